@@ -1,0 +1,103 @@
+package schema
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"hash/crc32"
+)
+
+// Key is the SHA-256 of a blob's content: its name in every store.
+type Key [sha256.Size]byte
+
+// String returns the key as lower-case hexadecimal, as sha256sum prints it.
+func (k Key) String() string { return hex.EncodeToString(k[:]) }
+
+// MarshalJSON writes the key as a hexadecimal string.
+func (k Key) MarshalJSON() ([]byte, error) { return json.Marshal(k.String()) }
+
+// UnmarshalJSON reads a key of 64 hexadecimal digits.
+func (k *Key) UnmarshalJSON(b []byte) error {
+	var s string
+	if err := json.Unmarshal(b, &s); err != nil {
+		return err
+	}
+	got, err := ParseKey(s)
+	if err != nil {
+		return err
+	}
+	*k = got
+	return nil
+}
+
+// ParseKey reads a key of 64 hexadecimal digits.
+func ParseKey(s string) (Key, error) {
+	var k Key
+	b, err := hex.DecodeString(s)
+	if err != nil || len(b) != len(k) {
+		return k, fmt.Errorf("%w: blob key %q is not %d hexadecimal digits", ErrInvalid, s, 2*len(k))
+	}
+	copy(k[:], b)
+	return k, nil
+}
+
+// BlobRef names a blob and says enough to check it: what a manifest holds of
+// each blob cell.
+type BlobRef struct {
+	Key  Key    `json:"key"`
+	Size int64  `json:"size"` // bytes
+	CRC  uint32 `json:"crc"`  // CRC-32C of the content
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// Checksum returns the CRC-32C of b. The processor computes it at memory
+// speed, so that each blob can be checked on its way out.
+func Checksum(b []byte) uint32 { return crc32.Checksum(b, castagnoli) }
+
+// RefOf computes the reference of a blob's content.
+func RefOf(b []byte) BlobRef {
+	return BlobRef{Key: sha256.Sum256(b), Size: int64(len(b)), CRC: Checksum(b)}
+}
+
+// Check reports an ErrDataLoss if b is not the content r names. It compares
+// size and checksum; the content hash is computed at import only.
+func (r BlobRef) Check(b []byte) error {
+	if int64(len(b)) != r.Size {
+		return fmt.Errorf("%w: blob %s has %d bytes, the manifest says %d", ErrDataLoss, r.Key, len(b), r.Size)
+	}
+	if got := Checksum(b); got != r.CRC {
+		return fmt.Errorf("%w: blob %s has checksum %08x, the manifest says %08x", ErrDataLoss, r.Key, got, r.CRC)
+	}
+	return nil
+}
+
+// Owner is told when the holder of a Blob is done with it.
+type Owner interface {
+	// Unpin is called exactly once for each Blob handed out. It may be called
+	// from any goroutine and must not block.
+	Unpin()
+}
+
+// Blob is a read-only view of a blob's bytes that its owner keeps in place
+// (mapped, or out of a buffer pool) until Release. The zero Blob is empty and
+// needs no release. A Blob has one holder at a time; copies share that hold.
+type Blob struct {
+	data  []byte
+	owner Owner
+}
+
+// NewBlob wraps data. owner may be nil where the garbage collector owns data.
+func NewBlob(data []byte, owner Owner) Blob { return Blob{data: data, owner: owner} }
+
+// Bytes returns the content. It must not be written to, nor used after Release.
+func (b *Blob) Bytes() []byte { return b.data }
+
+// Release gives the bytes back. Further calls do nothing.
+func (b *Blob) Release() {
+	if o := b.owner; o != nil {
+		b.owner, b.data = nil, nil
+		o.Unpin()
+	}
+}

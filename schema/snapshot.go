@@ -1,0 +1,78 @@
+package schema
+
+import (
+	"time"
+
+	"github.com/apache/arrow/go/v17/arrow"
+)
+
+// Snapshot is the record of one committed version of a dataset: everything
+// about it but its rows, which lie in manifest chunks. It is immutable.
+type Snapshot struct {
+	Dataset string
+	// Number counts a dataset's snapshots from 1; a store never gives one out twice.
+	Number int64
+	// Parent is the snapshot that was newest when this one was begun, 0 for none.
+	Parent  int64
+	Created time.Time
+	// Source says where the rows came from, for people ("imagefolder /data/in1k").
+	Source string
+	// Schema is the logical schema: "id" first, then metadata columns, then blob
+	// columns. See Columns for what their field metadata says.
+	Schema *arrow.Schema
+	Splits []Split
+	Chunks []Chunk
+}
+
+// Chunk is a run of consecutive manifest rows, stored as one blob in the form
+// that docs/formats.md describes.
+type Chunk struct {
+	BlobRef
+	Rows int64 `json:"rows"`
+	// BlobBytes is the sum of the sizes of the blob cells in the chunk, by blob
+	// column in schema order.
+	BlobBytes []int64 `json:"blob_bytes"`
+}
+
+// Split is a named part of a snapshot: disjoint, ascending ranges of positions.
+type Split struct {
+	Name   string  `json:"name"`
+	Ranges []Range `json:"ranges"`
+}
+
+// Range is the half-open interval [Start, End) of positions.
+type Range struct {
+	Start int64 `json:"start"`
+	End   int64 `json:"end"`
+}
+
+// Rows is the number of samples in the snapshot.
+func (s *Snapshot) Rows() int64 {
+	var n int64
+	for _, c := range s.Chunks {
+		n += c.Rows
+	}
+	return n
+}
+
+// Rows is the number of samples in the split.
+func (s Split) Rows() int64 {
+	var n int64
+	for _, r := range s.Ranges {
+		n += r.End - r.Start
+	}
+	return n
+}
+
+// Selection is an uploaded list of positions of one snapshot, kept by the
+// store under the hash of its content so that a ticket can name it.
+type Selection struct {
+	Dataset  string  `json:"dataset"`
+	Snapshot int64   `json:"snapshot"`
+	Rows     int64   `json:"rows"`
+	Bitmap   BlobRef `json:"bitmap"` // one bit per position, little-endian 64-bit words
+	Created  time.Time
+}
+
+// Name is what requests call the selection: the hexadecimal hash of its bitmap.
+func (s *Selection) Name() string { return s.Bitmap.Key.String() }
