@@ -1,0 +1,31 @@
+// Package bowstring pins the libraries that the packages below use.
+package bowstring
+
+import (
+	_ "github.com/alecthomas/kong"
+	_ "github.com/apache/arrow/go/v17/arrow/compute"
+	_ "github.com/apache/arrow/go/v17/arrow/flight"
+	_ "github.com/apache/arrow/go/v17/arrow/ipc"
+	_ "github.com/apache/arrow/go/v17/parquet/pqarrow"
+	_ "github.com/apache/arrow/go/v17/arrow/csv"
+	_ "github.com/cockroachdb/pebble/v2"
+	_ "github.com/cockroachdb/pebble/v2/vfs"
+	_ "github.com/dustin/go-humanize"
+	_ "github.com/expr-lang/expr"
+	_ "github.com/google/flatbuffers/go"
+	_ "github.com/google/uuid"
+	_ "github.com/klauspost/compress/zstd"
+	_ "github.com/schollz/progressbar/v3"
+	_ "go.uber.org/goleak"
+	_ "golang.org/x/image/webp"
+	_ "golang.org/x/image/tiff"
+	_ "golang.org/x/image/bmp"
+	_ "golang.org/x/sync/errgroup"
+	_ "golang.org/x/sync/singleflight"
+	_ "golang.org/x/sys/unix"
+	_ "golang.org/x/term"
+	_ "google.golang.org/grpc"
+	_ "google.golang.org/grpc/health"
+	_ "google.golang.org/grpc/reflection"
+	_ "gopkg.in/yaml.v3"
+)
