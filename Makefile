@@ -1,0 +1,138 @@
+# Everything this file needs beyond Go, a C compiler and Python it installs by
+# itself, pinned: Go tools from tools/go.mod into build/tools, Python packages
+# from python/requirements/*.txt (with hashes) into .venv.
+
+PYTHON ?= python3
+GO     ?= go
+VENV   := .venv
+PY     := $(VENV)/bin/python
+REQ    := python/requirements
+BIN    := build/bin/bowstring
+LINT   := build/tools/golangci-lint
+
+# Where Python code of this repository lives.
+PY_SRC := $(wildcard bench examples python tests)
+# The race detector slows pure arithmetic tenfold and finds nothing in a package without goroutines.
+RACE_SKIP := bowstring/fetch/plan
+FUZZ_TIME ?= 30s
+SOAK_TIME ?= 600
+
+export PYTHONDONTWRITEBYTECODE := 1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.SUFFIXES:
+
+.PHONY: help
+help: ## Show the targets.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+.PHONY: demo
+demo: $(VENV)/.demo build ## Import real photographs, serve them, train on them for two epochs.
+	@$(PY) examples/demo.py --bowstring $(BIN) --dir build/demo
+
+.PHONY: test
+test: lint test-go test-race test-python ## Everything that has to pass: lint, Go tests, race detector, end to end.
+
+.PHONY: lint
+lint: lint-go lint-python ## golangci-lint with the import rule, ruff and mypy.
+
+.PHONY: bench
+bench: $(VENV)/.test build ## Measure side by side: all cases, or one with CASE=name.
+	@$(PY) bench/run.py $(CASE)
+
+.PHONY: build
+build: go-check ## Build build/bin/bowstring.
+	$(GO) build -o $(BIN) ./cmd/bowstring
+
+.PHONY: fmt
+fmt: $(LINT) $(VENV)/.lint ## Format Go and Python.
+	$(LINT) fmt ./...
+	$(VENV)/bin/ruff check --fix --quiet $(PY_SRC)
+	$(VENV)/bin/ruff format $(PY_SRC)
+
+.PHONY: clean
+clean: ## Remove everything that make has built or installed.
+	rm -rf build $(VENV) .mypy_cache .pytest_cache .ruff_cache
+
+# --- the parts of test and lint -------------------------------------------
+
+.PHONY: lint-go
+lint-go: $(LINT) ## golangci-lint alone.
+	$(LINT) run ./...
+
+.PHONY: lint-python
+lint-python: $(VENV)/.lint ## ruff and mypy alone.
+	$(VENV)/bin/ruff check $(PY_SRC)
+	$(VENV)/bin/ruff format --check $(PY_SRC)
+	$(VENV)/bin/mypy
+
+.PHONY: test-go
+test-go: go-check ## Go tests: unit, property, conformance, fuzz seeds.
+	$(GO) test ./...
+
+.PHONY: test-race
+test-race: go-check cc-check ## Go tests under the race detector.
+	$(GO) test -race $$($(GO) list ./... | grep -v -x -F '$(RACE_SKIP)')
+
+.PHONY: test-python
+test-python: $(VENV)/.test $(LINT) build ## pytest with pyarrow and other real clients against a server process.
+	$(PY) -m pytest
+
+.PHONY: fuzz
+fuzz: go-check ## Run each fuzz target for FUZZ_TIME (30s).
+	@for pkg in $$($(GO) list ./...); do \
+	  for target in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz'); do \
+	    echo "== $$pkg $$target"; \
+	    $(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZ_TIME) $$pkg || exit 1; \
+	  done; \
+	done
+
+.PHONY: soak
+soak: $(VENV)/.test build ## Readers, writers, kills and collections at once for SOAK_TIME (600) seconds.
+	$(PY) -m pytest -m soak --soak-seconds $(SOAK_TIME) -s tests/test_soak.py
+
+# --- tools ----------------------------------------------------------------
+
+.PHONY: go-check
+go-check:
+	@command -v $(GO) >/dev/null || { echo "Go 1.26 or newer is needed (https://go.dev/dl); '$(GO)' was not found" >&2; exit 1; }
+	@$(GO) list -m >/dev/null || { echo "Go 1.26 or newer is needed (https://go.dev/dl); this is $$(GOTOOLCHAIN=local GOFLAGS= $(GO) env GOVERSION)" >&2; exit 1; }
+
+.PHONY: cc-check
+cc-check:
+	@command -v $${CC:-cc} >/dev/null || command -v gcc >/dev/null || { echo "the race detector needs a C compiler (gcc or clang, in CC or on the path)" >&2; exit 1; }
+
+$(LINT): tools/go.mod tools/go.sum | go-check
+	@echo "building golangci-lint (some minutes, once)"
+	@mkdir -p $(@D)
+	cd tools && CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o ../$@ tool
+
+$(VENV)/.python:
+	@command -v $(PYTHON) >/dev/null || { echo "Python 3.10 or newer is needed; '$(PYTHON)' was not found (make PYTHON=/path/to/python3)" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or newer is needed; $$($(PYTHON) --version 2>&1) is too old (make PYTHON=/path/to/python3)" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "Python's venv module is needed (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	@rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# One stamp for each lock file; pip installs nothing whose hash is not in it.
+$(VENV)/.demo: $(VENV)/.python $(REQ)/demo.txt
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r $(REQ)/demo.txt
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.demo $(REQ)/test.txt
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r $(REQ)/test.txt
+	@touch $@
+
+$(VENV)/.lint: $(VENV)/.test $(REQ)/lint.txt
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r $(REQ)/lint.txt
+	@touch $@
+
+# uv writes the lock files; it is needed by nobody but who changes the *.in.
+.PHONY: lock
+lock: $(VENV)/.python ## Resolve python/requirements/*.in again, with hashes.
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check uv==0.13.8
+	cd $(REQ) && for set in demo test lint; do \
+	  ../../$(VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.10 --generate-hashes $$set.in -o $$set.txt || exit 1; \
+	done
