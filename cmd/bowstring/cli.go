@@ -1,0 +1,148 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+
+	"github.com/alecthomas/kong"
+)
+
+// CLI is the command line. A flag tagged setting:"" can also be set by the
+// environment and by the configuration file; the others belong to one call.
+type CLI struct {
+	Globals
+
+	Config  ConfigCmd  `cmd:"" help:"Show the configuration."`
+	Version VersionCmd `cmd:"" help:"Show the version."`
+}
+
+// Globals are the flags of every command.
+type Globals struct {
+	Store     string `type:"path" setting:"" placeholder:"DIR" help:"Directory of the store to work on (default: ${store_default}). Not together with --server."`
+	Server    string `setting:"" placeholder:"grpc://HOST:PORT" help:"Server to work on. Not together with --store."`
+	LogLevel  string `setting:"" enum:"debug,info,warn,error" default:"info" help:"Least level of the messages logged: ${enum}."`
+	LogFormat string `setting:"" enum:"text,json" default:"text" help:"Form of the messages logged: ${enum}."`
+	Config    string `type:"path" env:"BOWSTRING_CONFIG" placeholder:"FILE" help:"Configuration file (default: the first there is of bowstring.yaml and ${config_default})."`
+}
+
+// newParser builds the command line's grammar around app.
+func newParser(app *App) (*kong.Kong, error) {
+	return kong.New(&app.cli,
+		kong.Name("bowstring"),
+		kong.Description("Bowstring serves training samples as Arrow record batches over Arrow Flight."),
+		kong.Writers(app.Stdout, app.Stderr),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 100, NoExpandSubcommands: true}),
+		kong.Vars{"store_default": homely(defaultStore()), "config_default": homely(defaultConfig())},
+		kong.Bind(app),
+		kong.PostBuild(nameSettings),
+	)
+}
+
+// BeforeResolve reads the configuration file, once it is known which.
+func (c *CLI) BeforeResolve(ctx *kong.Context, app *App) error {
+	s, err := loadSettings(ctx)
+	if err != nil {
+		return err
+	}
+	app.settings = s
+	ctx.AddResolver(s)
+	return nil
+}
+
+// AfterApply decides between --store and --server: the one set closer to the
+// command line wins, and two set in the same place are a mistake.
+func (c *CLI) AfterApply(ctx *kong.Context, app *App) error {
+	app.settings.parsed(ctx)
+	store, server := app.settings.origin("store"), app.settings.origin("server")
+	if c.Globals.Store == "" {
+		store.level = fromDefault
+	}
+	if c.Globals.Server == "" {
+		server.level = fromDefault
+	}
+	switch {
+	case store.level == fromDefault && server.level == fromDefault:
+		c.Globals.Store = defaultStore()
+	case store.level == server.level:
+		return usagef("store and server are both set (%s): a command works on one of them", store)
+	case store.level > server.level:
+		c.Globals.Server = ""
+	default:
+		c.Globals.Store = ""
+	}
+	if c.Globals.Server != "" {
+		if _, err := serverAddr(c.Globals.Server); err != nil {
+			return usagef("--server: %v", err)
+		}
+	}
+	return nil
+}
+
+// serverAddr turns grpc://host:port into host:port.
+func serverAddr(s string) (string, error) {
+	u, err := url.Parse(s)
+	if err == nil && (u.Scheme == "grpc+tls" || u.Scheme == "grpc+unix") {
+		return "", fmt.Errorf("%q: only grpc:// is supported, a plain TCP connection", s)
+	}
+	if err == nil && (u.Scheme == "grpc" || u.Scheme == "grpc+tcp") && u.Path == "" && u.RawQuery == "" && u.User == nil {
+		if host, port, err := net.SplitHostPort(u.Host); err == nil && host != "" && port != "" {
+			return u.Host, nil
+		}
+	}
+	return "", fmt.Errorf("got %q, want grpc://HOST:PORT", s)
+}
+
+// logger builds the logger the flags ask for.
+func (g *Globals) logger(w io.Writer) (*slog.Logger, error) {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(g.LogLevel)); err != nil {
+		return nil, err
+	}
+	opts := &slog.HandlerOptions{Level: level}
+	if g.LogFormat == "json" {
+		return slog.New(slog.NewJSONHandler(w, opts)), nil
+	}
+	return slog.New(slog.NewTextHandler(w, opts)), nil
+}
+
+// defaultStore is the directory of the store where none is named: in the
+// user's XDG data directory.
+func defaultStore() string {
+	return filepath.Join(xdg("XDG_DATA_HOME", ".local", "share"), "bowstring")
+}
+
+// defaultConfig is the user's configuration file.
+func defaultConfig() string {
+	return filepath.Join(xdg("XDG_CONFIG_HOME", ".config"), "bowstring", "config.yaml")
+}
+
+// xdg returns an XDG base directory: the variable, if it holds an absolute
+// path, as the specification demands, or else the default below the home directory.
+func xdg(variable string, fallback ...string) string {
+	if dir := os.Getenv(variable); filepath.IsAbs(dir) {
+		return dir
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		home = "."
+	}
+	return filepath.Join(append([]string{home}, fallback...)...)
+}
+
+// homely abridges the home directory to ~, for people.
+func homely(path string) string {
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return path
+	}
+	rel, err := filepath.Rel(home, path)
+	if err != nil || !filepath.IsLocal(rel) {
+		return path
+	}
+	return filepath.Join("~", rel)
+}

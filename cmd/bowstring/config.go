@@ -1,0 +1,79 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"gopkg.in/yaml.v3"
+)
+
+// ConfigCmd is bowstring config.
+type ConfigCmd struct {
+	Print ConfigPrintCmd `cmd:"" help:"Print the effective settings, each with where it comes from."`
+	Path  ConfigPathCmd  `cmd:"" help:"Print the path of the configuration file that is read, if there is one."`
+}
+
+// ConfigPrintCmd is bowstring config print.
+type ConfigPrintCmd struct {
+	JSON bool `name:"json" help:"Print a JSON array."`
+}
+
+// Run prints the settings in the form of a configuration file.
+func (c *ConfigPrintCmd) Run(app *App) error {
+	type setting struct {
+		Key    string `json:"key"`
+		Value  string `json:"value"`
+		Source string `json:"source"`
+	}
+	var list []setting
+	for _, key := range app.settings.keys {
+		value, err := app.settings.effective(key)
+		if err != nil {
+			return err
+		}
+		source := app.settings.origin(key)
+		switch key { // decided together: the one closer to the command line holds
+		case "store":
+			value = app.cli.Globals.Store
+		case "server":
+			value = app.cli.Globals.Server
+		}
+		list = append(list, setting{key, value, source.String()})
+	}
+	if c.JSON {
+		return printJSON(app.Stdout, list)
+	}
+	section := ""
+	for _, s := range list {
+		name := s.Key
+		if i := strings.LastIndexByte(name, '.'); i >= 0 {
+			if name[:i] != section {
+				section = name[:i]
+				if err := app.Printf("%s:\n", section); err != nil {
+					return err
+				}
+			}
+			name = "  " + name[i+1:]
+		}
+		value, err := yaml.Marshal(s.Value)
+		if err != nil {
+			return err
+		}
+		line := fmt.Sprintf("%s: %s", name, strings.TrimSuffix(string(value), "\n"))
+		if err := app.Printf("%-48s # %s\n", line, s.Source); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ConfigPathCmd is bowstring config path.
+type ConfigPathCmd struct{}
+
+// Run prints the path.
+func (c *ConfigPathCmd) Run(app *App) error {
+	if app.settings.path == "" {
+		return fmt.Errorf("no configuration file: neither bowstring.yaml nor %s exists, and --config and BOWSTRING_CONFIG name none", homely(defaultConfig()))
+	}
+	return app.Printf("%s\n", app.settings.path)
+}

@@ -1,0 +1,162 @@
+// Command bowstring is the whole of Bowstring in one binary: the server, the
+// imports, and a client for each thing the server can do.
+//
+// Every command but serve, version and config talks Arrow Flight, to a server
+// (--server) or to one that it starts for itself, in its own process, on a
+// store (--store). So a command does the same on both.
+//
+// Standard output carries data only; messages go to standard error. The exit
+// status is 0 for success, 1 for a failure, 2 for a wrong command line or
+// configuration, and 128 plus the signal's number where a signal ended a
+// command.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/alecthomas/kong"
+	"golang.org/x/term"
+)
+
+// Exit statuses.
+const (
+	exitFailure = 1
+	exitUsage   = 2
+	exitSignal  = 128 // plus the number of the signal
+)
+
+func main() {
+	os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+}
+
+// run parses args, runs the command they name and returns the exit status.
+func run(args []string, stdin *os.File, stdout, stderr *os.File) int {
+	app := &App{Stdin: stdin, Stdout: stdout, Stderr: stderr, TTY: term.IsTerminal(int(stderr.Fd()))}
+	app.Interactive = app.TTY && term.IsTerminal(int(stdin.Fd()))
+	parser, err := newParser(app)
+	if err != nil {
+		return report(stderr, err)
+	}
+	parsed, err := parser.Parse(args)
+	if err != nil {
+		return report(stderr, err)
+	}
+	if app.Log, err = app.cli.logger(stderr); err != nil {
+		return report(stderr, err)
+	}
+
+	ctx, abort, stop := watchSignals()
+	defer stop()
+	app.Abort = abort
+	parsed.BindTo(ctx, (*context.Context)(nil))
+	err = parsed.Run(app)
+	if err == nil {
+		return 0
+	}
+	var sig signalError
+	if errors.As(context.Cause(ctx), &sig) && !errors.As(err, new(usageError)) {
+		_, _ = fmt.Fprintf(stderr, "bowstring: stopped by %s\n", sig)
+		return exitSignal + int(sig.Signal.(syscall.Signal))
+	}
+	return report(stderr, err)
+}
+
+// report writes err as one line and returns the exit status it calls for.
+func report(w io.Writer, err error) int {
+	_, _ = fmt.Fprintf(w, "bowstring: %s\n", message(err))
+	var parse *kong.ParseError
+	var usage usageError
+	if errors.As(err, &parse) || errors.As(err, &usage) {
+		return exitUsage
+	}
+	return exitFailure
+}
+
+// App is what a command runs in.
+type App struct {
+	cli CLI
+
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+	// TTY says that standard error is a terminal, so that progress may be drawn on it.
+	TTY bool
+	// Interactive says that there is also a person at standard input to ask.
+	Interactive bool
+	Log         *slog.Logger
+	// Abort ends when a second signal has arrived: nothing is waited for any longer.
+	Abort context.Context
+
+	settings settings
+}
+
+// Printf writes data to standard output.
+func (a *App) Printf(format string, args ...any) error {
+	_, err := fmt.Fprintf(a.Stdout, format, args...)
+	return err
+}
+
+// Notef writes a message to standard error.
+func (a *App) Notef(format string, args ...any) {
+	_, _ = fmt.Fprintf(a.Stderr, format+"\n", args...)
+}
+
+// usageError is a wrong command line that kong cannot know to be wrong.
+type usageError struct{ message string }
+
+func (e usageError) Error() string { return e.message }
+
+func usagef(format string, args ...any) error {
+	return usageError{fmt.Sprintf(format, args...)}
+}
+
+// signalError is why a command's context ended when a signal ended it.
+type signalError struct{ os.Signal }
+
+func (e signalError) Error() string { return "stopped by " + e.String() }
+
+// watchSignals returns a context that the first SIGINT or SIGTERM ends, and
+// one that the second ends. A third has its default effect. stop gives
+// the signals back and waits for the goroutine that watches them.
+func watchSignals() (ctx, abort context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	abort, cancelAbort := context.WithCancelCause(context.Background())
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	done := make(chan struct{})
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		for _, end := range []context.CancelCauseFunc{cancel, cancelAbort} {
+			select {
+			case s := <-signals:
+				end(signalError{s})
+			case <-done:
+				return
+			}
+		}
+		signal.Stop(signals)
+	}()
+	return ctx, abort, func() {
+		signal.Stop(signals)
+		close(done)
+		<-watched
+		cancel(nil)
+		cancelAbort(nil)
+	}
+}
+
+// oneLine folds a message of several lines, such as a list of faults, into one.
+func oneLine(s string) string {
+	return strings.Join(strings.FieldsFunc(s, func(r rune) bool { return r == '\n' || r == '\r' }), "; ")
+}
+
+// message is what a person is told of err.
+func message(err error) string { return oneLine(err.Error()) }

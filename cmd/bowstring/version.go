@@ -1,0 +1,71 @@
+package main
+
+import (
+	"encoding/json"
+	"runtime"
+	"runtime/debug"
+)
+
+// version is set by the linker where the build's own record, taken from version
+// control, is not to be used.
+var version string
+
+// VersionCmd is bowstring version.
+type VersionCmd struct {
+	JSON bool `name:"json" help:"Print a JSON object."`
+}
+
+// build describes this binary.
+type build struct {
+	Version  string `json:"version"`
+	Commit   string `json:"commit,omitempty"`
+	Modified bool   `json:"modified,omitempty"` // built from a tree with uncommitted changes
+	Go       string `json:"go"`
+	Platform string `json:"platform"`
+}
+
+func thisBuild() build {
+	b := build{Version: version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+	info, ok := debug.ReadBuildInfo()
+	if ok {
+		if b.Version == "" {
+			b.Version = info.Main.Version
+		}
+		for _, s := range info.Settings {
+			switch s.Key {
+			case "vcs.revision":
+				b.Commit = s.Value
+			case "vcs.modified":
+				b.Modified = s.Value == "true"
+			}
+		}
+	}
+	if b.Version == "" || b.Version == "(devel)" {
+		b.Version = "devel"
+	}
+	return b
+}
+
+// Run prints the version.
+func (c *VersionCmd) Run(app *App) error {
+	b := thisBuild()
+	if c.JSON {
+		return printJSON(app.Stdout, b)
+	}
+	commit := b.Commit
+	if commit == "" {
+		commit = "unknown"
+	}
+	if b.Modified {
+		commit += " (modified)"
+	}
+	return app.Printf("bowstring %s\ncommit    %s\ngo        %s %s\n", b.Version, commit, b.Go, b.Platform)
+}
+
+// printJSON writes v as an indented JSON document.
+func printJSON(w interface{ Write([]byte) (int, error) }, v any) error {
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	return enc.Encode(v)
+}
