@@ -1,0 +1,244 @@
+package plan
+
+import (
+	"fmt"
+	"math"
+	"math/bits"
+	"strconv"
+
+	"bowstring/schema"
+)
+
+// Remainder says what becomes of the samples that do not fill a last batch.
+type Remainder int
+
+const (
+	// Drop leaves them out: every batch is full. With fewer samples than a batch
+	// the epoch has no step at all.
+	Drop Remainder = iota
+	// Pad fills the last batch with samples from the start of the epoch's order,
+	// going round as often as it takes.
+	Pad
+	// Uneven serves them as a last, short batch.
+	Uneven
+)
+
+var remainders = [...]string{Drop: "drop", Pad: "pad", Uneven: "uneven"}
+
+// String returns the word that requests use.
+func (r Remainder) String() string {
+	if r < 0 || int(r) >= len(remainders) {
+		return strconv.Itoa(int(r))
+	}
+	return remainders[r]
+}
+
+// ParseRemainder reads the word that requests use, the empty one being
+// "uneven". The error is a [schema.FieldError].
+func ParseRemainder(s string) (Remainder, error) {
+	if s == "" {
+		return Uneven, nil
+	}
+	for r, word := range remainders {
+		if s == word {
+			return Remainder(r), nil
+		}
+	}
+	return 0, &schema.FieldError{Field: "remainder", Got: strconv.Quote(s), Want: `"drop", "pad" or "uneven"`}
+}
+
+// Config is what a plan is a function of, beside the world size: two plans with
+// equal configurations are the same on any machine and in any release.
+type Config struct {
+	// Selection is the samples of the epoch; n below is its length.
+	Selection Selection
+	// Shuffle permutes them by Seed and Epoch. Otherwise they come in ascending
+	// order of position and the two are ignored.
+	Shuffle     bool
+	Seed, Epoch uint64
+	// Batch is the number of rows of a global batch, over all ranks; at least 1.
+	Batch int64
+	// World is the number of ranks, at least 1. It decides only who serves which
+	// part of a global batch. With more ranks than rows in a batch, the shares of
+	// some are empty.
+	World int
+	// Remainder is what becomes of the last n mod Batch samples.
+	Remainder Remainder
+}
+
+// Plan is the order of one epoch and how ranks share it out.
+//
+// The epoch's order has Rows() indices, from 0. Step k is the global batch of
+// indices [k·Batch, (k+1)·Batch), the last one possibly short, for any world
+// size. Of a global batch of b rows, rank r of w serves the contiguous indices
+// from ⌊r·b/w⌋ to ⌊(r+1)·b/w⌋, so that shares differ by one row at most.
+//
+// Every method takes constant time, but for what the Selection needs to find a
+// position (at most a binary search in its directory). A Plan is immutable and
+// safe for concurrent use.
+type Plan struct {
+	cfg   Config
+	n     int64 // samples selected
+	rows  int64 // indices in the epoch's order
+	steps int64
+	perm  Perm
+}
+
+// New makes the plan of an epoch. The error is a [schema.FieldError] that names
+// the field as requests do.
+func New(cfg Config) (*Plan, error) {
+	if cfg.Selection == nil {
+		return nil, &schema.FieldError{Field: "selection", Got: "none", Want: "the positions to serve"}
+	}
+	n := cfg.Selection.Len()
+	if n < 0 {
+		return nil, &schema.FieldError{Field: "selection", Got: fmt.Sprintf("%d rows", n), Want: "0 rows or more"}
+	}
+	if cfg.Batch < 1 {
+		return nil, &schema.FieldError{Field: "batch", Got: strconv.FormatInt(cfg.Batch, 10), Want: "1 row or more"}
+	}
+	if cfg.World < 1 {
+		return nil, &schema.FieldError{Field: "world.size", Got: strconv.Itoa(cfg.World), Want: "1 rank or more"}
+	}
+
+	p := &Plan{cfg: cfg, n: n, rows: n, steps: n / cfg.Batch}
+	rest := n % cfg.Batch
+	switch cfg.Remainder {
+	case Drop:
+		p.rows -= rest
+	case Pad:
+		if rest != 0 {
+			fill := cfg.Batch - rest
+			if n > math.MaxInt64-fill {
+				return nil, &schema.FieldError{
+					Field: "batch",
+					Got:   strconv.FormatInt(cfg.Batch, 10),
+					Want:  fmt.Sprintf("a size that pads the %d rows to less than 2^63", n),
+				}
+			}
+			p.rows += fill
+			p.steps++
+		}
+	case Uneven:
+		if rest != 0 {
+			p.steps++
+		}
+	default:
+		return nil, &schema.FieldError{Field: "remainder", Got: cfg.Remainder.String(), Want: `"drop", "pad" or "uneven"`}
+	}
+	if cfg.Shuffle {
+		p.perm = NewPerm(uint64(n), cfg.Seed, cfg.Epoch)
+	}
+	return p, nil
+}
+
+// Config returns what the plan was made of.
+func (p *Plan) Config() Config { return p.cfg }
+
+// Steps is the number of steps of the epoch, the same for every rank.
+func (p *Plan) Steps() int64 { return p.steps }
+
+// Rows is the number of rows served in the epoch, over all ranks.
+func (p *Plan) Rows() int64 { return p.rows }
+
+// Dropped is the number of selected samples that the epoch leaves out.
+func (p *Plan) Dropped() int64 { return max(0, p.n-p.rows) }
+
+// Padded is the number of rows that repeat a sample to fill the last batch.
+func (p *Plan) Padded() int64 { return max(0, p.rows-p.n) }
+
+// RankRows is the number of rows that a rank serves in the epoch; 0 if there is
+// no such rank.
+func (p *Plan) RankRows(rank int) int64 { return p.RowsFrom(0, rank, 1, p.steps) }
+
+// RowsFrom is the number of rows that a rank serves in the steps step,
+// step+stride, step+2·stride and so on below stop and Steps(): what a ticket for
+// them yields. It is 0 if there is no such rank or step, and panics if stride is
+// less than 1.
+func (p *Plan) RowsFrom(step int64, rank int, stride, stop int64) int64 {
+	if stride < 1 {
+		panic(fmt.Sprintf("plan: stride of %d steps", stride))
+	}
+	stop = min(stop, p.steps)
+	if step < 0 || step >= stop {
+		return 0
+	}
+	more := (stop - 1 - step) / stride // steps after the first
+	lo, hi := p.Share(step, rank)      // full unless it is the last step, and then more is 0
+	rows := (hi - lo) * more
+	lo, hi = p.Share(step+more*stride, rank)
+	return rows + hi - lo
+}
+
+// Share returns the indices [lo, hi) of the epoch's order that a rank serves in
+// a step. It is empty if the plan has no such step or rank.
+func (p *Plan) Share(step int64, rank int) (lo, hi int64) {
+	if step < 0 || step >= p.steps || rank < 0 || rank >= p.cfg.World {
+		return 0, 0
+	}
+	start, size := p.batch(step)
+	world := int64(p.cfg.World)
+	return start + mulDiv(int64(rank), size, world), start + mulDiv(int64(rank)+1, size, world)
+}
+
+// batch returns the first index of a step's global batch and its size.
+func (p *Plan) batch(step int64) (start, size int64) {
+	start = step * p.cfg.Batch
+	return start, min(p.cfg.Batch, p.rows-start)
+}
+
+// Position returns the position in the snapshot of the sample at an index of the
+// epoch's order. It panics unless 0 <= index < Rows().
+func (p *Plan) Position(index int64) int64 {
+	if index < 0 || index >= p.rows {
+		panic(fmt.Sprintf("plan: index %d in an epoch of %d rows", index, p.rows))
+	}
+	if index >= p.n { // padding
+		index %= p.n
+	}
+	if p.cfg.Shuffle {
+		index = int64(p.perm.At(uint64(index)))
+	}
+	return p.cfg.Selection.At(index)
+}
+
+// Index returns where in the epoch's order the sample at a position is: the
+// inverse of Position, and the first time it is served where padding repeats it.
+// ok is false if the position is not selected, or dropped.
+func (p *Plan) Index(pos int64) (index int64, ok bool) {
+	index, ok = p.cfg.Selection.Index(pos)
+	if !ok {
+		return 0, false
+	}
+	if p.cfg.Shuffle {
+		index = int64(p.perm.Index(uint64(index)))
+	}
+	if index >= p.rows {
+		return 0, false
+	}
+	return index, true
+}
+
+// Locate returns the step and the rank that serve the sample at a position: for
+// the first time, where padding repeats it. ok is false if none does.
+func (p *Plan) Locate(pos int64) (step int64, rank int, ok bool) {
+	index, ok := p.Index(pos)
+	if !ok {
+		return 0, 0, false
+	}
+	step = index / p.cfg.Batch
+	start, size := p.batch(step)
+	// The least r with (r+1)·size >= (index-start+1)·world.
+	hi, lo := bits.Mul64(uint64(index-start)+1, uint64(p.cfg.World))
+	lo, borrow := bits.Sub64(lo, 1, 0)
+	r, _ := bits.Div64(hi-borrow, lo, uint64(size))
+	return step, int(r), true
+}
+
+// mulDiv returns ⌊x·y/z⌋ for 0 <= x <= z, 0 <= y and 0 < z, whatever the size
+// of the product.
+func mulDiv(x, y, z int64) int64 {
+	hi, lo := bits.Mul64(uint64(x), uint64(y))
+	q, _ := bits.Div64(hi, lo, uint64(z))
+	return int64(q)
+}

@@ -1,0 +1,166 @@
+package plan
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+
+	"bowstring/schema"
+)
+
+// Selection is the set of positions a job trains on, in ascending order, with
+// the way back from a position to its place in it. Implementations are
+// immutable, safe for concurrent use, and allocate nothing when asked.
+type Selection interface {
+	// Len is the number of positions.
+	Len() int64
+	// At returns the i-th position in ascending order. It panics unless
+	// 0 <= i < Len().
+	At(i int64) int64
+	// Index is the inverse of At: which of the selected positions pos is. ok is
+	// false if pos is not selected.
+	Index(pos int64) (i int64, ok bool)
+}
+
+// All selects every position of a snapshot of n samples.
+func All(n int64) Selection { return span{0, n} }
+
+// FromRanges selects the positions of ranges, which must be disjoint and in
+// ascending order, as those of a split are. Empty ranges are allowed. Both ways
+// cost a binary search over the ranges. The error is a [schema.FieldError].
+func FromRanges(in []schema.Range) (Selection, error) {
+	s := &rangeSet{}
+	var end, n int64
+	for i, r := range in {
+		if r.Start < end || r.End < r.Start {
+			return nil, &schema.FieldError{
+				Field: fmt.Sprintf("ranges[%d]", i),
+				Got:   fmt.Sprintf("[%d, %d)", r.Start, r.End),
+				Want:  fmt.Sprintf("a range that starts at %d or later and does not end before it starts", end),
+			}
+		}
+		if r.Start == r.End {
+			continue
+		}
+		if len(s.starts) == 0 || r.Start > end {
+			s.starts = append(s.starts, r.Start)
+			s.first = append(s.first, n)
+		}
+		n += r.End - r.Start
+		end = r.End
+	}
+	switch len(s.starts) {
+	case 0:
+		return span{}, nil
+	case 1:
+		return span{s.starts[0], end}, nil
+	}
+	s.first = append(s.first, n)
+	return s, nil
+}
+
+// FromPositions selects a list of positions of a snapshot of n samples, given
+// in any order but each only once. It suits lists that are short beside n, for
+// which a [Bitmap] would be a waste. positions is not kept. The error is a
+// [schema.FieldError].
+func FromPositions(n int64, positions []int64) (Selection, error) {
+	for i, pos := range positions {
+		if pos < 0 || pos >= n {
+			return nil, &schema.FieldError{
+				Field: fmt.Sprintf("positions[%d]", i),
+				Got:   strconv.FormatInt(pos, 10),
+				Want:  fmt.Sprintf("a position from 0 to %d", n-1),
+			}
+		}
+	}
+	s := slices.Clone(positions)
+	slices.Sort(s)
+	for i := 1; i < len(s); i++ {
+		if s[i] == s[i-1] {
+			return nil, &schema.FieldError{
+				Field: "positions",
+				Got:   fmt.Sprintf("%d more than once", s[i]),
+				Want:  "each position once",
+			}
+		}
+	}
+	return positionList(s), nil
+}
+
+// span is the positions [start, end).
+type span struct{ start, end int64 }
+
+func (s span) Len() int64 { return s.end - s.start }
+
+func (s span) At(i int64) int64 {
+	if i < 0 || i >= s.end-s.start {
+		panic(outside(i, s.Len()))
+	}
+	return s.start + i
+}
+
+func (s span) Index(pos int64) (int64, bool) {
+	if pos < s.start || pos >= s.end {
+		return 0, false
+	}
+	return pos - s.start, true
+}
+
+// rangeSet is two or more ranges with gaps between them.
+type rangeSet struct {
+	starts []int64 // of each range, ascending
+	first  []int64 // index of each range's first position, then Len
+}
+
+func (s *rangeSet) Len() int64 { return s.first[len(s.first)-1] }
+
+func (s *rangeSet) At(i int64) int64 {
+	if i < 0 || i >= s.Len() {
+		panic(outside(i, s.Len()))
+	}
+	k := lastAtMost(s.first, i)
+	return s.starts[k] + i - s.first[k]
+}
+
+func (s *rangeSet) Index(pos int64) (int64, bool) {
+	k := lastAtMost(s.starts, pos)
+	if k < 0 || pos-s.starts[k] >= s.first[k+1]-s.first[k] {
+		return 0, false
+	}
+	return s.first[k] + pos - s.starts[k], true
+}
+
+// ranges calls yield with each range.
+func (s *rangeSet) ranges(yield func(start, end int64)) {
+	for k, start := range s.starts {
+		yield(start, start+s.first[k+1]-s.first[k])
+	}
+}
+
+// lastAtMost returns the index of the last element of s, ascending and without
+// repeats, that is at most v; -1 if there is none.
+func lastAtMost(s []int64, v int64) int {
+	k, found := slices.BinarySearch(s, v)
+	if !found {
+		k--
+	}
+	return k
+}
+
+// positionList is an ascending list of positions.
+type positionList []int64
+
+func (s positionList) Len() int64       { return int64(len(s)) }
+func (s positionList) At(i int64) int64 { return s[i] }
+
+func (s positionList) Index(pos int64) (int64, bool) {
+	k, found := slices.BinarySearch(s, pos)
+	if !found {
+		return 0, false
+	}
+	return int64(k), true
+}
+
+func outside(i, n int64) string {
+	return fmt.Sprintf("plan: index %d in a selection of %d", i, n)
+}
