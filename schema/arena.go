@@ -1,0 +1,59 @@
+package schema
+
+import "sync"
+
+// arena hands out the memory of one batch, 64-byte aligned, and is kept for
+// another batch once released. It is not safe for concurrent use.
+type arena struct {
+	blocks [][]byte // every block allocated; blocks[:cur] are full
+	cur    int
+	used   int // bytes handed out of blocks[cur]
+}
+
+const (
+	arenaBlock = 64 << 10
+	arenaKeep  = 8 << 20 // an arena larger than this is not kept
+)
+
+var arenas = sync.Pool{New: func() any { return new(arena) }}
+
+func newArena() *arena { return arenas.Get().(*arena) }
+
+// release takes back all memory that was handed out.
+func (a *arena) release() {
+	if a == nil {
+		return
+	}
+	total := 0
+	for _, b := range a.blocks {
+		total += len(b)
+	}
+	a.cur, a.used = 0, 0
+	if total <= arenaKeep {
+		arenas.Put(a)
+	}
+}
+
+// bytes returns n bytes of any content.
+func (a *arena) bytes(n int) []byte {
+	size := (n + 63) &^ 63
+	for a.cur < len(a.blocks) {
+		if b := a.blocks[a.cur]; a.used+size <= len(b) {
+			out := b[a.used : a.used+n : a.used+size]
+			a.used += size
+			return out
+		}
+		a.cur, a.used = a.cur+1, 0
+	}
+	b := alignedBytes(max(size, arenaBlock))
+	a.blocks = append(a.blocks, b)
+	a.cur, a.used = len(a.blocks)-1, size
+	return b[:n:size]
+}
+
+// zeroed returns n bytes of zero.
+func (a *arena) zeroed(n int) []byte {
+	b := a.bytes(n)
+	clear(b)
+	return b
+}

@@ -1,0 +1,327 @@
+package schema
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/apache/arrow/go/v17/arrow"
+)
+
+// Names of the columns that Bowstring itself defines.
+const (
+	// IDColumn is the first column of every dataset.
+	IDColumn = "id"
+	// PositionColumn is virtual: the sample's position in its snapshot, an int64.
+	PositionColumn = "position"
+	// SplitColumn is virtual: the name of the sample's split, a utf8, "" if it is in none.
+	SplitColumn = "split"
+	// PathColumn is the metadata column that fills the path of an image or audio
+	// struct in the huggingface layout.
+	PathColumn = "file_name"
+)
+
+// Kinds of media a blob column may declare.
+const (
+	MediaImage = "image"
+	MediaAudio = "audio"
+)
+
+// Keys of the field metadata of a logical schema.
+const (
+	kindKey    = "bowstring.kind"
+	mediaKey   = "bowstring.media"
+	classesKey = "bowstring.classes"
+	kindBlob   = "blob"
+
+	extensionNameKey = "ARROW:extension:name"
+	extensionMetaKey = "ARROW:extension:metadata"
+	extensionUUID    = "arrow.uuid"
+)
+
+const (
+	// MaxNameLen is the longest name of a dataset, split or column, in bytes.
+	MaxNameLen = 128
+	// MaxColumns is the largest number of columns of a dataset.
+	MaxColumns = 4096
+
+	maxTypeDepth = 16 // levels of list, fixed_size_list and struct in one column
+)
+
+// IDField is the field of the id column: 16 bytes, never null, carrying the
+// canonical extension type arrow.uuid as field metadata.
+func IDField() arrow.Field {
+	return arrow.Field{
+		Name: IDColumn,
+		Type: &arrow.FixedSizeBinaryType{ByteWidth: 16},
+		Metadata: arrow.NewMetadata(
+			[]string{extensionNameKey, extensionMetaKey},
+			[]string{extensionUUID, ""}),
+	}
+}
+
+// BlobField makes the field of a blob column. media is "" (plain bytes),
+// MediaImage or MediaAudio.
+func BlobField(name, media string, nullable bool) arrow.Field {
+	keys, values := []string{kindKey}, []string{kindBlob}
+	if media != "" {
+		keys, values = append(keys, mediaKey), append(values, media)
+	}
+	return arrow.Field{
+		Name: name, Type: arrow.BinaryTypes.LargeBinary, Nullable: nullable,
+		Metadata: arrow.NewMetadata(keys, values),
+	}
+}
+
+// ClassField makes the field of a label column: an int64 that indexes classes.
+func ClassField(name string, classes []string) arrow.Field {
+	names, err := json.Marshal(classes)
+	if err != nil {
+		panic(err) // strings always marshal
+	}
+	return arrow.Field{
+		Name: name, Type: arrow.PrimitiveTypes.Int64, Nullable: true,
+		Metadata: arrow.NewMetadata([]string{classesKey}, []string{string(names)}),
+	}
+}
+
+// IsBlob reports whether f is the field of a blob column of a logical schema.
+func IsBlob(f arrow.Field) bool { return fieldMeta(f, kindKey) == kindBlob }
+
+// Media returns the media kind that a blob field declares, "" for none.
+func Media(f arrow.Field) string { return fieldMeta(f, mediaKey) }
+
+// Classes returns the class names of a label column, nil if f is none.
+func Classes(f arrow.Field) []string {
+	s := fieldMeta(f, classesKey)
+	if s == "" {
+		return nil
+	}
+	var names []string
+	if json.Unmarshal([]byte(s), &names) != nil {
+		return nil
+	}
+	return names
+}
+
+// MetaFields returns the metadata fields of a logical schema, in order.
+func MetaFields(s *arrow.Schema) []arrow.Field {
+	return slices.DeleteFunc(slices.Clone(s.Fields()[1:]), IsBlob)
+}
+
+// BlobFields returns the blob fields of a logical schema, in order.
+func BlobFields(s *arrow.Schema) []arrow.Field {
+	return slices.DeleteFunc(slices.Clone(s.Fields()), func(f arrow.Field) bool { return !IsBlob(f) })
+}
+
+// NewSchema makes the logical schema of a dataset: id, the metadata fields,
+// the blob fields. It is checked as by CheckSchema.
+func NewSchema(meta []arrow.Field, blobs []arrow.Field) (*arrow.Schema, error) {
+	fields := make([]arrow.Field, 0, 1+len(meta)+len(blobs))
+	fields = append(fields, IDField())
+	fields = append(fields, meta...)
+	fields = append(fields, blobs...)
+	s := arrow.NewSchema(fields, nil)
+	if err := CheckSchema(s); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// CheckSchema reports an ErrInvalid if s is not a logical schema:
+//
+//   - the first field is IDField;
+//   - blob fields come last and are of type large_binary, with media "", image or audio;
+//   - names are unique, not empty, valid UTF-8, of at most MaxNameLen bytes, and
+//     not those of virtual columns;
+//   - a metadata field is a bool, an integer, a float, a utf8 or large_utf8, a
+//     binary or fixed_size_binary, a date, a time, a timestamp, a duration, a
+//     decimal128, or a list, fixed_size_list or struct of these.
+func CheckSchema(s *arrow.Schema) error {
+	if s == nil || s.NumFields() == 0 {
+		return fmt.Errorf("%w: schema has no fields, want %q first", ErrInvalid, IDColumn)
+	}
+	if s.NumFields() > MaxColumns {
+		return fmt.Errorf("%w: schema has %d columns, want at most %d", ErrInvalid, s.NumFields(), MaxColumns)
+	}
+	if f := s.Field(0); f.Name != IDColumn || f.Nullable || !arrow.TypeEqual(f.Type, IDField().Type) ||
+		fieldMeta(f, extensionNameKey) != extensionUUID {
+		return fmt.Errorf("%w: first column is %q of type %s, want %q, not null, fixed_size_binary[16] as %s",
+			ErrInvalid, f.Name, f.Type, IDColumn, extensionUUID)
+	}
+	seen := make(map[string]bool, s.NumFields())
+	blobs := false
+	for i, f := range s.Fields() {
+		if err := checkColumnName(f.Name); err != nil {
+			return err
+		}
+		if seen[f.Name] {
+			return fmt.Errorf("%w: two columns are named %q", ErrInvalid, f.Name)
+		}
+		seen[f.Name] = true
+		if i == 0 {
+			continue
+		}
+		if IsBlob(f) {
+			blobs = true
+			if f.Type.ID() != arrow.LARGE_BINARY {
+				return fmt.Errorf("%w: blob column %q has type %s, want large_binary", ErrInvalid, f.Name, f.Type)
+			}
+			if m := Media(f); m != "" && m != MediaImage && m != MediaAudio {
+				return fmt.Errorf("%w: blob column %q has media %q, want %q, %q or none", ErrInvalid, f.Name, m, MediaImage, MediaAudio)
+			}
+			continue
+		}
+		if blobs {
+			return fmt.Errorf("%w: metadata column %q comes after a blob column, want blob columns last", ErrInvalid, f.Name)
+		}
+		if k := fieldMeta(f, kindKey); k != "" {
+			return fmt.Errorf("%w: column %q has %s %q, want %q or none", ErrInvalid, f.Name, kindKey, k, kindBlob)
+		}
+		if err := checkMetaType(f.Name, f.Type, 0); err != nil {
+			return err
+		}
+		if fieldMeta(f, classesKey) != "" && (Classes(f) == nil || !arrow.IsInteger(f.Type.ID())) {
+			return fmt.Errorf("%w: column %q has %s, want an integer column and a JSON list of names", ErrInvalid, f.Name, classesKey)
+		}
+	}
+	return nil
+}
+
+func checkColumnName(name string) error {
+	switch {
+	case name == "" || len(name) > MaxNameLen || !utf8.ValidString(name):
+		return fmt.Errorf("%w: column name %s, want 1 to %d bytes of UTF-8", ErrInvalid, quote(name), MaxNameLen)
+	case name == PositionColumn || name == SplitColumn:
+		return fmt.Errorf("%w: column name %q is reserved for a virtual column", ErrInvalid, name)
+	}
+	return nil
+}
+
+func checkMetaType(name string, dt arrow.DataType, depth int) error {
+	if depth > maxTypeDepth {
+		return fmt.Errorf("%w: column %q is nested more than %d levels deep", ErrInvalid, name, maxTypeDepth)
+	}
+	switch dt := dt.(type) {
+	case *arrow.BooleanType,
+		*arrow.Int8Type, *arrow.Int16Type, *arrow.Int32Type, *arrow.Int64Type,
+		*arrow.Uint8Type, *arrow.Uint16Type, *arrow.Uint32Type, *arrow.Uint64Type,
+		*arrow.Float16Type, *arrow.Float32Type, *arrow.Float64Type,
+		*arrow.StringType, *arrow.LargeStringType, *arrow.BinaryType,
+		*arrow.Date32Type, *arrow.Date64Type, *arrow.Time32Type, *arrow.Time64Type,
+		*arrow.TimestampType, *arrow.DurationType, *arrow.Decimal128Type:
+		return nil
+	case *arrow.FixedSizeBinaryType:
+		if dt.ByteWidth < 1 {
+			return fmt.Errorf("%w: column %q has type %s, want a width of at least 1", ErrInvalid, name, dt)
+		}
+		return nil
+	case *arrow.ListType:
+		return checkMetaType(name, dt.Elem(), depth+1)
+	case *arrow.FixedSizeListType:
+		if dt.Len() < 1 {
+			return fmt.Errorf("%w: column %q has type %s, want a length of at least 1", ErrInvalid, name, dt)
+		}
+		return checkMetaType(name, dt.Elem(), depth+1)
+	case *arrow.StructType:
+		if dt.NumFields() == 0 {
+			return fmt.Errorf("%w: column %q has a struct without fields", ErrInvalid, name)
+		}
+		for _, f := range dt.Fields() {
+			if err := checkMetaType(name, f.Type, depth+1); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return fmt.Errorf("%w: column %q has type %s, want bool, int8 to int64, uint8 to uint64, float16 to float64, "+
+		"utf8, large_utf8, binary, fixed_size_binary, date32, date64, time32, time64, timestamp, duration, decimal128, "+
+		"or list, fixed_size_list or struct of these", ErrInvalid, name, dt)
+}
+
+// CheckName reports a FieldError unless name is fit for a dataset or a split:
+// a letter or digit, then up to 127 letters, digits, '.', '_' or '-', all
+// ASCII. field is what the error calls it.
+func CheckName(field, name string) error {
+	ok := name != "" && len(name) <= MaxNameLen
+	for i := 0; ok && i < len(name); i++ {
+		c := name[i]
+		switch {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9':
+		case c == '.', c == '_', c == '-':
+			ok = i > 0
+		default:
+			ok = false
+		}
+	}
+	if !ok {
+		return &FieldError{Field: field, Got: quote(name),
+			Want: fmt.Sprintf("a name of 1 to %d letters, digits, '.', '_' and '-', the first a letter or digit", MaxNameLen)}
+	}
+	return nil
+}
+
+// Nearest returns the member of names most like name, "" if none is close
+// enough to be a likely slip of the keyboard.
+func Nearest(name string, names []string) string {
+	const longest = 2 * MaxNameLen // what is longer is no slip, and would be slow to compare
+	if len(name) > longest {
+		return ""
+	}
+	best, at := max(1, len(name)/3)+1, ""
+	for _, n := range names {
+		if len(n) > longest {
+			continue
+		}
+		if d := distance(strings.ToLower(name), strings.ToLower(n)); d < best {
+			best, at = d, n
+		}
+	}
+	return at
+}
+
+// distance counts the insertions, deletions, replacements and swaps of
+// neighbours that lead from a to b (optimal string alignment).
+func distance(a, b string) int {
+	before, prev, cur := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)
+	for j := range prev {
+		prev[j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		cur[0] = i
+		for j := 1; j <= len(b); j++ {
+			sub := prev[j-1]
+			if a[i-1] != b[j-1] {
+				sub++
+			}
+			cur[j] = min(sub, prev[j]+1, cur[j-1]+1)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				cur[j] = min(cur[j], before[j-2]+1)
+			}
+		}
+		before, prev, cur = prev, cur, before
+	}
+	return prev[len(b)]
+}
+
+func fieldMeta(f arrow.Field, key string) string {
+	if i := f.Metadata.FindKey(key); i >= 0 {
+		return f.Metadata.Values()[i]
+	}
+	return ""
+}
+
+// quote renders s for an error message, abridged.
+func quote(s string) string {
+	const most = 80
+	if len(s) > most {
+		cut := most
+		for cut > 0 && !utf8.RuneStart(s[cut]) {
+			cut--
+		}
+		return fmt.Sprintf("%q… (%d bytes)", s[:cut], len(s))
+	}
+	return fmt.Sprintf("%q", s)
+}

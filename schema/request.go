@@ -1,0 +1,427 @@
+package schema
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// Limits and defaults of requests.
+const (
+	// MaxRequestBytes bounds the JSON of a request or ticket: MaxPositions
+	// positions of 19 digits fit.
+	MaxRequestBytes = 2 << 20
+	// MaxPositions bounds a selection given as a list in the request itself.
+	// Longer ones are uploaded and named.
+	MaxPositions = 65536
+	// MaxWhereBytes bounds the text of a where expression.
+	MaxWhereBytes = 16 << 10
+	// MaxBatch bounds the rows of a global batch.
+	MaxBatch = 1<<31 - 1
+	// MaxBatchBytes bounds batch_bytes.
+	MaxBatchBytes = 1 << 30
+	// MaxWorld bounds world.size.
+	MaxWorld = 65536
+	// MaxOrderWindow bounds K in order "window:K", in steps.
+	MaxOrderWindow = 1 << 20
+
+	// DefaultBatch is the rows of a global batch with blob columns.
+	DefaultBatch = 64
+	// DefaultMetaBatch is the rows of a global batch without.
+	DefaultMetaBatch = 65536
+	// DefaultBatchBytes is what batch_bytes is where the request leaves it out.
+	DefaultBatchBytes = 16 << 20
+	// DefaultOrderWindow is K of order "window", in steps.
+	DefaultOrderWindow = 16
+)
+
+// Values of Request.Order, Request.Remainder and Request.OnError. A request
+// that leaves them out means strict, uneven and fail.
+const (
+	OrderStrict = "strict" // the exact order of the plan
+	OrderWindow = "window" // a sample may move by a bounded number of steps; also "window:K"
+	OrderFree   = "free"   // as they arrive
+
+	RemainderDrop   = "drop"   // the last, incomplete global batch is left out
+	RemainderPad    = "pad"    // it is filled with samples from the epoch's start
+	RemainderUneven = "uneven" // it is served as it is
+
+	OnErrorFail = "fail" // the stream ends with an error that names the sample
+	OnErrorNull = "null" // the blob cell is null
+	OnErrorSkip = "skip" // another sample takes its place, and is reported
+)
+
+// Layout says how blob columns are laid out in batches.
+type Layout string
+
+// The layouts. A request that leaves the layout out means LayoutLargeBinary.
+const (
+	LayoutLargeBinary Layout = "large_binary" // 64-bit offsets
+	LayoutBinary      Layout = "binary"       // 32-bit offsets; a batch holds less than 2 GiB of a column
+	LayoutHuggingFace Layout = "huggingface"  // what the Hugging Face datasets library reads; see NewProjection
+)
+
+// Request says what to serve and how: the JSON of a Flight command
+// descriptor. Zero values mean the defaults that docs/protocol.md lists.
+//
+// Split, Where and Selection each narrow what is served; a sample is served if
+// it meets all that are given.
+type Request struct {
+	Dataset    string        `json:"dataset"`
+	Snapshot   int64         `json:"snapshot,omitempty"` // 0: the newest
+	Split      string        `json:"split,omitempty"`    // "": all rows
+	Where      string        `json:"where,omitempty"`    // an expression over metadata columns
+	Selection  *SelectionRef `json:"selection,omitempty"`
+	Columns    []string      `json:"columns,omitempty"` // nil: all stored columns
+	Layout     Layout        `json:"layout,omitempty"`
+	Shuffle    *Shuffle      `json:"shuffle,omitempty"`     // nil: in order of position
+	Batch      int64         `json:"batch,omitempty"`       // rows of a global batch; 0: DefaultBatch or DefaultMetaBatch
+	BatchBytes int64         `json:"batch_bytes,omitempty"` // a record batch exceeds it by at most one sample; 0: DefaultBatchBytes
+	World      *World        `json:"world,omitempty"`       // nil: one rank
+	Order      string        `json:"order,omitempty"`
+	Remainder  string        `json:"remainder,omitempty"`
+	OnError    string        `json:"on_error,omitempty"`
+}
+
+// SelectionRef gives a set of positions: by the name of an uploaded selection,
+// or as a list. Exactly one of the two is set.
+type SelectionRef struct {
+	Name      string  `json:"name,omitempty"`      // as Selection.Name
+	Positions []int64 `json:"positions,omitempty"` // ascending and unique; ParseRequest sorts them
+}
+
+// Shuffle asks for the permutation that seed and epoch determine.
+type Shuffle struct {
+	Seed  uint64 `json:"seed"`
+	Epoch uint64 `json:"epoch"`
+}
+
+// World says how many ranks share each global batch.
+type World struct {
+	Size int64 `json:"size"`
+}
+
+// ParseRequest decodes and checks the JSON of a request. It is strict: a field
+// that is unknown, given twice, of the wrong type or out of range is a
+// FieldError, as is anything after the object.
+func ParseRequest(b []byte) (Request, error) {
+	var r Request
+	if err := decodeObject("request", b, requestFields, &r); err != nil {
+		return Request{}, err
+	}
+	if err := r.Check(); err != nil {
+		return Request{}, err
+	}
+	return r, nil
+}
+
+// RequestFromPath makes the request that a Flight path descriptor stands for:
+// the dataset, optionally with "@" and a snapshot number, then optionally the
+// split. All columns are served, in order.
+func RequestFromPath(path []string) (Request, error) {
+	if len(path) < 1 || len(path) > 2 {
+		return Request{}, &FieldError{Field: "path", Got: fmt.Sprintf("%d elements", len(path)),
+			Want: `["dataset"], ["dataset", "split"] or, for one snapshot, ["dataset@number", "split"]`}
+	}
+	var r Request
+	name, number, pinned := strings.Cut(path[0], "@")
+	r.Dataset = name
+	if pinned {
+		n, err := strconv.ParseInt(number, 10, 64)
+		if err != nil || n < 1 || number[0] == '+' {
+			return Request{}, &FieldError{Field: "path[0]", Got: quote(path[0]), Want: "a snapshot number of at least 1 after the @"}
+		}
+		r.Snapshot = n
+	}
+	if err := CheckName("path[0]", r.Dataset); err != nil {
+		return Request{}, err
+	}
+	if len(path) == 2 {
+		r.Split = path[1]
+		if err := CheckName("path[1]", r.Split); err != nil {
+			return Request{}, err
+		}
+	}
+	return r, nil
+}
+
+// Marshal returns the canonical JSON: fields in a fixed order, defaults left
+// out, no spaces. ParseRequest reads it back as r.
+func (r Request) Marshal() []byte { return marshal(r) }
+
+// Check reports the first field that is impossible, as a FieldError. It cannot
+// see whether what the request names exists.
+func (r Request) Check() error {
+	if err := CheckName("dataset", r.Dataset); err != nil {
+		return err
+	}
+	if err := checkRange("snapshot", r.Snapshot, 0, 1<<63-1); err != nil {
+		return err
+	}
+	if r.Split != "" {
+		if err := CheckName("split", r.Split); err != nil {
+			return err
+		}
+	}
+	if err := checkText("where", r.Where, MaxWhereBytes); err != nil {
+		return err
+	}
+	if r.Selection != nil {
+		if err := r.Selection.check(); err != nil {
+			return err
+		}
+	}
+	if r.Columns != nil && (len(r.Columns) == 0 || len(r.Columns) > MaxColumns) {
+		return &FieldError{Field: "columns", Got: fmt.Sprintf("%d names", len(r.Columns)),
+			Want: fmt.Sprintf("1 to %d column names; leave the field out for all columns", MaxColumns)}
+	}
+	seen := make(map[string]bool, len(r.Columns))
+	for i, c := range r.Columns {
+		path := fmt.Sprintf("columns[%d]", i)
+		if c == "" || len(c) > MaxNameLen || !utf8.ValidString(c) {
+			return &FieldError{Field: path, Got: quote(c), Want: fmt.Sprintf("a column name of 1 to %d bytes", MaxNameLen)}
+		}
+		if seen[c] {
+			return &FieldError{Field: path, Got: quote(c) + " again", Want: "each column once"}
+		}
+		seen[c] = true
+	}
+	if err := checkOneOf("layout", string(r.Layout), string(LayoutLargeBinary), string(LayoutBinary), string(LayoutHuggingFace)); err != nil {
+		return err
+	}
+	if r.Batch != 0 {
+		if err := checkRange("batch", r.Batch, 1, MaxBatch); err != nil {
+			return err
+		}
+	}
+	if r.BatchBytes != 0 {
+		if err := checkRange("batch_bytes", r.BatchBytes, 1, MaxBatchBytes); err != nil {
+			return err
+		}
+	}
+	if r.World != nil {
+		if err := checkRange("world.size", r.World.Size, 1, MaxWorld); err != nil {
+			return err
+		}
+	}
+	if _, _, ok := parseOrder(r.Order); !ok {
+		return &FieldError{Field: "order", Got: quote(r.Order),
+			Want: fmt.Sprintf("%q, %q, \"window:K\" with K from 1 to %d, or %q", OrderStrict, OrderWindow, MaxOrderWindow, OrderFree)}
+	}
+	if err := checkOneOf("remainder", r.Remainder, RemainderDrop, RemainderPad, RemainderUneven); err != nil {
+		return err
+	}
+	return checkOneOf("on_error", r.OnError, OnErrorFail, OnErrorNull, OnErrorSkip)
+}
+
+// WorldSize is the number of ranks.
+func (r Request) WorldSize() int64 {
+	if r.World == nil {
+		return 1
+	}
+	return r.World.Size
+}
+
+// OrderOf returns OrderStrict, OrderWindow or OrderFree, and for OrderWindow
+// by how many steps a sample may move.
+func (r Request) OrderOf() (mode string, steps int64) {
+	mode, steps, _ = parseOrder(r.Order)
+	return mode, steps
+}
+
+func parseOrder(s string) (mode string, steps int64, ok bool) {
+	switch s {
+	case "", OrderStrict:
+		return OrderStrict, 0, true
+	case OrderFree:
+		return OrderFree, 0, true
+	case OrderWindow:
+		return OrderWindow, DefaultOrderWindow, true
+	}
+	k, found := strings.CutPrefix(s, OrderWindow+":")
+	n, err := strconv.ParseInt(k, 10, 64)
+	if !found || err != nil || n < 1 || n > MaxOrderWindow || k != strconv.FormatInt(n, 10) {
+		return "", 0, false
+	}
+	return OrderWindow, n, true
+}
+
+func (s *SelectionRef) check() error {
+	switch {
+	case s.Name != "" && s.Positions != nil:
+		return &FieldError{Field: "selection", Got: "both name and positions", Want: "one of them"}
+	case s.Name == "" && s.Positions == nil:
+		return &FieldError{Field: "selection", Got: "neither name nor positions", Want: "one of them"}
+	case s.Name != "":
+		if k, err := ParseKey(s.Name); err != nil || k.String() != s.Name {
+			return &FieldError{Field: "selection.name", Got: quote(s.Name), Want: "the 64 lower-case hexadecimal digits that name an uploaded selection"}
+		}
+		return nil
+	}
+	if n := len(s.Positions); n == 0 || n > MaxPositions {
+		return &FieldError{Field: "selection.positions", Got: fmt.Sprintf("%d positions", n),
+			Want: fmt.Sprintf("1 to %d; upload a longer selection and name it", MaxPositions)}
+	}
+	for i, p := range s.Positions {
+		if p < 0 {
+			return &FieldError{Field: "selection.positions", Got: strconv.FormatInt(p, 10), Want: "positions from 0"}
+		}
+		if i > 0 && p == s.Positions[i-1] {
+			return &FieldError{Field: "selection.positions", Got: fmt.Sprintf("%d twice", p), Want: "each position once"}
+		}
+		if i > 0 && p < s.Positions[i-1] {
+			return &FieldError{Field: "selection.positions", Got: fmt.Sprintf("%d after %d", p, s.Positions[i-1]), Want: "ascending positions"}
+		}
+	}
+	return nil
+}
+
+var requestFields = []field[Request]{
+	{"dataset", func(r *Request, p string, v json.RawMessage) (err error) {
+		r.Dataset, err = asString(p, v)
+		return err
+	}},
+	{"snapshot", func(r *Request, p string, v json.RawMessage) (err error) {
+		r.Snapshot, err = asInt(p, v, 0, 1<<63-1)
+		return err
+	}},
+	{"split", func(r *Request, p string, v json.RawMessage) (err error) {
+		if r.Split, err = asString(p, v); err != nil {
+			return err
+		}
+		return CheckName(p, r.Split)
+	}},
+	{"where", func(r *Request, p string, v json.RawMessage) (err error) {
+		if r.Where, err = asString(p, v); err == nil && strings.TrimSpace(r.Where) == "" {
+			err = &FieldError{Field: p, Got: quote(r.Where), Want: "an expression; leave the field out for all rows"}
+		}
+		return err
+	}},
+	{"selection", func(r *Request, p string, v json.RawMessage) error {
+		r.Selection = new(SelectionRef)
+		return decodeObject(p, v, selectionFields, r.Selection)
+	}},
+	{"columns", func(r *Request, p string, v json.RawMessage) (err error) {
+		r.Columns, err = asStrings(p, v)
+		return err
+	}},
+	{"layout", func(r *Request, p string, v json.RawMessage) error {
+		s, err := asOneOf(p, v, string(LayoutLargeBinary), string(LayoutBinary), string(LayoutHuggingFace))
+		r.Layout = Layout(s)
+		return err
+	}},
+	{"shuffle", func(r *Request, p string, v json.RawMessage) error {
+		r.Shuffle = new(Shuffle)
+		return decodeObject(p, v, shuffleFields, r.Shuffle)
+	}},
+	{"batch", func(r *Request, p string, v json.RawMessage) (err error) {
+		r.Batch, err = asInt(p, v, 1, MaxBatch)
+		return err
+	}},
+	{"batch_bytes", func(r *Request, p string, v json.RawMessage) (err error) {
+		r.BatchBytes, err = asInt(p, v, 1, MaxBatchBytes)
+		return err
+	}},
+	{"world", func(r *Request, p string, v json.RawMessage) error {
+		r.World = new(World)
+		return decodeObject(p, v, worldFields, r.World)
+	}},
+	{"order", func(r *Request, p string, v json.RawMessage) (err error) {
+		if r.Order, err = asString(p, v); err == nil && r.Order == "" {
+			err = &FieldError{Field: p, Got: `""`, Want: fmt.Sprintf("%q, %q, \"window:K\" or %q", OrderStrict, OrderWindow, OrderFree)}
+		}
+		return err
+	}},
+	{"remainder", func(r *Request, p string, v json.RawMessage) (err error) {
+		r.Remainder, err = asOneOf(p, v, RemainderDrop, RemainderPad, RemainderUneven)
+		return err
+	}},
+	{"on_error", func(r *Request, p string, v json.RawMessage) (err error) {
+		r.OnError, err = asOneOf(p, v, OnErrorFail, OnErrorNull, OnErrorSkip)
+		return err
+	}},
+}
+
+var selectionFields = []field[SelectionRef]{
+	{"name", func(s *SelectionRef, p string, v json.RawMessage) (err error) {
+		if s.Name, err = asString(p, v); err == nil && s.Name == "" {
+			err = &FieldError{Field: p, Got: `""`, Want: "the 64 lower-case hexadecimal digits that name an uploaded selection"}
+		}
+		return err
+	}},
+	{"positions", func(s *SelectionRef, p string, v json.RawMessage) (err error) {
+		if s.Positions, err = asInts(p, v, MaxPositions); err == nil {
+			slices.Sort(s.Positions)
+		}
+		return err
+	}},
+}
+
+var shuffleFields = []field[Shuffle]{
+	{"seed", func(s *Shuffle, p string, v json.RawMessage) (err error) {
+		s.Seed, err = asUint(p, v)
+		return err
+	}},
+	{"epoch", func(s *Shuffle, p string, v json.RawMessage) (err error) {
+		s.Epoch, err = asUint(p, v)
+		return err
+	}},
+}
+
+var worldFields = []field[World]{
+	{"size", func(w *World, p string, v json.RawMessage) (err error) {
+		w.Size, err = asInt(p, v, 1, MaxWorld)
+		return err
+	}},
+}
+
+func checkRange(field string, v, lo, hi int64) error {
+	if v < lo || v > hi {
+		return &FieldError{Field: field, Got: strconv.FormatInt(v, 10), Want: wantRange(lo, hi)}
+	}
+	return nil
+}
+
+func checkText(field, s string, most int) error {
+	if len(s) > most {
+		return &FieldError{Field: field, Got: fmt.Sprintf("%d bytes", len(s)), Want: fmt.Sprintf("at most %d", most)}
+	}
+	if !utf8.ValidString(s) {
+		return &FieldError{Field: field, Got: quote(s), Want: "valid UTF-8"}
+	}
+	return nil
+}
+
+// checkOneOf accepts "", which stands for the default, and the values named.
+func checkOneOf(field, v string, allowed ...string) error {
+	if v == "" || slices.Contains(allowed, v) {
+		return nil
+	}
+	return notOneOf(field, v, allowed)
+}
+
+func notOneOf(field, v string, allowed []string) error {
+	quoted := make([]string, len(allowed))
+	for i, a := range allowed {
+		quoted[i] = strconv.Quote(a)
+	}
+	want := strings.Join(quoted[:len(quoted)-1], ", ") + " or " + quoted[len(quoted)-1]
+	if n := Nearest(v, allowed); n != "" {
+		want += fmt.Sprintf(" (did you mean %q?)", n)
+	}
+	return &FieldError{Field: field, Got: quote(v), Want: want}
+}
+
+func marshal(v any) []byte {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		panic(err) // plain structs of strings and integers always encode
+	}
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
+}
