@@ -1,0 +1,107 @@
+package fetch
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"sync"
+
+	"bowstring/fetch/plan"
+	"bowstring/schema"
+)
+
+// inlinePositions is how many positions a ticket may spell out. Longer lists
+// are saved as a selection, or each batch's resume ticket would repeat them.
+const inlinePositions = 256
+
+// Job is a request resolved against a snapshot: which rows, in which order,
+// shared out how, showing which columns. It is immutable and safe for
+// concurrent use. It keeps the snapshot open until Close; streams keep it open
+// for themselves.
+type Job struct {
+	request    schema.Request
+	id         string
+	snapshot   *openSnapshot
+	selection  plan.Selection
+	plan       *plan.Plan
+	projection *schema.Projection
+	closeOnce  sync.Once
+}
+
+// Open resolves a request. Errors wrap schema.ErrInvalid or ErrNotFound where
+// the request is at fault.
+func (e *Engine) Open(ctx context.Context, req schema.Request) (*Job, error) {
+	if err := req.Check(); err != nil {
+		return nil, err
+	}
+	snap, err := e.snapshots.get(ctx, req.Dataset, req.Snapshot)
+	if err != nil {
+		return nil, err
+	}
+	j, err := e.resolve(ctx, snap, req)
+	if err != nil {
+		snap.release()
+		return nil, err
+	}
+	return j, nil
+}
+
+func (e *Engine) resolve(ctx context.Context, snap *openSnapshot, req schema.Request) (*Job, error) {
+	req.Snapshot = snap.key.number
+	projection, err := schema.NewProjection(snap.manifest.Snapshot(), req.Columns, req.Layout)
+	if err != nil {
+		return nil, err
+	}
+	if req.Batch == 0 {
+		req.Batch = schema.DefaultBatch
+		if len(projection.BlobColumns()) == 0 {
+			req.Batch = schema.DefaultMetaBatch
+		}
+	}
+	if s := req.Selection; s != nil && len(s.Positions) > inlinePositions {
+		name, err := e.SaveSelection(ctx, req.Dataset, req.Snapshot, s.Positions)
+		if err != nil {
+			return nil, err
+		}
+		req.Selection = &schema.SelectionRef{Name: name}
+	}
+	selection, err := e.selection(ctx, snap, req)
+	if err != nil {
+		return nil, err
+	}
+	cfg := plan.Config{Selection: selection, Batch: req.Batch, World: int(req.WorldSize())}
+	if req.Shuffle != nil {
+		cfg.Shuffle, cfg.Seed, cfg.Epoch = true, req.Shuffle.Seed, req.Shuffle.Epoch
+	}
+	if cfg.Remainder, err = plan.ParseRemainder(req.Remainder); err != nil {
+		return nil, err
+	}
+	p, err := plan.New(cfg)
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.Sum256(req.Marshal())
+	return &Job{
+		request: req, id: hex.EncodeToString(sum[:8]),
+		snapshot: snap, selection: selection, plan: p, projection: projection,
+	}, nil
+}
+
+// Close lets go of the snapshot. Further calls do nothing.
+func (j *Job) Close() { j.closeOnce.Do(j.snapshot.release) }
+
+// Request returns the request with the snapshot's number and the defaults
+// filled in.
+func (j *Job) Request() schema.Request { return j.request }
+
+// ID names the plan: equal requests on the same snapshot have equal ids.
+func (j *Job) ID() string { return j.id }
+
+// Manifest returns the snapshot's manifest, valid until Close.
+func (j *Job) Manifest() *schema.Manifest { return j.snapshot.manifest }
+
+// Plan returns the order and sharing of the epoch.
+func (j *Job) Plan() *plan.Plan { return j.plan }
+
+// Projection returns the columns served.
+func (j *Job) Projection() *schema.Projection { return j.projection }

@@ -1,0 +1,108 @@
+package fetch
+
+import (
+	"errors"
+	"fmt"
+
+	"bowstring/fetch/plan"
+	"bowstring/schema"
+)
+
+// maxSubstitutes is how many samples are tried in the place of one that cannot
+// be read.
+const maxSubstitutes = 16
+
+// tolerant reports whether a sample that cannot be read leaves the stream alive.
+func (j *Job) tolerant() bool {
+	return j.request.OnError == schema.OnErrorNull || j.request.OnError == schema.OnErrorSkip
+}
+
+// mend does with a part's faults what the request's on_error says, and reports
+// each. Nothing is ever exchanged silently.
+func (s *Stream) mend(p *part) ([]Fault, error) {
+	if len(p.faults) == 0 {
+		return nil, nil
+	}
+	faults := make([]Fault, len(p.faults))
+	for i, f := range p.faults {
+		pos := p.positions[f.row]
+		faults[i] = Fault{
+			Position: pos, ID: schema.FormatID(s.job.Manifest().ID(pos)),
+			Column: s.columns[f.column].name, Cause: f.err.Error(),
+		}
+	}
+	switch s.job.request.OnError {
+	case schema.OnErrorNull:
+		return faults, nil // the cell's zero Blob is a null
+	case schema.OnErrorSkip:
+		substitutes := map[int]int64{} // by row, as several cells of a row may have failed
+		for i, f := range p.faults {
+			if _, ok := substitutes[f.row]; !ok {
+				sub, err := s.substitute(p, f)
+				if err != nil {
+					return nil, err
+				}
+				substitutes[f.row] = sub
+			}
+			sub := substitutes[f.row]
+			faults[i].Substitute = &sub
+		}
+		return faults, nil
+	}
+	f := p.faults[0]
+	return nil, s.sampleError(p.positions[f.row], f.column, f.err)
+}
+
+// substitute puts another sample of the selection into a row whose own could
+// not be read. Which ones are tried is a pure function of the plan's seed and
+// epoch and the position that failed, so a stream served again is the same.
+func (s *Stream) substitute(p *part, f fault) (int64, error) {
+	failed := p.positions[f.row]
+	n := s.job.selection.Len()
+	var seed, epoch uint64
+	if sh := s.job.request.Shuffle; sh != nil {
+		seed, epoch = sh.Seed, sh.Epoch
+	}
+	candidates := plan.NewPerm(uint64(n), seed^uint64(failed), epoch)
+	causes := []error{f.err}
+	for i := range min(n, maxSubstitutes) {
+		pos := s.job.selection.At(int64(candidates.At(uint64(i))))
+		if pos == failed {
+			continue
+		}
+		row, err := s.readRow(pos)
+		if err != nil {
+			causes = append(causes, err)
+			continue
+		}
+		for c := range s.columns {
+			p.blobs[c][f.row].Release()
+			p.blobs[c][f.row] = row[c]
+		}
+		// positions may be the caller's: the row is changed in a copy.
+		p.positions = append([]int64(nil), p.positions...)
+		p.positions[f.row] = pos
+		return pos, nil
+	}
+	return 0, fmt.Errorf("no substitute for it could be read either: %w", s.sampleError(failed, f.column, errors.Join(causes...)))
+}
+
+// readRow reads all blobs of a sample.
+func (s *Stream) readRow(pos int64) ([]schema.Blob, error) {
+	row := make([]schema.Blob, len(s.columns))
+	for c := range s.columns {
+		ref, ok := s.job.Manifest().Blob(s.columns[c].ordinal, pos)
+		if !ok {
+			continue
+		}
+		b, err := s.engine.read(s.ctx, ref)
+		if err != nil {
+			for i := range row {
+				row[i].Release()
+			}
+			return nil, s.sampleError(pos, c, err)
+		}
+		row[c] = b
+	}
+	return row, nil
+}

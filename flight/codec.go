@@ -1,0 +1,27 @@
+package flight
+
+import (
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/encoding"
+	_ "google.golang.org/grpc/encoding/proto" // registers the codec that everything but a frame goes through
+	"google.golang.org/grpc/mem"
+)
+
+// codec hands frames to grpc as the scatter lists they are, and everything
+// else to the protobuf codec. With it a blob is copied once on its way out,
+// into the transport's write buffer, which grpc-go's API cannot avoid;
+// marshalling a FlightData would copy it three times.
+type codec struct{ encoding.CodecV2 }
+
+// codecOption makes a server send frames.
+func codecOption() grpc.ServerOption {
+	return grpc.ForceServerCodecV2(codec{encoding.GetCodecV2("proto")})
+}
+
+// Marshal implements encoding.CodecV2. grpc frees the buffers it returns.
+func (c codec) Marshal(v any) (mem.BufferSlice, error) {
+	if f, ok := v.(*frame); ok {
+		return f.buffers(), nil
+	}
+	return c.CodecV2.Marshal(v)
+}

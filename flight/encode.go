@@ -1,0 +1,331 @@
+package flight
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"runtime"
+	"sync/atomic"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/ipc"
+	flatbuffers "github.com/google/flatbuffers/go"
+	"google.golang.org/grpc/mem"
+
+	"bowstring/schema"
+)
+
+// The protobuf wire tags of FlightData's fields (Flight.proto): each is
+// length-delimited.
+const (
+	tagDataHeader  = 2<<3 | 2
+	tagAppMetadata = 3<<3 | 2
+	tagDataBody    = 1000<<3 | 2
+)
+
+// The parts of Arrow's Message.fbs and Schema.fbs that a record batch needs.
+const (
+	metadataV5        = 4 // MetadataVersion.V5
+	headerRecordBatch = 3 // MessageHeader.RecordBatch
+	messageSlots      = 5
+	recordBatchSlots  = 5
+	sizeofPair        = 16                    // FieldNode and Buffer are both two int64
+	bufferAlignment   = 64                    // of every buffer within the body
+	maxBodyBytes      = math.MaxInt32 - 1<<20 // what fits a 2 GiB protobuf message beside its header
+	inlineBytes       = 1 << 10               // up to here a slice is copied: cheaper than a reference, and grpc counts none to so small a buffer
+)
+
+var zeros [bufferAlignment]byte
+
+// frame is one FlightData message ready for the wire: its protobuf fields as
+// a list of slices, of which the large ones point at where the bytes lie.
+//
+// A frame owns its batch, which is released when grpc has written or dropped
+// the last slice that points into it. A frame is sent once.
+type frame struct {
+	pieces  []piece
+	hold    *hold // nil if every piece was copied
+	adopted bool  // grpc has the buffers and will free them
+}
+
+// piece is a part of a frame.
+type piece struct {
+	bytes []byte
+	held  bool // lies in the batch, not in the frame's own memory
+}
+
+// hold counts the pieces of a frame that grpc has still to free, and is the
+// mem.BufferPool that they are freed to.
+type hold struct {
+	left  atomic.Int32
+	batch *batchRef
+}
+
+// batchRef releases a batch once, whoever comes first.
+type batchRef struct {
+	batch    *schema.Batch
+	released atomic.Bool
+}
+
+func (r *batchRef) release() {
+	if !r.released.Swap(true) {
+		r.batch.Release()
+	}
+}
+
+// Get implements mem.BufferPool; grpc takes nothing from a hold.
+func (h *hold) Get(n int) *[]byte {
+	b := make([]byte, n)
+	return &b
+}
+
+// Put implements mem.BufferPool: grpc calls it when it is done with a piece.
+func (h *hold) Put(*[]byte) {
+	if h.left.Add(-1) == 0 {
+		h.batch.release()
+	}
+}
+
+// buffers turns the frame over to grpc.
+func (f *frame) buffers() mem.BufferSlice {
+	f.adopted = true
+	out := make(mem.BufferSlice, len(f.pieces))
+	for i := range f.pieces {
+		p := &f.pieces[i]
+		if p.held {
+			out[i] = mem.NewBuffer(&p.bytes, f.hold)
+		} else {
+			out[i] = mem.SliceBuffer(p.bytes)
+		}
+	}
+	return out
+}
+
+// discard releases a frame that grpc did not take. It is safe to call always.
+func (f *frame) discard() {
+	if !f.adopted && f.hold != nil {
+		f.hold.batch.release()
+	}
+}
+
+// size is the length of the message on the wire.
+func (f *frame) size() int64 {
+	var n int64
+	for _, p := range f.pieces {
+		n += int64(len(p.bytes))
+	}
+	return n
+}
+
+// encoder turns batches of one schema into frames. It is not safe for
+// concurrent use; its frames live independently of it.
+type encoder struct {
+	schema *arrow.Schema
+	fb     *flatbuffers.Builder
+
+	// The batch at hand; all are reused but for small, which frames keep.
+	nodes   [][2]int64 // length, null count
+	buffers [][2]int64 // offset in the body, length
+	pieces  []piece
+	small   []byte // small pieces and padding, copied together
+	run     int    // where in small the bytes begin that no piece covers yet
+	body    int64  // bytes so far
+	held    int32
+}
+
+func newEncoder(s *arrow.Schema) *encoder {
+	return &encoder{schema: s, fb: flatbuffers.NewBuilder(4 << 10)}
+}
+
+// schemaHeader keeps the first payload that an IPC writer makes: the schema.
+type schemaHeader struct{ bytes []byte }
+
+func (*schemaHeader) Start() error { return nil }
+func (*schemaHeader) Close() error { return nil }
+func (h *schemaHeader) WritePayload(p ipc.Payload) error {
+	meta := p.Meta()
+	defer meta.Release()
+	if h.bytes == nil {
+		h.bytes = append([]byte(nil), meta.Bytes()...)
+	}
+	return nil
+}
+
+// schemaFrame is the message that opens a stream.
+func (e *encoder) schemaFrame() (*frame, error) {
+	var h schemaHeader
+	if err := ipc.NewWriterWithPayloadWriter(&h, ipc.WithSchema(e.schema)).Close(); err != nil {
+		return nil, fmt.Errorf("encoding the schema: %w", err)
+	}
+	if h.bytes == nil {
+		return nil, errors.New("encoding the schema: the writer made no schema message")
+	}
+	return &frame{pieces: []piece{{bytes: prefix(h.bytes, nil, -1)}}}, nil
+}
+
+// batchFrame encodes a batch. It takes the batch over, also when it fails.
+func (e *encoder) batchFrame(b *schema.Batch, appMetadata []byte) (*frame, error) {
+	ref := &batchRef{batch: b}
+	if err := e.layout(b); err != nil {
+		ref.release()
+		return nil, err
+	}
+	e.pieces[0].bytes = prefix(e.header(int64(b.Rows)), appMetadata, e.body)
+	f := &frame{pieces: append([]piece(nil), e.pieces...)}
+	clear(e.pieces)
+	if e.held == 0 {
+		ref.release()
+		return f, nil
+	}
+	f.hold = &hold{batch: ref}
+	f.hold.left.Store(e.held)
+	// grpc forgets what a broken connection had queued without freeing it. It
+	// is out of everyone's reach then, and this runs.
+	runtime.AddCleanup(f.hold, (*batchRef).release, ref)
+	return f, nil
+}
+
+// layout lists the batch's field nodes, buffers and pieces; the first piece is
+// left free for the prefix.
+func (e *encoder) layout(b *schema.Batch) error {
+	if len(b.Columns) != e.schema.NumFields() {
+		return fmt.Errorf("encoding a batch: it has %d columns, its schema %d", len(b.Columns), e.schema.NumFields())
+	}
+	e.nodes, e.buffers, e.pieces = e.nodes[:0], e.buffers[:0], append(e.pieces[:0], piece{})
+	e.small, e.run = make([]byte, 0, cap(e.small)), 0
+	e.body, e.held = 0, 0
+	for i := range b.Columns {
+		if got, want := b.Columns[i].Len, b.Rows; got != want {
+			return fmt.Errorf("encoding column %q: it has %d rows, the batch %d", e.schema.Field(i).Name, got, want)
+		}
+		e.vector(&b.Columns[i])
+	}
+	e.endRun()
+	if e.body > maxBodyBytes {
+		return fmt.Errorf("%w: a record batch of %d bytes is more than one Flight message can carry (%d); ask for a smaller batch or batch_bytes",
+			schema.ErrLimit, e.body, maxBodyBytes)
+	}
+	return nil
+}
+
+// vector appends a column depth first, as Arrow's IPC format orders it.
+func (e *encoder) vector(v *schema.Vector) {
+	e.nodes = append(e.nodes, [2]int64{int64(v.Len), int64(v.Nulls)})
+	for i := range v.Buffers {
+		start := e.body
+		for _, p := range v.Buffers[i].Pieces {
+			e.piece(p)
+		}
+		e.buffers = append(e.buffers, [2]int64{start, e.body - start})
+		if pad := -e.body & (bufferAlignment - 1); pad > 0 {
+			e.piece(zeros[:pad])
+		}
+	}
+	for i := range v.Children {
+		e.vector(&v.Children[i])
+	}
+}
+
+// piece appends bytes of the body, by reference if they are worth it.
+func (e *encoder) piece(b []byte) {
+	e.body += int64(len(b))
+	if len(b) <= inlineBytes {
+		e.small = append(e.small, b...)
+		return
+	}
+	e.endRun()
+	e.pieces = append(e.pieces, piece{bytes: b[:len(b):len(b)], held: true})
+	e.held++
+}
+
+// endRun makes a piece of the small bytes since the last one. Should small
+// grow later, the piece keeps the array that it points into.
+func (e *encoder) endRun() {
+	if n := len(e.small); n > e.run {
+		e.pieces = append(e.pieces, piece{bytes: e.small[e.run:n:n]})
+		e.run = n
+	}
+}
+
+// header builds the flatbuffer Message that describes the body.
+func (e *encoder) header(rows int64) []byte {
+	fb := e.fb
+	fb.Reset()
+	nodes := pairs(fb, e.nodes)
+	buffers := pairs(fb, e.buffers)
+	fb.StartObject(recordBatchSlots)
+	fb.PrependInt64Slot(0, rows, 0)
+	fb.PrependUOffsetTSlot(1, nodes, 0)
+	fb.PrependUOffsetTSlot(2, buffers, 0)
+	batch := fb.EndObject()
+	fb.StartObject(messageSlots)
+	fb.PrependInt16Slot(0, metadataV5, 0)
+	fb.PrependByteSlot(1, headerRecordBatch, 0)
+	fb.PrependUOffsetTSlot(2, batch, 0)
+	fb.PrependInt64Slot(3, e.body, 0)
+	fb.Finish(fb.EndObject())
+	return fb.FinishedBytes()
+}
+
+// pairs writes a vector of structs of two int64.
+func pairs(fb *flatbuffers.Builder, list [][2]int64) flatbuffers.UOffsetT {
+	fb.StartVector(sizeofPair, len(list), 8)
+	for i := len(list) - 1; i >= 0; i-- {
+		fb.Prep(8, sizeofPair)
+		fb.PrependInt64(list[i][1])
+		fb.PrependInt64(list[i][0])
+	}
+	return fb.EndVector(len(list))
+}
+
+// prefix is the start of a FlightData message, up to where the body's bytes
+// follow. A body < 0 is left out, as a schema message has none.
+//
+// The header is followed by as many zeros as let the body begin at a multiple
+// of 64 in the message: readers of flatbuffers do not look behind the root
+// table, and a client that keeps the message in one piece gets aligned
+// buffers, where odd addresses would cost it a copy.
+func prefix(header, appMetadata []byte, body int64) []byte {
+	size := func(pad int) int {
+		n := fieldSize(len(header) + pad)
+		if len(appMetadata) > 0 {
+			n += fieldSize(len(appMetadata))
+		}
+		if body >= 0 {
+			n += 2 + uvarintSize(uint64(body))
+		}
+		return n
+	}
+	pad := 0
+	if body > 0 {
+		for pad < 2*bufferAlignment && size(pad)%bufferAlignment != 0 {
+			pad++
+		}
+	}
+	p := make([]byte, 0, size(pad))
+	p = append(p, tagDataHeader)
+	p = binary.AppendUvarint(p, uint64(len(header)+pad))
+	p = append(p, header...)
+	for ; pad > 0; pad-- {
+		p = append(p, 0)
+	}
+	if len(appMetadata) > 0 {
+		p = append(p, tagAppMetadata)
+		p = binary.AppendUvarint(p, uint64(len(appMetadata)))
+		p = append(p, appMetadata...)
+	}
+	if body >= 0 {
+		p = binary.AppendUvarint(p, tagDataBody)
+		p = binary.AppendUvarint(p, uint64(body))
+	}
+	return p
+}
+
+// fieldSize is the size of a length-delimited field with a one-byte tag.
+func fieldSize(n int) int { return 1 + uvarintSize(uint64(n)) + n }
+
+func uvarintSize(n uint64) int {
+	var b [binary.MaxVarintLen64]byte
+	return binary.PutUvarint(b[:], n)
+}
