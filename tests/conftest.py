@@ -1,0 +1,102 @@
+"""Fixtures: the built binary, a folder of real photographs, and servers of the tests' own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import photos
+import pyarrow.flight as fl
+import pytest
+from node import Node
+
+ROOT = Path(__file__).parent.parent
+PHOTOGRAPHS = 300
+
+StartNode = Callable[..., Node]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--soak-seconds", type=float, default=60.0, help="how long the soak test runs")
+
+
+@pytest.fixture(scope="session")
+def binary() -> Path:
+    """Path of the server, as `make build` leaves it; BOWSTRING names another."""
+    path = Path(os.environ.get("BOWSTRING", ROOT / "build" / "bin" / "bowstring"))
+    if not path.exists():
+        pytest.fail(f"{path} is not built; run `make test-python`, or `make build` first")
+    return path
+
+
+@pytest.fixture(scope="session")
+def bowstring(binary: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run a command of the binary to its end."""
+
+    def run(*args: str | Path, status: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [binary, *args], check=False, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
+        )
+        assert done.returncode == status, f"{args} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+        return done
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An ImageFolder of real photographs with the splits train and val."""
+    root = tmp_path_factory.mktemp("photos")
+    for _ in photos.write_all(root, PHOTOGRAPHS, workers=2):
+        pass
+    return root
+
+
+@pytest.fixture(scope="session")
+def imported(
+    folder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    bowstring: Callable[..., subprocess.CompletedProcess[str]],
+) -> Path:
+    """A store into which the folder was imported as `photos`. Nobody serves or changes it: copy it."""
+    store = tmp_path_factory.mktemp("imported") / "store"
+    bowstring("import", "imagefolder", folder, "photos", "--store", store)
+    return store
+
+
+@pytest.fixture(scope="session")
+def node(imported: Path, binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """A server with the dataset `photos`, shared by the tests that do not harm it."""
+    store = tmp_path_factory.mktemp("shared") / "store"
+    shutil.copytree(imported, store)
+    with Node(binary, store, log=store.parent / "server.log") as shared:
+        yield shared
+
+
+@pytest.fixture
+def client(node: Node) -> Iterator[fl.FlightClient]:
+    """A connection to the shared server."""
+    with fl.connect(node.url) as connected:
+        yield connected
+
+
+@pytest.fixture
+def start(imported: Path, binary: Path, tmp_path: Path) -> Iterator[StartNode]:
+    """Start servers of the test's own, each on a copy of the imported store unless told which; they end with the test."""
+    started: list[Node] = []
+
+    def begin(*options: str, store: Path | None = None) -> Node:
+        if store is None:
+            store = tmp_path / f"store{len(started)}"
+            shutil.copytree(imported, store)
+        own = Node(binary, store, *options, log=tmp_path / f"server{len(started)}.log")
+        own.start()
+        started.append(own)
+        return own
+
+    yield begin
+    for own in started:
+        own.__exit__(None, None, None)

@@ -1,0 +1,67 @@
+"""The import rule of the architecture holds: a forbidden import makes the linter fail, and says why."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+LINTER = ROOT / "build" / "tools" / "golangci-lint"
+
+FORBIDDEN = [
+    ("schema", "bowstring/spill", "schema says what everything is called"),
+    ("fetch/plan", "bowstring/spill", "fetch/plan is pure"),
+    ("fetch/where", "bowstring/fetch", "fetch/where turns an expression"),
+    ("spill/segment", "bowstring/fetch", "spill keeps bytes"),
+    ("fetch", "bowstring/flight", "fetch plans, reads and assembles"),
+    ("fetch/local", "bowstring/cmd/tool", "fetch plans, reads and assembles"),
+    ("fetch/local", "google.golang.org/grpc", "gRPC is flight's business"),
+    ("flight", "bowstring/spill", "flight speaks the protocol"),
+    ("flight", "bowstring/cmd/tool", "flight speaks the protocol"),
+]
+ALLOWED = [
+    ("fetch/plan", "bowstring/schema"),
+    ("fetch/local", "bowstring/spill"),
+    ("fetch", "bowstring/fetch/plan"),
+    ("flight", "bowstring/fetch"),
+    ("cmd/bowstring", "bowstring/flight"),
+]
+
+
+def lint(root: Path, importer: str, imported: str) -> subprocess.CompletedProcess[str]:
+    """Lint a module in which one package imports another; there is nothing else in it."""
+    shutil.copy(ROOT / ".golangci.yml", root)
+    path = "google.golang.org/grpc" if imported.startswith("google") else ""
+    module = "module bowstring\n\ngo 1.26.0\n"
+    if path:
+        module += f"\nrequire {path} v1.0.0\n\nreplace {path} => ./grpc\n"
+        (root / "grpc").mkdir()
+        (root / "grpc" / "go.mod").write_text(f"module {path}\n\ngo 1.26.0\n")
+        (root / "grpc" / "grpc.go").write_text("// Package grpc stands in.\npackage grpc\n")
+    (root / "go.mod").write_text(module)
+    packages = {importer: f'import _ "{imported}" // what is tested\n'}
+    if not path:
+        packages[imported.removeprefix("bowstring/")] = ""
+    for folder, text in packages.items():
+        name = folder.rpartition("/")[2]
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        (root / folder / f"{name}.go").write_text(f"// Package {name} is here to be linted.\npackage {name}\n\n{text}")
+    return subprocess.run(
+        [LINTER, "run", "--enable-only", "depguard", "./..."], cwd=root, check=False, capture_output=True, text=True
+    )
+
+
+@pytest.mark.parametrize(("importer", "imported", "reason"), FORBIDDEN)
+def test_forbidden_import_is_found(importer: str, imported: str, reason: str, tmp_path: Path) -> None:
+    done = lint(tmp_path, importer, imported)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "(depguard)" in done.stdout
+    assert imported in done.stdout
+    assert reason in done.stdout
+
+
+@pytest.mark.parametrize(("importer", "imported"), ALLOWED)
+def test_allowed_import_passes(importer: str, imported: str, tmp_path: Path) -> None:
+    done = lint(tmp_path, importer, imported)
+    assert done.returncode == 0, done.stdout + done.stderr
