@@ -38,7 +38,12 @@ def bowstring(binary: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
     def run(*args: str | Path, status: int = 0) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            [binary, *args], check=False, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
+            [binary, *args],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            stdin=subprocess.DEVNULL,
         )
         assert done.returncode == status, f"{args} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
         return done
