@@ -90,7 +90,7 @@ def client(node: Node) -> Iterator[fl.FlightClient]:
 
 @pytest.fixture
 def start(imported: Path, binary: Path, tmp_path: Path) -> Iterator[StartNode]:
-    """Start servers of the test's own, each on a copy of the imported store unless told which; they end with the test."""
+    """Start servers of the test's own, which end with it: each on a copy of the imported store, or on one named."""
     started: list[Node] = []
 
     def begin(*options: str, store: Path | None = None) -> Node:

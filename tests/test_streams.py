@@ -1,0 +1,167 @@
+"""Streams side by side: many at once, slow beside fast, vanished and cancelled ones, and none that read a blob in vain."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as fl
+import pytest
+from conftest import StartNode
+from node import Node
+from wire import act, command, read, stats, stream
+
+PATIENCE = 60  # seconds to wait for what is bound to happen; not a measurement
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, f"{what} did not happen within {PATIENCE} s"
+        time.sleep(0.02)
+
+
+def test_64_streams_at_once(node: Node) -> None:
+    together = threading.Barrier(64, timeout=PATIENCE)
+
+    def one(number: int) -> Counter[Any]:
+        with fl.connect(node.url) as own:
+            request = {"dataset": "photos", "columns": ["id", "image"], "batch": 32, "shuffle": {"seed": number}}
+            info = own.get_flight_info(command(**request))
+            parts = stream(own, info.endpoints[0])
+            first = next(parts)
+            together.wait()  # so that all 64 are open
+            return Counter(i for p in [first, *parts] for i in p.data["id"].to_pylist())
+
+    with ThreadPoolExecutor(64) as pool:
+        results = list(pool.map(one, range(64)))
+    assert len(results[0]) == 300
+    assert all(result == results[0] for result in results)
+    assert set(results[0].values()) == {1}
+
+
+def test_64_ranks_of_one_job_on_one_connection(client: fl.FlightClient) -> None:
+    info = client.get_flight_info(
+        command(dataset="photos", columns=["id", "image"], batch=128, world={"size": 64}, shuffle={"seed": 1})
+    )
+    with ThreadPoolExecutor(64) as pool:
+        parts = pool.map(lambda e: client.do_get(e.ticket).read_all()["id"].to_pylist(), info.endpoints)
+    served = Counter(i for ids in parts for i in ids)
+    assert len(served) == 300
+    assert set(served.values()) == {1}
+
+
+def test_a_slow_reader_holds_nobody_back(start: StartNode) -> None:
+    # Small enough a window that the stalled stream fills its share many times over.
+    node = start("--window-memory", "8MiB")
+    request = {"dataset": "photos", "columns": ["id", "image"], "batch": 16, "shuffle": {"seed": 1}}
+    with fl.connect(node.url) as slow, fl.connect(node.url) as fast:
+        stalled = stream(slow, slow.get_flight_info(command(**request)).endpoints[0])
+        got = next(stalled).data["id"].to_pylist()
+        # The fast reader ends twice over while the slow one stands still.
+        for _ in range(2):
+            assert read(fast, **request).num_rows == 300
+        live = [s for s in stats(fast)["streams"] if s["method"] == "DoGet"]
+        assert len(live) == 1
+        assert live[0]["rows"] < 300
+        assert stats(fast)["engine"]["window_used"] <= 16 << 20
+        got += [i for p in stalled for i in p.data["id"].to_pylist()]
+        assert len(set(got)) == len(got) == 300
+
+
+def test_a_vanished_client_frees_everything(start: StartNode) -> None:
+    node = start()
+    script = """
+import sys, json
+import pyarrow.flight as fl
+client = fl.connect(sys.argv[1])
+info = client.get_flight_info(fl.FlightDescriptor.for_path("photos"))
+readers = [client.do_get(info.endpoints[0].ticket) for _ in range(8)]
+for reader in readers:
+    reader.read_chunk()
+print("reading", flush=True)
+sys.stdin.read()
+"""
+    with fl.connect(node.url) as watch:
+        with subprocess.Popen(
+            [sys.executable, "-c", script, node.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"reading\n"
+            assert stats(watch)["engine"]["window_used"] > 0
+            process.kill()
+        until(lambda: stats(watch)["engine"]["live_streams"] == 0, "the end of the streams")
+        until(lambda: stats(watch)["engine"]["window_used"] == 0, "the release of their windows")
+        assert stats(watch)["streams"] == []
+
+
+def test_metadata_reads_touch_no_blob(start: StartNode) -> None:
+    with fl.connect(start().url) as own:
+        before = stats(own)
+        table = read(own, dataset="photos", columns=["id", "label", "width", "file_name", "split", "position"])
+        assert table.num_rows == 300
+        read(own, dataset="photos", columns=["label"], where="width > 400 and label != 3", shuffle={"seed": 1})
+        own.get_schema(fl.FlightDescriptor.for_path("photos"))
+        own.get_flight_info(fl.FlightDescriptor.for_path("photos", "train"))
+        list(own.list_flights())
+        act(own, "describe", dataset="photos")
+        after = stats(own)
+        assert after["engine"]["reads"] == before["engine"]["reads"] == 0
+        # Of the store's blobs, only the manifest's own may have been read: no photograph is among them.
+        chunks = act(own, "describe", dataset="photos")[0]["manifest"]["chunks"]
+        assert after["store"]["blob_reads"] - before["store"]["blob_reads"] <= chunks
+        # The counter does count: one image read is one more.
+        read(own, dataset="photos", columns=["image"], selection={"positions": [7]})
+        assert stats(own)["engine"]["reads"] == 1
+
+
+def test_cancel_ends_the_running_streams_of_a_plan(start: StartNode) -> None:
+    node = start("--window-memory", "8MiB")
+    with fl.connect(node.url) as own:
+        info = own.get_flight_info(command(dataset="photos", batch=4, shuffle={"seed": 77}))
+        other = stream(own, own.get_flight_info(command(dataset="photos", batch=4)).endpoints[0])
+        parts = stream(own, info.endpoints[0])
+        plan = next(parts).about["plan"]
+        next(other)
+        assert act(own, "cancel", plan=plan) == [{"plan": plan, "cancelled": 1}]
+        with pytest.raises(fl.FlightCancelledError):
+            list(parts)
+        assert sum(p.data.num_rows for p in other) == 300 - 4
+        assert act(own, "cancel", plan=plan) == [{"plan": plan, "cancelled": 0}]
+
+
+def test_a_client_may_cancel_its_own_stream(start: StartNode) -> None:
+    with fl.connect(start().url) as own:
+        reader = own.do_get(own.get_flight_info(fl.FlightDescriptor.for_path("photos")).endpoints[0].ticket)
+        reader.read_chunk()
+        reader.cancel()
+        with pytest.raises(fl.FlightCancelledError):
+            reader.read_all()
+        until(lambda: stats(own)["engine"]["live_streams"] == 0, "the end of the stream")
+
+
+def test_dropping_a_dataset_does_not_stop_its_readers(start: StartNode) -> None:
+    node = start("--window-memory", "8MiB")
+    with fl.connect(node.url) as own:
+        expected = read(own, dataset="photos", columns=["image"])["image"]
+        parts = stream(own, own.get_flight_info(command(dataset="photos", columns=["image"], batch=4)).endpoints[0])
+        batches = [next(parts).data]
+        assert act(own, "drop", dataset="photos")[0]["dropped"] == [1]
+        report = act(own, "gc")[0]
+        assert report["dead_blobs"] == 0  # the stream still needs them
+        with pytest.raises(KeyError):
+            own.get_flight_info(fl.FlightDescriptor.for_path("photos"))
+        batches += [p.data for p in parts]
+        assert pa.Table.from_batches(batches)["image"].combine_chunks() == expected.combine_chunks()
+        until(lambda: stats(own)["engine"]["live_streams"] == 0, "the end of the stream")
+        report = act(own, "gc")[0]
+        assert report["live_blobs"] == 0
+        assert report["dead_blobs"] >= 290
+        assert report["freed_bytes"] > 0.9 * report["dead_bytes"]
