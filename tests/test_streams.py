@@ -1,4 +1,4 @@
-"""Streams side by side: many at once, slow beside fast, vanished and cancelled ones, and none that read a blob in vain."""
+"""Streams side by side: many at once, slow beside fast, vanished, cancelled, and none that reads a blob in vain."""
 
 from __future__ import annotations
 
