@@ -12,9 +12,9 @@ const (
 	tableSize = 256
 
 	// rounds of the Feistel network, half of them on each side. With random
-	// round functions, what 8 leave of the order in which two samples were put
-	// in is a total variation distance of 3e-9 for the smallest network
-	// (17 by 16), and it falls with the fourth power of the side.
+	// round functions, where any two values go is then within 3e-9 of uniform, in
+	// total variation, for the smallest network (17 by 16), and closer for larger
+	// ones.
 	rounds = 8
 )
 
@@ -23,10 +23,10 @@ const (
 //
 // It is a generalized Feistel network over Z_a × Z_b with addition as its group
 // operation (Luby and Rackoff 1988; Black and Rogaway, "Ciphers with arbitrary
-// finite domains", CT-RSA 2002). b is the power of two next to √n and
-// a = ⌈n/b⌉, so that a·b exceeds n by less than b; what falls between is
-// permuted again until it is below n (cycle walking, ibid.), which takes
-// 1 + 1/√n turns on average. Up to 256 values it is instead a table drawn by
+// finite domains", CT-RSA 2002). b is a power of two close to √n and a = ⌈n/b⌉,
+// so that a·b exceeds n by less than b; what falls between is permuted again
+// until it is below n (cycle walking, ibid.), which takes less than 1 + √(2/n)
+// turns on average. Up to 256 values it is instead a table drawn by
 // the Fisher-Yates shuffle, every permutation being equally likely.
 //
 // The numbers it gives for (n, seed, epoch) are part of the protocol: they never
