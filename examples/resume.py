@@ -31,7 +31,5 @@ print(checkpoint.decode())
 
 client = fl.connect(sys.argv[1])
 served += client.do_get(fl.Ticket(checkpoint)).read_all()["id"].to_pylist()
-print(
-    len(served), "samples in the end,", len(set(served)), "of them different,", info.total_records, "expected"
-)
+print(len(served), "samples in the end,", len(set(served)), "of them different,", info.total_records, "expected")
 sys.exit(0 if len(served) == len(set(served)) == info.total_records else 1)

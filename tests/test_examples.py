@@ -1,0 +1,64 @@
+"""The examples do what they say, each as its own process, as a reader would run it."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import ROOT
+from node import Node
+
+EXAMPLES = ROOT / "examples"
+
+
+def run(script: str, *args: str) -> str:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / script, *args], check=False, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_train(node: Node) -> None:
+    out = run("train.py", node.url, "photos")
+    assert len(re.findall(r"epoch \d: 270 samples in .* samples/s", out)) == 2
+    assert "every sample came exactly once an epoch" in out
+    assert "accuracy rose" in out
+    for part in ("store", "window", "encode", "consumer"):
+        assert len(re.findall(rf"the server .*\b{part}\b", out)) == 2
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("quickstart.py", "step 4"),
+        ("resume.py", "300 of them different, 300 expected"),
+        ("polars_metadata.py", "motorcycle"),
+    ],
+)
+def test_short_examples(node: Node, script: str, says: str) -> None:
+    assert says in run(script, node.url, "photos")
+
+
+def test_ray_example(node: Node) -> None:
+    assert "mean(bytes)" in run("ray_data.py", node.url, "photos")
+
+
+def test_the_demo_stops_its_server_when_it_is_interrupted(binary: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-u", EXAMPLES / "demo.py", "--bowstring", binary, "--dir", tmp_path, "--count", "60"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as demo:
+        assert demo.stdout is not None
+        for line in demo.stdout:
+            if "listens on" in line:
+                break
+        server = [p for p in psutil.Process(demo.pid).children() if "serve" in p.cmdline()]
+        assert len(server) == 1
+        demo.send_signal(signal.SIGINT)
+        demo.stdout.read()
+        assert demo.wait(60) != 0
+    assert not server[0].is_running()

@@ -1,0 +1,111 @@
+"""What is served is taken as it is by the real libraries: Hugging Face datasets, Polars, Ray Data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import photos
+import polars as pl
+import pyarrow as pa
+import pyarrow.flight as fl
+import pytest
+import ray
+from node import Node
+from PIL import Image
+from ray_data import FlightDatasource
+from wire import command, read
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=300 << 20, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def test_datasets_decodes_images_and_labels(client: fl.FlightClient, folder: Path) -> None:
+    table = read(client, dataset="photos", split="val", columns=["image", "label", "file_name"], layout="huggingface")
+    own = datasets.Dataset(datasets.table.InMemoryTable(table))
+    assert isinstance(own.features["image"], datasets.Image)
+    assert own.features["label"].names == sorted(photos.PHOTOGRAPHS)
+    assert len(own) == 30
+    files = {p.name: p for p in folder.rglob("*.jpg")}
+    for row in own:
+        name = Path(row["file_name"]).name
+        assert own.features["label"].int2str(row["label"]) == files[name].parent.name
+        with Image.open(files[name]) as expected:
+            assert row["image"].size == expected.size
+            assert row["image"].tobytes() == expected.tobytes()
+
+
+def test_datasets_takes_every_column(client: fl.FlightClient) -> None:
+    table = read(client, dataset="photos", layout="huggingface")
+    features = datasets.Features.from_arrow_schema(table.drop_columns("id").schema)
+    said = json.loads(table.schema.metadata[b"huggingface"])["info"]["features"]
+    assert set(features) == set(table.column_names) - {"id"}
+    assert set(said) == set(table.column_names)
+
+
+def test_datasets_streams_from_a_generator(client: fl.FlightClient) -> None:
+    info = client.get_flight_info(command(dataset="photos", columns=["image", "label"], layout="huggingface"))
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for chunk in client.do_get(info.endpoints[0].ticket):
+            yield from chunk.data.to_pylist()
+
+    features = datasets.Features.from_arrow_schema(info.schema)
+    first = next(iter(rows()))
+    assert features.decode_example(first)["image"].size[0] > 100
+
+
+def test_path_is_the_file_name(client: fl.FlightClient) -> None:
+    table = read(client, dataset="photos", columns=["image", "file_name"], layout="huggingface")
+    assert table.schema.field("image").type == pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    assert [i["path"] for i in table["image"].to_pylist()] == table["file_name"].to_pylist()
+
+
+@pytest.mark.parametrize("layout", ["large_binary", "binary", "huggingface"])
+def test_polars_takes_every_layout(client: fl.FlightClient, layout: str) -> None:
+    table = read(client, dataset="photos", columns=["image", "label", "width", "file_name"], layout=layout)
+    frame = pl.DataFrame(table)
+    assert frame.shape == (300, 4)
+    images = frame["image"].struct.field("bytes") if layout == "huggingface" else frame["image"]
+    assert images.dtype == pl.Binary
+    plain = read(client, dataset="photos", columns=["image"])["image"]
+    assert images.to_list() == plain.to_pylist()
+
+
+def test_polars_filters_and_groups_metadata(client: fl.FlightClient) -> None:
+    frame = pl.DataFrame(read(client, dataset="photos", columns=["label", "split", "width"]))
+    counts = frame.group_by("split").len().sort("split")
+    assert counts.rows() == [("train", 270), ("val", 30)]
+    assert sorted(frame["label"].unique()) == list(range(10))
+    where = read(client, dataset="photos", columns=["width"], where="width > 600")
+    assert (
+        pl.DataFrame(where)["width"].sort().to_list() == frame.filter(pl.col("width") > 600)["width"].sort().to_list()
+    )
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("layout", ["large_binary", "huggingface"])
+def test_ray_reads_each_rank_in_a_task_of_its_own(node: Node, client: fl.FlightClient, layout: str) -> None:
+    request = {
+        "dataset": "photos",
+        "columns": ["position", "image", "label"],
+        "layout": layout,
+        "world": {"size": 4},
+        "shuffle": {"seed": 2},
+    }
+    source = FlightDatasource(node.url, request)
+    assert len(source.get_read_tasks(4)) == 4
+    found = ray.data.read_datasource(source)
+    rows = found.take_all()
+    assert sorted(r["position"] for r in rows) == list(range(300))
+    expected = read(client, dataset="photos", columns=["image"])["image"].to_pylist()
+    for row in rows:
+        image = row["image"]["bytes"] if layout == "huggingface" else row["image"]
+        assert image == expected[row["position"]]
