@@ -1,6 +1,10 @@
 package schema
 
 import (
+	"fmt"
+	"slices"
+	"strings"
+
 	"github.com/apache/arrow/go/v17/arrow"
 )
 
@@ -11,6 +15,132 @@ type Projection struct {
 	Schema *arrow.Schema
 
 	columns []outColumn
-	blobs   []int
-	layout  Layout
+	blobs   []int // ordinals of the blob columns to read
 }
+
+// outColumn is one column that a client gets.
+type outColumn struct {
+	kind outKind
+	src  int // stored column: its index in the schema; blob: its index in Projection.blobs
+	path int // outMedia: index of the column that fills path, -1 for none
+}
+
+type outKind uint8
+
+const (
+	outStored  outKind = iota // a stored column as it is
+	outText                   // the id as text
+	outUnfixed                // fixed_size_binary as binary
+	outPosition
+	outSplit
+	outBlob8 // large_binary
+	outBlob4 // binary
+	outMedia // struct<bytes: binary, path: utf8>
+)
+
+var mediaType = arrow.StructOf(
+	arrow.Field{Name: "bytes", Type: arrow.BinaryTypes.Binary, Nullable: true},
+	arrow.Field{Name: "path", Type: arrow.BinaryTypes.String, Nullable: true},
+)
+
+// NewProjection resolves the columns of a request: names of stored or virtual
+// columns, in the order wanted; nil for all that are stored. A name that does
+// not exist is a FieldError that lists what there is.
+//
+// Blob columns are nullable in the result, whatever the dataset says: a blob
+// that cannot be read may be served as null, if the request asks for it.
+//
+// The layout "huggingface" is that of the datasets library: image and audio
+// columns are struct<bytes: binary, path: utf8>, with the path out of the
+// metadata column file_name if there is one; other blobs are binary; the id is
+// text and fixed_size_binary is binary, as the library has no such type; every
+// field is nullable; and the schema's metadata describes the features.
+func NewProjection(snap *Snapshot, columns []string, layout Layout) (*Projection, error) {
+	switch layout {
+	case "":
+		layout = LayoutLargeBinary
+	case LayoutLargeBinary, LayoutBinary, LayoutHuggingFace:
+	default:
+		return nil, notOneOf("layout", string(layout), []string{string(LayoutLargeBinary), string(LayoutBinary), string(LayoutHuggingFace)})
+	}
+	all := snap.Schema.Fields()
+	stored := make([]string, len(all))
+	ordinal := make(map[string]int) // of blob columns
+	path := -1
+	for i, f := range all {
+		stored[i] = f.Name
+		if IsBlob(f) {
+			ordinal[f.Name] = len(ordinal)
+		} else if id := f.Type.ID(); f.Name == PathColumn && (id == arrow.STRING || id == arrow.LARGE_STRING) {
+			path = i
+		}
+	}
+	if columns == nil {
+		columns = stored
+	}
+	p := &Projection{}
+	fields := make([]arrow.Field, 0, len(columns))
+	for i, name := range columns {
+		at := fmt.Sprintf("columns[%d]", i)
+		if slices.Contains(columns[:i], name) {
+			return nil, &FieldError{Field: at, Got: quote(name) + " again", Want: "each column once"}
+		}
+		switch name {
+		case PositionColumn:
+			p.columns = append(p.columns, outColumn{kind: outPosition})
+			fields = append(fields, arrow.Field{Name: name, Type: arrow.PrimitiveTypes.Int64})
+			continue
+		case SplitColumn:
+			p.columns = append(p.columns, outColumn{kind: outSplit})
+			fields = append(fields, arrow.Field{Name: name, Type: arrow.BinaryTypes.String})
+			continue
+		}
+		src := slices.Index(stored, name)
+		if src < 0 {
+			known := append(slices.Clone(stored), PositionColumn, SplitColumn)
+			want := "one of " + strings.Join(known, ", ")
+			if n := Nearest(name, known); n != "" {
+				want += fmt.Sprintf(" (did you mean %q?)", n)
+			}
+			return nil, &FieldError{Field: at, Got: quote(name), Want: want}
+		}
+		f, c := all[src], outColumn{src: src, path: -1}
+		if IsBlob(f) {
+			c.src = len(p.blobs)
+			p.blobs = append(p.blobs, ordinal[name])
+			f.Nullable = true
+			switch {
+			case layout == LayoutLargeBinary:
+				c.kind = outBlob8
+			case layout == LayoutHuggingFace && Media(f) != "":
+				c.kind, c.path, f.Type = outMedia, path, mediaType
+			default:
+				c.kind, f.Type = outBlob4, arrow.BinaryTypes.Binary
+			}
+		} else if layout == LayoutHuggingFace {
+			switch {
+			case src == 0:
+				c.kind, f.Type, f.Metadata = outText, arrow.BinaryTypes.String, arrow.Metadata{}
+			case f.Type.ID() == arrow.FIXED_SIZE_BINARY:
+				c.kind, f.Type = outUnfixed, arrow.BinaryTypes.Binary
+			}
+		}
+		p.columns = append(p.columns, c)
+		fields = append(fields, f)
+	}
+	var meta *arrow.Metadata
+	if layout == LayoutHuggingFace {
+		for i := range fields {
+			fields[i].Nullable = true
+		}
+		md := arrow.NewMetadata([]string{"huggingface"}, []string{string(features(fields))})
+		meta = &md
+	}
+	p.Schema = arrow.NewSchema(fields, meta)
+	return p, nil
+}
+
+// BlobColumns returns the blob columns that must be read, as ordinals among the
+// snapshot's blob columns, in order of appearance. The caller does not change
+// it.
+func (p *Projection) BlobColumns() []int { return p.blobs }

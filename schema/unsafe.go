@@ -2,27 +2,20 @@ package schema
 
 import "unsafe"
 
-// fixed is a value that Arrow stores as its bytes in memory order.
+// fixed is a value that Arrow stores as its bytes in memory order, little-endian.
 type fixed interface {
-	~int8 | ~int16 | ~int32 | ~int64 | ~uint8 | ~uint16 | ~uint32 | ~uint64 | ~[2]uint64 | ~[4]uint64
+	~int32 | ~int64 | ~uint8 | ~uint16 | ~uint32 | ~uint64 | ~[2]uint64 | ~[16]byte | ~[32]byte
 }
 
 // cast views b as values of T, without copying. b must be aligned for T;
 // a rest shorter than a T is left out.
 func cast[T fixed](b []byte) []T {
 	var t T
-	n := len(b) / int(unsafe.Sizeof(t))
-	if n == 0 {
-		return nil
-	}
-	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), n)
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/int(unsafe.Sizeof(t)))
 }
 
 // asBytes views s as bytes, without copying.
 func asBytes[T fixed](s []T) []byte {
-	if len(s) == 0 {
-		return nil
-	}
 	var t T
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(t)))
 }

@@ -1,0 +1,284 @@
+package schema
+
+import (
+	"encoding/hex"
+	"fmt"
+	"math"
+
+	"github.com/apache/arrow/go/v17/arrow"
+)
+
+// Assemble makes the batch of the samples at positions, in that order; repeats
+// are allowed. blobs holds the blobs of each column that BlobColumns names, by
+// row; the zero Blob is a null. The batch owns the pins from now on; when
+// Assemble fails they are released.
+//
+// Neither blobs nor long runs of consecutive positions are copied: the batch
+// points at them. Gathered cells are copied into memory that the batch owns.
+func (p *Projection) Assemble(m *Manifest, positions []int64, blobs [][]Blob) (*Batch, error) {
+	b := &Batch{Schema: p.Schema, Rows: len(positions), Blobs: blobs, arena: newArena()}
+	if err := p.assemble(b, m, positions); err != nil {
+		b.Release()
+		return nil, err
+	}
+	return b, nil
+}
+
+func (p *Projection) assemble(b *Batch, m *Manifest, positions []int64) error {
+	if len(b.Blobs) != len(p.blobs) {
+		return fmt.Errorf("%w: %d columns of blobs, the projection has %d", ErrInvalid, len(b.Blobs), len(p.blobs))
+	}
+	for i := range b.Blobs {
+		if len(b.Blobs[i]) != len(positions) {
+			return fmt.Errorf("%w: %d blobs for %d rows", ErrInvalid, len(b.Blobs[i]), len(positions))
+		}
+	}
+	runs, err := m.runs(positions)
+	if err != nil {
+		return err
+	}
+	n := len(positions)
+	b.Columns = make([]Vector, len(p.columns))
+	for i, c := range p.columns {
+		var v Vector
+		var err error
+		switch c.kind {
+		case outStored:
+			v, err = m.gatherColumn(b.arena, c.src, runs, n)
+		case outText:
+			v = m.idText(b.arena, positions)
+		case outUnfixed:
+			if v, err = m.gatherColumn(b.arena, c.src, runs, n); err == nil {
+				v, err = unfix(b.arena, v)
+			}
+		case outPosition:
+			dst := cast[int64](b.arena.bytes(8 * n))
+			copy(dst, positions)
+			v = Vector{Type: arrow.PrimitiveTypes.Int64, Len: n, Buffers: []Buffer{{}, pieces(asBytes(dst))}}
+		case outSplit:
+			v, err = m.splitColumn(b.arena, positions)
+		case outBlob8:
+			v, err = blobColumn[int64](b.arena, arrow.BinaryTypes.LargeBinary, b.Blobs[c.src], m.emptyCells(p.blobs[c.src], positions))
+		case outBlob4:
+			v, err = blobColumn[int32](b.arena, arrow.BinaryTypes.Binary, b.Blobs[c.src], m.emptyCells(p.blobs[c.src], positions))
+		case outMedia:
+			v, err = m.mediaColumn(b.arena, c, b.Blobs[c.src], p.blobs[c.src], positions, runs)
+		}
+		if err != nil {
+			return fmt.Errorf("column %q: %w", p.Schema.Field(i).Name, err)
+		}
+		b.Columns[i] = v
+	}
+	return nil
+}
+
+// gatherColumn gathers a stored column. A snapshot without rows has no chunk to
+// take the type from.
+func (m *Manifest) gatherColumn(a *arena, col int, runs []run, n int) (Vector, error) {
+	if len(m.columns[col]) == 0 {
+		v := emptyView(m.snap.Schema.Field(col).Type)
+		return gather(a, []view{v}, nil, 0)
+	}
+	return gather(a, m.columns[col], runs, n)
+}
+
+// emptyView is a column of no rows.
+func emptyView(dt arrow.DataType) view {
+	v := view{dt: dt, off32: make([]int32, 1), off64: make([]int64, 1)}
+	v.shape, v.width = shapeOf(dt)
+	if nested, ok := dt.(arrow.NestedType); ok {
+		for _, f := range nested.Fields() {
+			v.children = append(v.children, emptyView(f.Type))
+		}
+	}
+	return v
+}
+
+// runs cuts positions into runs of consecutive rows of one chunk.
+func (m *Manifest) runs(positions []int64) ([]run, error) {
+	rows := m.Rows()
+	count := 0 // of the runs, but for borders of chunks
+	for i, p := range positions {
+		if p < 0 || p >= rows {
+			return nil, fmt.Errorf("%w: position %d, want 0 to %d", ErrInvalid, p, rows-1)
+		}
+		if i == 0 || p != positions[i-1]+1 {
+			count++
+		}
+	}
+	out := make([]run, 0, count+1)
+	for i := 0; i < len(positions); {
+		p := positions[i]
+		c, row := m.locate(p)
+		left := int(min(m.starts[c+1]-p, int64(len(positions)-i)))
+		n := 1
+		for n < left && positions[i+n] == p+int64(n) {
+			n++
+		}
+		out = append(out, run{c, row, n})
+		i += n
+	}
+	return out, nil
+}
+
+// emptyCells reports whether the cell of a row is an empty blob and not null:
+// the store may return a nil slice for it, as for the zero Blob.
+func (m *Manifest) emptyCells(col int, positions []int64) func(row int) bool {
+	return func(row int) bool {
+		ref, ok := m.Blob(col, positions[row])
+		return ok && ref.Size == 0
+	}
+}
+
+// blobColumn lays out blobs without copying them.
+func blobColumn[T int32 | int64](a *arena, dt arrow.DataType, blobs []Blob, empty func(row int) bool) (Vector, error) {
+	n := len(blobs)
+	width, most := 8, int64(math.MaxInt64)
+	if dt.ID() == arrow.BINARY {
+		width, most = 4, math.MaxInt32
+	}
+	off := cast[T](a.bytes((n + 1) * width))
+	values := make([][]byte, 0, n)
+	nulls, total := 0, int64(0)
+	var validity []byte
+	for i := range blobs {
+		off[i] = T(total)
+		b := blobs[i].Bytes()
+		if b == nil && !empty(i) {
+			if validity == nil {
+				validity = ones(a, n)
+			}
+			validity[i>>3] &^= 1 << (i & 7)
+			nulls++
+			continue
+		}
+		if int64(len(b)) > most-total {
+			return Vector{}, fmt.Errorf("%w: %d blobs hold more than 2^31-1 bytes, the most of a batch in the layout %q; ask for a smaller batch or the layout %q",
+				ErrLimit, n, LayoutBinary, LayoutLargeBinary)
+		}
+		if len(b) > 0 {
+			values = append(values, b)
+			total += int64(len(b))
+		}
+	}
+	off[n] = T(total)
+	return Vector{Type: dt, Len: n, Nulls: nulls,
+		Buffers: []Buffer{pieces(validity), pieces(asBytes(off)), {Pieces: values, Len: total}}}, nil
+}
+
+// ones returns a bitmap of n ones, followed by zeros.
+func ones(a *arena, n int) []byte {
+	bits := a.bytes((n + 7) / 8)
+	for i := range bits {
+		bits[i] = 0xff
+	}
+	if n&7 != 0 {
+		bits[len(bits)-1] = 1<<(n&7) - 1
+	}
+	return bits
+}
+
+// mediaColumn is a blob column as struct<bytes: binary, path: utf8>.
+func (m *Manifest) mediaColumn(a *arena, c outColumn, blobs []Blob, ordinal int, positions []int64, runs []run) (Vector, error) {
+	n := len(blobs)
+	content, err := blobColumn[int32](a, arrow.BinaryTypes.Binary, blobs, m.emptyCells(ordinal, positions))
+	if err != nil {
+		return Vector{}, err
+	}
+	var path Vector
+	if c.path < 0 {
+		path = Vector{Type: arrow.BinaryTypes.String, Len: n, Nulls: n, Buffers: []Buffer{
+			pieces(a.zeroed((n + 7) / 8)), pieces(a.zeroed(4 * (n + 1))), {}}}
+	} else if path, err = m.gatherColumn(a, c.path, runs, n); err != nil {
+		return Vector{}, err
+	} else if path.Type.ID() == arrow.LARGE_STRING {
+		if path, err = narrow(a, path); err != nil {
+			return Vector{}, err
+		}
+	}
+	return Vector{Type: mediaType, Len: n, Nulls: content.Nulls,
+		Buffers: content.Buffers[:1:1], Children: []Vector{content, path}}, nil
+}
+
+// narrow makes a utf8 of a large_utf8.
+func narrow(a *arena, v Vector) (Vector, error) {
+	if v.Buffers[2].Len > math.MaxInt32 {
+		return Vector{}, fmt.Errorf("%w: a batch holds more than 2^31-1 bytes of paths", ErrLimit)
+	}
+	dst := cast[int32](a.bytes(4 * (v.Len + 1)))
+	for i, o := range cast[int64](v.Buffers[1].Pieces[0]) { // offsets are one piece
+		dst[i] = int32(o)
+	}
+	return Vector{Type: arrow.BinaryTypes.String, Len: v.Len, Nulls: v.Nulls,
+		Buffers: []Buffer{v.Buffers[0], pieces(asBytes(dst)), v.Buffers[2]}}, nil
+}
+
+// unfix makes a binary of a fixed_size_binary.
+func unfix(a *arena, v Vector) (Vector, error) {
+	width := int64(v.Type.(*arrow.FixedSizeBinaryType).ByteWidth)
+	if width*int64(v.Len) > math.MaxInt32 {
+		return Vector{}, fmt.Errorf("%w: a batch holds more than 2^31-1 bytes of a column of type binary", ErrLimit)
+	}
+	dst := cast[int32](a.bytes(4 * (v.Len + 1)))
+	for i := range dst {
+		dst[i] = int32(int64(i) * width)
+	}
+	return Vector{Type: arrow.BinaryTypes.Binary, Len: v.Len, Nulls: v.Nulls,
+		Buffers: []Buffer{v.Buffers[0], pieces(asBytes(dst)), v.Buffers[1]}}, nil
+}
+
+const idTextLen = 36
+
+// idText is the id column in the canonical form of 36 characters.
+func (m *Manifest) idText(a *arena, positions []int64) Vector {
+	n := len(positions)
+	off := cast[int32](a.bytes(4 * (n + 1)))
+	text := a.bytes(idTextLen * n)
+	for i, pos := range positions {
+		off[i] = int32(idTextLen * i)
+		putID(text[idTextLen*i:], m.ID(pos))
+	}
+	off[n] = int32(idTextLen * n)
+	return Vector{Type: arrow.BinaryTypes.String, Len: n, Buffers: []Buffer{{}, pieces(asBytes(off)), pieces(text)}}
+}
+
+// putID writes the canonical form of id into dst.
+func putID(dst []byte, id ID) {
+	at := 0
+	for i, n := range [...]int{4, 2, 2, 2, 6} {
+		if i > 0 {
+			dst[at] = '-'
+			at++
+		}
+		from := [...]int{0, 4, 6, 8, 10}[i]
+		at += hex.Encode(dst[at:], id[from:from+n])
+	}
+}
+
+// splitColumn is the virtual column split.
+func (m *Manifest) splitColumn(a *arena, positions []int64) (Vector, error) {
+	n := len(positions)
+	off := cast[int32](a.bytes(4 * (n + 1)))
+	names := make([]string, n)
+	total := int64(0)
+	var last *splitRange // neighbours are mostly in one split
+	for i, pos := range positions {
+		off[i] = int32(total)
+		if last == nil || pos < last.Start || pos >= last.End {
+			last = m.splitAt(pos)
+		}
+		if last != nil {
+			names[i] = last.name
+			total += int64(len(last.name))
+			if total > math.MaxInt32 {
+				return Vector{}, fmt.Errorf("%w: a batch holds more than 2^31-1 bytes of a column of type utf8", ErrLimit)
+			}
+		}
+	}
+	off[n] = int32(total)
+	text := a.bytes(int(total))
+	for i, name := range names {
+		copy(text[off[i]:], name)
+	}
+	return Vector{Type: arrow.BinaryTypes.String, Len: n, Buffers: []Buffer{{}, pieces(asBytes(off)), pieces(text)}}, nil
+}

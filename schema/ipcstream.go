@@ -1,0 +1,375 @@
+package schema
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"math/bits"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/bitutil"
+	"github.com/apache/arrow/go/v17/arrow/ipc"
+	flatbuffers "github.com/google/flatbuffers/go"
+)
+
+// The Arrow library's reader copies every buffer of a record batch, and its
+// writer aligns buffers to 8 bytes. A manifest chunk is read in place, so the
+// record batch message is written and read here; the schema message is left to
+// the library. Field numbers are those of Message.fbs of the Arrow format.
+
+const (
+	continuation = 0xffffffff
+	bodyAlign    = 64
+
+	metadataV5        = 4
+	headerSchema      = 1
+	headerRecordBatch = 3
+)
+
+var endOfStream = []byte{0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0}
+
+// encodeSchema returns the IPC message of a schema, with its prefix.
+func encodeSchema(s *arrow.Schema) ([]byte, error) {
+	if s == nil {
+		return nil, fmt.Errorf("%w: no schema to encode", ErrInvalid)
+	}
+	var b bytes.Buffer
+	w := ipc.NewWriter(&b, ipc.WithSchema(s))
+	if err := w.Close(); err != nil {
+		return nil, fmt.Errorf("encode schema: %w", err)
+	}
+	return bytes.TrimSuffix(b.Bytes(), endOfStream), nil
+}
+
+// decodeSchema reads the IPC message of a schema.
+func decodeSchema(b []byte) (s *arrow.Schema, err error) {
+	defer func() {
+		if p := recover(); p != nil { // the decoder panics on broken flatbuffers
+			s, err = nil, fmt.Errorf("%w: decode schema: %v", ErrDataLoss, p)
+		}
+	}()
+	if _, _, _, err := nextMessage(b); err != nil {
+		return nil, err
+	}
+	r, err := ipc.NewReader(bytes.NewReader(b))
+	if err != nil {
+		return nil, fmt.Errorf("%w: decode schema: %w", ErrDataLoss, err)
+	}
+	defer r.Release()
+	return r.Schema(), nil
+}
+
+// encodeStream makes an IPC stream of one record batch. Every buffer starts at
+// a multiple of 64 bytes from the stream's start and is padded with zeros. Equal
+// content makes equal bytes.
+func encodeStream(schemaMessage []byte, rows int, cols []Vector) []byte {
+	var nodes, buffers [][2]int64
+	var body int64
+	var walk func(v *Vector)
+	walk = func(v *Vector) {
+		nodes = append(nodes, [2]int64{int64(v.Len), int64(v.Nulls)})
+		for _, b := range v.Buffers {
+			buffers = append(buffers, [2]int64{body, b.Len})
+			body += (b.Len + bodyAlign - 1) &^ (bodyAlign - 1)
+		}
+		for i := range v.Children {
+			walk(&v.Children[i])
+		}
+	}
+	for i := range cols {
+		walk(&cols[i])
+	}
+
+	fb := flatbuffers.NewBuilder(1024)
+	pairs := func(list [][2]int64) flatbuffers.UOffsetT {
+		fb.StartVector(16, len(list), 8)
+		for i := len(list) - 1; i >= 0; i-- {
+			fb.Prep(8, 16)
+			fb.PrependInt64(list[i][1])
+			fb.PrependInt64(list[i][0])
+		}
+		return fb.EndVector(len(list))
+	}
+	bufferList := pairs(buffers)
+	nodeList := pairs(nodes)
+	fb.StartObject(5)
+	fb.PrependInt64Slot(0, int64(rows), 0)
+	fb.PrependUOffsetTSlot(1, nodeList, 0)
+	fb.PrependUOffsetTSlot(2, bufferList, 0)
+	batch := fb.EndObject()
+	fb.StartObject(5)
+	fb.PrependInt64Slot(3, body, 0)
+	fb.PrependUOffsetTSlot(2, batch, 0)
+	fb.PrependInt16Slot(0, metadataV5, 0)
+	fb.PrependByteSlot(1, headerRecordBatch, 0)
+	fb.Finish(fb.EndObject())
+	meta := fb.FinishedBytes()
+
+	start := len(schemaMessage) + 8 + len(meta)
+	pad := -start & (bodyAlign - 1) // the body starts aligned
+	out := alignedBytes(start + pad + int(body) + len(endOfStream))[:0]
+	out = append(out, schemaMessage...)
+	out = binary.LittleEndian.AppendUint32(out, continuation)
+	out = binary.LittleEndian.AppendUint32(out, uint32(len(meta)+pad))
+	out = append(out, meta...)
+	out = append(out, make([]byte, pad)...)
+	var zeros [bodyAlign]byte
+	var put func(v *Vector)
+	put = func(v *Vector) {
+		for _, b := range v.Buffers {
+			for _, p := range b.Pieces {
+				out = append(out, p...)
+			}
+			out = append(out, zeros[:-b.Len&(bodyAlign-1)]...)
+		}
+		for i := range v.Children {
+			put(&v.Children[i])
+		}
+	}
+	for i := range cols {
+		put(&cols[i])
+	}
+	return append(out, endOfStream...)
+}
+
+var errBroken = errors.New("broken message")
+
+// nextMessage splits the first message off b: its flatbuffer and what follows
+// it, which begins with the body. size is the length of prefix and flatbuffer.
+func nextMessage(b []byte) (meta, rest []byte, size int, err error) {
+	if len(b) < 8 || binary.LittleEndian.Uint32(b) != continuation {
+		return nil, nil, 0, fmt.Errorf("%w: no message of an Arrow stream where one should be", ErrDataLoss)
+	}
+	n := int64(binary.LittleEndian.Uint32(b[4:]))
+	if n < 8 || n > int64(len(b)-8) {
+		return nil, nil, 0, fmt.Errorf("%w: message of %d bytes where %d are left", ErrDataLoss, n, len(b)-8)
+	}
+	return b[8 : 8+n], b[8+n:], int(8 + n), nil
+}
+
+// decodeStream reads an IPC stream of one record batch in place: the views
+// point into b, which must be aligned to 8 bytes. want is the schema it must
+// have, wantMessage its encoding. All that the views can reach is checked.
+func decodeStream(b []byte, want *arrow.Schema, wantMessage []byte) (cols []view, rows int, err error) {
+	defer func() {
+		if p := recover(); p != nil { // an offset in a flatbuffer led out of it
+			cols, rows, err = nil, 0, fmt.Errorf("%w: %w: %v", ErrDataLoss, errBroken, p)
+		}
+	}()
+	rest, ok := bytes.CutPrefix(b, wantMessage)
+	if !ok { // perhaps encoded by another version of the library
+		var size int
+		if _, rest, size, err = nextMessage(b); err != nil {
+			return nil, 0, err
+		}
+		s, err := decodeSchema(b[:size])
+		if err != nil {
+			return nil, 0, err
+		}
+		if !s.Equal(want) {
+			return nil, 0, fmt.Errorf("%w: schema of the chunk is %s, the snapshot says %s", ErrDataLoss, s, want)
+		}
+	}
+	meta, rest, _, err := nextMessage(rest)
+	if err != nil {
+		return nil, 0, err
+	}
+
+	msg := rootTable(meta)
+	if t := msg.GetByteSlot(6, 0); t != headerRecordBatch {
+		return nil, 0, fmt.Errorf("%w: message of type %d, want a record batch", ErrDataLoss, t)
+	}
+	bodyLen := msg.GetInt64Slot(10, 0)
+	if bodyLen < 0 || bodyLen > int64(len(rest)) {
+		return nil, 0, fmt.Errorf("%w: body of %d bytes where %d are left", ErrDataLoss, bodyLen, len(rest))
+	}
+	if !bytes.Equal(rest[bodyLen:], endOfStream) {
+		return nil, 0, fmt.Errorf("%w: no end of the stream after its record batch", ErrDataLoss)
+	}
+	var batch flatbuffers.Table
+	o := flatbuffers.UOffsetT(msg.Offset(8))
+	if o == 0 {
+		return nil, 0, fmt.Errorf("%w: message without a header", ErrDataLoss)
+	}
+	msg.Union(&batch, o)
+	if batch.Offset(10) != 0 {
+		return nil, 0, fmt.Errorf("%w: compressed record batch, want plain", ErrDataLoss)
+	}
+	n := batch.GetInt64Slot(4, 0)
+	if n < 0 || n > math.MaxInt32 {
+		return nil, 0, fmt.Errorf("%w: record batch of %d rows", ErrDataLoss, n)
+	}
+	l := loader{body: rest[:bodyLen:bodyLen], nodes: pairList(&batch, 6), buffers: pairList(&batch, 8)}
+	cols = make([]view, want.NumFields())
+	for i, f := range want.Fields() {
+		if cols[i], err = l.load(f, int(n)); err != nil {
+			return nil, 0, fmt.Errorf("column %q: %w", f.Name, err)
+		}
+	}
+	if len(l.nodes) > 0 || len(l.buffers) > 0 {
+		return nil, 0, fmt.Errorf("%w: record batch has more buffers than its schema", ErrDataLoss)
+	}
+	return cols, int(n), nil
+}
+
+func rootTable(b []byte) *flatbuffers.Table {
+	return &flatbuffers.Table{Bytes: b, Pos: flatbuffers.GetUOffsetT(b)}
+}
+
+// pairList returns a vector of structs of two 64-bit integers, as bytes.
+func pairList(t *flatbuffers.Table, slot flatbuffers.VOffsetT) []byte {
+	o := flatbuffers.UOffsetT(t.Offset(slot))
+	if o == 0 {
+		return nil
+	}
+	start := int(t.Vector(o))
+	return t.Bytes[start : start+16*t.VectorLen(o)]
+}
+
+// loader takes the nodes and buffers of a record batch in order.
+type loader struct {
+	body           []byte
+	nodes, buffers []byte
+}
+
+func takePair(list *[]byte) (a, b int64, ok bool) {
+	if len(*list) < 16 {
+		return 0, 0, false
+	}
+	a = int64(binary.LittleEndian.Uint64(*list))
+	b = int64(binary.LittleEndian.Uint64((*list)[8:]))
+	*list = (*list)[16:]
+	return a, b, true
+}
+
+func (l *loader) buffer() ([]byte, error) {
+	at, n, ok := takePair(&l.buffers)
+	if !ok {
+		return nil, fmt.Errorf("%w: record batch has fewer buffers than its schema", ErrDataLoss)
+	}
+	if at < 0 || n < 0 || at%8 != 0 || at > int64(len(l.body)) || n > int64(len(l.body))-at {
+		return nil, fmt.Errorf("%w: buffer at %d of %d bytes in a body of %d", ErrDataLoss, at, n, len(l.body))
+	}
+	return l.body[at : at+n : at+n], nil
+}
+
+// load reads and checks the next column. n is how many rows it must have, -1
+// for any number.
+func (l *loader) load(f arrow.Field, n int) (view, error) {
+	length, nulls, ok := takePair(&l.nodes)
+	if !ok {
+		return view{}, fmt.Errorf("%w: record batch has fewer columns than its schema", ErrDataLoss)
+	}
+	if length < 0 || length > math.MaxInt32 || n >= 0 && length != int64(n) {
+		return view{}, fmt.Errorf("%w: %d rows, want %d", ErrDataLoss, length, n)
+	}
+	if nulls < 0 || nulls > length || nulls > 0 && !f.Nullable {
+		return view{}, fmt.Errorf("%w: %d nulls in %d rows, nullable is %t", ErrDataLoss, nulls, length, f.Nullable)
+	}
+	n = int(length)
+	v := view{dt: f.Type, n: n, nulls: int(nulls)}
+	v.shape, v.width = shapeOf(f.Type)
+	validity, err := l.buffer()
+	if err != nil {
+		return view{}, err
+	}
+	if nulls > 0 {
+		if len(validity) < (n+7)/8 {
+			return view{}, fmt.Errorf("%w: validity bitmap of %d bytes for %d rows", ErrDataLoss, len(validity), n)
+		}
+		if got := n - bitutil.CountSetBits(validity, 0, n); got != v.nulls {
+			return view{}, fmt.Errorf("%w: %d nulls in the validity bitmap, want %d", ErrDataLoss, got, v.nulls)
+		}
+		v.validity = validity
+	}
+	switch v.shape {
+	case shapeBits, shapeFixed:
+		if v.values, err = l.buffer(); err != nil {
+			return view{}, err
+		}
+		need := uint64(n+7) / 8
+		if v.shape == shapeFixed {
+			hi, lo := bits.Mul64(uint64(n), uint64(v.width))
+			if hi != 0 {
+				lo = math.MaxUint64
+			}
+			need = lo
+		}
+		if uint64(len(v.values)) < need {
+			return view{}, fmt.Errorf("%w: %d bytes of values for %d rows of %s", ErrDataLoss, len(v.values), n, v.dt)
+		}
+		v.values = v.values[:need]
+	case shapeBytes, shapeBytes8:
+		offsets, err := l.buffer()
+		if err != nil {
+			return view{}, err
+		}
+		if v.values, err = l.buffer(); err != nil {
+			return view{}, err
+		}
+		if v.shape == shapeBytes {
+			v.off32, err = checkOffsets(cast[int32](offsets), n, len(v.values))
+		} else {
+			v.off64, err = checkOffsets(cast[int64](offsets), n, len(v.values))
+		}
+		if err != nil {
+			return view{}, err
+		}
+	case shapeList:
+		offsets, err := l.buffer()
+		if err != nil {
+			return view{}, err
+		}
+		child, err := l.load(f.Type.(*arrow.ListType).ElemField(), -1)
+		if err != nil {
+			return view{}, err
+		}
+		if v.off32, err = checkOffsets(cast[int32](offsets), n, child.n); err != nil {
+			return view{}, err
+		}
+		v.children = []view{child}
+	case shapeFixedList:
+		if v.width != 0 && n > math.MaxInt32/v.width {
+			return view{}, fmt.Errorf("%w: %d rows of %s", ErrDataLoss, n, v.dt)
+		}
+		child, err := l.load(f.Type.(*arrow.FixedSizeListType).ElemField(), n*v.width)
+		if err != nil {
+			return view{}, err
+		}
+		v.children = []view{child}
+	case shapeStruct:
+		for _, sub := range f.Type.(*arrow.StructType).Fields() {
+			child, err := l.load(sub, n)
+			if err != nil {
+				return view{}, err
+			}
+			v.children = append(v.children, child)
+		}
+	default:
+		return view{}, fmt.Errorf("%w: type %s", ErrDataLoss, v.dt)
+	}
+	return v, nil
+}
+
+// checkOffsets returns the n+1 offsets of n rows if they ascend within limit.
+func checkOffsets[T int32 | int64](off []T, n, limit int) ([]T, error) {
+	if n == 0 && len(off) == 0 {
+		return make([]T, 1), nil // the format lets the single offset be left out
+	}
+	if len(off) < n+1 {
+		return nil, fmt.Errorf("%w: %d offsets for %d rows", ErrDataLoss, len(off), n)
+	}
+	off = off[:n+1]
+	last := off[0]
+	descends := last < 0
+	for _, o := range off {
+		descends = descends || o < last
+		last = o
+	}
+	if descends || int64(last) > int64(limit) {
+		return nil, fmt.Errorf("%w: offsets do not ascend within %d", ErrDataLoss, limit)
+	}
+	return off, nil
+}

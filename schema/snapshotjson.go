@@ -1,0 +1,54 @@
+package schema
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+)
+
+// snapshotJSON is the stored form of a Snapshot.
+type snapshotJSON struct {
+	Dataset string    `json:"dataset"`
+	Number  int64     `json:"number"`
+	Parent  int64     `json:"parent"`
+	Created time.Time `json:"created"`
+	Source  string    `json:"source"`
+	Schema  []byte    `json:"schema"` // the IPC schema message, in base64
+	Splits  []Split   `json:"splits"`
+	Chunks  []Chunk   `json:"chunks"`
+}
+
+// MarshalJSON writes the record of the snapshot as stores keep it. The schema
+// is its Arrow IPC message in base64.
+func (s Snapshot) MarshalJSON() ([]byte, error) {
+	message, err := encodeSchema(s.Schema)
+	if err != nil {
+		return nil, err
+	}
+	out := snapshotJSON{s.Dataset, s.Number, s.Parent, s.Created.UTC(), s.Source, message, s.Splits, s.Chunks}
+	if out.Splits == nil {
+		out.Splits = []Split{}
+	}
+	if out.Chunks == nil {
+		out.Chunks = []Chunk{}
+	}
+	return json.Marshal(out)
+}
+
+// UnmarshalJSON reads what MarshalJSON wrote. A record that is not one is an
+// ErrDataLoss.
+func (s *Snapshot) UnmarshalJSON(b []byte) error {
+	var in snapshotJSON
+	if err := json.Unmarshal(b, &in); err != nil {
+		return fmt.Errorf("%w: snapshot record: %w", ErrDataLoss, err)
+	}
+	schema, err := decodeSchema(in.Schema)
+	if err != nil {
+		return fmt.Errorf("snapshot record: %w", err)
+	}
+	if err := CheckSchema(schema); err != nil {
+		return fmt.Errorf("%w: snapshot record: %v", ErrDataLoss, err)
+	}
+	*s = Snapshot{in.Dataset, in.Number, in.Parent, in.Created, in.Source, schema, in.Splits, in.Chunks}
+	return nil
+}
