@@ -26,8 +26,8 @@ const (
 // finite domains", CT-RSA 2002). b is a power of two close to √n and a = ⌈n/b⌉,
 // so that a·b exceeds n by less than b; what falls between is permuted again
 // until it is below n (cycle walking, ibid.), which takes less than 1 + √(2/n)
-// turns on average. Up to 256 values it is instead a table drawn by
-// the Fisher-Yates shuffle, every permutation being equally likely.
+// turns on average. Up to 256 values it is instead a table that a Fisher-Yates
+// shuffle fills, its draws taken from a generator of 64 bits of state.
 //
 // The numbers it gives for (n, seed, epoch) are part of the protocol: they never
 // change. They are for shuffling; this is no cipher.
