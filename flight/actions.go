@@ -1,0 +1,389 @@
+package flight
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/apache/arrow/go/v17/arrow/flight"
+	"google.golang.org/protobuf/proto"
+
+	"bowstring/fetch"
+	"bowstring/schema"
+)
+
+// action is something that DoAction does.
+type action struct {
+	name  string
+	about string
+	run   func(*Server, context.Context, []byte, func([]byte) error) error
+}
+
+// actions lists what there is, in the order that ListActions says it. It is a
+// function, as unknownAction, which the entries lead to, reads it.
+func actions() []action {
+	return []action{
+		{"list", `Datasets, one result each. Body: {"dataset": NAME or "PREFIX*"}, optional. Result: {"dataset", "snapshots", "newest", "rows", "splits", "created", "source"}.`, (*Server).list},
+		{"describe", `One snapshot. Body: {"dataset", "snapshot": N, optional}. Result: {"dataset", "snapshot", "parent", "created", "source", "rows", "splits", "columns", "blob_bytes", "manifest", "snapshots"}.`, (*Server).describe},
+		{"drop", `Removes a snapshot, or without a number the dataset. Body: {"dataset", "snapshot": N, optional}. Result: {"dataset", "dropped": [N]}.`, (*Server).drop},
+		{"gc", `Frees the blobs that nothing refers to any more. Body: {"dry_run": true}, optional. Result: {"live_blobs", "live_bytes", "dead_blobs", "dead_bytes", "freed_bytes", "moved_bytes"}.`, (*Server).gc},
+		{"stats", `Counters of server, store and engine, limits, running streams. Body: none.`, (*Server).stats},
+		{"cancel", `Ends the running streams of a plan. Body: {"plan"}. Result: {"plan", "cancelled": COUNT}.`, (*Server).cancel},
+		{flight.CancelFlightInfoActionType, `Ends the running streams of a FlightInfo. Body: protobuf CancelFlightInfoRequest. Result: protobuf CancelFlightInfoResult.`, (*Server).cancelFlightInfo},
+		{flight.RenewFlightEndpointActionType, `Gives an endpoint a new expiration time. Body: protobuf RenewFlightEndpointRequest. Result: protobuf FlightEndpoint.`, (*Server).renewFlightEndpoint},
+	}
+}
+
+// ListActions sends the actions that there are.
+func (s *Server) ListActions(_ *flight.Empty, stream flight.FlightService_ListActionsServer) error {
+	for _, a := range actions() {
+		if err := stream.Send(&flight.ActionType{Type: a.name, Description: a.about}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// DoAction runs an action.
+func (s *Server) DoAction(a *flight.Action, stream flight.FlightService_DoActionServer) error {
+	list := actions()
+	names := make([]string, len(list))
+	for i, known := range list {
+		if known.name == a.GetType() {
+			return known.run(s, stream.Context(), a.GetBody(), func(b []byte) error {
+				return stream.Send(&flight.Result{Body: b})
+			})
+		}
+		names[i] = known.name
+	}
+	hint := ""
+	if n := schema.Nearest(a.GetType(), names); n != "" {
+		hint = fmt.Sprintf(" (did you mean %q?)", n)
+	}
+	return fmt.Errorf("%w: action %q%s; list_actions names those there are", schema.ErrNotFound, shorten(a.GetType()), hint)
+}
+
+// body decodes the body of an action; an empty one is an empty object.
+func body(b []byte, v any) error {
+	if len(b) == 0 {
+		b = []byte("{}")
+	}
+	return decode("body", b, v)
+}
+
+// sendJSON sends one result.
+func sendJSON(send func([]byte) error, v any) error {
+	b, err := encodeJSON(v)
+	if err != nil {
+		return err
+	}
+	return send(b)
+}
+
+// snapshotRef is the JSON body that names a dataset or one of its snapshots.
+type snapshotRef struct {
+	Dataset  string `json:"dataset"`
+	Snapshot int64  `json:"snapshot"`
+}
+
+func parseSnapshotRef(b []byte) (snapshotRef, error) {
+	var ref snapshotRef
+	if err := body(b, &ref); err != nil {
+		return ref, err
+	}
+	return ref, schema.Request{Dataset: ref.Dataset, Snapshot: ref.Snapshot}.Check()
+}
+
+type splitInfo struct {
+	Name   string         `json:"name"`
+	Rows   int64          `json:"rows"`
+	Ranges []schema.Range `json:"ranges,omitempty"`
+}
+
+func splitsOf(snap *schema.Snapshot, ranges bool) []splitInfo {
+	out := make([]splitInfo, len(snap.Splits))
+	for i, sp := range snap.Splits {
+		out[i] = splitInfo{Name: sp.Name, Rows: sp.Rows()}
+		if ranges {
+			out[i].Ranges = sp.Ranges
+		}
+	}
+	return out
+}
+
+func (s *Server) list(ctx context.Context, b []byte, send func([]byte) error) error {
+	filter, err := parseFilter("body", b)
+	if err != nil {
+		return err
+	}
+	type dataset struct {
+		Dataset   string      `json:"dataset"`
+		Snapshots []int64     `json:"snapshots"`
+		Newest    int64       `json:"newest"`
+		Rows      int64       `json:"rows"`
+		Splits    []splitInfo `json:"splits"`
+		Created   time.Time   `json:"created"`
+		Source    string      `json:"source"`
+	}
+	return s.eachNewest(ctx, filter, func(d fetch.Dataset, snap *schema.Snapshot) error {
+		return sendJSON(send, dataset{
+			Dataset: d.Name, Snapshots: d.Snapshots, Newest: snap.Number, Rows: snap.Rows(),
+			Splits: splitsOf(snap, false), Created: snap.Created.UTC(), Source: snap.Source,
+		})
+	})
+}
+
+// columnInfo describes a column of a dataset.
+type columnInfo struct {
+	Name     string   `json:"name"`
+	Type     string   `json:"type"`
+	Nullable bool     `json:"nullable"`
+	Kind     string   `json:"kind"` // "id", "metadata" or "blob"
+	Media    string   `json:"media,omitempty"`
+	Classes  []string `json:"classes,omitempty"`
+	Bytes    *int64   `json:"bytes,omitempty"` // of all blobs of the column
+}
+
+// columnsOf describes the columns, and sums the blobs up.
+func columnsOf(snap *schema.Snapshot) (columns []columnInfo, blobBytes int64) {
+	blob := 0
+	for i, f := range snap.Schema.Fields() {
+		c := columnInfo{Name: f.Name, Type: f.Type.String(), Nullable: f.Nullable, Kind: "metadata"}
+		switch {
+		case i == 0:
+			c.Kind = "id"
+		case schema.IsBlob(f):
+			var bytes int64
+			for _, chunk := range snap.Chunks {
+				bytes += chunk.BlobBytes[blob]
+			}
+			blob++
+			blobBytes += bytes
+			c.Kind, c.Media, c.Bytes = "blob", schema.Media(f), &bytes
+		default:
+			c.Classes = schema.Classes(f)
+		}
+		columns = append(columns, c)
+	}
+	return columns, blobBytes
+}
+
+func (s *Server) describe(ctx context.Context, b []byte, send func([]byte) error) error {
+	ref, err := parseSnapshotRef(b)
+	if err != nil {
+		return err
+	}
+	snap, err := s.engine.Store().Snapshot(ctx, ref.Dataset, ref.Snapshot)
+	if err != nil {
+		return err
+	}
+	numbers, err := s.snapshotsOf(ctx, ref.Dataset)
+	if err != nil {
+		return err
+	}
+	type manifest struct {
+		Chunks int   `json:"chunks"`
+		Bytes  int64 `json:"bytes"`
+	}
+	m := manifest{Chunks: len(snap.Chunks)}
+	for _, c := range snap.Chunks {
+		m.Bytes += c.Size
+	}
+	columns, blobBytes := columnsOf(snap)
+	return sendJSON(send, struct {
+		Dataset   string       `json:"dataset"`
+		Snapshot  int64        `json:"snapshot"`
+		Parent    int64        `json:"parent"`
+		Created   time.Time    `json:"created"`
+		Source    string       `json:"source"`
+		Rows      int64        `json:"rows"`
+		Splits    []splitInfo  `json:"splits"`
+		Columns   []columnInfo `json:"columns"`
+		BlobBytes int64        `json:"blob_bytes"`
+		Manifest  manifest     `json:"manifest"`
+		Snapshots []int64      `json:"snapshots"`
+	}{
+		snap.Dataset, snap.Number, snap.Parent, snap.Created.UTC(), snap.Source, snap.Rows(),
+		splitsOf(snap, true), columns, blobBytes, m, numbers,
+	})
+}
+
+// snapshotsOf returns the numbers of a dataset's snapshots.
+func (s *Server) snapshotsOf(ctx context.Context, dataset string) ([]int64, error) {
+	datasets, err := s.engine.Store().Datasets(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range datasets {
+		if d.Name == dataset {
+			return d.Snapshots, nil
+		}
+	}
+	return []int64{}, nil
+}
+
+func (s *Server) drop(ctx context.Context, b []byte, send func([]byte) error) error {
+	ref, err := parseSnapshotRef(b)
+	if err != nil {
+		return err
+	}
+	dropped := []int64{ref.Snapshot}
+	if ref.Snapshot == 0 {
+		if dropped, err = s.snapshotsOf(ctx, ref.Dataset); err != nil {
+			return err
+		}
+	}
+	if err := s.engine.Store().Drop(ctx, ref.Dataset, ref.Snapshot); err != nil {
+		return err
+	}
+	return sendJSON(send, struct {
+		Dataset string  `json:"dataset"`
+		Dropped []int64 `json:"dropped"`
+	}{ref.Dataset, dropped})
+}
+
+func (s *Server) gc(ctx context.Context, b []byte, send func([]byte) error) error {
+	var opts struct {
+		DryRun bool `json:"dry_run"`
+	}
+	if err := body(b, &opts); err != nil {
+		return err
+	}
+	report, err := s.engine.GC(ctx, fetch.GCOptions{DryRun: opts.DryRun})
+	if err != nil {
+		return err
+	}
+	return sendJSON(send, report)
+}
+
+func (s *Server) stats(_ context.Context, b []byte, send func([]byte) error) error {
+	if err := body(b, &struct{}{}); err != nil {
+		return err
+	}
+	type server struct {
+		Started  time.Time `json:"started"`
+		Draining bool      `json:"draining"`
+		totals
+	}
+	type limits struct {
+		MaxStreams      int `json:"max_streams"`
+		MaxRequestBytes int `json:"max_request_bytes"`
+		MaxMessageBytes int `json:"max_message_bytes"`
+		MaxEndpoints    int `json:"max_endpoints"`
+		ExchangeDepth   int `json:"exchange_depth"`
+	}
+	running, sums, draining := s.calls.snapshot()
+	return sendJSON(send, struct {
+		Server  server           `json:"server"`
+		Store   fetch.StoreStats `json:"store"`
+		Engine  fetch.Stats      `json:"engine"`
+		Limits  limits           `json:"limits"`
+		Streams []streamInfo     `json:"streams"`
+	}{
+		server{s.started.UTC(), draining, sums},
+		s.engine.Store().Stats(),
+		s.engine.Stats(),
+		limits{s.opts.MaxStreams, s.opts.MaxRequestBytes, s.opts.MaxMessageBytes, s.opts.MaxEndpoints, s.opts.ExchangeDepth},
+		running,
+	})
+}
+
+// cancelGrace is how long a cancellation waits for the streams to be gone.
+const cancelGrace = time.Second
+
+// cancelPlans ends the running streams of plans, and reports how many there
+// were and whether all are gone.
+func (s *Server) cancelPlans(ctx context.Context, plans map[string]bool) (count int, gone bool) {
+	killed := map[*call]bool{}
+	for _, c := range s.calls.kill(errCancelled, func(c *call) bool { return c.streaming && plans[c.plan] }) {
+		killed[c] = true
+	}
+	ctx, cancel := context.WithTimeout(ctx, cancelGrace)
+	defer cancel()
+	_, err := s.calls.wait(ctx, func(c *call) bool { return killed[c] })
+	return len(killed), err == nil
+}
+
+func (s *Server) cancel(ctx context.Context, b []byte, send func([]byte) error) error {
+	var req struct {
+		Plan string `json:"plan"`
+	}
+	if err := body(b, &req); err != nil {
+		return err
+	}
+	if req.Plan == "" {
+		return &schema.FieldError{Field: "plan", Got: "nothing", Want: "the plan that app_metadata names"}
+	}
+	n, _ := s.cancelPlans(ctx, map[string]bool{req.Plan: true})
+	return sendJSON(send, struct {
+		Plan      string `json:"plan"`
+		Cancelled int    `json:"cancelled"`
+	}{req.Plan, n})
+}
+
+// cancelFlightInfo is Flight's own: the plans are those of the info's tickets.
+func (s *Server) cancelFlightInfo(ctx context.Context, b []byte, send func([]byte) error) error {
+	var req flight.CancelFlightInfoRequest
+	if err := unmarshal(b, &req); err != nil {
+		return err
+	}
+	endpoints := req.GetInfo().GetEndpoint()
+	if len(endpoints) == 0 {
+		return &schema.FieldError{Field: "info.endpoint", Got: "none", Want: "the endpoints that GetFlightInfo gave"}
+	}
+	plans, opened := map[string]bool{}, map[string]bool{}
+	for i, e := range endpoints {
+		t, err := schema.ParseTicket(e.GetTicket().GetTicket())
+		if err != nil {
+			return fmt.Errorf("endpoint %d: %w", i, err)
+		}
+		if req := string(t.Request.Marshal()); !opened[req] { // as a rule they are all the same
+			opened[req] = true
+			job, err := s.engine.Open(ctx, t.Request)
+			if err != nil {
+				return fmt.Errorf("endpoint %d: %w", i, err)
+			}
+			plans[job.ID()] = true
+			job.Close()
+		}
+	}
+	result := flight.CancelFlightInfoResult{Status: flight.CancelStatusCancelled}
+	if _, gone := s.cancelPlans(ctx, plans); !gone {
+		result.Status = flight.CancelStatusCancelling
+	}
+	return sendProto(send, &result)
+}
+
+// renewFlightEndpoint is Flight's own.
+func (s *Server) renewFlightEndpoint(ctx context.Context, b []byte, send func([]byte) error) error {
+	var req flight.RenewFlightEndpointRequest
+	if err := unmarshal(b, &req); err != nil {
+		return err
+	}
+	e := req.GetEndpoint()
+	t, err := schema.ParseTicket(e.GetTicket().GetTicket())
+	if err != nil {
+		return err
+	}
+	if _, err := s.engine.Store().Snapshot(ctx, t.Dataset, t.Snapshot); err != nil {
+		return err
+	}
+	e.ExpirationTime = s.expiration()
+	return sendProto(send, e)
+}
+
+func unmarshal(b []byte, m proto.Message) error {
+	if err := proto.Unmarshal(b, m); err != nil {
+		return &schema.FieldError{Field: "body", Got: err.Error(), Want: fmt.Sprintf("a protobuf %s", m.ProtoReflect().Descriptor().Name())}
+	}
+	return nil
+}
+
+func sendProto(send func([]byte) error, m proto.Message) error {
+	b, err := proto.Marshal(m)
+	if err != nil {
+		return errors.Join(errors.New("encoding the answer"), err)
+	}
+	return send(b)
+}

@@ -1,0 +1,240 @@
+package flight
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/flight"
+
+	"bowstring/fetch"
+	"bowstring/schema"
+)
+
+// exchangeCommand is the JSON of a DoExchange descriptor.
+type exchangeCommand struct {
+	Take *takeCommand `json:"take"`
+}
+
+// takeCommand says of which snapshot samples are asked for, and what of them.
+type takeCommand struct {
+	Dataset    string   `json:"dataset"`
+	Snapshot   int64    `json:"snapshot"`
+	Columns    []string `json:"columns"`
+	Layout     string   `json:"layout"`
+	BatchBytes int64    `json:"batch_bytes"`
+}
+
+// partInfo is the JSON of an answer's app_metadata.
+type partInfo struct {
+	Request int64        `json:"request"` // which incoming batch it answers, from 0
+	Part    int64        `json:"part"`    // of the answer, from 0
+	Last    bool         `json:"last"`    // of the answer
+	Row     int64        `json:"row"`     // of the incoming batch, where the part begins
+	Rows    int          `json:"rows"`
+	Wait    waitMetadata `json:"wait"`
+}
+
+// taken is a request of an exchange being worked on. stream is nil if it has
+// no rows; err is why there will be no more requests, io.EOF at the end.
+type taken struct {
+	stream *fetch.Stream
+	err    error
+}
+
+// DoExchange serves random access: each batch that comes in names samples by
+// position or id, each is answered by these samples in the order asked for.
+//
+// A goroutine reads the requests and starts their streams, which fetch on
+// their own; the handler sends what they bring, one after the other. Between
+// the two lies a channel, whose size bounds the requests under way. A client
+// that does not read thus holds the reader back, and gRPC the client.
+func (s *Server) DoExchange(stream flight.FlightService_DoExchangeServer) error {
+	ctx, done, err := s.beginStream(stream.Context(), "DoExchange", "")
+	if err != nil {
+		return err
+	}
+	defer done()
+	in := newIncoming(stream, s.mem, int64(s.opts.MaxMessageBytes))
+	job, err := s.openTake(ctx, in)
+	if err != nil {
+		return err
+	}
+	requests := make(chan taken, s.opts.ExchangeDepth-1)
+	ctx, stop := context.WithCancel(ctx)
+	// The reader may be blocked in Recv when the handler gives up; it ends when
+	// the call does. Until then the job stays open.
+	s.sending.Go(func() { s.readRequests(ctx, in, job, requests) })
+	defer func() {
+		stop()
+		s.sending.Go(func() {
+			for t := range requests {
+				t.close()
+			}
+			job.Close()
+		})
+	}()
+	if _, _, err := s.beginStream(ctx, "DoExchange", job.ID()); err != nil {
+		return err
+	}
+
+	out := &sender{stream: stream, encoder: newEncoder(job.Projection().Schema)}
+	// Before the first request: clients wait for the schema before they ask.
+	if err := out.open(); err != nil {
+		return err
+	}
+	for request := int64(0); ; request++ {
+		t, ok := <-requests
+		if !ok {
+			return context.Cause(ctx)
+		}
+		if errors.Is(t.err, io.EOF) {
+			return nil
+		}
+		if t.err != nil {
+			return t.err
+		}
+		if err := answer(ctx, out, job, request, t); err != nil {
+			return err
+		}
+	}
+}
+
+func (t taken) close() {
+	if t.stream != nil {
+		t.stream.Close()
+	}
+}
+
+// openTake reads the descriptor, which comes with the first message.
+func (s *Server) openTake(ctx context.Context, in *incoming) (*fetch.Job, error) {
+	d, err := in.descriptor()
+	if err != nil {
+		return nil, err
+	}
+	if d.GetType() != flight.DescriptorCMD {
+		return nil, &schema.FieldError{Field: "descriptor.type", Got: d.GetType().String(), Want: `CMD with {"take": {"dataset": …}}`}
+	}
+	var cmd exchangeCommand
+	if err := decode("request", d.GetCmd(), &cmd); err != nil {
+		return nil, err
+	}
+	if cmd.Take == nil {
+		return nil, &schema.FieldError{Field: "take", Got: "nothing", Want: "the dataset to take samples of"}
+	}
+	return s.engine.Open(ctx, schema.Request{
+		Dataset: cmd.Take.Dataset, Snapshot: cmd.Take.Snapshot, Columns: cmd.Take.Columns,
+		Layout: schema.Layout(cmd.Take.Layout), BatchBytes: cmd.Take.BatchBytes,
+	})
+}
+
+// readRequests starts a stream for each incoming batch. The last thing it sends
+// on is why it ended; then it closes requests. It owns what it could not send.
+func (s *Server) readRequests(ctx context.Context, in *incoming, job *fetch.Job, requests chan<- taken) {
+	defer close(requests)
+	send := func(t taken) bool {
+		select {
+		case requests <- t:
+			return true
+		case <-ctx.Done():
+			t.close()
+			return false
+		}
+	}
+	err := s.guard(ctx, "DoExchange", func() error {
+		rdr, err := in.reader()
+		if err != nil {
+			return err
+		}
+		defer rdr.Release()
+		for request := 0; rdr.Next(); request++ {
+			positions, err := takePositions(job.Manifest(), rdr.Record())
+			if err != nil {
+				return fmt.Errorf("request %d: %w", request, err)
+			}
+			var t taken
+			if len(positions) > 0 {
+				if t.stream, err = s.engine.Take(ctx, job, positions); err != nil {
+					return fmt.Errorf("request %d: %w", request, err)
+				}
+			}
+			if !send(t) {
+				return context.Cause(ctx)
+			}
+		}
+		return in.end(rdr.Err())
+	})
+	if err == nil {
+		err = io.EOF
+	}
+	send(taken{err: err})
+}
+
+// answer sends the samples of one request.
+func answer(ctx context.Context, out *sender, job *fetch.Job, request int64, t taken) error {
+	defer t.close()
+	if t.stream == nil {
+		empty, err := job.Projection().Assemble(job.Manifest(), nil, make([][]schema.Blob, len(job.Projection().BlobColumns())))
+		if err != nil {
+			return err
+		}
+		return out.batch(empty, partInfo{Request: request, Last: true})
+	}
+	part := int64(0)
+	err := out.all(t.stream, func(b *fetch.Batch, wait waitMetadata) any {
+		count(ctx, b.Rows, b.Bytes())
+		part++
+		return partInfo{Request: request, Part: part - 1, Last: b.Last, Row: b.Row, Rows: b.Rows, Wait: wait}
+	})
+	if err != nil {
+		return fmt.Errorf("request %d: %w", request, err)
+	}
+	return nil
+}
+
+// takePositions reads what a batch asks for: the one column that it has, by
+// name "position" or "id".
+func takePositions(m *schema.Manifest, rec arrow.Record) ([]int64, error) {
+	if rec.NumCols() != 1 {
+		return nil, &schema.FieldError{Field: "columns", Got: fmt.Sprintf("%d", rec.NumCols()), Want: `one column, "position" or "id"`}
+	}
+	col := rec.Column(0)
+	if err := checkArray(col.Data()); err != nil {
+		return nil, fmt.Errorf("column %q: %w", rec.ColumnName(0), err)
+	}
+	positions := make([]int64, rec.NumRows())
+	switch name := rec.ColumnName(0); name {
+	case schema.PositionColumn:
+		at, err := integers(name, col)
+		if err != nil {
+			return nil, err
+		}
+		rows := m.Rows()
+		for i := range positions {
+			if positions[i] = at(i); positions[i] < 0 || positions[i] >= rows {
+				return nil, &schema.FieldError{Field: fmt.Sprintf("%s, row %d", name, i), Got: fmt.Sprint(positions[i]), Want: fmt.Sprintf("0 to %d, the positions of the snapshot", rows-1)}
+			}
+		}
+	case schema.IDColumn:
+		at, err := ids(name, col)
+		if err != nil {
+			return nil, err
+		}
+		for i := range positions {
+			id, err := at(i)
+			if err != nil {
+				return nil, err
+			}
+			pos, ok := m.Lookup(id)
+			if !ok {
+				return nil, fmt.Errorf("%w: %s, row %d: no sample of %s@%d has id %s", schema.ErrNotFound, name, i, m.Snapshot().Dataset, m.Snapshot().Number, schema.FormatID(id))
+			}
+			positions[i] = pos
+		}
+	default:
+		return nil, &schema.FieldError{Field: "columns", Got: fmt.Sprintf("%q", shorten(name)), Want: `one column, "position" or "id"`}
+	}
+	return positions, nil
+}

@@ -1,0 +1,406 @@
+package flight
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/apache/arrow/go/v17/arrow/flight"
+
+	"bowstring/fetch/ingest"
+	"bowstring/schema"
+)
+
+// putRequest is the JSON of a DoPut command. One of the two is set.
+type putRequest struct {
+	Put       *putCommand       `json:"put"`
+	Selection *selectionCommand `json:"selection"`
+}
+
+// putCommand says where rows go and what their columns are.
+type putCommand struct {
+	Dataset string            `json:"dataset"`
+	Split   string            `json:"split"`
+	Mode    string            `json:"mode"`
+	Key     string            `json:"key"`
+	Blobs   []string          `json:"blobs"`
+	Media   map[string]string `json:"media"`
+	Source  string            `json:"source"`
+	Commit  string            `json:"commit"`
+}
+
+// selectionCommand says of which snapshot the positions are.
+type selectionCommand struct {
+	Dataset  string `json:"dataset"`
+	Snapshot int64  `json:"snapshot"`
+}
+
+// commitMessage is the JSON of the metadata message that commits a put which
+// asked for one.
+type commitMessage struct {
+	Commit bool   `json:"commit"`
+	Rows   *int64 `json:"rows"`
+}
+
+// Values of putCommand.Commit.
+const (
+	commitAtEnd     = "end"
+	commitByMessage = "message"
+)
+
+// batchAck is the JSON of the result for a batch: sums over the call.
+type batchAck struct {
+	Batch int64 `json:"batch"`
+	Rows  int64 `json:"rows"`
+	Bytes int64 `json:"bytes"`
+}
+
+// putAck is the JSON of the last result.
+type putAck struct {
+	Dataset  string `json:"dataset"`
+	Snapshot int64  `json:"snapshot"`
+	Rows     int64  `json:"rows"`
+	Changed  bool   `json:"changed"`
+}
+
+// selectionAck is the JSON of the result for a selection.
+type selectionAck struct {
+	Dataset   string `json:"dataset"`
+	Snapshot  int64  `json:"snapshot"`
+	Selection string `json:"selection"`
+	Rows      int64  `json:"rows"`
+}
+
+// maxSource bounds the text of putCommand.Source in bytes.
+const maxSource = 4 << 10
+
+func parsePut(d *flight.FlightDescriptor) (putRequest, error) {
+	var req putRequest
+	switch d.GetType() {
+	case flight.DescriptorPATH:
+		path := d.GetPath()
+		if len(path) < 1 || len(path) > 2 {
+			return req, &schema.FieldError{Field: "descriptor.path", Got: fmt.Sprintf("%d elements", len(path)), Want: "a dataset, and a split if it is not to be " + ingest.DefaultSplit}
+		}
+		req.Put = &putCommand{Dataset: path[0]}
+		if len(path) == 2 {
+			req.Put.Split = path[1]
+		}
+	case flight.DescriptorCMD:
+		if err := decode("request", d.GetCmd(), &req); err != nil {
+			return req, err
+		}
+	default:
+		return req, &schema.FieldError{Field: "descriptor.type", Got: d.GetType().String(), Want: "PATH or CMD"}
+	}
+	if (req.Put == nil) == (req.Selection == nil) {
+		return req, &schema.FieldError{Field: "request", Got: "neither or both of its fields", Want: `either "put" or "selection"`}
+	}
+	if p := req.Put; p != nil {
+		if p.Mode == "" {
+			p.Mode = ingest.Create.String()
+		}
+		if p.Split == "" {
+			p.Split = ingest.DefaultSplit
+		}
+		if p.Commit == "" {
+			p.Commit = commitAtEnd
+		}
+		return req, p.check()
+	}
+	return req, schema.Request{Dataset: req.Selection.Dataset, Snapshot: req.Selection.Snapshot}.Check()
+}
+
+func (p *putCommand) check() error {
+	if err := schema.CheckName("put.dataset", p.Dataset); err != nil {
+		return err
+	}
+	if err := schema.CheckName("put.split", p.Split); err != nil {
+		return err
+	}
+	if _, err := ingest.ParseMode(p.Mode); err != nil {
+		return &schema.FieldError{Field: "put.mode", Got: fmt.Sprintf("%q", shorten(p.Mode)), Want: `"create", "append" or "replace"`}
+	}
+	if p.Commit != commitAtEnd && p.Commit != commitByMessage {
+		return &schema.FieldError{Field: "put.commit", Got: fmt.Sprintf("%q", shorten(p.Commit)), Want: `"end" or "message"`}
+	}
+	if len(p.Source) > maxSource {
+		return &schema.FieldError{Field: "put.source", Got: fmt.Sprintf("%d bytes", len(p.Source)), Want: fmt.Sprintf("at most %d", maxSource)}
+	}
+	return nil
+}
+
+// DoPut stores rows as a snapshot, or positions as a selection. What it stores
+// can be seen once the client has ended its stream in good order, and not
+// before; one that breaks off leaves nothing.
+func (s *Server) DoPut(stream flight.FlightService_DoPutServer) error {
+	ctx, done, err := s.beginStream(stream.Context(), "DoPut", "")
+	if err != nil {
+		return err
+	}
+	defer done()
+	in := newIncoming(stream, s.mem, int64(s.opts.MaxMessageBytes))
+	d, err := in.descriptor()
+	if err != nil {
+		return err
+	}
+	req, err := parsePut(d)
+	if err != nil {
+		return err
+	}
+	out := newResults(ctx, stream)
+	defer out.abandon()
+	s.sending.Go(out.run)
+	if req.Selection != nil {
+		err = s.putSelection(ctx, req.Selection, in, out)
+	} else {
+		err = s.putRows(ctx, req.Put, in, out)
+	}
+	if err != nil {
+		return err
+	}
+	return out.flush()
+}
+
+// putRows stores one batch after the other; a client that is faster than the
+// store is held back by gRPC's flow control.
+func (s *Server) putRows(ctx context.Context, put *putCommand, in *incoming, out *results) (err error) {
+	var commit *commitMessage
+	in.onMetadata = func(b []byte) error {
+		if put.Commit != commitByMessage {
+			return nil // a note without rows means nothing to us
+		}
+		if commit != nil {
+			return &schema.FieldError{Field: "commit", Got: "it a second time", Want: "one message, after the last batch"}
+		}
+		commit = &commitMessage{}
+		if err := decode("metadata", b, commit); err != nil {
+			return err
+		}
+		if !commit.Commit {
+			return &schema.FieldError{Field: "commit", Got: "false or nothing", Want: "true; to give up, cancel the call"}
+		}
+		return nil
+	}
+	in.onData = func() error {
+		if commit != nil {
+			return &schema.FieldError{Field: "stream", Got: "a batch after the commit", Want: "its end"}
+		}
+		return nil
+	}
+	rdr, err := in.reader()
+	if err != nil {
+		return err
+	}
+	defer rdr.Release()
+	up, err := newUpload(put, rdr.Schema())
+	if err != nil {
+		return err
+	}
+	mode, err := ingest.ParseMode(put.Mode)
+	if err != nil {
+		return err
+	}
+	first, err := s.rowsBefore(ctx, put, mode)
+	if err != nil {
+		return err
+	}
+	w, err := ingest.New(ctx, s.engine.Store(), ingest.Options{
+		Dataset: put.Dataset, Split: put.Split, Source: put.Source, Schema: up.schema, Mode: mode, Mem: s.mem,
+	})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if cerr := w.Close(); err == nil {
+			err = cerr
+		}
+	}()
+
+	var ack batchAck
+	for ; rdr.Next(); ack.Batch++ {
+		rec := rdr.Record()
+		rows, err := up.rows(&in.mem, rec, first+ack.Rows)
+		if err != nil {
+			return fmt.Errorf("batch %d: %w", ack.Batch, in.limited(err))
+		}
+		err = w.Write(ctx, put.Split, rows.ids, rows.meta, rows.blobs)
+		rows.release()
+		if err != nil {
+			return fmt.Errorf("batch %d: %w", ack.Batch, err)
+		}
+		ack.Rows += rec.NumRows()
+		ack.Bytes += rows.bytes
+		count(ctx, int(rec.NumRows()), rows.bytes)
+		if err := out.add(ack); err != nil {
+			return err
+		}
+	}
+	if err := in.end(rdr.Err()); err != nil {
+		return err
+	}
+	if put.Commit == commitByMessage {
+		if commit == nil {
+			return &schema.FieldError{Field: "stream", Got: "its end", Want: `the metadata message {"commit": true} before it; nothing was committed`}
+		}
+		if commit.Rows != nil && *commit.Rows != ack.Rows {
+			return &schema.FieldError{Field: "commit.rows", Got: fmt.Sprint(*commit.Rows), Want: fmt.Sprintf("%d, the rows that came; nothing was committed", ack.Rows)}
+		}
+	}
+	snap, changed, err := w.Commit(ctx)
+	if err != nil {
+		return err
+	}
+	return out.add(putAck{Dataset: snap.Dataset, Snapshot: snap.Number, Rows: ack.Rows, Changed: changed})
+}
+
+// rowsBefore counts the rows that the split has already, behind which an
+// append goes on numbering.
+func (s *Server) rowsBefore(ctx context.Context, put *putCommand, mode ingest.Mode) (int64, error) {
+	if mode != ingest.Append {
+		return 0, nil
+	}
+	snap, err := s.engine.Store().Snapshot(ctx, put.Dataset, 0)
+	if err != nil {
+		return 0, err
+	}
+	i := slices.IndexFunc(snap.Splits, func(sp schema.Split) bool { return sp.Name == put.Split })
+	if i < 0 {
+		return 0, nil
+	}
+	return snap.Splits[i].Rows(), nil
+}
+
+// putSelection collects positions, at most as many as the snapshot has.
+func (s *Server) putSelection(ctx context.Context, cmd *selectionCommand, in *incoming, out *results) error {
+	job, err := s.engine.Open(ctx, schema.Request{Dataset: cmd.Dataset, Snapshot: cmd.Snapshot, Columns: []string{schema.IDColumn}})
+	if err != nil {
+		return err
+	}
+	defer job.Close()
+	rdr, err := in.reader()
+	if err != nil {
+		return err
+	}
+	defer rdr.Release()
+	var positions []int64
+	for batch := 0; rdr.Next(); batch++ {
+		more, err := takePositions(job.Manifest(), rdr.Record())
+		if err != nil {
+			return fmt.Errorf("batch %d: %w", batch, err)
+		}
+		if rows := job.Manifest().Rows(); int64(len(positions)+len(more)) > rows {
+			return &schema.FieldError{Field: "selection", Got: fmt.Sprintf("more than %d positions", rows), Want: "each position at most once"}
+		}
+		positions = append(positions, more...)
+		count(ctx, len(more), 0)
+	}
+	if err := in.end(rdr.Err()); err != nil {
+		return err
+	}
+	snapshot := job.Request().Snapshot
+	name, err := s.engine.SaveSelection(ctx, cmd.Dataset, snapshot, positions)
+	if err != nil {
+		return err
+	}
+	return out.add(selectionAck{Dataset: cmd.Dataset, Snapshot: snapshot, Selection: name, Rows: int64(len(positions))})
+}
+
+// maxUnread is how many results wait for a client that does not read. Beyond
+// that each takes the place of the last, which it includes: they are sums.
+const maxUnread = 4096
+
+// results sends PutResults from a goroutine of its own, so that a client that
+// reads none of them, or all of them at the end, is not held up.
+type results struct {
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	send   func(*flight.PutResult) error
+
+	mu       sync.Mutex
+	waiting  [][]byte // guarded by mu
+	complete bool     // no more will come; guarded by mu
+	more     chan struct{}
+	sent     chan struct{} // closed when run has ended
+}
+
+var errAbandoned = errors.New("the call is over")
+
+func newResults(ctx context.Context, stream flight.FlightService_DoPutServer) *results {
+	r := &results{send: stream.Send, more: make(chan struct{}, 1), sent: make(chan struct{})}
+	r.ctx, r.cancel = context.WithCancelCause(ctx)
+	return r
+}
+
+// add queues a result. It does not wait.
+func (r *results) add(v any) error {
+	b, err := encodeJSON(v)
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	if len(r.waiting) >= maxUnread {
+		r.waiting = r.waiting[:maxUnread-1]
+	}
+	r.waiting = append(r.waiting, b)
+	r.mu.Unlock()
+	r.wake()
+	return nil
+}
+
+func (r *results) wake() {
+	select {
+	case r.more <- struct{}{}:
+	default:
+	}
+}
+
+// run sends what is queued until flush's or abandon's end, or an error.
+func (r *results) run() {
+	defer close(r.sent)
+	for {
+		r.mu.Lock()
+		batch, complete := r.waiting, r.complete
+		r.waiting = nil
+		r.mu.Unlock()
+		for _, b := range batch {
+			if r.ctx.Err() != nil {
+				return
+			}
+			if err := r.send(&flight.PutResult{AppMetadata: b}); err != nil {
+				r.cancel(err)
+				return
+			}
+		}
+		if complete {
+			return
+		}
+		if len(batch) > 0 {
+			continue
+		}
+		select {
+		case <-r.more:
+		case <-r.ctx.Done():
+			return
+		}
+	}
+}
+
+// flush waits until all results are sent.
+func (r *results) flush() error {
+	r.mu.Lock()
+	r.complete = true
+	r.mu.Unlock()
+	r.wake()
+	select {
+	case <-r.sent:
+		return context.Cause(r.ctx)
+	case <-r.ctx.Done():
+		return context.Cause(r.ctx)
+	}
+}
+
+// abandon lets run end. It may be inside a send, which ends with the call.
+func (r *results) abandon() { r.cancel(errAbandoned) }

@@ -1,0 +1,69 @@
+package flight
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"bowstring/schema"
+)
+
+// codeOf is the one place where errors become gRPC codes; the first match
+// counts, anything else is INTERNAL. A lost race is UNAVAILABLE, as trying
+// again can help: clients take ABORTED and FAILED_PRECONDITION for all sorts of
+// things.
+var codeOf = []struct {
+	err  error
+	code codes.Code
+}{
+	{schema.ErrInvalid, codes.InvalidArgument},
+	{schema.ErrNotFound, codes.NotFound},
+	{schema.ErrExists, codes.AlreadyExists},
+	{schema.ErrLimit, codes.ResourceExhausted},
+	{schema.ErrConflict, codes.Unavailable},
+	{schema.ErrUnavailable, codes.Unavailable},
+	{schema.ErrDataLoss, codes.DataLoss},
+	{errCancelled, codes.Canceled},
+	{context.Canceled, codes.Canceled},
+	{context.DeadlineExceeded, codes.DeadlineExceeded},
+}
+
+// errCancelled is the cause of a stream that somebody ended by an action.
+var errCancelled = errors.New("cancelled")
+
+// maxMessage bounds a status message in bytes. It travels in an HTTP/2 header,
+// where a byte can take three and clients accept 8 KiB.
+const maxMessage = 2000
+
+// toStatus makes a gRPC status of an error. What is a status already stays one.
+func toStatus(err error) error {
+	if err == nil {
+		return nil
+	}
+	return statusOf(err).Err()
+}
+
+func statusOf(err error) *status.Status {
+	for _, c := range codeOf {
+		if errors.Is(err, c.err) {
+			return status.New(c.code, abridge(err.Error()))
+		}
+	}
+	if st, ok := status.FromError(err); ok {
+		return st
+	}
+	return status.New(codes.Internal, abridge(err.Error()))
+}
+
+// abridge makes a message fit a status: valid UTF-8 of at most maxMessage bytes.
+func abridge(msg string) string {
+	msg = strings.ToValidUTF8(msg, "\uFFFD")
+	if len(msg) <= maxMessage {
+		return msg
+	}
+	const more = "…"
+	return strings.ToValidUTF8(msg[:maxMessage-len(more)], "") + more
+}

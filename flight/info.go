@@ -1,0 +1,263 @@
+package flight
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/apache/arrow/go/v17/arrow/flight"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"bowstring/fetch"
+	"bowstring/schema"
+)
+
+// planInfo is the JSON of a FlightInfo's app_metadata.
+type planInfo struct {
+	Plan     string `json:"plan"`
+	Dataset  string `json:"dataset"`
+	Snapshot int64  `json:"snapshot"`
+	Ranks    int64  `json:"ranks"`
+	Steps    int64  `json:"steps"`   // of the epoch, the same for every rank
+	Rows     int64  `json:"rows"`    // served over all ranks
+	Dropped  int64  `json:"dropped"` // rows selected but not served
+	Padded   int64  `json:"padded"`  // rows served a second time
+}
+
+// rankInfo is the JSON of an endpoint's app_metadata.
+type rankInfo struct {
+	Rank  int64 `json:"rank"`
+	Rows  int64 `json:"rows"`
+	Steps int64 `json:"steps"`
+}
+
+// parseDescriptor reads a descriptor of either kind as a request.
+func parseDescriptor(d *flight.FlightDescriptor) (schema.Request, error) {
+	switch d.GetType() {
+	case flight.DescriptorPATH:
+		return schema.RequestFromPath(d.GetPath())
+	case flight.DescriptorCMD:
+		return schema.ParseRequest(d.GetCmd())
+	}
+	return schema.Request{}, &schema.FieldError{Field: "descriptor.type", Got: d.GetType().String(), Want: "PATH or CMD"}
+}
+
+// GetFlightInfo resolves a request into one endpoint for each rank.
+func (s *Server) GetFlightInfo(ctx context.Context, d *flight.FlightDescriptor) (*flight.FlightInfo, error) {
+	req, err := parseDescriptor(d)
+	if err != nil {
+		return nil, err
+	}
+	return s.flightInfo(ctx, d, req)
+}
+
+// PollFlightInfo answers as GetFlightInfo does, complete at once.
+func (s *Server) PollFlightInfo(ctx context.Context, d *flight.FlightDescriptor) (*flight.PollInfo, error) {
+	info, err := s.GetFlightInfo(ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	progress := 1.0
+	return &flight.PollInfo{Info: info, Progress: &progress, ExpirationTime: s.expiration()}, nil
+}
+
+func (s *Server) flightInfo(ctx context.Context, d *flight.FlightDescriptor, req schema.Request) (*flight.FlightInfo, error) {
+	ranks := req.WorldSize()
+	if ranks > int64(s.opts.MaxEndpoints) {
+		return nil, fmt.Errorf("%w: world.size is %d, MaxEndpoints is %d; a ticket for one rank can be written by hand", schema.ErrLimit, ranks, s.opts.MaxEndpoints)
+	}
+	job, err := s.engine.Open(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	defer job.Close()
+	req = job.Request()
+	plan := job.Plan()
+
+	size := ranks * int64(len(schema.Ticket{Request: req}.Marshal()))
+	if size > int64(s.opts.MaxMessageBytes) {
+		return nil, fmt.Errorf("%w: the tickets of %d ranks take %d bytes, MaxMessageBytes is %d; upload the selection and name it", schema.ErrLimit, ranks, size, s.opts.MaxMessageBytes)
+	}
+	bytes, err := s.engine.TotalBytes(ctx, job)
+	if err != nil {
+		return nil, err
+	}
+	about, err := encodeJSON(planInfo{
+		Plan: job.ID(), Dataset: req.Dataset, Snapshot: req.Snapshot, Ranks: ranks,
+		Steps: plan.Steps(), Rows: plan.Rows(), Dropped: plan.Dropped(), Padded: plan.Padded(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	info := &flight.FlightInfo{
+		Schema:           flight.SerializeSchema(job.Projection().Schema, s.mem),
+		FlightDescriptor: d,
+		Endpoint:         make([]*flight.FlightEndpoint, ranks),
+		TotalRecords:     plan.Rows(),
+		TotalBytes:       bytes,
+		Ordered:          ranks == 1 && (req.Order == "" || req.Order == schema.OrderStrict),
+		AppMetadata:      about,
+	}
+	expires := s.expiration()
+	for rank := range ranks {
+		share, err := encodeJSON(rankInfo{Rank: rank, Rows: plan.RankRows(int(rank)), Steps: plan.Steps()})
+		if err != nil {
+			return nil, err
+		}
+		ticket := schema.Ticket{Request: req, Rank: int(rank)}
+		// No location: the ticket is redeemed on the connection it came by,
+		// whatever name the client knows this server under.
+		info.Endpoint[rank] = &flight.FlightEndpoint{
+			Ticket:         &flight.Ticket{Ticket: ticket.Marshal()},
+			ExpirationTime: expires,
+			AppMetadata:    share,
+		}
+	}
+	return info, nil
+}
+
+// expiration is when endpoints given out now expire, in whole microseconds:
+// what Python can show.
+func (s *Server) expiration() *timestamppb.Timestamp {
+	return timestamppb.New(time.Now().Add(s.opts.EndpointTTL).Truncate(time.Microsecond))
+}
+
+// GetSchema says what a request's batches look like. It reads the record of
+// the snapshot only.
+func (s *Server) GetSchema(ctx context.Context, d *flight.FlightDescriptor) (*flight.SchemaResult, error) {
+	req, err := parseDescriptor(d)
+	if err != nil {
+		return nil, err
+	}
+	snap, err := s.engine.Store().Snapshot(ctx, req.Dataset, req.Snapshot)
+	if err != nil {
+		return nil, err
+	}
+	if req.Split != "" && !slices.ContainsFunc(snap.Splits, func(sp schema.Split) bool { return sp.Name == req.Split }) {
+		return nil, fmt.Errorf("%w: dataset %s@%d has no split %q; it has %s", schema.ErrNotFound, snap.Dataset, snap.Number, req.Split, splitNames(snap))
+	}
+	p, err := schema.NewProjection(snap, req.Columns, req.Layout)
+	if err != nil {
+		return nil, err
+	}
+	return &flight.SchemaResult{Schema: flight.SerializeSchema(p.Schema, s.mem)}, nil
+}
+
+func splitNames(snap *schema.Snapshot) string {
+	names := make([]string, len(snap.Splits))
+	for i, sp := range snap.Splits {
+		names[i] = sp.Name
+	}
+	return strings.Join(names, ", ")
+}
+
+// datasetFilter is the JSON that ListFlights and the list action take.
+type datasetFilter struct {
+	Dataset string `json:"dataset"`
+}
+
+func parseFilter(where string, b []byte) (datasetFilter, error) {
+	var f datasetFilter
+	if len(b) == 0 {
+		return f, nil
+	}
+	if err := decode(where, b, &f); err != nil {
+		return f, err
+	}
+	if stem, _ := strings.CutSuffix(f.Dataset, "*"); stem != "" {
+		return f, schema.CheckName("dataset", stem)
+	}
+	return f, nil
+}
+
+func (f datasetFilter) match(name string) bool {
+	if stem, ok := strings.CutSuffix(f.Dataset, "*"); ok {
+		return strings.HasPrefix(name, stem)
+	}
+	return f.Dataset == "" || f.Dataset == name
+}
+
+// eachNewest calls visit with the newest snapshot of each dataset that the
+// filter matches. A dataset that is dropped meanwhile is passed over.
+func (s *Server) eachNewest(ctx context.Context, f datasetFilter, visit func(fetch.Dataset, *schema.Snapshot) error) error {
+	store := s.engine.Store()
+	datasets, err := store.Datasets(ctx)
+	if err != nil {
+		return err
+	}
+	for _, d := range datasets {
+		if !f.match(d.Name) || len(d.Snapshots) == 0 {
+			continue
+		}
+		snap, err := store.Snapshot(ctx, d.Name, d.Snapshots[len(d.Snapshots)-1])
+		if errors.Is(err, schema.ErrNotFound) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if err := visit(d, snap); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ListFlights sends a FlightInfo for each dataset and split of its newest snapshot.
+func (s *Server) ListFlights(c *flight.Criteria, stream flight.FlightService_ListFlightsServer) error {
+	filter, err := parseFilter("criteria", c.GetExpression())
+	if err != nil {
+		return err
+	}
+	ctx := stream.Context()
+	return s.eachNewest(ctx, filter, func(d fetch.Dataset, snap *schema.Snapshot) error {
+		paths := [][]string{}
+		for _, split := range snap.Splits {
+			paths = append(paths, []string{d.Name, split.Name})
+		}
+		if len(paths) == 0 {
+			paths = append(paths, []string{d.Name})
+		}
+		for _, path := range paths {
+			info, err := s.listed(ctx, snap, path)
+			if err != nil {
+				return err
+			}
+			if info == nil {
+				return nil // dropped meanwhile
+			}
+			if err := stream.Send(info); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// listed describes one split for a listing. A manifest that cannot be read is
+// said in the info, so that one damaged dataset does not hide the others.
+func (s *Server) listed(ctx context.Context, snap *schema.Snapshot, path []string) (*flight.FlightInfo, error) {
+	req := schema.Request{Dataset: snap.Dataset, Snapshot: snap.Number}
+	if len(path) == 2 {
+		req.Split = path[1]
+	}
+	d := &flight.FlightDescriptor{Type: flight.DescriptorPATH, Path: path}
+	info, err := s.flightInfo(ctx, d, req)
+	switch {
+	case err == nil:
+		return info, nil
+	case errors.Is(err, schema.ErrNotFound):
+		return nil, nil
+	case !errors.Is(err, schema.ErrDataLoss):
+		return nil, err
+	}
+	about, jerr := json.Marshal(map[string]any{"dataset": snap.Dataset, "snapshot": snap.Number, "split": req.Split, "error": err.Error()})
+	if jerr != nil {
+		return nil, jerr
+	}
+	return &flight.FlightInfo{FlightDescriptor: d, TotalRecords: -1, TotalBytes: -1, AppMetadata: about}, nil
+}

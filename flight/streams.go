@@ -1,0 +1,250 @@
+package flight
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"bowstring/schema"
+)
+
+// call is an RPC under way.
+type call struct {
+	id      uint64
+	method  string
+	peer    string
+	started time.Time
+
+	rows, bytes atomic.Int64 // moved so far, in either direction; see count
+
+	killed chan struct{} // closed by kill
+	cancel context.CancelCauseFunc
+
+	kind, plan string // what beginStream was told, "" before; guarded by registry.mu
+	streaming  bool   // counts towards MaxStreams; guarded by registry.mu
+	cause      error  // why it was killed; guarded by registry.mu, fixed once killed is closed
+}
+
+// outcome is what the client is told: why the call was killed, if it failed
+// after that, else err.
+func (c *call) outcome(err error) error {
+	if err != nil {
+		select {
+		case <-c.killed:
+			return c.cause
+		default:
+		}
+	}
+	return err
+}
+
+// registry lists the calls under way. It is safe for concurrent use.
+type registry struct {
+	maxStreams int
+
+	mu       sync.Mutex
+	nextID   uint64             // guarded by mu
+	calls    map[*call]struct{} // guarded by mu
+	streams  int                // calls that are streaming; guarded by mu
+	draining error              // why no call of the Flight service may begin; guarded by mu
+	ended    chan struct{}      // closed and replaced whenever a call ends; guarded by mu
+	totals   totals             // of calls that ended; guarded by mu
+}
+
+// totals sum up calls.
+type totals struct {
+	Calls   int64 `json:"calls"`   // of any method
+	Streams int64 `json:"streams"` // DoGet, DoPut and DoExchange
+	Rows    int64 `json:"rows"`
+	Bytes   int64 `json:"bytes"`
+}
+
+func newRegistry(maxStreams int) *registry {
+	return &registry{maxStreams: maxStreams, calls: map[*call]struct{}{}, ended: make(chan struct{})}
+}
+
+type callKey struct{}
+
+// callFrom returns the call that ctx belongs to, nil outside of a server.
+func callFrom(ctx context.Context) *call {
+	c, _ := ctx.Value(callKey{}).(*call)
+	return c
+}
+
+// begin lists a call. Its context ends with ctx or when the call is killed.
+func (r *registry) begin(ctx context.Context, method, peer string) (context.Context, *call, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.draining != nil && isFlight(method) {
+		return nil, nil, r.draining
+	}
+	r.nextID++
+	c := &call{id: r.nextID, method: method, peer: peer, started: time.Now(), killed: make(chan struct{})}
+	ctx, c.cancel = context.WithCancelCause(context.WithValue(ctx, callKey{}, c))
+	r.calls[c] = struct{}{}
+	return ctx, c, nil
+}
+
+// end unlists a call.
+func (r *registry) end(c *call) {
+	c.cancel(nil)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.calls, c)
+	r.endStreamLocked(c)
+	r.totals.Calls++
+	r.totals.Rows += c.rows.Load()
+	r.totals.Bytes += c.bytes.Load()
+	close(r.ended)
+	r.ended = make(chan struct{})
+}
+
+func (r *registry) beginStream(c *call, kind, plan string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !c.streaming {
+		if r.streams >= r.maxStreams {
+			return fmt.Errorf("%w: MaxStreams is %d, and as many run; wait for one to end", schema.ErrLimit, r.maxStreams)
+		}
+		c.streaming = true
+		r.streams++
+		r.totals.Streams++
+	}
+	c.kind, c.plan = kind, plan
+	return nil
+}
+
+func (r *registry) endStream(c *call) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.endStreamLocked(c)
+}
+
+func (r *registry) endStreamLocked(c *call) {
+	if c.streaming {
+		c.streaming = false
+		r.streams--
+	}
+}
+
+// kill ends the calls that match, which get cause for an error, and returns
+// them. Their handlers may take a moment to notice.
+func (r *registry) kill(cause error, match func(*call) bool) []*call {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var killed []*call
+	for c := range r.calls {
+		if !match(c) {
+			continue
+		}
+		if c.cause == nil {
+			c.cause = cause
+			c.cancel(cause)
+			close(c.killed)
+		}
+		killed = append(killed, c)
+	}
+	return killed
+}
+
+// wait returns when no call matches, or with ctx's cause and how many still do.
+func (r *registry) wait(ctx context.Context, match func(*call) bool) (left int, err error) {
+	for {
+		r.mu.Lock()
+		left = 0
+		for c := range r.calls {
+			if match(c) {
+				left++
+			}
+		}
+		ended := r.ended
+		r.mu.Unlock()
+		if left == 0 {
+			return 0, nil
+		}
+		select {
+		case <-ended:
+		case <-ctx.Done():
+			return left, context.Cause(ctx)
+		}
+	}
+}
+
+// drain refuses new calls of the Flight service from now on.
+func (r *registry) drain(why error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.draining = why
+}
+
+// describe returns what beginStream was told of a call.
+func (r *registry) describe(c *call) (kind, plan string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return c.kind, c.plan
+}
+
+// streamInfo describes a running stream.
+type streamInfo struct {
+	ID      uint64    `json:"id"`
+	Kind    string    `json:"kind"` // "DoGet", "DoPut" or "DoExchange"
+	Plan    string    `json:"plan,omitempty"`
+	Peer    string    `json:"peer"`
+	Started time.Time `json:"started"`
+	Rows    int64     `json:"rows"`
+	Bytes   int64     `json:"bytes"`
+}
+
+// snapshot returns the running streams in the order they began, the sums over
+// all calls that ended or run, and whether a drain is on.
+func (r *registry) snapshot() (running []streamInfo, sums totals, draining bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	sums = r.totals
+	running = []streamInfo{}
+	for c := range r.calls {
+		sums.Calls++
+		sums.Rows += c.rows.Load()
+		sums.Bytes += c.bytes.Load()
+		if c.streaming {
+			running = append(running, streamInfo{
+				ID: c.id, Kind: c.kind, Plan: c.plan, Peer: c.peer, Started: c.started.UTC(),
+				Rows: c.rows.Load(), Bytes: c.bytes.Load(),
+			})
+		}
+	}
+	slices.SortFunc(running, func(a, b streamInfo) int { return cmp.Compare(a.ID, b.ID) })
+	return running, sums, r.draining != nil
+}
+
+// beginStream counts a call in as a stream: kind is "DoGet", "DoPut" or
+// "DoExchange", plan the fetch.Job's ID where there is one. It may be called
+// again to name the plan once that is known. schema.ErrLimit if MaxStreams run.
+//
+// ctx is the call's own (stream.Context()), or derived from it. The returned
+// one is what the handler's work is to run under: it ends when the client goes
+// away, the plan is cancelled or the drain is over, and context.Cause says
+// which. done counts the stream out; the end of the call does so, too.
+func (s *Server) beginStream(ctx context.Context, kind, plan string) (_ context.Context, done func(), err error) {
+	c := callFrom(ctx)
+	if c == nil {
+		return nil, nil, fmt.Errorf("beginning a stream: the context is not that of a call")
+	}
+	if err := s.calls.beginStream(c, kind, plan); err != nil {
+		return nil, nil, err
+	}
+	return ctx, func() { s.calls.endStream(c) }, nil
+}
+
+// count adds to what a call has moved, which its log line and the statistics
+// show. ctx is the call's.
+func count(ctx context.Context, rows int, bytes int64) {
+	if c := callFrom(ctx); c != nil {
+		c.rows.Add(int64(rows))
+		c.bytes.Add(bytes)
+	}
+}
