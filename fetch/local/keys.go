@@ -1,0 +1,151 @@
+package local
+
+import (
+	"encoding/binary"
+	"fmt"
+	"io"
+	"math"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"bowstring/schema"
+	"bowstring/spill/segment"
+)
+
+// The key space of the database. Names end in a zero byte, which none contains.
+const (
+	prefixBlob      = 'b' // + key[32]                   -> entry
+	prefixCounter   = 'd' // + dataset                   -> last snapshot number, u64
+	prefixSnapshot  = 'n' // + dataset 0 + number u64 BE -> snapshot, JSON
+	prefixSelection = 'l' // + dataset 0 + key[32]       -> selection, JSON
+	prefixSegment   = 'g' // + number u32 BE             -> segmentRecord
+)
+
+var (
+	keyState   = []byte("m/state")   // how the store was left, JSON
+	keyCount   = []byte("m/count")   // blobs and bytes, merged
+	keyEpoch   = []byte("m/epoch")   // collections begun, u32
+	keySegment = []byte("m/segment") // number of the next segment, u32
+)
+
+func blobKey(buf *[33]byte, k *schema.Key) []byte {
+	buf[0] = prefixBlob
+	copy(buf[1:], k[:])
+	return buf[:]
+}
+
+func counterKey(dataset string) []byte { return append([]byte{prefixCounter}, dataset...) }
+
+func namePrefix(prefix byte, dataset string) []byte {
+	return append(append([]byte{prefix}, dataset...), 0)
+}
+
+func snapshotKey(dataset string, number int64) []byte {
+	return binary.BigEndian.AppendUint64(namePrefix(prefixSnapshot, dataset), uint64(number))
+}
+
+func selectionKey(dataset string, k schema.Key) []byte {
+	return append(namePrefix(prefixSelection, dataset), k[:]...)
+}
+
+func segmentKey(id uint32) []byte { return binary.BigEndian.AppendUint32([]byte{prefixSegment}, id) }
+
+// within bounds an iterator to the keys that begin with prefix.
+func within(prefix ...byte) *pebble.IterOptions {
+	upper := append([]byte(nil), prefix...)
+	upper[len(upper)-1]++
+	return &pebble.IterOptions{LowerBound: prefix, UpperBound: upper}
+}
+
+// entry is where a blob lies, and the collection epoch in which an ingest last
+// put it.
+type entry struct {
+	segment.Location
+	crc   uint32
+	touch uint32
+}
+
+const entrySize = 28
+
+func (e entry) encode(buf *[entrySize]byte) []byte {
+	binary.LittleEndian.PutUint32(buf[0:], e.Segment)
+	binary.LittleEndian.PutUint32(buf[4:], e.crc)
+	binary.LittleEndian.PutUint64(buf[8:], uint64(e.Offset))
+	binary.LittleEndian.PutUint64(buf[16:], uint64(e.Length))
+	binary.LittleEndian.PutUint32(buf[24:], e.touch)
+	return buf[:]
+}
+
+func decodeEntry(v []byte) (entry, error) {
+	if len(v) != entrySize {
+		return entry{}, fmt.Errorf("%w: an index entry of %d bytes, not %d", schema.ErrDataLoss, len(v), entrySize)
+	}
+	e := entry{
+		Location: segment.Location{
+			Segment: binary.LittleEndian.Uint32(v[0:]),
+			Offset:  int64(binary.LittleEndian.Uint64(v[8:])),
+			Length:  int64(binary.LittleEndian.Uint64(v[16:])),
+		},
+		crc:   binary.LittleEndian.Uint32(v[4:]),
+		touch: binary.LittleEndian.Uint32(v[24:]),
+	}
+	return e, nil
+}
+
+// segmentRecord is what the catalog knows of a segment file.
+type segmentRecord struct {
+	durable int64 // bytes known to be on stable storage
+	end     int64 // where trusted data ends for good; 0: at the end of the file
+}
+
+func (r segmentRecord) encode() []byte {
+	b := binary.LittleEndian.AppendUint64(nil, uint64(r.durable))
+	return binary.LittleEndian.AppendUint64(b, uint64(r.end))
+}
+
+func decodeSegmentRecord(v []byte) (segmentRecord, error) {
+	if len(v) != 16 {
+		return segmentRecord{}, fmt.Errorf("%w: a segment record of %d bytes, not 16", schema.ErrDataLoss, len(v))
+	}
+	r := segmentRecord{int64(binary.LittleEndian.Uint64(v)), int64(binary.LittleEndian.Uint64(v[8:]))}
+	if r.durable < 0 || r.end < 0 {
+		return r, fmt.Errorf("%w: a segment record with a length beyond %d", schema.ErrDataLoss, int64(math.MaxInt64))
+	}
+	return r, nil
+}
+
+// count is a number of blobs and their bytes. Changes are merged into the
+// database in the batch that changes the index, so that the two agree whatever
+// crashes.
+type count struct{ blobs, bytes int64 }
+
+func (c count) encode() []byte {
+	b := binary.LittleEndian.AppendUint64(nil, uint64(c.blobs))
+	return binary.LittleEndian.AppendUint64(b, uint64(c.bytes))
+}
+
+func (c *count) add(v []byte) error {
+	if len(v) != 16 {
+		return fmt.Errorf("%w: a count of %d bytes, not 16", schema.ErrDataLoss, len(v))
+	}
+	c.blobs += int64(binary.LittleEndian.Uint64(v))
+	c.bytes += int64(binary.LittleEndian.Uint64(v[8:]))
+	return nil
+}
+
+// MergeNewer implements pebble.ValueMerger.
+func (c *count) MergeNewer(v []byte) error { return c.add(v) }
+
+// MergeOlder implements pebble.ValueMerger.
+func (c *count) MergeOlder(v []byte) error { return c.add(v) }
+
+// Finish implements pebble.ValueMerger.
+func (c *count) Finish(bool) ([]byte, io.Closer, error) { return c.encode(), nil, nil }
+
+var countMerger = &pebble.Merger{
+	Name: "bowstring.count.1",
+	Merge: func(_, v []byte) (pebble.ValueMerger, error) {
+		c := new(count)
+		return c, c.add(v)
+	},
+}

@@ -1,0 +1,335 @@
+package segment
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"bowstring/schema"
+)
+
+// Segment is one file of blobs and its mapping. It is the schema.Owner of the
+// blobs read from it.
+//
+// It is kept by references: one of the Set that opened it, one of each write
+// under way and one of each blob handed out. The last one to go unmaps and
+// closes it; a count of zero is final.
+type Segment struct {
+	id   uint32
+	path string
+	file *os.File
+	// mem is the mapping. It covers all that the file may grow to; only what
+	// lies below end is backed by data.
+	mem  []byte
+	refs atomic.Int64
+	end  atomic.Int64 // data ends here: the limit of every read
+
+	syncing sync.Mutex // held over a Sync; before mu
+	durable atomic.Int64
+
+	mu       sync.Mutex // guards what follows
+	written  sync.Cond  // signalled when a write ends
+	writing  []int64    // offsets of the records being written
+	voids    []Record   // reserved space whose write failed and that has no header yet
+	sealed   bool       // no more appends
+	reserved int64      // disk space was allocated up to here
+	flushed  int64      // writeback was started up to here
+	failed   error      // a failed sync, which no later one can make good
+}
+
+// writeback is how much is written before the kernel is told to start storing
+// it, so that little is left for the sync at the end of an import.
+const writeback = 8 << 20
+
+func createSegment(path string, id uint32, capacity int64) (*Segment, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	h := encodeFileHeader(id)
+	if _, err := f.WriteAt(h[:], 0); err != nil {
+		return nil, errors.Join(err, f.Close(), os.Remove(path))
+	}
+	s, err := mapSegment(f, path, id, capacity)
+	if err != nil {
+		return nil, errors.Join(err, f.Close(), os.Remove(path))
+	}
+	s.end.Store(HeaderSize)
+	return s, nil
+}
+
+// openSegment opens an existing file, of which the first end bytes hold data.
+// It can be appended to if capacity is larger than that.
+func openSegment(path string, id uint32, end, capacity int64) (*Segment, error) {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	s, err := func() (*Segment, error) {
+		var h [HeaderSize]byte
+		if _, err := f.ReadAt(h[:], 0); err != nil {
+			return nil, err
+		}
+		if err := checkFileHeader(h[:], id); err != nil {
+			return nil, err
+		}
+		return mapSegment(f, path, id, max(capacity, end))
+	}()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open segment %s: %w", path, err), f.Close())
+	}
+	s.end.Store(end)
+	s.sealed = capacity <= end
+	s.reserved, s.flushed = end, end
+	return s, nil
+}
+
+func mapSegment(f *os.File, path string, id uint32, capacity int64) (*Segment, error) {
+	if capacity > math.MaxInt-int64(os.Getpagesize()) {
+		return nil, fmt.Errorf("%w: a segment of %d bytes", schema.ErrLimit, capacity)
+	}
+	// The pages beyond the file's end become readable as it grows.
+	mem, err := unix.Mmap(int(f.Fd()), 0, int(capacity), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map %d bytes: %w", capacity, err)
+	}
+	// Blobs have no place in a core dump. Failing is harmless.
+	_ = unix.Madvise(mem, unix.MADV_DONTDUMP)
+	s := &Segment{id: id, path: path, file: f, mem: mem}
+	s.written.L = &s.mu
+	s.refs.Store(1)
+	return s, nil
+}
+
+// ID is the segment's number in its set.
+func (s *Segment) ID() uint32 { return s.id }
+
+// Size is where the data ends. It grows while the segment is appended to.
+func (s *Segment) Size() int64 { return s.end.Load() }
+
+// Durable is the length of the prefix that is known to be on stable storage.
+func (s *Segment) Durable() int64 { return s.durable.Load() }
+
+// Scan reads the segment's records: see the function Scan. The caller must
+// know that the segment is not retired meanwhile.
+func (s *Segment) Scan(opts ScanOptions) func(yield func(Record, error) bool) {
+	return Scan(s.file, s.id, s.end.Load(), opts)
+}
+
+// pin adds a reference, unless the last one is gone.
+func (s *Segment) pin() bool {
+	for {
+		n := s.refs.Load()
+		if n <= 0 {
+			return false
+		}
+		if s.refs.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+// Unpin implements schema.Owner.
+func (s *Segment) Unpin() {
+	switch n := s.refs.Add(-1); {
+	case n == 0:
+		// Nothing can be done about a failure, and nothing depends on it.
+		_ = unix.Munmap(s.mem)
+		_ = s.file.Close()
+	case n < 0:
+		panic("segment: released more often than pinned")
+	}
+}
+
+// read returns the bytes at off, pinned. Its caller holds a pin, which passes
+// to the blob or is given back.
+func (s *Segment) read(off, n int64) (schema.Blob, error) {
+	if off < HeaderSize || n < 0 || n > s.end.Load()-off {
+		s.Unpin()
+		return schema.Blob{}, fmt.Errorf("%w: segment %d has no %d bytes at offset %d", schema.ErrDataLoss, s.id, n, off)
+	}
+	if n == 0 {
+		s.Unpin()
+		return schema.Blob{}, nil
+	}
+	data := s.mem[off : off+n : off+n]
+	if populate(data) == nil {
+		return schema.NewBlob(data, s), nil
+	}
+	// Either the kernel cannot populate a mapping, or the pages cannot be
+	// read; then pread tells why, where touching them would kill the process.
+	defer s.Unpin()
+	data = make([]byte, n)
+	if _, err := s.file.ReadAt(data, off); err != nil {
+		return schema.Blob{}, fmt.Errorf("read %d bytes of segment %d at offset %d: %w", n, s.id, off, err)
+	}
+	return schema.NewBlob(data, nil), nil
+}
+
+var pageMask = uintptr(os.Getpagesize() - 1)
+
+// populate brings the pages that hold b into memory within a system call, so
+// that the Go scheduler can run others meanwhile, which a page fault does not
+// let it do.
+func populate(b []byte) error {
+	head := uintptr(unsafe.Pointer(&b[0])) & pageMask
+	first := unsafe.Pointer(uintptr(unsafe.Pointer(&b[0])) - head)
+	pages := unsafe.Slice((*byte)(first), (uintptr(len(b))+head+pageMask)&^pageMask)
+	for {
+		err := unix.Madvise(pages, unix.MADV_POPULATE_READ)
+		if err != unix.EINTR && err != unix.EAGAIN {
+			return err
+		}
+	}
+}
+
+// reserve takes space for a payload of n bytes and returns the offset of its
+// record, or false if the segment is sealed or has no room. The caller, who
+// holds a pin, must call write with it.
+func (s *Segment) reserve(n int64, alloc allocator) (at int64, ok bool, err error) {
+	need := Footprint(n)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at = s.end.Load()
+	if s.sealed || need > int64(len(s.mem))-at {
+		return 0, false, nil
+	}
+	if at+need > s.reserved {
+		s.reserved, err = alloc.allocate(s.file, s.reserved, at+need, int64(len(s.mem)))
+		if err != nil {
+			return 0, false, err
+		}
+	}
+	s.writing = append(s.writing, at)
+	s.end.Store(at + need)
+	return at, true, nil
+}
+
+var padding [Align]byte
+
+// write fills in reserved space.
+func (s *Segment) write(at int64, rec Record, payload []byte) error {
+	h := encodeRecordHeader(s.id, rec)
+	iovs := [][]byte{h[:]}
+	if len(payload) > 0 {
+		iovs = append(iovs, payload)
+	}
+	if pad := Footprint(rec.Length) - HeaderSize - rec.Length; pad > 0 {
+		iovs = append(iovs, padding[:pad])
+	}
+	err := pwritev(int(s.file.Fd()), iovs, at)
+
+	s.mu.Lock()
+	if err != nil {
+		// What follows must stay reachable for Scan: a void record bridges the gap.
+		s.voids = append(s.voids, Record{Offset: at + HeaderSize, Length: rec.Length, Void: true})
+	}
+	i := slices.Index(s.writing, at)
+	s.writing = slices.Delete(s.writing, i, i+1)
+	from, to := s.flushed, s.lowest()
+	if to-from >= writeback {
+		s.flushed = to
+	} else {
+		to = from
+	}
+	s.written.Broadcast()
+	s.mu.Unlock()
+
+	if to > from {
+		// A hint: what it does not do, Sync will.
+		_ = unix.SyncFileRange(int(s.file.Fd()), from, to-from, unix.SYNC_FILE_RANGE_WRITE)
+	}
+	if err != nil {
+		return fmt.Errorf("write %d bytes to segment %d: %w", len(payload), s.id, err)
+	}
+	return nil
+}
+
+// lowest is the offset below which nothing is being written. s.mu is held.
+func (s *Segment) lowest() int64 {
+	low := s.end.Load()
+	for _, at := range s.writing {
+		low = min(low, at)
+	}
+	return low
+}
+
+// seal ends appending. Writes under way go on.
+func (s *Segment) seal() {
+	s.mu.Lock()
+	s.sealed = true
+	s.mu.Unlock()
+}
+
+// Sync brings all that was appended before the call to stable storage, waiting
+// for the writes under way.
+func (s *Segment) Sync() error {
+	s.syncing.Lock()
+	defer s.syncing.Unlock()
+	s.mu.Lock()
+	end := s.end.Load()
+	for s.lowest() < end {
+		s.written.Wait()
+	}
+	err, voids, trim := s.failed, slices.Clone(s.voids), s.sealed && s.reserved > end
+	s.mu.Unlock()
+	if err != nil || end <= s.durable.Load() && !trim {
+		return err
+	}
+	for _, v := range voids {
+		h := encodeRecordHeader(s.id, v)
+		if _, err := s.file.WriteAt(h[:], v.Offset-HeaderSize); err != nil {
+			return fmt.Errorf("sync segment %d: mark a failed write: %w", s.id, err)
+		}
+	}
+	if trim {
+		// A sealed segment grows no more: this gives back what was allocated
+		// beyond its end and takes away nothing that is mapped.
+		if err := s.file.Truncate(end); err != nil {
+			return fmt.Errorf("sync segment %d: %w", s.id, err)
+		}
+	}
+	err = unix.Fdatasync(int(s.file.Fd()))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil {
+		// The kernel forgets pages it failed to write: a second sync would
+		// report success for data that is lost.
+		s.failed = fmt.Errorf("sync segment %d: %w", s.id, err)
+		return s.failed
+	}
+	if trim {
+		s.reserved = end
+	}
+	s.voids = slices.DeleteFunc(s.voids, func(r Record) bool { return slices.Contains(voids, r) })
+	s.durable.Store(max(end, s.durable.Load()))
+	return nil
+}
+
+func pwritev(fd int, iovs [][]byte, off int64) error {
+	for len(iovs) > 0 {
+		n, err := unix.Pwritev(fd, iovs, off)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		off += int64(n)
+		for len(iovs) > 0 && n >= len(iovs[0]) {
+			n -= len(iovs[0])
+			iovs = iovs[1:]
+		}
+		if len(iovs) > 0 {
+			iovs[0] = iovs[0][n:]
+		}
+	}
+	return nil
+}

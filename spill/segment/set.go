@@ -1,0 +1,298 @@
+package segment
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"bowstring/schema"
+)
+
+// ErrRetired says that the segment a location names is not, or no longer, in
+// the set. A caller whose index may have changed looks there again.
+var ErrRetired = errors.New("the segment was retired")
+
+// Options tunes a Set.
+type Options struct {
+	// MaxBytes is the size at which a segment is followed by a new one; 1 GiB
+	// if 0. A blob that is larger gets a segment of its own.
+	MaxBytes int64
+	// KeepFree is the free disk space that appends must leave.
+	KeepFree int64
+	// NewID returns the number of the next segment. It is called before the
+	// file is created and must never return a number twice, whatever crashes.
+	NewID func() (uint32, error)
+	// Free measures the free space of f's file system; nil asks the kernel.
+	Free func(f *os.File) (int64, error)
+}
+
+// Location is where a blob's payload lies.
+type Location struct {
+	Segment uint32
+	Offset  int64
+	Length  int64
+}
+
+// Set is the segments in one directory, of which at most one is appended to.
+// It is safe for concurrent use.
+type Set struct {
+	dir   string
+	opts  Options
+	alloc allocator
+	// table is replaced, never changed, so that readers need no lock.
+	table atomic.Pointer[map[uint32]*Segment]
+
+	mu     sync.Mutex // guards active, closed and replacing table
+	active *Segment
+	closed bool
+}
+
+// NewSet returns a set over dir, which must exist. It opens nothing: the
+// caller knows which segments there are.
+func NewSet(dir string, opts Options) *Set {
+	if opts.MaxBytes == 0 {
+		opts.MaxBytes = 1 << 30
+	}
+	if opts.Free == nil {
+		opts.Free = freeSpace
+	}
+	s := &Set{dir: dir, opts: opts, alloc: allocator{keep: opts.KeepFree, free: opts.Free}}
+	s.table.Store(&map[uint32]*Segment{})
+	return s
+}
+
+const fileSuffix = ".seg"
+
+// FileName is the name of segment id's file in the directory of its set.
+func FileName(id uint32) string { return fmt.Sprintf("%08x%s", id, fileSuffix) }
+
+// List returns the numbers of the segment files in dir, in ascending order.
+func List(dir string) ([]uint32, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	var ids []uint32
+	for _, e := range entries {
+		digits, ok := strings.CutSuffix(e.Name(), fileSuffix)
+		if !ok || len(digits) != 8 {
+			continue
+		}
+		if id, err := strconv.ParseUint(digits, 16, 32); err == nil {
+			ids = append(ids, uint32(id))
+		}
+	}
+	slices.Sort(ids)
+	return ids, nil
+}
+
+// Attach opens an existing segment. Its data ends at end, of which the first
+// durable bytes are on stable storage; what lies beyond end is never read. With
+// appendTo, appends go on at end, which must then be the end of the file.
+func (s *Set) Attach(id uint32, end, durable int64, appendTo bool) (*Segment, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	capacity := int64(0)
+	if appendTo && end < s.opts.MaxBytes {
+		capacity = s.opts.MaxBytes
+	}
+	g, err := openSegment(filepath.Join(s.dir, FileName(id)), id, end, capacity)
+	if err != nil {
+		return nil, err
+	}
+	g.durable.Store(min(durable, end))
+	s.replace(func(t map[uint32]*Segment) { t[id] = g })
+	if capacity > 0 {
+		s.active = g
+	}
+	return g, nil
+}
+
+// replace changes a copy of the table. s.mu is held.
+func (s *Set) replace(change func(map[uint32]*Segment)) {
+	t := maps.Clone(*s.table.Load())
+	change(t)
+	s.table.Store(&t)
+}
+
+// Segments returns the segments of the set by number.
+func (s *Set) Segments() []*Segment {
+	t := *s.table.Load()
+	list := make([]*Segment, 0, len(t))
+	for _, id := range slices.Sorted(maps.Keys(t)) {
+		list = append(list, t[id])
+	}
+	return list
+}
+
+// Segment returns the segment of that number, nil if there is none.
+func (s *Set) Segment(id uint32) *Segment { return (*s.table.Load())[id] }
+
+// Holds reports whether the set has the segment and loc lies within its data.
+func (s *Set) Holds(loc Location) bool {
+	g := s.Segment(loc.Segment)
+	return g != nil && loc.Offset >= HeaderSize && loc.Length >= 0 && loc.Length <= g.Size()-loc.Offset
+}
+
+// Get returns the bytes at loc, which stay in place until the blob is
+// released, whatever is retired or closed meanwhile. A page that is not in
+// memory is waited for. Checking the bytes is up to the caller.
+func (s *Set) Get(loc Location) (schema.Blob, error) {
+	g := s.Segment(loc.Segment)
+	if g == nil || !g.pin() {
+		return schema.Blob{}, fmt.Errorf("segment %d: %w", loc.Segment, ErrRetired)
+	}
+	return g.read(loc.Offset, loc.Length)
+}
+
+// Append writes a blob and returns where it lies. It is readable at once, and
+// on stable storage after the next Sync. crc is the payload's CRC-32C, which
+// is not computed again. payload is not kept.
+//
+// A full disk is a schema.ErrLimit that wraps syscall.ENOSPC.
+func (s *Set) Append(key schema.Key, crc uint32, payload []byte) (Location, error) {
+	n := int64(len(payload))
+	g, at, err := s.reserve(n)
+	if err != nil {
+		return Location{}, err
+	}
+	defer g.Unpin()
+	rec := Record{Key: key, Offset: at + HeaderSize, Length: n, CRC: crc}
+	if err := g.write(at, rec, payload); err != nil {
+		return Location{}, err
+	}
+	return Location{Segment: g.id, Offset: rec.Offset, Length: n}, nil
+}
+
+// reserve finds room in the active segment or a new one, and pins it.
+func (s *Set) reserve(n int64) (*Segment, int64, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for {
+		if s.closed {
+			return nil, 0, fmt.Errorf("%w: the segments are closed", schema.ErrUnavailable)
+		}
+		if g := s.active; g != nil {
+			at, ok, err := g.reserve(n, s.alloc)
+			if err != nil {
+				return nil, 0, err
+			}
+			if ok {
+				// The set's own reference keeps the active segment alive.
+				g.refs.Add(1)
+				return g, at, nil
+			}
+			g.seal()
+			s.active = nil
+		}
+		if err := s.create(n); err != nil {
+			return nil, 0, err
+		}
+	}
+}
+
+// create makes a new segment with room for a blob of n bytes the active one.
+// s.mu is held.
+func (s *Set) create(n int64) error {
+	id, err := s.opts.NewID()
+	if err != nil {
+		return fmt.Errorf("number a new segment: %w", err)
+	}
+	path := filepath.Join(s.dir, FileName(id))
+	g, err := createSegment(path, id, max(s.opts.MaxBytes, HeaderSize+Footprint(n)))
+	if err != nil {
+		return fmt.Errorf("create segment: %w", err)
+	}
+	if err := SyncDir(s.dir); err != nil {
+		g.Unpin()
+		return errors.Join(fmt.Errorf("create segment: %w", err), os.Remove(path))
+	}
+	s.replace(func(t map[uint32]*Segment) { t[id] = g })
+	s.active = g
+	return nil
+}
+
+// Active is the number of the segment that is appended to, if there is one.
+func (s *Set) Active() (id uint32, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.active == nil {
+		return 0, false
+	}
+	return s.active.id, true
+}
+
+// Roll seals the active segment: the next append starts a new one.
+func (s *Set) Roll() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.active != nil {
+		s.active.seal()
+		s.active = nil
+	}
+}
+
+// Sync brings everything appended before the call to stable storage.
+func (s *Set) Sync() error {
+	for _, g := range s.Segments() {
+		if !g.pin() {
+			continue // retired: nobody needs it any more
+		}
+		err := g.Sync()
+		g.Unpin()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Retire takes a sealed segment out of the set and unlinks its file, whose
+// space is free when the last blob read from it is released. The caller's
+// index must not name it any more, durably.
+func (s *Set) Retire(id uint32) error {
+	s.mu.Lock()
+	g := s.Segment(id)
+	if g == nil || g == s.active {
+		s.mu.Unlock()
+		return fmt.Errorf("%w: segment %d is not a sealed segment of this set", schema.ErrInvalid, id)
+	}
+	s.replace(func(t map[uint32]*Segment) { delete(t, id) })
+	s.mu.Unlock()
+	err := os.Remove(g.path)
+	g.Unpin()
+	return err
+}
+
+// Close lets go of all segments. Blobs handed out stay valid until released.
+// Appends under way end well; it does not sync.
+func (s *Set) Close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return
+	}
+	s.closed = true
+	s.active = nil
+	segments := s.Segments()
+	s.table.Store(&map[uint32]*Segment{})
+	for _, g := range segments {
+		g.Unpin()
+	}
+}
+
+// SyncDir makes the entries of a directory durable.
+func SyncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
