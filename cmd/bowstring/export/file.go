@@ -1,0 +1,194 @@
+package export
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/ipc"
+	"github.com/apache/arrow/go/v17/parquet"
+	"github.com/apache/arrow/go/v17/parquet/compress"
+	"github.com/apache/arrow/go/v17/parquet/pqarrow"
+)
+
+// A row group of a Parquet file is closed at this many rows or bytes of
+// content, whichever comes first: readers hold one in memory, and so does the writer.
+const (
+	RowGroupRows  = 64 << 10
+	RowGroupBytes = 64 << 20
+)
+
+const bufferBytes = 1 << 20
+
+// file is a sink for one file.
+type file struct {
+	staged
+	f      *os.File
+	buffer *bufio.Writer
+	format encoder
+}
+
+// onlyWriter hides whatever else a writer can do.
+type onlyWriter struct{ io.Writer }
+
+// encoder turns record batches into the bytes of a file.
+type encoder interface {
+	write(rec arrow.Record) error
+	close() error
+}
+
+func newFile(path string, opts Options, open func(w io.Writer) (encoder, error)) (_ Sink, err error) {
+	s, err := stage(path, opts)
+	if err != nil {
+		return nil, err
+	}
+	out := &file{staged: s}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, out.Close())
+		}
+	}()
+	if info, err := os.Lstat(s.path); err == nil && info.IsDir() {
+		return nil, fmt.Errorf("%s is a folder, want the name of a file", s.path)
+	}
+	if out.f, err = os.OpenFile(s.temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666); err != nil {
+		return nil, err
+	}
+	out.buffer = bufio.NewWriterSize(out.f, bufferBytes)
+	// The encoders close what they are given if it can be closed.
+	out.format, err = open(onlyWriter{out.buffer})
+	return out, err
+}
+
+func (o *file) Write(rec arrow.Record) error { return o.format.write(rec) }
+
+func (o *file) Commit() error {
+	err := errors.Join(o.format.close(), o.buffer.Flush(), o.f.Sync(), o.f.Close())
+	o.f = nil
+	if err != nil {
+		return err
+	}
+	if err := os.Rename(o.temp, o.path); err != nil {
+		return err
+	}
+	o.done = true
+	return syncDir(filepath.Dir(o.path))
+}
+
+func (o *file) Close() error {
+	var err error
+	if o.f != nil {
+		err = o.f.Close()
+	}
+	return errors.Join(err, o.remove())
+}
+
+// Arrow returns a sink that writes an Arrow IPC file (Feather version 2).
+func Arrow(path string, s *arrow.Schema, opts Options) (Sink, error) {
+	return newFile(path, opts, func(w io.Writer) (encoder, error) {
+		out, err := ipc.NewFileWriter(&positioned{w: w}, ipc.WithSchema(s))
+		return arrowEncoder{out}, err
+	})
+}
+
+type arrowEncoder struct{ out *ipc.FileWriter }
+
+func (e arrowEncoder) write(rec arrow.Record) error { return e.out.Write(rec) }
+func (e arrowEncoder) close() error                 { return e.out.Close() }
+
+// positioned knows how much was written to it, which is all that the encoder
+// of Arrow files wants of a Seeker.
+type positioned struct {
+	w io.Writer
+	n int64
+}
+
+func (p *positioned) Write(b []byte) (int, error) {
+	n, err := p.w.Write(b)
+	p.n += int64(n)
+	return n, err
+}
+
+func (p *positioned) Seek(offset int64, whence int) (int64, error) {
+	if offset != 0 || whence != io.SeekCurrent {
+		return 0, errors.ErrUnsupported
+	}
+	return p.n, nil
+}
+
+// Parquet returns a sink that writes a Parquet file. Metadata columns are
+// compressed, blobs are not: images and audio are already. The schema's own
+// metadata, such as that of Hugging Face, becomes the file's.
+func Parquet(path string, s *arrow.Schema, opts Options) (Sink, error) {
+	properties := []parquet.WriterProperty{
+		parquet.WithVersion(parquet.V2_LATEST),
+		parquet.WithCreatedBy("bowstring"),
+		parquet.WithCompression(compress.Codecs.Snappy),
+		parquet.WithMaxRowGroupLength(RowGroupRows),
+	}
+	for _, f := range s.Fields() {
+		if !isBlob(f) {
+			continue
+		}
+		// The writer looks at a page's size once a batch of values: batches have to be small where values are large.
+		properties = append(properties, parquet.WithBatchSize(16))
+		leaf := f.Name
+		if f.Type.ID() == arrow.STRUCT {
+			leaf += ".bytes"
+		}
+		properties = append(properties,
+			parquet.WithCompressionFor(leaf, compress.Codecs.Uncompressed),
+			parquet.WithDictionaryFor(leaf, false),
+			parquet.WithStatsFor(leaf, false))
+	}
+	return newFile(path, opts, func(w io.Writer) (encoder, error) {
+		out, err := pqarrow.NewFileWriter(s, w, parquet.NewWriterProperties(properties...),
+			pqarrow.NewArrowWriterProperties(pqarrow.WithStoreSchema()))
+		return &parquetEncoder{out: out}, err
+	})
+}
+
+type parquetEncoder struct {
+	out   *pqarrow.FileWriter
+	bytes int64 // of content in the open row group
+}
+
+func (e *parquetEncoder) write(rec arrow.Record) error {
+	// A record is small beside a row group unless a row is large by itself, so
+	// that a group exceeds its bound by little.
+	size := recordBytes(rec)
+	if e.bytes > 0 && e.bytes+size > RowGroupBytes {
+		e.out.NewBufferedRowGroup()
+		e.bytes = 0
+	}
+	e.bytes += size
+	return e.out.WriteBuffered(rec)
+}
+
+func (e *parquetEncoder) close() error { return e.out.Close() }
+
+// recordBytes is the size of a record's buffers.
+func recordBytes(rec arrow.Record) int64 {
+	var n int64
+	for _, c := range rec.Columns() {
+		n += dataBytes(c.Data())
+	}
+	return n
+}
+
+func dataBytes(d arrow.ArrayData) int64 {
+	var n int64
+	for _, b := range d.Buffers() {
+		if b != nil {
+			n += int64(b.Len())
+		}
+	}
+	for _, c := range d.Children() {
+		n += dataBytes(c)
+	}
+	return n
+}

@@ -1,0 +1,408 @@
+package export
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"net/url"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
+
+	"bowstring/schema"
+)
+
+// metadataFile is where ImageFolder readers look for the columns of each file.
+const metadataFile = "metadata.jsonl"
+
+// Folder returns a sink that lays rows out as an ImageFolder:
+//
+//	[SPLIT/][CLASS/]FILE
+//	[SPLIT/]metadata.jsonl
+//
+// A file keeps the path it had at its source, the column file_name, where that
+// is a path within the folder of its split (with Options.SplitFolders) and
+// class; for ids are made from paths, so that an import of the folder gives
+// the same ids. Otherwise SPLIT is the column "split", CLASS the class name
+// that the first column with class names gives, FILE the base of the column
+// file_name or else the id with an ending by content.
+//
+// metadata.jsonl has a line for each row: file_name relative to it, for each
+// further blob column NAME_file_name, id, and the metadata columns, labels by name.
+//
+// The schema needs the id column; the files are those of the blob columns. A
+// null blob has a null file name and no file.
+func Folder(dir string, s *arrow.Schema, opts Options) (Sink, error) {
+	if opts.Force {
+		if err := replaceable(dir); err != nil {
+			return nil, err
+		}
+	}
+	st, err := stage(dir, opts)
+	if err != nil {
+		return nil, err
+	}
+	f := &folder{staged: st, opts: opts, schema: s, id: -1, split: -1, class: -1, name: -1, metadata: map[string]*metadata{}}
+	if err := f.open(); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+type folder struct {
+	staged
+	opts                   Options
+	schema                 *arrow.Schema
+	root                   *os.Root // nothing is written outside of it, whatever the names in the data
+	id, split, class, name int      // columns; -1 if there is none
+	blobs                  []int
+	metadata               map[string]*metadata // by folder, "" or that of a split
+}
+
+// metadata is an open metadata.jsonl.
+type metadata struct {
+	f *os.File
+	w *bufio.Writer
+}
+
+// replaceable says whether dir is something that Force may replace: an empty
+// folder, or one that holds metadata.jsonl, itself or in a folder of a split.
+func replaceable(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && len(entries) == 0 {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, pattern := range []string{metadataFile, "*/" + metadataFile} {
+		if found, err := fs.Glob(os.DirFS(dir), pattern); err != nil || len(found) > 0 {
+			return err
+		}
+	}
+	return fmt.Errorf("%w: %s holds other things than an export (no %s), so that --force does not replace it", schema.ErrExists, dir, metadataFile)
+}
+
+func (o *folder) open() (err error) {
+	for i, f := range o.schema.Fields() {
+		switch {
+		case isBlob(f):
+			if f.Type.ID() == arrow.STRUCT {
+				return fmt.Errorf("%w: column %q is in the huggingface layout, a folder takes bytes", schema.ErrInvalid, f.Name)
+			}
+			o.blobs = append(o.blobs, i)
+		case f.Name == schema.IDColumn:
+			o.id = i
+		case f.Name == schema.SplitColumn:
+			o.split = i
+		case f.Name == schema.PathColumn:
+			o.name = i
+		case o.class < 0 && schema.Classes(f) != nil:
+			o.class = i
+		}
+	}
+	if o.id < 0 {
+		return fmt.Errorf("%w: a folder needs the column %q", schema.ErrInvalid, schema.IDColumn)
+	}
+	if err := os.Mkdir(o.temp, 0o777); err != nil {
+		return err
+	}
+	o.root, err = os.OpenRoot(o.temp)
+	return err
+}
+
+// Write writes the files of the rows and their lines of metadata.
+func (o *folder) Write(rec arrow.Record) error {
+	for row := range int(rec.NumRows()) {
+		if err := o.writeRow(rec, row); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (o *folder) writeRow(rec arrow.Record, row int) error {
+	ids, ok := rec.Column(o.id).(*array.FixedSizeBinary)
+	if !ok || len(ids.Value(row)) != len(schema.ID{}) {
+		return fmt.Errorf("%w: column %q has type %s, want fixed_size_binary[16]", schema.ErrInvalid, schema.IDColumn, rec.Column(o.id).DataType())
+	}
+	id := schema.FormatID(schema.ID(ids.Value(row)))
+	split := text(rec, o.split, row)
+	if split != "" {
+		if err := schema.CheckName("split", split); err != nil {
+			return err
+		}
+	}
+	class, err := o.className(rec, row)
+	if err != nil {
+		return err
+	}
+	at := home{class: folderName(class), name: sourceName(text(rec, o.name, row)), id: id}
+	if o.opts.SplitFolders {
+		at.split = split
+	}
+	dir := at.split
+	var line Object
+	for i, column := range o.blobs {
+		key, suffix := schema.PathColumn, ""
+		if i > 0 {
+			name := o.schema.Field(column).Name
+			key, suffix = name+"_"+schema.PathColumn, "."+folderName(name)
+		}
+		data, null, err := blob(rec.Column(column), row)
+		if err != nil {
+			return err
+		}
+		if null {
+			line.Add(key, nil)
+			continue
+		}
+		file, err := o.writeBlob(at.paths(suffix, data), data)
+		if err != nil {
+			return err
+		}
+		if rest, ok := strings.CutPrefix(file, split+"/"); ok && split != "" {
+			dir, file = split, rest
+		}
+		line.Add(key, file)
+	}
+	line.Add(schema.IDColumn, id)
+	for i, f := range o.schema.Fields() {
+		switch {
+		case i == o.id, i == o.split, i == o.name && len(o.blobs) > 0, isBlob(f):
+		case i == o.class && class != "":
+			line.Add(f.Name, class)
+		default:
+			line.Add(f.Name, Value(f, rec.Column(i), row))
+		}
+	}
+	m, err := o.lines(dir)
+	if err != nil {
+		return err
+	}
+	data, err := line.MarshalJSON()
+	if err != nil {
+		return fmt.Errorf("sample %s: %w", id, err)
+	}
+	_, err = m.w.Write(append(data, '\n'))
+	return err
+}
+
+// lines returns the metadata file of a folder, which it makes for its first row.
+func (o *folder) lines(dir string) (*metadata, error) {
+	if m := o.metadata[dir]; m != nil {
+		return m, nil
+	}
+	name := path.Join(dir, metadataFile)
+	if err := o.root.MkdirAll(path.Dir(name), 0o777); err != nil {
+		return nil, err
+	}
+	f, err := o.root.Create(name)
+	if err != nil {
+		return nil, err
+	}
+	m := &metadata{f, bufio.NewWriter(f)}
+	o.metadata[dir] = m
+	return m, nil
+}
+
+// className returns the name of a row's class, "" if it has none.
+func (o *folder) className(rec arrow.Record, row int) (string, error) {
+	if o.class < 0 || rec.Column(o.class).IsNull(row) {
+		return "", nil
+	}
+	f := o.schema.Field(o.class)
+	var label int64
+	if err := json.Unmarshal([]byte(rec.Column(o.class).ValueStr(row)), &label); err != nil {
+		return "", fmt.Errorf("%w: column %q: %w", schema.ErrInvalid, f.Name, err)
+	}
+	classes := schema.Classes(f)
+	if label < 0 || label >= int64(len(classes)) {
+		return "", nil
+	}
+	return classes[label], nil
+}
+
+// writeBlob writes a file and returns its path.
+func (o *folder) writeBlob(paths []string, data []byte) (string, error) {
+	var err error
+	for _, name := range paths {
+		if err = o.root.MkdirAll(path.Dir(name), 0o777); err != nil {
+			continue // such as a file where a folder is wanted
+		}
+		var f *os.File
+		if f, err = o.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666); err != nil {
+			continue // taken by another row, or a name that the file system does not take
+		}
+		_, err = f.Write(data)
+		return name, errors.Join(err, f.Close())
+	}
+	return "", err
+}
+
+// home is where a row's files may lie: in the folders of its split, if that
+// has one, and class, with the base name that it had at its source or its id.
+type home struct {
+	split, class string // folders, "" for none
+	name         string // at the source, "" where it is no path within a folder
+	id           string
+}
+
+// paths lists the paths to try for a blob, best first. suffix tells the blob
+// of a further column from that of the first.
+func (h home) paths(suffix string, data []byte) []string {
+	folder := path.Join(h.split, h.class)
+	last := path.Join(folder, h.id) + suffix + ending(data)
+	if h.name == "" {
+		return []string{last}
+	}
+	name := h.name
+	dirs := strings.Split(path.Dir(name), "/")
+	if h.split != "" && dirs[0] != h.split || h.class != "" && !slices.Contains(dirs, h.class) {
+		name = path.Join(folder, path.Base(name))
+	}
+	if suffix != "" || path.Ext(name) == "" {
+		name = strings.TrimSuffix(name, path.Ext(name)) + suffix + ending(data)
+	}
+	return []string{name, last}
+}
+
+// sourceName cleans the name that a sample had at its source, and returns ""
+// if it is no path within a folder, or one that readers skip.
+func sourceName(name string) string {
+	name = path.Clean(filepath.ToSlash(name))
+	if name == "." || !filepath.IsLocal(name) || path.Base(name) == metadataFile {
+		return ""
+	}
+	for part := range strings.SplitSeq(name, "/") {
+		if strings.HasPrefix(part, ".") {
+			return ""
+		}
+	}
+	return name
+}
+
+// folderName makes the name of a folder from that of a class.
+func folderName(class string) string {
+	if class == "" {
+		return ""
+	}
+	name := strings.ReplaceAll(class, "/", url.PathEscape("/"))
+	if strings.HasPrefix(name, ".") {
+		name = "%2E" + name[1:]
+	}
+	return name
+}
+
+// ending is the usual ending of a file with such content.
+func ending(data []byte) string {
+	switch kind, _, _ := strings.Cut(http.DetectContentType(data), ";"); kind {
+	case "image/jpeg":
+		return ".jpg"
+	case "image/png":
+		return ".png"
+	case "image/gif":
+		return ".gif"
+	case "image/webp":
+		return ".webp"
+	case "image/bmp":
+		return ".bmp"
+	case "audio/wave":
+		return ".wav"
+	case "audio/mpeg":
+		return ".mp3"
+	case "application/ogg":
+		return ".ogg"
+	case "text/plain":
+		return ".txt"
+	}
+	switch {
+	case bytes.HasPrefix(data, []byte("II*\x00")), bytes.HasPrefix(data, []byte("MM\x00*")):
+		return ".tiff"
+	case bytes.HasPrefix(data, []byte("fLaC")):
+		return ".flac"
+	}
+	return ".bin"
+}
+
+// Commit writes out the metadata and puts the folder in its place.
+func (o *folder) Commit() error {
+	for dir, m := range o.metadata {
+		err := errors.Join(m.w.Flush(), m.f.Close())
+		delete(o.metadata, dir)
+		if err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(o.root.Close(), syncDir(o.temp)); err != nil {
+		return err
+	}
+	o.root = nil
+	old := ""
+	if entries, err := os.ReadDir(o.path); err == nil && len(entries) > 0 {
+		old = o.temp + ".old"
+		if err := os.Rename(o.path, old); err != nil {
+			return err
+		}
+	}
+	if err := os.Rename(o.temp, o.path); err != nil {
+		return err
+	}
+	o.done = true
+	err := syncDir(filepath.Dir(o.path))
+	if old != "" {
+		err = errors.Join(err, os.RemoveAll(old))
+	}
+	return err
+}
+
+// Close removes what was not committed.
+func (o *folder) Close() error {
+	var err error
+	for _, m := range o.metadata {
+		err = errors.Join(err, m.f.Close())
+	}
+	o.metadata = nil
+	if o.root != nil {
+		err = errors.Join(err, o.root.Close())
+		o.root = nil
+	}
+	return errors.Join(err, o.remove())
+}
+
+// blob returns a row's bytes, which lie in the column.
+func blob(column arrow.Array, row int) (data []byte, null bool, err error) {
+	if column.IsNull(row) {
+		return nil, true, nil
+	}
+	switch c := column.(type) {
+	case *array.LargeBinary:
+		return c.Value(row), false, nil
+	case *array.Binary:
+		return c.Value(row), false, nil
+	}
+	return nil, false, fmt.Errorf("%w: a blob column of type %s", schema.ErrInvalid, column.DataType())
+}
+
+// text returns a string, "" where the column is absent, null, or something else.
+func text(rec arrow.Record, column, row int) string {
+	if column < 0 || rec.Column(column).IsNull(row) {
+		return ""
+	}
+	switch c := rec.Column(column).(type) {
+	case *array.String:
+		return c.Value(row)
+	case *array.LargeString:
+		return c.Value(row)
+	}
+	return ""
+}
