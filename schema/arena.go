@@ -1,6 +1,9 @@
 package schema
 
-import "sync"
+import (
+	"sync"
+	"unsafe"
+)
 
 // arena hands out the memory of one batch, 64-byte aligned, and is kept for
 // another batch once released. It is not safe for concurrent use.
@@ -56,4 +59,9 @@ func (a *arena) zeroed(n int) []byte {
 	b := a.bytes(n)
 	clear(b)
 	return b
+}
+
+// arenaRuns returns n runs of any content.
+func arenaRuns(a *arena, n int) []run {
+	return cast[run](a.bytes(n * int(unsafe.Sizeof(run{}))))
 }

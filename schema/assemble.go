@@ -33,7 +33,7 @@ func (p *Projection) assemble(b *Batch, m *Manifest, positions []int64) error {
 			return fmt.Errorf("%w: %d blobs for %d rows", ErrInvalid, len(b.Blobs[i]), len(positions))
 		}
 	}
-	runs, err := m.runs(positions)
+	runs, err := m.runs(b.arena, positions)
 	if err != nil {
 		return err
 	}
@@ -95,9 +95,9 @@ func emptyView(dt arrow.DataType) view {
 }
 
 // runs cuts positions into runs of consecutive rows of one chunk.
-func (m *Manifest) runs(positions []int64) ([]run, error) {
+func (m *Manifest) runs(a *arena, positions []int64) ([]run, error) {
 	rows := m.Rows()
-	count := 0 // of the runs, but for borders of chunks
+	count := 0
 	for i, p := range positions {
 		if p < 0 || p >= rows {
 			return nil, fmt.Errorf("%w: position %d, want 0 to %d", ErrInvalid, p, rows-1)
@@ -106,7 +106,8 @@ func (m *Manifest) runs(positions []int64) ([]run, error) {
 			count++
 		}
 	}
-	out := make([]run, 0, count+1)
+	// A run that crosses borders of chunks counts once for each.
+	out := arenaRuns(a, min(len(positions), count+len(m.chunks)*count))[:0]
 	for i := 0; i < len(positions); {
 		p := positions[i]
 		c, row := m.locate(p)
@@ -258,9 +259,16 @@ func putID(dst []byte, id ID) {
 // splitColumn is the virtual column split.
 func (m *Manifest) splitColumn(a *arena, positions []int64) (Vector, error) {
 	n := len(positions)
+	longest := 0
+	for _, s := range m.splits {
+		longest = max(longest, len(s.name))
+	}
+	if n > math.MaxInt32/MaxNameLen {
+		return Vector{}, fmt.Errorf("%w: a batch of %d rows is too long for a column of type utf8", ErrLimit, n)
+	}
 	off := cast[int32](a.bytes(4 * (n + 1)))
-	names := make([]string, n)
-	total := int64(0)
+	text := a.bytes(n * longest)
+	total := 0
 	var last *splitRange // neighbours are mostly in one split
 	for i, pos := range positions {
 		off[i] = int32(total)
@@ -268,17 +276,9 @@ func (m *Manifest) splitColumn(a *arena, positions []int64) (Vector, error) {
 			last = m.splitAt(pos)
 		}
 		if last != nil {
-			names[i] = last.name
-			total += int64(len(last.name))
-			if total > math.MaxInt32 {
-				return Vector{}, fmt.Errorf("%w: a batch holds more than 2^31-1 bytes of a column of type utf8", ErrLimit)
-			}
+			total += copy(text[total:], last.name)
 		}
 	}
 	off[n] = int32(total)
-	text := a.bytes(int(total))
-	for i, name := range names {
-		copy(text[off[i]:], name)
-	}
-	return Vector{Type: arrow.BinaryTypes.String, Len: n, Buffers: []Buffer{{}, pieces(asBytes(off)), pieces(text)}}, nil
+	return Vector{Type: arrow.BinaryTypes.String, Len: n, Buffers: []Buffer{{}, pieces(asBytes(off)), pieces(text[:total])}}, nil
 }

@@ -50,7 +50,11 @@ func decodeSchema(b []byte) (s *arrow.Schema, err error) {
 			s, err = nil, fmt.Errorf("%w: decode schema: %v", ErrDataLoss, p)
 		}
 	}()
-	if _, _, _, err := nextMessage(b); err != nil {
+	meta, _, _, err := nextMessage(b)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkSchemaMessage(meta); err != nil {
 		return nil, err
 	}
 	r, err := ipc.NewReader(bytes.NewReader(b))
@@ -59,6 +63,63 @@ func decodeSchema(b []byte) (s *arrow.Schema, err error) {
 	}
 	defer r.Release()
 	return r.Schema(), nil
+}
+
+// checkSchemaMessage bounds the lists in a schema message. The library's decoder
+// allocates whatever lengths it finds.
+func checkSchemaMessage(meta []byte) error {
+	msg := rootTable(meta)
+	if t := msg.GetByteSlot(6, 0); t != headerSchema {
+		return fmt.Errorf("%w: message of type %d, want a schema", ErrDataLoss, t)
+	}
+	var schema flatbuffers.Table
+	o := flatbuffers.UOffsetT(msg.Offset(8))
+	if o == 0 {
+		return fmt.Errorf("%w: message without a header", ErrDataLoss)
+	}
+	msg.Union(&schema, o)
+	left := maxSchemaTables
+	const slotFields, slotMetadata = 6, 8
+	return errors.Join(checkTables(&schema, slotMetadata, &left, nil),
+		checkTables(&schema, slotFields, &left, func(f *flatbuffers.Table) error { return checkFieldTable(f, 0, &left) }))
+}
+
+// maxSchemaTables bounds the fields and pairs of metadata in a schema message.
+const maxSchemaTables = 1 << 17
+
+func checkFieldTable(f *flatbuffers.Table, depth int, left *int) error {
+	const slotDictionary, slotChildren, slotMetadata = 12, 14, 16
+	if depth > maxTypeDepth+1 {
+		return fmt.Errorf("%w: schema nested more than %d levels deep", ErrDataLoss, maxTypeDepth)
+	}
+	if f.Offset(slotDictionary) != 0 {
+		return fmt.Errorf("%w: schema with a dictionary", ErrDataLoss)
+	}
+	if err := checkTables(f, slotMetadata, left, nil); err != nil {
+		return err
+	}
+	return checkTables(f, slotChildren, left, func(f *flatbuffers.Table) error { return checkFieldTable(f, depth+1, left) })
+}
+
+// checkTables calls each with every table of a vector of tables.
+func checkTables(t *flatbuffers.Table, slot flatbuffers.VOffsetT, left *int, each func(*flatbuffers.Table) error) error {
+	o := flatbuffers.UOffsetT(t.Offset(slot))
+	if o == 0 {
+		return nil
+	}
+	n, at := t.VectorLen(o), t.Vector(o)
+	if *left -= n; n < 0 || *left < 0 || int64(at)+4*int64(n) > int64(len(t.Bytes)) {
+		return fmt.Errorf("%w: list of %d tables in a schema of %d bytes", ErrDataLoss, n, len(t.Bytes))
+	}
+	for i := range n {
+		sub := &flatbuffers.Table{Bytes: t.Bytes, Pos: t.Indirect(at + flatbuffers.UOffsetT(4*i))}
+		if each != nil {
+			if err := each(sub); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // encodeStream makes an IPC stream of one record batch. Every buffer starts at

@@ -197,7 +197,7 @@ func gather(a *arena, views []view, runs []run, n int) (Vector, error) {
 			return Vector{}, err
 		}
 	case shapeFixedList:
-		below := make([]run, len(runs))
+		below := arenaRuns(a, len(runs))
 		for i, r := range runs {
 			below[i] = run{r.chunk, r.start * v0.width, r.n * v0.width}
 		}
@@ -221,7 +221,7 @@ func gather(a *arena, views []view, runs []run, n int) (Vector, error) {
 func (v *Vector) gatherChild(a *arena, views []view, child int, runs []run, n int) error {
 	// Only the chunks that are needed are collected: a snapshot may have thousands.
 	below := make([]view, 0, len(runs)+1)
-	renamed := make([]run, len(runs))
+	renamed := arenaRuns(a, len(runs))
 	at := make(map[int]int, min(len(runs), len(views)))
 	for i, r := range runs {
 		c, ok := at[r.chunk]
@@ -353,7 +353,7 @@ func gatherOffsets[T int32 | int64](a *arena, views []view, runs []run, n int, o
 		}
 	}
 	dst := cast[T](a.bytes((n + 1) * width))
-	below := make([]run, 0, len(runs))
+	below := arenaRuns(a, len(runs))[:0]
 	at, total := 0, int64(0)
 	for _, r := range runs {
 		off := offsets(&views[r.chunk])[r.start : r.start+r.n+1]
