@@ -17,15 +17,22 @@ import (
 type CLI struct {
 	Globals
 
-	Config  ConfigCmd  `cmd:"" help:"Show the configuration."`
-	Version VersionCmd `cmd:"" help:"Show the version."`
+	Serve    ServeCmd    `cmd:"" help:"Serve a store to Arrow Flight clients."`
+	Ls       LsCmd       `cmd:"" help:"List datasets and their splits."`
+	Describe DescribeCmd `cmd:"" help:"Describe a dataset: columns, classes, splits, snapshots."`
+	Get      GetCmd      `cmd:"" help:"Copy samples to a Parquet file, an Arrow file or a folder."`
+	Take     TakeCmd     `cmd:"" help:"Show single samples by position or id."`
+	Drop     DropCmd     `cmd:"" help:"Drop a dataset or one of its snapshots."`
+	GC       GCCmd       `cmd:"" name:"gc" help:"Free what no snapshot refers to any longer."`
+	Config   ConfigCmd   `cmd:"" help:"Show the configuration."`
+	Version  VersionCmd  `cmd:"" help:"Show the version."`
 }
 
 // Globals are the flags of every command.
 type Globals struct {
 	Store     string `type:"path" setting:"" placeholder:"DIR" help:"Directory of the store to work on (default: ${store_default}). Not together with --server."`
 	Server    string `setting:"" placeholder:"grpc://HOST:PORT" help:"Server to work on. Not together with --store."`
-	LogLevel  string `setting:"" enum:"debug,info,warn,error" default:"info" help:"Least level of the messages logged: ${enum}."`
+	LogLevel  string `setting:"" enum:"debug,info,warn,error" default:"info" help:"Least level of the messages logged: ${enum}. Commands other than serve log warnings unless it is set."`
 	LogFormat string `setting:"" enum:"text,json" default:"text" help:"Form of the messages logged: ${enum}."`
 	Config    string `type:"path" env:"BOWSTRING_CONFIG" placeholder:"FILE" help:"Configuration file (default: the first there is of bowstring.yaml and ${config_default})."`
 }

@@ -62,7 +62,7 @@ func run(args []string, stdin *os.File, stdout, stderr *os.File) int {
 		return 0
 	}
 	var sig signalError
-	if errors.As(context.Cause(ctx), &sig) && !errors.As(err, new(usageError)) {
+	if errors.As(context.Cause(ctx), &sig) && !errors.As(err, new(usageError)) && !errors.Is(err, errCut) {
 		_, _ = fmt.Fprintf(stderr, "bowstring: stopped by %s\n", sig)
 		return exitSignal + int(sig.Signal.(syscall.Signal))
 	}
@@ -157,6 +157,3 @@ func watchSignals() (ctx, abort context.Context, stop func()) {
 func oneLine(s string) string {
 	return strings.Join(strings.FieldsFunc(s, func(r rune) bool { return r == '\n' || r == '\r' }), "; ")
 }
-
-// message is what a person is told of err.
-func message(err error) string { return oneLine(err.Error()) }

@@ -12,6 +12,8 @@ import (
 	"github.com/alecthomas/kong"
 	"github.com/dustin/go-humanize"
 	"gopkg.in/yaml.v3"
+
+	"bowstring/schema"
 )
 
 // level says how close to the command line a value was set.
@@ -224,49 +226,20 @@ func (s *settings) fault(node *yaml.Node, format string, args ...any) error {
 	return fmt.Errorf("%s:%d: %s", s.path, node.Line, fmt.Sprintf(format, args...))
 }
 
-// suggest names the known setting nearest to key, or all of its section.
+// suggest names the known setting most like key, or the one of that name in
+// another section, or all there are.
 func (s *settings) suggest(key string) string {
-	best, distance := "", len(key)/2+1
+	best := schema.Nearest(key, s.keys)
+	last := key[strings.LastIndexByte(key, '.')+1:]
 	for _, k := range s.keys {
-		if d := editDistance(key, k); d < distance {
-			best, distance = k, d
-		}
-	}
-	if best == "" {
-		// The same name in another section, such as listen for serve.listen.
-		last := key[strings.LastIndexByte(key, '.')+1:]
-		for _, k := range s.keys {
-			if strings.HasSuffix(k, "."+last) || k == last {
-				best = k
-				break
-			}
+		if best == "" && (k == last || strings.HasSuffix(k, "."+last)) {
+			best = k
 		}
 	}
 	if best == "" {
 		return "known are " + strings.Join(s.keys, ", ")
 	}
 	return fmt.Sprintf("did you mean %q?", best)
-}
-
-// editDistance is Levenshtein's distance, by the textbook recurrence on one row.
-func editDistance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			substituted := diagonal
-			if a[i] != b[j] {
-				substituted++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(substituted, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
 }
 
 // Validate is part of kong.Resolver; the file was checked when it was read.

@@ -1,0 +1,83 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+
+	arrowflight "github.com/apache/arrow/go/v17/arrow/flight"
+	"github.com/dustin/go-humanize"
+)
+
+// LsCmd is bowstring ls.
+type LsCmd struct {
+	Dataset string `arg:"" optional:"" help:"Only this dataset; with a trailing * all whose names begin so."`
+	JSON    bool   `name:"json" help:"Print a JSON array."`
+}
+
+// listed is one line of ls.
+type listed struct {
+	Dataset  string `json:"dataset"`
+	Split    string `json:"split"`
+	Snapshot int64  `json:"snapshot"`
+	Rows     int64  `json:"rows"`
+	Bytes    int64  `json:"bytes"`
+	Error    string `json:"error,omitempty"` // why rows and bytes are unknown, and -1
+}
+
+// Run lists the splits of the newest snapshots.
+func (c *LsCmd) Run(ctx context.Context, app *App) error {
+	lines := []listed{}
+	err := app.with(false, func(client *client) error {
+		var criteria []byte
+		if c.Dataset != "" {
+			var err error
+			if criteria, err = json.Marshal(map[string]string{"dataset": c.Dataset}); err != nil {
+				return err
+			}
+		}
+		stream, err := client.ListFlights(ctx, &arrowflight.Criteria{Expression: criteria})
+		if err != nil {
+			return err
+		}
+		for {
+			info, err := stream.Recv()
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			var l listed
+			if err := json.Unmarshal(info.GetAppMetadata(), &l); err != nil {
+				return fmt.Errorf("%s: the listing is not what this version of bowstring expects: %w", client.target, err)
+			}
+			if path := info.GetFlightDescriptor().GetPath(); len(path) > 1 && l.Split == "" {
+				l.Split = path[1]
+			}
+			l.Rows, l.Bytes = info.GetTotalRecords(), info.GetTotalBytes()
+			lines = append(lines, l)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return printJSON(app.Stdout, lines)
+	}
+	out := table{numbers: []bool{false, false, true, true, true}}
+	out.add("DATASET", "SPLIT", "SNAPSHOT", "ROWS", "BYTES")
+	var broken []error
+	for _, l := range lines {
+		rows, bytes := humanize.Comma(l.Rows), humanize.IBytes(uint64(max(l.Bytes, 0)))
+		if l.Error != "" {
+			rows, bytes = "?", "?"
+			broken = append(broken, fmt.Errorf("%s@%d: %s", l.Dataset, l.Snapshot, l.Error))
+		}
+		out.add(l.Dataset, l.Split, strconv.FormatInt(l.Snapshot, 10), rows, bytes)
+	}
+	return errors.Join(append(broken, out.print(app.Stdout))...)
+}

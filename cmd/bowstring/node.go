@@ -1,0 +1,113 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"time"
+
+	"github.com/KimMachineGun/automemlimit/memlimit"
+
+	"bowstring/fetch"
+	"bowstring/fetch/local"
+	"bowstring/flight"
+	"bowstring/schema"
+)
+
+// node is a store with a server on it: what serve runs, and what every other
+// command runs in its own process when it is given a store.
+type node struct {
+	store  *local.Store
+	engine *fetch.Engine
+	server *flight.Server
+	served chan error // what Serve returned
+}
+
+// limits bound what a node takes on. Zero stands for the default of the package concerned.
+type limits struct {
+	windowBytes     int64
+	maxReads        int
+	streamReads     int
+	maxStreams      int
+	maxRequestBytes int64
+	maxMessageBytes int64
+	drainTimeout    time.Duration
+}
+
+// newNode opens the store in dir, which is created if create says so.
+func newNode(dir string, create bool, l limits, log *slog.Logger) (*node, error) {
+	store, err := openStore(dir, create, log)
+	if err != nil {
+		return nil, err
+	}
+	engine := fetch.NewEngine(store, fetch.Options{
+		WindowBytes: l.windowBytes,
+		MaxReads:    l.maxReads,
+		StreamReads: l.streamReads,
+		Logger:      log,
+	})
+	server := flight.New(engine, flight.Options{
+		MaxStreams:      l.maxStreams,
+		MaxRequestBytes: int(l.maxRequestBytes),
+		MaxMessageBytes: int(l.maxMessageBytes),
+		DrainTimeout:    l.drainTimeout,
+		Logger:          log,
+	})
+	return &node{store: store, engine: engine, server: server, served: make(chan error, 1)}, nil
+}
+
+// serve starts answering on l, which the server closes.
+func (n *node) serve(l net.Listener) {
+	go func() { n.served <- n.server.Serve(l) }()
+}
+
+// close lets running calls finish until ctx ends, then ends them, and closes
+// the store. It waits for everything the node has started. errCut says that
+// calls had to be ended.
+func (n *node) close(ctx context.Context) error {
+	var cut error
+	if err := n.server.Shutdown(ctx); err != nil {
+		cut = fmt.Errorf("%w: %w", errCut, err)
+	}
+	served := <-n.served
+	return errors.Join(cut, served, n.engine.Close(), n.store.Close())
+}
+
+// errCut: a server stopped before its streams had come to their end.
+var errCut = errors.New("streams were cut off")
+
+// openStore opens the embedded store in dir. Without create, a directory that
+// holds no store is an error rather than a new store, so that a mistyped path is found out.
+func openStore(dir string, create bool, log *slog.Logger) (*local.Store, error) {
+	if !create {
+		entries, err := os.ReadDir(dir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("store: %w", err)
+		}
+		if len(entries) == 0 {
+			return nil, fmt.Errorf("%w: there is no store in %s; import or serve makes one, --store names another", schema.ErrNotFound, dir)
+		}
+	}
+	store, err := local.Open(dir, local.Options{Logger: log})
+	if err != nil {
+		return nil, err
+	}
+	return store, nil
+}
+
+// defaultWindow is the memory that streams may hold where none is configured:
+// a quarter of what the process may use, by its control group or the machine.
+func defaultWindow() int64 {
+	memory, err := memlimit.FromCgroup()
+	if err != nil {
+		memory, err = memlimit.FromSystem()
+	}
+	if err != nil || memory/4 > 1<<40 {
+		return 0 // the engine's own default
+	}
+	return max(int64(memory/4), 64<<20)
+}

@@ -1,0 +1,140 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/dustin/go-humanize"
+)
+
+// ServeCmd is bowstring serve.
+type ServeCmd struct {
+	Listen       string        `setting:"" default:"127.0.0.1:8815" placeholder:"HOST:PORT" help:"Address to listen on; port 0 is any free one. There is no authentication yet: keep it away from networks that are not trusted."`
+	ReadyFile    string        `setting:"" type:"path" placeholder:"FILE" help:"File to write the server's address to once it serves; removed when it stops."`
+	DrainTimeout time.Duration `setting:"" default:"30s" placeholder:"DURATION" help:"How long running streams may go on after SIGTERM or SIGINT. A second signal ends them at once."`
+	WindowMemory size          `setting:"" default:"auto" placeholder:"SIZE" help:"Memory for what streams hold ahead of their consumers, all together (auto: a quarter of the memory there is)."`
+	MaxStreams   int           `setting:"" default:"1024" placeholder:"N" help:"Streams that may run at once."`
+	MaxReads     int           `setting:"" default:"512" placeholder:"N" help:"Reads in flight to the store, over all streams."`
+	StreamReads  int           `setting:"" default:"128" placeholder:"N" help:"Reads in flight of one stream."`
+	MaxRequest   size          `setting:"" default:"2MiB" placeholder:"SIZE" help:"Largest descriptor, ticket or action body accepted."`
+	MaxMessage   size          `setting:"" default:"256MiB" placeholder:"SIZE" help:"Largest record batch accepted from a client that uploads."`
+}
+
+// Validate is called by kong.
+func (c *ServeCmd) Validate() error {
+	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
+		return fmt.Errorf("--listen: got %q, want HOST:PORT", c.Listen)
+	}
+	for name, n := range map[string]int{"--max-streams": c.MaxStreams, "--max-reads": c.MaxReads, "--stream-reads": c.StreamReads} {
+		if n < 1 {
+			return fmt.Errorf("%s: got %d, want 1 or more", name, n)
+		}
+	}
+	if c.DrainTimeout < 0 {
+		return fmt.Errorf("--drain-timeout: got %s, want 0 or more", c.DrainTimeout)
+	}
+	return nil
+}
+
+// Run serves until a signal ends ctx.
+func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
+	if app.cli.Globals.Server != "" {
+		if app.settings.origin("server").level == fromFlag {
+			return usagef("serve runs a server, --server names one that runs already: use --store to say what to serve and --listen to say where")
+		}
+		app.cli.Globals.Store = defaultStore() // server is configured for the other commands
+	}
+	l := limits{
+		windowBytes:     int64(c.WindowMemory),
+		maxReads:        c.MaxReads,
+		streamReads:     c.StreamReads,
+		maxStreams:      c.MaxStreams,
+		maxRequestBytes: int64(c.MaxRequest),
+		maxMessageBytes: int64(c.MaxMessage),
+		drainTimeout:    c.DrainTimeout,
+	}
+	if l.windowBytes == 0 {
+		l.windowBytes = defaultWindow()
+	}
+	dir := app.cli.Globals.Store
+	n, err := newNode(dir, true, l, app.Log)
+	if err != nil {
+		return err
+	}
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", c.Listen)
+	if err != nil {
+		return errors.Join(fmt.Errorf("cannot listen on %s: %w; --listen names another address, port 0 any free one", c.Listen, err), n.engine.Close(), n.store.Close())
+	}
+	n.serve(listener)
+	address := "grpc://" + dialable(listener.Addr())
+	err = c.announce(app, n, address)
+	if err == nil {
+		app.Log.InfoContext(ctx, "serving", "address", address, "listen", listener.Addr().String(), "store", dir,
+			"window_memory", humanize.IBytes(uint64(l.windowBytes)), "max_streams", l.maxStreams)
+		select {
+		case <-ctx.Done():
+		case failed := <-n.served:
+			n.served <- failed // close reports it
+		}
+	}
+	return errors.Join(err, c.drain(ctx, app, n))
+}
+
+// announce says to those who wait for the server that it is there.
+func (c *ServeCmd) announce(app *App, n *node, address string) error {
+	if err := n.store.SetAddr(address); err != nil {
+		return err
+	}
+	if c.ReadyFile != "" {
+		if err := writeFile(c.ReadyFile, address+"\n"); err != nil {
+			return fmt.Errorf("ready file: %w", err)
+		}
+	}
+	return app.Printf("%s\n", address)
+}
+
+// drain ends the server: in its own time, by the deadline, or at once after a second signal.
+func (c *ServeCmd) drain(ctx context.Context, app *App, n *node) error {
+	app.Log.InfoContext(ctx, "stopping", "reason", context.Cause(ctx))
+	deadline, cancel := context.WithTimeoutCause(app.Abort, c.DrainTimeout, fmt.Errorf("the drain timeout of %s is over", c.DrainTimeout))
+	defer cancel()
+	err := n.close(deadline)
+	if c.ReadyFile != "" {
+		if gone := os.Remove(c.ReadyFile); gone != nil && !errors.Is(gone, fs.ErrNotExist) {
+			err = errors.Join(err, gone)
+		}
+	}
+	return err
+}
+
+// dialable is an address that a client on this machine can connect to.
+func dialable(addr net.Addr) string {
+	tcp, ok := addr.(*net.TCPAddr)
+	if !ok || !tcp.IP.IsUnspecified() {
+		return addr.String()
+	}
+	return fmt.Sprintf("127.0.0.1:%d", tcp.Port)
+}
+
+// writeFile makes path hold text, from one moment to the next.
+func writeFile(path, text string) error {
+	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.tmp")
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(text)
+	err = errors.Join(err, f.Chmod(0o644), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		err = errors.Join(err, os.Remove(f.Name()))
+	}
+	return err
+}
