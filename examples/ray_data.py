@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -27,7 +28,7 @@ def blocks(server: str, ticket: bytes) -> Iterator[pa.Table]:
             yield pa.Table.from_batches([chunk.data])
 
 
-class FlightDatasource(Datasource):  # type: ignore[misc]
+class FlightDatasource(Datasource):
     """A request to a Flight server as a Ray Data source."""
 
     def __init__(self, server: str, request: dict[str, Any]) -> None:
@@ -44,8 +45,7 @@ class FlightDatasource(Datasource):  # type: ignore[misc]
             rows = json.loads(endpoint.app_metadata)["rows"]
             size = self.info.total_bytes // len(self.info.endpoints)
             metadata = BlockMetadata(num_rows=rows, size_bytes=size, exec_stats=None, input_files=None)
-            server, ticket = self.server, endpoint.ticket.ticket
-            tasks.append(ReadTask(lambda s=server, t=ticket: blocks(s, t), metadata))
+            tasks.append(ReadTask(partial(blocks, self.server, endpoint.ticket.ticket), metadata))
         return tasks
 
 

@@ -50,8 +50,18 @@ def test_ray_example(node: Node) -> None:
 
 
 def test_the_demo_stops_its_server_when_it_is_interrupted(binary: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-u", EXAMPLES / "demo.py", "--bowstring", binary, "--dir", tmp_path, "--count", "60"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as demo:
+    script: list[str | Path] = [
+        sys.executable,
+        "-u",
+        EXAMPLES / "demo.py",
+        "--bowstring",
+        binary,
+        "--dir",
+        tmp_path,
+        "--count",
+        "60",
+    ]
+    with subprocess.Popen(script, stdout=subprocess.PIPE, text=True, start_new_session=True) as demo:
         assert demo.stdout is not None
         for line in demo.stdout:
             if "listens on" in line:
