@@ -52,7 +52,7 @@ func (s *Store) GC(ctx context.Context, opts fetch.GCOptions, inUse func() []*sc
 // collection is one run of GC.
 type collection struct {
 	s      *Store
-	ctx    context.Context //nolint:containedctx // lives as long as the call it belongs to
+	ctx    context.Context // of the call that this is
 	report fetch.GCReport
 	marks  marks
 	// keep is the oldest epoch whose touches protect a blob.
@@ -99,15 +99,25 @@ func (c *collection) begin() error {
 	}
 	s.ingestsMu.Lock()
 	defer s.ingestsMu.Unlock()
-	c.keep = s.epoch.Load() + 1
-	if err := s.db.Set(keyEpoch, binary.LittleEndian.AppendUint32(nil, c.keep), pebble.Sync); err != nil {
-		return fmt.Errorf("write the catalog: %w", err)
+	var err error
+	if c.keep, err = s.nextEpoch(pebble.Sync); err != nil {
+		return err
 	}
-	s.epoch.Store(c.keep)
 	for in := range s.ingests {
 		c.keep = min(c.keep, in.epoch)
 	}
 	return nil
+}
+
+// nextEpoch begins an epoch. It is in the database's log before any entry that
+// is touched in it, so that no epoch comes again. s.ingestsMu is held.
+func (s *Store) nextEpoch(how *pebble.WriteOptions) (uint32, error) {
+	epoch := s.epoch.Load() + 1
+	if err := s.db.Set(keyEpoch, binary.LittleEndian.AppendUint32(nil, epoch), how); err != nil {
+		return 0, fmt.Errorf("write the catalog: %w", err)
+	}
+	s.epoch.Store(epoch)
+	return epoch, nil
 }
 
 // mark collects what the catalog and the streams refer to. What is committed
@@ -173,7 +183,7 @@ func (s *Store) index(ctx context.Context) iter.Seq2[indexed, error] {
 			yield(indexed{}, fmt.Errorf("read the index: %w", err))
 			return
 		}
-		defer it.Close() //nolint:errcheck // its error was asked for below
+		defer it.Close()
 		n := 0
 		for it.First(); it.Valid(); it.Next() {
 			if n++; n%1024 == 0 {
@@ -276,7 +286,7 @@ func (c *collection) forget(key *schema.Key) (bool, error) {
 	}
 	var buf [33]byte
 	b := s.db.NewBatch()
-	defer b.Close() //nolint:errcheck // committed or abandoned: nothing can fail
+	defer b.Close()
 	err = errors.Join(
 		b.Delete(blobKey(&buf, key), nil),
 		b.Merge(keyCount, count{-1, -e.Length}.encode(), nil),

@@ -35,7 +35,12 @@ func (s *Store) Begin(ctx context.Context, dataset string) (fetch.Ingest, error)
 	}
 	s.ingestsMu.Lock()
 	defer s.ingestsMu.Unlock()
-	in := &ingest{s: s, dataset: dataset, epoch: s.epoch.Load()}
+	// An epoch of its own tells its blobs from all that were put before.
+	epoch, err := s.nextEpoch(pebble.NoSync)
+	if err != nil {
+		return nil, err
+	}
+	in := &ingest{s: s, dataset: dataset, epoch: epoch}
 	s.ingests[in] = struct{}{}
 	return in, nil
 }
@@ -89,7 +94,7 @@ func (in *ingest) Put(ctx context.Context, data []byte) (schema.BlobRef, error) 
 		grown = count{0, ref.Size - old.Length}
 	}
 	b := s.db.NewBatch()
-	defer b.Close() //nolint:errcheck // committed or abandoned: nothing can fail
+	defer b.Close()
 	err = errors.Join(
 		b.Set(blobKey(&key, &ref.Key), e.encode(&value), nil),
 		b.Merge(keyCount, grown.encode(), nil),
@@ -245,7 +250,14 @@ func (s *Store) SaveSelection(ctx context.Context, in fetch.Ingest, sel schema.S
 		return err
 	}
 	if v != nil {
-		return nil // saved before: the first record stays
+		old, err := decodeSelection(v)
+		if err != nil {
+			return err
+		}
+		if old.Snapshot == sel.Snapshot {
+			return nil
+		}
+		// The same positions of another snapshot: the name is of the last one.
 	}
 	if sel.Created.IsZero() {
 		sel.Created = time.Now().UTC().Truncate(time.Microsecond)

@@ -24,7 +24,7 @@ const (
 var (
 	keyState   = []byte("m/state")   // how the store was left, JSON
 	keyCount   = []byte("m/count")   // blobs and bytes, merged
-	keyEpoch   = []byte("m/epoch")   // collections begun, u32
+	keyEpoch   = []byte("m/epoch")   // ingests and collections begun, u32
 	keySegment = []byte("m/segment") // number of the next segment, u32
 )
 
@@ -57,8 +57,7 @@ func within(prefix ...byte) *pebble.IterOptions {
 	return &pebble.IterOptions{LowerBound: prefix, UpperBound: upper}
 }
 
-// entry is where a blob lies, and the collection epoch in which an ingest last
-// put it.
+// entry is where a blob lies, and the epoch in which an ingest last put it.
 type entry struct {
 	segment.Location
 	crc   uint32

@@ -42,11 +42,11 @@ func lockDirectory(dir string) (*dirLock, error) {
 	}
 	for {
 		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err != unix.EINTR {
+		if !errors.Is(err, unix.EINTR) {
 			break
 		}
 	}
-	if err == unix.EWOULDBLOCK {
+	if errors.Is(err, unix.EWOULDBLOCK) {
 		return nil, errors.Join(inUse(dir, f), f.Close())
 	}
 	if err != nil {

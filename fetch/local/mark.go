@@ -68,7 +68,7 @@ func (m *marks) snapshot(ctx context.Context, s *Store, snap *schema.Snapshot) e
 func (m *marks) chunk(s *Store, snap *schema.Snapshot, c schema.Chunk) error {
 	blob, _, err := s.get(c.Key)
 	if errors.Is(err, schema.ErrNotFound) {
-		return fmt.Errorf("%w: %v", schema.ErrDataLoss, err)
+		return fmt.Errorf("%w: a blob that a snapshot names is gone: %s", schema.ErrDataLoss, c.Key)
 	} else if err != nil {
 		return err
 	}

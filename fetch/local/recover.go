@@ -176,7 +176,7 @@ func trustedEnd(path string, id uint32, from, size int64) (end int64, err error)
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	for _, err := range segment.Scan(f, id, size, segment.ScanOptions{From: from, Payloads: true}) {
-		var damage *segment.Damage
+		var damage *segment.DamageError
 		switch {
 		case errors.As(err, &damage):
 			return damage.Offset, nil
@@ -192,7 +192,7 @@ func trustedEnd(path string, id uint32, from, size int64) (end int64, err error)
 func (s *Store) newSegment() (uint32, error) {
 	id := s.nextSegment
 	b := s.db.NewBatch()
-	defer b.Close() //nolint:errcheck // committed or abandoned: nothing can fail
+	defer b.Close()
 	err := errors.Join(
 		b.Set(keySegment, binary.LittleEndian.AppendUint32(nil, id+1), nil),
 		b.Set(segmentKey(id), segmentRecord{}.encode(), nil),
@@ -239,7 +239,7 @@ func (s *Store) recordSynced(b *pebble.Batch) (done func(), err error) {
 // has been synced of the segments. s.catalog is held.
 func (s *Store) update(fill func(*pebble.Batch) error) error {
 	b := s.db.NewBatch()
-	defer b.Close() //nolint:errcheck // committed or abandoned: nothing can fail
+	defer b.Close()
 	done, err := s.recordSynced(b)
 	if err != nil {
 		return err

@@ -70,7 +70,7 @@ type Store struct {
 
 	ingestsMu  sync.Mutex
 	ingests    map[*ingest]struct{}
-	epoch      atomic.Uint32 // collections begun; changed under ingestsMu
+	epoch      atomic.Uint32 // counts ingests and collections; changed under ingestsMu
 	collecting chan struct{} // holds a token while a collection runs
 
 	reads, readBytes, writes, dedups, writtenBytes, blobs, storedBytes atomic.Int64
@@ -360,7 +360,7 @@ func (s *Store) markDirty() error {
 		return nil
 	}
 	b := s.db.NewBatch()
-	defer b.Close() //nolint:errcheck // committed or abandoned: nothing can fail
+	defer b.Close()
 	if err := s.setState(state{Boot: s.boot}, b); err != nil {
 		return err
 	}

@@ -10,21 +10,21 @@ import (
 	"bowstring/schema"
 )
 
-// Damage is the error Scan yields for a stretch of a segment that holds no
+// DamageError is the error Scan yields for a stretch of a segment that holds no
 // good record. It is a schema.ErrDataLoss.
-type Damage struct {
+type DamageError struct {
 	Segment uint32
 	Offset  int64 // where it begins
 	Length  int64 // up to the next record header, or to the end of the file
 	Reason  string
 }
 
-func (d *Damage) Error() string {
+func (d *DamageError) Error() string {
 	return fmt.Sprintf("segment %d, %d bytes at offset %d: %s", d.Segment, d.Length, d.Offset, d.Reason)
 }
 
-// Unwrap makes every Damage a schema.ErrDataLoss.
-func (d *Damage) Unwrap() error { return schema.ErrDataLoss }
+// Unwrap makes every DamageError a schema.ErrDataLoss.
+func (d *DamageError) Unwrap() error { return schema.ErrDataLoss }
 
 // ScanOptions says what Scan looks at.
 type ScanOptions struct {
@@ -40,7 +40,7 @@ const (
 )
 
 // Scan reads the records of segment id, of size bytes, in file order. For what
-// is not a good record it yields a *Damage and goes on at the next header it
+// is not a good record it yields a *DamageError and goes on at the next header it
 // finds; a caller that trusts only an unbroken run stops there. Any other error
 // is one of reading, and the last thing yielded.
 //
@@ -58,14 +58,14 @@ func Scan(r io.ReaderAt, id uint32, size int64, opts ScanOptions) iter.Seq2[Reco
 			h, err := w.at(0, HeaderSize)
 			switch {
 			case errors.Is(err, io.ErrUnexpectedEOF):
-				yield(Record{}, &Damage{id, 0, size, "the file is shorter than its header"})
+				yield(Record{}, &DamageError{id, 0, size, "the file is shorter than its header"})
 				return
 			case err != nil:
 				yield(Record{}, fmt.Errorf("read segment %d: %w", id, err))
 				return
 			}
 			if err := checkFileHeader(h, id); err != nil {
-				if !yield(Record{}, &Damage{id, 0, HeaderSize, err.Error()}) {
+				if !yield(Record{}, &DamageError{id, 0, HeaderSize, err.Error()}) {
 					return
 				}
 			}
@@ -120,10 +120,10 @@ func (w *reader) at(off int64, n int) ([]byte, error) {
 }
 
 // record reads the record at offset at and says where the next one begins.
-func (w *reader) record(id uint32, at int64, payloads bool) (Record, *Damage, int64, error) {
+func (w *reader) record(id uint32, at int64, payloads bool) (Record, *DamageError, int64, error) {
 	h, err := w.at(at, HeaderSize)
 	if errors.Is(err, io.ErrUnexpectedEOF) {
-		return Record{}, &Damage{id, at, w.size - at, "the file ends within a record header"}, w.size, nil
+		return Record{}, &DamageError{id, at, w.size - at, "the file ends within a record header"}, w.size, nil
 	} else if err != nil {
 		return Record{}, nil, 0, err
 	}
@@ -133,18 +133,18 @@ func (w *reader) record(id uint32, at int64, payloads bool) (Record, *Damage, in
 		if err != nil {
 			return Record{}, nil, 0, err
 		}
-		return Record{}, &Damage{id, at, next - at, reason}, next, nil
+		return Record{}, &DamageError{id, at, next - at, reason}, next, nil
 	}
 	next := min(at+Footprint(rec.Length), w.size)
 	if payloads && !rec.Void {
 		sum, err := w.sum(rec.Offset, rec.Length)
 		if errors.Is(err, io.ErrUnexpectedEOF) {
-			return Record{}, &Damage{id, at, w.size - at, "the file was cut short"}, w.size, nil
+			return Record{}, &DamageError{id, at, w.size - at, "the file was cut short"}, w.size, nil
 		} else if err != nil {
 			return Record{}, nil, 0, err
 		}
 		if sum != rec.CRC {
-			return Record{}, &Damage{id, at, next - at, "the payload's checksum is wrong"}, next, nil
+			return Record{}, &DamageError{id, at, next - at, "the payload's checksum is wrong"}, next, nil
 		}
 	}
 	return rec, nil, next, nil

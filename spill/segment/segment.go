@@ -80,6 +80,15 @@ func openSegment(path string, id uint32, end, capacity int64) (*Segment, error) 
 		if err := checkFileHeader(h[:], id); err != nil {
 			return nil, err
 		}
+		if capacity <= end {
+			// A process that was killed may have left space allocated beyond
+			// the file's end.
+			if st, err := f.Stat(); err != nil {
+				return nil, err
+			} else if err := f.Truncate(st.Size()); err != nil {
+				return nil, err
+			}
+		}
 		return mapSegment(f, path, id, max(capacity, end))
 	}()
 	if err != nil {
@@ -184,7 +193,7 @@ func populate(b []byte) error {
 	pages := unsafe.Slice((*byte)(first), (uintptr(len(b))+head+pageMask)&^pageMask)
 	for {
 		err := unix.Madvise(pages, unix.MADV_POPULATE_READ)
-		if err != unix.EINTR && err != unix.EAGAIN {
+		if !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EAGAIN) {
 			return err
 		}
 	}
@@ -316,7 +325,7 @@ func (s *Segment) Sync() error {
 func pwritev(fd int, iovs [][]byte, off int64) error {
 	for len(iovs) > 0 {
 		n, err := unix.Pwritev(fd, iovs, off)
-		if err == unix.EINTR {
+		if errors.Is(err, unix.EINTR) {
 			continue
 		}
 		if err != nil {

@@ -38,7 +38,7 @@ func (a allocator) allocate(f *os.File, have, need, limit int64) (int64, error) 
 			continue
 		}
 		err = unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, have, end-have)
-		for err == unix.EINTR {
+		for errors.Is(err, unix.EINTR) {
 			err = unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, have, end-have)
 		}
 		if err == nil || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {

@@ -1,0 +1,126 @@
+package storetest
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"bowstring/schema"
+)
+
+func blobSizes(b *bench) {
+	var blobs [][]byte
+	for _, n := range []int{0, 1, 63, 64, 65, 4096, 110_000, 20 << 20} {
+		blobs = append(blobs, blobOf("size", n))
+	}
+	b.ingest("sizes", 0, blobs)
+	for range 2 {
+		for _, data := range blobs {
+			b.has(data)
+		}
+		b.holds(b.snapshot("sizes", 0), blobs)
+		b.reopen()
+	}
+}
+
+func putCopies(b *bench) {
+	in := b.begin("copies")
+	buf := blobOf("buffer", 5000)
+	want := bytes.Clone(buf)
+	b.put(in, buf)
+	clear(buf)
+	b.has(want)
+	b.ok(in.Close(), "close the ingest")
+}
+
+func dedup(b *bench) {
+	blobs := blobsOf("dedup", 10, 1000)
+	b.ingest("d", 0, blobs)
+	first := b.store.Stats()
+	b.that(first.BlobWrites == first.Blobs && first.WrittenBytes == first.StoredBytes && first.Blobs >= 10,
+		"after one import the store counts %+v", first)
+	b.ingest("d", 1, blobs)
+	b.ingest("e", 0, blobs)
+	got := b.store.Stats()
+	b.that(got.BlobWrites == first.BlobWrites && got.WrittenBytes == first.WrittenBytes && got.Blobs == first.Blobs,
+		"importing the same again went from %+v to %+v", first, got)
+	b.that(got.BlobDedups == 2*first.BlobWrites, "%d puts found their blob, want %d", got.BlobDedups, 2*first.BlobWrites)
+	reads := got.BlobReads
+	b.has(blobs[0])
+	got = b.store.Stats()
+	b.that(got.BlobReads == reads+1, "one read was counted as %d", got.BlobReads-reads)
+}
+
+func dedupConcurrent(b *bench) {
+	const putters = 16
+	in := b.begin("d")
+	data := blobOf("wanted by all", 200_000)
+	var g errgroup.Group
+	for range putters {
+		g.Go(func() error {
+			_, err := in.Put(b.ctx, data)
+			return err
+		})
+	}
+	b.ok(g.Wait(), "put concurrently")
+	b.ok(in.Close(), "close the ingest")
+	got := b.store.Stats()
+	b.that(got.BlobWrites == 1 && got.BlobDedups == putters-1 && got.Blobs == 1,
+		"%d puts of one blob were counted as %+v", putters, got)
+	b.has(data)
+}
+
+// stress has writers and readers work on overlapping blobs.
+func stress(b *bench) {
+	const workers, each, pool = 8, 200, 300
+	const seed = 20
+	blob := func(i int) []byte { return blobOf(fmt.Sprintf("stress/%d", i), 17*i+i%3) }
+	in := b.begin("stress")
+	var mu sync.Mutex
+	var put []schema.BlobRef
+	var g errgroup.Group
+	for w := range workers {
+		g.Go(func() error {
+			r := rand.New(rand.NewPCG(seed, uint64(w)))
+			for range each {
+				if r.IntN(2) == 0 {
+					ref, err := in.Put(b.ctx, blob(r.IntN(pool)))
+					if err != nil {
+						return fmt.Errorf("seed %d, worker %d: %w", seed, w, err)
+					}
+					mu.Lock()
+					put = append(put, ref)
+					mu.Unlock()
+					continue
+				}
+				mu.Lock()
+				if len(put) == 0 {
+					mu.Unlock()
+					continue
+				}
+				ref := put[r.IntN(len(put))]
+				mu.Unlock()
+				got, err := b.store.Get(b.ctx, ref)
+				if err != nil {
+					return fmt.Errorf("seed %d, worker %d: %w", seed, w, err)
+				}
+				err = ref.Check(got.Bytes())
+				got.Release()
+				if err != nil {
+					return fmt.Errorf("seed %d, worker %d: %w", seed, w, err)
+				}
+			}
+			return nil
+		})
+	}
+	b.ok(errors.Join(g.Wait(), in.Close()), "put and get concurrently")
+	distinct := map[schema.Key]bool{}
+	for _, ref := range put {
+		distinct[ref.Key] = true
+	}
+	b.that(b.store.Stats().Blobs == int64(len(distinct)), "the store has %d blobs, want %d", b.store.Stats().Blobs, len(distinct))
+}
