@@ -69,11 +69,11 @@ lint-python: $(VENV)/.lint ## ruff and mypy alone.
 
 .PHONY: test-go
 test-go: go-check ## Go tests: unit, property, conformance, fuzz seeds.
-	$(GO) test ./...
+	$(GO) test -timeout 20m ./...
 
 .PHONY: test-race
 test-race: go-check cc-check ## Go tests under the race detector.
-	$(GO) test -race $$($(GO) list ./... | grep -v -x -F '$(RACE_SKIP)')
+	$(GO) test -timeout 20m -race $$($(GO) list ./... | grep -v -x -F '$(RACE_SKIP)')
 
 .PHONY: test-python
 test-python: $(VENV)/.test $(LINT) build ## pytest with pyarrow and other real clients against a server process.
