@@ -46,7 +46,7 @@ def main() -> None:
     say("real photographs: JPEG crops of those in scikit-image's wheel, as an ImageFolder")
     run(sys.executable, HERE / "photos.py", photos, "--count", str(args.count))
     say("import them into the embedded store")
-    run(args.bowstring, "import", "imagefolder", photos, "photos", "--store", store)
+    run(args.bowstring, "import", photos, "photos", "--store", store)
     say("serve the store over Arrow Flight")
     with Node(args.bowstring, store, log=log) as node:
         print(f"bowstring serve listens on {node.url} (log: {log})")

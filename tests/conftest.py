@@ -68,7 +68,7 @@ def imported(
 ) -> Path:
     """A store into which the folder was imported as `photos`. Nobody serves or changes it: copy it."""
     store = tmp_path_factory.mktemp("imported") / "store"
-    bowstring("import", "imagefolder", folder, "photos", "--store", store)
+    bowstring("import", folder, "photos", "--store", store)
     return store
 
 

@@ -76,7 +76,7 @@ def test_get_to_a_folder_and_import_it_again(
     for path in folder.rglob("*.jpg"):
         assert (tmp_path / "copy" / path.relative_to(folder)).read_bytes() == path.read_bytes()
     again = tmp_path / "again"
-    bowstring("import", "photos", tmp_path / "copy", "--store", again)
+    bowstring("import", tmp_path / "copy", "photos", "--store", again)
     (described,) = [json.loads(bowstring("describe", "photos", "--json", "--store", again).stdout)]
     assert described["rows"] == 300
     assert {s["name"]: s["rows"] for s in described["splits"]} == {"train": 270, "val": 30}

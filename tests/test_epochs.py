@@ -165,7 +165,7 @@ def test_inline_selection(client: fl.FlightClient) -> None:
 
 def test_ids_are_the_same_in_another_import(client: fl.FlightClient, folder: Path, tmp_path: Path, start: Any,
                                             bowstring: Any) -> None:  # fmt: skip
-    bowstring("import", "imagefolder", folder, "photos", "--store", tmp_path / "again")
+    bowstring("import", folder, "photos", "--store", tmp_path / "again")
     with fl.connect(start(store=tmp_path / "again").url) as other:
         columns = ["id", "file_name", "split", "label"]
         here, there = (read(c, dataset="photos", columns=columns) for c in (client, other))

@@ -93,7 +93,7 @@ def test_image_folder_with_metadata(
         frame.write_ndjson(root / "metadata.jsonl")
     else:
         frame.write_parquet(root / "metadata.parquet")
-    bowstring("import", "captions", root, "--store", store)
+    bowstring("import", root, "captions", "--store", store)
     with serve(store) as client:
         table = read(client, dataset="captions", columns=["file_name", "caption", "stars", "image"])
     by_name = {r["file_name"]: r for r in table.to_pylist()}
@@ -115,7 +115,7 @@ def test_hugging_face_parquet(bowstring: Bowstring, store: Path, serve: Any, som
         )
         for n in range(shards):
             own.shard(shards, n, contiguous=True).to_parquet(root / f"{split}-{n:05d}-of-{shards:05d}.parquet")
-    bowstring("import", "hub", root.parent, "--store", store)
+    bowstring("import", root.parent, "hub", "--store", store)
     with serve(store) as client:
         for split, files in (("train", some[5:]), ("test", some[:5])):
             table = read(client, dataset="hub", split=split)
@@ -137,7 +137,7 @@ def test_webdataset(bowstring: Bowstring, store: Path, serve: Any, some: list[Pa
                 {"__key__": f"s{n:04d}", "jpg": path.read_bytes(), "cls": n % 10, "json": {"from": path.name, "n": n}}
             )
     assert len(list(root.iterdir())) == 3
-    bowstring("import", "tars", root, "--store", store)
+    bowstring("import", root, "tars", "--store", store)
     with serve(store) as client:
         (told,) = act(client, "describe", dataset="tars")
         blob = next(c["name"] for c in told["columns"] if c["kind"] == "blob")
@@ -158,7 +158,7 @@ def test_list_of_paths(
         frame.write_csv(file)
     else:
         frame.write_parquet(file)
-    bowstring("import", "listed", file, "--format", "list", "--store", store)
+    bowstring("import", file, "listed", "--format", "list", "--store", store)
     with serve(store) as client:
         table = read(client, dataset="listed", columns=["image", "kind"])
     assert table["image"].to_pylist() == [p.read_bytes() for p in some]
@@ -166,7 +166,7 @@ def test_list_of_paths(
 
 
 def test_import_into_a_running_server(bowstring: Bowstring, node: Node, client: fl.FlightClient, folder: Path) -> None:
-    bowstring("import", "uploaded", folder, "--server", node.url)
+    bowstring("import", folder, "uploaded", "--server", node.url)
     columns = ["image", "label", "split", "file_name"]
     assert read(client, dataset="uploaded", columns=columns).equals(read(client, dataset="photos", columns=columns))
 
@@ -178,7 +178,7 @@ def test_a_repeated_import_changes_nothing(bowstring: Bowstring, imported: Path,
     store = tmp_path / "store"
     shutil.copytree(imported, store)
     size = sum(p.stat().st_size for p in store.rglob("*") if p.is_file())
-    bowstring("import", "photos", folder, "--store", store)
+    bowstring("import", folder, "photos", "--store", store)
     assert json.loads(bowstring("describe", "photos", "--json", "--store", store).stdout)["snapshots"] == [1]
     assert sum(p.stat().st_size for p in store.rglob("*") if p.is_file()) < 1.01 * size + 100_000
 
@@ -188,14 +188,14 @@ def test_ids_are_those_of_before_after_a_change(
 ) -> None:
     root = tmp_path / "in"
     shutil.copytree(folder, root)
-    bowstring("import", "photos", root, "--store", store)
+    bowstring("import", root, "photos", "--store", store)
     with serve(store) as client:
         before = read(client, dataset="photos", columns=["id", "file_name", "split"]).to_pylist()
     gone = sorted(root.glob("train/*/*.jpg"))[:30]
     for path in gone:
         path.unlink()
     shutil.copy(next(folder.glob("val/cat/*.jpg")), root / "train" / "cat" / "new.jpg")
-    bowstring("import", "photos", root, "--store", store)
+    bowstring("import", root, "photos", "--store", store)
     with serve(store) as client:
         assert act(client, "list", dataset="photos")[0]["newest"] == 2
         after = read(client, dataset="photos", columns=["id", "file_name", "split"]).to_pylist()
@@ -208,7 +208,7 @@ def test_ids_are_those_of_before_after_a_change(
 
 
 def test_dry_run_writes_nothing(bowstring: Bowstring, store: Path, folder: Path) -> None:
-    done = bowstring("import", "photos", folder, "--dry-run", "--store", store)
+    done = bowstring("import", folder, "photos", "--dry-run", "--store", store)
     assert "300" in done.stdout + done.stderr
     assert is_empty(bowstring, store)
 
@@ -231,12 +231,12 @@ def test_bad_images_are_listed_each_with_its_reason(
     for name, content in bad.items():
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_bytes(content)
-    done = bowstring("import", "photos", root, "--store", store, status=1)
+    done = bowstring("import", root, "photos", "--store", store, status=1)
     for name in bad:
         assert Path(name).name in done.stderr
     assert is_empty(bowstring, store)
 
-    done = bowstring("import", "photos", root, "--skip-bad", "--bad-list", tmp_path / "bad", "--store", store)
+    done = bowstring("import", root, "photos", "--skip-bad", "--bad-list", tmp_path / "bad", "--store", store)
     listed = [json.loads(line) for line in (tmp_path / "bad").read_text().splitlines()]
     assert {Path(b["key"]).name for b in listed} == {Path(name).name for name in bad}
     assert all(b["reason"] for b in listed)
@@ -252,7 +252,7 @@ def test_duplicate_keys(bowstring: Bowstring, store: Path, some: list[Path], tmp
     for shard in range(2):
         with wds.TarWriter(str(root / f"train-{shard}.tar")) as tar:
             tar.write({"__key__": "same", "jpg": some[shard].read_bytes()})
-    done = bowstring("import", "tars", root, "--store", store, status=1)
+    done = bowstring("import", root, "tars", "--store", store, status=1)
     assert "same" in done.stderr
     assert is_empty(bowstring, store)
 
@@ -265,10 +265,10 @@ def test_a_tar_cut_short(bowstring: Bowstring, store: Path, serve: Any, some: li
     root = tmp_path / "tars"
     root.mkdir()
     (root / "train-0.tar").write_bytes(out.getvalue()[: len(out.getvalue()) * 2 // 3])
-    done = bowstring("import", "tars", root, "--store", store, status=1)
+    done = bowstring("import", root, "tars", "--store", store, status=1)
     assert "train-0.tar" in done.stderr
     assert is_empty(bowstring, store)
-    bowstring("import", "tars", root, "--skip-bad", "--bad-list", tmp_path / "bad", "--store", store)
+    bowstring("import", root, "tars", "--skip-bad", "--bad-list", tmp_path / "bad", "--store", store)
     with serve(store) as client:
         (told,) = act(client, "describe", dataset="tars")
         blob = next(c["name"] for c in told["columns"] if c["kind"] == "blob")
@@ -286,14 +286,14 @@ def test_a_missing_label(bowstring: Bowstring, store: Path, some: list[Path], tm
         {"image": [str(p) for p in some], "label": [None] * 3 + [0] * (len(some) - 3)}, features=features
     )
     own.to_parquet(root / "train-00000-of-00001.parquet")
-    done = bowstring("import", "hub", root.parent, "--store", store, status=1)
+    done = bowstring("import", root.parent, "hub", "--store", store, status=1)
     assert "label" in done.stderr
     assert is_empty(bowstring, store)
 
 
 def test_a_listed_file_that_is_not_there(bowstring: Bowstring, store: Path, some: list[Path], tmp_path: Path) -> None:
     pl.DataFrame({"path": [str(some[0]), "/nowhere/gone.jpg"]}).write_csv(tmp_path / "files.csv")
-    done = bowstring("import", "listed", tmp_path / "files.csv", "--format", "list", "--store", store, status=1)
+    done = bowstring("import", tmp_path / "files.csv", "listed", "--format", "list", "--store", store, status=1)
     assert "/nowhere/gone.jpg" in done.stderr
     assert is_empty(bowstring, store)
 
@@ -304,7 +304,7 @@ def test_a_broken_parquet_file(bowstring: Bowstring, store: Path, tmp_path: Path
     pq.write_table(pa.table({"image": pa.array([b"x" * 1000] * 10)}), root / "train.parquet")
     content = (root / "train.parquet").read_bytes()
     (root / "train.parquet").write_bytes(content[:-10])
-    done = bowstring("import", "broken", root, "--store", store, status=1)
+    done = bowstring("import", root, "broken", "--store", store, status=1)
     assert "train.parquet" in done.stderr
     assert is_empty(bowstring, store)
 
@@ -318,7 +318,7 @@ def test_a_failed_import_does_not_disturb_the_dataset(
     root.mkdir(parents=True)
     shutil.copy(some[0], root / "fine.jpg")
     (root / "empty.jpg").write_bytes(b"")
-    bowstring("import", "photos", tmp_path / "in", "--store", store, status=1)
+    bowstring("import", tmp_path / "in", "photos", "--store", store, status=1)
     with serve(store) as client:
         assert act(client, "list", dataset="photos")[0]["snapshots"] == [1]
         assert read(client, dataset="photos").num_rows == 300

@@ -44,10 +44,11 @@ def test_datasets_decodes_images_and_labels(client: fl.FlightClient, folder: Pat
 
 def test_datasets_takes_every_column(client: fl.FlightClient) -> None:
     table = read(client, dataset="photos", layout="huggingface")
-    features = datasets.Features.from_arrow_schema(table.drop_columns("id").schema)
-    said = json.loads(table.schema.metadata[b"huggingface"])["info"]["features"]
-    assert set(features) == set(table.column_names) - {"id"}
-    assert set(said) == set(table.column_names)
+    own = datasets.Dataset(datasets.table.InMemoryTable(table))
+    assert own.column_names == table.column_names
+    assert isinstance(own.features["image"], datasets.Image)
+    plain = read(client, dataset="photos", columns=["id"])["id"]
+    assert own[7]["id"] == plain[7].as_py().bytes
 
 
 def test_datasets_streams_from_a_generator(client: fl.FlightClient) -> None:
