@@ -1,0 +1,233 @@
+package where
+
+import (
+	"math"
+	"slices"
+	"time"
+	"unsafe"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
+	"github.com/expr-lang/expr/types"
+
+	"bowstring/schema"
+)
+
+// typeOf is the type of a column's values in an expression, nil if it has none.
+func typeOf(dt arrow.DataType) types.Type {
+	switch dt := dt.(type) {
+	case *arrow.BooleanType:
+		return types.Bool
+	case *arrow.Int8Type, *arrow.Int16Type, *arrow.Int32Type, *arrow.Int64Type,
+		*arrow.Uint8Type, *arrow.Uint16Type, *arrow.Uint32Type, *arrow.Uint64Type:
+		return types.Int
+	case *arrow.Float16Type, *arrow.Float32Type, *arrow.Float64Type, *arrow.Decimal128Type:
+		return types.Float64
+	case *arrow.StringType, *arrow.LargeStringType, *arrow.BinaryType, *arrow.FixedSizeBinaryType:
+		return types.String
+	case *arrow.TimestampType, *arrow.Date32Type, *arrow.Date64Type:
+		return types.TypeOf(time.Time{})
+	case *arrow.Time32Type, *arrow.Time64Type, *arrow.DurationType:
+		return types.TypeOf(time.Duration(0))
+	case *arrow.ListType:
+		return arrayOf(dt.Elem())
+	case *arrow.FixedSizeListType:
+		return arrayOf(dt.Elem())
+	case *arrow.StructType:
+		m := types.Map{}
+		for _, f := range dt.Fields() {
+			t := typeOf(f.Type)
+			if t == nil {
+				return nil
+			}
+			m[f.Name] = t
+		}
+		return m
+	}
+	return nil
+}
+
+func arrayOf(item arrow.DataType) types.Type {
+	if t := typeOf(item); t != nil {
+		return types.Array(t)
+	}
+	return nil
+}
+
+// getter returns the value of row i of a chunk, nil for null. Strings point
+// into the chunk.
+type getter func(i int) any
+
+// nullable wraps a getter of values for an array with nulls.
+func nullable(a arrow.Array, get getter) getter {
+	if a.NullN() == 0 {
+		return get
+	}
+	return func(i int) any {
+		if a.IsNull(i) {
+			return nil
+		}
+		return get(i)
+	}
+}
+
+// getterOf reads an array that typeOf has a type for.
+func getterOf(a arrow.Array) getter { return nullable(a, valuesOf(a)) }
+
+func valuesOf(a arrow.Array) getter {
+	switch a := a.(type) {
+	case *array.Boolean:
+		return func(i int) any { return a.Value(i) }
+	case *array.Int8:
+		return ints(a.Int8Values())
+	case *array.Int16:
+		return ints(a.Int16Values())
+	case *array.Int32:
+		return ints(a.Int32Values())
+	case *array.Int64:
+		return ints(a.Int64Values())
+	case *array.Uint8:
+		return ints(a.Uint8Values())
+	case *array.Uint16:
+		return ints(a.Uint16Values())
+	case *array.Uint32:
+		return ints(a.Uint32Values())
+	case *array.Uint64:
+		v := a.Uint64Values()
+		return func(i int) any { return boxInt(int(min(v[i], math.MaxInt64))) }
+	case *array.Float16:
+		return func(i int) any { return float64(a.Value(i).Float32()) }
+	case *array.Float32:
+		v := a.Float32Values()
+		return func(i int) any { return float64(v[i]) }
+	case *array.Float64:
+		v := a.Float64Values()
+		return func(i int) any { return v[i] }
+	case *array.Decimal128:
+		scale := a.DataType().(*arrow.Decimal128Type).Scale
+		return func(i int) any { return a.Value(i).ToFloat64(scale) }
+	case *array.String:
+		return func(i int) any { return a.Value(i) }
+	case *array.LargeString:
+		return func(i int) any { return a.Value(i) }
+	case *array.Binary:
+		return func(i int) any { return stringOf(a.Value(i)) }
+	case *array.FixedSizeBinary:
+		return func(i int) any { return stringOf(a.Value(i)) }
+	case *array.Timestamp:
+		unit := a.DataType().(*arrow.TimestampType).Unit
+		return func(i int) any { return a.Value(i).ToTime(unit) }
+	case *array.Date32:
+		return func(i int) any { return a.Value(i).ToTime() }
+	case *array.Date64:
+		return func(i int) any { return a.Value(i).ToTime() }
+	case *array.Time32:
+		unit := a.DataType().(*arrow.Time32Type).Unit.Multiplier()
+		return func(i int) any { return time.Duration(a.Value(i)) * unit }
+	case *array.Time64:
+		unit := a.DataType().(*arrow.Time64Type).Unit.Multiplier()
+		return func(i int) any { return time.Duration(a.Value(i)) * unit }
+	case *array.Duration:
+		unit := a.DataType().(*arrow.DurationType).Unit.Multiplier()
+		return func(i int) any { return time.Duration(a.Value(i)) * unit }
+	case array.ListLike:
+		get := getterOf(a.ListValues())
+		return func(i int) any {
+			from, to := a.ValueOffsets(i)
+			items := make([]any, 0, to-from)
+			for ; from < to; from++ {
+				if v := get(int(from)); v != nil {
+					items = append(items, v)
+				}
+			}
+			return items
+		}
+	case *array.Struct:
+		fields := a.DataType().(*arrow.StructType).Fields()
+		gets := make([]getter, len(fields))
+		for f := range gets {
+			gets[f] = getterOf(a.Field(f))
+		}
+		return func(i int) any {
+			m := make(map[string]any, len(fields))
+			for f, get := range gets {
+				m[fields[f].Name] = get(i)
+			}
+			return m
+		}
+	}
+	return nil
+}
+
+func ints[T int8 | int16 | int32 | int64 | uint8 | uint16 | uint32](v []T) getter {
+	return func(i int) any { return boxInt(int(v[i])) }
+}
+
+// smallInts spares an allocation for each of the integers that most cells hold.
+var smallInts = func() (boxed [4096]any) {
+	for i := range boxed {
+		boxed[i] = i
+	}
+	return boxed
+}()
+
+func boxInt(n int) any {
+	if uint(n) < uint(len(smallInts)) {
+		return smallInts[n]
+	}
+	return n
+}
+
+// stringOf views b as a string, without copying.
+func stringOf(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
+
+// getters returns, for each chunk, what reads a column there, and whether the
+// chunk may have nulls in it.
+func (e *Expr) getters(m *schema.Manifest, name string) ([]getter, []bool, error) {
+	gets, nulls := make([]getter, m.Chunks()), make([]bool, m.Chunks())
+	switch name {
+	case schema.PositionColumn:
+		for c := range gets {
+			start := m.ChunkStart(c)
+			gets[c] = func(i int) any { return boxInt(int(start) + i) }
+		}
+	case schema.SplitColumn:
+		boxed := map[string]any{"": ""}
+		for _, s := range m.Snapshot().Splits {
+			boxed[s.Name] = s.Name
+		}
+		for c := range gets {
+			start := m.ChunkStart(c)
+			gets[c] = func(i int) any { return boxed[m.SplitOf(start+int64(i))] }
+		}
+	case schema.IDColumn:
+		for c := range gets {
+			start := m.ChunkStart(c)
+			gets[c] = func(i int) any { return schema.FormatID(m.ID(start + int64(i))) }
+		}
+	default:
+		arrays, err := m.Column(name)
+		if err != nil {
+			return nil, nil, err
+		}
+		for c, a := range arrays {
+			gets[c] = getterOf(a)
+			// Nulls below the top are not looked for.
+			_, nested := a.DataType().(arrow.NestedType)
+			nulls[c] = nested || a.NullN() > 0
+		}
+	}
+	return gets, nulls, nil
+}
+
+// metaNames lists what an expression may name, and the blob columns.
+func metaNames(s *arrow.Schema) (meta, blobs []string) {
+	for _, f := range s.Fields() {
+		if schema.IsBlob(f) {
+			blobs = append(blobs, f.Name)
+		} else {
+			meta = append(meta, f.Name)
+		}
+	}
+	return append(slices.Clip(meta), schema.PositionColumn, schema.SplitColumn), blobs
+}

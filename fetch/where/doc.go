@@ -1,0 +1,44 @@
+// Package where selects samples by an expression over their metadata, such as
+//
+//	label < 10 and width >= 400
+//	split == "train" and file_name contains "cat"
+//	any(tags, # startsWith "bird") and taken > date("2024-01-01")
+//
+// The language is that of github.com/expr-lang/expr, without what has no place
+// in a selection: variables, sequences, the clock, and functions that build
+// large values.
+//
+// # Columns
+//
+// Names are metadata columns, id (a UUID in its canonical text form), position
+// (an integer) and split (a string, "" outside of every split). A column whose
+// name is no identifier is written $env["its name"]. Blob columns have no value
+// here.
+//
+//	Arrow type                                     value
+//	bool                                           bool
+//	int8 to int64, uint8 to uint64                 int (a uint64 beyond 2^63-1 counts as 2^63-1)
+//	float16 to float64, decimal128                 float
+//	utf8, large_utf8, binary, fixed_size_binary    string
+//	timestamp, date32, date64                      time, as date("2024-01-31") makes one; UTC
+//	time32, time64, duration                       duration, as duration("1h30m") makes one
+//	list, fixed_size_list                          array, its null items left out
+//	struct                                         its fields, by name: box.width
+//
+// # Null
+//
+// A comparison, or any other test, that needs the value of a null cell is
+// false, and so not (x > 3) is true where x is null. x == nil and x != nil tell
+// nulls apart, and x ?? 0 puts another value in their place.
+//
+// # Ranges
+//
+// x in 1..9 means x >= 1 and x <= 9. A range is good for nothing else.
+//
+// # Limits
+//
+// Expressions are at most schema.MaxWhereBytes long, predicates such as any are
+// nested at most two deep and conditionals four, patterns of matches are
+// literals, and the values made for one row are limited in number, so that an
+// expression costs time in proportion to the rows and to its own length.
+package where

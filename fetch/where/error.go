@@ -1,0 +1,46 @@
+package where
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/expr-lang/expr/ast"
+	"github.com/expr-lang/expr/file"
+
+	"bowstring/schema"
+)
+
+// Error tells what is wrong with an expression, and where. It is a
+// schema.ErrInvalid.
+type Error struct {
+	Line    int    // from 1
+	Column  int    // in characters, from 1
+	Message string // what is wrong and what would be right
+	Snippet string // the line, and below it a caret at the place; may be empty
+}
+
+func (e *Error) Error() string {
+	return fmt.Sprintf("where:%d:%d: %s%s", e.Line, e.Column, e.Message, e.Snippet)
+}
+
+// Unwrap makes every Error a schema.ErrInvalid.
+func (e *Error) Unwrap() error { return schema.ErrInvalid }
+
+// fail makes an Error at a node of the expression text.
+func fail(text string, node ast.Node, format string, args ...any) error {
+	return at(text, node.Location(), fmt.Sprintf(format, args...))
+}
+
+func at(text string, place file.Location, message string) error {
+	e := (&file.Error{Location: place, Message: message}).Bind(file.NewSource(text))
+	return &Error{Line: e.Line, Column: e.Column + 1, Message: e.Message, Snippet: e.Snippet}
+}
+
+// located turns an error of the expression library into an Error.
+func located(text string, err error) error {
+	var e *file.Error
+	if errors.As(err, &e) {
+		return at(text, e.Location, e.Message)
+	}
+	return at(text, file.Location{}, err.Error())
+}
