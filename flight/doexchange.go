@@ -2,9 +2,7 @@ package flight
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/flight"
@@ -37,10 +35,11 @@ type partInfo struct {
 	Wait    waitMetadata `json:"wait"`
 }
 
-// taken is a request of an exchange being worked on. stream is nil if it has
-// no rows; err is why there will be no more requests, io.EOF at the end.
+// taken is a request of an exchange being worked on, or why there will be no
+// more of them.
 type taken struct {
-	stream *fetch.Stream
+	stream *fetch.Stream // nil if the request has no rows
+	end    bool          // the client has ended its side, or err
 	err    error
 }
 
@@ -57,7 +56,7 @@ func (s *Server) DoExchange(stream flight.FlightService_DoExchangeServer) error 
 		return err
 	}
 	defer done()
-	in := newIncoming(stream, s.mem, int64(s.opts.MaxMessageBytes))
+	in := newIncoming(stream, s.mem, s.opts.MaxMessageBytes)
 	job, err := s.openTake(ctx, in)
 	if err != nil {
 		return err
@@ -90,10 +89,7 @@ func (s *Server) DoExchange(stream flight.FlightService_DoExchangeServer) error 
 		if !ok {
 			return context.Cause(ctx)
 		}
-		if errors.Is(t.err, io.EOF) {
-			return nil
-		}
-		if t.err != nil {
+		if t.end {
 			return t.err
 		}
 		if err := answer(ctx, out, job, request, t); err != nil {
@@ -166,10 +162,7 @@ func (s *Server) readRequests(ctx context.Context, in *incoming, job *fetch.Job,
 		}
 		return in.end(rdr.Err())
 	})
-	if err == nil {
-		err = io.EOF
-	}
-	send(taken{err: err})
+	send(taken{end: true, err: err})
 }
 
 // answer sends the samples of one request.

@@ -141,7 +141,7 @@ func (s *Server) DoPut(stream flight.FlightService_DoPutServer) error {
 		return err
 	}
 	defer done()
-	in := newIncoming(stream, s.mem, int64(s.opts.MaxMessageBytes))
+	in := newIncoming(stream, s.mem, s.opts.MaxMessageBytes)
 	d, err := in.descriptor()
 	if err != nil {
 		return err

@@ -23,12 +23,15 @@ type incoming struct {
 	onData     func() error
 
 	first *flight.FlightData // read by descriptor, not yet by Recv
+	ended bool               // Recv has seen the end of the stream
 	err   error              // that Recv returned, but for io.EOF
 }
 
-// newIncoming reads from stream. Decompressing may hold up to limit bytes.
-func newIncoming(stream flight.DataStreamReader, mem memory.Allocator, limit int64) *incoming {
-	return &incoming{stream: stream, mem: boundedAllocator{Allocator: mem, limit: limit}}
+// newIncoming reads from stream messages of up to maxMessage bytes. A record
+// batch may take twice as much in memory, decompressed and its dictionaries
+// decoded.
+func newIncoming(stream flight.DataStreamReader, mem memory.Allocator, maxMessage int) *incoming {
+	return &incoming{stream: stream, mem: boundedAllocator{Allocator: mem, limit: 2 * int64(maxMessage)}}
 }
 
 // descriptor returns the descriptor, which the first message carries.
@@ -51,7 +54,10 @@ func (in *incoming) descriptor() (*flight.FlightDescriptor, error) {
 // reader.
 func (in *incoming) Recv() (*flight.FlightData, error) {
 	fd, err := in.next()
-	if err != nil && !errors.Is(err, io.EOF) {
+	switch {
+	case errors.Is(err, io.EOF):
+		in.ended = true
+	case err != nil:
 		in.err = err
 	}
 	return fd, err
@@ -102,16 +108,17 @@ func (in *incoming) end(err error) error {
 	switch {
 	case in.err != nil:
 		return in.err
-	case err == nil:
+	case err == nil && in.ended:
 		return nil
 	}
-	return in.limited(fmt.Errorf("%w: the stream is not Arrow IPC as Flight carries it: %w", schema.ErrInvalid, err))
+	// Not wrapped: among the reader's errors is io.EOF, for a message cut short.
+	return in.limited(fmt.Errorf("%w: the stream is not Arrow IPC as Flight carries it: %v", schema.ErrInvalid, err)) //nolint:errorlint
 }
 
 // limited is err, or what is behind it if memory was refused.
 func (in *incoming) limited(err error) error {
 	if in.mem.exceeded {
-		return fmt.Errorf("%w: a record batch, decompressed and its dictionaries decoded, takes more than MaxMessageBytes, which is %d", schema.ErrLimit, in.mem.limit)
+		return fmt.Errorf("%w: a record batch, decompressed and its dictionaries decoded, takes more than twice MaxMessageBytes, which is %d", schema.ErrLimit, in.mem.limit/2)
 	}
 	return err
 }

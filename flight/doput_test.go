@@ -1,0 +1,633 @@
+package flight
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
+	"github.com/apache/arrow/go/v17/arrow/flight"
+	"github.com/apache/arrow/go/v17/arrow/ipc"
+	"github.com/apache/arrow/go/v17/arrow/memory"
+	"google.golang.org/grpc/codes"
+
+	"bowstring/schema"
+)
+
+func TestPutAndGet(t *testing.T) {
+	f := serve(t, Options{})
+	results, err := f.put(command(`{"put": {"dataset": "d", "split": "test", "key": "file_name", "source": "a test"}}`), samples(0, 100), samples(100, 250))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(results) != 3 {
+		t.Fatalf("got %d results for 2 batches, want 3: %s", len(results), results)
+	}
+	size := 0
+	for i := range 100 {
+		size += len(content(i))
+	}
+	if got, want := decoded[batchAck](t, results[0]), (batchAck{Batch: 0, Rows: 100, Bytes: int64(size)}); got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	if got := decoded[batchAck](t, results[1]); got.Batch != 1 || got.Rows != 250 {
+		t.Errorf("got %+v, want 250 rows up to batch 1", got)
+	}
+	if got, want := decoded[putAck](t, results[2]), (putAck{"d", 1, 250, true}); got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+
+	info, err := f.client.GetFlightInfo(t.Context(), path("d", "test"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	recs, err := f.get(info.Endpoint[0].Ticket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	images, names, ids := column(t, recs, "image"), column(t, recs, "file_name"), column(t, recs, "id")
+	if len(images) != 250 {
+		t.Fatalf("got %d rows, want 250", len(images))
+	}
+	for i := range images {
+		name := fmt.Sprintf("%06d.jpg", i)
+		if images[i] != string(content(i)) || names[i] != name || ids[i] != schema.FormatID(schema.SampleID("d", name)) {
+			t.Fatalf("row %d is %s %s %.30q", i, ids[i], names[i], images[i])
+		}
+	}
+	snap, err := f.store.Snapshot(t.Context(), "d", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if snap.Source != "a test" || snap.Splits[0].Name != "test" {
+		t.Errorf("got source %q, splits %v", snap.Source, snap.Splits)
+	}
+}
+
+func TestPutModes(t *testing.T) {
+	f := serve(t, Options{})
+	if ack := f.fill("d", 120); ack.Snapshot != 1 || !ack.Changed {
+		t.Fatalf("got %+v", ack)
+	}
+	_, err := f.put(path("d"), samples(0, 10))
+	wantCode(t, err, codes.AlreadyExists, "d")
+
+	put := func(mode string, lo, hi int) putAck {
+		t.Helper()
+		results, err := f.put(command(`{"put": {"dataset": "d", "key": "file_name", "mode": %q, "media": {"image": "image"}}}`, mode), samples(lo, hi))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return last[putAck](t, results)
+	}
+	if got, want := put("replace", 0, 120), (putAck{"d", 1, 120, false}); got != want {
+		t.Errorf("replacing by the same: got %+v, want %+v", got, want)
+	}
+	if got, want := put("append", 120, 200), (putAck{"d", 2, 80, true}); got != want {
+		t.Errorf("append: got %+v, want %+v", got, want)
+	}
+	if got, want := put("replace", 7, 9), (putAck{"d", 3, 2, true}); got != want {
+		t.Errorf("replace: got %+v, want %+v", got, want)
+	}
+	_, err = f.put(command(`{"put": {"dataset": "d", "key": "file_name", "mode": "append", "media": {"image": "image"}}}`), samples(8, 10))
+	wantCode(t, err, codes.InvalidArgument, schema.FormatID(schema.SampleID("d", "000008.jpg")))
+	_, err = f.put(command(`{"put": {"dataset": "d", "key": "file_name", "mode": "append"}}`), samples(9, 10))
+	wantCode(t, err, codes.InvalidArgument, "image")
+	_, err = f.put(command(`{"put": {"dataset": "none", "mode": "append"}}`), samples(9, 10))
+	wantCode(t, err, codes.NotFound, "none")
+}
+
+// TestPutNumbersRows: with neither ids nor a key, rows are named by split and
+// number, which an append continues.
+func TestPutNumbersRows(t *testing.T) {
+	f := serve(t, Options{})
+	for _, mode := range []string{"create", "append"} {
+		if _, err := f.put(command(`{"put": {"dataset": "d", "split": "s", "mode": %q}}`, mode), samples(0, 3), samples(3, 5)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	recs, err := f.get(&flight.Ticket{Ticket: []byte(`{"dataset": "d", "columns": ["id"]}`)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, id := range column(t, recs, "id") {
+		if want := schema.FormatID(schema.SampleID("d", fmt.Sprintf("put:s:%d", i))); id != want {
+			t.Errorf("row %d has id %s, want %s", i, id, want)
+		}
+	}
+	if rowsOf(recs) != 10 {
+		t.Errorf("got %d rows, want 10", rowsOf(recs))
+	}
+}
+
+// TestPutColumns uploads what clients have, and looks at the dataset's schema.
+func TestPutColumns(t *testing.T) {
+	type col struct {
+		field arrow.Field
+		json  string
+	}
+	hfImage := arrow.StructOf(arrow.Field{Name: "bytes", Type: arrow.BinaryTypes.Binary, Nullable: true}, arrow.Field{Name: "path", Type: arrow.BinaryTypes.String, Nullable: true})
+	marked := schema.BlobField("wav", "audio", true)
+	marked.Type = arrow.BinaryTypes.Binary
+	hf := arrow.NewMetadata([]string{"huggingface"}, []string{`{"info": {"features": {"image": {"_type": "Image"}, "sound": {"_type": "Audio"}, "label": {"names": ["cat", "dog"], "_type": "ClassLabel"}, "x": [{"dtype": "int8"}]}}}`})
+	uuids := `["6ba7b811-9dad-51d1-80b4-00c04fd430c8", "6ba7b811-9dad-51d1-80b4-00c04fd430c9"]`
+	for _, tt := range []struct {
+		name    string
+		options string
+		columns []col
+		meta    *arrow.Metadata
+		want    string // "name kind[:media] type[ classes]" of each column but id
+		values  map[string][]string
+	}{
+		{
+			name:    "binary columns are blobs",
+			columns: []col{{arrow.Field{Name: "a", Type: arrow.BinaryTypes.LargeBinary, Nullable: true}, `["eA==", null]`}, {arrow.Field{Name: "n", Type: arrow.PrimitiveTypes.Int32}, `[1, 2]`}, {arrow.Field{Name: "b", Type: arrow.BinaryTypes.Binary}, `["", "eQ=="]`}},
+			want:    "n metadata int32; a blob large_binary; b blob large_binary",
+			values:  map[string][]string{"a": {"x", "(null)"}, "b": {"", "y"}, "n": {"1", "2"}},
+		},
+		{
+			name:    "blobs named",
+			options: `, "blobs": ["a"], "media": {"a": "image"}`,
+			columns: []col{{arrow.Field{Name: "a", Type: arrow.BinaryTypes.Binary}, `["eA==", "eQ=="]`}, {arrow.Field{Name: "thumb", Type: arrow.BinaryTypes.Binary}, `["eA==", "eQ=="]`}},
+			want:    "thumb metadata binary; a blob:image large_binary",
+		},
+		{
+			name:    "blobs marked",
+			columns: []col{{marked, `["eA==", "eQ=="]`}, {arrow.Field{Name: "raw", Type: arrow.BinaryTypes.Binary}, `["eA==", "eQ=="]`}},
+			want:    "raw metadata binary; wav blob:audio large_binary",
+		},
+		{
+			name:    "hugging face",
+			options: `, "key": "file_name"`,
+			columns: []col{{arrow.Field{Name: "image", Type: hfImage, Nullable: true}, `[{"bytes": "eA==", "path": "a.jpg"}, {"bytes": null, "path": "b.jpg"}]`}, {arrow.Field{Name: "sound", Type: hfImage, Nullable: true}, `[{"bytes": "eA==", "path": "a.wav"}, null]`}, {arrow.Field{Name: "label", Type: arrow.PrimitiveTypes.Int64}, `[0, 1]`}},
+			meta:    &hf,
+			want:    `label metadata int64 ["cat" "dog"]; file_name metadata utf8; image blob:image large_binary; sound blob:audio large_binary`,
+			values: map[string][]string{"image": {"x", "(null)"}, "sound": {"x", "(null)"}, "file_name": {"a.jpg", "b.jpg"},
+				"id": {schema.FormatID(schema.SampleID("d", "a.jpg")), schema.FormatID(schema.SampleID("d", "b.jpg"))}},
+		},
+		{
+			name: "dictionaries",
+			columns: []col{
+				{arrow.Field{Name: "kind", Type: &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int8, ValueType: arrow.BinaryTypes.String}, Nullable: true}, `["cat", null]`},
+				{arrow.Field{Name: "image", Type: &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Uint32, ValueType: arrow.BinaryTypes.Binary}}, `["eA==", "eA=="]`},
+			},
+			want:   "kind metadata utf8; image blob large_binary",
+			values: map[string][]string{"kind": {"cat", array.NullValueStr}, "image": {"x", "x"}},
+		},
+		{
+			name:    "classes marked",
+			columns: []col{{schema.ClassField("label", []string{"a", "b"}), `[1, 0]`}},
+			want:    `label metadata int64 ["a" "b"]`,
+		},
+		{
+			name:    "ids as text",
+			columns: []col{{arrow.Field{Name: "id", Type: arrow.BinaryTypes.String}, uuids}},
+			values:  map[string][]string{"id": {"6ba7b811-9dad-51d1-80b4-00c04fd430c8", "6ba7b811-9dad-51d1-80b4-00c04fd430c9"}},
+		},
+		{
+			name:    "ids as bytes",
+			columns: []col{{schema.IDField(), `["a6e4EZ2tUdGAtADAT9QwyA==", "a6e4EZ2tUdGAtADAT9QwyQ=="]`}},
+			values:  map[string][]string{"id": {"6ba7b811-9dad-51d1-80b4-00c04fd430c8", "6ba7b811-9dad-51d1-80b4-00c04fd430c9"}},
+		},
+		{
+			name:    "integer key",
+			options: `, "key": "n"`,
+			columns: []col{{arrow.Field{Name: "n", Type: arrow.PrimitiveTypes.Uint16}, `[7, 8]`}},
+			want:    "n metadata uint16",
+			values:  map[string][]string{"id": {schema.FormatID(schema.SampleID("d", "7")), schema.FormatID(schema.SampleID("d", "8"))}},
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := serve(t, Options{})
+			fields, cols := make([]arrow.Field, len(tt.columns)), make([]arrow.Array, len(tt.columns))
+			for i, c := range tt.columns {
+				fields[i] = c.field
+				cols[i] = fromJSON(t, c.field.Type, c.json)
+			}
+			rec := array.NewRecord(arrow.NewSchema(fields, tt.meta), cols, 2)
+			if _, err := f.put(command(`{"put": {"dataset": "d"%s}}`, tt.options), rec); err != nil {
+				t.Fatal(err)
+			}
+			results, err := f.act("describe", `{"dataset": "d"}`)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var about struct{ Columns []columnInfo }
+			mustUnmarshal(t, results[0], &about)
+			var got []string
+			for _, c := range about.Columns[1:] {
+				s := c.Name + " " + c.Kind
+				if c.Media != "" {
+					s += ":" + c.Media
+				}
+				s += " " + c.Type
+				if c.Classes != nil {
+					s += fmt.Sprintf(" %q", c.Classes)
+				}
+				got = append(got, s)
+			}
+			if s := strings.Join(got, "; "); s != tt.want {
+				t.Errorf("got columns %s\nwant %s", s, tt.want)
+			}
+			recs, err := f.get(&flight.Ticket{Ticket: []byte(`{"dataset": "d"}`)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for name, want := range tt.values {
+				if got := column(t, recs, name); !slices.Equal(got, want) {
+					t.Errorf("column %s: got %q, want %q", name, got, want)
+				}
+			}
+		})
+	}
+}
+
+func fromJSON(t *testing.T, dt arrow.DataType, json string) arrow.Array {
+	t.Helper()
+	a, _, err := array.FromJSON(memory.DefaultAllocator, dt, strings.NewReader(json))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// oneColumn is a record of one column.
+func oneColumn(t *testing.T, f arrow.Field, json string) arrow.Record {
+	t.Helper()
+	a := fromJSON(t, f.Type, json)
+	return array.NewRecord(arrow.NewSchema([]arrow.Field{f}, nil), []arrow.Array{a}, int64(a.Len()))
+}
+
+func TestPutRefuses(t *testing.T) {
+	text := func(name, json string) arrow.Record {
+		return oneColumn(t, arrow.Field{Name: name, Type: arrow.BinaryTypes.String, Nullable: true}, json)
+	}
+	for _, tt := range []struct {
+		name string
+		d    *flight.FlightDescriptor
+		rec  arrow.Record
+		want string
+	}{
+		{"no descriptor type", &flight.FlightDescriptor{}, samples(0, 1), "PATH or CMD"},
+		{"long path", path("a", "b", "c"), samples(0, 1), "3 elements"},
+		{"bad name", path("a b"), samples(0, 1), "put.dataset"},
+		{"bad split", path("a", "/"), samples(0, 1), "put.split"},
+		{"no JSON", command(`put`), samples(0, 1), "JSON"},
+		{"unknown field", command(`{"put": {"dataset": "d", "spilt": "x"}}`), samples(0, 1), `put.spilt: got an unknown field, want one of dataset, split, mode, key, blobs, media, source, commit (did you mean "split"?)`},
+		{"neither", command(`{}`), samples(0, 1), `either "put" or "selection"`},
+		{"both", command(`{"put": {"dataset": "d"}, "selection": {"dataset": "d"}}`), samples(0, 1), `either "put" or "selection"`},
+		{"mode", command(`{"put": {"dataset": "d", "mode": "upsert"}}`), samples(0, 1), `put.mode: got "upsert"`},
+		{"commit", command(`{"put": {"dataset": "d", "commit": "now"}}`), samples(0, 1), `put.commit: got "now"`},
+		{"source", command(`{"put": {"dataset": "d", "source": %q}}`, strings.Repeat("x", maxSource+1)), samples(0, 1), "put.source"},
+		{"unknown key", command(`{"put": {"dataset": "d", "key": "path"}}`), samples(0, 1), "file_name, label"},
+		{"key not text", command(`{"put": {"dataset": "d", "key": "v"}}`), oneColumn(t, arrow.Field{Name: "v", Type: arrow.PrimitiveTypes.Float64}, `[1.5]`), "put.key"},
+		{"null key", command(`{"put": {"dataset": "d", "key": "v"}}`), text("v", `["a", null]`), "row 1"},
+		{"key and id", command(`{"put": {"dataset": "d", "key": "label"}}`), array.NewRecord(arrow.NewSchema([]arrow.Field{schema.IDField(), {Name: "label", Type: arrow.PrimitiveTypes.Int64}}, nil), []arrow.Array{fromJSON(t, schema.IDField().Type, `[]`), fromJSON(t, arrow.PrimitiveTypes.Int64, `[]`)}, 0), "no key"},
+		{"unknown blob", command(`{"put": {"dataset": "d", "blobs": ["img"]}}`), samples(0, 1), "put.blobs"},
+		{"blob not binary", command(`{"put": {"dataset": "d", "blobs": ["label"]}}`), samples(0, 1), `column "label"`},
+		{"media of no blob", command(`{"put": {"dataset": "d", "media": {"label": "image"}}}`), samples(0, 1), "put.media"},
+		{"unknown media", command(`{"put": {"dataset": "d", "media": {"image": "video"}}}`), samples(0, 1), `"image" or "audio"`},
+		{"reserved", path("d"), text("split", `["x"]`), `column "split"`},
+		{"unsupported type", path("d"), oneColumn(t, arrow.Field{Name: "m", Type: arrow.MapOf(arrow.BinaryTypes.String, arrow.BinaryTypes.String)}, `[]`), `"m"`},
+		{"id not a UUID", path("d"), text("id", `["6ba7b811-9dad-51d1-80b4-00c04fd430c8", "n0144"]`), `row 1: got "n0144"`},
+		{"id null", path("d"), text("id", `[null]`), `row 0: got null`},
+		{"id of a wrong type", path("d"), oneColumn(t, arrow.Field{Name: "id", Type: arrow.PrimitiveTypes.Int64}, `[1]`), `column "id"`},
+		{"id twice", path("d"), text("id", `["6ba7b811-9dad-51d1-80b4-00c04fd430c8", "6ba7b811-9dad-51d1-80b4-00c04fd430c8"]`), "6ba7b811-9dad-51d1-80b4-00c04fd430c8"},
+		{"null where none may be", path("d"), oneColumn(t, arrow.Field{Name: "n", Type: arrow.PrimitiveTypes.Int64}, `[null]`), `"n"`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := serve(t, Options{})
+			_, err := f.put(tt.d, tt.rec)
+			wantCode(t, err, codes.InvalidArgument, tt.want)
+			f.wantDatasets()
+		})
+	}
+}
+
+// wantDatasets checks which datasets there are.
+func (f *fixture) wantDatasets(names ...string) {
+	f.t.Helper()
+	list, err := f.store.Datasets(f.t.Context())
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	var got []string
+	for _, d := range list {
+		if len(d.Snapshots) > 0 {
+			got = append(got, d.Name)
+		}
+	}
+	if !slices.Equal(got, names) {
+		f.t.Errorf("the store has datasets %q, want %q", got, names)
+	}
+}
+
+// uploading begins an upload and has its first batch acknowledged.
+func (f *fixture) uploading(c flight.Client, ctx context.Context, d *flight.FlightDescriptor) (flight.FlightService_DoPutClient, *flight.Writer) {
+	f.t.Helper()
+	stream, err := c.DoPut(ctx)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	w := flight.NewRecordWriter(stream, ipc.WithSchema(sampleSchema))
+	w.SetFlightDescriptor(d)
+	if err := w.Write(samples(0, 50)); err != nil {
+		f.t.Fatal(err)
+	}
+	if _, err := stream.Recv(); err != nil {
+		f.t.Fatal(err)
+	}
+	return stream, w
+}
+
+// untilIdle waits until no call runs.
+func (f *fixture) untilIdle() {
+	f.t.Helper()
+	if _, err := f.server.calls.wait(f.t.Context(), func(c *call) bool { return isFlight(c.method) }); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// TestPutBrokenOff: a client that does not end its stream in good order leaves nothing.
+func TestPutBrokenOff(t *testing.T) {
+	f := serve(t, Options{})
+	f.leaky = true
+	t.Run("cancelled", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		f.uploading(f.client, ctx, path("d"))
+		cancel()
+		f.untilIdle()
+		f.wantDatasets()
+	})
+	t.Run("connection lost", func(t *testing.T) {
+		c := f.dial()
+		f.uploading(c, t.Context(), path("d"))
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
+		}
+		f.untilIdle()
+		f.wantDatasets()
+	})
+	t.Run("half a message", func(t *testing.T) {
+		stream, _ := f.uploading(f.client, t.Context(), path("d"))
+		fd := recordMessage(t, samples(50, 60))
+		fd.DataBody = fd.DataBody[:len(fd.DataBody)/2]
+		if err := stream.Send(fd); err != nil {
+			t.Fatal(err)
+		}
+		if err := stream.CloseSend(); err != nil {
+			t.Fatal(err)
+		}
+		_, err := resultsOf(stream)
+		wantCode(t, err, codes.InvalidArgument, "")
+		f.wantDatasets()
+	})
+	t.Run("no batch", func(t *testing.T) {
+		stream, err := f.client.DoPut(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := stream.Send(&flight.FlightData{FlightDescriptor: path("d")}); err != nil {
+			t.Fatal(err)
+		}
+		if err := stream.CloseSend(); err != nil {
+			t.Fatal(err)
+		}
+		_, err = resultsOf(stream)
+		wantCode(t, err, codes.InvalidArgument, "a schema")
+		f.wantDatasets()
+	})
+	t.Run("nothing at all", func(t *testing.T) {
+		stream, err := f.client.DoPut(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := stream.CloseSend(); err != nil {
+			t.Fatal(err)
+		}
+		_, err = resultsOf(stream)
+		wantCode(t, err, codes.InvalidArgument, "descriptor")
+	})
+	// What was put is garbage now.
+	results, err := f.act("gc", `{}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var report struct {
+		Live int64 `json:"live_blobs"`
+	}
+	mustUnmarshal(t, results[0], &report)
+	if report.Live != 0 {
+		t.Errorf("%d blobs are still in use", report.Live)
+	}
+}
+
+// recordMessage is the Flight message of a record.
+func recordMessage(t testing.TB, rec arrow.Record, opts ...ipc.Option) *flight.FlightData {
+	t.Helper()
+	var out *flight.FlightData
+	w := flight.NewRecordWriter(sendFunc(func(fd *flight.FlightData) error {
+		out = &flight.FlightData{DataHeader: bytes.Clone(fd.DataHeader), DataBody: bytes.Clone(fd.DataBody)}
+		return nil
+	}), append(opts, ipc.WithSchema(rec.Schema()))...)
+	if err := w.Write(rec); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+type sendFunc func(*flight.FlightData) error
+
+func (f sendFunc) Send(fd *flight.FlightData) error { return f(fd) }
+
+// TestPutCommitMessage: a client can ask that the end of its stream alone
+// commits nothing.
+func TestPutCommitMessage(t *testing.T) {
+	f := serve(t, Options{})
+	d := command(`{"put": {"dataset": "d", "commit": "message"}}`)
+	for _, tt := range []struct {
+		name     string
+		messages []string
+		more     bool // a batch behind the messages
+		want     string
+	}{
+		{"none", nil, false, "nothing was committed"},
+		{"wrong rows", []string{`{"commit": true, "rows": 51}`}, false, "commit.rows: got 51, want 50"},
+		{"false", []string{`{"commit": false}`}, false, "want true"},
+		{"unknown", []string{`{"rows": 50, "comit": true}`}, false, `did you mean "commit"?`},
+		{"twice", []string{`{"commit": true}`, `{"commit": true}`}, false, "a second time"},
+		{"too early", []string{`{"commit": true}`}, true, "a batch after the commit"},
+		{"right", []string{`{"commit": true, "rows": 50}`}, false, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			stream, w := f.uploading(f.client, t.Context(), d)
+			for _, m := range tt.messages {
+				if err := w.WriteMetadata([]byte(m)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if tt.more {
+				if err := w.Write(samples(50, 51)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := stream.CloseSend(); err != nil {
+				t.Fatal(err)
+			}
+			results, err := resultsOf(stream)
+			if tt.want != "" {
+				wantCode(t, err, codes.InvalidArgument, tt.want)
+				f.wantDatasets()
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, want := last[putAck](t, results), (putAck{"d", 1, 50, true}); got != want {
+				t.Errorf("got %+v, want %+v", got, want)
+			}
+		})
+	}
+}
+
+// TestPutUnreadResults: a client that writes everything before it reads is not
+// held up by its results, and finds the sums in order.
+func TestPutUnreadResults(t *testing.T) {
+	f := serve(t, Options{})
+	const batches = 3 * maxUnread
+	rec := oneColumn(t, arrow.Field{Name: "n", Type: arrow.PrimitiveTypes.Int64}, `[1]`)
+	results, err := f.put(path("d"), slices.Repeat([]arrow.Record{rec}, batches)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := last[putAck](t, results); got.Rows != batches {
+		t.Errorf("got %+v, want %d rows", got, batches)
+	}
+	before := int64(-1)
+	for _, b := range results[:len(results)-1] {
+		ack := decoded[batchAck](t, b)
+		if ack.Batch <= before || ack.Rows != ack.Batch+1 {
+			t.Fatalf("got %+v after batch %d", ack, before)
+		}
+		before = ack.Batch
+	}
+	t.Logf("%d results for %d batches", len(results), batches)
+}
+
+// TestLargeImage: 20 MB and more pass both ways in one message.
+func TestLargeImage(t *testing.T) {
+	f := serve(t, Options{})
+	image := make([]byte, 40<<20)
+	src := rand.NewChaCha8([32]byte{1})
+	if _, err := src.Read(image); err != nil {
+		t.Fatal(err)
+	}
+	b := array.NewBinaryBuilder(memory.DefaultAllocator, arrow.BinaryTypes.Binary)
+	defer b.Release()
+	b.Append(image[:20<<20])
+	b.Append(image[20<<20:])
+	rec := array.NewRecord(arrow.NewSchema([]arrow.Field{{Name: "image", Type: arrow.BinaryTypes.Binary}}, nil), []arrow.Array{b.NewArray()}, 2)
+	if _, err := f.put(path("d"), rec); err != nil {
+		t.Fatal(err)
+	}
+	recs, err := f.get(&flight.Ticket{Ticket: []byte(`{"dataset": "d", "columns": ["image"]}`)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(recs) != 2 {
+		t.Errorf("got %d batches, want 2: two images exceed batch_bytes", len(recs))
+	}
+	if got := strings.Join(column(t, recs, "image"), ""); got != string(image) {
+		t.Error("the images differ")
+	}
+}
+
+// TestPutCompressed: batches may come compressed, but not beyond all bounds.
+func TestPutCompressed(t *testing.T) {
+	f := serve(t, Options{MaxMessageBytes: 1 << 20})
+	f.leaky = true
+	put := func(dataset string, size int) error {
+		b := array.NewBinaryBuilder(memory.DefaultAllocator, arrow.BinaryTypes.Binary)
+		defer b.Release()
+		b.Append(make([]byte, size))
+		rec := array.NewRecord(arrow.NewSchema([]arrow.Field{{Name: "image", Type: arrow.BinaryTypes.Binary}}, nil), []arrow.Array{b.NewArray()}, 1)
+		stream, err := f.client.DoPut(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := flight.NewRecordWriter(stream, ipc.WithSchema(rec.Schema()), ipc.WithZstd())
+		w.SetFlightDescriptor(path(dataset))
+		if err := w.Write(rec); err != nil {
+			t.Fatal(err)
+		}
+		if err := stream.CloseSend(); err != nil {
+			t.Fatal(err)
+		}
+		_, err = resultsOf(stream)
+		return err
+	}
+	if err := put("small", 100_000); err != nil {
+		t.Error(err)
+	}
+	wantCode(t, put("large", 10<<20), codes.ResourceExhausted, "MaxMessageBytes, which is 1048576")
+	f.wantDatasets("small")
+}
+
+func TestPutSelection(t *testing.T) {
+	f := serve(t, Options{})
+	f.fill("d", 300)
+	position := arrow.Field{Name: "position", Type: arrow.PrimitiveTypes.Int64}
+	d := command(`{"selection": {"dataset": "d", "snapshot": 1}}`)
+	results, err := f.put(d, oneColumn(t, position, `[250, 5]`), oneColumn(t, position, `[17]`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ack := last[selectionAck](t, results)
+	if len(results) != 1 || ack.Rows != 3 || ack.Snapshot != 1 || len(ack.Selection) != 64 {
+		t.Errorf("got %s", results)
+	}
+	recs, err := f.get(&flight.Ticket{Ticket: fmt.Appendf(nil, `{"dataset": "d", "snapshot": 1, "selection": {"name": %q}, "columns": ["position", "id"]}`, ack.Selection)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := column(t, recs, "position"), []string{"5", "17", "250"}; !slices.Equal(got, want) {
+		t.Errorf("got positions %q, want %q", got, want)
+	}
+	// The same set by ids, of the newest snapshot, has the same name.
+	var ids []string
+	for _, id := range column(t, recs, "id") {
+		ids = append(ids, fmt.Sprintf("%q", id))
+	}
+	results, err = f.put(command(`{"selection": {"dataset": "d"}}`), oneColumn(t, arrow.Field{Name: "id", Type: arrow.BinaryTypes.String}, "["+strings.Join(ids, ",")+"]"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again := last[selectionAck](t, results); !reflect.DeepEqual(again, ack) {
+		t.Errorf("got %+v, want %+v", again, ack)
+	}
+
+	for _, tt := range []struct {
+		d    *flight.FlightDescriptor
+		rec  arrow.Record
+		code codes.Code
+		want string
+	}{
+		{d, oneColumn(t, position, `[300]`), codes.InvalidArgument, "got 300, want 0 to 299"},
+		{d, oneColumn(t, position, `[-1]`), codes.InvalidArgument, "got -1"},
+		{d, oneColumn(t, position, `[3, 3]`), codes.InvalidArgument, "2 positions of which 1 differ"},
+		{d, oneColumn(t, arrow.Field{Name: "row", Type: arrow.PrimitiveTypes.Int64}, `[3]`), codes.InvalidArgument, `"position" or "id"`},
+		{d, oneColumn(t, arrow.Field{Name: "id", Type: arrow.BinaryTypes.String}, `["6ba7b811-9dad-51d1-80b4-00c04fd430c8"]`), codes.NotFound, "6ba7b811-9dad-51d1-80b4-00c04fd430c8"},
+		{command(`{"selection": {"dataset": "e"}}`), oneColumn(t, position, `[1]`), codes.NotFound, "e"},
+		{command(`{"selection": {"dataset": "d", "snapshot": 9}}`), oneColumn(t, position, `[1]`), codes.NotFound, "9"},
+		{command(`{"selection": {"dataset": "d", "snapshot": -9}}`), oneColumn(t, position, `[1]`), codes.InvalidArgument, "snapshot"},
+	} {
+		_, err := f.put(tt.d, tt.rec)
+		wantCode(t, err, tt.code, tt.want)
+	}
+}

@@ -1,0 +1,337 @@
+package flight
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"sync"
+	"testing"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
+	"github.com/apache/arrow/go/v17/arrow/flight"
+	"github.com/apache/arrow/go/v17/arrow/ipc"
+	"github.com/apache/arrow/go/v17/arrow/memory"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"bowstring/fetch"
+	"bowstring/fetch/local"
+	"bowstring/schema"
+)
+
+// fixture is a server over an empty local store, and a client of it.
+type fixture struct {
+	t      *testing.T
+	store  *local.Store
+	engine *fetch.Engine
+	server *Server
+	log    *lockedBuffer
+	addr   string
+	client flight.Client
+	served chan error // what Serve returned
+	mem    *memory.CheckedAllocator
+	leaky  bool // the test sends malformed batches, of which the IPC reader leaves its buffers to the garbage collector
+}
+
+// lockedBuffer is a log that tests may read while the server writes.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+func serve(t *testing.T, opts Options) *fixture {
+	t.Helper()
+	f := &fixture{t: t, log: &lockedBuffer{}, served: make(chan error, 1), mem: memory.NewCheckedAllocator(memory.DefaultAllocator)}
+	opts.Logger = slog.New(slog.NewTextHandler(f.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	var err error
+	if f.store, err = local.Open(t.TempDir(), local.Options{Logger: slog.New(slog.DiscardHandler)}); err != nil {
+		t.Fatal(err)
+	}
+	f.engine = fetch.NewEngine(f.store, fetch.Options{Logger: opts.Logger})
+	f.server = New(f.engine, opts)
+	f.server.mem = f.mem
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.addr = lis.Addr().String()
+	go func() { f.served <- f.server.Serve(lis) }()
+	f.client = f.dial()
+	t.Cleanup(func() {
+		if err := f.server.Shutdown(context.Background()); err != nil {
+			t.Errorf("Shutdown: %v", err)
+		}
+		if err := <-f.served; err != nil {
+			t.Errorf("Serve: %v", err)
+		}
+		if err := f.engine.Close(); err != nil {
+			t.Errorf("closing the engine: %v", err)
+		}
+		if err := f.store.Close(); err != nil {
+			t.Errorf("closing the store: %v", err)
+		}
+		if !f.leaky {
+			f.mem.AssertSize(t, 0)
+		}
+		if t.Failed() {
+			t.Logf("the server's log:\n%s", f.log)
+		}
+	})
+	return f
+}
+
+// dial opens a connection of its own, closed when the test ends.
+func (f *fixture) dial() flight.Client {
+	f.t.Helper()
+	c, err := flight.NewClientWithMiddleware(f.addr, nil, nil,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(1<<30), grpc.MaxCallSendMsgSize(1<<30)))
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// command makes a CMD descriptor of JSON.
+func command(format string, args ...any) *flight.FlightDescriptor {
+	return &flight.FlightDescriptor{Type: flight.DescriptorCMD, Cmd: fmt.Appendf(nil, format, args...)}
+}
+
+func path(elements ...string) *flight.FlightDescriptor {
+	return &flight.FlightDescriptor{Type: flight.DescriptorPATH, Path: elements}
+}
+
+// content is the blob of sample i, of about 1,000 bytes.
+func content(i int) []byte {
+	return bytes.Repeat(fmt.Appendf(nil, "sample %06d. ", i), 70+i%10)
+}
+
+var sampleSchema = arrow.NewSchema([]arrow.Field{
+	{Name: "file_name", Type: arrow.BinaryTypes.String},
+	{Name: "label", Type: arrow.PrimitiveTypes.Int64, Nullable: true},
+	{Name: "image", Type: arrow.BinaryTypes.Binary, Nullable: true},
+}, nil)
+
+// samples are the rows from lo to hi.
+func samples(lo, hi int) arrow.Record {
+	b := array.NewRecordBuilder(memory.DefaultAllocator, sampleSchema)
+	defer b.Release()
+	for i := lo; i < hi; i++ {
+		b.Field(0).(*array.StringBuilder).Append(fmt.Sprintf("%06d.jpg", i))
+		b.Field(1).(*array.Int64Builder).Append(int64(i % 10))
+		b.Field(2).(*array.BinaryBuilder).Append(content(i))
+	}
+	return b.NewRecord()
+}
+
+// fill uploads n samples in batches of 100 as a dataset.
+func (f *fixture) fill(dataset string, n int) putAck {
+	f.t.Helper()
+	var recs []arrow.Record
+	for lo := 0; lo < n; lo += 100 {
+		recs = append(recs, samples(lo, min(n, lo+100)))
+	}
+	results, err := f.put(command(`{"put": {"dataset": %q, "key": "file_name", "media": {"image": "image"}}}`, dataset), recs...)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return last[putAck](f.t, results)
+}
+
+// put uploads records and returns the JSON of the results.
+func (f *fixture) put(d *flight.FlightDescriptor, recs ...arrow.Record) ([][]byte, error) {
+	f.t.Helper()
+	ctx, cancel := context.WithCancel(f.t.Context())
+	defer cancel()
+	stream, err := f.client.DoPut(ctx)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	w := flight.NewRecordWriter(stream, ipc.WithSchema(recs[0].Schema()))
+	w.SetFlightDescriptor(d)
+	for _, rec := range recs {
+		// An error comes with the results, too.
+		if err := w.Write(rec); err != nil {
+			break
+		}
+	}
+	w.Close()
+	if err := stream.CloseSend(); err != nil {
+		f.t.Fatal(err)
+	}
+	return resultsOf(stream)
+}
+
+// resultsOf reads all results.
+func resultsOf(stream flight.FlightService_DoPutClient) ([][]byte, error) {
+	var out [][]byte
+	for {
+		r, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return out, nil
+		}
+		if err != nil {
+			return out, err
+		}
+		out = append(out, r.AppMetadata)
+	}
+}
+
+// last decodes the last result.
+func last[T any](t *testing.T, results [][]byte) T {
+	t.Helper()
+	if len(results) == 0 {
+		t.Fatal("no result")
+	}
+	return decoded[T](t, results[len(results)-1])
+}
+
+func decoded[T any](t *testing.T, b []byte) T {
+	t.Helper()
+	var v T
+	dec := json.NewDecoder(bytes.NewReader(b))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&v); err != nil {
+		t.Fatalf("%v in %s", err, b)
+	}
+	return v
+}
+
+// get reads a ticket to its end.
+func (f *fixture) get(ticket *flight.Ticket) ([]arrow.Record, error) {
+	f.t.Helper()
+	ctx, cancel := context.WithCancel(f.t.Context())
+	defer cancel()
+	stream, err := f.client.DoGet(ctx, ticket)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return records(stream)
+}
+
+// records reads a stream to its end.
+func records(stream flight.DataStreamReader) ([]arrow.Record, error) {
+	rdr, err := flight.NewRecordReader(stream)
+	if err != nil {
+		return nil, err
+	}
+	defer rdr.Release()
+	var out []arrow.Record
+	for rdr.Next() {
+		rec := rdr.Record()
+		rec.Retain()
+		out = append(out, rec)
+	}
+	return out, rdr.Err()
+}
+
+// column returns the values of a column over records, as text.
+func column(t *testing.T, recs []arrow.Record, name string) []string {
+	t.Helper()
+	var out []string
+	for _, rec := range recs {
+		at := rec.Schema().FieldIndices(name)
+		if len(at) != 1 {
+			t.Fatalf("no column %q in %s", name, rec.Schema())
+		}
+		col := rec.Column(at[0])
+		for i := range col.Len() {
+			switch c := col.(type) {
+			case *array.LargeBinary:
+				if c.IsNull(i) {
+					out = append(out, "(null)")
+				} else {
+					out = append(out, string(c.Value(i)))
+				}
+			case *array.FixedSizeBinary:
+				out = append(out, schema.FormatID(schema.ID(c.Value(i))))
+			default:
+				out = append(out, col.ValueStr(i))
+			}
+		}
+	}
+	return out
+}
+
+// rowsOf counts the rows of records.
+func rowsOf(recs []arrow.Record) (n int64) {
+	for _, r := range recs {
+		n += r.NumRows()
+	}
+	return n
+}
+
+// wantCode checks an error's code and that its message says what.
+func wantCode(t *testing.T, err error, code codes.Code, what string) {
+	t.Helper()
+	if status.Code(err) != code {
+		t.Errorf("got %v, want %s", err, code)
+		return
+	}
+	if msg := status.Convert(err).Message(); !bytes.Contains([]byte(msg), []byte(what)) {
+		t.Errorf("the message %q does not say %q", msg, what)
+	}
+}
+
+// act runs an action with a JSON body.
+func (f *fixture) act(name, body string) ([][]byte, error) {
+	f.t.Helper()
+	ctx, cancel := context.WithCancel(f.t.Context())
+	defer cancel()
+	stream, err := f.client.DoAction(ctx, &flight.Action{Type: name, Body: []byte(body)})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	var out [][]byte
+	for {
+		r, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return out, nil
+		}
+		if err != nil {
+			return out, err
+		}
+		out = append(out, r.Body)
+	}
+}
+
+// infos lists flights.
+func (f *fixture) infos(criteria string) ([]*flight.FlightInfo, error) {
+	f.t.Helper()
+	stream, err := f.client.ListFlights(f.t.Context(), &flight.Criteria{Expression: []byte(criteria)})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	var out []*flight.FlightInfo
+	for {
+		info, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return out, nil
+		}
+		if err != nil {
+			return out, err
+		}
+		out = append(out, info)
+	}
+}
