@@ -63,7 +63,7 @@ func run(args []string, stdin *os.File, stdout, stderr *os.File) int {
 	}
 	var sig signalError
 	if errors.As(context.Cause(ctx), &sig) && !errors.As(err, new(usageError)) && !errors.Is(err, errCut) {
-		_, _ = fmt.Fprintf(stderr, "bowstring: stopped by %s\n", sig)
+		_, _ = fmt.Fprintf(stderr, "bowstring: stopped by %s\n", sig.Signal)
 		return exitSignal + int(sig.Signal.(syscall.Signal))
 	}
 	return report(stderr, err)

@@ -164,7 +164,7 @@ func TestFolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
-	first := `{"file_name":"tench/a.JPEG","mask_file_name":"tench/a.mask.png","id":"` + id(0) + `","label":"tench","width":100}`
+	first := `{"file_name":"tench/a.JPEG","mask_file_name":"tench/a.mask.png","label":"tench","width":100}`
 	if len(lines) != 5 || lines[0] != first {
 		t.Errorf("metadata of train:\n%s\nwant 5 lines, the first\n%s", data, first)
 	}
