@@ -287,7 +287,9 @@ func (s *Segment) Sync() error {
 	for s.lowest() < end {
 		s.written.Wait()
 	}
-	err, voids, trim := s.failed, slices.Clone(s.voids), s.sealed && s.reserved > end
+	err, voids := s.failed, slices.Clone(s.voids)
+	// Not if it grew, and was sealed, while the lock was given up to wait.
+	trim := s.sealed && s.reserved > end && s.end.Load() == end
 	s.mu.Unlock()
 	if err != nil || end <= s.durable.Load() && !trim {
 		return err
