@@ -9,6 +9,7 @@ import (
 	_ "image/gif"  // decoder
 	_ "image/jpeg" // decoder
 	_ "image/png"  // decoder
+	"io"
 	"slices"
 
 	_ "golang.org/x/image/bmp"  // decoder
@@ -57,6 +58,9 @@ func inspect(b []byte, v Verify) (ImageInfo, error) {
 	if err != nil {
 		if errors.Is(err, image.ErrFormat) {
 			return ImageInfo{}, errors.New("not an image: neither JPEG, PNG, GIF, WebP, BMP nor TIFF")
+		}
+		if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) {
+			return ImageInfo{}, fmt.Errorf("%w: it ends within the image header", errCut)
 		}
 		return ImageInfo{}, fmt.Errorf("image header: %w", err)
 	}

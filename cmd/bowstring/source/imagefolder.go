@@ -304,6 +304,7 @@ func (s *imageFolder) sample(rel, p, split string, seen []bool) Sample {
 	sample := fileSample(rel, p)
 	sample.Split = split
 	if !utf8.ValidString(rel) {
+		sample.Key = strings.ToValidUTF8(rel, "\ufffd")
 		sample.Bad = "its name is not valid UTF-8"
 	}
 	row := -1

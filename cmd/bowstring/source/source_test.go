@@ -2,16 +2,8 @@ package source
 
 import (
 	"bytes"
-	"context"
-	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
-	"image"
-	"image/color"
-	"image/gif"
-	"image/jpeg"
-	"image/png"
 	"os"
 	"path/filepath"
 	"strings"
@@ -176,5 +168,3 @@ func TestMDSCompressions(t *testing.T) {
 		}
 	}
 }
-
-var _ = []any{context.Background, json.Marshal, errors.Is, image.Rect, color.Black, gif.Encode, jpeg.Encode, png.Encode}

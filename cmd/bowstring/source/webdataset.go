@@ -314,7 +314,7 @@ func (f *surveyed) read(ctx context.Context, sh shard) error {
 		return nil
 	}
 	defer func() { _ = t.close() }()
-	last, images := "", 0
+	last, image := "", "" // key and image extension of the sample
 	for {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -325,13 +325,12 @@ func (f *surveyed) read(ctx context.Context, sh shard) error {
 		}
 		if key != last || f.samples == 0 {
 			f.samples++
-			last, images = key, 0
+			last, image = key, ""
 		}
 		f.extensions[ext]++
 		if slices.Contains(imageExtensions, ext) {
-			if images++; images > 1 {
-				f.manyImages = true
-			}
+			f.manyImages = f.manyImages || image != "" && image != ext
+			image = ext
 		}
 		if ext != "json" || h.Size > maxText {
 			continue
@@ -493,7 +492,11 @@ func (r *tarSamples) read(ctx context.Context) (err error) {
 	if err != nil {
 		return errors.New(reason(err))
 	}
-	defer func() { err = errors.Join(err, t.close()) }()
+	defer func() {
+		if cerr := t.close(); err == nil {
+			err = cerr
+		}
+	}()
 	defer func() {
 		// What was being put together when the tar broke off may lack members.
 		if r.open {
