@@ -25,6 +25,12 @@ func statFile(path string) (size int64, bad string) {
 	return info.Size(), ""
 }
 
+// isDir says whether path is, or is a link to, a directory.
+func isDir(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
+}
+
 // loadFile reads a whole file of a known size into a buffer of the pool.
 func loadFile(path string, size int64) ([]byte, error) {
 	f, err := os.Open(path)

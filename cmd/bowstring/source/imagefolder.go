@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"iter"
 	"maps"
-	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -64,23 +63,7 @@ func (s *imageFolder) survey(ctx context.Context) error {
 	tops := map[string]int64{}          // images by top folder, "" for those in root
 	seconds := map[[2]string]struct{}{} // top folders, and the folders in them, with images
 	ignored, example := 0, ""
-	err := filepath.WalkDir(s.root, func(p string, d fs.DirEntry, err error) error {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		if err != nil || p == s.root {
-			return nil // reported when the samples are read
-		}
-		if hidden(d.Name()) {
-			if d.IsDir() {
-				return fs.SkipDir
-			}
-			return nil
-		}
-		if d.IsDir() {
-			return nil
-		}
-		rel := s.rel(p)
+	note := func(rel string, d fs.DirEntry) {
 		switch {
 		case isMetadata(d.Name()):
 			s.files = append(s.files, rel)
@@ -92,6 +75,21 @@ func (s *imageFolder) survey(ctx context.Context) error {
 			if ignored++; example == "" {
 				example = rel
 			}
+		}
+	}
+	err := filepath.WalkDir(s.root, func(p string, d fs.DirEntry, err error) error {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		// What cannot be read is reported when the samples are read.
+		if err == nil && p != s.root && hidden(d.Name()) {
+			if d.IsDir() {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		if err == nil && !d.IsDir() {
+			note(s.rel(p), d)
 		}
 		return nil
 	})
@@ -282,7 +280,7 @@ func (s *imageFolder) visit(p, split string, d fs.DirEntry, err error, seen []bo
 	case d.IsDir() && !isImageName(d.Name()):
 		return nil
 	case d.Type()&fs.ModeSymlink != 0 && !isImageName(d.Name()):
-		if info, err := os.Stat(p); err != nil || !info.IsDir() {
+		if !isDir(p) {
 			return nil
 		}
 		sample = Sample{Key: rel, Bad: "a link to a folder; links to folders are not followed"}
