@@ -277,7 +277,7 @@ func (c *collection) forget(key *schema.Key) (bool, error) {
 	stripe := s.stripe(key)
 	stripe.Lock()
 	defer stripe.Unlock()
-	e, ok, err := s.entry(key)
+	e, ok, err := s.entry(*key)
 	if err != nil {
 		return false, err
 	}
@@ -393,7 +393,7 @@ func (c *collection) evacuate(id uint32) (moved, copied int64, err error) {
 			return moved, copied, err
 		}
 		from := segment.Location{Segment: id, Offset: rec.Offset, Length: rec.Length}
-		e, ok, err := s.entry(&rec.Key)
+		e, ok, err := s.entry(rec.Key)
 		if err != nil {
 			return moved, copied, err
 		}
@@ -435,7 +435,7 @@ func (s *Store) relocate(key *schema.Key, from, to segment.Location) error {
 	stripe := s.stripe(key)
 	stripe.Lock()
 	defer stripe.Unlock()
-	e, ok, err := s.entry(key)
+	e, ok, err := s.entry(*key)
 	if err != nil {
 		return err
 	}
