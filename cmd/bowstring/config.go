@@ -22,7 +22,7 @@ type ConfigPrintCmd struct {
 // Run prints the settings in the form of a configuration file.
 func (c *ConfigPrintCmd) Run(app *App) error {
 	type setting struct {
-		Key    string `json:"key"`
+		Name   string `json:"name"`
 		Value  any    `json:"value"`
 		Source string `json:"source"`
 	}
@@ -51,7 +51,7 @@ func (c *ConfigPrintCmd) Run(app *App) error {
 	}
 	section := ""
 	for _, s := range list {
-		name := s.Key
+		name := s.Name
 		if i := strings.LastIndexByte(name, '.'); i >= 0 {
 			if name[:i] != section {
 				section = name[:i]

@@ -360,7 +360,7 @@ func TestParquet(t *testing.T) {
 func TestFormatOf(t *testing.T) {
 	for path, want := range map[string]string{
 		"a.parquet": "parquet", "a.PQ": "parquet", "a.arrow": "arrow", "a.feather": "arrow",
-		"a": "folder", "a/": "folder", "a.b/": "folder", "a.csv": "",
+		"a": "", "a/": "folder", "a.b/": "folder", "a.csv": "",
 	} {
 		if got := export.FormatOf(path); got != want {
 			t.Errorf("FormatOf(%q) = %q, want %q", path, got, want)

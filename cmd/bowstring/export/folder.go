@@ -43,6 +43,7 @@ const metadataFile = "metadata.jsonl"
 // The schema needs the id column; the files are those of the blob columns. A
 // null blob has a null file name and no file.
 func Folder(dir string, s *arrow.Schema, opts Options) (Sink, error) {
+	dir = filepath.Clean(dir)
 	if opts.Force {
 		if err := replaceable(dir); err != nil {
 			return nil, err
