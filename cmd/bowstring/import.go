@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -49,7 +50,7 @@ func (c *ImportCmd) Run(ctx context.Context, app *App) (err error) {
 	}
 	defer func() { err = errors.Join(err, src.Close()) }()
 	reader, err := source.NewReader(src, source.ReadOptions{
-		Dataset: c.Dataset, Split: c.Split, Verify: c.Verify, Workers: c.Workers, Limit: c.Limit,
+		Dataset: c.Dataset, Split: cmp.Or(c.Split, ingest.DefaultSplit), Verify: c.Verify, Workers: c.Workers, Limit: c.Limit,
 	})
 	if err != nil {
 		return err

@@ -196,7 +196,11 @@ func TestImport(t *testing.T) {
 	if status != 1 || !strings.Contains(errs, "3 ids are in photos@2 already") {
 		t.Errorf("append: status %d, %s", status, errs)
 	}
-	status, out, errs := runImport(t, root, "--store", store, "--split", "val", "--json")
+	status, out, errs := runImport(t, filepath.Join(root, "train"), "classes", "--dry-run")
+	if status != 0 || !strings.Contains(out, "splits   train 9\n") {
+		t.Errorf("a source without splits: status %d, %s%s", status, out, errs)
+	}
+	status, out, errs = runImport(t, root, "--store", store, "--split", "val", "--json")
 	if want := fmt.Sprintf(`"dataset": %q`, filepath.Base(root)); status != 0 || !strings.Contains(out, want) {
 		t.Errorf("default name: status %d, %s%s, want %s", status, out, errs, want)
 	}

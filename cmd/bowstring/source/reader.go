@@ -147,9 +147,13 @@ func (r *Reader) Batches(ctx context.Context) iter.Seq2[*Batch, error] {
 			})
 		}
 		b := newBatcher(r)
+		var waited *slot // for, when ctx ended; a worker may have it
 		defer func() {
 			cancel()
 			running.Wait()
+			if waited != nil {
+				waited.release()
+			}
 			for s := range order {
 				s.release()
 			}
@@ -162,7 +166,7 @@ func (r *Reader) Batches(ctx context.Context) iter.Seq2[*Batch, error] {
 			case <-ctx.Done():
 			}
 			if ctx.Err() != nil {
-				s.release()
+				waited = s
 				break
 			}
 			if b.rows() > 0 && s.Bad == "" && b.split != r.splitOf(s) && !b.flush(mem, yield) {
