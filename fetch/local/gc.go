@@ -76,6 +76,7 @@ func (c *collection) run(opts fetch.GCOptions, inUse func() []*schema.Snapshot) 
 			c.s.set.Roll()
 		}
 	}
+	c.s.settlePuts()
 	// Nothing may be deleted on the word of a catalog that a crash could undo:
 	// a synced write makes all before it durable.
 	if err := c.s.set.Sync(); err != nil {
@@ -341,6 +342,16 @@ func (c *collection) retire(id uint32) error {
 	}
 	c.report.FreedBytes += size - segment.HeaderSize
 	return nil
+}
+
+// settlePuts waits for the puts under way. One of them may have written to a
+// segment that is sealed by now, and its index entry must be there before the
+// index is read to learn what the segment still holds.
+func (s *Store) settlePuts() {
+	for i := range s.stripes {
+		s.stripes[i].Lock()
+		s.stripes[i].Unlock() //nolint:staticcheck // whoever held it is done
+	}
 }
 
 // record commits a synced batch, which also makes durable what was written to

@@ -7,9 +7,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/cockroachdb/pebble/v2"
 
 	"bowstring/fetch"
 	"bowstring/fetch/storetest"
@@ -294,6 +297,59 @@ func TestGCMoves(t *testing.T) {
 	}
 	requireWhole(t, s)
 	requireExact(t, s)
+}
+
+// TestGCWaitsForPuts stops a put between its two writes, to the segment and to
+// the index, while a collection that frees the segment runs.
+func TestGCWaitsForPuts(t *testing.T) {
+	s := openTest(t, t.TempDir(), Options{})
+	if _, err := importSource(t.Context(), s, "d", "dead", func(string) {}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Drop(t.Context(), "d", 0); err != nil {
+		t.Fatal(err)
+	}
+	in, err := s.Begin(t.Context(), "d")
+	if err != nil {
+		t.Fatal(err)
+	}
+	data := []byte("between the two")
+	ref := schema.RefOf(data)
+	stripe := s.stripe(&ref.Key)
+	stripe.Lock()
+	loc, err := s.set.Append(ref.Key, ref.CRC, data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	collected := make(chan error, 1)
+	go func() {
+		_, err := s.GC(t.Context(), fetch.GCOptions{}, nil)
+		collected <- err
+	}()
+	for id, ok := s.set.Active(); ok && id == loc.Segment; id, ok = s.set.Active() {
+		runtime.Gosched()
+	}
+	for range 100_000 { // time enough for a collection that does not wait
+		runtime.Gosched()
+	}
+	e := entry{Location: loc, crc: ref.CRC, touch: s.epoch.Load()}
+	var key [33]byte
+	var value [entrySize]byte
+	if err := s.db.Set(blobKey(&key, &ref.Key), e.encode(&value), pebble.NoSync); err != nil {
+		t.Fatal(err)
+	}
+	stripe.Unlock()
+	if err := errors.Join(<-collected, in.Close()); err != nil {
+		t.Fatal(err)
+	}
+	b, err := s.Get(t.Context(), ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Release()
+	if err := ref.Check(b.Bytes()); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func BenchmarkPut(b *testing.B) {
