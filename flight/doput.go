@@ -226,7 +226,7 @@ func (s *Server) putRows(ctx context.Context, put *putCommand, in *incoming, out
 		if err != nil {
 			return fmt.Errorf("batch %d: %w", ack.Batch, in.limited(err))
 		}
-		err = w.Write(ctx, put.Split, rows.ids, rows.meta, rows.blobs)
+		err = rows.write(ctx, w)
 		rows.release()
 		if err != nil {
 			return fmt.Errorf("batch %d: %w", ack.Batch, err)
