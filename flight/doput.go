@@ -222,9 +222,13 @@ func (s *Server) putRows(ctx context.Context, put *putCommand, in *incoming, out
 	var ack batchAck
 	for ; rdr.Next(); ack.Batch++ {
 		rec := rdr.Record()
-		rows, err := up.rows(&in.mem, rec, first+ack.Rows)
+		var rows *uploadedRows
+		err := in.bounded(func() (err error) {
+			rows, err = up.rows(&in.mem, rec, first+ack.Rows)
+			return err
+		})
 		if err != nil {
-			return fmt.Errorf("batch %d: %w", ack.Batch, in.limited(err))
+			return fmt.Errorf("batch %d: %w", ack.Batch, err)
 		}
 		err = rows.write(ctx, w)
 		rows.release()
