@@ -72,13 +72,3 @@ def test_the_demo_stops_its_server_when_it_is_interrupted(binary: Path, tmp_path
         demo.stdout.read()
         assert demo.wait(60) != 0
     assert not server[0].is_running()
-
-
-def test_the_lines_in_the_readme(node: Node) -> None:
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert "grpc://127.0.0.1:8815" in block
-    lines = block.replace("grpc://127.0.0.1:8815", node.url)
-    done = subprocess.run([sys.executable, "-c", lines], check=False, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("270 samples, ")
-    assert "step 4 14 images" in done.stdout
