@@ -1,0 +1,151 @@
+package cql
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"syscall"
+
+	"github.com/gocql/gocql"
+
+	"bowstring/schema"
+)
+
+// fault turns what the driver reports into an error that says what was being
+// done, on which table, by which host, and what to look at. It is:
+//
+//   - the cause of ctx where ctx has ended;
+//   - a [schema.ErrUnavailable] for whatever another replica, or another
+//     moment, may put right: timeouts, overload, too few replicas, lost
+//     connections;
+//   - without a kind for what only a change to the cluster or to the
+//     configuration can put right: credentials, permissions, missing tables.
+func (s *Store) fault(ctx context.Context, err error, host *gocql.HostInfo, table, doing string) error {
+	where := s.where(host, table)
+	if ctx.Err() != nil {
+		return fmt.Errorf("%s: %w", doing, context.Cause(ctx))
+	}
+	return classify(err, doing, where, s.config)
+}
+
+// where names the table and the host.
+func (s *Store) where(host *gocql.HostInfo, table string) string {
+	at := strings.Join(s.config.Hosts, ",")
+	if host != nil {
+		at = host.ConnectAddress().String()
+	}
+	if table == "" {
+		return fmt.Sprintf("keyspace %s at %s:%d", s.config.Keyspace, at, s.config.Port)
+	}
+	if !strings.Contains(table, ".") {
+		table = s.config.Keyspace + "." + table
+	}
+	return fmt.Sprintf("table %s at %s:%d", table, at, s.config.Port)
+}
+
+// Codes of the native protocol, section 9.
+const (
+	codeServer        = 0x0000
+	codeCredentials   = 0x0100
+	codeUnavailable   = 0x1000
+	codeOverloaded    = 0x1001
+	codeBootstrapping = 0x1002
+	codeWriteTimeout  = 0x1100
+	codeReadTimeout   = 0x1200
+	codeReadFailure   = 0x1300
+	codeWriteFailure  = 0x1500
+	codeCASUnknown    = 0x1700
+	codeUnauthorized  = 0x2100
+	codeInvalid       = 0x2200
+	codeAlreadyExists = 0x2400
+)
+
+func classify(err error, doing, where string, c *Config) error {
+	unavailable := func(check string) error {
+		return fmt.Errorf("%w: %s: %s: %w; %s", schema.ErrUnavailable, doing, where, err, check)
+	}
+	if errors.Is(err, schema.ErrNotFound) || errors.Is(err, schema.ErrDataLoss) || errors.Is(err, schema.ErrUnavailable) {
+		return fmt.Errorf("%s: %s: %w", doing, where, err)
+	}
+	var request gocql.RequestError
+	if errors.As(err, &request) {
+		switch request.Code() {
+		case codeCredentials:
+			return rejected(err, doing, where)
+		case codeUnauthorized:
+			return fmt.Errorf("%s: %s: %w; grant the user SELECT and MODIFY on keyspace %s, and CREATE to make its tables", doing, where, err, c.Keyspace)
+		case codeUnavailable:
+			return unavailable("too few replicas are up for the consistency asked for: check nodetool status, the keyspace's replication and the parameters consistency and write")
+		case codeOverloaded:
+			return unavailable("the server sheds load: fewer reads in flight, or more nodes")
+		case codeBootstrapping:
+			return unavailable("the node is still joining: wait for it")
+		case codeReadTimeout, codeWriteTimeout, codeCASUnknown:
+			return unavailable("replicas were too slow: check the load, garbage collection and disks of the nodes")
+		case codeReadFailure, codeWriteFailure, codeServer:
+			return unavailable("the server failed at it: its log says why")
+		}
+		return fmt.Errorf("%s: %s: %w", doing, where, err)
+	}
+	switch {
+	case errors.Is(err, gocql.ErrSessionClosed):
+		return unavailable("the store is being closed")
+	case errors.Is(err, gocql.ErrTimeoutNoResponse):
+		return unavailable(fmt.Sprintf("no answer within %v: check the network and the node, or raise the parameter timeout", c.Timeout))
+	case errors.Is(err, gocql.ErrNoConnections), errors.Is(err, gocql.ErrNoConnectionsStarted):
+		return unavailable(connectAdvice(c))
+	case errors.Is(err, gocql.ErrNoStreams):
+		return unavailable("every connection is full of requests: raise the parameter conns")
+	case lost(err):
+		return unavailable("the connection was lost: check the network and whether the node is up")
+	}
+	// The driver reports some failures of its own as text only.
+	text := err.Error()
+	for _, sign := range []string{"no host", "no connections", "connection closed", "closed network", "i/o timeout", "host is down", "no hosts"} {
+		if strings.Contains(text, sign) {
+			return unavailable(connectAdvice(c))
+		}
+	}
+	return fmt.Errorf("%s: %s: %w", doing, where, err)
+}
+
+func connectAdvice(c *Config) string {
+	s := fmt.Sprintf("no node could be reached: check the addresses, port %d, that native transport is on", c.Port)
+	if c.TLS {
+		return s + ", and the certificates"
+	}
+	return s + ", and whether the servers want TLS (the parameter tls)"
+}
+
+// rejected is a server's refusal of the credentials, or of having none.
+func rejected(err error, doing, where string) error {
+	return fmt.Errorf("%s: %s: %w; check the parameter user or %s, and the password in password_file, %s or %s",
+		doing, where, err, EnvUser, EnvPassword, EnvPasswordFile)
+}
+
+// lost says that a connection was cut, refused or silent.
+func lost(err error) bool {
+	var network net.Error
+	return errors.Is(err, gocql.ErrConnectionClosed) || errors.Is(err, gocql.ErrTooManyTimeouts) ||
+		errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) ||
+		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.EPIPE) ||
+		errors.Is(err, os.ErrDeadlineExceeded) || errors.As(err, &network)
+}
+
+// uncertain says that a write may have been made though it failed: what comes
+// of a transaction then must be read back. Only a server's refusal is certain.
+func uncertain(err error) bool {
+	var request gocql.RequestError
+	if !errors.As(err, &request) {
+		return true
+	}
+	switch request.Code() {
+	case codeServer, codeWriteTimeout, codeReadTimeout, codeWriteFailure, codeReadFailure, codeCASUnknown:
+		return true
+	}
+	return false
+}
