@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-STOP_SECONDS = 30  # a server drains for less than this
+STOP_SECONDS = 60  # longer than a server drains
 
 
 class Node:
@@ -83,10 +83,10 @@ class Node:
 
     def kill(self) -> None:
         """End the server at once, as a power cut would (`kill -9`)."""
-        process = self._running()
-        process.kill()
-        process.wait()
-        self._process = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
@@ -100,7 +100,5 @@ class Node:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._process is None:
-            return
-        if self._process.poll() is None:
+        if self._process is not None and self._process.poll() is None:
             self.stop()

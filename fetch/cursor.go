@@ -79,12 +79,12 @@ func newPlanCursor(j *Job, t schema.Ticket) (*planCursor, error) {
 	if t.Rank < 0 || int64(t.Rank) >= j.request.WorldSize() {
 		return nil, &schema.FieldError{Field: "rank", Got: fmt.Sprint(t.Rank), Want: fmt.Sprintf("0 to %d, as world.size is %d", j.request.WorldSize()-1, j.request.WorldSize())}
 	}
-	if t.Step < 0 || t.Step > steps && t.StrideOrOne() == 1 {
+	if t.Step < 0 || t.Step > steps && max(t.Stride, 1) == 1 {
 		return nil, &schema.FieldError{Field: "step", Got: fmt.Sprint(t.Step), Want: fmt.Sprintf("0 to %d, as the epoch has %d steps", steps, steps)}
 	}
 	c := &planCursor{
 		sizer: newSizer(j), job: j, rank: t.Rank,
-		step: t.Step, stop: steps, stride: t.StrideOrOne(),
+		step: t.Step, stop: steps, stride: max(t.Stride, 1),
 	}
 	if t.Stop != nil {
 		c.stop = min(c.stop, *t.Stop)

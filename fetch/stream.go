@@ -341,12 +341,11 @@ func (s *Stream) Next() (*Batch, error) {
 		s.cancel(err)
 		return nil, err
 	}
+	// The batch points into the manifest, and fills the window, until it is
+	// released like its blobs.
 	s.snapshot.retain()
-	snapshot, w, reserved := s.snapshot, &s.window, p.reserved
-	assembled.OnRelease(func() {
-		w.free(reserved)
-		snapshot.release()
-	})
+	hold := schema.NewBlob(nil, &batchHold{&s.window, p.reserved, s.snapshot})
+	assembled.Blobs = append(assembled.Blobs, []schema.Blob{hold})
 	wait.Encode = time.Since(start)
 	s.engine.stats.batches.Add(1)
 	s.engine.stats.rows.Add(int64(len(p.positions)))
@@ -354,6 +353,20 @@ func (s *Stream) Next() (*Batch, error) {
 		Batch: assembled, Rank: s.ticket.Rank, Step: p.step, Row: p.row, Last: p.last,
 		Positions: p.positions, Resume: s.resume(p), Faults: faults, Wait: wait,
 	}, nil
+}
+
+// batchHold is what a batch holds beside its blobs: a part of the window, and
+// the snapshot.
+type batchHold struct {
+	window   *window
+	bytes    int64
+	snapshot *openSnapshot
+}
+
+// Unpin implements schema.Owner.
+func (h *batchHold) Unpin() {
+	h.window.free(h.bytes)
+	h.snapshot.release()
 }
 
 // head waits until the first part is whole and takes it off the list.
@@ -401,7 +414,7 @@ func (s *Stream) resume(p *part) schema.Ticket {
 	t := s.ticket
 	t.Step, t.Row = p.step, p.row+int64(len(p.positions))
 	if p.last {
-		t.Step, t.Row = p.step+t.StrideOrOne(), 0
+		t.Step, t.Row = p.step+max(t.Stride, 1), 0
 		if t.Stop != nil {
 			t.Step = min(t.Step, *t.Stop)
 		}

@@ -215,17 +215,20 @@ func (f *fixture) stalled(ctx context.Context, ticket string) flight.FlightServi
 	return stream
 }
 
+// largeRows is how many images of 1 MiB fillLarge puts.
+const largeRows = 48
+
 // fillLarge makes a dataset whose epoch no transport buffers.
 func (f *fixture) fillLarge(dataset string) {
 	f.t.Helper()
 	blob := make([]byte, 1<<20)
 	b := array.NewBinaryBuilder(memory.DefaultAllocator, arrow.BinaryTypes.Binary)
 	defer b.Release()
-	for i := range 100 {
+	for i := range largeRows {
 		binary.LittleEndian.PutUint64(blob, uint64(i))
 		b.Append(blob)
 	}
-	rec := array.NewRecord(arrow.NewSchema([]arrow.Field{{Name: "image", Type: arrow.BinaryTypes.Binary}}, nil), []arrow.Array{b.NewArray()}, 100)
+	rec := array.NewRecord(arrow.NewSchema([]arrow.Field{{Name: "image", Type: arrow.BinaryTypes.Binary}}, nil), []arrow.Array{b.NewArray()}, largeRows)
 	defer rec.Release()
 	if _, err := f.put(path(dataset), rec); err != nil {
 		f.t.Fatal(err)
@@ -286,7 +289,7 @@ func TestActionCancel(t *testing.T) {
 	}
 	// A cancelled plan can be served again.
 	recs, err := f.get(info.Endpoint[0].Ticket)
-	if err != nil || rowsOf(recs) != 100 {
+	if err != nil || rowsOf(recs) != largeRows {
 		t.Errorf("after the cancellation: %d rows, %v", rowsOf(recs), err)
 	}
 }
@@ -348,11 +351,11 @@ func TestActionStats(t *testing.T) {
 	if len(got.Streams) != 1 || got.Streams[0].Kind != "DoGet" || len(got.Streams[0].Plan) != 16 || got.Streams[0].Peer == "" {
 		t.Errorf("got streams %+v", got.Streams)
 	}
-	if got.Server.Streams != 2 || got.Server.Draining || got.Limits["max_streams"] != 7 || got.Store.BlobWrites < 100 || got.Engine.LiveStreams != 1 {
+	if got.Server.Streams != 2 || got.Server.Draining || got.Limits["max_streams"] != 7 || got.Store.BlobWrites < largeRows || got.Engine.LiveStreams != 1 {
 		t.Errorf("got %+v", got)
 	}
-	if got.Server.Rows < 100 || got.Server.Bytes < 100<<20 {
-		t.Errorf("got %d rows of %d bytes, 100 of 100 MiB were put", got.Server.Rows, got.Server.Bytes)
+	if got.Server.Rows < largeRows || got.Server.Bytes < largeRows<<20 {
+		t.Errorf("got %d rows of %d bytes, more were put", got.Server.Rows, got.Server.Bytes)
 	}
 	if err := drainStream(stream); err != nil {
 		t.Fatal(err)

@@ -87,10 +87,10 @@ func (s *Server) guard(ctx context.Context, method string, f func() error) (err 
 	return f()
 }
 
-// finish unlists and logs a call.
+// finish logs and unlists a call.
 func (s *Server) finish(ctx context.Context, c *call, err error) {
+	defer s.calls.end(c)
 	kind, plan := s.calls.describe(c)
-	s.calls.end(c)
 	st := status.New(codes.OK, "")
 	if err != nil {
 		st = statusOf(err)
@@ -141,17 +141,12 @@ func (c *callStream) Context() context.Context { return c.ctx }
 // RecvMsg implements grpc.ServerStream.
 func (c *callStream) RecvMsg(m any) error {
 	if err := c.ServerStream.RecvMsg(m); err != nil {
-		if status.Code(err) == codes.ResourceExhausted {
-			// grpc's own words name no option.
-			return fmt.Errorf("%w: a message exceeds MaxMessageBytes, which is %d: %s",
-				schema.ErrLimit, c.server.opts.MaxMessageBytes, status.Convert(err).Message())
-		}
 		return err
 	}
 	return c.server.checkRequest(m)
 }
 
-// checkRequest enforces MaxRequestBytes.
+// checkRequest enforces MaxRequestBytes and MaxMessageBytes.
 func (s *Server) checkRequest(m any) error {
 	what, size := "", 0
 	switch m := m.(type) {
@@ -164,6 +159,9 @@ func (s *Server) checkRequest(m any) error {
 	case *flight.FlightDescriptor:
 		what, size = "descriptor", descriptorSize(m)
 	case *flight.FlightData:
+		if n := len(m.DataHeader) + len(m.DataBody) + len(m.AppMetadata); n > s.opts.MaxMessageBytes {
+			return fmt.Errorf("%w: a message has %d bytes, MaxMessageBytes is %d; send smaller record batches", schema.ErrLimit, n, s.opts.MaxMessageBytes)
+		}
 		what, size = "descriptor", descriptorSize(m.FlightDescriptor)
 	}
 	if size > s.opts.MaxRequestBytes {

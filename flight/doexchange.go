@@ -79,7 +79,7 @@ func (s *Server) DoExchange(stream flight.FlightService_DoExchangeServer) error 
 		return err
 	}
 
-	out := &sender{stream: stream, encoder: newEncoder(job.Projection().Schema)}
+	out := &sender{ctx: ctx, stream: stream, encoder: newEncoder(job.Projection().Schema)}
 	// Before the first request: clients wait for the schema before they ask.
 	if err := out.open(); err != nil {
 		return err
@@ -193,10 +193,10 @@ func takePositions(m *schema.Manifest, rec arrow.Record) ([]int64, error) {
 	if rec.NumCols() != 1 {
 		return nil, &schema.FieldError{Field: "columns", Got: fmt.Sprintf("%d", rec.NumCols()), Want: `one column, "position" or "id"`}
 	}
-	col := rec.Column(0)
-	if err := checkArray(col.Data()); err != nil {
-		return nil, fmt.Errorf("column %q: %w", rec.ColumnName(0), err)
+	if err := checkRecord(rec); err != nil {
+		return nil, err
 	}
+	col := rec.Column(0)
 	positions := make([]int64, rec.NumRows())
 	switch name := rec.ColumnName(0); name {
 	case schema.PositionColumn:

@@ -54,47 +54,23 @@ func (s *Server) DoGet(ticket *flight.Ticket, stream flight.FlightService_DoGetS
 	if err != nil {
 		return err
 	}
+	defer end()
 	batches, err := s.engine.Stream(ctx, job, t)
 	if err != nil {
-		end()
 		return err
 	}
-	send := &sender{stream: stream, encoder: newEncoder(job.Projection().Schema)}
+	defer batches.Close()
 	var epoch uint64
 	if sh := job.Request().Shuffle; sh != nil {
 		epoch = sh.Epoch
 	}
-	return s.pump(ctx, end, func() error {
-		defer batches.Close()
-		return send.all(batches, func(b *fetch.Batch, wait waitMetadata) any {
-			return batchMetadata{
-				Plan: job.ID(), Epoch: epoch, Step: b.Step, Rank: b.Rank, Row: b.Row,
-				Rows: b.Rows, Last: b.Last, Resume: b.Resume.Marshal(), Wait: wait, Faults: b.Faults,
-			}
-		})
-	})
-}
-
-// pump runs send, which ends soon after ctx or the RPC, and calls end after
-// it. pump itself returns when ctx ends though send may hang in the transport,
-// at a client that does not read: grpc lets go of it as the handler returns.
-func (s *Server) pump(ctx context.Context, end func(), send func() error) error {
-	done := make(chan error, 1)
-	s.sending.Go(func() {
-		defer end()
-		done <- send()
-	})
-	select {
-	case err := <-done:
-		return err
-	case <-ctx.Done():
-		select {
-		case err := <-done: // ended first, which is what ended ctx
-			return err
-		default:
-			return context.Cause(ctx)
+	send := &sender{ctx: ctx, stream: stream, encoder: newEncoder(job.Projection().Schema)}
+	return send.all(batches, func(b *fetch.Batch, wait waitMetadata) any {
+		return batchMetadata{
+			Plan: job.ID(), Epoch: epoch, Step: b.Step, Rank: b.Rank, Row: b.Row,
+			Rows: b.Rows, Last: b.Last, Resume: b.Resume.Marshal(), Wait: wait, Faults: b.Faults,
 		}
-	}
+	})
 }
 
 // messageStream is the sending half of a grpc stream.
@@ -105,6 +81,7 @@ type messageStream interface {
 // sender sends batches as frames, the schema first. It is used by one
 // goroutine.
 type sender struct {
+	ctx        context.Context // the call's
 	stream     messageStream
 	encoder    *encoder
 	opened     bool
@@ -162,10 +139,14 @@ func (s *sender) batch(b *schema.Batch, metadata any) error {
 	if err != nil {
 		return err
 	}
+	rows, size := b.Rows, f.size()
 	encoded := time.Now()
 	s.lastEncode = encoded.Sub(start)
 	err = s.stream.SendMsg(f)
 	f.discard()
 	s.lastSend = time.Since(encoded)
+	if err == nil {
+		count(s.ctx, rows, size)
+	}
 	return err
 }

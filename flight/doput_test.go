@@ -1,7 +1,6 @@
 package flight
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -329,7 +328,7 @@ func (f *fixture) wantDatasets(names ...string) {
 }
 
 // uploading begins an upload and has its first batch acknowledged.
-func (f *fixture) uploading(c flight.Client, ctx context.Context, d *flight.FlightDescriptor) (flight.FlightService_DoPutClient, *flight.Writer) {
+func (f *fixture) uploading(ctx context.Context, c flight.Client, d *flight.FlightDescriptor) (flight.FlightService_DoPutClient, *flight.Writer) {
 	f.t.Helper()
 	stream, err := c.DoPut(ctx)
 	if err != nil {
@@ -360,14 +359,14 @@ func TestPutBrokenOff(t *testing.T) {
 	f.leaky = true
 	t.Run("cancelled", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		f.uploading(f.client, ctx, path("d"))
+		f.uploading(ctx, f.client, path("d"))
 		cancel()
 		f.untilIdle()
 		f.wantDatasets()
 	})
 	t.Run("connection lost", func(t *testing.T) {
 		c := f.dial()
-		f.uploading(c, t.Context(), path("d"))
+		f.uploading(t.Context(), c, path("d"))
 		if err := c.Close(); err != nil {
 			t.Fatal(err)
 		}
@@ -375,7 +374,7 @@ func TestPutBrokenOff(t *testing.T) {
 		f.wantDatasets()
 	})
 	t.Run("half a message", func(t *testing.T) {
-		stream, _ := f.uploading(f.client, t.Context(), path("d"))
+		stream, _ := f.uploading(t.Context(), f.client, path("d"))
 		fd := recordMessage(t, samples(50, 60))
 		fd.DataBody = fd.DataBody[:len(fd.DataBody)/2]
 		if err := stream.Send(fd); err != nil {
@@ -429,17 +428,10 @@ func TestPutBrokenOff(t *testing.T) {
 }
 
 // recordMessage is the Flight message of a record.
-func recordMessage(t testing.TB, rec arrow.Record, opts ...ipc.Option) *flight.FlightData {
+func recordMessage(t testing.TB, rec arrow.Record) *flight.FlightData {
 	t.Helper()
-	var out *flight.FlightData
-	w := flight.NewRecordWriter(sendFunc(func(fd *flight.FlightData) error {
-		out = &flight.FlightData{DataHeader: bytes.Clone(fd.DataHeader), DataBody: bytes.Clone(fd.DataBody)}
-		return nil
-	}), append(opts, ipc.WithSchema(rec.Schema()))...)
-	if err := w.Write(rec); err != nil {
-		t.Fatal(err)
-	}
-	return out
+	messages := messagesOf(t, rec)
+	return messages[len(messages)-1]
 }
 
 type sendFunc func(*flight.FlightData) error
@@ -466,7 +458,7 @@ func TestPutCommitMessage(t *testing.T) {
 		{"right", []string{`{"commit": true, "rows": 50}`}, false, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			stream, w := f.uploading(f.client, t.Context(), d)
+			stream, w := f.uploading(t.Context(), f.client, d)
 			for _, m := range tt.messages {
 				if err := w.WriteMetadata([]byte(m)); err != nil {
 					t.Fatal(err)

@@ -74,6 +74,9 @@ func (in *incoming) next() (*flight.FlightData, error) {
 			}
 		}
 		if len(fd.DataHeader) > 0 {
+			if err := checkHeader(fd.DataHeader); err != nil {
+				return nil, err
+			}
 			if in.onData != nil {
 				if err := in.onData(); err != nil {
 					return nil, err
@@ -112,7 +115,7 @@ func (in *incoming) end(err error) error {
 		return nil
 	}
 	// Not wrapped: among the reader's errors is io.EOF, for a message cut short.
-	return in.limited(fmt.Errorf("%w: the stream is not Arrow IPC as Flight carries it: %v", schema.ErrInvalid, err)) //nolint:errorlint
+	return in.limited(fmt.Errorf("%w: the stream is not Arrow IPC as Flight carries it: %v", schema.ErrInvalid, err)) //nolint:errorlint // see above
 }
 
 // limited is err, or what is behind it if memory was refused.

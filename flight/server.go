@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"sync"
 	"time"
@@ -128,7 +129,9 @@ func New(engine *fetch.Engine, opts Options) *Server {
 	}
 	s.grpc = grpc.NewServer(append(s.chain(),
 		codecOption(),
-		grpc.MaxRecvMsgSize(opts.MaxMessageBytes),
+		// The limit is checkRequest's to enforce, which names it. grpc's own words
+		// for what is larger still cannot be changed.
+		grpc.MaxRecvMsgSize(min(2*opts.MaxMessageBytes, math.MaxInt32)),
 		grpc.WriteBufferSize(writeBuffer),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: opts.Keepalive, Timeout: keepaliveAnswer}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPing, PermitWithoutStream: true}),

@@ -295,11 +295,11 @@ func (u *upload) rows(mem memory.Allocator, rec arrow.Record, first int64) (_ *u
 			r.release()
 		}
 	}()
+	if err := checkRecord(rec); err != nil {
+		return nil, err
+	}
 	columns := make([]arrow.Array, rec.NumCols())
 	for i := range columns {
-		if err := checkArray(rec.Column(i).Data()); err != nil {
-			return nil, fmt.Errorf("column %q: %w", rec.ColumnName(i), err)
-		}
 		if columns[i], err = r.values(rec.Column(i)); err != nil {
 			return nil, fmt.Errorf("decoding column %q: %w", rec.ColumnName(i), err)
 		}

@@ -3,7 +3,7 @@ package schema
 import (
 	"bytes"
 	"encoding/json"
-	"strings"
+	"fmt"
 
 	"github.com/apache/arrow/go/v17/arrow"
 )
@@ -84,7 +84,7 @@ func dtypeOf(dt arrow.DataType) string {
 		}
 		return "timestamp[" + dt.Unit.String() + "]"
 	case *arrow.Decimal128Type:
-		return strings.Replace(strings.Replace(dt.String(), "decimal(", "decimal128(", 1), ",", ", ", 1)
+		return fmt.Sprintf("decimal128(%d, %d)", dt.Precision, dt.Scale)
 	case *arrow.FixedSizeBinaryType:
 		return "binary"
 	}

@@ -72,6 +72,9 @@ func checkSchemaMessage(meta []byte) error {
 	if t := msg.GetByteSlot(6, 0); t != headerSchema {
 		return fmt.Errorf("%w: message of type %d, want a schema", ErrDataLoss, t)
 	}
+	if n := msg.GetInt64Slot(10, 0); n != 0 {
+		return fmt.Errorf("%w: schema with a body of %d bytes", ErrDataLoss, n)
+	}
 	var schema flatbuffers.Table
 	o := flatbuffers.UOffsetT(msg.Offset(8))
 	if o == 0 {

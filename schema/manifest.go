@@ -55,7 +55,7 @@ func OpenManifest(snap *Snapshot, chunks []Blob) (*Manifest, error) {
 
 func (m *Manifest) open() error {
 	if err := CheckSchema(m.snap.Schema); err != nil {
-		return fmt.Errorf("%w: %v", ErrDataLoss, err)
+		return fmt.Errorf("%w: %s", ErrDataLoss, err.Error()) // the snapshot is broken, not a request
 	}
 	if len(m.chunks) != len(m.snap.Chunks) {
 		return fmt.Errorf("%w: %d chunks, the snapshot names %d", ErrDataLoss, len(m.chunks), len(m.snap.Chunks))

@@ -622,7 +622,7 @@ func TestOpenManifestMutated(t *testing.T) {
 	r := random(t)
 	d := makeDataset(t, r, memory.DefaultAllocator, fuzzSchema(t), 5)
 	opened := 0
-	for range 20000 {
+	for range 5000 {
 		data := bytes.Clone(d.chunks[0])
 		for range 1 + r.IntN(3) {
 			at := r.IntN(len(data))

@@ -47,7 +47,7 @@ func (s *Snapshot) UnmarshalJSON(b []byte) error {
 		return fmt.Errorf("snapshot record: %w", err)
 	}
 	if err := CheckSchema(schema); err != nil {
-		return fmt.Errorf("%w: snapshot record: %v", ErrDataLoss, err)
+		return fmt.Errorf("%w: snapshot record: %s", ErrDataLoss, err.Error()) // the record is broken, not a request
 	}
 	*s = Snapshot{in.Dataset, in.Number, in.Parent, in.Created, in.Source, schema, in.Splits, in.Chunks}
 	return nil

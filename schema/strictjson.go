@@ -254,6 +254,10 @@ func asInts(path string, v json.RawMessage, most int) ([]int64, error) {
 		item = bytes.TrimSpace(item)
 		n, err := strconv.ParseInt(string(item), 10, 64)
 		if err != nil || n < 0 {
+			var items []json.RawMessage // an item with a comma in it was cut in two
+			if json.Unmarshal(v, &items) == nil && len(items) > len(out) {
+				item = items[len(out)]
+			}
 			return nil, &FieldError{Field: fmt.Sprintf("%s[%d]", path, len(out)), Got: abridge(item), Want: wantRange(0, math.MaxInt64)}
 		}
 		out = append(out, n)

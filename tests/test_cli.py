@@ -170,7 +170,7 @@ def test_a_store_in_use_is_refused_and_its_holder_named(bowstring: Bowstring, no
         (["explode"], 2, "explode"),
         (["ls", "--colour"], 2, "colour"),
         (["get", "photos"], 2, "--to"),
-        (["get", "photos", "--to", "x"], 2, "format"),
+        (["get", "photos", "--to", "x.gif"], 2, "format"),
         (["take", "photos"], 2, "position"),
         (["take", "photos", "-1"], 2, "-1"),
         (["ls", "--server", "http://127.0.0.1:1"], 2, "grpc://"),
@@ -215,12 +215,12 @@ def test_a_flag_beats_the_environment_beats_the_file(binary: Path, tmp_path: Pat
         env=environment,
     )
     settings = json.loads(done.stdout)
-    found = {s["name"]: str(s["value"]) for s in settings} if isinstance(settings, list) else settings
-    assert found["serve.max-streams"] == "11"
-    assert found["serve.max-reads"] == "22"
-    assert found["serve.stream-reads"] == "13"
-    assert found["log-level"] == "debug"
-    assert found["serve.listen"] == "127.0.0.1:8815"
+    found = {s["name"]: (str(s["value"]), s["source"]) for s in settings}
+    assert found["serve.max-streams"] == ("11", f"{file}:2")
+    assert found["serve.max-reads"] == ("22", "environment BOWSTRING_SERVE_MAX_READS")
+    assert found["serve.stream-reads"] == ("13", f"{file}:4")
+    assert found["log-level"] == ("debug", "command line")
+    assert found["serve.listen"] == ("127.0.0.1:8815", "default")
 
 
 def test_a_mistake_in_the_file_is_located(bowstring: Bowstring, tmp_path: Path) -> None:

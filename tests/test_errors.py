@@ -38,6 +38,7 @@ BAD_REQUESTS: list[tuple[str, bytes | dict[str, Any], list[str]]] = [
     ("negative seed", {"dataset": "photos", "shuffle": {"seed": -1}}, ["shuffle.seed", "-1"]),
     ("dataset name", {"dataset": "../etc"}, ["dataset", "../etc"]),
     ("negative snapshot", {"dataset": "photos", "snapshot": -2}, ["snapshot", "-2"]),
+    ("too many ranks", {"dataset": "photos", "world": {"size": 70000}}, ["world.size", "70000", "65536"]),
     ("no rank", {"dataset": "photos", "world": {"size": 0}}, ["world.size", "0"]),
     ("order", {"dataset": "photos", "order": "random"}, ["order", "random", "strict", "window", "free"]),
     ("window", {"dataset": "photos", "order": "window:x"}, ["order", "window:x"]),
@@ -151,8 +152,9 @@ def test_path(node: Node, path: tuple[str, ...], code: str, says: list[str]) -> 
     ],
 )
 def test_action(client: fl.FlightClient, name: str, body: bytes, error: type[Exception], says: str) -> None:
-    with pytest.raises(error, match=says):
+    with pytest.raises(error) as caught:
         list(client.do_action((name, body)))
+    assert says in str(caught.value)
 
 
 def test_criteria(client: fl.FlightClient) -> None:
@@ -270,7 +272,7 @@ CODES: dict[str, tuple[Any, type[Exception], list[str]]] = {
     "DEADLINE_EXCEEDED": (deadline_exceeded, fl.FlightTimedOutError, []),
     "INVALID_ARGUMENT": (invalid_argument, pa.ArrowInvalid, ["batch", "-1"]),
     "NOT_FOUND": (not_found, KeyError, ["nothing"]),
-    "RESOURCE_EXHAUSTED": (resource_exhausted, pa.ArrowException, ["MiB"]),
+    "RESOURCE_EXHAUSTED": (resource_exhausted, pa.ArrowException, ["MaxRequestBytes", "2097152"]),
     "UNAVAILABLE": (unavailable, fl.FlightUnavailableError, ["drain"]),
     "UNIMPLEMENTED": (unimplemented, pa.ArrowNotImplementedError, []),
 }
@@ -299,15 +301,11 @@ def test_every_documented_code_is_tested() -> None:
     ("method", "message"),
     [
         ("GetFlightInfo", fl.FlightDescriptor.for_command(b" " * (3 << 20)).serialize()),
-        (
-            "GetFlightInfo",
-            fl.FlightDescriptor.for_command(b'{"dataset": "photos", "world": {"size": 70000}}').serialize(),
-        ),
         ("GetSchema", fl.FlightDescriptor.for_path("x" * (3 << 20)).serialize()),
         ("DoGet", fl.Ticket(b" " * (3 << 20)).serialize()),
-        ("DoAction", fl.Action("stats", b" " * (3 << 20)).serialize() if hasattr(fl.Action, "serialize") else b""),
+        ("DoAction", fl.Action("stats", b" " * (3 << 20)).serialize()),
     ],
-    ids=["command", "endpoints", "path", "ticket", "action"],
+    ids=["command", "path", "ticket", "action"],
 )
 def test_request_limits(node: Node, method: str, message: bytes) -> None:
     code, text = status(node.url, method, message)
@@ -324,7 +322,7 @@ def test_limit_of_streams(start: StartNode) -> None:
             next(parts)
         code, message = status(node.url, "DoGet", endpoint.ticket.serialize())
         assert code == "RESOURCE_EXHAUSTED"
-        assert_says(message, ["max", "2"])
+        assert_says(message, ["MaxStreams", "2"])
         list(open_[0])  # an ended stream makes room
         assert status(node.url, "DoGet", endpoint.ticket.serialize())[0] == "OK"
         list(open_[1])
@@ -334,7 +332,7 @@ def test_limit_of_messages(start: StartNode) -> None:
     node = start("--max-message", "1MiB")
     with fl.connect(node.url) as own:
         big = pa.table({"image": pa.array([b"x" * (2 << 20)], pa.large_binary())})
-        with pytest.raises(pa.ArrowException, match=r"(?i)max|limit"):
+        with pytest.raises(pa.ArrowException, match="MaxMessageBytes"):
             put(own, big, dataset="big")
         assert act(own, "list", dataset="big") == []
 

@@ -111,7 +111,11 @@ def test_hugging_face_parquet(bowstring: Bowstring, store: Path, serve: Any, som
     root.mkdir(parents=True)
     for split, files, shards in (("train", some[5:], 2), ("test", some[:5], 1)):
         own = datasets.Dataset.from_dict(
-            {"image": [str(p) for p in files], "label": [p.parent.name for p in files]}, features=features
+            {
+                "image": [{"bytes": p.read_bytes(), "path": p.name} for p in files],
+                "label": [p.parent.name for p in files],
+            },
+            features=features,
         )
         for n in range(shards):
             own.shard(shards, n, contiguous=True).to_parquet(root / f"{split}-{n:05d}-of-{shards:05d}.parquet")
@@ -119,6 +123,7 @@ def test_hugging_face_parquet(bowstring: Bowstring, store: Path, serve: Any, som
     with serve(store) as client:
         for split, files in (("train", some[5:]), ("test", some[:5])):
             table = read(client, dataset="hub", split=split)
+            assert table["file_name"].to_pylist() == [p.name for p in files]
             assert table["image"].to_pylist() == [p.read_bytes() for p in files]
             assert labels(table) == [p.parent.name for p in files]
         # And back again into datasets.
@@ -283,7 +288,11 @@ def test_a_missing_label(bowstring: Bowstring, store: Path, some: list[Path], tm
     root = tmp_path / "repo" / "data"
     root.mkdir(parents=True)
     own = datasets.Dataset.from_dict(
-        {"image": [str(p) for p in some], "label": [None] * 3 + [0] * (len(some) - 3)}, features=features
+        {
+            "image": [{"bytes": p.read_bytes(), "path": p.name} for p in some],
+            "label": [None] * 3 + [0] * (len(some) - 3),
+        },
+        features=features,
     )
     own.to_parquet(root / "train-00000-of-00001.parquet")
     done = bowstring("import", root.parent, "hub", "--store", store, status=1)

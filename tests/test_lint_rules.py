@@ -48,7 +48,7 @@ def lint(root: Path, importer: str, imported: str) -> subprocess.CompletedProces
         (root / folder).mkdir(parents=True, exist_ok=True)
         (root / folder / f"{name}.go").write_text(f"// Package {name} is here to be linted.\npackage {name}\n\n{text}")
     return subprocess.run(
-        [LINTER, "run", "--enable-only", "depguard", "./..."],
+        [LINTER, "run", "--allow-parallel-runners", "--enable-only", "depguard", "./..."],
         cwd=root,
         check=False,
         capture_output=True,

@@ -141,7 +141,7 @@ sys.stdin.read()
             assert process.stdout.readline() == b"sent\n"
             process.kill()
     else:
-        rows = table(5000, 50)
+        rows = table(5000 if end == "raised" else 6000, 50)
         request = command(put={"dataset": name, "commit": "message" if end == "raised" else "end"})
         limit = fl.FlightCallOptions(timeout=2 if end == "timed out" else 60)
         writer, reader = client.do_put(request, rows.schema, options=limit)

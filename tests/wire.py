@@ -45,7 +45,7 @@ def pieces(reader: Iterator[Any]) -> Iterator[Piece]:
 
 def stream(client: fl.FlightClient, where: fl.Ticket | fl.FlightEndpoint) -> Iterator[Piece]:
     """Open a DoGet stream and yield its batches."""
-    return pieces(client.do_get(getattr(where, "ticket", where)))
+    return pieces(client.do_get(where.ticket if isinstance(where, fl.FlightEndpoint) else where))
 
 
 def read(client: fl.FlightClient, **request: Any) -> pa.Table:

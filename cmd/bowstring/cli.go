@@ -18,6 +18,7 @@ type CLI struct {
 	Globals
 
 	Serve    ServeCmd    `cmd:"" help:"Serve a store to Arrow Flight clients."`
+	Import   ImportCmd   `cmd:"" help:"Import samples into a dataset."`
 	Ls       LsCmd       `cmd:"" help:"List datasets and their splits."`
 	Describe DescribeCmd `cmd:"" help:"Describe a dataset: columns, classes, splits, snapshots."`
 	Get      GetCmd      `cmd:"" help:"Copy samples to a Parquet file, an Arrow file or a folder."`

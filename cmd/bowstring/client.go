@@ -41,13 +41,13 @@ func (a *App) connect(create bool) (*client, error) {
 		grpc.WithDisableRetry(),
 	}
 	c := &client{target: a.cli.Globals.Server}
-	addr := ""
+	var addr string
 	if c.target != "" {
-		var err error
-		if addr, err = serverAddr(c.target); err != nil {
+		host, err := serverAddr(c.target)
+		if err != nil {
 			return nil, err
 		}
-		addr = "passthrough:///" + addr
+		addr = "passthrough:///" + host
 	} else {
 		c.target = a.cli.Globals.Store
 		var err error

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/dustin/go-humanize"
 	"gopkg.in/yaml.v3"
 )
 
@@ -21,8 +22,8 @@ type ConfigPrintCmd struct {
 // Run prints the settings in the form of a configuration file.
 func (c *ConfigPrintCmd) Run(app *App) error {
 	type setting struct {
-		Key    string `json:"key"`
-		Value  string `json:"value"`
+		Name   string `json:"name"`
+		Value  any    `json:"value"`
 		Source string `json:"source"`
 	}
 	var list []setting
@@ -31,21 +32,26 @@ func (c *ConfigPrintCmd) Run(app *App) error {
 		if err != nil {
 			return err
 		}
-		source := app.settings.origin(key)
-		switch key { // decided together: the one closer to the command line holds
-		case "store":
+		source := app.settings.origin(key).String()
+		// store and server are decided together: the one set closer to the command line holds.
+		switch {
+		case key == "store" && value != "" && app.cli.Globals.Store == "":
+			value, source = "", source+", but --server is set closer"
+		case key == "store":
 			value = app.cli.Globals.Store
-		case "server":
-			value = app.cli.Globals.Server
+		case key == "server" && value != "" && app.cli.Globals.Server == "":
+			value, source = "", source+", but --store is set closer"
+		case value == size(0).String():
+			source += fmt.Sprintf("; %s on this machine", humanize.IBytes(uint64(defaultWindow())))
 		}
-		list = append(list, setting{key, value, source.String()})
+		list = append(list, setting{key, value, source})
 	}
 	if c.JSON {
 		return printJSON(app.Stdout, list)
 	}
 	section := ""
 	for _, s := range list {
-		name := s.Key
+		name := s.Name
 		if i := strings.LastIndexByte(name, '.'); i >= 0 {
 			if name[:i] != section {
 				section = name[:i]

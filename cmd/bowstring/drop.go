@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"fmt"
-	"io"
 	"strings"
 
 	"github.com/dustin/go-humanize"
@@ -56,11 +55,8 @@ func (c *DropCmd) Run(ctx context.Context, app *App) error {
 func (a *App) confirm(ctx context.Context, question string) (bool, error) {
 	_, _ = fmt.Fprintf(a.Stderr, "%s [y/N] ", question)
 	answers := make(chan string, 1)
-	go func() { // ends with the process if the question is left by Ctrl-C: a read of a terminal cannot be interrupted
-		line, err := bufio.NewReader(a.Stdin).ReadString('\n')
-		if err != nil && err != io.EOF { //nolint:errorlint // ReadString returns io.EOF itself
-			line = ""
-		}
+	go func() { // ends with the process if Ctrl-C leaves the question: a read of a terminal cannot be interrupted
+		line, _ := bufio.NewReader(a.Stdin).ReadString('\n') // no line is no answer, which is a no
 		answers <- line
 	}()
 	select {

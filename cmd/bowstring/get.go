@@ -19,7 +19,7 @@ import (
 // GetCmd is bowstring get.
 type GetCmd struct {
 	Source      splitRef `arg:"" name:"dataset[@n][/split]" help:"Dataset, or one split of it; of the newest snapshot or number N."`
-	To          string   `required:"" placeholder:"PATH" help:"File or folder to write. FILE.parquet and FILE.arrow tell the format; a name without an ending is a folder."`
+	To          string   `required:"" placeholder:"PATH" help:"File or folder to write. FILE.parquet, FILE.arrow and DIR/ tell the format."`
 	Format      string   `enum:",parquet,arrow,folder" default:"" placeholder:"FORMAT" help:"Format, where the name does not tell it: parquet, arrow or folder (files by class, with metadata.jsonl)."`
 	Where       string   `placeholder:"EXPR" help:"Only rows for which this expression over metadata columns holds, such as 'width > 500'."`
 	Columns     []string `placeholder:"NAME" help:"Columns, in this order (default: all that are stored). Also position and split."`

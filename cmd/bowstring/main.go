@@ -19,6 +19,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -63,7 +64,7 @@ func run(args []string, stdin *os.File, stdout, stderr *os.File) int {
 	}
 	var sig signalError
 	if errors.As(context.Cause(ctx), &sig) && !errors.As(err, new(usageError)) && !errors.Is(err, errCut) {
-		_, _ = fmt.Fprintf(stderr, "bowstring: stopped by %s\n", sig)
+		_, _ = fmt.Fprintf(stderr, "bowstring: stopped by %s\n", sig.Signal)
 		return exitSignal + int(sig.Signal.(syscall.Signal))
 	}
 	return report(stderr, err)
@@ -154,6 +155,13 @@ func watchSignals() (ctx, abort context.Context, stop func()) {
 }
 
 // oneLine folds a message of several lines, such as a list of faults, into one.
+// It leaves out lines that only make sense below each other: those after a
+// bar, which show a place that the message names as well.
 func oneLine(s string) string {
-	return strings.Join(strings.FieldsFunc(s, func(r rune) bool { return r == '\n' || r == '\r' }), "; ")
+	lines := strings.FieldsFunc(s, func(r rune) bool { return r == '\n' || r == '\r' })
+	lines = slices.DeleteFunc(lines, func(line string) bool { return strings.HasPrefix(strings.TrimSpace(line), "|") })
+	for i, line := range lines {
+		lines[i] = strings.TrimSpace(line)
+	}
+	return strings.Join(lines, "; ")
 }

@@ -15,15 +15,15 @@ import (
 
 // ServeCmd is bowstring serve.
 type ServeCmd struct {
-	Listen       string        `setting:"" default:"127.0.0.1:8815" placeholder:"HOST:PORT" help:"Address to listen on; port 0 is any free one. There is no authentication yet: keep it away from networks that are not trusted."`
+	Listen       string        `setting:"" default:"127.0.0.1:8815" placeholder:"HOST:PORT" help:"Address to listen on; port 0 is any free one (default: ${default}). There is no authentication yet: keep it away from networks that are not trusted."`
 	ReadyFile    string        `setting:"" type:"path" placeholder:"FILE" help:"File to write the server's address to once it serves; removed when it stops."`
-	DrainTimeout time.Duration `setting:"" default:"30s" placeholder:"DURATION" help:"How long running streams may go on after SIGTERM or SIGINT. A second signal ends them at once."`
-	WindowMemory size          `setting:"" default:"auto" placeholder:"SIZE" help:"Memory for what streams hold ahead of their consumers, all together (auto: a quarter of the memory there is)."`
-	MaxStreams   int           `setting:"" default:"1024" placeholder:"N" help:"Streams that may run at once."`
-	MaxReads     int           `setting:"" default:"512" placeholder:"N" help:"Reads in flight to the store, over all streams."`
-	StreamReads  int           `setting:"" default:"128" placeholder:"N" help:"Reads in flight of one stream."`
-	MaxRequest   size          `setting:"" default:"2MiB" placeholder:"SIZE" help:"Largest descriptor, ticket or action body accepted."`
-	MaxMessage   size          `setting:"" default:"256MiB" placeholder:"SIZE" help:"Largest record batch accepted from a client that uploads."`
+	DrainTimeout time.Duration `setting:"" default:"30s" placeholder:"DURATION" help:"How long running streams may go on after SIGTERM or SIGINT (default: ${default}). A second signal ends them at once."`
+	WindowMemory size          `setting:"" default:"auto" placeholder:"SIZE" help:"Memory for what streams hold ahead of their consumers, all together (default: auto, a quarter of the memory there is)."`
+	MaxStreams   int           `setting:"" default:"1024" placeholder:"N" help:"Streams that may run at once (default: ${default})."`
+	MaxReads     int           `setting:"" default:"512" placeholder:"N" help:"Reads in flight to the store, over all streams (default: ${default})."`
+	StreamReads  int           `setting:"" default:"128" placeholder:"N" help:"Reads in flight of one stream (default: ${default})."`
+	MaxRequest   size          `setting:"" default:"2MiB" placeholder:"SIZE" help:"Largest descriptor, ticket or action body accepted (default: ${default})."`
+	MaxMessage   size          `setting:"" default:"256MiB" placeholder:"SIZE" help:"Largest record batch accepted from a client that uploads (default: ${default})."`
 }
 
 // Validate is called by kong.

@@ -296,21 +296,24 @@ func (s *settings) origin(key string) origin {
 // effective returns the value of any setting, also of a command that is not
 // the one being run, for which kong has resolved the environment and the
 // defaults but not the file.
-func (s *settings) effective(key string) (string, error) {
+func (s *settings) effective(key string) (any, error) {
 	f := s.known[key]
 	target := f.Target
 	if s.origin(key).level == fromFile {
 		value, err := s.value(f, s.file[key])
 		if err != nil {
-			return "", err
+			return nil, err
 		}
 		target = reflect.New(f.Target.Type()).Elem()
 		scan := kong.Scan().PushTyped(value, kong.FlagValueToken)
 		if err := f.Mapper.Decode(&kong.DecodeContext{Value: f.Value, Scan: scan}, target); err != nil {
-			return "", err
+			return nil, err
 		}
 	}
-	return fmt.Sprint(target.Interface()), nil
+	if text, ok := target.Interface().(fmt.Stringer); ok {
+		return text.String(), nil
+	}
+	return target.Interface(), nil
 }
 
 // size is a number of bytes, written with a unit: 512MiB, 4GB. Zero is auto.

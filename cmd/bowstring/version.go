@@ -4,6 +4,9 @@ import (
 	"encoding/json"
 	"runtime"
 	"runtime/debug"
+
+	"bowstring/cmd/bowstring/export"
+	"bowstring/cmd/bowstring/source"
 )
 
 // version is set by the linker where the build's own record, taken from version
@@ -22,10 +25,18 @@ type build struct {
 	Modified bool   `json:"modified,omitempty"` // built from a tree with uncommitted changes
 	Go       string `json:"go"`
 	Platform string `json:"platform"`
+	// Formats are what import reads and get writes.
+	Formats formats `json:"formats"`
+}
+
+type formats struct {
+	Import []string `json:"import"`
+	Get    []string `json:"get"`
 }
 
 func thisBuild() build {
-	b := build{Version: version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+	b := build{Version: version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH,
+		Formats: formats{Import: source.Formats(), Get: export.Formats}}
 	info, ok := debug.ReadBuildInfo()
 	if ok {
 		if b.Version == "" {

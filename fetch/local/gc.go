@@ -76,6 +76,7 @@ func (c *collection) run(opts fetch.GCOptions, inUse func() []*schema.Snapshot) 
 			c.s.set.Roll()
 		}
 	}
+	c.s.settlePuts()
 	// Nothing may be deleted on the word of a catalog that a crash could undo:
 	// a synced write makes all before it durable.
 	if err := c.s.set.Sync(); err != nil {
@@ -277,7 +278,7 @@ func (c *collection) forget(key *schema.Key) (bool, error) {
 	stripe := s.stripe(key)
 	stripe.Lock()
 	defer stripe.Unlock()
-	e, ok, err := s.entry(key)
+	e, ok, err := s.entry(*key)
 	if err != nil {
 		return false, err
 	}
@@ -343,6 +344,16 @@ func (c *collection) retire(id uint32) error {
 	return nil
 }
 
+// settlePuts waits for the puts under way. One of them may have written to a
+// segment that is sealed by now, and its index entry must be there before the
+// index is read to learn what the segment still holds.
+func (s *Store) settlePuts() {
+	for i := range s.stripes {
+		s.stripes[i].Lock()
+		s.stripes[i].Unlock() //nolint:staticcheck // whoever held it is done
+	}
+}
+
 // record commits a synced batch, which also makes durable what was written to
 // the database before.
 func (c *collection) record(fill func(*pebble.Batch) error) error {
@@ -393,7 +404,7 @@ func (c *collection) evacuate(id uint32) (moved, copied int64, err error) {
 			return moved, copied, err
 		}
 		from := segment.Location{Segment: id, Offset: rec.Offset, Length: rec.Length}
-		e, ok, err := s.entry(&rec.Key)
+		e, ok, err := s.entry(rec.Key)
 		if err != nil {
 			return moved, copied, err
 		}
@@ -435,7 +446,7 @@ func (s *Store) relocate(key *schema.Key, from, to segment.Location) error {
 	stripe := s.stripe(key)
 	stripe.Lock()
 	defer stripe.Unlock()
-	e, ok, err := s.entry(key)
+	e, ok, err := s.entry(*key)
 	if err != nil {
 		return err
 	}

@@ -67,7 +67,7 @@ func (in *ingest) Put(ctx context.Context, data []byte) (schema.BlobRef, error) 
 	stripe := s.stripe(&ref.Key)
 	stripe.Lock()
 	defer stripe.Unlock()
-	old, found, err := s.entry(&ref.Key)
+	old, found, err := s.entry(ref.Key)
 	if err != nil {
 		return schema.BlobRef{}, err
 	}
@@ -200,7 +200,7 @@ func (s *Store) lastNumber(dataset string) (int64, error) {
 // present reports a schema.ErrInvalid if a blob that is to be referred to is
 // not in the store.
 func (s *Store) present(ref schema.BlobRef) error {
-	e, ok, err := s.entry(&ref.Key)
+	e, ok, err := s.entry(ref.Key)
 	if err != nil {
 		return err
 	}

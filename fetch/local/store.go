@@ -249,7 +249,7 @@ func (s *Store) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error
 func (s *Store) get(key schema.Key) (schema.Blob, int64, error) {
 	var last segment.Location
 	for {
-		e, ok, err := s.entry(&key)
+		e, ok, err := s.entry(key)
 		if err != nil {
 			return schema.Blob{}, 0, err
 		}
@@ -273,9 +273,9 @@ func (s *Store) get(key schema.Key) (schema.Blob, int64, error) {
 }
 
 // entry looks a blob up in the index.
-func (s *Store) entry(key *schema.Key) (e entry, ok bool, err error) {
+func (s *Store) entry(key schema.Key) (e entry, ok bool, err error) {
 	var buf [33]byte
-	v, closer, err := s.db.Get(blobKey(&buf, key))
+	v, closer, err := s.db.Get(blobKey(&buf, &key))
 	if errors.Is(err, pebble.ErrNotFound) {
 		return entry{}, false, nil
 	} else if err != nil {

@@ -346,6 +346,53 @@ func cancelled(b *bench) {
 	b.ok(in.Close(), "close the ingest")
 }
 
+// closeDuringCalls closes a store that is in full use: every call ends well or
+// says that the store is closed, and what was committed is there afterwards.
+func closeDuringCalls(b *bench) {
+	blobs := blobsOf("busy", 20, 5000)
+	b.ingest("busy", 0, blobs)
+	in := b.begin("busy")
+	started := make(chan struct{}, 5)
+	var g errgroup.Group
+	for _, call := range []func(i int) error{
+		func(int) error { _, err := b.store.Datasets(b.ctx); return err },
+		func(int) error { _, err := b.store.Snapshot(b.ctx, "busy", 0); return err },
+		func(i int) error {
+			blob, err := b.store.Get(b.ctx, schema.RefOf(blobs[i%len(blobs)]))
+			if err == nil {
+				err = schema.RefOf(blobs[i%len(blobs)]).Check(blob.Bytes())
+			}
+			blob.Release()
+			return err
+		},
+		func(i int) error { _, err := in.Put(b.ctx, blobOf(fmt.Sprint("late", i), 3000)); return err },
+		func(int) error { _, err := b.store.GC(b.ctx, fetch.GCOptions{}, nil); return err },
+	} {
+		g.Go(func() error {
+			for i := 0; ; i++ {
+				err := call(i)
+				if i == 0 {
+					started <- struct{}{}
+				}
+				if errors.Is(err, schema.ErrUnavailable) {
+					return nil
+				} else if err != nil {
+					return err
+				}
+			}
+		})
+	}
+	for range cap(started) {
+		<-started
+	}
+	b.ok(b.store.Close(), "close")
+	b.ok(g.Wait(), "calls while the store was closed")
+	b.ok(in.Close(), "close the ingest")
+	b.open()
+	b.catalog(fetch.Dataset{Name: "busy", Snapshots: []int64{1}})
+	b.holds(b.snapshot("busy", 0), blobs)
+}
+
 func closing(b *bench) {
 	data := blobOf("pinned", 300_000)
 	b.ingest("c", 0, [][]byte{data})

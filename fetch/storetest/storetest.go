@@ -56,6 +56,7 @@ func Cases() []Case {
 	add("gc during imports", gcDuringImports)
 	add("cancelled context", cancelled)
 	add("close", closing)
+	add("close during calls", closeDuringCalls)
 	add("stress", stress)
 	return cases
 }

@@ -28,7 +28,8 @@
 // # Null
 //
 // A comparison, or any other test, that needs the value of a null cell is
-// false, and so not (x > 3) is true where x is null. x == nil and x != nil tell
+// false, and so not (x > 3) is true where x is null, as is x not in [1, 2], which
+// is not (x in [1, 2]). x == nil and x != nil tell
 // nulls apart, and x ?? 0 puts another value in their place.
 //
 // # Ranges

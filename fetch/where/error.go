@@ -31,13 +31,13 @@ func fail(text string, node ast.Node, format string, args ...any) error {
 	return at(text, node.Location(), fmt.Sprintf(format, args...))
 }
 
-func at(text string, place file.Location, message string) error {
+func at(text string, place file.Location, message string) *Error {
 	e := (&file.Error{Location: place, Message: message}).Bind(file.NewSource(text))
 	return &Error{Line: e.Line, Column: e.Column + 1, Message: e.Message, Snippet: e.Snippet}
 }
 
 // located turns an error of the expression library into an Error.
-func located(text string, err error) error {
+func located(text string, err error) *Error {
 	var e *file.Error
 	if errors.As(err, &e) {
 		return at(text, e.Location, e.Message)

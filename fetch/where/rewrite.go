@@ -230,25 +230,9 @@ func (g *guard) condition(n ast.Node) ast.Node {
 			n.Left, n.Right = g.condition(n.Left), g.condition(n.Right)
 			return n
 		case "==", "!=":
-			path := nilTest(n)
-			if path == nil {
-				break
-			}
-			// a.b == nil also where a is null.
-			parts := g.prefixes(path)
-			if len(parts) > 0 && sameDepth(parts[len(parts)-1], path) {
-				parts = parts[:len(parts)-1]
-			}
-			if len(parts) == 0 {
+			if g.nilTest(n) {
 				return n
 			}
-			all := and(append(tests(parts), binary(n, "!=", n.Left, n.Right))...)
-			if n.Operator == "==" {
-				not := &ast.UnaryNode{Operator: "not", Node: all}
-				not.SetLocation(n.Location())
-				return not
-			}
-			return all
 		}
 	case *ast.ConditionalNode:
 		n.Cond, n.Exp1, n.Exp2 = g.condition(n.Cond), g.condition(n.Exp1), g.condition(n.Exp2)
@@ -268,7 +252,14 @@ func (g *guard) inner(n ast.Node) {
 	case *ast.UnaryNode:
 		g.inner(n.Node)
 	case *ast.BinaryNode:
-		g.inner(n.Left)
+		if g.nilTest(n) {
+			return
+		}
+		if left, ok := g.lenient(n.Left); n.Operator == "??" && ok {
+			n.Left = left
+		} else {
+			g.inner(n.Left)
+		}
 		g.inner(n.Right)
 	case *ast.ChainNode:
 		g.inner(n.Node)
@@ -331,22 +322,18 @@ func (g *guard) needs(n ast.Node) []ast.Node {
 	case *ast.BinaryNode:
 		switch n.Operator {
 		case "??":
-			left := g.prefixes(n.Left)
-			if left == nil {
+			left, ok := g.lenient(n.Left)
+			if !ok {
 				return all(n.Left, n.Right)
 			}
 			right := g.needs(n.Right)
 			if len(right) == 0 {
 				return nil
 			}
-			return []ast.Node{binary(n, "or", and(tests(left)...), and(right...))}
+			return []ast.Node{binary(n, "or", binary(n, "!=", left, &ast.NilNode{}), and(right...))}
 		case "==", "!=":
-			if path := nilTest(n); path != nil {
-				parts := g.prefixes(path)
-				if len(parts) > 0 && sameDepth(parts[len(parts)-1], path) {
-					parts = parts[:len(parts)-1]
-				}
-				return tests(parts)
+			if g.nilTest(n) {
+				return nil
 			}
 		}
 		return all(n.Left, n.Right)
@@ -399,7 +386,7 @@ func (g *guard) prefixes(n ast.Node) []ast.Node {
 	case *ast.ChainNode:
 		return g.prefixes(n.Node)
 	case *ast.MemberNode:
-		if _, ok := n.Property.(*ast.StringNode); !ok || !g.isStruct(n.Node) {
+		if !g.isPath(n) {
 			return nil
 		}
 		return append(g.prefixes(n.Node), n)
@@ -418,25 +405,78 @@ func (g *guard) isStruct(n ast.Node) bool {
 	case *ast.ChainNode:
 		return g.isStruct(n.Node)
 	case *ast.MemberNode:
-		_, ok := n.Property.(*ast.StringNode)
-		return ok && g.isStruct(n.Node)
+		return g.isPath(n)
 	}
 	return false
 }
 
-// nilTest returns what a node compares with nil, nil if it does not.
-func nilTest(n *ast.BinaryNode) ast.Node {
-	if _, ok := n.Right.(*ast.NilNode); ok {
-		return n.Left
+// nilTest reports whether a node compares a value with nil, and lets the value
+// be null.
+func (g *guard) nilTest(n *ast.BinaryNode) (ok bool) {
+	if n.Operator != "==" && n.Operator != "!=" {
+		return false
 	}
-	if _, ok := n.Left.(*ast.NilNode); ok {
-		return n.Right
+	if _, isNil := n.Right.(*ast.NilNode); isNil {
+		n.Left, ok = g.lenient(n.Left)
+	} else if _, isNil := n.Left.(*ast.NilNode); isNil {
+		n.Right, ok = g.lenient(n.Right)
 	}
-	return nil
+	return ok
 }
 
-// sameDepth reports whether a prefix is the whole path.
-func sameDepth(prefix, path ast.Node) bool { return prefix.String() == path.String() }
+// lenient returns a form of n that can be computed whatever is null, and is nil
+// if its own value is: a?.b for a.b. ok is false if there is none.
+func (g *guard) lenient(n ast.Node) (form ast.Node, ok bool) {
+	switch n := n.(type) {
+	case *ast.IdentifierNode, *ast.PointerNode, *ast.NilNode, *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode, *ast.StringNode:
+		return n, true
+	case *ast.ChainNode:
+		m, ok := n.Node.(*ast.MemberNode)
+		if !ok || !g.isPath(m) {
+			return n, false
+		}
+		return g.lenient(m) // a?.b.c is a?.b?.c here
+	case *ast.MemberNode:
+		if !g.isPath(n) {
+			return n, false
+		}
+		chain := &ast.ChainNode{Node: optional(n)}
+		chain.SetLocation(n.Location())
+		return chain, true
+	case *ast.BinaryNode:
+		if n.Operator != "??" {
+			return n, false
+		}
+		left, okLeft := g.lenient(n.Left)
+		right, okRight := g.lenient(n.Right)
+		if !okLeft || !okRight {
+			return n, false
+		}
+		return binary(n, "??", left, right), true
+	}
+	return n, false
+}
+
+// isPath reports whether n is a field of a struct, by a path such as a.b.c.
+func (g *guard) isPath(n ast.Node) bool {
+	m, ok := n.(*ast.MemberNode)
+	if !ok {
+		return false
+	}
+	_, ok = m.Property.(*ast.StringNode)
+	return ok && g.isStruct(m.Node)
+}
+
+// optional makes a?.b?.c of the path a.b.c.
+func optional(n ast.Node) ast.Node {
+	m, ok := n.(*ast.MemberNode)
+	if !ok {
+		return n
+	}
+	out := &ast.MemberNode{Node: optional(m.Node), Property: m.Property, Optional: true}
+	out.SetLocation(m.Location())
+	return out
+}
 
 // tests returns "n != nil" for each node.
 func tests(nodes []ast.Node) []ast.Node {

@@ -222,7 +222,7 @@ func (w *worker) eval(ctx context.Context, program *vm.Program, start int64, n i
 		}
 		v, err := w.vm.Run(program, w.env)
 		if err != nil {
-			e := located(w.expr.text, err).(*Error)
+			e := located(w.expr.text, err)
 			e.Message = fmt.Sprintf("position %d: %s", start+int64(i), e.Message)
 			return nil, e
 		}

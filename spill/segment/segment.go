@@ -8,7 +8,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -169,7 +168,7 @@ func (s *Segment) read(off, n int64) (schema.Blob, error) {
 		return schema.Blob{}, nil
 	}
 	data := s.mem[off : off+n : off+n]
-	if populate(data) == nil {
+	if resident(data) || populate(data) == nil {
 		return schema.NewBlob(data, s), nil
 	}
 	// Either the kernel cannot populate a mapping, or the pages cannot be
@@ -180,23 +179,6 @@ func (s *Segment) read(off, n int64) (schema.Blob, error) {
 		return schema.Blob{}, fmt.Errorf("read %d bytes of segment %d at offset %d: %w", n, s.id, off, err)
 	}
 	return schema.NewBlob(data, nil), nil
-}
-
-var pageMask = uintptr(os.Getpagesize() - 1)
-
-// populate brings the pages that hold b into memory within a system call, so
-// that the Go scheduler can run others meanwhile, which a page fault does not
-// let it do.
-func populate(b []byte) error {
-	head := uintptr(unsafe.Pointer(&b[0])) & pageMask
-	first := unsafe.Pointer(uintptr(unsafe.Pointer(&b[0])) - head)
-	pages := unsafe.Slice((*byte)(first), (uintptr(len(b))+head+pageMask)&^pageMask)
-	for {
-		err := unix.Madvise(pages, unix.MADV_POPULATE_READ)
-		if !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EAGAIN) {
-			return err
-		}
-	}
 }
 
 // reserve takes space for a payload of n bytes and returns the offset of its
@@ -287,7 +269,9 @@ func (s *Segment) Sync() error {
 	for s.lowest() < end {
 		s.written.Wait()
 	}
-	err, voids, trim := s.failed, slices.Clone(s.voids), s.sealed && s.reserved > end
+	err, voids := s.failed, slices.Clone(s.voids)
+	// Not if it grew, and was sealed, while the lock was given up to wait.
+	trim := s.sealed && s.reserved > end && s.end.Load() == end
 	s.mu.Unlock()
 	if err != nil || end <= s.durable.Load() && !trim {
 		return err

@@ -41,8 +41,8 @@ type Options struct {
 // Formats are the names of the formats.
 var Formats = []string{"parquet", "arrow", "folder"}
 
-// FormatOf tells the format by a path's ending: .parquet; .arrow, .feather or
-// .ipc; a slash or no ending at all for a folder. "" if it tells none.
+// FormatOf tells the format by a path's ending: .parquet or .pq; .arrow,
+// .feather or .ipc; a slash for a folder. "" if it tells none.
 func FormatOf(path string) string {
 	if strings.HasSuffix(path, "/") {
 		return "folder"
@@ -52,8 +52,6 @@ func FormatOf(path string) string {
 		return "parquet"
 	case ".arrow", ".feather", ".ipc":
 		return "arrow"
-	case "":
-		return "folder"
 	}
 	return ""
 }

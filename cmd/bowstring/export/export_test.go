@@ -164,7 +164,7 @@ func TestFolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
-	first := `{"file_name":"tench/a.JPEG","mask_file_name":"tench/a.mask.png","id":"` + id(0) + `","label":"tench","width":100}`
+	first := `{"file_name":"tench/a.JPEG","mask_file_name":"tench/a.mask.png","label":"tench","width":100}`
 	if len(lines) != 5 || lines[0] != first {
 		t.Errorf("metadata of train:\n%s\nwant 5 lines, the first\n%s", data, first)
 	}
@@ -360,7 +360,7 @@ func TestParquet(t *testing.T) {
 func TestFormatOf(t *testing.T) {
 	for path, want := range map[string]string{
 		"a.parquet": "parquet", "a.PQ": "parquet", "a.arrow": "arrow", "a.feather": "arrow",
-		"a": "folder", "a/": "folder", "a.b/": "folder", "a.csv": "",
+		"a": "", "a/": "folder", "a.b/": "folder", "a.csv": "",
 	} {
 		if got := export.FormatOf(path); got != want {
 			t.Errorf("FormatOf(%q) = %q, want %q", path, got, want)

@@ -37,11 +37,13 @@ const metadataFile = "metadata.jsonl"
 // file_name or else the id with an ending by content.
 //
 // metadata.jsonl has a line for each row: file_name relative to it, for each
-// further blob column NAME_file_name, id, and the metadata columns, labels by name.
+// further blob column NAME_file_name, and the metadata columns, labels by name.
+// The id is not among them: importers make it from the path.
 //
 // The schema needs the id column; the files are those of the blob columns. A
 // null blob has a null file name and no file.
 func Folder(dir string, s *arrow.Schema, opts Options) (Sink, error) {
+	dir = filepath.Clean(dir)
 	if opts.Force {
 		if err := replaceable(dir); err != nil {
 			return nil, err
@@ -175,7 +177,6 @@ func (o *folder) writeRow(rec arrow.Record, row int) error {
 		}
 		line.Add(key, file)
 	}
-	line.Add(schema.IDColumn, id)
 	for i, f := range o.schema.Fields() {
 		switch {
 		case i == o.id, i == o.split, i == o.name && len(o.blobs) > 0, isBlob(f):

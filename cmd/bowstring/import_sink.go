@@ -1,0 +1,45 @@
+package main
+
+import (
+	"context"
+	"errors"
+
+	"bowstring/cmd/bowstring/source"
+	"bowstring/fetch"
+	"bowstring/fetch/ingest"
+	"bowstring/fetch/local"
+)
+
+// sink is where an import goes. Without a Commit, nothing of it can be seen.
+type sink interface {
+	// Write takes a batch, which is valid during the call only.
+	Write(ctx context.Context, b *source.Batch) error
+	// Commit makes the snapshot and says in sum which it is.
+	Commit(ctx context.Context, sum *summary) error
+	Close() error
+}
+
+// storeSink writes into the embedded store.
+type storeSink struct {
+	store  *local.Store
+	w      *ingest.Writer
+	before fetch.StoreStats
+}
+
+func (s *storeSink) Write(ctx context.Context, b *source.Batch) error {
+	return s.w.Write(ctx, b.Split, b.IDs, b.Meta, b.Blobs)
+}
+
+func (s *storeSink) Commit(ctx context.Context, sum *summary) error {
+	snap, changed, err := s.w.Commit(ctx)
+	if err != nil {
+		return err
+	}
+	sum.Snapshot, sum.Changed = snap.Number, changed
+	// Manifest chunks are blobs, too, and count where all is there already.
+	dedups := min(s.store.Stats().BlobDedups-s.before.BlobDedups, sum.Blobs)
+	sum.Dedups = &dedups
+	return nil
+}
+
+func (s *storeSink) Close() error { return errors.Join(s.w.Close(), s.store.Close()) }

@@ -1,0 +1,209 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"slices"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
+	arrowflight "github.com/apache/arrow/go/v17/arrow/flight"
+	"github.com/apache/arrow/go/v17/arrow/ipc"
+	"github.com/apache/arrow/go/v17/arrow/memory"
+
+	"bowstring/cmd/bowstring/source"
+	"bowstring/schema"
+)
+
+// uploadSink sends an import to a server by DoPut. Where there are several
+// splits, a column of that name says of each row in which it is.
+type uploadSink struct {
+	client *client
+	cancel context.CancelFunc // of the call
+	stream arrowflight.FlightService_DoPutClient
+	w      *arrowflight.Writer
+	schema *arrow.Schema // of the batches sent
+	splits bool          // its last column is the split
+	rows   int64
+	ended  chan putEnd // gets one value, when the server has ended the call
+}
+
+// putEnd is how the server ended the call.
+type putEnd struct {
+	last putResult
+	err  error
+}
+
+// putResult is the last result of DoPut. Acknowledgements of batches lack these fields.
+type putResult struct {
+	Snapshot int64 `json:"snapshot"`
+	Changed  bool  `json:"changed"`
+}
+
+// putCommand is the descriptor of the call.
+type putCommand struct {
+	Put putOptions `json:"put"`
+}
+
+type putOptions struct {
+	Dataset string `json:"dataset"`
+	Split   string `json:"split,omitempty"`
+	Mode    string `json:"mode"`
+	Source  string `json:"source"`
+	Commit  string `json:"commit"`
+}
+
+// openUpload begins a DoPut.
+func openUpload(ctx context.Context, app *App, c *ImportCmd, src source.Source, reader *source.Reader) (_ sink, err error) {
+	put := putOptions{Dataset: c.Dataset, Split: c.Split, Mode: c.Mode, Source: src.Describe(), Commit: "message"}
+	columns, splits := reader.Schema(), src.Splits()
+	several := len(splits) > 1 && c.Split == ""
+	switch {
+	case several:
+		field := arrow.Field{Name: schema.SplitColumn, Type: arrow.BinaryTypes.String}
+		columns = arrow.NewSchema(append(slices.Clone(columns.Fields()), field), nil)
+	case len(splits) == 1:
+		put.Split = splits[0]
+	}
+	command, err := json.Marshal(putCommand{put})
+	if err != nil {
+		return nil, err
+	}
+	client, err := app.connect(false)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	stream, err := client.DoPut(ctx)
+	if err != nil {
+		cancel()
+		return nil, errors.Join(err, client.Close())
+	}
+	s := &uploadSink{client: client, cancel: cancel, stream: stream, schema: columns, splits: several, ended: make(chan putEnd, 1)}
+	s.w = arrowflight.NewRecordWriter(stream, ipc.WithSchema(s.schema))
+	s.w.SetFlightDescriptor(&arrowflight.FlightDescriptor{Type: arrowflight.DescriptorCMD, Cmd: command})
+	go s.receive()
+	return s, nil
+}
+
+// receive reads the results, so that the server is not held up by them. It
+// ends with the call.
+func (s *uploadSink) receive() {
+	var end putEnd
+	for {
+		r, err := s.stream.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err == nil {
+			err = json.Unmarshal(r.GetAppMetadata(), &end.last)
+		}
+		if err != nil {
+			end.err = err
+			break
+		}
+	}
+	s.ended <- end
+}
+
+func (s *uploadSink) Write(_ context.Context, b *source.Batch) error {
+	rec := s.record(b)
+	defer rec.Release()
+	if err := s.w.Write(rec); err != nil {
+		return s.failed(err)
+	}
+	s.rows += rec.NumRows()
+	return nil
+}
+
+// record puts a batch together: id, metadata, blobs.
+func (s *uploadSink) record(b *source.Batch) arrow.Record {
+	mem := memory.DefaultAllocator
+	ids := array.NewFixedSizeBinaryBuilder(mem, schema.IDField().Type.(*arrow.FixedSizeBinaryType))
+	defer ids.Release()
+	for _, id := range b.IDs {
+		ids.Append(id[:])
+	}
+	columns := []arrow.Array{ids.NewArray()}
+	for _, c := range b.Meta.Columns() {
+		c.Retain()
+		columns = append(columns, c)
+	}
+	for _, column := range b.Blobs {
+		blobs := array.NewBinaryBuilder(mem, arrow.BinaryTypes.LargeBinary)
+		size := 0
+		for _, data := range column {
+			size += len(data)
+		}
+		blobs.ReserveData(size)
+		for _, data := range column {
+			if data == nil {
+				blobs.AppendNull()
+			} else {
+				blobs.Append(data)
+			}
+		}
+		columns = append(columns, blobs.NewArray())
+		blobs.Release()
+	}
+	if s.splits {
+		names := array.NewStringBuilder(mem)
+		for range b.IDs {
+			names.Append(b.Split)
+		}
+		columns = append(columns, names.NewArray())
+		names.Release()
+	}
+	rec := array.NewRecord(s.schema, columns, int64(len(b.IDs)))
+	for _, c := range columns {
+		c.Release()
+	}
+	return rec
+}
+
+// failed returns why the call ended, where a write only finds that it did.
+func (s *uploadSink) failed(err error) error {
+	if !errors.Is(err, io.EOF) {
+		return err
+	}
+	end := <-s.ended
+	s.ended <- end
+	if end.err != nil {
+		return end.err
+	}
+	return errors.New("the server ended the upload early")
+}
+
+func (s *uploadSink) Commit(_ context.Context, sum *summary) error {
+	message, err := json.Marshal(map[string]any{"commit": true, "rows": s.rows})
+	if err != nil {
+		return err
+	}
+	if err := s.w.WriteMetadata(message); err != nil {
+		return s.failed(err)
+	}
+	if err := s.w.Close(); err != nil {
+		return s.failed(err)
+	}
+	if err := s.stream.CloseSend(); err != nil {
+		return err
+	}
+	end := <-s.ended
+	s.ended <- end
+	if end.err != nil {
+		return end.err
+	}
+	if end.last.Snapshot == 0 {
+		return errors.New("the server ended the upload without saying which snapshot it is")
+	}
+	sum.Snapshot, sum.Changed = end.last.Snapshot, end.last.Changed
+	return nil
+}
+
+func (s *uploadSink) Close() error {
+	s.cancel()
+	<-s.ended
+	return s.client.Close()
+}

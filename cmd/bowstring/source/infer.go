@@ -1,0 +1,204 @@
+package source
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/apache/arrow/go/v17/arrow"
+)
+
+// kind is what a column of values without declared types can hold, from narrow to wide.
+type kind int
+
+const (
+	kindNull kind = iota // no value seen
+	kindBool
+	kindInt
+	kindFloat
+	kindList
+	kindText // holds anything, in writing
+)
+
+// inferred is the narrowest type that holds all values seen: bool, int64,
+// float64, a list of one of these, or else utf8. The zero value has seen none.
+type inferred struct {
+	kind kind
+	elem *inferred // of a list
+}
+
+// observe widens the type so that it holds v: nil, bool, int64, float64, string
+// or []any of these.
+func (t *inferred) observe(v any) {
+	switch v := v.(type) {
+	case nil:
+	case bool:
+		t.widen(kindBool)
+	case int64:
+		t.widen(kindInt)
+	case float64:
+		t.widen(kindFloat)
+	case []any:
+		t.widen(kindList)
+		if t.elem == nil {
+			t.elem = &inferred{}
+		}
+		for _, e := range v {
+			t.elem.observe(e)
+		}
+	default:
+		t.widen(kindText)
+	}
+}
+
+func (t *inferred) widen(k kind) {
+	switch {
+	case t.kind == k || k == kindNull:
+	case t.kind == kindNull:
+		t.kind = k
+	case t.kind == kindInt && k == kindFloat || t.kind == kindFloat && k == kindInt:
+		t.kind = kindFloat
+	default:
+		t.kind = kindText
+	}
+}
+
+func (t *inferred) dataType() arrow.DataType {
+	switch t.kind {
+	case kindBool:
+		return arrow.FixedWidthTypes.Boolean
+	case kindInt:
+		return arrow.PrimitiveTypes.Int64
+	case kindFloat:
+		return arrow.PrimitiveTypes.Float64
+	case kindList:
+		return arrow.ListOf(t.elem.dataType())
+	default:
+		return arrow.BinaryTypes.String
+	}
+}
+
+// convert turns an observed value into what appendValue takes for the type.
+func (t *inferred) convert(v any) any {
+	switch {
+	case v == nil:
+		return nil
+	case t.kind == kindFloat:
+		if i, ok := v.(int64); ok {
+			return float64(i)
+		}
+	case t.kind == kindList:
+		list := make([]any, 0)
+		for _, e := range v.([]any) {
+			list = append(list, t.elem.convert(e))
+		}
+		return list
+	case t.kind == kindText:
+		if _, ok := v.(string); !ok {
+			return writing(v)
+		}
+	}
+	return v
+}
+
+// writing returns a value as JSON writes it.
+func writing(v any) string {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return fmt.Sprint(v) // a float that JSON lacks
+	}
+	return string(b)
+}
+
+// textValue reads a cell of a CSV file: empty is null; true and false, integers and
+// decimal fractions are what they look like, but that 007 stays text.
+func textValue(s string) any {
+	switch {
+	case s == "":
+		return nil
+	case strings.EqualFold(s, "true"):
+		return true
+	case strings.EqualFold(s, "false"):
+		return false
+	}
+	digits := strings.TrimPrefix(s, "-")
+	if digits == "" || digits[0] != '.' && (digits[0] < '0' || digits[0] > '9') ||
+		len(digits) > 1 && digits[0] == '0' && digits[1] >= '0' && digits[1] <= '9' || strings.ContainsAny(s, "_xXpP") {
+		return s
+	}
+	if i, err := strconv.ParseInt(s, 10, 64); err == nil {
+		return i
+	}
+	if f, err := strconv.ParseFloat(s, 64); err == nil {
+		return f
+	}
+	return s
+}
+
+// parseObject reads a JSON object; objects within become columns of their own,
+// "place": {"lat": 1} being place_lat.
+func parseObject(data []byte) (map[string]any, error) {
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.UseNumber()
+	var v any
+	if err := dec.Decode(&v); err != nil {
+		return nil, fmt.Errorf("bad JSON: %w", err)
+	}
+	if _, err := dec.Token(); err != io.EOF {
+		return nil, fmt.Errorf("bad JSON: more than one value")
+	}
+	object, ok := v.(map[string]any)
+	if !ok {
+		return nil, fmt.Errorf("bad JSON: got %.40s, want an object", bytes.TrimSpace(data))
+	}
+	flat := map[string]any{}
+	if err := flatten(flat, "", object); err != nil {
+		return nil, err
+	}
+	return flat, nil
+}
+
+func flatten(into map[string]any, prefix string, object map[string]any) error {
+	for k, v := range object {
+		name := prefix + k
+		if inner, ok := v.(map[string]any); ok {
+			if err := flatten(into, name+"_", inner); err != nil {
+				return err
+			}
+			continue
+		}
+		if _, twice := into[name]; twice {
+			return fmt.Errorf("bad JSON: two values for column %q", name)
+		}
+		into[name] = plain(v)
+	}
+	return nil
+}
+
+// plain replaces json.Number by int64 or float64, and writes out objects in lists.
+func plain(v any) any {
+	switch v := v.(type) {
+	case json.Number:
+		if i, err := v.Int64(); err == nil {
+			return i
+		}
+		if f, err := v.Float64(); err == nil {
+			return f
+		}
+		return v.String()
+	case []any:
+		list := slices.Clone(v)
+		for i := range list {
+			list[i] = plain(list[i])
+		}
+		return list
+	case map[string]any:
+		return writing(v)
+	default:
+		return v
+	}
+}

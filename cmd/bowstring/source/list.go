@@ -1,0 +1,199 @@
+package source
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/apache/arrow/go/v17/arrow"
+
+	"bowstring/schema"
+)
+
+// pathColumns are the columns that hold paths where none is named.
+var pathColumns = []string{"path", "file_name", "filename", "file"}
+
+// list is a table of paths, absolute or relative to the table's folder. A column
+// split tells the split, label the class: a number, or a name of which the
+// sorted ones are the classes. The other columns are metadata.
+type list struct {
+	path   string
+	dir    string
+	files  []string // by row of the table
+	split  []string // likewise; nil if there is no column
+	splits []string
+	order  []int // rows to read
+	meta   *table
+	label  int // column of meta, or -1
+	blob   arrow.Field
+	notes  []string
+}
+
+func openList(ctx context.Context, path string, opts Options) (Source, error) {
+	abs := absolute(path)
+	if !slices.Contains(tableExtensions, extension(abs)) {
+		return nil, fmt.Errorf("%w: want a file named .%s", schema.ErrInvalid, strings.Join(tableExtensions, ", ."))
+	}
+	s := &list{path: abs, dir: filepath.Dir(abs)}
+	t, err := readTable(ctx, s.dir, []string{filepath.Base(abs)})
+	if err != nil {
+		return nil, err
+	}
+	names := pathColumns
+	if opts.PathColumn != "" {
+		names = []string{opts.PathColumn}
+	}
+	i := t.find(names...)
+	if i < 0 {
+		return nil, fmt.Errorf("%w: no column of paths (%s), only %s; say which with --path-column",
+			schema.ErrInvalid, strings.Join(names, ", "), strings.Join(fieldNames(t.fields), ", "))
+	}
+	column := t.remove(i)
+	for row := range t.rows {
+		s.files = append(s.files, text(column, row))
+	}
+	if i := t.find("split"); i >= 0 {
+		column := t.remove(i)
+		for row := range t.rows {
+			s.split = append(s.split, text(column, row))
+		}
+	}
+	s.arrange(opts.Split)
+	s.blob = s.media()
+	s.notes = t.rename(schema.PathColumn, s.blob.Name)
+	if s.label = t.find("label"); s.label >= 0 {
+		if err := t.classes(s.label); err != nil {
+			return nil, err
+		}
+	}
+	s.meta = t
+	return s, nil
+}
+
+func fieldNames(fields []arrow.Field) []string {
+	var names []string
+	for _, f := range fields {
+		names = append(names, f.Name)
+	}
+	return names
+}
+
+// arrange orders the rows split by split, in the order in which the splits occur.
+func (s *list) arrange(asked string) {
+	bySplit := map[string][]int{}
+	for row := range s.files {
+		split := ""
+		if s.split != nil {
+			split = s.split[row]
+		}
+		if _, ok := bySplit[split]; !ok && split != "" {
+			s.splits = append(s.splits, split)
+		}
+		bySplit[split] = append(bySplit[split], row)
+	}
+	for _, split := range append(slices.Clone(s.splits), "") {
+		if len(s.splits) == 0 || asked == "" || split == asked {
+			s.order = append(s.order, bySplit[split]...)
+		}
+	}
+}
+
+// media says by the names of the files what they hold.
+func (s *list) media() arrow.Field {
+	audio := len(s.files) > 0 && !slices.ContainsFunc(s.files, func(f string) bool { return !isAudioName(f) })
+	if audio {
+		return schema.BlobField("audio", schema.MediaAudio, false)
+	}
+	return schema.BlobField("image", schema.MediaImage, false)
+}
+
+func (s *list) Format() string   { return "list" }
+func (s *list) Describe() string { return "list " + s.path }
+func (s *list) Splits() []string { return s.splits }
+func (s *list) Rows() int64      { return int64(len(s.order)) }
+func (s *list) Notes() []string  { return s.notes }
+func (s *list) Close() error     { return nil }
+
+func (s *list) Fields() (meta, blobs []arrow.Field) {
+	meta = append(meta, arrow.Field{Name: schema.PathColumn, Type: arrow.BinaryTypes.String})
+	return append(meta, s.meta.fields...), []arrow.Field{s.blob}
+}
+
+func (s *list) Samples(ctx context.Context) iter.Seq2[Sample, error] {
+	return func(yield func(Sample, error) bool) {
+		first := map[string]int{}
+		for _, row := range s.order {
+			if ctx.Err() != nil {
+				yield(Sample{}, context.Cause(ctx))
+				return
+			}
+			if !yield(s.sample(row, first), nil) {
+				return
+			}
+		}
+	}
+}
+
+// sample makes the sample of a row; first holds the row of each file so far.
+func (s *list) sample(row int, first map[string]int) Sample {
+	name, at := s.files[row], s.meta.lines[row]
+	key := filepath.ToSlash(filepath.Clean(name))
+	var out Sample
+	other, twice := first[key]
+	switch {
+	case name == "":
+		out = Sample{Key: at.String(), Bad: "path missing"}
+	case twice:
+		out = Sample{Key: key, Bad: fmt.Sprintf("duplicate: %s and %s name it", s.meta.lines[other], at)}
+	case s.label >= 0 && s.meta.columns[s.label].IsNull(row):
+		out = Sample{Key: key, Bad: fmt.Sprintf("label missing in %s", at)}
+	case s.splits != nil && s.split[row] == "":
+		out = Sample{Key: key, Bad: fmt.Sprintf("split missing in %s", at)}
+	case filepath.IsAbs(name):
+		out = fileSample(key, name)
+	default:
+		out = fileSample(key, filepath.Join(s.dir, filepath.FromSlash(name)))
+	}
+	if !twice {
+		first[key] = row
+	}
+	if s.split != nil {
+		out.Split = s.split[row]
+	}
+	out.Meta = append([]any{key}, s.meta.cells(row)...)
+	return out
+}
+
+func (l *layout) looksList() bool {
+	if l.dir || isPattern(l.path) {
+		return false
+	}
+	switch extension(l.path) {
+	case "csv", "tsv", "jsonl":
+		return true
+	case "parquet": // of paths, not of blobs
+		f, err := openParquetFile(l.path)
+		if err != nil {
+			return false
+		}
+		defer func() { _ = f.close() }()
+		paths := pathColumns
+		if l.opts.PathColumn != "" {
+			paths = []string{l.opts.PathColumn}
+		}
+		has := false
+		for _, field := range f.schema.Fields() {
+			switch field.Type.ID() {
+			case arrow.BINARY, arrow.LARGE_BINARY, arrow.STRUCT:
+				return false
+			case arrow.STRING, arrow.LARGE_STRING:
+				has = has || slices.Contains(paths, field.Name)
+			}
+		}
+		return has
+	}
+	return false
+}

@@ -1,0 +1,568 @@
+package source
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"iter"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
+	"github.com/apache/arrow/go/v17/arrow/memory"
+	"github.com/apache/arrow/go/v17/parquet"
+	"github.com/apache/arrow/go/v17/parquet/file"
+	"github.com/apache/arrow/go/v17/parquet/pqarrow"
+
+	"bowstring/schema"
+)
+
+// parquetRows is how many rows are decoded at a time.
+const parquetRows = 64
+
+// parquetFile is an open Parquet file. Its methods turn the decoder's panics
+// about malformed pages into errors.
+type parquetFile struct {
+	file   *file.Reader
+	arrow  *pqarrow.FileReader
+	schema *arrow.Schema
+}
+
+func openParquetFile(path string) (f *parquetFile, err error) {
+	defer caught(&err)
+	props := parquet.NewReaderProperties(memory.DefaultAllocator)
+	props.BufferedStreamEnabled = true
+	in, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	r, err := file.NewParquetReader(in, file.WithReadProps(props))
+	if err != nil {
+		return nil, errors.Join(err, in.Close())
+	}
+	f = &parquetFile{file: r}
+	if f.arrow, err = pqarrow.NewFileReader(r, pqarrow.ArrowReadProperties{BatchSize: parquetRows}, memory.DefaultAllocator); err == nil {
+		f.schema, err = f.arrow.Schema()
+	}
+	if err != nil {
+		return nil, errors.Join(err, r.Close())
+	}
+	return f, nil
+}
+
+func (f *parquetFile) close() error { return f.file.Close() }
+
+func (f *parquetFile) records(ctx context.Context) (r pqarrow.RecordReader, err error) {
+	defer caught(&err)
+	return f.arrow.GetRecordReader(ctx, nil, nil)
+}
+
+// next returns the next record, which the reader owns until then, or io.EOF.
+func next(r pqarrow.RecordReader) (rec arrow.Record, err error) {
+	defer caught(&err)
+	if !r.Next() {
+		if err := r.Err(); err != nil && !errors.Is(err, io.EOF) {
+			return nil, err
+		}
+		return nil, io.EOF
+	}
+	return r.Record(), nil
+}
+
+func caught(err *error) {
+	if r := recover(); r != nil {
+		*err = fmt.Errorf("malformed Parquet: %v", r)
+	}
+}
+
+// readParquetTable reads Parquet files with the same columns into memory.
+func readParquetTable(ctx context.Context, root string, files []string) (*table, error) {
+	t := &table{}
+	var parts [][]arrow.Array
+	for _, name := range files {
+		err := func() error {
+			f, err := openParquetFile(filepath.Join(root, name))
+			if err != nil {
+				return fmt.Errorf("%w: %w", schema.ErrInvalid, err)
+			}
+			defer func() { _ = f.close() }()
+			if parts == nil {
+				t.fields = plainFields(f.schema.Fields())
+				parts = make([][]arrow.Array, len(t.fields))
+			} else if diff := fieldsDiff(t.fields, plainFields(f.schema.Fields())); diff != "" {
+				return fmt.Errorf("%w: not the columns of %s: %s", schema.ErrInvalid, files[0], diff)
+			}
+			records, err := f.records(ctx)
+			if err != nil {
+				return err
+			}
+			defer records.Release()
+			for line := 0; ; {
+				rec, err := next(records)
+				if errors.Is(err, io.EOF) {
+					return nil
+				}
+				if err != nil {
+					return err
+				}
+				for c, column := range rec.Columns() {
+					column.Retain()
+					parts[c] = append(parts[c], column)
+				}
+				for range rec.NumRows() {
+					t.lines = append(t.lines, place{name, line})
+					line++
+				}
+			}
+		}()
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	t.rows = len(t.lines)
+	for c, f := range t.fields {
+		if len(parts[c]) == 0 {
+			t.columns = append(t.columns, array.MakeArrayOfNull(memory.DefaultAllocator, f.Type, 0))
+			continue
+		}
+		column, err := array.Concatenate(parts[c], memory.DefaultAllocator)
+		if err != nil {
+			return nil, fmt.Errorf("column %q: %w", f.Name, err)
+		}
+		t.columns = append(t.columns, column)
+		for _, p := range parts[c] {
+			p.Release()
+		}
+	}
+	return t, nil
+}
+
+// plainFields leaves out what Parquet notes on fields, such as their ids there.
+func plainFields(fields []arrow.Field) []arrow.Field {
+	var out []arrow.Field
+	for _, f := range fields {
+		out = append(out, arrow.Field{Name: f.Name, Type: plainType(f.Type), Nullable: true})
+	}
+	return out
+}
+
+func plainType(t arrow.DataType) arrow.DataType {
+	inner := func(f arrow.Field) arrow.Field {
+		return arrow.Field{Name: f.Name, Type: plainType(f.Type), Nullable: f.Nullable}
+	}
+	switch t := t.(type) {
+	case *arrow.ListType:
+		return arrow.ListOfField(inner(t.ElemField()))
+	case *arrow.FixedSizeListType:
+		return arrow.FixedSizeListOfField(t.Len(), inner(t.ElemField()))
+	case *arrow.StructType:
+		var fields []arrow.Field
+		for _, f := range t.Fields() {
+			fields = append(fields, inner(f))
+		}
+		return arrow.StructOf(fields...)
+	case arrow.ExtensionType:
+		return plainType(t.StorageType())
+	}
+	return t
+}
+
+func fieldsDiff(want, got []arrow.Field) string {
+	for i := range max(len(want), len(got)) {
+		switch {
+		case i >= len(got):
+			return fmt.Sprintf("%q is missing", want[i].Name)
+		case i >= len(want):
+			return fmt.Sprintf("%q is one more", got[i].Name)
+		case want[i].Name != got[i].Name || !arrow.TypeEqual(want[i].Type, got[i].Type):
+			return fmt.Sprintf("%q of type %s in the place of %q of type %s", got[i].Name, got[i].Type, want[i].Name, want[i].Type)
+		}
+	}
+	return ""
+}
+
+// feature is what the `datasets` library says of a column, in the schema
+// metadata "huggingface" of a file.
+type feature struct {
+	Type  string   `json:"_type"`
+	Names []string `json:"names"`
+}
+
+func features(s *arrow.Schema) map[string]feature {
+	md := s.Metadata()
+	i := md.FindKey("huggingface")
+	if i < 0 {
+		return nil
+	}
+	var info struct {
+		Info struct {
+			Features map[string]json.RawMessage `json:"features"`
+		} `json:"info"`
+	}
+	if json.Unmarshal([]byte(md.Values()[i]), &info) != nil {
+		return nil
+	}
+	found := map[string]feature{}
+	for name, raw := range info.Info.Features {
+		var f feature // a list feature is an array, which this is not
+		if json.Unmarshal(raw, &f) == nil {
+			found[name] = f
+		}
+	}
+	return found
+}
+
+// parquetSource is a directory or a file of Parquet, as the `datasets` library
+// writes it or not. Columns of binary and of struct<bytes, path> are blobs,
+// the others metadata. A split is told by the name of the file or its folder.
+type parquetSource struct {
+	path   string
+	shards []shard
+	splits []string
+	broken map[string]error // shards that cannot be opened, by rel
+	rows   int64
+	notes  []string
+	fields []arrow.Field // of the files
+	meta   []metaColumn
+	blobs  []blobColumn
+	paths  int // blob column whose paths are the column file_name, or -1
+}
+
+type metaColumn struct {
+	field arrow.Field
+	index int // in the file
+}
+
+type blobColumn struct {
+	field  arrow.Field
+	index  int
+	nested bool // struct<bytes, path>
+}
+
+func openParquet(ctx context.Context, path string, opts Options) (Source, error) {
+	all, err := findShards(path, func(name string) bool { return extension(name) == "parquet" && !isMetadata(name) })
+	if err != nil {
+		return nil, err
+	}
+	s := &parquetSource{path: absolute(path), broken: map[string]error{}, paths: -1}
+	s.shards, s.splits = arrangeShards(all, opts.Split)
+	if len(s.shards) == 0 {
+		return nil, fmt.Errorf("%w: there is no *.parquet file", schema.ErrInvalid)
+	}
+	if err := s.readSchemas(ctx); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// readSchemas opens each file for its columns and its number of rows.
+func (s *parquetSource) readSchemas(ctx context.Context) error {
+	first := ""
+	for _, sh := range s.shards {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		f, err := openParquetFile(sh.path)
+		if err != nil {
+			s.broken[sh.rel] = err
+			continue
+		}
+		s.rows += f.file.NumRows()
+		fields := plainFields(f.schema.Fields())
+		if first == "" {
+			first, s.fields = sh.rel, fields
+			s.classify(f.schema, sniffColumns(ctx, f, fields))
+		} else if diff := fieldsDiff(s.fields, fields); diff != "" {
+			s.broken[sh.rel] = fmt.Errorf("its columns are not those of %s: %s", first, diff)
+		}
+		if err := f.close(); err != nil {
+			return err
+		}
+	}
+	if first == "" {
+		var errs []error
+		for _, sh := range s.shards {
+			errs = append(errs, fmt.Errorf("%s: %w", sh.rel, s.broken[sh.rel]))
+		}
+		return fmt.Errorf("%w: no file can be read: %w", schema.ErrInvalid, errors.Join(errs...))
+	}
+	return nil
+}
+
+// sniffColumns returns the first content of each blob column, as far as the
+// first rows have one.
+func sniffColumns(ctx context.Context, f *parquetFile, fields []arrow.Field) map[int][]byte {
+	found := map[int][]byte{}
+	records, err := f.records(ctx)
+	if err != nil {
+		return nil
+	}
+	defer records.Release()
+	rec, err := next(records)
+	if err != nil {
+		return nil
+	}
+	for c := range fields {
+		column, _ := blobArrays(rec.Column(c))
+		for row := 0; column != nil && row < column.Len() && found[c] == nil; row++ {
+			if column.IsValid(row) {
+				found[c] = slices.Clone(column.Value(row))
+			}
+		}
+	}
+	return found
+}
+
+// bytesArray is an array of binary or large_binary.
+type bytesArray interface {
+	arrow.Array
+	Value(int) []byte
+}
+
+// blobArrays returns the content and the path (or nil) of a blob column, nil if it is none.
+func blobArrays(a arrow.Array) (content bytesArray, path arrow.Array) {
+	switch a := a.(type) {
+	case *array.Binary:
+		return a, nil
+	case *array.LargeBinary:
+		return a, nil
+	case *array.Struct:
+		t := a.DataType().(*arrow.StructType)
+		i, ok := t.FieldIdx("bytes")
+		j, pathed := t.FieldIdx("path")
+		if !ok || !pathed || t.NumFields() != 2 {
+			return nil, nil
+		}
+		content, _ := blobArrays(a.Field(i))
+		return content, a.Field(j)
+	case array.ExtensionArray:
+		return blobArrays(a.Storage())
+	}
+	return nil, nil
+}
+
+// classify sorts the columns into metadata and blobs.
+func (s *parquetSource) classify(file *arrow.Schema, samples map[int][]byte) {
+	known := features(file)
+	var taken []string
+	for i, f := range s.fields {
+		empty := array.MakeArrayOfNull(memory.DefaultAllocator, f.Type, 0)
+		content, _ := blobArrays(empty)
+		if content != nil {
+			_, nested := f.Type.(*arrow.StructType)
+			s.blobs = append(s.blobs, blobColumn{schema.BlobField(f.Name, mediaOf(known[f.Name].Type, samples[i]), true), i, nested})
+			taken = append(taken, f.Name)
+			continue
+		}
+		if f.Type.ID() == arrow.NULL {
+			s.notes = append(s.notes, fmt.Sprintf("column %q holds nothing and was left out", f.Name))
+			continue
+		}
+		if names := known[f.Name].Names; known[f.Name].Type == "ClassLabel" && f.Type.ID() == arrow.INT64 {
+			f = schema.ClassField(f.Name, names)
+		}
+		s.meta = append(s.meta, metaColumn{f, i})
+	}
+	s.rename(taken)
+	if !slices.ContainsFunc(s.meta, func(m metaColumn) bool { return m.field.Name == schema.PathColumn }) {
+		s.paths = slices.IndexFunc(s.blobs, func(b blobColumn) bool { return b.nested })
+	}
+}
+
+func (s *parquetSource) rename(taken []string) {
+	rename := func(f *arrow.Field, taken []string) {
+		if name := freeName(f.Name, taken); name != f.Name {
+			s.notes = append(s.notes, fmt.Sprintf("column %q is kept as %q", f.Name, name))
+			f.Name = name
+		}
+	}
+	for i := range s.meta {
+		rename(&s.meta[i].field, taken)
+	}
+	for i := range s.blobs {
+		rename(&s.blobs[i].field, nil)
+	}
+}
+
+// mediaOf says what a blob column holds, by its feature or else by a sample.
+func mediaOf(feature string, sample []byte) string {
+	switch feature {
+	case "Image":
+		return schema.MediaImage
+	case "Audio":
+		return schema.MediaAudio
+	case "":
+		if _, err := inspect(sample, VerifyNone); err == nil {
+			return schema.MediaImage
+		}
+	}
+	return ""
+}
+
+func (s *parquetSource) Format() string   { return "parquet" }
+func (s *parquetSource) Describe() string { return "parquet " + s.path }
+func (s *parquetSource) Splits() []string { return s.splits }
+func (s *parquetSource) Rows() int64      { return s.rows }
+func (s *parquetSource) Notes() []string  { return s.notes }
+func (s *parquetSource) Close() error     { return nil }
+
+func (s *parquetSource) Fields() (meta, blobs []arrow.Field) {
+	for _, m := range s.meta {
+		meta = append(meta, m.field)
+	}
+	if s.paths >= 0 {
+		meta = append(meta, arrow.Field{Name: schema.PathColumn, Type: arrow.BinaryTypes.String, Nullable: true})
+	}
+	for _, b := range s.blobs {
+		blobs = append(blobs, b.field)
+	}
+	return meta, blobs
+}
+
+func (s *parquetSource) Samples(ctx context.Context) iter.Seq2[Sample, error] {
+	return func(yield func(Sample, error) bool) {
+		for _, sh := range s.shards {
+			more, err := s.readShard(ctx, sh, yield)
+			if ctx.Err() != nil {
+				yield(Sample{}, context.Cause(ctx))
+				return
+			}
+			if err != nil && !yield(Sample{Key: sh.rel, Split: sh.split, Bad: err.Error()}, nil) || !more {
+				return
+			}
+		}
+	}
+}
+
+// readShard yields the rows of a file. Its error is what is wrong with the file.
+func (s *parquetSource) readShard(ctx context.Context, sh shard, yield func(Sample, error) bool) (more bool, err error) {
+	if err := s.broken[sh.rel]; err != nil {
+		return true, err
+	}
+	f, err := openParquetFile(sh.path)
+	if err != nil {
+		return true, err
+	}
+	defer func() { _ = f.close() }()
+	records, err := f.records(ctx)
+	if err != nil {
+		return true, err
+	}
+	defer records.Release()
+	for row := int64(0); ; {
+		rec, err := next(records)
+		if errors.Is(err, io.EOF) {
+			if want := f.file.NumRows(); row != want {
+				return true, fmt.Errorf("it ends after %d of %d rows", row, want)
+			}
+			return true, nil
+		}
+		if err != nil {
+			return true, fmt.Errorf("after %d of %d rows: %w", row, f.file.NumRows(), err)
+		}
+		for i := range int(rec.NumRows()) {
+			if !yield(s.sample(sh, row, rec, i), nil) {
+				return false, nil
+			}
+			row++
+		}
+	}
+}
+
+func (s *parquetSource) sample(sh shard, row int64, rec arrow.Record, i int) Sample {
+	rec.Retain()
+	out := Sample{Key: fmt.Sprintf("%s#%d", sh.rel, row), Split: sh.split, Release: rec.Release}
+	for _, m := range s.meta {
+		column := storage(rec.Column(m.index))
+		if column.IsNull(i) && schema.Classes(m.field) != nil {
+			out.Bad = m.field.Name + " missing"
+		}
+		out.Meta = append(out.Meta, Cell{column, i})
+	}
+	var file any
+	for c, b := range s.blobs {
+		column := rec.Column(b.index)
+		content, path := blobArrays(column)
+		var data []byte
+		switch {
+		case column.IsNull(i):
+		case content.IsValid(i):
+			data = content.Value(i)
+			if data == nil {
+				data = []byte{}
+			}
+			out.Size += int64(len(data))
+		case path != nil && text(path, i) != "":
+			out.Bad = fmt.Sprintf("%s: the file holds its path only (%s), not its bytes", b.field.Name, text(path, i))
+		}
+		if c == s.paths && path != nil && text(path, i) != "" {
+			file = text(path, i)
+		}
+		out.Blobs = append(out.Blobs, data)
+	}
+	if s.paths >= 0 {
+		out.Meta = append(out.Meta, file)
+	}
+	return out
+}
+
+func storage(a arrow.Array) arrow.Array {
+	if e, ok := a.(array.ExtensionArray); ok {
+		return storage(e.Storage())
+	}
+	return a
+}
+
+func (l *layout) looksParquet() bool {
+	if !l.dir {
+		return extension(l.path) == "parquet" && !l.looksList()
+	}
+	return l.any(func(name string) bool { return extension(name) == "parquet" && !isMetadata(filepath.Base(name)) })
+}
+
+// findShards lists the files below a directory that match, or the one file.
+func findShards(path string, match func(name string) bool) ([]shard, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", schema.ErrNotFound, err)
+	}
+	if !info.IsDir() {
+		return []shard{{path: path, rel: filepath.Base(path)}}, nil
+	}
+	root, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return nil, err
+	}
+	var found []shard
+	err = filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case p != root && hidden(d.Name()):
+			if d.IsDir() {
+				return fs.SkipDir
+			}
+		case !d.IsDir() && match(d.Name()):
+			rel, err := filepath.Rel(root, p)
+			if err != nil {
+				return err
+			}
+			found = append(found, shard{path: p, rel: filepath.ToSlash(rel)})
+		}
+		return nil
+	})
+	return found, err
+}
+
+// absolute names a path for people, wherever they are.
+func absolute(path string) string {
+	if abs, err := filepath.Abs(path); err == nil {
+		return abs
+	}
+	return path
+}

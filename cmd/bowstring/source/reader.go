@@ -1,0 +1,383 @@
+package source
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"runtime"
+	"slices"
+	"sync"
+	"unicode/utf8"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
+	"github.com/apache/arrow/go/v17/arrow/memory"
+	"golang.org/x/sync/semaphore"
+
+	"bowstring/schema"
+)
+
+const (
+	// A batch is handed out once it has this many bytes or rows.
+	batchBytes = 8 << 20
+	batchRows  = 8192
+	// budget bounds the bytes of the samples read and not yet done with, but
+	// that a single sample may be as large as it is.
+	budget = 96 << 20
+	// ahead bounds their number.
+	ahead = 4096
+)
+
+// ReadOptions say how samples are read.
+type ReadOptions struct {
+	Dataset string // that ids are made for
+	Split   string // of samples whose source tells none
+	Verify  Verify // VerifyHeader if empty
+	Workers int    // samples loaded and checked at a time; 2 × GOMAXPROCS if 0
+	Limit   int64  // read at most that many samples; all if 0
+	Mem     memory.Allocator
+}
+
+// Reader reads the samples of a Source in order, with several workers, and adds
+// the columns width, height and format of the image column (of several the one
+// called image, or else the first) where the source has no columns of these names. It holds at most 96 MiB of samples,
+// or one larger sample.
+type Reader struct {
+	src    Source
+	opts   ReadOptions
+	schema *arrow.Schema
+	meta   []arrow.Field // of src, then the added
+	blobs  []arrow.Field
+	image  int // ordinal of the blob column that width and height are of, or -1
+	added  []func(ImageInfo) any
+}
+
+// Batch is a run of samples of one split, in the source's order.
+type Batch struct {
+	Split string
+	Keys  []string
+	IDs   []schema.ID
+	Meta  arrow.Record // the metadata columns of the Reader's schema
+	Blobs [][][]byte   // [blob column][row], nil being null
+	Bytes int64        // of the blobs
+	Bad   []BadItem    // met on the way; they are not among the rows
+}
+
+// NewReader reads src, which stays the caller's to close.
+func NewReader(src Source, opts ReadOptions) (*Reader, error) {
+	if opts.Workers <= 0 {
+		opts.Workers = 2 * runtime.GOMAXPROCS(0)
+	}
+	if opts.Mem == nil {
+		opts.Mem = memory.DefaultAllocator
+	}
+	if opts.Verify == "" {
+		opts.Verify = VerifyHeader
+	}
+	r := &Reader{src: src, opts: opts, image: -1}
+	r.meta, r.blobs = src.Fields()
+	r.meta = slices.Clone(r.meta)
+	for i, f := range r.blobs {
+		if schema.Media(f) == schema.MediaImage && (r.image < 0 || f.Name == schema.MediaImage) {
+			r.image = i
+		}
+	}
+	if r.image >= 0 {
+		r.addImageColumns()
+	}
+	var err error
+	r.schema, err = schema.NewSchema(r.meta, r.blobs)
+	return r, err
+}
+
+func (r *Reader) addImageColumns() {
+	own := len(r.meta)
+	add := func(name string, dt arrow.DataType, value func(ImageInfo) any) {
+		if !slices.ContainsFunc(r.meta[:own], func(f arrow.Field) bool { return f.Name == name }) {
+			r.meta = append(r.meta, arrow.Field{Name: name, Type: dt, Nullable: true})
+			r.added = append(r.added, value)
+		}
+	}
+	add("width", arrow.PrimitiveTypes.Int32, func(i ImageInfo) any { return i.Width })
+	add("height", arrow.PrimitiveTypes.Int32, func(i ImageInfo) any { return i.Height })
+	add("format", arrow.BinaryTypes.String, func(i ImageInfo) any { return i.Format })
+}
+
+// Schema is the logical schema of the batches.
+func (r *Reader) Schema() *arrow.Schema { return r.schema }
+
+// slot is a sample on its way through a worker.
+type slot struct {
+	Sample
+	weight int64 // of the budget
+	info   ImageInfo
+	done   chan struct{} // closed when the worker has finished
+}
+
+func (s *slot) release() {
+	if s.Release != nil {
+		s.Release()
+	}
+}
+
+// Batches reads all samples. A batch is valid until the next one is asked for;
+// it may have no rows, only bad items. An error ends it.
+func (r *Reader) Batches(ctx context.Context) iter.Seq2[*Batch, error] {
+	return func(yield func(*Batch, error) bool) {
+		ctx, cancel := context.WithCancel(ctx)
+		mem := semaphore.NewWeighted(budget)
+		// A slot is in order before it is in work, so whoever takes from order
+		// may wait for it, unless ctx ends.
+		order, work := make(chan *slot, ahead), make(chan *slot, ahead)
+		var failed error // of the source; set before order is closed
+		var running sync.WaitGroup
+		running.Go(func() {
+			defer close(order)
+			defer close(work)
+			failed = r.list(ctx, mem, order, work)
+		})
+		for range r.opts.Workers {
+			running.Go(func() {
+				for s := range work {
+					if ctx.Err() == nil {
+						r.process(s)
+					}
+					close(s.done)
+				}
+			})
+		}
+		b := newBatcher(r)
+		var waited *slot // for, when ctx ended; a worker may have it
+		defer func() {
+			cancel()
+			running.Wait()
+			if waited != nil {
+				waited.release()
+			}
+			for s := range order {
+				s.release()
+			}
+			b.reset(mem)
+			b.close()
+		}()
+		for s := range order {
+			select {
+			case <-s.done:
+			case <-ctx.Done():
+			}
+			if ctx.Err() != nil {
+				waited = s
+				break
+			}
+			if b.rows() > 0 && s.Bad == "" && b.split != r.splitOf(s) && !b.flush(mem, yield) {
+				s.release()
+				return
+			}
+			if err := b.add(s); err != nil {
+				yield(nil, err)
+				return
+			}
+			// Before the next is waited for, which may need the memory.
+			if b.full() && !b.flush(mem, yield) {
+				return
+			}
+		}
+		if err := ctx.Err(); err != nil {
+			yield(nil, context.Cause(ctx))
+			return
+		}
+		if failed != nil {
+			yield(nil, failed)
+			return
+		}
+		if b.rows() > 0 || len(b.bad) > 0 {
+			b.flush(mem, yield)
+		}
+	}
+}
+
+// list hands the samples of the source to the workers.
+func (r *Reader) list(ctx context.Context, mem *semaphore.Weighted, order, work chan<- *slot) error {
+	left := r.opts.Limit
+	for sample, err := range r.src.Samples(ctx) {
+		if err != nil {
+			return err
+		}
+		// A batch that waits for its next row holds less than batchBytes, so
+		// that what is asked for here becomes free at last.
+		s := &slot{Sample: sample, weight: min(max(sample.Size, 1), budget-batchBytes), done: make(chan struct{})}
+		if mem.Acquire(ctx, s.weight) != nil {
+			s.release()
+			return nil
+		}
+		select {
+		case order <- s:
+		case <-ctx.Done():
+			s.release()
+			return nil
+		}
+		select {
+		case work <- s:
+		case <-ctx.Done():
+			return nil
+		}
+		if left--; left == 0 {
+			return nil
+		}
+	}
+	return nil
+}
+
+// process loads a sample and checks it. It sets Bad if there is anything wrong.
+func (r *Reader) process(s *slot) {
+	if s.Bad != "" {
+		return
+	}
+	if s.Load != nil {
+		blobs, err := s.Load()
+		if err != nil {
+			s.Bad = err.Error()
+			return
+		}
+		s.Blobs = blobs
+	}
+	for c, f := range r.blobs {
+		data := s.Blobs[c]
+		if data == nil {
+			if !f.Nullable {
+				s.Bad = fmt.Sprintf("%s missing", f.Name)
+				return
+			}
+			continue
+		}
+		if schema.Media(f) != schema.MediaImage {
+			continue
+		}
+		info, err := inspect(data, r.opts.Verify)
+		if err != nil && r.opts.Verify != VerifyNone {
+			s.Bad = err.Error()
+			if len(r.blobs) > 1 {
+				s.Bad = f.Name + ": " + s.Bad
+			}
+			return
+		}
+		if c == r.image {
+			s.info = info
+		}
+	}
+	for i, v := range s.Meta {
+		if text, ok := v.(string); ok && !utf8.ValidString(text) {
+			s.Bad = fmt.Sprintf("%s is not valid UTF-8", r.meta[i].Name)
+			return
+		}
+	}
+}
+
+func (r *Reader) splitOf(s *slot) string {
+	if s.Split != "" {
+		return s.Split
+	}
+	return r.opts.Split
+}
+
+// batcher collects slots for a batch.
+type batcher struct {
+	r       *Reader
+	split   string
+	keys    []string
+	ids     []schema.ID
+	columns []column
+	blobs   [][][]byte
+	bytes   int64
+	bad     []BadItem
+	slots   []*slot // whose memory is used, or only counted
+	weight  int64   // of slots
+}
+
+func newBatcher(r *Reader) *batcher {
+	b := &batcher{r: r, blobs: make([][][]byte, len(r.blobs))}
+	for _, f := range r.meta {
+		b.columns = append(b.columns, column{builder: array.NewBuilder(r.opts.Mem, f.Type)})
+	}
+	return b
+}
+
+func (b *batcher) rows() int { return len(b.ids) }
+
+func (b *batcher) full() bool {
+	return b.weight >= batchBytes || len(b.slots) >= batchRows
+}
+
+// add takes over s.
+func (b *batcher) add(s *slot) error {
+	b.slots = append(b.slots, s)
+	b.weight += s.weight
+	if s.Bad != "" {
+		b.bad = append(b.bad, BadItem{Key: s.Key, Reason: s.Bad})
+		return nil
+	}
+	b.split = b.r.splitOf(s)
+	b.keys = append(b.keys, s.Key)
+	b.ids = append(b.ids, schema.SampleID(b.r.opts.Dataset, s.Key))
+	values := slices.Clip(s.Meta)
+	for _, value := range b.r.added {
+		if s.info.Format == "" { // a null image, or one that nobody looked at
+			values = append(values, nil)
+		} else {
+			values = append(values, value(s.info))
+		}
+	}
+	for i, v := range values {
+		if err := b.columns[i].add(v); err != nil {
+			return fmt.Errorf("%s, column %q: %w", s.Key, b.r.meta[i].Name, err)
+		}
+	}
+	for c := range b.blobs {
+		b.blobs[c] = append(b.blobs[c], s.Blobs[c])
+		b.bytes += int64(len(s.Blobs[c]))
+	}
+	return nil
+}
+
+// flush hands out the batch and frees it again.
+func (b *batcher) flush(mem *semaphore.Weighted, yield func(*Batch, error) bool) bool {
+	defer b.reset(mem)
+	columns := make([]arrow.Array, 0, len(b.columns))
+	defer func() {
+		for _, c := range columns {
+			c.Release()
+		}
+	}()
+	for i := range b.columns {
+		c, err := b.columns[i].finish(b.r.opts.Mem)
+		if err != nil {
+			yield(nil, fmt.Errorf("column %q: %w", b.r.meta[i].Name, err))
+			return false
+		}
+		columns = append(columns, c)
+	}
+	meta := array.NewRecord(arrow.NewSchema(b.r.meta, nil), columns, int64(b.rows()))
+	defer meta.Release()
+	return yield(&Batch{Split: b.split, Keys: b.keys, IDs: b.ids, Meta: meta, Blobs: b.blobs, Bytes: b.bytes, Bad: b.bad}, nil)
+}
+
+// reset releases the slots and empties the batch.
+func (b *batcher) reset(mem *semaphore.Weighted) {
+	for _, s := range b.slots {
+		s.release()
+	}
+	mem.Release(b.weight)
+	clear(b.slots)
+	b.slots, b.weight, b.bytes = b.slots[:0], 0, 0
+	b.keys, b.ids, b.bad = nil, b.ids[:0], nil
+	for c := range b.blobs {
+		clear(b.blobs[c])
+		b.blobs[c] = b.blobs[c][:0]
+	}
+}
+
+func (b *batcher) close() {
+	for i := range b.columns {
+		b.columns[i].release()
+	}
+}

@@ -1,0 +1,258 @@
+// Package source reads data sets as other tools lay them out: folders of images,
+// Hugging Face Parquet, WebDataset tars, MosaicML MDS shards, and tables of paths.
+//
+// A Source lists samples in a fixed order, most of them before their bytes
+// were touched; a Reader has several workers load and check them, keeps the
+// order, and hands out batches. What cannot be imported becomes a BadItem with
+// a reason, and reading goes on, so that one run finds all of them.
+package source
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/apache/arrow/go/v17/arrow"
+
+	"bowstring/schema"
+)
+
+// Source is a data set in one format. Its methods are for one goroutine at a
+// time, but Load and Release of several samples may run meanwhile.
+type Source interface {
+	// Format is the name --format knows it by.
+	Format() string
+	// Describe says what was found, in one line: format, path.
+	Describe() string
+	// Fields returns the metadata columns and the blob columns of its samples.
+	Fields() (meta, blobs []arrow.Field)
+	// Splits lists the splits that the source itself tells apart, in the order of
+	// its samples; none if it does not. Those left out by Options.Split are listed too.
+	Splits() []string
+	// Rows is the number of samples there are to read, for a progress bar.
+	Rows() int64
+	// Notes are what a person should know: files ignored, columns renamed.
+	Notes() []string
+	// Samples yields the samples split by split, in an order that depends on
+	// nothing but names and content. An error ends it: the source as a whole cannot be read.
+	Samples(ctx context.Context) iter.Seq2[Sample, error]
+	Close() error
+}
+
+// Sample is one row of a Source.
+type Sample struct {
+	// Key names the sample within the source, for its id and for messages. It
+	// does not change with the place of the source or the order of its files.
+	Key   string
+	Split string // "" where the source tells no splits
+	// Meta are the values of the metadata columns: nil (null), bool, int64, uint64,
+	// float64, string, []byte, []any, map[string]any or a Cell.
+	Meta []any
+	// Size bounds the bytes of all blobs, for the memory Load will take.
+	Size int64
+	// Blobs is the content by blob column, nil being null, unless Load is set.
+	Blobs [][]byte
+	// Load reads the content where Blobs does not have it yet. It may be called
+	// from another goroutine, once. Its error is why the sample is bad.
+	Load func() ([][]byte, error)
+	// Release is called once, whatever became of the sample, when Meta, Blobs and
+	// what Load returned are no longer used. It may be nil.
+	Release func()
+	// Bad says why the sample cannot be imported, "" if nothing is known against it.
+	Bad string
+}
+
+// Cell is a value in an Arrow array, which must outlive the sample.
+type Cell struct {
+	Array arrow.Array
+	Row   int
+}
+
+// BadItem is something that cannot be imported, and why.
+type BadItem struct {
+	Key    string `json:"key"`
+	Reason string `json:"reason"`
+}
+
+// Options say how a source is opened.
+type Options struct {
+	// Format forces a format; "" or "auto" recognises it.
+	Format string
+	// Split names the split of a source that tells none, and otherwise picks
+	// the one split to read.
+	Split string
+	// PathColumn is the column of a table that holds paths; "" recognises it.
+	PathColumn string
+}
+
+// format is one way to lay out a data set.
+type format struct {
+	name  string
+	looks string // what it is recognised by
+	// detect says whether path looks like it, from a shallow look.
+	detect func(l *layout) bool
+	open   func(ctx context.Context, path string, opts Options) (Source, error)
+}
+
+var formats = []format{
+	{"mds", "index.json in the directory or in its subdirectories (MosaicML MDS)", (*layout).looksMDS, openMDS},
+	{"webdataset", "*.tar, *.tar.gz, *.tgz or *.tar.zst (WebDataset)", (*layout).looksWebDataset, openWebDataset},
+	{"parquet", "*.parquet, also in data/ (Hugging Face)", (*layout).looksParquet, openParquet},
+	{"imagefolder", "image files in folders", (*layout).looksImageFolder, openImageFolder},
+	{"list", "a .csv, .tsv, .jsonl or .parquet file with a column of paths", (*layout).looksList, openList},
+}
+
+// Formats lists the names of the formats.
+func Formats() []string {
+	var names []string
+	for _, f := range formats {
+		names = append(names, f.name)
+	}
+	return names
+}
+
+// Open opens the data set at path: a file, a directory, or for tars also a
+// pattern such as "train-{0000..0011}.tar". schema.ErrInvalid if it is in no known format.
+func Open(ctx context.Context, path string, opts Options) (Source, error) {
+	f, err := choose(path, opts)
+	if err != nil {
+		return nil, err
+	}
+	s, err := f.open(ctx, path, opts)
+	if err != nil {
+		return nil, fmt.Errorf("read %s as %s: %w", path, f.name, err)
+	}
+	if err := checkSplits(s.Splits(), opts.Split); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+func choose(path string, opts Options) (*format, error) {
+	if opts.Format != "" && opts.Format != "auto" {
+		i := slices.IndexFunc(formats, func(f format) bool { return f.name == opts.Format })
+		if i < 0 {
+			return nil, &schema.FieldError{Field: "format", Got: fmt.Sprintf("%q", opts.Format), Want: "auto, " + strings.Join(Formats(), ", ")}
+		}
+		return &formats[i], nil
+	}
+	l, err := look(path, opts)
+	if err != nil {
+		return nil, err
+	}
+	var found []*format
+	for i := range formats {
+		if formats[i].detect(l) {
+			found = append(found, &formats[i])
+		}
+	}
+	switch len(found) {
+	case 1:
+		return found[0], nil
+	case 0:
+		var want []string
+		for _, f := range formats {
+			want = append(want, f.name+": "+f.looks)
+		}
+		return nil, fmt.Errorf("%w: %s is no data set of a known format; looked for\n  %s", schema.ErrInvalid, path, strings.Join(want, "\n  "))
+	default:
+		var names []string
+		for _, f := range found {
+			names = append(names, f.name)
+		}
+		return nil, fmt.Errorf("%w: %s may be %s; say which with --format", schema.ErrInvalid, path, strings.Join(names, " or "))
+	}
+}
+
+// checkSplits looks whether the names can be used, and for the one that is asked for.
+func checkSplits(have []string, asked string) error {
+	for _, s := range have {
+		if err := schema.CheckName("split", s); err != nil {
+			return err
+		}
+	}
+	if asked == "" {
+		return nil
+	}
+	if err := schema.CheckName("split", asked); err != nil {
+		return err
+	}
+	if len(have) > 0 && !slices.Contains(have, asked) {
+		return fmt.Errorf("%w: there is no split %q, only %s", schema.ErrNotFound, asked, strings.Join(have, ", "))
+	}
+	return nil
+}
+
+// layout is a shallow look at a path, for recognising its format.
+type layout struct {
+	path  string
+	opts  Options
+	dir   bool
+	files []string // names of a directory's files and those of its folders, two deep; of a file or pattern, itself
+}
+
+// enough is how many names of a directory are looked at for its format.
+const enough = 10_000
+
+func look(path string, opts Options) (*layout, error) {
+	l := &layout{path: path, opts: opts}
+	info, err := os.Stat(path)
+	switch {
+	case err == nil && !info.IsDir():
+		l.files = []string{filepath.Base(path)}
+		return l, nil
+	case err != nil && isPattern(path):
+		l.files = []string{filepath.Base(path)}
+		return l, nil
+	case err != nil:
+		return nil, fmt.Errorf("%w: %w", schema.ErrNotFound, err)
+	}
+	l.dir = true
+	return l, l.list(path, "", 2)
+}
+
+func (l *layout) list(dir, rel string, depth int) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = d.Close() }()
+	entries, err := d.ReadDir(enough)
+	if err != nil && len(entries) == 0 {
+		return nil // empty, or not readable: nothing to recognise
+	}
+	for _, e := range entries {
+		name := filepath.Join(rel, e.Name())
+		if hidden(e.Name()) {
+			continue
+		}
+		if e.IsDir() {
+			if depth > 0 && len(l.files) < enough {
+				if err := l.list(filepath.Join(dir, e.Name()), name, depth-1); err != nil {
+					return err
+				}
+			}
+			continue
+		}
+		l.files = append(l.files, name)
+	}
+	return nil
+}
+
+func (l *layout) any(match func(name string) bool) bool {
+	return slices.ContainsFunc(l.files, match)
+}
+
+// hidden says whether tools skip a file of that name.
+func hidden(name string) bool {
+	return strings.HasPrefix(name, ".") || strings.HasPrefix(name, "__MACOSX")
+}
+
+func extension(name string) string {
+	return strings.ToLower(strings.TrimPrefix(filepath.Ext(name), "."))
+}

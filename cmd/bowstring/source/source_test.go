@@ -1,0 +1,170 @@
+package source
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/memory"
+	"go.uber.org/goleak"
+
+	"bowstring/schema"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// readAll reads a source to its end and returns its schema, its rows, each as
+// JSON, and its bad items.
+type readResult struct {
+	schema *arrow.Schema
+	splits []string
+	notes  []string
+	rows   []string
+	keys   []string
+	ids    []schema.ID
+	blobs  [][]byte // of the first blob column
+	bad    []BadItem
+}
+
+func readAll(t *testing.T, path string, opts Options, read ReadOptions) *readResult {
+	t.Helper()
+	mem := memory.NewCheckedAllocator(memory.DefaultAllocator)
+	defer mem.AssertSize(t, 0)
+	read.Dataset, read.Mem = "d", mem
+	if read.Split == "" {
+		read.Split = "train"
+	}
+	src, err := Open(t.Context(), path, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := src.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	r, err := NewReader(src, read)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := &readResult{schema: r.Schema(), splits: src.Splits(), notes: src.Notes()}
+	for b, err := range r.Batches(t.Context()) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		out.add(t, b)
+	}
+	return out
+}
+
+func (r *readResult) add(t *testing.T, b *Batch) {
+	t.Helper()
+	r.bad = append(r.bad, b.Bad...)
+	if len(b.Keys) != int(b.Meta.NumRows()) || len(b.IDs) != len(b.Keys) {
+		t.Fatalf("%d keys, %d ids, %d rows", len(b.Keys), len(b.IDs), b.Meta.NumRows())
+	}
+	for row, key := range b.Keys {
+		var cells []string
+		for c, f := range b.Meta.Schema().Fields() {
+			cells = append(cells, fmt.Sprintf("%s=%s", f.Name, b.Meta.Column(c).ValueStr(row)))
+		}
+		for c, f := range schema.BlobFields(r.schema) {
+			if b.Blobs[c][row] == nil {
+				cells = append(cells, f.Name+"=null")
+			} else {
+				cells = append(cells, fmt.Sprintf("%s=%d bytes, %08x", f.Name, len(b.Blobs[c][row]), schema.Checksum(b.Blobs[c][row])))
+			}
+		}
+		r.rows = append(r.rows, fmt.Sprintf("%s %s: %s", b.Split, key, strings.Join(cells, " ")))
+		r.keys = append(r.keys, key)
+		r.ids = append(r.ids, b.IDs[row])
+		if len(b.Blobs) > 0 {
+			r.blobs = append(r.blobs, bytes.Clone(b.Blobs[0][row]))
+		}
+	}
+}
+
+// text is what the golden files hold.
+func (r *readResult) text() string {
+	var b strings.Builder
+	for _, f := range r.schema.Fields() {
+		fmt.Fprintf(&b, "%s: %s", f.Name, f.Type)
+		if schema.IsBlob(f) {
+			fmt.Fprintf(&b, " blob %s", schema.Media(f))
+		}
+		if f.Nullable {
+			b.WriteString(" nullable")
+		}
+		if c := schema.Classes(f); c != nil {
+			fmt.Fprintf(&b, " classes %q", c)
+		}
+		b.WriteString("\n")
+	}
+	fmt.Fprintf(&b, "splits %q\n", r.splits)
+	for _, n := range r.notes {
+		fmt.Fprintf(&b, "note: %s\n", n)
+	}
+	for _, row := range r.rows {
+		b.WriteString(row + "\n")
+	}
+	for _, bad := range r.bad {
+		fmt.Fprintf(&b, "bad %s: %s\n", bad.Key, bad.Reason)
+	}
+	return b.String()
+}
+
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	file := filepath.Join("testdata", "golden", name+".txt")
+	if *update {
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("%s: got\n%s\nwant\n%s", file, got, want)
+	}
+}
+
+// TestRealFiles reads what the libraries that define the formats wrote (testdata/make.py).
+func TestRealFiles(t *testing.T) {
+	for _, c := range []struct {
+		name, path string
+		opts       Options
+	}{
+		{"mds", "mds/plain", Options{}},
+		{"mds-val", "mds/plain", Options{Split: "val"}},
+		{"mds-zstd", "mds/zstd", Options{}},
+		{"huggingface", "huggingface", Options{}},
+		{"huggingface-file", "huggingface/data/test-00000-of-00001.parquet", Options{}},
+		{"webdataset", "webdataset", Options{}},
+		{"webdataset-braces", "webdataset/train-{0000..0001}.tar", Options{}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			golden(t, c.name, readAll(t, filepath.Join("testdata", c.path), c.opts, ReadOptions{Verify: VerifyDecode}).text())
+		})
+	}
+}
+
+func TestMDSCompressions(t *testing.T) {
+	want := readAll(t, "testdata/mds/zstd", Options{}, ReadOptions{}).text()
+	for _, c := range []string{"gz", "br", "bz2", "snappy"} {
+		if got := readAll(t, "testdata/mds/"+c, Options{}, ReadOptions{}).text(); got != want {
+			t.Errorf("%s: got\n%s\nwant\n%s", c, got, want)
+		}
+	}
+}

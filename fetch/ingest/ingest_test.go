@@ -1,0 +1,556 @@
+package ingest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
+	"github.com/apache/arrow/go/v17/arrow/memory"
+	"go.uber.org/goleak"
+
+	"bowstring/fetch"
+	"bowstring/fetch/local"
+	"bowstring/schema"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func openStore(t *testing.T) *local.Store {
+	t.Helper()
+	s, err := local.Open(t.TempDir(), local.Options{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+var (
+	metaFields = []arrow.Field{
+		schema.ClassField("label", []string{"ant", "bee"}),
+		{Name: "name", Type: arrow.BinaryTypes.String},
+	}
+	blobFields = []arrow.Field{schema.BlobField("image", schema.MediaImage, false), schema.BlobField("mask", "", true)}
+)
+
+func testSchema(t *testing.T) *arrow.Schema {
+	t.Helper()
+	s, err := schema.NewSchema(metaFields, blobFields)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// rows are the rows numbered from to to; what a row holds depends on its number alone.
+type rows struct {
+	ids   []schema.ID
+	meta  arrow.Record
+	blobs [][][]byte
+}
+
+func makeRows(mem memory.Allocator, from, to int) rows {
+	b := array.NewRecordBuilder(mem, arrow.NewSchema(metaFields, nil))
+	defer b.Release()
+	r := rows{blobs: make([][][]byte, 2)}
+	for i := from; i < to; i++ {
+		r.ids = append(r.ids, schema.SampleID("d", fmt.Sprint(i)))
+		if i%7 == 0 {
+			b.Field(0).AppendNull()
+		} else {
+			b.Field(0).(*array.Int64Builder).Append(int64(i % 2))
+		}
+		b.Field(1).(*array.StringBuilder).Append(fmt.Sprintf("row %d", i))
+		r.blobs[0] = append(r.blobs[0], image(i))
+		r.blobs[1] = append(r.blobs[1], mask(i))
+	}
+	r.meta = b.NewRecord()
+	return r
+}
+
+func image(i int) []byte { return bytes.Repeat([]byte{byte(i), byte(i >> 8), byte(i >> 16)}, 1+i%5) }
+
+func mask(i int) []byte {
+	switch i % 3 {
+	case 0:
+		return nil
+	case 1:
+		return []byte{} // empty is not null
+	default:
+		return []byte{byte(i % 4)}
+	}
+}
+
+// part is one call of Write.
+type part struct {
+	split    string
+	from, to int
+}
+
+// write opens a Writer, writes the parts and commits.
+func write(t *testing.T, store fetch.Store, mode Mode, parts ...part) (*schema.Snapshot, bool, error) {
+	t.Helper()
+	mem := memory.NewCheckedAllocator(memory.DefaultAllocator)
+	defer mem.AssertSize(t, 0)
+	w, err := New(t.Context(), store, Options{Dataset: "d", Source: "test", Schema: testSchema(t), Mode: mode, Mem: mem, Workers: 3})
+	if err != nil {
+		return nil, false, err
+	}
+	defer func() {
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	for _, p := range parts {
+		r := makeRows(mem, p.from, p.to)
+		err := w.Write(t.Context(), p.split, r.ids, r.meta, r.blobs)
+		r.meta.Release()
+		if err != nil {
+			return nil, false, err
+		}
+	}
+	return w.Commit(t.Context())
+}
+
+func mustWrite(t *testing.T, store fetch.Store, mode Mode, parts ...part) *schema.Snapshot {
+	t.Helper()
+	s, changed, err := write(t, store, mode, parts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !changed {
+		t.Fatalf("nothing changed, want a new snapshot")
+	}
+	return s
+}
+
+// contents reads a snapshot back, one line a row.
+func contents(t *testing.T, store fetch.Store, snap *schema.Snapshot) []string {
+	t.Helper()
+	var chunks []schema.Blob
+	for _, c := range snap.Chunks {
+		b, err := store.Get(t.Context(), c.BlobRef)
+		if err != nil {
+			t.Fatal(err)
+		}
+		chunks = append(chunks, b)
+	}
+	m, err := schema.OpenManifest(snap, chunks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	names, err := m.Column("name")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text []string
+	for _, a := range names {
+		for i := range a.Len() {
+			text = append(text, a.ValueStr(i))
+		}
+	}
+	var lines []string
+	for pos := range m.Rows() {
+		line := fmt.Sprintf("%x %s %s", m.ID(pos), m.SplitOf(pos), text[pos])
+		for col := range 2 {
+			ref, ok := m.Blob(col, pos)
+			if !ok {
+				line += " null"
+				continue
+			}
+			b, err := store.Get(t.Context(), ref)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := ref.Check(b.Bytes()); err != nil {
+				t.Error(err)
+			}
+			line += fmt.Sprintf(" %x", b.Bytes())
+			b.Release()
+		}
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+// want is what contents gives for the parts.
+func want(parts ...part) (lines []string) {
+	for _, p := range parts {
+		for i := p.from; i < p.to; i++ {
+			line := fmt.Sprintf("%x %s row %d %x", schema.SampleID("d", fmt.Sprint(i)), p.split, i, image(i))
+			if m := mask(i); m == nil {
+				line += " null"
+			} else {
+				line += fmt.Sprintf(" %x", m)
+			}
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
+func same(t *testing.T, got, want []string) {
+	t.Helper()
+	if len(got) != len(want) {
+		t.Fatalf("%d rows, want %d", len(got), len(want))
+	}
+	for i := range got {
+		if got[i] != want[i] {
+			t.Fatalf("row %d: %s, want %s", i, got[i], want[i])
+		}
+	}
+}
+
+func TestCreate(t *testing.T) {
+	store := openStore(t)
+	parts := []part{{"train", 0, 100}, {"train", 100, 130}, {"val", 130, 150}}
+	snap := mustWrite(t, store, Create, parts...)
+	if snap.Number != 1 || snap.Source != "test" || snap.Rows() != 150 {
+		t.Errorf("snapshot %d of %q with %d rows", snap.Number, snap.Source, snap.Rows())
+	}
+	splits := []schema.Split{{Name: "train", Ranges: []schema.Range{{Start: 0, End: 130}}}, {Name: "val", Ranges: []schema.Range{{Start: 130, End: 150}}}}
+	if !reflect.DeepEqual(snap.Splits, splits) {
+		t.Errorf("splits %v, want %v", snap.Splits, splits)
+	}
+	same(t, contents(t, store, snap), want(parts...))
+
+	if _, _, err := write(t, store, Create, parts...); !errors.Is(err, schema.ErrExists) {
+		t.Errorf("second create: %v, want ErrExists", err)
+	}
+}
+
+// TestAnyCalls writes the same rows in calls of random lengths, across chunks.
+func TestAnyCalls(t *testing.T) {
+	const n = schema.ChunkRows + 1000
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	store := openStore(t)
+	first := mustWrite(t, store, Replace, part{"train", 0, n})
+	if len(first.Chunks) != 2 || first.Chunks[0].Rows != schema.ChunkRows {
+		t.Fatalf("chunks %v, want a full one and the rest", first.Chunks)
+	}
+	var parts []part
+	for at := 0; at < n; {
+		next := min(n, at+1+random.IntN(30_000))
+		parts = append(parts, part{"train", at, next})
+		at = next
+	}
+	again, changed, err := write(t, store, Replace, parts...)
+	if err != nil || changed || again.Number != 1 {
+		t.Errorf("again: snapshot %v, changed %v, error %v; want 1, unchanged", again.Number, changed, err)
+	}
+}
+
+func TestReplace(t *testing.T) {
+	store := openStore(t)
+	mustWrite(t, store, Replace, part{"train", 0, 10})
+	snap := mustWrite(t, store, Replace, part{"train", 5, 15})
+	if snap.Number != 2 || snap.Parent != 1 {
+		t.Errorf("snapshot %d on %d, want 2 on 1", snap.Number, snap.Parent)
+	}
+	same(t, contents(t, store, snap), want(part{"train", 5, 15}))
+	// The same rows in other splits are another snapshot.
+	mustWrite(t, store, Replace, part{"train", 5, 10}, part{"val", 10, 15})
+}
+
+func TestAppend(t *testing.T) {
+	store := openStore(t)
+	if _, _, err := write(t, store, Append, part{"train", 0, 1}); !errors.Is(err, schema.ErrNotFound) {
+		t.Errorf("append to nothing: %v, want ErrNotFound", err)
+	}
+	base := mustWrite(t, store, Create, part{"train", 0, 10}, part{"val", 10, 12})
+	snap := mustWrite(t, store, Append, part{"train", 20, 25}, part{"test", 25, 27})
+	if !slices.EqualFunc(base.Chunks, snap.Chunks[:len(base.Chunks)], func(a, b schema.Chunk) bool { return a.BlobRef == b.BlobRef }) {
+		t.Error("the base's chunks were rewritten")
+	}
+	same(t, contents(t, store, snap), want(part{"train", 0, 10}, part{"val", 10, 12}, part{"train", 20, 25}, part{"test", 25, 27}))
+	train := []schema.Range{{Start: 0, End: 10}, {Start: 12, End: 17}}
+	if !reflect.DeepEqual(snap.Splits[0].Ranges, train) {
+		t.Errorf("train is %v, want %v", snap.Splits[0].Ranges, train)
+	}
+	// Repeated, it finds itself.
+	again, changed, err := write(t, store, Append, part{"train", 20, 25}, part{"test", 25, 27})
+	if err != nil || changed || again.Number != snap.Number {
+		t.Errorf("repeated append: changed %v, error %v", changed, err)
+	}
+	// Ranges that touch become one.
+	snap = mustWrite(t, store, Append, part{"test", 30, 31})
+	if got := snap.Splits[2].Ranges; len(got) != 1 {
+		t.Errorf("test is %v, want one range", got)
+	}
+	// Nothing more is no change.
+	if _, changed, err = write(t, store, Append); err != nil || changed {
+		t.Errorf("append of nothing: changed %v, error %v", changed, err)
+	}
+}
+
+func TestAppendOtherSchema(t *testing.T) {
+	store := openStore(t)
+	mustWrite(t, store, Create, part{"train", 0, 10})
+	label := schema.ClassField("label", []string{"ant", "cat"})
+	for name, c := range map[string]struct {
+		meta, blobs []arrow.Field
+		message     string
+	}{
+		"missing": {metaFields, blobFields[:1], `column "mask" is missing`},
+		"more":    {metaFields, append(slices.Clone(blobFields), schema.BlobField("x", "", true)), `it has no column "x"`},
+		"classes": {[]arrow.Field{label, metaFields[1]}, blobFields, `of the 2 classes ["ant" "cat"]`},
+		"name":    {[]arrow.Field{metaFields[0], {Name: "title", Type: arrow.BinaryTypes.String}}, blobFields, `is "name", not "title"`},
+	} {
+		s, err := schema.NewSchema(c.meta, c.blobs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = New(t.Context(), store, Options{Dataset: "d", Schema: s, Mode: Append})
+		if !errors.Is(err, schema.ErrInvalid) || !strings.Contains(err.Error(), c.message) {
+			t.Errorf("%s: %v, want ErrInvalid with %q", name, err, c.message)
+		}
+	}
+}
+
+func TestDuplicates(t *testing.T) {
+	store := openStore(t)
+	first := func(i int) string { return fmt.Sprintf("%x", schema.SampleID("d", fmt.Sprint(i)))[:8] }
+	_, _, err := write(t, store, Create, part{"train", 0, 10}, part{"val", 9, 12})
+	if !errors.Is(err, schema.ErrInvalid) || !strings.Contains(err.Error(), first(9)) {
+		t.Errorf("twice in one: %v, want ErrInvalid with the id %s", err, first(9))
+	}
+	if list, err := store.Datasets(t.Context()); err != nil || len(list) != 0 {
+		t.Errorf("datasets %v, error %v, want none", list, err)
+	}
+	mustWrite(t, store, Create, part{"train", 0, 10})
+	_, _, err = write(t, store, Append, part{"train", 3, 20})
+	if !errors.Is(err, schema.ErrInvalid) || !strings.Contains(err.Error(), "7 ids are in d@1 already") || !strings.Contains(err.Error(), "2 more") {
+		t.Errorf("in the base: %v, want ErrInvalid with 7 ids, 5 of them named", err)
+	}
+}
+
+// other is a store in which another writer commits just before the first n commits.
+type other struct {
+	fetch.Store
+	before func()
+	n      atomic.Int32
+}
+
+type otherIngest struct {
+	fetch.Ingest
+	o *other
+}
+
+func (o *other) Begin(ctx context.Context, dataset string) (fetch.Ingest, error) {
+	in, err := o.Store.Begin(ctx, dataset)
+	return otherIngest{in, o}, err
+}
+
+func (i otherIngest) Commit(ctx context.Context, s schema.Snapshot) (*schema.Snapshot, error) {
+	if i.o.n.Add(-1) >= 0 {
+		i.o.before()
+	}
+	return i.Ingest.Commit(ctx, s)
+}
+
+func TestConflict(t *testing.T) {
+	t.Run("append", func(t *testing.T) {
+		store := openStore(t)
+		mustWrite(t, store, Create, part{"train", 0, 10})
+		next := 1000
+		o := &other{Store: store, before: func() {
+			mustWrite(t, store, Append, part{"val", next, next + 5})
+			next += 5
+		}}
+		o.n.Store(2)
+		snap := mustWrite(t, o, Append, part{"train", 10, 20})
+		if snap.Number != 4 || snap.Parent != 3 {
+			t.Errorf("snapshot %d on %d, want 4 on 3", snap.Number, snap.Parent)
+		}
+		same(t, contents(t, store, snap), want(part{"train", 0, 10}, part{"val", 1000, 1010}, part{"train", 10, 20}))
+	})
+	t.Run("append of what the other appends", func(t *testing.T) {
+		store := openStore(t)
+		mustWrite(t, store, Create, part{"train", 0, 10})
+		o := &other{Store: store, before: func() { mustWrite(t, store, Append, part{"train", 15, 30}) }}
+		o.n.Store(1)
+		if _, _, err := write(t, o, Append, part{"train", 10, 20}); !errors.Is(err, schema.ErrInvalid) {
+			t.Errorf("%v, want ErrInvalid", err)
+		}
+	})
+	t.Run("create", func(t *testing.T) {
+		store := openStore(t)
+		o := &other{Store: store, before: func() { mustWrite(t, store, Create, part{"train", 0, 1}) }}
+		o.n.Store(1)
+		if _, _, err := write(t, o, Create, part{"train", 0, 10}); !errors.Is(err, schema.ErrExists) {
+			t.Errorf("%v, want ErrExists", err)
+		}
+	})
+	t.Run("without end", func(t *testing.T) {
+		store := openStore(t)
+		next := 0
+		o := &other{Store: store, before: func() { mustWrite(t, store, Replace, part{"val", next, next + 1}); next++ }}
+		o.n.Store(1000)
+		if _, _, err := write(t, o, Replace, part{"train", 0, 10}); !errors.Is(err, schema.ErrConflict) {
+			t.Errorf("%v, want ErrConflict", err)
+		}
+	})
+}
+
+func TestWrongRows(t *testing.T) {
+	store := openStore(t)
+	mem := memory.NewCheckedAllocator(memory.DefaultAllocator)
+	defer mem.AssertSize(t, 0)
+	r := makeRows(mem, 0, 4)
+	defer r.meta.Release()
+	narrow := array.NewRecord(arrow.NewSchema(metaFields[:1], nil), r.meta.Columns()[:1], 4)
+	defer narrow.Release()
+	swapped := array.NewRecord(arrow.NewSchema([]arrow.Field{metaFields[1], metaFields[0]}, nil), []arrow.Array{r.meta.Column(1), r.meta.Column(0)}, 4)
+	defer swapped.Release()
+	noImage := [][][]byte{{nil, {1}, {2}, {3}}, r.blobs[1]}
+	nulls := array.MakeArrayOfNull(mem, arrow.BinaryTypes.String, 4)
+	defer nulls.Release()
+	noName := array.NewRecord(arrow.NewSchema(metaFields, nil), []arrow.Array{r.meta.Column(0), nulls}, 4)
+	defer noName.Release()
+	for name, c := range map[string]struct {
+		split   string
+		rows    rows
+		message string
+	}{
+		"ids":     {"train", rows{r.ids[:3], r.meta, r.blobs}, "3 ids for 4 rows of metadata"},
+		"no meta": {"train", rows{r.ids, nil, r.blobs}, "lack their 2 metadata columns"},
+		"columns": {"train", rows{r.ids, narrow, r.blobs}, "1 metadata columns, the schema has 2"},
+		"order":   {"train", rows{r.ids, swapped, r.blobs}, `is "name", the schema has "label"`},
+		"blobs":   {"train", rows{r.ids, r.meta, r.blobs[:1]}, "1 blob columns, the schema has 2"},
+		"rows":    {"train", rows{r.ids, r.meta, [][][]byte{r.blobs[0][:3], r.blobs[1]}}, `4 ids for 3 blobs of column "image"`},
+		"null":    {"train", rows{r.ids, r.meta, noImage}, `column "image" is null in row 0`},
+		"no name": {"train", rows{r.ids, noName, r.blobs}, `column "name" has 4 nulls`},
+		"split":   {"not a name", r, "split"},
+	} {
+		w, err := New(t.Context(), store, Options{Dataset: "d", Schema: testSchema(t), Mem: mem})
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = w.Write(t.Context(), c.split, c.rows.ids, c.rows.meta, c.rows.blobs)
+		if !errors.Is(err, schema.ErrInvalid) || !strings.Contains(err.Error(), c.message) {
+			t.Errorf("%s: %v, want ErrInvalid with %q", name, err, c.message)
+		}
+		if _, _, again := w.Commit(t.Context()); !errors.Is(again, err) {
+			t.Errorf("%s: commit after an error: %v, want that error", name, again)
+		}
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if list, err := store.Datasets(t.Context()); err != nil || len(list) != 0 {
+		t.Errorf("datasets %v, error %v, want none", list, err)
+	}
+}
+
+func TestWithoutMetadata(t *testing.T) {
+	store := openStore(t)
+	s, err := schema.NewSchema(nil, blobFields[:1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := New(t.Context(), store, Options{Dataset: "d", Schema: s})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = w.Close() }()
+	if err := w.Write(t.Context(), "", []schema.ID{{1}, {2}}, nil, [][][]byte{{{1}, {2}}}); err != nil {
+		t.Fatal(err)
+	}
+	snap, _, err := w.Commit(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if snap.Rows() != 2 || snap.Splits[0].Name != DefaultSplit {
+		t.Errorf("%d rows in %v", snap.Rows(), snap.Splits)
+	}
+}
+
+// failing is a store whose nth put fails.
+type failing struct {
+	fetch.Store
+	left atomic.Int64
+}
+
+var errDisk = errors.New("the disk is gone")
+
+func (f *failing) Begin(ctx context.Context, dataset string) (fetch.Ingest, error) {
+	in, err := f.Store.Begin(ctx, dataset)
+	return failingIngest{in, f}, err
+}
+
+type failingIngest struct {
+	fetch.Ingest
+	f *failing
+}
+
+func (i failingIngest) Put(ctx context.Context, data []byte) (schema.BlobRef, error) {
+	if i.f.left.Add(-1) < 0 {
+		return schema.BlobRef{}, errDisk
+	}
+	return i.Ingest.Put(ctx, data)
+}
+
+func TestFailingStore(t *testing.T) {
+	for _, puts := range []int64{0, 1, 100, 166} { // of 100 images, 66 masks and a chunk
+		store := openStore(t)
+		f := &failing{Store: store}
+		f.left.Store(puts)
+		if _, _, err := write(t, f, Create, part{"train", 0, 100}); !errors.Is(err, errDisk) {
+			t.Errorf("after %d puts: %v, want %v", puts, err, errDisk)
+		}
+		if list, err := store.Datasets(t.Context()); err != nil || len(list) != 0 {
+			t.Errorf("after %d puts: datasets %v, error %v, want none", puts, list, err)
+		}
+	}
+}
+
+func TestCancelled(t *testing.T) {
+	store := openStore(t)
+	w, err := New(t.Context(), store, Options{Dataset: "d", Schema: testSchema(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = w.Close() }()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errDisk)
+	r := makeRows(memory.DefaultAllocator, 0, 10)
+	defer r.meta.Release()
+	if err := w.Write(ctx, "train", r.ids, r.meta, r.blobs); !errors.Is(err, errDisk) {
+		t.Errorf("%v, want the cause of the cancellation", err)
+	}
+}
+
+func TestTooManyRanges(t *testing.T) {
+	store := openStore(t)
+	w, err := New(t.Context(), store, Options{Dataset: "d", Schema: testSchema(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = w.Close() }()
+	for i := range maxRanges {
+		w.splits = addRange(w.splits, fmt.Sprint(i%2), schema.Range{Start: int64(i), End: int64(i + 1)})
+	}
+	w.stats.Rows = maxRanges
+	r := makeRows(memory.DefaultAllocator, 0, 1)
+	defer r.meta.Release()
+	if err := w.Write(t.Context(), "0", r.ids, r.meta, r.blobs); !errors.Is(err, schema.ErrLimit) {
+		t.Errorf("%v, want ErrLimit", err)
+	}
+}

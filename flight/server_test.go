@@ -1,0 +1,396 @@
+package flight
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/apache/arrow/go/v17/arrow/array"
+	"github.com/apache/arrow/go/v17/arrow/flight"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/reflection/grpc_reflection_v1"
+)
+
+// conn is a bare gRPC connection.
+func (f *fixture) conn() *grpc.ClientConn {
+	f.t.Helper()
+	c, err := grpc.NewClient(f.addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func TestHealthAndReflection(t *testing.T) {
+	f := serve(t, Options{})
+	c := f.conn()
+	for _, service := range []string{"", flightService} {
+		r, err := grpc_health_v1.NewHealthClient(c).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{Service: service})
+		if err != nil || r.Status != grpc_health_v1.HealthCheckResponse_SERVING {
+			t.Errorf("%q: got %v, %v", service, r, err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	stream, err := grpc_reflection_v1.NewServerReflectionClient(c).ServerReflectionInfo(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Send(&grpc_reflection_v1.ServerReflectionRequest{MessageRequest: &grpc_reflection_v1.ServerReflectionRequest_ListServices{}}); err != nil {
+		t.Fatal(err)
+	}
+	r, err := stream.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, s := range r.GetListServicesResponse().GetService() {
+		names = append(names, s.Name)
+	}
+	if !slices.Contains(names, flightService) || !slices.Contains(names, "grpc.health.v1.Health") {
+		t.Errorf("got services %q", names)
+	}
+}
+
+func TestHandshakeUnimplemented(t *testing.T) {
+	f := serve(t, Options{})
+	stream, err := f.client.Handshake(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = stream.Recv()
+	wantCode(t, err, codes.Unimplemented, "")
+}
+
+func TestMaxStreams(t *testing.T) {
+	f := serve(t, Options{MaxStreams: 2})
+	f.fillLarge("big")
+	const ticket = `{"dataset": "big", "batch": 4}`
+	one := f.stalled(t.Context(), ticket)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	x := f.exchange(ctx, command(`{"take": {"dataset": "big"}}`), positionSchema)
+	if err := x.ask(positions(1)); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := x.answer(); err != nil {
+		t.Fatal(err)
+	}
+	const want = "MaxStreams is 2"
+	_, err := f.get(&flight.Ticket{Ticket: []byte(ticket)})
+	wantCode(t, err, codes.ResourceExhausted, want)
+	_, err = f.put(path("d"), samples(0, 1))
+	wantCode(t, err, codes.ResourceExhausted, want)
+	_, _, err = f.exchange(t.Context(), command(`{"take": {"dataset": "big"}}`), positionSchema).answer()
+	wantCode(t, err, codes.ResourceExhausted, want)
+	// What is no stream goes on, and a place that becomes free is used.
+	if _, err := f.infos(""); err != nil {
+		t.Error(err)
+	}
+	if err := drainStream(one); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.server.calls.wait(t.Context(), func(c *call) bool { return strings.HasSuffix(c.method, "/DoGet") }); err != nil {
+		t.Fatal(err)
+	}
+	recs, err := f.get(&flight.Ticket{Ticket: []byte(ticket)})
+	if err != nil || rowsOf(recs) != largeRows {
+		t.Errorf("got %d rows, %v", rowsOf(recs), err)
+	}
+}
+
+func TestMaxRequestBytes(t *testing.T) {
+	f := serve(t, Options{MaxRequestBytes: 100})
+	long := strings.Repeat("x", 101)
+	const want = "101 bytes, MaxRequestBytes is 100"
+	_, err := f.get(&flight.Ticket{Ticket: []byte(long)})
+	wantCode(t, err, codes.ResourceExhausted, "ticket has "+want)
+	_, err = f.infos(long)
+	wantCode(t, err, codes.ResourceExhausted, "criteria has "+want)
+	_, err = f.act("list", long)
+	wantCode(t, err, codes.ResourceExhausted, "body of an action has "+want)
+	for _, d := range []*flight.FlightDescriptor{command("%s", long), path(long[:50], long[50:])} {
+		_, err = f.client.GetFlightInfo(t.Context(), d)
+		wantCode(t, err, codes.ResourceExhausted, "descriptor has "+want)
+		_, err = f.client.GetSchema(t.Context(), d)
+		wantCode(t, err, codes.ResourceExhausted, "descriptor has "+want)
+		_, err = f.put(d, samples(0, 1))
+		wantCode(t, err, codes.ResourceExhausted, "descriptor has "+want)
+		_, _, err = f.exchange(t.Context(), d, positionSchema).answer()
+		wantCode(t, err, codes.ResourceExhausted, "descriptor has "+want)
+	}
+	_, err = f.client.GetFlightInfo(t.Context(), path("d"))
+	wantCode(t, err, codes.NotFound, "d")
+}
+
+func TestMaxMessageBytes(t *testing.T) {
+	f := serve(t, Options{MaxMessageBytes: 100_000})
+	if _, err := f.put(path("fits"), samples(0, 50)); err != nil {
+		t.Error(err)
+	}
+	_, err := f.put(path("does-not"), samples(0, 150))
+	wantCode(t, err, codes.ResourceExhausted, "MaxMessageBytes is 100000")
+	_, err = f.put(path("by-far-not"), samples(0, 1000))
+	wantCode(t, err, codes.ResourceExhausted, "200000")
+	f.wantDatasets("fits")
+}
+
+// TestPanic: a panic ends its call, and nothing else.
+func TestPanic(t *testing.T) {
+	f := serve(t, Options{})
+	engine := f.server.engine
+	f.server.engine = nil // which no handler expects
+	_, err := f.client.GetFlightInfo(t.Context(), path("d"))
+	wantCode(t, err, codes.Internal, "a defect of the server")
+	_, err = f.get(&flight.Ticket{Ticket: []byte(`{"dataset": "d"}`)})
+	wantCode(t, err, codes.Internal, "a defect of the server")
+	f.server.engine = engine
+	if log := f.log.String(); strings.Count(log, "panic in a call") != 2 || !strings.Contains(log, "info.go") || !strings.Contains(log, "doget.go") {
+		t.Error("the log does not show the stacks")
+	}
+	f.fill("d", 10)
+}
+
+func TestLog(t *testing.T) {
+	f := serve(t, Options{})
+	f.fill("d", 10)
+	if _, err := f.client.GetFlightInfo(t.Context(), path("e")); err == nil {
+		t.Error("no error")
+	}
+	log := f.log.String()
+	for _, want := range []string{"method=DoPut", "rows=10", "peer=127.0.0.1:", "code=OK", "duration=", "method=GetFlightInfo", "code=NotFound"} {
+		if !strings.Contains(log, want) {
+			t.Errorf("the log lacks %s", want)
+		}
+	}
+}
+
+// Test64Streams reads 64 epochs at once over few connections, each shuffled
+// otherwise, and checks every row.
+func Test64Streams(t *testing.T) {
+	f := serve(t, Options{})
+	const n = 1000
+	f.fill("d", n)
+	clients := []flight.Client{f.client, f.dial(), f.dial(), f.dial()}
+	var readers sync.WaitGroup
+	for i := range 64 {
+		readers.Go(func() {
+			stream, err := clients[i%len(clients)].DoGet(t.Context(), &flight.Ticket{Ticket: fmt.Appendf(nil, `{"dataset": "d", "columns": ["position", "image"], "shuffle": {"seed": %d}, "batch": 50}`, i)})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			recs, err := records(stream)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			seen := make([]bool, n)
+			for _, rec := range recs {
+				positions, images := rec.Column(0).(*array.Int64), rec.Column(1).(*array.LargeBinary)
+				for k := range int(rec.NumRows()) {
+					p := positions.Value(k)
+					if seen[p] {
+						t.Errorf("stream %d has position %d twice", i, p)
+						return
+					}
+					seen[p] = true
+					if string(images.Value(k)) != string(content(int(p))) {
+						t.Errorf("stream %d has a wrong image at position %d", i, p)
+						return
+					}
+				}
+			}
+			if slices.Contains(seen, false) {
+				t.Errorf("stream %d lacks rows", i)
+			}
+		})
+	}
+	readers.Wait()
+	f.untilIdle()
+	if running, _, _ := f.server.calls.snapshot(); len(running) != 0 {
+		t.Errorf("still running: %+v", running)
+	}
+}
+
+// TestStalledReader: one client that does not read holds up nobody else.
+func TestStalledReader(t *testing.T) {
+	f := serve(t, Options{})
+	f.fillLarge("big")
+	ctx, cancel := context.WithCancel(t.Context())
+	f.stalled(ctx, `{"dataset": "big", "batch": 4}`)
+	for range 3 {
+		recs, err := f.get(&flight.Ticket{Ticket: []byte(`{"dataset": "big"}`)})
+		if err != nil || rowsOf(recs) != largeRows {
+			t.Fatalf("got %d rows, %v", rowsOf(recs), err)
+		}
+	}
+	cancel()
+	f.untilIdle()
+}
+
+// draining begins a shutdown and waits until it is seen.
+func (f *fixture) draining(ctx context.Context) chan error {
+	f.t.Helper()
+	ended := make(chan error, 1)
+	health := grpc_health_v1.NewHealthClient(f.conn())
+	watch, err := health.Watch(f.t.Context(), &grpc_health_v1.HealthCheckRequest{Service: flightService})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	if r, err := watch.Recv(); err != nil || r.Status != grpc_health_v1.HealthCheckResponse_SERVING {
+		f.t.Fatalf("health is %v, %v", r, err)
+	}
+	go func() { ended <- f.server.Shutdown(ctx) }()
+	if r, err := watch.Recv(); err != nil || r.Status != grpc_health_v1.HealthCheckResponse_NOT_SERVING {
+		f.t.Fatalf("health is %v, %v", r, err)
+	}
+	return ended
+}
+
+// TestDrain: streams that end in time end well, new calls are refused by name,
+// and the health watcher does not hold the server up.
+func TestDrain(t *testing.T) {
+	f := serve(t, Options{DrainTimeout: time.Minute})
+	f.fillLarge("big")
+	get := f.stalled(t.Context(), `{"dataset": "big", "batch": 4}`)
+	put, w := f.uploading(t.Context(), f.client, path("d"))
+	x := f.exchange(t.Context(), command(`{"take": {"dataset": "big", "columns": ["id"]}}`), positionSchema)
+	if err := x.ask(positions(1)); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := x.answer(); err != nil {
+		t.Fatal(err)
+	}
+
+	ended := f.draining(t.Context())
+	const why = "the server is draining"
+	_, err := f.client.GetFlightInfo(t.Context(), path("big"))
+	wantCode(t, err, codes.Unavailable, why)
+	_, err = f.get(&flight.Ticket{Ticket: []byte(`{"dataset": "big"}`)})
+	wantCode(t, err, codes.Unavailable, why)
+	_, err = f.act("list", ``)
+	wantCode(t, err, codes.Unavailable, why)
+	_, err = f.put(path("e"), samples(0, 1))
+	wantCode(t, err, codes.Unavailable, why)
+
+	// What runs goes on.
+	if err := drainStream(get); err != nil {
+		t.Errorf("DoGet: %v", err)
+	}
+	if err := w.Write(samples(50, 60)); err != nil {
+		t.Fatal(err)
+	}
+	if err := put.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	results, err := resultsOf(put)
+	if err != nil {
+		t.Fatalf("DoPut: %v", err)
+	}
+	if got := last[putAck](t, results); got.Rows != 60 {
+		t.Errorf("got %+v", got)
+	}
+	if err := x.ask(positions(2)); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := x.answer(); err != nil {
+		t.Errorf("DoExchange: %v", err)
+	}
+	select {
+	case err := <-ended:
+		t.Fatalf("the server stopped under a stream: %v", err)
+	default:
+	}
+	if err := x.stream.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := x.answer(); !errors.Is(err, io.EOF) {
+		t.Errorf("DoExchange: got %v, want its end", err)
+	}
+	if err := <-ended; err != nil {
+		t.Errorf("Shutdown: %v", err)
+	}
+	f.wantDatasets("big", "d")
+}
+
+// TestDrainDeadline: what has not ended by then is cut off, whether the client
+// does not read, does not write or is just slow; those that listen are told.
+func TestDrainDeadline(t *testing.T) {
+	f := serve(t, Options{DrainTimeout: time.Minute})
+	f.fillLarge("big")
+	stalled := f.stalled(t.Context(), `{"dataset": "big", "batch": 4}`)
+	put, _ := f.uploading(t.Context(), f.client, path("d"))
+	idle := f.exchange(t.Context(), command(`{"take": {"dataset": "big"}}`), positionSchema)
+	if _, err := idle.stream.Recv(); err != nil { // its schema
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := f.draining(ctx)
+	cancel()
+	if err := <-ended; err == nil || !strings.Contains(err.Error(), "3 calls were cut off") {
+		t.Errorf("Shutdown: got %v, want 3 calls cut off", err)
+	}
+	const why = "the server stopped"
+	_, err := resultsOf(put)
+	wantCode(t, err, codes.Unavailable, why)
+	wantCode(t, drainStream(idle.stream), codes.Unavailable, why)
+	wantCode(t, drainStream(stalled), codes.Unavailable, "")
+	f.wantDatasets("big")
+}
+
+// TestShutdownTwice: the second call finds nothing left to do.
+func TestShutdownTwice(t *testing.T) {
+	f := serve(t, Options{})
+	for range 2 {
+		if err := f.server.Shutdown(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestVanishedClients kills connections in the middle of everything; the
+// fixture's end checks that nothing stays.
+func TestVanishedClients(t *testing.T) {
+	f := serve(t, Options{})
+	f.fillLarge("big")
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	src := rand.New(rand.NewPCG(seed, 0))
+	for i := range 20 {
+		c := f.dial()
+		stream, err := c.DoGet(t.Context(), &flight.Ticket{Ticket: []byte(`{"dataset": "big", "batch": 3}`)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range src.IntN(10) {
+			if _, err := stream.Recv(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if i%2 == 0 {
+			f.uploading(t.Context(), c, path(fmt.Sprintf("d%d", i)))
+		}
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := f.server.Shutdown(t.Context()); err != nil {
+		t.Error(err)
+	}
+	f.wantDatasets("big")
+	if st := f.engine.Stats(); st.LiveStreams != 0 {
+		t.Errorf("%d streams live on", st.LiveStreams)
+	}
+}

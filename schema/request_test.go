@@ -1,0 +1,238 @@
+package schema
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+const someKey = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+
+func TestParseRequest(t *testing.T) {
+	stop := int64(9)
+	for _, test := range []struct {
+		in    string
+		want  Request
+		canon string // "" if in is canonical
+	}{
+		{`{"dataset":"imagenet"}`, Request{Dataset: "imagenet"}, ""},
+		{`{"dataset":"a","snapshot":3,"split":"train","where":"a < 3 && b > \"<é>\"","selection":{"name":"` + someKey + `"},"columns":["id","é"],` +
+			`"layout":"binary","shuffle":{"seed":18446744073709551615,"epoch":2},"batch":256,"batch_bytes":1048576,"world":{"size":8},` +
+			`"order":"window:12","remainder":"pad","on_error":"null"}`,
+			Request{Dataset: "a", Snapshot: 3, Split: "train", Where: `a < 3 && b > "<é>"`, Selection: &SelectionRef{Name: someKey},
+				Columns: []string{"id", "é"}, Layout: LayoutBinary, Shuffle: &Shuffle{1<<64 - 1, 2}, Batch: 256, BatchBytes: 1 << 20,
+				World: &World{8}, Order: "window:12", Remainder: RemainderPad, OnError: OnErrorNull}, ""},
+		{` { "snapshot" : 0 , "dataset":"a","shuffle":{} , "selection":{"positions":[ 5, 1,3 ]} } ` + "\n",
+			Request{Dataset: "a", Shuffle: &Shuffle{}, Selection: &SelectionRef{Positions: []int64{1, 3, 5}}},
+			`{"dataset":"a","selection":{"positions":[1,3,5]},"shuffle":{"seed":0,"epoch":0}}`},
+		{`{"dataset":"a","selection":{"positions":[9223372036854775807]}}`,
+			Request{Dataset: "a", Selection: &SelectionRef{Positions: []int64{1<<63 - 1}}}, ""},
+	} {
+		got, err := ParseRequest([]byte(test.in))
+		if err != nil {
+			t.Errorf("%s: %v", test.in, err)
+			continue
+		}
+		if !reflect.DeepEqual(got, test.want) {
+			t.Errorf("%s: got %+v, want %+v", test.in, got, test.want)
+		}
+		if test.canon == "" {
+			test.canon = test.in
+		}
+		if out := string(got.Marshal()); out != test.canon {
+			t.Errorf("marshals to\n%s, want\n%s", out, test.canon)
+		}
+		for _, ticket := range []Ticket{
+			{Request: got},
+			{Request: got, Step: 7, Row: 3, Stride: 4, Stop: &stop},
+		} {
+			again, err := ParseTicket(ticket.Marshal())
+			if err != nil || !reflect.DeepEqual(again, ticket) {
+				t.Errorf("ticket %s: %+v %v", ticket.Marshal(), again, err)
+			}
+		}
+	}
+}
+
+func TestDefaults(t *testing.T) {
+	for order, want := range map[string]string{"": "strict 0", "strict": "strict 0", "window": "window 16", "window:3": "window 3", "free": "free 0"} {
+		mode, steps := Request{Order: order}.OrderOf()
+		if got := fmt.Sprintf("%s %d", mode, steps); got != want {
+			t.Errorf("order %q is %s, want %s", order, got, want)
+		}
+	}
+	if n := (Request{}).WorldSize(); n != 1 {
+		t.Error(n)
+	}
+	if n := (Request{World: &World{6}}).WorldSize(); n != 6 {
+		t.Error(n)
+	}
+}
+
+// Every way a request or ticket can be wrong, and what is said of it.
+func TestRequestErrors(t *testing.T) {
+	long := strings.Repeat("x", 200)
+	many := "[" + strings.Repeat("0,", MaxPositions) + "1]"
+	requests := []string{
+		``, ` `, `null`, `[]`, `3`, `"a"`, `{`, `{"dataset"`, `{"dataset":"a"`, `{"dataset":"a"} x`, `{"dataset":"a"}{}`, `{'dataset':"a"}`,
+		`{"dataset":"a",}`, "{\"dataset\":\"\xff\"}", strings.Repeat(" ", MaxRequestBytes+1),
+		`{}`, `{"dataset":null}`, `{"dataset":3}`, `{"dataset":""}`, `{"dataset":"a@3"}`, `{"dataset":"-a"}`, `{"dataset":"a b"}`, `{"dataset":"é"}`,
+		`{"dataset":"` + long + `"}`,
+		`{"dataset":"a","dataset":"b"}`, `{"dataset":"a","Dataset":"b"}`, `{"dataset":"a","shufle":{}}`, `{"dataset":"a","zzz":1}`,
+		`{"dataset":"a","":1}`, `{"dataset":"a","` + long + `":1}`, `{"dataset":"a","rank":1}`,
+		`{"dataset":"a","snapshot":-1}`, `{"dataset":"a","snapshot":1.5}`, `{"dataset":"a","snapshot":1.0}`, `{"dataset":"a","snapshot":1e3}`,
+		`{"dataset":"a","snapshot":"3"}`, `{"dataset":"a","snapshot":9223372036854775808}`, `{"dataset":"a","snapshot":true}`,
+		`{"dataset":"a","split":""}`, `{"dataset":"a","split":["train"]}`, `{"dataset":"a","split":"a/b"}`,
+		`{"dataset":"a","where":""}`, `{"dataset":"a","where":{"a":1}}`, `{"dataset":"a","where":"` + strings.Repeat("x", MaxWhereBytes+1) + `"}`,
+		`{"dataset":"a","selection":"x"}`, `{"dataset":"a","selection":{}}`, `{"dataset":"a","selection":{"name":"x"}}`, `{"dataset":"a","selection":{"name":""}}`,
+		`{"dataset":"a","selection":{"name":"` + strings.ToUpper(someKey) + `"}}`,
+		`{"dataset":"a","selection":{"name":"` + someKey + `","positions":[1]}}`, `{"dataset":"a","selection":{"position":[1]}}`,
+		`{"dataset":"a","selection":{"positions":[]}}`, `{"dataset":"a","selection":{"positions":3}}`, `{"dataset":"a","selection":{"positions":[1,1]}}`,
+		`{"dataset":"a","selection":{"positions":[1,-1]}}`, `{"dataset":"a","selection":{"positions":[1,"2,3"]}}`, `{"dataset":"a","selection":{"positions":[[1,2]]}}`,
+		`{"dataset":"a","selection":{"positions":[1.5]}}`, `{"dataset":"a","selection":{"positions":` + many + `}}`,
+		`{"dataset":"a","columns":[]}`, `{"dataset":"a","columns":"id"}`, `{"dataset":"a","columns":["id",3]}`, `{"dataset":"a","columns":["id","id"]}`,
+		`{"dataset":"a","columns":[""]}`, `{"dataset":"a","columns":["` + long + `"]}`,
+		`{"dataset":"a","layout":"hugingface"}`, `{"dataset":"a","layout":""}`, `{"dataset":"a","layout":1}`,
+		`{"dataset":"a","shuffle":true}`, `{"dataset":"a","shuffle":{"sed":1}}`, `{"dataset":"a","shuffle":{"seed":-1}}`,
+		`{"dataset":"a","shuffle":{"seed":18446744073709551616}}`, `{"dataset":"a","shuffle":{"seed":1,"seed":2}}`, `{"dataset":"a","shuffle":{"epoch":null}}`,
+		`{"dataset":"a","batch":0}`, `{"dataset":"a","batch":2147483648}`, `{"dataset":"a","batch_bytes":0}`, `{"dataset":"a","batch_bytes":1073741825}`,
+		`{"dataset":"a","world":8}`, `{"dataset":"a","world":{}}`, `{"dataset":"a","world":{"size":0}}`, `{"dataset":"a","world":{"size":65537}}`, `{"dataset":"a","world":{"sise":1}}`,
+		`{"dataset":"a","order":"random"}`, `{"dataset":"a","order":""}`, `{"dataset":"a","order":"window:0"}`, `{"dataset":"a","order":"window:08"}`, `{"dataset":"a","order":"window:+8"}`, `{"dataset":"a","order":"window:1048577"}`,
+		`{"dataset":"a","remainder":"dorp"}`, `{"dataset":"a","on_error":"ignore"}`,
+	}
+	tickets := []string{
+		``, `{"dataset":"a","rnk":1}`, `{"dataset":"a","rank":1}`, `{"dataset":"a","rank":-1}`, `{"dataset":"a","rank":8,"world":{"size":8}}`, `{"dataset":"a","rank":"0"}`,
+		`{"dataset":"a","step":-1}`, `{"dataset":"a","step":1.5}`, `{"dataset":"a","step":9223372036854775808}`, `{"dataset":"a","row":-1}`, `{"dataset":"a","row":2147483648}`,
+		`{"dataset":"a","stride":0}`, `{"dataset":"a","stride":2147483648}`, `{"dataset":"a","step":5,"stop":4}`, `{"dataset":"a","stop":null}`, `{"dataset":"a","stop":-1}`,
+		`{"dataset":"a","shuffle":{"seed":"1"}}`,
+	}
+	var out bytes.Buffer
+	report := func(in string, err error) {
+		var fe *FieldError
+		if !errors.As(err, &fe) || !errors.Is(err, ErrInvalid) {
+			t.Errorf("%.80s: %v", in, err)
+			return
+		}
+		if len(in) > 120 {
+			in = fmt.Sprintf("%s… (%d bytes)", in[:80], len(in))
+		}
+		fmt.Fprintf(&out, "%q\n\t%v\n", in, err)
+	}
+	for _, in := range requests {
+		_, err := ParseRequest([]byte(in))
+		report(in, err)
+	}
+	out.WriteString("\ntickets\n")
+	for _, in := range tickets {
+		_, err := ParseTicket([]byte(in))
+		report(in, err)
+	}
+	out.WriteString("\npaths\n")
+	for _, path := range [][]string{nil, {""}, {"a", ""}, {"a", "b", "c"}, {"a@"}, {"a@0"}, {"a@x"}, {"a@-1"}, {"a@+1"}, {"a@3@4"}, {"@3"}, {"a", "b@3"}, {"a/b"}} {
+		_, err := RequestFromPath(path)
+		report(fmt.Sprintf("%q", path), err)
+	}
+	golden(t, "request_errors.txt", out.Bytes())
+}
+
+// What a caller builds by hand is checked as what is parsed.
+func TestCheckRequest(t *testing.T) {
+	for name, r := range map[string]Request{
+		"unsorted positions": {Dataset: "a", Selection: &SelectionRef{Positions: []int64{2, 1}}},
+		"columns, but none":  {Dataset: "a", Columns: []string{}},
+		"negative batch":     {Dataset: "a", Batch: -1},
+		"negative bytes":     {Dataset: "a", BatchBytes: -1},
+		"no world":           {Dataset: "a", World: &World{}},
+		"broken text":        {Dataset: "a", Where: "\xff"},
+		"another layout":     {Dataset: "a", Layout: "x"},
+	} {
+		if err := r.Check(); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for name, tk := range map[string]Ticket{
+		"negative row":    {Request: Request{Dataset: "a"}, Row: -1},
+		"negative step":   {Request: Request{Dataset: "a"}, Step: -1},
+		"negative stride": {Request: Request{Dataset: "a"}, Stride: -1},
+		"no dataset":      {},
+	} {
+		if err := tk.Check(); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestRequestFromPath(t *testing.T) {
+	for path, want := range map[string]Request{
+		"imagenet":         {Dataset: "imagenet"},
+		"imagenet train":   {Dataset: "imagenet", Split: "train"},
+		"imagenet@3 train": {Dataset: "imagenet", Snapshot: 3, Split: "train"},
+		"imagenet@12":      {Dataset: "imagenet", Snapshot: 12},
+	} {
+		got, err := RequestFromPath(strings.Fields(path))
+		if err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v %v", path, got, err)
+		}
+	}
+}
+
+func fuzzSeeds(f *testing.F) {
+	f.Add([]byte(`{"dataset":"a","snapshot":3,"split":"train","where":"a < 3","selection":{"positions":[3,1]},"columns":["id"],"layout":"binary","shuffle":{"seed":5},"batch":2,"world":{"size":8},"order":"window:2","remainder":"pad","on_error":"skip","rank":3,"step":4,"row":1,"stride":2,"stop":9}`))
+	f.Add([]byte(`{"dataset":"a","where":"\ud800 \u2028 <>"}`))
+	f.Add([]byte(`{"dataset":"a","world":{"size":1e1}}`))
+	f.Add([]byte(`[]`))
+}
+
+func FuzzParseRequest(f *testing.F) {
+	fuzzSeeds(f)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r, err := ParseRequest(b)
+		if err != nil {
+			var fe *FieldError
+			if !errors.As(err, &fe) {
+				t.Fatalf("%q: %v", b, err)
+			}
+			return
+		}
+		again, err := ParseRequest(r.Marshal())
+		if err != nil || !reflect.DeepEqual(r, again) {
+			t.Fatalf("%s: %+v %+v %v", r.Marshal(), r, again, err)
+		}
+	})
+}
+
+func FuzzParseTicket(f *testing.F) {
+	fuzzSeeds(f)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		tk, err := ParseTicket(b)
+		if err != nil {
+			var fe *FieldError
+			if !errors.As(err, &fe) {
+				t.Fatalf("%q: %v", b, err)
+			}
+			return
+		}
+		again, err := ParseTicket(tk.Marshal())
+		if err != nil || !reflect.DeepEqual(tk, again) {
+			t.Fatalf("%s: %+v %+v %v", tk.Marshal(), tk, again, err)
+		}
+	})
+}
+
+func BenchmarkParseRequestPositions(b *testing.B) {
+	r := Request{Dataset: "a", Selection: &SelectionRef{}}
+	for i := range MaxPositions {
+		r.Selection.Positions = append(r.Selection.Positions, int64(i)*1_000_003)
+	}
+	text := r.Marshal()
+	b.SetBytes(int64(len(text)))
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := ParseRequest(text); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,481 @@
+package segment
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"unsafe"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sync/errgroup"
+
+	"bowstring/schema"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func newSet(t testing.TB, opts Options) (*Set, string) {
+	t.Helper()
+	dir := t.TempDir()
+	if opts.NewID == nil {
+		var next atomic.Uint32
+		opts.NewID = func() (uint32, error) { return next.Add(1), nil }
+	}
+	s := NewSet(dir, opts)
+	t.Cleanup(s.Close)
+	return s, dir
+}
+
+func content(name string, n int) []byte {
+	var seed [32]byte
+	copy(seed[:], name)
+	b := make([]byte, n)
+	_, _ = rand.NewChaCha8(seed).Read(b) // never fails
+	return b
+}
+
+func appendBlob(t testing.TB, s *Set, data []byte) Location {
+	t.Helper()
+	ref := schema.RefOf(data)
+	loc, err := s.Append(ref.Key, ref.CRC, data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return loc
+}
+
+func requireBlob(t testing.TB, s *Set, loc Location, want []byte) {
+	t.Helper()
+	b, err := s.Get(loc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Release()
+	if !bytes.Equal(b.Bytes(), want) {
+		t.Fatalf("%+v holds other bytes than were put", loc)
+	}
+}
+
+func TestAppendAndGet(t *testing.T) {
+	s, dir := newSet(t, Options{MaxBytes: 1 << 20})
+	want := map[Location][]byte{}
+	for i, n := range []int{0, 1, 63, 64, 65, 4095, 4096, 110_000, 0, 3 << 20, 10, 900_000, 200_000} {
+		data := content(fmt.Sprint(i), n)
+		loc := appendBlob(t, s, data)
+		if loc.Offset%Align != 0 {
+			t.Errorf("a payload lies at offset %d", loc.Offset)
+		}
+		want[loc] = data
+		for loc, data := range want { // the segment is readable as it grows
+			requireBlob(t, s, loc, data)
+		}
+	}
+	for loc := range want {
+		b, err := s.Get(loc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p := uintptr(unsafe.Pointer(unsafe.SliceData(b.Bytes()))); p%Align != 0 {
+			t.Errorf("a payload is mapped at %#x", p)
+		}
+		b.Release()
+	}
+	if err := s.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	ends := map[uint32]int64{}
+	for _, g := range s.Segments() {
+		if g.Durable() != g.Size() {
+			t.Errorf("after a sync %d of %d bytes of segment %d are durable", g.Durable(), g.Size(), g.ID())
+		}
+		if g.Size() > 1<<20 {
+			n := 0
+			for range g.Scan(ScanOptions{}) {
+				n++
+			}
+			if n != 1 {
+				t.Errorf("segment %d of %d bytes has %d records, want the large one alone", g.ID(), g.Size(), n)
+			}
+		}
+		ends[g.ID()] = g.Size()
+	}
+	if len(ends) < 3 {
+		t.Errorf("there are %d segments, want the blobs spread over several", len(ends))
+	}
+
+	// Another set over the same files.
+	ids, err := List(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again := NewSet(dir, Options{MaxBytes: 1 << 20, NewID: func() (uint32, error) { return 100, nil }})
+	defer again.Close()
+	for i, id := range ids {
+		if _, err := again.Attach(id, ends[id], ends[id], i == len(ids)-1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for loc, data := range want {
+		requireBlob(t, again, loc, data)
+	}
+	data := content("one more", 5000)
+	loc := appendBlob(t, again, data)
+	if loc.Segment != ids[len(ids)-1] {
+		t.Errorf("the append went to segment %d, not to the last one, %d", loc.Segment, ids[len(ids)-1])
+	}
+	requireBlob(t, again, loc, data)
+}
+
+func TestRebuildIndexByScan(t *testing.T) {
+	s, _ := newSet(t, Options{MaxBytes: 1 << 20})
+	want := map[schema.Key]Location{}
+	var mu sync.Mutex
+	var g errgroup.Group
+	for w := range 8 {
+		g.Go(func() error {
+			r := rand.New(rand.NewPCG(7, uint64(w)))
+			for i := range 60 {
+				data := content(fmt.Sprintf("%d/%d", w, i), r.IntN(30_000))
+				ref := schema.RefOf(data)
+				loc, err := s.Append(ref.Key, ref.CRC, data)
+				if err != nil {
+					return err
+				}
+				b, err := s.Get(loc)
+				if err != nil {
+					return err
+				}
+				err = ref.Check(b.Bytes())
+				b.Release()
+				if err != nil {
+					return err
+				}
+				mu.Lock()
+				want[ref.Key] = loc
+				mu.Unlock()
+				if i%20 == 0 {
+					if err := s.Sync(); err != nil {
+						return err
+					}
+				}
+			}
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	got := map[schema.Key]Location{}
+	for _, g := range s.Segments() {
+		for rec, err := range g.Scan(ScanOptions{Payloads: true}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			got[rec.Key] = Location{g.ID(), rec.Offset, rec.Length}
+		}
+	}
+	if len(got) != len(want) {
+		t.Fatalf("the scan found %d records of %d", len(got), len(want))
+	}
+	for k, loc := range want {
+		if got[k] != loc {
+			t.Errorf("%s is at %+v, the scan says %+v", k, loc, got[k])
+		}
+	}
+}
+
+// mappings counts the mappings of a directory's files.
+func mappings(t *testing.T, dir string) int {
+	t.Helper()
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		t.Skip(err)
+	}
+	return strings.Count(string(maps), dir)
+}
+
+func TestRetireUnderPins(t *testing.T) {
+	s, dir := newSet(t, Options{MaxBytes: 1 << 20})
+	data := content("pinned", 200_000)
+	loc := appendBlob(t, s, data)
+	if err := s.Retire(loc.Segment); !errors.Is(err, schema.ErrInvalid) {
+		t.Fatalf("retiring the active segment: %v", err)
+	}
+	s.Roll()
+	a, err := s.Get(loc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := s.Get(loc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Retire(loc.Segment); err != nil {
+		t.Fatal(err)
+	}
+	if ids, err := List(dir); err != nil || len(ids) != 0 {
+		t.Errorf("files of segments %v are left, %v", ids, err)
+	}
+	if _, err := s.Get(loc); !errors.Is(err, ErrRetired) {
+		t.Errorf("reading from a retired segment: %v", err)
+	}
+	if !bytes.Equal(a.Bytes(), data) {
+		t.Error("the pinned bytes changed")
+	}
+	a.Release()
+	a.Release() // does nothing
+	if !bytes.Equal(b.Bytes(), data) || mappings(t, dir) != 1 {
+		t.Error("the segment was let go before its last pin")
+	}
+	b.Release()
+	if n := mappings(t, dir); n != 0 {
+		t.Errorf("%d mappings are left after the last release", n)
+	}
+}
+
+func TestCloseUnderPins(t *testing.T) {
+	s, dir := newSet(t, Options{})
+	data := content("pinned", 100_000)
+	loc := appendBlob(t, s, data)
+	b, err := s.Get(loc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Close()
+	s.Close()
+	if !bytes.Equal(b.Bytes(), data) {
+		t.Error("the pinned bytes changed")
+	}
+	if _, err := s.Append(schema.Key{}, 0, nil); !errors.Is(err, schema.ErrUnavailable) {
+		t.Errorf("append after close: %v", err)
+	}
+	b.Release()
+	if n := mappings(t, dir); n != 0 {
+		t.Errorf("%d mappings are left after the last release", n)
+	}
+}
+
+// TestPinsRace has readers race with the retirement of what they read.
+func TestPinsRace(t *testing.T) {
+	s, dir := newSet(t, Options{MaxBytes: 1 << 20})
+	data := content("raced for", 10_000)
+	for range 50 {
+		loc := appendBlob(t, s, data)
+		s.Roll()
+		var g errgroup.Group
+		for range 4 {
+			g.Go(func() error {
+				for {
+					b, err := s.Get(loc)
+					if errors.Is(err, ErrRetired) {
+						return nil
+					} else if err != nil {
+						return err
+					}
+					ok := bytes.Equal(b.Bytes(), data)
+					b.Release()
+					if !ok {
+						return errors.New("wrong bytes")
+					}
+				}
+			})
+		}
+		if err := s.Retire(loc.Segment); err != nil {
+			t.Fatal(err)
+		}
+		if err := g.Wait(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := mappings(t, dir); n != 0 {
+		t.Errorf("%d mappings are left", n)
+	}
+}
+
+// TestVanishedPages reads where the file has no page any more: an error, where
+// touching the mapping would kill the process.
+func TestVanishedPages(t *testing.T) {
+	s, dir := newSet(t, Options{})
+	loc := appendBlob(t, s, content("gone", 100_000))
+	if err := os.Truncate(filepath.Join(dir, FileName(loc.Segment)), 4096); err != nil {
+		t.Fatal(err)
+	}
+	b, err := s.Get(loc)
+	if err == nil {
+		b.Release()
+		t.Fatal("a blob whose pages are gone was handed out")
+	}
+	// Beyond what was ever written.
+	for _, loc := range []Location{{loc.Segment, 1 << 20, 10}, {loc.Segment, 0, 10}, {loc.Segment, 64, -1}, {loc.Segment, 64, 1 << 40}} {
+		if _, err := s.Get(loc); !errors.Is(err, schema.ErrDataLoss) {
+			t.Errorf("reading %+v: %v", loc, err)
+		}
+		if s.Holds(loc) {
+			t.Errorf("the set claims to hold %+v", loc)
+		}
+	}
+}
+
+func TestFailedWriteLeavesVoid(t *testing.T) {
+	s, dir := newSet(t, Options{})
+	first := appendBlob(t, s, content("first", 1000))
+	g := s.Segment(first.Segment)
+
+	// A descriptor that cannot be written to.
+	file := g.file
+	readOnly, err := os.Open(filepath.Join(dir, FileName(first.Segment)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer readOnly.Close()
+	s.mu.Lock()
+	g.reserved = 1 << 20 // no allocation on it
+	s.mu.Unlock()
+	g.file = readOnly
+	if _, err := s.Append(schema.Key{}, 0, make([]byte, 5000)); err == nil {
+		t.Fatal("a write to a read-only file succeeded")
+	}
+	if err := s.Sync(); err == nil {
+		t.Fatal("a sync that could not mark the failed write succeeded")
+	}
+	g.file = file
+	second := content("second", 2000)
+	loc := appendBlob(t, s, second)
+	if err := s.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	if g.Durable() != g.Size() {
+		t.Errorf("%d of %d bytes are durable", g.Durable(), g.Size())
+	}
+	var void, good int
+	for rec, err := range g.Scan(ScanOptions{Payloads: true}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if rec.Void {
+			void++
+		} else {
+			good++
+		}
+	}
+	if void != 1 || good != 2 {
+		t.Errorf("the scan found %d good and %d void records, want 2 and 1", good, void)
+	}
+	requireBlob(t, s, loc, second)
+}
+
+func TestDiskFull(t *testing.T) {
+	free := int64(1 << 20)
+	s, _ := newSet(t, Options{KeepFree: 1000, Free: func(*os.File) (int64, error) { return free, nil }})
+	small := content("small", 1000)
+	loc := appendBlob(t, s, small)
+	_, err := s.Append(schema.Key{}, 0, make([]byte, 2<<20))
+	if !errors.Is(err, schema.ErrLimit) || !errors.Is(err, syscall.ENOSPC) {
+		t.Fatalf("append beyond the free space: %v", err)
+	}
+	free = 2200
+	// Just enough.
+	appendBlob(t, s, small)
+	_, err = s.Append(schema.Key{}, 0, make([]byte, 1<<20))
+	if !errors.Is(err, schema.ErrLimit) {
+		t.Fatalf("append into the reserve: %v", err)
+	}
+	free = 1 << 30
+	appendBlob(t, s, make([]byte, 2<<20))
+	requireBlob(t, s, loc, small)
+}
+
+func TestSealedSegmentsAreTrimmed(t *testing.T) {
+	s, dir := newSet(t, Options{})
+	loc := appendBlob(t, s, content("x", 1000))
+	s.Roll()
+	if err := s.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	var st syscall.Stat_t
+	if err := syscall.Stat(filepath.Join(dir, FileName(loc.Segment)), &st); err != nil {
+		t.Fatal(err)
+	}
+	if st.Size != HeaderSize+Footprint(1000) || st.Blocks*512 > 64<<10 {
+		t.Errorf("a sealed segment of %d bytes takes %d on disk", st.Size, st.Blocks*512)
+	}
+}
+
+func TestAttachRefuses(t *testing.T) {
+	s, dir := newSet(t, Options{})
+	loc := appendBlob(t, s, content("x", 1000))
+	path := filepath.Join(dir, FileName(loc.Segment))
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := func(id uint32, data []byte) {
+		if err := os.WriteFile(filepath.Join(dir, FileName(id)), data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(50, data) // another segment's number
+	newer := slices.Clone(data)
+	newer[8] = 9
+	binary.LittleEndian.PutUint32(newer[12:], 51)
+	write(51, newer)
+	write(52, data[:10])
+	write(53, nil)
+	for _, id := range []uint32{50, 51, 52, 53, 54} {
+		if _, err := s.Attach(id, int64(len(data)), 0, false); err == nil {
+			t.Errorf("segment %d was attached", id)
+		}
+	}
+}
+
+func BenchmarkAppend(b *testing.B) {
+	for _, size := range []int{1 << 10, 110_000} {
+		b.Run(fmt.Sprint(size), func(b *testing.B) {
+			s, _ := newSet(b, Options{MaxBytes: 64 << 20})
+			data := content("bench", size)
+			ref := schema.RefOf(data)
+			b.SetBytes(int64(size))
+			b.ReportAllocs()
+			for b.Loop() {
+				loc, err := s.Append(ref.Key, ref.CRC, data)
+				if err != nil {
+					b.Fatal(err)
+				}
+				if loc.Segment > 4 { // bound the disk space
+					if err := s.Retire(loc.Segment - 4); err != nil && !errors.Is(err, schema.ErrInvalid) {
+						b.Fatal(err)
+					}
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkGet(b *testing.B) {
+	s, _ := newSet(b, Options{})
+	const n = 512
+	var locs [n]Location
+	for i := range locs {
+		locs[i] = appendBlob(b, s, content(fmt.Sprint(i), 110_000))
+	}
+	b.ReportAllocs()
+	i := 0
+	for b.Loop() {
+		blob, err := s.Get(locs[i%n])
+		if err != nil {
+			b.Fatal(err)
+		}
+		blob.Release()
+		i++
+	}
+}
