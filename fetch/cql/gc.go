@@ -31,9 +31,9 @@ const (
 )
 
 const (
-	insertCollector = "INSERT INTO " + tableLeases + " (id, holder, token) VALUES ('" + collectorID + "', ?, ?) IF NOT EXISTS USING TTL ?"
-	renewCollector  = "UPDATE " + tableLeases + " USING TTL ? SET holder = ?, token = ? WHERE id = '" + collectorID + "' IF token = ?"
-	deleteCollector = "DELETE FROM " + tableLeases + " WHERE id = '" + collectorID + "' IF token = ?"
+	insertCollector = "INSERT INTO " + tableLeases + " (id, holder, collection) VALUES ('" + collectorID + "', ?, ?) IF NOT EXISTS USING TTL ?"
+	renewCollector  = "UPDATE " + tableLeases + " USING TTL ? SET holder = ?, collection = ? WHERE id = '" + collectorID + "' IF collection = ?"
+	deleteCollector = "DELETE FROM " + tableLeases + " WHERE id = '" + collectorID + "' IF collection = ?"
 
 	selectIndex = "SELECT key, size, parts, WRITETIME(size), WRITETIME(parts) FROM " + tableBlobs + " WHERE token(key) > ? AND token(key) <= ?"
 	unsizeBlob  = "DELETE size FROM " + tableBlobs + " WHERE key = ?"

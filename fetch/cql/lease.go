@@ -30,10 +30,10 @@ const (
 	// collectorID is the lease of which there can be one: the running collection's.
 	collectorID = "gc"
 
-	writeLease   = "INSERT INTO " + tableLeases + " (id, holder, token, ingest, snapshots) VALUES (?, ?, ?, ?, ?) USING TTL ?"
+	writeLease   = "INSERT INTO " + tableLeases + " (id, holder, collection, ingest, snapshots) VALUES (?, ?, ?, ?, ?) USING TTL ?"
 	deleteLease  = "DELETE FROM " + tableLeases + " WHERE id = ?"
-	selectLeases = "SELECT id, holder, token, ingest, snapshots FROM " + tableLeases
-	selectLease  = "SELECT holder, token FROM " + tableLeases + " WHERE id = ?"
+	selectLeases = "SELECT id, holder, collection, ingest, snapshots FROM " + tableLeases
+	selectLease  = "SELECT holder, collection FROM " + tableLeases + " WHERE id = ?"
 )
 
 // lease is this process's row among those at work. It is written before the

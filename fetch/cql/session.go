@@ -12,6 +12,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/gocql/gocql"
 
@@ -107,14 +108,18 @@ type survey struct {
 	tables map[string]string // comments of its tables, by name
 }
 
-// look asks one node about the cluster, over one connection. It makes the
-// keyspace if it is missing and create says so.
+// defineTimeout is for statements that change the schema, which all nodes take part in.
+const defineTimeout = time.Minute
+
+// look asks one node about the cluster, over one connection, and makes what is
+// missing of the keyspace and its tables if create says so.
 func (s *Store) look(ctx context.Context, create bool) (survey, error) {
 	cl, err := s.config.cluster(s.options)
 	if err != nil {
 		return survey{}, err
 	}
 	cl.NumConns = 1
+	cl.Timeout = max(cl.Timeout, defineTimeout)
 	cl.DisableInitialHostLookup = true
 	cl.Events.DisableNodeStatusEvents, cl.Events.DisableTopologyEvents, cl.Events.DisableSchemaEvents = true, true, true
 	cl.Consistency = gocql.LocalOne
@@ -151,9 +156,26 @@ func (s *Store) look(ctx context.Context, create bool) (survey, error) {
 	if err := s.lookAtKeyspace(ctx, session, &v); err != nil {
 		return v, err
 	}
-	if v.exists || !create {
-		return v, nil
+	if !v.exists && create {
+		if err := s.createKeyspace(ctx, session, &v); err != nil {
+			return v, err
+		}
 	}
+	if !v.exists {
+		return v, fmt.Errorf("%w: the cluster has no keyspace %s; bowstring store init makes it", schema.ErrNotFound, s.config.Keyspace)
+	}
+	absent, err := v.missing(s.config.Keyspace)
+	if err != nil {
+		return v, err
+	}
+	if len(absent) > 0 && !create {
+		return v, fmt.Errorf("%w: keyspace %s holds no store (it lacks the tables %s); bowstring store init makes one",
+			schema.ErrNotFound, s.config.Keyspace, strings.Join(absent, ", "))
+	}
+	return v, s.createTables(ctx, session, absent)
+}
+
+func (s *Store) createKeyspace(ctx context.Context, session *gocql.Session, v *survey) error {
 	rf := s.config.RF
 	if rf == 0 {
 		rf = min(3, v.nodes)
@@ -162,9 +184,9 @@ func (s *Store) look(ctx context.Context, create bool) (survey, error) {
 	stmt := fmt.Sprintf("CREATE KEYSPACE IF NOT EXISTS %s WITH replication = {'class': 'NetworkTopologyStrategy', '%s': %d}",
 		s.config.Keyspace, strings.ReplaceAll(v.dc, "'", "''"), rf)
 	if err := s.define(ctx, session, stmt, ""); err != nil {
-		return v, err
+		return err
 	}
-	return v, s.lookAtKeyspace(ctx, session, &v)
+	return s.lookAtKeyspace(ctx, session, v)
 }
 
 func (s *Store) lookAtKeyspace(ctx context.Context, session *gocql.Session, v *survey) error {

@@ -86,16 +86,6 @@ func open(ctx context.Context, config *Config, opts Options) (_ *Store, err erro
 	if err != nil {
 		return nil, err
 	}
-	if !v.exists {
-		return nil, fmt.Errorf("%w: the cluster has no keyspace %s; bowstring store init makes it", schema.ErrNotFound, config.Keyspace)
-	}
-	absent, err := v.missing(config.Keyspace)
-	if err != nil {
-		return nil, err
-	}
-	if len(absent) > 0 && !opts.Create {
-		return nil, fmt.Errorf("%w: keyspace %s holds no store (it lacks %v); bowstring store init makes one", schema.ErrNotFound, config.Keyspace, absent)
-	}
 	s.dc, s.spread = v.dc, v.spread > 1
 	if s.db, err = s.session(ctx, config.Keyspace); err != nil {
 		return nil, err
@@ -105,9 +95,6 @@ func open(ctx context.Context, config *Config, opts Options) (_ *Store, err erro
 			s.db.Close()
 		}
 	}()
-	if err := s.createTables(ctx, s.db, absent); err != nil {
-		return nil, err
-	}
 	s.ending, s.end = context.WithCancel(context.Background())
 	s.lease.init(s)
 	s.puts.init()

@@ -47,7 +47,7 @@ var tables = map[string]struct{ columns, options, comment string }{
 		"", "uploaded selections by the hash of their bitmap",
 	},
 	tableLeases: {
-		"id text PRIMARY KEY, holder text, token uuid, ingest bigint, snapshots frozen<set<text>>",
+		"id text PRIMARY KEY, holder text, collection uuid, ingest bigint, snapshots frozen<set<text>>",
 		"gc_grace_seconds = 86400", "processes at work and what they hold; rows lapse",
 	},
 	tableAttached: {
