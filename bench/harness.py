@@ -138,7 +138,8 @@ class Readers:
         answers = [json.loads(p.stdout.readline()) for p in self._processes if p.stdout]
         seconds = time.perf_counter() - start
         for p in self._processes:
-            p.stdin.close() if p.stdin else None
+            if p.stdin:
+                p.stdin.close()
             p.wait()
         return {
             "rows": sum(a["rows"] for a in answers),

@@ -1,6 +1,6 @@
 """Stop in the middle of an epoch and go on later, elsewhere, from one small piece of JSON.
 
-    python examples/resume.py grpc://127.0.0.1:9090 photos
+    python examples/resume.py grpc://127.0.0.1:8815 photos
 
 Every batch carries the ticket of what comes after it. A checkpoint of the training job that keeps
 this ticket resumes exactly there, on any server that has the dataset: the server keeps no state.

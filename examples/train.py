@@ -1,6 +1,6 @@
 """Train an image classifier from a Bowstring server with nothing but pyarrow.flight.
 
-    python examples/train.py grpc://127.0.0.1:9090 photos
+    python examples/train.py grpc://127.0.0.1:8815 photos
 
 Two epochs in a global shuffle that the seed and the epoch alone determine; the model is a softmax
 on 32x32 thumbnails. Ends with a failure if a sample of an epoch came twice or not at all, or if the
@@ -94,7 +94,7 @@ def command(**request: Any) -> fl.FlightDescriptor:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("server", help="such as grpc://127.0.0.1:9090")
+    parser.add_argument("server", help="such as grpc://127.0.0.1:8815")
     parser.add_argument("dataset")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=7)

@@ -208,8 +208,9 @@ func (s *Stream) readCells() {
 		if !ok {
 			return
 		}
+		start := time.Now()
 		blob, err := s.engine.read(s.ctx, c.ref)
-		s.putCell(c, blob, err)
+		s.putCell(c, start, blob, err)
 	}
 }
 
@@ -285,8 +286,8 @@ func (s *Stream) waitForRoom() {
 	}
 }
 
-// putCell records what became of a read.
-func (s *Stream) putCell(c cell, blob schema.Blob, err error) {
+// putCell records what became of a read that began at start.
+func (s *Stream) putCell(c cell, start time.Time, blob schema.Blob, err error) {
 	w := &s.window
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -297,6 +298,7 @@ func (s *Stream) putCell(c cell, blob schema.Blob, err error) {
 		c.part.faults = append(c.part.faults, fault{c.row, c.column, err})
 	} else {
 		c.part.blobs[c.column][c.row] = blob
+		w.completed(c.ref.Size, start)
 		if s.waiting {
 			w.grow(c.ref.Size)
 			s.startReaders()

@@ -120,7 +120,11 @@ func FuzzUpload(f *testing.F) {
 			return
 		}
 		for rdr.Next() {
-			rows, err := up.rows(&in.mem, rdr.Record(), 0)
+			var rows *uploadedRows
+			err := in.bounded(func() (err error) {
+				rows, err = up.rows(&in.mem, rdr.Record(), 0)
+				return err
+			})
 			if err != nil {
 				continue
 			}

@@ -92,7 +92,7 @@ func (s *Server) DoExchange(stream flight.FlightService_DoExchangeServer) error 
 		if t.end {
 			return t.err
 		}
-		if err := answer(ctx, out, job, request, t); err != nil {
+		if err := answer(out, job, request, t); err != nil {
 			return err
 		}
 	}
@@ -166,7 +166,7 @@ func (s *Server) readRequests(ctx context.Context, in *incoming, job *fetch.Job,
 }
 
 // answer sends the samples of one request.
-func answer(ctx context.Context, out *sender, job *fetch.Job, request int64, t taken) error {
+func answer(out *sender, job *fetch.Job, request int64, t taken) error {
 	defer t.close()
 	if t.stream == nil {
 		empty, err := job.Projection().Assemble(job.Manifest(), nil, make([][]schema.Blob, len(job.Projection().BlobColumns())))
@@ -177,7 +177,6 @@ func answer(ctx context.Context, out *sender, job *fetch.Job, request int64, t t
 	}
 	part := int64(0)
 	err := out.all(t.stream, func(b *fetch.Batch, wait waitMetadata) any {
-		count(ctx, b.Rows, b.Bytes())
 		part++
 		return partInfo{Request: request, Part: part - 1, Last: b.Last, Row: b.Row, Rows: b.Rows, Wait: wait}
 	})

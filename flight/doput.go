@@ -222,11 +222,15 @@ func (s *Server) putRows(ctx context.Context, put *putCommand, in *incoming, out
 	var ack batchAck
 	for ; rdr.Next(); ack.Batch++ {
 		rec := rdr.Record()
-		rows, err := up.rows(&in.mem, rec, first+ack.Rows)
+		var rows *uploadedRows
+		err := in.bounded(func() (err error) {
+			rows, err = up.rows(&in.mem, rec, first+ack.Rows)
+			return err
+		})
 		if err != nil {
-			return fmt.Errorf("batch %d: %w", ack.Batch, in.limited(err))
+			return fmt.Errorf("batch %d: %w", ack.Batch, err)
 		}
-		err = w.Write(ctx, put.Split, rows.ids, rows.meta, rows.blobs)
+		err = rows.write(ctx, w)
 		rows.release()
 		if err != nil {
 			return fmt.Errorf("batch %d: %w", ack.Batch, err)

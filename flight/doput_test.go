@@ -544,11 +544,8 @@ func TestLargeImage(t *testing.T) {
 func TestPutCompressed(t *testing.T) {
 	f := serve(t, Options{MaxMessageBytes: 1 << 20})
 	f.leaky = true
-	put := func(dataset string, size int) error {
-		b := array.NewBinaryBuilder(memory.DefaultAllocator, arrow.BinaryTypes.Binary)
-		defer b.Release()
-		b.Append(make([]byte, size))
-		rec := array.NewRecord(arrow.NewSchema([]arrow.Field{{Name: "image", Type: arrow.BinaryTypes.Binary}}, nil), []arrow.Array{b.NewArray()}, 1)
+	send := func(dataset string, rec arrow.Record) error {
+		t.Helper()
 		stream, err := f.client.DoPut(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -564,10 +561,21 @@ func TestPutCompressed(t *testing.T) {
 		_, err = resultsOf(stream)
 		return err
 	}
+	put := func(dataset string, size int) error {
+		t.Helper()
+		b := array.NewBinaryBuilder(memory.DefaultAllocator, arrow.BinaryTypes.Binary)
+		defer b.Release()
+		b.Append(make([]byte, size))
+		return send(dataset, array.NewRecord(arrow.NewSchema([]arrow.Field{{Name: "image", Type: arrow.BinaryTypes.Binary}}, nil), []arrow.Array{b.NewArray()}, 1))
+	}
 	if err := put("small", 100_000); err != nil {
 		t.Error(err)
 	}
 	wantCode(t, put("large", 10<<20), codes.ResourceExhausted, "MaxMessageBytes, which is 1048576")
+	// What is decompressed fits, but not what is made of it.
+	huggingFace := arrow.StructOf(arrow.Field{Name: "bytes", Type: arrow.BinaryTypes.Binary, Nullable: true}, arrow.Field{Name: "path", Type: arrow.BinaryTypes.String, Nullable: true})
+	paths := oneColumn(t, arrow.Field{Name: "image", Type: huggingFace, Nullable: true}, fmt.Sprintf(`[{"bytes": "eA==", "path": %q}]`, strings.Repeat("x", 3<<19)))
+	wantCode(t, send("paths", paths), codes.ResourceExhausted, "MaxMessageBytes, which is 1048576")
 	f.wantDatasets("small")
 }
 

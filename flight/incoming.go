@@ -126,6 +126,17 @@ func (in *incoming) limited(err error) error {
 	return err
 }
 
+// bounded runs f, which allocates from mem, and makes an error of a refusal.
+func (in *incoming) bounded(f func() error) (err error) {
+	defer func() {
+		if in.mem.exceeded {
+			_ = recover() // the allocator's
+			err = in.limited(err)
+		}
+	}()
+	return f()
+}
+
 // boundedAllocator refuses to hold more than limit bytes: a few compressed
 // ones can claim to be any number. It panics, as its interface leaves no other
 // way; the IPC reader makes an error of that.

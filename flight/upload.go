@@ -1,6 +1,7 @@
 package flight
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/array"
 	"github.com/apache/arrow/go/v17/arrow/memory"
 
+	"bowstring/fetch/ingest"
 	"bowstring/schema"
 )
 
@@ -27,10 +29,11 @@ type upload struct {
 	schema  *arrow.Schema // of the dataset
 	meta    *arrow.Schema // its metadata columns
 
-	id       *source // nil: ids are derived
-	key      *source // what they are derived from; nil: the row's number
-	metaFrom []source
-	blobFrom []source
+	id        *source // nil: ids are derived
+	key       *source // what they are derived from; nil: the row's number
+	splitFrom *source // nil: all rows are in split
+	metaFrom  []source
+	blobFrom  []source
 }
 
 // source is where the values of a column come from: a column of the stream,
@@ -60,10 +63,17 @@ func newUpload(put *putCommand, in *arrow.Schema) (*upload, error) {
 			u.id = &source{f.Name, i, -1}
 			continue
 		}
-		if f.Name == schema.PositionColumn || f.Name == schema.SplitColumn {
-			return nil, &schema.FieldError{Field: fmt.Sprintf("column %q", f.Name), Got: "it in an upload", Want: "another name: this one is computed; name the split in the command"}
+		if f.Name == schema.PositionColumn {
+			return nil, &schema.FieldError{Field: fmt.Sprintf("column %q", f.Name), Got: "it in an upload", Want: "another name: this one is computed"}
 		}
 		f.Type = valueType(f.Type)
+		if f.Name == schema.SplitColumn {
+			if !isText(f.Type) {
+				return nil, &schema.FieldError{Field: fmt.Sprintf("column %q", f.Name), Got: f.Type.String(), Want: "utf8: the split of each row"}
+			}
+			u.splitFrom = &source{f.Name, i, -1}
+			continue
+		}
 		if bytes, at, ok := huggingFaceStruct(f.Type); ok {
 			col := incomingField{f, source{f.Name, i, bytes}}
 			col.Type = arrow.BinaryTypes.LargeBinary
@@ -108,6 +118,9 @@ func newUpload(put *putCommand, in *arrow.Schema) (*upload, error) {
 	}
 	if put.Key != "" && u.id != nil {
 		return nil, &schema.FieldError{Field: "put.key", Got: fmt.Sprintf("%q", put.Key), Want: "no key, as the upload has a column \"id\""}
+	}
+	if u.splitFrom != nil && u.id == nil && u.key == nil {
+		return nil, &schema.FieldError{Field: fmt.Sprintf("column %q", schema.SplitColumn), Got: "it without ids", Want: "a column \"id\" or put.key beside it: rows of several splits are not numbered"}
 	}
 	var err error
 	if u.schema, err = schema.NewSchema(metaFields, blobFields); err != nil {
@@ -272,9 +285,58 @@ type uploadedRows struct {
 	meta  arrow.Record
 	blobs [][][]byte
 	bytes int64 // of all blobs
+	runs  []run // all rows, by the split they are in
 
 	mem     memory.Allocator
 	columns []arrow.Array // made of what came, to be released
+}
+
+// run is rows [start, end) that are in one split.
+type run struct {
+	split      string
+	start, end int
+}
+
+// write stores the rows, run by run.
+func (r *uploadedRows) write(ctx context.Context, w *ingest.Writer) error {
+	for _, run := range r.runs {
+		meta := r.meta.NewSlice(int64(run.start), int64(run.end))
+		blobs := make([][][]byte, len(r.blobs))
+		for c := range blobs {
+			blobs[c] = r.blobs[c][run.start:run.end]
+		}
+		err := w.Write(ctx, run.split, r.ids[run.start:run.end], meta, blobs)
+		meta.Release()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// splits divides n rows into runs of one split. A row whose split is null or
+// empty is in that of the command.
+func (u *upload) splits(columns []arrow.Array, n int) ([]run, error) {
+	if u.splitFrom == nil {
+		return []run{{u.split, 0, n}}, nil
+	}
+	at, err := u.text(columns, *u.splitFrom)
+	if err != nil {
+		return nil, err
+	}
+	var runs []run
+	for i := range n {
+		split := u.split
+		if v, ok := at(i); ok && len(v) > 0 {
+			split = string(v)
+		}
+		if last := len(runs) - 1; last >= 0 && runs[last].split == split {
+			runs[last].end = i + 1
+		} else {
+			runs = append(runs, run{split, i, i + 1})
+		}
+	}
+	return runs, nil
 }
 
 func (r *uploadedRows) release() {
@@ -335,6 +397,9 @@ func (u *upload) rows(mem memory.Allocator, rec arrow.Record, first int64) (_ *u
 		r.blobs[c] = column
 	}
 
+	if r.runs, err = u.splits(columns, n); err != nil {
+		return nil, err
+	}
 	r.ids, err = u.ids(columns, n, first)
 	return r, err
 }

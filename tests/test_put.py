@@ -123,6 +123,7 @@ def test_splits_by_path_and_append(client: fl.FlightClient) -> None:
 def test_an_upload_that_did_not_end_leaves_nothing(client: fl.FlightClient, url: str, end: str) -> None:
     name = f"half-{end[:5]}"
     before = stats(client)["store"]["blob_writes"]
+    first = {"killed": 5000, "timed out": 6000, "raised": 7000}[end]  # rows of its own
     if end == "killed":
         script = """
 import sys, json, os, pyarrow as pa, pyarrow.flight as fl
@@ -141,22 +142,23 @@ sys.stdin.read()
             assert process.stdout.readline() == b"sent\n"
             process.kill()
     else:
-        rows = table(5000 if end == "raised" else 6000, 50)
+        rows = table(first, 50)
         request = command(put={"dataset": name, "commit": "message" if end == "raised" else "end"})
         limit = fl.FlightCallOptions(timeout=2 if end == "timed out" else 60)
         writer, reader = client.do_put(request, rows.schema, options=limit)
         writer.write_table(rows)
         assert reader.read() is not None
         if end == "timed out":
+            assert reader.read() is None
             with pytest.raises(fl.FlightTimedOutError):
-                reader.read()
+                writer.close()
         else:
             with pytest.raises(pa.ArrowInvalid, match="commit"):
                 writer.close()  # as `with` does when its block raises; no commit message was sent
     assert stats(client)["store"]["blob_writes"] > before  # it had begun
     assert absent(client, name)
     # The name is free, and what was uploaded before is no obstacle.
-    assert put(client, table(5000, 50), dataset=name, key="name")["snapshot"] == 1
+    assert put(client, table(first, 50), dataset=name, key="name")["snapshot"] == 1
 
 
 def test_commit_by_message(client: fl.FlightClient) -> None:

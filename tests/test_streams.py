@@ -68,7 +68,7 @@ def test_a_slow_reader_holds_nobody_back(start: StartNode) -> None:
         # The fast reader ends twice over while the slow one stands still.
         for _ in range(2):
             assert read(fast, **request).num_rows == 300
-        live = [s for s in stats(fast)["streams"] if s["method"] == "DoGet"]
+        live = [s for s in stats(fast)["streams"] if s["kind"] == "DoGet"]
         assert len(live) == 1
         assert live[0]["rows"] < 300
         assert stats(fast)["engine"]["window_used"] <= 16 << 20
@@ -143,7 +143,7 @@ def test_a_client_may_cancel_its_own_stream(start: StartNode) -> None:
         reader.read_chunk()
         reader.cancel()
         with pytest.raises(fl.FlightCancelledError):
-            reader.read_all()
+            list(reader)
         until(lambda: stats(own)["engine"]["live_streams"] == 0, "the end of the stream")
 
 

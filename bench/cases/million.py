@@ -41,7 +41,9 @@ def put(client: fl.FlightClient, name: str, rows: int) -> None:
             "image": pa.large_binary(),
         }
     )
-    descriptor = fl.FlightDescriptor.for_command(json.dumps({"put": {"dataset": name, "mode": "create", "split": "train"}}))
+    descriptor = fl.FlightDescriptor.for_command(
+        json.dumps({"put": {"dataset": name, "mode": "create", "split": "train"}})
+    )
     writer, results = client.do_put(descriptor, schema)
     for start in range(0, rows, PER_BATCH):
         n = min(PER_BATCH, rows - start)

@@ -82,10 +82,14 @@ func openSegment(path string, id uint32, end, capacity int64) (*Segment, error) 
 		if capacity <= end {
 			// A process that was killed may have left space allocated beyond
 			// the file's end.
-			if st, err := f.Stat(); err != nil {
+			var st unix.Stat_t
+			if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 				return nil, err
-			} else if err := f.Truncate(st.Size()); err != nil {
-				return nil, err
+			}
+			if st.Blocks*512 > st.Size+64<<10 {
+				if err := f.Truncate(st.Size); err != nil {
+					return nil, err
+				}
 			}
 		}
 		return mapSegment(f, path, id, max(capacity, end))

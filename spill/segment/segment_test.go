@@ -411,6 +411,35 @@ func TestSealedSegmentsAreTrimmed(t *testing.T) {
 	}
 }
 
+// TestKilledSegmentsAreTrimmed attaches a segment as a killed process leaves
+// it, with space allocated beyond its end, and one that has none.
+func TestKilledSegmentsAreTrimmed(t *testing.T) {
+	s, dir := newSet(t, Options{})
+	loc := appendBlob(t, s, content("x", 1000))
+	path := filepath.Join(dir, FileName(loc.Segment))
+	var before, after, again syscall.Stat_t
+	for _, st := range []*syscall.Stat_t{&before, &after, &again} {
+		if err := syscall.Stat(path, st); err != nil {
+			t.Fatal(err)
+		}
+		other := NewSet(dir, Options{})
+		if _, err := other.Attach(loc.Segment, st.Size, 0, false); err != nil {
+			t.Fatal(err)
+		}
+		requireBlob(t, other, loc, content("x", 1000))
+		other.Close()
+	}
+	if before.Blocks*512 < 1<<20 {
+		t.Skip("the file system does not allocate ahead")
+	}
+	if after.Size != before.Size || after.Blocks*512 > 128<<10 {
+		t.Errorf("%d bytes on disk became %d for a file of %d", before.Blocks*512, after.Blocks*512, after.Size)
+	}
+	if again.Mtim != after.Mtim {
+		t.Error("a segment with nothing to trim was written to")
+	}
+}
+
 func TestAttachRefuses(t *testing.T) {
 	s, dir := newSet(t, Options{})
 	loc := appendBlob(t, s, content("x", 1000))
