@@ -43,6 +43,8 @@ type AttachOptions struct {
 	Workers int
 	// Progress, if set, is told the totals now and then, by one goroutine.
 	Progress func(AttachReport)
+
+	ranges int // for tests: in place of attachRanges
 }
 
 // AttachReport says what a scan has found.
@@ -59,7 +61,7 @@ type AttachReport struct {
 const (
 	// attachRanges is into how many intervals of tokens the tables are cut. One
 	// interval's rows are held in memory, without their blobs, for each worker.
-	attachRanges = 1024
+	attachRanges = 512
 	// attachPage is how many bytes of blobs a page of rows aims at.
 	attachPage = 4 << 20
 	// attachWorkers is the default of AttachOptions.Workers.
@@ -195,6 +197,9 @@ func (a *attachment) check() error {
 	}
 	if o.Workers <= 0 {
 		o.Workers = attachWorkers
+	}
+	if o.ranges == 0 {
+		o.ranges = attachRanges
 	}
 	return nil
 }
@@ -340,7 +345,7 @@ type interval struct {
 // scan reads the tables, several intervals at once, and takes in what they
 // hold in the order of the intervals.
 func (a *attachment) scan(ctx context.Context) error {
-	ranges := ring(attachRanges)
+	ranges := ring(a.opts.ranges)
 	g, ctx := errgroup.WithContext(ctx)
 	// One waits here for each worker at most, besides those being scanned.
 	queue := make(chan chan *interval, a.opts.Workers)

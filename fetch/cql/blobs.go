@@ -161,7 +161,7 @@ const (
 	mostBits  = 26
 )
 
-var buffers [(mostBits - leastBits) * 4]sync.Pool
+var buffers [(mostBits-leastBits)*4 + 1]sync.Pool
 
 // classOf returns the class of buffers that hold n bytes, and their size. The
 // class is -1 if there is none.
