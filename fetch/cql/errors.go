@@ -4,11 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"os"
 	"strings"
-	"syscall"
 
 	"github.com/gocql/gocql"
 
@@ -64,6 +60,26 @@ const (
 	codeAlreadyExists = 0x2400
 )
 
+// codeOf finds the code of a server's error. gocql and its fork name the method
+// differently, and the fork's own interface for it fits none of its errors.
+func codeOf(err error) (code int, ok bool) {
+	var upstream interface {
+		error
+		Code() int
+	}
+	var fork interface {
+		error
+		GetCode() int
+	}
+	switch {
+	case errors.As(err, &upstream):
+		return upstream.Code(), true
+	case errors.As(err, &fork):
+		return fork.GetCode(), true
+	}
+	return 0, false
+}
+
 func classify(err error, doing, where string, c *Config) error {
 	unavailable := func(check string) error {
 		return fmt.Errorf("%w: %s: %s: %w; %s", schema.ErrUnavailable, doing, where, err, check)
@@ -71,9 +87,8 @@ func classify(err error, doing, where string, c *Config) error {
 	if errors.Is(err, schema.ErrNotFound) || errors.Is(err, schema.ErrDataLoss) || errors.Is(err, schema.ErrUnavailable) {
 		return fmt.Errorf("%s: %s: %w", doing, where, err)
 	}
-	var request gocql.RequestError
-	if errors.As(err, &request) {
-		switch request.Code() {
+	if code, ok := codeOf(err); ok {
+		switch code {
 		case codeCredentials:
 			return rejected(err, doing, where)
 		case codeUnauthorized:
@@ -100,21 +115,16 @@ func classify(err error, doing, where string, c *Config) error {
 		return unavailable(connectAdvice(c))
 	case errors.Is(err, gocql.ErrNoStreams):
 		return unavailable("every connection is full of requests: raise the parameter conns")
-	case lost(err):
-		return unavailable("the connection was lost: check the network and whether the node is up")
+	case errors.As(err, new(gocql.MarshalError)), errors.As(err, new(gocql.UnmarshalError)), errors.Is(err, gocql.ErrQueryArgLength):
+		return fmt.Errorf("%s: %s: %w", doing, where, err) // a table of other columns than this program's
 	}
-	// The driver reports some failures of its own as text only.
-	text := err.Error()
-	for _, sign := range []string{"no host", "no connections", "connection closed", "closed network", "i/o timeout", "host is down", "no hosts"} {
-		if strings.Contains(text, sign) {
-			return unavailable(connectAdvice(c))
-		}
-	}
-	return fmt.Errorf("%s: %s: %w", doing, where, err)
+	// What is left are connections that were cut, refused or silent, some of
+	// which the driver reports as text only.
+	return unavailable(connectAdvice(c))
 }
 
 func connectAdvice(c *Config) string {
-	s := fmt.Sprintf("no node could be reached: check the addresses, port %d, that native transport is on", c.Port)
+	s := fmt.Sprintf("the connection failed: check that the nodes are up, the network, the addresses, port %d", c.Port)
 	if c.TLS {
 		return s + ", and the certificates"
 	}
@@ -127,23 +137,14 @@ func rejected(err error, doing, where string) error {
 		doing, where, err, EnvUser, EnvPassword, EnvPasswordFile)
 }
 
-// lost says that a connection was cut, refused or silent.
-func lost(err error) bool {
-	var network net.Error
-	return errors.Is(err, gocql.ErrConnectionClosed) || errors.Is(err, gocql.ErrTooManyTimeouts) ||
-		errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) ||
-		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.EPIPE) ||
-		errors.Is(err, os.ErrDeadlineExceeded) || errors.As(err, &network)
-}
-
 // uncertain says that a write may have been made though it failed: what comes
 // of a transaction then must be read back. Only a server's refusal is certain.
 func uncertain(err error) bool {
-	var request gocql.RequestError
-	if !errors.As(err, &request) {
+	code, ok := codeOf(err)
+	if !ok {
 		return true
 	}
-	switch request.Code() {
+	switch code {
 	case codeServer, codeWriteTimeout, codeReadTimeout, codeWriteFailure, codeReadFailure, codeCASUnknown:
 		return true
 	}

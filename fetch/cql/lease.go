@@ -2,7 +2,6 @@ package cql
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -239,8 +238,7 @@ func (l *lease) ensureReading(ctx context.Context) error {
 		return nil
 	}
 	err := l.ensure(ctx)
-	var request gocql.RequestError
-	if !errors.As(err, &request) || request.Code() != codeUnauthorized {
+	if code, ok := codeOf(err); !ok || code != codeUnauthorized {
 		return err
 	}
 	l.mu.Lock()

@@ -9,12 +9,14 @@ import (
 	"time"
 
 	"github.com/gocql/gocql"
+	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
 
 	"bowstring/fetch/cql/cassandratest"
 )
 
 func TestMain(m *testing.M) {
+	zerolog.SetGlobalLevel(zerolog.Disabled) // the mock's chatter
 	code := m.Run()
 	cassandratest.Stop()
 	if code == 0 {

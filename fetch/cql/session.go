@@ -283,11 +283,7 @@ func (s *Store) connectFault(ctx context.Context, err error) error {
 	case strings.Contains(text, "assword") || strings.Contains(text, "uthentic"):
 		return rejected(err, doing, where)
 	}
-	err = classify(err, doing, where, s.config)
-	if !errors.Is(err, schema.ErrUnavailable) {
-		err = fmt.Errorf("%w: %w; %s", schema.ErrUnavailable, err, connectAdvice(s.config))
-	}
-	return err
+	return classify(err, doing, where, s.config)
 }
 
 // pair is an interval of tokens, open at its start and closed at its end.

@@ -144,7 +144,14 @@ func Start(t testing.TB, opts Options) *Node {
 // StartCluster runs three nodes, on 127.0.0.1 to 127.0.0.3, until the end of the test.
 func StartCluster(t testing.TB) [3]*Node {
 	t.Helper()
-	port, storage := freePort(t, "127.0.0.1"), freePort(t, "127.0.0.1")
+	port, err := freePort("127.0.0.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	storage, err := freePort("127.0.0.1")
+	if err != nil {
+		t.Fatal(err)
+	}
 	var seeds []string
 	for i := range 3 {
 		seeds = append(seeds, fmt.Sprintf("127.0.0.%d:%d", i+1, storage))
@@ -198,12 +205,10 @@ func start(opts Options) (*Node, error) {
 	storage := opts.StoragePort
 	for _, port := range []*int{&n.Port, &storage} {
 		if *port == 0 {
-			l, err := net.Listen("tcp", net.JoinHostPort(n.IP, "0"))
-			if err != nil {
+			var err error
+			if *port, err = freePort(n.IP); err != nil {
 				return nil, err
 			}
-			defer l.Close() //nolint:errcheck // nothing was written
-			*port = l.Addr().(*net.TCPAddr).Port
 		}
 	}
 	if out, err := exec.Command(script(), "fetch").CombinedOutput(); err != nil {
@@ -311,12 +316,11 @@ func (w *tail) String() string {
 	return string(w.buf)
 }
 
-func freePort(t testing.TB, ip string) int {
-	t.Helper()
+// freePort finds a port that nobody listens on just now.
+func freePort(ip string) (int, error) {
 	l, err := net.Listen("tcp", net.JoinHostPort(ip, "0"))
 	if err != nil {
-		t.Fatal(err)
+		return 0, err
 	}
-	defer l.Close() //nolint:errcheck // nothing was written
-	return l.Addr().(*net.TCPAddr).Port
+	return l.Addr().(*net.TCPAddr).Port, l.Close()
 }
