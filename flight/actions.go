@@ -2,6 +2,7 @@ package flight
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -61,7 +62,7 @@ func (s *Server) DoAction(a *flight.Action, stream flight.FlightService_DoAction
 	if n := schema.Nearest(a.GetType(), names); n != "" {
 		hint = fmt.Sprintf(" (did you mean %q?)", n)
 	}
-	return fmt.Errorf("%w: action %q%s; list_actions names those there are", schema.ErrNotFound, shorten(a.GetType()), hint)
+	return fmt.Errorf("%w: action %s%s; list_actions names those there are", schema.ErrNotFound, schema.Quote(a.GetType()), hint)
 }
 
 // body decodes the body of an action; an empty one is an empty object.
@@ -69,7 +70,16 @@ func body(b []byte, v any) error {
 	if len(b) == 0 {
 		b = []byte("{}")
 	}
-	return decode("body", b, v)
+	return schema.DecodeJSON("body", b, v)
+}
+
+// encodeJSON makes the JSON of an answer.
+func encodeJSON(v any) ([]byte, error) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return nil, fmt.Errorf("encoding the answer: %w", err)
+	}
+	return b, nil
 }
 
 // sendJSON sends one result.

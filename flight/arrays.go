@@ -210,7 +210,7 @@ func ids(name string, a arrow.Array) (func(int) (schema.ID, error), error) {
 	parse := func(i int, s string) (schema.ID, error) {
 		id, err := schema.ParseID(s)
 		if err != nil {
-			return id, &schema.FieldError{Field: fmt.Sprintf("column %q, row %d", name, i), Got: fmt.Sprintf("%q", shorten(s)), Want: "a UUID such as 6ba7b811-9dad-51d1-80b4-00c04fd430c8"}
+			return id, &schema.FieldError{Field: fmt.Sprintf("column %q, row %d", name, i), Got: schema.Quote(s), Want: "a UUID such as 6ba7b811-9dad-51d1-80b4-00c04fd430c8"}
 		}
 		return id, nil
 	}

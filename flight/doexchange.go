@@ -114,7 +114,7 @@ func (s *Server) openTake(ctx context.Context, in *incoming) (*fetch.Job, error)
 		return nil, &schema.FieldError{Field: "descriptor.type", Got: d.GetType().String(), Want: `CMD with {"take": {"dataset": …}}`}
 	}
 	var cmd exchangeCommand
-	if err := decode("request", d.GetCmd(), &cmd); err != nil {
+	if err := schema.DecodeJSON("request", d.GetCmd(), &cmd); err != nil {
 		return nil, err
 	}
 	if cmd.Take == nil {
@@ -226,7 +226,7 @@ func takePositions(m *schema.Manifest, rec arrow.Record) ([]int64, error) {
 			positions[i] = pos
 		}
 	default:
-		return nil, &schema.FieldError{Field: "columns", Got: fmt.Sprintf("%q", shorten(name)), Want: `one column, "position" or "id"`}
+		return nil, &schema.FieldError{Field: "columns", Got: schema.Quote(name), Want: `one column, "position" or "id"`}
 	}
 	return positions, nil
 }

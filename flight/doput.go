@@ -89,7 +89,7 @@ func parsePut(d *flight.FlightDescriptor) (putRequest, error) {
 			req.Put.Split = path[1]
 		}
 	case flight.DescriptorCMD:
-		if err := decode("request", d.GetCmd(), &req); err != nil {
+		if err := schema.DecodeJSON("request", d.GetCmd(), &req); err != nil {
 			return req, err
 		}
 	default:
@@ -121,10 +121,10 @@ func (p *putCommand) check() error {
 		return err
 	}
 	if _, err := ingest.ParseMode(p.Mode); err != nil {
-		return &schema.FieldError{Field: "put.mode", Got: fmt.Sprintf("%q", shorten(p.Mode)), Want: `"create", "append" or "replace"`}
+		return &schema.FieldError{Field: "put.mode", Got: schema.Quote(p.Mode), Want: `"create", "append" or "replace"`}
 	}
 	if p.Commit != commitAtEnd && p.Commit != commitByMessage {
-		return &schema.FieldError{Field: "put.commit", Got: fmt.Sprintf("%q", shorten(p.Commit)), Want: `"end" or "message"`}
+		return &schema.FieldError{Field: "put.commit", Got: schema.Quote(p.Commit), Want: `"end" or "message"`}
 	}
 	if len(p.Source) > maxSource {
 		return &schema.FieldError{Field: "put.source", Got: fmt.Sprintf("%d bytes", len(p.Source)), Want: fmt.Sprintf("at most %d", maxSource)}
@@ -176,7 +176,7 @@ func (s *Server) putRows(ctx context.Context, put *putCommand, in *incoming, out
 			return &schema.FieldError{Field: "commit", Got: "it a second time", Want: "one message, after the last batch"}
 		}
 		commit = &commitMessage{}
-		if err := decode("metadata", b, commit); err != nil {
+		if err := schema.DecodeJSON("metadata", b, commit); err != nil {
 			return err
 		}
 		if !commit.Commit {

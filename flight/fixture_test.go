@@ -335,3 +335,10 @@ func (f *fixture) infos(criteria string) ([]*flight.FlightInfo, error) {
 		out = append(out, info)
 	}
 }
+
+func mustUnmarshal(t *testing.T, b []byte, v any) {
+	t.Helper()
+	if err := json.Unmarshal(b, v); err != nil {
+		t.Fatalf("%v in %s", err, b)
+	}
+}

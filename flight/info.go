@@ -165,7 +165,7 @@ func parseFilter(where string, b []byte) (datasetFilter, error) {
 	if len(b) == 0 {
 		return f, nil
 	}
-	if err := decode(where, b, &f); err != nil {
+	if err := schema.DecodeJSON(where, b, &f); err != nil {
 		return f, err
 	}
 	if stem, _ := strings.CutSuffix(f.Dataset, "*"); stem != "" {

@@ -55,7 +55,7 @@ func TestListFlights(t *testing.T) {
 		}
 	}
 	_, err := f.infos(`{"name": "x"}`)
-	wantCode(t, err, codes.InvalidArgument, "name: got an unknown field, want one of dataset")
+	wantCode(t, err, codes.InvalidArgument, "name: got an unknown field, want dataset")
 	_, err = f.infos(`{"dataset": "a*b"}`)
 	wantCode(t, err, codes.InvalidArgument, "dataset")
 }

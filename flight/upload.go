@@ -249,15 +249,15 @@ func (p *putCommand) isBlob(f arrow.Field, in *arrow.Schema) (bool, error) {
 func (p *putCommand) checkNames(in *arrow.Schema, blobs []incomingField) error {
 	for _, name := range p.Blobs {
 		if len(in.FieldIndices(name)) == 0 {
-			return &schema.FieldError{Field: "put.blobs", Got: fmt.Sprintf("%q", shorten(name)), Want: "columns of the upload" + known(in.Fields())}
+			return &schema.FieldError{Field: "put.blobs", Got: schema.Quote(name), Want: "columns of the upload" + known(in.Fields())}
 		}
 	}
 	for name, media := range p.Media {
 		if !slices.ContainsFunc(blobs, func(f incomingField) bool { return f.Field.Name == name }) {
-			return &schema.FieldError{Field: "put.media", Got: fmt.Sprintf("%q", shorten(name)), Want: "blob columns of the upload"}
+			return &schema.FieldError{Field: "put.media", Got: schema.Quote(name), Want: "blob columns of the upload"}
 		}
 		if media != schema.MediaImage && media != schema.MediaAudio {
-			return &schema.FieldError{Field: "put.media." + name, Got: fmt.Sprintf("%q", shorten(media)), Want: `"image" or "audio"`}
+			return &schema.FieldError{Field: "put.media." + name, Got: schema.Quote(media), Want: `"image" or "audio"`}
 		}
 	}
 	return nil

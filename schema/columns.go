@@ -193,7 +193,7 @@ func CheckSchema(s *arrow.Schema) error {
 func checkColumnName(name string) error {
 	switch {
 	case name == "" || len(name) > MaxNameLen || !utf8.ValidString(name):
-		return fmt.Errorf("%w: column name %s, want 1 to %d bytes of UTF-8", ErrInvalid, quote(name), MaxNameLen)
+		return fmt.Errorf("%w: column name %s, want 1 to %d bytes of UTF-8", ErrInvalid, Quote(name), MaxNameLen)
 	case name == PositionColumn || name == SplitColumn:
 		return fmt.Errorf("%w: column name %q is reserved for a virtual column", ErrInvalid, name)
 	}
@@ -257,7 +257,7 @@ func CheckName(field, name string) error {
 		}
 	}
 	if !ok {
-		return &FieldError{Field: field, Got: quote(name),
+		return &FieldError{Field: field, Got: Quote(name),
 			Want: fmt.Sprintf("a name of 1 to %d letters, digits, '.', '_' and '-', the first a letter or digit", MaxNameLen)}
 	}
 	return nil
@@ -311,17 +311,4 @@ func fieldMeta(f arrow.Field, key string) string {
 		return f.Metadata.Values()[i]
 	}
 	return ""
-}
-
-// quote renders s for an error message, abridged.
-func quote(s string) string {
-	const most = 80
-	if len(s) > most {
-		cut := most
-		for cut > 0 && !utf8.RuneStart(s[cut]) {
-			cut--
-		}
-		return fmt.Sprintf("%q… (%d bytes)", s[:cut], len(s))
-	}
-	return fmt.Sprintf("%q", s)
 }

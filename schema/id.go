@@ -31,5 +31,5 @@ func ParseID(s string) (ID, error) {
 			return ID(id), nil
 		}
 	}
-	return ID{}, &FieldError{Field: "id", Got: quote(s), Want: "a UUID such as 6ba7b811-9dad-51d1-80b4-00c04fd430c8"}
+	return ID{}, &FieldError{Field: "id", Got: Quote(s), Want: "a UUID such as 6ba7b811-9dad-51d1-80b4-00c04fd430c8"}
 }

@@ -248,7 +248,7 @@ func (m *Manifest) Column(name string) ([]arrow.Array, error) {
 		}
 		return out, nil
 	}
-	return nil, fmt.Errorf("%w: %s@%d has no stored column %s", ErrNotFound, m.snap.Dataset, m.snap.Number, quote(name))
+	return nil, fmt.Errorf("%w: %s@%d has no stored column %s", ErrNotFound, m.snap.Dataset, m.snap.Number, Quote(name))
 }
 
 // SplitOf names the split that a position is in, "" if it is in none.

@@ -83,7 +83,7 @@ func NewProjection(snap *Snapshot, columns []string, layout Layout) (*Projection
 	for i, name := range columns {
 		at := fmt.Sprintf("columns[%d]", i)
 		if slices.Contains(columns[:i], name) {
-			return nil, &FieldError{Field: at, Got: quote(name) + " again", Want: "each column once"}
+			return nil, &FieldError{Field: at, Got: Quote(name) + " again", Want: "each column once"}
 		}
 		switch name {
 		case PositionColumn:
@@ -102,7 +102,7 @@ func NewProjection(snap *Snapshot, columns []string, layout Layout) (*Projection
 			if n := Nearest(name, known); n != "" {
 				want += fmt.Sprintf(" (did you mean %q?)", n)
 			}
-			return nil, &FieldError{Field: at, Got: quote(name), Want: want}
+			return nil, &FieldError{Field: at, Got: Quote(name), Want: want}
 		}
 		f, c := all[src], outColumn{src: src, path: -1}
 		if IsBlob(f) {

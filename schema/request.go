@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"math"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -105,14 +107,14 @@ type World struct {
 	Size int64 `json:"size"`
 }
 
-// ParseRequest decodes and checks the JSON of a request. It is strict: a field
-// that is unknown, given twice, of the wrong type or out of range is a
-// FieldError, as is anything after the object.
+// ParseRequest decodes and checks the JSON of a request, as strictly as
+// DecodeJSON does. A field out of range is a FieldError, too.
 func ParseRequest(b []byte) (Request, error) {
 	var r Request
-	if err := decodeObject("request", b, requestFields, &r); err != nil {
+	if err := DecodeJSON("request", b, &r); err != nil {
 		return Request{}, err
 	}
+	r.Selection.sort()
 	if err := r.Check(); err != nil {
 		return Request{}, err
 	}
@@ -133,7 +135,7 @@ func RequestFromPath(path []string) (Request, error) {
 	if pinned {
 		n, err := strconv.ParseInt(number, 10, 64)
 		if err != nil || n < 1 || number[0] == '+' {
-			return Request{}, &FieldError{Field: "path[0]", Got: quote(path[0]), Want: "a snapshot number of at least 1 after the @"}
+			return Request{}, &FieldError{Field: "path[0]", Got: Quote(path[0]), Want: "a snapshot number of at least 1 after the @"}
 		}
 		r.Snapshot = n
 	}
@@ -155,67 +157,58 @@ func (r Request) Marshal() []byte { return marshal(r) }
 
 // Check reports the first field that is impossible, as a FieldError. It cannot
 // see whether what the request names exists.
-func (r Request) Check() error {
-	if err := CheckName("dataset", r.Dataset); err != nil {
-		return err
-	}
-	if err := checkRange("snapshot", r.Snapshot, 0, 1<<63-1); err != nil {
-		return err
-	}
-	if r.Split != "" {
-		if err := CheckName("split", r.Split); err != nil {
+func (r Request) Check() error { return checkAll(&r) }
+
+// checkAll checks the fields of a struct that are given: those that are not zero,
+// and those that are never left out.
+func checkAll(c checker) error {
+	v := reflect.ValueOf(c).Elem()
+	names, fields := jsonFields(v)
+	for i, name := range names {
+		if strings.HasSuffix(fields[i].Tag.Get("json"), ",omitempty") && v.FieldByIndex(fields[i].Index).IsZero() {
+			continue
+		}
+		if err := c.check(name); err != nil {
 			return err
 		}
 	}
-	if err := checkText("where", r.Where, MaxWhereBytes); err != nil {
-		return err
-	}
-	if r.Selection != nil {
-		if err := r.Selection.check(); err != nil {
-			return err
+	return nil
+}
+
+// check checks a field that is given.
+func (r *Request) check(field string) error {
+	switch field {
+	case "dataset":
+		return CheckName(field, r.Dataset)
+	case "snapshot":
+		return checkRange(field, r.Snapshot, 0, math.MaxInt64)
+	case "split":
+		return CheckName(field, r.Split)
+	case "where":
+		return checkWhere(r.Where)
+	case "selection":
+		return r.Selection.checkSet()
+	case "columns":
+		return checkColumns(r.Columns)
+	case "layout":
+		return checkOneOf(field, string(r.Layout), string(LayoutLargeBinary), string(LayoutBinary), string(LayoutHuggingFace))
+	case "batch":
+		return checkRange(field, r.Batch, 1, MaxBatch)
+	case "batch_bytes":
+		return checkRange(field, r.BatchBytes, 1, MaxBatchBytes)
+	case "world":
+		return checkRange("world.size", r.World.Size, 1, MaxWorld)
+	case "order":
+		if _, _, ok := parseOrder(r.Order); !ok || r.Order == "" {
+			return &FieldError{Field: field, Got: Quote(r.Order),
+				Want: fmt.Sprintf("%q, %q, \"window:K\" with K from 1 to %d, or %q", OrderStrict, OrderWindow, MaxOrderWindow, OrderFree)}
 		}
+	case "remainder":
+		return checkOneOf(field, r.Remainder, RemainderDrop, RemainderPad, RemainderUneven)
+	case "on_error":
+		return checkOneOf(field, r.OnError, OnErrorFail, OnErrorNull, OnErrorSkip)
 	}
-	if r.Columns != nil && (len(r.Columns) == 0 || len(r.Columns) > MaxColumns) {
-		return &FieldError{Field: "columns", Got: fmt.Sprintf("%d names", len(r.Columns)),
-			Want: fmt.Sprintf("1 to %d column names; leave the field out for all columns", MaxColumns)}
-	}
-	seen := make(map[string]bool, len(r.Columns))
-	for i, c := range r.Columns {
-		path := fmt.Sprintf("columns[%d]", i)
-		if c == "" || len(c) > MaxNameLen || !utf8.ValidString(c) {
-			return &FieldError{Field: path, Got: quote(c), Want: fmt.Sprintf("a column name of 1 to %d bytes", MaxNameLen)}
-		}
-		if seen[c] {
-			return &FieldError{Field: path, Got: quote(c) + " again", Want: "each column once"}
-		}
-		seen[c] = true
-	}
-	if err := checkOneOf("layout", string(r.Layout), string(LayoutLargeBinary), string(LayoutBinary), string(LayoutHuggingFace)); err != nil {
-		return err
-	}
-	if r.Batch != 0 {
-		if err := checkRange("batch", r.Batch, 1, MaxBatch); err != nil {
-			return err
-		}
-	}
-	if r.BatchBytes != 0 {
-		if err := checkRange("batch_bytes", r.BatchBytes, 1, MaxBatchBytes); err != nil {
-			return err
-		}
-	}
-	if r.World != nil {
-		if err := checkRange("world.size", r.World.Size, 1, MaxWorld); err != nil {
-			return err
-		}
-	}
-	if _, _, ok := parseOrder(r.Order); !ok {
-		return &FieldError{Field: "order", Got: quote(r.Order),
-			Want: fmt.Sprintf("%q, %q, \"window:K\" with K from 1 to %d, or %q", OrderStrict, OrderWindow, MaxOrderWindow, OrderFree)}
-	}
-	if err := checkOneOf("remainder", r.Remainder, RemainderDrop, RemainderPad, RemainderUneven); err != nil {
-		return err
-	}
-	return checkOneOf("on_error", r.OnError, OnErrorFail, OnErrorNull, OnErrorSkip)
+	return nil
 }
 
 // WorldSize is the number of ranks.
@@ -250,155 +243,95 @@ func parseOrder(s string) (mode string, steps int64, ok bool) {
 	return OrderWindow, n, true
 }
 
-func (s *SelectionRef) check() error {
+func checkWhere(where string) error {
+	switch {
+	case strings.TrimSpace(where) == "":
+		return &FieldError{Field: "where", Got: Quote(where), Want: "an expression; leave the field out for all rows"}
+	case len(where) > MaxWhereBytes:
+		return &FieldError{Field: "where", Got: fmt.Sprintf("%d bytes", len(where)), Want: fmt.Sprintf("at most %d", MaxWhereBytes)}
+	case !utf8.ValidString(where):
+		return &FieldError{Field: "where", Got: Quote(where), Want: "valid UTF-8"}
+	}
+	return nil
+}
+
+func checkColumns(columns []string) error {
+	if len(columns) == 0 || len(columns) > MaxColumns {
+		return &FieldError{Field: "columns", Got: fmt.Sprintf("%d names", len(columns)),
+			Want: fmt.Sprintf("1 to %d column names; leave the field out for all columns", MaxColumns)}
+	}
+	seen := make(map[string]bool, len(columns))
+	for i, c := range columns {
+		path := fmt.Sprintf("columns[%d]", i)
+		if c == "" || len(c) > MaxNameLen || !utf8.ValidString(c) {
+			return &FieldError{Field: path, Got: Quote(c), Want: fmt.Sprintf("a column name of 1 to %d bytes", MaxNameLen)}
+		}
+		if seen[c] {
+			return &FieldError{Field: path, Got: Quote(c) + " again", Want: "each column once"}
+		}
+		seen[c] = true
+	}
+	return nil
+}
+
+// sort brings the positions, if there are any, in ascending order.
+func (s *SelectionRef) sort() {
+	if s != nil {
+		slices.Sort(s.Positions)
+	}
+}
+
+// checkSet checks that one of the fields is given, and it.
+func (s *SelectionRef) checkSet() error {
 	switch {
 	case s.Name != "" && s.Positions != nil:
 		return &FieldError{Field: "selection", Got: "both name and positions", Want: "one of them"}
 	case s.Name == "" && s.Positions == nil:
 		return &FieldError{Field: "selection", Got: "neither name nor positions", Want: "one of them"}
-	case s.Name != "":
+	}
+	return checkAll(s)
+}
+
+// check checks a field that is given.
+func (s *SelectionRef) check(field string) error {
+	path := "selection." + field
+	if field == "name" {
 		if k, err := ParseKey(s.Name); err != nil || k.String() != s.Name {
-			return &FieldError{Field: "selection.name", Got: quote(s.Name), Want: "the 64 lower-case hexadecimal digits that name an uploaded selection"}
+			return &FieldError{Field: path, Got: Quote(s.Name), Want: "the 64 lower-case hexadecimal digits that name an uploaded selection"}
 		}
 		return nil
 	}
 	if n := len(s.Positions); n == 0 || n > MaxPositions {
-		return &FieldError{Field: "selection.positions", Got: fmt.Sprintf("%d positions", n),
+		return &FieldError{Field: path, Got: fmt.Sprintf("%d positions", n),
 			Want: fmt.Sprintf("1 to %d; upload a longer selection and name it", MaxPositions)}
 	}
 	for i, p := range s.Positions {
 		if p < 0 {
-			return &FieldError{Field: "selection.positions", Got: strconv.FormatInt(p, 10), Want: "positions from 0"}
+			return &FieldError{Field: path, Got: strconv.FormatInt(p, 10), Want: "positions from 0"}
 		}
 		if i > 0 && p == s.Positions[i-1] {
-			return &FieldError{Field: "selection.positions", Got: fmt.Sprintf("%d twice", p), Want: "each position once"}
+			return &FieldError{Field: path, Got: fmt.Sprintf("%d twice", p), Want: "each position once"}
 		}
 		if i > 0 && p < s.Positions[i-1] {
-			return &FieldError{Field: "selection.positions", Got: fmt.Sprintf("%d after %d", p, s.Positions[i-1]), Want: "ascending positions"}
+			return &FieldError{Field: path, Got: fmt.Sprintf("%d after %d", p, s.Positions[i-1]), Want: "ascending positions"}
 		}
 	}
 	return nil
-}
-
-var requestFields = []field[Request]{
-	{"dataset", func(r *Request, p string, v json.RawMessage) (err error) {
-		r.Dataset, err = asString(p, v)
-		return err
-	}},
-	{"snapshot", func(r *Request, p string, v json.RawMessage) (err error) {
-		r.Snapshot, err = asInt(p, v, 0, 1<<63-1)
-		return err
-	}},
-	{"split", func(r *Request, p string, v json.RawMessage) (err error) {
-		if r.Split, err = asString(p, v); err != nil {
-			return err
-		}
-		return CheckName(p, r.Split)
-	}},
-	{"where", func(r *Request, p string, v json.RawMessage) (err error) {
-		if r.Where, err = asString(p, v); err == nil && strings.TrimSpace(r.Where) == "" {
-			err = &FieldError{Field: p, Got: quote(r.Where), Want: "an expression; leave the field out for all rows"}
-		}
-		return err
-	}},
-	{"selection", func(r *Request, p string, v json.RawMessage) error {
-		r.Selection = new(SelectionRef)
-		return decodeObject(p, v, selectionFields, r.Selection)
-	}},
-	{"columns", func(r *Request, p string, v json.RawMessage) (err error) {
-		r.Columns, err = asStrings(p, v)
-		return err
-	}},
-	{"layout", func(r *Request, p string, v json.RawMessage) error {
-		s, err := asOneOf(p, v, string(LayoutLargeBinary), string(LayoutBinary), string(LayoutHuggingFace))
-		r.Layout = Layout(s)
-		return err
-	}},
-	{"shuffle", func(r *Request, p string, v json.RawMessage) error {
-		r.Shuffle = new(Shuffle)
-		return decodeObject(p, v, shuffleFields, r.Shuffle)
-	}},
-	{"batch", func(r *Request, p string, v json.RawMessage) (err error) {
-		r.Batch, err = asInt(p, v, 1, MaxBatch)
-		return err
-	}},
-	{"batch_bytes", func(r *Request, p string, v json.RawMessage) (err error) {
-		r.BatchBytes, err = asInt(p, v, 1, MaxBatchBytes)
-		return err
-	}},
-	{"world", func(r *Request, p string, v json.RawMessage) error {
-		r.World = new(World)
-		return decodeObject(p, v, worldFields, r.World)
-	}},
-	{"order", func(r *Request, p string, v json.RawMessage) (err error) {
-		if r.Order, err = asString(p, v); err == nil && r.Order == "" {
-			err = &FieldError{Field: p, Got: `""`, Want: fmt.Sprintf("%q, %q, \"window:K\" or %q", OrderStrict, OrderWindow, OrderFree)}
-		}
-		return err
-	}},
-	{"remainder", func(r *Request, p string, v json.RawMessage) (err error) {
-		r.Remainder, err = asOneOf(p, v, RemainderDrop, RemainderPad, RemainderUneven)
-		return err
-	}},
-	{"on_error", func(r *Request, p string, v json.RawMessage) (err error) {
-		r.OnError, err = asOneOf(p, v, OnErrorFail, OnErrorNull, OnErrorSkip)
-		return err
-	}},
-}
-
-var selectionFields = []field[SelectionRef]{
-	{"name", func(s *SelectionRef, p string, v json.RawMessage) (err error) {
-		if s.Name, err = asString(p, v); err == nil && s.Name == "" {
-			err = &FieldError{Field: p, Got: `""`, Want: "the 64 lower-case hexadecimal digits that name an uploaded selection"}
-		}
-		return err
-	}},
-	{"positions", func(s *SelectionRef, p string, v json.RawMessage) (err error) {
-		if s.Positions, err = asInts(p, v, MaxPositions); err == nil {
-			slices.Sort(s.Positions)
-		}
-		return err
-	}},
-}
-
-var shuffleFields = []field[Shuffle]{
-	{"seed", func(s *Shuffle, p string, v json.RawMessage) (err error) {
-		s.Seed, err = asUint(p, v)
-		return err
-	}},
-	{"epoch", func(s *Shuffle, p string, v json.RawMessage) (err error) {
-		s.Epoch, err = asUint(p, v)
-		return err
-	}},
-}
-
-var worldFields = []field[World]{
-	{"size", func(w *World, p string, v json.RawMessage) (err error) {
-		w.Size, err = asInt(p, v, 1, MaxWorld)
-		return err
-	}},
 }
 
 func checkRange(field string, v, lo, hi int64) error {
 	if v < lo || v > hi {
-		return &FieldError{Field: field, Got: strconv.FormatInt(v, 10), Want: wantRange(lo, hi)}
+		most := strconv.FormatInt(hi, 10)
+		if hi == math.MaxInt64 {
+			most = "2^63-1"
+		}
+		return &FieldError{Field: field, Got: strconv.FormatInt(v, 10), Want: fmt.Sprintf("an integer from %d to %s", lo, most)}
 	}
 	return nil
 }
 
-func checkText(field, s string, most int) error {
-	if len(s) > most {
-		return &FieldError{Field: field, Got: fmt.Sprintf("%d bytes", len(s)), Want: fmt.Sprintf("at most %d", most)}
-	}
-	if !utf8.ValidString(s) {
-		return &FieldError{Field: field, Got: quote(s), Want: "valid UTF-8"}
-	}
-	return nil
-}
-
-// checkOneOf accepts "", which stands for the default, and the values named.
 func checkOneOf(field, v string, allowed ...string) error {
-	if v == "" || slices.Contains(allowed, v) {
+	if slices.Contains(allowed, v) {
 		return nil
 	}
 	return notOneOf(field, v, allowed)
@@ -413,7 +346,7 @@ func notOneOf(field, v string, allowed []string) error {
 	if n := Nearest(v, allowed); n != "" {
 		want += fmt.Sprintf(" (did you mean %q?)", n)
 	}
-	return &FieldError{Field: field, Got: quote(v), Want: want}
+	return &FieldError{Field: field, Got: Quote(v), Want: want}
 }
 
 func marshal(v any) []byte {

@@ -1,7 +1,6 @@
 package schema
 
 import (
-	"encoding/json"
 	"fmt"
 	"math"
 	"strconv"
@@ -30,9 +29,10 @@ type Ticket struct {
 // ParseRequest does.
 func ParseTicket(b []byte) (Ticket, error) {
 	var t Ticket
-	if err := decodeObject("ticket", b, ticketFields, &t); err != nil {
+	if err := DecodeJSON("ticket", b, &t); err != nil {
 		return Ticket{}, err
 	}
+	t.Selection.sort()
 	if err := t.Check(); err != nil {
 		return Ticket{}, err
 	}
@@ -44,7 +44,7 @@ func (t Ticket) Marshal() []byte { return marshal(t) }
 
 // Check reports the first field that is impossible, as a FieldError.
 func (t Ticket) Check() error {
-	if err := t.Request.Check(); err != nil {
+	if err := checkAll(&t); err != nil {
 		return err
 	}
 	if n := t.WorldSize(); t.Rank < 0 || int64(t.Rank) >= n {
@@ -54,17 +54,6 @@ func (t Ticket) Check() error {
 		}
 		return &FieldError{Field: "rank", Got: strconv.Itoa(t.Rank), Want: want}
 	}
-	if err := checkRange("step", t.Step, 0, math.MaxInt64); err != nil {
-		return err
-	}
-	if err := checkRange("row", t.Row, 0, MaxBatch); err != nil {
-		return err
-	}
-	if t.Stride != 0 {
-		if err := checkRange("stride", t.Stride, 1, MaxStride); err != nil {
-			return err
-		}
-	}
 	if t.Stop != nil && *t.Stop < t.Step {
 		return &FieldError{Field: "stop", Got: strconv.FormatInt(*t.Stop, 10),
 			Want: fmt.Sprintf("an integer from step, which is %d, to 2^63-1", t.Step)}
@@ -72,37 +61,20 @@ func (t Ticket) Check() error {
 	return nil
 }
 
+// check checks a field that is given.
+func (t *Ticket) check(field string) error {
+	switch field {
+	case "rank":
+		return checkRange(field, int64(t.Rank), 0, MaxWorld-1)
+	case "step":
+		return checkRange(field, t.Step, 0, math.MaxInt64)
+	case "row":
+		return checkRange(field, t.Row, 0, MaxBatch)
+	case "stride":
+		return checkRange(field, t.Stride, 1, MaxStride)
+	}
+	return t.Request.check(field)
+}
+
 // MaxStride bounds Ticket.Stride.
 const MaxStride = 1<<31 - 1
-
-var ticketFields = func() []field[Ticket] {
-	var fs []field[Ticket]
-	for _, f := range requestFields {
-		fs = append(fs, field[Ticket]{f.name, func(t *Ticket, p string, v json.RawMessage) error {
-			return f.set(&t.Request, p, v)
-		}})
-	}
-	return append(fs,
-		field[Ticket]{"rank", func(t *Ticket, p string, v json.RawMessage) error {
-			n, err := asInt(p, v, 0, MaxWorld-1)
-			t.Rank = int(n)
-			return err
-		}},
-		field[Ticket]{"step", func(t *Ticket, p string, v json.RawMessage) (err error) {
-			t.Step, err = asInt(p, v, 0, math.MaxInt64)
-			return err
-		}},
-		field[Ticket]{"row", func(t *Ticket, p string, v json.RawMessage) (err error) {
-			t.Row, err = asInt(p, v, 0, MaxBatch)
-			return err
-		}},
-		field[Ticket]{"stride", func(t *Ticket, p string, v json.RawMessage) (err error) {
-			t.Stride, err = asInt(p, v, 1, MaxStride)
-			return err
-		}},
-		field[Ticket]{"stop", func(t *Ticket, p string, v json.RawMessage) error {
-			n, err := asInt(p, v, 0, math.MaxInt64)
-			t.Stop = &n
-			return err
-		}})
-}()

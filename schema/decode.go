@@ -1,0 +1,281 @@
+package schema
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// DecodeJSON decodes a JSON object of at most MaxRequestBytes into the struct
+// that v points to, by its json tags. Fields are strings, bools, ints and uints
+// (neither ever negative), structs, pointers to these, slices, and maps by
+// string; the fields of an embedded struct are the outer one's.
+//
+// It is strict: a field that is unknown, given twice, null, of another type or
+// out of its type's range is a FieldError that names its path, as is text that
+// is no UTF-8 and anything behind the object. where is what errors call the
+// object itself. After an error *v is of no use.
+func DecodeJSON(where string, b []byte, v any) error {
+	if len(b) > MaxRequestBytes {
+		return &FieldError{Field: where, Got: fmt.Sprintf("%d bytes", len(b)), Want: fmt.Sprintf("at most %d", MaxRequestBytes)}
+	}
+	if len(bytes.TrimSpace(b)) == 0 {
+		return &FieldError{Field: where, Got: "nothing", Want: "a JSON object"}
+	}
+	if !utf8.Valid(b) {
+		at := 0
+		for r, n := utf8.DecodeRune(b); r != utf8.RuneError || n != 1; r, n = utf8.DecodeRune(b[at:]) {
+			at += n
+		}
+		return &FieldError{Field: where, Got: fmt.Sprintf("byte 0x%02x at offset %d", b[at], at), Want: "valid UTF-8"}
+	}
+	if !json.Valid(b) {
+		err := json.Unmarshal(b, new(json.RawMessage)) // says why
+		if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
+			err = fmt.Errorf("%w at offset %d", err, syntax.Offset)
+		}
+		return &FieldError{Field: where, Got: err.Error(), Want: "one JSON object"}
+	}
+	return decodeObject(where, "", bytes.TrimSpace(b), reflect.ValueOf(v).Elem())
+}
+
+// checker is a struct with rules for its fields. check reports what is wrong
+// with the value of one. The decoder asks it about fields that are given the
+// zero value, which afterwards look as if they were left out.
+type checker interface{ check(field string) error }
+
+// jsonFields returns the fields of a struct by name, in order.
+func jsonFields(v reflect.Value) (names []string, fields []reflect.StructField) {
+	for _, f := range reflect.VisibleFields(v.Type()) {
+		if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "" {
+			names, fields = append(names, name), append(fields, f)
+		}
+	}
+	return names, fields
+}
+
+// decodeObject decodes the object at path, the paths of whose fields begin with
+// prefix. Like all below, it takes valid JSON without space around it.
+func decodeObject(path, prefix string, raw []byte, v reflect.Value) error {
+	if raw[0] != '{' {
+		return wrongType(path, raw, "an object")
+	}
+	names, fields := jsonFields(v)
+	seen := make([]bool, len(names))
+	for text, value := range members(raw) {
+		name := unquote(text)
+		i := slices.Index(names, name)
+		if i < 0 {
+			return unknownField(prefix, name, names)
+		}
+		if seen[i] {
+			return givenTwice(prefix+name, value)
+		}
+		seen[i] = true
+		field := v.FieldByIndex(fields[i].Index)
+		if err := decodeValue(prefix+name, value, field); err != nil {
+			return err
+		}
+		if c, ok := v.Addr().Interface().(checker); ok && field.IsZero() {
+			if err := c.check(name); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func decodeValue(path string, raw []byte, v reflect.Value) error {
+	switch v.Kind() {
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		return decodeValue(path, raw, v.Elem())
+	case reflect.Struct:
+		return decodeObject(path, path+".", raw, v)
+	case reflect.String:
+		if raw[0] != '"' {
+			return wrongType(path, raw, "a string")
+		}
+		v.SetString(unquote(raw))
+	case reflect.Bool:
+		if raw[0] != 't' && raw[0] != 'f' {
+			return wrongType(path, raw, "true or false")
+		}
+		v.SetBool(raw[0] == 't')
+	case reflect.Int, reflect.Int64, reflect.Uint64:
+		bits := v.Type().Bits()
+		if v.CanInt() {
+			bits--
+		}
+		n, err := strconv.ParseUint(string(raw), 10, bits)
+		if err != nil {
+			return wrongType(path, raw, fmt.Sprintf("an integer from 0 to 2^%d-1", bits))
+		}
+		if v.CanInt() {
+			v.SetInt(int64(n))
+		} else {
+			v.SetUint(n)
+		}
+	case reflect.Slice:
+		if raw[0] != '[' {
+			return wrongType(path, raw, "a list of "+plural[v.Type().Elem().Kind()])
+		}
+		return decodeList(path, raw, v)
+	case reflect.Map:
+		if raw[0] != '{' {
+			return wrongType(path, raw, "an object of "+plural[v.Type().Elem().Kind()])
+		}
+		return decodeMap(path, raw, v)
+	default:
+		return fmt.Errorf("decoding %s: no rule for a %s", path, v.Type())
+	}
+	return nil
+}
+
+// plural names what a list or map is of, for errors.
+var plural = map[reflect.Kind]string{reflect.Int64: "integers", reflect.String: "strings"}
+
+func decodeList(path string, raw []byte, v reflect.Value) error {
+	v.Set(reflect.MakeSlice(v.Type(), 0, 0)) // not nil, though it be empty
+	for rest := inside(raw); len(rest) > 0; {
+		var item []byte
+		item, rest = cut(rest)
+		i := v.Len()
+		v.Grow(1)
+		v.SetLen(i + 1)
+		if err := decodeValue(path, item, v.Index(i)); err != nil {
+			// The same again, with the path that items which are right can do without.
+			return decodeValue(fmt.Sprintf("%s[%d]", path, i), item, v.Index(i))
+		}
+	}
+	return nil
+}
+
+func decodeMap(path string, raw []byte, v reflect.Value) error {
+	v.Set(reflect.MakeMap(v.Type()))
+	for text, value := range members(raw) {
+		key, elem := reflect.ValueOf(unquote(text)), reflect.New(v.Type().Elem()).Elem()
+		at := path + "." + shown(key.String())
+		if v.MapIndex(key).IsValid() {
+			return givenTwice(at, value)
+		}
+		if err := decodeValue(at, value, elem); err != nil {
+			return err
+		}
+		v.SetMapIndex(key, elem)
+	}
+	return nil
+}
+
+// members yields the names, in quotes, and values of an object.
+func members(raw []byte) iter.Seq2[[]byte, []byte] {
+	return func(yield func(name, value []byte) bool) {
+		for rest := inside(raw); len(rest) > 0; {
+			var name, value []byte
+			name, rest = cut(rest)
+			value, rest = cut(rest)
+			if !yield(name, value) {
+				return
+			}
+		}
+	}
+}
+
+// inside returns what is between the brackets of an object or list.
+func inside(raw []byte) []byte { return bytes.TrimSpace(raw[1 : len(raw)-1]) }
+
+// cut returns the first value in what is inside an object or list, and what is
+// behind it and its colon or comma.
+func cut(b []byte) (value, rest []byte) {
+	depth := 0
+	for i := 0; i < len(b); i++ {
+		switch b[i] {
+		case '"':
+			for i++; b[i] != '"'; i++ {
+				if b[i] == '\\' {
+					i++
+				}
+			}
+		case '{', '[':
+			depth++
+		case '}', ']':
+			depth--
+		case ':', ',':
+			if depth == 0 {
+				return bytes.TrimSpace(b[:i]), b[i+1:]
+			}
+		}
+	}
+	return bytes.TrimSpace(b), nil
+}
+
+func unquote(raw []byte) (s string) {
+	if err := json.Unmarshal(raw, &s); err != nil {
+		panic(err) // it is a string of valid JSON
+	}
+	return s
+}
+
+func unknownField(prefix, name string, names []string) error {
+	want := "one of " + strings.Join(names, ", ")
+	switch len(names) {
+	case 0:
+		want = "no fields"
+	case 1:
+		want = names[0]
+	}
+	if n := Nearest(name, names); n != "" {
+		want += fmt.Sprintf(" (did you mean %q?)", n)
+	}
+	return &FieldError{Field: prefix + shown(name), Got: "an unknown field", Want: want}
+}
+
+func givenTwice(path string, raw []byte) error {
+	return &FieldError{Field: path, Got: "it a second time, " + abridge(raw), Want: "each field at most once"}
+}
+
+func wrongType(path string, raw []byte, want string) error {
+	return &FieldError{Field: path, Got: abridge(raw), Want: want}
+}
+
+// shown is a field name as messages have it: in quotes unless it is a plain one.
+func shown(name string) string {
+	odd := func(c rune) bool { return c <= ' ' || c > '~' || c == '"' }
+	if name == "" || len(name) > 40 || strings.ContainsFunc(name, odd) {
+		return Quote(name)
+	}
+	return name
+}
+
+// abridge shows a JSON value as the client wrote it, shortened.
+func abridge(raw []byte) string {
+	const most = 60
+	if len(raw) <= most {
+		return string(raw)
+	}
+	return fmt.Sprintf("%s… (%d bytes)", clip(string(raw), most), len(raw))
+}
+
+// Quote renders what a client wrote for an error message: quoted, and shortened.
+func Quote(s string) string {
+	const most = 80
+	if len(s) <= most {
+		return strconv.Quote(s)
+	}
+	return fmt.Sprintf("%q… (%d bytes)", clip(s, most), len(s))
+}
+
+// clip returns the first most bytes of s, or a few less not to cut a character.
+func clip(s string, most int) string {
+	for most > 0 && !utf8.RuneStart(s[most]) {
+		most--
+	}
+	return s[:most]
+}

@@ -1,0 +1,65 @@
+"""The Python in README.md and docs/protocol.md runs as it stands, but for the size of the dataset."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as fl
+from conftest import ROOT, StartNode
+from node import Node
+from wire import put
+
+DOCUMENTED = "grpc://127.0.0.1:8815"
+
+
+def blocks(path: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
+
+
+def test_the_lines_in_the_readme(node: Node) -> None:
+    (block,) = blocks(ROOT / "README.md")
+    assert DOCUMENTED in block
+    script = block.replace(DOCUMENTED, node.url)
+    done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("270 samples, ")
+    assert "step 4 14 images" in done.stdout
+
+
+def test_the_lines_in_the_protocol(start: StartNode) -> None:
+    node = start()
+    rows = pa.table(
+        {
+            "file_name": [f"{n}.jpg" for n in range(2048)],
+            "label": [n % 10 for n in range(2048)],
+            "image": pa.array([n.to_bytes(4, "big") * 10 for n in range(2048)], pa.large_binary()),
+        }
+    )
+    names: dict[str, Any] = {"table": rows}
+    found = blocks(ROOT / "docs" / "protocol.md")
+    (upload,) = (n for n, block in enumerate(found) if block.startswith("put = "))
+    with fl.connect(node.url) as client:
+        # The upload makes the dataset that the other lines read, so it comes first, after the imports.
+        for n in [0, upload, *range(1, upload), *range(upload + 1, len(found))]:
+            # In place of 1.2 million rows there are 2,048.
+            block = (
+                found[n].replace(DOCUMENTED, node.url).replace("400000", "1999").replace('"step": 1000', '"step": 2')
+            )
+            exec(block, names)  # noqa: S102
+            if n == upload:
+                for part in range(2):  # the lines speak of snapshot 3
+                    extra = rows.set_column(
+                        0, "file_name", [[f"{part}-{name}" for name in rows["file_name"].to_pylist()]]
+                    )
+                    put(client, extra, dataset="imagenet", key="file_name", mode="append", media={"image": "image"})
+    assert names["table"].column_names == ["image", "label"]
+    assert names["about"]["step"] == 7 + 16
+    assert names["info"].total_records == 3
+    assert json.loads(names["chunk"].app_metadata.to_pybytes())["rows"] == 3
+    assert names["act"]("list", dataset="imagenet")[0]["newest"] == 3
