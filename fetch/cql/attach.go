@@ -151,7 +151,7 @@ func (a *attachment) run(ctx context.Context) (*schema.Snapshot, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer in.Close() //nolint:errcheck // never fails
+	defer in.Close()
 	a.in = in.(*ingest)
 	defer func() {
 		for _, sp := range a.splits {

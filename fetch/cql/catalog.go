@@ -243,7 +243,7 @@ func (in *ingest) commit(ctx context.Context, snap schema.Snapshot) (*schema.Sna
 				return nil, fmt.Errorf("commit %s: %w", snapshotName(in.dataset, snap.Number), err)
 			}
 			open = err
-			s.log.Info("a commit's outcome is not known; reading it back", "dataset", in.dataset, "number", snap.Number, "error", err)
+			s.log.InfoContext(ctx, "a commit's outcome is not known; reading it back", "dataset", in.dataset, "number", snap.Number, "error", err)
 		case err != nil:
 			return nil, fmt.Errorf("commit to %q: %w", in.dataset, err)
 		case applied:

@@ -118,7 +118,7 @@ func (c *collection) run(ctx context.Context, inUse func() []*schema.Snapshot) (
 // announce takes the collector's lease.
 func (c *collection) announce(ctx context.Context) error {
 	c.token = gocql.MustRandomUUID()
-	for try := range uncertainTries {
+	for range uncertainTries {
 		begun := time.Now()
 		applied, err := c.s.cas(ctx, tableLeases, insertCollector, holder(), c.token, int(collectorTTL.Seconds()))
 		if applied {
@@ -139,7 +139,6 @@ func (c *collection) announce(ctx context.Context) error {
 		case token != gocql.UUID{}:
 			return fmt.Errorf("%w: another collection runs (%s); if it has died, another can begin after %v", schema.ErrUnavailable, who, collectorTTL)
 		}
-		_ = try
 	}
 	return fmt.Errorf("%w: the lease of the collection could not be had", schema.ErrUnavailable)
 }
@@ -224,7 +223,7 @@ func (c *collection) agree(ctx context.Context) error {
 		}
 		if !told {
 			told = true
-			c.s.log.Info("waiting for other processes to take note of the collection", "processes", waiting)
+			c.s.log.InfoContext(ctx, "waiting for other processes to take note of the collection", "processes", waiting)
 		}
 		if err := c.alive(ctx); err != nil {
 			return err

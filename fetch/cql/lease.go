@@ -246,7 +246,7 @@ func (l *lease) ensureReading(ctx context.Context) error {
 	l.readOnly = true
 	l.mu.Unlock()
 	if first {
-		l.s.log.Warn("the user may not write leases: a collection will not know what this process reads", "error", err)
+		l.s.log.WarnContext(ctx, "the user may not write leases: a collection will not know what this process reads", "error", err)
 	}
 	return nil
 }

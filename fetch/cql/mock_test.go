@@ -172,7 +172,7 @@ func (m *mock) handle(r *frame.Frame, c *client.CqlServerConnection, shards, awa
 				panic(err)
 			}
 			_, _ = c.GetConn().Write(b.Bytes()[:b.Len()/2])
-			_ = c.Close()
+			_ = c.GetConn().Close()
 			return nil
 		case d.answer != nil:
 			return reply(d.answer)

@@ -42,7 +42,8 @@ func (c *Config) cluster(opts Options) (*gocql.ClusterConfig, error) {
 		cl.SerialConsistency = gocql.LocalSerial
 	}
 	cl.RetryPolicy = movingRetries(attempts - 1)
-	cl.DefaultIdempotence = true // transactions say otherwise
+	cl.ReconnectInterval = 5 * time.Second // to nodes that were down
+	cl.DefaultIdempotence = true           // transactions say otherwise
 	cl.Logger = driverLogger{opts.Logger}
 	if opts.Dialer != nil {
 		cl.Dialer = opts.Dialer
@@ -180,7 +181,7 @@ func (s *Store) createKeyspace(ctx context.Context, session *gocql.Session, v *s
 	if rf == 0 {
 		rf = min(3, v.nodes)
 	}
-	s.log.Info("creating the keyspace", "keyspace", s.config.Keyspace, "dc", v.dc, "replicas", rf)
+	s.log.InfoContext(ctx, "creating the keyspace", "keyspace", s.config.Keyspace, "dc", v.dc, "replicas", rf)
 	stmt := fmt.Sprintf("CREATE KEYSPACE IF NOT EXISTS %s WITH replication = {'class': 'NetworkTopologyStrategy', '%s': %d}",
 		s.config.Keyspace, strings.ReplaceAll(v.dc, "'", "''"), rf)
 	if err := s.define(ctx, session, stmt, ""); err != nil {

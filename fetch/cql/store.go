@@ -159,9 +159,9 @@ func (s *Store) catalogLevel() gocql.Consistency {
 // serialLevel is the consistency of reads that must see every transaction.
 func (s *Store) serialLevel() gocql.Consistency {
 	if s.config.LocalSerial {
-		return gocql.Consistency(gocql.LocalSerial)
+		return gocql.Consistency(gocql.LocalSerial) //nolint:unconvert // of another type in gocql itself
 	}
-	return gocql.Consistency(gocql.Serial)
+	return gocql.Consistency(gocql.Serial) //nolint:unconvert // of another type in gocql itself
 }
 
 // clock gives write times in microseconds, each later than the one before.

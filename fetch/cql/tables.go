@@ -96,7 +96,7 @@ func (s *Store) createTables(ctx context.Context, session *gocql.Session, names 
 		}
 	}
 	if len(names) > 0 {
-		s.log.Info("created tables", "keyspace", s.config.Keyspace, "tables", strings.Join(names, " "))
+		s.log.InfoContext(ctx, "created tables", "keyspace", s.config.Keyspace, "tables", strings.Join(names, " "))
 	}
 	return nil
 }

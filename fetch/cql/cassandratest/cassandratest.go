@@ -211,14 +211,14 @@ func start(opts Options) (*Node, error) {
 			}
 		}
 	}
-	if out, err := exec.Command(script(), "fetch").CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(context.Background(), script(), "fetch").CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("%w: %s", err, bytes.TrimSpace(out))
 	}
 	var err error
 	if n.dir, err = os.MkdirTemp("", "bowstring-cassandra-"); err != nil {
 		return nil, err
 	}
-	n.cmd = exec.Command(script(), "run", n.dir)
+	n.cmd = exec.CommandContext(context.Background(), script(), "run", n.dir) // Kill ends it
 	n.cmd.Env = append(os.Environ(), "IP="+n.IP, "PORT="+strconv.Itoa(n.Port), "STORAGE_PORT="+strconv.Itoa(storage), "TLS="+opts.TLS)
 	if opts.Seeds != "" {
 		n.cmd.Env = append(n.cmd.Env, "SEEDS="+opts.Seeds, "TOKEN="+opts.Token, "RING_DELAY=3000")
@@ -282,7 +282,7 @@ func (n *Node) answers(ctx context.Context, encrypted bool) bool {
 	if err != nil {
 		return false
 	}
-	defer c.Close() //nolint:errcheck // only asked
+	defer c.Close()
 	if encrypted {
 		return true
 	}
@@ -318,7 +318,7 @@ func (w *tail) String() string {
 
 // freePort finds a port that nobody listens on just now.
 func freePort(ip string) (int, error) {
-	l, err := net.Listen("tcp", net.JoinHostPort(ip, "0"))
+	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", net.JoinHostPort(ip, "0"))
 	if err != nil {
 		return 0, err
 	}

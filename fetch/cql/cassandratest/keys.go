@@ -44,7 +44,7 @@ func NewKeys(t testing.TB) Keys {
 
 func keytool(t testing.TB, args ...string) {
 	t.Helper()
-	if out, err := exec.Command("keytool", args...).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "keytool", args...).CombinedOutput(); err != nil {
 		t.Fatalf("keytool, which comes with the JRE: %v: %s", err, out)
 	}
 }
