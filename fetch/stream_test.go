@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -30,6 +31,37 @@ func open(tb testing.TB, e *fetch.Engine, req schema.Request) *fetch.Job {
 	return j
 }
 
+// start opens a stream, which the caller closes.
+func start(tb testing.TB, e *fetch.Engine, j *fetch.Job, t schema.Ticket) *fetch.Stream {
+	tb.Helper()
+	s, err := e.Stream(tb.Context(), j, t)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return s
+}
+
+// batches yields the batches of a stream to its end, and releases each.
+func batches(tb testing.TB, s *fetch.Stream) iter.Seq[*fetch.Batch] {
+	return func(yield func(*fetch.Batch) bool) {
+		tb.Helper()
+		for {
+			b, err := s.Next()
+			if errors.Is(err, io.EOF) {
+				return
+			}
+			if err != nil {
+				tb.Fatal(err)
+			}
+			more := yield(b)
+			b.Release()
+			if !more {
+				return
+			}
+		}
+	}
+}
+
 // served is what a stream sent.
 type served struct {
 	positions []int64
@@ -41,10 +73,7 @@ type served struct {
 // drain reads a stream to its end, comparing every cell with what was put.
 func drain(tb testing.TB, e *fetch.Engine, j *fetch.Job, t schema.Ticket) served {
 	tb.Helper()
-	s, err := e.Stream(tb.Context(), j, t)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	s := start(tb, e, j, t)
 	defer s.Close()
 	return consume(tb, j, s)
 }
@@ -52,21 +81,14 @@ func drain(tb testing.TB, e *fetch.Engine, j *fetch.Job, t schema.Ticket) served
 func consume(tb testing.TB, j *fetch.Job, s *fetch.Stream) served {
 	tb.Helper()
 	var got served
-	for {
-		b, err := s.Next()
-		if errors.Is(err, io.EOF) {
-			return got
-		}
-		if err != nil {
-			tb.Fatal(err)
-		}
+	for b := range batches(tb, s) {
 		compare(tb, j, b)
 		got.positions = append(got.positions, b.Positions...)
 		got.resumes = append(got.resumes, b.Resume)
 		got.rows = append(got.rows, b.Rows)
 		got.faults = append(got.faults, b.Faults...)
-		b.Release()
 	}
+	return got
 }
 
 // compare checks a batch of a dataset made by put, of the columns id, label
@@ -162,20 +184,10 @@ func TestBatchBytes(t *testing.T) {
 	const most = 8_000
 	req := schema.Request{Dataset: "d", Columns: []string{"image"}, Batch: 300, BatchBytes: most}
 	j := open(t, e, req)
-	s, err := e.Stream(t.Context(), j, ticket(req, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := start(t, e, j, ticket(req, 0))
 	defer s.Close()
-	batches := 0
-	for row := int64(0); ; batches++ {
-		b, err := s.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
+	batch, row := 0, int64(0)
+	for b := range batches(t, s) {
 		var size int
 		for _, i := range b.Positions {
 			if i%100 != 99 {
@@ -183,19 +195,19 @@ func TestBatchBytes(t *testing.T) {
 			}
 		}
 		if b.Rows > 1 && size > most {
-			t.Errorf("batch %d has %d bytes in %d rows", batches, size, b.Rows)
+			t.Errorf("batch %d has %d bytes in %d rows", batch, size, b.Rows)
 		}
 		if b.Row != row || b.Step != 0 {
-			t.Errorf("batch %d begins at step %d row %d, want step 0 row %d", batches, b.Step, b.Row, row)
+			t.Errorf("batch %d begins at step %d row %d, want step 0 row %d", batch, b.Step, b.Row, row)
 		}
 		row += int64(b.Rows)
 		if b.Last != (row == 300) {
-			t.Errorf("batch %d, which ends at row %d of 300, says last=%t", batches, row, b.Last)
+			t.Errorf("batch %d, which ends at row %d of 300, says last=%t", batch, row, b.Last)
 		}
-		b.Release()
+		batch++
 	}
-	if batches < 20 {
-		t.Errorf("only %d batches", batches)
+	if batch < 20 {
+		t.Errorf("only %d batches", batch)
 	}
 }
 
@@ -275,10 +287,7 @@ func TestWindowBoundsReadAhead(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s, err := e.Stream(t.Context(), j, ticket(req, 0))
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := start(t, e, j, ticket(req, 0))
 		var held []*fetch.Batch
 		for range 5 {
 			synctest.Wait() // until every reader waits for room
@@ -325,10 +334,7 @@ func TestStalledConsumerHoldsNobodyBack(t *testing.T) {
 	j := open(t, e, req)
 	var stalled []*fetch.Stream
 	for range 5 {
-		s, err := e.Stream(t.Context(), j, ticket(req, 0))
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := start(t, e, j, ticket(req, 0))
 		defer s.Close()
 		stalled = append(stalled, s)
 	}
@@ -387,10 +393,7 @@ func TestEngineCloseEndsStreams(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := e.Stream(t.Context(), j, ticket(req, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := start(t, e, j, ticket(req, 0))
 	j.Close() // the stream keeps the snapshot open
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = e.Close() })
@@ -424,10 +427,7 @@ func TestDropAndCollectUnderStream(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := e.Stream(t.Context(), j, ticket(req, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := start(t, e, j, ticket(req, 0))
 	j.Close()
 	if err := store.Drop(t.Context(), "d", 0); err != nil {
 		t.Fatal(err)
@@ -528,15 +528,9 @@ func TestOnErrorFail(t *testing.T) {
 	j := open(t, e, req)
 	for _, flip := range []bool{false, true} {
 		store.inject(faulty(t, j, flip, 57))
-		s, err := e.Stream(t.Context(), j, ticket(req, 0))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for {
-			var b *fetch.Batch
-			if b, err = s.Next(); err != nil {
-				break
-			}
+		s := start(t, e, j, ticket(req, 0))
+		b, err := s.Next()
+		for ; err == nil; b, err = s.Next() {
 			b.Release()
 		}
 		ref, _ := j.Manifest().Blob(0, 57)
@@ -562,20 +556,10 @@ func TestOnErrorNull(t *testing.T) {
 	req := schema.Request{Dataset: "d", Columns: []string{"image"}, Batch: 10, OnError: schema.OnErrorNull}
 	j := open(t, e, req)
 	store.inject(faulty(t, j, true, 57, 58, 203))
-	s, err := e.Stream(t.Context(), j, ticket(req, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := start(t, e, j, ticket(req, 0))
 	defer s.Close()
 	var nulls, reported []int64
-	for {
-		b, err := s.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
+	for b := range batches(t, s) {
 		rec, err := b.Record(memory.DefaultAllocator)
 		if err != nil {
 			t.Fatal(err)
@@ -592,7 +576,6 @@ func TestOnErrorNull(t *testing.T) {
 			}
 		}
 		rec.Release()
-		b.Release()
 	}
 	slices.Sort(reported)
 	if want := []int64{57, 58, 203}; !slices.Equal(nulls, want) || !slices.Equal(reported, want) {
@@ -624,10 +607,7 @@ func TestOnErrorSkip(t *testing.T) {
 
 	// Where nothing can be read, nothing can take its place.
 	store.inject(func(context.Context, schema.BlobRef) (func([]byte) []byte, error) { return nil, io.ErrUnexpectedEOF })
-	s, err := e.Stream(t.Context(), j, ticket(req, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := start(t, e, j, ticket(req, 0))
 	defer s.Close()
 	if _, err := s.Next(); !errors.Is(err, io.ErrUnexpectedEOF) || !strings.Contains(err.Error(), "substitute") {
 		t.Errorf("with every read failing: %v", err)
@@ -648,20 +628,11 @@ func BenchmarkStream(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		s, err := e.Stream(b.Context(), j, ticket(req, 0))
-		if err != nil {
-			b.Fatal(err)
-		}
-		for served < b.N {
-			batch, err := s.Next()
-			if errors.Is(err, io.EOF) {
+		s := start(b, e, j, ticket(req, 0))
+		for batch := range batches(b, s) {
+			if served += batch.Rows; served >= b.N {
 				break
 			}
-			if err != nil {
-				b.Fatal(err)
-			}
-			served += batch.Rows
-			batch.Release()
 		}
 		s.Close()
 		j.Close()

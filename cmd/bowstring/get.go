@@ -119,7 +119,7 @@ func (c *GetCmd) copy(ctx context.Context, app *App, client *client, info *arrow
 	progress := app.progress(total, "rows")
 	defer func() { _ = progress.Exit() }()
 	for _, endpoint := range info.GetEndpoint() {
-		if err := readStream(ctx, client, endpoint.GetTicket(), func(s *arrow.Schema) error { return out.open(s) }, func(rec arrow.Record) (bool, error) {
+		if err := readStream(ctx, client, endpoint.GetTicket(), out.open, func(rec arrow.Record) (bool, error) {
 			n, err := out.write(rec)
 			_ = progress.Add64(n)
 			return out.left > 0, err
@@ -186,7 +186,7 @@ func (o *output) close() error {
 	return o.sink.Close()
 }
 
-// readStream calls open with a stream's schema and each with its records, until each says that it has enough.
+// readStream reads the records of a ticket, as readRecords does.
 func readStream(ctx context.Context, c *client, ticket *arrowflight.Ticket, open func(*arrow.Schema) error, each func(arrow.Record) (more bool, err error)) error {
 	ctx, cancel := context.WithCancel(ctx) // ends the stream where it is not read to its end
 	defer cancel()
@@ -194,6 +194,11 @@ func readStream(ctx context.Context, c *client, ticket *arrowflight.Ticket, open
 	if err != nil {
 		return err
 	}
+	return readRecords(stream, open, each)
+}
+
+// readRecords calls open with a stream's schema and each with its records, until each says that it has enough.
+func readRecords(stream arrowflight.DataStreamReader, open func(*arrow.Schema) error, each func(arrow.Record) (more bool, err error)) error {
 	reader, err := arrowflight.NewRecordReader(stream)
 	if err != nil {
 		return err

@@ -48,7 +48,6 @@ func (c *ImportCmd) Run(ctx context.Context, app *App) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, src.Close()) }()
 	reader, err := source.NewReader(src, source.ReadOptions{
 		Dataset: c.Dataset, Split: cmp.Or(c.Split, ingest.DefaultSplit), Verify: c.Verify, Workers: c.Workers, Limit: c.Limit,
 	})

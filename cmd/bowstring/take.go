@@ -77,9 +77,9 @@ func (c *TakeCmd) Run(ctx context.Context, app *App) error {
 func (c *TakeCmd) write(ctx context.Context, app *App, client *client, snapshot int64, columns []string) (err error) {
 	out := &output{to: c.To, format: "folder", opts: export.Options{Force: c.Force}, left: int64(len(c.Positions) + len(c.ID))}
 	defer func() { err = errors.Join(err, out.close()) }()
-	if err := c.take(ctx, client, snapshot, columns, out.open, func(rec arrow.Record) error {
+	if err := c.take(ctx, client, snapshot, columns, out.open, func(rec arrow.Record) (bool, error) {
 		_, err := out.write(rec)
-		return err
+		return true, err
 	}); err != nil {
 		return err
 	}
@@ -103,7 +103,7 @@ func (c *TakeCmd) show(ctx context.Context, app *App, client *client, snapshot i
 		}
 		out.add(names...)
 		return nil
-	}, func(rec arrow.Record) error {
+	}, func(rec arrow.Record) (bool, error) {
 		for row := range int(rec.NumRows()) {
 			if !c.JSON {
 				cells := make([]string, rec.NumCols())
@@ -115,7 +115,7 @@ func (c *TakeCmd) show(ctx context.Context, app *App, client *client, snapshot i
 			}
 			rows = append(rows, export.Row(rec, row))
 		}
-		return nil
+		return true, nil
 	})
 	if err != nil {
 		return err
@@ -130,7 +130,7 @@ func (c *TakeCmd) show(ctx context.Context, app *App, client *client, snapshot i
 const takeBatch = 1024
 
 // take asks for the samples and gives them to each, in the order asked for.
-func (c *TakeCmd) take(ctx context.Context, client *client, snapshot int64, columns []string, open func(*arrow.Schema) error, each func(arrow.Record) error) error {
+func (c *TakeCmd) take(ctx context.Context, client *client, snapshot int64, columns []string, open func(*arrow.Schema) error, each func(arrow.Record) (more bool, err error)) error {
 	command, err := json.Marshal(map[string]any{"take": map[string]any{
 		"dataset": c.Dataset.Name, "snapshot": snapshot, "columns": columns,
 	}})
@@ -143,22 +143,7 @@ func (c *TakeCmd) take(ctx context.Context, client *client, snapshot int64, colu
 		return err
 	}
 	group.Go(func() error { return c.ask(stream, command) })
-	group.Go(func() error {
-		reader, err := arrowflight.NewRecordReader(stream)
-		if err != nil {
-			return err
-		}
-		defer reader.Release()
-		if err := open(reader.Schema()); err != nil {
-			return err
-		}
-		for reader.Next() {
-			if err := each(reader.Record()); err != nil {
-				return err
-			}
-		}
-		return reader.Err()
-	})
+	group.Go(func() error { return readRecords(stream, open, each) })
 	return group.Wait()
 }
 

@@ -26,12 +26,9 @@ import (
 // class is the folder below the split (or root), however deep the image lies.
 // Labels are the same in all splits. Metadata with a column label takes their place.
 type imageFolder struct {
-	root    string
+	about
 	split   string   // the only one to read, if told apart
-	splits  []string // top folders that are splits
 	classes []string // sorted; nil if there are none
-	rows    int64
-	notes   []string
 
 	meta  *table // joined columns, or nil
 	label int    // column of meta that is the label, or -1
@@ -48,7 +45,7 @@ func openImageFolder(ctx context.Context, root string, opts Options) (Source, er
 	if resolved, err = filepath.Abs(resolved); err != nil {
 		return nil, err
 	}
-	s := &imageFolder{root: resolved, split: opts.Split, label: -1}
+	s := &imageFolder{about: about{format: "imagefolder", path: resolved}, split: opts.Split, label: -1}
 	if err := s.survey(ctx); err != nil {
 		return nil, err
 	}
@@ -77,12 +74,12 @@ func (s *imageFolder) survey(ctx context.Context) error {
 			}
 		}
 	}
-	err := filepath.WalkDir(s.root, func(p string, d fs.DirEntry, err error) error {
+	err := filepath.WalkDir(s.path, func(p string, d fs.DirEntry, err error) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 		// What cannot be read is reported when the samples are read.
-		if err == nil && p != s.root && hidden(d.Name()) {
+		if err == nil && p != s.path && hidden(d.Name()) {
 			if d.IsDir() {
 				return fs.SkipDir
 			}
@@ -153,7 +150,7 @@ func isMetadata(name string) bool {
 }
 
 func (s *imageFolder) rel(p string) string {
-	rel, err := filepath.Rel(s.root, p)
+	rel, err := filepath.Rel(s.path, p)
 	if err != nil {
 		return p // cannot be: p was found below root
 	}
@@ -172,7 +169,7 @@ func (s *imageFolder) readMetadata(ctx context.Context) error {
 		}
 		dirs[path.Dir(f)] = f
 	}
-	t, err := readTable(ctx, s.root, s.files)
+	t, err := readTable(ctx, s.path, s.files)
 	if err != nil {
 		return err
 	}
@@ -199,13 +196,6 @@ func (s *imageFolder) readMetadata(ctx context.Context) error {
 	s.meta = t
 	return nil
 }
-
-func (s *imageFolder) Format() string   { return "imagefolder" }
-func (s *imageFolder) Describe() string { return "imagefolder " + s.root }
-func (s *imageFolder) Splits() []string { return s.splits }
-func (s *imageFolder) Rows() int64      { return s.rows }
-func (s *imageFolder) Notes() []string  { return s.notes }
-func (s *imageFolder) Close() error     { return nil }
 
 func (s *imageFolder) Fields() (meta, blobs []arrow.Field) {
 	switch {
@@ -244,7 +234,7 @@ func (s *imageFolder) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 			}
 		}
 		for _, top := range tops {
-			err := filepath.WalkDir(filepath.Join(s.root, top), func(p string, d fs.DirEntry, err error) error {
+			err := filepath.WalkDir(filepath.Join(s.path, top), func(p string, d fs.DirEntry, err error) error {
 				if ctx.Err() != nil {
 					return context.Cause(ctx)
 				}
@@ -272,7 +262,7 @@ func (s *imageFolder) visit(p, split string, d fs.DirEntry, err error, seen []bo
 	switch {
 	case err != nil:
 		sample = Sample{Key: rel, Bad: reason(err)}
-	case p != s.root && hidden(d.Name()):
+	case p != s.path && hidden(d.Name()):
 		if d.IsDir() {
 			return fs.SkipDir
 		}

@@ -20,16 +20,14 @@ var pathColumns = []string{"path", "file_name", "filename", "file"}
 // split tells the split, label the class: a number, or a name of which the
 // sorted ones are the classes. The other columns are metadata.
 type list struct {
-	path   string
-	dir    string
-	files  []string // by row of the table
-	split  []string // likewise; nil if there is no column
-	splits []string
-	order  []int // rows to read
-	meta   *table
-	label  int // column of meta, or -1
-	blob   arrow.Field
-	notes  []string
+	about
+	dir   string
+	files []string // by row of the table
+	split []string // likewise; nil if there is no column
+	order []int    // rows to read
+	meta  *table
+	label int // column of meta, or -1
+	blob  arrow.Field
 }
 
 func openList(ctx context.Context, path string, opts Options) (Source, error) {
@@ -37,7 +35,7 @@ func openList(ctx context.Context, path string, opts Options) (Source, error) {
 	if !slices.Contains(tableExtensions, extension(abs)) {
 		return nil, fmt.Errorf("%w: want a file named .%s", schema.ErrInvalid, strings.Join(tableExtensions, ", ."))
 	}
-	s := &list{path: abs, dir: filepath.Dir(abs)}
+	s := &list{about: about{format: "list", path: abs}, dir: filepath.Dir(abs)}
 	t, err := readTable(ctx, s.dir, []string{filepath.Base(abs)})
 	if err != nil {
 		return nil, err
@@ -99,6 +97,7 @@ func (s *list) arrange(asked string) {
 			s.order = append(s.order, bySplit[split]...)
 		}
 	}
+	s.rows = int64(len(s.order))
 }
 
 // media says by the names of the files what they hold.
@@ -109,13 +108,6 @@ func (s *list) media() arrow.Field {
 	}
 	return schema.BlobField("image", schema.MediaImage, false)
 }
-
-func (s *list) Format() string   { return "list" }
-func (s *list) Describe() string { return "list " + s.path }
-func (s *list) Splits() []string { return s.splits }
-func (s *list) Rows() int64      { return int64(len(s.order)) }
-func (s *list) Notes() []string  { return s.notes }
-func (s *list) Close() error     { return nil }
 
 func (s *list) Fields() (meta, blobs []arrow.Field) {
 	meta = append(meta, arrow.Field{Name: schema.PathColumn, Type: arrow.BinaryTypes.String})

@@ -39,14 +39,11 @@ import (
 //
 // Shards are read front to back, so that a compressed one needs no room.
 type mds struct {
-	root    string
+	about
 	parts   []mdsPart // one per split, or one
 	columns []mdsColumn
 	meta    []arrow.Field
 	blobs   []arrow.Field
-	splits  []string
-	rows    int64
-	notes   []string
 }
 
 // mdsPart is a directory with an index.
@@ -91,7 +88,7 @@ func openMDS(ctx context.Context, root string, opts Options) (Source, error) {
 	if filepath.Base(root) == "index.json" {
 		root = filepath.Dir(root)
 	}
-	s := &mds{root: absolute(root)}
+	s := &mds{about: about{format: "mds", path: absolute(root)}}
 	if err := s.findParts(opts.Split); err != nil {
 		return nil, err
 	}
@@ -109,10 +106,10 @@ func openMDS(ctx context.Context, root string, opts Options) (Source, error) {
 // findParts reads the index of the directory, or those of its folders.
 func (s *mds) findParts(asked string) error {
 	dirs := map[string]string{}
-	if _, err := os.Stat(filepath.Join(s.root, "index.json")); err == nil {
-		dirs[""] = s.root
+	if _, err := os.Stat(filepath.Join(s.path, "index.json")); err == nil {
+		dirs[""] = s.path
 	} else {
-		indices, err := filepath.Glob(filepath.Join(s.root, "*", "index.json"))
+		indices, err := filepath.Glob(filepath.Join(s.path, "*", "index.json"))
 		if err != nil {
 			return err
 		}
@@ -237,13 +234,6 @@ func (s *mds) makeFields(samples [][]byte) error {
 	}
 	return nil
 }
-
-func (s *mds) Format() string   { return "mds" }
-func (s *mds) Describe() string { return "mds " + s.root }
-func (s *mds) Splits() []string { return s.splits }
-func (s *mds) Rows() int64      { return s.rows }
-func (s *mds) Notes() []string  { return s.notes }
-func (s *mds) Close() error     { return nil }
 
 func (s *mds) Fields() (meta, blobs []arrow.Field) { return s.meta, s.blobs }
 

@@ -221,13 +221,10 @@ func features(s *arrow.Schema) map[string]feature {
 // writes it or not. Columns of binary and of struct<bytes, path> are blobs,
 // the others metadata. A split is told by the name of the file or its folder.
 type parquetSource struct {
-	path   string
+	about
 	shards []shard
-	splits []string
 	broken map[string]error // shards that cannot be opened, by rel
-	rows   int64
-	notes  []string
-	fields []arrow.Field // of the files
+	fields []arrow.Field    // of the files
 	meta   []metaColumn
 	blobs  []blobColumn
 	paths  int // blob column whose paths are the column file_name, or -1
@@ -249,7 +246,7 @@ func openParquet(ctx context.Context, path string, opts Options) (Source, error)
 	if err != nil {
 		return nil, err
 	}
-	s := &parquetSource{path: absolute(path), broken: map[string]error{}, paths: -1}
+	s := &parquetSource{about: about{format: "parquet", path: absolute(path)}, broken: map[string]error{}, paths: -1}
 	s.shards, s.splits = arrangeShards(all, opts.Split)
 	if len(s.shards) == 0 {
 		return nil, fmt.Errorf("%w: there is no *.parquet file", schema.ErrInvalid)
@@ -403,13 +400,6 @@ func mediaOf(feature string, sample []byte) string {
 	}
 	return ""
 }
-
-func (s *parquetSource) Format() string   { return "parquet" }
-func (s *parquetSource) Describe() string { return "parquet " + s.path }
-func (s *parquetSource) Splits() []string { return s.splits }
-func (s *parquetSource) Rows() int64      { return s.rows }
-func (s *parquetSource) Notes() []string  { return s.notes }
-func (s *parquetSource) Close() error     { return nil }
 
 func (s *parquetSource) Fields() (meta, blobs []arrow.Field) {
 	for _, m := range s.meta {

@@ -9,7 +9,6 @@ package source
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"iter"
 	"os"
@@ -22,7 +21,7 @@ import (
 	"bowstring/schema"
 )
 
-// Source is a data set in one format. Its methods are for one goroutine at a
+// Source is a data set in one format. It holds no file open but while Samples runs. Its methods are for one goroutine at a
 // time, but Load and Release of several samples may run meanwhile.
 type Source interface {
 	// Format is the name --format knows it by.
@@ -41,8 +40,22 @@ type Source interface {
 	// Samples yields the samples split by split, in an order that depends on
 	// nothing but names and content. An error ends it: the source as a whole cannot be read.
 	Samples(ctx context.Context) iter.Seq2[Sample, error]
-	Close() error
 }
+
+// about is what every source found out about itself when it was opened.
+type about struct {
+	format string
+	path   string // absolute
+	splits []string
+	rows   int64
+	notes  []string
+}
+
+func (a *about) Format() string   { return a.format }
+func (a *about) Describe() string { return a.format + " " + a.path }
+func (a *about) Splits() []string { return a.splits }
+func (a *about) Rows() int64      { return a.rows }
+func (a *about) Notes() []string  { return a.notes }
 
 // Sample is one row of a Source.
 type Sample struct {
@@ -128,7 +141,7 @@ func Open(ctx context.Context, path string, opts Options) (Source, error) {
 		return nil, fmt.Errorf("read %s as %s: %w", path, f.name, err)
 	}
 	if err := checkSplits(s.Splits(), opts.Split); err != nil {
-		return nil, errors.Join(err, s.Close())
+		return nil, err
 	}
 	return s, nil
 }

@@ -45,11 +45,6 @@ func readAll(t *testing.T, path string, opts Options, read ReadOptions) *readRes
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() {
-		if err := src.Close(); err != nil {
-			t.Error(err)
-		}
-	}()
 	r, err := NewReader(src, read)
 	if err != nil {
 		t.Fatal(err)

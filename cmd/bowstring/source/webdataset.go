@@ -44,11 +44,8 @@ const (
 // Columns and their types depend on all members, so the tars are read twice, the
 // first time only as far as that takes. Which keys were met is kept in memory.
 type webDataset struct {
-	path   string
+	about
 	shards []shard
-	splits []string
-	rows   int64
-	notes  []string
 
 	blobs   []arrow.Field
 	meta    []arrow.Field
@@ -83,7 +80,7 @@ func openWebDataset(ctx context.Context, pattern string, opts Options) (Source, 
 	if err != nil {
 		return nil, err
 	}
-	s := &webDataset{path: absolute(pattern)}
+	s := &webDataset{about: about{format: "webdataset", path: absolute(pattern)}}
 	s.shards, s.splits = arrangeShards(all, opts.Split)
 	if err := s.survey(ctx); err != nil {
 		return nil, err
@@ -431,13 +428,6 @@ func blobName(ext string, manyImages bool) (name, media string) {
 	}
 	return freeName(name, []string{"label", schema.PathColumn}), media
 }
-
-func (s *webDataset) Format() string   { return "webdataset" }
-func (s *webDataset) Describe() string { return "webdataset " + s.path }
-func (s *webDataset) Splits() []string { return s.splits }
-func (s *webDataset) Rows() int64      { return s.rows }
-func (s *webDataset) Notes() []string  { return s.notes }
-func (s *webDataset) Close() error     { return nil }
 
 func (s *webDataset) Fields() (meta, blobs []arrow.Field) { return s.meta, s.blobs }
 
