@@ -64,6 +64,9 @@ const (
 	attachRanges = 512
 	// attachPage is how many bytes of blobs a page of rows aims at.
 	attachPage = 4 << 20
+	// foreignLevel is the consistency of scans of other programs' tables, which
+	// were written at who knows what.
+	foreignLevel = gocql.LocalQuorum
 	// attachWorkers is the default of AttachOptions.Workers.
 	attachWorkers = 8
 )
@@ -431,7 +434,7 @@ func (a *attachment) scanInterval(ctx context.Context, r pair) (*interval, error
 	if mean := a.meanRow.Load(); mean > 0 {
 		page = int(min(max(attachPage/mean, 1), rowsAtOnce))
 	}
-	iter := a.data.query(r, page).WithContext(ctx).Consistency(a.s.scanData()).Iter()
+	iter := a.data.query(r, page).WithContext(ctx).Consistency(foreignLevel).Iter()
 	host := iter.Host()
 	for iter.Scan(dest...) {
 		iv.ids = append(iv.ids, schema.ID(id))
@@ -481,7 +484,7 @@ func (a *attachment) scanMetadata(ctx context.Context, r pair) (map[gocql.UUID][
 		return nil, nil
 	}
 	rows := map[gocql.UUID][]any{}
-	iter := a.meta.query(r, rowsAtOnce).WithContext(ctx).Consistency(a.s.scanData()).Iter()
+	iter := a.meta.query(r, rowsAtOnce).WithContext(ctx).Consistency(foreignLevel).Iter()
 	host := iter.Host()
 	for {
 		var id gocql.UUID
@@ -499,10 +502,6 @@ func (a *attachment) scanMetadata(ctx context.Context, r pair) (map[gocql.UUID][
 	}
 	return rows, nil
 }
-
-// scanData is the consistency of scans of other programs' tables, which were
-// written at who knows what.
-func (s *Store) scanData() gocql.Consistency { return gocql.LocalQuorum }
 
 // take adds an interval's rows to the chunks of their splits.
 func (a *attachment) take(ctx context.Context, iv *interval, done float64) error {

@@ -610,7 +610,7 @@ type census struct {
 
 // censusWait is how long Stats waits for the first count of a large store,
 // which goes on if it is not done by then.
-const censusWait = 10 * time.Second
+const censusWait = 3 * time.Second
 
 func (n *census) add(blobs, bytes int64) {
 	if n.known.Load() {
@@ -666,7 +666,7 @@ func (n *census) wait() {
 }
 
 // Stats implements fetch.Store. The first call counts the blobs in the store,
-// for ten seconds at most; what other processes add or remove is not noticed
+// for three seconds at most; what other processes add or remove is not noticed
 // until the next collection here.
 func (s *Store) Stats() fetch.StoreStats {
 	if s.enter(context.Background()) == nil {

@@ -40,7 +40,7 @@ const (
 //	dc           datacenter to prefer; default that of the first host that answers
 //	rf           replicas in each datacenter, for a keyspace that is yet to be made;
 //	             default 3, or the number of nodes where that is less
-//	conns        connections to each host; default 8
+//	conns        connections to each host; default 16
 //	proto        version of the native protocol, 3 or 4; default 4
 //	timeout      of one request; default 10s
 //	connect      timeout of making a connection; default 5s
@@ -78,8 +78,10 @@ type Config struct {
 }
 
 const (
-	defaultPort    = 9042
-	defaultConns   = 8
+	defaultPort = 9042
+	// Sixteen carry 600 MB/s where a round trip takes 150 ms and a connection
+	// has a window of 6 MiB. Fewer save little: an idle one costs some KiB.
+	defaultConns   = 16
 	defaultTimeout = 10 * time.Second
 	defaultConnect = 5 * time.Second
 	defaultGrace   = time.Minute
