@@ -89,6 +89,9 @@ const (
 	// writeBuffer is how much grpc gathers for one write to a connection. With
 	// blobs of 100 KB, 256 KiB is where more no longer helps.
 	writeBuffer = 256 << 10
+	// receiveMargin and twice MaxMessageBytes is what grpc takes in before it
+	// refuses a message unread.
+	receiveMargin = 64 << 20
 	// keepaliveAnswer is how long a client may take to answer a keepalive ping.
 	keepaliveAnswer = 20 * time.Second
 	// minPing is how often clients may ping the server.
@@ -130,8 +133,8 @@ func New(engine *fetch.Engine, opts Options) *Server {
 	s.grpc = grpc.NewServer(append(s.chain(),
 		codecOption(),
 		// The limit is checkRequest's to enforce, which names it. grpc's own words
-		// for what is larger still cannot be changed.
-		grpc.MaxRecvMsgSize(min(2*opts.MaxMessageBytes, math.MaxInt32)),
+		// for what is much larger cannot be changed.
+		grpc.MaxRecvMsgSize(min(2*opts.MaxMessageBytes+receiveMargin, math.MaxInt32)),
 		grpc.WriteBufferSize(writeBuffer),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: opts.Keepalive, Timeout: keepaliveAnswer}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPing, PermitWithoutStream: true}),

@@ -5,7 +5,9 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"hash/crc32"
+	"strconv"
+
+	"github.com/zeebo/xxh3"
 )
 
 // Key is the SHA-256 of a blob's content: its name in every store.
@@ -45,20 +47,43 @@ func ParseKey(s string) (Key, error) {
 // BlobRef names a blob and says enough to check it: what a manifest holds of
 // each blob cell.
 type BlobRef struct {
-	Key  Key    `json:"key"`
-	Size int64  `json:"size"` // bytes
-	CRC  uint32 `json:"crc"`  // CRC-32C of the content
+	Key  Key   `json:"key"`
+	Size int64 `json:"size"` // bytes
+	Sum  Sum   `json:"sum"`
 }
 
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+// Sum is the checksum of a blob's content: its XXH3, 64 bits, seed 0.
+type Sum uint64
 
-// Checksum returns the CRC-32C of b. The processor computes it at memory
-// speed, so that each blob can be checked on its way out.
-func Checksum(b []byte) uint32 { return crc32.Checksum(b, castagnoli) }
+// Checksum returns the checksum of b. It is computed at memory speed, so that
+// each blob can be checked on its way out: from memory that is not in the
+// processor's cache at about twice the speed of a hardware CRC-32C.
+func Checksum(b []byte) Sum { return Sum(xxh3.Hash(b)) }
+
+// String returns the checksum as 16 hexadecimal digits, as xxhsum -H3 prints it.
+func (s Sum) String() string { return fmt.Sprintf("%016x", uint64(s)) }
+
+// MarshalJSON writes the checksum as a hexadecimal string: as a number, many a
+// reader of JSON would round it.
+func (s Sum) MarshalJSON() ([]byte, error) { return json.Marshal(s.String()) }
+
+// UnmarshalJSON reads a checksum of 16 hexadecimal digits.
+func (s *Sum) UnmarshalJSON(b []byte) error {
+	var text string
+	if err := json.Unmarshal(b, &text); err != nil {
+		return err
+	}
+	n, err := strconv.ParseUint(text, 16, 64)
+	if err != nil || len(text) != 16 {
+		return fmt.Errorf("%w: checksum %q is not 16 hexadecimal digits", ErrInvalid, text)
+	}
+	*s = Sum(n)
+	return nil
+}
 
 // RefOf computes the reference of a blob's content.
 func RefOf(b []byte) BlobRef {
-	return BlobRef{Key: sha256.Sum256(b), Size: int64(len(b)), CRC: Checksum(b)}
+	return BlobRef{Key: sha256.Sum256(b), Size: int64(len(b)), Sum: Checksum(b)}
 }
 
 // Check reports an ErrDataLoss if b is not the content r names. It compares
@@ -67,8 +92,8 @@ func (r BlobRef) Check(b []byte) error {
 	if int64(len(b)) != r.Size {
 		return fmt.Errorf("%w: blob %s has %d bytes, the manifest says %d", ErrDataLoss, r.Key, len(b), r.Size)
 	}
-	if got := Checksum(b); got != r.CRC {
-		return fmt.Errorf("%w: blob %s has checksum %08x, the manifest says %08x", ErrDataLoss, r.Key, got, r.CRC)
+	if got := Checksum(b); got != r.Sum {
+		return fmt.Errorf("%w: blob %s has checksum %s, the manifest says %s", ErrDataLoss, r.Key, got, r.Sum)
 	}
 	return nil
 }

@@ -18,11 +18,11 @@ const ChunkRows = 65536
 var blobRefType = arrow.StructOf(
 	arrow.Field{Name: "key", Type: &arrow.FixedSizeBinaryType{ByteWidth: len(Key{})}},
 	arrow.Field{Name: "size", Type: arrow.PrimitiveTypes.Uint64},
-	arrow.Field{Name: "crc", Type: arrow.PrimitiveTypes.Uint32},
+	arrow.Field{Name: "sum", Type: arrow.PrimitiveTypes.Uint64},
 )
 
 // ChunkSchema is the schema of a manifest chunk: the logical schema, with a
-// struct of key, size and crc in place of each blob.
+// struct of key, size and sum in place of each blob.
 func ChunkSchema(s *arrow.Schema) *arrow.Schema {
 	fields := slices.Clone(s.Fields())
 	for i := range fields {
@@ -176,13 +176,13 @@ func (b *ChunkBuilder) appendRef(col int, ref *BlobRef) {
 		return
 	}
 	c.valid(1)
-	key, size, crc := c.children[0], c.children[1], c.children[2]
+	key, size, sum := c.children[0], c.children[1], c.children[2]
 	key.values.append(ref.Key[:])
 	key.valid(1)
 	size.values.append(asBytes([]int64{ref.Size}))
 	size.valid(1)
-	crc.values.append(asBytes([]uint32{ref.CRC}))
-	crc.valid(1)
+	sum.values.append(asBytes([]uint64{uint64(ref.Sum)}))
+	sum.valid(1)
 	b.bytes[col] += ref.Size
 }
 

@@ -33,7 +33,7 @@ type refs struct {
 	view *view // for the nulls
 	key  []Key
 	size []uint64
-	crc  []uint32
+	sum  []uint64
 }
 
 type splitRange struct {
@@ -105,7 +105,7 @@ func (m *Manifest) open() error {
 				view: v,
 				key:  cast[Key](v.children[0].values),
 				size: cast[uint64](v.children[1].values),
-				crc:  cast[uint32](v.children[2].values),
+				sum:  cast[uint64](v.children[2].values),
 			}
 			if err := r.check(want.BlobBytes[i]); err != nil {
 				return fmt.Errorf("chunk %d, column %q: %w", c, blobFields[i].Name, err)
@@ -231,11 +231,11 @@ func (m *Manifest) Blob(col int, pos int64) (ref BlobRef, ok bool) {
 	if r.view.null(i) {
 		return BlobRef{}, false
 	}
-	return BlobRef{Key: r.key[i], Size: int64(r.size[i]), CRC: r.crc[i]}, true
+	return BlobRef{Key: r.key[i], Size: int64(r.size[i]), Sum: Sum(r.sum[i])}, true
 }
 
 // Column returns a stored column as one array a chunk. A blob column is a
-// struct of key, size and crc. The arrays need no Release, and live as long as
+// struct of key, size and sum. The arrays need no Release, and live as long as
 // the manifest.
 func (m *Manifest) Column(name string) ([]arrow.Array, error) {
 	for i, f := range m.snap.Schema.Fields() {

@@ -123,7 +123,7 @@ func (w *Writer) isTail(base *schema.Snapshot) bool {
 	if n < 0 || !sameChunks(base.Chunks[n:], w.chunks) {
 		return false
 	}
-	offset := base.Rows() - w.stats.Rows
+	offset := base.Rows() - w.rows
 	var tail []schema.Split
 	for _, r := range inOrder(base.Splits) {
 		if r.End > offset {

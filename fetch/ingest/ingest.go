@@ -76,13 +76,6 @@ type Options struct {
 	Mem     memory.Allocator // for the manifest chunk being built; Go's if nil
 }
 
-// Stats count what was written so far.
-type Stats struct {
-	Rows      int64
-	Blobs     int64 // cells that are not null
-	BlobBytes int64
-}
-
 // Writer writes one snapshot. It is not safe for concurrent use. It holds one
 // manifest chunk and 16 bytes for each row written.
 type Writer struct {
@@ -97,7 +90,7 @@ type Writer struct {
 	chunks  []schema.Chunk
 	splits  []schema.Split // positions counted from the first row written
 	ids     []schema.ID    // of all rows; Commit sorts them
-	stats   Stats
+	rows    int64          // written so far
 
 	cells []cell // reused between calls
 	err   error  // why the writer can no longer be used
@@ -253,7 +246,7 @@ func (w *Writer) write(ctx context.Context, split string, ids []schema.ID, meta 
 		return err
 	}
 	w.ids = append(w.ids, ids...)
-	w.stats.Rows += int64(len(ids))
+	w.rows += int64(len(ids))
 
 	// Chunks are cut at the same rows whatever the calls were.
 	for start := 0; start < len(ids); {
@@ -316,7 +309,7 @@ func (w *Writer) check(ids []schema.ID, meta arrow.Record, blobs [][][]byte) err
 			continue
 		}
 		if i := slices.IndexFunc(blobs[c], func(b []byte) bool { return b == nil }); i >= 0 {
-			return fmt.Errorf("%w: column %q is null in row %d and must not be", schema.ErrInvalid, f.Name, w.stats.Rows+int64(i))
+			return fmt.Errorf("%w: column %q is null in row %d and must not be", schema.ErrInvalid, f.Name, w.rows+int64(i))
 		}
 	}
 	return nil
@@ -324,7 +317,7 @@ func (w *Writer) check(ids []schema.ID, meta arrow.Record, blobs [][][]byte) err
 
 // extend adds n rows to the end of a split.
 func (w *Writer) extend(split string, n int64) error {
-	rows := w.stats.Rows
+	rows := w.rows
 	w.splits = addRange(w.splits, split, schema.Range{Start: rows, End: rows + n})
 	return checkRanges(w.splits)
 }
@@ -404,8 +397,6 @@ func (w *Writer) put(ctx context.Context, blobs [][][]byte) ([][]*schema.BlobRef
 			if w.cells[i].data != nil {
 				slab[i] = w.cells[i].ref
 				refs[c][row] = &slab[i]
-				w.stats.Blobs++
-				w.stats.BlobBytes += slab[i].Size
 			}
 			i++
 		}
@@ -428,9 +419,6 @@ func (w *Writer) flush(ctx context.Context) error {
 	w.chunks = append(w.chunks, chunk)
 	return nil
 }
-
-// Stats returns what was written so far.
-func (w *Writer) Stats() Stats { return w.stats }
 
 // Close ends the ingest. Without a Commit nothing of it can be seen. It may be
 // called again, and after Commit.

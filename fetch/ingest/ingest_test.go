@@ -547,7 +547,7 @@ func TestTooManyRanges(t *testing.T) {
 	for i := range maxRanges {
 		w.splits = addRange(w.splits, fmt.Sprint(i%2), schema.Range{Start: int64(i), End: int64(i + 1)})
 	}
-	w.stats.Rows = maxRanges
+	w.rows = maxRanges
 	r := makeRows(memory.DefaultAllocator, 0, 1)
 	defer r.meta.Release()
 	if err := w.Write(t.Context(), "0", r.ids, r.meta, r.blobs); !errors.Is(err, schema.ErrLimit) {

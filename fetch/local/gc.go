@@ -434,7 +434,7 @@ func (s *Store) copyBlob(key *schema.Key, e entry) (segment.Location, error) {
 		return segment.Location{}, fmt.Errorf("move blob %s: %w", key, err)
 	}
 	defer b.Release()
-	to, err := s.set.Append(*key, e.crc, b.Bytes())
+	to, err := s.set.Append(*key, e.sum, b.Bytes())
 	if err != nil {
 		return to, fmt.Errorf("move blob %s: %w", key, err)
 	}

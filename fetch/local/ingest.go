@@ -84,11 +84,11 @@ func (in *ingest) Put(ctx context.Context, data []byte) (schema.BlobRef, error) 
 		return ref, nil
 	}
 
-	loc, err := s.set.Append(ref.Key, ref.CRC, data)
+	loc, err := s.set.Append(ref.Key, ref.Sum, data)
 	if err != nil {
 		return schema.BlobRef{}, fmt.Errorf("store blob %s: %w", ref.Key, err)
 	}
-	e := entry{Location: loc, crc: ref.CRC, touch: s.epoch.Load()}
+	e := entry{Location: loc, sum: ref.Sum, touch: s.epoch.Load()}
 	grown := count{1, ref.Size}
 	if found { // an entry whose bytes a crash took
 		grown = count{0, ref.Size - old.Length}

@@ -60,18 +60,18 @@ func within(prefix ...byte) *pebble.IterOptions {
 // entry is where a blob lies, and the epoch in which an ingest last put it.
 type entry struct {
 	segment.Location
-	crc   uint32
+	sum   schema.Sum
 	touch uint32
 }
 
-const entrySize = 28
+const entrySize = 32
 
 func (e entry) encode(buf *[entrySize]byte) []byte {
 	binary.LittleEndian.PutUint32(buf[0:], e.Segment)
-	binary.LittleEndian.PutUint32(buf[4:], e.crc)
+	binary.LittleEndian.PutUint32(buf[4:], e.touch)
 	binary.LittleEndian.PutUint64(buf[8:], uint64(e.Offset))
 	binary.LittleEndian.PutUint64(buf[16:], uint64(e.Length))
-	binary.LittleEndian.PutUint32(buf[24:], e.touch)
+	binary.LittleEndian.PutUint64(buf[24:], uint64(e.sum))
 	return buf[:]
 }
 
@@ -85,8 +85,8 @@ func decodeEntry(v []byte) (entry, error) {
 			Offset:  int64(binary.LittleEndian.Uint64(v[8:])),
 			Length:  int64(binary.LittleEndian.Uint64(v[16:])),
 		},
-		crc:   binary.LittleEndian.Uint32(v[4:]),
-		touch: binary.LittleEndian.Uint32(v[24:]),
+		touch: binary.LittleEndian.Uint32(v[4:]),
+		sum:   schema.Sum(binary.LittleEndian.Uint64(v[24:])),
 	}
 	return e, nil
 }

@@ -317,7 +317,7 @@ func TestGCWaitsForPuts(t *testing.T) {
 	ref := schema.RefOf(data)
 	stripe := s.stripe(&ref.Key)
 	stripe.Lock()
-	loc, err := s.set.Append(ref.Key, ref.CRC, data)
+	loc, err := s.set.Append(ref.Key, ref.Sum, data)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -332,7 +332,7 @@ func TestGCWaitsForPuts(t *testing.T) {
 	for range 100_000 { // time enough for a collection that does not wait
 		runtime.Gosched()
 	}
-	e := entry{Location: loc, crc: ref.CRC, touch: s.epoch.Load()}
+	e := entry{Location: loc, sum: ref.Sum, touch: s.epoch.Load()}
 	var key [33]byte
 	var value [entrySize]byte
 	if err := s.db.Set(blobKey(&key, &ref.Key), e.encode(&value), pebble.NoSync); err != nil {

@@ -61,6 +61,6 @@ func (s *Store) intact(x indexed) (bool, error) {
 		return false, err
 	}
 	defer b.Release()
-	ref := schema.BlobRef{Key: x.key, Size: x.Length, CRC: x.crc}
+	ref := schema.BlobRef{Key: x.key, Size: x.Length, Sum: x.sum}
 	return ref.Check(b.Bytes()) == nil && sha256.Sum256(b.Bytes()) == x.key, nil
 }

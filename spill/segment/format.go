@@ -36,10 +36,10 @@ func Footprint(n int64) int64 { return HeaderSize + (n+Align-1)/Align*Align }
 // Record is what a record's header says.
 type Record struct {
 	Key    schema.Key
-	Offset int64  // of the payload in the file
-	Length int64  // of the payload, in bytes
-	CRC    uint32 // CRC-32C of the payload
-	Void   bool   // no blob: the write of this record failed
+	Offset int64      // of the payload in the file
+	Length int64      // of the payload, in bytes
+	Sum    schema.Sum // of the payload
+	Void   bool       // no blob: the write of this record failed
 }
 
 func encodeFileHeader(id uint32) [HeaderSize]byte {
@@ -78,8 +78,8 @@ func encodeRecordHeader(id uint32, r Record) [HeaderSize]byte {
 	}
 	copy(h[8:40], r.Key[:])
 	binary.LittleEndian.PutUint64(h[40:], uint64(r.Length))
-	binary.LittleEndian.PutUint32(h[48:], r.CRC)
-	binary.LittleEndian.PutUint32(h[52:], id)
+	binary.LittleEndian.PutUint64(h[48:], uint64(r.Sum))
+	binary.LittleEndian.PutUint32(h[56:], id)
 	binary.LittleEndian.PutUint32(h[60:], crc32.Checksum(h[:60], castagnoli))
 	return h
 }
@@ -94,7 +94,7 @@ func decodeRecordHeader(h []byte, id uint32, at, size int64) (r Record, reason s
 		return r, "the record header's checksum is wrong"
 	case binary.LittleEndian.Uint16(h[4:]) != version:
 		return r, "unknown record version"
-	case binary.LittleEndian.Uint32(h[52:]) != id:
+	case binary.LittleEndian.Uint32(h[56:]) != id:
 		return r, "the record belongs to another segment"
 	}
 	length := binary.LittleEndian.Uint64(h[40:])
@@ -104,7 +104,7 @@ func decodeRecordHeader(h []byte, id uint32, at, size int64) (r Record, reason s
 	r = Record{
 		Offset: at + HeaderSize,
 		Length: int64(length),
-		CRC:    binary.LittleEndian.Uint32(h[48:]),
+		Sum:    schema.Sum(binary.LittleEndian.Uint64(h[48:])),
 		Void:   binary.LittleEndian.Uint16(h[6:])&flagVoid != 0,
 	}
 	copy(r.Key[:], h[8:40])

@@ -3,9 +3,10 @@ package segment
 import (
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"iter"
+
+	"github.com/zeebo/xxh3"
 
 	"bowstring/schema"
 )
@@ -143,7 +144,7 @@ func (w *reader) record(id uint32, at int64, payloads bool) (Record, *DamageErro
 		} else if err != nil {
 			return Record{}, nil, 0, err
 		}
-		if sum != rec.CRC {
+		if sum != rec.Sum {
 			return Record{}, &DamageError{id, at, next - at, "the payload's checksum is wrong"}, next, nil
 		}
 	}
@@ -166,16 +167,16 @@ func (w *reader) nextHeader(id uint32, off int64) (int64, error) {
 	return w.size, nil
 }
 
-func (w *reader) sum(off, n int64) (uint32, error) {
-	var sum uint32
+func (w *reader) sum(off, n int64) (schema.Sum, error) {
+	sum := xxh3.New()
 	for n > 0 {
 		b, err := w.at(off, int(min(n, int64(len(w.buf)))))
 		if err != nil {
 			return 0, err
 		}
-		sum = crc32.Update(sum, castagnoli, b)
+		_, _ = sum.Write(b) // never fails
 		off += int64(len(b))
 		n -= int64(len(b))
 	}
-	return sum, nil
+	return schema.Sum(sum.Sum64()), nil
 }

@@ -16,7 +16,7 @@ func image(id uint32, payloads ...[]byte) []byte {
 	b := bytes.Clone(h[:])
 	for _, p := range payloads {
 		ref := schema.RefOf(p)
-		h := encodeRecordHeader(id, Record{Key: ref.Key, Length: ref.Size, CRC: ref.CRC})
+		h := encodeRecordHeader(id, Record{Key: ref.Key, Length: ref.Size, Sum: ref.Sum})
 		b = append(append(b, h[:]...), p...)
 		b = append(b, make([]byte, Footprint(ref.Size)-HeaderSize-ref.Size)...)
 	}
@@ -57,7 +57,7 @@ func TestScan(t *testing.T) {
 			t.Fatalf("found %d records and %v, want %d and none", len(good), damaged, len(payloads))
 		}
 		for i, rec := range good {
-			if ref := schema.RefOf(payloads[i]); rec.Key != ref.Key || rec.Length != ref.Size || rec.CRC != ref.CRC {
+			if ref := schema.RefOf(payloads[i]); rec.Key != ref.Key || rec.Length != ref.Size || rec.Sum != ref.Sum {
 				t.Errorf("record %d is %+v, want %+v", i, rec, ref)
 			}
 			if !bytes.Equal(b[rec.Offset:rec.Offset+rec.Length], payloads[i]) {
@@ -207,7 +207,7 @@ func FuzzScan(f *testing.F) {
 				if rec.Offset < at+HeaderSize || rec.Length < 0 || rec.Length > size-rec.Offset {
 					t.Fatalf("a record of %d bytes at %d, after %d of %d", rec.Length, rec.Offset, at, size)
 				}
-				if payloads && !rec.Void && schema.Checksum(b[rec.Offset:rec.Offset+rec.Length]) != rec.CRC {
+				if payloads && !rec.Void && schema.Checksum(b[rec.Offset:rec.Offset+rec.Length]) != rec.Sum {
 					t.Fatalf("a record at %d whose checksum is wrong passed", rec.Offset)
 				}
 				at = rec.Offset + rec.Length

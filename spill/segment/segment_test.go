@@ -47,7 +47,7 @@ func content(name string, n int) []byte {
 func appendBlob(t testing.TB, s *Set, data []byte) Location {
 	t.Helper()
 	ref := schema.RefOf(data)
-	loc, err := s.Append(ref.Key, ref.CRC, data)
+	loc, err := s.Append(ref.Key, ref.Sum, data)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,7 +147,7 @@ func TestRebuildIndexByScan(t *testing.T) {
 			for i := range 60 {
 				data := content(fmt.Sprintf("%d/%d", w, i), r.IntN(30_000))
 				ref := schema.RefOf(data)
-				loc, err := s.Append(ref.Key, ref.CRC, data)
+				loc, err := s.Append(ref.Key, ref.Sum, data)
 				if err != nil {
 					return err
 				}
@@ -476,7 +476,7 @@ func BenchmarkAppend(b *testing.B) {
 			b.SetBytes(int64(size))
 			b.ReportAllocs()
 			for b.Loop() {
-				loc, err := s.Append(ref.Key, ref.CRC, data)
+				loc, err := s.Append(ref.Key, ref.Sum, data)
 				if err != nil {
 					b.Fatal(err)
 				}

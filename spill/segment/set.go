@@ -153,18 +153,18 @@ func (s *Set) Get(loc Location) (schema.Blob, error) {
 }
 
 // Append writes a blob and returns where it lies. It is readable at once, and
-// on stable storage after the next Sync. crc is the payload's CRC-32C, which
+// on stable storage after the next Sync. sum is the payload's checksum, which
 // is not computed again. payload is not kept.
 //
 // A full disk is a schema.ErrLimit that wraps syscall.ENOSPC.
-func (s *Set) Append(key schema.Key, crc uint32, payload []byte) (Location, error) {
+func (s *Set) Append(key schema.Key, sum schema.Sum, payload []byte) (Location, error) {
 	n := int64(len(payload))
 	g, at, err := s.reserve(n)
 	if err != nil {
 		return Location{}, err
 	}
 	defer g.Unpin()
-	rec := Record{Key: key, Offset: at + HeaderSize, Length: n, CRC: crc}
+	rec := Record{Key: key, Offset: at + HeaderSize, Length: n, Sum: sum}
 	if err := g.write(at, rec, payload); err != nil {
 		return Location{}, err
 	}

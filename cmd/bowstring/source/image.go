@@ -40,8 +40,8 @@ var audioExtensions = []string{"wav", "flac", "mp3", "ogg", "opus", "m4a"}
 
 func isAudioName(name string) bool { return slices.Contains(audioExtensions, extension(name)) }
 
-// ImageInfo is what an image's header says.
-type ImageInfo struct {
+// imageInfo is what an image's header says.
+type imageInfo struct {
 	Width, Height int32
 	Format        string // jpeg, png, gif, webp, bmp, tiff
 }
@@ -50,21 +50,21 @@ type ImageInfo struct {
 var errCut = errors.New("cut short")
 
 // inspect reads an image's header and checks it as far as v says.
-func inspect(b []byte, v Verify) (ImageInfo, error) {
+func inspect(b []byte, v Verify) (imageInfo, error) {
 	if len(b) == 0 {
-		return ImageInfo{}, errors.New("empty")
+		return imageInfo{}, errors.New("empty")
 	}
 	cfg, format, err := image.DecodeConfig(bytes.NewReader(b))
 	if err != nil {
 		if errors.Is(err, image.ErrFormat) {
-			return ImageInfo{}, errors.New("not an image: neither JPEG, PNG, GIF, WebP, BMP nor TIFF")
+			return imageInfo{}, errors.New("not an image: neither JPEG, PNG, GIF, WebP, BMP nor TIFF")
 		}
 		if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) {
-			return ImageInfo{}, fmt.Errorf("%w: it ends within the image header", errCut)
+			return imageInfo{}, fmt.Errorf("%w: it ends within the image header", errCut)
 		}
-		return ImageInfo{}, fmt.Errorf("image header: %w", err)
+		return imageInfo{}, fmt.Errorf("image header: %w", err)
 	}
-	info := ImageInfo{int32(cfg.Width), int32(cfg.Height), format}
+	info := imageInfo{int32(cfg.Width), int32(cfg.Height), format}
 	if v == VerifyNone {
 		return info, nil
 	}

@@ -271,7 +271,7 @@ func TestVerify(t *testing.T) {
 		whole := picture(t, format, 3, 40, 30)
 		for _, v := range []Verify{VerifyNone, VerifyHeader, VerifyDecode} {
 			info, err := inspect(whole, v)
-			if err != nil || info != (ImageInfo{40, 30, format}) {
+			if err != nil || info != (imageInfo{40, 30, format}) {
 				t.Errorf("%s, %s: %v, %v", format, v, info, err)
 			}
 		}

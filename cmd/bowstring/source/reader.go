@@ -49,7 +49,7 @@ type Reader struct {
 	meta   []arrow.Field // of src, then the added
 	blobs  []arrow.Field
 	image  int // ordinal of the blob column that width and height are of, or -1
-	added  []func(ImageInfo) any
+	added  []func(imageInfo) any
 }
 
 // Batch is a run of samples of one split, in the source's order.
@@ -92,15 +92,15 @@ func NewReader(src Source, opts ReadOptions) (*Reader, error) {
 
 func (r *Reader) addImageColumns() {
 	own := len(r.meta)
-	add := func(name string, dt arrow.DataType, value func(ImageInfo) any) {
+	add := func(name string, dt arrow.DataType, value func(imageInfo) any) {
 		if !slices.ContainsFunc(r.meta[:own], func(f arrow.Field) bool { return f.Name == name }) {
 			r.meta = append(r.meta, arrow.Field{Name: name, Type: dt, Nullable: true})
 			r.added = append(r.added, value)
 		}
 	}
-	add("width", arrow.PrimitiveTypes.Int32, func(i ImageInfo) any { return i.Width })
-	add("height", arrow.PrimitiveTypes.Int32, func(i ImageInfo) any { return i.Height })
-	add("format", arrow.BinaryTypes.String, func(i ImageInfo) any { return i.Format })
+	add("width", arrow.PrimitiveTypes.Int32, func(i imageInfo) any { return i.Width })
+	add("height", arrow.PrimitiveTypes.Int32, func(i imageInfo) any { return i.Height })
+	add("format", arrow.BinaryTypes.String, func(i imageInfo) any { return i.Format })
 }
 
 // Schema is the logical schema of the batches.
@@ -110,7 +110,7 @@ func (r *Reader) Schema() *arrow.Schema { return r.schema }
 type slot struct {
 	Sample
 	weight int64 // of the budget
-	info   ImageInfo
+	info   imageInfo
 	done   chan struct{} // closed when the worker has finished
 }
 

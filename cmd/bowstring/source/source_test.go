@@ -74,7 +74,7 @@ func (r *readResult) add(t *testing.T, b *Batch) {
 			if b.Blobs[c][row] == nil {
 				cells = append(cells, f.Name+"=null")
 			} else {
-				cells = append(cells, fmt.Sprintf("%s=%d bytes, %08x", f.Name, len(b.Blobs[c][row]), schema.Checksum(b.Blobs[c][row])))
+				cells = append(cells, fmt.Sprintf("%s=%d bytes, %s", f.Name, len(b.Blobs[c][row]), schema.Checksum(b.Blobs[c][row])))
 			}
 		}
 		r.rows = append(r.rows, fmt.Sprintf("%s %s: %s", b.Split, key, strings.Join(cells, " ")))
