@@ -627,18 +627,18 @@ func (a *attachment) snapshot(ctx context.Context, parent *schema.Snapshot) (*sc
 type digest struct {
 	table *foreignTable
 	size  int64
-	crc   uint32
+	sum   schema.Sum
 	null  bool
 }
 
 // UnmarshalCQL implements gocql.Unmarshaler.
 func (d *digest) UnmarshalCQL(_ gocql.TypeInfo, data []byte) error {
-	d.null, d.size, d.crc = data == nil, int64(len(data)), schema.Checksum(data)
+	d.null, d.size, d.sum = data == nil, int64(len(data)), schema.Checksum(data)
 	return nil
 }
 
 func (d *digest) ref(id schema.ID) (schema.BlobRef, bool) {
-	return schema.BlobRef{Key: d.table.key(id, d.crc), Size: d.size, CRC: d.crc}, !d.null
+	return schema.BlobRef{Key: d.table.key(id, d.sum), Size: d.size, Sum: d.sum}, !d.null
 }
 
 // columnType is how a CQL type becomes an Arrow type.

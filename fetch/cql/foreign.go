@@ -23,7 +23,7 @@ const (
 // but its address:
 //
 //	bytes  0-11  the beginning of the SHA-256 of the table's and columns' names
-//	bytes 12-15  the CRC-32C of the content, big-endian
+//	bytes 12-15  the low half of the content's checksum, big-endian
 //	bytes 16-31  the row's uuid
 //
 // So a reference alone says where to read, with no index of its own, and a
@@ -55,9 +55,9 @@ func (t *foreignTable) qualified() string {
 }
 
 // key is the address of a cell.
-func (t *foreignTable) key(id schema.ID, crc uint32) (k schema.Key) {
+func (t *foreignTable) key(id schema.ID, sum schema.Sum) (k schema.Key) {
 	copy(k[:], t.prefix[:])
-	binary.BigEndian.PutUint32(k[prefixLen:], crc)
+	binary.BigEndian.PutUint32(k[prefixLen:], uint32(sum))
 	copy(k[16:], id[:])
 	return k
 }
