@@ -139,6 +139,10 @@ func (s *sender) batch(b *schema.Batch, metadata any) error {
 	if err != nil {
 		return err
 	}
+	if conn := gatherOf(s.ctx); conn != nil && f.hold != nil {
+		f.hold.conn = conn
+		conn.expect(f)
+	}
 	rows, size := b.Rows, f.size()
 	encoded := time.Now()
 	s.lastEncode = encoded.Sub(start)

@@ -47,6 +47,10 @@ type frame struct {
 	pieces  []piece
 	hold    *hold // nil if every piece was copied
 	adopted bool  // grpc has the buffers and will free them
+
+	// How much of it grpc has written to a gatherConn, whose mu guards both.
+	written int // whole pieces
+	offset  int // bytes of the next one
 }
 
 // piece is a part of a frame.
@@ -60,6 +64,16 @@ type piece struct {
 type hold struct {
 	left  atomic.Int32
 	batch *batchRef
+	conn  *gatherConn // which may still have to send what grpc has freed; may be nil
+}
+
+// release releases the batch as soon as its bytes are not needed any more.
+func (h *hold) release() {
+	if h.conn != nil {
+		h.conn.retire(h)
+	} else {
+		h.batch.release()
+	}
 }
 
 // batchRef releases a batch once, whoever comes first.
@@ -83,7 +97,7 @@ func (h *hold) Get(n int) *[]byte {
 // Put implements mem.BufferPool: grpc calls it when it is done with a piece.
 func (h *hold) Put(*[]byte) {
 	if h.left.Add(-1) == 0 {
-		h.batch.release()
+		h.release()
 	}
 }
 
@@ -105,8 +119,24 @@ func (f *frame) buffers() mem.BufferSlice {
 // discard releases a frame that grpc did not take. It is safe to call always.
 func (f *frame) discard() {
 	if !f.adopted && f.hold != nil {
-		f.hold.batch.release()
+		f.hold.release()
 	}
+}
+
+// next reports whether b is the part of the frame that follows what was
+// written of it, and if so counts it as written.
+func (f *frame) next(b []byte) bool {
+	if f.written == len(f.pieces) {
+		return false
+	}
+	rest := f.pieces[f.written].bytes[f.offset:]
+	if len(b) > len(rest) || &b[0] != &rest[0] {
+		return false
+	}
+	if f.offset += len(b); len(b) == len(rest) {
+		f.written, f.offset = f.written+1, 0
+	}
+	return true
 }
 
 // size is the length of the message on the wire.

@@ -9,6 +9,7 @@ import (
 	"net"
 	"runtime"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -138,12 +139,13 @@ func frameClient(t *testing.T, send func(grpc.ServerStream) error) (flight.Clien
 	if err != nil {
 		t.Fatal(err)
 	}
-	srv := grpc.NewServer(codecOption())
+	srv := grpc.NewServer(codecOption(), grpc.WriteBufferSize(0))
 	flight.RegisterFlightServiceServer(srv, &frameServer{send: send})
 	done := make(chan struct{})
+	var writers sync.WaitGroup
 	go func() {
 		defer close(done)
-		_ = srv.Serve(l)
+		_ = srv.Serve(&gatherListener{Listener: l, spawn: writers.Go})
 	}()
 	conns := make(chan net.Conn, 1)
 	client, err := flight.NewClientWithMiddleware(l.Addr().String(), nil, nil,
@@ -163,6 +165,7 @@ func frameClient(t *testing.T, send func(grpc.ServerStream) error) (flight.Clien
 		_ = client.Close()
 		srv.Stop()
 		<-done
+		writers.Wait()
 	})
 	return client, conns
 }
@@ -197,6 +200,7 @@ func TestFramesRoundTrip(t *testing.T) {
 				}
 				client, _ := frameClient(t, func(s grpc.ServerStream) error {
 					for _, f := range append([]*frame{first}, frames...) {
+						expectFrame(s, f)
 						if err := s.SendMsg(f); err != nil {
 							return err
 						}
@@ -235,6 +239,14 @@ func TestFramesRoundTrip(t *testing.T) {
 				waitFor(t, "every blob to be released", func() bool { return out.Load() == 0 })
 			})
 		}
+	}
+}
+
+// expectFrame does what a sender does before it sends a frame.
+func expectFrame(s grpc.ServerStream, f *frame) {
+	if f.hold != nil {
+		f.hold.conn = gatherOf(s.Context())
+		f.hold.conn.expect(f)
 	}
 }
 
@@ -328,6 +340,7 @@ func TestVanishedClientReleasesBlobs(t *testing.T) {
 					if err != nil {
 						return err
 					}
+					expectFrame(s, f)
 					err = s.SendMsg(f)
 					f.discard()
 					if err != nil {

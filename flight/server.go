@@ -86,9 +86,6 @@ func (o *Options) EnsureDefaults() {
 }
 
 const (
-	// writeBuffer is how much grpc gathers for one write to a connection. With
-	// blobs of 100 KB, 256 KiB is where more no longer helps.
-	writeBuffer = 256 << 10
 	// receiveMargin and twice MaxMessageBytes is what grpc takes in before it
 	// refuses a message unread.
 	receiveMargin = 64 << 20
@@ -135,7 +132,7 @@ func New(engine *fetch.Engine, opts Options) *Server {
 		// The limit is checkRequest's to enforce, which names it. grpc's own words
 		// for what is much larger cannot be changed.
 		grpc.MaxRecvMsgSize(min(2*opts.MaxMessageBytes+receiveMargin, math.MaxInt32)),
-		grpc.WriteBufferSize(writeBuffer),
+		grpc.WriteBufferSize(0), // connections gather what is written; see gatherConn
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: opts.Keepalive, Timeout: keepaliveAnswer}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPing, PermitWithoutStream: true}),
 		grpc.WaitForHandlers(true),
@@ -150,7 +147,7 @@ func New(engine *fetch.Engine, opts Options) *Server {
 // Serve answers calls that come in by l, and closes it in the end. It returns
 // nil after Shutdown. It may be called for several listeners.
 func (s *Server) Serve(l net.Listener) error {
-	err := s.grpc.Serve(l)
+	err := s.grpc.Serve(&gatherListener{Listener: l, spawn: s.sending.Go})
 	if errors.Is(err, grpc.ErrServerStopped) {
 		return nil
 	}
