@@ -1,10 +1,9 @@
+//go:build cassandra
+
 package cql
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
-	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -67,26 +66,5 @@ func TestNodeLost(t *testing.T) {
 	read(func() { nodes[2].Kill() })
 	if _, err := importInto(t.Context(), s, "d", 1, blobs("after", 5, 100)); err != nil {
 		t.Errorf("an import with a node down: %v", err)
-	}
-}
-
-// TestModuleFiles: go.gocql.mod is go.mod without the replacement.
-func TestModuleFiles(t *testing.T) {
-	read := func(name string) string {
-		t.Helper()
-		data, err := os.ReadFile(filepath.Join("..", "..", name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		var lines []string
-		for line := range strings.Lines(string(data)) {
-			if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "//") && !strings.Contains(line, "gocql => ") {
-				lines = append(lines, line)
-			}
-		}
-		return strings.Join(lines, "\n")
-	}
-	if own, plain := read("go.mod"), read("go.gocql.mod"); own != plain {
-		t.Error("go.gocql.mod requires other things than go.mod: copy it, and go.sum to go.gocql.sum, and take the replacement out")
 	}
 }

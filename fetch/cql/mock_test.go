@@ -1,4 +1,4 @@
-//go:build !race
+//go:build cassandra && !race
 
 // The mock's library has races of its own, between closing a connection and
 // sending on it; what is tested here is also under the race detector elsewhere.
