@@ -75,6 +75,10 @@ test-go: go-check ## Go tests: unit, property, conformance, fuzz seeds.
 test-race: go-check cc-check ## Go tests under the race detector.
 	$(GO) test -timeout 20m -race $$($(GO) list ./... | grep -v -x -F '$(RACE_SKIP)')
 
+.PHONY: test-cassandra
+test-cassandra: go-check ## fetch/cql against a real Cassandra from Maven Central (needs Java 17 and Maven); not part of test yet.
+	$(GO) test -timeout 30m -tags cassandra ./fetch/cql
+
 .PHONY: test-python
 test-python: $(VENV)/.test $(LINT) build ## pytest with pyarrow and other real clients against a server process.
 	$(PY) -m pytest

@@ -76,6 +76,9 @@ func NewEngine(store Store, opts Options) *Engine {
 		streams: map[*Stream]struct{}{},
 	}
 	e.snapshots.init(store, opts.IdleSnapshots, opts.StreamReads)
+	if w, ok := store.(UseWatcher); ok {
+		w.SetInUse(e.snapshots.inUse)
+	}
 	return e
 }
 

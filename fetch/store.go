@@ -96,3 +96,11 @@ type StoreStats struct {
 	Blobs       int64 `json:"blobs"`
 	StoredBytes int64 `json:"stored_bytes"`
 }
+
+// UseWatcher is a Store that several processes share. It tells the others which
+// snapshots this process reads, so that their collections keep them.
+type UseWatcher interface {
+	// SetInUse gives the store the function that lists them, which it calls from
+	// then on until it is closed.
+	SetInUse(inUse func() []*schema.Snapshot)
+}

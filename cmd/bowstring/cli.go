@@ -24,6 +24,8 @@ type CLI struct {
 	Get      GetCmd      `cmd:"" help:"Copy samples to a Parquet file, an Arrow file or a folder."`
 	Take     TakeCmd     `cmd:"" help:"Show single samples by position or id."`
 	Drop     DropCmd     `cmd:"" help:"Drop a dataset or one of its snapshots."`
+	Attach   AttachCmd   `cmd:"" help:"Make a dataset of a table in Scylla or Cassandra, without copying."`
+	OwnStore StoreCmd    `cmd:"" name:"store" help:"Work on the store itself."`
 	GC       GCCmd       `cmd:"" name:"gc" help:"Free what no snapshot refers to any longer."`
 	Config   ConfigCmd   `cmd:"" help:"Show the configuration."`
 	Version  VersionCmd  `cmd:"" help:"Show the version."`
@@ -31,7 +33,7 @@ type CLI struct {
 
 // Globals are the flags of every command.
 type Globals struct {
-	Store     string `type:"path" setting:"" placeholder:"DIR" help:"Directory of the store to work on (default: ${store_default}). Not together with --server."`
+	Store     string `type:"store" setting:"" placeholder:"DIR" help:"Store to work on: a directory (default: ${store_default}), or cql://HOST/KEYSPACE in Scylla or Cassandra. Not together with --server."`
 	Server    string `setting:"" placeholder:"grpc://HOST:PORT" help:"Server to work on. Not together with --store."`
 	LogLevel  string `setting:"" enum:"debug,info,warn,error" default:"info" help:"Least level of the messages logged: ${enum}. Commands other than serve log warnings unless it is set."`
 	LogFormat string `setting:"" enum:"text,json" default:"text" help:"Form of the messages logged: ${enum}."`
@@ -47,6 +49,7 @@ func newParser(app *App) (*kong.Kong, error) {
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 100, NoExpandSubcommands: true}),
 		kong.Vars{"store_default": homely(defaultStore()), "config_default": homely(defaultConfig())},
 		kong.Bind(app),
+		kong.NamedMapper("store", kong.MapperFunc(mapStore)),
 		kong.PostBuild(nameSettings),
 	)
 }

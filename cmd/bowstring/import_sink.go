@@ -7,7 +7,6 @@ import (
 	"bowstring/cmd/bowstring/source"
 	"bowstring/fetch"
 	"bowstring/fetch/ingest"
-	"bowstring/fetch/local"
 )
 
 // sink is where an import goes. Without a Commit, nothing of it can be seen.
@@ -19,9 +18,9 @@ type sink interface {
 	Close() error
 }
 
-// storeSink writes into the embedded store.
+// storeSink writes into a store.
 type storeSink struct {
-	store  *local.Store
+	store  fetch.Store
 	w      *ingest.Writer
 	before fetch.StoreStats
 }

@@ -4,24 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"net"
-	"os"
 	"time"
 
 	"github.com/KimMachineGun/automemlimit/memlimit"
 
 	"bowstring/fetch"
-	"bowstring/fetch/local"
 	"bowstring/flight"
-	"bowstring/schema"
 )
 
 // node is a store with a server on it: what serve runs, and what every other
 // command runs in its own process when it is given a store.
 type node struct {
-	store  *local.Store
+	store  fetch.Store
 	engine *fetch.Engine
 	server *flight.Server
 	served chan error // what Serve returned
@@ -38,7 +34,7 @@ type limits struct {
 	drainTimeout    time.Duration
 }
 
-// newNode opens the store in dir, which is created if create says so.
+// newNode opens the store at dir, which is created if create says so.
 func newNode(dir string, create bool, l limits, log *slog.Logger) (*node, error) {
 	store, err := openStore(dir, create, log)
 	if err != nil {
@@ -79,25 +75,6 @@ func (n *node) close(ctx context.Context) error {
 
 // errCut: a server stopped before its streams had come to their end.
 var errCut = errors.New("streams were cut off")
-
-// openStore opens the embedded store in dir. Without create, a directory that
-// holds no store is an error rather than a new store, so that a mistyped path is found out.
-func openStore(dir string, create bool, log *slog.Logger) (*local.Store, error) {
-	if !create {
-		entries, err := os.ReadDir(dir)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("store: %w", err)
-		}
-		if len(entries) == 0 {
-			return nil, fmt.Errorf("%w: there is no store in %s; import or serve makes one, --store names another", schema.ErrNotFound, dir)
-		}
-	}
-	store, err := local.Open(dir, local.Options{Logger: log})
-	if err != nil {
-		return nil, err
-	}
-	return store, nil
-}
 
 // defaultWindow is the memory that streams may hold where none is configured:
 // a quarter of what the process may use, by its control group or the machine.

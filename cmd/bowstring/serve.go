@@ -88,8 +88,11 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 
 // announce says to those who wait for the server that it is there.
 func (c *ServeCmd) announce(app *App, n *node, address string) error {
-	if err := n.store.SetAddr(address); err != nil {
-		return err
+	// A store of one process tells others who has it open.
+	if exclusive, ok := n.store.(interface{ SetAddr(string) error }); ok {
+		if err := exclusive.SetAddr(address); err != nil {
+			return err
+		}
 	}
 	if c.ReadyFile != "" {
 		if err := writeFile(c.ReadyFile, address+"\n"); err != nil {

@@ -13,6 +13,8 @@ import (
 	"github.com/dustin/go-humanize"
 	"gopkg.in/yaml.v3"
 
+	"bowstring/fetch/cql"
+
 	"bowstring/schema"
 )
 
@@ -216,7 +218,8 @@ func (s *settings) value(f *kong.Flag, node *yaml.Node) (any, error) {
 		return nil, s.fault(node, "%s: want one value", f.Name)
 	}
 	v := node.Value
-	if f.Tag.Type == "path" && v != "" && !filepath.IsAbs(v) && !strings.HasPrefix(v, "~") {
+	isPath := f.Tag.Type == "path" || f.Tag.Type == "store" && !cql.IsURI(v)
+	if isPath && v != "" && !filepath.IsAbs(v) && !strings.HasPrefix(v, "~") {
 		v = filepath.Join(filepath.Dir(s.path), v)
 	}
 	return v, nil

@@ -1,0 +1,696 @@
+package cql
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
+	"github.com/apache/arrow/go/v17/arrow/memory"
+	"github.com/gocql/gocql"
+	"golang.org/x/sync/errgroup"
+
+	"bowstring/schema"
+)
+
+// AttachOptions names tables of another program that become a dataset.
+type AttachOptions struct {
+	Dataset string
+	// Data is the table of the samples, as KEYSPACE.TABLE: its partition key is
+	// one uuid. Its blob columns become blob columns, the others metadata.
+	Data string
+	// Metadata is a table with more columns of the same samples under the same
+	// uuids. Columns that both tables have are taken from Data. It may be empty.
+	Metadata string
+	// Split is the split of all rows; SplitColumn is a text column that names
+	// the split of each row. At most one is given; "" for neither.
+	Split, SplitColumn string
+	// Columns are those to take; nil for all.
+	Columns []string
+	// Media is what the blob columns hold: "", schema.MediaImage or schema.MediaAudio.
+	Media string
+	// Append adds the rows to the newest snapshot, whose columns must be the
+	// same, and Replace makes a snapshot of these rows alone. With neither, the
+	// dataset must be new.
+	Append, Replace bool
+	// Workers is how many intervals of the table are scanned at once. Default: 8.
+	Workers int
+	// Progress, if set, is told the totals now and then, by one goroutine.
+	Progress func(AttachReport)
+
+	ranges int // for tests: in place of attachRanges
+}
+
+// AttachReport says what a scan has found.
+type AttachReport struct {
+	Rows  int64   `json:"rows"`
+	Bytes int64   `json:"bytes"` // of blob cells
+	Done  float64 `json:"done"`  // part of the table, 0 to 1
+	// NoMetadata counts samples without a row in the metadata table, whose columns are null.
+	NoMetadata int64 `json:"no_metadata"`
+	// NoSample counts rows of the metadata table without a sample, which are left out.
+	NoSample int64 `json:"no_sample"`
+}
+
+const (
+	// attachRanges is into how many intervals of tokens the tables are cut. One
+	// interval's rows are held in memory, without their blobs, for each worker.
+	attachRanges = 512
+	// attachPage is how many bytes of blobs a page of rows aims at.
+	attachPage = 4 << 20
+	// foreignLevel is the consistency of scans of other programs' tables, which
+	// were written at who knows what.
+	foreignLevel = gocql.LocalQuorum
+	// attachWorkers is the default of AttachOptions.Workers.
+	attachWorkers = 8
+)
+
+// Attach makes a snapshot of the rows of a table that some other program keeps,
+// without copying them. Every cell is read once, for its size and checksum;
+// the bytes stay where they are, and a cell that changes later fails its checksum when it is
+// served. Rows come in the order of their tokens, which is the same in every
+// scan, split by split.
+func (s *Store) Attach(ctx context.Context, opts AttachOptions) (_ *schema.Snapshot, report AttachReport, err error) {
+	if err := s.enter(ctx); err != nil {
+		return nil, report, err
+	}
+	defer s.life.RUnlock()
+	a := &attachment{s: s, opts: opts}
+	snap, err := a.run(ctx)
+	if err != nil {
+		return nil, a.report, fmt.Errorf("attach %s to %q: %w", opts.Data, opts.Dataset, err)
+	}
+	return snap, a.report, nil
+}
+
+// attachment is one run of Attach.
+type attachment struct {
+	s    *Store
+	opts AttachOptions
+
+	data, meta source
+	schema     *arrow.Schema
+	metaSchema *arrow.Schema // its metadata columns
+	splitAt    int           // the column of metaSchema that names the split, -1 for none
+	splitOnly  bool          // which is not one of the dataset
+
+	meanRow atomic.Int64 // bytes of blobs in a row, as seen so far
+
+	in     *ingest
+	report AttachReport
+	splits []*splitBuilder
+}
+
+// source is one of the two tables.
+type source struct {
+	keyspace, table string
+	session         *gocql.Session
+	id              string
+	columns         []column
+}
+
+// column is one that is taken from a table.
+type column struct {
+	name  string
+	kind  *columnType   // nil for a blob column
+	table *foreignTable // of a blob column
+}
+
+// splitBuilder collects the rows of a split into chunks.
+type splitBuilder struct {
+	name    string
+	builder *schema.ChunkBuilder
+	chunks  []schema.Chunk
+	rows    int64
+}
+
+var tableName = regexp.MustCompile(`^([A-Za-z0-9_]{1,48})\.([A-Za-z0-9_]{1,48})$`)
+
+func (a *attachment) run(ctx context.Context) (*schema.Snapshot, error) {
+	if err := a.check(); err != nil {
+		return nil, err
+	}
+	parent, err := a.parent(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.describe(ctx); err != nil {
+		return nil, err
+	}
+	if a.opts.Append && parent != nil && !parent.Schema.Equal(a.schema) {
+		return nil, fmt.Errorf("%w: the tables have the columns %v, and the dataset %v: rows of other columns cannot be appended",
+			schema.ErrInvalid, a.schema, parent.Schema)
+	}
+	if err := a.register(ctx); err != nil {
+		return nil, err
+	}
+	in, err := a.s.Begin(ctx, a.opts.Dataset)
+	if err != nil {
+		return nil, err
+	}
+	defer in.Close()
+	a.in = in.(*ingest)
+	defer func() {
+		for _, sp := range a.splits {
+			sp.builder.Release()
+		}
+	}()
+	if err := a.scan(ctx); err != nil {
+		return nil, err
+	}
+	if a.report.Rows == 0 {
+		return nil, fmt.Errorf("%w: the table has no rows", schema.ErrInvalid)
+	}
+	snap, err := a.snapshot(ctx, parent)
+	if err != nil {
+		return nil, err
+	}
+	return in.Commit(ctx, *snap)
+}
+
+func (a *attachment) check() error {
+	o := &a.opts
+	if err := schema.CheckName("dataset", o.Dataset); err != nil {
+		return err
+	}
+	if o.Split != "" {
+		if o.SplitColumn != "" {
+			return bad("split", "both a split and a split column", "one of them")
+		}
+		if err := schema.CheckName("split", o.Split); err != nil {
+			return err
+		}
+	}
+	if o.Append && o.Replace {
+		return bad("append", "both append and replace", "one of them")
+	}
+	if o.Media != "" && o.Media != schema.MediaImage && o.Media != schema.MediaAudio {
+		return bad("media", o.Media, "image, audio or nothing")
+	}
+	for field, table := range map[string]string{"data": o.Data, "metadata": o.Metadata} {
+		if (field == "data" || table != "") && !tableName.MatchString(table) {
+			return bad(field, table, "KEYSPACE.TABLE")
+		}
+	}
+	if o.Workers <= 0 {
+		o.Workers = attachWorkers
+	}
+	if o.ranges == 0 {
+		o.ranges = attachRanges
+	}
+	return nil
+}
+
+// parent is the newest snapshot, nil if there is none.
+func (a *attachment) parent(ctx context.Context) (*schema.Snapshot, error) {
+	p, err := a.s.partition(ctx, a.opts.Dataset, a.s.catalogLevel())
+	if err != nil {
+		return nil, err
+	}
+	newest := p.newest()
+	if newest == 0 {
+		return nil, nil
+	}
+	if !a.opts.Append && !a.opts.Replace {
+		return nil, fmt.Errorf("%w: dataset %q has snapshot %d: append to it, replace it, or take another name",
+			schema.ErrExists, a.opts.Dataset, newest)
+	}
+	return a.s.record(ctx, a.opts.Dataset, newest, true)
+}
+
+// describe looks at the tables' columns and decides what the dataset's are.
+func (a *attachment) describe(ctx context.Context) error {
+	var err error
+	if a.data, err = a.open(ctx, a.opts.Data, true); err != nil {
+		return err
+	}
+	if a.opts.Metadata != "" {
+		if a.meta, err = a.open(ctx, a.opts.Metadata, false); err != nil {
+			return err
+		}
+		a.meta.columns = slices.DeleteFunc(a.meta.columns, func(c column) bool {
+			return slices.ContainsFunc(a.data.columns, func(d column) bool { return d.name == c.name })
+		})
+	}
+	var meta, blobs []arrow.Field
+	var known []string
+	a.splitAt = -1
+	for _, src := range []*source{&a.data, &a.meta} {
+		src.columns = slices.DeleteFunc(src.columns, func(c column) bool {
+			known = append(known, c.name)
+			return c.name != a.opts.SplitColumn && a.opts.Columns != nil && !slices.Contains(a.opts.Columns, c.name)
+		})
+		for _, c := range src.columns {
+			if c.table != nil {
+				blobs = append(blobs, schema.BlobField(c.name, a.opts.Media, true))
+				continue
+			}
+			if c.name == a.opts.SplitColumn {
+				if c.kind.arrow.ID() != arrow.STRING {
+					return bad("split column", c.name, "a column of text")
+				}
+				a.splitAt = len(meta)
+			}
+			meta = append(meta, arrow.Field{Name: c.name, Type: c.kind.arrow, Nullable: true})
+		}
+	}
+	for _, name := range append(slices.Clone(a.opts.Columns), a.opts.SplitColumn) {
+		if name != "" && !slices.Contains(known, name) {
+			return bad("columns", name, "some of "+strings.Join(known, ", "))
+		}
+	}
+	if len(blobs) == 0 {
+		return bad("columns", "no blob column", "at least one of table "+a.opts.Data)
+	}
+	a.metaSchema = arrow.NewSchema(meta, nil)
+	// A column that only says which split is not repeated under a name that is taken.
+	if a.splitAt >= 0 && (a.opts.SplitColumn == schema.SplitColumn || a.opts.Columns != nil && !slices.Contains(a.opts.Columns, a.opts.SplitColumn)) {
+		a.splitOnly = true
+		meta = slices.Delete(slices.Clone(meta), a.splitAt, a.splitAt+1)
+	}
+	a.schema, err = schema.NewSchema(meta, blobs)
+	return err
+}
+
+// open reads a table's columns from the server's catalog.
+func (a *attachment) open(ctx context.Context, name string, withBlobs bool) (source, error) {
+	keyspace, table, _ := strings.Cut(name, ".")
+	src := source{keyspace: keyspace, table: table}
+	iter := a.s.db.Query("SELECT column_name, kind, type FROM system_schema.columns WHERE keyspace_name = ? AND table_name = ?", keyspace, table).
+		WithContext(ctx).Iter()
+	host := iter.Host()
+	var col, kind, cqlType string
+	var err error
+	for iter.Scan(&col, &kind, &cqlType) {
+		switch {
+		case kind == "partition_key" && src.id == "" && cqlType == "uuid":
+			src.id = col
+		case kind == "partition_key" || kind == "clustering":
+			err = fmt.Errorf("%w: table %s: column %s (%s %s): want a primary key of one uuid", schema.ErrInvalid, name, col, kind, cqlType)
+		case kind != "regular":
+			// Static columns need clustering columns, which there are none of.
+		case cqlType == "blob" && withBlobs:
+			src.columns = append(src.columns, column{name: col})
+		case columnTypes[cqlType] != nil:
+			src.columns = append(src.columns, column{name: col, kind: columnTypes[cqlType]})
+		case a.opts.Columns == nil || slices.Contains(a.opts.Columns, col):
+			err = fmt.Errorf("%w: table %s: column %s is of type %s, which has no place in a dataset: name the columns to take without it", schema.ErrInvalid, name, col, cqlType)
+		}
+	}
+	if closed := iter.Close(); closed != nil {
+		return src, a.s.fault(ctx, closed, host, "system_schema.columns", "look at table "+name)
+	}
+	switch {
+	case err != nil:
+		return src, err
+	case src.id == "":
+		return src, fmt.Errorf("%w: the cluster has no table %s", schema.ErrNotFound, name)
+	}
+	for i := range src.columns {
+		if c := &src.columns[i]; c.kind == nil {
+			c.table = newForeignTable(keyspace, table, src.id, c.name)
+		}
+	}
+	slices.SortFunc(src.columns, func(x, y column) int { return strings.Compare(x.name, y.name) })
+	src.session, err = a.s.sessionFor(ctx, keyspace)
+	return src, err
+}
+
+// register lets every process find the tables that keys will point into.
+func (a *attachment) register(ctx context.Context) error {
+	for _, c := range a.data.columns {
+		if t := c.table; t != nil {
+			q := a.s.db.Query(insertAttached, t.prefix[:], t.keyspace, t.table, t.id, t.data).Consistency(a.s.catalogLevel())
+			if err := a.s.exec(ctx, q, tableAttached, "register a table"); err != nil {
+				return err
+			}
+		}
+	}
+	return a.s.loadAttached(ctx)
+}
+
+// interval is what was scanned between two tokens.
+type interval struct {
+	ids        []schema.ID
+	meta       arrow.Record        // of metaSchema
+	blobs      [][]*schema.BlobRef // [row][blob column]
+	bytes      int64
+	noMetadata int64
+	noSample   int64
+}
+
+// scan reads the tables, several intervals at once, and takes in what they
+// hold in the order of the intervals.
+func (a *attachment) scan(ctx context.Context) error {
+	ranges := ring(a.opts.ranges)
+	g, ctx := errgroup.WithContext(ctx)
+	// One waits here for each worker at most, besides those being scanned.
+	queue := make(chan chan *interval, a.opts.Workers)
+	g.Go(func() error {
+		defer close(queue)
+		workers, ctx := errgroup.WithContext(ctx)
+		workers.SetLimit(a.opts.Workers)
+		for _, r := range ranges {
+			out := make(chan *interval, 1)
+			select {
+			case queue <- out:
+			case <-ctx.Done():
+				return errors.Join(workers.Wait(), context.Cause(ctx))
+			}
+			workers.Go(func() error {
+				defer close(out)
+				iv, err := a.scanInterval(ctx, r)
+				if err == nil {
+					out <- iv
+				}
+				return err
+			})
+		}
+		return workers.Wait()
+	})
+	g.Go(func() error {
+		n := 0
+		for out := range queue {
+			iv, ok := <-out
+			if !ok {
+				break // the scan's own error says why
+			}
+			n++
+			err := a.take(ctx, iv, float64(n)/float64(len(ranges)))
+			iv.meta.Release()
+			if err != nil {
+				return err
+			}
+		}
+		for out := range queue { // what came after a failure
+			if iv, ok := <-out; ok {
+				iv.meta.Release()
+			}
+		}
+		return nil
+	})
+	return g.Wait()
+}
+
+func (src *source) query(r pair, page int) *gocql.Query {
+	names := []string{identifier(src.id)}
+	for _, c := range src.columns {
+		names = append(names, identifier(c.name))
+	}
+	id := identifier(src.id)
+	stmt := fmt.Sprintf("SELECT %s FROM %s.%s WHERE token(%s) > ? AND token(%s) <= ?",
+		strings.Join(names, ", "), identifier(src.keyspace), identifier(src.table), id, id)
+	return src.session.Query(stmt, r.start, r.end).PageSize(page)
+}
+
+// scanInterval reads one interval of both tables.
+func (a *attachment) scanInterval(ctx context.Context, r pair) (*interval, error) {
+	meta, err := a.scanMetadata(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	b := array.NewRecordBuilder(memory.DefaultAllocator, a.metaSchema)
+	defer b.Release()
+	iv := &interval{}
+	var id gocql.UUID
+	dest := []any{&id}
+	var cells []*digest
+	for _, c := range a.data.columns {
+		if c.table != nil {
+			d := &digest{table: c.table}
+			cells = append(cells, d)
+			dest = append(dest, d)
+		} else {
+			dest = append(dest, c.kind.dest())
+		}
+	}
+	page := 8 // until it is known how large rows are
+	if mean := a.meanRow.Load(); mean > 0 {
+		page = int(min(max(attachPage/mean, 1), rowsAtOnce))
+	}
+	iter := a.data.query(r, page).WithContext(ctx).Consistency(foreignLevel).Iter()
+	host := iter.Host()
+	for iter.Scan(dest...) {
+		iv.ids = append(iv.ids, schema.ID(id))
+		col := 0
+		for i, c := range a.data.columns {
+			if c.table == nil {
+				c.kind.put(b.Field(col), dest[i+1])
+				col++
+			}
+		}
+		row, found := meta[id]
+		delete(meta, id)
+		if !found && a.opts.Metadata != "" {
+			iv.noMetadata++
+		}
+		for i, c := range a.meta.columns {
+			if found {
+				c.kind.put(b.Field(col), row[i])
+			} else {
+				b.Field(col).AppendNull()
+			}
+			col++
+		}
+		refs := make([]*schema.BlobRef, len(cells))
+		for i, d := range cells {
+			if ref, ok := d.ref(schema.ID(id)); ok {
+				refs[i] = &ref
+				iv.bytes += ref.Size
+			}
+		}
+		iv.blobs = append(iv.blobs, refs)
+	}
+	if err := iter.Close(); err != nil {
+		return nil, a.s.fault(ctx, err, host, a.opts.Data, "scan")
+	}
+	if n := int64(len(iv.ids)); n > 0 {
+		a.meanRow.Store(iv.bytes/n + 1)
+	}
+	iv.noSample = int64(len(meta))
+	iv.meta = b.NewRecord()
+	return iv, nil
+}
+
+// scanMetadata reads one interval of the metadata table.
+func (a *attachment) scanMetadata(ctx context.Context, r pair) (map[gocql.UUID][]any, error) {
+	if a.opts.Metadata == "" {
+		return nil, nil
+	}
+	rows := map[gocql.UUID][]any{}
+	iter := a.meta.query(r, rowsAtOnce).WithContext(ctx).Consistency(foreignLevel).Iter()
+	host := iter.Host()
+	for {
+		var id gocql.UUID
+		dest := []any{&id}
+		for _, c := range a.meta.columns {
+			dest = append(dest, c.kind.dest())
+		}
+		if !iter.Scan(dest...) {
+			break
+		}
+		rows[id] = dest[1:]
+	}
+	if err := iter.Close(); err != nil {
+		return nil, a.s.fault(ctx, err, host, a.opts.Metadata, "scan")
+	}
+	return rows, nil
+}
+
+// take adds an interval's rows to the chunks of their splits.
+func (a *attachment) take(ctx context.Context, iv *interval, done float64) error {
+	var names *array.String
+	meta := iv.meta
+	if a.splitAt >= 0 {
+		names = meta.Column(a.splitAt).(*array.String)
+	}
+	if a.splitOnly {
+		fields := slices.Delete(slices.Clone(meta.Schema().Fields()), a.splitAt, a.splitAt+1)
+		columns := slices.Delete(slices.Clone(meta.Columns()), a.splitAt, a.splitAt+1)
+		meta = array.NewRecord(arrow.NewSchema(fields, nil), columns, meta.NumRows())
+		defer meta.Release()
+	}
+	for row, id := range iv.ids {
+		split := a.opts.Split
+		if names != nil && names.IsValid(row) {
+			split = names.Value(row)
+		}
+		sp, err := a.split(split)
+		if err != nil {
+			return err
+		}
+		if err := sp.builder.Append(id, meta, row, iv.blobs[row]); err != nil {
+			return err
+		}
+		sp.rows++
+		if sp.builder.Rows() == schema.ChunkRows {
+			if err := a.flush(ctx, sp); err != nil {
+				return err
+			}
+		}
+	}
+	a.report.Rows += int64(len(iv.ids))
+	a.report.Bytes += iv.bytes
+	a.report.NoMetadata += iv.noMetadata
+	a.report.NoSample += iv.noSample
+	a.report.Done = done
+	if a.opts.Progress != nil {
+		a.opts.Progress(a.report)
+	}
+	return nil
+}
+
+func (a *attachment) split(name string) (*splitBuilder, error) {
+	for _, sp := range a.splits {
+		if sp.name == name {
+			return sp, nil
+		}
+	}
+	if name != "" {
+		if err := schema.CheckName("split", name); err != nil {
+			return nil, err
+		}
+	}
+	const most = 256
+	if len(a.splits) == most {
+		return nil, bad("split column", a.opts.SplitColumn, fmt.Sprintf("a column of at most %d values", most))
+	}
+	sp := &splitBuilder{name: name, builder: schema.NewChunkBuilder(memory.DefaultAllocator, a.schema)}
+	a.splits = append(a.splits, sp)
+	return sp, nil
+}
+
+// flush stores a chunk of a split.
+func (a *attachment) flush(ctx context.Context, sp *splitBuilder) error {
+	if sp.builder.Rows() == 0 {
+		return nil
+	}
+	data, chunk, err := sp.builder.Finish()
+	if err != nil {
+		return err
+	}
+	if chunk.BlobRef, err = a.in.Put(ctx, data); err != nil {
+		return err
+	}
+	sp.chunks = append(sp.chunks, chunk)
+	return nil
+}
+
+// snapshot puts the splits one after the other.
+func (a *attachment) snapshot(ctx context.Context, parent *schema.Snapshot) (*schema.Snapshot, error) {
+	source := "table " + a.opts.Data
+	if a.opts.Metadata != "" {
+		source += " with " + a.opts.Metadata
+	}
+	snap := &schema.Snapshot{Source: source, Schema: a.schema}
+	if parent != nil {
+		snap.Parent = parent.Number
+		if a.opts.Append {
+			snap.Splits, snap.Chunks = slices.Clone(parent.Splits), slices.Clone(parent.Chunks)
+		}
+	}
+	slices.SortFunc(a.splits, func(x, y *splitBuilder) int { return strings.Compare(x.name, y.name) })
+	at := snap.Rows()
+	for _, sp := range a.splits {
+		if err := a.flush(ctx, sp); err != nil {
+			return nil, err
+		}
+		snap.Chunks = append(snap.Chunks, sp.chunks...)
+		rows := schema.Range{Start: at, End: at + sp.rows}
+		at = rows.End
+		if sp.name == "" {
+			continue
+		}
+		i := slices.IndexFunc(snap.Splits, func(s schema.Split) bool { return s.Name == sp.name })
+		if i < 0 {
+			snap.Splits = append(snap.Splits, schema.Split{Name: sp.name, Ranges: []schema.Range{rows}})
+			continue
+		}
+		ranges := slices.Clone(snap.Splits[i].Ranges)
+		if last := &ranges[len(ranges)-1]; last.End == rows.Start {
+			last.End = rows.End
+		} else {
+			ranges = append(ranges, rows)
+		}
+		snap.Splits[i].Ranges = ranges
+	}
+	return snap, nil
+}
+
+// digest receives a cell and keeps its size and checksum alone.
+type digest struct {
+	table *foreignTable
+	size  int64
+	sum   schema.Sum
+	null  bool
+}
+
+// UnmarshalCQL implements gocql.Unmarshaler.
+func (d *digest) UnmarshalCQL(_ gocql.TypeInfo, data []byte) error {
+	d.null, d.size, d.sum = data == nil, int64(len(data)), schema.Checksum(data)
+	return nil
+}
+
+func (d *digest) ref(id schema.ID) (schema.BlobRef, bool) {
+	return schema.BlobRef{Key: d.table.key(id, d.sum), Size: d.size, Sum: d.sum}, !d.null
+}
+
+// columnType is how a CQL type becomes an Arrow type.
+type columnType struct {
+	arrow arrow.DataType
+	dest  func() any // what the driver scans into: a pointer to a pointer, nil for a null
+	put   func(b array.Builder, dest any)
+}
+
+func typed[T any, B interface {
+	array.Builder
+	Append(T)
+}](t arrow.DataType) *columnType {
+	return converted(t, func(b B, v T) { b.Append(v) })
+}
+
+func converted[T any, B array.Builder](t arrow.DataType, put func(B, T)) *columnType {
+	return &columnType{
+		arrow: t,
+		dest:  func() any { return new(*T) },
+		put: func(b array.Builder, dest any) {
+			if v := *dest.(**T); v != nil {
+				put(b.(B), *v)
+			} else {
+				b.AppendNull()
+			}
+		},
+	}
+}
+
+// columnTypes are the types of metadata columns by their CQL names.
+var columnTypes = map[string]*columnType{
+	"boolean":  typed[bool, *array.BooleanBuilder](arrow.FixedWidthTypes.Boolean),
+	"tinyint":  typed[int8, *array.Int8Builder](arrow.PrimitiveTypes.Int8),
+	"smallint": typed[int16, *array.Int16Builder](arrow.PrimitiveTypes.Int16),
+	"int":      typed[int32, *array.Int32Builder](arrow.PrimitiveTypes.Int32),
+	"bigint":   typed[int64, *array.Int64Builder](arrow.PrimitiveTypes.Int64),
+	"float":    typed[float32, *array.Float32Builder](arrow.PrimitiveTypes.Float32),
+	"double":   typed[float64, *array.Float64Builder](arrow.PrimitiveTypes.Float64),
+	"text":     typed[string, *array.StringBuilder](arrow.BinaryTypes.String),
+	"ascii":    typed[string, *array.StringBuilder](arrow.BinaryTypes.String),
+	"blob":     typed[[]byte, *array.BinaryBuilder](arrow.BinaryTypes.Binary),
+	"uuid":     uuidType,
+	"timeuuid": uuidType,
+	"timestamp": converted(&arrow.TimestampType{Unit: arrow.Millisecond, TimeZone: "UTC"}, func(b *array.TimestampBuilder, v time.Time) {
+		b.Append(arrow.Timestamp(v.UnixMilli()))
+	}),
+	"date": converted(arrow.FixedWidthTypes.Date32, func(b *array.Date32Builder, v time.Time) {
+		b.Append(arrow.Date32FromTime(v))
+	}),
+}
+
+var uuidType = converted(&arrow.FixedSizeBinaryType{ByteWidth: 16}, func(b *array.FixedSizeBinaryBuilder, v gocql.UUID) {
+	b.Append(v[:])
+})

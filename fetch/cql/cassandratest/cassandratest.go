@@ -1,0 +1,326 @@
+// Package cassandratest runs real Cassandra nodes for tests, by the script
+// tests/cassandra/cassandra.sh, which says what is missing where it cannot.
+//
+// A test binary starts a node when its first test asks for one, and kills it in
+// TestMain:
+//
+//	func TestMain(m *testing.M) {
+//		code := m.Run()
+//		cassandratest.Stop()
+//		os.Exit(code)
+//	}
+//
+// Should the binary die, its nodes die with it.
+package cassandratest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// EnvAddr names a node that runs already, as HOST:PORT, to be used in place of
+// the one that [Shared] would start. It spares developers the wait.
+const EnvAddr = "BOWSTRING_CASSANDRA_ADDR"
+
+// startTimeout is for a busy machine; a node takes some seconds on an idle one.
+const startTimeout = 5 * time.Minute
+
+// Options of a node.
+type Options struct {
+	// IP of the loopback interface. Default: 127.0.0.1.
+	IP string
+	// Port and StoragePort; free ones by default.
+	Port, StoragePort int
+	// Seeds are the members of a cluster, as IP:STORAGE_PORT,...; by default the
+	// node is alone.
+	Seeds string
+	// Token is the end of the node's part of the ring, needed in a cluster.
+	Token string
+	// Auth wants the password "cassandra" of the user "cassandra".
+	Auth bool
+	// TLS is a folder made by [NewKeys]: clients must use TLS and show its certificate.
+	TLS string
+	// Heap of the server. Default: 256m.
+	Heap string
+}
+
+// Node is a running server.
+type Node struct {
+	IP   string
+	Port int
+
+	dir   string
+	cmd   *exec.Cmd
+	ended chan struct{} // closed when the process is gone
+	log   *tail
+}
+
+// Addr is where the node answers.
+func (n *Node) Addr() string { return net.JoinHostPort(n.IP, strconv.Itoa(n.Port)) }
+
+// URI is the address of a store in a keyspace on the node.
+func (n *Node) URI(keyspace, parameters string) string {
+	uri := fmt.Sprintf("cql://%s/%s", n.Addr(), keyspace)
+	if parameters != "" {
+		uri += "?" + parameters
+	}
+	return uri
+}
+
+// Pid of the server, to stop and continue it.
+func (n *Node) Pid() int { return n.cmd.Process.Pid }
+
+// Signal sends the server a signal.
+func (n *Node) Signal(sig syscall.Signal) error { return n.cmd.Process.Signal(sig) }
+
+// Kill ends the server at once, and removes its data.
+func (n *Node) Kill() {
+	if n.cmd == nil {
+		return
+	}
+	_ = n.cmd.Process.Kill() // it may have ended by itself
+	<-n.ended
+	_ = os.RemoveAll(n.dir)
+}
+
+var shared struct {
+	once sync.Once
+	node *Node
+	err  error
+}
+
+var running struct {
+	sync.Mutex
+	nodes []*Node
+}
+
+// Shared returns the binary's own node, alone and without passwords.
+func Shared(t testing.TB) *Node {
+	t.Helper()
+	shared.once.Do(func() {
+		if addr := os.Getenv(EnvAddr); addr != "" {
+			host, port, err := net.SplitHostPort(addr)
+			if err != nil {
+				shared.err = fmt.Errorf("%s: %w", EnvAddr, err)
+				return
+			}
+			n, err := strconv.Atoi(port)
+			shared.node, shared.err = &Node{IP: host, Port: n}, err
+			return
+		}
+		shared.node, shared.err = start(Options{})
+	})
+	if shared.err != nil {
+		t.Fatalf("no Cassandra to test with: %v", shared.err)
+	}
+	return shared.node
+}
+
+// Start runs another node until the end of the test.
+func Start(t testing.TB, opts Options) *Node {
+	t.Helper()
+	n, err := start(opts)
+	if err != nil {
+		t.Fatalf("no Cassandra to test with: %v", err)
+	}
+	t.Cleanup(n.Kill)
+	return n
+}
+
+// StartCluster runs three nodes, on 127.0.0.1 to 127.0.0.3, until the end of the test.
+func StartCluster(t testing.TB) [3]*Node {
+	t.Helper()
+	port, err := freePort("127.0.0.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	storage, err := freePort("127.0.0.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var seeds []string
+	for i := range 3 {
+		seeds = append(seeds, fmt.Sprintf("127.0.0.%d:%d", i+1, storage))
+	}
+	tokens := []string{"-9223372036854775808", "-3074457345618258603", "3074457345618258602"}
+	var nodes [3]*Node
+	var wg sync.WaitGroup
+	errs := make([]error, 3)
+	for i := range nodes { // at the same time: each waits for the others
+		wg.Go(func() {
+			nodes[i], errs[i] = start(Options{
+				IP: fmt.Sprintf("127.0.0.%d", i+1), Port: port, StoragePort: storage,
+				Seeds: strings.Join(seeds, ","), Token: tokens[i],
+			})
+		})
+	}
+	wg.Wait()
+	for _, n := range nodes {
+		if n != nil {
+			t.Cleanup(n.Kill)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		t.Fatalf("no Cassandra cluster to test with: %v", err)
+	}
+	return nodes
+}
+
+// Stop kills all nodes. It is called by TestMain.
+func Stop() {
+	running.Lock()
+	nodes := running.nodes
+	running.nodes = nil
+	running.Unlock()
+	for _, n := range nodes {
+		n.Kill()
+	}
+}
+
+// script is the path of cassandra.sh, from where this file was compiled.
+func script() string {
+	_, file, _, _ := runtime.Caller(0)
+	return filepath.Join(filepath.Dir(file), "..", "..", "..", "tests", "cassandra", "cassandra.sh")
+}
+
+func start(opts Options) (*Node, error) {
+	n := &Node{IP: opts.IP, Port: opts.Port, ended: make(chan struct{}), log: &tail{}}
+	if n.IP == "" {
+		n.IP = "127.0.0.1"
+	}
+	storage := opts.StoragePort
+	for _, port := range []*int{&n.Port, &storage} {
+		if *port == 0 {
+			var err error
+			if *port, err = freePort(n.IP); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if out, err := exec.CommandContext(context.Background(), script(), "fetch").CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("%w: %s", err, bytes.TrimSpace(out))
+	}
+	var err error
+	if n.dir, err = os.MkdirTemp("", "bowstring-cassandra-"); err != nil {
+		return nil, err
+	}
+	n.cmd = exec.CommandContext(context.Background(), script(), "run", n.dir) // Kill ends it
+	n.cmd.Env = append(os.Environ(), "IP="+n.IP, "PORT="+strconv.Itoa(n.Port), "STORAGE_PORT="+strconv.Itoa(storage), "TLS="+opts.TLS)
+	if opts.Seeds != "" {
+		n.cmd.Env = append(n.cmd.Env, "SEEDS="+opts.Seeds, "TOKEN="+opts.Token, "RING_DELAY=3000")
+	}
+	if opts.Auth {
+		n.cmd.Env = append(n.cmd.Env, "AUTH=1")
+	}
+	if opts.Heap != "" {
+		n.cmd.Env = append(n.cmd.Env, "HEAP="+opts.Heap)
+	}
+	n.cmd.Stdout, n.cmd.Stderr = n.log, n.log
+	n.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	started := make(chan error)
+	go func() {
+		// The kernel sends the signal when the thread that started the process ends.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := n.cmd.Start()
+		started <- err
+		if err == nil {
+			_ = n.cmd.Wait() // its output says how it ended
+		}
+		close(n.ended)
+	}()
+	if err := <-started; err != nil {
+		return nil, err
+	}
+	running.Lock()
+	running.nodes = append(running.nodes, n)
+	running.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	if err := n.wait(ctx, opts.TLS != ""); err != nil {
+		n.Kill()
+		return nil, err
+	}
+	return n, nil
+}
+
+// wait polls until the node answers: it has no other way to say that it does.
+func (n *Node) wait(ctx context.Context, encrypted bool) error {
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for !n.answers(ctx, encrypted) {
+		select {
+		case <-tick.C:
+		case <-n.ended:
+			return fmt.Errorf("the node ended; its last words:\n%s", n.log)
+		case <-ctx.Done():
+			return fmt.Errorf("the node does not answer at %s; its last words:\n%s", n.Addr(), n.log)
+		}
+	}
+	return nil
+}
+
+// answers asks for the server's options, in version 4 of the native protocol.
+// An encrypted port only has to accept the connection.
+func (n *Node) answers(ctx context.Context, encrypted bool) bool {
+	d := net.Dialer{Timeout: time.Second}
+	c, err := d.DialContext(ctx, "tcp", n.Addr())
+	if err != nil {
+		return false
+	}
+	defer c.Close()
+	if encrypted {
+		return true
+	}
+	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+	if _, err := c.Write([]byte{4, 0, 0, 0, 5, 0, 0, 0, 0}); err != nil {
+		return false
+	}
+	var header [9]byte
+	_, err = io.ReadFull(c, header[:])
+	return err == nil && header[4] == 6 // SUPPORTED
+}
+
+// tail keeps the end of what is written to it.
+type tail struct {
+	mu  sync.Mutex
+	buf []byte
+}
+
+func (w *tail) Write(p []byte) (int, error) {
+	const most = 8 << 10
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.buf = append(w.buf, p...)
+	w.buf = w.buf[max(0, len(w.buf)-most):]
+	return len(p), nil
+}
+
+func (w *tail) String() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return string(w.buf)
+}
+
+// freePort finds a port that nobody listens on just now.
+func freePort(ip string) (int, error) {
+	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", net.JoinHostPort(ip, "0"))
+	if err != nil {
+		return 0, err
+	}
+	return l.Addr().(*net.TCPAddr).Port, l.Close()
+}

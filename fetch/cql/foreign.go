@@ -1,0 +1,165 @@
+package cql
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/gocql/gocql"
+
+	"bowstring/schema"
+)
+
+const (
+	selectAttached = "SELECT prefix, keyspace_name, table_name, id_column, data_column FROM " + tableAttached
+	insertAttached = "INSERT INTO " + tableAttached + " (prefix, keyspace_name, table_name, id_column, data_column) VALUES (?, ?, ?, ?, ?)"
+)
+
+// A cell of a foreign table is a blob whose key is not the hash of its content
+// but its address:
+//
+//	bytes  0-11  the beginning of the SHA-256 of the table's and columns' names
+//	bytes 12-15  the low half of the content's checksum, big-endian
+//	bytes 16-31  the row's uuid
+//
+// So a reference alone says where to read, with no index of its own, and a
+// cell that has changed since it was attached, and is attached again, gets
+// another key. That a content hash begins with one of the few registered
+// prefixes has odds of 2^-96.
+const prefixLen = 12
+
+// foreignTable is a column of a table that some other program keeps.
+type foreignTable struct {
+	keyspace, table string
+	id, data        string // columns
+	prefix          [prefixLen]byte
+	query           string
+}
+
+func newForeignTable(keyspace, table, id, data string) *foreignTable {
+	t := &foreignTable{keyspace: keyspace, table: table, id: id, data: data}
+	sum := sha256.Sum256(fmt.Appendf(nil, "bowstring attached cell\x00%s\x00%s\x00%s\x00%s", keyspace, table, id, data))
+	copy(t.prefix[:], sum[:])
+	t.query = fmt.Sprintf("SELECT %s FROM %s WHERE %s = ?", identifier(data), t.qualified(), identifier(id))
+	return t
+}
+
+func (t *foreignTable) name() string { return t.keyspace + "." + t.table }
+
+func (t *foreignTable) qualified() string {
+	return identifier(t.keyspace) + "." + identifier(t.table)
+}
+
+// key is the address of a cell.
+func (t *foreignTable) key(id schema.ID, sum schema.Sum) (k schema.Key) {
+	copy(k[:], t.prefix[:])
+	binary.BigEndian.PutUint32(k[prefixLen:], uint32(sum))
+	copy(k[16:], id[:])
+	return k
+}
+
+// foreignTables are those attached to the store, and a session for each
+// keyspace that they lie in: the driver knows the replicas of one keyspace a
+// session only.
+type foreignTables struct {
+	tables atomic.Pointer[map[[prefixLen]byte]*foreignTable] // never changed, replaced
+
+	mu       sync.Mutex
+	sessions map[string]*gocql.Session
+}
+
+// of returns the table that a key is an address in, nil if it is a hash.
+func (f *foreignTables) of(key schema.Key) *foreignTable {
+	return (*f.tables.Load())[[prefixLen]byte(key[:prefixLen])]
+}
+
+// loadAttached reads which tables are attached.
+func (s *Store) loadAttached(ctx context.Context) error {
+	tables := map[[prefixLen]byte]*foreignTable{}
+	iter := s.db.Query(selectAttached).WithContext(ctx).Consistency(s.catalogLevel()).Iter()
+	host := iter.Host()
+	var prefix []byte
+	var keyspace, table, id, data string
+	for iter.Scan(&prefix, &keyspace, &table, &id, &data) {
+		t := newForeignTable(keyspace, table, id, data)
+		tables[t.prefix] = t
+	}
+	if err := iter.Close(); err != nil {
+		return s.fault(ctx, err, host, tableAttached, "list the attached tables")
+	}
+	s.foreign.tables.Store(&tables)
+	return nil
+}
+
+// sessionFor returns a session that knows the replicas of a keyspace.
+func (s *Store) sessionFor(ctx context.Context, keyspace string) (*gocql.Session, error) {
+	if keyspace == s.config.Keyspace {
+		return s.db, nil
+	}
+	f := &s.foreign
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if session := f.sessions[keyspace]; session != nil {
+		return session, nil
+	}
+	session, err := s.session(ctx, keyspace)
+	if err != nil {
+		return nil, fmt.Errorf("keyspace %s: %w", keyspace, err)
+	}
+	if f.sessions == nil {
+		f.sessions = map[string]*gocql.Session{}
+	}
+	f.sessions[keyspace] = session
+	return session, nil
+}
+
+func (f *foreignTables) close() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, session := range f.sessions {
+		session.Close()
+	}
+}
+
+// getForeign reads a cell of an attached table. A row that is gone, or whose
+// cell has another size, is a schema.ErrDataLoss: the table changed after it
+// was attached.
+func (s *Store) getForeign(ctx context.Context, t *foreignTable, ref schema.BlobRef) (schema.Blob, error) {
+	session, err := s.sessionFor(ctx, t.keyspace)
+	if err != nil {
+		return schema.Blob{}, err
+	}
+	id := gocql.UUID(ref.Key[16:])
+	buf := newBuffer(ref.Size)
+	for _, level := range []gocql.Consistency{s.config.Read, gocql.Quorum} {
+		err = s.readCell(ctx, session.Query(t.query, id).Consistency(level), t.name(), buf.data)
+		if !errors.Is(err, gocql.ErrNotFound) {
+			break
+		}
+	}
+	if err == nil {
+		return schema.NewBlob(buf.data, buf), nil
+	}
+	buf.Unpin()
+	if errors.Is(err, gocql.ErrNotFound) {
+		err = fmt.Errorf("%w: %s has no row %s with a value in %s, though it had when it was attached",
+			schema.ErrDataLoss, s.where(nil, t.name()), id, t.data)
+	}
+	return schema.Blob{}, fmt.Errorf("read attached cell %s of row %s: %w", t.data, id, err)
+}
+
+// identifier writes a name as CQL takes it, whatever its case.
+func identifier(name string) string {
+	quoted := []byte{'"'}
+	for i := range len(name) {
+		if name[i] == '"' {
+			quoted = append(quoted, '"')
+		}
+		quoted = append(quoted, name[i])
+	}
+	return string(append(quoted, '"'))
+}

@@ -1,0 +1,321 @@
+package cql
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gocql/gocql"
+
+	"bowstring/schema"
+)
+
+// Dialer makes the connections to the servers, such as with a delay in tests.
+type Dialer interface {
+	DialContext(ctx context.Context, network, addr string) (net.Conn, error)
+}
+
+// attempts is how many hosts the driver tries at once for a request, without a
+// pause between them. Waiting and trying again is the caller's business.
+const attempts = 3
+
+// cluster is what every session starts from.
+func (c *Config) cluster(opts Options) (*gocql.ClusterConfig, error) {
+	cl := gocql.NewCluster(c.Hosts...)
+	cl.Port = c.Port
+	cl.ProtoVersion = c.Proto
+	cl.Timeout = c.Timeout
+	cl.ConnectTimeout = c.Connect
+	cl.NumConns = c.Conns
+	cl.Consistency = c.Read
+	cl.SerialConsistency = gocql.Serial
+	if c.LocalSerial {
+		cl.SerialConsistency = gocql.LocalSerial
+	}
+	cl.RetryPolicy = movingRetries(attempts - 1)
+	cl.ReconnectInterval = 5 * time.Second // to nodes that were down
+	cl.DefaultIdempotence = true           // transactions say otherwise
+	cl.Logger = driverLogger{opts.Logger}
+	if opts.Dialer != nil {
+		cl.Dialer = opts.Dialer
+	}
+	user, password, err := c.credentials()
+	if err != nil {
+		return nil, err
+	}
+	if user != "" {
+		cl.Authenticator = gocql.PasswordAuthenticator{Username: user, Password: password}
+	}
+	if c.TLS {
+		config, err := c.tls()
+		if err != nil {
+			return nil, err
+		}
+		cl.SslOpts = &gocql.SslOptions{Config: config, EnableHostVerification: !c.NoVerify}
+	}
+	return cl, nil
+}
+
+// movingRetries tries the next replica. The struct hides what else the policy
+// implements: ScyllaDB's fork takes the statements that Cassandra prepares for
+// lightweight transactions, and asks a policy that knows of these to stay with
+// the host that has just failed.
+func movingRetries(n int) gocql.RetryPolicy {
+	return struct{ gocql.RetryPolicy }{&gocql.SimpleRetryPolicy{NumRetries: n}}
+}
+
+func (c *Config) tls() (*tls.Config, error) {
+	config := &tls.Config{
+		MinVersion:         tls.VersionTLS12,
+		ServerName:         c.ServerName,
+		InsecureSkipVerify: c.NoVerify, //nolint:gosec // the parameter verify=0 says so
+	}
+	if c.CA != "" {
+		pem, err := os.ReadFile(c.CA)
+		if err != nil {
+			return nil, fmt.Errorf("%w: ca: %w", schema.ErrInvalid, err)
+		}
+		config.RootCAs = x509.NewCertPool()
+		if !config.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, bad("ca", c.CA, "a file with certificates in PEM form")
+		}
+	}
+	if c.Cert != "" {
+		pair, err := tls.LoadX509KeyPair(c.Cert, c.Key)
+		if err != nil {
+			return nil, fmt.Errorf("%w: cert and key: %w", schema.ErrInvalid, err)
+		}
+		config.Certificates = []tls.Certificate{pair}
+	}
+	return config, nil
+}
+
+// survey is what is to be known of a cluster before a session on the keyspace
+// can be opened.
+type survey struct {
+	dc     string
+	nodes  int
+	exists bool              // the keyspace
+	spread int               // number of datacenters that it is replicated to
+	tables map[string]string // comments of its tables, by name
+}
+
+// defineTimeout is for statements that change the schema, which all nodes take part in.
+const defineTimeout = time.Minute
+
+// look asks one node about the cluster, over one connection, and makes what is
+// missing of the keyspace and its tables if create says so.
+func (s *Store) look(ctx context.Context, create bool) (survey, error) {
+	cl, err := s.config.cluster(s.options)
+	if err != nil {
+		return survey{}, err
+	}
+	cl.NumConns = 1
+	cl.Timeout = max(cl.Timeout, defineTimeout)
+	cl.DisableInitialHostLookup = true
+	cl.Events.DisableNodeStatusEvents, cl.Events.DisableTopologyEvents, cl.Events.DisableSchemaEvents = true, true, true
+	cl.Consistency = gocql.LocalOne
+	session, err := connect(ctx, cl)
+	if err != nil {
+		return survey{}, s.connectFault(ctx, err)
+	}
+	defer session.Close()
+	var v survey
+	if err := session.Query("SELECT data_center FROM system.local").WithContext(ctx).Scan(&v.dc); err != nil {
+		return v, s.fault(ctx, err, nil, "system.local", "look at the cluster")
+	}
+	centers := []string{v.dc} // of each node; peers lists the other nodes only
+	iter := session.Query("SELECT data_center FROM system.peers").WithContext(ctx).Iter()
+	var center string
+	for iter.Scan(&center) {
+		centers = append(centers, center)
+	}
+	if err := iter.Close(); err != nil {
+		return v, s.fault(ctx, err, nil, "system.peers", "look at the cluster")
+	}
+	if s.config.DC != "" {
+		v.dc = s.config.DC
+	}
+	for _, c := range centers {
+		if c == v.dc {
+			v.nodes++
+		}
+	}
+	if v.nodes == 0 {
+		slices.Sort(centers)
+		return v, &schema.FieldError{Field: "dc", Got: quoted(v.dc), Want: "one of " + strings.Join(slices.Compact(centers), ", ")}
+	}
+	if err := s.lookAtKeyspace(ctx, session, &v); err != nil {
+		return v, err
+	}
+	if !v.exists && create {
+		if err := s.createKeyspace(ctx, session, &v); err != nil {
+			return v, err
+		}
+	}
+	if !v.exists {
+		return v, fmt.Errorf("%w: the cluster has no keyspace %s; bowstring store init makes it", schema.ErrNotFound, s.config.Keyspace)
+	}
+	absent, err := v.missing(s.config.Keyspace)
+	if err != nil {
+		return v, err
+	}
+	if len(absent) > 0 && !create {
+		return v, fmt.Errorf("%w: keyspace %s holds no store (it lacks the tables %s); bowstring store init makes one",
+			schema.ErrNotFound, s.config.Keyspace, strings.Join(absent, ", "))
+	}
+	return v, s.createTables(ctx, session, absent)
+}
+
+func (s *Store) createKeyspace(ctx context.Context, session *gocql.Session, v *survey) error {
+	rf := s.config.RF
+	if rf == 0 {
+		rf = min(3, v.nodes)
+	}
+	s.log.InfoContext(ctx, "creating the keyspace", "keyspace", s.config.Keyspace, "dc", v.dc, "replicas", rf)
+	stmt := fmt.Sprintf("CREATE KEYSPACE IF NOT EXISTS %s WITH replication = {'class': 'NetworkTopologyStrategy', '%s': %d}",
+		s.config.Keyspace, strings.ReplaceAll(v.dc, "'", "''"), rf)
+	if err := s.define(ctx, session, stmt, ""); err != nil {
+		return err
+	}
+	return s.lookAtKeyspace(ctx, session, v)
+}
+
+func (s *Store) lookAtKeyspace(ctx context.Context, session *gocql.Session, v *survey) error {
+	replication := map[string]string{}
+	err := session.Query("SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = ?", s.config.Keyspace).
+		WithContext(ctx).Scan(&replication)
+	switch {
+	case errors.Is(err, gocql.ErrNotFound):
+		return nil
+	case err != nil:
+		return s.fault(ctx, err, nil, "system_schema.keyspaces", "look at the keyspace")
+	}
+	v.exists = true
+	for key := range replication {
+		if key != "class" {
+			v.spread++ // replication_factor counts as one: SimpleStrategy knows no datacenters
+		}
+	}
+	v.tables = map[string]string{}
+	iter := session.Query("SELECT table_name, comment FROM system_schema.tables WHERE keyspace_name = ?", s.config.Keyspace).
+		WithContext(ctx).Iter()
+	var name, comment string
+	for iter.Scan(&name, &comment) {
+		v.tables[name] = comment
+	}
+	if err := iter.Close(); err != nil {
+		return s.fault(ctx, err, nil, "system_schema.tables", "look at the tables")
+	}
+	return nil
+}
+
+// session opens a session for a keyspace, whose replicas it then knows.
+func (s *Store) session(ctx context.Context, keyspace string) (*gocql.Session, error) {
+	cl, err := s.config.cluster(s.options)
+	if err != nil {
+		return nil, err
+	}
+	cl.Keyspace = keyspace
+	cl.PoolConfig.HostSelectionPolicy = gocql.TokenAwareHostPolicy(
+		gocql.DCAwareRoundRobinPolicy(s.dc), gocql.ShuffleReplicas(), gocql.NonLocalReplicasFallback())
+	session, err := connect(ctx, cl)
+	if err != nil {
+		return nil, s.connectFault(ctx, err)
+	}
+	return session, nil
+}
+
+// connect opens a session, and gives up waiting for it when ctx ends: the driver
+// knows no context there. What it opens after all is closed.
+func connect(ctx context.Context, cl *gocql.ClusterConfig) (*gocql.Session, error) {
+	type result struct {
+		session *gocql.Session
+		err     error
+	}
+	opened := make(chan result, 1)
+	go func() {
+		session, err := cl.CreateSession()
+		opened <- result{session, err}
+	}()
+	select {
+	case r := <-opened:
+		return r.session, r.err
+	case <-ctx.Done():
+		go func() { // ends when the connect timeout has passed
+			if r := <-opened; r.session != nil {
+				r.session.Close()
+			}
+		}()
+		return nil, context.Cause(ctx)
+	}
+}
+
+// connectFault explains why no session could be opened. The driver gives most
+// reasons as text only.
+func (s *Store) connectFault(ctx context.Context, err error) error {
+	const doing = "connect"
+	where := s.where(nil, "")
+	if ctx.Err() != nil {
+		return fmt.Errorf("%s: %w", doing, context.Cause(ctx))
+	}
+	var unknown x509.UnknownAuthorityError
+	var hostname x509.HostnameError
+	var verification *tls.CertificateVerificationError
+	text := err.Error()
+	switch {
+	case errors.As(err, &hostname), strings.Contains(text, "x509: certificate is valid for"), strings.Contains(text, "doesn't contain any IP SANs"):
+		return fmt.Errorf("%s: %s: %w; the parameter server_name says which name to expect", doing, where, err)
+	case errors.As(err, &unknown), errors.As(err, &verification), strings.Contains(text, "x509:"):
+		return fmt.Errorf("%s: %s: %w; the parameter ca names the file with the authority that signed the servers' certificates", doing, where, err)
+	case strings.Contains(text, "tls: certificate required"), strings.Contains(text, "remote error: tls: bad certificate"), strings.Contains(text, "remote error: tls: certificate"):
+		return fmt.Errorf("%s: %s: %w; the servers want a certificate: the parameters cert and key", doing, where, err)
+	case strings.Contains(text, "first record does not look like a TLS handshake"):
+		return fmt.Errorf("%s: %s: %w; the servers do not use TLS: leave the parameter tls out", doing, where, err)
+	case strings.Contains(text, "assword") || strings.Contains(text, "uthentic"):
+		return rejected(err, doing, where)
+	}
+	return classify(err, doing, where, s.config)
+}
+
+// pair is an interval of tokens, open at its start and closed at its end.
+type pair struct{ start, end int64 }
+
+// ring cuts the range of Murmur3 tokens into n intervals of the same size.
+func ring(n int) []pair {
+	parts := make([]pair, n)
+	step := math.MaxUint64/uint64(n) + 1
+	low := int64(math.MinInt64)
+	for i := range parts {
+		high := int64(math.MaxInt64)
+		if i < n-1 {
+			high = int64(uint64(low) + step)
+		}
+		parts[i] = pair{low, high}
+		low = high
+	}
+	return parts
+}
+
+// driverLogger passes what the driver says to slog, at debug level: what
+// matters of it comes back as errors.
+type driverLogger struct{ log *slog.Logger }
+
+func (l driverLogger) Print(v ...any) { l.write(fmt.Sprint(v...)) }
+
+func (l driverLogger) Printf(format string, v ...any) { l.write(fmt.Sprintf(format, v...)) }
+
+func (l driverLogger) Println(v ...any) { l.write(fmt.Sprintln(v...)) }
+
+func (l driverLogger) write(s string) {
+	l.log.Debug("database driver", "message", strings.TrimSpace(s))
+}

@@ -1,0 +1,399 @@
+package cql
+
+import (
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gocql/gocql"
+
+	"bowstring/schema"
+)
+
+// Scheme begins the address of a store that this package opens.
+const Scheme = "cql://"
+
+// Environment variables that hold the credentials. Those in the environment
+// are used where the address names none.
+const (
+	EnvUser         = "BOWSTRING_CQL_USER"
+	EnvPassword     = "BOWSTRING_CQL_PASSWORD"
+	EnvPasswordFile = "BOWSTRING_CQL_PASSWORD_FILE"
+)
+
+// Config is what the address of a store says:
+//
+//	cql://HOST[:PORT][,HOST...]/KEYSPACE?PARAMETER=VALUE&...
+//
+// A host is a name, an IPv4 address or an IPv6 address in brackets; the port
+// is 9042 unless given, and the same for all. The parameters:
+//
+//	consistency  of reads of blobs; default local_one
+//	write        consistency of writes of blobs; default local_quorum
+//	serial       serial or local_serial, of the catalog; default serial
+//	dc           datacenter to prefer; default that of the first host that answers
+//	rf           replicas in each datacenter, for a keyspace that is yet to be made;
+//	             default 3, or the number of nodes where that is less
+//	conns        connections to each host; default 16
+//	proto        version of the native protocol, 3 or 4; default 4
+//	timeout      of one request; default 10s
+//	connect      timeout of making a connection; default 5s
+//	grace        by how much clocks may differ; default 1m
+//	user         user name
+//	password_file  file whose first line is the password
+//	tls          1: encrypt; on by itself if ca, cert, key or server_name is given
+//	ca           file with the authorities that sign servers' certificates; default the system's
+//	cert, key    files with the client's certificate and its key
+//	server_name  name that the servers' certificates must have; default the
+//	             address that each was reached at
+//	verify       0: accept any server. For tests only
+type Config struct {
+	Hosts    []string // names or addresses, without ports
+	Port     int
+	Keyspace string
+
+	Read, Write gocql.Consistency
+	LocalSerial bool
+	DC          string
+	RF          int
+	Conns       int
+	Proto       int
+	Timeout     time.Duration
+	Connect     time.Duration
+	Grace       time.Duration
+
+	User         string
+	PasswordFile string
+
+	TLS           bool
+	CA, Cert, Key string
+	ServerName    string
+	NoVerify      bool
+}
+
+const (
+	defaultPort = 9042
+	// Sixteen carry 600 MB/s where a round trip takes 150 ms and a connection
+	// has a window of 6 MiB. Fewer save little: an idle one costs some KiB.
+	defaultConns   = 16
+	defaultTimeout = 10 * time.Second
+	defaultConnect = 5 * time.Second
+	defaultGrace   = time.Minute
+)
+
+// keyspaceName is what Cassandra takes as the name of a keyspace without quotes
+// that change its case.
+var keyspaceName = regexp.MustCompile(`^[a-z][a-z0-9_]{0,47}$`)
+
+// hostName is a DNS name or an IPv4 address.
+var hostName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,252}[A-Za-z0-9])?$`)
+
+// IsURI reports whether s is the address of a store of this kind.
+func IsURI(s string) bool { return strings.HasPrefix(s, Scheme) }
+
+// ParseURI reads the address of a store. What is wrong with it is a
+// [schema.FieldError] that names the parameter.
+func ParseURI(uri string) (*Config, error) {
+	rest, ok := strings.CutPrefix(uri, Scheme)
+	if !ok {
+		scheme, _, _ := strings.Cut(uri, ":")
+		return nil, bad("scheme", scheme, "cql://HOST[:PORT]/KEYSPACE")
+	}
+	rest, query, _ := strings.Cut(rest, "?")
+	if strings.Contains(query, "#") || strings.Contains(rest, "#") {
+		return nil, bad("address", "a fragment", "none: # must be written %23")
+	}
+	hosts, keyspace, _ := strings.Cut(rest, "/")
+	if strings.Contains(hosts, "@") { // never repeated: it may hold a password
+		return nil, bad("user", "credentials before the host", "the parameter user, and the password in password_file, "+EnvPassword+" or "+EnvPasswordFile)
+	}
+	c := &Config{
+		Port: defaultPort, Keyspace: keyspace,
+		Read: gocql.LocalOne, Write: gocql.LocalQuorum,
+		Conns: defaultConns, Proto: 4,
+		Timeout: defaultTimeout, Connect: defaultConnect, Grace: defaultGrace,
+	}
+	if err := c.parseHosts(hosts); err != nil {
+		return nil, err
+	}
+	if !keyspaceName.MatchString(keyspace) {
+		return nil, bad("keyspace", keyspace, "a lower-case letter, then up to 47 lower-case letters, digits and underscores")
+	}
+	if strings.HasPrefix(keyspace, "system") {
+		return nil, bad("keyspace", keyspace, "a keyspace that is not the server's own")
+	}
+	values, err := url.ParseQuery(query)
+	if err != nil {
+		return nil, bad("parameters", "", "NAME=VALUE, joined by &, with special characters written as %XX")
+	}
+	names := make([]string, 0, len(values))
+	for name := range values {
+		names = append(names, name)
+	}
+	slices.Sort(names) // the first of several mistakes is always the same
+	for _, name := range names {
+		set, ok := parameters[name]
+		switch {
+		case strings.Contains(strings.ToLower(name), "password") && !ok:
+			return nil, bad(quoted(name), "a password in the address", "password_file, "+EnvPassword+" or "+EnvPasswordFile)
+		case !ok:
+			want := "one of " + strings.Join(parameterNames(), ", ")
+			if near := schema.Nearest(name, parameterNames()); near != "" {
+				want = fmt.Sprintf("%s (did you mean %s?)", want, near)
+			}
+			return nil, &schema.FieldError{Field: "parameters", Got: quoted(name), Want: want}
+		case len(values[name]) > 1:
+			return nil, bad(name, fmt.Sprintf("%d values", len(values[name])), "one value")
+		}
+		if want := set(c, values[name][0]); want != "" {
+			return nil, &schema.FieldError{Field: name, Got: quoted(values[name][0]), Want: want}
+		}
+	}
+	return c, c.check()
+}
+
+// check looks at what must fit together.
+func (c *Config) check() error {
+	if (c.Cert == "") != (c.Key == "") {
+		return bad("cert", "only one of cert and key", "both or neither")
+	}
+	secure := c.CA != "" || c.Cert != "" || c.ServerName != "" || c.NoVerify
+	if secure && !c.TLS {
+		return bad("tls", "0", "1, since ca, cert, key, server_name or verify is given")
+	}
+	return nil
+}
+
+func (c *Config) parseHosts(list string) error {
+	const want = "HOST[:PORT], several joined by commas"
+	port := ""
+	for _, s := range strings.Split(list, ",") {
+		host, p := s, ""
+		if strings.HasPrefix(s, "[") || strings.Contains(s, ":") {
+			var err error
+			if strings.HasSuffix(s, "]") {
+				host = strings.TrimSuffix(strings.TrimPrefix(s, "["), "]")
+			} else if host, p, err = net.SplitHostPort(s); err != nil || p == "" {
+				return bad("host", s, want)
+			}
+		}
+		if ip := net.ParseIP(host); ip == nil && !hostName.MatchString(host) || strings.Contains(host, ":") != strings.HasPrefix(s, "[") {
+			return bad("host", s, want)
+		}
+		if p != "" {
+			n, err := strconv.ParseUint(p, 10, 16)
+			if err != nil || n == 0 {
+				return bad("port", p, "1 to 65535")
+			}
+			if port != "" && p != port {
+				return bad("port", p, "the same port for every host, here "+port)
+			}
+			port, c.Port = p, int(n)
+		}
+		if slices.Contains(c.Hosts, host) {
+			return bad("host", s, "each host once")
+		}
+		c.Hosts = append(c.Hosts, host)
+	}
+	return nil
+}
+
+// parameters set a value, or say what they want instead.
+var parameters = map[string]func(c *Config, value string) (want string){
+	"consistency": func(c *Config, v string) string { return consistency(&c.Read, v) },
+	"write":       func(c *Config, v string) string { return consistency(&c.Write, v) },
+	"serial": func(c *Config, v string) string {
+		c.LocalSerial = strings.EqualFold(v, "local_serial")
+		if !c.LocalSerial && !strings.EqualFold(v, "serial") {
+			return "serial or local_serial"
+		}
+		return ""
+	},
+	"dc": func(c *Config, v string) string { return text(&c.DC, v, "the name of a datacenter") },
+	"rf": func(c *Config, v string) string { return integer(&c.RF, v, 1, 99) },
+	"conns": func(c *Config, v string) string {
+		return integer(&c.Conns, v, 1, 256)
+	},
+	"proto":         func(c *Config, v string) string { return integer(&c.Proto, v, 3, 4) },
+	"timeout":       func(c *Config, v string) string { return duration(&c.Timeout, v, 10*time.Millisecond, time.Hour) },
+	"connect":       func(c *Config, v string) string { return duration(&c.Connect, v, 10*time.Millisecond, time.Hour) },
+	"grace":         func(c *Config, v string) string { return duration(&c.Grace, v, 0, 30*24*time.Hour) },
+	"user":          func(c *Config, v string) string { return text(&c.User, v, "a user name") },
+	"password_file": func(c *Config, v string) string { return text(&c.PasswordFile, v, "the path of a file") },
+	"tls":           func(c *Config, v string) string { return flag(&c.TLS, v) },
+	"ca":            func(c *Config, v string) string { return secured(c, &c.CA, v, "the path of a file") },
+	"cert":          func(c *Config, v string) string { return secured(c, &c.Cert, v, "the path of a file") },
+	"key":           func(c *Config, v string) string { return secured(c, &c.Key, v, "the path of a file") },
+	"server_name":   func(c *Config, v string) string { return secured(c, &c.ServerName, v, "a host name") },
+	"verify": func(c *Config, v string) string {
+		verify := true
+		want := flag(&verify, v)
+		c.NoVerify = !verify
+		return want
+	},
+}
+
+func parameterNames() []string {
+	names := make([]string, 0, len(parameters))
+	for name := range parameters {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// consistencies are those at which blobs can be both written and read.
+var consistencies = []gocql.Consistency{gocql.LocalOne, gocql.One, gocql.Two, gocql.Three, gocql.LocalQuorum, gocql.Quorum, gocql.All}
+
+func consistency(c *gocql.Consistency, v string) string {
+	var names []string
+	for _, level := range consistencies {
+		if strings.EqualFold(level.String(), v) {
+			*c = level
+			return ""
+		}
+		names = append(names, strings.ToLower(level.String()))
+	}
+	return "one of " + strings.Join(names, ", ")
+}
+
+func text(s *string, v, want string) string {
+	if v == "" || strings.ContainsFunc(v, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+		return want
+	}
+	*s = v
+	return ""
+}
+
+// secured is a text that goes with TLS, and turns it on.
+func secured(c *Config, s *string, v, want string) string {
+	c.TLS = true
+	return text(s, v, want)
+}
+
+func integer(n *int, v string, least, most int) string {
+	got, err := strconv.Atoi(v)
+	if err != nil || got < least || got > most {
+		return fmt.Sprintf("%d to %d", least, most)
+	}
+	*n = got
+	return ""
+}
+
+func duration(d *time.Duration, v string, least, most time.Duration) string {
+	got, err := time.ParseDuration(v)
+	if err != nil || got < least || got > most {
+		return fmt.Sprintf("a duration such as 10s or 500ms, from %v to %v", least, most)
+	}
+	*d = got
+	return ""
+}
+
+func flag(b *bool, v string) string {
+	switch v {
+	case "1", "true":
+		*b = true
+	case "0", "false":
+		*b = false
+	default:
+		return "1 or 0"
+	}
+	return ""
+}
+
+func bad(field, got, want string) error {
+	if field != "parameters" && got != "" && !strings.Contains(got, " ") {
+		got = quoted(got)
+	}
+	return &schema.FieldError{Field: field, Got: got, Want: want}
+}
+
+// quoted abridges what a user wrote.
+func quoted(s string) string {
+	const most = 60
+	if len(s) > most {
+		s = s[:most] + "..."
+	}
+	return strconv.Quote(s)
+}
+
+// String is the address without what it leaves at its default. It holds no
+// password, since an address cannot.
+func (c *Config) String() string {
+	hosts := make([]string, len(c.Hosts))
+	for i, h := range c.Hosts {
+		hosts[i] = net.JoinHostPort(h, strconv.Itoa(c.Port))
+	}
+	q := url.Values{}
+	set := func(name, value string, isDefault bool) {
+		if !isDefault {
+			q.Set(name, value)
+		}
+	}
+	set("consistency", strings.ToLower(c.Read.String()), c.Read == gocql.LocalOne)
+	set("write", strings.ToLower(c.Write.String()), c.Write == gocql.LocalQuorum)
+	set("serial", "local_serial", !c.LocalSerial)
+	set("dc", c.DC, c.DC == "")
+	set("rf", strconv.Itoa(c.RF), c.RF == 0)
+	set("conns", strconv.Itoa(c.Conns), c.Conns == defaultConns)
+	set("proto", strconv.Itoa(c.Proto), c.Proto == 4)
+	set("timeout", c.Timeout.String(), c.Timeout == defaultTimeout)
+	set("connect", c.Connect.String(), c.Connect == defaultConnect)
+	set("grace", c.Grace.String(), c.Grace == defaultGrace)
+	set("user", c.User, c.User == "")
+	set("password_file", c.PasswordFile, c.PasswordFile == "")
+	set("tls", "1", !c.TLS)
+	set("ca", c.CA, c.CA == "")
+	set("cert", c.Cert, c.Cert == "")
+	set("key", c.Key, c.Key == "")
+	set("server_name", c.ServerName, c.ServerName == "")
+	set("verify", "0", !c.NoVerify)
+	s := Scheme + strings.Join(hosts, ",") + "/" + c.Keyspace
+	if len(q) > 0 {
+		s += "?" + q.Encode()
+	}
+	return s
+}
+
+// credentials finds the user and the password, which it keeps out of c: a
+// Config may be printed.
+func (c *Config) credentials() (user, password string, err error) {
+	user = c.User
+	if user == "" {
+		user = os.Getenv(EnvUser)
+	}
+	file := c.PasswordFile
+	fromEnv := os.Getenv(EnvPassword)
+	if file == "" {
+		file = os.Getenv(EnvPasswordFile)
+		if file != "" && fromEnv != "" {
+			return "", "", bad(EnvPassword, "set together with "+EnvPasswordFile, "one of the two")
+		}
+	}
+	if file == "" {
+		password = fromEnv
+	} else {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			return "", "", fmt.Errorf("%w: password file: %w", schema.ErrInvalid, err)
+		}
+		password, _, _ = strings.Cut(string(data), "\n")
+		password = strings.TrimSuffix(password, "\r")
+		if password == "" {
+			return "", "", fmt.Errorf("%w: password file %s: its first line is empty", schema.ErrInvalid, file)
+		}
+	}
+	switch {
+	case user == "" && password != "":
+		return "", "", bad("user", "a password without a user", "the parameter user, or "+EnvUser)
+	case user != "" && password == "":
+		return "", "", bad("password_file", "user "+quoted(user)+" without a password", "password_file, "+EnvPassword+" or "+EnvPasswordFile)
+	}
+	return user, password, nil
+}
