@@ -14,6 +14,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 
+	"golang.org/x/sys/unix"
+
 	"bowstring/fetch"
 	"bowstring/fetch/storetest"
 	"bowstring/schema"
@@ -397,5 +399,30 @@ func BenchmarkGet(b *testing.B) {
 			b.Fatal(err)
 		}
 		blob.Release()
+	}
+}
+
+// A closed store can be opened at once, though a child that was just forked
+// still has the lock's open file.
+func TestCloseReleasesTheLockForChildrenToo(t *testing.T) {
+	dir := t.TempDir()
+	s, err := Open(dir, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	child, err := unix.Dup(int(s.lock.file.Fd())) // as fork does
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(child)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	again, err := Open(dir, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := again.Close(); err != nil {
+		t.Error(err)
 	}
 }

@@ -104,7 +104,9 @@ func (l *dirLock) write() error {
 }
 
 // release lets go of the directory. The file stays: unlinking it would let two
-// processes hold locks on two files of that name.
+// processes hold locks on two files of that name. Closing it would not do: a
+// child that this process is just starting has the open file, and the lock
+// with it, until it runs its own program.
 func (l *dirLock) release() error {
-	return errors.Join(l.file.Truncate(0), l.file.Close())
+	return errors.Join(l.file.Truncate(0), unix.Flock(int(l.file.Fd()), unix.LOCK_UN), l.file.Close())
 }
