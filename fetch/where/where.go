@@ -65,9 +65,6 @@ func Compile(text string, s *arrow.Schema) (*Expr, error) {
 // in alphabetical order. The caller does not change it.
 func (e *Expr) Columns() []string { return e.columns }
 
-// String returns the text of the expression.
-func (e *Expr) String() string { return e.text }
-
 func (e *Expr) compile(s *arrow.Schema, guarded bool) (program *vm.Program, err error) {
 	defer func() {
 		if p := recover(); p != nil { // the library panics on some trees that it does not expect
