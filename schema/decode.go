@@ -2,6 +2,7 @@ package schema
 
 import (
 	"bytes"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,8 +16,9 @@ import (
 
 // DecodeJSON decodes a JSON object of at most MaxRequestBytes into the struct
 // that v points to, by its json tags. Fields are strings, bools, ints and uints
-// (neither ever negative), structs, pointers to these, slices, and maps by
-// string; the fields of an embedded struct are the outer one's.
+// (neither ever negative), structs, pointers to these, bytes in base64, other
+// slices, and maps by string; the fields of an embedded struct are the outer
+// one's.
 //
 // It is strict: a field that is unknown, given twice, null, of another type or
 // out of its type's range is a FieldError that names its path, as is text that
@@ -124,6 +126,9 @@ func decodeValue(path string, raw []byte, v reflect.Value) error {
 			v.SetUint(n)
 		}
 	case reflect.Slice:
+		if v.Type().Elem().Kind() == reflect.Uint8 {
+			return decodeBytes(path, raw, v)
+		}
 		if raw[0] != '[' {
 			return wrongType(path, raw, "a list of "+plural[v.Type().Elem().Kind()])
 		}
@@ -136,6 +141,31 @@ func decodeValue(path string, raw []byte, v reflect.Value) error {
 	default:
 		return fmt.Errorf("decoding %s: no rule for a %s", path, v.Type())
 	}
+	return nil
+}
+
+// decodeBytes takes base64 that encoding the bytes again gives: of the standard
+// alphabet, padded, without line breaks and stray bits.
+func decodeBytes(path string, raw []byte, v reflect.Value) error {
+	if raw[0] != '"' {
+		return wrongType(path, raw, "a string of base64")
+	}
+	text := unquote(raw)
+	b, err := base64.StdEncoding.Strict().DecodeString(text)
+	foreign := func(c rune) bool { // the decoder passes over line breaks
+		return (c < '0' || c > '9') && (c < 'A' || c > 'Z') && (c < 'a' || c > 'z') && c != '+' && c != '/' && c != '='
+	}
+	const want = "base64 of the standard alphabet, padded with ="
+	if at := strings.IndexFunc(text, foreign); at >= 0 {
+		return wrongType(path, raw, fmt.Sprintf("%s; there is another character at %d", want, at))
+	}
+	if len(text)%4 != 0 {
+		return wrongType(path, raw, fmt.Sprintf("%s; %d characters are no multiple of 4", want, len(text)))
+	}
+	if err != nil {
+		return wrongType(path, raw, want+"; there is padding in the middle, or a bit set behind the last byte")
+	}
+	v.SetBytes(b)
 	return nil
 }
 

@@ -18,6 +18,7 @@ type (
 		Names []string          `json:"names"`
 		Rows  []int64           `json:"rows"`
 		Media map[string]string `json:"media"`
+		Bits  []byte            `json:"bits"`
 		Inner *inner            `json:"inner"`
 	}
 	embedded struct {
@@ -47,6 +48,17 @@ func TestDecodeJSON(t *testing.T) {
 					Name string `json:"name,omitempty"`
 				}{"e"}}}, ""},
 		{`{ }`, &decoded{}, decoded{}, ""},
+		{`{"bits": "AP+\u002fgA=="}`, &decoded{}, decoded{Bits: []byte{0, 0xff, 0xbf, 0x80}}, ""},
+		{`{"bits": ""}`, &decoded{}, decoded{Bits: []byte{}}, ""},
+		{`{"bits": [0, 255]}`, &decoded{}, nil, "bits: got [0, 255], want a string of base64"},
+		{`{"bits": null}`, &decoded{}, nil, "bits: got null, want a string of base64"},
+		{`{"bits": "AP-_"}`, &decoded{}, nil, `bits: got "AP-_", want base64 of the standard alphabet, padded with =; there is another character at 2`},
+		{`{"bits": "AA"}`, &decoded{}, nil, `bits: got "AA", want base64 of the standard alphabet, padded with =; 2 characters are no multiple of 4`},
+		{`{"bits": "AB=="}`, &decoded{}, nil, `bits: got "AB==", want base64 of the standard alphabet, padded with =; there is padding in the middle, or a bit set behind the last byte`},
+		{`{"bits": "AAAA\nAAAA"}`, &decoded{}, nil, `bits: got "AAAA\nAAAA", want base64 of the standard alphabet, padded with =; there is another character at 4`},
+		{`{"bits": "A A\n"}`, &decoded{}, nil, `bits: got "A A\n", want base64 of the standard alphabet, padded with =; there is another character at 1`},
+		{`{"bits": "AA==AA=="}`, &decoded{}, nil, `bits: got "AA==AA==", want base64 of the standard alphabet, padded with =; there is padding in the middle, or a bit set behind the last byte`},
+		{`{"bits": "é"}`, &decoded{}, nil, `bits: got "é", want base64 of the standard alphabet, padded with =; there is another character at 0`},
 		{`{"names": [], "rows": [ ], "media": { }}`, &decoded{}, decoded{Names: []string{}, Rows: []int64{}, Media: map[string]string{}}, ""},
 		{``, &decoded{}, nil, "body: got nothing, want a JSON object"},
 		{`{"name": "d"`, &decoded{}, nil, "body: got unexpected end of JSON input at offset 12, want one JSON object"},
@@ -68,7 +80,7 @@ func TestDecodeJSON(t *testing.T) {
 		{`{"seed": 18446744073709551616}`, &decoded{}, nil, "seed: got 18446744073709551616, want an integer from 0 to 2^64-1"},
 		{`{"whole": 1, "whole": 1}`, &decoded{}, nil, "whole: got it a second time, 1, want each field at most once"},
 		{`{"whole": 1, "\u0077hole": 1}`, &decoded{}, nil, "whole: got it a second time, 1, want each field at most once"},
-		{`{"Whole": 1}`, &decoded{}, nil, `Whole: got an unknown field, want one of seed, name, on, whole, count, names, rows, media, inner (did you mean "whole"?)`},
+		{`{"Whole": 1}`, &decoded{}, nil, `Whole: got an unknown field, want one of seed, name, on, whole, count, names, rows, media, bits, inner (did you mean "whole"?)`},
 		{`{"names": "a"}`, &decoded{}, nil, `names: got "a", want a list of strings`},
 		{`{"names": ["a", null]}`, &decoded{}, nil, `names[1]: got null, want a string`},
 		{`{"rows": {}}`, &decoded{}, nil, `rows: got {}, want a list of integers`},
@@ -104,7 +116,8 @@ func TestDecodeJSON(t *testing.T) {
 // refused as invalid.
 func FuzzDecodeJSON(f *testing.F) {
 	for _, seed := range []string{`{}`, ` {"name": "d\\\"", "names": ["a", "b"], "media": {"a": "image"}} `, `{"inner": {"name": "d", "part": {}}, "whole": 3}`,
-		`{"rows": [1, 2 ,3], "seed": 7, "count":0, "on":false}`, `{"names": [null]}`, `[`, `{"inner": 1e3}`, `{"na\u006de": "\ud800"}`} {
+		`{"rows": [1, 2 ,3], "seed": 7, "count":0, "on":false}`, `{"names": [null]}`, `[`, `{"inner": 1e3}`, `{"na\u006de": "\ud800"}`, `{"bits": "AP+/gA=="}`,
+		`{"bits": "AA\n=="}`} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {

@@ -48,11 +48,38 @@ func TestParseRequest(t *testing.T) {
 		for _, ticket := range []Ticket{
 			{Request: got},
 			{Request: got, Step: 7, Row: 3, Stride: 4, Stop: &stop},
+			{Request: got, Step: 7, Stride: 4, Epochs: 1},
 		} {
 			again, err := ParseTicket(ticket.Marshal())
 			if err != nil || !reflect.DeepEqual(again, ticket) {
 				t.Errorf("ticket %s: %+v %v", ticket.Marshal(), again, err)
 			}
+		}
+	}
+}
+
+func TestParseTicket(t *testing.T) {
+	for _, test := range []struct {
+		in   string
+		want Ticket
+	}{
+		{`{"dataset":"a","shuffle":{"seed":1,"epoch":18446744073709551613},"rank":0,"step":3,"stride":2,"epochs":3}`,
+			Ticket{Request: Request{Dataset: "a", Shuffle: &Shuffle{1, 1<<64 - 3}}, Step: 3, Stride: 2, Epochs: 3}},
+		{`{"dataset":"a","rank":0,"step":0,"epochs":2147483647}`,
+			Ticket{Request: Request{Dataset: "a"}, Epochs: MaxEpochs}},
+		{`{"dataset":"a","order":"free","rank":0,"step":4,"row":2,"stop":9,"served":"AP+/gA=="}`,
+			Ticket{Request: Request{Dataset: "a", Order: OrderFree}, Step: 4, Row: 2, Stop: new(int64(9)), Served: []byte{0, 0xff, 0xbf, 0x80}}},
+		{`{"dataset":"a","order":"window:3","rank":0,"step":0,"epochs":2,"served":"AQ=="}`,
+			Ticket{Request: Request{Dataset: "a", Order: "window:3"}, Epochs: 2, Served: []byte{1}}},
+		{`{"dataset":"a","order":"window","rank":0,"step":0,"served":"` + strings.Repeat("/", 4*(MaxServedBytes/3)) + `/w=="}`,
+			Ticket{Request: Request{Dataset: "a", Order: OrderWindow}, Served: bytes.Repeat([]byte{0xff}, MaxServedBytes)}},
+	} {
+		got, err := ParseTicket([]byte(test.in))
+		if err != nil || !reflect.DeepEqual(got, test.want) {
+			t.Errorf("%.150s: got %+v %v, want %+v", test.in, got, err, test.want)
+		}
+		if out := string(got.Marshal()); out != test.in {
+			t.Errorf("marshals to\n%s, want\n%s", out, test.in)
 		}
 	}
 }
@@ -108,6 +135,13 @@ func TestRequestErrors(t *testing.T) {
 		`{"dataset":"a","step":-1}`, `{"dataset":"a","step":1.5}`, `{"dataset":"a","step":9223372036854775808}`, `{"dataset":"a","row":-1}`, `{"dataset":"a","row":2147483648}`,
 		`{"dataset":"a","stride":0}`, `{"dataset":"a","stride":2147483648}`, `{"dataset":"a","step":5,"stop":4}`, `{"dataset":"a","stop":null}`, `{"dataset":"a","stop":-1}`,
 		`{"dataset":"a","shuffle":{"seed":"1"}}`,
+		`{"dataset":"a","epochs":0}`, `{"dataset":"a","epochs":-1}`, `{"dataset":"a","epochs":2147483648}`, `{"dataset":"a","epochs":"3"}`, `{"dataset":"a","epochs":null}`,
+		`{"dataset":"a","epochs":3,"stop":9}`, `{"dataset":"a","epochs":1,"stop":0}`, `{"dataset":"a","epochs":3,"shuffle":{"epoch":18446744073709551614}}`,
+		`{"dataset":"a","epochs":2,"shuffle":{"epoch":18446744073709551615}}`, `{"dataset":"a","epoch":2}`,
+		`{"dataset":"a","served":"AQ=="}`, `{"dataset":"a","order":"strict","served":"AQ=="}`, `{"dataset":"a","order":"free","served":[1]}`, `{"dataset":"a","order":"free","served":null}`,
+		`{"dataset":"a","order":"free","served":""}`, `{"dataset":"a","order":"free","served":"AA=="}`, `{"dataset":"a","order":"window","served":"AQA="}`,
+		`{"dataset":"a","order":"free","served":"AQ"}`, `{"dataset":"a","order":"free","served":"_w=="}`, `{"dataset":"a","order":"free","served":"AR=="}`, `{"dataset":"a","order":"free","served":"AQ==\n"}`,
+		`{"dataset":"a","order":"free","served":"` + strings.Repeat("/", 4*(MaxServedBytes/3+1)) + `"}`,
 	}
 	var out bytes.Buffer
 	report := func(in string, err error) {
@@ -158,6 +192,9 @@ func TestCheckRequest(t *testing.T) {
 		"negative step":   {Request: Request{Dataset: "a"}, Step: -1},
 		"negative stride": {Request: Request{Dataset: "a"}, Stride: -1},
 		"no dataset":      {},
+		"negative epochs": {Request: Request{Dataset: "a"}, Epochs: -1},
+		"no bit is set":   {Request: Request{Dataset: "a", Order: OrderFree}, Served: []byte{}},
+		"bits for strict": {Request: Request{Dataset: "a"}, Served: []byte{1}},
 	} {
 		if err := tk.Check(); !errors.Is(err, ErrInvalid) {
 			t.Errorf("%s: %v", name, err)
@@ -181,6 +218,8 @@ func TestRequestFromPath(t *testing.T) {
 
 func fuzzSeeds(f *testing.F) {
 	f.Add([]byte(`{"dataset":"a","snapshot":3,"split":"train","where":"a < 3","selection":{"positions":[3,1]},"columns":["id"],"layout":"binary","shuffle":{"seed":5},"batch":2,"world":{"size":8},"order":"window:2","remainder":"pad","on_error":"skip","rank":3,"step":4,"row":1,"stride":2,"stop":9}`))
+	f.Add([]byte(`{"dataset":"a","order":"free","shuffle":{"epoch":7},"rank":0,"step":4,"row":1,"epochs":3,"served":"AP+/gA=="}`))
+	f.Add([]byte(`{"dataset":"a","order":"window","served":"AQ\n=="}`))
 	f.Add([]byte(`{"dataset":"a","where":"\ud800 \u2028 <>"}`))
 	f.Add([]byte(`{"dataset":"a","world":{"size":1e1}}`))
 	f.Add([]byte(`[]`))
