@@ -77,7 +77,7 @@ func BenchmarkBitmap(b *testing.B) {
 	for _, share := range []uint64{2, 100} {
 		m := NewBitmap(1 << 24)
 		rng := splitmix64(share)
-		for pos := range m.N() {
+		for pos := range m.n {
 			if below(rng.next(), share) == 0 {
 				m.Set(pos)
 			}
@@ -92,7 +92,7 @@ func BenchmarkBitmap(b *testing.B) {
 		b.Run(fmt.Sprintf("rank/1in%d", share), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				i, _ := m.Index(int64(below(rng.next(), uint64(m.N()))))
+				i, _ := m.Index(int64(below(rng.next(), uint64(m.n))))
 				sink += i
 			}
 		})

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/bits"
-	"sort"
 
 	"bowstring/schema"
 )
@@ -69,40 +68,17 @@ func BitmapFromBytes(n int64, data []byte) (*Bitmap, error) {
 // wordsFor is ⌈n/64⌉, also where n is close to 2^63.
 func wordsFor(n int64) int64 { return n/64 + (n%64+63)/64 }
 
-// N is the number of positions the bitmap has a bit for.
-func (b *Bitmap) N() int64 { return b.n }
-
 // Set adds a position. It panics if the position is not in [0, n) or the bitmap
 // is frozen. Goroutines may set bits at the same time as long as no two touch
 // the same 64-bit word.
 func (b *Bitmap) Set(pos int64) {
-	b.checkBuilding(pos, pos+1)
-	b.words[pos>>6] |= 1 << (pos & 63)
-}
-
-// SetRange adds the positions [start, end), under the same rules as Set.
-func (b *Bitmap) SetRange(start, end int64) {
-	b.checkBuilding(start, end)
-	b.eachWord(start, end, func(k int64, mask uint64) { b.words[k] |= mask })
-}
-
-func (b *Bitmap) checkBuilding(start, end int64) {
 	if b.rank != nil {
 		panic("plan: a frozen bitmap cannot change")
 	}
-	if start < 0 || end < start || end > b.n {
-		panic(fmt.Sprintf("plan: positions [%d, %d) in a bitmap of %d", start, end, b.n))
+	if pos < 0 || pos >= b.n {
+		panic(fmt.Sprintf("plan: position %d in a bitmap of %d", pos, b.n))
 	}
-}
-
-// eachWord calls f with each word that has bits in [start, end) and a mask of
-// those.
-func (b *Bitmap) eachWord(start, end int64, f func(k int64, mask uint64)) {
-	for k := start >> 6; start < end; k++ {
-		stop := min(end, (k+1)<<6)
-		f(k, ^uint64(0)>>(64-(stop-start))<<(start&63))
-		start = stop
-	}
+	b.words[pos>>6] |= 1 << (pos & 63)
 }
 
 // Words returns the bits, position p being bit p%64 of word p/64. The slice is
@@ -208,29 +184,24 @@ func (b *Bitmap) Index(pos int64) (i int64, ok bool) {
 // over the same n.
 func (b *Bitmap) And(other Selection) *Bitmap {
 	out := NewBitmap(b.n)
-	keep := func(start, end int64) {
-		out.eachWord(min(start, b.n), min(end, b.n), func(k int64, mask uint64) {
-			out.words[k] |= b.words[k] & mask
-		})
-	}
-	switch o := other.(type) {
-	case *Bitmap:
-		for k := range min(len(b.words), len(o.words)) {
-			out.words[k] = b.words[k] & o.words[k]
-		}
-	case span:
-		keep(o.start, o.end)
-	case *rangeSet:
-		o.ranges(keep)
-	default:
-		n := other.Len()
-		end := int64(sort.Search(int(n), func(i int) bool { return other.At(int64(i)) >= b.n }))
-		for i := range end {
-			pos := other.At(i)
-			out.words[pos>>6] |= b.words[pos>>6] & (1 << (pos & 63))
-		}
-	}
+	other.intersect(b, out)
 	return out.Freeze()
+}
+
+func (b *Bitmap) intersect(with, out *Bitmap) {
+	for k := range min(len(b.words), len(with.words)) {
+		out.words[k] = b.words[k] & with.words[k]
+	}
+}
+
+// copyRange sets the bits of out, of the same n, that are set in [start, end).
+func (b *Bitmap) copyRange(out *Bitmap, start, end int64) {
+	end = min(end, b.n)
+	for k := start >> 6; start < end; k++ {
+		stop := min(end, (k+1)<<6)
+		out.words[k] |= b.words[k] & (^uint64(0) >> (64 - (stop - start)) << (start & 63))
+		start = stop
+	}
 }
 
 // selectInWord returns the index of the i-th one of w, i being less than their

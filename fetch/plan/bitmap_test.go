@@ -24,8 +24,8 @@ func randomBitmap(rng *rand.Rand, n int64, chance float64, runs int) (*Bitmap, [
 	for range runs {
 		start := rng.Int64N(n + 1)
 		end := start + rng.Int64N(n-start+1)/2
-		b.SetRange(start, end)
 		for pos := start; pos < end; pos++ {
+			b.Set(pos)
 			set[pos] = true
 		}
 	}
@@ -48,8 +48,8 @@ func TestBitmapMatchesTheList(t *testing.T) {
 		for _, chance := range []float64{0, .002, .5, 1} {
 			b, want := randomBitmap(rng, n, chance, rng.IntN(3))
 			checkSelection(t, b.Freeze(), want)
-			if b.N() != n || b.Freeze() != b {
-				t.Fatalf("N() = %d, want %d", b.N(), n)
+			if b.Freeze() != b {
+				t.Fatal("frozen twice, it is another")
 			}
 			again, err := BitmapFromBytes(n, b.Bytes())
 			if err != nil {
@@ -68,8 +68,8 @@ func TestBitmapSelectAcrossGaps(t *testing.T) {
 	b := NewBitmap(4 << 20)
 	var want []int64
 	for _, start := range []int64{0, 1 << 20, 3<<20 - 7} {
-		b.SetRange(start, start+sampleEvery)
 		for pos := start; pos < start+sampleEvery; pos++ {
+			b.Set(pos)
 			want = append(want, pos)
 		}
 	}
@@ -112,13 +112,9 @@ func TestAnd(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		other, list := randomBitmap(rng, 1+rng.Int64N(1500), rng.Float64(), 1)
-		positions, err := FromPositions(other.N(), list)
-		if err != nil {
-			t.Fatal(err)
-		}
+		other, _ := randomBitmap(rng, 1+rng.Int64N(1500), rng.Float64(), 1)
 		before := slices.Clone(b.Words())
-		for _, sel := range []Selection{fromRanges, other.Freeze(), positions, All(rng.Int64N(2000))} {
+		for _, sel := range []Selection{fromRanges, other.Freeze(), All(rng.Int64N(2000))} {
 			var want []int64
 			for _, pos := range left {
 				if _, ok := sel.Index(pos); ok {
@@ -126,8 +122,8 @@ func TestAnd(t *testing.T) {
 				}
 			}
 			got := b.And(sel)
-			if got.N() != b.N() {
-				t.Fatalf("N() = %d, want %d", got.N(), b.N())
+			if got.n != b.n {
+				t.Fatalf("of %d positions, want %d", got.n, b.n)
 			}
 			checkSelection(t, got, want)
 		}
@@ -141,8 +137,6 @@ func TestBitmapRefusals(t *testing.T) {
 	b := NewBitmap(70)
 	mustPanic(t, "Set(-1)", func() { b.Set(-1) })
 	mustPanic(t, "Set(70)", func() { b.Set(70) })
-	mustPanic(t, "SetRange to 71", func() { b.SetRange(60, 71) })
-	mustPanic(t, "SetRange backwards", func() { b.SetRange(6, 5) })
 	mustPanic(t, "Len before Freeze", func() { b.Len() })
 	mustPanic(t, "a negative size", func() { NewBitmap(-1) })
 	b.Words()[1] = math.MaxUint64 // 58 of these are beyond the end
@@ -150,7 +144,6 @@ func TestBitmapRefusals(t *testing.T) {
 		t.Errorf("%d positions, the last %d: bits beyond the end count", b.Len(), b.At(b.Len()-1))
 	}
 	mustPanic(t, "Set when frozen", func() { b.Set(1) })
-	mustPanic(t, "SetRange when frozen", func() { b.SetRange(1, 2) })
 
 	for _, c := range []struct {
 		n    int64
@@ -212,4 +205,4 @@ func FuzzBitmapFromBytes(f *testing.F) {
 	})
 }
 
-var _ = []Selection{(*Bitmap)(nil), span{}, (*rangeSet)(nil), positionList(nil)}
+var _ = []Selection{(*Bitmap)(nil), span{}, (*rangeSet)(nil)}

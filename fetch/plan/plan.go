@@ -219,22 +219,6 @@ func (p *Plan) Index(pos int64) (index int64, ok bool) {
 	return index, true
 }
 
-// Locate returns the step and the rank that serve the sample at a position: for
-// the first time, where padding repeats it. ok is false if none does.
-func (p *Plan) Locate(pos int64) (step int64, rank int, ok bool) {
-	index, ok := p.Index(pos)
-	if !ok {
-		return 0, 0, false
-	}
-	step = index / p.cfg.Batch
-	start, size := p.batch(step)
-	// The least r with (r+1)·size >= (index-start+1)·world.
-	hi, lo := bits.Mul64(uint64(index-start)+1, uint64(p.cfg.World))
-	lo, borrow := bits.Sub64(lo, 1, 0)
-	r, _ := bits.Div64(hi-borrow, lo, uint64(size))
-	return step, int(r), true
-}
-
 // mulDiv returns ⌊x·y/z⌋ for 0 <= x <= z, 0 <= y and 0 < z, whatever the size
 // of the product.
 func mulDiv(x, y, z int64) int64 {

@@ -122,10 +122,6 @@ func checkPlan(t *testing.T, p *Plan) {
 		if ok != served || index != want {
 			t.Fatalf("%+v: Index(%d) = %d, %v, want %d, %v", cfg, pos, index, ok, want, served)
 		}
-		step, rank, ok := p.Locate(pos)
-		if lo, hi := p.Share(step, rank); ok != served || ok && (index < lo || index >= hi) {
-			t.Fatalf("%+v: Locate(%d) = step %d, rank %d, %v: serves [%d, %d), not %d", cfg, pos, step, rank, ok, lo, hi, index)
-		}
 		if _, ok := p.Index(pos + 1); ok && cfg.Selection.At(min(i+1, n-1)) != pos+1 {
 			t.Fatalf("%+v: Index(%d): it is not selected", cfg, pos+1)
 		}
@@ -251,9 +247,6 @@ func TestWhatIsNotInThePlan(t *testing.T) {
 		if _, ok := p.Index(pos); ok {
 			t.Errorf("Index(%d) is in the plan", pos)
 		}
-		if _, _, ok := p.Locate(pos); ok {
-			t.Errorf("Locate(%d) is in the plan", pos)
-		}
 	}
 }
 
@@ -340,10 +333,6 @@ func TestPlansAtTheLimits(t *testing.T) {
 			if !ok || p.Position(index) != pos {
 				t.Fatalf("%+v: Index(%d) = %d, %v", cfg, pos, index, ok)
 			}
-			step, rank, ok := p.Locate(pos)
-			if lo, hi := p.Share(step, rank); !ok || index < lo || index >= hi {
-				t.Fatalf("%+v: Locate(%d) = step %d, rank %d, %v: serves [%d, %d), not %d", cfg, pos, step, rank, ok, lo, hi, index)
-			}
 		}
 	}
 }
@@ -389,11 +378,7 @@ func TestNothingAllocates(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	list, err := FromPositions(100, []int64{5, 3, 99, 42})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, sel := range []Selection{All(1 << 40), All(200), ranges, list, everyThird(t, 9000)} {
+	for _, sel := range []Selection{All(1 << 40), All(200), ranges, everyThird(t, 9000)} {
 		p := mustPlan(t, Config{Selection: sel, Shuffle: true, Batch: 3, World: 2, Remainder: Pad})
 		n := p.Rows()
 		i := int64(0)
@@ -402,7 +387,6 @@ func TestNothingAllocates(t *testing.T) {
 			pos := p.Position(i)
 			p.Index(pos)
 			p.Index(pos + 1)
-			p.Locate(pos)
 			p.Share(i/3, 1)
 			p.RankRows(1)
 			p.RowsFrom(1, 1, 2, i)
@@ -460,8 +444,8 @@ func ExamplePlan() {
 			fmt.Println()
 		}
 	}
-	step, rank, _ := p.Locate(203)
-	fmt.Printf("203 is served in step %d by rank %d\n", step, rank)
+	index, _ := p.Index(203)
+	fmt.Println("203 is number", index)
 	// Output:
 	// step 0 rank 0: 104 105
 	// step 0 rank 1: 103 201
@@ -469,5 +453,5 @@ func ExamplePlan() {
 	// step 1 rank 1: 203 101
 	// step 2 rank 0: 200
 	// step 2 rank 1: 202
-	// 203 is served in step 1 by rank 1
+	// 203 is number 6
 }

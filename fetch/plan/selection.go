@@ -3,14 +3,14 @@ package plan
 import (
 	"fmt"
 	"slices"
-	"strconv"
 
 	"bowstring/schema"
 )
 
 // Selection is the set of positions a job trains on, in ascending order, with
-// the way back from a position to its place in it. Implementations are
-// immutable, safe for concurrent use, and allocate nothing when asked.
+// the way back from a position to its place in it. It is immutable, safe for
+// concurrent use, and allocates nothing when asked. There are those of [All],
+// [FromRanges] and [Bitmap].
 type Selection interface {
 	// Len is the number of positions.
 	Len() int64
@@ -20,6 +20,10 @@ type Selection interface {
 	// Index is the inverse of At: which of the selected positions pos is. ok is
 	// false if pos is not selected.
 	Index(pos int64) (i int64, ok bool)
+
+	// intersect sets the bits of out, of the same n as b, that are set in b and
+	// selected too.
+	intersect(b, out *Bitmap)
 }
 
 // All selects every position of a snapshot of n samples.
@@ -59,34 +63,6 @@ func FromRanges(in []schema.Range) (Selection, error) {
 	return s, nil
 }
 
-// FromPositions selects a list of positions of a snapshot of n samples, given
-// in any order but each only once. It suits lists that are short beside n, for
-// which a [Bitmap] would be a waste. positions is not kept. The error is a
-// [schema.FieldError].
-func FromPositions(n int64, positions []int64) (Selection, error) {
-	for i, pos := range positions {
-		if pos < 0 || pos >= n {
-			return nil, &schema.FieldError{
-				Field: fmt.Sprintf("positions[%d]", i),
-				Got:   strconv.FormatInt(pos, 10),
-				Want:  fmt.Sprintf("a position from 0 to %d", n-1),
-			}
-		}
-	}
-	s := slices.Clone(positions)
-	slices.Sort(s)
-	for i := 1; i < len(s); i++ {
-		if s[i] == s[i-1] {
-			return nil, &schema.FieldError{
-				Field: "positions",
-				Got:   fmt.Sprintf("%d more than once", s[i]),
-				Want:  "each position once",
-			}
-		}
-	}
-	return positionList(s), nil
-}
-
 // span is the positions [start, end).
 type span struct{ start, end int64 }
 
@@ -105,6 +81,8 @@ func (s span) Index(pos int64) (int64, bool) {
 	}
 	return pos - s.start, true
 }
+
+func (s span) intersect(b, out *Bitmap) { b.copyRange(out, s.start, s.end) }
 
 // rangeSet is two or more ranges with gaps between them.
 type rangeSet struct {
@@ -130,10 +108,9 @@ func (s *rangeSet) Index(pos int64) (int64, bool) {
 	return s.first[k] + pos - s.starts[k], true
 }
 
-// ranges calls yield with each range.
-func (s *rangeSet) ranges(yield func(start, end int64)) {
+func (s *rangeSet) intersect(b, out *Bitmap) {
 	for k, start := range s.starts {
-		yield(start, start+s.first[k+1]-s.first[k])
+		b.copyRange(out, start, start+s.first[k+1]-s.first[k])
 	}
 }
 
@@ -145,20 +122,6 @@ func lastAtMost(s []int64, v int64) int {
 		k--
 	}
 	return k
-}
-
-// positionList is an ascending list of positions.
-type positionList []int64
-
-func (s positionList) Len() int64       { return int64(len(s)) }
-func (s positionList) At(i int64) int64 { return s[i] }
-
-func (s positionList) Index(pos int64) (int64, bool) {
-	k, found := slices.BinarySearch(s, pos)
-	if !found {
-		return 0, false
-	}
-	return int64(k), true
 }
 
 func outside(i, n int64) string {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"math"
 	"math/rand/v2"
-	"slices"
 	"testing"
 
 	"bowstring/schema"
@@ -70,14 +69,6 @@ func TestSelections(t *testing.T) {
 			t.Fatalf("%v: %v", ranges, err)
 		}
 		checkSelection(t, s, want)
-
-		shuffled := slices.Clone(want)
-		rng.Shuffle(len(shuffled), func(i, j int) { shuffled[i], shuffled[j] = shuffled[j], shuffled[i] })
-		list, err := FromPositions(5000, shuffled)
-		if err != nil {
-			t.Fatal(err)
-		}
-		checkSelection(t, list, want)
 	}
 }
 
@@ -108,12 +99,6 @@ func TestImpossibleSelections(t *testing.T) {
 			t.Errorf("%v: a selection besides the error", ranges)
 		}
 	}
-	_, err := FromPositions(10, []int64{3, 10})
-	checkField(t, err, "positions[1]")
-	_, err = FromPositions(10, []int64{-1})
-	checkField(t, err, "positions[0]")
-	_, err = FromPositions(10, []int64{3, 4, 3})
-	checkField(t, err, "positions")
 }
 
 // checkField checks that err is about a field of the request.

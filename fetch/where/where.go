@@ -36,7 +36,7 @@ const checkEvery = 1024
 // Expr is a compiled expression. It is immutable and safe for concurrent use.
 type Expr struct {
 	text    string
-	columns []string
+	columns []string // that it names, virtual ones included, in alphabetical order
 	// plain is for chunks whose columns have no nulls, guarded for the others.
 	plain, guarded *vm.Program
 }
@@ -60,10 +60,6 @@ func Compile(text string, s *arrow.Schema) (*Expr, error) {
 	}
 	return e, nil
 }
-
-// Columns lists the columns that the expression names, virtual ones included,
-// in alphabetical order. The caller does not change it.
-func (e *Expr) Columns() []string { return e.columns }
 
 func (e *Expr) compile(s *arrow.Schema, guarded bool) (program *vm.Program, err error) {
 	defer func() {

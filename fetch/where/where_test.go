@@ -298,7 +298,7 @@ func TestColumns(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := fmt.Sprint(e.Columns()); got != "[boxes odd name split width]" {
+	if got := fmt.Sprint(e.columns); got != "[boxes odd name split width]" {
 		t.Error(got)
 	}
 }
