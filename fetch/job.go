@@ -21,6 +21,7 @@ const inlinePositions = 256
 type Job struct {
 	request    schema.Request
 	id         string
+	group      string // what is the same in all epochs: streams of it share what the store has to give
 	snapshot   *openSnapshot
 	selection  plan.Selection
 	plan       *plan.Plan
@@ -80,11 +81,38 @@ func (e *Engine) resolve(ctx context.Context, snap *openSnapshot, req schema.Req
 	if err != nil {
 		return nil, err
 	}
-	sum := sha256.Sum256(req.Marshal())
 	return &Job{
-		request: req, id: hex.EncodeToString(sum[:8]),
+		request: req, id: digest(req), group: digest(withEpoch(req, 0)),
 		snapshot: snap, selection: selection, plan: p, projection: projection,
 	}, nil
+}
+
+// digest names a request.
+func digest(r schema.Request) string {
+	sum := sha256.Sum256(r.Marshal())
+	return hex.EncodeToString(sum[:8])
+}
+
+// withEpoch is r for another epoch.
+func withEpoch(r schema.Request, epoch uint64) schema.Request {
+	if r.Shuffle != nil {
+		r.Shuffle = &schema.Shuffle{Seed: r.Shuffle.Seed, Epoch: epoch}
+	}
+	return r
+}
+
+// planOf returns the plan of the epoch that comes so many after the job's own.
+func (j *Job) planOf(lap int64) *plan.Plan {
+	cfg := j.plan.Config()
+	if lap == 0 || !cfg.Shuffle {
+		return j.plan
+	}
+	cfg.Epoch += uint64(lap)
+	p, err := plan.New(cfg)
+	if err != nil {
+		panic(err) // all but the epoch was checked, and any epoch will do
+	}
+	return p
 }
 
 // Close lets go of the snapshot. Further calls do nothing.

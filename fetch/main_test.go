@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -91,9 +92,13 @@ func newStore(tb testing.TB) *probe {
 	return p
 }
 
+// quiet drops what engines log of the faults that tests make.
+var quiet = slog.New(slog.DiscardHandler)
+
 // newEngine returns an engine over the store that the test closes.
 func newEngine(tb testing.TB, store fetch.Store, opts fetch.Options) *fetch.Engine {
 	tb.Helper()
+	opts.Logger = quiet
 	e := fetch.NewEngine(store, opts)
 	tb.Cleanup(func() {
 		if err := e.Close(); err != nil {

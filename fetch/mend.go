@@ -59,11 +59,11 @@ func (s *Stream) mend(p *part) ([]Fault, error) {
 func (s *Stream) substitute(p *part, f fault) (int64, error) {
 	failed := p.positions[f.row]
 	n := s.job.selection.Len()
-	var seed, epoch uint64
+	var seed uint64
 	if sh := s.job.request.Shuffle; sh != nil {
-		seed, epoch = sh.Seed, sh.Epoch
+		seed = sh.Seed
 	}
-	candidates := plan.NewPerm(uint64(n), seed^uint64(failed), epoch)
+	candidates := plan.NewPerm(uint64(n), seed^uint64(failed), s.epochOf(p.walk.lap))
 	causes := []error{f.err}
 	for i := range min(n, maxSubstitutes) {
 		pos := s.job.selection.At(int64(candidates.At(uint64(i))))
@@ -95,7 +95,7 @@ func (s *Stream) readRow(pos int64) ([]schema.Blob, error) {
 		if !ok {
 			continue
 		}
-		b, err := s.engine.read(s.ctx, ref)
+		b, err := s.engine.scheduler.read(s.ctx, ref)
 		if err != nil {
 			for i := range row {
 				row[i].Release()

@@ -4,12 +4,20 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/singleflight"
 
 	"bowstring/schema"
 )
+
+// trust is for how many times the time that the catalog took to answer the
+// answer is believed.
+const trust = 10
+
+// chunkReads is how many chunks of a manifest are read at once.
+const chunkReads = 64
 
 // openSnapshot is a snapshot whose manifest is open, shared by all jobs on it.
 type openSnapshot struct {
@@ -18,8 +26,9 @@ type openSnapshot struct {
 	cache    *snapshotCache
 	derived  derivedCache // selections and sums computed from the manifest
 
-	refs     int   // jobs, streams and batches that use it; guarded by cache.mu
-	lastUsed int64 // cache.clock when refs last became 0; guarded by cache.mu
+	believed time.Time // until when the catalog need not be asked whether it is there; guarded by cache.mu
+	refs     int       // jobs, streams and batches that use it; guarded by cache.mu
+	lastUsed int64     // cache.clock when refs last became 0; guarded by cache.mu
 }
 
 type snapshotKey struct {
@@ -42,8 +51,8 @@ func (s *openSnapshot) release() { s.cache.release(s) }
 // snapshotCache keeps manifests open while somebody uses them, and a few more.
 type snapshotCache struct {
 	store   Store
+	read    func(context.Context, schema.BlobRef) (schema.Blob, error) // with the engine's retries
 	maxIdle int
-	reads   int // chunks read at once
 	opening singleflight.Group
 
 	mu     sync.Mutex
@@ -52,21 +61,28 @@ type snapshotCache struct {
 	closed bool                          // guarded by mu: idle snapshots are not kept any more
 }
 
-func (c *snapshotCache) init(store Store, maxIdle, reads int) {
-	c.store, c.maxIdle, c.reads = store, maxIdle, reads
+func (c *snapshotCache) init(store Store, read func(context.Context, schema.BlobRef) (schema.Blob, error), maxIdle int) {
+	c.store, c.read, c.maxIdle = store, read, maxIdle
 	c.byKey = map[snapshotKey]*openSnapshot{}
 }
 
 // get opens a snapshot, or shares the open one; number 0 is the newest. The
-// store is asked each time, so that a dropped snapshot is not found, however
-// many streams still read it.
+// store is asked, so that a dropped snapshot is not found, however many streams
+// still read it; but of a snapshot named by number not again for ten times as
+// long as the answer took, as a client that has just been told of it should not
+// wait for another round trip.
 func (c *snapshotCache) get(ctx context.Context, dataset string, number int64) (*openSnapshot, error) {
+	asked := time.Now()
+	if s := c.shared(snapshotKey{dataset, number}, asked, asked); s != nil {
+		return s, nil
+	}
 	snap, err := c.store.Snapshot(ctx, dataset, number)
 	if err != nil {
 		return nil, err
 	}
 	key := snapshotKey{snap.Dataset, snap.Number}
-	if s := c.shared(key); s != nil {
+	until := asked.Add((1 + trust) * time.Since(asked))
+	if s := c.shared(key, time.Time{}, until); s != nil {
 		return s, nil
 	}
 	// Callers that come together open it once. Each then takes a hold of its
@@ -88,26 +104,42 @@ func (c *snapshotCache) get(ctx context.Context, dataset string, number int64) (
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}
-		if s := c.shared(key); s != nil {
+		if s := c.shared(key, time.Time{}, until); s != nil {
 			return s, nil
 		}
 	}
 }
 
-// shared takes a hold of an open snapshot, nil if it is not open.
-func (c *snapshotCache) shared(key snapshotKey) *openSnapshot {
+// shared takes a hold of a snapshot that is open, and believed to be there at
+// that time; from now on it is until then. Otherwise it returns nil.
+func (c *snapshotCache) shared(key snapshotKey, at, until time.Time) *openSnapshot {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.byKey[key]
-	if s != nil {
-		s.refs++
+	if s == nil || s.believed.Before(at) {
+		return nil
 	}
+	if until.After(s.believed) {
+		s.believed = until
+	}
+	s.refs++
 	return s
+}
+
+// doubt has the catalog asked about the snapshots of a dataset.
+func (c *snapshotCache) doubt(dataset string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for key, s := range c.byKey {
+		if key.dataset == dataset {
+			s.believed = time.Time{}
+		}
+	}
 }
 
 // add opens a snapshot and leaves it in the cache, idle.
 func (c *snapshotCache) add(ctx context.Context, key snapshotKey, snap *schema.Snapshot) error {
-	m, err := openManifest(ctx, c.store, snap, c.reads)
+	m, err := c.openManifest(ctx, snap)
 	if err != nil {
 		return err
 	}
@@ -128,16 +160,16 @@ func (c *snapshotCache) add(ctx context.Context, key snapshotKey, snap *schema.S
 	return nil
 }
 
-// openManifest reads all chunks of a snapshot; OpenManifest checks them.
-func openManifest(ctx context.Context, store Store, snap *schema.Snapshot, reads int) (*schema.Manifest, error) {
+// openManifest reads all chunks of a snapshot.
+func (c *snapshotCache) openManifest(ctx context.Context, snap *schema.Snapshot) (*schema.Manifest, error) {
 	chunks := make([]schema.Blob, len(snap.Chunks))
 	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(reads)
+	g.SetLimit(chunkReads)
 	for i, ref := range snap.Chunks {
 		g.Go(func() error {
-			b, err := store.Get(ctx, ref.BlobRef)
+			b, err := c.read(ctx, ref.BlobRef)
 			if err != nil {
-				return fmt.Errorf("reading manifest chunk %d: %w", i, absenceIsLoss(err))
+				return fmt.Errorf("reading manifest chunk %d: %w", i, err)
 			}
 			chunks[i] = b
 			return nil

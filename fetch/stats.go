@@ -1,6 +1,10 @@
 package fetch
 
-import "sync/atomic"
+import (
+	"cmp"
+	"slices"
+	"time"
+)
 
 // Stats are an engine's counters since it was made, and what it holds now.
 type Stats struct {
@@ -9,36 +13,113 @@ type Stats struct {
 	Reads       int64 `json:"reads"`        // blobs read and found right
 	ReadBytes   int64 `json:"read_bytes"`
 	ReadNanos   int64 `json:"read_nanos"`   // time in the store, summed over reads
-	FailedReads int64 `json:"failed_reads"` // missing, unreadable or wrong blobs
+	FailedReads int64 `json:"failed_reads"` // attempts that brought no blob, or a wrong one
+	SharedReads int64 `json:"shared_reads"` // cells that came with a read made for another
+	Retries     int64 `json:"retries"`      // attempts after one that failed or was silent for long
+	Hedges      int64 `json:"hedges"`       // attempts beside one that was slow
+	HedgesWon   int64 `json:"hedges_won"`   // of those, which brought the blob first
 	Batches     int64 `json:"batches"`      // record batches handed to consumers
 	Rows        int64 `json:"rows"`         // rows in them
-	WindowLimit int64 `json:"window_limit"` // bytes that all streams may hold ahead
-	WindowUsed  int64 `json:"window_used"`  // bytes that they hold now
-	Snapshots   int   `json:"snapshots"`    // snapshots open now
+
+	ReadsInFlight int     `json:"reads_in_flight"`
+	BytesInFlight int64   `json:"bytes_in_flight"`
+	InFlightLimit int64   `json:"in_flight_limit"` // bytes that may be, as the path was measured
+	Latency       Latency `json:"latency"`
+	Path          Path    `json:"path"`
+
+	WindowLimit int64         `json:"window_limit"` // bytes that all streams may hold ahead
+	WindowUsed  int64         `json:"window_used"`  // bytes that they hold now
+	Windows     []WindowStats `json:"windows"`      // of each live stream, by dataset and job
+	Snapshots   int           `json:"snapshots"`    // snapshots open now
 }
 
+// Latency is how long the reads of the last five to ten seconds took, in
+// microseconds; the quantiles are zero where there were too few.
+type Latency struct {
+	P50 int64 `json:"p50_us"`
+	P95 int64 `json:"p95_us"`
+	P99 int64 `json:"p99_us"`
+	Max int64 `json:"max_us"`
+}
+
+// Path is what was measured of the way to the store.
+type Path struct {
+	MinLatency  int64   `json:"min_latency_us"`
+	BytesPerSec float64 `json:"bytes_per_s"` // as a moving average
+}
+
+// WindowStats describes what a stream has ahead of its consumer.
+type WindowStats struct {
+	Job         string `json:"job"` // the plan's id
+	Dataset     string `json:"dataset"`
+	Order       string `json:"order"`
+	Epoch       uint64 `json:"epoch"`
+	Step        int64  `json:"step"`
+	WindowLimit int64  `json:"window_limit"` // bytes that it may hold now
+	WindowUsed  int64  `json:"window_used"`
+	InFlight    int    `json:"reads_in_flight"`
+	Ready       int    `json:"rows_ready"` // rows that wait for the consumer
+	StoreWait   int64  `json:"store_wait_ns"`
+	WindowWait  int64  `json:"window_wait_ns"`
+}
+
+// counters are guarded by scheduler.mu.
 type counters struct {
-	streams, reads, readBytes, readNanos, failedReads, batches, rows atomic.Int64
+	streams, reads, readBytes, readNanos, failedReads int64
+	sharedReads, retries, hedges, hedgesWon           int64
+	batches, rows                                     int64
 }
 
 // Stats returns the engine's counters.
 func (e *Engine) Stats() Stats {
-	st := Stats{
-		Streams:     e.stats.streams.Load(),
-		Reads:       e.stats.reads.Load(),
-		ReadBytes:   e.stats.readBytes.Load(),
-		ReadNanos:   e.stats.readNanos.Load(),
-		FailedReads: e.stats.failedReads.Load(),
-		Batches:     e.stats.batches.Load(),
-		Rows:        e.stats.rows.Load(),
-		WindowLimit: e.opts.WindowBytes,
-		Snapshots:   e.snapshots.open(),
-	}
+	snapshots := e.snapshots.open()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	st.LiveStreams = len(e.streams)
-	for s := range e.streams {
-		st.WindowUsed += s.window.inUse()
+	c := &e.stats
+	st := Stats{
+		Streams: c.streams, LiveStreams: len(e.streams),
+		Reads: c.reads, ReadBytes: c.readBytes, ReadNanos: c.readNanos, FailedReads: c.failedReads,
+		SharedReads: c.sharedReads, Retries: c.retries, Hedges: c.hedges, HedgesWon: c.hedgesWon,
+		Batches: c.batches, Rows: c.rows,
+		ReadsInFlight: e.flow.reads, BytesInFlight: e.flow.used, InFlightLimit: e.flow.limit,
+		Path:        Path{MinLatency: e.flow.latency.Microseconds(), BytesPerSec: e.flow.rate},
+		WindowLimit: e.opts.WindowBytes, Windows: []WindowStats{}, Snapshots: snapshots,
 	}
+	quantile := func(q float64) int64 {
+		d, _ := e.latency.quantile(q)
+		return d.Microseconds()
+	}
+	st.Latency = Latency{quantile(0.5), quantile(0.95), quantile(0.99), e.latency.greatest().Microseconds()}
+	for s := range e.streams {
+		st.WindowUsed += s.window.used
+		if len(s.columns) == 0 {
+			continue // it reads nothing, and Next goes on without the lock
+		}
+		full := s.waited.Window + s.fullFor
+		if !s.fullSince.IsZero() {
+			full += time.Since(s.fullSince)
+		}
+		st.Windows = append(st.Windows, WindowStats{
+			Job: s.job.id, Dataset: s.snapshot.key.String(), Order: cmp.Or(s.job.request.Order, "strict"),
+			Epoch: s.epochOf(s.slot.lap), Step: s.slot.step,
+			WindowLimit: s.window.size, WindowUsed: s.window.used,
+			InFlight: s.ahead.inFlight, Ready: s.ahead.ready,
+			StoreWait: int64(s.waited.Store), WindowWait: int64(full),
+		})
+	}
+	slices.SortFunc(st.Windows, func(a, b WindowStats) int {
+		return cmp.Or(cmp.Compare(a.Dataset, b.Dataset), cmp.Compare(a.Job, b.Job), cmp.Compare(a.Step, b.Step))
+	})
 	return st
+}
+
+// delivered counts a batch.
+func (s *scheduler) delivered(st *Stream, rows int, w Wait) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stats.batches++
+	s.stats.rows += int64(rows)
+	st.waited.Store += w.Store
+	st.waited.Window += w.Window
+	st.waited.Encode += w.Encode
 }

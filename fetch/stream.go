@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"slices"
+	"math/bits"
 	"sync"
 	"time"
 
@@ -17,9 +17,12 @@ import (
 // the stream was closed.
 type Batch struct {
 	*schema.Batch
-	Rank int
-	Step int64
+	Rank  int
+	Epoch uint64
+	Step  int64
 	// Row is where the batch begins in its rank's share of the step, in rows.
+	// Out of order, Step and Row count what was served: rows of other steps may
+	// fill the share.
 	Row int64
 	// Last says that the share ends with this batch.
 	Last bool
@@ -54,36 +57,41 @@ type Fault struct {
 	Substitute *int64 `json:"substitute,omitempty"` // position of the sample sent in its place, if one was
 }
 
-// Stream serves a ticket: it reads samples ahead of its consumer, in the order
-// of the plan, while the window has room. Next is for one goroutine at a time;
-// Close may be called from another.
+// Stream serves a ticket: its samples are read ahead of its consumer, while the
+// window has room. Next is for one goroutine at a time; Close may be called from
+// another.
 //
-// Its reading goroutines take single cells in the plan's order; whichever
-// completes first is kept until its batch is whole. They end with the stream's
-// context and are waited for by Close.
+// The scheduler takes single cells from it in the plan's order; whichever comes
+// back first is kept until a batch is whole. A stream has no goroutine.
 type Stream struct {
 	engine   *Engine
 	job      *Job
 	snapshot *openSnapshot
 	ticket   schema.Ticket
 	columns  []blobColumn
-	ctx      context.Context
+	order    order
+	ctx      context.Context //nolint:containedctx // a stream is a call under way
 	cancel   context.CancelCauseFunc
-	workers  sync.WaitGroup
 	unwatch  func() bool
 	closing  sync.Once
 
-	window window // its mutex guards all that follows
+	// All that follows is guarded by scheduler.mu, but for slot and sizer of a
+	// stream without blob columns, which are Next's own.
+	cond    sync.Cond // told when Next may go on
+	window  window
+	ahead   ahead
+	slot    walk // how far was delivered
+	sizer   sizer
+	wanted  wanted // what Next waits for, while waiting
+	waiting bool
+	gone    bool // closed
 
-	cursor    cursor
-	ended     bool    // the cursor has no more parts
-	parts     []*part // made and not yet delivered; the first is the one to deliver next
-	filling   int     // index in parts of the part with cells not yet taken; len(parts) if none
-	started   int     // reading goroutines
-	waiting   bool    // Next waits for the first part
-	full      int     // reading goroutines that wait for room in the window
-	fullSince time.Time
-	fullFor   time.Duration // since the last batch
+	group  *group
+	queued bool // in its group's turns
+
+	fullSince time.Time     // since when reading stands still for want of room, zero if it does not
+	fullFor   time.Duration // how long it did since the last batch
+	waited    Wait          // sums of all batches
 }
 
 // blobColumn is a blob column that the stream reads.
@@ -92,39 +100,25 @@ type blobColumn struct {
 	name    string
 }
 
-// part is a record batch in the making.
-type part struct {
-	step, row int64
-	last      bool
-	positions []int64
-	blobs     [][]schema.Blob // by blob column, by row
-	taken     int             // cells handed to readers, column by column within a row
-	pending   int             // cells not yet back
-	reserved  int64           // bytes of the window
-	faults    []fault
-}
-
-// fault is a cell that could not be read.
-type fault struct {
-	row, column int
-	err         error
-}
-
-// cell is one blob to read.
-type cell struct {
-	part        *part
-	row, column int
-	ref         schema.BlobRef
-}
-
 // Stream starts to serve a ticket of the job. The stream ends with ctx.
 func (e *Engine) Stream(ctx context.Context, j *Job, t schema.Ticket) (*Stream, error) {
-	c, err := newPlanCursor(j, t)
+	w, err := newWalk(j, t)
 	if err != nil {
 		return nil, err
 	}
 	t.Request = j.request // with the snapshot's number, for the resume tickets
-	return e.start(ctx, j, t, c)
+	s := &Stream{engine: e, job: j, ticket: t, order: orderOf(j.request), slot: w}
+	s.ahead.walk, s.ahead.served = w, t.Served
+	if n := len(t.Served); n > 0 {
+		last := w
+		if !last.skip(int64(8*n - bits.LeadingZeros8(t.Served[n-1]))) {
+			return nil, &schema.FieldError{Field: "served", Got: fmt.Sprintf("%d bytes of bits", n), Want: "no bit for a row after the epoch's end"}
+		}
+		for _, b := range t.Served {
+			s.slot.skip(int64(bits.OnesCount8(b)))
+		}
+	}
+	return s, e.start(ctx, s)
 }
 
 // Take starts to serve the samples at the given positions, in their order,
@@ -137,182 +131,49 @@ func (e *Engine) Take(ctx context.Context, j *Job, positions []int64) (*Stream, 
 			return nil, &schema.FieldError{Field: fmt.Sprintf("position[%d]", i), Got: fmt.Sprint(p), Want: fmt.Sprintf("0 to %d, the positions of %s", rows-1, j.snapshot.key)}
 		}
 	}
-	t := schema.Ticket{Request: j.request}
-	return e.start(ctx, j, t, &listCursor{sizer: newSizer(j), positions: positions})
+	w := walk{job: j, list: positions, hi: int64(len(positions)), stride: 1, laps: 1}
+	s := &Stream{engine: e, job: j, ticket: schema.Ticket{Request: j.request}, slot: w}
+	s.ahead.walk = w
+	return s, e.start(ctx, s)
 }
 
-func (e *Engine) start(ctx context.Context, j *Job, t schema.Ticket, c cursor) (*Stream, error) {
-	s := &Stream{engine: e, job: j, snapshot: j.snapshot, ticket: t, cursor: c}
-	s.window.init(e.opts.StreamReads)
+func (e *Engine) start(ctx context.Context, s *Stream) error {
+	j := s.job
+	s.snapshot = j.snapshot
+	s.sizer = newSizer(j)
+	s.ahead.most = maxAhead
+	s.cond.L = &e.mu
 	blobs := schema.BlobFields(j.Manifest().Snapshot().Schema)
 	for _, ordinal := range j.projection.BlobColumns() {
 		s.columns = append(s.columns, blobColumn{ordinal, blobs[ordinal].Name})
 	}
 	s.ctx, s.cancel = context.WithCancelCause(ctx)
-	if err := e.register(s); err != nil {
-		s.cancel(nil)
-		return nil, err
-	}
+	s.slot.settle()
 	s.snapshot.retain()
+	if err := e.add(s); err != nil {
+		s.cancel(nil)
+		s.snapshot.release()
+		return err
+	}
 	s.unwatch = context.AfterFunc(s.ctx, func() {
-		s.window.mu.Lock()
-		defer s.window.mu.Unlock()
-		s.window.cond.Broadcast()
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		s.cond.Broadcast()
 	})
-	s.window.mu.Lock()
-	defer s.window.mu.Unlock()
-	s.startReaders()
-	return s, nil
+	return nil
 }
 
-// Close ends the stream, waits for its reads, and releases what was not
+// Close ends the stream, gives up its reads, and releases what was not
 // delivered. Further calls do nothing.
 func (s *Stream) Close() {
 	s.closing.Do(func() {
 		s.cancel(context.Canceled)
-		s.workers.Wait()
 		s.unwatch()
-		for _, p := range s.parts {
-			p.release()
-		}
-		s.parts = nil
+		s.engine.remove(s)
+		s.ahead.release()
 		s.snapshot.release()
-		s.engine.unregister(s)
+		s.engine.live.Done()
 	})
-}
-
-func (p *part) release() {
-	for _, column := range p.blobs {
-		for i := range column {
-			column[i].Release()
-		}
-	}
-}
-
-// startReaders brings the number of reading goroutines up to what the window
-// allows. The window's lock is held.
-func (s *Stream) startReaders() {
-	if len(s.columns) == 0 || s.ended || s.ctx.Err() != nil {
-		return
-	}
-	for s.started < s.window.reads {
-		s.started++
-		s.workers.Go(s.readCells)
-	}
-}
-
-// readCells is a reading goroutine.
-func (s *Stream) readCells() {
-	for {
-		c, ok := s.takeCell()
-		if !ok {
-			return
-		}
-		start := time.Now()
-		blob, err := s.engine.read(s.ctx, c.ref)
-		s.putCell(c, start, blob, err)
-	}
-}
-
-// takeCell waits for room in the window and returns the next cell to read, or
-// false at the end. Null cells are skipped.
-func (s *Stream) takeCell() (cell, bool) {
-	w := &s.window
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for {
-		if s.ctx.Err() != nil {
-			return cell{}, false
-		}
-		if s.filling == len(s.parts) && !s.addPart() {
-			return cell{}, false
-		}
-		p := s.parts[s.filling]
-		if p.taken == len(p.positions)*len(s.columns) {
-			s.filling++
-			continue
-		}
-		row, column := p.taken/len(s.columns), p.taken%len(s.columns)
-		ref, ok := s.job.Manifest().Blob(s.columns[column].ordinal, p.positions[row])
-		if !ok {
-			p.taken++
-			s.cellDone(p)
-			continue
-		}
-		// The part that the consumer needs next is always read, or a window
-		// smaller than it would stop the stream for good.
-		if s.filling > 0 && w.used+ref.Size > w.size {
-			s.waitForRoom()
-			continue
-		}
-		p.taken++
-		p.reserved += ref.Size
-		w.used += ref.Size
-		return cell{p, row, column, ref}, true
-	}
-}
-
-// addPart makes the next part; the window's lock is held.
-func (s *Stream) addPart() bool {
-	if s.ended {
-		return false
-	}
-	p := s.cursor.next()
-	if p == nil {
-		s.ended = true
-		s.window.cond.Broadcast() // Next may wait for a part
-		return false
-	}
-	p.blobs = make([][]schema.Blob, len(s.columns))
-	cells := make([]schema.Blob, len(s.columns)*len(p.positions))
-	for i := range p.blobs {
-		p.blobs[i] = cells[i*len(p.positions) : (i+1)*len(p.positions)]
-	}
-	p.pending = len(cells)
-	s.parts = append(s.parts, p)
-	return true
-}
-
-// waitForRoom waits for a change of the window, counting the time.
-func (s *Stream) waitForRoom() {
-	if s.full == 0 {
-		s.fullSince = time.Now()
-	}
-	s.full++
-	s.window.cond.Wait()
-	s.full--
-	if s.full == 0 {
-		s.fullFor += time.Since(s.fullSince)
-	}
-}
-
-// putCell records what became of a read that began at start.
-func (s *Stream) putCell(c cell, start time.Time, blob schema.Blob, err error) {
-	w := &s.window
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if err != nil {
-		if s.ctx.Err() == nil && !s.job.tolerant() {
-			s.cancel(s.sampleError(c.part.positions[c.row], c.column, err))
-		}
-		c.part.faults = append(c.part.faults, fault{c.row, c.column, err})
-	} else {
-		c.part.blobs[c.column][c.row] = blob
-		w.completed(c.ref.Size, start)
-		if s.waiting {
-			w.grow(c.ref.Size)
-			s.startReaders()
-		}
-	}
-	s.cellDone(c.part)
-}
-
-// cellDone counts a cell in; the window's lock is held.
-func (s *Stream) cellDone(p *part) {
-	p.pending--
-	if p.pending == 0 && p == s.parts[0] {
-		s.window.cond.Broadcast()
-	}
 }
 
 // sampleError says which sample failed.
@@ -332,94 +193,143 @@ func (s *Stream) Next() (*Batch, error) {
 	faults, err := s.mend(p)
 	if err != nil {
 		p.release()
-		s.window.free(p.reserved)
+		s.engine.free(s, p.reserved)
 		s.cancel(err)
 		return nil, err
 	}
 	assembled, err := s.job.projection.Assemble(s.job.Manifest(), p.positions, p.blobs)
 	if err != nil {
-		s.window.free(p.reserved)
-		err = fmt.Errorf("putting step %d of %s together: %w", p.step, s.snapshot.key, err)
+		s.engine.free(s, p.reserved)
+		err = fmt.Errorf("putting step %d of %s together: %w", p.walk.step, s.snapshot.key, err)
 		s.cancel(err)
 		return nil, err
 	}
 	// The batch points into the manifest, and fills the window, until it is
 	// released like its blobs.
 	s.snapshot.retain()
-	hold := schema.NewBlob(nil, &batchHold{&s.window, p.reserved, s.snapshot})
+	hold := schema.NewBlob(nil, &batchHold{s, p.reserved})
 	assembled.Blobs = append(assembled.Blobs, []schema.Blob{hold})
 	wait.Encode = time.Since(start)
-	s.engine.stats.batches.Add(1)
-	s.engine.stats.rows.Add(int64(len(p.positions)))
+	s.engine.delivered(s, len(p.positions), wait)
 	return &Batch{
-		Batch: assembled, Rank: s.ticket.Rank, Step: p.step, Row: p.row, Last: p.last,
-		Positions: p.positions, Resume: s.resume(p), Faults: faults, Wait: wait,
+		Batch: assembled, Rank: s.ticket.Rank, Epoch: s.epochOf(p.walk.lap), Step: p.walk.step, Row: p.walk.row(), Last: p.last,
+		Positions: p.positions, Resume: p.resume, Faults: faults, Wait: wait,
 	}, nil
+}
+
+// epochOf is the epoch's number, 0 where nothing is shuffled.
+func (s *Stream) epochOf(lap int64) uint64 {
+	if s.ticket.Shuffle == nil {
+		return 0
+	}
+	return s.ticket.Shuffle.Epoch + uint64(lap)
 }
 
 // batchHold is what a batch holds beside its blobs: a part of the window, and
 // the snapshot.
 type batchHold struct {
-	window   *window
-	bytes    int64
-	snapshot *openSnapshot
+	stream *Stream
+	bytes  int64
 }
 
 // Unpin implements schema.Owner.
 func (h *batchHold) Unpin() {
-	h.window.free(h.bytes)
-	h.snapshot.release()
+	h.stream.engine.free(h.stream, h.bytes)
+	h.stream.snapshot.release()
 }
 
-// head waits until the first part is whole and takes it off the list.
+// head waits until the next batch's rows are there and takes them.
 func (s *Stream) head() (*part, Wait, error) {
-	w := &s.window
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	if len(s.columns) == 0 {
+		return s.unread()
+	}
+	e := s.engine
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if s.ctx.Err() != nil {
+		return nil, Wait{}, context.Cause(s.ctx)
+	}
+	if s.slot.left() == 0 {
+		return nil, Wait{}, io.EOF
+	}
 	var wait Wait
 	var start time.Time
-	for {
-		if s.ctx.Err() != nil {
-			return nil, wait, context.Cause(s.ctx)
-		}
-		if len(s.parts) == 0 && !s.addPart() {
-			return nil, wait, io.EOF
-		}
-		if s.parts[0].pending == 0 {
-			break
-		}
+	p := s.gather()
+	for p == nil {
 		if start.IsZero() {
 			start = time.Now()
 		}
+		e.want(s) // what the consumer needs next is read whatever the window
+		e.dispatch()
+		if p = s.gather(); p != nil { // a batch of nulls needs no read
+			break
+		}
 		s.waiting = true
-		w.cond.Wait()
+		s.cond.Wait()
 		s.waiting = false
+		if s.ctx.Err() != nil {
+			return nil, wait, context.Cause(s.ctx)
+		}
+		p = s.gather()
 	}
 	if !start.IsZero() {
 		wait.Store = time.Since(start)
 	}
-	if s.full > 0 {
-		now := time.Now()
-		s.fullFor += now.Sub(s.fullSince)
-		s.fullSince = now
+	if !s.fullSince.IsZero() {
+		s.roomAgain()
+		s.noRoom()
 	}
 	wait.Window, s.fullFor = s.fullFor, 0
-	p := s.parts[0]
-	s.parts = slices.Delete(s.parts, 0, 1)
-	s.filling = max(0, s.filling-1)
-	w.cond.Broadcast() // the next part is first now, and read whatever the window
+	s.finishPart(p)
+	// The share that comes next may be read whatever the window.
+	if lap := s.slot.lap; s.slot.settle() && s.slot.lap != lap {
+		s.recount()
+	}
+	e.want(s)
+	e.dispatch()
 	return p, wait, nil
 }
 
-// resume is the ticket that goes on after p.
-func (s *Stream) resume(p *part) schema.Ticket {
-	t := s.ticket
-	t.Step, t.Row = p.step, p.row+int64(len(p.positions))
-	if p.last {
-		t.Step, t.Row = p.step+max(t.Stride, 1), 0
-		if t.Stop != nil {
-			t.Step = min(t.Step, *t.Stop)
-		}
+// unread makes a batch that has no blobs. It needs no lock: nobody but Next
+// knows of it.
+func (s *Stream) unread() (*part, Wait, error) {
+	if s.ctx.Err() != nil {
+		return nil, Wait{}, context.Cause(s.ctx)
 	}
-	return t
+	if !s.slot.settle() {
+		return nil, Wait{}, io.EOF
+	}
+	p := &part{walk: s.slot, positions: make([]int64, 0, min(s.slot.left(), schema.DefaultMetaBatch))}
+	s.sizer.reset()
+	a := &s.ahead
+	for s.slot.left() > 0 && s.sizer.fits(0) {
+		for served := true; served; a.seq++ {
+			a.walk.settle()
+			served = bit(a.served, a.seq)
+			if pos := a.walk.take(); !served {
+				p.positions = append(p.positions, pos)
+			}
+		}
+		s.slot.at++
+	}
+	s.finishPart(p)
+	return p, Wait{}, nil
+}
+
+// finishPart says how the stream stands after p.
+func (s *Stream) finishPart(p *part) {
+	p.last = s.slot.left() == 0
+	if s.slot.list != nil {
+		return
+	}
+	served, from, ok := s.servedAhead()
+	if len(s.columns) == 0 {
+		served, from, ok = s.servedBefore()
+	}
+	if ok {
+		p.resume = from.ticket(s.ticket)
+		p.resume.Served = served
+		return
+	}
+	p.resume = s.slot.ticket(s.ticket)
 }

@@ -613,28 +613,3 @@ func TestOnErrorSkip(t *testing.T) {
 		t.Errorf("with every read failing: %v", err)
 	}
 }
-
-// The cost of a sample in the engine, warm, without a transport.
-func BenchmarkStream(b *testing.B) {
-	store := newStore(b)
-	put(b, store.Store, "d", 4000)
-	e := newEngine(b, store.Store, fetch.Options{})
-	req := schema.Request{Dataset: "d", Columns: []string{"id", "label", "image"}, Batch: 64, Shuffle: &schema.Shuffle{}}
-	b.ReportAllocs()
-	served := 0
-	for served < b.N {
-		req.Shuffle.Epoch++
-		j, err := e.Open(b.Context(), req)
-		if err != nil {
-			b.Fatal(err)
-		}
-		s := start(b, e, j, ticket(req, 0))
-		for batch := range batches(b, s) {
-			if served += batch.Rows; served >= b.N {
-				break
-			}
-		}
-		s.Close()
-		j.Close()
-	}
-}

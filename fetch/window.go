@@ -1,110 +1,81 @@
 package fetch
 
-import (
-	"sync"
-	"time"
-)
+import "time"
 
 const (
-	// initialWindow is what a stream may hold ahead of its consumer at first.
-	initialWindow = 4 << 20
-	// initialReads is how many reads a stream has in flight at first.
-	initialReads = 4
-	// headroom is how much more than bandwidth × latency a window may grow to:
-	// twice lets a stream find out that more comes back when more is asked for.
+	// nearWindow and farWindow are what a stream may hold ahead of its consumer
+	// at first, of a store that answers at once and of one that does not; more
+	// where other streams have shown that the path carries it.
+	nearWindow = 4 << 20
+	farWindow  = 32 << 20
+	// headroom is how many times what the consumer takes during a slow read the
+	// window may grow to.
 	headroom = 2
 	// ratePeriod is over how long bandwidth is measured at least.
 	ratePeriod = 5 * time.Millisecond
 	// rateDecay is what the greatest bandwidth seen loses each period, so that
-	// a link that became slower is believed in the end.
+	// a stream that became slower is believed in the end.
 	rateDecay = 0.98
 )
 
-// window bounds what one stream holds ahead of its consumer, in bytes, and how
-// many of its reads are in flight.
+// window bounds what one stream holds ahead of its consumer, in bytes: what
+// its reads in flight will bring, what waits to be delivered, and batches that
+// were not yet released.
 //
 // It starts small and grows by each read that completes while the consumer
-// waits, which doubles it every round trip as TCP's slow start (RFC 5681) does.
-// It stops at twice the greatest bandwidth × the least latency measured, the
-// model of the path that BBR uses (Cardwell et al., "BBR: Congestion-Based
-// Congestion Control", 2016), and at the stream's share of the node's memory.
-// So a distant store soon sees as many reads as fill the path, while one that
-// answers from memory sees a few at a time, whose bytes are still in the
-// processor's cache when they are sent.
+// waits, which doubles it every round trip. It stops at twice what the consumer
+// takes, at its fastest, while a slow read is under way (the 99th percentile
+// of late, or a hedged one): more could not keep it from waiting; and at the stream's share of
+// the node's memory. It shrinks as those do. So a distant store soon sees
+// as many reads as fill the path, while of one that answers from memory only a
+// few blobs are read ahead.
 //
-// All fields are guarded by mu. cond is told of every change that may let
-// somebody go on.
+// All fields are guarded by scheduler.mu.
 type window struct {
-	mu   sync.Mutex
-	cond sync.Cond
+	size  int64 // bytes the stream may hold now
+	least int64 // size is not made smaller than that, but for limit
+	limit int64 // the stream's share; size never exceeds it
+	used  int64 // bytes reserved by reads under way, and by batches not yet released
 
-	size     int64 // bytes the stream may hold now
-	limit    int64 // the stream's share; size never exceeds it
-	used     int64 // bytes reserved by reads under way, and by batches not yet released
-	reads    int   // reads that may be in flight now
-	maxReads int
-
-	latency   time.Duration // the least of any read, 0 before the first
-	rate      float64       // the greatest lately, in bytes per second
-	meanBytes float64       // of a read, moving
-	period    time.Time     // when the present period of measuring the rate began
-	inPeriod  int64         // bytes since
+	rate     float64   // at which bytes came, the greatest lately, per second
+	period   time.Time // when the present period of measuring the rate began
+	inPeriod int64     // bytes since
 }
 
-func (w *window) init(maxReads int) {
-	w.cond.L = &w.mu
-	w.size, w.limit = initialWindow, initialWindow
-	w.reads, w.maxReads = min(initialReads, maxReads), maxReads
-	w.period = time.Now()
+// init sets the window for a store whose reads take that long at least, and on
+// the way to which that many bytes may be in flight.
+func (w *window) init(now time.Time, latency time.Duration, inFlight int64) {
+	w.least = nearWindow
+	if latency >= manyLatency {
+		w.least = max(farWindow, inFlight)
+	}
+	w.size, w.limit, w.period = w.least, w.least, now
 }
 
 // setLimit sets the stream's share of the memory. A smaller one takes effect
 // as the consumer takes what is there.
 func (w *window) setLimit(n int64) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	w.limit = n
 	w.size = min(w.size, n)
-	w.cond.Broadcast()
 }
 
-// completed takes note of a read of n bytes that began at start; mu is held.
-func (w *window) completed(n int64, start time.Time) {
-	now := time.Now()
-	if took := now.Sub(start); w.latency == 0 || took < w.latency {
-		w.latency = took
-	}
-	w.meanBytes += (float64(n) - w.meanBytes) / 16
+// completed takes note of a read of n bytes. slow is how long a slow read takes;
+// waiting says that the consumer waits.
+func (w *window) completed(now time.Time, n int64, slow time.Duration, waiting bool) {
 	w.inPeriod += n
-	if elapsed := now.Sub(w.period); elapsed >= max(ratePeriod, w.latency) {
+	if elapsed := now.Sub(w.period); elapsed >= max(ratePeriod, slow/2) {
 		w.rate = max(w.rate*rateDecay, float64(w.inPeriod)/elapsed.Seconds())
 		w.period, w.inPeriod = now, 0
+		if most := w.most(slow); w.size > most {
+			w.size = most
+		}
 	}
-}
-
-// grow makes room for one more read of n bytes, if the path may carry it; mu
-// is held.
-func (w *window) grow(n int64) {
-	path := headroom * w.rate * w.latency.Seconds()
-	if w.rate == 0 || float64(w.size) < path {
+	if waiting && (w.rate == 0 || w.size < w.most(slow)) {
 		w.size = min(w.size+n, w.limit)
 	}
-	if w.rate == 0 || float64(w.reads)*w.meanBytes < path {
-		w.reads = min(w.reads+1, w.maxReads)
-	}
-	w.cond.Broadcast()
 }
 
-// free returns n bytes.
-func (w *window) free(n int64) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.used -= n
-	w.cond.Broadcast()
-}
-
-func (w *window) inUse() int64 {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.used
+// most is what the window may grow to.
+func (w *window) most(slow time.Duration) int64 {
+	return min(max(w.least, int64(headroom*w.rate*slow.Seconds())), w.limit)
 }

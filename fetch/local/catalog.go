@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/cockroachdb/pebble/v2"
 
@@ -113,27 +112,7 @@ func (s *Store) missing(dataset string, number int64) error {
 	if err != nil {
 		return err
 	}
-	var names []string
-	for _, d := range list {
-		if d.Name == dataset {
-			return fmt.Errorf("%w: dataset %q has no snapshot %d; it has %s",
-				schema.ErrNotFound, dataset, number, strings.Trim(fmt.Sprint(d.Snapshots), "[]"))
-		}
-		names = append(names, d.Name)
-	}
-	if len(names) == 0 {
-		return fmt.Errorf("%w: there is no dataset %q; the store is empty", schema.ErrNotFound, dataset)
-	}
-	hint := ""
-	if near := schema.Nearest(dataset, names); near != "" {
-		hint = fmt.Sprintf(" (did you mean %q?)", near)
-	}
-	const most = 20
-	have := strings.Join(names[:min(len(names), most)], ", ")
-	if len(names) > most {
-		have += fmt.Sprintf(" and %d more", len(names)-most)
-	}
-	return fmt.Errorf("%w: there is no dataset %q%s; there are %s", schema.ErrNotFound, dataset, hint, have)
+	return fetch.NoSnapshot(list, dataset, number)
 }
 
 // Drop implements fetch.Store. A dropped snapshot's selections go with it.

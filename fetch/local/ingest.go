@@ -117,11 +117,8 @@ func (in *ingest) Commit(ctx context.Context, snap schema.Snapshot) (*schema.Sna
 	}
 	s := in.s
 	defer s.life.RUnlock()
-	switch {
-	case snap.Dataset != "" && snap.Dataset != in.dataset:
-		return nil, fmt.Errorf("%w: a snapshot of %q committed through an ingest into %q", schema.ErrInvalid, snap.Dataset, in.dataset)
-	case snap.Schema == nil:
-		return nil, fmt.Errorf("%w: a snapshot without a schema", schema.ErrInvalid)
+	if err := fetch.CheckCommit(in.dataset, &snap); err != nil {
+		return nil, err
 	}
 	snap.Dataset = in.dataset
 	for _, c := range snap.Chunks {
@@ -178,11 +175,7 @@ func (in *ingest) checkParent(parent int64) error {
 	if err != nil {
 		return err
 	}
-	if parent != newest {
-		return fmt.Errorf("%w: the newest snapshot of %q is %d, not %d: another import was committed, or one dropped, meanwhile",
-			schema.ErrConflict, in.dataset, newest, parent)
-	}
-	return nil
+	return fetch.CheckParent(in.dataset, parent, newest)
 }
 
 // lastNumber is the highest snapshot number ever given out, 0 for none.

@@ -1,0 +1,81 @@
+package fetch
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// AttemptFrom returns how many reads of the same blob were begun, for the same
+// purpose, before the one that ctx was given to: 0 for the first one. A Store
+// with several replicas asks another one for each, as those before may hang.
+func AttemptFrom(ctx context.Context) int {
+	n, _ := ctx.Value(attemptKey{}).(int)
+	return n
+}
+
+type attemptKey struct{}
+
+// readContext is the context of a read: it ends when the read is over, whoever
+// brought the blob. It is a context of its own kind as there is one for every
+// blob, and most are never asked for anything.
+type readContext struct {
+	mu   sync.Mutex
+	done chan struct{} // made when asked for; guarded by mu
+	over bool          // guarded by mu
+}
+
+// Deadline implements context.Context: there is none.
+func (*readContext) Deadline() (time.Time, bool) { return time.Time{}, false }
+
+// Done implements context.Context.
+func (c *readContext) Done() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.done == nil {
+		c.done = make(chan struct{})
+		if c.over {
+			close(c.done)
+		}
+	}
+	return c.done
+}
+
+// Err implements context.Context.
+func (c *readContext) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.over {
+		return context.Canceled
+	}
+	return nil
+}
+
+// Value implements context.Context.
+func (*readContext) Value(any) any { return nil }
+
+// end ends the context.
+func (c *readContext) end() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.over {
+		c.over = true
+		if c.done != nil {
+			close(c.done)
+		}
+	}
+}
+
+// laterAttempt is the context of any attempt but the first.
+type laterAttempt struct {
+	context.Context
+	n int
+}
+
+// Value implements context.Context.
+func (a *laterAttempt) Value(key any) any {
+	if _, ok := key.(attemptKey); ok {
+		return a.n
+	}
+	return a.Context.Value(key)
+}

@@ -1,0 +1,125 @@
+package fetch_test
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
+	"github.com/apache/arrow/go/v17/arrow/memory"
+
+	"bowstring/fetch"
+	"bowstring/fetch/ingest"
+	"bowstring/schema"
+)
+
+// instant is a store that answers from memory at once and allocates nothing:
+// what is measured over it is the engine alone.
+type instant struct {
+	fetch.Store
+	blobs map[schema.Key][]byte
+}
+
+func (s *instant) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
+	if b, ok := s.blobs[ref.Key]; ok {
+		return schema.NewBlob(b, nil), nil
+	}
+	b, err := s.Store.Get(ctx, ref)
+	if err != nil {
+		return b, err
+	}
+	defer b.Release()
+	return schema.NewBlob(append([]byte(nil), b.Bytes()...), nil), nil
+}
+
+// newInstant returns a store with a dataset of blobs of one size.
+func newInstant(tb testing.TB, rows, size int) *instant {
+	tb.Helper()
+	store := newStore(tb).Store
+	sch, err := schema.NewSchema([]arrow.Field{{Name: "label", Type: arrow.PrimitiveTypes.Int64}}, []arrow.Field{schema.BlobField("image", "image", false)})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	w, err := ingest.New(tb.Context(), store, ingest.Options{Dataset: "d", Source: "test", Schema: sch, Mode: ingest.Replace})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer w.Close()
+	blobs := map[schema.Key][]byte{}
+	for start := 0; start < rows; start += 100 {
+		b := array.NewRecordBuilder(memory.DefaultAllocator, arrow.NewSchema(schema.MetaFields(sch), nil))
+		var ids []schema.ID
+		var images [][]byte
+		for i := start; i < start+100; i++ {
+			ids = append(ids, sampleID("d", i))
+			b.Field(0).(*array.Int64Builder).Append(int64(i))
+			image := fmt.Appendf(make([]byte, 0, size), "%d", i)[:size]
+			blobs[schema.RefOf(image).Key] = image
+			images = append(images, image)
+		}
+		rec := b.NewRecord()
+		err := w.Write(tb.Context(), "train", ids, rec, [][][]byte{images})
+		rec.Release()
+		b.Release()
+		if err != nil {
+			tb.Fatal(err)
+		}
+	}
+	if _, _, err := w.Commit(tb.Context()); err != nil {
+		tb.Fatal(err)
+	}
+	return &instant{store, blobs}
+}
+
+// BenchmarkEngine is the cost of a sample of 110 KB in the engine: planning,
+// scheduling, the checksum and the assembly of batches, of which a driver that
+// costs nothing is the store. us/sample is processor time.
+func BenchmarkEngine(b *testing.B) {
+	for _, order := range []string{schema.OrderStrict, schema.OrderWindow, schema.OrderFree} {
+		b.Run(order, func(b *testing.B) {
+			const rows = 1000
+			store := newInstant(b, rows, 110_000)
+			e := newEngine(b, store, fetch.Options{})
+			req := schema.Request{Dataset: "d", Columns: []string{"id", "label", "image"}, Batch: 64, Order: order, Shuffle: &schema.Shuffle{}}
+			j := open(b, e, req)
+			tk := ticket(req, 0)
+			tk.Epochs = 1 << 20
+			s := start(b, e, j, tk)
+			defer s.Close()
+			read := func(n int) {
+				for n > 0 {
+					batch, err := s.Next()
+					if err != nil {
+						b.Fatal(err)
+					}
+					n -= batch.Rows
+					batch.Release()
+				}
+			}
+			read(2 * rows)
+			n := max(b.N, 5*rows)
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			cpu := processorTime(b)
+			b.ResetTimer()
+			read(n)
+			b.StopTimer()
+			runtime.ReadMemStats(&after)
+			b.ReportMetric(float64((processorTime(b)-cpu).Nanoseconds())/1e3/float64(n), "us/sample")
+			b.ReportMetric(float64(after.Mallocs-before.Mallocs)/float64(n), "allocs/sample")
+		})
+	}
+}
+
+func processorTime(tb testing.TB) time.Duration {
+	tb.Helper()
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		tb.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}

@@ -1,0 +1,185 @@
+package fetch
+
+import "time"
+
+const (
+	// flowGain is how many times bandwidth × latency may be in flight. The half
+	// lets the path show that it carries more when more is asked of it.
+	flowGain = 1.5
+	// flowRound is how long bandwidth is measured at least.
+	flowRound = 10 * time.Millisecond
+	// flowShare is the part of a round's bandwidth in the average. A greatest
+	// one would be that of some burst after a pause of the store.
+	flowShare = 0.25
+	// flowFull is by how much the bandwidth must have grown over a round for the
+	// path to be taken for not yet full, flowFullRounds for how many rounds it
+	// must not have. Nor must every read of a round have taken longer than
+	// flowSlower times the least latency, and flowSlack.
+	flowFull       = 1.25
+	flowFullRounds = 3
+	flowSlower     = 1.25
+	flowSlack      = 2 * time.Millisecond
+	// flowProbe is how often the path is emptied, for flowProbeRounds rounds, to
+	// see its least latency again: with twice as much in flight as it carries,
+	// every read has waited for others.
+	flowProbe       = 10 * time.Second
+	flowProbeRounds = 2
+	// readOverhead is what a read costs beside the bytes of its blob.
+	readOverhead = 2 << 10
+	// A store is asked for some blobs at once whatever was measured: for few
+	// where it answers at once, so that their bytes are still in the processor's
+	// cache when they are sent, and for more the further away it is, up to
+	// manyReads at manyLatency.
+	fewReads    = 8
+	manyReads   = 256
+	manyLatency = time.Millisecond
+)
+
+// flow says how much may be in flight to the store, over all streams.
+//
+// It follows BBR (Cardwell et al., "BBR: Congestion-Based Congestion Control",
+// ACM Queue 2016): the path is known by the rate at which bytes come back and
+// the least latency of a read. At first each read that completes makes room for
+// one more, which doubles what is in flight in every round trip, until the rate
+// stands still, or, as HyStart has it (Ha and Rhee: "Taming the elephants", 2011),
+// all reads take longer. Then one and a half times rate × latency may be in
+// flight: where latency rises and the rate does not, the limit stays, and it
+// falls when the rate does. Every ten seconds the path is emptied to measure its
+// latency again.
+//
+// A round in which streams had no use for all of the limit says nothing about
+// the path but that it carries at least as much.
+//
+// It is guarded by scheduler.mu.
+type flow struct {
+	maxReads int
+
+	limit int64 // bytes that may be in flight
+	used  int64 // bytes in flight, with the overhead of each read
+	reads int   // reads in flight
+	gated bool  // a stream was held back by the limit in this round
+
+	rate     float64 // in bytes per second, a moving average of rounds
+	full     float64 // the rate when it last grew by flowFull
+	still    int     // rounds since
+	startup  bool
+	round    time.Time     // when the round began
+	returned int64         // bytes that came back in it
+	quickest time.Duration // the least latency in it
+
+	latency      time.Duration // the least of late; 0: not known
+	latencyAfter time.Duration // the least since the last probe began
+	probed       time.Time     // when the last probe began, or the path was empty in it
+	probing      bool
+	emptied      bool // in this probe, no more is in flight than the path holds
+}
+
+func (f *flow) init(maxReads int) {
+	f.maxReads, f.startup = maxReads, true
+}
+
+// floor is how many reads may be in flight whatever was measured.
+func (f *flow) floor() int {
+	return min(max(fewReads, int(manyReads*f.latency/manyLatency)), manyReads, f.maxReads)
+}
+
+// admits reports whether one more read of n bytes may begin.
+func (f *flow) admits(n int64) bool {
+	if f.reads < f.floor() && !f.probing {
+		return true
+	}
+	if f.reads == 0 || f.used+n+readOverhead <= f.limit && f.reads < f.maxReads {
+		return true
+	}
+	f.gated = true
+	return false
+}
+
+// began counts a read in.
+func (f *flow) began(n int64) {
+	f.used += n + readOverhead
+	f.reads++
+}
+
+// abandoned counts a read out that nobody waits for any more.
+func (f *flow) abandoned(n int64) {
+	f.used -= n + readOverhead
+	f.reads--
+}
+
+// completed counts a read out that brought n bytes and took that long.
+func (f *flow) completed(now time.Time, n int64, took time.Duration) {
+	n += readOverhead
+	if f.startup && f.gated {
+		f.limit = max(f.limit, f.used) + n
+	}
+	f.used -= n
+	f.reads--
+	f.returned += n
+	if f.latency == 0 || took < f.latency {
+		f.latency = took
+	}
+	if f.quickest == 0 || took < f.quickest {
+		f.quickest = took
+	}
+	if f.latencyAfter == 0 || took < f.latencyAfter {
+		f.latencyAfter = took
+	}
+	switch {
+	case f.round.IsZero():
+		f.round, f.probed, f.returned = now, now, 0
+	case now.Sub(f.round) >= max(flowRound, f.latency):
+		f.nextRound(now)
+	}
+}
+
+// nextRound draws its conclusions from a round.
+func (f *flow) nextRound(now time.Time) {
+	rate := float64(f.returned) / now.Sub(f.round).Seconds()
+	if f.startup {
+		f.rate = max(f.rate, rate)
+		if f.gated {
+			f.fill(rate)
+		}
+	} else if !f.probing && (f.gated || rate > f.rate) {
+		f.rate += (rate - f.rate) * flowShare
+	}
+	f.probe(now)
+	if !f.startup {
+		gain := flowGain
+		if f.probing {
+			gain = 1
+		}
+		f.limit = int64(gain * f.rate * f.latency.Seconds())
+	}
+	f.round, f.returned, f.quickest, f.gated = now, 0, 0, false
+}
+
+// fill ends the start when the path is full.
+func (f *flow) fill(rate float64) {
+	if rate >= f.full*flowFull {
+		f.full, f.still = rate, 0
+	} else {
+		f.still++
+	}
+	slower := f.quickest > time.Duration(flowSlower*float64(f.latency))+flowSlack
+	f.startup = !slower && f.still < flowFullRounds
+}
+
+// probe begins and ends the rounds in which the path is emptied.
+func (f *flow) probe(now time.Time) {
+	since := now.Sub(f.probed)
+	switch {
+	case f.probing && !f.emptied:
+		if f.emptied = f.used <= f.limit; f.emptied {
+			f.probed, f.latencyAfter = now, 0
+		}
+	case f.probing:
+		if since >= flowProbeRounds*max(flowRound, f.latency) && f.latencyAfter > 0 {
+			f.probing, f.latency = false, f.latencyAfter
+		}
+	case since >= flowProbe:
+		f.probing, f.emptied = !f.startup && f.gated, false
+		f.probed = now
+	}
+}

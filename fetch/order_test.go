@@ -1,0 +1,326 @@
+package fetch_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"bowstring/fetch"
+	"bowstring/schema"
+)
+
+// Whatever the order, however reads come back and wherever a stream is cut off
+// and resumed: each sample of each epoch is served exactly once, batches have
+// the sizes of the plan, and no sample moves further than it may.
+func TestEveryOrderServesEachSampleOnce(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	store := newStore(t)
+	const n = 700
+	put(t, store, "d", n)
+	for range 40 {
+		req := schema.Request{
+			Dataset: "d", Columns: []string{"id", "label", "image"}, Batch: 1 + rng.Int64N(120),
+			World: &schema.World{Size: 1 + rng.Int64N(3)}, Shuffle: &schema.Shuffle{Seed: rng.Uint64(), Epoch: rng.Uint64N(9)},
+			Order:     []string{schema.OrderStrict, schema.OrderFree, schema.OrderWindow, "window:1", "window:3"}[rng.IntN(5)],
+			Remainder: []string{"", schema.RemainderDrop}[rng.IntN(2)],
+		}
+		if rng.IntN(2) == 0 {
+			req.BatchBytes = 1 + rng.Int64N(40_000)
+		}
+		if rng.IntN(4) == 0 {
+			req.Shuffle = nil
+		}
+		tk := ticket(req, int(rng.Int64N(req.WorldSize())))
+		tk.Stride = 1 + rng.Int64N(3)
+		tk.Step = rng.Int64N(tk.Stride)
+		tk.Epochs = 1 + rng.Int64N(3)
+		window := []int64{0, 30_000, 300_000}[rng.IntN(3)]
+		jitter := rand.New(rand.NewPCG(rng.Uint64(), 0))
+		name := fmt.Sprintf("%s, window %d", tk.Marshal(), window)
+
+		r := newRemote(store, time.Millisecond, 0)
+		far(t, r, fetch.Options{WindowBytes: window}, func(t *testing.T, e *fetch.Engine) {
+			j := resolve(t, e, req)
+			defer j.Close()
+			r.hook = func(ctx context.Context, _ schema.BlobRef, _ int) error {
+				r.mu.Lock()
+				d := time.Duration(jitter.ExpFloat64() * float64(10*time.Millisecond))
+				r.mu.Unlock()
+				return pause(ctx, d)
+			}
+			want := expected(t, j, tk)
+			whole := follow(t, e, j, tk, -1)
+			check(t, name, j, tk, want, whole)
+
+			// Cut off after each of some batches, the rest is exactly the rest.
+			for range min(6, len(whole)) { // a rank may have no rows at all
+				cut := 1 + rng.IntN(len(whole))
+				first := follow(t, e, j, tk, cut)
+				resume, err := schema.ParseTicket(first[len(first)-1].resume.Marshal())
+				if err != nil {
+					t.Fatalf("%s: resume ticket: %v", name, err)
+				}
+				j2 := resolve(t, e, resume.Request)
+				rest := follow(t, e, j2, resume, -1)
+				j2.Close()
+				check(t, fmt.Sprintf("%s, cut after %d batches and resumed by %s", name, cut, resume.Marshal()), j, tk, want, append(first, rest...))
+			}
+		})
+	}
+}
+
+// seen is a batch that was served.
+type seen struct {
+	epoch     uint64
+	step, row int64
+	last      bool
+	positions []int64
+	resume    schema.Ticket
+}
+
+// follow reads a stream to its end, or some batches of it.
+func follow(t *testing.T, e *fetch.Engine, j *fetch.Job, tk schema.Ticket, most int) (got []seen) {
+	t.Helper()
+	s := start(t, e, j, tk)
+	defer s.Close()
+	for b := range batches(t, s) {
+		compare(t, j, b)
+		got = append(got, seen{b.Epoch, b.Step, b.Row, b.Last, b.Positions, b.Resume})
+		if len(got) == most {
+			break
+		}
+	}
+	return got
+}
+
+// slot is one share of a step, and where its samples are in the stream.
+type slot struct {
+	epoch     uint64
+	step      int64
+	positions []int64
+}
+
+// expected lists the shares that a ticket is to serve.
+func expected(t *testing.T, j *fetch.Job, tk schema.Ticket) (slots []slot) {
+	t.Helper()
+	for lap := range uint64(tk.Epochs) {
+		req := tk.Request
+		if req.Shuffle != nil {
+			req.Shuffle = &schema.Shuffle{Seed: req.Shuffle.Seed, Epoch: req.Shuffle.Epoch + lap}
+		}
+		epoch := uint64(0)
+		if req.Shuffle != nil {
+			epoch = req.Shuffle.Epoch
+		}
+		p := j.Plan()
+		cfg := p.Config()
+		cfg.Epoch = epoch
+		p = mustPlan(t, cfg)
+		for step := tk.Step % tk.Stride; step < p.Steps(); step += tk.Stride {
+			lo, hi := p.Share(step, tk.Rank)
+			if lo == hi {
+				continue
+			}
+			s := slot{epoch: epoch, step: step}
+			for i := lo; i < hi; i++ {
+				s.positions = append(s.positions, p.Position(i))
+			}
+			slots = append(slots, s)
+		}
+	}
+	return slots
+}
+
+// check compares what was served with the shares that were to be.
+func check(t *testing.T, name string, j *fetch.Job, tk schema.Ticket, want []slot, got []seen) {
+	t.Helper()
+	mode, reach := tk.OrderOf()
+	perEpoch := len(want) / int(tk.Epochs)
+	at := 0
+	for i, sl := range want {
+		first := i / perEpoch * perEpoch // of the epoch
+		rows := 0
+		for rows < len(sl.positions) {
+			if at == len(got) {
+				t.Fatalf("%s: ends after %d batches, in epoch %d step %d", name, at, sl.epoch, sl.step)
+			}
+			b := got[at]
+			at++
+			if b.row != int64(rows) || b.step != sl.step || tk.Shuffle != nil && b.epoch != sl.epoch {
+				t.Fatalf("%s: batch %d is of epoch %d step %d row %d, want epoch %d step %d row %d", name, at-1, b.epoch, b.step, b.row, sl.epoch, sl.step, rows)
+			}
+			rows += len(b.positions)
+			if b.last != (rows == len(sl.positions)) || rows > len(sl.positions) {
+				t.Fatalf("%s: batch %d ends at row %d of %d, last=%t", name, at-1, rows, len(sl.positions), b.last)
+			}
+			for _, pos := range b.positions {
+				home := slices.IndexFunc(want[first:first+perEpoch], func(s slot) bool { return slices.Contains(s.positions, pos) }) + first
+				moved := int64(home - i)
+				if mode == schema.OrderStrict && moved != 0 || mode == schema.OrderWindow && max(moved, -moved) > reach {
+					t.Fatalf("%s: position %d moved by %d steps", name, pos, moved)
+				}
+			}
+			if mode == schema.OrderStrict && !slices.Equal(b.positions, sl.positions[rows-len(b.positions):rows]) {
+				t.Fatalf("%s: batch %d has %v, want %v", name, at-1, b.positions, sl.positions[rows-len(b.positions):rows])
+			}
+		}
+		if i == first+perEpoch-1 {
+			var all, served []int64
+			for _, s := range want[first : i+1] {
+				all = append(all, s.positions...)
+			}
+			for _, b := range got[:at] {
+				served = append(served, b.positions...)
+			}
+			served = served[len(served)-len(all):]
+			slices.Sort(all)
+			slices.Sort(served)
+			if !slices.Equal(all, served) {
+				t.Fatalf("%s: epoch %d served %d samples, not exactly those that it should", name, sl.epoch, len(served))
+			}
+		}
+	}
+	if at != len(got) {
+		t.Fatalf("%s: %d batches too many", name, len(got)-at)
+	}
+	_ = j
+}
+
+// A ticket that says which rows were served is honoured where no blob is read,
+// too: what was served with the images is not served again without them.
+func TestServedWithoutBlobs(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	store := newStore(t)
+	put(t, store, "d", 300)
+	e := newEngine(t, store, fetch.Options{})
+	for range 30 {
+		req := schema.Request{Dataset: "d", Columns: []string{"position"}, Batch: 1 + rng.Int64N(70), BatchBytes: 1 + rng.Int64N(3000),
+			Order: schema.OrderFree, Shuffle: &schema.Shuffle{Seed: rng.Uint64()}}
+		j := open(t, e, req)
+		tk := ticket(req, 0)
+		tk.Step = rng.Int64N(j.Plan().Steps())
+		whole := drain(t, e, j, tk).positions
+		tk.Served = make([]byte, 1+rng.IntN((len(whole)+7)/8))
+		for i := range tk.Served {
+			tk.Served[i] = byte(rng.Uint32())
+		}
+		tk.Served[len(tk.Served)-1] = 1 // the last bit is of a row that there is
+		var want []int64
+		for i, pos := range whole {
+			if i>>3 >= len(tk.Served) || tk.Served[i>>3]>>(i&7)&1 == 0 {
+				want = append(want, pos)
+			}
+		}
+		got := drain(t, e, j, tk)
+		if !slices.Equal(got.positions, want) {
+			t.Fatalf("ticket %s serves\n%v, want\n%v", tk.Marshal(), got.positions, want)
+		}
+		served := 0
+		for i, resume := range got.resumes {
+			served += got.rows[i]
+			parsed, err := schema.ParseTicket(resume.Marshal())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if rest := drain(t, e, j, parsed).positions; !slices.Equal(rest, want[served:]) {
+				t.Fatalf("after batch %d, ticket %s serves\n%v, want\n%v", i, resume.Marshal(), rest, want[served:])
+			}
+		}
+	}
+}
+
+// A bit for a row that the epoch does not have is a mistake, not a row served.
+func TestServedBehindTheEnd(t *testing.T) {
+	store := newStore(t)
+	put(t, store, "d", 100)
+	e := newEngine(t, store, fetch.Options{})
+	req := schema.Request{Dataset: "d", Batch: 10, Order: schema.OrderFree}
+	j := open(t, e, req)
+	tk := ticket(req, 0)
+	tk.Step, tk.Row, tk.Served = 9, 8, []byte{2}
+	if got := drain(t, e, j, tk); !slices.Equal(got.positions, []int64{98}) {
+		t.Errorf("served %v, want [98]", got.positions)
+	}
+	tk.Served = []byte{4}
+	_, err := e.Stream(t.Context(), j, tk)
+	var field *schema.FieldError
+	if !errors.As(err, &field) || field.Field != "served" {
+		t.Errorf("a bit for row 100 of 100: %v", err)
+	}
+}
+
+// Which sample takes the place of one that cannot be read depends on its epoch,
+// not on where the stream began.
+func TestSubstitutesOfLaterEpochs(t *testing.T) {
+	store := newStore(t)
+	put(t, store, "d", 300)
+	e := newEngine(t, store, fetch.Options{})
+	serve := func(epoch uint64, epochs int64) (got []fetch.Fault) {
+		req := schema.Request{Dataset: "d", Batch: 10, OnError: schema.OnErrorSkip, Shuffle: &schema.Shuffle{Seed: 4, Epoch: epoch}}
+		j := open(t, e, req)
+		store.inject(faulty(t, j, false, 5, 57, 203))
+		tk := ticket(req, 0)
+		tk.Epochs = epochs
+		return drain(t, e, j, tk).faults
+	}
+	both, second := serve(7, 2), serve(8, 1)
+	if len(both) != 6 || len(second) != 3 {
+		t.Fatalf("%d and %d faults, want 6 and 3", len(both), len(second))
+	}
+	for i, f := range second {
+		if g := both[3+i]; g.Position != f.Position || *g.Substitute != *f.Substitute {
+			t.Errorf("position %d is replaced by %d in an epoch by itself, by %d after another", f.Position, *f.Substitute, *g.Substitute)
+		}
+	}
+}
+
+// A read that does not come back holds up a loose stream only when the rows
+// after it are more than a resume ticket can tell of; then what is there is
+// served, and the rest when it comes.
+func TestLooseStreamGoesFarAhead(t *testing.T) {
+	store := newStore(t)
+	put(t, store, "d", 3000)
+	for _, order := range []string{schema.OrderFree, "window:40"} {
+		r := newRemote(store, time.Millisecond, 0)
+		far(t, r, fetch.Options{NoHedge: true}, func(t *testing.T, e *fetch.Engine) {
+			req := schema.Request{Dataset: "d", Columns: []string{"id", "label", "image"}, Batch: 100, Order: order}
+			j := resolve(t, e, req)
+			defer j.Close()
+			slow, _ := j.Manifest().Blob(0, 130)
+			began := time.Now()
+			r.hook = func(ctx context.Context, ref schema.BlobRef, _ int) error {
+				if ref == slow {
+					return pause(ctx, time.Until(began.Add(20*time.Second)))
+				}
+				return nil
+			}
+			s := start(t, e, j, ticket(req, 0))
+			defer s.Close()
+			fetch.LimitAhead(s, 1024)
+			served := map[int64]bool{}
+			before := 0
+			for b := range batches(t, s) {
+				for _, p := range b.Positions {
+					if served[p] {
+						t.Fatalf("%s: position %d twice", order, p)
+					}
+					served[p] = true
+				}
+				if !served[130] {
+					before = len(served)
+				}
+			}
+			if len(served) != 3000 || before < 500 || before > 1400 {
+				t.Errorf("%s: %d rows, %d of them before the one that was slow", order, len(served), before)
+			}
+		})
+	}
+}

@@ -1,0 +1,184 @@
+package fetch
+
+import (
+	"fmt"
+
+	"bowstring/fetch/plan"
+	"bowstring/schema"
+)
+
+// walk goes through the rows that a stream serves, in the plan's order: share
+// after share of its rank, and epoch after epoch where the ticket asks for
+// several. A stream has two: one where it reads, and one where it delivers. It
+// is a plain value; a copy walks on by itself.
+type walk struct {
+	job  *Job
+	list []int64 // the positions to serve in the place of a plan, if not nil
+
+	plan   *plan.Plan
+	rank   int
+	first  int64 // step that every epoch but the first begins with
+	stop   int64 // first step not served
+	stride int64
+	laps   int64 // epochs to serve
+
+	lap        int64 // epochs before this one
+	step       int64
+	lo, at, hi int64 // the share of step in the epoch's order, and how far it is used
+}
+
+// newWalk checks a ticket against the plan, and begins where it says.
+func newWalk(j *Job, t schema.Ticket) (walk, error) {
+	steps := j.plan.Steps()
+	if t.Rank < 0 || int64(t.Rank) >= j.request.WorldSize() {
+		return walk{}, &schema.FieldError{Field: "rank", Got: fmt.Sprint(t.Rank), Want: fmt.Sprintf("0 to %d, as world.size is %d", j.request.WorldSize()-1, j.request.WorldSize())}
+	}
+	if t.Step < 0 || t.Step > steps && max(t.Stride, 1) == 1 {
+		return walk{}, &schema.FieldError{Field: "step", Got: fmt.Sprint(t.Step), Want: fmt.Sprintf("0 to %d, as the epoch has %d steps", steps, steps)}
+	}
+	w := walk{
+		job: j, plan: j.plan, rank: t.Rank, stop: steps,
+		step: t.Step, stride: max(t.Stride, 1), laps: max(t.Epochs, 1),
+	}
+	w.first = w.step % w.stride
+	if t.Stop != nil {
+		w.stop = min(w.stop, *t.Stop)
+	}
+	if w.plan.RowsFrom(w.first, w.rank, w.stride, w.stop) == 0 {
+		w.laps = 1 // no epoch has a row for it
+	}
+	w.share()
+	if t.Row < 0 || t.Row > w.hi-w.lo {
+		return walk{}, &schema.FieldError{Field: "row", Got: fmt.Sprint(t.Row), Want: fmt.Sprintf("0 to %d, the rows of rank %d in step %d", w.hi-w.lo, t.Rank, t.Step)}
+	}
+	w.at = w.lo + t.Row
+	return w, nil
+}
+
+// share goes to the beginning of the step's share, which is empty from stop on.
+func (w *walk) share() {
+	w.lo, w.hi = 0, 0
+	if w.step < w.stop {
+		w.lo, w.hi = w.plan.Share(w.step, w.rank)
+	}
+	w.at = w.lo
+}
+
+// settle goes on to the next share that has a row left, false at the end. A
+// share may be empty, in the last step or where ranks outnumber rows.
+func (w *walk) settle() bool {
+	for w.at == w.hi {
+		switch {
+		case w.list != nil:
+			return false
+		case w.step < w.stop-w.stride:
+			w.step += w.stride
+		case w.lap+1 < w.laps:
+			w.lap++
+			w.plan = w.job.planOf(w.lap)
+			w.step = w.first
+		default:
+			return false
+		}
+		w.share()
+	}
+	return true
+}
+
+// skip goes on by n rows, false if the epoch has fewer.
+func (w *walk) skip(n int64) bool {
+	for lap := w.lap; n > 0; {
+		if !w.settle() || w.lap != lap {
+			return false
+		}
+		k := min(n, w.left())
+		w.at += k
+		n -= k
+	}
+	return true
+}
+
+// left is the number of rows that the share still has.
+func (w *walk) left() int64 { return w.hi - w.at }
+
+// row is where the walk is in the share.
+func (w *walk) row() int64 { return w.at - w.lo }
+
+// take returns the position of the next row of the share, and goes on.
+func (w *walk) take() int64 {
+	i := w.at
+	w.at++
+	if w.list != nil {
+		return w.list[i]
+	}
+	return w.plan.Position(i)
+}
+
+// ordinal counts the steps of this epoch that the stream could serve before
+// the one it is at.
+func (w *walk) ordinal() int64 { return w.step / w.stride }
+
+// ticket is t, changed to go on from here.
+func (w *walk) ticket(t schema.Ticket) schema.Ticket {
+	lap, step, row := w.lap, w.step, w.row()
+	if w.at == w.hi {
+		step, row = step+w.stride, 0
+		switch {
+		case t.Stop != nil:
+			step = min(step, *t.Stop)
+		case step >= w.stop && lap+1 < w.laps:
+			lap, step = lap+1, w.first
+		}
+	}
+	t.Step, t.Row, t.Served = step, row, nil
+	if lap > 0 {
+		t.Epochs = w.laps - lap
+		if t.Epochs == 1 {
+			t.Epochs = 0
+		}
+		if t.Shuffle != nil {
+			shuffle := *t.Shuffle
+			shuffle.Epoch += uint64(lap)
+			t.Shuffle = &shuffle
+		}
+	}
+	return t
+}
+
+// sizer cuts runs of rows into record batches that are bounded by rows and by
+// bytes.
+type sizer struct {
+	rowBytes int64 // the metadata of a row, on average
+	maxBytes int64
+	bytes    int64 // of the batch so far
+	rows     int64
+}
+
+func newSizer(j *Job) sizer {
+	m := j.Manifest()
+	z := sizer{maxBytes: j.request.BatchBytes}
+	if z.maxBytes == 0 {
+		z.maxBytes = schema.DefaultBatchBytes
+	}
+	if rows := m.Rows(); rows > 0 {
+		for _, c := range m.Snapshot().Chunks {
+			z.rowBytes += c.Size
+		}
+		z.rowBytes /= rows
+	}
+	return z
+}
+
+func (z *sizer) reset() { z.bytes, z.rows = 0, 0 }
+
+// fits reports whether the batch may have a row with that many bytes of blobs
+// too, and if so counts it in. The first row always fits.
+func (z *sizer) fits(blobs int64) bool {
+	n := z.rowBytes + blobs
+	if z.rows > 0 && (z.bytes+n > z.maxBytes || z.rows == schema.DefaultMetaBatch) {
+		return false
+	}
+	z.bytes += n
+	z.rows++
+	return true
+}
