@@ -4,12 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/bits"
-	"sync"
 
 	"github.com/gocql/gocql"
 	"golang.org/x/sync/errgroup"
 
+	"bowstring/fetch"
 	"bowstring/schema"
 )
 
@@ -55,49 +54,58 @@ func (s *Store) get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error
 	if t := s.foreign.of(ref.Key); t != nil {
 		return s.getForeign(ctx, t, ref)
 	}
-	buf := newBuffer(ref.Size)
-	err := s.readParts(ctx, ref, buf.data)
+	b, err := s.readParts(ctx, ref)
 	if errors.Is(err, schema.ErrNotFound) {
 		// It may have been attached by another process since this one looked.
 		if err := s.loadAttached(ctx); err != nil {
-			buf.Unpin()
 			return schema.Blob{}, err
 		}
 		if t := s.foreign.of(ref.Key); t != nil {
-			buf.Unpin()
 			return s.getForeign(ctx, t, ref)
 		}
 	}
+	return b, err
+}
+
+// readParts reads a blob. When it returns, nothing writes to its memory any more.
+func (s *Store) readParts(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
+	n := partsOf(ref.Size)
+	if n == 1 {
+		r := newReading(ctx, selectPart, int(ref.Size))
+		r.arena = &s.buffers
+		err := s.readPart(r, &ref, 0)
+		return r.blob(err)
+	}
+	buf, err := s.buffers.take(ref.Size)
 	if err != nil {
+		return schema.Blob{}, err
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(partsAtOnce)
+	for i := range n {
+		g.Go(func() error {
+			dst := buf.data[i*PartBytes : min((i+1)*PartBytes, len(buf.data))]
+			r := newReading(ctx, selectPart, len(dst))
+			r.dst = dst
+			return s.readPart(r, &ref, i)
+		})
+	}
+	if err := g.Wait(); err != nil {
 		buf.Unpin()
 		return schema.Blob{}, err
 	}
 	return schema.NewBlob(buf.data, buf), nil
 }
 
-// readParts fills data. When it returns, nothing writes there any more.
-func (s *Store) readParts(ctx context.Context, ref schema.BlobRef, data []byte) error {
-	if n := partsOf(ref.Size); n > 1 {
-		g, ctx := errgroup.WithContext(ctx)
-		g.SetLimit(partsAtOnce)
-		for i := range n {
-			g.Go(func() error {
-				return s.readPart(ctx, &ref, i, data[i*PartBytes:min((i+1)*PartBytes, len(data))])
-			})
-		}
-		return g.Wait()
-	}
-	return s.readPart(ctx, &ref, 0, data)
-}
-
-func (s *Store) readPart(ctx context.Context, ref *schema.BlobRef, part int, dst []byte) error {
-	key := ref.Key // escapes, once
+func (s *Store) readPart(r *reading, ref *schema.BlobRef, part int) error {
+	r.key = boundKey(ref.Key)
+	r.bind(&r.key, part)
 	levels := [...]gocql.Consistency{s.config.Read, gocql.LocalQuorum, gocql.Quorum}
 	for i, level := range levels {
 		if i > 0 && level == levels[i-1] {
 			continue
 		}
-		err := s.readCell(ctx, s.db.Query(selectPart, key[:], part).Consistency(level), tableParts, dst)
+		err := s.readCell(s.db, r, level, tableParts)
 		switch {
 		case err == nil:
 			return nil
@@ -111,92 +119,123 @@ func (s *Store) readPart(ctx context.Context, ref *schema.BlobRef, part int, dst
 		schema.ErrNotFound, ref.Key, part+1, partsOf(ref.Size), s.where(nil, tableParts))
 }
 
-// readCell runs a query for one cell, and copies it to dst, whose length it
-// must have. No row is a gocql.ErrNotFound.
-func (s *Store) readCell(ctx context.Context, q *gocql.Query, table string, dst []byte) error {
-	into := cell{dst: dst}
-	iter := q.WithContext(ctx).Iter()
-	host := iter.Host()
-	found := iter.Scan(&into)
-	err := iter.Close()
-	switch {
-	case err != nil:
-		return s.fault(ctx, err, host, table, "read")
-	case !found || into.null:
-		return gocql.ErrNotFound
-	case into.size != len(dst):
-		return fmt.Errorf("%w: %s: a cell has %d bytes, the manifest says %d", schema.ErrDataLoss, s.where(host, table), into.size, len(dst))
-	}
-	return nil
-}
+// reading is a read of one cell: its context, the values bound to its statement,
+// the order in which hosts are asked, and where the cell goes. It is one
+// allocation, for there is one for each blob.
+type reading struct {
+	context.Context //nolint:containedctx // it is one
 
-// cell receives a blob from the driver's buffer, which is only lent.
-type cell struct {
-	dst  []byte
-	size int
+	stmt  string
+	args  [2]any
+	bound int // args
+	key   boundKey
+
+	route route
+
+	// A cell that has the length wanted goes to dst, or, if that is nil, to a
+	// buffer that is taken when it has come: what is on its way needs no memory,
+	// and the buffer given back last is still in the processor's cache.
+	want   int
+	dst    []byte
+	arena  *arena
+	buffer *buffer // taken, nil if none was
+	fault  error   // why none could be
+
+	into [1]any // the reading itself
+	size int    // of the cell
 	null bool
 }
 
-// UnmarshalCQL implements gocql.Unmarshaler.
-func (c *cell) UnmarshalCQL(_ gocql.TypeInfo, data []byte) error {
-	c.null = data == nil
-	c.size = len(data)
-	if len(data) == len(c.dst) {
-		copy(c.dst, data)
+func newReading(ctx context.Context, stmt string, want int) *reading {
+	r := &reading{Context: ctx, stmt: stmt, want: want}
+	r.route.attempt = fetch.AttemptFrom(ctx)
+	r.into[0] = r
+	return r
+}
+
+func (r *reading) bind(args ...any) { r.bound = copy(r.args[:], args) }
+
+// Value implements context.Context. It brings the reading to where the host is chosen.
+func (r *reading) Value(key any) any {
+	if key == (routeKey{}) {
+		return r
+	}
+	return r.Context.Value(key)
+}
+
+// UnmarshalCQL implements gocql.Unmarshaler. The driver lends its buffer only.
+func (r *reading) UnmarshalCQL(_ gocql.TypeInfo, data []byte) error {
+	r.null = data == nil
+	r.size = len(data)
+	if r.null || r.size != r.want {
+		return nil
+	}
+	if r.dst == nil {
+		if r.buffer, r.fault = r.arena.take(int64(r.want)); r.fault != nil {
+			return r.fault
+		}
+		r.dst = r.buffer.data
+	}
+	copy(r.dst, data)
+	return nil
+}
+
+// blob is what was read, or the error that there was.
+func (r *reading) blob(err error) (schema.Blob, error) {
+	if err == nil {
+		return schema.NewBlob(r.buffer.data, r.buffer), nil
+	}
+	if r.buffer != nil {
+		r.buffer.Unpin()
+	}
+	return schema.Blob{}, err
+}
+
+// boundKey is a key as a value for a statement; as a slice it would be copied.
+type boundKey schema.Key
+
+// MarshalCQL implements gocql.Marshaler.
+func (k *boundKey) MarshalCQL(gocql.TypeInfo) ([]byte, error) { return k[:], nil }
+
+// readRetry asks one more host at once where one fails, such as for a connection
+// that was cut. Waiting and trying again is the caller's business.
+var readRetry = movingRetries(1)
+
+// readCell reads a cell, which must have the length wanted. No row is a
+// gocql.ErrNotFound.
+func (s *Store) readCell(session *gocql.Session, r *reading, level gocql.Consistency, table string) error {
+	r.size, r.null = 0, false
+	q, made := r.query(session)
+	iter := q.Consistency(level).RetryPolicy(readRetry).PageSize(0).Iter()
+	host := iter.Host()
+	found := iter.Scan(r.into[:]...)
+	err := iter.Close()
+	r.route.end(err)
+	made.Release()
+	switch {
+	case r.fault != nil:
+		return r.fault
+	case err != nil:
+		return s.fault(r.Context, err, host, table, "read")
+	case !found || r.null:
+		return gocql.ErrNotFound
+	case r.size != r.want:
+		return fmt.Errorf("%w: %s: a cell has %d bytes, the manifest says %d", schema.ErrDataLoss, s.where(host, table), r.size, r.want)
 	}
 	return nil
 }
 
-// buffer is the memory of a blob that was read. It belongs to the holder of
-// the blob until Unpin, which puts it back for another.
-type buffer struct {
-	data  []byte
-	class int
-}
-
-// Sizes of buffers grow by a quarter of a power of two, so that at most a
-// fifth of one is wasted; blobs above the largest are left to the garbage collector.
-const (
-	leastBits = 10 // smaller blobs share a class
-	mostBits  = 26
-)
-
-var buffers [(mostBits-leastBits)*4 + 1]sync.Pool
-
-// classOf returns the class of buffers that hold n bytes, and their size. The
-// class is -1 if there is none.
-func classOf(n int64) (class int, size int64) {
-	if n <= 1<<leastBits {
-		return 0, 1 << leastBits
+// query makes a query with the reading as its context. It is to be released as
+// made, which may be another: gocql can give a query a context only by copying
+// it, and the copy shares what its origin takes along when it is used again.
+func (r *reading) query(session *gocql.Session) (q, made *gocql.Query) {
+	type fork interface {
+		QueryWithContext(ctx context.Context, stmt string, values ...any) *gocql.Query
 	}
-	exp := bits.Len64(uint64(n-1)) - 1 // 2^exp < n <= 2^(exp+1)
-	if exp >= mostBits {
-		return -1, n
+	if f, ok := any(session).(fork); ok {
+		q = f.QueryWithContext(r, r.stmt, r.args[:r.bound]...)
+		return q, q
 	}
-	quarter := int64(1) << (exp - 2)
-	steps := (n - int64(1)<<exp + quarter - 1) / quarter // 1 to 4
-	class = (exp-leastBits)*4 + int(steps)
-	if class >= len(buffers) {
-		return -1, n
-	}
-	return class, int64(1)<<exp + steps*quarter
-}
-
-func newBuffer(n int64) *buffer {
-	class, size := classOf(n)
-	if class >= 0 {
-		if b, ok := buffers[class].Get().(*buffer); ok {
-			b.data = b.data[:n]
-			return b
-		}
-	}
-	return &buffer{data: make([]byte, n, size), class: class}
-}
-
-// Unpin implements schema.Owner.
-func (b *buffer) Unpin() {
-	if b.class >= 0 {
-		b.data = b.data[:0]
-		buffers[b.class].Put(b)
-	}
+	made = session.Query(r.stmt, r.args[:r.bound]...)
+	return made.WithContext(r), made
 }

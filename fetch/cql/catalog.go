@@ -21,6 +21,7 @@ const (
 	selectCatalog   = "SELECT dataset, number, dropped_to, dropped FROM " + tableSnapshots
 	selectPartition = "SELECT number, dropped_to, dropped, version, last, commit_id FROM " + tableSnapshots + " WHERE dataset = ?"
 	selectRecord    = "SELECT record, dropped_to, dropped FROM " + tableSnapshots + " WHERE dataset = ? AND number = ?"
+	selectNewest    = "SELECT number, record, dropped_to, dropped FROM " + tableSnapshots + " WHERE dataset = ? ORDER BY number DESC LIMIT 1"
 
 	// The condition of each is the version that the partition was read at; of
 	// a new partition, that there is none.
@@ -167,7 +168,7 @@ func (s *Store) transact(ctx context.Context, p *partition, stmt string, args ..
 
 func (s *Store) cas(ctx context.Context, table, stmt string, args ...any) (applied bool, err error) {
 	q := s.db.Query(stmt, args...).WithContext(ctx).Consistency(s.catalogLevel()).
-		Idempotent(false).RetryPolicy(movingRetries(0))
+		Idempotent(false).RetryPolicy(movingRetries(0)).NoSkipMetadata()
 	row := map[string]any{}
 	applied, err = q.MapScanCAS(row)
 	switch {
@@ -192,11 +193,8 @@ func (in *ingest) Commit(ctx context.Context, snap schema.Snapshot) (*schema.Sna
 	}
 	s := in.s
 	defer s.life.RUnlock()
-	switch {
-	case snap.Dataset != "" && snap.Dataset != in.dataset:
-		return nil, fmt.Errorf("%w: a snapshot of %q committed through an ingest into %q", schema.ErrInvalid, snap.Dataset, in.dataset)
-	case snap.Schema == nil:
-		return nil, fmt.Errorf("%w: a snapshot without a schema", schema.ErrInvalid)
+	if err := fetch.CheckCommit(in.dataset, &snap); err != nil {
+		return nil, err
 	}
 	snap.Dataset = in.dataset
 	g, gctx := errgroup.WithContext(ctx)
@@ -226,9 +224,8 @@ func (in *ingest) commit(ctx context.Context, snap schema.Snapshot) (*schema.Sna
 				return s.reread(snap)
 			}
 		}
-		if newest := p.newest(); newest != snap.Parent {
-			return nil, fmt.Errorf("%w: the newest snapshot of %q is %d, not %d: another import was committed, or one dropped, meanwhile",
-				schema.ErrConflict, in.dataset, newest, snap.Parent)
+		if err := fetch.CheckParent(in.dataset, snap.Parent, p.newest()); err != nil {
+			return nil, err
 		}
 		snap.Number = p.last + 1
 		record, err := encodeRecord(&snap)
@@ -310,6 +307,72 @@ func (s *Store) record(ctx context.Context, dataset string, number int64, droppe
 	return decodeRecord(dataset, number, record)
 }
 
+// newestRecord reads the record of the greatest number, nil if there is none or
+// it was dropped: then another may be the newest.
+func (s *Store) newestRecord(ctx context.Context, dataset string) (*schema.Snapshot, error) {
+	iter := s.db.Query(selectNewest, dataset).WithContext(ctx).Consistency(s.catalogLevel()).Iter()
+	host := iter.Host()
+	var record []byte
+	var number, to *int64
+	var at *time.Time
+	found := iter.Scan(&number, &record, &to, &at)
+	if err := iter.Close(); err != nil {
+		return nil, s.fault(ctx, err, host, tableSnapshots, "read the newest snapshot of "+dataset)
+	}
+	if !found || number == nil || record == nil || at != nil || to != nil && *number <= *to {
+		return nil, nil
+	}
+	return decodeRecord(dataset, *number, record)
+}
+
+// newest reads the newest snapshot: mostly in one round trip, as it mostly has
+// the greatest number.
+func (s *Store) newest(ctx context.Context, dataset string) (*schema.Snapshot, error) {
+	snap, err := s.newestRecord(ctx, dataset)
+	if err != nil || snap != nil {
+		return snap, err
+	}
+	p, err := s.partition(ctx, dataset, s.catalogLevel())
+	if err != nil {
+		return nil, err
+	}
+	number := p.newest()
+	if number == 0 {
+		return nil, s.missing(ctx, dataset, 0)
+	}
+	return s.record(ctx, dataset, number, false)
+}
+
+// Prepare does what would otherwise cost the first reader some round trips: the
+// statements that reading takes are prepared, by asking for what no name can
+// name, the lease is written, and some memory for blobs is touched, in bytes.
+func (s *Store) Prepare(ctx context.Context, memory int64) error {
+	if err := s.enter(ctx); err != nil {
+		return err
+	}
+	defer s.life.RUnlock()
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return s.buffers.touch(memory) })
+	g.Go(func() error { return s.lease.ensureReading(ctx) })
+	g.Go(func() error {
+		_, err := s.newestRecord(ctx, " ")
+		return err
+	})
+	g.Go(func() error {
+		_, err := s.record(ctx, " ", 0, false)
+		return err
+	})
+	g.Go(func() error {
+		r := newReading(ctx, selectPart, 0)
+		r.bind(&r.key, 0)
+		if err := s.readCell(s.db, r, s.config.Read, tableParts); !errors.Is(err, gocql.ErrNotFound) {
+			return err
+		}
+		return nil
+	})
+	return g.Wait()
+}
+
 // Snapshot implements fetch.Store.
 func (s *Store) Snapshot(ctx context.Context, dataset string, number int64) (*schema.Snapshot, error) {
 	if err := s.enter(ctx); err != nil {
@@ -322,18 +385,18 @@ func (s *Store) Snapshot(ctx context.Context, dataset string, number int64) (*sc
 	asked := number
 	// Repeated if what was found is dropped between two reads.
 	for {
+		var snap *schema.Snapshot
+		var err error
 		if asked == 0 {
-			p, err := s.partition(ctx, dataset, s.catalogLevel())
-			if err != nil {
-				return nil, err
-			}
-			if number = p.newest(); number == 0 {
-				return nil, s.missing(ctx, dataset, 0)
-			}
+			snap, err = s.newest(ctx, dataset)
+		} else {
+			snap, err = s.record(ctx, dataset, number, false)
 		}
-		snap, err := s.record(ctx, dataset, number, false)
 		if err != nil {
 			return nil, err
+		}
+		if snap != nil {
+			number = snap.Number
 		}
 		if snap != nil && s.lease.hold(snapshotName(dataset, number)) {
 			// A collection that has listed the leases already would not know.
@@ -359,27 +422,7 @@ func (s *Store) missing(ctx context.Context, dataset string, number int64) error
 	if err != nil {
 		return err
 	}
-	var names []string
-	for _, d := range list {
-		if d.Name == dataset {
-			return fmt.Errorf("%w: dataset %q has no snapshot %d; it has %s",
-				schema.ErrNotFound, dataset, number, strings.Trim(fmt.Sprint(d.Snapshots), "[]"))
-		}
-		names = append(names, d.Name)
-	}
-	if len(names) == 0 {
-		return fmt.Errorf("%w: there is no dataset %q; the store is empty", schema.ErrNotFound, dataset)
-	}
-	hint := ""
-	if near := schema.Nearest(dataset, names); near != "" {
-		hint = fmt.Sprintf(" (did you mean %q?)", near)
-	}
-	const most = 20
-	have := strings.Join(names[:min(len(names), most)], ", ")
-	if len(names) > most {
-		have += fmt.Sprintf(" and %d more", len(names)-most)
-	}
-	return fmt.Errorf("%w: there is no dataset %q%s; there are %s", schema.ErrNotFound, dataset, hint, have)
+	return fetch.NoSnapshot(list, dataset, number)
 }
 
 // Drop implements fetch.Store. A dropped snapshot's selections go with it. Its

@@ -44,15 +44,22 @@
 //
 // # Memory
 //
-// [Store.Get] reads into buffers that are used again after their blobs are
-// released. Below it the driver reads a response into a buffer of its own,
-// which ScyllaDB's fork keeps for the next response and gocql leaves to the
-// garbage collector.
+// [Store.Get] reads into memory outside of the Go heap, which is used again after
+// its blobs are released, and goes back to the system when as much has not been
+// needed for some seconds. A blob that is never released is never freed. Below
+// it the driver reads a response into a buffer of its own, which ScyllaDB's fork
+// keeps for the next response and gocql leaves to the garbage collector.
+//
+// # Replicas
+//
+// A read asks the replica first that [fetch.AttemptFrom] says, and hosts last
+// that have fallen silent. The driver asks one more host at once where one fails;
+// to wait and to try again is the caller's business.
 //
 // # Goroutines
 //
 // A store has one goroutine of its own, which renews its lease, once it has
-// read a snapshot or begun an ingest. The driver has two for each connection and a
+// read a snapshot or begun an ingest, and one for each host that is silent. The driver has two for each connection and a
 // few for each session; they end soon after Close, which does not wait for the
 // last of them, because the driver does not.
 package cql

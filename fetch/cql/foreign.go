@@ -134,22 +134,23 @@ func (s *Store) getForeign(ctx context.Context, t *foreignTable, ref schema.Blob
 		return schema.Blob{}, err
 	}
 	id := gocql.UUID(ref.Key[16:])
-	buf := newBuffer(ref.Size)
+	r := newReading(ctx, t.query, int(ref.Size))
+	r.arena = &s.buffers
+	r.bind(id)
 	for _, level := range []gocql.Consistency{s.config.Read, gocql.Quorum} {
-		err = s.readCell(ctx, session.Query(t.query, id).Consistency(level), t.name(), buf.data)
+		err = s.readCell(session, r, level, t.name())
 		if !errors.Is(err, gocql.ErrNotFound) {
 			break
 		}
 	}
-	if err == nil {
-		return schema.NewBlob(buf.data, buf), nil
-	}
-	buf.Unpin()
 	if errors.Is(err, gocql.ErrNotFound) {
 		err = fmt.Errorf("%w: %s has no row %s with a value in %s, though it had when it was attached",
 			schema.ErrDataLoss, s.where(nil, t.name()), id, t.data)
 	}
-	return schema.Blob{}, fmt.Errorf("read attached cell %s of row %s: %w", t.data, id, err)
+	if err != nil {
+		err = fmt.Errorf("read attached cell %s of row %s: %w", t.data, id, err)
+	}
+	return r.blob(err)
 }
 
 // identifier writes a name as CQL takes it, whatever its case.

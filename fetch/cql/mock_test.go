@@ -1,26 +1,23 @@
-//go:build cassandra && !race
-
-// The mock's library has races of its own, between closing a connection and
-// sending on it; what is tested here is also under the race detector elsewhere.
-
 package cql
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"reflect"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/datastax/go-cassandra-native-protocol/client"
 	"github.com/datastax/go-cassandra-native-protocol/datatype"
 	"github.com/datastax/go-cassandra-native-protocol/frame"
 	"github.com/datastax/go-cassandra-native-protocol/message"
@@ -37,9 +34,21 @@ type mock struct {
 	peer string // the address of the other server of the cluster, if there is one
 	blob []byte
 
+	shards    int // 0 for a server that is no Scylla
+	awarePort int
+	do        func(n int) deed // what to do with the nth read, from 1
+	connected chan int         // the shard of each connection to awarePort
+
 	mu     sync.Mutex
+	conns  []net.Conn
 	levels []primitive.ConsistencyLevel // of the reads so far
-	shards map[int]int                  // connections to each shard, through the port that is aware of them
+	places []int                        // the shards that the reads came to
+}
+
+// mockConn is a connection to a mock.
+type mockConn struct {
+	net.Conn
+	shard int
 }
 
 // deed is what a mock does with a read.
@@ -47,6 +56,8 @@ type deed struct {
 	answer message.Message // in place of the blob
 	hang   bool            // no answer
 	cut    bool            // close the connection in the middle of the answer
+	stream int16           // added to the number of the stream that is answered
+	pages  bool            // say that there are more rows, and cut the connection when they are asked for
 	arrive func()          // called first
 }
 
@@ -61,54 +72,111 @@ func freePort(t *testing.T) int {
 	return l.Addr().(*net.TCPAddr).Port
 }
 
-// startMock runs a server until the end of the test. do says what to do with
-// the nth read, from 1. With shards, the server is a Scylla of so many, and
-// aware of them on the port awarePort.
-func startMock(t *testing.T, ip string, port, shards, awarePort int, do func(n int) deed) *mock {
+// startMock runs a server until the end of the test.
+func startMock(t *testing.T, m *mock, ip string, port int) *mock {
 	t.Helper()
-	m := &mock{addr: net.JoinHostPort(ip, strconv.Itoa(port)), blob: bytes.Repeat([]byte("bow"), 40_000), shards: map[int]int{}}
+	m.addr = net.JoinHostPort(ip, strconv.Itoa(port))
+	m.blob = bytes.Repeat([]byte("bow"), 40_000)
+	m.connected = make(chan int, 100)
 	ports := []int{port}
-	if shards > 0 {
-		ports = append(ports, awarePort)
+	if m.shards > 0 {
+		ports = append(ports, m.awarePort)
 	}
+	var running sync.WaitGroup
+	var listeners []net.Listener
+	ended := false // guarded by m.mu
 	for _, p := range ports {
-		server := client.NewCqlServer(net.JoinHostPort(ip, strconv.Itoa(p)), nil)
-		server.RequestHandlers = []client.RequestHandler{
-			func(r *frame.Frame, c *client.CqlServerConnection, _ client.RequestHandlerContext) *frame.Frame {
-				return m.handle(r, c, shards, awarePort, do)
-			},
-			client.HandshakeHandler, client.RegisterHandler, client.NewSetKeyspaceHandler(func(string) {}),
-			m.topology,
-			func(r *frame.Frame, _ *client.CqlServerConnection, _ client.RequestHandlerContext) *frame.Frame {
-				if r.Header.OpCode != primitive.OpCodeQuery {
-					return nil
-				}
-				// The driver's other questions, about keyspaces and tables, have no answer.
-				return frame.NewFrame(r.Header.Version, r.Header.StreamId, &message.RowsResult{Metadata: &message.RowsMetadata{}, Data: message.RowSet{}})
-			},
-		}
-		if err := server.Start(context.Background()); err != nil {
+		l, err := net.Listen("tcp", net.JoinHostPort(ip, strconv.Itoa(p)))
+		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = server.Close() })
+		listeners = append(listeners, l)
+		running.Go(func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				m.mu.Lock()
+				m.conns = append(m.conns, c)
+				if ended {
+					c.Close()
+				}
+				m.mu.Unlock()
+				running.Go(func() { m.serve(&mockConn{Conn: c}) })
+			}
+		})
 	}
+	t.Cleanup(func() {
+		for _, l := range listeners {
+			l.Close()
+		}
+		m.mu.Lock()
+		ended = true
+		for _, c := range m.conns {
+			c.Close()
+		}
+		m.mu.Unlock()
+		running.Wait()
+	})
 	return m
+}
+
+// serve answers one request after the other, until the connection is closed.
+func (m *mock) serve(c *mockConn) {
+	defer c.Close()
+	codec := frame.NewCodec()
+	in := bufio.NewReader(c)
+	for {
+		r, err := codec.DecodeFrame(in)
+		if err != nil {
+			return
+		}
+		if answer := m.answer(r, c); answer != nil {
+			if err := codec.EncodeFrame(answer, c); err != nil {
+				return
+			}
+		}
+	}
+}
+
+// answer is nil if there is none.
+func (m *mock) answer(r *frame.Frame, c *mockConn) *frame.Frame {
+	reply := func(answer message.Message) *frame.Frame {
+		return frame.NewFrame(r.Header.Version, r.Header.StreamId, answer)
+	}
+	switch msg := r.Body.Message.(type) {
+	case *message.Options:
+		if m.shards > 0 {
+			return reply(m.supported(c))
+		}
+		return reply(&message.Supported{Options: map[string][]string{"CQL_VERSION": {"3.0.0"}, "COMPRESSION": {}}})
+	case *message.Startup, *message.Register:
+		return reply(&message.Ready{})
+	case *message.Prepare:
+		return reply(prepared)
+	case *message.Execute:
+		return m.execute(r, msg, c)
+	case *message.Query:
+		if ks, ok := strings.CutPrefix(msg.Query, "USE "); ok {
+			return reply(&message.SetKeyspaceResult{Keyspace: strings.Trim(ks, `"`)})
+		}
+		if strings.Contains(msg.Query, "FROM system.") {
+			return reply(m.topology(msg.Query, c))
+		}
+		// The driver's other questions, about keyspaces and tables, have no answer.
+		return reply(&message.RowsResult{Metadata: &message.RowsMetadata{}, Data: message.RowSet{}})
+	}
+	return reply(&message.ProtocolError{ErrorMessage: fmt.Sprintf("the mock knows no %v", r.Header.OpCode)})
 }
 
 // topology answers what drivers ask about the members of the cluster. A
 // member's last byte of the address is in all that tells it from the others.
-func (m *mock) topology(r *frame.Frame, c *client.CqlServerConnection, _ client.RequestHandlerContext) *frame.Frame {
-	query, ok := r.Body.Message.(*message.Query)
-	if !ok || !strings.Contains(query.Query, "FROM system.") {
-		return nil
-	}
-	reply := func(answer message.Message) *frame.Frame {
-		return frame.NewFrame(r.Header.Version, r.Header.StreamId, answer)
-	}
+func (m *mock) topology(query string, c net.Conn) message.Message {
 	var members []string
 	address := "rpc_address"
 	switch {
-	case strings.Contains(query.Query, "system.local"):
+	case strings.Contains(query, "system.local"):
 		members = []string{c.LocalAddr().(*net.TCPAddr).IP.String()}
 	case m.peer != "":
 		members, address = []string{m.peer}, "native_address"
@@ -134,75 +202,80 @@ func (m *mock) topology(r *frame.Frame, c *client.CqlServerConnection, _ client.
 			[]byte("3.11.2"), []byte("org.apache.cassandra.dht.Murmur3Partitioner"), tokens,
 		})
 	}
-	return reply(answer)
+	return answer
 }
 
-func (m *mock) handle(r *frame.Frame, c *client.CqlServerConnection, shards, awarePort int, do func(n int) deed) *frame.Frame {
-	reply := func(answer message.Message) *frame.Frame {
-		return frame.NewFrame(r.Header.Version, r.Header.StreamId, answer)
+var (
+	partColumns = []*message.ColumnMetadata{{Keyspace: "mock", Table: tableParts, Name: "data", Type: datatype.Blob}}
+	prepared    = &message.PreparedResult{
+		PreparedQueryId: []byte{1},
+		VariablesMetadata: &message.VariablesMetadata{PkIndices: []uint16{0, 1}, Columns: []*message.ColumnMetadata{
+			{Keyspace: "mock", Table: tableParts, Name: "key", Type: datatype.Blob},
+			{Keyspace: "mock", Table: tableParts, Name: "part", Type: datatype.Int},
+		}},
+		ResultMetadata: &message.RowsMetadata{ColumnCount: 1, Columns: partColumns},
 	}
-	columns := []*message.ColumnMetadata{{Keyspace: "mock", Table: tableParts, Name: "data", Type: datatype.Blob}}
-	switch msg := r.Body.Message.(type) {
-	case *message.Options:
-		if shards > 0 {
-			return reply(m.supported(c, shards, awarePort))
-		}
-	case *message.Prepare:
-		return reply(&message.PreparedResult{
-			PreparedQueryId: []byte{1},
-			VariablesMetadata: &message.VariablesMetadata{PkIndices: []uint16{0, 1}, Columns: []*message.ColumnMetadata{
-				{Keyspace: "mock", Table: tableParts, Name: "key", Type: datatype.Blob},
-				{Keyspace: "mock", Table: tableParts, Name: "part", Type: datatype.Int},
-			}},
-			ResultMetadata: &message.RowsMetadata{ColumnCount: 1, Columns: columns},
-		})
-	case *message.Execute:
-		m.mu.Lock()
-		m.levels = append(m.levels, msg.Options.Consistency)
-		n := len(m.levels)
-		m.mu.Unlock()
-		d := do(n)
-		if d.arrive != nil {
-			d.arrive()
-		}
-		answer := reply(&message.RowsResult{
-			Metadata: &message.RowsMetadata{ColumnCount: 1, Columns: columns}, Data: message.RowSet{message.Row{m.blob}},
-		})
-		switch {
-		case d.hang:
-			return nil
-		case d.cut:
-			var b bytes.Buffer
-			if err := frame.NewCodec().EncodeFrame(answer, &b); err != nil {
-				panic(err)
-			}
-			_, _ = c.GetConn().Write(b.Bytes()[:b.Len()/2])
-			_ = c.GetConn().Close()
-			return nil
-		case d.answer != nil:
-			return reply(d.answer)
-		}
-		return answer
+)
+
+// part is the answer to a read, of a row or of none.
+func part(rows ...message.Row) *message.RowsResult {
+	return &message.RowsResult{Metadata: &message.RowsMetadata{ColumnCount: 1, Columns: partColumns}, Data: rows}
+}
+
+// execute answers a read.
+func (m *mock) execute(r *frame.Frame, msg *message.Execute, c *mockConn) *frame.Frame {
+	m.mu.Lock()
+	m.levels = append(m.levels, msg.Options.Consistency)
+	m.places = append(m.places, c.shard)
+	n := len(m.levels)
+	m.mu.Unlock()
+	d := m.do(n)
+	if d.arrive != nil {
+		d.arrive()
 	}
-	return nil
+	if d.answer == nil {
+		rows := part(message.Row{m.blob})
+		if d.pages {
+			rows = part()
+			rows.Metadata.PagingState = []byte("more")
+		}
+		d.answer = rows
+	}
+	if d.pages && len(msg.Options.PagingState) > 0 {
+		d.cut = true
+	}
+	answer := frame.NewFrame(r.Header.Version, r.Header.StreamId+d.stream, d.answer)
+	switch {
+	case d.hang:
+		return nil
+	case d.cut:
+		var b bytes.Buffer
+		if err := frame.NewCodec().EncodeFrame(answer, &b); err != nil {
+			panic(err)
+		}
+		_, _ = io.CopyN(c, &b, int64(b.Len()/2)) // the driver may have gone
+		_ = c.Close()
+		return nil
+	}
+	return answer
 }
 
 // supported are the options of a Scylla node. A connection to the port that is
-// aware of shards goes to the one that its own port says.
-func (m *mock) supported(c *client.CqlServerConnection, shards, awarePort int) *message.Supported {
-	shard := 0
-	if c.LocalAddr().(*net.TCPAddr).Port == awarePort {
-		shard = c.RemoteAddr().(*net.TCPAddr).Port % shards
-		m.mu.Lock()
-		m.shards[shard]++
-		m.mu.Unlock()
+// aware of shards goes to the one that its own port says, the others to the first.
+func (m *mock) supported(c *mockConn) *message.Supported {
+	if c.LocalAddr().(*net.TCPAddr).Port == m.awarePort {
+		c.shard = c.RemoteAddr().(*net.TCPAddr).Port % m.shards
+		select {
+		case m.connected <- c.shard:
+		default: // it was seen often enough
+		}
 	}
 	return &message.Supported{Options: map[string][]string{
 		"CQL_VERSION": {"3.0.0"}, "COMPRESSION": {},
-		"SCYLLA_SHARD": {strconv.Itoa(shard)}, "SCYLLA_NR_SHARDS": {strconv.Itoa(shards)},
+		"SCYLLA_SHARD": {strconv.Itoa(c.shard)}, "SCYLLA_NR_SHARDS": {strconv.Itoa(m.shards)},
 		"SCYLLA_PARTITIONER":         {"org.apache.cassandra.dht.Murmur3Partitioner"},
 		"SCYLLA_SHARDING_ALGORITHM":  {"biased-token-round-robin"},
-		"SCYLLA_SHARDING_IGNORE_MSB": {"12"}, "SCYLLA_SHARD_AWARE_PORT": {strconv.Itoa(awarePort)},
+		"SCYLLA_SHARDING_IGNORE_MSB": {"12"}, "SCYLLA_SHARD_AWARE_PORT": {strconv.Itoa(m.awarePort)},
 	}}
 }
 
@@ -212,15 +285,24 @@ func (m *mock) reads() []primitive.ConsistencyLevel {
 	return slices.Clone(m.levels)
 }
 
-// pair of servers that are one cluster.
+// mockPair starts servers that are one cluster.
 func mockPair(t *testing.T, first, second func(n int) deed) (a, b *mock, port int) {
 	t.Helper()
 	port = freePort(t)
-	a = startMock(t, "127.0.0.1", port, 0, 0, first)
-	b = startMock(t, "127.0.0.2", port, 0, 0, second)
-	a.peer, b.peer = "127.0.0.2", "127.0.0.1" // before anyone connects
+	a = startMock(t, &mock{do: first, peer: "127.0.0.2"}, "127.0.0.1", port)
+	b = startMock(t, &mock{do: second, peer: "127.0.0.1"}, "127.0.0.2", port)
 	return a, b, port
 }
+
+// mockAlone starts a server that is a cluster.
+func mockAlone(t *testing.T, do func(n int) deed) (m *mock, port int) {
+	t.Helper()
+	port = freePort(t)
+	return startMock(t, &mock{do: do}, "127.0.0.1", port), port
+}
+
+// well is how a server does that has no faults.
+func well(int) deed { return deed{} }
 
 // mockStore is a store on mocks, which is good for Get.
 func mockStore(t *testing.T, uri string) *Store {
@@ -229,12 +311,19 @@ func mockStore(t *testing.T, uri string) *Store {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &Store{config: config, options: Options{Logger: quiet}, log: quiet, dc: "dc1"}
-	s.foreign.tables.Store(&map[[prefixLen]byte]*foreignTable{})
+	s := newStore(config, Options{Logger: quiet})
+	s.dc = "dc1"
 	if s.db, err = s.session(t.Context(), config.Keyspace); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(s.db.Close)
+	t.Cleanup(func() {
+		s.end()
+		s.asking.Wait()
+		s.db.Close()
+		if err := s.buffers.close(); err != nil {
+			t.Error(err)
+		}
+	})
 	return s
 }
 
@@ -259,31 +348,32 @@ func TestFaults(t *testing.T) {
 		"overloaded":    {deed: deed{answer: &message.Overloaded{ErrorMessage: "busy"}}, says: "sheds load"},
 		"unavailable":   {deed: deed{answer: &message.Unavailable{ErrorMessage: "down", Consistency: primitive.ConsistencyLevelLocalOne, Required: 1}}, says: "too few replicas"},
 		"read timeout":  {deed: deed{answer: &message.ReadTimeout{ErrorMessage: "slow", Consistency: primitive.ConsistencyLevelLocalOne, BlockFor: 1}}, says: "too slow"},
+		"read failure":  {deed: deed{answer: &message.ReadFailure{ErrorMessage: "bad disk", Consistency: primitive.ConsistencyLevelLocalOne, BlockFor: 1, NumFailures: 1}}, says: "its log"},
 		"server error":  {deed: deed{answer: &message.ServerError{ErrorMessage: "oops"}}, says: "its log"},
 		"bootstrapping": {deed: deed{answer: &message.IsBootstrapping{ErrorMessage: "joining"}}, says: "joining"},
 		"cut":           {deed: deed{cut: true}, says: "check"},
 		"hang":          {deed: deed{hang: true}, params: "&timeout=200ms", says: "no answer within 200ms"},
+		"wrong stream":  {deed: deed{stream: 1000}, params: "&timeout=200ms", says: "no answer within 200ms"},
 	} {
 		t.Run(name+" once", func(t *testing.T) {
-			m, other, port := mockPair(t, func(n int) deed {
-				if n == 1 {
+			var did atomic.Bool // one of the servers does it
+			do := func(int) deed {
+				if did.CompareAndSwap(false, true) {
 					return c.deed
 				}
 				return deed{}
-			}, func(int) deed { return deed{} })
-			s := mockStore(t, fmt.Sprintf("cql://127.0.0.1:%d,127.0.0.2/mock?conns=2%s", port, c.params))
-			for range 4 { // hosts take turns
-				if err := m.read(t.Context(), s); err != nil {
-					t.Fatalf("a read that should have been tried again: %v", err)
-				}
 			}
-			if got := len(m.reads()) + len(other.reads()); got != 5 || len(m.reads()) == 0 {
-				t.Errorf("%d reads of the first server and %d of the second, want 5: one was to fail", len(m.reads()), len(other.reads()))
+			a, b, port := mockPair(t, do, do)
+			s := mockStore(t, fmt.Sprintf("cql://127.0.0.1:%d,127.0.0.2/mock?conns=2%s", port, c.params))
+			if err := a.read(t.Context(), s); err != nil {
+				t.Fatalf("a read that should have been tried again: %v", err)
+			}
+			if len(a.reads()) != 1 || len(b.reads()) != 1 {
+				t.Errorf("%d and %d reads of the servers, want one of each: the other is asked", len(a.reads()), len(b.reads()))
 			}
 		})
 		t.Run(name+" always", func(t *testing.T) {
-			port := freePort(t)
-			m := startMock(t, "127.0.0.1", port, 0, 0, func(int) deed { return c.deed })
+			m, port := mockAlone(t, func(int) deed { return c.deed })
 			s := mockStore(t, fmt.Sprintf("cql://127.0.0.1:%d/mock?conns=4%s", port, c.params))
 			err := m.read(t.Context(), s)
 			if !errors.Is(err, schema.ErrUnavailable) {
@@ -294,38 +384,54 @@ func TestFaults(t *testing.T) {
 					t.Errorf("the error %q does not say %q", err, word)
 				}
 			}
-			if len(m.reads()) == 0 {
-				t.Error("the server was not asked")
+			if n := len(m.reads()); n != 1 {
+				t.Errorf("the only server was asked %d times, want 1: whether to wait and ask again is the caller's business", n)
 			}
 		})
 	}
 }
 
-// TestRetryMoves: what one host refuses, the next is asked for.
-func TestRetryMoves(t *testing.T) {
-	busy, idle, port := mockPair(t,
-		func(int) deed { return deed{answer: &message.Overloaded{ErrorMessage: "busy"}} },
-		func(int) deed { return deed{} })
-	s := mockStore(t, fmt.Sprintf("cql://127.0.0.1:%d,127.0.0.2/mock?conns=1", port))
-	const reads = 20
-	for range reads {
-		if err := idle.read(t.Context(), s); err != nil {
+// TestCutBetweenPages: a page without rows, and no other.
+func TestCutBetweenPages(t *testing.T) {
+	m, port := mockAlone(t, func(int) deed { return deed{pages: true} })
+	s := mockStore(t, fmt.Sprintf("cql://127.0.0.1:%d/mock?conns=2", port))
+	if err := m.read(t.Context(), s); !errors.Is(err, schema.ErrUnavailable) {
+		t.Errorf("%v, want one that can be tried again", err)
+	}
+}
+
+// TestReadAfterCut: the connections that were lost are made again.
+func TestReadAfterCut(t *testing.T) {
+	m, port := mockAlone(t, func(n int) deed { return deed{cut: n%2 == 1} })
+	s := mockStore(t, fmt.Sprintf("cql://127.0.0.1:%d/mock?conns=4", port))
+	for n := 0; n < 6; {
+		if err := m.read(t.Context(), s); err == nil {
+			n++
+		} else if !errors.Is(err, schema.ErrUnavailable) {
 			t.Fatal(err)
 		}
 	}
-	if len(idle.reads()) != reads {
-		t.Errorf("the idle host was asked %d times, want %d", len(idle.reads()), reads)
+}
+
+// TestSameHostFirst: a blob is read from the same host all the time.
+func TestSameHostFirst(t *testing.T) {
+	a, b, port := mockPair(t, well, well)
+	s := mockStore(t, fmt.Sprintf("cql://127.0.0.1:%d,127.0.0.2/mock?conns=1", port))
+	const reads = 10
+	for range reads {
+		if err := a.read(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if n := len(busy.reads()); n == 0 || n > reads {
-		t.Errorf("the busy host was asked %d times, want 1 to %d: no read asks it twice", n, reads)
+	if x, y := len(a.reads()), len(b.reads()); x+y != reads || x != 0 && y != 0 {
+		t.Errorf("%d and %d reads of the servers, want %d of one of them", x, y, reads)
 	}
 }
 
 func TestCancelEndsReads(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cause := errors.New("the client has gone")
-	port := freePort(t)
-	m := startMock(t, "127.0.0.1", port, 0, 0, func(int) deed {
+	m, port := mockAlone(t, func(int) deed {
 		return deed{hang: true, arrive: func() { cancel(cause) }}
 	})
 	s := mockStore(t, fmt.Sprintf("cql://127.0.0.1:%d/mock?timeout=1h", port))
@@ -335,17 +441,16 @@ func TestCancelEndsReads(t *testing.T) {
 	if n := len(m.reads()); n != 1 {
 		t.Errorf("the server was asked %d times", n)
 	}
+	if n := s.buffers.stats().buffers; n != 0 {
+		t.Errorf("%d buffers are pinned, and nobody has them", n)
+	}
 }
 
 // TestMissingRow: a replica that has no row is not believed at once.
 func TestMissingRow(t *testing.T) {
-	empty := deed{answer: &message.RowsResult{Metadata: &message.RowsMetadata{
-		ColumnCount: 1, Columns: []*message.ColumnMetadata{{Keyspace: "mock", Table: tableParts, Name: "data", Type: datatype.Blob}},
-	}, Data: message.RowSet{}}}
-	port := freePort(t)
-	m := startMock(t, "127.0.0.1", port, 0, 0, func(n int) deed {
+	m, port := mockAlone(t, func(n int) deed {
 		if n <= 2 {
-			return empty
+			return deed{answer: part()}
 		}
 		return deed{}
 	})
@@ -357,43 +462,94 @@ func TestMissingRow(t *testing.T) {
 	if got := m.reads(); !slices.Equal(got, want) {
 		t.Errorf("read at %v, want %v", got, want)
 	}
-	short := startMock(t, "127.0.0.2", port, 0, 0, func(int) deed { return deed{} })
-	short.blob = short.blob[1:]
-	s = mockStore(t, fmt.Sprintf("cql://127.0.0.2:%d/mock", port))
-	if err := m.read(t.Context(), s); !errors.Is(err, schema.ErrDataLoss) {
-		t.Errorf("a cell of another size: %v", err)
+}
+
+// TestWrongSize: a cell of another size than the manifest says.
+func TestWrongSize(t *testing.T) {
+	for name, cell := range map[string][]byte{"short": []byte("bow"), "empty": {}, "long": make([]byte, 200_000)} {
+		t.Run(name, func(t *testing.T) {
+			m, port := mockAlone(t, func(int) deed { return deed{answer: part(message.Row{cell})} })
+			s := mockStore(t, fmt.Sprintf("cql://127.0.0.1:%d/mock", port))
+			err := m.read(t.Context(), s)
+			if !errors.Is(err, schema.ErrDataLoss) {
+				t.Fatalf("got %v", err)
+			}
+			for _, word := range []string{strconv.Itoa(len(cell)), strconv.Itoa(len(m.blob)), "127.0.0.1"} {
+				if !strings.Contains(err.Error(), word) {
+					t.Errorf("the error %q does not say %s", err, word)
+				}
+			}
+		})
 	}
 }
 
-// TestShards: ScyllaDB's fork opens a connection to each shard.
+// TestSilentServer: one that hangs is left alone until it answers who asks it.
+func TestSilentServer(t *testing.T) {
+	var hung atomic.Bool
+	asked := make(chan struct{}, 1000)
+	first := func(int) deed {
+		asked <- struct{}{}
+		return deed{hang: hung.Load()}
+	}
+	a, b, port := mockPair(t, first, first)
+	s := mockStore(t, fmt.Sprintf("cql://127.0.0.1:%d,127.0.0.2/mock?conns=1&timeout=700ms", port))
+	if err := a.read(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	<-asked
+	st := s.steering
+	hung.Store(true)
+	// Both hang, so that each becomes silent.
+	for st.silent.Load() == 0 {
+		if err := a.read(t.Context(), s); !errors.Is(err, schema.ErrUnavailable) {
+			t.Fatalf("got %v", err)
+		}
+	}
+	hung.Store(false)
+	for st.silent.Load() > 0 {
+		<-asked // or the test hangs
+		if err := a.read(t.Context(), s); err != nil && !errors.Is(err, schema.ErrUnavailable) {
+			t.Fatal(err)
+		}
+	}
+	if len(a.reads()) == 0 || len(b.reads()) == 0 {
+		t.Errorf("%d and %d reads of the servers", len(a.reads()), len(b.reads()))
+	}
+}
+
+// TestShards: ScyllaDB's fork opens a connection to each shard, and sends a read
+// to the one of its key.
 func TestShards(t *testing.T) {
 	const shards = 4
 	port, aware := freePort(t), freePort(t)
-	m := startMock(t, "127.0.0.1", port, shards, aware, func(int) deed { return deed{} })
+	m := startMock(t, &mock{shards: shards, awarePort: aware, do: well}, "127.0.0.1", port)
 	s := mockStore(t, fmt.Sprintf("cql://127.0.0.1:%d/mock?conns=4", port))
-	for range 20 {
+	_, fork := reflect.TypeFor[gocql.ClusterConfig]().FieldByName("DisableShardAwarePort")
+	if fork {
+		// The driver fills its pool in the background. One was connected by way of
+		// the other port.
+		for seen := map[int]bool{0: true}; len(seen) < shards; {
+			select {
+			case shard := <-m.connected:
+				seen[shard] = true
+			case <-time.After(time.Minute):
+				t.Fatalf("connections to the shards %v of %d only", seen, shards)
+			}
+		}
+	}
+	const reads = 20
+	for range reads {
 		if err := m.read(t.Context(), s); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if n := len(m.reads()); n != 20 {
-		t.Errorf("%d reads arrived, want 20", n)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.places) != reads {
+		t.Errorf("%d reads arrived, want %d", len(m.places), reads)
 	}
-	if _, fork := reflect.TypeFor[gocql.ClusterConfig]().FieldByName("DisableShardAwarePort"); !fork {
-		return // gocql knows no shards; that it reads from such a server is all
-	}
-	// The driver fills its pool in the background.
-	deadline := time.Now().Add(time.Minute)
-	for {
-		m.mu.Lock()
-		n := len(m.shards)
-		m.mu.Unlock()
-		if n >= shards-1 { // one was connected by way of the other port
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("connections to %d of %d shards: %v", n, shards, m.shards)
-		}
-		time.Sleep(10 * time.Millisecond)
+	// A connection may still have been on its way for the first ones.
+	if last := m.places[reads/2:]; fork && slices.Min(last) != slices.Max(last) {
+		t.Errorf("reads of one key came to the shards %v", last)
 	}
 }

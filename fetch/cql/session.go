@@ -25,7 +25,7 @@ type Dialer interface {
 }
 
 // attempts is how many hosts the driver tries at once for a request, without a
-// pause between them. Waiting and trying again is the caller's business.
+// pause between them. Reads of blobs have their own, readRetry.
 const attempts = 3
 
 // cluster is what every session starts from.
@@ -35,7 +35,7 @@ func (c *Config) cluster(opts Options) (*gocql.ClusterConfig, error) {
 	cl.ProtoVersion = c.Proto
 	cl.Timeout = c.Timeout
 	cl.ConnectTimeout = c.Connect
-	cl.NumConns = c.Conns
+	cl.NumConns = c.connsPerHost(1)
 	cl.Consistency = c.Read
 	cl.SerialConsistency = gocql.Serial
 	if c.LocalSerial {
@@ -44,6 +44,10 @@ func (c *Config) cluster(opts Options) (*gocql.ClusterConfig, error) {
 	cl.RetryPolicy = movingRetries(attempts - 1)
 	cl.ReconnectInterval = 5 * time.Second // to nodes that were down
 	cl.DefaultIdempotence = true           // transactions say otherwise
+	// Responses come without a description of their columns, which the driver knows
+	// from preparing the statement. That is safe as no statement selects *, and
+	// transactions, whose columns vary, say otherwise.
+	cl.DisableSkipMetadata = false
 	cl.Logger = driverLogger{opts.Logger}
 	if opts.Dialer != nil {
 		cl.Dialer = opts.Dialer
@@ -124,9 +128,9 @@ func (s *Store) look(ctx context.Context, create bool) (survey, error) {
 	cl.DisableInitialHostLookup = true
 	cl.Events.DisableNodeStatusEvents, cl.Events.DisableTopologyEvents, cl.Events.DisableSchemaEvents = true, true, true
 	cl.Consistency = gocql.LocalOne
-	session, err := connect(ctx, cl)
+	session, err := s.connectAny(ctx, cl)
 	if err != nil {
-		return survey{}, s.connectFault(ctx, err)
+		return survey{}, err
 	}
 	defer session.Close()
 	var v survey
@@ -174,6 +178,24 @@ func (s *Store) look(ctx context.Context, create bool) (survey, error) {
 			schema.ErrNotFound, s.config.Keyspace, strings.Join(absent, ", "))
 	}
 	return v, s.createTables(ctx, session, absent)
+}
+
+// connectAny connects to the first host that can be reached. Without the list of
+// hosts, which it does not ask for here, ScyllaDB's fork would take several for one
+// and settle for any of them, such as one that is down.
+func (s *Store) connectAny(ctx context.Context, cl *gocql.ClusterConfig) (session *gocql.Session, err error) {
+	for _, host := range s.config.Hosts {
+		one := *cl
+		one.Hosts = []string{host}
+		if session, err = connect(ctx, &one); err == nil {
+			return session, nil
+		}
+		err = s.connectFault(ctx, err)
+		if !errors.Is(err, schema.ErrUnavailable) || ctx.Err() != nil {
+			break // others would say the same
+		}
+	}
+	return nil, err
 }
 
 func (s *Store) createKeyspace(ctx context.Context, session *gocql.Session, v *survey) error {
@@ -226,11 +248,15 @@ func (s *Store) session(ctx context.Context, keyspace string) (*gocql.Session, e
 		return nil, err
 	}
 	cl.Keyspace = keyspace
-	cl.PoolConfig.HostSelectionPolicy = gocql.TokenAwareHostPolicy(
-		gocql.DCAwareRoundRobinPolicy(s.dc), gocql.ShuffleReplicas(), gocql.NonLocalReplicasFallback())
+	cl.NumConns = s.config.connsPerHost(s.nodes)
+	st := s.newSteering(keyspace)
+	cl.PoolConfig.HostSelectionPolicy = st
 	session, err := connect(ctx, cl)
 	if err != nil {
 		return nil, s.connectFault(ctx, err)
+	}
+	if keyspace == s.config.Keyspace {
+		s.steering = st
 	}
 	return session, nil
 }

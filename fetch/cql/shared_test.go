@@ -9,10 +9,14 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
+	"github.com/gocql/gocql"
+	"go.uber.org/goleak"
 	"golang.org/x/sync/errgroup"
 
 	"bowstring/fetch"
@@ -20,6 +24,78 @@ import (
 	"bowstring/fetch/storetest"
 	"bowstring/schema"
 )
+
+// TestCloseLeavesNothing: all goroutines of a store that was open end.
+func TestCloseLeavesNothing(t *testing.T) {
+	node, keyspace := cassandratest.Shared(t), newKeyspace(t)
+	before := goleak.IgnoreCurrent()
+	s, err := Open(t.Context(), node.URI(keyspace, ""), Options{Create: true, Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := importInto(t.Context(), s, "d", 0, blobs("leak", 3, 100)); err != nil {
+		t.Fatal(err)
+	}
+	s.Stats()
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := findLeaks(before); err != nil {
+		t.Error(err)
+	}
+}
+
+var keyspaces atomic.Int64
+
+// newKeyspace is the name of a keyspace that no other test uses, and that is
+// dropped at the end of the test: a server of this size has room for few.
+func newKeyspace(t testing.TB) string {
+	t.Helper()
+	name := fmt.Sprintf("t%d_%d", os.Getpid(), keyspaces.Add(1))
+	uri := cassandratest.Shared(t).URI(name, "")
+	t.Cleanup(func() {
+		session := newSession(t, uri)
+		defer session.Close()
+		if err := session.Query("DROP KEYSPACE IF EXISTS " + name).Exec(); err != nil {
+			t.Error(err)
+		}
+	})
+	return name
+}
+
+// newSession opens a session without a keyspace on the server that uri names.
+func newSession(t testing.TB, uri string) *gocql.Session {
+	t.Helper()
+	config, err := ParseURI(uri)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cl, err := config.cluster(Options{Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cl.NumConns, cl.Timeout = 1, time.Minute
+	session, err := cl.CreateSession()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return session
+}
+
+// openStore opens a store until the end of the test. Clocks do not differ here.
+func openStore(t testing.TB, keyspace string) *Store {
+	t.Helper()
+	s, err := Open(t.Context(), cassandratest.Shared(t).URI(keyspace, "grace=0s&conns=2"), Options{Create: true, Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
 
 // blobs are distinct by name.
 func blobs(name string, count, size int) [][]byte {

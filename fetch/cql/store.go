@@ -34,13 +34,15 @@ type Options struct {
 // Store is a fetch.Store in a keyspace of Scylla or Cassandra. It is safe for
 // concurrent use, by several processes too.
 type Store struct {
-	config  *Config
-	options Options
-	log     *slog.Logger
-	dc      string // where the driver sends requests first
-	spread  bool   // over several datacenters
-	db      *gocql.Session
-	clock   clock
+	config   *Config
+	options  Options
+	log      *slog.Logger
+	dc       string // where the driver sends requests first
+	nodes    int    // in dc, when the store was opened
+	spread   bool   // over several datacenters
+	db       *gocql.Session
+	steering *steering // of db
+	clock    clock
 
 	// life is read-locked by each call and locked by Close.
 	life   sync.RWMutex
@@ -54,6 +56,9 @@ type Store struct {
 	collecting chan struct{} // holds a token while a collection runs in this process
 
 	foreign foreignTables
+
+	asking  sync.WaitGroup // silent hosts
+	buffers arena
 
 	reads, readBytes, writes, dedups, writtenBytes atomic.Int64
 	census                                         census
@@ -81,12 +86,17 @@ func open(ctx context.Context, config *Config, opts Options) (_ *Store, err erro
 	if opts.MarkBytes <= 0 {
 		opts.MarkBytes = 256 << 20
 	}
-	s := &Store{config: config, options: opts, log: opts.Logger, collecting: make(chan struct{}, 1)}
+	s := newStore(config, opts)
+	defer func() {
+		if err != nil {
+			s.end()
+		}
+	}()
 	v, err := s.look(ctx, opts.Create)
 	if err != nil {
 		return nil, err
 	}
-	s.dc, s.spread = v.dc, v.spread > 1
+	s.dc, s.nodes, s.spread = v.dc, v.nodes, v.spread > 1
 	if s.db, err = s.session(ctx, config.Keyspace); err != nil {
 		return nil, err
 	}
@@ -95,14 +105,24 @@ func open(ctx context.Context, config *Config, opts Options) (_ *Store, err erro
 			s.db.Close()
 		}
 	}()
-	s.ending, s.end = context.WithCancel(context.Background())
 	s.lease.init(s)
-	s.puts.init()
 	if err := s.loadAttached(ctx); err != nil {
-		s.end()
 		return nil, err
 	}
 	return s, nil
+}
+
+// newStore makes what needs no server.
+func newStore(config *Config, opts Options) *Store {
+	s := &Store{
+		config: config, options: opts, log: opts.Logger,
+		collecting: make(chan struct{}, 1),
+		buffers:    arena{period: arenaPeriod, spare: arenaSpare},
+	}
+	s.ending, s.end = context.WithCancel(context.Background())
+	s.puts.init()
+	s.foreign.tables.Store(&map[[prefixLen]byte]*foreignTable{})
+	return s
 }
 
 // String is the store's address, without credentials.
@@ -133,8 +153,9 @@ func (s *Store) Close() error {
 	s.census.wait()
 	s.lease.close()
 	s.foreign.close()
+	s.asking.Wait()
 	s.db.Close()
-	return nil
+	return s.buffers.close()
 }
 
 // stopped is the reason to give up what takes long.

@@ -40,7 +40,8 @@ const (
 //	dc           datacenter to prefer; default that of the first host that answers
 //	rf           replicas in each datacenter, for a keyspace that is yet to be made;
 //	             default 3, or the number of nodes where that is less
-//	conns        connections to each host; default 16
+//	conns        connections to each host; default 32 for all hosts of the
+//	             datacenter together, and 2 to each where that is more
 //	proto        version of the native protocol, 3 or 4; default 4
 //	timeout      of one request; default 10s
 //	connect      timeout of making a connection; default 5s
@@ -62,7 +63,7 @@ type Config struct {
 	LocalSerial bool
 	DC          string
 	RF          int
-	Conns       int
+	Conns       int // to each host; 0 for as many as suit the number of hosts
 	Proto       int
 	Timeout     time.Duration
 	Connect     time.Duration
@@ -79,9 +80,16 @@ type Config struct {
 
 const (
 	defaultPort = 9042
-	// Sixteen carry 600 MB/s where a round trip takes 150 ms and a connection
-	// has a window of 6 MiB. Fewer save little: an idle one costs some KiB.
-	defaultConns   = 16
+	// defaultConns is how many connections all nodes of the datacenter share. A
+	// connection carries at most a window each round trip, which ends at 6 MiB
+	// with Linux's own settings, or half of that where the kernel sets the other
+	// half of the buffer aside: 40 or 20 MB/s where a round trip takes 150 ms. So 32
+	// carry 640 MB/s at worst. They also begin with 32 times TCP's initial window
+	// together, which spares five doublings, each a round trip, of a slow start.
+	// On a short way fewer would do, but an idle one costs little: see docs/formats.md.
+	defaultConns = 32
+	// leastConns keeps one connection's loss or long response from stopping a host.
+	leastConns     = 2
 	defaultTimeout = 10 * time.Second
 	defaultConnect = 5 * time.Second
 	defaultGrace   = time.Minute
@@ -116,7 +124,7 @@ func ParseURI(uri string) (*Config, error) {
 	c := &Config{
 		Port: defaultPort, Keyspace: keyspace,
 		Read: gocql.LocalOne, Write: gocql.LocalQuorum,
-		Conns: defaultConns, Proto: 4,
+		Proto:   4,
 		Timeout: defaultTimeout, Connect: defaultConnect, Grace: defaultGrace,
 	}
 	if err := c.parseHosts(hosts); err != nil {
@@ -168,6 +176,14 @@ func (c *Config) check() error {
 		return bad("tls", "0", "1, since ca, cert, key, server_name or verify is given")
 	}
 	return nil
+}
+
+// connsPerHost is the number of connections to each of so many hosts.
+func (c *Config) connsPerHost(hosts int) int {
+	if c.Conns > 0 {
+		return c.Conns
+	}
+	return max(leastConns, (defaultConns+hosts-1)/max(1, hosts))
 }
 
 func (c *Config) parseHosts(list string) error {
@@ -341,7 +357,7 @@ func (c *Config) String() string {
 	set("serial", "local_serial", !c.LocalSerial)
 	set("dc", c.DC, c.DC == "")
 	set("rf", strconv.Itoa(c.RF), c.RF == 0)
-	set("conns", strconv.Itoa(c.Conns), c.Conns == defaultConns)
+	set("conns", strconv.Itoa(c.Conns), c.Conns == 0)
 	set("proto", strconv.Itoa(c.Proto), c.Proto == 4)
 	set("timeout", c.Timeout.String(), c.Timeout == defaultTimeout)
 	set("connect", c.Connect.String(), c.Connect == defaultConnect)

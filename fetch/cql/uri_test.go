@@ -190,23 +190,3 @@ func TestRing(t *testing.T) {
 		}
 	}
 }
-
-func TestBufferClasses(t *testing.T) {
-	last := 0
-	for n := int64(0); n < 1<<27; n += 1 + n/50 {
-		class, size := classOf(n)
-		if size < n || class >= len(buffers) {
-			t.Fatalf("%d bytes go into class %d of %d bytes", n, class, size)
-		}
-		if class < 0 {
-			if n < 1<<mostBits {
-				t.Fatalf("%d bytes have no class", n)
-			}
-			continue
-		}
-		if class < last || n > 1<<leastBits && size > n+n/4+1 {
-			t.Fatalf("%d bytes go into class %d (after %d) of %d bytes", n, class, last, size)
-		}
-		last = class
-	}
-}

@@ -6,6 +6,7 @@
 #   cassandra.sh start DIR         run one in the background
 #   cassandra.sh wait DIR [SEC]    until it answers (120 s)
 #   cassandra.sh stop DIR [SIGNAL] end it and wait for its end
+#   cassandra.sh with COMMAND...   run a command with a node at BOWSTRING_CASSANDRA_ADDR
 #   cassandra.sh cluster start|stop DIR   three nodes in DIR/1 to 3, on 127.0.0.1 to 3
 #
 # run and start take from the environment, with these defaults:
@@ -152,6 +153,28 @@ stop() {
   while kill -0 "$pid" 2>/dev/null; do sleep 0.1; done
 }
 
+# free_port: one that nobody listens on just now.
+free_port() {
+  local port
+  while port=$((20000 + RANDOM % 10000)); (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do :; done
+  echo "$port"
+}
+
+# with COMMAND...: a node of its own, for as long as the command runs.
+with() {
+  local status=0
+  with_dir=$(mktemp -d -t bowstring-cassandra-XXXXXX)
+  trap 'stop "$with_dir" KILL; rm -rf "$with_dir"' EXIT
+  trap 'exit 130' INT
+  trap 'exit 143' TERM
+  export PORT STORAGE_PORT
+  PORT=$(free_port) STORAGE_PORT=$(free_port)
+  start "$with_dir"
+  await "$with_dir" 300
+  BOWSTRING_CASSANDRA_ADDR=127.0.0.1:$PORT "$@" || status=$?
+  exit $status
+}
+
 cluster() {
   local tokens=(-9223372036854775808 -3074457345618258603 3074457345618258602) i storage=${STORAGE_PORT:-7000}
   case $1 in
@@ -174,6 +197,7 @@ case $command in
   start) fetch; start "$1" ;;
   wait) await "$@" ;;
   stop) stop "$@" ;;
+  with) fetch; with "$@" ;;
   cluster) fetch; cluster "$@" ;;
   *) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; [ "$command" = help ] ;;
 esac

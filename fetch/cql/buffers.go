@@ -1,0 +1,410 @@
+package cql
+
+import (
+	"fmt"
+	"math/bits"
+	"sync"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// arena gives out the memory that blobs are read into. It lies outside of the
+// Go heap: there it would count towards the collector's goal, by which a
+// process grows to twice what it holds, and it would be given back and taken
+// anew, while memory that is touched for the first time costs more than all
+// else about a read.
+//
+// Memory is mapped in slabs of buffers of one size. A buffer belongs to who has
+// it until Unpin, and so does its slab to the arena's holder until Close; what
+// is pinned then stays valid, and is unmapped with the last Unpin.
+//
+// Slabs without a pinned buffer are kept as long as there are not more of them,
+// together with those in use, than were in use at some time in the last two
+// periods, and some to spare, for the shares of the sizes vary. The others are
+// unmapped by a timer, which runs while there are any, and before new ones are
+// mapped.
+type arena struct {
+	period time.Duration
+	spare  int64 // bytes
+
+	mu      sync.Mutex
+	classes [classes]class
+	timer   *time.Timer // nil while nothing is idle
+	closed  bool
+	freed   int64 // counts slabs that have become idle, to tell which did first
+
+	// In bytes of slabs: mapped, those with pinned buffers, and the most of
+	// these in this period and in the one before.
+	mapped, used, peak, before int64
+	touched                    [][]byte // mappings for small slabs that wait for their first use
+
+	buffers int64 // pinned
+	bytes   int64 // of them, as asked for
+	maps    int64 // slabs ever mapped
+}
+
+// class has the slabs of buffers of one size. The slabs without a free buffer
+// are in no list.
+type class struct {
+	partial slabList // some buffers pinned
+	idle    slabList // none pinned; the first became so last
+}
+
+// Sizes of buffers grow by a quarter of a power of two, so that at most a
+// fifth of one is wasted. Larger ones are mapped for their blob alone.
+const (
+	leastBits = 10 // smaller blobs share a class
+	mostBits  = 26
+	classes   = (mostBits-leastBits)*4 + 1
+	alone     = -1 // the class of larger ones
+
+	// hugePage is what the processor maps by one entry. Memory that is used
+	// again after it was unmapped comes five times as fast in pages of this size.
+	hugePage  = 2 << 20
+	smallPage = 4 << 10
+	// smallSlab and largeSlab hold buffers up to a sixteenth and up to a quarter
+	// of them; larger buffers have a slab each.
+	smallSlab, largeSlab = hugePage, 4 * hugePage
+
+	arenaPeriod = 10 * time.Second
+	arenaSpare  = 64 << 20
+)
+
+// classOf returns the class of buffers that hold n bytes, and their size. The
+// class is alone if there is none.
+func classOf(n int64) (c int, size int64) {
+	if n <= 1<<leastBits {
+		return 0, 1 << leastBits
+	}
+	exp := bits.Len64(uint64(n-1)) - 1 // 2^exp < n <= 2^(exp+1)
+	if exp >= mostBits {
+		return alone, n
+	}
+	quarter := int64(1) << (exp - 2)
+	steps := (n - int64(1)<<exp + quarter - 1) / quarter // 1 to 4
+	return (exp-leastBits)*4 + int(steps), int64(1)<<exp + steps*quarter
+}
+
+// slabOf is the size of a slab of buffers of that size, and how many it holds.
+func slabOf(size int64) (slab int64, n int) {
+	switch {
+	case size <= smallSlab/16:
+		return smallSlab, int(smallSlab / size)
+	case size <= largeSlab/4:
+		return largeSlab, int(largeSlab / size)
+	}
+	return size, 1
+}
+
+// slab is one mapping.
+type slab struct {
+	class   int
+	mapping []byte // as the kernel gave it
+	size    int64
+	buffers []buffer
+	free    []*buffer // the last was used last
+	order   int64     // when it became idle
+
+	prev, next *slab
+}
+
+// buffer is the memory of a blob. It is a schema.Owner.
+type buffer struct {
+	arena  *arena
+	slab   *slab
+	data   []byte // of the length asked for
+	pinned bool   // guarded by arena.mu
+}
+
+// take returns a buffer of n bytes, n > 0, that nobody else has. What it holds is undefined.
+func (a *arena) take(n int64) (*buffer, error) {
+	c, size := classOf(n)
+	a.mu.Lock()
+	s := a.available(c)
+	if s == nil {
+		z, count := slabOf(size)
+		doomed := a.surplus(a.keep(a.used+z) - z)
+		a.mapped += z // also while it is being mapped
+		a.mu.Unlock()
+		err := unmap(doomed)
+		if err == nil {
+			s, err = newSlab(a, c, size, z, count)
+		}
+		a.mu.Lock()
+		if err != nil {
+			a.mapped -= z
+			a.mu.Unlock()
+			return nil, err
+		}
+		a.maps++
+		a.use(s)
+		if count > 1 {
+			a.classes[c].partial.push(s)
+		}
+	}
+	last := len(s.free) - 1
+	b := s.free[last]
+	s.free = s.free[:last]
+	if last == 0 && len(s.buffers) > 1 {
+		a.classes[c].partial.remove(s)
+	}
+	b.pinned = true
+	b.data = b.data[:n]
+	a.buffers++
+	a.bytes += n
+	a.mu.Unlock()
+	return b, nil
+}
+
+// available returns a slab with a free buffer, which is in no list if it has
+// only one buffer and in partial otherwise; nil if there is none.
+func (a *arena) available(c int) *slab {
+	if c == alone {
+		return nil
+	}
+	k := &a.classes[c]
+	if k.partial.first != nil {
+		return k.partial.first
+	}
+	s := k.idle.first
+	if s == nil {
+		return nil
+	}
+	k.idle.remove(s)
+	a.use(s)
+	if len(s.buffers) > 1 {
+		k.partial.push(s)
+	}
+	return s
+}
+
+// use counts a slab as one with pinned buffers.
+func (a *arena) use(s *slab) {
+	a.used += s.size
+	a.peak = max(a.peak, a.used)
+}
+
+// Unpin implements schema.Owner: it gives the buffer back.
+func (b *buffer) Unpin() {
+	a, s := b.arena, b.slab
+	a.mu.Lock()
+	if !b.pinned {
+		a.mu.Unlock()
+		panic("cql: a blob was released twice")
+	}
+	b.pinned = false
+	a.buffers--
+	a.bytes -= int64(len(b.data))
+	s.free = append(s.free, b)
+	var doomed *slab
+	switch {
+	case len(s.free) == len(s.buffers):
+		doomed = a.retire(s)
+	case len(s.free) == 1:
+		a.classes[s.class].partial.push(s)
+	}
+	a.mu.Unlock()
+	// An error would mean that it was not mapped, which nobody could mend.
+	_ = unmap(doomed)
+}
+
+// retire puts a slab without pinned buffers aside, and returns it if it is not to be kept.
+func (a *arena) retire(s *slab) *slab {
+	if len(s.buffers) > 1 {
+		a.classes[s.class].partial.remove(s)
+	}
+	a.used -= s.size
+	if a.closed || s.class == alone {
+		a.mapped -= s.size
+		return s
+	}
+	a.freed++
+	s.order = a.freed
+	a.classes[s.class].idle.push(s)
+	if a.timer == nil {
+		a.timer = time.AfterFunc(a.period, a.tick)
+	}
+	return nil
+}
+
+// keep is how much may stay mapped where least bytes are needed now.
+func (a *arena) keep(least int64) int64 {
+	n := max(a.peak, a.before, least)
+	return n + min(n, a.spare)
+}
+
+// surplus takes out the idle slabs that exceed what is to stay mapped, those
+// first that became idle first. It returns them as a list.
+func (a *arena) surplus(stay int64) (doomed *slab) {
+	for a.mapped > max(stay, a.used) {
+		var oldest *slab
+		for c := range a.classes {
+			if s := a.classes[c].idle.last; s != nil && (oldest == nil || s.order < oldest.order) {
+				oldest = s
+			}
+		}
+		if oldest == nil { // others are being mapped just now
+			break
+		}
+		a.classes[oldest.class].idle.remove(oldest)
+		a.mapped -= oldest.size
+		oldest.next, doomed = doomed, oldest
+	}
+	return doomed
+}
+
+// tick ends a period.
+func (a *arena) tick() {
+	a.mu.Lock()
+	doomed := a.surplus(a.keep(0))
+	a.before, a.peak = a.peak, a.used
+	a.timer = nil
+	if a.mapped > a.used && !a.closed {
+		a.timer = time.AfterFunc(a.period, a.tick)
+	}
+	a.mu.Unlock()
+	_ = unmap(doomed) // see Unpin
+}
+
+// close unmaps what nobody has pinned, and lets the rest follow as it is unpinned.
+func (a *arena) close() error {
+	a.mu.Lock()
+	a.closed = true
+	if a.timer != nil {
+		a.timer.Stop()
+		a.timer = nil
+	}
+	doomed := a.surplus(0)
+	for _, mapping := range a.touched {
+		doomed = &slab{mapping: mapping, next: doomed}
+	}
+	a.touched = nil
+	a.mu.Unlock()
+	return unmap(doomed)
+}
+
+// arenaStats says what an arena holds, in bytes but for buffers and maps.
+type arenaStats struct {
+	buffers, bytes int64 // pinned
+	mapped, idle   int64 // slabs, and those of them without a pinned buffer
+	maps           int64 // slabs ever mapped
+}
+
+func (a *arena) stats() arenaStats {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return arenaStats{buffers: a.buffers, bytes: a.bytes, mapped: a.mapped, idle: a.mapped - a.used, maps: a.maps}
+}
+
+// touch maps and touches memory for small slabs, some bytes in all, so that the
+// first reads need not: the kernel clears it, and where it is a guest, its host
+// finds it first. What is not used stays until close.
+func (a *arena) touch(n int64) error {
+	for ; n >= smallSlab; n -= smallSlab {
+		mapping, err := mapSlab(smallSlab)
+		if err != nil {
+			return err
+		}
+		memory := aligned(mapping, smallSlab)
+		for i := 0; i < len(memory); i += smallPage {
+			memory[i] = 0
+		}
+		a.mu.Lock()
+		a.touched = append(a.touched, mapping)
+		a.mu.Unlock()
+	}
+	return nil
+}
+
+// smallSlab maps a small slab, or takes one that was touched before.
+func (a *arena) smallSlab() ([]byte, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	n := len(a.touched)
+	if n == 0 {
+		return mapSlab(smallSlab)
+	}
+	mapping := a.touched[n-1]
+	a.touched = a.touched[:n-1]
+	return mapping, nil
+}
+
+// mapSlab maps a slab of that size, and as much more as aligned may need.
+func mapSlab(size int64) ([]byte, error) {
+	length := size + hugePage - 1
+	mapping, err := unix.Mmap(-1, 0, int(length), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	if err != nil {
+		return nil, fmt.Errorf("map %d bytes for blobs: %w", length, err)
+	}
+	memory := aligned(mapping, size)
+	adviseHuge(memory[:size/hugePage*hugePage])
+	return mapping, nil
+}
+
+// aligned is the part of a mapping that begins at a huge page.
+func aligned(mapping []byte, size int64) []byte {
+	begin := -uintptr(unsafe.Pointer(unsafe.SliceData(mapping))) % hugePage
+	return mapping[begin:][:size]
+}
+
+// newSlab maps memory for n buffers of that size.
+func newSlab(a *arena, c int, size, slabSize int64, n int) (*slab, error) {
+	var mapping []byte
+	var err error
+	if slabSize == smallSlab {
+		mapping, err = a.smallSlab()
+	} else {
+		mapping, err = mapSlab(slabSize)
+	}
+	if err != nil {
+		return nil, err
+	}
+	s := &slab{class: c, mapping: mapping, size: slabSize, buffers: make([]buffer, n), free: make([]*buffer, n)}
+	memory := aligned(mapping, slabSize)
+	for i := range s.buffers {
+		at := int64(i) * size
+		s.buffers[i] = buffer{arena: a, slab: s, data: memory[at : at : at+size]}
+		s.free[n-1-i] = &s.buffers[i]
+	}
+	return s, nil
+}
+
+// unmap returns a list of slabs to the operating system.
+func unmap(list *slab) error {
+	var first error
+	for s := list; s != nil; s = s.next {
+		if err := unix.Munmap(s.mapping); err != nil && first == nil {
+			first = fmt.Errorf("unmap %d bytes of blobs: %w", len(s.mapping), err)
+		}
+	}
+	return first
+}
+
+// slabList is a list from which any element can be taken.
+type slabList struct{ first, last *slab }
+
+func (l *slabList) push(s *slab) {
+	s.prev, s.next = nil, l.first
+	if l.first != nil {
+		l.first.prev = s
+	} else {
+		l.last = s
+	}
+	l.first = s
+}
+
+func (l *slabList) remove(s *slab) {
+	if s.prev != nil {
+		s.prev.next = s.next
+	} else {
+		l.first = s.next
+	}
+	if s.next != nil {
+		s.next.prev = s.prev
+	} else {
+		l.last = s.prev
+	}
+	s.prev, s.next = nil, nil
+}

@@ -1,0 +1,388 @@
+package cql
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/gocql/gocql"
+)
+
+// ringPolicy stands for the driver's token-aware policy: a query's hosts are
+// those of the ring from its place on.
+type ringPolicy struct {
+	gocql.HostSelectionPolicy // nothing else is called
+	hosts                     []*gocql.HostInfo
+}
+
+type plainHost struct {
+	gocql.SelectedHost
+	info *gocql.HostInfo
+}
+
+func (h plainHost) Info() *gocql.HostInfo { return h.info }
+func (h plainHost) Mark(error)            {}
+
+func (p *ringPolicy) Pick(q gocql.ExecutableQuery) gocql.NextHost {
+	at, _ := q.Context().Value(placeKey{}).(int)
+	left := len(p.hosts)
+	return func() gocql.SelectedHost {
+		if left == 0 {
+			return nil
+		}
+		h := plainHost{info: p.hosts[at%len(p.hosts)]}
+		at, left = at+1, left-1
+		return h
+	}
+}
+
+type placeKey struct{}
+
+type plainQuery struct {
+	gocql.ExecutableQuery
+	ctx context.Context
+}
+
+func (q plainQuery) Context() context.Context { return q.ctx }
+
+// course is a steering over a ring of hosts, with a clock of the test's.
+type course struct {
+	*steering
+	t     testing.TB
+	hosts []*gocql.HostInfo
+	clock time.Duration
+	asked []string // silent hosts
+	log   bytes.Buffer
+}
+
+func newCourse(t testing.TB, hosts, replicas int) *course {
+	c := &course{t: t}
+	for range hosts {
+		c.hosts = append(c.hosts, new(gocql.HostInfo))
+	}
+	c.steering = &steering{
+		name:                c.name,
+		HostSelectionPolicy: &ringPolicy{hosts: c.hosts},
+		log:                 slog.New(slog.NewTextHandler(&c.log, nil)),
+		now:                 func() time.Duration { return c.clock },
+		ask:                 func(_ *steering, h *host, _ *reading) { c.asked = append(c.asked, c.name(h.info)) },
+	}
+	c.replicas.Store(int32(replicas))
+	return c
+}
+
+func (c *course) name(h *gocql.HostInfo) string { return strconv.Itoa(slices.Index(c.hosts, h)) }
+
+// read begins one at a place of the ring.
+func (c *course) read(place, attempt int) (*reading, gocql.NextHost) {
+	ctx := context.WithValue(context.Background(), placeKey{}, place)
+	r := newReading(ctx, "", 0)
+	r.route.attempt = attempt
+	return r, c.Pick(plainQuery{ctx: r})
+}
+
+// order lists whom a read would ask, if each failed without having been asked.
+func (c *course) order(place, attempt int) string {
+	_, next := c.read(place, attempt)
+	return c.names(next)
+}
+
+func (c *course) names(next gocql.NextHost) string {
+	var names []string
+	for h := next(); h != nil; h = next() {
+		names = append(names, c.name(h.Info()))
+	}
+	return strings.Join(names, " ")
+}
+
+// take has a read that asks its first host, and is answered after so long.
+func (c *course) take(place int, after time.Duration) {
+	c.t.Helper()
+	r, next := c.read(place, 0)
+	if next() == nil {
+		c.t.Fatal("no host")
+	}
+	c.clock += after
+	r.route.end(nil)
+}
+
+func (c *course) want(got, want, what string) {
+	c.t.Helper()
+	if got != want {
+		c.t.Errorf("%s: hosts %s, want %s", what, got, want)
+	}
+}
+
+func TestAttemptsAskOtherReplicas(t *testing.T) {
+	for _, c := range []struct {
+		hosts, replicas, place, attempt int
+		want                            string
+	}{
+		{5, 3, 0, 0, "0 1 2 3 4"},
+		{5, 3, 1, 0, "1 2 3 4 0"},
+		{5, 3, 1, 1, "2 3 1 4 0"},
+		{5, 3, 1, 2, "3 1 2 4 0"},
+		{5, 3, 1, 3, "1 2 3 4 0"},
+		{5, 3, 1, 100, "2 3 1 4 0"},
+		{5, 1, 1, 1, "1 2 3 4 0"},
+		{2, 3, 1, 1, "0 1"},
+		{1, 3, 0, 7, "0"},
+		{5, 0, 0, 1, "1 2 0 3 4"},                   // three are assumed
+		{12, 12, 0, 1, "1 2 3 4 5 6 7 0 8 9 10 11"}, // eight take turns
+	} {
+		course := newCourse(t, c.hosts, c.replicas)
+		for range 2 { // it does not depend on what was asked before
+			course.want(course.order(c.place, c.attempt), c.want, fmt.Sprintf("%+v", c))
+		}
+	}
+}
+
+func TestSilentHostIsAskedLast(t *testing.T) {
+	c := newCourse(t, 5, 3)
+	for range 5 {
+		c.take(1, 10*time.Millisecond)
+	}
+	c.read(2, 0) // builds nothing but a route
+	silent, next := c.read(1, 0)
+	next()
+	c.clock += silenceLeast
+	c.want(c.order(1, 0), "1 2 3 4 0", "just in time")
+	c.clock++
+	c.want(c.order(1, 0), "2 3 4 0 1", "too late")
+	c.want(c.order(1, 1), "3 2 4 0 1", "too late, another attempt")
+	c.want(c.order(1, 2), "2 3 4 0 1", "too late, a third attempt")
+	c.want(c.order(0, 0), "0 2 3 4 1", "too late, a read of another host")
+	c.want(c.order(3, 1), "4 0 3 2 1", "not among the replicas")
+	// What is no read of a blob avoids it too.
+	c.want(c.names(c.Pick(plainQuery{ctx: context.WithValue(context.Background(), placeKey{}, 1)})), "2 3 4 0 1", "another query")
+	if !slices.Equal(c.asked, []string{"1"}) {
+		t.Errorf("the hosts %v are asked whether they answer, want the silent one, once", c.asked)
+	}
+	if !strings.Contains(c.log.String(), "silent") || !strings.Contains(c.log.String(), "host=1") {
+		t.Errorf("the log does not say it: %q", &c.log)
+	}
+	// The answer that was owed ends it.
+	silent.route.end(nil)
+	c.want(c.order(1, 0), "1 2 3 4 0", "after the answer")
+	if !strings.Contains(c.log.String(), "answers again") {
+		t.Errorf("the log does not say that it is over: %q", &c.log)
+	}
+	// How long that took says nothing of what is usual.
+	c.clock += time.Minute
+	_, next = c.read(1, 0)
+	next()
+	c.clock += silenceLeast + 1
+	c.want(c.order(1, 0), "2 3 4 0 1", "silent again")
+	c.host(c.hosts[1]).answer(c.clock)
+	c.want(c.order(1, 0), "1 2 3 4 0", "after an answer to who asked")
+}
+
+func TestOnlyReplicaIsAskedThoughSilent(t *testing.T) {
+	c := newCourse(t, 3, 1)
+	_, next := c.read(1, 0)
+	next()
+	c.clock += 2 * silenceLeast
+	c.want(c.order(1, 0), "1 2 0", "one replica")
+	if len(c.asked) != 1 {
+		t.Error("nobody noticed that it is silent")
+	}
+}
+
+// TestWhatIsNoAnswer: a host is silent though nobody waits for it any more.
+func TestWhatIsNoAnswer(t *testing.T) {
+	for name, err := range map[string]error{
+		"cancelled":       context.Canceled,
+		"deadline":        context.DeadlineExceeded,
+		"timeout":         gocql.ErrTimeoutNoResponse,
+		"connection lost": gocql.ErrConnectionClosed,
+		"not asked":       errNotAsked,
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newCourse(t, 3, 3)
+			// Reads that are given up, one after the other: none is waited for for long.
+			for range 12 {
+				r, next := c.read(0, 0)
+				h := next()
+				c.clock += silenceLeast / 10
+				h.Mark(nil) // as drivers do when a request was cancelled
+				r.route.end(err)
+			}
+			c.want(c.order(0, 0), "1 2 0", name)
+		})
+	}
+	c := newCourse(t, 3, 3)
+	for range 100 {
+		r, next := c.read(0, 0)
+		h := next()
+		c.clock += silenceLeast / 10
+		h.Mark(serverError{})
+		r.route.end(context.Canceled) // does not count: it was ended
+	}
+	c.want(c.order(0, 0), "0 1 2", "a server's error")
+}
+
+type serverError struct{ error }
+
+func (serverError) Code() int    { return codeOverloaded }
+func (serverError) GetCode() int { return codeOverloaded }
+
+// TestUnheardAnswer: where the one read was given up and no other came for long,
+// the host may have answered.
+func TestUnheardAnswer(t *testing.T) {
+	c := newCourse(t, 3, 3)
+	r, next := c.read(0, 0)
+	next()
+	r.route.end(context.Canceled)
+	c.clock += time.Hour
+	c.want(c.order(0, 0), "0 1 2", "after an hour without a read")
+}
+
+// TestOverdue: it takes no second read to notice one that was waited for in vain.
+func TestOverdue(t *testing.T) {
+	c := newCourse(t, 3, 3)
+	r, next := c.read(0, 0)
+	next()
+	c.clock += silenceLeast + 1
+	r.route.end(gocql.ErrTimeoutNoResponse)
+	c.clock += time.Hour
+	c.want(c.order(0, 0), "1 2 0", "after a read that timed out")
+}
+
+// TestUsualLatency: what is silence depends on it.
+func TestUsualLatency(t *testing.T) {
+	c := newCourse(t, 3, 3)
+	for range 200 {
+		c.take(0, time.Second)
+	}
+	_, next := c.read(0, 0)
+	next()
+	c.clock += 7 * time.Second
+	c.want(c.order(0, 0), "0 1 2", "seven times the usual latency")
+	c.clock += 2 * time.Second
+	c.want(c.order(0, 0), "1 2 0", "nine times the usual latency")
+	// Another answer is a sign of life, whichever read it is for.
+	d := newCourse(t, 3, 3)
+	_, next = d.read(0, 0)
+	next()
+	for range 10 {
+		d.clock += silenceLeast / 2
+		d.take(0, 0)
+	}
+	d.want(d.order(0, 0), "0 1 2", "answers to others")
+	d.clock += silenceLeast + 1
+	d.want(d.order(0, 0), "1 2 0", "no answers any more")
+}
+
+func TestHostLeaves(t *testing.T) {
+	c := newCourse(t, 3, 3)
+	c.HostSelectionPolicy = struct {
+		*ringPolicy
+		gocql.HostStateNotifier
+	}{c.HostSelectionPolicy.(*ringPolicy), notified{}}
+	_, next := c.read(0, 0)
+	next()
+	c.clock += silenceLeast + 1
+	c.want(c.order(0, 0), "1 2 0", "silent")
+	gone := c.host(c.hosts[0]).gone
+	c.RemoveHost(c.hosts[0])
+	select {
+	case <-gone:
+	default:
+		t.Error("who asks the host is not told that it is gone")
+	}
+	if n := c.silent.Load(); n != 0 {
+		t.Errorf("%d hosts are silent", n)
+	}
+	c.want(c.order(0, 0), "0 1 2", "back in the cluster")
+}
+
+type notified struct{}
+
+func (notified) AddHost(*gocql.HostInfo)    {}
+func (notified) RemoveHost(*gocql.HostInfo) {}
+func (notified) HostUp(*gocql.HostInfo)     {}
+func (notified) HostDown(*gocql.HostInfo)   {}
+
+// TestOnlyHost: who asks whether a host answers asks no other.
+func TestOnlyHost(t *testing.T) {
+	c := newCourse(t, 3, 3)
+	h := c.host(c.hosts[2])
+	c.want(c.names(c.Pick(plainQuery{ctx: asking{context.Background(), h}})), "2", "one host")
+}
+
+// TestSteeringAtOnce is for the race detector, and counts.
+func TestSteeringAtOnce(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	c := newCourse(t, 3, 3)
+	var clock struct {
+		sync.Mutex
+		time.Duration
+	}
+	c.steering.now = func() time.Duration {
+		clock.Lock()
+		defer clock.Unlock()
+		clock.Duration += time.Millisecond
+		return clock.Duration
+	}
+	c.ask = func(_ *steering, h *host, _ *reading) { h.answer(c.now()) }
+	var g sync.WaitGroup
+	for w := range uint64(4) {
+		g.Go(func() {
+			r := rand.New(rand.NewPCG(seed, w))
+			for range 2000 {
+				read, next := c.read(r.IntN(3), r.IntN(4))
+				for h := next(); h != nil && r.IntN(2) == 0; h = next() {
+					h.Mark(gocql.ErrConnectionClosed)
+				}
+				read.route.end([]error{nil, context.Canceled, gocql.ErrTimeoutNoResponse}[r.IntN(3)])
+			}
+		})
+	}
+	g.Wait()
+	for _, info := range c.hosts {
+		if h := c.host(info); h.waiting != 0 || h.quiet.Load() {
+			t.Errorf("host %s: %d reads are counted as waiting, silent is %v", c.name(info), h.waiting, h.quiet.Load())
+		}
+	}
+	if n := c.silent.Load(); n != 0 {
+		t.Errorf("%d hosts are counted as silent", n)
+	}
+}
+
+func TestReplicasIn(t *testing.T) {
+	for _, c := range []struct {
+		options map[string]any
+		want    int32
+	}{
+		{map[string]any{"class": "NetworkTopologyStrategy", "dc1": "3", "dc2": "5"}, 3},
+		{map[string]any{"class": "SimpleStrategy", "replication_factor": "2"}, 2},
+		{map[string]any{"dc1": "3/1"}, 3},
+		{map[string]any{"dc2": "3"}, 0},
+		{map[string]any{"dc1": []string{"rack1"}}, 0},
+		{map[string]any{"dc1": "many"}, 0},
+		{nil, 0},
+	} {
+		if got := replicasIn("dc1", c.options); got != c.want {
+			t.Errorf("%v: %d replicas, want %d", c.options, got, c.want)
+		}
+	}
+}
+
+func BenchmarkRoute(b *testing.B) {
+	c := newCourse(b, 3, 3)
+	b.ReportAllocs()
+	for range b.N {
+		r, next := c.read(0, 0)
+		next()
+		r.route.end(nil)
+	}
+}
