@@ -244,7 +244,7 @@ func (s *Server) drop(ctx context.Context, b []byte, send func([]byte) error) er
 			return err
 		}
 	}
-	if err := s.engine.Store().Drop(ctx, ref.Dataset, ref.Snapshot); err != nil {
+	if err := s.engine.Drop(ctx, ref.Dataset, ref.Snapshot); err != nil {
 		return err
 	}
 	return sendJSON(send, struct {

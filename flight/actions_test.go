@@ -357,11 +357,29 @@ func TestActionStats(t *testing.T) {
 	if got.Server.Rows < largeRows || got.Server.Bytes < largeRows<<20 {
 		t.Errorf("got %d rows of %d bytes, more were put", got.Server.Rows, got.Server.Bytes)
 	}
+	// The windows tell which stream it is.
+	if w := got.Engine.Windows; len(w) != 1 || w[0].Job != got.Streams[0].Plan || w[0].Dataset != "big@1" || w[0].Order != "strict" || w[0].WindowUsed == 0 {
+		t.Errorf("got windows %+v of streams %+v", w, got.Streams)
+	}
 	if err := drainStream(stream); err != nil {
 		t.Fatal(err)
 	}
 	f.untilIdle()
-	if got := read(); len(got.Streams) != 0 {
-		t.Errorf("got streams %+v", got.Streams)
+	if got := read(); len(got.Streams) != 0 || len(got.Engine.Windows) != 0 {
+		t.Errorf("got streams %+v and windows %+v", got.Streams, got.Engine.Windows)
+	}
+	// The names are documented.
+	results, err := f.act("stats", ``)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var raw struct{ Engine map[string]any }
+	mustUnmarshal(t, results[0], &raw)
+	for _, name := range []string{
+		"reads_in_flight", "bytes_in_flight", "in_flight_limit", "shared_reads", "retries", "hedges", "hedges_won", "latency", "path", "windows",
+	} {
+		if raw.Engine[name] == nil {
+			t.Errorf("the engine's statistics lack %s: %v", name, raw.Engine)
+		}
 	}
 }

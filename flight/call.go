@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"runtime/debug"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/apache/arrow/go/v17/arrow/flight"
@@ -105,11 +106,17 @@ func (s *Server) finish(ctx context.Context, c *call, err error) {
 	attrs := []slog.Attr{
 		slog.String("method", c.method[strings.LastIndexByte(c.method, '/')+1:]),
 		slog.String("peer", c.peer),
-		slog.Duration("duration", time.Since(c.started)),
+		slog.Float64("seconds", time.Since(c.started).Round(time.Microsecond).Seconds()),
 		slog.String("code", st.Code().String()),
 	}
 	if kind != "" {
 		attrs = append(attrs, slog.Int64("rows", c.rows.Load()), slog.Int64("bytes", c.bytes.Load()))
+	}
+	if kind == "DoGet" || kind == "DoExchange" {
+		attrs = append(attrs, c.waits.attr())
+	}
+	if n := c.waits.faults.Load(); n > 0 {
+		attrs = append(attrs, slog.Int64("faults", n))
 	}
 	if plan != "" {
 		attrs = append(attrs, slog.String("plan", plan))
@@ -118,6 +125,15 @@ func (s *Server) finish(ctx context.Context, c *call, err error) {
 		attrs = append(attrs, slog.String("error", st.Message()))
 	}
 	s.log.LogAttrs(ctx, level, "call", attrs...)
+}
+
+// attr shows the times in milliseconds, so that an operator sees whose fault a
+// slow stream was.
+func (w *waits) attr() slog.Attr {
+	ms := func(name string, nanos *atomic.Int64) any {
+		return slog.Int64(name, time.Duration(nanos.Load()).Milliseconds())
+	}
+	return slog.Group("wait_ms", ms("store", &w.store), ms("window", &w.window), ms("encode", &w.encode), ms("consumer", &w.consumer))
 }
 
 func peerOf(ctx context.Context) string {

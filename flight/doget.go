@@ -60,14 +60,10 @@ func (s *Server) DoGet(ticket *flight.Ticket, stream flight.FlightService_DoGetS
 		return err
 	}
 	defer batches.Close()
-	var epoch uint64
-	if sh := job.Request().Shuffle; sh != nil {
-		epoch = sh.Epoch
-	}
 	send := &sender{ctx: ctx, stream: stream, encoder: newEncoder(job.Projection().Schema)}
 	return send.all(batches, func(b *fetch.Batch, wait waitMetadata) any {
 		return batchMetadata{
-			Plan: job.ID(), Epoch: epoch, Step: b.Step, Rank: b.Rank, Row: b.Row,
+			Plan: job.ID(), Epoch: b.Epoch, Step: b.Step, Rank: b.Rank, Row: b.Row,
 			Rows: b.Rows, Last: b.Last, Resume: b.Resume.Marshal(), Wait: wait, Faults: b.Faults,
 		}
 	})
@@ -95,11 +91,15 @@ func (s *sender) all(batches *fetch.Stream, describe func(*fetch.Batch, waitMeta
 		return err
 	}
 	for {
+		start := time.Now()
 		b, err := batches.Next()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
 		if err != nil {
+			// What there is to wait for here are reads; a stream that was given up in
+			// the meantime has no batch that tells.
+			countWaits(s.ctx, fetch.Wait{Store: time.Since(start)}, 0, 0)
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
 			return err
 		}
 		wait := waitMetadata{
@@ -108,7 +108,10 @@ func (s *sender) all(batches *fetch.Stream, describe func(*fetch.Batch, waitMeta
 			Encode:   (b.Wait.Encode + s.lastEncode).Microseconds(),
 			Consumer: s.lastSend.Microseconds(),
 		}
-		if err := s.batch(b.Batch, describe(b, wait)); err != nil {
+		err = s.batch(b.Batch, describe(b, wait))
+		b.Wait.Encode += s.lastEncode
+		countWaits(s.ctx, b.Wait, s.lastSend, len(b.Faults))
+		if err != nil {
 			return err
 		}
 	}
@@ -130,6 +133,7 @@ func (s *sender) open() error {
 // batch sends one batch, which it takes over.
 func (s *sender) batch(b *schema.Batch, metadata any) error {
 	start := time.Now()
+	s.lastEncode, s.lastSend = 0, 0
 	meta, err := json.Marshal(metadata)
 	if err != nil {
 		b.Release()

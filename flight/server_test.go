@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -172,9 +173,16 @@ func TestLog(t *testing.T) {
 	if _, err := f.client.GetFlightInfo(t.Context(), path("e")); err == nil {
 		t.Error("no error")
 	}
+	if _, err := f.get(&flight.Ticket{Ticket: []byte(`{"dataset": "d"}`)}); err != nil {
+		t.Fatal(err)
+	}
 	log := f.log.String()
-	for _, want := range []string{"method=DoPut", "rows=10", "peer=127.0.0.1:", "code=OK", "duration=", "method=GetFlightInfo", "code=NotFound"} {
-		if !strings.Contains(log, want) {
+	for _, want := range []string{
+		`method=DoPut peer=127\.0\.0\.1:\d+ seconds=[0-9.e-]+ code=OK rows=10 bytes=\d+\n`,
+		`method=GetFlightInfo peer=127\.0\.0\.1:\d+ seconds=[0-9.e-]+ code=NotFound error=`,
+		`method=DoGet peer=127\.0\.0\.1:\d+ seconds=[0-9.e-]+ code=OK rows=10 bytes=\d+ wait_ms\.store=\d+ wait_ms\.window=\d+ wait_ms\.encode=\d+ wait_ms\.consumer=\d+ plan=[0-9a-f]{16}\n`,
+	} {
+		if !regexp.MustCompile(want).MatchString(log) {
 			t.Errorf("the log lacks %s", want)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"bowstring/fetch"
 	"bowstring/schema"
 )
 
@@ -20,6 +21,7 @@ type call struct {
 	started time.Time
 
 	rows, bytes atomic.Int64 // moved so far, in either direction; see count
+	waits       waits        // of batches sent; see countWaits
 
 	killed chan struct{} // closed by kill
 	cancel context.CancelCauseFunc
@@ -28,6 +30,10 @@ type call struct {
 	streaming  bool   // counts towards MaxStreams; guarded by registry.mu
 	cause      error  // why it was killed; guarded by registry.mu, fixed once killed is closed
 }
+
+// waits sums up where the time of a call's batches went, in nanoseconds, by the
+// kinds of waitMetadata; and the samples that could not be read.
+type waits struct{ store, window, encode, consumer, faults atomic.Int64 }
 
 // outcome is what the client is told: why the call was killed, if it failed
 // after that, else err.
@@ -246,5 +252,17 @@ func count(ctx context.Context, rows int, bytes int64) {
 	if c := callFrom(ctx); c != nil {
 		c.rows.Add(int64(rows))
 		c.bytes.Add(bytes)
+	}
+}
+
+// countWaits adds to where a call's time went, which its log line shows. ctx is
+// the call's.
+func countWaits(ctx context.Context, w fetch.Wait, consumer time.Duration, faults int) {
+	if c := callFrom(ctx); c != nil {
+		c.waits.store.Add(int64(w.Store))
+		c.waits.window.Add(int64(w.Window))
+		c.waits.encode.Add(int64(w.Encode))
+		c.waits.consumer.Add(int64(consumer))
+		c.waits.faults.Add(int64(faults))
 	}
 }
