@@ -6,8 +6,8 @@
 // it. A blob is read as a pinned slice of the mapping: no copy, no allocation,
 // no lock. The pin is a reference on the [Segment], which is unmapped when the
 // set has retired it and the last pin is gone. A file is never shortened below
-// what it holds nor punched, because a mapped page that vanishes kills the
-// process.
+// what it holds, because a mapped page that vanishes kills the process; nor punched
+// but where its caller knows that nobody reads ([Segment.Punch]).
 //
 // The package knows where blobs lie, not which there are: the index is its
 // caller's. Every record carries a header from which [Scan] rebuilds it.

@@ -1,6 +1,7 @@
 package segment
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -31,7 +32,35 @@ type Options struct {
 	NewID func() (uint32, error)
 	// Free measures the free space of f's file system; nil asks the kernel.
 	Free func(f *os.File) (int64, error)
+	// Ahead is how many bytes are allocated on the disk at once; 16 MiB if 0.
+	Ahead int64
+	// NoSync leaves out the sync of the directory when a segment is made, and
+	// leaves it to the kernel when to store what is written: for a caller that
+	// need not find it after a crash of the machine.
+	NoSync bool
+	// Grow, if not nil, is called before space on the disk is taken, in whole
+	// blocks of 4 KiB, and refuses by returning false. A negative n is space that
+	// was not taken after all. What Trim and Punch give back, and retired
+	// segments, it is not told of.
+	Grow func(n int64) bool
+	// Fault, if not nil, is called before each operation on a file, which fails
+	// with the error it returns: for tests of what a failing disk does.
+	Fault func(op Op, path string) error
 }
+
+// Op is an operation on a segment's file, for Options.Fault.
+type Op string
+
+// The operations.
+const (
+	OpCreate   Op = "create"
+	OpAllocate Op = "allocate"
+	OpWrite    Op = "write"
+	OpRead     Op = "read"
+	OpPunch    Op = "punch"
+	OpTrim     Op = "trim"
+	OpRemove   Op = "remove"
+)
 
 // Location is where a blob's payload lies.
 type Location struct {
@@ -63,7 +92,12 @@ func NewSet(dir string, opts Options) *Set {
 	if opts.Free == nil {
 		opts.Free = freeSpace
 	}
-	s := &Set{dir: dir, opts: opts, alloc: allocator{keep: opts.KeepFree, free: opts.Free}}
+	if opts.Ahead == 0 {
+		opts.Ahead = allocation
+	}
+	s := &Set{dir: dir, opts: opts, alloc: allocator{
+		keep: opts.KeepFree, free: opts.Free, ahead: opts.Ahead, grow: opts.Grow, fault: opts.Fault,
+	}}
 	s.table.Store(&map[uint32]*Segment{})
 	return s
 }
@@ -108,6 +142,7 @@ func (s *Set) Attach(id uint32, end, durable int64, appendTo bool) (*Segment, er
 		return nil, err
 	}
 	g.durable.Store(min(durable, end))
+	g.fault = s.opts.Fault
 	s.replace(func(t map[uint32]*Segment) { t[id] = g })
 	if capacity > 0 {
 		s.active = g
@@ -152,23 +187,60 @@ func (s *Set) Get(loc Location) (schema.Blob, error) {
 	return g.read(loc.Offset, loc.Length)
 }
 
+// KeyAt returns the key in the header of the record whose payload is at loc.
+func (s *Set) KeyAt(loc Location) (schema.Key, error) {
+	b, err := s.Get(Location{Segment: loc.Segment, Offset: loc.Offset - HeaderSize, Length: HeaderSize})
+	if err != nil {
+		return schema.Key{}, err
+	}
+	defer b.Release()
+	r, reason := decodeRecordHeader(b.Bytes(), loc.Segment, loc.Offset-HeaderSize, loc.Offset+loc.Length)
+	if reason != "" || r.Length != loc.Length {
+		return schema.Key{}, fmt.Errorf("%w: segment %d, offset %d: %s", schema.ErrDataLoss, loc.Segment, loc.Offset, cmp.Or(reason, "another length"))
+	}
+	return r.Key, nil
+}
+
 // Append writes a blob and returns where it lies. It is readable at once, and
 // on stable storage after the next Sync. sum is the payload's checksum, which
 // is not computed again. payload is not kept.
 //
 // A full disk is a schema.ErrLimit that wraps syscall.ENOSPC.
 func (s *Set) Append(key schema.Key, sum schema.Sum, payload []byte) (Location, error) {
-	n := int64(len(payload))
-	g, at, err := s.reserve(n)
+	r, err := s.Reserve(int64(len(payload)))
 	if err != nil {
 		return Location{}, err
 	}
-	defer g.Unpin()
-	rec := Record{Key: key, Offset: at + HeaderSize, Length: n, Sum: sum}
-	if err := g.write(at, rec, payload); err != nil {
+	if err := r.Write(key, sum, payload); err != nil {
 		return Location{}, err
 	}
-	return Location{Segment: g.id, Offset: rec.Offset, Length: n}, nil
+	return r.Location(), nil
+}
+
+// Reservation is space for a blob that is not written yet. Its segment stays in
+// place until Write, which must be called exactly once.
+type Reservation struct {
+	segment *Segment
+	at      int64 // of the record's header
+	n       int64 // bytes of payload
+}
+
+// Reserve takes space for a blob of n bytes, as Append does, without filling it
+// in: for a caller that has to know where the blob will lie before it does.
+func (s *Set) Reserve(n int64) (Reservation, error) {
+	g, at, err := s.reserve(n)
+	return Reservation{g, at, n}, err
+}
+
+// Location is where the blob will lie.
+func (r Reservation) Location() Location {
+	return Location{Segment: r.segment.id, Offset: r.at + HeaderSize, Length: r.n}
+}
+
+// Write fills in the space. payload must have the length that was reserved.
+func (r Reservation) Write(key schema.Key, sum schema.Sum, payload []byte) error {
+	defer r.segment.Unpin()
+	return r.segment.write(r.at, Record{Key: key, Offset: r.at + HeaderSize, Length: r.n, Sum: sum}, payload)
 }
 
 // reserve finds room in the active segment or a new one, and pins it.
@@ -206,13 +278,35 @@ func (s *Set) create(n int64) error {
 		return fmt.Errorf("number a new segment: %w", err)
 	}
 	path := filepath.Join(s.dir, FileName(id))
-	g, err := createSegment(path, id, max(s.opts.MaxBytes, HeaderSize+Footprint(n)))
+	if s.opts.Grow != nil && !s.opts.Grow(Block) {
+		return fmt.Errorf("%w: no %d bytes may be taken for the header of %s", schema.ErrLimit, Block, path)
+	}
+	g, err := func() (*Segment, error) {
+		if s.opts.Fault != nil {
+			if err := s.opts.Fault(OpCreate, path); err != nil {
+				return nil, err
+			}
+		}
+		g, err := createSegment(path, id, max(s.opts.MaxBytes, HeaderSize+Footprint(n)))
+		if err != nil {
+			return nil, err
+		}
+		if s.opts.NoSync {
+			return g, nil
+		}
+		if err := SyncDir(s.dir); err != nil {
+			g.Unpin()
+			return nil, errors.Join(err, os.Remove(path))
+		}
+		return g, nil
+	}()
 	if err != nil {
+		s.alloc.giveBack(Block)
 		return fmt.Errorf("create segment: %w", err)
 	}
-	if err := SyncDir(s.dir); err != nil {
-		g.Unpin()
-		return errors.Join(fmt.Errorf("create segment: %w", err), os.Remove(path))
+	g.fault, g.noSync = s.opts.Fault, s.opts.NoSync
+	if s.opts.Grow != nil {
+		g.reserved = Block // counted above
 	}
 	s.replace(func(t map[uint32]*Segment) { t[id] = g })
 	s.active = g
@@ -266,9 +360,11 @@ func (s *Set) Retire(id uint32) error {
 	}
 	s.replace(func(t map[uint32]*Segment) { delete(t, id) })
 	s.mu.Unlock()
-	err := os.Remove(g.path)
-	g.Unpin()
-	return err
+	defer g.Unpin()
+	if err := g.failing(OpRemove); err != nil {
+		return err
+	}
+	return os.Remove(g.path)
 }
 
 // Close lets go of all segments. Blobs handed out stay valid until released.

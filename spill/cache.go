@@ -1,0 +1,687 @@
+package spill
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"golang.org/x/sys/unix"
+
+	"bowstring/schema"
+	"bowstring/spill/segment"
+)
+
+// Options describe a Cache. Dir and Bytes must be set; the zero value of each other field stands for its default.
+type Options struct {
+	// Dir is the directory, which belongs to the cache alone. It is made if it does not exist.
+	Dir string
+	// Bytes is the budget: what the cache may take of the disk at most, at any moment, its index and space that is dead but not
+	// given back included. At least MinBytes.
+	Bytes int64
+	// KeepFree is the free space in bytes that is left on the disk, for others. Default 1 GiB.
+	KeepFree int64
+	// Policy says what to keep. Default: NextUse with Oracle if that is set, else Score.
+	Policy Policy
+	// Oracle knows the jobs that run, as a *Future does.
+	Oracle Oracle
+	// Candidates is how many blobs are compared at each eviction. Default DefaultCandidates.
+	Candidates int
+	// SegmentBytes is the size of segment files. Default: a 32nd of the budget, 1 MiB at least and 1 GiB at most.
+	SegmentBytes int64
+	// QueueBytes bounds what Offer takes and is not written yet. Default 64 MiB.
+	QueueBytes int64
+	// Writers is how many goroutines write what was offered. Default 2.
+	Writers int
+	// Clock is the clock that Oracle goes by, in nanoseconds since 1970; times are kept over restarts. Default: the system's.
+	Clock func() Time
+	// Logger receives what operators should know. Default slog.Default().
+	Logger *slog.Logger
+
+	// For tests: the file system of the index, faults of the segments, the free space there is.
+	fs    vfs.FS
+	fault func(op segment.Op, path string) error
+	free  func(*os.File) (int64, error)
+}
+
+// MinBytes is the least budget.
+const MinBytes = 2 * fixedOverhead
+
+// EnsureDefaults fills in the fields that are zero.
+func (o *Options) EnsureDefaults() {
+	if o.KeepFree == 0 {
+		o.KeepFree = 1 << 30
+	}
+	if o.Policy == nil && o.Oracle != nil {
+		o.Policy = NextUse(o.Oracle)
+	} else if o.Policy == nil {
+		o.Policy = Score()
+	}
+	if o.Candidates == 0 {
+		o.Candidates = DefaultCandidates
+	}
+	if o.SegmentBytes == 0 {
+		o.SegmentBytes = segment.Blocks(min(max(o.Bytes/32, 1<<20), 1<<30))
+	}
+	if o.QueueBytes == 0 {
+		o.QueueBytes = 64 << 20
+	}
+	if o.Writers == 0 {
+		o.Writers = 2
+	}
+	if o.Clock == nil {
+		o.Clock = func() Time { return Time(time.Now().UnixNano()) }
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	if o.fs == nil {
+		o.fs = vfs.Default
+	}
+	if o.free == nil {
+		o.free = freeSpace
+	}
+}
+
+func freeSpace(f *os.File) (int64, error) {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
+		return 0, err
+	}
+	return int64(st.Bavail) * st.Bsize, nil
+}
+
+// Cache keeps blobs in a directory. It is safe for concurrent use.
+//
+// Nothing that goes wrong with the disk is an error of Get or Put: a blob that cannot be read is a miss, one that cannot be
+// stored is not stored; both are counted and, at most every ten seconds, logged.
+type Cache struct {
+	opts  Options
+	lock  *os.File
+	index *index
+	space space
+	trouble
+
+	// life is read-locked by calls and locked by Close.
+	life   sync.RWMutex
+	closed atomic.Bool // set with life locked
+
+	mu      sync.Mutex // guards what follows; never held over I/O, nor together with space.mu, which is
+	table   table
+	chooser *Chooser
+	sets    []*dataset // by number; [0] is that of no dataset
+	numbers map[string]uint32
+	quiet   Time // nothing is stored before then, as the disk has failed
+	backoff Time // how long that is to be, if it fails again
+
+	offers  chan offer
+	queued  atomic.Int64
+	reaper  reaper
+	workers sync.WaitGroup
+
+	count counters
+}
+
+// Open opens the cache in a directory. It is a schema.ErrUnavailable, which names the holder, if another process has it, and a
+// schema.ErrInvalid if it holds anything but a cache. A cache of another format, or with a damaged index, begins anew.
+func Open(opts Options) (*Cache, error) {
+	c, err := open(opts)
+	if err != nil {
+		return nil, fmt.Errorf("open the spill: %w", err)
+	}
+	return c, nil
+}
+
+func open(opts Options) (_ *Cache, err error) {
+	if opts.Dir == "" {
+		return nil, &schema.FieldError{Field: "dir", Got: `""`, Want: "a directory"}
+	}
+	if opts.Bytes < MinBytes {
+		return nil, &schema.FieldError{Field: "bytes", Got: fmt.Sprint(opts.Bytes), Want: fmt.Sprintf("%d or more", MinBytes)}
+	}
+	opts.EnsureDefaults()
+	c := &Cache{
+		opts:    opts,
+		table:   table{byHash: map[uint64]uint32{}},
+		chooser: NewChooser(opts.Policy, opts.Candidates, rand.Uint64()),
+		sets:    []*dataset{{}},
+		numbers: map[string]uint32{},
+		offers:  make(chan offer, maxOffers),
+	}
+	c.trouble = trouble{log: opts.Logger, clock: opts.Clock}
+	c.reaper.wake = make(chan struct{}, 1)
+	if err := os.MkdirAll(opts.Dir, 0o755); err != nil {
+		return nil, err
+	}
+	if c.lock, err = lockDirectory(opts.Dir); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, unlockDirectory(c.lock))
+		}
+	}()
+	if err := prepareDirectory(opts.Dir, opts.Logger); err != nil {
+		return nil, err
+	}
+	if err := c.recover(); err != nil {
+		opts.Logger.Warn("the spill cannot be read and begins anew", "directory", opts.Dir, "error", err)
+		c.table = table{byHash: map[uint64]uint32{}}
+		c.sets, c.numbers = []*dataset{{}}, map[string]uint32{}
+		if err := emptyDirectory(opts.Dir); err != nil {
+			return nil, err
+		}
+		if err := c.recover(); err != nil {
+			return nil, err
+		}
+	}
+	c.workers.Go(c.reap)
+	for range opts.Writers {
+		c.workers.Go(c.writeOffers)
+	}
+	c.trim() // the budget or the disk may have become smaller
+	return c, nil
+}
+
+// Close writes what waits and lets go of the directory. Blobs handed out stay valid until released. Calls under way are
+// waited for; later ones find nothing.
+func (c *Cache) Close() error {
+	c.life.Lock()
+	if c.closed.Load() {
+		c.life.Unlock()
+		return nil
+	}
+	c.closed.Store(true)
+	close(c.offers)
+	c.life.Unlock()
+
+	c.reaper.stop()
+	c.workers.Wait()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	clean := true
+	for i := range c.table.slots {
+		switch s := c.table.at(uint32(i)); {
+		case s.state == live && s.changed:
+			c.index.changes <- setOf(s)
+		case s.state == gone: // and pinned: the next start has to find its space
+			clean = false
+		}
+	}
+	err := c.index.close(clean)
+	c.space.set.Close()
+	return errors.Join(err, c.space.dir.Close(), unlockDirectory(c.lock))
+}
+
+// Dataset returns the number by which places name a dataset or snapshot. It stays the same as long as the cache does.
+func (c *Cache) Dataset(name string) uint32 {
+	c.life.RLock()
+	defer c.life.RUnlock()
+	c.mu.Lock()
+	n, ok := c.numbers[name]
+	if !ok && name != "" && !c.closed.Load() {
+		n = uint32(len(c.sets))
+		c.sets = append(c.sets, &dataset{name: name})
+		c.numbers[name] = n
+	}
+	c.mu.Unlock()
+	if !ok && n != 0 {
+		c.index.changes <- change{number: n, name: name}
+	}
+	return n
+}
+
+// set returns the counters of a place's dataset. c.mu is held.
+func (c *Cache) set(number uint32) *dataset {
+	if int(number) < len(c.sets) {
+		return c.sets[number]
+	}
+	return c.sets[0]
+}
+
+// Get returns a blob that is in the cache. Its bytes point into a mapped file: they have been compared with the reference's
+// checksum, and stay in place until the blob is released, whatever is evicted or closed meanwhile. at is where the caller
+// found the reference. A page that is not in memory is waited for.
+func (c *Cache) Get(ref schema.BlobRef, at Place) (schema.Blob, bool) {
+	c.life.RLock()
+	defer c.life.RUnlock()
+	hash := hashOf(&ref.Key)
+	now := c.opts.Clock()
+	c.mu.Lock()
+	ds := c.set(at.Dataset)
+	i, s := c.table.find(hash)
+	if s == nil || c.closed.Load() || s.state != live || int64(s.length) != ref.Size || s.sum != ref.Sum {
+		c.mu.Unlock()
+		ds.misses.Add(1)
+		ds.missBytes.Add(ref.Size)
+		return schema.Blob{}, false
+	}
+	s.pins.Add(1)
+	s.uses++
+	s.used = stampOf(now)
+	if at.Dataset != 0 && s.place() != at {
+		c.move(s, at)
+	}
+	s.changed = true
+	loc := s.location()
+	c.mu.Unlock()
+
+	b, err := c.space.set.Get(loc)
+	if err == nil && schema.Checksum(b.Bytes()) != ref.Sum {
+		b.Release()
+		err = fmt.Errorf("%w: blob %s has the wrong checksum", schema.ErrDataLoss, ref.Key)
+	}
+	if err != nil {
+		c.lost(i, s, hash, err)
+		c.unpin(i, s)
+		ds.misses.Add(1)
+		ds.missBytes.Add(ref.Size)
+		return schema.Blob{}, false
+	}
+	ds.hits.Add(1)
+	ds.hitBytes.Add(ref.Size)
+	if ref.Size == 0 {
+		b.Release()
+		c.unpin(i, s)
+		return schema.Blob{}, true
+	}
+	return schema.NewBlob(b.Bytes(), &pin{c, i, s, b}), true
+}
+
+// Has reports whether a blob is in the cache, or being stored. It counts for nothing.
+func (c *Cache) Has(ref schema.BlobRef) bool {
+	hash := hashOf(&ref.Key)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, s := c.table.find(hash)
+	return s != nil && int64(s.length) == ref.Size && s.sum == ref.Sum
+}
+
+// pin is the owner of a blob handed out.
+type pin struct {
+	cache *Cache
+	index uint32
+	slot  *slot
+	blob  schema.Blob
+}
+
+// Unpin implements schema.Owner.
+func (p *pin) Unpin() {
+	p.blob.Release()
+	p.cache.unpin(p.index, p.slot)
+}
+
+func (c *Cache) unpin(i uint32, s *slot) {
+	if s.pins.Add(-1) == dying {
+		c.reaper.add(i)
+	}
+}
+
+// move notes where a blob was wanted last. c.mu is held.
+func (c *Cache) move(s *slot, at Place) {
+	if s.dataset != at.Dataset {
+		c.set(s.dataset).leave(s)
+		s.dataset = at.Dataset
+		c.set(s.dataset).enter(s)
+	}
+	s.position = at.Position
+}
+
+// lost takes a blob out that could not be read.
+func (c *Cache) lost(i uint32, s *slot, hash uint64, err error) {
+	if c.closed.Load() {
+		return
+	}
+	c.mu.Lock()
+	if s.state != live || s.hash != hash {
+		c.mu.Unlock() // evicted meanwhile, or by another reader
+		return
+	}
+	c.evict(s)
+	c.mu.Unlock()
+	c.index.remove(hash)
+	if errors.Is(err, schema.ErrDataLoss) {
+		c.count.damaged.Add(1)
+	} else {
+		c.count.readErrors.Add(1)
+	}
+	c.report("a blob cannot be read, and is taken out", err)
+}
+
+// evict takes a blob off the table. Its space is released by whoever finds it without pins: the caller, who looks, or the
+// reaper. c.mu is held.
+func (c *Cache) evict(s *slot) (unpinned bool) {
+	c.set(s.dataset).leave(s)
+	c.table.take(s)
+	return s.pins.Add(dying) == dying
+}
+
+// release gives back the space of a blob that is gone and not pinned.
+func (c *Cache) release(i uint32) {
+	c.mu.Lock()
+	loc := c.table.at(i).location()
+	c.mu.Unlock()
+	c.giveBack(loc)
+	c.mu.Lock()
+	c.table.free(i)
+	c.mu.Unlock()
+}
+
+// giveBack releases the space of a record.
+func (c *Cache) giveBack(l segment.Location) {
+	if err := c.space.release(l); err != nil {
+		c.notGivenBack(err)
+	}
+}
+
+func (c *Cache) notGivenBack(err error) {
+	c.count.writeErrors.Add(1)
+	c.report("space cannot be given back", err)
+}
+
+// Trim evicts until the cache is within its budget and the disk has the free space that is to be left. Storing does that too.
+func (c *Cache) Trim() {
+	c.life.RLock()
+	defer c.life.RUnlock()
+	if !c.closed.Load() {
+		c.trim()
+	}
+}
+
+func (c *Cache) trim() {
+	for left := c.space.left(); left < 0; left = c.space.left() {
+		evicted := c.count.evicted.Load()
+		c.reclaim(left, 0, nil)
+		if c.count.evicted.Load() == evicted {
+			return // the rest is pinned, or not the cache's
+		}
+	}
+}
+
+// Resize changes the budget, and evicts what is beyond it before it returns. The least is MinBytes.
+func (c *Cache) Resize(bytes int64) {
+	c.life.RLock()
+	defer c.life.RUnlock()
+	if c.closed.Load() {
+		return
+	}
+	c.space.budget.Store(max(bytes, MinBytes))
+	c.trim()
+}
+
+// victim is a blob that is evicted.
+type victim struct {
+	index uint32
+	hash  uint64
+}
+
+// maxVictims bounds how much is evicted for one blob.
+const maxVictims = 256
+
+// reclaim evicts until about need bytes can be taken where room is now, and reports whether they can. If that is for a new blob (not
+// nil), the policy has to admit it in the place of each; otherwise nothing is evicted.
+func (c *Cache) reclaim(room, need int64, e *Entry) bool {
+	if room >= need {
+		return true
+	}
+	if c.space.wholeOnly.Load() {
+		return c.reclaimSegment(need-room, e)
+	}
+	c.mu.Lock()
+	victims, ok := c.pick(room, need, e)
+	c.mu.Unlock()
+	c.releaseAll(victims)
+	return ok
+}
+
+// pick takes blobs off the table until there is room for need bytes. c.mu is held.
+func (c *Cache) pick(room, need int64, e *Entry) (victims []victim, ok bool) {
+	now := c.opts.Clock()
+	var newcomer Worth
+	if e != nil {
+		newcomer = c.opts.Policy.Worth(e, now)
+	}
+	var picked []uint32
+	for room < need && len(picked) < maxVictims {
+		i, worth, found := c.chooser.Victim(&c.table, now)
+		if !found || e != nil && !c.opts.Policy.Admit(newcomer, worth) {
+			break
+		}
+		s := c.table.at(uint32(i))
+		s.state = writing // no candidate any more
+		picked = append(picked, uint32(i))
+		room += segment.Footprint(int64(s.length)) + overhead
+	}
+	ok = room >= need
+	for _, i := range picked {
+		s := c.table.at(i)
+		s.state = live
+		if ok || e == nil {
+			victims = append(victims, victim{i, s.hash})
+			c.evicted(s)
+			c.evict(s) // it has no pins, or it would not have been a candidate
+		}
+	}
+	return victims, ok
+}
+
+// reclaimSegment evicts all of a segment, where the file system cannot give back parts of it: of the sealed one with the
+// fewest blobs. It does so if the policy would admit the new blob in the place of a candidate.
+func (c *Cache) reclaimSegment(need int64, e *Entry) bool {
+	if e != nil {
+		now := c.opts.Clock()
+		c.mu.Lock()
+		_, worth, found := c.chooser.Victim(&c.table, now)
+		c.mu.Unlock()
+		if !found || !c.opts.Policy.Admit(c.opts.Policy.Worth(e, now), worth) {
+			return false
+		}
+	}
+	id, _ := c.space.sparsest()
+	if id == noSegment {
+		if err := c.space.roll(); err != nil {
+			c.notGivenBack(err)
+		}
+		if id, _ = c.space.sparsest(); id == noSegment {
+			return false
+		}
+	}
+	var victims []victim
+	var pinned []uint64
+	c.mu.Lock()
+	for i := range c.table.slots {
+		if s := c.table.at(uint32(i)); s.state == live && s.segment == id {
+			hash := s.hash
+			c.evicted(s)
+			need -= segment.Footprint(int64(s.length)) + overhead
+			if c.evict(s) {
+				victims = append(victims, victim{uint32(i), hash})
+			} else {
+				pinned = append(pinned, hash)
+			}
+		}
+	}
+	c.mu.Unlock()
+	for _, hash := range pinned {
+		c.index.remove(hash)
+	}
+	c.releaseAll(victims)
+	return need <= 0 || len(victims) > 0
+}
+
+// evicted counts an eviction. c.mu is held.
+func (c *Cache) evicted(s *slot) {
+	c.count.evicted.Add(1)
+	c.set(s.dataset).evicted.Add(1)
+}
+
+// releaseAll finishes the eviction of blobs without pins.
+func (c *Cache) releaseAll(victims []victim) {
+	for _, v := range victims {
+		c.index.remove(v.hash)
+		c.release(v.index)
+	}
+}
+
+// Put stores a blob, if the policy admits it, and reports whether it did. at is where the reference was found, cost what it took to
+// get it from the store. data, which must be what ref names, is copied once, to the disk.
+func (c *Cache) Put(ref schema.BlobRef, at Place, cost time.Duration, data []byte) bool {
+	c.life.RLock()
+	defer c.life.RUnlock()
+	return c.put(ref, at, cost, data)
+}
+
+func (c *Cache) put(ref schema.BlobRef, at Place, cost time.Duration, data []byte) bool {
+	n := int64(len(data))
+	need := segment.Footprint(n) + overhead
+	now := c.opts.Clock()
+	hash := hashOf(&ref.Key)
+	c.mu.Lock()
+	ds := c.set(at.Dataset)
+	if _, s := c.table.find(hash); s != nil || n != ref.Size || c.closed.Load() {
+		c.mu.Unlock()
+		return false
+	}
+	if n > maxLength || need > c.space.budget.Load()/4 || now < c.quiet {
+		c.mu.Unlock()
+		ds.bypassed.Add(1)
+		return false
+	}
+	i, s := c.table.add(hash, writing)
+	s.sum, s.dataset, s.position, s.length = ref.Sum, at.Dataset, at.Position, uint32(n)
+	s.cost, s.uses, s.added, s.used = float32(cost.Seconds()), 1, stampOf(now), stampOf(now)
+	c.mu.Unlock()
+
+	loc, err := c.write(ref.Key, ref.Sum, data, &Entry{Place: at, Size: n, Cost: cost, Uses: 1, Added: now, Used: now})
+	if err != nil {
+		c.abandon(i, s, ds, err)
+		return false
+	}
+	c.mu.Lock()
+	s.setLocation(loc)
+	c.mu.Unlock()
+	c.index.changes <- setOf(s)
+	c.mu.Lock()
+	s.state = live
+	c.set(s.dataset).enter(s)
+	c.backoff = 0
+	c.mu.Unlock()
+	ds.stored.Add(1)
+	ds.storedBytes.Add(n)
+	c.count.written.Add(segment.Footprint(n))
+	c.checkSegments()
+	return true
+}
+
+// errBypassed says that there is no room that the policy grants.
+var errBypassed = errors.New("there is no room")
+
+// take takes space for a blob of n bytes, for which it evicts as reclaim does.
+func (c *Cache) take(n int64, e *Entry) (segment.Reservation, error) {
+	need := segment.Footprint(n) + overhead
+	if !c.reclaim(c.space.room(), need, e) {
+		return segment.Reservation{}, errBypassed
+	}
+	r, err := c.space.reserve(n)
+	// What was evicted may have lain in blocks that others share, or its space be taken by others.
+	for try := 0; try < 8 && errors.Is(err, schema.ErrLimit); try++ {
+		// At least one more has to go.
+		if !c.reclaim(min(c.space.room(), 0), need, e) {
+			return r, errBypassed
+		}
+		r, err = c.space.reserve(n)
+	}
+	return r, err
+}
+
+// write takes space for a blob and fills it in.
+func (c *Cache) write(key schema.Key, sum schema.Sum, data []byte, e *Entry) (segment.Location, error) {
+	r, err := c.take(int64(len(data)), e)
+	if err != nil {
+		return segment.Location{}, err
+	}
+	if err := r.Write(key, sum, data); err != nil {
+		c.giveBack(r.Location())
+		return segment.Location{}, err
+	}
+	return r.Location(), nil
+}
+
+// How long nothing is stored after a failure, doubling while it goes on.
+const (
+	firstQuiet = Time(100e6)
+	lastQuiet  = Time(10e9)
+)
+
+// abandon takes back a blob that could not be stored.
+func (c *Cache) abandon(i uint32, s *slot, ds *dataset, err error) {
+	ds.bypassed.Add(1)
+	failed := !errors.Is(err, errBypassed) && (!errors.Is(err, schema.ErrLimit) || errors.Is(err, unix.ENOSPC))
+	c.mu.Lock()
+	c.table.take(s)
+	c.table.free(i)
+	if failed {
+		c.backoff = min(max(2*c.backoff, firstQuiet), lastQuiet)
+		c.quiet = c.opts.Clock() + c.backoff
+	}
+	c.mu.Unlock()
+	if failed {
+		if errors.Is(err, unix.ENOSPC) {
+			c.count.diskFull.Add(1)
+		} else {
+			c.count.writeErrors.Add(1)
+		}
+		c.report("a blob cannot be stored", err)
+	}
+}
+
+// maxOffers is how many blobs wait to be stored at most, however small they are.
+const maxOffers = 4096
+
+// offer is a blob that waits to be stored.
+type offer struct {
+	ref  schema.BlobRef
+	at   Place
+	cost time.Duration
+	blob schema.Blob
+}
+
+// Offer is Put without waiting: a goroutine of the cache stores the blob and releases it. What does not fit in the queue, as the
+// disk is slower than the store, is not stored. The blob is the cache's to release, whatever is returned.
+func (c *Cache) Offer(ref schema.BlobRef, at Place, cost time.Duration, blob schema.Blob) bool {
+	c.life.RLock()
+	defer c.life.RUnlock()
+	if c.closed.Load() || c.Has(ref) {
+		blob.Release()
+		return false
+	}
+	if c.queued.Add(ref.Size) <= c.opts.QueueBytes {
+		select {
+		case c.offers <- offer{ref, at, cost, blob}:
+			return true
+		default:
+		}
+	}
+	c.queued.Add(-ref.Size)
+	c.count.busy.Add(1)
+	blob.Release()
+	return false
+}
+
+func (c *Cache) writeOffers() {
+	for o := range c.offers {
+		if !c.closed.Load() {
+			c.Put(o.ref, o.at, o.cost, o.blob.Bytes())
+		}
+		o.blob.Release()
+		c.queued.Add(-o.ref.Size)
+	}
+}
+
+func (c *Cache) path(name string) string { return filepath.Join(c.opts.Dir, name) }

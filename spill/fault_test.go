@@ -1,0 +1,445 @@
+package spill
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+	"golang.org/x/sys/unix"
+
+	"bowstring/schema"
+	"bowstring/spill/segment"
+)
+
+// use stores and reads at random and requires that nothing wrong is read.
+func use(t *testing.T, c *Cache, r *rand.Rand, steps int) (hits int) {
+	t.Helper()
+	for range steps {
+		i := r.IntN(300)
+		if r.IntN(2) == 0 {
+			put(c, i)
+		} else if requireRight(t, c, i) {
+			hits++
+		}
+	}
+	return hits
+}
+
+// ticking is a clock that advances by a second with each look, so that pauses after failures pass.
+func ticking() func() Time {
+	var now atomic.Int64
+	now.Store(int64(stampZero))
+	return func() Time { return Time(now.Add(1e9)) }
+}
+
+// TestFailingSegments makes some of each operation on segments fail, then all, then none.
+func TestFailingSegments(t *testing.T) {
+	r := testRand(t)
+	for _, op := range []segment.Op{
+		segment.OpCreate, segment.OpAllocate, segment.OpWrite, segment.OpRead, segment.OpPunch, segment.OpTrim, segment.OpRemove,
+	} {
+		for _, failure := range []error{syscall.EIO, syscall.ENOSPC} {
+			t.Run(fmt.Sprint(op, " ", failure), func(t *testing.T) {
+				var share atomic.Int64 // percent that fail
+				var mu sync.Mutex
+				chance := rand.New(rand.NewPCG(r.Uint64(), 0))
+				opts := testOptions(t.TempDir())
+				opts.Bytes, opts.SegmentBytes = MinBytes+(1<<20), 256<<10
+				opts.Clock = ticking()
+				opts.fault = func(o segment.Op, path string) error {
+					mu.Lock()
+					defer mu.Unlock()
+					if o == op && chance.Int64N(100) < share.Load() {
+						return &fs.PathError{Op: string(o), Path: path, Err: failure}
+					}
+					return nil
+				}
+				c := openCache(t, opts)
+				for _, percent := range []int64{30, 100, 0} {
+					share.Store(percent)
+					hits := use(t, c, r, 250)
+					if st := c.Stats(); st.HeldBytes > st.BudgetBytes || percent == 0 && hits == 0 {
+						t.Errorf("%d %% fail: %d hits, %+v", percent, hits, st)
+					}
+				}
+				if n := usage(t, opts.Dir); n > opts.Bytes {
+					t.Errorf("%d bytes of %d", n, opts.Bytes)
+				}
+				st := c.Stats()
+				if st.ReadErrors+st.WriteErrors+st.DiskFull == 0 {
+					t.Errorf("nothing was counted: %+v", st)
+				}
+				closeCache(t, c)
+				opts.fault = nil
+				c = openCache(t, opts)
+				use(t, c, r, 50)
+			})
+		}
+	}
+}
+
+// TestFailingIndex makes writes of the index fail from some moment on: the cache goes on, and what it has kept by then opens.
+func TestFailingIndex(t *testing.T) {
+	r := testRand(t)
+	for round := range 12 {
+		t.Run(fmt.Sprint(round), func(t *testing.T) {
+			left := atomic.Int64{}
+			left.Store(1 << 40)
+			opts := testOptions(t.TempDir())
+			opts.fs = errorfs.Wrap(vfs.Default, errorfs.InjectorFunc(func(op errorfs.Op) error {
+				if op.Kind.ReadOrWrite() == errorfs.OpIsWrite && left.Add(-1) < 0 {
+					return syscall.ENOSPC
+				}
+				return nil
+			}))
+			c := openCache(t, opts)
+			use(t, c, r, 30)
+			left.Store(r.Int64N(12))
+			use(t, c, r, 400)
+			for i := 0; i < 2000 && !c.index.lost(); i++ { // enough for the tables of the database to be written
+				c.index.changes <- change{number: uint32(1000 + i), name: fmt.Sprintf("%10000d", i)}
+			}
+			use(t, c, r, 200)
+			st := c.Stats()
+			if !st.IndexLost || st.Hits == 0 {
+				t.Errorf("%+v", st)
+			}
+			closeCache(t, c)
+			opts.fs = nil
+			c = openCache(t, opts)
+			requireExact(t, c)
+			use(t, c, r, 200)
+		})
+	}
+}
+
+// TestSlowDisk holds up writes: Offer does not wait, what is there can be read, and what does not fit in the queue is dropped.
+func TestSlowDisk(t *testing.T) {
+	gate := make(chan struct{})
+	var slow atomic.Bool
+	opts := testOptions(t.TempDir())
+	opts.QueueBytes = 1 << 20
+	opts.fault = func(op segment.Op, _ string) error {
+		if slow.Load() && op != segment.OpRead {
+			<-gate
+		}
+		return nil
+	}
+	c := openCache(t, opts)
+	for i := range 20 {
+		put(c, i)
+	}
+	slow.Store(true)
+	var released atomic.Int64
+	for i := 100; i < 200; i++ {
+		data, ref := content(i)
+		c.Offer(ref, Place{}, 1e6, schema.NewBlob(data, owner{&released}))
+		if !requireRight(t, c, i%20) {
+			t.Fatal("a blob is not there")
+		}
+	}
+	if st := c.Stats(); st.Busy == 0 {
+		t.Errorf("%+v", st)
+	}
+	close(gate)
+	closeCache(t, c)
+	if released.Load() != 100 {
+		t.Errorf("%d of 100 blobs offered were released", released.Load())
+	}
+}
+
+type owner struct{ released *atomic.Int64 }
+
+func (o owner) Unpin() { o.released.Add(1) }
+
+// TestFullDisk has the free space shrink, below what is to be left and to nothing, on a file system of its own where that can
+// be mounted.
+func TestFullDisk(t *testing.T) {
+	r := testRand(t)
+	t.Run("reserve", func(t *testing.T) {
+		var free atomic.Int64
+		free.Store(1 << 30)
+		opts := testOptions(t.TempDir())
+		opts.Clock, opts.KeepFree = ticking(), 1<<20
+		opts.free = func(*os.File) (int64, error) { return free.Load(), nil }
+		c := openCache(t, opts)
+		for i := range 60 {
+			put(c, i)
+		}
+		before := c.Stats()
+		free.Store(1 << 19)
+		c.Trim() // cannot help, as free does not change with it
+		if st := c.Stats(); st.Entries >= before.Entries {
+			t.Errorf("%d blobs were there, and %d are with a full disk", before.Entries, st.Entries)
+		}
+		for i := 100; i < 120; i++ {
+			if put(c, i) {
+				t.Fatal("a blob was stored though the free space is to be left alone")
+			}
+		}
+		free.Store(1 << 30)
+		if use(t, c, r, 200) == 0 {
+			t.Error("nothing is stored once there is space again")
+		}
+	})
+	t.Run("tmpfs", func(t *testing.T) {
+		dir := t.TempDir()
+		if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=24m"); err != nil {
+			t.Skip("mounting needs rights: ", err)
+		}
+		t.Cleanup(func() {
+			if err := unix.Unmount(dir, 0); err != nil {
+				t.Error(err)
+			}
+		})
+		opts := testOptions(filepath.Join(dir, "spill"))
+		opts.Bytes, opts.Clock = 64<<20, ticking()
+		c := openCache(t, opts)
+		use(t, c, r, 600)
+		// Somebody else takes the rest, so that even the index finds no space.
+		f, err := os.Create(filepath.Join(dir, "other"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for {
+			if _, err := f.Write(make([]byte, 64<<10)); err != nil {
+				break
+			}
+		}
+		use(t, c, r, 600)
+		if err := errors.Join(f.Close(), os.Remove(f.Name())); err != nil {
+			t.Fatal(err)
+		}
+		if use(t, c, r, 300) == 0 {
+			t.Error("nothing is stored once there is space again")
+		}
+		closeCache(t, c)
+		c = openCache(t, opts)
+		use(t, c, r, 50)
+		closeCache(t, c)
+	})
+}
+
+// TestFlippedBits flips a bit somewhere in the files of a cache: in those of blobs while it is open, in any while it is not. Whatever
+// it hits, nothing wrong is read, and the cache opens and is of use.
+func TestFlippedBits(t *testing.T) {
+	r := testRand(t)
+	const blobs = 12
+	var data [blobs + 1][]byte
+	var refs [blobs + 1]schema.BlobRef
+	for i := range data {
+		data[i], refs[i] = fill(r, 1000+r.IntN(8000))
+	}
+	// right returns how many are there, and requires that these are right.
+	right := func(c *Cache) (n int) {
+		for i := range data {
+			b, ok := c.Get(refs[i], Place{})
+			if ok {
+				n++
+			}
+			if ok && string(b.Bytes()) != string(data[i]) {
+				t.Fatal("wrong bytes")
+			}
+			b.Release()
+		}
+		return n
+	}
+	opts := testOptions(t.TempDir())
+	c := openCache(t, opts)
+	for i := range blobs {
+		c.Put(refs[i], Place{}, 1e6, data[i])
+	}
+	live, closed := 800, 200
+	if testing.Short() {
+		live, closed = 100, 20
+	}
+	for k := range live {
+		i := r.IntN(blobs)
+		_, s := c.table.find(hashOf(&refs[i].Key))
+		at := s.location()
+		flipBit(t, filepath.Join(c.path(blobsDir), segment.FileName(at.Segment)), 8*at.Offset+r.Int64N(8*at.Length))
+		if n := right(c); n != blobs-1 || c.Stats().Damaged != int64(k+1) {
+			t.Fatalf("a bit of a blob was flipped, and %d of %d are there, %d were found damaged in %d flips", n, blobs, c.Stats().Damaged, k+1)
+		}
+		if !c.Put(refs[i], Place{}, 1e6, data[i]) {
+			t.Fatal("the blob was not stored again")
+		}
+	}
+	closeCache(t, c)
+
+	all, files := filesOf(t, opts.Dir)
+	copied := filepath.Join(t.TempDir(), "copy")
+	anew := 0
+	for k := range closed {
+		if err := errors.Join(os.RemoveAll(copied), os.CopyFS(copied, os.DirFS(opts.Dir))); err != nil {
+			t.Fatal(err)
+		}
+		from := all
+		if k%4 == 0 {
+			from = files
+		}
+		path, bit := flip(t, r, from, copied)
+		flipped := opts
+		flipped.Dir = copied
+		c, err := Open(flipped)
+		if err != nil {
+			t.Fatalf("bit %d of %s: %v", bit, path, err)
+		}
+		if right(c) == 0 {
+			anew++
+		}
+		c.Put(refs[blobs], Place{}, 1e6, data[blobs])
+		if right(c) == 0 {
+			t.Errorf("bit %d of %s: what is stored is not there", bit, path)
+		}
+		closeCache(t, c)
+	}
+	t.Logf("after %d times of %d all began anew", anew, closed)
+}
+
+// filesOf lists the files of a cache that are not empty, by their paths in its directory, and those of blobs among them.
+func filesOf(t *testing.T, dir string) (all, blobs []string) {
+	t.Helper()
+	if err := fs.WalkDir(os.DirFS(dir), ".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		if info, err := d.Info(); err != nil || info.Size() == 0 {
+			return err
+		}
+		all = append(all, path)
+		if filepath.Dir(path) == blobsDir {
+			blobs = append(blobs, path)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return all, blobs
+}
+
+// flip flips a bit of one of the files.
+func flip(t *testing.T, r *rand.Rand, files []string, dir string) (path string, bit int64) {
+	t.Helper()
+	path = filepath.Join(dir, files[r.IntN(len(files))])
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bit = r.Int64N(8 * info.Size())
+	flipBit(t, path, bit)
+	return path, bit
+}
+
+func flipBit(t *testing.T, path string, bit int64) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b [1]byte
+	_, err = f.ReadAt(b[:], bit/8)
+	b[0] ^= 1 << (bit % 8)
+	if err == nil {
+		_, err = f.WriteAt(b[:], bit/8)
+	}
+	if err := errors.Join(err, f.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestWithoutHoles runs on a file system that cannot punch holes: segments are given back whole.
+func TestWithoutHoles(t *testing.T) {
+	r := testRand(t)
+	opts := testOptions(t.TempDir())
+	opts.fault = func(op segment.Op, _ string) error {
+		if op == segment.OpPunch {
+			return syscall.EOPNOTSUPP
+		}
+		return nil
+	}
+	c := openCache(t, opts)
+	for round := range 8 {
+		use(t, c, r, 200)
+		if n := usage(t, opts.Dir); n > opts.Bytes {
+			t.Fatalf("%d bytes of %d", n, opts.Bytes)
+		}
+		if round == 4 {
+			closeCache(t, c)
+			c = openCache(t, opts)
+		}
+	}
+	if st := c.Stats(); st.Evicted == 0 || st.Hits == 0 || st.Segments > c.maxSegments() {
+		t.Errorf("%+v", st)
+	}
+	requireExact(t, c)
+}
+
+// TestFewBlobsOfManySegments evicts all but a few blobs of each segment, so that what is left has to be moved.
+func TestFewBlobsOfManySegments(t *testing.T) {
+	opts := testOptions(t.TempDir())
+	opts.SegmentBytes = 512 << 10
+	future := &Future{}
+	opts.Oracle = future
+	opts.Clock = func() Time { return stampZero }
+	c := openCache(t, opts)
+	at := c.Dataset("d")
+	// One in twenty is used next, the others the later the earlier they come, so that each is admitted in the place of another.
+	order := placed{}
+	const n = 6000
+	for i := range int64(n) {
+		order[i] = 2*n - i
+		if i%20 == 0 {
+			order[i] = i / 20
+		}
+	}
+	if _, err := future.Add(JobOptions{Dataset: at, Order: order, Epochs: 1}, stampZero); err != nil {
+		t.Fatal(err)
+	}
+	r := testRand(t)
+	refs := make([]schema.BlobRef, n)
+	for i := range refs {
+		var data []byte
+		data, refs[i] = fill(r, 20_000)
+		c.Put(refs[i], Place{at, int64(i)}, 1e6, data)
+	}
+	moved := c.Stats().MovedBytes
+	closeCache(t, c)
+	c = openCache(t, c.opts)
+	st := c.Stats()
+	if st.Segments > c.maxSegments()+1 {
+		t.Errorf("%d segments, want at most %d", st.Segments, c.maxSegments())
+	}
+	kept := 0
+	for i := 0; i < n; i += 20 {
+		b, ok := c.Get(refs[i], Place{})
+		if ok {
+			kept++
+		}
+		b.Release()
+	}
+	t.Logf("%d of %d are there in %d segments, %d bytes were moved", kept, n/20, st.Segments, moved)
+	if moved == 0 || kept < n/20-2 {
+		t.Errorf("%d of %d are there, %d bytes were moved", kept, n/20, moved)
+	}
+	requireExact(t, c)
+	if c.Stats().Damaged > 0 {
+		t.Errorf("%+v", c.Stats())
+	}
+}
+
+// placed is an order by table.
+type placed map[int64]int64
+
+func (p placed) Rows() int64 { return 2*int64(len(p)) + 1 }
+
+func (p placed) Index(_, position int64) (int64, bool) { i, ok := p[position]; return i, ok }

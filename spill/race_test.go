@@ -1,0 +1,5 @@
+//go:build race
+
+package spill
+
+const underRace = true

@@ -1,0 +1,145 @@
+package spill
+
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/zeebo/xxh3"
+
+	"bowstring/schema"
+	"bowstring/spill/segment"
+)
+
+// slot is what is in memory of a blob: 64 bytes, and about 24 more in the map that finds it by its key.
+//
+// Of the key there is a hash of 64 bits. Two blobs whose keys have the same are not kept together, and one is
+// never taken for the other, as a reader compares size and checksum.
+type slot struct {
+	hash     uint64
+	sum      schema.Sum
+	position int64
+	dataset  uint32
+	segment  uint32
+	offset   uint32 // of the payload, in units of segment.Align
+	length   uint32
+	cost     float32 // seconds
+	uses     uint32
+	added    stamp
+	used     stamp
+	pins     atomic.Int32 // blobs handed out; plus dying once it is off the table
+	state    state
+	changed  bool // uses or place differ from the index
+}
+
+type state uint8
+
+const (
+	free    state = iota
+	writing       // its bytes are being written; not to be read or evicted
+	live
+	gone // off the table; its space is given back when the last pin is
+)
+
+// dying is added to the pins of a slot that is gone.
+const dying = 1 << 30
+
+// maxLength is the size of the largest blob that is kept: a length has to fit its slot.
+const maxLength = 1<<32 - 1
+
+func hashOf(k *schema.Key) uint64 { return xxh3.Hash(k[:]) }
+
+func (s *slot) location() segment.Location {
+	return segment.Location{Segment: s.segment, Offset: int64(s.offset) * segment.Align, Length: int64(s.length)}
+}
+
+func (s *slot) setLocation(l segment.Location) {
+	s.segment, s.offset, s.length = l.Segment, uint32(l.Offset/segment.Align), uint32(l.Length)
+}
+
+func (s *slot) place() Place { return Place{s.dataset, s.position} }
+
+func (s *slot) entry(e *Entry) {
+	*e = Entry{
+		Place: s.place(), Size: int64(s.length), Cost: time.Duration(float64(s.cost) * 1e9),
+		Uses: s.uses, Added: s.added.time(), Used: s.used.time(),
+	}
+}
+
+// stamp is a Time in 32 bits: eighths of a second since the beginning of 2025, for 17 years.
+type stamp uint32
+
+const (
+	stampZero = Time(1735689600e9)
+	stampUnit = Time(1e9 / 8)
+)
+
+func stampOf(t Time) stamp { return stamp(min(max((t-stampZero)/stampUnit, 0), 1<<32-1)) }
+
+func (s stamp) time() Time { return stampZero + Time(s)*stampUnit }
+
+// table is the blobs that there are. Slots lie in chunks, so that it grows without copying. It is guarded by Cache.mu,
+// but for the pins.
+type table struct {
+	chunks [][]slot
+	slots  int
+	empty  []uint32
+	byHash map[uint64]uint32
+}
+
+const chunkSlots = 1 << 12
+
+func (t *table) at(i uint32) *slot { return &t.chunks[i/chunkSlots][i%chunkSlots] }
+
+// find returns the slot of a blob that is there or being written.
+func (t *table) find(hash uint64) (uint32, *slot) {
+	i, ok := t.byHash[hash]
+	if !ok {
+		return 0, nil
+	}
+	return i, t.at(i)
+}
+
+// add takes an empty slot for a blob that is not there.
+func (t *table) add(hash uint64, st state) (uint32, *slot) {
+	var i uint32
+	if n := len(t.empty); n > 0 {
+		i, t.empty = t.empty[n-1], t.empty[:n-1]
+	} else {
+		if t.slots%chunkSlots == 0 {
+			t.chunks = append(t.chunks, make([]slot, chunkSlots))
+		}
+		i = uint32(t.slots)
+		t.slots++
+	}
+	s := t.at(i)
+	s.hash, s.state = hash, st
+	t.byHash[hash] = i
+	return i, s
+}
+
+// take takes a blob off the table. Its slot is in use until it is freed.
+func (t *table) take(s *slot) {
+	delete(t.byHash, s.hash)
+	s.state = gone
+}
+
+// free empties the slot of a blob that is gone.
+func (t *table) free(i uint32) {
+	s := t.at(i)
+	s.state, s.changed = free, false
+	s.pins.Store(0)
+	t.empty = append(t.empty, i)
+}
+
+// Slots implements Table.
+func (t *table) Slots() int { return t.slots }
+
+// Entry implements Table: what is pinned is not evicted, as its space could not be given back.
+func (t *table) Entry(i int, e *Entry) bool {
+	s := t.at(uint32(i))
+	if s.state != live || s.pins.Load() != 0 {
+		return false
+	}
+	s.entry(e)
+	return true
+}
