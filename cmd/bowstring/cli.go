@@ -13,7 +13,8 @@ import (
 )
 
 // CLI is the command line. A flag tagged setting:"" can also be set by the
-// environment and by the configuration file; the others belong to one call.
+// environment and by the configuration file; the others belong to one call, and
+// so do all flags of a command tagged nosettings:"".
 type CLI struct {
 	Globals
 
@@ -27,6 +28,7 @@ type CLI struct {
 	Attach   AttachCmd   `cmd:"" help:"Make a dataset of a table in Scylla or Cassandra, without copying."`
 	OwnStore StoreCmd    `cmd:"" name:"store" help:"Work on the store itself."`
 	GC       GCCmd       `cmd:"" name:"gc" help:"Free what no snapshot refers to any longer."`
+	Bench    BenchCmd    `cmd:"" nosettings:"" help:"Measure, also over a link of chosen latency."`
 	Config   ConfigCmd   `cmd:"" help:"Show the configuration."`
 	Version  VersionCmd  `cmd:"" help:"Show the version."`
 }

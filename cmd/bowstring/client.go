@@ -26,6 +26,8 @@ type client struct {
 	arrowflight.Client
 	target string // what --server or --store named, for messages
 	node   *node  // nil when talking to a server
+
+	dial func() (flightClient, error) // makes one more connection
 }
 
 // pipeBytes is what the connection within the process may hold.
@@ -51,7 +53,7 @@ func (a *App) connect(create bool) (*client, error) {
 	} else {
 		c.target = a.cli.Globals.Store
 		var err error
-		if c.node, err = newNode(c.target, create, limits{windowBytes: defaultWindow()}, a.quietLog()); err != nil {
+		if c.node, err = newNode(c.target, create, limits{windowBytes: defaultWindow()}, a.Link, a.quietLog()); err != nil {
 			return nil, err
 		}
 		pipe := bufconn.Listen(pipeBytes)
@@ -61,11 +63,17 @@ func (a *App) connect(create bool) (*client, error) {
 			return pipe.DialContext(ctx)
 		}))
 	}
-	conn, err := grpc.NewClient(addr, options...)
-	if err != nil {
+	c.dial = func() (flightClient, error) {
+		conn, err := grpc.NewClient(addr, options...)
+		if err != nil {
+			return flightClient{}, err
+		}
+		return flightClient{arrowflight.NewClientFromConn(conn, nil), conn}, nil
+	}
+	var err error
+	if c.Client, err = c.dial(); err != nil {
 		return nil, errors.Join(err, c.closeNode())
 	}
-	c.Client = flightClient{arrowflight.NewClientFromConn(conn, nil), conn}
 	return c, nil
 }
 

@@ -25,6 +25,8 @@ import (
 
 	"github.com/alecthomas/kong"
 	"golang.org/x/term"
+
+	"bowstring/fetch/delay"
 )
 
 // Exit statuses.
@@ -94,6 +96,9 @@ type App struct {
 	Log         *slog.Logger
 	// Abort ends when a second signal has arrived: nothing is waited for any longer.
 	Abort context.Context
+
+	// Link is between this process and its store, or nil. The node on the store closes it.
+	Link *delay.Link
 
 	settings settings
 }

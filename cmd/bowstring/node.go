@@ -11,6 +11,7 @@ import (
 	"github.com/KimMachineGun/automemlimit/memlimit"
 
 	"bowstring/fetch"
+	"bowstring/fetch/delay"
 	"bowstring/flight"
 )
 
@@ -20,30 +21,32 @@ type node struct {
 	store  fetch.Store
 	engine *fetch.Engine
 	server *flight.Server
-	served chan error // what Serve returned
+	link   *delay.Link // to the store, or nil
+	served chan error  // what Serve returned
 }
 
 // limits bound what a node takes on. Zero stands for the default of the package concerned.
 type limits struct {
 	windowBytes     int64
 	maxReads        int
-	streamReads     int
+	readTimeout     time.Duration
 	maxStreams      int
 	maxRequestBytes int64
 	maxMessageBytes int64
 	drainTimeout    time.Duration
 }
 
-// newNode opens the store at dir, which is created if create says so.
-func newNode(dir string, create bool, l limits, log *slog.Logger) (*node, error) {
-	store, err := openStore(dir, create, log)
+// newNode opens the store at dir, which is created if create says so. It is
+// reached through link, which the node closes, unless that is nil.
+func newNode(dir string, create bool, l limits, link *delay.Link, log *slog.Logger) (*node, error) {
+	store, err := openFarStore(dir, create, link, log)
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, closeLink(link))
 	}
 	engine := fetch.NewEngine(store, fetch.Options{
 		WindowBytes: l.windowBytes,
 		MaxReads:    l.maxReads,
-		StreamReads: l.streamReads,
+		ReadTimeout: l.readTimeout,
 		Logger:      log,
 	})
 	server := flight.New(engine, flight.Options{
@@ -53,7 +56,7 @@ func newNode(dir string, create bool, l limits, log *slog.Logger) (*node, error)
 		DrainTimeout:    l.drainTimeout,
 		Logger:          log,
 	})
-	return &node{store: store, engine: engine, server: server, served: make(chan error, 1)}, nil
+	return &node{store: store, engine: engine, server: server, link: link, served: make(chan error, 1)}, nil
 }
 
 // serve starts answering on l, which the server closes.
@@ -70,7 +73,14 @@ func (n *node) close(ctx context.Context) error {
 		cut = fmt.Errorf("%w: %w", errCut, err)
 	}
 	served := <-n.served
-	return errors.Join(cut, served, n.engine.Close(), n.store.Close())
+	return errors.Join(cut, served, n.engine.Close(), n.store.Close(), closeLink(n.link))
+}
+
+func closeLink(link *delay.Link) error {
+	if link == nil {
+		return nil
+	}
+	return link.Close()
 }
 
 // errCut: a server stopped before its streams had come to their end.

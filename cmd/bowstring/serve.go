@@ -20,8 +20,8 @@ type ServeCmd struct {
 	DrainTimeout time.Duration `setting:"" default:"30s" placeholder:"DURATION" help:"How long running streams may go on after SIGTERM or SIGINT (default: ${default}). A second signal ends them at once."`
 	WindowMemory size          `setting:"" default:"auto" placeholder:"SIZE" help:"Memory for what streams hold ahead of their consumers, all together (default: auto, a quarter of the memory there is)."`
 	MaxStreams   int           `setting:"" default:"1024" placeholder:"N" help:"Streams that may run at once (default: ${default})."`
-	MaxReads     int           `setting:"" default:"512" placeholder:"N" help:"Reads in flight to the store, over all streams (default: ${default})."`
-	StreamReads  int           `setting:"" default:"128" placeholder:"N" help:"Reads in flight of one stream (default: ${default})."`
+	MaxReads     int           `setting:"" default:"4096" placeholder:"N" help:"Most reads in flight to the store, over all streams; how many there are is measured (default: ${default})."`
+	ReadTimeout  time.Duration `setting:"" default:"30s" placeholder:"DURATION" help:"How long a sample is tried, while the store is unavailable, before it counts as unreadable (default: ${default})."`
 	MaxRequest   size          `setting:"" default:"2MiB" placeholder:"SIZE" help:"Largest descriptor, ticket or action body accepted (default: ${default})."`
 	MaxMessage   size          `setting:"" default:"256MiB" placeholder:"SIZE" help:"Largest record batch accepted from a client that uploads (default: ${default})."`
 }
@@ -31,10 +31,13 @@ func (c *ServeCmd) Validate() error {
 	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
 		return fmt.Errorf("--listen: got %q, want HOST:PORT", c.Listen)
 	}
-	for name, n := range map[string]int{"--max-streams": c.MaxStreams, "--max-reads": c.MaxReads, "--stream-reads": c.StreamReads} {
+	for name, n := range map[string]int{"--max-streams": c.MaxStreams, "--max-reads": c.MaxReads} {
 		if n < 1 {
 			return fmt.Errorf("%s: got %d, want 1 or more", name, n)
 		}
+	}
+	if c.ReadTimeout <= 0 {
+		return fmt.Errorf("--read-timeout: got %s, want more than 0", c.ReadTimeout)
 	}
 	if c.DrainTimeout < 0 {
 		return fmt.Errorf("--drain-timeout: got %s, want 0 or more", c.DrainTimeout)
@@ -42,18 +45,27 @@ func (c *ServeCmd) Validate() error {
 	return nil
 }
 
+// own makes sure that there is a store to serve.
+func (*ServeCmd) own(app *App) error {
+	if app.cli.Globals.Server == "" {
+		return nil
+	}
+	if app.settings.origin("server").level == fromFlag {
+		return usagef("serve runs a server, --server names one that runs already: use --store to say what to serve and --listen to say where")
+	}
+	app.cli.Globals.Store, app.cli.Globals.Server = defaultStore(), "" // server is configured for the other commands
+	return nil
+}
+
 // Run serves until a signal ends ctx.
 func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
-	if app.cli.Globals.Server != "" {
-		if app.settings.origin("server").level == fromFlag {
-			return usagef("serve runs a server, --server names one that runs already: use --store to say what to serve and --listen to say where")
-		}
-		app.cli.Globals.Store = defaultStore() // server is configured for the other commands
+	if err := c.own(app); err != nil {
+		return err
 	}
 	l := limits{
 		windowBytes:     int64(c.WindowMemory),
 		maxReads:        c.MaxReads,
-		streamReads:     c.StreamReads,
+		readTimeout:     c.ReadTimeout,
 		maxStreams:      c.MaxStreams,
 		maxRequestBytes: int64(c.MaxRequest),
 		maxMessageBytes: int64(c.MaxMessage),
@@ -63,13 +75,20 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 		l.windowBytes = defaultWindow()
 	}
 	dir := app.cli.Globals.Store
-	n, err := newNode(dir, true, l, app.Log)
+	n, err := newNode(dir, true, l, app.Link, app.Log)
 	if err != nil {
 		return err
 	}
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", c.Listen)
 	if err != nil {
-		return errors.Join(fmt.Errorf("cannot listen on %s: %w; --listen names another address, port 0 any free one", c.Listen, err), n.engine.Close(), n.store.Close())
+		return errors.Join(fmt.Errorf("cannot listen on %s: %w; --listen names another address, port 0 any free one", c.Listen, err), n.engine.Close(), n.store.Close(), closeLink(n.link))
+	}
+	if far, ok := n.store.(interface {
+		Prepare(ctx context.Context, memory int64) error
+	}); ok {
+		if err := far.Prepare(ctx, min(l.windowBytes/8, readyMemory)); err != nil { // the first reader will be told
+			app.Log.WarnContext(ctx, "the store could not be prepared for reading", "error", err)
+		}
 	}
 	n.serve(listener)
 	address := "grpc://" + dialable(listener.Addr())
@@ -85,6 +104,10 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 	}
 	return errors.Join(err, c.drain(ctx, app, n))
 }
+
+// readyMemory is how much memory for blobs a server has ready when it says that
+// it serves, at most.
+const readyMemory = 256 << 20
 
 // announce says to those who wait for the server that it is there.
 func (c *ServeCmd) announce(app *App, n *node, address string) error {

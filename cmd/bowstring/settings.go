@@ -77,6 +77,9 @@ func eachSetting(node *kong.Node, prefix string, visit func(key string, f *kong.
 		}
 	}
 	for _, child := range node.Children {
+		if child.Tag != nil && child.Tag.Has("nosettings") {
+			continue
+		}
 		eachSetting(child, prefix+child.Name+".", visit)
 	}
 }

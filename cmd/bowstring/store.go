@@ -13,6 +13,7 @@ import (
 
 	"bowstring/fetch"
 	"bowstring/fetch/cql"
+	"bowstring/fetch/delay"
 	"bowstring/fetch/local"
 	"bowstring/schema"
 )
@@ -51,9 +52,18 @@ func (a *App) ownStore(command string) (string, error) {
 // Scylla or Cassandra. Without create, a place that holds no store is an error
 // rather than a new store, so that a mistyped one is found out.
 func openStore(addr string, create bool, log *slog.Logger) (fetch.Store, error) {
+	return openFarStore(addr, create, nil, log)
+}
+
+// openFarStore opens a store as openStore does, at the far end of a link if there is one.
+func openFarStore(addr string, create bool, link *delay.Link, log *slog.Logger) (fetch.Store, error) {
 	if cql.IsURI(addr) {
+		options := cql.Options{Logger: log, Create: create}
+		if link != nil {
+			options.Dialer = link
+		}
 		// Not to be interrupted: every step of it has a timeout.
-		return cql.Open(context.Background(), addr, cql.Options{Logger: log, Create: create})
+		return cql.Open(context.Background(), addr, options)
 	}
 	if !create {
 		entries, err := os.ReadDir(addr)
@@ -67,6 +77,9 @@ func openStore(addr string, create bool, log *slog.Logger) (fetch.Store, error) 
 	store, err := local.Open(addr, local.Options{Logger: log})
 	if err != nil {
 		return nil, err
+	}
+	if link != nil {
+		return link.Store(store), nil
 	}
 	return store, nil
 }
