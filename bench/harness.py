@@ -147,3 +147,75 @@ class Readers:
             "first_batch_s": max(a["first_batch_s"] for a in answers),
             "seconds": seconds,
         }
+
+
+@dataclass
+class Stream:
+    """What a stream gave, batch by batch: seconds since it was asked for, rows, and bytes of columns."""
+
+    marks: list[tuple[float, int, int]]
+    seconds: float  # that it was read
+
+    @property
+    def first_s(self) -> float:
+        """Seconds until the first batch."""
+        return self.marks[0][0]
+
+    def mb_per_s(self, skip: float = 0) -> float:
+        """Throughput after the first `skip` seconds."""
+        size = sum(n for at, _, n in self.marks if skip < at <= self.seconds)
+        return size / 1e6 / (self.seconds - skip)
+
+
+class TimedReaders:
+    """Streams that are read side by side for some seconds, each on a connection of its own.
+
+    The client process is ready and connected before the clock starts. A stream is `{"ticket": {...}}` with
+    `"stall": true` if it is to take one batch and no more, and `"batches"` if it ends after so many.
+    """
+
+    def __init__(self, url: str, seconds: float, streams: list[dict[str, Any]]) -> None:
+        script = Path(__file__).with_name("timed.py")
+        self._seconds = seconds
+        self._process = subprocess.Popen(
+            [sys.executable, script, url, str(seconds), json.dumps(streams)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        line = self._process.stdout.readline() if self._process.stdout else ""
+        if line.strip() != "ready":
+            raise RuntimeError(f"a reader said {line!r} instead of being ready")
+
+    def run(self) -> list[Stream]:
+        """Read; what each stream gave."""
+        out, _ = self._process.communicate("go\n")
+        if self._process.returncode:
+            raise RuntimeError(f"a reader ended with {self._process.returncode}")
+        found = [Stream([(at, rows, size) for at, rows, size in marks], self._seconds) for marks in json.loads(out)]
+        if any(not s.marks for s in found):
+            raise RuntimeError(
+                f"{sum(not s.marks for s in found)} of {len(found)} streams gave no batch in {self._seconds} s"
+            )
+        return found
+
+
+def shuffled(seed: int, epoch: int = 0, batch: int = 64, epochs: int = 1000, **more: Any) -> dict[str, Any]:
+    """A ticket of more shuffled epochs of the photographs, one after another, than a case can read."""
+    return {
+        "dataset": "bench",
+        "columns": ["id", "label", "image"],
+        "batch": batch,
+        "shuffle": {"seed": seed, "epoch": epoch},
+        "epochs": epochs,
+        **more,
+    }
+
+
+def throughput(url: str, seconds: float, skip: float, *tickets: dict[str, Any]) -> list[float]:
+    """MB/s of streams read side by side, after their first seconds."""
+    found = TimedReaders(url, seconds, [{"ticket": t} for t in tickets]).run()
+    rates = [s.mb_per_s(skip) for s in found]
+    if not all(rates):
+        raise RuntimeError(f"a stream gave nothing between {skip} s and {seconds} s: {rates} MB/s")
+    return rates

@@ -16,11 +16,15 @@ STOP_SECONDS = 60  # longer than a server drains
 class Node:
     """A running `bowstring serve` on a free port of this machine.
 
+    The store is a directory, or the address of one in Scylla or Cassandra (`cql://HOST/KEYSPACE`).
     Use it in a `with` block: it starts on entry and is stopped on exit, however the block is left.
     """
 
-    def __init__(self, binary: Path, store: Path, *options: str, log: Path | None = None) -> None:
+    def __init__(
+        self, binary: Path, store: Path | str, *options: str, log: Path | None = None, serve: str = "serve"
+    ) -> None:
         self.binary = binary
+        self.serve = serve  # the command: `bench serve` has options for a slow link to the store
         self.store = store
         self.options = options
         self.log = log
@@ -34,7 +38,7 @@ class Node:
             out = stack.enter_context(self.log.open("ab")) if self.log else subprocess.DEVNULL
             command: list[str | Path] = [
                 self.binary,
-                "serve",
+                *self.serve.split(),
                 "--store",
                 self.store,
                 "--listen",
@@ -47,7 +51,7 @@ class Node:
             while not ready.exists():
                 if self._process.poll() is not None:
                     where = f"; see {self.log}" if self.log else ""
-                    raise RuntimeError(f"bowstring serve ended with {self._process.returncode}{where}")
+                    raise RuntimeError(f"bowstring {self.serve} ended with {self._process.returncode}{where}")
                 time.sleep(0.01)
             self.url = ready.read_text().strip()
 

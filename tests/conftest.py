@@ -1,12 +1,15 @@
-"""Fixtures: the built binary, a folder of real photographs, and servers of the tests' own."""
+"""Fixtures: the built binary, a folder of real photographs, a real Cassandra, and servers of the tests' own."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import photos
 import pyarrow.flight as fl
@@ -93,7 +96,7 @@ def start(imported: Path, binary: Path, tmp_path: Path) -> Iterator[StartNode]:
     """Start servers of the test's own, which end with it: each on a copy of the imported store, or on one named."""
     started: list[Node] = []
 
-    def begin(*options: str, store: Path | None = None) -> Node:
+    def begin(*options: str, store: Path | str | None = None) -> Node:
         if store is None:
             store = tmp_path / f"store{len(started)}"
             shutil.copytree(imported, store)
@@ -105,3 +108,69 @@ def start(imported: Path, binary: Path, tmp_path: Path) -> Iterator[StartNode]:
     yield begin
     for own in started:
         own.kill()  # whatever a failed test has left open: nothing is to be waited for
+
+
+# --- Cassandra -----------------------------------------------------------------------------------------------------
+
+CASSANDRA = ROOT / "tests" / "cassandra" / "cassandra.sh"
+
+
+def free_port() -> int:
+    """Return a port of the loopback interface that nobody listens on."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+class Cassandra(NamedTuple):
+    """A running node of the tests' own."""
+
+    folder: Path
+    address: str  # HOST:PORT
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(int((self.folder / "pid").read_text()), number)
+
+    def kill(self) -> None:
+        cassandra_script("stop", self.folder, "KILL")
+
+
+StartCassandra = Callable[..., Cassandra]
+
+
+def cassandra_script(*args: str | Path, **environment: str) -> None:
+    done = subprocess.run(
+        [CASSANDRA, *args],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+        stdin=subprocess.DEVNULL,
+    )
+    if done.returncode != 0:
+        pytest.fail(f"no Cassandra to test with: {done.stderr.strip()}")
+
+
+@pytest.fixture(scope="session")
+def start_cassandra(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartCassandra]:
+    """Start nodes of Cassandra, each alone and gone with the session."""
+    nodes: list[Cassandra] = []
+
+    def begin(**environment: str) -> Cassandra:
+        port = free_port()
+        own = Cassandra(tmp_path_factory.mktemp("cassandra"), f"127.0.0.1:{port}")
+        cassandra_script("start", own.folder, PORT=str(port), STORAGE_PORT=str(free_port()), **environment)
+        nodes.append(own)
+        cassandra_script("wait", own.folder, "240")
+        return own
+
+    yield begin
+    for own in nodes:
+        own.kill()
+        shutil.rmtree(own.folder)
+
+
+@pytest.fixture(scope="session")
+def cassandra(start_cassandra: StartCassandra) -> str:
+    """HOST:PORT of a Cassandra without passwords: the one that BOWSTRING_CASSANDRA_ADDR names, else a new one."""
+    return os.environ.get("BOWSTRING_CASSANDRA_ADDR") or start_cassandra().address

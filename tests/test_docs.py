@@ -62,4 +62,6 @@ def test_the_lines_in_the_protocol(start: StartNode) -> None:
     assert names["about"]["step"] == 7 + 16
     assert names["info"].total_records == 3
     assert json.loads(names["chunk"].app_metadata.to_pybytes())["rows"] == 3
+    assert set(names["seen"]) == {3, 4, 5}
+    assert all(sorted(epoch) == list(range(3 * 2048)) for epoch in names["seen"].values())
     assert names["act"]("list", dataset="imagenet")[0]["newest"] == 3

@@ -234,7 +234,7 @@ def data_loss(client: fl.FlightClient, node: Node, start: StartNode, tmp: Path) 
         image = read(other, dataset="photos", columns=["image"], selection={"positions": [100]})["image"][0].as_py()
     own.stop()
     harmed = 0
-    for path in own.store.rglob("*"):
+    for path in Path(own.store).rglob("*"):
         if path.is_file() and (at := (content := bytearray(path.read_bytes())).find(image)) >= 0:
             content[at + len(image) // 2] ^= 1  # one flipped bit
             path.write_bytes(content)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import grpc
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 SERVICE = "/arrow.flight.protocol.FlightService/"
+PATIENCE = 60  # seconds to wait for what is bound to happen; not a measurement
 
 
 class Piece(NamedTuple):
@@ -62,6 +64,14 @@ def act(client: fl.FlightClient, name: str, **body: Any) -> list[dict[str, Any]]
 def stats(client: fl.FlightClient) -> dict[str, Any]:
     """Return the server's counters."""
     return act(client, "stats")[0]
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for what a server is bound to do."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, f"{what} did not happen within {PATIENCE} s"
+        time.sleep(0.02)
 
 
 def put(client: fl.FlightClient, table: pa.Table, rows: int = 256, **request: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from harness import Context, Result
 
-from . import first_batch, imports, loopback, metadata, plan
+from . import engine, fairness, first_batch, imports, latency, loopback, metadata, plan, policy, tail
 
 CASES: dict[str, Callable[[Context], Result]] = {
     "plan": plan.run,
@@ -14,4 +14,9 @@ CASES: dict[str, Callable[[Context], Result]] = {
     "loopback": loopback.run,
     "first_batch": first_batch.run,
     "metadata": metadata.run,
+    "engine": engine.run,
+    "latency": latency.run,
+    "tail": tail.run,
+    "fairness": fairness.run,
+    "policy": policy.run,
 }

@@ -7,9 +7,7 @@ import shutil
 import time
 
 from harness import Context, Figure, Result, emit, median
-from samples import image_folder
-
-COUNT, SIZE = 4_000, 110_000
+from samples import COUNT, SIZE, image_folder
 
 
 def write_rate(context: Context) -> float:

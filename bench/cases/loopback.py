@@ -10,16 +10,16 @@ from pathlib import Path
 
 from harness import Context, Figure, Readers, Result, anonymous_mb, cpu_seconds, emit, median
 from node import Node
-from samples import image_folder
+from samples import COUNT, SIZE, image_folder
 
-COUNT, SIZE, BATCH = 4_000, 110_000, 64
+BATCH = 64
 PASSES = 3  # epochs that each connection reads in a round
 STREAMS = 8
 
 
-def stored(context: Context) -> Path:
-    """The embedded store with the samples."""
-    store = context.folder / "store-4000"
+def stored(context: Context, name: str = "store-4000") -> Path:
+    """An embedded store with the samples; one of another name for each server that runs at the same time."""
+    store = context.folder / name
     if not store.exists():
         source = context.folder / "imagefolder"
         image_folder(source, COUNT, SIZE)

@@ -1,0 +1,77 @@
+"""fairness: what streams cost one another on one link, and what many of them cost in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cassandra_node import stored as in_cassandra
+from harness import MIB, Context, Figure, Result, TimedReaders, emit, median, shuffled, throughput
+from server import Server
+
+from .loopback import stored
+
+RTT, BANDWIDTH = "20ms", "200MB"  # of all connections together, a second
+SECONDS, SKIP = 10, 3
+BATCH = 16  # small, so that a batch more or less in the time is no difference
+STREAMS, BUDGET = 64, 512 * MIB
+
+
+def job(seed: int, epoch: int, ranks: int = 1) -> list[dict[str, Any]]:
+    """Tickets of a job's streams."""
+    return [shuffled(seed, epoch, BATCH * ranks, world={"size": ranks}, rank=r) for r in range(ranks)]
+
+
+def shares(url: str, epoch: int) -> tuple[float, float]:
+    """The slower of two jobs' part of half of what both get: with a stream each, and one with four."""
+    one, other = throughput(url, SECONDS, SKIP, *job(1, epoch), *job(2, epoch))
+    single, *four = throughput(url, SECONDS, SKIP, *job(3, epoch), *job(4, epoch, ranks=4))
+    emit(case="fairness", streams="1 and 1", mb_per_s=[one, other])
+    emit(case="fairness", streams="1 and 4", mb_per_s=[single, sum(four)])
+    return (
+        min(one, other) / ((one + other) / 2),
+        min(single, sum(four)) / ((single + sum(four)) / 2),
+    )
+
+
+def stalled_cost(url: str, epoch: int) -> float:
+    """What two jobs lose by a third that has stopped reading."""
+    two = [{"ticket": t} for t in job(5, epoch) + job(6, epoch)]
+    third: dict[str, Any] = {"ticket": job(7, epoch)[0], "stall": True}
+    rates: dict[str, float] = {}
+    for name, streams in {"alone": two, "beside a stalled one": [*two, third]}.items():
+        found = TimedReaders(url, SECONDS, streams).run()
+        rates[name] = sum(s.mb_per_s(SKIP) for s in found[:2])
+    emit(case="fairness", mb_per_s=rates)
+    return 1 - rates["beside a stalled one"] / rates["alone"]
+
+
+def memory(context: Context, uri: str) -> float:
+    """The most memory a new server takes for many streams beyond the budget of their windows, in MiB."""
+    with Server(context.binary, uri, f"--window-memory={BUDGET}") as server:
+        streams = [{"ticket": t} for seed in range(STREAMS) for t in job(seed, epoch=0)]
+        rates = [s.mb_per_s(SKIP) for s in TimedReaders(server.url, SECONDS, streams).run()]
+        peak = server.peak_mb()
+        emit(case="fairness", streams=STREAMS, mb_per_s=sum(rates), slowest=min(rates), peak_mb=peak)
+        return peak - BUDGET / MIB
+
+
+def run(context: Context) -> Result:
+    """A simulated store behind a narrow link for the shares; Cassandra for the memory, which is all the server's."""
+    found = []
+    costs = []
+    with Server(context.binary, stored(context), rtt=RTT, bandwidth=BANDWIDTH) as server:
+        throughput(server.url, SECONDS, SKIP, *job(1, 0))  # warms
+        for round_ in range(context.rounds):
+            found.append(shares(server.url, 1000 * round_))
+            costs += [stalled_cost(server.url, 1000 * (2 * round_ + i)) for i in range(2)]  # a small difference
+    with in_cassandra(context) as node:
+        over = [memory(context, node.uri()) for _ in range(3)]
+    return Result(
+        "fairness",
+        [
+            Figure("slower_share", median(s for s, _ in found), at_least=0.8),
+            Figure("stalled_cost", median(costs), at_most=0.02),
+            Figure("rss_over_budget_mb", max(over), at_most=200),
+        ],
+        {"slower_share_1_and_4": round(median(s for _, s in found), 3)},
+    )

@@ -1,0 +1,68 @@
+"""A server to be measured: `bowstring serve`, or `bowstring bench serve` behind a link of chosen latency."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.flight as fl
+from node import Node
+
+
+class Server(Node):
+    """A node whose store is far away if there are options of the link, such as `rtt="20ms"`.
+
+    See `bowstring bench serve --help` for these.
+    """
+
+    def __init__(self, binary: Path, store: str | Path, *options: str, **link: str | float) -> None:
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in link.items()]
+        self._folder = tempfile.TemporaryDirectory(prefix="bowstring-server-")
+        super().__init__(
+            binary,
+            store,
+            *options,
+            *flags,
+            log=Path(self._folder.name) / "log",
+            serve="bench serve" if link else "serve",
+        )
+
+    def start(self, listen: str = "127.0.0.1:0") -> None:
+        """Start the server; if it does not, the error has what it logged."""
+        try:
+            super().start(listen)
+        except RuntimeError as error:
+            raise RuntimeError(f"{error}:\n{self.logged()}") from None
+
+    def __enter__(self) -> Server:
+        self.start()
+        return self
+
+    def logged(self) -> str:
+        """The end of its log."""
+        return self.log.read_text(errors="replace")[-4000:] if self.log else ""
+
+    def stats(self) -> dict[str, Any]:
+        """What its stats action answers."""
+        with fl.connect(self.url) as client:
+            (answer,) = client.do_action(("stats", b""))
+            found: dict[str, Any] = json.loads(answer.body.to_pybytes())
+        return found
+
+    def peak_mb(self) -> float:
+        """The most memory that it has had resident, in MiB; pages of mapped files count."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 1024
+        raise RuntimeError(f"no VmHWM in /proc/{self.pid}/status")
+
+    def connections(self) -> dict[int, int]:
+        """How many TCP connections it has, by the port at the other end."""
+        found: dict[int, int] = {}
+        for c in psutil.Process(self.pid).net_connections("tcp"):
+            if c.status == psutil.CONN_ESTABLISHED:
+                found[c.raddr.port] = found.get(c.raddr.port, 0) + 1
+        return found

@@ -1,0 +1,66 @@
+"""A client process: reads Flight streams side by side for a time, and says what came when.
+
+    python bench/timed.py URL SECONDS '[{"ticket": {...}, "batches": N, "stall": false}, ...]'
+
+Each stream has a connection and a thread of its own. It ends after `batches` batches, if given, and in any case after
+SECONDS; with `stall` it takes one batch and no other. Prints `ready` when all are connected, begins when told `go`, and
+prints one JSON list, of the [seconds, rows, bytes of columns] of each batch of each stream.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from typing import Any
+
+import pyarrow.flight as fl
+
+
+class Stream(threading.Thread):
+    """One stream's reader."""
+
+    def __init__(self, url: str, seconds: float, spec: dict[str, Any], go: threading.Event) -> None:
+        super().__init__(daemon=True)
+        self.client = fl.connect(url, generic_options=[("grpc.use_local_subchannel_pool", 1)])
+        list(self.client.list_actions())  # connects
+        self.seconds, self.spec, self.go = seconds, spec, go
+        self.marks: list[tuple[float, int, int]] = []
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        self.go.wait()
+        start = time.perf_counter()
+        try:
+            reader = self.client.do_get(fl.Ticket(json.dumps(self.spec["ticket"]).encode()))
+            for chunk in reader:
+                seconds = time.perf_counter() - start
+                self.marks.append((seconds, chunk.data.num_rows, chunk.data.get_total_buffer_size()))
+                if self.spec.get("stall"):
+                    time.sleep(self.seconds - seconds)
+                if time.perf_counter() - start >= self.seconds or len(self.marks) == self.spec.get("batches"):
+                    break
+            reader.cancel()
+        except (fl.FlightError, OSError, ValueError) as error:
+            self.error = error
+
+
+def main() -> None:
+    url, seconds, specs = sys.argv[1], float(sys.argv[2]), json.loads(sys.argv[3])
+    go = threading.Event()
+    streams = [Stream(url, seconds, spec, go) for spec in specs]
+    for s in streams:
+        s.start()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    go.set()
+    for s in streams:
+        s.join()
+        if s.error:
+            raise s.error
+    print(json.dumps([s.marks for s in streams]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
