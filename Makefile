@@ -32,7 +32,7 @@ demo: $(VENV)/.demo build ## Import real photographs, serve them, train on them 
 	@$(PY) examples/demo.py --bowstring $(BIN) --dir build/demo
 
 .PHONY: test
-test: lint test-go test-race test-python ## Everything that has to pass: lint, Go tests, race detector, end to end.
+test: lint test-go test-race test-cassandra test-python ## Everything that has to pass: lint, Go tests, race detector, Cassandra, end to end.
 
 .PHONY: lint
 lint: lint-go lint-python ## golangci-lint with the import rule, ruff and mypy.
@@ -75,9 +75,24 @@ test-go: go-check ## Go tests: unit, property, conformance, fuzz seeds.
 test-race: go-check cc-check ## Go tests under the race detector.
 	$(GO) test -timeout 20m -race $$($(GO) list ./... | grep -v -x -F '$(RACE_SKIP)')
 
+# What runs against the shared node a second time, under the race detector and
+# with gocql itself: what has many goroutines, and what the drivers differ in.
+# The whole of it would take minutes each. Three nodes, TLS and passwords are
+# started once, by the first run.
+CASSANDRA_RACE  := TestConformance/(concurrent|close|stress|gc_under)|TestTwoImporters|TestUnknownOutcome
+CASSANDRA_GOCQL := TestConformance/(commit|dedup|reopen|numbers|cancelled|stress)|TestUnknownOutcome|TestAttach$$|TestCloseLeavesNothing
+
 .PHONY: test-cassandra
-test-cassandra: go-check ## fetch/cql against a real Cassandra from Maven Central (needs Java 17 and Maven); not part of test yet.
-	$(GO) test -timeout 30m -tags cassandra ./fetch/cql
+test-cassandra: go-check cc-check ## fetch/cql against a real Cassandra from Maven Central (needs Java 17 and Maven), and without gocql's replacement.
+	$(GO) build -modfile=go.gocql.mod ./...
+	$(GO) test -modfile=go.gocql.mod ./fetch/cql
+	tests/cassandra/cassandra.sh with $(MAKE) --no-print-directory test-cassandra-shared
+
+.PHONY: test-cassandra-shared
+test-cassandra-shared:
+	$(GO) test -timeout 20m -tags cassandra ./fetch/cql
+	$(GO) test -timeout 10m -tags cassandra -race -short -run '$(CASSANDRA_RACE)' ./fetch/cql
+	$(GO) test -timeout 10m -tags cassandra -modfile=go.gocql.mod -short -run '$(CASSANDRA_GOCQL)' ./fetch/cql
 
 .PHONY: test-python
 test-python: $(VENV)/.test $(LINT) build ## pytest with pyarrow and other real clients against a server process.
