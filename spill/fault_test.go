@@ -105,8 +105,9 @@ func TestFailingIndex(t *testing.T) {
 			use(t, c, r, 30)
 			left.Store(r.Int64N(12))
 			use(t, c, r, 400)
-			for i := 0; i < 2000 && !c.index.lost(); i++ { // enough for the tables of the database to be written
-				c.index.changes <- change{number: uint32(1000 + i), name: fmt.Sprintf("%10000d", i)}
+			// The database writes in the background: it is given more until it has to write and fails.
+			for i := 0; !c.index.lost(); i++ {
+				c.index.changes <- change{number: uint32(1000 + i%2000), name: fmt.Sprintf("%10000d", i)}
 			}
 			use(t, c, r, 200)
 			st := c.Stats()
