@@ -4,6 +4,8 @@ import (
 	"context"
 	"log/slog"
 	"time"
+
+	"bowstring/spill"
 )
 
 // Options tunes an Engine. The zero value of each field stands for its default.
@@ -26,6 +28,12 @@ type Options struct {
 	// IdleSnapshots is how many snapshots nobody reads stay open, so that the
 	// next stream need not open them again. Default 8.
 	IdleSnapshots int
+	// Spill is the node's cache of blobs, between the store and the streams; nil
+	// if there is none. It stays the caller's to close, after the engine.
+	Spill *spill.Cache
+	// Future is told which jobs run, for Spill to evict by. Default: one of the
+	// engine's own.
+	Future *spill.Future
 	// Logger receives what operators should know. Default slog.Default().
 	Logger *slog.Logger
 }
@@ -43,6 +51,9 @@ func (o *Options) EnsureDefaults() {
 	}
 	if o.IdleSnapshots == 0 {
 		o.IdleSnapshots = 8
+	}
+	if o.Future == nil {
+		o.Future = &spill.Future{}
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"slices"
 	"time"
+
+	"bowstring/spill"
 )
 
 // Stats are an engine's counters since it was made, and what it holds now.
@@ -31,6 +33,30 @@ type Stats struct {
 	WindowUsed  int64         `json:"window_used"`  // bytes that they hold now
 	Windows     []WindowStats `json:"windows"`      // of each live stream, by dataset and job
 	Snapshots   int           `json:"snapshots"`    // snapshots open now
+
+	SpillReads int64        `json:"spill_reads"` // blobs found in the spill and right
+	SpillBytes int64        `json:"spill_bytes"`
+	Spill      *spill.Stats `json:"spill,omitempty"` // of the cache, if there is one
+	Jobs       []JobStats   `json:"jobs"`            // that run, by dataset and job
+}
+
+// JobStats is where the blobs of a job came from, whatever streams it has had
+// since it began.
+type JobStats struct {
+	Job        string `json:"job"`     // what is the same in the plans of all epochs
+	Dataset    string `json:"dataset"` // with the snapshot's number
+	Streams    int    `json:"streams"` // open now
+	Epoch      uint64 `json:"epoch"`   // where it is
+	Row        int64  `json:"row"`     // in the epoch's order
+	Rows       int64  `json:"rows"`    // of an epoch
+	RowTime    int64  `json:"row_time_ns"`
+	SpillReads int64  `json:"spill_reads"`
+	SpillBytes int64  `json:"spill_bytes"`
+	StoreReads int64  `json:"store_reads"`
+	StoreBytes int64  `json:"store_bytes"`
+	// SavedNanos is the time in the store that the blobs from the spill would have
+	// taken, at what the others took.
+	SavedNanos int64 `json:"saved_ns"`
 }
 
 // Latency is how long the reads of the last five to ten seconds took, in
