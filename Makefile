@@ -16,6 +16,7 @@ PY_SRC := $(wildcard bench examples python tests)
 RACE_SKIP := bowstring/fetch/plan
 FUZZ_TIME ?= 30s
 SOAK_TIME ?= 600
+SOAK_KILLS ?= 5000
 
 export PYTHONDONTWRITEBYTECODE := 1
 
@@ -108,8 +109,9 @@ fuzz: go-check ## Run each fuzz target for FUZZ_TIME (30s).
 	done
 
 .PHONY: soak
-soak: $(VENV)/.test build ## Readers, writers, kills and collections at once for SOAK_TIME (600) seconds.
+soak: $(VENV)/.test build ## Readers, writers, kills and collections for SOAK_TIME (600) seconds; SOAK_KILLS (5000) kills of a spill.
 	$(PY) -m pytest -m soak --soak-seconds $(SOAK_TIME) -s tests/test_soak.py
+	$(GO) test -timeout 0 -run '^TestKill$$' -v ./spill -args -kills=$(SOAK_KILLS)
 
 # --- tools ----------------------------------------------------------------
 

@@ -2,6 +2,7 @@ package spill
 
 import (
 	"bufio"
+	"flag"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -63,23 +64,32 @@ func child() error {
 	}
 }
 
+var killsFlag = flag.Int("kills", 200, "how often TestKill kills a process")
+
+// killsPerCache is how often a cache is left by a killed process before the next begins with an empty directory.
+const killsPerCache = 50
+
 // TestKill kills a process at random moments of what it does, counted in what it has told, and opens what it leaves: nothing
 // wrong may be found there, the books agree with the files, and the next can go on.
 func TestKill(t *testing.T) {
 	seed := testRand(t).Uint64()
-	kills, dirs := 200, 4
+	kills := *killsFlag
 	if testing.Short() || underRace { // the detector finds nothing in processes that are killed
 		kills = 12
 	}
 	found := 0
-	for k := range kills {
-		if k%(kills/dirs) == 0 {
-			t.Logf("%d blobs were found after kills", found)
+	for first := 0; first < kills; first += killsPerCache {
+		t.Run(fmt.Sprint("from_", first), func(t *testing.T) { // its directory goes with it
+			dir := filepath.Join(t.TempDir(), "spill")
+			for k := first; k < min(first+killsPerCache, kills); k++ {
+				found += killOnce(t, dir, rand.New(rand.NewPCG(seed, uint64(k))))
+			}
+			t.Logf("%d blobs were found after kills so far", found)
+		})
+		if t.Failed() {
+			return
 		}
-		dir := filepath.Join(t.TempDir(), "..", fmt.Sprint("spill", k*dirs/kills))
-		found += killOnce(t, dir, rand.New(rand.NewPCG(seed, uint64(k))))
 	}
-	t.Logf("%d blobs were found after kills", found)
 	if found == 0 {
 		t.Error("nothing was ever found")
 	}
@@ -109,7 +119,9 @@ func killOnce(t *testing.T, dir string, r *rand.Rand) (found int) {
 	}
 	for lines.Scan() {
 	}
-	_ = cmd.Wait() // "signal: killed"
+	if err := cmd.Wait(); cmd.ProcessState.Exited() {
+		t.Fatalf("the child ended before it was killed: %v", err) // it has said why
+	}
 
 	c, err := Open(childOptions(dir))
 	if err != nil {
