@@ -42,6 +42,10 @@ type JobOptions struct {
 	At int64
 	// RowTime is the time that a sample is supposed to take the job until its pace is seen. Default: 1 ms.
 	RowTime time.Duration
+	// RowBytes is how many bytes of blobs a sample of the job has, in the mean; 0 if that is not known.
+	RowBytes int64
+	// Positions is how many the dataset has: all that Order knows are below it. Default: the rows of an epoch.
+	Positions int64
 }
 
 // Job is a job that runs.
@@ -71,6 +75,7 @@ func (f *Future) Add(opts JobOptions, now Time) (*Job, error) {
 	if opts.RowTime <= 0 {
 		opts.RowTime = time.Millisecond
 	}
+	opts.RowBytes, opts.Positions = max(opts.RowBytes, 0), max(opts.Positions, rows)
 	j := &Job{opts: opts, rows: rows, end: opts.Epochs * rows}
 	if opts.Epochs == 0 || rows > 0 && j.end/rows != opts.Epochs {
 		j.end = 1<<63 - 1
@@ -102,6 +107,37 @@ func (f *Future) list() []*Job {
 
 // Len is the number of jobs that run.
 func (f *Future) Len() int { return len(f.list()) }
+
+// JobState is where a job stands.
+type JobState struct {
+	Job       *Job          `json:"-"`
+	Order     Order         `json:"-"` // of its epochs
+	Dataset   uint32        `json:"dataset"`
+	Positions int64         `json:"positions"` // of the dataset
+	Rows      int64         `json:"rows"`      // of an epoch
+	Served    int64         `json:"served"`    // rows, from the beginning of the first epoch on
+	Left      int64         `json:"left"`      // rows until the job ends, -1 if that is not known
+	RowTime   time.Duration `json:"row_time_ns"`
+	RowBytes  int64         `json:"row_bytes"` // 0 if not known
+}
+
+// Jobs returns where the jobs stand that run, in the order in which they were added.
+func (f *Future) Jobs() []JobState {
+	jobs := f.list()
+	states := make([]JobState, len(jobs))
+	for i, j := range jobs {
+		served := j.served.Load()
+		left := int64(-1)
+		if j.end != 1<<63-1 {
+			left = max(j.end-served, 0)
+		}
+		states[i] = JobState{
+			Job: j, Order: j.opts.Order, Dataset: j.opts.Dataset, Positions: j.opts.Positions,
+			Rows: j.rows, Served: served, Left: left, RowTime: j.RowTime(), RowBytes: j.opts.RowBytes,
+		}
+	}
+	return states
+}
 
 // NextUse implements [Oracle].
 func (f *Future) NextUse(at Place, now Time) (next Time, ok bool) {
@@ -161,6 +197,12 @@ func (j *Job) RowsUntil(position int64) (int64, bool) {
 	}
 	return 0, false
 }
+
+// Served is how many rows it has used, counted from the beginning of its first epoch.
+func (j *Job) Served() int64 { return j.served.Load() }
+
+// Done reports whether it has used all it will, as far as is known.
+func (j *Job) Done() bool { return j.served.Load() >= j.end }
 
 // RowTime is the time a row takes, as seen of late.
 func (j *Job) RowTime() time.Duration { return time.Duration(j.rowTime.Load()) }

@@ -94,6 +94,43 @@ func TestNoPolicyBeatsTheOptimum(t *testing.T) {
 	}
 }
 
+// TestOptimumFromATime compares it with the optimum of the whole, where the capacity stays, and grows and shrinks it.
+func TestOptimumFromATime(t *testing.T) {
+	r := testRand(t)
+	for range 40 {
+		trace, err := NewTrace(randomMix(r, 1+r.IntN(4), 1+r.Int64N(60)), r.Uint64())
+		if err != nil {
+			t.Fatal(err)
+		}
+		end := trace.uses[len(trace.uses)-1].at
+		at := spill.Time(r.Int64N(int64(end) + 1))
+		capacity, other := r.IntN(trace.Items()+2), r.IntN(trace.Items()+2)
+		whole, part := trace.Optimum(capacity), trace.OptimumFrom(at, capacity, capacity)
+		if again := trace.OptimumFrom(0, other, capacity); again != whole {
+			t.Errorf("from the beginning on %+v, the whole %+v", again, whole)
+		}
+		if none := trace.OptimumFrom(end+1, capacity, other); none != (Result{}) {
+			t.Errorf("after the end: %+v", none)
+		}
+		uses := int64(0)
+		for _, u := range trace.uses {
+			if u.at >= at {
+				uses++
+			}
+		}
+		if part.Uses != uses || part.Hits > whole.Hits {
+			t.Errorf("%d uses from a time on: %+v, the whole %+v", uses, part, whole)
+		}
+		changed := trace.OptimumFrom(at, capacity, other)
+		if other >= capacity && changed.Hits < part.Hits || other <= capacity && changed.Hits > part.Hits {
+			t.Errorf("room for %d and then for %d: %d hits; where it stays, %d", capacity, other, changed.Hits, part.Hits)
+		}
+		if changed.Uses != part.Uses || changed.First != part.First || changed.Hits+changed.Stored+changed.Bypassed != changed.Uses {
+			t.Errorf("%+v does not add up, %+v where the capacity stays", changed, part)
+		}
+	}
+}
+
 // TestSamplesStandForAll compares lru and fifo with the same policies over an exact list.
 func TestSamplesStandForAll(t *testing.T) {
 	const n = 500
