@@ -112,15 +112,24 @@ class Cassandra:
 
 
 @contextlib.contextmanager
-def stored(context: Context) -> Iterator[Cassandra]:
-    """A node with the photographs in the dataset `bench`, all in tables on disk; its JVM is cold."""
-    folder = context.folder / "cassandra"
-    node = Cassandra(folder)
-    if not folder.exists():
-        source = context.folder / "imagefolder"
-        image_folder(source, COUNT, SIZE)
+def stored(context: Context, **more: int) -> Iterator[Cassandra]:
+    """A node with the photographs in the dataset `bench`, all in tables on disk; its JVM is cold.
+
+    So are `more` datasets, each of so many photographs. They have the first ones in common.
+    """
+    node = Cassandra(context.folder / "cassandra")
+    missing = {
+        name: count
+        for name, count in {"bench": COUNT, **more}.items()
+        if not (context.folder / f"cassandra-has-{name}").exists()
+    }
+    if missing:
         with node:
-            context.bowstring("import", "--store", node.uri(), source / "images", "bench")
+            for name, count in missing.items():
+                source = context.folder / ("imagefolder" if count == COUNT else f"imagefolder-{count}")
+                image_folder(source, count, SIZE)
+                context.bowstring("import", "--store", node.uri(), source / "images", name)
+                (context.folder / f"cassandra-has-{name}").touch()
     with node:
         yield node
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -91,6 +92,29 @@ def median(values: Iterable[float]) -> float:
     return statistics.median(values)
 
 
+def go_benchmark(context: Context, case: str, package: str, name: str, *flags: str) -> dict[str, float]:
+    """The metrics of a Go benchmark, by unit: medians over its runs, of the worst of its cases."""
+    done = subprocess.run(
+        ["go", "test", "-run", "^$", "-bench", f"^{name}$", "-benchmem", *flags, package],  # noqa: S607
+        cwd=context.root,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{name} failed:\n{done.stdout}{done.stderr}")
+    found: dict[str, dict[str, list[float]]] = {}  # metric: case: values
+    for line in done.stdout.splitlines():
+        if line.startswith(name):
+            run, _, *values = line.split()  # name, iterations, then value and unit by turns
+            emit(case=case, benchmark=run, metrics=" ".join(values))
+            for value, unit in zip(values[::2], values[1::2], strict=True):
+                found.setdefault(unit, {}).setdefault(re.sub(r"-\d+$", "", run), []).append(float(value))
+    if not found:
+        raise RuntimeError(f"{name} in {package} reports nothing:\n{done.stdout}")
+    return {unit: max(median(v) for v in cases.values()) for unit, cases in found.items()}
+
+
 def cpu_seconds(pid: int) -> float:
     """User and system time that a process has used."""
     times = psutil.Process(pid).cpu_times()
@@ -154,7 +178,13 @@ class Stream:
     """What a stream gave, batch by batch: seconds since it was asked for, rows, and bytes of columns."""
 
     marks: list[tuple[float, int, int]]
+    waited: list[float]  # seconds for each batch
     seconds: float  # that it was read
+
+    @property
+    def rows(self) -> int:
+        """Rows of all batches."""
+        return sum(rows for _, rows, _ in self.marks)
 
     @property
     def first_s(self) -> float:
@@ -171,7 +201,8 @@ class TimedReaders:
     """Streams that are read side by side for some seconds, each on a connection of its own.
 
     The client process is ready and connected before the clock starts. A stream is `{"ticket": {...}}` with
-    `"stall": true` if it is to take one batch and no more, and `"batches"` if it ends after so many.
+    `"stall": true` if it is to take one batch and no more, `"batches"` if it ends after so many, and `"compute"` if it
+    sleeps so many seconds after each.
     """
 
     def __init__(self, url: str, seconds: float, streams: list[dict[str, Any]]) -> None:
@@ -192,7 +223,10 @@ class TimedReaders:
         out, _ = self._process.communicate("go\n")
         if self._process.returncode:
             raise RuntimeError(f"a reader ended with {self._process.returncode}")
-        found = [Stream([(at, rows, size) for at, rows, size in marks], self._seconds) for marks in json.loads(out)]
+        found = [
+            Stream([(at, rows, size) for at, rows, size, _ in marks], [wait for *_, wait in marks], self._seconds)
+            for marks in json.loads(out)
+        ]
         if any(not s.marks for s in found):
             raise RuntimeError(
                 f"{sum(not s.marks for s in found)} of {len(found)} streams gave no batch in {self._seconds} s"

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pyarrow.flight as fl
+from harness import MIB
 from node import Node
+from samples import SIZE
+
+INDEX = 8 * MIB  # what a spill sets aside of its budget for its index
+HEADER = 256  # and for each blob, its header included
+
+
+@contextlib.contextmanager
+def spill(folder: Path, count: float) -> Iterator[list[str]]:
+    """Flags of a server with a new, empty spill that has room for so many photographs at most.
+
+    Its budget stays what it is. The directory goes when the `with` block is left.
+    """
+    size = round(INDEX + count * (SIZE + HEADER))
+    with tempfile.TemporaryDirectory(prefix="spill-", dir=folder) as directory:
+        yield [f"--spill={directory}", f"--spill-bytes={size}B", f"--spill-min-bytes={size}B"]
 
 
 class Server(Node):
@@ -44,6 +62,11 @@ class Server(Node):
     def logged(self) -> str:
         """The end of its log."""
         return self.log.read_text(errors="replace")[-4000:] if self.log else ""
+
+    def fetched(self) -> dict[str, Any]:
+        """What its engine counts: reads from the store, from the spill, and so on."""
+        found: dict[str, Any] = self.stats()["engine"]
+        return found
 
     def stats(self) -> dict[str, Any]:
         """What its stats action answers."""

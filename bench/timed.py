@@ -1,10 +1,11 @@
 """A client process: reads Flight streams side by side for a time, and says what came when.
 
-    python bench/timed.py URL SECONDS '[{"ticket": {...}, "batches": N, "stall": false}, ...]'
+    python bench/timed.py URL SECONDS '[{"ticket": {...}, "batches": N, "compute": S, "stall": false}, ...]'
 
 Each stream has a connection and a thread of its own. It ends after `batches` batches, if given, and in any case after
-SECONDS; with `stall` it takes one batch and no other. Prints `ready` when all are connected, begins when told `go`, and
-prints one JSON list, of the [seconds, rows, bytes of columns] of each batch of each stream.
+SECONDS; with `stall` it takes one batch and no other. With `compute` it sleeps so many seconds after each batch before
+it asks for the next, as one does that waits for its GPU. Prints `ready` when all are connected, begins when told `go`,
+and prints one JSON list, of the [seconds, rows, bytes of columns, seconds waited for it] of each batch of each stream.
 """
 
 from __future__ import annotations
@@ -26,21 +27,25 @@ class Stream(threading.Thread):
         self.client = fl.connect(url, generic_options=[("grpc.use_local_subchannel_pool", 1)])
         list(self.client.list_actions())  # connects
         self.seconds, self.spec, self.go = seconds, spec, go
-        self.marks: list[tuple[float, int, int]] = []
+        self.marks: list[tuple[float, int, int, float]] = []
         self.error: Exception | None = None
 
     def run(self) -> None:
         self.go.wait()
-        start = time.perf_counter()
+        start = asked = time.perf_counter()
         try:
             reader = self.client.do_get(fl.Ticket(json.dumps(self.spec["ticket"]).encode()))
             for chunk in reader:
-                seconds = time.perf_counter() - start
-                self.marks.append((seconds, chunk.data.num_rows, chunk.data.get_total_buffer_size()))
+                now = time.perf_counter()
+                seconds = now - start
+                self.marks.append((seconds, chunk.data.num_rows, chunk.data.get_total_buffer_size(), now - asked))
                 if self.spec.get("stall"):
                     time.sleep(self.seconds - seconds)
                 if time.perf_counter() - start >= self.seconds or len(self.marks) == self.spec.get("batches"):
                     break
+                if self.spec.get("compute"):
+                    time.sleep(self.spec["compute"])
+                asked = time.perf_counter()
             reader.cancel()
         except (fl.FlightError, OSError, ValueError) as error:
             self.error = error

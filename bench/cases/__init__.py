@@ -6,7 +6,21 @@ from collections.abc import Callable
 
 from harness import Context, Result
 
-from . import engine, fairness, first_batch, imports, latency, loopback, metadata, plan, policy, tail
+from . import (
+    engine,
+    fairness,
+    first_batch,
+    imports,
+    latency,
+    loopback,
+    metadata,
+    plan,
+    policy,
+    sharing,
+    spill,
+    tail,
+    wait,
+)
 
 CASES: dict[str, Callable[[Context], Result]] = {
     "plan": plan.run,
@@ -19,4 +33,7 @@ CASES: dict[str, Callable[[Context], Result]] = {
     "tail": tail.run,
     "fairness": fairness.run,
     "policy": policy.run,
+    "spill": spill.run,
+    "wait": wait.run,
+    "sharing": sharing.run,
 }

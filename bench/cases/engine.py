@@ -3,39 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import re
-import subprocess
 
-from harness import Context, Figure, Result, emit, median, shuffled, throughput
+from harness import Context, Figure, Result, emit, go_benchmark, median, shuffled, throughput
 from server import Server
 
 from .loopback import stored
 
 SECONDS, SKIP = 15, 5
-BENCHMARK = "BenchmarkEngine"
-
-
-def costs(context: Context) -> dict[str, float]:
-    """The metrics of the engine's benchmark per sample: medians over its runs, of the worst of its cases."""
-    done = subprocess.run(
-        ["go", "test", "-run", "^$", "-bench", f"^{BENCHMARK}$", "-benchmem", "-count", str(context.rounds), "./fetch"],  # noqa: S607
-        cwd=context.root,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        raise RuntimeError(f"{BENCHMARK} failed:\n{done.stdout}{done.stderr}")
-    found: dict[str, dict[str, list[float]]] = {}  # metric: case: values
-    for line in done.stdout.splitlines():
-        if line.startswith(BENCHMARK):
-            name, _, *values = line.split()  # name, iterations, then value and unit by turns
-            emit(case="engine", benchmark=name, metrics=" ".join(values))
-            for value, unit in zip(values[::2], values[1::2], strict=True):
-                found.setdefault(unit, {}).setdefault(re.sub(r"-\d+$", "", name), []).append(float(value))
-    if not {"us/sample", "allocs/sample"} <= found.keys():
-        raise RuntimeError(f"{BENCHMARK} does not report us/sample and allocs/sample:\n{done.stdout}")
-    return {unit: max(median(v) for v in cases.values()) for unit, cases in found.items()}
 
 
 def run(context: Context) -> Result:
@@ -52,7 +26,7 @@ def run(context: Context) -> Result:
                 if round_ >= 0:
                     rates[name].append(rate)
                     emit(case="engine", link=name, mb_per_s=rate)
-    metrics = costs(context)
+    metrics = go_benchmark(context, "engine", "./fetch", "BenchmarkEngine", "-count", str(context.rounds))
     return Result(
         "engine",
         [

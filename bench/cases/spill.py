@@ -1,0 +1,126 @@
+"""spill: what hits cost beside the same from a local store, what filling costs a stream, and how long opening takes."""
+
+from __future__ import annotations
+
+from cassandra_node import stored as in_cassandra
+from cassandra_node import warm
+from harness import (
+    Context,
+    Figure,
+    Readers,
+    Result,
+    Stream,
+    TimedReaders,
+    cpu_seconds,
+    emit,
+    go_benchmark,
+    median,
+    shuffled,
+)
+from node import Node
+from samples import COUNT, SIZE
+from server import Server, spill
+
+from .loopback import read, stored, ticket
+
+RTT = "20ms"  # to the store from which the spill has all; nothing is read from it then
+FILLED = 16_000  # photographs that a spill is filled with: an epoch of some seconds
+SETTLED = 0.2  # part of the epoch after which its throughput is taken
+AT_MOST_S = 300  # for an epoch
+EPOCHS = 10  # in which a spill with room for all has all
+
+
+def fill(server: Server) -> None:
+    """Read epochs until the spill has all."""
+    for epoch in range(EPOCHS):
+        Readers(server.url, [ticket(epoch)]).run()
+        if server.fetched()["spill"]["entries"] == COUNT:
+            return
+    raise RuntimeError(f"after {EPOCHS} epochs the spill has not all {COUNT} photographs: {server.fetched()['spill']}")
+
+
+def hits(context: Context) -> list[dict[str, dict[str, float]]]:
+    """What reading from a full spill and from a local store took; of each round, at one connection and at two."""
+    with (
+        spill(context.folder, 1.5 * COUNT) as flags,
+        Server(context.binary, stored(context, "store-far"), *flags, rtt=RTT) as far,
+        Node(context.binary, stored(context)) as local,
+    ):
+        fill(far)
+        sides = {"local": local, "spill": far}
+        for node in sides.values():  # warms
+            read(node.url, 2, node.pid)
+        reads = far.fetched()["reads"]
+        found = []
+        for _ in range(context.rounds):
+            for connections in (1, 2):
+                got = {name: read(node.url, connections, node.pid) for name, node in sides.items()}
+                for name, figures in got.items():
+                    emit(case="spill", side=name, connections=connections, **figures)
+                found.append(got)
+        if far.fetched()["reads"] != reads:
+            raise RuntimeError(f"{far.fetched()['reads'] - reads} reads were no hits: {far.fetched()['spill']}")
+    return found
+
+
+def settled(stream: Stream) -> float:
+    """MB/s of an epoch after its beginning."""
+    first = int(len(stream.marks) * SETTLED)
+    begin, end = stream.marks[first][0], stream.marks[-1][0]
+    return sum(size for _, _, size in stream.marks[first + 1 :]) / 1e6 / (end - begin)
+
+
+def epoch(context: Context, uri: str, number: int, flags: list[str]) -> float:
+    """MB/s of an epoch from Cassandra with a new server."""
+    with Server(context.binary, uri, *flags, rtt="0ms") as server:
+        one = {"ticket": shuffled(seed=7, epoch=number, epochs=1, dataset="fill")}
+        readers = TimedReaders(server.url, AT_MOST_S, [one])
+        before = cpu_seconds(server.pid)
+        (stream,) = readers.run()
+        if stream.rows != FILLED:
+            raise RuntimeError(f"{stream.rows} rows instead of {FILLED}")
+        cpu = (cpu_seconds(server.pid) - before) / (FILLED * SIZE / 1e9)
+        there = server.fetched()["spill"]["entries"] if flags else 0  # but for what is being written
+        emit(
+            case="spill", filling=bool(flags), mb_per_s=settled(stream), server_cpu_s_per_gb=cpu, stored=there / FILLED
+        )
+        return settled(stream)
+
+
+def fill_cost(context: Context) -> float:
+    """The part of a stream's throughput from Cassandra that filling a new spill takes."""
+    costs = []
+    with in_cassandra(context, fill=FILLED) as node:
+        with Server(context.binary, node.uri(), rtt="0ms") as server:
+            emit(case="spill", warm_mb_per_s=[round(r) for r in warm(server.url)])
+        for round_ in range(2 * context.rounds):  # a small difference
+            rates = {}
+            for filling in (False, True) if round_ % 2 else (True, False):
+                with spill(context.folder, 1.5 * FILLED) as flags:
+                    rates[filling] = epoch(context, node.uri(), round_, flags if filling else [])
+            costs.append(1 - rates[True] / rates[False])
+    return median(costs)
+
+
+def run(context: Context) -> Result:
+    """Hits from memory far away, filling from Cassandra, opening by the package's own benchmark."""
+    found = hits(context)
+    one, two = found[::2], found[1::2]
+    ratios = [median(got["spill"]["gb_per_s"] / got["local"]["gb_per_s"] for got in side) for side in (one, two)]
+    cpu = {name: median(got[name]["server_cpu_s_per_gb"] for got in found) for name in ("spill", "local")}
+    cost = fill_cost(context)
+    metrics = go_benchmark(context, "spill", "./spill", "BenchmarkOpenMillion", "-benchtime", "2x", "-count", "3")
+    return Result(
+        "spill",
+        [
+            Figure("ratio_to_local", min(ratios), at_least=0.95),
+            Figure("server_cpu_s_per_gb", cpu["spill"], at_most=0.28),
+            Figure("fill_cost", cost, at_most=0.05),
+            Figure("open_s", metrics["ns/op"] / 1e9, at_most=2),
+        ],
+        {
+            "ratio_1conn": round(ratios[0], 3),
+            "ratio_2conn": round(ratios[1], 3),
+            "local_cpu_s_per_gb": round(cpu["local"], 3),
+        },
+    )

@@ -1,0 +1,87 @@
+"""wait: how long a consumer waits over a link that carries half of what it needs, with half of the data in a spill."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cassandra_node import stored, warm
+from harness import Context, Figure, Result, Stream, TimedReaders, emit, median, shuffled
+from samples import SIZE
+from server import Server, spill
+
+from .latency import WINDOW
+
+LINKS = ("20ms", "150ms")  # round trips
+BATCH, COMPUTE = 64, 0.040  # seconds that the consumer computes for a batch; it sleeps
+BANDWIDTH = BATCH * SIZE / COMPUTE / 2  # bytes a second: half of what it could use
+STEPS = 30  # batches of an epoch
+PHOTOGRAPHS = STEPS * BATCH
+EPOCHS = 4  # the first of which is not counted: it is what fills the spill
+COUNTED = (EPOCHS - 1) * PHOTOGRAPHS
+SERIAL = {"20ms": 11, "150ms": 5}  # batches read one sample at a time, by link; one takes 1.4 s and 10 s
+AT_MOST_S = 300
+
+
+def consume(
+    context: Context, uri: str, rtt: str, epoch: int, *flags: str, batches: int = 0
+) -> tuple[Stream, dict[str, Any]]:
+    """Read and compute with a new server; what came when, and what its engine counts."""
+    stream: dict[str, Any] = {"compute": COMPUTE}
+    stream["ticket"] = shuffled(seed=7, epoch=epoch, batch=BATCH, epochs=EPOCHS, dataset="wait")
+    if batches:
+        stream["batches"] = batches
+    with Server(context.binary, uri, *flags, rtt=rtt, window=WINDOW, bandwidth=BANDWIDTH) as server:
+        (got,) = TimedReaders(server.url, AT_MOST_S, [stream]).run()
+        if len(got.marks) != (batches or EPOCHS * STEPS):
+            raise RuntimeError(f"{len(got.marks)} batches came instead of {batches or EPOCHS * STEPS}")
+        return got, server.fetched()
+
+
+def serial(context: Context, uri: str, rtt: str) -> float:
+    """Seconds waited in the counted epochs with one read at a time, by what some batches take, as all are alike."""
+    stream, _ = consume(context, uri, rtt, 0, "--max-reads=1", batches=SERIAL[rtt])
+    return sum(stream.waited[1:]) / (SERIAL[rtt] - 1) * (EPOCHS - 1) * STEPS
+
+
+def waits(context: Context, uri: str, rtt: str, epoch: int) -> dict[str, float]:
+    """Seconds waited in the counted epochs without a spill and with one, and its rate of hits."""
+    found = {}
+    for side in ("prefetch", "spill"):
+        with spill(context.folder, PHOTOGRAPHS / 2) as flags:
+            stream, engine = consume(context, uri, rtt, epoch, *(flags if side == "spill" else []))
+        found[side] = sum(stream.waited[STEPS:])
+        by_epoch = [round(sum(stream.waited[i : i + STEPS]), 3) for i in range(0, EPOCHS * STEPS, STEPS)]
+        counts = {name: engine[name] for name in ("reads", "spill_reads", "hedges")}
+        emit(case="wait", link=rtt, side=side, waited_s=by_epoch, seconds=round(stream.marks[-1][0], 2), **counts)
+    return {**found, "hit_rate": engine["spill_reads"] / COUNTED}
+
+
+def run(context: Context) -> Result:
+    """Interleave a window of reads without a spill and with one, on each link; one read at a time is measured once."""
+    found: dict[str, list[dict[str, float]]] = {rtt: [] for rtt in LINKS}
+    with stored(context, wait=PHOTOGRAPHS) as node:
+        with Server(context.binary, node.uri(), rtt="0ms") as server:
+            emit(case="wait", warm_mb_per_s=[round(r) for r in warm(server.url)])
+        alone = {rtt: serial(context, node.uri(), rtt) for rtt in LINKS}
+        emit(case="wait", side="serial", waited_s=alone)
+        for round_ in range(context.rounds):
+            for rtt, rounds in found.items():
+                rounds.append(waits(context, node.uri(), rtt, 1000 * round_))
+    figures: dict[str, dict[str, float]] = {}
+    for rtt, rounds in found.items():
+        cuts = [1 - r["spill"] / r["prefetch"] for r in rounds]
+        figures[rtt] = {
+            "serial_s": alone[rtt],
+            "prefetch_s": median(r["prefetch"] for r in rounds),
+            "spill_s": median(r["spill"] for r in rounds),
+            "hit_rate": median(r["hit_rate"] for r in rounds),
+            "cut_vs_serial": median(1 - r["spill"] / alone[rtt] for r in rounds),
+            "cut_vs_prefetch": median(cuts),
+            "cut_vs_prefetch_minus_hit_rate": median(c - r["hit_rate"] for c, r in zip(cuts, rounds, strict=True)),
+        }
+    bounds = {"cut_vs_serial": 0.95, "cut_vs_prefetch_minus_hit_rate": 0.0}
+    return Result(
+        "wait",
+        [Figure(name, min(f[name] for f in figures.values()), at_least=bound) for name, bound in bounds.items()],
+        {f"{name}_{rtt}": round(value, 3) for rtt, f in figures.items() for name, value in f.items()},
+    )
