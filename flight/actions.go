@@ -29,6 +29,7 @@ func actions() []action {
 		{"describe", `One snapshot. Body: {"dataset", "snapshot": N, optional}. Result: {"dataset", "snapshot", "parent", "created", "source", "rows", "splits", "columns", "blob_bytes", "manifest", "snapshots"}.`, (*Server).describe},
 		{"drop", `Removes a snapshot, or without a number the dataset. Body: {"dataset", "snapshot": N, optional}. Result: {"dataset", "dropped": [N]}.`, (*Server).drop},
 		{"gc", `Frees the blobs that nothing refers to any more. Body: {"dry_run": true}, optional. Result: {"live_blobs", "live_bytes", "dead_blobs", "dead_bytes", "freed_bytes", "moved_bytes"}.`, (*Server).gc},
+		{"warm", `Fills the server's spill with the samples of a request, in the order in which it uses them, until all are there or it would keep no more. Body: a request, as in a CMD descriptor. Results, a few a second and one at the end: {"job", "rows", "seen", "there", "stored", "bytes", "failed", "full", "done"}.`, (*Server).warm},
 		{"stats", `Counters of server, store and engine, limits, running streams. Body: none.`, (*Server).stats},
 		{"cancel", `Ends the running streams of a plan. Body: {"plan"}. Result: {"plan", "cancelled": COUNT}.`, (*Server).cancel},
 		{flight.CancelFlightInfoActionType, `Ends the running streams of a FlightInfo. Body: protobuf CancelFlightInfoRequest. Result: protobuf CancelFlightInfoResult.`, (*Server).cancelFlightInfo},
@@ -267,6 +268,33 @@ func (s *Server) gc(ctx context.Context, b []byte, send func([]byte) error) erro
 	return sendJSON(send, report)
 }
 
+// warm ends with the call, that is, also when its client goes away.
+func (s *Server) warm(ctx context.Context, b []byte, send func([]byte) error) error {
+	req, err := schema.ParseRequest(b)
+	if err != nil {
+		return err
+	}
+	if s.engine.Stats().Spill == nil {
+		return fmt.Errorf("%w: this server has no spill to warm; it is served with one by --spill DIR", schema.ErrNotFound)
+	}
+	job, err := s.engine.Open(ctx, req)
+	if err != nil {
+		return err
+	}
+	defer job.Close()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	err = s.engine.Warm(ctx, job, func(p fetch.WarmProgress) {
+		if err := sendJSON(send, p); err != nil {
+			cancel(err)
+		}
+	})
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		return cause
+	}
+	return err
+}
+
 func (s *Server) stats(_ context.Context, b []byte, send func([]byte) error) error {
 	if err := body(b, &struct{}{}); err != nil {
 		return err
@@ -284,18 +312,24 @@ func (s *Server) stats(_ context.Context, b []byte, send func([]byte) error) err
 		ExchangeDepth   int `json:"exchange_depth"`
 	}
 	running, sums, draining := s.calls.snapshot()
+	var scale any
+	if s.opts.SpillScale != nil {
+		scale = s.opts.SpillScale()
+	}
 	return sendJSON(send, struct {
 		Server  server           `json:"server"`
 		Store   fetch.StoreStats `json:"store"`
 		Engine  fetch.Stats      `json:"engine"`
 		Limits  limits           `json:"limits"`
 		Streams []streamInfo     `json:"streams"`
+		Scale   any              `json:"spill_scale,omitempty"`
 	}{
 		server{s.started.UTC(), draining, sums},
 		s.engine.Store().Stats(),
 		s.engine.Stats(),
 		limits{s.opts.MaxStreams, s.opts.MaxRequestBytes, s.opts.MaxMessageBytes, s.opts.MaxEndpoints, s.opts.ExchangeDepth},
 		running,
+		scale,
 	})
 }
 

@@ -40,7 +40,7 @@ func TestListActions(t *testing.T) {
 		}
 		got = append(got, a.Type)
 	}
-	if want := []string{"list", "describe", "drop", "gc", "stats", "cancel", "CancelFlightInfo", "RenewFlightEndpoint"}; !slices.Equal(got, want) {
+	if want := []string{"list", "describe", "drop", "gc", "warm", "stats", "cancel", "CancelFlightInfo", "RenewFlightEndpoint"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
@@ -190,6 +190,10 @@ func TestActionsRefuse(t *testing.T) {
 		{"drop", `{"datasets": "d"}`, codes.InvalidArgument, `did you mean "dataset"?`},
 		{"gc", `{"dry_run": 1}`, codes.InvalidArgument, "true or false"},
 		{"stats", `{"x": 1}`, codes.InvalidArgument, "no fields"},
+		{"warm", `{"dataset": "d"}`, codes.NotFound, "no spill"},
+		{"warm", `{"dataset": "d", "shuffle": {"sed": 3}}`, codes.InvalidArgument, `did you mean "seed"?`},
+		{"warm", `{"dataset": "d", "rank": 0}`, codes.InvalidArgument, "rank"},
+		{"warm", ``, codes.InvalidArgument, "got nothing"},
 		{"cancel", `{}`, codes.InvalidArgument, "plan"},
 		{"CancelFlightInfo", `{}`, codes.InvalidArgument, "CancelFlightInfoRequest"},
 		{"CancelFlightInfo", ``, codes.InvalidArgument, "endpoint"},
@@ -324,7 +328,7 @@ func TestRenewFlightEndpoint(t *testing.T) {
 }
 
 func TestActionStats(t *testing.T) {
-	f := serve(t, Options{MaxStreams: 7})
+	f := serve(t, Options{MaxStreams: 7, SpillScale: func() any { return map[string]int{"budget_bytes": 12} }})
 	f.fillLarge("big")
 	stream := f.stalled(t.Context(), `{"dataset": "big", "batch": 4}`)
 	type stats struct {
@@ -337,6 +341,9 @@ func TestActionStats(t *testing.T) {
 		Engine  fetch.Stats
 		Limits  map[string]int64
 		Streams []streamInfo
+		Scale   struct {
+			Budget int64 `json:"budget_bytes"`
+		} `json:"spill_scale"`
 	}
 	read := func() (s stats) {
 		t.Helper()
@@ -356,6 +363,9 @@ func TestActionStats(t *testing.T) {
 	}
 	if got.Server.Rows < largeRows || got.Server.Bytes < largeRows<<20 {
 		t.Errorf("got %d rows of %d bytes, more were put", got.Server.Rows, got.Server.Bytes)
+	}
+	if got.Scale.Budget != 12 {
+		t.Errorf("got the decision %+v", got.Scale)
 	}
 	// The windows tell which stream it is.
 	if w := got.Engine.Windows; len(w) != 1 || w[0].Job != got.Streams[0].Plan || w[0].Dataset != "big@1" || w[0].Order != "strict" || w[0].WindowUsed == 0 {

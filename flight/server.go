@@ -50,6 +50,10 @@ type Options struct {
 	// Keepalive is after how much silence a client is asked whether it is still
 	// there; one that does not answer within 20 s is gone. Default 30 s.
 	Keepalive time.Duration
+	// SpillScale returns what the size of the spill was decided to be last, and
+	// why, for the action stats, which encodes it as JSON; nil if nobody decides.
+	// It is called by several goroutines at once.
+	SpillScale func() any
 	// Logger receives a line for each call. Default slog.Default().
 	Logger *slog.Logger
 }

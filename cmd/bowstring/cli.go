@@ -24,6 +24,7 @@ type CLI struct {
 	Describe DescribeCmd `cmd:"" help:"Describe a dataset: columns, classes, splits, snapshots."`
 	Get      GetCmd      `cmd:"" help:"Copy samples to a Parquet file, an Arrow file or a folder."`
 	Take     TakeCmd     `cmd:"" help:"Show single samples by position or id."`
+	Warm     WarmCmd     `cmd:"" help:"Fill a server's spill with the samples of a job before it starts."`
 	Drop     DropCmd     `cmd:"" help:"Drop a dataset or one of its snapshots."`
 	Attach   AttachCmd   `cmd:"" help:"Make a dataset of a table in Scylla or Cassandra, without copying."`
 	OwnStore StoreCmd    `cmd:"" name:"store" help:"Work on the store itself."`

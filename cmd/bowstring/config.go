@@ -41,7 +41,7 @@ func (c *ConfigPrintCmd) Run(app *App) error {
 			value = app.cli.Globals.Store
 		case key == "server" && value != "" && app.cli.Globals.Server == "":
 			value, source = "", source+", but --store is set closer"
-		case value == size(0).String():
+		case key == "serve.window-memory" && value == size(0).String():
 			source += fmt.Sprintf("; %s on this machine", humanize.IBytes(uint64(defaultWindow())))
 		}
 		list = append(list, setting{key, value, source})

@@ -18,17 +18,42 @@ import (
 
 // GetCmd is bowstring get.
 type GetCmd struct {
+	To     string `required:"" placeholder:"PATH" help:"File or folder to write. FILE.parquet, FILE.arrow and DIR/ tell the format."`
+	Format string `enum:",parquet,arrow,folder" default:"" placeholder:"FORMAT" help:"Format, where the name does not tell it: parquet, arrow or folder (files by class, with metadata.jsonl)."`
+	requestFlags
+	Layout  string `enum:"large_binary,binary,huggingface" default:"large_binary" help:"Form of blob columns in files: ${enum}."`
+	Limit   int64  `placeholder:"N" help:"At most this many rows."`
+	OnError string `enum:"fail,null,skip" default:"fail" help:"What to do about a blob that cannot be read: ${enum}."`
+	Force   bool   `short:"f" help:"Replace what is there."`
+}
+
+// requestFlags say which samples, and in which order.
+type requestFlags struct {
 	Source      splitRef `arg:"" name:"dataset[@n][/split]" help:"Dataset, or one split of it; of the newest snapshot or number N."`
-	To          string   `required:"" placeholder:"PATH" help:"File or folder to write. FILE.parquet, FILE.arrow and DIR/ tell the format."`
-	Format      string   `enum:",parquet,arrow,folder" default:"" placeholder:"FORMAT" help:"Format, where the name does not tell it: parquet, arrow or folder (files by class, with metadata.jsonl)."`
 	Where       string   `placeholder:"EXPR" help:"Only rows for which this expression over metadata columns holds, such as 'width > 500'."`
 	Columns     []string `placeholder:"NAME" help:"Columns, in this order (default: all that are stored). Also position and split."`
-	Layout      string   `enum:"large_binary,binary,huggingface" default:"large_binary" help:"Form of blob columns in files: ${enum}."`
-	Limit       int64    `placeholder:"N" help:"At most this many rows."`
 	ShuffleSeed *uint64  `placeholder:"SEED" help:"Order of a shuffled epoch with this seed."`
 	Epoch       uint64   `placeholder:"N" help:"Epoch of that order."`
-	OnError     string   `enum:"fail,null,skip" default:"fail" help:"What to do about a blob that cannot be read: ${enum}."`
-	Force       bool     `short:"f" help:"Replace what is there."`
+}
+
+// check is part of the Validate of the commands that have the flags.
+func (f *requestFlags) check() error {
+	if f.Epoch != 0 && f.ShuffleSeed == nil {
+		return errors.New("--epoch: only a shuffled order has epochs, give --shuffle-seed too")
+	}
+	return nil
+}
+
+// request is the request that the flags describe.
+func (f *requestFlags) request() schema.Request {
+	r := schema.Request{
+		Dataset: f.Source.Name, Snapshot: f.Source.Snapshot, Split: f.Source.Split,
+		Where: f.Where, Columns: f.Columns,
+	}
+	if f.ShuffleSeed != nil {
+		r.Shuffle = &schema.Shuffle{Seed: *f.ShuffleSeed, Epoch: f.Epoch}
+	}
+	return r
 }
 
 // Validate is called by kong.
@@ -36,8 +61,8 @@ func (c *GetCmd) Validate() error {
 	if c.Limit < 0 {
 		return fmt.Errorf("--limit: got %d, want 1 or more", c.Limit)
 	}
-	if c.Epoch != 0 && c.ShuffleSeed == nil {
-		return errors.New("--epoch: only a shuffled order has epochs, give --shuffle-seed too")
+	if err := c.check(); err != nil {
+		return err
 	}
 	if c.format() == "" {
 		return fmt.Errorf("--to: %s does not tell the format, want FILE.parquet, FILE.arrow, DIR/ or --format", c.To)
@@ -61,18 +86,8 @@ func (c *GetCmd) format() string {
 // Run copies what was asked for.
 func (c *GetCmd) Run(ctx context.Context, app *App) error {
 	return app.with(false, func(client *client) error {
-		request := schema.Request{
-			Dataset:  c.Source.Name,
-			Snapshot: c.Source.Snapshot,
-			Split:    c.Source.Split,
-			Where:    c.Where,
-			Columns:  c.Columns,
-			Layout:   schema.Layout(c.Layout),
-			OnError:  c.OnError,
-		}
-		if c.ShuffleSeed != nil {
-			request.Shuffle = &schema.Shuffle{Seed: *c.ShuffleSeed, Epoch: c.Epoch}
-		}
+		request := c.request()
+		request.Layout, request.OnError = schema.Layout(c.Layout), c.OnError
 		splits := false
 		if c.format() == "folder" {
 			d, err := describe(ctx, client, c.Source.datasetRef)

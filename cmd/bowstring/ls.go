@@ -15,7 +15,8 @@ import (
 // LsCmd is bowstring ls.
 type LsCmd struct {
 	Dataset string `arg:"" optional:"" help:"Only this dataset; with a trailing * all whose names begin so."`
-	JSON    bool   `name:"json" help:"Print a JSON array."`
+	Cache   bool   `help:"What a server keeps of each dataset in its spill, and what jobs have gained by it."`
+	JSON    bool   `name:"json" help:"Print a JSON array; with --cache an object."`
 }
 
 // listed is one line of ls.
@@ -30,6 +31,9 @@ type listed struct {
 
 // Run lists the splits of the newest snapshots.
 func (c *LsCmd) Run(ctx context.Context, app *App) error {
+	if c.Cache {
+		return c.cache(ctx, app)
+	}
 	lines := []listed{}
 	err := app.with(false, func(client *client) error {
 		var criteria []byte

@@ -13,12 +13,14 @@ import (
 	"bowstring/fetch"
 	"bowstring/fetch/delay"
 	"bowstring/flight"
+	"bowstring/spill"
 )
 
 // node is a store with a server on it: what serve runs, and what every other
 // command runs in its own process when it is given a store.
 type node struct {
 	store  fetch.Store
+	spill  *spill.Cache // between store and engine, or nil
 	engine *fetch.Engine
 	server *flight.Server
 	link   *delay.Link // to the store, or nil
@@ -34,6 +36,7 @@ type limits struct {
 	maxRequestBytes int64
 	maxMessageBytes int64
 	drainTimeout    time.Duration
+	spill           spillConfig
 }
 
 // newNode opens the store at dir, which is created if create says so. It is
@@ -43,20 +46,29 @@ func newNode(dir string, create bool, l limits, link *delay.Link, log *slog.Logg
 	if err != nil {
 		return nil, errors.Join(err, closeLink(link))
 	}
-	engine := fetch.NewEngine(store, fetch.Options{
+	n := &node{store: store, link: link, served: make(chan error, 1)}
+	var future *spill.Future
+	if l.spill.dir != "" {
+		if n.spill, future, err = l.spill.open(log); err != nil {
+			return nil, errors.Join(err, store.Close(), closeLink(link))
+		}
+	}
+	n.engine = fetch.NewEngine(store, fetch.Options{
 		WindowBytes: l.windowBytes,
 		MaxReads:    l.maxReads,
 		ReadTimeout: l.readTimeout,
+		Spill:       n.spill,
+		Future:      future,
 		Logger:      log,
 	})
-	server := flight.New(engine, flight.Options{
+	n.server = flight.New(n.engine, flight.Options{
 		MaxStreams:      l.maxStreams,
 		MaxRequestBytes: int(l.maxRequestBytes),
 		MaxMessageBytes: int(l.maxMessageBytes),
 		DrainTimeout:    l.drainTimeout,
 		Logger:          log,
 	})
-	return &node{store: store, engine: engine, server: server, link: link, served: make(chan error, 1)}, nil
+	return n, nil
 }
 
 // serve starts answering on l, which the server closes.
@@ -73,7 +85,17 @@ func (n *node) close(ctx context.Context) error {
 		cut = fmt.Errorf("%w: %w", errCut, err)
 	}
 	served := <-n.served
-	return errors.Join(cut, served, n.engine.Close(), n.store.Close(), closeLink(n.link))
+	return errors.Join(cut, served, n.release())
+}
+
+// release closes what newNode opened, once nobody calls the server: what is
+// used after what uses it.
+func (n *node) release() error {
+	err := n.engine.Close()
+	if n.spill != nil {
+		err = errors.Join(err, n.spill.Close())
+	}
+	return errors.Join(err, n.store.Close(), closeLink(n.link))
 }
 
 func closeLink(link *delay.Link) error {

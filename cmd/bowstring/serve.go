@@ -24,6 +24,7 @@ type ServeCmd struct {
 	ReadTimeout  time.Duration `setting:"" default:"30s" placeholder:"DURATION" help:"How long a sample is tried, while the store is unavailable, before it counts as unreadable (default: ${default})."`
 	MaxRequest   size          `setting:"" default:"2MiB" placeholder:"SIZE" help:"Largest descriptor, ticket or action body accepted (default: ${default})."`
 	MaxMessage   size          `setting:"" default:"256MiB" placeholder:"SIZE" help:"Largest record batch accepted from a client that uploads (default: ${default})."`
+	spillFlags
 }
 
 // Validate is called by kong.
@@ -74,6 +75,9 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 	if l.windowBytes == 0 {
 		l.windowBytes = defaultWindow()
 	}
+	if l.spill, err = c.spillFlags.config(app); err != nil {
+		return errors.Join(err, closeLink(app.Link))
+	}
 	dir := app.cli.Globals.Store
 	n, err := newNode(dir, true, l, app.Link, app.Log)
 	if err != nil {
@@ -81,7 +85,7 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 	}
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", c.Listen)
 	if err != nil {
-		return errors.Join(fmt.Errorf("cannot listen on %s: %w; --listen names another address, port 0 any free one", c.Listen, err), n.engine.Close(), n.store.Close(), closeLink(n.link))
+		return errors.Join(fmt.Errorf("cannot listen on %s: %w; --listen names another address, port 0 any free one", c.Listen, err), n.release())
 	}
 	if far, ok := n.store.(interface {
 		Prepare(ctx context.Context, memory int64) error
