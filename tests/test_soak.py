@@ -1,7 +1,8 @@
 """Readers, writers and collections at once while the server is killed again and again; `make soak` runs it.
 
 After each kill the store must open, and every dataset must be what its last acknowledged upload made it,
-or what the one under way at that moment would have made it: nothing else, and nothing half.
+or what the one under way at that moment would have made it: nothing else, and nothing half. Most servers keep
+a spill before the store, as if that were far away, in which they find what killed ones have left.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 from node import Node
-from wire import act, put, read
+from wire import act, put, read, stats
 
 GONE = (fl.FlightUnavailableError, fl.FlightInternalError, fl.FlightCancelledError)
 DATASETS = 3
@@ -119,7 +120,16 @@ def test_soak(binary: Path, tmp_path: Path, pytestconfig: pytest.Config) -> None
     total: Counter[str] = Counter()
     end = time.monotonic() + pytestconfig.getoption("soak_seconds")
     while time.monotonic() < end:
-        node = Node(binary, tmp_path / "store", "--window-memory", "32MiB", log=tmp_path / "log")
+        far = rng.random() < 0.7  # with a spill, which is killed with the server and outlives it
+        flags = [f"--spill={tmp_path / 'spill'}", "--spill-bytes=24MiB", "--rtt=1ms"] if far else []
+        node = Node(
+            binary,
+            tmp_path / "store",
+            "--window-memory=32MiB",
+            *flags,
+            log=tmp_path / "log",
+            serve="bench serve" if far else "serve",
+        )
         with node:
             with fl.connect(node.url) as client:
                 check(client, expected)
@@ -133,6 +143,10 @@ def test_soak(binary: Path, tmp_path: Path, pytestconfig: pytest.Config) -> None
             for thread in threads:
                 thread.start()
             time.sleep(rng.uniform(0.5, 8))
+            with fl.connect(node.url) as client:
+                engine = stats(client)["engine"]
+            total["from the spill"] += engine["spill_reads"]
+            total["from the store"] += engine["reads"]
             life.over.set()
             if rng.random() < 0.8:
                 node.kill()
@@ -146,4 +160,5 @@ def test_soak(binary: Path, tmp_path: Path, pytestconfig: pytest.Config) -> None
         total += life.done
     print(dict(total))
     assert total["epochs"] > 0
+    assert total["from the spill"] > 0
     assert total["append"] + total["replace"] > 0
