@@ -1,0 +1,391 @@
+package scale
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/dustin/go-humanize"
+
+	"bowstring/schema"
+	"bowstring/spill"
+)
+
+// Cache is what is scaled, as *[spill.Cache] can be.
+type Cache interface {
+	Resize(bytes int64)
+	Stats() spill.Stats
+}
+
+// Options describe a Scaler. Cache, Future, MinBytes, MaxBytes, Demand and one of Dir and Disk must be set; the zero value of each other field stands
+// for its default.
+type Options struct {
+	Cache  Cache
+	Future *spill.Future // the jobs that run
+	// MinBytes and MaxBytes are the limits of the budget.
+	MinBytes, MaxBytes int64
+	// KeepFree is the free space in bytes that is left on the disk, for others; the cache should be told the same. Default 1 GiB.
+	KeepFree int64
+	// Period is the time between decisions. Default 10 s.
+	Period time.Duration
+	// Demand says what consumers needed so far.
+	Demand func() spill.Demand
+	// Dir is the directory of the cache.
+	Dir string
+	// Disk says how many bytes are free where the cache is. Default: Free(Dir).
+	Disk func() (free int64, err error)
+	// Memory says how many bytes of memory are available and how many there are. Default: [Memory].
+	Memory func() (available, total int64, err error)
+	// Logger receives each decision, at Info where the budget changes, otherwise at Debug. Default slog.Default().
+	Logger *slog.Logger
+}
+
+// EnsureDefaults fills in the fields that are zero.
+func (o *Options) EnsureDefaults() {
+	if o.KeepFree == 0 {
+		o.KeepFree = 1 << 30
+	}
+	if o.Period == 0 {
+		o.Period = 10 * time.Second
+	}
+	if o.Disk == nil && o.Dir != "" {
+		o.Disk = Free(o.Dir)
+	}
+	if o.Memory == nil {
+		o.Memory = Memory
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+}
+
+func (o *Options) check() error {
+	bad := func(field, got, want string) error { return &schema.FieldError{Field: field, Got: got, Want: want} }
+	switch {
+	case o.Cache == nil:
+		return bad("cache", "none", "the cache to scale")
+	case o.Future == nil:
+		return bad("future", "none", "the jobs that run")
+	case o.Demand == nil:
+		return bad("demand", "none", "what consumers need")
+	case o.Disk == nil:
+		return bad("dir", "none", "the directory of the cache")
+	case o.MinBytes < spill.MinBytes:
+		return bad("min_bytes", strconv.FormatInt(o.MinBytes, 10), fmt.Sprintf("%d or more", spill.MinBytes))
+	case o.MaxBytes < o.MinBytes:
+		return bad("max_bytes", strconv.FormatInt(o.MaxBytes, 10), fmt.Sprintf("the minimum, %d, or more", o.MinBytes))
+	case o.KeepFree < 0:
+		return bad("keep_free", strconv.FormatInt(o.KeepFree, 10), "0 bytes or more")
+	case o.Period < 0:
+		return bad("period", o.Period.String(), "a time of more than 0")
+	}
+	return nil
+}
+
+// Decision is what was decided at one time, and by what.
+type Decision struct {
+	At        time.Time `json:"at"`
+	FromBytes int64     `json:"from_bytes"`
+	ToBytes   int64     `json:"to_bytes"` // as FromBytes where the budget stays
+	Rule      string    `json:"rule"`     // limits, disk, memory, tight, grow or hold
+	Reason    string    `json:"reason"`   // for people
+	Inputs    Inputs    `json:"inputs"`
+}
+
+// Inputs are the figures that a decision goes by.
+type Inputs struct {
+	HeldBytes      int64   `json:"held_bytes"`                 // of the disk, by the cache
+	FreeBytes      int64   `json:"free_bytes"`                 // on the disk
+	FallBytes      int64   `json:"fall_bytes"`                 // by which it may fall in a period, as it did in the last one; a quarter of HeldBytes at most
+	AvailableBytes int64   `json:"available_bytes"`            // of memory
+	MemoryBytes    int64   `json:"memory_bytes"`               // there are
+	Jobs           int     `json:"jobs"`                       // that run
+	Streamed       float64 `json:"streamed"`                   // streams that were open, in the mean over the last periods
+	Waited         float64 `json:"waited"`                     // share of their time in which consumers waited for the store
+	BytesPerSecond float64 `json:"bytes_per_second"`           // to consumers
+	SpillShare     float64 `json:"spill_share"`                // of those bytes that came from the cache
+	HitsNow        float64 `json:"forecast_hits,omitempty"`    // share of bytes from the cache with the budget as it is
+	OtherBytes     int64   `json:"forecast_bytes,omitempty"`   // another budget that was considered; 0 if none was
+	HitsOther      float64 `json:"forecast_hits_at,omitempty"` // share of bytes from the cache with that
+}
+
+// The thresholds of the rules; package documentation says what for.
+const (
+	waits       = 0.05  // share of their time that consumers wait before more cache is considered
+	fromStore   = 0.02  // share of bytes from the store, likewise
+	worthwhile  = 0.02  // rise of the share of hits that growing is worth
+	same        = 0.005 // fall of the share of hits that counts for none
+	full        = 0.9   // share of the budget that is held when it is used up
+	memoryScant = 0.10  // share of memory available below which the budget does not grow
+	memoryShort = 0.05  // and below which it shrinks
+	pause       = 6     // periods after shrinking in which it does not grow
+	lookBack    = 2     // periods over which consumers are observed
+	maxChanges  = 32    // decisions that are kept
+)
+
+// Scaler moves the budget of a cache. It is safe for concurrent use.
+type Scaler struct {
+	opts Options
+
+	stepping sync.Mutex // held over a step, and guards what follows
+	forecast forecaster
+	space    observation[int64] // free and the cache's own
+	demand   []observation[spill.Demand]
+	shrunk   time.Time // last
+
+	mu      sync.Mutex // guards what follows
+	last    Decision
+	changes []Decision
+
+	cancel  context.CancelFunc
+	running sync.WaitGroup
+}
+
+// observation is what was seen at a time.
+type observation[T any] struct {
+	at    time.Time
+	value T
+}
+
+// New returns a scaler that does nothing before it is started. The error, a [schema.FieldError], says what is wrong with the options.
+func New(opts Options) (*Scaler, error) {
+	opts.EnsureDefaults()
+	if err := opts.check(); err != nil {
+		return nil, fmt.Errorf("scale the spill: %w", err)
+	}
+	return &Scaler{opts: opts}, nil
+}
+
+// Start takes a step at once, and then one each period, until Stop. It is called once.
+func (s *Scaler) Start() {
+	ctx, cancel := context.WithCancel(context.Background())
+	s.cancel = cancel
+	s.running.Go(func() { s.Run(ctx) })
+}
+
+// Stop ends what Start has begun, and waits for it. The budget stays what it is. The cache must not be closed before.
+func (s *Scaler) Stop() {
+	if s.cancel != nil {
+		s.cancel()
+	}
+	s.running.Wait()
+}
+
+// Run takes a step at once, and then one each period, until the context ends.
+func (s *Scaler) Run(ctx context.Context) {
+	tick := time.NewTicker(s.opts.Period)
+	defer tick.Stop()
+	for now := time.Now(); ctx.Err() == nil; {
+		s.Step(now)
+		select {
+		case <-ctx.Done():
+		case now = <-tick.C:
+		}
+	}
+}
+
+// Last is the last decision, of whatever outcome. At is zero before the first.
+func (s *Scaler) Last() Decision {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.last
+}
+
+// History returns the last decisions that changed the budget, 32 at most, the newest last.
+func (s *Scaler) History() []Decision {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.changes)
+}
+
+// Step decides once, does it, and returns the decision. What the cache has to evict is gone when it returns.
+func (s *Scaler) Step(now time.Time) Decision {
+	s.stepping.Lock()
+	defer s.stepping.Unlock()
+	d := s.decide(now)
+	d.At = now
+	changed := d.ToBytes != d.FromBytes
+	if changed {
+		if d.ToBytes < d.FromBytes && d.Rule != "limits" {
+			s.shrunk = now
+		}
+		s.opts.Cache.Resize(d.ToBytes)
+	}
+	s.mu.Lock()
+	s.last = d
+	if changed {
+		s.changes = append(s.changes, d)
+		s.changes = slices.Delete(s.changes, 0, max(len(s.changes)-maxChanges, 0))
+	}
+	s.mu.Unlock()
+	in := d.Inputs
+	log := s.opts.Logger.With("from", bytes(d.FromBytes), "to", bytes(d.ToBytes), "rule", d.Rule, "reason", d.Reason,
+		"held", bytes(in.HeldBytes), "disk_free", bytes(in.FreeBytes), "memory_available", bytes(in.AvailableBytes),
+		"waited", in.Waited, "spill_share", in.SpillShare, "bytes_per_second", in.BytesPerSecond, "jobs", in.Jobs)
+	if changed {
+		log.Info("the budget of the spill changes")
+	} else {
+		log.Debug("the budget of the spill stays")
+	}
+	return d
+}
+
+// decide is the rules, in the order in which they count.
+func (s *Scaler) decide(now time.Time) Decision {
+	o := &s.opts
+	st := o.Cache.Stats()
+	d := Decision{FromBytes: st.BudgetBytes, ToBytes: st.BudgetBytes, Rule: "hold"}
+	in := &d.Inputs
+	in.HeldBytes = st.HeldBytes
+	jobs := o.Future.Jobs()
+	in.Jobs = len(jobs)
+	free, diskErr := o.Disk()
+	if diskErr == nil {
+		in.FreeBytes = free
+		in.FallBytes = min(s.falls(now, free+st.HeldBytes), st.HeldBytes/4)
+	}
+	available, total, memoryErr := o.Memory()
+	if memoryErr == nil {
+		in.AvailableBytes, in.MemoryBytes = available, total
+	}
+	observed := s.observe(now, in)
+
+	var rowBytes int64
+	if st.Entries > 0 {
+		rowBytes = st.Bytes / st.Entries
+	}
+	// compare forecasts the share of hits with the budget as it is and with another.
+	compare := func(other int64) (known bool, err error) {
+		f, err := s.forecast.get(jobs, rowBytes)
+		in.OtherBytes = other
+		if f != nil {
+			in.HitsNow, in.HitsOther = f.rate(st.HeldBytes, d.FromBytes), f.rate(st.HeldBytes, other)
+		}
+		return f != nil, err
+	}
+	hold := func(format string, args ...any) Decision {
+		d.Reason = fmt.Sprintf(format, args...)
+		return d
+	}
+	change := func(rule string, to int64, format string, args ...any) Decision {
+		d.Rule, d.ToBytes = rule, to
+		return hold(format, args...)
+	}
+
+	from := d.FromBytes
+	if to := min(max(from, o.MinBytes), o.MaxBytes); to != from {
+		return change("limits", to, "the budget was outside of its limits, %s to %s", bytes(o.MinBytes), bytes(o.MaxBytes))
+	}
+	if diskErr != nil {
+		return hold("what is free on the disk is not known: %v", diskErr)
+	}
+	left := free - in.FallBytes - o.KeepFree // in a period, beyond what is to be left
+	reserve := max(o.KeepFree/4, o.MaxBytes/64)
+	room := st.HeldBytes + left // for the cache
+	if left < 0 {
+		to := max(room-reserve, o.MinBytes)
+		if to < from {
+			return change("disk", to, "%s are free on the disk, %s less in a period, and %s are to be left", bytes(free), bytes(in.FallBytes), bytes(o.KeepFree))
+		}
+		return hold("the disk is too full, %s are free, but the budget is as low as that can make it", bytes(free))
+	}
+	if memoryErr == nil && float64(available) < memoryShort*float64(total) {
+		held := min(from, st.HeldBytes)
+		if to := max(held-held/32, o.MinBytes); to < from {
+			return change("memory", to, "%s of %s of memory are available", bytes(available), bytes(total))
+		}
+		return hold("memory is short, %s of %s are available, but the budget is at its minimum", bytes(available), bytes(total))
+	}
+	if left < reserve {
+		to := max(from-from/8, room-reserve, o.MinBytes)
+		if to >= from {
+			return hold("the disk is nearly full, %s are free, but the budget is as low as that can make it", bytes(free))
+		}
+		known, err := compare(to)
+		switch {
+		case err != nil:
+			return hold("%v", err)
+		case in.HitsNow-in.HitsOther > same:
+			return hold("the disk is nearly full, but with less than %s hits would fall from %s to %s", bytes(from), percent(in.HitsNow), percent(in.HitsOther))
+		case !known && in.Jobs > 0:
+			return hold("the disk is nearly full, %s are free, but what jobs will use is not known", bytes(free))
+		case known:
+			return change("tight", to, "the disk is nearly full, %s are free, and with less cache hits stay at %s", bytes(free), percent(in.HitsOther))
+		}
+		return change("tight", to, "the disk is nearly full, %s are free, and no job runs", bytes(free))
+	}
+
+	most := min(o.MaxBytes, room-2*reserve)
+	switch {
+	case !observed:
+		return hold("consumers were not observed yet")
+	case in.Streamed < 0.1:
+		return hold("no consumer streams; what is held costs nothing while there is room")
+	case in.Waited < waits:
+		return hold("consumers waited %s of their time for the store: with more cache they would be no faster", percent(in.Waited))
+	case 1-in.SpillShare < fromStore:
+		return hold("consumers waited %s of their time, but all bytes came from the cache", percent(in.Waited))
+	case from == o.MaxBytes:
+		return hold("consumers waited %s of their time for the store, but the budget is at its maximum", percent(in.Waited))
+	case float64(st.HeldBytes) < full*float64(from):
+		return hold("the budget is not used up: %s of %s are held", bytes(st.HeldBytes), bytes(from))
+	case !s.shrunk.IsZero() && now.Sub(s.shrunk) < pause*o.Period:
+		return hold("the budget had to shrink %s ago", now.Sub(s.shrunk).Round(time.Second))
+	case memoryErr != nil:
+		return hold("what memory is available is not known: %v", memoryErr)
+	case float64(available) < memoryScant*float64(total):
+		return hold("%s of %s of memory are available, which is too little for more", bytes(available), bytes(total))
+	case most < from+from/64 && most < o.MaxBytes || most <= from:
+		return hold("%s are free on the disk, which is too little for more", bytes(free))
+	}
+	known, err := compare(most)
+	switch {
+	case err != nil:
+		return hold("%v", err)
+	case !known:
+		return hold("what jobs will use is not known")
+	case in.HitsOther-in.HitsNow < worthwhile:
+		return hold("with %s hits would be %s, and they are %s with %s: more cache would not pay", bytes(most), percent(in.HitsOther), percent(in.HitsNow), bytes(from))
+	}
+	return change("grow", min(from+from/2, most), "consumers waited %s of their time for the store, and with %s hits would rise from %s to %s",
+		percent(in.Waited), bytes(most), percent(in.HitsNow), percent(in.HitsOther))
+}
+
+// falls returns by how much the space that is free or the cache's will fall in a period, by what others took since the last step.
+func (s *Scaler) falls(now time.Time, space int64) int64 {
+	last := s.space
+	s.space = observation[int64]{now, space}
+	if last.at.IsZero() || !now.After(last.at) || space >= last.value {
+		return 0
+	}
+	return int64(float64(last.value-space) * float64(s.opts.Period) / float64(now.Sub(last.at)))
+}
+
+// observe fills in what consumers did in the last periods; false if they were not observed for one.
+func (s *Scaler) observe(now time.Time, in *Inputs) bool {
+	s.demand = append(s.demand, observation[spill.Demand]{now, s.opts.Demand()})
+	s.demand = slices.Delete(s.demand, 0, max(len(s.demand)-lookBack-1, 0))
+	first, last := s.demand[0], s.demand[len(s.demand)-1]
+	seconds := last.at.Sub(first.at).Seconds()
+	if seconds <= 0 {
+		return false
+	}
+	d := last.value.Sub(first.value)
+	in.Streamed = d.Streamed.Seconds() / seconds
+	if d.Streamed > 0 {
+		in.Waited = d.Waited.Seconds() / d.Streamed.Seconds()
+	}
+	if all := d.StoreBytes + d.SpillBytes; all > 0 {
+		in.BytesPerSecond = float64(all) / seconds
+		in.SpillShare = float64(d.SpillBytes) / float64(all)
+	}
+	return true
+}
+
+func bytes(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
+
+func percent(share float64) string { return strconv.FormatFloat(100*share, 'f', 1, 64) + " %" }
