@@ -20,6 +20,7 @@ type run struct {
 	lap, step, ordinal int64
 	row                int64 // of its first row in the share
 	seq                int64 // of its first row in the stream
+	index              int64 // of its first row in the epoch's order
 	positions          []int64
 	sizes              []int64       // bytes of blobs in each row
 	cells              []schema.Blob // row by row
@@ -71,7 +72,7 @@ func (s *Stream) planRun() bool {
 	}
 	n, cols := int(min(a.walk.left(), runRows)), len(s.columns)
 	r := &run{
-		lap: a.walk.lap, step: a.walk.step, ordinal: a.walk.ordinal(), row: a.walk.row(), seq: a.seq,
+		lap: a.walk.lap, step: a.walk.step, ordinal: a.walk.ordinal(), row: a.walk.row(), seq: a.seq, index: a.walk.at,
 		positions: make([]int64, n), sizes: make([]int64, n), cells: make([]schema.Blob, n*cols),
 		pending: make([]int32, n), taken: make([]bool, n), left: n,
 	}
@@ -176,11 +177,12 @@ func (s *Stream) roomAgain() {
 }
 
 // receive takes what became of a read.
-func (s *Stream) receive(now time.Time, r *run, cell int, blob schema.Blob, err error) {
+func (s *Stream) receive(now time.Time, r *run, cell int, blob schema.Blob, err error, spilled bool) {
 	if s.gone {
 		blob.Release()
 		return
 	}
+	s.live.count(int64(len(blob.Bytes())), spilled, err)
 	row, column := cell/len(s.columns), cell%len(s.columns)
 	s.ahead.inFlight--
 	if err != nil {
@@ -193,6 +195,7 @@ func (s *Stream) receive(now time.Time, r *run, cell int, blob schema.Blob, err 
 		s.window.completed(now, int64(len(blob.Bytes())), s.engine.slow, s.waiting)
 		s.engine.want(s)
 	}
+	s.spilled = spilled
 	s.back(r, row)
 }
 

@@ -3,6 +3,7 @@ package fetch
 import (
 	"context"
 	"log/slog"
+	"sync"
 	"time"
 
 	"bowstring/spill"
@@ -65,17 +66,24 @@ type Engine struct {
 	scheduler
 	opts      Options
 	snapshots snapshotCache
+
+	closing   chan struct{} // closed by Close
+	closeOnce sync.Once
+	filling   sync.WaitGroup // Warm and the goroutine that looks ahead
 }
 
 // NewEngine returns an engine over store, which stays the caller's to close,
 // after the engine.
 func NewEngine(store Store, opts Options) *Engine {
 	opts.EnsureDefaults()
-	e := &Engine{opts: opts}
+	e := &Engine{opts: opts, closing: make(chan struct{})}
 	e.scheduler.init(store, &e.opts)
 	e.snapshots.init(store, e.read, opts.IdleSnapshots)
 	if w, ok := store.(UseWatcher); ok {
 		w.SetInUse(e.snapshots.inUse)
+	}
+	if e.opts.Spill != nil {
+		e.filling.Go(e.fill)
 	}
 	return e
 }
@@ -87,7 +95,10 @@ func (e *Engine) Store() Store { return e.store }
 // goroutines runs, and closes the snapshots that no batch still points into.
 func (e *Engine) Close() error {
 	e.scheduler.close()
+	e.closeOnce.Do(func() { close(e.closing) })
+	e.filling.Wait()
 	e.live.Wait()
+	e.endJobs()
 	e.snapshots.close()
 	return nil
 }

@@ -95,6 +95,12 @@ func (f *flow) admits(n int64) bool {
 	return false
 }
 
+// admitsHalf reports whether one more read of n bytes leaves half of the path to
+// others.
+func (f *flow) admitsHalf(n int64) bool {
+	return !f.probing && (2*f.reads < f.floor() || 2*(f.used+n+readOverhead) <= f.limit && 2*f.reads < f.maxReads)
+}
+
 // began counts a read in.
 func (f *flow) began(n int64) {
 	f.used += n + readOverhead

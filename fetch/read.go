@@ -10,6 +10,7 @@ import (
 	"github.com/cenkalti/backoff/v5"
 
 	"bowstring/schema"
+	"bowstring/spill"
 )
 
 const (
@@ -37,6 +38,10 @@ type read struct {
 	first  waiter   // who wants it
 	others []waiter // more who do
 
+	place  spill.Place // where it was found to be wanted
+	spill  bool        // the first attempt reads the spill
+	inFlow bool        // it is counted in scheduler.flow
+
 	attempts int       // begun
 	running  int       // under way
 	failed   int       // ended badly
@@ -51,7 +56,7 @@ type read struct {
 }
 
 // waiter is who wants a blob: a cell of a stream, or whoever receives from
-// result, which has room for one.
+// result, which has room for it.
 type waiter struct {
 	stream *Stream
 	run    *run
@@ -61,6 +66,8 @@ type waiter struct {
 
 // outcome is what became of a read.
 type outcome struct {
+	ref  schema.BlobRef
+	took time.Duration
 	blob schema.Blob
 	err  error
 }
@@ -85,6 +92,10 @@ func (r *read) contextOf(n int) context.Context {
 func (s *scheduler) work(r *read, n int) {
 	defer s.running.Done()
 	for r != nil {
+		if n == 0 && r.spill {
+			r, n = s.fetchSpilled(r)
+			continue
+		}
 		began := time.Now()
 		blob, err := s.get(r.contextOf(n), r.ref)
 		if err != nil {
@@ -194,10 +205,8 @@ func absenceIsLoss(err error) error {
 // the store's latency, and would have silent servers make the engine patient.
 // s.mu is held.
 func (s *scheduler) finish(r *read, now time.Time, took time.Duration, blob schema.Blob, err error) {
-	s.forget(r)
-	if err != nil {
-		s.flow.abandoned(r.ref.Size)
-	} else {
+	if err == nil {
+		r.inFlow = false
 		s.flow.completed(now, r.ref.Size, took)
 		s.latency.add(now, took)
 		s.stats.reads++
@@ -205,19 +214,44 @@ func (s *scheduler) finish(r *read, now time.Time, took time.Duration, blob sche
 		s.stats.readNanos += int64(took)
 		s.hedges = min(s.hedges+hedgeShare, maxHedges)
 	}
-	if len(r.others) > 0 && err == nil {
-		r.blob = blob
-		r.refs.Store(int32(1 + len(r.others)))
+	s.forget(r)
+	keep := err == nil && s.opts.Spill != nil && r.place.Dataset != 0
+	if holders := r.waiters(); err == nil && (keep || holders > 1) {
+		if keep {
+			holders++
+		}
+		r.share(blob, holders)
 		blob = schema.NewBlob(blob.Bytes(), r)
 	}
-	r.first.receive(now, blob, err)
+	if keep { // with the lock, so that nobody finds it neither under way nor there
+		s.opts.Spill.Offer(r.ref, r.place, took, blob)
+	}
+	r.deliver(now, blob, err, false)
+}
+
+// waiters is how many want the blob.
+func (r *read) waiters() int { return 1 + len(r.others) }
+
+// share makes r the owner of a blob that so many get.
+func (r *read) share(blob schema.Blob, holders int) {
+	r.blob = blob
+	r.refs.Store(int32(holders))
+}
+
+// deliver gives all who wait what became of r. s.mu is held.
+func (r *read) deliver(now time.Time, blob schema.Blob, err error, spilled bool) {
+	r.first.receive(now, r, blob, err, spilled)
 	for _, w := range r.others {
-		w.receive(now, blob, err)
+		w.receive(now, r, blob, err, spilled)
 	}
 }
 
 // forget takes r, which is over, off the lists, and ends its other attempts.
 func (s *scheduler) forget(r *read) {
+	if r.inFlow {
+		r.inFlow = false
+		s.flow.abandoned(r.ref.Size)
+	}
 	r.over = true
 	r.end()
 	delete(s.reads, r.ref)
@@ -235,12 +269,12 @@ func (s *scheduler) forget(r *read) {
 }
 
 // receive takes what became of a read; scheduler.mu is held.
-func (w *waiter) receive(now time.Time, blob schema.Blob, err error) {
+func (w *waiter) receive(now time.Time, r *read, blob schema.Blob, err error, spilled bool) {
 	if w.stream != nil {
-		w.stream.receive(now, w.run, w.cell, blob, err)
+		w.stream.receive(now, w.run, w.cell, blob, err, spilled)
 		return
 	}
-	w.result <- outcome{blob, err}
+	w.result <- outcome{r.ref, now.Sub(r.latest), blob, err}
 }
 
 // read gets one blob, checked, outside of any stream's window and of what may
@@ -254,6 +288,7 @@ func (s *scheduler) read(ctx context.Context, ref schema.BlobRef) (schema.Blob, 
 		return schema.Blob{}, errClosing()
 	}
 	if r := s.join(ref, w); r != nil {
+		s.fromStore(r)
 		s.spawn(r, 0)
 	}
 	s.mu.Unlock()

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"bowstring/schema"
+	"bowstring/spill"
 )
 
 const (
@@ -36,6 +37,10 @@ const (
 // SIGCOMM 1996), with a job's streams taking turns. A blob that is being read
 // already is not read again.
 //
+// What the spill has is read from there, and is no part of what is shared out
+// and measured: the path to the store. If that is full, blobs which the spill has
+// are read all the same. What the store brings, the spill is offered.
+//
 // A goroutine reads one blob at a time and takes the next one by itself, so
 // that there are as many as reads in flight. Slow reads are looked for by a
 // timer that runs while there are any.
@@ -63,6 +68,13 @@ type scheduler struct {
 	watching       bool
 	stats          counters
 
+	spillReads int // reads of the spill under way
+	waiting    int // streams whose consumer waits for a read
+	jobs       []*liveJob
+	fillers    map[*filler]struct{}
+	measured   spill.Demand // when waits was last found out
+	waits      bool         // consumers wait for the store
+
 	trouble trouble
 
 	live    sync.WaitGroup // streams that are not closed; grows under mu only while not closed
@@ -83,6 +95,7 @@ func (s *scheduler) init(store Store, opts *Options) {
 	s.streams = map[*Stream]struct{}{}
 	s.groups = map[string]*group{}
 	s.reads = map[schema.BlobRef]*read{}
+	s.fillers = map[*filler]struct{}{}
 	s.flow.init(opts.MaxReads)
 	s.hedges = 2
 }
@@ -91,11 +104,14 @@ func errClosing() error { return fmt.Errorf("%w: the engine is closing", schema.
 
 // add counts a stream in, and gives every live stream its new share of the memory.
 func (s *scheduler) add(st *Stream) error {
+	var ended []*liveJob
+	defer func() { release(ended) }() // without the lock
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
 		return errClosing()
 	}
+	ended = s.follow(st)
 	g := s.groups[st.job.group]
 	if g == nil {
 		g = &group{id: st.job.group}
@@ -120,10 +136,15 @@ func (s *scheduler) add(st *Stream) error {
 
 // remove counts a stream out, and gives up the reads that only it wanted.
 func (s *scheduler) remove(st *Stream) {
+	var ended []*liveJob
+	defer func() { release(ended) }() // without the lock
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st.gone = true
 	delete(s.streams, st)
+	s.progress(st)
+	ended = s.unfollow(st)
+	s.stats.streamed += time.Since(st.opened)
 	s.leave(func(w *waiter) bool { return w.stream == st })
 	if i := slices.Index(st.group.turns, st); i >= 0 {
 		st.group.turns = slices.Delete(st.group.turns, i, i+1)
@@ -162,11 +183,7 @@ func (s *scheduler) close() {
 	for s.oldest != nil {
 		r := s.oldest
 		s.forget(r)
-		s.flow.abandoned(r.ref.Size)
-		r.first.receive(time.Time{}, schema.Blob{}, errClosing())
-		for _, w := range r.others {
-			w.receive(time.Time{}, schema.Blob{}, errClosing())
-		}
+		r.deliver(time.Time{}, schema.Blob{}, errClosing(), false)
 	}
 	if s.watching && s.watch.Stop() {
 		s.running.Done()
@@ -193,14 +210,10 @@ func (s *scheduler) want(st *Stream) {
 
 // dispatch begins as many reads as the path has room for.
 func (s *scheduler) dispatch() {
-	for {
-		r := s.nextLocked()
-		if r == nil {
-			return
-		}
-		s.running.Add(1)
-		go s.work(r, 0)
+	for r := s.nextLocked(); r != nil; r = s.nextLocked() {
+		s.spawn(r, 0)
 	}
+	s.wakeFillers()
 }
 
 // nextLocked begins the next read, whose first attempt is the caller's to make;
@@ -209,11 +222,13 @@ func (s *scheduler) nextLocked() *read {
 	if s.closed {
 		return nil
 	}
-	for len(s.queued) > 0 {
-		at := 0
-		for i, g := range s.queued {
+	// The first so many groups cannot go on: what they want next has no room.
+	blocked := 0
+	for blocked < len(s.queued) {
+		at := blocked
+		for i, g := range s.queued[blocked:] {
 			if g.tag < s.queued[at].tag {
-				at = i
+				at = blocked + i
 			}
 		}
 		g := s.queued[at]
@@ -229,17 +244,26 @@ func (s *scheduler) nextLocked() *read {
 			g.turns = slices.Delete(g.turns, 0, 1)
 			continue
 		}
-		if s.reads[ref] == nil && !s.flow.admits(ref.Size) {
-			return nil
+		spilled := s.spilled(ref)
+		if s.reads[ref] == nil && !s.admits(ref, spilled) {
+			if s.opts.Spill == nil {
+				return nil
+			}
+			s.queued[at], s.queued[blocked] = s.queued[blocked], g
+			blocked++
+			continue
 		}
 		w := st.takeCell(ref)
 		if len(g.turns) > 1 {
 			copy(g.turns, g.turns[1:])
 			g.turns[len(g.turns)-1] = st
 		}
-		s.virtual = g.tag
-		g.tag += ref.Size + readOverhead
+		if !spilled {
+			s.virtual = g.tag
+			g.tag += ref.Size + readOverhead
+		}
 		if r := s.join(ref, w); r != nil {
+			s.from(r, spilled)
 			return r
 		}
 		s.stats.sharedReads++
@@ -248,7 +272,7 @@ func (s *scheduler) nextLocked() *read {
 }
 
 // join has w wait for the read of ref that is under way, or begins one and
-// returns it; its first attempt is yet to be made.
+// returns it; where it reads is yet to be said, and its first attempt to be made.
 func (s *scheduler) join(ref schema.BlobRef, w waiter) *read {
 	if r := s.reads[ref]; r != nil {
 		r.others = append(r.others, w)
@@ -263,7 +287,6 @@ func (s *scheduler) join(ref schema.BlobRef, w waiter) *read {
 	}
 	s.newest = r
 	s.reads[ref] = r
-	s.flow.began(ref.Size)
 	s.keepWatch()
 	return r
 }
@@ -278,7 +301,6 @@ func (s *scheduler) leave(match func(*waiter) bool) {
 				r.first, r.others = r.others[n-1], r.others[:n-1]
 			} else {
 				s.forget(r)
-				s.flow.abandoned(r.ref.Size)
 			}
 		}
 		r = newer
@@ -335,6 +357,7 @@ func (s *scheduler) lookForSlow() {
 			continue
 		}
 		r.attempt(now)
+		s.fromStore(r)
 		s.spawn(r, r.attempts-1)
 	}
 }

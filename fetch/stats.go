@@ -34,6 +34,7 @@ type Stats struct {
 	Windows     []WindowStats `json:"windows"`      // of each live stream, by dataset and job
 	Snapshots   int           `json:"snapshots"`    // snapshots open now
 
+	Fills      int64        `json:"fills"`       // blobs read for the spill alone, before a stream wanted them
 	SpillReads int64        `json:"spill_reads"` // blobs found in the spill and right
 	SpillBytes int64        `json:"spill_bytes"`
 	Spill      *spill.Stats `json:"spill,omitempty"` // of the cache, if there is one
@@ -86,6 +87,7 @@ type WindowStats struct {
 	InFlight    int    `json:"reads_in_flight"`
 	Ready       int    `json:"rows_ready"` // rows that wait for the consumer
 	StoreWait   int64  `json:"store_wait_ns"`
+	SpillWait   int64  `json:"spill_wait_ns"`
 	WindowWait  int64  `json:"window_wait_ns"`
 }
 
@@ -94,11 +96,18 @@ type counters struct {
 	streams, reads, readBytes, readNanos, failedReads int64
 	sharedReads, retries, hedges, hedgesWon           int64
 	batches, rows                                     int64
+	spillReads, spillBytes, fills                     int64
+	streamed, waited                                  time.Duration // of streams, in all; of those that are closed; for the store
 }
 
 // Stats returns the engine's counters.
 func (e *Engine) Stats() Stats {
 	snapshots := e.snapshots.open()
+	var cache *spill.Stats
+	if e.opts.Spill != nil {
+		st := e.opts.Spill.Stats()
+		cache = &st
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	c := &e.stats
@@ -106,10 +115,11 @@ func (e *Engine) Stats() Stats {
 		Streams: c.streams, LiveStreams: len(e.streams),
 		Reads: c.reads, ReadBytes: c.readBytes, ReadNanos: c.readNanos, FailedReads: c.failedReads,
 		SharedReads: c.sharedReads, Retries: c.retries, Hedges: c.hedges, HedgesWon: c.hedgesWon,
-		Batches: c.batches, Rows: c.rows,
+		Batches: c.batches, Rows: c.rows, SpillReads: c.spillReads, SpillBytes: c.spillBytes, Fills: c.fills,
 		ReadsInFlight: e.flow.reads, BytesInFlight: e.flow.used, InFlightLimit: e.flow.limit,
 		Path:        Path{MinLatency: e.flow.latency.Microseconds(), BytesPerSec: e.flow.rate},
 		WindowLimit: e.opts.WindowBytes, Windows: []WindowStats{}, Snapshots: snapshots,
+		Spill: cache, Jobs: e.jobStats(),
 	}
 	quantile := func(q float64) int64 {
 		d, _ := e.latency.quantile(q)
@@ -130,7 +140,7 @@ func (e *Engine) Stats() Stats {
 			Epoch: s.epochOf(s.slot.lap), Step: s.slot.step,
 			WindowLimit: s.window.size, WindowUsed: s.window.used,
 			InFlight: s.ahead.inFlight, Ready: s.ahead.ready,
-			StoreWait: int64(s.waited.Store), WindowWait: int64(full),
+			StoreWait: int64(s.waited.Store), SpillWait: int64(s.waited.Spill), WindowWait: int64(full),
 		})
 	}
 	slices.SortFunc(st.Windows, func(a, b WindowStats) int {
@@ -139,13 +149,36 @@ func (e *Engine) Stats() Stats {
 	return st
 }
 
+// jobStats lists the jobs that run. s.mu is held.
+func (s *scheduler) jobStats() []JobStats {
+	jobs := make([]JobStats, 0, len(s.jobs))
+	for _, l := range s.jobs {
+		rows, served := l.order.Rows(), l.future.Served()
+		js := JobStats{
+			Job: l.group, Dataset: l.dataset, Streams: l.streams, Epoch: l.base + uint64(served/rows), Row: served % rows, Rows: rows,
+			RowTime: int64(l.future.RowTime()), SpillReads: l.spillReads, SpillBytes: l.spillBytes, StoreReads: l.storeReads, StoreBytes: l.storeBytes,
+		}
+		if s.stats.reads > 0 {
+			js.SavedNanos = int64(float64(s.stats.readNanos) / float64(s.stats.reads) * float64(l.spillReads))
+		}
+		jobs = append(jobs, js)
+	}
+	slices.SortStableFunc(jobs, func(a, b JobStats) int {
+		return cmp.Or(cmp.Compare(a.Dataset, b.Dataset), cmp.Compare(a.Job, b.Job))
+	})
+	return jobs
+}
+
 // delivered counts a batch.
 func (s *scheduler) delivered(st *Stream, rows int, w Wait) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.stats.batches++
 	s.stats.rows += int64(rows)
+	s.stats.waited += w.Store
+	s.progress(st)
 	st.waited.Store += w.Store
+	st.waited.Spill += w.Spill
 	st.waited.Window += w.Window
 	st.waited.Encode += w.Encode
 }

@@ -39,8 +39,10 @@ type Batch struct {
 // Wait says where the time of a batch went that its consumer may have waited.
 type Wait struct {
 	// Store is how long the consumer's side of the stream stood still because
-	// reads of this batch were not back.
+	// reads of this batch were not back from the store, Spill because they were
+	// not back from the spill. Of several reads, the one waited for last counts.
 	Store time.Duration
+	Spill time.Duration
 	// Window is how long reading stood still since the last batch because the
 	// window was full, that is, because the consumer was slower.
 	Window time.Duration
@@ -84,10 +86,14 @@ type Stream struct {
 	sizer   sizer
 	wanted  wanted // what Next waits for, while waiting
 	waiting bool
+	spilled bool // what came back last came from the spill
 	gone    bool // closed
 
-	group  *group
-	queued bool // in its group's turns
+	group   *group
+	queued  bool      // in its group's turns
+	dataset uint32    // the spill's number of the snapshot
+	live    *liveJob  // what it belongs to, as the spill sees it; nil if there is none
+	opened  time.Time // when it began
 
 	fullSince time.Time     // since when reading stands still for want of room, zero if it does not
 	fullFor   time.Duration // how long it did since the last batch
@@ -147,6 +153,10 @@ func (e *Engine) start(ctx context.Context, s *Stream) error {
 	for _, ordinal := range j.projection.BlobColumns() {
 		s.columns = append(s.columns, blobColumn{ordinal, blobs[ordinal].Name})
 	}
+	if len(s.columns) > 0 && e.opts.Spill != nil {
+		s.dataset = e.opts.Spill.Dataset(s.snapshot.key.String())
+	}
+	s.opened = time.Now()
 	s.ctx, s.cancel = context.WithCancelCause(ctx)
 	s.slot.settle()
 	s.snapshot.retain()
@@ -253,27 +263,24 @@ func (s *Stream) head() (*part, Wait, error) {
 		return nil, Wait{}, io.EOF
 	}
 	var wait Wait
-	var start time.Time
 	p := s.gather()
 	for p == nil {
-		if start.IsZero() {
-			start = time.Now()
-		}
+		start := time.Now()
 		e.want(s) // what the consumer needs next is read whatever the window
 		e.dispatch()
 		if p = s.gather(); p != nil { // a batch of nulls needs no read
 			break
 		}
-		s.waiting = true
-		s.cond.Wait()
-		s.waiting = false
+		s.await()
+		if took := time.Since(start); s.spilled {
+			wait.Spill += took
+		} else {
+			wait.Store += took
+		}
 		if s.ctx.Err() != nil {
 			return nil, wait, context.Cause(s.ctx)
 		}
 		p = s.gather()
-	}
-	if !start.IsZero() {
-		wait.Store = time.Since(start)
 	}
 	if !s.fullSince.IsZero() {
 		s.roomAgain()
@@ -288,6 +295,15 @@ func (s *Stream) head() (*part, Wait, error) {
 	e.want(s)
 	e.dispatch()
 	return p, wait, nil
+}
+
+// await waits until s.wanted is there, or the stream has ended.
+func (s *Stream) await() {
+	s.waiting = true
+	s.engine.waiting++
+	s.cond.Wait()
+	s.waiting = false
+	s.engine.waiting--
 }
 
 // unread makes a batch that has no blobs. It needs no lock: nobody but Next

@@ -268,7 +268,8 @@ func (s *Server) gc(ctx context.Context, b []byte, send func([]byte) error) erro
 	return sendJSON(send, report)
 }
 
-// warm ends with the call, that is, also when its client goes away.
+// warm ends with the call, that is, also when its client goes away; and when
+// the server is to stop, for the jobs that it is done for will not come here.
 func (s *Server) warm(ctx context.Context, b []byte, send func([]byte) error) error {
 	req, err := schema.ParseRequest(b)
 	if err != nil {
@@ -284,6 +285,7 @@ func (s *Server) warm(ctx context.Context, b []byte, send func([]byte) error) er
 	defer job.Close()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	defer context.AfterFunc(s.draining, func() { cancel(context.Cause(s.draining)) })()
 	err = s.engine.Warm(ctx, job, func(p fetch.WarmProgress) {
 		if err := sendJSON(send, p); err != nil {
 			cancel(err)

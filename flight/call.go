@@ -133,7 +133,7 @@ func (w *waits) attr() slog.Attr {
 	ms := func(name string, nanos *atomic.Int64) any {
 		return slog.Int64(name, time.Duration(nanos.Load()).Milliseconds())
 	}
-	return slog.Group("wait_ms", ms("store", &w.store), ms("window", &w.window), ms("encode", &w.encode), ms("consumer", &w.consumer))
+	return slog.Group("wait_ms", ms("store", &w.store), ms("spill", &w.spill), ms("window", &w.window), ms("encode", &w.encode), ms("consumer", &w.consumer))
 }
 
 func peerOf(ctx context.Context) string {

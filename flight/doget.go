@@ -32,6 +32,7 @@ type batchMetadata struct {
 // waitMetadata says where a batch's time went, in microseconds.
 type waitMetadata struct {
 	Store  int64 `json:"store"`
+	Spill  int64 `json:"spill"`
 	Window int64 `json:"window"`
 	Encode int64 `json:"encode"`
 	// Consumer is how long the batch before this one took to be taken by the
@@ -104,6 +105,7 @@ func (s *sender) all(batches *fetch.Stream, describe func(*fetch.Batch, waitMeta
 		}
 		wait := waitMetadata{
 			Store:    b.Wait.Store.Microseconds(),
+			Spill:    b.Wait.Spill.Microseconds(),
 			Window:   b.Wait.Window.Microseconds(),
 			Encode:   (b.Wait.Encode + s.lastEncode).Microseconds(),
 			Consumer: s.lastSend.Microseconds(),

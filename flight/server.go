@@ -115,6 +115,9 @@ type Server struct {
 	calls   *registry
 	started time.Time
 
+	draining context.Context // ends when Shutdown begins; its cause is what callers are told
+	drain    context.CancelCauseFunc
+
 	sending sync.WaitGroup // every goroutine that the server started
 }
 
@@ -131,6 +134,7 @@ func New(engine *fetch.Engine, opts Options) *Server {
 		calls:   newRegistry(opts.MaxStreams),
 		started: time.Now(),
 	}
+	s.draining, s.drain = context.WithCancelCause(context.Background())
 	s.grpc = grpc.NewServer(append(s.chain(),
 		codecOption(),
 		// The limit is checkRequest's to enforce, which names it. grpc's own words
@@ -167,7 +171,9 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, s.opts.DrainTimeout)
 	defer cancel()
 	s.log.LogAttrs(ctx, slog.LevelInfo, "draining", slog.Duration("timeout", s.opts.DrainTimeout))
-	s.calls.drain(fmt.Errorf("%w: the server is draining before it stops; another one, or this one later, can serve the call", schema.ErrUnavailable))
+	why := fmt.Errorf("%w: the server is draining before it stops; another one, or this one later, can serve the call", schema.ErrUnavailable)
+	s.calls.drain(why)
+	s.drain(why)
 	s.health.Shutdown()
 
 	left, err := s.calls.wait(ctx, func(c *call) bool { return isFlight(c.method) })

@@ -33,7 +33,7 @@ type call struct {
 
 // waits sums up where the time of a call's batches went, in nanoseconds, by the
 // kinds of waitMetadata; and the samples that could not be read.
-type waits struct{ store, window, encode, consumer, faults atomic.Int64 }
+type waits struct{ store, spill, window, encode, consumer, faults atomic.Int64 }
 
 // outcome is what the client is told: why the call was killed, if it failed
 // after that, else err.
@@ -260,6 +260,7 @@ func count(ctx context.Context, rows int, bytes int64) {
 func countWaits(ctx context.Context, w fetch.Wait, consumer time.Duration, faults int) {
 	if c := callFrom(ctx); c != nil {
 		c.waits.store.Add(int64(w.Store))
+		c.waits.spill.Add(int64(w.Spill))
 		c.waits.window.Add(int64(w.Window))
 		c.waits.encode.Add(int64(w.Encode))
 		c.waits.consumer.Add(int64(consumer))

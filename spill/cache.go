@@ -117,6 +117,7 @@ type Cache struct {
 	chooser *Chooser
 	sets    []*dataset // by number; [0] is that of no dataset
 	numbers map[string]uint32
+	offered map[uint64]struct{} // hashes of blobs that wait in offers
 	quiet   Time // nothing is stored before then, as the disk has failed
 	backoff Time // how long that is to be, if it fails again
 
@@ -152,6 +153,7 @@ func open(opts Options) (_ *Cache, err error) {
 		chooser: NewChooser(opts.Policy, opts.Candidates, rand.Uint64()),
 		sets:    []*dataset{{}},
 		numbers: map[string]uint32{},
+		offered: map[uint64]struct{}{},
 		offers:  make(chan offer, maxOffers),
 	}
 	c.trouble = trouble{log: opts.Logger, clock: opts.Clock}
@@ -294,13 +296,49 @@ func (c *Cache) Get(ref schema.BlobRef, at Place) (schema.Blob, bool) {
 	return schema.NewBlob(b.Bytes(), &pin{c, i, s, b}), true
 }
 
-// Has reports whether a blob is in the cache, or being stored. It counts for nothing.
+// Has reports whether a blob is in the cache, or about to be. It counts for nothing.
 func (c *Cache) Has(ref schema.BlobRef) bool {
 	hash := hashOf(&ref.Key)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	_, s := c.table.find(hash)
-	return s != nil && int64(s.length) == ref.Size && s.sum == ref.Sum
+	if _, s := c.table.find(hash); s != nil {
+		return int64(s.length) == ref.Size && s.sum == ref.Sum
+	}
+	_, ok := c.offered[hash]
+	return ok
+}
+
+// Missed counts a blob that a stream wanted and gets from elsewhere, as Has said that it is not there. at is where its reference
+// was found, size what it has in bytes.
+func (c *Cache) Missed(at Place, size int64) {
+	c.mu.Lock()
+	ds := c.set(at.Dataset)
+	c.mu.Unlock()
+	ds.misses.Add(1)
+	ds.missBytes.Add(size)
+}
+
+// Wants reports whether a blob at a place would be stored now: because there is room, or in the place of another. What some job
+// is going to use is displaced only if displace says so.
+func (c *Cache) Wants(at Place, size int64, displace bool) bool {
+	c.life.RLock()
+	defer c.life.RUnlock()
+	now := c.opts.Clock()
+	need := segment.Footprint(size) + overhead
+	room := c.space.room()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.closed.Load(), size > maxLength, need > c.space.budget.Load()/4, now < c.quiet:
+		return false
+	case room >= need:
+		return true
+	}
+	_, worth, found := c.chooser.Victim(&c.table, now)
+	if !found || worth.Planned && !displace {
+		return false
+	}
+	return c.opts.Policy.Admit(c.opts.Policy.Worth(&Entry{Place: at, Size: size, Uses: 1, Added: now, Used: now}, now), worth)
 }
 
 // pin is the owner of a blob handed out.
@@ -657,17 +695,25 @@ type offer struct {
 func (c *Cache) Offer(ref schema.BlobRef, at Place, cost time.Duration, blob schema.Blob) bool {
 	c.life.RLock()
 	defer c.life.RUnlock()
-	if c.closed.Load() || c.Has(ref) {
+	hash := hashOf(&ref.Key)
+	c.mu.Lock()
+	_, s := c.table.find(hash)
+	_, waits := c.offered[hash]
+	if c.closed.Load() || s != nil || waits {
+		c.mu.Unlock()
 		blob.Release()
 		return false
 	}
 	if c.queued.Add(ref.Size) <= c.opts.QueueBytes {
 		select {
 		case c.offers <- offer{ref, at, cost, blob}:
+			c.offered[hash] = struct{}{}
+			c.mu.Unlock()
 			return true
 		default:
 		}
 	}
+	c.mu.Unlock()
 	c.queued.Add(-ref.Size)
 	c.count.busy.Add(1)
 	blob.Release()
@@ -679,6 +725,9 @@ func (c *Cache) writeOffers() {
 		if !c.closed.Load() {
 			c.Put(o.ref, o.at, o.cost, o.blob.Bytes())
 		}
+		c.mu.Lock()
+		delete(c.offered, hashOf(&o.ref.Key))
+		c.mu.Unlock()
 		o.blob.Release()
 		c.queued.Add(-o.ref.Size)
 	}

@@ -201,8 +201,8 @@ func (j *Job) RowsUntil(position int64) (int64, bool) {
 // Served is how many rows it has used, counted from the beginning of its first epoch.
 func (j *Job) Served() int64 { return j.served.Load() }
 
-// Done reports whether it has used all it will, as far as is known.
-func (j *Job) Done() bool { return j.served.Load() >= j.end }
+// End is how many it will have used when it ends, the greatest number there is if that is not known.
+func (j *Job) End() int64 { return j.end }
 
 // RowTime is the time a row takes, as seen of late.
 func (j *Job) RowTime() time.Duration { return time.Duration(j.rowTime.Load()) }

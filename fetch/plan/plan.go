@@ -181,6 +181,20 @@ func (p *Plan) Share(step int64, rank int) (lo, hi int64) {
 	return start + mulDiv(int64(rank), size, world), start + mulDiv(int64(rank)+1, size, world)
 }
 
+// Rank returns which rank serves an index of the epoch's order: the inverse of
+// Share. It panics unless 0 <= index < Rows().
+func (p *Plan) Rank(index int64) int {
+	if index < 0 || index >= p.rows {
+		panic(fmt.Sprintf("plan: index %d in an epoch of %d rows", index, p.rows))
+	}
+	start, size := p.batch(index / p.cfg.Batch)
+	// ⌊r·size/world⌋ <= at < ⌊(r+1)·size/world⌋ just if r < (at+1)·world/size <= r+1.
+	hi, lo := bits.Mul64(uint64(index-start+1), uint64(p.cfg.World))
+	lo, borrow := bits.Sub64(lo, 1, 0)
+	r, _ := bits.Div64(hi-borrow, lo, uint64(size))
+	return int(r)
+}
+
 // batch returns the first index of a step's global batch and its size.
 func (p *Plan) batch(step int64) (start, size int64) {
 	start = step * p.cfg.Batch
