@@ -118,8 +118,8 @@ type Cache struct {
 	sets    []*dataset // by number; [0] is that of no dataset
 	numbers map[string]uint32
 	offered map[uint64]struct{} // hashes of blobs that wait in offers
-	quiet   Time // nothing is stored before then, as the disk has failed
-	backoff Time // how long that is to be, if it fails again
+	quiet   Time                // nothing is stored before then, as the disk has failed
+	backoff Time                // how long that is to be, if it fails again
 
 	offers  chan offer
 	queued  atomic.Int64
