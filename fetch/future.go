@@ -19,6 +19,8 @@ const (
 	// same plan may begin and belong to it. Another one is a job of its own: the
 	// same, started again.
 	sameJob = 1.0 / 8
+	// meanRows is how many rows are looked at for their mean size.
+	meanRows = 256
 )
 
 // liveJob is a job that runs, as the spill sees it: all streams of one plan that
@@ -163,12 +165,26 @@ func (s *scheduler) begin(j *Job, dataset uint32, index, epochs int64) *liveJob 
 	j.snapshot.retain()
 	l.future, err = s.opts.Future.Add(spill.JobOptions{
 		Dataset: dataset, Order: l.order, Epochs: epochs, At: index,
+		Positions: j.Manifest().Rows(), RowBytes: j.meanBytes(),
 	}, spillTime(time.Now()))
 	if err != nil {
 		panic(err) // a job was checked
 	}
 	s.jobs = append(s.jobs, l)
 	return l
+}
+
+// meanBytes is about how many bytes of blobs a row has, as some rows show.
+func (j *Job) meanBytes() (mean int64) {
+	n := j.selection.Len()
+	some := min(n, meanRows)
+	for i := range some {
+		for _, c := range j.projection.BlobColumns() {
+			ref, _ := j.Manifest().Blob(c, j.selection.At(i*(n/some)))
+			mean += ref.Size
+		}
+	}
+	return mean / max(some, 1)
 }
 
 // epochNumber is the number of a job's epoch, 0 where nothing is shuffled.
