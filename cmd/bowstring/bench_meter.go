@@ -161,18 +161,19 @@ type sample struct {
 // shares says what part of the time that was waited at the server was for what; together 1, or 0.
 type shares struct {
 	Store    float64 `json:"store"`
+	Spill    float64 `json:"spill"`
 	Window   float64 `json:"window"`
 	Encode   float64 `json:"encode"`
 	Consumer float64 `json:"consumer"`
 }
 
 func (w waits) shares() shares {
-	total := float64(w.Store + w.Window + w.Encode + w.Consumer)
+	total := float64(w.Store + w.Spill + w.Window + w.Encode + w.Consumer)
 	if total <= 0 {
 		return shares{}
 	}
 	of := func(n int64) float64 { return round(float64(n)/total, 1000) }
-	return shares{of(w.Store), of(w.Window), of(w.Encode), of(w.Consumer)}
+	return shares{of(w.Store), of(w.Spill), of(w.Window), of(w.Encode), of(w.Consumer)}
 }
 
 func (m *meter) sample() sample {

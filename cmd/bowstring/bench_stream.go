@@ -245,13 +245,17 @@ type batchAbout struct {
 // waits is where time went, in microseconds.
 type waits struct {
 	Store    int64 `json:"store"`
+	Spill    int64 `json:"spill"`
 	Window   int64 `json:"window"`
 	Encode   int64 `json:"encode"`
 	Consumer int64 `json:"consumer"`
 }
 
 func (w waits) plus(v waits, sign int64) waits {
-	return waits{w.Store + sign*v.Store, w.Window + sign*v.Window, w.Encode + sign*v.Encode, w.Consumer + sign*v.Consumer}
+	return waits{
+		w.Store + sign*v.Store, w.Spill + sign*v.Spill, w.Window + sign*v.Window,
+		w.Encode + sign*v.Encode, w.Consumer + sign*v.Consumer,
+	}
 }
 
 // benchStats is what is used of the answer to the stats action. A server that does not give a figure means 0.

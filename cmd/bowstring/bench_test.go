@@ -124,7 +124,7 @@ func TestView(t *testing.T) {
 		m.setStats(st)
 		v.report(m.sample())
 		for _, want := range []string{
-			"2.0 MB/s", "2/4", "batch 1 (epoch 0, step 0), 2 rows/s", "store 50%, window 50%, encode 0%, consumer 0%",
+			"2.0 MB/s", "2/4", "batch 1 (epoch 0, step 0), 2 rows/s", "store 50%, spill 0%, window 50%, encode 0%, consumer 0%",
 			"reads: 12 in flight, 1.0 MiB of 4.0 MiB; p50 1.5, p95 2.0, p99 9.0 ms", "hedges 2 (won 0)", "window 1.0 KiB of 2.0 KiB",
 		} {
 			if !strings.Contains(drawn.String(), want) {

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -13,6 +12,7 @@ import (
 
 	"bowstring/fetch"
 	"bowstring/schema"
+	"bowstring/spill/scale"
 )
 
 // cached is what ls --cache says.
@@ -23,7 +23,7 @@ type cached struct {
 	Entries     int64           `json:"entries"`
 	Bytes       int64           `json:"bytes"` // of blobs
 	Datasets    []cachedDataset `json:"datasets"`
-	Scale       json.RawMessage `json:"spill_scale,omitempty"`
+	Scale       *scale.Decision `json:"spill_scale,omitempty"` // the last one
 }
 
 // cachedDataset is what the spill has of a dataset, and has counted since it was opened.
@@ -46,7 +46,7 @@ func (c *LsCmd) cache(ctx context.Context, app *App) error {
 	return app.with(false, func(client *client) error {
 		stats, err := actOne[struct {
 			Engine fetch.Stats     `json:"engine"`
-			Scale  json.RawMessage `json:"spill_scale"`
+			Scale  *scale.Decision `json:"spill_scale"`
 		}](ctx, client, "stats", struct{}{})
 		if err != nil {
 			return err
@@ -63,10 +63,10 @@ func (c *LsCmd) cache(ctx context.Context, app *App) error {
 }
 
 // collect puts jobs below their datasets, of those that were asked for.
-func (c *LsCmd) collect(st fetch.Stats, scale json.RawMessage) cached {
+func (c *LsCmd) collect(st fetch.Stats, decision *scale.Decision) cached {
 	out := cached{
 		Policy: st.Spill.Policy, BudgetBytes: st.Spill.BudgetBytes, HeldBytes: st.Spill.HeldBytes,
-		Entries: st.Spill.Entries, Bytes: st.Spill.Bytes, Datasets: []cachedDataset{}, Scale: scale,
+		Entries: st.Spill.Entries, Bytes: st.Spill.Bytes, Datasets: []cachedDataset{}, Scale: decision,
 	}
 	jobs := map[string][]fetch.JobStats{}
 	for _, j := range st.Jobs {
@@ -129,8 +129,8 @@ func (c *cached) print(app *App) error {
 		return err
 	}
 	err := app.Printf("\n%s of %s held, policy %s\n", humanize.IBytes(uint64(c.HeldBytes)), humanize.IBytes(uint64(c.BudgetBytes)), c.Policy)
-	if err != nil || len(c.Scale) == 0 {
+	if err != nil || c.Scale == nil {
 		return err
 	}
-	return app.Printf("scale: %s\n", c.Scale)
+	return app.Printf("%s: %s\n", c.Scale.Rule, c.Scale.Reason)
 }

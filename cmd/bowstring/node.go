@@ -14,6 +14,7 @@ import (
 	"bowstring/fetch/delay"
 	"bowstring/flight"
 	"bowstring/spill"
+	"bowstring/spill/scale"
 )
 
 // node is a store with a server on it: what serve runs, and what every other
@@ -22,6 +23,7 @@ type node struct {
 	store  fetch.Store
 	spill  *spill.Cache // between store and engine, or nil
 	engine *fetch.Engine
+	scaler *scale.Scaler // of spill, or nil
 	server *flight.Server
 	link   *delay.Link // to the store, or nil
 	served chan error  // what Serve returned
@@ -61,11 +63,29 @@ func newNode(dir string, create bool, l limits, link *delay.Link, log *slog.Logg
 		Future:      future,
 		Logger:      log,
 	})
+	var decided func() any
+	if n.spill != nil {
+		n.scaler, err = scale.New(scale.Options{
+			Cache: n.spill, Future: future, Dir: l.spill.dir, Demand: n.engine.Demand,
+			MinBytes: l.spill.minBytes, MaxBytes: l.spill.bytes, KeepFree: l.spill.keepFree, Logger: log,
+		})
+		if err != nil {
+			return nil, errors.Join(err, n.release())
+		}
+		n.scaler.Start()
+		decided = func() any {
+			if d := n.scaler.Last(); !d.At.IsZero() {
+				return d
+			}
+			return nil
+		}
+	}
 	n.server = flight.New(n.engine, flight.Options{
 		MaxStreams:      l.maxStreams,
 		MaxRequestBytes: int(l.maxRequestBytes),
 		MaxMessageBytes: int(l.maxMessageBytes),
 		DrainTimeout:    l.drainTimeout,
+		SpillScale:      decided,
 		Logger:          log,
 	})
 	return n, nil
@@ -91,6 +111,9 @@ func (n *node) close(ctx context.Context) error {
 // release closes what newNode opened, once nobody calls the server: what is
 // used after what uses it.
 func (n *node) release() error {
+	if n.scaler != nil {
+		n.scaler.Stop()
+	}
 	err := n.engine.Close()
 	if n.spill != nil {
 		err = errors.Join(err, n.spill.Close())

@@ -64,7 +64,7 @@ func (c *WarmCmd) Run(ctx context.Context, app *App) error {
 func warmed(source splitRef, p fetch.WarmProgress) string {
 	line := fmt.Sprintf("%s: fetched %s, %s; %s there already", source, plural(p.Stored, "blob"), humanize.IBytes(uint64(p.Bytes)), were(p.There))
 	if p.Failed > 0 {
-		line += fmt.Sprintf("; %s could not be read or not be stored", plural(p.Failed, "blob"))
+		line += fmt.Sprintf("; %s could not be read, or were not stored", plural(p.Failed, "blob"))
 	}
 	if p.Full {
 		line += fmt.Sprintf("; then the spill was full, after %s of %s", humanize.Comma(p.Seen), plural(p.Rows, "sample"))
