@@ -154,12 +154,10 @@ func (s *scheduler) begin(j *Job, dataset uint32, index, epochs int64) *liveJob 
 		group: j.group, dataset: j.snapshot.key.String(), number: dataset, base: epochNumber(j), order: newEpochOrder(j),
 		ahead: lookAhead{fullAt: -1},
 	}
-	// A client that shuffles and does not say for how many epochs has the next one
+	// A client that shuffles and does not say for how many epochs has another one
 	// follow. One that does not shuffle looks through the data once.
-	if epochs <= 1 && j.request.Shuffle == nil {
+	if epochs == 0 && j.request.Shuffle == nil {
 		epochs = 1
-	} else if epochs == 1 {
-		epochs = 0
 	}
 	var err error
 	j.snapshot.retain()

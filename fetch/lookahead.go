@@ -100,7 +100,7 @@ func (f *filler) try(c *candidate) tried {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case s.reads[c.ref] != nil || f.has(c.ref):
+	case s.reads[c.ref] != nil || f.has(c.ref) || s.spilled(c.ref): // since it was looked for
 		return underWay
 	case len(f.places) == maxFills || !s.spare(c.ref.Size):
 		return noRoom

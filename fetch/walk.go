@@ -133,9 +133,6 @@ func (w *walk) ticket(t schema.Ticket) schema.Ticket {
 	t.Step, t.Row, t.Served = step, row, nil
 	if lap > 0 {
 		t.Epochs = w.laps - lap
-		if t.Epochs == 1 {
-			t.Epochs = 0
-		}
 		if t.Shuffle != nil {
 			shuffle := *t.Shuffle
 			shuffle.Epoch += uint64(lap)
