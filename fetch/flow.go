@@ -95,10 +95,22 @@ func (f *flow) admits(n int64) bool {
 	return false
 }
 
-// admitsHalf reports whether one more read of n bytes leaves half of the path to
-// others.
-func (f *flow) admitsHalf(n int64) bool {
-	return !f.probing && (2*f.reads < f.floor() || 2*(f.used+n+readOverhead) <= f.limit && 2*f.reads < f.maxReads)
+// admitsFill reports whether one more read of n bytes may begin that no stream
+// waits for. Few may whatever was measured, or a stream that comes next would
+// wait for them on a slow path; and with half, half of the path is left to others.
+func (f *flow) admitsFill(n int64, half bool) bool {
+	share := 1
+	if half {
+		share = 2
+	}
+	if f.probing {
+		return false
+	}
+	if share*f.reads < fewReads || int64(share)*(f.used+n+readOverhead) <= f.limit && share*f.reads < f.maxReads {
+		return true
+	}
+	f.gated = f.gated || !half // the path is asked for all that it carries
+	return false
 }
 
 // began counts a read in.

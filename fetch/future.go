@@ -35,6 +35,7 @@ type liveJob struct {
 	future  *spill.Job
 	ahead   lookAhead // the filler's
 
+	warming int // Warms that bring it, which nobody else needs to do
 	streams int
 	until   time.Time // when it is forgotten, if it has no stream
 
@@ -215,7 +216,7 @@ func (s *scheduler) unfollow(st *Stream) []*liveJob {
 // forgetJobs takes out the jobs that will not go on.
 func (s *scheduler) forgetJobs(now time.Time) (ended []*liveJob) {
 	s.jobs = slices.DeleteFunc(s.jobs, func(l *liveJob) bool {
-		if l.streams > 0 || now.Before(l.until) {
+		if l.streams > 0 || l.warming > 0 || now.Before(l.until) {
 			return false
 		}
 		s.opts.Future.Remove(l.future)

@@ -8,8 +8,10 @@ import (
 )
 
 const (
-	// maxFills is how many blobs a filler has on their way at most.
+	// maxFills is how many blobs a filler has on their way at most, fewFills where
+	// there is no room for them yet.
 	maxFills = 256
+	fewFills = 8
 	// scanRows is how many rows are looked at before others have their turn.
 	scanRows = 1024
 	// fullRows is how many rows of a job, as a part of an epoch, are used before
@@ -23,12 +25,14 @@ const (
 )
 
 // filler brings blobs into the spill while no stream has a use for the path to
-// the store. It belongs to one goroutine, but for wake.
+// the store. It belongs to one goroutine, which alone changes places, with
+// scheduler.mu locked.
 type filler struct {
 	s       *scheduler
-	wake    chan struct{} // told when the path may have room
-	results chan outcome  // of reads under way
-	places  map[schema.BlobRef]spill.Place
+	wake    chan struct{}                  // told when the path may have room
+	results chan outcome                   // of reads under way
+	places  map[schema.BlobRef]spill.Place // of what is under way, or came and is being kept
+	bytes   int64                          // of those
 }
 
 func (s *scheduler) newFiller() *filler {
@@ -76,13 +80,7 @@ func (s *scheduler) idle() bool { return !s.closed && len(s.queued) == 0 && s.wa
 // While there are streams it is half full at most, so that what they want next
 // does not wait for long. s.mu is held.
 func (s *scheduler) spare(n int64) bool {
-	switch {
-	case !s.idle():
-		return false
-	case len(s.streams) == 0:
-		return s.flow.admits(n)
-	}
-	return s.flow.admitsHalf(n)
+	return s.idle() && s.flow.admitsFill(n, len(s.streams) > 0)
 }
 
 // tried is what came of filler.try.
@@ -100,9 +98,9 @@ func (f *filler) try(c *candidate) tried {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case s.reads[c.ref] != nil || f.has(c.ref) || s.spilled(c.ref): // since it was looked for
+	case s.reads[c.ref] != nil || s.coming(c.ref) || s.spilled(c.ref): // since it was looked for
 		return underWay
-	case len(f.places) == maxFills || !s.spare(c.ref.Size):
+	case len(f.places) >= f.most(c.ref.Size) || !s.spare(c.ref.Size):
 		return noRoom
 	}
 	r := s.join(c.ref, waiter{result: f.results})
@@ -110,20 +108,40 @@ func (f *filler) try(c *candidate) tried {
 	s.stats.fills++
 	s.spawn(r, 0)
 	f.places[c.ref] = c.at
+	f.bytes += c.ref.Size
 	return begun
 }
 
-// has reports whether a blob is on its way, or has come and is to be kept.
-func (f *filler) has(ref schema.BlobRef) bool {
-	_, ok := f.places[ref]
-	return ok
+// most is how many blobs may be under way, with one of n bytes: few where each
+// has to displace another, which may turn out to be worth more.
+func (f *filler) most(n int64) int {
+	if f.s.opts.Spill.Room() < f.bytes+n {
+		return fewFills
+	}
+	return maxFills
+}
+
+// coming reports whether a filler has a blob on its way, or about to be kept.
+// s.mu is held.
+func (s *scheduler) coming(ref schema.BlobRef) bool {
+	for f := range s.fillers {
+		if _, ok := f.places[ref]; ok {
+			return true
+		}
+	}
+	return false
 }
 
 // keep puts a blob that has come into the spill. kept says whether it is there
 // now.
 func (f *filler) keep(o outcome) (kept bool) {
 	at := f.places[o.ref]
-	defer delete(f.places, o.ref)
+	defer func() {
+		f.s.mu.Lock()
+		defer f.s.mu.Unlock()
+		delete(f.places, o.ref)
+		f.bytes -= o.ref.Size
+	}()
 	if o.err != nil {
 		return false
 	}
@@ -188,9 +206,12 @@ func (e *Engine) fill() {
 // looked at all.
 func (e *Engine) nextFill() (best *candidate, more bool) {
 	e.mu.Lock()
-	jobs := append([]*liveJob(nil), e.jobs...)
-	for _, l := range jobs {
-		l.order.job.snapshot.retain() // the job may end meanwhile
+	var jobs []*liveJob
+	for _, l := range e.jobs {
+		if l.warming == 0 {
+			l.order.job.snapshot.retain() // the job may end meanwhile
+			jobs = append(jobs, l)
+		}
 	}
 	displace := e.waitsLately(time.Now())
 	e.mu.Unlock()

@@ -213,15 +213,23 @@ func (s *scheduler) dispatch() {
 	for r := s.nextLocked(); r != nil; r = s.nextLocked() {
 		s.spawn(r, 0)
 	}
-	s.wakeFillers()
 }
 
 // nextLocked begins the next read, whose first attempt is the caller's to make;
-// nil if nothing is wanted or the path is full.
+// nil if nothing is wanted or the path is full. Then others may have a use for it.
 func (s *scheduler) nextLocked() *read {
 	if s.closed {
 		return nil
 	}
+	if r := s.nextWanted(); r != nil {
+		return r
+	}
+	s.wakeFillers()
+	return nil
+}
+
+// nextWanted begins the next read that a stream wants.
+func (s *scheduler) nextWanted() *read {
 	// The first so many groups cannot go on: what they want next has no room.
 	blocked := 0
 	for blocked < len(s.queued) {

@@ -116,7 +116,7 @@ func TestSpilledBlobsAreNotReadAgain(t *testing.T) {
 	store := newStore(t)
 	far := newCounted(store, put(t, store, "ds", 300))
 	cache, future, _ := newSpill(t, spill.MinBytes+(16<<20))
-	e := newEngine(t, far, fetch.Options{Spill: cache, Future: future})
+	e := newEngine(t, far, fetch.Options{Spill: cache, Future: future, NoHedge: true})
 	// What a stream reads is offered, and written behind its back.
 	req := shuffled("ds", 1, 0)
 	drain(t, e, open(t, e, req), ticket(req, 0))
@@ -149,7 +149,7 @@ func TestWarm(t *testing.T) {
 	far := newCounted(store, put(t, store, "ds", 300))
 	t.Run("all", func(t *testing.T) {
 		cache, future, _ := newSpill(t, spill.MinBytes+(16<<20))
-		e := newEngine(t, far, fetch.Options{Spill: cache, Future: future})
+		e := newEngine(t, far, fetch.Options{Spill: cache, Future: future, NoHedge: true})
 		if p := warm(t, e, shuffled("ds", 1, 0)); p.There+p.Stored != images || p.Stored == 0 || p.Seen != 300 || p.Full || !p.Done || p.Failed != 0 {
 			t.Errorf("%+v", p)
 		}
@@ -165,15 +165,6 @@ func TestWarm(t *testing.T) {
 			t.Errorf("%d reads of what was there", n)
 		}
 	})
-	t.Run("part", func(t *testing.T) {
-		cache, future, _ := newSpill(t, spill.MinBytes)
-		e := newEngine(t, far, fetch.Options{Spill: cache, Future: future})
-		cache.Resize(spill.MinBytes) // as small as it gets
-		p := warm(t, e, shuffled("ds", 1, 0))
-		if st := cache.Stats(); !p.Done || st.HeldBytes > st.BudgetBytes || p.Stored < st.Entries {
-			t.Errorf("%+v, %+v", p, st)
-		}
-	})
 	t.Run("none", func(t *testing.T) {
 		e := newEngine(t, far, fetch.Options{})
 		if err := e.Warm(t.Context(), open(t, e, shuffled("ds", 1, 0)), nil); !errors.Is(err, schema.ErrInvalid) {
@@ -182,7 +173,7 @@ func TestWarm(t *testing.T) {
 	})
 	t.Run("cancelled", func(t *testing.T) {
 		cache, future, _ := newSpill(t, spill.MinBytes+(16<<20))
-		e := newEngine(t, far, fetch.Options{Spill: cache, Future: future})
+		e := newEngine(t, far, fetch.Options{Spill: cache, Future: future, NoHedge: true})
 		job := open(t, e, shuffled("ds", 1, 0))
 		release := far.hold()
 		defer release()
@@ -205,8 +196,9 @@ func TestSpillLoses(t *testing.T) {
 	store := newStore(t)
 	far := newCounted(store, put(t, store, "ds", 300))
 	cache, future, dir := newSpill(t, spill.MinBytes+(16<<20))
-	e := newEngine(t, far, fetch.Options{Spill: cache, Future: future})
+	e := newEngine(t, far, fetch.Options{Spill: cache, Future: future, NoHedge: true})
 	warm(t, e, shuffled("ds", 1, 0))
+	until(t, "all is in the spill", func() bool { return cache.Stats().Entries == images })
 	segments, err := filepath.Glob(filepath.Join(dir, "*", "*.seg"))
 	if err != nil || len(segments) == 0 {
 		t.Fatal(segments, err)
@@ -239,6 +231,7 @@ func TestHitsDoNotWaitForMisses(t *testing.T) {
 	cache, future, _ := newSpill(t, spill.MinBytes+(16<<20))
 	e := newEngine(t, far, fetch.Options{Spill: cache, Future: future, MaxReads: 4, NoHedge: true})
 	warm(t, e, shuffled("near", 1, 0))
+	until(t, "all is in the spill", func() bool { return cache.Stats().Entries == 99 })
 	open(t, e, shuffled("far", 1, 0)) // its manifest is read before reads hang
 	release := far.hold()
 	defer release()
@@ -253,7 +246,7 @@ func TestLookAhead(t *testing.T) {
 	store := newStore(t)
 	far := newCounted(store, put(t, store, "ds", 300))
 	cache, future, _ := newSpill(t, spill.MinBytes+(16<<20))
-	e := newEngine(t, far, fetch.Options{Spill: cache, Future: future, WindowBytes: 64 << 10})
+	e := newEngine(t, far, fetch.Options{Spill: cache, Future: future, WindowBytes: 64 << 10, NoHedge: true})
 	s := begin(t, e, shuffled("ds", 1, 0), 0, 0)
 	b, err := s.Next()
 	if err != nil {
@@ -261,7 +254,9 @@ func TestLookAhead(t *testing.T) {
 	}
 	b.Release()
 	until(t, "all is in the spill", func() bool { return cache.Stats().Entries == images })
-	if n := far.reads.Load(); n != images {
+	// The stream may want what has just come and is not stored yet.
+	n := far.reads.Load()
+	if n > images+images/4 {
 		t.Errorf("%d reads for %d images", n, images)
 	}
 	if st := e.Stats(); st.Fills < images/2 || st.Jobs[0].Streams != 1 || st.Jobs[0].Rows != 300 {
@@ -270,8 +265,8 @@ func TestLookAhead(t *testing.T) {
 	for range batches(t, s) {
 		continue
 	}
-	if n := far.reads.Load(); n != images {
-		t.Errorf("%d reads for %d images", n, images)
+	if again := far.reads.Load() - n; again != 0 {
+		t.Errorf("%d reads of what was there", again)
 	}
 }
 
@@ -307,7 +302,7 @@ func TestJobsOfStreams(t *testing.T) {
 	store := newStore(t)
 	put(t, store, "ds", 300)
 	cache, future, _ := newSpill(t, spill.MinBytes+(16<<20))
-	e := newEngine(t, store, fetch.Options{Spill: cache, Future: future})
+	e := newEngine(t, store, fetch.Options{Spill: cache, Future: future, NoHedge: true})
 	requireJobs := func(n int) {
 		t.Helper()
 		if got := future.Len(); got != n || len(e.Stats().Jobs) != n {

@@ -21,7 +21,7 @@ type WarmProgress struct {
 	There  int64  `json:"there"`  // blobs that were in the spill, or on their way to it
 	Stored int64  `json:"stored"` // blobs that were fetched and are there
 	Bytes  int64  `json:"bytes"`  // of those
-	Failed int64  `json:"failed"` // blobs that could not be read, or not be stored
+	Failed int64  `json:"failed"` // blobs that could not be read
 	Full   bool   `json:"full"`   // it ended because the spill would keep no more
 	Done   bool   `json:"done"`   // it has ended
 }
@@ -40,7 +40,7 @@ func (e *Engine) Warm(ctx context.Context, j *Job, progress func(WarmProgress)) 
 		return err
 	}
 	defer e.filling.Done()
-	defer w.filler.close()
+	defer w.close()
 	if progress == nil {
 		progress = func(WarmProgress) {}
 	}
@@ -82,6 +82,7 @@ type warmer struct {
 	job     *Job
 	dataset uint32
 	filler  *filler
+	live    *liveJob // nil if there are no rows
 	column  int
 }
 
@@ -101,7 +102,11 @@ func (e *Engine) newWarmer(j *Job) (*warmer, error) {
 	}
 	e.filling.Add(1)
 	ended = e.forgetJobs(now)
-	if j.plan.Rows() > 0 {
+	w := &warmer{
+		WarmProgress: WarmProgress{Job: j.group, Rows: j.plan.Rows()},
+		engine:       e, job: j, dataset: dataset,
+	}
+	if w.Rows > 0 {
 		l := e.jobOf(j, 0)
 		if l == nil {
 			l = e.begin(j, dataset, 0, 0)
@@ -109,13 +114,23 @@ func (e *Engine) newWarmer(j *Job) (*warmer, error) {
 				l.order.serve(rank) // whichever will be served here
 			}
 		}
-		l.until = now.Add(warmGrace)
+		l.warming++
+		w.live = l
 	}
 	e.mu.Unlock()
-	return &warmer{
-		WarmProgress: WarmProgress{Job: j.group, Rows: j.plan.Rows()},
-		engine:       e, job: j, dataset: dataset, filler: e.newFiller(),
-	}, nil
+	w.filler = e.newFiller()
+	return w, nil
+}
+
+// close gives up what is under way. The job has some time to begin.
+func (w *warmer) close() {
+	w.filler.close()
+	if w.live != nil {
+		w.engine.mu.Lock()
+		defer w.engine.mu.Unlock()
+		w.live.warming--
+		w.live.until = time.Now().Add(warmGrace)
+	}
 }
 
 // next returns the next blob that is not there, nil if there is none that the
@@ -145,10 +160,13 @@ func (w *warmer) next() *candidate {
 
 // keep counts a blob that has come.
 func (w *warmer) keep(o outcome) {
-	if w.filler.keep(o) {
+	switch {
+	case w.filler.keep(o):
 		w.Stored++
 		w.Bytes += o.ref.Size
-	} else {
+	case o.err == nil:
+		w.Full = true // what is there is worth more
+	default:
 		w.Failed++
 	}
 }

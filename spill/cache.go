@@ -117,11 +117,11 @@ type Cache struct {
 	chooser *Chooser
 	sets    []*dataset // by number; [0] is that of no dataset
 	numbers map[string]uint32
-	offered map[uint64]struct{} // hashes of blobs that wait in offers
-	quiet   Time                // nothing is stored before then, as the disk has failed
-	backoff Time                // how long that is to be, if it fails again
+	offered map[uint64]*offer // by hash, those that wait in offers
+	quiet   Time              // nothing is stored before then, as the disk has failed
+	backoff Time              // how long that is to be, if it fails again
 
-	offers  chan offer
+	offers  chan *offer
 	queued  atomic.Int64
 	reaper  reaper
 	workers sync.WaitGroup
@@ -153,8 +153,8 @@ func open(opts Options) (_ *Cache, err error) {
 		chooser: NewChooser(opts.Policy, opts.Candidates, rand.Uint64()),
 		sets:    []*dataset{{}},
 		numbers: map[string]uint32{},
-		offered: map[uint64]struct{}{},
-		offers:  make(chan offer, maxOffers),
+		offered: map[uint64]*offer{},
+		offers:  make(chan *offer, maxOffers),
 	}
 	c.trouble = trouble{log: opts.Logger, clock: opts.Clock}
 	c.reaper.wake = make(chan struct{}, 1)
@@ -257,6 +257,13 @@ func (c *Cache) Get(ref schema.BlobRef, at Place) (schema.Blob, bool) {
 	now := c.opts.Clock()
 	c.mu.Lock()
 	ds := c.set(at.Dataset)
+	if o := c.offered[hash]; o != nil && o.ref == ref { // it was right when it was offered, and is in memory
+		o.holds.Add(1)
+		c.mu.Unlock()
+		ds.hits.Add(1)
+		ds.hitBytes.Add(ref.Size)
+		return schema.NewBlob(o.blob.Bytes(), o), true
+	}
 	i, s := c.table.find(hash)
 	if s == nil || c.closed.Load() || s.state != live || int64(s.length) != ref.Size || s.sum != ref.Sum {
 		c.mu.Unlock()
@@ -304,8 +311,8 @@ func (c *Cache) Has(ref schema.BlobRef) bool {
 	if _, s := c.table.find(hash); s != nil {
 		return int64(s.length) == ref.Size && s.sum == ref.Sum
 	}
-	_, ok := c.offered[hash]
-	return ok
+	o := c.offered[hash]
+	return o != nil && o.ref == ref
 }
 
 // Missed counts a blob that a stream wanted and gets from elsewhere, as Has said that it is not there. at is where its reference
@@ -317,6 +324,9 @@ func (c *Cache) Missed(at Place, size int64) {
 	ds.misses.Add(1)
 	ds.missBytes.Add(size)
 }
+
+// Room is about how many bytes of blobs can be stored now without displacing any.
+func (c *Cache) Room() int64 { return max(c.space.room(), 0) }
 
 // Wants reports whether a blob at a place would be stored now: because there is room, or in the place of another. What some job
 // is going to use is displaced only if displace says so.
@@ -682,32 +692,42 @@ func (c *Cache) abandon(i uint32, s *slot, ds *dataset, err error) {
 // maxOffers is how many blobs wait to be stored at most, however small they are.
 const maxOffers = 4096
 
-// offer is a blob that waits to be stored.
+// offer is a blob that waits to be stored, and the owner of it for those who find it meanwhile.
 type offer struct {
-	ref  schema.BlobRef
-	at   Place
-	cost time.Duration
-	blob schema.Blob
+	ref   schema.BlobRef
+	at    Place
+	cost  time.Duration
+	blob  schema.Blob
+	holds atomic.Int32 // grows under Cache.mu only while it is in offered
 }
 
-// Offer is Put without waiting: a goroutine of the cache stores the blob and releases it. What does not fit in the queue, as the
-// disk is slower than the store, is not stored. The blob is the cache's to release, whatever is returned.
+// Unpin implements schema.Owner.
+func (o *offer) Unpin() {
+	if o.holds.Add(-1) == 0 {
+		o.blob.Release()
+	}
+}
+
+// Offer is Put without waiting: a goroutine of the cache stores the blob and releases it. Until then it is found in memory. What does not
+// fit in the queue, as the disk is slower than the store, is not stored. The blob, which must be what ref names, is the cache's to release,
+// whatever is returned.
 func (c *Cache) Offer(ref schema.BlobRef, at Place, cost time.Duration, blob schema.Blob) bool {
 	c.life.RLock()
 	defer c.life.RUnlock()
 	hash := hashOf(&ref.Key)
 	c.mu.Lock()
 	_, s := c.table.find(hash)
-	_, waits := c.offered[hash]
-	if c.closed.Load() || s != nil || waits {
+	if c.closed.Load() || s != nil || c.offered[hash] != nil {
 		c.mu.Unlock()
 		blob.Release()
 		return false
 	}
 	if c.queued.Add(ref.Size) <= c.opts.QueueBytes {
+		o := &offer{ref: ref, at: at, cost: cost, blob: blob}
+		o.holds.Store(1)
 		select {
-		case c.offers <- offer{ref, at, cost, blob}:
-			c.offered[hash] = struct{}{}
+		case c.offers <- o:
+			c.offered[hash] = o
 			c.mu.Unlock()
 			return true
 		default:
@@ -728,7 +748,7 @@ func (c *Cache) writeOffers() {
 		c.mu.Lock()
 		delete(c.offered, hashOf(&o.ref.Key))
 		c.mu.Unlock()
-		o.blob.Release()
+		o.Unpin()
 		c.queued.Add(-o.ref.Size)
 	}
 }
