@@ -263,6 +263,8 @@ func (s *scheduler) progress(st *Stream) {
 	if l := st.live; l != nil {
 		lap, index := st.reads()
 		l.future.Advance(int64(st.epochOf(lap)-l.base), index, spillTime(time.Now()))
+		s.moved = true
+		s.wakeFillers()
 	}
 }
 

@@ -33,6 +33,7 @@ type filler struct {
 	results chan outcome                   // of reads under way
 	places  map[schema.BlobRef]spill.Place // of what is under way, or came and is being kept
 	bytes   int64                          // of those
+	blocked bool                           // it has something to read, and no room; guarded by scheduler.mu
 }
 
 func (s *scheduler) newFiller() *filler {
@@ -59,12 +60,18 @@ func (f *filler) close() {
 	}
 }
 
-// wakeFillers tells the fillers that the path may have room. s.mu is held.
+// wakeFillers tells the fillers that the path may have room: those that have use
+// for it or, if jobs have gone on, all. s.mu is held.
 func (s *scheduler) wakeFillers() {
 	if len(s.fillers) == 0 || !s.idle() {
 		return
 	}
+	all := s.moved
+	s.moved = false
 	for f := range s.fillers {
+		if !all && !f.blocked {
+			continue
+		}
 		select {
 		case f.wake <- struct{}{}:
 		default:
@@ -97,10 +104,10 @@ func (f *filler) try(c *candidate) tried {
 	s := f.s
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	switch {
-	case s.reads[c.ref] != nil || s.coming(c.ref) || s.spilled(c.ref): // since it was looked for
+	if s.reads[c.ref] != nil || s.coming(c.ref) || s.spilled(c.ref) { // since it was looked for
 		return underWay
-	case len(f.places) >= f.most(c.ref.Size) || !s.spare(c.ref.Size):
+	}
+	if f.blocked = len(f.places) >= f.most(c.ref.Size) || !s.spare(c.ref.Size); f.blocked {
 		return noRoom
 	}
 	r := s.join(c.ref, waiter{result: f.results})

@@ -72,6 +72,7 @@ type scheduler struct {
 	waiting    int // streams whose consumer waits for a read
 	jobs       []*liveJob
 	fillers    map[*filler]struct{}
+	moved      bool         // jobs have gone on since the fillers were told
 	measured   spill.Demand // when waits was last found out
 	waits      bool         // consumers wait for the store
 
