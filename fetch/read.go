@@ -89,11 +89,13 @@ func (r *read) contextOf(n int) context.Context {
 
 // work makes attempts at reading r until one succeeds or there is no sense in
 // another, and then whatever the scheduler finds to be read next.
-func (s *scheduler) work(r *read, n int) {
+func (s *scheduler) work(w *worker) {
 	defer s.running.Done()
+	r, n := w.read, w.nth
+	w.read = nil
 	for r != nil {
 		if n == 0 && r.spill {
-			r, n = s.fetchSpilled(r)
+			r, n = s.fetchSpilled(w, r)
 			continue
 		}
 		began := time.Now()
@@ -102,7 +104,7 @@ func (s *scheduler) work(r *read, n int) {
 			s.trouble.report(s.opts.Logger, r.ref, n, err)
 		}
 		var pause *time.Timer
-		r, n, pause = s.ended(r, n, began, blob, err)
+		r, n, pause = s.ended(w, r, n, began, blob, err)
 		if pause == nil {
 			continue
 		}
@@ -127,15 +129,25 @@ func (s *scheduler) get(ctx context.Context, ref schema.BlobRef) (schema.Blob, e
 	return b, nil
 }
 
+// nextFor begins the next read, whose first attempt is w's to make; nil if there
+// is none, and w at its end. s.mu is held.
+func (s *scheduler) nextFor(w *worker) *read {
+	r := s.nextLocked()
+	if r == nil {
+		s.workers = append(s.workers, w)
+	}
+	return r
+}
+
 // ended takes note of how the n-th attempt at r, made since began, ended. It
 // returns what its goroutine is to read next, if anything, and after which pause.
-func (s *scheduler) ended(r *read, n int, began time.Time, blob schema.Blob, err error) (*read, int, *time.Timer) {
+func (s *scheduler) ended(w *worker, r *read, n int, began time.Time, blob schema.Blob, err error) (*read, int, *time.Timer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r.running--
 	if r.over {
 		blob.Release()
-		return s.nextLocked(), 0, nil
+		return s.nextFor(w), 0, nil
 	}
 	now := time.Now()
 	if err == nil {
@@ -143,7 +155,7 @@ func (s *scheduler) ended(r *read, n int, began time.Time, blob schema.Blob, err
 			s.stats.hedgesWon++
 		}
 		s.finish(r, now, now.Sub(began), blob, nil)
-		return s.nextLocked(), 0, nil
+		return s.nextFor(w), 0, nil
 	}
 	r.failed++
 	s.stats.failedReads++
@@ -156,7 +168,7 @@ func (s *scheduler) ended(r *read, n int, began time.Time, blob schema.Blob, err
 	case r.running == 0:
 		s.finish(r, now, 0, schema.Blob{}, absenceIsLoss(err))
 	}
-	return s.nextLocked(), 0, nil
+	return s.nextFor(w), 0, nil
 }
 
 // attempt counts another attempt in, which begins then.

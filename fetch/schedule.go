@@ -68,8 +68,9 @@ type scheduler struct {
 	watching       bool
 	stats          counters
 
-	spillReads int // reads of the spill under way
-	waiting    int // streams whose consumer waits for a read
+	workers    []*worker // that have ended
+	spillReads int       // reads of the spill under way
+	waiting    int       // streams whose consumer waits for a read
 	jobs       []*liveJob
 	fillers    map[*filler]struct{}
 	moved      bool         // jobs have gone on since the fillers were told
@@ -316,10 +317,26 @@ func (s *scheduler) leave(match func(*waiter) bool) {
 	}
 }
 
-// spawn makes the n-th attempt at r in a goroutine of its own.
+// worker is what a goroutine that reads begins with. It is used again by others
+// afterwards: there may be one for every read.
+type worker struct {
+	run  func()
+	read *read
+	nth  int
+}
+
+// spawn makes the n-th attempt at r in a goroutine of its own. s.mu is held.
 func (s *scheduler) spawn(r *read, n int) {
 	s.running.Add(1)
-	go s.work(r, n)
+	var w *worker
+	if last := len(s.workers) - 1; last >= 0 {
+		w, s.workers = s.workers[last], s.workers[:last]
+	} else {
+		w = &worker{}
+		w.run = func() { s.work(w) }
+	}
+	w.read, w.nth = r, n
+	go w.run()
 }
 
 // keepWatch has slow reads looked for.

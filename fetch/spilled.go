@@ -59,7 +59,7 @@ func (w *waiter) place() (at spill.Place) {
 // fetchSpilled makes the first attempt at a read, from the spill. Like ended it
 // returns what its goroutine is to do next: to read the same from the store,
 // where the spill had lost it.
-func (s *scheduler) fetchSpilled(r *read) (*read, int) {
+func (s *scheduler) fetchSpilled(w *worker, r *read) (*read, int) {
 	blob, ok := s.opts.Spill.Get(r.ref, r.place)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -68,7 +68,7 @@ func (s *scheduler) fetchSpilled(r *read) (*read, int) {
 	if r.over {
 		r.running--
 		blob.Release()
-		return s.nextLocked(), 0
+		return s.nextFor(w), 0
 	}
 	now := time.Now()
 	if !ok {
@@ -85,5 +85,5 @@ func (s *scheduler) fetchSpilled(r *read) (*read, int) {
 		blob = schema.NewBlob(blob.Bytes(), r)
 	}
 	r.deliver(now, blob, nil, true)
-	return s.nextLocked(), 0
+	return s.nextFor(w), 0
 }
