@@ -189,6 +189,16 @@ func TestWarm(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	t.Run("cancelled while all is there", func(t *testing.T) {
+		cache, future, _ := newSpill(t, spill.MinBytes+(16<<20))
+		e := newEngine(t, far, fetch.Options{Spill: cache, Future: future, NoHedge: true})
+		warm(t, e, shuffled("ds", 1, 0))
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(io.ErrUnexpectedEOF)
+		if err := e.Warm(ctx, open(t, e, shuffled("ds", 1, 0)), nil); !errors.Is(err, io.ErrUnexpectedEOF) {
+			t.Error(err)
+		}
+	})
 }
 
 // TestSpillLoses damages what is in the spill: streams go on from the store.

@@ -46,14 +46,14 @@ func (e *Engine) Warm(ctx context.Context, j *Job, progress func(WarmProgress)) 
 	}
 	tick := time.NewTicker(warmPeriod)
 	defer tick.Stop()
-	for next := w.next(); next != nil || len(w.filler.places) > 0; {
+	for next := w.next(ctx); next != nil || len(w.filler.places) > 0; {
 		if next != nil {
 			switch w.filler.try(next) {
 			case underWay:
 				w.There++
 				fallthrough
 			case begun:
-				next = w.next()
+				next = w.next(ctx)
 				continue
 			case noRoom:
 			}
@@ -69,6 +69,9 @@ func (e *Engine) Warm(ctx context.Context, j *Job, progress func(WarmProgress)) 
 		case <-e.closing:
 			return errClosing()
 		}
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
 	}
 	w.Done = true
 	progress(w.WarmProgress)
@@ -134,10 +137,10 @@ func (w *warmer) close() {
 }
 
 // next returns the next blob that is not there, nil if there is none that the
-// spill would keep.
-func (w *warmer) next() *candidate {
+// spill would keep, or ctx has ended: many rows may have to be looked at.
+func (w *warmer) next(ctx context.Context) *candidate {
 	columns := w.job.projection.BlobColumns()
-	for ; w.Seen < w.Rows && !w.Full; w.Seen, w.column = w.Seen+1, 0 {
+	for ; w.Seen < w.Rows && !w.Full && ctx.Err() == nil; w.Seen, w.column = w.Seen+1, 0 {
 		pos := w.job.plan.Position(w.Seen)
 		for w.column < len(columns) {
 			ref, ok := w.job.Manifest().Blob(columns[w.column], pos)
