@@ -115,7 +115,7 @@ func (c *Cache) rehome(i, id uint32) {
 		c.mu.Unlock()
 		return
 	}
-	size, hash := segment.Footprint(int64(s.length)), s.hash
+	size, hash := c.space.set.Footprint(int64(s.length)), s.hash
 	if float64(c.count.moved.Load()+size) > movedShare*float64(c.count.written.Load()) {
 		c.drop(i, s) // unlocks
 		return

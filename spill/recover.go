@@ -98,7 +98,7 @@ func (c *Cache) attach(sizes map[uint32]int64, next *uint32, clean bool) (err er
 		}
 	}()
 	sp.set = segment.NewSet(c.path(blobsDir), segment.Options{
-		MaxBytes: c.opts.SegmentBytes, KeepFree: c.opts.KeepFree, Free: c.opts.free, Fault: c.opts.fault, NoSync: true,
+		MaxBytes: c.opts.SegmentBytes, Direct: true, KeepFree: c.opts.KeepFree, Free: c.opts.free, Fault: c.opts.fault, NoSync: true,
 		Ahead: min(segment.Blocks(c.opts.Bytes/256), 16<<20), Grow: sp.grow,
 		NewID: func() (uint32, error) { // never called twice at once
 			if *next == noSegment {

@@ -24,6 +24,9 @@ type Segment struct {
 	id   uint32
 	path string
 	file *os.File
+	// direct is the file once more, for writes past the page cache; nil if there are none. Then buffers is of the set.
+	direct  *os.File
+	buffers directBuffers
 	// mem is the mapping. It covers all that the file may grow to; only what
 	// lies below end is backed by data.
 	mem  []byte
@@ -38,7 +41,7 @@ type Segment struct {
 	mu       sync.Mutex // guards what follows
 	written  sync.Cond  // signalled when a write ends
 	writing  []int64    // offsets of the records being written
-	voids    []Record   // reserved space whose write failed and that has no header yet
+	voids    []Record   // space in which nothing is, as its write failed or for alignment, and that has no header yet
 	sealed   bool       // no more appends
 	reserved int64      // disk space was allocated up to here
 	flushed  int64      // writeback was started up to here
@@ -157,6 +160,9 @@ func (s *Segment) Unpin() {
 		// Nothing can be done about a failure, and nothing depends on it.
 		_ = unix.Munmap(s.mem)
 		_ = s.file.Close()
+		if s.direct != nil {
+			_ = s.direct.Close()
+		}
 	case n < 0:
 		panic("segment: released more often than pinned")
 	}
@@ -195,45 +201,67 @@ func (s *Segment) read(off, n int64) (schema.Blob, error) {
 // record, or false if the segment is sealed or has no room. The caller, who
 // holds a pin, must call write with it.
 func (s *Segment) reserve(n int64, alloc allocator) (at int64, ok bool, err error) {
-	need := Footprint(n)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	at = s.end.Load()
-	if s.sealed || need > int64(len(s.mem))-at {
+	end := s.end.Load()
+	at, next := s.span(end, n)
+	if s.sealed || next > int64(len(s.mem)) {
 		return 0, false, nil
 	}
-	if at+need > s.reserved {
-		s.reserved, err = alloc.allocate(s.file, s.reserved, at+need, int64(len(s.mem)))
+	if next > s.reserved {
+		s.reserved, err = alloc.allocate(s.file, s.reserved, next, int64(len(s.mem)))
 		if err != nil {
 			return 0, false, err
 		}
 	}
+	if at > end && !s.noSync { // the rest of a block that others lie in
+		s.voids = append(s.voids, Record{Offset: end + HeaderSize, Length: at - end - HeaderSize, Void: true})
+	}
 	s.writing = append(s.writing, at)
-	s.end.Store(at + need)
+	s.end.Store(next)
 	return at, true, nil
 }
 
 var padding [Align]byte
 
-// write fills in reserved space.
-func (s *Segment) write(at int64, rec Record, payload []byte) error {
-	h := encodeRecordHeader(s.id, rec)
-	iovs := [][]byte{h[:]}
-	if len(payload) > 0 {
-		iovs = append(iovs, payload)
+// write fills in reserved space: that of one record, or of several that are written directly and follow one another.
+func (s *Segment) write(run []Write) {
+	err := s.failing(OpWrite)
+	switch {
+	case err != nil:
+	case s.isDirect(run[0].n):
+		err = s.writeDirect(run)
+	default:
+		err = s.writeBuffered(&run[0])
 	}
-	if pad := Footprint(rec.Length) - HeaderSize - rec.Length; pad > 0 {
+	for i := range run {
+		w := &run[i]
+		s.wrote(w.at, w.n, err)
+		if err != nil {
+			w.Err = fmt.Errorf("write %d bytes to segment %d: %w", w.n, s.id, err)
+		}
+	}
+}
+
+func (s *Segment) writeBuffered(w *Write) error {
+	h := encodeRecordHeader(s.id, w.record())
+	iovs := [][]byte{h[:]}
+	if w.n > 0 {
+		iovs = append(iovs, w.Payload)
+	}
+	if pad := Footprint(w.n) - HeaderSize - w.n; pad > 0 {
 		iovs = append(iovs, padding[:pad])
 	}
-	err := s.failing(OpWrite)
-	if err == nil {
-		err = pwritev(int(s.file.Fd()), iovs, at)
-	}
+	return pwritev(int(s.file.Fd()), iovs, w.at)
+}
 
+// wrote ends the write of a record with a payload of n bytes.
+func (s *Segment) wrote(at, n int64, err error) {
 	s.mu.Lock()
 	if err != nil {
 		// What follows must stay reachable for Scan: a void record bridges the gap.
-		s.voids = append(s.voids, Record{Offset: at + HeaderSize, Length: rec.Length, Void: true})
+		_, next := s.span(at, n)
+		s.voids = append(s.voids, Record{Offset: at + HeaderSize, Length: next - at - HeaderSize, Void: true})
 	}
 	i := slices.Index(s.writing, at)
 	s.writing = slices.Delete(s.writing, i, i+1)
@@ -250,10 +278,6 @@ func (s *Segment) write(at int64, rec Record, payload []byte) error {
 		// A hint: what it does not do, Sync will.
 		_ = unix.SyncFileRange(int(s.file.Fd()), from, to-from, unix.SYNC_FILE_RANGE_WRITE)
 	}
-	if err != nil {
-		return fmt.Errorf("write %d bytes to segment %d: %w", len(payload), s.id, err)
-	}
-	return nil
 }
 
 // lowest is the offset below which nothing is being written. s.mu is held.

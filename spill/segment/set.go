@@ -38,6 +38,9 @@ type Options struct {
 	// leaves it to the kernel when to store what is written: for a caller that
 	// need not find it after a crash of the machine.
 	NoSync bool
+	// Direct has blobs of 32 KiB and more written past the page cache, where the file system can do it, in whole blocks that they share
+	// with no other: for what is written for later. Reading is the same. With NoSync, Scan finds damage where a block was left for that.
+	Direct bool
 	// Grow, if not nil, is called before space on the disk is taken, in whole
 	// blocks of 4 KiB, and refuses by returning false. A negative n is space that
 	// was not taken after all. What Trim and Punch give back, and retired
@@ -72,9 +75,10 @@ type Location struct {
 // Set is the segments in one directory, of which at most one is appended to.
 // It is safe for concurrent use.
 type Set struct {
-	dir   string
-	opts  Options
-	alloc allocator
+	dir     string
+	opts    Options
+	alloc   allocator
+	buffers directBuffers
 	// table is replaced, never changed, so that readers need no lock.
 	table atomic.Pointer[map[uint32]*Segment]
 
@@ -95,7 +99,7 @@ func NewSet(dir string, opts Options) *Set {
 	if opts.Ahead == 0 {
 		opts.Ahead = allocation
 	}
-	s := &Set{dir: dir, opts: opts, alloc: allocator{
+	s := &Set{dir: dir, opts: opts, buffers: newDirectBuffers(), alloc: allocator{
 		keep: opts.KeepFree, free: opts.Free, ahead: opts.Ahead, grow: opts.Grow, fault: opts.Fault,
 	}}
 	s.table.Store(&map[uint32]*Segment{})
@@ -165,6 +169,22 @@ func (s *Set) Segments() []*Segment {
 		list = append(list, t[id])
 	}
 	return list
+}
+
+// Footprint is the space that a payload of n bytes takes in the set's files at most, with all that goes with it.
+func (s *Set) Footprint(n int64) int64 {
+	if s.opts.Direct && n >= directMin {
+		return Blocks(Footprint(n))
+	}
+	return Footprint(n)
+}
+
+// span is the size of a segment that has a payload of n bytes alone.
+func (s *Set) span(n int64) int64 {
+	if size := s.Footprint(n); size%Block == 0 {
+		return Block + size
+	}
+	return HeaderSize + Footprint(n)
 }
 
 // Segment returns the segment of that number, nil if there is none.
@@ -239,8 +259,45 @@ func (r Reservation) Location() Location {
 
 // Write fills in the space. payload must have the length that was reserved.
 func (r Reservation) Write(key schema.Key, sum schema.Sum, payload []byte) error {
-	defer r.segment.Unpin()
-	return r.segment.write(r.at, Record{Key: key, Offset: r.at + HeaderSize, Length: r.n, Sum: sum}, payload)
+	one := [1]Write{{Reservation: r, Key: key, Sum: sum, Payload: payload}}
+	WriteAll(one[:])
+	return one[0].Err
+}
+
+// Write is a blob for the space that was reserved for it.
+type Write struct {
+	Reservation
+	Key     schema.Key
+	Sum     schema.Sum
+	Payload []byte // of the length that was reserved; not kept
+	Err     error  // set by WriteAll
+}
+
+func (w *Write) record() Record {
+	return Record{Key: w.Key, Offset: w.at + HeaderSize, Length: w.n, Sum: w.Sum}
+}
+
+// WriteAll fills in the space of several blobs, as Reservation.Write does of one, and sets the error of each. Those that are written directly
+// go to the disk together as far as they follow one another.
+func WriteAll(writes []Write) {
+	for len(writes) > 0 {
+		g, n := writes[0].segment, 1
+		if _, end := g.span(writes[0].at, writes[0].n); g.isDirect(writes[0].n) {
+			for first := writes[0].at; n < len(writes); n++ {
+				w := &writes[n]
+				_, next := g.span(w.at, w.n)
+				if w.segment != g || w.at != end || !g.isDirect(w.n) || next-first > directSize {
+					break
+				}
+				end = next
+			}
+		}
+		g.write(writes[:n])
+		for range n {
+			g.Unpin()
+		}
+		writes = writes[n:]
+	}
 }
 
 // reserve finds room in the active segment or a new one, and pins it.
@@ -287,7 +344,7 @@ func (s *Set) create(n int64) error {
 				return nil, err
 			}
 		}
-		g, err := createSegment(path, id, max(s.opts.MaxBytes, HeaderSize+Footprint(n)))
+		g, err := createSegment(path, id, max(s.opts.MaxBytes, s.span(n)))
 		if err != nil {
 			return nil, err
 		}
@@ -305,6 +362,9 @@ func (s *Set) create(n int64) error {
 		return fmt.Errorf("create segment: %w", err)
 	}
 	g.fault, g.noSync = s.opts.Fault, s.opts.NoSync
+	if s.opts.Direct {
+		g.direct, g.buffers = openDirect(path), s.buffers
+	}
 	if s.opts.Grow != nil {
 		g.reserved = Block // counted above
 	}
