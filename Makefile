@@ -39,7 +39,7 @@ test: lint test-go test-race test-cassandra test-python ## Everything that has t
 lint: lint-go lint-python ## golangci-lint with the import rule, ruff and mypy.
 
 .PHONY: bench
-bench: $(VENV)/.test build ## Measure side by side: all cases, or one with CASE=name.
+bench: $(VENV)/.package build ## Measure side by side: all cases, or one with CASE=name.
 	@$(PY) bench/run.py $(CASE)
 
 .PHONY: build
@@ -63,7 +63,7 @@ lint-go: $(LINT) ## golangci-lint alone.
 	$(LINT) run ./...
 
 .PHONY: lint-python
-lint-python: $(VENV)/.lint ## ruff and mypy alone.
+lint-python: $(VENV)/.lint $(VENV)/.package ## ruff and mypy alone.
 	$(VENV)/bin/ruff check $(PY_SRC)
 	$(VENV)/bin/ruff format --check $(PY_SRC)
 	$(VENV)/bin/mypy
@@ -96,7 +96,7 @@ test-cassandra-shared:
 	$(GO) test -timeout 10m -tags cassandra -modfile=go.gocql.mod -short -run '$(CASSANDRA_GOCQL)' ./fetch/cql
 
 .PHONY: test-python
-test-python: $(VENV)/.test $(LINT) build ## pytest with pyarrow and other real clients against a server process.
+test-python: $(VENV)/.package $(LINT) build ## pytest with pyarrow and other real clients against a server process.
 	$(PY) -m pytest
 
 .PHONY: fuzz
@@ -109,7 +109,7 @@ fuzz: go-check ## Run each fuzz target for FUZZ_TIME (30s).
 	done
 
 .PHONY: soak
-soak: $(VENV)/.test build ## Readers, writers, kills and collections for SOAK_TIME (600) seconds; SOAK_KILLS (5000) kills of a spill.
+soak: $(VENV)/.package build ## Readers, writers, kills and collections for SOAK_TIME (600) seconds; SOAK_KILLS (5000) kills of a spill.
 	$(PY) -m pytest -m soak --soak-seconds $(SOAK_TIME) -s tests/test_soak.py
 	$(GO) test -timeout 0 -run '^TestKill$$' -v ./spill -args -kills=$(SOAK_KILLS)
 
@@ -137,23 +137,45 @@ $(VENV)/.python:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-# One stamp for each lock file; pip installs nothing whose hash is not in it.
-$(VENV)/.demo: $(VENV)/.python $(REQ)/demo.txt
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r $(REQ)/demo.txt
+# One stamp for each lock file; nothing is installed whose hash is not in it. uv
+# does it, as pip takes nine times as long for the 3 GB that torch brings; pip
+# does where uv cannot, as it does not know pip's settings for an index or a proxy.
+INSTALL = install() { $(VENV)/bin/uv pip install --quiet --python $(PY) --require-hashes -r $$1 || \
+  $(VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r $$1; }; install
+
+$(VENV)/.uv: $(VENV)/.python $(REQ)/uv.txt
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r $(REQ)/uv.txt
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.uv $(REQ)/demo.txt
+	$(INSTALL) $(REQ)/demo.txt
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.demo $(REQ)/test.txt
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r $(REQ)/test.txt
+	$(INSTALL) $(REQ)/test.txt
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.test $(REQ)/lint.txt
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r $(REQ)/lint.txt
+	$(INSTALL) $(REQ)/lint.txt
 	@touch $@
 
-# uv writes the lock files; it is needed by nobody but who changes the *.in.
+$(VENV)/.docs: $(VENV)/.test $(REQ)/docs.txt
+	$(INSTALL) $(REQ)/docs.txt
+	@touch $@
+
+# The package is used as its users have it: built as a wheel, and installed from
+# that. Its dependencies are in test.txt; hatchling builds it without a network.
+$(VENV)/.package: $(VENV)/.test python/pyproject.toml python/README.md python/LICENSE $(shell find python/src -name '*.py' -o -name py.typed)
+	@rm -rf build/wheel
+	$(PY) -m build --wheel --no-isolation --outdir build/wheel python >build/wheel.log || { cat build/wheel.log; exit 1; }
+	$(VENV)/bin/uv pip install --quiet --python $(PY) --no-deps --no-index --reinstall build/wheel/bowstring-*.whl
+	@touch $@
+
+.PHONY: wheel
+wheel: $(VENV)/.package ## Build the Python package in build/wheel, and install it into .venv.
+
 .PHONY: lock
-lock: $(VENV)/.python ## Resolve python/requirements/*.in again, with hashes.
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check uv==0.13.8
-	cd $(REQ) && for set in demo test lint; do \
+lock: $(VENV)/.uv ## Resolve python/requirements/*.in again, with hashes.
+	cd $(REQ) && for set in uv demo test lint docs; do \
 	  ../../$(VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.10 --generate-hashes $$set.in -o $$set.txt || exit 1; \
 	done

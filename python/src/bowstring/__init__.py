@@ -1,0 +1,68 @@
+"""Samples for training jobs from a Bowstring server, as Arrow record batches.
+
+```python
+import bowstring
+
+client = bowstring.connect("grpc://127.0.0.1:8815")
+photos = client.dataset("photos", split="train").where("width >= 400").shuffle(seed=7)
+for batch in photos.batches(64, epoch=0):
+    print(batch.num_rows, batch["label"][0])
+```
+
+`bowstring.torch`, `bowstring.ray` and `bowstring.polars` are imported by who uses them: they need the libraries of
+their names, which the extras `[torch]`, `[ray]` and `[polars]` install.
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from bowstring.client import Client, DatasetInfo, Datasets, IngestResult, Tls, WarmResult, connect
+from bowstring.dataset import Dataset, Exchange, Plan, RankPlan
+from bowstring.errors import (
+    AlreadyExists,
+    BowstringError,
+    Cancelled,
+    DataLoss,
+    InvalidRequest,
+    LimitExceeded,
+    NotFound,
+    PermissionDenied,
+    ServerError,
+    TimedOut,
+    Unauthenticated,
+    Unavailable,
+    Unsupported,
+)
+from bowstring.stream import Batches
+
+try:
+    __version__ = version("bowstring")
+except PackageNotFoundError:  # from the source tree
+    __version__ = "0"
+
+__all__ = [
+    "AlreadyExists",
+    "Batches",
+    "BowstringError",
+    "Cancelled",
+    "Client",
+    "DataLoss",
+    "Dataset",
+    "DatasetInfo",
+    "Datasets",
+    "Exchange",
+    "IngestResult",
+    "InvalidRequest",
+    "LimitExceeded",
+    "NotFound",
+    "PermissionDenied",
+    "Plan",
+    "RankPlan",
+    "ServerError",
+    "TimedOut",
+    "Tls",
+    "Unauthenticated",
+    "Unavailable",
+    "Unsupported",
+    "WarmResult",
+    "connect",
+]

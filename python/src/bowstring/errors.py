@@ -1,0 +1,164 @@
+"""What can go wrong, as a small hierarchy of exceptions that keep the server's own message.
+
+pyarrow raises one class for several codes of gRPC, and adds its debugging context to the text. Every call to
+`pyarrow.flight` in this package is made within [translate][bowstring.errors.translate], which tells them apart again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from types import TracebackType
+from typing import ClassVar
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+
+class BowstringError(Exception):
+    """Any failure of a call to a server; `code` is gRPC's name of what failed, the text is the server's."""
+
+    code: ClassVar[str] = "UNKNOWN"
+
+
+class InvalidRequest(BowstringError, ValueError):
+    """The request is wrong; the text names the field, what it got and what it takes."""
+
+    code = "INVALID_ARGUMENT"
+
+
+class NotFound(BowstringError, LookupError):
+    """There is no such dataset, snapshot, split, selection, id or action."""
+
+    code = "NOT_FOUND"
+
+
+class AlreadyExists(BowstringError):
+    """A dataset that is to be created is there already."""
+
+    code = "ALREADY_EXISTS"
+
+
+class LimitExceeded(BowstringError):
+    """A limit of the server; the text names the option and its value."""
+
+    code = "RESOURCE_EXHAUSTED"
+
+
+class Unavailable(BowstringError, ConnectionError):
+    """The server cannot be reached, drains, or cannot reach its store: trying again helps."""
+
+    code = "UNAVAILABLE"
+
+
+class DataLoss(BowstringError):
+    """Stored bytes are gone or wrong; the text names the sample."""
+
+    code = "DATA_LOSS"
+
+
+class Cancelled(BowstringError):
+    """The call was cancelled, here or by the `cancel` action."""
+
+    code = "CANCELLED"
+
+
+class TimedOut(BowstringError, TimeoutError):
+    """The call took longer than the client's timeout."""
+
+    code = "DEADLINE_EXCEEDED"
+
+
+class Unauthenticated(BowstringError, PermissionError):
+    """The token is missing or not known."""
+
+    code = "UNAUTHENTICATED"
+
+
+class PermissionDenied(BowstringError, PermissionError):
+    """The token does not allow this."""
+
+    code = "PERMISSION_DENIED"
+
+
+class Unsupported(BowstringError, NotImplementedError):
+    """The server does not have this call."""
+
+    code = "UNIMPLEMENTED"
+
+
+class ServerError(BowstringError):
+    """A defect of the server (its log has the stack), or an answer that cannot be understood."""
+
+    code = "INTERNAL"
+
+
+# How pyarrow words the codes: "Flight returned not found error, with message: ...".
+_WORDS: dict[str, type[BowstringError]] = {
+    "invalid argument": InvalidRequest,
+    "out of range": InvalidRequest,
+    "failed precondition": InvalidRequest,
+    "not found": NotFound,
+    "already exists": AlreadyExists,
+    "resource exhausted": LimitExceeded,
+    "unavailable": Unavailable,
+    "aborted": Unavailable,
+    "data loss": DataLoss,
+    "cancelled": Cancelled,
+    "deadline exceeded": TimedOut,
+    "timed out": TimedOut,
+    "unauthenticated": Unauthenticated,
+    "permission denied": PermissionDenied,
+    "unauthorized": PermissionDenied,
+    "unimplemented": Unsupported,
+    "internal": ServerError,
+}
+# For what comes without such words, as from the client's own library.
+_CLASSES: list[tuple[type[BaseException], type[BowstringError]]] = [
+    (fl.FlightUnavailableError, Unavailable),
+    (fl.FlightCancelledError, Cancelled),
+    (fl.FlightTimedOutError, TimedOut),
+    (fl.FlightUnauthenticatedError, Unauthenticated),
+    (fl.FlightUnauthorizedError, PermissionDenied),
+    (fl.FlightError, ServerError),
+    (pa.ArrowNotImplementedError, Unsupported),
+    (pa.ArrowKeyError, NotFound),
+    (pa.ArrowInvalid, InvalidRequest),
+    (pa.ArrowException, ServerError),
+]
+_WORDING = re.compile(r"(?:Flight|gRPC) returned (?:an? )?([a-z ]+?) error, with message: (.*)", re.DOTALL)
+_CONTEXT = re.compile(r"\.? gRPC client debug context: .*|\.? Client context: .*|\.? Detail: [A-Z]\w*$", re.DOTALL)
+
+
+def translated(error: BaseException) -> BowstringError | None:
+    """The exception of this package for one of pyarrow's; None for those that are none of Flight's."""
+    if isinstance(error, BowstringError):
+        return None
+    found = _WORDING.search(str(error)) if isinstance(error, (pa.ArrowException, OSError)) else None
+    if found and found[1] in _WORDS:
+        return _WORDS[found[1]](_CONTEXT.sub("", found[2]))
+    for theirs, ours in _CLASSES:
+        if isinstance(error, theirs):
+            return ours(_CONTEXT.sub("", str(error)))
+    if type(error) is OSError:  # pyarrow's ArrowIOError: a broken connection; a missing file has a class of its own
+        return Unavailable(_CONTEXT.sub("", str(error)))
+    return None
+
+
+class translate(contextlib.ContextDecorator):  # noqa: N801
+    """Raise pyarrow's exceptions as those of this package: in a `with` block, or as a decorator.
+
+    ```python
+    with translate():
+        reader = client.flight().do_get(ticket)
+    ```
+    """
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and (ours := translated(error)) is not None:
+            raise ours from error

@@ -1,0 +1,133 @@
+"""The batches of a stream, which goes on by itself where it broke."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.flight as fl
+import tenacity
+
+from bowstring._wire import keep_forever
+from bowstring.errors import Cancelled, Unavailable, translate
+
+if TYPE_CHECKING:
+    from bowstring.client import Client
+
+
+def retrying(retries: int) -> tenacity.Retrying:
+    """Try again what failed as the server could not be reached: at once, after 0.25 s, three times that, and so on.
+
+    The five attempts that are usual take about ten seconds, which is longer than a server needs to start.
+    """
+    return tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(Unavailable),
+        stop=tenacity.stop_after_attempt(retries),
+        wait=tenacity.wait_exponential_jitter(initial=0.25, exp_base=3, max=10, jitter=0.25),
+        reraise=True,
+    )
+
+
+class Batches(Iterator[pa.RecordBatch]):
+    """The record batches of a ticket, as an iterator.
+
+    If the server restarts or drains, the stream is opened again where it stood, so that every row comes once; after
+    `retries` attempts in a row that bring no batch it fails with [Unavailable][bowstring.Unavailable].
+
+    Attributes:
+        place: What came with the batch that was given last: `epoch`, `step`, `row`, `rows`, `last`, `wait`, `faults`,
+            `plan`. None before the first.
+        ticket: What goes on after that batch, for [Dataset.resume][bowstring.Dataset.resume]. Before the first batch,
+            the ticket asked for.
+        waits: Where the server's time went, in seconds by kind: `store`, `spill`, `window`, `encode`, `consumer`.
+        waited: Seconds that this process has waited for batches.
+    """
+
+    def __init__(self, client: Client, ticket: dict[str, Any]) -> None:
+        self.place: dict[str, Any] | None = None
+        self.ticket = ticket
+        self.waits: dict[str, float] = {}
+        self.waited = 0.0
+        self._client = client
+        self._reader: Any = None
+        self._pid = 0
+        self._ended = False
+        self._closed = False
+
+    def __iter__(self) -> Batches:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        if self._ended or self._closed:
+            raise StopIteration
+        start = time.perf_counter()
+        try:
+            chunk = self._chunk()
+        except StopIteration:
+            self._ended = True
+            raise
+        except Cancelled:
+            if self._closed:  # from another thread
+                raise StopIteration from None
+            raise
+        finally:
+            self.waited += time.perf_counter() - start
+        place: dict[str, Any] = json.loads(chunk.app_metadata.to_pybytes())
+        self.ticket = place.pop("resume")
+        for kind, microseconds in place["wait"].items():
+            self.waits[kind] = self.waits.get(kind, 0.0) + microseconds / 1e6
+        self.place = place
+        return chunk.data
+
+    def _chunk(self) -> Any:
+        try:
+            return self._read()  # the usual case, without the machinery for the others
+        except Unavailable:
+            if not self._client.retries:
+                raise
+        return retrying(self._client.retries)(self._read)
+
+    def _read(self) -> Any:
+        if self._closed:
+            raise StopIteration
+        try:
+            with translate():
+                if self._reader is not None and self._pid != os.getpid():
+                    keep_forever(self._reader)  # the parent's, see Client.flight
+                    self._reader = None
+                if self._reader is None:
+                    ticket = fl.Ticket(json.dumps(self.ticket).encode())
+                    self._pid = os.getpid()
+                    self._reader = self._client.flight().do_get(ticket, self._client.options(stream=True))
+                return self._reader.read_chunk()
+        except Unavailable:
+            self._reader = None
+            raise
+
+    def close(self) -> None:
+        """End the stream, whatever is left of it. The server is told. May be called from another thread."""
+        self._closed = True
+        reader, self._reader = self._reader, None
+        if reader is not None and self._pid != os.getpid():
+            keep_forever(reader)
+        elif reader is not None and not self._ended:
+            with contextlib.suppress(pa.ArrowException, OSError):
+                reader.cancel()
+
+    def __enter__(self) -> Batches:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_reader", None) is not None:
+            self.close()
