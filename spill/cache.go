@@ -205,6 +205,9 @@ func (c *Cache) Close() error {
 
 	c.reaper.stop()
 	c.workers.Wait()
+	if err := c.space.roll(); err != nil { // gives back what was taken ahead
+		c.notGivenBack(err)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	clean := true
@@ -771,44 +774,78 @@ func (c *Cache) Offer(ref schema.BlobRef, at Place, cost time.Duration, blob sch
 	return false
 }
 
-// What is offered is written together with what is offered until there are gatherBytes, or gatherTime has passed: a large write costs a tenth of
-// what as many bytes in small ones do. Meanwhile it is found in memory.
+// What is offered waits for gatherTime, and is then written in pieces of gatherBytes: large writes cost a tenth of what as many bytes in
+// small ones do, and nobody has to be woken up for each blob. Meanwhile it is found in memory.
 const (
+	gatherTime  = 10 * time.Millisecond
 	gatherBytes = 1 << 20
 	gatherBlobs = 128
-	gatherTime  = 10 * time.Millisecond
 )
 
 // writeOffers writes what is offered until there are no more offers.
 func (c *Cache) writeOffers() {
 	pause := time.NewTimer(gatherTime)
 	defer pause.Stop()
-	var batch []*offer
-	var writes []segment.Write
-	var begun []pending
+	var w offerWriter
 	for first := range c.offers {
-		batch = c.gather(append(batch[:0], first), pause)
-		writes, begun = writes[:0], begun[:0]
-		for _, o := range batch {
-			if p, ok := c.beginOffer(o); ok {
-				begun = append(begun, p)
-				writes = append(writes, segment.Write{Reservation: p.space, Key: o.ref.Key, Sum: o.ref.Sum, Payload: o.blob.Bytes()})
-			}
+		pause.Reset(gatherTime)
+		<-pause.C
+		for first != nil {
+			first = w.gather(c.offers, first)
+			w.write(c)
 		}
-		segment.WriteAll(writes)
-		for i := range begun {
-			c.finish(&begun[i], writes[i].Err)
-		}
-		for _, o := range batch {
-			c.mu.Lock()
-			delete(c.offered, hashOf(&o.ref.Key))
-			c.mu.Unlock()
-			o.Unpin()
-			c.queued.Add(-o.ref.Size)
-		}
-		clear(batch)
-		clear(writes)
 	}
+}
+
+// offerWriter is the memory of a goroutine that writes what is offered.
+type offerWriter struct {
+	batch  []*offer
+	begun  []pending
+	writes []segment.Write
+}
+
+// gather makes a batch of the offers that wait, and returns the next one if there may be more.
+func (w *offerWriter) gather(offers <-chan *offer, next *offer) *offer {
+	w.batch = w.batch[:0]
+	for size := int64(0); next != nil; {
+		w.batch = append(w.batch, next)
+		size += next.ref.Size
+		select {
+		case next = <-offers: // nil if there will be no more
+		default:
+			return nil
+		}
+		if size >= gatherBytes || len(w.batch) == gatherBlobs {
+			return next
+		}
+	}
+	return nil
+}
+
+// write stores a batch.
+func (w *offerWriter) write(c *Cache) {
+	w.begun, w.writes = w.begun[:0], w.writes[:0]
+	for _, o := range w.batch {
+		if p, ok := c.beginOffer(o); ok {
+			w.begun = append(w.begun, p)
+			w.writes = append(w.writes, segment.Write{Reservation: p.space, Key: o.ref.Key, Sum: o.ref.Sum, Payload: o.blob.Bytes()})
+		}
+	}
+	segment.WriteAll(w.writes)
+	for i := range w.begun {
+		c.finish(&w.begun[i], w.writes[i].Err)
+	}
+	c.mu.Lock()
+	for _, o := range w.batch {
+		delete(c.offered, hashOf(&o.ref.Key))
+	}
+	c.mu.Unlock()
+	for _, o := range w.batch {
+		o.Unpin()
+		c.queued.Add(-o.ref.Size)
+	}
+	clear(w.batch)
+	clear(w.writes) // they hold the blobs' memory
 }
 
 func (c *Cache) beginOffer(o *offer) (pending, bool) {
@@ -816,24 +853,6 @@ func (c *Cache) beginOffer(o *offer) (pending, bool) {
 		return pending{}, false
 	}
 	return c.begin(o.ref, o.at, o.cost, int64(len(o.blob.Bytes())))
-}
-
-// gather adds to a batch what is offered next.
-func (c *Cache) gather(batch []*offer, pause *time.Timer) []*offer {
-	pause.Reset(gatherTime)
-	for size := batch[0].ref.Size; size < gatherBytes && len(batch) < gatherBlobs; {
-		select {
-		case o, ok := <-c.offers:
-			if !ok {
-				return batch
-			}
-			batch = append(batch, o)
-			size += o.ref.Size
-		case <-pause.C:
-			return batch
-		}
-	}
-	return batch
 }
 
 func (c *Cache) path(name string) string { return filepath.Join(c.opts.Dir, name) }

@@ -213,6 +213,10 @@ func (s *Segment) reserve(n int64, alloc allocator) (at int64, ok bool, err erro
 		if err != nil {
 			return 0, false, err
 		}
+		if s.direct != nil {
+			// Where the file need not grow for it, a direct write does not wait for the one before. A failure costs no more than that.
+			_ = s.file.Truncate(min(s.reserved, int64(len(s.mem))))
+		}
 	}
 	if at > end && !s.noSync { // the rest of a block that others lie in
 		s.voids = append(s.voids, Record{Offset: end + HeaderSize, Length: at - end - HeaderSize, Void: true})
