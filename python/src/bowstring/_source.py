@@ -1,0 +1,42 @@
+"""What the modules for other libraries take as a source: a dataset, or where one is to be found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from bowstring.client import Client, Tls, connect
+from bowstring.dataset import Dataset
+
+
+def opened(
+    source: Dataset | Client | str,
+    name: str | None,
+    *,
+    split: str | None = None,
+    snapshot: int | None = None,
+    columns: Iterable[str] | None = None,
+    where: str | None = None,
+    token: str | None = None,
+    tls: Tls | None = None,
+) -> Dataset:
+    """The dataset that is meant, narrowed to rows and columns."""
+    if isinstance(source, Dataset):
+        given = {"name": name, "split": split, "snapshot": snapshot, "token": token, "tls": tls}
+        if wrong := [argument for argument, value in given.items() if value is not None]:
+            raise TypeError(f"{wrong[0]}: goes with an address or a client; this is a dataset already: {source!r}")
+        dataset = source
+    elif isinstance(source, (Client, str)):
+        if not isinstance(name, str):
+            raise TypeError(f"name: got {name!r}, want the name of a dataset of {source!r}")
+        if isinstance(source, str):
+            source = connect(source, token=token, tls=tls)
+        elif token is not None or tls is not None:
+            raise TypeError("token, tls: belong to the client, which is connected already")
+        dataset = source.dataset(name, split=split, snapshot=snapshot)
+    else:
+        raise TypeError(f"source: got {type(source).__name__}, want a Dataset, a Client, or the address of a server")
+    if where is not None:
+        dataset = dataset.where(where)
+    if columns is not None:
+        dataset = dataset.columns(columns)
+    return dataset

@@ -1,0 +1,393 @@
+"""Datasets as lazy frames of Polars.
+
+[scan][bowstring.polars.scan] gives a `polars.LazyFrame`. A query over it asks the server for no more than it needs:
+
+- **Columns**: those that the query uses.
+- **Rows of `head` and `limit`**: as many as asked for, where no filter stands before them.
+- **Filters** over metadata, as a `where` that the server evaluates. What it cannot evaluate, Polars does; and Polars
+  applies the whole filter in any case, so that what comes out is what Polars says.
+- **Bytes of the samples that are left**: where a filter cannot be left to the server as it is, its metadata columns are
+  read first, Polars filters them, and then the blobs of the rows that passed are fetched.
+
+Polars has no type for UUIDs: `id` is 16 bytes of `Binary`. `position`, a number, is as good a name for a row of a
+snapshot.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+import polars as pl
+from polars.io.plugins import register_io_source
+
+from bowstring import _where
+from bowstring._source import opened
+from bowstring._where import Column, Condition, Instant, Rows
+from bowstring.dataset import INLINE
+from bowstring.errors import InvalidRequest, ServerError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from bowstring.client import Client, Tls
+    from bowstring.dataset import Dataset
+
+__all__ = ["scan"]
+
+BATCH_ROWS = 65_536  # of a batch, where Polars does not say; the server cuts batches of blobs by their bytes
+SHUFFLED_ROWS = 128  # whose blobs are put in order in memory
+_LOG = logging.getLogger("bowstring.polars")
+
+
+def scan(
+    source: Dataset | Client | str,
+    name: str | None = None,
+    *,
+    split: str | None = None,
+    snapshot: int | None = None,
+    columns: Iterable[str] | None = None,
+    where: str | None = None,
+    token: str | None = None,
+    tls: Tls | None = None,
+) -> pl.LazyFrame:
+    """A dataset as a lazy frame. Nothing is read before the query is collected.
+
+    The frame is of the snapshot that is the newest now, or that `snapshot` names, whatever is imported later. Rows come
+    in the order of the dataset: by position, or as it is shuffled.
+
+    ```python
+    frame = bowstring.polars.scan("grpc://127.0.0.1:8815", "photos", split="train")
+    wide = frame.filter(pl.col("width") > 2 * pl.col("height")).select("file_name", "image").collect()
+    ```
+
+    Args:
+        source: A [Dataset][bowstring.Dataset] with all that was chosen in it, a [Client][bowstring.Client], or the
+            address of a server.
+        name: The dataset, if `source` is not one itself; likewise all that follows.
+        split: One of its splits.
+        snapshot: A snapshot that is not the newest.
+        columns: The columns of the frame: without it, all that are stored. `position` and `split` may be named, too.
+        where: Which rows, in the server's language. It goes with the filters of queries.
+        token: Of the connection, if `source` is an address.
+        tls: Likewise.
+    """
+    dataset = opened(source, name, split=split, snapshot=snapshot, columns=columns, where=where, token=token, tls=tls)
+    return register_io_source(
+        _Scan(dataset),
+        schema=_schema(dataset.schema),
+        is_pure=True,  # of one snapshot
+        explain_name=f"bowstring {dataset.name}@{dataset.snapshot}",
+    )
+
+
+def _schema(schema: pa.Schema) -> pl.Schema:
+    return _frame(schema.empty_table()).schema
+
+
+def _frame(data: pa.Table | pa.RecordBatch) -> pl.DataFrame:
+    return cast(pl.DataFrame, pl.from_arrow(data, rechunk=False))
+
+
+class _Scan:
+    """What Polars calls for each scan of a query. It is pickled with the query."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        # All rows, in the order of the plan: what is read of them at different times has to fit together.
+        self._dataset = dataset.options(order="strict", remainder="uneven")
+
+    def __call__(
+        self, columns: list[str] | None, predicate: pl.Expr | None, rows: int | None, batch_rows: int | None
+    ) -> Iterator[pl.DataFrame]:
+        names = list(self._dataset.schema.names) if columns is None else columns
+        if rows == 0:
+            return
+        if not names and predicate is None:  # as many rows as there are, and nothing in them
+            total = self._dataset.num_rows
+            yield pl.DataFrame(height=total if rows is None else min(rows, total))
+            return
+        for frame in _Query(self._dataset, names, predicate, rows, batch_rows or BATCH_ROWS).frames():
+            yield frame if names else pl.DataFrame(height=frame.height)
+
+
+class _Query:
+    """One scan: which columns, which rows, and how they are read."""
+
+    def __init__(
+        self, dataset: Dataset, names: list[str], predicate: pl.Expr | None, rows: int | None, batch_rows: int
+    ) -> None:
+        schema = dataset.schema
+        blobs = {f.name for f in schema if _where.is_blob(f)}
+        parts = [] if predicate is None else conjuncts(predicate)
+        self._early = [p for p in parts if not blobs.intersection(p.meta.root_names())]
+        self._late = [p for p in parts if blobs.intersection(p.meta.root_names())]
+        needed = list(dict.fromkeys([*names, *(root for p in parts for root in p.meta.root_names())]))
+        self._meta = [c for c in needed if c not in blobs]
+        self._blobs = [c for c in needed if c in blobs]
+        self._names, self._rows, self._batch_rows = names, rows, batch_rows
+        self._shuffled = "shuffle" in dataset.request()
+        self._view, exact = dataset, False
+        if predicate is not None and rows is None:  # of the first rows, some are chosen: the server would choose first
+            self._view, exact = _pushed(dataset, _all(translate(p, schema) for p in self._early).true)
+        self._one_pass = exact or not self._early or not self._blobs
+        if dataset.request().get("on_error") == "skip":
+            self._one_pass = True  # a sample in the place of another one has metadata of its own
+
+    def frames(self) -> Iterator[pl.DataFrame]:
+        """The result, piece by piece."""
+        if self._one_pass:
+            for frame in self._read(self._meta + self._blobs):
+                yield _filtered(frame, self._early + self._late).select(self._names)
+            return
+        # The position says which rows are left. All else is asked for by it.
+        columns = ("position", *self._blobs)
+        plain = self._view._but(_split=None, _where=(), _selection=None, _seed=None, _columns=columns)
+        for frame in self._read(list(dict.fromkeys(["position", *self._meta]))):
+            left = _filtered(frame, self._early)
+            for rows in left.iter_slices(SHUFFLED_ROWS if self._shuffled else INLINE):
+                for piece in self._with_blobs(plain, rows):
+                    yield _filtered(piece, self._late).select(self._names)
+
+    def _read(self, columns: list[str]) -> Iterator[pl.DataFrame]:
+        """All rows, or as many as Polars wants."""
+        view = self._view._but(_columns=tuple(columns or ["position"]))
+        if self._rows is None:
+            stream = view.batches(self._batch_rows)
+        else:
+            stream = view.resume(view.ticket(batch=self._rows, stop=1))
+        with stream:
+            for batch in stream:
+                yield from _frame(batch).iter_slices(self._batch_rows)
+
+    def _with_blobs(self, plain: Dataset, rows: pl.DataFrame) -> Iterator[pl.DataFrame]:
+        """Add the blobs of some rows to what was read of these."""
+        if not rows.height:
+            return
+        with plain.select(rows["position"]).batches(self._batch_rows) as batches:
+            pieces: Iterator[pl.DataFrame] = map(_frame, batches)
+            if self._shuffled:  # the server sends them in order of position
+                sent = pl.concat(pieces, rechunk=False)
+                pieces = iter([sent[rows["position"].arg_sort().arg_sort()]])
+            done = 0
+            for blobs in pieces:
+                known = rows.slice(done, blobs.height)
+                if not known["position"].equals(blobs["position"]):
+                    raise ServerError(f"blobs of other rows than those asked for, from number {done} of {rows.height}")
+                done += blobs.height
+                yield known.hstack(blobs.drop("position"))
+        if done != rows.height:
+            raise ServerError(f"blobs of {done} rows instead of {rows.height}")
+
+
+def _filtered(frame: pl.DataFrame, parts: list[pl.Expr]) -> pl.DataFrame:
+    return frame.filter(*parts) if parts else frame
+
+
+def _pushed(dataset: Dataset, rows: Rows) -> tuple[Dataset, bool]:
+    """The dataset with a filter that the server applies, and whether that is all of the filter."""
+    taken = len(dataset.request().get("where", "").encode()) + len("() and ()\n")
+    if rows.text is None or taken + len(rows.text.encode()) > _where.MAX_BYTES:
+        return dataset, False
+    try:
+        return dataset.where(rows.text), rows.exact
+    except InvalidRequest as error:  # a column of an unusual type or name
+        _LOG.warning("the server does not take the filter %s, so Polars applies it alone: %s", rows.text, error)
+        return dataset, False
+
+
+# --- from the filters of Polars to expressions of the server --------------------------------------------------
+
+_COMPARISONS = {"Eq": "==", "NotEq": "!=", "Lt": "<", "LtEq": "<=", "Gt": ">", "GtEq": ">="}
+_STRING_TESTS = {"StartsWith": "startsWith", "EndsWith": "endsWith"}
+_REGEX = frozenset("\\.+*?()|[]{}^$")
+_UNITS = {"ms": 1_000_000, "us": 1_000, "ns": 1}
+
+
+def conjuncts(predicate: pl.Expr) -> list[pl.Expr]:
+    """The parts of a condition that all have to be true."""
+    try:
+        node = json.loads(predicate.meta.serialize(format="json"))
+        if node["BinaryExpr"]["op"] not in ("And", "LogicalAnd"):
+            return [predicate]
+        parts = predicate.meta.pop()
+    except (KeyError, TypeError, ValueError, pl.exceptions.PolarsError):
+        return [predicate]
+    if len(parts) != 2:
+        return [predicate]
+    return [part for side in reversed(parts) for part in conjuncts(side)]
+
+
+def translate(predicate: pl.Expr, schema: pa.Schema) -> Condition:
+    """A filter of Polars as expressions of the server, as far as that goes.
+
+    It is read in the form in which Polars writes it down. Whatever is not known there, as it is new or has changed,
+    stands for all rows.
+    """
+    try:
+        node = json.loads(predicate.meta.serialize(format="json"))
+    except (ValueError, pl.exceptions.PolarsError):
+        return _where.UNKNOWN
+    return _Reader(schema).condition(node)
+
+
+class _Reader:
+    """Reads the tree of an expression."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+
+    def condition(self, node: Any) -> Condition:
+        try:
+            return self._condition(node)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, pl.exceptions.PolarsError):
+            return _where.UNKNOWN
+
+    def _condition(self, node: Any) -> Condition:
+        kind, body = _only(node)
+        match kind:
+            case "BinaryExpr":
+                return self._binary(body["op"], body["left"], body["right"])
+            case "Function":
+                return self._function(body["function"], body["input"])
+            case "Column":
+                return _where.is_true(self._column(node))
+            case "Literal":
+                value = self._value(node)
+                return _where.constant(value) if value is None or isinstance(value, bool) else _where.UNKNOWN
+        return _where.UNKNOWN
+
+    def _binary(self, op: str, left: Any, right: Any) -> Condition:
+        if op in ("And", "LogicalAnd"):
+            return self.condition(left) & self.condition(right)
+        if op in ("Or", "LogicalOr"):
+            return self.condition(left) | self.condition(right)
+        missing = op in ("EqValidity", "NotEqValidity")  # null is a value among others
+        symbol = {"EqValidity": "==", "NotEqValidity": "!="}.get(op) or _COMPARISONS[op]
+        if self._is_literal(left):
+            left, right, symbol = right, left, _where.MIRRORED[symbol]
+        column = self._column(left)
+        if not self._is_literal(right):
+            return _where.UNKNOWN if missing else _where.compare_columns(column, symbol, self._column(right))
+        value = self._value(right)
+        if not missing:
+            return _where.compare(column, symbol, value, nan_is_greatest=True)
+        if value is None:
+            null = _where.is_null(column)
+            return null if symbol == "==" else ~null
+        equal = _where.compare(column, "==", value, nan_is_greatest=True)
+        null = _where.is_null(column)
+        equal = Condition(equal.true, equal.false | null.true)
+        return equal if symbol == "==" else ~equal
+
+    def _function(self, function: Any, inputs: list[Any]) -> Condition:
+        family, which = _only(function)
+        name, options = _only(which)
+        match family, name:
+            case "Boolean", "Not":
+                return ~self.condition(inputs[0])
+            case "Boolean", "IsNull":
+                return _where.is_null(self._column(inputs[0]))
+            case "Boolean", "IsNotNull":
+                return ~_where.is_null(self._column(inputs[0]))
+            case "Boolean", "AllHorizontal":
+                return _all(map(self.condition, inputs))
+            case "Boolean", "AnyHorizontal":
+                return ~_all(~self.condition(i) for i in inputs)
+            case "Boolean", "IsBetween":
+                low, high = {"Both": (">=", "<="), "Left": (">=", "<"), "Right": (">", "<="), "None": (">", "<")}[
+                    options["closed"]
+                ]
+                return self._binary_symbol(inputs[0], low, inputs[1]) & self._binary_symbol(inputs[0], high, inputs[2])
+            case "Boolean", "IsIn":
+                return self._is_in(inputs[0], inputs[1], options["nulls_equal"])
+            case "StringExpr", "Contains":
+                value = self._value(inputs[1])
+                if not options["literal"] and (not isinstance(value, str) or _REGEX.intersection(value)):
+                    return _where.UNKNOWN
+                return _where.string_test(self._column(inputs[0]), "contains", value)
+            case "StringExpr", ("StartsWith" | "EndsWith"):
+                return _where.string_test(self._column(inputs[0]), _STRING_TESTS[name], self._value(inputs[1]))
+            case "ListExpr", "Contains":
+                return _where.has_item(self._column(inputs[0]), self._value(inputs[1]))
+        return _where.UNKNOWN
+
+    def _binary_symbol(self, left: Any, symbol: str, right: Any) -> Condition:
+        return _where.compare(self._column(left), symbol, self._value(right), nan_is_greatest=True)
+
+    def _is_in(self, left: Any, right: Any, nulls_equal: bool) -> Condition:
+        column = self._column(left)
+        items = self._series(right)
+        if items.dtype not in (pl.List, pl.Array):
+            return _where.UNKNOWN
+        values = items.explode().to_list()
+        found = _where.is_in(column, [v for v in values if v is not None])
+        if nulls_equal:
+            null = _where.is_null(column)
+            found = found | null if None in values else Condition(found.true, found.false | null.true)
+        return found
+
+    def _column(self, node: Any) -> Column:
+        """The column that a node is, or that it casts to a type that holds all its values. KeyError if it is none."""
+        kind, body = _only(node)
+        if kind == "Column":
+            return Column(self._schema.field(body))
+        if kind == "Cast":
+            column = self._column(body["expr"])
+            dtype = body["dtype"]["Literal"]
+            signed = {"Int8": 8, "Int16": 16, "Int32": 32, "Int64": 64}
+            unsigned = {"UInt8": 8, "UInt16": 16, "UInt32": 32, "UInt64": 64}
+            ours = str(column.field.type)  # such as int32
+            if column.kind == "int" and not column.as_float:
+                bits = column.field.type.bit_width
+                wide = signed.get(dtype, 0) - ours.startswith("uint")
+                if (unsigned.get(dtype, 0) if ours.startswith("uint") else 0) >= bits or wide >= bits:
+                    return column
+                if dtype == "Float64":
+                    return Column(column.field, as_float=True)
+            if column.kind == "float" and dtype == "Float64":
+                return Column(column.field, as_float=True)
+        raise KeyError(kind)
+
+    def _is_literal(self, node: Any) -> bool:
+        return _only(node)[0] == "Literal"
+
+    def _series(self, node: Any) -> pl.Series:
+        """Let Polars itself say what a literal is."""
+        if not self._is_literal(node):
+            raise KeyError("Literal")
+        literal = pl.Expr.deserialize(io.BytesIO(json.dumps(node).encode()), format="json")
+        series = pl.select(literal).to_series()
+        if len(series) != 1:
+            raise ValueError("a literal is one value")
+        return series
+
+    def _value(self, node: Any) -> _where.Value:
+        series = self._series(node)
+        if series.dtype == pl.Date:
+            days = series.to_physical().item()
+            return None if days is None else Instant(days * 86_400_000_000_000)
+        if isinstance(series.dtype, pl.Datetime):
+            ticks = series.to_physical().item()
+            return None if ticks is None else Instant(ticks * _UNITS[series.dtype.time_unit])
+        value = series.item()
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        raise ValueError(f"a literal of type {series.dtype}")
+
+
+def _only(node: Any) -> tuple[str, Any]:
+    """A node's kind and body; some have no body."""
+    if isinstance(node, str):
+        return node, None
+    ((kind, body),) = node.items()
+    return kind, body
+
+
+def _all(conditions: Iterable[Condition]) -> Condition:
+    out = _where.constant(True)
+    for condition in conditions:
+        out = out & condition
+    return out
