@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from bowstring import _fork
 from bowstring._wire import decoded, keep_forever, progress_bar
 from bowstring.errors import BowstringError, ServerError, translate
 
@@ -129,15 +130,6 @@ class WarmResult:
     full: bool
 
 
-class _Connection:
-    """The connection of one process."""
-
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-        self.lock = threading.Lock()
-        self.flight: Any = None
-
-
 class Client:
     """A server, by its address.
 
@@ -175,17 +167,19 @@ class Client:
         self._timeout = timeout
         if token is not None and scheme in ("grpc", "grpc+tcp") and urlsplit(self.uri).hostname not in _LOCAL:
             warnings.warn(f"the token goes to {self.uri} unencrypted; grpc+tls:// protects it", stacklevel=3)
-        self._connection = _Connection()
+        self._flight: Any = None
+        self._pid = os.getpid()
 
     def __repr__(self) -> str:
         return f"<bowstring.Client {self.uri}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_connection"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_flight", "_pid")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._connection = _Connection()
+        self._flight = None
+        self._pid = os.getpid()
 
     def __enter__(self) -> Client:
         return self
@@ -197,30 +191,31 @@ class Client:
 
     def close(self) -> None:
         """Close this process's connection. The next call makes a new one."""
-        connection, self._connection = self._connection, _Connection()
-        if connection.flight is not None:
-            if connection.pid == os.getpid():
-                with translate():
-                    connection.flight.close()
-            else:
-                keep_forever(connection.flight)
+        if self._pid != os.getpid():
+            return  # there is none
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            with translate():
+                flight.close()
+
+    def _let_go(self) -> None:
+        self._flight = None  # not closed: another thread may be in the middle of a call
 
     def flight(self) -> fl.FlightClient:
-        """The `pyarrow.flight.FlightClient` of the process that asks."""
-        connection = self._connection
-        if connection.pid != os.getpid():
-            # A connection of the parent's is of no use here, and to end it would hang on threads that did not come
-            # along. Nor may its lock be waited for: who held it is not here.
-            if connection.flight is not None:
-                keep_forever(connection.flight)
-            connection = self._connection = _Connection()
-        if connection.flight is None:
-            with connection.lock:
-                if connection.flight is None:
+        """The `pyarrow.flight.FlightClient` of the process that asks. Ask each time: it does not survive a fork."""
+        flight = self._flight
+        if flight is None or self._pid != os.getpid():
+            with _fork.connecting():
+                if self._pid != os.getpid():  # only if the fork was hidden from Python
+                    keep_forever(self._flight)
+                    self._flight, self._pid = None, os.getpid()
+                if self._flight is None:
                     arguments = self._tls._arguments() if self._tls else {}
                     with translate():
-                        connection.flight = fl.connect(self.uri, generic_options=_OPTIONS, **arguments)
-        return connection.flight
+                        self._flight = fl.connect(self.uri, generic_options=_OPTIONS, **arguments)
+                    _fork.hold(self)
+                flight = self._flight
+        return flight
 
     def options(self, *, stream: bool = False) -> fl.FlightCallOptions:
         """What goes with a call: the token, and the timeout, which a stream has none of as it may run for hours."""
@@ -409,7 +404,7 @@ class _Upload:
     def run(self, batches: Iterator[pa.RecordBatch]) -> IngestResult:
         descriptor = fl.FlightDescriptor.for_command(json.dumps({"put": self._put}))
         rows, size = self._bars
-        with rows, size:
+        with rows, size, _fork.uploading():
             with translate():
                 writer, reader = self._client.flight().do_put(
                     descriptor, self._schema, self._client.options(stream=True)

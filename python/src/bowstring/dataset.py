@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.flight as fl
 
+from bowstring import _fork
 from bowstring._wire import Positions, decoded, keep_forever, to_arrow, to_numpy
 from bowstring.errors import BowstringError, InvalidRequest, NotFound, ServerError, Unavailable, translate
 from bowstring.stream import Batches, retrying
@@ -510,7 +511,8 @@ class Exchange:
             return self._schema.empty_table()
         batch = pa.record_batch([wanted], names=[column])
         if self._pid != os.getpid():
-            keep_forever(self._calls)  # the parent's
+            if self._calls:
+                keep_forever(self._calls)  # the fork was hidden from Python
             self._calls, self._lock, self._pid = {}, threading.Lock(), os.getpid()
         with self._lock:
             try:
@@ -526,9 +528,11 @@ class Exchange:
             with translate():
                 if column not in self._calls:
                     descriptor = fl.FlightDescriptor.for_command(self._command)
-                    self._calls[column] = self._client.flight().do_exchange(
-                        descriptor, self._client.options(stream=True)
-                    )
+                    with _fork.connecting():
+                        self._calls[column] = self._client.flight().do_exchange(
+                            descriptor, self._client.options(stream=True)
+                        )
+                        _fork.hold(self)
                     self._calls[column][0].begin(batch.schema)
                 writer, reader = self._calls[column]
                 writer.write_batch(batch)
@@ -559,12 +563,17 @@ class Exchange:
             return error
         return None
 
+    def _let_go(self) -> None:
+        if self._lock.acquire(timeout=1):  # once the take that is under way is answered
+            for column in list(self._calls):
+                self._calls[column][1].cancel()
+                self._forget(column)
+            self._lock.release()
+
     def close(self) -> None:
         """End the call."""
         if self._pid != os.getpid():
-            keep_forever(self._calls)
-            self._calls = {}
-            return
+            return  # there is none
         with self._lock:
             calls, self._calls = self._calls, {}
             for writer, _ in calls.values():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator
 from types import TracebackType
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import tenacity
 
+from bowstring import _fork
 from bowstring._wire import keep_forever
 from bowstring.errors import Cancelled, Unavailable, translate
 
@@ -56,7 +58,8 @@ class Batches(Iterator[pa.RecordBatch]):
         self.waited = 0.0
         self._client = client
         self._reader: Any = None
-        self._pid = 0
+        self._pid = os.getpid()
+        self._lock = threading.RLock()  # held while a batch is read
         self._ended = False
         self._closed = False
 
@@ -64,55 +67,67 @@ class Batches(Iterator[pa.RecordBatch]):
         return self
 
     def __next__(self) -> pa.RecordBatch:
-        if self._ended or self._closed:
-            raise StopIteration
         start = time.perf_counter()
         try:
-            chunk = self._chunk()
-        except StopIteration:
-            self._ended = True
-            raise
-        except Cancelled:
-            if self._closed:  # from another thread
-                raise StopIteration from None
-            raise
+            try:
+                return self._next()  # the usual case, without the machinery for the others
+            except Unavailable:
+                if not self._client.retries:
+                    raise
+            return retrying(self._client.retries)(self._next)
         finally:
             self.waited += time.perf_counter() - start
-        place: dict[str, Any] = json.loads(chunk.app_metadata.to_pybytes())
-        self.ticket = place.pop("resume")
-        for kind, microseconds in place["wait"].items():
-            self.waits[kind] = self.waits.get(kind, 0.0) + microseconds / 1e6
-        self.place = place
-        return chunk.data
 
-    def _chunk(self) -> Any:
-        try:
-            return self._read()  # the usual case, without the machinery for the others
-        except Unavailable:
-            if not self._client.retries:
-                raise
-        return retrying(self._client.retries)(self._read)
-
-    def _read(self) -> Any:
-        if self._closed:
-            raise StopIteration
-        try:
-            with translate():
-                if self._reader is not None and self._pid != os.getpid():
-                    keep_forever(self._reader)  # the parent's, see Client.flight
+    def _next(self) -> pa.RecordBatch:
+        if self._pid != os.getpid():
+            if self._reader is not None:
+                keep_forever(self._reader)  # the fork was hidden from Python
+            self._reader, self._lock, self._pid = None, threading.RLock(), os.getpid()
+        while not (self._ended or self._closed):
+            with self._lock:
+                try:
+                    with translate():
+                        chunk = self._open().read_chunk()
+                except StopIteration:
+                    self._ended = True
+                    break
+                except Cancelled:
+                    if self._closed or self._reader is None:  # it was closed from another thread, or the process forks
+                        continue
+                    raise
+                except Unavailable:
                     self._reader = None
-                if self._reader is None:
-                    ticket = fl.Ticket(json.dumps(self.ticket).encode())
-                    self._pid = os.getpid()
-                    self._reader = self._client.flight().do_get(ticket, self._client.options(stream=True))
-                return self._reader.read_chunk()
-        except Unavailable:
-            self._reader = None
-            raise
+                    raise
+                place: dict[str, Any] = json.loads(chunk.app_metadata.to_pybytes())
+                self.ticket = place.pop("resume")
+                for kind, microseconds in place["wait"].items():
+                    self.waits[kind] = self.waits.get(kind, 0.0) + microseconds / 1e6
+                self.place = place
+                return chunk.data
+        raise StopIteration
+
+    def _open(self) -> Any:
+        """The call, made now if there is none."""
+        reader = self._reader
+        if reader is None:
+            ticket = fl.Ticket(json.dumps(self.ticket).encode())
+            with _fork.connecting():
+                reader = self._client.flight().do_get(ticket, self._client.options(stream=True))
+                self._reader = reader
+                _fork.hold(self)
+        return reader
 
     def close(self) -> None:
         """End the stream, whatever is left of it. The server is told. May be called from another thread."""
         self._closed = True
+        self._cancel()
+
+    def _let_go(self) -> None:
+        self._cancel()
+        if self._lock.acquire(timeout=1):  # who was reading has let go, too
+            self._lock.release()
+
+    def _cancel(self) -> None:
         reader, self._reader = self._reader, None
         if reader is not None and self._pid != os.getpid():
             keep_forever(reader)

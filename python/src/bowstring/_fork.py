@@ -1,0 +1,119 @@
+"""Connections and forks: what gRPC has in memory does not work in a forked child, not even for new connections.
+
+Its threads exist in the parent alone, and a child that connects waits for them for ever. So before this process forks,
+everything of gRPC's that the package holds is let go, and its threads are waited for: some milliseconds. Parent and
+child then connect anew when they next need to, and streams go on by their tickets. PyTorch's DataLoader forks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import threading
+import time
+import weakref
+from typing import Protocol
+
+from bowstring.errors import BowstringError
+
+_PATIENCE = 0.5  # seconds for gRPC's threads to end; they take 2 to 4 ms
+_THREADS = {"event_engine", "lifeguard", "grpc_global_tim"}  # gRPC's, as Linux shows their names
+
+
+class Holder(Protocol):
+    """What holds objects of gRPC's."""
+
+    def _let_go(self) -> None:
+        """Drop them; they are made again when they are needed."""
+
+
+class _State:
+    """What the hooks share. A child has a new one, as whoever holds the parent's lock is not there."""
+
+    def __init__(self) -> None:
+        self.gate = threading.RLock()  # held through a fork, and while a connection is made
+        self.holders: weakref.WeakSet[Holder] = weakref.WeakSet()
+        self.others: set[str] | None = None  # threads of another gRPC in this process, such as Ray's
+        self.uploads = 0
+        self.poisoned = False
+
+
+_state = _State()
+
+
+def connecting() -> threading.RLock:
+    """Hold this while an object of gRPC's is made."""
+    if _state.poisoned:
+        raise BowstringError(
+            "this process was forked while an upload was running in its parent, so gRPC does not work in it; "
+            "fork before the upload, or start processes by `spawn`"
+        )
+    if _state.others is None:
+        _state.others = _threads()
+    return _state.gate
+
+
+def hold(holder: Holder) -> None:
+    """Let go what this holds before the process forks."""
+    _state.holders.add(holder)
+
+
+class uploading:  # noqa: N801
+    """An upload runs, which cannot be made again as a stream can: a child that is forked meanwhile cannot connect."""
+
+    def __enter__(self) -> None:
+        with _state.gate:
+            _state.uploads += 1
+
+    def __exit__(self, *_: object) -> None:
+        with _state.gate:
+            _state.uploads -= 1
+
+
+def _threads() -> set[str]:
+    """The threads of this process that are gRPC's, by id."""
+    found = set()
+    with contextlib.suppress(OSError):  # not Linux
+        for thread in os.listdir("/proc/self/task"):  # noqa: PTH208 - this may run often
+            with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/comm") as file:  # noqa: PTH123
+                if file.read().strip() in _THREADS:
+                    found.add(thread)  # else it has ended
+    return found
+
+
+def _before() -> None:
+    _state.gate.acquire()
+    if _state.others is None:
+        return  # nothing was ever connected here
+    for holder in list(_state.holders):
+        holder._let_go()
+    if _state.uploads:
+        return
+    if not _quiet(0.02):
+        gc.collect()  # the traceback of an error may still hold a call
+        _quiet(_PATIENCE)
+
+
+def _quiet(seconds: float) -> bool:
+    """Wait for gRPC's threads to end."""
+    end = time.monotonic() + seconds
+    while _threads() - (_state.others or set()):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.001)
+    return True
+
+
+def _in_parent() -> None:
+    _state.gate.release()
+
+
+def _in_child() -> None:
+    global _state
+    parent, _state = _state, _State()
+    _state.poisoned = parent.poisoned or parent.uploads > 0
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)
