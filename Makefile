@@ -11,7 +11,7 @@ BIN    := build/bin/bowstring
 LINT   := build/tools/golangci-lint
 
 # Where Python code of this repository lives.
-PY_SRC := $(wildcard bench examples python tests)
+PY_SRC := $(wildcard bench examples notebooks python tests)
 # The race detector slows pure arithmetic tenfold and finds nothing in a package without goroutines.
 RACE_SKIP := bowstring/fetch/plan
 FUZZ_TIME ?= 30s
@@ -98,6 +98,10 @@ test-cassandra-shared:
 .PHONY: test-python
 test-python: $(VENV)/.package $(LINT) build ## pytest with pyarrow and other real clients against a server process.
 	$(PY) -m pytest
+
+.PHONY: notebooks
+notebooks: $(VENV)/.package build ## Run the notebooks against servers of their own, and keep their outputs.
+	KEEP_OUTPUTS=1 $(PY) -m pytest tests/python/test_notebooks.py
 
 .PHONY: fuzz
 fuzz: go-check ## Run each fuzz target for FUZZ_TIME (30s).

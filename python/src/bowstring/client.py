@@ -399,6 +399,7 @@ class _Upload:
             progress_bar(progress, f"ingest {put['dataset']}", total, "row"),
             progress_bar(progress, "stored", None, "B"),
         )
+        self._stored = 0  # bytes of blobs that the server has acknowledged
         self._results: queue.SimpleQueue[dict[str, Any] | BowstringError | None] = queue.SimpleQueue()
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> IngestResult:
@@ -435,7 +436,7 @@ class _Upload:
                 raise last
             if last is None or "snapshot" not in last:
                 raise ServerError(f"the upload ended without a result: {last}")
-            return IngestResult(last["dataset"], last["snapshot"], last["rows"], int(size.n), last["changed"])
+            return IngestResult(last["dataset"], last["snapshot"], last["rows"], self._stored, last["changed"])
 
     def _send(self, writer: Any, batches: Iterator[pa.RecordBatch]) -> int:
         sent = 0
@@ -458,8 +459,7 @@ class _Upload:
                     break
                 last = decoded(message)
                 if "batch" in last:
-                    rows.update(last["rows"] - rows.n)
-                    size.update(last["bytes"] - size.n)
+    XX
         except BowstringError as error:
             last = error
         except Exception as error:  # noqa: BLE001 - it is raised in the thread that waits

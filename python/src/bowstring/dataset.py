@@ -204,15 +204,17 @@ class Dataset:
     def where(self, expression: str) -> Dataset:
         """The rows that meet an expression over metadata columns, such as `label < 10 and width >= 400`.
 
-        A mistake in it is told at once, with its place.
+        Several of them all have to hold. The server evaluates it at once, so a mistake in it is told here, with its place.
         """
         if not isinstance(expression, str):
             raise TypeError(f"expression: got {type(expression).__name__}, want str, such as 'width >= 400'")
-        if self._total:
-            # On one row alone: this finds mistakes in the expression, and costs nothing.
-            plain = Dataset(self._client, self._name, self._snapshot, None, self._total)
-            plain._but(_where=(expression,), _selection={"positions": [0]}).plan()
-        return self._but(_where=(*self._where, expression), _schema=self._schema)
+        narrowed = self._but(_where=(*self._where, expression), _schema=self._schema)
+        if not self._where:
+            _ = narrowed.num_rows
+        else:
+            # By itself, so that one that is wrong alone, such as `a) or (b`, does not become right among the others.
+            self._but(_where=(expression,)).plan()
+        return narrowed
 
     def select(self, rows: Any) -> Dataset:
         """The rows that are in a set. What was selected before stays selected only if it is in both.
