@@ -459,7 +459,9 @@ class _Upload:
                     break
                 last = decoded(message)
                 if "batch" in last:
-    XX
+                    rows.update(last["rows"] - rows.n)
+                    size.update(last["bytes"] - self._stored)
+                    self._stored = last["bytes"]
         except BowstringError as error:
             last = error
         except Exception as error:  # noqa: BLE001 - it is raised in the thread that waits

@@ -204,7 +204,7 @@ class Dataset:
     def where(self, expression: str) -> Dataset:
         """The rows that meet an expression over metadata columns, such as `label < 10 and width >= 400`.
 
-        Several of them all have to hold. The server evaluates it at once, so a mistake in it is told here, with its place.
+        Several of them all have to hold. The server evaluates it at once: a mistake in it is told here, with its place.
         """
         if not isinstance(expression, str):
             raise TypeError(f"expression: got {type(expression).__name__}, want str, such as 'width >= 400'")
