@@ -32,6 +32,7 @@ from bowstring.errors import (
     Unavailable,
     Unsupported,
 )
+from bowstring.preview import Explanation, Preview
 from bowstring.stream import Batches
 
 try:
@@ -50,12 +51,14 @@ __all__ = [
     "DatasetInfo",
     "Datasets",
     "Exchange",
+    "Explanation",
     "IngestResult",
     "InvalidRequest",
     "LimitExceeded",
     "NotFound",
     "PermissionDenied",
     "Plan",
+    "Preview",
     "RankPlan",
     "ServerError",
     "TimedOut",
