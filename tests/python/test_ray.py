@@ -1,0 +1,497 @@
+"""Datasets as datasets of Ray Data, on a real local Ray."""
+
+from __future__ import annotations
+
+import collections
+import datetime as dt
+import io
+import logging
+import math
+import os
+import pickle
+import random
+import secrets
+import signal
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import bowstring
+import bowstring.ray
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+import ray
+import ray.cloudpickle
+from bowstring.ray import BowstringDatasource, translate
+from node import Node
+from PIL import Image
+from polars.testing import assert_frame_equal
+from ray.data.datatype import DataType
+from ray.data.expressions import Expr, col, lit, udf
+from wire import PATIENCE, until
+
+ROWS, BLOB = 2_000, 10_000
+COLUMNS = ["key", "label", "score", "word", "flag", "taken", "image", "position"]
+
+
+def samples(rows: int = ROWS) -> pa.Table:
+    """Samples with nulls and NaN in their metadata."""
+    rng = random.Random(2)
+
+    def some(make: Callable[[], Any], dtype: pa.DataType) -> pa.Array:
+        return pa.array([None if rng.random() < 0.15 else make() for _ in range(rows)], dtype)
+
+    return pa.table(
+        {
+            "key": pa.array([f"row-{i}" for i in range(rows)]),
+            "label": some(lambda: rng.randrange(10), pa.int64()),
+            "score": some(lambda: rng.choice([math.nan, 0.5, rng.random()]), pa.float64()),
+            "word": some(lambda: rng.choice(["", "cat", "caterpillar", 'quo"te', "über"]), pa.utf8()),
+            "flag": some(lambda: rng.random() < 0.5, pa.bool_()),
+            "taken": some(lambda: rng.randrange(5) * 10**6, pa.timestamp("us")),
+            "image": pa.array([rng.randbytes(BLOB) for _ in range(rows)], pa.large_binary()),
+        }
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    """A Ray of this machine's own, small."""
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    path = os.pathsep.join([str(Path(bowstring.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
+    ray.init(
+        num_cpus=2,
+        object_store_memory=200 << 20,
+        include_dashboard=False,
+        log_to_driver=False,
+        runtime_env={"env_vars": {"PYTHONPATH": path}},
+    )
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    yield
+    ray.shutdown()
+
+
+class Served(NamedTuple):
+    """A server, the dataset there, and its table."""
+
+    node: Node
+    dataset: bowstring.Dataset
+    table: pa.Table
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, binary: Path) -> Iterator[Served]:
+    root = tmp_path_factory.mktemp("ray")
+    with Node(binary, root / "store", log=root / "log") as node, bowstring.connect(node.url) as client:
+        client.ingest("samples", samples(), key="key", progress=False)
+        dataset = client.dataset("samples").columns(COLUMNS)
+        yield Served(node, dataset, dataset.to_arrow())
+
+
+@pytest.fixture
+def sent(served: Served) -> Callable[[], tuple[int, int]]:
+    """Rows and bytes that the server has sent since the last call."""
+    client = served.dataset.client
+
+    def now() -> dict[str, int]:
+        until(lambda: not client.stats()["streams"], "the end of all streams")
+        found: dict[str, int] = client.stats()["server"]
+        return found
+
+    before = now()
+
+    def since() -> tuple[int, int]:
+        nonlocal before
+        after = now()
+        rows, size = after["rows"] - before["rows"], after["bytes"] - before["bytes"]
+        before = after
+        return rows, size
+
+    return since
+
+
+def keys(rows: ray.data.Dataset) -> list[str]:
+    return [row["key"] for row in rows.select_columns(["key"]).take_all()]
+
+
+def test_counts_and_schema(served: Served, sent: Callable[[], tuple[int, int]]) -> None:
+    rows = bowstring.ray.read(served.dataset)
+    assert rows.count() == ROWS
+    schema = rows.schema()
+    assert schema is not None
+    assert schema.names == COLUMNS
+    assert schema.base_schema.equals(served.dataset.schema)
+    assert sent() == (0, 0)  # all that is known beforehand
+
+
+def test_every_row_once(served: Served) -> None:
+    for rows in (
+        bowstring.ray.read(served.dataset),
+        bowstring.ray.read(served.dataset, parallelism=7),
+        bowstring.ray.read(served.dataset, shuffle=3, epoch=2, parallelism=3),
+    ):
+        assert collections.Counter(keys(rows)) == collections.Counter(served.table["key"].to_pylist())
+
+
+def test_rows_are_what_was_stored(served: Served) -> None:
+    found = pa.concat_tables(bowstring.ray.read(served.dataset, parallelism=3).iter_batches(batch_format="pyarrow"))
+    assert_frame_equal(pl.DataFrame(found.sort_by("position")), pl.DataFrame(served.table))
+
+
+def test_order_is_kept_where_asked_for(served: Served) -> None:
+    options = ray.data.DataContext.get_current().execution_options
+    options.preserve_order = True
+    try:
+        assert keys(bowstring.ray.read(served.dataset, parallelism=5)) == served.table["key"].to_pylist()
+        shuffled = bowstring.ray.read(served.dataset, shuffle=3, epoch=1, parallelism=5)
+        expected = served.dataset.shuffle(3).columns(["key"]).batches(epoch=1)
+        assert keys(shuffled) == [k for batch in expected for k in batch["key"].to_pylist()]
+    finally:
+        options.preserve_order = False
+
+
+def test_tasks(served: Served) -> None:
+    source = BowstringDatasource(served.dataset)
+    plan = served.dataset.plan()
+    assert source.estimate_inmemory_data_size() == plan.bytes > ROWS * BLOB
+    for parallelism in (1, 3, 64):
+        tasks = source.get_read_tasks(parallelism)
+        assert len(tasks) == parallelism
+        assert sum(t.metadata.num_rows or 0 for t in tasks) == ROWS
+        assert sum(t.metadata.size_bytes or 0 for t in tasks) == pytest.approx(plan.bytes, rel=0.01)
+        for task in tasks:
+            pickled = ray.cloudpickle.dumps(task)  # type: ignore[no-untyped-call]
+            assert len(pickled) < 4_000
+            assert task.schema == served.dataset.schema
+    blocks = list(source.get_read_tasks(7)[2]())
+    assert sum(b.num_rows for b in blocks) == source.get_read_tasks(7)[2].metadata.num_rows
+    assert len(source.get_read_tasks(10 * ROWS)) == ROWS  # none without rows
+    again = pickle.loads(pickle.dumps(source))  # noqa: S301
+    assert len(again.get_read_tasks(2)) == 2
+
+
+def test_repeated_tasks_give_the_same_blocks(served: Served) -> None:
+    shuffled = served.dataset.columns(["key", "image"]).shuffle(1).options(order="free")
+    task = BowstringDatasource(shuffled).get_read_tasks(3)[1]
+    first, second = list(task()), list(task())
+    assert [b.num_rows for b in first] == [b.num_rows for b in second]
+    assert all(a.equals(b) for a, b in zip(first, second, strict=True))
+
+
+def test_blocks_are_of_the_size_that_ray_wants(served: Served) -> None:
+    context = ray.data.DataContext.get_current()
+    before = context.target_max_block_size
+    context.target_max_block_size = 1 << 20
+    try:
+        blocks = bowstring.ray.read(served.dataset, parallelism=2).materialize()
+        sizes = [ray.get(ref).nbytes for ref in blocks.get_internal_block_refs()]
+        assert max(sizes) <= 1.3 * (1 << 20)
+        assert ROWS * BLOB / (1 << 20) <= len(sizes) <= 1.5 * ROWS * BLOB / (1 << 20)
+    finally:
+        context.target_max_block_size = before
+
+
+# --- what is pushed down --------------------------------------------------
+
+
+def test_columns_are_pushed_down(served: Served, sent: Callable[[], tuple[int, int]]) -> None:
+    rows = bowstring.ray.read(served.dataset, parallelism=2).select_columns(["label", "key"])
+    assert rows.schema().names == ["label", "key"]
+    assert len(rows.take_all()) == ROWS
+    assert sent()[1] < ROWS * 50
+
+
+def test_filters_are_pushed_down(served: Served, sent: Callable[[], tuple[int, int]]) -> None:
+    rows = bowstring.ray.read(served.dataset, parallelism=2)
+    expected = [r["key"] for r in served.table.select(["key", "label"]).to_pylist() if r["label"] == 3]
+    low = rows.filter(expr=col("label") == 3).select_columns(["key", "image"])
+    assert sorted(r["key"] for r in low.take_all()) == sorted(expected)
+    count, size = sent()
+    assert count == len(expected)
+    assert size < 1.1 * len(expected) * BLOB
+    assert rows.filter(expr=col("label") == 3).count() == len(expected)
+    assert rows.filter(expr=col("label") == 77).take_all() == []
+    assert rows.filter(expr=col("label") == 77).count() == 0
+
+
+def test_filters_that_the_server_does_in_part(served: Served, sent: Callable[[], tuple[int, int]]) -> None:
+    rows = bowstring.ray.read(served.dataset, parallelism=2)
+    both = (col("label") == 3) & (col("position") * 2 % 10 == 4)
+    expected = [
+        r["key"]
+        for r in served.table.select(["key", "label", "position"]).to_pylist()
+        if r["label"] == 3 and r["position"] * 2 % 10 == 4
+    ]
+    assert sorted(keys(rows.filter(expr=both))) == sorted(expected)
+    assert sent()[0] == served.table["label"].to_pylist().count(3)
+    assert rows.filter(expr=both).count() == len(expected)
+    assert rows.filter(expr=both).limit(3).count() == 3
+    # By function, and by an expression that only Ray can evaluate.
+    assert rows.filter(lambda row: row["label"] == 3).count() == served.table["label"].to_pylist().count(3)
+
+    @udf(return_dtype=DataType.from_arrow(pa.bool_()))
+    def third(label: pa.Array) -> pa.Array:
+        return pc.equal(label, 3)
+
+    predicate = third(col("label"))  # type: ignore[operator]
+    assert rows.filter(expr=predicate).count() == served.table["label"].to_pylist().count(3)
+
+
+def test_rows_are_pushed_down(served: Served, sent: Callable[[], tuple[int, int]]) -> None:
+    rows = bowstring.ray.read(served.dataset, parallelism=2)
+    first = rows.map(lambda row: {"key": row["key"]}).limit(5)
+    assert len(first.take_all()) == 5
+    assert sent()[0] <= 2 * 5
+    assert len(rows.limit(5).take_all()) == 5
+    assert rows.limit(0).take_all() == []
+
+
+FILTERS: list[Expr] = [
+    col("label") > 3,
+    col("label") != 3,
+    lit(3) <= col("label"),
+    ~(col("label") > 3),
+    ~((col("label") > 3) & (col("word") == "cat")),
+    col("label").is_in([1, 2]),
+    col("label").is_in([1, None]),
+    col("label").not_in([1, 2]),
+    col("label").not_in([1, None]),
+    col("label").is_null(),
+    col("word").is_not_null(),
+    col("label") > 2.5,
+    col("score") > 0.5,
+    ~(col("score") > 0.5),
+    col("score") != 0.5,
+    col("score").is_in([0.5]),
+    col("flag") == lit(True),
+    ~(col("flag") == lit(True)),
+    col("word") == 'quo"te',
+    col("word").is_in(["über", ""]),
+    col("word").str.starts_with("cat"),
+    ~col("word").str.contains("pill"),
+    col("word").str.ends_with("e"),
+    col("word").str.match("cat%"),
+    col("taken") > lit(dt.datetime(1970, 1, 1, 0, 0, 2)),
+    (col("label") > 3) | (col("position") < 100),
+    (col("label") + 1 > 3) | (col("position") < 100),
+    col("label") < col("position"),
+    (col("label") > 3) & (col("label") < 2),
+]
+
+
+@pytest.mark.parametrize("number", range(len(FILTERS)))
+def test_filters_mean_what_they_mean_to_arrow(served: Served, number: int) -> None:
+    predicate = FILTERS[number]
+    metadata = served.table.drop_columns(["image"])
+    expected = metadata.filter(predicate.to_pyarrow())["position"].to_pylist()
+    source = BowstringDatasource(served.dataset)
+    found = [b for task in source.apply_predicate(predicate).get_read_tasks(3) for b in task()]
+    positions = [p for b in found for p in b["position"].to_pylist()]
+    rows = translate(predicate, served.dataset.schema).true
+    if rows.text is None:
+        assert source.apply_predicate(predicate) is source
+        assert len(positions) == ROWS  # Ray filters
+    else:
+        assert positions == expected
+
+
+def test_random_filters_mean_what_they_mean_to_arrow(served: Served) -> None:
+    seed = int(os.environ.get("BOWSTRING_SEED") or secrets.randbelow(2**32))
+    print(f"BOWSTRING_SEED={seed}", file=sys.stderr)
+    rng = random.Random(seed)
+
+    def some(depth: int) -> Expr:
+        if depth == 0 or rng.random() < 0.2:
+            return rng.choice(FILTERS)
+        match rng.randrange(3):
+            case 0:
+                return ~some(depth - 1)
+            case 1:
+                return some(depth - 1) & some(depth - 1)
+        return some(depth - 1) | some(depth - 1)
+
+    metadata = served.table.drop_columns(["image"])
+    source = BowstringDatasource(served.dataset.columns([c for c in COLUMNS if c != "image"]))
+    pushed = 0
+    for number in range(100):
+        predicate = some(rng.randrange(1, 4))
+        narrowed = source.apply_predicate(predicate)
+        if narrowed is source:
+            continue
+        pushed += 1
+        narrowed = narrowed.apply_projection({"position": "position"})
+        found = [p for task in narrowed.get_read_tasks(2) for b in task() for p in b["position"].to_pylist()]
+        expected = metadata.filter(predicate.to_pyarrow())["position"].to_pylist()
+        assert found == expected, f"filter {number} of seed {seed}: {predicate}"
+    assert pushed > 50
+
+
+# --- what is done with it --------------------------------------------------
+
+
+Decode = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def decoder() -> Decode:
+    """What decodes photographs into small squares. It is a function of its own as workers cannot import this module."""
+
+    def decode(batch: dict[str, Any]) -> dict[str, Any]:
+        images = []
+        for image in batch["image"]:
+            with Image.open(io.BytesIO(image)) as opened:
+                images.append(np.asarray(opened.convert("RGB").resize((16, 16))))
+        return {"image": np.stack(images), "label": batch["label"], "width": batch["width"]}
+
+    return decode
+
+
+def test_photographs_are_decoded(node: Node) -> None:
+    client = bowstring.connect(node.url)
+    rows = bowstring.ray.read(client, "photos", split="train", columns=["image", "label", "width"], parallelism=2)
+    batches = list(rows.map_batches(decoder()).iter_batches(batch_size=32))
+    dataset = client.dataset("photos", split="train")
+    assert sum(len(b["label"]) for b in batches) == dataset.num_rows > 200
+    assert batches[0]["image"].shape == (32, 16, 16, 3)
+    labels = collections.Counter(int(v) for b in batches for v in b["label"])
+    assert labels == collections.Counter(dataset.columns(["label"]).to_arrow()["label"].to_pylist())
+
+
+def test_iter_torch_batches(node: Node) -> None:
+    import torch
+
+    rows = bowstring.ray.read(node.url, "photos", split="val", columns=["image", "label", "width"])
+    seen = 0
+    for batch in rows.map_batches(decoder()).iter_torch_batches(batch_size=16):
+        assert batch["image"].dtype == torch.uint8
+        assert batch["image"].shape[1:] == (16, 16, 3)
+        assert batch["label"].dtype == torch.int64
+        seen += len(batch["label"])
+    assert seen == rows.count() > 20
+
+
+def test_streaming_split(served: Served) -> None:
+    rows = bowstring.ray.read(served.dataset, columns=["key", "image"], shuffle=1, parallelism=4)
+    splits = rows.streaming_split(2, equal=True)
+    found: list[list[str]] = [[], []]
+
+    def consume(i: int) -> None:
+        for batch in splits[i].iter_batches(batch_size=50):
+            found[i].extend(batch["key"])
+
+    threads = [threading.Thread(target=consume, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found[0]) == len(found[1]) == ROWS // 2
+    assert set(found[0]) | set(found[1]) == set(served.table["key"].to_pylist())
+
+
+# --- faults --------------------------------------------------
+
+
+def test_a_worker_is_killed(served: Served, tmp_path: Path) -> None:
+    """Its task has given some blocks by then: none of their rows comes twice."""
+    context = ray.data.DataContext.get_current()
+    before = context.target_max_block_size
+    context.target_max_block_size = 1 << 20
+    marks = tmp_path / "marks"
+    marks.mkdir()
+
+    def slowly(batch: dict[str, Any]) -> dict[str, Any]:
+        with (marks / str(os.getpid())).open("a") as mark:
+            mark.write("x")
+        time.sleep(0.05)
+        return batch  # with the images, so that blocks are full, and given, again and again
+
+    killed: list[int] = []
+
+    def kill() -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not killed and time.monotonic() < deadline:
+            for mark in list(marks.iterdir()):
+                if mark.stat().st_size >= 6:  # it has given blocks, and is not done
+                    os.kill(int(mark.name), signal.SIGKILL)
+                    killed.append(int(mark.name))
+                    return
+            time.sleep(0.01)
+
+    rows = bowstring.ray.read(served.dataset, shuffle=5, parallelism=2).map_batches(slowly, batch_size=64)
+    try:
+        killer = threading.Thread(target=kill)
+        killer.start()
+        found = [key for batch in rows.iter_batches(batch_size=100) for key in batch["key"]]
+        killer.join()
+    finally:
+        context.target_max_block_size = before
+    assert killed, "no worker was killed"
+    assert sum(mark.stat().st_size for mark in marks.iterdir()) > ROWS // 64 + 4  # some was done again
+    assert collections.Counter(found) == collections.Counter(served.table["key"].to_pylist())
+
+
+def test_the_server_restarts(binary: Path, tmp_path: Path) -> None:
+    with Node(binary, tmp_path / "store", log=tmp_path / "log") as node:
+        client = bowstring.connect(node.url)
+        client.ingest("samples", samples(), key="key", progress=False)
+        dataset = client.dataset("samples").options(batch_bytes=1 << 19)
+
+        def slowly(batch: dict[str, Any]) -> dict[str, Any]:
+            time.sleep(0.05)
+            return {"key": batch["key"]}
+
+        rows = bowstring.ray.read(dataset, shuffle=4, parallelism=2).map_batches(slowly, batch_size=50)
+        found: list[str] = []
+        for number, batch in enumerate(rows.iter_batches(batch_size=50, prefetch_batches=0)):
+            found.extend(batch["key"])
+            if number == 1:
+                port = node.port
+                node.kill()
+                node.start(f"127.0.0.1:{port}")
+        assert collections.Counter(found) == collections.Counter(f"row-{i}" for i in range(ROWS))
+
+
+def test_a_broken_stream_goes_on_by_ticket(binary: Path, tmp_path: Path) -> None:
+    with Node(binary, tmp_path / "store", log=tmp_path / "log") as node:
+        client = bowstring.connect(node.url)
+        client.ingest("samples", samples(), key="key", progress=False)
+        dataset = client.dataset("samples").options(batch_bytes=1 << 18).shuffle(9)
+        blocks = BowstringDatasource(dataset).get_read_tasks(2)[1]()
+        assert isinstance(blocks, types.GeneratorType)
+        first = next(blocks)
+        port = node.port
+        node.kill()
+        node.start(f"127.0.0.1:{port}")
+        found = [k for b in [first, *blocks] for k in b["key"].to_pylist()]
+        expected = dataset.batches(ROWS, rank=1, world_size=2)
+        assert found == [k for b in expected for k in b["key"].to_pylist()]
+
+
+def test_wrong_arguments(served: Served) -> None:
+    read, client = bowstring.ray.read, served.dataset.client
+    with pytest.raises(ValueError, match="parallelism: got 0, want an integer, 1 or more"):
+        read(served.dataset, parallelism=0)
+    with pytest.raises(ValueError, match=r"concurrency: got 1\.5"):
+        read(served.dataset, concurrency=1.5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="source: got list, want a Dataset, a Client, or the address"):
+        read([])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="name: got None, want the name of a dataset"):
+        read(client)
+    with pytest.raises(TypeError, match="snapshot: goes with an address or a client"):
+        read(served.dataset, snapshot=3)
+    with pytest.raises(bowstring.NotFound):
+        read(client, "samples", snapshot=77)
+    with pytest.raises(bowstring.InvalidRequest, match="lable"):
+        read(client, "samples", columns=["lable"])
+    with pytest.raises(bowstring.InvalidRequest, match="did you mean"):
+        read(client, "samples", where="lable == 3")
+    with pytest.raises(bowstring.InvalidRequest, match="seed"):
+        read(served.dataset, shuffle=-1)
