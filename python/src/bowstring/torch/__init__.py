@@ -1,0 +1,29 @@
+"""Samples for torch's DataLoader: streams that resume, and random access. Needs the extra `[torch]`.
+
+```python
+from bowstring.torch import BowstringDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+dataset = BowstringDataset("grpc://127.0.0.1:8815", "photos", split="train", shuffle=7, batch_size=256)
+loader = StatefulDataLoader(dataset, batch_size=None, num_workers=2)
+```
+"""
+
+from bowstring.torch._columns import Batch, Blobs
+from bowstring.torch._dataset import BowstringDataset, DatasetIterator
+from bowstring.torch._decode import DecodeError
+from bowstring.torch._map import BowstringMapDataset
+from bowstring.torch._rows import collate
+from bowstring.torch._state import StateMismatch, portable_state
+
+__all__ = [
+    "Batch",
+    "Blobs",
+    "BowstringDataset",
+    "BowstringMapDataset",
+    "DatasetIterator",
+    "DecodeError",
+    "StateMismatch",
+    "collate",
+    "portable_state",
+]

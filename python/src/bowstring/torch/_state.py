@@ -1,0 +1,245 @@
+"""Where a job is in its epoch, as a small dictionary, and what may be done with it elsewhere."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+VERSION = 1
+State = dict[str, Any]
+
+
+class StateMismatch(ValueError):  # noqa: N818 - as the exceptions of the core are called
+    """A state was made by another dataset, snapshot, selection, seed or batch size, or by another share of the job."""
+
+
+def digest(request: Mapping[str, Any]) -> str:
+    """A name of what determines which samples a step holds."""
+    fields = ("dataset", "snapshot", "split", "where", "selection", "batch", "remainder")
+    known = {name: request[name] for name in fields if name in request}
+    known["seed"] = request["shuffle"]["seed"] if "shuffle" in request else None
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def title(request: Mapping[str, Any]) -> str:
+    """A short description of a request, for people."""
+    parts = [f"{request['dataset']}@{request['snapshot']}"[:200]]
+    parts += [request["split"][:100]] if "split" in request else []
+    parts += ["where …"] if "where" in request else []
+    parts += ["selection"] if "selection" in request else []
+    if "shuffle" in request:
+        parts.append(f"seed {request['shuffle']['seed']}")
+    return ", ".join([*parts, f"batch {request['batch']}"])
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which part of each global batch, and which steps, a process serves."""
+
+    rank: int = 0
+    world: int = 1
+    worker: int = 0
+    workers: int = 1
+
+
+@dataclass(frozen=True)
+class Place:
+    """What is left of an epoch for one share of it.
+
+    First the steps of `single`, one by one; then `step` and every `stride`-th after it. Of the first of all these,
+    `row` samples of the share were served. `served` is what the server needs to know where the order is not strict.
+    """
+
+    epoch: int
+    step: int
+    stride: int = 1
+    row: int = 0
+    single: tuple[int, ...] = ()
+    served: str | None = None
+
+    @property
+    def next(self) -> int:
+        """The step that comes next."""
+        return self.single[0] if self.single else self.step
+
+    def after(self) -> Place:
+        """The place when the next step is done."""
+        if self.single:
+            return replace(self, row=0, single=self.single[1:])
+        return replace(self, row=0, step=self.step + self.stride)
+
+
+def portable(request: Mapping[str, Any], epoch: int, step: int, done: Iterable[int] = ()) -> State:
+    """The state of a job that has done all steps before `step`, and those in `done`."""
+    state: State = {
+        "bowstring": VERSION,
+        "of": title(request),
+        "digest": digest(request),
+        "epoch": epoch,
+        "step": step,
+    }
+    if done:
+        state["done"] = sorted(done)
+    return state
+
+
+def of_worker(request: Mapping[str, Any], share: Share, place: Place) -> State:
+    """The state of one worker of one rank."""
+    state = portable(request, place.epoch, place.step)
+    state.update(row=place.row, rank=share.rank, world=share.world, worker=share.worker, workers=share.workers)
+    if place.single:
+        state["single"] = list(place.single)
+    if place.served is not None:
+        state["served"] = place.served
+    return state
+
+
+def check(state: Any, request: Mapping[str, Any]) -> State:
+    """The state, if it is one of this request."""
+    if not isinstance(state, Mapping) or "bowstring" not in state:
+        raise StateMismatch(f"this is no state of a BowstringDataset: {str(state)[:200]}")
+    if state["bowstring"] != VERSION:
+        raise StateMismatch(f"the state is of version {state['bowstring']}, this package reads version {VERSION}")
+    if state["digest"] != digest(request):
+        raise StateMismatch(f"the state is of ({state['of']}), this dataset is ({title(request)})")
+    return dict(state)
+
+
+def place_for(state: State, share: Share) -> Place:
+    """Where a share of the job goes on."""
+    if "worker" in state:
+        theirs = Share(state["rank"], state["world"], state["worker"], state["workers"])
+        if theirs != share:
+            raise StateMismatch(
+                f"the state is of worker {theirs.worker} of {theirs.workers} on rank {theirs.rank} of {theirs.world}, "
+                f"this is worker {share.worker} of {share.workers} on rank {share.rank} of {share.world}; "
+                "give the state of the whole loader to load_state_dict of the dataset, not of the loader"
+            )
+        return Place(
+            state["epoch"],
+            state["step"],
+            share.workers,
+            state["row"],
+            tuple(state.get("single", ())),
+            state.get("served"),
+        )
+    done = set(state.get("done", ()))
+    if not done:
+        return Place(state["epoch"], state["step"] + share.worker, share.workers)
+    # The steps up to the last of those done are dealt out one by one, the others as always.
+    end = max(done) + 1
+    left = [step for step in range(state["step"], end) if step not in done]
+    mine = tuple(left[share.worker :: share.workers])
+    # Whoever would have been next takes the first of the others, so that the workers' turns give the plan's order.
+    first = (share.worker - len(left)) % share.workers
+    return Place(state["epoch"], end + first, share.workers, single=mine)
+
+
+def portable_state(states: Any, *, partial: str = "error") -> State:
+    """One small state of the whole job, from what its loaders say, for any number of ranks and workers.
+
+    ```python
+    state = portable_state(loader.state_dict())            # of one rank: the others are at the same step
+    state = portable_state(states_of_all_ranks)            # checks that they are
+    dataset.load_state_dict(state)                         # on each of the new ranks, before the loader is made
+    ```
+
+    A step is the same samples everywhere; so what a job has done is counted in steps. With whole batches
+    (`output="batches"`) and one step of training for each, ranks are always at the same step.
+
+    Args:
+        states: What `state_dict` of a StatefulDataLoader, of its dataset, or of the dataset's iterator gave; or a list
+            of these, of some ranks or all.
+        partial: What becomes of a step of which only some ranks, or only some samples, are done: `error`, or `again`
+            to serve it from its beginning, so that those samples come twice and none is left out.
+    """
+    if partial not in ("error", "again"):
+        raise ValueError(f"partial: got {partial!r}, want 'error' or 'again'")
+    given = list(states) if isinstance(states, (list, tuple)) else [states]
+    if not given:
+        raise ValueError("states: got none")
+    found = [_of_loader(state, partial) for state in given]
+    for other in found[1:]:
+        if other["digest"] != found[0]["digest"]:
+            raise StateMismatch(f"the states are of ({found[0]['of']}) and of ({other['of']})")
+        if other["epoch"] != found[0]["epoch"]:
+            raise StateMismatch(f"the ranks are in epochs {found[0]['epoch']} and {other['epoch']}")
+        if partial == "error" and other != found[0]:
+            raise StateMismatch(
+                f"the ranks are at steps {found[0]['step']} and {other['step']}; take their states after the same "
+                "step, or say partial='again' to repeat what only some of them have done"
+            )
+    # A step is done if it is for all of them.
+    least = min(state["step"] for state in found)
+    ends = [max([state["step"], *(n + 1 for n in state.get("done", ()))]) for state in found]
+    done = [
+        step
+        for step in range(least, max(ends))
+        if all(step < state["step"] or step in state.get("done", ()) for state in found)
+    ]
+    while done and done[0] == least:
+        least += 1
+        del done[0]
+    return _with(found[0], least, done)
+
+
+def _with(state: State, step: int, done: Iterable[int] = ()) -> State:
+    made = {name: state[name] for name in ("bowstring", "of", "digest", "epoch")} | {"step": step}
+    done = list(done)
+    return {**made, "done": done} if done else made
+
+
+def _of_loader(state: Any, partial: str) -> State:
+    """The portable state of what one loader, dataset or iterator gave."""
+    if not isinstance(state, Mapping):
+        raise StateMismatch(f"got {type(state).__name__}, want the state of a loader or a dataset")
+    if "bowstring" in state:
+        return _of_workers([dict(state)], partial) if "worker" in state else dict(state)
+    if "_snapshot" in state:  # a StatefulDataLoader with workers
+        snapshot = state["_snapshot"]
+        workers = [_inner(worker) for worker in snapshot.get("_worker_snapshots", {}).values()]
+        if not workers:
+            raise StateMismatch("the loader's state says nothing of its workers")
+        more = state.get("_steps_since_snapshot", 0)
+        found = _of_workers(workers, partial)
+        if more and found.get("done"):
+            raise StateMismatch("take the loader's state with snapshot_every_n_steps=1: its workers are not in step")
+        return _with(found, found["step"] + more, found.get("done", ()))
+    if "fetcher_state" in state:  # a StatefulDataLoader without workers
+        return _of_workers([_inner(state)], partial)
+    raise StateMismatch(f"this is no state of a StatefulDataLoader, or of a BowstringDataset: {str(state)[:200]}")
+
+
+def _inner(state: Mapping[str, Any]) -> State:
+    """What the dataset's iterator said, from a worker's part of a loader's state."""
+    fetcher = state.get("fetcher_state") or {}
+    found = fetcher.get("dataset_iter_state")
+    if not isinstance(found, Mapping) or "bowstring" not in found:
+        raise StateMismatch("the loader's state is not of a BowstringDataset")
+    return dict(found)
+
+
+def _of_workers(states: list[State], partial: str) -> State:
+    first = states[0]
+    if len(states) != first["workers"]:
+        raise StateMismatch(f"got the states of {len(states)} workers of {first['workers']}, want all of them")
+    if any("served" in state for state in states):
+        raise StateMismatch("a stream that is not in strict order goes on only with the same ranks and workers")
+    if partial == "error" and (cut := next((s for s in states if s["row"]), None)):
+        raise StateMismatch(
+            f"worker {cut['worker']} is within step {(cut.get('single') or [cut['step']])[0]}, behind sample "
+            f"{cut['row']}; only whole steps are the same with other ranks and workers. Say partial='again' to repeat "
+            "that step"
+        )
+    end = max(state["step"] for state in states)
+    left = {step for state in states for step in _left(state, end)}
+    least = min(left, default=end)
+    return _with(first, least, [step for step in range(least, end) if step not in left])
+
+
+def _left(state: State, end: int) -> Iterator[int]:
+    yield from state.get("single", ())
+    yield from range(state["step"], end, state["workers"])
