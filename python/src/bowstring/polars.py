@@ -7,7 +7,7 @@
 - **Filters** over metadata, as a `where` that the server evaluates. What it cannot evaluate, Polars does; and Polars
   applies the whole filter in any case, so that what comes out is what Polars says.
 - **Bytes of the samples that are left**: where a filter cannot be left to the server as it is, its metadata columns are
-  read first, Polars filters them, and then the blobs of the rows that passed are fetched.
+  read first, Polars filters them, and then blobs and all else are fetched for the rows that passed.
 
 Polars has no type for UUIDs: `id` is 16 bytes of `Binary`. `position`, a number, is as good a name for a row of a
 snapshot.
@@ -124,36 +124,37 @@ class _Query:
         parts = [] if predicate is None else conjuncts(predicate)
         self._early = [p for p in parts if not blobs.intersection(p.meta.root_names())]
         self._late = [p for p in parts if blobs.intersection(p.meta.root_names())]
-        needed = list(dict.fromkeys([*names, *(root for p in parts for root in p.meta.root_names())]))
-        self._meta = [c for c in needed if c not in blobs]
-        self._blobs = [c for c in needed if c in blobs]
+        looked_at = [root for p in self._early for root in p.meta.root_names()]
+        self._needed = list(dict.fromkeys([*names, *(root for p in parts for root in p.meta.root_names())]))
+        self._first = list(dict.fromkeys(["position", *looked_at]))
+        self._rest = [c for c in self._needed if c not in self._first]
         self._names, self._rows, self._batch_rows = names, rows, batch_rows
         self._shuffled = "shuffle" in dataset.request()
         self._view, exact = dataset, False
         if predicate is not None and rows is None:  # of the first rows, some are chosen: the server would choose first
             self._view, exact = _pushed(dataset, _all(translate(p, schema) for p in self._early).true)
-        self._one_pass = exact or not self._early or not self._blobs
+        self._one_pass = exact or not self._early or not blobs.intersection(self._needed)
         if dataset.request().get("on_error") == "skip":
             self._one_pass = True  # a sample in the place of another one has metadata of its own
 
     def frames(self) -> Iterator[pl.DataFrame]:
         """The result, piece by piece."""
         if self._one_pass:
-            for frame in self._read(self._meta + self._blobs):
+            for frame in self._read(self._needed or ["position"]):
                 yield _filtered(frame, self._early + self._late).select(self._names)
             return
         # The position says which rows are left. All else is asked for by it.
-        columns = ("position", *self._blobs)
+        columns = ("position", *self._rest)
         plain = self._view._but(_split=None, _where=(), _selection=None, _seed=None, _columns=columns)
-        for frame in self._read(list(dict.fromkeys(["position", *self._meta]))):
+        for frame in self._read(self._first):
             left = _filtered(frame, self._early)
             for rows in left.iter_slices(SHUFFLED_ROWS if self._shuffled else INLINE):
-                for piece in self._with_blobs(plain, rows):
+                for piece in self._with_rest(plain, rows):
                     yield _filtered(piece, self._late).select(self._names)
 
     def _read(self, columns: list[str]) -> Iterator[pl.DataFrame]:
         """All rows, or as many as Polars wants."""
-        view = self._view._but(_columns=tuple(columns or ["position"]))
+        view = self._view._but(_columns=tuple(columns))
         if self._rows is None:
             stream = view.batches(self._batch_rows)
         else:
@@ -162,8 +163,8 @@ class _Query:
             for batch in stream:
                 yield from _frame(batch).iter_slices(self._batch_rows)
 
-    def _with_blobs(self, plain: Dataset, rows: pl.DataFrame) -> Iterator[pl.DataFrame]:
-        """Add the blobs of some rows to what was read of these."""
+    def _with_rest(self, plain: Dataset, rows: pl.DataFrame) -> Iterator[pl.DataFrame]:
+        """Add the columns that are left to what was read of some rows."""
         if not rows.height:
             return
         with plain.select(rows["position"]).batches(self._batch_rows) as batches:
@@ -172,14 +173,14 @@ class _Query:
                 sent = pl.concat(pieces, rechunk=False)
                 pieces = iter([sent[rows["position"].arg_sort().arg_sort()]])
             done = 0
-            for blobs in pieces:
-                known = rows.slice(done, blobs.height)
-                if not known["position"].equals(blobs["position"]):
-                    raise ServerError(f"blobs of other rows than those asked for, from number {done} of {rows.height}")
-                done += blobs.height
-                yield known.hstack(blobs.drop("position"))
+            for rest in pieces:
+                known = rows.slice(done, rest.height)
+                if not known["position"].equals(rest["position"]):
+                    raise ServerError(f"got other rows than those asked for, from number {done} of {rows.height}")
+                done += rest.height
+                yield known.hstack(rest.drop("position"))
         if done != rows.height:
-            raise ServerError(f"blobs of {done} rows instead of {rows.height}")
+            raise ServerError(f"got {done} rows instead of {rows.height}")
 
 
 def _filtered(frame: pl.DataFrame, parts: list[pl.Expr]) -> pl.DataFrame:
