@@ -58,6 +58,13 @@ type cellSizes struct {
 	fixed    int64   // bytes of the columns that have as many in every row
 	split    bool    // the split's name is shown
 	metadata [][]arrow.Array
+	parts    []blobPart
+}
+
+// blobPart is a virtual column of a blob column, and the size of its values.
+type blobPart struct {
+	column int
+	width  int64
 }
 
 func newCellSizes(j *Job) (*cellSizes, error) {
@@ -85,6 +92,10 @@ func newCellSizes(j *Job) (*cellSizes, error) {
 		case schema.SplitColumn:
 			s.split = true
 		default:
+			if col, _, part, ok := schema.BlobPart(m.Snapshot().Schema, name); ok {
+				s.parts = append(s.parts, blobPart{col, map[string]int64{schema.SizePart: 8, schema.KeyPart: int64(len(schema.Key{}))}[part]})
+				continue
+			}
 			column, err := m.Column(name)
 			if err != nil {
 				return nil, err
@@ -113,6 +124,11 @@ func (s *cellSizes) row(pos int64) int64 {
 	for _, b := range s.blobs {
 		ref, _ := s.manifest.Blob(b, pos)
 		n += ref.Size
+	}
+	for _, p := range s.parts {
+		if _, ok := s.manifest.Blob(p.column, pos); ok {
+			n += p.width
+		}
 	}
 	if s.split {
 		n += int64(len(s.manifest.SplitOf(pos)))

@@ -57,6 +57,12 @@ func (p *Projection) assemble(b *Batch, m *Manifest, positions []int64) error {
 			v = Vector{Type: arrow.PrimitiveTypes.Int64, Len: n, Buffers: []Buffer{{}, pieces(asBytes(dst))}}
 		case outSplit:
 			v, err = m.splitColumn(b.arena, positions)
+		case outSize:
+			v = m.sizeColumn(b.arena, c.src, positions)
+		case outKey:
+			v = m.keyColumn(b.arena, c.src, positions)
+		case outAnyKey:
+			v, err = unfix(b.arena, m.keyColumn(b.arena, c.src, positions))
 		case outBlob8:
 			v, err = blobColumn[int64](b.arena, arrow.BinaryTypes.LargeBinary, b.Blobs[c.src], m.emptyCells(p.blobs[c.src], positions))
 		case outBlob4:
@@ -254,6 +260,39 @@ func putID(dst []byte, id ID) {
 		from := [...]int{0, 4, 6, 8, 10}[i]
 		at += hex.Encode(dst[at:], id[from:from+n])
 	}
+}
+
+// sizeColumn is the virtual column of the sizes of a blob column.
+func (m *Manifest) sizeColumn(a *arena, col int, positions []int64) Vector {
+	n := len(positions)
+	dst := cast[int64](a.bytes(8 * n))
+	validity, nulls := m.eachBlob(a, col, positions, func(i int, ref BlobRef) { dst[i] = ref.Size })
+	return Vector{Type: arrow.PrimitiveTypes.Int64, Len: n, Nulls: nulls, Buffers: []Buffer{pieces(validity), pieces(asBytes(dst))}}
+}
+
+// keyColumn is the virtual column of the keys of a blob column.
+func (m *Manifest) keyColumn(a *arena, col int, positions []int64) Vector {
+	n := len(positions)
+	dst := a.bytes(len(Key{}) * n)
+	validity, nulls := m.eachBlob(a, col, positions, func(i int, ref BlobRef) { copy(dst[i*len(ref.Key):], ref.Key[:]) })
+	return Vector{Type: keyType, Len: n, Nulls: nulls, Buffers: []Buffer{pieces(validity), pieces(dst)}}
+}
+
+// eachBlob calls f with the references of a blob column, the zero one for null, and returns which of them are not null, if some are.
+func (m *Manifest) eachBlob(a *arena, col int, positions []int64, f func(i int, ref BlobRef)) (validity []byte, nulls int) {
+	for i, pos := range positions {
+		ref, ok := m.Blob(col, pos)
+		f(i, ref)
+		if ok {
+			continue
+		}
+		if validity == nil {
+			validity = ones(a, len(positions))
+		}
+		validity[i>>3] &^= 1 << (i & 7)
+		nulls++
+	}
+	return validity, nulls
 }
 
 // splitColumn is the virtual column split.

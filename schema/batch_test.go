@@ -50,11 +50,18 @@ func (d *dataset) value(name string, pos int64) any {
 		}
 	}
 	for i, f := range BlobFields(d.snap.Schema) {
-		if f.Name == name {
-			if d.blobs[i][pos] == nil {
-				return nil
-			}
-			return d.blobs[i][pos]
+		blob := d.blobs[i][pos]
+		switch column, part, _ := strings.Cut(name, "."); {
+		case column != f.Name:
+		case blob == nil:
+			return nil
+		case part == SizePart:
+			return len(blob)
+		case part == KeyPart:
+			key := RefOf(blob).Key
+			return key[:]
+		default:
+			return blob
 		}
 	}
 	switch name {
@@ -101,7 +108,7 @@ func TestAssemble(t *testing.T) {
 		for _, f := range d.snap.Schema.Fields() {
 			names = append(names, f.Name)
 		}
-		names = append(names, PositionColumn, SplitColumn)
+		names = append(names, PositionColumn, SplitColumn, "image.size", "image.key", "audio.key", "raw.size")
 		r.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
 		for _, layout := range []Layout{"", LayoutBinary, LayoutHuggingFace} {
 			p, err := NewProjection(&d.snap, names, layout)

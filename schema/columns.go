@@ -18,6 +18,10 @@ const (
 	PositionColumn = "position"
 	// SplitColumn is virtual: the name of the sample's split, a utf8, "" if it is in none.
 	SplitColumn = "split"
+	// SizePart and KeyPart name the virtual columns of a blob column: image.size, an int64, and image.key, the 32 bytes that
+	// the store keeps the blob under. See BlobPart.
+	SizePart = "size"
+	KeyPart  = "key"
 	// PathColumn is the metadata column that fills the path of an image or audio
 	// struct in the huggingface layout.
 	PathColumn = "file_name"
@@ -89,6 +93,25 @@ func ClassField(name string, classes []string) arrow.Field {
 
 // IsBlob reports whether f is the field of a blob column of a logical schema.
 func IsBlob(f arrow.Field) bool { return fieldMeta(f, kindKey) == kindBlob }
+
+// BlobPart resolves the name of a virtual column that tells of a blob column without reading it, such as image.size: the ordinal
+// of the blob column among those of a logical schema, its field, and the part. A stored column of that name hides it.
+func BlobPart(s *arrow.Schema, name string) (ordinal int, blob arrow.Field, part string, ok bool) {
+	dot := strings.LastIndexByte(name, '.')
+	if dot < 0 || s.HasField(name) {
+		return 0, blob, "", false
+	}
+	part = name[dot+1:]
+	if part != SizePart && part != KeyPart {
+		return 0, blob, "", false
+	}
+	for i, f := range BlobFields(s) {
+		if f.Name == name[:dot] {
+			return i, f, part, true
+		}
+	}
+	return 0, blob, "", false
+}
 
 // Media returns the media kind that a blob field declares, "" for none.
 func Media(f arrow.Field) string { return fieldMeta(f, mediaKey) }

@@ -21,7 +21,7 @@ type Projection struct {
 // outColumn is one column that a client gets.
 type outColumn struct {
 	kind outKind
-	src  int // stored column: its index in the schema; blob: its index in Projection.blobs
+	src  int // stored column: its index in the schema; blob: its index in Projection.blobs; outSize, outKey: the blob column's ordinal
 	path int // outMedia: index of the column that fills path, -1 for none
 }
 
@@ -33,10 +33,15 @@ const (
 	outUnfixed                // fixed_size_binary as binary
 	outPosition
 	outSplit
-	outBlob8 // large_binary
-	outBlob4 // binary
-	outMedia // struct<bytes: binary, path: utf8>
+	outSize   // of a blob
+	outKey    // of a blob, as fixed_size_binary
+	outAnyKey // the same as binary
+	outBlob8  // large_binary
+	outBlob4  // binary
+	outMedia  // struct<bytes: binary, path: utf8>
 )
+
+var keyType = &arrow.FixedSizeBinaryType{ByteWidth: len(Key{})}
 
 var mediaType = arrow.StructOf(
 	arrow.Field{Name: "bytes", Type: arrow.BinaryTypes.Binary, Nullable: true},
@@ -96,6 +101,17 @@ func NewProjection(snap *Snapshot, columns []string, layout Layout) (*Projection
 			continue
 		}
 		src := slices.Index(stored, name)
+		if col, blob, part, ok := BlobPart(snap.Schema, name); ok {
+			c, f := outColumn{kind: outSize, src: col}, arrow.Field{Name: name, Type: arrow.PrimitiveTypes.Int64, Nullable: blob.Nullable}
+			if part == KeyPart {
+				c.kind, f.Type = outKey, keyType
+				if layout == LayoutHuggingFace {
+					c.kind, f.Type = outAnyKey, arrow.BinaryTypes.Binary
+				}
+			}
+			p.columns, fields = append(p.columns, c), append(fields, f)
+			continue
+		}
 		if src < 0 {
 			known := append(slices.Clone(stored), PositionColumn, SplitColumn)
 			want := "one of " + strings.Join(known, ", ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from node import Node
-from wire import SERVICE, act, command, decode, stats, stream
+from wire import SERVICE, act, command, decode, read, stats, stream
 
 TRAIN, VAL = 270, 30
 
@@ -165,6 +166,37 @@ def test_columns_come_in_the_order_asked_for(client: fl.FlightClient) -> None:
     assert table.column_names == asked
     assert table["position"].to_pylist() == list(range(TRAIN + VAL))
     assert table["split"].to_pylist().count("train") == TRAIN
+
+
+def test_size_and_key_of_a_blob_are_known_without_reading_it(client: fl.FlightClient, folder: Path) -> None:
+    contents = {path.name: path.read_bytes() for path in folder.rglob("*.jpg")}
+    asked = ["image.key", "file_name", "image.size"]
+    reads = act(client, "stats")[0]["engine"]["reads"]
+    info = client.get_flight_info(command(dataset="photos", columns=asked))
+    table = client.do_get(info.endpoints[0].ticket).read_all()
+    assert table.column_names == asked
+    assert [f.type for f in table.schema] == [pa.binary(32), pa.string(), pa.int64()]
+    rows = table.to_pylist()
+    assert len(rows) == len(contents)
+    for row in rows:
+        content = contents[Path(row["file_name"]).name]
+        assert row["image.size"] == len(content)
+        assert row["image.key"] == hashlib.sha256(content).digest()
+    assert info.total_bytes == sum(32 + 8 + len(row["file_name"]) for row in rows)
+    assert act(client, "stats")[0]["engine"]["reads"] <= reads + 1  # the manifest's
+
+    large = sorted(len(c) for c in contents.values())[-30]
+    found = read(client, dataset="photos", columns=["image"], where=f"image.size >= {large}")["image"]
+    assert sorted(map(len, found.to_pylist())) == sorted(n for n in map(len, contents.values()) if n >= large)
+    key = rows[7]["image.key"].hex()
+    (row,) = read(client, dataset="photos", columns=["file_name"], where=f'image.key == "{key}"').to_pylist()
+    assert row["file_name"] == rows[7]["file_name"]
+
+    table = read(client, dataset="photos", columns=["image.key", "image.size"], layout="huggingface")
+    assert [f.type for f in table.schema] == [pa.binary(), pa.int64()]
+    assert [row["image.key"] for row in rows] == table["image.key"].to_pylist()
+    with pytest.raises(pa.ArrowInvalid, match=r"image\.len"):
+        read(client, dataset="photos", columns=["image.len"])
 
 
 def test_poll_flight_info_is_complete_at_once(node: Node) -> None:

@@ -206,6 +206,12 @@ func (e *Expr) getters(m *schema.Manifest, name string) ([]getter, []bool, error
 			gets[c] = func(i int) any { return schema.FormatID(m.ID(start + int64(i))) }
 		}
 	default:
+		if col, f, part, ok := schema.BlobPart(m.Snapshot().Schema, name); ok {
+			for c := range gets {
+				gets[c], nulls[c] = partOf(m, c, col, part), f.Nullable
+			}
+			return gets, nulls, nil
+		}
 		arrays, err := m.Column(name)
 		if err != nil {
 			return nil, nil, err
@@ -218,6 +224,21 @@ func (e *Expr) getters(m *schema.Manifest, name string) ([]getter, []bool, error
 		}
 	}
 	return gets, nulls, nil
+}
+
+// partOf reads the size or, in hexadecimal digits, the key of the blobs of a chunk.
+func partOf(m *schema.Manifest, chunk, column int, part string) getter {
+	start := m.ChunkStart(chunk)
+	return func(i int) any {
+		ref, ok := m.Blob(column, start+int64(i))
+		switch {
+		case !ok:
+			return nil
+		case part == schema.SizePart:
+			return boxInt(int(ref.Size))
+		}
+		return ref.Key.String()
+	}
 }
 
 // metaNames lists what an expression may name, and the blob columns.

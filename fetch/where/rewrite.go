@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/expr-lang/expr/ast"
 	"github.com/expr-lang/expr/builtin"
 
@@ -30,10 +31,11 @@ var predicates = []string{"all", "any", "count", "filter", "find", "findIndex", 
 // prepare checks what the library would allow but a selection must not have,
 // replaces ranges and $env, folds constant dates, and notes the columns.
 type prepare struct {
-	text  string
-	names []string // columns that may be used
-	blobs []string
-	used  map[string]bool
+	text   string
+	schema *arrow.Schema
+	names  []string // columns that may be used
+	blobs  []string // columns of which parts may be used, such as image.size
+	used   map[string]bool
 }
 
 func (p *prepare) walk(node *ast.Node, inPredicates, conditionals int) error {
@@ -78,6 +80,14 @@ func (p *prepare) walk(node *ast.Node, inPredicates, conditionals int) error {
 			*node = column
 			return p.column(column)
 		}
+		if id, ok := n.Node.(*ast.IdentifierNode); ok && slices.Contains(p.blobs, id.Value) {
+			if part, ok := n.Property.(*ast.StringNode); ok {
+				column := &ast.IdentifierNode{Value: id.Value + "." + part.Value}
+				column.SetLocation(n.Location())
+				*node = column
+				return p.column(column)
+			}
+		}
 		return each(&n.Node, &n.Property)
 	case *ast.SliceNode:
 		return each(&n.Node, &n.From, &n.To)
@@ -111,12 +121,13 @@ func (p *prepare) walk(node *ast.Node, inPredicates, conditionals int) error {
 }
 
 func (p *prepare) column(n *ast.IdentifierNode) error {
+	_, _, _, isPart := schema.BlobPart(p.schema, n.Value)
 	switch {
-	case slices.Contains(p.names, n.Value):
+	case isPart, slices.Contains(p.names, n.Value):
 		p.used[n.Value] = true
 		return nil
 	case slices.Contains(p.blobs, n.Value):
-		return fail(p.text, n, "%q is a blob column, which has no value here; metadata columns are %s", n.Value, strings.Join(p.names, ", "))
+		return fail(p.text, n, "%q is a blob column, which has no value here but %[1]s.size and %[1]s.key; metadata columns are %s", n.Value, strings.Join(p.names, ", "))
 	case n.Value == "$env":
 		return fail(p.text, n, `$env takes the name of a column, as in $env["file name"]`)
 	}

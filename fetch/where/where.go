@@ -73,6 +73,12 @@ func (e *Expr) compile(s *arrow.Schema, guarded bool) (program *vm.Program, err 
 	for _, f := range s.Fields() {
 		switch {
 		case schema.IsBlob(f):
+			for part, t := range map[string]types.Type{schema.SizePart: types.Int, schema.KeyPart: types.String} {
+				name := f.Name + "." + part
+				if _, _, _, ok := schema.BlobPart(s, name); ok {
+					env[name], g.nullable[name] = t, f.Nullable
+				}
+			}
 		case f.Name == schema.IDColumn:
 			env[f.Name] = types.String
 		default:
@@ -103,7 +109,7 @@ func (e *Expr) compile(s *arrow.Schema, guarded bool) (program *vm.Program, err 
 	if err != nil {
 		return nil, located(e.text, err)
 	}
-	p := &prepare{text: e.text, names: names, blobs: blobs, used: map[string]bool{}}
+	p := &prepare{text: e.text, schema: s, names: names, blobs: blobs, used: map[string]bool{}}
 	if err := p.walk(&tree.Node, 0, 0); err != nil {
 		return nil, err
 	}

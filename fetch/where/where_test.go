@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -303,6 +304,69 @@ func TestColumns(t *testing.T) {
 	}
 }
 
+// Of a blob column its size and key are there to be asked for, without reading it.
+func TestBlobParts(t *testing.T) {
+	s, err := schema.NewSchema(nil, []arrow.Field{
+		schema.BlobField("image", schema.MediaImage, true), schema.BlobField("odd name", "", false),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	blobs := make([]schema.BlobRef, 5)
+	for i := range blobs {
+		blobs[i] = schema.RefOf(make([]byte, 10*i))
+	}
+	b := schema.NewChunkBuilder(memory.DefaultAllocator, s)
+	defer b.Release()
+	rec := array.NewRecord(arrow.NewSchema(nil, nil), nil, 5)
+	ids := make([]schema.ID, 5)
+	var image, odd []*schema.BlobRef
+	for i := range ids {
+		ids[i] = schema.SampleID("test", fmt.Sprint(i))
+		image, odd = append(image, &blobs[i]), append(odd, &blobs[4-i])
+	}
+	image[1] = nil
+	if err := b.AppendBatch(ids, rec, [][]*schema.BlobRef{image, odd}); err != nil {
+		t.Fatal(err)
+	}
+	data, c, err := b.Finish()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.BlobRef = schema.RefOf(data)
+	snap := &schema.Snapshot{Dataset: "test", Number: 1, Schema: s, Chunks: []schema.Chunk{c}}
+	m, err := schema.OpenManifest(snap, []schema.Blob{schema.NewBlob(data, nil)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	for expr, want := range map[string][]int64{
+		`image.size >= 20`:                                 {2, 3, 4},
+		`not (image.size >= 20)`:                           {0, 1},
+		`image.size == nil`:                                {1},
+		`(image.size ?? 99) > 30`:                          {1, 4},
+		`image.key == $env["odd name.key"]`:                {2},
+		fmt.Sprintf(`image.key == "%s"`, blobs[3].Key):     {3},
+		`$env["image.size"] + $env["odd name.size"] == 40`: {0, 2, 3, 4},
+	} {
+		e, err := Compile(expr, s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found, err := e.Eval(t.Context(), m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []int64
+		for i := range found.Freeze().Len() {
+			got = append(got, found.At(i))
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: got rows %v, want %v", expr, got, want)
+		}
+	}
+}
+
 func TestCompileErrors(t *testing.T) {
 	s := testSchema(t)
 	for _, test := range []struct{ expr, at, want string }{
@@ -311,7 +375,9 @@ func TestCompileErrors(t *testing.T) {
 		{`lable == 1`, "1:1", `no column "lable" (did you mean "label"?); there are id, label, width`},
 		{`width > 3 and zzz == 1`, "1:15", `no column "zzz"; there are`},
 		{"width > 3\n and zzz == 1", "2:6", "no column"},
-		{`image != nil`, "1:1", `"image" is a blob column, which has no value here; metadata columns are id, label`},
+		{`image != nil`, "1:1", `"image" is a blob column, which has no value here but image.size and image.key; metadata columns are id, label`},
+		{`image.bytes > 3`, "1:7", `no column "image.bytes"`},
+		{`image.size > "a"`, "1:12", "mismatched types"},
 		{`width > "a"`, "1:7", "mismatched types"},
 		{`width`, "1:1", "bool"},
 		{`width +`, "1:", "unexpected token EOF"},
