@@ -16,6 +16,7 @@ from . import (
     metadata,
     plan,
     policy,
+    python_malloc,
     sharing,
     spill,
     tail,
@@ -36,4 +37,5 @@ CASES: dict[str, Callable[[Context], Result]] = {
     "spill": spill.run,
     "wait": wait.run,
     "sharing": sharing.run,
+    "python_malloc": python_malloc.run,
 }

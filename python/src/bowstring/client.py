@@ -278,7 +278,7 @@ class Client:
         put: dict[str, Any] = {"dataset": name, "split": split, "mode": mode, "commit": "message"}
         given = {"key": key, "blobs": None if blobs is None else list(blobs), "media": media, "source": source}
         put.update({field: value for field, value in given.items() if value is not None})
-        schema, batches, total = _batches_of(reader)
+        schema, batches, total = _plain(*_batches_of(reader))
         return _Upload(self, put, schema, total, progress).run(batches)
 
     def warm(self, dataset: Dataset, *, epoch: int = 0, progress: bool = True) -> WarmResult:
@@ -380,6 +380,26 @@ def _batches_of(reader: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch], int |
     return first.schema, batches(), None
 
 
+def _plain(
+    schema: pa.Schema, batches: Iterator[pa.RecordBatch], total: int | None
+) -> tuple[pa.Schema, Iterator[pa.RecordBatch], int | None]:
+    """The types that a server stores, in place of those that only some libraries have in memory, such as Polars."""
+    plain = pa.schema([field.with_type(_plain_type(field.type)) for field in schema], schema.metadata)
+    if plain.types == schema.types:
+        return schema, batches, total
+    return plain, (batch.cast(plain) for batch in batches), total
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_string_view(kind):
+        return pa.utf8()
+    if pa.types.is_binary_view(kind):
+        return pa.large_binary()
+    if pa.types.is_large_list(kind):
+        return pa.list_(_plain_type(kind.value_type))
+    return kind
+
+
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Cut a batch into messages of a size that a connection carries well."""
     rows = batch.num_rows
@@ -429,9 +449,9 @@ class _Upload:
             try:
                 with translate():
                     writer.close()
-            except BowstringError as error:
-                if not isinstance(last, dict):
-                    raise (last or error) from None
+            except BowstringError as error:  # where the server refused it, this says why
+                if not isinstance(last, dict) or "snapshot" not in last:
+                    raise (last if isinstance(last, BowstringError) else error) from None
             if isinstance(last, BowstringError):
                 raise last
             if last is None or "snapshot" not in last:

@@ -639,8 +639,11 @@ def _rows(rows: Any) -> pa.Array:
         raise InvalidRequest(f"rows: got position {pc.max(array).as_py()}, want less than 2^63")
     if kind == pa.bool_() or pa.types.is_integer(kind) or pa.types.is_null(kind):
         return array
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+    if any(test(kind) for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)):
         return pc.cast(array, pa.utf8())
+    if pa.types.is_binary_view(kind):
+        array = pc.cast(array, pa.binary())
+        kind = array.type
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
         sizes = pc.unique(pc.binary_length(array)).to_pylist()
         if sizes and sizes != [16]:

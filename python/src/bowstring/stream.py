@@ -31,7 +31,7 @@ def retrying(retries: int) -> tenacity.Retrying:
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(Unavailable),
         stop=tenacity.stop_after_attempt(retries),
-        wait=tenacity.wait_exponential_jitter(initial=0.25, exp_base=3, max=10, jitter=0.25),
+        wait=tenacity.wait_exponential(multiplier=0.25, exp_base=3, max=10) + tenacity.wait_random(0, 0.25),
         reraise=True,
     )
 

@@ -1,0 +1,182 @@
+"""Streams that break go on where they stood: every row comes once."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import bowstring
+import pytest
+from conftest import StartNode
+from node import Node
+from wire import until
+
+EVERY = list(range(300))
+
+
+@pytest.fixture
+def here(node: Node) -> bowstring.Client:
+    return bowstring.connect(node.url)
+
+
+def slow(client: bowstring.Client) -> bowstring.Dataset:
+    """Batches so large in all that they do not lie in buffers on the way, whatever becomes of the server."""
+    return client.dataset("photos").columns(["position", "image"]).shuffle(5)
+
+
+@pytest.mark.parametrize("order", ["strict", "window:2", "free"])
+@pytest.mark.parametrize("end", ["kill", "terminate"])
+def test_a_restart_loses_and_repeats_nothing(start: StartNode, end: str, order: str) -> None:
+    node = start("--drain-timeout=100ms")
+    dataset = slow(bowstring.connect(node.url)).options(order=order)
+    rows: dict[int, list[int]] = {}
+    with dataset.batches(10, epochs=3) as batches:
+        for n, batch in enumerate(batches):
+            assert batches.place is not None
+            rows.setdefault(batches.place["epoch"], []).extend(batch["position"].to_pylist())
+            if n in (3, 40):
+                port = node.port
+                if end == "kill":
+                    node.kill()
+                else:
+                    node.stop()
+                later = threading.Timer(0.3, node.start, [f"127.0.0.1:{port}"])
+                later.start()
+    assert {epoch: sorted(seen) for epoch, seen in rows.items()} == {0: EVERY, 1: EVERY, 2: EVERY}
+
+
+def test_it_gives_up(start: StartNode) -> None:
+    node = start()
+    dataset = slow(bowstring.connect(node.url, retries=2))
+    batches = dataset.batches(1, epochs=100)
+    next(batches)
+    node.kill()
+    begun = time.monotonic()
+    with pytest.raises(bowstring.Unavailable):
+        for _ in batches:
+            pass
+    assert time.monotonic() - begun < 10
+    # It can be tried again later, and goes on after the last batch.
+    ticket = batches.ticket
+    node.start(f"127.0.0.1:{node.port}")
+    next(batches)
+    again = dataset.resume(ticket)
+    next(again)
+    assert batches.place is not None
+    assert again.place is not None
+    assert {k: batches.place[k] for k in ("step", "row", "epoch")} == {
+        k: again.place[k] for k in ("step", "row", "epoch")
+    }
+    batches.close()
+    again.close()
+
+
+def test_no_retries(start: StartNode) -> None:
+    node = start()
+    batches = slow(bowstring.connect(node.url, retries=0)).batches(1, epochs=100)
+    next(batches)
+    node.kill()
+    with pytest.raises(bowstring.Unavailable):
+        for _ in batches:
+            pass
+
+
+def test_resume_by_ticket(here: bowstring.Client) -> None:
+    dataset = here.dataset("photos").columns(["position"]).shuffle(9)
+    whole = [batch["position"].to_pylist() for batch in dataset.batches(16, epochs=2)]
+    for stop in range(0, len(whole), 7):
+        first = dataset.batches(16, epochs=2)
+        seen = [next(first)["position"].to_pylist() for _ in range(stop)]
+        first.close()
+        rest = [batch["position"].to_pylist() for batch in dataset.resume(first.ticket)]
+        assert seen + rest == whole
+    with pytest.raises(bowstring.InvalidRequest, match="photos@1"):
+        dataset.resume({"dataset": "other", "snapshot": 1})
+
+
+def test_place_and_waits(here: bowstring.Client) -> None:
+    batches = here.dataset("photos").batches(100)
+    assert not batches.place
+    assert batches.ticket["step"] == 0
+    steps: list[int] = []
+    for batch in batches:
+        assert batches.place is not None
+        assert batches.place["rows"] == batch.num_rows
+        assert "resume" not in batches.place
+        steps.append(batches.place["step"])
+    assert steps == [0, 1, 2]
+    assert batches.ticket["step"] == 3
+    assert set(batches.waits) == {"store", "spill", "window", "encode", "consumer"}
+    assert 0 < batches.waited < 30
+    assert next(batches, None) is None  # it stays at its end
+
+
+def streams(client: bowstring.Client, plan: str) -> int:
+    return sum(s.get("plan") == plan for s in client.stats()["streams"])
+
+
+def begun(client: bowstring.Client, seed: int) -> tuple[bowstring.Batches, str]:
+    batches = client.dataset("photos").shuffle(seed).batches(1, epochs=1000)
+    next(batches)
+    assert batches.place is not None
+    plan = batches.place["plan"]
+    assert streams(client, plan) == 1
+    return batches, plan
+
+
+def test_close_ends_the_call(here: bowstring.Client) -> None:
+    batches, plan = begun(here, 21)
+    batches.close()
+    until(lambda: streams(here, plan) == 0, "the end of the stream")
+    assert next(batches, None) is None
+    batches.close()
+
+
+def test_leaving_the_block_ends_the_call(here: bowstring.Client) -> None:
+    batches, plan = begun(here, 22)
+    with pytest.raises(RuntimeError, match="mine"), batches:
+        raise RuntimeError("mine")
+    until(lambda: streams(here, plan) == 0, "the end of the stream")
+
+
+def test_forgetting_it_ends_the_call(here: bowstring.Client) -> None:
+    batches, plan = begun(here, 23)
+    del batches
+    gc.collect()
+    until(lambda: streams(here, plan) == 0, "the end of the stream")
+
+
+def test_close_from_another_thread(here: bowstring.Client) -> None:
+    batches, _ = begun(here, 24)
+    count = 0
+    closer = threading.Timer(0.2, batches.close)
+    closer.start()
+    for _ in batches:  # ends as if there were no more
+        count += 1
+    closer.join()
+    assert count > 0
+
+
+def test_no_batch(here: bowstring.Client) -> None:
+    nothing = here.dataset("photos").where("width < 0")
+    assert nothing.num_rows == 0
+    assert list(nothing.batches()) == []
+    assert nothing.to_arrow().num_rows == 0
+    assert nothing.to_arrow().schema.equals(nothing.schema)
+
+
+def test_ranks_share_each_step(here: bowstring.Client) -> None:
+    dataset = here.dataset("photos", split="train").columns(["position"]).shuffle(1)
+
+    def parts(world: int) -> Iterator[list[int]]:
+        readers = [iter(dataset.batches(30, rank=rank, world_size=world)) for rank in range(world)]
+        for batches in zip(*readers, strict=True):
+            yield sorted(p for batch in batches for p in batch["position"].to_pylist())
+
+    expected: list[Any] = list(parts(1))
+    assert len(expected) == 9
+    assert list(parts(2)) == expected
+    assert list(parts(3)) == expected
