@@ -245,7 +245,7 @@ def test_more_rows_than_a_request_names(served: Served, scan: pl.LazyFrame, sent
 
 
 def test_filter_on_blobs(served: Served, scan: pl.LazyFrame, sent: Callable[[], Sent]) -> None:
-    small = pl.col("mask").bin.size() < 3
+    small = pl.col("mask").bin.slice(2, 1) == b""
     found = scan.filter(small, pl.col("label") < 20).select("key", "image").collect()
     assert_frame_equal(found, served.frame.filter(small, pl.col("label") < 20).select("key", "image"))
     assert sent().rows == served.frame.filter(pl.col("label") < 20).height
@@ -257,6 +257,20 @@ def test_filter_on_blobs(served: Served, scan: pl.LazyFrame, sent: Callable[[], 
     assert got.bytes < ROWS * 30
     starts = pl.col("image").bin.starts_with(b"\x00")
     assert_frame_equal(scan.filter(starts).select("key").collect(), served.frame.filter(starts).select("key"))
+
+
+def test_filter_on_sizes_of_blobs(served: Served, scan: pl.LazyFrame, sent: Callable[[], Sent]) -> None:
+    small = pl.col("mask").bin.size() < 3
+    for condition in (small, small & (pl.col("label") % 10 == 3), ~small | (pl.col("label") > 90)):
+        found = scan.filter(condition).select("key", "image").collect()
+        assert_frame_equal(found, served.frame.filter(condition).select("key", "image"))
+    sent()
+    assert scan.filter(small).select("key", "mask").collect().height == sent().rows
+    sizes = bowstring.polars.scan(served.dataset.columns(["key", "image.size", "mask.size"]))
+    expected = served.frame.filter(small).select("key", pl.col("mask").bin.size().cast(pl.Int64).alias("mask.size"))
+    assert_frame_equal(sizes.filter(pl.col("mask.size") < 3).select("key", "mask.size").collect(), expected)
+    got = sent()
+    assert got.rows == expected.height
 
 
 def test_dataset_narrowed_before(served: Served) -> None:
@@ -349,7 +363,7 @@ def test_threads_and_pickles(served: Served, scan: pl.LazyFrame) -> None:
     assert len(found) == 4
     for frame in found:
         assert_frame_equal(frame, expected)
-    source = pickle.loads(pickle.dumps(bowstring.polars._Scan(served.dataset)))  # noqa: S301
+    source = pickle.loads(pickle.dumps(bowstring.polars._Scan(served.dataset)))
     assert_frame_equal(pl.concat(source(["key"], None, 5, None)), served.frame.select("key").head(5))
 
 
@@ -386,7 +400,7 @@ def test_wrong_arguments(served: Served) -> None:
     with pytest.raises(TypeError, match="split: goes with an address or a client"):
         scan(served.dataset, split="train")
     with pytest.raises(TypeError, match="belong to the client"):
-        scan(client, "mixed", token="secret")  # noqa: S106
+        scan(client, "mixed", token="secret")
     with pytest.raises(bowstring.NotFound, match="none"):
         scan(client, "none")
     with pytest.raises(bowstring.InvalidRequest, match="lable"):
@@ -458,6 +472,7 @@ EXPRESSIONS = [
     (C("word") == C("other"), "word == other"),
     (C("and") == 3, '$env["and"] == 3'),
     (C("a b").is_null(), '$env["a b"] == nil'),
+    (C("image").bin.size() > 10, '$env["image.size"] > 10'),
     (C("label") + 1 > 3, None),
     (C("word").str.contains("a.b"), None),
     (C("price") > decimal.Decimal("1.5"), None),

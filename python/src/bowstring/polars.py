@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import polars as pl
+import pyarrow as pa
 from polars.io.plugins import register_io_source
 
 from bowstring import _where
@@ -31,8 +32,6 @@ from bowstring.dataset import INLINE
 from bowstring.errors import InvalidRequest, ServerError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from bowstring.client import Client, Tls
     from bowstring.dataset import Dataset
 
@@ -132,7 +131,9 @@ class _Query:
         self._shuffled = "shuffle" in dataset.request()
         self._view, exact = dataset, False
         if predicate is not None and rows is None:  # of the first rows, some are chosen: the server would choose first
-            self._view, exact = _pushed(dataset, _all(translate(p, schema) for p in self._early).true)
+            early, late = (_all(translate(p, schema) for p in side).true for side in (self._early, self._late))
+            self._view, taken = _pushed(dataset, early & late)
+            exact = taken and early.exact
         self._one_pass = exact or not self._early or not blobs.intersection(self._needed)
         if dataset.request().get("on_error") == "skip":
             self._one_pass = True  # a sample in the place of another one has metadata of its own
@@ -188,12 +189,12 @@ def _filtered(frame: pl.DataFrame, parts: list[pl.Expr]) -> pl.DataFrame:
 
 
 def _pushed(dataset: Dataset, rows: Rows) -> tuple[Dataset, bool]:
-    """The dataset with a filter that the server applies, and whether that is all of the filter."""
+    """The dataset with a filter that the server applies, and whether it does."""
     taken = len(dataset.request().get("where", "").encode()) + len("() and ()\n")
     if rows.text is None or taken + len(rows.text.encode()) > _where.MAX_BYTES:
         return dataset, False
     try:
-        return dataset.where(rows.text), rows.exact
+        return dataset.where(rows.text), True
     except InvalidRequest as error:  # a column of an unusual type or name
         _LOG.warning("the server does not take the filter %s, so Polars applies it alone: %s", rows.text, error)
         return dataset, False
@@ -335,6 +336,11 @@ class _Reader:
         kind, body = _only(node)
         if kind == "Column":
             return Column(self._schema.field(body))
+        if kind == "Function" and body["function"] == {"BinaryExpr": "Size"}:  # known without the blob
+            blob = self._schema.field(_only(body["input"][0])[1])
+            if not _where.is_blob(blob) or not pa.types.is_large_binary(blob.type):
+                raise KeyError(blob.name)
+            return Column(pa.field(f"{blob.name}.size", pa.int64()))
         if kind == "Cast":
             column = self._column(body["expr"])
             dtype = body["dtype"]["Literal"]
