@@ -36,7 +36,7 @@ demo: $(VENV)/.demo build ## Import real photographs, serve them, train on them 
 test: lint test-go test-race test-cassandra test-python ## Everything that has to pass: lint, Go tests, race detector, Cassandra, end to end.
 
 .PHONY: lint
-lint: lint-go lint-python ## golangci-lint with the import rule, ruff and mypy.
+lint: lint-go lint-python docs ## golangci-lint with the import rule, ruff and mypy, the documents' references.
 
 .PHONY: bench
 bench: $(VENV)/.package build ## Measure side by side: all cases, or one with CASE=name.
@@ -67,6 +67,10 @@ lint-python: $(VENV)/.lint $(VENV)/.package ## ruff and mypy alone.
 	$(VENV)/bin/ruff check $(PY_SRC)
 	$(VENV)/bin/ruff format --check $(PY_SRC)
 	$(VENV)/bin/mypy
+
+.PHONY: docs
+docs: $(VENV)/.docs ## Build the documentation of the Python package in build/docs; a reference to nothing is an error.
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict -f python/mkdocs.yml
 
 .PHONY: test-go
 test-go: go-check ## Go tests: unit, property, conformance, fuzz seeds.

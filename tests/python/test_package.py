@@ -1,0 +1,175 @@
+"""The wheel: what is in it, that it is what the tests run with, and that importing it is cheap."""
+
+from __future__ import annotations
+
+import email
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import bowstring
+import pytest
+from bowstring import run
+from conftest import ROOT
+from node import Node
+
+SOURCE = ROOT / "python" / "src" / "bowstring"
+README = ROOT / "python" / "README.md"
+HEAVY = ["torch", "torchvision", "ray", "polars", "pandas", "PIL", "IPython", "tqdm"]
+
+
+@pytest.fixture(scope="module")
+def wheel() -> zipfile.ZipFile:
+    found = list((ROOT / "build" / "wheel").glob("bowstring-*.whl"))
+    if not found:
+        pytest.fail("there is no wheel; run `make wheel`")
+    return zipfile.ZipFile(found[0])
+
+
+def test_what_is_in_it(wheel: zipfile.ZipFile) -> None:
+    inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert inside == {
+        f"bowstring/{p.relative_to(SOURCE)}" for p in SOURCE.rglob("*") if p.suffix == ".py" or p.name == "py.typed"
+    }
+    for name in inside:
+        assert wheel.read(name) == (SOURCE.parent / name).read_bytes(), f"{name} is old; run `make wheel`"
+
+
+def test_what_it_says_of_itself(wheel: zipfile.ZipFile) -> None:
+    (info,) = (name for name in wheel.namelist() if name.endswith("/METADATA"))
+    metadata = email.message_from_bytes(wheel.read(info))
+    assert metadata["Name"] == "bowstring"
+    assert metadata["Version"] == bowstring.__version__
+    assert metadata["Requires-Python"] == ">=3.10"
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert set(metadata.get_all("Provides-Extra", [])) == {"torch", "ray", "polars", "notebook"}
+    needed = metadata.get_all("Requires-Dist", [])
+    assert {re.split(r"[<>=\[; ]", n)[0] for n in needed if "extra ==" not in n} == {
+        "numpy",
+        "pyarrow",
+        "tenacity",
+        "tqdm",
+    }
+    assert any(name.endswith("licenses/LICENSE") for name in wheel.namelist())
+    (scripts,) = (name for name in wheel.namelist() if name.endswith("/entry_points.txt"))
+    assert "bowstring-run = bowstring.run:main" in wheel.read(scripts).decode()
+    assert (ROOT / "python" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
+def test_the_tests_run_with_it() -> None:
+    where = Path(bowstring.__file__)
+    assert "site-packages" in where.parts, f"bowstring comes from {where}, and not from its wheel; run `make wheel`"
+
+
+def test_importing_it_is_cheap() -> None:
+    script = f"""
+import json, sys, time
+import pyarrow.flight, numpy
+import pyarrow.compute
+start = time.perf_counter()
+import bowstring
+print(json.dumps([time.perf_counter() - start, [m for m in {HEAVY!r} if m in sys.modules]]))
+"""
+    runs = [
+        json.loads(subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=60).stdout)
+        for _ in range(3)
+    ]
+    assert runs[0][1] == []
+    assert min(seconds for seconds, _ in runs) < 0.5
+
+
+def test_reading_does_not_import_pandas(node: Node) -> None:
+    """What pyarrow does when it is first asked for NumPy's arrays; that takes most of a second."""
+    script = """
+import sys, bowstring
+photos = bowstring.connect(sys.argv[1]).dataset("photos", split="train").where("width > 0").select(range(200))
+next(photos.shuffle(1).batches(8))
+photos.positions(), photos.take([1, 2]), photos.explain(), repr(photos.head())
+print([m for m in ("pandas", "torch", "polars", "ray", "tqdm") if m in sys.modules])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, node.url], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_every_public_name_is_documented() -> None:
+    for name in bowstring.__all__:
+        thing = getattr(bowstring, name)
+        assert (thing.__doc__ or "").strip(), f"{name} has no docstring"
+        for part, method in vars(thing).items() if isinstance(thing, type) else ():
+            if not part.startswith("_") and callable(method):
+                assert (method.__doc__ or "").strip(), f"{name}.{part} has no docstring"
+
+
+SHOW = "import os; print({k: v for k, v in os.environ.items() if k.startswith('MALLOC_')})"
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        [str(Path(sys.executable).with_name("bowstring-run"))],
+        [str(Path(sys.executable).with_name("bowstring-run")), "--"],
+        [sys.executable, "-m", "bowstring.run"],
+    ],
+)
+def test_the_launcher(launcher: list[str]) -> None:
+    def launched(**environment: str) -> str:
+        plain = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
+        return subprocess.run(
+            [*launcher, sys.executable, "-c", SHOW],
+            check=True,
+            capture_output=True,
+            text=True,
+            env=plain | environment,
+            timeout=60,
+        ).stdout
+
+    assert launched() == f"{run.SETTINGS}\n"
+    kept = run.SETTINGS | {"MALLOC_TOP_PAD_": "1"}
+    assert launched(MALLOC_TOP_PAD_="1") == f"{ {'MALLOC_TOP_PAD_': '1'} | {k: kept[k] for k in list(kept)[:2]} }\n"
+
+
+def test_the_launchers_ends(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [sys.executable, "-m", "bowstring.run"]
+    assert subprocess.run([*command, sys.executable, "-c", "raise SystemExit(42)"], check=False).returncode == 42
+    assert run.main(["no-such-command-at-all"]) == 127
+    assert "no-such-command-at-all: No such file" in capsys.readouterr().err
+    assert run.main([]) == 2
+    assert run.main(["--help"]) == 0
+    assert "usage: bowstring-run" in capsys.readouterr().out
+    assert run.main(["--print"]) == 0
+    monkeypatch.setattr(run.platform, "libc_ver", lambda: ("musl", "1"))
+    assert run.environment({}) == {}
+
+
+def blocks(path: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("path", [README, ROOT / "docs" / "python" / "index.md"], ids=["README", "docs"])
+def test_the_lines_in_the_documents(node: Node, path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """They run one after another, as in a notebook, against the photographs."""
+    names: dict[str, object] = {}
+    found = blocks(path)
+    assert found
+    for block in found:
+        exec(block.replace("grpc://127.0.0.1:8815", node.url), names)  # noqa: S102
+    assert "270 rows" in capfd.readouterr().out
+    client = bowstring.connect(node.url)
+    for info in client.datasets():
+        if info.name != "photos":
+            client.drop(info.name)
+
+
+def test_this_takes_no_network() -> None:
+    """Making a client and a ticket sends nothing."""
+    start = time.perf_counter()
+    client = bowstring.connect("grpc://192.0.2.1:1")
+    assert repr(client) == "<bowstring.Client grpc://192.0.2.1:1>"
+    assert time.perf_counter() - start < 1
