@@ -144,7 +144,7 @@ def test_the_launchers_ends(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     assert run.main(["--help"]) == 0
     assert "usage: bowstring-run" in capsys.readouterr().out
     assert run.main(["--print"]) == 0
-    monkeypatch.setattr(run.platform, "libc_ver", lambda: ("musl", "1"))
+    monkeypatch.setattr("platform.libc_ver", lambda: ("musl", "1"))
     assert run.environment({}) == {}
 
 

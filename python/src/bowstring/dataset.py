@@ -8,7 +8,7 @@ import os
 import threading
 import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -38,7 +38,14 @@ class RankPlan:
     rows: int
     steps: int
     ticket: dict[str, Any]
-    expires: datetime | None
+    _endpoint: bytes = field(repr=False)
+
+    @property
+    def expires(self) -> datetime | None:
+        """Until when the ticket may be relied on."""
+        # Not before it is asked for: pyarrow imports pandas for it, which takes most of a second.
+        found = fl.FlightEndpoint.deserialize(self._endpoint).expiration_time
+        return None if found is None else datetime.fromisoformat(str(found))
 
 
 @dataclass(frozen=True)
@@ -380,14 +387,13 @@ class Dataset:
         ranks = []
         for endpoint in info.endpoints:
             share = _object(endpoint.app_metadata)
-            expires = endpoint.expiration_time
             ranks.append(
                 RankPlan(
                     rank=share["rank"],
                     rows=share["rows"],
                     steps=share["steps"],
                     ticket=json.loads(endpoint.ticket.ticket),
-                    expires=None if expires is None else datetime.fromisoformat(str(expires)),
+                    _endpoint=endpoint.serialize(),
                 )
             )
         return Plan(
@@ -660,6 +666,8 @@ def _array(rows: Any) -> pa.Array | pa.ChunkedArray:
             raise InvalidRequest(f"rows: got an array of {rows.ndim} dimensions, want one")
         if rows.dtype.kind in "iu" and rows.dtype != np.uint64:
             return to_arrow(rows.astype(np.int64))
+        if rows.dtype.kind == "b":
+            return pc.cast(to_arrow(rows.astype(np.int64)), pa.bool_())
         return pa.array(rows.tolist()) if rows.dtype.kind == "O" else pa.array(rows)
     if hasattr(rows, "__arrow_c_array__") or hasattr(rows, "__arrow_c_stream__"):
         if hasattr(rows, "__arrow_c_stream__"):
@@ -674,6 +682,11 @@ def _array(rows: Any) -> pa.Array | pa.ChunkedArray:
         return pa.array([v.bytes if isinstance(v, uuid.UUID) else v for v in values], pa.binary())
     if values and isinstance(values[0], bool) and not all(isinstance(v, bool) for v in values):
         raise InvalidRequest("rows: got booleans and others, want one kind")
+    # `pa.array` imports pandas, to see whether what it got is one of its series.
+    if values and all(isinstance(v, (bool, np.bool_)) for v in values):
+        return _array(np.array(values, np.bool_))
+    if values and all(isinstance(v, (int, np.integer)) and -(2**63) <= v < 2**63 for v in values):
+        return to_arrow(np.array(values, np.int64))
     try:
         return pa.array([v.item() if isinstance(v, np.generic) else v for v in values])
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
