@@ -167,7 +167,9 @@ class BowstringDataset(IterableDataset[Any]):
         if self._length is None:
             rank, world = self._resolved()
             share = self._dataset.plan(batch=self.batch_size, world_size=world).ranks[rank]
-            self._length = share.steps if self.output == "batches" else share.rows
+            whole = self.batch_size // world * (share.steps - 1)  # of this rank, before the last step
+            nothing = self.batch_size % world == 0 and share.rows == whole  # is left of the last step for it
+            self._length = share.steps - nothing if self.output == "batches" else share.rows
         return self._length
 
     def __bool__(self) -> bool:
