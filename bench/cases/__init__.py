@@ -16,6 +16,7 @@ from . import (
     metadata,
     plan,
     policy,
+    python,
     python_malloc,
     sharing,
     spill,
@@ -37,5 +38,6 @@ CASES: dict[str, Callable[[Context], Result]] = {
     "spill": spill.run,
     "wait": wait.run,
     "sharing": sharing.run,
+    "python": python.run,
     "python_malloc": python_malloc.run,
 }

@@ -1,0 +1,97 @@
+"""python, torch's part: photographs' bytes beside plain pyarrow.flight and beside files, and how fast a job resumes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from harness import Context, Figure, Readers, emit, median
+from node import Node
+from samples import COUNT, SIZE
+
+from . import loopback, million
+
+EPOCHS = 8
+WORKERS = 2
+BENCH = Path(__file__).parent.parent
+
+
+def plain(url: str) -> float:
+    """GB/s of two processes that read with pyarrow.flight what the two workers read."""
+    tickets = [
+        json.dumps(
+            {
+                "dataset": "bench",
+                "columns": ["id", "label", "image"],
+                "batch": loopback.BATCH,
+                "shuffle": {"seed": 7, "epoch": 0},
+                "step": worker,
+                "stride": WORKERS,
+            }
+        ).encode()
+        for worker in range(WORKERS)
+    ]
+    got = Readers(url, tickets, EPOCHS).run()
+    if got["rows"] != COUNT * EPOCHS:
+        raise RuntimeError(f"{got['rows']} rows instead of {COUNT * EPOCHS}")
+    return COUNT * EPOCHS * SIZE / 1e9 / got["seconds"]
+
+
+def loader(side: str, place: str) -> tuple[float, list[float]]:
+    """GB/s of a training process with two workers, and CPU seconds for each GB of it and of its workers."""
+    done = subprocess.run(
+        [sys.executable, BENCH / "torch_reader.py", side, str(EPOCHS), str(WORKERS), place],
+        input="go\n",
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    got = json.loads(done.stdout.splitlines()[-1])
+    if got["rows"] != COUNT * EPOCHS:
+        raise RuntimeError(f"{got['rows']} rows instead of {COUNT * EPOCHS}")
+    return got["bytes"] / 1e9 / got["seconds"], got["cpu_s_per_gb"]
+
+
+def resume(url: str, step: str) -> dict[str, Any]:
+    """What it takes a new loader to go on at a step, and the size of its states."""
+    done = subprocess.run(
+        [sys.executable, BENCH / "torch_resume.py", url, step], stdout=subprocess.PIPE, text=True, check=True
+    )
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def run(context: Context) -> list[Figure]:
+    """Interleave plain Flight, BowstringDataset and files; then resume in an epoch of a million samples."""
+    store = loopback.stored(context)
+    files = str(context.folder / "imagefolder" / "images")
+    ratios, vs_files = [], []
+    with Node(context.binary, store) as node:
+        plain(node.url)  # warm
+        loader("files", files)
+        for _ in range(context.rounds):
+            flight = plain(node.url)
+            torch, cpu = loader("bowstring", node.url)
+            other, _ = loader("files", files)
+            emit(case="python", part="torch", flight=flight, bowstring=torch, files=other, cpu_s_per_gb=cpu)
+            ratios.append(torch / flight)
+            vs_files.append(torch / other)
+    times: dict[str, list[float]] = {"first": [], "last": []}
+    sizes = []
+    with Node(context.binary, million.stored(context)) as node:
+        resume(node.url, "first")  # warm
+        for _ in range(context.rounds):
+            for step, found in times.items():
+                got = resume(node.url, step)
+                emit(case="python", part="resume", step=step, **got)
+                found.append(got["resume_ms"])
+                sizes.append(got["state_bytes"])
+    return [
+        Figure("torch_ratio", median(ratios), at_least=0.9),
+        Figure("vs_files", median(vs_files), at_least=1),
+        Figure("resume_ms", max(median(found) for found in times.values()), at_most=200),
+        Figure("state_bytes", max(sizes), at_most=1024),
+    ]
