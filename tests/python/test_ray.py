@@ -35,7 +35,7 @@ from PIL import Image
 from polars.testing import assert_frame_equal
 from ray.data.datatype import DataType
 from ray.data.expressions import Expr, col, lit, udf
-from wire import PATIENCE, until
+from wire import until
 
 ROWS, BLOB = 2_000, 10_000
 COLUMNS = ["key", "label", "score", "word", "flag", "taken", "image", "position"]
@@ -175,8 +175,15 @@ def test_tasks(served: Served) -> None:
     blocks = list(source.get_read_tasks(7)[2]())
     assert sum(b.num_rows for b in blocks) == source.get_read_tasks(7)[2].metadata.num_rows
     assert len(source.get_read_tasks(10 * ROWS)) == ROWS  # none without rows
-    again = pickle.loads(pickle.dumps(source))  # noqa: S301
+    again = pickle.loads(pickle.dumps(source))
     assert len(again.get_read_tasks(2)) == 2
+
+
+def test_how_many_tasks() -> None:
+    context = ray.data.DataContext.get_current()
+    assert context.target_max_block_size == 128 << 20
+    sizes = {0: 1, 1: 1, 16 << 20: 1, 50 << 20: 4, 1 << 30: 8, 10 << 30: 80}
+    assert {size: bowstring.ray._tasks(size) for size in sizes} == sizes  # of two processors
 
 
 def test_repeated_tasks_give_the_same_blocks(served: Served) -> None:
@@ -414,10 +421,10 @@ def test_a_worker_is_killed(served: Served, tmp_path: Path) -> None:
         return batch  # with the images, so that blocks are full, and given, again and again
 
     killed: list[int] = []
+    done = threading.Event()
 
     def kill() -> None:
-        deadline = time.monotonic() + PATIENCE
-        while not killed and time.monotonic() < deadline:
+        while not killed and not done.is_set():
             for mark in list(marks.iterdir()):
                 if mark.stat().st_size >= 6:  # it has given blocks, and is not done
                     os.kill(int(mark.name), signal.SIGKILL)
@@ -426,12 +433,13 @@ def test_a_worker_is_killed(served: Served, tmp_path: Path) -> None:
             time.sleep(0.01)
 
     rows = bowstring.ray.read(served.dataset, shuffle=5, parallelism=2).map_batches(slowly, batch_size=64)
+    killer = threading.Thread(target=kill)
+    killer.start()
     try:
-        killer = threading.Thread(target=kill)
-        killer.start()
         found = [key for batch in rows.iter_batches(batch_size=100) for key in batch["key"]]
-        killer.join()
     finally:
+        done.set()
+        killer.join()
         context.target_max_block_size = before
     assert killed, "no worker was killed"
     assert sum(mark.stat().st_size for mark in marks.iterdir()) > ROWS // 64 + 4  # some was done again

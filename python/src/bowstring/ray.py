@@ -1,7 +1,7 @@
 """Datasets as datasets of Ray Data.
 
-[read][bowstring.ray.read] gives a `ray.data.Dataset`: the server shares the rows out to as many ranks as Ray wants read
-tasks, and each task redeems its endpoint's ticket over its worker's own connection.
+[read][bowstring.ray.read] gives a `ray.data.Dataset`: the server shares the rows out to as many ranks as there are
+read tasks, and each task redeems its endpoint's ticket over its worker's own connection.
 
 - **Columns** that later steps do not need are not read, and **filters** by expression become a `where` of the server,
   as far as it can evaluate them; the rest of them is applied in the read task. A filter by function stays with Ray.
@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
+import math
+import os
 import pickle
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -52,6 +54,7 @@ __all__ = ["BowstringDatasource", "read"]
 MIN_BATCH_BYTES, MAX_BATCH_BYTES = 64 << 10, 8 << 20
 BATCHES_A_BLOCK = 8  # a block exceeds Ray's target by at most one of them
 MAX_BATCH = (1 << 31) - 1
+TASK_BYTES, TASKS_A_CPU = 16 << 20, 4
 ROWS_ALONE = "__bsp_stub"  # the column by which Ray counts the rows of a block without columns
 
 
@@ -94,7 +97,8 @@ def read(
         shuffle: The seed of a global shuffle. Blocks arrive as they are ready: for the order itself, set
             `preserve_order` in Ray's execution options.
         epoch: Which epoch of the shuffle.
-        parallelism: How many read tasks. Without it Ray decides, by size and processors.
+        parallelism: How many read tasks. Without it, four for each processor, or more where each would read more than
+            Ray's `target_max_block_size`, or less where each would read less than 16 MiB.
         concurrency: How many of them run at once.
         num_cpus: Processors that each of them reserves.
         memory: Bytes of memory likewise.
@@ -108,15 +112,28 @@ def read(
     dataset = opened(source, name, split=split, snapshot=snapshot, columns=columns, where=where, token=token, tls=tls)
     if shuffle is not None:
         dataset = dataset.shuffle(shuffle)
+    datasource = BowstringDatasource(dataset, epoch=epoch)
     found: ray.data.Dataset = ray.data.read_datasource(
-        BowstringDatasource(dataset, epoch=epoch),
-        override_num_blocks=parallelism,
+        datasource,
+        override_num_blocks=parallelism or _tasks(datasource.estimate_inmemory_data_size()),
         concurrency=concurrency,
         num_cpus=num_cpus,
         memory=memory,
         **options,
     )
     return found
+
+
+def _tasks(size: int) -> int:
+    """How many read tasks suit so many bytes: some for each processor, but none small, and none above a block's size.
+
+    Ray's own choice, as for files of which it knows little, is up to 200, whatever starting them costs.
+    """
+    cpus = os.cpu_count() or 1
+    if ray.is_initialized():
+        cpus = ray.cluster_resources().get("CPU", 1)  # type: ignore[no-untyped-call]
+    target = DataContext.get_current().target_max_block_size or MAX_BATCH_BYTES * BATCHES_A_BLOCK
+    return max(1, math.ceil(size / target), math.ceil(min(size / TASK_BYTES, TASKS_A_CPU * cpus)))
 
 
 class BowstringDatasource(Datasource):
