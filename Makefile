@@ -19,6 +19,9 @@ SOAK_TIME ?= 600
 SOAK_KILLS ?= 5000
 
 export PYTHONDONTWRITEBYTECODE := 1
+# uv trusts whom the system trusts, a company's proxy among them, and waits for a slow one.
+export UV_SYSTEM_CERTS := 1
+export UV_HTTP_TIMEOUT := 300
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -202,7 +202,13 @@ def test_a_copy_of_a_dataset(here: bowstring.Client) -> None:
 
 
 def test_frames(here: bowstring.Client) -> None:
-    values = {"text": ["a", None], "bytes": [b"x", b"yz"], "list": [[1, 2], []], "n": [1, 2]}
+    values = {
+        "text": ["a", None],
+        "bytes": [b"x", b"yz"],
+        "list": [["x", "y"], []],
+        "struct": [{"a": "b"}, {"a": None}],
+        "n": [1, 2],
+    }
     frame = pl.DataFrame(values)
     assert here.ingest("frame", frame, progress=False).rows == 2
     assert pl.DataFrame(here.dataset("frame").columns(list(values))).to_dict(as_series=False) == values

@@ -124,7 +124,7 @@ def test_nothing_of_the_data_is_markup(odd: bowstring.Dataset) -> None:
     assert "9\n" not in text
     assert "0 (zero)" in text
     assert all(len(line) < 200 for line in text.splitlines())
-    for html in (odd._repr_html_(), odd.client.datasets()._repr_html_(), odd.explain()._repr_html_()):
+    for html in (str(odd._repr_html_()), odd.client.datasets()._repr_html_(), odd.explain()._repr_html_()):
         Checker(html)
         assert "<script>" not in html
 
@@ -168,6 +168,7 @@ def test_explain(photos: bowstring.Dataset) -> None:
 
 def test_a_dataset_in_a_notebook(photos: bowstring.Dataset) -> None:
     html = photos._repr_html_()
+    assert html is not None
     Checker(html)
     assert "270 rows, 26" in html
     assert "10 classes: astronaut, brick" in html

@@ -34,9 +34,13 @@ def decoded(message: pa.Buffer) -> dict[str, Any]:
 
 def progress_bar(progress: bool, title: str, total: int | None, unit: str) -> Any:
     """A bar of tqdm's, which shows nothing without `progress`."""
+    if not progress:
+        from tqdm.std import tqdm as plain  # that of notebooks warns where it has no widgets
+
+        return plain(disable=True)
     from tqdm.auto import tqdm
 
-    return tqdm(desc=title, total=total, unit=unit, unit_scale=True, disable=not progress)
+    return tqdm(desc=title, total=total, unit=unit, unit_scale=True)
 
 
 def to_numpy(array: pa.Array | pa.ChunkedArray) -> Positions:

@@ -395,8 +395,10 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
         return pa.utf8()
     if pa.types.is_binary_view(kind):
         return pa.large_binary()
-    if pa.types.is_large_list(kind):
-        return pa.list_(_plain_type(kind.value_type))
+    if pa.types.is_large_list(kind) or pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_plain_type(kind.value_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_plain_type(field.type)) for field in kind])
     return kind
 
 

@@ -180,10 +180,13 @@ class Dataset:
         parts += [f"{name}={value!r}" for name, value in self._options.items()]
         return f"<bowstring.Dataset {'; '.join([name, *parts])}>"
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
         from bowstring.preview import dataset_html
 
-        return dataset_html(self)
+        try:
+            return dataset_html(self)
+        except BowstringError:  # the server is away, or it was dropped: the text says what it is
+            return None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_schema": None}  # asked for again where it is needed: it may have thousands of names
