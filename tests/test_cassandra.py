@@ -336,7 +336,7 @@ def test_passwords(guarded: Cassandra, binary: Path, tmp_path: Path) -> None:
 
     for status, output in (
         run(uri),
-        run(uri, BOWSTRING_CQL_USER="cassandra", BOWSTRING_CQL_PASSWORD="ABC-not-the-password"),  # noqa: S106
+        run(uri, BOWSTRING_CQL_USER="cassandra", BOWSTRING_CQL_PASSWORD="ABC-not-the-password"),
         run(f"{uri}&user=cassandra&password_file={wrong}"),
     ):
         assert status == 1
@@ -344,7 +344,7 @@ def test_passwords(guarded: Cassandra, binary: Path, tmp_path: Path) -> None:
         for part in ("BOWSTRING_CQL_USER", "BOWSTRING_CQL_PASSWORD", "password_file"):
             assert part in output, output
     assert run(f"{uri}&user=cassandra&password_file={tmp_path / 'gone'}")[0] == 1
-    status, output = run(uri, BOWSTRING_CQL_USER="cassandra", BOWSTRING_CQL_PASSWORD="cassandra")  # noqa: S106
+    status, output = run(uri, BOWSTRING_CQL_USER="cassandra", BOWSTRING_CQL_PASSWORD="cassandra")
     assert status == 0, output
 
 
