@@ -56,6 +56,8 @@ def test_runs(
         "BOWSTRING_URI": start().url,
         "BOWSTRING_BINARY": str(binary),
         "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+        "RAY_AUTH_MODE": "disabled",  # else it leaves a token in the home directory
+        "RAY_USAGE_STATS_ENABLED": "0",
     }
 
     notebook = read(name)
