@@ -405,7 +405,7 @@ func TestProjection(t *testing.T) {
 	}
 	var fe *FieldError
 	if _, err := NewProjection(snap, []string{"id", "labels"}, ""); !errors.As(err, &fe) || fe.Field != "columns[1]" ||
-		!strings.Contains(fe.Want, "id, n00_BOOL") || !strings.HasSuffix(fe.Want, `position, split (did you mean "label"?)`) {
+		!strings.Contains(fe.Want, "id, n00_BOOL") || !strings.HasSuffix(fe.Want, `position, split, image.size, image.key, audio.size, audio.key, raw.size, raw.key (did you mean "label"?)`) {
 		t.Error(err)
 	}
 	if _, err := NewProjection(snap, []string{"id", "id"}, ""); !errors.As(err, &fe) {

@@ -114,6 +114,9 @@ func NewProjection(snap *Snapshot, columns []string, layout Layout) (*Projection
 		}
 		if src < 0 {
 			known := append(slices.Clone(stored), PositionColumn, SplitColumn)
+			for _, f := range BlobFields(snap.Schema) {
+				known = append(known, f.Name+"."+SizePart, f.Name+"."+KeyPart)
+			}
 			want := "one of " + strings.Join(known, ", ")
 			if n := Nearest(name, known); n != "" {
 				want += fmt.Sprintf(" (did you mean %q?)", n)

@@ -243,12 +243,18 @@ func partOf(m *schema.Manifest, chunk, column int, part string) getter {
 
 // metaNames lists what an expression may name, and the blob columns.
 func metaNames(s *arrow.Schema) (meta, blobs []string) {
+	var parts []string
 	for _, f := range s.Fields() {
-		if schema.IsBlob(f) {
-			blobs = append(blobs, f.Name)
-		} else {
+		if !schema.IsBlob(f) {
 			meta = append(meta, f.Name)
+			continue
+		}
+		blobs = append(blobs, f.Name)
+		for _, part := range []string{schema.SizePart, schema.KeyPart} {
+			if name := f.Name + "." + part; !s.HasField(name) {
+				parts = append(parts, name)
+			}
 		}
 	}
-	return append(slices.Clip(meta), schema.PositionColumn, schema.SplitColumn), blobs
+	return slices.Concat(meta, []string{schema.PositionColumn, schema.SplitColumn}, parts), blobs
 }

@@ -4,7 +4,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/expr-lang/expr/ast"
 	"github.com/expr-lang/expr/builtin"
 
@@ -31,11 +30,10 @@ var predicates = []string{"all", "any", "count", "filter", "find", "findIndex", 
 // prepare checks what the library would allow but a selection must not have,
 // replaces ranges and $env, folds constant dates, and notes the columns.
 type prepare struct {
-	text   string
-	schema *arrow.Schema
-	names  []string // columns that may be used
-	blobs  []string // columns of which parts may be used, such as image.size
-	used   map[string]bool
+	text  string
+	names []string // columns that may be used, and parts of blob columns, such as image.size
+	blobs []string
+	used  map[string]bool
 }
 
 func (p *prepare) walk(node *ast.Node, inPredicates, conditionals int) error {
@@ -121,13 +119,12 @@ func (p *prepare) walk(node *ast.Node, inPredicates, conditionals int) error {
 }
 
 func (p *prepare) column(n *ast.IdentifierNode) error {
-	_, _, _, isPart := schema.BlobPart(p.schema, n.Value)
 	switch {
-	case isPart, slices.Contains(p.names, n.Value):
+	case slices.Contains(p.names, n.Value):
 		p.used[n.Value] = true
 		return nil
 	case slices.Contains(p.blobs, n.Value):
-		return fail(p.text, n, "%q is a blob column, which has no value here but %[1]s.size and %[1]s.key; metadata columns are %s", n.Value, strings.Join(p.names, ", "))
+		return fail(p.text, n, "%q is a blob column, which has no value here but %[1]s.size and %[1]s.key; there are %s", n.Value, strings.Join(p.names, ", "))
 	case n.Value == "$env":
 		return fail(p.text, n, `$env takes the name of a column, as in $env["file name"]`)
 	}

@@ -109,7 +109,7 @@ func (e *Expr) compile(s *arrow.Schema, guarded bool) (program *vm.Program, err 
 	if err != nil {
 		return nil, located(e.text, err)
 	}
-	p := &prepare{text: e.text, schema: s, names: names, blobs: blobs, used: map[string]bool{}}
+	p := &prepare{text: e.text, names: names, blobs: blobs, used: map[string]bool{}}
 	if err := p.walk(&tree.Node, 0, 0); err != nil {
 		return nil, err
 	}

@@ -375,7 +375,7 @@ func TestCompileErrors(t *testing.T) {
 		{`lable == 1`, "1:1", `no column "lable" (did you mean "label"?); there are id, label, width`},
 		{`width > 3 and zzz == 1`, "1:15", `no column "zzz"; there are`},
 		{"width > 3\n and zzz == 1", "2:6", "no column"},
-		{`image != nil`, "1:1", `"image" is a blob column, which has no value here but image.size and image.key; metadata columns are id, label`},
+		{`image != nil`, "1:1", `"image" is a blob column, which has no value here but image.size and image.key; there are id, label`},
 		{`image.bytes > 3`, "1:7", `no column "image.bytes"`},
 		{`image.size > "a"`, "1:12", "mismatched types"},
 		{`width > "a"`, "1:7", "mismatched types"},

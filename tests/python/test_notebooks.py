@@ -11,12 +11,14 @@ from typing import Any
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 from node import Node
 
 NOTEBOOKS = Path(__file__).parent.parent.parent / "notebooks"
 NAMES = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
 KEEP = bool(os.environ.get("KEEP_OUTPUTS"))  # `make notebooks`
 CELL_SECONDS = 120
+ATTEMPTS = {"stall_attribution": 3}  # it is about time, which other work on the machine takes, too
 MOST_BYTES = 600_000
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
@@ -60,14 +62,20 @@ def test_runs(
         "RAY_USAGE_STATS_ENABLED": "0",
     }
 
-    notebook = read(name)
-    for cell in code(notebook):
-        cell.outputs, cell.execution_count = [], None
-    resources = {"metadata": {"path": str(tmp_path / "cwd")}}
-    client = NotebookClient(
-        notebook, timeout=CELL_SECONDS, kernel_name="python3", record_timing=False, resources=resources
-    )
-    client.execute(env=environment)  # an assertion that fails, or any other error, is raised here
+    for attempt in range(ATTEMPTS.get(name, 1), 0, -1):
+        notebook = read(name)
+        for cell in code(notebook):
+            cell.outputs, cell.execution_count = [], None
+        resources = {"metadata": {"path": str(tmp_path / "cwd")}}
+        client = NotebookClient(
+            notebook, timeout=CELL_SECONDS, kernel_name="python3", record_timing=False, resources=resources
+        )
+        try:
+            client.execute(env=environment)  # an assertion that fails, or any other error, is raised here
+            break
+        except CellExecutionError:
+            if attempt == 1:
+                raise
 
     if KEEP:
         notebook.metadata = METADATA
