@@ -549,6 +549,15 @@ def test_states_of_others(photos: bowstring.Dataset) -> None:
         next(iter(loader))
 
 
+def test_state_of_the_dataset_and_workers_that_persist(photos: bowstring.Dataset) -> None:
+    dataset = small(photos)
+    dataset.load_state_dict(small(photos).state_at(5, epoch=1))
+    loader = DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=True)
+    for epoch in (1, 2, 3):
+        dataset.set_epoch(epoch)
+        assert seen(loader) == positions(photos, epoch)[5 if epoch == 1 else 0 :]
+
+
 def test_loaded_too_late(photos: bowstring.Dataset) -> None:
     dataset = small(photos)
     loader = DataLoader(dataset, batch_size=None, num_workers=1, persistent_workers=True)

@@ -197,7 +197,7 @@ class BowstringDataset(IterableDataset[Any]):
         self._shared[_EPOCH] = epoch
         self._shared[_EXPLICIT] = 1
         if self._pending is not None and self._pending["epoch"] != epoch:
-            self._forget()
+            self._pending = None  # workers that were started have taken it
 
     # --- iteration --------------------------------------------------------
 
@@ -218,6 +218,7 @@ class BowstringDataset(IterableDataset[Any]):
         state = self._taken(share)
         place = Place(self.epoch, share.worker, share.workers) if state is None else place_for(state, share)
         self._iterator = DatasetIterator(self, share, place)
+        self._iterator._late = self._loads != int(self._shared[_LOADS])
         return self._iterator
 
     def _taken(self, share: Share) -> State | None:
@@ -226,10 +227,8 @@ class BowstringDataset(IterableDataset[Any]):
         if self._loads == -1:  # loaded in this process, by a loader
             state, self._pending, self._loads = self._pending, None, loads
             return state
-        if self._loads != loads:
-            raise RuntimeError(
-                "load_state_dict of the dataset was called when the workers had been started; make a new DataLoader"
-            )
+        if self._loads != loads:  # which the iterator says: a worker that persists does not survive an error here
+            return None
         if self._pending is None or int(self._shared[_USED + share.worker]) == loads:
             return None
         self._shared[_USED + share.worker] = loads
@@ -293,12 +292,6 @@ class BowstringDataset(IterableDataset[Any]):
         if not self._shared[_EXPLICIT]:
             self._shared[_EPOCH] = found["epoch"]
 
-    def _forget(self) -> None:
-        self._loads = int(self._shared[_LOADS]) + 1 if self._loads != -1 else -1
-        self._pending = None
-        if self._loads != -1:
-            self._shared[_LOADS] = self._loads
-
 
 class DatasetIterator(Iterator[Any]):
     """One process's share of an epoch. Made by `iter` of a [BowstringDataset][bowstring.torch.BowstringDataset]."""
@@ -308,6 +301,7 @@ class DatasetIterator(Iterator[Any]):
         self._share = share
         self._place = place
         self._restored = False
+        self._late = False  # whether a state was loaded that this process does not know of
         self._stream: Batches | None = None
         self._single = False  # whether the stream is of one step alone
         self._rest: list[tuple[int, Any]] = []  # samples of the current step, last first, with their rows
@@ -317,6 +311,10 @@ class DatasetIterator(Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
+        if self._late:
+            raise RuntimeError(
+                "load_state_dict of the dataset was called when the workers had been started; make a new DataLoader"
+            )
         while not self._ended:
             if self._dataset.output == "samples":
                 if self._rest:
