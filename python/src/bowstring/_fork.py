@@ -12,13 +12,15 @@ import gc
 import os
 import threading
 import time
+import warnings
 import weakref
 from typing import Protocol
 
 from bowstring.errors import BowstringError
 
-_PATIENCE = 0.5  # seconds for gRPC's threads to end; they take 2 to 4 ms
-_THREADS = {"event_engine", "lifeguard", "grpc_global_tim"}  # gRPC's, as Linux shows their names
+_PATIENCE = 3.0  # seconds for gRPC's threads to end; they take 2 to 4 ms where the machine has time for them
+# gRPC's, as Linux shows their names. The last of them, grpc_shutdown, holds a lock that a child would wait for.
+_THREADS = {"event_engine", "lifeguard", "grpc_global_tim", "grpc_shutdown"}
 
 
 class Holder(Protocol):
@@ -92,7 +94,13 @@ def _before() -> None:
         return
     if not _quiet(0.02):
         gc.collect()  # the traceback of an error may still hold a call
-        _quiet(_PATIENCE)
+        if not _quiet(_PATIENCE):
+            warnings.warn(
+                "this process forks while something else in it uses gRPC, such as a pyarrow.flight.FlightClient: a "
+                "child that connects may hang; close it before, or start processes by `spawn`",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 def _quiet(seconds: float) -> bool:
