@@ -256,6 +256,46 @@ print(client.ingest("forked", rows(), progress=False).rows)
     here.drop("forked")
 
 
+def test_a_fork_beside_a_client_that_is_not_the_packages(here: bowstring.Client) -> None:
+    """The child works, or it says what is wrong; it does not wait for ever."""
+    script = """
+import bowstring, os, pyarrow.flight as fl, sys
+client = bowstring.connect(sys.argv[1])
+client.datasets()
+own = fl.connect(sys.argv[1])
+list(own.list_actions())
+for _ in range(2):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            client.datasets()
+        except bowstring.BowstringError as error:
+            os._exit(7 if "FlightClient" in str(error) else 8)
+        os._exit(7)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    client.datasets()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, here.uri], check=False, capture_output=True, text=True, timeout=SECONDS
+    )
+    assert (done.returncode, done.stdout) == (0, "7\n7\n"), done.stderr
+
+
+def test_many_forks(here: bowstring.Client) -> None:
+    """The last thread of gRPC goes some time after the others."""
+    script = """
+import bowstring, os, sys
+photos = bowstring.connect(sys.argv[1]).dataset("photos").columns(["position"])
+for _ in range(60):
+    assert photos.to_arrow().num_rows == 300
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if photos.to_arrow().num_rows == 300 else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+"""
+    subprocess.run([sys.executable, "-c", script, here.uri], check=True, timeout=2 * SECONDS)
+
+
 def test_a_client_closes_and_opens(here: bowstring.Client) -> None:
     with here as client:
         client.datasets()

@@ -12,12 +12,15 @@ import gc
 import os
 import threading
 import time
-import warnings
 import weakref
 from typing import Protocol
 
+import pyarrow as pa
+import pyarrow.flight as fl
+
 from bowstring.errors import BowstringError
 
+_LULL = 0.01  # seconds
 _PATIENCE = 3.0  # seconds for gRPC's threads to end; they take 2 to 4 ms where the machine has time for them
 # gRPC's, as Linux shows their names. The last of them, grpc_shutdown, holds a lock that a child would wait for.
 _THREADS = {"event_engine", "lifeguard", "grpc_global_tim", "grpc_shutdown"}
@@ -36,9 +39,11 @@ class _State:
     def __init__(self) -> None:
         self.gate = threading.RLock()  # held through a fork, and while a connection is made
         self.holders: weakref.WeakSet[Holder] = weakref.WeakSet()
-        self.others: set[str] | None = None  # threads of another gRPC in this process, such as Ray's
+        self.others: set[str] | None = None  # threads that are not this package's, as they are there without it
         self.uploads = 0
-        self.poisoned = False
+        self.forked = False  # this is a child
+        self.suspect = False  # something was left of gRPC at a fork
+        self.poisoned = ""  # why gRPC does not work in this process
 
 
 _state = _State()
@@ -46,11 +51,10 @@ _state = _State()
 
 def connecting() -> threading.RLock:
     """Hold this while an object of gRPC's is made."""
+    if _state.suspect and _state.forked:
+        _probe()
     if _state.poisoned:
-        raise BowstringError(
-            "this process was forked while an upload was running in its parent, so gRPC does not work in it; "
-            "fork before the upload, or start processes by `spawn`"
-        )
+        raise BowstringError(_state.poisoned)
     if _state.others is None:
         _state.others = _threads()
     return _state.gate
@@ -86,31 +90,51 @@ def _threads() -> set[str]:
 
 def _before() -> None:
     _state.gate.acquire()
-    if _state.others is None:
-        return  # nothing was ever connected here
+    if _state.others is None:  # nothing was ever connected here, by this package
+        _state.suspect = bool(_threads())
+        return
     for holder in list(_state.holders):
         holder._let_go()
     if _state.uploads:
         return
-    if not _quiet(0.02):
+    if not _quiet(0.1):
         gc.collect()  # the traceback of an error may still hold a call
-        if not _quiet(_PATIENCE):
-            warnings.warn(
-                "this process forks while something else in it uses gRPC, such as a pyarrow.flight.FlightClient: a "
-                "child that connects may hang; close it before, or start processes by `spawn`",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+        _quiet(_PATIENCE)
+    # Another gRPC, such as Ray's, does no harm; a FlightClient of the user's own does. A child finds out.
+    _state.others = _threads()
+    _state.suspect = bool(_state.others)
 
 
 def _quiet(seconds: float) -> bool:
-    """Wait for gRPC's threads to end."""
-    end = time.monotonic() + seconds
-    while _threads() - (_state.others or set()):
-        if time.monotonic() > end:
-            return False
+    """Wait until gRPC's threads have ended. One may begin as the others end: so there has to be none for a while."""
+    now = since = time.monotonic()
+    end = now + seconds
+    while now - since < _LULL:
         time.sleep(0.001)
+        now = time.monotonic()
+        if _threads() - (_state.others or set()):
+            since = now
+            if now > end:
+                return False
     return True
+
+
+def _call() -> None:
+    with contextlib.suppress(pa.ArrowException, OSError):  # nobody listens there
+        list(fl.connect("grpc://127.0.0.1:1").list_actions(fl.FlightCallOptions(timeout=_PATIENCE / 2)))
+
+
+def _probe() -> None:
+    """Make a call that nobody needs, in a thread that may hang."""
+    thread = threading.Thread(target=_call, daemon=True)
+    thread.start()
+    thread.join(_PATIENCE)
+    if thread.is_alive():
+        _state.poisoned = (
+            "this process was forked while its parent had a connection of gRPC's that is not this package's, such as a "
+            "pyarrow.flight.FlightClient, so gRPC does not work in it; close that before, or start processes by `spawn`"
+        )
+    _state.suspect = False
 
 
 def _in_parent() -> None:
@@ -120,7 +144,14 @@ def _in_parent() -> None:
 def _in_child() -> None:
     global _state
     parent, _state = _state, _State()
-    _state.poisoned = parent.poisoned or parent.uploads > 0
+    _state.forked = True
+    _state.suspect = parent.suspect
+    _state.poisoned = parent.poisoned
+    if parent.uploads:
+        _state.poisoned = (
+            "this process was forked while an upload was running in its parent, so gRPC does not work in it; "
+            "fork before the upload, or start processes by `spawn`"
+        )
 
 
 if hasattr(os, "register_at_fork"):
