@@ -777,8 +777,8 @@ func (c *Cache) Offer(ref schema.BlobRef, at Place, cost time.Duration, blob sch
 // What is offered waits for gatherTime, and is then written in pieces of gatherBytes: large writes cost a tenth of what as many bytes in
 // small ones do, and nobody has to be woken up for each blob. Meanwhile it is found in memory.
 const (
-	gatherTime  = 10 * time.Millisecond
-	gatherBytes = 1 << 20
+	gatherTime  = 20 * time.Millisecond
+	gatherBytes = 4 << 20
 	gatherBlobs = 128
 )
 

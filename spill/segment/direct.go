@@ -15,7 +15,7 @@ import (
 // rest of the record's last block, which is a void record.
 const (
 	directMin  = 32 << 10
-	directSize = 1 << 20 // of the buffers: records that follow one another go together
+	directSize = 4 << 20 // of the buffers: records that follow one another go together
 	// A buffer is kept for each of so many writes at once. Memory that was used before costs a
 	// fraction of what fresh memory does.
 	directKept = 4
