@@ -260,4 +260,5 @@ def tune_malloc() -> bool:
         return False
     trim, top_pad, mmap_threshold = -1, -2, -3
     most = (1 << 31) - 1
-    return bool(mallopt(mmap_threshold, 1 << 30) and mallopt(trim, most) and mallopt(top_pad, 64 << 20))
+    large = mallopt(mmap_threshold, 1 << 30) or mallopt(mmap_threshold, 32 << 20)  # the most that older ones take
+    return bool(large and mallopt(trim, most) and mallopt(top_pad, 64 << 20))
