@@ -54,7 +54,7 @@ func openDirect(path string) *os.File {
 	return f
 }
 
-// direct reports whether a record with a payload of n bytes is written past the page cache.
+// isDirect reports whether a record with a payload of n bytes is written past the page cache.
 func (s *Segment) isDirect(n int64) bool { return s.direct != nil && n >= directMin }
 
 // span is where a record with a payload of n bytes begins and ends if it is the next of a segment whose data ends at end.

@@ -3,7 +3,8 @@
 //
 // A [Set] is one directory of segments. Blobs are appended by any number of
 // goroutines: each append reserves its place under a lock and writes outside
-// it. A blob is read as a pinned slice of the mapping: no copy, no allocation,
+// it, through the page cache or, for a cache's large blobs, past it ([Options.Direct]).
+// A blob is read as a pinned slice of the mapping: no copy, no allocation,
 // no lock. The pin is a reference on the [Segment], which is unmapped when the
 // set has retired it and the last pin is gone. A file is never shortened below
 // what it holds, because a mapped page that vanishes kills the process; nor punched

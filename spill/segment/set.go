@@ -171,7 +171,8 @@ func (s *Set) Segments() []*Segment {
 	return list
 }
 
-// Footprint is the space that a payload of n bytes takes in the set's files at most, with all that goes with it.
+// Footprint is the space that a payload of n bytes takes in the set's files at most, header and padding included, but for the rest of a block
+// that Options.Direct may have it leave before itself.
 func (s *Set) Footprint(n int64) int64 {
 	if s.opts.Direct && n >= directMin {
 		return Blocks(Footprint(n))
