@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections import Counter
 
 import grpc
 import pyarrow.flight as fl
 import pytest
 from conftest import StartNode
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from wire import command, read, stream
+from wire import UNREAD, read, stream, ticket
 
 
 def test_running_streams_finish_and_new_ones_are_refused(start: StartNode) -> None:
@@ -22,20 +23,20 @@ def test_running_streams_finish_and_new_ones_are_refused(start: StartNode) -> No
     ):
         health = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=60)
         assert next(health).status == health_pb2.HealthCheckResponse.SERVING
-        parts = stream(own, own.get_flight_info(command(dataset="photos", batch=4)).endpoints[0])
+        parts = stream(own, ticket(dataset="photos", batch=4, epochs=UNREAD))
         rows = next(parts).data.num_rows
         node.terminate()
         assert next(health).status == health_pb2.HealthCheckResponse.NOT_SERVING
         with pytest.raises(fl.FlightUnavailableError, match="drain"):
             own.get_flight_info(fl.FlightDescriptor.for_path("photos"))
-        assert rows + sum(p.data.num_rows for p in parts) == 300
+        assert rows + sum(p.data.num_rows for p in parts) == UNREAD * 300
     assert node.wait() == 0
 
 
 def test_the_deadline_ends_what_does_not_finish(start: StartNode) -> None:
     node = start("--window-memory", "8MiB", "--drain-timeout", "1s")
     with fl.connect(node.url) as own:
-        parts = stream(own, own.get_flight_info(command(dataset="photos", batch=4, shuffle={})).endpoints[0])
+        parts = stream(own, ticket(dataset="photos", batch=4, shuffle={}, epochs=UNREAD))
         served = [next(parts)]
         node.terminate()
         node.wait()  # the reader stands still, and holds nothing up
@@ -46,8 +47,8 @@ def test_the_deadline_ends_what_does_not_finish(start: StartNode) -> None:
     with fl.connect(again.url) as other:
         resume = fl.Ticket(json.dumps(served[-1].about["resume"]).encode())
         served.extend(stream(other, resume))
-        assert sum(p.data.num_rows for p in served) == 300
-        assert len({i for p in served for i in p.data["id"].to_pylist()}) == 300
+        assert sum(p.data.num_rows for p in served) == UNREAD * 300
+        assert set(Counter(i for p in served for i in p.data["id"].to_pylist()).values()) == {UNREAD}
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])

@@ -13,6 +13,9 @@ import pyarrow.flight as fl
 
 SERVICE = "/arrow.flight.protocol.FlightService/"
 PATIENCE = 60  # seconds to wait for what is bound to happen; not a measurement
+# More epochs of photographs than a client takes in while nobody reads: the windows of gRPC grow with the speed of what
+# was read before, to tens of megabytes, and a stream that fits in them has ended as far as its server can tell.
+UNREAD = 20
 
 
 class Piece(NamedTuple):
