@@ -11,6 +11,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from cassandra.concurrent import execute_concurrent_with_args
 from cassandra.policies import RoundRobinPolicy
 from conftest import Cassandra, StartCassandra, StartNode, free_port
 from node import Node
-from wire import PATIENCE, act, command, put, read, stats, stream, ticket, until
+from wire import PATIENCE, UNREAD, act, command, put, read, stats, stream, ticket, until
 
 Bowstring = Callable[..., subprocess.CompletedProcess[str]]
 TRAIN = 270
@@ -148,10 +149,11 @@ def test_where(remote: fl.FlightClient) -> None:
 def test_resume_on_another_server(filled: Keyspace, remote: fl.FlightClient, start: StartNode) -> None:
     request: dict[str, Any] = {"dataset": "photos", "columns": ["id", "image"], "batch": 8, "batch_bytes": 250_000,
                                "shuffle": {"seed": 3, "epoch": 1}}  # fmt: skip
-    whole = ids(stream(remote, remote.get_flight_info(command(**request)).endpoints[0]))
+    everything = ticket(**request, epochs=UNREAD)
+    whole = ids(stream(remote, everything))
     first = start("--window-memory", "8MiB", store=filled.uri())
     with fl.connect(first.url) as own:
-        parts = stream(own, own.get_flight_info(command(**request)).endpoints[0])
+        parts = stream(own, everything)
         served = [next(parts) for _ in range(9)]
         first.kill()
         with pytest.raises((fl.FlightUnavailableError, fl.FlightInternalError)):
@@ -358,26 +360,26 @@ def test_a_node_that_hangs_and_one_that_is_gone(
     node = start("--window-memory", "4MiB", "--read-timeout", "60s", store=uri)
     with fl.connect(node.url) as own, fl.connect(node.url) as watch, ThreadPoolExecutor(1) as pool:
         request: dict[str, Any] = {"dataset": "photos", "columns": ["id", "image"], "batch": 4, "shuffle": {"seed": 1}}
-        endpoint = own.get_flight_info(command(**request)).endpoints[0]
-        whole = list(stream(own, endpoint))
+        whole = list(stream(own, ticket(**request)))
 
         # A stream waits for a node that does not answer, and misses nothing.
-        parts = stream(own, endpoint)
+        parts = stream(own, ticket(**request, epochs=UNREAD))
         served = [next(parts)]
         guarded.signal(signal.SIGSTOP)
         try:
             before = stats(watch)["engine"]["retries"]
-            rest = pool.submit(list, parts)
+            rest = pool.submit(list, islice(parts, len(whole) - 1))
             until(lambda: stats(watch)["engine"]["retries"] > before, "a second attempt")
             assert not rest.done()
         finally:
             guarded.signal(signal.SIGCONT)
         assert [p.data for p in served + rest.result(timeout=PATIENCE)] == [p.data for p in whole]
+        act(own, "cancel", plan=whole[0].about["plan"])
 
     # One that is gone ends it, with an error that says which sample, where, and that it may be tried again.
     node = start("--window-memory", "4MiB", "--read-timeout", "3s", store=uri)
     with fl.connect(node.url) as own:
-        parts = stream(own, endpoint)
+        parts = stream(own, ticket(**request, epochs=UNREAD))
         next(parts)
         guarded.kill()
         with pytest.raises(fl.FlightUnavailableError) as caught:

@@ -14,7 +14,7 @@ import pyarrow.flight as fl
 import pytest
 from conftest import ROOT, StartNode
 from node import Node
-from wire import act, command, put, read, status, stream
+from wire import UNREAD, act, command, put, read, status, stream, ticket
 
 PROTOCOL = ROOT / "docs" / "protocol.md"
 
@@ -221,7 +221,7 @@ def resource_exhausted(client: fl.FlightClient, node: Node, start: StartNode, tm
 def unavailable(client: fl.FlightClient, node: Node, start: StartNode, tmp: Path) -> None:  # noqa: ARG001
     own = start("--window-memory", "8MiB")
     with fl.connect(own.url) as other:
-        parts = stream(other, other.get_flight_info(command(dataset="photos", batch=4)).endpoints[0])
+        parts = stream(other, ticket(dataset="photos", batch=4, epochs=UNREAD))
         next(parts)  # while this stream is open, the draining server stays
         own.terminate()
         while True:  # until the signal has arrived
