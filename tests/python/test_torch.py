@@ -156,8 +156,11 @@ def test_remainders(photos: bowstring.Dataset) -> None:
 def test_len(photos: bowstring.Dataset) -> None:
     assert len(small(photos)) == 9
     assert len(small(photos, output="samples")) == TRAIN
-    crowded = small(photos, batch_size=260, rank=0, world_size=130)
-    assert len(crowded) == len(list(crowded)) == 1  # nothing of the last ten samples
+    # Of the last ten samples not every rank has one, nor as many of each batch before where they are 256 of 130.
+    for batch in (260, 256):
+        ranks = [small(photos, batch_size=batch, rank=rank, world_size=130) for rank in (0, 12, 13, 64, 129)]
+        assert [len(dataset) for dataset in ranks] == [len(list(dataset)) for dataset in ranks], batch
+        assert {len(dataset) for dataset in ranks} == {1, 2}, batch
 
 
 def test_rank_from_the_environment(photos: bowstring.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:

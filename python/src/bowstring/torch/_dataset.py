@@ -167,8 +167,8 @@ class BowstringDataset(IterableDataset[Any]):
         if self._length is None:
             rank, world = self._resolved()
             share = self._dataset.plan(batch=self.batch_size, world_size=world).ranks[rank]
-            whole = self.batch_size // world * (share.steps - 1)  # of this rank, before the last step
-            nothing = self.batch_size % world == 0 and share.rows == whole  # is left of the last step for it
+            full = (rank + 1) * self.batch_size // world - rank * self.batch_size // world  # of a step but the last
+            nothing = share.rows == full * (share.steps - 1)  # is left of the last step for it
             self._length = share.steps - nothing if self.output == "batches" else share.rows
         return self._length
 
