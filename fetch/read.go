@@ -79,6 +79,9 @@ func (r *read) Unpin() {
 	}
 }
 
+// Frame implements schema.Framer. Of all who have the blob, the spill alone stores it.
+func (r *read) Frame() []byte { return r.blob.Frame() }
+
 // contextOf returns the context of the n-th attempt.
 func (r *read) contextOf(n int) context.Context {
 	if n == 0 {

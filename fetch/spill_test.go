@@ -144,6 +144,53 @@ func TestSpilledBlobsAreNotReadAgain(t *testing.T) {
 	}
 }
 
+// framing is a store whose blobs lie in frames.
+type framing struct {
+	fetch.Store
+	asked atomic.Int64 // how often for a frame
+}
+
+// frame is the owner of a blob in one.
+type frame struct {
+	store  *framing
+	memory []byte
+}
+
+func (f *frame) Unpin() {}
+
+func (f *frame) Frame() []byte {
+	f.store.asked.Add(1)
+	return f.memory
+}
+
+func (s *framing) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
+	b, err := s.Store.Get(ctx, ref)
+	if err != nil {
+		return b, err
+	}
+	defer b.Release()
+	f := &frame{s, make([]byte, schema.FrameSize(ref.Size))}
+	copy(f.memory[schema.FrameMargin:], b.Bytes())
+	return schema.NewBlob(f.memory[schema.FrameMargin:][:ref.Size], f), nil
+}
+
+// TestSpillIsGivenFrames: what a store reads into a frame can be stored from there.
+func TestSpillIsGivenFrames(t *testing.T) {
+	store := newStore(t)
+	put(t, store, "ds", 300)
+	far := &framing{Store: store}
+	cache, future, _ := newSpill(t, spill.MinBytes+(16<<20))
+	e := newEngine(t, far, fetch.Options{Spill: cache, Future: future, NoHedge: true})
+	req := shuffled("ds", 1, 0)
+	drain(t, e, open(t, e, req), ticket(req, 0))
+	until(t, "all is in the spill", func() bool { return cache.Stats().Entries == images })
+	if n := far.asked.Load(); n < images {
+		t.Errorf("the spill asked for %d frames of %d", n, images)
+	}
+	req = shuffled("ds", 2, 0)
+	drain(t, e, open(t, e, req), ticket(req, 0)) // which compares the bytes
+}
+
 func TestWarm(t *testing.T) {
 	store := newStore(t)
 	far := newCounted(store, put(t, store, "ds", 300))

@@ -8,6 +8,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"bowstring/schema"
 )
 
 // arena gives out the memory that blobs are read into. It lies outside of the
@@ -110,17 +112,25 @@ type slab struct {
 	prev, next *slab
 }
 
-// buffer is the memory of a blob. It is a schema.Owner.
+// buffer is the memory of a blob. It is a schema.Framer.
 type buffer struct {
 	arena  *arena
 	slab   *slab
-	data   []byte // of the length asked for
+	memory []byte
+	data   []byte // of the length asked for, in memory
 	pinned bool   // guarded by arena.mu
 }
 
+// leastFramed is the least length of blobs that lie in a frame. Their buffers begin at multiples of a block, as all of such a size do.
+const leastFramed = 16 << 10
+
 // take returns a buffer of n bytes, n > 0, that nobody else has. What it holds is undefined.
 func (a *arena) take(n int64) (*buffer, error) {
-	c, size := classOf(n)
+	whole, begin := n, int64(0)
+	if n >= leastFramed {
+		whole, begin = schema.FrameSize(n), schema.FrameMargin
+	}
+	c, size := classOf(whole)
 	a.mu.Lock()
 	s := a.available(c)
 	if s == nil {
@@ -151,7 +161,7 @@ func (a *arena) take(n int64) (*buffer, error) {
 		a.classes[c].partial.remove(s)
 	}
 	b.pinned = true
-	b.data = b.data[:n]
+	b.data = b.memory[begin : begin+n : begin+n]
 	a.buffers++
 	a.bytes += n
 	a.mu.Unlock()
@@ -184,6 +194,14 @@ func (a *arena) available(c int) *slab {
 func (a *arena) use(s *slab) {
 	a.used += s.size
 	a.peak = max(a.peak, a.used)
+}
+
+// Frame implements schema.Framer.
+func (b *buffer) Frame() []byte {
+	if len(b.data) < leastFramed {
+		return nil
+	}
+	return b.memory[:schema.FrameSize(int64(len(b.data)))]
 }
 
 // Unpin implements schema.Owner: it gives the buffer back.
@@ -365,7 +383,7 @@ func newSlab(a *arena, c int, size, slabSize int64, n int) (*slab, error) {
 	memory := aligned(mapping, slabSize)
 	for i := range s.buffers {
 		at := int64(i) * size
-		s.buffers[i] = buffer{arena: a, slab: s, data: memory[at : at : at+size]}
+		s.buffers[i] = buffer{arena: a, slab: s, memory: memory[at : at+size : at+size]}
 		s.free[n-1-i] = &s.buffers[i]
 	}
 	return s, nil

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 	"unsafe"
+
+	"bowstring/schema"
 )
 
 // newArena is one that keeps nothing to spare, and whose periods end only when a
@@ -230,7 +232,7 @@ func TestBuffersAreKept(t *testing.T) {
 			b.Unpin()
 		}
 	}
-	fill(4*16, smallSlab/16) // four slabs
+	fill(4*16, smallSlab/16-smallPage) // four slabs, with the frames
 	want := func(slabs, maps int64) {
 		t.Helper()
 		if s := a.stats(); s.mapped != slabs*smallSlab || s.maps != maps {
@@ -239,17 +241,17 @@ func TestBuffersAreKept(t *testing.T) {
 	}
 	want(4, 4)
 	a.tick()
-	fill(16, smallSlab/16)
+	fill(16, smallSlab/16-smallPage)
 	a.tick()
 	want(4, 4) // four were needed in the period before
-	fill(16, smallSlab/16)
+	fill(16, smallSlab/16-smallPage)
 	a.tick()
 	want(1, 4)
 	a.tick()
-	fill(2*16, smallSlab/16)
+	fill(2*16, smallSlab/16-smallPage)
 	want(2, 5)
 	// Buffers of another size take the place of those that nobody needs.
-	fill(32, smallSlab/32)
+	fill(32, smallSlab/32-smallPage)
 	want(2, 6)
 	for range 3 {
 		a.tick()
@@ -293,6 +295,55 @@ func TestBuffersOutliveTheArena(t *testing.T) {
 	}
 	if s := a.stats(); s.mapped != 0 {
 		t.Errorf("%d bytes are still mapped", s.mapped)
+	}
+}
+
+// TestFrames: what is large enough lies in a frame of its own.
+func TestFrames(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 1))
+	a := newArena(t)
+	sizes := []int64{1, leastFramed - 1, leastFramed, 110_000, schema.FrameSize(200_000) - schema.FrameMargin, 1<<mostBits + 1}
+	for range 200 {
+		sizes = append(sizes, randomSize(r))
+	}
+	var taken []*buffer
+	for _, n := range sizes {
+		b := a.mustTake(t, n)
+		taken = append(taken, b)
+		frame := b.Frame()
+		if frame == nil {
+			if n >= leastFramed {
+				t.Errorf("a blob of %d bytes lies in no frame", n)
+			}
+			continue
+		}
+		if int64(len(frame)) != schema.FrameSize(n) || &frame[schema.FrameMargin] != &b.data[0] {
+			t.Fatalf("a blob of %d bytes lies in a frame of %d, not at its place", n, len(frame))
+		}
+		if uintptr(unsafe.Pointer(&frame[0]))%schema.FrameBlock != 0 {
+			t.Fatalf("a frame of %d bytes begins within a block", len(frame))
+		}
+	}
+	for i, b := range taken { // all of a frame is the buffer's own
+		whole := b.data
+		if frame := b.Frame(); frame != nil {
+			whole = frame
+		}
+		for j := range whole {
+			whole[j] = byte(i)
+		}
+	}
+	for i, b := range taken {
+		whole := b.data
+		if frame := b.Frame(); frame != nil {
+			whole = frame
+		}
+		if bytes.Count(whole, []byte{byte(i)}) != len(whole) {
+			t.Fatalf("the frame of buffer %d was written to by another", i)
+		}
+		b.Unpin()
 	}
 }
 
