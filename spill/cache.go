@@ -121,10 +121,11 @@ type Cache struct {
 	quiet   Time              // nothing is stored before then, as the disk has failed
 	backoff Time              // how long that is to be, if it fails again
 
-	offers  chan *offer
-	queued  atomic.Int64
-	reaper  reaper
-	workers sync.WaitGroup
+	offers    chan *offer
+	queued    atomic.Int64
+	gathering gathering
+	reaper    reaper
+	workers   sync.WaitGroup
 
 	count counters
 }
@@ -158,6 +159,8 @@ func open(opts Options) (_ *Cache, err error) {
 	}
 	c.trouble = trouble{log: opts.Logger, clock: opts.Clock}
 	c.reaper.wake = make(chan struct{}, 1)
+	c.gathering.pause = time.NewTimer(gatherTime)
+	c.gathering.pause.Stop()
 	if err := os.MkdirAll(opts.Dir, 0o755); err != nil {
 		return nil, err
 	}
@@ -774,26 +777,27 @@ func (c *Cache) Offer(ref schema.BlobRef, at Place, cost time.Duration, blob sch
 	return false
 }
 
-// What is offered waits for gatherTime, and is then written in pieces of gatherBytes: large writes cost a tenth of what as many bytes in
-// small ones do, and nobody has to be woken up for each blob. Meanwhile it is found in memory.
+// What is offered waits for gatherTime at most, and is then written in pieces of gatherBytes: large writes cost a tenth of what as many
+// bytes in small ones do. Nobody is woken up for each blob. Meanwhile they are found in memory.
 const (
-	gatherTime  = 20 * time.Millisecond
-	gatherBytes = 4 << 20
-	gatherBlobs = 128
+	gatherTime   = 20 * time.Millisecond
+	gatherPauses = 4 // in which it passes
+	gatherBytes  = 4 << 20
+	gatherBlobs  = 128
 )
+
+// gathering is what the goroutines that write what is offered take turns in, so that what follows one another is written at once.
+type gathering struct {
+	mu    sync.Mutex // held while a batch is gathered, which may take as long as nothing is offered; guards what follows
+	next  *offer     // did not fit into the batch before
+	pause *time.Timer
+}
 
 // writeOffers writes what is offered until there are no more offers.
 func (c *Cache) writeOffers() {
-	pause := time.NewTimer(gatherTime)
-	defer pause.Stop()
 	var w offerWriter
-	for first := range c.offers {
-		pause.Reset(gatherTime)
-		<-pause.C
-		for first != nil {
-			first = w.gather(c.offers, first)
-			w.write(c)
-		}
+	for w.gather(c) {
+		w.write(c)
 	}
 }
 
@@ -804,33 +808,60 @@ type offerWriter struct {
 	writes []segment.Write
 }
 
-// gather makes a batch of the offers that wait, and returns the next one if there may be more.
-func (w *offerWriter) gather(offers <-chan *offer, next *offer) *offer {
+// gather waits for offers and makes a batch of them, for which it takes the space. It reports whether there are any.
+func (w *offerWriter) gather(c *Cache) bool {
+	g := &c.gathering
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	w.batch = w.batch[:0]
-	for size := int64(0); next != nil; {
-		w.batch = append(w.batch, next)
-		size += next.ref.Size
-		select {
-		case next = <-offers: // nil if there will be no more
-		default:
-			return nil
-		}
-		if size >= gatherBytes || len(w.batch) == gatherBlobs {
-			return next
-		}
+	if g.next == nil {
+		g.next = <-c.offers
 	}
-	return nil
+	size, pauses := int64(0), 0
+	for g.next != nil && len(w.batch) < gatherBlobs {
+		size += c.space.set.Footprint(g.next.ref.Size)
+		if size > gatherBytes && len(w.batch) > 0 {
+			break
+		}
+		w.batch = append(w.batch, g.next)
+		g.next = g.another(c.offers, &pauses)
+	}
+	w.begin(c)
+	return len(w.batch) > 0
 }
 
-// write stores a batch.
-func (w *offerWriter) write(c *Cache) {
+// another returns the next offer, or nil if gatherTime passes without one. It counts the pauses in which that passes.
+func (g *gathering) another(offers <-chan *offer, pauses *int) *offer {
+	for {
+		select {
+		case o := <-offers: // nil if there will be no more
+			return o
+		default:
+		}
+		if *pauses == gatherPauses {
+			return nil
+		}
+		*pauses++
+		g.pause.Reset(gatherTime / gatherPauses)
+		<-g.pause.C
+	}
+}
+
+// begin takes space for what is in the batch.
+func (w *offerWriter) begin(c *Cache) {
 	w.begun, w.writes = w.begun[:0], w.writes[:0]
 	for _, o := range w.batch {
 		if p, ok := c.beginOffer(o); ok {
 			w.begun = append(w.begun, p)
-			w.writes = append(w.writes, segment.Write{Reservation: p.space, Key: o.ref.Key, Sum: o.ref.Sum, Payload: o.blob.Bytes()})
+			w.writes = append(w.writes, segment.Write{
+				Reservation: p.space, Key: o.ref.Key, Sum: o.ref.Sum, Payload: o.blob.Bytes(), Frame: o.blob.Frame(),
+			})
 		}
 	}
+}
+
+// write stores the batch.
+func (w *offerWriter) write(c *Cache) {
 	segment.WriteAll(w.writes)
 	for i := range w.begun {
 		c.finish(&w.begun[i], w.writes[i].Err)

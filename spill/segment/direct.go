@@ -3,16 +3,20 @@ package segment
 import (
 	"errors"
 	"os"
+	"slices"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"bowstring/schema"
 )
 
 // Records of directMin bytes and more may be written past the page cache
-// (O_DIRECT): from an aligned buffer, in whole blocks that no other record
-// lies in. What is written for later then costs no memory that others could
-// use, and the kernel neither fills pages nor writes them back. The price is the
-// rest of the record's last block, which is a void record.
+// (O_DIRECT): from the frames that the blobs lie in, or from an aligned buffer,
+// in whole blocks that no other record lies in. What is written for later then
+// costs no memory that others could use, and the kernel neither fills pages nor
+// writes them back. The price is the rest of the record's last block, which is a
+// void record.
 const (
 	directMin  = 32 << 10
 	directSize = 4 << 20 // of the buffers: records that follow one another go together
@@ -20,6 +24,12 @@ const (
 	// fraction of what fresh memory does.
 	directKept = 4
 )
+
+// directIO is what the segments of a set share for writes past the page cache.
+type directIO struct {
+	buffers directBuffers
+	writers asyncWriters
+}
 
 // directBuffers are buffers that begin at a multiple of Block.
 type directBuffers chan []byte
@@ -66,11 +76,52 @@ func (s *Segment) span(end, n int64) (at, next int64) {
 	return end, end + Footprint(n)
 }
 
-// writeDirect writes records that follow one another, and what is left of their last blocks, through a buffer: as many as fit in it, or
-// one that does not, in pieces.
+// writeDirect writes records that follow one another, and what is left of their last blocks.
 func (s *Segment) writeDirect(run []Write) error {
-	buf := s.buffers.take()
-	defer s.buffers.give(buf)
+	if !slices.ContainsFunc(run, func(w Write) bool { return !w.framed() }) {
+		return s.writeFrames(run)
+	}
+	return s.writeCopies(run)
+}
+
+// A record in its blocks is laid out as a frame is.
+var (
+	_ [HeaderSize]byte = [schema.FrameMargin]byte{}
+	_ [Block]byte      = [schema.FrameBlock]byte{}
+)
+
+// framed reports whether the payload lies in a frame.
+func (w *Write) framed() bool {
+	return int64(len(w.Frame)) == schema.FrameSize(w.n) && &w.Frame[HeaderSize] == &w.Payload[0] &&
+		uintptr(unsafe.Pointer(&w.Frame[0]))%Block == 0
+}
+
+// writeFrames writes records from where their payloads lie.
+func (s *Segment) writeFrames(run []Write) error {
+	iovs := make([][]byte, len(run))
+	for i := range run {
+		w := &run[i]
+		h := encodeRecordHeader(s.id, w.record())
+		copy(w.Frame, h[:])
+		clear(w.Frame[HeaderSize+w.n:])
+		if used := Footprint(w.n); used < int64(len(w.Frame)) {
+			void := s.voidHeader(int64(len(w.Frame)) - used)
+			copy(w.Frame[used:], void[:])
+		}
+		iovs[i] = w.Frame
+	}
+	return s.pwriteDirect(iovs, run[0].at)
+}
+
+// voidHeader is the header of a void record that takes n bytes.
+func (s *Segment) voidHeader(n int64) [HeaderSize]byte {
+	return encodeRecordHeader(s.id, Record{Length: n - HeaderSize, Void: true})
+}
+
+// writeCopies writes records through a buffer: as many as fit in it, or one that does not, in pieces.
+func (s *Segment) writeCopies(run []Write) error {
+	buf := s.io.buffers.take()
+	defer s.io.buffers.give(buf)
 	at, n := run[0].at, 0
 	for i := range run {
 		w := &run[i]
@@ -80,13 +131,13 @@ func (s *Segment) writeDirect(run []Write) error {
 		rest := Blocks(Footprint(length)) - Footprint(length)
 		var void []byte
 		if rest > 0 {
-			v := encodeRecordHeader(s.id, Record{Length: rest - HeaderSize, Void: true})
+			v := s.voidHeader(rest)
 			void = v[:]
 		}
 		for _, part := range [][]byte{h[:], w.Payload, padding[:pad], void} {
 			for len(part) > 0 {
 				if n == len(buf) {
-					if err := s.pwriteDirect(buf, at); err != nil {
+					if err := s.pwriteDirect([][]byte{buf}, at); err != nil {
 						return err
 					}
 					at, n = at+int64(n), 0
@@ -99,22 +150,27 @@ func (s *Segment) writeDirect(run []Write) error {
 		clear(buf[n:next])
 		n = next
 	}
-	return s.pwriteDirect(buf[:n], at)
+	return s.pwriteDirect([][]byte{buf[:n]}, at)
 }
 
-// pwriteDirect writes whole blocks. What the file system refuses to write past the page cache goes through it.
-func (s *Segment) pwriteDirect(b []byte, at int64) error {
-	for len(b) > 0 {
-		n, err := unix.Pwrite(int(s.direct.Fd()), b, at)
+// pwriteDirect writes whole blocks. What the file system refuses to write past the page cache goes through it. iovs is used up.
+func (s *Segment) pwriteDirect(iovs [][]byte, at int64) error {
+	write := unix.Pwritev
+	if w := s.io.writers.take(); w != nil {
+		defer s.io.writers.give(w)
+		write = w.pwritev
+	}
+	for len(iovs) > 0 {
+		n, err := write(int(s.direct.Fd()), iovs, at)
 		switch {
 		case errors.Is(err, unix.EINTR):
 			continue
 		case errors.Is(err, unix.EINVAL), err == nil && n%Block != 0:
-			return pwritev(int(s.file.Fd()), [][]byte{b}, at)
+			return pwritev(int(s.file.Fd()), iovs, at)
 		case err != nil:
 			return err
 		}
-		b, at = b[n:], at+int64(n)
+		iovs, at = advance(iovs, n), at+int64(n)
 	}
 	return nil
 }

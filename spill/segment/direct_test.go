@@ -43,9 +43,18 @@ func sizes(r *rand.Rand) int {
 }
 
 func TestDirect(t *testing.T) {
+	t.Run("async", func(t *testing.T) {
+		newAsync(t)
+		testDirect(t, false)
+	})
+	t.Run("sync", func(t *testing.T) { testDirect(t, true) })
+}
+
+func testDirect(t *testing.T, waiting bool) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	s, dir := newDirect(t, Options{MaxBytes: 8 << 20})
+	s.io.writers.none = waiting
 	var mu sync.Mutex
 	want := map[Location][]byte{}
 	check := func(r *rand.Rand) {
@@ -155,9 +164,18 @@ func TestDirectTakesNoMemory(t *testing.T) {
 
 // What the file system refuses to write past the page cache, as it does from a buffer at an odd address, goes through it.
 func TestDirectRefused(t *testing.T) {
+	t.Run("async", func(t *testing.T) {
+		newAsync(t)
+		testDirectRefused(t, false)
+	})
+	t.Run("sync", func(t *testing.T) { testDirectRefused(t, true) })
+}
+
+func testDirectRefused(t *testing.T, waiting bool) {
 	s, _ := newDirect(t, Options{})
+	s.io.writers.none = waiting
 	odd := make([]byte, directSize+1)
-	s.buffers.give(odd[1-uintptr(unsafe.Pointer(unsafe.SliceData(odd)))%2:][:directSize])
+	s.io.buffers.give(odd[1-uintptr(unsafe.Pointer(unsafe.SliceData(odd)))%2:][:directSize])
 	data := content("blob", 100_000)
 	loc := appendBlob(t, s, data)
 	if b := s.Segment(loc.Segment).mem[loc.Offset : loc.Offset+loc.Length]; !resident(b) {
@@ -199,4 +217,110 @@ func TestDirectFailure(t *testing.T) {
 		t.Errorf("the scan found records at %d, want %d and %d", good, first.Offset, last.Offset)
 	}
 	requireBlob(t, s, last, data)
+}
+
+// inFrame is a copy of the data in a frame, whose rest is not zero.
+func inFrame(data []byte) (frame, payload []byte) {
+	size := int(schema.FrameSize(int64(len(data))))
+	memory := make([]byte, size+Block)
+	begin := int(-uintptr(unsafe.Pointer(unsafe.SliceData(memory))) % Block)
+	frame = memory[begin : begin+size : begin+size]
+	for i := range frame {
+		frame[i] = 0xa5
+	}
+	payload = frame[HeaderSize:][:len(data):len(data)]
+	copy(payload, data)
+	return frame, payload
+}
+
+// Blobs that lie in frames are written from there, together, and are no other on the disk than those that were copied.
+func TestDirectFromFrames(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 0))
+	for _, framed := range []float64{1, 0.5} {
+		s, _ := newDirect(t, Options{MaxBytes: 64 << 20})
+		want := map[Location][]byte{}
+		for round := range 20 {
+			var writes []Write
+			var contents [][]byte
+			for i := range 1 + r.IntN(20) {
+				data := content(fmt.Sprint(round, i), directMin+r.IntN(200_000))
+				reserved, err := s.Reserve(int64(len(data)))
+				if err != nil {
+					t.Fatal(err)
+				}
+				ref := schema.RefOf(data)
+				w := Write{Reservation: reserved, Key: ref.Key, Sum: ref.Sum, Payload: data}
+				if r.Float64() < framed {
+					w.Frame, w.Payload = inFrame(data)
+				}
+				writes, contents = append(writes, w), append(contents, data)
+			}
+			WriteAll(writes)
+			for i, w := range writes {
+				if w.Err != nil {
+					t.Fatal(w.Err)
+				}
+				if !slices.Equal(w.Payload, contents[i]) {
+					t.Fatal("a payload was changed while it was written")
+				}
+				want[w.Location()] = contents[i]
+			}
+		}
+		for loc, data := range want {
+			requireBlob(t, s, loc, data)
+		}
+		if err := s.Sync(); err != nil { // which gives the first block's rest a header
+			t.Fatal(err)
+		}
+		found := 0
+		for _, g := range s.Segments() {
+			for rec, err := range g.Scan(ScanOptions{Payloads: true}) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !rec.Void {
+					found++
+				}
+			}
+		}
+		if found != len(want) {
+			t.Errorf("the scan found %d records of %d", found, len(want))
+		}
+		if copied := len(s.io.buffers) > 0; copied != (framed < 1) {
+			t.Errorf("with %g of the blobs in frames: copied %v", framed, copied)
+		}
+	}
+}
+
+// What is said to be a frame, and is none, is copied.
+func TestDirectFromNoFrame(t *testing.T) {
+	s, _ := newDirect(t, Options{})
+	data := content("blob", 100_000)
+	ref := schema.RefOf(data)
+	frame, payload := inFrame(data)
+	odd, oddPayload := inFrame(append([]byte{1}, data...))
+	for name, w := range map[string]Write{
+		"of another length":       {Payload: payload, Frame: frame[:len(frame)-Block]},
+		"of other bytes":          {Payload: data, Frame: frame},
+		"in which it begins late": {Payload: oddPayload[1:], Frame: odd},
+		"not at a block":          {Payload: payload, Frame: append(make([]byte, 1, len(frame)+1), frame[1:]...)},
+	} {
+		var err error
+		if w.Reservation, err = s.Reserve(int64(len(data))); err != nil {
+			t.Fatal(err)
+		}
+		w.Key, w.Sum = ref.Key, ref.Sum
+		before := slices.Clone(w.Frame)
+		writes := []Write{w}
+		WriteAll(writes)
+		if writes[0].Err != nil {
+			t.Fatal(name, writes[0].Err)
+		}
+		if !slices.Equal(w.Frame, before) {
+			t.Errorf("a frame %s was filled in", name)
+		}
+		requireBlob(t, s, w.Location(), data)
+	}
 }

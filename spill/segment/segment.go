@@ -24,9 +24,9 @@ type Segment struct {
 	id   uint32
 	path string
 	file *os.File
-	// direct is the file once more, for writes past the page cache; nil if there are none. Then buffers is of the set.
-	direct  *os.File
-	buffers directBuffers
+	// direct is the file once more, for writes past the page cache; nil if there are none. io is the set's.
+	direct *os.File
+	io     *directIO
 	// mem is the mapping. It covers all that the file may grow to; only what
 	// lies below end is backed by data.
 	mem  []byte
@@ -454,14 +454,19 @@ func pwritev(fd int, iovs [][]byte, off int64) error {
 		if err != nil {
 			return err
 		}
-		off += int64(n)
-		for len(iovs) > 0 && n >= len(iovs[0]) {
-			n -= len(iovs[0])
-			iovs = iovs[1:]
-		}
-		if len(iovs) > 0 {
-			iovs[0] = iovs[0][n:]
-		}
+		iovs, off = advance(iovs, n), off+int64(n)
 	}
 	return nil
+}
+
+// advance returns what is left of iovs, whose elements it changes, after the first n bytes.
+func advance(iovs [][]byte, n int) [][]byte {
+	for len(iovs) > 0 && n >= len(iovs[0]) {
+		n -= len(iovs[0])
+		iovs = iovs[1:]
+	}
+	if len(iovs) > 0 {
+		iovs[0] = iovs[0][n:]
+	}
+	return iovs
 }

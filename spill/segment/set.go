@@ -75,10 +75,10 @@ type Location struct {
 // Set is the segments in one directory, of which at most one is appended to.
 // It is safe for concurrent use.
 type Set struct {
-	dir     string
-	opts    Options
-	alloc   allocator
-	buffers directBuffers
+	dir   string
+	opts  Options
+	alloc allocator
+	io    directIO
 	// table is replaced, never changed, so that readers need no lock.
 	table atomic.Pointer[map[uint32]*Segment]
 
@@ -99,7 +99,7 @@ func NewSet(dir string, opts Options) *Set {
 	if opts.Ahead == 0 {
 		opts.Ahead = allocation
 	}
-	s := &Set{dir: dir, opts: opts, buffers: newDirectBuffers(), alloc: allocator{
+	s := &Set{dir: dir, opts: opts, io: directIO{buffers: newDirectBuffers()}, alloc: allocator{
 		keep: opts.KeepFree, free: opts.Free, ahead: opts.Ahead, grow: opts.Grow, fault: opts.Fault,
 	}}
 	s.table.Store(&map[uint32]*Segment{})
@@ -271,6 +271,7 @@ type Write struct {
 	Key     schema.Key
 	Sum     schema.Sum
 	Payload []byte // of the length that was reserved; not kept
+	Frame   []byte // that the payload lies in, as schema.Blob has it; nil if there is none. WriteAll fills in the rest of it
 	Err     error  // set by WriteAll
 }
 
@@ -364,7 +365,7 @@ func (s *Set) create(n int64) error {
 	}
 	g.fault, g.noSync = s.opts.Fault, s.opts.NoSync
 	if s.opts.Direct {
-		g.direct, g.buffers = openDirect(path), s.buffers
+		g.direct, g.io = openDirect(path), &s.io
 	}
 	if s.opts.Grow != nil {
 		g.reserved = Block // counted above
@@ -443,6 +444,7 @@ func (s *Set) Close() {
 	for _, g := range segments {
 		g.Unpin()
 	}
+	s.io.writers.close()
 }
 
 // SyncDir makes the entries of a directory durable.
