@@ -28,6 +28,7 @@ FILLED = 16_000  # photographs that a spill is filled with: an epoch of some sec
 SETTLED = 0.2  # part of the epoch after which its throughput is taken
 AT_MOST_S = 300  # for an epoch
 EPOCHS = 10  # in which a spill with room for all has all
+HEDGED = 0.001  # part of the hits at most that are not back in time, so that the store is asked, too
 
 
 def fill(server: Server) -> None:
@@ -58,8 +59,9 @@ def hits(context: Context) -> list[dict[str, dict[str, float]]]:
                 for name, figures in got.items():
                     emit(case="spill", side=name, connections=connections, **figures)
                 found.append(got)
-        if far.fetched()["reads"] != reads:
-            raise RuntimeError(f"{far.fetched()['reads'] - reads} reads were no hits: {far.fetched()['spill']}")
+        after = far.fetched()
+        if after["reads"] - reads > HEDGED * after["spill"]["hits"]:
+            raise RuntimeError(f"{after['reads'] - reads} reads were no hits: {after['spill']}")
     return found
 
 
