@@ -25,7 +25,7 @@ type asyncWriter struct {
 	pins    runtime.Pinner
 }
 
-// iocb is what io_submit takes, and ioEvent what io_getevents gives: linux/aio_abi.h, where integers are little-endian.
+// iocb is what io_submit takes, and ioEvent what io_getevents gives, as in linux/aio_abi.h.
 type iocb struct {
 	_       uint64 // data
 	_       uint32 // key
