@@ -777,8 +777,8 @@ func (c *Cache) Offer(ref schema.BlobRef, at Place, cost time.Duration, blob sch
 	return false
 }
 
-// What is offered waits for gatherTime at most, and is then written in pieces of gatherBytes: large writes cost a tenth of what as many
-// bytes in small ones do. Nobody is woken up for each blob. Meanwhile they are found in memory.
+// Offers are gathered for gatherTime at most, and written in pieces of gatherBytes: large writes cost a tenth of what as many bytes in
+// small ones do, and nobody has to be woken up for each blob. Until they are written they are found in memory.
 const (
 	gatherTime   = 20 * time.Millisecond
 	gatherPauses = 4 // in which it passes
