@@ -91,16 +91,16 @@ CASSANDRA_RACE  := TestConformance/(concurrent|close|stress|gc_under)|TestTwoImp
 CASSANDRA_GOCQL := TestConformance/(commit|dedup|reopen|numbers|cancelled|stress)|TestUnknownOutcome|TestAttach$$|TestCloseLeavesNothing
 
 .PHONY: test-cassandra
-test-cassandra: go-check cc-check ## fetch/cql against a real Cassandra from Maven Central (needs Java 17 and Maven), and without gocql's replacement.
+test-cassandra: go-check cc-check ## fetch/store/cql against a real Cassandra from Maven Central (needs Java 17 and Maven), and without gocql's replacement.
 	$(GO) build -modfile=go.gocql.mod ./...
-	$(GO) test -modfile=go.gocql.mod ./fetch/cql
+	$(GO) test -modfile=go.gocql.mod ./fetch/store/cql
 	tests/cassandra/cassandra.sh with $(MAKE) --no-print-directory test-cassandra-shared
 
 .PHONY: test-cassandra-shared
 test-cassandra-shared:
-	$(GO) test -timeout 20m -tags cassandra ./fetch/cql
-	$(GO) test -timeout 10m -tags cassandra -race -short -run '$(CASSANDRA_RACE)' ./fetch/cql
-	$(GO) test -timeout 10m -tags cassandra -modfile=go.gocql.mod -short -run '$(CASSANDRA_GOCQL)' ./fetch/cql
+	$(GO) test -timeout 20m -tags cassandra ./fetch/store/cql
+	$(GO) test -timeout 10m -tags cassandra -race -short -run '$(CASSANDRA_RACE)' ./fetch/store/cql
+	$(GO) test -timeout 10m -tags cassandra -modfile=go.gocql.mod -short -run '$(CASSANDRA_GOCQL)' ./fetch/store/cql
 
 .PHONY: test-python
 test-python: $(VENV)/.package $(LINT) build ## pytest with pyarrow and other real clients against a server process.

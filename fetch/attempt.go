@@ -6,16 +6,6 @@ import (
 	"time"
 )
 
-// AttemptFrom returns how many reads of the same blob were begun, for the same
-// purpose, before the one that ctx was given to: 0 for the first one. A Store
-// with several replicas asks another one for each, as those before may hang.
-func AttemptFrom(ctx context.Context) int {
-	n, _ := ctx.Value(attemptKey{}).(int)
-	return n
-}
-
-type attemptKey struct{}
-
 // readContext is the context of a read: it ends when the read is over, whoever
 // brought the blob. It is a context of its own kind as there is one for every
 // blob, and most are never asked for anything.
@@ -64,18 +54,4 @@ func (c *readContext) end() {
 			close(c.done)
 		}
 	}
-}
-
-// laterAttempt is the context of any attempt but the first.
-type laterAttempt struct {
-	context.Context
-	n int
-}
-
-// Value implements context.Context.
-func (a *laterAttempt) Value(key any) any {
-	if _, ok := key.(attemptKey); ok {
-		return a.n
-	}
-	return a.Context.Value(key)
 }

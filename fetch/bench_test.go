@@ -14,13 +14,14 @@ import (
 
 	"bowstring/fetch"
 	"bowstring/fetch/ingest"
+	"bowstring/fetch/store"
 	"bowstring/schema"
 )
 
 // instant is a store that answers from memory at once and allocates nothing:
 // what is measured over it is the engine alone.
 type instant struct {
-	fetch.Store
+	store.Store
 	blobs map[schema.Key][]byte
 }
 

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"bowstring/fetch/store"
 	"bowstring/spill"
 )
 
@@ -72,14 +73,14 @@ type Engine struct {
 	filling   sync.WaitGroup // Warm and the goroutine that looks ahead
 }
 
-// NewEngine returns an engine over store, which stays the caller's to close,
+// NewEngine returns an engine over s, which stays the caller's to close,
 // after the engine.
-func NewEngine(store Store, opts Options) *Engine {
+func NewEngine(s store.Store, opts Options) *Engine {
 	opts.EnsureDefaults()
 	e := &Engine{opts: opts, closing: make(chan struct{})}
-	e.scheduler.init(store, &e.opts)
-	e.snapshots.init(store, e.read, opts.IdleSnapshots)
-	if w, ok := store.(UseWatcher); ok {
+	e.scheduler.init(s, &e.opts)
+	e.snapshots.init(s, e.read, opts.IdleSnapshots)
+	if w, ok := s.(store.UseWatcher); ok {
 		w.SetInUse(e.snapshots.inUse)
 	}
 	if e.opts.Spill != nil {
@@ -89,7 +90,7 @@ func NewEngine(store Store, opts Options) *Engine {
 }
 
 // Store returns the store that the engine reads.
-func (e *Engine) Store() Store { return e.store }
+func (e *Engine) Store() store.Store { return e.store }
 
 // Close ends all streams, waits until each is closed and none of the engine's
 // goroutines runs, and closes the snapshots that no batch still points into.
@@ -111,7 +112,7 @@ func (e *Engine) Drop(ctx context.Context, dataset string, number int64) error {
 }
 
 // GC collects the store's garbage, keeping what live streams read.
-func (e *Engine) GC(ctx context.Context, opts GCOptions) (GCReport, error) {
+func (e *Engine) GC(ctx context.Context, opts store.GCOptions) (store.GCReport, error) {
 	// Snapshots that are open but idle need not be kept; closing them also
 	// lets go of the chunks of those that were dropped.
 	e.snapshots.closeIdle()

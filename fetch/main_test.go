@@ -17,7 +17,8 @@ import (
 
 	"bowstring/fetch"
 	"bowstring/fetch/ingest"
-	"bowstring/fetch/local"
+	"bowstring/fetch/store"
+	"bowstring/fetch/store/local"
 	"bowstring/schema"
 )
 
@@ -25,7 +26,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // probe is a store that counts the blobs which are out, and fails on demand.
 type probe struct {
-	fetch.Store
+	store.Store
 	pinned atomic.Int64
 
 	mu    sync.Mutex
@@ -96,7 +97,7 @@ func newStore(tb testing.TB) *probe {
 var quiet = slog.New(slog.DiscardHandler)
 
 // newEngine returns an engine over the store that the test closes.
-func newEngine(tb testing.TB, store fetch.Store, opts fetch.Options) *fetch.Engine {
+func newEngine(tb testing.TB, store store.Store, opts fetch.Options) *fetch.Engine {
 	tb.Helper()
 	opts.Logger = quiet
 	e := fetch.NewEngine(store, opts)
@@ -128,7 +129,7 @@ func sampleID(dataset string, i int) schema.ID {
 // put commits n samples as the dataset's next snapshot: the first nine tenths
 // are split train, the rest val. Column label is i modulo 10, name "s<i>", and
 // every hundredth image is null.
-func put(tb testing.TB, store fetch.Store, dataset string, n int) *schema.Snapshot {
+func put(tb testing.TB, store store.Store, dataset string, n int) *schema.Snapshot {
 	tb.Helper()
 	ctx := tb.Context()
 	sch, err := schema.NewSchema(

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cenkalti/backoff/v5"
 
+	"bowstring/fetch/store"
 	"bowstring/schema"
 	"bowstring/spill"
 )
@@ -82,14 +83,6 @@ func (r *read) Unpin() {
 // Frame implements schema.Framer. Of all who have the blob, the spill alone stores it.
 func (r *read) Frame() []byte { return r.blob.Frame() }
 
-// contextOf returns the context of the n-th attempt.
-func (r *read) contextOf(n int) context.Context {
-	if n == 0 {
-		return r
-	}
-	return &laterAttempt{r, n}
-}
-
 // work makes attempts at reading r until one succeeds or there is no sense in
 // another, and then whatever the scheduler finds to be read next.
 func (s *scheduler) work(w *worker) {
@@ -102,7 +95,7 @@ func (s *scheduler) work(w *worker) {
 			continue
 		}
 		began := time.Now()
-		blob, err := s.get(r.contextOf(n), r.ref)
+		blob, err := s.get(store.WithAttempt(r, n), r.ref)
 		if err != nil {
 			s.trouble.report(s.opts.Logger, r.ref, n, err)
 		}

@@ -12,13 +12,14 @@ import (
 
 	"bowstring/fetch"
 	"bowstring/fetch/plan"
+	"bowstring/fetch/store"
 	"bowstring/schema"
 )
 
 // remote is a store far away, in a bubble's time: a reply takes rtt and its
 // turn on a link of some bytes per second.
 type remote struct {
-	fetch.Store
+	store.Store
 	rtt time.Duration
 
 	mu    sync.Mutex
@@ -30,7 +31,7 @@ type remote struct {
 	hook  func(ctx context.Context, ref schema.BlobRef, nth int) error // before the blob comes, if not nil
 }
 
-func newRemote(store fetch.Store, rtt time.Duration, bytesPerSec float64) *remote {
+func newRemote(store store.Store, rtt time.Duration, bytesPerSec float64) *remote {
 	return &remote{Store: store, rtt: rtt, bytes: bytesPerSec, reads: map[schema.Key]int{}}
 }
 

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"bowstring/fetch/store"
 	"bowstring/schema"
 	"bowstring/spill"
 )
@@ -48,7 +49,7 @@ const (
 // One mutex guards all that the scheduler and its streams know; it is held for
 // well under a microsecond a blob, and never while bytes are touched.
 type scheduler struct {
-	store Store
+	store store.Store
 	opts  *Options
 
 	mu      sync.Mutex
@@ -92,7 +93,7 @@ type group struct {
 	queued  bool
 }
 
-func (s *scheduler) init(store Store, opts *Options) {
+func (s *scheduler) init(store store.Store, opts *Options) {
 	s.store, s.opts = store, opts
 	s.streams = map[*Stream]struct{}{}
 	s.groups = map[string]*group{}

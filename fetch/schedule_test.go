@@ -12,18 +12,19 @@ import (
 	"time"
 
 	"bowstring/fetch"
+	"bowstring/fetch/store"
 	"bowstring/schema"
 )
 
 // However far the store is, a stream fills the path, and soon; what is in
 // flight stays within a few times what the path holds.
 func TestStreamFillsThePath(t *testing.T) {
-	store := newStore(t)
-	put(t, store, "d", 3000)
+	st := newStore(t)
+	put(t, st, "d", 3000)
 	const rate = 2e6
 	for _, rtt := range []time.Duration{100 * time.Microsecond, 20 * time.Millisecond, 150 * time.Millisecond} {
 		t.Run(rtt.String(), func(t *testing.T) {
-			r := newRemote(store, rtt, rate)
+			r := newRemote(st, rtt, rate)
 			far(t, r, fetch.Options{}, func(t *testing.T, e *fetch.Engine) {
 				req := schema.Request{Dataset: "d", Columns: []string{"image"}, Batch: 64, Shuffle: &schema.Shuffle{Seed: 1}}
 				s, done := serve(t, e, ticket(req, 0), 100)
@@ -48,9 +49,9 @@ func TestStreamFillsThePath(t *testing.T) {
 
 // A path that becomes slower is believed: less is in flight.
 func TestInFlightFollowsThePath(t *testing.T) {
-	store := newStore(t)
-	put(t, store, "d", 3000)
-	r := newRemote(store, 100*time.Millisecond, 4e6)
+	st := newStore(t)
+	put(t, st, "d", 3000)
+	r := newRemote(st, 100*time.Millisecond, 4e6)
 	far(t, r, fetch.Options{}, func(t *testing.T, e *fetch.Engine) {
 		req := schema.Request{Dataset: "d", Columns: []string{"image"}, Batch: 64, Shuffle: &schema.Shuffle{Seed: 1}}
 		s, done := serve(t, e, ticket(req, 0), 100)
@@ -70,10 +71,10 @@ func TestInFlightFollowsThePath(t *testing.T) {
 
 // A batch of 256 comes within three round trips, however far the store is.
 func TestFirstBatchTakesThreeRoundTrips(t *testing.T) {
-	store := newStore(t)
-	put(t, store, "d", 3000)
+	st := newStore(t)
+	put(t, st, "d", 3000)
 	const rtt = 150 * time.Millisecond
-	far(t, newRemote(store, rtt, 0), fetch.Options{}, func(t *testing.T, e *fetch.Engine) {
+	far(t, newRemote(st, rtt, 0), fetch.Options{}, func(t *testing.T, e *fetch.Engine) {
 		req := schema.Request{Dataset: "d", Columns: []string{"image"}, Batch: 256, Shuffle: &schema.Shuffle{Seed: 1}}
 		j := resolve(t, e, req)
 		defer j.Close()
@@ -93,9 +94,9 @@ func TestFirstBatchTakesThreeRoundTrips(t *testing.T) {
 
 // Jobs share evenly what the store gives, however many streams each has.
 func TestJobsShareEvenly(t *testing.T) {
-	store := newStore(t)
-	put(t, store, "d", 3000)
-	far(t, newRemote(store, 20*time.Millisecond, 4e6), fetch.Options{}, func(t *testing.T, e *fetch.Engine) {
+	st := newStore(t)
+	put(t, st, "d", 3000)
+	far(t, newRemote(st, 20*time.Millisecond, 4e6), fetch.Options{}, func(t *testing.T, e *fetch.Engine) {
 		var got [2]atomic.Int64
 		var wg sync.WaitGroup
 		for job, streams := range []int{1, 4} {
@@ -124,9 +125,9 @@ func TestJobsShareEvenly(t *testing.T) {
 
 // A blob that several streams want at the same time is read once.
 func TestReadOnceForAll(t *testing.T) {
-	store := newStore(t)
-	snap := put(t, store, "d", 1000)
-	r := newRemote(store, 20*time.Millisecond, 0)
+	st := newStore(t)
+	snap := put(t, st, "d", 1000)
+	r := newRemote(st, 20*time.Millisecond, 0)
 	far(t, r, fetch.Options{}, func(t *testing.T, e *fetch.Engine) {
 		req := schema.Request{Dataset: "d", Batch: 50, Shuffle: &schema.Shuffle{Seed: 3}}
 		j := resolve(t, e, req)
@@ -155,9 +156,9 @@ func TestReadOnceForAll(t *testing.T) {
 // A stream that leaves, or is cut off, does not take along the reads that
 // others wait for too.
 func TestLeavingASharedRead(t *testing.T) {
-	store := newStore(t)
-	put(t, store, "d", 1000)
-	far(t, newRemote(store, 20*time.Millisecond, 0), fetch.Options{}, func(t *testing.T, e *fetch.Engine) {
+	st := newStore(t)
+	put(t, st, "d", 1000)
+	far(t, newRemote(st, 20*time.Millisecond, 0), fetch.Options{}, func(t *testing.T, e *fetch.Engine) {
 		req := schema.Request{Dataset: "d", Batch: 50}
 		j := resolve(t, e, req)
 		defer j.Close()
@@ -179,16 +180,16 @@ func TestLeavingASharedRead(t *testing.T) {
 // Reads that fail are made again, as the store's trouble may pass; each attempt
 // knows how many there were before.
 func TestRetries(t *testing.T) {
-	store := newStore(t)
-	put(t, store, "d", 500)
-	r := newRemote(store, 5*time.Millisecond, 0)
+	st := newStore(t)
+	put(t, st, "d", 500)
+	r := newRemote(st, 5*time.Millisecond, 0)
 	far(t, r, fetch.Options{}, func(t *testing.T, e *fetch.Engine) {
 		req := schema.Request{Dataset: "d", Batch: 50}
 		j := resolve(t, e, req)
 		defer j.Close()
 		down := time.Now().Add(4 * time.Second)
 		r.hook = func(ctx context.Context, ref schema.BlobRef, nth int) error {
-			if n := fetch.AttemptFrom(ctx); n != nth {
+			if n := store.AttemptFrom(ctx); n != nth {
 				t.Errorf("read %d of a blob says it is attempt %d", nth, n)
 			}
 			if keyOf(ref)%5 == 0 && time.Now().Before(down) {
@@ -210,8 +211,8 @@ func TestRetries(t *testing.T) {
 // Trouble that does not pass ends the stream, when its time is over, with an
 // error that names the sample. What no retry can put right ends it at once.
 func TestRetriesEnd(t *testing.T) {
-	store := newStore(t)
-	put(t, store, "d", 100)
+	st := newStore(t)
+	put(t, st, "d", 100)
 	bug := errors.New("a bug")
 	for _, c := range []struct {
 		err          error
@@ -224,7 +225,7 @@ func TestRetriesEnd(t *testing.T) {
 		{fmt.Errorf("%w: no such blob", schema.ErrNotFound), 0, time.Second, 3, schema.ErrDataLoss, "no such blob"},
 		{bug, 0, 50 * time.Millisecond, 1, bug, "a bug"},
 	} {
-		r := newRemote(store, 5*time.Millisecond, 0)
+		r := newRemote(st, 5*time.Millisecond, 0)
 		far(t, r, fetch.Options{ReadTimeout: 10 * time.Second}, func(t *testing.T, e *fetch.Engine) {
 			req := schema.Request{Dataset: "d", Batch: 10}
 			j := resolve(t, e, req)
@@ -265,10 +266,10 @@ func TestRetriesEnd(t *testing.T) {
 // going in every order, and cost no more than they may. The window is too small
 // to hold what comes while the slow ones are waited for.
 func TestHedges(t *testing.T) {
-	store := newStore(t)
-	put(t, store, "d", 3000)
+	st := newStore(t)
+	put(t, st, "d", 3000)
 	run := func(order string, slow, noHedge bool) (speed float64) {
-		r := newRemote(store, 20*time.Millisecond, 2e6)
+		r := newRemote(st, 20*time.Millisecond, 2e6)
 		var n atomic.Int64
 		if slow {
 			r.hook = func(ctx context.Context, _ schema.BlobRef, _ int) error {
@@ -311,9 +312,9 @@ func TestHedges(t *testing.T) {
 // A server that says nothing any more costs a stream a moment, not its life:
 // another attempt is made elsewhere, and the reads that hang are given up.
 func TestSilentServer(t *testing.T) {
-	store := newStore(t)
-	put(t, store, "d", 3000)
-	r := newRemote(store, 5*time.Millisecond, 4e6)
+	st := newStore(t)
+	put(t, st, "d", 3000)
+	r := newRemote(st, 5*time.Millisecond, 4e6)
 	far(t, r, fetch.Options{}, func(t *testing.T, e *fetch.Engine) {
 		req := schema.Request{Dataset: "d", Columns: []string{"image"}, Batch: 64, Shuffle: &schema.Shuffle{Seed: 1}}
 		s, done := serve(t, e, ticket(req, 0), 4)
@@ -322,7 +323,7 @@ func TestSilentServer(t *testing.T) {
 		var hung atomic.Int64
 		r.mu.Lock()
 		r.hook = func(ctx context.Context, ref schema.BlobRef, _ int) error {
-			if keyOf(ref)%3 == 0 && fetch.AttemptFrom(ctx) == 0 {
+			if keyOf(ref)%3 == 0 && store.AttemptFrom(ctx) == 0 {
 				hung.Add(1)
 				defer hung.Add(-1)
 				<-ctx.Done()
@@ -347,9 +348,9 @@ func TestSilentServer(t *testing.T) {
 // Reading goes on across the end of an epoch: with a consumer that takes its
 // time, no batch but the first is waited for.
 func TestReadAheadAcrossEpochs(t *testing.T) {
-	store := newStore(t)
-	put(t, store, "d", 600)
-	far(t, newRemote(store, 150*time.Millisecond, 0), fetch.Options{}, func(t *testing.T, e *fetch.Engine) {
+	st := newStore(t)
+	put(t, st, "d", 600)
+	far(t, newRemote(st, 150*time.Millisecond, 0), fetch.Options{}, func(t *testing.T, e *fetch.Engine) {
 		req := schema.Request{Dataset: "d", Columns: []string{"position", "image"}, Batch: 64, Shuffle: &schema.Shuffle{Seed: 1, Epoch: 5}}
 		s, done := serve(t, e, ticket(req, 0), 3)
 		defer done()
@@ -377,9 +378,9 @@ func TestReadAheadAcrossEpochs(t *testing.T) {
 
 // A closed engine ends reads that hang, those outside of streams too.
 func TestCloseEndsReads(t *testing.T) {
-	store := newStore(t)
-	put(t, store, "d", 100)
-	r := newRemote(store, time.Millisecond, 0)
+	st := newStore(t)
+	put(t, st, "d", 100)
+	r := newRemote(st, time.Millisecond, 0)
 	far(t, r, fetch.Options{}, func(t *testing.T, e *fetch.Engine) {
 		r.hook = func(ctx context.Context, _ schema.BlobRef, _ int) error {
 			<-ctx.Done()

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"bowstring/fetch"
+	"bowstring/fetch/store"
 	"bowstring/schema"
 	"bowstring/spill"
 )
@@ -50,13 +51,13 @@ func until(t *testing.T, what string, done func() bool) {
 
 // counted is a store that counts the reads of samples, and can hold them up.
 type counted struct {
-	fetch.Store
+	store.Store
 	chunks map[schema.Key]bool
 	reads  atomic.Int64
 	gate   atomic.Pointer[chan struct{}]
 }
 
-func newCounted(store fetch.Store, snaps ...*schema.Snapshot) *counted {
+func newCounted(store store.Store, snaps ...*schema.Snapshot) *counted {
 	c := &counted{Store: store, chunks: map[schema.Key]bool{}}
 	for _, s := range snaps {
 		for _, chunk := range s.Chunks {
@@ -146,7 +147,7 @@ func TestSpilledBlobsAreNotReadAgain(t *testing.T) {
 
 // framing is a store whose blobs lie in frames.
 type framing struct {
-	fetch.Store
+	store.Store
 	asked atomic.Int64 // how often for a frame
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/memory"
 
 	"bowstring/fetch"
+	"bowstring/fetch/store"
 	"bowstring/schema"
 )
 
@@ -136,10 +137,10 @@ func ticket(req schema.Request, rank int) schema.Ticket {
 // Every position is served exactly once over all ranks, in the plan's order
 // within each step, whatever the number of ranks and the cut into batches.
 func TestStreamServesThePlan(t *testing.T) {
-	store := newStore(t)
+	st := newStore(t)
 	const n = 700
-	put(t, store, "d", n)
-	e := newEngine(t, store, fetch.Options{})
+	put(t, st, "d", n)
+	e := newEngine(t, st, fetch.Options{})
 	for _, world := range []int64{1, 2, 3, 8} {
 		for _, batchBytes := range []int64{0, 10_000, 1} {
 			for _, shuffle := range []*schema.Shuffle{nil, {Seed: 3, Epoch: 5}} {
@@ -178,9 +179,9 @@ func TestStreamServesThePlan(t *testing.T) {
 
 // A batch is bounded by bytes: it is over only if it is a single sample.
 func TestBatchBytes(t *testing.T) {
-	store := newStore(t)
-	put(t, store, "d", 300)
-	e := newEngine(t, store, fetch.Options{})
+	st := newStore(t)
+	put(t, st, "d", 300)
+	e := newEngine(t, st, fetch.Options{})
 	const most = 8_000
 	req := schema.Request{Dataset: "d", Columns: []string{"image"}, Batch: 300, BatchBytes: most}
 	j := open(t, e, req)
@@ -217,9 +218,9 @@ func TestResume(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
-	store := newStore(t)
-	put(t, store, "d", 400)
-	e := newEngine(t, store, fetch.Options{})
+	st := newStore(t)
+	put(t, st, "d", 400)
+	e := newEngine(t, st, fetch.Options{})
 	for range 12 {
 		req := schema.Request{
 			Dataset: "d", Columns: []string{"id", "label", "image"}, Batch: 1 + rng.Int64N(90), BatchBytes: 1 + rng.Int64N(30_000),
@@ -253,9 +254,9 @@ func TestResume(t *testing.T) {
 // A world that changes at step k goes on with exactly the samples of steps k
 // and after.
 func TestElastic(t *testing.T) {
-	store := newStore(t)
-	put(t, store, "d", 500)
-	e := newEngine(t, store, fetch.Options{})
+	st := newStore(t)
+	put(t, st, "d", 500)
+	e := newEngine(t, st, fetch.Options{})
 	serve := func(world, from, stop int64) []int64 {
 		req := schema.Request{Dataset: "d", Columns: []string{"id"}, Batch: 48, World: &schema.World{Size: world}, Shuffle: &schema.Shuffle{Seed: 9}}
 		j := open(t, e, req)
@@ -277,11 +278,11 @@ func TestElastic(t *testing.T) {
 
 // A stream reads ahead no more than its window and the batch to deliver next.
 func TestWindowBoundsReadAhead(t *testing.T) {
-	store := newStore(t)
-	put(t, store, "d", 600)
+	st := newStore(t)
+	put(t, st, "d", 600)
 	synctest.Test(t, func(t *testing.T) {
 		const window, batch = 40_000, 10
-		e := fetch.NewEngine(store, fetch.Options{WindowBytes: window})
+		e := fetch.NewEngine(st, fetch.Options{WindowBytes: window})
 		req := schema.Request{Dataset: "d", Columns: []string{"image"}, Batch: batch}
 		j, err := e.Open(t.Context(), req)
 		if err != nil {
@@ -327,9 +328,9 @@ func TestWindowBoundsReadAhead(t *testing.T) {
 
 // A consumer that stands still costs the others nothing but its share.
 func TestStalledConsumerHoldsNobodyBack(t *testing.T) {
-	store := newStore(t)
-	put(t, store, "d", 600)
-	e := newEngine(t, store, fetch.Options{WindowBytes: 60_000, MaxReads: 4})
+	st := newStore(t)
+	put(t, st, "d", 600)
+	e := newEngine(t, st, fetch.Options{WindowBytes: 60_000, MaxReads: 4})
 	req := schema.Request{Dataset: "d", Batch: 10}
 	j := open(t, e, req)
 	var stalled []*fetch.Stream
@@ -350,9 +351,9 @@ func TestStalledConsumerHoldsNobodyBack(t *testing.T) {
 
 // Closing a stream in the middle frees what it had read (newStore checks).
 func TestCloseInTheMiddle(t *testing.T) {
-	store := newStore(t)
-	put(t, store, "d", 600)
-	e := newEngine(t, store, fetch.Options{})
+	st := newStore(t)
+	put(t, st, "d", 600)
+	e := newEngine(t, st, fetch.Options{})
 	req := schema.Request{Dataset: "d", Batch: 16}
 	j := open(t, e, req)
 	for after := range 5 {
@@ -385,9 +386,9 @@ func TestCloseInTheMiddle(t *testing.T) {
 }
 
 func TestEngineCloseEndsStreams(t *testing.T) {
-	store := newStore(t)
-	put(t, store, "d", 100)
-	e := fetch.NewEngine(store, fetch.Options{})
+	st := newStore(t)
+	put(t, st, "d", 100)
+	e := fetch.NewEngine(st, fetch.Options{})
 	req := schema.Request{Dataset: "d", Batch: 16}
 	j, err := e.Open(t.Context(), req)
 	if err != nil {
@@ -419,9 +420,9 @@ func TestEngineCloseEndsStreams(t *testing.T) {
 // Streams read a dropped snapshot to its end though garbage is collected; then
 // its blobs are free.
 func TestDropAndCollectUnderStream(t *testing.T) {
-	store := newStore(t)
-	put(t, store, "d", 300)
-	e := newEngine(t, store, fetch.Options{WindowBytes: 20_000})
+	st := newStore(t)
+	put(t, st, "d", 300)
+	e := newEngine(t, st, fetch.Options{WindowBytes: 20_000})
 	req := schema.Request{Dataset: "d", Batch: 10}
 	j, err := e.Open(t.Context(), req)
 	if err != nil {
@@ -429,10 +430,10 @@ func TestDropAndCollectUnderStream(t *testing.T) {
 	}
 	s := start(t, e, j, ticket(req, 0))
 	j.Close()
-	if err := store.Drop(t.Context(), "d", 0); err != nil {
+	if err := st.Drop(t.Context(), "d", 0); err != nil {
 		t.Fatal(err)
 	}
-	report, err := e.GC(t.Context(), fetch.GCOptions{})
+	report, err := e.GC(t.Context(), store.GCOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -446,7 +447,7 @@ func TestDropAndCollectUnderStream(t *testing.T) {
 		t.Errorf("%d rows of the dropped snapshot, want 300", len(got.positions))
 	}
 	s.Close()
-	if report, err = e.GC(t.Context(), fetch.GCOptions{}); err != nil {
+	if report, err = e.GC(t.Context(), store.GCOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if report.LiveBlobs != 0 || report.DeadBlobs == 0 {
@@ -456,24 +457,24 @@ func TestDropAndCollectUnderStream(t *testing.T) {
 
 // A request that names no blob column reads no blob.
 func TestMetadataReadsNoBlob(t *testing.T) {
-	store := newStore(t)
-	put(t, store, "d", 300)
-	e := newEngine(t, store, fetch.Options{})
+	st := newStore(t)
+	put(t, st, "d", 300)
+	e := newEngine(t, st, fetch.Options{})
 	req := schema.Request{Dataset: "d", Columns: []string{"id", "label", "name", "position", "split"}, Where: "label < 5"}
 	j := open(t, e, req)
-	before := store.Stats().BlobReads
+	before := st.Stats().BlobReads
 	if got := drain(t, e, j, ticket(req, 0)); len(got.positions) != 150 || len(got.rows) != 1 {
 		t.Errorf("%d rows in %d batches, want 150 in one", len(got.positions), len(got.rows))
 	}
-	if n := store.Stats().BlobReads - before; n != 0 {
+	if n := st.Stats().BlobReads - before; n != 0 {
 		t.Errorf("%d blobs were read", n)
 	}
 }
 
 func TestTake(t *testing.T) {
-	store := newStore(t)
-	put(t, store, "d", 300)
-	e := newEngine(t, store, fetch.Options{})
+	st := newStore(t)
+	put(t, st, "d", 300)
+	e := newEngine(t, st, fetch.Options{})
 	j := open(t, e, schema.Request{Dataset: "d", BatchBytes: 9_000})
 	want := []int64{7, 299, 7, 0, 99, 150, 150, 12, 13, 14, 15, 16, 17, 18, 19}
 	s, err := e.Take(t.Context(), j, want)
@@ -521,13 +522,13 @@ func faulty(t *testing.T, j *fetch.Job, flip bool, positions ...int64) func(cont
 }
 
 func TestOnErrorFail(t *testing.T) {
-	store := newStore(t)
-	put(t, store, "d", 300)
-	e := newEngine(t, store, fetch.Options{})
+	st := newStore(t)
+	put(t, st, "d", 300)
+	e := newEngine(t, st, fetch.Options{})
 	req := schema.Request{Dataset: "d", Batch: 10}
 	j := open(t, e, req)
 	for _, flip := range []bool{false, true} {
-		store.inject(faulty(t, j, flip, 57))
+		st.inject(faulty(t, j, flip, 57))
 		s := start(t, e, j, ticket(req, 0))
 		b, err := s.Next()
 		for ; err == nil; b, err = s.Next() {
@@ -550,12 +551,12 @@ func TestOnErrorFail(t *testing.T) {
 }
 
 func TestOnErrorNull(t *testing.T) {
-	store := newStore(t)
-	put(t, store, "d", 300)
-	e := newEngine(t, store, fetch.Options{})
+	st := newStore(t)
+	put(t, st, "d", 300)
+	e := newEngine(t, st, fetch.Options{})
 	req := schema.Request{Dataset: "d", Columns: []string{"image"}, Batch: 10, OnError: schema.OnErrorNull}
 	j := open(t, e, req)
-	store.inject(faulty(t, j, true, 57, 58, 203))
+	st.inject(faulty(t, j, true, 57, 58, 203))
 	s := start(t, e, j, ticket(req, 0))
 	defer s.Close()
 	var nulls, reported []int64
@@ -584,13 +585,13 @@ func TestOnErrorNull(t *testing.T) {
 }
 
 func TestOnErrorSkip(t *testing.T) {
-	store := newStore(t)
-	put(t, store, "d", 300)
-	e := newEngine(t, store, fetch.Options{})
+	st := newStore(t)
+	put(t, st, "d", 300)
+	e := newEngine(t, st, fetch.Options{})
 	req := schema.Request{Dataset: "d", Split: "train", Batch: 10, OnError: schema.OnErrorSkip, Shuffle: &schema.Shuffle{Seed: 4}}
 	j := open(t, e, req)
 	bad := []int64{5, 57, 58, 203}
-	store.inject(faulty(t, j, false, bad...))
+	st.inject(faulty(t, j, false, bad...))
 	first := drain(t, e, j, ticket(req, 0)) // compares every substitute's own cells too
 	if len(first.positions) != 270 || len(first.faults) != len(bad) {
 		t.Fatalf("%d rows and %d faults, want 270 and %d", len(first.positions), len(first.faults), len(bad))
@@ -606,7 +607,7 @@ func TestOnErrorSkip(t *testing.T) {
 	}
 
 	// Where nothing can be read, nothing can take its place.
-	store.inject(func(context.Context, schema.BlobRef) (func([]byte) []byte, error) { return nil, io.ErrUnexpectedEOF })
+	st.inject(func(context.Context, schema.BlobRef) (func([]byte) []byte, error) { return nil, io.ErrUnexpectedEOF })
 	s := start(t, e, j, ticket(req, 0))
 	defer s.Close()
 	if _, err := s.Next(); !errors.Is(err, io.ErrUnexpectedEOF) || !strings.Contains(err.Error(), "substitute") {

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"bowstring/fetch"
+	"bowstring/fetch/store"
 	"bowstring/schema"
 )
 
@@ -137,7 +138,7 @@ func (s *Server) list(ctx context.Context, b []byte, send func([]byte) error) er
 		Created   time.Time   `json:"created"`
 		Source    string      `json:"source"`
 	}
-	return s.eachNewest(ctx, filter, func(d fetch.Dataset, snap *schema.Snapshot) error {
+	return s.eachNewest(ctx, filter, func(d store.Dataset, snap *schema.Snapshot) error {
 		return sendJSON(send, dataset{
 			Dataset: d.Name, Snapshots: d.Snapshots, Newest: snap.Number, Rows: snap.Rows(),
 			Splits: splitsOf(snap, false), Created: snap.Created.UTC(), Source: snap.Source,
@@ -261,7 +262,7 @@ func (s *Server) gc(ctx context.Context, b []byte, send func([]byte) error) erro
 	if err := body(b, &opts); err != nil {
 		return err
 	}
-	report, err := s.engine.GC(ctx, fetch.GCOptions{DryRun: opts.DryRun})
+	report, err := s.engine.GC(ctx, store.GCOptions{DryRun: opts.DryRun})
 	if err != nil {
 		return err
 	}
@@ -319,12 +320,12 @@ func (s *Server) stats(_ context.Context, b []byte, send func([]byte) error) err
 		scale = s.opts.SpillScale()
 	}
 	return sendJSON(send, struct {
-		Server  server           `json:"server"`
-		Store   fetch.StoreStats `json:"store"`
-		Engine  fetch.Stats      `json:"engine"`
-		Limits  limits           `json:"limits"`
-		Streams []streamInfo     `json:"streams"`
-		Scale   any              `json:"spill_scale,omitempty"`
+		Server  server       `json:"server"`
+		Store   store.Stats  `json:"store"`
+		Engine  fetch.Stats  `json:"engine"`
+		Limits  limits       `json:"limits"`
+		Streams []streamInfo `json:"streams"`
+		Scale   any          `json:"spill_scale,omitempty"`
 	}{
 		server{s.started.UTC(), draining, sums},
 		s.engine.Store().Stats(),

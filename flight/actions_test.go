@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"bowstring/fetch"
+	"bowstring/fetch/store"
 )
 
 func TestListActions(t *testing.T) {
@@ -131,7 +132,7 @@ func TestActionDropAndGC(t *testing.T) {
 	if err != nil || last[putAck](t, results).Snapshot != 2 {
 		t.Fatal(results, err)
 	}
-	gc := func(body string) (r fetch.GCReport) {
+	gc := func(body string) (r store.GCReport) {
 		t.Helper()
 		results, err := f.act("gc", body)
 		if err != nil {
@@ -337,7 +338,7 @@ func TestActionStats(t *testing.T) {
 			Draining bool
 			totals
 		}
-		Store   fetch.StoreStats
+		Store   store.Stats
 		Engine  fetch.Stats
 		Limits  map[string]int64
 		Streams []streamInfo

@@ -23,7 +23,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"bowstring/fetch"
-	"bowstring/fetch/local"
+	"bowstring/fetch/store/local"
 	"bowstring/schema"
 )
 

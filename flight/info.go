@@ -12,7 +12,7 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/flight"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"bowstring/fetch"
+	"bowstring/fetch/store"
 	"bowstring/schema"
 )
 
@@ -183,7 +183,7 @@ func (f datasetFilter) match(name string) bool {
 
 // eachNewest calls visit with the newest snapshot of each dataset that the
 // filter matches. A dataset that is dropped meanwhile is passed over.
-func (s *Server) eachNewest(ctx context.Context, f datasetFilter, visit func(fetch.Dataset, *schema.Snapshot) error) error {
+func (s *Server) eachNewest(ctx context.Context, f datasetFilter, visit func(store.Dataset, *schema.Snapshot) error) error {
 	store := s.engine.Store()
 	datasets, err := store.Datasets(ctx)
 	if err != nil {
@@ -214,7 +214,7 @@ func (s *Server) ListFlights(c *flight.Criteria, stream flight.FlightService_Lis
 		return err
 	}
 	ctx := stream.Context()
-	return s.eachNewest(ctx, filter, func(d fetch.Dataset, snap *schema.Snapshot) error {
+	return s.eachNewest(ctx, filter, func(d store.Dataset, snap *schema.Snapshot) error {
 		paths := [][]string{}
 		for _, split := range snap.Splits {
 			paths = append(paths, []string{d.Name, split.Name})

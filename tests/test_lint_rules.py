@@ -16,14 +16,14 @@ FORBIDDEN = [
     ("fetch/where", "bowstring/fetch", "fetch/where turns an expression"),
     ("spill/segment", "bowstring/fetch", "spill keeps bytes"),
     ("fetch", "bowstring/flight", "fetch plans, reads and assembles"),
-    ("fetch/local", "bowstring/cmd/tool", "fetch plans, reads and assembles"),
-    ("fetch/local", "google.golang.org/grpc", "gRPC is flight's business"),
+    ("fetch/store/local", "bowstring/cmd/tool", "fetch plans, reads and assembles"),
+    ("fetch/store/local", "google.golang.org/grpc", "gRPC is flight's business"),
     ("flight", "bowstring/spill", "flight speaks the protocol"),
     ("flight", "bowstring/cmd/tool", "flight speaks the protocol"),
 ]
 ALLOWED = [
     ("fetch/plan", "bowstring/schema"),
-    ("fetch/local", "bowstring/spill"),
+    ("fetch/store/local", "bowstring/spill"),
     ("fetch", "bowstring/fetch/plan"),
     ("flight", "bowstring/fetch"),
     ("cmd/bowstring", "bowstring/flight"),

@@ -7,7 +7,7 @@ import (
 
 	"github.com/dustin/go-humanize"
 
-	"bowstring/fetch/cql"
+	"bowstring/fetch/store/cql"
 )
 
 // AttachCmd is bowstring attach.

@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"time"
 
-	"bowstring/fetch/cql"
-	"bowstring/fetch/delay"
+	"bowstring/fetch/store/cql"
+	"bowstring/fetch/store/delay"
 )
 
 // BenchCmd is bowstring bench.

@@ -8,7 +8,7 @@ import (
 
 	"github.com/dustin/go-humanize"
 
-	"bowstring/fetch"
+	"bowstring/fetch/store"
 )
 
 // DropCmd is bowstring drop.
@@ -80,7 +80,7 @@ func (c *GCCmd) Run(ctx context.Context, app *App) error {
 		body := struct {
 			DryRun bool `json:"dry_run,omitempty"`
 		}{c.DryRun}
-		r, err := actOne[fetch.GCReport](ctx, client, "gc", body)
+		r, err := actOne[store.GCReport](ctx, client, "gc", body)
 		if err != nil {
 			return err
 		}

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"testing/iotest"
 
-	"bowstring/fetch/local"
+	"bowstring/fetch/store/local"
 )
 
 // drop asks on a terminal, and only a yes is a yes.

@@ -5,8 +5,8 @@ import (
 	"errors"
 
 	"bowstring/cmd/bowstring/source"
-	"bowstring/fetch"
 	"bowstring/fetch/ingest"
+	"bowstring/fetch/store"
 )
 
 // sink is where an import goes. Without a Commit, nothing of it can be seen.
@@ -20,9 +20,9 @@ type sink interface {
 
 // storeSink writes into a store.
 type storeSink struct {
-	store  fetch.Store
+	store  store.Store
 	w      *ingest.Writer
-	before fetch.StoreStats
+	before store.Stats
 }
 
 func (s *storeSink) Write(ctx context.Context, b *source.Batch) error {

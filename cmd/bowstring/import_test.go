@@ -18,7 +18,7 @@ import (
 	"testing"
 
 	"bowstring/cmd/bowstring/source"
-	"bowstring/fetch/local"
+	"bowstring/fetch/store/local"
 )
 
 // runImport runs "bowstring import" in this process and returns what it wrote.

@@ -26,7 +26,7 @@ import (
 	"github.com/alecthomas/kong"
 	"golang.org/x/term"
 
-	"bowstring/fetch/delay"
+	"bowstring/fetch/store/delay"
 )
 
 // Exit statuses.

@@ -28,7 +28,7 @@ import (
 
 	"bowstring/cmd/bowstring/export"
 	"bowstring/fetch/ingest"
-	"bowstring/fetch/local"
+	"bowstring/fetch/store/local"
 	"bowstring/schema"
 )
 

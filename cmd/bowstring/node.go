@@ -11,7 +11,8 @@ import (
 	"github.com/KimMachineGun/automemlimit/memlimit"
 
 	"bowstring/fetch"
-	"bowstring/fetch/delay"
+	"bowstring/fetch/store"
+	"bowstring/fetch/store/delay"
 	"bowstring/flight"
 	"bowstring/spill"
 	"bowstring/spill/scale"
@@ -20,7 +21,7 @@ import (
 // node is a store with a server on it: what serve runs, and what every other
 // command runs in its own process when it is given a store.
 type node struct {
-	store  fetch.Store
+	store  store.Store
 	spill  *spill.Cache // between store and engine, or nil
 	engine *fetch.Engine
 	scaler *scale.Scaler // of spill, or nil

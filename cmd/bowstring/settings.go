@@ -13,7 +13,7 @@ import (
 	"github.com/dustin/go-humanize"
 	"gopkg.in/yaml.v3"
 
-	"bowstring/fetch/cql"
+	"bowstring/fetch/store/cql"
 
 	"bowstring/schema"
 )

@@ -14,7 +14,7 @@ import (
 	"github.com/dustin/go-humanize"
 	"golang.org/x/sys/unix"
 
-	"bowstring/fetch/cql"
+	"bowstring/fetch/store/cql"
 	"bowstring/spill"
 )
 

@@ -11,10 +11,10 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"bowstring/fetch"
-	"bowstring/fetch/cql"
-	"bowstring/fetch/delay"
-	"bowstring/fetch/local"
+	"bowstring/fetch/store"
+	"bowstring/fetch/store/cql"
+	"bowstring/fetch/store/delay"
+	"bowstring/fetch/store/local"
 	"bowstring/schema"
 )
 
@@ -51,12 +51,12 @@ func (a *App) ownStore(command string) (string, error) {
 // openStore opens the store at addr: a directory, or the address of one in
 // Scylla or Cassandra. Without create, a place that holds no store is an error
 // rather than a new store, so that a mistyped one is found out.
-func openStore(addr string, create bool, log *slog.Logger) (fetch.Store, error) {
+func openStore(addr string, create bool, log *slog.Logger) (store.Store, error) {
 	return openFarStore(addr, create, nil, log)
 }
 
 // openFarStore opens a store as openStore does, at the far end of a link if there is one.
-func openFarStore(addr string, create bool, link *delay.Link, log *slog.Logger) (fetch.Store, error) {
+func openFarStore(addr string, create bool, link *delay.Link, log *slog.Logger) (store.Store, error) {
 	if cql.IsURI(addr) {
 		options := cql.Options{Logger: log, Create: create}
 		if link != nil {

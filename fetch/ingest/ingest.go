@@ -18,7 +18,7 @@ import (
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/memory"
 
-	"bowstring/fetch"
+	"bowstring/fetch/store"
 	"bowstring/schema"
 )
 
@@ -79,8 +79,8 @@ type Options struct {
 // Writer writes one snapshot. It is not safe for concurrent use. It holds one
 // manifest chunk and 16 bytes for each row written.
 type Writer struct {
-	store fetch.Store
-	in    fetch.Ingest
+	store store.Store
+	in    store.Ingest
 	opts  Options
 	meta  []arrow.Field // metadata columns
 	blobs []arrow.Field // blob columns
@@ -103,7 +103,7 @@ type cell struct {
 }
 
 // New opens a Writer. The caller must Close it.
-func New(ctx context.Context, store fetch.Store, opts Options) (*Writer, error) {
+func New(ctx context.Context, store store.Store, opts Options) (*Writer, error) {
 	if err := schema.CheckName("dataset", opts.Dataset); err != nil {
 		return nil, err
 	}

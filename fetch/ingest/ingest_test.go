@@ -18,8 +18,8 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/memory"
 	"go.uber.org/goleak"
 
-	"bowstring/fetch"
-	"bowstring/fetch/local"
+	"bowstring/fetch/store"
+	"bowstring/fetch/store/local"
 	"bowstring/schema"
 )
 
@@ -102,7 +102,7 @@ type part struct {
 }
 
 // write opens a Writer, writes the parts and commits.
-func write(t *testing.T, store fetch.Store, mode Mode, parts ...part) (*schema.Snapshot, bool, error) {
+func write(t *testing.T, store store.Store, mode Mode, parts ...part) (*schema.Snapshot, bool, error) {
 	t.Helper()
 	mem := memory.NewCheckedAllocator(memory.DefaultAllocator)
 	defer mem.AssertSize(t, 0)
@@ -126,7 +126,7 @@ func write(t *testing.T, store fetch.Store, mode Mode, parts ...part) (*schema.S
 	return w.Commit(t.Context())
 }
 
-func mustWrite(t *testing.T, store fetch.Store, mode Mode, parts ...part) *schema.Snapshot {
+func mustWrite(t *testing.T, store store.Store, mode Mode, parts ...part) *schema.Snapshot {
 	t.Helper()
 	s, changed, err := write(t, store, mode, parts...)
 	if err != nil {
@@ -139,7 +139,7 @@ func mustWrite(t *testing.T, store fetch.Store, mode Mode, parts ...part) *schem
 }
 
 // contents reads a snapshot back, one line a row.
-func contents(t *testing.T, store fetch.Store, snap *schema.Snapshot) []string {
+func contents(t *testing.T, store store.Store, snap *schema.Snapshot) []string {
 	t.Helper()
 	var chunks []schema.Blob
 	for _, c := range snap.Chunks {
@@ -343,17 +343,17 @@ func TestDuplicates(t *testing.T) {
 
 // other is a store in which another writer commits just before the first n commits.
 type other struct {
-	fetch.Store
+	store.Store
 	before func()
 	n      atomic.Int32
 }
 
 type otherIngest struct {
-	fetch.Ingest
+	store.Ingest
 	o *other
 }
 
-func (o *other) Begin(ctx context.Context, dataset string) (fetch.Ingest, error) {
+func (o *other) Begin(ctx context.Context, dataset string) (store.Ingest, error) {
 	in, err := o.Store.Begin(ctx, dataset)
 	return otherIngest{in, o}, err
 }
@@ -484,19 +484,19 @@ func TestWithoutMetadata(t *testing.T) {
 
 // failing is a store whose nth put fails.
 type failing struct {
-	fetch.Store
+	store.Store
 	left atomic.Int64
 }
 
 var errDisk = errors.New("the disk is gone")
 
-func (f *failing) Begin(ctx context.Context, dataset string) (fetch.Ingest, error) {
+func (f *failing) Begin(ctx context.Context, dataset string) (store.Ingest, error) {
 	in, err := f.Store.Begin(ctx, dataset)
 	return failingIngest{in, f}, err
 }
 
 type failingIngest struct {
-	fetch.Ingest
+	store.Ingest
 	f *failing
 }
 

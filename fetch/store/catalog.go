@@ -1,0 +1,59 @@
+package store
+
+import (
+	"fmt"
+	"strings"
+
+	"bowstring/schema"
+)
+
+// What follows are the rules of a catalog that every store has to hold, and
+// what they all say of it.
+
+// NoSnapshot is the schema.ErrNotFound for a snapshot that the catalog does not
+// list, or for a dataset, with a number of 0. It says what there is.
+func NoSnapshot(catalog []Dataset, dataset string, number int64) error {
+	var names []string
+	for _, d := range catalog {
+		if d.Name == dataset {
+			return fmt.Errorf("%w: dataset %q has no snapshot %d; it has %s",
+				schema.ErrNotFound, dataset, number, strings.Trim(fmt.Sprint(d.Snapshots), "[]"))
+		}
+		names = append(names, d.Name)
+	}
+	if len(names) == 0 {
+		return fmt.Errorf("%w: there is no dataset %q; the store is empty", schema.ErrNotFound, dataset)
+	}
+	hint := ""
+	if near := schema.Nearest(dataset, names); near != "" {
+		hint = fmt.Sprintf(" (did you mean %q?)", near)
+	}
+	const most = 20
+	have := strings.Join(names[:min(len(names), most)], ", ")
+	if len(names) > most {
+		have += fmt.Sprintf(" and %d more", len(names)-most)
+	}
+	return fmt.Errorf("%w: there is no dataset %q%s; there are %s", schema.ErrNotFound, dataset, hint, have)
+}
+
+// CheckCommit checks what an ingest into a dataset is to commit, as far as one
+// can without looking into the store. The error is a schema.ErrInvalid.
+func CheckCommit(dataset string, snap *schema.Snapshot) error {
+	switch {
+	case snap.Dataset != "" && snap.Dataset != dataset:
+		return fmt.Errorf("%w: a snapshot of %q committed through an ingest into %q", schema.ErrInvalid, snap.Dataset, dataset)
+	case snap.Schema == nil:
+		return fmt.Errorf("%w: a snapshot without a schema", schema.ErrInvalid)
+	}
+	return nil
+}
+
+// CheckParent is a schema.ErrConflict unless the parent of what is to be
+// committed is the newest snapshot, which 0 stands for where there is none.
+func CheckParent(dataset string, parent, newest int64) error {
+	if parent != newest {
+		return fmt.Errorf("%w: the newest snapshot of %q is %d, not %d: another import was committed, or one dropped, meanwhile",
+			schema.ErrConflict, dataset, newest, parent)
+	}
+	return nil
+}

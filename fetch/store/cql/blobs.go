@@ -1,0 +1,241 @@
+package cql
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/gocql/gocql"
+	"golang.org/x/sync/errgroup"
+
+	"bowstring/fetch/store"
+	"bowstring/schema"
+)
+
+// PartBytes is the size of every part of a blob but the last. It is part of
+// the format: readers compute from a blob's size which parts it has.
+const PartBytes = 1 << 20
+
+// partsOf is the number of parts of a blob of that size. An empty blob has one.
+func partsOf(size int64) int { return int(max(1, (size+PartBytes-1)/PartBytes)) }
+
+// partsAtOnce bounds how many parts of one blob are in flight.
+const partsAtOnce = 16
+
+// maxBlob bounds what a reference may make Get allocate.
+const maxBlob = 1 << 40
+
+const (
+	selectPart = "SELECT data FROM " + tableParts + " WHERE key = ? AND part = ?"
+	insertPart = "INSERT INTO " + tableParts + " (key, part, data) VALUES (?, ?, ?)"
+	deletePart = "DELETE FROM " + tableParts + " WHERE key = ? AND part = ?"
+)
+
+// Get implements store.Store. The parts of a large blob are read at the same
+// time. A blob of another size than ref says is a schema.ErrDataLoss.
+func (s *Store) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
+	if err := s.enter(ctx); err != nil {
+		return schema.Blob{}, err
+	}
+	defer s.life.RUnlock()
+	if ref.Size < 0 || ref.Size >= maxBlob {
+		return schema.Blob{}, fmt.Errorf("%w: blob %s of %d bytes", schema.ErrInvalid, ref.Key, ref.Size)
+	}
+	b, err := s.get(ctx, ref)
+	if err != nil {
+		return schema.Blob{}, err
+	}
+	s.reads.Add(1)
+	s.readBytes.Add(ref.Size)
+	return b, nil
+}
+
+func (s *Store) get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
+	if t := s.foreign.of(ref.Key); t != nil {
+		return s.getForeign(ctx, t, ref)
+	}
+	b, err := s.readParts(ctx, ref)
+	if errors.Is(err, schema.ErrNotFound) {
+		// It may have been attached by another process since this one looked.
+		if err := s.loadAttached(ctx); err != nil {
+			return schema.Blob{}, err
+		}
+		if t := s.foreign.of(ref.Key); t != nil {
+			return s.getForeign(ctx, t, ref)
+		}
+	}
+	return b, err
+}
+
+// readParts reads a blob. When it returns, nothing writes to its memory any more.
+func (s *Store) readParts(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
+	n := partsOf(ref.Size)
+	if n == 1 {
+		r := newReading(ctx, selectPart, int(ref.Size))
+		r.arena = &s.buffers
+		err := s.readPart(r, &ref, 0)
+		return r.blob(err)
+	}
+	buf, err := s.buffers.take(ref.Size)
+	if err != nil {
+		return schema.Blob{}, err
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(partsAtOnce)
+	for i := range n {
+		g.Go(func() error {
+			dst := buf.data[i*PartBytes : min((i+1)*PartBytes, len(buf.data))]
+			r := newReading(ctx, selectPart, len(dst))
+			r.dst = dst
+			return s.readPart(r, &ref, i)
+		})
+	}
+	if err := g.Wait(); err != nil {
+		buf.Unpin()
+		return schema.Blob{}, err
+	}
+	return schema.NewBlob(buf.data, buf), nil
+}
+
+func (s *Store) readPart(r *reading, ref *schema.BlobRef, part int) error {
+	r.key = boundKey(ref.Key)
+	r.bind(&r.key, part)
+	levels := [...]gocql.Consistency{s.config.Read, gocql.LocalQuorum, gocql.Quorum}
+	for i, level := range levels {
+		if i > 0 && level == levels[i-1] {
+			continue
+		}
+		err := s.readCell(s.db, r, level, tableParts)
+		switch {
+		case err == nil:
+			return nil
+		case errors.Is(err, gocql.ErrNotFound):
+			// The replica asked may have missed the write: blobs are written at a quorum.
+		default:
+			return fmt.Errorf("read blob %s: %w", ref.Key, err)
+		}
+	}
+	return fmt.Errorf("%w: the store has no blob %s (part %d of %d, %s)",
+		schema.ErrNotFound, ref.Key, part+1, partsOf(ref.Size), s.where(nil, tableParts))
+}
+
+// reading is a read of one cell: its context, the values bound to its statement,
+// the order in which hosts are asked, and where the cell goes. It is one
+// allocation, for there is one for each blob.
+type reading struct {
+	context.Context //nolint:containedctx // it is one
+
+	stmt  string
+	args  [2]any
+	bound int // args
+	key   boundKey
+
+	route route
+
+	// A cell that has the length wanted goes to dst, or, if that is nil, to a
+	// buffer that is taken when it has come: what is on its way needs no memory,
+	// and the buffer given back last is still in the processor's cache.
+	want   int
+	dst    []byte
+	arena  *arena
+	buffer *buffer // taken, nil if none was
+	fault  error   // why none could be
+
+	into [1]any // the reading itself
+	size int    // of the cell
+	null bool
+}
+
+func newReading(ctx context.Context, stmt string, want int) *reading {
+	r := &reading{Context: ctx, stmt: stmt, want: want}
+	r.route.attempt = store.AttemptFrom(ctx)
+	r.into[0] = r
+	return r
+}
+
+func (r *reading) bind(args ...any) { r.bound = copy(r.args[:], args) }
+
+// Value implements context.Context. It brings the reading to where the host is chosen.
+func (r *reading) Value(key any) any {
+	if key == (routeKey{}) {
+		return r
+	}
+	return r.Context.Value(key)
+}
+
+// UnmarshalCQL implements gocql.Unmarshaler. The driver lends its buffer only.
+func (r *reading) UnmarshalCQL(_ gocql.TypeInfo, data []byte) error {
+	r.null = data == nil
+	r.size = len(data)
+	if r.null || r.size != r.want {
+		return nil
+	}
+	if r.dst == nil {
+		if r.buffer, r.fault = r.arena.take(int64(r.want)); r.fault != nil {
+			return r.fault
+		}
+		r.dst = r.buffer.data
+	}
+	copy(r.dst, data)
+	return nil
+}
+
+// blob is what was read, or the error that there was.
+func (r *reading) blob(err error) (schema.Blob, error) {
+	if err == nil {
+		return schema.NewBlob(r.buffer.data, r.buffer), nil
+	}
+	if r.buffer != nil {
+		r.buffer.Unpin()
+	}
+	return schema.Blob{}, err
+}
+
+// boundKey is a key as a value for a statement; as a slice it would be copied.
+type boundKey schema.Key
+
+// MarshalCQL implements gocql.Marshaler.
+func (k *boundKey) MarshalCQL(gocql.TypeInfo) ([]byte, error) { return k[:], nil }
+
+// readRetry asks one more host at once where one fails, such as for a connection
+// that was cut. Waiting and trying again is the caller's business.
+var readRetry = movingRetries(1)
+
+// readCell reads a cell, which must have the length wanted. No row is a
+// gocql.ErrNotFound.
+func (s *Store) readCell(session *gocql.Session, r *reading, level gocql.Consistency, table string) error {
+	r.size, r.null = 0, false
+	q, made := r.query(session)
+	iter := q.Consistency(level).RetryPolicy(readRetry).PageSize(0).Iter()
+	host := iter.Host()
+	found := iter.Scan(r.into[:]...)
+	err := iter.Close()
+	r.route.end(err)
+	made.Release()
+	switch {
+	case r.fault != nil:
+		return r.fault
+	case err != nil:
+		return s.fault(r.Context, err, host, table, "read")
+	case !found || r.null:
+		return gocql.ErrNotFound
+	case r.size != r.want:
+		return fmt.Errorf("%w: %s: a cell has %d bytes, the manifest says %d", schema.ErrDataLoss, s.where(host, table), r.size, r.want)
+	}
+	return nil
+}
+
+// query makes a query with the reading as its context. It is to be released as
+// made, which may be another: gocql can give a query a context only by copying
+// it, and the copy shares what its origin takes along when it is used again.
+func (r *reading) query(session *gocql.Session) (q, made *gocql.Query) {
+	type fork interface {
+		QueryWithContext(ctx context.Context, stmt string, values ...any) *gocql.Query
+	}
+	if f, ok := any(session).(fork); ok {
+		q = f.QueryWithContext(r, r.stmt, r.args[:r.bound]...)
+		return q, q
+	}
+	made = session.Query(r.stmt, r.args[:r.bound]...)
+	return made.WithContext(r), made
+}

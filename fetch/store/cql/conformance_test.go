@@ -1,0 +1,19 @@
+//go:build cassandra
+
+package cql
+
+import (
+	"testing"
+
+	"bowstring/fetch/store"
+	"bowstring/fetch/store/cql/cassandratest"
+	"bowstring/fetch/store/storetest"
+)
+
+func TestConformance(t *testing.T) {
+	node := cassandratest.Shared(t)
+	storetest.Run(t, func(t testing.TB) storetest.Opener {
+		uri := node.URI(newKeyspace(t), "grace=0s&conns=2")
+		return func() (store.Store, error) { return Open(t.Context(), uri, Options{Create: true, Logger: quiet}) }
+	})
+}

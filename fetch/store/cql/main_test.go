@@ -1,0 +1,47 @@
+package cql
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"bowstring/fetch/store/cql/cassandratest"
+)
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	cassandratest.Stop()
+	if code == 0 {
+		if err := findLeaks(unopened...); err != nil {
+			_, _ = fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// unopened are goroutines that ScyllaDB's fork leaves behind where a session
+// could not be opened, such as for a wrong password.
+var unopened = []goleak.Option{
+	goleak.IgnoreAnyFunction("github.com/gocql/gocql/tablets.(*opQueue).run"),
+	goleak.IgnoreAnyFunction("github.com/gocql/gocql/debounce.(*RefreshDebouncer).flusher"),
+	goleak.IgnoreAnyFunction("github.com/gocql/gocql.(*eventDebouncer).flusher"),
+	goleak.IgnoreAnyFunction("github.com/gocql/gocql/internal/eventbus.(*EventBus[...]).run"),
+}
+
+// findLeaks waits for the driver's attempts to connect, which sleep a second
+// each and are not told that their session is closed.
+func findLeaks(ignore ...goleak.Option) error {
+	err := goleak.Find(ignore...)
+	for end := time.Now().Add(20 * time.Second); err != nil && time.Now().Before(end); {
+		err = goleak.Find(ignore...)
+	}
+	return err
+}
+
+// quiet drops what stores log.
+var quiet = slog.New(slog.DiscardHandler)

@@ -1,0 +1,372 @@
+package local
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/bloom"
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"bowstring/fetch/store"
+	"bowstring/schema"
+	"bowstring/spill/segment"
+)
+
+// Options tunes a Store. The zero value is good for any use.
+type Options struct {
+	// Logger gets what an operator should know, and at debug level what the
+	// database does. Default: slog.Default().
+	Logger *slog.Logger
+	// SegmentBytes is the size at which a segment file is followed by a new
+	// one. Default: 1 GiB.
+	SegmentBytes int64
+	// KeepFree is the free disk space in bytes that imports leave: the
+	// database must be able to write when they stop. Default: 64 MiB.
+	KeepFree int64
+	// CacheBytes is the memory for blocks of the database. Default: 16 MiB.
+	CacheBytes int64
+
+	// For tests: the database's file system, the identity of the running
+	// kernel, and the free space there is.
+	fs   vfs.FS
+	boot string
+	free func(*os.File) (int64, error)
+}
+
+// Store is a store.Store in a directory. It is safe for concurrent use; the
+// directory belongs to it from Open to Close.
+type Store struct {
+	dir  string
+	log  *slog.Logger
+	boot string
+	lock *dirLock
+	db   *pebble.DB
+	set  *segment.Set
+
+	// life is read-locked by each call and locked by Close.
+	life   sync.RWMutex
+	closed bool
+	ending context.Context // done when Close begins, to stop what takes long
+	end    context.CancelFunc
+
+	dirty dirtyMark
+
+	stripes [1024]sync.Mutex // by key: see the package documentation
+
+	catalog sync.Mutex
+	synced  map[uint32]int64 // segments' synced lengths as recorded; guarded by catalog
+
+	nextSegment uint32 // used by newSegment only, which the set never calls twice at once
+
+	ingestsMu  sync.Mutex
+	ingests    map[*ingest]struct{}
+	epoch      atomic.Uint32 // counts ingests and collections; changed under ingestsMu
+	collecting chan struct{} // holds a token while a collection runs
+
+	reads, readBytes, writes, dedups, writtenBytes, blobs, storedBytes atomic.Int64
+}
+
+var _ store.Store = (*Store)(nil)
+
+// Open opens the store in dir, and makes one if dir does not exist or is empty.
+// It is a schema.ErrUnavailable if another process has it open, whose name and
+// server address the message gives, and a schema.ErrInvalid if dir holds
+// something else or a format this program does not know, which is left as it is.
+func Open(dir string, opts Options) (*Store, error) {
+	s, err := open(dir, opts)
+	if err != nil {
+		return nil, fmt.Errorf("open store: %w", err)
+	}
+	return s, nil
+}
+
+func open(dir string, opts Options) (_ *Store, err error) {
+	if opts.Logger == nil {
+		opts.Logger = slog.Default()
+	}
+	if opts.KeepFree == 0 {
+		opts.KeepFree = 64 << 20
+	}
+	if opts.CacheBytes == 0 {
+		opts.CacheBytes = 16 << 20
+	}
+	if opts.boot == "" {
+		opts.boot = bootID()
+	}
+	if _, err := checkDirectory(dir); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	s := &Store{
+		dir: dir, log: opts.Logger, boot: opts.boot,
+		synced:     map[uint32]int64{},
+		ingests:    map[*ingest]struct{}{},
+		collecting: make(chan struct{}, 1),
+	}
+	s.ending, s.end = context.WithCancel(context.Background())
+	defer func() {
+		if err != nil {
+			s.end()
+		}
+	}()
+	if s.lock, err = lockDirectory(dir); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.lock.release())
+		}
+	}()
+	// Again, now that nobody else can be making a store of it.
+	if exists, err := checkDirectory(dir); err != nil {
+		return nil, err
+	} else if !exists {
+		if err := createDirectory(dir); err != nil {
+			return nil, err
+		}
+	}
+	if err := os.MkdirAll(filepath.Join(dir, segmentsDir), 0o755); err != nil {
+		return nil, err
+	}
+	if s.db, err = openDatabase(filepath.Join(dir, pebbleDir), opts); err != nil {
+		return nil, err
+	}
+	s.set = segment.NewSet(filepath.Join(dir, segmentsDir), segment.Options{
+		MaxBytes: opts.SegmentBytes, KeepFree: opts.KeepFree, NewID: s.newSegment, Free: opts.free,
+	})
+	if err := s.recover(); err != nil {
+		s.set.Close()
+		return nil, errors.Join(err, s.db.Close())
+	}
+	return s, nil
+}
+
+func openDatabase(dir string, opts Options) (*pebble.DB, error) {
+	po := &pebble.Options{
+		FS:     opts.fs,
+		Logger: pebbleLogger{opts.Logger},
+		Merger: countMerger,
+		// Raised on purpose only: an older program cannot read a newer format.
+		FormatMajorVersion: pebble.FormatTableFormatV6,
+		CacheSize:          opts.CacheBytes,
+		MemTableSize:       8 << 20,
+		MaxOpenFiles:       256,
+	}
+	for i := range po.Levels {
+		// Most lookups of an import are for keys that are not there.
+		po.Levels[i].FilterPolicy = bloom.FilterPolicy(10)
+		po.Levels[i].BlockSize = 16 << 10
+	}
+	db, err := pebble.Open(dir, po)
+	if err != nil {
+		return nil, fmt.Errorf("open the database %s: %w", dir, err)
+	}
+	return db, nil
+}
+
+// bootID identifies this run of the kernel, as long as which what was written
+// to a file is there though it was not synced. Empty if the kernel has none.
+func bootID() string {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+}
+
+// SetAddr records the address at which this process serves the store, for the
+// message that another process gets when it tries to open it.
+func (s *Store) SetAddr(addr string) error {
+	if err := s.enter(context.Background()); err != nil {
+		return err
+	}
+	defer s.life.RUnlock()
+	if err := s.lock.setAddr(addr); err != nil {
+		return fmt.Errorf("record the server's address: %w", err)
+	}
+	return nil
+}
+
+// enter begins a call; the caller ends it with s.life.RUnlock.
+func (s *Store) enter(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	s.life.RLock()
+	if s.closed {
+		s.life.RUnlock()
+		return fmt.Errorf("%w: the store in %s is closed", schema.ErrUnavailable, s.dir)
+	}
+	return nil
+}
+
+// Close implements store.Store. A collection under way is stopped.
+func (s *Store) Close() error {
+	s.end()
+	s.life.Lock()
+	defer s.life.Unlock()
+	if s.closed {
+		return nil
+	}
+	s.closed = true
+	err := s.leaveClean()
+	s.set.Close()
+	err = errors.Join(err, s.db.Close(), s.lock.release())
+	if err != nil {
+		return fmt.Errorf("close the store in %s: %w", s.dir, err)
+	}
+	return nil
+}
+
+// Get implements store.Store. A blob that the index names and the segments do
+// not have is a schema.ErrDataLoss.
+func (s *Store) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
+	if err := s.enter(ctx); err != nil {
+		return schema.Blob{}, err
+	}
+	defer s.life.RUnlock()
+	b, n, err := s.get(ref.Key)
+	if err != nil {
+		return b, err
+	}
+	s.reads.Add(1)
+	s.readBytes.Add(n)
+	return b, nil
+}
+
+func (s *Store) get(key schema.Key) (schema.Blob, int64, error) {
+	var last segment.Location
+	for {
+		e, ok, err := s.entry(key)
+		if err != nil {
+			return schema.Blob{}, 0, err
+		}
+		if !ok {
+			return schema.Blob{}, 0, fmt.Errorf("%w: the store has no blob %s", schema.ErrNotFound, key)
+		}
+		b, err := s.set.Get(e.Location)
+		if err == nil {
+			return b, e.Length, nil
+		}
+		// A collection may have moved the blob between the two steps. If it is
+		// still said to be where it is not, it is lost.
+		if !errors.Is(err, segment.ErrRetired) {
+			return schema.Blob{}, 0, fmt.Errorf("blob %s: %w", key, err)
+		}
+		if e.Location == last {
+			return schema.Blob{}, 0, fmt.Errorf("%w: blob %s: %w", schema.ErrDataLoss, key, err)
+		}
+		last = e.Location
+	}
+}
+
+// entry looks a blob up in the index.
+func (s *Store) entry(key schema.Key) (e entry, ok bool, err error) {
+	var buf [33]byte
+	v, closer, err := s.db.Get(blobKey(&buf, &key))
+	if errors.Is(err, pebble.ErrNotFound) {
+		return entry{}, false, nil
+	} else if err != nil {
+		return entry{}, false, fmt.Errorf("look up blob %s: %w", key, err)
+	}
+	e, err = decodeEntry(v)
+	if err := errors.Join(err, closer.Close()); err != nil {
+		return entry{}, false, fmt.Errorf("look up blob %s: %w", key, err)
+	}
+	return e, true, nil
+}
+
+// stripe is the lock of a key's index entry.
+func (s *Store) stripe(key *schema.Key) *sync.Mutex {
+	return &s.stripes[binary.LittleEndian.Uint16(key[:])%uint16(len(s.stripes))]
+}
+
+// Stats implements store.Store.
+func (s *Store) Stats() store.Stats {
+	return store.Stats{
+		BlobReads:    s.reads.Load(),
+		BlobBytes:    s.readBytes.Load(),
+		BlobWrites:   s.writes.Load(),
+		BlobDedups:   s.dedups.Load(),
+		WrittenBytes: s.writtenBytes.Load(),
+		Blobs:        s.blobs.Load(),
+		StoredBytes:  s.storedBytes.Load(),
+	}
+}
+
+// value reads a small record, nil if there is none.
+func (s *Store) value(key []byte) ([]byte, error) {
+	v, closer, err := s.db.Get(key)
+	if errors.Is(err, pebble.ErrNotFound) {
+		return nil, nil
+	} else if err != nil {
+		return nil, fmt.Errorf("read the catalog: %w", err)
+	}
+	v = append([]byte{}, v...)
+	return v, closer.Close()
+}
+
+func (s *Store) number(key []byte) (uint32, error) {
+	v, err := s.value(key)
+	if err != nil || v == nil {
+		return 0, err
+	}
+	if len(v) != 4 {
+		return 0, fmt.Errorf("%w: catalog record %s of %d bytes, not 4", schema.ErrDataLoss, key, len(v))
+	}
+	return binary.LittleEndian.Uint32(v), nil
+}
+
+// state is how the store was left.
+type state struct {
+	Clean bool   `json:"clean"` // closed in order
+	Boot  string `json:"boot"`  // the kernel run it was last written in
+}
+
+func (s *Store) setState(st state, b *pebble.Batch) error {
+	v, err := json.Marshal(st)
+	if err != nil {
+		return err
+	}
+	return b.Set(keyState, v, nil)
+}
+
+// dirtyMark makes the first change to a store be preceded by a durable note
+// that it is being changed, so that reading alone writes nothing.
+type dirtyMark struct {
+	mu   sync.Mutex
+	done atomic.Bool
+}
+
+func (s *Store) markDirty() error {
+	if s.dirty.done.Load() {
+		return nil
+	}
+	s.dirty.mu.Lock()
+	defer s.dirty.mu.Unlock()
+	if s.dirty.done.Load() {
+		return nil
+	}
+	b := s.db.NewBatch()
+	defer b.Close()
+	if err := s.setState(state{Boot: s.boot}, b); err != nil {
+		return err
+	}
+	if err := b.Commit(pebble.Sync); err != nil {
+		return fmt.Errorf("write the catalog: %w", err)
+	}
+	s.dirty.done.Store(true)
+	return nil
+}

@@ -1,0 +1,106 @@
+package store
+
+import (
+	"context"
+
+	"bowstring/schema"
+)
+
+// Store is where blobs and snapshots live for good.
+//
+// Implementations are safe for concurrent use. A blob is stored once under the
+// hash of its content; manifest chunks and selection bitmaps are blobs too, so
+// a store needs to know only blobs and a small transactional catalog. Errors
+// wrap the sentinels of package schema. The suite in storetest defines the
+// contract in full.
+type Store interface {
+	// Datasets lists the datasets by name in ascending order, each with the
+	// numbers of its committed snapshots in ascending order.
+	Datasets(ctx context.Context) ([]Dataset, error)
+	// Snapshot returns a committed snapshot, the newest if number is 0.
+	// schema.ErrNotFound names what is missing and what there is.
+	Snapshot(ctx context.Context, dataset string, number int64) (*schema.Snapshot, error)
+	// Get reads a blob. It does not check the checksum: the engine does, for
+	// every tier alike. schema.ErrNotFound if the store has no such blob.
+	// The caller releases the blob.
+	Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error)
+
+	// Begin opens an ingest. What is put through it survives garbage collection
+	// until the ingest is closed, and is reachable for good once committed.
+	Begin(ctx context.Context, dataset string) (Ingest, error)
+	// Drop removes a snapshot, or with number 0 the whole dataset with its
+	// selections. Blobs stay until GC. Streams that have the snapshot open
+	// read on.
+	Drop(ctx context.Context, dataset string, number int64) error
+	// SaveSelection records a selection whose bitmap was Put through in, which
+	// is then committed by this call. It is idempotent.
+	SaveSelection(ctx context.Context, in Ingest, sel schema.Selection) error
+	// Selection returns a saved selection by name.
+	Selection(ctx context.Context, dataset, name string) (*schema.Selection, error)
+	// GC frees blobs that no committed snapshot, no saved selection, no open
+	// ingest and none of the snapshots returned by inUse refers to. inUse is
+	// called once, after GC has listed the catalog; it may be nil.
+	GC(ctx context.Context, opts GCOptions, inUse func() []*schema.Snapshot) (GCReport, error)
+
+	// Stats returns counters since the store was opened.
+	Stats() Stats
+	// Close waits for calls in flight. Blobs handed out stay valid until released.
+	Close() error
+}
+
+// Ingest is one import under way. Put may be called from many goroutines.
+type Ingest interface {
+	// Put stores a blob, once, and returns its reference. data is not kept.
+	Put(ctx context.Context, data []byte) (schema.BlobRef, error)
+	// Commit makes snap the dataset's newest snapshot, atomically and durably:
+	// all that it refers to is on stable storage before any reader can see it.
+	// snap.Parent must still be the newest number (0: no snapshot has ever been
+	// committed or all were dropped), else schema.ErrConflict. The committed
+	// snapshot, with Number and Created set, is returned; snap is not changed.
+	Commit(ctx context.Context, snap schema.Snapshot) (*schema.Snapshot, error)
+	// Close ends the ingest; without a Commit nothing of it can be seen. It may
+	// be called again, and after Commit.
+	Close() error
+}
+
+// Dataset is a catalog entry.
+type Dataset struct {
+	Name      string
+	Snapshots []int64
+}
+
+// GCOptions tunes a collection.
+type GCOptions struct {
+	// DryRun only counts.
+	DryRun bool
+}
+
+// GCReport says what a collection found and freed.
+type GCReport struct {
+	LiveBlobs  int64 `json:"live_blobs"`
+	LiveBytes  int64 `json:"live_bytes"`
+	DeadBlobs  int64 `json:"dead_blobs"`
+	DeadBytes  int64 `json:"dead_bytes"`
+	FreedBytes int64 `json:"freed_bytes"` // given back to the file system; at most DeadBytes, less what moving live blobs would not be worth
+	MovedBytes int64 `json:"moved_bytes"` // live bytes rewritten to free others
+}
+
+// Stats are counters since the store was opened.
+type Stats struct {
+	BlobReads    int64 `json:"blob_reads"`
+	BlobBytes    int64 `json:"blob_bytes"`
+	BlobWrites   int64 `json:"blob_writes"` // blobs stored anew
+	BlobDedups   int64 `json:"blob_dedups"` // puts of a blob that was there
+	WrittenBytes int64 `json:"written_bytes"`
+	// Blobs and StoredBytes describe what is in the store now.
+	Blobs       int64 `json:"blobs"`
+	StoredBytes int64 `json:"stored_bytes"`
+}
+
+// UseWatcher is a Store that several processes share. It tells the others which
+// snapshots this process reads, so that their collections keep them.
+type UseWatcher interface {
+	// SetInUse gives the store the function that lists them, which it calls from
+	// then on until it is closed.
+	SetInUse(inUse func() []*schema.Snapshot)
+}

@@ -1,0 +1,216 @@
+package storetest
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+
+	"bowstring/fetch/store"
+	"bowstring/schema"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/memory"
+)
+
+// blobOf makes n bytes that depend on the name alone.
+func blobOf(name string, n int) []byte {
+	var seed [32]byte
+	copy(seed[:], name)
+	binary.LittleEndian.PutUint64(seed[24:], uint64(n))
+	b := make([]byte, n)
+	_, _ = rand.NewChaCha8(seed).Read(b) // never fails
+	return b
+}
+
+func blobsOf(name string, count, size int) [][]byte {
+	blobs := make([][]byte, count)
+	for i := range blobs {
+		blobs[i] = blobOf(fmt.Sprintf("%s/%d", name, i), size)
+	}
+	return blobs
+}
+
+// Put stores blobs and a manifest with a row for each, in chunks of at most
+// chunkRows rows, and returns the snapshot to commit.
+func Put(ctx context.Context, in store.Ingest, blobs [][]byte, chunkRows int) (_ schema.Snapshot, err error) {
+	sc, err := schema.NewSchema(nil, []arrow.Field{schema.BlobField("data", "", false)})
+	if err != nil {
+		return schema.Snapshot{}, err
+	}
+	snap := schema.Snapshot{Source: "storetest", Schema: sc}
+	builder := schema.NewChunkBuilder(memory.DefaultAllocator, sc)
+	defer builder.Release()
+	finish := func() error {
+		data, c, err := builder.Finish()
+		if err != nil {
+			return err
+		}
+		if c.BlobRef, err = in.Put(ctx, data); err != nil {
+			return err
+		}
+		snap.Chunks = append(snap.Chunks, c)
+		return nil
+	}
+	for i, blob := range blobs {
+		ref, err := in.Put(ctx, blob)
+		if err != nil {
+			return snap, err
+		}
+		if want := schema.RefOf(blob); ref != want {
+			return snap, fmt.Errorf("put of %d bytes returned %+v, want %+v", len(blob), ref, want)
+		}
+		if err := builder.Append(schema.SampleID("storetest", fmt.Sprint(i)), nil, 0, []*schema.BlobRef{&ref}); err != nil {
+			return snap, err
+		}
+		if builder.Rows() == chunkRows {
+			if err := finish(); err != nil {
+				return snap, err
+			}
+		}
+	}
+	if builder.Rows() > 0 {
+		if err := finish(); err != nil {
+			return snap, err
+		}
+	}
+	if len(blobs) > 0 {
+		snap.Splits = []schema.Split{{Name: "train", Ranges: []schema.Range{{Start: 0, End: int64(len(blobs))}}}}
+	}
+	return snap, nil
+}
+
+// Read opens a snapshot's manifest and reads all its blobs, each of which must
+// pass its check.
+func Read(ctx context.Context, s store.Store, snap *schema.Snapshot) (_ [][]byte, err error) {
+	var chunks []schema.Blob
+	for i, c := range snap.Chunks {
+		b, err := s.Get(ctx, c.BlobRef)
+		if err != nil {
+			for _, c := range chunks {
+				c.Release()
+			}
+			return nil, fmt.Errorf("chunk %d of %s@%d: %w", i, snap.Dataset, snap.Number, err)
+		}
+		chunks = append(chunks, b)
+	}
+	m, err := schema.OpenManifest(snap, chunks)
+	if err != nil {
+		return nil, err
+	}
+	defer m.Close()
+	blobs := make([][]byte, m.Rows())
+	for pos := range m.Rows() {
+		ref, ok := m.Blob(0, pos)
+		if !ok {
+			return nil, fmt.Errorf("position %d of %s@%d is null", pos, snap.Dataset, snap.Number)
+		}
+		b, err := s.Get(ctx, ref)
+		if err != nil {
+			return nil, fmt.Errorf("position %d of %s@%d: %w", pos, snap.Dataset, snap.Number, err)
+		}
+		err = ref.Check(b.Bytes())
+		blobs[pos] = bytes.Clone(b.Bytes())
+		b.Release()
+		if err != nil {
+			return nil, fmt.Errorf("position %d of %s@%d: %w", pos, snap.Dataset, snap.Number, err)
+		}
+	}
+	return blobs, nil
+}
+
+// holds reports what differs between a snapshot's blobs and want.
+func holds(ctx context.Context, s store.Store, snap *schema.Snapshot, want [][]byte) error {
+	got, err := Read(ctx, s, snap)
+	if err != nil {
+		return err
+	}
+	if len(got) != len(want) {
+		return fmt.Errorf("%s@%d has %d rows, want %d", snap.Dataset, snap.Number, len(got), len(want))
+	}
+	for i := range got {
+		if !bytes.Equal(got[i], want[i]) {
+			return fmt.Errorf("position %d of %s@%d holds other bytes than were put", i, snap.Dataset, snap.Number)
+		}
+	}
+	return nil
+}
+
+// ingest imports blobs as one snapshot after parent.
+func ingest(ctx context.Context, s store.Store, dataset string, parent int64, blobs [][]byte) (_ *schema.Snapshot, err error) {
+	in, err := s.Begin(ctx, dataset)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, in.Close()) }()
+	snap, err := Put(ctx, in, blobs, 7)
+	if err != nil {
+		return nil, err
+	}
+	snap.Parent = parent
+	return in.Commit(ctx, snap)
+}
+
+func (b *bench) begin(dataset string) store.Ingest {
+	in, err := b.store.Begin(b.ctx, dataset)
+	b.ok(err, "begin an ingest into %s", dataset)
+	return in
+}
+
+func (b *bench) put(in store.Ingest, data []byte) schema.BlobRef {
+	ref, err := in.Put(b.ctx, data)
+	b.ok(err, "put %d bytes", len(data))
+	b.that(ref == schema.RefOf(data), "put of %d bytes returned %+v, want %+v", len(data), ref, schema.RefOf(data))
+	return ref
+}
+
+func (b *bench) ingest(dataset string, parent int64, blobs [][]byte) *schema.Snapshot {
+	snap, err := ingest(b.ctx, b.store, dataset, parent, blobs)
+	b.ok(err, "import into %s", dataset)
+	return snap
+}
+
+func (b *bench) snapshot(dataset string, number int64) *schema.Snapshot {
+	snap, err := b.store.Snapshot(b.ctx, dataset, number)
+	b.ok(err, "snapshot %s@%d", dataset, number)
+	return snap
+}
+
+func (b *bench) holds(snap *schema.Snapshot, want [][]byte) {
+	b.ok(holds(b.ctx, b.store, snap, want), "read back")
+}
+
+// has requires that the store has a blob, byte for byte.
+func (b *bench) has(data []byte) {
+	ref := schema.RefOf(data)
+	blob, err := b.store.Get(b.ctx, ref)
+	b.ok(err, "get a blob of %d bytes", len(data))
+	defer blob.Release()
+	b.ok(ref.Check(blob.Bytes()), "get a blob of %d bytes", len(data))
+	b.that(bytes.Equal(blob.Bytes(), data), "a blob of %d bytes came back changed", len(data))
+}
+
+// lacks requires that the store has not got a blob.
+func (b *bench) lacks(data []byte) {
+	blob, err := b.store.Get(b.ctx, schema.RefOf(data))
+	blob.Release()
+	b.fails(err, schema.ErrNotFound, "get a blob that is not there")
+}
+
+func (b *bench) gc(opts store.GCOptions, inUse ...*schema.Snapshot) store.GCReport {
+	calls := 0
+	r, err := b.store.GC(b.ctx, opts, func() []*schema.Snapshot { calls++; return inUse })
+	b.ok(err, "gc")
+	b.that(calls == 1, "gc called inUse %d times, want once", calls)
+	b.that(r.FreedBytes <= r.DeadBytes, "gc freed %d bytes of %d dead ones", r.FreedBytes, r.DeadBytes)
+	return r
+}
+
+// catalog requires that the store lists just these.
+func (b *bench) catalog(want ...store.Dataset) {
+	got, err := b.store.Datasets(b.ctx)
+	b.ok(err, "list the datasets")
+	b.that(len(got) == 0 && len(want) == 0 || fmt.Sprint(got) == fmt.Sprint(want), "the datasets are %v, want %v", got, want)
+}

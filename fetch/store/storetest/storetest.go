@@ -1,0 +1,145 @@
+// Package storetest is the conformance suite of store.Store: what every store
+// does, whatever it is made of.
+//
+// A store's own tests call [Run]. [Cases] gives the same as functions, so that
+// it can be tested that the suite finds what is wrong with a store.
+package storetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"testing"
+
+	"bowstring/fetch/store"
+)
+
+// Opener opens the store under test. Calls after the first, each after the
+// store before was closed, open the same data again.
+type Opener func() (store.Store, error)
+
+// Case is one property of a store. Check returns what is wrong, and leaves no
+// store open.
+type Case struct {
+	Name  string
+	Check func(ctx context.Context, open Opener) error
+}
+
+// Cases returns the suite. Each case needs a store that is empty.
+func Cases() []Case {
+	var cases []Case
+	add := func(name string, check func(*bench)) {
+		cases = append(cases, Case{name, func(ctx context.Context, open Opener) error { return run(ctx, open, check) }})
+	}
+	add("empty store", emptyStore)
+	add("commit and read back", commitAndRead)
+	add("blob sizes", blobSizes)
+	add("put keeps nothing of its argument", putCopies)
+	add("dedup", dedup)
+	add("concurrent puts of one blob", dedupConcurrent)
+	add("nothing is visible before commit", invisible)
+	add("what commit refuses", commitRefuses)
+	add("names", names)
+	add("conflict", conflict)
+	add("numbers are never reused", numbering)
+	add("concurrent committers", concurrentCommitters)
+	add("reopen", reopen)
+	add("drop", drop)
+	add("selections", selections)
+	add("gc frees what is dead", gcFrees)
+	add("gc dry run", gcDryRun)
+	add("gc spares open ingests", gcOpenIngest)
+	add("gc spares snapshots in use", gcInUse)
+	add("gc spares selections", gcSelections)
+	add("gc under pinned readers", gcPinned)
+	add("gc during imports", gcDuringImports)
+	add("cancelled context", cancelled)
+	add("close", closing)
+	add("close during calls", closeDuringCalls)
+	add("stress", stress)
+	return cases
+}
+
+// Run tests a store. fresh makes an Opener of an empty store, which lasts
+// until the end of the test it is given.
+func Run(t *testing.T, fresh func(t testing.TB) Opener) {
+	t.Helper()
+	for _, c := range Cases() {
+		t.Run(c.Name, func(t *testing.T) {
+			if err := c.Check(t.Context(), fresh(t)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// bench is where a case works on a store. Its methods end the case at the
+// first thing that is wrong; only the goroutine of the case may call them.
+type bench struct {
+	ctx    context.Context // of the call to Check that this is
+	opener Opener
+	store  store.Store
+}
+
+// failure is what ends a case.
+type failure struct{ err error }
+
+func run(ctx context.Context, open Opener, check func(*bench)) (err error) {
+	b := &bench{ctx: ctx, opener: open}
+	defer func() {
+		switch f := recover().(type) {
+		case nil:
+		case failure:
+			err = f.err
+		default:
+			err = fmt.Errorf("panic: %v\n%s", f, debug.Stack())
+		}
+		if b.store != nil {
+			err = errors.Join(err, b.store.Close())
+		}
+	}()
+	b.open()
+	check(b)
+	return nil
+}
+
+func (b *bench) open() {
+	s, err := b.opener()
+	b.ok(err, "open")
+	b.store = s
+}
+
+func (b *bench) reopen() {
+	s := b.store
+	b.store = nil
+	b.ok(s.Close(), "close")
+	b.open()
+}
+
+func (b *bench) failf(format string, args ...any) { panic(failure{fmt.Errorf(format, args...)}) }
+
+// ok requires that there is no error.
+func (b *bench) ok(err error, doing string, args ...any) {
+	if err != nil {
+		b.failf("%s: %w", fmt.Sprintf(doing, args...), err)
+	}
+}
+
+// fails requires an error of a kind.
+func (b *bench) fails(err, kind error, doing string, args ...any) {
+	doing = fmt.Sprintf(doing, args...)
+	switch {
+	case err == nil:
+		b.failf("%s: no error, want %q", doing, kind)
+	case !errors.Is(err, kind):
+		b.failf("%s: got the error %q, want one that wraps %q", doing, err, kind)
+	}
+}
+
+// that requires a condition.
+func (b *bench) that(ok bool, format string, args ...any) {
+	if !ok {
+		b.failf(format, args...)
+	}
+}
