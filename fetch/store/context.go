@@ -2,6 +2,28 @@ package store
 
 import "context"
 
+// Caller is on whose behalf something is done. The zero value is the one user of
+// a server that asks nobody for a name.
+type Caller struct {
+	Principal string // who calls
+	Tenant    string // on whose account
+	Trace     string // names the call in logs, here and elsewhere
+}
+
+type callerKey struct{}
+
+// WithCaller returns a context that carries the caller, down to [Store.Get].
+func WithCaller(ctx context.Context, c Caller) context.Context {
+	return context.WithValue(ctx, callerKey{}, c)
+}
+
+// CallerFrom returns the caller that ctx carries. A blob that several callers
+// wait for is read on behalf of the one who wanted it first.
+func CallerFrom(ctx context.Context) Caller {
+	c, _ := ctx.Value(callerKey{}).(Caller)
+	return c
+}
+
 // AttemptFrom returns how many reads of the same blob were begun, for the same
 // purpose, before the one that ctx was given to: 0 for the first one. A Store
 // with several replicas asks another one for each, as those before may hang.

@@ -1,0 +1,226 @@
+package admission
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	"bowstring/schema"
+)
+
+// Use is what memory is taken for. Each use has a limit of its own, so that one
+// cannot keep another from going on.
+type Use int
+
+// What requests take memory for.
+const (
+	// Windows are what streams hold: reads under way, samples that wait for their
+	// consumer, record batches on their way to it.
+	Windows Use = iota
+	// Uploads are what clients send and is being decoded.
+	Uploads
+	// Evaluation is what selections take while they are computed.
+	Evaluation
+	// Results are answers that are put together whole: of actions, of GetFlightInfo.
+	Results
+	uses
+)
+
+var useNames = [uses]string{"windows of streams", "uploads", "evaluation of selections", "answers"}
+
+// String names the use in words, as errors and statistics show it.
+func (u Use) String() string { return useNames[u] }
+
+// Limits say how many bytes each use may take. What is zero has its default.
+type Limits struct {
+	Windows    int64 // default 512 MiB
+	Uploads    int64 // default 512 MiB
+	Evaluation int64 // default 64 MiB
+	Results    int64 // default 64 MiB
+}
+
+// EnsureDefaults fills in the fields that are zero.
+func (l *Limits) EnsureDefaults() {
+	for at, most := range map[*int64]int64{&l.Windows: 512 << 20, &l.Uploads: 512 << 20, &l.Evaluation: 64 << 20, &l.Results: 64 << 20} {
+		if *at == 0 {
+			*at = most
+		}
+	}
+}
+
+// Validate returns an error that names the first field without a sensible value.
+func (l *Limits) Validate() error {
+	for u, n := range [uses]int64{l.Windows, l.Uploads, l.Evaluation, l.Results} {
+		if n <= 0 {
+			return fmt.Errorf("%w: the limit of memory for %s is %d; want a positive number of bytes", schema.ErrInvalid, Use(u), n)
+		}
+	}
+	return nil
+}
+
+// Ledger is the account of all memory that requests take. A limit is a bound
+// that holds: nothing is counted in that does not fit. It is safe for
+// concurrent use.
+type Ledger struct {
+	mu       sync.Mutex
+	accounts [uses]account
+}
+
+// account is what one use has taken. It is guarded by Ledger.mu.
+type account struct {
+	limit, used, most int64
+	waiting           []*reservation // in the order they came
+}
+
+// reservation waits for memory.
+type reservation struct {
+	n       int64
+	granted chan struct{} // closed when it was counted in
+}
+
+// NewLedger returns a ledger with those limits, which must be valid.
+func NewLedger(limits Limits) *Ledger {
+	l := &Ledger{}
+	for u, n := range [uses]int64{limits.Windows, limits.Uploads, limits.Evaluation, limits.Results} {
+		l.accounts[u].limit = n
+	}
+	return l
+}
+
+// Hold is memory that was counted in. It belongs to one goroutine at a time.
+type Hold struct {
+	ledger *Ledger
+	use    Use
+	bytes  int64
+}
+
+// Reserve counts n bytes in, as soon as they fit: those who came first go first.
+// It fails with schema.ErrLimit where they never would, and with ctx's cause
+// where that ends first. The caller releases the hold.
+func (l *Ledger) Reserve(ctx context.Context, use Use, n int64) (*Hold, error) {
+	h := &Hold{ledger: l, use: use}
+	if err := h.Grow(ctx, n); err != nil {
+		return nil, err
+	}
+	return h, nil
+}
+
+// Try counts n bytes in if they fit now and nobody waits for any.
+func (l *Ledger) Try(use Use, n int64) (*Hold, bool) {
+	h := &Hold{ledger: l, use: use}
+	return h, h.TryGrow(n)
+}
+
+// Bytes is how much the hold has.
+func (h *Hold) Bytes() int64 { return h.bytes }
+
+// Grow adds n bytes to the hold, as [Ledger.Reserve] does. Who holds some while
+// it waits for more may keep others waiting: it is better to reserve once.
+func (h *Hold) Grow(ctx context.Context, n int64) error {
+	l := h.ledger
+	l.mu.Lock()
+	a := &l.accounts[h.use]
+	if n < 0 || h.bytes+n > a.limit || h.bytes+n < h.bytes {
+		defer l.mu.Unlock()
+		return fmt.Errorf("%w: %d bytes would be needed at once for %s, and all of those together may take %d", schema.ErrLimit, h.bytes+n, h.use, a.limit)
+	}
+	if a.takeLocked(n) {
+		l.mu.Unlock()
+		h.bytes += n
+		return nil
+	}
+	r := &reservation{n, make(chan struct{})}
+	a.waiting = append(a.waiting, r)
+	l.mu.Unlock()
+	select {
+	case <-r.granted:
+		h.bytes += n
+		return nil
+	case <-ctx.Done():
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if i := slices.Index(a.waiting, r); i >= 0 {
+		a.waiting = slices.Delete(a.waiting, i, i+1)
+	} else {
+		a.used -= n // it was granted in that moment
+	}
+	a.grantLocked()
+	return fmt.Errorf("waiting for %d bytes of memory for %s: %w", n, h.use, context.Cause(ctx))
+}
+
+// TryGrow adds n bytes to the hold if they fit now and nobody waits for any.
+func (h *Hold) TryGrow(n int64) bool {
+	h.ledger.mu.Lock()
+	defer h.ledger.mu.Unlock()
+	if n < 0 || !h.ledger.accounts[h.use].takeLocked(n) {
+		return false
+	}
+	h.bytes += n
+	return true
+}
+
+// Shrink gives n bytes of the hold back, or all if it has no more.
+func (h *Hold) Shrink(n int64) {
+	n = min(n, h.bytes)
+	h.bytes -= n
+	h.ledger.mu.Lock()
+	defer h.ledger.mu.Unlock()
+	a := &h.ledger.accounts[h.use]
+	a.used -= n
+	a.grantLocked()
+}
+
+// Release gives all of the hold back. Further calls, and calls on a nil hold, do nothing.
+func (h *Hold) Release() {
+	if h != nil && h.bytes > 0 {
+		h.Shrink(h.bytes)
+	}
+}
+
+// takeLocked counts n bytes in if they fit and nobody waits.
+func (a *account) takeLocked(n int64) bool {
+	if len(a.waiting) > 0 || a.used+n > a.limit {
+		return false
+	}
+	a.used += n
+	a.most = max(a.most, a.used)
+	return true
+}
+
+// grantLocked counts in those who wait, as far as they fit, in their order.
+func (a *account) grantLocked() {
+	n := 0
+	for _, r := range a.waiting {
+		if a.used+r.n > a.limit {
+			break
+		}
+		a.used += r.n
+		a.most = max(a.most, a.used)
+		close(r.granted)
+		n++
+	}
+	a.waiting = slices.Delete(a.waiting, 0, n)
+}
+
+// Account says how much memory a use has taken, in bytes.
+type Account struct {
+	Use     string `json:"use"`
+	Limit   int64  `json:"limit"`
+	Used    int64  `json:"used"`
+	Most    int64  `json:"most"`    // at any time
+	Waiting int    `json:"waiting"` // requests that wait for some
+}
+
+// Accounts lists all uses.
+func (l *Ledger) Accounts() []Account {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	list := make([]Account, uses)
+	for u := range list {
+		a := &l.accounts[u]
+		list[u] = Account{Use(u).String(), a.limit, a.used, a.most, len(a.waiting)}
+	}
+	return list
+}
