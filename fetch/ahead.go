@@ -186,7 +186,7 @@ func (s *Stream) receive(now time.Time, r *run, cell int, blob schema.Blob, err 
 	row, column := cell/len(s.columns), cell%len(s.columns)
 	s.ahead.inFlight--
 	if err != nil {
-		if !s.job.tolerant() {
+		if !s.job.Tolerant() {
 			s.cancel(s.sampleError(r.positions[row], column, err))
 		}
 		r.faults = append(r.faults, fault{row, column, err})

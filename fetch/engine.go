@@ -6,7 +6,10 @@ import (
 	"sync"
 	"time"
 
+	"bowstring/fetch/admission"
+	"bowstring/fetch/jobs"
 	"bowstring/fetch/store"
+	"bowstring/schema"
 	"bowstring/spill"
 )
 
@@ -66,7 +69,7 @@ func (o *Options) EnsureDefaults() {
 type Engine struct {
 	scheduler
 	opts      Options
-	snapshots snapshotCache
+	snapshots *jobs.Jobs
 
 	closing   chan struct{} // closed by Close
 	closeOnce sync.Once
@@ -79,9 +82,15 @@ func NewEngine(s store.Store, opts Options) *Engine {
 	opts.EnsureDefaults()
 	e := &Engine{opts: opts, closing: make(chan struct{})}
 	e.scheduler.init(s, &e.opts)
-	e.snapshots.init(s, e.read, opts.IdleSnapshots)
+	var limits admission.Limits
+	limits.EnsureDefaults()
+	ledger, work := admission.NewLedger(limits), admission.NewWork(0)
+	var err error
+	if e.snapshots, err = jobs.New(s, e.read, ledger, work, jobs.Options{IdleSnapshots: opts.IdleSnapshots}); err != nil {
+		panic(err) // a mistake of the program that embeds the engine
+	}
 	if w, ok := s.(store.UseWatcher); ok {
-		w.SetInUse(e.snapshots.inUse)
+		w.SetInUse(e.snapshots.InUse)
 	}
 	if e.opts.Spill != nil {
 		e.filling.Go(e.fill)
@@ -100,14 +109,14 @@ func (e *Engine) Close() error {
 	e.filling.Wait()
 	e.live.Wait()
 	e.endJobs()
-	e.snapshots.close()
+	e.snapshots.Close()
 	return nil
 }
 
 // Drop removes a snapshot, or with number 0 the whole dataset; streams that have
 // it open read on.
 func (e *Engine) Drop(ctx context.Context, dataset string, number int64) error {
-	defer e.snapshots.doubt(dataset)
+	defer e.snapshots.Doubt(dataset)
 	return e.store.Drop(ctx, dataset, number)
 }
 
@@ -115,6 +124,26 @@ func (e *Engine) Drop(ctx context.Context, dataset string, number int64) error {
 func (e *Engine) GC(ctx context.Context, opts store.GCOptions) (store.GCReport, error) {
 	// Snapshots that are open but idle need not be kept; closing them also
 	// lets go of the chunks of those that were dropped.
-	e.snapshots.closeIdle()
-	return e.store.GC(ctx, opts, e.snapshots.inUse)
+	e.snapshots.CloseIdle()
+	return e.store.GC(ctx, opts, e.snapshots.InUse)
+}
+
+// Job is a request resolved against a snapshot: see [jobs.Job].
+type Job = jobs.Job
+
+// Open resolves a request. Errors wrap schema.ErrInvalid or ErrNotFound where
+// the request is at fault. The caller closes the job.
+func (e *Engine) Open(ctx context.Context, req schema.Request) (*Job, error) {
+	return e.snapshots.Open(ctx, req)
+}
+
+// TotalBytes is the size of everything that the plan serves: see [jobs.Jobs.TotalBytes].
+func (e *Engine) TotalBytes(ctx context.Context, j *Job) (int64, error) {
+	return e.snapshots.TotalBytes(ctx, j)
+}
+
+// SaveSelection stores a set of positions of a snapshot under the hash of its
+// content, which it returns: the name by which requests select it.
+func (e *Engine) SaveSelection(ctx context.Context, dataset string, snapshot int64, positions []int64) (name string, err error) {
+	return e.snapshots.SaveSelection(ctx, dataset, snapshot, positions)
 }

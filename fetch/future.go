@@ -19,8 +19,6 @@ const (
 	// same plan may begin and belong to it. Another one is a job of its own: the
 	// same, started again.
 	sameJob = 1.0 / 8
-	// meanRows is how many rows are looked at for their mean size.
-	meanRows = 256
 )
 
 // liveJob is a job that runs, as the spill sees it: all streams of one plan that
@@ -68,13 +66,13 @@ func (o *epochOrder) plan(epoch int64) *plan.Plan {
 	if p := kept.Load(); p != nil && p.lap == epoch {
 		return p.Plan
 	}
-	p := &lapPlan{epoch, o.job.planOf(epoch)}
+	p := &lapPlan{epoch, o.job.PlanOf(epoch)}
 	kept.Store(p)
 	return p.Plan
 }
 
 // Rows implements spill.Order.
-func (o *epochOrder) Rows() int64 { return o.job.plan.Rows() }
+func (o *epochOrder) Rows() int64 { return o.job.Plan().Rows() }
 
 // Index implements spill.Order.
 func (o *epochOrder) Index(epoch, position int64) (int64, bool) {
@@ -118,7 +116,7 @@ func spillTime(t time.Time) spill.Time { return spill.Time(t.UnixNano()) }
 // follow has a stream belong to a job that runs, which begins with it if it
 // must. It returns jobs that have ended, to be released without the lock.
 func (s *scheduler) follow(st *Stream) (ended []*liveJob) {
-	if st.dataset == 0 || st.slot.list != nil || st.job.plan.Rows() == 0 {
+	if st.dataset == 0 || st.slot.list != nil || st.job.Plan().Rows() == 0 {
 		return nil
 	}
 	ended = s.forgetJobs(time.Now())
@@ -136,13 +134,13 @@ func (s *scheduler) follow(st *Stream) (ended []*liveJob) {
 // epoch belongs to, nil if there is none.
 func (s *scheduler) jobOf(j *Job, index int64) *liveJob {
 	for _, l := range s.jobs {
-		if l.group != j.group {
+		if l.group != j.Group() {
 			continue
 		}
 		rows := l.order.Rows()
-		at := float64(int64(epochNumber(j)-l.base))*float64(rows) + float64(index)
+		at := float64(int64(j.EpochNumber()-l.base))*float64(rows) + float64(index)
 		served := float64(l.future.Served())
-		if near := max(sameJob*float64(rows), float64(4*j.request.Batch)); at >= served-near && at <= served+near {
+		if near := max(sameJob*float64(rows), float64(4*j.Request().Batch)); at >= served-near && at <= served+near {
 			return l
 		}
 	}
@@ -152,46 +150,25 @@ func (s *scheduler) jobOf(j *Job, index int64) *liveJob {
 // begin makes a job of a stream, or of what will be one, and tells the spill.
 func (s *scheduler) begin(j *Job, dataset uint32, index, epochs int64) *liveJob {
 	l := &liveJob{
-		group: j.group, dataset: j.snapshot.key.String(), number: dataset, base: epochNumber(j), order: newEpochOrder(j),
+		group: j.Group(), dataset: j.SnapshotName(), number: dataset, base: j.EpochNumber(), order: newEpochOrder(j),
 		ahead: lookAhead{fullAt: -1},
 	}
 	// A client that shuffles and does not say for how many epochs has another one
 	// follow. One that does not shuffle looks through the data once.
-	if epochs == 0 && j.request.Shuffle == nil {
+	if epochs == 0 && j.Request().Shuffle == nil {
 		epochs = 1
 	}
 	var err error
-	j.snapshot.retain()
+	j.Retain()
 	l.future, err = s.opts.Future.Add(spill.JobOptions{
 		Dataset: dataset, Order: l.order, Epochs: epochs, At: index,
-		Positions: j.Manifest().Rows(), RowBytes: j.meanBytes(),
+		Positions: j.Manifest().Rows(), RowBytes: j.MeanBytes(),
 	}, spillTime(time.Now()))
 	if err != nil {
 		panic(err) // a job was checked
 	}
 	s.jobs = append(s.jobs, l)
 	return l
-}
-
-// meanBytes is about how many bytes of blobs a row has, as some rows show.
-func (j *Job) meanBytes() (mean int64) {
-	n := j.selection.Len()
-	some := min(n, meanRows)
-	for i := range some {
-		for _, c := range j.projection.BlobColumns() {
-			ref, _ := j.Manifest().Blob(c, j.selection.At(i*(n/some)))
-			mean += ref.Size
-		}
-	}
-	return mean / max(some, 1)
-}
-
-// epochNumber is the number of a job's epoch, 0 where nothing is shuffled.
-func epochNumber(j *Job) uint64 {
-	if j.request.Shuffle == nil {
-		return 0
-	}
-	return j.request.Shuffle.Epoch
 }
 
 // unfollow takes a stream out of its job. Where that has come to its end, the
@@ -240,7 +217,7 @@ func (s *scheduler) endJobs() {
 // release lets go of the snapshots of jobs that have ended.
 func release(ended []*liveJob) {
 	for _, l := range ended {
-		l.order.job.snapshot.release()
+		l.order.job.Release()
 	}
 }
 

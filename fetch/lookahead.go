@@ -216,7 +216,7 @@ func (e *Engine) nextFill() (best *candidate, more bool) {
 	var jobs []*liveJob
 	for _, l := range e.jobs {
 		if l.warming == 0 {
-			l.order.job.snapshot.retain() // the job may end meanwhile
+			l.order.job.Retain() // the job may end meanwhile
 			jobs = append(jobs, l)
 		}
 	}
@@ -250,7 +250,7 @@ func (e *Engine) missing(l *liveJob, displace bool) (c *candidate, before int64,
 		a.at, a.column = served, 0
 	}
 	m := l.order.job.Manifest()
-	columns := l.order.job.projection.BlobColumns()
+	columns := l.order.job.Projection().BlobColumns()
 	end := min(served+rows, l.future.End())
 	for scanned := 0; a.at < end && scanned < scanRows; scanned++ {
 		p := l.order.plan(a.at / rows)

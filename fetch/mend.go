@@ -12,11 +12,6 @@ import (
 // be read.
 const maxSubstitutes = 16
 
-// tolerant reports whether a sample that cannot be read leaves the stream alive.
-func (j *Job) tolerant() bool {
-	return j.request.OnError == schema.OnErrorNull || j.request.OnError == schema.OnErrorSkip
-}
-
 // mend does with a part's faults what the request's on_error says, and reports
 // each. Nothing is ever exchanged silently.
 func (s *Stream) mend(p *part) ([]Fault, error) {
@@ -31,7 +26,7 @@ func (s *Stream) mend(p *part) ([]Fault, error) {
 			Column: s.columns[f.column].name, Cause: f.err.Error(),
 		}
 	}
-	switch s.job.request.OnError {
+	switch s.job.Request().OnError {
 	case schema.OnErrorNull:
 		return faults, nil // the cell's zero Blob is a null
 	case schema.OnErrorSkip:
@@ -58,15 +53,15 @@ func (s *Stream) mend(p *part) ([]Fault, error) {
 // epoch and the position that failed, so a stream served again is the same.
 func (s *Stream) substitute(p *part, f fault) (int64, error) {
 	failed := p.positions[f.row]
-	n := s.job.selection.Len()
+	n := s.job.Selection().Len()
 	var seed uint64
-	if sh := s.job.request.Shuffle; sh != nil {
+	if sh := s.job.Request().Shuffle; sh != nil {
 		seed = sh.Seed
 	}
 	candidates := plan.NewPerm(uint64(n), seed^uint64(failed), s.epochOf(p.walk.lap))
 	causes := []error{f.err}
 	for i := range min(n, maxSubstitutes) {
-		pos := s.job.selection.At(int64(candidates.At(uint64(i))))
+		pos := s.job.Selection().At(int64(candidates.At(uint64(i))))
 		if pos == failed {
 			continue
 		}

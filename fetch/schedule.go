@@ -115,9 +115,9 @@ func (s *scheduler) add(st *Stream) error {
 		return errClosing()
 	}
 	ended = s.follow(st)
-	g := s.groups[st.job.group]
+	g := s.groups[st.job.Group()]
 	if g == nil {
-		g = &group{id: st.job.group}
+		g = &group{id: st.job.Group()}
 		s.groups[g.id] = g
 	}
 	s.live.Add(1)

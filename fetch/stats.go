@@ -102,7 +102,7 @@ type counters struct {
 
 // Stats returns the engine's counters.
 func (e *Engine) Stats() Stats {
-	snapshots := e.snapshots.open()
+	snapshots := e.snapshots.OpenSnapshots()
 	var cache *spill.Stats
 	if e.opts.Spill != nil {
 		st := e.opts.Spill.Stats()
@@ -136,7 +136,7 @@ func (e *Engine) Stats() Stats {
 			full += time.Since(s.fullSince)
 		}
 		st.Windows = append(st.Windows, WindowStats{
-			Job: s.job.id, Dataset: s.snapshot.key.String(), Order: cmp.Or(s.job.request.Order, "strict"),
+			Job: s.job.ID(), Dataset: s.job.SnapshotName(), Order: cmp.Or(s.job.Request().Order, "strict"),
 			Epoch: s.epochOf(s.slot.lap), Step: s.slot.step,
 			WindowLimit: s.window.size, WindowUsed: s.window.used,
 			InFlight: s.ahead.inFlight, Ready: s.ahead.ready,

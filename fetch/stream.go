@@ -66,16 +66,15 @@ type Fault struct {
 // The scheduler takes single cells from it in the plan's order; whichever comes
 // back first is kept until a batch is whole. A stream has no goroutine.
 type Stream struct {
-	engine   *Engine
-	job      *Job
-	snapshot *openSnapshot
-	ticket   schema.Ticket
-	columns  []blobColumn
-	order    order
-	ctx      context.Context //nolint:containedctx // a stream is a call under way
-	cancel   context.CancelCauseFunc
-	unwatch  func() bool
-	closing  sync.Once
+	engine  *Engine
+	job     *Job
+	ticket  schema.Ticket
+	columns []blobColumn
+	order   order
+	ctx     context.Context //nolint:containedctx // a stream is a call under way
+	cancel  context.CancelCauseFunc
+	unwatch func() bool
+	closing sync.Once
 
 	// All that follows is guarded by scheduler.mu, but for slot and sizer of a
 	// stream without blob columns, which are Next's own.
@@ -112,8 +111,8 @@ func (e *Engine) Stream(ctx context.Context, j *Job, t schema.Ticket) (*Stream, 
 	if err != nil {
 		return nil, err
 	}
-	t.Request = j.request // with the snapshot's number, for the resume tickets
-	s := &Stream{engine: e, job: j, ticket: t, order: orderOf(j.request), slot: w}
+	t.Request = j.Request() // with the snapshot's number, for the resume tickets
+	s := &Stream{engine: e, job: j, ticket: t, order: orderOf(j.Request()), slot: w}
 	s.ahead.walk, s.ahead.served = w, t.Served
 	if n := len(t.Served); n > 0 {
 		last := w
@@ -134,35 +133,34 @@ func (e *Engine) Take(ctx context.Context, j *Job, positions []int64) (*Stream, 
 	rows := j.Manifest().Rows()
 	for i, p := range positions {
 		if p < 0 || p >= rows {
-			return nil, &schema.FieldError{Field: fmt.Sprintf("position[%d]", i), Got: fmt.Sprint(p), Want: fmt.Sprintf("0 to %d, the positions of %s", rows-1, j.snapshot.key)}
+			return nil, &schema.FieldError{Field: fmt.Sprintf("position[%d]", i), Got: fmt.Sprint(p), Want: fmt.Sprintf("0 to %d, the positions of %s", rows-1, j.SnapshotName())}
 		}
 	}
 	w := walk{job: j, list: positions, hi: int64(len(positions)), stride: 1, laps: 1}
-	s := &Stream{engine: e, job: j, ticket: schema.Ticket{Request: j.request}, slot: w}
+	s := &Stream{engine: e, job: j, ticket: schema.Ticket{Request: j.Request()}, slot: w}
 	s.ahead.walk = w
 	return s, e.start(ctx, s)
 }
 
 func (e *Engine) start(ctx context.Context, s *Stream) error {
 	j := s.job
-	s.snapshot = j.snapshot
 	s.sizer = newSizer(j)
 	s.ahead.most = maxAhead
 	s.cond.L = &e.mu
 	blobs := schema.BlobFields(j.Manifest().Snapshot().Schema)
-	for _, ordinal := range j.projection.BlobColumns() {
+	for _, ordinal := range j.Projection().BlobColumns() {
 		s.columns = append(s.columns, blobColumn{ordinal, blobs[ordinal].Name})
 	}
 	if len(s.columns) > 0 && e.opts.Spill != nil {
-		s.dataset = e.opts.Spill.Dataset(s.snapshot.key.String())
+		s.dataset = e.opts.Spill.Dataset(s.job.SnapshotName())
 	}
 	s.opened = time.Now()
 	s.ctx, s.cancel = context.WithCancelCause(ctx)
 	s.slot.settle()
-	s.snapshot.retain()
+	s.job.Retain()
 	if err := e.add(s); err != nil {
 		s.cancel(nil)
-		s.snapshot.release()
+		s.job.Release()
 		return err
 	}
 	s.unwatch = context.AfterFunc(s.ctx, func() {
@@ -181,7 +179,7 @@ func (s *Stream) Close() {
 		s.unwatch()
 		s.engine.remove(s)
 		s.ahead.release()
-		s.snapshot.release()
+		s.job.Release()
 		s.engine.live.Done()
 	})
 }
@@ -189,7 +187,7 @@ func (s *Stream) Close() {
 // sampleError says which sample failed.
 func (s *Stream) sampleError(position int64, column int, err error) error {
 	return fmt.Errorf("sample %s (position %d of %s), column %q: %w",
-		schema.FormatID(s.job.Manifest().ID(position)), position, s.snapshot.key, s.columns[column].name, err)
+		schema.FormatID(s.job.Manifest().ID(position)), position, s.job.SnapshotName(), s.columns[column].name, err)
 }
 
 // Next returns the next batch, io.EOF after the last. The error of a stream
@@ -207,16 +205,16 @@ func (s *Stream) Next() (*Batch, error) {
 		s.cancel(err)
 		return nil, err
 	}
-	assembled, err := s.job.projection.Assemble(s.job.Manifest(), p.positions, p.blobs)
+	assembled, err := s.job.Projection().Assemble(s.job.Manifest(), p.positions, p.blobs)
 	if err != nil {
 		s.engine.free(s, p.reserved)
-		err = fmt.Errorf("putting step %d of %s together: %w", p.walk.step, s.snapshot.key, err)
+		err = fmt.Errorf("putting step %d of %s together: %w", p.walk.step, s.job.SnapshotName(), err)
 		s.cancel(err)
 		return nil, err
 	}
 	// The batch points into the manifest, and fills the window, until it is
 	// released like its blobs.
-	s.snapshot.retain()
+	s.job.Retain()
 	hold := schema.NewBlob(nil, &batchHold{s, p.reserved})
 	assembled.Blobs = append(assembled.Blobs, []schema.Blob{hold})
 	wait.Encode = time.Since(start)
@@ -245,7 +243,7 @@ type batchHold struct {
 // Unpin implements schema.Owner.
 func (h *batchHold) Unpin() {
 	h.stream.engine.free(h.stream, h.bytes)
-	h.stream.snapshot.release()
+	h.stream.job.Release()
 }
 
 // head waits until the next batch's rows are there and takes them.

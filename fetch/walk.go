@@ -29,15 +29,15 @@ type walk struct {
 
 // newWalk checks a ticket against the plan, and begins where it says.
 func newWalk(j *Job, t schema.Ticket) (walk, error) {
-	steps := j.plan.Steps()
-	if t.Rank < 0 || int64(t.Rank) >= j.request.WorldSize() {
-		return walk{}, &schema.FieldError{Field: "rank", Got: fmt.Sprint(t.Rank), Want: fmt.Sprintf("0 to %d, as world.size is %d", j.request.WorldSize()-1, j.request.WorldSize())}
+	steps := j.Plan().Steps()
+	if t.Rank < 0 || int64(t.Rank) >= j.Request().WorldSize() {
+		return walk{}, &schema.FieldError{Field: "rank", Got: fmt.Sprint(t.Rank), Want: fmt.Sprintf("0 to %d, as world.size is %d", j.Request().WorldSize()-1, j.Request().WorldSize())}
 	}
 	if t.Step < 0 || t.Step > steps && max(t.Stride, 1) == 1 {
 		return walk{}, &schema.FieldError{Field: "step", Got: fmt.Sprint(t.Step), Want: fmt.Sprintf("0 to %d, as the epoch has %d steps", steps, steps)}
 	}
 	w := walk{
-		job: j, plan: j.plan, rank: t.Rank, stop: steps,
+		job: j, plan: j.Plan(), rank: t.Rank, stop: steps,
 		step: t.Step, stride: max(t.Stride, 1), laps: max(t.Epochs, 1),
 	}
 	w.first = w.step % w.stride
@@ -75,7 +75,7 @@ func (w *walk) settle() bool {
 			w.step += w.stride
 		case w.lap+1 < w.laps:
 			w.lap++
-			w.plan = w.job.planOf(w.lap)
+			w.plan = w.job.PlanOf(w.lap)
 			w.step = w.first
 		default:
 			return false
@@ -153,7 +153,7 @@ type sizer struct {
 
 func newSizer(j *Job) sizer {
 	m := j.Manifest()
-	z := sizer{maxBytes: j.request.BatchBytes}
+	z := sizer{maxBytes: j.Request().BatchBytes}
 	if z.maxBytes == 0 {
 		z.maxBytes = schema.DefaultBatchBytes
 	}

@@ -94,7 +94,7 @@ func (e *Engine) newWarmer(j *Job) (*warmer, error) {
 	if e.opts.Spill == nil {
 		return nil, fmt.Errorf("%w: this server has no spill that could be warmed: serve --spill gives it one", schema.ErrInvalid)
 	}
-	dataset := e.opts.Spill.Dataset(j.snapshot.key.String())
+	dataset := e.opts.Spill.Dataset(j.SnapshotName())
 	now := time.Now()
 	var ended []*liveJob
 	defer func() { release(ended) }() // without the lock
@@ -106,14 +106,14 @@ func (e *Engine) newWarmer(j *Job) (*warmer, error) {
 	e.filling.Add(1)
 	ended = e.forgetJobs(now)
 	w := &warmer{
-		WarmProgress: WarmProgress{Job: j.group, Rows: j.plan.Rows()},
+		WarmProgress: WarmProgress{Job: j.Group(), Rows: j.Plan().Rows()},
 		engine:       e, job: j, dataset: dataset,
 	}
 	if w.Rows > 0 {
 		l := e.jobOf(j, 0)
 		if l == nil {
 			l = e.begin(j, dataset, 0, 0)
-			for rank := range int(j.request.WorldSize()) {
+			for rank := range int(j.Request().WorldSize()) {
 				l.order.serve(rank) // whichever will be served here
 			}
 		}
@@ -139,9 +139,9 @@ func (w *warmer) close() {
 // next returns the next blob that is not there, nil if there is none that the
 // spill would keep, or ctx has ended: many rows may have to be looked at.
 func (w *warmer) next(ctx context.Context) *candidate {
-	columns := w.job.projection.BlobColumns()
+	columns := w.job.Projection().BlobColumns()
 	for ; w.Seen < w.Rows && !w.Full && ctx.Err() == nil; w.Seen, w.column = w.Seen+1, 0 {
-		pos := w.job.plan.Position(w.Seen)
+		pos := w.job.Plan().Position(w.Seen)
 		for w.column < len(columns) {
 			ref, ok := w.job.Manifest().Blob(columns[w.column], pos)
 			w.column++

@@ -1,4 +1,4 @@
-package fetch
+package jobs
 
 import (
 	"context"
@@ -66,14 +66,14 @@ func (d *derivedCache) get(ctx context.Context, key string, compute func(context
 
 // selection intersects what the request names: a split, an uploaded or listed
 // selection, a where expression.
-func (e *Engine) selection(ctx context.Context, snap *openSnapshot, req schema.Request) (plan.Selection, error) {
+func (js *Jobs) selection(ctx context.Context, snap *openSnapshot, req schema.Request) (plan.Selection, error) {
 	m := snap.manifest
 	sel, err := splitSelection(m.Snapshot(), req.Split)
 	if err != nil {
 		return nil, err
 	}
 	if req.Selection != nil {
-		listed, err := e.listed(ctx, snap, req.Selection)
+		listed, err := js.listed(ctx, snap, req.Selection)
 		if err != nil {
 			return nil, err
 		}
@@ -120,13 +120,13 @@ func splitSelection(snap *schema.Snapshot, name string) (plan.Selection, error) 
 }
 
 // listed returns the bitmap of a selection, whether spelled out or saved.
-func (e *Engine) listed(ctx context.Context, snap *openSnapshot, ref *schema.SelectionRef) (*plan.Bitmap, error) {
+func (js *Jobs) listed(ctx context.Context, snap *openSnapshot, ref *schema.SelectionRef) (*plan.Bitmap, error) {
 	rows := snap.manifest.Rows()
 	if ref.Name == "" {
 		return bitmapOf(rows, ref.Positions)
 	}
 	v, err := snap.derived.get(ctx, "selection\x00"+ref.Name, func(ctx context.Context) (any, error) {
-		saved, err := e.store.Selection(ctx, snap.key.dataset, ref.Name)
+		saved, err := js.store.Selection(ctx, snap.key.dataset, ref.Name)
 		if err != nil {
 			return nil, err
 		}
@@ -134,7 +134,7 @@ func (e *Engine) listed(ctx context.Context, snap *openSnapshot, ref *schema.Sel
 			return nil, &schema.FieldError{Field: "selection.name", Got: ref.Name,
 				Want: fmt.Sprintf("a selection of snapshot %d: this one was made on snapshot %d, where positions mean other samples", snap.key.number, saved.Snapshot)}
 		}
-		b, err := e.read(ctx, saved.Bitmap)
+		b, err := js.read(ctx, saved.Bitmap)
 		if err != nil {
 			return nil, fmt.Errorf("reading selection %s: %w", ref.Name, err)
 		}
@@ -165,8 +165,8 @@ func bitmapOf(rows int64, positions []int64) (*plan.Bitmap, error) {
 // SaveSelection stores a set of positions of a snapshot under the hash of its
 // content, which it returns: the name by which requests select it. Saving it
 // again changes nothing.
-func (e *Engine) SaveSelection(ctx context.Context, dataset string, snapshot int64, positions []int64) (name string, err error) {
-	snap, err := e.snapshots.get(ctx, dataset, snapshot)
+func (js *Jobs) SaveSelection(ctx context.Context, dataset string, snapshot int64, positions []int64) (name string, err error) {
+	snap, err := js.snapshots.get(ctx, dataset, snapshot)
 	if err != nil {
 		return "", err
 	}
@@ -175,7 +175,7 @@ func (e *Engine) SaveSelection(ctx context.Context, dataset string, snapshot int
 	if err != nil {
 		return "", err
 	}
-	in, err := e.store.Begin(ctx, dataset)
+	in, err := js.store.Begin(ctx, dataset)
 	if err != nil {
 		return "", err
 	}
@@ -189,7 +189,7 @@ func (e *Engine) SaveSelection(ctx context.Context, dataset string, snapshot int
 		return "", err
 	}
 	sel := schema.Selection{Dataset: dataset, Snapshot: snap.key.number, Rows: b.Len(), Bitmap: ref, Created: time.Now().UTC()}
-	if err := e.store.SaveSelection(ctx, in, sel); err != nil {
+	if err := js.store.SaveSelection(ctx, in, sel); err != nil {
 		return "", fmt.Errorf("saving a selection of %s: %w", snap.key, err)
 	}
 	return sel.Name(), nil

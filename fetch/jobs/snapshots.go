@@ -1,4 +1,4 @@
-package fetch
+package jobs
 
 import (
 	"context"
@@ -52,7 +52,7 @@ func (s *openSnapshot) release() { s.cache.release(s) }
 // snapshotCache keeps manifests open while somebody uses them, and a few more.
 type snapshotCache struct {
 	store   store.Store
-	read    func(context.Context, schema.BlobRef) (schema.Blob, error) // with the engine's retries
+	read    ReadFunc // with the engine's retries
 	maxIdle int
 	opening singleflight.Group
 
@@ -62,7 +62,7 @@ type snapshotCache struct {
 	closed bool                          // guarded by mu: idle snapshots are not kept any more
 }
 
-func (c *snapshotCache) init(store store.Store, read func(context.Context, schema.BlobRef) (schema.Blob, error), maxIdle int) {
+func (c *snapshotCache) init(store store.Store, read ReadFunc, maxIdle int) {
 	c.store, c.read, c.maxIdle = store, read, maxIdle
 	c.byKey = map[snapshotKey]*openSnapshot{}
 }

@@ -1,4 +1,4 @@
-package fetch
+package jobs
 
 import (
 	"context"
@@ -31,15 +31,15 @@ type Job struct {
 
 // Open resolves a request. Errors wrap schema.ErrInvalid or ErrNotFound where
 // the request is at fault.
-func (e *Engine) Open(ctx context.Context, req schema.Request) (*Job, error) {
+func (js *Jobs) Open(ctx context.Context, req schema.Request) (*Job, error) {
 	if err := req.Check(); err != nil {
 		return nil, err
 	}
-	snap, err := e.snapshots.get(ctx, req.Dataset, req.Snapshot)
+	snap, err := js.snapshots.get(ctx, req.Dataset, req.Snapshot)
 	if err != nil {
 		return nil, err
 	}
-	j, err := e.resolve(ctx, snap, req)
+	j, err := js.resolve(ctx, snap, req)
 	if err != nil {
 		snap.release()
 		return nil, err
@@ -47,7 +47,7 @@ func (e *Engine) Open(ctx context.Context, req schema.Request) (*Job, error) {
 	return j, nil
 }
 
-func (e *Engine) resolve(ctx context.Context, snap *openSnapshot, req schema.Request) (*Job, error) {
+func (js *Jobs) resolve(ctx context.Context, snap *openSnapshot, req schema.Request) (*Job, error) {
 	req.Snapshot = snap.key.number
 	projection, err := schema.NewProjection(snap.manifest.Snapshot(), req.Columns, req.Layout)
 	if err != nil {
@@ -60,13 +60,13 @@ func (e *Engine) resolve(ctx context.Context, snap *openSnapshot, req schema.Req
 		}
 	}
 	if s := req.Selection; s != nil && len(s.Positions) > inlinePositions {
-		name, err := e.SaveSelection(ctx, req.Dataset, req.Snapshot, s.Positions)
+		name, err := js.SaveSelection(ctx, req.Dataset, req.Snapshot, s.Positions)
 		if err != nil {
 			return nil, err
 		}
 		req.Selection = &schema.SelectionRef{Name: name}
 	}
-	selection, err := e.selection(ctx, snap, req)
+	selection, err := js.selection(ctx, snap, req)
 	if err != nil {
 		return nil, err
 	}
@@ -101,8 +101,8 @@ func withEpoch(r schema.Request, epoch uint64) schema.Request {
 	return r
 }
 
-// planOf returns the plan of the epoch that comes so many after the job's own.
-func (j *Job) planOf(lap int64) *plan.Plan {
+// PlanOf returns the plan of the epoch that comes so many after the job's own.
+func (j *Job) PlanOf(lap int64) *plan.Plan {
 	cfg := j.plan.Config()
 	if lap == 0 || !cfg.Shuffle {
 		return j.plan
@@ -133,3 +133,49 @@ func (j *Job) Plan() *plan.Plan { return j.plan }
 
 // Projection returns the columns served.
 func (j *Job) Projection() *schema.Projection { return j.projection }
+
+// Selection returns the positions that the epochs of the job are made of.
+func (j *Job) Selection() plan.Selection { return j.selection }
+
+// Group names what is the same in all epochs of the job: jobs of one group share
+// what the store has to give.
+func (j *Job) Group() string { return j.group }
+
+// SnapshotName is the snapshot as people write it: dataset@number.
+func (j *Job) SnapshotName() string { return j.snapshot.key.String() }
+
+// Retain holds the snapshot for a stream or a batch, beyond the job's Close. The
+// caller has a hold of it: the job is not closed, or was retained before.
+func (j *Job) Retain() { j.snapshot.retain() }
+
+// Release gives up a hold that Retain took.
+func (j *Job) Release() { j.snapshot.release() }
+
+// Tolerant reports whether a sample that cannot be read leaves a stream alive.
+func (j *Job) Tolerant() bool {
+	return j.request.OnError == schema.OnErrorNull || j.request.OnError == schema.OnErrorSkip
+}
+
+// EpochNumber is the number of the job's epoch, 0 where nothing is shuffled.
+func (j *Job) EpochNumber() uint64 {
+	if j.request.Shuffle == nil {
+		return 0
+	}
+	return j.request.Shuffle.Epoch
+}
+
+// meanRows is from how many rows MeanBytes is computed.
+const meanRows = 256
+
+// MeanBytes is about how many bytes of blobs a row has, as some rows show.
+func (j *Job) MeanBytes() (mean int64) {
+	n := j.selection.Len()
+	some := min(n, meanRows)
+	for i := range some {
+		for _, c := range j.projection.BlobColumns() {
+			ref, _ := j.Manifest().Blob(c, j.selection.At(i*(n/some)))
+			mean += ref.Size
+		}
+	}
+	return mean / max(some, 1)
+}

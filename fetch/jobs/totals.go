@@ -1,4 +1,4 @@
-package fetch
+package jobs
 
 import (
 	"context"
@@ -17,7 +17,7 @@ import (
 // width of a fixed-width type (one byte for a bool), the values of a list, and
 // nothing for a null. It is exact, and leaves out what the encoding adds:
 // offsets, bitmaps, padding, headers.
-func (e *Engine) TotalBytes(ctx context.Context, j *Job) (int64, error) {
+func (js *Jobs) TotalBytes(ctx context.Context, j *Job) (int64, error) {
 	sizes, err := newCellSizes(j)
 	if err != nil {
 		return 0, err
