@@ -103,3 +103,16 @@ def test_kept_outputs(name: str) -> None:
                 assert not A_PATH.search(text), text
     assert any("image/png" in kinds(cell) for cell in cells)
     assert sum(cell.source.count("\nassert ") + cell.source.startswith("assert ") for cell in cells) >= 5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_headings(name: str) -> None:
+    """One title, at the top, and sections below it: what a reader's table of contents is made of."""
+    cells = read(name).cells
+    assert cells[0].cell_type == "markdown"
+    first = [cell.source.splitlines()[0] for cell in cells if cell.cell_type == "markdown"]
+    assert first[0].startswith("# ")
+    headings = [line for line in first[1:] if line.lstrip().startswith("#")]
+    assert len(headings) >= 3
+    assert all(line.startswith("## ") for line in headings), headings
+    assert not any(line.startswith(" ") for line in first), "a heading that has lost its mark"
