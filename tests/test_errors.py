@@ -268,7 +268,7 @@ def unimplemented(client: fl.FlightClient, node: Node, start: StartNode, tmp: Pa
 CODES: dict[str, tuple[Any, type[Exception], list[str]]] = {
     "ALREADY_EXISTS": (already_exists, pa.ArrowException, ["photos"]),
     "CANCELLED": (cancelled, fl.FlightCancelledError, []),
-    "DATA_LOSS": (data_loss, pa.ArrowException, ["checksum"]),
+    "DATA_LOSS": (data_loss, fl.FlightInternalError, ["data loss error", "checksum"]),
     "DEADLINE_EXCEEDED": (deadline_exceeded, fl.FlightTimedOutError, []),
     "INVALID_ARGUMENT": (invalid_argument, pa.ArrowInvalid, ["batch", "-1"]),
     "NOT_FOUND": (not_found, KeyError, ["nothing"]),

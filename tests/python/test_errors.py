@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
 import bowstring
+import grpc
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
@@ -79,6 +81,73 @@ def test_the_context_of_grpc_is_left_out(error: Exception, kind: type[Exception]
     found = translated(error)
     assert type(found) is kind
     assert str(found) == "lost: at 3. really"
+
+
+class Failing(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """A server of Flight that ends each call with a code."""
+
+    def __init__(self) -> None:
+        self.code = grpc.StatusCode.OK
+
+    def service(self, details: Any) -> Any:
+        """What gRPC calls for the handler of a method."""
+
+        def call(_: Any, context: Any) -> None:
+            context.abort(self.code, "lost: at 3. really")
+
+        method = details.method.rsplit("/", 1)[1]
+        if method in ("DoPut", "DoExchange"):
+            return grpc.stream_stream_rpc_method_handler(call)
+        if method in ("DoGet", "DoAction"):
+            return grpc.unary_stream_rpc_method_handler(call)
+        return grpc.unary_unary_rpc_method_handler(call)
+
+
+@pytest.fixture(scope="module")
+def failing() -> Iterator[tuple[Failing, str]]:
+    handler = Failing()
+    server = grpc.server(futures.ThreadPoolExecutor(4))
+    server.add_generic_rpc_handlers((handler,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield handler, f"grpc://127.0.0.1:{port}"
+    server.stop(0).wait()
+
+
+OTHERS: dict[str, type[bowstring.BowstringError]] = {
+    "UNKNOWN": bowstring.ServerError,
+    "FAILED_PRECONDITION": bowstring.InvalidRequest,
+    "OUT_OF_RANGE": bowstring.InvalidRequest,
+    "ABORTED": bowstring.Unavailable,
+}
+CALLS: dict[str, Callable[[bowstring.Client], Any]] = {
+    "DoAction": lambda c: c.stats(),
+    "DoPut": lambda c: c.ingest("x", pa.table({"a": [1]}), progress=False),
+    "GetFlightInfo": lambda c: bowstring.Dataset(c, "x", 1, None, 9).plan(),
+    "GetSchema": lambda c: bowstring.Dataset(c, "x", 1, None, 9).schema,
+    "DoGet": lambda c: next(bowstring.Dataset(c, "x", 1, None, 9).batches()),
+    "DoPut of a selection": lambda c: bowstring.Dataset(c, "x", 1, None, 9).select([b"x" * 16]),
+    "DoExchange": lambda c: with_schema(c).take([1]),
+}
+
+
+def with_schema(client: bowstring.Client) -> bowstring.Dataset:
+    dataset = bowstring.Dataset(client, "x", 1, None, 9)
+    dataset._schema = pa.schema([("a", pa.int64())])
+    return dataset
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("code", [*CODES, *OTHERS])
+def test_each_code_of_each_call(failing: tuple[Failing, str], code: str, call: str) -> None:
+    """By the type alone one can tell what it was; pyarrow has one for INTERNAL and DATA_LOSS."""
+    handler, url = failing
+    handler.code = grpc.StatusCode[code]
+    with pytest.raises(bowstring.BowstringError) as caught:
+        CALLS[call](bowstring.connect(url, retries=0))
+    assert type(caught.value) is (OTHERS.get(code) or CODES[code][0])
+    assert str(caught.value) == "lost: at 3. really"
 
 
 def test_others_pass() -> None:

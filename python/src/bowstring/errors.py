@@ -93,11 +93,14 @@ class ServerError(BowstringError):
     code = "INTERNAL"
 
 
-# How pyarrow words the codes: "Flight returned not found error, with message: ...".
+# How pyarrow words the codes: "Flight returned not found error, with message: ...". Its classes tell less: one of them
+# is for INTERNAL, DATA_LOSS and ABORTED, and GetSchema has OSError for most of them.
 _WORDS: dict[str, type[BowstringError]] = {
     "invalid argument": InvalidRequest,
     "out of range": InvalidRequest,
+    "out-of-range": InvalidRequest,
     "failed precondition": InvalidRequest,
+    "precondition failed": InvalidRequest,
     "not found": NotFound,
     "already exists": AlreadyExists,
     "resource exhausted": LimitExceeded,
@@ -107,11 +110,13 @@ _WORDS: dict[str, type[BowstringError]] = {
     "cancelled": Cancelled,
     "deadline exceeded": TimedOut,
     "timed out": TimedOut,
+    "timeout": TimedOut,
     "unauthenticated": Unauthenticated,
     "permission denied": PermissionDenied,
     "unauthorized": PermissionDenied,
     "unimplemented": Unsupported,
     "internal": ServerError,
+    "failed": ServerError,  # UNKNOWN
 }
 # For what comes without such words, as from the client's own library.
 _CLASSES: list[tuple[type[BaseException], type[BowstringError]]] = [
@@ -126,7 +131,11 @@ _CLASSES: list[tuple[type[BaseException], type[BowstringError]]] = [
     (pa.ArrowInvalid, InvalidRequest),
     (pa.ArrowException, ServerError),
 ]
-_WORDING = re.compile(r"(?:Flight|gRPC) returned (?:an? )?([a-z ]+?) error, with message: (.*)", re.DOTALL)
+_WORDING = re.compile(
+    r"(?:(?:Flight|gRPC) returned (?:an? )?(?P<word>[a-z -]+?) error,|Flight (?P<call>cancelled) call,"
+    r"|Flight RPC (?P<rpc>failed)) with message: (?P<text>.*)",
+    re.DOTALL,
+)
 _CONTEXT = re.compile(r"\.? gRPC client debug context: .*|\.? Client context: .*|\.? Detail: [A-Z]\w*$", re.DOTALL)
 
 
@@ -135,8 +144,8 @@ def translated(error: BaseException) -> BowstringError | None:
     if isinstance(error, BowstringError):
         return None
     found = _WORDING.search(str(error)) if isinstance(error, (pa.ArrowException, OSError)) else None
-    if found and found[1] in _WORDS:
-        return _WORDS[found[1]](_CONTEXT.sub("", found[2]))
+    if found and (word := found["word"] or found["call"] or found["rpc"]) in _WORDS:
+        return _WORDS[word](_CONTEXT.sub("", found["text"]))
     for theirs, ours in _CLASSES:
         if isinstance(error, theirs):
             return ours(_CONTEXT.sub("", str(error)))

@@ -85,14 +85,18 @@ class Batches(Iterator[pa.RecordBatch]):
             self._reader, self._lock, self._pid = None, threading.RLock(), os.getpid()
         while not (self._ended or self._closed):
             with self._lock:
+                reader: Any = None
                 try:
                     with translate():
-                        chunk = self._open().read_chunk()
+                        reader = self._open()
+                        chunk = reader.read_chunk()
                 except StopIteration:
                     self._ended = True
                     break
                 except Cancelled:
-                    if self._closed or self._reader is None:  # it was closed from another thread, or the process forks
+                    # Closed from another thread, or let go for a fork: it is no longer this stream's. A call that was
+                    # cancelled before there was a reader was cancelled by the server.
+                    if self._closed or (reader is not None and self._reader is not reader):
                         continue
                     raise
                 except Unavailable:
