@@ -57,7 +57,19 @@ type ahead struct {
 }
 
 // planRun appends a run; false at the end, or where that would be too far ahead.
+// The first run always has a row left: one that was served whole before the
+// stream was resumed would be waited for without end.
 func (s *Stream) planRun() bool {
+	for s.appendRun() {
+		if a := &s.ahead; a.runs[0].left > 0 {
+			return true
+		}
+		s.trim()
+	}
+	return false
+}
+
+func (s *Stream) appendRun() bool {
 	a := &s.ahead
 	if a.ended {
 		return false

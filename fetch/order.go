@@ -138,17 +138,24 @@ func (s *Stream) prefix() bool {
 	return s.wanted.missing == 0
 }
 
-// enough reports whether a batch can be filled out of order.
+// enough reports whether a batch can be filled out of order. Of the rows whose
+// last step has come it waits for those that this batch takes: the window may
+// have no room for more.
 func (s *Stream) enough() bool {
 	s.wanted = wanted{}
-	var ready int64
-	var bytes int64
+	s.sizer.reset()
+	var ready, bytes int64
+	var full bool
 	need, now := min(s.slot.left(), schema.DefaultMetaBatch), s.slot.ordinal()
 	s.each(func(r *run, row int) bool {
+		due := s.order.reach >= 0 && r.ordinal <= now-s.order.reach
+		if full = due && !s.sizer.fits(r.sizes[row]); full {
+			return false
+		}
 		if r.pending[row] == 0 {
 			ready++
 			bytes += r.sizes[row] + s.sizer.rowBytes
-		} else if s.order.reach >= 0 && r.ordinal <= now-s.order.reach {
+		} else if due {
 			s.wanted.seq = r.seq + int64(row) + 1
 			s.wanted.missing++
 		}
@@ -159,7 +166,7 @@ func (s *Stream) enough() bool {
 	}
 	// Where nothing more can come, what is there makes a batch.
 	stuck := s.ahead.inFlight == 0 && (s.ahead.far || !s.fullSince.IsZero())
-	if ready > 0 && (ready >= need || bytes >= s.sizer.maxBytes || stuck) {
+	if ready > 0 && (full || ready >= need || bytes >= s.sizer.maxBytes || stuck) {
 		return true
 	}
 	s.wanted.ready = s.ahead.ready + int(need-ready)
@@ -169,14 +176,24 @@ func (s *Stream) enough() bool {
 
 // servedAhead is the bitmap of the rows that were delivered before others that
 // come first in the plan, from the first row that was not, and where that is.
+//
+// What the stream was resumed with counts as far as it is not planned yet, too:
+// a row that far ahead would come again otherwise. The bitmap stays as short as a
+// ticket allows: of the rows from the first one on, as many are planned at most
+// as it has bits, and what came with a ticket lies within its bits of an earlier row.
 func (s *Stream) servedAhead() (served []byte, from walk, ok bool) {
-	if !s.order.loose || len(s.ahead.runs) == 0 {
+	if !s.order.loose {
 		return nil, walk{}, false
 	}
+	a := &s.ahead
 	first := int64(-1)
-	last := int64(-1)
-	var head *run
-	for _, r := range s.ahead.runs {
+	mark := func(seq int64) {
+		if need := int((seq-first)>>3) + 1; need > len(served) {
+			served = append(served, make([]byte, need-len(served))...)
+		}
+		served[(seq-first)>>3] |= 1 << ((seq - first) & 7)
+	}
+	for _, r := range a.runs {
 		if r.lap != s.slot.lap {
 			break
 		}
@@ -184,46 +201,23 @@ func (s *Stream) servedAhead() (served []byte, from walk, ok bool) {
 			seq := r.seq + int64(row)
 			switch {
 			case !r.taken[row] && first < 0:
-				first, head = seq, r
+				first, from = seq, s.slot
+				from.step = r.step
+				from.share()
+				from.at = from.lo + r.row + int64(row)
 			case r.taken[row] && first >= 0:
-				if need := int((seq-first)>>3) + 1; need > len(served) {
-					served = append(served, make([]byte, need-len(served))...)
-				}
-				served[(seq-first)>>3] |= 1 << ((seq - first) & 7)
-				last = seq
+				mark(seq)
 			}
 		}
 	}
-	if last < 0 {
-		return nil, walk{}, false
+	if first < 0 { // all that is planned was delivered
+		first, from = a.seq, a.walk
+		from.settle()
 	}
-	from = s.slot
-	from.step = head.step
-	from.share()
-	from.at = from.lo + head.row + first - head.seq
-	return served, from, true
-}
-
-// servedBefore is what is left of the bitmap that a stream which reads nothing,
-// and so keeps the plan's order, was resumed with.
-func (s *Stream) servedBefore() (served []byte, from walk, ok bool) {
-	a := &s.ahead
-	last := int64(-1)
-	for i := a.seq; i < 8*int64(len(a.served)); i++ {
-		if bit(a.served, i) {
-			last = i - a.seq
+	for seq := a.seq; seq < 8*int64(len(a.served)); seq++ {
+		if bit(a.served, seq) {
+			mark(seq)
 		}
 	}
-	if last < 0 {
-		return nil, walk{}, false
-	}
-	served = make([]byte, last>>3+1)
-	for i := range last + 1 {
-		if bit(a.served, a.seq+i) {
-			served[i>>3] |= 1 << (i & 7)
-		}
-	}
-	from = a.walk
-	from.settle()
-	return served, from, true
+	return served, from, len(served) > 0
 }

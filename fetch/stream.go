@@ -336,11 +336,7 @@ func (s *Stream) finishPart(p *part) {
 	if s.slot.list != nil {
 		return
 	}
-	served, from, ok := s.servedAhead()
-	if len(s.columns) == 0 {
-		served, from, ok = s.servedBefore()
-	}
-	if ok {
+	if served, from, ok := s.servedAhead(); ok {
 		p.resume = from.ticket(s.ticket)
 		p.resume.Served = served
 		return
