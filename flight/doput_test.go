@@ -98,6 +98,8 @@ func TestPutModes(t *testing.T) {
 	wantCode(t, err, codes.InvalidArgument, schema.FormatID(schema.SampleID("d", "000008.jpg")))
 	_, err = f.put(command(`{"put": {"dataset": "d", "key": "file_name", "mode": "append"}}`), samples(9, 10))
 	wantCode(t, err, codes.InvalidArgument, "image")
+	_, err = f.put(command(`{"put": {"dataset": "d", "key": "file_name", "mode": "replace"}}`), samples(0, 0))
+	wantCode(t, err, codes.InvalidArgument, "no rows came to replace those of dataset d")
 	_, err = f.put(command(`{"put": {"dataset": "none", "mode": "append"}}`), samples(9, 10))
 	wantCode(t, err, codes.NotFound, "none")
 }

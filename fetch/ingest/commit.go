@@ -19,7 +19,8 @@ import (
 // Append of rows that the newest snapshot ends with already, from one commit,
 // is such a case: it may be repeated where its answer was lost.
 //
-// schema.ErrInvalid names the first ids that occur twice. Where another writer
+// schema.ErrInvalid names the first ids that occur twice, and refuses a Replace without
+// rows: an upload that broke off before its first row would leave the dataset empty. Where another writer
 // commits first, Append and Replace take its snapshot as the new base and try
 // again a few times before they give schema.ErrConflict; Create gives
 // schema.ErrExists. After Commit the Writer can only be closed.
@@ -37,6 +38,10 @@ func (w *Writer) Commit(ctx context.Context) (snap *schema.Snapshot, changed boo
 }
 
 func (w *Writer) commit(ctx context.Context) (*schema.Snapshot, bool, error) {
+	if w.opts.Mode == Replace && w.rows == 0 {
+		return nil, false, fmt.Errorf("%w: no rows came to replace those of dataset %s; nothing was committed (to empty it, drop it)",
+			schema.ErrInvalid, w.opts.Dataset)
+	}
 	slices.SortFunc(w.ids, compareIDs)
 	if err := w.checkUnique(); err != nil {
 		return nil, false, err

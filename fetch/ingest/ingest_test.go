@@ -269,6 +269,25 @@ func TestReplace(t *testing.T) {
 	mustWrite(t, store, Replace, part{"train", 5, 10}, part{"val", 10, 15})
 }
 
+// TestReplaceByNothing: an upload that broke off before its first row must not empty the dataset.
+func TestReplaceByNothing(t *testing.T) {
+	store := openStore(t)
+	mustWrite(t, store, Create, part{"a", 0, 10})
+	for name, parts := range map[string][]part{"no call": nil, "calls without rows": {{"a", 0, 0}, {"b", 3, 3}}} {
+		_, _, err := write(t, store, Replace, parts...)
+		if !errors.Is(err, schema.ErrInvalid) || !strings.Contains(err.Error(), "no rows came to replace those of dataset d") {
+			t.Errorf("%s: %v, want ErrInvalid", name, err)
+		}
+	}
+	if snap, err := store.Snapshot(t.Context(), "d", 0); err != nil || snap.Number != 1 || snap.Rows() != 10 {
+		t.Errorf("the newest snapshot is %+v, %v; want number 1 of 10 rows", snap, err)
+	}
+	// Nothing is lost where there was nothing, and where nothing is added.
+	if snap, changed, err := write(t, store, Append); err != nil || changed || snap.Number != 1 {
+		t.Errorf("appending nothing: %+v, %t, %v", snap, changed, err)
+	}
+}
+
 func TestAppend(t *testing.T) {
 	store := openStore(t)
 	if _, _, err := write(t, store, Append, part{"train", 0, 1}); !errors.Is(err, schema.ErrNotFound) {
