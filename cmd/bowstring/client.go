@@ -188,5 +188,5 @@ func message(err error) string {
 			text = strings.Replace(text, inner.Error(), remote.GRPCStatus().Message(), 1)
 		}
 	}
-	return oneLine(text)
+	return printable(oneLine(text))
 }

@@ -53,7 +53,7 @@ func (c *DropCmd) Run(ctx context.Context, app *App) error {
 
 // confirm asks on the terminal; anything but a yes is a no.
 func (a *App) confirm(ctx context.Context, question string) (bool, error) {
-	_, _ = fmt.Fprintf(a.Stderr, "%s [y/N] ", question)
+	_, _ = fmt.Fprintf(a.Stderr, "%s [y/N] ", printable(question))
 	answers := make(chan string, 1)
 	go func() { // ends with the process if Ctrl-C leaves the question: a read of a terminal cannot be interrupted
 		line, _ := bufio.NewReader(a.Stdin).ReadString('\n') // no line is no answer, which is a no

@@ -256,15 +256,15 @@ func (s *summary) print(app *App, asJSON bool) error {
 	if asJSON {
 		return printJSON(app.Stdout, s)
 	}
-	samples := humanize.Comma(s.Rows) + " samples"
+	samples, from := humanize.Comma(s.Rows)+" samples", printable(s.Source)
 	var b strings.Builder
 	switch {
 	case s.DryRun:
-		fmt.Fprintf(&b, "%s: %s can be imported from %s; nothing was, as --dry-run says\n", s.Dataset, samples, s.Source)
+		fmt.Fprintf(&b, "%s: %s can be imported from %s; nothing was, as --dry-run says\n", s.Dataset, samples, from)
 	case s.Changed:
-		fmt.Fprintf(&b, "%s: snapshot %d, %s from %s\n", s.Dataset, s.Snapshot, samples, s.Source)
+		fmt.Fprintf(&b, "%s: snapshot %d, %s from %s\n", s.Dataset, s.Snapshot, samples, from)
 	default:
-		fmt.Fprintf(&b, "%s: unchanged, snapshot %d, %s from %s\n", s.Dataset, s.Snapshot, samples, s.Source)
+		fmt.Fprintf(&b, "%s: unchanged, snapshot %d, %s from %s\n", s.Dataset, s.Snapshot, samples, from)
 	}
 	var parts []string
 	for _, r := range s.Splits {
@@ -272,7 +272,7 @@ func (s *summary) print(app *App, asJSON bool) error {
 	}
 	fmt.Fprintf(&b, "  splits   %s\n", strings.Join(parts, ", "))
 	for _, name := range slices.Sorted(maps.Keys(s.Classes)) {
-		fmt.Fprintf(&b, "  classes  %s in %s\n", humanize.Comma(int64(s.Classes[name])), name)
+		fmt.Fprintf(&b, "  classes  %s in %s\n", humanize.Comma(int64(s.Classes[name])), printable(name))
 	}
 	fmt.Fprintf(&b, "  blobs    %s, %s", humanize.Comma(s.Blobs), humanize.Bytes(uint64(s.Bytes)))
 	if s.Dedups != nil && *s.Dedups > 0 {
@@ -280,10 +280,10 @@ func (s *summary) print(app *App, asJSON bool) error {
 	}
 	b.WriteString("\n")
 	if s.Bad > 0 {
-		fmt.Fprintf(&b, "  skipped  %s bad samples, listed in %s\n", humanize.Comma(s.Bad), s.BadList)
+		fmt.Fprintf(&b, "  skipped  %s bad samples, listed in %s\n", humanize.Comma(s.Bad), printable(s.BadList))
 	}
 	for _, n := range s.Notes {
-		fmt.Fprintf(&b, "  note     %s\n", n)
+		fmt.Fprintf(&b, "  note     %s\n", printable(n))
 	}
 	fmt.Fprintf(&b, "  time     %.1f s, %.0f MB/s\n", s.Seconds, s.MBPerS)
 	return app.Printf("%s", b.String())

@@ -54,7 +54,7 @@ func (l *badList) write(item source.BadItem) error {
 	if err != nil {
 		return err
 	}
-	_, err = l.out.Write(append(line, '\n'))
+	_, err = l.out.Write(append(printableJSON(line), '\n'))
 	return err
 }
 
@@ -69,7 +69,7 @@ func (l *badList) written() string {
 // print lists the first items for a person.
 func (l *badList) print(app *App) {
 	for _, item := range l.first {
-		app.Notef("bad: %s: %s", item.Key, oneLine(item.Reason))
+		app.Notef("bad: %s: %s", source.Quoted(item.Key), oneLine(item.Reason))
 	}
 	if more := l.n - int64(len(l.first)); more > 0 && l.path != "" {
 		app.Notef("and %s more, all listed in %s", humanize.Comma(more), l.path)

@@ -24,6 +24,12 @@ import (
 // runImport runs "bowstring import" in this process and returns what it wrote.
 func runImport(t *testing.T, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
+	return runCommand(t, append([]string{"import"}, args...)...)
+}
+
+// runCommand does so with any command.
+func runCommand(t *testing.T, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
 	home := t.TempDir()
 	t.Setenv("HOME", home)
 	t.Setenv("XDG_CONFIG_HOME", home)
@@ -41,7 +47,7 @@ func runImport(t *testing.T, args ...string) (status int, stdout, stderr string)
 		t.Fatal(err)
 	}
 	defer func() { _, _, _ = out.Close(), errs.Close(), in.Close() }()
-	status = run(append([]string{"import"}, args...), in, out, errs)
+	status = run(args, in, out, errs)
 	read := func(f *os.File) string {
 		if _, err := f.Seek(0, io.SeekStart); err != nil {
 			t.Fatal(err)

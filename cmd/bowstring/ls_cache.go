@@ -128,9 +128,9 @@ func (c *cached) print(app *App) error {
 	if err := out.print(app.Stdout); err != nil {
 		return err
 	}
-	err := app.Printf("\n%s of %s held, policy %s\n", humanize.IBytes(uint64(c.HeldBytes)), humanize.IBytes(uint64(c.BudgetBytes)), c.Policy)
+	err := app.Printf("\n%s of %s held, policy %s\n", humanize.IBytes(uint64(c.HeldBytes)), humanize.IBytes(uint64(c.BudgetBytes)), printable(c.Policy))
 	if err != nil || c.Scale == nil {
 		return err
 	}
-	return app.Printf("%s: %s\n", c.Scale.Rule, c.Scale.Reason)
+	return app.Printf("%s: %s\n", printable(c.Scale.Rule), printable(c.Scale.Reason))
 }

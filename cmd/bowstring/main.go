@@ -109,9 +109,9 @@ func (a *App) Printf(format string, args ...any) error {
 	return err
 }
 
-// Notef writes a message to standard error.
+// Notef writes a message of one line to standard error.
 func (a *App) Notef(format string, args ...any) {
-	_, _ = fmt.Fprintf(a.Stderr, format+"\n", args...)
+	_, _ = fmt.Fprintln(a.Stderr, printable(fmt.Sprintf(format, args...)))
 }
 
 // usageError is a wrong command line that kong cannot know to be wrong.

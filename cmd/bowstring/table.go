@@ -14,7 +14,13 @@ type table struct {
 	rows    [][]string
 }
 
-func (t *table) add(cells ...string) { t.rows = append(t.rows, cells) }
+// add adds a row, of which only what is printable is shown as it is.
+func (t *table) add(cells ...string) {
+	for i, cell := range cells {
+		cells[i] = printable(cell)
+	}
+	t.rows = append(t.rows, cells)
+}
 
 // print writes the table, without spaces at the ends of lines.
 func (t *table) print(w io.Writer) error {

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
+	"io"
 	"runtime"
 	"runtime/debug"
 
@@ -73,10 +75,15 @@ func (c *VersionCmd) Run(app *App) error {
 	return app.Printf("bowstring %s\ncommit    %s\ngo        %s %s\n", b.Version, commit, b.Go, b.Platform)
 }
 
-// printJSON writes v as an indented JSON document.
-func printJSON(w interface{ Write([]byte) (int, error) }, v any) error {
-	enc := json.NewEncoder(w)
+// printJSON writes v as an indented JSON document, fit for a terminal.
+func printJSON(w io.Writer, v any) error {
+	var text bytes.Buffer
+	enc := json.NewEncoder(&text)
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("", "  ")
-	return enc.Encode(v)
+	if err := enc.Encode(v); err != nil {
+		return err
+	}
+	_, err := w.Write(printableJSON(text.Bytes()))
+	return err
 }

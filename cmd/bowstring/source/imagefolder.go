@@ -97,7 +97,7 @@ func (s *imageFolder) survey(ctx context.Context) error {
 		return fmt.Errorf("%w: no file is named like an image (%s)", schema.ErrInvalid, strings.Join(imageExtensions, ", "))
 	}
 	if ignored > 0 {
-		s.notes = append(s.notes, fmt.Sprintf("%d files are not named like images and were ignored, such as %s", ignored, example))
+		s.notes = append(s.notes, fmt.Sprintf("%d files are not named like images and were ignored, such as %s", ignored, Quoted(example)))
 	}
 	s.arrange(tops, seconds)
 	return nil
@@ -165,7 +165,7 @@ func (s *imageFolder) readMetadata(ctx context.Context) error {
 	dirs := map[string]string{}
 	for _, f := range s.files {
 		if other, ok := dirs[path.Dir(f)]; ok {
-			return fmt.Errorf("%w: %s and %s: two metadata files in one folder", schema.ErrInvalid, other, f)
+			return fmt.Errorf("%w: %s and %s: two metadata files in one folder", schema.ErrInvalid, Quoted(other), Quoted(f))
 		}
 		dirs[path.Dir(f)] = f
 	}
@@ -175,7 +175,7 @@ func (s *imageFolder) readMetadata(ctx context.Context) error {
 	}
 	names := t.find("file_name")
 	if names < 0 {
-		return fmt.Errorf("%w: %s has no column file_name", schema.ErrInvalid, s.files[0])
+		return fmt.Errorf("%w: %s has no column file_name", schema.ErrInvalid, Quoted(s.files[0]))
 	}
 	column := t.remove(names)
 	s.byRel, s.twice = map[string]int{}, map[string]bool{}
@@ -304,7 +304,7 @@ func (s *imageFolder) sample(rel, p, split string, seen []bool) Sample {
 		switch {
 		case sample.Bad != "":
 		case !ok:
-			sample.Bad = "no row of the metadata (" + strings.Join(s.files, ", ") + ") names it"
+			sample.Bad = "no row of the metadata (" + quotedList(s.files) + ") names it"
 		case s.twice[rel]:
 			sample.Bad = "two rows of the metadata name it"
 		case s.label >= 0 && s.meta.columns[s.label].IsNull(row):

@@ -47,7 +47,7 @@ func openList(ctx context.Context, path string, opts Options) (Source, error) {
 	i := t.find(names...)
 	if i < 0 {
 		return nil, fmt.Errorf("%w: no column of paths (%s), only %s; say which with --path-column",
-			schema.ErrInvalid, strings.Join(names, ", "), strings.Join(fieldNames(t.fields), ", "))
+			schema.ErrInvalid, strings.Join(names, ", "), quotedList(fieldNames(t.fields)))
 	}
 	column := t.remove(i)
 	for row := range t.rows {

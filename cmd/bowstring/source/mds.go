@@ -140,7 +140,7 @@ func (s *mds) findParts(asked string) error {
 		}
 		var index mdsIndex
 		if err := json.Unmarshal(data, &index); err != nil {
-			return fmt.Errorf("%w: %s: %w", schema.ErrInvalid, filepath.Join(dir, "index.json"), err)
+			return fmt.Errorf("%w: %s: %w", schema.ErrInvalid, Quoted(filepath.Join(dir, "index.json")), err)
 		}
 		p.shards = index.Shards
 		s.parts = append(s.parts, p)
@@ -152,7 +152,7 @@ func (s *mds) findParts(asked string) error {
 func (s *mds) addColumns(p mdsPart, sh mdsShard) error {
 	at := filepath.Join(p.dir, sh.Raw.Basename)
 	fail := func(format string, args ...any) error {
-		return fmt.Errorf("%w: %s: %s", schema.ErrInvalid, at, fmt.Sprintf(format, args...))
+		return fmt.Errorf("%w: %s: %s", schema.ErrInvalid, Quoted(at), fmt.Sprintf(format, args...))
 	}
 	switch {
 	case sh.Format != "mds" || sh.Version != 2:
@@ -282,7 +282,7 @@ func (s *mds) sample(key, split string, buf []byte, columns [][]byte, err error)
 		}
 		v, err := c.decode(columns[i])
 		if err != nil && out.Bad == "" {
-			out.Bad = fmt.Sprintf("%s: %v", c.name, err)
+			out.Bad = fmt.Sprintf("%s: %v", Quoted(c.name), err)
 		}
 		out.Meta = append(out.Meta, v)
 	}
@@ -301,7 +301,7 @@ func openShard(p mdsPart, sh mdsShard) (r io.Reader, close func() error, err err
 	}
 	if info, err := f.Stat(); err != nil || info.Size() != name.Bytes {
 		if err == nil {
-			err = fmt.Errorf("%s has %d bytes, the index says %d", name.Basename, info.Size(), name.Bytes)
+			err = fmt.Errorf("%s has %d bytes, the index says %d", Quoted(name.Basename), info.Size(), name.Bytes)
 			if info.Size() < name.Bytes {
 				err = fmt.Errorf("%w: %w", errCut, err)
 			}
@@ -419,7 +419,7 @@ func (s *mds) cut(buf []byte) ([][]byte, error) {
 	columns := make([][]byte, len(s.columns))
 	for i, n := range sizes {
 		if n > int64(len(rest)) {
-			return nil, fmt.Errorf("column %s has %d bytes and only %d are left", s.columns[i].name, n, len(rest))
+			return nil, fmt.Errorf("column %s has %d bytes and only %d are left", Quoted(s.columns[i].name), n, len(rest))
 		}
 		columns[i] = rest[:n:n]
 		rest = rest[n:]

@@ -95,7 +95,7 @@ func readParquetTable(ctx context.Context, root string, files []string) (*table,
 				t.fields = plainFields(f.schema.Fields())
 				parts = make([][]arrow.Array, len(t.fields))
 			} else if diff := fieldsDiff(t.fields, plainFields(f.schema.Fields())); diff != "" {
-				return fmt.Errorf("%w: not the columns of %s: %s", schema.ErrInvalid, files[0], diff)
+				return fmt.Errorf("%w: not the columns of %s: %s", schema.ErrInvalid, Quoted(files[0]), diff)
 			}
 			records, err := f.records(ctx)
 			if err != nil {
@@ -121,7 +121,7 @@ func readParquetTable(ctx context.Context, root string, files []string) (*table,
 			}
 		}()
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
+			return nil, fmt.Errorf("%s: %w", Quoted(name), err)
 		}
 	}
 	t.rows = len(t.lines)
@@ -275,7 +275,7 @@ func (s *parquetSource) readSchemas(ctx context.Context) error {
 			first, s.fields = sh.rel, fields
 			s.classify(f.schema, sniffColumns(ctx, f, fields))
 		} else if diff := fieldsDiff(s.fields, fields); diff != "" {
-			s.broken[sh.rel] = fmt.Errorf("its columns are not those of %s: %s", first, diff)
+			s.broken[sh.rel] = fmt.Errorf("its columns are not those of %s: %s", Quoted(first), diff)
 		}
 		if err := f.close(); err != nil {
 			return err
@@ -284,7 +284,7 @@ func (s *parquetSource) readSchemas(ctx context.Context) error {
 	if first == "" {
 		var errs []error
 		for _, sh := range s.shards {
-			errs = append(errs, fmt.Errorf("%s: %w", sh.rel, s.broken[sh.rel]))
+			errs = append(errs, fmt.Errorf("%s: %w", Quoted(sh.rel), s.broken[sh.rel]))
 		}
 		return fmt.Errorf("%w: no file can be read: %w", schema.ErrInvalid, errors.Join(errs...))
 	}
@@ -488,7 +488,7 @@ func (s *parquetSource) sample(sh shard, row int64, rec arrow.Record, i int) Sam
 			}
 			out.Size += int64(len(data))
 		case path != nil && text(path, i) != "":
-			out.Bad = fmt.Sprintf("%s: the file holds its path only (%s), not its bytes", b.field.Name, text(path, i))
+			out.Bad = fmt.Sprintf("%s: the file holds its path only (%s), not its bytes", Quoted(b.field.Name), Quoted(text(path, i)))
 		}
 		if c == s.paths && path != nil && text(path, i) != "" {
 			file = text(path, i)

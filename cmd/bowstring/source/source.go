@@ -138,7 +138,7 @@ func Open(ctx context.Context, path string, opts Options) (Source, error) {
 	}
 	s, err := f.open(ctx, path, opts)
 	if err != nil {
-		return nil, fmt.Errorf("read %s as %s: %w", path, f.name, err)
+		return nil, fmt.Errorf("read %s as %s: %w", Quoted(path), f.name, err)
 	}
 	if err := checkSplits(s.Splits(), opts.Split); err != nil {
 		return nil, err
@@ -172,13 +172,13 @@ func choose(path string, opts Options) (*format, error) {
 		for _, f := range formats {
 			want = append(want, f.name+": "+f.looks)
 		}
-		return nil, fmt.Errorf("%w: %s is no data set of a known format; looked for\n  %s", schema.ErrInvalid, path, strings.Join(want, "\n  "))
+		return nil, fmt.Errorf("%w: %s is no data set of a known format; looked for\n  %s", schema.ErrInvalid, Quoted(path), strings.Join(want, "\n  "))
 	default:
 		var names []string
 		for _, f := range found {
 			names = append(names, f.name)
 		}
-		return nil, fmt.Errorf("%w: %s may be %s; say which with --format", schema.ErrInvalid, path, strings.Join(names, " or "))
+		return nil, fmt.Errorf("%w: %s may be %s; say which with --format", schema.ErrInvalid, Quoted(path), strings.Join(names, " or "))
 	}
 }
 
@@ -196,7 +196,7 @@ func checkSplits(have []string, asked string) error {
 		return err
 	}
 	if len(have) > 0 && !slices.Contains(have, asked) {
-		return fmt.Errorf("%w: there is no split %q, only %s", schema.ErrNotFound, asked, strings.Join(have, ", "))
+		return fmt.Errorf("%w: there is no split %q, only %s", schema.ErrNotFound, asked, quotedList(have))
 	}
 	return nil
 }

@@ -34,7 +34,7 @@ type place struct {
 	line int
 }
 
-func (p place) String() string { return fmt.Sprintf("%s:%d", p.file, p.line) }
+func (p place) String() string { return fmt.Sprintf("%s:%d", Quoted(p.file), p.line) }
 
 var tableExtensions = []string{"csv", "tsv", "jsonl", "parquet"}
 
@@ -44,7 +44,7 @@ func readTable(ctx context.Context, root string, files []string) (*table, error)
 	kind := extension(files[0])
 	for _, f := range files[1:] {
 		if extension(f) != kind {
-			return nil, fmt.Errorf("%w: %s and %s: metadata in two formats", schema.ErrInvalid, files[0], f)
+			return nil, fmt.Errorf("%w: %s and %s: metadata in two formats", schema.ErrInvalid, Quoted(files[0]), Quoted(f))
 		}
 	}
 	if kind == "parquet" {
@@ -60,7 +60,7 @@ func readTable(ctx context.Context, root string, files []string) (*table, error)
 			read = t.readJSONL
 		}
 		if err := readFile(filepath.Join(root, f), func(r io.Reader) error { return read(f, r) }); err != nil {
-			return nil, fmt.Errorf("%s: %w", f, err)
+			return nil, fmt.Errorf("%s: %w", Quoted(f), err)
 		}
 	}
 	return t.build()

@@ -472,7 +472,7 @@ func (r *tarSamples) describe(err error) string {
 	}
 	what := fmt.Sprintf("after %d samples", r.done)
 	if r.key != "" {
-		what += ", at " + r.key
+		what += ", at " + Quoted(r.key)
 	}
 	return what + ": " + err.Error()
 }
@@ -523,7 +523,7 @@ func (r *tarSamples) begin(key string) {
 	r.sample = Sample{Key: path.Join(r.shard.split, key), Split: r.shard.split,
 		Meta: make([]any, len(s.meta)), Blobs: make([][]byte, len(s.blobs))}
 	if other, ok := r.seen[r.sample.Key]; ok {
-		r.sample.Bad = "duplicate: the key is in " + other + " already"
+		r.sample.Bad = "duplicate: the key is in " + Quoted(other) + " already"
 	} else {
 		r.seen[r.sample.Key] = r.shard.rel
 	}
