@@ -10,6 +10,7 @@ import (
 	_ "image/jpeg" // decoder
 	_ "image/png"  // decoder
 	"io"
+	"math"
 	"slices"
 
 	_ "golang.org/x/image/bmp"  // decoder
@@ -28,7 +29,8 @@ const (
 	// BMP. A file cut short lacks it. TIFF has none, so of it the header is all
 	// that is checked. What lies between is not.
 	VerifyHeader Verify = "header"
-	// VerifyDecode decodes every pixel as well.
+	// VerifyDecode decodes every pixel as well, of images whose header does not claim
+	// more of them than fit in a gigabyte.
 	VerifyDecode Verify = "decode"
 )
 
@@ -54,7 +56,7 @@ func inspect(b []byte, v Verify) (imageInfo, error) {
 	if len(b) == 0 {
 		return imageInfo{}, errors.New("empty")
 	}
-	cfg, format, err := image.DecodeConfig(bytes.NewReader(b))
+	cfg, format, err := decodeConfig(b)
 	if err != nil {
 		if errors.Is(err, image.ErrFormat) {
 			return imageInfo{}, errors.New("not an image: neither JPEG, PNG, GIF, WebP, BMP nor TIFF")
@@ -64,22 +66,32 @@ func inspect(b []byte, v Verify) (imageInfo, error) {
 		}
 		return imageInfo{}, fmt.Errorf("image header: %w", err)
 	}
-	info := imageInfo{int32(cfg.Width), int32(cfg.Height), format}
+	info := imageInfo{int32(min(max(cfg.Width, 0), math.MaxInt32)), int32(min(max(cfg.Height, 0), math.MaxInt32)), format}
 	if v == VerifyNone {
 		return info, nil
 	}
-	if cfg.Width <= 0 || cfg.Height <= 0 {
+	if cfg.Width <= 0 || cfg.Height <= 0 || cfg.Width > math.MaxInt32 || cfg.Height > math.MaxInt32 {
 		return info, fmt.Errorf("%s header: the image is %d × %d pixels", format, cfg.Width, cfg.Height)
 	}
 	if err := checkEnd(b, format); err != nil {
 		return info, err
 	}
 	if v == VerifyDecode {
-		if _, _, err := image.Decode(bytes.NewReader(b)); err != nil {
-			return info, fmt.Errorf("decode %s: %w", format, err)
+		if err := decodeAll(b, format, cfg); err != nil {
+			return info, err
 		}
 	}
 	return info, nil
+}
+
+// decodeConfig reads an image's header.
+func decodeConfig(b []byte) (cfg image.Config, format string, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("the decoder failed: %v", r)
+		}
+	}()
+	return image.DecodeConfig(bytes.NewReader(b))
 }
 
 // checkEnd looks for the mark at which a whole image ends.
@@ -111,7 +123,10 @@ func checkEnd(b []byte, format string) error {
 
 // jpegEnds walks the segments of a JPEG to its end-of-image marker (ITU-T T.81,
 // annex B): bytes may follow it, and the thumbnail in a segment has one of its own.
-func jpegEnds(b []byte) bool {
+func jpegEnds(b []byte) bool { return jpegSegments(b, func(byte) {}) }
+
+// jpegSegments tells each of the markers of a JPEG that have a length, and says whether an end marker comes.
+func jpegSegments(b []byte, segment func(marker byte)) (ends bool) {
 	for i := 2; ; {
 		// To the next marker: within entropy-coded data FF is followed by 00 or
 		// a restart marker, and any number of FF may fill up before a marker.
@@ -130,6 +145,7 @@ func jpegEnds(b []byte) bool {
 			if i+3 > len(b) {
 				return false
 			}
+			segment(m)
 			i += 1 + int(binary.BigEndian.Uint16(b[i+1:]))
 		}
 	}

@@ -11,14 +11,11 @@ import (
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/memory"
-	"go.uber.org/goleak"
 
 	"bowstring/schema"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // readAll reads a source to its end and returns its schema, its rows, each as
 // JSON, and its bad items.

@@ -1,0 +1,234 @@
+package source
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"hash/crc32"
+	"image"
+	"image/color"
+	"math"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+// The test binary runs itself as another process, whose memory is limited.
+const (
+	childMode = "BOWSTRING_TEST_CHILD"
+	childPath = "BOWSTRING_TEST_PATH"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(childMode) == "" {
+		goleak.VerifyTestMain(m)
+		return
+	}
+	if err := childRead(os.Getenv(childMode), os.Getenv(childPath)); err != nil {
+		fmt.Fprintln(os.Stderr, "child:", err)
+		os.Exit(3)
+	}
+}
+
+// childMemory is what a child may have of address space: room for the runtime, for what
+// is read ahead, and for one image of the largest size that is decoded.
+const childMemory = 4 << 30
+
+// childRead prints what becomes of each sample of a source. An allocation beyond
+// childMemory ends the process.
+func childRead(verify, path string) error {
+	if err := syscall.Setrlimit(syscall.RLIMIT_AS, &syscall.Rlimit{Cur: childMemory, Max: childMemory}); err != nil {
+		return err
+	}
+	ctx := context.Background()
+	src, err := Open(ctx, path, Options{})
+	if err != nil {
+		fmt.Println("refused:", err)
+		return nil
+	}
+	r, err := NewReader(src, ReadOptions{Dataset: "d", Verify: Verify(verify)})
+	if err != nil {
+		fmt.Println("refused:", err)
+		return nil
+	}
+	for b, err := range r.Batches(ctx) {
+		if err != nil {
+			return err
+		}
+		for _, key := range b.Keys {
+			fmt.Println("good", key)
+		}
+		for _, bad := range b.Bad {
+			fmt.Printf("bad %s: %s\n", Quoted(bad.Key), bad.Reason)
+		}
+	}
+	return nil
+}
+
+// inChild returns what childRead printed.
+func inChild(t *testing.T, verify Verify, path string) []string {
+	t.Helper()
+	if raceEnabled {
+		t.Skip("the race detector needs more address space than a child may have")
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), childMode+"="+string(verify), childPath+"="+path, "GOTRACEBACK=none")
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("the import ended: %v\n%s%.2000s", err, out.String(), errs.String())
+	}
+	return strings.Split(strings.TrimSpace(out.String()), "\n")
+}
+
+// pngClaiming is a PNG of 69 bytes that claims a size.
+func pngClaiming(width, height uint32, colour byte) []byte {
+	chunk := func(name string, data []byte) []byte {
+		b := binary.BigEndian.AppendUint32(nil, uint32(len(data)))
+		b = append(append(b, name...), data...)
+		return binary.BigEndian.AppendUint32(b, crc32.ChecksumIEEE(b[4:]))
+	}
+	head := binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, width), height)
+	return slices.Concat([]byte("\x89PNG\r\n\x1a\n"), chunk("IHDR", append(head, 8, colour, 0, 0, 0)),
+		chunk("IDAT", []byte("\x78\x9c\x62\x60\x18\x05\xa3\x60\x14\x0c\x5d\x00")), chunk("IEND", nil))
+}
+
+// patched is an image with a 16- or 32-bit number in it replaced.
+func patched(b []byte, at int, value []byte) []byte {
+	b = bytes.Clone(b)
+	copy(b[at:], value)
+	return b
+}
+
+// bombs are images of some bytes that claim gigabytes of pixels, by format.
+func bombs(t testing.TB) map[string][]byte {
+	t.Helper()
+	huge := []byte{0xff, 0xff, 0xff, 0xff}
+	jpeg := picture(t, "jpeg", 1, 8, 8)
+	sof := bytes.Index(jpeg, []byte{0xff, 0xc0})
+	progressive := patched(jpeg, sof+1, []byte{0xc2})
+	gif := picture(t, "gif", 1, 8, 8)
+	frame := bytes.LastIndex(gif, []byte{0x2c, 0, 0, 0, 0, 8, 0, 8, 0})
+	if sof < 0 || frame < 0 {
+		t.Fatal("the encoders write other headers than this test knows")
+	}
+	riff := func(chunks ...[]byte) []byte {
+		body := append([]byte("WEBP"), slices.Concat(chunks...)...)
+		return append(binary.LittleEndian.AppendUint32([]byte("RIFF"), uint32(len(body))), body...)
+	}
+	chunk := func(name string, data ...byte) []byte {
+		b := binary.LittleEndian.AppendUint32([]byte(name), uint32(len(data)))
+		return append(append(b, data...), make([]byte, len(data)%2)...)
+	}
+	// A lossless frame of 2^14 × 2^14, and a canvas of one pixel that hides it.
+	lossless := chunk("VP8L", 0x2f, 0xff, 0xff, 0xff, 0x0f, 0x88, 0x88, 0x88, 0x88, 0x88)
+	tiny := chunk("VP8X", 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+	bmp := picture(t, "bmp", 1, 8, 8)
+	tiff := picture(t, "tiff", 1, 8, 8)
+	for tag := range uint16(2) { // ImageWidth, ImageLength: 256 and 257, as short integers
+		entry := binary.LittleEndian.AppendUint16(binary.LittleEndian.AppendUint16(nil, 256+tag), 3)
+		at := bytes.LastIndex(tiff, entry)
+		if at < 0 {
+			t.Fatal("the encoder writes other tags than this test knows")
+		}
+		tiff = patched(tiff, at+8, []byte{0xff, 0xff})
+	}
+	return map[string][]byte{
+		"rgb.png":         pngClaiming(100_000, 100_000, 2),
+		"huge.png":        pngClaiming(math.MaxInt32, 2, 2),
+		"baseline.jpg":    patched(jpeg, sof+5, huge),
+		"progressive.jpg": patched(progressive, sof+5, huge),
+		"screen.gif":      patched(patched(gif, 6, huge), frame+5, huge),
+		"lossless.webp":   riff(lossless),
+		"hidden.webp":     riff(tiny, lossless),
+		"bmp.bmp":         patched(bmp, 18, []byte{0xff, 0xff, 0, 0, 0xff, 0xff, 0, 0}),
+		"tiff.tiff":       tiff,
+	}
+}
+
+// TestDecompressionBombs imports them in a process that has no such memory.
+func TestDecompressionBombs(t *testing.T) {
+	files := map[string]string{"good.jpg": jpg(t, 1)}
+	for name, b := range bombs(t) {
+		if len(b) > 4096 {
+			t.Fatalf("%s has %d bytes", name, len(b))
+		}
+		files[name] = string(b)
+	}
+	root := tree(t, files)
+	got := inChild(t, VerifyDecode, root)
+	if len(got) != len(files) || !slices.Contains(got, "good good.jpg") {
+		t.Errorf("%d lines: %q", len(got), got)
+	}
+	for name := range bombs(t) {
+		i := slices.IndexFunc(got, func(line string) bool { return strings.HasPrefix(line, "bad "+name+": ") })
+		if i < 0 || !strings.Contains(got[i], " pixels, which take ") || !strings.Contains(got[i], "the limit is 1.0 GiB") {
+			t.Errorf("%s: want it refused by its size: %q", name, got)
+		}
+	}
+	want := "bad rgb.png: the png claims 100,000 × 100,000 pixels, which take 75 GiB to decode; the limit is 1.0 GiB (--verify header takes it without decoding)"
+	if !slices.Contains(got, want) {
+		t.Errorf("got %q, want %q among them", got, want)
+	}
+	// One of the largest size that is decoded fits, whatever it turns out to hold.
+	got = inChild(t, VerifyDecode, tree(t, map[string]string{"1.png": string(pngClaiming(1<<14, 1<<13, 2)), "2.png": string(pngClaiming(1<<14, 1<<13, 2)), "3.png": string(pngClaiming(1<<14, 1<<13, 2))}))
+	for _, line := range got {
+		if !strings.Contains(line, ": decode png: ") {
+			t.Errorf("got %s, want it decoded, and found to lack pixels", line)
+		}
+	}
+}
+
+// TestDecodedBytes holds the bound against what images have once they are decoded.
+func TestDecodedBytes(t *testing.T) {
+	for _, format := range []string{"jpeg", "png", "gif", "bmp", "tiff"} {
+		b := picture(t, format, 1, 300, 200)
+		cfg, _, err := image.DecodeConfig(bytes.NewReader(b))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if need, w, h := decodedBytes(b, format, cfg); need < 300*200 || need > 300*200*32 || w != 300 || h != 200 {
+			t.Errorf("%s: %d bytes of %d × %d", format, need, w, h)
+		}
+	}
+	if need, _, _ := decodedBytes(nil, "png", image.Config{ColorModel: color.NRGBA64Model, Width: math.MaxInt, Height: math.MaxInt}); need != math.MaxUint64 {
+		t.Errorf("%d bytes", need)
+	}
+}
+
+// TestManyScans: a scan of some bytes costs a pass over all pixels.
+func TestManyScans(t *testing.T) {
+	b := picture(t, "jpeg", 1, 8, 8)
+	scan := []byte{0xff, 0xda, 0, 8, 1, 1, 0, 0, 63, 0}
+	many := slices.Concat(b[:len(b)-2], bytes.Repeat(scan, 501), b[len(b)-2:])
+	if _, err := inspect(many, VerifyDecode); err == nil || !strings.Contains(err.Error(), "502 scans; the limit is 500") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	for _, b := range bombs(f) {
+		f.Add(b)
+	}
+	for _, format := range []string{"jpeg", "png", "gif", "bmp", "tiff"} {
+		f.Add(picture(f, format, 3, 10, 10))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		cfg, format, err := decodeConfig(b)
+		if err != nil {
+			return
+		}
+		if need, _, _ := decodedBytes(b, format, cfg); need > 64<<20 {
+			return // what is allowed, but slow to look for faults in
+		}
+		if info, err := inspect(b, VerifyDecode); err == nil && (int(info.Width) != cfg.Width || int(info.Height) != cfg.Height || info.Width < 1) {
+			t.Errorf("decoded as %v, the header says %d × %d", info, cfg.Width, cfg.Height)
+		}
+	})
+}
