@@ -139,6 +139,10 @@ func textValue(s string) any {
 	return s
 }
 
+// valueBytes bounds the memory of what parseObject makes of a text: a list of single digits
+// becomes the largest for its size.
+func valueBytes(data []byte) int64 { return 8 * int64(len(data)) }
+
 // parseObject reads a JSON object; objects within become columns of their own,
 // "place": {"lat": 1} being place_lat.
 func parseObject(data []byte) (map[string]any, error) {

@@ -103,6 +103,12 @@ func openMDS(ctx context.Context, root string, opts Options) (Source, error) {
 	return s, s.makeFields(s.firstSample(ctx))
 }
 
+// Bounds of what an index and a shard may claim. A shard that the library writes has 64 MB.
+const (
+	maxIndex        = 256 << 20
+	maxShardSamples = 1 << 24
+)
+
 // findParts reads the index of the directory, or those of its folders.
 func (s *mds) findParts(asked string) error {
 	dirs := map[string]string{}
@@ -134,9 +140,9 @@ func (s *mds) findParts(asked string) error {
 			continue
 		}
 		p := mdsPart{split: split, dir: dir}
-		data, err := os.ReadFile(filepath.Join(dir, "index.json"))
+		data, err := readWhole(filepath.Join(dir, "index.json"), maxIndex)
 		if err != nil {
-			return err
+			return fmt.Errorf("%w: %s: %s", schema.ErrInvalid, Quoted(filepath.Join(dir, "index.json")), reason(err))
 		}
 		var index mdsIndex
 		if err := json.Unmarshal(data, &index); err != nil {
@@ -295,7 +301,7 @@ func openShard(p mdsPart, sh mdsShard) (r io.Reader, close func() error, err err
 	if _, err := os.Stat(filepath.Join(p.dir, name.Basename)); err != nil && sh.Zip != nil {
 		name, compressed = *sh.Zip, true
 	}
-	f, err := os.Open(filepath.Join(p.dir, name.Basename))
+	f, err := openFile(filepath.Join(p.dir, name.Basename))
 	if err != nil {
 		return nil, nil, errors.New(reason(err))
 	}

@@ -37,9 +37,9 @@ func openParquetFile(path string) (f *parquetFile, err error) {
 	defer caught(&err)
 	props := parquet.NewReaderProperties(memory.DefaultAllocator)
 	props.BufferedStreamEnabled = true
-	in, err := os.Open(path)
+	in, err := openFile(path)
 	if err != nil {
-		return nil, err
+		return nil, errors.New(reason(err))
 	}
 	r, err := file.NewParquetReader(in, file.WithReadProps(props))
 	if err != nil {

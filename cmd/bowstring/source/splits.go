@@ -56,7 +56,11 @@ func splitOfFile(rel string) string {
 type shard struct {
 	path, rel string // rel with slashes
 	split     string
+	missing   string // why there is nothing to read, where the names of others say that there should be
 }
+
+// asMissing is the sample in the place of those of a missing shard.
+func (s *shard) asMissing() Sample { return Sample{Key: s.rel, Split: s.split, Bad: s.missing} }
 
 // arrangeShards sorts shards by split and name, and lists the splits they tell.
 // If asked names one of them, the shards of others are left out.

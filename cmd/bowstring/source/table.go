@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -27,6 +26,9 @@ type table struct {
 	rows    int
 	lines   []place // where each row stands, for messages
 }
+
+// maxColumns bounds the columns that come from the keys of JSON objects.
+const maxColumns = 1000
 
 // place is a row in a file.
 type place struct {
@@ -66,10 +68,19 @@ func readTable(ctx context.Context, root string, files []string) (*table, error)
 	return t.build()
 }
 
+// maxTable bounds a table that is read into memory, by the bytes of its file.
+const maxTable = 2 << 30
+
 func readFile(path string, read func(io.Reader) error) error {
-	f, err := os.Open(path)
+	f, err := openFile(path)
 	if err != nil {
-		return err
+		return errors.New(reason(err))
+	}
+	if info, err := f.Stat(); err != nil || info.Size() > maxTable {
+		if err == nil {
+			err = fmt.Errorf("%w: %w; a larger table is read as Parquet", schema.ErrLimit, tooLarge(maxTable))
+		}
+		return errors.Join(err, f.Close())
 	}
 	return errors.Join(read(bufio.NewReaderSize(f, 1<<16)), f.Close())
 }
