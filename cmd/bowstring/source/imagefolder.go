@@ -85,8 +85,12 @@ func (s *imageFolder) survey(ctx context.Context) error {
 			}
 			return nil
 		}
-		if err == nil && !d.IsDir() {
-			note(s.rel(p), d)
+		rel := s.rel(p)
+		if err == nil && d.IsDir() && p != s.path && (isImageName(d.Name()) || !utf8.ValidString(rel)) {
+			return fs.SkipDir // nor is what is in it read, so that it is no class
+		}
+		if err == nil && !d.IsDir() && utf8.ValidString(rel) {
+			note(rel, d)
 		}
 		return nil
 	})

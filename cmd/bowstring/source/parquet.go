@@ -264,6 +264,10 @@ func (s *parquetSource) readSchemas(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
+		if sh.missing != "" {
+			s.broken[sh.rel] = errors.New(sh.missing)
+			continue
+		}
 		f, err := openParquetFile(sh.path)
 		if err != nil {
 			s.broken[sh.rel] = err
@@ -546,7 +550,7 @@ func findShards(path string, match func(name string) bool) ([]shard, error) {
 		}
 		return nil
 	})
-	return found, err
+	return addMissing(found, nil), err
 }
 
 // absolute names a path for people, wherever they are.

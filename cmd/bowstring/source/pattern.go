@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -71,7 +72,13 @@ func findTars(pattern string) ([]shard, error) {
 		}
 		found[i].rel = filepath.ToSlash(rel)
 	}
-	return found, nil
+	return addMissing(found, func(rel string) bool {
+		name := filepath.Join(common, filepath.FromSlash(rel))
+		return slices.ContainsFunc(expanded, func(pattern string) bool {
+			ok, err := filepath.Match(filepath.Clean(pattern), name)
+			return ok && err == nil
+		})
+	}), nil
 }
 
 // maxExpanded bounds the paths that a pattern with braces stands for.

@@ -66,7 +66,9 @@ func (s *shard) asMissing() Sample { return Sample{Key: s.rel, Split: s.split, B
 // If asked names one of them, the shards of others are left out.
 func arrangeShards(shards []shard, asked string) (kept []shard, splits []string) {
 	for i := range shards {
-		shards[i].split = splitOfFile(shards[i].rel)
+		if shards[i].missing == "" {
+			shards[i].split = splitOfFile(shards[i].rel)
+		}
 		if s := shards[i].split; s != "" && !slices.Contains(splits, s) {
 			splits = append(splits, s)
 		}

@@ -96,13 +96,9 @@ func (f *survey) read(ctx context.Context, n int) error {
 }
 
 func (f *survey) readJSON(t *tarReader) error {
-	data, err := io.ReadAll(t)
-	if err != nil {
-		return nil // which the next member shows as well
-	}
-	object, err := parseObject(data)
-	if err != nil {
-		return nil
+	var object map[string]any
+	if data, err := io.ReadAll(t); err == nil { // else the next member shows it as well
+		object, _ = parseObject(data) // what is wrong with it, its sample says
 	}
 	for k, v := range object {
 		if f.json[k] == nil {
