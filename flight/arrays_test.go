@@ -12,70 +12,9 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/ipc"
 	"github.com/apache/arrow/go/v17/arrow/memory"
 
+	"bowstring/fetch/admission"
 	"bowstring/schema"
 )
-
-// bad makes an array of rows rows with the given buffers, unchecked.
-func bad(dt arrow.DataType, rows, nulls int, children []arrow.ArrayData, buffers ...[]byte) arrow.ArrayData {
-	bufs := make([]*memory.Buffer, len(buffers))
-	for i, b := range buffers {
-		if b != nil {
-			bufs[i] = memory.NewBufferBytes(b)
-		}
-	}
-	return array.NewData(dt, rows, bufs, children, nulls, 0)
-}
-
-func offsets32(list ...int32) []byte { return arrow.Int32Traits.CastToBytes(list) }
-func offsets64(list ...int64) []byte { return arrow.Int64Traits.CastToBytes(list) }
-
-func TestCheckArray(t *testing.T) {
-	int8s := func(n int) arrow.ArrayData { return bad(arrow.PrimitiveTypes.Int8, n, 0, nil, nil, make([]byte, n)) }
-	dictionary := func(index byte) arrow.ArrayData {
-		dt := &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int8, ValueType: arrow.PrimitiveTypes.Int8}
-		return array.NewDataWithDictionary(dt, 1, []*memory.Buffer{nil, memory.NewBufferBytes([]byte{index})}, 0, 0, int8s(2).(*array.Data))
-	}
-	list := arrow.ListOf(arrow.PrimitiveTypes.Int8)
-	pair := arrow.StructOf(arrow.Field{Name: "a", Type: arrow.PrimitiveTypes.Int8})
-	for _, tt := range []struct {
-		name string
-		data arrow.ArrayData
-		ok   bool
-	}{
-		{"ints", int8s(3), true},
-		{"too few ints", bad(arrow.PrimitiveTypes.Int64, 3, 0, nil, nil, make([]byte, 23)), false},
-		{"no values", bad(arrow.PrimitiveTypes.Int64, 3, 0, nil, nil, nil), false},
-		{"nulls", bad(arrow.PrimitiveTypes.Int8, 9, 1, nil, []byte{255, 0}, make([]byte, 9)), true},
-		{"short bitmap", bad(arrow.PrimitiveTypes.Int8, 9, 1, nil, []byte{255}, make([]byte, 9)), false},
-		{"no bitmap", bad(arrow.PrimitiveTypes.Int8, 9, 1, nil, nil, make([]byte, 9)), false},
-		{"bools", bad(arrow.FixedWidthTypes.Boolean, 9, 0, nil, nil, make([]byte, 1)), false},
-		{"wide", bad(&arrow.FixedSizeBinaryType{ByteWidth: 16}, 2, 0, nil, nil, make([]byte, 31)), false},
-		{"binary", bad(arrow.BinaryTypes.Binary, 2, 0, nil, nil, offsets32(0, 1, 3), make([]byte, 3)), true},
-		{"empty binary", bad(arrow.BinaryTypes.Binary, 0, 0, nil, nil, nil, nil), true},
-		{"too few offsets", bad(arrow.BinaryTypes.String, 2, 0, nil, nil, offsets32(0, 1), make([]byte, 3)), false},
-		{"beyond the end", bad(arrow.BinaryTypes.String, 2, 0, nil, nil, offsets32(0, 1, 4), make([]byte, 3)), false},
-		{"descending", bad(arrow.BinaryTypes.Binary, 2, 0, nil, nil, offsets32(0, 2, 1), make([]byte, 3)), false},
-		{"negative", bad(arrow.BinaryTypes.Binary, 2, 0, nil, nil, offsets32(-1, 0, 1), make([]byte, 3)), false},
-		{"large", bad(arrow.BinaryTypes.LargeBinary, 2, 0, nil, nil, offsets64(0, 2, 3), make([]byte, 3)), true},
-		{"large and wild", bad(arrow.BinaryTypes.LargeString, 2, 0, nil, nil, offsets64(0, 1<<40, 1<<40), make([]byte, 3)), false},
-		{"list", bad(list, 1, 0, []arrow.ArrayData{int8s(2)}, nil, offsets32(0, 2)), true},
-		{"list beyond its child", bad(list, 1, 0, []arrow.ArrayData{int8s(2)}, nil, offsets32(0, 3)), false},
-		{"list of a bad child", bad(list, 1, 0, []arrow.ArrayData{bad(arrow.PrimitiveTypes.Int8, 2, 0, nil, nil, make([]byte, 1))}, nil, offsets32(0, 1)), false},
-		{"list of nothing", bad(list, 1, 0, nil, nil, offsets32(0, 2)), false},
-		{"fixed list", bad(arrow.FixedSizeListOf(2, arrow.PrimitiveTypes.Int8), 2, 0, []arrow.ArrayData{int8s(4)}, nil), true},
-		{"short fixed list", bad(arrow.FixedSizeListOf(2, arrow.PrimitiveTypes.Int8), 2, 0, []arrow.ArrayData{int8s(3)}, nil), false},
-		{"struct", bad(pair, 2, 0, []arrow.ArrayData{int8s(2)}, nil), true},
-		{"short struct", bad(pair, 2, 0, []arrow.ArrayData{int8s(1)}, nil), false},
-		{"dictionary", dictionary(1), true},
-		{"index beyond the dictionary", dictionary(2), false},
-		{"negative index", dictionary(255), false},
-	} {
-		err := checkArray(tt.data)
-		if tt.ok && err != nil || !tt.ok && !errors.Is(err, schema.ErrInvalid) {
-			t.Errorf("%s: got %v", tt.name, err)
-		}
-	}
-}
 
 // received are messages that came in.
 type received []*flight.FlightData
@@ -109,24 +48,33 @@ func FuzzUpload(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, head, one, oneBody, two, twoBody []byte) {
 		stream := received{{DataHeader: head}, {DataHeader: one, DataBody: oneBody}, {DataHeader: two, DataBody: twoBody}}
-		in := newIncoming(&stream, memory.DefaultAllocator, 1<<20)
-		rdr, err := in.reader()
+		in, done := uploading(t, &stream)
+		defer done()
+		batches, err := in.batches()
 		if err != nil {
+			wantRefusal(t, err)
 			return
 		}
-		defer rdr.Release()
-		up, err := newUpload(&putCommand{Dataset: "d", Split: "s"}, rdr.Schema())
+		up, err := newUpload(&putCommand{Dataset: "d", Split: "s"}, batches.schema)
 		if err != nil {
+			wantRefusal(t, err)
 			return
 		}
-		for rdr.Next() {
+		for {
+			rec, err := batches.next()
+			if errors.Is(err, io.EOF) {
+				return
+			}
 			var rows *uploadedRows
-			err := in.bounded(func() (err error) {
-				rows, err = up.rows(&in.mem, rdr.Record(), 0)
-				return err
-			})
+			if err == nil {
+				err = bounded(func() (err error) {
+					rows, err = up.rows(in.mem, in.lease, rec, 0)
+					return err
+				})
+			}
 			if err != nil {
-				continue
+				wantRefusal(t, err)
+				return
 			}
 			var sum int
 			for _, column := range rows.blobs {
@@ -146,6 +94,35 @@ func FuzzUpload(f *testing.F) {
 			rows.release()
 		}
 	})
+}
+
+// uploading is what reads an upload of a call, of which there is none here.
+func uploading(t testing.TB, stream flight.DataStreamReader) (in *incoming, done func()) {
+	t.Helper()
+	ledger := admission.NewLedger(admission.Limits{Windows: 1, Uploads: 8 << 20, Evaluation: 1, Results: 1})
+	opts := Options{MaxMessageBytes: 1 << 20, Ledger: ledger}
+	opts.EnsureDefaults()
+	all := newShares(ledger)
+	in = &incoming{
+		stream: stream, opts: &opts, ctx: t.Context(), work: admission.NewWork(0), who: "somebody",
+		lease: all.lease(t.Context(), "somebody"), kept: all.lease(t.Context(), "somebody"),
+	}
+	in.mem = &countedAllocator{memory.DefaultAllocator, in.lease}
+	return in, func() {
+		in.lease.release()
+		in.close()
+		if used := ledger.Accounts()[admission.Uploads].Used; used != 0 || len(all.peers) != 0 {
+			t.Errorf("%d bytes are still counted for %d addresses", used, len(all.peers))
+		}
+	}
+}
+
+// wantRefusal checks that an error is the client's to mend.
+func wantRefusal(t testing.TB, err error) {
+	t.Helper()
+	if !errors.Is(err, schema.ErrInvalid) && !errors.Is(err, schema.ErrLimit) {
+		t.Errorf("refused with %v", err)
+	}
 }
 
 func fromJSONRecord(t testing.TB, s *arrow.Schema, json string) arrow.Record {

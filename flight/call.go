@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -14,6 +16,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"bowstring/schema"
 )
@@ -28,31 +31,12 @@ func isFlight(method string) bool { return strings.HasPrefix(method, "/"+flightS
 // too.
 func (s *Server) chain() []grpc.ServerOption {
 	return []grpc.ServerOption{
-		grpc.ChainUnaryInterceptor(s.unaryCall),
 		grpc.ChainStreamInterceptor(s.streamCall),
 	}
 }
 
-// unaryCall lists, checks, guards and logs a unary call.
-func (s *Server) unaryCall(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
-	ctx, c, err := s.calls.begin(ctx, info.FullMethod, peerOf(ctx))
-	if err != nil {
-		return nil, toStatus(err)
-	}
-	err = s.guard(ctx, info.FullMethod, func() error {
-		if err := s.checkRequest(req); err != nil {
-			return err
-		}
-		resp, err = handler(ctx, req)
-		return err
-	})
-	err = c.outcome(err)
-	s.finish(ctx, c, err)
-	return resp, toStatus(err)
-}
-
-// streamCall does the same for streaming calls. The handler runs in a
-// goroutine of its own: it may be blocked in grpc, on a client that does not
+// streamCall lists, checks, guards and logs a call; unary ones come as streams,
+// too (see streamed). The handler runs in a goroutine of its own: it may be blocked in grpc, on a client that does not
 // read or has nothing to say, and grpc unblocks it only when the call ends. So
 // a call that is killed ends here, and its handler right after.
 func (s *Server) streamCall(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
@@ -60,12 +44,18 @@ func (s *Server) streamCall(srv any, ss grpc.ServerStream, info *grpc.StreamServ
 	if err != nil {
 		return toStatus(err)
 	}
+	in, err := s.newReceiver(ctx, c, info)
+	if err != nil {
+		s.calls.end(c)
+		return toStatus(err)
+	}
 	ended := make(chan error, 1)
 	s.sending.Go(func() {
 		err := c.outcome(s.guard(ctx, info.FullMethod, func() error {
-			return handler(srv, &callStream{ServerStream: ss, ctx: ctx, server: s})
+			return handler(srv, &callStream{ServerStream: ss, ctx: ctx, call: c, in: in, patient: isStream(info.FullMethod)})
 		}))
 		s.finish(ctx, c, err)
+		in.close()
 		ended <- toStatus(err)
 	})
 	select {
@@ -74,6 +64,27 @@ func (s *Server) streamCall(srv any, ss grpc.ServerStream, info *grpc.StreamServ
 	case <-c.killed:
 		return toStatus(c.cause)
 	}
+}
+
+// streamed makes the unary methods of a service streams of one message each
+// way: what is true of streams is true of them then, above all that nothing of
+// a message is taken in before its length is known to be allowed.
+func streamed(desc grpc.ServiceDesc) *grpc.ServiceDesc {
+	desc.Streams = slices.Clone(desc.Streams)
+	for _, m := range desc.Methods {
+		desc.Streams = append(desc.Streams, grpc.StreamDesc{
+			StreamName: m.MethodName, ServerStreams: true, // grpc intercepts no stream that is neither
+			Handler: func(srv any, ss grpc.ServerStream) error {
+				answer, err := m.Handler(srv, ss.Context(), ss.RecvMsg, nil)
+				if err != nil {
+					return err
+				}
+				return ss.SendMsg(answer)
+			},
+		})
+	}
+	desc.Methods = nil
+	return &desc
 }
 
 // guard runs f, and makes an error of a panic, with the stack in the log.
@@ -143,12 +154,32 @@ func peerOf(ctx context.Context) string {
 	return ""
 }
 
-// callStream is a stream under the call's context, which checks the size of
-// what comes in.
+// hostOf is the part of an address that stays the same from one connection of a
+// peer to the next.
+func hostOf(addr string) string {
+	if host, _, err := net.SplitHostPort(addr); err == nil {
+		return host
+	}
+	return addr
+}
+
+// isStream reports whether a call may go on for as long as its client likes.
+func isStream(method string) bool {
+	switch method {
+	case "/" + flightService + "/DoGet", "/" + flightService + "/DoPut", "/" + flightService + "/DoExchange":
+		return true
+	}
+	return false
+}
+
+// callStream is a stream under the call's context, which receives what comes in
+// by itself.
 type callStream struct {
 	grpc.ServerStream
-	ctx    context.Context
-	server *Server
+	ctx     context.Context
+	call    *call
+	in      *receiver
+	patient bool // a client may take its time to read
 }
 
 // Context implements grpc.ServerStream.
@@ -156,10 +187,25 @@ func (c *callStream) Context() context.Context { return c.ctx }
 
 // RecvMsg implements grpc.ServerStream.
 func (c *callStream) RecvMsg(m any) error {
-	if err := c.ServerStream.RecvMsg(m); err != nil {
-		return err
+	msg, ok := m.(proto.Message)
+	if !ok {
+		return fmt.Errorf("receiving a %T, which is no protobuf", m)
 	}
-	return c.server.checkRequest(m)
+	return c.in.receive(msg)
+}
+
+// SendMsg implements grpc.ServerStream.
+func (c *callStream) SendMsg(m any) error {
+	if c.patient {
+		return c.ServerStream.SendMsg(m)
+	}
+	s := c.in.server
+	c.in.answered()
+	late := time.AfterFunc(s.opts.MessageTimeout, func() {
+		s.calls.killCall(c.call, fmt.Errorf("%w: the client did not read its answer, and MessageTimeout is %s", schema.ErrLimit, s.opts.MessageTimeout))
+	})
+	defer late.Stop()
+	return c.ServerStream.SendMsg(m)
 }
 
 // checkRequest enforces MaxRequestBytes and MaxMessageBytes.

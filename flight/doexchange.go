@@ -2,9 +2,10 @@ package flight
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 
-	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/flight"
 
 	"bowstring/fetch"
@@ -35,6 +36,9 @@ type partInfo struct {
 	Wait    waitMetadata `json:"wait"`
 }
 
+// positionCost is what a row of a request takes, in bytes.
+const positionCost = 8
+
 // taken is a request of an exchange being worked on, or why there will be no
 // more of them.
 type taken struct {
@@ -51,14 +55,21 @@ type taken struct {
 // the two lies a channel, whose size bounds the requests under way. A client
 // that does not read thus holds the reader back, and gRPC the client.
 func (s *Server) DoExchange(stream flight.FlightService_DoExchangeServer) error {
+	in := s.newIncoming(stream.Context(), stream)
+	d, err := in.descriptor()
+	if err != nil {
+		in.close()
+		return err
+	}
 	ctx, done, err := s.beginStream(stream.Context(), "DoExchange", "")
 	if err != nil {
+		in.close()
 		return err
 	}
 	defer done()
-	in := newIncoming(stream, s.mem, s.opts.MaxMessageBytes)
-	job, err := s.openTake(ctx, in)
+	job, err := s.openTake(ctx, d)
 	if err != nil {
+		in.close()
 		return err
 	}
 	requests := make(chan taken, s.opts.ExchangeDepth-1)
@@ -73,6 +84,7 @@ func (s *Server) DoExchange(stream flight.FlightService_DoExchangeServer) error 
 				t.close()
 			}
 			job.Close()
+			in.close()
 		})
 	}()
 	if _, _, err := s.beginStream(ctx, "DoExchange", job.ID()); err != nil {
@@ -104,12 +116,8 @@ func (t taken) close() {
 	}
 }
 
-// openTake reads the descriptor, which comes with the first message.
-func (s *Server) openTake(ctx context.Context, in *incoming) (*fetch.Job, error) {
-	d, err := in.descriptor()
-	if err != nil {
-		return nil, err
-	}
+// openTake opens what the descriptor names.
+func (s *Server) openTake(ctx context.Context, d *flight.FlightDescriptor) (*fetch.Job, error) {
 	if d.GetType() != flight.DescriptorCMD {
 		return nil, &schema.FieldError{Field: "descriptor.type", Got: d.GetType().String(), Want: `CMD with {"take": {"dataset": …}}`}
 	}
@@ -140,13 +148,19 @@ func (s *Server) readRequests(ctx context.Context, in *incoming, job *fetch.Job,
 		}
 	}
 	err := s.guard(ctx, "DoExchange", func() error {
-		rdr, err := in.reader()
+		batches, err := in.batches()
 		if err != nil {
 			return err
 		}
-		defer rdr.Release()
-		for request := 0; rdr.Next(); request++ {
-			positions, err := takePositions(job.Manifest(), rdr.Record())
+		for request := 0; ; request++ {
+			rec, err := batches.next()
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			if err != nil {
+				return fmt.Errorf("request %d: %w", request, err)
+			}
+			positions, err := in.positions(job.Manifest(), rec)
 			if err != nil {
 				return fmt.Errorf("request %d: %w", request, err)
 			}
@@ -160,7 +174,6 @@ func (s *Server) readRequests(ctx context.Context, in *incoming, job *fetch.Job,
 				return context.Cause(ctx)
 			}
 		}
-		return in.end(rdr.Err())
 	})
 	send(taken{end: true, err: err})
 }
@@ -186,18 +199,18 @@ func answer(out *sender, job *fetch.Job, request int64, t taken) error {
 	return nil
 }
 
-// takePositions reads what a batch asks for: the one column that it has, by
-// name "position" or "id".
-func takePositions(m *schema.Manifest, rec arrow.Record) ([]int64, error) {
-	if rec.NumCols() != 1 {
-		return nil, &schema.FieldError{Field: "columns", Got: fmt.Sprintf("%d", rec.NumCols()), Want: `one column, "position" or "id"`}
+// positions reads what a batch asks for: the one column that it has, by name
+// "position" or "id".
+func (in *incoming) positions(m *schema.Manifest, rec *batch) ([]int64, error) {
+	if len(rec.columns) != 1 {
+		return nil, &schema.FieldError{Field: "columns", Got: fmt.Sprintf("%d", len(rec.columns)), Want: `one column, "position" or "id"`}
 	}
-	if err := checkRecord(rec); err != nil {
+	if err := rowsTake(in.lease, rec.rows, positionCost); err != nil {
 		return nil, err
 	}
-	col := rec.Column(0)
-	positions := make([]int64, rec.NumRows())
-	switch name := rec.ColumnName(0); name {
+	col := rec.columns[0]
+	positions := make([]int64, rec.rows)
+	switch name := rec.schema.Field(0).Name; name {
 	case schema.PositionColumn:
 		at, err := integers(name, col)
 		if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"sync"
 
@@ -114,6 +115,11 @@ func parsePut(d *flight.FlightDescriptor) (putRequest, error) {
 }
 
 func (p *putCommand) check() error {
+	for field, n := range map[string]int{"put.blobs": len(p.Blobs), "put.media": len(p.Media)} {
+		if n > schema.MaxColumns {
+			return &schema.FieldError{Field: field, Got: fmt.Sprintf("%d names", n), Want: fmt.Sprintf("at most %d", schema.MaxColumns)}
+		}
+	}
 	if err := schema.CheckName("put.dataset", p.Dataset); err != nil {
 		return err
 	}
@@ -136,16 +142,17 @@ func (p *putCommand) check() error {
 // can be seen once the client has ended its stream in good order, and not
 // before; one that breaks off leaves nothing.
 func (s *Server) DoPut(stream flight.FlightService_DoPutServer) error {
+	in := s.newIncoming(stream.Context(), stream)
+	defer in.close()
+	d, err := in.descriptor()
+	if err != nil {
+		return err
+	}
 	ctx, done, err := s.beginStream(stream.Context(), "DoPut", "")
 	if err != nil {
 		return err
 	}
 	defer done()
-	in := newIncoming(stream, s.mem, s.opts.MaxMessageBytes)
-	d, err := in.descriptor()
-	if err != nil {
-		return err
-	}
 	req, err := parsePut(d)
 	if err != nil {
 		return err
@@ -190,12 +197,11 @@ func (s *Server) putRows(ctx context.Context, put *putCommand, in *incoming, out
 		}
 		return nil
 	}
-	rdr, err := in.reader()
+	batches, err := in.batches()
 	if err != nil {
 		return err
 	}
-	defer rdr.Release()
-	up, err := newUpload(put, rdr.Schema())
+	up, err := newUpload(put, batches.schema)
 	if err != nil {
 		return err
 	}
@@ -203,8 +209,7 @@ func (s *Server) putRows(ctx context.Context, put *putCommand, in *incoming, out
 	if err != nil {
 		return err
 	}
-	first, err := s.rowsBefore(ctx, put, mode)
-	if err != nil {
+	if up.first, err = s.rowsBefore(ctx, put, mode); err != nil {
 		return err
 	}
 	w, err := ingest.New(ctx, s.engine.Store(), ingest.Options{
@@ -220,30 +225,22 @@ func (s *Server) putRows(ctx context.Context, put *putCommand, in *incoming, out
 	}()
 
 	var ack batchAck
-	for ; rdr.Next(); ack.Batch++ {
-		rec := rdr.Record()
-		var rows *uploadedRows
-		err := in.bounded(func() (err error) {
-			rows, err = up.rows(&in.mem, rec, first+ack.Rows)
-			return err
-		})
+	chunk := s.memory.lease(ctx, in.who) // of the metadata that waits for its chunk to be full
+	defer chunk.release()
+	for ; ; ack.Batch++ {
+		rec, err := batches.next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err == nil {
+			err = s.storeBatch(ctx, in, up, w, rec, chunk, &ack)
+		}
 		if err != nil {
 			return fmt.Errorf("batch %d: %w", ack.Batch, err)
 		}
-		err = rows.write(ctx, w)
-		rows.release()
-		if err != nil {
-			return fmt.Errorf("batch %d: %w", ack.Batch, err)
-		}
-		ack.Rows += rec.NumRows()
-		ack.Bytes += rows.bytes
-		count(ctx, int(rec.NumRows()), rows.bytes)
 		if err := out.add(ack); err != nil {
 			return err
 		}
-	}
-	if err := in.end(rdr.Err()); err != nil {
-		return err
 	}
 	if put.Commit == commitByMessage {
 		if commit == nil {
@@ -258,6 +255,40 @@ func (s *Server) putRows(ctx context.Context, put *putCommand, in *incoming, out
 		return err
 	}
 	return out.add(putAck{Dataset: snap.Dataset, Snapshot: snap.Number, Rows: ack.Rows, Changed: changed})
+}
+
+// storeBatch stores the rows of a batch behind those of ack, and adds them to it.
+// chunk counts the metadata that the writer gathers.
+func (s *Server) storeBatch(ctx context.Context, in *incoming, up *upload, w *ingest.Writer, rec *batch, chunk *lease, ack *batchAck) error {
+	if err := rowsTake(in.lease, rec.rows, rowCost(len(up.blobFrom), up.splitFrom != nil)); err != nil {
+		return err
+	}
+	if err := rowsTake(in.kept, rec.rows, idCost); err != nil {
+		return err
+	}
+	var rows *uploadedRows
+	err := bounded(func() (err error) {
+		rows, err = up.rows(in.mem, in.lease, rec, up.first+ack.Rows)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	defer rows.release()
+	// Twice: as it is gathered, and as the chunk that is made of it.
+	if err := chunk.grow(2 * rows.metaBytes()); err != nil {
+		return err
+	}
+	if err := rows.write(ctx, w); err != nil {
+		return err
+	}
+	if before := ack.Rows; before/schema.ChunkRows != (before+int64(rec.rows))/schema.ChunkRows {
+		chunk.shrink(max(0, chunk.bytes()-2*rows.metaBytes())) // what came before this batch is stored
+	}
+	ack.Rows += int64(rec.rows)
+	ack.Bytes += rows.bytes
+	count(ctx, rec.rows, rows.bytes)
+	return nil
 }
 
 // rowsBefore counts the rows that the split has already, behind which an
@@ -277,6 +308,10 @@ func (s *Server) rowsBefore(ctx context.Context, put *putCommand, mode ingest.Mo
 	return snap.Splits[i].Rows(), nil
 }
 
+// keptPositionCost is what a position of a selection takes, in a list that may
+// have just grown, in bytes.
+const keptPositionCost = 24
+
 // putSelection collects positions, at most as many as the snapshot has.
 func (s *Server) putSelection(ctx context.Context, cmd *selectionCommand, in *incoming, out *results) error {
 	job, err := s.engine.Open(ctx, schema.Request{Dataset: cmd.Dataset, Snapshot: cmd.Snapshot, Columns: []string{schema.IDColumn}})
@@ -284,25 +319,31 @@ func (s *Server) putSelection(ctx context.Context, cmd *selectionCommand, in *in
 		return err
 	}
 	defer job.Close()
-	rdr, err := in.reader()
+	batches, err := in.batches()
 	if err != nil {
 		return err
 	}
-	defer rdr.Release()
 	var positions []int64
-	for batch := 0; rdr.Next(); batch++ {
-		more, err := takePositions(job.Manifest(), rdr.Record())
+	for n := 0; ; n++ {
+		rec, err := batches.next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		var more []int64
+		if err == nil {
+			more, err = in.positions(job.Manifest(), rec)
+		}
+		if err == nil {
+			err = rowsTake(in.kept, len(more), keptPositionCost)
+		}
 		if err != nil {
-			return fmt.Errorf("batch %d: %w", batch, err)
+			return fmt.Errorf("batch %d: %w", n, err)
 		}
 		if rows := job.Manifest().Rows(); int64(len(positions)+len(more)) > rows {
 			return &schema.FieldError{Field: "selection", Got: fmt.Sprintf("more than %d positions", rows), Want: "each position at most once"}
 		}
 		positions = append(positions, more...)
 		count(ctx, len(more), 0)
-	}
-	if err := in.end(rdr.Err()); err != nil {
-		return err
 	}
 	snapshot := job.Request().Snapshot
 	name, err := s.engine.SaveSelection(ctx, cmd.Dataset, snapshot, positions)

@@ -16,6 +16,7 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/memory"
 	"google.golang.org/grpc/codes"
 
+	"bowstring/fetch/admission"
 	"bowstring/schema"
 )
 
@@ -544,8 +545,9 @@ func TestLargeImage(t *testing.T) {
 
 // TestPutCompressed: batches may come compressed, but not beyond all bounds.
 func TestPutCompressed(t *testing.T) {
-	f := serve(t, Options{MaxMessageBytes: 1 << 20})
-	f.leaky = true
+	limits := admission.Limits{Uploads: 8 << 20}
+	limits.EnsureDefaults()
+	f := serve(t, Options{MaxMessageBytes: 1 << 20, Ledger: admission.NewLedger(limits)})
 	send := func(dataset string, rec arrow.Record) error {
 		t.Helper()
 		stream, err := f.client.DoPut(t.Context())
@@ -576,8 +578,8 @@ func TestPutCompressed(t *testing.T) {
 	wantCode(t, put("large", 10<<20), codes.ResourceExhausted, "MaxMessageBytes, which is 1048576")
 	// What is decompressed fits, but not what is made of it.
 	huggingFace := arrow.StructOf(arrow.Field{Name: "bytes", Type: arrow.BinaryTypes.Binary, Nullable: true}, arrow.Field{Name: "path", Type: arrow.BinaryTypes.String, Nullable: true})
-	paths := oneColumn(t, arrow.Field{Name: "image", Type: huggingFace, Nullable: true}, fmt.Sprintf(`[{"bytes": "eA==", "path": %q}]`, strings.Repeat("x", 3<<19)))
-	wantCode(t, send("paths", paths), codes.ResourceExhausted, "MaxMessageBytes, which is 1048576")
+	paths := oneColumn(t, arrow.Field{Name: "image", Type: huggingFace, Nullable: true}, fmt.Sprintf(`[{"bytes": "eA==", "path": %q}%s]`, strings.Repeat("x", 3<<19), strings.Repeat(`, {"bytes": "eA==", "path": "x"}`, 2000)))
+	wantCode(t, send("paths", paths), codes.ResourceExhausted, "uploads")
 	f.wantDatasets("small")
 }
 

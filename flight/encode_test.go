@@ -145,7 +145,7 @@ func frameClient(t *testing.T, send func(grpc.ServerStream) error) (flight.Clien
 	var writers sync.WaitGroup
 	go func() {
 		defer close(done)
-		_ = srv.Serve(&gatherListener{Listener: l, spawn: writers.Go})
+		_ = srv.Serve(testListener(l, writers.Go))
 	}()
 	conns := make(chan net.Conn, 1)
 	client, err := flight.NewClientWithMiddleware(l.Addr().String(), nil, nil,

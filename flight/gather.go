@@ -21,23 +21,6 @@ const (
 	lastFlush = time.Second
 )
 
-// gatherListener makes every connection that it accepts a gatherConn.
-type gatherListener struct {
-	net.Listener
-	spawn func(func()) // runs a connection's writer, and is waited for by the server
-}
-
-// Accept implements net.Listener.
-func (l *gatherListener) Accept() (net.Conn, error) {
-	c, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
-	}
-	g := newGatherConn(c)
-	l.spawn(g.write)
-	return g, nil
-}
-
 // gatherConn is a connection whose writes go out by writev, straight from
 // where a frame's bytes lie. grpc's transport writes each slice of a frame by
 // itself if it has no write buffer; a gatherConn recognises the slices of
@@ -135,7 +118,9 @@ func (g *gatherConn) forget(i int) {
 // Read implements net.Conn, looking for the client's settings in passing.
 func (g *gatherConn) Read(b []byte) (int, error) {
 	n, err := g.Conn.Read(b)
-	g.reading.see(b[:n])
+	if !g.reading.see(b[:n]) {
+		return 0, errFlood
+	}
 	return n, err
 }
 
@@ -194,7 +179,6 @@ func (g *gatherConn) copy(b []byte) {
 // into frames of 16 KiB, each of which costs the client a fair part of what
 // reading its bytes does. mu is held.
 func (g *gatherConn) data(b []byte) bool {
-	const typeData = 0
 	if len(b) != frameHeader || b[3] != typeData {
 		g.open = nil
 		return false

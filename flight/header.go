@@ -15,23 +15,31 @@ const (
 
 	slotMessageHeaderType = 6
 	slotMessageHeader     = 8
+	slotSchemaEndianness  = 4
 	slotSchemaFields      = 6
 	slotSchemaMetadata    = 8
 	slotFieldName         = 4
 	slotFieldTypeType     = 8
 	slotFieldType         = 10
+	slotFieldDictionary   = 12
 	slotFieldChildren     = 14
 	slotFieldMetadata     = 16
 	slotKey               = 4
 	slotValue             = 6
 
 	typeTimestamp = 10 // Type.Timestamp
+	typeUnion     = 14 // Type.Union
 	slotTimezone  = 6
+	slotEncodedID = 4
 )
 
 const (
 	// maxSchemaTables bounds the fields and the pairs of metadata of a schema.
-	maxSchemaTables = 1 << 17
+	maxSchemaTables = 1 << 15
+	// tableMemory is what each of them takes decoded, in bytes.
+	tableMemory = 512
+	// maxSchemaBytes bounds the message of a schema.
+	maxSchemaBytes = 2 << 20
 	// maxSchemaDepth bounds how deep its types are nested.
 	maxSchemaDepth = 32
 	// maxSharing is how much larger than the message its texts may be together:
@@ -39,29 +47,49 @@ const (
 	maxSharing = 16
 )
 
-// checkHeader bounds the lists and texts of a message's header. The IPC reader
-// allocates whatever lengths it finds there, and follows tables wherever they
-// point, so that a hundred bytes could ask for any amount of memory. What
-// merely points outside of the header makes the reader panic, and an error.
-func checkHeader(header []byte) (err error) {
-	defer func() {
-		if p := recover(); p != nil { // flatbuffers reads without checks
-			err = fmt.Errorf("%w: the header of a message is broken: %v", schema.ErrInvalid, p)
-		}
-	}()
+// schemaHead is what is known of a schema before it is decoded.
+type schemaHead struct {
+	memory       int64         // that decoding takes at most
+	dictionaries map[int]int64 // ids by column, where there are any
+}
+
+// checkSchema bounds the lists and texts of a schema's message. The Arrow
+// library allocates whatever lengths it finds there, and follows tables wherever
+// they point, so that a hundred bytes could ask for any amount of memory. What
+// merely points outside of the message makes the library panic, and an error.
+func checkSchema(header []byte) (head schemaHead, err error) {
+	defer func() { err = brokenFlatbuffer(recover(), err) }()
+	if len(header) > maxSchemaBytes {
+		return head, fmt.Errorf("%w: a schema has %d bytes, and may have %d", schema.ErrLimit, len(header), maxSchemaBytes)
+	}
 	msg := flatbuffers.Table{Bytes: header, Pos: flatbuffers.GetUOffsetT(header)}
-	if msg.GetByteSlot(slotMessageHeaderType, 0) != headerSchema {
-		return nil // the rest is read by what the schema says
+	at := flatbuffers.UOffsetT(msg.Offset(slotMessageHeader))
+	if kind := msg.GetByteSlot(slotMessageHeaderType, 0); kind != headerSchema || at == 0 {
+		return head, fmt.Errorf("%w: a message of type %d comes where a schema does", schema.ErrInvalid, kind)
 	}
 	var s flatbuffers.Table
-	msg.Union(&s, flatbuffers.UOffsetT(msg.Offset(slotMessageHeader)))
+	msg.Union(&s, at)
+	if s.GetInt16Slot(slotSchemaEndianness, 0) != 0 {
+		return head, &schema.FieldError{Field: "schema.endianness", Got: "big", Want: "little"}
+	}
 	c := schemaCheck{tables: maxSchemaTables, text: maxSharing * len(header)}
-	return c.first(
+	column := 0
+	head.dictionaries = map[int]int64{}
+	err = c.first(
 		func() error { return c.each(&s, slotSchemaMetadata, c.pair) },
 		func() error {
-			return c.each(&s, slotSchemaFields, func(f *flatbuffers.Table) error { return c.field(f, 0) })
+			return c.each(&s, slotSchemaFields, func(f *flatbuffers.Table) error {
+				if at := flatbuffers.UOffsetT(f.Offset(slotFieldDictionary)); at != 0 {
+					d := flatbuffers.Table{Bytes: f.Bytes, Pos: f.Indirect(f.Pos + at)}
+					head.dictionaries[column] = d.GetInt64Slot(slotEncodedID, 0)
+				}
+				column++
+				return c.field(f, 0)
+			})
 		},
 	)
+	head.memory = tableMemory*int64(maxSchemaTables-c.tables) + 2*int64(maxSharing*len(header)-c.text)
+	return head, err
 }
 
 // schemaCheck is what a schema may still have.
@@ -79,6 +107,12 @@ func (c *schemaCheck) first(checks ...func() error) error {
 func (c *schemaCheck) field(f *flatbuffers.Table, depth int) error {
 	if depth > maxSchemaDepth {
 		return fmt.Errorf("%w: a schema is nested more than %d levels deep", schema.ErrInvalid, maxSchemaDepth)
+	}
+	if depth > 0 && f.Offset(slotFieldDictionary) != 0 {
+		return fmt.Errorf("%w: a schema has a dictionary inside of a list or struct; only columns may have one", schema.ErrInvalid)
+	}
+	if f.GetByteSlot(slotFieldTypeType, 0) == typeUnion {
+		return fmt.Errorf("%w: a schema has a union, which is not supported", schema.ErrInvalid)
 	}
 	return c.first(
 		func() error { return c.string(f, slotFieldName) },

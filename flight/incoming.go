@@ -1,14 +1,17 @@
 package flight
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 
+	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/flight"
-	"github.com/apache/arrow/go/v17/arrow/ipc"
 	"github.com/apache/arrow/go/v17/arrow/memory"
 
+	"bowstring/fetch/admission"
 	"bowstring/schema"
 )
 
@@ -16,23 +19,38 @@ import (
 // that are none taken out. It is for one goroutine.
 type incoming struct {
 	stream flight.DataStreamReader
-	mem    boundedAllocator
+	opts   *Options
+	ctx    context.Context // the call's
+	work   *admission.Work // bounds what decompresses at once
+	who    string          // on whose account
+	mem    memory.Allocator
+	lease  *lease // of the last message and what is made of it; the next one takes it over
+	kept   *lease // of what outlives its message
 	// onMetadata is called with each message that holds app_metadata only; nil
 	// ignores them. onData is called before each other one; nil does nothing.
 	onMetadata func([]byte) error
 	onData     func() error
 
-	first *flight.FlightData // read by descriptor, not yet by Recv
-	ended bool               // Recv has seen the end of the stream
-	err   error              // that Recv returned, but for io.EOF
+	first *flight.FlightData // read by descriptor, not yet by recv
 }
 
-// newIncoming reads from stream messages of up to maxMessage bytes. A record
-// batch may take twice as much in memory, decompressed and its dictionaries
-// decoded.
-func newIncoming(stream flight.DataStreamReader, mem memory.Allocator, maxMessage int) *incoming {
-	return &incoming{stream: stream, mem: boundedAllocator{Allocator: mem, limit: 2 * int64(maxMessage)}}
+// newIncoming reads the stream of a call, whose context is ctx. The caller
+// closes it.
+func (s *Server) newIncoming(ctx context.Context, stream flight.DataStreamReader) *incoming {
+	c := callFrom(ctx)
+	in := &incoming{
+		stream: stream, opts: &s.opts, ctx: ctx, work: s.work, who: c.host,
+		lease: c.incoming, kept: s.memory.lease(ctx, c.host),
+	}
+	in.mem = &countedAllocator{s.mem, in.lease}
+	return in
 }
+
+// close gives back what the stream took beyond its last message.
+func (in *incoming) close() { in.kept.release() }
+
+// decompress runs f when it is its turn.
+func (in *incoming) decompress(f func() error) error { return in.work.Do(in.ctx, in.who, f) }
 
 // descriptor returns the descriptor, which the first message carries.
 func (in *incoming) descriptor() (*flight.FlightDescriptor, error) {
@@ -50,20 +68,8 @@ func (in *incoming) descriptor() (*flight.FlightDescriptor, error) {
 	return first.FlightDescriptor, nil
 }
 
-// Recv returns the next message with a schema, dictionary or batch, for the
-// reader.
-func (in *incoming) Recv() (*flight.FlightData, error) {
-	fd, err := in.next()
-	switch {
-	case errors.Is(err, io.EOF):
-		in.ended = true
-	case err != nil:
-		in.err = err
-	}
-	return fd, err
-}
-
-func (in *incoming) next() (*flight.FlightData, error) {
+// recv returns the next message with a schema, dictionary or batch.
+func (in *incoming) recv() (*flight.FlightData, error) {
 	for {
 		fd := in.first
 		in.first = nil
@@ -74,9 +80,6 @@ func (in *incoming) next() (*flight.FlightData, error) {
 			}
 		}
 		if len(fd.DataHeader) > 0 {
-			if err := checkHeader(fd.DataHeader); err != nil {
-				return nil, err
-			}
 			if in.onData != nil {
 				if err := in.onData(); err != nil {
 					return nil, err
@@ -92,83 +95,95 @@ func (in *incoming) next() (*flight.FlightData, error) {
 	}
 }
 
-// reader waits for the schema and returns a reader of the batches. When its
-// Next returns false, end says why.
-func (in *incoming) reader() (*flight.Reader, error) {
-	rdr, err := flight.NewRecordReader(in, ipc.WithAllocator(&in.mem))
+// batches waits for the schema and returns a reader of the batches.
+func (in *incoming) batches() (*batches, error) {
+	fd, err := in.recv()
 	if errors.Is(err, io.EOF) {
 		return nil, &schema.FieldError{Field: "stream", Got: "its end", Want: "a schema, then record batches"}
 	}
 	if err != nil {
-		return nil, in.end(err)
+		return nil, err
 	}
-	return rdr, nil
+	head, err := checkSchema(fd.DataHeader)
+	if err != nil {
+		return nil, err
+	}
+	if err := in.kept.grow(head.memory); err != nil {
+		return nil, err
+	}
+	s, err := decodeSchema(fd)
+	if err != nil {
+		return nil, err
+	}
+	b := &batches{in: in, schema: s, ids: make([]int64, s.NumFields()), dictionaries: map[int64]*dictionary{}}
+	for i, f := range s.Fields() {
+		b.ids[i] = noDictionary
+		dict, ok := storageType(f.Type).(*arrow.DictionaryType)
+		if !ok {
+			continue
+		}
+		b.ids[i] = head.dictionaries[i]
+		dt := storageType(dict.ValueType)
+		if known := b.dictionaries[b.ids[i]]; known != nil && !arrow.TypeEqual(known.dt, dt) {
+			return nil, fmt.Errorf("%w: two columns of different types have the dictionary of id %d", schema.ErrInvalid, b.ids[i])
+		}
+		b.dictionaries[b.ids[i]] = &dictionary{dt: dt}
+	}
+	return b, nil
 }
 
-// end is why a reader came to its end, given its Err; nil if the client ended
-// the stream in good order.
-func (in *incoming) end(err error) error {
-	switch {
-	case in.err != nil:
-		return in.err
-	case err == nil && in.ended:
-		return nil
+// oneMessage is a stream of one message.
+type oneMessage struct{ fd *flight.FlightData }
+
+// Recv implements flight.DataStreamReader.
+func (o *oneMessage) Recv() (*flight.FlightData, error) {
+	fd := o.fd
+	if o.fd = nil; fd == nil {
+		return nil, io.EOF
 	}
-	// Not wrapped: among the reader's errors is io.EOF, for a message cut short.
-	return in.limited(fmt.Errorf("%w: the stream is not Arrow IPC as Flight carries it: %v", schema.ErrInvalid, err)) //nolint:errorlint // see above
+	return fd, nil
 }
 
-// limited is err, or what is behind it if memory was refused.
-func (in *incoming) limited(err error) error {
-	if in.mem.exceeded {
-		return fmt.Errorf("%w: a record batch, decompressed and its dictionaries decoded, takes more than twice MaxMessageBytes, which is %d", schema.ErrLimit, in.mem.limit/2)
+// decodeSchema reads a schema that has passed checkSchema.
+func decodeSchema(fd *flight.FlightData) (s *arrow.Schema, err error) {
+	broken := func(why any) error {
+		return fmt.Errorf("%w: the stream does not begin with a schema of Arrow IPC: %.200v", schema.ErrInvalid, why)
 	}
-	return err
-}
-
-// bounded runs f, which allocates from mem, and makes an error of a refusal.
-func (in *incoming) bounded(f func() error) (err error) {
 	defer func() {
-		if in.mem.exceeded {
-			_ = recover() // the allocator's
-			err = in.limited(err)
+		if p := recover(); p != nil { // the library's, of a broken flatbuffer
+			s, err = nil, broken(p)
 		}
 	}()
-	return f()
-}
-
-// boundedAllocator refuses to hold more than limit bytes: a few compressed
-// ones can claim to be any number. It panics, as its interface leaves no other
-// way; the IPC reader makes an error of that.
-type boundedAllocator struct {
-	memory.Allocator
-	limit    int64
-	used     int64
-	exceeded bool
-}
-
-func (a *boundedAllocator) reserve(n int) {
-	if int64(n) > a.limit-a.used {
-		a.exceeded = true
-		panic(fmt.Sprintf("more than %d bytes", a.limit))
+	rdr, err := flight.NewRecordReader(&oneMessage{&flight.FlightData{DataHeader: fd.DataHeader}})
+	if err != nil {
+		return nil, broken(err)
 	}
-	a.used += int64(n)
+	defer rdr.Release()
+	if n := rdr.Schema().NumFields(); n == 0 || n > schema.MaxColumns {
+		return nil, &schema.FieldError{Field: "schema", Got: fmt.Sprintf("%d columns", n), Want: fmt.Sprintf("1 to %d", schema.MaxColumns)}
+	}
+	return rdr.Schema(), nil
 }
 
-// Allocate implements memory.Allocator.
-func (a *boundedAllocator) Allocate(size int) []byte {
-	a.reserve(size)
-	return a.Allocator.Allocate(size)
+// rowCost is what each row of an upload takes besides its values, while it is
+// taken apart, in bytes: its id and place, and for each blob the slice, the
+// reference and the cell by which it goes into the store.
+func rowCost(blobs int, splits bool) int64 {
+	cost := int64(32 + 256*blobs)
+	if splits {
+		cost += 96
+	}
+	return cost
 }
 
-// Reallocate implements memory.Allocator.
-func (a *boundedAllocator) Reallocate(size int, b []byte) []byte {
-	a.reserve(size - len(b))
-	return a.Allocator.Reallocate(size, b)
-}
+// idCost is what a row takes until its snapshot is committed: the ids, in a
+// list that may have just grown.
+const idCost = 40
 
-// Free implements memory.Allocator.
-func (a *boundedAllocator) Free(b []byte) {
-	a.used -= int64(len(b))
-	a.Allocator.Free(b)
+// rowsTake counts in what n rows take at cost each.
+func rowsTake(l *lease, n int, cost int64) error {
+	if int64(n) > math.MaxInt64/cost {
+		return fmt.Errorf("%w: %d rows", schema.ErrLimit, n)
+	}
+	return l.grow(int64(n) * cost)
 }

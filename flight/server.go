@@ -5,12 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math"
 	"net"
 	"sync"
 	"time"
 
-	"github.com/apache/arrow/go/v17/arrow/flight"
 	gen "github.com/apache/arrow/go/v17/arrow/flight/gen/flight"
 	"github.com/apache/arrow/go/v17/arrow/memory"
 	"google.golang.org/grpc"
@@ -20,83 +18,24 @@ import (
 	"google.golang.org/grpc/reflection"
 
 	"bowstring/fetch"
+	"bowstring/fetch/admission"
 	"bowstring/schema"
 )
 
-// Options tunes a Server. The zero value of each field stands for its default.
-// A client that exceeds a limit gets RESOURCE_EXHAUSTED with the limit's name
-// and value. The memory that streams hold ahead of their consumers is the
-// engine's WindowBytes.
-type Options struct {
-	// MaxStreams is how many DoGet, DoPut and DoExchange calls may run at once.
-	// Default 1,024.
-	MaxStreams int
-	// MaxRequestBytes bounds what asks for something: a descriptor's command or
-	// path, a ticket, an action's body, ListFlights criteria. Default 2 MiB.
-	MaxRequestBytes int
-	// MaxMessageBytes bounds one message that comes in, so also a record batch
-	// of DoPut. Default 256 MiB.
-	MaxMessageBytes int
-	// MaxEndpoints is how many ranks one GetFlightInfo may name. Default 65,536.
-	MaxEndpoints int
-	// ExchangeDepth is how many requests of one DoExchange are worked on at
-	// once. Each holds up to a record batch. Default 4.
-	ExchangeDepth int
-	// EndpointTTL sets how far in the future an endpoint's expiration time
-	// lies. Default 24 h.
-	EndpointTTL time.Duration
-	// DrainTimeout is how long Shutdown lets calls run on. Default 30 s.
-	DrainTimeout time.Duration
-	// Keepalive is after how much silence a client is asked whether it is still
-	// there; one that does not answer within 20 s is gone. Default 30 s.
-	Keepalive time.Duration
-	// SpillScale returns what the size of the spill was decided to be last, and
-	// why, for the action stats, which encodes it as JSON; nil if nobody decides.
-	// It is called by several goroutines at once.
-	SpillScale func() any
-	// Logger receives a line for each call. Default slog.Default().
-	Logger *slog.Logger
-}
-
-// EnsureDefaults fills in the fields that are zero.
-func (o *Options) EnsureDefaults() {
-	if o.MaxStreams == 0 {
-		o.MaxStreams = 1024
-	}
-	if o.MaxRequestBytes == 0 {
-		o.MaxRequestBytes = 2 << 20
-	}
-	if o.MaxMessageBytes == 0 {
-		o.MaxMessageBytes = 256 << 20
-	}
-	if o.MaxEndpoints == 0 {
-		o.MaxEndpoints = 65_536
-	}
-	if o.ExchangeDepth == 0 {
-		o.ExchangeDepth = 4
-	}
-	if o.EndpointTTL == 0 {
-		o.EndpointTTL = 24 * time.Hour
-	}
-	if o.DrainTimeout == 0 {
-		o.DrainTimeout = 30 * time.Second
-	}
-	if o.Keepalive == 0 {
-		o.Keepalive = 30 * time.Second
-	}
-	if o.Logger == nil {
-		o.Logger = slog.Default()
-	}
-}
-
 const (
-	// receiveMargin and twice MaxMessageBytes is what grpc takes in before it
-	// refuses a message unread.
-	receiveMargin = 64 << 20
 	// keepaliveAnswer is how long a client may take to answer a keepalive ping.
 	keepaliveAnswer = 20 * time.Second
 	// minPing is how often clients may ping the server.
 	minPing = 5 * time.Second
+	// streamWindow is what a client may send on a stream that is not being read,
+	// connWindow on all of a connection, of what is. A message that is being read
+	// may be sent whatever its length.
+	streamWindow = 128 << 10
+	connWindow   = 16 << 20
+	// maxHeaderBytes bounds the headers of a call, decompressed.
+	maxHeaderBytes = 64 << 10
+	// connectionIdle is how long a connection may be without a call.
+	connectionIdle = 15 * time.Minute
 	// lastWords is how long Shutdown waits, after it has ended calls at the
 	// deadline, for their statuses to reach the clients.
 	lastWords = time.Second
@@ -110,6 +49,8 @@ type Server struct {
 	opts    Options
 	log     *slog.Logger
 	mem     memory.Allocator // what decoding an upload takes beyond its messages
+	memory  *shares          // counts what comes in, and what is made of it
+	work    *admission.Work  // bounds what decompresses at once
 	grpc    *grpc.Server
 	health  *health.Server
 	calls   *registry
@@ -131,22 +72,26 @@ func New(engine *fetch.Engine, opts Options) *Server {
 		log:     opts.Logger,
 		mem:     memory.DefaultAllocator,
 		health:  health.NewServer(),
-		calls:   newRegistry(opts.MaxStreams),
+		memory:  newShares(opts.Ledger),
+		work:    admission.NewWork(0),
+		calls:   newRegistry(&opts),
 		started: time.Now(),
 	}
 	s.draining, s.drain = context.WithCancelCause(context.Background())
 	s.grpc = grpc.NewServer(append(s.chain(),
 		codecOption(),
-		// The limit is checkRequest's to enforce, which names it. grpc's own words
-		// for what is much larger cannot be changed.
-		grpc.MaxRecvMsgSize(min(2*opts.MaxMessageBytes+receiveMargin, math.MaxInt32)),
 		grpc.WriteBufferSize(0), // connections gather what is written; see gatherConn
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: opts.Keepalive, Timeout: keepaliveAnswer}),
+		grpc.MaxConcurrentStreams(uint32(opts.MaxCallsPerConnection)),
+		grpc.MaxHeaderListSize(maxHeaderBytes),
+		grpc.StaticStreamWindowSize(streamWindow),
+		grpc.StaticConnWindowSize(connWindow),
+		grpc.ConnectionTimeout(opts.RequestTimeout),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: opts.Keepalive, Timeout: keepaliveAnswer, MaxConnectionIdle: connectionIdle}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPing, PermitWithoutStream: true}),
 		grpc.WaitForHandlers(true),
 	)...)
-	flight.RegisterFlightServiceServer(s.grpc, s)
-	grpc_health_v1.RegisterHealthServer(s.grpc, s.health)
+	s.grpc.RegisterService(streamed(gen.FlightService_ServiceDesc), s)
+	s.grpc.RegisterService(streamed(grpc_health_v1.Health_ServiceDesc), s.health)
 	reflection.Register(s.grpc)
 	s.health.SetServingStatus(flightService, grpc_health_v1.HealthCheckResponse_SERVING)
 	return s
@@ -155,7 +100,7 @@ func New(engine *fetch.Engine, opts Options) *Server {
 // Serve answers calls that come in by l, and closes it in the end. It returns
 // nil after Shutdown. It may be called for several listeners.
 func (s *Server) Serve(l net.Listener) error {
-	err := s.grpc.Serve(&gatherListener{Listener: l, spawn: s.sending.Go})
+	err := s.grpc.Serve(newListener(l, s.sending.Go, &s.opts))
 	if errors.Is(err, grpc.ErrServerStopped) {
 		return nil
 	}

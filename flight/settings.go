@@ -2,18 +2,26 @@ package flight
 
 import (
 	"encoding/binary"
+	"errors"
 	"sync/atomic"
+	"time"
 )
 
 // What an HTTP/2 connection consists of (RFC 9113), as far as it matters here.
 const (
-	clientPreface   = 24 // bytes before the first frame
-	frameHeader     = 9  // length (24 bits), type, flags, stream
-	defaultMaxFrame = 16 << 10
-	typeSettings    = 4
-	flagAck         = 1
-	settingSize     = 6 // identifier (16 bits), value (32 bits)
-	settingMaxFrame = 5
+	clientPreface    = 24 // bytes before the first frame
+	frameHeader      = 9  // length (24 bits), type, flags, stream
+	defaultMaxFrame  = 16 << 10
+	typeData         = 0
+	typePriority     = 2
+	typeReset        = 3
+	typeSettings     = 4
+	typePing         = 6
+	typeContinuation = 9
+	flagAck          = 1 // of SETTINGS and PING
+	flagEndStream    = 1 // of DATA
+	settingSize      = 6 // identifier (16 bits), value (32 bits)
+	settingMaxFrame  = 5
 )
 
 func frameLength(header []byte) int {
@@ -34,6 +42,49 @@ type settingsReader struct {
 	settings bool   // part is of a SETTINGS frame's payload, else of a frame's header
 	want     int    // bytes of part to wait for
 	part     []byte // what there is of it
+
+	control bucket
+	flooded atomic.Bool // see has refused to go on
+}
+
+// Frames that carry no request, and cost their sender next to nothing, are
+// counted: streams that are reset, pings, settings, priorities, continued
+// headers, empty data. A client needs a few of them for each call.
+const (
+	controlBurst  = 10_000
+	controlPerSec = 1_000
+)
+
+// errFlood ends a connection.
+var errFlood = errors.New("the client sends more control frames than any client needs")
+
+// bucket lets so many through at once, and so many a second.
+type bucket struct {
+	spent float64
+	at    time.Time
+}
+
+func (b *bucket) take(now time.Time) bool {
+	if passed := now.Sub(b.at); passed > 0 {
+		b.spent = max(0, b.spent-controlPerSec*passed.Seconds())
+		b.at = now
+	}
+	b.spent++
+	return b.spent <= controlBurst
+}
+
+// counts reports whether a frame with that header is one of those.
+func counts(header []byte) bool {
+	flags := header[4]
+	switch header[3] {
+	case typePriority, typeReset, typeContinuation:
+		return true
+	case typeSettings, typePing:
+		return flags&flagAck == 0
+	case typeData:
+		return frameLength(header) == 0 && flags&flagEndStream == 0
+	}
+	return false
 }
 
 // maxFrame is the greatest payload of a frame that the client accepts.
@@ -44,8 +95,8 @@ func (r *settingsReader) maxFrame() int {
 	return defaultMaxFrame
 }
 
-// see takes note of what has come in.
-func (r *settingsReader) see(b []byte) {
+// see takes note of what has come in; false if it is more than a client needs.
+func (r *settingsReader) see(b []byte) bool {
 	if !r.began {
 		r.began, r.skip, r.want = true, clientPreface, frameHeader
 	}
@@ -57,18 +108,23 @@ func (r *settingsReader) see(b []byte) {
 		n := min(r.want-len(r.part), len(b))
 		r.part, b = append(r.part, b[:n]...), b[n:]
 		if len(r.part) < r.want {
-			return
+			return true
+		}
+		if !r.settings && counts(r.part) && !r.control.take(time.Now()) {
+			r.flooded.Store(true)
+			return false
 		}
 		if r.settings {
 			r.take(r.part)
 			r.settings, r.want = false, frameHeader
-		} else if n := frameLength(r.part); r.part[3] == typeSettings && r.part[4]&flagAck == 0 && n > 0 {
+		} else if n := frameLength(r.part); r.part[3] == typeSettings && r.part[4]&flagAck == 0 && n > 0 && n <= defaultMaxFrame {
 			r.settings, r.want = true, n
 		} else {
 			r.skip = n
 		}
 		r.part = r.part[:0]
 	}
+	return true
 }
 
 // take reads the payload of a SETTINGS frame.

@@ -18,7 +18,10 @@ type call struct {
 	id      uint64
 	method  string
 	peer    string
+	host    string // of peer: who has a share of what there is
 	started time.Time
+
+	incoming *lease // of what came in last, set before the handler runs
 
 	rows, bytes atomic.Int64 // moved so far, in either direction; see count
 	waits       waits        // of batches sent; see countWaits
@@ -50,16 +53,25 @@ func (c *call) outcome(err error) error {
 
 // registry lists the calls under way. It is safe for concurrent use.
 type registry struct {
-	maxStreams int
+	maxStreams, maxPeerStreams int
 
 	mu       sync.Mutex
-	nextID   uint64             // guarded by mu
-	calls    map[*call]struct{} // guarded by mu
-	streams  int                // calls that are streaming; guarded by mu
-	draining error              // why no call of the Flight service may begin; guarded by mu
-	ended    chan struct{}      // closed and replaced whenever a call ends; guarded by mu
-	totals   totals             // of calls that ended; guarded by mu
+	nextID   uint64                // guarded by mu
+	calls    map[*call]struct{}    // guarded by mu
+	streams  int                   // calls that are streaming; guarded by mu
+	peers    map[string]*peerCalls // by call.host; guarded by mu
+	draining error                 // why no call of the Flight service may begin; guarded by mu
+	ended    chan struct{}         // closed and replaced whenever a call ends; guarded by mu
+	totals   totals                // of calls that ended; guarded by mu
 }
+
+// peerCalls counts the calls of one address. It is guarded by registry.mu.
+type peerCalls struct{ calls, streams int }
+
+// callsPerStream is how many calls there may be for each stream that there may
+// be: those that have not said what they want, and those that are answered at
+// once.
+const callsPerStream = 8
 
 // totals sum up calls.
 type totals struct {
@@ -69,8 +81,11 @@ type totals struct {
 	Bytes   int64 `json:"bytes"`
 }
 
-func newRegistry(maxStreams int) *registry {
-	return &registry{maxStreams: maxStreams, calls: map[*call]struct{}{}, ended: make(chan struct{})}
+func newRegistry(o *Options) *registry {
+	return &registry{
+		maxStreams: o.MaxStreams, maxPeerStreams: o.MaxStreamsPerPeer,
+		calls: map[*call]struct{}{}, peers: map[string]*peerCalls{}, ended: make(chan struct{}),
+	}
 }
 
 type callKey struct{}
@@ -88,8 +103,21 @@ func (r *registry) begin(ctx context.Context, method, peer string) (context.Cont
 	if r.draining != nil && isFlight(method) {
 		return nil, nil, r.draining
 	}
+	host := hostOf(peer)
+	p := r.peers[host]
+	if p == nil {
+		p = &peerCalls{}
+	}
+	if len(r.calls) >= callsPerStream*r.maxStreams {
+		return nil, nil, fmt.Errorf("%w: %d calls run, %d for each of MaxStreams, which is %d", schema.ErrLimit, len(r.calls), callsPerStream, r.maxStreams)
+	}
+	if p.calls >= callsPerStream*r.maxPeerStreams {
+		return nil, nil, fmt.Errorf("%w: %d calls of this address run, %d for each of MaxStreamsPerPeer, which is %d", schema.ErrLimit, p.calls, callsPerStream, r.maxPeerStreams)
+	}
+	p.calls++
+	r.peers[host] = p
 	r.nextID++
-	c := &call{id: r.nextID, method: method, peer: peer, started: time.Now(), killed: make(chan struct{})}
+	c := &call{id: r.nextID, method: method, peer: peer, host: host, started: time.Now(), killed: make(chan struct{})}
 	ctx, c.cancel = context.WithCancelCause(context.WithValue(ctx, callKey{}, c))
 	r.calls[c] = struct{}{}
 	return ctx, c, nil
@@ -102,6 +130,10 @@ func (r *registry) end(c *call) {
 	defer r.mu.Unlock()
 	delete(r.calls, c)
 	r.endStreamLocked(c)
+	p := r.peers[c.host]
+	if p.calls--; p.calls == 0 {
+		delete(r.peers, c.host)
+	}
 	r.totals.Calls++
 	r.totals.Rows += c.rows.Load()
 	r.totals.Bytes += c.bytes.Load()
@@ -116,8 +148,13 @@ func (r *registry) beginStream(c *call, kind, plan string) error {
 		if r.streams >= r.maxStreams {
 			return fmt.Errorf("%w: MaxStreams is %d, and as many run; wait for one to end", schema.ErrLimit, r.maxStreams)
 		}
+		p := r.peers[c.host]
+		if p.streams >= r.maxPeerStreams {
+			return fmt.Errorf("%w: MaxStreamsPerPeer is %d, and as many of this address run; wait for one to end", schema.ErrLimit, r.maxPeerStreams)
+		}
 		c.streaming = true
 		r.streams++
+		p.streams++
 		r.totals.Streams++
 	}
 	c.kind, c.plan = kind, plan
@@ -134,6 +171,7 @@ func (r *registry) endStreamLocked(c *call) {
 	if c.streaming {
 		c.streaming = false
 		r.streams--
+		r.peers[c.host].streams--
 	}
 }
 
@@ -147,14 +185,28 @@ func (r *registry) kill(cause error, match func(*call) bool) []*call {
 		if !match(c) {
 			continue
 		}
-		if c.cause == nil {
-			c.cause = cause
-			c.cancel(cause)
-			close(c.killed)
-		}
+		c.killLocked(cause)
 		killed = append(killed, c)
 	}
 	return killed
+}
+
+// killCall ends one call, unless it is over.
+func (r *registry) killCall(c *call, cause error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, runs := r.calls[c]; runs {
+		c.killLocked(cause)
+	}
+}
+
+// killLocked ends a call; its registry's mutex is held.
+func (c *call) killLocked(cause error) {
+	if c.cause == nil {
+		c.cause = cause
+		c.cancel(cause)
+		close(c.killed)
+	}
 }
 
 // wait returns when no call matches, or with ctx's cause and how many still do.

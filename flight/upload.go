@@ -29,6 +29,8 @@ type upload struct {
 	schema  *arrow.Schema // of the dataset
 	meta    *arrow.Schema // its metadata columns
 
+	first int64 // rows that the split has already
+
 	id        *source // nil: ids are derived
 	key       *source // what they are derived from; nil: the row's number
 	splitFrom *source // nil: all rows are in split
@@ -288,6 +290,7 @@ type uploadedRows struct {
 	runs  []run // all rows, by the split they are in
 
 	mem     memory.Allocator
+	lease   *lease        // that mem takes from
 	columns []arrow.Array // made of what came, to be released
 }
 
@@ -348,25 +351,22 @@ func (r *uploadedRows) release() {
 	}
 }
 
-// rows takes a record of the stream apart. first is the number in its split of
-// the record's first row. The caller releases the result.
-func (u *upload) rows(mem memory.Allocator, rec arrow.Record, first int64) (_ *uploadedRows, err error) {
-	r := &uploadedRows{mem: mem}
+// rows takes a batch of the stream apart. first is the number in its split of
+// the batch's first row. The caller releases the result.
+func (u *upload) rows(mem memory.Allocator, lease *lease, rec *batch, first int64) (_ *uploadedRows, err error) {
+	r := &uploadedRows{mem: mem, lease: lease}
 	defer func() {
 		if err != nil {
 			r.release()
 		}
 	}()
-	if err := checkRecord(rec); err != nil {
-		return nil, err
-	}
-	columns := make([]arrow.Array, rec.NumCols())
+	columns := make([]arrow.Array, len(rec.columns))
 	for i := range columns {
-		if columns[i], err = r.values(rec.Column(i)); err != nil {
-			return nil, fmt.Errorf("decoding column %q: %w", rec.ColumnName(i), err)
+		if columns[i], err = r.values(rec.columns[i]); err != nil {
+			return nil, fmt.Errorf("decoding column %q: %w", rec.schema.Field(i).Name, err)
 		}
 	}
-	n := int(rec.NumRows())
+	n := rec.rows
 
 	meta := make([]arrow.Array, len(u.metaFrom))
 	for i, from := range u.metaFrom {
@@ -404,47 +404,38 @@ func (u *upload) rows(mem memory.Allocator, rec arrow.Record, first int64) (_ *u
 	return r, err
 }
 
-// values decodes dictionaries and unwraps extensions. Arrays that it makes are
-// r's to release.
+// values decodes dictionaries. Arrays that it makes are r's to release.
 func (r *uploadedRows) values(a arrow.Array) (arrow.Array, error) {
-	switch a := a.(type) {
-	case array.ExtensionArray:
-		return r.values(a.Storage())
-	case *array.Dictionary:
-		v, err := r.decodeDictionary(a)
-		if err != nil {
-			return nil, err
-		}
-		r.columns = append(r.columns, v)
-		return r.values(v)
+	dict, ok := a.(*array.Dictionary)
+	if !ok {
+		return a, nil
 	}
-	return a, nil
+	v, err := gather(dict, r.mem, r.lease)
+	if err != nil {
+		return nil, err
+	}
+	r.columns = append(r.columns, v)
+	return v, nil
 }
 
-// decodeDictionary strings the values together row by row.
-func (r *uploadedRows) decodeDictionary(a *array.Dictionary) (arrow.Array, error) {
-	dict := a.Dictionary()
-	if a.Len() == 0 {
-		return array.NewSlice(dict, 0, 0), nil
-	}
-	null := array.MakeArrayOfNull(r.mem, dict.DataType(), 1)
-	defer null.Release()
-	pieces := make([]arrow.Array, a.Len())
-	for i := range pieces {
-		if a.IsNull(i) {
-			null.Retain()
-			pieces[i] = null
-			continue
+// metaBytes is what the metadata columns take.
+func (r *uploadedRows) metaBytes() int64 {
+	var sum int64
+	var add func(d arrow.ArrayData)
+	add = func(d arrow.ArrayData) {
+		for _, b := range d.Buffers() {
+			if b != nil {
+				sum += int64(b.Len())
+			}
 		}
-		at := int64(a.GetValueIndex(i))
-		pieces[i] = array.NewSlice(dict, at, at+1)
-	}
-	defer func() {
-		for _, p := range pieces {
-			p.Release()
+		for _, c := range d.Children() {
+			add(c)
 		}
-	}()
-	return array.Concatenate(pieces, r.mem)
+	}
+	for _, c := range r.meta.Columns() {
+		add(c.Data())
+	}
+	return sum
 }
 
 // child returns the values of a metadata column. A child of a struct is null

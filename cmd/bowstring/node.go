@@ -11,6 +11,7 @@ import (
 	"github.com/KimMachineGun/automemlimit/memlimit"
 
 	"bowstring/fetch"
+	"bowstring/fetch/admission"
 	"bowstring/fetch/store"
 	"bowstring/fetch/store/delay"
 	"bowstring/flight"
@@ -32,19 +33,32 @@ type node struct {
 
 // limits bound what a node takes on. Zero stands for the default of the package concerned.
 type limits struct {
-	windowBytes     int64
-	maxReads        int
-	readTimeout     time.Duration
-	maxStreams      int
-	maxRequestBytes int64
-	maxMessageBytes int64
-	drainTimeout    time.Duration
-	spill           spillConfig
+	windowBytes int64
+	maxReads    int
+	readTimeout time.Duration
+	uploadBytes int64
+	flight      flight.Options // what clients may do
+	spill       spillConfig
+}
+
+// check fills in what clients may do, and reports what cannot be.
+func (l *limits) check(log *slog.Logger) error {
+	uploads := admission.Limits{Uploads: l.uploadBytes}
+	uploads.EnsureDefaults()
+	if err := uploads.Validate(); err != nil {
+		return err
+	}
+	l.flight.Ledger, l.flight.Logger = admission.NewLedger(uploads), log
+	l.flight.EnsureDefaults()
+	return l.flight.Validate()
 }
 
 // newNode opens the store at dir, which is created if create says so. It is
 // reached through link, which the node closes, unless that is nil.
 func newNode(dir string, create bool, l limits, link *delay.Link, log *slog.Logger) (*node, error) {
+	if err := l.check(log); err != nil {
+		return nil, errors.Join(err, closeLink(link))
+	}
 	store, err := openFarStore(dir, create, link, log)
 	if err != nil {
 		return nil, errors.Join(err, closeLink(link))
@@ -64,7 +78,6 @@ func newNode(dir string, create bool, l limits, link *delay.Link, log *slog.Logg
 		Future:      future,
 		Logger:      log,
 	})
-	var decided func() any
 	if n.spill != nil {
 		n.scaler, err = scale.New(scale.Options{
 			Cache: n.spill, Future: future, Dir: l.spill.dir, Demand: n.engine.Demand,
@@ -74,21 +87,14 @@ func newNode(dir string, create bool, l limits, link *delay.Link, log *slog.Logg
 			return nil, errors.Join(err, n.release())
 		}
 		n.scaler.Start()
-		decided = func() any {
+		l.flight.SpillScale = func() any {
 			if d := n.scaler.Last(); !d.At.IsZero() {
 				return d
 			}
 			return nil
 		}
 	}
-	n.server = flight.New(n.engine, flight.Options{
-		MaxStreams:      l.maxStreams,
-		MaxRequestBytes: int(l.maxRequestBytes),
-		MaxMessageBytes: int(l.maxMessageBytes),
-		DrainTimeout:    l.drainTimeout,
-		SpillScale:      decided,
-		Logger:          log,
-	})
+	n.server = flight.New(n.engine, l.flight)
 	return n, nil
 }
 

@@ -11,19 +11,26 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
+
+	"bowstring/flight"
 )
 
 // ServeCmd is bowstring serve.
 type ServeCmd struct {
-	Listen       string        `setting:"" default:"127.0.0.1:8815" placeholder:"HOST:PORT" help:"Address to listen on; port 0 is any free one (default: ${default}). There is no authentication yet: keep it away from networks that are not trusted."`
-	ReadyFile    string        `setting:"" type:"path" placeholder:"FILE" help:"File to write the server's address to once it serves; removed when it stops."`
-	DrainTimeout time.Duration `setting:"" default:"30s" placeholder:"DURATION" help:"How long running streams may go on after SIGTERM or SIGINT (default: ${default}). A second signal ends them at once."`
-	WindowMemory size          `setting:"" default:"auto" placeholder:"SIZE" help:"Memory for what streams hold ahead of their consumers, all together (default: auto, a quarter of the memory there is)."`
-	MaxStreams   int           `setting:"" default:"1024" placeholder:"N" help:"Streams that may run at once (default: ${default})."`
-	MaxReads     int           `setting:"" default:"4096" placeholder:"N" help:"Most reads in flight to the store, over all streams; how many there are is measured (default: ${default})."`
-	ReadTimeout  time.Duration `setting:"" default:"30s" placeholder:"DURATION" help:"How long a sample is tried, while the store is unavailable, before it counts as unreadable (default: ${default})."`
-	MaxRequest   size          `setting:"" default:"2MiB" placeholder:"SIZE" help:"Largest descriptor, ticket or action body accepted (default: ${default})."`
-	MaxMessage   size          `setting:"" default:"256MiB" placeholder:"SIZE" help:"Largest record batch accepted from a client that uploads (default: ${default})."`
+	Listen                string        `setting:"" default:"127.0.0.1:8815" placeholder:"HOST:PORT" help:"Address to listen on; port 0 is any free one (default: ${default}). There is no authentication yet: keep it away from networks that are not trusted."`
+	ReadyFile             string        `setting:"" type:"path" placeholder:"FILE" help:"File to write the server's address to once it serves; removed when it stops."`
+	DrainTimeout          time.Duration `setting:"" default:"30s" placeholder:"DURATION" help:"How long running streams may go on after SIGTERM or SIGINT (default: ${default}). A second signal ends them at once."`
+	WindowMemory          size          `setting:"" default:"auto" placeholder:"SIZE" help:"Memory for what streams hold ahead of their consumers, all together (default: auto, a quarter of the memory there is)."`
+	MaxStreams            int           `setting:"" default:"1024" placeholder:"N" help:"Streams that may run at once (default: ${default})."`
+	MaxStreamsPerPeer     int           `setting:"" default:"0" placeholder:"N" help:"Streams that one address may run at once (default: half of --max-streams)."`
+	MaxConnections        int           `setting:"" default:"4096" placeholder:"N" help:"Connections that may be open at once (default: ${default})."`
+	MaxConnectionsPerPeer int           `setting:"" default:"1024" placeholder:"N" help:"Connections that one address may have open at once (default: ${default})."`
+	RequestTimeout        time.Duration `setting:"" default:"10s" placeholder:"DURATION" help:"How long a connection may take to begin, and a call to say what it wants (default: ${default})."`
+	UploadMemory          size          `setting:"" default:"512MiB" placeholder:"SIZE" help:"Memory for what clients send and is being decoded, all together; one address may take three quarters (default: ${default})."`
+	MaxReads              int           `setting:"" default:"4096" placeholder:"N" help:"Most reads in flight to the store, over all streams; how many there are is measured (default: ${default})."`
+	ReadTimeout           time.Duration `setting:"" default:"30s" placeholder:"DURATION" help:"How long a sample is tried, while the store is unavailable, before it counts as unreadable (default: ${default})."`
+	MaxRequest            size          `setting:"" default:"2MiB" placeholder:"SIZE" help:"Largest descriptor, ticket or action body accepted (default: ${default})."`
+	MaxMessage            size          `setting:"" default:"256MiB" placeholder:"SIZE" help:"Largest record batch accepted from a client that uploads (default: ${default})."`
 	spillFlags
 }
 
@@ -32,10 +39,19 @@ func (c *ServeCmd) Validate() error {
 	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
 		return fmt.Errorf("--listen: got %q, want HOST:PORT", c.Listen)
 	}
-	for name, n := range map[string]int{"--max-streams": c.MaxStreams, "--max-reads": c.MaxReads} {
+	for name, n := range map[string]int{
+		"--max-streams": c.MaxStreams, "--max-reads": c.MaxReads,
+		"--max-connections": c.MaxConnections, "--max-connections-per-peer": c.MaxConnectionsPerPeer,
+	} {
 		if n < 1 {
 			return fmt.Errorf("%s: got %d, want 1 or more", name, n)
 		}
+	}
+	if c.MaxStreamsPerPeer < 0 {
+		return fmt.Errorf("--max-streams-per-peer: got %d, want 1 or more, or 0 for half of --max-streams", c.MaxStreamsPerPeer)
+	}
+	if c.RequestTimeout <= 0 {
+		return fmt.Errorf("--request-timeout: got %s, want more than 0", c.RequestTimeout)
 	}
 	if c.ReadTimeout <= 0 {
 		return fmt.Errorf("--read-timeout: got %s, want more than 0", c.ReadTimeout)
@@ -64,13 +80,20 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 		return err
 	}
 	l := limits{
-		windowBytes:     int64(c.WindowMemory),
-		maxReads:        c.MaxReads,
-		readTimeout:     c.ReadTimeout,
-		maxStreams:      c.MaxStreams,
-		maxRequestBytes: int64(c.MaxRequest),
-		maxMessageBytes: int64(c.MaxMessage),
-		drainTimeout:    c.DrainTimeout,
+		windowBytes: int64(c.WindowMemory),
+		maxReads:    c.MaxReads,
+		readTimeout: c.ReadTimeout,
+		flight: flight.Options{
+			MaxStreams:            c.MaxStreams,
+			MaxStreamsPerPeer:     c.MaxStreamsPerPeer,
+			MaxConnections:        c.MaxConnections,
+			MaxConnectionsPerPeer: c.MaxConnectionsPerPeer,
+			MaxRequestBytes:       int(c.MaxRequest),
+			MaxMessageBytes:       int(c.MaxMessage),
+			RequestTimeout:        c.RequestTimeout,
+			DrainTimeout:          c.DrainTimeout,
+		},
+		uploadBytes: int64(c.UploadMemory),
 	}
 	if l.windowBytes == 0 {
 		l.windowBytes = defaultWindow()
@@ -99,7 +122,7 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 	err = c.announce(app, n, address)
 	if err == nil {
 		app.Log.InfoContext(ctx, "serving", "address", address, "listen", listener.Addr().String(), "store", dir,
-			"window_memory", humanize.IBytes(uint64(l.windowBytes)), "max_streams", l.maxStreams)
+			"window_memory", humanize.IBytes(uint64(l.windowBytes)), "max_streams", l.flight.MaxStreams)
 		select {
 		case <-ctx.Done():
 		case failed := <-n.served:

@@ -1,0 +1,192 @@
+package flight
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/apache/arrow/go/v17/arrow/memory"
+
+	"bowstring/fetch/admission"
+	"bowstring/schema"
+)
+
+// uploadPatience is how long what comes in waits for memory that others have.
+// Who waits may hold some, so that it has to give up some time.
+const uploadPatience = 10 * time.Second
+
+// shares counts the memory that what comes in takes: by address, which may take
+// three quarters, and all together. It is safe for concurrent use.
+type shares struct {
+	all  *admission.Ledger
+	most int64 // for one address
+
+	mu    sync.Mutex
+	peers map[string]*share // that have a lease; guarded by mu
+}
+
+// share is what one address has.
+type share struct {
+	ledger *admission.Ledger
+	leases int // guarded by shares.mu
+}
+
+func newShares(all *admission.Ledger) *shares {
+	limit := all.Accounts()[admission.Uploads].Limit
+	return &shares{all: all, most: max(1, limit/4*3), peers: map[string]*share{}}
+}
+
+// lease returns a lease without memory, which the caller releases.
+func (s *shares) lease(ctx context.Context, peer string) *lease {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := s.peers[peer]
+	if p == nil {
+		limits := admission.Limits{Uploads: s.most}
+		limits.EnsureDefaults()
+		p = &share{ledger: admission.NewLedger(limits)}
+		s.peers[peer] = p
+	}
+	p.leases++
+	l := &lease{ctx: ctx, shares: s, peer: peer}
+	l.own, _ = p.ledger.Try(admission.Uploads, 0)
+	l.all, _ = s.all.Try(admission.Uploads, 0)
+	return l
+}
+
+func (s *shares) done(peer string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := s.peers[peer]
+	if p.leases--; p.leases == 0 {
+		delete(s.peers, peer)
+	}
+}
+
+// lease is memory that was counted in for one call. It is safe for concurrent
+// use: a call may end while its reader waits for more.
+type lease struct {
+	ctx    context.Context // ends before release
+	shares *shares
+	peer   string
+
+	mu       sync.Mutex
+	own, all *admission.Hold // nil after release; guarded by mu
+}
+
+// grow counts n more bytes in, or waits for a while and fails with
+// schema.ErrLimit.
+func (l *lease) grow(n int64) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.own == nil {
+		return context.Canceled // the call is over
+	}
+	if l.own.TryGrow(n) {
+		if l.all.TryGrow(n) {
+			return nil
+		}
+		l.own.Shrink(n)
+	}
+	busy := fmt.Errorf("%w: %d bytes of memory for uploads did not become free in %s; MaxMessageBytes and the memory for uploads bound them, try again later or with smaller messages",
+		schema.ErrLimit, n, uploadPatience)
+	ctx, cancel := context.WithTimeoutCause(l.ctx, uploadPatience, busy)
+	defer cancel()
+	if err := l.own.Grow(ctx, n); err != nil {
+		return err
+	}
+	if err := l.all.Grow(ctx, n); err != nil {
+		l.own.Shrink(n)
+		return err
+	}
+	return nil
+}
+
+func (l *lease) shrink(n int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.own != nil {
+		l.own.Shrink(n)
+		l.all.Shrink(n)
+	}
+}
+
+// bytes is how much the lease has.
+func (l *lease) bytes() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.own == nil {
+		return 0
+	}
+	return l.all.Bytes()
+}
+
+// release gives all of it back, once and for all.
+func (l *lease) release() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.own == nil {
+		return
+	}
+	l.own.Release()
+	l.all.Release()
+	l.own, l.all = nil, nil
+	l.shares.done(l.peer)
+}
+
+// countedAllocator allocates for a lease. It panics with a refusal where that has no
+// more, as its interface leaves no other way; bounded makes an error of that.
+type countedAllocator struct {
+	memory.Allocator
+	lease *lease
+}
+
+// refusal is why memory was refused.
+type refusal struct{ error }
+
+// Unwrap is for who made an error of the panic.
+func (r refusal) Unwrap() error { return r.error }
+
+func (a *countedAllocator) take(n int) {
+	if err := a.lease.grow(int64(n)); err != nil {
+		panic(refusal{err})
+	}
+}
+
+// Allocate implements memory.Allocator.
+func (a *countedAllocator) Allocate(size int) []byte {
+	a.take(size)
+	return a.Allocator.Allocate(size)
+}
+
+// Reallocate implements memory.Allocator.
+func (a *countedAllocator) Reallocate(size int, b []byte) []byte {
+	if size > len(b) {
+		a.take(size - len(b))
+	} else {
+		a.lease.shrink(int64(len(b) - size))
+	}
+	return a.Allocator.Reallocate(size, b)
+}
+
+// Free implements memory.Allocator.
+func (a *countedAllocator) Free(b []byte) {
+	a.lease.shrink(int64(len(b)))
+	a.Allocator.Free(b)
+}
+
+// bounded runs f, which allocates from a counted allocator, and makes an error
+// of its refusal.
+func bounded(f func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			r, ok := p.(refusal)
+			if !ok {
+				panic(p)
+			}
+			err = r.error
+		}
+	}()
+	return f()
+}
