@@ -5,14 +5,11 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"sync"
+	"sync/atomic"
 
 	"bowstring/fetch/plan"
 	"bowstring/schema"
 )
-
-// inlinePositions is how many positions a ticket may spell out. Longer lists
-// are saved as a selection, or each batch's resume ticket would repeat them.
-const inlinePositions = 256
 
 // Job is a request resolved against a snapshot: which rows, in which order,
 // shared out how, showing which columns. It is immutable and safe for
@@ -26,6 +23,8 @@ type Job struct {
 	selection  plan.Selection
 	plan       *plan.Plan
 	projection *schema.Projection
+	result     *result // that selection is of; nil if it is of none
+	holds      atomic.Int64
 	closeOnce  sync.Once
 }
 
@@ -41,50 +40,39 @@ func (js *Jobs) Open(ctx context.Context, req schema.Request) (*Job, error) {
 	}
 	j, err := js.resolve(ctx, snap, req)
 	if err != nil {
-		snap.release()
+		snap.Release()
 		return nil, err
 	}
 	return j, nil
 }
 
 func (js *Jobs) resolve(ctx context.Context, snap *openSnapshot, req schema.Request) (*Job, error) {
-	req.Snapshot = snap.key.number
-	projection, err := schema.NewProjection(snap.manifest.Snapshot(), req.Columns, req.Layout)
+	o, selected, err := js.outline(ctx, snap, req)
 	if err != nil {
 		return nil, err
 	}
-	if req.Batch == 0 {
-		req.Batch = schema.DefaultBatch
-		if len(projection.BlobColumns()) == 0 {
-			req.Batch = schema.DefaultMetaBatch
-		}
+	j := &Job{
+		request: o.Request, id: o.ID, group: digest(withEpoch(o.Request, 0)),
+		snapshot: snap, selection: o.Plan.Config().Selection, plan: o.Plan, projection: o.Projection, result: selected,
 	}
-	if s := req.Selection; s != nil && len(s.Positions) > inlinePositions {
-		name, err := js.SaveSelection(ctx, req.Dataset, req.Snapshot, s.Positions)
-		if err != nil {
-			return nil, err
-		}
-		req.Selection = &schema.SelectionRef{Name: name}
-	}
-	selection, err := js.selection(ctx, snap, req)
+	j.holds.Store(1)
+	return j, nil
+}
+
+func (js *Jobs) outline(ctx context.Context, snap *openSnapshot, req schema.Request) (*Outline, *result, error) {
+	req, projection, err := fill(snap.manifest.Snapshot(), req)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	cfg := plan.Config{Selection: selection, Batch: req.Batch, World: int(req.WorldSize())}
-	if req.Shuffle != nil {
-		cfg.Shuffle, cfg.Seed, cfg.Epoch = true, req.Shuffle.Seed, req.Shuffle.Epoch
-	}
-	if cfg.Remainder, err = plan.ParseRemainder(req.Remainder); err != nil {
-		return nil, err
-	}
-	p, err := plan.New(cfg)
+	selection, selected, err := js.selection(ctx, snap, req)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return &Job{
-		request: req, id: digest(req), group: digest(withEpoch(req, 0)),
-		snapshot: snap, selection: selection, plan: p, projection: projection,
-	}, nil
+	o, err := newOutline(req, projection, selection)
+	if err != nil && selected != nil {
+		selected.Release()
+	}
+	return o, selected, err
 }
 
 // digest names a request.
@@ -115,8 +103,8 @@ func (j *Job) PlanOf(lap int64) *plan.Plan {
 	return p
 }
 
-// Close lets go of the snapshot. Further calls do nothing.
-func (j *Job) Close() { j.closeOnce.Do(j.snapshot.release) }
+// Close lets go of the job. Further calls do nothing.
+func (j *Job) Close() { j.closeOnce.Do(j.Release) }
 
 // Request returns the request with the snapshot's number and the defaults
 // filled in.
@@ -144,12 +132,21 @@ func (j *Job) Group() string { return j.group }
 // SnapshotName is the snapshot as people write it: dataset@number.
 func (j *Job) SnapshotName() string { return j.snapshot.key.String() }
 
-// Retain holds the snapshot for a stream or a batch, beyond the job's Close. The
-// caller has a hold of it: the job is not closed, or was retained before.
-func (j *Job) Retain() { j.snapshot.retain() }
+// Retain holds the job for a stream or a batch, beyond its Close. The caller has
+// a hold of it: the job is not closed, or was retained before.
+func (j *Job) Retain() { j.holds.Add(1) }
 
-// Release gives up a hold that Retain took.
-func (j *Job) Release() { j.snapshot.release() }
+// Release gives up a hold that Retain took. With the last one, the job lets go of
+// its snapshot and of its selection's memory.
+func (j *Job) Release() {
+	if j.holds.Add(-1) > 0 {
+		return
+	}
+	if j.result != nil {
+		j.result.Release()
+	}
+	j.snapshot.Release()
+}
 
 // Tolerant reports whether a sample that cannot be read leaves a stream alive.
 func (j *Job) Tolerant() bool {

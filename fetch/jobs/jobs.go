@@ -2,7 +2,9 @@ package jobs
 
 import (
 	"context"
+	"crypto/sha256"
 	"fmt"
+	"log/slog"
 
 	"bowstring/fetch/admission"
 	"bowstring/fetch/store"
@@ -14,12 +16,17 @@ type Options struct {
 	// IdleSnapshots is how many snapshots nobody reads stay open, so that the
 	// next job need not open them again. Default 8.
 	IdleSnapshots int
+	// Logger receives what operators should know. Default slog.Default().
+	Logger *slog.Logger
 }
 
 // EnsureDefaults fills in the fields that are zero.
 func (o *Options) EnsureDefaults() {
 	if o.IdleSnapshots == 0 {
 		o.IdleSnapshots = 8
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
 	}
 }
 
@@ -39,9 +46,11 @@ type ReadFunc func(context.Context, schema.BlobRef) (schema.Blob, error)
 type Jobs struct {
 	store     store.Store
 	read      ReadFunc
-	ledger    *admission.Ledger
 	work      *admission.Work
+	logger    *slog.Logger
 	snapshots snapshotCache
+	results   results
+	computing computations[*result]
 }
 
 // New returns Jobs over a store, which stays the caller's. read reads blobs;
@@ -52,8 +61,12 @@ func New(s store.Store, read func(context.Context, schema.BlobRef) (schema.Blob,
 	if err := opts.Validate(); err != nil {
 		return nil, err
 	}
-	j := &Jobs{store: s, read: read, ledger: ledger, work: work}
-	j.snapshots.init(s, read, opts.IdleSnapshots)
+	j := &Jobs{
+		store: s, read: read, work: work, logger: opts.Logger,
+		results:   results{ledger: ledger, kept: map[string]*result{}},
+		computing: computations[*result]{logger: opts.Logger},
+	}
+	j.snapshots.init(s, read, opts)
 	return j, nil
 }
 
@@ -70,6 +83,46 @@ func (js *Jobs) CloseIdle() { js.snapshots.closeIdle() }
 // used again.
 func (js *Jobs) Doubt(dataset string) { js.snapshots.doubt(dataset) }
 
-// Close closes the snapshots that nobody uses, now and whenever one is used no
-// more. No job can be opened afterwards.
-func (js *Jobs) Close() { js.snapshots.close() }
+// Close ends what is being computed, waits for it, and closes the snapshots that
+// nobody uses, now and whenever one is used no more. No job can be opened
+// afterwards.
+func (js *Jobs) Close() {
+	js.computing.close()
+	js.snapshots.close()
+	js.results.close()
+}
+
+// derive returns a result over a snapshot, with a hold for the caller: the one
+// that is kept under what, or else computed. The caller has a hold of reads.
+// compute returns the result with nothing but its value and memory set.
+func (js *Jobs) derive(ctx context.Context, key snapshotKey, what string, reads held, compute func(context.Context) (*result, error)) (*result, error) {
+	name := resultKey(key, what)
+	if r := js.results.get(name); r != nil {
+		return r, nil
+	}
+	return js.computing.do(ctx, name, reads, func(ctx context.Context) (*result, error) {
+		if r := js.results.get(name); r != nil {
+			return r, nil // it was added since it was looked for
+		}
+		r, err := compute(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return js.results.add(name, r), nil
+	})
+}
+
+// resultKey names a result over a snapshot. Expressions are long, and so hashed.
+func resultKey(key snapshotKey, what string) string {
+	sum := sha256.Sum256([]byte(what))
+	return key.String() + "\x00" + string(sum[:])
+}
+
+// turn runs a short piece of long work when it is the caller's turn. A panic in
+// it, in whatever goroutine, is an error.
+func (js *Jobs) turn(ctx context.Context, piece func() error) error {
+	return js.work.Do(ctx, store.CallerFrom(ctx).Tenant, func() (err error) {
+		defer recovered(ctx, js.logger, &err)
+		return piece()
+	})
+}

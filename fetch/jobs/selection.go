@@ -3,105 +3,156 @@ package jobs
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
-	"sync"
 	"time"
-
-	"golang.org/x/sync/singleflight"
 
 	"bowstring/fetch/plan"
 	"bowstring/fetch/where"
 	"bowstring/schema"
 )
 
-// maxDerived is how many results are kept for each open snapshot.
-const maxDerived = 64
-
-// derivedCache keeps what was computed from a manifest's rows, the matches of
-// a where expression above all, so that the ranks of a job and its resumed
-// streams do not each scan the rows again.
-type derivedCache struct {
-	computing singleflight.Group
-
-	mu    sync.Mutex
-	kept  map[string]any // guarded by mu
-	order []string       // keys of kept, oldest first; guarded by mu
+// selection intersects what the request names: a split, an uploaded or listed
+// selection, a where expression. The result, of which the caller gets a hold,
+// keeps the selection in memory; it is nil where that takes next to none.
+func (js *Jobs) selection(ctx context.Context, snap *openSnapshot, req schema.Request) (plan.Selection, *result, error) {
+	split, err := snap.split(req.Split)
+	if err != nil {
+		return nil, nil, err
+	}
+	ref := req.Selection
+	var r *result
+	switch {
+	case req.Where == "" && ref == nil:
+		return split, nil, nil
+	case req.Where == "" && ref.Name == "":
+		sel, err := listed(snap.manifest.Rows(), ref.Positions, split)
+		return sel, nil, err
+	case req.Split == "" && ref == nil:
+		r, err = js.matches(ctx, snap, req.Where)
+	case req.Split == "" && req.Where == "":
+		r, err = js.saved(ctx, snap, ref.Name)
+	default:
+		what := schema.Request{Split: req.Split, Where: req.Where, Selection: ref}
+		r, err = js.derive(ctx, snap.key, "all of\x00"+string(what.Marshal()), snap, func(ctx context.Context) (*result, error) {
+			return js.intersect(ctx, snap, req, split)
+		})
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	return r.selection, r, nil
 }
 
-func (d *derivedCache) init() { d.kept = map[string]any{} }
-
-// get returns the value kept under key, or computes and keeps it.
-func (d *derivedCache) get(ctx context.Context, key string, compute func(context.Context) (any, error)) (any, error) {
-	d.mu.Lock()
-	v, ok := d.kept[key]
-	d.mu.Unlock()
-	if ok {
-		return v, nil
-	}
-	// Not ended by the first caller's context: others wait for it too.
-	ch := d.computing.DoChan(key, func() (any, error) {
-		v, err := compute(context.WithoutCancel(ctx))
+// intersect computes what a split, a selection and the matches of an expression
+// have in common.
+func (js *Jobs) intersect(ctx context.Context, snap *openSnapshot, req schema.Request, split plan.Selection) (*result, error) {
+	var parts []*plan.Bitmap
+	if req.Where != "" {
+		r, err := js.matches(ctx, snap, req.Where)
 		if err != nil {
 			return nil, err
 		}
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		if _, ok := d.kept[key]; !ok {
-			if len(d.order) == maxDerived {
-				delete(d.kept, d.order[0])
-				d.order = slices.Delete(d.order, 0, 1)
-			}
-			d.kept[key], d.order = v, append(d.order, key)
-		}
-		return v, nil
-	})
-	select {
-	case r := <-ch:
-		return r.Val, r.Err
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+		defer r.Release()
+		parts = append(parts, r.selection.(*plan.Bitmap))
 	}
+	rows := snap.manifest.Rows()
+	if ref := req.Selection; ref != nil {
+		if ref.Name == "" {
+			sel, err := listed(rows, ref.Positions, split, parts[0])
+			return &result{selection: sel}, err
+		}
+		r, err := js.saved(ctx, snap, ref.Name)
+		if err != nil {
+			return nil, err
+		}
+		defer r.Release()
+		parts = append(parts, r.selection.(*plan.Bitmap))
+	}
+	return js.results.within(plan.BitmapSize(rows), 0, func() (sel plan.Selection, err error) {
+		err = js.turn(ctx, func() error {
+			sel = split
+			for _, b := range parts {
+				sel = b.And(sel)
+			}
+			return nil
+		})
+		return sel, err
+	})
 }
 
-// selection intersects what the request names: a split, an uploaded or listed
-// selection, a where expression.
-func (js *Jobs) selection(ctx context.Context, snap *openSnapshot, req schema.Request) (plan.Selection, error) {
-	m := snap.manifest
-	sel, err := splitSelection(m.Snapshot(), req.Split)
+// matches evaluates an expression. The result's selection is a bitmap.
+func (js *Jobs) matches(ctx context.Context, snap *openSnapshot, text string) (*result, error) {
+	return js.derive(ctx, snap.key, "where\x00"+text, snap, func(ctx context.Context) (*result, error) {
+		m := snap.manifest
+		var expr *where.Expr
+		err := js.turn(ctx, func() (err error) {
+			expr, err = where.Compile(text, m.Snapshot().Schema)
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+		return js.results.within(plan.BitmapSize(m.Rows()), where.Scratch, func() (plan.Selection, error) {
+			found, err := expr.Eval(ctx, m, js.turn)
+			if err != nil {
+				return nil, fmt.Errorf("evaluating where over snapshot %s: %w", snap.key, err)
+			}
+			return found, nil
+		})
+	})
+}
+
+// saved reads an uploaded selection. The result's selection is a bitmap.
+func (js *Jobs) saved(ctx context.Context, snap *openSnapshot, name string) (*result, error) {
+	return js.derive(ctx, snap.key, "selection\x00"+name, snap, func(ctx context.Context) (*result, error) {
+		saved, err := js.store.Selection(ctx, snap.key.dataset, name)
+		if err != nil {
+			return nil, err
+		}
+		if saved.Snapshot != snap.key.number {
+			return nil, &schema.FieldError{Field: "selection.name", Got: name,
+				Want: fmt.Sprintf("a selection of snapshot %d: this one was made on snapshot %d, where positions mean other samples", snap.key.number, saved.Snapshot)}
+		}
+		rows := snap.manifest.Rows()
+		return js.results.within(plan.BitmapSize(rows), 0, func() (plan.Selection, error) {
+			b, err := js.readBitmap(ctx, rows, saved.Bitmap)
+			if err != nil {
+				return nil, fmt.Errorf("reading selection %s: %w", name, err)
+			}
+			return b, nil
+		})
+	})
+}
+
+func (js *Jobs) readBitmap(ctx context.Context, rows int64, ref schema.BlobRef) (bitmap *plan.Bitmap, err error) {
+	b, err := js.read(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
-	if req.Selection != nil {
-		listed, err := js.listed(ctx, snap, req.Selection)
-		if err != nil {
-			return nil, err
-		}
-		if req.Split == "" {
-			sel = listed
-		} else {
-			sel = listed.And(sel)
-		}
+	defer b.Release()
+	err = js.turn(ctx, func() (err error) {
+		bitmap, err = plan.BitmapFromBytes(rows, b.Bytes())
+		return err
+	})
+	return bitmap, err
+}
+
+// split returns a split's positions. They are made of its ranges once, as there
+// may be many.
+func (s *openSnapshot) split(name string) (plan.Selection, error) {
+	s.splitsMu.Lock()
+	defer s.splitsMu.Unlock()
+	if sel := s.splits[name]; sel != nil {
+		return sel, nil
 	}
-	if req.Where != "" {
-		// Compiled each time: it is cheap, and a mistake is the caller's own.
-		expr, err := where.Compile(req.Where, m.Snapshot().Schema)
-		if err != nil {
-			return nil, err
-		}
-		v, err := snap.derived.get(ctx, "where\x00"+req.Where, func(ctx context.Context) (any, error) {
-			return expr.Eval(ctx, m)
-		})
-		if err != nil {
-			return nil, fmt.Errorf("evaluating where over snapshot %s: %w", snap.key, err)
-		}
-		matches := v.(*plan.Bitmap)
-		if req.Split == "" && req.Selection == nil {
-			sel = matches
-		} else {
-			sel = matches.And(sel)
-		}
+	sel, err := splitSelection(s.manifest.Snapshot(), name)
+	if err != nil {
+		return nil, err
 	}
+	if s.splits == nil {
+		s.splits = map[string]plan.Selection{}
+	}
+	s.splits[name] = sel
 	return sel, nil
 }
 
@@ -119,32 +170,23 @@ func splitSelection(snap *schema.Snapshot, name string) (plan.Selection, error) 
 	return nil, fmt.Errorf("%w: dataset %s@%d has no split %q; it has %s", schema.ErrNotFound, snap.Dataset, snap.Number, name, strings.Join(have, ", "))
 }
 
-// listed returns the bitmap of a selection, whether spelled out or saved.
-func (js *Jobs) listed(ctx context.Context, snap *openSnapshot, ref *schema.SelectionRef) (*plan.Bitmap, error) {
-	rows := snap.manifest.Rows()
-	if ref.Name == "" {
-		return bitmapOf(rows, ref.Positions)
+// listed selects those of the positions, ascending and in [0, rows), that all of
+// the others select too.
+func listed(rows int64, positions []int64, others ...plan.Selection) (plan.Selection, error) {
+	var ranges []schema.Range
+next:
+	for _, p := range positions {
+		if p >= rows {
+			return nil, &schema.FieldError{Field: "selection.positions", Got: fmt.Sprint(p), Want: fmt.Sprintf("0 to %d, the positions of the snapshot", rows-1)}
+		}
+		for _, other := range others {
+			if _, ok := other.Index(p); !ok {
+				continue next
+			}
+		}
+		ranges = append(ranges, schema.Range{Start: p, End: p + 1})
 	}
-	v, err := snap.derived.get(ctx, "selection\x00"+ref.Name, func(ctx context.Context) (any, error) {
-		saved, err := js.store.Selection(ctx, snap.key.dataset, ref.Name)
-		if err != nil {
-			return nil, err
-		}
-		if saved.Snapshot != snap.key.number {
-			return nil, &schema.FieldError{Field: "selection.name", Got: ref.Name,
-				Want: fmt.Sprintf("a selection of snapshot %d: this one was made on snapshot %d, where positions mean other samples", snap.key.number, saved.Snapshot)}
-		}
-		b, err := js.read(ctx, saved.Bitmap)
-		if err != nil {
-			return nil, fmt.Errorf("reading selection %s: %w", ref.Name, err)
-		}
-		defer b.Release()
-		return plan.BitmapFromBytes(rows, b.Bytes())
-	})
-	if err != nil {
-		return nil, err
-	}
-	return v.(*plan.Bitmap), nil
+	return plan.FromRanges(ranges)
 }
 
 // bitmapOf makes a bitmap of positions in [0, rows), given in any order.
@@ -170,7 +212,7 @@ func (js *Jobs) SaveSelection(ctx context.Context, dataset string, snapshot int6
 	if err != nil {
 		return "", err
 	}
-	defer snap.release()
+	defer snap.Release()
 	b, err := bitmapOf(snap.manifest.Rows(), positions)
 	if err != nil {
 		return "", err

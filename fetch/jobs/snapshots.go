@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sync/singleflight"
 
+	"bowstring/fetch/plan"
 	"bowstring/fetch/store"
 	"bowstring/schema"
 )
@@ -25,7 +25,9 @@ type openSnapshot struct {
 	key      snapshotKey
 	manifest *schema.Manifest
 	cache    *snapshotCache
-	derived  derivedCache // selections and sums computed from the manifest
+
+	splitsMu sync.Mutex
+	splits   map[string]plan.Selection // those asked for so far; guarded by splitsMu
 
 	believed time.Time // until when the catalog need not be asked whether it is there; guarded by cache.mu
 	refs     int       // jobs, streams and batches that use it; guarded by cache.mu
@@ -39,22 +41,22 @@ type snapshotKey struct {
 
 func (k snapshotKey) String() string { return fmt.Sprintf("%s@%d", k.dataset, k.number) }
 
-// retain adds a hold to one that the caller has.
-func (s *openSnapshot) retain() {
+// Retain adds a hold to one that the caller has.
+func (s *openSnapshot) Retain() {
 	s.cache.mu.Lock()
 	s.refs++
 	s.cache.mu.Unlock()
 }
 
-// release gives up a hold.
-func (s *openSnapshot) release() { s.cache.release(s) }
+// Release gives up a hold.
+func (s *openSnapshot) Release() { s.cache.release(s) }
 
 // snapshotCache keeps manifests open while somebody uses them, and a few more.
 type snapshotCache struct {
 	store   store.Store
 	read    ReadFunc // with the engine's retries
 	maxIdle int
-	opening singleflight.Group
+	opening computations[*openSnapshot]
 
 	mu     sync.Mutex
 	byKey  map[snapshotKey]*openSnapshot // guarded by mu
@@ -62,8 +64,8 @@ type snapshotCache struct {
 	closed bool                          // guarded by mu: idle snapshots are not kept any more
 }
 
-func (c *snapshotCache) init(store store.Store, read ReadFunc, maxIdle int) {
-	c.store, c.read, c.maxIdle = store, read, maxIdle
+func (c *snapshotCache) init(store store.Store, read ReadFunc, opts Options) {
+	c.store, c.read, c.maxIdle, c.opening.logger = store, read, opts.IdleSnapshots, opts.Logger
 	c.byKey = map[snapshotKey]*openSnapshot{}
 }
 
@@ -86,29 +88,17 @@ func (c *snapshotCache) get(ctx context.Context, dataset string, number int64) (
 	if s := c.shared(key, time.Time{}, until); s != nil {
 		return s, nil
 	}
-	// Callers that come together open it once. Each then takes a hold of its
-	// own; should the snapshot have been closed in between, it opens again.
-	for {
-		ch := c.opening.DoChan(key.String(), func() (any, error) {
-			// Not ended by the first caller's context: others wait for it too.
-			return nil, c.add(context.WithoutCancel(ctx), key, snap)
-		})
-		select {
-		case r := <-ch:
-			if r.Err != nil {
-				// It may have been dropped and collected since it was looked up.
-				if _, err := c.store.Snapshot(ctx, key.dataset, key.number); err != nil {
-					return nil, err
-				}
-				return nil, fmt.Errorf("opening snapshot %s: %w", key, r.Err)
-			}
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
-		if s := c.shared(key, time.Time{}, until); s != nil {
-			return s, nil
-		}
+	s, err := c.opening.do(ctx, key.String(), nothing{}, func(ctx context.Context) (*openSnapshot, error) {
+		return c.add(ctx, key, snap, until)
+	})
+	if err == nil || ctx.Err() != nil {
+		return s, err
 	}
+	// It may have been dropped and collected since it was looked up.
+	if _, err := c.store.Snapshot(ctx, key.dataset, key.number); err != nil {
+		return nil, err
+	}
+	return nil, fmt.Errorf("opening snapshot %s: %w", key, err)
 }
 
 // shared takes a hold of a snapshot that is open, and believed to be there at
@@ -138,27 +128,31 @@ func (c *snapshotCache) doubt(dataset string) {
 	}
 }
 
-// add opens a snapshot and leaves it in the cache, idle.
-func (c *snapshotCache) add(ctx context.Context, key snapshotKey, snap *schema.Snapshot) error {
+// add opens a snapshot, and returns it with a hold.
+func (c *snapshotCache) add(ctx context.Context, key snapshotKey, snap *schema.Snapshot, until time.Time) (*openSnapshot, error) {
+	if s := c.shared(key, time.Time{}, until); s != nil {
+		return s, nil // it was opened since it was looked for
+	}
 	m, err := c.openManifest(ctx, snap)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
 		m.Close()
-		return fmt.Errorf("%w: the engine is closing", schema.ErrUnavailable)
+		return nil, errClosing()
 	}
-	if c.byKey[key] != nil {
+	// One that was given up may have come to its end all the same.
+	s := c.byKey[key]
+	if s != nil {
 		m.Close()
-		return nil
+	} else {
+		s = &openSnapshot{key: key, manifest: m, cache: c, believed: until}
+		c.byKey[key] = s
 	}
-	c.clock++
-	s := &openSnapshot{key: key, manifest: m, cache: c, lastUsed: c.clock}
-	s.derived.init()
-	c.byKey[key] = s
-	return nil
+	s.refs++
+	return s, nil
 }
 
 // openManifest reads all chunks of a snapshot.
@@ -167,7 +161,8 @@ func (c *snapshotCache) openManifest(ctx context.Context, snap *schema.Snapshot)
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(chunkReads)
 	for i, ref := range snap.Chunks {
-		g.Go(func() error {
+		g.Go(func() (err error) {
+			defer recovered(ctx, c.opening.logger, &err)
 			b, err := c.read(ctx, ref.BlobRef)
 			if err != nil {
 				return fmt.Errorf("reading manifest chunk %d: %w", i, err)
@@ -192,13 +187,13 @@ func (c *snapshotCache) release(s *openSnapshot) {
 		c.clock++
 		s.lastUsed = c.clock
 	}
-	idle := c.takeIdle(c.maxIdle)
+	idle := c.takeIdleLocked(c.maxIdle)
 	c.mu.Unlock()
 	closeAll(idle)
 }
 
-// takeIdle removes the idle snapshots but for the keep last used; mu is held.
-func (c *snapshotCache) takeIdle(keep int) []*openSnapshot {
+// takeIdleLocked removes the idle snapshots but for the keep last used.
+func (c *snapshotCache) takeIdleLocked(keep int) []*openSnapshot {
 	if c.closed {
 		keep = 0
 	}
@@ -231,7 +226,7 @@ func closeAll(list []*openSnapshot) {
 // closeIdle closes every snapshot that nobody uses.
 func (c *snapshotCache) closeIdle() {
 	c.mu.Lock()
-	idle := c.takeIdle(0)
+	idle := c.takeIdleLocked(0)
 	c.mu.Unlock()
 	closeAll(idle)
 }
@@ -241,6 +236,7 @@ func (c *snapshotCache) close() {
 	c.mu.Lock()
 	c.closed = true
 	c.mu.Unlock()
+	c.opening.close()
 	c.closeIdle()
 }
 

@@ -18,36 +18,97 @@ import (
 // nothing for a null. It is exact, and leaves out what the encoding adds:
 // offsets, bitmaps, padding, headers.
 func (js *Jobs) TotalBytes(ctx context.Context, j *Job) (int64, error) {
-	sizes, err := newCellSizes(j)
-	if err != nil {
-		return 0, err
+	total, err := js.selectedBytes(ctx, j)
+	if err == nil && j.plan.Padded()+j.plan.Dropped() > 0 {
+		total, err = js.servedBytes(ctx, j, total)
 	}
-	// What is selected does not depend on the order, so the epochs of a job
-	// share this sum.
-	what := j.request
-	what.Shuffle, what.World, what.Batch, what.BatchBytes, what.Order, what.Remainder, what.OnError = nil, nil, 0, 0, "", "", ""
-	v, err := j.snapshot.derived.get(ctx, "bytes\x00"+string(what.Marshal()), func(ctx context.Context) (any, error) {
-		return sizes.sum(ctx, j.selection.Len(), j.selection.At)
-	})
 	if err != nil {
 		return 0, fmt.Errorf("adding up the bytes of %s: %w", j.snapshot.key, err)
 	}
-	total, n := v.(int64), j.selection.Len()
-	if padded := j.plan.Padded(); padded > 0 {
-		more, err := sizes.sum(ctx, padded, func(i int64) int64 { return j.plan.Position(n + i) })
-		return total + more, err
+	return total, nil
+}
+
+// KnownBytes is what TotalBytes would be of an outline, if it is known without
+// reading any row: because it was asked for not long ago.
+func (js *Jobs) KnownBytes(o *Outline) (int64, bool) {
+	if o.Plan.Padded()+o.Plan.Dropped() > 0 {
+		return 0, false
 	}
-	if dropped := j.plan.Dropped(); dropped > 0 {
-		cfg := j.plan.Config()
+	r := js.results.get(resultKey(snapshotKey{o.Request.Dataset, o.Request.Snapshot}, selectedKey(o.Request)))
+	if r == nil {
+		return 0, false
+	}
+	defer r.Release()
+	return r.sum, true
+}
+
+// selectedKey names the sum over what is selected. It does not depend on the
+// order, so the epochs of a job share it.
+func selectedKey(req schema.Request) string {
+	req.Shuffle, req.World, req.Batch, req.BatchBytes, req.Order, req.Remainder, req.OnError = nil, nil, 0, 0, "", "", ""
+	return "bytes\x00" + string(req.Marshal())
+}
+
+// selectedBytes is the size of all rows that are selected.
+func (js *Jobs) selectedBytes(ctx context.Context, j *Job) (int64, error) {
+	return js.derivedSum(ctx, j, selectedKey(j.request), func(ctx context.Context, sizes *cellSizes) (int64, error) {
+		return js.sum(ctx, sizes, j.selection.Len(), j.selection.At)
+	})
+}
+
+// servedBytes is the size of all rows that are served, where those selected have
+// that size, and some are left out or repeated.
+func (js *Jobs) servedBytes(ctx context.Context, j *Job, selected int64) (int64, error) {
+	return js.derivedSum(ctx, j, "served\x00"+string(j.request.Marshal()), func(ctx context.Context, sizes *cellSizes) (int64, error) {
+		n := j.selection.Len()
+		if padded := j.plan.Padded(); padded > 0 {
+			// The epoch's order is gone through again, as often as it takes.
+			more, err := js.sum(ctx, sizes, padded%n, func(i int64) int64 { return j.plan.Position(n + i) })
+			return selected + padded/n*selected + more, err
+		}
+		dropped, cfg := j.plan.Dropped(), j.plan.Config()
 		cfg.Remainder = plan.Uneven // the same order, to its end
 		whole, err := plan.New(cfg)
 		if err != nil {
 			return 0, err
 		}
-		less, err := sizes.sum(ctx, dropped, func(i int64) int64 { return whole.Position(n - dropped + i) })
-		return total - less, err
+		less, err := js.sum(ctx, sizes, dropped, func(i int64) int64 { return whole.Position(n - dropped + i) })
+		return selected - less, err
+	})
+}
+
+// derivedSum computes a sum once. It goes on as long as somebody waits for it, and
+// holds the job until it has ended.
+func (js *Jobs) derivedSum(ctx context.Context, j *Job, what string, compute func(context.Context, *cellSizes) (int64, error)) (int64, error) {
+	r, err := js.derive(ctx, j.snapshot.key, what, j, func(ctx context.Context) (*result, error) {
+		sizes, err := newCellSizes(j)
+		if err != nil {
+			return nil, err
+		}
+		sum, err := compute(ctx, sizes)
+		return &result{sum: sum}, err
+	})
+	if err != nil {
+		return 0, err
 	}
-	return total, nil
+	defer r.Release()
+	return r.sum, nil
+}
+
+// sumValues is how many values are added up at a turn: some milliseconds.
+const sumValues = 1 << 16
+
+// sum adds up n rows.
+func (js *Jobs) sum(ctx context.Context, sizes *cellSizes, n int64, at func(int64) int64) (total int64, err error) {
+	for i := int64(0); i < n && err == nil; {
+		err = js.turn(ctx, func() error {
+			for sizes.visited = 0; i < n && sizes.visited < sumValues; i++ {
+				total += sizes.row(at(i))
+			}
+			return context.Cause(ctx)
+		})
+	}
+	return total, err
 }
 
 // cellSizes tells the sizes of a job's rows.
@@ -59,6 +120,7 @@ type cellSizes struct {
 	split    bool    // the split's name is shown
 	metadata [][]arrow.Array
 	parts    []blobPart
+	visited  int64 // values looked at: what the time goes by
 }
 
 // blobPart is a virtual column of a blob column, and the size of its values.
@@ -106,21 +168,10 @@ func newCellSizes(j *Job) (*cellSizes, error) {
 	return s, nil
 }
 
-// sum adds up n rows.
-func (s *cellSizes) sum(ctx context.Context, n int64, at func(int64) int64) (int64, error) {
-	var total int64
-	for i := range n {
-		if i&0xffff == 0 && ctx.Err() != nil {
-			return 0, context.Cause(ctx)
-		}
-		total += s.row(at(i))
-	}
-	return total, nil
-}
-
 // row is the size of one row.
 func (s *cellSizes) row(pos int64) int64 {
 	n := s.fixed
+	s.visited += 1 + int64(len(s.blobs)+len(s.parts))
 	for _, b := range s.blobs {
 		ref, _ := s.manifest.Blob(b, pos)
 		n += ref.Size
@@ -139,14 +190,15 @@ func (s *cellSizes) row(pos int64) int64 {
 			chunk--
 		}
 		for _, column := range s.metadata {
-			n += valueSize(column[chunk], int(pos-s.starts[chunk]))
+			n += s.value(column[chunk], int(pos-s.starts[chunk]))
 		}
 	}
 	return n
 }
 
-// valueSize is the number of bytes of one value.
-func valueSize(a arrow.Array, i int) int64 {
+// value is the number of bytes of one value.
+func (s *cellSizes) value(a arrow.Array, i int) int64 {
+	s.visited++
 	if a.IsNull(i) {
 		return 0
 	}
@@ -159,19 +211,38 @@ func valueSize(a arrow.Array, i int) int64 {
 		return int64(len(a.Value(i)))
 	case array.ListLike:
 		start, end := a.ValueOffsets(i)
+		if items := a.ListValues(); items.NullN() == 0 {
+			if width, ok := fixedWidth(items.DataType()); ok {
+				return (end - start) * width
+			}
+		}
 		var n int64
 		for k := start; k < end; k++ {
-			n += valueSize(a.ListValues(), int(k))
+			n += s.value(a.ListValues(), int(k))
 		}
 		return n
 	case *array.Struct:
 		var n int64
 		for f := range a.NumField() {
-			n += valueSize(a.Field(f), i)
+			n += s.value(a.Field(f), i)
 		}
 		return n
-	case *array.Boolean:
-		return 1
 	}
-	return int64(a.DataType().(arrow.FixedWidthDataType).BitWidth() / 8)
+	width, _ := fixedWidth(a.DataType())
+	return width
+}
+
+// fixedWidth is the number of bytes of each value of a type that is not nested.
+func fixedWidth(t arrow.DataType) (int64, bool) {
+	if t.ID() == arrow.BOOL {
+		return 1, true
+	}
+	if _, nested := t.(arrow.NestedType); nested {
+		return 0, false
+	}
+	f, ok := t.(arrow.FixedWidthDataType)
+	if !ok {
+		return 0, false
+	}
+	return int64(f.BitWidth() / 8), true
 }

@@ -40,6 +40,13 @@ func NewBitmap(n int64) *Bitmap {
 	return &Bitmap{n: n, words: make([]uint64, wordsFor(n))}
 }
 
+// BitmapSize is how many bytes of memory a bitmap of n positions takes at most,
+// frozen.
+func BitmapSize(n int64) int64 {
+	words := wordsFor(n)
+	return 8*words + 8*(words/blockWords+2) + 8*(n/sampleEvery+1)
+}
+
 // BitmapFromBytes returns the frozen bitmap of n positions that [Bitmap.Bytes]
 // wrote. The error, a [schema.FieldError], tells of a wrong length or of bits
 // set at n and beyond. data is not kept.

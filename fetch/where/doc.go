@@ -39,7 +39,10 @@
 // # Limits
 //
 // Expressions are at most schema.MaxWhereBytes long, predicates such as any are
-// nested at most two deep and conditionals four, patterns of matches are
-// literals, and the values made for one row are limited in number, so that an
-// expression costs time in proportion to the rows and to its own length.
+// nested at most two deep and conditionals four, patterns of matches are literals
+// that come to 2,048 instructions at most, and what an expression may cost is
+// bounded, in steps: [MaxRowSteps] for a row, which bounds what is made for it too,
+// and [MaxSteps] or, if that is more, [FreeSteps] for each row for all. What an
+// expression takes for a row is computed from it and from the sizes of the row's
+// cells before the row is evaluated.
 package where

@@ -1,6 +1,7 @@
 package where
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -11,24 +12,33 @@ import (
 )
 
 // Error tells what is wrong with an expression, and where. It is a
-// schema.ErrInvalid.
+// schema.ErrInvalid, or a schema.ErrLimit if the expression would take too long.
 type Error struct {
 	Line    int    // from 1
 	Column  int    // in characters, from 1
 	Message string // what is wrong and what would be right
 	Snippet string // the line, and below it a caret at the place; may be empty
+
+	kind error // nil stands for schema.ErrInvalid
 }
 
 func (e *Error) Error() string {
 	return fmt.Sprintf("where:%d:%d: %s%s", e.Line, e.Column, e.Message, e.Snippet)
 }
 
-// Unwrap makes every Error a schema.ErrInvalid.
-func (e *Error) Unwrap() error { return schema.ErrInvalid }
+// Unwrap returns schema.ErrInvalid or schema.ErrLimit.
+func (e *Error) Unwrap() error { return cmp.Or(e.kind, schema.ErrInvalid) }
 
 // fail makes an Error at a node of the expression text.
 func fail(text string, node ast.Node, format string, args ...any) error {
 	return at(text, node.Location(), fmt.Sprintf(format, args...))
+}
+
+// beyond makes an Error of an expression that would take too long.
+func beyond(text string, node ast.Node, format string, args ...any) error {
+	e := at(text, node.Location(), fmt.Sprintf(format, args...))
+	e.kind = schema.ErrLimit
+	return e
 }
 
 func at(text string, place file.Location, message string) *Error {

@@ -34,6 +34,8 @@ type prepare struct {
 	names []string // columns that may be used, and parts of blob columns, such as image.size
 	blobs []string
 	used  map[string]bool
+
+	patterns *patterns // of matches
 }
 
 func (p *prepare) walk(node *ast.Node, inPredicates, conditionals int) error {
@@ -146,9 +148,19 @@ func (p *prepare) binary(node *ast.Node, n *ast.BinaryNode, each func(...*ast.No
 	case "..":
 		return fail(p.text, n, "a range stands to the right of in, as in x in 1..9")
 	case "matches":
-		if _, ok := n.Right.(*ast.StringNode); !ok {
+		text, ok := n.Right.(*ast.StringNode)
+		if !ok {
 			return fail(p.text, n.Right, "the pattern of matches is a literal string")
 		}
+		name, err := p.patterns.add(text.Value)
+		if err != nil {
+			return fail(p.text, n.Right, "%v", err)
+		}
+		if err := each(&n.Left); err != nil {
+			return err
+		}
+		*node = p.patterns.call(name, n)
+		return nil
 	case "in":
 		r, ok := n.Right.(*ast.BinaryNode)
 		if !ok || r.Operator != ".." {

@@ -1,11 +1,8 @@
 package where
 
 import (
-	"context"
 	"fmt"
 	"maps"
-	"math/bits"
-	"runtime"
 	"slices"
 	"strings"
 
@@ -20,9 +17,7 @@ import (
 	"github.com/expr-lang/expr/parser"
 	"github.com/expr-lang/expr/types"
 	"github.com/expr-lang/expr/vm"
-	"golang.org/x/sync/errgroup"
 
-	"bowstring/fetch/plan"
 	"bowstring/schema"
 )
 
@@ -30,8 +25,12 @@ import (
 // allocate.
 const rowBudget = 100_000
 
-// checkEvery is how many rows are evaluated between two looks at the context.
-const checkEvery = 1024
+// turnSteps is how many steps are taken at a turn: some milliseconds.
+const turnSteps = 1 << 17
+
+// Scratch is about how much memory an evaluation takes beside its result, in
+// bytes: bitmaps of chunks, and what is made for rows.
+const Scratch = 1 << 20
 
 // Expr is a compiled expression. It is immutable and safe for concurrent use.
 type Expr struct {
@@ -39,6 +38,16 @@ type Expr struct {
 	columns []string // that it names, virtual ones included, in alphabetical order
 	// plain is for chunks whose columns have no nulls, guarded for the others.
 	plain, guarded *vm.Program
+	patterns       patterns
+	cost           *cost
+	terms          []term  // of cost.total that depend on the row
+	constant       float64 // the rest of it
+}
+
+// term is a product of sizes of cells, and its factor.
+type term struct {
+	vars   []int
+	factor float64
 }
 
 // Compile checks an expression against a logical schema and compiles it. An
@@ -55,10 +64,76 @@ func Compile(text string, s *arrow.Schema) (*Expr, error) {
 	if e.plain, err = e.compile(s, false); err != nil {
 		return nil, err
 	}
+	// It does more than the plain one, so its cost is the bound.
 	if e.guarded, err = e.compile(s, true); err != nil {
 		return nil, err
 	}
-	return e, nil
+	for vars, factor := range e.cost.total {
+		t := term{factor: factor}
+		for _, v := range vars {
+			if v != 0 {
+				t.vars = append(t.vars, int(v)-1)
+			}
+		}
+		if t.vars == nil {
+			e.constant += factor
+		} else {
+			e.terms = append(e.terms, t)
+		}
+	}
+	e.constant += float64(len(e.terms)) // they are added up for each row
+	return e, e.checkRow(nil, "a row")
+}
+
+// rowSteps is what a row takes at most, where the cells have those sizes.
+func (e *Expr) rowSteps(sizes []float64) float64 {
+	n := e.constant
+	for _, t := range e.terms {
+		product := t.factor
+		for _, v := range t.vars {
+			product *= sizes[v]
+		}
+		n += product
+	}
+	return n
+}
+
+// checkRow fails if a row takes too long. Without sizes, cells that differ in size
+// count for nothing.
+func (e *Expr) checkRow(sizes []float64, row string) error {
+	if sizes == nil {
+		sizes = make([]float64, 2*len(e.cost.columns))
+	}
+	if n := e.rowSteps(sizes); n > MaxRowSteps {
+		return e.beyond(sizes, "it takes up to %.3g steps for %s, at most %d are allowed", n, row, int64(MaxRowSteps))
+	}
+	return nil
+}
+
+// beyond makes an error that says what takes the most.
+func (e *Expr) beyond(sizes []float64, format string, args ...any) error {
+	part, steps := e.cost.costliest(sizes)
+	if part.node == nil {
+		part.node = &ast.NilNode{}
+	} else {
+		format += fmt.Sprintf("; %.3g of them are for %s here", steps, part.what)
+		if part.what != "matches" {
+			format += ": a list is gone through for each row, and one within it for each of its items"
+		}
+	}
+	return beyond(e.text, part.node, format, args...)
+}
+
+// allowed is how many steps all rows may take together.
+func allowed(rows int64) float64 { return max(MaxSteps, FreeSteps*float64(rows)) }
+
+// checkRows fails if so many rows take too long, whatever is in them.
+func (e *Expr) checkRows(rows int64) error {
+	sizes := make([]float64, 2*len(e.cost.columns))
+	if n := e.rowSteps(sizes); n*float64(rows) > allowed(rows) {
+		return e.beyond(sizes, "it takes %.3g steps for each of %d rows, at most %.3g are allowed", n, rows, allowed(rows)/float64(rows))
+	}
+	return nil
 }
 
 func (e *Expr) compile(s *arrow.Schema, guarded bool) (program *vm.Program, err error) {
@@ -109,11 +184,12 @@ func (e *Expr) compile(s *arrow.Schema, guarded bool) (program *vm.Program, err 
 	if err != nil {
 		return nil, located(e.text, err)
 	}
-	p := &prepare{text: e.text, names: names, blobs: blobs, used: map[string]bool{}}
+	p := &prepare{text: e.text, names: names, blobs: blobs, used: map[string]bool{}, patterns: &e.patterns}
 	if err := p.walk(&tree.Node, 0, 0); err != nil {
 		return nil, err
 	}
 	e.columns = slices.Sorted(maps.Keys(p.used))
+	maps.Copy(config.Functions, e.patterns.functions())
 	if _, err := checker.Check(tree, config); err != nil {
 		return nil, located(e.text, err)
 	}
@@ -127,6 +203,17 @@ func (e *Expr) compile(s *arrow.Schema, guarded bool) (program *vm.Program, err 
 	if _, err := checker.Check(tree, config); err != nil {
 		return nil, located(e.text, err)
 	}
+	if guarded {
+		m := &meter{patterns: &e.patterns, types: map[string]arrow.DataType{}}
+		for _, f := range s.Fields() {
+			if !schema.IsBlob(f) {
+				m.types[f.Name] = f.Type
+			}
+		}
+		if e.cost, err = m.measure(tree.Node); err != nil {
+			return nil, fail(e.text, m.complex, "%v", err)
+		}
+	}
 	if err := optimizer.Optimize(&tree.Node, config); err != nil {
 		return nil, located(e.text, err)
 	}
@@ -134,100 +221,4 @@ func (e *Expr) compile(s *arrow.Schema, guarded bool) (program *vm.Program, err 
 		return nil, located(e.text, err)
 	}
 	return program, nil
-}
-
-// Eval returns the positions of the samples for which the expression is true,
-// frozen. Chunks are evaluated in parallel. A row that cannot be evaluated (a
-// remainder by zero, an item beyond an array's end) is an *Error that says
-// which.
-func (e *Expr) Eval(ctx context.Context, m *schema.Manifest) (*plan.Bitmap, error) {
-	gets, nulls := make([][]getter, len(e.columns)), make([][]bool, len(e.columns))
-	for i, name := range e.columns {
-		var err error
-		if gets[i], nulls[i], err = e.getters(m, name); err != nil {
-			return nil, err
-		}
-	}
-	found := make([][]uint64, m.Chunks())
-	work := make(chan int)
-	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error {
-		defer close(work)
-		for c := range found {
-			select {
-			case work <- c:
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-		}
-		return nil
-	})
-	for range min(runtime.GOMAXPROCS(0), len(found)) {
-		g.Go(func() error {
-			w := worker{expr: e, env: make(map[string]any, len(e.columns)), gets: make([]getter, len(e.columns)), vm: vm.VM{MemoryBudget: rowBudget}}
-			for c := range work {
-				program := e.plain
-				for i := range e.columns {
-					w.gets[i] = gets[i][c]
-					if nulls[i][c] {
-						program = e.guarded
-					}
-				}
-				start := m.ChunkStart(c)
-				words, err := w.eval(ctx, program, start, int(m.ChunkStart(c+1)-start))
-				if err != nil {
-					return err
-				}
-				found[c] = words
-			}
-			return nil
-		})
-	}
-	if err := g.Wait(); err != nil {
-		return nil, err
-	}
-	out := plan.NewBitmap(m.Rows())
-	for c, words := range found {
-		start := m.ChunkStart(c)
-		if start%64 == 0 {
-			copy(out.Words()[start/64:], words)
-			continue
-		}
-		for i, w := range words {
-			for ; w != 0; w &= w - 1 {
-				out.Set(start + int64(i*64+bits.TrailingZeros64(w)))
-			}
-		}
-	}
-	return out.Freeze(), nil
-}
-
-// worker evaluates chunks, one after the other.
-type worker struct {
-	expr *Expr
-	vm   vm.VM
-	env  map[string]any
-	gets []getter // by column
-}
-
-func (w *worker) eval(ctx context.Context, program *vm.Program, start int64, n int) ([]uint64, error) {
-	words := make([]uint64, (n+63)/64)
-	for i := range n {
-		if i%checkEvery == 0 && ctx.Err() != nil {
-			return nil, ctx.Err()
-		}
-		for c, get := range w.gets {
-			w.env[w.expr.columns[c]] = get(i)
-		}
-		v, err := w.vm.Run(program, w.env)
-		if err != nil {
-			e := located(w.expr.text, err)
-			e.Message = fmt.Sprintf("position %d: %s", start+int64(i), e.Message)
-			return nil, e
-		}
-		if v == true {
-			words[i>>6] |= 1 << (i & 63)
-		}
-	}
-	return words, nil
 }

@@ -1,0 +1,368 @@
+package where
+
+import (
+	"errors"
+	"reflect"
+	"slices"
+	"time"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/expr-lang/expr/ast"
+
+	"bowstring/schema"
+)
+
+// What evaluating may take, in steps: a step is one operation on a value, an item
+// looked at, or 16 bytes of text looked at or made. It takes some 10 to 40 ns.
+const (
+	// MaxRowSteps bounds what a row may take. So it also bounds what is made for it
+	// to some 16 MiB.
+	MaxRowSteps = 1 << 20
+	// MaxSteps bounds what all rows of a snapshot may take together,
+	MaxSteps = 1 << 32
+	// FreeSteps but for this many on the average of the rows, as large snapshots
+	// take long whatever is asked.
+	FreeSteps = 4096
+)
+
+// textUnit is how many bytes of text count as one item.
+const textUnit = 16
+
+func textSize(bytes int) float64 { return 1 + float64(bytes)/textUnit }
+
+// cost is a bound on what an expression takes for a row.
+type cost struct {
+	total poly
+	// parts are the tests of the expression that may take long by themselves, for
+	// errors to point at.
+	parts []costPart
+	// columns are those whose cells differ in size: of a cell of columns[i], variable
+	// 2i+1 is the size, and 2i+2 the number of items.
+	columns []string
+}
+
+type costPart struct {
+	node  ast.Node
+	what  string
+	steps poly
+}
+
+// costliest is the part that takes most.
+func (c *cost) costliest(sizes []float64) (part costPart, steps float64) {
+	for _, p := range c.parts {
+		if n := p.steps.at(sizes); n > steps {
+			part, steps = p, n
+		}
+	}
+	return part, steps
+}
+
+// meter computes the cost of an expression from its checked tree.
+type meter struct {
+	cost
+	patterns *patterns
+	types    map[string]arrow.DataType // of metadata columns
+	cells    map[string]extent         // of columns
+	scopes   []*scope                  // the expression itself, and the predicates that are being gone through
+	complex  ast.Node                  // where the bound gets too complicated
+}
+
+// scope is the expression, or a predicate within it.
+type scope struct {
+	steps poly
+	item  uint16 // the variable that stands for the size of an item; the next is the number of its items
+}
+
+// itemVariable is above the variables of columns; those of items follow it.
+const itemVariable = 1 << 15
+
+var errTooComplex = errors.New("lists are gone through within lists too often to tell what this costs: it would be too much")
+
+// measure returns the cost of a tree.
+func (m *meter) measure(root ast.Node) (*cost, error) {
+	m.cells, m.scopes = map[string]extent{}, []*scope{{steps: poly{}}}
+	m.size(root)
+	if m.complex != nil {
+		return nil, errTooComplex
+	}
+	m.total = m.scopes[0].steps
+	for _, cell := range m.cells {
+		m.total.add(cell.size, 2) // the cells are read
+	}
+	m.total.add(constant(4), 1)
+	return &m.cost, nil
+}
+
+func (m *meter) steps() poly { return m.scopes[len(m.scopes)-1].steps }
+
+// spend counts steps.
+func (m *meter) spend(n ast.Node, p poly, factor float64) {
+	if p == nil {
+		m.complex = n
+		return
+	}
+	m.steps().add(p, factor)
+}
+
+func (m *meter) product(n ast.Node, p, q poly) poly {
+	out := times(p, q)
+	if out == nil {
+		m.complex = n
+		return constant(1)
+	}
+	return out
+}
+
+// extent bounds how much a value is.
+type extent struct {
+	size  poly // its items, those of its items, and its text
+	count poly // its items, if it is a list
+}
+
+// one is the extent of a value that is not text, list or struct.
+func one() extent { return same(constant(1)) }
+
+// same is the extent of a value of which no more than its size is known.
+func same(size poly) extent { return extent{size, size} }
+
+// value counts the steps of a node, and bounds its value.
+func (m *meter) value(node ast.Node) extent {
+	if m.complex != nil || node == nil {
+		return one()
+	}
+	m.spend(node, constant(1), 1)
+	v := m.valueOf(node)
+	if scalar(node.Type()) {
+		return one()
+	}
+	return v
+}
+
+func (m *meter) size(node ast.Node) poly { return m.value(node).size }
+
+// scalar reports whether all values of a type have the same size.
+func scalar(t reflect.Type) bool {
+	if t == nil {
+		return false
+	}
+	if t == reflect.TypeFor[time.Time]() {
+		return true
+	}
+	switch t.Kind() {
+	case reflect.Interface, reflect.String, reflect.Slice, reflect.Array, reflect.Map, reflect.Struct, reflect.Pointer:
+		return false
+	}
+	return true
+}
+
+func (m *meter) valueOf(node ast.Node) extent {
+	switch n := node.(type) {
+	case *ast.StringNode:
+		return same(constant(textSize(len(n.Value))))
+	case *ast.IdentifierNode:
+		return m.column(n.Value)
+	case *ast.PointerNode:
+		if s := m.scopes[len(m.scopes)-1]; s.item != 0 {
+			return extent{variable(s.item), variable(s.item + 1)}
+		}
+	case *ast.UnaryNode:
+		return m.value(n.Node)
+	case *ast.BinaryNode:
+		return same(m.binary(n))
+	case *ast.ChainNode:
+		return m.value(n.Node)
+	case *ast.MemberNode:
+		m.spend(n, constant(3), 1)
+		m.size(n.Property)
+		return same(m.size(n.Node))
+	case *ast.SliceNode:
+		m.size(n.From)
+		m.size(n.To)
+		return m.value(n.Node)
+	case *ast.CallNode:
+		id, _ := n.Callee.(*ast.IdentifierNode)
+		return m.call(n, id.Value, n.Arguments)
+	case *ast.BuiltinNode:
+		return m.call(n, n.Name, n.Arguments)
+	case *ast.PredicateNode:
+		return m.value(n.Node)
+	case *ast.ConditionalNode:
+		m.size(n.Cond)
+		a, b := m.value(n.Exp1), m.value(n.Exp2)
+		return extent{plus(a.size, b.size), plus(a.count, b.count)}
+	case *ast.ArrayNode:
+		out := constant(1)
+		for _, item := range n.Nodes {
+			out.add(m.size(item), 1)
+		}
+		return extent{out, constant(float64(len(n.Nodes)))}
+	}
+	return one()
+}
+
+func (m *meter) binary(n *ast.BinaryNode) poly {
+	left := m.size(n.Left)
+	if array, ok := n.Right.(*ast.ArrayNode); ok && n.Operator == "in" && isTable(array) {
+		m.spend(n, left, 2) // looked up in a table
+		return constant(1)
+	}
+	right := m.size(n.Right)
+	both := plus(left, right)
+	switch {
+	case scalar(n.Left.Type()) && scalar(n.Right.Type()):
+	case n.Operator != "==" && n.Operator != "!=":
+		m.spend(n, both, 2)
+	case isShort(n.Left):
+		m.spend(n, left, 2)
+	case isShort(n.Right):
+		m.spend(n, right, 2)
+	default:
+		m.spend(n, both, 2)
+	}
+	return both
+}
+
+// isShort reports whether to compare with a node takes no longer than its own
+// size, whatever it is compared with.
+func isShort(n ast.Node) bool {
+	switch n.(type) {
+	case *ast.NilNode, *ast.StringNode:
+		return true
+	}
+	return false
+}
+
+// isTable reports whether the library makes a table of a list: of literals of one
+// kind.
+func isTable(array *ast.ArrayNode) bool {
+	if len(array.Nodes) == 0 {
+		return false
+	}
+	kind := reflect.TypeOf(array.Nodes[0])
+	if kind != reflect.TypeFor[*ast.IntegerNode]() && kind != reflect.TypeFor[*ast.StringNode]() {
+		return false
+	}
+	return !slices.ContainsFunc(array.Nodes, func(n ast.Node) bool { return reflect.TypeOf(n) != kind })
+}
+
+// call counts the steps of a call. Where functions make something of their
+// arguments, the size of what they make is counted too.
+func (m *meter) call(n ast.Node, name string, args []ast.Node) extent {
+	if p := m.patterns.byName[name]; p != nil {
+		text := m.size(args[0])
+		steps := constant(4)
+		steps.add(text, 2*float64(p.size))
+		m.spend(n, steps, 1)
+		m.part(n, "matches", steps)
+		return one()
+	}
+	if len(args) == 2 {
+		if predicate, ok := args[1].(*ast.PredicateNode); ok {
+			return m.predicate(n, name, args[0], predicate)
+		}
+	}
+	values := make([]extent, len(args))
+	all := poly{}
+	for i, a := range args {
+		values[i] = m.value(a)
+		all.add(values[i].size, 1)
+	}
+	m.spend(n, constant(4), 1)
+	switch name {
+	case "date":
+		// One layout is tried after the other; a time zone is looked up in files.
+		m.spend(n, constant(map[bool]float64{true: 4000, false: 150}[len(args) > 2]), 1)
+	case "len", "hasPrefix", "hasSuffix", "indexOf", "lastIndexOf":
+		m.spend(n, all, 1)
+	case "trim", "trimPrefix", "trimSuffix":
+		m.spend(n, m.product(n, all, all), 16)
+	case "lower", "upper":
+		m.spend(n, all, 6)
+		return same(plus(all, all, all))
+	case "string":
+		made := poly{}
+		switch t := args[0].Type(); {
+		case scalar(t):
+			return same(constant(4))
+		case t != nil && t.Kind() == reflect.String:
+			return same(all)
+		}
+		made.add(all, 20) // names of fields are written with each
+		m.spend(n, made, 1)
+		return same(made)
+	default:
+		m.spend(n, all, 8)
+	}
+	return same(all)
+}
+
+// predicate counts the steps of a function that goes through a list.
+func (m *meter) predicate(n ast.Node, name string, list ast.Node, predicate *ast.PredicateNode) extent {
+	items := m.value(list)
+	inner := &scope{steps: constant(4), item: itemVariable + 2*uint16(len(m.scopes))}
+	m.scopes = append(m.scopes, inner)
+	made := m.size(predicate.Node)
+	m.scopes = m.scopes[:len(m.scopes)-1]
+	steps := inner.steps.over(inner.item, items)
+	m.spend(n, steps, 1)
+	if steps != nil {
+		m.part(n, name+"(…)", steps)
+	}
+	switch name {
+	case "map":
+		size := plus(constant(1), made).over(inner.item, items)
+		m.spend(n, size, 1)
+		if size == nil {
+			return one()
+		}
+		return extent{size, items.count}
+	case "filter":
+		return items
+	case "find", "findLast":
+		return same(items.size)
+	case "sum":
+		size := plus(constant(1), made).over(inner.item, items)
+		if size == nil {
+			m.complex = n
+			return one()
+		}
+		return same(size)
+	}
+	return one()
+}
+
+// part notes a test that may take long, if it is not within another one.
+func (m *meter) part(n ast.Node, what string, steps poly) {
+	if len(m.scopes) == 1 {
+		m.parts = append(m.parts, costPart{n, what, steps})
+	}
+}
+
+// column bounds a column's cells.
+func (m *meter) column(name string) extent {
+	if v, ok := m.cells[name]; ok {
+		return v
+	}
+	var v extent
+	switch t, ok := m.types[name]; {
+	case name == schema.IDColumn:
+		v = same(constant(textSize(36)))
+	case name == schema.SplitColumn:
+		v = same(constant(textSize(schema.MaxNameLen)))
+	case !ok: // part of a blob column: the longest is a key's digits
+		v = same(constant(textSize(2 * len(schema.Key{}))))
+	default:
+		if n, fixed := cellSize(t); fixed {
+			v = same(constant(n))
+			if list, ok := t.(*arrow.FixedSizeListType); ok {
+				v.count = constant(float64(list.Len()))
+			}
+			break
+		}
+		m.columns = append(m.columns, name)
+		n := uint16(2 * len(m.columns))
+		v = extent{variable(n - 1), variable(n)}
+	}
+	m.cells[name] = v
+	return v
+}
