@@ -379,20 +379,21 @@ func (s *Server) cancelFlightInfo(ctx context.Context, b []byte, send func([]byt
 	if len(endpoints) == 0 {
 		return &schema.FieldError{Field: "info.endpoint", Got: "none", Want: "the endpoints that GetFlightInfo gave"}
 	}
-	plans, opened := map[string]bool{}, map[string]bool{}
+	// A plan's id depends on no row: nothing is opened or evaluated, and the snapshot
+	// may be gone.
+	plans, seen := map[string]bool{}, map[string]bool{}
 	for i, e := range endpoints {
 		t, err := schema.ParseTicket(e.GetTicket().GetTicket())
 		if err != nil {
 			return fmt.Errorf("endpoint %d: %w", i, err)
 		}
-		if req := string(t.Request.Marshal()); !opened[req] { // as a rule they are all the same
-			opened[req] = true
-			job, err := s.engine.Open(ctx, t.Request)
+		if req := string(t.Request.Marshal()); !seen[req] { // as a rule they are all the same
+			seen[req] = true
+			id, err := s.engine.PlanID(ctx, t.Request)
 			if err != nil {
 				return fmt.Errorf("endpoint %d: %w", i, err)
 			}
-			plans[job.ID()] = true
-			job.Close()
+			plans[id] = true
 		}
 	}
 	result := flight.CancelFlightInfoResult{Status: flight.CancelStatusCancelled}

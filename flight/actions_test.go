@@ -292,6 +292,22 @@ func TestActionCancel(t *testing.T) {
 	if result, err = f.client.CancelFlightInfo(t.Context(), &flight.CancelFlightInfoRequest{Info: info}); err != nil || result.Status != flight.CancelStatusCancelled {
 		t.Errorf("got %v, %v", result, err)
 	}
+	// Also when the snapshot is gone, and without its rows, which an expression
+	// would need.
+	whole, err := f.client.GetFlightInfo(t.Context(), command(`{"dataset": "big", "batch": 5, "where": "position >= 0"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	four := f.stalled(t.Context(), string(whole.Endpoint[0].Ticket.Ticket))
+	defer func() {
+		if _, err := f.act("drop", `{"dataset": "big"}`); err != nil {
+			t.Fatal(err)
+		}
+		if result, err := f.client.CancelFlightInfo(t.Context(), &flight.CancelFlightInfoRequest{Info: whole}); err != nil || result.Status != flight.CancelStatusCancelled {
+			t.Errorf("after the snapshot was dropped: %v, %v", result, err)
+		}
+		wantCode(t, drainStream(four), codes.Canceled, "cancelled")
+	}()
 	// A cancelled plan can be served again.
 	recs, err := f.get(info.Endpoint[0].Ticket)
 	if err != nil || rowsOf(recs) != largeRows {

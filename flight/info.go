@@ -2,7 +2,6 @@ package flight
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -12,6 +11,8 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/flight"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"bowstring/fetch"
+	"bowstring/fetch/admission"
 	"bowstring/fetch/store"
 	"bowstring/schema"
 )
@@ -66,35 +67,69 @@ func (s *Server) PollFlightInfo(ctx context.Context, d *flight.FlightDescriptor)
 }
 
 func (s *Server) flightInfo(ctx context.Context, d *flight.FlightDescriptor, req schema.Request) (*flight.FlightInfo, error) {
-	ranks := req.WorldSize()
-	if ranks > int64(s.opts.MaxEndpoints) {
-		return nil, fmt.Errorf("%w: world.size is %d, MaxEndpoints is %d; a ticket for one rank can be written by hand", schema.ErrLimit, ranks, s.opts.MaxEndpoints)
+	// Before anything is evaluated or made: the job's tickets are no shorter.
+	if err := s.checkAnswer(req); err != nil {
+		return nil, err
 	}
 	job, err := s.engine.Open(ctx, req)
 	if err != nil {
 		return nil, err
 	}
 	defer job.Close()
-	req = job.Request()
-	plan := job.Plan()
-
-	size := ranks * int64(len(schema.Ticket{Request: req}.Marshal()))
-	if size > int64(s.opts.MaxMessageBytes) {
-		return nil, fmt.Errorf("%w: the tickets of %d ranks take %d bytes, MaxMessageBytes is %d; upload the selection and name it", schema.ErrLimit, ranks, size, s.opts.MaxMessageBytes)
+	if err := s.checkAnswer(job.Request()); err != nil {
+		return nil, err
 	}
 	bytes, err := s.engine.TotalBytes(ctx, job)
 	if err != nil {
 		return nil, err
 	}
+	// It is in memory until it was sent, and the call is over: once as it is made,
+	// once as a message.
+	memory, err := s.opts.Ledger.Reserve(ctx, admission.Results, 2*answerBytes(job.Request()))
+	if err != nil {
+		return nil, fmt.Errorf("an answer with %d endpoints: %w", req.WorldSize(), err)
+	}
+	context.AfterFunc(ctx, memory.Release)
+	return s.infoOf(d, &fetch.Outline{Request: job.Request(), ID: job.ID(), Plan: job.Plan(), Projection: job.Projection()}, bytes)
+}
+
+// maxAnswerBytes bounds the answer of a GetFlightInfo. As many ranks as there may
+// be fit in, with tickets of some 200 bytes.
+const maxAnswerBytes = 24 << 20
+
+// answerBytes is about how many bytes the answer for a request has: each endpoint
+// has a ticket, and says how much it brings.
+func answerBytes(req schema.Request) int64 {
+	const about = 128 // rank, rows, steps, expiration time, and what holds them in memory
+	return req.WorldSize() * int64(len(schema.Ticket{Request: req}.Marshal())+about)
+}
+
+// checkAnswer fails if the answer for a request would be too large.
+func (s *Server) checkAnswer(req schema.Request) error {
+	ranks := req.WorldSize()
+	if ranks > int64(s.opts.MaxEndpoints) {
+		return fmt.Errorf("%w: world.size is %d, MaxEndpoints is %d; a ticket for one rank can be written by hand", schema.ErrLimit, ranks, s.opts.MaxEndpoints)
+	}
+	if n := answerBytes(req); n > maxAnswerBytes && ranks > 1 {
+		return fmt.Errorf("%w: %d tickets of %d bytes make an answer of %d bytes, at most %d are allowed; a ticket is the request with a \"rank\", and may be written by hand; "+
+			"a selection that is uploaded and named makes it shorter", schema.ErrLimit, ranks, n/ranks, n, maxAnswerBytes)
+	}
+	return nil
+}
+
+// infoOf says what an outline means, with an endpoint for each rank.
+func (s *Server) infoOf(d *flight.FlightDescriptor, o *fetch.Outline, bytes int64) (*flight.FlightInfo, error) {
+	req, plan := o.Request, o.Plan
+	ranks := req.WorldSize()
 	about, err := encodeJSON(planInfo{
-		Plan: job.ID(), Dataset: req.Dataset, Snapshot: req.Snapshot, Ranks: ranks,
+		Plan: o.ID, Dataset: req.Dataset, Snapshot: req.Snapshot, Ranks: ranks,
 		Steps: plan.Steps(), Rows: plan.Rows(), Dropped: plan.Dropped(), Padded: plan.Padded(),
 	})
 	if err != nil {
 		return nil, err
 	}
 	info := &flight.FlightInfo{
-		Schema:           flight.SerializeSchema(job.Projection().Schema, s.mem),
+		Schema:           flight.SerializeSchema(o.Projection.Schema, s.mem),
 		FlightDescriptor: d,
 		Endpoint:         make([]*flight.FlightEndpoint, ranks),
 		TotalRecords:     plan.Rows(),
@@ -223,12 +258,9 @@ func (s *Server) ListFlights(c *flight.Criteria, stream flight.FlightService_Lis
 			paths = append(paths, []string{d.Name})
 		}
 		for _, path := range paths {
-			info, err := s.listed(ctx, snap, path)
+			info, err := s.listed(snap, path)
 			if err != nil {
 				return err
-			}
-			if info == nil {
-				return nil // dropped meanwhile
 			}
 			if err := stream.Send(info); err != nil {
 				return err
@@ -238,26 +270,21 @@ func (s *Server) ListFlights(c *flight.Criteria, stream flight.FlightService_Lis
 	})
 }
 
-// listed describes one split for a listing. A manifest that cannot be read is
-// said in the info, so that one damaged dataset does not hide the others.
-func (s *Server) listed(ctx context.Context, snap *schema.Snapshot, path []string) (*flight.FlightInfo, error) {
+// listed describes one split for a listing, from the record of the snapshot: no
+// manifest is opened for it. So its bytes are told only if somebody has asked for
+// them before.
+func (s *Server) listed(snap *schema.Snapshot, path []string) (*flight.FlightInfo, error) {
 	req := schema.Request{Dataset: snap.Dataset, Snapshot: snap.Number}
 	if len(path) == 2 {
 		req.Split = path[1]
 	}
-	d := &flight.FlightDescriptor{Type: flight.DescriptorPATH, Path: path}
-	info, err := s.flightInfo(ctx, d, req)
-	switch {
-	case err == nil:
-		return info, nil
-	case errors.Is(err, schema.ErrNotFound):
-		return nil, nil
-	case !errors.Is(err, schema.ErrDataLoss):
+	o, err := s.engine.Outline(snap, req)
+	if err != nil {
 		return nil, err
 	}
-	about, jerr := json.Marshal(map[string]any{"dataset": snap.Dataset, "snapshot": snap.Number, "split": req.Split, "error": err.Error()})
-	if jerr != nil {
-		return nil, jerr
+	bytes, ok := s.engine.KnownBytes(o)
+	if !ok {
+		bytes = -1
 	}
-	return &flight.FlightInfo{FlightDescriptor: d, TotalRecords: -1, TotalBytes: -1, AppMetadata: about}, nil
+	return s.infoOf(&flight.FlightDescriptor{Type: flight.DescriptorPATH, Path: path}, o, bytes)
 }

@@ -3,6 +3,7 @@ package flight
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -10,6 +11,8 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/memory"
 	"google.golang.org/grpc/codes"
 
+	"bowstring/fetch/admission"
+	"bowstring/fetch/store"
 	"bowstring/schema"
 )
 
@@ -54,7 +57,32 @@ func TestListFlights(t *testing.T) {
 			t.Errorf("%s lists %q, want %q", tt.criteria, got, tt.want)
 		}
 	}
-	_, err := f.infos(`{"name": "x"}`)
+	// Listing opens no manifest; what is known of bytes is told.
+	if _, err := f.engine.GC(t.Context(), store.GCOptions{DryRun: true}); err != nil { // closes what is idle
+		t.Fatal(err)
+	}
+	reads := f.store.Stats().BlobReads
+	infos, err := f.infos("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := f.store.Stats().BlobReads - reads; n != 0 || f.engine.Stats().Snapshots != 0 {
+		t.Errorf("listing read %d blobs, and %d snapshots are open", n, f.engine.Stats().Snapshots)
+	}
+	for _, info := range infos {
+		again, err := f.client.GetFlightInfo(t.Context(), info.FlightDescriptor)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info.TotalBytes != again.TotalBytes {
+			t.Errorf("%s has %d bytes as listed after it was asked for, and %d", info.FlightDescriptor.Path, info.TotalBytes, again.TotalBytes)
+		}
+	}
+	f.fill("ants", 10)
+	if infos, err = f.infos(`{"dataset": "ants"}`); err != nil || infos[0].TotalBytes != -1 || infos[0].TotalRecords != 10 {
+		t.Errorf("what nobody asked for is listed as %v, %v", infos, err)
+	}
+	_, err = f.infos(`{"name": "x"}`)
 	wantCode(t, err, codes.InvalidArgument, "name: got an unknown field, want dataset")
 	_, err = f.infos(`{"dataset": "a*b"}`)
 	wantCode(t, err, codes.InvalidArgument, "dataset")
@@ -222,4 +250,35 @@ func TestGetSchema(t *testing.T) {
 			t.Errorf("GetSchema says %s, DoGet sends %s", s, recs[0].Schema())
 		}
 	}
+}
+
+// TestGetFlightInfoIsBounded: an answer is measured before it is made or anything
+// is evaluated for it, and counted until it was sent.
+func TestGetFlightInfoIsBounded(t *testing.T) {
+	limits := admission.Limits{Results: 4 << 20}
+	limits.EnsureDefaults()
+	ledger := admission.NewLedger(limits)
+	f := serve(t, Options{Ledger: ledger})
+	f.fill("d", 20)
+	long := strings.Repeat(" ", 16000) + "label >= 0"
+	_, err := f.client.GetFlightInfo(t.Context(), command(`{"dataset": "d", "where": "%s", "world": {"size": 65536}}`, long))
+	wantCode(t, err, codes.ResourceExhausted, "65536 tickets of 16")
+	// Not even the dataset was looked for.
+	_, err = f.client.GetFlightInfo(t.Context(), command(`{"dataset": "none", "where": "%s", "world": {"size": 65536}}`, long))
+	wantCode(t, err, codes.ResourceExhausted, "tickets of")
+	_, err = f.client.GetFlightInfo(t.Context(), command(`{"dataset": "d", "world": {"size": 65536}}`))
+	wantCode(t, err, codes.ResourceExhausted, "65536 endpoints")
+	info, err := f.client.GetFlightInfo(t.Context(), command(`{"dataset": "d", "where": "%s", "world": {"size": 16}}`, long))
+	if err != nil || len(info.Endpoint) != 16 {
+		t.Fatalf("%v, %v", info, err)
+	}
+	if a := ledger.Accounts()[admission.Results]; a.Most < 16*16000 {
+		t.Errorf("%+v", a)
+	}
+	// Give-backs come right after the answers.
+	h, err := ledger.Reserve(t.Context(), admission.Results, limits.Results)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Release()
 }
