@@ -105,8 +105,9 @@ func uploading(t testing.TB, stream flight.DataStreamReader) (in *incoming, done
 	all := newShares(ledger)
 	in = &incoming{
 		stream: stream, opts: &opts, ctx: t.Context(), work: admission.NewWork(0), who: "somebody",
-		lease: all.lease(t.Context(), "somebody"), kept: all.lease(t.Context(), "somebody"),
+		lease: all.lease(t.Context(), "somebody"),
 	}
+	in.kept = in.lease.another()
 	in.mem = &countedAllocator{memory.DefaultAllocator, in.lease}
 	return in, func() {
 		in.lease.release()

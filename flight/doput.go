@@ -225,7 +225,7 @@ func (s *Server) putRows(ctx context.Context, put *putCommand, in *incoming, out
 	}()
 
 	var ack batchAck
-	chunk := s.memory.lease(ctx, in.who) // of the metadata that waits for its chunk to be full
+	chunk := in.kept.another() // of the metadata that waits for its chunk to be full
 	defer chunk.release()
 	for ; ; ack.Batch++ {
 		rec, err := batches.next()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"runtime"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/flight"
@@ -40,7 +41,7 @@ func (s *Server) newIncoming(ctx context.Context, stream flight.DataStreamReader
 	c := callFrom(ctx)
 	in := &incoming{
 		stream: stream, opts: &s.opts, ctx: ctx, work: s.work, who: c.host,
-		lease: c.incoming, kept: s.memory.lease(ctx, c.host),
+		lease: c.incoming, kept: c.incoming.another(),
 	}
 	in.mem = &countedAllocator{s.mem, in.lease}
 	return in
@@ -147,13 +148,11 @@ func (o *oneMessage) Recv() (*flight.FlightData, error) {
 // decodeSchema reads a schema that has passed checkSchema.
 func decodeSchema(fd *flight.FlightData) (s *arrow.Schema, err error) {
 	broken := func(why any) error {
+		if _, ok := errors.AsType[runtime.Error](err); ok {
+			why = "it leads out of itself" // a panic is nothing that a client could read
+		}
 		return fmt.Errorf("%w: the stream does not begin with a schema of Arrow IPC: %.200v", schema.ErrInvalid, why)
 	}
-	defer func() {
-		if p := recover(); p != nil { // the library's, of a broken flatbuffer
-			s, err = nil, broken(p)
-		}
-	}()
 	rdr, err := flight.NewRecordReader(&oneMessage{&flight.FlightData{DataHeader: fd.DataHeader}})
 	if err != nil {
 		return nil, broken(err)

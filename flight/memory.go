@@ -49,10 +49,10 @@ func (s *shares) lease(ctx context.Context, peer string) *lease {
 		s.peers[peer] = p
 	}
 	p.leases++
-	l := &lease{ctx: ctx, shares: s, peer: peer}
-	l.own, _ = p.ledger.Try(admission.Uploads, 0)
-	l.all, _ = s.all.Try(admission.Uploads, 0)
-	return l
+	a := &account{ctx: ctx, shares: s, peer: peer, leases: 1}
+	a.own, _ = p.ledger.Try(admission.Uploads, 0)
+	a.all, _ = s.all.Try(admission.Uploads, 0)
+	return &lease{account: a}
 }
 
 func (s *shares) done(peer string) {
@@ -64,75 +64,106 @@ func (s *shares) done(peer string) {
 	}
 }
 
-// lease is memory that was counted in for one call. It is safe for concurrent
-// use: a call may end while its reader waits for more.
-type lease struct {
-	ctx    context.Context // ends before release
+// account is the memory of one call: what it has itself, it does not wait for.
+type account struct {
+	ctx    context.Context // ends before the leases are released
 	shares *shares
 	peer   string
 
 	mu       sync.Mutex
-	own, all *admission.Hold // nil after release; guarded by mu
+	own, all *admission.Hold // guarded by mu
+	leases   int             // guarded by mu
+}
+
+// lease is a part of an account. It is safe for concurrent use: a call may end
+// while its reader waits for more.
+type lease struct {
+	account *account
+	n       int64 // guarded by account.mu
+	over    bool  // guarded by account.mu
+}
+
+// another returns a lease of the same account, without memory, which the caller
+// releases.
+func (l *lease) another() *lease {
+	l.account.mu.Lock()
+	defer l.account.mu.Unlock()
+	if l.over {
+		return &lease{account: l.account, over: true}
+	}
+	l.account.leases++
+	return &lease{account: l.account}
 }
 
 // grow counts n more bytes in, or waits for a while and fails with
 // schema.ErrLimit.
 func (l *lease) grow(n int64) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.own == nil {
+	a := l.account
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if l.over {
 		return context.Canceled // the call is over
 	}
-	if l.own.TryGrow(n) {
-		if l.all.TryGrow(n) {
-			return nil
-		}
-		l.own.Shrink(n)
-	}
-	busy := fmt.Errorf("%w: %d bytes of memory for uploads did not become free in %s; MaxMessageBytes and the memory for uploads bound them, try again later or with smaller messages",
-		schema.ErrLimit, n, uploadPatience)
-	ctx, cancel := context.WithTimeoutCause(l.ctx, uploadPatience, busy)
-	defer cancel()
-	if err := l.own.Grow(ctx, n); err != nil {
+	if err := a.growLocked(n); err != nil {
 		return err
 	}
-	if err := l.all.Grow(ctx, n); err != nil {
-		l.own.Shrink(n)
+	l.n += n
+	return nil
+}
+
+func (a *account) growLocked(n int64) error {
+	if a.own.TryGrow(n) {
+		if a.all.TryGrow(n) {
+			return nil
+		}
+		a.own.Shrink(n)
+	}
+	busy := fmt.Errorf("%w: %d bytes did not become free in %s; try again later, or with smaller messages", schema.ErrLimit, n, uploadPatience)
+	ctx, cancel := context.WithTimeoutCause(a.ctx, uploadPatience, busy)
+	defer cancel()
+	if err := a.own.Grow(ctx, n); err != nil {
+		return err
+	}
+	if err := a.all.Grow(ctx, n); err != nil {
+		a.own.Shrink(n)
 		return err
 	}
 	return nil
 }
 
 func (l *lease) shrink(n int64) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.own != nil {
-		l.own.Shrink(n)
-		l.all.Shrink(n)
-	}
+	l.account.mu.Lock()
+	defer l.account.mu.Unlock()
+	l.shrinkLocked(n)
+}
+
+func (l *lease) shrinkLocked(n int64) {
+	n = min(n, l.n)
+	l.n -= n
+	l.account.own.Shrink(n)
+	l.account.all.Shrink(n)
 }
 
 // bytes is how much the lease has.
 func (l *lease) bytes() int64 {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.own == nil {
-		return 0
-	}
-	return l.all.Bytes()
+	l.account.mu.Lock()
+	defer l.account.mu.Unlock()
+	return l.n
 }
 
 // release gives all of it back, once and for all.
 func (l *lease) release() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.own == nil {
+	a := l.account
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if l.over {
 		return
 	}
-	l.own.Release()
-	l.all.Release()
-	l.own, l.all = nil, nil
-	l.shares.done(l.peer)
+	l.shrinkLocked(l.n)
+	l.over = true
+	if a.leases--; a.leases == 0 {
+		a.shares.done(a.peer)
+	}
 }
 
 // countedAllocator allocates for a lease. It panics with a refusal where that has no

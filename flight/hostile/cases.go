@@ -1,0 +1,154 @@
+package hostile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+)
+
+// Dataset is what the cases name, and an honest client reads: it has a column
+// "position", and a blob column "image". Scratch is what uploads are made for.
+const (
+	Dataset = "honest"
+	Scratch = "scratch"
+)
+
+// Case is something that a stranger can send.
+type Case struct {
+	Name string
+	// Codes and Text are what it is answered with: one of the codes, and words of
+	// the message. No codes: it may be answered in any way, or not at all.
+	Codes []codes.Code
+	Text  string
+	// Heavy cases keep the server busy until their deadline, as those who sent
+	// them are entitled to: their own share of it.
+	Heavy bool
+	Run   func(ctx context.Context, t Target) error
+}
+
+// Check is nil if err is what the case is to be answered with.
+func (c Case) Check(err error) error {
+	if len(c.Codes) == 0 {
+		return nil
+	}
+	var refused *RefusedError
+	if !errors.As(err, &refused) {
+		return fmt.Errorf("%s: the server said %w, want %s with %q", c.Name, orNothing(err), c.Codes, c.Text)
+	}
+	for _, code := range c.Codes {
+		if refused.Code == code && strings.Contains(refused.Message, c.Text) {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s: the server said %w, want %s with %q", c.Name, err, c.Codes, c.Text)
+}
+
+var errNothing = errors.New("nothing was wrong with it")
+
+func orNothing(err error) error {
+	if err == nil {
+		return errNothing
+	}
+	return err
+}
+
+var (
+	invalid   = []codes.Code{codes.InvalidArgument}
+	exhausted = []codes.Code{codes.ResourceExhausted}
+	either    = []codes.Code{codes.InvalidArgument, codes.ResourceExhausted}
+)
+
+// Cases are all there are.
+func Cases() []Case {
+	return append(append(uploads(), requests()...), connections()...)
+}
+
+// asking is a case that makes one call.
+func asking(name, method string, want []codes.Code, text string, messages ...[]byte) Case {
+	return Case{Name: name, Codes: want, Text: text, Run: func(ctx context.Context, t Target) error {
+		return t.Ask(ctx, method, messages...)
+	}}
+}
+
+// requests are tickets, descriptors and actions.
+func requests() []Case {
+	zeros := strings.TrimSuffix(strings.Repeat("0,", 2000), ",")
+	slow := func(where string) string { return fmt.Sprintf(`{"dataset": %q, "where": %q}`, Dataset, where) }
+	info := func(name, command string) Case {
+		return Case{Name: name, Heavy: true, Run: func(ctx context.Context, t Target) error {
+			return t.Ask(ctx, "GetFlightInfo", descriptor(command))
+		}}
+	}
+	get := func(name, ticket string) Case {
+		return Case{Name: name, Heavy: true, Run: func(ctx context.Context, t Target) error {
+			return t.Ask(ctx, "DoGet", textField(1, ticket))
+		}}
+	}
+	bad := func(name, ticket, text string) Case {
+		return asking(name, "DoGet", invalid, text, textField(1, ticket))
+	}
+	long := strings.Repeat("x", 3<<20)
+	return []Case{
+		info("where that is nested", slow("all(["+zeros+"], all(["+zeros+"], # >= 0))")),
+		info("where with regular expressions", slow(`file_name matches "`+strings.Repeat("a{1,1000}", 1500)+`"`)),
+		info("endpoints with a long where", fmt.Sprintf(`{"dataset": %q, "world": {"size": 65536}, "where": %q}`, Dataset, strings.Repeat("position >= 0 and ", 800)+"true")),
+		info("pad of a batch of 2^31-1", fmt.Sprintf(`{"dataset": %q, "batch": 2147483647, "remainder": "pad"}`, Dataset)),
+		info("a selection of one use", fmt.Sprintf(`{"dataset": %q, "selection": {"positions": [%s]}}`, Dataset, numbers(300))),
+		get("epochs without rows", fmt.Sprintf(`{"dataset": %q, "columns": ["image"], "batch": 4, "world": {"size": 6}, "rank": 3, "epochs": 2147483647, "shuffle": {"seed": 1}}`, Dataset)),
+		{Name: "batches of 1 GiB", Heavy: true, Run: func(ctx context.Context, t Target) error {
+			return t.stalled(ctx, 64, fmt.Sprintf(`{"dataset": %q, "columns": ["image"], "batch": 2147483647, "batch_bytes": 1073741824}`, Dataset))
+		}},
+		{Name: "short streams of many seeds", Heavy: true, Run: func(ctx context.Context, t Target) error {
+			for seed := 0; seed < 300 && ctx.Err() == nil; seed++ {
+				ticket := fmt.Sprintf(`{"dataset": %q, "columns": ["position"], "batch": 1, "stop": 1, "shuffle": {"seed": %d}}`, Dataset, seed)
+				if err := t.Ask(ctx, "DoGet", textField(1, ticket)); err != nil {
+					return err
+				}
+			}
+			return nil
+		}},
+		asking("cancelling what is not there", "DoAction", []codes.Code{codes.InvalidArgument, codes.NotFound}, "",
+			append(textField(1, "CancelFlightInfo"), textField(2, strings.Repeat("\x0a\x00", 1000))...)),
+		asking("ticket of 3 MiB", "DoGet", exhausted, "MaxRequestBytes", textField(1, long)),
+		asking("descriptor of 3 MiB", "GetFlightInfo", exhausted, "MaxRequestBytes", descriptor(long)),
+		asking("action of 3 MiB", "DoAction", exhausted, "MaxRequestBytes", textField(2, long)),
+		asking("criteria of 3 MiB", "ListFlights", exhausted, "MaxRequestBytes", textField(1, long)),
+		asking("no protobuf", "GetFlightInfo", invalid, "protobuf", []byte{0xff, 0xff, 0xff}),
+		asking("no FlightData", "DoPut", invalid, "FlightData", []byte{0xff, 0xff, 0xff}),
+		bad("no JSON", strings.Repeat("[", 100_000), "ticket"),
+		bad("negative", fmt.Sprintf(`{"dataset": %q, "step": -1}`, Dataset), "step"),
+		bad("step beyond all", fmt.Sprintf(`{"dataset": %q, "step": 9223372036854775808}`, Dataset), "step"),
+		bad("epochs beyond the last", fmt.Sprintf(`{"dataset": %q, "epochs": 2, "shuffle": {"epoch": 18446744073709551615}}`, Dataset), "epochs"),
+	}
+}
+
+// stalled begins streams that are never read.
+func (t Target) stalled(ctx context.Context, n int, ticket string) error {
+	c, err := t.Dial(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	for range n {
+		s, err := c.Open(flightURL+"DoGet", timeoutOf(ctx)...)
+		if err != nil {
+			return err
+		}
+		if err := s.Write(ctx, framed(textField(1, ticket)), true); err != nil {
+			return err
+		}
+	}
+	<-ctx.Done()
+	return nil
+}
+
+func numbers(n int) string {
+	list := make([]string, n)
+	for i := range list {
+		list[i] = fmt.Sprint(i * 3)
+	}
+	return strings.Join(list, ",")
+}

@@ -1,0 +1,147 @@
+package hostile
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/apache/arrow/go/v17/arrow/array"
+	arrowflight "github.com/apache/arrow/go/v17/arrow/flight"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// attacker is another address of this machine than the honest client's.
+var attacker = net.IPv4(127, 0, 0, 2)
+
+// patience is how long the server may take to answer a case, and the time that
+// heavy ones ask for.
+const (
+	patience = 60 * time.Second
+	heavy    = 2 * time.Second
+)
+
+// honest reads the dataset epoch after epoch and checks every sample.
+type honest struct {
+	rows   atomic.Int64
+	cancel context.CancelFunc
+	ended  chan error
+}
+
+func startHonest(t *testing.T, addr string) *honest {
+	t.Helper()
+	h := &honest{ended: make(chan error, 1)}
+	var ctx context.Context
+	ctx, h.cancel = context.WithCancel(t.Context())
+	go func() { h.ended <- h.read(ctx, addr) }()
+	return h
+}
+
+func (h *honest) read(ctx context.Context, addr string) error {
+	c, err := arrowflight.NewClientWithMiddleware(addr, nil, nil, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	ticket := fmt.Sprintf(`{"dataset": %q, "columns": ["position", "image"], "batch": 100, "shuffle": {"seed": 5}, "epochs": 1000000}`, Dataset)
+	stream, err := c.DoGet(ctx, &arrowflight.Ticket{Ticket: []byte(ticket)})
+	if err != nil {
+		return err
+	}
+	rdr, err := arrowflight.NewRecordReader(stream)
+	if err != nil {
+		return err
+	}
+	defer rdr.Release()
+	seen := map[int64]bool{}
+	for rdr.Next() {
+		positions, images := rdr.Record().Column(0).(*array.Int64), rdr.Record().Column(1).(*array.LargeBinary)
+		for i := range positions.Len() {
+			p := positions.Value(i)
+			if seen[p] {
+				return fmt.Errorf("position %d came twice in an epoch", p)
+			}
+			if seen[p] = true; !bytes.Equal(images.Value(i), blob(p)) {
+				return fmt.Errorf("the image of position %d is wrong", p)
+			}
+		}
+		if len(seen) == rows {
+			clear(seen)
+		}
+		h.rows.Add(rdr.Record().NumRows())
+	}
+	if ctx.Err() != nil {
+		return nil
+	}
+	return fmt.Errorf("the stream ended: %w", rdr.Err())
+}
+
+// epoch waits for the honest client to have read all samples once more.
+func (h *honest) epoch(t *testing.T) {
+	t.Helper()
+	want := h.rows.Load() + rows
+	for deadline := time.Now().Add(patience); h.rows.Load() < want; time.Sleep(time.Millisecond) {
+		select {
+		case err := <-h.ended:
+			h.ended <- err
+			t.Fatalf("the honest client: %v", err)
+		default:
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the honest client got no further")
+		}
+	}
+}
+
+// Whatever is sent, the server lives within its memory, says what is wrong with
+// it, and goes on giving an honest client its samples.
+func TestHostile(t *testing.T) {
+	if testing.Short() {
+		t.Skip("some cases wait for the server's patience to end")
+	}
+	v := startVictim(t)
+	h := startHonest(t, v.addr)
+	h.epoch(t)
+	for _, c := range Cases() {
+		t.Run(c.Name, func(t *testing.T) {
+			limit := patience
+			if c.Heavy {
+				limit = heavy
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), limit)
+			defer cancel()
+			before := h.rows.Load()
+			got := c.Run(ctx, Target{v.addr, attacker})
+			t.Logf("the honest client read %d rows; answered with: %.300v", h.rows.Load()-before, got)
+			if err := c.Check(got); err != nil {
+				t.Error(err)
+			}
+			if refused, ok := errors.AsType[*RefusedError](got); ok && (refused.Code == codes.Internal || strings.Contains(refused.Message, "runtime error")) {
+				t.Errorf("the server said what only its log should: %v", refused)
+			}
+			if got := v.resident(t); got > memoryLimit {
+				t.Errorf("the server has %d MiB resident, its limit is %d", got>>20, int64(memoryLimit)>>20)
+			}
+		})
+	}
+	began := time.Now()
+	h.epoch(t)
+	t.Logf("an epoch after all of that took %s", time.Since(began))
+	h.cancel()
+	if err := <-h.ended; err != nil {
+		t.Errorf("the honest client: %v", err)
+	}
+	if err := v.stop(); err != nil {
+		t.Errorf("the server ended: %v", err)
+	}
+	if bytes.Contains(v.log.Bytes(), []byte("panic")) {
+		t.Error("a case made the server panic")
+	}
+}

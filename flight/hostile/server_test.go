@@ -1,0 +1,196 @@
+package hostile
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
+	"github.com/apache/arrow/go/v17/arrow/memory"
+
+	"bowstring/fetch"
+	"bowstring/fetch/admission"
+	"bowstring/fetch/ingest"
+	"bowstring/fetch/store/local"
+	"bowstring/flight"
+	"bowstring/schema"
+)
+
+// The server under attack is this test's binary again, in a process of its own
+// whose memory has a limit.
+const (
+	serveEnv    = "BOWSTRING_HOSTILE_SERVE"
+	memoryLimit = 1 << 30 // what it may take; Go's runtime is told a tenth less
+	dataLimit   = 3 << 30 // where the kernel ends it: also what is mapped and not touched counts
+
+	rows      = 2200
+	blobBytes = 4000
+)
+
+// blob is the image at a position.
+func blob(position int64) []byte {
+	return bytes.Repeat(fmt.Appendf(nil, "%08d", position), blobBytes/8)
+}
+
+// serveUntilTold serves the store at dir until its input ends.
+func serveUntilTold(dir string) error {
+	if err := syscall.Setrlimit(syscall.RLIMIT_DATA, &syscall.Rlimit{Cur: dataLimit, Max: dataLimit}); err != nil {
+		return err
+	}
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
+	store, err := local.Open(dir, local.Options{Logger: log})
+	if err != nil {
+		return err
+	}
+	engine := fetch.NewEngine(store, fetch.Options{WindowBytes: 128 << 20, Logger: log})
+	limits := admission.Limits{Uploads: 256 << 20}
+	limits.EnsureDefaults()
+	server := flight.New(engine, flight.Options{
+		MaxMessageBytes: 64 << 20, RequestTimeout: 2 * time.Second, MessageTimeout: 2 * time.Second,
+		Ledger: admission.NewLedger(limits), DrainTimeout: 5 * time.Second, Logger: log,
+	})
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	fmt.Println(l.Addr())
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	_ = server.Shutdown(context.Background()) // what is cut off was the attackers'
+	if err := <-served; err != nil {
+		return err
+	}
+	if err := engine.Close(); err != nil {
+		return err
+	}
+	return store.Close()
+}
+
+// fillStore makes the honest client's dataset.
+func fillStore(dir string) (err error) {
+	store, err := local.Open(dir, local.Options{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if cerr := store.Close(); err == nil {
+			err = cerr
+		}
+	}()
+	meta := []arrow.Field{{Name: "file_name", Type: arrow.BinaryTypes.String}}
+	s, err := schema.NewSchema(meta, []arrow.Field{schema.BlobField("image", schema.MediaImage, false)})
+	if err != nil {
+		return err
+	}
+	ctx := context.Background()
+	w, err := ingest.New(ctx, store, ingest.Options{Dataset: Dataset, Schema: s})
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	names := array.NewStringBuilder(memory.DefaultAllocator)
+	defer names.Release()
+	ids := make([]schema.ID, rows)
+	blobs := make([][]byte, rows)
+	for i := range rows {
+		names.Append(fmt.Sprintf("%06d.jpg", i))
+		ids[i] = schema.SampleID(Dataset, strconv.Itoa(i))
+		blobs[i] = blob(int64(i))
+	}
+	rec := array.NewRecord(arrow.NewSchema(meta, nil), []arrow.Array{names.NewArray()}, rows)
+	defer rec.Release()
+	if err := w.Write(ctx, "", ids, rec, [][][]byte{blobs}); err != nil {
+		return err
+	}
+	_, _, err = w.Commit(ctx)
+	return err
+}
+
+// victim is a server in a process of its own.
+type victim struct {
+	cmd  *exec.Cmd
+	addr string
+	log  bytes.Buffer // read after the process has ended
+	stop func() error // ends it in good order
+}
+
+func startVictim(t *testing.T) *victim {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "store")
+	if err := fillStore(dir); err != nil {
+		t.Fatal(err)
+	}
+	v := &victim{cmd: exec.Command(os.Args[0])}
+	v.cmd.Env = append(os.Environ(), serveEnv+"="+dir, fmt.Sprintf("GOMEMLIMIT=%d", memoryLimit/10*9))
+	v.cmd.Stderr = &v.log
+	in, err := v.cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := v.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := v.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var ended error
+	over := false
+	v.stop = func() error {
+		if !over {
+			over = true
+			_ = in.Close()
+			ended = v.cmd.Wait()
+		}
+		return ended
+	}
+	t.Cleanup(func() {
+		if err := v.stop(); err != nil {
+			t.Errorf("the server ended: %v", err)
+		}
+		if t.Failed() {
+			log := v.log.String()
+			t.Logf("the server's log:\n%s", log[:min(len(log), 20_000)])
+		}
+	})
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.addr = strings.TrimSpace(line)
+	return v
+}
+
+// peak is the most memory that the server has had resident, but for files.
+func (v *victim) resident(t *testing.T) int64 {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", v.cmd.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if rest, ok := strings.CutPrefix(line, "RssAnon:"); ok {
+			kb, err := strconv.ParseInt(strings.Fields(rest)[0], 10, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return kb << 10
+		}
+	}
+	t.Fatal("the server has no memory")
+	return 0
+}
