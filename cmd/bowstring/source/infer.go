@@ -1,11 +1,8 @@
 package source
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
-	"io"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -140,69 +137,5 @@ func textValue(s string) any {
 }
 
 // valueBytes bounds the memory of what parseObject makes of a text: a list of single digits
-// becomes the largest for its size.
-func valueBytes(data []byte) int64 { return 8 * int64(len(data)) }
-
-// parseObject reads a JSON object; objects within become columns of their own,
-// "place": {"lat": 1} being place_lat.
-func parseObject(data []byte) (map[string]any, error) {
-	dec := json.NewDecoder(bytes.NewReader(data))
-	dec.UseNumber()
-	var v any
-	if err := dec.Decode(&v); err != nil {
-		return nil, fmt.Errorf("bad JSON: %w", err)
-	}
-	if _, err := dec.Token(); err != io.EOF {
-		return nil, fmt.Errorf("bad JSON: more than one value")
-	}
-	object, ok := v.(map[string]any)
-	if !ok {
-		return nil, fmt.Errorf("bad JSON: got %.40s, want an object", bytes.TrimSpace(data))
-	}
-	flat := map[string]any{}
-	if err := flatten(flat, "", object); err != nil {
-		return nil, err
-	}
-	return flat, nil
-}
-
-func flatten(into map[string]any, prefix string, object map[string]any) error {
-	for k, v := range object {
-		name := prefix + k
-		if inner, ok := v.(map[string]any); ok {
-			if err := flatten(into, name+"_", inner); err != nil {
-				return err
-			}
-			continue
-		}
-		if _, twice := into[name]; twice {
-			return fmt.Errorf("bad JSON: two values for column %q", name)
-		}
-		into[name] = plain(v)
-	}
-	return nil
-}
-
-// plain replaces json.Number by int64 or float64, and writes out objects in lists.
-func plain(v any) any {
-	switch v := v.(type) {
-	case json.Number:
-		if i, err := v.Int64(); err == nil {
-			return i
-		}
-		if f, err := v.Float64(); err == nil {
-			return f
-		}
-		return v.String()
-	case []any:
-		list := slices.Clone(v)
-		for i := range list {
-			list[i] = plain(list[i])
-		}
-		return list
-	case map[string]any:
-		return writing(v)
-	default:
-		return v
-	}
-}
+// becomes the largest for its size. An array of single bytes becomes twice that.
+func valueBytes(data []byte) int64 { return 16 * int64(len(data)) }

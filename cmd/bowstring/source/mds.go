@@ -107,6 +107,7 @@ func openMDS(ctx context.Context, root string, opts Options) (Source, error) {
 const (
 	maxIndex        = 256 << 20
 	maxShardSamples = 1 << 24
+	snappyRatio     = 64 // a copy of 64 bytes takes 2 at least
 )
 
 // findParts reads the index of the directory, or those of its folders.
@@ -148,6 +149,13 @@ func (s *mds) findParts(asked string) error {
 		if err := json.Unmarshal(data, &index); err != nil {
 			return fmt.Errorf("%w: %s: %w", schema.ErrInvalid, Quoted(filepath.Join(dir, "index.json")), err)
 		}
+		seen := map[string]bool{}
+		for _, sh := range index.Shards {
+			if seen[sh.Raw.Basename] {
+				return fmt.Errorf("%w: %s lists %s twice", schema.ErrInvalid, Quoted(filepath.Join(dir, "index.json")), Quoted(sh.Raw.Basename))
+			}
+			seen[sh.Raw.Basename] = true
+		}
 		p.shards = index.Shards
 		s.parts = append(s.parts, p)
 	}
@@ -165,6 +173,8 @@ func (s *mds) addColumns(p mdsPart, sh mdsShard) error {
 		return fail("format %q, version %d; want mds, version 2", sh.Format, sh.Version)
 	case len(sh.Names) == 0 || len(sh.Names) != len(sh.Encodings) || len(sh.Names) != len(sh.Sizes):
 		return fail("%d names, %d encodings and %d sizes of columns", len(sh.Names), len(sh.Encodings), len(sh.Sizes))
+	case sh.Samples > maxShardSamples:
+		return fail("%d samples, more than the %d that a shard may have", sh.Samples, maxShardSamples)
 	case sh.Samples < 0 || sh.Raw.Basename == "" || !filepath.IsLocal(sh.Raw.Basename):
 		return fail("%d samples in file %q", sh.Samples, sh.Raw.Basename)
 	case sh.Zip != nil && !filepath.IsLocal(sh.Zip.Basename):
@@ -286,6 +296,9 @@ func (s *mds) sample(key, split string, buf []byte, columns [][]byte, err error)
 			out.Blobs = append(out.Blobs, columns[i])
 			continue
 		}
+		if strings.HasPrefix(c.encoding, "ndarray") {
+			out.Size += valueBytes(columns[i])
+		}
 		v, err := c.decode(columns[i])
 		if err != nil && out.Bad == "" {
 			out.Bad = fmt.Sprintf("%s: %v", Quoted(c.name), err)
@@ -321,7 +334,7 @@ func openShard(p mdsPart, sh mdsShard) (r io.Reader, close func() error, err err
 	algorithm, _, _ := strings.Cut(sh.Compression, ":")
 	switch algorithm {
 	case "zstd":
-		z, err := zstd.NewReader(in)
+		z, err := zstd.NewReader(in, zstdOptions...)
 		if err != nil {
 			return nil, nil, errors.Join(err, f.Close())
 		}
@@ -345,6 +358,8 @@ func openShard(p mdsPart, sh mdsShard) (r io.Reader, close func() error, err err
 			var n int
 			if n, err = snappy.DecodedLen(block); err == nil && int64(n) != sh.Raw.Bytes {
 				err = fmt.Errorf("it holds %d bytes, the index says %d", n, sh.Raw.Bytes)
+			} else if err == nil && n > snappyRatio*len(block) {
+				err = fmt.Errorf("%d bytes cannot hold the %d that they claim", len(block), n)
 			}
 		}
 		if err == nil {
@@ -424,6 +439,9 @@ func (s *mds) cut(buf []byte) ([][]byte, error) {
 	}
 	columns := make([][]byte, len(s.columns))
 	for i, n := range sizes {
+		if s.columns[i].decode != nil && n > maxText {
+			return nil, fmt.Errorf("column %s has %d bytes, more than the %d that metadata may have", Quoted(s.columns[i].name), n, maxText)
+		}
 		if n > int64(len(rest)) {
 			return nil, fmt.Errorf("column %s has %d bytes and only %d are left", Quoted(s.columns[i].name), n, len(rest))
 		}

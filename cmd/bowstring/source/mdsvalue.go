@@ -85,8 +85,8 @@ func mdsArray(args string) (arrow.DataType, func([]byte) (any, error), error) {
 	total := s.size
 	for d := range strings.SplitSeq(shape, ",") {
 		n, err := strconv.Atoi(d)
-		if err != nil || n < 1 || n > math.MaxInt32/total {
-			return nil, nil, fmt.Errorf("encoding ndarray:%s has an impossible shape", args)
+		if err != nil || n < 1 || n > maxText/total {
+			return nil, nil, fmt.Errorf("encoding ndarray:%s has an impossible shape, or more than the %d bytes that metadata may have", args, maxText)
 		}
 		dims = append(dims, n)
 		total *= n

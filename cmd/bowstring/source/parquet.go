@@ -15,176 +15,9 @@ import (
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
 	"github.com/apache/arrow/go/v17/arrow/memory"
-	"github.com/apache/arrow/go/v17/parquet"
-	"github.com/apache/arrow/go/v17/parquet/file"
-	"github.com/apache/arrow/go/v17/parquet/pqarrow"
 
 	"bowstring/schema"
 )
-
-// parquetRows is how many rows are decoded at a time.
-const parquetRows = 64
-
-// parquetFile is an open Parquet file. Its methods turn the decoder's panics
-// about malformed pages into errors.
-type parquetFile struct {
-	file   *file.Reader
-	arrow  *pqarrow.FileReader
-	schema *arrow.Schema
-}
-
-func openParquetFile(path string) (f *parquetFile, err error) {
-	defer caught(&err)
-	props := parquet.NewReaderProperties(memory.DefaultAllocator)
-	props.BufferedStreamEnabled = true
-	in, err := openFile(path)
-	if err != nil {
-		return nil, errors.New(reason(err))
-	}
-	r, err := file.NewParquetReader(in, file.WithReadProps(props))
-	if err != nil {
-		return nil, errors.Join(err, in.Close())
-	}
-	f = &parquetFile{file: r}
-	if f.arrow, err = pqarrow.NewFileReader(r, pqarrow.ArrowReadProperties{BatchSize: parquetRows}, memory.DefaultAllocator); err == nil {
-		f.schema, err = f.arrow.Schema()
-	}
-	if err != nil {
-		return nil, errors.Join(err, r.Close())
-	}
-	return f, nil
-}
-
-func (f *parquetFile) close() error { return f.file.Close() }
-
-func (f *parquetFile) records(ctx context.Context) (r pqarrow.RecordReader, err error) {
-	defer caught(&err)
-	return f.arrow.GetRecordReader(ctx, nil, nil)
-}
-
-// next returns the next record, which the reader owns until then, or io.EOF.
-func next(r pqarrow.RecordReader) (rec arrow.Record, err error) {
-	defer caught(&err)
-	if !r.Next() {
-		if err := r.Err(); err != nil && !errors.Is(err, io.EOF) {
-			return nil, err
-		}
-		return nil, io.EOF
-	}
-	return r.Record(), nil
-}
-
-func caught(err *error) {
-	if r := recover(); r != nil {
-		*err = fmt.Errorf("malformed Parquet: %v", r)
-	}
-}
-
-// readParquetTable reads Parquet files with the same columns into memory.
-func readParquetTable(ctx context.Context, root string, files []string) (*table, error) {
-	t := &table{}
-	var parts [][]arrow.Array
-	for _, name := range files {
-		err := func() error {
-			f, err := openParquetFile(filepath.Join(root, name))
-			if err != nil {
-				return fmt.Errorf("%w: %w", schema.ErrInvalid, err)
-			}
-			defer func() { _ = f.close() }()
-			if parts == nil {
-				t.fields = plainFields(f.schema.Fields())
-				parts = make([][]arrow.Array, len(t.fields))
-			} else if diff := fieldsDiff(t.fields, plainFields(f.schema.Fields())); diff != "" {
-				return fmt.Errorf("%w: not the columns of %s: %s", schema.ErrInvalid, Quoted(files[0]), diff)
-			}
-			records, err := f.records(ctx)
-			if err != nil {
-				return err
-			}
-			defer records.Release()
-			for line := 0; ; {
-				rec, err := next(records)
-				if errors.Is(err, io.EOF) {
-					return nil
-				}
-				if err != nil {
-					return err
-				}
-				for c, column := range rec.Columns() {
-					column.Retain()
-					parts[c] = append(parts[c], column)
-				}
-				for range rec.NumRows() {
-					t.lines = append(t.lines, place{name, line})
-					line++
-				}
-			}
-		}()
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", Quoted(name), err)
-		}
-	}
-	t.rows = len(t.lines)
-	for c, f := range t.fields {
-		if len(parts[c]) == 0 {
-			t.columns = append(t.columns, array.MakeArrayOfNull(memory.DefaultAllocator, f.Type, 0))
-			continue
-		}
-		column, err := array.Concatenate(parts[c], memory.DefaultAllocator)
-		if err != nil {
-			return nil, fmt.Errorf("column %q: %w", f.Name, err)
-		}
-		t.columns = append(t.columns, column)
-		for _, p := range parts[c] {
-			p.Release()
-		}
-	}
-	return t, nil
-}
-
-// plainFields leaves out what Parquet notes on fields, such as their ids there.
-func plainFields(fields []arrow.Field) []arrow.Field {
-	var out []arrow.Field
-	for _, f := range fields {
-		out = append(out, arrow.Field{Name: f.Name, Type: plainType(f.Type), Nullable: true})
-	}
-	return out
-}
-
-func plainType(t arrow.DataType) arrow.DataType {
-	inner := func(f arrow.Field) arrow.Field {
-		return arrow.Field{Name: f.Name, Type: plainType(f.Type), Nullable: f.Nullable}
-	}
-	switch t := t.(type) {
-	case *arrow.ListType:
-		return arrow.ListOfField(inner(t.ElemField()))
-	case *arrow.FixedSizeListType:
-		return arrow.FixedSizeListOfField(t.Len(), inner(t.ElemField()))
-	case *arrow.StructType:
-		var fields []arrow.Field
-		for _, f := range t.Fields() {
-			fields = append(fields, inner(f))
-		}
-		return arrow.StructOf(fields...)
-	case arrow.ExtensionType:
-		return plainType(t.StorageType())
-	}
-	return t
-}
-
-func fieldsDiff(want, got []arrow.Field) string {
-	for i := range max(len(want), len(got)) {
-		switch {
-		case i >= len(got):
-			return fmt.Sprintf("%q is missing", want[i].Name)
-		case i >= len(want):
-			return fmt.Sprintf("%q is one more", got[i].Name)
-		case want[i].Name != got[i].Name || !arrow.TypeEqual(want[i].Type, got[i].Type):
-			return fmt.Sprintf("%q of type %s in the place of %q of type %s", got[i].Name, got[i].Type, want[i].Name, want[i].Type)
-		}
-	}
-	return ""
-}
 
 // feature is what the `datasets` library says of a column, in the schema
 // metadata "huggingface" of a file.
@@ -273,7 +106,7 @@ func (s *parquetSource) readSchemas(ctx context.Context) error {
 			s.broken[sh.rel] = err
 			continue
 		}
-		s.rows += f.file.NumRows()
+		s.rows += max(f.file.NumRows(), 0)
 		fields := plainFields(f.schema.Fields())
 		if first == "" {
 			first, s.fields = sh.rel, fields
@@ -459,8 +292,11 @@ func (s *parquetSource) readShard(ctx context.Context, sh shard, yield func(Samp
 		if err != nil {
 			return true, fmt.Errorf("after %d of %d rows: %w", row, f.file.NumRows(), err)
 		}
+		share := recordBytes(rec) / max(rec.NumRows(), 1)
 		for i := range int(rec.NumRows()) {
-			if !yield(s.sample(sh, row, rec, i), nil) {
+			sample := s.sample(sh, row, rec, i)
+			sample.Size = max(sample.Size, share) // of the record, which stays as long as a row of it does
+			if !yield(sample, nil) {
 				return false, nil
 			}
 			row++

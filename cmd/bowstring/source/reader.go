@@ -245,7 +245,7 @@ func (r *Reader) process(s *slot) {
 		data := s.Blobs[c]
 		if data == nil {
 			if !f.Nullable {
-				s.Bad = fmt.Sprintf("%s missing", f.Name)
+				s.Bad = fmt.Sprintf("%s missing", Quoted(f.Name))
 				return
 			}
 			continue
@@ -257,7 +257,7 @@ func (r *Reader) process(s *slot) {
 		if err != nil && r.opts.Verify != VerifyNone {
 			s.Bad = err.Error()
 			if len(r.blobs) > 1 {
-				s.Bad = f.Name + ": " + s.Bad
+				s.Bad = Quoted(f.Name) + ": " + s.Bad
 			}
 			return
 		}
@@ -266,11 +266,45 @@ func (r *Reader) process(s *slot) {
 		}
 	}
 	for i, v := range s.Meta {
-		if text, ok := v.(string); ok && !utf8.ValidString(text) {
-			s.Bad = fmt.Sprintf("%s is not valid UTF-8", r.meta[i].Name)
+		if !validText(v) {
+			s.Bad = fmt.Sprintf("%s is not valid UTF-8", Quoted(r.meta[i].Name))
 			return
 		}
 	}
+}
+
+// validText says whether all text in a value is valid UTF-8, which Arrow's readers take for granted.
+func validText(v any) bool {
+	switch v := v.(type) {
+	case string:
+		return utf8.ValidString(v)
+	case []any:
+		return !slices.ContainsFunc(v, func(e any) bool { return !validText(e) })
+	case Cell:
+		if v.Array.IsNull(v.Row) {
+			return true
+		}
+		switch a := v.Array.(type) {
+		case array.StringLike:
+			return utf8.ValidString(a.Value(v.Row))
+		case array.ListLike:
+			start, end := a.ValueOffsets(v.Row)
+			for i := start; i < end; i++ {
+				if !validText(Cell{a.ListValues(), int(i)}) {
+					return false
+				}
+			}
+		case *array.Struct:
+			for i := range a.NumField() {
+				if !validText(Cell{a.Field(i), v.Row}) {
+					return false
+				}
+			}
+		case array.ExtensionArray:
+			return validText(Cell{a.Storage(), v.Row})
+		}
+	}
+	return true
 }
 
 func (r *Reader) splitOf(s *slot) string {

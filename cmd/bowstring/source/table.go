@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
@@ -85,12 +86,17 @@ func readFile(path string, read func(io.Reader) error) error {
 	return errors.Join(read(bufio.NewReaderSize(f, 1<<16)), f.Close())
 }
 
+// maxGaps bounds the cells that no row wrote: a few bytes of a new key in each row would
+// make as many columns as there are rows.
+const maxGaps = 1 << 26
+
 // looseTable collects rows whose columns and types show only as they are read.
 type looseTable struct {
 	names  []string
 	index  map[string]int // of names
 	values [][]any        // by column, shorter where the last rows have none
 	lines  []place
+	gaps   int // cells that no row wrote
 }
 
 func (t *looseTable) column(name string) int {
@@ -104,12 +110,17 @@ func (t *looseTable) column(name string) int {
 	return c
 }
 
-func (t *looseTable) set(column int, v any) {
+func (t *looseTable) set(column int, v any) error {
 	row := len(t.lines) - 1
+	t.gaps += row - len(t.values[column])
+	if t.gaps > maxGaps {
+		return fmt.Errorf("%w: line %d: more than %d cells are empty in the lines before, as few of them have the same keys", schema.ErrLimit, t.lines[row].line, maxGaps)
+	}
 	if missing := row - len(t.values[column]); missing > 0 {
 		t.values[column] = append(t.values[column], make([]any, missing)...)
 	}
 	t.values[column] = append(t.values[column], v)
+	return nil
 }
 
 func (t *looseTable) readCSV(file string, r io.Reader) error { return t.readDelimited(file, r, ',') }
@@ -148,7 +159,12 @@ func (t *looseTable) readDelimited(file string, r io.Reader, comma rune) error {
 		line, _ := in.FieldPos(0)
 		t.lines = append(t.lines, place{file, line})
 		for i, c := range columns {
-			t.set(c, textValue(cells[i]))
+			if !utf8.ValidString(cells[i]) {
+				return fmt.Errorf("%w: line %d: column %s is not valid UTF-8", schema.ErrInvalid, line, Quoted(t.names[c]))
+			}
+			if err := t.set(c, textValue(cells[i])); err != nil {
+				return err
+			}
 		}
 	}
 }
@@ -166,7 +182,12 @@ func (t *looseTable) readJSONL(file string, r io.Reader) error {
 		}
 		t.lines = append(t.lines, place{file, line})
 		for _, name := range slices.Sorted(maps.Keys(object)) {
-			t.set(t.column(name), object[name])
+			if err := t.set(t.column(name), object[name]); err != nil {
+				return err
+			}
+		}
+		if len(t.names) > maxColumns {
+			return fmt.Errorf("%w: line %d: there are more than %d different keys, which would each be a column", schema.ErrLimit, line, maxColumns)
 		}
 	}
 	return in.Err()
