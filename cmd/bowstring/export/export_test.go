@@ -185,6 +185,64 @@ func TestFolder(t *testing.T) {
 	}
 }
 
+// Names in data are anybody's: nothing is written outside of the folder, over other rows' files or as
+// metadata, and no name makes an export fail.
+func TestFolderOfHostileNames(t *testing.T) {
+	names := []string{"../../../x.jpg", "/etc/x.jpg", "a/../../x.jpg", "metadata.csv", "tench/metadata.parquet", "metadata.jsonl/x.jpg", "nul\x00.jpg", "line\nfeed.jpg",
+		strings.Repeat("n", 300) + ".jpg", strings.Repeat("d/", 3000) + "x.jpg", "a", "a/b.jpg", "a/b.jpg", ".hidden.jpg", ".", "..", "\xff.jpg", ""}
+	kept := classes
+	defer func() { classes = kept }()
+	classes = []string{"..", "nul\x00", strings.Repeat("c", 300), "a/../../b", "."}
+	parent := t.TempDir()
+	dir := filepath.Join(parent, "out")
+	var rows []sample
+	for i, name := range names {
+		rows = append(rows, sample{name, i % len(classes), jpeg, png, "train"})
+	}
+	sink, err := export.Folder(dir, sampleSchema(), export.Options{SplitFolders: true})
+	write(t, sink, err, record(t, rows...))
+	files := tree(t, parent)
+	for _, file := range files {
+		if !strings.HasPrefix(file, "out/train/") {
+			t.Errorf("written to %q", file)
+		}
+		if strings.HasPrefix(filepath.Base(file), "metadata.") && file != "out/train/metadata.jsonl" {
+			t.Errorf("written as metadata: %q", file)
+		}
+	}
+	if len(files) != 2*len(names)+1 {
+		t.Errorf("%d files, want 2 of each row and the metadata: %q", len(files), files)
+	}
+	data, err := os.ReadFile(filepath.Join(dir, "train/metadata.jsonl"))
+	if err != nil || bytes.Count(data, []byte("\n")) != len(names) {
+		t.Errorf("%d lines, %v", bytes.Count(data, []byte("\n")), err)
+	}
+}
+
+// FuzzFolder writes two rows of any names, and finds all that was written within the folder.
+func FuzzFolder(f *testing.F) {
+	f.Add("a.jpg", "cat", []byte("\xff\xd8\xff"))
+	f.Add("../x", "..", []byte{})
+	f.Add("train/metadata.csv", "metadata.jsonl", []byte("x"))
+	f.Add("a/b", "a/b\x00", []byte("RIFF"))
+	kept := classes
+	f.Cleanup(func() { classes = kept })
+	f.Fuzz(func(t *testing.T, name, class string, data []byte) {
+		encoded, err := json.Marshal([]string{class})
+		if err != nil || json.Unmarshal(encoded, &classes) != nil {
+			t.Fatal(err)
+		}
+		parent := t.TempDir()
+		sink, err := export.Folder(filepath.Join(parent, "out"), sampleSchema(), export.Options{SplitFolders: len(data)%2 == 0})
+		write(t, sink, err, record(t, sample{name, 0, data, data, "train"}, sample{name, nil, data, nil, "train"}))
+		for _, file := range tree(t, parent) {
+			if !strings.HasPrefix(file, "out/") {
+				t.Errorf("written to %q", file)
+			}
+		}
+	})
+}
+
 // Without split folders a file keeps the path that it had at its source, and
 // the metadata lies where importers look for it.
 func TestFolderOfOneSplit(t *testing.T) {

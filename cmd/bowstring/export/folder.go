@@ -24,6 +24,9 @@ import (
 // metadataFile is where ImageFolder readers look for the columns of each file.
 const metadataFile = "metadata.jsonl"
 
+// reserved are the names of all files that they look in: content under such a name would be read as metadata.
+var reserved = []string{metadataFile, "metadata.csv", "metadata.parquet"}
+
 // Folder returns a sink that lays rows out as an ImageFolder:
 //
 //	[SPLIT/][CLASS/]FILE
@@ -262,9 +265,10 @@ type home struct {
 // of a further column from that of the first.
 func (h home) paths(suffix string, data []byte) []string {
 	folder := path.Join(h.split, h.class)
-	last := path.Join(folder, h.id) + suffix + ending(data)
+	// The name of a class may be none that a file system takes: then its samples lie beside the folders.
+	last := []string{path.Join(folder, h.id) + suffix + ending(data), path.Join(h.split, h.id) + suffix + ending(data)}
 	if h.name == "" {
-		return []string{last}
+		return last
 	}
 	name := h.name
 	dirs := strings.Split(path.Dir(name), "/")
@@ -274,18 +278,18 @@ func (h home) paths(suffix string, data []byte) []string {
 	if suffix != "" || path.Ext(name) == "" {
 		name = strings.TrimSuffix(name, path.Ext(name)) + suffix + ending(data)
 	}
-	return []string{name, last}
+	return append([]string{name}, last...)
 }
 
 // sourceName cleans the name that a sample had at its source, and returns ""
 // if it is no path within a folder, or one that readers skip.
 func sourceName(name string) string {
 	name = path.Clean(filepath.ToSlash(name))
-	if name == "." || !filepath.IsLocal(name) || path.Base(name) == metadataFile {
+	if name == "." || !filepath.IsLocal(name) {
 		return ""
 	}
 	for part := range strings.SplitSeq(name, "/") {
-		if strings.HasPrefix(part, ".") {
+		if strings.HasPrefix(part, ".") || slices.Contains(reserved, part) {
 			return ""
 		}
 	}
@@ -298,8 +302,8 @@ func folderName(class string) string {
 		return ""
 	}
 	name := strings.ReplaceAll(class, "/", url.PathEscape("/"))
-	if strings.HasPrefix(name, ".") {
-		name = "%2E" + name[1:]
+	if strings.HasPrefix(name, ".") || slices.Contains(reserved, name) {
+		name = fmt.Sprintf("%%%02X%s", name[0], name[1:])
 	}
 	return name
 }

@@ -183,3 +183,41 @@ func TestTarBombs(t *testing.T) {
 		t.Errorf("got %q, want %q", samples.sample.Bad, want)
 	}
 }
+
+// TestLinksOut: a link may lead to any file of who imports, which is not what was handed over.
+func TestLinksOut(t *testing.T) {
+	outside := tree(t, map[string]string{"private.jpg": jpg(t, 1), "secrets.csv": "file_name,a\n1.jpg,password\n"})
+	root := tree(t, map[string]string{"a/1.jpg": jpg(t, 2)})
+	if err := errors.Join(
+		os.Symlink(filepath.Join(outside, "private.jpg"), filepath.Join(root, "a/2.jpg")),
+		os.Symlink("2.jpg", filepath.Join(root, "a/3.jpg")),
+		os.Symlink("../a/1.jpg", filepath.Join(root, "a/4.jpg")),
+	); err != nil {
+		t.Fatal(err)
+	}
+	why := "a link out of the folder, to " + filepath.Join(outside, "private.jpg") + "; --follow-links takes it"
+	if r := readAll(t, root, Options{}, ReadOptions{}); !slices.Equal(r.keys, []string{"a/1.jpg", "a/4.jpg"}) || !slices.Equal(badOf(r), []string{"a/2.jpg: " + why, "a/3.jpg: " + why}) {
+		t.Errorf("keys %q, bad %q", r.keys, badOf(r))
+	}
+	if r := readAll(t, root, Options{FollowLinks: true}, ReadOptions{}); len(r.keys) != 4 || r.bad != nil {
+		t.Errorf("keys %q, bad %q", r.keys, badOf(r))
+	}
+	// The folder itself may be one.
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(root, link); err != nil {
+		t.Fatal(err)
+	}
+	if r := readAll(t, link, Options{}, ReadOptions{}); len(r.keys) != 2 {
+		t.Errorf("keys %q", r.keys)
+	}
+	// Metadata, whose every cell would be a column's.
+	if err := os.Symlink(filepath.Join(outside, "secrets.csv"), filepath.Join(root, "a/metadata.csv")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(t.Context(), root, Options{}); !errors.Is(err, schema.ErrInvalid) || !strings.Contains(err.Error(), "a/metadata.csv is a link out of the folder, to ") {
+		t.Errorf("metadata: %v", err)
+	}
+	if _, err := Open(t.Context(), root, Options{FollowLinks: true}); err != nil {
+		t.Errorf("metadata: %v", err)
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"iter"
 	"maps"
+	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -28,6 +29,7 @@ import (
 type imageFolder struct {
 	about
 	split   string   // the only one to read, if told apart
+	follow  bool     // links out of the folder
 	classes []string // sorted; nil if there are none
 
 	meta  *table // joined columns, or nil
@@ -45,7 +47,7 @@ func openImageFolder(ctx context.Context, root string, opts Options) (Source, er
 	if resolved, err = filepath.Abs(resolved); err != nil {
 		return nil, err
 	}
-	s := &imageFolder{about: about{format: "imagefolder", path: resolved}, split: opts.Split, label: -1}
+	s := &imageFolder{about: about{format: "imagefolder", path: resolved}, split: opts.Split, follow: opts.FollowLinks, label: -1}
 	if err := s.survey(ctx); err != nil {
 		return nil, err
 	}
@@ -168,6 +170,11 @@ func (s *imageFolder) readMetadata(ctx context.Context) error {
 	}
 	dirs := map[string]string{}
 	for _, f := range s.files {
+		if info, err := os.Lstat(filepath.Join(s.path, f)); err == nil && info.Mode()&fs.ModeSymlink != 0 && !s.follow {
+			if why := s.linkedOut(filepath.Join(s.path, f)); why != "" {
+				return fmt.Errorf("%w: %s is %s", schema.ErrInvalid, Quoted(f), why)
+			}
+		}
 		if other, ok := dirs[path.Dir(f)]; ok {
 			return fmt.Errorf("%w: %s and %s: two metadata files in one folder", schema.ErrInvalid, Quoted(other), Quoted(f))
 		}
@@ -282,6 +289,9 @@ func (s *imageFolder) visit(p, split string, d fs.DirEntry, err error, seen []bo
 		return nil
 	default:
 		sample = s.sample(rel, p, split, seen)
+		if d.Type()&fs.ModeSymlink != 0 && !s.follow && sample.Bad == "" {
+			sample.Bad = s.linkedOut(p)
+		}
 	}
 	if !yield(sample, nil) {
 		return errStop
@@ -290,6 +300,18 @@ func (s *imageFolder) visit(p, split string, d fs.DirEntry, err error, seen []bo
 		return fs.SkipDir // a folder named like an image
 	}
 	return nil
+}
+
+// linkedOut says where a link leads, if that is out of the folder.
+func (s *imageFolder) linkedOut(p string) string {
+	to, err := filepath.EvalSymlinks(p)
+	if err != nil {
+		return reason(err)
+	}
+	if rel, err := filepath.Rel(s.path, to); err == nil && filepath.IsLocal(rel) {
+		return ""
+	}
+	return fmt.Sprintf("a link out of the folder, to %s; --follow-links takes it", Quoted(to))
 }
 
 func (s *imageFolder) sample(rel, p, split string, seen []bool) Sample {

@@ -122,6 +122,9 @@ func (s *mds) findParts(asked string) error {
 		}
 		for _, index := range indices {
 			dir := filepath.Dir(index)
+			if hidden(filepath.Base(dir)) {
+				continue
+			}
 			dirs[filepath.Base(dir)] = dir
 			s.splits = append(s.splits, filepath.Base(dir))
 		}

@@ -101,6 +101,9 @@ type Options struct {
 	Split string
 	// PathColumn is the column of a table that holds paths; "" recognises it.
 	PathColumn string
+	// FollowLinks takes links in a folder of images that lead out of it. What they lead to is not
+	// what whoever hands over the folder has handed over.
+	FollowLinks bool
 }
 
 // format is one way to lay out a data set.
