@@ -13,7 +13,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import bowstring
 import pyarrow as pa
@@ -134,13 +134,87 @@ def test_a_fork_does_not_free_the_parents_batches(photos: bowstring.Dataset) -> 
 @pytest.mark.parametrize("world", [2, 3, 5])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_ranks_share_each_step(photos: bowstring.Dataset, world: int, workers: int) -> None:
-    """Each sample once over all ranks and workers, remainders odd."""
+    """Each sample once over all ranks and workers, remainders odd; what is padded is the epoch's beginning."""
+    wanted = positions(photos)
+    choices: tuple[Literal["uneven"] | None, ...] = ("uneven", None)
+    for remainder in choices:
+        dataset = photos.options(remainder=remainder)
+        loaders = [
+            DataLoader(small(dataset, rank=r, world_size=world), batch_size=None, num_workers=workers)
+            for r in range(world)
+        ]
+        ranks = [seen(loader) for loader in loaders]
+        steps = [list(itertools.chain(*step)) for step in itertools.zip_longest(*ranks, fillvalue=[])]
+        if remainder is None:
+            assert {len(rank) for rank in ranks} == {len(loader) for loader in loaders} == {len(wanted)}
+            last = wanted[-1] + wanted[0][: BATCH - len(wanted[-1])]
+            assert steps == [*wanted[:-1], last]
+        else:
+            assert steps == wanted
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ranks_never_wait_for_each_other_for_ever(node: Node, tmp_path: Path, workers: int) -> None:
+    """DDP and gloo: of 270 samples in steps of 269, the last step has one, which is no batch for the first rank."""
+    group = f"tcp://127.0.0.1:{free_port()}"
+    spec = {"url": node.url, "workers": workers, "batch": 269, "epochs": 2, "group": group, "world": 2, "ddp": True}
     ranks = [
-        seen(DataLoader(small(photos, rank=r, world_size=world), batch_size=None, num_workers=workers))
-        for r in range(world)
+        job(**spec, rank=r, log=str(tmp_path / f"log{r}"), checkpoint=str(tmp_path / f"checkpoint{r}"))
+        for r in range(2)
     ]
-    steps = [list(itertools.chain(*step)) for step in itertools.zip_longest(*ranks, fillvalue=[])]
-    assert steps == positions(photos)
+    try:
+        assert [process.wait(120) for process in ranks] == [0, 0]
+    finally:
+        for process in ranks:
+            process.kill()
+    one, other = (lines(tmp_path / f"log{rank}") for rank in range(2))
+    assert [(e, s) for e, s, _ in one] == [(e, s) for e, s, _ in other] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [len(p) for _, _, p in one] == [134, 134, 134, 134]
+    assert [len(p) for _, _, p in other] == [135, 135, 135, 135]
+
+
+def test_what_it_says_of_padding(photos: bowstring.Dataset) -> None:
+    alone, rank = small(photos), small(photos, rank=1, world_size=4)
+    assert (alone.remainder, rank.remainder) == ("uneven", "pad")
+    assert "remainder" not in repr(alone)
+    assert repr(rank).endswith("; global batches of 32, rank 1 of 4, remainder='pad'>")
+    assert "18 rows are served again to fill the last batch" in repr(rank.explain())
+    assert "served again" not in repr(alone.explain())
+    said = small(photos.options(remainder="drop"), rank=1, world_size=4)
+    assert said.remainder == "drop"
+    assert "14 rows that fill no batch are left out" in repr(said.explain())
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3, 5])
+def test_fewer_samples_than_ranks(photos: bowstring.Dataset, rows: int) -> None:
+    few = photos.select(photos.positions()[:rows])
+    for output in ("batches", "samples"):
+        ranks = [small(few, batch_size=8, rank=r, world_size=4, output=output) for r in range(4)]
+        found = [list(DataLoader(dataset, batch_size=None, num_workers=3)) for dataset in ranks]
+        assert {len(rank) for rank in found} == {len(dataset) for dataset in ranks}
+        assert len(found[0]) == (rows > 0) * (1 if output == "batches" else 2)
+
+
+def test_a_batch_that_nothing_is_left_of(start: StartNode) -> None:
+    client = bowstring.connect(start().url)
+    image = client.dataset("photos").columns(["image"]).take([0])["image"][0].as_py()
+    cells = [image, image, b"no image", b"none either", image, image]
+    client.ingest("broken", pa.table({"image": pa.array(cells, pa.large_binary())}), progress=False)
+    broken = client.dataset("broken")
+
+    def ranks(dataset: bowstring.Dataset, world: int) -> list[Any]:
+        return [
+            BowstringDataset(
+                dataset, batch_size=2, decode="pillow", on_decode_error="skip", rank=rank, world_size=world
+            )
+            for rank in range(world)
+        ]
+
+    assert [len(list(rank)) for rank in ranks(broken, 1)] == [2]
+    for rank in ranks(broken, 2):
+        with pytest.raises(DecodeError, match=r"step 1: none of the 1 samples of rank [01]"):
+            list(rank)
+    assert [len(list(rank)) for rank in ranks(broken.options(remainder="uneven"), 2)] == [2, 2]
 
 
 def test_remainders(photos: bowstring.Dataset) -> None:
@@ -158,7 +232,8 @@ def test_len(photos: bowstring.Dataset) -> None:
     assert len(small(photos, output="samples")) == TRAIN
     # Of the last ten samples not every rank has one, nor as many of each batch before where they are 256 of 130.
     for batch in (260, 256):
-        ranks = [small(photos, batch_size=batch, rank=rank, world_size=130) for rank in (0, 12, 13, 64, 129)]
+        uneven = photos.options(remainder="uneven")
+        ranks = [small(uneven, batch_size=batch, rank=rank, world_size=130) for rank in (0, 12, 13, 64, 129)]
         assert [len(dataset) for dataset in ranks] == [len(list(dataset)) for dataset in ranks], batch
         assert {len(dataset) for dataset in ranks} == {1, 2}, batch
 
@@ -168,7 +243,9 @@ def test_rank_from_the_environment(photos: bowstring.Dataset, monkeypatch: pytes
     monkeypatch.setenv("WORLD_SIZE", "2")
     dataset = BowstringDataset(photos, columns=["position"], batch_size=BATCH)
     assert (dataset.rank, dataset.world_size) == (1, 2)
-    assert [len(p) for p in seen(DataLoader(dataset, batch_size=None))] == [16] * 8 + [7]
+    assert [len(p) for p in seen(DataLoader(dataset, batch_size=None))] == [16] * 9
+    uneven = BowstringDataset(photos.options(remainder="uneven"), columns=["position"], batch_size=BATCH)
+    assert [len(p) for p in seen(DataLoader(uneven, batch_size=None))] == [16] * 8 + [7]
     for rank in ("2", "-1"):
         monkeypatch.setenv("RANK", rank)
         with pytest.raises(ValueError, match=rf"RANK: got rank {rank} of 2"):
@@ -183,8 +260,22 @@ def test_wrong_arguments(photos: bowstring.Dataset) -> None:
         ({"rank": 2, "world_size": 2}, "rank: got rank 2 of 2, want one from 0 to 1"),
         ({"rank": 0, "world_size": 0}, "rank: got rank 0 of 0"),
         ({"rank": 0, "world_size": None}, "rank, world_size: want both or none"),
-        ({"batch_size": 0}, "batch_size: got 0"),
-        ({"batch_size": 2, "rank": 0, "world_size": 3}, "leaves some of 3 ranks without samples"),
+        ({"batch_size": 0}, "^batch_size: got 0"),
+        ({"global_batch_size": 2.0}, r"^global_batch_size: got 2\.0"),
+        ({"batch_size": 8, "global_batch_size": 8}, "global_batch_size, batch_size: got 8 and 8, want one of them"),
+        ({"batch_size": 2, "rank": 0, "world_size": 3}, "leaves some of 3 ranks without samples; want 3 or more"),
+        ({"loader_batch_size": 4}, "loader_batch_size: goes with output='samples'"),
+        ({"output": "samples", "loader_batch_size": 0}, "loader_batch_size: got 0"),
+        ({"output": "samples", "loader_batch_size": 10}, "got 64, want a multiple of 10"),
+        (
+            {"output": "samples", "loader_batch_size": 32, "rank": 0, "world_size": 4},
+            "got 64, want a multiple of 128: loader_batch_size 32, times 4",
+        ),
+        ({"output": "samples", "rank": 0, "world_size": 3}, "got 64, want a multiple of 3, the number of ranks"),
+        (
+            {"output": "samples", "rank": 0, "world_size": 2, "on_decode_error": "skip", "decode": "pillow"},
+            "on_decode_error: got 'skip'; with output='samples'",
+        ),
         ({"output": "rows"}, "output: got 'rows'"),
         ({"decode": "turbo", "columns": ["image"]}, "decode: got 'turbo'"),
         ({"decode": "pillow", "columns": ["label"]}, "decode: no column holds images"),
@@ -195,12 +286,22 @@ def test_wrong_arguments(photos: bowstring.Dataset) -> None:
     for arguments, message in wrong:
         with pytest.raises(ValueError, match=message):
             BowstringDataset(photos, **arguments)
+    dataset = BowstringDataset(photos, global_batch_size=48)
+    assert (dataset.global_batch_size, dataset.batch_size) == (48, 48)
+    assert BowstringDataset(photos).global_batch_size == 64
+    for workers in (0, 1):
+        for loader in (
+            DataLoader(dataset, num_workers=workers),
+            DataLoader(dataset, batch_size=4, num_workers=workers),
+        ):
+            with pytest.raises(TypeError, match="give it batch_size=None"):
+                next(iter(loader))
     dataset = small(photos)
     for epoch in (-1, 1.5, "1", True):
         with pytest.raises(ValueError, match="epoch: got"):
             dataset.set_epoch(epoch)  # type: ignore[arg-type]
     with pytest.raises(bowstring.NotFound, match="no dataset"):
-        BowstringDataset(photos.client, "phothos")
+        BowstringDataset(photos.client.uri, "phothos")
 
 
 def test_from_an_address(node: Node) -> None:
@@ -232,14 +333,71 @@ def test_an_iteration_that_is_left_early(photos: bowstring.Dataset) -> None:
     assert seen(loader) == positions(photos)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_single_samples(photos: bowstring.Dataset, workers: int) -> None:
-    dataset = BowstringDataset(photos, batch_size=BATCH, columns=["position", "image"], output="samples")
-    loader = DataLoader(dataset, batch_size=10, num_workers=workers, collate_fn=collate)
-    found = [batch["position"].tolist() for batch in loader]
-    assert Counter(itertools.chain(*found)) == Counter(photos.positions().tolist())
-    if not workers:
-        assert list(itertools.chain(*found)) == list(itertools.chain(*positions(photos)))
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize(
+    ("workers", "batch", "known"), [(0, 10, False), (1, 10, False), (3, 10, False), (2, 8, True), (3, 32, True)]
+)
+def test_single_samples(photos: bowstring.Dataset, workers: int, batch: int, known: bool, drop_last: bool) -> None:
+    """As many batches as the loader says, all of them full but for the last one, in the plan's order."""
+    dataset = BowstringDataset(
+        photos,
+        batch_size=BATCH,
+        columns=["position", "image"],
+        output="samples",
+        loader_batch_size=batch if known else None,
+    )
+    loader = DataLoader(dataset, batch_size=batch, num_workers=workers, collate_fn=collate, drop_last=drop_last)
+    flat = list(itertools.chain(*positions(photos)))
+    for _ in range(2):
+        found = [batch["position"].tolist() for batch in loader]
+        assert len(found) == len(loader) == (len(flat) // batch if drop_last else -(-len(flat) // batch))
+        assert all(len(positions) == batch for positions in found[:-1])
+        served = list(itertools.chain(*found))
+        assert Counter(served) <= Counter(flat)
+        assert len(served) == (len(flat) // batch * batch if drop_last else len(flat))
+        if not known or batch == BATCH:
+            assert served == flat[: len(served)]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_single_samples_on_several_ranks(photos: bowstring.Dataset, known: bool) -> None:
+    for workers in (0, 2):
+        found = []
+        for rank in range(2):
+            loader_batch = 4 if known else None
+            dataset = small(photos, rank=rank, world_size=2, output="samples", loader_batch_size=loader_batch)
+            loader = DataLoader(dataset, batch_size=4, num_workers=workers)
+            found.append(seen(loader))
+            assert len(found[-1]) == len(loader) == 9 * 4
+        assert Counter(itertools.chain(*found[0], *found[1])).keys() == set(photos.positions().tolist())
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_single_samples_go_on(photos: bowstring.Dataset, known: bool) -> None:
+    """With the loader's own state, and with the portable one where the workers are not at the same step."""
+    flat = list(itertools.chain(*positions(photos)))
+
+    def loader(**more: Any) -> tuple[BowstringDataset, Any]:
+        dataset = small(photos, output="samples", loader_batch_size=BATCH if known else None)
+        return dataset, StatefulDataLoader(dataset, batch_size=BATCH, **{"num_workers": 3, **more})
+
+    for stop in (0, 1, 2, 4, 8, 9):
+        _, first = loader()
+        before = seen(itertools.islice(first, stop))
+        state = json.loads(json.dumps(first.state_dict()))
+        del first
+        _, second = loader()
+        second.load_state_dict(state)
+        assert list(itertools.chain(*before, *([] if stop == 9 else seen(second)))) == flat
+        dataset, third = loader(num_workers=2)
+        dataset.load_state_dict(state)
+        assert list(itertools.chain(*before, *seen(third))) == flat
+    # Of steps that were done out of turn, each of the others comes once.
+    done = small(photos).state_at(2) | {"done": [3, 6]}
+    dataset, third = loader(num_workers=0)
+    dataset.load_state_dict(done)
+    wanted = [step for n, step in enumerate(positions(photos)) if n in (2, 4, 5, 7, 8)]
+    assert list(itertools.chain(*seen(third))) == list(itertools.chain(*wanted))
 
 
 # --- columns --------------------------------------------------------------------------------------------------------
@@ -472,7 +630,8 @@ def test_another_world_and_number_of_workers(photos: bowstring.Dataset) -> None:
             dataset.load_state_dict(state if rank else states)  # either will do
             after.append(seen(StatefulDataLoader(dataset, batch_size=None, num_workers=3)))
         rest = [list(itertools.chain(*step)) for step in itertools.zip_longest(*after, fillvalue=[])]
-        assert rest == unbroken[stop:]
+        padded = unbroken[0][: BATCH - len(unbroken[-1])]
+        assert rest == [*unbroken[stop:-1], unbroken[-1] + padded]
 
         # The loader itself insists on what it was; the message says what to do.
         loader = StatefulDataLoader(small(photos, rank=0, world_size=2), batch_size=None, num_workers=2)
@@ -509,6 +668,22 @@ def test_orders_that_are_not_strict(photos: bowstring.Dataset, order: str) -> No
     assert Counter(itertools.chain(*before, *after)) == Counter(photos.positions().tolist())
     with pytest.raises(ValueError, match="order: single samples"):
         small(loose, output="samples")
+    # A step's number says nothing of a batch that may have samples of other steps, but for the first of all.
+    dataset = small(loose)
+    batch = next(iter(dataset))
+    refusal = rf"order: with '{order}' .* take the state_dict of a StatefulDataLoader"
+    with pytest.raises(ValueError, match=refusal):
+        dataset.state_after(batch)
+    with pytest.raises(ValueError, match=refusal):
+        dataset.state_at(3)
+    fresh = small(loose)
+    fresh.load_state_dict(dataset.state_at(0, epoch=2))
+    assert Counter(itertools.chain(*seen(fresh))) == Counter(photos.positions().tolist())
+    # Nor does the number of batches since the last state was taken.
+    sparse = StatefulDataLoader(small(loose), batch_size=None, num_workers=2, snapshot_every_n_steps=4)
+    seen(itertools.islice(sparse, 2))
+    with pytest.raises(StateMismatch, match="snapshot_every_n_steps=1"):
+        portable_state(sparse.state_dict())
 
 
 def test_states_by_hand(photos: bowstring.Dataset) -> None:
@@ -633,7 +808,7 @@ def test_torch_distributed(node: Node, photos: bowstring.Dataset, tmp_path: Path
     assert seen(DataLoader(alone, batch_size=None, num_workers=3)) == positions(photos, 0, batch=30)[4:]
 
     one, other = run()
-    wanted = positions(photos, 0, batch=30) + positions(photos, 1, batch=30)
+    wanted = positions(photos, 0, batch=30) + positions(photos, 1, batch=30)  # 30 divides them: nothing is padded
     assert [a + b for (_, _, a), (_, _, b) in zip(one, other, strict=True)] == wanted
 
 

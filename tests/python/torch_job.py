@@ -2,8 +2,8 @@
 
     python torch_job.py '{"url": ..., "workers": 2, "batch": 16, "epochs": 2, "log": ..., "checkpoint": ...}'
 
-With `group` (an address for torch.distributed) it is rank `rank` of `world`. With `pause` it sleeps so many seconds
-after each step; with `stop` it ends after so many steps.
+With `group` (an address for torch.distributed) it is rank `rank` of `world`; with `ddp`, too, each step waits for the
+others'. With `pause` it sleeps so many seconds after each step; with `stop` it ends after so many steps.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ def main(spec: dict[str, Any]) -> None:
         persistent_workers=spec["workers"] > 0,
         multiprocessing_context=spec.get("context") if spec["workers"] else None,
     )
+    model = torch.nn.Linear(1, 1)
+    parallel = torch.nn.parallel.DistributedDataParallel(model) if "ddp" in spec else None
     checkpoint, log = Path(spec["checkpoint"]), Path(spec["log"])
     seen: list[tuple[int, int, list[int]]] = []
     first = 0
@@ -48,6 +50,8 @@ def main(spec: dict[str, Any]) -> None:
         for epoch in range(first, spec["epochs"]):
             dataset.set_epoch(epoch)
             for batch in loader:
+                if parallel is not None:
+                    parallel(batch["position"].float()[:, None]).sum().backward()
                 seen.append((batch.epoch, batch.step, batch["position"].tolist()))
                 out.write(json.dumps(seen[-1]) + "\n")
                 out.flush()

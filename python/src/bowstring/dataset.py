@@ -329,9 +329,12 @@ class Dataset:
             "layout": layout,
             "batch_bytes": batch_bytes,
         }
-        changed = self._but(_options={**self._options, **{k: v for k, v in given.items() if v is not None}})
+        changed = self._with_options(**{k: v for k, v in given.items() if v is not None})
         _ = changed.schema  # a wrong value is told here
         return changed
+
+    def _with_options(self, **options: Any) -> Dataset:
+        return self._but(_options={**self._options, **options})
 
     # --- what is asked of the server --------------------------------------
 

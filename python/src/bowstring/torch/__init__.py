@@ -4,14 +4,15 @@
 from bowstring.torch import BowstringDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-dataset = BowstringDataset("grpc://127.0.0.1:8815", "photos", split="train", shuffle=7, batch_size=256)
+dataset = BowstringDataset("grpc://127.0.0.1:8815", "photos", split="train", shuffle=7, global_batch_size=256)
 loader = StatefulDataLoader(dataset, batch_size=None, num_workers=2)
 ```
 """
 
 from bowstring.torch._columns import Batch, Blobs
-from bowstring.torch._dataset import BowstringDataset, DatasetIterator
+from bowstring.torch._dataset import BowstringDataset
 from bowstring.torch._decode import DecodeError
+from bowstring.torch._iterator import DatasetIterator
 from bowstring.torch._map import BowstringMapDataset
 from bowstring.torch._rows import collate
 from bowstring.torch._state import StateMismatch, portable_state

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
-import pyarrow as pa
 import torch
-import torch.distributed
 from torch.utils.data import IterableDataset, get_worker_info
 
 from bowstring._source import opened
 from bowstring.client import Client, Tls
 from bowstring.dataset import Dataset
-from bowstring.errors import ServerError
-from bowstring.stream import Batches
+from bowstring.preview import Explanation
 from bowstring.torch import _share
 from bowstring.torch._columns import Batch, tune_malloc
 from bowstring.torch._decode import Decode
+from bowstring.torch._iterator import DatasetIterator, Job
+from bowstring.torch._ranks import check_rank, check_shares, ranks_of_torch
 from bowstring.torch._rows import steps_for
-from bowstring.torch._state import Place, Share, State, check, of_worker, place_for, portable
+from bowstring.torch._state import Place, Share, State, check, place_for, portable
 from bowstring.torch._state import portable_state as portable_state_of
 
+_SIZE = 64  # of a global batch, if nothing is said
 _WORKERS = 1024  # that a loader may have
 _EPOCH, _EXPLICIT, _LOADS, _ITERATED, _USED = range(5)  # of what processes share; from _USED on, one for each worker
 
@@ -32,7 +32,7 @@ class BowstringDataset(IterableDataset[Any]):
     """A dataset as an `IterableDataset`, for each rank and each worker its share.
 
     ```python
-    dataset = BowstringDataset("grpc://127.0.0.1:8815", "photos", split="train", shuffle=7, batch_size=256)
+    dataset = BowstringDataset("grpc://127.0.0.1:8815", "photos", split="train", shuffle=7, global_batch_size=256)
     loader = StatefulDataLoader(dataset, batch_size=None, num_workers=2)
     for epoch in range(10):
         dataset.set_epoch(epoch)
@@ -44,10 +44,17 @@ class BowstringDataset(IterableDataset[Any]):
     with any number of ranks and workers; a rank gets its part of them. Worker w of N serves the steps w, w + N, and so
     on, so that a loader, which takes turns, gives them in order.
 
+    On several ranks each gets as many batches as the others, so that none waits for ever: unless the source says by
+    `options(remainder=...)` what becomes of the last, incomplete step, it is filled with samples from the beginning of
+    the epoch's order (`pad`), as `DistributedSampler` does. `explain` says how many. A single rank gets each sample
+    once.
+
     Args:
         source: A [Dataset][bowstring.Dataset], narrowed and shuffled as you like; or a client, or an address.
         name: The dataset's name, if the source is a client or an address.
-        batch_size: Samples of a global batch, all ranks together.
+        global_batch_size: Samples of a step, all ranks together; 64 without it. Where it is no multiple of the number
+            of ranks, their batches differ by one sample.
+        batch_size: Another name for it.
         split: Which split of it.
         snapshot: Which snapshot; without it, the newest one now.
         columns: Which columns.
@@ -58,14 +65,16 @@ class BowstringDataset(IterableDataset[Any]):
             variables RANK and WORLD_SIZE; else there is only one.
         world_size: How many ranks there are.
         output: `batches`, each a [Batch][bowstring.torch.Batch]; or `samples`, each a dictionary, for a DataLoader
-            with a batch size of its own.
+            with a batch size of its own. Of several workers one reads, unless `loader_batch_size` is given.
+        loader_batch_size: With `output="samples"`, the `batch_size` of the DataLoader. Its workers then share the
+            samples out so that each makes whole batches; a rank's part of a step has to be a multiple of it.
         decode: How images are decoded, in the worker: `torchvision`, `pillow`, `auto` (the first of them that is
             installed), a function of a `uint8` tensor, or a dictionary of these by column. Without it their bytes come
             as they are, as [Blobs][bowstring.torch.Blobs].
         transform: A function of a sample (a dictionary), called after decoding.
         collate: A function of the list of a batch's samples, in the place of [collate][bowstring.torch.collate].
         on_decode_error: `raise` a [DecodeError][bowstring.torch.DecodeError], or `skip` the sample: then its batch is
-            smaller.
+            smaller. A batch that nothing is left of is left out; on several ranks that is an error.
         tune_malloc: Whether workers let glibc keep its memory between batches. It applies to them alone.
         token: As of [connect][bowstring.connect], if the source is an address.
         tls: Likewise.
@@ -76,7 +85,8 @@ class BowstringDataset(IterableDataset[Any]):
         source: Dataset | Client | str,
         name: str | None = None,
         *,
-        batch_size: int = 64,
+        global_batch_size: int | None = None,
+        batch_size: int | None = None,
         split: str | None = None,
         snapshot: int | None = None,
         columns: Iterable[str] | None = None,
@@ -85,6 +95,7 @@ class BowstringDataset(IterableDataset[Any]):
         rank: int | None = None,
         world_size: int | None = None,
         output: Literal["batches", "samples"] = "batches",
+        loader_batch_size: int | None = None,
         decode: str | Decode | Mapping[str, str | Decode] | None = None,
         transform: Callable[[Any], Any] | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
@@ -93,8 +104,18 @@ class BowstringDataset(IterableDataset[Any]):
         token: str | None = None,
         tls: Tls | None = None,
     ) -> None:
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise ValueError(f"batch_size: got {batch_size!r}, want an integer, 1 or more")
+        if global_batch_size is not None and batch_size is not None:
+            raise ValueError(
+                f"global_batch_size, batch_size: got {global_batch_size!r} and {batch_size!r}, want one of them: both "
+                "are the samples of a step, all ranks together"
+            )
+        given = "global_batch_size" if batch_size is None else "batch_size"
+        size = next((size for size in (global_batch_size, batch_size) if size is not None), _SIZE)
+        _check_size(size, given)
+        if loader_batch_size is not None:
+            _check_size(loader_batch_size, "loader_batch_size")
+            if output != "samples":
+                raise ValueError("loader_batch_size: goes with output='samples'; whole batches are made by the server")
         if output not in ("batches", "samples"):
             raise ValueError(f"output: got {output!r}, want 'batches' or 'samples'")
         if output == "samples" and collate is not None:
@@ -106,22 +127,22 @@ class BowstringDataset(IterableDataset[Any]):
             dataset = dataset.shuffle(shuffle) if shuffle is not False else dataset._but(_seed=None)
         if (rank is None) != (world_size is None):
             raise ValueError("rank, world_size: want both or none")
-        if rank is not None and world_size is not None:
-            _check_rank(rank, world_size, "rank", batch_size)
-        self.batch_size = batch_size
+        self.global_batch_size = size
         self.output = output
+        self._loader_batch = loader_batch_size
         self._dataset, self._steps = steps_for(dataset, decode, transform, collate, on_decode_error)
         self._ranks = None if rank is None or world_size is None else (rank, world_size)
         self._tune = tune_malloc
-        self._strict = dataset.request().get("order", "strict") == "strict"
         if output == "samples" and not self._strict:
             raise ValueError("order: single samples come in strict order only; output='batches' takes the others, too")
+        # How many ranks there are is asked for when it is needed; what is wrong for one is wrong for all.
+        self._check_ranks(*(self._ranks or (0, 1)), "rank")
         # One for all processes: a worker that persists learns of the next epoch here.
         self._shared = _share.shared(torch.zeros(_USED + _WORKERS, dtype=torch.int64))
         self._pending: State | None = None
         self._loads = 0  # how often a state was loaded, when this object was copied to a worker
         self._iterator: DatasetIterator | None = None
-        self._length: int | None = None
+        self._lengths: dict[tuple[int, int], int] = {}  # by rank and number of ranks
 
     # --- what it is -------------------------------------------------------
 
@@ -129,6 +150,16 @@ class BowstringDataset(IterableDataset[Any]):
     def dataset(self) -> Dataset:
         """What is read."""
         return self._dataset
+
+    @property
+    def batch_size(self) -> int:
+        """Another name for `global_batch_size`, the samples of a step, all ranks together."""
+        return self.global_batch_size
+
+    @property
+    def remainder(self) -> str:
+        """What becomes of the last, incomplete step: what the source says; else `pad`, or `uneven` for a rank alone."""
+        return self._remainder(self.world_size)
 
     @property
     def rank(self) -> int:
@@ -143,34 +174,64 @@ class BowstringDataset(IterableDataset[Any]):
     def _resolved(self) -> tuple[int, int]:
         if self._ranks is not None:
             return self._ranks
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return torch.distributed.get_rank(), torch.distributed.get_world_size()
-        if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-            try:
-                rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-            except ValueError:
-                raise ValueError(
-                    f"RANK, WORLD_SIZE: got {os.environ['RANK']!r}, {os.environ['WORLD_SIZE']!r}, want integers"
-                ) from None
-            _check_rank(rank, world, "RANK", self.batch_size)
-            return rank, world
-        return 0, 1
+        found, name = ranks_of_torch()
+        self._check_ranks(*found, name)
+        return found
+
+    def _remainder(self, world: int) -> str:
+        given: str = self._dataset.request().get("remainder") or ("uneven" if world == 1 else "pad")
+        return given
+
+    def _read_by(self, world: int) -> Dataset:
+        """The dataset as so many ranks read it."""
+        remainder = self._remainder(world)
+        return self._dataset if remainder == "uneven" else self._dataset._with_options(remainder=remainder)
+
+    def _check_ranks(self, rank: int, world: int, name: str) -> None:
+        """Say what would not work with so many ranks."""
+        check_rank(rank, world, name)
+        check_shares(
+            self.global_batch_size,
+            world,
+            samples=self.output == "samples",
+            loader=self._loader_batch,
+            even=self._even(world),
+            skip=self._steps.skip,
+        )
+
+    def _even(self, world: int) -> bool:
+        """Whether each of so many ranks is to get as many batches as the others."""
+        return world > 1 and self._remainder(world) != "uneven"
 
     def __repr__(self) -> str:
-        return f"<BowstringDataset of {self._dataset!r}, batches of {self.batch_size}>"
+        parts = [f"global batches of {self.global_batch_size}"]
+        try:
+            rank, world = self._resolved()
+        except ValueError:  # of the environment; it is told where it is used
+            pass
+        else:
+            parts += [f"rank {rank} of {world}"] if world > 1 else []
+            parts += [f"remainder={self._remainder(world)!r}"] if world > 1 else []
+        return f"<BowstringDataset of {self._dataset!r}; {', '.join(parts)}>"
+
+    def explain(self) -> Explanation:
+        """What an epoch comes to on all ranks: rows, bytes, steps, and how many samples come twice or not at all."""
+        world = self.world_size
+        return self._read_by(world).explain(batch=self.global_batch_size, world_size=world)
 
     def __len__(self) -> int:
         """Batches that this rank gets in an epoch, all its workers together; samples, if `output` says so.
 
         The server is asked once.
         """
-        if self._length is None:
-            rank, world = self._resolved()
-            share = self._dataset.plan(batch=self.batch_size, world_size=world).ranks[rank]
-            full = (rank + 1) * self.batch_size // world - rank * self.batch_size // world  # of a step but the last
+        rank, world = self._resolved()
+        if (rank, world) not in self._lengths:
+            size = self.global_batch_size
+            share = self._read_by(world).plan(batch=size, world_size=world).ranks[rank]
+            full = (rank + 1) * size // world - rank * size // world  # of a step but the last
             nothing = share.rows == full * (share.steps - 1)  # is left of the last step for it
-            self._length = share.steps - nothing if self.output == "batches" else share.rows
-        return self._length
+            self._lengths[rank, world] = share.steps - nothing if self.output == "batches" else share.rows
+        return self._lengths[rank, world]
 
     def __bool__(self) -> bool:
         return True
@@ -204,22 +265,49 @@ class BowstringDataset(IterableDataset[Any]):
     def _share_of(self) -> Share:
         info = get_worker_info()
         rank, world = self._resolved()
-        return Share(rank, world, info.id, info.num_workers) if info is not None else Share(rank, world)
+        if info is None:
+            return Share(rank, world)
+        if self.output == "samples" and self._loader_batch is None:
+            # How many samples the loader puts in a batch is not known. Were they shared out, each worker would end
+            # with a batch that is not full, and there would be more of them than the loader says.
+            if info.num_workers > 1 and info.id == 0:
+                warnings.warn(
+                    f"output='samples': one of {info.num_workers} workers reads, as it is not known how many samples "
+                    "make a batch; loader_batch_size says it, and lets all of them read",
+                    stacklevel=3,
+                )
+            return Share(rank, world) if info.id == 0 else Share(rank, world, info.id, info.num_workers, idle=True)
+        return Share(rank, world, info.id, info.num_workers)
 
     def __iter__(self) -> DatasetIterator:
         share = self._share_of()
         if share.workers > _WORKERS:
             raise ValueError(f"num_workers: got {share.workers}, want {_WORKERS} at most")
-        _check_rank(share.rank, share.world, "rank", self.batch_size)
+        self._check_ranks(share.rank, share.world, "rank")
         if get_worker_info() is not None:
             self._shared[_ITERATED] = 1
             if self._tune and not any(name.startswith("MALLOC_") for name in os.environ):
                 tune_malloc()
         state = self._taken(share)
-        place = Place(self.epoch, share.worker, share.workers) if state is None else place_for(state, share)
-        self._iterator = DatasetIterator(self, share, place)
-        self._iterator._late = self._loads != int(self._shared[_LOADS])
+        if share.idle:
+            place = Place(self.epoch, 0)
+        else:
+            place = Place(self.epoch, share.worker, share.workers) if state is None else place_for(state, share)
+        job = Job(
+            self._read_by(share.world),
+            self._request(),
+            self.global_batch_size,
+            self._steps,
+            samples=self.output == "samples",
+            even=self._even(share.world),
+            told=self._told,
+        )
+        self._iterator = DatasetIterator(job, share, place, late=self._loads != int(self._shared[_LOADS]))
         return self._iterator
+
+    def _told(self) -> int | None:
+        """The epoch that `set_epoch` has said, if it has."""
+        return int(self._shared[_EPOCH]) if self._shared[_EXPLICIT] else None
 
     def _taken(self, share: Share) -> State | None:
         """The state that was loaded, if this is the first iteration since."""
@@ -237,15 +325,27 @@ class BowstringDataset(IterableDataset[Any]):
     # --- states -----------------------------------------------------------
 
     def _request(self) -> dict[str, Any]:
-        return self._dataset.request(batch=self.batch_size)
+        # Without what only so many ranks have: a state goes on with any number of them.
+        return self._dataset.request(batch=self.global_batch_size)
+
+    @property
+    def _strict(self) -> bool:
+        return bool(self._dataset.request().get("order", "strict") == "strict")
 
     def state_at(self, step: int, epoch: int | None = None) -> State:
         """The state of a job that has done the steps before `step`.
 
-        A training loop that counts its steps needs no other: it works with every loader and trainer.
+        A training loop that counts its steps needs no other: it works with every loader and trainer. It takes strict
+        order, in which a step's number says which samples were used.
         """
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise ValueError(f"step: got {step!r}, want an integer, 0 or more")
+        if step and not self._strict:
+            raise ValueError(
+                f"order: with {self._dataset.request()['order']!r} a batch may have samples of other steps, so that "
+                f"step {step} does not say which were used; take the state_dict of a StatefulDataLoader, which goes on "
+                "with as many ranks and workers, or use options(order='strict')"
+            )
         return portable(self._request(), self.epoch if epoch is None else epoch, step)
 
     def state_after(self, batch: Batch) -> State:
@@ -293,138 +393,6 @@ class BowstringDataset(IterableDataset[Any]):
             self._shared[_EPOCH] = found["epoch"]
 
 
-class DatasetIterator(Iterator[Any]):
-    """One process's share of an epoch. Made by `iter` of a [BowstringDataset][bowstring.torch.BowstringDataset]."""
-
-    def __init__(self, dataset: BowstringDataset, share: Share, place: Place) -> None:
-        self._dataset = dataset
-        self._share = share
-        self._place = place
-        self._restored = False
-        self._late = False  # whether a state was loaded that this process does not know of
-        self._stream: Batches | None = None
-        self._single = False  # whether the stream is of one step alone
-        self._rest: list[tuple[int, Any]] = []  # samples of the current step, last first, with their rows
-        self._ended = False
-
-    def __iter__(self) -> DatasetIterator:
-        return self
-
-    def __next__(self) -> Any:
-        if self._late:
-            raise RuntimeError(
-                "load_state_dict of the dataset was called when the workers had been started; make a new DataLoader"
-            )
-        while not self._ended:
-            if self._dataset.output == "samples":
-                if self._rest:
-                    row, sample = self._rest.pop()
-                    self._place = replace(self._place, row=row + 1) if self._rest else self._place.after()
-                    return sample
-                first = self._place.row
-                _, record = self._next_share()
-                if record is None:
-                    break
-                samples = self._dataset._steps.samples(record)
-                self._rest = [(first + row, sample) for row, sample in reversed(samples)]
-                if not samples:
-                    self._place = self._place.after()
-                continue
-            step, record = self._next_share()
-            if record is None:
-                break
-            batch = self._dataset._steps.batch(record, self._place.epoch, step)
-            self._place = self._after(step)
-            if batch is not None:
-                return batch
-        self._ended = True
-        self.close()
-        raise StopIteration
-
-    def _next_share(self) -> tuple[int, pa.RecordBatch | None]:
-        """The share of the next step, and the step's number; None at the end of the epoch."""
-        while True:
-            stream = self._stream or self._open()
-            parts = []
-            for record in stream:
-                parts.append(record)
-                if stream.place is not None and stream.place["last"]:
-                    break
-            if parts:
-                break
-            if not self._single:
-                return -1, None
-            self._place = self._place.after()  # a last step of which this rank has no part
-            self.close()
-        if stream.place is None or not stream.place["last"]:
-            raise ServerError(f"step {self._place.next} ended before its last row")
-        step: int = stream.place["step"]
-        if self._dataset._strict and step != self._place.next:
-            raise ServerError(f"the server sent step {step} instead of {self._place.next}")
-        if self._restored:
-            self._check_epoch()
-        return step, parts[0] if len(parts) == 1 else pa.concat_batches(parts)
-
-    def _check_epoch(self) -> None:
-        self._restored = False
-        shared = self._dataset._shared
-        if shared[_EXPLICIT] and int(shared[_EPOCH]) != self._place.epoch:
-            raise ValueError(
-                f"epoch: the loader's state is within epoch {self._place.epoch}, set_epoch said {int(shared[_EPOCH])}"
-            )
-
-    def _after(self, step: int) -> Place:
-        stream = self._stream
-        if self._dataset._strict or stream is None:
-            place = self._place.after()
-        else:
-            ticket = stream.ticket
-            place = replace(
-                self._place, step=ticket["step"], row=ticket.get("row", 0), served=ticket.get("served"), single=()
-            )
-        if self._single:
-            self.close()
-        del step
-        return place
-
-    def _open(self) -> Batches:
-        place, share, dataset = self._place, self._share, self._dataset._dataset
-        self._single = bool(place.single)
-        ticket = dataset.ticket(
-            batch=self._dataset.batch_size,
-            rank=share.rank,
-            world_size=share.world,
-            epoch=place.epoch,
-            step=place.next,
-            row=place.row,
-            stride=1 if self._single else place.stride,
-            stop=place.next + 1 if self._single else None,
-        )
-        if place.served is not None:
-            ticket["served"] = place.served
-        self._stream = dataset.resume(ticket)
-        return self._stream
-
-    def close(self) -> None:
-        """End the stream."""
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            stream.close()
-
-    def state_dict(self) -> State:
-        """Where it is, for the same worker of the same rank."""
-        return of_worker(self._dataset._request(), self._share, self._place)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another iterator was."""
-        found = check(state, self._dataset._request())
-        place = place_for(found, self._share)
-        self.close()
-        self._place, self._rest, self._ended, self._restored = place, [], False, True
-
-
-def _check_rank(rank: int, world: int, name: str, batch: int) -> None:
-    if world < 1 or not 0 <= rank < world:
-        raise ValueError(f"{name}: got rank {rank} of {world}, want one from 0 to {max(world, 1) - 1}")
-    if batch < world:
-        raise ValueError(f"batch_size: got {batch}, which leaves some of {world} ranks without samples")
+def _check_size(size: Any, name: str) -> None:
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ValueError(f"{name}: got {size!r}, want an integer, 1 or more")

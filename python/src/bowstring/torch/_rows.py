@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import torch
 from torch.utils.data import default_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from bowstring.dataset import Dataset
 from bowstring.torch._columns import Batch, Blobs, batch_of
@@ -140,6 +141,16 @@ def collate(samples: list[Any]) -> Any:
     if not samples or not isinstance(samples[0], Mapping):
         return default_collate(samples)
     return Batch({name: _stacked([sample[name] for sample in samples]) for name in samples[0]})
+
+
+def _no_batches(batches: list[Any], **_: Any) -> Any:
+    raise TypeError(
+        f"DataLoader: got {len(batches)} whole batches to make one of; give it batch_size=None, as the server makes "
+        "the batches, or output='samples' to the dataset"
+    )
+
+
+default_collate_fn_map[Batch] = _no_batches  # torch would stack them, to tensors of another dimension
 
 
 def _stacked(values: list[Any]) -> Any:

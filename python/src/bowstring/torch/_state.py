@@ -37,12 +37,13 @@ def title(request: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Share:
-    """Which part of each global batch, and which steps, a process serves."""
+    """Which part of each global batch, and which steps, a process serves; `idle` says none, as others serve them."""
 
     rank: int = 0
     world: int = 1
     worker: int = 0
     workers: int = 1
+    idle: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,14 @@ def of_worker(request: Mapping[str, Any], share: Share, place: Place) -> State:
         state["single"] = list(place.single)
     if place.served is not None:
         state["served"] = place.served
+    if (order := request.get("order", "strict")) != "strict":
+        state["order"] = order
     return state
+
+
+def of_idle(request: Mapping[str, Any], share: Share, epoch: int) -> State:
+    """The state of a worker that has nothing to serve."""
+    return of_worker(request, share, Place(epoch, 0)) | {"idle": True}
 
 
 def check(state: Any, request: Mapping[str, Any]) -> State:
@@ -105,17 +113,21 @@ def check(state: Any, request: Mapping[str, Any]) -> State:
         raise StateMismatch(f"the state is of version {state['bowstring']}, this package reads version {VERSION}")
     if state["digest"] != digest(request):
         raise StateMismatch(f"the state is of ({state['of']}), this dataset is ({title(request)})")
+    if state.get("served") is not None and request.get("order", "strict") == "strict":
+        raise StateMismatch(
+            f"the state is of order {state.get('order', 'free')!r}, in which samples of later steps are done already; "
+            "this dataset is in strict order, which cannot leave them out"
+        )
     return dict(state)
 
 
 def place_for(state: State, share: Share) -> Place:
     """Where a share of the job goes on."""
     if "worker" in state:
-        theirs = Share(state["rank"], state["world"], state["worker"], state["workers"])
+        theirs = Share(state["rank"], state["world"], state["worker"], state["workers"], state.get("idle", False))
         if theirs != share:
             raise StateMismatch(
-                f"the state is of worker {theirs.worker} of {theirs.workers} on rank {theirs.rank} of {theirs.world}, "
-                f"this is worker {share.worker} of {share.workers} on rank {share.rank} of {share.world}; "
+                f"the state is of {_who(theirs)}, this is {_who(share)}; "
                 "give the state of the whole loader to load_state_dict of the dataset, not of the loader"
             )
         return Place(
@@ -136,6 +148,11 @@ def place_for(state: State, share: Share) -> Place:
     # Whoever would have been next takes the first of the others, so that the workers' turns give the plan's order.
     first = (share.worker - len(left)) % share.workers
     return Place(state["epoch"], end + first, share.workers, single=mine)
+
+
+def _who(share: Share) -> str:
+    idle = ", which serves nothing," if share.idle else ""
+    return f"worker {share.worker} of {share.workers}{idle} on rank {share.rank} of {share.world}"
 
 
 def portable_state(states: Any, *, partial: str = "error") -> State:
@@ -205,8 +222,10 @@ def _of_loader(state: Any, partial: str) -> State:
             raise StateMismatch("the loader's state says nothing of its workers")
         more = state.get("_steps_since_snapshot", 0)
         found = _of_workers(workers, partial)
-        if more and found.get("done"):
-            raise StateMismatch("take the loader's state with snapshot_every_n_steps=1: its workers are not in step")
+        if more and (found.get("done") or any("order" in worker for worker in workers)):
+            raise StateMismatch(
+                "the loader's state does not say what its last batches were; take it with snapshot_every_n_steps=1"
+            )
         return _with(found, found["step"] + more, found.get("done", ()))
     if "fetcher_state" in state:  # a StatefulDataLoader without workers
         return _of_workers([_inner(state)], partial)
@@ -223,11 +242,18 @@ def _inner(state: Mapping[str, Any]) -> State:
 
 
 def _of_workers(states: list[State], partial: str) -> State:
+    states = [state for state in states if not state.get("idle")]
+    if not states:
+        raise StateMismatch("the state is of a worker that serves nothing; want those of all workers")
     first = states[0]
     if len(states) != first["workers"]:
         raise StateMismatch(f"got the states of {len(states)} workers of {first['workers']}, want all of them")
     if any("served" in state for state in states):
-        raise StateMismatch("a stream that is not in strict order goes on only with the same ranks and workers")
+        raise StateMismatch(
+            f"with order {states[0].get('order', 'free')!r} a job goes on only with the same ranks and workers: give "
+            "the state to load_state_dict of a StatefulDataLoader; to change them, use order='strict', or stop at the "
+            "end of an epoch"
+        )
     if partial == "error" and (cut := next((s for s in states if s["row"]), None)):
         raise StateMismatch(
             f"worker {cut['worker']} is within step {(cut.get('single') or [cut['step']])[0]}, behind sample "
