@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import email
 import json
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import bowstring
@@ -17,6 +19,8 @@ import pytest
 from bowstring import run
 from conftest import ROOT
 from node import Node
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 SOURCE = ROOT / "python" / "src" / "bowstring"
 README = ROOT / "python" / "README.md"
@@ -42,13 +46,13 @@ def test_what_is_in_it(wheel: zipfile.ZipFile) -> None:
 
 def test_what_it_says_of_itself(wheel: zipfile.ZipFile) -> None:
     (info,) = (name for name in wheel.namelist() if name.endswith("/METADATA"))
-    metadata = email.message_from_bytes(wheel.read(info))
-    assert metadata["Name"] == "bowstring"
-    assert metadata["Version"] == bowstring.__version__
-    assert metadata["Requires-Python"] == ">=3.10"
-    assert metadata["License-Expression"] == "Apache-2.0"
-    assert set(metadata.get_all("Provides-Extra", [])) == {"torch", "ray", "polars", "notebook"}
-    needed = metadata.get_all("Requires-Dist", [])
+    about = email.message_from_bytes(wheel.read(info))
+    assert about["Name"] == "bowstring"
+    assert about["Version"] == bowstring.__version__
+    assert about["Requires-Python"] == ">=3.10"
+    assert about["License-Expression"] == "Apache-2.0"
+    assert set(about.get_all("Provides-Extra", [])) == {"torch", "ray", "polars", "notebook"}
+    needed = about.get_all("Requires-Dist", [])
     assert {re.split(r"[<>=\[; ]", n)[0] for n in needed if "extra ==" not in n} == {
         "numpy",
         "pyarrow",
@@ -165,6 +169,65 @@ def test_the_lines_in_the_documents(node: Node, path: Path, capfd: pytest.Captur
     for info in client.datasets():
         if info.name != "photos":
             client.drop(info.name)
+
+
+class Only:
+    """Lets a process import nothing but what a `pip install` has brought, and what Python has itself."""
+
+    def __init__(self, extras: set[str]) -> None:
+        self.wanted = {"pip", *self._closure("bowstring", extras)}
+
+    def _closure(self, name: str, extras: set[str], seen: set[str] | None = None) -> set[str]:
+        seen = set() if seen is None else seen
+        seen.add(name)
+        for line in metadata.requires(name) or []:
+            need = Requirement(line)
+            other = canonicalize_name(need.name)
+            wanted = need.marker is None or any(need.marker.evaluate({"extra": extra}) for extra in {"", *extras})
+            if wanted and other not in seen:
+                with contextlib.suppress(metadata.PackageNotFoundError):  # of another platform
+                    self._closure(other, set(need.extras), seen)
+        return seen
+
+    def barred(self) -> list[str]:
+        """Modules that are here, and would not be there."""
+        brought = metadata.packages_distributions()
+        return sorted(
+            module
+            for module, names in brought.items()
+            if not {canonicalize_name(name) for name in names} & self.wanted and module.isidentifier()
+        )
+
+
+BARRIER = """
+import sys
+class Barrier:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in barred:
+            raise ModuleNotFoundError(f"the pip install that is shown does not bring {name}", name=name)
+sys.meta_path.insert(0, Barrier())
+"""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [README, ROOT / "README.md", ROOT / "docs" / "python" / "index.md"],
+    ids=["python/README", "README", "docs/python/index"],
+)
+def test_what_is_shown_needs_what_is_installed(node: Node, path: Path) -> None:
+    """The lines of Python run with no other packages than those of the `pip install` above them."""
+    text = path.read_text()
+    installs = re.findall(r"^pip install '?\./python(?:\[([a-z,]+)\])?'? ", text, re.MULTILINE)
+    assert installs
+    extras = {extra for given in installs for extra in given.split(",") if extra}
+    barred = Only(extras).barred()
+    assert {"torchvision", "ray", "duckdb", "pandas", "pytest"} <= set(barred)
+    assert not {"pyarrow", "numpy", "bowstring"} & set(barred)
+    # Each of the first page's is a program of its own; the others go on from one to the next.
+    for script in blocks(path) if path == ROOT / "README.md" else ["\n".join(blocks(path))]:
+        program = f"barred = set({barred!r}){BARRIER}{script.replace('grpc://127.0.0.1:8815', node.url)}"
+        done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
 
 
 def test_this_takes_no_network() -> None:
