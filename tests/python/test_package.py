@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import email
+import graphlib
 import json
 import os
 import re
@@ -100,6 +102,32 @@ print([m for m in ("pandas", "torch", "polars", "ray", "tqdm") if m in sys.modul
         [sys.executable, "-c", script, node.url], check=False, capture_output=True, text=True, timeout=60
     )
     assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def imports(path: Path) -> set[str]:
+    """The modules that a file imports, anywhere in it: in functions and for types, too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: relative imports"
+            module = node.module or ""
+            found |= {f"{module}.{alias.name}" for alias in node.names} | {module}
+    return found
+
+
+def test_imports_go_one_way() -> None:
+    """No module imports one that imports it, whatever is between them."""
+    modules = {
+        ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in SOURCE.rglob("*.py")
+    }
+    graph = {name: (imports(path) & modules.keys()) - {name} for name, path in modules.items()}
+    # `from bowstring import _fork` takes a module, and nothing that the package itself has.
+    graph = {name: {other for other in others if not name.startswith(f"{other}.")} for name, others in graph.items()}
+    assert graph["bowstring.stream"] == {f"bowstring.{name}" for name in ("_fork", "_wire", "connection", "errors")}
+    tuple(graphlib.TopologicalSorter(graph).static_order())  # CycleError names the modules
 
 
 def test_every_public_name_is_documented() -> None:

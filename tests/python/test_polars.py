@@ -392,7 +392,7 @@ def test_server_restarts_between_batches(binary: Path, tmp_path: Path) -> None:
 
 
 def test_wrong_arguments(served: Served) -> None:
-    client, scan = served.dataset.client, bowstring.polars.scan
+    client, scan = bowstring.connect(served.dataset.client.uri), bowstring.polars.scan
     with pytest.raises(TypeError, match=r"source: got int, want a Dataset, a Client, or the address"):
         scan(3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="name: got None, want the name of a dataset"):

@@ -124,7 +124,11 @@ def test_nothing_of_the_data_is_markup(odd: bowstring.Dataset) -> None:
     assert "9\n" not in text
     assert "0 (zero)" in text
     assert all(len(line) < 200 for line in text.splitlines())
-    for html in (str(odd._repr_html_()), odd.client.datasets()._repr_html_(), odd.explain()._repr_html_()):
+    for html in (
+        str(odd._repr_html_()),
+        bowstring.connect(odd.client.uri).datasets()._repr_html_(),
+        odd.explain()._repr_html_(),
+    ):
         Checker(html)
         assert "<script>" not in html
 

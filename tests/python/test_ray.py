@@ -484,7 +484,7 @@ def test_a_broken_stream_goes_on_by_ticket(binary: Path, tmp_path: Path) -> None
 
 
 def test_wrong_arguments(served: Served) -> None:
-    read, client = bowstring.ray.read, served.dataset.client
+    read, client = bowstring.ray.read, bowstring.connect(served.dataset.client.uri)
     with pytest.raises(ValueError, match="parallelism: got 0, want an integer, 1 or more"):
         read(served.dataset, parallelism=0)
     with pytest.raises(ValueError, match=r"concurrency: got 1\.5"):

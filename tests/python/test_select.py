@@ -162,7 +162,7 @@ def test_at_random(photos: bowstring.Dataset, model: pa.Table) -> None:
     label, width = (np.array(model[name].to_pylist()) for name in ("label", "width"))
     for _ in range(ROUNDS):
         split = rng.choice([None, "train", "val"])
-        dataset = photos.client.dataset("photos", split=split).columns(["position"])
+        dataset = bowstring.connect(photos.client.uri).dataset("photos", split=split).columns(["position"])
         kept = np.zeros(300, bool)
         kept[{None: slice(0, 300), "train": slice(0, 270), "val": slice(270, 300)}[split]] = True
         for _ in range(rng.randrange(1, 4)):

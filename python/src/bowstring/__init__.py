@@ -15,8 +15,10 @@ their names, which the extras `[torch]`, `[ray]` and `[polars]` install.
 
 from importlib.metadata import PackageNotFoundError, version
 
-from bowstring.client import Client, DatasetInfo, Datasets, IngestResult, Tls, WarmResult, connect
-from bowstring.dataset import Dataset, Exchange, Plan, RankPlan
+from bowstring._upload import IngestResult
+from bowstring.client import Client, DatasetInfo, Datasets, WarmResult, connect
+from bowstring.connection import Connection, Tls
+from bowstring.dataset import Dataset
 from bowstring.errors import (
     AlreadyExists,
     BowstringError,
@@ -32,6 +34,8 @@ from bowstring.errors import (
     Unavailable,
     Unsupported,
 )
+from bowstring.exchange import Exchange
+from bowstring.plan import Plan, RankPlan
 from bowstring.preview import Explanation, Preview
 from bowstring.stream import Batches
 
@@ -46,6 +50,7 @@ __all__ = [
     "BowstringError",
     "Cancelled",
     "Client",
+    "Connection",
     "DataLoss",
     "Dataset",
     "DatasetInfo",

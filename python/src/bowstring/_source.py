@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from bowstring.client import Client, Tls, connect
+from bowstring.client import Client, connect
+from bowstring.connection import Tls
 from bowstring.dataset import Dataset
 
 

@@ -2,75 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import threading
-import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from datetime import datetime
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.flight as fl
 
-from bowstring import _fork
-from bowstring._wire import Positions, decoded, keep_forever, to_arrow, to_numpy
-from bowstring.errors import BowstringError, InvalidRequest, NotFound, ServerError, Unavailable, translate
-from bowstring.stream import Batches, retrying
-
-if TYPE_CHECKING:
-    from bowstring.client import Client
-    from bowstring.preview import Explanation, Preview
+from bowstring._rows import rows_of
+from bowstring._wire import Positions, decoded, to_arrow, to_numpy
+from bowstring.connection import Connection
+from bowstring.errors import BowstringError, InvalidRequest, NotFound, translate
+from bowstring.exchange import Exchange
+from bowstring.plan import Plan, plan_of
+from bowstring.preview import Explanation, Preview, explained, schema_html, size_text, spill_text, split_columns
+from bowstring.stream import Batches
 
 INLINE = 1000  # positions that go with each request; more are uploaded once
-
-
-@dataclass(frozen=True)
-class RankPlan:
-    """One rank's share of an epoch."""
-
-    rank: int
-    rows: int
-    steps: int
-    ticket: dict[str, Any]
-    _endpoint: bytes = field(repr=False)
-
-    @property
-    def expires(self) -> datetime | None:
-        """Until when the ticket may be relied on."""
-        # Not before it is asked for: pyarrow imports pandas for it, which takes most of a second.
-        found = fl.FlightEndpoint.deserialize(self._endpoint).expiration_time
-        return None if found is None else datetime.fromisoformat(str(found))
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What reading an epoch comes to, before a byte of it is read.
-
-    Attributes:
-        id: The plan's name, which batches carry and `Client.cancel` takes.
-        rows: Rows served, over all ranks.
-        bytes: Bytes of their values in the columns asked for.
-        steps: Steps of each rank.
-        dropped: Rows that `remainder="drop"` leaves out.
-        padded: Rows that `remainder="pad"` serves again.
-        ranks: Each rank's share, with the ticket for it.
-        schema: What the batches are like.
-    """
-
-    id: str
-    rows: int
-    bytes: int
-    steps: int
-    dropped: int
-    padded: int
-    ranks: list[RankPlan]
-    schema: pa.Schema
 
 
 class Dataset:
@@ -82,7 +32,7 @@ class Dataset:
     Made by [Client.dataset][bowstring.Client.dataset].
     """
 
-    def __init__(self, client: Client, name: str, snapshot: int, split: str | None, total: int) -> None:
+    def __init__(self, client: Connection, name: str, snapshot: int, split: str | None, total: int) -> None:
         self._client = client
         self._name = name
         self._snapshot = snapshot
@@ -97,7 +47,7 @@ class Dataset:
         self._size: tuple[int, int] | None = None  # rows and bytes, once asked for
 
     @classmethod
-    def _open(cls, client: Client, name: str, split: str | None, snapshot: int | None) -> Dataset:
+    def _open(cls, client: Connection, name: str, split: str | None, snapshot: int | None) -> Dataset:
         if not isinstance(name, str):
             raise TypeError(f"name: got {type(name).__name__}, want str")
         about = client.action("describe", dataset=name, **({} if snapshot is None else {"snapshot": snapshot}))[0]
@@ -109,7 +59,7 @@ class Dataset:
     # --- what it is -------------------------------------------------------
 
     @property
-    def client(self) -> Client:
+    def client(self) -> Connection:
         """The client that it is read with."""
         return self._client
 
@@ -181,10 +131,8 @@ class Dataset:
         return f"<bowstring.Dataset {'; '.join([name, *parts])}>"
 
     def _repr_html_(self) -> str | None:
-        from bowstring.preview import dataset_html
-
         try:
-            return dataset_html(self)
+            return schema_html(f"{repr(self)[1:-1]}: {self.num_rows:,} rows, {size_text(self.nbytes)}", self.schema)
         except BowstringError:  # the server is away, or it was dropped: the text says what it is
             return None
 
@@ -237,7 +185,9 @@ class Dataset:
         A set has no order: the rows come in order of position, or as `shuffle` says, and `take` gives rows in the order
         asked for.
         """
-        chosen = _rows(rows)
+        if isinstance(rows, Dataset):
+            raise TypeError("rows: got a Dataset, want positions; its method `positions` gives them")
+        chosen = rows_of(rows)
         if chosen.type == pa.bool_():
             positions = self._masked(chosen)
         elif pa.types.is_integer(chosen.type) or pa.types.is_null(chosen.type):
@@ -389,29 +339,7 @@ class Dataset:
             info = self._client.flight().get_flight_info(
                 fl.FlightDescriptor.for_command(command), self._client.options()
             )
-        about = _object(info.app_metadata)
-        ranks = []
-        for endpoint in info.endpoints:
-            share = _object(endpoint.app_metadata)
-            ranks.append(
-                RankPlan(
-                    rank=share["rank"],
-                    rows=share["rows"],
-                    steps=share["steps"],
-                    ticket=json.loads(endpoint.ticket.ticket),
-                    _endpoint=endpoint.serialize(),
-                )
-            )
-        return Plan(
-            id=about["plan"],
-            rows=info.total_records,
-            bytes=info.total_bytes,
-            steps=about["steps"],
-            dropped=about["dropped"],
-            padded=about["padded"],
-            ranks=ranks,
-            schema=info.schema,
-        )
+        return plan_of(info)
 
     # --- reading ----------------------------------------------------------
 
@@ -467,7 +395,9 @@ class Dataset:
 
     def exchange(self) -> Exchange:
         """An open call for many `take`s, each a round trip."""
-        return Exchange(self)
+        take = {"dataset": self._name, "snapshot": self._snapshot, "columns": self.schema.names}
+        take.update({k: v for k, v in self._options.items() if k in ("layout", "batch_bytes")})
+        return Exchange(self._client, take, self.schema)
 
     def reader(self) -> pa.RecordBatchReader:
         """All rows, as a reader of record batches: what DuckDB, Polars and others take."""
@@ -482,130 +412,51 @@ class Dataset:
 
     def head(self, n: int = 5) -> Preview:
         """The first rows, to look at: a notebook shows images as thumbnails."""
-        from bowstring.preview import Preview
-
         if n < 1:
             raise InvalidRequest(f"n: got {n}, want 1 or more")
         with Batches(self._client, self.ticket(batch=n, stop=1)) as batches:
-            return Preview(pa.Table.from_batches(batches, self.schema), self)
+            table = pa.Table.from_batches(batches, self.schema)
+        return Preview(table, self._title(), self.num_rows)
 
     def explain(self, *, batch: int | None = None, world_size: int = 1) -> Explanation:
         """What would be read, and how much; nothing is."""
-        from bowstring.preview import explain
+        plan = self.plan(batch=batch, world_size=world_size)
+        blobs, others = split_columns(plan.schema)
+        return explained(
+            plan,
+            self.request(batch=batch),
+            title=self._title(),
+            narrowing=self._narrowing(),
+            blob_bytes=self.columns(blobs).nbytes if blobs and others else plan.bytes,
+            spill=self._spill() if blobs else None,
+            world_size=world_size,
+        )
 
-        return explain(self, batch=batch, world_size=world_size)
+    def _title(self) -> str:
+        return f"{self._name}@{self._snapshot}" + (f", split {self._split}" if self._split else "")
 
+    def _narrowing(self) -> list[str]:
+        """How many rows are left after each condition."""
+        plain = self._but(_where=(), _selection=None, _split=None, _seed=None, _options={}, _columns=("position",))
+        texts = [f"{plain.num_rows:,} in the snapshot"]
+        if self._split is not None:
+            plain = plain._but(_split=self._split)
+            texts.append(f"{plain.num_rows:,} in split {self._split}")
+        for n, expression in enumerate(self._where):
+            plain = plain._but(_where=self._where[: n + 1])
+            texts.append(f"{plain.num_rows:,} where {expression}")
+        if self._selection is not None:
+            plain = plain._but(_selection=self._selection)
+            texts.append(f"{plain.num_rows:,} in the selection")
+        return texts
 
-class Exchange:
-    """Random access by one open call (DoExchange), made by [Dataset.exchange][bowstring.Dataset.exchange].
-
-    It may be used by several threads, by one at a time. If the server restarts, the call is made again.
-    """
-
-    def __init__(self, dataset: Dataset) -> None:
-        self._client = dataset.client
-        self._schema = dataset.schema
-        take = {"dataset": dataset.name, "snapshot": dataset.snapshot, "columns": self._schema.names}
-        allowed = ("layout", "batch_bytes")
-        take.update({k: v for k, v in dataset._options.items() if k in allowed})
-        self._command = json.dumps({"take": take})
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
-        self._calls: dict[str, tuple[Any, Any]] = {}  # by the column that is sent
-
-    def take(self, rows: Any) -> pa.Table:
-        """Rows by position or id, in the order asked for, repeats included."""
-        wanted = _rows(rows)
-        if wanted.type == pa.bool_():
-            raise InvalidRequest("take: got booleans, want positions or ids; `select` takes a mask")
-        column = "position" if pa.types.is_integer(wanted.type) or pa.types.is_null(wanted.type) else "id"
-        if column == "position":
-            wanted = pc.cast(wanted, pa.int64())
-        if not len(wanted):
-            return self._schema.empty_table()
-        batch = pa.record_batch([wanted], names=[column])
-        if self._pid != os.getpid():
-            if self._calls:
-                keep_forever(self._calls)  # the fork was hidden from Python
-            self._calls, self._lock, self._pid = {}, threading.Lock(), os.getpid()
-        with self._lock:
-            try:
-                return self._take(column, batch)
-            except Unavailable:
-                if not self._client.retries:
-                    raise
-                table: pa.Table = retrying(self._client.retries)(self._take, column, batch)
-                return table
-
-    def _take(self, column: str, batch: pa.RecordBatch) -> pa.Table:
+    def _spill(self) -> str | None:
+        """What the server's spill has of the snapshot, if it has a spill."""
         try:
-            with translate():
-                if column not in self._calls:
-                    descriptor = fl.FlightDescriptor.for_command(self._command)
-                    with _fork.connecting():
-                        self._calls[column] = self._client.flight().do_exchange(
-                            descriptor, self._client.options(stream=True)
-                        )
-                        _fork.hold(self)
-                    self._calls[column][0].begin(batch.schema)
-                writer, reader = self._calls[column]
-                writer.write_batch(batch)
-                parts = []
-                while True:
-                    chunk = reader.read_chunk()
-                    parts.append(chunk.data)
-                    if decoded(chunk.app_metadata)["last"]:
-                        return pa.Table.from_batches(parts)
-        except StopIteration:
-            self._forget(column)
-            raise ServerError("the server ended a take without an answer") from None
-        except BaseException as error:
-            said = self._forget(column)
-            if isinstance(error, BowstringError) and said is not None and not isinstance(error, type(said)):
-                raise said from error
-            raise
-
-    def _forget(self, column: str) -> BowstringError | None:
-        """End a call that has failed; the error it ended with, which says more than that of a write."""
-        call = self._calls.pop(column, None)
-        if call is None:
+            spill = self._client.stats()["engine"].get("spill")
+        except BowstringError:  # a token may allow reading, and not this
             return None
-        try:
-            with translate():
-                call[0].close()
-        except BowstringError as error:
-            return error
-        return None
-
-    def _let_go(self) -> None:
-        if self._lock.acquire(timeout=1):  # once the take that is under way is answered
-            for column in list(self._calls):
-                self._calls[column][1].cancel()
-                self._forget(column)
-            self._lock.release()
-
-    def close(self) -> None:
-        """End the call."""
-        if self._pid != os.getpid():
-            return  # there is none
-        with self._lock:
-            calls, self._calls = self._calls, {}
-            for writer, _ in calls.values():
-                with contextlib.suppress(BowstringError), translate():
-                    writer.done_writing()
-                    writer.close()
-
-    def __enter__(self) -> Exchange:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def _object(metadata: bytes | pa.Buffer) -> dict[str, Any]:
-    return decoded(pa.py_buffer(metadata))
+        return None if spill is None else spill_text(spill, f"{self._name}@{self._snapshot}")
 
 
 def _joined(expressions: tuple[str, ...]) -> str:
@@ -614,86 +465,3 @@ def _joined(expressions: tuple[str, ...]) -> str:
         return expressions[0]
     # On a line of its own, the parenthesis is no part of a comment that the expression ends with.
     return " and ".join(f"({e}\n)" if "//" in e else f"({e})" for e in expressions)
-
-
-def _rows(rows: Any) -> pa.Array:
-    """What says which rows, as one array of Arrow: booleans, integers, or ids."""
-    if isinstance(rows, (pa.Table, pa.RecordBatch)) or (
-        hasattr(rows, "columns") and hasattr(rows, "__getitem__") and not isinstance(rows, Dataset)
-    ):
-        names = list(rows.column_names if isinstance(rows, (pa.Table, pa.RecordBatch)) else rows.columns)
-        for name in ("position", "id"):
-            if name in names:
-                return _rows(rows[name])
-        raise InvalidRequest(
-            f"rows: got a table without a column `position` or `id`; it has {', '.join(map(str, names))}"
-        )
-    if isinstance(rows, Dataset):
-        raise TypeError("rows: got a Dataset, want positions; its method `positions` gives them")
-    if isinstance(rows, (str, bytes, uuid.UUID, int)):
-        raise TypeError(f"rows: got one {type(rows).__name__}, want a list of them: [{rows!r}]")
-    array = _array(rows)
-    if isinstance(array, pa.ChunkedArray):
-        array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
-    if isinstance(array, pa.ExtensionArray):
-        array = array.storage
-    kind = array.type
-    if pa.types.is_dictionary(kind):
-        array = array.dictionary_decode()
-        kind = array.type
-    if array.null_count and kind != pa.bool_() and not pa.types.is_null(kind):
-        raise InvalidRequest(f"rows: got {array.null_count} nulls among them, want a position or an id for each")
-    if pa.types.is_null(kind) and len(array):
-        raise InvalidRequest("rows: got nothing but nulls, want positions, ids or booleans")
-    if pa.types.is_floating(kind):
-        raise InvalidRequest(f"rows: got {kind}, want integers, ids or booleans")
-    if pa.types.is_uint64(kind) and len(array) and pc.max(array).as_py() >= 2**63:
-        raise InvalidRequest(f"rows: got position {pc.max(array).as_py()}, want less than 2^63")
-    if kind == pa.bool_() or pa.types.is_integer(kind) or pa.types.is_null(kind):
-        return array
-    if any(test(kind) for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)):
-        return pc.cast(array, pa.utf8())
-    if pa.types.is_binary_view(kind):
-        array = pc.cast(array, pa.binary())
-        kind = array.type
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
-        sizes = pc.unique(pc.binary_length(array)).to_pylist()
-        if sizes and sizes != [16]:
-            raise InvalidRequest(f"rows: got ids of {max(sizes)} bytes, want 16")
-        return pc.cast(pc.cast(array, pa.binary()), pa.binary(16))
-    raise InvalidRequest(f"rows: got {kind}, want integers, ids or booleans")
-
-
-def _array(rows: Any) -> pa.Array | pa.ChunkedArray:
-    if isinstance(rows, (pa.Array, pa.ChunkedArray)):
-        return rows
-    if isinstance(rows, np.ndarray):
-        if rows.ndim != 1:
-            raise InvalidRequest(f"rows: got an array of {rows.ndim} dimensions, want one")
-        if rows.dtype.kind in "iu" and rows.dtype != np.uint64:
-            return to_arrow(rows.astype(np.int64))
-        if rows.dtype.kind == "b":
-            return pc.cast(to_arrow(rows.astype(np.int64)), pa.bool_())
-        return pa.array(rows.tolist()) if rows.dtype.kind == "O" else pa.array(rows)
-    if hasattr(rows, "__arrow_c_array__") or hasattr(rows, "__arrow_c_stream__"):
-        if hasattr(rows, "__arrow_c_stream__"):
-            return pa.chunked_array(rows)
-        return pa.array(rows)
-    if hasattr(rows, "__array__"):
-        return _array(np.asarray(rows))
-    if not isinstance(rows, Iterable):
-        raise TypeError(f"rows: got {type(rows).__name__}, want a list or an array")
-    values = list(rows)
-    if values and isinstance(values[0], uuid.UUID):
-        return pa.array([v.bytes if isinstance(v, uuid.UUID) else v for v in values], pa.binary())
-    if values and isinstance(values[0], bool) and not all(isinstance(v, bool) for v in values):
-        raise InvalidRequest("rows: got booleans and others, want one kind")
-    # `pa.array` imports pandas, to see whether what it got is one of its series.
-    if values and all(isinstance(v, (bool, np.bool_)) for v in values):
-        return _array(np.array(values, np.bool_))
-    if values and all(isinstance(v, (int, np.integer)) and -(2**63) <= v < 2**63 for v in values):
-        return to_arrow(np.array(values, np.int64))
-    try:
-        return pa.array([v.item() if isinstance(v, np.generic) else v for v in values])
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-        raise InvalidRequest(f"rows: want integers, ids or booleans: {error}") from None

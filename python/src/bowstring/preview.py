@@ -7,17 +7,13 @@ import html
 import io
 import json
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
-from bowstring.errors import BowstringError
-
-if TYPE_CHECKING:
-    from bowstring.client import Datasets
-    from bowstring.dataset import Dataset
+from bowstring.plan import Plan
 
 _SIDE = 96  # pixels of a thumbnail
 _LARGEST = 64 << 20  # bytes of an image that is decoded for one
@@ -33,12 +29,14 @@ class Preview:
 
     Attributes:
         table: The rows.
-        dataset: What they are of.
+        title: What they are of.
+        total: How many rows there are.
     """
 
-    def __init__(self, table: pa.Table, dataset: Dataset) -> None:
+    def __init__(self, table: pa.Table, title: str, total: int) -> None:
         self.table = table
-        self.dataset = dataset
+        self.title = title
+        self.total = total
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -65,7 +63,7 @@ class Preview:
         return _table(names, rows) + f"<small>{html.escape(self._footer())}</small>"
 
     def _footer(self) -> str:
-        return f"the first {len(self)} of {self.dataset.num_rows:,} rows of {_name(self.dataset)}"
+        return f"the first {len(self)} of {self.total:,} rows of {self.title}"
 
     def _value(self, name: str, row: int) -> Any:
         scalar = self.table[name][row]
@@ -77,8 +75,7 @@ class Preview:
         return value
 
     def _names(self, column: str) -> list[str] | None:
-        found = (self.table.schema.field(column).metadata or {}).get(b"bowstring.classes")
-        return None if found is None else list(json.loads(found))
+        return _classes(self.table.schema.field(column))
 
 
 @dataclass(frozen=True)
@@ -105,25 +102,40 @@ class Explanation:
         return _table((), [[f"<b>{html.escape(h)}</b>", html.escape(text)] for h, text in self.lines])
 
 
-def explain(dataset: Dataset, *, batch: int | None = None, world_size: int = 1) -> Explanation:
-    """Ask the server what reading a dataset would come to; nothing of it is read."""
-    plan = dataset.plan(batch=batch, world_size=world_size)
-    lines = [("dataset", _name(dataset))]
-    lines += [("rows", text) for text in _narrowing(dataset)]
-    blobs = [field.name for field in plan.schema if _is_blob(field)]
-    others = [name for name in plan.schema.names if name not in blobs]
+def explained(
+    plan: Plan,
+    request: Mapping[str, Any],
+    *,
+    title: str,
+    narrowing: Sequence[str],
+    blob_bytes: int,
+    spill: str | None,
+    world_size: int,
+) -> Explanation:
+    """A plan, and what is known beside it, for people.
+
+    Args:
+        plan: What reading comes to.
+        request: What was asked for.
+        title: What the dataset is called.
+        narrowing: How many rows are left after each condition.
+        blob_bytes: Bytes of the columns that hold bytes.
+        spill: What the server's spill has of it.
+        world_size: How many ranks share it.
+    """
+    lines = [("dataset", title)]
+    lines += [("rows", text) for text in narrowing]
+    blobs, others = split_columns(plan.schema)
     parts = []
     if blobs:
-        size = dataset.columns(blobs).nbytes if others else plan.bytes
-        parts.append(f"{_size(size)} of bytes in {', '.join(blobs)}")
+        parts.append(f"{size_text(blob_bytes)} of bytes in {', '.join(blobs)}")
     if others:
         parts.append(f"metadata in {', '.join(others)}")
-    lines.append(("read", f"{plan.rows:,} rows, {_size(plan.bytes)}: {'; '.join(parts)}"))
-    request = dataset.request(batch=batch)
+    lines.append(("read", f"{plan.rows:,} rows, {size_text(plan.bytes)}: {'; '.join(parts)}"))
     shuffle = request.get("shuffle")
     order = "in order of position" if shuffle is None else f"shuffled by seed {shuffle['seed']}, each epoch in its own"
     lines.append(("order", f"{order}; {request.get('order', 'strict')}"))
-    rows = plan.ranks[0].ticket.get("batch") or batch
+    rows = plan.ranks[0].ticket.get("batch") or request.get("batch")
     each = f" of {rows:,} rows, {-(-rows // world_size):,} for each of {world_size} ranks" if rows else ""
     rest = ""
     if plan.dropped:
@@ -131,78 +143,62 @@ def explain(dataset: Dataset, *, batch: int | None = None, world_size: int = 1) 
     elif plan.padded:
         rest = f"; {plan.padded:,} rows are served again to fill the last batch"
     lines.append(("steps", f"{plan.steps:,}{each if world_size > 1 or not rows else f' of {rows:,} rows'}{rest}"))
-    if blobs and (spill := _spill(dataset)):
+    if spill is not None:
         lines.append(("spill", spill))
     return Explanation(plan.rows, plan.bytes, plan.steps, tuple(lines))
 
 
-def _narrowing(dataset: Dataset) -> list[str]:
-    """How many rows are left after each condition."""
-    plain = dataset._but(_where=(), _selection=None, _split=None, _seed=None, _options={}, _columns=("position",))
-    texts = [f"{plain.num_rows:,} in the snapshot"]
-    if dataset.split is not None:
-        plain = plain._but(_split=dataset.split)
-        texts.append(f"{plain.num_rows:,} in split {dataset.split}")
-    for n, expression in enumerate(dataset._where):
-        plain = plain._but(_where=dataset._where[: n + 1])
-        texts.append(f"{plain.num_rows:,} where {expression}")
-    if dataset._selection is not None:
-        plain = plain._but(_selection=dataset._selection)
-        texts.append(f"{plain.num_rows:,} in the selection")
-    return texts
+def split_columns(schema: pa.Schema) -> tuple[list[str], list[str]]:
+    """The columns that hold bytes, and the others."""
+    blobs = [field.name for field in schema if _is_blob(field)]
+    return blobs, [name for name in schema.names if name not in blobs]
 
 
-def _spill(dataset: Dataset) -> str | None:
-    """What the server's spill has of the snapshot, if it has a spill."""
-    try:
-        spill = dataset.client.stats()["engine"].get("spill")
-    except BowstringError:  # a token may allow reading, and not this
-        return None
-    if spill is None:
-        return None
-    own = (spill.get("datasets") or {}).get(f"{dataset.name}@{dataset.snapshot}", {})
-    there = f"{own.get('entries', 0):,} blobs, {_size(own.get('bytes', 0))}, of the snapshot are there"
-    return f"{there}; it takes {_size(spill['held_bytes'])} of the {_size(spill['budget_bytes'])} it may"
+def spill_text(spill: Mapping[str, Any], dataset: str) -> str:
+    """What a spill has of a dataset, from what the server's counters say of it."""
+    own = (spill.get("datasets") or {}).get(dataset, {})
+    there = f"{own.get('entries', 0):,} blobs, {size_text(own.get('bytes', 0))}, of the snapshot are there"
+    return f"{there}; it takes {size_text(spill['held_bytes'])} of the {size_text(spill['budget_bytes'])} it may"
 
 
-def datasets_html(datasets: Datasets) -> str:
-    """The datasets of a server, as a table."""
+def datasets_html(datasets: Iterable[tuple[str, int, Mapping[str, int], int, str, str]]) -> str:
+    """Datasets as a table: of each the name, rows, rows by split, newest snapshot, when it was made, and from what."""
     rows = [
         [
-            html.escape(d.name),
-            f"{d.rows:,}" if d.rows >= 0 else "?",
-            html.escape(", ".join(f"{name} {rows:,}" for name, rows in d.splits.items())),
-            str(d.newest),
-            html.escape(d.created[:19].replace("T", " ")),
-            html.escape(d.source),
+            html.escape(name),
+            f"{count:,}" if count >= 0 else "?",
+            html.escape(", ".join(f"{split} {rows:,}" for split, rows in splits.items())),
+            str(newest),
+            html.escape(created[:19].replace("T", " ")),
+            html.escape(source),
         ]
-        for d in datasets
+        for name, count, splits, newest, created, source in datasets
     ]
     return _table(("dataset", "rows", "splits", "snapshot", "created", "from"), rows)
 
 
-def dataset_html(dataset: Dataset) -> str:
-    """A dataset: how much it is, and its columns."""
+def schema_html(title: str, schema: pa.Schema) -> str:
+    """A title, and the columns."""
     rows = []
-    for field in dataset.schema:
-        names = dataset.classes(field.name) if (field.metadata or {}).get(b"bowstring.classes") else None
+    for field in schema:
+        names = _classes(field)
         about = f"{len(names)} classes: {', '.join(names[:8])}{'…' if len(names) > 8 else ''}" if names else ""
         if media := (field.metadata or {}).get(b"bowstring.media"):
             about = media.decode()
         rows.append([html.escape(field.name), html.escape(str(field.type)), html.escape(about)])
-    title = f"{repr(dataset)[1:-1]}: {dataset.num_rows:,} rows, {_size(dataset.nbytes)}"
     return f"<div>{html.escape(title)}</div>{_table(('column', 'type', ''), rows)}"
 
 
-def _name(dataset: Dataset) -> str:
-    return f"{dataset.name}@{dataset.snapshot}" + (f", split {dataset.split}" if dataset.split else "")
+def _classes(field: pa.Field) -> list[str] | None:
+    found = (field.metadata or {}).get(b"bowstring.classes")
+    return None if found is None else list(json.loads(found))
 
 
 def _is_blob(field: pa.Field) -> bool:
     return bool((field.metadata or {}).get(b"bowstring.kind") == b"blob" or pa.types.is_large_binary(field.type))
 
 
-def _size(count: int) -> str:
+def size_text(count: int) -> str:
     """Bytes, for people."""
     if count < 1000:
         return f"{count} B"
@@ -217,7 +213,7 @@ def _text(value: Any, names: list[str] | None = None) -> str:
     if value is None:
         return "null"
     if isinstance(value, bytes):
-        return f"<{_size(len(value))}>"
+        return f"<{size_text(len(value))}>"
     if isinstance(value, int) and names is not None and 0 <= value < len(names):
         return f"{value} ({names[value]})"
     text = str(value).replace("\n", " ")
@@ -248,7 +244,7 @@ def _thumbnail(value: Any) -> str | None:
     except Exception:  # noqa: BLE001 - Pillow raises many kinds for bytes that are no image, or a broken one
         return None
     mime = "image/jpeg" if small.mode == "RGB" else "image/png"
-    title = html.escape(f"{kind}, {width} x {height}, {_size(len(value))}", quote=True)
+    title = html.escape(f"{kind}, {width} x {height}, {size_text(len(value))}", quote=True)
     return f'<img src="data:{mime};base64,{base64.b64encode(out.getvalue()).decode()}" title="{title}" alt="{title}">'
 
 

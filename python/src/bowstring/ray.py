@@ -46,8 +46,10 @@ from bowstring.errors import InvalidRequest
 from bowstring.stream import Batches
 
 if TYPE_CHECKING:
-    from bowstring.client import Client, Tls
-    from bowstring.dataset import Dataset, Plan
+    from bowstring.client import Client
+    from bowstring.connection import Tls
+    from bowstring.dataset import Dataset
+    from bowstring.plan import Plan
 
 __all__ = ["BowstringDatasource", "read"]
 

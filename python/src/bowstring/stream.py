@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as fl
@@ -17,10 +17,8 @@ import tenacity
 
 from bowstring import _fork
 from bowstring._wire import keep_forever
+from bowstring.connection import Connection
 from bowstring.errors import Cancelled, Unavailable, translate
-
-if TYPE_CHECKING:
-    from bowstring.client import Client
 
 
 def retrying(retries: int) -> tenacity.Retrying:
@@ -51,12 +49,12 @@ class Batches(Iterator[pa.RecordBatch]):
         waited: Seconds that this process has waited for batches.
     """
 
-    def __init__(self, client: Client, ticket: dict[str, Any]) -> None:
+    def __init__(self, connection: Connection, ticket: dict[str, Any]) -> None:
         self.place: dict[str, Any] | None = None
         self.ticket = ticket
         self.waits: dict[str, float] = {}
         self.waited = 0.0
-        self._client = client
+        self._connection = connection
         self._reader: Any = None
         self._pid = os.getpid()
         self._lock = threading.RLock()  # held while a batch is read
@@ -72,9 +70,9 @@ class Batches(Iterator[pa.RecordBatch]):
             try:
                 return self._next()  # the usual case, without the machinery for the others
             except Unavailable:
-                if not self._client.retries:
+                if not self._connection.retries:
                     raise
-            return retrying(self._client.retries)(self._next)
+            return retrying(self._connection.retries)(self._next)
         finally:
             self.waited += time.perf_counter() - start
 
@@ -116,7 +114,7 @@ class Batches(Iterator[pa.RecordBatch]):
         if reader is None:
             ticket = fl.Ticket(json.dumps(self.ticket).encode())
             with _fork.connecting():
-                reader = self._client.flight().do_get(ticket, self._client.options(stream=True))
+                reader = self._connection.flight().do_get(ticket, self._connection.options(stream=True))
                 self._reader = reader
                 _fork.hold(self)
         return reader

@@ -10,8 +10,10 @@ import torch
 from torch.utils.data import Dataset as TorchDataset
 
 from bowstring._source import opened
-from bowstring.client import Client, Tls
-from bowstring.dataset import Dataset, Exchange
+from bowstring.client import Client
+from bowstring.connection import Tls
+from bowstring.dataset import Dataset
+from bowstring.exchange import Exchange
 from bowstring.torch import _share
 from bowstring.torch._decode import Decode
 from bowstring.torch._rows import steps_for

@@ -1,0 +1,201 @@
+"""Rows on their way to a server: what they may be made of, and the call that carries them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from bowstring import _fork
+from bowstring._wire import decoded, progress_bar
+from bowstring.connection import Connection
+from bowstring.errors import BowstringError, ServerError, translate
+
+_MESSAGE_BYTES = 8 << 20  # of one batch of an upload
+
+
+@dataclass(frozen=True)
+class IngestResult:
+    """What an upload has made. `changed` is false if the newest snapshot already was exactly this."""
+
+    dataset: str
+    snapshot: int
+    rows: int
+    bytes: int
+    changed: bool
+
+
+def upload(connection: Connection, put: dict[str, Any], reader: Any, *, progress: bool) -> IngestResult:
+    """Send what a reader gives as one upload."""
+    schema, batches, total = _plain(*_batches_of(reader))
+    return _Upload(connection, put, schema, total, progress).run(batches)
+
+
+def _batches_of(reader: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch], int | None]:
+    """Schema, batches and, if it is known, number of rows of what is to be uploaded."""
+    if isinstance(reader, pa.RecordBatch):
+        reader = pa.Table.from_batches([reader])
+    if isinstance(reader, pa.Table):
+        return reader.schema, iter(reader.to_batches()), reader.num_rows
+    if isinstance(reader, pa.RecordBatchReader):
+        return reader.schema, iter(reader), None
+    if hasattr(reader, "__arrow_c_stream__"):
+        total = len(reader) if hasattr(reader, "__len__") else None
+        stream = pa.RecordBatchReader.from_stream(reader)
+        return stream.schema, iter(stream), total
+    if isinstance(reader, (str, bytes, dict)) or not isinstance(reader, Iterable):
+        raise TypeError(
+            f"reader: got {type(reader).__name__}, want a pyarrow.Table, a RecordBatchReader, an iterable of record "
+            "batches, or anything with __arrow_c_stream__"
+        )
+    pieces = iter(reader)
+    first = next(pieces, None)
+    if first is None:
+        raise ValueError("reader: got no batch, so its schema is not known; an empty pyarrow.Table has one")
+    if not isinstance(first, (pa.RecordBatch, pa.Table)):
+        raise TypeError(f"reader: got an iterable of {type(first).__name__}, want one of pyarrow.RecordBatch")
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        piece: Any = first
+        while piece is not None:
+            if isinstance(piece, pa.Table):
+                yield from piece.to_batches()
+            else:
+                yield piece
+            piece = next(pieces, None)
+
+    return first.schema, batches(), None
+
+
+def _plain(
+    schema: pa.Schema, batches: Iterator[pa.RecordBatch], total: int | None
+) -> tuple[pa.Schema, Iterator[pa.RecordBatch], int | None]:
+    """The types that a server stores, in place of those that only some libraries have in memory, such as Polars."""
+    plain = pa.schema([field.with_type(_plain_type(field.type)) for field in schema], schema.metadata)
+    if plain.types == schema.types:
+        return schema, batches, total
+    return plain, (batch.cast(plain) for batch in batches), total
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_string_view(kind):
+        return pa.utf8()
+    if pa.types.is_binary_view(kind):
+        return pa.large_binary()
+    if pa.types.is_large_list(kind) or pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_plain_type(kind.value_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_plain_type(field.type)) for field in kind])
+    return kind
+
+
+def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Cut a batch into messages of a size that a connection carries well."""
+    rows = batch.num_rows
+    step = max(1, rows * _MESSAGE_BYTES // max(1, batch.nbytes))
+    for start in range(0, rows, step):
+        yield batch.slice(start, step)
+
+
+class _Upload:
+    """An upload under way. The server's acknowledgements are read beside it, so that it need not wait for them."""
+
+    def __init__(
+        self, connection: Connection, put: dict[str, Any], schema: pa.Schema, total: int | None, progress: bool
+    ):
+        self._connection = connection
+        self._put = put
+        self._schema = schema
+        self._bars = (
+            progress_bar(progress, f"ingest {put['dataset']}", total, "row"),
+            progress_bar(progress, "stored", None, "B"),
+        )
+        self._stored = 0  # bytes of blobs that the server has acknowledged
+        self._results: queue.SimpleQueue[dict[str, Any] | BowstringError | None] = queue.SimpleQueue()
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> IngestResult:
+        descriptor = fl.FlightDescriptor.for_command(json.dumps({"put": self._put}))
+        rows, size = self._bars
+        with rows, size, _fork.uploading():
+            with translate():
+                writer, reader = self._connection.flight().do_put(
+                    descriptor, self._schema, self._connection.options(stream=True)
+                )
+            listener = threading.Thread(target=self._listen, args=(reader,), daemon=True)
+            listener.start()
+            try:
+                sent = self._send(writer, batches)
+                with translate():
+                    writer.write_metadata(json.dumps({"commit": True, "rows": sent}).encode())
+                    writer.done_writing()
+            except BaseException as error:
+                # Without the last message nothing is committed. What the server said comes first: that it hung up is
+                # only what followed.
+                said = self._end(writer, listener)
+                if said is not None and isinstance(error, BowstringError):
+                    raise said from error
+                raise
+            listener.join()
+            last = self._results.get()
+            try:
+                with translate():
+                    writer.close()
+            except BowstringError as error:  # where the server refused it, this says why
+                if not isinstance(last, dict) or "snapshot" not in last:
+                    raise (last if isinstance(last, BowstringError) else error) from None
+            if isinstance(last, BowstringError):
+                raise last
+            if last is None or "snapshot" not in last:
+                raise ServerError(f"the upload ended without a result: {last}")
+            return IngestResult(last["dataset"], last["snapshot"], last["rows"], self._stored, last["changed"])
+
+    def _send(self, writer: Any, batches: Iterator[pa.RecordBatch]) -> int:
+        sent = 0
+        for batch in batches:  # what the caller's reader raises is the caller's
+            for piece in _cut(batch):
+                with translate():
+                    writer.write_batch(piece)
+                sent += piece.num_rows
+        return sent
+
+    def _listen(self, reader: Any) -> None:
+        """Read what the server says until it ends the call; the last of it is the result."""
+        rows, size = self._bars
+        last: dict[str, Any] | BowstringError | None = None
+        try:
+            while True:
+                with translate():
+                    message = reader.read()
+                if message is None:
+                    break
+                last = decoded(message)
+                if "batch" in last:
+                    rows.update(last["rows"] - rows.n)
+                    size.update(last["bytes"] - self._stored)
+                    self._stored = last["bytes"]
+        except BowstringError as error:
+            last = error
+        except Exception as error:  # noqa: BLE001 - it is raised in the thread that waits
+            last = ServerError(f"{type(error).__name__}: {error}")
+        self._results.put(last)
+
+    def _end(self, writer: Any, listener: threading.Thread) -> BowstringError | None:
+        """End an upload that has failed: what the server says of it, if it was the server."""
+        with contextlib.suppress(BowstringError), translate():
+            writer.done_writing()
+        listener.join()  # before the call is closed, which waits for what the listener would read
+        last = self._results.get()
+        said = last if isinstance(last, BowstringError) else None
+        try:
+            with translate():
+                writer.close()
+        except BowstringError as error:
+            said = said or error
+        return said

@@ -1,0 +1,172 @@
+"""The connection to a server: one for each process, made when it is first used."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import pyarrow.flight as fl
+
+from bowstring import _fork
+from bowstring._wire import decoded, keep_forever
+from bowstring.errors import translate
+
+if TYPE_CHECKING:
+    from typing import Self
+
+_SCHEMES = ("grpc", "grpc+tcp", "grpc+tls", "grpc+unix")
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+_OPTIONS = [
+    ("grpc.use_local_subchannel_pool", 1),  # a connection for each client: two clients read twice as fast as one
+    ("grpc.initial_reconnect_backoff_ms", 100),  # a server that restarts is found soon
+    ("grpc.max_reconnect_backoff_ms", 2000),
+]
+
+
+@dataclass(frozen=True)
+class Tls:
+    """How a connection is encrypted.
+
+    Certificates and keys are PEM: the bytes, or a path, which is read in each process that connects.
+
+    Attributes:
+        root_certs: Whom to trust, where it is not the system's list.
+        cert: The client's own certificate, for mutual TLS.
+        key: Its private key.
+        server_name: The name that the server's certificate is for, if it is not that of the address.
+        verify: Whether the server's certificate is checked. Without that anybody can be the server.
+    """
+
+    root_certs: str | os.PathLike[str] | bytes | None = None
+    cert: str | os.PathLike[str] | bytes | None = None
+    key: str | os.PathLike[str] | bytes | None = field(default=None, repr=False)
+    server_name: str | None = None
+    verify: bool = True
+
+    def _arguments(self) -> dict[str, Any]:
+        given = {
+            "tls_root_certs": _pem(self.root_certs),
+            "cert_chain": _pem(self.cert),
+            "private_key": _pem(self.key),
+            "override_hostname": self.server_name,
+            "disable_server_verification": None if self.verify else True,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def _pem(given: str | os.PathLike[str] | bytes | None) -> bytes | None:
+    if given is None or isinstance(given, bytes):
+        return given
+    return Path(given).read_bytes()
+
+
+class Connection:
+    """A server, by its address: what streams and datasets call it by. [Client][bowstring.Client] is one."""
+
+    def __init__(
+        self,
+        uri: str,
+        *,
+        token: str | None = None,
+        tls: Tls | None = None,
+        timeout: float | None = None,
+        retries: int = 5,
+    ) -> None:
+        if "://" not in uri:
+            uri = f"grpc://{uri}"
+        scheme, _, rest = uri.partition("://")
+        if scheme not in _SCHEMES or not rest:
+            raise ValueError(f"uri: got {uri!r}, want grpc://HOST:PORT, grpc+tls://HOST:PORT or grpc+unix:///PATH")
+        if tls is not None and scheme in ("grpc", "grpc+tcp"):
+            scheme = "grpc+tls"
+        if timeout is not None and timeout <= 0:
+            raise ValueError(f"timeout: got {timeout}, want seconds, more than 0")
+        if retries < 0:
+            raise ValueError(f"retries: got {retries}, want 0 or more")
+        self.uri = f"{scheme}://{rest}"
+        self.retries = retries
+        self._token = token
+        self._tls = tls
+        self._timeout = timeout
+        if token is not None and scheme in ("grpc", "grpc+tcp") and urlsplit(self.uri).hostname not in _LOCAL:
+            warnings.warn(f"the token goes to {self.uri} unencrypted; grpc+tls:// protects it", stacklevel=3)
+        self._flight: Any = None
+        self._pid = os.getpid()
+
+    def __repr__(self) -> str:
+        return f"<bowstring.{type(self).__name__} {self.uri}>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_flight", "_pid")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._flight = None
+        self._pid = os.getpid()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close this process's connection. The next call makes a new one."""
+        if self._pid != os.getpid():
+            return  # there is none
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            with translate():
+                flight.close()
+
+    def _let_go(self) -> None:
+        self._flight = None  # not closed: another thread may be in the middle of a call
+
+    def flight(self) -> fl.FlightClient:
+        """The `pyarrow.flight.FlightClient` of the process that asks. Ask each time: it does not survive a fork."""
+        flight = self._flight
+        if flight is None or self._pid != os.getpid():
+            with _fork.connecting():
+                if self._pid != os.getpid():  # only if the fork was hidden from Python
+                    keep_forever(self._flight)
+                    self._flight, self._pid = None, os.getpid()
+                if self._flight is None:
+                    arguments = self._tls._arguments() if self._tls else {}
+                    with translate():
+                        self._flight = fl.connect(self.uri, generic_options=_OPTIONS, **arguments)
+                    _fork.hold(self)
+                flight = self._flight
+        return flight
+
+    def options(self, *, stream: bool = False) -> fl.FlightCallOptions:
+        """What goes with a call: the token, and the timeout, which a stream has none of as it may run for hours."""
+        headers = [] if self._token is None else [(b"authorization", f"Bearer {self._token}".encode())]
+        return fl.FlightCallOptions(headers=headers, timeout=None if stream else self._timeout)
+
+    def stats(self) -> dict[str, Any]:
+        """The server's counters: docs/protocol.md says what they are."""
+        return self.action("stats")[0]
+
+    def action(self, name: str, **body: Any) -> list[dict[str, Any]]:
+        """Call an action of the server by its name; its results."""
+        return list(self._results(name, json.dumps(body).encode()))
+
+    def _results(self, name: str, body: bytes, *, stream: bool = False) -> Iterator[dict[str, Any]]:
+        with translate():
+            results = iter(self.flight().do_action((name, body), self.options(stream=stream)))
+        while True:
+            with translate():
+                try:
+                    result = next(results)
+                except StopIteration:
+                    return
+            yield decoded(result.body)

@@ -1,0 +1,87 @@
+"""What reading an epoch comes to, as a server says it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from bowstring._wire import decoded
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """One rank's share of an epoch."""
+
+    rank: int
+    rows: int
+    steps: int
+    ticket: dict[str, Any]
+    _endpoint: bytes = field(repr=False)
+
+    @property
+    def expires(self) -> datetime | None:
+        """Until when the ticket may be relied on."""
+        # Not before it is asked for: pyarrow imports pandas for it, which takes most of a second.
+        found = fl.FlightEndpoint.deserialize(self._endpoint).expiration_time
+        return None if found is None else datetime.fromisoformat(str(found))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What reading an epoch comes to, before a byte of it is read.
+
+    Attributes:
+        id: The plan's name, which batches carry and `Client.cancel` takes.
+        rows: Rows served, over all ranks.
+        bytes: Bytes of their values in the columns asked for.
+        steps: Steps of each rank.
+        dropped: Rows that `remainder="drop"` leaves out.
+        padded: Rows that `remainder="pad"` serves again.
+        ranks: Each rank's share, with the ticket for it.
+        schema: What the batches are like.
+    """
+
+    id: str
+    rows: int
+    bytes: int
+    steps: int
+    dropped: int
+    padded: int
+    ranks: list[RankPlan]
+    schema: pa.Schema
+
+
+def plan_of(info: fl.FlightInfo) -> Plan:
+    """The plan that a FlightInfo stands for."""
+    about = _object(info.app_metadata)
+    ranks = []
+    for endpoint in info.endpoints:
+        share = _object(endpoint.app_metadata)
+        ranks.append(
+            RankPlan(
+                rank=share["rank"],
+                rows=share["rows"],
+                steps=share["steps"],
+                ticket=json.loads(endpoint.ticket.ticket),
+                _endpoint=endpoint.serialize(),
+            )
+        )
+    return Plan(
+        id=about["plan"],
+        rows=info.total_records,
+        bytes=info.total_bytes,
+        steps=about["steps"],
+        dropped=about["dropped"],
+        padded=about["padded"],
+        ranks=ranks,
+        schema=info.schema,
+    )
+
+
+def _object(metadata: bytes | pa.Buffer) -> dict[str, Any]:
+    return decoded(pa.py_buffer(metadata))
