@@ -12,13 +12,19 @@ LINT   := build/tools/golangci-lint
 
 # Where Python code of this repository lives.
 PY_SRC := $(wildcard bench examples notebooks python tests)
-# The race detector slows pure arithmetic tenfold and finds nothing in a package without goroutines.
-RACE_SKIP := bowstring/fetch/plan
 FUZZ_TIME ?= 30s
 SOAK_TIME ?= 600
 SOAK_KILLS ?= 5000
+# How many stages of check and test run at once. They wait for disks, servers and each other's caches as much as they compute.
+JOBS ?= 2
+# How many processes pytest spreads the test files over.
+WORKERS ?= 2
+# Runs a command as a stage, by name: what it took is told at the end.
+STAGE  := $(PYTHON) tests/stages.py run
 
-export PYTHONDONTWRITEBYTECODE := 1
+# Python's compiled modules lie in build, beside no source. Without them each of the tests' many processes would compile torch anew.
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
 # uv trusts whom the system trusts, a company's proxy among them, and waits for a slow one.
 export UV_SYSTEM_CERTS := 1
 export UV_HTTP_TIMEOUT := 300
@@ -35,8 +41,17 @@ help: ## Show the targets.
 demo: $(VENV)/.demo build ## Import real photographs, serve them, train on them for two epochs.
 	@$(PY) examples/demo.py --bowstring $(BIN) --dir build/demo
 
+.PHONY: check
+check: go-check python-check ## Between two edits: lint, and the short tests of Go and Python.
+	@$(STAGES) $(BESIDE) test-short lint test-quick
+
 .PHONY: test
-test: lint test-go test-race test-cassandra test-python ## Everything that has to pass: lint, Go tests, race detector, Cassandra, end to end.
+test: go-check cc-check python-check ## Everything that has to pass: lint, every test once, against Cassandra and other real clients.
+	@tests/cassandra/cassandra.sh beside $(STAGES) $(BESIDE) test-python lint test-race test-cassandra test-go
+
+.PHONY: nightly
+nightly: go-check cc-check python-check ## What repeats, hours of it: all under the race detector and without, gocql itself, fuzzing, soak.
+	@$(STAGES) $(BESIDE) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-go nightly-race test-cassandra test-gocql test-python nightly-fuzz nightly-soak
 
 .PHONY: lint
 lint: lint-go lint-python docs ## golangci-lint with the import rule, ruff and mypy, the documents' references.
@@ -47,7 +62,7 @@ bench: $(VENV)/.package build ## Measure side by side: all cases, or one with CA
 
 .PHONY: build
 build: go-check ## Build build/bin/bowstring.
-	$(GO) build -o $(BIN) ./cmd/bowstring
+	@$(STAGE) build $(GO) build -o $(BIN) ./cmd/bowstring
 
 .PHONY: fmt
 fmt: $(LINT) $(VENV)/.lint ## Format Go and Python.
@@ -59,52 +74,83 @@ fmt: $(LINT) $(VENV)/.lint ## Format Go and Python.
 clean: ## Remove everything that make has built or installed.
 	rm -rf build $(VENV) .mypy_cache .pytest_cache .ruff_cache
 
-# --- the parts of test and lint -------------------------------------------
+# --- the parts of check, test and nightly ----------------------------------
+
+# The stages that a command runs, and after them where the time went; its status is theirs.
+STAGES := $(PYTHON) tests/stages.py all
+# Side by side, each heard when it has ended. One that fails does not stop the others.
+BESIDE := $(MAKE) --no-print-directory --jobs=$(JOBS) --output-sync=target --keep-going
 
 .PHONY: lint-go
 lint-go: $(LINT) ## golangci-lint alone.
-	$(LINT) run ./...
+	@$(STAGE) lint-go $(LINT) run --allow-parallel-runners ./...
 
 .PHONY: lint-python
 lint-python: $(VENV)/.lint $(VENV)/.package ## ruff and mypy alone.
-	$(VENV)/bin/ruff check $(PY_SRC)
-	$(VENV)/bin/ruff format --check $(PY_SRC)
-	$(VENV)/bin/mypy
+	@$(STAGE) lint-python sh -e -c '$(VENV)/bin/ruff check $(PY_SRC); $(VENV)/bin/ruff format --check $(PY_SRC); $(VENV)/bin/mypy'
 
 .PHONY: docs
 docs: $(VENV)/.docs ## Build the documentation of the Python package in build/docs; a reference to nothing is an error.
-	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict -f python/mkdocs.yml
+	@$(STAGE) docs env NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict -f python/mkdocs.yml
+
+# Every Go test runs once in `make test`: test-race has all but the following, test-go these, test-cassandra those of CQL.
+# go test has no need to vet them: golangci-lint does, with more checks.
+GO_TEST := $(GO) test -json -vet=off
+# Packages without goroutines: the race detector slows arithmetic tenfold, and finds nothing there.
+ALONE := bowstring/schema bowstring/fetch/plan bowstring/fetch/where bowstring/spill/replay
+# Tests that compute, or kill processes of their own, far more than they synchronise. The others of their packages are raced.
+PLAIN := TestKill|TestPowerLoss|TestEveryOrderServesEachSampleOnce|TestAnyCalls
+PLAIN_IN = $(shell grep -rlE 'func ($(PLAIN))\(' --include=*_test.go cmd fetch flight spill | xargs -r -n 1 dirname | sort -u | sed 's|^|./|')
+CQL := ./fetch/store/cql
+RACED = $(filter-out $(ALONE) bowstring/fetch/store/cql,$(shell $(GO) list ./...))
 
 .PHONY: test-go
-test-go: go-check ## Go tests: unit, property, conformance, fuzz seeds.
-	$(GO) test -timeout 20m ./...
+test-go: go-check ## Go tests that need no race detector: pure packages, and those that compute or kill processes.
+	@$(STAGE) --go test-go-pure $(GO_TEST) -timeout 20m $(ALONE)
+	@$(STAGE) --go test-go-plain $(GO_TEST) -timeout 20m -run '^($(PLAIN))$$' $(PLAIN_IN)
 
 .PHONY: test-race
-test-race: go-check cc-check ## Go tests under the race detector.
-	$(GO) test -timeout 20m -race $$($(GO) list ./... | grep -v -x -F '$(RACE_SKIP)')
-
-# What runs against the shared node a second time, under the race detector and
-# with gocql itself: what has many goroutines, and what the drivers differ in.
-# The whole of it would take minutes each. Three nodes, TLS and passwords are
-# started once, by the first run.
-CASSANDRA_RACE  := TestConformance/(concurrent|close|stress|gc_under)|TestTwoImporters|TestUnknownOutcome
-CASSANDRA_GOCQL := TestConformance/(commit|dedup|reopen|numbers|cancelled|stress)|TestUnknownOutcome|TestAttach$$|TestCloseLeavesNothing
+test-race: go-check cc-check ## All other Go tests, under the race detector.
+	@$(STAGE) --go test-race $(GO_TEST) -timeout 20m -race -skip '^($(PLAIN))$$' $(RACED)
 
 .PHONY: test-cassandra
-test-cassandra: go-check cc-check ## fetch/store/cql against a real Cassandra from Maven Central (needs Java 17 and Maven), and without gocql's replacement.
-	$(GO) build -modfile=go.gocql.mod ./...
-	$(GO) test -modfile=go.gocql.mod ./fetch/store/cql
-	tests/cassandra/cassandra.sh with $(MAKE) --no-print-directory test-cassandra-shared
+test-cassandra: go-check cc-check ## fetch/store/cql against a real Cassandra from Maven Central (needs Java 17 and Maven).
+	@$(STAGE) --go test-cassandra tests/cassandra/cassandra.sh with $(GO_TEST) -timeout 20m -tags cassandra -race $(CQL)
 
-.PHONY: test-cassandra-shared
-test-cassandra-shared:
-	$(GO) test -timeout 20m -tags cassandra ./fetch/store/cql
-	$(GO) test -timeout 10m -tags cassandra -race -short -run '$(CASSANDRA_RACE)' ./fetch/store/cql
-	$(GO) test -timeout 10m -tags cassandra -modfile=go.gocql.mod -short -run '$(CASSANDRA_GOCQL)' ./fetch/store/cql
+.PHONY: test-short
+test-short: go-check ## All Go tests with -short, without the race detector and Cassandra.
+	@$(STAGE) --go test-short $(GO_TEST) -timeout 5m -short ./...
+
+PYTEST = $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: test-python
 test-python: $(VENV)/.package $(LINT) build ## pytest with pyarrow and other real clients against a server process.
-	$(PY) -m pytest
+	@$(STAGE) test-python $(PYTEST) --junitxml=build/stages/test-python.xml
+
+.PHONY: test-quick
+test-quick: $(VENV)/.package build ## The part of pytest that takes no more than a minute.
+	@$(STAGE) test-quick $(PYTEST) -m 'not slow and not soak' --junitxml=build/stages/test-quick.xml
+
+.PHONY: test-gocql
+test-gocql: go-check ## fetch/store/cql with gocql itself, without its replacement, against a real Cassandra.
+	@$(STAGE) gocql-build $(GO) build -modfile=go.gocql.mod ./...
+	@$(STAGE) --go test-gocql tests/cassandra/cassandra.sh with $(GO_TEST) -timeout 30m -tags cassandra -modfile=go.gocql.mod $(CQL)
+
+.PHONY: nightly-go
+nightly-go: go-check
+	@$(STAGE) --go nightly-go $(GO_TEST) -count=1 -timeout 60m ./...
+
+.PHONY: nightly-race
+nightly-race: go-check cc-check
+	@$(STAGE) --go nightly-race $(GO_TEST) -count=1 -timeout 90m -race ./...
+
+.PHONY: nightly-fuzz
+nightly-fuzz:
+	@$(STAGE) fuzz $(BESIDE) --jobs=1 fuzz
+
+.PHONY: nightly-soak
+nightly-soak:
+	@$(STAGE) soak $(BESIDE) --jobs=1 soak
 
 .PHONY: notebooks
 notebooks: $(VENV)/.package build ## Run the notebooks against servers of their own, and keep their outputs.
@@ -131,6 +177,11 @@ go-check:
 	@command -v $(GO) >/dev/null || { echo "Go 1.26 or newer is needed (https://go.dev/dl); '$(GO)' was not found" >&2; exit 1; }
 	@$(GO) list -m >/dev/null || { echo "Go 1.26 or newer is needed (https://go.dev/dl); this is $$(GOTOOLCHAIN=local GOFLAGS= $(GO) env GOVERSION)" >&2; exit 1; }
 
+.PHONY: python-check
+python-check:
+	@command -v $(PYTHON) >/dev/null || { echo "Python 3.10 or newer is needed; '$(PYTHON)' was not found (make PYTHON=/path/to/python3)" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or newer is needed; $$($(PYTHON) --version 2>&1) is too old (make PYTHON=/path/to/python3)" >&2; exit 1; }
+
 .PHONY: cc-check
 cc-check:
 	@command -v $${CC:-cc} >/dev/null || command -v gcc >/dev/null || { echo "the race detector needs a C compiler (gcc or clang, in CC or on the path)" >&2; exit 1; }
@@ -138,11 +189,9 @@ cc-check:
 $(LINT): tools/go.mod tools/go.sum | go-check
 	@echo "building golangci-lint (some minutes, once)"
 	@mkdir -p $(@D)
-	cd tools && CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o ../$@ tool
+	@$(STAGE) install-golangci-lint env CGO_ENABLED=0 $(GO) -C tools build -trimpath -ldflags '-s -w' -o ../$@ tool
 
-$(VENV)/.python:
-	@command -v $(PYTHON) >/dev/null || { echo "Python 3.10 or newer is needed; '$(PYTHON)' was not found (make PYTHON=/path/to/python3)" >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or newer is needed; $$($(PYTHON) --version 2>&1) is too old (make PYTHON=/path/to/python3)" >&2; exit 1; }
+$(VENV)/.python: | python-check
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "Python's venv module is needed (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
 	@rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
@@ -151,8 +200,8 @@ $(VENV)/.python:
 # One stamp for each lock file; nothing is installed whose hash is not in it. uv
 # does it, as pip takes nine times as long for the 3 GB that torch brings; pip
 # does where uv cannot, as it does not know pip's settings for an index or a proxy.
-INSTALL = install() { $(VENV)/bin/uv pip install --quiet --python $(PY) --require-hashes -r $$1 || \
-  $(VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r $$1; }; install
+INSTALL = @$(STAGE) install-$(@F:.%=%) sh -c '$(VENV)/bin/uv pip install --quiet --python $(PY) --require-hashes -r "$$1" || \
+  $(VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r "$$1"' install
 
 $(VENV)/.uv: $(VENV)/.python $(REQ)/uv.txt
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r $(REQ)/uv.txt

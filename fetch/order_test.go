@@ -20,9 +20,12 @@ func TestEveryOrderServesEachSampleOnce(t *testing.T) {
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
 	store := newStore(t)
-	const n = 700
+	n, rounds := 700, 40
+	if testing.Short() {
+		rounds = 5
+	}
 	put(t, store, "d", n)
-	for range 40 {
+	for range rounds {
 		req := schema.Request{
 			Dataset: "d", Columns: []string{"id", "label", "image"}, Batch: 1 + rng.Int64N(120),
 			World: &schema.World{Size: 1 + rng.Int64N(3)}, Shuffle: &schema.Shuffle{Seed: rng.Uint64(), Epoch: rng.Uint64N(9)},

@@ -19,11 +19,27 @@ from node import Node
 ROOT = Path(__file__).parent.parent
 PHOTOGRAPHS = 300
 
+# The files that take longest, in the order in which processes of pytest take them: none is left alone at the end.
+FIRST = [
+    "test_notebooks",
+    "test_torch",
+    "test_ray",
+    "test_coming_from",
+    "test_cassandra",
+    "test_torch_state",
+    "test_examples",
+]
+
 StartNode = Callable[..., Node]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak-seconds", type=float, default=60.0, help="how long the soak test runs")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files that take longest first; those of one file stay together, in order."""
+    items.sort(key=lambda item: FIRST.index(item.path.stem) if item.path.stem in FIRST else len(FIRST))
 
 
 @pytest.fixture(scope="session")
@@ -173,4 +189,6 @@ def start_cassandra(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartC
 @pytest.fixture(scope="session")
 def cassandra(start_cassandra: StartCassandra) -> str:
     """HOST:PORT of a Cassandra without passwords: the one that BOWSTRING_CASSANDRA_ADDR names, else a new one."""
+    if folder := os.environ.get("BOWSTRING_CASSANDRA_DIR"):
+        cassandra_script("wait", folder, "900")  # `make test` starts it beside all else
     return os.environ.get("BOWSTRING_CASSANDRA_ADDR") or start_cassandra().address

@@ -25,6 +25,8 @@ from conftest import Cassandra, StartCassandra, StartNode, free_port
 from node import Node
 from wire import PATIENCE, UNREAD, act, command, put, read, stats, stream, ticket, until
 
+pytestmark = pytest.mark.slow
+
 Bowstring = Callable[..., subprocess.CompletedProcess[str]]
 TRAIN = 270
 

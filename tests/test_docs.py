@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as fl
+import pytest
 from conftest import ROOT, StartNode
 from node import Node
 from wire import put
@@ -22,6 +23,7 @@ def blocks(path: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
 
 
+@pytest.mark.slow
 def test_the_lines_in_the_readme(node: Node) -> None:
     printed = []
     for block in blocks(ROOT / "README.md"):

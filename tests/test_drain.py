@@ -33,6 +33,7 @@ def test_running_streams_finish_and_new_ones_are_refused(start: StartNode) -> No
     assert node.wait() == 0
 
 
+@pytest.mark.slow
 def test_the_deadline_ends_what_does_not_finish(start: StartNode) -> None:
     node = start("--window-memory", "8MiB", "--drain-timeout", "1s")
     with fl.connect(node.url) as own:

@@ -13,6 +13,8 @@ import pytest
 from conftest import ROOT
 from node import Node
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = ROOT / "examples"
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import local_ray
 import photos
 import polars as pl
 import pyarrow as pa
@@ -25,7 +26,7 @@ from wire import command, read
 def cluster() -> Iterator[None]:
     # A worker imports the data source from where this process has it.
     paths = {"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}}
-    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=300 << 20, log_to_driver=False, runtime_env=paths)
+    local_ray.start(num_cpus=2, object_store_memory=300 << 20, runtime_env=paths)
     yield
     ray.shutdown()
 
@@ -96,6 +97,7 @@ def test_polars_filters_and_groups_metadata(client: fl.FlightClient) -> None:
 
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize("layout", ["large_binary", "huggingface"])
+@pytest.mark.slow
 def test_ray_reads_each_rank_in_a_task_of_its_own(node: Node, client: fl.FlightClient, layout: str) -> None:
     request = {
         "dataset": "photos",

@@ -312,6 +312,7 @@ def some_ticket(rng: random.Random) -> dict[str, Any]:
     return fields
 
 
+@pytest.mark.slow
 def test_any_order_serves_what_the_exact_one_does_however_often_it_breaks_off(client: fl.FlightClient) -> None:
     seed = random.randrange(2**32)
     print("seed", seed)

@@ -17,6 +17,7 @@ from node import Node
 from wire import PATIENCE, UNREAD, act, command, read, stats, stream, ticket, until
 
 
+@pytest.mark.slow
 def test_64_streams_at_once(node: Node) -> None:
     together = threading.Barrier(64, timeout=PATIENCE)
 

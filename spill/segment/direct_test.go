@@ -70,11 +70,15 @@ func testDirect(t *testing.T, waiting bool) {
 		mu.Unlock()
 		requireBlob(t, s, loc, data)
 	}
+	records := 100
+	if testing.Short() {
+		records = 20
+	}
 	var group errgroup.Group
 	for w := range uint64(4) {
 		group.Go(func() error {
 			r := rand.New(rand.NewPCG(seed, w))
-			for i := range 100 {
+			for i := range records {
 				data := content(fmt.Sprint(w, i), sizes(r))
 				ref := schema.RefOf(data)
 				loc, err := s.Append(ref.Key, ref.Sum, data)

@@ -6,7 +6,9 @@
 #   cassandra.sh start DIR         run one in the background
 #   cassandra.sh wait DIR [SEC]    until it answers (120 s)
 #   cassandra.sh stop DIR [SIGNAL] end it and wait for its end
-#   cassandra.sh with COMMAND...   run a command with a node at BOWSTRING_CASSANDRA_ADDR
+#   cassandra.sh with COMMAND...   run a command with a node that answers at BOWSTRING_CASSANDRA_ADDR
+#   cassandra.sh beside COMMAND... run a command while a node starts there, in BOWSTRING_CASSANDRA_DIR. Within the
+#                                  command, `with` waits for that node, and starts none
 #   cassandra.sh cluster start|stop DIR   three nodes in DIR/1 to 3, on 127.0.0.1 to 3
 #
 # run and start take from the environment, with these defaults:
@@ -135,13 +137,20 @@ start() {
   rm -f "$1/conf/cassandra.yaml"
   setsid "${BASH_SOURCE[0]}" run "$1" >"$1/out.log" 2>&1 </dev/null &
   echo $! >"$1/pid"
+  disown # its end is nothing to be told of
+}
+
+# silent DIR WHAT: the node has to be given up.
+silent() {
+  tail -n 20 "$1/out.log" >&2
+  die "the node in $1 $2; above is the end of its out.log"
 }
 
 await() {
   local end=$((SECONDS + ${2:-120}))
   until [ -f "$1/conf/cassandra.yaml" ] && answers "$(setting "$1" rpc_address)" "$(setting "$1" native_transport_port)"; do
-    kill -0 "$(cat "$1/pid")" 2>/dev/null || die "the node in $1 ended; see $1/out.log"
-    [ $SECONDS -lt $end ] || die "the node in $1 does not answer; see $1/out.log"
+    kill -0 "$(cat "$1/pid")" 2>/dev/null || silent "$1" "has ended"
+    [ $SECONDS -lt $end ] || silent "$1" "does not answer"
     sleep 0.2
   done
 }
@@ -160,19 +169,30 @@ free_port() {
   echo "$port"
 }
 
-# with COMMAND...: a node of its own, for as long as the command runs.
-with() {
+# beside COMMAND...: a node that starts, after it was fetched, while the command runs, and ends with it.
+beside() {
   local status=0
   with_dir=$(mktemp -d -t bowstring-cassandra-XXXXXX)
-  trap 'stop "$with_dir" KILL; rm -rf "$with_dir"' EXIT
+  trap 'kill -KILL -- "-$(cat "$with_dir/pid")" 2>/dev/null || :; stop "$with_dir" KILL; rm -rf "$with_dir"' EXIT
   trap 'exit 130' INT
   trap 'exit 143' TERM
-  export PORT STORAGE_PORT
+  export PORT STORAGE_PORT BOWSTRING_CASSANDRA_DIR=$with_dir BOWSTRING_CASSANDRA_ADDR
   PORT=$(free_port) STORAGE_PORT=$(free_port)
+  BOWSTRING_CASSANDRA_ADDR=127.0.0.1:$PORT
   start "$with_dir"
-  await "$with_dir" 300
-  BOWSTRING_CASSANDRA_ADDR=127.0.0.1:$PORT "$@" || status=$?
+  unset PORT STORAGE_PORT # nodes that the command starts have their own
+  "$@" || status=$?
   exit $status
+}
+
+# with COMMAND...: a command that needs a node that answers.
+with() {
+  if [ -n "${BOWSTRING_CASSANDRA_DIR:-}" ]; then
+    await "$BOWSTRING_CASSANDRA_DIR" 900 # it may still be fetched
+  elif [ -z "${BOWSTRING_CASSANDRA_ADDR:-}" ]; then
+    beside "${BASH_SOURCE[0]}" with "$@"
+  fi
+  exec "$@"
 }
 
 cluster() {
@@ -197,7 +217,8 @@ case $command in
   start) fetch; start "$1" ;;
   wait) await "$@" ;;
   stop) stop "$@" ;;
-  with) fetch; with "$@" ;;
+  beside) beside "$@" ;;
+  with) with "$@" ;;
   cluster) fetch; cluster "$@" ;;
   *) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; [ "$command" = help ] ;;
 esac

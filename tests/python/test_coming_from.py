@@ -12,6 +12,8 @@ import pytest
 from conftest import ROOT
 from node import Node
 
+pytestmark = pytest.mark.slow
+
 PAGE = ROOT / "docs" / "python" / "coming-from.md"
 SHARDS = "https://host/photos-train-{0000..0011}.tar"
 TRAIN = 270

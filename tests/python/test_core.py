@@ -256,6 +256,7 @@ print(client.ingest("forked", rows(), progress=False).rows)
     here.drop("forked")
 
 
+@pytest.mark.slow
 def test_a_fork_beside_a_client_that_is_not_the_packages(here: bowstring.Client) -> None:
     """The child works, or it says what is wrong; it does not wait for ever."""
     script = """
@@ -281,6 +282,7 @@ for _ in range(2):
     assert (done.returncode, done.stdout) == (0, "7\n7\n"), done.stderr
 
 
+@pytest.mark.slow
 def test_many_forks(here: bowstring.Client) -> None:
     """The last thread of gRPC goes some time after the others."""
     script = """

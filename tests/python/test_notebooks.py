@@ -14,6 +14,8 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from node import Node
 
+pytestmark = pytest.mark.slow
+
 NOTEBOOKS = Path(__file__).parent.parent.parent / "notebooks"
 NAMES = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
 KEEP = bool(os.environ.get("KEEP_OUTPUTS"))  # `make notebooks`

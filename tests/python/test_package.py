@@ -185,6 +185,7 @@ def blocks(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("path", [README, ROOT / "docs" / "python" / "index.md"], ids=["README", "docs"])
+@pytest.mark.slow
 def test_the_lines_in_the_documents(node: Node, path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """They run one after another, as in a notebook, against the photographs."""
     names: dict[str, object] = {}

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import bowstring
 import bowstring.ray
+import local_ray
 import numpy as np
 import polars as pl
 import pyarrow as pa
@@ -36,6 +37,8 @@ from polars.testing import assert_frame_equal
 from ray.data.datatype import DataType
 from ray.data.expressions import Expr, col, lit, udf
 from wire import until
+
+pytestmark = pytest.mark.slow
 
 ROWS, BLOB = 2_000, 10_000
 COLUMNS = ["key", "label", "score", "word", "flag", "taken", "image", "position"]
@@ -66,11 +69,9 @@ def cluster() -> Iterator[None]:
     """A Ray of this machine's own, small."""
     os.environ["RAY_AUTH_MODE"] = "disabled"
     path = os.pathsep.join([str(Path(bowstring.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
-    ray.init(
+    local_ray.start(
         num_cpus=2,
         object_store_memory=200 << 20,
-        include_dashboard=False,
-        log_to_driver=False,
         runtime_env={"env_vars": {"PYTHONPATH": path}},
     )
     context = ray.data.DataContext.get_current()

@@ -29,6 +29,7 @@ def slow(client: bowstring.Client) -> bowstring.Dataset:
 
 @pytest.mark.parametrize("order", ["strict", "window:2", "free"])
 @pytest.mark.parametrize("end", ["kill", "terminate"])
+@pytest.mark.slow
 def test_a_restart_loses_and_repeats_nothing(start: StartNode, end: str, order: str) -> None:
     node = start("--drain-timeout=100ms")
     dataset = slow(bowstring.connect(node.url)).options(order=order)

@@ -38,7 +38,10 @@ from bowstring.torch._columns import batch_of, column_of  # noqa: E402
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*set_vital.*", "ignore:This DataLoader will create")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:.*set_vital.*", "ignore:This DataLoader will create"),
+]
 
 JOB = Path(__file__).with_name("torch_job.py")
 TRAIN = 270  # photographs of the split

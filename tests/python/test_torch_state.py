@@ -13,6 +13,8 @@ pytest.importorskip("torch")
 from bowstring.torch import StateMismatch, portable_state
 from bowstring.torch._state import Place, Share, State, check, of_worker, place_for, portable
 
+pytestmark = pytest.mark.slow
+
 REQUEST: dict[str, Any] = {
     "dataset": "d" * 128,
     "snapshot": 2**63 - 1,
