@@ -14,12 +14,12 @@ import (
 
 // Limits and defaults of requests.
 const (
-	// MaxRequestBytes bounds the JSON of a request or ticket: MaxPositions
-	// positions of 19 digits fit.
+	// MaxRequestBytes bounds the JSON of a request or ticket.
 	MaxRequestBytes = 2 << 20
-	// MaxPositions bounds a selection given as a list in the request itself.
-	// Longer ones are uploaded and named.
-	MaxPositions = 65536
+	// MaxPositions bounds a selection given as a list in the request itself: each
+	// ticket repeats it, also those that batches carry. Longer ones are uploaded
+	// and named.
+	MaxPositions = 1024
 	// MaxWhereBytes bounds the text of a where expression.
 	MaxWhereBytes = 16 << 10
 	// MaxBatch bounds the rows of a global batch.
@@ -303,7 +303,8 @@ func (s *SelectionRef) check(field string) error {
 	}
 	if n := len(s.Positions); n == 0 || n > MaxPositions {
 		return &FieldError{Field: path, Got: fmt.Sprintf("%d positions", n),
-			Want: fmt.Sprintf("1 to %d; upload a longer selection and name it", MaxPositions)}
+			Want: fmt.Sprintf("1 to %d, as each ticket repeats them; upload a longer selection by DoPut with the command "+
+				`{"selection": {"dataset": …}} and a column "position", and give the name that it answers`, MaxPositions)}
 	}
 	for i, p := range s.Positions {
 		if p < 0 {

@@ -72,6 +72,23 @@ type Selection struct {
 	Rows     int64   `json:"rows"`
 	Bitmap   BlobRef `json:"bitmap"` // one bit per position, little-endian 64-bit words
 	Created  time.Time
+	// Owner is the principal who uploaded it first, empty where nobody has a name.
+	Owner string `json:"owner,omitempty"`
+	// Expires is when it may go; zero if never. Use moves it on.
+	Expires time.Time `json:"expires,omitzero"`
+}
+
+// Expired reports whether the selection's time is over.
+func (s *Selection) Expired(now time.Time) bool { return !s.Expires.IsZero() && !now.Before(s.Expires) }
+
+// Extend has the selection live until then at least, zero for ever. It reports
+// whether that changes anything.
+func (s *Selection) Extend(until time.Time) bool {
+	if s.Expires.IsZero() || !until.IsZero() && !until.After(s.Expires) {
+		return false
+	}
+	s.Expires = until
+	return true
 }
 
 // Name is what requests call the selection: the hexadecimal hash of its bitmap.

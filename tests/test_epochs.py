@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 from wire import command, read, stream, ticket
@@ -158,9 +159,10 @@ def test_inline_selection(client: fl.FlightClient) -> None:
     info = client.get_flight_info(
         command(dataset="photos", columns=["position"], selection={"positions": many}, shuffle={"seed": 1})
     )
-    assert len(info.endpoints[0].ticket.ticket) < 2000  # a long list is stored, and the ticket names it
     got = client.do_get(info.endpoints[0].ticket).read_all()["position"].to_pylist()
     assert sorted(got) == sorted(many)
+    with pytest.raises(pa.ArrowInvalid, match=r"1025 positions.*upload a longer selection by DoPut"):
+        client.get_flight_info(command(dataset="photos", selection={"positions": list(range(1025))}))
 
 
 def test_ids_are_the_same_in_another_import(client: fl.FlightClient, folder: Path, tmp_path: Path, start: Any,

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"bowstring/fetch/admission"
 	"bowstring/fetch/store"
@@ -16,6 +17,9 @@ type Options struct {
 	// IdleSnapshots is how many snapshots nobody reads stay open, so that the
 	// next job need not open them again. Default 8.
 	IdleSnapshots int
+	// SelectionLifetime is for how long an uploaded selection is kept after it was
+	// used last, to a day. Default 30 days.
+	SelectionLifetime time.Duration
 	// Logger receives what operators should know. Default slog.Default().
 	Logger *slog.Logger
 }
@@ -24,6 +28,9 @@ type Options struct {
 func (o *Options) EnsureDefaults() {
 	if o.IdleSnapshots == 0 {
 		o.IdleSnapshots = 8
+	}
+	if o.SelectionLifetime == 0 {
+		o.SelectionLifetime = 30 * 24 * time.Hour
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -34,6 +41,9 @@ func (o *Options) EnsureDefaults() {
 func (o *Options) Validate() error {
 	if o.IdleSnapshots < 0 {
 		return fmt.Errorf("%w: IdleSnapshots is %d; want how many may stay open, or 0 for the default", schema.ErrInvalid, o.IdleSnapshots)
+	}
+	if o.SelectionLifetime < 0 {
+		return fmt.Errorf("%w: SelectionLifetime is %s; want a time, or 0 for the default", schema.ErrInvalid, o.SelectionLifetime)
 	}
 	return nil
 }
@@ -51,6 +61,7 @@ type Jobs struct {
 	snapshots snapshotCache
 	results   results
 	computing computations[*result]
+	renewals  renewals
 }
 
 // New returns Jobs over a store, which stays the caller's. read reads blobs;
@@ -65,6 +76,7 @@ func New(s store.Store, read func(context.Context, schema.BlobRef) (schema.Blob,
 		store: s, read: read, work: work, logger: opts.Logger,
 		results:   results{ledger: ledger, kept: map[string]*result{}},
 		computing: computations[*result]{logger: opts.Logger},
+		renewals:  renewals{store: s, logger: opts.Logger, lifetime: opts.SelectionLifetime, due: map[string]time.Time{}},
 	}
 	j.snapshots.init(s, read, opts)
 	return j, nil

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
@@ -26,13 +28,29 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // fixture is Jobs over a store of its own.
 type fixture struct {
 	*jobs.Jobs
-	store  store.Store
+	store  *counting
 	ledger *admission.Ledger
 	work   *admission.Work
 
 	mu   sync.Mutex
 	pins int                                         // blobs that are out; guarded by mu
 	gate func(context.Context, schema.BlobRef) error // called before each read; guarded by mu
+}
+
+// counting counts what writes to a store.
+type counting struct {
+	store.Store
+	begun, renewed atomic.Int64
+}
+
+func (c *counting) Begin(ctx context.Context, dataset string) (store.Ingest, error) {
+	c.begun.Add(1)
+	return c.Store.Begin(ctx, dataset)
+}
+
+func (c *counting) RenewSelection(ctx context.Context, dataset, name string, until time.Time) error {
+	c.renewed.Add(1)
+	return c.Store.RenewSelection(ctx, dataset, name, until)
 }
 
 func newFixture(t *testing.T, opts jobs.Options, limits admission.Limits) *fixture {
@@ -42,9 +60,9 @@ func newFixture(t *testing.T, opts jobs.Options, limits admission.Limits) *fixtu
 		t.Fatal(err)
 	}
 	limits.EnsureDefaults()
-	f := &fixture{store: s, ledger: admission.NewLedger(limits), work: admission.NewWork(1)}
+	f := &fixture{store: &counting{Store: s}, ledger: admission.NewLedger(limits), work: admission.NewWork(1)}
 	opts.Logger = slog.New(slog.DiscardHandler)
-	if f.Jobs, err = jobs.New(s, f.read, f.ledger, f.work, opts); err != nil {
+	if f.Jobs, err = jobs.New(f.store, f.read, f.ledger, f.work, opts); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"bowstring/fetch/plan"
+	"bowstring/fetch/store"
 	"bowstring/fetch/where"
 	"bowstring/schema"
 )
@@ -20,6 +21,11 @@ func (js *Jobs) selection(ctx context.Context, snap *openSnapshot, req schema.Re
 		return nil, nil, err
 	}
 	ref := req.Selection
+	if ref != nil && ref.Name != "" {
+		if err := js.renewals.use(ctx, snap.key.dataset, ref.Name); err != nil {
+			return nil, nil, err
+		}
+	}
 	var r *result
 	switch {
 	case req.Where == "" && ref == nil:
@@ -205,8 +211,9 @@ func bitmapOf(rows int64, positions []int64) (*plan.Bitmap, error) {
 }
 
 // SaveSelection stores a set of positions of a snapshot under the hash of its
-// content, which it returns: the name by which requests select it. Saving it
-// again changes nothing.
+// content, which it returns: the name by which requests select it. It belongs to
+// the caller that ctx carries, and expires when it was not used for
+// Options.SelectionLifetime. Saving it again only puts that off.
 func (js *Jobs) SaveSelection(ctx context.Context, dataset string, snapshot int64, positions []int64) (name string, err error) {
 	snap, err := js.snapshots.get(ctx, dataset, snapshot)
 	if err != nil {
@@ -230,7 +237,8 @@ func (js *Jobs) SaveSelection(ctx context.Context, dataset string, snapshot int6
 	if err != nil {
 		return "", err
 	}
-	sel := schema.Selection{Dataset: dataset, Snapshot: snap.key.number, Rows: b.Len(), Bitmap: ref, Created: time.Now().UTC()}
+	sel := schema.Selection{Dataset: dataset, Snapshot: snap.key.number, Rows: b.Len(), Bitmap: ref, Created: time.Now().UTC(),
+		Owner: store.CallerFrom(ctx).Principal, Expires: js.renewals.expiry()}
 	if err := js.store.SaveSelection(ctx, in, sel); err != nil {
 		return "", fmt.Errorf("saving a selection of %s: %w", snap.key, err)
 	}

@@ -2,6 +2,8 @@ package store
 
 import (
 	"context"
+	"fmt"
+	"time"
 
 	"bowstring/schema"
 )
@@ -33,11 +35,17 @@ type Store interface {
 	// read on.
 	Drop(ctx context.Context, dataset string, number int64) error
 	// SaveSelection records a selection whose bitmap was Put through in, which
-	// is then committed by this call. It is idempotent.
+	// is then committed by this call. It is idempotent: one that is there keeps its
+	// owner, and expires when the later of the two does.
 	SaveSelection(ctx context.Context, in Ingest, sel schema.Selection) error
-	// Selection returns a saved selection by name.
+	// Selection returns a saved selection by name. One that has expired is not
+	// found.
 	Selection(ctx context.Context, dataset, name string) (*schema.Selection, error)
-	// GC frees blobs that no committed snapshot, no saved selection, no open
+	// RenewSelection has a selection that has not expired expire then, or later if
+	// it was to anyway.
+	RenewSelection(ctx context.Context, dataset, name string, until time.Time) error
+	// GC removes selections that expired ExpiredGrace ago, and frees blobs that no
+	// committed snapshot, no saved selection, no open
 	// ingest and none of the snapshots returned by inUse refers to. inUse is
 	// called once, after GC has listed the catalog; it may be nil.
 	GC(ctx context.Context, opts GCOptions, inUse func() []*schema.Snapshot) (GCReport, error)
@@ -75,6 +83,10 @@ type GCOptions struct {
 	DryRun bool
 }
 
+// ExpiredGrace is for how long collections leave a selection that has expired, as
+// the clocks of those who renew and who collect may differ.
+const ExpiredGrace = time.Hour
+
 // GCReport says what a collection found and freed.
 type GCReport struct {
 	LiveBlobs  int64 `json:"live_blobs"`
@@ -95,6 +107,11 @@ type Stats struct {
 	// Blobs and StoredBytes describe what is in the store now.
 	Blobs       int64 `json:"blobs"`
 	StoredBytes int64 `json:"stored_bytes"`
+}
+
+// SelectionExpired is the error for a selection whose time is over.
+func SelectionExpired(sel *schema.Selection) error {
+	return fmt.Errorf("%w: selection %s of dataset %q, which expired on %s; upload it again", schema.ErrNotFound, sel.Name(), sel.Dataset, sel.Expires.UTC().Format(time.RFC3339))
 }
 
 // UseWatcher is a Store that several processes share. It tells the others which

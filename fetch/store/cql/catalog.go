@@ -473,7 +473,7 @@ func (s *Store) dropSelections(ctx context.Context, dataset string, number int64
 	}
 	for _, sel := range list {
 		if number == 0 || sel.Snapshot == number {
-			if err := s.forgetSelection(ctx, sel); err != nil {
+			if err := s.forgetSelection(ctx, sel, s.clock.now()); err != nil {
 				return err
 			}
 		}
@@ -481,8 +481,10 @@ func (s *Store) dropSelections(ctx context.Context, dataset string, number int64
 	return nil
 }
 
-func (s *Store) forgetSelection(ctx context.Context, sel *schema.Selection) error {
-	q := s.db.Query(deleteSelection, sel.Dataset, sel.Bitmap.Key[:]).Consistency(s.catalogLevel()).WithTimestamp(s.clock.now())
+// forgetSelection removes a selection as it was written until then, in
+// microseconds: what was saved later stays.
+func (s *Store) forgetSelection(ctx context.Context, sel *schema.Selection, until int64) error {
+	q := s.db.Query(deleteSelection, sel.Dataset, sel.Bitmap.Key[:]).Consistency(s.catalogLevel()).WithTimestamp(until)
 	return s.exec(ctx, q, tableSelections, "remove a selection")
 }
 
@@ -512,13 +514,57 @@ func (s *Store) SaveSelection(ctx context.Context, in store.Ingest, sel schema.S
 	if sel.Created.IsZero() {
 		sel.Created = time.Now().UTC().Truncate(time.Microsecond)
 	}
-	record, err := json.Marshal(&sel)
+	old, err := s.selectionRecord(ctx, sel.Dataset, sel.Bitmap.Key)
+	if err != nil {
+		return err
+	}
+	if old != nil && old.Snapshot == sel.Snapshot && !old.Expired(time.Now()) {
+		if !old.Extend(sel.Expires) {
+			return nil
+		}
+		sel = *old
+	}
+	return s.putSelection(ctx, &sel)
+}
+
+// putSelection writes a selection's record.
+func (s *Store) putSelection(ctx context.Context, sel *schema.Selection) error {
+	record, err := json.Marshal(sel)
 	if err != nil {
 		return fmt.Errorf("encode the selection: %w", err)
 	}
 	q := s.db.Query(insertSelection, sel.Dataset, sel.Bitmap.Key[:], string(record)).
 		Consistency(s.catalogLevel()).WithTimestamp(s.clock.now())
 	return s.exec(ctx, q, tableSelections, "save a selection")
+}
+
+// RenewSelection implements store.Store. A drop at the same time may come first:
+// the next collection removes what has no snapshot.
+func (s *Store) RenewSelection(ctx context.Context, dataset, name string, until time.Time) error {
+	sel, err := s.Selection(ctx, dataset, name)
+	if err != nil || !sel.Extend(until) {
+		return err
+	}
+	if err := s.enter(ctx); err != nil {
+		return err
+	}
+	defer s.life.RUnlock()
+	return s.putSelection(ctx, sel)
+}
+
+// selectionRecord reads a selection's record, nil if there is none.
+func (s *Store) selectionRecord(ctx context.Context, dataset string, key schema.Key) (*schema.Selection, error) {
+	iter := s.db.Query(selectSelection, dataset, key[:]).WithContext(ctx).Consistency(s.catalogLevel()).Iter()
+	host := iter.Host()
+	var record string
+	found := iter.Scan(&record)
+	if err := iter.Close(); err != nil {
+		return nil, s.fault(ctx, err, host, tableSelections, "read a selection")
+	}
+	if !found {
+		return nil, nil
+	}
+	return decodeSelection(record)
 }
 
 // Selection implements store.Store.
@@ -531,15 +577,12 @@ func (s *Store) Selection(ctx context.Context, dataset, name string) (*schema.Se
 	if err != nil {
 		return nil, fmt.Errorf("selection name: %w", err)
 	}
-	iter := s.db.Query(selectSelection, dataset, key[:]).WithContext(ctx).Consistency(s.catalogLevel()).Iter()
-	host := iter.Host()
-	var record string
-	found := iter.Scan(&record)
-	if err := iter.Close(); err != nil {
-		return nil, s.fault(ctx, err, host, tableSelections, "read a selection")
+	sel, err := s.selectionRecord(ctx, dataset, key)
+	if err == nil && sel != nil && sel.Expired(time.Now()) {
+		err = store.SelectionExpired(sel)
 	}
-	if found {
-		return decodeSelection(record)
+	if sel != nil || err != nil {
+		return sel, err
 	}
 	p, err := s.partition(ctx, dataset, s.catalogLevel())
 	if err != nil {

@@ -271,6 +271,7 @@ func (s *Store) leases(ctx context.Context) ([]leaseRow, error) {
 // has been in its lease since before it was dropped.
 func (c *collection) roots(ctx context.Context, inUse func() []*schema.Snapshot) error {
 	s := c.s
+	listed := s.clock.now()
 	selections, err := s.selections(ctx, "")
 	if err != nil {
 		return err
@@ -316,11 +317,12 @@ func (c *collection) roots(ctx context.Context, inUse func() []*schema.Snapshot)
 			}
 		}
 	}
+	before := time.Now().Add(-store.ExpiredGrace)
 	for _, sel := range selections {
-		if live[snapshotName(sel.Dataset, sel.Snapshot)] {
+		if live[snapshotName(sel.Dataset, sel.Snapshot)] && !sel.Expired(before) {
 			c.bitmaps = append(c.bitmaps, sel.Bitmap.Key)
 		} else if !c.opts.DryRun {
-			if err := s.forgetSelection(ctx, sel); err != nil {
+			if err := s.forgetSelection(ctx, sel, listed); err != nil {
 				return err
 			}
 		}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"bowstring/fetch/store"
 	"bowstring/schema"
@@ -220,6 +221,14 @@ func (s *distant) Selection(ctx context.Context, dataset, name string) (*schema.
 		return nil, err
 	}
 	return s.inner.Selection(ctx, dataset, name)
+}
+
+// RenewSelection implements store.Store.
+func (s *distant) RenewSelection(ctx context.Context, dataset, name string, until time.Time) error {
+	if err := s.call(ctx); err != nil {
+		return err
+	}
+	return s.inner.RenewSelection(ctx, dataset, name, until)
 }
 
 // GC implements store.Store. It also empties the memory, which may hold what is freed.

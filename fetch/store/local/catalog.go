@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 
@@ -172,25 +173,64 @@ func (s *Store) Selection(ctx context.Context, dataset, name string) (*schema.Se
 	if err != nil {
 		return nil, fmt.Errorf("selection name: %w", err)
 	}
+	return s.selection(dataset, key)
+}
+
+func (s *Store) selection(dataset string, key schema.Key) (*schema.Selection, error) {
 	v, err := s.value(selectionKey(dataset, key))
 	if err != nil {
 		return nil, err
 	}
-	if v == nil {
-		newest, err := s.newest(dataset)
-		if err != nil {
-			return nil, err
+	if v != nil {
+		sel, err := decodeSelection(v)
+		if err == nil && sel.Expired(time.Now()) {
+			err = store.SelectionExpired(sel)
 		}
-		if newest == 0 {
-			return nil, s.missing(dataset, 0)
-		}
-		list, err := s.selections(s.db, namePrefix(prefixSelection, dataset))
-		if err != nil {
-			return nil, err
-		}
-		return nil, fmt.Errorf("%w: dataset %q has no selection %s among its %d", schema.ErrNotFound, dataset, name, len(list))
+		return sel, err
 	}
-	return decodeSelection(v)
+	newest, err := s.newest(dataset)
+	if err != nil {
+		return nil, err
+	}
+	if newest == 0 {
+		return nil, s.missing(dataset, 0)
+	}
+	list, err := s.selections(s.db, namePrefix(prefixSelection, dataset))
+	if err != nil {
+		return nil, err
+	}
+	return nil, fmt.Errorf("%w: dataset %q has no selection %s among its %d", schema.ErrNotFound, dataset, key, len(list))
+}
+
+// RenewSelection implements store.Store.
+func (s *Store) RenewSelection(ctx context.Context, dataset, name string, until time.Time) error {
+	if err := s.enter(ctx); err != nil {
+		return err
+	}
+	defer s.life.RUnlock()
+	key, err := schema.ParseKey(name)
+	if err != nil {
+		return fmt.Errorf("selection name: %w", err)
+	}
+	s.catalog.Lock()
+	defer s.catalog.Unlock()
+	sel, err := s.selection(dataset, key)
+	if err != nil || !sel.Extend(until) {
+		return err
+	}
+	if err := s.markDirty(); err != nil {
+		return err
+	}
+	return s.putSelection(sel)
+}
+
+// putSelection writes a selection's record. Store.catalog is held.
+func (s *Store) putSelection(sel *schema.Selection) error {
+	record, err := json.Marshal(sel)
+	if err != nil {
+		return fmt.Errorf("encode the selection: %w", err)
+	}
+	return s.update(func(b *pebble.Batch) error { return b.Set(selectionKey(sel.Dataset, sel.Bitmap.Key), record, nil) })
 }
 
 func decodeSelection(v []byte) (*schema.Selection, error) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 
@@ -65,7 +66,7 @@ func (c *collection) run(opts store.GCOptions, inUse func() []*schema.Snapshot) 
 	if err := c.begin(); err != nil {
 		return err
 	}
-	if err := c.mark(inUse); err != nil {
+	if err := c.mark(opts, inUse); err != nil {
 		return err
 	}
 	if err := c.census(); err != nil || opts.DryRun {
@@ -124,7 +125,7 @@ func (s *Store) nextEpoch(how *pebble.WriteOptions) (uint32, error) {
 // mark collects what the catalog and the streams refer to. What is committed
 // after the catalog was listed was put, or put again, by an ingest that was
 // open at the beginning, or refers to what its listed parent does.
-func (c *collection) mark(inUse func() []*schema.Snapshot) error {
+func (c *collection) mark(opts store.GCOptions, inUse func() []*schema.Snapshot) error {
 	s := c.s
 	c.marks.chunks = map[schema.Key]struct{}{}
 	snapshots, selections, err := s.roots()
@@ -138,7 +139,11 @@ func (c *collection) mark(inUse func() []*schema.Snapshot) error {
 			}
 		}
 	}
-	for _, sel := range selections {
+	kept, err := c.dropExpired(opts, selections)
+	if err != nil {
+		return err
+	}
+	for _, sel := range kept {
 		c.marks.add(&sel.Bitmap.Key)
 	}
 	for _, snap := range snapshots {
@@ -148,6 +153,46 @@ func (c *collection) mark(inUse func() []*schema.Snapshot) error {
 	}
 	c.marks.settle()
 	return nil
+}
+
+// dropExpired removes the selections whose time has been over for a while, unless
+// they were renewed since they were listed, and returns the others.
+func (c *collection) dropExpired(opts store.GCOptions, listed []*schema.Selection) (kept []*schema.Selection, err error) {
+	s, before := c.s, time.Now().Add(-store.ExpiredGrace)
+	s.catalog.Lock()
+	defer s.catalog.Unlock()
+	for _, sel := range listed {
+		if !sel.Expired(before) {
+			kept = append(kept, sel)
+			continue
+		}
+		key := selectionKey(sel.Dataset, sel.Bitmap.Key)
+		v, err := s.value(key)
+		if err != nil {
+			return nil, err
+		}
+		if v == nil {
+			continue // dropped since
+		}
+		now, err := decodeSelection(v)
+		if err != nil {
+			return nil, err
+		}
+		if !now.Expired(before) {
+			kept = append(kept, now)
+			continue
+		}
+		if opts.DryRun {
+			continue
+		}
+		if err := s.markDirty(); err != nil {
+			return nil, err
+		}
+		if err := s.update(func(b *pebble.Batch) error { return b.Delete(key, nil) }); err != nil {
+			return nil, err
+		}
+	}
+	return kept, nil
 }
 
 // roots lists the catalog as of one moment.

@@ -247,19 +247,18 @@ func (s *Store) SaveSelection(ctx context.Context, in store.Ingest, sel schema.S
 		if err != nil {
 			return err
 		}
-		if old.Snapshot == sel.Snapshot {
-			return nil
-		}
 		// The same positions of another snapshot: the name is of the last one.
+		if old.Snapshot == sel.Snapshot && !old.Expired(time.Now()) {
+			if !old.Extend(sel.Expires) {
+				return nil
+			}
+			return s.putSelection(old)
+		}
 	}
 	if sel.Created.IsZero() {
 		sel.Created = time.Now().UTC().Truncate(time.Microsecond)
 	}
-	record, err := json.Marshal(&sel)
-	if err != nil {
-		return fmt.Errorf("encode the selection: %w", err)
-	}
-	return s.update(func(b *pebble.Batch) error { return b.Set(key, record, nil) })
+	return s.putSelection(&sel)
 }
 
 // Close implements store.Ingest.

@@ -270,8 +270,13 @@ func drop(b *bench) {
 }
 
 func (b *bench) saveSelection(dataset string, number int64, bitmap []byte) schema.Selection {
+	return b.saveUntil(dataset, number, bitmap, "", time.Time{})
+}
+
+// saveUntil saves a selection of an owner that expires.
+func (b *bench) saveUntil(dataset string, number int64, bitmap []byte, owner string, expires time.Time) schema.Selection {
 	in := b.begin(dataset)
-	sel := schema.Selection{Dataset: dataset, Snapshot: number, Rows: 3, Bitmap: b.put(in, bitmap)}
+	sel := schema.Selection{Dataset: dataset, Snapshot: number, Rows: 3, Bitmap: b.put(in, bitmap), Owner: owner, Expires: expires}
 	b.ok(b.store.SaveSelection(b.ctx, in, sel), "save a selection")
 	b.ok(b.store.SaveSelection(b.ctx, in, sel), "save it again")
 	b.ok(in.Close(), "close the ingest")
@@ -314,6 +319,42 @@ func selections(b *bench) {
 	b.fails(err, schema.ErrNotFound, "selection of a dropped dataset")
 }
 
+// selectionsExpire: a selection lives until it expires, which use and uploading it
+// again put off and never bring forward.
+func selectionsExpire(b *bench) {
+	b.ingest("e", 0, blobsOf("e", 8, 100))
+	later := time.Now().Add(time.Hour).UTC().Truncate(time.Second)
+	expires := func(sel schema.Selection, want time.Time) {
+		got, err := b.store.Selection(b.ctx, "e", sel.Name())
+		b.ok(err, "selection")
+		b.that(got.Expires.Equal(want) && got.Owner == "ann", "the selection is %s's and expires on %s, want ann's and %s", got.Owner, got.Expires, want)
+	}
+	sel := b.saveUntil("e", 1, blobOf("bits", 8), "ann", later)
+	expires(sel, later)
+	b.saveUntil("e", 1, blobOf("bits", 8), "bob", later.Add(-time.Minute))
+	expires(sel, later)
+	b.saveUntil("e", 1, blobOf("bits", 8), "bob", later.Add(time.Minute))
+	expires(sel, later.Add(time.Minute))
+	b.ok(b.store.RenewSelection(b.ctx, "e", sel.Name(), later), "renew it for less")
+	expires(sel, later.Add(time.Minute))
+	b.ok(b.store.RenewSelection(b.ctx, "e", sel.Name(), later.Add(time.Hour)), "renew it")
+	expires(sel, later.Add(time.Hour))
+	b.fails(b.store.RenewSelection(b.ctx, "e", schema.RefOf([]byte("no such")).Key.String(), later), schema.ErrNotFound, "renew an absent selection")
+
+	// One without an end keeps having none.
+	ever := b.saveUntil("e", 1, blobOf("ever", 8), "ann", time.Time{})
+	b.ok(b.store.RenewSelection(b.ctx, "e", ever.Name(), later), "renew what does not expire")
+	b.saveUntil("e", 1, blobOf("ever", 8), "ann", later)
+	expires(ever, time.Time{})
+
+	over := b.saveUntil("e", 1, blobOf("over", 8), "bob", time.Now().Add(-time.Minute))
+	_, err := b.store.Selection(b.ctx, "e", over.Name())
+	b.fails(err, schema.ErrNotFound, "an expired selection")
+	b.fails(b.store.RenewSelection(b.ctx, "e", over.Name(), later), schema.ErrNotFound, "renew an expired selection")
+	again := b.saveUntil("e", 1, blobOf("over", 8), "ann", later)
+	expires(again, later)
+}
+
 func cancelled(b *bench) {
 	b.ingest("c", 0, blobsOf("c", 3, 100))
 	in := b.begin("c")
@@ -333,6 +374,9 @@ func cancelled(b *bench) {
 		"GC":        func() error { _, err := b.store.GC(ctx, store.GCOptions{}, nil); return err },
 		"Put":       func() error { _, err := in.Put(ctx, []byte("late")); return err },
 		"Commit":    func() error { _, err := in.Commit(ctx, snap); return err },
+		"RenewSelection": func() error {
+			return b.store.RenewSelection(ctx, "c", ref.Key.String(), time.Now())
+		},
 		"SaveSelection": func() error {
 			return b.store.SaveSelection(ctx, in, schema.Selection{Dataset: "c", Snapshot: 1, Bitmap: ref})
 		},

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"slices"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -121,6 +122,27 @@ func gcSelections(b *bench) {
 	b.ok(b.store.Drop(b.ctx, "g", 0), "drop the dataset with its selections")
 	b.gc(store.GCOptions{})
 	b.lacks(bitmap)
+}
+
+// gcExpires: selections that expired go, but for those of the last hour, and their
+// bitmaps with them.
+func gcExpires(b *bench) {
+	b.ingest("g", 0, blobsOf("exp", 3, 100))
+	bitmaps := blobsOf("bitmaps", 3, gcBlob)
+	now := time.Now()
+	over := b.saveUntil("g", 1, bitmaps[0], "", now.Add(-2*store.ExpiredGrace))
+	b.saveUntil("g", 1, bitmaps[1], "", now.Add(-store.ExpiredGrace/2))
+	lives := b.saveUntil("g", 1, bitmaps[2], "", now.Add(time.Hour))
+	b.gc(store.GCOptions{DryRun: true})
+	b.has(bitmaps[0])
+	b.gc(store.GCOptions{})
+	b.lacks(bitmaps[0])
+	b.has(bitmaps[1])
+	b.has(bitmaps[2])
+	_, err := b.store.Selection(b.ctx, "g", lives.Name())
+	b.ok(err, "a selection that has not expired")
+	_, err = b.store.Selection(b.ctx, "g", over.Name())
+	b.fails(err, schema.ErrNotFound, "a selection that was collected")
 }
 
 // gcPinned holds blobs, live and dead ones, over collections and new writes.
