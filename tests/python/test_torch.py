@@ -279,6 +279,7 @@ def test_wrong_arguments(photos: bowstring.Dataset) -> None:
             {"output": "samples", "rank": 0, "world_size": 2, "on_decode_error": "skip", "decode": "pillow"},
             "on_decode_error: got 'skip'; with output='samples'",
         ),
+        ({"shuffle": True}, "shuffle: got True, want the seed"),
         ({"output": "rows"}, "output: got 'rows'"),
         ({"decode": "turbo", "columns": ["image"]}, "decode: got 'turbo'"),
         ({"decode": "pillow", "columns": ["label"]}, "decode: no column holds images"),
@@ -292,6 +293,7 @@ def test_wrong_arguments(photos: bowstring.Dataset) -> None:
     dataset = BowstringDataset(photos, global_batch_size=48)
     assert (dataset.global_batch_size, dataset.batch_size) == (48, 48)
     assert BowstringDataset(photos).global_batch_size == 64
+    assert type(BowstringDataset(photos, batch_size=column_of(pa.array([8])).numpy()[0]).batch_size) is int
     for workers in (0, 1):
         for loader in (
             DataLoader(dataset, num_workers=workers),

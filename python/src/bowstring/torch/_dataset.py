@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -112,9 +113,9 @@ class BowstringDataset(IterableDataset[Any]):
             )
         given = "global_batch_size" if batch_size is None else "batch_size"
         size = next((size for size in (global_batch_size, batch_size) if size is not None), _SIZE)
-        _check_size(size, given)
+        size = _size_of(size, given)
         if loader_batch_size is not None:
-            _check_size(loader_batch_size, "loader_batch_size")
+            loader_batch_size = _size_of(loader_batch_size, "loader_batch_size")
             if output != "samples":
                 raise ValueError("loader_batch_size: goes with output='samples'; whole batches are made by the server")
         if output not in ("batches", "samples"):
@@ -124,6 +125,8 @@ class BowstringDataset(IterableDataset[Any]):
         dataset = opened(
             source, name, split=split, snapshot=snapshot, columns=columns, where=where, token=token, tls=tls
         )
+        if shuffle is True:
+            raise ValueError("shuffle: got True, want the seed, an integer, such as 0; or False")
         if shuffle is not None:
             dataset = dataset.shuffle(shuffle) if shuffle is not False else dataset._but(_seed=None)
         if (rank is None) != (world_size is None):
@@ -394,6 +397,7 @@ class BowstringDataset(IterableDataset[Any]):
             self._shared[_EPOCH] = found["epoch"]
 
 
-def _check_size(size: Any, name: str) -> None:
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+def _size_of(size: Any, name: str) -> int:
+    if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
         raise ValueError(f"{name}: got {size!r}, want an integer, 1 or more")
+    return int(size)
