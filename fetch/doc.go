@@ -1,9 +1,14 @@
-// Package fetch turns a plan into batches: it reads each
-// stream's samples ahead of its consumer within a window of bytes, with many
-// reads in flight, and checks every blob before it leaves. It owns all
-// concurrency between a store and the streams.
+// Package fetch is the engine: it turns requests into batches. This package is
+// its public face, engine.go, which says all that a server may call; the parts lie
+// below it, one package each, and none imports one that is further down this list:
 //
-// It knows nothing of gRPC or Arrow Flight. The order of an epoch is computed
-// by the subpackage plan, snapshots are opened by jobs. What a Store is, and every store there is, lives below
-// the subpackage store.
+//   - streams: plan their rows, ask for their blobs, put batches together
+//   - lookahead: which jobs run, and what the spill is to hold for them
+//   - jobs: requests resolved against snapshots
+//   - tiers: one reader over what windows hold, the spill, and the store
+//   - admission: whose turn it is, and one ledger of memory and work
+//   - store: what a store is, and every store there is
+//   - plan, where: the order of an epoch; expressions over metadata. Both are pure
+//
+// It knows nothing of gRPC or Arrow Flight.
 package fetch

@@ -2,13 +2,17 @@ package fetch
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
-	"sync"
 	"time"
 
 	"bowstring/fetch/admission"
 	"bowstring/fetch/jobs"
+	"bowstring/fetch/lookahead"
 	"bowstring/fetch/store"
+	"bowstring/fetch/streams"
+	"bowstring/fetch/tiers"
 	"bowstring/schema"
 	"bowstring/spill"
 )
@@ -16,11 +20,13 @@ import (
 // Options tunes an Engine. The zero value of each field stands for its default.
 // None has to be set: what may be in flight is found out by measuring.
 type Options struct {
-	// WindowBytes is what all streams together may hold ahead of their
-	// consumers, in bytes. Each live stream gets an even share; a stream may
-	// exceed its share by one record batch, without which it could not go on.
-	// Default 512 MiB.
+	// WindowBytes is what all streams together may hold, in bytes: reads under way,
+	// samples that wait for their consumers, batches that were not released. It is a
+	// bound that holds: what does not fit waits. Each stream gets an even share, and
+	// beyond it what its next batch needs. Default 512 MiB.
 	WindowBytes int64
+	// Memory says what requests may take beside; its Windows are WindowBytes.
+	Memory admission.Limits
 	// MaxReads caps the reads in flight to the store over all streams, whatever
 	// is measured. Default 4096.
 	MaxReads int
@@ -30,9 +36,15 @@ type Options struct {
 	// NoHedge leaves slow reads alone. Otherwise one that takes longer than
 	// nearly all of late is made a second time, which costs 5 % more reads at most.
 	NoHedge bool
+	// MaxAhead is how many rows a stream may read ahead of one that is not back
+	// yet. Default, and most: as many as a resume ticket has bits.
+	MaxAhead int64
 	// IdleSnapshots is how many snapshots nobody reads stay open, so that the
 	// next stream need not open them again. Default 8.
 	IdleSnapshots int
+	// Weight is how many times what others get a tenant is to have of the way to
+	// the store. Default: all get the same.
+	Weight func(tenant string) int64
 	// Spill is the node's cache of blobs, between the store and the streams; nil
 	// if there is none. It stays the caller's to close, after the engine.
 	Spill *spill.Cache
@@ -48,15 +60,8 @@ func (o *Options) EnsureDefaults() {
 	if o.WindowBytes == 0 {
 		o.WindowBytes = 512 << 20
 	}
-	if o.MaxReads == 0 {
-		o.MaxReads = 4096
-	}
-	if o.ReadTimeout == 0 {
-		o.ReadTimeout = 30 * time.Second
-	}
-	if o.IdleSnapshots == 0 {
-		o.IdleSnapshots = 8
-	}
+	o.Memory.Windows = o.WindowBytes
+	o.Memory.EnsureDefaults()
 	if o.Future == nil {
 		o.Future = &spill.Future{}
 	}
@@ -65,58 +70,163 @@ func (o *Options) EnsureDefaults() {
 	}
 }
 
-// Engine serves plans from a store. It is safe for concurrent use.
-type Engine struct {
-	scheduler
-	opts      Options
-	snapshots *jobs.Jobs
-
-	closing   chan struct{} // closed by Close
-	closeOnce sync.Once
-	filling   sync.WaitGroup // Warm and the goroutine that looks ahead
+// Validate returns an error that names the first field without a sensible value.
+// The parts of the engine check what they are given of the rest.
+func (o *Options) Validate() error {
+	if o.WindowBytes < 1 {
+		return fmt.Errorf("%w: WindowBytes is %d; want a positive number of bytes", schema.ErrInvalid, o.WindowBytes)
+	}
+	return o.Memory.Validate()
 }
 
-// NewEngine returns an engine over s, which stays the caller's to close,
-// after the engine.
-func NewEngine(s store.Store, opts Options) *Engine {
+// What the engine hands out.
+type (
+	// Job is a request resolved against a snapshot.
+	Job = jobs.Job
+	// Outline is what a request means as far as its snapshot's record tells.
+	Outline = jobs.Outline
+	// Stream serves a ticket.
+	Stream = streams.Stream
+	// Batch is one record batch of a stream.
+	Batch = streams.Batch
+	// Wait says where the time of a batch went.
+	Wait = streams.Wait
+	// Fault is a sample that could not be read.
+	Fault = streams.Fault
+	// WarmProgress is how far a Warm is.
+	WarmProgress = lookahead.WarmProgress
+	// Caller is on whose behalf something is done.
+	Caller = store.Caller
+)
+
+// WithCaller returns a context that carries the caller, down to the store.
+func WithCaller(ctx context.Context, c Caller) context.Context { return store.WithCaller(ctx, c) }
+
+// CallerFrom returns the caller that ctx carries.
+func CallerFrom(ctx context.Context) Caller { return store.CallerFrom(ctx) }
+
+// Engine serves plans from a store. It is safe for concurrent use.
+type Engine struct {
+	opts   Options
+	store  store.Store
+	ledger *admission.Ledger
+	work   *admission.Work
+	reader *tiers.Reader
+	jobs   *jobs.Jobs
+	ahead  *lookahead.Ahead // nil without a spill
+	set    *streams.Set
+}
+
+// NewEngine returns an engine over s, which stays the caller's to close, after
+// the engine.
+func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	opts.EnsureDefaults()
-	e := &Engine{opts: opts, closing: make(chan struct{})}
-	e.scheduler.init(s, &e.opts)
-	var limits admission.Limits
-	limits.EnsureDefaults()
-	ledger, work := admission.NewLedger(limits), admission.NewWork(0)
-	var err error
-	if e.snapshots, err = jobs.New(s, e.read, ledger, work, jobs.Options{IdleSnapshots: opts.IdleSnapshots}); err != nil {
-		panic(err) // a mistake of the program that embeds the engine
+	if err := opts.Validate(); err != nil {
+		return nil, err
 	}
+	e := &Engine{opts: opts, store: s, ledger: admission.NewLedger(opts.Memory), work: admission.NewWork(0)}
+	var list []tiers.Tier
+	if opts.Spill != nil {
+		list = append(list, tiers.Spill(opts.Spill))
+	}
+	var errs [4]error
+	e.reader, errs[0] = tiers.New(append(list, tiers.Store(s)), tiers.Options{
+		MaxReads: opts.MaxReads, ReadTimeout: opts.ReadTimeout, NoHedge: opts.NoHedge, Logger: opts.Logger,
+		More: func() tiers.Attempt { return e.set.More() },
+	})
+	if errs[0] != nil {
+		return nil, errs[0]
+	}
+	e.jobs, errs[1] = jobs.New(s, e.reader.Get, e.ledger, e.work, jobs.Options{IdleSnapshots: opts.IdleSnapshots, Logger: opts.Logger})
+	if opts.Spill != nil {
+		e.ahead, errs[2] = lookahead.New(lookahead.Options{
+			Cache: opts.Spill, Future: opts.Future, Reader: e.reader,
+			Idle:    func() bool { return e.set.Idle() },
+			Streams: func() int { return e.set.Reading() },
+			Demand:  func() spill.Demand { return e.set.Demand() },
+		})
+	}
+	e.set, errs[3] = streams.NewSet(streams.Options{
+		WindowBytes: opts.WindowBytes, Ledger: e.ledger, Reader: e.reader, Ahead: e.ahead, MaxAhead: opts.MaxAhead, Weight: opts.Weight,
+	})
+	if err := errors.Join(errs[:]...); err != nil {
+		return nil, err
+	}
+	e.ahead.Start()
 	if w, ok := s.(store.UseWatcher); ok {
-		w.SetInUse(e.snapshots.InUse)
+		w.SetInUse(e.jobs.InUse)
 	}
-	if e.opts.Spill != nil {
-		e.filling.Go(e.fill)
-	}
-	return e
+	return e, nil
 }
 
 // Store returns the store that the engine reads.
 func (e *Engine) Store() store.Store { return e.store }
 
+// Ledger returns the account of the memory that requests take.
+func (e *Engine) Ledger() *admission.Ledger { return e.ledger }
+
 // Close ends all streams, waits until each is closed and none of the engine's
 // goroutines runs, and closes the snapshots that no batch still points into.
 func (e *Engine) Close() error {
-	e.scheduler.close()
-	e.closeOnce.Do(func() { close(e.closing) })
-	e.filling.Wait()
-	e.live.Wait()
-	e.endJobs()
-	e.snapshots.Close()
+	e.set.Close()
+	e.reader.Close()
+	e.ahead.Stop()
+	e.set.Wait()
+	e.ahead.Close()
+	e.jobs.Close()
 	return nil
+}
+
+// Open resolves a request. Errors wrap schema.ErrInvalid or ErrNotFound where
+// the request is at fault. The caller closes the job.
+func (e *Engine) Open(ctx context.Context, req schema.Request) (*Job, error) {
+	return e.jobs.Open(ctx, req)
+}
+
+// PlanID is what Job.ID would be of a request: see [jobs.Jobs.ID].
+func (e *Engine) PlanID(ctx context.Context, req schema.Request) (string, error) {
+	return e.jobs.ID(ctx, req)
+}
+
+// Outline resolves a request without opening a manifest: see [jobs.Jobs.Outline].
+func (e *Engine) Outline(snap *schema.Snapshot, req schema.Request) (*Outline, error) {
+	return e.jobs.Outline(snap, req)
+}
+
+// KnownBytes is what TotalBytes would be of an outline, if that is known: see
+// [jobs.Jobs.KnownBytes].
+func (e *Engine) KnownBytes(o *Outline) (int64, bool) { return e.jobs.KnownBytes(o) }
+
+// Stream starts to serve a ticket of the job. The stream ends with ctx.
+func (e *Engine) Stream(ctx context.Context, j *Job, t schema.Ticket) (*Stream, error) {
+	return e.set.Open(ctx, j, t)
+}
+
+// Take starts to serve the samples at the given positions: see [streams.Set.Take].
+func (e *Engine) Take(ctx context.Context, j *Job, positions []int64) (*Stream, error) {
+	return e.set.Take(ctx, j, positions)
+}
+
+// Warm fills the spill with what a job will use: see [lookahead.Ahead.Warm].
+func (e *Engine) Warm(ctx context.Context, j *Job, progress func(WarmProgress)) error {
+	return e.ahead.Warm(ctx, j, progress)
+}
+
+// TotalBytes is the size of everything that the plan serves: see [jobs.Jobs.TotalBytes].
+func (e *Engine) TotalBytes(ctx context.Context, j *Job) (int64, error) {
+	return e.jobs.TotalBytes(ctx, j)
+}
+
+// SaveSelection stores a set of positions of a snapshot under the hash of its
+// content, which it returns: the name by which requests select it.
+func (e *Engine) SaveSelection(ctx context.Context, dataset string, snapshot int64, positions []int64) (name string, err error) {
+	return e.jobs.SaveSelection(ctx, dataset, snapshot, positions)
 }
 
 // Drop removes a snapshot, or with number 0 the whole dataset; streams that have
 // it open read on.
 func (e *Engine) Drop(ctx context.Context, dataset string, number int64) error {
-	defer e.snapshots.Doubt(dataset)
+	defer e.jobs.Doubt(dataset)
 	return e.store.Drop(ctx, dataset, number)
 }
 
@@ -124,26 +234,10 @@ func (e *Engine) Drop(ctx context.Context, dataset string, number int64) error {
 func (e *Engine) GC(ctx context.Context, opts store.GCOptions) (store.GCReport, error) {
 	// Snapshots that are open but idle need not be kept; closing them also
 	// lets go of the chunks of those that were dropped.
-	e.snapshots.CloseIdle()
-	return e.store.GC(ctx, opts, e.snapshots.InUse)
+	e.jobs.CloseIdle()
+	return e.store.GC(ctx, opts, e.jobs.InUse)
 }
 
-// Job is a request resolved against a snapshot: see [jobs.Job].
-type Job = jobs.Job
-
-// Open resolves a request. Errors wrap schema.ErrInvalid or ErrNotFound where
-// the request is at fault. The caller closes the job.
-func (e *Engine) Open(ctx context.Context, req schema.Request) (*Job, error) {
-	return e.snapshots.Open(ctx, req)
-}
-
-// TotalBytes is the size of everything that the plan serves: see [jobs.Jobs.TotalBytes].
-func (e *Engine) TotalBytes(ctx context.Context, j *Job) (int64, error) {
-	return e.snapshots.TotalBytes(ctx, j)
-}
-
-// SaveSelection stores a set of positions of a snapshot under the hash of its
-// content, which it returns: the name by which requests select it.
-func (e *Engine) SaveSelection(ctx context.Context, dataset string, snapshot int64, positions []int64) (name string, err error) {
-	return e.snapshots.SaveSelection(ctx, dataset, snapshot, positions)
-}
+// Demand says what streams have asked for, and how long their consumers waited,
+// since the engine was made.
+func (e *Engine) Demand() spill.Demand { return e.set.Demand() }

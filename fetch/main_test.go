@@ -93,6 +93,14 @@ func newStore(tb testing.TB) *probe {
 	return p
 }
 
+// must is for what cannot fail in a test.
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
 // quiet drops what engines log of the faults that tests make.
 var quiet = slog.New(slog.DiscardHandler)
 
@@ -100,7 +108,7 @@ var quiet = slog.New(slog.DiscardHandler)
 func newEngine(tb testing.TB, store store.Store, opts fetch.Options) *fetch.Engine {
 	tb.Helper()
 	opts.Logger = quiet
-	e := fetch.NewEngine(store, opts)
+	e := must(fetch.NewEngine(store, opts))
 	tb.Cleanup(func() {
 		if err := e.Close(); err != nil {
 			tb.Error(err)

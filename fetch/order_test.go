@@ -67,7 +67,7 @@ func TestEveryOrderServesEachSampleOnce(t *testing.T) {
 			// cut off before it has planned as far as the one before it had served
 			// must not forget what its own ticket said: hence the smaller window,
 			// and streams that are cut off after one batch, or before the first.
-			small := fetch.NewEngine(r, fetch.Options{WindowBytes: 10_000, Logger: quiet})
+			small := must(fetch.NewEngine(r, fetch.Options{WindowBytes: 10_000, Logger: quiet}))
 			for range 4 {
 				var parts []seen
 				next, story := tk, name
@@ -253,7 +253,7 @@ func TestLooseStreamGoesFarAhead(t *testing.T) {
 	put(t, store, "d", 3000)
 	for _, order := range []string{schema.OrderFree, "window:40"} {
 		r := newRemote(store, time.Millisecond, 0)
-		far(t, r, fetch.Options{NoHedge: true}, func(t *testing.T, e *fetch.Engine) {
+		far(t, r, fetch.Options{NoHedge: true, MaxAhead: 1024}, func(t *testing.T, e *fetch.Engine) {
 			req := schema.Request{Dataset: "d", Columns: []string{"id", "label", "image"}, Batch: 100, Order: order}
 			j := resolve(t, e, req)
 			defer j.Close()
@@ -267,7 +267,6 @@ func TestLooseStreamGoesFarAhead(t *testing.T) {
 			}
 			s := start(t, e, j, ticket(req, 0))
 			defer s.Close()
-			fetch.LimitAhead(s, 1024)
 			served := map[int64]bool{}
 			before := 0
 			for b := range batches(t, s) {

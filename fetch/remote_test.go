@@ -100,7 +100,7 @@ func far(t *testing.T, r *remote, opts fetch.Options, f func(t *testing.T, e *fe
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		opts.Logger = quiet
-		e := fetch.NewEngine(r, opts)
+		e := must(fetch.NewEngine(r, opts))
 		f(t, e)
 		if err := e.Close(); err != nil {
 			t.Error(err)

@@ -142,7 +142,7 @@ func TestServedIsAllThatMayBePlanned(t *testing.T) {
 	store := newStore(t)
 	put(t, store, "d", 1000)
 	synctest.Test(t, func(t *testing.T) {
-		e := fetch.NewEngine(store, fetch.Options{Logger: quiet})
+		e := must(fetch.NewEngine(store, fetch.Options{Logger: quiet, MaxAhead: 512}))
 		for _, rows := range []int{512, 768, 1000} {
 			req := schema.Request{Dataset: "d", Batch: 100, Order: schema.OrderFree, Columns: []string{"id", "image"}}
 			j := resolve(t, e, req)
@@ -153,7 +153,6 @@ func TestServedIsAllThatMayBePlanned(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			fetch.LimitAhead(s, 512)
 			got := consume(t, j, s).positions
 			times := map[int64]int{}
 			for _, pos := range got {
@@ -179,7 +178,7 @@ func TestDueRowsBeyondTheWindow(t *testing.T) {
 	store := newStore(t)
 	put(t, store, "d", 1000)
 	synctest.Test(t, func(t *testing.T) {
-		e := fetch.NewEngine(store, fetch.Options{Logger: quiet, WindowBytes: 1000})
+		e := must(fetch.NewEngine(store, fetch.Options{Logger: quiet, WindowBytes: 4000}))
 		req := schema.Request{Dataset: "d", Batch: 100, BatchBytes: 20_000, Order: "window:1", Columns: []string{"id", "image"}}
 		j := resolve(t, e, req)
 		tk := ticket(req, 0)

@@ -282,7 +282,7 @@ func TestWindowBoundsReadAhead(t *testing.T) {
 	put(t, st, "d", 600)
 	synctest.Test(t, func(t *testing.T) {
 		const window, batch = 40_000, 10
-		e := fetch.NewEngine(st, fetch.Options{WindowBytes: window})
+		e := must(fetch.NewEngine(st, fetch.Options{WindowBytes: window}))
 		req := schema.Request{Dataset: "d", Columns: []string{"image"}, Batch: batch}
 		j, err := e.Open(t.Context(), req)
 		if err != nil {
@@ -388,7 +388,7 @@ func TestCloseInTheMiddle(t *testing.T) {
 func TestEngineCloseEndsStreams(t *testing.T) {
 	st := newStore(t)
 	put(t, st, "d", 100)
-	e := fetch.NewEngine(st, fetch.Options{})
+	e := must(fetch.NewEngine(st, fetch.Options{}))
 	req := schema.Request{Dataset: "d", Batch: 16}
 	j, err := e.Open(t.Context(), req)
 	if err != nil {

@@ -67,7 +67,9 @@ func serve(t *testing.T, opts Options) *fixture {
 	if f.store, err = local.Open(t.TempDir(), local.Options{Logger: slog.New(slog.DiscardHandler)}); err != nil {
 		t.Fatal(err)
 	}
-	f.engine = fetch.NewEngine(f.store, fetch.Options{Logger: opts.Logger})
+	if f.engine, err = fetch.NewEngine(f.store, fetch.Options{Logger: opts.Logger}); err != nil {
+		t.Fatal(err)
+	}
 	f.server = New(f.engine, opts)
 	f.server.mem = f.mem
 	lis, err := net.Listen("tcp", "127.0.0.1:0")

@@ -43,12 +43,7 @@ type limits struct {
 
 // check fills in what clients may do, and reports what cannot be.
 func (l *limits) check(log *slog.Logger) error {
-	uploads := admission.Limits{Uploads: l.uploadBytes}
-	uploads.EnsureDefaults()
-	if err := uploads.Validate(); err != nil {
-		return err
-	}
-	l.flight.Ledger, l.flight.Logger = admission.NewLedger(uploads), log
+	l.flight.Logger = log
 	l.flight.EnsureDefaults()
 	return l.flight.Validate()
 }
@@ -70,14 +65,18 @@ func newNode(dir string, create bool, l limits, link *delay.Link, log *slog.Logg
 			return nil, errors.Join(err, store.Close(), closeLink(link))
 		}
 	}
-	n.engine = fetch.NewEngine(store, fetch.Options{
+	n.engine, err = fetch.NewEngine(store, fetch.Options{
 		WindowBytes: l.windowBytes,
+		Memory:      admission.Limits{Uploads: l.uploadBytes},
 		MaxReads:    l.maxReads,
 		ReadTimeout: l.readTimeout,
 		Spill:       n.spill,
 		Future:      future,
 		Logger:      log,
 	})
+	if err != nil {
+		return nil, errors.Join(err, n.release())
+	}
 	if n.spill != nil {
 		n.scaler, err = scale.New(scale.Options{
 			Cache: n.spill, Future: future, Dir: l.spill.dir, Demand: n.engine.Demand,
@@ -94,6 +93,7 @@ func newNode(dir string, create bool, l limits, link *delay.Link, log *slog.Logg
 			return nil
 		}
 	}
+	l.flight.Ledger = n.engine.Ledger() // one for all that requests take
 	n.server = flight.New(n.engine, l.flight)
 	return n, nil
 }
@@ -121,7 +121,10 @@ func (n *node) release() error {
 	if n.scaler != nil {
 		n.scaler.Stop()
 	}
-	err := n.engine.Close()
+	var err error
+	if n.engine != nil {
+		err = n.engine.Close()
+	}
 	if n.spill != nil {
 		err = errors.Join(err, n.spill.Close())
 	}

@@ -115,6 +115,12 @@ func (l *Ledger) Try(use Use, n int64) (*Hold, bool) {
 // Bytes is how much the hold has.
 func (h *Hold) Bytes() int64 { return h.bytes }
 
+// Take adds what another hold of the same ledger and use has, which has nothing then.
+func (h *Hold) Take(other *Hold) {
+	h.bytes += other.bytes
+	other.bytes = 0
+}
+
 // Grow adds n bytes to the hold, as [Ledger.Reserve] does. Who holds some while
 // it waits for more may keep others waiting: it is better to reserve once.
 func (h *Hold) Grow(ctx context.Context, n int64) error {

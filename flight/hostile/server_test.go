@@ -55,12 +55,15 @@ func serveUntilTold(dir string) error {
 	if err != nil {
 		return err
 	}
-	engine := fetch.NewEngine(store, fetch.Options{WindowBytes: 128 << 20, Logger: log})
-	limits := admission.Limits{Uploads: 256 << 20}
-	limits.EnsureDefaults()
+	engine, err := fetch.NewEngine(store, fetch.Options{
+		WindowBytes: 128 << 20, Memory: admission.Limits{Uploads: 256 << 20}, Logger: log,
+	})
+	if err != nil {
+		return err
+	}
 	server := flight.New(engine, flight.Options{
 		MaxMessageBytes: 64 << 20, RequestTimeout: 2 * time.Second, MessageTimeout: 2 * time.Second,
-		Ledger: admission.NewLedger(limits), DrainTimeout: 5 * time.Second, Logger: log,
+		Ledger: engine.Ledger(), DrainTimeout: 5 * time.Second, Logger: log,
 	})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

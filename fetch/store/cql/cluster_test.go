@@ -125,7 +125,10 @@ func streamThrough(t *testing.T, s *Store, events []event) {
 	if err := importAtOnce(t.Context(), s, "streams", data); err != nil {
 		t.Fatal(err)
 	}
-	engine := fetch.NewEngine(s, fetch.Options{Logger: slog.New(slog.NewTextHandler(t.Output(), nil))})
+	engine, err := fetch.NewEngine(s, fetch.Options{Logger: slog.New(slog.NewTextHandler(t.Output(), nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer engine.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()

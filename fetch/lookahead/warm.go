@@ -1,10 +1,12 @@
-package fetch
+package lookahead
 
 import (
 	"context"
 	"fmt"
 	"time"
 
+	"bowstring/fetch/jobs"
+	"bowstring/fetch/tiers"
 	"bowstring/schema"
 	"bowstring/spill"
 )
@@ -34,12 +36,12 @@ type WarmProgress struct {
 // progress, if not nil, is called a few times a second and at the end, by the
 // caller's goroutine. Samples that cannot be read are counted and logged, and are
 // no error.
-func (e *Engine) Warm(ctx context.Context, j *Job, progress func(WarmProgress)) error {
-	w, err := e.newWarmer(j)
+func (a *Ahead) Warm(ctx context.Context, j *jobs.Job, progress func(WarmProgress)) error {
+	w, err := a.newWarmer(j)
 	if err != nil {
 		return err
 	}
-	defer e.filling.Done()
+	defer a.filling.Done()
 	defer w.close()
 	if progress == nil {
 		progress = func(WarmProgress) {}
@@ -66,8 +68,8 @@ func (e *Engine) Warm(ctx context.Context, j *Job, progress func(WarmProgress)) 
 			progress(w.WarmProgress)
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-e.closing:
-			return errClosing()
+		case <-a.closing:
+			return tiers.ErrClosing()
 		}
 	}
 	if ctx.Err() != nil {
@@ -81,47 +83,40 @@ func (e *Engine) Warm(ctx context.Context, j *Job, progress func(WarmProgress)) 
 // warmer is a Warm under way.
 type warmer struct {
 	WarmProgress
-	engine  *Engine
-	job     *Job
+	ahead   *Ahead
+	job     *jobs.Job
 	dataset uint32
 	filler  *filler
-	live    *liveJob // nil if there are no rows
+	live    *running // nil if there are no rows, or too many jobs
 	column  int
 }
 
 // newWarmer has the spill know of the job, as if it ran.
-func (e *Engine) newWarmer(j *Job) (*warmer, error) {
-	if e.opts.Spill == nil {
+func (a *Ahead) newWarmer(j *jobs.Job) (*warmer, error) {
+	if a == nil {
 		return nil, fmt.Errorf("%w: this server has no spill that could be warmed: serve --spill gives it one", schema.ErrInvalid)
 	}
-	dataset := e.opts.Spill.Dataset(j.SnapshotName())
-	now := time.Now()
-	var ended []*liveJob
-	defer func() { release(ended) }() // without the lock
-	e.mu.Lock()
-	if e.closed {
-		e.mu.Unlock()
-		return nil, errClosing()
+	a.mu.Lock()
+	if a.closed {
+		a.mu.Unlock()
+		return nil, tiers.ErrClosing()
 	}
-	e.filling.Add(1)
-	ended = e.forgetJobs(now)
+	a.filling.Add(1)
+	a.mu.Unlock()
 	w := &warmer{
 		WarmProgress: WarmProgress{Job: j.Group(), Rows: j.Plan().Rows()},
-		engine:       e, job: j, dataset: dataset,
+		ahead:        a, job: j, dataset: a.Dataset(j), filler: a.newFiller(),
 	}
 	if w.Rows > 0 {
-		l := e.jobOf(j, 0)
-		if l == nil {
-			l = e.begin(j, dataset, 0, 0)
-			for rank := range int(j.Request().WorldSize()) {
-				l.order.serve(rank) // whichever will be served here
+		l, _, ended := a.join(j, w.dataset, 0, 0, func(l *running) {
+			if l.streams == 0 && l.warming == 0 {
+				l.order.serveAllLocked(int(j.Request().WorldSize())) // whichever will be served here
 			}
-		}
-		l.warming++
+			l.warming++
+		})
+		release(ended)
 		w.live = l
 	}
-	e.mu.Unlock()
-	w.filler = e.newFiller()
 	return w, nil
 }
 
@@ -129,8 +124,8 @@ func (e *Engine) newWarmer(j *Job) (*warmer, error) {
 func (w *warmer) close() {
 	w.filler.close()
 	if w.live != nil {
-		w.engine.mu.Lock()
-		defer w.engine.mu.Unlock()
+		w.ahead.mu.Lock()
+		defer w.ahead.mu.Unlock()
 		w.live.warming--
 		w.live.until = time.Now().Add(warmGrace)
 	}
@@ -148,9 +143,9 @@ func (w *warmer) next(ctx context.Context) *candidate {
 			at := spill.Place{Dataset: w.dataset, Position: pos}
 			switch {
 			case !ok:
-			case w.engine.opts.Spill.Has(ref):
+			case w.ahead.opts.Cache.Has(ref):
 				w.There++
-			case !w.engine.opts.Spill.Wants(at, ref.Size, true):
+			case !w.ahead.opts.Cache.Wants(at, ref.Size, true):
 				w.Full = true
 				return nil
 			default:
@@ -162,12 +157,12 @@ func (w *warmer) next(ctx context.Context) *candidate {
 }
 
 // keep counts a blob that has come.
-func (w *warmer) keep(o outcome) {
+func (w *warmer) keep(o tiers.Outcome) {
 	switch {
 	case w.filler.keep(o):
 		w.Stored++
-		w.Bytes += o.ref.Size
-	case o.err == nil:
+		w.Bytes += o.Ref.Size
+	case o.Err == nil:
 		w.Full = true // what is there is worth more
 	default:
 		w.Failed++

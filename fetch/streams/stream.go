@@ -1,4 +1,4 @@
-package fetch
+package streams
 
 import (
 	"context"
@@ -6,8 +6,14 @@ import (
 	"io"
 	"math/bits"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"bowstring/fetch/admission"
+	"bowstring/fetch/jobs"
+	"bowstring/fetch/lookahead"
+	"bowstring/fetch/store"
+	"bowstring/fetch/tiers"
 	"bowstring/schema"
 )
 
@@ -63,11 +69,11 @@ type Fault struct {
 // window has room. Next is for one goroutine at a time; Close may be called from
 // another.
 //
-// The scheduler takes single cells from it in the plan's order; whichever comes
-// back first is kept until a batch is whole. A stream has no goroutine.
+// Single cells are asked for in the plan's order; whichever comes back first is
+// kept until a batch is whole. A stream has no goroutine.
 type Stream struct {
-	engine  *Engine
-	job     *Job
+	set     *Set
+	job     *jobs.Job
 	ticket  schema.Ticket
 	columns []blobColumn
 	order   order
@@ -75,28 +81,29 @@ type Stream struct {
 	cancel  context.CancelCauseFunc
 	unwatch func() bool
 	closing sync.Once
+	place   *admission.Stream[queued]
+	part    *lookahead.Part
+	dataset uint32       // the spill's number of the snapshot
+	opened  time.Time    // when it began
+	queued  atomic.Int64 // cells that wait for their turn
 
-	// All that follows is guarded by scheduler.mu, but for slot and sizer of a
-	// stream without blob columns, which are Next's own.
+	mu      sync.Mutex
 	cond    sync.Cond // told when Next may go on
 	window  window
+	hold    *admission.Hold // what the window, and batches that were not released, have of the ledger
+	path    tiers.Path      // as it was when Next was last called
 	ahead   ahead
 	slot    walk // how far was delivered
 	sizer   sizer
 	wanted  wanted // what Next waits for, while waiting
 	waiting bool
-	spilled bool // what came back last came from the spill
+	upper   bool // what came back last came from a tier above the store
 	gone    bool // closed
-
-	group   *group
-	queued  bool      // in its group's turns
-	dataset uint32    // the spill's number of the snapshot
-	live    *liveJob  // what it belongs to, as the spill sees it; nil if there is none
-	opened  time.Time // when it began
 
 	fullSince time.Time     // since when reading stands still for want of room, zero if it does not
 	fullFor   time.Duration // how long it did since the last batch
 	waited    Wait          // sums of all batches
+	seen      WindowStats   // what Stats said last
 }
 
 // blobColumn is a blob column that the stream reads.
@@ -105,69 +112,81 @@ type blobColumn struct {
 	name    string
 }
 
-// Stream starts to serve a ticket of the job. The stream ends with ctx.
-func (e *Engine) Stream(ctx context.Context, j *Job, t schema.Ticket) (*Stream, error) {
+// Open starts to serve a ticket of the job. The stream ends with ctx.
+func (s *Set) Open(ctx context.Context, j *jobs.Job, t schema.Ticket) (*Stream, error) {
 	w, err := newWalk(j, t)
 	if err != nil {
 		return nil, err
 	}
 	t.Request = j.Request() // with the snapshot's number, for the resume tickets
-	s := &Stream{engine: e, job: j, ticket: t, order: orderOf(j.Request()), slot: w}
-	s.ahead.walk, s.ahead.served = w, t.Served
+	st := &Stream{set: s, job: j, ticket: t, order: orderOf(t.Request), slot: w}
+	st.ahead.init(w, t.Served, s.opts.MaxAhead)
 	if n := len(t.Served); n > 0 {
 		last := w
 		if !last.skip(int64(8*n - bits.LeadingZeros8(t.Served[n-1]))) {
 			return nil, &schema.FieldError{Field: "served", Got: fmt.Sprintf("%d bytes of bits", n), Want: "no bit for a row after the epoch's end"}
 		}
 		for _, b := range t.Served {
-			s.slot.skip(int64(bits.OnesCount8(b)))
+			st.slot.skip(int64(bits.OnesCount8(b)))
 		}
 	}
-	return s, e.start(ctx, s)
+	return st, s.start(ctx, st)
 }
 
 // Take starts to serve the samples at the given positions, in their order,
 // repeats included. Each batch's Row is its offset in positions; Resume is not
 // set.
-func (e *Engine) Take(ctx context.Context, j *Job, positions []int64) (*Stream, error) {
+func (s *Set) Take(ctx context.Context, j *jobs.Job, positions []int64) (*Stream, error) {
 	rows := j.Manifest().Rows()
 	for i, p := range positions {
 		if p < 0 || p >= rows {
-			return nil, &schema.FieldError{Field: fmt.Sprintf("position[%d]", i), Got: fmt.Sprint(p), Want: fmt.Sprintf("0 to %d, the positions of %s", rows-1, j.SnapshotName())}
+			return nil, &schema.FieldError{
+				Field: fmt.Sprintf("position[%d]", i), Got: fmt.Sprint(p),
+				Want: fmt.Sprintf("0 to %d, the positions of %s", rows-1, j.SnapshotName()),
+			}
 		}
 	}
 	w := walk{job: j, list: positions, hi: int64(len(positions)), stride: 1, laps: 1}
-	s := &Stream{engine: e, job: j, ticket: schema.Ticket{Request: j.Request()}, slot: w}
-	s.ahead.walk = w
-	return s, e.start(ctx, s)
+	st := &Stream{set: s, job: j, ticket: schema.Ticket{Request: j.Request()}, slot: w}
+	st.ahead.init(w, nil, s.opts.MaxAhead)
+	return st, s.start(ctx, st)
 }
 
-func (e *Engine) start(ctx context.Context, s *Stream) error {
-	j := s.job
-	s.sizer = newSizer(j)
-	s.ahead.most = maxAhead
-	s.cond.L = &e.mu
+func (s *Set) start(ctx context.Context, st *Stream) error {
+	j := st.job
+	st.sizer = newSizer(j)
+	st.cond.L = &st.mu
 	blobs := schema.BlobFields(j.Manifest().Snapshot().Schema)
 	for _, ordinal := range j.Projection().BlobColumns() {
-		s.columns = append(s.columns, blobColumn{ordinal, blobs[ordinal].Name})
+		st.columns = append(st.columns, blobColumn{ordinal, blobs[ordinal].Name})
 	}
-	if len(s.columns) > 0 && e.opts.Spill != nil {
-		s.dataset = e.opts.Spill.Dataset(s.job.SnapshotName())
-	}
-	s.opened = time.Now()
-	s.ctx, s.cancel = context.WithCancelCause(ctx)
-	s.slot.settle()
-	s.job.Retain()
-	if err := e.add(s); err != nil {
-		s.cancel(nil)
-		s.job.Release()
+	st.opened = time.Now()
+	st.ctx, st.cancel = context.WithCancelCause(ctx)
+	st.slot.settle()
+	st.hold, _ = s.opts.Ledger.Try(admission.Windows, 0)
+	j.Retain()
+	if err := s.add(st); err != nil {
+		st.cancel(nil)
+		j.Release()
 		return err
 	}
-	s.unwatch = context.AfterFunc(s.ctx, func() {
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		s.cond.Broadcast()
+	if len(st.columns) > 0 {
+		st.dataset = s.opts.Ahead.Dataset(j)
+		if st.slot.list == nil {
+			st.part = s.opts.Ahead.Follow(j, st.ticket.Rank, st.slot.at, st.ticket.Epochs)
+		}
+		tenant := store.CallerFrom(ctx).Tenant
+		st.place = s.queue.Open(tenant, s.opts.Weight(tenant), j.Group())
+		st.path = s.opts.Reader.Path()
+		st.window.init(st.opened, st.path, s.share.Load())
+	}
+	st.unwatch = context.AfterFunc(st.ctx, func() {
+		st.mu.Lock()
+		defer st.mu.Unlock()
+		st.cond.Broadcast()
 	})
+	st.refill()
+	s.pump()
 	return nil
 }
 
@@ -177,10 +196,23 @@ func (s *Stream) Close() {
 	s.closing.Do(func() {
 		s.cancel(context.Canceled)
 		s.unwatch()
-		s.engine.remove(s)
-		s.ahead.release()
+		s.mu.Lock()
+		s.gone = true
+		lap, index := s.readsLocked()
+		s.mu.Unlock()
+		if s.place != nil {
+			s.place.Close()
+			s.set.opts.Reader.Leave(func(to tiers.Receiver, _ tiers.Token) bool { return to == tiers.Receiver(s) })
+			s.part.Advance(lap, index)
+		}
+		s.mu.Lock()
+		s.releaseLocked()
+		s.mu.Unlock()
+		s.part.Leave()
+		s.set.remove(s)
 		s.job.Release()
-		s.engine.live.Done()
+		s.set.pump() // others may have what it had
+		s.set.live.Done()
 	})
 }
 
@@ -201,13 +233,13 @@ func (s *Stream) Next() (*Batch, error) {
 	faults, err := s.mend(p)
 	if err != nil {
 		p.release()
-		s.engine.free(s, p.reserved)
+		s.free(p.reserved)
 		s.cancel(err)
 		return nil, err
 	}
 	assembled, err := s.job.Projection().Assemble(s.job.Manifest(), p.positions, p.blobs)
 	if err != nil {
-		s.engine.free(s, p.reserved)
+		s.free(p.reserved)
 		err = fmt.Errorf("putting step %d of %s together: %w", p.walk.step, s.job.SnapshotName(), err)
 		s.cancel(err)
 		return nil, err
@@ -215,10 +247,11 @@ func (s *Stream) Next() (*Batch, error) {
 	// The batch points into the manifest, and fills the window, until it is
 	// released like its blobs.
 	s.job.Retain()
+	s.set.transit.Add(p.reserved)
 	hold := schema.NewBlob(nil, &batchHold{s, p.reserved})
 	assembled.Blobs = append(assembled.Blobs, []schema.Blob{hold})
 	wait.Encode = time.Since(start)
-	s.engine.delivered(s, len(p.positions), wait)
+	s.delivered(len(p.positions), wait)
 	return &Batch{
 		Batch: assembled, Rank: s.ticket.Rank, Epoch: s.epochOf(p.walk.lap), Step: p.walk.step, Row: p.walk.row(), Last: p.last,
 		Positions: p.positions, Resume: p.resume, Faults: faults, Wait: wait,
@@ -233,6 +266,22 @@ func (s *Stream) epochOf(lap int64) uint64 {
 	return s.ticket.Shuffle.Epoch + uint64(lap)
 }
 
+// delivered counts a batch.
+func (s *Stream) delivered(rows int, w Wait) {
+	c := &s.set.count
+	c.batches.Add(1)
+	c.rows.Add(int64(rows))
+	c.waited.Add(int64(w.Store))
+	s.mu.Lock()
+	s.waited.Store += w.Store
+	s.waited.Spill += w.Spill
+	s.waited.Window += w.Window
+	s.waited.Encode += w.Encode
+	lap, index := s.readsLocked()
+	s.mu.Unlock()
+	s.part.Advance(lap, index)
+}
+
 // batchHold is what a batch holds beside its blobs: a part of the window, and
 // the snapshot.
 type batchHold struct {
@@ -242,7 +291,8 @@ type batchHold struct {
 
 // Unpin implements schema.Owner.
 func (h *batchHold) Unpin() {
-	h.stream.engine.free(h.stream, h.bytes)
+	h.stream.set.transit.Add(-h.bytes)
+	h.stream.free(h.bytes)
 	h.stream.job.Release()
 }
 
@@ -251,9 +301,10 @@ func (s *Stream) head() (*part, Wait, error) {
 	if len(s.columns) == 0 {
 		return s.unread()
 	}
-	e := s.engine
-	e.mu.Lock()
-	defer e.mu.Unlock()
+	path := s.set.opts.Reader.Path()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.path = path
 	if s.ctx.Err() != nil {
 		return nil, Wait{}, context.Cause(s.ctx)
 	}
@@ -261,85 +312,123 @@ func (s *Stream) head() (*part, Wait, error) {
 		return nil, Wait{}, io.EOF
 	}
 	var wait Wait
-	p := s.gather()
+	p := s.gatherLocked()
 	for p == nil {
 		start := time.Now()
-		e.want(s) // what the consumer needs next is read whatever the window
-		e.dispatch()
-		if p = s.gather(); p != nil { // a batch of nulls needs no read
-			break
+		if err := s.awaitLocked(); err != nil {
+			return nil, wait, err
 		}
-		s.await()
-		if took := time.Since(start); s.spilled {
+		if took := time.Since(start); s.upper {
 			wait.Spill += took
 		} else {
 			wait.Store += took
 		}
-		if s.ctx.Err() != nil {
-			return nil, wait, context.Cause(s.ctx)
-		}
-		p = s.gather()
+		p = s.gatherLocked()
 	}
 	if !s.fullSince.IsZero() {
-		s.roomAgain()
-		s.noRoom()
+		s.roomAgainLocked()
+		s.noRoomLocked()
 	}
 	wait.Window, s.fullFor = s.fullFor, 0
-	s.finishPart(p)
-	// The share that comes next may be read whatever the window.
-	if lap := s.slot.lap; s.slot.settle() && s.slot.lap != lap {
-		s.recount()
-	}
-	e.want(s)
-	e.dispatch()
+	s.finishPartLocked(p)
+	s.slot.settle() // the share that comes next may be read whatever the window
+	s.ahead.promote(s)
+	s.refillLocked()
+	s.mu.Unlock()
+	s.set.pump()
+	s.mu.Lock()
 	return p, wait, nil
 }
 
-// await waits until s.wanted is there, or the stream has ended.
-func (s *Stream) await() {
+// awaitLocked has what the consumer needs next read, whatever the window, and
+// waits until s.wanted is there, or more of it can be asked for. It fails where
+// the stream has ended, or a sample is too large for all memory.
+func (s *Stream) awaitLocked() error {
+	before := s.ahead.backs
+	s.refillLocked()
+	need := s.ahead.needs()
+	s.mu.Unlock()
+	s.set.pump()
+	if need > 0 {
+		// Not even the next sample has room: others have it all.
+		s.set.reclaim()
+		more, err := s.set.opts.Ledger.Reserve(s.ctx, admission.Windows, need)
+		s.mu.Lock()
+		if err != nil {
+			if s.ctx.Err() != nil {
+				return context.Cause(s.ctx)
+			}
+			err = errNoMemory(err, fmt.Sprintf("reading the next sample of %s", s.job.SnapshotName()))
+			s.cancel(err)
+			return err
+		}
+		s.hold.Take(more)
+		s.ahead.granted += need
+		return nil
+	}
+	s.mu.Lock()
+	if s.ctx.Err() != nil {
+		return context.Cause(s.ctx)
+	}
+	if s.ahead.paused || s.ahead.backs != before || s.ahead.inFlight == 0 {
+		return nil // planning goes on, or something has come meanwhile
+	}
 	s.waiting = true
-	s.engine.waiting++
+	s.set.waiting.Add(1)
 	s.cond.Wait()
 	s.waiting = false
-	s.engine.waiting--
+	s.set.waiting.Add(-1)
+	if s.ctx.Err() != nil {
+		return context.Cause(s.ctx)
+	}
+	return nil
 }
 
-// unread makes a batch that has no blobs. It needs no lock: nobody but Next
-// knows of it.
+// unread makes a batch that has no blobs: metadata, or nothing at all.
 func (s *Stream) unread() (*part, Wait, error) {
 	if s.ctx.Err() != nil {
 		return nil, Wait{}, context.Cause(s.ctx)
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if !s.slot.settle() {
 		return nil, Wait{}, io.EOF
 	}
-	p := &part{walk: s.slot, positions: make([]int64, 0, min(s.slot.left(), schema.DefaultMetaBatch))}
-	s.sizer.reset()
-	a := &s.ahead
-	for s.slot.left() > 0 && s.sizer.fits(0) {
-		for served := true; served; a.seq++ {
-			a.walk.settle()
-			served = bit(a.served, a.seq)
-			if pos := a.walk.take(); !served {
-				p.positions = append(p.positions, pos)
-			}
+	rows := min(s.slot.left(), schema.DefaultMetaBatch)
+	if most := min(s.sizer.batchBytes, s.set.pieceBytes()); s.sizer.rowBytes > 0 {
+		rows = min(rows, max(most/s.sizer.rowBytes, 1))
+	}
+	reserved := rows * s.sizer.rowBytes
+	s.mu.Unlock()
+	more, err := s.set.opts.Ledger.Reserve(s.ctx, admission.Windows, reserved)
+	s.mu.Lock()
+	if err != nil {
+		if s.ctx.Err() != nil {
+			return nil, Wait{}, context.Cause(s.ctx)
 		}
+		return nil, Wait{}, errNoMemory(err, fmt.Sprintf("reading the next row of %s", s.job.SnapshotName()))
+	}
+	s.hold.Take(more)
+	s.window.used += reserved
+	p := &part{walk: s.slot, positions: make([]int64, 0, rows), reserved: reserved}
+	for range rows {
+		p.positions = append(p.positions, s.ahead.nextUnread())
 		s.slot.at++
 	}
-	s.finishPart(p)
+	s.finishPartLocked(p)
 	return p, Wait{}, nil
 }
 
-// finishPart says how the stream stands after p.
-func (s *Stream) finishPart(p *part) {
+// finishPartLocked says how the stream stands after p.
+func (s *Stream) finishPartLocked(p *part) {
 	p.last = s.slot.left() == 0
 	if s.slot.list != nil {
 		return
 	}
-	if served, from, ok := s.servedAhead(); ok {
-		p.resume = from.ticket(s.ticket)
-		p.resume.Served = served
+	if !s.order.loose {
+		p.resume = s.slot.ticket(s.ticket)
 		return
 	}
-	p.resume = s.slot.ticket(s.ticket)
+	p.resume = s.ahead.first.ticket(s.ticket)
+	p.resume.Served = s.ahead.served.from(s.ahead.firstRow)
 }

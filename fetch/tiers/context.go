@@ -1,4 +1,4 @@
-package fetch
+package tiers
 
 import (
 	"context"
@@ -7,9 +7,12 @@ import (
 )
 
 // readContext is the context of a read: it ends when the read is over, whoever
-// brought the blob. It is a context of its own kind as there is one for every
-// blob, and most are never asked for anything.
+// brought the blob. What it carries is what the one carries who wanted the blob
+// first. It is a context of its own kind as there is one for every blob, and most
+// are never asked for anything.
 type readContext struct {
+	values context.Context //nolint:containedctx // its values alone are used
+
 	mu   sync.Mutex
 	done chan struct{} // made when asked for; guarded by mu
 	over bool          // guarded by mu
@@ -42,7 +45,12 @@ func (c *readContext) Err() error {
 }
 
 // Value implements context.Context.
-func (*readContext) Value(any) any { return nil }
+func (c *readContext) Value(key any) any {
+	if c.values == nil {
+		return nil
+	}
+	return c.values.Value(key)
+}
 
 // end ends the context.
 func (c *readContext) end() {

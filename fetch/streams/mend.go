@@ -1,4 +1,4 @@
-package fetch
+package streams
 
 import (
 	"errors"
@@ -90,7 +90,7 @@ func (s *Stream) readRow(pos int64) ([]schema.Blob, error) {
 		if !ok {
 			continue
 		}
-		b, err := s.engine.scheduler.read(s.ctx, ref)
+		b, err := s.set.opts.Reader.Get(s.ctx, ref)
 		if err != nil {
 			for i := range row {
 				row[i].Release()

@@ -1,6 +1,10 @@
-package fetch
+package streams
 
-import "time"
+import (
+	"time"
+
+	"bowstring/fetch/tiers"
+)
 
 const (
 	// nearWindow and farWindow are what a stream may hold ahead of its consumer
@@ -30,7 +34,7 @@ const (
 // as many reads as fill the path, while of one that answers from memory only a
 // few blobs are read ahead.
 //
-// All fields are guarded by scheduler.mu.
+// All fields are guarded by Stream.mu.
 type window struct {
 	size  int64 // bytes the stream may hold now
 	least int64 // size is not made smaller than that, but for limit
@@ -42,14 +46,14 @@ type window struct {
 	inPeriod int64     // bytes since
 }
 
-// init sets the window for a store whose reads take that long at least, and on
-// the way to which that many bytes may be in flight.
-func (w *window) init(now time.Time, latency time.Duration, inFlight int64) {
+// init sets the window for such a way to the store, and the stream's share.
+func (w *window) init(now time.Time, path tiers.Path, share int64) {
 	w.least = nearWindow
-	if latency >= manyLatency {
-		w.least = max(farWindow, inFlight)
+	if path.Far() {
+		w.least = max(farWindow, path.Limit)
 	}
-	w.size, w.limit, w.period = w.least, w.least, now
+	w.size, w.period = w.least, now
+	w.setLimit(share)
 }
 
 // setLimit sets the stream's share of the memory. A smaller one takes effect

@@ -1,4 +1,4 @@
-package fetch
+package tiers
 
 import (
 	"math/bits"

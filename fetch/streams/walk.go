@@ -1,8 +1,9 @@
-package fetch
+package streams
 
 import (
 	"fmt"
 
+	"bowstring/fetch/jobs"
 	"bowstring/fetch/plan"
 	"bowstring/schema"
 )
@@ -12,7 +13,7 @@ import (
 // several. A stream has two: one where it reads, and one where it delivers. It
 // is a plain value; a copy walks on by itself.
 type walk struct {
-	job  *Job
+	job  *jobs.Job
 	list []int64 // the positions to serve in the place of a plan, if not nil
 
 	plan   *plan.Plan
@@ -28,7 +29,7 @@ type walk struct {
 }
 
 // newWalk checks a ticket against the plan, and begins where it says.
-func newWalk(j *Job, t schema.Ticket) (walk, error) {
+func newWalk(j *jobs.Job, t schema.Ticket) (walk, error) {
 	steps := j.Plan().Steps()
 	if t.Rank < 0 || int64(t.Rank) >= j.Request().WorldSize() {
 		return walk{}, &schema.FieldError{Field: "rank", Got: fmt.Sprint(t.Rank), Want: fmt.Sprintf("0 to %d, as world.size is %d", j.Request().WorldSize()-1, j.Request().WorldSize())}
@@ -64,25 +65,49 @@ func (w *walk) share() {
 	w.at = w.lo
 }
 
-// settle goes on to the next share that has a row left, false at the end. A
-// share may be empty, in the last step or where ranks outnumber rows.
+// settle goes on to the next share that has a row left, false at the end.
 func (w *walk) settle() bool {
 	for w.at == w.hi {
 		switch {
 		case w.list != nil:
 			return false
-		case w.step < w.stop-w.stride:
-			w.step += w.stride
-		case w.lap+1 < w.laps:
+		case w.nextStep():
+		case w.lap+1 < w.laps: // every epoch has a row, or laps would be 1
 			w.lap++
 			w.plan = w.job.PlanOf(w.lap)
 			w.step = w.first
+			w.share()
 		default:
 			return false
 		}
-		w.share()
 	}
 	return true
+}
+
+// nextStep goes on to the next step of the epoch in which the rank has rows;
+// false if there is none. It is computed and not searched for: where the share of
+// a whole step is empty, which it is if ranks outnumber rows, those of all are,
+// and only the last step may be shorter and have a row for this rank.
+func (w *walk) nextStep() bool {
+	next := w.step + w.stride
+	if next >= w.stop || next < 0 {
+		return false
+	}
+	last := w.plan.Steps() - 1
+	if next < last {
+		if lo, hi := w.plan.Share(next, w.rank); lo < hi {
+			w.step = next
+			w.share()
+			return true
+		}
+		next += (last - next) / w.stride * w.stride
+	}
+	if next != last || next >= w.stop {
+		return false
+	}
+	w.step = next
+	w.share()
+	return w.at < w.hi
 }
 
 // skip goes on by n rows, false if the epoch has fewer.
@@ -140,42 +165,4 @@ func (w *walk) ticket(t schema.Ticket) schema.Ticket {
 		}
 	}
 	return t
-}
-
-// sizer cuts runs of rows into record batches that are bounded by rows and by
-// bytes.
-type sizer struct {
-	rowBytes int64 // the metadata of a row, on average
-	maxBytes int64
-	bytes    int64 // of the batch so far
-	rows     int64
-}
-
-func newSizer(j *Job) sizer {
-	m := j.Manifest()
-	z := sizer{maxBytes: j.Request().BatchBytes}
-	if z.maxBytes == 0 {
-		z.maxBytes = schema.DefaultBatchBytes
-	}
-	if rows := m.Rows(); rows > 0 {
-		for _, c := range m.Snapshot().Chunks {
-			z.rowBytes += c.Size
-		}
-		z.rowBytes /= rows
-	}
-	return z
-}
-
-func (z *sizer) reset() { z.bytes, z.rows = 0, 0 }
-
-// fits reports whether the batch may have a row with that many bytes of blobs
-// too, and if so counts it in. The first row always fits.
-func (z *sizer) fits(blobs int64) bool {
-	n := z.rowBytes + blobs
-	if z.rows > 0 && (z.bytes+n > z.maxBytes || z.rows == schema.DefaultMetaBatch) {
-		return false
-	}
-	z.bytes += n
-	z.rows++
-	return true
 }

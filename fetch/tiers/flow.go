@@ -1,4 +1,4 @@
-package fetch
+package tiers
 
 import "time"
 
@@ -50,7 +50,7 @@ const (
 // A round in which streams had no use for all of the limit says nothing about
 // the path but that it carries at least as much.
 //
-// It is guarded by scheduler.mu.
+// It is guarded by Reader.mu.
 type flow struct {
 	maxReads int
 

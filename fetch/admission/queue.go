@@ -1,0 +1,278 @@
+package admission
+
+import (
+	"container/heap"
+	"slices"
+	"sync"
+)
+
+// Queue says whose turn it is: tenant, then job, then stream.
+//
+// Items are of classes, one for each way on which they can go. Each class has
+// room of its own: where it has none, streams whose next item is of that class
+// wait, and the others go on. Each is shared out by itself: start-time fair queueing by
+// cost between tenants, with weights, and between the jobs of one (Goyal, Vin,
+// Cheng: "Start-time Fair Queueing", SIGCOMM 1996). So neither a tenant with many
+// jobs nor a job with many streams gets more for it. The streams of a job take turns.
+//
+// It is safe for concurrent use. Its mutex is held for as long as it takes to
+// look at one item.
+type Queue[T any] struct {
+	look func(*T) int
+	take func(item *T, class int) Taken
+
+	mu      sync.Mutex
+	tenants map[string]*tenant[T]
+	classes []class[T]
+	served  uint64 // items taken so far, to have those with equal tags take turns
+	waiting int    // items
+}
+
+// Taken says what came of an item whose turn it was.
+type Taken struct {
+	// OK says that the item was taken. Otherwise its class has no room for it, or
+	// it is of another one.
+	OK bool
+	// Class is the item's where it was not taken.
+	Class int
+	// Cost is what the item takes of what its class shares out, in bytes.
+	Cost int64
+}
+
+// class is the tenants that have a stream whose next item is of it.
+type class[T any] struct {
+	tenants ranked[*place[T]]
+	virtual int64 // the start tag of the item taken last
+	full    bool  // in this Take
+}
+
+// place is where a tenant stands in a class. Fields are guarded by Queue.mu.
+type place[T any] struct {
+	rank
+	jobs    ranked[*jobPlace[T]] // that have a stream whose next item is of this class
+	virtual int64                // the start tag of the job's item taken last
+}
+
+// jobPlace is where a job stands in a class.
+type jobPlace[T any] struct {
+	rank
+	turns []*Stream[T] // whose next item is of this class; the first one is next
+}
+
+// tenant is the jobs on one account.
+type tenant[T any] struct {
+	name    string
+	weight  int64
+	jobs    map[string]*job[T]
+	classes []place[T]
+}
+
+// job is the streams that share what one job gets.
+type job[T any] struct {
+	name    string
+	tenant  *tenant[T]
+	streams int
+	classes []jobPlace[T]
+}
+
+// Stream is a stream's place in a queue. Its fields are guarded by Queue.mu.
+type Stream[T any] struct {
+	queue  *Queue[T]
+	job    *job[T]
+	items  []T
+	class  int // of the first one; -1: there is none
+	closed bool
+}
+
+// NewQueue returns a queue of items of so many classes. look says which class an
+// item is of, and take takes one or says why not; both are called with the queue
+// locked, and must not call it.
+func NewQueue[T any](classes int, look func(*T) int, take func(item *T, class int) Taken) *Queue[T] {
+	return &Queue[T]{look: look, take: take, tenants: map[string]*tenant[T]{}, classes: make([]class[T], classes)}
+}
+
+// Open gives a stream of a tenant's job a place. The tenant's weight is how many
+// times what others get it is to have; what is less than 1 counts as 1.
+func (q *Queue[T]) Open(tenantName string, weight int64, jobName string) *Stream[T] {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	t := q.tenants[tenantName]
+	if t == nil {
+		t = &tenant[T]{name: tenantName, jobs: map[string]*job[T]{}, classes: make([]place[T], len(q.classes))}
+		q.tenants[tenantName] = t
+	}
+	t.weight = max(weight, 1)
+	j := t.jobs[jobName]
+	if j == nil {
+		j = &job[T]{name: jobName, tenant: t, classes: make([]jobPlace[T], len(q.classes))}
+		t.jobs[jobName] = j
+	}
+	j.streams++
+	return &Stream[T]{queue: q, job: j, class: -1}
+}
+
+// Put appends items to what the stream waits for. They are copied.
+func (s *Stream[T]) Put(items ...T) {
+	q := s.queue
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if s.closed || len(items) == 0 {
+		return
+	}
+	q.waiting += len(items)
+	idle := len(s.items) == 0
+	s.items = append(s.items, items...)
+	if idle {
+		q.enterLocked(s)
+	}
+}
+
+// Drop takes the items out that match, and returns how many.
+func (s *Stream[T]) Drop(match func(*T) bool) int {
+	q := s.queue
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return s.dropLocked(match)
+}
+
+func (s *Stream[T]) dropLocked(match func(*T) bool) int {
+	q := s.queue
+	before := len(s.items)
+	s.items = slices.DeleteFunc(s.items, func(item T) bool { return match(&item) })
+	dropped := before - len(s.items)
+	q.waiting -= dropped
+	if dropped > 0 {
+		q.leaveLocked(s)
+		q.enterLocked(s)
+	}
+	return dropped
+}
+
+// Close gives the place up, and what waits. Further calls do nothing.
+func (s *Stream[T]) Close() {
+	q := s.queue
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if s.closed {
+		return
+	}
+	s.dropLocked(func(*T) bool { return true })
+	s.closed = true
+	j := s.job
+	if j.streams--; j.streams == 0 {
+		delete(j.tenant.jobs, j.name)
+		if len(j.tenant.jobs) == 0 {
+			delete(q.tenants, j.tenant.name)
+		}
+	}
+}
+
+// Waiting is how many items wait, of all streams.
+func (q *Queue[T]) Waiting() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.waiting
+}
+
+// Take takes the item whose turn it is. left is how many more its stream waits
+// for. ok is false if nothing waits that there is room for.
+func (q *Queue[T]) Take() (item T, left int, ok bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for c := range q.classes {
+		q.classes[c].full = false
+	}
+	for {
+		s := q.firstLocked()
+		if s == nil {
+			return item, 0, false
+		}
+		t := q.take(&s.items[0], s.class)
+		switch {
+		case t.OK:
+			item = s.items[0]
+			q.takenLocked(s, t.Cost)
+			return item, len(s.items), true
+		case t.Class == s.class:
+			q.classes[s.class].full = true
+		default:
+			q.leaveLocked(s)
+			q.enterAsLocked(s, t.Class)
+		}
+	}
+}
+
+// firstLocked returns the stream whose turn it is in the first class that has room.
+func (q *Queue[T]) firstLocked() *Stream[T] {
+	for c := range q.classes {
+		if l := &q.classes[c]; !l.full && len(l.tenants) > 0 {
+			return l.tenants[0].jobs[0].turns[0]
+		}
+	}
+	return nil
+}
+
+// takenLocked takes a stream's first item out, which costs so much.
+func (q *Queue[T]) takenLocked(s *Stream[T], cost int64) {
+	c, p, at := &q.classes[s.class], &s.job.tenant.classes[s.class], &s.job.classes[s.class]
+	q.leaveLocked(s)
+	var none T
+	s.items[0] = none
+	if s.items = s.items[1:]; len(s.items) == 0 {
+		s.items = nil
+	}
+	q.waiting--
+	q.served++
+	c.virtual, p.virtual = p.tag, at.tag
+	p.advance(cost/s.job.tenant.weight, q.served)
+	at.advance(cost, q.served)
+	if len(p.jobs) > 0 {
+		heap.Fix(&c.tenants, p.at)
+	}
+	if len(at.turns) > 0 {
+		heap.Fix(&p.jobs, at.at)
+	}
+	q.enterLocked(s)
+}
+
+// enterLocked has a stream wait for its turn with its next item, if it has one.
+func (q *Queue[T]) enterLocked(s *Stream[T]) {
+	if len(s.items) > 0 {
+		q.enterAsLocked(s, q.look(&s.items[0]))
+	}
+}
+
+// enterAsLocked does so for an item of a class. Who comes back to a class has no
+// claim to what it did not want meanwhile.
+func (q *Queue[T]) enterAsLocked(s *Stream[T], to int) {
+	c, p, at := &q.classes[to], &s.job.tenant.classes[to], &s.job.classes[to]
+	s.class = to
+	at.turns = append(at.turns, s)
+	if len(at.turns) > 1 {
+		return
+	}
+	at.tag = max(at.tag, p.virtual)
+	heap.Push(&p.jobs, at)
+	if len(p.jobs) == 1 {
+		p.tag = max(p.tag, c.virtual)
+		heap.Push(&c.tenants, p)
+	}
+}
+
+// leaveLocked has a stream wait no longer.
+func (q *Queue[T]) leaveLocked(s *Stream[T]) {
+	if s.class < 0 {
+		return
+	}
+	c, p, at := &q.classes[s.class], &s.job.tenant.classes[s.class], &s.job.classes[s.class]
+	s.class = -1
+	i := slices.Index(at.turns, s)
+	at.turns = slices.Delete(at.turns, i, i+1)
+	if len(at.turns) > 0 {
+		return
+	}
+	heap.Remove(&p.jobs, at.at)
+	if len(p.jobs) == 0 {
+		heap.Remove(&c.tenants, p.at)
+	}
+}

@@ -1,0 +1,122 @@
+package lookahead
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"bowstring/fetch/tiers"
+	"bowstring/schema"
+	"bowstring/spill"
+)
+
+// Options says what an Ahead works with. All fields are needed.
+type Options struct {
+	// Cache is what is filled, Future what it evicts by.
+	Cache  *spill.Cache
+	Future *spill.Future
+	// Reader reads what is missing.
+	Reader *tiers.Reader
+	// Idle reports whether no stream has a use for the way to the store, Streams
+	// how many there are, and Demand what they have asked for since the engine was
+	// made. They must not block.
+	Idle    func() bool
+	Streams func() int
+	Demand  func() spill.Demand
+}
+
+// Validate returns an error that names the first field that is missing.
+func (o *Options) Validate() error {
+	for name, missing := range map[string]bool{
+		"Cache": o.Cache == nil, "Future": o.Future == nil, "Reader": o.Reader == nil,
+		"Idle": o.Idle == nil, "Streams": o.Streams == nil, "Demand": o.Demand == nil,
+	} {
+		if missing {
+			return fmt.Errorf("%w: looking ahead needs %s", schema.ErrInvalid, name)
+		}
+	}
+	return nil
+}
+
+// Ahead looks ahead for the jobs that run. It is safe for concurrent use. A nil
+// Ahead is that of an engine without a spill: streams belong to no job.
+type Ahead struct {
+	opts Options
+
+	blocked atomic.Int32 // fillers that have something to read, and no room
+	moved   atomic.Bool  // jobs have gone on since the fillers were told
+
+	mu       sync.Mutex
+	closed   bool
+	jobs     []*running
+	fillers  map[*filler]struct{}
+	measured spill.Demand // when waits was last found out
+	waits    bool         // consumers wait for the store
+
+	closing chan struct{}  // closed by Close
+	filling sync.WaitGroup // Warm and the goroutine that looks ahead; grows under mu only while not closed
+}
+
+// New returns an Ahead that knows of no job. Start has it look ahead.
+func New(opts Options) (*Ahead, error) {
+	if err := opts.Validate(); err != nil {
+		return nil, err
+	}
+	return &Ahead{opts: opts, fillers: map[*filler]struct{}{}, closing: make(chan struct{})}, nil
+}
+
+// Start begins to look ahead, once all that Options names is there. Stop ends it.
+func (a *Ahead) Start() {
+	if a != nil {
+		a.filling.Go(a.fill)
+	}
+}
+
+// Stop ends what fills the spill, and waits for it. No stream has to be closed.
+func (a *Ahead) Stop() {
+	if a == nil {
+		return
+	}
+	a.mu.Lock()
+	if !a.closed {
+		a.closed = true
+		close(a.closing)
+	}
+	a.mu.Unlock()
+	a.filling.Wait()
+}
+
+// Close ends all jobs, after Stop; every stream is closed.
+func (a *Ahead) Close() {
+	if a == nil {
+		return
+	}
+	a.mu.Lock()
+	for _, l := range a.jobs {
+		l.until = time.Time{}
+	}
+	ended := a.forgetLocked(time.Now())
+	a.mu.Unlock()
+	release(ended)
+}
+
+// Wake tells the fillers that the way to the store may have room: those that have
+// use for it or, if jobs have gone on, all.
+func (a *Ahead) Wake() {
+	if a == nil || a.blocked.Load() == 0 && !a.moved.Load() || !a.opts.Idle() {
+		return
+	}
+	all := a.moved.Swap(false)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for f := range a.fillers {
+		if !all && !f.blocked.Load() {
+			continue
+		}
+		select {
+		case f.wake <- struct{}{}:
+		default:
+		}
+	}
+}

@@ -1,0 +1,282 @@
+package lookahead
+
+import (
+	"sync/atomic"
+	"time"
+
+	"bowstring/fetch/tiers"
+	"bowstring/schema"
+	"bowstring/spill"
+)
+
+const (
+	// maxFills is how many blobs a filler has on their way at most, fewFills where
+	// there is no room for them yet.
+	maxFills = 256
+	fewFills = 8
+	// scanRows is how many rows are looked at before others have their turn.
+	scanRows = 1024
+	// fullRows is how many rows of a job, as a part of an epoch, are used before
+	// the spill, which would not keep more of what comes, is asked again.
+	fullRows = 1.0 / 256
+	// waitShare is the part of their time that consumers wait for the store, lately,
+	// from which on the path to the store is what holds them up.
+	waitShare = 0.02
+	// waitPeriod is over how long that is measured at least.
+	waitPeriod = 10 * time.Second
+)
+
+// filler brings blobs into the spill while no stream has a use for the way to
+// the store. It belongs to one goroutine.
+type filler struct {
+	ahead   *Ahead
+	wake    chan struct{}      // told when the way may have room
+	results chan tiers.Outcome // of reads under way
+	blocked atomic.Bool        // it has something to read, and no room
+
+	places map[schema.BlobRef]spill.Place // of what is under way, or came and is being kept; changed with Ahead.mu locked
+	bytes  int64                          // of those
+	reads  int                            // under way
+}
+
+func (a *Ahead) newFiller() *filler {
+	f := &filler{
+		ahead: a, wake: make(chan struct{}, 1), results: make(chan tiers.Outcome, maxFills),
+		places: map[schema.BlobRef]spill.Place{},
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.fillers[f] = struct{}{}
+	return f
+}
+
+// Receive implements tiers.Receiver. There is room for each outcome.
+func (f *filler) Receive(_ tiers.Token, o tiers.Outcome) { f.results <- o }
+
+// close gives up the reads under way.
+func (f *filler) close() {
+	f.reads -= f.ahead.opts.Reader.Leave(func(to tiers.Receiver, _ tiers.Token) bool { return to == tiers.Receiver(f) })
+	for ; f.reads > 0; f.reads-- { // what has just come
+		o := <-f.results
+		o.Blob.Release()
+	}
+	f.setBlocked(false)
+	f.ahead.mu.Lock()
+	defer f.ahead.mu.Unlock()
+	delete(f.ahead.fillers, f)
+}
+
+func (f *filler) setBlocked(blocked bool) {
+	if f.blocked.Swap(blocked) != blocked {
+		n := int32(1)
+		if !blocked {
+			n = -1
+		}
+		f.ahead.blocked.Add(n)
+	}
+}
+
+// tried is what came of filler.try.
+type tried int
+
+const (
+	noRoom tried = iota // for it on the way, or in what may be under way
+	begun
+	underWay // for somebody else, who has the spill keep it
+)
+
+// try begins to read a blob.
+func (f *filler) try(c *candidate) tried {
+	a := f.ahead
+	if a.coming(c.ref) || a.opts.Cache.Has(c.ref) { // since it was looked for
+		return underWay
+	}
+	if len(f.places) >= f.most(c.ref.Size) {
+		f.setBlocked(true)
+		return noRoom
+	}
+	f.setBlocked(true) // before it is tried, or room that comes in between would be missed
+	if !a.opts.Idle() {
+		return noRoom
+	}
+	// While there are streams the way is half full at most, so that what they want
+	// next does not wait for long.
+	switch v, first := a.opts.Reader.TryIdle(&tiers.Want{Ref: c.ref, To: f}, a.opts.Streams() > 0); v {
+	case tiers.Full:
+		return noRoom
+	case tiers.Begun:
+		f.setBlocked(false)
+		a.mu.Lock()
+		f.places[c.ref] = c.at
+		a.mu.Unlock()
+		f.bytes += c.ref.Size
+		f.reads++
+		a.opts.Reader.Start(first)
+		return begun
+	}
+	f.setBlocked(false)
+	return underWay
+}
+
+// most is how many blobs may be under way, with one of n bytes: few where each
+// has to displace another, which may turn out to be worth more.
+func (f *filler) most(n int64) int {
+	if f.ahead.opts.Cache.Room() < f.bytes+n {
+		return fewFills
+	}
+	return maxFills
+}
+
+// coming reports whether a filler has a blob on its way, or about to be kept.
+func (a *Ahead) coming(ref schema.BlobRef) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for f := range a.fillers {
+		if _, ok := f.places[ref]; ok {
+			return true
+		}
+	}
+	return false
+}
+
+// keep puts a blob that has come into the spill. kept says whether it is there
+// now.
+func (f *filler) keep(o tiers.Outcome) (kept bool) {
+	f.reads--
+	at := f.places[o.Ref]
+	cache := f.ahead.opts.Cache
+	if o.Err == nil {
+		kept = cache.Put(o.Ref, at, o.Took, o.Blob.Bytes()) || cache.Has(o.Ref)
+		o.Blob.Release()
+	}
+	f.bytes -= o.Ref.Size
+	f.ahead.mu.Lock()
+	defer f.ahead.mu.Unlock()
+	delete(f.places, o.Ref)
+	return kept
+}
+
+// scan is how far what a job will use has been looked for in the spill.
+type scan struct {
+	at     int64 // the row to look at next, counted from the job's first epoch
+	column int
+	fullAt int64 // where the job was when the spill would keep no more of it; -1: it would
+}
+
+// candidate is a blob that will be used and is not there.
+type candidate struct {
+	ref  schema.BlobRef
+	at   spill.Place
+	from *scan
+}
+
+// fill has the spill hold what the jobs that run use soonest, until the engine
+// closes.
+func (a *Ahead) fill() {
+	f := a.newFiller()
+	defer f.close()
+	var next *candidate
+	more := false // there are rows that were not looked at
+	for {
+		select {
+		case o := <-f.results:
+			f.keep(o)
+			continue
+		case <-a.closing:
+			return
+		default:
+		}
+		if next == nil {
+			next, more = a.nextFill()
+		}
+		if next != nil && f.try(next) != noRoom {
+			next.from.column++
+			next = nil
+			continue
+		}
+		if next == nil && more {
+			continue
+		}
+		select {
+		case o := <-f.results:
+			f.keep(o)
+		case <-f.wake:
+			next = nil // what is soonest may be something else now
+		case <-a.closing:
+		}
+	}
+}
+
+// nextFill returns what is used soonest of what is not in the spill and would be
+// kept, nil if there is nothing as far as was looked; more says that it was not
+// looked at all.
+func (a *Ahead) nextFill() (best *candidate, more bool) {
+	demand := a.opts.Demand()
+	a.mu.Lock()
+	var list []*running
+	for _, l := range a.jobs {
+		if l.warming == 0 {
+			l.order.job.Retain() // the job may end meanwhile
+			list = append(list, l)
+		}
+	}
+	displace := a.waitsLatelyLocked(demand)
+	a.mu.Unlock()
+	defer release(list)
+	var soonest float64
+	for _, l := range list {
+		c, rows, left := a.missing(l, displace)
+		more = more || left
+		if c == nil {
+			continue
+		}
+		if when := float64(rows) * float64(l.future.RowTime()); best == nil || when < soonest {
+			best, soonest = c, when
+		}
+	}
+	return best, more
+}
+
+// missing looks for the next blob that a job uses and the spill has not, and
+// returns it and how many rows are used before it; more says that there are rows
+// left to look at.
+func (a *Ahead) missing(l *running, displace bool) (c *candidate, before int64, more bool) {
+	at, rows, served := &l.ahead, l.order.Rows(), l.future.Served()
+	if at.fullAt >= 0 && float64(served-at.fullAt) < fullRows*float64(rows) {
+		return nil, 0, false
+	}
+	at.fullAt = -1
+	if at.at < served {
+		at.at, at.column = served, 0
+	}
+	m := l.order.job.Manifest()
+	columns := l.order.job.Projection().BlobColumns()
+	end := min(served+rows, l.future.End())
+	for scanned := 0; at.at < end && scanned < scanRows; scanned++ {
+		p := l.order.plan(at.at / rows)
+		for pos, here := l.order.at(p, at.at%rows); here && at.column < len(columns); at.column++ {
+			ref, ok := m.Blob(columns[at.column], pos)
+			if !ok || a.opts.Cache.Has(ref) {
+				continue
+			}
+			place := spill.Place{Dataset: l.number, Position: pos}
+			if !a.opts.Cache.Wants(place, ref.Size, displace) {
+				at.fullAt = served
+				return nil, 0, false
+			}
+			return &candidate{ref, place, at}, at.at - served, true
+		}
+		at.at, at.column = at.at+1, 0
+	}
+	return nil, 0, at.at < end
+}
+
+// waitsLatelyLocked reports whether consumers have waited for the store of late,
+// as far as there were any.
+func (a *Ahead) waitsLatelyLocked(d spill.Demand) bool {
+	if streamed := d.Streamed - a.measured.Streamed; streamed >= waitPeriod {
+		a.waits = float64(d.Waited-a.measured.Waited) > waitShare*float64(streamed)
+		a.measured = d
+	}
+	return a.waits
+}

@@ -1,0 +1,361 @@
+package lookahead
+
+import (
+	"cmp"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"bowstring/fetch/jobs"
+	"bowstring/fetch/plan"
+	"bowstring/spill"
+)
+
+const (
+	// grace is how long a job without a stream is taken to go on: a client may ask
+	// for one epoch at a time, and evaluate in between.
+	grace = 10 * time.Minute
+	// warmGrace is how long what was brought for a job waits for it to begin.
+	warmGrace = time.Hour
+	// sameJob is how far from where a job is, as a part of an epoch, a stream of the
+	// same plan may begin and belong to it. Another one is a job of its own: the
+	// same, started again.
+	sameJob = 1.0 / 8
+	// maxJobs is how many jobs are known at once. Each costs time at every eviction.
+	// Where there are more, those without a stream that end soonest are forgotten
+	// first; then streams that come belong to none.
+	maxJobs = 256
+)
+
+// running is a job that runs, as the spill sees it: all streams of one plan that
+// are about as far, of whatever ranks, epoch after epoch. All fields but order
+// and future are guarded by Ahead.mu.
+type running struct {
+	group   string
+	dataset string
+	number  uint32 // the spill's of the snapshot
+	base    uint64 // the epoch that is the order's 0
+	order   *epochOrder
+	future  *spill.Job
+	ahead   scan // the filler's
+
+	warming int // Warms that bring it, which nobody else needs to do
+	streams int
+	until   time.Time // when it is forgotten, if it has no stream
+
+	spillReads, spillBytes, storeReads, storeBytes atomic.Int64
+}
+
+// epochOrder is the order of a job's epochs, for the ranks that are served here.
+// It keeps the plans of two epochs. It is safe for concurrent use.
+type epochOrder struct {
+	job   *jobs.Job // whose snapshot the running job keeps open
+	plans [2]atomic.Pointer[lapPlan]
+	ranks atomic.Pointer[[]bool] // by rank; replaced, never changed
+}
+
+// lapPlan is the plan of the epoch that comes so many after the job's first.
+type lapPlan struct {
+	lap int64
+	*plan.Plan
+}
+
+func newEpochOrder(j *jobs.Job) *epochOrder {
+	o := &epochOrder{job: j}
+	o.ranks.Store(&[]bool{})
+	return o
+}
+
+// plan returns the plan of an epoch.
+func (o *epochOrder) plan(epoch int64) *plan.Plan {
+	kept := &o.plans[epoch%2]
+	if p := kept.Load(); p != nil && p.lap == epoch {
+		return p.Plan
+	}
+	p := &lapPlan{epoch, o.job.PlanOf(epoch)}
+	kept.Store(p)
+	return p.Plan
+}
+
+// Rows implements spill.Order.
+func (o *epochOrder) Rows() int64 { return o.job.Plan().Rows() }
+
+// Index implements spill.Order.
+func (o *epochOrder) Index(epoch, position int64) (int64, bool) {
+	p := o.plan(epoch)
+	i, ok := p.Index(position)
+	return i, ok && o.serves(p, i)
+}
+
+// serves reports whether an index is in the share of a rank that is served here.
+func (o *epochOrder) serves(p *plan.Plan, index int64) bool {
+	if p.Config().World == 1 {
+		return true
+	}
+	ranks, r := *o.ranks.Load(), p.Rank(index)
+	return r < len(ranks) && ranks[r]
+}
+
+// at returns the position of the sample at an index, and whether it is served here.
+func (o *epochOrder) at(p *plan.Plan, index int64) (position int64, here bool) {
+	if !o.serves(p, index) {
+		return 0, false
+	}
+	return p.Position(index), true
+}
+
+// serveLocked adds a rank to those served here; Ahead.mu is held.
+func (o *epochOrder) serveLocked(rank int) {
+	old := *o.ranks.Load()
+	if rank < len(old) && old[rank] {
+		return
+	}
+	ranks := make([]bool, max(len(old), rank+1))
+	copy(ranks, old)
+	ranks[rank] = true
+	o.ranks.Store(&ranks)
+}
+
+// serveAllLocked adds all ranks of a world.
+func (o *epochOrder) serveAllLocked(world int) {
+	ranks := make([]bool, world)
+	for r := range ranks {
+		ranks[r] = true
+	}
+	o.ranks.Store(&ranks)
+}
+
+// spillTime is the spill's clock.
+func spillTime(t time.Time) spill.Time { return spill.Time(t.UnixNano()) }
+
+// Part is a stream's part in a job that runs. A nil Part is that of a stream
+// which the spill has no use to know of.
+type Part struct {
+	ahead *Ahead
+	job   *running
+	epoch int64 // of the job, in which the stream begins
+}
+
+// Follow has a stream of a rank belong to the job that runs, which begins with it
+// if it must. at is the index in the epoch's order where the stream begins, epochs
+// how many it was asked for, 0 if nothing was said.
+func (a *Ahead) Follow(j *jobs.Job, rank int, at, epochs int64) *Part {
+	if a == nil || j.Plan().Rows() == 0 {
+		return nil
+	}
+	number := a.Dataset(j)
+	if number == 0 {
+		return nil
+	}
+	l, epoch, ended := a.join(j, number, at, epochs, func(l *running) {
+		l.order.serveLocked(rank)
+		l.streams++
+	})
+	release(ended)
+	if l == nil {
+		return nil
+	}
+	return &Part{a, l, epoch}
+}
+
+// join finds or begins the running job that a stream, or a Warm, belongs to, and
+// has it count that in while the lock is held. l is nil if there are too many.
+func (a *Ahead) join(j *jobs.Job, number uint32, at, epochs int64, count func(*running)) (l *running, epoch int64, ended []*running) {
+	mean := j.MeanBytes() // touches pages, so without the lock
+	now := time.Now()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	ended = a.forgetLocked(now)
+	if l, epoch = a.findLocked(j, at); l == nil {
+		if l = a.beginLocked(j, number, mean, at, epochs, now); l == nil {
+			return nil, 0, ended
+		}
+	}
+	count(l)
+	return l, epoch, ended
+}
+
+// Dataset is the number by which the spill knows the job's snapshot; 0 if there
+// is none.
+func (a *Ahead) Dataset(j *jobs.Job) uint32 {
+	if a == nil {
+		return 0
+	}
+	return a.opts.Cache.Dataset(j.SnapshotName())
+}
+
+// Leave takes the stream out of its job. Where that has come to its end, the job
+// has too.
+func (p *Part) Leave() {
+	if p == nil {
+		return
+	}
+	now := time.Now()
+	a, l := p.ahead, p.job
+	a.mu.Lock()
+	if l.streams--; l.streams == 0 {
+		l.until = now.Add(grace)
+		if l.future.Served() >= l.future.End() {
+			l.until = now
+		}
+	}
+	ended := a.forgetLocked(now)
+	a.mu.Unlock()
+	release(ended)
+}
+
+// Advance tells the spill how far a stream has read: what is in its window, it
+// need not find there again. lap counts the epochs since the stream's first, and
+// index is in the order of that one.
+func (p *Part) Advance(lap, index int64) {
+	if p == nil {
+		return
+	}
+	p.job.future.Advance(p.epoch+lap, index, spillTime(time.Now()))
+	p.ahead.moved.Store(true)
+	p.ahead.Wake()
+}
+
+// Count counts a blob that came, from the spill or the store.
+func (p *Part) Count(bytes int64, spilled bool) {
+	if p == nil {
+		return
+	}
+	if l := p.job; spilled {
+		l.spillReads.Add(1)
+		l.spillBytes.Add(bytes)
+	} else {
+		l.storeReads.Add(1)
+		l.storeBytes.Add(bytes)
+	}
+}
+
+// findLocked returns the running job that a stream which begins at an index of its
+// epoch belongs to, nil if there is none, and which of the job's epochs that is.
+// Where nothing is shuffled, one epoch is like the other, and it is the nearest.
+func (a *Ahead) findLocked(j *jobs.Job, index int64) (l *running, epoch int64) {
+	for _, l := range a.jobs {
+		if l.group != j.Group() {
+			continue
+		}
+		rows, served := l.order.Rows(), l.future.Served()
+		epoch := int64(j.EpochNumber() - l.base)
+		if j.Request().Shuffle == nil {
+			epoch = max(0, (served-index+rows/2)/rows)
+		}
+		at := float64(epoch)*float64(rows) + float64(index)
+		near := max(sameJob*float64(rows), float64(4*j.Request().Batch))
+		if at >= float64(served)-near && at <= float64(served)+near {
+			return l, epoch
+		}
+	}
+	return nil, 0
+}
+
+// beginLocked makes a job of a stream, or of what will be one, and tells the
+// spill; nil if there are too many.
+func (a *Ahead) beginLocked(j *jobs.Job, number uint32, mean, index, epochs int64, now time.Time) *running {
+	if len(a.jobs) >= maxJobs {
+		return nil
+	}
+	l := &running{
+		group: j.Group(), dataset: j.SnapshotName(), number: number, base: j.EpochNumber(), order: newEpochOrder(j),
+		ahead: scan{fullAt: -1},
+	}
+	// A client that shuffles and does not say for how many epochs has another one
+	// follow. One that does not shuffle looks through the data once.
+	if epochs == 0 && j.Request().Shuffle == nil {
+		epochs = 1
+	}
+	var err error
+	j.Retain()
+	l.future, err = a.opts.Future.Add(spill.JobOptions{
+		Dataset: number, Order: l.order, Epochs: epochs, At: index,
+		Positions: j.Manifest().Rows(), RowBytes: mean,
+	}, spillTime(now))
+	if err != nil {
+		panic(err) // a job was checked
+	}
+	a.jobs = append(a.jobs, l)
+	return l
+}
+
+// forgetLocked takes out the jobs that will not go on, and as many more of those
+// without a stream as there have to be for another one. It returns them, to be
+// released without the lock.
+func (a *Ahead) forgetLocked(now time.Time) (ended []*running) {
+	idle := func(l *running) bool { return l.streams == 0 && l.warming == 0 }
+	drop := func(gone func(*running) bool) {
+		a.jobs = slices.DeleteFunc(a.jobs, func(l *running) bool {
+			if !gone(l) {
+				return false
+			}
+			a.opts.Future.Remove(l.future)
+			ended = append(ended, l)
+			return true
+		})
+	}
+	drop(func(l *running) bool { return idle(l) && !now.Before(l.until) })
+	for len(a.jobs) >= maxJobs {
+		var first *running
+		for _, l := range a.jobs {
+			if idle(l) && (first == nil || l.until.Before(first.until)) {
+				first = l
+			}
+		}
+		if first == nil {
+			break
+		}
+		drop(func(l *running) bool { return l == first })
+	}
+	return ended
+}
+
+// release lets go of the snapshots of jobs that have ended.
+func release(ended []*running) {
+	for _, l := range ended {
+		l.order.job.Release()
+	}
+}
+
+// JobStats is where the blobs of a job came from, whatever streams it has had
+// since it began.
+type JobStats struct {
+	Job        string `json:"job"`     // what is the same in the plans of all epochs
+	Dataset    string `json:"dataset"` // and snapshot
+	Streams    int    `json:"streams"` // of it that are open
+	Epoch      uint64 `json:"epoch"`   // where it is
+	Row        int64  `json:"row"`     // in the epoch's order
+	Rows       int64  `json:"rows"`    // of an epoch
+	RowTime    int64  `json:"row_time_ns"`
+	SpillReads int64  `json:"spill_reads"`
+	SpillBytes int64  `json:"spill_bytes"`
+	StoreReads int64  `json:"store_reads"`
+	StoreBytes int64  `json:"store_bytes"`
+	// SavedNanos is the time in the store that the blobs from the spill would have
+	// taken, at what the others took.
+	SavedNanos int64 `json:"saved_ns"`
+}
+
+// Jobs lists the jobs that run, by dataset and job. readTime is what a read from
+// the store takes.
+func (a *Ahead) Jobs(readTime time.Duration) []JobStats {
+	if a == nil {
+		return []JobStats{}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	list := make([]JobStats, 0, len(a.jobs))
+	for _, l := range a.jobs {
+		rows, served := l.order.Rows(), l.future.Served()
+		list = append(list, JobStats{
+			Job: l.group, Dataset: l.dataset, Streams: l.streams, Epoch: l.base + uint64(served/rows), Row: served % rows, Rows: rows,
+			RowTime: int64(l.future.RowTime()), SpillReads: l.spillReads.Load(), SpillBytes: l.spillBytes.Load(),
+			StoreReads: l.storeReads.Load(), StoreBytes: l.storeBytes.Load(), SavedNanos: l.spillReads.Load() * int64(readTime),
+		})
+	}
+	slices.SortStableFunc(list, func(a, b JobStats) int {
+		return cmp.Or(cmp.Compare(a.Dataset, b.Dataset), cmp.Compare(a.Job, b.Job))
+	})
+	return list
+}

@@ -1,0 +1,322 @@
+package streams
+
+import (
+	"slices"
+
+	"bowstring/fetch/tiers"
+	"bowstring/schema"
+)
+
+const (
+	// runRows is how many rows are planned at once.
+	runRows = 256
+	// runShare is of which part of the window the blobs of a run are at most, if it
+	// has several: whole runs are given back.
+	runShare = 32
+	// maxAhead is how many rows a stream may read ahead of one that is not back
+	// yet: a resume ticket has a bit for each.
+	maxAhead = 8 * schema.MaxServedBytes
+)
+
+// run is a few rows of one share, planned and on their way. All fields are
+// guarded by Stream.mu.
+type run struct {
+	from               walk // where planning stood before it
+	lap, step, ordinal int64
+	seq                int64 // of its first row in the stream
+	index              int64 // of its first row in the epoch's order
+	positions          []int64
+	sizes              []int64       // bytes of blobs in each row
+	cells              []schema.Blob // row by row
+	pending            []int32       // cells of each row that are not back yet
+	taken              []bool        // rows that were delivered
+	left               int           // rows that were not
+	next               int           // cell to read next
+	inFlight           int           // cells that were asked for and are not back
+	faults             []fault
+	near               bool // its rows may go into the next batch
+	dropped            bool // it was given back
+}
+
+// fault is a cell that could not be read.
+type fault struct {
+	row, column int
+	err         error
+}
+
+// ahead is what a stream has planned, is reading, or holds for its consumer, in
+// the plan's order. It is guarded by Stream.mu.
+type ahead struct {
+	walk    walk  // where planning stands
+	most    int64 // rows that may be planned from the first one that was not delivered
+	ended   bool  // there is nothing more to plan
+	far     bool  // nothing more may be planned before the first row is delivered
+	paused  bool  // planning stopped in the middle, to let others have the lock
+	seq     int64
+	runs    []*run
+	reading int // index in runs of the run to read from next
+	near    int // index in runs of the first one whose rows may not go into the next batch
+
+	// Of a loose order alone: which rows were delivered or are back, and the first
+	// one that was not delivered.
+	served   bitmap
+	back     bitmap
+	first    walk
+	firstRow int64
+	stop     int64 // no row from this one on goes into the next batch
+
+	rows      int   // begun to be read, or back, and not delivered
+	bytes     int64 // of those
+	inFlight  int   // cells
+	backs     int   // rows that ever came back
+	ready     int   // rows of near runs that are back and not delivered
+	readySize int64 // bytes of those
+
+	granted  int64 // bytes of the ledger that the next row has
+	starving int64 // bytes that it would need, where nothing is held and there are none
+	wants    []queued
+}
+
+// init begins to plan where a ticket says, but for the rows that it says were served.
+func (a *ahead) init(w walk, served []byte, most int64) {
+	a.first, a.most = w, most
+	a.served = bitmapOf(served)
+	a.goOn()
+	a.walk, a.seq = a.first, a.firstRow
+}
+
+// planLocked appends a run; false at the end, or where that would be too far
+// ahead. The first run always has a row left: one that was served whole before
+// the stream was resumed would be waited for without end.
+func (s *Stream) planLocked() bool {
+	for s.appendLocked() {
+		if s.ahead.runs[0].left > 0 {
+			return true
+		}
+		s.ahead.trim()
+	}
+	return false
+}
+
+func (s *Stream) appendLocked() bool {
+	a := &s.ahead
+	if a.ended {
+		return false
+	}
+	if a.far = len(a.runs) > 0 && a.seq-a.runs[0].seq > a.most-runRows; a.far {
+		return false
+	}
+	from := a.walk
+	if !a.walk.settle() {
+		a.ended = true
+		s.cond.Broadcast() // Next may wait for more
+		return false
+	}
+	n, cols := int(min(a.walk.left(), runRows)), len(s.columns)
+	r := &run{
+		from: from, lap: a.walk.lap, step: a.walk.step, ordinal: a.walk.ordinal(), seq: a.seq, index: a.walk.at,
+		positions: make([]int64, 0, n), sizes: make([]int64, n), pending: make([]int32, n), taken: make([]bool, n),
+	}
+	most := s.window.limit / runShare
+	for i := 0; i < n && (i == 0 || most > 0); i++ {
+		pos := a.walk.take()
+		r.positions = append(r.positions, pos)
+		r.pending[i] = int32(cols)
+		if s.order.loose && a.served.has(a.seq+int64(i)) {
+			r.taken[i] = true
+			continue
+		}
+		r.left++
+		for _, c := range s.columns {
+			ref, _ := s.job.Manifest().Blob(c.ordinal, pos)
+			r.sizes[i] += ref.Size
+		}
+		most -= r.sizes[i]
+	}
+	r.near = !s.order.loose
+	n = len(r.positions)
+	r.cells = make([]schema.Blob, n*cols)
+	a.seq += int64(n)
+	a.runs = append(a.runs, r)
+	a.promote(s)
+	return true
+}
+
+// promote counts in the runs whose rows may go into the next batch now.
+func (a *ahead) promote(s *Stream) {
+	if !s.order.loose {
+		return
+	}
+	if a.first.lap != s.slot.lap {
+		a.first.settle()
+	}
+	for ; a.near < len(a.runs); a.near++ {
+		r := a.runs[a.near]
+		if r.lap != s.slot.lap || s.order.reach >= 0 && r.ordinal > s.slot.ordinal()+s.order.reach {
+			return
+		}
+		r.near = true
+		for row := range r.positions {
+			if !r.taken[row] && r.pending[row] == 0 {
+				a.ready++
+				a.readySize += r.sizes[row]
+			}
+		}
+	}
+}
+
+// beginLocked goes on to the next cell. The bytes of a row are reserved with its first.
+func (s *Stream) beginLocked(r *run, row, column int) {
+	if column == 0 {
+		s.ahead.rows++
+		s.ahead.bytes += r.sizes[row]
+		s.window.used += s.rowSize(r, row)
+	}
+	r.next++
+}
+
+// rowSize is what a row takes of the window: its blobs, and its metadata.
+func (s *Stream) rowSize(r *run, row int) int64 { return r.sizes[row] + s.sizer.rowBytes }
+
+// Receive implements tiers.Receiver: it takes what became of a cell.
+func (s *Stream) Receive(t tiers.Token, o tiers.Outcome) {
+	r, cell := t.Of.(*run), t.N
+	upper := o.Tier < s.set.opts.Reader.Tiers()-1
+	bytes := int64(len(o.Blob.Bytes()))
+	s.mu.Lock()
+	if s.gone || r.dropped {
+		s.mu.Unlock()
+		o.Blob.Release()
+		return
+	}
+	row, column := cell/len(s.columns), cell%len(s.columns)
+	s.ahead.inFlight--
+	r.inFlight--
+	if o.Err != nil {
+		if !s.job.Tolerant() {
+			s.cancel(s.sampleError(r.positions[row], column, o.Err))
+		}
+		r.faults = append(r.faults, fault{row, column, o.Err})
+	} else {
+		r.cells[cell] = o.Blob
+		s.window.completed(o.At, bytes, s.path.Slow, s.waiting)
+	}
+	s.upper = upper
+	s.backLocked(r, row)
+	s.refillLocked()
+	s.mu.Unlock()
+	if o.Err == nil {
+		s.part.Count(bytes, upper)
+	}
+}
+
+// backLocked counts a cell in.
+func (s *Stream) backLocked(r *run, row int) {
+	r.pending[row]--
+	if r.pending[row] > 0 {
+		if s.waiting && s.ahead.inFlight == 0 {
+			s.cond.Signal()
+		}
+		return
+	}
+	a := &s.ahead
+	a.backs++
+	if s.order.loose {
+		a.back.add(r.seq + int64(row))
+	}
+	if r.near {
+		a.ready++
+		a.readySize += r.sizes[row]
+	}
+	if s.waiting && s.wakesLocked(r.seq+int64(row)) {
+		s.cond.Signal()
+	}
+}
+
+// takeLocked moves a row that is back into a batch.
+func (s *Stream) takeLocked(r *run, row int, p *part) {
+	cols := len(s.columns)
+	for c := range cols {
+		p.blobs[c] = append(p.blobs[c], r.cells[row*cols+c])
+		r.cells[row*cols+c] = schema.Blob{}
+	}
+	for _, f := range r.faults {
+		if f.row == row {
+			p.faults = append(p.faults, fault{len(p.positions), f.column, f.err})
+		}
+	}
+	p.positions = append(p.positions, r.positions[row])
+	p.reserved += s.rowSize(r, row)
+	r.taken[row] = true
+	r.left--
+	a := &s.ahead
+	a.rows--
+	a.bytes -= r.sizes[row]
+	if r.near {
+		a.ready--
+		a.readySize -= r.sizes[row]
+	}
+	if !s.order.loose {
+		return
+	}
+	seq := r.seq + int64(row)
+	a.back.remove(seq)
+	a.served.add(seq)
+	if seq == a.firstRow {
+		a.goOn()
+	}
+}
+
+// goOn finds the first row that was not delivered.
+func (a *ahead) goOn() {
+	if next := a.served.nextOut(a.firstRow); next > a.firstRow {
+		a.first.skip(next - a.firstRow)
+		a.firstRow = next
+		a.served.forget(next)
+		a.back.forget(next)
+	}
+}
+
+// nextUnread returns the position of the first row that was not delivered, of a
+// stream that reads nothing, and counts it as delivered.
+func (a *ahead) nextUnread() int64 {
+	a.first.settle()
+	w := a.first
+	a.served.add(a.firstRow)
+	a.goOn()
+	return w.take()
+}
+
+// trim forgets the runs at the front that were delivered.
+func (a *ahead) trim() {
+	n := 0
+	for n < len(a.runs) && a.runs[n].left == 0 {
+		n++
+	}
+	if n == 0 {
+		return
+	}
+	a.runs = slices.Delete(a.runs, 0, n)
+	a.reading = max(0, a.reading-n)
+	a.near = max(0, a.near-n)
+	a.far = false
+}
+
+// runOf returns the run that has a row, and which of its rows it is.
+func (a *ahead) runOf(seq int64) (*run, int) {
+	i, found := slices.BinarySearchFunc(a.runs, seq, func(r *run, seq int64) int { return int(r.seq - seq) })
+	if !found {
+		i--
+	}
+	return a.runs[i], int(seq - a.runs[i].seq)
+}
+
+// readsLocked is where in the order of which epoch the stream reads next.
+func (s *Stream) readsLocked() (lap, index int64) {
+	a := &s.ahead
+	if a.reading < len(a.runs) && len(s.columns) > 0 {
+		r := a.runs[a.reading]
+		return r.lap, r.index + int64(r.next/len(s.columns))
+	}
+	return a.walk.lap, a.walk.at
+}

@@ -1,0 +1,216 @@
+package streams
+
+import (
+	"time"
+
+	"bowstring/fetch/tiers"
+	"bowstring/schema"
+	"bowstring/spill"
+)
+
+const (
+	// maxQueue is how many cells of a stream wait for their turn at most, lowQueue
+	// how few before more are asked for.
+	maxQueue = 64
+	lowQueue = 16
+	// maxSlice is how many cells are gone through before the lock is given up: rows
+	// of nulls need no read, and there may be any number of them.
+	maxSlice = 1024
+)
+
+// refill asks for what the window has room for.
+func (s *Stream) refill() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.refillLocked()
+}
+
+// refillLocked asks for what the window has room for, as far as one slice goes.
+func (s *Stream) refillLocked() {
+	a := &s.ahead
+	cols := len(s.columns)
+	a.paused = false
+	if s.gone || cols == 0 || s.ctx.Err() != nil {
+		return
+	}
+	s.window.setLimit(s.set.share.Load())
+	s.sizer.maxBytes = min(s.sizer.batchBytes, s.set.pieceBytes())
+	room := maxQueue - int(s.queued.Load())
+	if room > 0 {
+		s.roomAgainLocked()
+	}
+	for cells := 0; len(a.wants) < room; cells++ {
+		if cells == maxSlice {
+			a.paused = true
+			break
+		}
+		if a.reading == len(a.runs) && !s.planLocked() {
+			break
+		}
+		r := a.runs[a.reading]
+		if r.next == len(r.cells) {
+			a.reading++
+			continue
+		}
+		row, column := r.next/cols, r.next%cols
+		if r.taken[row] {
+			r.next += cols
+			continue
+		}
+		if column == 0 && !s.reserveLocked(r, row) {
+			s.noRoomLocked()
+			break
+		}
+		cell, pos := r.next, r.positions[row]
+		s.beginLocked(r, row, column)
+		ref, ok := s.job.Manifest().Blob(s.columns[column].ordinal, pos)
+		if !ok {
+			s.backLocked(r, row) // a null
+			continue
+		}
+		a.inFlight++
+		r.inFlight++
+		a.wants = append(a.wants, queued{Want: tiers.Want{
+			Ref: ref, At: spill.Place{Dataset: s.dataset, Position: pos}, Context: s.ctx, To: s, Token: tiers.Token{Of: r, N: cell},
+		}})
+	}
+	if len(a.wants) > 0 {
+		s.queued.Add(int64(len(a.wants)))
+		s.place.Put(a.wants...)
+		clear(a.wants)
+		a.wants = a.wants[:0]
+	}
+}
+
+// reserveLocked counts a row in, if the window and the ledger have room for it.
+// What the batch needs that the consumer could have next is beyond the window, or
+// one smaller than that would stop the stream for good; it is never beyond the ledger.
+func (s *Stream) reserveLocked(r *run, row int) bool {
+	a, n := &s.ahead, s.rowSize(r, row)
+	a.starving = 0
+	next := int64(a.rows) < s.slot.left() && a.bytes+r.sizes[row] <= s.sizer.maxBytes // the batch needs it
+	if s.window.used+n > s.window.size && a.rows > 0 && !next {
+		return false
+	}
+	if a.granted >= n {
+		s.hold.Shrink(a.granted - n)
+		a.granted = 0
+		return true
+	}
+	if s.hold.TryGrow(n) {
+		return true
+	}
+	if a.rows == 0 {
+		a.starving = n - a.granted
+	}
+	return false
+}
+
+// needs is how many bytes the next row needs that are not to be had, where
+// the stream holds nothing that it could go on with; 0 if it can go on.
+func (a *ahead) needs() int64 {
+	if a.rows > 0 || a.inFlight > 0 {
+		return 0
+	}
+	return a.starving
+}
+
+// free gives back bytes of the window.
+func (s *Stream) free(n int64) {
+	s.mu.Lock()
+	s.window.used -= n
+	s.hold.Shrink(n)
+	s.refillLocked()
+	s.mu.Unlock()
+	s.set.pump()
+}
+
+// giveBack drops what was read ahead last, beyond the stream's share of the
+// memory: it is planned and read again when there is room. Somebody else has nothing.
+func (s *Stream) giveBack() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.gone || s.waiting {
+		return
+	}
+	a := &s.ahead
+	for most := s.set.share.Load(); s.window.used > most && len(a.runs) > 1; {
+		r := a.runs[len(a.runs)-1]
+		r.dropped = true
+		mine := func(to tiers.Receiver, t tiers.Token) bool { return to == tiers.Receiver(s) && t.Of == any(r) }
+		s.queued.Add(-int64(s.place.Drop(func(q *queued) bool { return mine(q.To, q.Token) })))
+		s.set.opts.Reader.Leave(mine)
+		s.unplanLocked(r)
+	}
+}
+
+// unplanLocked takes the last run out.
+func (s *Stream) unplanLocked(r *run) {
+	a, cols := &s.ahead, len(s.columns)
+	var bytes int64
+	for row := range r.positions {
+		if r.taken[row] {
+			continue
+		}
+		if row*cols < r.next {
+			a.rows--
+			a.bytes -= r.sizes[row]
+			bytes += s.rowSize(r, row)
+		}
+		if r.pending[row] == 0 {
+			a.back.remove(r.seq + int64(row))
+			if r.near {
+				a.ready--
+				a.readySize -= r.sizes[row]
+			}
+		}
+	}
+	a.inFlight -= r.inFlight
+	r.release()
+	s.window.used -= bytes
+	s.hold.Shrink(bytes)
+	a.runs = a.runs[:len(a.runs)-1]
+	a.walk, a.seq, a.ended, a.far = r.from, r.seq, false, false
+	a.reading, a.near = min(a.reading, len(a.runs)), min(a.near, len(a.runs))
+}
+
+// release gives the blobs of a run back.
+func (r *run) release() {
+	for i := range r.cells {
+		r.cells[i].Release()
+		r.cells[i] = schema.Blob{}
+	}
+}
+
+// releaseLocked gives back what was not delivered.
+func (s *Stream) releaseLocked() {
+	a := &s.ahead
+	for _, r := range a.runs {
+		for row := range r.positions {
+			if !r.taken[row] && row*len(s.columns) < r.next {
+				s.window.used -= s.rowSize(r, row)
+				s.hold.Shrink(s.rowSize(r, row))
+			}
+		}
+		r.release()
+	}
+	s.hold.Shrink(a.granted)
+	a.granted, a.runs = 0, nil
+	a.rows, a.bytes, a.inFlight = 0, 0, 0
+}
+
+// noRoomLocked begins to count the time that reading stands still, though nothing
+// waits for its turn.
+func (s *Stream) noRoomLocked() {
+	if s.fullSince.IsZero() && s.queued.Load() == 0 && len(s.ahead.wants) == 0 {
+		s.fullSince = time.Now()
+	}
+}
+
+// roomAgainLocked ends it.
+func (s *Stream) roomAgainLocked() {
+	if !s.fullSince.IsZero() {
+		s.fullFor += time.Since(s.fullSince)
+		s.fullSince = time.Time{}
+	}
+}

@@ -1,0 +1,261 @@
+package streams
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"bowstring/fetch/admission"
+	"bowstring/fetch/lookahead"
+	"bowstring/fetch/tiers"
+	"bowstring/schema"
+	"bowstring/spill"
+)
+
+// Options says what a Set works with. All fields but Ahead are needed.
+type Options struct {
+	// WindowBytes is what the ledger gives to windows, in bytes.
+	WindowBytes int64
+	Ledger      *admission.Ledger
+	Reader      *tiers.Reader
+	// Ahead is told which jobs run; nil if there is no spill.
+	Ahead *lookahead.Ahead
+	// MaxAhead is how many rows a stream may read ahead of one that is not back
+	// yet. Default, and most: as many as a resume ticket has bits.
+	MaxAhead int64
+	// Weight is how many times what other tenants get a tenant is to have. Default:
+	// all get the same.
+	Weight func(tenant string) int64
+}
+
+// EnsureDefaults fills in the fields that are zero.
+func (o *Options) EnsureDefaults() {
+	if o.MaxAhead == 0 {
+		o.MaxAhead = maxAhead
+	}
+	if o.Weight == nil {
+		o.Weight = func(string) int64 { return 1 }
+	}
+}
+
+// Validate returns an error that names the first field without a sensible value.
+func (o *Options) Validate() error {
+	switch {
+	case o.WindowBytes < 1:
+		return fmt.Errorf("%w: WindowBytes is %d; want a positive number of bytes", schema.ErrInvalid, o.WindowBytes)
+	case o.MaxAhead < 1 || o.MaxAhead > maxAhead:
+		return fmt.Errorf("%w: MaxAhead is %d; want 1 to %d rows", schema.ErrInvalid, o.MaxAhead, maxAhead)
+	case o.Ledger == nil || o.Reader == nil:
+		return fmt.Errorf("%w: streams need a ledger and a reader", schema.ErrInvalid)
+	}
+	return nil
+}
+
+// Set is all streams of an engine. It is safe for concurrent use.
+type Set struct {
+	opts  Options
+	queue *admission.Queue[queued]
+
+	// Below are what streams share without a lock.
+	share   atomic.Int64 // bytes that the window of each may have
+	reading atomic.Int64 // streams that read
+	transit atomic.Int64 // bytes of batches that were not released
+	waiting atomic.Int64 // streams whose consumer waits for a read
+	count   counters
+
+	mu      sync.Mutex
+	closed  bool
+	streams map[*Stream]struct{}
+	live    sync.WaitGroup // streams that are not closed; grows under mu only while not closed
+}
+
+// counters are what Stats and Demand add up.
+type counters struct {
+	streams, batches, rows atomic.Int64
+	streamed, waited       atomic.Int64 // nanoseconds: of streams that are closed; for the store
+	opened                 atomic.Int64 // of the live ones, their opening times added up
+}
+
+// queued is what waits for its turn: what a stream wants, and what came of it.
+type queued struct {
+	tiers.Want
+	verdict tiers.Verdict
+	first   tiers.Attempt
+	held    schema.Blob
+}
+
+// NewSet returns a set without streams.
+func NewSet(opts Options) (*Set, error) {
+	opts.EnsureDefaults()
+	if err := opts.Validate(); err != nil {
+		return nil, err
+	}
+	s := &Set{opts: opts, streams: map[*Stream]struct{}{}}
+	s.share.Store(opts.WindowBytes)
+	// The first class is what windows hold, which always has room; the others are the tiers.
+	s.queue = admission.NewQueue(1+opts.Reader.Tiers(), s.look, s.take)
+	return s, nil
+}
+
+// look says of which class a want is.
+func (s *Set) look(q *queued) int { return 1 + s.opts.Reader.Look(q.Ref) }
+
+// take begins to read what a stream wants, if there is room for it.
+func (s *Set) take(q *queued, class int) admission.Taken {
+	for {
+		q.verdict, q.first, q.held = s.opts.Reader.Try(&q.Want, class-1)
+		switch q.verdict {
+		case tiers.Full:
+			return admission.Taken{Class: class}
+		case tiers.Elsewhere:
+			if now := s.look(q); now != class {
+				return admission.Taken{Class: now}
+			}
+		default:
+			return admission.Taken{OK: true, Class: class, Cost: tiers.Cost(q.Ref.Size)}
+		}
+	}
+}
+
+// More is what the reader's goroutines ask what to read next.
+func (s *Set) More() tiers.Attempt {
+	first := s.next()
+	if first != (tiers.Attempt{}) {
+		s.pump() // a read that has come may have made room for several
+	}
+	return first
+}
+
+// pump begins as many reads as there is room for.
+func (s *Set) pump() {
+	for a := s.next(); a != (tiers.Attempt{}); a = s.next() {
+		s.opts.Reader.Start(a)
+	}
+}
+
+// next begins the read whose turn it is; the zero Attempt if nothing is wanted
+// that there is room for. Then others may have a use for the way to the store.
+func (s *Set) next() tiers.Attempt {
+	for {
+		q, left, ok := s.queue.Take()
+		if !ok {
+			s.opts.Ahead.Wake()
+			return tiers.Attempt{}
+		}
+		st := q.To.(*Stream)
+		if st.queued.Add(-1); left <= lowQueue {
+			st.refill()
+		}
+		switch q.verdict {
+		case tiers.Held:
+			st.Receive(q.Token, tiers.Outcome{Ref: q.Ref, Blob: q.held, Tier: s.opts.Reader.Tiers() - 1, At: time.Now()})
+		case tiers.Begun:
+			return q.first
+		}
+	}
+}
+
+// Idle reports whether no stream has a use for the way to the store: none waits,
+// and each has read ahead all it may.
+func (s *Set) Idle() bool { return s.waiting.Load() == 0 && s.queue.Waiting() == 0 }
+
+// Reading is how many streams read.
+func (s *Set) Reading() int { return int(s.reading.Load()) }
+
+// Demand says what streams have asked for, and how long their consumers waited.
+func (s *Set) Demand() spill.Demand {
+	r := s.opts.Reader.Stats()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now().UnixNano()
+	return spill.Demand{
+		Waited:     time.Duration(s.count.waited.Load()),
+		Streamed:   time.Duration(s.count.streamed.Load() + int64(len(s.streams))*now - s.count.opened.Load()),
+		StoreBytes: r.ReadBytes, SpillBytes: r.UpperBytes,
+	}
+}
+
+// add counts a stream in.
+func (s *Set) add(st *Stream) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return tiers.ErrClosing()
+	}
+	s.live.Add(1)
+	s.streams[st] = struct{}{}
+	s.count.streams.Add(1)
+	s.count.opened.Add(st.opened.UnixNano())
+	if len(st.columns) > 0 {
+		s.shareLocked(1)
+	}
+	return nil
+}
+
+// remove counts a stream out.
+func (s *Set) remove(st *Stream) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.streams, st)
+	s.count.streamed.Add(int64(time.Since(st.opened)))
+	s.count.opened.Add(-st.opened.UnixNano())
+	if len(st.columns) > 0 {
+		s.shareLocked(-1)
+	}
+}
+
+// shareLocked divides the memory evenly. Streams see it when they look.
+func (s *Set) shareLocked(more int64) {
+	s.share.Store(s.opts.WindowBytes / max(s.reading.Add(more), 1))
+}
+
+// pieceBytes is how large a batch may be. While much is on its way to consumers,
+// who may never take it, batches are so small that however many streams come one
+// after another, there is something left for the next.
+func (s *Set) pieceBytes() int64 {
+	if s.transit.Load() < s.opts.WindowBytes/4 {
+		return s.opts.WindowBytes / 2
+	}
+	n := max(s.reading.Load(), 1)
+	return s.opts.WindowBytes / (8 * n * int64(bits.Len64(uint64(2*n))))
+}
+
+// reclaim has the streams whose consumers do not wait give back what they hold
+// beyond their share: somebody has nothing.
+func (s *Set) reclaim() {
+	s.mu.Lock()
+	list := make([]*Stream, 0, len(s.streams))
+	for st := range s.streams {
+		if len(st.columns) > 0 {
+			list = append(list, st)
+		}
+	}
+	s.mu.Unlock()
+	for _, st := range list {
+		st.giveBack()
+	}
+}
+
+// Close ends all streams. The reader ends their reads; see Wait.
+func (s *Set) Close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	for st := range s.streams {
+		st.cancel(tiers.ErrClosing())
+	}
+}
+
+// Wait waits until every stream is closed.
+func (s *Set) Wait() { s.live.Wait() }
+
+// errNoMemory says that a sample is larger than all windows together.
+func errNoMemory(err error, what string) error {
+	if errors.Is(err, schema.ErrLimit) {
+		return fmt.Errorf("%s: %w; a larger WindowBytes would do", what, err)
+	}
+	return err
+}

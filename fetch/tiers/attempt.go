@@ -1,0 +1,216 @@
+package tiers
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+
+	"bowstring/fetch/store"
+	"bowstring/schema"
+)
+
+const (
+	// damagedAttempts is how often a blob that is missing or damaged is read, on
+	// other replicas where the store has them.
+	damagedAttempts = 3
+	// Pauses before another attempt: the first, doubling up to the last, each
+	// made up to half shorter or longer by chance, so that streams which failed
+	// together do not come back together.
+	firstPause = 20 * time.Millisecond
+	lastPause  = 2 * time.Second
+)
+
+// worker is what a goroutine that reads begins with. It is used again by others
+// afterwards: there may be one for every read.
+type worker struct {
+	run     func()
+	attempt Attempt
+}
+
+// startLocked makes an attempt in a goroutine of its own.
+func (r *Reader) startLocked(a Attempt) {
+	r.running.Add(1)
+	var w *worker
+	if last := len(r.workers) - 1; last >= 0 {
+		w, r.workers = r.workers[last], r.workers[:last]
+	} else {
+		w = &worker{}
+		w.run = func() { r.work(w) }
+	}
+	w.attempt = a
+	go w.run()
+}
+
+// work makes attempts at a read until one succeeds or there is no sense in
+// another, and then at whatever is to be read next.
+func (r *Reader) work(w *worker) {
+	defer r.running.Done()
+	a := w.attempt
+	w.attempt = Attempt{}
+	for a.read != nil {
+		began := time.Now()
+		blob, err := r.get(a)
+		then := r.ended(a, began, blob, err)
+		if then.pause != nil {
+			select {
+			case <-then.pause.C:
+			case <-a.read.Done():
+				then.pause.Stop()
+			}
+		}
+		if then.told {
+			r.finish(a, then.outcome)
+		}
+		if a = then.again; a.read == nil {
+			a = r.opts.More()
+		}
+	}
+	r.mu.Lock()
+	r.workers = append(r.workers, w)
+	r.mu.Unlock()
+}
+
+// get reads a blob once, and checks it.
+func (r *Reader) get(a Attempt) (schema.Blob, error) {
+	rd, l := a.read, a.lane
+	if a.nth == 0 && l.index == rd.entry && rd.place.Dataset != 0 {
+		for i := range r.lanes[:l.index] {
+			if k := r.lanes[i].keeper; k != nil {
+				k.Missed(rd.place, rd.ref.Size)
+			}
+		}
+	}
+	b, err := l.tier.Get(store.WithAttempt(rd, a.nth), rd.ref, rd.place)
+	if err == nil && !l.traits.Checked {
+		if err = rd.ref.Check(b.Bytes()); err != nil {
+			b.Release()
+			b = schema.Blob{}
+		}
+	}
+	if err != nil && l == r.last {
+		r.trouble.report(r.opts.Logger, rd.ref, a.nth, err)
+	}
+	return b, err
+}
+
+// next is what follows an attempt.
+type next struct {
+	again   Attempt     // another one at the same read, if not zero
+	pause   *time.Timer // to wait for before, if not nil
+	told    bool        // the read is over, and who waits is told of the outcome
+	outcome Outcome
+}
+
+// ended takes note of how an attempt, made since began, ended.
+func (r *Reader) ended(a Attempt, began time.Time, blob schema.Blob, err error) next {
+	rd := a.read
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	rd.running--
+	if rd.over {
+		blob.Release()
+		return next{}
+	}
+	now := time.Now()
+	if err == nil {
+		return next{told: true, outcome: r.broughtLocked(a, now, now.Sub(began), blob)}
+	}
+	if a.lane != r.last { // the tiers below are asked at once
+		a.lane.abandonedLocked(rd)
+		rd.running++
+		rd.latest = now
+		below := &r.lanes[a.lane.index+1]
+		below.beganLocked(rd)
+		return next{again: Attempt{rd, a.nth, below}}
+	}
+	rd.failed++
+	r.stats.failedReads++
+	pause, again := r.pauseAfterLocked(rd, now, err)
+	switch {
+	case again:
+		r.stats.retries++
+		rd.attemptLocked(now.Add(pause))
+		return next{again: Attempt{rd, rd.attempts - 1, r.last}, pause: time.NewTimer(pause)}
+	case rd.running == 0:
+		r.forgetLocked(rd)
+		delete(r.reads, rd.ref)
+		return next{told: true, outcome: Outcome{Ref: rd.ref, Err: absenceIsLoss(err), Tier: r.last.index, At: now}}
+	}
+	return next{}
+}
+
+// broughtLocked takes note of an attempt that has brought the blob. took is how
+// long that attempt took: what went before it says nothing about the store's
+// latency, and would have silent servers make the reader patient.
+func (r *Reader) broughtLocked(a Attempt, now time.Time, took time.Duration, blob schema.Blob) Outcome {
+	rd, l := a.read, a.lane
+	if a.nth > 0 && rd.hedged {
+		r.stats.hedgesWon++
+	}
+	l.completedLocked(rd, now, took)
+	if l == r.last {
+		r.latency.add(now, took)
+		r.stats.reads++
+		r.stats.readBytes += rd.ref.Size
+		r.stats.readNanos += int64(took)
+		r.hedges = min(r.hedges+hedgeShare, maxHedges)
+	} else {
+		r.stats.upperReads++
+		r.stats.upperBytes += rd.ref.Size
+	}
+	r.forgetLocked(rd) // it stays in reads as long as it is held
+	rd.blob = blob
+	rd.refs.Store(int32(1 + len(rd.others)))
+	return Outcome{Ref: rd.ref, Blob: blob, Tier: l.index, Took: now.Sub(rd.latest), At: now}
+}
+
+// finish offers a blob to the tiers above the one that had it, and tells who
+// waits. Meanwhile they hold it, so that nobody reads it again.
+func (r *Reader) finish(a Attempt, o Outcome) {
+	rd := a.read
+	if o.Err == nil && rd.place.Dataset != 0 {
+		for i := range r.lanes[:o.Tier] {
+			if k := r.lanes[i].keeper; k != nil {
+				rd.refs.Add(1)
+				k.Offer(rd.ref, rd.place, o.Took, schema.NewBlob(o.Blob.Bytes(), rd))
+			}
+		}
+	}
+	rd.deliver(o)
+}
+
+// pauseAfterLocked says whether a read that failed is tried again, and after
+// which pause.
+func (r *Reader) pauseAfterLocked(rd *read, now time.Time, err error) (time.Duration, bool) {
+	switch {
+	case errors.Is(err, schema.ErrUnavailable):
+		// Whatever is wrong may pass.
+	case errors.Is(err, schema.ErrDataLoss), errors.Is(err, schema.ErrNotFound):
+		if rd.failed >= damagedAttempts {
+			return 0, false
+		}
+	default:
+		return 0, false // neither time nor another replica would put it right
+	}
+	b := backoff.ExponentialBackOff{
+		InitialInterval: firstPause, MaxInterval: lastPause,
+		Multiplier: backoff.DefaultMultiplier, RandomizationFactor: backoff.DefaultRandomizationFactor,
+	}
+	b.Reset()
+	pause := b.NextBackOff()
+	for range rd.failed - 1 {
+		pause = b.NextBackOff()
+	}
+	return pause, now.Add(pause).Sub(rd.start) < r.opts.ReadTimeout
+}
+
+// absenceIsLoss makes an ErrDataLoss of a blob's ErrNotFound: a manifest names
+// the blob, so that it is not there is not the client's mistake.
+func absenceIsLoss(err error) error {
+	if errors.Is(err, schema.ErrNotFound) {
+		return fmt.Errorf("%w: %s", schema.ErrDataLoss, err.Error())
+	}
+	return err
+}

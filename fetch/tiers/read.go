@@ -1,0 +1,86 @@
+package tiers
+
+import (
+	"sync/atomic"
+	"time"
+
+	"bowstring/schema"
+	"bowstring/spill"
+)
+
+// read is one blob being read for all who want it, and afterwards the one hold
+// that they share. Several attempts may be under way at once, of which the first
+// that brings the right bytes ends it.
+//
+// It is the owner of the blob that all get, and the context of its attempts, so
+// that in the usual case a read costs one allocation. All fields but reader, ref,
+// refs and blob are guarded by Reader.mu.
+type read struct {
+	readContext
+	reader *Reader
+	ref    schema.BlobRef
+	start  time.Time
+
+	first  waiter   // who wants it
+	others []waiter // more who do
+
+	place   spill.Place // where it was found to be wanted
+	entry   int         // index of the tier that was asked first
+	counted uint8       // in which lanes it is counted, a bit each
+
+	attempts int       // begun
+	running  int       // under way
+	failed   int       // attempts at the last tier that ended badly
+	latest   time.Time // when the last attempt began
+	hedged   bool      // an attempt was begun because the first was slow
+	over     bool      // brought, failed for good, or no longer wanted
+
+	older, newer *read // reads under way in the order they began
+
+	refs atomic.Int32 // holders of the blob
+	blob schema.Blob  // theirs; set before there is a holder
+}
+
+// Unpin implements schema.Owner.
+func (r *read) Unpin() {
+	if r.refs.Add(-1) == 0 {
+		r.reader.letGo(r)
+		r.blob.Release()
+	}
+}
+
+// Frame implements schema.Framer. Of all who have the blob, one tier alone stores it.
+func (r *read) Frame() []byte { return r.blob.Frame() }
+
+// acquire takes a hold of a blob that others hold; false if the last has let go.
+func (r *read) acquire() bool {
+	for {
+		n := r.refs.Load()
+		if n <= 0 {
+			return false
+		}
+		if r.refs.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+// attemptLocked counts another attempt in, which begins then.
+func (r *read) attemptLocked(then time.Time) {
+	r.attempts++
+	r.running++
+	r.latest = then
+}
+
+// deliver gives all who wait what became of r, which is over. The blob is shared
+// by so many holders as there are waiters, and those who were counted before.
+func (r *read) deliver(o Outcome) {
+	blob := o.Blob
+	if o.Err == nil {
+		o.Blob = schema.NewBlob(blob.Bytes(), r)
+	}
+	r.first.to.Receive(r.first.token, o)
+	for _, w := range r.others {
+		w.to.Receive(w.token, o)
+	}
+}

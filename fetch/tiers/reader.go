@@ -1,0 +1,328 @@
+package tiers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"bowstring/schema"
+)
+
+// Options tunes a Reader. The zero value of each field stands for its default.
+type Options struct {
+	// MaxReads caps the reads in flight on a way that is measured, whatever was
+	// found. Default 4096.
+	MaxReads int
+	// ReadTimeout is for how long a blob is tried, where the store is unavailable,
+	// before it counts as one that cannot be read. Default 30 s.
+	ReadTimeout time.Duration
+	// NoHedge leaves slow reads alone. Otherwise one that takes longer than nearly
+	// all of late is made a second time, which costs 5 % more reads at most.
+	NoHedge bool
+	// More is asked, with no lock held, what to read next by a goroutine that has
+	// made an attempt: it returns the first attempt of a read that Try has begun,
+	// or the zero Attempt if there is nothing to read. Default: nothing ever is.
+	More func() Attempt
+	// Logger receives what operators should know. Default slog.Default().
+	Logger *slog.Logger
+}
+
+// EnsureDefaults fills in the fields that are zero.
+func (o *Options) EnsureDefaults() {
+	if o.MaxReads == 0 {
+		o.MaxReads = 4096
+	}
+	if o.ReadTimeout == 0 {
+		o.ReadTimeout = 30 * time.Second
+	}
+	if o.More == nil {
+		o.More = func() Attempt { return Attempt{} }
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+}
+
+// Validate returns an error that names the first field without a sensible value.
+func (o *Options) Validate() error {
+	switch {
+	case o.MaxReads < 1:
+		return fmt.Errorf("%w: MaxReads is %d; want 1 or more", schema.ErrInvalid, o.MaxReads)
+	case o.ReadTimeout < 0:
+		return fmt.Errorf("%w: ReadTimeout is %s; want a positive time", schema.ErrInvalid, o.ReadTimeout)
+	}
+	return nil
+}
+
+// Reader reads blobs from an ordered list of tiers. It is safe for concurrent use.
+//
+// A goroutine of it reads one blob at a time and asks for the next one by itself,
+// so that there are as many as reads in flight. Slow reads are looked for by a
+// timer that runs while there are any.
+//
+// Its mutex is held for well under a microsecond a blob, and never while bytes
+// are touched, a tier is asked or a receiver told.
+type Reader struct {
+	opts  Options
+	lanes []lane // the nearest first
+	last  *lane
+
+	mu             sync.Mutex
+	closed         bool
+	reads          map[schema.BlobRef]*read // under way, or held by whoever wanted them
+	oldest, newest *read                    // of those under way, in the order they began
+	latency        latencies                // of the last tier
+	slow           time.Duration            // how long a slow read takes, brought up to date by the timer
+	hedges         float64                  // that may be made now
+	watch          *time.Timer
+	watching       bool
+	stats          counters
+	workers        []*worker // that have ended
+
+	trouble trouble
+	running sync.WaitGroup // goroutines that read, and the timer's; grows under mu only while not closed
+}
+
+// New returns a reader of those tiers, which stay the caller's to close, after
+// the reader.
+func New(list []Tier, opts Options) (*Reader, error) {
+	opts.EnsureDefaults()
+	if err := errors.Join(opts.Validate(), Validate(list)); err != nil {
+		return nil, err
+	}
+	r := &Reader{opts: opts, lanes: make([]lane, len(list)), reads: map[schema.BlobRef]*read{}, hedges: 2}
+	for i, t := range list {
+		r.lanes[i].init(t, i, opts.MaxReads)
+	}
+	r.last = &r.lanes[len(list)-1]
+	return r, nil
+}
+
+// ErrClosing is the schema.ErrUnavailable of whatever is asked of what is closing.
+func ErrClosing() error { return fmt.Errorf("%w: the engine is closing", schema.ErrUnavailable) }
+
+// Tiers is how many tiers there are. The last index is the store's.
+func (r *Reader) Tiers() int { return len(r.lanes) }
+
+// InWindow is what Look returns of a blob that is being read, or that a window holds.
+const InWindow = -1
+
+// Look returns the index of the first tier that is likely to have the blob.
+func (r *Reader) Look(ref schema.BlobRef) int {
+	r.mu.Lock()
+	_, there := r.reads[ref]
+	r.mu.Unlock()
+	if there {
+		return InWindow
+	}
+	return r.below(ref)
+}
+
+func (r *Reader) below(ref schema.BlobRef) int {
+	for i := range r.lanes[:len(r.lanes)-1] {
+		if r.lanes[i].tier.Has(ref) {
+			return i
+		}
+	}
+	return len(r.lanes) - 1
+}
+
+// Attempt is an attempt at a read that is to be made. The zero Attempt is none.
+type Attempt struct {
+	read *read
+	nth  int
+	lane *lane
+}
+
+// Try has w's receiver told of its blob in the end: it joins the read that is
+// under way, or shares what is held, or begins to read from the tier at, which
+// is what Look has returned. Where the verdict is Held, the blob is returned: the
+// caller tells the receiver, when it has no lock.
+func (r *Reader) Try(w *Want, at int) (v Verdict, first Attempt, held schema.Blob) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if at == InWindow {
+		return r.shareLocked(w)
+	}
+	return r.tryLocked(w, &r.lanes[at], false)
+}
+
+// Cost is what a read of so many bytes takes of what is shared out.
+func Cost(bytes int64) int64 { return bytes + readOverhead }
+
+// TryIdle is Try for who can wait: nothing is begun unless the way to the last
+// tier has room to spare, of which half is left to others where half says so.
+func (r *Reader) TryIdle(w *Want, half bool) (v Verdict, first Attempt) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, ok := r.reads[w.Ref]; ok {
+		return Joined, Attempt{} // by somebody else, who has it kept
+	}
+	if r.closed || !r.last.flow.admitsFill(w.Ref.Size, half) {
+		return Full, Attempt{}
+	}
+	v, first, _ = r.tryLocked(w, r.last, true)
+	r.stats.fills++
+	return v, first
+}
+
+// shareLocked has w come with what is under way, or held; Elsewhere if neither.
+func (r *Reader) shareLocked(w *Want) (v Verdict, first Attempt, held schema.Blob) {
+	rd := r.reads[w.Ref]
+	switch {
+	case rd == nil:
+		return Elsewhere, Attempt{}, schema.Blob{}
+	case !rd.over:
+		rd.others = append(rd.others, waiter{w.To, w.Token})
+		r.stats.sharedReads++
+		return Joined, Attempt{}, schema.Blob{}
+	case rd.acquire():
+		r.stats.sharedReads++
+		return Held, Attempt{}, schema.NewBlob(rd.blob.Bytes(), rd)
+	}
+	delete(r.reads, w.Ref) // its last holder is letting go
+	return Elsewhere, Attempt{}, schema.Blob{}
+}
+
+func (r *Reader) tryLocked(w *Want, l *lane, always bool) (v Verdict, first Attempt, held schema.Blob) {
+	if v, first, held = r.shareLocked(w); v != Elsewhere {
+		return v, first, held
+	}
+	if r.closed || !always && !l.admitsLocked(w.Ref.Size) {
+		return Full, Attempt{}, schema.Blob{}
+	}
+	rd := &read{reader: r, ref: w.Ref, start: time.Now(), first: waiter{w.To, w.Token}, place: w.At, entry: l.index, older: r.newest}
+	rd.values = w.Context
+	rd.attemptLocked(rd.start)
+	if r.newest != nil {
+		r.newest.newer = rd
+	} else {
+		r.oldest = rd
+	}
+	r.newest = rd
+	r.reads[w.Ref] = rd
+	l.beganLocked(rd)
+	r.keepWatchLocked()
+	return Begun, Attempt{rd, 0, l}, schema.Blob{}
+}
+
+// Start makes an attempt in a goroutine of the reader. A reader that closes has
+// ended the read.
+func (r *Reader) Start(a Attempt) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.closed {
+		r.startLocked(a)
+	}
+}
+
+// Get reads one blob, whatever is in flight. No tier keeps it.
+func (r *Reader) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
+	result := make(inbox, 1)
+	w := Want{Ref: ref, Context: ctx, To: result}
+	l := &r.lanes[r.below(ref)]
+	r.mu.Lock()
+	if r.closed {
+		r.mu.Unlock()
+		return schema.Blob{}, ErrClosing()
+	}
+	v, first, held := r.tryLocked(&w, l, true)
+	if v == Begun {
+		r.startLocked(first)
+	}
+	r.mu.Unlock()
+	if v == Held {
+		return held, nil
+	}
+	select {
+	case o := <-result:
+		return o.Blob, o.Err
+	case <-ctx.Done():
+		if r.Leave(func(to Receiver, _ Token) bool { return to == Receiver(result) }) == 0 {
+			o := <-result // it comes in this moment
+			o.Blob.Release()
+		}
+		return schema.Blob{}, context.Cause(ctx)
+	}
+}
+
+// Leave has those who match wait no longer, and ends reads that nobody wants any
+// more. It returns how many were taken out; who was told already, or is just
+// being told, is not among them.
+func (r *Reader) Leave(match func(to Receiver, t Token) bool) (left int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	gone := func(w waiter) bool { return match(w.to, w.token) }
+	for rd := r.oldest; rd != nil; {
+		newer := rd.newer
+		before := len(rd.others)
+		rd.others = slices.DeleteFunc(rd.others, gone)
+		left += before - len(rd.others)
+		if gone(rd.first) {
+			left++
+			if n := len(rd.others); n > 0 {
+				rd.first, rd.others = rd.others[n-1], rd.others[:n-1]
+			} else {
+				r.forgetLocked(rd)
+				delete(r.reads, rd.ref)
+			}
+		}
+		rd = newer
+	}
+	return left
+}
+
+// Close ends all reads, tells those who wait, and waits for the goroutines.
+func (r *Reader) Close() {
+	r.mu.Lock()
+	r.closed = true
+	var ended []*read
+	for r.oldest != nil {
+		ended = append(ended, r.oldest)
+		delete(r.reads, r.oldest.ref)
+		r.forgetLocked(r.oldest)
+	}
+	if r.watching && r.watch.Stop() {
+		r.watching = false
+		r.running.Done()
+	}
+	r.mu.Unlock()
+	for _, rd := range ended {
+		rd.deliver(Outcome{Ref: rd.ref, Err: ErrClosing(), Tier: r.last.index, At: time.Now()})
+	}
+	r.running.Wait()
+}
+
+// forgetLocked takes r, which is over, off the list of what is under way, and
+// ends its other attempts.
+func (r *Reader) forgetLocked(rd *read) {
+	for i := range r.lanes {
+		r.lanes[i].abandonedLocked(rd)
+	}
+	rd.over = true
+	rd.end()
+	if rd.older != nil {
+		rd.older.newer = rd.newer
+	} else {
+		r.oldest = rd.newer
+	}
+	if rd.newer != nil {
+		rd.newer.older = rd.older
+	} else {
+		r.newest = rd.older
+	}
+	rd.older, rd.newer = nil, nil
+}
+
+// letGo forgets a blob whose last holder has released it.
+func (r *Reader) letGo(rd *read) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.reads[rd.ref] == rd {
+		delete(r.reads, rd.ref)
+	}
+}

@@ -1,0 +1,75 @@
+package tiers
+
+import (
+	"context"
+	"time"
+
+	"bowstring/schema"
+	"bowstring/spill"
+)
+
+// Want is a blob that somebody wants.
+type Want struct {
+	Ref schema.BlobRef
+	// At is where it was found to be wanted; the zero Place if that is nowhere in
+	// particular, and then no tier keeps the blob.
+	At spill.Place
+	// Context is on whose behalf: what it carries is seen by the store. That it
+	// ends does not end the read, which others may want: see [Reader.Leave].
+	Context context.Context //nolint:containedctx // its values alone are used
+	// To is told what became of it, once, with Token.
+	To    Receiver
+	Token Token
+}
+
+// Token says to a Receiver which of its wants something is about.
+type Token struct {
+	Of any // a pointer, or nil
+	N  int
+}
+
+// Receiver is told what became of what it wanted.
+type Receiver interface {
+	// Receive is called by a goroutine of the reader, with no lock held. It must not
+	// block for long. The blob is the receiver's to release.
+	Receive(t Token, o Outcome)
+}
+
+// Outcome is what became of a want.
+type Outcome struct {
+	Ref  schema.BlobRef
+	Blob schema.Blob
+	Err  error
+	Tier int           // index of the tier that had it; that of the last one where there was an error
+	Took time.Duration // since the last attempt at it began
+	At   time.Time     // when it came
+}
+
+// Verdict is what came of [Reader.Try].
+type Verdict int
+
+const (
+	// Full says that the tier which has the blob has no room for another read.
+	Full Verdict = iota
+	// Begun says that a read was begun, whose first attempt is the caller's to make:
+	// by [Reader.Start], or in a goroutine of the reader that has asked for more.
+	Begun
+	// Joined says that it comes with a read that is under way.
+	Joined
+	// Held says that a window holds it, and that it was handed out.
+	Held
+	// Elsewhere says that no window has it any more.
+	Elsewhere
+)
+
+// waiter is who wants a blob.
+type waiter struct {
+	to    Receiver
+	token Token
+}
+
+// inbox is a Receiver of single blobs.
+type inbox chan Outcome
+
+// Receive implements Receiver. There is room for each outcome.
+func (c inbox) Receive(_ Token, o Outcome) { c <- o }
