@@ -10,6 +10,7 @@ from . import (
     engine,
     fairness,
     first_batch,
+    hostile,
     imports,
     latency,
     loopback,
@@ -38,6 +39,7 @@ CASES: dict[str, Callable[[Context], Result]] = {
     "spill": spill.run,
     "wait": wait.run,
     "sharing": sharing.run,
+    "hostile": hostile.run,
     "python": python.run,
     "python_malloc": python_malloc.run,
 }
