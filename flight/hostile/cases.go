@@ -92,8 +92,8 @@ func requests() []Case {
 	}
 	long := strings.Repeat("x", 3<<20)
 	return []Case{
-		info("where that is nested", slow("all(["+zeros+"], all(["+zeros+"], # >= 0))")),
-		info("where with regular expressions", slow(`file_name matches "`+strings.Repeat("a{1,1000}", 1500)+`"`)),
+		asking("where that is nested", "GetFlightInfo", exhausted, "steps for a row", descriptor(slow("all(["+zeros+"], all(["+zeros+"], # >= 0))"))),
+		asking("where with regular expressions", "GetFlightInfo", invalid, "instructions", descriptor(slow(`file_name matches "`+strings.Repeat("a{1,1000}", 1500)+`"`))),
 		info("endpoints with a long where", fmt.Sprintf(`{"dataset": %q, "world": {"size": 65536}, "where": %q}`, Dataset, strings.Repeat("position >= 0 and ", 800)+"true")),
 		info("pad of a batch of 2^31-1", fmt.Sprintf(`{"dataset": %q, "batch": 2147483647, "remainder": "pad"}`, Dataset)),
 		info("a selection of one use", fmt.Sprintf(`{"dataset": %q, "selection": {"positions": [%s]}}`, Dataset, numbers(300))),
