@@ -61,6 +61,7 @@ type snapshotCache struct {
 	mu     sync.Mutex
 	byKey  map[snapshotKey]*openSnapshot // guarded by mu
 	clock  int64                         // guarded by mu
+	doubts int64                         // drops so far; guarded by mu
 	closed bool                          // guarded by mu: idle snapshots are not kept any more
 }
 
@@ -76,23 +77,29 @@ func (c *snapshotCache) init(store store.Store, read ReadFunc, opts Options) {
 // wait for another round trip.
 func (c *snapshotCache) get(ctx context.Context, dataset string, number int64) (*openSnapshot, error) {
 	asked := time.Now()
-	if s := c.shared(snapshotKey{dataset, number}, asked, asked); s != nil {
+	if s := c.shared(snapshotKey{dataset, number}, asked, answer{}); s != nil {
 		return s, nil
 	}
+	c.mu.Lock()
+	doubts := c.doubts
+	c.mu.Unlock()
 	snap, err := c.store.Snapshot(ctx, dataset, number)
 	if err != nil {
 		return nil, err
 	}
 	key := snapshotKey{snap.Dataset, snap.Number}
-	until := asked.Add((1 + trust) * time.Since(asked))
-	if s := c.shared(key, time.Time{}, until); s != nil {
+	there := answer{asked.Add((1 + trust) * time.Since(asked)), doubts}
+	if s := c.shared(key, time.Time{}, there); s != nil {
 		return s, nil
 	}
 	s, err := c.opening.do(ctx, key.String(), nothing{}, func(ctx context.Context) (*openSnapshot, error) {
-		return c.add(ctx, key, snap, until)
+		return c.add(ctx, key, snap, there)
 	})
-	if err == nil || ctx.Err() != nil {
-		return s, err
+	switch {
+	case err == nil:
+		return s, nil
+	case ctx.Err() != nil: // whatever became of the snapshot, its caller has gone
+		return nil, context.Cause(ctx)
 	}
 	// It may have been dropped and collected since it was looked up.
 	if _, err := c.store.Snapshot(ctx, key.dataset, key.number); err != nil {
@@ -101,26 +108,39 @@ func (c *snapshotCache) get(ctx context.Context, dataset string, number int64) (
 	return nil, fmt.Errorf("opening snapshot %s: %w", key, err)
 }
 
+// answer is what the catalog says of a snapshot that is there: believed until
+// then, unless something was dropped since it was asked.
+type answer struct {
+	until  time.Time
+	doubts int64 // snapshotCache.doubts before it was asked
+}
+
 // shared takes a hold of a snapshot that is open, and believed to be there at
-// that time; from now on it is until then. Otherwise it returns nil.
-func (c *snapshotCache) shared(key snapshotKey, at, until time.Time) *openSnapshot {
+// that time; from now on it is as the answer says. Otherwise it returns nil.
+func (c *snapshotCache) shared(key snapshotKey, at time.Time, there answer) *openSnapshot {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.byKey[key]
 	if s == nil || s.believed.Before(at) {
 		return nil
 	}
-	if until.After(s.believed) {
-		s.believed = until
-	}
+	c.believeLocked(s, there)
 	s.refs++
 	return s
 }
 
-// doubt has the catalog asked about the snapshots of a dataset.
+func (c *snapshotCache) believeLocked(s *openSnapshot, there answer) {
+	if there.doubts == c.doubts && there.until.After(s.believed) {
+		s.believed = there.until
+	}
+}
+
+// doubt has the catalog asked about the snapshots of a dataset, those included
+// that are being opened.
 func (c *snapshotCache) doubt(dataset string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.doubts++
 	for key, s := range c.byKey {
 		if key.dataset == dataset {
 			s.believed = time.Time{}
@@ -129,8 +149,8 @@ func (c *snapshotCache) doubt(dataset string) {
 }
 
 // add opens a snapshot, and returns it with a hold.
-func (c *snapshotCache) add(ctx context.Context, key snapshotKey, snap *schema.Snapshot, until time.Time) (*openSnapshot, error) {
-	if s := c.shared(key, time.Time{}, until); s != nil {
+func (c *snapshotCache) add(ctx context.Context, key snapshotKey, snap *schema.Snapshot, there answer) (*openSnapshot, error) {
+	if s := c.shared(key, time.Time{}, there); s != nil {
 		return s, nil // it was opened since it was looked for
 	}
 	m, err := c.openManifest(ctx, snap)
@@ -148,9 +168,10 @@ func (c *snapshotCache) add(ctx context.Context, key snapshotKey, snap *schema.S
 	if s != nil {
 		m.Close()
 	} else {
-		s = &openSnapshot{key: key, manifest: m, cache: c, believed: until}
+		s = &openSnapshot{key: key, manifest: m, cache: c}
 		c.byKey[key] = s
 	}
+	c.believeLocked(s, there)
 	s.refs++
 	return s, nil
 }
