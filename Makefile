@@ -15,6 +15,7 @@ PY_SRC := $(wildcard bench examples notebooks python tests)
 FUZZ_TIME ?= 30s
 SOAK_TIME ?= 600
 SOAK_KILLS ?= 5000
+SOAK_SEEDS ?= 100000
 # How many stages of check and test run at once. They wait for disks, servers and each other's caches as much as they compute.
 JOBS ?= 2
 # How many processes pytest spreads the test files over.
@@ -166,9 +167,10 @@ fuzz: go-check ## Run each fuzz target for FUZZ_TIME (30s).
 	done
 
 .PHONY: soak
-soak: $(VENV)/.package build ## Readers, writers, kills and collections for SOAK_TIME (600) seconds; SOAK_KILLS (5000) kills of a spill.
+soak: $(VENV)/.package build ## Readers, writers, kills and collections for SOAK_TIME (600) seconds; SOAK_KILLS (5000) kills of a spill; SOAK_SEEDS (100000) of operations at random.
 	$(PY) -m pytest -m soak --soak-seconds $(SOAK_TIME) -s tests/test_soak.py
 	$(GO) test -timeout 0 -run '^TestKill$$' -v ./spill -args -kills=$(SOAK_KILLS)
+	$(GO) test -timeout 0 -run '^TestMetamorphic$$' -v ./fetch/metamorphic -args -seeds=$(SOAK_SEEDS)
 
 # --- tools ----------------------------------------------------------------
 
