@@ -44,6 +44,11 @@ func (s *Server) streamCall(srv any, ss grpc.ServerStream, info *grpc.StreamServ
 	if err != nil {
 		return toStatus(err)
 	}
+	ctx, c.caller, err = withCaller(ctx)
+	if err != nil {
+		s.calls.end(c)
+		return toStatus(err)
+	}
 	in, err := s.newReceiver(ctx, c, info)
 	if err != nil {
 		s.calls.end(c)
@@ -131,6 +136,11 @@ func (s *Server) finish(ctx context.Context, c *call, err error) {
 	}
 	if plan != "" {
 		attrs = append(attrs, slog.String("plan", plan))
+	}
+	for name, v := range map[string]string{"tenant": c.caller.Tenant, "trace": c.caller.Trace} {
+		if v != "" {
+			attrs = append(attrs, slog.String(name, v))
+		}
 	}
 	if err != nil {
 		attrs = append(attrs, slog.String("error", st.Message()))

@@ -20,6 +20,7 @@ type call struct {
 	peer    string
 	host    string // of peer: who has a share of what there is
 	started time.Time
+	caller  fetch.Caller // on whose behalf, set before the handler runs
 
 	incoming *lease // of what came in last, set before the handler runs
 

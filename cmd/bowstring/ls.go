@@ -10,6 +10,7 @@ import (
 
 	arrowflight "github.com/apache/arrow/go/v17/arrow/flight"
 	"github.com/dustin/go-humanize"
+	"google.golang.org/grpc/status"
 )
 
 // LsCmd is bowstring ls.
@@ -27,6 +28,21 @@ type listed struct {
 	Rows     int64  `json:"rows"`
 	Bytes    int64  `json:"bytes"`
 	Error    string `json:"error,omitempty"` // why rows and bytes are unknown, and -1
+}
+
+// size asks for the bytes of a split, which a listing leaves out where it would
+// have to open a manifest.
+func (l *listed) size(ctx context.Context, client *client) {
+	d := &arrowflight.FlightDescriptor{Type: arrowflight.DescriptorPATH, Path: []string{fmt.Sprintf("%s@%d", l.Dataset, l.Snapshot)}}
+	if l.Split != "" {
+		d.Path = append(d.Path, l.Split)
+	}
+	info, err := client.GetFlightInfo(ctx, d)
+	if err != nil {
+		l.Rows, l.Bytes, l.Error = -1, -1, status.Convert(err).Message()
+		return
+	}
+	l.Bytes = info.GetTotalBytes()
 }
 
 // Run lists the splits of the newest snapshots.
@@ -63,6 +79,9 @@ func (c *LsCmd) Run(ctx context.Context, app *App) error {
 				l.Split = path[1]
 			}
 			l.Rows, l.Bytes = info.GetTotalRecords(), info.GetTotalBytes()
+			if l.Bytes < 0 && l.Error == "" {
+				l.size(ctx, client)
+			}
 			lines = append(lines, l)
 		}
 	})

@@ -1,0 +1,66 @@
+package flight
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/metadata"
+
+	"bowstring/fetch"
+)
+
+// The caller is what the headers say, as far as they have the right form.
+func TestCaller(t *testing.T) {
+	trace := "4bf92f3577b34da6a3ce929d0e0e4736"
+	for _, tt := range []struct {
+		headers []string
+		want    fetch.Caller
+		err     string
+	}{
+		{},
+		{headers: []string{tenantHeader, "vision/a@b.c"}, want: fetch.Caller{Tenant: "vision/a@b.c"}},
+		{headers: []string{traceHeader, "00-" + trace + "-00f067aa0ba902b7-01"}, want: fetch.Caller{Trace: trace}},
+		{headers: []string{traceHeader, "00-" + trace[1:] + "-00f067aa0ba902b7-01"}},
+		{headers: []string{tenantHeader, ""}, err: `header bowstring-tenant`},
+		{headers: []string{tenantHeader, "a b"}, err: `got "a b", want one name`},
+		{headers: []string{tenantHeader, strings.Repeat("a", 129)}, err: `want one name of up to 128`},
+		{headers: []string{tenantHeader, "a", tenantHeader, "b"}, err: `want one name`},
+	} {
+		ctx := metadata.NewIncomingContext(t.Context(), metadata.Pairs(tt.headers...))
+		ctx, c, err := withCaller(ctx)
+		if tt.err != "" {
+			if err == nil || !strings.Contains(err.Error(), tt.err) {
+				t.Errorf("%q: %v, want %s", tt.headers, err, tt.err)
+			}
+			continue
+		}
+		if err != nil || c != tt.want || fetch.CallerFrom(ctx) != tt.want {
+			t.Errorf("%q: %+v, %+v in the context, %v; want %+v", tt.headers, c, fetch.CallerFrom(ctx), err, tt.want)
+		}
+	}
+}
+
+// A call's line in the log says on whose account it was, and a header that is
+// wrong is the client's mistake.
+func TestCallerIsLogged(t *testing.T) {
+	f := serve(t, Options{})
+	client := f.dial()
+	list := func(tenant string) error {
+		stream, err := client.ListFlights(metadata.AppendToOutgoingContext(context.Background(), tenantHeader, tenant), nil)
+		if err != nil {
+			return err
+		}
+		for err == nil {
+			_, err = stream.Recv()
+		}
+		return err
+	}
+	_ = list("vision")
+	if err := list("not a name"); err == nil || !strings.Contains(err.Error(), "InvalidArgument") {
+		t.Errorf("a wrong header: %v", err)
+	}
+	if log := f.log.String(); !strings.Contains(log, "tenant=vision") {
+		t.Errorf("the log says nothing of the tenant: %s", log)
+	}
+}
