@@ -71,7 +71,7 @@ func (w *world) begin(o op) {
 	w.first = o
 	opts := fetch.Options{
 		WindowBytes: o.Window, MaxReads: o.Reads, ReadTimeout: 2 * time.Second, IdleSnapshots: o.Snapshot,
-		Logger: slog.New(slog.DiscardHandler),
+		Logger: slog.New(&log{w}),
 	}
 	if o.Spill { // with blobs that do not all fit into the smallest there is
 		w.scale, opts.Future = 300, &spill.Future{}
@@ -88,6 +88,31 @@ func (w *world) begin(o op) {
 		w.t.Fatal(err)
 	}
 }
+
+// log takes what the engine logs: of faults, that is to be expected; a panic that
+// it has caught is none.
+type log struct{ w *world }
+
+func (l *log) Enabled(_ context.Context, level slog.Level) bool { return level >= slog.LevelError }
+
+// Handle implements slog.Handler.
+func (l *log) Handle(_ context.Context, r slog.Record) error {
+	if strings.Contains(r.Message, "panic") {
+		text := r.Message
+		r.Attrs(func(a slog.Attr) bool {
+			text += " " + a.String()
+			return true
+		})
+		l.w.fail("the engine logs: %s", text)
+	}
+	return nil
+}
+
+// WithAttrs implements slog.Handler.
+func (l *log) WithAttrs([]slog.Attr) slog.Handler { return l }
+
+// WithGroup implements slog.Handler.
+func (l *log) WithGroup(string) slog.Handler { return l }
 
 // end lets all calls come to their end, closes what is open, and looks at what is left.
 func (w *world) end() {
