@@ -187,7 +187,11 @@ func (g *generator) next() {
 		kind := pick(g, []string{"none", "none", "unavailable", "missing", "wrong", "silent", "slow"})
 		g.add(op{Do: "fault", Kind: kind, Share: pick(g, []int{1, 5, 30, 100})})
 	case 28:
-		g.abandon()
+		if g.chance(2) {
+			g.abandon()
+		} else {
+			g.interrupt()
+		}
 	case 29:
 		if g.chance(8) {
 			g.add(op{Do: "shutdown"})
@@ -248,6 +252,21 @@ func (g *generator) abandon() {
 		g.add(op{Do: "drop", Dataset: "a", Inline: true})
 	}
 	g.add(op{Do: "gc", Inline: true})
+}
+
+// interrupt begins where some rows far ahead were served, and cuts the stream off
+// again and again after a batch, before it has planned as far.
+func (g *generator) interrupt() {
+	r := g.request()
+	r.Where, r.Split, r.Snapshot, r.Remainder, r.Order, r.Batch = "", "", 0, "", schema.OrderFree, 1+g.Int64N(8)
+	job := g.add(op{Do: "open", Request: r, Inline: true})
+	on := g.add(op{Do: "stream", On: job, Epochs: 1 + g.Int64N(2), Served: 50 + g.IntN(150), Draw: g.Uint64(), Inline: true})
+	for range 2 + g.IntN(3) {
+		g.add(op{Do: "read", On: on, N: 1})
+		on = g.add(op{Do: "resume", On: on, After: 3000, Inline: true})
+	}
+	g.add(op{Do: "read", On: on, N: 1000})
+	g.streams = append(g.streams, on)
 }
 
 func (g *generator) stream() {

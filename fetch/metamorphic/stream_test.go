@@ -213,12 +213,14 @@ func (s *stream) open(ctx context.Context, o op, t schema.Ticket) {
 // maxBlob is the most bytes of a blob, where blobs are not scaled.
 const maxBlob = 400
 
-// read reads as it is ordered.
+// read reads as it is ordered, and then closes the stream: what one that nobody
+// reads any more has in its window, others may be waiting for.
 func (s *stream) read() {
 	<-s.ready
 	if s.stream == nil {
 		return // what is ordered stays where it is
 	}
+	defer s.close()
 	at := s.start.clone()
 	var over error
 	for o := range s.orders {
