@@ -371,6 +371,9 @@ func (p *pin) Unpin() {
 	p.cache.unpin(p.index, p.slot)
 }
 
+// Extent implements schema.Locator.
+func (p *pin) Extent([]byte) (schema.Extent, bool) { return p.blob.Extent() }
+
 func (c *Cache) unpin(i uint32, s *slot) {
 	if s.pins.Add(-1) == dying {
 		c.reaper.add(i)
@@ -744,6 +747,9 @@ func (o *offer) Unpin() {
 		o.blob.Release()
 	}
 }
+
+// Extent implements schema.Locator: what was offered may lie in a file of whoever it came from.
+func (o *offer) Extent([]byte) (schema.Extent, bool) { return o.blob.Extent() }
 
 // Offer is Put without waiting: a goroutine of the cache stores the blob and releases it. Until then it is found in memory. What does not
 // fit in the queue, as the disk is slower than the store, is not stored. The blob, which must be what ref names, is the cache's to release,

@@ -95,6 +95,7 @@ func TestPinned(t *testing.T) {
 		if data, _ := content(i); !bytes.Equal(held[i].Bytes(), data) {
 			t.Errorf("pinned blob %d has changed", i)
 		}
+		requireExtent(t, &held[i])
 		held[i].Release()
 	}
 }

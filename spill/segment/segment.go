@@ -168,6 +168,12 @@ func (s *Segment) Unpin() {
 	}
 }
 
+// Extent implements schema.Locator. The blobs of a segment are pieces of its mapping, which covers the file from its beginning.
+func (s *Segment) Extent(data []byte) (schema.Extent, bool) {
+	at, ok := offsetIn(s.mem, data)
+	return schema.Extent{File: s.file, Offset: at, Length: int64(len(data))}, ok
+}
+
 // read returns the bytes at off, pinned. Its caller holds a pin, which passes
 // to the blob or is given back.
 func (s *Segment) read(off, n int64) (schema.Blob, error) {

@@ -1,0 +1,83 @@
+package segment
+
+import (
+	"bytes"
+	"fmt"
+	"testing"
+
+	"bowstring/schema"
+)
+
+// requireExtent requires that the file has the blob's bytes where the blob says that it lies.
+func requireExtent(t *testing.T, b schema.Blob, want []byte) {
+	t.Helper()
+	e, ok := b.Extent()
+	if !ok || e.Length != int64(len(want)) {
+		t.Fatalf("a blob of %d bytes lies in %+v, %t", len(want), e, ok)
+	}
+	got := make([]byte, e.Length)
+	if _, err := e.File.ReadAt(got, e.Offset); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("the file has other bytes at %+v: %v", e, err)
+	}
+}
+
+// The extent of a blob holds while the blob is held, whatever becomes of its segment and of the set.
+func TestExtent(t *testing.T) {
+	for _, direct := range []bool{false, true} {
+		t.Run(fmt.Sprint("direct=", direct), func(t *testing.T) {
+			s, _ := newSet(t, Options{MaxBytes: 1 << 20, Direct: direct})
+			var held []schema.Blob
+			var contents [][]byte
+			for i, n := range []int{1, 64, 4096, 110_000, 600_000, 500_000} { // in two segments
+				data := content(fmt.Sprint(i), n)
+				loc := appendBlob(t, s, data)
+				b, err := s.Get(loc)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if e, _ := b.Extent(); e.Offset != loc.Offset {
+					t.Errorf("%+v is said to lie in %+v", loc, e)
+				}
+				requireExtent(t, b, data)
+				held, contents = append(held, b), append(contents, data)
+			}
+			s.Roll()
+			for _, g := range s.Segments() {
+				if err := s.Retire(g.ID()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			s.Close()
+			for i, b := range held {
+				requireExtent(t, b, contents[i])
+				b.Release()
+			}
+		})
+	}
+}
+
+// What is no piece of the mapping lies nowhere in the file, however near it is.
+func TestExtentOfOthers(t *testing.T) {
+	memory := make([]byte, 100)
+	mem := memory[20:80:80]
+	for _, c := range []struct {
+		b  []byte
+		at int64
+		ok bool
+	}{
+		{mem, 0, true},
+		{mem[59:], 59, true},
+		{mem[10:20], 10, true},
+		{mem[10:10], 0, false},
+		{nil, 0, false},
+		{memory[19:30], 0, false},
+		{memory[70:81], 0, false},
+		{memory[80:90], 0, false},
+		{memory[:20], 0, false},
+		{make([]byte, 10), 0, false},
+	} {
+		if at, ok := offsetIn(mem, c.b); at != c.at || ok != c.ok {
+			t.Errorf("%d bytes: %d, %t; want %d, %t", len(c.b), at, ok, c.at, c.ok)
+		}
+	}
+}
