@@ -200,9 +200,9 @@ class Stream:
 class TimedReaders:
     """Streams that are read side by side for some seconds, each on a connection of its own.
 
-    The client process is ready and connected before the clock starts. A stream is `{"ticket": {...}}` with
-    `"stall": true` if it is to take one batch and no more, `"batches"` if it ends after so many, and `"compute"` if it
-    sleeps so many seconds after each.
+    The client process is ready and connected before the clock starts. A stream is `{"ticket": {...}}` with `"stall":
+    true` if it is to take one batch and no more, `"batches"` if it ends after so many, `"compute"` if it sleeps so
+    many seconds after each, and `"tenant"` if it is on that one's account.
     """
 
     def __init__(self, url: str, seconds: float, streams: list[dict[str, Any]]) -> None:
@@ -232,6 +232,32 @@ class TimedReaders:
                 f"{sum(not s.marks for s in found)} of {len(found)} streams gave no batch in {self._seconds} s"
             )
         return found
+
+
+class Load:
+    """Streams in one client process that are there as long as the `with` block, over some connections.
+
+    A stream is `{"ticket": {...}, "reads": true}`, with `"pause"` if it sleeps so many seconds after each batch, or
+    with `"reads": false` if it takes none. Each was asked for, and its schema is there, before the block is entered.
+    """
+
+    def __init__(self, url: str, connections: int, streams: list[dict[str, Any]]) -> None:
+        script = Path(__file__).with_name("load.py")
+        self._command: list[str | Path] = [sys.executable, script, url, str(connections), json.dumps(streams)]
+        self.found: dict[str, Any] = {}  # what there was of them, after the block: see load.py
+
+    def __enter__(self) -> Load:
+        self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        line = self._process.stdout.readline() if self._process.stdout else ""
+        if line.strip() != "ready":
+            raise RuntimeError(f"a load said {line!r} instead of being ready")
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        out, _ = self._process.communicate()
+        if self._process.returncode and not error:
+            raise RuntimeError(f"a load ended with {self._process.returncode}")
+        self.found = json.loads(out) if not self._process.returncode else {}
 
 
 def shuffled(seed: int, epoch: int = 0, batch: int = 64, epochs: int = 1000, **more: Any) -> dict[str, Any]:

@@ -3,9 +3,10 @@
     python bench/timed.py URL SECONDS '[{"ticket": {...}, "batches": N, "compute": S, "stall": false}, ...]'
 
 Each stream has a connection and a thread of its own. It ends after `batches` batches, if given, and in any case after
-SECONDS; with `stall` it takes one batch and no other. With `compute` it sleeps so many seconds after each batch before
-it asks for the next, as one does that waits for its GPU. Prints `ready` when all are connected, begins when told `go`,
-and prints one JSON list, of the [seconds, rows, bytes of columns, seconds waited for it] of each batch of each stream.
+SECONDS; with `stall` it takes one batch and no other. With `compute` it sleeps so many seconds after each batch
+before it asks for the next, as one does that waits for its GPU. With `tenant` it is on that one's account. Prints
+`ready` when all are connected, begins when told `go`, and prints one JSON list, of the [seconds, rows, bytes of
+columns, seconds waited for it] of each batch of each stream.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class Stream(threading.Thread):
         self.go.wait()
         start = asked = time.perf_counter()
         try:
-            reader = self.client.do_get(fl.Ticket(json.dumps(self.spec["ticket"]).encode()))
+            tenant = self.spec.get("tenant")
+            options = fl.FlightCallOptions(headers=[(b"bowstring-tenant", tenant.encode())] if tenant else [])
+            reader = self.client.do_get(fl.Ticket(json.dumps(self.spec["ticket"]).encode()), options)
             for chunk in reader:
                 now = time.perf_counter()
                 seconds = now - start

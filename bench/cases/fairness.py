@@ -1,4 +1,4 @@
-"""fairness: what streams cost one another on one link, and what many of them cost in memory."""
+"""fairness: what streams and tenants cost one another on one link, and what many of them cost in memory."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from .loopback import stored
 RTT, BANDWIDTH = "20ms", "200MB"  # of all connections together, a second
 SECONDS, SKIP = 10, 3
 BATCH = 16  # small, so that a batch more or less in the time is no difference
+MANY, MANY_BATCH = 100, 4
 STREAMS, BUDGET = 64, 512 * MIB
 
 
@@ -31,6 +32,17 @@ def shares(url: str, epoch: int) -> tuple[float, float]:
         min(one, other) / ((one + other) / 2),
         min(single, sum(four)) / ((single + sum(four)) / 2),
     )
+
+
+def tenants(server: Server, epoch: int, jobs: int, batch: int = BATCH) -> float:
+    """The same of a tenant with one job of one stream beside another with several."""
+    names = ["a"] + ["b"] * jobs
+    streams = [{"tenant": name, "ticket": shuffled(10 + i, epoch, batch)} for i, name in enumerate(names)]
+    before = server.fetched()
+    single, *others = (s.mb_per_s(SKIP) for s in TimedReaders(server.url, SECONDS, streams).run())
+    counted = {name: server.fetched()[name] - before[name] for name in ("reads", "shared_reads")}
+    emit(case="fairness", tenants=f"1 and {jobs}", mb_per_s=[single, sum(others)], **counted)
+    return min(single, sum(others)) / ((single + sum(others)) / 2)
 
 
 def stalled_cost(url: str, epoch: int) -> float:
@@ -57,19 +69,22 @@ def memory(context: Context, uri: str) -> float:
 
 def run(context: Context) -> Result:
     """A simulated store behind a narrow link for the shares; Cassandra for the memory, which is all the server's."""
-    found = []
-    costs = []
+    found, few, many, costs = [], [], [], []
     with Server(context.binary, stored(context), rtt=RTT, bandwidth=BANDWIDTH) as server:
         throughput(server.url, SECONDS, SKIP, *job(1, 0))  # warms
         for round_ in range(context.rounds):
             found.append(shares(server.url, 1000 * round_))
+            few.append(tenants(server, 1000 * round_, 4))
+            many.append(tenants(server, 1000 * round_, MANY, MANY_BATCH))
             costs += [stalled_cost(server.url, 1000 * (2 * round_ + i)) for i in range(2)]  # a small difference
     with in_cassandra(context) as node:
         over = [memory(context, node.uri()) for _ in range(3)]
     return Result(
         "fairness",
         [
-            Figure("slower_share", median(s for s, _ in found), at_least=0.8),
+            Figure("slower_share", median(s for s, _ in found), at_least=0.9),
+            Figure("slower_share_tenants", median(few), at_least=0.9),
+            Figure("slower_share_1_and_100", median(many), at_least=0.9),
             Figure("stalled_cost", median(costs), at_most=0.02),
             Figure("rss_over_budget_mb", max(over), at_most=200),
         ],
