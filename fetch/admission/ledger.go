@@ -210,6 +210,13 @@ func (a *account) grantLocked() {
 	a.waiting = slices.Delete(a.waiting, 0, n)
 }
 
+// Free is how many bytes a use may take now, not counting those who wait.
+func (l *Ledger) Free(use Use) int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.accounts[use].limit - l.accounts[use].used
+}
+
 // Account says how much memory a use has taken, in bytes.
 type Account struct {
 	Use     string `json:"use"`

@@ -125,16 +125,16 @@ func (s *Stream) free(n int64) {
 	s.set.pump()
 }
 
-// giveBack drops what was read ahead last, beyond the stream's share of the
-// memory: it is planned and read again when there is room. Somebody else has nothing.
-func (s *Stream) giveBack() {
+// giveBack drops what was read ahead last, as far as the stream holds more than
+// so many bytes: it is planned and read again when there is room.
+func (s *Stream) giveBack(most int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.gone || s.waiting {
 		return
 	}
 	a := &s.ahead
-	for most := s.set.share.Load(); s.window.used > most && len(a.runs) > 1; {
+	for s.window.used > most && len(a.runs) > 1 {
 		r := a.runs[len(a.runs)-1]
 		r.dropped = true
 		mine := func(to tiers.Receiver, t tiers.Token) bool { return to == tiers.Receiver(s) && t.Of == any(r) }

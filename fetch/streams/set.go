@@ -190,8 +190,9 @@ func (s *Set) add(st *Stream) error {
 	s.count.streams.Add(1)
 	s.count.opened.Add(st.opened.UnixNano())
 	if len(st.columns) > 0 {
-		s.shareLocked(1)
+		s.reading.Add(1)
 	}
+	s.shareLocked()
 	return nil
 }
 
@@ -203,29 +204,31 @@ func (s *Set) remove(st *Stream) {
 	s.count.streamed.Add(int64(time.Since(st.opened)))
 	s.count.opened.Add(-st.opened.UnixNano())
 	if len(st.columns) > 0 {
-		s.shareLocked(-1)
+		s.reading.Add(-1)
 	}
+	s.shareLocked()
 }
 
 // shareLocked divides the memory evenly. Streams see it when they look.
-func (s *Set) shareLocked(more int64) {
-	s.share.Store(s.opts.WindowBytes / max(s.reading.Add(more), 1))
+func (s *Set) shareLocked() {
+	s.share.Store(s.opts.WindowBytes / max(int64(len(s.streams)), 1))
 }
 
 // pieceBytes is how large a batch may be. While much is on its way to consumers,
 // who may never take it, batches are so small that however many streams come one
 // after another, there is something left for the next.
 func (s *Set) pieceBytes() int64 {
-	if s.transit.Load() < s.opts.WindowBytes/4 {
-		return s.opts.WindowBytes / 2
+	if s.transit.Load() < s.opts.WindowBytes/8 {
+		return s.opts.WindowBytes / 8
 	}
 	n := max(s.reading.Load(), 1)
 	return s.opts.WindowBytes / (8 * n * int64(bits.Len64(uint64(2*n))))
 }
 
-// reclaim has the streams whose consumers do not wait give back what they hold
-// beyond their share: somebody has nothing.
-func (s *Set) reclaim() {
+// reclaim has the streams whose consumers do not wait give back what they have
+// read ahead: what is beyond their share, and all if that is not enough. Somebody
+// has nothing, and needs so many bytes.
+func (s *Set) reclaim(need int64) {
 	s.mu.Lock()
 	list := make([]*Stream, 0, len(s.streams))
 	for st := range s.streams {
@@ -234,8 +237,13 @@ func (s *Set) reclaim() {
 		}
 	}
 	s.mu.Unlock()
-	for _, st := range list {
-		st.giveBack()
+	for _, most := range []int64{s.share.Load(), 0} {
+		for _, st := range list {
+			if s.opts.Ledger.Free(admission.Windows) >= need {
+				return
+			}
+			st.giveBack(most)
+		}
 	}
 }
 
