@@ -27,6 +27,10 @@ import (
 // periods, and some to spare, for the shares of the sizes vary. The others are
 // unmapped by a timer, which runs while there are any, and before new ones are
 // mapped.
+//
+// What is pinned for long, by consumers that stand still, may be spread over many
+// slabs. Where what lies free between pinned buffers is much, the pages of
+// buffers that become free are given back at once.
 type arena struct {
 	period time.Duration
 	spare  int64 // bytes
@@ -44,6 +48,7 @@ type arena struct {
 
 	buffers int64 // pinned
 	bytes   int64 // of them, as asked for
+	between int64 // bytes of free buffers, whose pages are there, in slabs with pinned ones
 	maps    int64 // slabs ever mapped
 }
 
@@ -69,6 +74,10 @@ const (
 	// smallSlab and largeSlab hold buffers up to a sixteenth and up to a quarter
 	// of them; larger buffers have a slab each.
 	smallSlab, largeSlab = hugePage, 4 * hugePage
+
+	// betweenShare is of which part of what is pinned as much, and half of what is
+	// to spare, may lie free between it.
+	betweenShare = 4
 
 	arenaPeriod = 10 * time.Second
 	arenaSpare  = 64 << 20
@@ -119,9 +128,10 @@ type buffer struct {
 	memory []byte
 	data   []byte // of the length asked for, in memory
 	pinned bool   // guarded by arena.mu
+	absent bool   // it is free, and its pages were given back; guarded by arena.mu
 }
 
-// leastFramed is the least length of blobs that lie in a frame. Their buffers begin at multiples of a block, as all of such a size do.
+// leastFramed is the least length of blobs that lie in a frame. Their buffers are whole blocks, and pages, as all of such a size are.
 const leastFramed = 16 << 10
 
 // take returns a buffer of n bytes, n > 0, that nobody else has. What it holds is undefined.
@@ -160,7 +170,8 @@ func (a *arena) take(n int64) (*buffer, error) {
 	if last == 0 && len(s.buffers) > 1 {
 		a.classes[c].partial.remove(s)
 	}
-	b.pinned = true
+	a.countLocked(b, -1)
+	b.pinned, b.absent = true, false
 	b.data = b.memory[begin : begin+n : begin+n]
 	a.buffers++
 	a.bytes += n
@@ -192,6 +203,9 @@ func (a *arena) available(c int) *slab {
 
 // use counts a slab as one with pinned buffers.
 func (a *arena) use(s *slab) {
+	for _, b := range s.free {
+		a.countLocked(b, 1)
+	}
 	a.used += s.size
 	a.peak = max(a.peak, a.used)
 }
@@ -216,6 +230,12 @@ func (b *buffer) Unpin() {
 	a.buffers--
 	a.bytes -= int64(len(b.data))
 	s.free = append(s.free, b)
+	a.countLocked(b, 1)
+	if a.between > a.bytes/betweenShare+a.spare/2 && len(b.memory) >= leastFramed && len(s.free) < len(s.buffers) {
+		a.countLocked(b, -1)
+		b.absent = true
+		_ = unix.Madvise(b.memory, unix.MADV_DONTNEED) // it is mapped, and nobody's
+	}
 	var doomed *slab
 	switch {
 	case len(s.free) == len(s.buffers):
@@ -228,12 +248,22 @@ func (b *buffer) Unpin() {
 	_ = unmap(doomed)
 }
 
+// countLocked counts a free buffer of a slab with pinned ones in, or out.
+func (a *arena) countLocked(b *buffer, sign int64) {
+	if !b.absent {
+		a.between += sign * int64(len(b.memory))
+	}
+}
+
 // retire puts a slab without pinned buffers aside, and returns it if it is not to be kept.
 func (a *arena) retire(s *slab) *slab {
 	if len(s.buffers) > 1 {
 		a.classes[s.class].partial.remove(s)
 	}
 	a.used -= s.size
+	for _, b := range s.free {
+		a.countLocked(b, -1)
+	}
 	if a.closed || s.class == alone {
 		a.mapped -= s.size
 		return s

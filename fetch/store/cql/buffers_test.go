@@ -280,6 +280,41 @@ func TestBuffersToSpare(t *testing.T) {
 }
 
 // TestBuffersOutliveTheArena: what is pinned stays valid after close.
+// What is pinned for long may be spread over many slabs: what lies free between
+// it is given back, but for what is to spare, and comes again when it is needed.
+func TestBuffersBetweenOthers(t *testing.T) {
+	a := newArena(t)
+	a.spare = 8 << 20
+	const size, n = 100_000, 2000
+	var all []*buffer
+	for range n {
+		b := a.mustTake(t, size)
+		clear(b.data)
+		all = append(all, b)
+	}
+	most := a.bytes/betweenShare + a.spare/2
+	for i, b := range all {
+		if i%16 != 0 {
+			b.Unpin()
+		}
+	}
+	if a.between > most || a.between < a.spare/2 {
+		t.Errorf("%d bytes lie free between %d that are pinned, want at most %d", a.between, a.bytes, most)
+	}
+	for i := range all {
+		if i%16 != 0 {
+			all[i] = a.mustTake(t, size)
+			all[i].data[size-1]++
+		}
+	}
+	for _, b := range all {
+		b.Unpin()
+	}
+	if a.between != 0 || a.bytes != 0 {
+		t.Errorf("in the end %d bytes are pinned, and %d lie between them", a.bytes, a.between)
+	}
+}
+
 func TestBuffersOutliveTheArena(t *testing.T) {
 	a := newArena(t)
 	b, c := a.mustTake(t, 5000), a.mustTake(t, 5000)
