@@ -97,8 +97,9 @@ docs: $(VENV)/.docs ## Build the documentation of the Python package in build/do
 # Every Go test runs once in `make test`: test-race has all but the following, test-go these, test-cassandra those of CQL.
 # go test has no need to vet them: golangci-lint does, with more checks.
 GO_TEST := $(GO) test -json -vet=off
-# Packages without goroutines: the race detector slows arithmetic tenfold, and finds nothing there.
-ALONE := bowstring/schema bowstring/fetch/plan bowstring/fetch/where bowstring/spill/replay
+# Packages without goroutines: the race detector slows arithmetic tenfold, and finds nothing there. And one that bounds
+# the memory of a server, of which the detector takes several times as much.
+ALONE := bowstring/schema bowstring/fetch/plan bowstring/fetch/where bowstring/spill/replay bowstring/flight/hostile
 # Tests that compute, or kill processes of their own, far more than they synchronise. The others of their packages are raced.
 PLAIN := TestKill|TestPowerLoss|TestEveryOrderServesEachSampleOnce|TestAnyCalls|TestMetamorphic
 PLAIN_IN = $(shell grep -rlE 'func ($(PLAIN))[^A-Za-z0-9_]' --include=*_test.go cmd fetch flight spill | xargs -r -n 1 dirname | sort -u | sed 's|^|./|')

@@ -269,12 +269,13 @@ func TestOutline(t *testing.T) {
 	}
 	for _, req := range []schema.Request{{Dataset: "d"}, {Dataset: "d", Split: "val"}, {Dataset: "d", Columns: []string{"label"}, Batch: 7}} {
 		f.CloseIdle()
+		before := f.OpenSnapshots() // what was computed for the job before may still end
 		o, err := f.Outline(snap, req)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n := f.OpenSnapshots(); n != 0 {
-			t.Errorf("%+v: %d snapshots were opened", req, n)
+		if n := f.OpenSnapshots(); n > before {
+			t.Errorf("%+v: %d snapshots are open, %d were before", req, n, before)
 		}
 		if n, ok := f.KnownBytes(o); ok {
 			t.Errorf("%+v: %d bytes are known of rows that were not read", req, n)

@@ -92,7 +92,7 @@ func TestNodeLost(t *testing.T) {
 		})
 	})
 	t.Run("imports", func(t *testing.T) {
-		if _, err := importInto(t.Context(), open(t, ""), "imports", 0, blobs("after", 5, 100)); err != nil {
+		if _, err := importInto(t.Context(), open(t, "&timeout=60s"), "imports", 0, blobs("after", 5, 100)); err != nil {
 			t.Errorf("an import with a node down: %v", err)
 		}
 	})
