@@ -1,6 +1,7 @@
 package streams
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/bits"
@@ -223,6 +224,24 @@ func (s *Set) pieceBytes() int64 {
 	}
 	n := max(s.reading.Load(), 1)
 	return s.opts.WindowBytes / (8 * n * int64(bits.Len64(uint64(2*n))))
+}
+
+// reclaimPeriod is how often a stream that waits for memory looks whether others
+// hold some that they have no use for.
+const reclaimPeriod = time.Second
+
+// reserve counts in what a stream needs that has nothing, as soon as others have
+// given it back.
+func (s *Set) reserve(ctx context.Context, need int64) (*admission.Hold, error) {
+	for {
+		s.reclaim(need)
+		round, cancel := context.WithTimeout(ctx, reclaimPeriod)
+		h, err := s.opts.Ledger.Reserve(round, admission.Windows, need)
+		cancel()
+		if err == nil || ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
+			return h, err
+		}
+	}
 }
 
 // reclaim has the streams whose consumers do not wait give back what they have

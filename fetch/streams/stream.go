@@ -351,8 +351,7 @@ func (s *Stream) awaitLocked() error {
 	s.set.pump()
 	if need > 0 {
 		// Not even the next sample has room: others have it all.
-		s.set.reclaim(need)
-		more, err := s.set.opts.Ledger.Reserve(s.ctx, admission.Windows, need)
+		more, err := s.set.reserve(s.ctx, need)
 		s.mu.Lock()
 		if err != nil {
 			if s.ctx.Err() != nil {
@@ -400,8 +399,7 @@ func (s *Stream) unread() (*part, Wait, error) {
 	}
 	reserved := rows * s.sizer.rowBytes
 	s.mu.Unlock()
-	s.set.reclaim(reserved)
-	more, err := s.set.opts.Ledger.Reserve(s.ctx, admission.Windows, reserved)
+	more, err := s.set.reserve(s.ctx, reserved)
 	s.mu.Lock()
 	if err != nil {
 		if s.ctx.Err() != nil {
