@@ -43,7 +43,7 @@ type running struct {
 	streams int
 	until   time.Time // when it is forgotten, if it has no stream
 
-	spillReads, spillBytes, storeReads, storeBytes atomic.Int64
+	windowReads, windowBytes, spillReads, spillBytes, storeReads, storeBytes atomic.Int64
 }
 
 // epochOrder is the order of a job's epochs, for the ranks that are served here.
@@ -216,15 +216,21 @@ func (p *Part) Advance(lap, index int64) {
 	p.ahead.Wake()
 }
 
-// Count counts a blob that came, from the spill or the store.
-func (p *Part) Count(bytes int64, spilled bool) {
+// Count counts a blob that came: from another stream's window, from the spill, or
+// from the store.
+func (p *Part) Count(bytes int64, window, spilled bool) {
 	if p == nil {
 		return
 	}
-	if l := p.job; spilled {
+	l := p.job
+	switch {
+	case window:
+		l.windowReads.Add(1)
+		l.windowBytes.Add(bytes)
+	case spilled:
 		l.spillReads.Add(1)
 		l.spillBytes.Add(bytes)
-	} else {
+	default:
 		l.storeReads.Add(1)
 		l.storeBytes.Add(bytes)
 	}
@@ -321,17 +327,20 @@ func release(ended []*running) {
 // JobStats is where the blobs of a job came from, whatever streams it has had
 // since it began.
 type JobStats struct {
-	Job        string `json:"job"`     // what is the same in the plans of all epochs
-	Dataset    string `json:"dataset"` // and snapshot
-	Streams    int    `json:"streams"` // of it that are open
-	Epoch      uint64 `json:"epoch"`   // where it is
-	Row        int64  `json:"row"`     // in the epoch's order
-	Rows       int64  `json:"rows"`    // of an epoch
-	RowTime    int64  `json:"row_time_ns"`
-	SpillReads int64  `json:"spill_reads"`
-	SpillBytes int64  `json:"spill_bytes"`
-	StoreReads int64  `json:"store_reads"`
-	StoreBytes int64  `json:"store_bytes"`
+	Job     string `json:"job"`     // what is the same in the plans of all epochs
+	Dataset string `json:"dataset"` // and snapshot
+	Streams int    `json:"streams"` // of it that are open
+	Epoch   uint64 `json:"epoch"`   // where it is
+	Row     int64  `json:"row"`     // in the epoch's order
+	Rows    int64  `json:"rows"`    // of an epoch
+	RowTime int64  `json:"row_time_ns"`
+	// What came from where: from the windows of streams, the spill, or the store.
+	WindowReads int64 `json:"window_reads"`
+	WindowBytes int64 `json:"window_bytes"`
+	SpillReads  int64 `json:"spill_reads"`
+	SpillBytes  int64 `json:"spill_bytes"`
+	StoreReads  int64 `json:"store_reads"`
+	StoreBytes  int64 `json:"store_bytes"`
 	// SavedNanos is the time in the store that the blobs from the spill would have
 	// taken, at what the others took.
 	SavedNanos int64 `json:"saved_ns"`
@@ -350,7 +359,8 @@ func (a *Ahead) Jobs(readTime time.Duration) []JobStats {
 		rows, served := l.order.Rows(), l.future.Served()
 		list = append(list, JobStats{
 			Job: l.group, Dataset: l.dataset, Streams: l.streams, Epoch: l.base + uint64(served/rows), Row: served % rows, Rows: rows,
-			RowTime: int64(l.future.RowTime()), SpillReads: l.spillReads.Load(), SpillBytes: l.spillBytes.Load(),
+			RowTime: int64(l.future.RowTime()), WindowReads: l.windowReads.Load(), WindowBytes: l.windowBytes.Load(),
+			SpillReads: l.spillReads.Load(), SpillBytes: l.spillBytes.Load(),
 			StoreReads: l.storeReads.Load(), StoreBytes: l.storeBytes.Load(), SavedNanos: l.spillReads.Load() * int64(readTime),
 		})
 	}

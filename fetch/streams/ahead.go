@@ -181,7 +181,7 @@ func (s *Stream) rowSize(r *run, row int) int64 { return r.sizes[row] + s.sizer.
 // Receive implements tiers.Receiver: it takes what became of a cell.
 func (s *Stream) Receive(t tiers.Token, o tiers.Outcome) {
 	r, cell := t.Of.(*run), t.N
-	upper := o.Tier < s.set.opts.Reader.Tiers()-1
+	upper := o.Tier >= 0 && o.Tier < s.set.opts.Reader.Tiers()-1
 	bytes := int64(len(o.Blob.Bytes()))
 	s.mu.Lock()
 	if s.gone || r.dropped {
@@ -206,7 +206,7 @@ func (s *Stream) Receive(t tiers.Token, o tiers.Outcome) {
 	s.refillLocked()
 	s.mu.Unlock()
 	if o.Err == nil {
-		s.part.Count(bytes, upper)
+		s.part.Count(bytes, o.Tier == tiers.InWindow, upper)
 	}
 }
 

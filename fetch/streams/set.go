@@ -66,6 +66,7 @@ type Set struct {
 	transit atomic.Int64 // bytes of batches that were not released
 	waiting atomic.Int64 // streams whose consumer waits for a read
 	count   counters
+	orphans orphans
 
 	mu      sync.Mutex
 	closed  bool
@@ -152,7 +153,7 @@ func (s *Set) next() tiers.Attempt {
 		}
 		switch q.verdict {
 		case tiers.Held:
-			st.Receive(q.Token, tiers.Outcome{Ref: q.Ref, Blob: q.held, Tier: s.opts.Reader.Tiers() - 1, At: time.Now()})
+			st.Receive(q.Token, tiers.Outcome{Ref: q.Ref, Blob: q.held, Tier: tiers.InWindow, At: time.Now()})
 		case tiers.Begun:
 			return q.first
 		}
@@ -277,7 +278,10 @@ func (s *Set) Close() {
 }
 
 // Wait waits until every stream is closed.
-func (s *Set) Wait() { s.live.Wait() }
+func (s *Set) Wait() {
+	s.live.Wait()
+	s.orphans.close()
+}
 
 // errNoMemory says that a sample is larger than all windows together.
 func errNoMemory(err error, what string) error {

@@ -87,18 +87,19 @@ type Stream struct {
 	opened  time.Time    // when it began
 	queued  atomic.Int64 // cells that wait for their turn
 
-	mu      sync.Mutex
-	cond    sync.Cond // told when Next may go on
-	window  window
-	hold    *admission.Hold // what the window, and batches that were not released, have of the ledger
-	path    tiers.Path      // as it was when Next was last called
-	ahead   ahead
-	slot    walk // how far was delivered
-	sizer   sizer
-	wanted  wanted // what Next waits for, while waiting
-	waiting bool
-	upper   bool // what came back last came from a tier above the store
-	gone    bool // closed
+	mu       sync.Mutex
+	cond     sync.Cond // told when Next may go on
+	window   window
+	hold     *admission.Hold // what the window, and batches that were not released, have of the ledger
+	path     tiers.Path      // as it was when Next was last called
+	ahead    ahead
+	slot     walk // how far was delivered
+	sizer    sizer
+	wanted   wanted // what Next waits for, while waiting
+	waiting  bool
+	upper    bool // what came back last came from a tier above the store
+	gone     bool // closed
+	orphaned bool // what it has now is batches that were not released
 
 	fullSince time.Time     // since when reading stands still for want of room, zero if it does not
 	fullFor   time.Duration // how long it did since the last batch
@@ -207,6 +208,8 @@ func (s *Stream) Close() {
 		}
 		s.mu.Lock()
 		s.releaseLocked()
+		s.orphaned = true
+		s.set.orphans.add(s.window.used)
 		s.mu.Unlock()
 		s.part.Leave()
 		s.set.remove(s)

@@ -40,7 +40,7 @@ type Outcome struct {
 	Ref  schema.BlobRef
 	Blob schema.Blob
 	Err  error
-	Tier int           // index of the tier that had it; that of the last one where there was an error
+	Tier int           // index of the tier that had it, or InWindow; that of the last one where there was an error
 	Took time.Duration // since the last attempt at it began
 	At   time.Time     // when it came
 }
