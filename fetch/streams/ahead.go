@@ -194,7 +194,7 @@ func (s *Stream) Receive(t tiers.Token, o tiers.Outcome) {
 	r.inFlight--
 	if o.Err != nil {
 		if !s.job.Tolerant() {
-			s.cancel(s.sampleError(r.positions[row], column, o.Err))
+			s.fail(s.sampleError(r.positions[row], column, o.Err))
 		}
 		r.faults = append(r.faults, fault{row, column, o.Err})
 	} else {

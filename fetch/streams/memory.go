@@ -30,7 +30,7 @@ func (s *Stream) refillLocked() {
 	a := &s.ahead
 	cols := len(s.columns)
 	a.paused = false
-	if s.gone || cols == 0 || s.ctx.Err() != nil {
+	if s.gone || cols == 0 || s.context().Err() != nil {
 		return
 	}
 	s.window.setLimit(s.set.share.Load())
@@ -71,7 +71,7 @@ func (s *Stream) refillLocked() {
 		a.inFlight++
 		r.inFlight++
 		a.wants = append(a.wants, queued{Want: tiers.Want{
-			Ref: ref, At: spill.Place{Dataset: s.dataset, Position: pos}, Context: s.ctx, To: s, Token: tiers.Token{Of: r, N: cell},
+			Ref: ref, At: spill.Place{Dataset: s.dataset, Position: pos}, Context: s.context(), To: s, Token: tiers.Token{Of: r, N: cell},
 		}})
 	}
 	if len(a.wants) > 0 {

@@ -90,7 +90,7 @@ func (s *Stream) readRow(pos int64) ([]schema.Blob, error) {
 		if !ok {
 			continue
 		}
-		b, err := s.set.opts.Reader.Get(s.ctx, ref)
+		b, err := s.set.opts.Reader.Get(s.context(), ref)
 		if err != nil {
 			for i := range row {
 				row[i].Release()

@@ -273,7 +273,7 @@ func (s *Set) Close() {
 	defer s.mu.Unlock()
 	s.closed = true
 	for st := range s.streams {
-		st.cancel(tiers.ErrClosing())
+		st.fail(tiers.ErrClosing())
 	}
 }
 

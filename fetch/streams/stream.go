@@ -77,8 +77,7 @@ type Stream struct {
 	ticket  schema.Ticket
 	columns []blobColumn
 	order   order
-	ctx     context.Context //nolint:containedctx // a stream is a call under way
-	cancel  context.CancelCauseFunc
+	call    atomic.Pointer[call]
 	unwatch func() bool
 	closing sync.Once
 	place   *admission.Stream[queued]
@@ -106,6 +105,26 @@ type Stream struct {
 	waited    Wait          // sums of all batches
 	seen      WindowStats   // what Stats said last
 }
+
+// call is what a stream serves: a context that it can end. A stream lets go of it
+// when it is closed: it leads to what a transport has, batches of this stream
+// among it, and nothing that a batch leads to may, or the collector would never
+// find one that was dropped.
+type call struct {
+	ctx    context.Context //nolint:containedctx // a stream is a call under way
+	cancel context.CancelCauseFunc
+}
+
+func newCall(ctx context.Context) *call {
+	ctx, cancel := context.WithCancelCause(ctx)
+	return &call{ctx, cancel}
+}
+
+// context is that of the call.
+func (s *Stream) context() context.Context { return s.call.Load().ctx }
+
+// fail ends the stream with an error.
+func (s *Stream) fail(err error) { s.call.Load().cancel(err) }
 
 // blobColumn is a blob column that the stream reads.
 type blobColumn struct {
@@ -162,12 +181,12 @@ func (s *Set) start(ctx context.Context, st *Stream) error {
 		st.columns = append(st.columns, blobColumn{ordinal, blobs[ordinal].Name})
 	}
 	st.opened = time.Now()
-	st.ctx, st.cancel = context.WithCancelCause(ctx)
+	st.call.Store(newCall(ctx))
 	st.slot.settle()
 	st.hold, _ = s.opts.Ledger.Try(admission.Windows, 0)
 	j.Retain()
 	if err := s.add(st); err != nil {
-		st.cancel(nil)
+		st.fail(nil)
 		j.Release()
 		return err
 	}
@@ -181,7 +200,7 @@ func (s *Set) start(ctx context.Context, st *Stream) error {
 		st.path = s.opts.Reader.Path()
 		st.window.init(st.opened, st.path, s.share.Load())
 	}
-	st.unwatch = context.AfterFunc(st.ctx, func() {
+	st.unwatch = context.AfterFunc(st.context(), func() {
 		st.mu.Lock()
 		defer st.mu.Unlock()
 		st.cond.Broadcast()
@@ -195,8 +214,16 @@ func (s *Set) start(ctx context.Context, st *Stream) error {
 // delivered. Further calls do nothing.
 func (s *Stream) Close() {
 	s.closing.Do(func() {
-		s.cancel(context.Canceled)
+		cause := context.Canceled
+		if ctx := s.context(); ctx.Err() != nil {
+			cause = context.Cause(ctx)
+		}
+		s.fail(context.Canceled)
 		s.unwatch()
+		s.unwatch = nil
+		ended := newCall(context.Background())
+		ended.cancel(cause)
+		s.call.Store(ended)
 		s.mu.Lock()
 		s.gone = true
 		lap, index := s.readsLocked()
@@ -237,14 +264,14 @@ func (s *Stream) Next() (*Batch, error) {
 	if err != nil {
 		p.release()
 		s.free(p.reserved)
-		s.cancel(err)
+		s.fail(err)
 		return nil, err
 	}
 	assembled, err := s.job.Projection().Assemble(s.job.Manifest(), p.positions, p.blobs)
 	if err != nil {
 		s.free(p.reserved)
 		err = fmt.Errorf("putting step %d of %s together: %w", p.walk.step, s.job.SnapshotName(), err)
-		s.cancel(err)
+		s.fail(err)
 		return nil, err
 	}
 	// The batch points into the manifest, and fills the window, until it is
@@ -308,8 +335,8 @@ func (s *Stream) head() (*part, Wait, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.path = path
-	if s.ctx.Err() != nil {
-		return nil, Wait{}, context.Cause(s.ctx)
+	if s.context().Err() != nil {
+		return nil, Wait{}, context.Cause(s.context())
 	}
 	if s.slot.left() == 0 {
 		return nil, Wait{}, io.EOF
@@ -354,14 +381,14 @@ func (s *Stream) awaitLocked() error {
 	s.set.pump()
 	if need > 0 {
 		// Not even the next sample has room: others have it all.
-		more, err := s.set.reserve(s.ctx, need)
+		more, err := s.set.reserve(s.context(), need)
 		s.mu.Lock()
 		if err != nil {
-			if s.ctx.Err() != nil {
-				return context.Cause(s.ctx)
+			if s.context().Err() != nil {
+				return context.Cause(s.context())
 			}
 			err = errNoMemory(err, fmt.Sprintf("reading the next sample of %s", s.job.SnapshotName()))
-			s.cancel(err)
+			s.fail(err)
 			return err
 		}
 		s.hold.Take(more)
@@ -369,8 +396,8 @@ func (s *Stream) awaitLocked() error {
 		return nil
 	}
 	s.mu.Lock()
-	if s.ctx.Err() != nil {
-		return context.Cause(s.ctx)
+	if s.context().Err() != nil {
+		return context.Cause(s.context())
 	}
 	if s.ahead.paused || s.ahead.backs != before || s.ahead.inFlight == 0 {
 		return nil // planning goes on, or something has come meanwhile
@@ -380,16 +407,16 @@ func (s *Stream) awaitLocked() error {
 	s.cond.Wait()
 	s.waiting = false
 	s.set.waiting.Add(-1)
-	if s.ctx.Err() != nil {
-		return context.Cause(s.ctx)
+	if s.context().Err() != nil {
+		return context.Cause(s.context())
 	}
 	return nil
 }
 
 // unread makes a batch that has no blobs: metadata, or nothing at all.
 func (s *Stream) unread() (*part, Wait, error) {
-	if s.ctx.Err() != nil {
-		return nil, Wait{}, context.Cause(s.ctx)
+	if s.context().Err() != nil {
+		return nil, Wait{}, context.Cause(s.context())
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -402,11 +429,11 @@ func (s *Stream) unread() (*part, Wait, error) {
 	}
 	reserved := rows * s.sizer.rowBytes
 	s.mu.Unlock()
-	more, err := s.set.reserve(s.ctx, reserved)
+	more, err := s.set.reserve(s.context(), reserved)
 	s.mu.Lock()
 	if err != nil {
-		if s.ctx.Err() != nil {
-			return nil, Wait{}, context.Cause(s.ctx)
+		if s.context().Err() != nil {
+			return nil, Wait{}, context.Cause(s.context())
 		}
 		return nil, Wait{}, errNoMemory(err, fmt.Sprintf("reading the next row of %s", s.job.SnapshotName()))
 	}

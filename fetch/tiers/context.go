@@ -11,11 +11,10 @@ import (
 // first. It is a context of its own kind as there is one for every blob, and most
 // are never asked for anything.
 type readContext struct {
-	values context.Context //nolint:containedctx // its values alone are used
-
-	mu   sync.Mutex
-	done chan struct{} // made when asked for; guarded by mu
-	over bool          // guarded by mu
+	mu     sync.Mutex
+	values context.Context //nolint:containedctx // its values alone are used; nil when it is over; guarded by mu
+	done   chan struct{}   // made when asked for; guarded by mu
+	over   bool            // guarded by mu
 }
 
 // Deadline implements context.Context: there is none.
@@ -46,16 +45,20 @@ func (c *readContext) Err() error {
 
 // Value implements context.Context.
 func (c *readContext) Value(key any) any {
-	if c.values == nil {
+	c.mu.Lock()
+	values := c.values
+	c.mu.Unlock()
+	if values == nil {
 		return nil
 	}
-	return c.values.Value(key)
+	return values.Value(key)
 }
 
 // end ends the context.
 func (c *readContext) end() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.values = nil // a blob is held for long, and a call leads to all that its transport has
 	if !c.over {
 		c.over = true
 		if c.done != nil {
