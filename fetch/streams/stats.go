@@ -2,6 +2,7 @@ package streams
 
 import (
 	"cmp"
+	"runtime"
 	"slices"
 	"time"
 
@@ -32,8 +33,12 @@ type Stats struct {
 	Windows                []WindowStats // of each stream that reads, by dataset and job
 }
 
-// Stats returns the counters. It waits for no stream: of one that is busy, it
-// says what it said last.
+// statsTries is how often a stream that is busy is asked again: it plans in slices
+// of some microseconds, and may then be read once.
+const statsTries = 1000
+
+// Stats returns the counters. It waits for no stream for long: of one that goes on
+// being busy, it says what it said last.
 func (s *Set) Stats() Stats {
 	c := &s.count
 	s.mu.Lock()
@@ -56,20 +61,27 @@ func (s *Set) Stats() Stats {
 
 // stats describes the stream; Set.mu, which guards what was seen, is held.
 func (s *Stream) stats() WindowStats {
-	if !s.mu.TryLock() {
-		return s.seen
+	for tries := 0; !s.mu.TryLock(); tries++ {
+		if tries == statsTries {
+			return s.seen
+		}
+		runtime.Gosched()
 	}
 	defer s.mu.Unlock()
+	s.seen = s.statsLocked()
+	return s.seen
+}
+
+func (s *Stream) statsLocked() WindowStats {
 	full := s.waited.Window + s.fullFor
 	if !s.fullSince.IsZero() {
 		full += time.Since(s.fullSince)
 	}
-	s.seen = WindowStats{
+	return WindowStats{
 		Job: s.job.ID(), Dataset: s.job.SnapshotName(), Order: cmp.Or(s.job.Request().Order, "strict"),
 		Epoch: s.epochOf(s.slot.lap), Step: s.slot.step,
 		WindowLimit: s.window.size, WindowUsed: s.window.used,
 		InFlight: s.ahead.inFlight, Ready: s.ahead.ready,
 		StoreWait: int64(s.waited.Store), SpillWait: int64(s.waited.Spill), WindowWait: int64(full),
 	}
-	return s.seen
 }

@@ -181,6 +181,7 @@ func (s *Set) start(ctx context.Context, st *Stream) error {
 		st.columns = append(st.columns, blobColumn{ordinal, blobs[ordinal].Name})
 	}
 	st.opened = time.Now()
+	st.seen = st.statsLocked() // nobody else knows it yet
 	st.call.Store(newCall(ctx))
 	st.slot.settle()
 	st.hold, _ = s.opts.Ledger.Try(admission.Windows, 0)
