@@ -220,10 +220,10 @@ func (s *Set) shareLocked() {
 // who may never take it, batches are so small that however many streams come one
 // after another, there is something left for the next.
 func (s *Set) pieceBytes() int64 {
-	if s.transit.Load() < s.opts.WindowBytes/8 {
+	n := s.reading.Load()
+	if n <= 1 || s.transit.Load() < s.opts.WindowBytes/8 {
 		return s.opts.WindowBytes / 8
 	}
-	n := max(s.reading.Load(), 1)
 	return s.opts.WindowBytes / (8 * n * int64(bits.Len64(uint64(2*n))))
 }
 
