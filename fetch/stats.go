@@ -66,7 +66,7 @@ type Path struct {
 	BytesPerSec float64 `json:"bytes_per_s"` // as a moving average
 }
 
-// Stats returns the engine's counters. It waits for no stream.
+// Stats returns the engine's counters.
 func (e *Engine) Stats() Stats {
 	r, s := e.reader.Stats(), e.set.Stats()
 	var readTime time.Duration

@@ -2,7 +2,6 @@ package streams
 
 import (
 	"cmp"
-	"runtime"
 	"slices"
 	"time"
 
@@ -33,12 +32,8 @@ type Stats struct {
 	Windows                []WindowStats // of each stream that reads, by dataset and job
 }
 
-// statsTries is how often a stream that is busy is asked again: it plans in slices
-// of some microseconds, and may then be read once.
-const statsTries = 1000
-
-// Stats returns the counters. It waits for no stream for long: of one that goes on
-// being busy, it says what it said last.
+// Stats returns the counters. It waits for a stream that is busy: those plan in
+// slices, so that is not for long.
 func (s *Set) Stats() Stats {
 	c := &s.count
 	s.mu.Lock()
@@ -59,17 +54,11 @@ func (s *Set) Stats() Stats {
 	return st
 }
 
-// stats describes the stream; Set.mu, which guards what was seen, is held.
+// stats describes the stream.
 func (s *Stream) stats() WindowStats {
-	for tries := 0; !s.mu.TryLock(); tries++ {
-		if tries == statsTries {
-			return s.seen
-		}
-		runtime.Gosched()
-	}
+	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.seen = s.statsLocked()
-	return s.seen
+	return s.statsLocked()
 }
 
 func (s *Stream) statsLocked() WindowStats {

@@ -103,7 +103,6 @@ type Stream struct {
 	fullSince time.Time     // since when reading stands still for want of room, zero if it does not
 	fullFor   time.Duration // how long it did since the last batch
 	waited    Wait          // sums of all batches
-	seen      WindowStats   // what Stats said last
 }
 
 // call is what a stream serves: a context that it can end. A stream lets go of it
@@ -181,7 +180,6 @@ func (s *Set) start(ctx context.Context, st *Stream) error {
 		st.columns = append(st.columns, blobColumn{ordinal, blobs[ordinal].Name})
 	}
 	st.opened = time.Now()
-	st.seen = st.statsLocked() // nobody else knows it yet
 	st.call.Store(newCall(ctx))
 	st.slot.settle()
 	st.hold, _ = s.opts.Ledger.Try(admission.Windows, 0)
