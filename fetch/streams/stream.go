@@ -390,6 +390,10 @@ func (s *Stream) awaitLocked() error {
 			s.fail(err)
 			return err
 		}
+		if s.gone { // nobody would give it back
+			more.Release()
+			return context.Cause(s.context())
+		}
 		s.hold.Take(more)
 		s.ahead.granted += need
 		return nil
@@ -435,6 +439,10 @@ func (s *Stream) unread() (*part, Wait, error) {
 			return nil, Wait{}, context.Cause(s.context())
 		}
 		return nil, Wait{}, errNoMemory(err, fmt.Sprintf("reading the next row of %s", s.job.SnapshotName()))
+	}
+	if s.gone { // nobody would give it back
+		more.Release()
+		return nil, Wait{}, context.Cause(s.context())
 	}
 	s.hold.Take(more)
 	s.window.used += reserved
