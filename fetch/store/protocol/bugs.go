@@ -1,0 +1,38 @@
+package protocol
+
+// bug is a set of mistakes that tests plant, to see that they are found.
+type bug uint64
+
+const (
+	bugCommitUnfenced     bug = 1 << iota // a commit does not look for its registration
+	bugOwnLaterEpoch                      // a superseded collection goes on, in the epoch of the one after
+	bugPeekRoots                          // roots are read unsettled, and nobody is fenced
+	bugLapseUnfenced                      // the ingests of lapsed processes are left registered
+	bugAckEarly                           // an epoch is acked before the puts that do not know of it have ended
+	bugNoWait                             // a collection waits for nobody
+	bugTrustAll                           // what is stored is relied upon while a collection runs
+	bugTrustTouched                       // what was touched since the ingest began is relied upon then
+	bugDeleteTooMuch                      // a deletion takes what the collection's own epoch wrote
+	bugDeleteOnce                         // a deletion whose outcome is not known counts as made
+	bugRegisterLate                       // an ingest is registered when it commits
+	bugControlUnread                      // an ingest does not look for a collection once it is registered
+	bugUncleanForgotten                   // a collection that did not come to its end leaves no trace
+	bugLeftoverForgotten                  // and the next one that does takes away the trace
+	bugKeepNothing                        // touches protect nothing
+	bugRootsEarly                         // roots are read before the collection is announced
+	bugSelectionsUnrooted                 // bitmaps are no roots
+	bugHeldUnrooted                       // nor is what is dropped and read
+	bugRecordsUnrooted                    // nor are records
+	bugHoldUnseen                         // a reader does not look again during a collection
+	bugCommitTwice                        // an attempt whose answer was lost is repeated blindly
+	bugNumberTwice                        // numbers follow the newest snapshot, not the last
+	bugBytesUnseen                        // a row is taken for its bytes
+	bugStateBackwards                     // an older state of collections replaces a newer one
+	bugTagsIgnored                        // what has a tag is dropped
+	bugUnfinishedKept                     // what a put has left without a size is no garbage
+
+	endOfBugs
+)
+
+// planted says whether a mistake is to be made. Nothing but tests sets any.
+func (s *Store) planted(b bug) bool { return s.bugs&b != 0 }

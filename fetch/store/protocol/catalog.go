@@ -1,0 +1,349 @@
+package protocol
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"bowstring/fetch/store"
+	"bowstring/schema"
+)
+
+// Datasets implements store.Store.
+func (s *Store) Datasets(ctx context.Context) ([]store.Dataset, error) {
+	if err := s.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer s.calls.done()
+	return s.datasets(ctx)
+}
+
+func (s *Store) datasets(ctx context.Context) ([]store.Dataset, error) {
+	names, err := s.partitions(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]store.Dataset, len(names))
+	err = each(ctx, s.env, s.options.Parallel, len(names), func(ctx context.Context, i int) error {
+		d, err := s.peek(ctx, names[i])
+		if err != nil {
+			return err
+		}
+		all[i] = store.Dataset{Name: names[i], Snapshots: d.live()}
+		for _, name := range d.tagsOf(0) {
+			all[i].Tags = append(all[i].Tags, store.Tag{Name: name, Snapshot: d.tags[name].Number})
+		}
+		return nil
+	})
+	var list []store.Dataset
+	for _, d := range all {
+		if len(d.Snapshots) > 0 {
+			list = append(list, d)
+		}
+	}
+	return list, err
+}
+
+// partitions lists the datasets' partitions, sorted. Some may have no snapshots.
+func (s *Store) partitions(ctx context.Context) ([]string, error) {
+	names, err := s.db.Partitions(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list the datasets: %w", err)
+	}
+	names = slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == Control })
+	slices.Sort(names)
+	return slices.Compact(names), nil
+}
+
+func (s *Store) peek(ctx context.Context, name string, rows ...string) (*datasetState, error) {
+	p, err := s.db.Peek(ctx, name, rows...)
+	if err != nil {
+		return nil, fmt.Errorf("look up dataset %q: %w", name, err)
+	}
+	return s.memo.decode(name, p)
+}
+
+// missing says which dataset or snapshot there is not, and which there are.
+func (s *Store) missing(ctx context.Context, dataset string, number int64) error {
+	list, err := s.datasets(ctx)
+	if err != nil {
+		return err
+	}
+	return store.NoSnapshot(list, dataset, number)
+}
+
+// Snapshot implements store.Store.
+func (s *Store) Snapshot(ctx context.Context, dataset string, number int64) (*schema.Snapshot, error) {
+	if err := s.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer s.calls.done()
+	if err := s.ensureReading(ctx); err != nil {
+		return nil, err
+	}
+	asked := number
+	// Repeated if what was found is dropped between two reads.
+	for {
+		if asked == 0 {
+			d, err := s.peek(ctx, dataset, rowHead)
+			if err != nil {
+				return nil, err
+			}
+			if number = d.head.Newest; number == 0 {
+				return nil, s.missing(ctx, dataset, 0)
+			}
+		}
+		snap, err := s.snapshot(ctx, dataset, number)
+		if snap != nil || err != nil {
+			return snap, err
+		}
+		if asked != 0 {
+			return nil, s.missing(ctx, dataset, number)
+		}
+	}
+}
+
+// snapshot reads one and holds it, nil if there is none or it was dropped.
+func (s *Store) snapshot(ctx context.Context, dataset string, number int64) (*schema.Snapshot, error) {
+	row := snapshotRow(number)
+	look := func() (snapshotRecord, bool, error) {
+		d, err := s.peek(ctx, dataset, row)
+		if err != nil {
+			return snapshotRecord{}, false, err
+		}
+		r, ok := d.snapshots[number]
+		return r, ok && r.Dropped.IsZero(), nil
+	}
+	r, live, err := look()
+	if err != nil || !live {
+		return nil, err
+	}
+	if s.hold(snapshotName(dataset, number)) {
+		if err := s.renew(ctx); err != nil {
+			return nil, err
+		}
+		if r, live, err = look(); err != nil || !live {
+			return nil, err
+		}
+	}
+	snap, err := s.record(ctx, dataset, number, r)
+	if errors.Is(err, schema.ErrDataLoss) {
+		// Where nobody knows what this process reads, it may just have been dropped.
+		if _, live, again := look(); again == nil && !live {
+			return nil, nil
+		}
+	}
+	return snap, err
+}
+
+// record reads a snapshot's record.
+func (s *Store) record(ctx context.Context, dataset string, number int64, r snapshotRecord) (*schema.Snapshot, error) {
+	if r.Blob == nil {
+		return decodeRecord(dataset, number, r.Record)
+	}
+	blob, err := s.db.Read(ctx, *r.Blob)
+	if errors.Is(err, schema.ErrNotFound) {
+		gone := err.Error() // what is missing here is lost, not absent
+		return nil, fmt.Errorf("%w: the record of snapshot %s is gone: %s", schema.ErrDataLoss, snapshotName(dataset, number), gone)
+	} else if err != nil {
+		return nil, fmt.Errorf("the record of snapshot %s: %w", snapshotName(dataset, number), err)
+	}
+	defer blob.Release()
+	if err := r.Blob.Check(blob.Bytes()); err != nil {
+		return nil, fmt.Errorf("the record of snapshot %s: %w", snapshotName(dataset, number), err)
+	}
+	return decodeRecord(dataset, number, blob.Bytes())
+}
+
+// Drop implements store.Store. A dropped snapshot's selections go with it. Its
+// record stays until a collection finds that no process reads it any more. One
+// that has a tag is not dropped.
+func (s *Store) Drop(ctx context.Context, dataset string, number int64) error {
+	if err := s.enter(ctx); err != nil {
+		return err
+	}
+	defer s.calls.done()
+	missing := false
+	err := s.update(ctx, dataset, func(d *datasetState, e *edit) (err error) {
+		missing, err = s.drop(d, number, e)
+		return err
+	})
+	if err == nil && missing {
+		return s.missing(ctx, dataset, number)
+	}
+	if err != nil {
+		return fmt.Errorf("drop from %q: %w", dataset, err)
+	}
+	return nil
+}
+
+func (s *Store) drop(d *datasetState, number int64, e *edit) (missing bool, err error) {
+	live := d.live()
+	if len(live) == 0 || number != 0 && !slices.Contains(live, number) {
+		return !e.uncertain, nil // it may have been this call, whose answer was lost
+	}
+	if tags := d.tagsOf(number); len(tags) > 0 && !s.planted(bugTagsIgnored) {
+		return false, fmt.Errorf("%w: %s has the tag %s; remove it first", schema.ErrInvalid,
+			snapshotName(d.name, d.tags[tags[0]].Number), strings.Join(tags, ", "))
+	}
+	h := head{Last: d.head.Last}
+	for _, n := range live {
+		if number != 0 && n != number {
+			h.Newest = n
+			continue
+		}
+		r := d.snapshots[n]
+		r.Dropped = s.env.Now().UTC()
+		e.put(snapshotRow(n), r)
+	}
+	e.put(rowHead, h)
+	for name, sel := range d.selections {
+		if number == 0 || sel.Snapshot == number {
+			e.remove(rowSelection + name)
+		}
+	}
+	return false, nil
+}
+
+// Selection implements store.Store.
+func (s *Store) Selection(ctx context.Context, dataset, name string) (*schema.Selection, error) {
+	if err := s.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer s.calls.done()
+	if _, err := schema.ParseKey(name); err != nil {
+		return nil, fmt.Errorf("selection name: %w", err)
+	}
+	d, err := s.peek(ctx, dataset, rowSelection+name)
+	if err != nil {
+		return nil, err
+	}
+	sel := d.selections[name]
+	switch {
+	case sel == nil:
+		return nil, s.noSelection(ctx, dataset, name)
+	case sel.Expired(s.env.Now()):
+		return nil, store.SelectionExpired(sel)
+	}
+	return sel, nil
+}
+
+func (s *Store) noSelection(ctx context.Context, dataset, name string) error {
+	d, err := s.peek(ctx, dataset)
+	if err != nil {
+		return err
+	}
+	if d.newest() == 0 {
+		return s.missing(ctx, dataset, 0)
+	}
+	return fmt.Errorf("%w: dataset %q has no selection %s among its %d", schema.ErrNotFound, dataset, name, len(d.selections))
+}
+
+// RenewSelection implements store.Store.
+func (s *Store) RenewSelection(ctx context.Context, dataset, name string, until time.Time) error {
+	if err := s.enter(ctx); err != nil {
+		return err
+	}
+	defer s.calls.done()
+	if _, err := schema.ParseKey(name); err != nil {
+		return fmt.Errorf("selection name: %w", err)
+	}
+	missing := false
+	err := s.update(ctx, dataset, func(d *datasetState, e *edit) error {
+		sel := d.selections[name]
+		switch missing = sel == nil; {
+		case missing:
+		case sel.Expired(s.env.Now()):
+			return store.SelectionExpired(sel)
+		case sel.Extend(until):
+			e.put(rowSelection+name, sel)
+		}
+		return nil
+	})
+	if err == nil && missing {
+		err = s.noSelection(ctx, dataset, name)
+	}
+	return err
+}
+
+// Tag gives a snapshot a name, which Drop and retention respect. The name of
+// another snapshot of the dataset moves to this one.
+func (s *Store) Tag(ctx context.Context, dataset, name string, number int64) error {
+	if err := s.enter(ctx); err != nil {
+		return err
+	}
+	defer s.calls.done()
+	if err := schema.CheckName("tag", name); err != nil {
+		return err
+	}
+	if _, err := strconv.ParseUint(name, 10, 64); err == nil {
+		return &schema.FieldError{Field: "tag", Got: strconv.Quote(name), Want: "a name that is no number, as those are snapshots'"}
+	}
+	missing := false
+	err := s.update(ctx, dataset, func(d *datasetState, e *edit) error {
+		r, ok := d.snapshots[number]
+		switch missing = !ok || !r.Dropped.IsZero(); {
+		case missing, d.tags[name].Number == number:
+		default:
+			e.put(rowTag+name, tagRecord{Number: number, Created: s.env.Now().UTC()})
+		}
+		return nil
+	})
+	if err == nil && missing {
+		return s.missing(ctx, dataset, number)
+	}
+	return err
+}
+
+// Untag removes a tag.
+func (s *Store) Untag(ctx context.Context, dataset, name string) error {
+	if err := s.enter(ctx); err != nil {
+		return err
+	}
+	defer s.calls.done()
+	var have []string
+	missing := false
+	err := s.update(ctx, dataset, func(d *datasetState, e *edit) error {
+		_, ok := d.tags[name]
+		if ok {
+			e.remove(rowTag + name)
+		}
+		missing = !ok && !e.uncertain
+		have = d.tagsOf(0)
+		return nil
+	})
+	if err == nil && missing {
+		return noTag(dataset, name, have)
+	}
+	return err
+}
+
+// Tagged returns the number of the snapshot that has a tag.
+func (s *Store) Tagged(ctx context.Context, dataset, name string) (int64, error) {
+	if err := s.enter(ctx); err != nil {
+		return 0, err
+	}
+	defer s.calls.done()
+	d, err := s.peek(ctx, dataset)
+	if err != nil {
+		return 0, err
+	}
+	if tag, ok := d.tags[name]; ok {
+		return tag.Number, nil
+	}
+	if d.newest() == 0 {
+		return 0, s.missing(ctx, dataset, 0)
+	}
+	return 0, noTag(dataset, name, d.tagsOf(0))
+}
+
+func noTag(dataset, name string, have []string) error {
+	if len(have) == 0 {
+		return fmt.Errorf("%w: dataset %q has no tag %q, nor any other", schema.ErrNotFound, dataset, name)
+	}
+	return fmt.Errorf("%w: dataset %q has no tag %q; it has %s", schema.ErrNotFound, dataset, name, strings.Join(have, ", "))
+}

@@ -1,0 +1,140 @@
+package protocol
+
+import (
+	"context"
+	"errors"
+
+	"bowstring/schema"
+)
+
+// Epoch numbers the collections of a store. Each begins a new, greater one,
+// which the database gives out. Where a database orders writes by a timestamp,
+// the epoch is that timestamp: no clock of any process takes part.
+type Epoch int64
+
+// ErrMoved says that a partition has another version than a swap was made for.
+// Nothing was changed; the caller loads the partition again.
+var ErrMoved = errors.New("the partition has changed")
+
+// ErrUncertain says that nobody knows whether a swap was made, for instance
+// because its answer was lost. The next Load of the partition settles it.
+var ErrUncertain = errors.New("the outcome of a swap is not known")
+
+// ErrReadOnly says that this process may read and not write.
+var ErrReadOnly = errors.New("the database may only be read")
+
+// Control is the name of the partition of the protocol itself, which no dataset
+// can have.
+const Control = ".control"
+
+// Database is what the protocol asks of a database.
+type Database interface {
+	Catalog
+	Members
+	Blobs
+}
+
+// Partition is the state of one partition of the catalog.
+type Partition struct {
+	// Version is 0 if the partition has never been written.
+	Version int64
+	// Rows are small records by name.
+	Rows map[string][]byte
+}
+
+// Change is what a swap does to a partition's rows.
+type Change struct {
+	Put    map[string][]byte
+	Delete []string
+}
+
+// Catalog is the small part of a store, of which every operation takes effect
+// at one moment. There is a partition for each dataset, by its name, and one
+// for the protocol itself ([Control]).
+type Catalog interface {
+	// Partitions lists at least all partitions of which a Swap had been
+	// answered, or that had been loaded with rows in them, before the call.
+	// A swap that nobody knows the outcome of may not show: Load settles it.
+	Partitions(ctx context.Context) ([]string, error)
+	// Load reads a partition. What it returns is settled: a swap that the
+	// database has accepted shows, even if its answer was lost. One that does not
+	// show, and was begun for an older version, will never be made; one that was
+	// begun for this very version, and is still on its way, may be.
+	Load(ctx context.Context, name string) (Partition, error)
+	// Peek is a cheaper Load, which may miss a swap that nobody has been told
+	// the outcome of, and settles nothing. It shows every swap that was answered,
+	// and all that a Load or Peek has shown before. With names of rows it has only
+	// those of them that there are.
+	Peek(ctx context.Context, name string, rows ...string) (Partition, error)
+	// Swap changes rows if the partition has the version, and gives it the next.
+	// ErrMoved if it has another, ErrUncertain if nobody knows.
+	Swap(ctx context.Context, name string, version int64, change Change) error
+}
+
+// Member is what a process says of itself to the collections of others.
+type Member struct {
+	ID     string
+	Holder string // for people: host, process
+	// Acked is the newest epoch that the process knows of. All of its puts that
+	// did not know of it have ended.
+	Acked Epoch
+	// Beat grows with each renewal.
+	Beat int64
+	// Holds are the names of the snapshots that it reads.
+	Holds []string
+}
+
+// Members are the processes at work. The rows lapse some time after they were
+// last written; when is no matter of safety.
+type Members interface {
+	// Announce writes the process's row. Whoever lists later sees it. Of two rows
+	// of a process the one with the greater Beat stays, in whatever order the
+	// database learns of them. ErrReadOnly if the process may not write.
+	Announce(ctx context.Context, m Member) error
+	// Members lists the rows.
+	Members(ctx context.Context) ([]Member, error)
+	// Leave removes the row.
+	Leave(ctx context.Context, id string) error
+}
+
+// BlobRow is what a database keeps of a blob.
+type BlobRow struct {
+	Key schema.Key
+	// Size is -1 if not all of the blob is there.
+	Size int64
+	// Stored is the epoch that its bytes were written in,
+	Stored Epoch
+	// and Touched the latest in which somebody wanted it, at least Stored.
+	Touched Epoch
+}
+
+// Blobs are the bytes. Writes in one epoch of one blob all write the same. A write
+// that has failed may be there in part; but what Row or Whole has shown of a blob
+// is durable and shows from then on, until it is deleted. A database of replicas
+// repairs for that what it reads of a quorum and finds on some.
+type Blobs interface {
+	// Row returns a blob's row, with Size -1 and no epochs if there is none.
+	Row(ctx context.Context, key schema.Key) (BlobRow, error)
+	// Touch raises Touched. It may create a row without size, by which a
+	// collection finds the bytes of a write that does not come to its end.
+	Touch(ctx context.Context, ref schema.BlobRef, at Epoch) error
+	// Write stores the bytes, and last the size. The caller has touched the blob
+	// in the same epoch.
+	Write(ctx context.Context, ref schema.BlobRef, data []byte, at Epoch) error
+	// Whole says whether the bytes of a blob, whose row is complete, are there.
+	Whole(ctx context.Context, ref schema.BlobRef) (bool, error)
+	// Read returns the bytes. The caller releases the blob.
+	Read(ctx context.Context, ref schema.BlobRef) (schema.Blob, error)
+	// Scan visits every row, from several goroutines if it likes. What is
+	// written meanwhile may be visited or not. So may a row that is nothing but a
+	// touch which has failed, until Row or Scan has shown it: a database of
+	// replicas has it on too few of them for every quorum to find it.
+	Scan(ctx context.Context, visit func(context.Context, BlobRow) error) error
+	// Delete removes what was written of a blob in epochs before the given one.
+	// What was or is written in that epoch or later stays, in whatever order
+	// the database learns of them. Once it has returned without an error it
+	// takes away nothing more.
+	Delete(ctx context.Context, row BlobRow, before Epoch) error
+	// Sync makes durable what was written before.
+	Sync(ctx context.Context) error
+}

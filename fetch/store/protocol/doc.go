@@ -1,0 +1,81 @@
+// Package protocol is how stores commit and collect. All stores share it: it
+// speaks to a [Database] of small linearizable partitions and of blobs, and
+// knows nothing else of them.
+//
+// # What holds
+//
+//   - What is committed is whole, and stays whole until it is dropped.
+//   - Nothing can be seen before it is whole.
+//   - A process that was suspended, cut off or superseded can do no harm
+//     afterwards. Whether it may still write is decided by the database, in the
+//     condition of the write itself, and never by a clock.
+//   - A transaction counts as absent only once it can no longer be made.
+//
+// # Epochs
+//
+// The partition [Control] has the epoch. A collection begins by swapping in the
+// next one, E, and ends by swapping in that it is done. A process takes note of
+// E in its row of members, after all of its puts that did not know of E have
+// ended; from then on it writes in E. Deletions of the collection take away only
+// what was written before E. So a put that knows of E cannot lose anything, in
+// whatever order its writes and the deletions arrive.
+//
+// # Ingests
+//
+// An ingest is registered by a swap in its dataset's partition before its first
+// put, with the epoch known then. It then reads the control partition: either
+// the collection finds the ingest when it loads the partition, or the ingest
+// finds the collection. A collection goes on when the process of every
+// registered ingest has taken note of it. Where one does not, and its row
+// has lapsed, the collection takes the registration away, by a swap.
+// Commits, and whatever else an ingest makes visible, are swaps of the same
+// partition that find the registration there. So an ingest either is waited for,
+// or can never make anything visible. What it makes visible refers to what was
+// put through it, and to what the snapshot's parent refers to, which is live then.
+//
+// A swap that is still on its way, for the very version that a collection has
+// loaded, may be made later. It finds what the collection has found: if an ingest
+// is registered, it is waited for and what it puts is kept; if not, it cannot commit.
+//
+// # Roots, marks, sweep
+//
+// The roots are what the partitions refer to, each loaded, so that all swaps
+// are settled, after the above: the snapshots, the dropped ones that some process
+// still reads, the selections. What they refer to is marked. What is not marked
+// and was not touched since the oldest registered ingest began is removed.
+//
+// A dropped snapshot that nobody reads is taken out of its partition before its
+// blobs go, in the swap by which the collection settles the partition: whoever
+// comes after a collection that failed does not look for what it has removed. A
+// process that was taken for dead may say later that it reads such a snapshot.
+// What is left of it is kept, and what is gone holds nobody up.
+//
+// A collection may miss a row that is nothing but a touch which has failed: too few
+// replicas may have it for each quorum to find it. It has no bytes, as these are
+// written only after the touch was made. A later collection removes it, at the latest
+// the first one after the replicas were repaired. All other garbage, by the rule
+// above, is gone when one collection has ended.
+//
+// # Puts
+//
+// A put of a blob that is stored touches it, which is enough while no collection
+// runs. While one runs, or if the last one did not come to its end, the put
+// stores the blob again unless it was stored since that one began: the
+// collection, or one that was taken for dead and is not, may have found it dead.
+// It is not enough that somebody has touched the blob meanwhile: a process
+// that was suspended touches it late, in the epoch that it knows, and nothing
+// says that the collection has seen that.
+//
+// A collection that goes over the whole store and ends sets this right: what a
+// dead one could still remove has by then been removed or stored again. Where it
+// has met blobs of which neither is true, because they were touched late or hang
+// on dropped snapshots alone, it says so, and puts go on storing again what is
+// older.
+//
+// # How it is tested
+//
+// The tests simulate processes that are suspended and die, clocks that lie, and a
+// database that loses, delays and repeats messages, from a seed; they plant
+// mistakes in the protocol and see that each is found. The folder spec
+// has the protocol in TLA+, for a model checker.
+package protocol

@@ -1,0 +1,326 @@
+package protocol
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"bowstring/fetch/store"
+	"bowstring/schema"
+)
+
+// GC implements store.Store. One collection runs at a time in a store, others
+// are a schema.ErrUnavailable that says who collects. Blobs that an import left
+// unfinished are removed and not counted.
+func (s *Store) GC(ctx context.Context, opts store.GCOptions, inUse func() []*schema.Snapshot) (store.GCReport, error) {
+	if err := s.enter(ctx); err != nil {
+		return store.GCReport{}, err
+	}
+	defer s.calls.done()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	s.tasks.start(s.env, func() {
+		if s.env.Wait(ctx, s.ctx.Done(), -1) == nil {
+			cancel(context.Cause(s.ctx))
+		}
+	})
+	if err := s.collecting.take(ctx, s.env, struct{}{}); err != nil {
+		return store.GCReport{}, err
+	}
+	defer s.collecting.give(struct{}{})
+	c := &collection{s: s, opts: opts, inUse: inUse, pace: newPace(s.env, opts)}
+	if err := c.run(ctx); err != nil {
+		return c.report, fmt.Errorf("collect garbage: %w", err)
+	}
+	return c.report, nil
+}
+
+// collection is one run of GC.
+type collection struct {
+	s     *Store
+	opts  store.GCOptions
+	inUse func() []*schema.Snapshot
+	pace  *pace
+
+	id    string
+	epoch Epoch
+	seen  int64 // version of the control partition when a dry run began
+	// before is the epoch of which deletions may still be on their way, from a
+	// collection that did not come to its end.
+	before Epoch
+	// keep is the oldest epoch whose touches protect a blob.
+	keep  Epoch
+	roots roots
+	using map[string]bool // snapshots that the caller of GC reads
+	early roots           // planted
+
+	mu       sync.Mutex
+	report   store.GCReport
+	leftover bool // before stands
+}
+
+func (c *collection) run(ctx context.Context) error {
+	if c.opts.DryRun {
+		return c.dryRun(ctx)
+	}
+	if c.s.planted(bugRootsEarly) {
+		if err := c.rootsEarly(ctx); err != nil {
+			return err
+		}
+	}
+	if err := c.announce(ctx); err != nil {
+		return err
+	}
+	if err := c.collect(ctx); err != nil {
+		return errors.Join(c.overtaken(ctx, err), c.end(ctx, false))
+	}
+	return c.end(ctx, true)
+}
+
+// rootsEarly is a planted mistake.
+func (c *collection) rootsEarly(ctx context.Context) error {
+	seen := &collection{s: c.s, opts: store.GCOptions{DryRun: true}, inUse: c.inUse}
+	err := seen.findRoots(ctx)
+	c.early = seen.roots
+	return err
+}
+
+// dryRun counts what a collection would find, which it does not begin.
+func (c *collection) dryRun(ctx context.Context) error {
+	p, err := c.s.db.Peek(ctx, Control)
+	if err != nil {
+		return err
+	}
+	state, err := decodeControl(p)
+	if err != nil {
+		return err
+	}
+	c.epoch, c.seen = c.s.epochAfter(state), p.Version
+	if err := c.findRoots(ctx); err != nil {
+		return c.overtaken(ctx, err)
+	}
+	return c.overtaken(ctx, c.passes(ctx))
+}
+
+// overtaken says so of a collection that has failed because another has begun,
+// which may have removed what this one was reading.
+func (c *collection) overtaken(ctx context.Context, err error) error {
+	s := c.s
+	if !errors.Is(err, schema.ErrDataLoss) {
+		return err
+	}
+	p, failed := s.db.Load(ctx, Control)
+	if failed != nil {
+		return errors.Join(err, failed)
+	}
+	state, failed := decodeControl(p)
+	alone := state.Run == c.id
+	if c.opts.DryRun {
+		alone = state.Run == "" && p.Version == c.seen
+	}
+	if failed != nil || alone {
+		return errors.Join(err, failed)
+	}
+	return fmt.Errorf("%w: another collection has begun meanwhile (%v)", schema.ErrUnavailable, err) //nolint:errorlint // what is gone is that one's doing
+}
+
+// announce begins a new epoch, unless another collection runs in a process
+// that is alive.
+func (c *collection) announce(ctx context.Context) error {
+	s := c.s
+	if err := s.ensure(ctx); err != nil {
+		return err
+	}
+	c.id = newID(s.env)
+	return c.swap(ctx, func(state *control) error {
+		if state.Run == c.id {
+			c.epoch = state.Epoch // which of several attempts was made
+			return nil
+		}
+		if state.Run != "" && state.Member != s.member.id {
+			members, err := s.members(ctx)
+			if err != nil {
+				return err
+			}
+			if _, alive := members[state.Member]; alive {
+				return fmt.Errorf("%w: %s collects the store%s", schema.ErrUnavailable, state.Holder, s.where())
+			}
+			s.log.WarnContext(ctx, "a collection did not come to its end; it is begun again", "holder", state.Holder)
+		}
+		c.before = state.Unclean
+		c.epoch = s.epochAfter(*state)
+		*state = control{
+			Epoch: c.epoch, Run: c.id, Member: s.member.id, Holder: s.options.Holder, Unclean: c.epoch,
+			Blobs: state.Blobs, Bytes: state.Bytes,
+		}
+		return nil
+	})
+}
+
+// epochAfter is that of a collection which begins now.
+func (s *Store) epochAfter(state control) Epoch {
+	next := state.Epoch + 1
+	if s.options.LeastEpoch != nil {
+		next = max(next, s.options.LeastEpoch())
+	}
+	return next
+}
+
+// swap changes the state of collections, and takes note of it. change is called
+// again if another swap came first or the outcome is not known.
+func (c *collection) swap(ctx context.Context, change func(state *control) error) error {
+	s := c.s
+	for try := 0; ; try++ {
+		p, err := s.db.Load(ctx, Control)
+		if err != nil {
+			return err
+		}
+		if err := s.learn(p); err != nil {
+			return err
+		}
+		state, err := decodeControl(p)
+		if err != nil {
+			return err
+		}
+		was := state
+		if err := change(&state); err != nil || state == was {
+			return err
+		}
+		value, err := json.Marshal(state)
+		if err != nil {
+			return err
+		}
+		err = s.db.Swap(ctx, Control, p.Version, Change{Put: map[string][]byte{rowState: value}})
+		if err != nil && !errors.Is(err, ErrMoved) && (!errors.Is(err, ErrUncertain) || try >= 2*uncertainTries) {
+			return err
+		}
+		if err != nil {
+			if err := s.backoff(ctx, try); err != nil {
+				return err
+			}
+		}
+		// Loaded again, to see what it came to, and for puts here to know it.
+	}
+}
+
+// collect is what a collection does between its beginning and its end.
+func (c *collection) collect(ctx context.Context) error {
+	s := c.s
+	if err := c.agree(ctx); err != nil {
+		return err
+	}
+	if err := c.findRoots(ctx); err != nil {
+		return err
+	}
+	if s.planted(bugRootsEarly) {
+		c.roots = c.early
+	}
+	if err := c.passes(ctx); err != nil {
+		return err
+	}
+	if s.options.Finish != nil {
+		return s.options.Finish(ctx, c.opts, &c.report)
+	}
+	return nil
+}
+
+// end says that the collection has ended, and whether it went over all of the
+// store. One that nobody can be told of is taken for dead later.
+func (c *collection) end(ctx context.Context, whole bool) error {
+	s := c.s
+	if !whole {
+		var cancel func()
+		ctx, cancel = s.within(context.WithoutCancel(ctx), leaveWithin)
+		defer cancel()
+	}
+	err := c.swap(ctx, func(state *control) error {
+		switch {
+		case state.Run == c.id:
+		case state.Epoch == c.epoch && state.Run == "":
+			return nil // an attempt whose answer was lost
+		default:
+			return fmt.Errorf("%w: %s has taken the collection for dead and begun another", schema.ErrUnavailable, state.Holder)
+		}
+		state.Run, state.Member, state.Holder = "", "", ""
+		state.Ended = s.env.Now().UTC().Truncate(time.Microsecond)
+		if s.planted(bugUncleanForgotten) {
+			state.Unclean = c.before
+		}
+		if state.Whole = whole; whole {
+			state.Unclean = 0
+			if c.leftover && !s.planted(bugLeftoverForgotten) {
+				state.Unclean = c.before
+			}
+			state.Blobs, state.Bytes = c.report.LiveBlobs, c.report.LiveBytes
+		}
+		return nil
+	})
+	if !whole && err != nil {
+		s.log.WarnContext(ctx, "a collection that failed is taken for one that runs, until this process ends or collects again", "error", err)
+		return nil
+	}
+	return err
+}
+
+// members lists the processes at work by their ids.
+func (s *Store) members(ctx context.Context) (map[string]Member, error) {
+	list, err := s.db.Members(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list the processes at work: %w", err)
+	}
+	members := map[string]Member{}
+	for _, m := range list {
+		members[m.ID] = m
+	}
+	return members, nil
+}
+
+// agree waits until every process at work knows of the collection.
+func (c *collection) agree(ctx context.Context) error {
+	s := c.s
+	if err := s.renew(ctx); err != nil {
+		return err
+	}
+	told := false
+	for {
+		members, err := s.members(ctx)
+		if err != nil {
+			return err
+		}
+		var waiting []string
+		for _, m := range members {
+			if m.Acked < c.epoch {
+				waiting = append(waiting, m.Holder)
+			}
+		}
+		if len(waiting) == 0 || s.planted(bugNoWait) {
+			return nil
+		}
+		if !told {
+			told = true
+			s.log.InfoContext(ctx, "waiting for other processes to take note of the collection", "processes", waiting)
+		}
+		if err := c.superseded(); err != nil {
+			return err
+		}
+		// Their rows are polled: nothing tells.
+		if err := s.env.Wait(ctx, nil, s.options.RenewEvery/6); err != nil {
+			return err
+		}
+	}
+}
+
+// superseded spares a collection work that is in vain: another has begun. What
+// it would do is harmless, as the database sees to.
+func (c *collection) superseded() error {
+	if c.opts.DryRun || c.s.planted(bugOwnLaterEpoch) {
+		return nil
+	}
+	if state := c.s.member.current(); state.Run != c.id {
+		return fmt.Errorf("%w: another collection has begun", schema.ErrUnavailable)
+	}
+	return nil
+}

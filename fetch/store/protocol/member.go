@@ -1,0 +1,316 @@
+package protocol
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"bowstring/schema"
+)
+
+// member is this process as collections see it.
+type member struct {
+	id string
+
+	renewing turns[struct{}] // one row is written at a time
+
+	mu      sync.Mutex
+	seen    int64 // version of the control partition that state is of
+	state   control
+	puts    []*generation // those with puts under way, and the one that puts join
+	beat    int64
+	told    Epoch     // the newest epoch that a row has acked
+	renewed time.Time // when a row was last written, zero for never
+	held    map[string]hold
+	inUse   func() []*schema.Snapshot
+	release []*Ingest     // whose registrations are to be taken away
+	wake    chan struct{} // closed to have the row renewed at once
+
+	readOnly bool
+	keeping  bool // the row is being renewed
+}
+
+// hold is when a snapshot was read, and during which collection.
+type hold struct {
+	at  time.Time
+	run string
+}
+
+// generation are the puts that know the same of collections.
+type generation struct {
+	epoch Epoch
+	// trusted is the epoch since which a blob must have been stored for a put to
+	// leave it as it is, 0 for any.
+	trusted Epoch
+	flight  int
+}
+
+func (m *member) init(env Env) {
+	m.id = newID(env)
+	m.state.Epoch = firstEpoch
+	m.puts = []*generation{{epoch: firstEpoch}}
+	m.held = map[string]hold{}
+	m.wake = make(chan struct{})
+}
+
+// learn takes note of the state of collections. Puts that begin later know it.
+func (s *Store) learn(p Partition) error {
+	m := &s.member
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if p.Version <= m.seen && !s.planted(bugStateBackwards) {
+		return nil // older than what is known
+	}
+	c, err := decodeControl(p)
+	if err != nil {
+		return err
+	}
+	m.seen, m.state = p.Version, c
+	now := m.puts[len(m.puts)-1]
+	if now.epoch != c.Epoch || now.trusted != c.Unclean {
+		m.puts = append(m.puts, &generation{epoch: c.Epoch, trusted: c.Unclean})
+		m.settle()
+	}
+	return nil
+}
+
+// settle forgets generations whose puts have ended. The caller holds mu.
+func (m *member) settle() {
+	last := m.puts[len(m.puts)-1]
+	m.puts = slices.DeleteFunc(m.puts, func(g *generation) bool { return g.flight == 0 && g != last })
+}
+
+// known is the newest epoch of which all puts under way know. The caller holds mu.
+func (m *member) known() Epoch {
+	m.settle()
+	return m.puts[0].epoch
+}
+
+// join begins a put.
+func (m *member) join() *generation {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	g := m.puts[len(m.puts)-1]
+	g.flight++
+	return g
+}
+
+// quit ends a put.
+func (m *member) quit(g *generation) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if g.flight--; g.flight == 0 && m.known() > m.told {
+		m.kick() // a collection waits for it
+	}
+}
+
+// kick has the row renewed at once. The caller holds mu.
+func (m *member) kick() {
+	close(m.wake)
+	m.wake = make(chan struct{})
+}
+
+func (m *member) current() control {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.state
+}
+
+func (m *member) epoch() Epoch { return m.current().Epoch }
+
+// SetInUse gives the store a function that lists the snapshots which this
+// process reads, so that collections of other processes spare them. Without,
+// every snapshot that [Store.Snapshot] has returned counts as in use until Close.
+func (s *Store) SetInUse(inUse func() []*schema.Snapshot) {
+	s.member.mu.Lock()
+	s.member.inUse = inUse
+	s.member.mu.Unlock()
+}
+
+// hold notes that a snapshot was read. If a collection runs, the caller must
+// renew the row and look again whether the snapshot is still there: that
+// collection may have listed who holds what.
+func (s *Store) hold(name string) (collecting bool) {
+	m := &s.member
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.readOnly {
+		return false
+	}
+	m.held[name] = hold{s.env.Now(), m.state.Run}
+	return m.state.Run != "" && !s.planted(bugHoldUnseen)
+}
+
+// ensure has this process's row written, and renewed from then on.
+func (s *Store) ensure(ctx context.Context) error {
+	m := &s.member
+	m.mu.Lock()
+	fresh := !m.renewed.IsZero() && s.env.Now().Sub(m.renewed) < 3*s.options.RenewEvery
+	m.mu.Unlock()
+	if fresh {
+		return nil
+	}
+	return s.renew(ctx)
+}
+
+// ensureReading is ensure for readers, which may go without a row where the
+// process may only read.
+func (s *Store) ensureReading(ctx context.Context) error {
+	m := &s.member
+	m.mu.Lock()
+	readOnly := m.readOnly
+	m.mu.Unlock()
+	if readOnly {
+		return nil
+	}
+	err := s.ensure(ctx)
+	if !errors.Is(err, ErrReadOnly) {
+		return err
+	}
+	m.mu.Lock()
+	m.readOnly = true
+	m.mu.Unlock()
+	s.log.WarnContext(ctx, "this process may only read: a collection will not know what", "error", err)
+	return nil
+}
+
+// renew writes the row and takes note of a collection.
+func (s *Store) renew(ctx context.Context) error {
+	m := &s.member
+	if err := m.renewing.take(ctx, s.env, struct{}{}); err != nil {
+		return err
+	}
+	defer m.renewing.give(struct{}{})
+	for {
+		if err := s.announce(ctx); err != nil {
+			return fmt.Errorf("renew the row of this process: %w", err)
+		}
+		p, err := s.db.Peek(ctx, Control)
+		if err != nil {
+			return fmt.Errorf("look for a collection: %w", err)
+		}
+		if err := s.learn(p); err != nil {
+			return err
+		}
+		m.mu.Lock()
+		again := m.known() > m.told && m.state.Run != ""
+		m.mu.Unlock()
+		if !again {
+			break
+		}
+	}
+	s.keep()
+	return nil
+}
+
+// announce writes the row once. The caller has the turn.
+func (s *Store) announce(ctx context.Context) error {
+	m := &s.member
+	m.mu.Lock()
+	inUse := m.inUse
+	m.mu.Unlock()
+	names := map[string]struct{}{}
+	if inUse != nil { // called without the lock: it is the engine's
+		for _, snap := range inUse() {
+			names[snapshotName(snap.Dataset, snap.Number)] = struct{}{}
+		}
+	}
+	now := s.env.Now()
+	m.mu.Lock()
+	for name, h := range m.held {
+		if inUse != nil && now.Sub(h.at) > heldFor {
+			delete(m.held, name)
+			continue
+		}
+		names[name] = struct{}{}
+	}
+	m.beat++
+	row := Member{
+		ID: m.id, Holder: s.options.Holder, Acked: m.known(), Beat: m.beat,
+		Holds: slices.Sorted(maps.Keys(names)),
+	}
+	if s.planted(bugAckEarly) {
+		row.Acked = m.state.Epoch
+	}
+	m.mu.Unlock()
+	if err := s.db.Announce(ctx, row); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.told = max(m.told, row.Acked)
+	m.renewed = now
+	return nil
+}
+
+// keep starts the renewals, unless they were started before.
+func (s *Store) keep() {
+	m := &s.member
+	m.mu.Lock()
+	start := !m.keeping && s.ctx.Err() == nil
+	m.keeping = m.keeping || start
+	m.mu.Unlock()
+	if start {
+		s.tasks.start(s.env, s.renewals)
+	}
+}
+
+// renewals renews the row until the store is closed, and takes away
+// registrations that could not be when their ingests were closed.
+func (s *Store) renewals() {
+	m := &s.member
+	for {
+		m.mu.Lock()
+		wake := m.wake
+		m.mu.Unlock()
+		if s.env.Wait(s.ctx, wake, s.nextRenewal()) != nil {
+			return
+		}
+		ctx, cancel := s.within(s.ctx, 5*s.options.RenewEvery)
+		if err := s.renew(ctx); err != nil && s.ctx.Err() == nil {
+			s.log.Warn("the row of this process could not be renewed; its imports fail unless it can be soon", "error", err)
+		}
+		m.mu.Lock()
+		left := slices.Clone(m.release)
+		m.mu.Unlock()
+		for _, in := range left {
+			if err := in.unregister(ctx); err != nil && s.ctx.Err() == nil {
+				s.log.Debug("an ingest that is closed is still registered", "dataset", in.dataset, "error", err)
+			}
+		}
+		cancel()
+	}
+}
+
+// nextRenewal is when to renew the row: not when other processes do, which may all
+// have been started at the same moment.
+func (s *Store) nextRenewal() time.Duration {
+	return s.options.RenewEvery*3/4 + time.Duration(s.env.Rand()%uint64(s.options.RenewEvery/2+1))
+}
+
+// leave takes away what this process has told others. Where it cannot, that
+// lapses by itself.
+func (s *Store) leave() {
+	m := &s.member
+	m.mu.Lock()
+	keeping := m.keeping
+	left := slices.Clone(m.release)
+	m.mu.Unlock()
+	if !keeping {
+		return
+	}
+	ctx, cancel := s.within(context.Background(), leaveWithin)
+	defer cancel()
+	for _, in := range left {
+		if err := in.unregister(ctx); err != nil {
+			s.log.Debug("an ingest stays registered until the next collection", "dataset", in.dataset, "error", err)
+		}
+	}
+	if err := s.db.Leave(ctx, m.id); err != nil {
+		s.log.Debug("the row of this process lapses by itself", "error", err)
+	}
+}

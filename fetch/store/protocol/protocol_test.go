@@ -1,0 +1,23 @@
+package protocol
+
+import (
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"bowstring/fetch/store"
+	"bowstring/fetch/store/storetest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// TestConformance: over a database that is right, the protocol makes a store
+// that is right.
+func TestConformance(t *testing.T) {
+	storetest.Run(t, func(testing.TB) storetest.Opener {
+		db := newMemory()
+		return func() (store.Store, error) {
+			return memoryStore{New(db, System(), Options{Holder: t.Name()}), db}, nil
+		}
+	})
+}

@@ -1,0 +1,264 @@
+package protocol
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/klauspost/compress/zstd"
+
+	"bowstring/schema"
+)
+
+// Names of rows, those with a slash followed by what they are of.
+const (
+	rowState     = "state" // of Control
+	rowHead      = "head"
+	rowSnapshot  = "snapshot/"
+	rowIngest    = "ingest/"
+	rowSelection = "selection/"
+	rowTag       = "tag/"
+)
+
+func snapshotRow(number int64) string { return fmt.Sprintf("%s%019d", rowSnapshot, number) }
+
+// control is the state of collections.
+type control struct {
+	Epoch Epoch `json:"epoch"`
+	// Run is the collection that runs, empty if none does; Member is the
+	// process that it runs in, and Holder says for people which that is.
+	Run    string `json:"run,omitempty"`
+	Member string `json:"member,omitempty"`
+	Holder string `json:"holder,omitempty"`
+	// Unclean is the newest epoch of which deletions may still be on their way,
+	// of what was stored before it; 0 if there is none.
+	Unclean Epoch `json:"unclean,omitempty"`
+	// Whole says that the last collection came to its end.
+	Whole bool      `json:"whole"`
+	Ended time.Time `json:"ended,omitzero"`
+	// Blobs and Bytes are what it left.
+	Blobs int64 `json:"blobs"`
+	Bytes int64 `json:"bytes"`
+}
+
+// firstEpoch is that of a store that was never collected.
+const firstEpoch Epoch = 1
+
+func decodeControl(p Partition) (control, error) {
+	c := control{Epoch: firstEpoch}
+	row, ok := p.Rows[rowState]
+	if !ok {
+		return c, nil
+	}
+	if err := json.Unmarshal(row, &c); err != nil {
+		return c, fmt.Errorf("%w: the state of collections: %w", schema.ErrDataLoss, err)
+	}
+	return c, nil
+}
+
+// head is what one has to know of a dataset as a whole.
+type head struct {
+	Last   int64 `json:"last"`   // the greatest number given out
+	Newest int64 `json:"newest"` // of the snapshots that are there, 0 for none
+}
+
+// snapshotRecord is a snapshot's row. The record itself is in it, or a blob.
+type snapshotRecord struct {
+	Commit  string          `json:"commit"` // names the call
+	Record  []byte          `json:"record,omitempty"`
+	Blob    *schema.BlobRef `json:"blob,omitempty"`
+	Created time.Time       `json:"created"`
+	Rows    int64           `json:"rows"`
+	Dropped time.Time       `json:"dropped,omitzero"`
+}
+
+// ingestRecord registers an ingest.
+type ingestRecord struct {
+	Member string `json:"member"`
+	Epoch  Epoch  `json:"epoch"` // its process's when it was registered
+	Commit string `json:"commit,omitempty"`
+	Number int64  `json:"number,omitempty"` // of the last commit
+}
+
+type tagRecord struct {
+	Number  int64     `json:"number"`
+	Created time.Time `json:"created"`
+}
+
+// datasetState is a partition, decoded.
+type datasetState struct {
+	name       string
+	version    int64
+	head       head
+	snapshots  map[int64]snapshotRecord
+	ingests    map[string]ingestRecord
+	selections map[string]*schema.Selection
+	tags       map[string]tagRecord
+}
+
+// rowMemo remembers what rows decode to: a partition of thousands is loaded
+// again and again, with few that have changed.
+type rowMemo struct {
+	mu   sync.Mutex
+	rows map[string]memoized // by partition and row
+}
+
+type memoized struct {
+	text  []byte
+	value any
+}
+
+// memoRows is how many rows are remembered.
+const memoRows = 1 << 16
+
+// remembered decodes a row, unless it is the one that was decoded before.
+func remembered[T any](m *rowMemo, name string, text []byte) (T, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if old, ok := m.rows[name]; ok && bytes.Equal(old.text, text) {
+		if value, ok := old.value.(T); ok {
+			return value, nil
+		}
+	}
+	var value T
+	if err := json.Unmarshal(text, &value); err != nil {
+		return value, err
+	}
+	if m.rows == nil || len(m.rows) >= memoRows {
+		m.rows = map[string]memoized{}
+	}
+	m.rows[name] = memoized{text, value}
+	return value, nil
+}
+
+func (m *rowMemo) decode(name string, p Partition) (*datasetState, error) {
+	d := &datasetState{
+		name: name, version: p.Version,
+		snapshots: map[int64]snapshotRecord{}, ingests: map[string]ingestRecord{},
+		selections: map[string]*schema.Selection{}, tags: map[string]tagRecord{},
+	}
+	for row, text := range p.Rows {
+		if err := m.decodeRow(d, row, text); err != nil {
+			return nil, fmt.Errorf("%w: row %q of dataset %q: %w", schema.ErrDataLoss, row, name, err)
+		}
+	}
+	return d, nil
+}
+
+func (m *rowMemo) decodeRow(d *datasetState, row string, text []byte) (err error) {
+	name := d.name + " " + row
+	kind, of, _ := strings.Cut(row, "/")
+	switch kind + "/" {
+	case rowHead + "/":
+		d.head, err = remembered[head](m, name, text)
+	case rowSnapshot:
+		var number int64
+		if number, err = strconv.ParseInt(of, 10, 64); err == nil {
+			d.snapshots[number], err = remembered[snapshotRecord](m, name, text)
+		}
+	case rowIngest:
+		d.ingests[of], err = remembered[ingestRecord](m, name, text)
+	case rowSelection:
+		var sel schema.Selection
+		sel, err = remembered[schema.Selection](m, name, text)
+		d.selections[of] = &sel
+	case rowTag:
+		d.tags[of], err = remembered[tagRecord](m, name, text)
+	}
+	return err // nil for rows of a later version
+}
+
+// live lists the numbers of the snapshots that are not dropped, ascending.
+func (d *datasetState) live() []int64 {
+	var list []int64
+	for number, r := range d.snapshots {
+		if r.Dropped.IsZero() {
+			list = append(list, number)
+		}
+	}
+	slices.Sort(list)
+	return list
+}
+
+func (d *datasetState) newest() int64 {
+	if live := d.live(); len(live) > 0 {
+		return live[len(live)-1]
+	}
+	return 0
+}
+
+// tagsOf lists the tags of a snapshot, of all with number 0.
+func (d *datasetState) tagsOf(number int64) []string {
+	var names []string
+	for name, tag := range d.tags {
+		if number == 0 || tag.Number == number {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// edit is a Change in the making.
+type edit struct {
+	// uncertain says that an attempt before may have been made.
+	uncertain bool
+
+	change Change
+	err    error
+}
+
+func (e *edit) put(row string, value any) {
+	text, err := json.Marshal(value)
+	if err != nil && e.err == nil {
+		e.err = fmt.Errorf("encode row %q: %w", row, err)
+	}
+	if e.change.Put == nil {
+		e.change.Put = map[string][]byte{}
+	}
+	e.change.Put[row] = text
+}
+
+func (e *edit) remove(row string) { e.change.Delete = append(e.change.Delete, row) }
+
+func (e *edit) empty() bool { return len(e.change.Put) == 0 && len(e.change.Delete) == 0 }
+
+var (
+	encoder, _ = zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1)) // nil writers cannot fail
+	decoder, _ = zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(1<<30))
+)
+
+// encodeRecord is the snapshot's JSON, compressed, without its number, which is
+// known only when it is committed.
+func encodeRecord(snap schema.Snapshot) ([]byte, error) {
+	snap.Number = 0
+	record, err := json.Marshal(&snap)
+	if err != nil {
+		return nil, fmt.Errorf("encode the snapshot: %w", err)
+	}
+	return encoder.EncodeAll(record, nil), nil
+}
+
+func decodeRecord(dataset string, number int64, record []byte) (*schema.Snapshot, error) {
+	text, err := decoder.DecodeAll(record, nil)
+	snap := new(schema.Snapshot)
+	if err == nil {
+		err = json.Unmarshal(text, snap)
+	}
+	if err == nil && snap.Dataset != dataset {
+		err = fmt.Errorf("it is of %q", snap.Dataset)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: the record of snapshot %s: %w", schema.ErrDataLoss, snapshotName(dataset, number), err)
+	}
+	snap.Number = number
+	return snap, nil
+}
+
+// snapshotName is what a member's row calls a snapshot.
+func snapshotName(dataset string, number int64) string { return fmt.Sprintf("%s@%d", dataset, number) }

@@ -1,0 +1,271 @@
+package protocol
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/apache/arrow/go/v17/arrow"
+
+	"bowstring/fetch/store"
+	"bowstring/schema"
+)
+
+const (
+	// lasts is how long processes are at work.
+	lasts = 4 * time.Minute
+	// payloads is how many different blobs they import.
+	payloads = 6
+)
+
+var (
+	simDatasets  = []string{"a", "b"}
+	simSchema, _ = schema.NewSchema(nil, []arrow.Field{schema.BlobField("x", "", false)})
+)
+
+// actor is what goes on in a process.
+type actor struct {
+	w     *world
+	p     *process
+	s     *Store
+	inUse map[string]*schema.Snapshot // nil if the process does not tell
+	marks int
+}
+
+// launch begins a process with some of these roles.
+func (w *world) launch(name string, bugs bug, roles ...func(*actor)) {
+	p := &process{w: w, name: name}
+	if w.faults.clocks {
+		p.clock = w.between(-10*time.Minute, 10*time.Minute)
+	}
+	for range w.faults.suspends + w.faults.kills {
+		p.hurtAt = append(p.hurtAt, 1+w.rng.IntN(160))
+	}
+	w.procs = append(w.procs, p)
+	p.Go(func() {
+		s := New(&client{p, w.db}, p, Options{Holder: name, RenewEvery: 5 * time.Second, Parallel: 3, References: simReferences})
+		s.bugs = bugs
+		a := &actor{w: w, p: p, s: s}
+		if w.chance(2) {
+			a.inUse = map[string]*schema.Snapshot{}
+			s.SetInUse(a.using)
+		}
+		for _, role := range roles {
+			p.Go(func() {
+				for w.now < lasts {
+					role(a)
+				}
+			})
+		}
+	})
+}
+
+func simReferences(_ *schema.Snapshot, _ schema.Chunk, blob schema.Blob, visit func(schema.Key)) error {
+	for _, key := range keysIn(blob.Bytes()) {
+		visit(key)
+	}
+	return nil
+}
+
+func (a *actor) using() []*schema.Snapshot {
+	var list []*schema.Snapshot
+	for _, snap := range a.inUse {
+		list = append(list, snap)
+	}
+	return list
+}
+
+func (a *actor) sleep(d time.Duration) {
+	_ = a.p.Wait(context.Background(), nil, a.w.between(0, d))
+}
+
+func (a *actor) dataset() string { return simDatasets[a.w.rng.IntN(len(simDatasets))] }
+
+// failed says whether an error is one that users have to live with.
+func (a *actor) failed(doing string, err error, excuses ...error) bool {
+	if err == nil {
+		return false
+	}
+	a.w.say(a.p, "%s: %v", doing, err)
+	if errors.Is(err, schema.ErrUnavailable) {
+		return true
+	}
+	for _, excuse := range excuses {
+		if errors.Is(err, excuse) {
+			return true
+		}
+	}
+	a.w.wrong("%s: %v", doing, err)
+	return true
+}
+
+// imports begins an ingest, and commits a snapshot or two, or a selection.
+func (a *actor) imports() {
+	ctx, w := context.Background(), a.w
+	a.sleep(20 * time.Second)
+	dataset := a.dataset()
+	in, err := a.s.Begin(ctx, dataset)
+	if a.failed("begin", err) {
+		return
+	}
+	defer func() { _ = in.Close() }()
+	w.say(a.p, "begins an ingest into %s in epoch %d", dataset, in.epoch)
+	if w.chance(4) {
+		a.selects(in)
+		return
+	}
+	for again := true; again; again = w.chance(4) {
+		if !a.commits(in) {
+			return
+		}
+	}
+}
+
+func (a *actor) commits(in *Ingest) bool {
+	ctx, w := context.Background(), a.w
+	var chunk []byte
+	for range 1 + w.rng.IntN(3) {
+		ref, err := in.Put(ctx, fmt.Appendf(nil, "payload %d", w.rng.IntN(payloads)))
+		if a.failed("put", err) {
+			return false
+		}
+		chunk = append(chunk, ref.Key[:]...)
+		if w.chance(2) {
+			a.sleep(15 * time.Second)
+		}
+	}
+	ref, err := in.Put(ctx, chunk)
+	if a.failed("put", err) {
+		return false
+	}
+	a.marks++
+	mark := fmt.Sprintf("%s-%d", a.p.name, a.marks)
+	snap := schema.Snapshot{Schema: simSchema, Source: mark}
+	if w.chance(3) { // a record of its own blob
+		var long strings.Builder
+		for range 90 {
+			fmt.Fprintf(&long, " %016x", w.rng.Uint64())
+		}
+		snap.Source += long.String()
+	}
+	parent, err := a.s.Snapshot(ctx, in.dataset, 0)
+	if err != nil && !errors.Is(err, schema.ErrNotFound) {
+		a.failed("look for the parent", err)
+		return false
+	}
+	if parent != nil {
+		snap.Parent = parent.Number
+		if w.chance(2) {
+			snap.Chunks = append(snap.Chunks, parent.Chunks...)
+		}
+	}
+	snap.Chunks = append(snap.Chunks, schema.Chunk{BlobRef: ref, Rows: int64(len(chunk) / len(schema.Key{})), BlobBytes: []int64{0}})
+	if w.chance(3) {
+		a.sleep(10 * time.Second)
+	}
+	got, err := in.Commit(ctx, snap)
+	a.outcome(in.dataset, mark, got, err)
+	return !a.failed("commit", err, schema.ErrConflict)
+}
+
+// outcome compares what a commit said with what it did.
+func (a *actor) outcome(dataset, mark string, got *schema.Snapshot, err error) {
+	made := a.w.oracle.made[mark]
+	switch {
+	case err == nil && (len(made) != 1 || made[0] != got.Number):
+		a.w.wrong("commit %s to %q was said to be %d and was made as %d", mark, dataset, got.Number, made)
+	case errors.Is(err, schema.ErrConflict) && len(made) != 0:
+		a.w.wrong("commit %s to %q was refused and made as %d", mark, dataset, made)
+	}
+}
+
+func (a *actor) selects(in *Ingest) {
+	ctx, w := context.Background(), a.w
+	ref, err := in.Put(ctx, fmt.Appendf(nil, "bitmap %d", w.rng.IntN(3)))
+	if a.failed("put a bitmap", err) {
+		return
+	}
+	snap, err := a.s.Snapshot(ctx, in.dataset, 0)
+	if a.failed("look for a snapshot", err, schema.ErrNotFound) {
+		return
+	}
+	if w.chance(2) {
+		a.sleep(30 * time.Second)
+	}
+	err = in.SaveSelection(ctx, schema.Selection{Dataset: in.dataset, Snapshot: snap.Number, Bitmap: ref})
+	a.failed("save a selection", err, schema.ErrNotFound)
+}
+
+// drops drops a snapshot, or all.
+func (a *actor) drops() {
+	ctx, w := context.Background(), a.w
+	a.sleep(25 * time.Second)
+	list, err := a.s.Datasets(ctx)
+	if a.failed("list the datasets", err) || len(list) == 0 {
+		return
+	}
+	d := list[w.rng.IntN(len(list))]
+	number := d.Snapshots[w.rng.IntN(len(d.Snapshots))]
+	switch w.rng.IntN(10) {
+	case 0:
+		a.failed("tag", a.s.Tag(ctx, d.Name, "prod", number), schema.ErrNotFound)
+		return
+	case 1, 2:
+		a.failed("untag", a.s.Untag(ctx, d.Name, "prod"), schema.ErrNotFound)
+	case 3:
+		number = 0
+	}
+	// Tags forbid it.
+	a.failed("drop", a.s.Drop(ctx, d.Name, number), schema.ErrNotFound, schema.ErrInvalid)
+}
+
+// reads opens a snapshot, and reads it for some time, whoever drops it.
+func (a *actor) reads() {
+	ctx, w := context.Background(), a.w
+	a.sleep(10 * time.Second)
+	dataset := a.dataset()
+	// Who was out of touch, meanwhile or later, may find that what it reads is gone.
+	id, since := a.s.member.id, w.db.lapses[a.s.member.id]
+	snap, err := a.s.Snapshot(ctx, dataset, 0)
+	if a.failed("open a snapshot", err, schema.ErrNotFound) {
+		return
+	}
+	name := snapshotName(dataset, snap.Number)
+	if a.inUse != nil {
+		a.inUse[name] = snap
+		defer delete(a.inUse, name)
+	}
+	for range 1 + w.rng.IntN(8) {
+		a.sleep(20 * time.Second)
+		for _, chunk := range snap.Chunks {
+			refs := []schema.BlobRef{chunk.BlobRef}
+			for _, key := range keysIn(w.db.content[chunk.Key]) {
+				refs = append(refs, schema.BlobRef{Key: key})
+			}
+			for _, ref := range refs {
+				_, err := (&client{a.p, w.db}).Read(ctx, ref)
+				if errors.Is(err, schema.ErrNotFound) && w.db.members[id] != nil && w.db.lapses[id] == since {
+					w.wrong("%s reads %s, which lacks blob %s", a.p.name, name, ref.Key.String()[:8])
+				}
+				if err != nil {
+					return
+				}
+			}
+		}
+	}
+}
+
+// collects collects.
+func (a *actor) collects() {
+	a.sleep(40 * time.Second)
+	inUse := a.using
+	if a.inUse == nil {
+		inUse = nil
+	}
+	r, err := a.s.GC(context.Background(), store.GCOptions{DryRun: a.w.chance(8)}, inUse)
+	if !a.failed("collect", err) {
+		a.w.say(a.p, "has collected: %+v", r)
+	}
+}

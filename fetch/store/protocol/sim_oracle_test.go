@@ -1,0 +1,192 @@
+package protocol
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	"bowstring/schema"
+)
+
+// oracle sees every change of the catalog and every deletion as it is made, and
+// says whether what the package's documentation promises holds.
+type oracle struct {
+	w        *world
+	memo     rowMemo
+	datasets map[string]*datasetState
+	rooted   map[string][]schema.Key // what a row of the catalog refers to, all the way down
+	refs     map[schema.Key]int
+	made     map[string][]int64 // the numbers under which a commit became visible, by its mark
+}
+
+func newOracle(w *world) *oracle {
+	return &oracle{
+		w: w, datasets: map[string]*datasetState{}, rooted: map[string][]schema.Key{},
+		refs: map[schema.Key]int{}, made: map[string][]int64{},
+	}
+}
+
+// changed is told of each new version of a partition.
+func (o *oracle) changed(name string, p Partition) {
+	if name == Control {
+		return
+	}
+	d, err := o.memo.decode(name, p)
+	if err != nil {
+		o.w.wrong("the catalog is broken: %v", err)
+		return
+	}
+	was := o.datasets[name]
+	if was == nil {
+		was, _ = o.memo.decode(name, Partition{})
+	}
+	o.datasets[name] = d
+	o.snapshots(was, d)
+	for key, sel := range d.selections {
+		if was.selections[key] == nil {
+			o.root(name+" "+key, []schema.Key{sel.Bitmap.Key})
+		}
+	}
+	for key := range was.selections {
+		if d.selections[key] == nil {
+			o.unroot(name + " " + key)
+		}
+	}
+	for tag, t := range d.tags {
+		if r, ok := d.snapshots[t.Number]; !ok || !r.Dropped.IsZero() {
+			o.w.wrong("%s has the tag %s and is dropped", snapshotName(name, t.Number), tag)
+		}
+	}
+	if d.head.Newest != d.newest() {
+		o.w.wrong("the newest snapshot of %q is %d, the head says %d", name, d.newest(), d.head.Newest)
+	}
+}
+
+func (o *oracle) snapshots(was, d *datasetState) {
+	for _, number := range slices.Sorted(maps.Keys(d.snapshots)) {
+		r, old := d.snapshots[number], was.snapshots[number]
+		name := snapshotName(d.name, number)
+		switch {
+		case old.Commit == "" && number <= was.head.Last, old.Commit != "" && old.Commit != r.Commit:
+			o.w.wrong("the number of %s was given out before", name)
+		case old.Commit == "":
+			o.committed(d.name, number, r)
+		case old.Dropped.IsZero() && !r.Dropped.IsZero():
+			o.w.say(nil, "%s is dropped", name)
+			o.unroot(name)
+		case !old.Dropped.IsZero() && r.Dropped.IsZero():
+			o.w.wrong("%s was dropped and is back", name)
+		}
+	}
+	for number, old := range was.snapshots {
+		if _, there := d.snapshots[number]; !there && old.Dropped.IsZero() {
+			o.w.wrong("%s is lost", snapshotName(d.name, number))
+		}
+	}
+}
+
+// committed is told of each snapshot that becomes visible.
+func (o *oracle) committed(dataset string, number int64, r snapshotRecord) {
+	name := snapshotName(dataset, number)
+	record := r.Record
+	var keys []schema.Key
+	if r.Blob != nil {
+		record = o.w.db.content[r.Blob.Key]
+		keys = append(keys, r.Blob.Key)
+	}
+	snap, err := decodeRecord(dataset, number, record)
+	if err != nil {
+		o.w.wrong("%s has no record: %v", name, err)
+		return
+	}
+	for _, chunk := range snap.Chunks {
+		keys = append(keys, chunk.Key)
+		keys = append(keys, keysIn(o.w.db.content[chunk.Key])...)
+	}
+	mark, _, _ := strings.Cut(snap.Source, " ")
+	o.made[mark] = append(o.made[mark], number)
+	if len(o.made[mark]) > 1 {
+		o.w.wrong("one commit to %q was made as %d", dataset, o.made[mark])
+	}
+	o.w.say(nil, "%s is there, commit %s", name, mark)
+	o.root(name, keys)
+}
+
+func (o *oracle) root(name string, keys []schema.Key) {
+	o.rooted[name] = keys
+	for _, key := range keys {
+		o.refs[key]++
+		if !o.whole(key) {
+			o.w.wrong("%s is visible and lacks blob %s", name, key.String()[:8])
+		}
+	}
+}
+
+func (o *oracle) unroot(name string) {
+	for _, key := range o.rooted[name] {
+		if o.refs[key]--; o.refs[key] == 0 {
+			delete(o.refs, key)
+		}
+	}
+	delete(o.rooted, name)
+}
+
+// whole says whether every quorum has the bytes of a blob.
+func (o *oracle) whole(key schema.Key) bool {
+	r := o.w.db
+	return r.merged(key, 0, 1).whole() && r.merged(key, 0, 2).whole() && r.merged(key, 1, 2).whole()
+}
+
+// deleted is told when a node takes away the bytes of a blob.
+func (o *oracle) deleted(key schema.Key) {
+	if o.refs[key] > 0 && !o.whole(key) {
+		o.w.wrong("blob %s is deleted, which %s refers to", key.String()[:8], o.referrer(key))
+	}
+}
+
+func (o *oracle) referrer(key schema.Key) string {
+	for _, name := range slices.Sorted(maps.Keys(o.rooted)) {
+		if slices.Contains(o.rooted[name], key) {
+			return name
+		}
+	}
+	return "nobody"
+}
+
+// leaks lists what is stored that nothing refers to, less what the documentation
+// allows a collection to miss.
+func (o *oracle) leaks() []string {
+	var list []string
+	for _, key := range o.w.db.keys() {
+		if _, ok := o.w.db.row(key, o.w.db.merged(key, 0, 1, 2)); ok && o.refs[key] == 0 && !o.stray(key) {
+			list = append(list, key.String()[:8])
+		}
+	}
+	return list
+}
+
+// stray says whether all that there is of a blob is a touch that some quorum does not
+// know of. A size or bytes, even of one node, come after a touch that a quorum knows.
+func (o *oracle) stray(key schema.Key) bool {
+	r := o.w.db
+	all := r.merged(key, 0, 1, 2)
+	if all.size > all.sizeGone || max(all.bytes[0], all.bytes[1]) > all.bytesGone {
+		return false
+	}
+	for none := range nodes {
+		among := slices.DeleteFunc([]int{0, 1, 2}, func(node int) bool { return node == none })
+		if _, ok := r.row(key, r.merged(key, among...)); !ok {
+			return true
+		}
+	}
+	return false
+}
+
+// keysIn reads a chunk as the actors write it: the keys of its rows.
+func keysIn(chunk []byte) []schema.Key {
+	var keys []schema.Key
+	for k := range slices.Chunk(chunk, len(schema.Key{})) {
+		keys = append(keys, schema.Key(k))
+	}
+	return keys
+}

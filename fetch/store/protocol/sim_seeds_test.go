@@ -1,0 +1,212 @@
+package protocol
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+var (
+	seeds  = flag.Int("seeds", 10_000, "how many seeds to simulate")
+	from   = flag.Uint64("from", 1, "the first of them; 0 for any")
+	seed   = flag.Uint64("seed", 0, "the seed to simulate, and to say what happened")
+	plant  = flag.String("plant", "", "the mistake to plant into it")
+	report = flag.String("report", "", "a file for what came of it, as JSON")
+)
+
+// shortSeeds is how many seeds are run under -short.
+const shortSeeds = 300
+
+type mistake struct {
+	name string
+	bug  bug
+}
+
+// rare are mistakes that take more luck than the seeds of a test have; they are
+// planted by hand.
+var rare = []mistake{
+	{"ack early", bugAckEarly},
+	{"delete once", bugDeleteOnce},
+	{"unclean forgotten", bugUncleanForgotten},
+	{"leftover forgotten", bugLeftoverForgotten},
+	{"state backwards", bugStateBackwards},
+}
+
+// mistakes are those that are found, by name.
+var mistakes = []mistake{
+	{"commit unfenced", bugCommitUnfenced},
+	{"own later epoch", bugOwnLaterEpoch},
+	{"peek roots", bugPeekRoots},
+	{"lapse unfenced", bugLapseUnfenced},
+	{"no wait", bugNoWait},
+	{"trust all", bugTrustAll},
+	{"trust touched", bugTrustTouched},
+	{"delete too much", bugDeleteTooMuch},
+	{"register late", bugRegisterLate},
+	{"control unread", bugControlUnread},
+	{"keep nothing", bugKeepNothing},
+	{"roots early", bugRootsEarly},
+	{"selections unrooted", bugSelectionsUnrooted},
+	{"held unrooted", bugHeldUnrooted},
+	{"records unrooted", bugRecordsUnrooted},
+	{"hold unseen", bugHoldUnseen},
+	{"commit twice", bugCommitTwice},
+	{"number twice", bugNumberTwice},
+	{"bytes unseen", bugBytesUnseen},
+	{"tags ignored", bugTagsIgnored},
+	{"unfinished kept", bugUnfinishedKept},
+}
+
+// hunt simulates seeds on all processors until one fails, and returns it, or 0.
+func hunt(first uint64, n int, bugs bug) (failed uint64, err error) {
+	const workers = 2
+	var next atomic.Int64
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	for range workers {
+		all.Go(func() {
+			for {
+				i := next.Add(1) - 1
+				mu.Lock()
+				stop := err != nil
+				mu.Unlock()
+				if stop || i >= int64(n) {
+					return
+				}
+				if _, wrong := simulate(first+uint64(i), bugs, nil); wrong != nil {
+					mu.Lock()
+					if err == nil {
+						failed, err = first+uint64(i), wrong
+					}
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	all.Wait()
+	return failed, err
+}
+
+// outcome is what the tests report.
+type outcome struct {
+	Seeds      int      `json:"seeds"`
+	Seconds    float64  `json:"seconds"`
+	Violations int      `json:"violations"`
+	Planted    int      `json:"planted"`
+	Missed     int      `json:"planted_missed"`
+	MissedAre  []string `json:"missed"`
+}
+
+var told outcome
+
+func tell(t *testing.T) {
+	if *report == "" {
+		return
+	}
+	text, err := json.Marshal(told)
+	if err == nil {
+		err = os.WriteFile(*report, text, 0o600)
+	}
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// firstSeed is the same each time unless asked otherwise: a run then says of a change
+// what the run before said without it. Who wants to find more begins anywhere.
+func firstSeed() uint64 {
+	if *from != 0 {
+		return *from
+	}
+	return rand.Uint64N(1<<48) + 1
+}
+
+// TestSimulation: whatever happens to processes, messages and clocks, what the
+// package promises holds.
+func TestSimulation(t *testing.T) {
+	if *seed != 0 {
+		replay(t)
+		return
+	}
+	n := *seeds
+	if testing.Short() {
+		n = min(n, shortSeeds)
+	}
+	first := firstSeed()
+	t.Logf("seeds %d to %d", first, first+uint64(n)-1)
+	begun := time.Now()
+	failed, err := hunt(first, n, 0)
+	told.Seeds, told.Seconds = n, time.Since(begun).Seconds()
+	if err != nil {
+		told.Violations++
+		t.Errorf("seed %d: %v\nrun it by: go test -run '^TestSimulation$' ./fetch/store/protocol -v -args -seed=%d", failed, err, failed)
+	}
+	tell(t)
+}
+
+// replay runs one seed, and says what happened.
+func replay(t *testing.T) {
+	var bugs bug
+	for _, m := range slices.Concat(mistakes, rare) {
+		if m.name == *plant {
+			bugs = m.bug
+		}
+	}
+	var trace strings.Builder
+	hash, err := simulate(*seed, bugs, &trace)
+	t.Logf("%s\nhash %016x", trace.String(), hash)
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// TestSimulationRepeats: a seed is the same run each time.
+func TestSimulationRepeats(t *testing.T) {
+	first := rand.Uint64N(1<<48) + 1
+	t.Logf("seeds %d and following", first)
+	hashes := map[uint64]bool{}
+	for s := first; s < first+50; s++ {
+		one, err1 := simulate(s, 0, nil)
+		two, err2 := simulate(s, 0, &strings.Builder{})
+		if one != two || fmt.Sprint(err1) != fmt.Sprint(err2) {
+			t.Fatalf("seed %d came to %x (%v) and then to %x (%v)", s, one, err1, two, err2)
+		}
+		hashes[one] = true
+	}
+	if len(hashes) < 50 {
+		t.Errorf("50 seeds are %d different runs", len(hashes))
+	}
+}
+
+// TestPlanted: each mistake that can be planted is found.
+func TestPlanted(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes a minute")
+	}
+	if want := len(mistakes) + len(rare); 1<<want != int(endOfBugs) {
+		t.Errorf("%d mistakes are listed, there are others", want)
+	}
+	told.Planted = len(mistakes)
+	for _, m := range mistakes {
+		t.Run(m.name, func(t *testing.T) {
+			first := firstSeed()
+			failed, err := hunt(first, *seeds, m.bug)
+			if err == nil {
+				told.Missed++
+				told.MissedAre = append(told.MissedAre, m.name)
+				t.Errorf("it was not found in seeds %d to %d", first, first+uint64(*seeds)-1)
+				return
+			}
+			t.Logf("found after %d: %v", failed-first+1, err)
+		})
+	}
+	tell(t)
+}

@@ -1,0 +1,110 @@
+package protocol
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"bowstring/fetch/store"
+)
+
+// drawFaults draws what goes wrong: each kind in some runs and not in others.
+func (w *world) drawFaults() {
+	pick := func(values ...int) int { return values[w.rng.IntN(len(values))] }
+	w.faults = faults{
+		lose: pick(0, 0, 200, 30), silence: pick(0, 0, 150, 20), slow: pick(0, 20, 5), delay: pick(0, 0, 100, 20), double: pick(0, 0, 30),
+		accept: pick(0, 0, 40, 8), lag: pick(0, 5), suspends: pick(0, 1, 2, 3), kills: pick(0, 0, 1),
+		clocks: w.chance(2), raise: w.chance(3),
+	}
+}
+
+// simulate runs a seed. It returns what was wrong, and a hash of all that happened.
+func simulate(seed uint64, bugs bug, trace *strings.Builder) (hash uint64, err error) {
+	w := newWorld(seed)
+	w.trace = trace
+	w.db, w.oracle = newReplicas(w), newOracle(w)
+	w.drawFaults()
+	w.say(nil, "seed %d: %+v", seed, w.faults)
+	w.launch("importer", bugs, (*actor).imports, (*actor).imports)
+	w.launch("dropper", bugs, (*actor).imports, (*actor).drops)
+	w.launch("reader", bugs, (*actor).reads, (*actor).drops)
+	w.launch("collector", bugs, (*actor).collects)
+	w.launch("other", bugs, (*actor).collects, (*actor).imports)
+	if w.faults.raise {
+		for range 3 {
+			w.after(w.between(0, lasts), w.db.raise)
+		}
+	}
+	w.run(lasts)
+	// What is on its way arrives, and what was suspended goes on, undisturbed.
+	w.faults = faults{}
+	for _, p := range w.procs {
+		p.hurtAt = nil
+	}
+	w.run(2*lasts + time.Minute)
+	for _, p := range w.procs {
+		p.kill()
+	}
+	w.run(w.now + 2*rowLapses)
+	w.finish(bugs)
+	for _, p := range w.procs {
+		p.kill()
+	}
+	w.note("end", w.steps)
+	if w.fault != nil {
+		w.fault = fmt.Errorf("at %v: %w", w.now, w.fault)
+	}
+	return w.hash, w.fault
+}
+
+// finish collects in quiet: then all that is live is there, and nothing else.
+func (w *world) finish(bugs bug) {
+	if w.fault != nil {
+		return
+	}
+	done := false
+	p := &process{w: w, name: "finisher"}
+	w.procs = append(w.procs, p)
+	p.Go(func() {
+		s := New(&client{p, w.db}, p, Options{Holder: p.name, Parallel: 3, References: simReferences})
+		s.bugs = bugs
+		ctx := context.Background()
+		// One collection is enough, but for what not every quorum knows of; of that
+		// there is none once the replicas are repaired.
+		for _, after := range []string{"the first collection", "the repair and a second one"} {
+			if _, err := s.GC(ctx, store.GCOptions{}, nil); err != nil {
+				w.wrong("collect in quiet: %v", err)
+				return
+			}
+			if leaks := w.oracle.leaks(); len(leaks) > 0 {
+				w.wrong("blobs %v are left over after %s", leaks, after)
+				return
+			}
+			w.db.repair()
+		}
+		list, err := s.Datasets(ctx)
+		if err != nil {
+			w.wrong("list in quiet: %v", err)
+		}
+		for _, d := range list {
+			if live := w.oracle.datasets[d.Name].live(); !slices.Equal(live, d.Snapshots) {
+				w.wrong("%q is listed with %d and has %d", d.Name, d.Snapshots, live)
+			}
+			for _, number := range d.Snapshots {
+				if _, err := s.Snapshot(ctx, d.Name, number); err != nil {
+					w.wrong("read in quiet: %v", err)
+				}
+			}
+		}
+		if err := s.Close(); err != nil {
+			w.wrong("close: %v", err)
+		}
+		done = true
+	})
+	w.run(w.now + 10*time.Minute)
+	if !done {
+		w.wrong("a collection in quiet does not end")
+	}
+}

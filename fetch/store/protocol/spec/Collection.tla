@@ -1,0 +1,191 @@
+----------------------------- MODULE Collection -----------------------------
+(***************************************************************************)
+(* How ingests and collections of a store agree on one blob. Package       *)
+(* protocol says it in words; the names are the same here. A swap is one   *)
+(* step, as its condition is the version that its partition was loaded at. *)
+(* Processes stop for as long as they like between any two steps, and may  *)
+(* be taken for dead at any moment: no clock takes part. What members say  *)
+(* in their rows is taken from what they know, as both only grow.          *)
+(***************************************************************************)
+EXTENDS Integers, FiniteSets, TLC
+
+CONSTANTS
+  Procs,      \* each of which ingests and collects
+  MaxEpoch,   \* how many collections there are
+  Fence,      \* commits look for their registration
+  Wait,       \* collections wait for acks
+  Barrier,    \* acks wait for puts
+  Leftovers   \* an end takes note of what older deletions may still meet
+
+None == 0     \* no epoch; epochs count from 1
+
+VARIABLES
+  control,    \* [epoch, run, unclean]: the partition of the protocol itself
+  reg,        \* the epoch that a process's ingest is registered with, or None
+  live,       \* a snapshot that refers to the blob is committed and not dropped
+  known,      \* [epoch, trusted]: what a process knows of collections
+  ingest,     \* where its ingest stands
+  put,        \* [epoch, trusted] that its put began with
+  stored,     \* the epoch that the blob's bytes were written in, or None
+  touched,    \* the latest epoch in which somebody wanted it
+  gone,       \* the latest epoch of which writes are deleted
+  coll        \* [at, epoch, before, keep, marked, leftover]: a process's collection
+
+Symmetric == Permutations(Procs)
+vars == <<control, reg, live, known, ingest, put, stored, touched, gone, coll>>
+
+Max(a, b) == IF a > b THEN a ELSE b
+Whole == stored > gone
+NoPut == [epoch |-> None, trusted |-> None]
+Idle == [at |-> "none", epoch |-> None, before |-> None, keep |-> None, marked |-> FALSE, leftover |-> FALSE]
+
+Init ==
+  /\ control = [epoch |-> 1, run |-> "none", unclean |-> None]
+  /\ reg = [p \in Procs |-> None]
+  /\ live = FALSE
+  /\ known = [p \in Procs |-> [epoch |-> 1, trusted |-> None]]
+  /\ ingest = [p \in Procs |-> "none"]
+  /\ put = [p \in Procs |-> NoPut]
+  /\ stored = None /\ touched = None /\ gone = None
+  /\ coll = [p \in Procs |-> Idle]
+
+Putting(p) == ingest[p] \in {"touching", "writing"}
+
+(***************************************************************************)
+(* Members                                                                 *)
+(***************************************************************************)
+Learn(p) ==
+  /\ known' = [known EXCEPT ![p] = [epoch |-> control.epoch, trusted |-> control.unclean]]
+  /\ known' # known
+  /\ UNCHANGED <<control, reg, live, ingest, put, stored, touched, gone, coll>>
+
+Knows(p) == IF Barrier /\ Putting(p) THEN put[p].epoch ELSE known[p].epoch
+
+(***************************************************************************)
+(* Ingests                                                                 *)
+(***************************************************************************)
+Register(p) ==
+  /\ ingest[p] = "none"
+  /\ reg' = [reg EXCEPT ![p] = known[p].epoch]
+  /\ ingest' = [ingest EXCEPT ![p] = "registered"]
+  /\ UNCHANGED <<control, live, known, put, stored, touched, gone, coll>>
+
+\* What it puts from here on knows of every collection that does not know of it.
+Look(p) ==
+  /\ ingest[p] = "registered"
+  /\ known' = [known EXCEPT ![p] = [epoch |-> control.epoch, trusted |-> control.unclean]]
+  /\ ingest' = [ingest EXCEPT ![p] = "open"]
+  /\ UNCHANGED <<control, reg, live, put, stored, touched, gone, coll>>
+
+BeginPut(p) ==
+  /\ ingest[p] = "open"
+  /\ put' = [put EXCEPT ![p] = known[p]]
+  /\ ingest' = [ingest EXCEPT ![p] = "touching"]
+  /\ UNCHANGED <<control, reg, live, known, stored, touched, gone, coll>>
+
+Touch(p) ==
+  /\ ingest[p] = "touching"
+  /\ touched' = Max(touched, put[p].epoch)
+  /\ LET there == Whole /\ stored >= put[p].trusted IN
+       /\ ingest' = [ingest EXCEPT ![p] = IF there THEN "has put" ELSE "writing"]
+       /\ put' = [put EXCEPT ![p] = IF there THEN NoPut ELSE @]
+  /\ UNCHANGED <<control, reg, live, known, stored, gone, coll>>
+
+Write(p) ==
+  /\ ingest[p] = "writing"
+  /\ stored' = Max(stored, put[p].epoch)
+  /\ touched' = Max(touched, put[p].epoch)
+  /\ ingest' = [ingest EXCEPT ![p] = "has put"]
+  /\ put' = [put EXCEPT ![p] = NoPut]
+  /\ UNCHANGED <<control, reg, live, known, gone, coll>>
+
+Commit(p) ==
+  /\ ingest[p] = "has put"
+  /\ Fence => reg[p] # None
+  /\ live' = TRUE
+  /\ reg' = [reg EXCEPT ![p] = None]
+  /\ ingest' = [ingest EXCEPT ![p] = "none"]
+  /\ UNCHANGED <<control, known, put, stored, touched, gone, coll>>
+
+Close(p) ==
+  /\ ingest[p] \in {"registered", "open", "has put"}
+  /\ reg' = [reg EXCEPT ![p] = None]
+  /\ ingest' = [ingest EXCEPT ![p] = "none"]
+  /\ UNCHANGED <<control, live, known, put, stored, touched, gone, coll>>
+
+Drop ==
+  /\ live
+  /\ live' = FALSE
+  /\ UNCHANGED <<control, reg, known, ingest, put, stored, touched, gone, coll>>
+
+(***************************************************************************)
+(* Collections                                                             *)
+(***************************************************************************)
+Begin(p) ==
+  /\ coll[p].at = "none"
+  /\ control.epoch < MaxEpoch
+  /\ LET e == control.epoch + 1 IN
+       /\ control' = [epoch |-> e, run |-> p, unclean |-> e]
+       /\ coll' = [coll EXCEPT ![p] = [Idle EXCEPT !.at = "agreeing", !.epoch = e, !.before = control.unclean]]
+  /\ UNCHANGED <<reg, live, known, ingest, put, stored, touched, gone>>
+
+\* Some processes say that they know of the collection; the registrations of the
+\* others go, as these are taken for dead. Without Wait all are taken at their word.
+Settle(p) ==
+  /\ coll[p].at = "agreeing"
+  /\ \E there \in SUBSET {q \in Procs : reg[q] # None} :
+       /\ Wait => \A q \in there : Knows(q) >= coll[p].epoch
+       /\ reg' = [q \in Procs |-> IF q \in there THEN reg[q] ELSE None]
+       /\ coll' = [coll EXCEPT ![p] = [@ EXCEPT
+            !.at = "scanning", !.marked = live,
+            !.keep = CHOOSE e \in 1..MaxEpoch :
+              /\ \A q \in there : e <= reg[q]
+              /\ e <= coll[p].epoch
+              /\ e = coll[p].epoch \/ \E q \in there : e = reg[q]]]
+  /\ UNCHANGED <<control, live, known, ingest, put, stored, touched, gone>>
+
+Scan(p) ==
+  /\ coll[p].at = "scanning"
+  /\ LET seen == Max(IF Whole THEN stored ELSE None, IF touched > gone THEN touched ELSE None)
+         dead == ~coll[p].marked /\ seen < coll[p].keep IN
+       coll' = [coll EXCEPT ![p] = [@ EXCEPT
+         !.at = IF dead THEN "deleting" ELSE "ending",
+         !.leftover = ~dead /\ ~coll[p].marked /\ seen # None /\ stored < coll[p].before]]
+  /\ UNCHANGED <<control, reg, live, known, ingest, put, stored, touched, gone>>
+
+\* Of a collection that was superseded, too, and whenever it likes.
+Delete(p) ==
+  /\ coll[p].at \in {"deleting", "failed"}
+  /\ gone' = Max(gone, coll[p].epoch - 1)
+  /\ coll' = [coll EXCEPT ![p].at = IF @ = "deleting" THEN "ending" ELSE "none"]
+  /\ UNCHANGED <<control, reg, live, known, ingest, put, stored, touched>>
+
+End(p) ==
+  /\ coll[p].at = "ending"
+  /\ control' = IF control.run = p /\ control.epoch = coll[p].epoch
+       THEN [control EXCEPT !.run = "none",
+              !.unclean = IF Leftovers /\ coll[p].leftover THEN coll[p].before ELSE None]
+       ELSE control
+  /\ coll' = [coll EXCEPT ![p] = Idle]
+  /\ UNCHANGED <<reg, live, known, ingest, put, stored, touched, gone>>
+
+\* It gives up and says so, with a deletion on its way.
+Fail(p) ==
+  /\ coll[p].at = "deleting"
+  /\ control.run = p /\ control.epoch = coll[p].epoch
+  /\ control' = [control EXCEPT !.run = "none"]
+  /\ coll' = [coll EXCEPT ![p].at = "failed"]
+  /\ UNCHANGED <<reg, live, known, ingest, put, stored, touched, gone>>
+
+Next ==
+  \/ Drop
+  \/ \E p \in Procs :
+       \/ Learn(p)
+       \/ Register(p) \/ Look(p) \/ BeginPut(p) \/ Touch(p) \/ Write(p) \/ Commit(p) \/ Close(p)
+       \/ Begin(p) \/ Settle(p) \/ Scan(p) \/ Delete(p) \/ End(p) \/ Fail(p)
+
+Spec == Init /\ [][Next]_vars
+
+\* What is committed is whole.
+Safe == live => Whole
+=============================================================================

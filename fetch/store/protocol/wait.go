@@ -1,0 +1,159 @@
+package protocol
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"bowstring/schema"
+)
+
+// each calls f for 0 to n-1, at most limit at once, and returns when all calls
+// have. After an error it begins no other, and cancels those under way.
+func each(ctx context.Context, env Env, limit, n int, f func(ctx context.Context, i int) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var mu sync.Mutex
+	var failed error
+	next := 0
+	take := func() (int, bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		if failed == nil && ctx.Err() != nil {
+			failed = context.Cause(ctx)
+		}
+		next++
+		return next - 1, failed == nil && next <= n
+	}
+	work := func() {
+		for i, ok := take(); ok; i, ok = take() {
+			if err := f(ctx, i); err != nil {
+				mu.Lock()
+				if failed == nil {
+					failed = err
+				}
+				mu.Unlock()
+				cancel(err)
+			}
+		}
+	}
+	var g group
+	for range min(limit, n) - 1 {
+		g.start(env, work)
+	}
+	work()
+	g.wait(env)
+	return failed
+}
+
+// group counts what is under way, and lets one wait for its end.
+type group struct {
+	mu    sync.Mutex
+	n     int
+	ended chan struct{} // closed when n falls to 0, nil if nobody waits
+}
+
+// add counts one more, which done takes off again.
+func (g *group) add() {
+	g.mu.Lock()
+	g.n++
+	g.mu.Unlock()
+}
+
+func (g *group) done() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.n--; g.n == 0 && g.ended != nil {
+		close(g.ended)
+		g.ended = nil
+	}
+}
+
+func (g *group) start(env Env, f func()) {
+	g.add()
+	env.Go(func() {
+		defer g.done()
+		f()
+	})
+}
+
+// wait returns when nothing is under way.
+func (g *group) wait(env Env) {
+	for {
+		g.mu.Lock()
+		if g.n == 0 {
+			g.mu.Unlock()
+			return
+		}
+		if g.ended == nil {
+			g.ended = make(chan struct{})
+		}
+		ended := g.ended
+		g.mu.Unlock()
+		_ = env.Wait(context.Background(), ended, -1) // never an error: this context has no end
+	}
+}
+
+// turns lets one at a time have what goes by a name.
+type turns[K comparable] struct {
+	mu   sync.Mutex
+	busy map[K]chan struct{} // closed when it is free again
+}
+
+// take waits for its turn. The caller gives it back.
+func (t *turns[K]) take(ctx context.Context, env Env, key K) error {
+	for {
+		t.mu.Lock()
+		other, busy := t.busy[key]
+		if !busy {
+			if t.busy == nil {
+				t.busy = map[K]chan struct{}{}
+			}
+			t.busy[key] = make(chan struct{})
+			t.mu.Unlock()
+			return nil
+		}
+		t.mu.Unlock()
+		if err := env.Wait(ctx, other, -1); err != nil {
+			return err
+		}
+	}
+}
+
+func (t *turns[K]) give(key K) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	close(t.busy[key])
+	delete(t.busy, key)
+}
+
+// within returns a context that ends after d as well. The caller calls cancel.
+func (s *Store) within(ctx context.Context, d time.Duration) (_ context.Context, cancel func()) {
+	ctx, end := context.WithCancelCause(ctx)
+	s.tasks.start(s.env, func() {
+		if s.env.Wait(ctx, nil, d) == nil {
+			end(context.DeadlineExceeded)
+		}
+	})
+	return ctx, func() { end(nil) }
+}
+
+// backoff waits before the n-th repetition of something, counted from 0, each
+// time longer, and not as long as others do.
+func (s *Store) backoff(ctx context.Context, n int) error {
+	const first, most = 2 * time.Millisecond, 500 * time.Millisecond
+	d := most
+	if n < 8 {
+		d = min(d, first<<n)
+	}
+	return s.env.Wait(ctx, nil, time.Duration(s.env.Rand()%uint64(d)))
+}
+
+// unavailable is an error for who comes at a bad moment.
+func unavailable(err error) error { return &temporary{err} }
+
+// temporary is a schema.ErrUnavailable that has a cause.
+type temporary struct{ cause error }
+
+func (t *temporary) Error() string   { return schema.ErrUnavailable.Error() + ": " + t.cause.Error() }
+func (t *temporary) Unwrap() []error { return []error{schema.ErrUnavailable, t.cause} }
