@@ -16,6 +16,7 @@ import (
 	"github.com/gocql/gocql"
 	"golang.org/x/sync/errgroup"
 
+	"bowstring/fetch/store"
 	"bowstring/schema"
 )
 
@@ -29,7 +30,8 @@ type AttachOptions struct {
 	// uuids. Columns that both tables have are taken from Data. It may be empty.
 	Metadata string
 	// Split is the split of all rows; SplitColumn is a text column that names
-	// the split of each row. At most one is given; "" for neither.
+	// the split of each row. At most one is given. With neither the split is
+	// "train"; rows whose SplitColumn is null or empty are in no split.
 	Split, SplitColumn string
 	// Columns are those to take; nil for all.
 	Columns []string
@@ -39,6 +41,9 @@ type AttachOptions struct {
 	// same, and Replace makes a snapshot of these rows alone. With neither, the
 	// dataset must be new.
 	Append, Replace bool
+	// SkipExisting has Append leave out rows whose ids the newest snapshot has, such
+	// as all but the new ones of a table that has grown. Without, they are an error.
+	SkipExisting bool
 	// Workers is how many intervals of the table are scanned at once. Default: 8.
 	Workers int
 	// Progress, if set, is told the totals now and then, by one goroutine.
@@ -56,6 +61,8 @@ type AttachReport struct {
 	NoMetadata int64 `json:"no_metadata"`
 	// NoSample counts rows of the metadata table without a sample, which are left out.
 	NoSample int64 `json:"no_sample"`
+	// Skipped counts rows that the newest snapshot has already.
+	Skipped int64 `json:"skipped"`
 }
 
 const (
@@ -67,6 +74,8 @@ const (
 	// foreignLevel is the consistency of scans of other programs' tables, which
 	// were written at who knows what.
 	foreignLevel = gocql.LocalQuorum
+	// defaultSplit is where rows are if nothing says where.
+	defaultSplit = "train"
 	// attachWorkers is the default of AttachOptions.Workers.
 	attachWorkers = 8
 )
@@ -102,7 +111,8 @@ type attachment struct {
 
 	meanRow atomic.Int64 // bytes of blobs in a row, as seen so far
 
-	in     *ingest
+	in     store.Ingest
+	known  known // of the snapshot that is appended to
 	report AttachReport
 	splits []*splitBuilder
 }
@@ -147,6 +157,11 @@ func (a *attachment) run(ctx context.Context) (*schema.Snapshot, error) {
 		return nil, fmt.Errorf("%w: the tables have the columns %v, and the dataset %v: rows of other columns cannot be appended",
 			schema.ErrInvalid, a.schema, parent.Schema)
 	}
+	if a.opts.Append && parent != nil {
+		if err := a.known.read(ctx, a.s, parent); err != nil {
+			return nil, err
+		}
+	}
 	if err := a.register(ctx); err != nil {
 		return nil, err
 	}
@@ -155,7 +170,7 @@ func (a *attachment) run(ctx context.Context) (*schema.Snapshot, error) {
 		return nil, err
 	}
 	defer in.Close()
-	a.in = in.(*ingest)
+	a.in = in
 	defer func() {
 		for _, sp := range a.splits {
 			sp.builder.Release()
@@ -163,6 +178,12 @@ func (a *attachment) run(ctx context.Context) (*schema.Snapshot, error) {
 	}()
 	if err := a.scan(ctx); err != nil {
 		return nil, err
+	}
+	if err := a.known.err(parent); err != nil && !a.opts.SkipExisting {
+		return nil, err
+	}
+	if a.report.Rows == 0 && a.report.Skipped > 0 {
+		return parent, nil
 	}
 	if a.report.Rows == 0 {
 		return nil, fmt.Errorf("%w: the table has no rows", schema.ErrInvalid)
@@ -187,6 +208,12 @@ func (a *attachment) check() error {
 			return err
 		}
 	}
+	if o.Split == "" && o.SplitColumn == "" {
+		o.Split = defaultSplit
+	}
+	if o.SkipExisting && !o.Append {
+		return bad("skip existing", "no append", "append: nothing else has rows that exist")
+	}
 	if o.Append && o.Replace {
 		return bad("append", "both append and replace", "one of them")
 	}
@@ -209,19 +236,17 @@ func (a *attachment) check() error {
 
 // parent is the newest snapshot, nil if there is none.
 func (a *attachment) parent(ctx context.Context) (*schema.Snapshot, error) {
-	p, err := a.s.partition(ctx, a.opts.Dataset, a.s.catalogLevel())
-	if err != nil {
-		return nil, err
-	}
-	newest := p.newest()
-	if newest == 0 {
+	newest, err := a.s.Snapshot(ctx, a.opts.Dataset, 0)
+	if errors.Is(err, schema.ErrNotFound) {
 		return nil, nil
+	} else if err != nil {
+		return nil, err
 	}
 	if !a.opts.Append && !a.opts.Replace {
 		return nil, fmt.Errorf("%w: dataset %q has snapshot %d: append to it, replace it, or take another name",
-			schema.ErrExists, a.opts.Dataset, newest)
+			schema.ErrExists, a.opts.Dataset, newest.Number)
 	}
-	return a.s.record(ctx, a.opts.Dataset, newest, true)
+	return newest, nil
 }
 
 // describe looks at the tables' columns and decides what the dataset's are.
@@ -474,7 +499,10 @@ func (a *attachment) scanInterval(ctx context.Context, r pair) (*interval, error
 		a.meanRow.Store(iv.bytes/n + 1)
 	}
 	iv.noSample = int64(len(meta))
-	iv.meta = b.NewRecord()
+	rec := b.NewRecord()
+	defer rec.Release()
+	// A record without columns would not know how many rows it has.
+	iv.meta = array.NewRecord(a.metaSchema, rec.Columns(), int64(len(iv.ids)))
 	return iv, nil
 }
 
@@ -516,7 +544,17 @@ func (a *attachment) take(ctx context.Context, iv *interval, done float64) error
 		meta = array.NewRecord(arrow.NewSchema(fields, nil), columns, meta.NumRows())
 		defer meta.Release()
 	}
+	skipped := int64(0)
 	for row, id := range iv.ids {
+		if a.known.has(id) {
+			skipped++
+			for _, ref := range iv.blobs[row] {
+				if ref != nil {
+					iv.bytes -= ref.Size
+				}
+			}
+			continue
+		}
 		split := a.opts.Split
 		if names != nil && names.IsValid(row) {
 			split = names.Value(row)
@@ -535,7 +573,8 @@ func (a *attachment) take(ctx context.Context, iv *interval, done float64) error
 			}
 		}
 	}
-	a.report.Rows += int64(len(iv.ids))
+	a.report.Rows += int64(len(iv.ids)) - skipped
+	a.report.Skipped += skipped
 	a.report.Bytes += iv.bytes
 	a.report.NoMetadata += iv.noMetadata
 	a.report.NoSample += iv.noSample

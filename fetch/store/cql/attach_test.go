@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/apache/arrow/go/v17/arrow"
@@ -281,5 +282,62 @@ func TestAttachedTableChanges(t *testing.T) {
 	}
 	if _, _, err := s.Attach(t.Context(), AttachOptions{Dataset: "e", Data: foreign + ".nothing"}); !errors.Is(err, schema.ErrNotFound) {
 		t.Errorf("an absent table: %v", err)
+	}
+}
+
+// TestAttachPlain: a table of nothing but ids and blobs, which grows.
+func TestAttachPlain(t *testing.T) {
+	foreign := newKeyspace(t)
+	session := newSession(t, cassandratest.Shared(t).URI(foreign, ""))
+	defer session.Close()
+	exec := func(stmt string, args ...any) {
+		t.Helper()
+		if err := session.Query(stmt, args...).Exec(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exec("CREATE KEYSPACE " + foreign + " WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}")
+	exec("CREATE TABLE " + foreign + ".plain (id uuid PRIMARY KEY, data blob)")
+	insert := func(from, to int) {
+		t.Helper()
+		for i := from; i < to; i++ {
+			exec("INSERT INTO "+foreign+".plain (id, data) VALUES (?, ?)", gocql.UUID{8, 15: byte(i)}, bytes.Repeat([]byte{byte(i)}, 100))
+		}
+	}
+	insert(0, 30)
+	s := openStore(t, newKeyspace(t))
+	opts := AttachOptions{Dataset: "plain", Data: foreign + ".plain", ranges: 4}
+	snap, report, err := s.Attach(t.Context(), opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	splits := func(snap *schema.Snapshot) string { return fmt.Sprint(snap.Splits) }
+	if snap.Rows() != 30 || report.Bytes != 3000 || splits(snap) != "[{train [{0 30}]}]" {
+		t.Errorf("%d rows of %d bytes, splits %s, want 30 of 3000 in train", snap.Rows(), report.Bytes, splits(snap))
+	}
+
+	// Once more is an error that names some of them, and changes nothing.
+	opts.Append = true
+	_, _, err = s.Attach(t.Context(), opts)
+	if !errors.Is(err, schema.ErrInvalid) || !strings.Contains(err.Error(), "30 of the ids are in plain@1") || !strings.Contains(err.Error(), "08000000-") {
+		t.Errorf("appending the same rows: %v", err)
+	}
+	opts.SkipExisting = true
+	same, report, err := s.Attach(t.Context(), opts)
+	if err != nil || same.Number != 1 || report.Rows != 0 || report.Skipped != 30 || report.Bytes != 0 {
+		t.Errorf("appending the same rows but for those that exist: snapshot %v, %+v, %v", same, report, err)
+	}
+	insert(30, 37)
+	grown, report, err := s.Attach(t.Context(), opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if grown.Number != 2 || grown.Rows() != 37 || report.Rows != 7 || report.Skipped != 30 || report.Bytes != 700 || splits(grown) != "[{train [{0 37}]}]" {
+		t.Errorf("a table that has grown: snapshot %d of %d rows, %+v, splits %s", grown.Number, grown.Rows(), report, splits(grown))
+	}
+	opts.Append = false
+	var field *schema.FieldError
+	if _, _, err := s.Attach(t.Context(), opts); !errors.As(err, &field) {
+		t.Errorf("skipping what exists without appending: %v", err)
 	}
 }

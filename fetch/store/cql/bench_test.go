@@ -9,7 +9,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"bowstring/fetch/store/cql/cassandratest"
 	"bowstring/schema"
 )
 
@@ -66,15 +65,7 @@ func processorTime(b *testing.B) (report func()) {
 // stored is a store with a thousand blobs in it.
 func stored(b *testing.B, size int) (*Store, []schema.BlobRef) {
 	b.Helper()
-	s, err := Open(b.Context(), cassandratest.Shared(b).URI(newKeyspace(b), "grace=0s"), Options{Create: true, Logger: quiet})
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() {
-		if err := s.Close(); err != nil {
-			b.Error(err)
-		}
-	})
+	s := openStore(b, newKeyspace(b))
 	data := blobs("bench", 1000, size)
 	if _, err := importInto(b.Context(), s, "bench", 0, data); err != nil {
 		b.Fatal(err)

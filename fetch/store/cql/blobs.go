@@ -99,6 +99,7 @@ func (s *Store) readParts(ctx context.Context, ref schema.BlobRef) (schema.Blob,
 
 func (s *Store) readPart(r *reading, ref *schema.BlobRef, part int) error {
 	r.key = boundKey(ref.Key)
+	r.route.draw = drawOf(&ref.Key, part)
 	r.bind(&r.key, part)
 	levels := [...]gocql.Consistency{s.config.Read, gocql.LocalQuorum, gocql.Quorum}
 	for i, level := range levels {

@@ -29,10 +29,13 @@ func TestNodeLost(t *testing.T) {
 		t.Skip("starts three servers")
 	}
 	nodes := cassandratest.StartCluster(t)
-	address := fmt.Sprintf("cql://%s,%s:%d,%s/lost?rf=3&grace=0s", nodes[0].IP, nodes[1].IP, nodes[0].Port, nodes[2].IP)
+	address := fmt.Sprintf("cql://%s,%s:%d,%s/lost?rf=3", nodes[0].IP, nodes[1].IP, nodes[0].Port, nodes[2].IP)
 	open := func(t *testing.T, parameters string) *Store {
 		t.Helper()
-		s, err := Open(t.Context(), address+parameters, Options{Create: true, Logger: slog.New(slog.NewTextHandler(t.Output(), nil))})
+		if err := Init(t.Context(), address+parameters, InitOptions{Logger: quiet}); err != nil {
+			t.Fatal(err)
+		}
+		s, err := Open(t.Context(), address+parameters, Options{Logger: slog.New(slog.NewTextHandler(t.Output(), nil))})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -11,36 +11,34 @@
 // nothing else. The table blobs has a small row for each blob, which says that
 // all parts are there; only imports and collections use it.
 //
-// The catalog is a partition of snapshots for each dataset. A snapshot is
-// committed, or dropped, by one lightweight transaction on that partition,
-// whose condition is that the partition's version has not changed. Where the
-// outcome of a transaction stays unknown, because the answer was lost, the
-// partition is read again at serial consistency, which settles it.
+// How snapshots are committed, and blobs collected, is no matter of this
+// package: it is the protocol's, in package protocol, which all stores share.
+// What this package has is its database: a partition of the table catalog is
+// changed by a conditional batch, whose condition is that the partition's version
+// has not changed. Where the outcome of a batch stays unknown, because the
+// answer was lost, a read at serial consistency settles it.
 //
-// # Garbage and leases
+// # Time
 //
-// Several processes share a store. Each keeps a row in leases, which lapses
-// unless it is renewed; it says since when the process has had an ingest open,
-// and which snapshots it reads. A collection is announced by a row in the same
-// table, of which there can be one. It begins when every process with a lease
-// has said, in its row, that it knows of it, and then frees blobs that nothing
-// refers to and no ingest has touched since the oldest open one began.
-//
-// A put that finds its blob stored touches it. While a collection runs that is
-// not enough, for the collection may have made up its mind: then the put stores
-// the blob again. Deletions carry the write time of what they delete, so that
-// they cannot take away what was stored later, in whatever order they arrive.
-// This needs clocks that differ by less than the collection's grace
-// (Options.Grace, the parameter grace), as Cassandra itself does.
+// No clock decides anything. The write times of blobs are the epochs that the
+// protocol counts collections by; a collection deletes as of the moment before its
+// own epoch, so that it cannot take away what was stored since, in whatever order
+// writes and deletions arrive. The write time of the row that a process has in the
+// table members is its beat.
 //
 // # Consistency
 //
 // Blobs are read at LOCAL_ONE, since they never change; one that is not found
 // is asked for again at a quorum before it is said to be missing. Writes are
-// at LOCAL_QUORUM. The catalog and the leases are written and read at QUORUM
+// at LOCAL_QUORUM. The catalog and the members are written and read at QUORUM
 // and SERIAL, so that imports in different datacenters exclude each other;
 // serial=local_serial keeps that within one datacenter, where all imports and
 // collections must then run.
+//
+// # Making a store
+//
+// [Init] alone makes keyspaces and tables, and upgrades a keyspace that the
+// program before made; [Open] does neither.
 //
 // # Memory
 //
@@ -53,13 +51,16 @@
 // # Replicas
 //
 // A read asks the replica first that [store.AttemptFrom] says, and hosts last
-// that have fallen silent. The driver asks one more host at once where one fails;
+// that have fallen silent. A host whose reads take much longer than those of the
+// quickest loses them to the next replica: some, or all but one a second, which nobody
+// waits for. The method is that of Cassandra's dynamic snitch, with shares that
+// move step by step; pace.go says more. The driver asks one more host at once where one fails;
 // to wait and to try again is the caller's business.
 //
 // # Goroutines
 //
-// A store has one goroutine of its own, which renews its lease, once it has
-// read a snapshot or begun an ingest, and one for each host that is silent. The driver has two for each connection and a
-// few for each session; they end soon after Close, which does not wait for the
-// last of them, because the driver does not.
+// A store has those of the protocol, which renew its row once it has read a snapshot
+// or begun an ingest, and one for each host that is silent or slow. The driver has two for each
+// connection and a few for each session; they end soon after Close, which does not wait
+// for the last of them, because the driver does not.
 package cql

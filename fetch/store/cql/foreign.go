@@ -137,6 +137,7 @@ func (s *Store) getForeign(ctx context.Context, t *foreignTable, ref schema.Blob
 	r := newReading(ctx, t.query, int(ref.Size))
 	r.arena = &s.buffers
 	r.bind(id)
+	r.route.draw = drawOf(&ref.Key, 0)
 	for _, level := range []gocql.Consistency{s.config.Read, gocql.Quorum} {
 		err = s.readCell(session, r, level, t.name())
 		if !errors.Is(err, gocql.ErrNotFound) {

@@ -30,14 +30,23 @@ import (
 // mock is a server that does what a real one cannot be made to do. It has one
 // blob, of which every part is asked for by a prepared statement.
 type mock struct {
-	addr string
-	peer string // the address of the other server of the cluster, if there is one
-	blob []byte
+	addr  string
+	peers []string // the addresses of the other servers of the cluster
+	blob  []byte
+	// Of a cluster that says how it is replicated: its tokens, and how many replicas there are.
+	tokens   func(member net.IP) []string
+	replicas int
+
+	cells   func(key []byte, part int) []byte // in place of the blob
+	latency atomic.Int64                      // of reads, which do not wait for one another; 0 for none
 
 	shards    int // 0 for a server that is no Scylla
 	awarePort int
 	do        func(n int) deed // what to do with the nth read, from 1
 	connected chan int         // the shard of each connection to awarePort
+
+	late  sync.WaitGroup
+	ended chan struct{}
 
 	mu     sync.Mutex
 	conns  []net.Conn
@@ -48,7 +57,8 @@ type mock struct {
 // mockConn is a connection to a mock.
 type mockConn struct {
 	net.Conn
-	shard int
+	shard   int
+	writing sync.Mutex
 }
 
 // deed is what a mock does with a read.
@@ -62,7 +72,7 @@ type deed struct {
 }
 
 // port that is free on several addresses of the loopback interface.
-func freePort(t *testing.T) int {
+func freePort(t testing.TB) int {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -73,11 +83,12 @@ func freePort(t *testing.T) int {
 }
 
 // startMock runs a server until the end of the test.
-func startMock(t *testing.T, m *mock, ip string, port int) *mock {
+func startMock(t testing.TB, m *mock, ip string, port int) *mock {
 	t.Helper()
 	m.addr = net.JoinHostPort(ip, strconv.Itoa(port))
 	m.blob = bytes.Repeat([]byte("bow"), 40_000)
 	m.connected = make(chan int, 100)
+	m.ended = make(chan struct{})
 	ports := []int{port}
 	if m.shards > 0 {
 		ports = append(ports, m.awarePort)
@@ -117,7 +128,9 @@ func startMock(t *testing.T, m *mock, ip string, port int) *mock {
 			c.Close()
 		}
 		m.mu.Unlock()
+		close(m.ended)
 		running.Wait()
+		m.late.Wait()
 	})
 	return m
 }
@@ -132,12 +145,30 @@ func (m *mock) serve(c *mockConn) {
 		if err != nil {
 			return
 		}
-		if answer := m.answer(r, c); answer != nil {
-			if err := codec.EncodeFrame(answer, c); err != nil {
-				return
-			}
+		answer := m.answer(r, c)
+		if answer == nil {
+			continue
+		}
+		if late := time.Duration(m.latency.Load()); late > 0 && r.Header.OpCode == primitive.OpCodeExecute {
+			m.late.Go(func() {
+				select {
+				case <-time.After(late):
+					_ = c.write(codec, answer) // the driver may have gone
+				case <-m.ended:
+				}
+			})
+			continue
+		}
+		if err := c.write(codec, answer); err != nil {
+			return
 		}
 	}
+}
+
+func (c *mockConn) write(codec frame.Codec, answer *frame.Frame) error {
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	return codec.EncodeFrame(answer, c)
 }
 
 // answer is nil if there is none.
@@ -154,8 +185,14 @@ func (m *mock) answer(r *frame.Frame, c *mockConn) *frame.Frame {
 	case *message.Startup, *message.Register:
 		return reply(&message.Ready{})
 	case *message.Prepare:
+		if strings.Contains(msg.Query, "system_schema.") && m.replicas > 0 {
+			return reply(preparedSchema(msg.Query))
+		}
 		return reply(prepared)
 	case *message.Execute:
+		if len(msg.QueryId) == 1 && msg.QueryId[0] != prepared.PreparedQueryId[0] {
+			return reply(m.schema(msg.QueryId[0]))
+		}
 		return m.execute(r, msg, c)
 	case *message.Query:
 		if ks, ok := strings.CutPrefix(msg.Query, "USE "); ok {
@@ -178,8 +215,8 @@ func (m *mock) topology(query string, c net.Conn) message.Message {
 	switch {
 	case strings.Contains(query, "system.local"):
 		members = []string{c.LocalAddr().(*net.TCPAddr).IP.String()}
-	case m.peer != "":
-		members, address = []string{m.peer}, "native_address"
+	case len(m.peers) > 0:
+		members, address = m.peers, "native_address"
 	}
 	port := binary.BigEndian.AppendUint32(nil, uint32(c.LocalAddr().(*net.TCPAddr).Port))
 	names := []string{"peer", "broadcast_address", address, "native_port", "data_center", "rack", "host_id", "schema_version", "release_version", "partitioner", "tokens"}
@@ -195,8 +232,14 @@ func (m *mock) topology(query string, c net.Conn) message.Message {
 		ip := net.ParseIP(member).To4()
 		id := bytes.Repeat([]byte{1}, 16)
 		id[15] = ip[3]
-		token := strconv.Itoa(int(ip[3]))
-		tokens := append([]byte{0, 0, 0, 1, 0, 0, 0, byte(len(token))}, token...)
+		list := []string{strconv.Itoa(int(ip[3]))}
+		if m.tokens != nil {
+			list = m.tokens(ip)
+		}
+		tokens := binary.BigEndian.AppendUint32(nil, uint32(len(list)))
+		for _, token := range list {
+			tokens = append(binary.BigEndian.AppendUint32(tokens, uint32(len(token))), token...)
+		}
 		answer.Data = append(answer.Data, message.Row{
 			ip, ip, ip, port, []byte("dc1"), []byte("rack1"), id, bytes.Repeat([]byte{2}, 16),
 			[]byte("3.11.2"), []byte("org.apache.cassandra.dht.Murmur3Partitioner"), tokens,
@@ -217,6 +260,42 @@ var (
 	}
 )
 
+// Statements about the schema: of keyspaces, and of what else there is none of.
+const (
+	keyspacesID = 2
+	nothingID   = 3
+)
+
+func preparedSchema(query string) *message.PreparedResult {
+	p := &message.PreparedResult{
+		PreparedQueryId: []byte{nothingID}, VariablesMetadata: &message.VariablesMetadata{}, ResultMetadata: &message.RowsMetadata{},
+	}
+	if strings.Contains(query, "system_schema.keyspaces") {
+		p.PreparedQueryId, p.ResultMetadata = []byte{keyspacesID}, keyspaceColumns
+	}
+	for range strings.Count(query, "?") {
+		p.VariablesMetadata.Columns = append(p.VariablesMetadata.Columns,
+			&message.ColumnMetadata{Keyspace: "system_schema", Table: "keyspaces", Name: "keyspace_name", Type: datatype.Varchar})
+	}
+	return p
+}
+
+var keyspaceColumns = &message.RowsMetadata{ColumnCount: 2, Columns: []*message.ColumnMetadata{
+	{Keyspace: "system_schema", Table: "keyspaces", Name: "durable_writes", Type: datatype.Boolean},
+	{Keyspace: "system_schema", Table: "keyspaces", Name: "replication", Type: datatype.NewMap(datatype.Varchar, datatype.Varchar)},
+}}
+
+func (m *mock) schema(id byte) message.Message {
+	if id != keyspacesID {
+		return &message.RowsResult{Metadata: &message.RowsMetadata{}, Data: message.RowSet{}}
+	}
+	options := binary.BigEndian.AppendUint32(nil, 2)
+	for _, text := range []string{"class", "org.apache.cassandra.locator.NetworkTopologyStrategy", "dc1", strconv.Itoa(m.replicas)} {
+		options = append(binary.BigEndian.AppendUint32(options, uint32(len(text))), text...)
+	}
+	return &message.RowsResult{Metadata: keyspaceColumns, Data: message.RowSet{{[]byte{1}, options}}}
+}
+
 // part is the answer to a read, of a row or of none.
 func part(rows ...message.Row) *message.RowsResult {
 	return &message.RowsResult{Metadata: &message.RowsMetadata{ColumnCount: 1, Columns: partColumns}, Data: rows}
@@ -234,7 +313,12 @@ func (m *mock) execute(r *frame.Frame, msg *message.Execute, c *mockConn) *frame
 		d.arrive()
 	}
 	if d.answer == nil {
-		rows := part(message.Row{m.blob})
+		cell := m.blob
+		if m.cells != nil {
+			values := msg.Options.PositionalValues
+			cell = m.cells(values[0].Contents, int(binary.BigEndian.Uint32(values[1].Contents)))
+		}
+		rows := part(message.Row{cell})
 		if d.pages {
 			rows = part()
 			rows.Metadata.PagingState = []byte("more")
@@ -289,8 +373,8 @@ func (m *mock) reads() []primitive.ConsistencyLevel {
 func mockPair(t *testing.T, first, second func(n int) deed) (a, b *mock, port int) {
 	t.Helper()
 	port = freePort(t)
-	a = startMock(t, &mock{do: first, peer: "127.0.0.2"}, "127.0.0.1", port)
-	b = startMock(t, &mock{do: second, peer: "127.0.0.1"}, "127.0.0.2", port)
+	a = startMock(t, &mock{do: first, peers: []string{"127.0.0.2"}}, "127.0.0.1", port)
+	b = startMock(t, &mock{do: second, peers: []string{"127.0.0.1"}}, "127.0.0.2", port)
 	return a, b, port
 }
 
@@ -305,15 +389,20 @@ func mockAlone(t *testing.T, do func(n int) deed) (m *mock, port int) {
 func well(int) deed { return deed{} }
 
 // mockStore is a store on mocks, which is good for Get.
-func mockStore(t *testing.T, uri string) *Store {
+func mockStore(t testing.TB, uri string) *Store {
+	return mockStoreOver(t, uri, nil)
+}
+
+// mockStoreOver has its connections made by a dialer.
+func mockStoreOver(t testing.TB, uri string, dialer Dialer) *Store {
 	t.Helper()
 	config, err := ParseURI(uri)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := newStore(config, Options{Logger: quiet})
+	s := newStore(config, Options{Logger: quiet, Dialer: dialer})
 	s.dc = "dc1"
-	if s.db, err = s.session(t.Context(), config.Keyspace); err != nil {
+	if s.db, err = s.session(context.Background(), config.Keyspace); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

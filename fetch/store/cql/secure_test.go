@@ -12,6 +12,7 @@ import (
 	"sync"
 	"testing"
 
+	"bowstring/fetch/store"
 	"bowstring/fetch/store/cql/cassandratest"
 	"bowstring/schema"
 )
@@ -48,7 +49,7 @@ func TestSecure(t *testing.T) {
 			var log logText
 			logger := slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 			uri := node.URI("secure", c.parameters)
-			s, err := Open(t.Context(), uri, Options{Create: true, Logger: logger})
+			s, err := Open(t.Context(), uri, Options{Logger: logger})
 			if err == nil {
 				t.Fatal(errors.Join(errors.New("the store was opened"), s.Close()))
 			}
@@ -69,7 +70,11 @@ func TestSecure(t *testing.T) {
 	t.Run("right", func(t *testing.T) {
 		var log logText
 		logger := slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
-		s, err := Open(t.Context(), node.URI("secure", named+password(right)), Options{Create: true, Logger: logger})
+		uri := node.URI("secure", named+password(right))
+		if err := Init(t.Context(), uri, InitOptions{Replication: one, Logger: logger}); err != nil {
+			t.Fatal(err)
+		}
+		s, err := Open(t.Context(), uri, Options{Logger: logger})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -110,6 +115,11 @@ func TestSecure(t *testing.T) {
 		if _, err := s.Begin(t.Context(), "d"); err == nil || errors.Is(err, schema.ErrUnavailable) || !strings.Contains(err.Error(), "grant") {
 			t.Errorf("beginning an ingest without permission: %v", err)
 		}
+		found, err := Examine(t.Context(), node.URI("secure", named), Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantFindings(t, found, store.LevelProblem, "the user may not write")
 	})
 }
 

@@ -10,7 +10,6 @@ import (
 	"math"
 	"net"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
@@ -103,144 +102,6 @@ func (c *Config) tls() (*tls.Config, error) {
 	return config, nil
 }
 
-// survey is what is to be known of a cluster before a session on the keyspace
-// can be opened.
-type survey struct {
-	dc     string
-	nodes  int
-	exists bool              // the keyspace
-	spread int               // number of datacenters that it is replicated to
-	tables map[string]string // comments of its tables, by name
-}
-
-// defineTimeout is for statements that change the schema, which all nodes take part in.
-const defineTimeout = time.Minute
-
-// look asks one node about the cluster, over one connection, and makes what is
-// missing of the keyspace and its tables if create says so.
-func (s *Store) look(ctx context.Context, create bool) (survey, error) {
-	cl, err := s.config.cluster(s.options)
-	if err != nil {
-		return survey{}, err
-	}
-	cl.NumConns = 1
-	cl.Timeout = max(cl.Timeout, defineTimeout)
-	cl.DisableInitialHostLookup = true
-	cl.Events.DisableNodeStatusEvents, cl.Events.DisableTopologyEvents, cl.Events.DisableSchemaEvents = true, true, true
-	cl.Consistency = gocql.LocalOne
-	session, err := s.connectAny(ctx, cl)
-	if err != nil {
-		return survey{}, err
-	}
-	defer session.Close()
-	var v survey
-	if err := session.Query("SELECT data_center FROM system.local").WithContext(ctx).Scan(&v.dc); err != nil {
-		return v, s.fault(ctx, err, nil, "system.local", "look at the cluster")
-	}
-	centers := []string{v.dc} // of each node; peers lists the other nodes only
-	iter := session.Query("SELECT data_center FROM system.peers").WithContext(ctx).Iter()
-	var center string
-	for iter.Scan(&center) {
-		centers = append(centers, center)
-	}
-	if err := iter.Close(); err != nil {
-		return v, s.fault(ctx, err, nil, "system.peers", "look at the cluster")
-	}
-	if s.config.DC != "" {
-		v.dc = s.config.DC
-	}
-	for _, c := range centers {
-		if c == v.dc {
-			v.nodes++
-		}
-	}
-	if v.nodes == 0 {
-		slices.Sort(centers)
-		return v, &schema.FieldError{Field: "dc", Got: quoted(v.dc), Want: "one of " + strings.Join(slices.Compact(centers), ", ")}
-	}
-	if err := s.lookAtKeyspace(ctx, session, &v); err != nil {
-		return v, err
-	}
-	if !v.exists && create {
-		if err := s.createKeyspace(ctx, session, &v); err != nil {
-			return v, err
-		}
-	}
-	if !v.exists {
-		return v, fmt.Errorf("%w: the cluster has no keyspace %s; bowstring store init makes it", schema.ErrNotFound, s.config.Keyspace)
-	}
-	absent, err := v.missing(s.config.Keyspace)
-	if err != nil {
-		return v, err
-	}
-	if len(absent) > 0 && !create {
-		return v, fmt.Errorf("%w: keyspace %s holds no store (it lacks the tables %s); bowstring store init makes one",
-			schema.ErrNotFound, s.config.Keyspace, strings.Join(absent, ", "))
-	}
-	return v, s.createTables(ctx, session, absent)
-}
-
-// connectAny connects to the first host that can be reached. Without the list of
-// hosts, which it does not ask for here, ScyllaDB's fork would take several for one
-// and settle for any of them, such as one that is down.
-func (s *Store) connectAny(ctx context.Context, cl *gocql.ClusterConfig) (session *gocql.Session, err error) {
-	for _, host := range s.config.Hosts {
-		one := *cl
-		one.Hosts = []string{host}
-		if session, err = connect(ctx, &one); err == nil {
-			return session, nil
-		}
-		err = s.connectFault(ctx, err)
-		if !errors.Is(err, schema.ErrUnavailable) || ctx.Err() != nil {
-			break // others would say the same
-		}
-	}
-	return nil, err
-}
-
-func (s *Store) createKeyspace(ctx context.Context, session *gocql.Session, v *survey) error {
-	rf := s.config.RF
-	if rf == 0 {
-		rf = min(3, v.nodes)
-	}
-	s.log.InfoContext(ctx, "creating the keyspace", "keyspace", s.config.Keyspace, "dc", v.dc, "replicas", rf)
-	stmt := fmt.Sprintf("CREATE KEYSPACE IF NOT EXISTS %s WITH replication = {'class': 'NetworkTopologyStrategy', '%s': %d}",
-		s.config.Keyspace, strings.ReplaceAll(v.dc, "'", "''"), rf)
-	if err := s.define(ctx, session, stmt, ""); err != nil {
-		return err
-	}
-	return s.lookAtKeyspace(ctx, session, v)
-}
-
-func (s *Store) lookAtKeyspace(ctx context.Context, session *gocql.Session, v *survey) error {
-	replication := map[string]string{}
-	err := session.Query("SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = ?", s.config.Keyspace).
-		WithContext(ctx).Scan(&replication)
-	switch {
-	case errors.Is(err, gocql.ErrNotFound):
-		return nil
-	case err != nil:
-		return s.fault(ctx, err, nil, "system_schema.keyspaces", "look at the keyspace")
-	}
-	v.exists = true
-	for key := range replication {
-		if key != "class" {
-			v.spread++ // replication_factor counts as one: SimpleStrategy knows no datacenters
-		}
-	}
-	v.tables = map[string]string{}
-	iter := session.Query("SELECT table_name, comment FROM system_schema.tables WHERE keyspace_name = ?", s.config.Keyspace).
-		WithContext(ctx).Iter()
-	var name, comment string
-	for iter.Scan(&name, &comment) {
-		v.tables[name] = comment
-	}
-	if err := iter.Close(); err != nil {
-		return s.fault(ctx, err, nil, "system_schema.tables", "look at the tables")
-	}
-	return nil
-}
-
 // session opens a session for a keyspace, whose replicas it then knows.
 func (s *Store) session(ctx context.Context, keyspace string) (*gocql.Session, error) {
 	cl, err := s.config.cluster(s.options)
@@ -255,6 +116,7 @@ func (s *Store) session(ctx context.Context, keyspace string) (*gocql.Session, e
 	if err != nil {
 		return nil, s.connectFault(ctx, err)
 	}
+	st.countReplicas()
 	if keyspace == s.config.Keyspace {
 		s.steering = st
 	}

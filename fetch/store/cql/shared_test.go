@@ -4,12 +4,11 @@ package cql
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"os"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -29,7 +28,10 @@ import (
 func TestCloseLeavesNothing(t *testing.T) {
 	node, keyspace := cassandratest.Shared(t), newKeyspace(t)
 	before := goleak.IgnoreCurrent()
-	s, err := Open(t.Context(), node.URI(keyspace, ""), Options{Create: true, Logger: quiet})
+	if err := Init(t.Context(), node.URI(keyspace, ""), InitOptions{Replication: one, Logger: quiet}); err != nil {
+		t.Fatal(err)
+	}
+	s, err := Open(t.Context(), node.URI(keyspace, ""), Options{Logger: quiet})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,10 +84,22 @@ func newSession(t testing.TB, uri string) *gocql.Session {
 	return session
 }
 
-// openStore opens a store until the end of the test. Clocks do not differ here.
+// openStore opens a store until the end of the test, which it makes if need be.
 func openStore(t testing.TB, keyspace string) *Store {
 	t.Helper()
-	s, err := Open(t.Context(), cassandratest.Shared(t).URI(keyspace, "grace=0s&conns=2"), Options{Create: true, Logger: quiet})
+	return openWith(t, keyspace, Options{Logger: quiet})
+}
+
+// one is the replication of the keyspaces of tests.
+var one = Replication{"": 1}
+
+func openWith(t testing.TB, keyspace string, opts Options) *Store {
+	t.Helper()
+	uri := cassandratest.Shared(t).URI(keyspace, "conns=2")
+	if err := Init(t.Context(), uri, InitOptions{Replication: one, Logger: quiet}); err != nil {
+		t.Fatal(err)
+	}
+	s, err := Open(t.Context(), uri, opts)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -228,6 +242,13 @@ func TestCollectionSparesOtherProcesses(t *testing.T) {
 	if _, err := other.Snapshot(t.Context(), "read", 0); err != nil {
 		t.Fatal(err)
 	}
+	gc := func() {
+		t.Helper()
+		if _, err := mine.GC(t.Context(), store.GCOptions{}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	gc() // or what was put since the last collection is kept while an ingest is open
 	in, err := other.Begin(t.Context(), "put")
 	if err != nil {
 		t.Fatal(err)
@@ -238,12 +259,6 @@ func TestCollectionSparesOtherProcesses(t *testing.T) {
 	}
 	for _, name := range []string{"read", "dead"} {
 		if err := mine.Drop(t.Context(), name, 0); err != nil {
-			t.Fatal(err)
-		}
-	}
-	gc := func() {
-		t.Helper()
-		if _, err := mine.GC(t.Context(), store.GCOptions{}, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -273,23 +288,87 @@ func TestCollectionSparesOtherProcesses(t *testing.T) {
 	}
 }
 
+// TestSupersededIngest: an ingest whose process a collection took for dead, since
+// nothing was heard of it, commits nothing afterwards: what it had put is freed.
+func TestSupersededIngest(t *testing.T) {
+	keyspace := newKeyspace(t)
+	mine, other := openStore(t, keyspace), openStore(t, keyspace)
+	data := blobs("superseded", 3, 300)
+	in, err := other.Begin(t.Context(), "d")
+	if err != nil {
+		t.Fatal(err)
+	}
+	snap, err := storetest.Put(t.Context(), in, data, 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Its row is gone, and what it says of itself from now on is not heard.
+	members, err := database{mine}.Members(t.Context())
+	if err != nil || len(members) != 1 {
+		t.Fatalf("at work are %+v: %v", members, err)
+	}
+	if err := (database{mine}).Leave(t.Context(), members[0].ID); err != nil {
+		t.Fatal(err)
+	}
+	r, err := mine.GC(t.Context(), store.GCOptions{}, nil)
+	if err != nil || r.DeadBlobs < int64(len(data)) {
+		t.Fatalf("a collection found %+v: %v", r, err)
+	}
+	for _, again := range []bool{false, true} {
+		if again { // which stores it or not: the ingest is over
+			if snap, err = storetest.Put(t.Context(), in, data, 8); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := in.Commit(t.Context(), snap); !errors.Is(err, schema.ErrUnavailable) || !strings.Contains(err.Error(), "begin again") {
+			t.Errorf("a superseded ingest was committed: %v", err)
+		}
+	}
+	if _, err := mine.Snapshot(t.Context(), "d", 0); !errors.Is(err, schema.ErrNotFound) {
+		t.Errorf("something of it can be seen: %v", err)
+	}
+	if err := in.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestManyDatasets: partitions are listed page by page.
+func TestManyDatasets(t *testing.T) {
+	s := openStore(t, newKeyspace(t))
+	count := 2*rowsAtOnce + 1
+	if testing.Short() {
+		count = 100
+	}
+	var g errgroup.Group
+	g.SetLimit(64)
+	for i := range count {
+		g.Go(func() error { // as swaps leave it
+			q := s.db.Query("INSERT INTO "+tableCatalog+" (partition, row, value, version) VALUES (?, 'head', 0x00, 1)", fmt.Sprintf("d%d", i))
+			return s.exec(t.Context(), q, tableCatalog, "fill")
+		})
+	}
+	if err := g.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	names, err := database{s}.Partitions(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(names)
+	if names = slices.Compact(names); len(names) != count+1 {
+		t.Errorf("%d partitions, want %d", len(names), count+1)
+	}
+}
+
 // TestUnfinishedPutIsCollected: parts without the row that completes them.
 func TestUnfinishedPutIsCollected(t *testing.T) {
 	keyspace := newKeyspace(t)
 	s := openStore(t, keyspace)
 	data := blobs("unfinished", 1, 3*PartBytes)[0]
 	ref := schema.RefOf(data)
-	at := s.clock.now()
-	if err := errors.Join(s.touch(t.Context(), ref, at), s.putParts(t.Context(), ref, data, at)); err != nil {
+	d := database{s}
+	if err := errors.Join(d.Touch(t.Context(), ref, 1), s.putParts(t.Context(), ref, data, 1)); err != nil {
 		t.Fatal(err)
-	}
-	in, err := s.Begin(t.Context(), "d")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer in.Close()
-	if err := s.present(t.Context(), ref); !errors.Is(err, schema.ErrInvalid) {
-		t.Errorf("a blob that is not complete counts as present: %v", err)
 	}
 	r, err := s.GC(t.Context(), store.GCOptions{}, nil)
 	if err != nil {
@@ -300,88 +379,6 @@ func TestUnfinishedPutIsCollected(t *testing.T) {
 	}
 	if err := has(t, s, data); !errors.Is(err, schema.ErrNotFound) {
 		t.Errorf("the parts are still there: %v", err)
-	}
-}
-
-// cutter is a Dialer whose connections are cut, from the next transaction on
-// that is sent until it is disarmed, instead of the answers being delivered.
-type cutter struct {
-	armed atomic.Int32 // answers to swallow
-	cuts  atomic.Int32
-}
-
-func (c *cutter) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, network, addr)
-	if err != nil {
-		return nil, err
-	}
-	return &cutConn{Conn: conn, cutter: c}, nil
-}
-
-type cutConn struct {
-	net.Conn
-	cutter *cutter
-	doomed atomic.Bool
-}
-
-// commitWord is in the parameters of a commit and of nothing else: the record's
-// magic number of zstd.
-var commitWord = binary.LittleEndian.AppendUint32(nil, 0xFD2FB528)
-
-func (c *cutConn) Write(p []byte) (int, error) {
-	if c.cutter.armed.Load() > 0 && containsWord(p, commitWord) && c.cutter.armed.Add(-1) >= 0 {
-		c.doomed.Store(true)
-	}
-	return c.Conn.Write(p)
-}
-
-func containsWord(p, word []byte) bool {
-	for i := 0; i+len(word) <= len(p); i++ {
-		if string(p[i:i+len(word)]) == string(word) {
-			return true
-		}
-	}
-	return false
-}
-
-func (c *cutConn) Read(p []byte) (int, error) {
-	n, err := c.Conn.Read(p)
-	if err == nil && c.doomed.Load() {
-		c.cutter.cuts.Add(1)
-		return 0, errors.Join(io.ErrUnexpectedEOF, c.Close())
-	}
-	return n, err
-}
-
-// TestUnknownOutcome: the server makes the transaction and the answer is lost.
-func TestUnknownOutcome(t *testing.T) {
-	keyspace := newKeyspace(t)
-	cut := &cutter{}
-	s, err := Open(t.Context(), cassandratest.Shared(t).URI(keyspace, "grace=0s&conns=2"), Options{Create: true, Logger: quiet, Dialer: cut})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	for number := range int64(3) {
-		cut.armed.Store(1)
-		snap, err := importInto(t.Context(), s, "d", number, blobs(fmt.Sprint(number), 2, 100))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if snap.Number != number+1 {
-			t.Fatalf("committed number %d, want %d: the transaction was made twice", snap.Number, number+1)
-		}
-		read, err := s.Snapshot(t.Context(), "d", 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if read.Number != snap.Number || !read.Created.Equal(snap.Created) {
-			t.Errorf("read %s of %v, committed %s of %v", snapshotName("d", read.Number), read.Created, snapshotName("d", snap.Number), snap.Created)
-		}
-	}
-	if cut.cuts.Load() < 3 {
-		t.Errorf("%d answers were lost, want 3: the test tests nothing", cut.cuts.Load())
 	}
 }
 
@@ -398,7 +395,7 @@ func TestForeignKeyspaceIsLeftAlone(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := Open(t.Context(), uri, Options{Create: true, Logger: quiet}); !errors.Is(err, schema.ErrInvalid) {
+	if err := Init(t.Context(), uri, InitOptions{Logger: quiet}); !errors.Is(err, schema.ErrInvalid) {
 		t.Errorf("a keyspace with a table of that name: %v", err)
 	}
 	if _, err := Open(t.Context(), cassandratest.Shared(t).URI("absent", ""), Options{Logger: quiet}); !errors.Is(err, schema.ErrNotFound) {

@@ -73,7 +73,7 @@ func newCourse(t testing.TB, hosts, replicas int) *course {
 		HostSelectionPolicy: &ringPolicy{hosts: c.hosts},
 		log:                 slog.New(slog.NewTextHandler(&c.log, nil)),
 		now:                 func() time.Duration { return c.clock },
-		ask:                 func(_ *steering, h *host, _ *reading) { c.asked = append(c.asked, c.name(h.info)) },
+		ask:                 func(h *host, _ *reading) { c.asked = append(c.asked, c.name(h.info)) },
 	}
 	c.replicas.Store(int32(replicas))
 	return c
@@ -333,7 +333,15 @@ func TestSteeringAtOnce(t *testing.T) {
 		clock.Duration += time.Millisecond
 		return clock.Duration
 	}
-	c.ask = func(_ *steering, h *host, _ *reading) { h.answer(c.now()) }
+	c.ask = func(h *host, _ *reading) {
+		h.answer(c.now())
+		h.mu.Lock()
+		h.shareLocked(fullShare)
+		h.mu.Unlock()
+		if !h.rested() {
+			t.Error("a host is asked on that has answered")
+		}
+	}
 	var g sync.WaitGroup
 	for w := range uint64(4) {
 		g.Go(func() {

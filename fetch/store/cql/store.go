@@ -2,28 +2,26 @@ package cql
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/gocql/gocql"
+	"golang.org/x/sync/errgroup"
 
-	"bowstring/fetch/store"
+	"bowstring/fetch/store/protocol"
 	"bowstring/schema"
 )
 
 // Options tunes a Store beyond what its address says. The zero value is good
-// for any use, but makes no tables.
+// for any use.
 type Options struct {
 	// Logger gets what an operator should know, and at debug level what the
 	// driver says. Default: slog.Default().
 	Logger *slog.Logger
-	// Create makes the keyspace and the tables where they are missing.
-	// Without, a missing store is a schema.ErrNotFound.
-	Create bool
 	// Dialer makes the connections. Default: a net.Dialer.
 	Dialer Dialer
 	// MarkBytes is the memory for what a collection knows to be in use, 8 bytes a blob. A
@@ -42,7 +40,7 @@ type Store struct {
 	spread   bool   // over several datacenters
 	db       *gocql.Session
 	steering *steering // of db
-	clock    clock
+	pageRows int       // of a partition of the catalog
 
 	// life is read-locked by each call and locked by Close.
 	life   sync.RWMutex
@@ -50,23 +48,19 @@ type Store struct {
 	ending context.Context //nolint:containedctx // done when Close begins, to stop what takes long
 	end    context.CancelFunc
 
-	lease lease
-	puts  putting
-
-	collecting chan struct{} // holds a token while a collection runs in this process
+	catalog *protocol.Store
+	census  census
 
 	foreign foreignTables
 
 	asking  sync.WaitGroup // silent hosts
 	buffers arena
 
-	reads, readBytes, writes, dedups, writtenBytes atomic.Int64
-	census                                         census
+	reads, readBytes atomic.Int64
 }
 
-var _ store.Store = (*Store)(nil)
-
 // Open opens the store that uri names; see [Config] for what an address may say.
+// A store that is not there is a schema.ErrNotFound: [Init] makes it.
 func Open(ctx context.Context, uri string, opts Options) (*Store, error) {
 	config, err := ParseURI(uri)
 	if err != nil {
@@ -80,24 +74,22 @@ func Open(ctx context.Context, uri string, opts Options) (*Store, error) {
 }
 
 func open(ctx context.Context, config *Config, opts Options) (_ *Store, err error) {
-	if opts.Logger == nil {
-		opts.Logger = slog.Default()
-	}
-	if opts.MarkBytes <= 0 {
-		opts.MarkBytes = 256 << 20
-	}
+	opts.ensureDefaults()
 	s := newStore(config, opts)
 	defer func() {
 		if err != nil {
 			s.end()
 		}
 	}()
-	v, err := s.look(ctx, opts.Create)
+	session, v, err := s.look(ctx)
 	if err != nil {
 		return nil, err
 	}
-	s.dc, s.nodes, s.spread = v.dc, v.nodes, v.spread > 1
-	if s.db, err = s.session(ctx, config.Keyspace); err != nil {
+	session.Close()
+	if err := v.ready(config); err != nil {
+		return nil, err
+	}
+	if err := s.join(ctx, v); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -105,22 +97,45 @@ func open(ctx context.Context, config *Config, opts Options) (_ *Store, err erro
 			s.db.Close()
 		}
 	}()
-	s.lease.init(s)
-	if err := s.loadAttached(ctx); err != nil {
-		return nil, err
+	s.catalog = protocol.New(database{s}, protocol.System(), protocol.Options{
+		Holder: holder(), Where: s.where(nil, ""), Log: s.log, MarkBytes: opts.MarkBytes, Stored: s.census.add,
+		LeastEpoch: now,
+	})
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.catalog.Close())
+		}
+	}()
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return s.loadAttached(ctx) })
+	g.Go(func() error { return s.recount(ctx) })
+	return s, g.Wait()
+}
+
+func (o *Options) ensureDefaults() {
+	if o.Logger == nil {
+		o.Logger = slog.Default()
 	}
-	return s, nil
+	if o.MarkBytes <= 0 {
+		o.MarkBytes = 256 << 20
+	}
+}
+
+// join opens the session that everything but a look at the schema uses.
+func (s *Store) join(ctx context.Context, v *survey) (err error) {
+	s.dc, s.nodes, s.spread = v.dc, v.nodes[v.dc], len(v.replication) > 1
+	s.db, err = s.session(ctx, s.config.Keyspace)
+	return err
 }
 
 // newStore makes what needs no server.
 func newStore(config *Config, opts Options) *Store {
 	s := &Store{
 		config: config, options: opts, log: opts.Logger,
-		collecting: make(chan struct{}, 1),
-		buffers:    arena{period: arenaPeriod, spare: arenaSpare},
+		pageRows: rowsAtOnce,
+		buffers:  arena{period: arenaPeriod, spare: arenaSpare},
 	}
 	s.ending, s.end = context.WithCancel(context.Background())
-	s.puts.init()
 	s.foreign.tables.Store(&map[[prefixLen]byte]*foreignTable{})
 	return s
 }
@@ -144,32 +159,20 @@ func (s *Store) enter(ctx context.Context) error {
 // Close implements store.Store. A collection under way is stopped.
 func (s *Store) Close() error {
 	s.end()
+	err := s.catalog.Close()
 	s.life.Lock()
 	defer s.life.Unlock()
 	if s.closed {
 		return nil
 	}
 	s.closed = true
-	s.census.wait()
-	s.lease.close()
 	s.foreign.close()
 	s.asking.Wait()
 	s.db.Close()
-	return s.buffers.close()
+	return errors.Join(err, s.buffers.close())
 }
 
-// stopped is the reason to give up what takes long.
-func (s *Store) stopped(ctx context.Context) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	if s.ending.Err() != nil {
-		return fmt.Errorf("%w: the store %s is being closed", schema.ErrUnavailable, s)
-	}
-	return nil
-}
-
-// catalogLevel is the consistency of the catalog and the leases.
+// catalogLevel is the consistency of the catalog and the members.
 func (s *Store) catalogLevel() gocql.Consistency {
 	if s.config.LocalSerial {
 		return gocql.LocalQuorum
@@ -185,20 +188,17 @@ func (s *Store) serialLevel() gocql.Consistency {
 	return gocql.Consistency(gocql.Serial) //nolint:unconvert // of another type in gocql itself
 }
 
-// clock gives write times in microseconds, each later than the one before.
-type clock struct{ last atomic.Int64 }
-
-func (c *clock) now() int64 {
-	for {
-		last := c.last.Load()
-		next := max(time.Now().UnixMicro(), last+1)
-		if c.last.CompareAndSwap(last, next) {
-			return next
-		}
+// exec runs a statement that may be repeated without harm.
+func (s *Store) exec(ctx context.Context, q *gocql.Query, table, doing string) error {
+	iter := q.WithContext(ctx).Iter()
+	host := iter.Host()
+	if err := iter.Close(); err != nil {
+		return s.fault(ctx, err, host, table, doing)
 	}
+	return nil
 }
 
-// holder says for people who holds a lease.
+// holder says for people which process this is.
 func holder() string {
 	host, err := os.Hostname()
 	if err != nil {

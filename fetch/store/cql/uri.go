@@ -38,14 +38,15 @@ const (
 //	write        consistency of writes of blobs; default local_quorum
 //	serial       serial or local_serial, of the catalog; default serial
 //	dc           datacenter to prefer; default that of the first host that answers
-//	rf           replicas in each datacenter, for a keyspace that is yet to be made;
-//	             default 3, or the number of nodes where that is less
+//	rf           replicas in that datacenter of a keyspace that is yet to be made,
+//	             where store init is given no replication
 //	conns        connections to each host; default 32 for all hosts of the
 //	             datacenter together, and 2 to each where that is more
 //	proto        version of the native protocol, 3 or 4; default 4
 //	timeout      of one request; default 10s
 //	connect      timeout of making a connection; default 5s
-//	grace        by how much clocks may differ; default 1m
+//	grace        by how much the clocks of the program before may have differed, for
+//	             the upgrade of a store that it made; default 1m
 //	user         user name
 //	password_file  file whose first line is the password
 //	tls          1: encrypt; on by itself if ca, cert, key or server_name is given

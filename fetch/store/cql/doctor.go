@@ -1,0 +1,365 @@
+package cql
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gocql/gocql"
+
+	"bowstring/fetch/store"
+)
+
+// Names of what Examine looks at.
+const (
+	checkNodes       = "nodes"
+	checkLatency     = "latency"
+	checkClocks      = "clocks"
+	checkAgreement   = "schema agreement"
+	checkReplication = "replication"
+	checkConsistency = "consistency"
+	checkTablets     = "tablets"
+	checkLWT         = "transactions"
+	checkRights      = "permissions"
+	checkTables      = "tables"
+)
+
+// Examine looks at the cluster, the keyspace and its tables, node by node. It changes
+// nothing, and needs no store to be there. The error is of an address that cannot be read.
+func Examine(ctx context.Context, uri string, opts Options) (store.Findings, error) {
+	config, err := ParseURI(uri)
+	if err != nil {
+		return nil, fmt.Errorf("store address: %w", err)
+	}
+	if opts.Logger == nil {
+		opts.Logger = quietLogger
+	}
+	s := newStore(config, opts)
+	defer s.end()
+	e := &examination{s: s}
+	session, err := e.connect(ctx, config.Hosts)
+	if err != nil {
+		e.Problem(checkNodes, "start the nodes, or correct the address", "no node can be reached: %v", err)
+		return e.Findings, nil
+	}
+	defer session.Close()
+	e.session = session
+	e.settings(ctx)
+	e.eachNode(ctx)
+	if e.keyspace {
+		e.transactions(ctx)
+	}
+	return e.Findings, nil
+}
+
+// Examine looks at the keyspace's settings, by the store's own connections: it costs a
+// few small reads.
+func (s *Store) Examine(ctx context.Context) store.Findings {
+	e := &examination{s: s, session: s.db}
+	if err := s.enter(ctx); err != nil {
+		e.Problem(checkNodes, "open the store again", "%v", err)
+		return e.Findings
+	}
+	defer s.life.RUnlock()
+	e.settings(ctx)
+	return e.Findings
+}
+
+type examination struct {
+	store.Findings
+	s        *Store
+	session  *gocql.Session
+	members  []member
+	keyspace bool // there is one
+}
+
+// member is a node of the cluster, as the one that was asked knows it.
+type member struct {
+	address     net.IP
+	dc, version string
+}
+
+// connect opens a session with the first of some hosts that answers, over one connection.
+func (e *examination) connect(ctx context.Context, hosts []string) (session *gocql.Session, err error) {
+	for _, host := range hosts {
+		cl, err := e.s.config.cluster(e.s.options)
+		if err != nil {
+			return nil, err
+		}
+		cl.Hosts = []string{host}
+		cl.NumConns = 1
+		cl.DisableInitialHostLookup = true
+		cl.Events.DisableNodeStatusEvents, cl.Events.DisableTopologyEvents, cl.Events.DisableSchemaEvents = true, true, true
+		cl.Consistency = gocql.LocalOne
+		session, failed := connect(ctx, cl)
+		if failed == nil {
+			return session, nil
+		}
+		err = e.s.connectFault(ctx, failed)
+		if host == hosts[len(hosts)-1] || ctx.Err() != nil {
+			return nil, err
+		}
+	}
+	return nil, errors.New("the address names no host")
+}
+
+// settings looks at what the servers' own tables say.
+func (e *examination) settings(ctx context.Context) {
+	if err := e.findMembers(ctx); err != nil {
+		e.Problem(checkNodes, "grant the user SELECT on system.local and system.peers", "the members of the cluster cannot be listed: %v", err)
+		return
+	}
+	dc := cmp.Or(e.s.config.DC, e.members[0].dc)
+	if err := e.lookAtReplication(ctx, dc); err != nil {
+		e.Problem(checkReplication, "grant the user SELECT on system_schema", "the keyspace cannot be looked at: %v", err)
+		return
+	}
+	if !e.keyspace {
+		return
+	}
+	if err := e.lookAtTables(ctx); err != nil {
+		e.Problem(checkTables, "grant the user SELECT on system_schema", "the tables cannot be looked at: %v", err)
+	}
+	e.lookAtTablets(ctx)
+}
+
+func (e *examination) findMembers(ctx context.Context) error {
+	var m member
+	if err := e.session.Query("SELECT rpc_address, data_center, release_version FROM system.local").WithContext(ctx).
+		Scan(&m.address, &m.dc, &m.version); err != nil {
+		return err
+	}
+	e.members = []member{m}
+	iter := e.session.Query("SELECT rpc_address, data_center, release_version FROM system.peers").WithContext(ctx).Iter()
+	for iter.Scan(&m.address, &m.dc, &m.version) {
+		e.members = append(e.members, m)
+	}
+	return iter.Close()
+}
+
+// centers counts the nodes of each datacenter.
+func (e *examination) centers() map[string]int {
+	n := map[string]int{}
+	for _, m := range e.members {
+		n[m.dc]++
+	}
+	return n
+}
+
+// lookAtReplication compares the keyspace's replicas with the nodes there are.
+func (e *examination) lookAtReplication(ctx context.Context, dc string) error {
+	c := e.s.config
+	options := map[string]string{}
+	err := e.session.Query("SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = ?", c.Keyspace).WithContext(ctx).Scan(&options)
+	if errors.Is(err, gocql.ErrNotFound) {
+		e.Problem(checkReplication, "bowstring store init makes it", "the cluster has no keyspace %s", c.Keyspace)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	e.keyspace = true
+	found, replicas := judgeReplication(c, options, e.centers(), dc)
+	e.Findings = append(e.Findings, found...)
+	if replicas > 0 {
+		e.Findings = append(e.Findings, judgeConsistency(c, replicas, len(options) > 2)...)
+	}
+	return nil
+}
+
+// judgeReplication says what is wrong with how a keyspace is replicated in a cluster of
+// so many nodes in each datacenter, and how many replicas there are in dc.
+func judgeReplication(c *Config, options map[string]string, nodes map[string]int, dc string) (f store.Findings, replicas int) {
+	class := options["class"][strings.LastIndexByte(options["class"], '.')+1:]
+	alter := func(n int) string {
+		return fmt.Sprintf("ALTER KEYSPACE %s WITH replication = {'class': 'NetworkTopologyStrategy', '%s': %d}, then nodetool repair -full %s on every node",
+			c.Keyspace, dc, n, c.Keyspace)
+	}
+	if nodes[dc] == 0 {
+		f.Problem(checkReplication, "name one of "+strings.Join(slices.Sorted(maps.Keys(nodes)), ", ")+" by the parameter dc",
+			"the cluster has no datacenter %s", dc)
+		return f, 0
+	}
+	if class == "SimpleStrategy" && len(nodes) > 1 {
+		f.Problem(checkReplication, alter(min(3, nodes[dc])), "SimpleStrategy in a cluster of %d datacenters: replicas fall anywhere, and LOCAL_QUORUM means nothing", len(nodes))
+	}
+	any := map[string]any{}
+	for k, v := range options {
+		any[k] = v
+	}
+	replicas = int(replicasIn(dc, any))
+	total := nodes[dc]
+	switch {
+	case replicas == 0 && class != "LocalStrategy":
+		f.Problem(checkReplication, alter(min(3, total)), "keyspace %s has no replicas in datacenter %s (%v)", c.Keyspace, dc, options)
+	case replicas > total:
+		f.Problem(checkReplication, fmt.Sprintf("add nodes, or: %s", alter(total)),
+			"%d replicas in datacenter %s, which has %s: what needs all or a quorum of them fails", replicas, dc, nodesOf(total))
+	case replicas == 1 && total > 1:
+		f.Problem(checkReplication, alter(min(3, total)),
+			"one replica of everything in a cluster of %d nodes: each node that is down takes its part of every dataset with it, and each disk that fails, for good", total)
+	case replicas == 1:
+		f.Warning(checkReplication, "add nodes and replicas before the data is worth more than it costs to import again", "one node, and one replica of everything")
+	case replicas == 2:
+		f.Warning(checkReplication, alter(min(3, total)), "two replicas: a quorum of them is both, so that imports stop while either is down")
+	default:
+		f.OK(checkReplication, "%d replicas on %s of datacenter %s", replicas, nodesOf(total), dc)
+	}
+	return f, replicas
+}
+
+func nodesOf(n int) string {
+	if n == 1 {
+		return "1 node"
+	}
+	return strconv.Itoa(n) + " nodes"
+}
+
+// judgeConsistency says what the levels of the address promise with so many replicas.
+func judgeConsistency(c *Config, replicas int, several bool) (f store.Findings) {
+	switch c.Write { //nolint:exhaustive // the others are a quorum or more
+	case gocql.Any, gocql.One, gocql.LocalOne:
+		if replicas > 1 {
+			f.Problem(checkConsistency, "leave the parameter write out: it is local_quorum then",
+				"blobs are written at %v: what one of %d replicas has taken counts as stored, and is gone with it", c.Write, replicas)
+			return f
+		}
+	case gocql.Two:
+		if replicas > 3 {
+			f.Warning(checkConsistency, "leave the parameter write out: it is local_quorum then", "blobs are written at %v, which is no quorum of %d", c.Write, replicas)
+			return f
+		}
+	case gocql.All:
+		f.Warning(checkConsistency, "leave the parameter write out: it is local_quorum then", "blobs are written at ALL: imports stop while any node is down")
+		return f
+	}
+	if c.Read != gocql.LocalOne && c.Read != gocql.One {
+		f.Warning(checkConsistency, "leave the parameter consistency out: blobs never change, and one that is not found is asked for at a quorum",
+			"blobs are read at %v, each from several replicas", c.Read)
+		return f
+	}
+	if c.LocalSerial && several {
+		f.Warning(checkConsistency, "leave serial=local_serial out unless every import and collection runs in one datacenter",
+			"transactions are serial within one datacenter only, and the keyspace spans several")
+		return f
+	}
+	f.OK(checkConsistency, "reads at %v, writes at %v: %d of %d replicas may be down for imports, %d for reads",
+		c.Read, c.Write, replicas-(replicas/2+1), replicas, replicas-1)
+	return f
+}
+
+// eachNode connects to every node by itself.
+func (e *examination) eachNode(ctx context.Context) {
+	var looks []look
+	for _, m := range e.members {
+		l, err := e.lookAtNode(ctx, m)
+		if err != nil {
+			e.Problem(checkNodes, "nodetool status on another node says whether it is up; clients need its address and port "+strconv.Itoa(e.s.config.Port),
+				"node %s (%s) cannot be reached: %v", m.address, m.dc, err)
+			continue
+		}
+		looks = append(looks, l)
+	}
+	e.Findings = append(e.Findings, judgeNodes(looks)...)
+}
+
+// look is what a node says of itself.
+type look struct {
+	member
+	schema    string
+	latency   time.Duration // the least of a few
+	offset    time.Duration // of its clock, less this machine's
+	uncertain time.Duration
+}
+
+func (l *look) name() string { return fmt.Sprintf("%s (%s)", l.address, l.dc) }
+
+// pings is how many requests a node's latency is the least of.
+const pings = 5
+
+func (e *examination) lookAtNode(ctx context.Context, m member) (l look, err error) {
+	session, err := e.connect(ctx, []string{m.address.String()})
+	if err != nil {
+		return l, err
+	}
+	defer session.Close()
+	l = look{member: m}
+	for range pings {
+		var now gocql.UUID // when the node answered
+		var schema gocql.UUID
+		sent := time.Now()
+		if err := session.Query("SELECT now(), schema_version FROM system.local").WithContext(ctx).Scan(&now, &schema); err != nil {
+			return l, err
+		}
+		took := time.Since(sent)
+		if l.latency == 0 || took < l.latency {
+			l.latency, l.uncertain = took, took/2
+			l.offset = now.Time().Sub(sent.Add(took / 2))
+		}
+		l.schema = schema.String()
+	}
+	return l, nil
+}
+
+const (
+	// clockWarning is a difference of clocks that NTP does not leave.
+	clockWarning = time.Second
+	// latencyTimes is how much further than the nearest a node may be.
+	latencyTimes = 5
+)
+
+// judgeNodes compares the nodes with one another and with this machine.
+func judgeNodes(looks []look) (f store.Findings) {
+	if len(looks) == 0 {
+		return nil
+	}
+	versions, schemas := map[string]int{}, map[string]int{}
+	nearest, worst := looks[0].latency, looks[0]
+	var far, list []string
+	for _, l := range looks {
+		versions[l.version]++
+		schemas[l.schema]++
+		nearest = min(nearest, l.latency)
+		if l.offset.Abs()-l.uncertain > worst.offset.Abs()-worst.uncertain {
+			worst = l
+		}
+	}
+	for _, l := range looks {
+		list = append(list, fmt.Sprintf("%s %v", l.name(), l.latency.Round(10*time.Microsecond)))
+		if l.dc == looks[0].dc && l.latency > latencyTimes*nearest+slowLeast {
+			far = append(far, l.name())
+		}
+	}
+	names := strings.Join(slices.Sorted(maps.Keys(versions)), ", ")
+	if len(versions) > 1 {
+		f.Warning(checkNodes, "finish the upgrade: schemas cannot be changed while it is under way", "%s of versions %s", nodesOf(len(looks)), names)
+	} else {
+		f.OK(checkNodes, "%s of version %s answered", nodesOf(len(looks)), names)
+	}
+	if len(schemas) > 1 {
+		f.Problem(checkAgreement, "nodetool describecluster shows who disagrees; restart the node that stays behind", "the nodes have %d versions of the schema", len(schemas))
+	} else {
+		f.OK(checkAgreement, "all nodes have one version of the schema")
+	}
+	switch off := worst.offset.Abs() - worst.uncertain; {
+	case off > clockWarning:
+		f.Problem(checkClocks, "run NTP or PTP on every node and here: deletions carry write times, and the grace of a collection covers differences (the parameter grace)",
+			"the clock of %s and this machine's differ by %v", worst.name(), worst.offset.Round(time.Millisecond))
+	default:
+		f.OK(checkClocks, "no node's clock is off from this machine's by more than %v", (worst.offset.Abs() + worst.uncertain).Round(time.Millisecond))
+	}
+	if len(far) > 0 {
+		f.Warning(checkLatency, "look at the network and the load of these nodes; they lose their reads to others meanwhile", "%s answer late: %s",
+			strings.Join(far, ", "), strings.Join(list, ", "))
+	} else {
+		f.OK(checkLatency, "%s", strings.Join(list, ", "))
+	}
+	return f
+}

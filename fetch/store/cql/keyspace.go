@@ -1,0 +1,282 @@
+package cql
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gocql/gocql"
+
+	"bowstring/schema"
+)
+
+// InitOptions say how [Init] makes a store.
+type InitOptions struct {
+	// Replication of a keyspace that is yet to be made. Without, it is what the
+	// address says, or the store is not made.
+	Replication Replication
+	// Logger and Dialer are those of [Options].
+	Logger *slog.Logger
+	Dialer Dialer
+}
+
+// Replication is how many replicas each datacenter has. The name "" stands for
+// the datacenter that the address prefers.
+type Replication map[string]int
+
+// ParseReplication reads what people write: 3, or dc1=3,dc2=2.
+func ParseReplication(text string) (Replication, error) {
+	const want = "a number of replicas, such as 3, or one for each datacenter, such as dc1=3,dc2=2"
+	wrong := func() (Replication, error) { return nil, bad("replication", text, want) }
+	r := Replication{}
+	for part := range strings.SplitSeq(text, ",") {
+		dc, count, named := strings.Cut(strings.TrimSpace(part), "=")
+		if !named {
+			dc, count = "", dc
+		}
+		n, err := strconv.Atoi(count)
+		_, twice := r[dc]
+		if err != nil || n < 1 || n > 99 || twice || named && dc == "" || !named && strings.Contains(text, ",") {
+			return wrong()
+		}
+		r[dc] = n
+	}
+	return r, nil
+}
+
+// String is what [ParseReplication] reads.
+func (r Replication) String() string {
+	var parts []string
+	for _, dc := range slices.Sorted(maps.Keys(r)) {
+		if dc == "" {
+			parts = append(parts, strconv.Itoa(r[dc]))
+		} else {
+			parts = append(parts, fmt.Sprintf("%s=%d", dc, r[dc]))
+		}
+	}
+	return strings.Join(parts, ",")
+}
+
+// NoReplicationError says that a keyspace is missing, and that nobody said how
+// many replicas it is to have.
+type NoReplicationError struct {
+	Keyspace string
+	DC       string         // that the address prefers
+	Nodes    map[string]int // of each datacenter, now
+}
+
+// Error implements error.
+func (e *NoReplicationError) Error() string {
+	return fmt.Sprintf("keyspace %s is to be made: say by --replication how many replicas it is to have, such as 3 or %s=3 (nodes now: %s)",
+		e.Keyspace, e.DC, e.Now())
+}
+
+// Now says for people how many nodes there are.
+func (e *NoReplicationError) Now() string {
+	var nodes []string
+	for _, dc := range slices.Sorted(maps.Keys(e.Nodes)) {
+		nodes = append(nodes, fmt.Sprintf("%s has %d", dc, e.Nodes[dc]))
+	}
+	return strings.Join(nodes, ", ")
+}
+
+// Unwrap returns schema.ErrInvalid.
+func (e *NoReplicationError) Unwrap() error { return schema.ErrInvalid }
+
+// Init makes the store that uri names: its keyspace, unless that is there, and
+// its tables. A store of the format before is upgraded. What is whole stays as
+// it is. It may be interrupted, and run again.
+func Init(ctx context.Context, uri string, opts InitOptions) error {
+	config, err := ParseURI(uri)
+	if err != nil {
+		return fmt.Errorf("store address: %w", err)
+	}
+	options := Options{Logger: opts.Logger, Dialer: opts.Dialer}
+	options.ensureDefaults()
+	s := newStore(config, options)
+	defer s.end()
+	if err := s.create(ctx, opts.Replication); err != nil {
+		return fmt.Errorf("make store %s: %w", config, err)
+	}
+	return nil
+}
+
+// create makes what is missing.
+func (s *Store) create(ctx context.Context, replication Replication) (err error) {
+	session, v, err := s.look(ctx)
+	if err != nil {
+		return err
+	}
+	defer session.Close()
+	if err := s.createKeyspace(ctx, session, v, replication); err != nil {
+		return err
+	}
+	f, err := v.formats(s.config.Keyspace)
+	if err != nil {
+		return err
+	}
+	if len(f.old) == 0 && !f.upgrade {
+		if err := s.createTables(ctx, session, f.missing); err != nil {
+			return err
+		}
+		return s.found(ctx, v)
+	}
+	return s.upgrade(ctx, session, v, f)
+}
+
+// survey is what is to be known of a cluster before a session on the keyspace
+// can be opened.
+type survey struct {
+	dc          string         // that requests prefer
+	nodes       map[string]int // by datacenter
+	exists      bool           // the keyspace
+	replication Replication    // of it
+	tables      map[string]string
+}
+
+// defineTimeout is for statements that change the schema, which all nodes take part in.
+const defineTimeout = time.Minute
+
+// look asks one node about the cluster, over a session of one connection, which
+// the caller closes.
+func (s *Store) look(ctx context.Context) (_ *gocql.Session, _ *survey, err error) {
+	cl, err := s.config.cluster(s.options)
+	if err != nil {
+		return nil, nil, err
+	}
+	cl.NumConns = 1
+	cl.Timeout = max(cl.Timeout, defineTimeout)
+	cl.DisableInitialHostLookup = true
+	cl.Events.DisableNodeStatusEvents, cl.Events.DisableTopologyEvents, cl.Events.DisableSchemaEvents = true, true, true
+	cl.Consistency = gocql.LocalOne
+	session, err := s.connectAny(ctx, cl)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() {
+		if err != nil {
+			session.Close()
+		}
+	}()
+	v := &survey{nodes: map[string]int{}}
+	if err := session.Query("SELECT data_center FROM system.local").WithContext(ctx).Scan(&v.dc); err != nil {
+		return nil, nil, s.fault(ctx, err, nil, "system.local", "look at the cluster")
+	}
+	v.nodes[v.dc]++ // peers lists the other nodes only
+	iter := session.Query("SELECT data_center FROM system.peers").WithContext(ctx).Iter()
+	var center string
+	for iter.Scan(&center) {
+		v.nodes[center]++
+	}
+	if err := iter.Close(); err != nil {
+		return nil, nil, s.fault(ctx, err, nil, "system.peers", "look at the cluster")
+	}
+	if s.config.DC != "" {
+		v.dc = s.config.DC
+	}
+	if v.nodes[v.dc] == 0 {
+		return nil, nil, &schema.FieldError{Field: "dc", Got: quoted(v.dc), Want: "one of " + strings.Join(slices.Sorted(maps.Keys(v.nodes)), ", ")}
+	}
+	return session, v, s.lookAtKeyspace(ctx, session, v)
+}
+
+// connectAny connects to the first host that can be reached. Without the list of
+// hosts, which it does not ask for here, ScyllaDB's fork would take several for one
+// and settle for any of them, such as one that is down.
+func (s *Store) connectAny(ctx context.Context, cl *gocql.ClusterConfig) (session *gocql.Session, err error) {
+	for _, host := range s.config.Hosts {
+		one := *cl
+		one.Hosts = []string{host}
+		if session, err = connect(ctx, &one); err == nil {
+			return session, nil
+		}
+		err = s.connectFault(ctx, err)
+		if !errors.Is(err, schema.ErrUnavailable) || ctx.Err() != nil {
+			break // others would say the same
+		}
+	}
+	return nil, err
+}
+
+// createKeyspace makes the keyspace with the replication given, and no other:
+// how many nodes there are just now says nothing about how many there will be.
+func (s *Store) createKeyspace(ctx context.Context, session *gocql.Session, v *survey, want Replication) error {
+	want = maps.Clone(want)
+	if n, ok := want[""]; ok {
+		delete(want, "")
+		want[v.dc] = n
+	}
+	for dc := range want {
+		if v.nodes[dc] == 0 {
+			return &schema.FieldError{
+				Field: "replication", Got: quoted(dc), Want: "datacenters of the cluster: " + strings.Join(slices.Sorted(maps.Keys(v.nodes)), ", "),
+			}
+		}
+	}
+	if v.exists {
+		if len(want) > 0 && v.replication[""] == 0 && !maps.Equal(want, v.replication) {
+			return fmt.Errorf("%w: keyspace %s is there and has the replication %s, not %s; ALTER KEYSPACE changes it",
+				schema.ErrExists, s.config.Keyspace, v.replication, want)
+		}
+		return nil
+	}
+	if len(want) == 0 && s.config.RF > 0 {
+		want = Replication{v.dc: s.config.RF}
+	}
+	if len(want) == 0 {
+		return &NoReplicationError{Keyspace: s.config.Keyspace, DC: v.dc, Nodes: v.nodes}
+	}
+	var options strings.Builder
+	for _, dc := range slices.Sorted(maps.Keys(want)) {
+		fmt.Fprintf(&options, ", '%s': %d", strings.ReplaceAll(dc, "'", "''"), want[dc])
+	}
+	s.log.InfoContext(ctx, "creating the keyspace", "keyspace", s.config.Keyspace, "replication", want.String())
+	stmt := fmt.Sprintf("CREATE KEYSPACE IF NOT EXISTS %s WITH replication = {'class': 'NetworkTopologyStrategy'%s}",
+		s.config.Keyspace, options.String())
+	if err := s.define(ctx, session, stmt, ""); err != nil {
+		return err
+	}
+	return s.lookAtKeyspace(ctx, session, v)
+}
+
+func (s *Store) lookAtKeyspace(ctx context.Context, session *gocql.Session, v *survey) error {
+	replication := map[string]string{}
+	err := session.Query("SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = ?", s.config.Keyspace).
+		WithContext(ctx).Scan(&replication)
+	switch {
+	case errors.Is(err, gocql.ErrNotFound):
+		return nil
+	case err != nil:
+		return s.fault(ctx, err, nil, "system_schema.keyspaces", "look at the keyspace")
+	}
+	v.exists, v.replication = true, Replication{}
+	for key, value := range replication {
+		if key == "class" {
+			continue
+		}
+		if key == "replication_factor" { // SimpleStrategy knows no datacenters
+			key = ""
+		}
+		count, _, _ := strings.Cut(value, "/") // of which some may be transient
+		if v.replication[key], err = strconv.Atoi(count); err != nil {
+			return fmt.Errorf("%w: keyspace %s has %q replicas in %s", schema.ErrInvalid, s.config.Keyspace, value, key)
+		}
+	}
+	v.tables = map[string]string{}
+	iter := session.Query("SELECT table_name, comment FROM system_schema.tables WHERE keyspace_name = ?", s.config.Keyspace).
+		WithContext(ctx).Iter()
+	var name, comment string
+	for iter.Scan(&name, &comment) {
+		v.tables[name] = comment
+	}
+	if err := iter.Close(); err != nil {
+		return s.fault(ctx, err, nil, "system_schema.tables", "look at the tables")
+	}
+	return nil
+}
