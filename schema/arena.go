@@ -11,16 +11,37 @@ type arena struct {
 	blocks [][]byte // every block allocated; blocks[:cur] are full
 	cur    int
 	used   int // bytes handed out of blocks[cur]
+	kind   *arenaKind
 }
 
-const (
-	arenaBlock = 64 << 10
-	arenaKeep  = 8 << 20 // an arena larger than this is not kept
+// arenaKind is how large the blocks of an arena are at least, and which arenas of
+// the kind are kept.
+type arenaKind struct {
+	block, keep int
+	free        sync.Pool
+}
+
+// Consumers that stand still, or little memory for many, make many batches of a
+// row or a few: those do not take a large block each.
+var (
+	fewRows  = arenaKind{block: 2 << 10, keep: 16 << 10}
+	manyRows = arenaKind{block: 64 << 10, keep: 8 << 20}
 )
 
-var arenas = sync.Pool{New: func() any { return new(arena) }}
+// few is how many rows fit into a small block, mostly.
+const few = 16
 
-func newArena() *arena { return arenas.Get().(*arena) }
+// newArena returns an arena for a batch of so many rows.
+func newArena(rows int) *arena {
+	kind := &manyRows
+	if rows <= few {
+		kind = &fewRows
+	}
+	if a, ok := kind.free.Get().(*arena); ok {
+		return a
+	}
+	return &arena{kind: kind}
+}
 
 // release takes back all memory that was handed out.
 func (a *arena) release() {
@@ -32,8 +53,8 @@ func (a *arena) release() {
 		total += len(b)
 	}
 	a.cur, a.used = 0, 0
-	if total <= arenaKeep {
-		arenas.Put(a)
+	if total <= a.kind.keep {
+		a.kind.free.Put(a)
 	}
 }
 
@@ -48,7 +69,7 @@ func (a *arena) bytes(n int) []byte {
 		}
 		a.cur, a.used = a.cur+1, 0
 	}
-	b := alignedBytes(max(size, arenaBlock))
+	b := alignedBytes(max(size, a.kind.block))
 	a.blocks = append(a.blocks, b)
 	a.cur, a.used = len(a.blocks)-1, size
 	return b[:n:size]

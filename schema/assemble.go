@@ -16,8 +16,20 @@ import (
 // Neither blobs nor long runs of consecutive positions are copied: the batch
 // points at them. Gathered cells are copied into memory that the batch owns.
 func (p *Projection) Assemble(m *Manifest, positions []int64, blobs [][]Blob) (*Batch, error) {
-	b := &Batch{Schema: p.Schema, Rows: len(positions), Blobs: blobs, arena: newArena()}
-	if err := p.assemble(b, m, positions); err != nil {
+	b := &Batch{Schema: p.Schema, Rows: len(positions), Blobs: blobs, arena: newArena(len(positions))}
+	err := Guard(func() error {
+		if err := p.assemble(b, m, positions); err != nil {
+			return err
+		}
+		// Who sends the batch has no way to tell of a page that cannot be read. Blobs were just checked.
+		for i, c := range p.columns {
+			if c.kind == outStored {
+				b.Columns[i].touch()
+			}
+		}
+		return nil
+	})
+	if err != nil {
 		b.Release()
 		return nil, err
 	}

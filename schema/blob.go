@@ -92,7 +92,11 @@ func (r BlobRef) Check(b []byte) error {
 	if int64(len(b)) != r.Size {
 		return fmt.Errorf("%w: blob %s has %d bytes, the manifest says %d", ErrDataLoss, r.Key, len(b), r.Size)
 	}
-	if got := Checksum(b); got != r.Sum {
+	var got Sum
+	if err := Guard(func() error { got = Checksum(b); return nil }); err != nil {
+		return fmt.Errorf("blob %s: %w", r.Key, err)
+	}
+	if got != r.Sum {
 		return fmt.Errorf("%w: blob %s has checksum %s, the manifest says %s", ErrDataLoss, r.Key, got, r.Sum)
 	}
 	return nil

@@ -46,7 +46,7 @@ type splitRange struct {
 // Bytes that are not what the snapshot says are an ErrDataLoss.
 func OpenManifest(snap *Snapshot, chunks []Blob) (*Manifest, error) {
 	m := &Manifest{snap: snap, chunks: chunks}
-	if err := m.open(); err != nil {
+	if err := Guard(m.open); err != nil {
 		m.Close()
 		return nil, fmt.Errorf("manifest of %s@%d: %w", snap.Dataset, snap.Number, err)
 	}
@@ -232,6 +232,24 @@ func (m *Manifest) Blob(col int, pos int64) (ref BlobRef, ok bool) {
 		return BlobRef{}, false
 	}
 	return BlobRef{Key: r.key[i], Size: int64(r.size[i]), Sum: Sum(r.sum[i])}, true
+}
+
+// TryBlob is Blob, and an ErrDataLoss where the manifest's file cannot be read any more.
+func (m *Manifest) TryBlob(col int, pos int64) (ref BlobRef, ok bool, err error) {
+	err = Guard(func() error {
+		ref, ok = m.Blob(col, pos)
+		return nil
+	})
+	return ref, ok, err
+}
+
+// Touch reads a byte of each page of a chunk, so that who goes on to read the chunk, where
+// an error cannot be told from others, finds it in memory.
+func (m *Manifest) Touch(c int) error {
+	return Guard(func() error {
+		touch(m.chunks[c].Bytes())
+		return nil
+	})
 }
 
 // Column returns a stored column as one array a chunk. A blob column is a

@@ -161,7 +161,7 @@ func open(opts Options) (_ *Cache, err error) {
 	c.reaper.wake = make(chan struct{}, 1)
 	c.gathering.pause = time.NewTimer(gatherTime)
 	c.gathering.pause.Stop()
-	if err := os.MkdirAll(opts.Dir, 0o755); err != nil {
+	if err := os.MkdirAll(opts.Dir, 0o700); err != nil {
 		return nil, err
 	}
 	if c.lock, err = lockDirectory(opts.Dir); err != nil {
@@ -288,9 +288,11 @@ func (c *Cache) Get(ref schema.BlobRef, at Place) (schema.Blob, bool) {
 	c.mu.Unlock()
 
 	b, err := c.space.set.Get(loc)
-	if err == nil && schema.Checksum(b.Bytes()) != ref.Sum {
-		b.Release()
-		err = fmt.Errorf("%w: blob %s has the wrong checksum", schema.ErrDataLoss, ref.Key)
+	if err == nil {
+		// A page that cannot be read is a miss, too.
+		if err = ref.Check(b.Bytes()); err != nil {
+			b.Release()
+		}
 	}
 	if err != nil {
 		c.lost(i, s, hash, err)

@@ -82,7 +82,7 @@ func firstOf(entries []os.DirEntry, names ...string) string {
 }
 
 func makeDir(path string) error {
-	if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
 	return nil
@@ -94,7 +94,7 @@ func emptyDirectory(dir string) error {
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(dir, formatFile), append(data, '\n'), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, formatFile), append(data, '\n'), 0o600); err != nil {
 		return err
 	}
 	for _, name := range []string{indexDir, blobsDir} {
@@ -117,7 +117,7 @@ type holder struct {
 
 // lockDirectory takes the lock of dir, or returns a schema.ErrUnavailable that names its holder.
 func lockDirectory(dir string) (*os.File, error) {
-	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_RDWR|os.O_CREATE, 0o644)
+	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
 	}

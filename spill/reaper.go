@@ -173,8 +173,12 @@ func (c *Cache) copyOf(from segment.Location, sum schema.Sum) (to segment.Locati
 	if err != nil {
 		return to, err
 	}
-	if schema.Checksum(b.Bytes()) != sum {
-		return to, schema.ErrDataLoss
+	if err := (schema.BlobRef{Key: key, Size: from.Length, Sum: sum}).Check(b.Bytes()); err != nil {
+		return to, err
 	}
-	return c.write(key, sum, b.Bytes(), nil)
+	err = schema.Guard(func() (err error) {
+		to, err = c.write(key, sum, b.Bytes(), nil)
+		return err
+	})
+	return to, err
 }

@@ -57,3 +57,17 @@ func CheckParent(dataset string, parent, newest int64) error {
 	}
 	return nil
 }
+
+// CheckRestore is a schema.ErrConflict unless the number of a snapshot that is to be
+// restored is greater than the last one that the dataset gave out, and a
+// schema.ErrInvalid if it is none.
+func CheckRestore(snap *schema.Snapshot, last int64) error {
+	switch {
+	case snap.Number < 1 || snap.Parent < 0 || snap.Parent >= snap.Number:
+		return fmt.Errorf("%w: a snapshot of %q with number %d and parent %d", schema.ErrInvalid, snap.Dataset, snap.Number, snap.Parent)
+	case snap.Number <= last:
+		return fmt.Errorf("%w: snapshot %s@%d cannot be restored as what it was: the dataset has given out numbers up to %d already",
+			schema.ErrConflict, snap.Dataset, snap.Number, last)
+	}
+	return nil
+}

@@ -47,7 +47,8 @@ type Store interface {
 	// GC removes selections that expired ExpiredGrace ago, and frees blobs that no
 	// committed snapshot, no saved selection, no open
 	// ingest and none of the snapshots returned by inUse refers to. inUse is
-	// called once, after GC has listed the catalog; it may be nil.
+	// called once, after GC has listed the catalog; it may be nil. While an ingest
+	// is open, what was put since the collection before may be kept.
 	GC(ctx context.Context, opts GCOptions, inUse func() []*schema.Snapshot) (GCReport, error)
 
 	// Stats returns counters since the store was opened.
@@ -75,12 +76,34 @@ type Ingest interface {
 type Dataset struct {
 	Name      string
 	Snapshots []int64
+	// Tags are its snapshots' names, sorted. A store may have none.
+	Tags []Tag
+}
+
+// Tag is a name of a snapshot, such as prod in imagenet@prod.
+type Tag struct {
+	Name     string
+	Snapshot int64
+}
+
+// Tagger is a Store whose snapshots can be given names. One that has any is not
+// dropped, nor is its dataset.
+type Tagger interface {
+	// Tag names a snapshot. The tag of another snapshot moves.
+	Tag(ctx context.Context, dataset, name string, number int64) error
+	// Untag removes a name.
+	Untag(ctx context.Context, dataset, name string) error
+	// Tagged returns the number of the snapshot that has a name.
+	Tagged(ctx context.Context, dataset, name string) (int64, error)
 }
 
 // GCOptions tunes a collection.
 type GCOptions struct {
 	// DryRun only counts.
 	DryRun bool
+	// BytesPerSecond bounds how fast it reads manifests and removes blobs, and
+	// BlobsPerSecond of how many; 0 for no bound.
+	BytesPerSecond, BlobsPerSecond float64
 }
 
 // ExpiredGrace is for how long collections leave a selection that has expired, as
@@ -104,9 +127,11 @@ type Stats struct {
 	BlobWrites   int64 `json:"blob_writes"` // blobs stored anew
 	BlobDedups   int64 `json:"blob_dedups"` // puts of a blob that was there
 	WrittenBytes int64 `json:"written_bytes"`
-	// Blobs and StoredBytes describe what is in the store now.
-	Blobs       int64 `json:"blobs"`
-	StoredBytes int64 `json:"stored_bytes"`
+	// Blobs and StoredBytes describe what is in the store now; where CountedAt is
+	// set, what was in it then, and what this process has added since.
+	Blobs       int64     `json:"blobs"`
+	StoredBytes int64     `json:"stored_bytes"`
+	CountedAt   time.Time `json:"counted_at,omitzero"`
 }
 
 // SelectionExpired is the error for a selection whose time is over.

@@ -3,6 +3,7 @@ package segment
 import (
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"slices"
@@ -53,7 +54,7 @@ type Segment struct {
 const writeback = 8 << 20
 
 func createSegment(path string, id uint32, capacity int64) (*Segment, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o644)
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -71,8 +72,12 @@ func createSegment(path string, id uint32, capacity int64) (*Segment, error) {
 
 // openSegment opens an existing file, of which the first end bytes hold data.
 // It can be appended to if capacity is larger than that.
-func openSegment(path string, id uint32, end, capacity int64) (*Segment, error) {
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
+func openSegment(path string, id uint32, end, capacity int64, readOnly bool) (*Segment, error) {
+	how := os.O_RDWR
+	if readOnly {
+		how = os.O_RDONLY
+	}
+	f, err := os.OpenFile(path, how, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -84,7 +89,7 @@ func openSegment(path string, id uint32, end, capacity int64) (*Segment, error) 
 		if err := checkFileHeader(h[:], id); err != nil {
 			return nil, err
 		}
-		if capacity <= end {
+		if capacity <= end && !readOnly {
 			// A process that was killed may have left space allocated beyond
 			// the file's end.
 			var st unix.Stat_t
@@ -198,7 +203,10 @@ func (s *Segment) read(off, n int64) (schema.Blob, error) {
 	defer s.Unpin()
 	data = make([]byte, n)
 	if _, err := s.file.ReadAt(data, off); err != nil {
-		return schema.Blob{}, fmt.Errorf("read %d bytes of segment %d at offset %d: %w", n, s.id, off, err)
+		if errors.Is(err, io.EOF) || errors.Is(err, unix.EIO) {
+			err = fmt.Errorf("%w: %w", schema.ErrDataLoss, err)
+		}
+		return schema.Blob{}, fmt.Errorf("read %d bytes of %s at offset %d: %w", n, s.path, off, err)
 	}
 	return schema.NewBlob(data, nil), nil
 }
@@ -434,7 +442,9 @@ func (s *Segment) Sync() error {
 			return fmt.Errorf("sync segment %d: %w", s.id, err)
 		}
 	}
-	err = unix.Fdatasync(int(s.file.Fd()))
+	if err = s.failing(OpSync); err == nil {
+		err = unix.Fdatasync(int(s.file.Fd()))
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil {

@@ -41,6 +41,8 @@ type Options struct {
 	// Direct has blobs of 32 KiB and more written past the page cache, where the file system can do it, in whole blocks that they share
 	// with no other: for what is written for later. Reading is the same. With NoSync, Scan finds damage where a block was left for that.
 	Direct bool
+	// ReadOnly has no file changed: there are no appends.
+	ReadOnly bool
 	// Grow, if not nil, is called before space on the disk is taken, in whole
 	// blocks of 4 KiB, and refuses by returning false. A negative n is space that
 	// was not taken after all. What Trim and Punch give back, and retired
@@ -63,6 +65,7 @@ const (
 	OpPunch    Op = "punch"
 	OpTrim     Op = "trim"
 	OpRemove   Op = "remove"
+	OpSync     Op = "sync"
 )
 
 // Location is where a blob's payload lies.
@@ -141,7 +144,7 @@ func (s *Set) Attach(id uint32, end, durable int64, appendTo bool) (*Segment, er
 	if appendTo && end < s.opts.MaxBytes {
 		capacity = s.opts.MaxBytes
 	}
-	g, err := openSegment(filepath.Join(s.dir, FileName(id)), id, end, capacity)
+	g, err := openSegment(filepath.Join(s.dir, FileName(id)), id, end, capacity, s.opts.ReadOnly)
 	if err != nil {
 		return nil, err
 	}
@@ -215,7 +218,15 @@ func (s *Set) KeyAt(loc Location) (schema.Key, error) {
 		return schema.Key{}, err
 	}
 	defer b.Release()
-	r, reason := decodeRecordHeader(b.Bytes(), loc.Segment, loc.Offset-HeaderSize, loc.Offset+loc.Length)
+	var r Record
+	var reason string
+	err = schema.Guard(func() error {
+		r, reason = decodeRecordHeader(b.Bytes(), loc.Segment, loc.Offset-HeaderSize, loc.Offset+loc.Length)
+		return nil
+	})
+	if err != nil {
+		return schema.Key{}, err
+	}
 	if reason != "" || r.Length != loc.Length {
 		return schema.Key{}, fmt.Errorf("%w: segment %d, offset %d: %s", schema.ErrDataLoss, loc.Segment, loc.Offset, cmp.Or(reason, "another length"))
 	}
@@ -309,6 +320,9 @@ func (s *Set) reserve(n int64) (*Segment, int64, error) {
 	for {
 		if s.closed {
 			return nil, 0, fmt.Errorf("%w: the segments are closed", schema.ErrUnavailable)
+		}
+		if s.opts.ReadOnly {
+			return nil, 0, fmt.Errorf("%w: the segments are open for reading alone", schema.ErrInvalid)
 		}
 		if g := s.active; g != nil {
 			at, ok, err := g.reserve(n, s.alloc)

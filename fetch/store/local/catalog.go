@@ -29,9 +29,9 @@ func (s *Store) Datasets(ctx context.Context) ([]store.Dataset, error) {
 func datasets(r pebble.Reader) (list []store.Dataset, err error) {
 	it, err := r.NewIter(within(prefixSnapshot))
 	if err != nil {
-		return nil, fmt.Errorf("read the catalog: %w", err)
+		return nil, dbError("read the catalog", err)
 	}
-	defer func() { err = errors.Join(err, it.Close()) }()
+	defer func() { err = errors.Join(err, dbError("read the catalog", it.Close())) }()
 	for it.First(); it.Valid(); it.Next() {
 		name, number, err := parseSnapshotKey(it.Key())
 		if err != nil {
@@ -58,9 +58,9 @@ func parseSnapshotKey(key []byte) (dataset string, number int64, err error) {
 func (s *Store) newest(dataset string) (number int64, err error) {
 	it, err := s.db.NewIter(within(namePrefix(prefixSnapshot, dataset)...))
 	if err != nil {
-		return 0, fmt.Errorf("read the catalog: %w", err)
+		return 0, dbError("read the catalog", err)
 	}
-	defer func() { err = errors.Join(err, it.Close()) }()
+	defer func() { err = errors.Join(err, dbError("read the catalog", it.Close())) }()
 	if it.Last() {
 		_, number, err = parseSnapshotKey(it.Key())
 	}
@@ -118,7 +118,7 @@ func (s *Store) missing(dataset string, number int64) error {
 
 // Drop implements store.Store. A dropped snapshot's selections go with it.
 func (s *Store) Drop(ctx context.Context, dataset string, number int64) error {
-	if err := s.enter(ctx); err != nil {
+	if err := s.enterToWrite(ctx); err != nil {
 		return err
 	}
 	defer s.life.RUnlock()
@@ -144,23 +144,28 @@ func (s *Store) Drop(ctx context.Context, dataset string, number int64) error {
 	if err != nil {
 		return err
 	}
-	if err := s.markDirty(); err != nil {
+	c := change{}
+	for _, sel := range selections {
+		if number == 0 || sel.Snapshot == number {
+			c[string(selectionKey(dataset, sel.Bitmap.Key))] = nil
+		}
+	}
+	if number != 0 {
+		c[string(snapshotKey(dataset, number))] = nil
+		return s.update(c)
+	}
+	list, err := datasets(s.db)
+	if err != nil {
 		return err
 	}
-	return s.update(func(b *pebble.Batch) error {
-		for _, sel := range selections {
-			if number == 0 || sel.Snapshot == number {
-				if err := b.Delete(selectionKey(dataset, sel.Bitmap.Key), nil); err != nil {
-					return err
-				}
+	for _, d := range list {
+		for _, n := range d.Snapshots {
+			if d.Name == dataset {
+				c[string(snapshotKey(dataset, n))] = nil
 			}
 		}
-		if number != 0 {
-			return b.Delete(snapshotKey(dataset, number), nil)
-		}
-		bounds := within(namePrefix(prefixSnapshot, dataset)...)
-		return b.DeleteRange(bounds.LowerBound, bounds.UpperBound, nil)
-	})
+	}
+	return s.update(c)
 }
 
 // Selection implements store.Store.
@@ -204,7 +209,7 @@ func (s *Store) selection(dataset string, key schema.Key) (*schema.Selection, er
 
 // RenewSelection implements store.Store.
 func (s *Store) RenewSelection(ctx context.Context, dataset, name string, until time.Time) error {
-	if err := s.enter(ctx); err != nil {
+	if err := s.enterToWrite(ctx); err != nil {
 		return err
 	}
 	defer s.life.RUnlock()
@@ -218,9 +223,6 @@ func (s *Store) RenewSelection(ctx context.Context, dataset, name string, until 
 	if err != nil || !sel.Extend(until) {
 		return err
 	}
-	if err := s.markDirty(); err != nil {
-		return err
-	}
 	return s.putSelection(sel)
 }
 
@@ -230,7 +232,7 @@ func (s *Store) putSelection(sel *schema.Selection) error {
 	if err != nil {
 		return fmt.Errorf("encode the selection: %w", err)
 	}
-	return s.update(func(b *pebble.Batch) error { return b.Set(selectionKey(sel.Dataset, sel.Bitmap.Key), record, nil) })
+	return s.update(change{string(selectionKey(sel.Dataset, sel.Bitmap.Key)): record})
 }
 
 func decodeSelection(v []byte) (*schema.Selection, error) {
@@ -245,9 +247,9 @@ func decodeSelection(v []byte) (*schema.Selection, error) {
 func (s *Store) selections(r pebble.Reader, prefix []byte) (list []*schema.Selection, err error) {
 	it, err := r.NewIter(within(prefix...))
 	if err != nil {
-		return nil, fmt.Errorf("read the catalog: %w", err)
+		return nil, dbError("read the catalog", err)
 	}
-	defer func() { err = errors.Join(err, it.Close()) }()
+	defer func() { err = errors.Join(err, dbError("read the catalog", it.Close())) }()
 	for it.First(); it.Valid(); it.Next() {
 		sel, err := decodeSelection(it.Value())
 		if err != nil {

@@ -29,9 +29,25 @@ type format struct {
 	Version int    `json:"version"`
 }
 
-// checkDirectory reports whether dir holds a store, and refuses a directory
-// that is neither one nor empty. It changes nothing.
+// checkDirectory reports whether dir holds a store with its database, and refuses a
+// directory that is neither one nor empty. It changes nothing.
 func checkDirectory(dir string) (exists bool, err error) {
+	if exists, err = checkFormat(dir); err != nil || !exists {
+		return exists, err
+	}
+	// Without its catalog every segment would count as unknown.
+	if _, err := os.Stat(filepath.Join(dir, pebbleDir)); errors.Is(err, fs.ErrNotExist) {
+		ids, err := segment.List(filepath.Join(dir, segmentsDir))
+		if err == nil && len(ids) > 0 {
+			return false, fmt.Errorf("%w: the store in %s has %d segments and no catalog: %s is missing; bowstring store rebuild makes it anew",
+				schema.ErrDataLoss, dir, len(ids), pebbleDir)
+		}
+	}
+	return true, nil
+}
+
+// checkFormat reports whether dir holds a store, of this format.
+func checkFormat(dir string) (exists bool, err error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
@@ -60,14 +76,6 @@ func checkDirectory(dir string) (exists bool, err error) {
 		return false, fmt.Errorf("%w: the store in %s has format version %d, this program reads version %d; use the release of Bowstring that wrote it, or a newer one",
 			schema.ErrInvalid, dir, f.Version, formatNumber)
 	}
-	// Without its catalog every segment would count as a leftover.
-	if _, err := os.Stat(filepath.Join(dir, pebbleDir)); errors.Is(err, fs.ErrNotExist) {
-		ids, err := segment.List(filepath.Join(dir, segmentsDir))
-		if err == nil && len(ids) > 0 {
-			return false, fmt.Errorf("%w: the store in %s has %d segments and no catalog: %s is missing",
-				schema.ErrDataLoss, dir, len(ids), pebbleDir)
-		}
-	}
 	return true, nil
 }
 
@@ -79,7 +87,7 @@ func createDirectory(dir string) error {
 		return err
 	}
 	temp := filepath.Join(dir, formatTemp)
-	f, err := os.Create(temp)
+	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
@@ -90,7 +98,7 @@ func createDirectory(dir string) error {
 	if err := os.Rename(temp, filepath.Join(dir, formatFile)); err != nil {
 		return err
 	}
-	if err := os.Mkdir(filepath.Join(dir, segmentsDir), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := os.Mkdir(filepath.Join(dir, segmentsDir), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
 	return segment.SyncDir(dir)

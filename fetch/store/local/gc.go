@@ -31,7 +31,7 @@ const (
 // first. DeadBytes is all that the segments hold besides live records;
 // FreedBytes is what unlinking them gave back, less what was copied.
 func (s *Store) GC(ctx context.Context, opts store.GCOptions, inUse func() []*schema.Snapshot) (store.GCReport, error) {
-	if err := s.enter(ctx); err != nil {
+	if err := s.enterToWrite(ctx); err != nil {
 		return store.GCReport{}, err
 	}
 	defer s.life.RUnlock()
@@ -83,7 +83,7 @@ func (c *collection) run(opts store.GCOptions, inUse func() []*schema.Snapshot) 
 	if err := c.s.set.Sync(); err != nil {
 		return err
 	}
-	if err := c.record(func(*pebble.Batch) error { return nil }); err != nil {
+	if err := c.record(change{}); err != nil {
 		return err
 	}
 	if err := c.sweep(); err != nil {
@@ -96,9 +96,6 @@ func (c *collection) run(opts store.GCOptions, inUse func() []*schema.Snapshot) 
 // whatever was put through an ingest that is still open.
 func (c *collection) begin() error {
 	s := c.s
-	if err := s.markDirty(); err != nil {
-		return err
-	}
 	s.ingestsMu.Lock()
 	defer s.ingestsMu.Unlock()
 	var err error
@@ -116,7 +113,7 @@ func (c *collection) begin() error {
 func (s *Store) nextEpoch(how *pebble.WriteOptions) (uint32, error) {
 	epoch := s.epoch.Load() + 1
 	if err := s.db.Set(keyEpoch, binary.LittleEndian.AppendUint32(nil, epoch), how); err != nil {
-		return 0, fmt.Errorf("write the catalog: %w", err)
+		return 0, dbError("write the catalog", err)
 	}
 	s.epoch.Store(epoch)
 	return epoch, nil
@@ -185,10 +182,7 @@ func (c *collection) dropExpired(opts store.GCOptions, listed []*schema.Selectio
 		if opts.DryRun {
 			continue
 		}
-		if err := s.markDirty(); err != nil {
-			return nil, err
-		}
-		if err := s.update(func(b *pebble.Batch) error { return b.Delete(key, nil) }); err != nil {
+		if err := s.update(change{string(key): nil}); err != nil {
 			return nil, err
 		}
 	}
@@ -204,9 +198,9 @@ func (s *Store) roots() (snapshots []*schema.Snapshot, selections []*schema.Sele
 	}
 	it, err := view.NewIter(within(prefixSnapshot))
 	if err != nil {
-		return nil, nil, fmt.Errorf("read the catalog: %w", err)
+		return nil, nil, dbError("read the catalog", err)
 	}
-	defer func() { err = errors.Join(err, it.Close()) }()
+	defer func() { err = errors.Join(err, dbError("read the catalog", it.Close())) }()
 	for it.First(); it.Valid(); it.Next() {
 		name, number, err := parseSnapshotKey(it.Key())
 		if err != nil {
@@ -218,15 +212,22 @@ func (s *Store) roots() (snapshots []*schema.Snapshot, selections []*schema.Sele
 		}
 		snapshots = append(snapshots, snap)
 	}
-	return snapshots, selections, it.Error()
+	return snapshots, selections, nil
 }
 
 // index yields the index in key order, as of one moment.
 func (s *Store) index(ctx context.Context) iter.Seq2[indexed, error] {
+	return s.indexFrom(ctx, []byte{prefixBlob})
+}
+
+// indexFrom is index from a key of the database on.
+func (s *Store) indexFrom(ctx context.Context, from []byte) iter.Seq2[indexed, error] {
 	return func(yield func(indexed, error) bool) {
-		it, err := s.db.NewIter(within(prefixBlob))
+		bounds := within(prefixBlob)
+		bounds.LowerBound = from
+		it, err := s.db.NewIter(bounds)
 		if err != nil {
-			yield(indexed{}, fmt.Errorf("read the index: %w", err))
+			yield(indexed{}, dbError("read the index", err))
 			return
 		}
 		defer it.Close()
@@ -251,7 +252,7 @@ func (s *Store) index(ctx context.Context) iter.Seq2[indexed, error] {
 			}
 		}
 		if err := it.Error(); err != nil {
-			yield(indexed{}, fmt.Errorf("read the index: %w", err))
+			yield(indexed{}, dbError("read the index", err))
 		}
 	}
 }
@@ -339,7 +340,7 @@ func (c *collection) forget(key *schema.Key) (bool, error) {
 		b.Commit(pebble.NoSync),
 	)
 	if err != nil {
-		return false, fmt.Errorf("remove blob %s from the index: %w", key, err)
+		return false, dbError(fmt.Sprintf("remove blob %s from the index", key), err)
 	}
 	s.blobs.Add(-1)
 	s.storedBytes.Add(-e.Length)
@@ -379,7 +380,8 @@ func (c *collection) free() error {
 // unlinks it.
 func (c *collection) retire(id uint32) error {
 	size := c.s.set.Segment(id).Size()
-	if err := c.record(func(b *pebble.Batch) error { return b.Delete(segmentKey(id), nil) }); err != nil {
+	// That it was freed stays on record: a file that nothing is known of is kept.
+	if err := c.record(change{string(segmentKey(id)): nil, string(freedKey(id)): {}}); err != nil {
 		return err
 	}
 	if err := c.s.set.Retire(id); err != nil {
@@ -401,10 +403,10 @@ func (s *Store) settlePuts() {
 
 // record commits a synced batch, which also makes durable what was written to
 // the database before.
-func (c *collection) record(fill func(*pebble.Batch) error) error {
+func (c *collection) record(rows change) error {
 	c.s.catalog.Lock()
 	defer c.s.catalog.Unlock()
-	return c.s.update(fill)
+	return c.s.update(rows)
 }
 
 // evacuate copies the live blobs of a victim to the active segment and has the
@@ -423,7 +425,7 @@ func (c *collection) evacuate(id uint32) (moved, copied int64, err error) {
 		if err := s.set.Sync(); err != nil {
 			return err
 		}
-		if err := c.record(func(*pebble.Batch) error { return nil }); err != nil {
+		if err := c.record(change{}); err != nil {
 			return err
 		}
 		for _, m := range batch {
@@ -502,7 +504,7 @@ func (s *Store) relocate(key *schema.Key, from, to segment.Location) error {
 	var buf [33]byte
 	var value [entrySize]byte
 	if err := s.db.Set(blobKey(&buf, key), e.encode(&value), pebble.NoSync); err != nil {
-		return fmt.Errorf("index blob %s: %w", key, err)
+		return dbError(fmt.Sprintf("index blob %s", key), err)
 	}
 	return nil
 }

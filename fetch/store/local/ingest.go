@@ -26,7 +26,7 @@ type ingest struct {
 
 // Begin implements store.Store.
 func (s *Store) Begin(ctx context.Context, dataset string) (store.Ingest, error) {
-	if err := s.enter(ctx); err != nil {
+	if err := s.enterToWrite(ctx); err != nil {
 		return nil, err
 	}
 	defer s.life.RUnlock()
@@ -60,39 +60,38 @@ func (in *ingest) Put(ctx context.Context, data []byte) (schema.BlobRef, error) 
 	}
 	s := in.s
 	defer s.life.RUnlock()
-	if err := s.markDirty(); err != nil {
+	ref := schema.RefOf(data)
+	if err := in.put(ref, data); err != nil {
 		return schema.BlobRef{}, err
 	}
-	ref := schema.RefOf(data)
+	return ref, s.syncSealed()
+}
+
+// put stores a blob unless it is there.
+func (in *ingest) put(ref schema.BlobRef, data []byte) error {
+	s := in.s
 	stripe := s.stripe(&ref.Key)
 	stripe.Lock()
 	defer stripe.Unlock()
 	old, found, err := s.entry(ref.Key)
 	if err != nil {
-		return schema.BlobRef{}, err
+		return err
 	}
-	var key [33]byte
-	var value [entrySize]byte
 	if found && old.Length == ref.Size && s.set.Holds(old.Location) {
-		if old.touch < in.epoch {
-			old.touch = s.epoch.Load()
-			if err := s.db.Set(blobKey(&key, &ref.Key), old.encode(&value), pebble.NoSync); err != nil {
-				return schema.BlobRef{}, fmt.Errorf("index blob %s: %w", ref.Key, err)
-			}
-		}
-		s.dedups.Add(1)
-		return ref, nil
+		return in.keep(ref, old)
 	}
 
 	loc, err := s.set.Append(ref.Key, ref.Sum, data)
 	if err != nil {
-		return schema.BlobRef{}, fmt.Errorf("store blob %s: %w", ref.Key, err)
+		return fmt.Errorf("store blob %s: %w", ref.Key, err)
 	}
 	e := entry{Location: loc, sum: ref.Sum, touch: s.epoch.Load()}
 	grown := count{1, ref.Size}
 	if found { // an entry whose bytes a crash took
 		grown = count{0, ref.Size - old.Length}
 	}
+	var key [33]byte
+	var value [entrySize]byte
 	b := s.db.NewBatch()
 	defer b.Close()
 	err = errors.Join(
@@ -101,17 +100,22 @@ func (in *ingest) Put(ctx context.Context, data []byte) (schema.BlobRef, error) 
 		b.Commit(pebble.NoSync),
 	)
 	if err != nil {
-		return schema.BlobRef{}, fmt.Errorf("index blob %s: %w", ref.Key, err)
+		return dbError(fmt.Sprintf("index blob %s", ref.Key), err)
 	}
 	s.writes.Add(1)
 	s.writtenBytes.Add(ref.Size)
 	s.blobs.Add(grown.blobs)
 	s.storedBytes.Add(grown.bytes)
-	return ref, nil
+	return nil
 }
 
 // Commit implements store.Ingest.
 func (in *ingest) Commit(ctx context.Context, snap schema.Snapshot) (*schema.Snapshot, error) {
+	return in.commit(ctx, snap, false)
+}
+
+// commit commits snap as the next one, or restores it as what it was elsewhere.
+func (in *ingest) commit(ctx context.Context, snap schema.Snapshot, restore bool) (*schema.Snapshot, error) {
 	if err := in.enter(ctx); err != nil {
 		return nil, err
 	}
@@ -126,12 +130,9 @@ func (in *ingest) Commit(ctx context.Context, snap schema.Snapshot) (*schema.Sna
 			return nil, fmt.Errorf("manifest chunk: %w", err)
 		}
 	}
-	if err := s.markDirty(); err != nil {
-		return nil, err
-	}
 	// Before the lock: concurrent commits share what is synced, and one that
 	// is bound to fail costs the others nothing.
-	if err := in.checkParent(snap.Parent); err != nil {
+	if err := in.number(&snap, restore); err != nil {
 		return nil, err
 	}
 	if err := s.set.Sync(); err != nil {
@@ -143,24 +144,16 @@ func (in *ingest) Commit(ctx context.Context, snap schema.Snapshot) (*schema.Sna
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	if err := in.checkParent(snap.Parent); err != nil {
+	if err := in.number(&snap, restore); err != nil {
 		return nil, err
 	}
-	last, err := s.lastNumber(in.dataset)
-	if err != nil {
-		return nil, err
-	}
-	snap.Number = last + 1
-	snap.Created = time.Now().UTC().Truncate(time.Microsecond)
 	record, err := json.Marshal(&snap)
 	if err != nil {
 		return nil, fmt.Errorf("encode the snapshot: %w", err)
 	}
-	err = s.update(func(b *pebble.Batch) error {
-		return errors.Join(
-			b.Set(snapshotKey(in.dataset, snap.Number), record, nil),
-			b.Set(counterKey(in.dataset), binary.LittleEndian.AppendUint64(nil, uint64(snap.Number)), nil),
-		)
+	err = s.update(change{
+		string(snapshotKey(in.dataset, snap.Number)): record,
+		string(counterKey(in.dataset)):               binary.LittleEndian.AppendUint64(nil, uint64(snap.Number)),
 	})
 	if err != nil {
 		return nil, err
@@ -169,13 +162,23 @@ func (in *ingest) Commit(ctx context.Context, snap schema.Snapshot) (*schema.Sna
 	return decodeSnapshot(in.dataset, snap.Number, record)
 }
 
-// checkParent reports a schema.ErrConflict if parent is not the newest snapshot.
-func (in *ingest) checkParent(parent int64) error {
+// number gives snap its number and time, unless it is restored and has them. It
+// reports a schema.ErrConflict if snap cannot be the newest snapshot.
+func (in *ingest) number(snap *schema.Snapshot, restore bool) error {
+	last, err := in.s.lastNumber(in.dataset)
+	if err != nil {
+		return err
+	}
+	if restore {
+		return store.CheckRestore(snap, last)
+	}
 	newest, err := in.s.newest(in.dataset)
 	if err != nil {
 		return err
 	}
-	return store.CheckParent(in.dataset, parent, newest)
+	snap.Number = last + 1
+	snap.Created = time.Now().UTC().Truncate(time.Microsecond)
+	return store.CheckParent(in.dataset, snap.Parent, newest)
 }
 
 // lastNumber is the highest snapshot number ever given out, 0 for none.
@@ -218,9 +221,6 @@ func (s *Store) SaveSelection(ctx context.Context, in store.Ingest, sel schema.S
 	}
 	if err := s.present(sel.Bitmap); err != nil {
 		return fmt.Errorf("selection bitmap: %w", err)
-	}
-	if err := s.markDirty(); err != nil {
-		return err
 	}
 	if err := s.set.Sync(); err != nil {
 		return err

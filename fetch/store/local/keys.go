@@ -19,6 +19,7 @@ const (
 	prefixSnapshot  = 'n' // + dataset 0 + number u64 BE -> snapshot, JSON
 	prefixSelection = 'l' // + dataset 0 + key[32]       -> selection, JSON
 	prefixSegment   = 'g' // + number u32 BE             -> segmentRecord
+	prefixFreed     = 'f' // + number u32 BE             -> nothing; its file is to be unlinked
 )
 
 var (
@@ -26,6 +27,7 @@ var (
 	keyCount   = []byte("m/count")   // blobs and bytes, merged
 	keyEpoch   = []byte("m/epoch")   // ingests and collections begun, u32
 	keySegment = []byte("m/segment") // number of the next segment, u32
+	keyVersion = []byte("m/version") // of the catalog: its last change and the digest of its rows
 )
 
 func blobKey(buf *[33]byte, k *schema.Key) []byte {
@@ -49,6 +51,8 @@ func selectionKey(dataset string, k schema.Key) []byte {
 }
 
 func segmentKey(id uint32) []byte { return binary.BigEndian.AppendUint32([]byte{prefixSegment}, id) }
+
+func freedKey(id uint32) []byte { return binary.BigEndian.AppendUint32([]byte{prefixFreed}, id) }
 
 // within bounds an iterator to the keys that begin with prefix.
 func within(prefix ...byte) *pebble.IterOptions {

@@ -36,7 +36,7 @@ type dirLock struct {
 // lockDirectory takes the lock of dir, or returns a schema.ErrUnavailable that
 // names its holder.
 func lockDirectory(dir string) (*dirLock, error) {
-	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_RDWR|os.O_CREATE, 0o644)
+	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
 	}

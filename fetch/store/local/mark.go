@@ -66,6 +66,20 @@ func (m *marks) snapshot(ctx context.Context, s *Store, snap *schema.Snapshot) e
 }
 
 func (m *marks) chunk(s *Store, snap *schema.Snapshot, c schema.Chunk) error {
+	err := s.eachRef(snap, c, func(ref schema.BlobRef) error {
+		m.add(&ref.Key)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	m.add(&c.Key)
+	m.chunks[c.Key] = struct{}{}
+	return nil
+}
+
+// eachRef visits the references in a chunk of a snapshot's manifest.
+func (s *Store) eachRef(snap *schema.Snapshot, c schema.Chunk, visit func(schema.BlobRef) error) error {
 	blob, _, err := s.get(c.Key)
 	if errors.Is(err, schema.ErrNotFound) {
 		return fmt.Errorf("%w: a blob that a snapshot names is gone: %s", schema.ErrDataLoss, c.Key)
@@ -79,16 +93,18 @@ func (m *marks) chunk(s *Store, snap *schema.Snapshot, c schema.Chunk) error {
 		return err
 	}
 	defer man.Close()
-	for col := range schema.BlobFields(snap.Schema) {
-		for pos := range man.Rows() {
-			if ref, ok := man.Blob(col, pos); ok {
-				m.add(&ref.Key)
+	return schema.Guard(func() error {
+		for col := range schema.BlobFields(snap.Schema) {
+			for pos := range man.Rows() {
+				if ref, ok := man.Blob(col, pos); ok {
+					if err := visit(ref); err != nil {
+						return err
+					}
+				}
 			}
 		}
-	}
-	m.add(&c.Key)
-	m.chunks[c.Key] = struct{}{}
-	return nil
+		return nil
+	})
 }
 
 // stopped is the reason to give up what takes long.

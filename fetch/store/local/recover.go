@@ -9,22 +9,24 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/cockroachdb/pebble/v2"
-
 	"bowstring/schema"
 	"bowstring/spill/segment"
 )
 
-// recover reads the store's small records and attaches its segments. It scans
-// no more than the tails that a crash of the machine may have damaged.
+// recover checks the catalog, reads the store's small records and opens its segments
+// for reading. It scans no more than the tails that a crash of the machine may have
+// damaged, and changes nothing.
 func (s *Store) recover() error {
+	if err := s.checkCatalog(); err != nil {
+		return err
+	}
 	v, err := s.value(keyState)
 	if err != nil {
 		return err
 	}
-	left := state{Clean: true} // as a new store is
+	s.left = state{Clean: true} // as a new store is
 	if v != nil {
-		if err := json.Unmarshal(v, &left); err != nil {
+		if err := json.Unmarshal(v, &s.left); err != nil {
 			return fmt.Errorf("%w: catalog record %s: %w", schema.ErrDataLoss, keyState, err)
 		}
 	}
@@ -50,11 +52,11 @@ func (s *Store) recover() error {
 	if err != nil {
 		return err
 	}
-	if err := s.removeLeftovers(records); err != nil {
+	if err := s.unknownSegments(records); err != nil {
 		return err
 	}
-	for i, r := range records {
-		if err := s.attach(r.id, r.segmentRecord, left, i == len(records)-1); err != nil {
+	for _, r := range records {
+		if err := s.look(r.id, r.segmentRecord); err != nil {
 			return err
 		}
 	}
@@ -69,9 +71,9 @@ type numberedRecord struct {
 func (s *Store) segmentRecords() (list []numberedRecord, err error) {
 	it, err := s.db.NewIter(within(prefixSegment))
 	if err != nil {
-		return nil, fmt.Errorf("read the catalog: %w", err)
+		return nil, dbError("read the catalog", err)
 	}
-	defer func() { err = errors.Join(err, it.Close()) }()
+	defer func() { err = errors.Join(err, dbError("read the catalog", it.Close())) }()
 	for it.First(); it.Valid(); it.Next() {
 		r, err := decodeSegmentRecord(it.Value())
 		if err != nil {
@@ -85,9 +87,25 @@ func (s *Store) segmentRecords() (list []numberedRecord, err error) {
 	return list, nil
 }
 
-// removeLeftovers unlinks the files that a collection had no time to: a
-// segment's record goes before its file, and comes before it.
-func (s *Store) removeLeftovers(records []numberedRecord) error {
+// numbered lists the segments that there is a row of, under such a prefix.
+func (s *Store) numbered(prefix byte) (ids []uint32, err error) {
+	it, err := s.db.NewIter(within(prefix))
+	if err != nil {
+		return nil, dbError("read the catalog", err)
+	}
+	defer func() { err = errors.Join(err, dbError("read the catalog", it.Close())) }()
+	for it.First(); it.Valid(); it.Next() {
+		if len(it.Key()) != 5 {
+			return nil, fmt.Errorf("%w: a segment key of %d bytes, not 5", schema.ErrDataLoss, len(it.Key()))
+		}
+		ids = append(ids, binary.BigEndian.Uint32(it.Key()[1:]))
+	}
+	return ids, nil
+}
+
+// unknownSegments lists the files that the catalog does not know of, and
+// has none of them take the place of a new one.
+func (s *Store) unknownSegments(records []numberedRecord) error {
 	known := make(map[uint32]bool, len(records))
 	for _, r := range records {
 		known[r.id] = true
@@ -98,32 +116,32 @@ func (s *Store) removeLeftovers(records []numberedRecord) error {
 		return err
 	}
 	for _, id := range ids {
-		switch {
-		case known[id]:
-		case id < s.nextSegment:
-			if err := os.Remove(filepath.Join(dir, segment.FileName(id))); err != nil {
-				return err
-			}
-			s.log.Info("removed a segment that a collection had freed", "segment", id)
-		default:
-			// No store of ours leaves this: the catalog is older than the
-			// segments. The file is kept, and its number not used.
-			s.log.Warn("a segment file is unknown to the catalog", "segment", id, "directory", dir)
-			s.nextSegment = id + 1
+		if known[id] {
+			continue
+		}
+		freed, err := s.value(freedKey(id))
+		if err != nil {
+			return err
+		}
+		s.nextSegment = max(s.nextSegment, id+1)
+		if freed == nil {
+			// The catalog is older than the segments, or an older program was killed
+			// in a collection. That nobody needs the file is not known.
+			s.log.Warn("a segment file is unknown to the catalog, and kept; store rebuild takes in what is in it",
+				"segment", id, "directory", dir)
 		}
 	}
 	return nil
 }
 
-// attach opens a segment up to where its data can be trusted. One that cannot
+// look opens a segment for reading, up to where its data can be trusted. One that cannot
 // be opened is left out: what it held is reported as lost when it is asked for.
-func (s *Store) attach(id uint32, r segmentRecord, left state, last bool) error {
+func (s *Store) look(id uint32, r segmentRecord) error {
 	path := filepath.Join(s.dir, segmentsDir, segment.FileName(id))
 	st, err := os.Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && r.durable == 0:
-		// Killed between the record and the file.
-		return s.db.Delete(segmentKey(id), pebble.NoSync)
+		return nil // killed between the record and the file
 	case err != nil:
 		s.log.Error("a segment is missing", "segment", id, "error", err)
 		return nil
@@ -136,37 +154,27 @@ func (s *Store) attach(id uint32, r segmentRecord, left state, last bool) error 
 	switch {
 	case r.end != 0:
 		end = min(size, r.end)
-	case left.Clean && size == r.durable:
-	case !left.Clean && left.Boot != "" && left.Boot == s.boot:
-		// The process was killed and the kernel was not: all that the index
-		// names was written.
+	case s.left.sameBoot(s.boot):
+		// The process was killed and the kernel was not: all that the index names
+		// was written. It may not be on the disk; before anything can be put, mend sees to that.
 	case size > r.durable:
 		if end, err = trustedEnd(path, id, r.durable, size); err != nil {
 			return err
 		}
-		if end < size {
-			s.log.Warn("cut off the tail of a segment after a crash", "segment", id, "end", end, "bytes", size-end)
-			r.end = max(end, segment.HeaderSize)
-			if err := s.db.Set(segmentKey(id), r.encode(), pebble.Sync); err != nil {
-				return fmt.Errorf("write the catalog: %w", err)
-			}
-		}
 	}
 	if end <= segment.HeaderSize && r.durable <= segment.HeaderSize {
-		// Nothing in it was ever committed or can be read.
-		if err := s.db.Delete(segmentKey(id), pebble.Sync); err != nil {
-			return fmt.Errorf("write the catalog: %w", err)
-		}
-		return os.Remove(path)
+		return nil // nothing in it was ever committed or can be read
 	}
-	appendTo := last && left.Clean && r.end == 0 && size == r.durable && size%segment.Align == 0
-	if _, err := s.set.Attach(id, end, r.durable, appendTo); err != nil {
+	if _, err := s.set.Attach(id, end, r.durable, false); err != nil {
 		s.log.Error("a segment cannot be read", "segment", id, "error", err)
 		return nil
 	}
 	s.synced[id] = r.durable
 	return nil
 }
+
+// sameBoot reports whether the kernel has run since the store was left unclean.
+func (st state) sameBoot(boot string) bool { return !st.Clean && st.Boot != "" && st.Boot == boot }
 
 // trustedEnd is where the unbroken run of good records after from ends.
 func trustedEnd(path string, id uint32, from, size int64) (end int64, err error) {
@@ -190,73 +198,38 @@ func trustedEnd(path string, id uint32, from, size int64) (end int64, err error)
 // newSegment gives out the number of a segment that is about to be created,
 // durably: an index entry must never come to mean a later segment.
 func (s *Store) newSegment() (uint32, error) {
+	s.catalog.Lock()
+	defer s.catalog.Unlock()
 	id := s.nextSegment
-	b := s.db.NewBatch()
-	defer b.Close()
-	err := errors.Join(
-		b.Set(keySegment, binary.LittleEndian.AppendUint32(nil, id+1), nil),
-		b.Set(segmentKey(id), segmentRecord{}.encode(), nil),
-	)
+	err := s.update(change{
+		string(keySegment):     binary.LittleEndian.AppendUint32(nil, id+1),
+		string(segmentKey(id)): segmentRecord{}.encode(),
+	})
 	if err != nil {
 		return 0, err
 	}
-	if err := b.Commit(pebble.Sync); err != nil {
-		return 0, fmt.Errorf("write the catalog: %w", err)
-	}
 	s.nextSegment = id + 1
+	s.sealed.Store(true)
 	return id, nil
 }
 
-// recordSynced adds to b what has been synced of each segment since it was
-// last recorded, and returns what to call when b is committed. s.catalog is held.
-func (s *Store) recordSynced(b *pebble.Batch) (done func(), err error) {
-	now := map[uint32]int64{}
-	for _, g := range s.set.Segments() {
-		if n := g.Durable(); n > s.synced[g.ID()] {
-			v, err := s.value(segmentKey(g.ID()))
-			if err != nil {
-				return nil, err
-			}
-			r, err := decodeSegmentRecord(v)
-			if err != nil {
-				return nil, err
-			}
-			r.durable = n
-			if err := b.Set(segmentKey(g.ID()), r.encode(), nil); err != nil {
-				return nil, err
-			}
-			now[g.ID()] = n
-		}
+// syncSealed syncs the segments when one was followed by another, so that a crash
+// leaves no more to be read again than the last of them.
+func (s *Store) syncSealed() error {
+	if !s.sealed.Swap(false) {
+		return nil
 	}
-	return func() {
-		for id, n := range now {
-			s.synced[id] = n
-		}
-	}, nil
-}
-
-// update commits a synced batch that is filled by fill and also records what
-// has been synced of the segments. s.catalog is held.
-func (s *Store) update(fill func(*pebble.Batch) error) error {
-	b := s.db.NewBatch()
-	defer b.Close()
-	done, err := s.recordSynced(b)
-	if err != nil {
+	if err := s.set.Sync(); err != nil {
 		return err
 	}
-	if err := fill(b); err != nil {
-		return err
-	}
-	if err := b.Commit(pebble.Sync); err != nil {
-		return fmt.Errorf("write the catalog: %w", err)
-	}
-	done()
-	return nil
+	s.catalog.Lock()
+	defer s.catalog.Unlock()
+	return s.update(change{})
 }
 
 // leaveClean records that nothing needs recovery. Called once no call is left.
 func (s *Store) leaveClean() error {
-	if !s.dirty.done.Load() {
+	if !s.writable.Load() || s.broken != nil {
 		return nil // nothing was changed
 	}
 	s.catalog.Lock()
@@ -264,5 +237,5 @@ func (s *Store) leaveClean() error {
 	if err := s.set.Sync(); err != nil {
 		return err
 	}
-	return s.update(func(b *pebble.Batch) error { return s.setState(state{Clean: true, Boot: s.boot}, b) })
+	return s.update(change{string(keyState): state{Clean: true, Boot: s.boot}.encode()})
 }

@@ -3,9 +3,9 @@ package local
 import (
 	"context"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -14,7 +14,6 @@ import (
 	"sync/atomic"
 
 	"github.com/cockroachdb/pebble/v2"
-	"github.com/cockroachdb/pebble/v2/bloom"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"bowstring/fetch/store"
@@ -36,11 +35,12 @@ type Options struct {
 	// CacheBytes is the memory for blocks of the database. Default: 16 MiB.
 	CacheBytes int64
 
-	// For tests: the database's file system, the identity of the running
-	// kernel, and the free space there is.
-	fs   vfs.FS
-	boot string
-	free func(*os.File) (int64, error)
+	// For tests: the file system of the database and the journal, the identity of
+	// the running kernel, the free space there is, and faults of segments.
+	fs    vfs.FS
+	boot  string
+	free  func(*os.File) (int64, error)
+	fault func(segment.Op, string) error
 }
 
 // Store is a store.Store in a directory. It is safe for concurrent use; the
@@ -49,24 +49,34 @@ type Store struct {
 	dir  string
 	log  *slog.Logger
 	boot string
+	opts Options
 	lock *dirLock
-	db   *pebble.DB
-	set  *segment.Set
+	// database is the name of the database's directory.
+	database string
 
-	// life is read-locked by each call and locked by Close.
+	// life is read-locked by each call, and locked by Close and by the first
+	// call that changes the store: it guards what follows.
 	life   sync.RWMutex
 	closed bool
+	broken error // there is no database open
+	db     *pebble.DB
+	set    *segment.Set
+	left   state           // how the store was left
 	ending context.Context // done when Close begins, to stop what takes long
 	end    context.CancelFunc
-
-	dirty dirtyMark
+	// writable says that the database and the segments are open for writing, and
+	// that the catalog says so durably. Until then no file is changed.
+	writable atomic.Bool
 
 	stripes [1024]sync.Mutex // by key: see the package documentation
 
-	catalog sync.Mutex
-	synced  map[uint32]int64 // segments' synced lengths as recorded; guarded by catalog
+	catalog sync.Mutex       // guards what follows
+	synced  map[uint32]int64 // segments' synced lengths as recorded
+	version version
+	journal journal
 
-	nextSegment uint32 // used by newSegment only, which the set never calls twice at once
+	nextSegment uint32      // used by newSegment only, which the set never calls twice at once
+	sealed      atomic.Bool // a segment was followed by another since the last sync
 
 	ingestsMu  sync.Mutex
 	ingests    map[*ingest]struct{}
@@ -77,6 +87,36 @@ type Store struct {
 }
 
 var _ store.Store = (*Store)(nil)
+
+func (opts Options) withDefaults() Options {
+	if opts.Logger == nil {
+		opts.Logger = slog.Default()
+	}
+	if opts.KeepFree == 0 {
+		opts.KeepFree = 64 << 20
+	}
+	if opts.CacheBytes == 0 {
+		opts.CacheBytes = 16 << 20
+	}
+	if opts.boot == "" {
+		opts.boot = bootID()
+	}
+	opts.fs = defaultFS(opts.fs)
+	return opts
+}
+
+// newStore is a store whose database is not open yet.
+func newStore(dir string, opts Options) *Store {
+	s := &Store{
+		dir: dir, log: opts.Logger, boot: opts.boot, opts: opts, database: pebbleDir,
+		journal:    journal{fs: opts.fs, dir: filepath.Join(dir, journalDir)},
+		synced:     map[uint32]int64{},
+		ingests:    map[*ingest]struct{}{},
+		collecting: make(chan struct{}, 1),
+	}
+	s.ending, s.end = context.WithCancel(context.Background())
+	return s
+}
 
 // Open opens the store in dir, and makes one if dir does not exist or is empty.
 // It is a schema.ErrUnavailable if another process has it open, whose name and
@@ -91,31 +131,14 @@ func Open(dir string, opts Options) (*Store, error) {
 }
 
 func open(dir string, opts Options) (_ *Store, err error) {
-	if opts.Logger == nil {
-		opts.Logger = slog.Default()
-	}
-	if opts.KeepFree == 0 {
-		opts.KeepFree = 64 << 20
-	}
-	if opts.CacheBytes == 0 {
-		opts.CacheBytes = 16 << 20
-	}
-	if opts.boot == "" {
-		opts.boot = bootID()
-	}
+	opts = opts.withDefaults()
 	if _, err := checkDirectory(dir); err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	s := &Store{
-		dir: dir, log: opts.Logger, boot: opts.boot,
-		synced:     map[uint32]int64{},
-		ingests:    map[*ingest]struct{}{},
-		collecting: make(chan struct{}, 1),
-	}
-	s.ending, s.end = context.WithCancel(context.Background())
+	s := newStore(dir, opts)
 	defer func() {
 		if err != nil {
 			s.end()
@@ -137,15 +160,16 @@ func open(dir string, opts Options) (_ *Store, err error) {
 			return nil, err
 		}
 	}
-	if err := os.MkdirAll(filepath.Join(dir, segmentsDir), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Join(dir, segmentsDir), 0o700); err != nil {
 		return nil, err
 	}
-	if s.db, err = openDatabase(filepath.Join(dir, pebbleDir), opts); err != nil {
+	if err := s.makeDatabase(); err != nil {
 		return nil, err
 	}
-	s.set = segment.NewSet(filepath.Join(dir, segmentsDir), segment.Options{
-		MaxBytes: opts.SegmentBytes, KeepFree: opts.KeepFree, NewID: s.newSegment, Free: opts.free,
-	})
+	if s.db, err = openDatabase(s.pebble(), opts, reading); err != nil {
+		return nil, err
+	}
+	s.set = s.newSet(true)
 	if err := s.recover(); err != nil {
 		s.set.Close()
 		return nil, errors.Join(err, s.db.Close())
@@ -153,27 +177,36 @@ func open(dir string, opts Options) (_ *Store, err error) {
 	return s, nil
 }
 
-func openDatabase(dir string, opts Options) (*pebble.DB, error) {
-	po := &pebble.Options{
-		FS:     opts.fs,
-		Logger: pebbleLogger{opts.Logger},
-		Merger: countMerger,
-		// Raised on purpose only: an older program cannot read a newer format.
-		FormatMajorVersion: pebble.FormatTableFormatV6,
-		CacheSize:          opts.CacheBytes,
-		MemTableSize:       8 << 20,
-		MaxOpenFiles:       256,
+func (s *Store) pebble() string { return filepath.Join(s.dir, s.database) }
+
+// makeDatabase makes an empty database where there is none yet, or where the making
+// of one was interrupted: before there were segments, or a journal.
+func (s *Store) makeDatabase() error {
+	desc, err := pebble.Peek(s.pebble(), s.opts.fs)
+	if err == nil && desc.Exists {
+		return nil
+	} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return damaged("open the database "+s.pebble(), err)
 	}
-	for i := range po.Levels {
-		// Most lookups of an import are for keys that are not there.
-		po.Levels[i].FilterPolicy = bloom.FilterPolicy(10)
-		po.Levels[i].BlockSize = 16 << 10
-	}
-	db, err := pebble.Open(dir, po)
+	ids, err := segment.List(filepath.Join(s.dir, segmentsDir))
 	if err != nil {
-		return nil, fmt.Errorf("open the database %s: %w", dir, err)
+		return err
 	}
-	return db, nil
+	journals, err := journalFiles(s.opts.fs, s.journal.dir)
+	if err != nil {
+		return err
+	}
+	if len(ids) > 0 || len(journals) > 0 {
+		return damaged("open the database "+s.pebble(), errors.New("it is not there, and segments or a journal are"))
+	}
+	return newDatabase(s.pebble(), s.opts)
+}
+
+func (s *Store) newSet(readOnly bool) *segment.Set {
+	return segment.NewSet(filepath.Join(s.dir, segmentsDir), segment.Options{
+		MaxBytes: s.opts.SegmentBytes, KeepFree: s.opts.KeepFree, NewID: s.newSegment, Free: s.opts.free,
+		Fault: s.opts.fault, ReadOnly: readOnly,
+	})
 }
 
 // bootID identifies this run of the kernel, as long as which what was written
@@ -209,7 +242,21 @@ func (s *Store) enter(ctx context.Context) error {
 		s.life.RUnlock()
 		return fmt.Errorf("%w: the store in %s is closed", schema.ErrUnavailable, s.dir)
 	}
+	if s.broken != nil {
+		defer s.life.RUnlock()
+		return s.broken
+	}
 	return nil
+}
+
+// enterToWrite begins a call that changes the store, as enter does.
+func (s *Store) enterToWrite(ctx context.Context) error {
+	if !s.writable.Load() && ctx.Err() == nil {
+		if err := s.prepareToWrite(); err != nil {
+			return fmt.Errorf("prepare the store in %s for a change: %w", s.dir, err)
+		}
+	}
+	return s.enter(ctx)
 }
 
 // Close implements store.Store. A collection under way is stopped.
@@ -223,7 +270,10 @@ func (s *Store) Close() error {
 	s.closed = true
 	err := s.leaveClean()
 	s.set.Close()
-	err = errors.Join(err, s.db.Close(), s.lock.release())
+	if s.broken == nil {
+		err = errors.Join(err, s.db.Close())
+	}
+	err = errors.Join(err, s.journal.close(), s.lock.release())
 	if err != nil {
 		return fmt.Errorf("close the store in %s: %w", s.dir, err)
 	}
@@ -279,7 +329,7 @@ func (s *Store) entry(key schema.Key) (e entry, ok bool, err error) {
 	if errors.Is(err, pebble.ErrNotFound) {
 		return entry{}, false, nil
 	} else if err != nil {
-		return entry{}, false, fmt.Errorf("look up blob %s: %w", key, err)
+		return entry{}, false, dbError(fmt.Sprintf("look up blob %s", key), err)
 	}
 	e, err = decodeEntry(v)
 	if err := errors.Join(err, closer.Close()); err != nil {
@@ -312,7 +362,7 @@ func (s *Store) value(key []byte) ([]byte, error) {
 	if errors.Is(err, pebble.ErrNotFound) {
 		return nil, nil
 	} else if err != nil {
-		return nil, fmt.Errorf("read the catalog: %w", err)
+		return nil, dbError("read the catalog", err)
 	}
 	v = append([]byte{}, v...)
 	return v, closer.Close()
@@ -335,38 +385,6 @@ type state struct {
 	Boot  string `json:"boot"`  // the kernel run it was last written in
 }
 
-func (s *Store) setState(st state, b *pebble.Batch) error {
-	v, err := json.Marshal(st)
-	if err != nil {
-		return err
-	}
-	return b.Set(keyState, v, nil)
-}
-
-// dirtyMark makes the first change to a store be preceded by a durable note
-// that it is being changed, so that reading alone writes nothing.
-type dirtyMark struct {
-	mu   sync.Mutex
-	done atomic.Bool
-}
-
-func (s *Store) markDirty() error {
-	if s.dirty.done.Load() {
-		return nil
-	}
-	s.dirty.mu.Lock()
-	defer s.dirty.mu.Unlock()
-	if s.dirty.done.Load() {
-		return nil
-	}
-	b := s.db.NewBatch()
-	defer b.Close()
-	if err := s.setState(state{Boot: s.boot}, b); err != nil {
-		return err
-	}
-	if err := b.Commit(pebble.Sync); err != nil {
-		return fmt.Errorf("write the catalog: %w", err)
-	}
-	s.dirty.done.Store(true)
-	return nil
+func (st state) encode() []byte {
+	return fmt.Appendf(nil, `{"clean":%t,"boot":%q}`, st.Clean, st.Boot)
 }

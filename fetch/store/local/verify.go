@@ -21,36 +21,59 @@ type Verification struct {
 // its key. progress may be nil; it is called after each blob, by the calling
 // goroutine. Damage is reported and is no error.
 func (s *Store) Verify(ctx context.Context, progress func(Verification)) (Verification, error) {
-	v := Verification{}
-	if err := s.enter(ctx); err != nil {
-		return v, err
-	}
-	defer s.life.RUnlock()
-	v.Of = s.blobs.Load()
-	for x, err := range s.index(ctx) {
-		if err == nil {
-			err = stopped(ctx, s)
-		}
+	v := Verification{Of: s.blobs.Load()}
+	from := []byte{prefixBlob}
+	for {
+		part, err := s.indexPart(ctx, from)
 		if err != nil {
 			return v, fmt.Errorf("verify: %w", err)
 		}
-		ok, err := s.intact(x)
-		if err != nil {
-			return v, fmt.Errorf("verify: %w", err)
+		for _, x := range part {
+			ok, err := s.intact(ctx, x)
+			if err != nil {
+				return v, fmt.Errorf("verify: %w", err)
+			}
+			if !ok {
+				v.Damaged = append(v.Damaged, x.key)
+			}
+			v.Blobs++
+			v.Bytes += x.Length
+			if progress != nil {
+				progress(v)
+			}
 		}
-		if !ok {
-			v.Damaged = append(v.Damaged, x.key)
+		if len(part) < verifyPart {
+			return v, nil
 		}
-		v.Blobs++
-		v.Bytes += x.Length
-		if progress != nil {
-			progress(v)
-		}
+		from = append(append([]byte{prefixBlob}, part[len(part)-1].key[:]...), 0)
 	}
-	return v, nil
 }
 
-func (s *Store) intact(x indexed) (bool, error) {
+const verifyPart = 1024
+
+// indexPart returns the next entries of the index. Between parts and blobs, others may
+// open the store for writing, or close it.
+func (s *Store) indexPart(ctx context.Context, from []byte) (part []indexed, err error) {
+	if err := s.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer s.life.RUnlock()
+	for x, err := range s.indexFrom(ctx, from) {
+		if err != nil {
+			return nil, err
+		}
+		if part = append(part, x); len(part) == verifyPart {
+			break
+		}
+	}
+	return part, nil
+}
+
+func (s *Store) intact(ctx context.Context, x indexed) (bool, error) {
+	if err := s.enter(ctx); err != nil {
+		return false, err
+	}
+	defer s.life.RUnlock()
 	b, _, err := s.get(x.key)
 	switch {
 	case errors.Is(err, schema.ErrNotFound): // collected since the index was read
@@ -62,5 +85,11 @@ func (s *Store) intact(x indexed) (bool, error) {
 	}
 	defer b.Release()
 	ref := schema.BlobRef{Key: x.key, Size: x.Length, Sum: x.sum}
-	return ref.Check(b.Bytes()) == nil && sha256.Sum256(b.Bytes()) == x.key, nil
+	err = schema.Guard(func() error {
+		if sha256.Sum256(b.Bytes()) != x.key {
+			return fmt.Errorf("%w: blob %s has other content than its key says", schema.ErrDataLoss, x.key)
+		}
+		return nil
+	})
+	return err == nil && ref.Check(b.Bytes()) == nil, nil
 }

@@ -1,0 +1,352 @@
+package local
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io/fs"
+	"iter"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/zeebo/xxh3"
+
+	"bowstring/schema"
+	"bowstring/spill/segment"
+)
+
+// The journal is the catalog once more, beside the database: every change of it that
+// was synced, by number, after all its rows as of some change. Package
+// documentation says what the two are for.
+const (
+	journalDir    = "journal"
+	journalSuffix = ".log"
+	journalHeader = 48
+	// A journal is begun anew when the changes in it have grown past this, and past
+	// twice the rows that it began with.
+	journalGrown = 4 << 20
+	journalPart  = 1 << 20 // of the rows that it begins with, in one record
+)
+
+var journalMagic = [4]byte{'B', 'J', 'R', 'N'}
+
+// The kinds of a journal's records.
+const (
+	recordRows   = 1 // some of the rows that the journal begins with
+	recordBegun  = 2 // all of these are there; no rows
+	recordChange = 3 // rows that were set, or deleted
+)
+
+// version numbers the changes of a catalog, and sums up its rows, in any order.
+type version struct {
+	change uint64
+	digest uint64
+}
+
+func (v version) encode() []byte {
+	return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, v.change), v.digest)
+}
+
+func decodeVersion(b []byte) (version, error) {
+	if len(b) != 16 {
+		return version{}, fmt.Errorf("%w: the catalog's version has %d bytes, not 16", schema.ErrDataLoss, len(b))
+	}
+	return version{binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:])}, nil
+}
+
+// change is rows by key. One that is nil is deleted.
+type change map[string][]byte
+
+// rowDigest is a row's part of a version's digest.
+func rowDigest(key string, value []byte) uint64 { return xxh3.HashSeed(value, xxh3.HashString(key)) }
+
+// rowsDigest is that of all rows.
+func rowsDigest(rows change) (sum uint64) {
+	for k, v := range rows {
+		sum += rowDigest(k, v)
+	}
+	return sum
+}
+
+func (c change) encode() []byte {
+	var b []byte
+	for _, k := range slices.Sorted(maps.Keys(c)) {
+		v := c[k]
+		b = append(binary.AppendUvarint(b, uint64(len(k))), k...)
+		if v == nil {
+			b = binary.AppendUvarint(b, 0)
+			continue
+		}
+		b = append(binary.AppendUvarint(b, uint64(len(v))+1), v...)
+	}
+	return b
+}
+
+// apply sets and deletes what an encoded change says.
+func (c change) apply(b []byte) error {
+	take := func() ([]byte, uint64, bool) {
+		n, w := binary.Uvarint(b)
+		if w <= 0 {
+			return nil, 0, false
+		}
+		b = b[w:]
+		return b, n, true
+	}
+	for len(b) > 0 {
+		_, n, ok := take()
+		if !ok || n > uint64(len(b)) {
+			return fmt.Errorf("%w: a change of the catalog that ends in a key", schema.ErrDataLoss)
+		}
+		key := string(b[:n])
+		b = b[n:]
+		_, n, ok = take()
+		if !ok || n > uint64(len(b))+1 {
+			return fmt.Errorf("%w: a change of the catalog that ends in a row", schema.ErrDataLoss)
+		}
+		if n == 0 {
+			delete(c, key)
+			continue
+		}
+		c[key] = bytes.Clone(b[:n-1])
+		b = b[n-1:]
+	}
+	return nil
+}
+
+// journal is being written. Store.catalog guards it.
+type journal struct {
+	fs     vfs.FS
+	dir    string
+	file   vfs.File // nil before the first change
+	number uint64   // of the newest file
+	began  int64    // bytes of the rows that it began with
+	size   int64
+	failed error // a change that the database has and the journal may not have
+}
+
+// write makes a change durable that the database has made, as version v. rows are all
+// that the catalog now has, for a journal that is to be begun anew.
+func (j *journal) write(c change, v version, rows iter.Seq2[change, error]) error {
+	if j.failed == nil {
+		if j.file == nil || j.size-j.began > max(journalGrown, 2*j.began) {
+			j.failed = j.begin(v, rows)
+		} else {
+			j.failed = errors.Join(j.record(recordChange, v, c.encode()), j.sync())
+		}
+		if j.failed != nil {
+			j.failed = fmt.Errorf("write the catalog's journal %s: %w", j.dir, j.failed)
+		}
+	}
+	return j.failed
+}
+
+// begin starts a new file, and then removes those before.
+func (j *journal) begin(v version, rows iter.Seq2[change, error]) error {
+	if err := j.close(); err != nil {
+		return err
+	}
+	if err := errors.Join(j.fs.MkdirAll(j.dir, 0o700), syncDir(j.fs, j.fs.PathDir(j.dir))); err != nil {
+		return err
+	}
+	old, err := journalFiles(j.fs, j.dir)
+	if err != nil {
+		return err
+	}
+	if len(old) > 0 {
+		j.number = max(j.number, old[len(old)-1])
+	}
+	j.number++
+	j.file, err = j.fs.Create(j.path(j.number), vfs.WriteCategoryUnspecified)
+	if err != nil {
+		return err
+	}
+	j.size = 0
+	for part, err := range rows {
+		if err != nil {
+			return err
+		}
+		if err := j.record(recordRows, v, part.encode()); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(j.record(recordBegun, v, nil), j.sync(), syncDir(j.fs, j.dir)); err != nil {
+		return err
+	}
+	j.began = j.size
+	for _, n := range old {
+		if err := j.fs.Remove(j.path(n)); err != nil {
+			return err
+		}
+	}
+	return syncDir(j.fs, j.dir)
+}
+
+func (j *journal) path(n uint64) string {
+	return j.fs.PathJoin(j.dir, fmt.Sprintf("%08d%s", n, journalSuffix))
+}
+
+// record appends a record.
+func (j *journal) record(kind uint32, v version, payload []byte) error {
+	b := append(make([]byte, 0, journalHeader+len(payload)), journalMagic[:]...)
+	b = binary.LittleEndian.AppendUint32(b, kind)
+	b = append(b, v.encode()...)
+	b = binary.LittleEndian.AppendUint64(b, uint64(len(payload)))
+	b = binary.LittleEndian.AppendUint64(b, xxh3.Hash(payload))
+	b = binary.LittleEndian.AppendUint32(b, 0)
+	b = binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
+	n, err := j.file.Write(append(b, payload...))
+	j.size += int64(n)
+	return err
+}
+
+func (j *journal) sync() error { return j.file.SyncData() }
+
+func (j *journal) close() error {
+	if j.file == nil {
+		return nil
+	}
+	err := j.file.Close()
+	j.file = nil
+	return err
+}
+
+// history is what a journal says.
+type history struct {
+	rows    change
+	version // of these rows
+	// seen is the newest change of which there is a trace.
+	seen uint64
+	// damage is what of it cannot be read. Then rows may be missing, or be there again.
+	damage error
+}
+
+// readJournal reads the journal in dir; one that is not there is at change 0. What was
+// not written to its end is passed over, as nobody was told that it was.
+func readJournal(fsys vfs.FS, dir string) (history, error) {
+	newest := history{rows: change{}}
+	numbers, err := journalFiles(fsys, dir)
+	if err != nil {
+		return newest, err
+	}
+	for i, n := range slices.Backward(numbers) {
+		name := fsys.PathJoin(dir, fmt.Sprintf("%08d%s", n, journalSuffix))
+		data, err := readFile(fsys, name)
+		if err != nil {
+			return newest, fmt.Errorf("read %s: %w", name, err)
+		}
+		h, begun := parseJournal(data)
+		if h.damage != nil {
+			h.damage = fmt.Errorf("%s: %w", name, h.damage)
+		}
+		if begun {
+			// A newer one was just being begun.
+			h.seen = max(h.change, newest.change)
+			return h, nil
+		}
+		if h.seen = h.change; i == len(numbers)-1 {
+			newest = h
+		}
+	}
+	return newest, nil
+}
+
+// parseJournal reads what there is, and says whether the file begins as it should.
+func parseJournal(data []byte) (h history, begun bool) {
+	h.rows = change{}
+	note := func(at int, what string) {
+		if h.damage == nil {
+			h.damage = fmt.Errorf("%w: offset %d: %s", schema.ErrDataLoss, at, what)
+		}
+	}
+	torn := -1
+	for at := 0; at < len(data); {
+		kind, v, payload, next, reason := parseRecord(data, at)
+		if reason != "" {
+			if torn < 0 {
+				torn = at
+			}
+			skip := bytes.Index(data[at+1:], journalMagic[:])
+			if skip < 0 {
+				break
+			}
+			at += 1 + skip
+			continue
+		}
+		if torn >= 0 {
+			note(torn, "something that is no record, before one that is")
+			torn = -1
+		}
+		h.version = v
+		at = next
+		if payload == nil {
+			note(at, "the rows of a record have the wrong checksum")
+			continue
+		}
+		if err := h.rows.apply(payload); err != nil {
+			note(at, err.Error())
+		}
+		begun = begun || kind == recordBegun
+	}
+	switch {
+	case !begun:
+		note(0, "the journal's beginning is not whole")
+	case h.damage == nil && rowsDigest(h.rows) != h.digest:
+		note(0, "the rows are not those that were written")
+	}
+	return h, begun
+}
+
+// parseRecord reads the record at an offset. Its payload is nil if that alone is damaged.
+func parseRecord(data []byte, at int) (kind uint32, v version, payload []byte, next int, reason string) {
+	b := data[at:]
+	if len(b) < journalHeader || [4]byte(b[:4]) != journalMagic ||
+		crc32.Checksum(b[:journalHeader-4], castagnoli) != binary.LittleEndian.Uint32(b[journalHeader-4:]) {
+		return 0, v, nil, 0, "no record header"
+	}
+	n := binary.LittleEndian.Uint64(b[24:])
+	if n > uint64(len(b)-journalHeader) {
+		return 0, v, nil, 0, "a record that was not written to its end"
+	}
+	kind = binary.LittleEndian.Uint32(b[4:])
+	v = version{binary.LittleEndian.Uint64(b[8:]), binary.LittleEndian.Uint64(b[16:])}
+	payload = b[journalHeader : journalHeader+n : journalHeader+n]
+	if xxh3.Hash(payload) != binary.LittleEndian.Uint64(b[32:]) {
+		payload = nil
+	}
+	return kind, v, payload, at + journalHeader + int(n), ""
+}
+
+// journalFiles lists the numbers of a journal's files, in ascending order.
+func journalFiles(fsys vfs.FS, dir string) (numbers []uint64, err error) {
+	names, err := fsys.List(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		if digits, ok := strings.CutSuffix(name, journalSuffix); ok {
+			if n, err := strconv.ParseUint(digits, 10, 64); err == nil {
+				numbers = append(numbers, n)
+			}
+		}
+	}
+	slices.Sort(numbers)
+	return numbers, nil
+}
+
+func syncDir(fsys vfs.FS, dir string) error {
+	if fsys == vfs.Default {
+		return segment.SyncDir(dir)
+	}
+	d, err := fsys.OpenDir(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}

@@ -1,0 +1,144 @@
+package storetest
+
+import (
+	"slices"
+	"time"
+
+	"bowstring/fetch/store"
+	"bowstring/schema"
+)
+
+// What a store may be able to do besides is tested of those that say they are.
+
+func restore(b *bench) {
+	r, ok := b.store.(store.Restorer)
+	if !ok {
+		return
+	}
+	blobs := blobsOf("restore", 6, 300)
+	in := b.begin("r")
+	made, err := Put(b.ctx, in, blobs, 4)
+	b.ok(err, "put")
+	snap := &made
+	snap.Dataset, snap.Number, snap.Parent, snap.Created = "r", 5, 3, time.Unix(1e9, 123000).UTC()
+	b.ok(r.Restorable(b.ctx, snap), "ask whether a snapshot can be restored")
+	b.ok(r.Restore(b.ctx, in, snap), "restore")
+	b.ok(in.Close(), "close the ingest")
+	b.reopen()
+	r = b.store.(store.Restorer)
+	b.catalog(store.Dataset{Name: "r", Snapshots: []int64{5}})
+	got := b.snapshot("r", 0)
+	b.that(got.Number == 5 && got.Parent == 3 && got.Created.Equal(snap.Created) && got.Source == snap.Source,
+		"restored %d of parent %d, created %s", got.Number, got.Parent, got.Created)
+	b.holds(got, blobs)
+
+	// Numbers go on from there, and none comes twice.
+	b.that(b.ingest("r", 5, blobs[:2]).Number == 6, "the next number is not 6")
+	b.ok(b.store.Drop(b.ctx, "r", 0), "drop")
+	in = b.begin("r")
+	for _, number := range []int64{4, 5, 6} {
+		snap.Number = number
+		b.fails(r.Restorable(b.ctx, snap), schema.ErrConflict, "ask for number %d again", number)
+		b.fails(r.Restore(b.ctx, in, snap), schema.ErrConflict, "restore number %d again", number)
+	}
+	snap.Number, snap.Parent = 7, 7
+	b.fails(r.Restore(b.ctx, in, snap), schema.ErrInvalid, "restore a snapshot that is its own parent")
+	b.ok(in.Close(), "close the ingest")
+	b.catalog()
+
+	// What was not put cannot be restored.
+	in = b.begin("other")
+	b.fails(r.Restore(b.ctx, in, snap), schema.ErrInvalid, "restore a snapshot of another dataset")
+	lost := *snap
+	lost.Dataset, lost.Number, lost.Parent = "other", 1, 0
+	lost.Chunks = slices.Clone(lost.Chunks)
+	lost.Chunks[0].BlobRef = schema.RefOf([]byte("never put"))
+	b.fails(r.Restore(b.ctx, in, &lost), schema.ErrInvalid, "restore without the chunks")
+	b.ok(in.Close(), "close the ingest")
+}
+
+func adopt(b *bench) {
+	in := b.begin("a")
+	_, ok := in.(store.Adopter)
+	b.ok(in.Close(), "close the ingest")
+	if !ok {
+		return
+	}
+	old := blobsOf("adopt", 4, gcBlob)
+	b.ingest("a", 0, old)
+	b.gc(store.GCOptions{}) // what was put since the last collection may stay while an ingest is open
+	b.ok(b.store.Drop(b.ctx, "a", 1), "drop")
+	in = b.begin("a")
+	a := in.(store.Adopter)
+	there, err := a.Adopt(b.ctx, schema.RefOf(old[0]))
+	b.ok(err, "adopt")
+	b.that(there, "a blob that is there is not adopted")
+	there, err = a.Adopt(b.ctx, schema.RefOf([]byte("no such blob")))
+	b.ok(err, "adopt what is not there")
+	b.that(!there, "a blob that is not there is adopted")
+	b.gc(store.GCOptions{})
+	b.has(old[0]) // as if it had been put
+	b.lacks(old[1])
+	there, err = a.Adopt(b.ctx, schema.RefOf(old[1]))
+	b.ok(err, "adopt what was freed")
+	b.that(!there, "a blob that was freed is adopted")
+	b.ok(in.Close(), "close the ingest")
+	_, err = a.Adopt(b.ctx, schema.RefOf(old[0]))
+	b.fails(err, schema.ErrInvalid, "adopt through an ingest that is closed")
+}
+
+func repair(b *bench) {
+	r, ok := b.store.(store.Repairer)
+	if !ok {
+		return
+	}
+	blobs := append(blobsOf("repair", 5, 700), blobOf("large", 1<<20+5), []byte{})
+	b.ingest("r", 0, blobs)
+	before := b.store.Stats()
+	for _, data := range blobs {
+		b.ok(r.Repair(b.ctx, schema.RefOf(data), data), "repair")
+	}
+	got := b.store.Stats()
+	b.that(got.Blobs == before.Blobs && got.StoredBytes == before.StoredBytes, "repairs went from %+v to %+v", before, got)
+	b.fails(r.Repair(b.ctx, schema.RefOf(blobs[0]), blobs[1]), schema.ErrInvalid, "repair with other bytes")
+	b.holds(b.snapshot("r", 0), blobs)
+	b.gc(store.GCOptions{})
+	b.reopen()
+	b.holds(b.snapshot("r", 0), blobs)
+	// What was repaired is garbage like other blobs once nothing refers to it.
+	b.ok(b.store.Drop(b.ctx, "r", 0), "drop")
+	b.reopen()
+	b.gc(store.GCOptions{})
+	for _, data := range blobs {
+		b.lacks(data)
+	}
+}
+
+func listSelections(b *bench) {
+	l, ok := b.store.(store.SelectionLister)
+	if !ok {
+		return
+	}
+	b.ingest("s", 0, blobsOf("s", 8, 100))
+	b.ingest("t", 0, blobsOf("s", 8, 100))
+	first := b.saveSelection("s", 1, blobOf("bits", 8))
+	second := b.saveSelection("s", 1, blobOf("more bits", 8))
+	other := b.saveSelection("t", 1, blobOf("bits", 8))
+	names := func(dataset string) []string {
+		list, err := l.Selections(b.ctx, dataset)
+		b.ok(err, "list the selections of %q", dataset)
+		var names []string
+		for _, sel := range list {
+			names = append(names, sel.Dataset+" "+sel.Name())
+		}
+		slices.Sort(names)
+		return names
+	}
+	want := []string{"s " + first.Name(), "s " + second.Name()}
+	slices.Sort(want)
+	got := names("s")
+	b.that(slices.Equal(got, want), "the selections of s are %q, want %q", got, want)
+	got, want = names(""), append(want, "t "+other.Name())
+	b.that(slices.Equal(got, want), "all selections are %q, want %q", got, want)
+	b.that(len(names("u")) == 0, "a dataset that there is not has selections")
+}
