@@ -1,0 +1,184 @@
+package tend_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"bowstring/fetch/store"
+	"bowstring/fetch/store/local"
+	"bowstring/fetch/store/storetest"
+	"bowstring/fetch/store/tend"
+	"bowstring/schema"
+)
+
+// requireSame requires that two stores have the same snapshots, byte for byte.
+func requireSame(t *testing.T, a, b store.Store, dataset string) {
+	t.Helper()
+	x, err := tend.Snapshots(t.Context(), a, []tend.Name{{Dataset: dataset}})
+	must(t, err)
+	y, err := tend.Snapshots(t.Context(), b, []tend.Name{{Dataset: dataset}})
+	must(t, err)
+	if asJSON(t, x) != asJSON(t, y) {
+		t.Fatalf("the snapshots differ:\n%s\n%s", asJSON(t, x), asJSON(t, y))
+	}
+	for i := range x {
+		rows, err := storetest.Read(t.Context(), a, x[i])
+		must(t, err)
+		others, err := storetest.Read(t.Context(), b, y[i])
+		must(t, err)
+		if !slices.EqualFunc(rows, others, bytes.Equal) {
+			t.Fatalf("the rows of %s@%d differ", dataset, x[i].Number)
+		}
+	}
+}
+
+func TestCopyGoesOnWhereItWas(t *testing.T) {
+	from := open(t, filepath.Join(t.TempDir(), "from"))
+	rows := blobs(3, 120)
+	commit(t, from, "d", rows[:1])
+	commit(t, from, "d", rows[:80])
+	newest := commit(t, from, "d", rows)
+	must(t, from.Drop(t.Context(), "d", 1))
+	sel := selectRows(t, from, newest, []byte("some rows"))
+	dir := filepath.Join(t.TempDir(), "to")
+	snaps, err := tend.Snapshots(t.Context(), from, []tend.Name{{Dataset: "d"}})
+	must(t, err)
+	var sent int64
+	stops := 0
+	for {
+		to, err := local.Open(dir, local.Options{SegmentBytes: 256 << 10, Logger: slog.New(slog.DiscardHandler)})
+		must(t, err)
+		ctx, stop := context.WithCancel(t.Context())
+		src := &counting{Store: from, left: 13, stop: stop, read: map[schema.Key]int{}}
+		done, err := tend.Copy(ctx, src, to, snaps, tend.CopyOptions{Workers: 1, Selections: true})
+		sent += done.Sent
+		stop()
+		must(t, to.Close())
+		if err == nil {
+			if done.Selections != 1 || len(done.Snapshots) != 2 {
+				t.Errorf("copied %s", asJSON(t, done))
+			}
+			break
+		}
+		if !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+		if stops++; stops > 200 {
+			t.Fatal("it never comes to its end")
+		}
+	}
+	scope := scopeOf(t, from, 0)
+	if want := int64(120 + len(scope.Chunks()) + 1); stops < 10 || sent != want {
+		t.Errorf("stopped %d times; %d blobs were sent, want %d", stops, sent, want)
+	}
+	to := open(t, dir)
+	requireSame(t, from, to, "d")
+	got, err := to.Selection(t.Context(), "d", sel.Name())
+	must(t, err)
+	if asJSON(t, got) != asJSON(t, sel) {
+		t.Errorf("selection %s, want %s", asJSON(t, got), asJSON(t, sel))
+	}
+	// Once more there is nothing to do.
+	done, err := tend.Copy(t.Context(), from, to, snaps, tend.CopyOptions{Selections: true})
+	if err != nil || done.Sent != 0 || !done.Snapshots[0].There {
+		t.Errorf("again: %s, %v", asJSON(t, done), err)
+	}
+	// The next import goes on from there in both.
+	a, b := commit(t, from, "d", rows[:3]), commit(t, to, "d", rows[:3])
+	if a.Number != 4 || b.Number != 4 || b.Parent != 3 {
+		t.Errorf("the next snapshots are %d and %d, of parent %d", a.Number, b.Number, b.Parent)
+	}
+}
+
+func TestCopyConflicts(t *testing.T) {
+	from, to := open(t, filepath.Join(t.TempDir(), "from")), open(t, filepath.Join(t.TempDir(), "to"))
+	rows := blobs(4, 20)
+	commit(t, from, "d", rows)
+	two := commit(t, from, "d", rows[:10])
+	commit(t, to, "d", rows[:5])
+	for _, tt := range []struct {
+		name tend.Name
+		want string
+	}{
+		{tend.Name{Dataset: "d", Number: 1}, `conflict: the target has another snapshot d@1, of 5 rows from "storetest": drop what is there, ` +
+			`take another store, or copy it as the next snapshot with --renumber`},
+		{tend.Name{Dataset: "d", Number: 2}, ""},
+	} {
+		snaps, err := tend.Snapshots(t.Context(), from, []tend.Name{tt.name})
+		must(t, err)
+		_, err = tend.Copy(t.Context(), from, to, snaps, tend.CopyOptions{})
+		if tt.want == "" {
+			must(t, err)
+		} else if !errors.Is(err, schema.ErrConflict) || err.Error() != tt.want {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+	}
+	// A number that was dropped is not given out again.
+	must(t, to.Drop(t.Context(), "d", 1))
+	must(t, to.Drop(t.Context(), "d", 2))
+	_, err := tend.Copy(t.Context(), from, to, []*schema.Snapshot{two}, tend.CopyOptions{})
+	if !errors.Is(err, schema.ErrConflict) {
+		t.Errorf("a number that was dropped: %v", err)
+	}
+	done, err := tend.Copy(t.Context(), from, to, []*schema.Snapshot{two}, tend.CopyOptions{Renumber: true})
+	must(t, err)
+	if as := done.Snapshots[0].As; as != 3 {
+		t.Errorf("renumbered %d", as)
+	}
+	got, err := to.Snapshot(t.Context(), "d", 3)
+	must(t, err)
+	if asJSON(t, got.Chunks) != asJSON(t, two.Chunks) || got.Parent != 0 {
+		t.Errorf("renumbered: %s", asJSON(t, got))
+	}
+}
+
+func TestCopyRefusesDamage(t *testing.T) {
+	dir, _, _ := spoiled(t)
+	from, to := open(t, dir), open(t, filepath.Join(t.TempDir(), "to"))
+	snaps, err := tend.Snapshots(t.Context(), from, []tend.Name{{Dataset: "d", Number: 1}})
+	must(t, err)
+	if _, err := tend.Copy(t.Context(), from, to, snaps, tend.CopyOptions{}); !errors.Is(err, schema.ErrDataLoss) {
+		t.Errorf("a copy of what is damaged: %v", err)
+	}
+	if list, err := to.Datasets(t.Context()); err != nil || len(list) != 0 {
+		t.Errorf("the target has %v, %v", list, err)
+	}
+}
+
+func TestSnapshotsByName(t *testing.T) {
+	s := open(t, filepath.Join(t.TempDir(), "store"))
+	commit(t, s, "a", blobs(5, 1))
+	commit(t, s, "a", blobs(6, 1))
+	commit(t, s, "b", blobs(7, 1))
+	for _, tt := range []struct {
+		names []tend.Name
+		want  string
+	}{
+		{nil, "a@1 a@2 b@1"},
+		{[]tend.Name{{Dataset: "a"}, {Dataset: "a", Number: 1}}, "a@1 a@2"},
+		{[]tend.Name{{Dataset: "b", Number: 1}, {Dataset: "a", Number: 2}}, "a@2 b@1"},
+		{[]tend.Name{{Dataset: "c"}}, `not found: there is no dataset "c" (did you mean "a"?); there are a, b`},
+		{[]tend.Name{{Dataset: "a", Number: 7}}, `not found: dataset "a" has no snapshot 7; it has 1 2`},
+	} {
+		snaps, err := tend.Snapshots(t.Context(), s, tt.names)
+		got := ""
+		for i, snap := range snaps {
+			if i > 0 {
+				got += " "
+			}
+			got += fmt.Sprintf("%s@%d", snap.Dataset, snap.Number)
+		}
+		if err != nil {
+			got = err.Error()
+		}
+		if got != tt.want {
+			t.Errorf("%v: %s, want %s", tt.names, got, tt.want)
+		}
+	}
+}

@@ -1,0 +1,104 @@
+package tend_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"bowstring/fetch/store"
+	"bowstring/fetch/store/local"
+	"bowstring/fetch/store/tend"
+	"bowstring/schema"
+)
+
+// tagged is a store with tags.
+type tagged struct {
+	*local.Store
+	tags map[string]int64
+}
+
+func (s *tagged) Datasets(ctx context.Context) ([]store.Dataset, error) {
+	all, err := s.Store.Datasets(ctx)
+	for i := range all {
+		for name, number := range s.tags {
+			if all[i].Name != "d" {
+				continue
+			}
+			all[i].Tags = append(all[i].Tags, store.Tag{Name: name, Snapshot: number})
+		}
+	}
+	return all, err
+}
+
+func TestRetain(t *testing.T) {
+	s := &tagged{open(t, filepath.Join(t.TempDir(), "store")), map[string]int64{"prod": 2, "also": 2, "new": 6}}
+	now := time.Date(2030, 1, 31, 0, 0, 0, 0, time.UTC)
+	add := func(dataset string, number int64, days int) {
+		in, err := s.Begin(t.Context(), dataset)
+		must(t, err)
+		defer func() { must(t, in.Close()) }()
+		like, err := s.Snapshot(t.Context(), "like", 1)
+		must(t, err)
+		snap := *like
+		snap.Dataset, snap.Number, snap.Parent, snap.Created = dataset, number, number-1, now.AddDate(0, 0, -days)
+		must(t, s.Restore(t.Context(), in, &snap))
+	}
+	commit(t, s, "like", blobs(1, 3))
+	for number := range int64(6) {
+		add("d", number+1, 60-10*int(number))
+	}
+	add("e", 1, 1000)
+	day := 24 * time.Hour
+	for _, tt := range []struct {
+		rules tend.Retention
+		want  string // what is dropped
+	}{
+		{tend.Retention{Last: 6}, ""},
+		{tend.Retention{Last: 1}, "d@1 d@3 d@4 d@5"},
+		{tend.Retention{Last: 3}, "d@1 d@3"},
+		{tend.Retention{Within: 30 * day}, "d@1 d@3"},
+		{tend.Retention{Within: 31 * day, Last: 5}, "d@1"},
+		{tend.Retention{Within: day}, "d@1 d@3 d@4 d@5"},
+	} {
+		tt.rules.Now, tt.rules.DryRun = now, true
+		fates, err := tend.Retain(t.Context(), s, []string{"d", "e"}, tt.rules)
+		must(t, err)
+		var dropped []string
+		for _, f := range fates {
+			if f.Dropped {
+				dropped = append(dropped, fmt.Sprintf("%s@%d", f.Dataset, f.Snapshot))
+			}
+			if f.Dropped == (f.Why != "") {
+				t.Errorf("%+v", f)
+			}
+			if f.Snapshot == 2 && tt.rules.Last < 5 && f.Why != "tagged also, prod" {
+				t.Errorf("the tagged one stays as it is %q", f.Why)
+			}
+		}
+		if got := strings.Join(dropped, " "); got != tt.want || len(fates) != 7 {
+			t.Errorf("%+v: dropped %q of %d, want %q", tt.rules, got, len(fates), tt.want)
+		}
+	}
+	if snaps, err := tend.Snapshots(t.Context(), s, []tend.Name{{Dataset: "d"}}); err != nil || len(snaps) != 6 {
+		t.Errorf("after dry runs there are %d, %v", len(snaps), err)
+	}
+	_, err := tend.Retain(t.Context(), s, nil, tend.Retention{Last: 1, Now: now})
+	must(t, err)
+	list, err := s.Datasets(t.Context())
+	must(t, err)
+	left := map[string][]int64{}
+	for _, d := range list {
+		left[d.Name] = d.Snapshots
+	}
+	if want := map[string][]int64{"d": {2, 6}, "e": {1}, "like": {1}}; !reflect.DeepEqual(left, want) {
+		t.Errorf("left are %v, want %v", left, want)
+	}
+	if _, err := tend.Retain(t.Context(), s, nil, tend.Retention{}); !errors.Is(err, schema.ErrInvalid) {
+		t.Errorf("no rule: %v", err)
+	}
+}

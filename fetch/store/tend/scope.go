@@ -1,0 +1,232 @@
+package tend
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math/bits"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+
+	"bowstring/schema"
+)
+
+// DefaultMemory is what a pass may take for the references that it gathers.
+const DefaultMemory = 256 << 20
+
+// Scope is a set of snapshots and selections in a source, and with it the blobs
+// that they refer to, each of which is visited once however many share it.
+//
+// The blobs come as lists. The first has the manifest chunks, the last the bitmaps
+// of selections. Each between them is one pass over the manifests: it has the blobs
+// whose keys fall into one part of the key space, in the order in which the manifests
+// first name them, which is about the order in which they were imported. All but
+// the last depend on nothing but the snapshots and the number of passes.
+type Scope struct {
+	Source     Source
+	Snapshots  []*schema.Snapshot
+	Selections []*schema.Selection
+	// Memory is what the list of a pass may take in bytes; DefaultMemory if 0.
+	Memory int64
+}
+
+// itemBytes is the size of an item, and of the reference that is made of it.
+const itemBytes = 56 + 48
+
+// item is a reference, and when it came first.
+type item struct {
+	ref schema.BlobRef
+	at  uint64
+}
+
+// chunkOf is a manifest chunk with a snapshot that has it.
+type chunkOf struct {
+	snap  *schema.Snapshot
+	index int
+}
+
+func (c chunkOf) chunk() *schema.Chunk { return &c.snap.Chunks[c.index] }
+
+// chunks are the distinct manifest chunks.
+func (s *Scope) chunks() []chunkOf {
+	var list []chunkOf
+	seen := map[schema.Key]struct{}{}
+	for _, snap := range s.Snapshots {
+		for i := range snap.Chunks {
+			if _, ok := seen[snap.Chunks[i].Key]; !ok {
+				seen[snap.Chunks[i].Key] = struct{}{}
+				list = append(list, chunkOf{snap, i})
+			}
+		}
+	}
+	return list
+}
+
+// Size is how many cells the distinct manifest chunks have, and their bytes: at
+// least as many blobs as there are.
+func (s *Scope) Size() (cells, size int64) {
+	for _, c := range s.chunks() {
+		cells += c.chunk().Rows * int64(len(c.chunk().BlobBytes))
+		size += c.chunk().Size
+		for _, n := range c.chunk().BlobBytes {
+			size += n
+		}
+	}
+	return cells, size
+}
+
+// Passes is how many passes the blobs of the scope are gathered in.
+func (s *Scope) Passes() int {
+	memory := s.Memory
+	if memory <= 0 {
+		memory = DefaultMemory
+	}
+	cells, _ := s.Size()
+	return int(max(1, (cells*itemBytes+memory-1)/memory))
+}
+
+// Chunks is the list of the manifest chunks.
+func (s *Scope) Chunks() []schema.BlobRef {
+	var refs []schema.BlobRef
+	for _, c := range s.chunks() {
+		refs = append(refs, c.chunk().BlobRef)
+	}
+	return refs
+}
+
+// Bitmaps is the list of the selections' bitmaps.
+func (s *Scope) Bitmaps() []schema.BlobRef {
+	var refs []schema.BlobRef
+	seen := map[schema.Key]struct{}{}
+	for _, sel := range s.Selections {
+		if _, ok := seen[sel.Bitmap.Key]; !ok {
+			seen[sel.Bitmap.Key] = struct{}{}
+			refs = append(refs, sel.Bitmap)
+		}
+	}
+	return refs
+}
+
+// lists is how many lists there are with so many passes.
+func lists(passes int) int { return passes + 2 }
+
+// list returns a list by number. Chunks that are in without are not looked into.
+func (s *Scope) list(ctx context.Context, n, passes int, without map[schema.Key]bool) ([]schema.BlobRef, error) {
+	switch n {
+	case 0:
+		return s.Chunks(), nil
+	case passes + 1:
+		return s.Bitmaps(), nil
+	default:
+		return s.Pass(ctx, n-1, passes, without)
+	}
+}
+
+// chunksAtOnce is how many manifest chunks are read at the same time.
+const chunksAtOnce = 8
+
+// Pass gathers the blobs of pass n of so many, counted from 0. Chunks that are in
+// without are left out.
+func (s *Scope) Pass(ctx context.Context, n, of int, without map[schema.Key]bool) ([]schema.BlobRef, error) {
+	g := gathering{}
+	chunks := slices.DeleteFunc(s.chunks(), func(c chunkOf) bool { return without[c.chunk().Key] })
+	for group := range slices.Chunk(chunks, chunksAtOnce) {
+		parts := make([][]schema.BlobRef, len(group))
+		readers, ctx := errgroup.WithContext(ctx)
+		for i, c := range group {
+			readers.Go(func() error {
+				return s.cells(ctx, c, func(_ int, _ int64, ref schema.BlobRef) {
+					if passOf(&ref.Key, of) == n {
+						parts[i] = append(parts[i], ref)
+					}
+				})
+			})
+		}
+		if err := readers.Wait(); err != nil {
+			return nil, err
+		}
+		for _, part := range parts {
+			for _, ref := range part {
+				g.add(ref)
+			}
+		}
+	}
+	return g.list(), nil
+}
+
+// passOf is the pass that a key falls into. The end of a key is as good as random
+// in hashes, and in addresses that have an id there.
+func passOf(k *schema.Key, of int) int {
+	hi, _ := bits.Mul64(binary.LittleEndian.Uint64(k[24:]), uint64(of))
+	return int(hi)
+}
+
+// cells visits the blob cells of a manifest chunk that are not null.
+func (s *Scope) cells(ctx context.Context, c chunkOf, visit func(column int, row int64, ref schema.BlobRef)) error {
+	m, err := s.open(ctx, c)
+	if err != nil {
+		return fmt.Errorf("manifest chunk %d of %s@%d: %w", c.index, c.snap.Dataset, c.snap.Number, err)
+	}
+	defer m.Close()
+	for col := range schema.BlobFields(c.snap.Schema) {
+		for row := range m.Rows() {
+			if ref, ok := m.Blob(col, row); ok {
+				visit(col, row, ref)
+			}
+		}
+	}
+	return nil
+}
+
+// open opens one chunk as a manifest: one of the whole would pin it all.
+func (s *Scope) open(ctx context.Context, c chunkOf) (*schema.Manifest, error) {
+	blob, err := get(ctx, s.Source, c.chunk().BlobRef)
+	if err != nil {
+		return nil, err
+	}
+	return schema.OpenManifest(&schema.Snapshot{
+		Dataset: c.snap.Dataset, Number: c.snap.Number, Schema: c.snap.Schema, Chunks: []schema.Chunk{*c.chunk()},
+	}, []schema.Blob{blob})
+}
+
+// gathering collects references, each once.
+type gathering struct {
+	items   []item
+	settled int // so many of them were distinct when they were last sorted
+	next    uint64
+}
+
+func (g *gathering) add(ref schema.BlobRef) {
+	g.items = append(g.items, item{ref, g.next})
+	g.next++
+	// Snapshots of a dataset share most of their blobs.
+	if len(g.items) > 2*g.settled+1<<16 {
+		g.settle()
+	}
+}
+
+// settle leaves of each key the item that came first.
+func (g *gathering) settle() {
+	slices.SortFunc(g.items, func(a, b item) int {
+		if c := bytes.Compare(a.ref.Key[:], b.ref.Key[:]); c != 0 {
+			return c
+		}
+		return cmp.Compare(a.at, b.at)
+	})
+	g.items = slices.CompactFunc(g.items, func(a, b item) bool { return a.ref.Key == b.ref.Key })
+	g.settled = len(g.items)
+}
+
+// list returns what was gathered in the order in which it came.
+func (g *gathering) list() []schema.BlobRef {
+	g.settle()
+	slices.SortFunc(g.items, func(a, b item) int { return cmp.Compare(a.at, b.at) })
+	refs := make([]schema.BlobRef, len(g.items))
+	for i := range g.items {
+		refs[i] = g.items[i].ref
+	}
+	return refs
+}

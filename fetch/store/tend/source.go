@@ -1,0 +1,159 @@
+package tend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"bowstring/fetch/store"
+	"bowstring/schema"
+)
+
+// Source is what can be walked: a [store.Store] is one.
+type Source interface {
+	// Datasets, Snapshot and Get are those of store.Store.
+	Datasets(ctx context.Context) ([]store.Dataset, error)
+	Snapshot(ctx context.Context, dataset string, number int64) (*schema.Snapshot, error)
+	Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error)
+}
+
+// Name is a dataset or one of its snapshots.
+type Name struct {
+	Dataset string
+	Number  int64 // 0 for none in particular
+}
+
+func (n Name) String() string {
+	if n.Number == 0 {
+		return n.Dataset
+	}
+	return fmt.Sprintf("%s@%d", n.Dataset, n.Number)
+}
+
+// Snapshots reads the snapshots that names stand for, by dataset and number: all
+// of a dataset where a name has no number, and all there are without names.
+func Snapshots(ctx context.Context, src Source, names []Name) ([]*schema.Snapshot, error) {
+	list, err := src.Datasets(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if len(names) == 0 {
+		for _, d := range list {
+			names = append(names, Name{Dataset: d.Name})
+		}
+	}
+	var wanted []Name
+	for _, name := range names {
+		i := slices.IndexFunc(list, func(d store.Dataset) bool { return d.Name == name.Dataset })
+		switch {
+		case i < 0:
+			return nil, store.NoSnapshot(list, name.Dataset, 0)
+		case name.Number != 0:
+			wanted = append(wanted, name)
+		default:
+			for _, number := range list[i].Snapshots {
+				wanted = append(wanted, Name{name.Dataset, number})
+			}
+		}
+	}
+	slices.SortFunc(wanted, func(a, b Name) int {
+		if c := strings.Compare(a.Dataset, b.Dataset); c != 0 {
+			return c
+		}
+		return int(a.Number - b.Number)
+	})
+	var snaps []*schema.Snapshot
+	for _, name := range slices.Compact(wanted) {
+		snap, err := src.Snapshot(ctx, name.Dataset, name.Number)
+		if err != nil {
+			return nil, err
+		}
+		snaps = append(snaps, snap)
+	}
+	return snaps, nil
+}
+
+// Newest reads the newest snapshot of each dataset that is named without a number,
+// and the snapshot with the number otherwise.
+func Newest(ctx context.Context, src Source, names []Name) ([]*schema.Snapshot, error) {
+	var exact []Name
+	for _, name := range names {
+		snap, err := src.Snapshot(ctx, name.Dataset, name.Number)
+		if err != nil {
+			return nil, err
+		}
+		exact = append(exact, Name{snap.Dataset, snap.Number})
+	}
+	if len(exact) == 0 {
+		return nil, nil
+	}
+	return Snapshots(ctx, src, exact)
+}
+
+// Selections lists the selections of the snapshots that have not expired. A source
+// that cannot list them has none.
+func Selections(ctx context.Context, src Source, snaps []*schema.Snapshot) ([]*schema.Selection, error) {
+	lister, ok := src.(store.SelectionLister)
+	if !ok {
+		return nil, nil
+	}
+	of := map[Name]bool{}
+	var datasets []string
+	for _, snap := range snaps {
+		of[Name{snap.Dataset, snap.Number}] = true
+		datasets = append(datasets, snap.Dataset)
+	}
+	slices.Sort(datasets)
+	var kept []*schema.Selection
+	for _, dataset := range slices.Compact(datasets) {
+		list, err := lister.Selections(ctx, dataset)
+		if err != nil {
+			return nil, err
+		}
+		for _, sel := range list {
+			if of[Name{sel.Dataset, sel.Snapshot}] && !sel.Expired(time.Now()) {
+				kept = append(kept, sel)
+			}
+		}
+	}
+	slices.SortFunc(kept, func(a, b *schema.Selection) int {
+		if c := strings.Compare(a.Dataset, b.Dataset); c != 0 {
+			return c
+		}
+		return strings.Compare(a.Name(), b.Name())
+	})
+	return kept, nil
+}
+
+// What reads do where a store is out of reach: each try asks another replica.
+const (
+	readTries = 6
+	readPause = 100 * time.Millisecond // before the second try, then twice as long each time
+)
+
+// get reads a blob, and tries again as long as that may help: an error of it says
+// something of the blob if it is a schema.ErrNotFound or schema.ErrDataLoss, and
+// of the store otherwise.
+func get(ctx context.Context, src Source, ref schema.BlobRef) (schema.Blob, error) {
+	for try := 0; ; try++ {
+		b, err := src.Get(store.WithAttempt(ctx, store.AttemptFrom(ctx)+try), ref)
+		if err == nil || lost(err) || errors.Is(err, schema.ErrInvalid) || ctx.Err() != nil || try == readTries-1 {
+			return b, err
+		}
+		pause := time.NewTimer(readPause << try)
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			pause.Stop()
+			return schema.Blob{}, context.Cause(ctx)
+		}
+	}
+}
+
+// lost reports whether an error says that a blob is damaged or gone.
+func lost(err error) bool {
+	return errors.Is(err, schema.ErrDataLoss) || errors.Is(err, schema.ErrNotFound)
+}

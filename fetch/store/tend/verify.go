@@ -1,0 +1,332 @@
+package tend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"bowstring/fetch/store"
+	"bowstring/schema"
+)
+
+// VerifyOptions tunes Verify. The zero value checks as fast as it can, and mends nothing.
+type VerifyOptions struct {
+	// Rate is how many bytes a second are read at most; 0 for no limit.
+	Rate int64
+	// Workers is how many blobs are read at once; 32 if 0.
+	Workers int
+	// EveryReplica has each blob read from each replica, where the source has several.
+	EveryReplica bool
+	// Resume is a file that says how far it is, so that one which was stopped goes on
+	// where it was. It is removed at the end. Empty for none.
+	Resume string
+	// Elsewhere are places to look for a whole copy of a damaged blob, in order,
+	// after other replicas.
+	Elsewhere []Place
+	// Repair puts back what is damaged, if there is a whole copy of it. Nil leaves it.
+	Repair store.Repairer
+	// Progress, if not nil, is called after each blob, never twice at once.
+	Progress func(Verification)
+}
+
+// Place is where a blob may be found besides.
+type Place struct {
+	Name string // "the spill in /scratch"
+	// Get is Source.Get.
+	Get func(ctx context.Context, ref schema.BlobRef) (schema.Blob, error)
+}
+
+// Verification is what Verify has found so far.
+type Verification struct {
+	Snapshots []string `json:"snapshots"` // by name, DATASET@N
+	Blobs     int64    `json:"blobs"`
+	Bytes     int64    `json:"bytes"`
+	// OfBytes is what there is to be read, at most: what rows share counts for each.
+	OfBytes int64 `json:"of_bytes"`
+	// Damaged are the blobs that were not what they should be, MostDamaged of them at most,
+	// by key. Beyond is how many more there are.
+	Damaged []Damage `json:"damaged"`
+	Beyond  int64    `json:"damaged_beyond"`
+	// Repaired is how many of all those are whole now.
+	Repaired int64 `json:"repaired"`
+}
+
+// MostDamaged is how many damaged blobs are listed.
+const MostDamaged = 100_000
+
+// Lasting is how many blobs are damaged still.
+func (v *Verification) Lasting() int64 { return int64(len(v.Damaged)) + v.Beyond - v.Repaired }
+
+// Damage is a blob that is not what it should be.
+type Damage struct {
+	schema.BlobRef
+	Problem string `json:"problem"`
+	// Whole says where a whole copy is, if one was found.
+	Whole string `json:"whole,omitempty"`
+	// Repaired: it was put back, and reads well now.
+	Repaired bool `json:"repaired"`
+	// In is what refers to it.
+	In []Occurrence `json:"in"`
+}
+
+// Occurrence is what of a snapshot refers to a damaged blob.
+type Occurrence struct {
+	Dataset  string `json:"dataset"`
+	Snapshot int64  `json:"snapshot"`
+	// What is "manifest", "selection NAME" or "column NAME".
+	What string `json:"what"`
+	// Rows are positions, the first hundred, and Count is how many there are. Of a manifest
+	// chunk they are the first and the last.
+	Rows  []int64 `json:"rows"`
+	Count int64   `json:"count"`
+}
+
+// verifier is one run of Verify.
+type verifier struct {
+	scope   Scope
+	opts    VerifyOptions
+	crew    *crew
+	pace    pace
+	hashed  func(schema.Key) bool
+	state   progressFile
+	resumed bool
+	saveErr error // why the state could not be saved
+
+	mu     sync.Mutex
+	report Verification
+	broken map[schema.Key]bool // chunks that cannot be read
+}
+
+// Verify reads every blob that the scope refers to, manifests and selections
+// included, and compares it with its size, its checksum and its hash. What is
+// damaged is reported and no error; an error is that the source cannot be read.
+func Verify(ctx context.Context, scope Scope, opts VerifyOptions) (Verification, error) {
+	v := &verifier{
+		scope: scope, opts: opts, crew: newCrew(opts.Workers), hashed: hashedIn(scope.Source),
+		broken: map[schema.Key]bool{},
+	}
+	v.pace = newPace(opts.Rate)
+	err := v.run(ctx)
+	slices.SortFunc(v.report.Damaged, func(a, b Damage) int { return strings.Compare(a.Key.String(), b.Key.String()) })
+	if err != nil {
+		return v.report, fmt.Errorf("verify: %w", err)
+	}
+	return v.report, nil
+}
+
+func (v *verifier) run(ctx context.Context) error {
+	v.report.Snapshots, v.report.Damaged = []string{}, []Damage{}
+	for _, snap := range v.scope.Snapshots {
+		v.report.Snapshots = append(v.report.Snapshots, Name{snap.Dataset, snap.Number}.String())
+	}
+	passes := v.scope.Passes()
+	if err := v.begin(passes); err != nil {
+		return err
+	}
+	_, v.report.OfBytes = v.scope.Size()
+	if err := v.lists(ctx, passes); err != nil {
+		v.save(true)
+		return err
+	}
+	if err := v.locate(ctx); err != nil {
+		return err
+	}
+	return v.end()
+}
+
+// lists visits one list after the other.
+func (v *verifier) lists(ctx context.Context, passes int) error {
+	for list := v.state.List; list < lists(passes); list++ {
+		refs, err := v.scope.list(ctx, list, passes, v.broken)
+		if err != nil {
+			return err
+		}
+		if list == lists(passes)-1 {
+			v.state.Next = 0 // selections come and go
+		}
+		err = v.crew.each(ctx, refs, min(v.state.Next, len(refs)), v.visit, func(next int) { v.state.Next = next; v.save(false) })
+		if err != nil {
+			return err
+		}
+		v.state.List, v.state.Next = list+1, 0
+		if v.saveErr != nil {
+			return fmt.Errorf("say in %s how far it is: %w", v.opts.Resume, v.saveErr)
+		}
+	}
+	return nil
+}
+
+// visit checks one blob.
+func (v *verifier) visit(ctx context.Context, ref schema.BlobRef) error {
+	replicas := 1
+	if r, ok := v.scope.Source.(store.Replicated); ok && v.opts.EveryReplica {
+		replicas = r.Replicas()
+	}
+	var problem error
+	for n := range replicas {
+		if err := v.pace.wait(ctx, ref.Size); err != nil {
+			return err
+		}
+		bad, err := v.intact(store.WithAttempt(ctx, n), v.scope.Source, ref)
+		if err != nil {
+			return err
+		}
+		if bad != nil && replicas > 1 {
+			bad = fmt.Errorf("replica %d: %w", n+1, bad)
+		}
+		problem = errors.Join(problem, bad)
+	}
+	var found *Damage
+	if problem != nil {
+		found = &Damage{BlobRef: ref, Problem: strings.ReplaceAll(problem.Error(), "\n", "; "), In: []Occurrence{}}
+		if err := v.mend(ctx, found); err != nil {
+			return err
+		}
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.report.Blobs++
+	v.report.Bytes += ref.Size
+	if found != nil {
+		v.note(*found)
+	}
+	if v.opts.Progress != nil {
+		v.opts.Progress(v.report)
+	}
+	return nil
+}
+
+// note adds a damaged blob. mu is held.
+func (v *verifier) note(d Damage) {
+	if d.Repaired {
+		v.report.Repaired++
+	} else {
+		v.broken[d.Key] = true
+	}
+	if i := slices.IndexFunc(v.report.Damaged, func(old Damage) bool { return old.Key == d.Key }); v.resumed && i >= 0 {
+		if v.report.Damaged[i].Repaired {
+			v.report.Repaired--
+		}
+		v.report.Damaged[i] = d // visited before it was stopped, and once more
+	} else if len(v.report.Damaged) < MostDamaged {
+		v.report.Damaged = append(v.report.Damaged, d)
+	} else {
+		v.report.Beyond++
+	}
+}
+
+// intact reads a blob and says what is wrong with it. An error says nothing of the blob.
+func (v *verifier) intact(ctx context.Context, src Source, ref schema.BlobRef) (problem, err error) {
+	b, err := get(ctx, src, ref)
+	switch {
+	case err != nil && lost(err):
+		return err, nil
+	case err != nil:
+		return nil, err
+	}
+	defer b.Release()
+	return check(ref, b.Bytes(), v.hashed(ref.Key)), nil
+}
+
+// mend looks for a whole copy, and puts it back if it is to.
+func (v *verifier) mend(ctx context.Context, d *Damage) error {
+	places := v.opts.Elsewhere
+	if r, ok := v.scope.Source.(store.Replicated); ok {
+		var others []Place
+		for n := range r.Replicas() {
+			read := func(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
+				return v.scope.Source.Get(store.WithAttempt(ctx, n), ref)
+			}
+			others = append(others, Place{fmt.Sprintf("replica %d", n+1), read})
+		}
+		places = append(others, places...)
+	}
+	for _, place := range places {
+		b, err := place.Get(ctx, d.BlobRef)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil {
+			continue // it has none, or it cannot be read there: the next place
+		}
+		if check(d.BlobRef, b.Bytes(), v.hashed(d.Key)) != nil {
+			b.Release()
+			continue
+		}
+		d.Whole = place.Name
+		err = v.repair(ctx, d, b.Bytes())
+		b.Release()
+		return err
+	}
+	return nil
+}
+
+// repair puts a damaged blob back and reads it again. One that cannot be put
+// back stays damaged, and says why.
+func (v *verifier) repair(ctx context.Context, d *Damage, data []byte) error {
+	if v.opts.Repair == nil {
+		return nil
+	}
+	err := v.opts.Repair.Repair(ctx, d.BlobRef, data)
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case errors.Is(err, schema.ErrInvalid):
+		d.Problem += "; " + err.Error()
+		return nil
+	case err != nil:
+		return err
+	}
+	problem, err := v.intact(ctx, v.scope.Source, d.BlobRef)
+	if problem != nil {
+		d.Problem += fmt.Sprintf("; after it was put back from %s: %s", d.Whole, problem)
+	}
+	d.Repaired = problem == nil && err == nil
+	return err
+}
+
+// Mender puts back blobs that Verify found damaged, from where they come in an order
+// of their own, such as the source of an import.
+type Mender struct {
+	v    *verifier
+	want map[schema.Key]*Damage
+}
+
+// NewMender returns a Mender for what is damaged still.
+func NewMender(scope Scope, to store.Repairer, found *Verification) *Mender {
+	m := &Mender{
+		v:    &verifier{scope: scope, opts: VerifyOptions{Repair: to}, hashed: hashedIn(scope.Source)},
+		want: map[schema.Key]*Damage{},
+	}
+	for i := range found.Damaged {
+		if d := &found.Damaged[i]; !d.Repaired && d.Whole == "" {
+			m.want[d.Key] = d
+		}
+	}
+	return m
+}
+
+// Wants is how many blobs are looked for still.
+func (m *Mender) Wants() int { return len(m.want) }
+
+// Offer takes a blob of which nothing is known. place says for people where it is from. A
+// nil Repairer of NewMender notes only that there is a whole copy.
+func (m *Mender) Offer(ctx context.Context, place string, data []byte, found *Verification) error {
+	ref := schema.RefOf(data)
+	d := m.want[ref.Key]
+	if d == nil || d.BlobRef != ref {
+		return nil
+	}
+	delete(m.want, ref.Key)
+	d.Whole = place
+	if err := m.v.repair(ctx, d, data); err != nil {
+		return err
+	}
+	if d.Repaired {
+		found.Repaired++
+	}
+	return nil
+}
