@@ -165,6 +165,10 @@ func (e *Engine) Store() store.Store { return e.store }
 // Ledger returns the account of the memory that requests take.
 func (e *Engine) Ledger() *admission.Ledger { return e.ledger }
 
+// Work returns the turns that long work of the processors takes, so that streams
+// go on beside it.
+func (e *Engine) Work() *admission.Work { return e.work }
+
 // Close ends all streams, waits until each is closed and none of the engine's
 // goroutines runs, and closes the snapshots that no batch still points into.
 func (e *Engine) Close() error {

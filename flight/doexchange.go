@@ -160,7 +160,11 @@ func (s *Server) readRequests(ctx context.Context, in *incoming, job *fetch.Job,
 			if err != nil {
 				return fmt.Errorf("request %d: %w", request, err)
 			}
-			positions, err := in.positions(job.Manifest(), rec)
+			var positions []int64
+			err = in.turnOf(rec.rows, func() (err error) {
+				positions, err = in.positions(job.Manifest(), rec)
+				return err
+			})
 			if err != nil {
 				return fmt.Errorf("request %d: %w", request, err)
 			}
@@ -232,7 +236,11 @@ func (in *incoming) positions(m *schema.Manifest, rec *batch) ([]int64, error) {
 			if err != nil {
 				return nil, err
 			}
-			pos, ok := m.Lookup(id)
+			var pos int64
+			var ok bool
+			if err := schema.Guard(func() error { pos, ok = m.Lookup(id); return nil }); err != nil {
+				return nil, fmt.Errorf("manifest of %s@%d: %w", m.Snapshot().Dataset, m.Snapshot().Number, err)
+			}
 			if !ok {
 				return nil, fmt.Errorf("%w: %s, row %d: no sample of %s@%d has id %s", schema.ErrNotFound, name, i, m.Snapshot().Dataset, m.Snapshot().Number, schema.FormatID(id))
 			}

@@ -213,7 +213,7 @@ func (s *Server) putRows(ctx context.Context, put *putCommand, in *incoming, out
 		return err
 	}
 	w, err := ingest.New(ctx, s.engine.Store(), ingest.Options{
-		Dataset: put.Dataset, Split: put.Split, Source: put.Source, Schema: up.schema, Mode: mode, Mem: s.mem,
+		Dataset: put.Dataset, Split: put.Split, Source: put.Source, Schema: up.schema, Mode: mode, Mem: s.mem, Turn: in.turn,
 	})
 	if err != nil {
 		return err
@@ -267,9 +267,11 @@ func (s *Server) storeBatch(ctx context.Context, in *incoming, up *upload, w *in
 		return err
 	}
 	var rows *uploadedRows
-	err := bounded(func() (err error) {
-		rows, err = up.rows(in.mem, in.lease, rec, up.first+ack.Rows)
-		return err
+	err := in.turnOf(rec.rows, func() error {
+		return bounded(func() (err error) {
+			rows, err = up.rows(in.mem, in.lease, rec, up.first+ack.Rows)
+			return err
+		})
 	})
 	if err != nil {
 		return err
@@ -331,7 +333,10 @@ func (s *Server) putSelection(ctx context.Context, cmd *selectionCommand, in *in
 		}
 		var more []int64
 		if err == nil {
-			more, err = in.positions(job.Manifest(), rec)
+			err = in.turnOf(rec.rows, func() (err error) {
+				more, err = in.positions(job.Manifest(), rec)
+				return err
+			})
 		}
 		if err == nil {
 			err = rowsTake(in.kept, len(more), keptPositionCost)

@@ -22,7 +22,7 @@ type incoming struct {
 	stream flight.DataStreamReader
 	opts   *Options
 	ctx    context.Context // the call's
-	work   *admission.Work // bounds what decompresses at once
+	work   *admission.Work // bounds what works on uploads at once
 	who    string          // on whose account
 	mem    memory.Allocator
 	lease  *lease // of the last message and what is made of it; the next one takes it over
@@ -50,8 +50,20 @@ func (s *Server) newIncoming(ctx context.Context, stream flight.DataStreamReader
 // close gives back what the stream took beyond its last message.
 func (in *incoming) close() { in.kept.release() }
 
-// decompress runs f when it is its turn.
-func (in *incoming) decompress(f func() error) error { return in.work.Do(in.ctx, in.who, f) }
+// rowsAtOnce is how many rows may be worked on without waiting for a turn: it
+// takes less than a turn of another.
+const rowsAtOnce = 1024
+
+// turn runs f when it is its turn.
+func (in *incoming) turn(f func() error) error { return in.work.Do(in.ctx, in.who, f) }
+
+// turnOf is turn for work on n rows.
+func (in *incoming) turnOf(n int, f func() error) error {
+	if n <= rowsAtOnce {
+		return f()
+	}
+	return in.turn(f)
+}
 
 // descriptor returns the descriptor, which the first message carries.
 func (in *incoming) descriptor() (*flight.FlightDescriptor, error) {

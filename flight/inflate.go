@@ -54,7 +54,7 @@ func (d *decoder) inflate(b []byte) ([]byte, error) {
 		return nil, err
 	}
 	out := aligned(int(n))
-	err := d.in.decompress(func() error {
+	err := d.in.turn(func() error {
 		switch d.codec {
 		case codecZstd:
 			got, err := zstdDecoder().DecodeAll(b, out[:0])

@@ -50,7 +50,7 @@ type Server struct {
 	log     *slog.Logger
 	mem     memory.Allocator // what decoding an upload takes beyond its messages
 	memory  *shares          // counts what comes in, and what is made of it
-	work    *admission.Work  // bounds what decompresses at once
+	work    *admission.Work  // bounds what works on uploads at once
 	grpc    *grpc.Server
 	health  *health.Server
 	calls   *registry
@@ -73,7 +73,7 @@ func New(engine *fetch.Engine, opts Options) *Server {
 		mem:     memory.DefaultAllocator,
 		health:  health.NewServer(),
 		memory:  newShares(opts.Ledger),
-		work:    admission.NewWork(0),
+		work:    engine.Work(),
 		calls:   newRegistry(&opts),
 		started: time.Now(),
 	}

@@ -42,8 +42,7 @@ func (w *Writer) commit(ctx context.Context) (*schema.Snapshot, bool, error) {
 		return nil, false, fmt.Errorf("%w: no rows came to replace those of dataset %s; nothing was committed (to empty it, drop it)",
 			schema.ErrInvalid, w.opts.Dataset)
 	}
-	slices.SortFunc(w.ids, compareIDs)
-	if err := w.checkUnique(); err != nil {
+	if err := w.turn(len(w.ids), w.checkUnique); err != nil {
 		return nil, false, err
 	}
 	checked := map[schema.Key]bool{} // chunks of bases that share no id with the new rows
@@ -140,8 +139,9 @@ func (w *Writer) isTail(base *schema.Snapshot) bool {
 
 func compareIDs(a, b schema.ID) int { return bytes.Compare(a[:], b[:]) }
 
-// checkUnique looks for ids that were written twice; they are sorted.
+// checkUnique sorts the ids, and looks for those that were written twice.
 func (w *Writer) checkUnique() error {
+	slices.SortFunc(w.ids, compareIDs)
 	var dup duplicates
 	for i := 1; i < len(w.ids); i++ {
 		if w.ids[i] == w.ids[i-1] {
@@ -182,13 +182,15 @@ func (w *Writer) checkChunk(ctx context.Context, c schema.Chunk, dup *duplicates
 		return err
 	}
 	defer m.Close()
-	for pos := range m.Rows() {
-		id := m.ID(pos)
-		if _, found := slices.BinarySearchFunc(w.ids, id, compareIDs); found {
-			dup.add(id)
+	return w.turn(int(m.Rows()), func() error {
+		for pos := range m.Rows() {
+			id := m.ID(pos)
+			if _, found := slices.BinarySearchFunc(w.ids, id, compareIDs); found {
+				dup.add(id)
+			}
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // duplicates collects the first few ids and counts the rest.

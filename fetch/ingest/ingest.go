@@ -61,6 +61,8 @@ const (
 	maxRanges = 1 << 16
 	// rebases is how often a commit is tried again after another writer's.
 	rebases = 8
+	// rowsAtOnce is how many rows are worked on without a turn.
+	rowsAtOnce = 1024
 	// namedDuplicates is how many ids an error about duplicates names.
 	namedDuplicates = 5
 )
@@ -74,6 +76,9 @@ type Options struct {
 	Mode    Mode
 	Workers int              // blobs put at a time; 2 × GOMAXPROCS if 0
 	Mem     memory.Allocator // for the manifest chunk being built; Go's if nil
+	// Turn runs a piece of work that occupies a processor for some milliseconds,
+	// when it may, and returns its error; nil runs it at once.
+	Turn func(piece func() error) error
 }
 
 // Writer writes one snapshot. It is not safe for concurrent use. It holds one
@@ -273,7 +278,15 @@ func (w *Writer) appendRows(ids []schema.ID, meta arrow.Record, refs [][]*schema
 		meta = meta.NewSlice(int64(start), int64(end))
 		defer meta.Release()
 	}
-	return w.builder.AppendBatch(ids[start:end], meta, part)
+	return w.turn(end-start, func() error { return w.builder.AppendBatch(ids[start:end], meta, part) })
+}
+
+// turn runs a piece of work on n rows when it may.
+func (w *Writer) turn(n int, piece func() error) error {
+	if w.opts.Turn == nil || n <= rowsAtOnce {
+		return piece()
+	}
+	return w.opts.Turn(piece)
 }
 
 // check compares the shape of what is written with the schema.
@@ -409,7 +422,12 @@ func (w *Writer) flush(ctx context.Context) error {
 	if w.builder.Rows() == 0 {
 		return nil
 	}
-	data, chunk, err := w.builder.Finish()
+	var data []byte
+	var chunk schema.Chunk
+	err := w.turn(w.builder.Rows(), func() (err error) {
+		data, chunk, err = w.builder.Finish()
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("build manifest chunk %d: %w", len(w.chunks), err)
 	}

@@ -297,3 +297,49 @@ func TestOutline(t *testing.T) {
 		t.Errorf("where: %v", err)
 	}
 }
+
+// TestSelectionDroppedMeanwhile: a selection whose bitmap a collection has freed since it
+// was looked up, because it was dropped, is not found. Nothing is lost.
+func TestSelectionDroppedMeanwhile(t *testing.T) {
+	f := newFixture(t, jobs.Options{}, admission.Limits{})
+	f.put(t, "d", 20)
+	name, err := f.SaveSelection(t.Context(), "d", 1, []int64{1, 5})
+	if err != nil {
+		t.Fatal(err)
+	}
+	saved, err := f.store.Selection(t.Context(), "d", name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	drop := true
+	f.mu.Lock()
+	f.gate = func(ctx context.Context, ref schema.BlobRef) error {
+		if ref.Key != saved.Bitmap.Key {
+			return nil
+		}
+		if drop {
+			if err := f.store.Drop(ctx, "d", 0); err != nil {
+				t.Error(err)
+			}
+		}
+		return fmt.Errorf("%w: no blob %s", schema.ErrDataLoss, ref.Key)
+	}
+	f.mu.Unlock()
+	req := schema.Request{Dataset: "d", Selection: &schema.SelectionRef{Name: name}}
+	if _, err := f.Open(t.Context(), req); !errors.Is(err, schema.ErrNotFound) || errors.Is(err, schema.ErrDataLoss) {
+		t.Errorf("dropped meanwhile: got %v, want %v", err, schema.ErrNotFound)
+	}
+
+	drop = false
+	f.put(t, "d", 20)
+	snap, err := f.store.Snapshot(t.Context(), "d", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err = f.SaveSelection(t.Context(), "d", snap.Number, []int64{1, 5}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Open(t.Context(), req); !errors.Is(err, schema.ErrDataLoss) {
+		t.Errorf("not dropped: got %v, want %v", err, schema.ErrDataLoss)
+	}
+}

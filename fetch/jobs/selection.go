@@ -2,6 +2,7 @@ package jobs
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -122,6 +123,12 @@ func (js *Jobs) saved(ctx context.Context, snap *openSnapshot, name string) (*re
 		rows := snap.manifest.Rows()
 		return js.results.within(plan.BitmapSize(rows), 0, func() (plan.Selection, error) {
 			b, err := js.readBitmap(ctx, rows, saved.Bitmap)
+			if errors.Is(err, schema.ErrDataLoss) {
+				// It may have been dropped since it was looked up, and collected: nothing holds it.
+				if _, gone := js.store.Selection(ctx, snap.key.dataset, name); errors.Is(gone, schema.ErrNotFound) {
+					return nil, gone
+				}
+			}
 			if err != nil {
 				return nil, fmt.Errorf("reading selection %s: %w", name, err)
 			}

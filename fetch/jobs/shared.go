@@ -104,7 +104,11 @@ func (c *computations[V]) run(ctx context.Context, key string, p *computation[V]
 // recovered runs compute, whose panic must not end the process.
 func (c *computations[V]) recovered(ctx context.Context, compute func(context.Context) (V, error)) (v V, err error) {
 	defer recovered(ctx, c.logger, &err)
-	return compute(ctx)
+	err = schema.Guard(func() (err error) {
+		v, err = compute(ctx)
+		return err
+	})
+	return v, err
 }
 
 // recovered, deferred, makes an error of a panic. It is no error of the request

@@ -255,8 +255,8 @@ func (a *Ahead) missing(l *running, displace bool) (c *candidate, before int64, 
 	for scanned := 0; at.at < end && scanned < scanRows; scanned++ {
 		p := l.order.plan(at.at / rows)
 		for pos, here := l.order.at(p, at.at%rows); here && at.column < len(columns); at.column++ {
-			ref, ok := m.Blob(columns[at.column], pos)
-			if !ok || a.opts.Cache.Has(ref) {
+			ref, ok, err := m.TryBlob(columns[at.column], pos)
+			if err != nil || !ok || a.opts.Cache.Has(ref) { // what is lost, the job's streams will tell
 				continue
 			}
 			place := spill.Place{Dataset: l.number, Position: pos}

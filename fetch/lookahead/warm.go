@@ -138,11 +138,11 @@ func (w *warmer) next(ctx context.Context) *candidate {
 	for ; w.Seen < w.Rows && !w.Full && ctx.Err() == nil; w.Seen, w.column = w.Seen+1, 0 {
 		pos := w.job.Plan().Position(w.Seen)
 		for w.column < len(columns) {
-			ref, ok := w.job.Manifest().Blob(columns[w.column], pos)
+			ref, ok, err := w.job.Manifest().TryBlob(columns[w.column], pos)
 			w.column++
 			at := spill.Place{Dataset: w.dataset, Position: pos}
 			switch {
-			case !ok:
+			case err != nil || !ok: // what is lost, the job's streams will tell
 			case w.ahead.opts.Cache.Has(ref):
 				w.There++
 			case !w.ahead.opts.Cache.Wants(at, ref.Size, true):

@@ -20,6 +20,7 @@ import (
 
 var (
 	seeds  = flag.Int("seeds", 1000, "how many seeds to run")
+	from   = flag.Uint64("from", 1, "the first of them; 0 for any")
 	seed   = flag.Uint64("seed", 0, "the seed to run, and to say what it did")
 	opFile = flag.String("ops", "", "a file of operations to run")
 	repeat = flag.Int("repeat", 1, "how often to run the operations, as goroutines have turns of their own")
@@ -91,7 +92,10 @@ func drive(t *testing.T) {
 	if testing.Short() {
 		n = min(n, shortSeeds)
 	}
-	first := rand.Uint64N(1<<48) + 1
+	first := *from // the same each time, so that a failure belongs to the change that it came with
+	if first == 0 {
+		first = rand.Uint64N(1<<48) + 1
+	}
 	t.Logf("seeds %d to %d", first, first+uint64(n)-1)
 	var all sync.WaitGroup
 	for c := range children {

@@ -115,28 +115,41 @@ func (s *Stream) appendLocked() bool {
 	n, cols := int(min(a.walk.left(), runRows)), len(s.columns)
 	r := &run{
 		from: from, lap: a.walk.lap, step: a.walk.step, ordinal: a.walk.ordinal(), seq: a.seq, index: a.walk.at,
-		positions: make([]int64, 0, n), sizes: make([]int64, n), pending: make([]int32, n), taken: make([]bool, n),
+		near: !s.order.loose,
 	}
+	// Of large samples a run has one row, and there are many runs: none is made
+	// larger than it needs to be.
+	var rows [runRows]struct{ position, size int64 }
 	most := s.window.limit / runShare
-	for i := 0; i < n && (i == 0 || most > 0); i++ {
-		pos := a.walk.take()
-		r.positions = append(r.positions, pos)
-		r.pending[i] = int32(cols)
-		if s.order.loose && a.served.has(a.seq+int64(i)) {
-			r.taken[i] = true
+	count := 0
+	for ; count < n && (count == 0 || most > 0); count++ {
+		row := &rows[count]
+		row.position = a.walk.take()
+		if s.order.loose && a.served.has(a.seq+int64(count)) {
 			continue
 		}
-		r.left++
 		for _, c := range s.columns {
-			ref, _ := s.job.Manifest().Blob(c.ordinal, pos)
-			r.sizes[i] += ref.Size
+			ref, _, err := s.job.Manifest().TryBlob(c.ordinal, row.position)
+			if err != nil {
+				s.manifestLost(err)
+				return false
+			}
+			row.size += ref.Size
 		}
-		most -= r.sizes[i]
+		most -= row.size
 	}
-	r.near = !s.order.loose
-	n = len(r.positions)
-	r.cells = make([]schema.Blob, n*cols)
-	a.seq += int64(n)
+	numbers := make([]int64, 2*count)
+	r.positions, r.sizes = numbers[:count:count], numbers[count:]
+	r.pending, r.taken = make([]int32, count), make([]bool, count)
+	r.cells = make([]schema.Blob, count*cols)
+	for i := range count {
+		r.positions[i], r.sizes[i], r.pending[i] = rows[i].position, rows[i].size, int32(cols)
+		r.taken[i] = s.order.loose && a.served.has(a.seq+int64(i))
+		if !r.taken[i] {
+			r.left++
+		}
+	}
+	a.seq += int64(count)
 	a.runs = append(a.runs, r)
 	a.promote(s)
 	return true
@@ -296,7 +309,8 @@ func (a *ahead) trim() {
 	if n == 0 {
 		return
 	}
-	a.runs = slices.Delete(a.runs, 0, n)
+	clear(a.runs[:n])
+	a.runs = a.runs[n:] // appending makes room where there is none: there may be very many
 	a.reading = max(0, a.reading-n)
 	a.near = max(0, a.near-n)
 	a.far = false

@@ -16,6 +16,10 @@ const (
 	// maxSlice is how many cells are gone through before the lock is given up: rows
 	// of nulls need no read, and there may be any number of them.
 	maxSlice = 1024
+	// leastRow is what a row read ahead is of the window at least, in bytes: a window
+	// of rows of nothing would be planned for seconds, and no path carries so many
+	// reads.
+	leastRow = 4 << 10
 )
 
 // refill asks for what the window has room for.
@@ -57,13 +61,18 @@ func (s *Stream) refillLocked() {
 			r.next += cols
 			continue
 		}
+		pos := r.positions[row]
+		ref, ok, err := s.job.Manifest().TryBlob(s.columns[column].ordinal, pos)
+		if err != nil {
+			s.manifestLost(err)
+			break
+		}
 		if column == 0 && !s.reserveLocked(r, row) {
 			s.noRoomLocked()
 			break
 		}
-		cell, pos := r.next, r.positions[row]
+		cell := r.next
 		s.beginLocked(r, row, column)
-		ref, ok := s.job.Manifest().Blob(s.columns[column].ordinal, pos)
 		if !ok {
 			s.backLocked(r, row) // a null
 			continue
@@ -89,7 +98,8 @@ func (s *Stream) reserveLocked(r *run, row int) bool {
 	a, n := &s.ahead, s.rowSize(r, row)
 	a.starving = 0
 	next := int64(a.rows) < s.slot.left() && a.bytes+r.sizes[row] <= s.sizer.maxBytes // the batch needs it
-	if s.window.used+n > s.window.size && a.rows > 0 && !next {
+	full := s.window.used+n > s.window.size || int64(a.rows)*leastRow > max(s.window.size, s.window.least)
+	if full && a.rows > 0 && !next {
 		return false
 	}
 	if a.granted >= n {

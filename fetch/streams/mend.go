@@ -48,6 +48,11 @@ func (s *Stream) mend(p *part) ([]Fault, error) {
 	return nil, s.sampleError(p.positions[f.row], f.column, f.err)
 }
 
+// manifestLost fails the stream, as it cannot know which blobs come next.
+func (s *Stream) manifestLost(err error) {
+	s.fail(fmt.Errorf("manifest of %s: %w", s.job.SnapshotName(), err))
+}
+
 // substitute puts another sample of the selection into a row whose own could
 // not be read. Which ones are tried is a pure function of the plan's seed and
 // epoch and the position that failed, so a stream served again is the same.
@@ -86,11 +91,14 @@ func (s *Stream) substitute(p *part, f fault) (int64, error) {
 func (s *Stream) readRow(pos int64) ([]schema.Blob, error) {
 	row := make([]schema.Blob, len(s.columns))
 	for c := range s.columns {
-		ref, ok := s.job.Manifest().Blob(s.columns[c].ordinal, pos)
-		if !ok {
+		ref, ok, err := s.job.Manifest().TryBlob(s.columns[c].ordinal, pos)
+		if err == nil && !ok {
 			continue
 		}
-		b, err := s.set.opts.Reader.Get(s.context(), ref)
+		var b schema.Blob
+		if err == nil {
+			b, err = s.set.opts.Reader.Get(s.context(), ref)
+		}
 		if err != nil {
 			for i := range row {
 				row[i].Release()

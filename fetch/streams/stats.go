@@ -3,6 +3,8 @@ package streams
 import (
 	"cmp"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"bowstring/fetch/admission"
@@ -32,8 +34,8 @@ type Stats struct {
 	Windows                []WindowStats // of each stream that reads, by dataset and job
 }
 
-// Stats returns the counters. It waits for a stream that is busy: those plan in
-// slices, so that is not for long.
+// Stats returns the counters. It waits for no stream: of one that is busy it has
+// what was true before.
 func (s *Set) Stats() Stats {
 	c := &s.count
 	s.mu.Lock()
@@ -54,23 +56,65 @@ func (s *Set) Stats() Stats {
 	return st
 }
 
-// stats describes the stream.
-func (s *Stream) stats() WindowStats {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.statsLocked()
+// lock is a stream's. Whoever unlocks it says how the stream stands, so that
+// those who only look need not wait for it.
+type lock struct {
+	sync.Mutex
+	stream *Stream
 }
 
-func (s *Stream) statsLocked() WindowStats {
-	full := s.waited.Window + s.fullFor
+// Unlock implements sync.Locker.
+func (l *lock) Unlock() {
+	l.stream.tellLocked()
+	l.Mutex.Unlock()
+}
+
+// told is how a stream stood when its lock was last given up, number by number.
+type told struct {
+	lap, step             atomic.Int64
+	limit, used           atomic.Int64
+	inFlight, ready       atomic.Int64
+	store, spill          atomic.Int64 // waited, in ns
+	full, fullSinceOpened atomic.Int64 // stood still, and since when after the stream was opened, 0 if it does not, in ns
+}
+
+func (s *Stream) tellLocked() {
+	t := &s.told
+	tell(&t.lap, s.slot.lap)
+	tell(&t.step, s.slot.step)
+	tell(&t.limit, s.window.size)
+	tell(&t.used, s.window.used)
+	tell(&t.inFlight, int64(s.ahead.inFlight))
+	tell(&t.ready, int64(s.ahead.ready))
+	tell(&t.store, int64(s.waited.Store))
+	tell(&t.spill, int64(s.waited.Spill))
+	tell(&t.full, int64(s.waited.Window+s.fullFor))
+	var since int64
 	if !s.fullSince.IsZero() {
-		full += time.Since(s.fullSince)
+		since = max(1, int64(s.fullSince.Sub(s.opened)))
+	}
+	tell(&t.fullSinceOpened, since)
+}
+
+// tell stores what has changed: a store costs ten times a look.
+func tell(to *atomic.Int64, v int64) {
+	if to.Load() != v {
+		to.Store(v)
+	}
+}
+
+// stats describes the stream.
+func (s *Stream) stats() WindowStats {
+	t := &s.told
+	full := t.full.Load()
+	if since := t.fullSinceOpened.Load(); since != 0 {
+		full += int64(time.Since(s.opened)) - since
 	}
 	return WindowStats{
 		Job: s.job.ID(), Dataset: s.job.SnapshotName(), Order: cmp.Or(s.job.Request().Order, "strict"),
-		Epoch: s.epochOf(s.slot.lap), Step: s.slot.step,
-		WindowLimit: s.window.size, WindowUsed: s.window.used,
-		InFlight: s.ahead.inFlight, Ready: s.ahead.ready,
-		StoreWait: int64(s.waited.Store), SpillWait: int64(s.waited.Spill), WindowWait: int64(full),
+		Epoch: s.epochOf(t.lap.Load()), Step: t.step.Load(),
+		WindowLimit: t.limit.Load(), WindowUsed: t.used.Load(),
+		InFlight: int(t.inFlight.Load()), Ready: int(t.ready.Load()),
+		StoreWait: t.store.Load(), SpillWait: t.spill.Load(), WindowWait: full,
 	}
 }

@@ -85,8 +85,9 @@ type Stream struct {
 	dataset uint32       // the spill's number of the snapshot
 	opened  time.Time    // when it began
 	queued  atomic.Int64 // cells that wait for their turn
+	told    told
 
-	mu       sync.Mutex
+	mu       lock
 	cond     sync.Cond // told when Next may go on
 	window   window
 	hold     *admission.Hold // what the window, and batches that were not released, have of the ledger
@@ -139,6 +140,7 @@ func (s *Set) Open(ctx context.Context, j *jobs.Job, t schema.Ticket) (*Stream, 
 	}
 	t.Request = j.Request() // with the snapshot's number, for the resume tickets
 	st := &Stream{set: s, job: j, ticket: t, order: orderOf(t.Request), slot: w}
+	st.mu.stream = st
 	st.ahead.init(w, t.Served, s.opts.MaxAhead)
 	if n := len(t.Served); n > 0 {
 		last := w
@@ -167,6 +169,7 @@ func (s *Set) Take(ctx context.Context, j *jobs.Job, positions []int64) (*Stream
 	}
 	w := walk{job: j, list: positions, hi: int64(len(positions)), stride: 1, laps: 1}
 	st := &Stream{set: s, job: j, ticket: schema.Ticket{Request: j.Request()}, slot: w}
+	st.mu.stream = st
 	st.ahead.init(w, nil, s.opts.MaxAhead)
 	return st, s.start(ctx, st)
 }
@@ -259,7 +262,11 @@ func (s *Stream) Next() (*Batch, error) {
 		return nil, err
 	}
 	start := time.Now()
-	faults, err := s.mend(p)
+	var faults []Fault
+	err = schema.Guard(func() (err error) {
+		faults, err = s.mend(p)
+		return err
+	})
 	if err != nil {
 		p.release()
 		s.free(p.reserved)

@@ -2,6 +2,7 @@ package where
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/bits"
 	"runtime"
@@ -51,7 +52,7 @@ func (e *Expr) Eval(ctx context.Context, m *schema.Manifest, turn Turn) (*plan.B
 		g.Go(func() error {
 			w := ev.worker()
 			for c := range chunks {
-				if err := w.chunk(ctx, c); err != nil {
+				if err := w.evaluate(ctx, c); err != nil {
 					return err
 				}
 			}
@@ -142,6 +143,20 @@ func (ev *evaluation) worker() *worker {
 		evaluation: ev, vm: vm.VM{MemoryBudget: rowBudget}, env: make(map[string]any, len(e.columns)),
 		gets: make([]getter, len(e.columns)), cells: make([]arrow.Array, len(ev.sized)), sizes: make([]float64, 2*len(ev.sized)),
 	}
+}
+
+// evaluate evaluates the rows of a chunk, which must first be there: a fault within an
+// expression would count as the expression's.
+func (w *worker) evaluate(ctx context.Context, c int) error {
+	err := w.manifest.Touch(c)
+	if err == nil {
+		err = schema.Guard(func() error { return w.chunk(ctx, c) })
+	}
+	if errors.Is(err, schema.ErrDataLoss) {
+		snap := w.manifest.Snapshot()
+		return fmt.Errorf("manifest of %s@%d: %w", snap.Dataset, snap.Number, err)
+	}
+	return err
 }
 
 // chunk evaluates the rows of a chunk.

@@ -64,6 +64,12 @@ const rows = `[
 // manifestOf makes a manifest of the records, one a chunk, all null blobs.
 func manifestOf(t testing.TB, s *arrow.Schema, recs ...arrow.Record) *schema.Manifest {
 	t.Helper()
+	return placedManifest(t, s, nil, recs...)
+}
+
+// placedManifest is manifestOf with each chunk where place puts it.
+func placedManifest(t testing.TB, s *arrow.Schema, place func([]byte) []byte, recs ...arrow.Record) *schema.Manifest {
+	t.Helper()
 	snap := &schema.Snapshot{Dataset: "test", Number: 1, Schema: s}
 	b := schema.NewChunkBuilder(memory.DefaultAllocator, s)
 	defer b.Release()
@@ -83,6 +89,9 @@ func manifestOf(t testing.TB, s *arrow.Schema, recs ...arrow.Record) *schema.Man
 			t.Fatal(err)
 		}
 		c.BlobRef = schema.RefOf(data)
+		if place != nil {
+			data = place(data)
+		}
 		snap.Chunks, chunks = append(snap.Chunks, c), append(chunks, schema.NewBlob(data, nil))
 	}
 	snap.Splits = []schema.Split{{Name: "train", Ranges: []schema.Range{{Start: 0, End: n / 2}}}, {Name: "val", Ranges: []schema.Range{{Start: n / 2, End: n - 1}}}}

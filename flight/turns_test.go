@@ -1,0 +1,55 @@
+package flight
+
+import (
+	"context"
+	"runtime"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+)
+
+// TestUploadsTakeTurns: what a large upload makes the processors do waits until
+// others' long work is done; a small one does not.
+func TestUploadsTakeTurns(t *testing.T) {
+	f := serve(t, Options{})
+	work := f.engine.Work()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	busy := max(1, runtime.GOMAXPROCS(0)/2)
+	for range busy {
+		begun := make(chan struct{})
+		go func() {
+			done <- work.Do(t.Context(), "somebody", func() error {
+				close(begun)
+				<-ctx.Done()
+				return nil
+			})
+		}()
+		<-begun
+	}
+	f.fill("small", 2) // would hang
+
+	large := samples(0, rowsAtOnce+1)
+	defer large.Release()
+	putting, give := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer give()
+	stream, writer := f.uploading(putting, f.client, path("large"))
+	if err := writer.Write(large); err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	_, err := resultsOf(stream)
+	wantCode(t, err, codes.DeadlineExceeded, "")
+	f.wantDatasets("small")
+
+	cancel()
+	for range busy {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	f.fill("large", rowsAtOnce+1)
+}
