@@ -28,7 +28,13 @@ type CLI struct {
 	Drop     DropCmd     `cmd:"" help:"Drop a dataset or one of its snapshots."`
 	Attach   AttachCmd   `cmd:"" help:"Make a dataset of a table in Scylla or Cassandra, without copying."`
 	OwnStore StoreCmd    `cmd:"" name:"store" help:"Work on the store itself."`
+	Doctor   DoctorCmd   `cmd:"" help:"Look at what a store stands on: servers and their settings, or the disk."`
 	GC       GCCmd       `cmd:"" name:"gc" help:"Free what no snapshot refers to any longer."`
+	Retain   RetainCmd   `cmd:"" help:"Drop old snapshots, and keep the newest, recent and tagged ones."`
+	Verify   VerifyCmd   `cmd:"" help:"Read and check all that a store has, and repair what is damaged."`
+	Copy     CopyCmd     `cmd:"" help:"Copy datasets from one store to another."`
+	Backup   BackupCmd   `cmd:"" help:"Back up a store into a directory of plain files."`
+	Restore  RestoreCmd  `cmd:"" help:"Restore a backup into a store."`
 	Bench    BenchCmd    `cmd:"" nosettings:"" help:"Measure, also over a link of chosen latency."`
 	Config   ConfigCmd   `cmd:"" help:"Show the configuration."`
 	Version  VersionCmd  `cmd:"" help:"Show the version."`

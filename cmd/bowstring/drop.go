@@ -53,18 +53,24 @@ func (c *DropCmd) Run(ctx context.Context, app *App) error {
 
 // confirm asks on the terminal; anything but a yes is a no.
 func (a *App) confirm(ctx context.Context, question string) (bool, error) {
-	_, _ = fmt.Fprintf(a.Stderr, "%s [y/N] ", printable(question))
+	answer, err := a.ask(ctx, question+" [y/N]")
+	answer = strings.ToLower(answer)
+	return answer == "y" || answer == "yes", err
+}
+
+// ask asks on the terminal. No answer is an empty one.
+func (a *App) ask(ctx context.Context, question string) (string, error) {
+	_, _ = fmt.Fprintf(a.Stderr, "%s ", printable(question))
 	answers := make(chan string, 1)
 	go func() { // ends with the process if Ctrl-C leaves the question: a read of a terminal cannot be interrupted
-		line, _ := bufio.NewReader(a.Stdin).ReadString('\n') // no line is no answer, which is a no
+		line, _ := bufio.NewReader(a.Stdin).ReadString('\n') // no line is no answer
 		answers <- line
 	}()
 	select {
 	case <-ctx.Done():
-		return false, context.Cause(ctx)
+		return "", context.Cause(ctx)
 	case answer := <-answers:
-		answer = strings.ToLower(strings.TrimSpace(answer))
-		return answer == "y" || answer == "yes", nil
+		return strings.TrimSpace(answer), nil
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"image"
@@ -62,6 +63,7 @@ func TestScripts(t *testing.T) {
 			return os.Mkdir(filepath.Join(env.WorkDir, "home"), 0o755)
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
+			"damage":  cmdDamage,
 			"dataset": cmdDataset,
 			"await":   cmdAwait,
 			"rows":    cmdRows,
@@ -143,6 +145,66 @@ func makeDataset(dir, name string, rows, padding int) (err error) {
 	}
 	_, _, err = w.Commit(ctx)
 	return err
+}
+
+// cmdDamage is "damage STORE DATASET@N ROW": it flips a bit of the row's image, on the disk.
+func cmdDamage(ts *testscript.TestScript, _ bool, args []string) {
+	if len(args) != 3 {
+		ts.Fatalf("usage: damage STORE DATASET@N ROW")
+	}
+	var of datasetRef
+	ts.Check(of.UnmarshalText([]byte(args[1])))
+	row, err := strconv.ParseInt(args[2], 10, 64)
+	ts.Check(err)
+	ts.Check(damageRow(ts.MkAbs(args[0]), of, row))
+}
+
+func damageRow(dir string, of datasetRef, row int64) error {
+	store, err := local.Open(dir, local.Options{})
+	if err != nil {
+		return err
+	}
+	ctx := context.Background()
+	snap, err := store.Snapshot(ctx, of.Name, of.Snapshot)
+	if err != nil {
+		return errors.Join(err, store.Close())
+	}
+	chunk, err := store.Get(ctx, snap.Chunks[0].BlobRef)
+	if err != nil {
+		return errors.Join(err, store.Close())
+	}
+	one := *snap
+	one.Chunks = one.Chunks[:1]
+	m, err := schema.OpenManifest(&one, []schema.Blob{chunk})
+	if err != nil {
+		return errors.Join(err, store.Close())
+	}
+	ref, _ := m.Blob(0, row)
+	blob, err := store.Get(ctx, ref)
+	m.Close()
+	if err != nil {
+		return errors.Join(err, store.Close())
+	}
+	at, ok := blob.Extent()
+	name := at.File.Name()
+	blob.Release()
+	if err := store.Close(); err != nil {
+		return err
+	}
+	if !ok {
+		return fmt.Errorf("row %d lies in no file", row)
+	}
+	f, err := os.OpenFile(name, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	var b [1]byte
+	if _, err := f.ReadAt(b[:], at.Offset+at.Length/2); err != nil {
+		return errors.Join(err, f.Close())
+	}
+	b[0] ^= 16
+	_, err = f.WriteAt(b[:], at.Offset+at.Length/2)
+	return errors.Join(err, f.Close())
 }
 
 // cmdAwait is "await FILE VARIABLE": it waits for the file and puts its text into the variable.

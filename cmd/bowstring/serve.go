@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/dustin/go-humanize"
@@ -31,6 +32,8 @@ type ServeCmd struct {
 	ReadTimeout           time.Duration `setting:"" default:"30s" placeholder:"DURATION" help:"How long a sample is tried, while the store is unavailable, before it counts as unreadable (default: ${default})."`
 	MaxRequest            size          `setting:"" default:"2MiB" placeholder:"SIZE" help:"Largest descriptor, ticket or action body accepted (default: ${default})."`
 	MaxMessage            size          `setting:"" default:"256MiB" placeholder:"SIZE" help:"Largest record batch accepted from a client that uploads (default: ${default})."`
+	GCEvery               time.Duration `setting:"" default:"0s" placeholder:"DURATION" help:"Free what nothing refers to about that often, as gc does; what streams read stays (default: never)."`
+	GCRate                size          `setting:"" default:"auto" placeholder:"SIZE" help:"How fast such a collection of a store in Scylla or Cassandra reads and removes, a second (default: auto, as fast as it can)."`
 	spillFlags
 }
 
@@ -58,6 +61,9 @@ func (c *ServeCmd) Validate() error {
 	}
 	if c.DrainTimeout < 0 {
 		return fmt.Errorf("--drain-timeout: got %s, want 0 or more", c.DrainTimeout)
+	}
+	if c.GCEvery < 0 {
+		return fmt.Errorf("--gc-every: got %s, want more than 0, or 0 for never", c.GCEvery)
 	}
 	return nil
 }
@@ -123,6 +129,12 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 	if err == nil {
 		app.Log.InfoContext(ctx, "serving", "address", address, "listen", listener.Addr().String(), "store", dir,
 			"window_memory", humanize.IBytes(uint64(l.windowBytes)), "max_streams", l.flight.MaxStreams)
+		var beside sync.WaitGroup
+		serving, stop := context.WithCancel(ctx)
+		beside.Go(func() { logProblems(serving, app, dir, n.store) })
+		beside.Go(func() { c.collect(serving, app, n.engine) })
+		defer beside.Wait()
+		defer stop() // also where it is the listener that has ended
 		select {
 		case <-ctx.Done():
 		case failed := <-n.served:

@@ -20,24 +20,67 @@ import (
 
 // StoreCmd is bowstring store.
 type StoreCmd struct {
-	Init StoreInitCmd `cmd:"" help:"Make the store: its directory, or its keyspace and tables."`
+	Init    StoreInitCmd    `cmd:"" help:"Make the store: its directory, or its keyspace and tables."`
+	Rebuild StoreRebuildCmd `cmd:"" help:"Make the database of a store in a directory anew, from what else there is."`
 }
 
 // StoreInitCmd is bowstring store init.
-type StoreInitCmd struct{}
+type StoreInitCmd struct {
+	Replication string `placeholder:"N|DC=N,…" help:"Replicas of a keyspace that is yet to be made: a number, in the datacenter that the address prefers, or one for each datacenter. Asked for on a terminal."`
+}
 
-// Run makes the store that the flags name. One that is there stays as it is.
-func (*StoreInitCmd) Run(_ context.Context, app *App) error {
+// Help is shown below the summary.
+func (*StoreInitCmd) Help() string {
+	return `A store that is there stays as it is. One in a keyspace that an older bowstring made is upgraded: end all processes
+of the older program first. It may be interrupted, and run again.`
+}
+
+// Run makes the store that the flags name.
+func (c *StoreInitCmd) Run(ctx context.Context, app *App) error {
 	addr, err := app.ownStore("store init")
 	if err != nil {
 		return err
 	}
-	store, err := openStore(addr, true, app.quietLog())
-	if err != nil {
-		return err
+	if cql.IsURI(addr) {
+		err = c.initKeyspace(ctx, app, addr)
+	} else if c.Replication != "" {
+		return usagef("--replication is of a keyspace (--store cql://HOST/KEYSPACE), and %s is a directory", addr)
+	} else {
+		var made store.Store
+		if made, err = openStore(addr, true, app.quietLog()); err == nil {
+			err = made.Close()
+		}
 	}
-	app.Notef("store %s is ready", addr)
-	return store.Close()
+	if err == nil {
+		app.Notef("store %s is ready", addr)
+	}
+	return err
+}
+
+// initKeyspace makes a store in a keyspace, and asks for what it has not been told.
+func (c *StoreInitCmd) initKeyspace(ctx context.Context, app *App, addr string) error {
+	options := cql.InitOptions{Logger: app.quietLog()}
+	text := c.Replication
+	for {
+		if text != "" {
+			var err error
+			if options.Replication, err = cql.ParseReplication(text); err != nil {
+				return err
+			}
+		}
+		err := cql.Init(ctx, addr, options)
+		var missing *cql.NoReplicationError
+		if !errors.As(err, &missing) || !app.Interactive {
+			return err
+		}
+		question := fmt.Sprintf("How many replicas is keyspace %s to have? A number, or DC=N,… (nodes now: %s)", missing.Keyspace, missing.Now())
+		if text, err = app.ask(ctx, question); err != nil {
+			return err
+		}
+		if text == "" {
+			return missing
+		}
+	}
 }
 
 // ownStore is the address of the store for a command that works on it directly.
@@ -49,8 +92,9 @@ func (a *App) ownStore(command string) (string, error) {
 }
 
 // openStore opens the store at addr: a directory, or the address of one in
-// Scylla or Cassandra. Without create, a place that holds no store is an error
-// rather than a new store, so that a mistyped one is found out.
+// Scylla or Cassandra, which store init alone makes. Without create, a directory
+// that holds no store is an error rather than a new store, so that a mistyped
+// one is found out.
 func openStore(addr string, create bool, log *slog.Logger) (store.Store, error) {
 	return openFarStore(addr, create, nil, log)
 }
@@ -58,7 +102,7 @@ func openStore(addr string, create bool, log *slog.Logger) (store.Store, error) 
 // openFarStore opens a store as openStore does, at the far end of a link if there is one.
 func openFarStore(addr string, create bool, link *delay.Link, log *slog.Logger) (store.Store, error) {
 	if cql.IsURI(addr) {
-		options := cql.Options{Logger: log, Create: create}
+		options := cql.Options{Logger: log}
 		if link != nil {
 			options.Dialer = link
 		}

@@ -36,6 +36,8 @@ type Options struct {
 	// SplitFolders gives each split a folder of its own, also where the names
 	// at the source do not.
 	SplitFolders bool
+
+	sync func(*os.File) error // for tests: what syncs a file or folder of an export to a folder
 }
 
 // Formats are the names of the formats.

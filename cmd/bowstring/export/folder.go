@@ -2,21 +2,18 @@ package export
 
 import (
 	"bufio"
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/http"
-	"net/url"
 	"os"
 	"path"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
+	"golang.org/x/sync/errgroup"
 
 	"bowstring/schema"
 )
@@ -56,7 +53,14 @@ func Folder(dir string, s *arrow.Schema, opts Options) (Sink, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &folder{staged: st, opts: opts, schema: s, id: -1, split: -1, class: -1, name: -1, metadata: map[string]*metadata{}}
+	f := &folder{
+		staged: st, opts: opts, schema: s, id: -1, split: -1, class: -1, name: -1, metadata: map[string]*metadata{},
+		sync: opts.sync,
+	}
+	if f.sync == nil {
+		f.sync = (*os.File).Sync
+	}
+	f.syncs.SetLimit(syncing)
 	if err := f.open(); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
@@ -71,7 +75,14 @@ type folder struct {
 	id, split, class, name int      // columns; -1 if there is none
 	blobs                  []int
 	metadata               map[string]*metadata // by folder, "" or that of a split
+	// Files are synced while they are open, as the one who writes is told of what
+	// the disk fails to store, and many at once, as each waits for the disk.
+	syncs errgroup.Group
+	sync  func(*os.File) error
 }
+
+// syncing is how many files are synced at once.
+const syncing = 16
 
 // metadata is an open metadata.jsonl.
 type metadata struct {
@@ -247,108 +258,29 @@ func (o *folder) writeBlob(paths []string, data []byte) (string, error) {
 		if f, err = o.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666); err != nil {
 			continue // taken by another row, or a name that the file system does not take
 		}
-		_, err = f.Write(data)
-		return name, errors.Join(err, f.Close())
+		if _, err = f.Write(data); err != nil {
+			return name, errors.Join(err, f.Close())
+		}
+		o.syncs.Go(func() error { return errors.Join(o.sync(f), f.Close()) })
+		return name, nil
 	}
 	return "", err
 }
 
-// home is where a row's files may lie: in the folders of its split, if that
-// has one, and class, with the base name that it had at its source or its id.
-type home struct {
-	split, class string // folders, "" for none
-	name         string // at the source, "" where it is no path within a folder
-	id           string
-}
-
-// paths lists the paths to try for a blob, best first. suffix tells the blob
-// of a further column from that of the first.
-func (h home) paths(suffix string, data []byte) []string {
-	folder := path.Join(h.split, h.class)
-	// The name of a class may be none that a file system takes: then its samples lie beside the folders.
-	last := []string{path.Join(folder, h.id) + suffix + ending(data), path.Join(h.split, h.id) + suffix + ending(data)}
-	if h.name == "" {
-		return last
-	}
-	name := h.name
-	dirs := strings.Split(path.Dir(name), "/")
-	if h.split != "" && dirs[0] != h.split || h.class != "" && !slices.Contains(dirs, h.class) {
-		name = path.Join(folder, path.Base(name))
-	}
-	if suffix != "" || path.Ext(name) == "" {
-		name = strings.TrimSuffix(name, path.Ext(name)) + suffix + ending(data)
-	}
-	return append([]string{name}, last...)
-}
-
-// sourceName cleans the name that a sample had at its source, and returns ""
-// if it is no path within a folder, or one that readers skip.
-func sourceName(name string) string {
-	name = path.Clean(filepath.ToSlash(name))
-	if name == "." || !filepath.IsLocal(name) {
-		return ""
-	}
-	for part := range strings.SplitSeq(name, "/") {
-		if strings.HasPrefix(part, ".") || slices.Contains(reserved, part) {
-			return ""
-		}
-	}
-	return name
-}
-
-// folderName makes the name of a folder from that of a class.
-func folderName(class string) string {
-	if class == "" {
-		return ""
-	}
-	name := strings.ReplaceAll(class, "/", url.PathEscape("/"))
-	if strings.HasPrefix(name, ".") || slices.Contains(reserved, name) {
-		name = fmt.Sprintf("%%%02X%s", name[0], name[1:])
-	}
-	return name
-}
-
-// ending is the usual ending of a file with such content.
-func ending(data []byte) string {
-	switch kind, _, _ := strings.Cut(http.DetectContentType(data), ";"); kind {
-	case "image/jpeg":
-		return ".jpg"
-	case "image/png":
-		return ".png"
-	case "image/gif":
-		return ".gif"
-	case "image/webp":
-		return ".webp"
-	case "image/bmp":
-		return ".bmp"
-	case "audio/wave":
-		return ".wav"
-	case "audio/mpeg":
-		return ".mp3"
-	case "application/ogg":
-		return ".ogg"
-	case "text/plain":
-		return ".txt"
-	}
-	switch {
-	case bytes.HasPrefix(data, []byte("II*\x00")), bytes.HasPrefix(data, []byte("MM\x00*")):
-		return ".tiff"
-	case bytes.HasPrefix(data, []byte("fLaC")):
-		return ".flac"
-	}
-	return ".bin"
-}
-
-// Commit writes out the metadata and puts the folder in its place.
+// Commit writes out the metadata and puts the folder in its place, once all of it is on
+// stable storage: only then may what was there go.
 func (o *folder) Commit() error {
 	for dir, m := range o.metadata {
-		err := errors.Join(m.w.Flush(), m.f.Close())
+		err := errors.Join(m.w.Flush(), o.sync(m.f), m.f.Close())
 		delete(o.metadata, dir)
 		if err != nil {
 			return err
 		}
 	}
-	if err := errors.Join(o.root.Close(), syncDir(o.temp)); err != nil {
+	if err := o.syncs.Wait(); err != nil {
+		return err
+	}
+	if err := errors.Join(o.root.Close(), o.syncDirs()); err != nil {
 		return err
 	}
 	o.root = nil
@@ -363,15 +295,29 @@ func (o *folder) Commit() error {
 		return err
 	}
 	o.done = true
-	err := syncDir(filepath.Dir(o.path))
-	if old != "" {
-		err = errors.Join(err, os.RemoveAll(old))
+	if err := syncDir(filepath.Dir(o.path)); err != nil || old == "" {
+		return err
 	}
-	return err
+	return os.RemoveAll(old)
+}
+
+// syncDirs syncs the folders.
+func (o *folder) syncDirs() error {
+	return filepath.WalkDir(o.temp, func(dir string, d fs.DirEntry, err error) error {
+		if err != nil || !d.IsDir() {
+			return err
+		}
+		f, err := os.Open(dir)
+		if err != nil {
+			return err
+		}
+		return errors.Join(o.sync(f), f.Close())
+	})
 }
 
 // Close removes what was not committed.
 func (o *folder) Close() error {
+	_ = o.syncs.Wait() // what failed was told by Commit, or is removed
 	var err error
 	for _, m := range o.metadata {
 		err = errors.Join(err, m.f.Close())
