@@ -16,6 +16,7 @@ FUZZ_TIME ?= 30s
 SOAK_TIME ?= 600
 SOAK_KILLS ?= 5000
 SOAK_SEEDS ?= 100000
+STORE_SEEDS ?= 1000000
 # How many stages of check and test run at once. They wait for disks, servers and each other's caches as much as they compute.
 JOBS ?= 2
 # How many processes pytest spreads the test files over.
@@ -52,7 +53,7 @@ test: go-check cc-check python-check ## Everything that has to pass: lint, every
 
 .PHONY: nightly
 nightly: go-check cc-check python-check ## What repeats, hours of it: all under the race detector and without, gocql itself, fuzzing, soak.
-	@$(STAGES) $(BESIDE) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-go nightly-race test-cassandra test-gocql test-python nightly-fuzz nightly-soak
+	@$(STAGES) $(BESIDE) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-go nightly-race nightly-spec test-cassandra test-gocql test-python nightly-fuzz nightly-soak
 
 .PHONY: lint
 lint: lint-go lint-python docs ## golangci-lint with the import rule, ruff and mypy, the documents' references.
@@ -101,7 +102,7 @@ GO_TEST := $(GO) test -json -vet=off
 # the memory of a server, of which the detector takes several times as much.
 ALONE := bowstring/schema bowstring/fetch/plan bowstring/fetch/where bowstring/spill/replay bowstring/flight/hostile
 # Tests that compute, or kill processes of their own, far more than they synchronise. The others of their packages are raced.
-PLAIN := TestKill|TestPowerLoss|TestEveryOrderServesEachSampleOnce|TestAnyCalls|TestMetamorphic
+PLAIN := TestKill|TestPowerLoss|TestEveryOrderServesEachSampleOnce|TestAnyCalls|TestMetamorphic|TestSimulation|TestSimulationRepeats|TestPlanted
 PLAIN_IN = $(shell grep -rlE 'func ($(PLAIN))[^A-Za-z0-9_]' --include=*_test.go cmd fetch flight spill | xargs -r -n 1 dirname | sort -u | sed 's|^|./|')
 CQL := ./fetch/store/cql
 RACED = $(filter-out $(ALONE) bowstring/fetch/store/cql,$(shell $(GO) list ./...))
@@ -146,6 +147,10 @@ nightly-go: go-check
 nightly-race: go-check cc-check
 	@$(STAGE) --go nightly-race $(GO_TEST) -count=1 -timeout 90m -race ./...
 
+.PHONY: nightly-spec
+nightly-spec: ## The protocol of stores, written in TLA+, by the model checker TLC from Maven Central (needs Java and Maven).
+	@$(STAGE) nightly-spec fetch/store/protocol/spec/check.sh
+
 .PHONY: nightly-fuzz
 nightly-fuzz:
 	@$(STAGE) fuzz $(BESIDE) --jobs=1 fuzz
@@ -168,10 +173,11 @@ fuzz: go-check ## Run each fuzz target for FUZZ_TIME (30s).
 	done
 
 .PHONY: soak
-soak: $(VENV)/.package build ## Readers, writers, kills and collections for SOAK_TIME (600) seconds; SOAK_KILLS (5000) kills of a spill; SOAK_SEEDS (100000) of operations at random.
+soak: $(VENV)/.package build ## Readers, writers, kills and collections for SOAK_TIME (600) seconds; SOAK_KILLS (5000) kills of a spill; SOAK_SEEDS (100000) of operations at random; STORE_SEEDS (1000000) of the simulated store.
 	$(PY) -m pytest -m soak --soak-seconds $(SOAK_TIME) -s tests/test_soak.py
 	$(GO) test -timeout 0 -run '^TestKill$$' -v ./spill -args -kills=$(SOAK_KILLS)
-	$(GO) test -timeout 0 -run '^TestMetamorphic$$' -v ./fetch/metamorphic -args -seeds=$(SOAK_SEEDS)
+	$(GO) test -timeout 0 -run '^TestMetamorphic$$' -v ./fetch/metamorphic -args -from=0 -seeds=$(SOAK_SEEDS)
+	$(GO) test -timeout 0 -run '^TestSimulation$$' -v ./fetch/store/protocol -args -from=0 -seeds=$(STORE_SEEDS)
 
 # --- tools ----------------------------------------------------------------
 

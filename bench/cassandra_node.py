@@ -125,6 +125,7 @@ def stored(context: Context, **more: int) -> Iterator[Cassandra]:
     }
     if missing:
         with node:
+            context.bowstring("store", "init", "--store", node.uri())
             for name, count in missing.items():
                 source = context.folder / ("imagefolder" if count == COUNT else f"imagefolder-{count}")
                 image_folder(source, count, SIZE)

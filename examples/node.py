@@ -16,7 +16,8 @@ STOP_SECONDS = 60  # longer than a server drains
 class Node:
     """A running `bowstring serve` on a free port of this machine.
 
-    The store is a directory, or the address of one in Scylla or Cassandra (`cql://HOST/KEYSPACE`).
+    The store is a directory, or the address of one in Scylla or Cassandra (`cql://HOST/KEYSPACE`), which
+    `bowstring store init` has made.
     Use it in a `with` block: it starts on entry and is stopped on exit, however the block is left.
     """
 

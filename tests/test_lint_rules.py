@@ -18,6 +18,8 @@ FORBIDDEN = [
     ("fetch", "bowstring/flight", "fetch plans, reads and assembles"),
     ("fetch/store/local", "bowstring/cmd/tool", "fetch plans, reads and assembles"),
     ("fetch/store/local", "bowstring/fetch/streams", "a store keeps blobs"),
+    ("fetch/store/tend", "bowstring/fetch/store/local", "look after any store"),
+    ("fetch/store/backup", "bowstring/fetch/store/cql", "look after any store"),
     ("fetch/admission", "bowstring/fetch/store", "fetch/admission shares out turns"),
     ("fetch/tiers", "bowstring/fetch/streams", "fetch/tiers reads blobs"),
     ("fetch/tiers", "bowstring/fetch/admission", "fetch/tiers reads blobs"),
@@ -29,6 +31,7 @@ FORBIDDEN = [
 ALLOWED = [
     ("fetch/plan", "bowstring/schema"),
     ("fetch/store/local", "bowstring/spill/segment"),
+    ("fetch/store/backup", "bowstring/fetch/store/tend"),
     ("fetch/streams", "bowstring/fetch/tiers"),
     ("fetch", "bowstring/fetch/plan"),
     ("flight", "bowstring/fetch"),

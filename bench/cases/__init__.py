@@ -7,6 +7,7 @@ from collections.abc import Callable
 from harness import Context, Result
 
 from . import (
+    copy,
     engine,
     fairness,
     first_batch,
@@ -21,14 +22,18 @@ from . import (
     policy,
     python,
     python_malloc,
+    replicas,
     sharing,
+    simulate_store,
     spill,
     tail,
+    verify,
     wait,
 )
 
 CASES: dict[str, Callable[[Context], Result]] = {
     "plan": plan.run,
+    "simulate_store": simulate_store.run,
     "import": imports.run,
     "loopback": loopback.run,
     "first_batch": first_batch.run,
@@ -36,6 +41,7 @@ CASES: dict[str, Callable[[Context], Result]] = {
     "engine": engine.run,
     "latency": latency.run,
     "tail": tail.run,
+    "replicas": replicas.run,
     "fairness": fairness.run,
     "lock": lock.run,
     "memory": memory.run,
@@ -44,6 +50,8 @@ CASES: dict[str, Callable[[Context], Result]] = {
     "wait": wait.run,
     "sharing": sharing.run,
     "hostile": hostile.run,
+    "verify": verify.run,
+    "copy": copy.run,
     "python": python.run,
     "python_malloc": python_malloc.run,
 }

@@ -30,9 +30,9 @@ def run(context: Context) -> Result:
     return Result(
         "engine",
         [
-            Figure("ratio_150ms", median(b / a for a, b in zip(*rates.values(), strict=True)), at_least=0.95),
-            Figure("us_per_sample", metrics["us/sample"], at_most=20),
-            Figure("allocs_per_sample", metrics["allocs/sample"], at_most=2),
+            Figure("ratio_150ms", median(b / a for a, b in zip(*rates.values(), strict=True)), at_least=0.97),
+            Figure("us_per_sample", metrics["us/sample"], at_most=10),
+            Figure("allocs_per_sample", metrics["allocs/sample"], at_most=1.5),
         ],
         {f"mb_per_s_{name}": round(median(r), 1) for name, r in rates.items()},
     )

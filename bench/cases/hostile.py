@@ -74,7 +74,11 @@ def attacked(context: Context, attacker: Path) -> tuple[Stream, Watch, int]:
         nonlocal wrong
         address = server.url.removeprefix("grpc://")
         done = subprocess.run(
-            [attacker, "-addr", address, "-seconds", str(ATTACK_S)], check=False, capture_output=True, text=True
+            # Its own work is another machine's: it takes the processors that nobody else wants.
+            ["nice", "-n", "19", attacker, "-addr", address, "-seconds", str(ATTACK_S)],  # noqa: S607
+            check=False,
+            capture_output=True,
+            text=True,
         )
         for line in done.stdout.splitlines():
             found = json.loads(line)
@@ -123,6 +127,7 @@ def run(context: Context) -> Result:
         {
             "wrong_answers": wrong,
             "alone_mb_per_s": round(alone, 1),
+            "worst_seconds": {i: round(under[i], 2) for i in sorted(range(len(under)), key=under.__getitem__)[:5]},
             "median_share": round(median(under), 3),
             "peak_mb": round(watch.peak_mb),
         },

@@ -17,7 +17,7 @@ from .loopback import stored
 # The link is the limit of those that read blobs, and a pause that of those that read none: it is not the wait for a
 # processor that is to be measured.
 RTT, BANDWIDTH = "20ms", "60MB"
-PAUSE = 0.1  # seconds after each batch
+PAUSE = 0.5  # seconds after each batch
 CONNECTIONS = 8
 EACH = 16  # streams of a kind
 STREAMS = 4 * EACH
@@ -69,9 +69,12 @@ def streams() -> list[dict[str, Any]]:
     return found
 
 
-def calls(url: str) -> tuple[list[float], int]:
-    """Milliseconds of each call of `stats` on a connection of its own, and the streams that the last one counted."""
-    found = []
+def calls(url: str) -> tuple[list[float], list[float], int]:
+    """Calls on a connection of their own: ms of each `stats`, of each call that asks for nothing, and how many streams.
+
+    What asks for nothing touches no stream: it waits for processors and the network alone.
+    """
+    found, nothing = [], []
     with fl.connect(url, generic_options=[("grpc.use_local_subchannel_pool", 1)]) as client:
         list(client.list_actions())  # connects
         for _ in range(CALLS):
@@ -79,20 +82,35 @@ def calls(url: str) -> tuple[list[float], int]:
             start = time.perf_counter()
             (answer,) = client.do_action(("stats", b""))
             found.append(1000 * (time.perf_counter() - start))
-    return found, len(json.loads(answer.body.to_pybytes())["streams"])
+            time.sleep(GAP)
+            start = time.perf_counter()
+            list(client.list_actions())
+            nothing.append(1000 * (time.perf_counter() - start))
+    return found, nothing, len(json.loads(answer.body.to_pybytes())["streams"])
 
 
 def run(context: Context) -> Result:
     """Interleave calls to a server that does nothing else and to the same one while the streams run."""
     sides: dict[str, list[list[float]]] = {"alone": [], "beside streams": []}
+    nothings: dict[str, list[list[float]]] = {"alone": [], "beside streams": []}
     with Server(context.binary, stored(context), rtt=RTT, bandwidth=BANDWIDTH) as server:
         put_nulls(server.url)
 
         def measure(side: str) -> None:
-            found, running = calls(server.url)
+            found, nothing, running = calls(server.url)
             sides[side].append(found)
+            nothings[side].append(nothing)
             p50, p99 = np.percentile(found, [50, 99])
-            emit(case="lock", side=side, streams=running, p50_ms=p50, p99_ms=p99, max_ms=max(found))
+            nothing_p99 = float(np.percentile(nothing, 99))
+            emit(
+                case="lock",
+                side=side,
+                streams=running,
+                p50_ms=p50,
+                p99_ms=p99,
+                max_ms=max(found),
+                nothing_ms=nothing_p99,
+            )
 
         for _ in range(context.rounds):
             measure("alone")
@@ -103,8 +121,8 @@ def run(context: Context) -> Result:
             if load.found["open"] != STREAMS:
                 raise RuntimeError(f"{load.found['open']} streams ran instead of {STREAMS}: {load.found['errors']}")
 
-    def percentile(side: str, at: float) -> float:
-        return median(float(np.percentile(found, at)) for found in sides[side])
+    def percentile(side: str, at: float, of: dict[str, list[list[float]]] = sides) -> float:
+        return median(float(np.percentile(found, at)) for found in of[side])
 
     return Result(
         "lock",
@@ -113,5 +131,6 @@ def run(context: Context) -> Result:
             "stats_p50_ms": round(percentile("beside streams", 50), 3),
             "stats_max_ms": round(max(map(max, sides["beside streams"])), 3),
             "alone_p99_ms": round(percentile("alone", 99), 3),
+            "nothing_p99_ms": round(percentile("beside streams", 99, nothings), 3),
         },
     )

@@ -1,0 +1,33 @@
+"""simulate_store: the protocol of the stores, simulated from seeds, with and without planted mistakes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+from harness import Context, Figure, Result
+
+TESTS = "^(TestSimulation|TestPlanted)$"
+
+
+def run(context: Context) -> Result:
+    """Run the package's simulation, which writes what came of it."""
+    told = context.folder / "simulate_store.json"
+    subprocess.run(
+        ["go", "test", "-count=1", "-run", TESTS, "./fetch/store/protocol", "-args", f"-report={told}"],  # noqa: S607
+        cwd=context.root,
+        check=False,  # what failed is in the figures
+        capture_output=True,
+    )
+    figures = json.loads(told.read_text())
+    return Result(
+        "simulate_store",
+        [
+            Figure("seeds", figures["seeds"], at_least=10_000),
+            Figure("seconds", figures["seconds"], at_most=120),
+            Figure("planted", figures["planted"], at_least=15),
+            Figure("planted_missed", figures["planted_missed"], at_most=0),
+            Figure("violations", figures["violations"], at_most=0),
+        ],
+        {"missed": figures["missed"] or []},
+    )
