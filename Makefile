@@ -53,7 +53,7 @@ test: go-check cc-check python-check ## Everything that has to pass: lint, every
 
 .PHONY: nightly
 nightly: go-check cc-check python-check ## What repeats, hours of it: all under the race detector and without, gocql itself, fuzzing, soak.
-	@$(STAGES) $(BESIDE) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-go nightly-race nightly-spec test-cassandra test-gocql test-python nightly-fuzz nightly-soak
+	@$(STAGES) $(BESIDE) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-go nightly-race nightly-spec nightly-wheels nightly-image test-cassandra test-gocql test-python nightly-fuzz nightly-soak
 
 .PHONY: lint
 lint: lint-go lint-python docs ## golangci-lint with the import rule, ruff and mypy, the documents' references.
@@ -151,6 +151,15 @@ nightly-race: go-check cc-check
 nightly-spec: ## The protocol of stores, written in TLA+, by the model checker TLC from Maven Central (needs Java and Maven).
 	@$(STAGE) nightly-spec fetch/store/protocol/spec/check.sh
 
+.PHONY: nightly-wheels
+nightly-wheels: $(VENV)/.test go-check ## The wheels for each processor, twice: the same bytes come out.
+	@$(STAGE) nightly-wheels sh -e -c '$(MAKE) wheels; mv build/wheels build/wheels-once; $(GO) clean -cache; $(MAKE) wheels; \
+	  for f in build/wheels/*.whl; do cmp "$$f" "build/wheels-once/$${f##*/}"; done; rm -rf build/wheels-once'
+
+.PHONY: nightly-image
+nightly-image: $(VENV)/.package build ## The container image, run by crun: a read-only root, not root, an import and a stream.
+	@$(STAGE) nightly-image sh -e -c '$(MAKE) image; $(PY) -m pytest -m image tests/test_image.py'
+
 .PHONY: nightly-fuzz
 nightly-fuzz:
 	@$(STAGE) fuzz $(BESIDE) --jobs=1 fuzz
@@ -234,7 +243,7 @@ $(VENV)/.docs: $(VENV)/.test $(REQ)/docs.txt
 
 # The package is used as its users have it: built as a wheel, and installed from
 # that. Its dependencies are in test.txt; hatchling builds it without a network.
-$(VENV)/.package: $(VENV)/.test python/pyproject.toml python/README.md python/LICENSE $(shell find python/src -name '*.py' -o -name py.typed)
+$(VENV)/.package: $(VENV)/.test python/pyproject.toml python/README.md python/LICENSE python/hatch_build.py $(shell find python/src -name '*.py' -o -name '*.jpg' -o -name py.typed)
 	@rm -rf build/wheel
 	$(PY) -m build --wheel --no-isolation --outdir build/wheel python >build/wheel.log || { cat build/wheel.log; exit 1; }
 	$(VENV)/bin/uv pip install --quiet --python $(PY) --no-deps --no-index --reinstall build/wheel/bowstring-*.whl
@@ -242,6 +251,29 @@ $(VENV)/.package: $(VENV)/.test python/pyproject.toml python/README.md python/LI
 
 .PHONY: wheel
 wheel: $(VENV)/.package ## Build the Python package in build/wheel, and install it into .venv.
+
+# A wheel for each processor, with the program in it. The program is static, and the same bytes wherever it is built.
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' python/pyproject.toml)
+RELEASE = env CGO_ENABLED=0 GOOS=linux $(GO) build -trimpath -ldflags '-s -w -buildid= -X main.version=$(VERSION)'
+
+.PHONY: wheels
+wheels: $(VENV)/.test go-check ## Build wheels with the program in them, for x86-64 and arm64, in build/wheels.
+	@rm -rf build/wheels
+	@for arch in amd64:x86_64 arm64:aarch64; do $(MAKE) --no-print-directory wheel-for GOARCH=$${arch%:*} MACHINE=$${arch#*:} || exit 1; done
+
+.PHONY: wheel-for
+wheel-for:
+	@GOARCH=$(GOARCH) $(RELEASE) -o build/release/$(GOARCH)/bowstring ./cmd/bowstring
+	@BOWSTRING_WHEEL_PROGRAM=$(CURDIR)/build/release/$(GOARCH)/bowstring \
+	  BOWSTRING_WHEEL_PLATFORM=manylinux_2_17_$(MACHINE).manylinux2014_$(MACHINE).musllinux_1_1_$(MACHINE) \
+	  $(PY) -m build --wheel --no-isolation --outdir build/wheels python >build/wheels.log || { cat build/wheels.log; exit 1; }
+
+.PHONY: image
+image: go-check ## Build the container image for x86-64 and arm64 in build/image, an OCI image layout; no daemon is needed.
+	@rm -rf build/image
+	@for arch in amd64 arm64; do GOARCH=$$arch $(RELEASE) -o build/release/$$arch/bowstring ./cmd/bowstring || exit 1; done
+	@$(GO) -C deploy/image run . --out $(CURDIR)/build/image --version $(VERSION) \
+	  amd64=$(CURDIR)/build/release/amd64/bowstring arm64=$(CURDIR)/build/release/arm64/bowstring
 
 .PHONY: lock
 lock: $(VENV)/.uv ## Resolve python/requirements/*.in again, with hashes.

@@ -40,7 +40,9 @@ def wheel() -> zipfile.ZipFile:
 def test_what_is_in_it(wheel: zipfile.ZipFile) -> None:
     inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert inside == {
-        f"bowstring/{p.relative_to(SOURCE)}" for p in SOURCE.rglob("*") if p.suffix == ".py" or p.name == "py.typed"
+        f"bowstring/{p.relative_to(SOURCE)}"
+        for p in SOURCE.rglob("*")
+        if p.suffix in (".py", ".jpg") or p.name == "py.typed"
     }
     for name in inside:
         assert wheel.read(name) == (SOURCE.parent / name).read_bytes(), f"{name} is old; run `make wheel`"

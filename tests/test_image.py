@@ -1,0 +1,124 @@
+"""The container image as `make image` has left it, run by crun: not as root, with nothing that can be written but /data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import tarfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow.flight as fl
+import pytest
+from conftest import ROOT
+
+pytestmark = pytest.mark.image
+
+LAYOUT = ROOT / "build" / "image"
+MACHINE = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
+
+
+def blob(digest: str) -> bytes:
+    kind, _, number = digest.partition(":")
+    data = (LAYOUT / "blobs" / kind / number).read_bytes()
+    assert hashlib.sha256(data).hexdigest() == number
+    return data
+
+
+@pytest.fixture(scope="module")
+def manifest() -> dict[str, Any]:
+    """The manifest of the image for this machine."""
+    index = json.loads((LAYOUT / "index.json").read_text())
+    machines = {entry["platform"]["architecture"]: entry["digest"] for entry in index["manifests"]}
+    assert set(machines) == {"amd64", "arm64"}
+    found: dict[str, Any] = json.loads(blob(machines[MACHINE]))
+    return found
+
+
+@pytest.fixture(scope="module")
+def config(manifest: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(blob(manifest["config"]["digest"]))
+    return found
+
+
+@pytest.fixture(scope="module")
+def rootfs(manifest: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("image") / "rootfs"
+    root.mkdir()
+    packed = root.with_name("layer.tar.gz")
+    for layer in manifest["layers"]:
+        packed.write_bytes(blob(layer["digest"]))
+        with tarfile.open(packed) as inside:
+            inside.extractall(root, filter="fully_trusted")
+    return root
+
+
+def test_what_is_in_it(rootfs: Path, config: dict[str, Any], manifest: dict[str, Any]) -> None:
+    files = {str(path.relative_to(rootfs)) for path in rootfs.rglob("*")}
+    assert files == {"bowstring", "data", "etc", "etc/group", "etc/passwd", "tmp"}
+    assert config["config"]["User"] == "65532:65532"
+    assert sum(layer["size"] for layer in manifest["layers"]) <= 60e6
+
+
+@contextmanager
+def container(rootfs: Path, data: Path, config: dict[str, Any], *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command of the image on this machine's network. /data is the folder data."""
+    crun = shutil.which("crun") or shutil.which("runc")
+    if crun is None:
+        pytest.fail("there is no crun and no runc (on Debian: apt install crun)")
+    bundle = rootfs.parent
+    (bundle / "config.json").unlink(missing_ok=True)
+    subprocess.run([crun, "spec"], cwd=bundle, check=True)
+    spec = json.loads((bundle / "config.json").read_text())
+    uid, gid = (int(number) for number in config["config"]["User"].split(":"))
+    spec["process"] |= {
+        "terminal": False,
+        "user": {"uid": uid, "gid": gid},
+        "args": [*config["config"]["Entrypoint"], *words],
+        "env": config["config"]["Env"],
+        "cwd": config["config"]["WorkingDir"],
+        "noNewPrivileges": True,
+        "capabilities": {},
+    }
+    spec["root"] = {"path": str(rootfs), "readonly": True}
+    spec["mounts"].append({"destination": "/data", "type": "bind", "source": str(data), "options": ["bind", "rw"]})
+    spec["linux"]["namespaces"] = [n for n in spec["linux"]["namespaces"] if n["type"] not in ("network", "cgroup")]
+    (bundle / "config.json").write_text(json.dumps(spec))
+    name = f"bowstring-test-{os.getpid()}-{time.monotonic_ns()}"
+    with subprocess.Popen([crun, "run", "--bundle", bundle, name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as p:
+        try:
+            yield p
+        finally:
+            subprocess.run([crun, "kill", name, "TERM"], check=False, capture_output=True)
+            p.wait(60)
+            subprocess.run([crun, "delete", "--force", name], check=False, capture_output=True)
+
+
+def test_it_imports_and_serves(rootfs: Path, config: dict[str, Any], photos: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(photos, data / "photos")
+    for path in [data, *data.rglob("*")]:
+        os.chown(path, 65532, 65532)
+    with container(rootfs, data, config, "import", "/data/photos", "photos") as importing:
+        out, _ = importing.communicate(timeout=60)
+        assert importing.returncode == 0, out
+    listen = ["--listen", "127.0.0.1:0", "--ready-file", "/data/ready"]
+    with container(rootfs, data, config, *config["config"]["Cmd"], *listen) as serving:
+        while not (data / "ready").exists():
+            assert serving.poll() is None, serving.communicate()[0]
+            time.sleep(0.02)
+        client = fl.connect((data / "ready").read_text().strip())
+        info = client.get_flight_info(fl.FlightDescriptor.for_path("photos", "train"))
+        rows = sum(client.do_get(e.ticket).read_all().num_rows for e in info.endpoints)
+        assert rows == info.total_records > 0
+        status = Path(f"/proc/{serving.pid}/status")
+        assert status.exists()
+    assert serving.returncode == 0
+    assert not (rootfs / "store").exists()
