@@ -132,7 +132,7 @@ test-python: $(VENV)/.package $(LINT) build ## pytest with pyarrow and other rea
 
 .PHONY: test-quick
 test-quick: $(VENV)/.package build ## The part of pytest that takes no more than a minute.
-	@$(STAGE) test-quick $(PYTEST) -m 'not slow and not soak' --junitxml=build/stages/test-quick.xml
+	@$(STAGE) test-quick $(PYTEST) -m 'not slow and not soak and not image' --junitxml=build/stages/test-quick.xml
 
 .PHONY: test-gocql
 test-gocql: go-check ## fetch/store/cql with gocql itself, without its replacement, against a real Cassandra.
@@ -157,7 +157,7 @@ nightly-wheels: $(VENV)/.test go-check ## The wheels for each processor, twice: 
 	  for f in build/wheels/*.whl; do cmp "$$f" "build/wheels-once/$${f##*/}"; done; rm -rf build/wheels-once'
 
 .PHONY: nightly-image
-nightly-image: $(VENV)/.package build ## The container image, run by crun: a read-only root, not root, an import and a stream.
+nightly-image: $(VENV)/.package build ## The container image, run by runc: a read-only root, not root, an import and a stream.
 	@$(STAGE) nightly-image sh -e -c '$(MAKE) image; $(PY) -m pytest -m image tests/test_image.py'
 
 .PHONY: nightly-fuzz
