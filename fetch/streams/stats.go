@@ -17,6 +17,8 @@ type WindowStats struct {
 	Order       string `json:"order"`
 	Epoch       uint64 `json:"epoch"`
 	Step        int64  `json:"step"`
+	Steps       int64  `json:"steps"` // of an epoch; 0 where there is no plan
+	Rank        int    `json:"rank"`
 	WindowLimit int64  `json:"window_limit"` // bytes that it may hold now
 	WindowUsed  int64  `json:"window_used"`
 	InFlight    int    `json:"reads_in_flight"` // or waiting for their turn
@@ -112,7 +114,7 @@ func (s *Stream) stats() WindowStats {
 	}
 	return WindowStats{
 		Job: s.job.ID(), Dataset: s.job.SnapshotName(), Order: cmp.Or(s.job.Request().Order, "strict"),
-		Epoch: s.epochOf(t.lap.Load()), Step: t.step.Load(),
+		Epoch: s.epochOf(t.lap.Load()), Step: t.step.Load(), Steps: s.steps, Rank: s.ticket.Rank,
 		WindowLimit: t.limit.Load(), WindowUsed: t.used.Load(),
 		InFlight: int(t.inFlight.Load()), Ready: int(t.ready.Load()),
 		StoreWait: t.store.Load(), SpillWait: t.spill.Load(), WindowWait: full,
