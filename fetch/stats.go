@@ -14,6 +14,7 @@ import (
 type Stats struct {
 	Streams     int64 `json:"streams"`      // streams ever opened
 	LiveStreams int   `json:"live_streams"` // streams open now
+	Waiting     int   `json:"waiting"`      // of those, whose consumers wait for a read
 	Reads       int64 `json:"reads"`        // blobs read and found right
 	ReadBytes   int64 `json:"read_bytes"`
 	ReadNanos   int64 `json:"read_nanos"`   // time in the store, summed over reads
@@ -93,7 +94,7 @@ func (e *Engine) Stats() Stats {
 		readTime = r.ReadTime / time.Duration(r.Reads)
 	}
 	st := Stats{
-		Streams: s.Streams, LiveStreams: s.Live, Batches: s.Batches, Rows: s.Rows,
+		Streams: s.Streams, LiveStreams: s.Live, Waiting: s.Waiting, Batches: s.Batches, Rows: s.Rows,
 		Reads: r.Reads, ReadBytes: r.ReadBytes, ReadNanos: int64(r.ReadTime), FailedReads: r.FailedReads,
 		SharedReads: r.SharedReads, Retries: r.Retries, Hedges: r.Hedges, HedgesWon: r.HedgesWon, GivenUp: r.GivenUp, Lost: r.Lost,
 		SpillReads: r.UpperReads, SpillBytes: r.UpperBytes, Fills: r.Fills,

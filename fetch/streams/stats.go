@@ -32,6 +32,7 @@ type WindowStats struct {
 type Stats struct {
 	Streams, Batches, Rows int64
 	Live                   int
+	Waiting                int           // of those, whose consumers wait for a read
 	WindowUsed             int64         // bytes, with batches that were not released
 	Windows                []WindowStats // of each stream that reads, by dataset and job
 }
@@ -43,7 +44,7 @@ func (s *Set) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := Stats{
-		Streams: c.streams.Load(), Batches: c.batches.Load(), Rows: c.rows.Load(), Live: len(s.streams),
+		Streams: c.streams.Load(), Batches: c.batches.Load(), Rows: c.rows.Load(), Live: len(s.streams), Waiting: int(s.waiting.Load()),
 		Windows:    make([]WindowStats, 0, len(s.streams)),
 		WindowUsed: s.opts.Ledger.Accounts()[admission.Windows].Used,
 	}
