@@ -25,7 +25,7 @@ func expectFiring(t *testing.T, o *observed, before flat, want ...string) {
 	t.Helper()
 	slices.Sort(want)
 	after := flatten(o.scrape(), "bowstring", "a:1")
-	if got := firing(t, replay(before, after)); !slices.Equal(got, want) {
+	if got := firing(t, replayOf(before, after)); !slices.Equal(got, want) {
 		t.Errorf("%v fire, want %v", got, want)
 	}
 }
@@ -185,7 +185,7 @@ func TestAlertsFire(t *testing.T) {
 	t.Run("down", func(t *testing.T) {
 		up := labels.FromStrings(labels.MetricName, "up", "job", "bowstring", "instance", "a:1")
 		series := flat{up.String(): {up, 0, false}}
-		if got := firing(t, replay(series, series)); !slices.Equal(got, []string{"BowstringDown"}) {
+		if got := firing(t, replayOf(series, series)); !slices.Equal(got, []string{"BowstringDown"}) {
 			t.Errorf("%v fire, want BowstringDown", got)
 		}
 		fired["BowstringDown"] = true

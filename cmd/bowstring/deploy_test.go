@@ -40,7 +40,7 @@ type selector struct {
 
 func selectors(t *testing.T, place, expr string) (list []selector) {
 	t.Helper()
-	tree, err := promQL.ParseExpr(expr)
+	tree, err := parser.ParseExpr(expr)
 	if err != nil {
 		t.Errorf("%s: %s: %v", place, expr, err)
 		return nil

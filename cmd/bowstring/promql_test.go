@@ -14,15 +14,11 @@ import (
 	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/model/rulefmt"
 	"github.com/prometheus/prometheus/promql"
-	"github.com/prometheus/prometheus/promql/parser"
 	"github.com/prometheus/prometheus/storage"
 	"github.com/prometheus/prometheus/tsdb/chunkenc"
 	"github.com/prometheus/prometheus/tsdb/chunks"
 	"github.com/prometheus/prometheus/util/annotations"
 )
-
-// promQL is Prometheus's own parser.
-var promQL = parser.NewParser(parser.Options{})
 
 const (
 	rulesFile = "../../deploy/prometheus/bowstring.rules.yml"
@@ -103,9 +99,9 @@ func flatten(families []*dto.MetricFamily, job, instance string) flat {
 	return all
 }
 
-// replay is a history in which counters go steadily from what they were before to
+// replayOf is a history in which counters go steadily from what they were before to
 // what they were after, and all else is as it was after.
-func replay(before, after flat) *history {
+func replayOf(before, after flat) *history {
 	h := &history{begin: time.Now().Truncate(time.Second)}
 	for name, s := range after {
 		from := 0.0
@@ -162,7 +158,7 @@ func (*seriesSet) Warnings() annotations.Annotations { return nil }
 // rules reads the rules with Prometheus's own checks of their form.
 func rules(t *testing.T) []rulefmt.Rule {
 	t.Helper()
-	groups, errs := rulefmt.ParseFile(rulesFile, false, model.UTF8Validation, promQL)
+	groups, errs := rulefmt.ParseFile(rulesFile, false, model.UTF8Validation)
 	for _, err := range errs {
 		t.Error(err)
 	}
@@ -180,7 +176,7 @@ func rules(t *testing.T) []rulefmt.Rule {
 // alerts that fired in it.
 func firing(t *testing.T, h *history) []string {
 	t.Helper()
-	engine := promql.NewEngine(promql.EngineOpts{MaxSamples: 1e7, Timeout: time.Minute, EnableAtModifier: true, Parser: promQL})
+	engine := promql.NewEngine(promql.EngineOpts{MaxSamples: 1e7, Timeout: time.Minute, EnableAtModifier: true})
 	t.Cleanup(func() {
 		if err := engine.Close(); err != nil {
 			t.Error(err)

@@ -104,7 +104,7 @@ func (c *TopCmd) Run(ctx context.Context, app *App) error {
 			if after, now, err = look(); err != nil {
 				break
 			}
-			v := newView(client.target, &before, &after, at, now)
+			v := newTopView(client.target, &before, &after, at, now)
 			if err = c.show(app, v); err != nil || c.Once {
 				break
 			}
@@ -160,7 +160,7 @@ func screen(text string, width, height int) string {
 	return b.String()
 }
 
-func newView(target string, a, b *flight.Stats, from, to time.Time) *topView {
+func newTopView(target string, a, b *flight.Stats, from, to time.Time) *topView {
 	secs := to.Sub(from).Seconds()
 	perSec := func(n int64) float64 { return float64(max(n, 0)) / secs }
 	store, spill := b.Engine.ReadBytes-a.Engine.ReadBytes, b.Engine.SpillBytes-a.Engine.SpillBytes
