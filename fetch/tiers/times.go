@@ -10,7 +10,7 @@ import (
 // Reads of a tier are counted by how long they took in buckets that grow by a
 // factor of 2^(1/8), those of a Prometheus native histogram of schema 3. Bucket i
 // holds what took up to 2^(TimesFirst+i)/8 seconds and longer than the bucket
-// before it: the first one up to 1 µs, the last one all that is more than 64 s.
+// before it: the first one up to 2^-20 s, a microsecond, the last one all that is more than 64 s.
 const (
 	// TimesSchema is the schema of native histograms that has these buckets.
 	TimesSchema = 3
