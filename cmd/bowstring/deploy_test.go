@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/promql/parser"
 
@@ -131,8 +132,8 @@ func panels(t *testing.T) (list []selector) {
 func TestQueriesFindSomething(t *testing.T) {
 	series := everything(t)
 	known := map[string][]labels.Labels{"up": {labels.FromStrings("job", "bowstring", "instance", "a:1")}}
-	for _, s := range series {
-		known[s.labels.Get(labels.MetricName)] = append(known[s.labels.Get(labels.MetricName)], s.labels)
+	for _, s := range series.series {
+		known[s.labels.Get(model.MetricNameLabel)] = append(known[s.labels.Get(model.MetricNameLabel)], s.labels)
 	}
 	var asked []selector
 	for _, r := range rules(t) {
@@ -162,7 +163,7 @@ func unknown(series []labels.Labels, matchers []*labels.Matcher) string {
 		return "there is no such metric"
 	}
 	for _, m := range matchers {
-		if m.Name == labels.MetricName {
+		if m.Name == model.MetricNameLabel {
 			continue
 		}
 		if !slices.ContainsFunc(series, func(l labels.Labels) bool { return l.Has(m.Name) }) {
@@ -170,7 +171,7 @@ func unknown(series []labels.Labels, matchers []*labels.Matcher) string {
 		}
 	}
 	if !slices.ContainsFunc(series, func(l labels.Labels) bool {
-		return !slices.ContainsFunc(matchers, func(m *labels.Matcher) bool { return m.Name != labels.MetricName && !m.Matches(l.Get(m.Name)) })
+		return !slices.ContainsFunc(matchers, func(m *labels.Matcher) bool { return m.Name != model.MetricNameLabel && !m.Matches(l.Get(m.Name)) })
 	}) {
 		return "no series matches"
 	}
@@ -216,8 +217,8 @@ func TestOperatingIsTrue(t *testing.T) {
 // Every metric of the catalog is in the scrape of a server that has everything.
 func TestCatalogIsWhole(t *testing.T) {
 	seen := map[string]bool{}
-	for _, s := range everything(t) {
-		name := s.labels.Get(labels.MetricName)
+	for _, s := range everything(t).series {
+		name := s.labels.Get(model.MetricNameLabel)
 		seen[name] = true
 		seen[strings.TrimSuffix(name, "_bucket")] = true
 	}

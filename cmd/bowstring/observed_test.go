@@ -51,7 +51,7 @@ func (s *troubled) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, er
 	switch trouble(s.now.Load()) {
 	case slow:
 		select { // what a store far away is: no test waits for this to be over
-		case <-time.After(2 * time.Millisecond):
+		case <-time.After(5 * time.Millisecond):
 		case <-ctx.Done():
 		}
 	case silent:

@@ -49,7 +49,10 @@ type history struct {
 }
 
 // flat are the series of a scrape with their values, by labels as text.
-type flat map[string]flatSeries
+type flat struct {
+	at     time.Time
+	series map[string]flatSeries
+}
 
 type flatSeries struct {
 	labels  labels.Labels
@@ -59,16 +62,16 @@ type flatSeries struct {
 
 // flatten makes series of what a registry gathers, with the labels of a target.
 func flatten(families []*dto.MetricFamily, job, instance string) flat {
-	all := flat{}
+	all := flat{time.Now(), map[string]flatSeries{}}
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
 			add := func(suffix string, v float64, counter bool, more ...string) {
-				pairs := append([]string{labels.MetricName, f.GetName() + suffix, "job", job, "instance", instance}, more...)
+				pairs := append([]string{model.MetricNameLabel, f.GetName() + suffix, "job", job, "instance", instance}, more...)
 				for _, l := range m.GetLabel() {
 					pairs = append(pairs, l.GetName(), l.GetValue())
 				}
 				set := labels.FromStrings(pairs...)
-				all[set.String()] = flatSeries{set, v, counter}
+				all.series[set.String()] = flatSeries{set, v, counter}
 			}
 			switch {
 			case m.Counter != nil:
@@ -99,20 +102,21 @@ func flatten(families []*dto.MetricFamily, job, instance string) flat {
 	return all
 }
 
-// replayOf is a history in which counters go steadily from what they were before to
-// what they were after, and all else is as it was after.
+// replayOf is a history in which counters go on as fast as they did between two
+// scrapes, and all else is as it was after.
 func replayOf(before, after flat) *history {
 	h := &history{begin: time.Now().Truncate(time.Second)}
-	for name, s := range after {
+	took := max(after.at.Sub(before.at), time.Millisecond)
+	for name, s := range after.series {
 		from := 0.0
-		if past, ok := before[name]; ok {
+		if past, ok := before.series[name]; ok {
 			from = past.value
 		}
 		var samples []chunks.Sample
 		for at := time.Duration(0); at <= replayed; at += scrapeEvery {
 			v := s.value
 			if s.counter {
-				v = from + (s.value-from)*at.Seconds()/replayed.Seconds()
+				v = from + (s.value-from)*at.Seconds()/took.Seconds()
 			}
 			samples = append(samples, point{h.begin.Add(at).UnixMilli(), v})
 		}
@@ -199,7 +203,7 @@ func firing(t *testing.T, h *history) []string {
 				for _, p := range s.Floats {
 					samples = append(samples, point{p.T, p.F})
 				}
-				set := labels.NewBuilder(s.Metric).Set(labels.MetricName, r.Record).Labels()
+				set := labels.NewBuilder(s.Metric).Set(model.MetricNameLabel, r.Record).Labels()
 				h.series = append(h.series, storage.NewListSeries(set, samples))
 			} else if longest(s.Floats) >= time.Duration(r.For) && !slices.Contains(fired, r.Alert) {
 				fired = append(fired, r.Alert)

@@ -148,7 +148,7 @@ func TestWhoMaySeeWhat(t *testing.T) {
 			t.Errorf("%s: %d %q", tt.url, code, text)
 		}
 	}
-	if resp, err := client.Post(open+"/metrics", "text/plain", strings.NewReader("x")); err != nil || resp.StatusCode == 200 {
+	if resp, err := client.Post(open+"/metrics", "text/plain", strings.NewReader("x")); err != nil || resp.StatusCode == http.StatusOK {
 		t.Errorf("POST: %v, %v", resp, err)
 	} else {
 		resp.Body.Close()

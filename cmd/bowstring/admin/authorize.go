@@ -60,7 +60,7 @@ func (o *Options) authorize(r *http.Request, right Right) error {
 		}
 		return nil
 	}
-	if right == Profiles && !(isLoopback(r.RemoteAddr) && isLoopback(r.Host)) {
+	if right == Profiles && (!isLoopback(r.RemoteAddr) || !isLoopback(r.Host)) {
 		return ErrForbidden
 	}
 	return nil

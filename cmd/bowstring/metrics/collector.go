@@ -334,7 +334,7 @@ func (c *Collector) collectDatasets(ch sink, sets map[string]fetch.SpillDataset)
 func (ch sink) spill(s *fetch.SpillStats) {
 	for m, v := range map[*metric]int64{
 		spillBudget: s.BudgetBytes, spillHeld: s.HeldBytes, spillBlobs: s.Entries, spillFiles: int64(s.Segments),
-		spillWritten: s.WrittenBytes, spillMoved: s.MovedBytes,
+		spillBypassed: s.Bypassed, spillWritten: s.WrittenBytes, spillMoved: s.MovedBytes,
 	} {
 		ch.send(m, float64(v))
 	}
