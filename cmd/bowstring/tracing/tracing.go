@@ -62,6 +62,9 @@ func (o *Options) Validate() error {
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
 		return errors.New("the OTLP endpoint: want a URL such as http://localhost:4317") // it may have a password in it
 	}
+	if p := cmp.Or(os.Getenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"), os.Getenv("OTEL_EXPORTER_OTLP_PROTOCOL"), "grpc"); p != "grpc" {
+		return fmt.Errorf("OTEL_EXPORTER_OTLP_PROTOCOL: got %q, want grpc", p)
+	}
 	if o.Ratio > 1 {
 		return fmt.Errorf("the share of calls to trace: got %g, want 0 to 1", o.Ratio)
 	}
