@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"bowstring/fetch"
 	"bowstring/schema"
 )
 
@@ -47,6 +48,7 @@ func (s *Server) streamCall(srv any, ss grpc.ServerStream, info *grpc.StreamServ
 	}
 	ctx, c.caller, err = withCaller(ctx)
 	if err != nil {
+		c.caller = fetch.Caller{} // what was said cannot be
 		s.observeRefused(ctx, info.FullMethod, err)
 		s.calls.end(c)
 		return toStatus(err)

@@ -128,6 +128,11 @@ func TestObserverIsToldOfFailures(t *testing.T) {
 		t.Error("there can be no such tenant")
 	}
 	f.untilIdle()
+	for _, one := range f.server.Stats().Tenants {
+		if one.Tenant != "" {
+			t.Errorf("a tenant that cannot be is counted: %q", one.Tenant)
+		}
+	}
 	seen.mu.Lock()
 	defer seen.mu.Unlock()
 	if got := seen.ended["GetFlightInfo"]; !slices.Equal(got, []codes.Code{codes.NotFound}) {

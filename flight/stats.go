@@ -44,7 +44,8 @@ type totals struct {
 	Streams int64 `json:"streams"` // DoGet, DoPut and DoExchange
 	Rows    int64 `json:"rows"`
 	Bytes   int64 `json:"bytes"`
-	// StreamNanos is how long streams have run, summed up over them.
+	// StreamNanos is how long DoGet and DoExchange have run, summed up over them:
+	// what Wait is a part of.
 	StreamNanos int64     `json:"stream_ns"`
 	Wait        WaitNanos `json:"wait_ns"`
 	Faults      int64     `json:"faults"` // samples that could not be read, in streams that went on
@@ -106,7 +107,7 @@ func (t *totals) add(c *call, now time.Time) {
 	t.Bytes += c.bytes.Load()
 	t.Wait.add(c.waits.nanos())
 	t.Faults += c.waits.faults.Load()
-	if c.streamed {
+	if c.streamed && c.kind != "DoPut" {
 		t.StreamNanos += int64(now.Sub(c.started))
 	}
 }

@@ -1,12 +1,16 @@
 package metrics
 
-import "slices"
+import (
+	"slices"
+	"strings"
+)
 
 // other is the label of what has none of its own. Names that could be taken for
 // it, or are empty, are written in brackets.
 const other = "other"
 
 func labelOf(name string) string {
+	name = strings.ToValidUTF8(name, "\uFFFD") // or the whole scrape would fail
 	switch name {
 	case other, "":
 		return "(" + name + ")"

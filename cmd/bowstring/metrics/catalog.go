@@ -80,7 +80,7 @@ var (
 	streamsNow    = gauge("streams", "Streams that run.", "kind")
 	streamsLimit  = gauge("streams_limit", "Streams that may run at once.")
 	streamsTotal  = counter("streams_total", "Streams begun.")
-	streamSeconds = counter("stream_seconds_total", "Time that streams have run, summed up over them.")
+	streamSeconds = counter("stream_seconds_total", "Time that DoGet and DoExchange have run, summed up over them.")
 	callsTotal    = counter("calls_total", "Calls begun, of any method.")
 	rowsTotal     = counter("rows_total", "Rows sent or received.")
 	bytesTotal    = counter("bytes_total", "Bytes of record batches sent or received.")
