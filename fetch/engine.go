@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+
 	"bowstring/fetch/admission"
 	"bowstring/fetch/jobs"
 	"bowstring/fetch/lookahead"
@@ -184,7 +186,10 @@ func (e *Engine) Close() error {
 // Open resolves a request. Errors wrap schema.ErrInvalid or ErrNotFound where
 // the request is at fault. The caller closes the job.
 func (e *Engine) Open(ctx context.Context, req schema.Request) (*Job, error) {
-	return e.jobs.Open(ctx, req)
+	ctx, span := begin(ctx, "plan", attribute.String("bowstring.dataset", req.Dataset))
+	j, err := e.jobs.Open(ctx, req)
+	end(span, err)
+	return j, err
 }
 
 // PlanID is what Job.ID would be of a request: see [jobs.Jobs.ID].
@@ -218,7 +223,10 @@ func (e *Engine) Warm(ctx context.Context, j *Job, progress func(WarmProgress)) 
 
 // TotalBytes is the size of everything that the plan serves: see [jobs.Jobs.TotalBytes].
 func (e *Engine) TotalBytes(ctx context.Context, j *Job) (int64, error) {
-	return e.jobs.TotalBytes(ctx, j)
+	ctx, span := begin(ctx, "count bytes")
+	n, err := e.jobs.TotalBytes(ctx, j)
+	end(span, err)
+	return n, err
 }
 
 // SaveSelection stores a set of positions of a snapshot under the hash of its

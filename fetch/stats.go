@@ -6,6 +6,7 @@ import (
 	"bowstring/fetch/admission"
 	"bowstring/fetch/lookahead"
 	"bowstring/fetch/streams"
+	"bowstring/fetch/tiers"
 	"bowstring/spill"
 )
 
@@ -13,6 +14,7 @@ import (
 type Stats struct {
 	Streams     int64 `json:"streams"`      // streams ever opened
 	LiveStreams int   `json:"live_streams"` // streams open now
+	Waiting     int   `json:"waiting"`      // of those, whose consumers wait for a read
 	Reads       int64 `json:"reads"`        // blobs read and found right
 	ReadBytes   int64 `json:"read_bytes"`
 	ReadNanos   int64 `json:"read_nanos"`   // time in the store, summed over reads
@@ -21,6 +23,8 @@ type Stats struct {
 	Retries     int64 `json:"retries"`      // attempts after one that failed or was silent for long
 	Hedges      int64 `json:"hedges"`       // attempts beside one that was slow
 	HedgesWon   int64 `json:"hedges_won"`   // of those, which brought the blob first
+	GivenUp     int64 `json:"given_up"`     // blobs that no attempt brought
+	Lost        int64 `json:"lost"`         // of those, which are missing or damaged in the store
 	Batches     int64 `json:"batches"`      // record batches handed to consumers
 	Rows        int64 `json:"rows"`         // rows in them
 
@@ -49,7 +53,23 @@ type (
 	JobStats = lookahead.JobStats
 	// WindowStats describes what a stream has ahead of its consumer.
 	WindowStats = streams.WindowStats
+	// SpillStats are those of the cache.
+	SpillStats = spill.Stats
+	// SpillDataset are those of a snapshot in the cache.
+	SpillDataset = spill.DatasetStats
 )
+
+// Times says how long the reads of a tier took: see [tiers.Times].
+type Times = tiers.Times
+
+// What the buckets of Times are.
+const (
+	TimesSchema = tiers.TimesSchema
+	TimesFirst  = tiers.TimesFirst
+)
+
+// Times returns how long reads took, of each tier in their order, since the engine was made.
+func (e *Engine) Times() []Times { return e.reader.Times() }
 
 // Latency is how long the reads of the last five to ten seconds took, in
 // microseconds; the quantiles are zero where there were too few.
@@ -74,9 +94,9 @@ func (e *Engine) Stats() Stats {
 		readTime = r.ReadTime / time.Duration(r.Reads)
 	}
 	st := Stats{
-		Streams: s.Streams, LiveStreams: s.Live, Batches: s.Batches, Rows: s.Rows,
+		Streams: s.Streams, LiveStreams: s.Live, Waiting: s.Waiting, Batches: s.Batches, Rows: s.Rows,
 		Reads: r.Reads, ReadBytes: r.ReadBytes, ReadNanos: int64(r.ReadTime), FailedReads: r.FailedReads,
-		SharedReads: r.SharedReads, Retries: r.Retries, Hedges: r.Hedges, HedgesWon: r.HedgesWon,
+		SharedReads: r.SharedReads, Retries: r.Retries, Hedges: r.Hedges, HedgesWon: r.HedgesWon, GivenUp: r.GivenUp, Lost: r.Lost,
 		SpillReads: r.UpperReads, SpillBytes: r.UpperBytes, Fills: r.Fills,
 		ReadsInFlight: r.InFlight, BytesInFlight: r.BytesInFlight, InFlightLimit: r.Limit,
 		Latency:     Latency{r.P50.Microseconds(), r.P95.Microseconds(), r.P99.Microseconds(), r.Max.Microseconds()},

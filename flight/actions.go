@@ -298,44 +298,6 @@ func (s *Server) warm(ctx context.Context, b []byte, send func([]byte) error) er
 	return err
 }
 
-func (s *Server) stats(_ context.Context, b []byte, send func([]byte) error) error {
-	if err := body(b, &struct{}{}); err != nil {
-		return err
-	}
-	type server struct {
-		Started  time.Time `json:"started"`
-		Draining bool      `json:"draining"`
-		totals
-	}
-	type limits struct {
-		MaxStreams      int `json:"max_streams"`
-		MaxRequestBytes int `json:"max_request_bytes"`
-		MaxMessageBytes int `json:"max_message_bytes"`
-		MaxEndpoints    int `json:"max_endpoints"`
-		ExchangeDepth   int `json:"exchange_depth"`
-	}
-	running, sums, draining := s.calls.snapshot()
-	var scale any
-	if s.opts.SpillScale != nil {
-		scale = s.opts.SpillScale()
-	}
-	return sendJSON(send, struct {
-		Server  server       `json:"server"`
-		Store   store.Stats  `json:"store"`
-		Engine  fetch.Stats  `json:"engine"`
-		Limits  limits       `json:"limits"`
-		Streams []streamInfo `json:"streams"`
-		Scale   any          `json:"spill_scale,omitempty"`
-	}{
-		server{s.started.UTC(), draining, sums},
-		s.engine.Store().Stats(),
-		s.engine.Stats(),
-		limits{s.opts.MaxStreams, s.opts.MaxRequestBytes, s.opts.MaxMessageBytes, s.opts.MaxEndpoints, s.opts.ExchangeDepth},
-		running,
-		scale,
-	})
-}
-
 // cancelGrace is how long a cancellation waits for the streams to be gone.
 const cancelGrace = time.Second
 

@@ -357,7 +357,7 @@ func TestActionStats(t *testing.T) {
 		Store   store.Stats
 		Engine  fetch.Stats
 		Limits  map[string]int64
-		Streams []streamInfo
+		Streams []StreamInfo
 		Scale   struct {
 			Budget int64 `json:"budget_bytes"`
 		} `json:"spill_scale"`

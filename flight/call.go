@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"bowstring/fetch"
 	"bowstring/schema"
 )
 
@@ -42,18 +43,24 @@ func (s *Server) chain() []grpc.ServerOption {
 func (s *Server) streamCall(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	ctx, c, err := s.calls.begin(ss.Context(), info.FullMethod, peerOf(ss.Context()))
 	if err != nil {
+		s.observeRefused(ss.Context(), info.FullMethod, err)
 		return toStatus(err)
 	}
 	ctx, c.caller, err = withCaller(ctx)
 	if err != nil {
+		c.caller = fetch.Caller{} // what was said cannot be
+		s.observeRefused(ctx, info.FullMethod, err)
 		s.calls.end(c)
 		return toStatus(err)
 	}
 	in, err := s.newReceiver(ctx, c, info)
 	if err != nil {
+		s.observeRefused(ctx, info.FullMethod, err)
 		s.calls.end(c)
 		return toStatus(err)
 	}
+	c.observer = s.opts.Observer
+	ctx, c.span = s.beginSpan(ctx, info.FullMethod)
 	ended := make(chan error, 1)
 	s.sending.Go(func() {
 		err := c.outcome(s.guard(ctx, info.FullMethod, func() error {
@@ -112,6 +119,7 @@ func (s *Server) finish(ctx context.Context, c *call, err error) {
 	if err != nil {
 		st = statusOf(err)
 	}
+	s.observeEnd(ctx, c, st)
 	level := slog.LevelInfo
 	switch {
 	case st.Code() == codes.Internal || st.Code() == codes.DataLoss || st.Code() == codes.Unknown:
@@ -120,7 +128,7 @@ func (s *Server) finish(ctx context.Context, c *call, err error) {
 		level = slog.LevelDebug
 	}
 	attrs := []slog.Attr{
-		slog.String("method", c.method[strings.LastIndexByte(c.method, '/')+1:]),
+		slog.String("method", methodName(c.method)),
 		slog.String("peer", c.peer),
 		slog.Float64("seconds", time.Since(c.started).Round(time.Microsecond).Seconds()),
 		slog.String("code", st.Code().String()),

@@ -84,6 +84,7 @@ type sender struct {
 	opened     bool
 	lastSend   time.Duration
 	lastEncode time.Duration
+	began      bool // a batch was sent
 }
 
 // all sends every batch with the metadata that describe makes of it.
@@ -157,6 +158,10 @@ func (s *sender) batch(b *schema.Batch, metadata any) error {
 	s.lastSend = time.Since(encoded)
 	if err == nil {
 		count(s.ctx, rows, size)
+		if !s.began {
+			s.began = true
+			observeFirst(s.ctx)
+		}
 	}
 	return err
 }

@@ -5,6 +5,8 @@ import (
 	"log/slog"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"bowstring/fetch/admission"
 	"bowstring/schema"
 )
@@ -67,6 +69,10 @@ type Options struct {
 	// why, for the action stats, which encodes it as JSON; nil if nobody decides.
 	// It is called by several goroutines at once.
 	SpillScale func() any
+	// Tracer draws the spans of calls; nil if nothing is traced.
+	Tracer trace.Tracer
+	// Observer is told how long things took; nil if nobody wants to know.
+	Observer Observer
 	// Logger receives a line for each call. Default slog.Default().
 	Logger *slog.Logger
 }

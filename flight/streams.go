@@ -1,13 +1,13 @@
 package flight
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"go.opentelemetry.io/otel/trace"
 
 	"bowstring/fetch"
 	"bowstring/schema"
@@ -24,6 +24,9 @@ type call struct {
 
 	incoming *lease // of what came in last, set before the handler runs
 
+	observer Observer   // or nil, set before the handler runs
+	span     trace.Span // or nil, likewise
+
 	rows, bytes atomic.Int64 // moved so far, in either direction; see count
 	waits       waits        // of batches sent; see countWaits
 
@@ -31,13 +34,10 @@ type call struct {
 	cancel context.CancelCauseFunc
 
 	kind, plan string // what beginStream was told, "" before; guarded by registry.mu
+	streamed   bool   // was told to be a stream; guarded by registry.mu
 	streaming  bool   // counts towards MaxStreams; guarded by registry.mu
 	cause      error  // why it was killed; guarded by registry.mu, fixed once killed is closed
 }
-
-// waits sums up where the time of a call's batches went, in nanoseconds, by the
-// kinds of waitMetadata; and the samples that could not be read.
-type waits struct{ store, spill, window, encode, consumer, faults atomic.Int64 }
 
 // outcome is what the client is told: why the call was killed, if it failed
 // after that, else err.
@@ -64,6 +64,7 @@ type registry struct {
 	draining error                 // why no call of the Flight service may begin; guarded by mu
 	ended    chan struct{}         // closed and replaced whenever a call ends; guarded by mu
 	totals   totals                // of calls that ended; guarded by mu
+	tenants  tenants               // likewise; guarded by mu
 }
 
 // peerCalls counts the calls of one address. It is guarded by registry.mu.
@@ -73,14 +74,6 @@ type peerCalls struct{ calls, streams int }
 // be: those that have not said what they want, and those that are answered at
 // once.
 const callsPerStream = 8
-
-// totals sum up calls.
-type totals struct {
-	Calls   int64 `json:"calls"`   // of any method
-	Streams int64 `json:"streams"` // DoGet, DoPut and DoExchange
-	Rows    int64 `json:"rows"`
-	Bytes   int64 `json:"bytes"`
-}
 
 func newRegistry(o *Options) *registry {
 	return &registry{
@@ -135,9 +128,8 @@ func (r *registry) end(c *call) {
 	if p.calls--; p.calls == 0 {
 		delete(r.peers, c.host)
 	}
-	r.totals.Calls++
-	r.totals.Rows += c.rows.Load()
-	r.totals.Bytes += c.bytes.Load()
+	r.totals.add(c, time.Now())
+	r.tenants.ended(c)
 	close(r.ended)
 	r.ended = make(chan struct{})
 }
@@ -153,7 +145,7 @@ func (r *registry) beginStream(c *call, kind, plan string) error {
 		if p.streams >= r.maxPeerStreams {
 			return fmt.Errorf("%w: MaxStreamsPerPeer is %d, and as many of this address run; wait for one to end", schema.ErrLimit, r.maxPeerStreams)
 		}
-		c.streaming = true
+		c.streaming, c.streamed = true, true
 		r.streams++
 		p.streams++
 		r.totals.Streams++
@@ -245,39 +237,6 @@ func (r *registry) describe(c *call) (kind, plan string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return c.kind, c.plan
-}
-
-// streamInfo describes a running stream.
-type streamInfo struct {
-	ID      uint64    `json:"id"`
-	Kind    string    `json:"kind"` // "DoGet", "DoPut" or "DoExchange"
-	Plan    string    `json:"plan,omitempty"`
-	Peer    string    `json:"peer"`
-	Started time.Time `json:"started"`
-	Rows    int64     `json:"rows"`
-	Bytes   int64     `json:"bytes"`
-}
-
-// snapshot returns the running streams in the order they began, the sums over
-// all calls that ended or run, and whether a drain is on.
-func (r *registry) snapshot() (running []streamInfo, sums totals, draining bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	sums = r.totals
-	running = []streamInfo{}
-	for c := range r.calls {
-		sums.Calls++
-		sums.Rows += c.rows.Load()
-		sums.Bytes += c.bytes.Load()
-		if c.streaming {
-			running = append(running, streamInfo{
-				ID: c.id, Kind: c.kind, Plan: c.plan, Peer: c.peer, Started: c.started.UTC(),
-				Rows: c.rows.Load(), Bytes: c.bytes.Load(),
-			})
-		}
-	}
-	slices.SortFunc(running, func(a, b streamInfo) int { return cmp.Compare(a.ID, b.ID) })
-	return running, sums, r.draining != nil
 }
 
 // beginStream counts a call in as a stream: kind is "DoGet", "DoPut" or

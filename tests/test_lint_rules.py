@@ -27,6 +27,8 @@ FORBIDDEN = [
     ("fetch/store/local", "google.golang.org/grpc", "gRPC is flight's business"),
     ("flight", "bowstring/spill", "flight speaks the protocol"),
     ("flight", "bowstring/cmd/tool", "flight speaks the protocol"),
+    ("cmd/bowstring/admin", "bowstring/flight", "they import nothing of ours"),
+    ("cmd/bowstring/tracing", "bowstring/schema", "they import nothing of ours"),
 ]
 ALLOWED = [
     ("fetch/plan", "bowstring/schema"),
@@ -36,6 +38,7 @@ ALLOWED = [
     ("fetch", "bowstring/fetch/plan"),
     ("flight", "bowstring/fetch"),
     ("cmd/bowstring", "bowstring/flight"),
+    ("cmd/bowstring/metrics", "bowstring/flight"),
 ]
 
 

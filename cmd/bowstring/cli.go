@@ -24,6 +24,7 @@ type CLI struct {
 	Describe DescribeCmd `cmd:"" help:"Describe a dataset: columns, classes, splits, snapshots."`
 	Get      GetCmd      `cmd:"" help:"Copy samples to a Parquet file, an Arrow file or a folder."`
 	Take     TakeCmd     `cmd:"" help:"Show single samples by position or id."`
+	Top      TopCmd      `cmd:"" help:"Watch a server: throughput, jobs, and where each stream's time goes."`
 	Warm     WarmCmd     `cmd:"" help:"Fill a server's spill with the samples of a job before it starts."`
 	Drop     DropCmd     `cmd:"" help:"Drop a dataset or one of its snapshots."`
 	Attach   AttachCmd   `cmd:"" help:"Make a dataset of a table in Scylla or Cassandra, without copying."`

@@ -6,13 +6,14 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"bowstring/cmd/bowstring/metrics"
 	"bowstring/fetch"
 	"bowstring/fetch/store"
 	"bowstring/schema"
 )
 
 // collect collects garbage now and then while a server serves, if it is told to.
-func (c *ServeCmd) collect(ctx context.Context, app *App, engine *fetch.Engine) {
+func (c *ServeCmd) collect(ctx context.Context, app *App, engine *fetch.Engine, count *metrics.Collections) {
 	if c.GCEvery == 0 {
 		return
 	}
@@ -23,10 +24,13 @@ func (c *ServeCmd) collect(ctx context.Context, app *App, engine *fetch.Engine) 
 		switch {
 		case ctx.Err() != nil:
 		case errors.Is(err, schema.ErrUnavailable): // another server collects, or the store is away: the next time, then
+			count.Elsewhere()
 			app.Log.InfoContext(ctx, "no collection", "reason", err)
 		case err != nil:
+			count.Failed()
 			app.Log.ErrorContext(ctx, "a collection failed; the next one tries again", "error", err)
 		default:
+			count.Done()
 			app.Log.InfoContext(ctx, "collected", "seconds", time.Since(start).Seconds(), "live_blobs", report.LiveBlobs,
 				"dead_blobs", report.DeadBlobs, "dead_bytes", report.DeadBytes, "freed_bytes", report.FreedBytes)
 		}

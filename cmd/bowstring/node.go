@@ -29,6 +29,8 @@ type node struct {
 	server *flight.Server
 	link   *delay.Link // to the store, or nil
 	served chan error  // what Serve returned
+
+	observation *observation // looks at all that, or nil
 }
 
 // limits bound what a node takes on. Zero stands for the default of the package concerned.
@@ -112,7 +114,7 @@ func (n *node) close(ctx context.Context) error {
 		cut = fmt.Errorf("%w: %w", errCut, err)
 	}
 	served := <-n.served
-	return errors.Join(cut, served, n.release())
+	return errors.Join(cut, served, n.observation.close(), n.release())
 }
 
 // release closes what newNode opened, once nobody calls the server: what is

@@ -35,6 +35,7 @@ type ServeCmd struct {
 	GCEvery               time.Duration `setting:"" default:"0s" placeholder:"DURATION" help:"Free what nothing refers to about that often, as gc does; what streams read stays (default: never)."`
 	GCRate                size          `setting:"" default:"auto" placeholder:"SIZE" help:"How fast such a collection of a store in Scylla or Cassandra reads and removes, a second (default: auto, as fast as it can)."`
 	spillFlags
+	observeFlags
 }
 
 // Validate is called by kong.
@@ -65,7 +66,7 @@ func (c *ServeCmd) Validate() error {
 	if c.GCEvery < 0 {
 		return fmt.Errorf("--gc-every: got %s, want more than 0, or 0 for never", c.GCEvery)
 	}
-	return nil
+	return c.observeFlags.check()
 }
 
 // own makes sure that there is a store to serve.
@@ -108,13 +109,18 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 		return errors.Join(err, closeLink(app.Link))
 	}
 	dir := app.cli.Globals.Store
+	seen, err := c.observeFlags.open(ctx, app, c.GCEvery)
+	if err != nil {
+		return errors.Join(err, closeLink(app.Link))
+	}
+	seen.watch(&l.flight)
 	n, err := newNode(dir, true, l, app.Link, app.Log)
 	if err != nil {
-		return err
+		return errors.Join(err, seen.close())
 	}
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", c.Listen)
 	if err != nil {
-		return errors.Join(fmt.Errorf("cannot listen on %s: %w; --listen names another address, port 0 any free one", c.Listen, err), n.release())
+		return errors.Join(fmt.Errorf("cannot listen on %s: %w; --listen names another address, port 0 any free one", c.Listen, err), seen.close(), n.release())
 	}
 	if far, ok := n.store.(interface {
 		Prepare(ctx context.Context, memory int64) error
@@ -124,6 +130,7 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 		}
 	}
 	n.serve(listener)
+	seen.start(ctx, n)
 	address := "grpc://" + dialable(listener.Addr())
 	err = c.announce(app, n, address)
 	if err == nil {
@@ -132,7 +139,7 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 		var beside sync.WaitGroup
 		serving, stop := context.WithCancel(ctx)
 		beside.Go(func() { logProblems(serving, app, dir, n.store) })
-		beside.Go(func() { c.collect(serving, app, n.engine) })
+		beside.Go(func() { c.collect(serving, app, n.engine, seen.collections) })
 		defer beside.Wait()
 		defer stop() // also where it is the listener that has ended
 		select {

@@ -80,7 +80,7 @@ func (s *Stream) refillLocked() {
 		a.inFlight++
 		r.inFlight++
 		a.wants = append(a.wants, queued{Want: tiers.Want{
-			Ref: ref, At: spill.Place{Dataset: s.dataset, Position: pos}, Context: s.context(), To: s, Token: tiers.Token{Of: r, N: cell},
+			Ref: ref, At: spill.Place{Dataset: s.dataset, Position: pos}, Context: s.context(), To: s, Trace: s.trace, Token: tiers.Token{Of: r, N: cell},
 		}})
 	}
 	if len(a.wants) > 0 {

@@ -17,6 +17,8 @@ type WindowStats struct {
 	Order       string `json:"order"`
 	Epoch       uint64 `json:"epoch"`
 	Step        int64  `json:"step"`
+	Steps       int64  `json:"steps"` // of an epoch; 0 where there is no plan
+	Rank        int    `json:"rank"`
 	WindowLimit int64  `json:"window_limit"` // bytes that it may hold now
 	WindowUsed  int64  `json:"window_used"`
 	InFlight    int    `json:"reads_in_flight"` // or waiting for their turn
@@ -30,6 +32,7 @@ type WindowStats struct {
 type Stats struct {
 	Streams, Batches, Rows int64
 	Live                   int
+	Waiting                int           // of those, whose consumers wait for a read
 	WindowUsed             int64         // bytes, with batches that were not released
 	Windows                []WindowStats // of each stream that reads, by dataset and job
 }
@@ -41,7 +44,7 @@ func (s *Set) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := Stats{
-		Streams: c.streams.Load(), Batches: c.batches.Load(), Rows: c.rows.Load(), Live: len(s.streams),
+		Streams: c.streams.Load(), Batches: c.batches.Load(), Rows: c.rows.Load(), Live: len(s.streams), Waiting: int(s.waiting.Load()),
 		Windows:    make([]WindowStats, 0, len(s.streams)),
 		WindowUsed: s.opts.Ledger.Accounts()[admission.Windows].Used,
 	}
@@ -112,7 +115,7 @@ func (s *Stream) stats() WindowStats {
 	}
 	return WindowStats{
 		Job: s.job.ID(), Dataset: s.job.SnapshotName(), Order: cmp.Or(s.job.Request().Order, "strict"),
-		Epoch: s.epochOf(t.lap.Load()), Step: t.step.Load(),
+		Epoch: s.epochOf(t.lap.Load()), Step: t.step.Load(), Steps: s.steps, Rank: s.ticket.Rank,
 		WindowLimit: t.limit.Load(), WindowUsed: t.used.Load(),
 		InFlight: int(t.inFlight.Load()), Ready: int(t.ready.Load()),
 		StoreWait: t.store.Load(), SpillWait: t.spill.Load(), WindowWait: full,

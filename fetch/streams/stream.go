@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"bowstring/fetch/admission"
 	"bowstring/fetch/jobs"
 	"bowstring/fetch/lookahead"
@@ -84,8 +86,11 @@ type Stream struct {
 	part    *lookahead.Part
 	dataset uint32       // the spill's number of the snapshot
 	opened  time.Time    // when it began
+	steps   int64        // of an epoch, 0 if there is no plan
 	queued  atomic.Int64 // cells that wait for their turn
 	told    told
+	trace   *tiers.Trace // nil if nobody traces it
+	first   trace.Span   // until the first batch, if somebody does; nil otherwise
 
 	mu       lock
 	cond     sync.Cond // told when Next may go on
@@ -184,11 +189,18 @@ func (s *Set) start(ctx context.Context, st *Stream) error {
 	}
 	st.opened = time.Now()
 	st.call.Store(newCall(ctx))
+	if st.slot.list == nil {
+		st.steps = j.Plan().Steps()
+	}
+	if st.trace = tiers.NewTrace(ctx); st.trace != nil {
+		_, st.first = trace.SpanFromContext(ctx).TracerProvider().Tracer("bowstring/fetch").Start(ctx, "first batch")
+	}
 	st.slot.settle()
 	st.hold, _ = s.opts.Ledger.Try(admission.Windows, 0)
 	j.Retain()
 	if err := s.add(st); err != nil {
 		st.fail(nil)
+		st.endFirst()
 		j.Release()
 		return err
 	}
@@ -221,6 +233,7 @@ func (s *Stream) Close() {
 			cause = context.Cause(ctx)
 		}
 		s.fail(context.Canceled)
+		s.endFirst()
 		s.unwatch()
 		s.unwatch = nil
 		ended := newCall(context.Background())
@@ -304,6 +317,7 @@ func (s *Stream) epochOf(lap int64) uint64 {
 
 // delivered counts a batch.
 func (s *Stream) delivered(rows int, w Wait) {
+	s.endFirst()
 	c := &s.set.count
 	c.batches.Add(1)
 	c.rows.Add(int64(rows))
@@ -316,6 +330,13 @@ func (s *Stream) delivered(rows int, w Wait) {
 	lap, index := s.readsLocked()
 	s.mu.Unlock()
 	s.part.Advance(lap, index)
+}
+
+// endFirst ends the span of the first batch. It may be called again.
+func (s *Stream) endFirst() {
+	if s.first != nil {
+		s.first.End()
+	}
 }
 
 // batchHold is what a batch holds beside its blobs: a part of the window, and

@@ -53,6 +53,9 @@ func (r *Reader) work(w *worker) {
 		began := time.Now()
 		blob, err := r.get(a)
 		then := r.ended(a, began, blob, err)
+		if t := a.read.trace; t != nil {
+			t.attempt(a, began, then.slow, err)
+		}
 		if then.pause != nil {
 			select {
 			case <-then.pause.C:
@@ -99,6 +102,7 @@ func (r *Reader) get(a Attempt) (schema.Blob, error) {
 type next struct {
 	again   Attempt     // another one at the same read, if not zero
 	pause   *time.Timer // to wait for before, if not nil
+	slow    bool        // it was
 	told    bool        // the read is over, and who waits is told of the outcome
 	outcome Outcome
 }
@@ -115,7 +119,8 @@ func (r *Reader) ended(a Attempt, began time.Time, blob schema.Blob, err error) 
 	}
 	now := time.Now()
 	if err == nil {
-		return next{told: true, outcome: r.broughtLocked(a, now, now.Sub(began), blob)}
+		took := now.Sub(began)
+		return next{told: true, slow: a.lane == r.last && r.slow > 0 && took > r.slow, outcome: r.broughtLocked(a, now, took, blob)}
 	}
 	if a.lane != r.last { // the tiers below are asked at once
 		a.lane.abandonedLocked(rd)
@@ -136,7 +141,12 @@ func (r *Reader) ended(a Attempt, began time.Time, blob schema.Blob, err error) 
 	case rd.running == 0:
 		r.forgetLocked(rd)
 		delete(r.reads, rd.ref)
-		return next{told: true, outcome: Outcome{Ref: rd.ref, Err: absenceIsLoss(err), Tier: r.last.index, At: now}}
+		err = absenceIsLoss(err)
+		r.stats.givenUp++
+		if errors.Is(err, schema.ErrDataLoss) {
+			r.stats.lost++
+		}
+		return next{told: true, outcome: Outcome{Ref: rd.ref, Err: err, Tier: r.last.index, At: now}}
 	}
 	return next{}
 }
@@ -150,6 +160,10 @@ func (r *Reader) broughtLocked(a Attempt, now time.Time, took time.Duration, blo
 		r.stats.hedgesWon++
 	}
 	l.completedLocked(rd, now, took)
+	l.times.add(took)
+	if rd.trace != nil {
+		rd.trace.exampleLocked(&l.times, took, now)
+	}
 	if l == r.last {
 		r.latency.add(now, took)
 		r.stats.reads++

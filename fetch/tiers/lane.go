@@ -12,6 +12,7 @@ type lane struct {
 
 	reads int  // under way, where their number is fixed
 	flow  flow // where it is measured
+	times Times
 }
 
 func (l *lane) init(t Tier, index, maxReads int) {

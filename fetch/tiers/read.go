@@ -14,12 +14,13 @@ import (
 //
 // It is the owner of the blob that all get, and the context of its attempts, so
 // that in the usual case a read costs one allocation. All fields but reader, ref,
-// refs and blob are guarded by Reader.mu.
+// trace, refs and blob are guarded by Reader.mu.
 type read struct {
 	readContext
 	reader *Reader
 	ref    schema.BlobRef
 	start  time.Time
+	trace  *Trace // of who wanted it first, or nil; never changes
 
 	first  waiter   // who wants it
 	others []waiter // more who do

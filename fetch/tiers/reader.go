@@ -195,7 +195,7 @@ func (r *Reader) tryLocked(w *Want, l *lane, always bool) (v Verdict, first Atte
 	if r.closed || !always && !l.admitsLocked(w.Ref.Size) {
 		return Full, Attempt{}, schema.Blob{}
 	}
-	rd := &read{reader: r, ref: w.Ref, start: time.Now(), first: waiter{w.To, w.Token}, place: w.At, entry: l.index, older: r.newest}
+	rd := &read{reader: r, ref: w.Ref, start: time.Now(), first: waiter{w.To, w.Token}, place: w.At, entry: l.index, older: r.newest, trace: w.Trace}
 	rd.values = w.Context
 	rd.attemptLocked(rd.start)
 	if r.newest != nil {

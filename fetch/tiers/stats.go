@@ -8,6 +8,7 @@ type counters struct {
 	upperReads, upperBytes                   int64
 	sharedReads, retries, hedges, hedgesWon  int64
 	fills                                    int64
+	lost, givenUp                            int64
 }
 
 // Stats are a reader's counters since it was made, and what is in flight now.
@@ -23,6 +24,8 @@ type Stats struct {
 	Hedges      int64         // attempts beside one that was slow
 	HedgesWon   int64         // of those, which brought the blob first
 	Fills       int64         // reads begun by TryIdle
+	GivenUp     int64         // blobs that no attempt brought
+	Lost        int64         // of those, which are missing or damaged
 
 	InFlight      int           // reads of the last tier
 	BytesInFlight int64         // with what each read costs beside
@@ -44,7 +47,7 @@ func (r *Reader) Stats() Stats {
 	s := Stats{
 		Reads: c.reads, ReadBytes: c.readBytes, ReadTime: time.Duration(c.readNanos), FailedReads: c.failedReads,
 		UpperReads: c.upperReads, UpperBytes: c.upperBytes, SharedReads: c.sharedReads,
-		Retries: c.retries, Hedges: c.hedges, HedgesWon: c.hedgesWon, Fills: c.fills,
+		Retries: c.retries, Hedges: c.hedges, HedgesWon: c.hedgesWon, Fills: c.fills, GivenUp: c.givenUp, Lost: c.lost,
 		InFlight: f.reads, BytesInFlight: f.used, Limit: f.limit, MinLatency: f.latency, BytesPerSec: f.rate,
 		Held: len(r.reads), Max: r.latency.greatest(),
 	}

@@ -18,7 +18,9 @@ type Want struct {
 	// ends does not end the read, which others may want: see [Reader.Leave].
 	Context context.Context //nolint:containedctx // its values alone are used
 	// To is told what became of it, once, with Token.
-	To    Receiver
+	To Receiver
+	// Trace is the stream's, nil if it is not traced.
+	Trace *Trace
 	Token Token
 }
 

@@ -133,6 +133,7 @@ type census struct {
 	blobs, bytes int64 // as they were counted
 	at           time.Time
 	added        struct{ blobs, bytes int64 }
+	failed       time.Time // when the server was asked in vain
 }
 
 func (n *census) add(blobs, bytes int64) {
@@ -145,12 +146,20 @@ func (n *census) add(blobs, bytes int64) {
 // censusWait is how long Stats waits for the server, if it has to ask it.
 const censusWait = 3 * time.Second
 
+// censusPause is for how long it does not ask again where it got no answer: who
+// looks every few seconds, as a scrape does, would wait each time.
+const censusPause = 30 * time.Second
+
 // recount takes note of a collection that has ended since.
 func (s *Store) recount(ctx context.Context) error {
 	blobs, bytes, at, err := s.catalog.Counted(ctx)
 	n := &s.census
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	n.failed = time.Time{}
+	if err != nil {
+		n.failed = time.Now()
+	}
 	if err == nil && !at.IsZero() && !at.Equal(n.at) {
 		n.blobs, n.bytes, n.at = blobs, bytes, at
 		n.added.blobs, n.added.bytes = 0, 0
@@ -161,13 +170,18 @@ func (s *Store) recount(ctx context.Context) error {
 // Stats implements store.Store. What other processes add or remove is not
 // noticed until the next collection.
 func (s *Store) Stats() store.Stats {
-	ctx, cancel := context.WithTimeout(context.Background(), censusWait)
-	defer cancel()
-	if err := s.recount(ctx); err != nil {
-		s.log.Debug("how many blobs there are is not known anew", "error", err)
+	n := &s.census
+	n.mu.Lock()
+	pause := time.Since(n.failed) < censusPause
+	n.mu.Unlock()
+	if !pause {
+		ctx, cancel := context.WithTimeout(context.Background(), censusWait)
+		defer cancel()
+		if err := s.recount(ctx); err != nil {
+			s.log.Debug("how many blobs there are is not known anew", "error", err)
+		}
 	}
 	put := s.catalog.Counters()
-	n := &s.census
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return store.Stats{

@@ -1,0 +1,100 @@
+"""observe: what it costs to be looked at: scraped every second and traced by one call in a hundred, beside neither."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import socket
+import threading
+import urllib.request
+from collections.abc import Iterator
+
+from harness import Context, Figure, Readers, Result, emit, go_benchmark, median
+from node import Node
+from samples import COUNT, SIZE
+
+from .loopback import stored, ticket
+
+PASSES = 3
+SERIES = 2000  # of a server with one job
+
+
+def free_port() -> int:
+    """A port that nobody has in this moment."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port: int = s.getsockname()[1]
+    return port
+
+
+def scrape(port: int) -> str:
+    """What Prometheus would see."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+@contextlib.contextmanager
+def scraped(port: int) -> Iterator[list[int]]:
+    """Scrape every second; the lengths of the answers."""
+    lengths: list[int] = []
+    done = threading.Event()
+
+    def work() -> None:
+        while not done.wait(1):
+            lengths.append(len(scrape(port)))
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    try:
+        yield lengths
+    finally:
+        done.set()
+        worker.join()
+
+
+def read(url: str) -> float:
+    """Read some epochs; GB/s."""
+    got = Readers(url, [ticket(0)], PASSES).run()
+    return COUNT * PASSES * SIZE / 1e9 / got["seconds"]
+
+
+def run(context: Context) -> Result:
+    """Interleave a server that is looked at with one that is not."""
+    port, nobody = free_port(), free_port()  # no collector listens: spans are drawn, and lost
+    rates: dict[str, list[float]] = {"plain": [], "observed": []}
+    with (
+        Node(context.binary, stored(context)) as plain,
+        Node(
+            context.binary,
+            stored(context, "store-observed"),
+            f"--admin=127.0.0.1:{port}",
+            f"--otlp-endpoint=http://127.0.0.1:{nobody}",
+        ) as observed,
+    ):
+        scrapes = 0
+        for turn in range(context.rounds):
+            sides = ["plain", "observed"] if turn % 2 else ["observed", "plain"]
+            for side in sides:
+                if side == "plain":
+                    rates[side].append(read(plain.url))
+                else:
+                    with scraped(port) as lengths:
+                        rates[side].append(read(observed.url))
+                    scrapes += len(lengths)
+                emit(case="observe", side=side, gb_per_s=round(rates[side][-1], 3))
+        text = scrape(port)
+    series = sum(1 for line in text.splitlines() if line and not line.startswith("#"))
+    cost = 1 - median([b / a for a, b in zip(rates["plain"], rates["observed"], strict=True)])
+    engine = go_benchmark(context, "observe", "./fetch", "BenchmarkTraced", "-benchtime=20000x", "-count=3")
+    names = len(set(re.findall(r"^# TYPE (bowstring_\S+)", text, re.MULTILINE)))
+    return Result(
+        "observe",
+        [
+            Figure("cost", cost, at_most=0.01),
+            Figure("allocs_per_sample", engine["allocs/more"], at_most=0.01),
+            Figure("series", series, at_most=SERIES),
+        ],
+        {"metrics": names, "scrapes": scrapes, "rates": json.loads(json.dumps(rates))},
+    )

@@ -1,0 +1,133 @@
+package admin
+
+import (
+	"bytes"
+	"crypto/tls"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+)
+
+// checkEvery is how often a file is looked at, at most.
+const checkEvery = 10 * time.Second
+
+// file is something read from files, again whenever they have changed. It is safe
+// for concurrent use.
+type file[T any] struct {
+	paths []string
+	parse func() (T, error)
+
+	mu      sync.Mutex
+	value   T
+	stamps  []stamp
+	checked time.Time
+}
+
+type stamp struct {
+	at   time.Time
+	size int64
+}
+
+// get returns what is in the files. What was read before holds where they cannot
+// be read, or make no sense, later on: they may be about to be replaced.
+func (f *file[T]) get() (T, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.stamps != nil && time.Since(f.checked) < checkEvery {
+		return f.value, nil
+	}
+	f.checked = time.Now()
+	stamps, err := f.look()
+	if err == nil && !same(stamps, f.stamps) {
+		var v T
+		if v, err = f.parse(); err == nil {
+			f.value, f.stamps = v, stamps
+		}
+	}
+	if f.stamps != nil {
+		err = nil
+	}
+	return f.value, err
+}
+
+func (f *file[T]) look() ([]stamp, error) {
+	stamps := make([]stamp, len(f.paths))
+	for i, p := range f.paths {
+		st, err := os.Stat(p)
+		if err != nil {
+			return nil, err
+		}
+		stamps[i] = stamp{st.ModTime(), st.Size()}
+	}
+	return stamps, nil
+}
+
+func same(a, b []stamp) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if !a[i].at.Equal(b[i].at) || a[i].size != b[i].size {
+			return false
+		}
+	}
+	return true
+}
+
+// Certificate is one that is read from files, and again when they are replaced.
+type Certificate struct{ file file[*tls.Certificate] }
+
+// LoadCertificate reads a certificate with its key.
+func LoadCertificate(cert, key string) (*Certificate, error) {
+	c := &Certificate{file[*tls.Certificate]{paths: []string{cert, key}, parse: func() (*tls.Certificate, error) {
+		pair, err := tls.LoadX509KeyPair(cert, key)
+		return &pair, err
+	}}}
+	_, err := c.file.get()
+	return c, err
+}
+
+// TLS returns a configuration that presents it.
+func (c *Certificate) TLS() *tls.Config {
+	return &tls.Config{
+		MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"},
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return c.file.get() },
+	}
+}
+
+// NotAfter is when it ends to be valid.
+func (c *Certificate) NotAfter() time.Time {
+	pair, err := c.file.get()
+	if err != nil || pair.Leaf == nil {
+		return time.Time{}
+	}
+	return pair.Leaf.NotAfter
+}
+
+// leastToken is how long a token has to be: one that can be guessed is none.
+const leastToken = 16
+
+// LoadToken returns a function for Options.Token that reads it from a file, again
+// when that is replaced.
+func LoadToken(path string) (func() ([]byte, error), error) {
+	f := &file[[]byte]{paths: []string{path}, parse: func() ([]byte, error) {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return nil, err
+		}
+		return CheckToken(bytes.TrimSpace(text))
+	}}
+	if _, err := f.get(); err != nil {
+		return nil, fmt.Errorf("the token of the admin listener, %s: %w", path, err)
+	}
+	return f.get, nil
+}
+
+// CheckToken returns the token, or an error that does not show it.
+func CheckToken(token []byte) ([]byte, error) {
+	if len(token) < leastToken {
+		return nil, fmt.Errorf("got %d characters, want %d or more", len(token), leastToken)
+	}
+	return token, nil
+}

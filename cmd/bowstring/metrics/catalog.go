@@ -1,0 +1,157 @@
+package metrics
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// prefix is what the names of all metrics of Bowstring's own begin with.
+const prefix = "bowstring_"
+
+// metric is one that is made of counters when they are asked for.
+type metric struct {
+	name   string
+	kind   prometheus.ValueType
+	labels []string
+	help   string
+	desc   *prometheus.Desc
+}
+
+// Metric describes a metric for documents.
+type Metric struct {
+	Name, Kind string
+	Labels     []string
+	Help       string
+}
+
+// all lists the metrics in the order they are documented.
+var all []*metric
+
+func define(kind prometheus.ValueType, name, help string, labels ...string) *metric {
+	m := &metric{name: prefix + name, kind: kind, labels: labels, help: help}
+	m.desc = prometheus.NewDesc(m.name, help, labels, nil)
+	all = append(all, m)
+	return m
+}
+
+func gauge(name, help string, labels ...string) *metric {
+	return define(prometheus.GaugeValue, name, help, labels...)
+}
+
+func counter(name, help string, labels ...string) *metric {
+	return define(prometheus.CounterValue, name, help, labels...)
+}
+
+// histogram is kept as UntypedValue: what it holds is made by others.
+func histogram(name, help string, labels ...string) *metric {
+	return define(prometheus.UntypedValue, name, help, labels...)
+}
+
+// Catalog describes all metrics of Bowstring's own.
+func Catalog() []Metric {
+	kinds := map[prometheus.ValueType]string{prometheus.GaugeValue: "gauge", prometheus.CounterValue: "counter", prometheus.UntypedValue: "histogram"}
+	list := make([]Metric, len(all))
+	for i, m := range all {
+		list[i] = Metric{m.name, kinds[m.kind], m.labels, m.help}
+	}
+	return list
+}
+
+// Markdown is the catalog as a table.
+func Markdown() string {
+	var b strings.Builder
+	b.WriteString("| metric | labels | |\n|---|---|---|\n")
+	for _, m := range Catalog() {
+		help := m.Help
+		if m.Kind == "histogram" {
+			help += " (histogram)"
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", m.Name, strings.Join(m.Labels, ", "), help)
+	}
+	return b.String()
+}
+
+// What a server, its engine, its spill and its store have counted.
+var (
+	buildInfo     = gauge("build_info", "1; the labels say what was built.", "version", "go_version")
+	draining      = gauge("draining", "1 while the server takes no new calls and waits for streams to end, else 0.")
+	streamsNow    = gauge("streams", "Streams that run.", "kind")
+	streamsLimit  = gauge("streams_limit", "Streams that may run at once.")
+	streamsTotal  = counter("streams_total", "Streams begun.")
+	streamSeconds = counter("stream_seconds_total", "Time that DoGet and DoExchange have run, summed up over them.")
+	callsTotal    = counter("calls_total", "Calls begun, of any method.")
+	rowsTotal     = counter("rows_total", "Rows sent or received.")
+	bytesTotal    = counter("bytes_total", "Bytes of record batches sent or received.")
+	waitSeconds   = counter("wait_seconds_total", "Where the time of batches went: `store` and `spill` are waits for reads, `encode` is work, `consumer` is network and client; in `window`, reading stood still as the window was full.", "source")
+	faultsTotal   = counter("faults_total", "Samples that could not be read, in streams whose on_error let them go on.")
+	callSeconds   = histogram("call_seconds", "Time from the beginning of a call to its end, streams included.", "method", "code")
+	firstBatch    = histogram("first_batch_seconds", "Time from the beginning of a stream to its first batch sent.")
+
+	tenantStreams = gauge("tenant_streams", "Streams that run, by tenant; the 64 tenants of late by name, all others as `other`.", "tenant")
+	tenantRows    = counter("tenant_rows_total", "Rows sent or received, by tenant.", "tenant")
+	tenantBytes   = counter("tenant_bytes_total", "Bytes sent or received, by tenant.", "tenant")
+
+	readSeconds    = histogram("read_seconds", "Time of reads that brought the right blob, by tier.", "tier")
+	readBytes      = counter("read_bytes_total", "Bytes of blobs read, by tier; `spill` stands for all tiers above the store.", "tier")
+	sharedReads    = counter("shared_reads_total", "Blobs that came with a read made for another stream, or from its window.")
+	failedReads    = counter("failed_reads_total", "Attempts at the store that brought no blob, or a wrong one.")
+	retries        = counter("retries_total", "Attempts at the store after one that failed or was silent for long.")
+	hedges         = counter("hedges_total", "Attempts at the store beside one that was slow.")
+	hedgesWon      = counter("hedges_won_total", "Hedges that brought the blob first.")
+	givenUp        = counter("given_up_reads_total", "Blobs that no attempt brought.")
+	lost           = counter("lost_blobs_total", "Blobs that no attempt brought, as they are missing or damaged in the store.")
+	fills          = counter("fills_total", "Blobs read for the spill alone, before a stream wanted them.")
+	readsInFlight  = gauge("reads_in_flight", "Reads of the store under way.")
+	bytesInFlight  = gauge("in_flight_bytes", "Bytes of reads of the store under way.")
+	inFlightLimit  = gauge("in_flight_limit_bytes", "Bytes that may be under way, as the path was measured.")
+	pathLatency    = gauge("store_least_latency_seconds", "Least latency of the store of late.")
+	pathRate       = gauge("store_path_bytes_per_second", "Bandwidth of the way to the store, as a moving average.")
+	waitingRows    = gauge("ready_rows", "Rows that wait for their consumers.")
+	streamsReading = gauge("reading_streams", "Streams that read blobs.")
+	streamsWaiting = gauge("waiting_streams", "Streams whose consumers wait for a read in this moment.")
+	snapshotsOpen  = gauge("open_snapshots", "Snapshots that are open.")
+	memoryUsed     = gauge("memory_used_bytes", "Memory that requests take, by use.", "use")
+	memoryLimit    = gauge("memory_limit_bytes", "Memory that requests may take, by use.", "use")
+	memoryMost     = gauge("memory_peak_bytes", "Most memory that requests ever took, by use.", "use")
+	memoryWaiting  = gauge("memory_waiting_requests", "Requests that wait for memory, by use.", "use")
+	processLimit   = gauge("process_memory_limit_bytes", "Memory that the process may use, by its control group or the machine.")
+
+	spillBudget   = gauge("spill_budget_bytes", "Bytes of the disk that the spill may hold now.")
+	spillHeld     = gauge("spill_held_bytes", "Bytes of the disk that the spill holds, dead space and an allowance for the index included.")
+	spillBlobs    = gauge("spill_blobs", "Blobs in the spill.")
+	spillFiles    = gauge("spill_segments", "Files of the spill.")
+	spillWritten  = counter("spill_written_bytes_total", "Bytes written to the spill, headers and padding included.")
+	spillMoved    = counter("spill_moved_bytes_total", "Bytes rewritten to give back the space of others.")
+	spillBypassed = counter("spill_bypassed_total", "Blobs not stored in the spill: others are worth more, or the disk is full or failed.")
+	spillErrors   = counter("spill_errors_total", "What went wrong with the disk of the spill: `read`, `write`, `damaged` (a wrong checksum), `disk_full` and `busy` (blobs not stored as there was no room, or no time).", "kind")
+	spillLost     = gauge("spill_index_lost", "1 if the index could not be written: what is in the spill will not be after a restart; else 0.")
+
+	datasetBytes   = gauge("spill_dataset_bytes", "Bytes of blobs in the spill; the 50 snapshots of late by name, all others as `other`.", "dataset")
+	datasetHits    = counter("spill_hits_total", "Blobs found in the spill, by snapshot.", "dataset")
+	datasetMisses  = counter("spill_misses_total", "Blobs wanted and not found in the spill, by snapshot.", "dataset")
+	datasetStored  = counter("spill_stored_total", "Blobs stored in the spill, by snapshot.", "dataset")
+	datasetEvicted = counter("spill_evicted_total", "Blobs evicted from the spill, by snapshot.", "dataset")
+
+	jobsNow     = gauge("jobs", "Jobs that run.")
+	jobStreams  = gauge("job_streams", "Streams of a job; 100 jobs by name, all others as `other`.", "training_job", "dataset")
+	jobEpoch    = gauge("job_epoch", "Epoch in which a job is.", "training_job", "dataset")
+	jobProgress = gauge("job_progress_ratio", "Share of its epoch that a job has read.", "training_job", "dataset")
+	jobLeft     = gauge("job_epoch_left_seconds", "Time that the rest of the epoch will take, at the speed of late.", "training_job", "dataset")
+	jobReads    = counter("job_reads_total", "Blobs of a job, by where they came from: another stream's window, the spill, the store.", "training_job", "dataset", "tier")
+	jobBytes    = counter("job_read_bytes_total", "Bytes of those.", "training_job", "dataset", "tier")
+
+	storeReads   = counter("store_blob_reads_total", "Blobs that the store was asked for and brought, whatever for.")
+	storeBytes   = counter("store_blob_read_bytes_total", "Bytes of those.")
+	storeWrites  = counter("store_blob_writes_total", "Blobs stored anew.")
+	storeDedups  = counter("store_blob_dedups_total", "Blobs put that were there.")
+	storeWritten = counter("store_written_bytes_total", "Bytes of blobs stored anew.")
+	storeBlobs   = gauge("store_blobs", "Blobs in the store, as far as this process knows.")
+	storeStored  = gauge("store_bytes", "Bytes of blobs in the store, as far as this process knows.")
+
+	collectEvery = gauge("collection_interval_seconds", "How often this server is to collect garbage; 0 for never.")
+	collectLast  = gauge("collection_last_success_timestamp_seconds", "When a collection of this server last came to its end; before the first, when this server began.")
+	collections  = counter("collections_total", "Collections of this server, by what became of them: `done`, `failed`, or `elsewhere`, as another server was at it or the store was away.", "result")
+	certificate  = gauge("certificate_not_after_timestamp_seconds", "When a certificate that is presented to clients ends to be valid.", "listener")
+)

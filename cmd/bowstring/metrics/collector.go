@@ -1,0 +1,347 @@
+package metrics
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc/codes"
+
+	"bowstring/fetch"
+	"bowstring/flight"
+	"bowstring/schema"
+)
+
+const (
+	// maxJobs and maxDatasets are how many have series of their own.
+	maxJobs     = 100
+	maxDatasets = 50
+)
+
+// Options say what a Collector shows. Stats and Times must be set.
+type Options struct {
+	Stats func() flight.Stats
+	Times func() []fetch.Times
+	// Collections counts collections; nil if there are none.
+	Collections *Collections
+	// Certificates returns when the certificates end that are presented to
+	// clients, by listener; nil if there are none.
+	Certificates func() map[string]time.Time
+	// MemoryLimit is what the process may use, in bytes; 0 if that is not known.
+	MemoryLimit int64
+	// Version and GoVersion say what was built.
+	Version, GoVersion string
+}
+
+func (o *Options) check() error {
+	if o.Stats == nil || o.Times == nil {
+		return &schema.FieldError{Field: "Stats, Times", Got: "none", Want: "what to show"}
+	}
+	return nil
+}
+
+// Collector is a prometheus.Collector of what a server has counted, and a
+// flight.Observer that makes histograms of what it is told. It is safe for
+// concurrent use. It owns nothing of what it reads.
+type Collector struct {
+	opts  Options
+	calls *prometheus.HistogramVec
+	first prometheus.Histogram
+
+	mu       sync.Mutex
+	handles  map[call]prometheus.Observer // guarded by mu
+	jobs     capped                       // guarded by mu
+	datasets capped                       // guarded by mu
+}
+
+// call is what calls are told apart by.
+type call struct {
+	method string
+	code   codes.Code
+}
+
+// New returns a Collector.
+func New(opts Options) (*Collector, error) {
+	if err := opts.check(); err != nil {
+		return nil, err
+	}
+	about := func(m *metric, least, factor float64, n int) prometheus.HistogramOpts {
+		return prometheus.HistogramOpts{
+			Name: m.name, Help: m.help, Buckets: prometheus.ExponentialBuckets(least, factor, n),
+			NativeHistogramBucketFactor: 1.1, NativeHistogramMaxBucketNumber: 100, NativeHistogramMinResetDuration: time.Hour,
+		}
+	}
+	return &Collector{
+		opts:    opts,
+		calls:   prometheus.NewHistogramVec(about(callSeconds, 0.001, 10, 7), callSeconds.labels), // to 1,000 s
+		first:   prometheus.NewHistogram(about(firstBatch, 0.001, 4, 9)),                          // to 65 s
+		handles: map[call]prometheus.Observer{},
+		jobs:    capped{most: maxJobs}, datasets: capped{most: maxDatasets},
+	}, nil
+}
+
+// Ended implements flight.Observer.
+func (c *Collector) Ended(ctx context.Context, method string, code codes.Code, took time.Duration) {
+	c.mu.Lock()
+	h := c.handles[call{method, code}]
+	if h == nil {
+		h = c.calls.WithLabelValues(method, code.String())
+		c.handles[call{method, code}] = h
+	}
+	c.mu.Unlock()
+	observe(ctx, h, took)
+}
+
+// FirstBatch implements flight.Observer.
+func (c *Collector) FirstBatch(ctx context.Context, took time.Duration) { observe(ctx, c.first, took) }
+
+// observe adds to a histogram, with an exemplar where the call is traced.
+func observe(ctx context.Context, h prometheus.Observer, took time.Duration) {
+	span := trace.SpanContextFromContext(ctx)
+	if e, ok := h.(prometheus.ExemplarObserver); ok && span.IsSampled() {
+		e.ObserveWithExemplar(took.Seconds(), exemplar(span.TraceID(), span.SpanID()))
+		return
+	}
+	h.Observe(took.Seconds())
+}
+
+func exemplar(t trace.TraceID, s trace.SpanID) prometheus.Labels {
+	return prometheus.Labels{"trace_id": t.String(), "span_id": s.String()}
+}
+
+// Describe implements prometheus.Collector.
+func (c *Collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, m := range all {
+		ch <- m.desc
+	}
+}
+
+// sink takes the metrics of one scrape.
+type sink chan<- prometheus.Metric
+
+func (ch sink) send(m *metric, v float64, labels ...string) {
+	one, err := prometheus.NewConstMetric(m.desc, m.kind, v, labels...)
+	if err != nil {
+		one = prometheus.NewInvalidMetric(m.desc, err)
+	}
+	ch <- one
+}
+
+func (ch sink) seconds(m *metric, nanos int64, labels ...string) {
+	ch.send(m, time.Duration(nanos).Seconds(), labels...)
+}
+
+func (ch sink) truth(m *metric, is bool) {
+	v := 0.0
+	if is {
+		v = 1
+	}
+	ch.send(m, v)
+}
+
+// at sends a time, 0 for none.
+func (ch sink) at(m *metric, t time.Time, labels ...string) {
+	v := 0.0
+	if !t.IsZero() {
+		v = float64(t.UnixMilli()) / 1e3
+	}
+	ch.send(m, v, labels...)
+}
+
+// Collect implements prometheus.Collector.
+func (c *Collector) Collect(to chan<- prometheus.Metric) {
+	ch, st := sink(to), c.opts.Stats()
+	c.calls.Collect(ch)
+	c.first.Collect(ch)
+	ch.send(buildInfo, 1, c.opts.Version, c.opts.GoVersion)
+	if c.opts.MemoryLimit > 0 {
+		ch.send(processLimit, float64(c.opts.MemoryLimit))
+	}
+	ch.server(&st)
+	ch.engine(&st.Engine)
+	for _, t := range c.opts.Times() {
+		ch <- newTimes(t)
+	}
+	ch.store(&st)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.collectJobs(ch, st.Engine.Jobs)
+	if st.Engine.Spill != nil {
+		ch.spill(st.Engine.Spill)
+		c.collectDatasets(ch, st.Engine.Spill.Datasets)
+	}
+	c.opts.Collections.collect(ch)
+	if c.opts.Certificates != nil {
+		for listener, end := range c.opts.Certificates() {
+			ch.at(certificate, end, listener)
+		}
+	}
+}
+
+func (ch sink) server(st *flight.Stats) {
+	s := &st.Server
+	ch.truth(draining, s.Draining)
+	kinds := map[string]int{"DoGet": 0, "DoPut": 0, "DoExchange": 0}
+	for _, one := range st.Streams {
+		kinds[one.Kind]++
+	}
+	for kind, n := range kinds {
+		ch.send(streamsNow, float64(n), kind)
+	}
+	ch.send(streamsLimit, float64(st.Limits.MaxStreams))
+	ch.send(streamsTotal, float64(s.Streams))
+	ch.seconds(streamSeconds, s.StreamNanos)
+	ch.send(callsTotal, float64(s.Calls))
+	ch.send(rowsTotal, float64(s.Rows))
+	ch.send(bytesTotal, float64(s.Bytes))
+	for source, nanos := range map[string]int64{
+		"store": s.Wait.Store, "spill": s.Wait.Spill, "window": s.Wait.Window, "encode": s.Wait.Encode, "consumer": s.Wait.Consumer,
+	} {
+		ch.seconds(waitSeconds, nanos, source)
+	}
+	ch.send(faultsTotal, float64(s.Faults))
+	for _, t := range st.Tenants {
+		name := other
+		if !t.Others {
+			name = labelOf(t.Tenant)
+		}
+		ch.send(tenantStreams, float64(t.Streams), name)
+		ch.send(tenantRows, float64(t.Rows), name)
+		ch.send(tenantBytes, float64(t.Bytes), name)
+	}
+}
+
+// uses are the labels of what admission.Use counts, in its order.
+var uses = []string{"windows", "uploads", "evaluation", "answers"}
+
+func (ch sink) engine(e *fetch.Stats) {
+	ch.send(readBytes, float64(e.ReadBytes), "store")
+	ch.send(readBytes, float64(e.SpillBytes), "spill")
+	ready := 0
+	for _, w := range e.Windows {
+		ready += w.Ready
+	}
+	for m, v := range map[*metric]int64{
+		sharedReads: e.SharedReads, failedReads: e.FailedReads, retries: e.Retries, hedges: e.Hedges, hedgesWon: e.HedgesWon,
+		givenUp: e.GivenUp, lost: e.Lost, fills: e.Fills, readsInFlight: int64(e.ReadsInFlight), bytesInFlight: e.BytesInFlight,
+		inFlightLimit: e.InFlightLimit, waitingRows: int64(ready), streamsReading: int64(len(e.Windows)), streamsWaiting: int64(e.Waiting), snapshotsOpen: int64(e.Snapshots),
+		jobsNow: int64(len(e.Jobs)),
+	} {
+		ch.send(m, float64(v))
+	}
+	ch.seconds(pathLatency, e.Path.MinLatency*int64(time.Microsecond))
+	ch.send(pathRate, e.Path.BytesPerSec)
+	for i, a := range e.Memory {
+		use := a.Use
+		if i < len(uses) {
+			use = uses[i]
+		}
+		ch.send(memoryUsed, float64(a.Used), use)
+		ch.send(memoryLimit, float64(a.Limit), use)
+		ch.send(memoryMost, float64(a.Most), use)
+		ch.send(memoryWaiting, float64(a.Waiting), use)
+	}
+}
+
+func (ch sink) store(st *flight.Stats) {
+	for m, v := range map[*metric]int64{
+		storeReads: st.Store.BlobReads, storeBytes: st.Store.BlobBytes, storeWrites: st.Store.BlobWrites, storeDedups: st.Store.BlobDedups,
+		storeWritten: st.Store.WrittenBytes, storeBlobs: st.Store.Blobs, storeStored: st.Store.StoredBytes,
+	} {
+		ch.send(m, float64(v))
+	}
+}
+
+// collectJobs shows the jobs that run. Two of one plan, of which one began anew, are one here.
+func (c *Collector) collectJobs(ch sink, jobs []fetch.JobStats) {
+	tiers := []string{"window", "spill", "store"}
+	byName := map[string]int{}
+	var items []item
+	for i := range jobs {
+		j := &jobs[i]
+		counters := []float64{
+			float64(j.WindowReads), float64(j.SpillReads), float64(j.StoreReads),
+			float64(j.WindowBytes), float64(j.SpillBytes), float64(j.StoreBytes),
+		}
+		gauges := []float64{float64(j.Streams), float64(j.Epoch), progress(j), time.Duration((j.Rows - j.Row) * j.RowTime).Seconds()}
+		if at, ok := byName[j.Job]; ok {
+			for n, v := range counters {
+				items[at].counters[n] += v
+			}
+			gauges[0] += items[at].gauges[0]
+			items[at].gauges = gauges
+			continue
+		}
+		byName[j.Job] = len(items)
+		items = append(items, item{name: j.Job, counters: counters, gauges: gauges, labels: []string{j.Dataset}})
+	}
+	own, rest, n := c.jobs.split(items, 6, 4)
+	for _, it := range own {
+		labels := []string{labelOf(it.name), it.labels[0]}
+		ch.send(jobEpoch, it.gauges[1], labels...)
+		ch.send(jobProgress, it.gauges[2], labels...)
+		ch.send(jobLeft, it.gauges[3], labels...)
+	}
+	if n > 0 || slices.ContainsFunc(rest.counters, func(v float64) bool { return v > 0 }) {
+		rest.labels = []string{other}
+		own = append(own, rest)
+	}
+	for _, it := range own {
+		labels := []string{labelOf(it.name), it.labels[0]}
+		if it.name == other && it.labels[0] == other {
+			labels[0] = other
+		}
+		ch.send(jobStreams, it.gauges[0], labels...)
+		for i, tier := range tiers {
+			ch.send(jobReads, it.counters[i], append(slices.Clone(labels), tier)...)
+			ch.send(jobBytes, it.counters[len(tiers)+i], append(slices.Clone(labels), tier)...)
+		}
+	}
+}
+
+func progress(j *fetch.JobStats) float64 { return float64(j.Row) / float64(max(j.Rows, 1)) }
+
+func (c *Collector) collectDatasets(ch sink, sets map[string]fetch.SpillDataset) {
+	items := make([]item, 0, len(sets))
+	for name, d := range sets {
+		items = append(items, item{
+			name: name, gauges: []float64{float64(d.Bytes)},
+			counters: []float64{float64(d.Hits), float64(d.Misses), float64(d.Stored), float64(d.Evicted)},
+		})
+	}
+	slices.SortFunc(items, func(a, b item) int { // who gets a place, where there is one: who is asked for most
+		return cmp.Or(cmp.Compare(b.counters[0]+b.counters[1], a.counters[0]+a.counters[1]), cmp.Compare(a.name, b.name))
+	})
+	own, rest, n := c.datasets.split(items, 4, 1)
+	show := func(name string, it item) {
+		ch.send(datasetBytes, it.gauges[0], name)
+		for i, m := range []*metric{datasetHits, datasetMisses, datasetStored, datasetEvicted} {
+			ch.send(m, it.counters[i], name)
+		}
+	}
+	for _, it := range own {
+		show(labelOf(it.name), it)
+	}
+	if n > 0 || slices.ContainsFunc(rest.counters, func(v float64) bool { return v > 0 }) {
+		show(other, rest)
+	}
+}
+
+func (ch sink) spill(s *fetch.SpillStats) {
+	for m, v := range map[*metric]int64{
+		spillBudget: s.BudgetBytes, spillHeld: s.HeldBytes, spillBlobs: s.Entries, spillFiles: int64(s.Segments),
+		spillBypassed: s.Bypassed, spillWritten: s.WrittenBytes, spillMoved: s.MovedBytes,
+	} {
+		ch.send(m, float64(v))
+	}
+	for kind, n := range map[string]int64{
+		"read": s.ReadErrors, "write": s.WriteErrors, "damaged": s.Damaged, "disk_full": s.DiskFull, "busy": s.Busy,
+	} {
+		ch.send(spillErrors, float64(n), kind)
+	}
+	ch.truth(spillLost, s.IndexLost)
+}

@@ -1,0 +1,248 @@
+package flight
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"bowstring/fetch"
+	"bowstring/fetch/store"
+)
+
+// Stats are a server's counters since it was made, and what runs now.
+type Stats struct {
+	Server  ServerStats  `json:"server"`
+	Store   store.Stats  `json:"store"`
+	Engine  fetch.Stats  `json:"engine"`
+	Limits  Limits       `json:"limits"`
+	Streams []StreamInfo `json:"streams"` // that run, in the order they began
+	Tenants []TenantInfo `json:"tenants"` // that made calls of late, by name, and last what all others did
+	Scale   any          `json:"spill_scale,omitempty"`
+}
+
+// ServerStats are of the server itself.
+type ServerStats struct {
+	Started  time.Time `json:"started"`
+	Draining bool      `json:"draining"`
+	totals
+}
+
+// Limits are those of Options that clients meet.
+type Limits struct {
+	MaxStreams      int `json:"max_streams"`
+	MaxRequestBytes int `json:"max_request_bytes"`
+	MaxMessageBytes int `json:"max_message_bytes"`
+	MaxEndpoints    int `json:"max_endpoints"`
+	ExchangeDepth   int `json:"exchange_depth"`
+}
+
+// totals sum up calls, those that ended and those that run.
+type totals struct {
+	Calls   int64 `json:"calls"`   // of any method
+	Streams int64 `json:"streams"` // DoGet, DoPut and DoExchange
+	Rows    int64 `json:"rows"`
+	Bytes   int64 `json:"bytes"`
+	// StreamNanos is how long DoGet and DoExchange have run, summed up over them:
+	// what Wait is a part of.
+	StreamNanos int64     `json:"stream_ns"`
+	Wait        WaitNanos `json:"wait_ns"`
+	Faults      int64     `json:"faults"` // samples that could not be read, in streams that went on
+}
+
+// WaitNanos say where the time of batches went, in nanoseconds, by the kinds of
+// waitMetadata.
+type WaitNanos struct {
+	Store    int64 `json:"store"`
+	Spill    int64 `json:"spill"`
+	Window   int64 `json:"window"`
+	Encode   int64 `json:"encode"`
+	Consumer int64 `json:"consumer"`
+}
+
+// StreamInfo describes a running stream.
+type StreamInfo struct {
+	ID      uint64    `json:"id"`
+	Kind    string    `json:"kind"` // "DoGet", "DoPut" or "DoExchange"
+	Plan    string    `json:"plan,omitempty"`
+	Tenant  string    `json:"tenant,omitempty"`
+	Peer    string    `json:"peer"`
+	Started time.Time `json:"started"`
+	Rows    int64     `json:"rows"`
+	Bytes   int64     `json:"bytes"`
+	Wait    WaitNanos `json:"wait_ns"`
+}
+
+// TenantInfo is what was done on an account.
+type TenantInfo struct {
+	Tenant  string `json:"tenant"`           // "" where nobody said, or of all others
+	Others  bool   `json:"others,omitempty"` // it stands for tenants that are not listed
+	Streams int    `json:"streams"`          // that run
+	Calls   int64  `json:"calls"`
+	Rows    int64  `json:"rows"`
+	Bytes   int64  `json:"bytes"`
+}
+
+// waits sums up where the time of a call's batches went, in nanoseconds, by the
+// kinds of waitMetadata; and the samples that could not be read.
+type waits struct{ store, spill, window, encode, consumer, faults atomic.Int64 }
+
+func (w *waits) nanos() WaitNanos {
+	return WaitNanos{w.store.Load(), w.spill.Load(), w.window.Load(), w.encode.Load(), w.consumer.Load()}
+}
+
+func (w *WaitNanos) add(o WaitNanos) {
+	w.Store += o.Store
+	w.Spill += o.Spill
+	w.Window += o.Window
+	w.Encode += o.Encode
+	w.Consumer += o.Consumer
+}
+
+// add counts a call in; its registry's mutex is held.
+func (t *totals) add(c *call, now time.Time) {
+	t.Calls++
+	t.Rows += c.rows.Load()
+	t.Bytes += c.bytes.Load()
+	t.Wait.add(c.waits.nanos())
+	t.Faults += c.waits.faults.Load()
+	if c.streamed && c.kind != "DoPut" {
+		t.StreamNanos += int64(now.Sub(c.started))
+	}
+}
+
+// maxTenants is how many tenants are counted by name. Who calls may name as many
+// as he likes.
+const maxTenants = 64
+
+// tenants counts by tenant, and the others together, who made no call for longest.
+// It is guarded by registry.mu.
+type tenants struct {
+	named  map[string]*tenantCalls
+	others TenantInfo
+}
+
+type tenantCalls struct {
+	TenantInfo
+	last time.Time // when a call ended
+}
+
+// ended counts a call that ended.
+func (t *tenants) ended(c *call) {
+	name := c.caller.Tenant
+	n := t.named[name]
+	if n == nil {
+		if t.named == nil {
+			t.named = map[string]*tenantCalls{}
+		}
+		if len(t.named) == maxTenants {
+			t.mergeOldest()
+		}
+		n = &tenantCalls{TenantInfo: TenantInfo{Tenant: name}}
+		t.named[name] = n
+	}
+	n.add(c)
+	n.last = time.Now()
+}
+
+func (i *TenantInfo) add(c *call) {
+	i.Calls++
+	i.Rows += c.rows.Load()
+	i.Bytes += c.bytes.Load()
+}
+
+// mergeOldest adds to the others who made no call for longest.
+func (t *tenants) mergeOldest() {
+	var oldest *tenantCalls
+	for _, n := range t.named {
+		if oldest == nil || n.last.Before(oldest.last) {
+			oldest = n
+		}
+	}
+	delete(t.named, oldest.Tenant)
+	t.others.Calls += oldest.Calls
+	t.others.Rows += oldest.Rows
+	t.others.Bytes += oldest.Bytes
+}
+
+// list is all tenants, with the calls that run.
+func (t *tenants) list(running map[*call]struct{}) []TenantInfo {
+	sums, others := map[string]*TenantInfo{}, t.others
+	others.Others = true
+	for name, n := range t.named {
+		one := n.TenantInfo
+		sums[name] = &one
+	}
+	for c := range running {
+		if !c.streamed {
+			continue // it may not have said yet who it is
+		}
+		to := sums[c.caller.Tenant]
+		if to == nil && len(sums) < maxTenants {
+			to = &TenantInfo{Tenant: c.caller.Tenant}
+			sums[c.caller.Tenant] = to
+		} else if to == nil {
+			to = &others
+		}
+		to.add(c)
+		if c.streaming {
+			to.Streams++
+		}
+	}
+	list := make([]TenantInfo, 0, len(sums)+1)
+	for _, one := range sums {
+		list = append(list, *one)
+	}
+	slices.SortFunc(list, func(a, b TenantInfo) int { return cmp.Compare(a.Tenant, b.Tenant) })
+	if others.Calls > 0 {
+		list = append(list, others)
+	}
+	return list
+}
+
+// snapshot returns the running streams in the order they began, the sums over
+// all calls that ended or run, the tenants, and whether a drain is on.
+func (r *registry) snapshot() (running []StreamInfo, sums totals, list []TenantInfo, draining bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	sums = r.totals
+	running = []StreamInfo{}
+	now := time.Now()
+	for c := range r.calls {
+		sums.add(c, now)
+		if c.streaming {
+			running = append(running, StreamInfo{
+				ID: c.id, Kind: c.kind, Plan: c.plan, Tenant: c.caller.Tenant, Peer: c.peer, Started: c.started.UTC(),
+				Rows: c.rows.Load(), Bytes: c.bytes.Load(), Wait: c.waits.nanos(),
+			})
+		}
+	}
+	slices.SortFunc(running, func(a, b StreamInfo) int { return cmp.Compare(a.ID, b.ID) })
+	return running, sums, r.tenants.list(r.calls), r.draining != nil
+}
+
+// Stats returns the counters. It waits for no stream.
+func (s *Server) Stats() Stats {
+	st := Stats{
+		Store: s.engine.Store().Stats(), Engine: s.engine.Stats(),
+		Limits: Limits{s.opts.MaxStreams, s.opts.MaxRequestBytes, s.opts.MaxMessageBytes, s.opts.MaxEndpoints, s.opts.ExchangeDepth},
+	}
+	st.Server.Started = s.started.UTC()
+	st.Streams, st.Server.totals, st.Tenants, st.Server.Draining = s.calls.snapshot()
+	if s.opts.SpillScale != nil {
+		st.Scale = s.opts.SpillScale()
+	}
+	return st
+}
+
+// Draining reports whether the server takes no new calls any more.
+func (s *Server) Draining() bool { return s.draining.Err() != nil }
+
+// stats is the action.
+func (s *Server) stats(_ context.Context, b []byte, send func([]byte) error) error {
+	if err := body(b, &struct{}{}); err != nil {
+		return err
+	}
+	return sendJSON(send, s.Stats())
+}
