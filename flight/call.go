@@ -26,9 +26,7 @@ const flightService = "arrow.flight.protocol.FlightService"
 
 func isFlight(method string) bool { return strings.HasPrefix(method, "/"+flightService+"/") }
 
-// chain lists what every call passes through, outermost first. Authentication
-// belongs behind the call's own interceptor, which logs and counts refusals
-// too.
+// chain lists what every call passes through, outermost first.
 func (s *Server) chain() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.ChainStreamInterceptor(s.streamCall),
@@ -44,7 +42,10 @@ func (s *Server) streamCall(srv any, ss grpc.ServerStream, info *grpc.StreamServ
 	if err != nil {
 		return toStatus(err)
 	}
-	ctx, c.caller, err = withCaller(ctx)
+	ctx, err = s.letIn(ctx, c)
+	if err == nil {
+		ctx, c.caller, err = withCaller(ctx, s.opts.Door.Authenticates())
+	}
 	if err != nil {
 		s.calls.end(c)
 		return toStatus(err)
@@ -136,6 +137,9 @@ func (s *Server) finish(ctx context.Context, c *call, err error) {
 	}
 	if plan != "" {
 		attrs = append(attrs, slog.String("plan", plan))
+	}
+	if id := c.identity; id != nil {
+		attrs = append(attrs, slog.String("principal", id.Principal), slog.String("by", id.By+":"+id.ID))
 	}
 	for name, v := range map[string]string{"tenant": c.caller.Tenant, "trace": c.caller.Trace} {
 		if v != "" {

@@ -28,7 +28,7 @@ func TestCaller(t *testing.T) {
 		{headers: []string{tenantHeader, "a", tenantHeader, "b"}, err: `want one name`},
 	} {
 		ctx := metadata.NewIncomingContext(t.Context(), metadata.Pairs(tt.headers...))
-		ctx, c, err := withCaller(ctx)
+		ctx, c, err := withCaller(ctx, false)
 		if tt.err != "" {
 			if err == nil || !strings.Contains(err.Error(), tt.err) {
 				t.Errorf("%q: %v, want %s", tt.headers, err, tt.err)
