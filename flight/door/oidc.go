@@ -111,7 +111,8 @@ func (a *asking) CloseIdleConnections() {
 // RoundTrip implements http.RoundTripper.
 func (a *asking) RoundTrip(r *http.Request) (*http.Response, error) {
 	if !a.limit.Allow() {
-		a.note()
+		// No failure of the provider: somebody sends tokens that are not its own. Were
+		// its keys exchanged just now, those tokens have let them be fetched, too.
 		return nil, errors.New("the provider is asked too often")
 	}
 	answer, err := a.next.RoundTrip(r)

@@ -48,8 +48,8 @@ type TLSOptions struct {
 	// HandshakeTimeout is how long a handshake may take, with the wait for its
 	// turn. Default 10 s.
 	HandshakeTimeout time.Duration
-	// MaxHandshakes is how many may be under way; more wait. One address has a
-	// quarter at most. Default 256.
+	// MaxHandshakes is how many may be worked on at once; more wait. One address
+	// has a quarter at most. Default 256.
 	MaxHandshakes int
 }
 

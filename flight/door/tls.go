@@ -9,6 +9,7 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sync/semaphore"
 )
@@ -20,6 +21,10 @@ var suites12 = []uint16{
 	tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384, tls.TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384,
 	tls.TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256, tls.TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256,
 }
+
+// turnTime is how long a handshake keeps its turn. One that takes longer waits
+// for its client, and others need not.
+const turnTime = time.Second
 
 // encryption makes TLS connections, with the certificates that are current. It
 // is safe for concurrent use.
@@ -126,7 +131,10 @@ func (e *encryption) handshake(ctx context.Context, below net.Conn) (*tls.Conn, 
 	if err != nil {
 		return nil, nil, err
 	}
+	done = sync.OnceFunc(done)
 	defer done()
+	slow := time.AfterFunc(turnTime, done) // who says nothing computes nothing
+	defer slow.Stop()
 	by := e.current.Load().roots
 	conn := tls.Server(below, e.base)
 	if err := conn.HandshakeContext(ctx); err != nil {
