@@ -235,7 +235,7 @@ func TestWrongWaysIn(t *testing.T) {
 	}
 	// What is no HTTP/2 is none behind TLS either.
 	raw, err := tls.Dial("tcp", f.addr, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"http/1.1"}}) //nolint:gosec // a hostile client
-	if err == nil { // Go tells such a client nothing in the handshake
+	if err == nil {                                                                                              // Go tells such a client nothing in the handshake
 		if got, _ := io.ReadAll(raw); len(got) > 0 {
 			t.Errorf("a client that offers HTTP/1 only gets %q", got)
 		}
