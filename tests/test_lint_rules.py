@@ -27,6 +27,7 @@ FORBIDDEN = [
     ("fetch/store/local", "google.golang.org/grpc", "gRPC is flight's business"),
     ("flight", "bowstring/spill", "flight speaks the protocol"),
     ("flight", "bowstring/cmd/tool", "flight speaks the protocol"),
+    ("flight/door", "bowstring/fetch", "flight/door says who calls"),
 ]
 ALLOWED = [
     ("fetch/plan", "bowstring/schema"),
@@ -35,6 +36,7 @@ ALLOWED = [
     ("fetch/streams", "bowstring/fetch/tiers"),
     ("fetch", "bowstring/fetch/plan"),
     ("flight", "bowstring/fetch"),
+    ("flight/door", "bowstring/schema"),
     ("cmd/bowstring", "bowstring/flight"),
 ]
 

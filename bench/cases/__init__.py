@@ -27,6 +27,7 @@ from . import (
     simulate_store,
     spill,
     tail,
+    tls,
     verify,
     wait,
 )
@@ -41,6 +42,7 @@ CASES: dict[str, Callable[[Context], Result]] = {
     "engine": engine.run,
     "latency": latency.run,
     "tail": tail.run,
+    "tls": tls.run,
     "replicas": replicas.run,
     "fairness": fairness.run,
     "lock": lock.run,
