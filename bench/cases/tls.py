@@ -63,15 +63,18 @@ def exchange(authority: Authority, url: str, root: bytes, options: fl.FlightCall
     failed, done = [], threading.Event()
 
     def stream() -> None:
-        while not done.is_set():
-            try:
-                with fl.connect(url, tls_root_certs=root) as client:
-                    for _ in client.do_get(fl.Ticket(ticket(0)), options):
-                        pass
-            except (fl.FlightError, OSError) as error:
-                failed.append(str(error))
+        try:
+            with fl.connect(url, tls_root_certs=root) as client:
+                for _ in client.do_get(fl.Ticket(ticket(0)), options):
+                    pass
+        except (fl.FlightError, OSError) as error:
+            failed.append(str(error))
 
-    reader = threading.Thread(target=stream)
+    def streams() -> None:
+        while not done.is_set():
+            stream()
+
+    reader = threading.Thread(target=streams)
     reader.start()
     for done_so_far in range(EXCHANGES):
         authority.server()
