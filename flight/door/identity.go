@@ -3,6 +3,7 @@ package door
 import (
 	"context"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -99,10 +100,10 @@ func checkName(what, name string) error {
 // TenantForm reports whether a tenant's name is well formed: 1 to 128 letters,
 // digits and . _ @ : / -.
 func TenantForm(name string) bool {
-	return name != "" && len(name) <= 128 && !strings.ContainsFunc(name, func(r rune) bool {
-		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("._@:/-", r))
-	})
+	return tenantForm.MatchString(name)
 }
+
+var tenantForm = regexp.MustCompile(`^[A-Za-z0-9._@:/-]{1,128}$`)
 
 type identityKey struct{}
 

@@ -70,7 +70,7 @@ type verifiedID struct {
 }
 
 func newProvider(o *OIDCOptions, log *slog.Logger, now func() time.Time) (*provider, error) {
-	transport := http.DefaultTransport.(*http.Transport).Clone() //nolint:errcheck,forcetypeassert // it is one
+	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, ForceAttemptHTTP2: true, IdleConnTimeout: time.Minute}
 	if o.CA != "" {
 		pem, err := os.ReadFile(o.CA)
 		if err != nil {
@@ -279,19 +279,22 @@ func textsAt(claims map[string]json.RawMessage, name string) ([]string, error) {
 	raw, ok := claims[name]
 	if !ok {
 		first, rest, dotted := strings.Cut(name, ".")
-		inner := map[string]json.RawMessage{}
-		if !dotted || json.Unmarshal(claims[first], &inner) != nil {
+		var inner map[string]json.RawMessage
+		if !dotted || !decodes(claims[first], &inner) {
 			return nil, nil
 		}
 		return textsAt(inner, rest)
 	}
 	var one string
-	if json.Unmarshal(raw, &one) == nil {
+	if decodes(raw, &one) {
 		return []string{one}, nil
 	}
 	var list []string
-	if json.Unmarshal(raw, &list) != nil {
+	if !decodes(raw, &list) {
 		return nil, fmt.Errorf("%s: want a text or a list of texts", name)
 	}
 	return list, nil
 }
+
+// decodes reports whether JSON is of a type, and reads it.
+func decodes(raw json.RawMessage, into any) bool { return json.Unmarshal(raw, into) == nil }

@@ -149,7 +149,7 @@ func (o *Options) CheckExposed(addr string) error {
 	if err == nil && loopback(host) {
 		return nil
 	}
-	missing := ""
+	var missing string
 	switch encrypted := o.TLS.Cert != ""; {
 	case !encrypted && !o.Authenticates():
 		missing = "--tls-cert and --tls-key, and one of --tokens, --oidc-issuer and --tls-client-ca"

@@ -52,10 +52,10 @@ type Token struct {
 
 // State is "valid", "expired" or "revoked".
 func (t *Token) State(now time.Time) string {
-	switch t.end(now) {
-	case nil:
+	switch err := t.end(now); {
+	case err == nil:
 		return "valid"
-	case errExpired:
+	case errors.Is(err, errExpired):
 		return "expired"
 	default:
 		return "revoked"

@@ -53,9 +53,9 @@ class Tls:
     @classmethod
     def from_environment(cls) -> Self | None:
         """What BOWSTRING_SERVER_CA, BOWSTRING_CLIENT_CERT and BOWSTRING_CLIENT_KEY name, as for the command line."""
-        names = {"root_certs": "BOWSTRING_SERVER_CA", "cert": "BOWSTRING_CLIENT_CERT", "key": "BOWSTRING_CLIENT_KEY"}
-        given = {field: os.environ[name] for field, name in names.items() if os.environ.get(name)}
-        return cls(**given) if given else None
+        names = ("BOWSTRING_SERVER_CA", "BOWSTRING_CLIENT_CERT", "BOWSTRING_CLIENT_KEY")
+        root, cert, key = (os.environ.get(name) or None for name in names)
+        return cls(root_certs=root, cert=cert, key=key) if root or cert or key else None
 
     def _arguments(self) -> dict[str, Any]:
         given = {
