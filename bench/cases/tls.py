@@ -104,6 +104,7 @@ def revoke(context: Context, url: str, root: bytes, tokens: Path) -> float:
             except fl.FlightUnauthenticatedError:
                 if time.monotonic() > end:
                     raise
+                time.sleep(0.5)  # the server has not read the file; who tries too often is shut out for a while
         context.bowstring("token", "revoke", token.split("_")[1], "--tokens", tokens)
         start = time.monotonic()
         try:
