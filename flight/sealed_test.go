@@ -84,6 +84,43 @@ func TestCertificatesExchanged(t *testing.T) {
 	})
 }
 
+// A session is resumed without its certificate being shown again, for as long as
+// that would be good if it were.
+func TestResumedSession(t *testing.T) {
+	d := newDoors(t, nil)
+	f, _ := d.serve(Options{})
+	f.fill("d", 10)
+	own := d.authority.Client(t, "carol", nil)
+	var shown atomic.Int64
+	cache := tls.NewLRUClientSessionCache(4)
+	call := func() error {
+		client, _ := f.connect(d.trust(&own, func(c *tls.Config) {
+			show := c.GetClientCertificate
+			c.ClientSessionCache = cache
+			c.GetClientCertificate = func(r *tls.CertificateRequestInfo) (*tls.Certificate, error) {
+				shown.Add(1)
+				return show(r)
+			}
+		}))
+		_, err := client.GetFlightInfo(t.Context(), command(`{"dataset":"d"}`))
+		return err
+	}
+	for range 3 {
+		d.exchange(d.authority.Server(t)) // which is no reason to begin anew
+		if err := call(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := shown.Load(); n != 1 {
+		t.Errorf("the certificate was shown %d times", n)
+	}
+	doortest.Write(t, d.dir, "clients.pem", doortest.NewAuthority(t, "another").PEM)
+	d.await(func() bool { return d.log.has("clients.pem") })
+	if err := call(); err == nil {
+		t.Error("a session of an authority that is trusted no more was resumed")
+	}
+}
+
 func (l *lockedBuffer) has(s string) bool { return strings.Contains(l.String(), s) }
 
 // shown is the certificate that a new connection gets.
