@@ -31,7 +31,7 @@ func withCaller(ctx context.Context, known bool) (context.Context, fetch.Caller,
 	var c fetch.Caller
 	id := door.IdentityFrom(ctx)
 	if id != nil {
-		c.Principal, c.Tenant = id.Principal, id.Tenant
+		c.Principal, c.Groups, c.Tenant = id.Principal, id.Groups, id.Tenant
 	}
 	md, _ := metadata.FromIncomingContext(ctx)
 	if v := md.Get(tenantHeader); len(v) > 0 && (id != nil || !known) {

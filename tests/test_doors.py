@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
+from conftest import ROOT
 from node import Node
 from pki import Authority
+from test_docs import blocks
 from wire import until
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -125,6 +127,25 @@ def test_package(doors: Doors, monkeypatch: pytest.MonkeyPatch) -> None:
     with bowstring.connect(doors.node.url) as client:
         assert client.datasets() == []
         assert doors.token not in repr(client)
+
+
+def test_the_lines_in_the_protocol(doors: Doors) -> None:
+    (block,) = (b for b in blocks(ROOT / "docs" / "protocol.md") if "grpc+tls" in b)
+    cert, key = doors.authority.client("me")
+    for told, meant in {
+        "gpu7:8815": f"127.0.0.1:{doors.node.port}",
+        "bow_...": doors.token,
+        "ca.pem": doors.authority.folder / "ca.pem",
+        "me.pem": cert,
+        "me.key": key,
+    }.items():
+        assert told in block
+        block = block.replace(told, str(meant))
+    names: dict[str, Any] = {}
+    exec(block, names)  # noqa: S102
+    assert names["flights"] == []
+    assert listed(names["client"]) == []
+    assert "principal=me " in doors.log.read_text()
 
 
 def test_revoked(doors: Doors, bowstring: Run) -> None:
