@@ -12,12 +12,14 @@ import (
 // refusalsLogged is how often refused connections are logged.
 const refusalsLogged = time.Second
 
-// gatherListener makes every connection that it accepts a gatherConn, and closes
-// those that are too many.
+// gatherListener makes every connection that it accepts a gatherConn, or a
+// rawConn that becomes one by a TLS handshake, and closes those that are too
+// many.
 type gatherListener struct {
 	net.Listener
 	spawn        func(func()) // runs a connection's writer, and is waited for by the server
 	log          *slog.Logger
+	encrypts     bool
 	most, mostOf int // connections, and those of one address
 
 	mu      sync.Mutex
@@ -29,7 +31,7 @@ type gatherListener struct {
 
 func newListener(l net.Listener, spawn func(func()), o *Options) *gatherListener {
 	return &gatherListener{
-		Listener: l, spawn: spawn, log: o.Logger,
+		Listener: l, spawn: spawn, log: o.Logger, encrypts: o.Door.Encrypts(),
 		most: o.MaxConnections, mostOf: o.MaxConnectionsPerPeer, peers: map[string]int{},
 	}
 }
@@ -46,17 +48,29 @@ func (l *gatherListener) Accept() (net.Conn, error) {
 			l.refuse(c, why)
 			continue
 		}
+		if l.encrypts {
+			return &rawConn{
+				corkedConn: &corkedConn{Conn: c},
+				begun:      func(g *gatherConn) { l.run(g, host) },
+				left:       func() { l.leave(host) },
+			}, nil
+		}
 		g := newGatherConn(c)
-		l.spawn(func() {
-			g.write()
-			if g.reading.flooded.Load() {
-				l.log.LogAttrs(context.Background(), slog.LevelWarn, "a connection was closed: it sent more control frames than any client needs",
-					slog.String("peer", c.RemoteAddr().String()))
-			}
-			l.leave(host)
-		})
+		l.run(g, host)
 		return g, nil
 	}
+}
+
+// run starts a connection's writer, which counts it out when it ends.
+func (l *gatherListener) run(g *gatherConn, host string) {
+	l.spawn(func() {
+		g.write()
+		if g.reading.flooded.Load() {
+			l.log.LogAttrs(context.Background(), slog.LevelWarn, "a connection was closed: it sent more control frames than any client needs",
+				slog.String("peer", g.Conn.RemoteAddr().String()))
+		}
+		l.leave(host)
+	})
 }
 
 // admit counts a connection in, or says why not.

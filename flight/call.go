@@ -27,9 +27,7 @@ const flightService = "arrow.flight.protocol.FlightService"
 
 func isFlight(method string) bool { return strings.HasPrefix(method, "/"+flightService+"/") }
 
-// chain lists what every call passes through, outermost first. Authentication
-// belongs behind the call's own interceptor, which logs and counts refusals
-// too.
+// chain lists what every call passes through, outermost first.
 func (s *Server) chain() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.ChainStreamInterceptor(s.streamCall),
@@ -46,7 +44,10 @@ func (s *Server) streamCall(srv any, ss grpc.ServerStream, info *grpc.StreamServ
 		s.observeRefused(ss.Context(), info.FullMethod, err)
 		return toStatus(err)
 	}
-	ctx, c.caller, err = withCaller(ctx)
+	ctx, err = s.letIn(ctx, c)
+	if err == nil {
+		ctx, c.caller, err = withCaller(ctx, s.opts.Door.Authenticates())
+	}
 	if err != nil {
 		c.caller = fetch.Caller{} // what was said cannot be
 		s.observeRefused(ctx, info.FullMethod, err)
@@ -144,6 +145,9 @@ func (s *Server) finish(ctx context.Context, c *call, err error) {
 	}
 	if plan != "" {
 		attrs = append(attrs, slog.String("plan", plan))
+	}
+	if id := c.identity; id != nil {
+		attrs = append(attrs, slog.String("principal", id.Principal), slog.String("by", id.By+":"+id.ID))
 	}
 	for name, v := range map[string]string{"tenant": c.caller.Tenant, "trace": c.caller.Trace} {
 		if v != "" {

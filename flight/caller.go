@@ -2,42 +2,49 @@ package flight
 
 import (
 	"context"
+	"fmt"
 	"regexp"
 
 	"google.golang.org/grpc/metadata"
 
 	"bowstring/fetch"
+	"bowstring/flight/door"
 	"bowstring/schema"
 )
 
 const (
-	// tenantHeader is the metadata that says on whose account a call is. Nobody
-	// checks it: it keeps those who mean well out of each other's way.
+	// tenantHeader is the metadata that says on whose account a call is. Where
+	// callers are known, it chooses among the tenants that they may use. Where they
+	// are not, nobody checks it: it keeps those who mean well out of each other's
+	// way.
 	tenantHeader = "bowstring-tenant"
 	// traceHeader is W3C's: version, trace, parent, flags.
 	traceHeader = "traceparent"
 )
 
-var (
-	tenantForm = regexp.MustCompile(`^[A-Za-z0-9._@:/-]{1,128}$`)
-	traceForm  = regexp.MustCompile(`^[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}`)
-)
+var traceForm = regexp.MustCompile(`^[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}`)
 
 // withCaller returns a context that says on whose behalf a call is, down to the
-// store.
-func withCaller(ctx context.Context) (context.Context, fetch.Caller, error) {
+// store. known says that callers have to say who they are: those who had not to
+// for this call are on nobody's account then.
+func withCaller(ctx context.Context, known bool) (context.Context, fetch.Caller, error) {
 	var c fetch.Caller
-	md, ok := metadata.FromIncomingContext(ctx)
-	if !ok {
-		return ctx, c, nil
+	id := door.IdentityFrom(ctx)
+	if id != nil {
+		c.Principal, c.Groups, c.Tenant = id.Principal, id.Groups, id.Tenant
 	}
-	if v := md.Get(tenantHeader); len(v) > 0 {
-		if c.Tenant = v[0]; len(v) > 1 || !tenantForm.MatchString(c.Tenant) {
+	md, _ := metadata.FromIncomingContext(ctx)
+	if v := md.Get(tenantHeader); len(v) > 0 && (id != nil || !known) {
+		if len(v) > 1 || !door.TenantForm(v[0]) {
 			return ctx, c, &schema.FieldError{
-				Field: "header " + tenantHeader, Got: schema.Quote(c.Tenant),
+				Field: "header " + tenantHeader, Got: schema.Quote(v[0]),
 				Want: "one name of up to 128 letters, digits and . _ @ : / -",
 			}
 		}
+		if id != nil && !id.MayUse(v[0]) {
+			return ctx, c, fmt.Errorf("%w: header %s: %s is no tenant on whose account this caller may call", schema.ErrDenied, tenantHeader, schema.Quote(v[0]))
+		}
+		c.Tenant = v[0]
 	}
 	if v := md.Get(traceHeader); len(v) > 0 {
 		if m := traceForm.FindStringSubmatch(v[0]); m != nil {

@@ -2,12 +2,16 @@ package flight
 
 import (
 	"context"
+	"errors"
+	"reflect"
 	"strings"
 	"testing"
 
 	"google.golang.org/grpc/metadata"
 
 	"bowstring/fetch"
+	"bowstring/flight/door"
+	"bowstring/schema"
 )
 
 // The caller is what the headers say, as far as they have the right form.
@@ -28,15 +32,45 @@ func TestCaller(t *testing.T) {
 		{headers: []string{tenantHeader, "a", tenantHeader, "b"}, err: `want one name`},
 	} {
 		ctx := metadata.NewIncomingContext(t.Context(), metadata.Pairs(tt.headers...))
-		ctx, c, err := withCaller(ctx)
+		ctx, c, err := withCaller(ctx, false)
 		if tt.err != "" {
 			if err == nil || !strings.Contains(err.Error(), tt.err) {
 				t.Errorf("%q: %v, want %s", tt.headers, err, tt.err)
 			}
 			continue
 		}
-		if err != nil || c != tt.want || fetch.CallerFrom(ctx) != tt.want {
+		if err != nil || !reflect.DeepEqual(c, tt.want) || !reflect.DeepEqual(fetch.CallerFrom(ctx), tt.want) {
 			t.Errorf("%q: %+v, %+v in the context, %v; want %+v", tt.headers, c, fetch.CallerFrom(ctx), err, tt.want)
+		}
+	}
+}
+
+// Where callers are known, what let one in says who it is, and the header chooses
+// among its tenants.
+func TestKnownCaller(t *testing.T) {
+	alice := &door.Identity{Principal: "alice", Groups: []string{"ml"}, Tenant: "vision", Tenants: []string{"audio"}}
+	for _, tt := range []struct {
+		id     *door.Identity
+		header string
+		want   fetch.Caller
+		err    error
+	}{
+		{alice, "", fetch.Caller{Principal: "alice", Groups: []string{"ml"}, Tenant: "vision"}, nil},
+		{alice, "audio", fetch.Caller{Principal: "alice", Groups: []string{"ml"}, Tenant: "audio"}, nil},
+		{alice, "text", fetch.Caller{}, schema.ErrDenied},
+		{&door.Identity{Principal: "bob"}, "vision", fetch.Caller{}, schema.ErrDenied},
+		{nil, "vision", fetch.Caller{}, nil}, // a health check is on nobody's account
+	} {
+		ctx := t.Context()
+		if tt.id != nil {
+			ctx = door.WithIdentity(ctx, tt.id)
+		}
+		if tt.header != "" {
+			ctx = metadata.NewIncomingContext(ctx, metadata.Pairs(tenantHeader, tt.header))
+		}
+		ctx, c, err := withCaller(ctx, true)
+		if !errors.Is(err, tt.err) || err == nil && (!reflect.DeepEqual(c, tt.want) || !reflect.DeepEqual(fetch.CallerFrom(ctx), tt.want)) {
+			t.Errorf("%+v, header %q: %+v, %v; want %+v, %v", tt.id, tt.header, c, err, tt.want, tt.err)
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"slices"
 	"sync"
 	"testing"
 
@@ -35,6 +36,7 @@ type fixture struct {
 	server *Server
 	log    *lockedBuffer
 	addr   string
+	how    []grpc.DialOption
 	client flight.Client
 	served chan error // what Serve returned
 	mem    *memory.CheckedAllocator
@@ -59,9 +61,14 @@ func (l *lockedBuffer) String() string {
 	return l.b.String()
 }
 
-func serve(t *testing.T, opts Options) *fixture {
+// serve starts a server; dial is how its clients connect, where that is not in
+// plain.
+func serve(t *testing.T, opts Options, dial ...grpc.DialOption) *fixture {
 	t.Helper()
-	f := &fixture{t: t, log: &lockedBuffer{}, served: make(chan error, 1), mem: memory.NewCheckedAllocator(memory.DefaultAllocator)}
+	if len(dial) == 0 {
+		dial = []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}
+	}
+	f := &fixture{t: t, how: dial, log: &lockedBuffer{}, served: make(chan error, 1), mem: memory.NewCheckedAllocator(memory.DefaultAllocator)}
 	opts.Logger = slog.New(slog.NewTextHandler(f.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	var err error
 	if f.store, err = local.Open(t.TempDir(), local.Options{Logger: slog.New(slog.DiscardHandler)}); err != nil {
@@ -102,12 +109,12 @@ func serve(t *testing.T, opts Options) *fixture {
 	return f
 }
 
-// dial opens a connection of its own, closed when the test ends.
-func (f *fixture) dial() flight.Client {
+// dial opens a connection of its own, closed when the test ends; how, where it is
+// not as others.
+func (f *fixture) dial(how ...grpc.DialOption) flight.Client {
 	f.t.Helper()
-	c, err := flight.NewClientWithMiddleware(f.addr, nil, nil,
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(1<<30), grpc.MaxCallSendMsgSize(1<<30)))
+	c, err := flight.NewClientWithMiddleware(f.addr, nil, nil, append(append(slices.Clone(f.how), how...),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(1<<30), grpc.MaxCallSendMsgSize(1<<30)))...)
 	if err != nil {
 		f.t.Fatal(err)
 	}

@@ -29,6 +29,8 @@ const (
 // that writes are large when there is much to send and prompt when there is
 // little.
 //
+// Over TLS it is the same but for the kernel: see sealedConn.
+//
 // A frame's batch stays in place until its bytes are in the kernel: what
 // grpc frees before that is passed to retire.
 type gatherConn struct {
@@ -225,7 +227,12 @@ func (g *gatherConn) write() {
 		g.mu.Unlock()
 
 		rest := batch // which WriteTo eats
-		_, err := rest.WriteTo(g.Conn)
+		var err error
+		if sealed, ok := g.Conn.(*sealedConn); ok {
+			err = sealed.writeBuffers(rest)
+		} else {
+			_, err = rest.WriteTo(g.Conn)
+		}
 		clear(batch)
 		spare = batch[:0]
 		releaseAll(written)

@@ -8,6 +8,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"bowstring/fetch/admission"
+	"bowstring/flight/door"
 	"bowstring/schema"
 )
 
@@ -65,6 +66,13 @@ type Options struct {
 	// address may take three quarters of it. Default a ledger of its own, with
 	// default limits.
 	Ledger *admission.Ledger
+	// Door recognises callers and encrypts, the caller's to close after Shutdown.
+	// Default none: anybody may call, on whatever account they say.
+	Door *door.Door
+	// NoReflection keeps the methods from being listed. With a Door that
+	// authenticates, only callers that it knows may list them anyway, unless its
+	// OpenReflection is set.
+	NoReflection bool
 	// SpillScale returns what the size of the spill was decided to be last, and
 	// why, for the action stats, which encodes it as JSON; nil if nobody decides.
 	// It is called by several goroutines at once.

@@ -56,6 +56,9 @@ type Server struct {
 	calls   *registry
 	started time.Time
 
+	handshaking  context.Context // ends when connections that are not there yet are given up
+	stopGreeting context.CancelFunc
+
 	draining context.Context // ends when Shutdown begins; its cause is what callers are told
 	drain    context.CancelCauseFunc
 
@@ -78,7 +81,12 @@ func New(engine *fetch.Engine, opts Options) *Server {
 		started: time.Now(),
 	}
 	s.draining, s.drain = context.WithCancelCause(context.Background())
-	s.grpc = grpc.NewServer(append(s.chain(),
+	s.handshaking, s.stopGreeting = context.WithCancel(context.Background())
+	transport := s.chain()
+	if opts.Door.Encrypts() {
+		transport = append(transport, grpc.Creds(sealing{s}))
+	}
+	s.grpc = grpc.NewServer(append(transport,
 		codecOption(),
 		grpc.WriteBufferSize(0), // connections gather what is written; see gatherConn
 		grpc.MaxConcurrentStreams(uint32(opts.MaxCallsPerConnection)),
@@ -92,7 +100,9 @@ func New(engine *fetch.Engine, opts Options) *Server {
 	)...)
 	s.grpc.RegisterService(streamed(gen.FlightService_ServiceDesc), s)
 	s.grpc.RegisterService(streamed(grpc_health_v1.Health_ServiceDesc), s.health)
-	reflection.Register(s.grpc)
+	if !opts.NoReflection {
+		reflection.Register(s.grpc)
+	}
 	s.health.SetServingStatus(flightService, grpc_health_v1.HealthCheckResponse_SERVING)
 	return s
 }
@@ -129,6 +139,8 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	// clients, who would never go by themselves.
 	s.calls.kill(fmt.Errorf("%w: the server stopped: the time to drain is over; continue elsewhere, or here later, from where the stream ended", schema.ErrUnavailable),
 		func(*call) bool { return true })
+
+	s.stopGreeting()
 
 	// Handlers have returned or are about to, but what they sent may not have
 	// left yet: GracefulStop waits for that, and for clients that never read.

@@ -10,6 +10,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"bowstring/fetch"
+	"bowstring/flight/door"
 	"bowstring/schema"
 )
 
@@ -21,6 +22,9 @@ type call struct {
 	host    string // of peer: who has a share of what there is
 	started time.Time
 	caller  fetch.Caller // on whose behalf, set before the handler runs
+
+	identity *door.Identity // who makes it, if anybody had to say; set before the handler runs, or by the handler of a handshake
+	leave    func()         // ends the watch over the identity, or nil; set before the handler runs
 
 	incoming *lease // of what came in last, set before the handler runs
 
@@ -120,6 +124,9 @@ func (r *registry) begin(ctx context.Context, method, peer string) (context.Cont
 // end unlists a call.
 func (r *registry) end(c *call) {
 	c.cancel(nil)
+	if c.leave != nil {
+		c.leave()
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.calls, c)

@@ -15,6 +15,8 @@ var (
 	ErrNotFound = errors.New("not found")
 	// ErrExists: what was to be created is there already.
 	ErrExists = errors.New("already exists")
+	// ErrDenied: whoever asks may not do it, to something that he may know of.
+	ErrDenied = errors.New("permission denied")
 	// ErrLimit: a configured limit was reached; the message names it.
 	ErrLimit = errors.New("limit reached")
 	// ErrConflict: another writer committed first; taking a fresh look and trying again can help.
@@ -23,6 +25,8 @@ var (
 	ErrUnavailable = errors.New("unavailable")
 	// ErrDataLoss: stored bytes do not match their checksum, or are gone though the manifest names them.
 	ErrDataLoss = errors.New("data loss")
+	// ErrUnauthenticated: nobody knows who asks. The message never says what is wrong with the credentials.
+	ErrUnauthenticated = errors.New("unauthenticated")
 )
 
 // FieldError is ErrInvalid with the place: which field of a request, what it

@@ -29,6 +29,7 @@ FORBIDDEN = [
     ("flight", "bowstring/cmd/tool", "flight speaks the protocol"),
     ("cmd/bowstring/admin", "bowstring/flight", "they import nothing of ours"),
     ("cmd/bowstring/tracing", "bowstring/schema", "they import nothing of ours"),
+    ("flight/door", "bowstring/fetch", "flight/door says who calls"),
 ]
 ALLOWED = [
     ("fetch/plan", "bowstring/schema"),
@@ -37,6 +38,7 @@ ALLOWED = [
     ("fetch/streams", "bowstring/fetch/tiers"),
     ("fetch", "bowstring/fetch/plan"),
     ("flight", "bowstring/fetch"),
+    ("flight/door", "bowstring/schema"),
     ("cmd/bowstring", "bowstring/flight"),
     ("cmd/bowstring/metrics", "bowstring/flight"),
 ]

@@ -28,6 +28,7 @@ from . import (
     simulate_store,
     spill,
     tail,
+    tls,
     verify,
     wait,
 )
@@ -37,6 +38,7 @@ CASES: dict[str, Callable[[Context], Result]] = {
     "simulate_store": simulate_store.run,
     "import": imports.run,
     "loopback": loopback.run,
+    "tls": tls.run,
     "first_batch": first_batch.run,
     "metadata": metadata.run,
     "engine": engine.run,

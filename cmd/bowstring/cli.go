@@ -28,6 +28,7 @@ type CLI struct {
 	Warm     WarmCmd     `cmd:"" help:"Fill a server's spill with the samples of a job before it starts."`
 	Drop     DropCmd     `cmd:"" help:"Drop a dataset or one of its snapshots."`
 	Attach   AttachCmd   `cmd:"" help:"Make a dataset of a table in Scylla or Cassandra, without copying."`
+	Token    TokenCmd    `cmd:"" help:"Make, revoke and list tokens that let clients in."`
 	OwnStore StoreCmd    `cmd:"" name:"store" help:"Work on the store itself."`
 	Doctor   DoctorCmd   `cmd:"" help:"Look at what a store stands on: servers and their settings, or the disk."`
 	GC       GCCmd       `cmd:"" name:"gc" help:"Free what no snapshot refers to any longer."`
@@ -44,8 +45,9 @@ type CLI struct {
 
 // Globals are the flags of every command.
 type Globals struct {
-	Store     string `type:"store" setting:"" placeholder:"DIR" help:"Store to work on: a directory (default: ${store_default}), or cql://HOST/KEYSPACE in Scylla or Cassandra. Not together with --server."`
-	Server    string `setting:"" placeholder:"grpc://HOST:PORT" help:"Server to work on. Not together with --store."`
+	Store  string `type:"store" setting:"" placeholder:"DIR" help:"Store to work on: a directory (default: ${store_default}), or cql://HOST/KEYSPACE in Scylla or Cassandra. Not together with --server."`
+	Server string `setting:"" placeholder:"grpc://HOST:PORT" help:"Server to work on; grpc+tls:// encrypts. Not together with --store."`
+	clientFlags
 	LogLevel  string `setting:"" enum:"debug,info,warn,error" default:"info" help:"Least level of the messages logged: ${enum}. Commands other than serve log warnings unless it is set."`
 	LogFormat string `setting:"" enum:"text,json" default:"text" help:"Form of the messages logged: ${enum}."`
 	Config    string `type:"path" env:"BOWSTRING_CONFIG" placeholder:"FILE" help:"Configuration file (default: the first there is of bowstring.yaml and ${config_default})."`
@@ -98,25 +100,26 @@ func (c *CLI) AfterApply(ctx *kong.Context, app *App) error {
 		c.Globals.Store = ""
 	}
 	if c.Globals.Server != "" {
-		if _, err := serverAddr(c.Globals.Server); err != nil {
+		if _, _, err := serverAddr(c.Globals.Server); err != nil {
 			return usagef("--server: %v", err)
 		}
 	}
 	return nil
 }
 
-// serverAddr turns grpc://host:port into host:port.
-func serverAddr(s string) (string, error) {
+// serverAddr turns grpc://host:port into host:port, and says whether the
+// connection is to be encrypted.
+func serverAddr(s string) (addr string, encrypted bool, err error) {
 	u, err := url.Parse(s)
-	if err == nil && (u.Scheme == "grpc+tls" || u.Scheme == "grpc+unix") {
-		return "", fmt.Errorf("%q: only grpc:// is supported, a plain TCP connection", s)
+	if err == nil && u.Scheme == "grpc+unix" {
+		return "", false, fmt.Errorf("%q: only TCP is supported, grpc:// and grpc+tls://", s)
 	}
-	if err == nil && (u.Scheme == "grpc" || u.Scheme == "grpc+tcp") && u.Path == "" && u.RawQuery == "" && u.User == nil {
+	if err == nil && (u.Scheme == "grpc" || u.Scheme == "grpc+tcp" || u.Scheme == "grpc+tls") && u.Path == "" && u.RawQuery == "" && u.User == nil {
 		if host, port, err := net.SplitHostPort(u.Host); err == nil && host != "" && port != "" {
-			return u.Host, nil
+			return u.Host, u.Scheme == "grpc+tls", nil
 		}
 	}
-	return "", fmt.Errorf("got %q, want grpc://HOST:PORT", s)
+	return "", false, fmt.Errorf("got %q, want grpc://HOST:PORT or grpc+tls://HOST:PORT", s)
 }
 
 // logger builds the logger the flags ask for.

@@ -37,7 +37,6 @@ const pipeBytes = 4 << 20
 // The store is created if create says so.
 func (a *App) connect(create bool) (*client, error) {
 	options := []grpc.DialOption{
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(math.MaxInt32), grpc.MaxCallSendMsgSize(math.MaxInt32)),
 		grpc.WithUserAgent("bowstring/" + thisBuild().Version),
 		grpc.WithDisableRetry(),
@@ -45,10 +44,15 @@ func (a *App) connect(create bool) (*client, error) {
 	c := &client{target: a.cli.Globals.Server}
 	var addr string
 	if c.target != "" {
-		host, err := serverAddr(c.target)
+		host, encrypted, err := serverAddr(c.target)
 		if err != nil {
 			return nil, err
 		}
+		door, err := a.cli.Globals.dialOptions(host, encrypted)
+		if err != nil {
+			return nil, err
+		}
+		options = append(options, door...)
 		addr = "passthrough:///" + host
 	} else {
 		c.target = a.cli.Globals.Store
@@ -59,7 +63,7 @@ func (a *App) connect(create bool) (*client, error) {
 		pipe := bufconn.Listen(pipeBytes)
 		c.node.serve(pipe)
 		addr = "passthrough:///store"
-		options = append(options, grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+		options = append(options, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			return pipe.DialContext(ctx)
 		}))
 	}

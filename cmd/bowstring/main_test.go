@@ -30,6 +30,7 @@ import (
 	"bowstring/cmd/bowstring/export"
 	"bowstring/fetch/ingest"
 	"bowstring/fetch/store/local"
+	"bowstring/flight/door/doortest"
 	"bowstring/schema"
 )
 
@@ -68,6 +69,9 @@ func TestScripts(t *testing.T) {
 			"await":   cmdAwait,
 			"rows":    cmdRows,
 			"normal":  cmdNormal,
+			"certificates": func(ts *testscript.TestScript, _ bool, args []string) {
+				ts.Check(makeCertificates(t, ts.MkAbs(args[0])))
+			},
 		},
 	})
 }
@@ -81,6 +85,21 @@ func cmdDataset(ts *testscript.TestScript, _ bool, args []string) {
 	rows, err := strconv.Atoi(args[2])
 	ts.Check(err)
 	ts.Check(makeDataset(ts.MkAbs(args[0]), args[1], rows, 0))
+}
+
+// makeCertificates makes a directory with an authority (ca.pem), and a server and
+// a client of it (server.pem, server.key, client.pem, client.key).
+func makeCertificates(t *testing.T, dir string) error {
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return err
+	}
+	a := doortest.NewAuthority(t, "authority")
+	doortest.Write(t, dir, "ca.pem", a.PEM)
+	for name, pair := range map[string]doortest.Pair{"server": a.Server(t), "client": a.Client(t, "carol", nil)} {
+		doortest.Write(t, dir, name+".pem", pair.Cert)
+		doortest.Write(t, dir, name+".key", pair.Key)
+	}
+	return nil
 }
 
 // makeDataset appends padding to each image.

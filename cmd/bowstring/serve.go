@@ -18,7 +18,7 @@ import (
 
 // ServeCmd is bowstring serve.
 type ServeCmd struct {
-	Listen                string        `setting:"" default:"127.0.0.1:8815" placeholder:"HOST:PORT" help:"Address to listen on; port 0 is any free one (default: ${default}). There is no authentication yet: keep it away from networks that are not trusted."`
+	Listen                string        `setting:"" default:"127.0.0.1:8815" placeholder:"HOST:PORT" help:"Address to listen on; port 0 is any free one (default: ${default}). Beyond this machine it takes TLS and a way to know callers, or --insecure."`
 	ReadyFile             string        `setting:"" type:"path" placeholder:"FILE" help:"File to write the server's address to once it serves; removed when it stops."`
 	DrainTimeout          time.Duration `setting:"" default:"30s" placeholder:"DURATION" help:"How long running streams may go on after SIGTERM or SIGINT (default: ${default}). A second signal ends them at once."`
 	WindowMemory          size          `setting:"" default:"auto" placeholder:"SIZE" help:"Memory for what streams hold ahead of their consumers, all together (default: auto, a quarter of the memory there is)."`
@@ -34,6 +34,7 @@ type ServeCmd struct {
 	MaxMessage            size          `setting:"" default:"256MiB" placeholder:"SIZE" help:"Largest record batch accepted from a client that uploads (default: ${default})."`
 	GCEvery               time.Duration `setting:"" default:"0s" placeholder:"DURATION" help:"Free what nothing refers to about that often, as gc does; what streams read stays (default: never)."`
 	GCRate                size          `setting:"" default:"auto" placeholder:"SIZE" help:"How fast such a collection of a store in Scylla or Cassandra reads and removes, a second (default: auto, as fast as it can)."`
+	doorFlags
 	spillFlags
 	observeFlags
 }
@@ -108,6 +109,13 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 	if l.spill, err = c.spillFlags.config(app); err != nil {
 		return errors.Join(err, closeLink(app.Link))
 	}
+	if l.flight.Door, err = c.doorFlags.open(ctx, app, c.Listen); err != nil {
+		return errors.Join(err, closeLink(app.Link))
+	}
+	if d := l.flight.Door; d != nil {
+		defer func() { err = errors.Join(err, d.Close()) }() // when the node is closed
+	}
+	l.flight.NoReflection = c.Reflection == "none"
 	dir := app.cli.Globals.Store
 	seen, err := c.observeFlags.open(ctx, app, c.GCEvery)
 	if err != nil {
@@ -131,7 +139,11 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 	}
 	n.serve(listener)
 	seen.start(ctx, n)
-	address := "grpc://" + dialable(listener.Addr())
+	scheme := "grpc://"
+	if l.flight.Door.Encrypts() {
+		scheme = "grpc+tls://"
+	}
+	address := scheme + dialable(listener.Addr())
 	err = c.announce(app, n, address)
 	if err == nil {
 		app.Log.InfoContext(ctx, "serving", "address", address, "listen", listener.Addr().String(), "store", dir,

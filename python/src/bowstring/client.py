@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -158,15 +159,32 @@ class Client(Connection):
 
 
 def connect(
-    uri: str, *, token: str | None = None, tls: Tls | None = None, timeout: float | None = None, retries: int = 5
+    uri: str,
+    *,
+    token: str | None = None,
+    tls: Tls | None = None,
+    tls_root_certs: str | os.PathLike[str] | bytes | None = None,
+    cert: str | os.PathLike[str] | bytes | None = None,
+    key: str | os.PathLike[str] | bytes | None = None,
+    timeout: float | None = None,
+    retries: int = 5,
 ) -> Client:
     """A client of the server at `uri`. Nothing is sent before it is used.
 
     Args:
         uri: `grpc://HOST:PORT`, `grpc+tls://HOST:PORT`, or `grpc+unix:///PATH`.
-        token: Sent with every call as `authorization: Bearer TOKEN`.
-        tls: Certificates; with it, `grpc://` is encrypted too.
+        token: Sent with every call as `authorization: Bearer TOKEN`; without it, what the environment has in
+            `BOWSTRING_TOKEN`.
+        tls: Certificates; with it, `grpc://` is encrypted too. Without it, what `BOWSTRING_SERVER_CA`,
+            `BOWSTRING_CLIENT_CERT` and `BOWSTRING_CLIENT_KEY` name counts for `grpc+tls://`.
+        tls_root_certs: Short for `Tls(root_certs=...)`.
+        cert: Short for `Tls(cert=...)`.
+        key: Short for `Tls(key=...)`.
         timeout: Seconds that a call may take. Streams have no limit.
         retries: How often in a row a stream that breaks is opened again, where it stood, before it fails.
     """
+    if tls_root_certs is not None or cert is not None or key is not None:
+        if tls is not None:
+            raise ValueError("tls: give it, or tls_root_certs, cert and key, and not both")
+        tls = Tls(root_certs=tls_root_certs, cert=cert, key=key)
     return Client(uri, token=token, tls=tls, timeout=timeout, retries=retries)

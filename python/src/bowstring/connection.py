@@ -50,6 +50,13 @@ class Tls:
     server_name: str | None = None
     verify: bool = True
 
+    @classmethod
+    def from_environment(cls) -> Self | None:
+        """What BOWSTRING_SERVER_CA, BOWSTRING_CLIENT_CERT and BOWSTRING_CLIENT_KEY name, as for the command line."""
+        names = ("BOWSTRING_SERVER_CA", "BOWSTRING_CLIENT_CERT", "BOWSTRING_CLIENT_KEY")
+        root, cert, key = (os.environ.get(name) or None for name in names)
+        return cls(root_certs=root, cert=cert, key=key) if root or cert or key else None
+
     def _arguments(self) -> dict[str, Any]:
         given = {
             "tls_root_certs": _pem(self.root_certs),
@@ -79,11 +86,15 @@ class Connection:
         timeout: float | None = None,
         retries: int = 5,
     ) -> None:
+        if token is None:
+            token = os.environ.get("BOWSTRING_TOKEN") or None
         if "://" not in uri:
             uri = f"grpc://{uri}"
         scheme, _, rest = uri.partition("://")
         if scheme not in _SCHEMES or not rest:
             raise ValueError(f"uri: got {uri!r}, want grpc://HOST:PORT, grpc+tls://HOST:PORT or grpc+unix:///PATH")
+        if tls is None and scheme == "grpc+tls":
+            tls = Tls.from_environment()
         if tls is not None and scheme in ("grpc", "grpc+tcp"):
             scheme = "grpc+tls"
         if timeout is not None and timeout <= 0:

@@ -1,0 +1,166 @@
+package door
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+)
+
+const (
+	// maxFile bounds a file that is read: a hundred thousand tokens fit.
+	maxFile = 64 << 20
+	// settle is how long changes are gathered before files are looked at.
+	settle = 50 * time.Millisecond
+)
+
+// source is files that belong together and are read again when one of them
+// changes.
+type source struct {
+	what  string // for the log
+	paths []string
+	// load takes over the contents, or returns why it cannot; then all stays as it
+	// was.
+	load func(contents [][]byte) error
+
+	seen   [sha256.Size]byte // of the contents that load was given last
+	failed string            // why they could not be read, when they could not
+}
+
+// read reads the files and loads them if they are not those seen last. It
+// returns whether load was called.
+func (s *source) read() (loaded bool, err error) {
+	contents := make([][]byte, len(s.paths))
+	sum := sha256.New()
+	for i, path := range s.paths {
+		if contents[i], err = readFile(path); err != nil {
+			return false, err
+		}
+		fmt.Fprintf(sum, "%d ", len(contents[i]))
+		_, _ = sum.Write(contents[i]) // a hash takes everything
+	}
+	now := [sha256.Size]byte(sum.Sum(nil))
+	if now == s.seen {
+		return false, nil
+	}
+	s.seen = now
+	return true, s.load(contents)
+}
+
+// readFile reads a file of bounded size.
+func readFile(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }() // it was only read
+	b, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err == nil && len(b) > maxFile {
+		err = fmt.Errorf("%s has more than %d bytes", path, maxFile)
+	}
+	return b, err
+}
+
+// watcher reads sources again when they change: it is told by the kernel, and
+// looks by itself, too, as not every file system tells.
+type watcher struct {
+	sources []*source
+	poll    time.Duration
+	log     *slog.Logger
+}
+
+// run goes on until ctx ends.
+func (w *watcher) run(ctx context.Context) {
+	events, stop := w.events(ctx)
+	defer stop()
+	tick := time.NewTicker(w.poll)
+	defer tick.Stop()
+	var settled <-chan time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-events:
+			if settled == nil {
+				settled = time.After(settle)
+			}
+		case <-settled:
+			settled = nil
+			w.look(ctx)
+		case <-tick.C:
+			w.look(ctx)
+		}
+	}
+}
+
+// events tells of changes in the directories of the files, nil if nobody would.
+// Files are exchanged by renaming, and Kubernetes exchanges a link beside them,
+// so that watching the files themselves would not do. stop ends it, and waits.
+func (w *watcher) events(ctx context.Context) (_ <-chan struct{}, stop func()) {
+	notify, err := fsnotify.NewWatcher()
+	if err == nil {
+		for _, s := range w.sources {
+			for _, path := range s.paths {
+				err = errors.Join(err, notify.Add(filepath.Dir(path)))
+			}
+		}
+	}
+	if err != nil {
+		w.log.LogAttrs(ctx, slog.LevelInfo, "changes of some files are found by looking only",
+			slog.Duration("every", w.poll), slog.String("reason", err.Error()))
+	}
+	if notify == nil {
+		return nil, func() {}
+	}
+	events := make(chan struct{}, 1)
+	tell := func() {
+		select {
+		case events <- struct{}{}:
+		default: // it will be looked anyway
+		}
+	}
+	var told sync.WaitGroup
+	told.Go(func() {
+		for range notify.Events {
+			tell()
+		}
+	})
+	told.Go(func() {
+		for range notify.Errors { // something was missed
+			tell()
+		}
+	})
+	return events, func() {
+		_ = notify.Close() // there is nothing to be done about it
+		told.Wait()
+	}
+}
+
+// look reads what has changed. What cannot be used changes nothing, and is told
+// once.
+func (w *watcher) look(ctx context.Context) {
+	for _, s := range w.sources {
+		loaded, err := s.read()
+		switch {
+		case err != nil:
+			if why := err.Error(); loaded || why != s.failed {
+				s.failed = why
+				w.log.LogAttrs(ctx, slog.LevelError, "what was read before stays in force",
+					slog.String("what", s.what), slog.Any("files", s.paths), slog.String("error", why))
+			}
+		case loaded:
+			s.failed = ""
+			w.log.LogAttrs(ctx, slog.LevelInfo, "read again", slog.String("what", s.what), slog.Any("files", s.paths))
+		default:
+			s.failed = "" // what could not be opened can be, and is as it was
+		}
+	}
+}

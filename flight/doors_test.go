@@ -1,0 +1,146 @@
+package flight
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"log/slog"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+
+	"bowstring/flight/door"
+	"bowstring/flight/door/doortest"
+)
+
+// doors are all ways into a server at once, over TLS.
+type doors struct {
+	t         testing.TB
+	dir       string
+	authority *doortest.Authority // of servers and clients
+	provider  *doortest.Provider
+	tokens    string // the file
+	door      *door.Door
+	log       *lockedBuffer
+}
+
+const audience = "bowstring"
+
+// newDoors opens all doors; change, if not nil, changes their options before.
+func newDoors(t testing.TB, change func(*door.Options)) *doors {
+	t.Helper()
+	d := &doors{t: t, dir: t.TempDir(), authority: doortest.NewAuthority(t, "authority"), provider: doortest.NewProvider(t), log: &lockedBuffer{}}
+	d.tokens = filepath.Join(d.dir, "tokens.json")
+	d.token(door.Token{Principal: "somebody"}) // makes the file
+	d.exchange(d.authority.Server(t))
+	opts := door.Options{
+		TLS: door.TLSOptions{
+			Cert: filepath.Join(d.dir, "server.pem"), Key: filepath.Join(d.dir, "server.key"),
+			ClientCA: doortest.Write(t, d.dir, "clients.pem", d.authority.PEM),
+		},
+		Tokens: d.tokens,
+		OIDC: door.OIDCOptions{
+			Issuer: d.provider.Issuer, Audience: audience, CA: doortest.Write(t, d.dir, "provider.pem", d.provider.CA), TenantClaim: "tenants",
+		},
+		WrongBurst: 1 << 20, Poll: 20 * time.Millisecond, Recheck: 10 * time.Millisecond,
+		Logger: slog.New(slog.NewTextHandler(d.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+	}
+	if change != nil {
+		change(&opts)
+	}
+	var err error
+	if d.door, err = door.New(t.Context(), opts); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.door.Close(); err != nil {
+			t.Error(err)
+		}
+		if t.Failed() {
+			t.Logf("the door's log:\n%s", d.log)
+		}
+	})
+	return d
+}
+
+// serve starts a server behind the doors, whose clients bring a token of alice's.
+func (d *doors) serve(opts Options) (f *fixture, token string) {
+	d.t.Helper()
+	token = d.token(door.Token{Principal: "alice", Groups: []string{"ml"}, Tenant: "vision", Tenants: []string{"audio"}})
+	// The door has to have seen it before anybody comes.
+	d.await(func() bool { return d.known(token) })
+	opts.Door = d.door
+	t, ok := d.t.(*testing.T)
+	if !ok {
+		d.t.Fatal("a benchmark has no server")
+	}
+	return serve(t, opts, d.trust(nil, nil), grpc.WithPerRPCCredentials(withHeaders{"authorization": "Bearer " + token})), token
+}
+
+// known reports whether the door knows a token by now.
+func (d *doors) known(token string) bool {
+	_, err := d.door.Authenticate(incoming1("authorization", "Bearer "+token))
+	return err == nil
+}
+
+// await waits for what is bound to happen.
+func (d *doors) await(happened func() bool) {
+	d.t.Helper()
+	for end := time.Now().Add(time.Minute); !happened(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			d.t.Fatal("it did not happen within a minute")
+		}
+	}
+}
+
+// token makes a token, and adds it to the file.
+func (d *doors) token(t door.Token) string {
+	d.t.Helper()
+	secret, err := door.AddToken(d.tokens, &t)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return secret
+}
+
+// exchange writes another certificate and key.
+func (d *doors) exchange(p doortest.Pair) {
+	doortest.Write(d.t, d.dir, "server.key", p.Key)
+	doortest.Write(d.t, d.dir, "server.pem", p.Cert)
+}
+
+// trust connects to servers of the authority, with a client's certificate if
+// there is one; change changes how.
+func (d *doors) trust(own *doortest.Pair, change func(*tls.Config)) grpc.DialOption {
+	d.t.Helper()
+	config := &tls.Config{RootCAs: x509.NewCertPool(), MinVersion: tls.VersionTLS13}
+	if !config.RootCAs.AppendCertsFromPEM(d.authority.PEM) {
+		d.t.Fatal("no certificate of the authority")
+	}
+	if own != nil {
+		pair, err := tls.X509KeyPair(own.Cert, own.Key)
+		if err != nil {
+			d.t.Fatal(err)
+		}
+		// Whatever authorities the server names, it is this one that is shown.
+		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
+	}
+	if change != nil {
+		change(config)
+	}
+	return grpc.WithTransportCredentials(credentials.NewTLS(config))
+}
+
+// withHeaders are sent with every call.
+type withHeaders map[string]string
+
+// GetRequestMetadata implements credentials.PerRPCCredentials.
+func (h withHeaders) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	return h, nil
+}
+
+// RequireTransportSecurity implements credentials.PerRPCCredentials.
+func (withHeaders) RequireTransportSecurity() bool { return false }
