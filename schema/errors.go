@@ -15,6 +15,8 @@ var (
 	ErrNotFound = errors.New("not found")
 	// ErrExists: what was to be created is there already.
 	ErrExists = errors.New("already exists")
+	// ErrDenied: whoever asks may not do it, to something that he may know of.
+	ErrDenied = errors.New("permission denied")
 	// ErrLimit: a configured limit was reached; the message names it.
 	ErrLimit = errors.New("limit reached")
 	// ErrConflict: another writer committed first; taking a fresh look and trying again can help.

@@ -5,9 +5,10 @@ import "context"
 // Caller is on whose behalf something is done. The zero value is the one user of
 // a server that asks nobody for a name.
 type Caller struct {
-	Principal string // who calls
-	Tenant    string // on whose account
-	Trace     string // names the call in logs, here and elsewhere
+	Principal string   // who calls; "" is nobody who has a name
+	Groups    []string // that the principal is in; not to be changed
+	Tenant    string   // on whose account
+	Trace     string   // names the call in logs, here and elsewhere
 }
 
 type callerKey struct{}
