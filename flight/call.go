@@ -134,6 +134,7 @@ func (s *Server) finish(ctx context.Context, c *call, err error) {
 	if n := c.waits.faults.Load(); n > 0 {
 		attrs = append(attrs, slog.Int64("faults", n))
 	}
+	s.auditCall(ctx, c, st.Code())
 	if plan != "" {
 		attrs = append(attrs, slog.String("plan", plan))
 	}

@@ -2,6 +2,7 @@ package flight
 
 import (
 	"context"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -35,7 +36,7 @@ func TestCaller(t *testing.T) {
 			}
 			continue
 		}
-		if err != nil || c != tt.want || fetch.CallerFrom(ctx) != tt.want {
+		if err != nil || !reflect.DeepEqual(c, tt.want) || !reflect.DeepEqual(fetch.CallerFrom(ctx), tt.want) {
 			t.Errorf("%q: %+v, %+v in the context, %v; want %+v", tt.headers, c, fetch.CallerFrom(ctx), err, tt.want)
 		}
 	}

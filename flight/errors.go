@@ -22,6 +22,7 @@ var codeOf = []struct {
 	{schema.ErrInvalid, codes.InvalidArgument},
 	{schema.ErrNotFound, codes.NotFound},
 	{schema.ErrExists, codes.AlreadyExists},
+	{schema.ErrDenied, codes.PermissionDenied},
 	{schema.ErrLimit, codes.ResourceExhausted},
 	{schema.ErrConflict, codes.Unavailable},
 	{schema.ErrUnavailable, codes.Unavailable},

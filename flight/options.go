@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"bowstring/fetch/admission"
+	"bowstring/flight/audit"
+	"bowstring/flight/rules"
 	"bowstring/schema"
 )
 
@@ -67,6 +69,12 @@ type Options struct {
 	// why, for the action stats, which encodes it as JSON; nil if nobody decides.
 	// It is called by several goroutines at once.
 	SpillScale func() any
+	// Rules returns the rules that hold now: who may do what with which dataset. nil
+	// allows everything to everybody. It is called several times for each call.
+	Rules func() *rules.Rules
+	// Audit is the record of who read, wrote and dropped what; nil for none. It stays
+	// the caller's to close, after Shutdown.
+	Audit *audit.Log
 	// Logger receives a line for each call. Default slog.Default().
 	Logger *slog.Logger
 }

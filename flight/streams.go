@@ -27,11 +27,14 @@ type call struct {
 	rows, bytes atomic.Int64 // moved so far, in either direction; see count
 	waits       waits        // of batches sent; see countWaits
 
-	killed chan struct{} // closed by kill
-	cancel context.CancelCauseFunc
+	killed   chan struct{} // closed by kill
+	cancel   context.CancelCauseFunc
+	registry *registry
 
 	kind, plan string // what beginStream was told, "" before; guarded by registry.mu
 	streaming  bool   // counts towards MaxStreams; guarded by registry.mu
+	access     access // what the rules let it do; guarded by registry.mu
+	action     string // what DoAction was asked for; guarded by registry.mu
 	cause      error  // why it was killed; guarded by registry.mu, fixed once killed is closed
 }
 
@@ -118,7 +121,7 @@ func (r *registry) begin(ctx context.Context, method, peer string) (context.Cont
 	p.calls++
 	r.peers[host] = p
 	r.nextID++
-	c := &call{id: r.nextID, method: method, peer: peer, host: host, started: time.Now(), killed: make(chan struct{})}
+	c := &call{id: r.nextID, method: method, peer: peer, host: host, started: time.Now(), killed: make(chan struct{}), registry: r}
 	ctx, c.cancel = context.WithCancelCause(context.WithValue(ctx, callKey{}, c))
 	r.calls[c] = struct{}{}
 	return ctx, c, nil
@@ -247,6 +250,34 @@ func (r *registry) describe(c *call) (kind, plan string) {
 	return c.kind, c.plan
 }
 
+// note notes what the rules let a call do, or did not.
+func (r *registry) note(c *call, a access) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c.access = a
+}
+
+// accessOf returns what was noted of a call last.
+func (r *registry) accessOf(c *call) access {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return c.access
+}
+
+// act notes which action a call is.
+func (r *registry) act(c *call, action string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c.action = action
+}
+
+// actionOf returns which action a call is, "" if it is none.
+func (r *registry) actionOf(c *call) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return c.action
+}
+
 // streamInfo describes a running stream.
 type streamInfo struct {
 	ID      uint64    `json:"id"`
@@ -258,15 +289,23 @@ type streamInfo struct {
 	Bytes   int64     `json:"bytes"`
 }
 
-// snapshot returns the running streams in the order they began, the sums over
-// all calls that ended or run, and whether a drain is on.
-func (r *registry) snapshot() (running []streamInfo, sums totals, draining bool) {
+// snapshot returns the running streams, of those that visible tells, in the order they
+// began; the sums over all calls that run, and if all is set over those that ended, too;
+// and whether a drain is on. visible is called with r.mu held.
+func (r *registry) snapshot(visible func(*call) bool, all bool) (running []streamInfo, sums totals, draining bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	sums = r.totals
+	if all {
+		sums = r.totals
+	}
 	running = []streamInfo{}
 	for c := range r.calls {
-		sums.Calls++
+		if !all && !c.streaming || !visible(c) { // whose caller may not be known yet
+			continue
+		}
+		if sums.Calls++; !all && c.streaming {
+			sums.Streams++
+		}
 		sums.Rows += c.rows.Load()
 		sums.Bytes += c.bytes.Load()
 		if c.streaming {
