@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"bowstring/fetch"
 	"bowstring/schema"
 )
 
@@ -48,6 +49,10 @@ func (s *Server) streamCall(srv any, ss grpc.ServerStream, info *grpc.StreamServ
 	if err != nil {
 		s.calls.end(c)
 		return toStatus(err)
+	}
+	if s.identify != nil {
+		c.caller = s.identify(ctx, c.caller)
+		ctx = fetch.WithCaller(ctx, c.caller)
 	}
 	in, err := s.newReceiver(ctx, c, info)
 	if err != nil {

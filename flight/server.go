@@ -56,6 +56,8 @@ type Server struct {
 	calls   *registry
 	started time.Time
 
+	identify func(context.Context, fetch.Caller) fetch.Caller // tests say by it who calls; nil elsewhere
+
 	draining context.Context // ends when Shutdown begins; its cause is what callers are told
 	drain    context.CancelCauseFunc
 
