@@ -48,7 +48,7 @@ func wrongServer(t *testing.T) *ruled {
 		rec     arrow.Record
 	}{
 		{`{"put": {"dataset": "shared", "key": "file_name", "media": {"image": "image"}}}`, rec},
-		{`{"put": {"dataset": "shared", "key": "file_name", "split": "test", "mode": "append"}}`, test},
+		{`{"put": {"dataset": "shared", "key": "file_name", "split": "test", "mode": "append", "media": {"image": "image"}}}`, test},
 		{`{"put": {"dataset": "` + hiddenDataset + `", "key": "file_name"}}`, rec},
 	} {
 		if o := root.put(command("%s", put.command), put.rec); o.err != nil {

@@ -34,6 +34,10 @@ type ServeCmd struct {
 	MaxMessage            size          `setting:"" default:"256MiB" placeholder:"SIZE" help:"Largest record batch accepted from a client that uploads (default: ${default})."`
 	GCEvery               time.Duration `setting:"" default:"0s" placeholder:"DURATION" help:"Free what nothing refers to about that often, as gc does; what streams read stays (default: never)."`
 	GCRate                size          `setting:"" default:"auto" placeholder:"SIZE" help:"How fast such a collection of a store in Scylla or Cassandra reads and removes, a second (default: auto, as fast as it can)."`
+	Rules                 string        `setting:"" type:"path" placeholder:"FILE" help:"Rules of who may do what with which dataset; read again when the file changes (default: everybody may do everything)."`
+	Audit                 string        `setting:"" type:"path" placeholder:"FILE" help:"File to record in who reads, writes and drops what, as JSON lines (default: none)."`
+	AuditSize             size          `setting:"" default:"100MiB" placeholder:"SIZE" help:"How long that file may get before it is put aside as FILE.1, FILE.2 and so on (default: ${default})."`
+	AuditKeep             int           `setting:"" default:"0" placeholder:"N" help:"How many of those are kept, the newest (default: all)."`
 	spillFlags
 }
 
@@ -61,6 +65,9 @@ func (c *ServeCmd) Validate() error {
 	}
 	if c.DrainTimeout < 0 {
 		return fmt.Errorf("--drain-timeout: got %s, want 0 or more", c.DrainTimeout)
+	}
+	if c.AuditKeep < 0 {
+		return fmt.Errorf("--audit-keep: got %d, want 1 or more, or 0 for all", c.AuditKeep)
 	}
 	if c.GCEvery < 0 {
 		return fmt.Errorf("--gc-every: got %s, want more than 0, or 0 for never", c.GCEvery)
@@ -107,6 +114,13 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 	if l.spill, err = c.spillFlags.config(app); err != nil {
 		return errors.Join(err, closeLink(app.Link))
 	}
+	rulesFile, err := c.guards(app, &l)
+	if err != nil {
+		return errors.Join(err, closeLink(app.Link))
+	}
+	if log := l.flight.Audit; log != nil {
+		defer func() { err = errors.Join(err, log.Close()) }() // the node has stopped by then
+	}
 	dir := app.cli.Globals.Store
 	n, err := newNode(dir, true, l, app.Link, app.Log)
 	if err != nil {
@@ -132,6 +146,9 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 		var beside sync.WaitGroup
 		serving, stop := context.WithCancel(ctx)
 		beside.Go(func() { logProblems(serving, app, dir, n.store) })
+		if rulesFile != nil {
+			beside.Go(func() { rulesFile.Watch(serving, n.server.EnforceRules) })
+		}
 		beside.Go(func() { c.collect(serving, app, n.engine) })
 		defer beside.Wait()
 		defer stop() // also where it is the listener that has ended
