@@ -52,7 +52,7 @@ func TestRulesFile(t *testing.T) {
 			t.Error("a wrong text was taken:", rights())
 		}
 	}
-	if n := strings.Count(buf.String(), "did you mean"); n != 1 || !strings.Contains(buf.String(), ":2:48") {
+	if n := strings.Count(buf.String(), "did you mean"); n != 1 || !strings.Contains(buf.String(), ":2:49") {
 		t.Errorf("said %d times: %s", n, &buf)
 	}
 	if err := os.Remove(name); err != nil {

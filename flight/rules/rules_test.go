@@ -123,7 +123,7 @@ func TestErrors(t *testing.T) {
 		{"rules:\n  - {principals: [[a]], datasets: [d], rights: []}", "2:19", "want text"},
 		{"rules:\n  - {principals: [a], datasets: ['d/*'], rights: []}", "2:34", "want a name"},
 		{"rules:\n  - {principals: [a], datasets: ['d@3'], rights: []}", "2:34", "all snapshots"},
-		{"rules:\n  - {principals: [a], datasets: [d], rights: [raed]}", "2:46", `did you mean "read"?`},
+		{"rules:\n  - {principals: [a], datasets: [d], rights: [raed]}", "2:47", `did you mean "read"?`},
 		{"rules:\n  - {principals: [a], datasets: [d], right: [read]}", "2:38", `did you mean "rights"?`},
 		{ok + "    where: 'label =='\n", "5:", "where"},
 		{ok + "    where: ''\n", "5:12", "leave the field out"},
