@@ -113,7 +113,7 @@ func (s *Server) auditCall(ctx context.Context, c *call, code codes.Code) {
 	switch {
 	case a.refused:
 		e.Event = audit.Deny
-	case a.right != rules.Read:
+	case a.right != rules.Read || strings.HasSuffix(c.method, "/DoPut"):
 		return
 	}
 	e.Dataset, e.Snapshot, e.Plan = a.dataset, a.snapshot, a.plan

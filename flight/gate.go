@@ -127,6 +127,11 @@ func (s *Server) open(ctx context.Context, req schema.Request, right rules.Right
 		return nil, err
 	}
 	used(ctx, access{dataset: req.Dataset, snapshot: job.Request().Snapshot, right: right, decision: d, plan: job.ID()})
+	// Whoever changes the rules ends what is noted by now; this is what is not.
+	if !s.decide(ctx, req.Dataset).Same(d) {
+		job.Close()
+		return nil, errRules
+	}
 	return job, nil
 }
 
@@ -260,6 +265,6 @@ var errRules = fmt.Errorf("%w: the rules have changed what you may see of this d
 func (s *Server) EnforceRules() {
 	rs := s.rules()
 	s.calls.kill(errRules, func(c *call) bool {
-		return c.access.dataset != "" && !rs.Decide(whoOf(c.caller), c.access.dataset).Same(c.access.decision)
+		return c.access.dataset != "" && !c.access.refused && !rs.Decide(whoOf(c.caller), c.access.dataset).Same(c.access.decision)
 	})
 }

@@ -291,7 +291,7 @@ func TestWrongWaysAreAll(t *testing.T) {
 
 // Nothing but gate.go and gate_view.go asks the engine for what belongs to a dataset.
 func TestGate(t *testing.T) {
-	guarded := []string{"Open", "PlanID", "Outline", "KnownBytes", "Store", "SaveSelection", "Drop", "GC", "Stats", "Demand"}
+	harmless := []string{"Stream", "Take", "Warm", "TotalBytes", "Ledger", "Work"} // of a job that was opened, or of none
 	files, err := filepath.Glob("*.go")
 	if err != nil {
 		t.Fatal(err)
@@ -307,7 +307,7 @@ func TestGate(t *testing.T) {
 		}
 		ast.Inspect(f, func(n ast.Node) bool {
 			sel, ok := n.(*ast.SelectorExpr)
-			if !ok || !slices.Contains(guarded, sel.Sel.Name) {
+			if !ok || slices.Contains(harmless, sel.Sel.Name) {
 				return true
 			}
 			if x, ok := sel.X.(*ast.SelectorExpr); ok && x.Sel.Name == "engine" {

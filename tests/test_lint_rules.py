@@ -25,6 +25,8 @@ FORBIDDEN = [
     ("fetch/tiers", "bowstring/fetch/admission", "fetch/tiers reads blobs"),
     ("fetch/lookahead", "bowstring/fetch/streams", "fetch/lookahead brings"),
     ("fetch/store/local", "google.golang.org/grpc", "gRPC is flight's business"),
+    ("flight/rules", "bowstring/fetch", "flight/rules decides who may do what"),
+    ("flight/audit", "bowstring/flight/rules", "flight/audit keeps a record of events"),
     ("flight", "bowstring/spill", "flight speaks the protocol"),
     ("flight", "bowstring/cmd/tool", "flight speaks the protocol"),
 ]
@@ -35,6 +37,7 @@ ALLOWED = [
     ("fetch/streams", "bowstring/fetch/tiers"),
     ("fetch", "bowstring/fetch/plan"),
     ("flight", "bowstring/fetch"),
+    ("flight", "bowstring/flight/rules"),
     ("cmd/bowstring", "bowstring/flight"),
 ]
 

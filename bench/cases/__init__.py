@@ -8,6 +8,7 @@ from harness import Context, Result
 
 from . import (
     copy,
+    doors,
     engine,
     fairness,
     first_batch,
@@ -50,6 +51,7 @@ CASES: dict[str, Callable[[Context], Result]] = {
     "wait": wait.run,
     "sharing": sharing.run,
     "hostile": hostile.run,
+    "doors": doors.run,
     "verify": verify.run,
     "copy": copy.run,
     "python": python.run,

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
 	"slices"
 	"sync"
 	"testing"
@@ -192,7 +193,7 @@ func TestContextReachesTheStore(t *testing.T) {
 	requireBlob(t, one, 3, 1)
 	requireBlob(t, two, 3, 1)
 	r.Close()
-	if wanted := []seen{{first, 0}, {first, 1}, {first, 2}}; !slices.Equal(all, wanted) {
+	if wanted := []seen{{first, 0}, {first, 1}, {first, 2}}; !reflect.DeepEqual(all, wanted) {
 		t.Errorf("the store saw %+v, want %+v", all, wanted)
 	}
 }
