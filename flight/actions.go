@@ -12,6 +12,7 @@ import (
 
 	"bowstring/fetch"
 	"bowstring/fetch/store"
+	"bowstring/flight/rules"
 	"bowstring/schema"
 )
 
@@ -54,6 +55,9 @@ func (s *Server) DoAction(a *flight.Action, stream flight.FlightService_DoAction
 	names := make([]string, len(list))
 	for i, known := range list {
 		if known.name == a.GetType() {
+			if c := callFrom(stream.Context()); c != nil {
+				s.calls.act(c, known.name)
+			}
 			return known.run(s, stream.Context(), a.GetBody(), func(b []byte) error {
 				return stream.Send(&flight.Result{Body: b})
 			})
@@ -113,11 +117,13 @@ type splitInfo struct {
 	Ranges []schema.Range `json:"ranges,omitempty"`
 }
 
-func splitsOf(snap *schema.Snapshot, ranges bool) []splitInfo {
-	out := make([]splitInfo, len(snap.Splits))
-	for i, sp := range snap.Splits {
-		out[i] = splitInfo{Name: sp.Name, Rows: sp.Rows()}
-		if ranges {
+// splitsOf describes the splits that exist for a caller, and where they lie unless there
+// are rows in them that do not.
+func splitsOf(v *seen, ranges bool) []splitInfo {
+	out := make([]splitInfo, len(v.splits))
+	for i, sp := range v.splits {
+		out[i] = splitInfo{Name: sp.Name, Rows: sp.Seen}
+		if ranges && !v.within.HidesRows() {
 			out[i].Ranges = sp.Ranges
 		}
 	}
@@ -138,10 +144,11 @@ func (s *Server) list(ctx context.Context, b []byte, send func([]byte) error) er
 		Created   time.Time   `json:"created"`
 		Source    string      `json:"source"`
 	}
-	return s.eachNewest(ctx, filter, func(d store.Dataset, snap *schema.Snapshot) error {
+	return s.eachNewest(ctx, filter, func(d store.Dataset, v *seen) error {
+		snap := v.snap
 		return sendJSON(send, dataset{
-			Dataset: d.Name, Snapshots: d.Snapshots, Newest: snap.Number, Rows: snap.Rows(),
-			Splits: splitsOf(snap, false), Created: snap.Created.UTC(), Source: snap.Source,
+			Dataset: d.Name, Snapshots: d.Snapshots, Newest: snap.Number, Rows: v.rows,
+			Splits: splitsOf(v, false), Created: snap.Created.UTC(), Source: snap.Source,
 		})
 	})
 }
@@ -157,20 +164,25 @@ type columnInfo struct {
 	Bytes    *int64   `json:"bytes,omitempty"` // of all blobs of the column
 }
 
-// columnsOf describes the columns, and sums the blobs up.
-func columnsOf(snap *schema.Snapshot) (columns []columnInfo, blobBytes int64) {
-	blob := 0
-	for i, f := range snap.Schema.Fields() {
+// columnsOf describes the columns that exist for the caller, and sums the blobs up.
+func (s *Server) columnsOf(ctx context.Context, v *seen) (columns []columnInfo, blobBytes int64, err error) {
+	blob := -1
+	for _, f := range v.snap.Schema.Fields() {
+		if schema.IsBlob(f) {
+			blob++
+		}
+		if v.within.Hides(v.snap.Schema, f.Name) {
+			continue
+		}
 		c := columnInfo{Name: f.Name, Type: f.Type.String(), Nullable: f.Nullable, Kind: "metadata"}
 		switch {
-		case i == 0:
+		case f.Name == schema.IDColumn:
 			c.Kind = "id"
 		case schema.IsBlob(f):
-			var bytes int64
-			for _, chunk := range snap.Chunks {
-				bytes += chunk.BlobBytes[blob]
+			bytes, err := s.blobBytes(ctx, v, blob, f.Name)
+			if err != nil {
+				return nil, 0, err
 			}
-			blob++
 			blobBytes += bytes
 			c.Kind, c.Media, c.Bytes = "blob", schema.Media(f), &bytes
 		default:
@@ -178,7 +190,7 @@ func columnsOf(snap *schema.Snapshot) (columns []columnInfo, blobBytes int64) {
 		}
 		columns = append(columns, c)
 	}
-	return columns, blobBytes
+	return columns, blobBytes, nil
 }
 
 func (s *Server) describe(ctx context.Context, b []byte, send func([]byte) error) error {
@@ -186,7 +198,11 @@ func (s *Server) describe(ctx context.Context, b []byte, send func([]byte) error
 	if err != nil {
 		return err
 	}
-	snap, err := s.engine.Store().Snapshot(ctx, ref.Dataset, ref.Snapshot)
+	snap, d, err := s.snapshot(ctx, ref.Dataset, ref.Snapshot, rules.List)
+	if err != nil {
+		return err
+	}
+	v, err := s.view(ctx, snap, d)
 	if err != nil {
 		return err
 	}
@@ -198,11 +214,17 @@ func (s *Server) describe(ctx context.Context, b []byte, send func([]byte) error
 		Chunks int   `json:"chunks"`
 		Bytes  int64 `json:"bytes"`
 	}
-	m := manifest{Chunks: len(snap.Chunks)}
-	for _, c := range snap.Chunks {
-		m.Bytes += c.Size
+	var m manifest
+	if d.Restriction == nil { // its size tells of what is hidden
+		m.Chunks = len(snap.Chunks)
+		for _, c := range snap.Chunks {
+			m.Bytes += c.Size
+		}
 	}
-	columns, blobBytes := columnsOf(snap)
+	columns, blobBytes, err := s.columnsOf(ctx, v)
+	if err != nil {
+		return err
+	}
 	return sendJSON(send, struct {
 		Dataset   string       `json:"dataset"`
 		Snapshot  int64        `json:"snapshot"`
@@ -216,23 +238,9 @@ func (s *Server) describe(ctx context.Context, b []byte, send func([]byte) error
 		Manifest  manifest     `json:"manifest"`
 		Snapshots []int64      `json:"snapshots"`
 	}{
-		snap.Dataset, snap.Number, snap.Parent, snap.Created.UTC(), snap.Source, snap.Rows(),
-		splitsOf(snap, true), columns, blobBytes, m, numbers,
+		snap.Dataset, snap.Number, snap.Parent, snap.Created.UTC(), snap.Source, v.rows,
+		splitsOf(v, true), columns, blobBytes, m, numbers,
 	})
-}
-
-// snapshotsOf returns the numbers of a dataset's snapshots.
-func (s *Server) snapshotsOf(ctx context.Context, dataset string) ([]int64, error) {
-	datasets, err := s.engine.Store().Datasets(ctx)
-	if err != nil {
-		return nil, err
-	}
-	for _, d := range datasets {
-		if d.Name == dataset {
-			return d.Snapshots, nil
-		}
-	}
-	return []int64{}, nil
 }
 
 func (s *Server) drop(ctx context.Context, b []byte, send func([]byte) error) error {
@@ -240,13 +248,8 @@ func (s *Server) drop(ctx context.Context, b []byte, send func([]byte) error) er
 	if err != nil {
 		return err
 	}
-	dropped := []int64{ref.Snapshot}
-	if ref.Snapshot == 0 {
-		if dropped, err = s.snapshotsOf(ctx, ref.Dataset); err != nil {
-			return err
-		}
-	}
-	if err := s.engine.Drop(ctx, ref.Dataset, ref.Snapshot); err != nil {
+	dropped, err := s.dropSnapshot(ctx, ref.Dataset, ref.Snapshot)
+	if err != nil {
 		return err
 	}
 	return sendJSON(send, struct {
@@ -262,7 +265,7 @@ func (s *Server) gc(ctx context.Context, b []byte, send func([]byte) error) erro
 	if err := body(b, &opts); err != nil {
 		return err
 	}
-	report, err := s.engine.GC(ctx, store.GCOptions{DryRun: opts.DryRun})
+	report, err := s.collect(ctx, store.GCOptions{DryRun: opts.DryRun})
 	if err != nil {
 		return err
 	}
@@ -276,10 +279,13 @@ func (s *Server) warm(ctx context.Context, b []byte, send func([]byte) error) er
 	if err != nil {
 		return err
 	}
-	if s.engine.Stats().Spill == nil {
+	if _, err := s.may(ctx, req.Dataset, rules.Read); err != nil {
+		return err
+	}
+	if !s.hasSpill() {
 		return fmt.Errorf("%w: this server has no spill to warm; it is served with one by --spill DIR", schema.ErrNotFound)
 	}
-	job, err := s.engine.Open(ctx, req)
+	job, err := s.open(ctx, req, rules.Read)
 	if err != nil {
 		return err
 	}
@@ -304,8 +310,8 @@ const cancelGrace = time.Second
 // cancelPlans ends the running streams of plans, and reports how many there
 // were and whether all are gone.
 func (s *Server) cancelPlans(ctx context.Context, plans map[string]bool) (count int, gone bool) {
-	killed := map[*call]bool{}
-	for _, c := range s.calls.kill(errCancelled, func(c *call) bool { return c.streaming && plans[c.plan] }) {
+	killed, mine := map[*call]bool{}, s.mine(ctx)
+	for _, c := range s.calls.kill(errCancelled, func(c *call) bool { return c.streaming && plans[c.plan] && mine(c) }) {
 		killed[c] = true
 	}
 	ctx, cancel := context.WithTimeout(ctx, cancelGrace)
@@ -351,7 +357,7 @@ func (s *Server) cancelFlightInfo(ctx context.Context, b []byte, send func([]byt
 		}
 		if req := string(t.Request.Marshal()); !seen[req] { // as a rule they are all the same
 			seen[req] = true
-			id, err := s.engine.PlanID(ctx, t.Request)
+			id, err := s.planID(ctx, t.Request)
 			if err != nil {
 				return fmt.Errorf("endpoint %d: %w", i, err)
 			}
@@ -376,7 +382,7 @@ func (s *Server) renewFlightEndpoint(ctx context.Context, b []byte, send func([]
 	if err != nil {
 		return err
 	}
-	if _, err := s.engine.Store().Snapshot(ctx, t.Dataset, t.Snapshot); err != nil {
+	if _, _, err := s.snapshot(ctx, t.Dataset, t.Snapshot, rules.Read); err != nil {
 		return err
 	}
 	e.ExpirationTime = s.expiration()

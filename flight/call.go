@@ -54,6 +54,10 @@ func (s *Server) streamCall(srv any, ss grpc.ServerStream, info *grpc.StreamServ
 		s.calls.end(c)
 		return toStatus(err)
 	}
+	if s.identify != nil {
+		c.caller = s.identify(ctx, c.caller)
+		ctx = fetch.WithCaller(ctx, c.caller)
+	}
 	in, err := s.newReceiver(ctx, c, info)
 	if err != nil {
 		s.observeRefused(ctx, info.FullMethod, err)
@@ -143,6 +147,7 @@ func (s *Server) finish(ctx context.Context, c *call, err error) {
 	if n := c.waits.faults.Load(); n > 0 {
 		attrs = append(attrs, slog.Int64("faults", n))
 	}
+	s.auditCall(ctx, c, st.Code())
 	if plan != "" {
 		attrs = append(attrs, slog.String("plan", plan))
 	}

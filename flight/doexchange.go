@@ -9,6 +9,7 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/flight"
 
 	"bowstring/fetch"
+	"bowstring/flight/rules"
 	"bowstring/schema"
 )
 
@@ -128,10 +129,10 @@ func (s *Server) openTake(ctx context.Context, d *flight.FlightDescriptor) (*fet
 	if cmd.Take == nil {
 		return nil, &schema.FieldError{Field: "take", Got: "nothing", Want: "the dataset to take samples of"}
 	}
-	return s.engine.Open(ctx, schema.Request{
+	return s.open(ctx, schema.Request{
 		Dataset: cmd.Take.Dataset, Snapshot: cmd.Take.Snapshot, Columns: cmd.Take.Columns,
 		Layout: schema.Layout(cmd.Take.Layout), BatchBytes: cmd.Take.BatchBytes,
-	})
+	}, rules.Read)
 }
 
 // readRequests starts a stream for each incoming batch. The last thing it sends
@@ -162,7 +163,7 @@ func (s *Server) readRequests(ctx context.Context, in *incoming, job *fetch.Job,
 			}
 			var positions []int64
 			err = in.turnOf(rec.rows, func() (err error) {
-				positions, err = in.positions(job.Manifest(), rec)
+				positions, err = in.positions(job, rec)
 				return err
 			})
 			if err != nil {
@@ -204,29 +205,33 @@ func answer(out *sender, job *fetch.Job, request int64, t taken) error {
 }
 
 // positions reads what a batch asks for: the one column that it has, by name
-// "position" or "id".
-func (in *incoming) positions(m *schema.Manifest, rec *batch) ([]int64, error) {
+// "position" or "id". Those that the job's caller may not see are not there.
+func (in *incoming) positions(job *fetch.Job, rec *batch) ([]int64, error) {
+	m, byID := job.Manifest(), !job.Hides(schema.IDColumn)
+	want := `one column, "position" or "id"`
+	if !byID {
+		want = `one column, "position"`
+	}
 	if len(rec.columns) != 1 {
-		return nil, &schema.FieldError{Field: "columns", Got: fmt.Sprintf("%d", len(rec.columns)), Want: `one column, "position" or "id"`}
+		return nil, &schema.FieldError{Field: "columns", Got: fmt.Sprintf("%d", len(rec.columns)), Want: want}
 	}
 	if err := rowsTake(in.lease, rec.rows, positionCost); err != nil {
 		return nil, err
 	}
 	col := rec.columns[0]
 	positions := make([]int64, rec.rows)
-	switch name := rec.schema.Field(0).Name; name {
-	case schema.PositionColumn:
+	switch name := rec.schema.Field(0).Name; {
+	case name == schema.PositionColumn:
 		at, err := integers(name, col)
 		if err != nil {
 			return nil, err
 		}
-		rows := m.Rows()
 		for i := range positions {
-			if positions[i] = at(i); positions[i] < 0 || positions[i] >= rows {
-				return nil, &schema.FieldError{Field: fmt.Sprintf("%s, row %d", name, i), Got: fmt.Sprint(positions[i]), Want: fmt.Sprintf("0 to %d, the positions of the snapshot", rows-1)}
+			if positions[i] = at(i); !job.Sees(positions[i]) {
+				return nil, job.CheckPosition(fmt.Sprintf("%s, row %d", name, i), positions[i])
 			}
 		}
-	case schema.IDColumn:
+	case name == schema.IDColumn && byID:
 		at, err := ids(name, col)
 		if err != nil {
 			return nil, err
@@ -241,13 +246,13 @@ func (in *incoming) positions(m *schema.Manifest, rec *batch) ([]int64, error) {
 			if err := schema.Guard(func() error { pos, ok = m.Lookup(id); return nil }); err != nil {
 				return nil, fmt.Errorf("manifest of %s@%d: %w", m.Snapshot().Dataset, m.Snapshot().Number, err)
 			}
-			if !ok {
+			if !ok || !job.Sees(pos) {
 				return nil, fmt.Errorf("%w: %s, row %d: no sample of %s@%d has id %s", schema.ErrNotFound, name, i, m.Snapshot().Dataset, m.Snapshot().Number, schema.FormatID(id))
 			}
 			positions[i] = pos
 		}
 	default:
-		return nil, &schema.FieldError{Field: "columns", Got: schema.Quote(name), Want: `one column, "position" or "id"`}
+		return nil, &schema.FieldError{Field: "columns", Got: schema.Quote(name), Want: want}
 	}
 	return positions, nil
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/flight"
 
 	"bowstring/fetch"
+	"bowstring/flight/rules"
 	"bowstring/schema"
 )
 
@@ -46,7 +47,7 @@ func (s *Server) DoGet(ticket *flight.Ticket, stream flight.FlightService_DoGetS
 	if err != nil {
 		return err
 	}
-	job, err := s.engine.Open(stream.Context(), t.Request)
+	job, err := s.open(stream.Context(), t.Request, rules.Read)
 	if err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/flight"
 
 	"bowstring/fetch/ingest"
+	"bowstring/flight/rules"
 	"bowstring/schema"
 )
 
@@ -209,10 +210,15 @@ func (s *Server) putRows(ctx context.Context, put *putCommand, in *incoming, out
 	if err != nil {
 		return err
 	}
+	granted, err := s.may(ctx, put.Dataset, rules.Write)
+	if err != nil {
+		return err
+	}
+	used(ctx, access{dataset: put.Dataset, right: rules.Write, decision: granted})
 	if up.first, err = s.rowsBefore(ctx, put, mode); err != nil {
 		return err
 	}
-	w, err := ingest.New(ctx, s.engine.Store(), ingest.Options{
+	w, err := s.ingest(ctx, ingest.Options{
 		Dataset: put.Dataset, Split: put.Split, Source: put.Source, Schema: up.schema, Mode: mode, Mem: s.mem, Turn: in.turn,
 	})
 	if err != nil {
@@ -250,7 +256,7 @@ func (s *Server) putRows(ctx context.Context, put *putCommand, in *incoming, out
 			return &schema.FieldError{Field: "commit.rows", Got: fmt.Sprint(*commit.Rows), Want: fmt.Sprintf("%d, the rows that came; nothing was committed", ack.Rows)}
 		}
 	}
-	snap, changed, err := w.Commit(ctx)
+	snap, changed, err := s.commit(ctx, put.Dataset, w, ack)
 	if err != nil {
 		return err
 	}
@@ -299,7 +305,7 @@ func (s *Server) rowsBefore(ctx context.Context, put *putCommand, mode ingest.Mo
 	if mode != ingest.Append {
 		return 0, nil
 	}
-	snap, err := s.engine.Store().Snapshot(ctx, put.Dataset, 0)
+	snap, _, err := s.snapshot(ctx, put.Dataset, 0, rules.Write)
 	if err != nil {
 		return 0, err
 	}
@@ -316,7 +322,7 @@ const keptPositionCost = 24
 
 // putSelection collects positions, at most as many as the snapshot has.
 func (s *Server) putSelection(ctx context.Context, cmd *selectionCommand, in *incoming, out *results) error {
-	job, err := s.engine.Open(ctx, schema.Request{Dataset: cmd.Dataset, Snapshot: cmd.Snapshot, Columns: []string{schema.IDColumn}})
+	job, err := s.open(ctx, schema.Request{Dataset: cmd.Dataset, Snapshot: cmd.Snapshot, Columns: []string{schema.PositionColumn}}, rules.Read)
 	if err != nil {
 		return err
 	}
@@ -334,7 +340,7 @@ func (s *Server) putSelection(ctx context.Context, cmd *selectionCommand, in *in
 		var more []int64
 		if err == nil {
 			err = in.turnOf(rec.rows, func() (err error) {
-				more, err = in.positions(job.Manifest(), rec)
+				more, err = in.positions(job, rec)
 				return err
 			})
 		}
@@ -344,14 +350,14 @@ func (s *Server) putSelection(ctx context.Context, cmd *selectionCommand, in *in
 		if err != nil {
 			return fmt.Errorf("batch %d: %w", n, err)
 		}
-		if rows := job.Manifest().Rows(); int64(len(positions)+len(more)) > rows {
+		if rows := job.Seen(); int64(len(positions)+len(more)) > rows {
 			return &schema.FieldError{Field: "selection", Got: fmt.Sprintf("more than %d positions", rows), Want: "each position at most once"}
 		}
 		positions = append(positions, more...)
 		count(ctx, len(more), 0)
 	}
 	snapshot := job.Request().Snapshot
-	name, err := s.engine.SaveSelection(ctx, cmd.Dataset, snapshot, positions)
+	name, err := s.saveSelection(ctx, job, positions)
 	if err != nil {
 		return err
 	}

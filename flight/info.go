@@ -1,10 +1,9 @@
 package flight
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -14,6 +13,7 @@ import (
 	"bowstring/fetch"
 	"bowstring/fetch/admission"
 	"bowstring/fetch/store"
+	"bowstring/flight/rules"
 	"bowstring/schema"
 )
 
@@ -71,7 +71,7 @@ func (s *Server) flightInfo(ctx context.Context, d *flight.FlightDescriptor, req
 	if err := s.checkAnswer(req); err != nil {
 		return nil, err
 	}
-	job, err := s.engine.Open(ctx, req)
+	job, err := s.open(ctx, req, rules.Read)
 	if err != nil {
 		return nil, err
 	}
@@ -168,26 +168,26 @@ func (s *Server) GetSchema(ctx context.Context, d *flight.FlightDescriptor) (*fl
 	if err != nil {
 		return nil, err
 	}
-	snap, err := s.engine.Store().Snapshot(ctx, req.Dataset, req.Snapshot)
+	snap, granted, err := s.snapshot(ctx, req.Dataset, req.Snapshot, rules.List)
 	if err != nil {
 		return nil, err
 	}
-	if req.Split != "" && !slices.ContainsFunc(snap.Splits, func(sp schema.Split) bool { return sp.Name == req.Split }) {
-		return nil, fmt.Errorf("%w: dataset %s@%d has no split %q; it has %s", schema.ErrNotFound, snap.Dataset, snap.Number, req.Split, splitNames(snap))
+	v, err := s.view(ctx, snap, granted)
+	if err != nil {
+		return nil, err
 	}
-	p, err := schema.NewProjection(snap, req.Columns, req.Layout)
+	if err := v.hasSplit(req.Split); err != nil {
+		return nil, err
+	}
+	p, err := schema.NewProjectionWithin(snap, granted.Restriction, req.Columns, req.Layout)
 	if err != nil {
 		return nil, err
 	}
 	return &flight.SchemaResult{Schema: flight.SerializeSchema(p.Schema, s.mem)}, nil
 }
 
-func splitNames(snap *schema.Snapshot) string {
-	names := make([]string, len(snap.Splits))
-	for i, sp := range snap.Splits {
-		names[i] = sp.Name
-	}
-	return strings.Join(names, ", ")
+func noSplit(snap *schema.Snapshot, name string, have []string) error {
+	return fmt.Errorf("%w: dataset %s@%d has no split %q; it has %s", schema.ErrNotFound, snap.Dataset, snap.Number, name, cmp.Or(strings.Join(have, ", "), "none"))
 }
 
 // datasetFilter is the JSON that ListFlights and the list action take.
@@ -216,32 +216,6 @@ func (f datasetFilter) match(name string) bool {
 	return f.Dataset == "" || f.Dataset == name
 }
 
-// eachNewest calls visit with the newest snapshot of each dataset that the
-// filter matches. A dataset that is dropped meanwhile is passed over.
-func (s *Server) eachNewest(ctx context.Context, f datasetFilter, visit func(store.Dataset, *schema.Snapshot) error) error {
-	store := s.engine.Store()
-	datasets, err := store.Datasets(ctx)
-	if err != nil {
-		return err
-	}
-	for _, d := range datasets {
-		if !f.match(d.Name) || len(d.Snapshots) == 0 {
-			continue
-		}
-		snap, err := store.Snapshot(ctx, d.Name, d.Snapshots[len(d.Snapshots)-1])
-		if errors.Is(err, schema.ErrNotFound) {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		if err := visit(d, snap); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // ListFlights sends a FlightInfo for each dataset and split of its newest snapshot.
 func (s *Server) ListFlights(c *flight.Criteria, stream flight.FlightService_ListFlightsServer) error {
 	filter, err := parseFilter("criteria", c.GetExpression())
@@ -249,16 +223,16 @@ func (s *Server) ListFlights(c *flight.Criteria, stream flight.FlightService_Lis
 		return err
 	}
 	ctx := stream.Context()
-	return s.eachNewest(ctx, filter, func(d store.Dataset, snap *schema.Snapshot) error {
+	return s.eachNewest(ctx, filter, func(d store.Dataset, v *seen) error {
 		paths := [][]string{}
-		for _, split := range snap.Splits {
+		for _, split := range v.splits {
 			paths = append(paths, []string{d.Name, split.Name})
 		}
 		if len(paths) == 0 {
 			paths = append(paths, []string{d.Name})
 		}
 		for _, path := range paths {
-			info, err := s.listed(snap, path)
+			info, err := s.listed(ctx, v, path)
 			if err != nil {
 				return err
 			}
@@ -270,21 +244,17 @@ func (s *Server) ListFlights(c *flight.Criteria, stream flight.FlightService_Lis
 	})
 }
 
-// listed describes one split for a listing, from the record of the snapshot: no
-// manifest is opened for it. So its bytes are told only if somebody has asked for
-// them before.
-func (s *Server) listed(snap *schema.Snapshot, path []string) (*flight.FlightInfo, error) {
-	req := schema.Request{Dataset: snap.Dataset, Snapshot: snap.Number}
+// listed describes one split for a listing: from the record of the snapshot, if the
+// caller may see all rows. So its bytes are told only if somebody has asked for them
+// before.
+func (s *Server) listed(ctx context.Context, v *seen, path []string) (*flight.FlightInfo, error) {
+	split := ""
 	if len(path) == 2 {
-		req.Split = path[1]
+		split = path[1]
 	}
-	o, err := s.engine.Outline(snap, req)
+	o, bytes, err := s.outline(ctx, v, split)
 	if err != nil {
 		return nil, err
-	}
-	bytes, ok := s.engine.KnownBytes(o)
-	if !ok {
-		bytes = -1
 	}
 	return s.infoOf(&flight.FlightDescriptor{Type: flight.DescriptorPATH, Path: path}, o, bytes)
 }

@@ -92,7 +92,7 @@ func TestWrongWaysIn(t *testing.T) {
 	f.fill("d", 10)
 
 	revoked := d.token(door.Token{Principal: "bob"})
-	if _, err := door.RevokeToken(d.tokens, idOf(revoked)); err != nil {
+	if _, err := door.RevokeToken(d.tokens, tokenID(revoked)); err != nil {
 		t.Fatal(err)
 	}
 	soon := d.token(door.Token{Principal: "bob", Expires: time.Now().Add(time.Second)})
@@ -117,12 +117,12 @@ func TestWrongWaysIn(t *testing.T) {
 		"empty bearer":          {"authorization", "Bearer "},
 		"only the scheme":       {"authorization", "Bearer"},
 		"nonsense":              {"authorization", "Bearer nonsense"},
-		"malformed":             {"authorization", "Bearer bow_" + idOf(good)},
+		"malformed":             {"authorization", "Bearer bow_" + tokenID(good)},
 		"wrong secret":          {"authorization", "Bearer " + swapped},
 		"unknown ID":            {"authorization", "Bearer bow_0123456789abcdef" + good[len("bow_0123456789abcdef"):]},
 		"revoked":               {"authorization", "Bearer " + revoked},
 		"expired":               {"authorization", "Bearer " + soon},
-		"its hash":              {"authorization", "Bearer " + hashIn(t, d.tokens, idOf(good))},
+		"its hash":              {"authorization", "Bearer " + hashIn(t, d.tokens, tokenID(good))},
 		"wrong scheme":          {"authorization", "Token " + good},
 		"no scheme":             {"authorization", good},
 		"basic, not a login":    {"authorization", basic},
@@ -266,7 +266,7 @@ func (f *fixture) say(hello string) string {
 	return string(got)
 }
 
-func idOf(token string) string { return strings.Split(token, "_")[1] }
+func tokenID(token string) string { return strings.Split(token, "_")[1] }
 
 // swapLast changes a token's secret.
 func swapLast(token string) string {

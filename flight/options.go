@@ -8,7 +8,9 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"bowstring/fetch/admission"
+	"bowstring/flight/audit"
 	"bowstring/flight/door"
+	"bowstring/flight/rules"
 	"bowstring/schema"
 )
 
@@ -81,6 +83,12 @@ type Options struct {
 	Tracer trace.Tracer
 	// Observer is told how long things took; nil if nobody wants to know.
 	Observer Observer
+	// Rules returns the rules that hold now: who may do what with which dataset. nil
+	// allows everything to everybody. It is called several times for each call.
+	Rules func() *rules.Rules
+	// Audit is the record of who read, wrote and dropped what; nil for none. It stays
+	// the caller's to close, after Shutdown.
+	Audit *audit.Log
 	// Logger receives a line for each call. Default slog.Default().
 	Logger *slog.Logger
 }

@@ -37,10 +37,10 @@ func TestRightWaysIn(t *testing.T) {
 		want    string // in the log
 		refused codes.Code
 	}{
-		"bearer":               {headers: []string{"authorization", "Bearer " + token}, want: "principal=alice by=token:" + idOf(token) + " tenant=vision"},
+		"bearer":               {headers: []string{"authorization", "Bearer " + token}, want: "principal=alice by=token:" + tokenID(token) + " tenant=vision"},
 		"bearer, in capitals":  {headers: []string{"Authorization", "BEARER  " + token}, want: "principal=alice"},
 		"older header":         {headers: []string{"auth-token-bin", token}, want: "principal=alice"},
-		"tenant chosen":        {headers: []string{"authorization", "Bearer " + token, tenantHeader, "audio"}, want: "principal=alice by=token:" + idOf(token) + " tenant=audio"},
+		"tenant chosen":        {headers: []string{"authorization", "Bearer " + token, tenantHeader, "audio"}, want: "principal=alice by=token:" + tokenID(token) + " tenant=audio"},
 		"tenant not one's own": {headers: []string{"authorization", "Bearer " + token, tenantHeader, "text"}, refused: codes.PermissionDenied},
 		"OIDC":                 {headers: []string{"authorization", "Bearer " + p.Sign(p.Claims(audience, map[string]any{"jti": "7"}))}, want: "principal=carol by=oidc:7"},
 		"OIDC, tenant":         {headers: []string{"authorization", "Bearer " + p.Sign(p.Claims(audience, map[string]any{"tenants": []string{"a", "b"}})), tenantHeader, "b"}, want: "tenant=b"},
@@ -121,8 +121,8 @@ func TestRevokedStream(t *testing.T) {
 	if err := stream.Send(&flight.FlightData{FlightDescriptor: command(`{"take":{"dataset":"d"}}`)}); err != nil {
 		t.Fatal(err)
 	}
-	d.await(func() bool { running, _, _, _ := f.server.calls.snapshot(); return len(running) == 1 })
-	if _, err := door.RevokeToken(d.tokens, idOf(token)); err != nil {
+	d.await(func() bool { running, _, _, _ := f.server.calls.snapshot(func(*call) bool { return true }, true); return len(running) == 1 })
+	if _, err := door.RevokeToken(d.tokens, tokenID(token)); err != nil {
 		t.Fatal(err)
 	}
 	for err == nil {

@@ -58,6 +58,7 @@ type Server struct {
 
 	handshaking  context.Context // ends when connections that are not there yet are given up
 	stopGreeting context.CancelFunc
+	identify     func(context.Context, fetch.Caller) fetch.Caller // tests say by it who calls; nil elsewhere
 
 	draining context.Context // ends when Shutdown begins; its cause is what callers are told
 	drain    context.CancelCauseFunc

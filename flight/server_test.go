@@ -231,7 +231,7 @@ func Test64Streams(t *testing.T) {
 	}
 	readers.Wait()
 	f.untilIdle()
-	if running, _, _, _ := f.server.calls.snapshot(); len(running) != 0 {
+	if running, _, _, _ := f.server.calls.snapshot(func(*call) bool { return true }, true); len(running) != 0 {
 		t.Errorf("still running: %+v", running)
 	}
 }

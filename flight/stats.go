@@ -201,16 +201,25 @@ func (t *tenants) list(running map[*call]struct{}) []TenantInfo {
 	return list
 }
 
-// snapshot returns the running streams in the order they began, the sums over
-// all calls that ended or run, the tenants, and whether a drain is on.
-func (r *registry) snapshot() (running []StreamInfo, sums totals, list []TenantInfo, draining bool) {
+// snapshot returns the running streams, of those that visible tells, in the order they
+// began; the sums over all calls that run, and if all is set over those that ended, too;
+// the tenants if all is set; and whether a drain is on. visible is called with r.mu held.
+func (r *registry) snapshot(visible func(*call) bool, all bool) (running []StreamInfo, sums totals, list []TenantInfo, draining bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	sums = r.totals
+	list = []TenantInfo{}
+	if all {
+		sums, list = r.totals, r.tenants.list(r.calls)
+	}
 	running = []StreamInfo{}
 	now := time.Now()
 	for c := range r.calls {
-		sums.add(c, now)
+		if !all && !c.streaming || !visible(c) { // whose caller may not be known yet
+			continue
+		}
+		if sums.add(c, now); !all {
+			sums.Streams++
+		}
 		if c.streaming {
 			running = append(running, StreamInfo{
 				ID: c.id, Kind: c.kind, Plan: c.plan, Tenant: c.caller.Tenant, Peer: c.peer, Started: c.started.UTC(),
@@ -219,18 +228,25 @@ func (r *registry) snapshot() (running []StreamInfo, sums totals, list []TenantI
 		}
 	}
 	slices.SortFunc(running, func(a, b StreamInfo) int { return cmp.Compare(a.ID, b.ID) })
-	return running, sums, r.tenants.list(r.calls), r.draining != nil
+	return running, sums, list, r.draining != nil
 }
 
-// Stats returns the counters. It waits for no stream.
+// Stats returns the counters, whoever's. It waits for no stream. It is for who runs the
+// server; callers get what the rules let them see.
 func (s *Server) Stats() Stats {
+	stored, engine := s.counters()
+	return s.statsOf(stored, engine, func(*call) bool { return true }, true)
+}
+
+// statsOf are the counters of the calls that visible tells, and of all if all is set.
+func (s *Server) statsOf(stored store.Stats, engine fetch.Stats, visible func(*call) bool, all bool) Stats {
 	st := Stats{
-		Store: s.engine.Store().Stats(), Engine: s.engine.Stats(),
+		Store: stored, Engine: engine,
 		Limits: Limits{s.opts.MaxStreams, s.opts.MaxRequestBytes, s.opts.MaxMessageBytes, s.opts.MaxEndpoints, s.opts.ExchangeDepth},
 	}
 	st.Server.Started = s.started.UTC()
-	st.Streams, st.Server.totals, st.Tenants, st.Server.Draining = s.calls.snapshot()
-	if s.opts.SpillScale != nil {
+	st.Streams, st.Server.totals, st.Tenants, st.Server.Draining = s.calls.snapshot(visible, all)
+	if s.opts.SpillScale != nil && all {
 		st.Scale = s.opts.SpillScale()
 	}
 	return st
@@ -240,9 +256,10 @@ func (s *Server) Stats() Stats {
 func (s *Server) Draining() bool { return s.draining.Err() != nil }
 
 // stats is the action.
-func (s *Server) stats(_ context.Context, b []byte, send func([]byte) error) error {
+func (s *Server) stats(ctx context.Context, b []byte, send func([]byte) error) error {
 	if err := body(b, &struct{}{}); err != nil {
 		return err
 	}
-	return sendJSON(send, s.Stats())
+	stored, engine, all := s.statistics(ctx)
+	return sendJSON(send, s.statsOf(stored, engine, s.mine(ctx), all))
 }

@@ -34,12 +34,15 @@ type call struct {
 	rows, bytes atomic.Int64 // moved so far, in either direction; see count
 	waits       waits        // of batches sent; see countWaits
 
-	killed chan struct{} // closed by kill
-	cancel context.CancelCauseFunc
+	killed   chan struct{} // closed by kill
+	cancel   context.CancelCauseFunc
+	registry *registry
 
 	kind, plan string // what beginStream was told, "" before; guarded by registry.mu
 	streamed   bool   // was told to be a stream; guarded by registry.mu
 	streaming  bool   // counts towards MaxStreams; guarded by registry.mu
+	access     access // what the rules let it do; guarded by registry.mu
+	action     string // what DoAction was asked for; guarded by registry.mu
 	cause      error  // why it was killed; guarded by registry.mu, fixed once killed is closed
 }
 
@@ -115,7 +118,7 @@ func (r *registry) begin(ctx context.Context, method, peer string) (context.Cont
 	p.calls++
 	r.peers[host] = p
 	r.nextID++
-	c := &call{id: r.nextID, method: method, peer: peer, host: host, started: time.Now(), killed: make(chan struct{})}
+	c := &call{id: r.nextID, method: method, peer: peer, host: host, started: time.Now(), killed: make(chan struct{}), registry: r}
 	ctx, c.cancel = context.WithCancelCause(context.WithValue(ctx, callKey{}, c))
 	r.calls[c] = struct{}{}
 	return ctx, c, nil
@@ -244,6 +247,34 @@ func (r *registry) describe(c *call) (kind, plan string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return c.kind, c.plan
+}
+
+// note notes what the rules let a call do, or did not.
+func (r *registry) note(c *call, a access) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c.access = a
+}
+
+// accessOf returns what was noted of a call last.
+func (r *registry) accessOf(c *call) access {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return c.access
+}
+
+// act notes which action a call is.
+func (r *registry) act(c *call, action string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c.action = action
+}
+
+// actionOf returns which action a call is, "" if it is none.
+func (r *registry) actionOf(c *call) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return c.action
 }
 
 // beginStream counts a call in as a stream: kind is "DoGet", "DoPut" or

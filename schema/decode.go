@@ -56,7 +56,7 @@ type checker interface{ check(field string) error }
 // jsonFields returns the fields of a struct by name, in order.
 func jsonFields(v reflect.Value) (names []string, fields []reflect.StructField) {
 	for _, f := range reflect.VisibleFields(v.Type()) {
-		if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "" {
+		if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "" && name != "-" {
 			names, fields = append(names, name), append(fields, f)
 		}
 	}

@@ -3,7 +3,6 @@ package schema
 import (
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/apache/arrow/go/v17/arrow"
 )
@@ -61,6 +60,12 @@ var mediaType = arrow.StructOf(
 // text and fixed_size_binary is binary, as the library has no such type; every
 // field is nullable; and the schema's metadata describes the features.
 func NewProjection(snap *Snapshot, columns []string, layout Layout) (*Projection, error) {
+	return NewProjectionWithin(snap, nil, columns, layout)
+}
+
+// NewProjectionWithin is NewProjection where a restriction holds: what it hides does
+// not exist.
+func NewProjectionWithin(snap *Snapshot, within *Restriction, columns []string, layout Layout) (*Projection, error) {
 	switch layout {
 	case "":
 		layout = LayoutLargeBinary
@@ -76,12 +81,12 @@ func NewProjection(snap *Snapshot, columns []string, layout Layout) (*Projection
 		stored[i] = f.Name
 		if IsBlob(f) {
 			ordinal[f.Name] = len(ordinal)
-		} else if id := f.Type.ID(); f.Name == PathColumn && (id == arrow.STRING || id == arrow.LARGE_STRING) {
+		} else if id := f.Type.ID(); f.Name == PathColumn && (id == arrow.STRING || id == arrow.LARGE_STRING) && !within.Hides(snap.Schema, f.Name) {
 			path = i
 		}
 	}
 	if columns == nil {
-		columns = stored
+		columns = slices.DeleteFunc(slices.Clone(stored), func(name string) bool { return within.Hides(snap.Schema, name) })
 	}
 	p := &Projection{}
 	fields := make([]arrow.Field, 0, len(columns))
@@ -101,6 +106,9 @@ func NewProjection(snap *Snapshot, columns []string, layout Layout) (*Projection
 			continue
 		}
 		src := slices.Index(stored, name)
+		if within.Hides(snap.Schema, name) {
+			return nil, unknownColumn(at, name, knownColumns(snap.Schema, within))
+		}
 		if col, blob, part, ok := BlobPart(snap.Schema, name); ok {
 			c, f := outColumn{kind: outSize, src: col}, arrow.Field{Name: name, Type: arrow.PrimitiveTypes.Int64, Nullable: blob.Nullable}
 			if part == KeyPart {
@@ -113,15 +121,7 @@ func NewProjection(snap *Snapshot, columns []string, layout Layout) (*Projection
 			continue
 		}
 		if src < 0 {
-			known := append(slices.Clone(stored), PositionColumn, SplitColumn)
-			for _, f := range BlobFields(snap.Schema) {
-				known = append(known, f.Name+"."+SizePart, f.Name+"."+KeyPart)
-			}
-			want := "one of " + strings.Join(known, ", ")
-			if n := Nearest(name, known); n != "" {
-				want += fmt.Sprintf(" (did you mean %q?)", n)
-			}
-			return nil, &FieldError{Field: at, Got: Quote(name), Want: want}
+			return nil, unknownColumn(at, name, knownColumns(snap.Schema, within))
 		}
 		f, c := all[src], outColumn{src: src, path: -1}
 		if IsBlob(f) {

@@ -87,6 +87,9 @@ type Request struct {
 	Order      string        `json:"order,omitempty"`
 	Remainder  string        `json:"remainder,omitempty"`
 	OnError    string        `json:"on_error,omitempty"`
+	// Within is what whoever asks may see. The server sets it, by its rules, for each
+	// call anew; no request or ticket carries it.
+	Within *Restriction `json:"-"`
 }
 
 // SelectionRef gives a set of positions: by the name of an uploaded selection,

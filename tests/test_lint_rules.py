@@ -25,6 +25,8 @@ FORBIDDEN = [
     ("fetch/tiers", "bowstring/fetch/admission", "fetch/tiers reads blobs"),
     ("fetch/lookahead", "bowstring/fetch/streams", "fetch/lookahead brings"),
     ("fetch/store/local", "google.golang.org/grpc", "gRPC is flight's business"),
+    ("flight/rules", "bowstring/fetch", "flight/rules decides who may do what"),
+    ("flight/audit", "bowstring/flight/rules", "flight/audit keeps a record of events"),
     ("flight", "bowstring/spill", "flight speaks the protocol"),
     ("flight", "bowstring/cmd/tool", "flight speaks the protocol"),
     ("cmd/bowstring/admin", "bowstring/flight", "they import nothing of ours"),
@@ -39,6 +41,7 @@ ALLOWED = [
     ("fetch", "bowstring/fetch/plan"),
     ("flight", "bowstring/fetch"),
     ("flight/door", "bowstring/schema"),
+    ("flight", "bowstring/flight/rules"),
     ("cmd/bowstring", "bowstring/flight"),
     ("cmd/bowstring/metrics", "bowstring/flight"),
 ]

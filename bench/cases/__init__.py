@@ -8,6 +8,7 @@ from harness import Context, Result
 
 from . import (
     copy,
+    doors,
     engine,
     fairness,
     first_batch,
@@ -54,6 +55,7 @@ CASES: dict[str, Callable[[Context], Result]] = {
     "sharing": sharing.run,
     "hostile": hostile.run,
     "observe": observe.run,
+    "doors": doors.run,
     "verify": verify.run,
     "copy": copy.run,
     "python": python.run,

@@ -200,7 +200,7 @@ func TestAlertsFire(t *testing.T) {
 		}
 		fired["BowstringDown"] = true
 	})
-	for _, r := range rules(t) {
+	for _, r := range alertRules(t) {
 		if r.Alert != "" && !fired[r.Alert] && !t.Failed() {
 			t.Errorf("no case fires %s", r.Alert)
 		}

@@ -136,7 +136,7 @@ func TestQueriesFindSomething(t *testing.T) {
 		known[s.labels.Get(model.MetricNameLabel)] = append(known[s.labels.Get(model.MetricNameLabel)], s.labels)
 	}
 	var asked []selector
-	for _, r := range rules(t) {
+	for _, r := range alertRules(t) {
 		asked = append(asked, selectors(t, "rule "+r.Alert+r.Record, r.Expr)...)
 		if r.Record != "" { // all of them have the labels of a target and no others
 			known[r.Record] = known["up"]
@@ -201,7 +201,7 @@ func TestOperatingIsTrue(t *testing.T) {
 	default:
 		t.Errorf("the metrics in %s are not those there are; -update puts that right", operating)
 	}
-	for _, r := range rules(t) {
+	for _, r := range alertRules(t) {
 		if r.Alert == "" {
 			continue
 		}

@@ -159,8 +159,8 @@ func (s *seriesSet) At() storage.Series              { return s.found[s.at] }
 func (*seriesSet) Err() error                        { return nil }
 func (*seriesSet) Warnings() annotations.Annotations { return nil }
 
-// rules reads the rules with Prometheus's own checks of their form.
-func rules(t *testing.T) []rulefmt.Rule {
+// alertRules reads the rules with Prometheus's own checks of their form.
+func alertRules(t *testing.T) []rulefmt.Rule {
 	t.Helper()
 	groups, errs := rulefmt.ParseFile(rulesFile, false, model.UTF8Validation)
 	for _, err := range errs {
@@ -187,7 +187,7 @@ func firing(t *testing.T, h *history) []string {
 		}
 	})
 	var fired []string
-	for _, r := range rules(t) {
+	for _, r := range alertRules(t) {
 		q, err := engine.NewRangeQuery(t.Context(), h, nil, r.Expr, h.begin.Add(5*time.Minute), h.begin.Add(replayed), scrapeEvery)
 		if err != nil {
 			t.Fatalf("%s%s: %v", r.Alert, r.Record, err)

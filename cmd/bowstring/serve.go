@@ -35,6 +35,10 @@ type ServeCmd struct {
 	GCEvery               time.Duration `setting:"" default:"0s" placeholder:"DURATION" help:"Free what nothing refers to about that often, as gc does; what streams read stays (default: never)."`
 	GCRate                size          `setting:"" default:"auto" placeholder:"SIZE" help:"How fast such a collection of a store in Scylla or Cassandra reads and removes, a second (default: auto, as fast as it can)."`
 	doorFlags
+	Rules     string `setting:"" type:"path" placeholder:"FILE" help:"Rules of who may do what with which dataset; read again when the file changes (default: everybody may do everything)."`
+	Audit     string `setting:"" type:"path" placeholder:"FILE" help:"File to record in who reads, writes and drops what, as JSON lines (default: none)."`
+	AuditSize size   `setting:"" default:"100MiB" placeholder:"SIZE" help:"How long that file may get before it is put aside as FILE.1, FILE.2 and so on (default: ${default})."`
+	AuditKeep int    `setting:"" default:"0" placeholder:"N" help:"How many of those are kept, the newest (default: all)."`
 	spillFlags
 	observeFlags
 }
@@ -63,6 +67,9 @@ func (c *ServeCmd) Validate() error {
 	}
 	if c.DrainTimeout < 0 {
 		return fmt.Errorf("--drain-timeout: got %s, want 0 or more", c.DrainTimeout)
+	}
+	if c.AuditKeep < 0 {
+		return fmt.Errorf("--audit-keep: got %d, want 1 or more, or 0 for all", c.AuditKeep)
 	}
 	if c.GCEvery < 0 {
 		return fmt.Errorf("--gc-every: got %s, want more than 0, or 0 for never", c.GCEvery)
@@ -116,6 +123,13 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 		defer func() { err = errors.Join(err, d.Close()) }() // when the node is closed
 	}
 	l.flight.NoReflection = c.Reflection == "none"
+	rulesFile, err := c.guards(app, &l)
+	if err != nil {
+		return errors.Join(err, closeLink(app.Link))
+	}
+	if log := l.flight.Audit; log != nil {
+		defer func() { err = errors.Join(err, log.Close()) }() // the node has stopped by then
+	}
 	dir := app.cli.Globals.Store
 	seen, err := c.observeFlags.open(ctx, app, c.GCEvery)
 	if err != nil {
@@ -151,6 +165,9 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 		var beside sync.WaitGroup
 		serving, stop := context.WithCancel(ctx)
 		beside.Go(func() { logProblems(serving, app, dir, n.store) })
+		if rulesFile != nil {
+			beside.Go(func() { rulesFile.Watch(serving, n.server.EnforceRules) })
+		}
 		beside.Go(func() { c.collect(serving, app, n.engine, seen.collections) })
 		defer beside.Wait()
 		defer stop() // also where it is the listener that has ended

@@ -24,6 +24,7 @@ type Job struct {
 	plan       *plan.Plan
 	projection *schema.Projection
 	result     *result // that selection is of; nil if it is of none
+	sees       *result // what the caller may see, a bitmap; nil if all
 	holds      atomic.Int64
 	closeOnce  sync.Once
 }
@@ -47,24 +48,31 @@ func (js *Jobs) Open(ctx context.Context, req schema.Request) (*Job, error) {
 }
 
 func (js *Jobs) resolve(ctx context.Context, snap *openSnapshot, req schema.Request) (*Job, error) {
-	o, selected, err := js.outline(ctx, snap, req)
+	sees, err := js.visible(ctx, snap, req.Within)
 	if err != nil {
+		return nil, err
+	}
+	o, selected, err := js.outline(ctx, snap, req, sees)
+	if err != nil {
+		if sees != nil {
+			sees.Release()
+		}
 		return nil, err
 	}
 	j := &Job{
 		request: o.Request, id: o.ID, group: digest(withEpoch(o.Request, 0)),
-		snapshot: snap, selection: o.Plan.Config().Selection, plan: o.Plan, projection: o.Projection, result: selected,
+		snapshot: snap, selection: o.Plan.Config().Selection, plan: o.Plan, projection: o.Projection, result: selected, sees: sees,
 	}
 	j.holds.Store(1)
 	return j, nil
 }
 
-func (js *Jobs) outline(ctx context.Context, snap *openSnapshot, req schema.Request) (*Outline, *result, error) {
+func (js *Jobs) outline(ctx context.Context, snap *openSnapshot, req schema.Request, sees *result) (*Outline, *result, error) {
 	req, projection, err := fill(snap.manifest.Snapshot(), req)
 	if err != nil {
 		return nil, nil, err
 	}
-	selection, selected, err := js.selection(ctx, snap, req)
+	selection, selected, err := js.selection(ctx, snap, req, sees.bitmapIn())
 	if err != nil {
 		return nil, nil, err
 	}
@@ -75,10 +83,19 @@ func (js *Jobs) outline(ctx context.Context, snap *openSnapshot, req schema.Requ
 	return o, selected, err
 }
 
-// digest names a request.
+// digest names a request, and what its caller may see: the same request of two who
+// see different things is not the same job.
 func digest(r schema.Request) string {
-	sum := sha256.Sum256(r.Marshal())
+	sum := sha256.Sum256(within(r, string(r.Marshal())))
 	return hex.EncodeToString(sum[:8])
+}
+
+// within is what names a result of a request, with what its caller may see.
+func within(r schema.Request, what string) []byte {
+	if key := r.Within.Key(); key != "" {
+		return []byte(what + "\x00within\x00" + key)
+	}
+	return []byte(what)
 }
 
 // withEpoch is r for another epoch.
@@ -142,8 +159,10 @@ func (j *Job) Release() {
 	if j.holds.Add(-1) > 0 {
 		return
 	}
-	if j.result != nil {
-		j.result.Release()
+	for _, r := range []*result{j.result, j.sees} {
+		if r != nil {
+			r.Release()
+		}
 	}
 	j.snapshot.Release()
 }

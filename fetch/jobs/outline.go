@@ -18,9 +18,10 @@ type Outline struct {
 }
 
 // Outline resolves a request against a snapshot without opening its manifest. The
-// request has neither where nor a selection: those need the rows.
+// request has neither where nor a selection, and its caller may see all rows: else the
+// rows are needed.
 func (js *Jobs) Outline(snap *schema.Snapshot, req schema.Request) (*Outline, error) {
-	if req.Where != "" || req.Selection != nil {
+	if req.Where != "" || req.Selection != nil || req.Within.HidesRows() {
 		return nil, fmt.Errorf("%w: an outline of where or a selection", schema.ErrInvalid)
 	}
 	req, projection, err := fill(snap, req)
@@ -56,7 +57,7 @@ func (js *Jobs) ID(ctx context.Context, req schema.Request) (string, error) {
 // fill puts the snapshot's number and the defaults that depend on its columns in.
 func fill(snap *schema.Snapshot, req schema.Request) (schema.Request, *schema.Projection, error) {
 	req.Snapshot = snap.Number
-	projection, err := schema.NewProjection(snap, req.Columns, req.Layout)
+	projection, err := schema.NewProjectionWithin(snap, req.Within, req.Columns, req.Layout)
 	if err != nil {
 		return req, nil, err
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"bowstring/fetch/plan"
@@ -14,9 +13,15 @@ import (
 )
 
 // selection intersects what the request names: a split, an uploaded or listed
-// selection, a where expression. The result, of which the caller gets a hold,
-// keeps the selection in memory; it is nil where that takes next to none.
-func (js *Jobs) selection(ctx context.Context, snap *openSnapshot, req schema.Request) (plan.Selection, *result, error) {
+// selection, a where expression; of the samples that its caller may see, all if sees is
+// nil. The result, of which the caller gets a hold, keeps the selection in memory; it is
+// nil where that takes next to none.
+func (js *Jobs) selection(ctx context.Context, snap *openSnapshot, req schema.Request, sees *plan.Bitmap) (plan.Selection, *result, error) {
+	if sees != nil {
+		if err := checkSplit(snap.manifest.Snapshot(), req.Split, sees); err != nil {
+			return nil, nil, err
+		}
+	}
 	split, err := snap.split(req.Split)
 	if err != nil {
 		return nil, nil, err
@@ -29,19 +34,21 @@ func (js *Jobs) selection(ctx context.Context, snap *openSnapshot, req schema.Re
 	}
 	var r *result
 	switch {
-	case req.Where == "" && ref == nil:
+	case req.Where == "" && ref == nil && sees == nil:
 		return split, nil, nil
-	case req.Where == "" && ref.Name == "":
-		sel, err := listed(snap.manifest.Rows(), ref.Positions, split)
+	case req.Where == "" && ref != nil && ref.Name == "":
+		sel, err := listed(snap.manifest.Rows(), ref.Positions, sees, split)
 		return sel, nil, err
+	case req.Where == "" && ref == nil && req.Split == "":
+		r, err = js.visible(ctx, snap, req.Within)
 	case req.Split == "" && ref == nil:
-		r, err = js.matches(ctx, snap, req.Where)
-	case req.Split == "" && req.Where == "":
+		r, err = js.matches(ctx, snap, req.Within, sees, req.Where)
+	case req.Split == "" && req.Where == "" && sees == nil:
 		r, err = js.saved(ctx, snap, ref.Name)
 	default:
 		what := schema.Request{Split: req.Split, Where: req.Where, Selection: ref}
-		r, err = js.derive(ctx, snap.key, "all of\x00"+string(what.Marshal()), snap, func(ctx context.Context) (*result, error) {
-			return js.intersect(ctx, snap, req, split)
+		r, err = js.derive(ctx, snap.key, string(within(req, "all of\x00"+string(what.Marshal()))), snap, func(ctx context.Context) (*result, error) {
+			return js.intersect(ctx, snap, req, sees, split)
 		})
 	}
 	if err != nil {
@@ -50,12 +57,15 @@ func (js *Jobs) selection(ctx context.Context, snap *openSnapshot, req schema.Re
 	return r.selection, r, nil
 }
 
-// intersect computes what a split, a selection and the matches of an expression
-// have in common.
-func (js *Jobs) intersect(ctx context.Context, snap *openSnapshot, req schema.Request, split plan.Selection) (*result, error) {
+// intersect computes what a split, a selection, the matches of an expression and what
+// can be seen have in common.
+func (js *Jobs) intersect(ctx context.Context, snap *openSnapshot, req schema.Request, sees *plan.Bitmap, split plan.Selection) (*result, error) {
 	var parts []*plan.Bitmap
+	if sees != nil {
+		parts = append(parts, sees)
+	}
 	if req.Where != "" {
-		r, err := js.matches(ctx, snap, req.Where)
+		r, err := js.matches(ctx, snap, req.Within, sees, req.Where)
 		if err != nil {
 			return nil, err
 		}
@@ -65,7 +75,11 @@ func (js *Jobs) intersect(ctx context.Context, snap *openSnapshot, req schema.Re
 	rows := snap.manifest.Rows()
 	if ref := req.Selection; ref != nil {
 		if ref.Name == "" {
-			sel, err := listed(rows, ref.Positions, split, parts[0])
+			others := []plan.Selection{split}
+			for _, b := range parts {
+				others = append(others, b)
+			}
+			sel, err := listed(rows, ref.Positions, sees, others...)
 			return &result{selection: sel}, err
 		}
 		r, err := js.saved(ctx, snap, ref.Name)
@@ -87,20 +101,25 @@ func (js *Jobs) intersect(ctx context.Context, snap *openSnapshot, req schema.Re
 	})
 }
 
-// matches evaluates an expression. The result's selection is a bitmap.
-func (js *Jobs) matches(ctx context.Context, snap *openSnapshot, text string) (*result, error) {
-	return js.derive(ctx, snap.key, "where\x00"+text, snap, func(ctx context.Context) (*result, error) {
+// matches evaluates an expression over the samples that a caller may see: the columns
+// that a restriction shows, of the rows of sees, all if it is nil. The result's selection
+// is a bitmap.
+func (js *Jobs) matches(ctx context.Context, snap *openSnapshot, restriction *schema.Restriction, sees *plan.Bitmap, text string) (*result, error) {
+	what := string(within(schema.Request{Within: restriction}, "where\x00"+text))
+	return js.derive(ctx, snap.key, what, snap, func(ctx context.Context) (*result, error) {
 		m := snap.manifest
 		var expr *where.Expr
 		err := js.turn(ctx, func() (err error) {
-			expr, err = where.Compile(text, m.Snapshot().Schema)
+			if expr, err = where.Compile(text, restriction.Visible(m.Snapshot().Schema)); err == nil {
+				err = checkHidden(expr, m.Snapshot(), restriction)
+			}
 			return err
 		})
 		if err != nil {
 			return nil, err
 		}
 		return js.results.within(plan.BitmapSize(m.Rows()), where.Scratch, func() (plan.Selection, error) {
-			found, err := expr.Eval(ctx, m, js.turn)
+			found, err := expr.EvalWithin(ctx, m, sees, js.turn)
 			if err != nil {
 				return nil, fmt.Errorf("evaluating where over snapshot %s: %w", snap.key, err)
 			}
@@ -180,15 +199,19 @@ func splitSelection(snap *schema.Snapshot, name string) (plan.Selection, error) 
 		}
 		have = append(have, s.Name)
 	}
-	return nil, fmt.Errorf("%w: dataset %s@%d has no split %q; it has %s", schema.ErrNotFound, snap.Dataset, snap.Number, name, strings.Join(have, ", "))
+	return nil, noSplit(snap, name, have)
 }
 
 // listed selects those of the positions, ascending and in [0, rows), that all of
-// the others select too.
-func listed(rows int64, positions []int64, others ...plan.Selection) (plan.Selection, error) {
+// the others select too. Where not all samples can be seen, one that there is not is
+// left out as one is that is hidden.
+func listed(rows int64, positions []int64, sees *plan.Bitmap, others ...plan.Selection) (plan.Selection, error) {
 	var ranges []schema.Range
 next:
 	for _, p := range positions {
+		if sees != nil && !sees.Has(p) {
+			continue
+		}
 		if p >= rows {
 			return nil, &schema.FieldError{Field: "selection.positions", Got: fmt.Sprint(p), Want: fmt.Sprintf("0 to %d, the positions of the snapshot", rows-1)}
 		}

@@ -46,7 +46,7 @@ func (js *Jobs) KnownBytes(o *Outline) (int64, bool) {
 // order, so the epochs of a job share it.
 func selectedKey(req schema.Request) string {
 	req.Shuffle, req.World, req.Batch, req.BatchBytes, req.Order, req.Remainder, req.OnError = nil, nil, 0, 0, "", "", ""
-	return "bytes\x00" + string(req.Marshal())
+	return string(within(req, "bytes\x00"+string(req.Marshal())))
 }
 
 // selectedBytes is the size of all rows that are selected.
@@ -59,7 +59,7 @@ func (js *Jobs) selectedBytes(ctx context.Context, j *Job) (int64, error) {
 // servedBytes is the size of all rows that are served, where those selected have
 // that size, and some are left out or repeated.
 func (js *Jobs) servedBytes(ctx context.Context, j *Job, selected int64) (int64, error) {
-	return js.derivedSum(ctx, j, "served\x00"+string(j.request.Marshal()), func(ctx context.Context, sizes *cellSizes) (int64, error) {
+	return js.derivedSum(ctx, j, string(within(j.request, "served\x00"+string(j.request.Marshal()))), func(ctx context.Context, sizes *cellSizes) (int64, error) {
 		n := j.selection.Len()
 		if padded := j.plan.Padded(); padded > 0 {
 			// The epoch's order is gone through again, as often as it takes.
@@ -143,7 +143,7 @@ func newCellSizes(j *Job) (*cellSizes, error) {
 		if i := slices.IndexFunc(blobs, func(b arrow.Field) bool { return b.Name == name }); i >= 0 {
 			s.blobs = append(s.blobs, i)
 			// The Hugging Face layout shows the file's name in the column too.
-			if f.Type.ID() != arrow.STRUCT || !m.Snapshot().Schema.HasField(schema.PathColumn) {
+			if f.Type.ID() != arrow.STRUCT || !m.Snapshot().Schema.HasField(schema.PathColumn) || j.Hides(schema.PathColumn) {
 				continue
 			}
 			name = schema.PathColumn

@@ -187,6 +187,22 @@ func (b *Bitmap) Index(pos int64) (i int64, ok bool) {
 	return i + int64(bits.OnesCount64(b.words[k]&(bit-1))), true
 }
 
+// Has reports whether pos is in the set.
+func (b *Bitmap) Has(pos int64) bool {
+	return pos >= 0 && pos < b.n && b.words[pos>>6]&(1<<(pos&63)) != 0
+}
+
+// CountIn returns how many positions of the set lie in [start, end).
+func (b *Bitmap) CountIn(start, end int64) (n int64) {
+	start, end = max(start, 0), min(end, b.n)
+	for k := start >> 6; start < end; k++ {
+		stop := min(end, (k+1)<<6)
+		n += int64(bits.OnesCount64(b.words[k] & (^uint64(0) >> (64 - (stop - start)) << (start & 63))))
+		start = stop
+	}
+	return n
+}
+
 // And returns the positions of b that other selects too, as a new frozen bitmap
 // over the same n.
 func (b *Bitmap) And(other Selection) *Bitmap {

@@ -22,7 +22,7 @@ func (s *Stream) mend(p *part) ([]Fault, error) {
 	for i, f := range p.faults {
 		pos := p.positions[f.row]
 		faults[i] = Fault{
-			Position: pos, ID: schema.FormatID(s.job.Manifest().ID(pos)),
+			Position: pos, ID: s.job.ShownID(pos),
 			Column: s.columns[f.column].name, Cause: f.err.Error(),
 		}
 	}

@@ -1,6 +1,7 @@
 package streams
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -163,13 +164,9 @@ func (s *Set) Open(ctx context.Context, j *jobs.Job, t schema.Ticket) (*Stream, 
 // repeats included. Each batch's Row is its offset in positions; Resume is not
 // set.
 func (s *Set) Take(ctx context.Context, j *jobs.Job, positions []int64) (*Stream, error) {
-	rows := j.Manifest().Rows()
 	for i, p := range positions {
-		if p < 0 || p >= rows {
-			return nil, &schema.FieldError{
-				Field: fmt.Sprintf("position[%d]", i), Got: fmt.Sprint(p),
-				Want: fmt.Sprintf("0 to %d, the positions of %s", rows-1, j.SnapshotName()),
-			}
+		if !j.Sees(p) {
+			return nil, j.CheckPosition(fmt.Sprintf("position[%d]", i), p)
 		}
 	}
 	w := walk{job: j, list: positions, hi: int64(len(positions)), stride: 1, laps: 1}
@@ -264,7 +261,7 @@ func (s *Stream) Close() {
 // sampleError says which sample failed.
 func (s *Stream) sampleError(position int64, column int, err error) error {
 	return fmt.Errorf("sample %s (position %d of %s), column %q: %w",
-		schema.FormatID(s.job.Manifest().ID(position)), position, s.job.SnapshotName(), s.columns[column].name, err)
+		cmp.Or(s.job.ShownID(position), "of hidden id"), position, s.job.SnapshotName(), s.columns[column].name, err)
 }
 
 // Next returns the next batch, io.EOF after the last. The error of a stream

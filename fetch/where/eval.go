@@ -27,10 +27,19 @@ type Turn func(ctx context.Context, piece func() error) error
 // says which; so is an expression that takes too long for the rows there are,
 // which is told before or while they are evaluated.
 func (e *Expr) Eval(ctx context.Context, m *schema.Manifest, turn Turn) (*plan.Bitmap, error) {
-	if err := e.checkRows(m.Rows()); err != nil {
+	return e.EvalWithin(ctx, m, nil, turn)
+}
+
+// EvalWithin is Eval over some samples, all if within is nil. Of the others nothing is
+// looked at: no error, cost or result depends on them.
+func (e *Expr) EvalWithin(ctx context.Context, m *schema.Manifest, within *plan.Bitmap, turn Turn) (*plan.Bitmap, error) {
+	ev := &evaluation{expr: e, manifest: m, within: within, rows: m.Rows(), turn: turn, out: plan.NewBitmap(m.Rows())}
+	if within != nil {
+		ev.rows = within.Len()
+	}
+	if err := e.checkRows(ev.rows); err != nil {
 		return nil, err
 	}
-	ev := &evaluation{expr: e, manifest: m, turn: turn, out: plan.NewBitmap(m.Rows())}
 	if err := ev.prepare(); err != nil {
 		return nil, err
 	}
@@ -65,10 +74,15 @@ func (e *Expr) Eval(ctx context.Context, m *schema.Manifest, turn Turn) (*plan.B
 	return ev.out.Freeze(), nil
 }
 
+// skipSteps is what passing over a sample counts for, towards the end of a turn.
+const skipSteps = 1.0 / 16
+
 // evaluation is an expression going through a manifest.
 type evaluation struct {
 	expr     *Expr
 	manifest *schema.Manifest
+	within   *plan.Bitmap // the samples that there are; nil if all
+	rows     int64        // as many as these
 	turn     Turn
 	gets     [][]getter      // by column and chunk
 	nulls    [][]bool        // by column and chunk: whether there may be nulls
@@ -103,9 +117,9 @@ func (ev *evaluation) spend(steps float64, sizes []float64) error {
 	ev.mu.Lock()
 	defer ev.mu.Unlock()
 	ev.spent += steps
-	if rows := ev.manifest.Rows(); ev.spent > allowed(rows) {
+	if ev.spent > allowed(ev.rows) {
 		return ev.expr.beyond(sizes, "it has taken %.3g steps before all of %d rows were done, at most %.3g are allowed, %.3g for the last row",
-			ev.spent, rows, allowed(rows), ev.expr.rowSteps(sizes))
+			ev.spent, ev.rows, allowed(ev.rows), ev.expr.rowSteps(sizes))
 	}
 	return nil
 }
@@ -205,8 +219,12 @@ func (w *worker) measure(i int) float64 {
 // piece evaluates rows of the chunk that starts at that position, from row i on,
 // and returns how far it came.
 func (w *worker) piece(program *vm.Program, words []uint64, start int64, i, rows int) (int, error) {
-	var spent float64
+	var spent, skipped float64
 	for ; i < rows && spent < turnSteps; i++ {
+		if w.within != nil && !w.within.Has(start+int64(i)) {
+			spent, skipped = spent+skipSteps, skipped+skipSteps
+			continue
+		}
 		steps := w.measure(i)
 		if steps > MaxRowSteps {
 			return i, w.expr.checkRow(w.sizes, fmt.Sprintf("position %d", start+int64(i)))
@@ -225,5 +243,5 @@ func (w *worker) piece(program *vm.Program, words []uint64, start int64, i, rows
 			words[i>>6] |= 1 << (i & 63)
 		}
 	}
-	return i, w.spend(spent, slices.Clone(w.sizes))
+	return i, w.spend(spent-skipped, slices.Clone(w.sizes))
 }

@@ -85,6 +85,10 @@ func Compile(text string, s *arrow.Schema) (*Expr, error) {
 	return e, e.checkRow(nil, "a row")
 }
 
+// Columns are those that the expression names, virtual ones included, in alphabetical
+// order. The caller does not change them.
+func (e *Expr) Columns() []string { return e.columns }
+
 // rowSteps is what a row takes at most, where the cells have those sizes.
 func (e *Expr) rowSteps(sizes []float64) float64 {
 	n := e.constant

@@ -1,0 +1,45 @@
+package audit
+
+import "time"
+
+// What an Event tells of.
+const (
+	Read    = "read"    // rows, or what can be told of them, went to the caller
+	Write   = "write"   // a snapshot is committed
+	Select  = "select"  // a selection is saved
+	Drop    = "drop"    // a snapshot or a dataset is dropped
+	Collect = "collect" // garbage is collected
+	Cancel  = "cancel"  // streams are ended
+	Deny    = "deny"    // the rules refused a call
+	Dropped = "dropped" // so many reads were not recorded; see Event.Count
+)
+
+// Phases of what changes something: an event before it is done, and one after. A
+// begin without another phase is one that the server did not outlive.
+const (
+	Begin  = "begin"
+	Done   = "done"
+	Failed = "failed"
+)
+
+// Event is a line of the record. It has no secrets: no token, ticket, expression, cell
+// or header is in it. docs/formats.md says what the fields are.
+type Event struct {
+	Time      time.Time `json:"time"`
+	Event     string    `json:"event"`
+	Phase     string    `json:"phase,omitempty"`
+	Door      string    `json:"door,omitempty"` // the RPC, and of DoAction the action: DoGet, DoAction/drop
+	Call      uint64    `json:"call,omitempty"` // the same in all lines of a call
+	Principal string    `json:"principal"`
+	Tenant    string    `json:"tenant,omitempty"`
+	Peer      string    `json:"peer,omitempty"`
+	Trace     string    `json:"trace,omitempty"`
+	Dataset   string    `json:"dataset,omitempty"`
+	Snapshot  int64     `json:"snapshot,omitempty"` // 0: all of the dataset, or not known
+	Plan      string    `json:"plan,omitempty"`
+	Rule      string    `json:"rule,omitempty"` // that granted it
+	Rows      int64     `json:"rows,omitempty"`
+	Bytes     int64     `json:"bytes,omitempty"`
+	Code      string    `json:"code,omitempty"` // gRPC's, of the outcome
+	Count     int64     `json:"count,omitempty"`
+}

@@ -1,0 +1,125 @@
+package flight
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+
+	"bowstring/fetch"
+	"bowstring/flight/audit"
+	"bowstring/flight/rules"
+	"bowstring/schema"
+)
+
+// access is what a call has been let do, as far as one dataset goes: the last one, if
+// there were several.
+type access struct {
+	dataset  string
+	snapshot int64
+	plan     string
+	right    rules.Right
+	decision rules.Decision
+	refused  bool // it was not let do it
+}
+
+// used notes what the caller has been let do, for the audit log, and for others who ask
+// for running streams.
+func used(ctx context.Context, a access) {
+	if c := callFrom(ctx); c != nil {
+		c.registry.note(c, a)
+	}
+}
+
+// denied notes that the rules refused a call, and returns the error.
+func (s *Server) denied(ctx context.Context, dataset string, err error) error {
+	if s.rules() != nil {
+		used(ctx, access{dataset: dataset, refused: true})
+	}
+	return err
+}
+
+const (
+	auditWrite   = audit.Write
+	auditSelect  = audit.Select
+	auditDrop    = audit.Drop
+	auditCollect = audit.Collect
+)
+
+// change is something that a call is about to change, and what became of it.
+type change struct {
+	event       string
+	dataset     string
+	snapshot    int64
+	rows, bytes int64
+}
+
+// audited does something that changes what there is. It is in the audit log, on stable
+// storage, before it is begun and before the caller is told that it is done: if it cannot
+// be recorded, it is not begun, or fails after all.
+func (s *Server) audited(ctx context.Context, c change, do func(*change) error) error {
+	log := s.opts.Audit
+	if log == nil {
+		return do(&c)
+	}
+	event := s.event(ctx, c.event)
+	event.Dataset, event.Snapshot, event.Phase = c.dataset, c.snapshot, audit.Begin
+	if d := s.decide(ctx, c.dataset); d.Rule != nil {
+		event.Rule = d.Rule.String()
+	}
+	if err := log.Write(event); err != nil {
+		s.log.LogAttrs(ctx, slog.LevelError, "the audit log cannot be written", slog.Any("error", err))
+		return fmt.Errorf("%w: the server cannot record in its audit log what it does; nothing was done", schema.ErrUnavailable)
+	}
+	err := do(&c)
+	event.Phase, event.Code = audit.Done, codes.OK.String()
+	if err != nil {
+		event.Phase, event.Code = audit.Failed, statusOf(err).Code().String()
+	}
+	event.Dataset, event.Snapshot, event.Rows, event.Bytes = c.dataset, c.snapshot, c.rows, c.bytes
+	if failed := log.Write(event); failed != nil {
+		s.log.LogAttrs(ctx, slog.LevelError, "the audit log cannot be written", slog.Any("error", failed))
+		if err == nil {
+			return fmt.Errorf("%w: it is done, and the server could not record so in its audit log", schema.ErrUnavailable)
+		}
+	}
+	return err
+}
+
+// event is one of a call.
+func (s *Server) event(ctx context.Context, what string) audit.Event {
+	e := audit.Event{Event: what}
+	caller := fetch.CallerFrom(ctx)
+	e.Principal, e.Tenant, e.Trace = caller.Principal, caller.Tenant, caller.Trace
+	if c := callFrom(ctx); c != nil {
+		e.Door, e.Call, e.Peer = c.method[strings.LastIndexByte(c.method, '/')+1:], c.id, c.peer
+		if action := s.calls.actionOf(c); action != "" {
+			e.Door += "/" + action
+		}
+	}
+	return e
+}
+
+// auditCall records what a call that has ended has read, or that it was refused. What it
+// has changed was recorded when it was done.
+func (s *Server) auditCall(ctx context.Context, c *call, code codes.Code) {
+	if s.opts.Audit == nil {
+		return
+	}
+	a := s.calls.accessOf(c)
+	e := s.event(ctx, audit.Read)
+	switch {
+	case a.refused:
+		e.Event = audit.Deny
+	case a.right != rules.Read || strings.HasSuffix(c.method, "/DoPut"):
+		return
+	}
+	e.Dataset, e.Snapshot, e.Plan = a.dataset, a.snapshot, a.plan
+	if a.decision.Rule != nil {
+		e.Rule = a.decision.Rule.String()
+	}
+	e.Rows, e.Bytes, e.Code = c.rows.Load(), c.bytes.Load(), code.String()
+	s.opts.Audit.Read(e)
+}

@@ -1,0 +1,479 @@
+package flight
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
+	"github.com/apache/arrow/go/v17/arrow/flight"
+	gen "github.com/apache/arrow/go/v17/arrow/flight/gen/flight"
+	"github.com/apache/arrow/go/v17/arrow/memory"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"bowstring/schema"
+)
+
+// Labels of "shared" are 0 to 9; split "test" has rows with the labels 5 to 9 only.
+const wrongRules = `
+rules:
+  - {name: root, principals: [root], datasets: ["*"], rights: [admin]}
+  - {name: alice, principals: [alice], datasets: [shared], rights: [read], where: "label < 5", columns: [id, label, image]}
+  - {name: nameless, principals: [nora], datasets: [shared], rights: [read], columns: [label, image]}
+  - {name: lists, principals: [carol], datasets: [shared], rights: [list]}
+  - {name: misfit, principals: [mia], datasets: [shared], rights: [read], where: "nosuchcolumn == 1"}
+  - {name: bob, principals: [bob], groups: [team-b], datasets: [shared, "zzz*"], rights: [read, write, drop]}
+`
+
+// There is "zzz1", of which alice may know nothing; there is no "zzz2".
+const hiddenDataset, noDataset = "zzz1", "zzz2"
+
+// shared has 200 rows in train and 5 in test.
+func wrongServer(t *testing.T) *ruled {
+	r := serveRules(t, wrongRules, Options{})
+	root := r.as("root")
+	rec := samples(0, 200)
+	defer rec.Release()
+	test := samples(205, 210)
+	defer test.Release()
+	for _, put := range []struct {
+		command string
+		rec     arrow.Record
+	}{
+		{`{"put": {"dataset": "shared", "key": "file_name", "media": {"image": "image"}}}`, rec},
+		{`{"put": {"dataset": "shared", "key": "file_name", "split": "test", "mode": "append", "media": {"image": "image"}}}`, test},
+		{`{"put": {"dataset": "` + hiddenDataset + `", "key": "file_name"}}`, rec},
+	} {
+		if o := root.put(command("%s", put.command), put.rec); o.err != nil {
+			t.Fatal(o.err)
+		}
+	}
+	return r
+}
+
+// way is a wrong way to what alice may not see. It is tried with what is hidden and with
+// what does not exist: the outcomes are the same, and no byte comes.
+type way struct {
+	door   string // the RPC, or DoAction/NAME
+	name   string
+	do     func(a as, x string) outcome
+	hidden string // "" stands for hiddenDataset
+	none   string // "" stands for noDataset
+}
+
+// idOf is the id of row i of "shared".
+func idOf(i int) schema.ID { return schema.SampleID("shared", fmt.Sprintf("%06d.jpg", i)) }
+
+func one(format string) func(string) string {
+	return func(x string) string { return fmt.Sprintf(format, x) }
+}
+
+func wrongWays() []way {
+	info := func(format string) func(as, string) outcome {
+		return func(a as, x string) outcome { return a.info(command(format, x)) }
+	}
+	get := func(format string) func(as, string) outcome {
+		return func(a as, x string) outcome { return a.get(format, x) }
+	}
+	act := func(name, format string) func(as, string) outcome {
+		body := one(format)
+		return func(a as, x string) outcome { return a.act(name, body(x)) }
+	}
+	put := func(format string) func(as, string) outcome {
+		return func(a as, x string) outcome {
+			rec := samples(0, 2)
+			defer rec.Release()
+			return a.put(command(format, x), rec)
+		}
+	}
+	take := func(format string) func(as, string) outcome {
+		return func(a as, x string) outcome { return a.take(fmt.Sprintf(format, x), ints("position", 0)) }
+	}
+	number := func(x string) (n int64) { fmt.Sscan(x, &n); return n }
+	ticket := func(x, rest string) *flight.Ticket {
+		return &flight.Ticket{Ticket: fmt.Appendf(nil, `{"dataset":%q%s}`, x, rest)}
+	}
+	const whole = `,"snapshot":1,"batch":64`
+	ways := []way{
+		// A dataset that may not be known.
+		{door: "ListFlights", name: "by name", do: func(a as, x string) outcome { return a.flights(`{"dataset": "` + x + `"}`) }},
+		{door: "ListFlights", name: "by prefix", do: func(a as, x string) outcome { return a.flights(`{"dataset": "` + x[:4] + `*"}`) }},
+		{door: "DoAction/list", name: "by name", do: act("list", `{"dataset": "%s"}`)},
+		{door: "DoAction/describe", name: "newest", do: act("describe", `{"dataset": "%s"}`)},
+		{door: "DoAction/describe", name: "by number", do: act("describe", `{"dataset": "%s", "snapshot": 1}`)},
+		{door: "DoAction/describe", name: "number that is not", do: act("describe", `{"dataset": "%s", "snapshot": 99}`)},
+		{door: "GetSchema", name: "path", do: func(a as, x string) outcome { return a.schemaOf(path(x)) }},
+		{door: "GetSchema", name: "command", do: func(a as, x string) outcome { return a.schemaOf(command(`{"dataset": %q}`, x)) }},
+		{door: "GetSchema", name: "column", do: func(a as, x string) outcome { return a.schemaOf(command(`{"dataset": %q, "columns": ["nope"]}`, x)) }},
+		{door: "GetFlightInfo", name: "path", do: func(a as, x string) outcome { return a.info(path(x)) }},
+		{door: "GetFlightInfo", name: "split", do: func(a as, x string) outcome { return a.info(path(x, "train")) }},
+		{door: "GetFlightInfo", name: "snapshot", do: func(a as, x string) outcome { return a.info(path(x+"@1", "train")) }},
+		{door: "GetFlightInfo", name: "command", do: info(`{"dataset": %q}`)},
+		{door: "GetFlightInfo", name: "where", do: info(`{"dataset": %q, "where": "label == 1"}`)},
+		{door: "GetFlightInfo", name: "wrong where", do: info(`{"dataset": %q, "where": "label =="}`)},
+		{door: "GetFlightInfo", name: "positions", do: info(`{"dataset": %q, "selection": {"positions": [0]}}`)},
+		{door: "GetFlightInfo", name: "selection", do: info(`{"dataset": %q, "selection": {"name": "` + strings.Repeat("ab", 32) + `"}}`)},
+		{door: "GetFlightInfo", name: "ranks", do: info(`{"dataset": %q, "world": {"size": 8}}`)},
+		{door: "PollFlightInfo", name: "path", do: func(a as, x string) outcome { return a.poll(path(x)) }},
+		{door: "DoGet", name: "by hand", do: get(`{"dataset": %q}`)},
+		{door: "DoGet", name: "of another's info", do: get(`{"dataset": %q, "snapshot": 1, "batch": 64, "rank": 0, "step": 0}`)},
+		{door: "DoGet", name: "resumed", do: get(`{"dataset": %q, "snapshot": 1, "batch": 64, "order": "free", "rank": 0, "step": 1, "row": 3, "served": "AQ=="}`)},
+		{door: "DoGet", name: "beyond the end", do: get(`{"dataset": %q, "step": 100000}`)},
+		{door: "DoGet", name: "unknown split", do: get(`{"dataset": %q, "split": "nope"}`)},
+		{door: "DoGet", name: "unknown column", do: get(`{"dataset": %q, "columns": ["nope"]}`)},
+		{door: "DoGet", name: "epochs", do: get(`{"dataset": %q, "shuffle": {"seed": 1, "epoch": 1}, "epochs": 3}`)},
+		{door: "DoExchange", name: "position", do: take(`{"take": {"dataset": %q}}`)},
+		{door: "DoExchange", name: "snapshot", do: take(`{"take": {"dataset": %q, "snapshot": 1, "columns": ["label"]}}`)},
+		{door: "DoPut", name: "create", do: put(`{"put": {"dataset": %q, "key": "file_name"}}`)},
+		{door: "DoPut", name: "append", do: put(`{"put": {"dataset": %q, "key": "file_name", "mode": "append"}}`)},
+		{door: "DoPut", name: "replace", do: put(`{"put": {"dataset": %q, "key": "file_name", "mode": "replace"}}`)},
+		{door: "DoPut", name: "path", do: func(a as, x string) outcome {
+			rec := samples(0, 2)
+			defer rec.Release()
+			return a.put(path(x), rec)
+		}},
+		{door: "DoPut", name: "selection", do: func(a as, x string) outcome {
+			return a.put(command(`{"selection": {"dataset": %q}}`, x), ints("position", 1))
+		}},
+		{door: "DoAction/drop", name: "dataset", do: act("drop", `{"dataset": "%s"}`)},
+		{door: "DoAction/drop", name: "snapshot", do: act("drop", `{"dataset": "%s", "snapshot": 1}`)},
+		{door: "DoAction/warm", name: "dataset", do: act("warm", `{"dataset": "%s"}`)},
+		{door: "DoAction/CancelFlightInfo", name: "whole ticket", do: func(a as, x string) outcome {
+			return a.actProto(flight.CancelFlightInfoActionType, &flight.CancelFlightInfoRequest{Info: &flight.FlightInfo{
+				Endpoint: []*flight.FlightEndpoint{{Ticket: ticket(x, whole)}}}})
+		}},
+		{door: "DoAction/CancelFlightInfo", name: "newest", do: func(a as, x string) outcome {
+			return a.actProto(flight.CancelFlightInfoActionType, &flight.CancelFlightInfoRequest{Info: &flight.FlightInfo{
+				Endpoint: []*flight.FlightEndpoint{{Ticket: ticket(x, "")}}}})
+		}},
+		{door: "DoAction/RenewFlightEndpoint", name: "ticket", do: func(a as, x string) outcome {
+			return a.actProto(flight.RenewFlightEndpointActionType, &flight.RenewFlightEndpointRequest{Endpoint: &flight.FlightEndpoint{Ticket: ticket(x, whole)}})
+		}},
+		{door: "DoAction/cancel", name: "another's plan", hidden: "(plan)", none: "0123456789abcdef", do: act("cancel", `{"plan": "%s"}`)},
+		{door: "DoAction/gc", name: "dry run", do: func(a as, _ string) outcome { return a.act("gc", `{"dry_run": true}`) }},
+		{door: "DoAction/gc", name: "collection", do: func(a as, _ string) outcome { return a.act("gc", "") }},
+
+		// Rows of a dataset that may be read in part: 7 is one that may not.
+		{door: "DoExchange", name: "hidden position", hidden: "7", none: "70000", do: func(a as, x string) outcome {
+			return a.take(`{"take": {"dataset": "shared"}}`, ints("position", number(x)))
+		}},
+		{door: "DoExchange", name: "beyond the last seen", hidden: "204", none: "205", do: func(a as, x string) outcome {
+			return a.take(`{"take": {"dataset": "shared"}}`, ints("position", number(x)))
+		}},
+		{door: "DoExchange", name: "negative", hidden: "7", none: "-7", do: func(a as, x string) outcome {
+			return a.take(`{"take": {"dataset": "shared"}}`, ints("position", number(x)))
+		}},
+		{door: "DoExchange", name: "hidden id", hidden: schema.FormatID(idOf(7)), none: schema.FormatID(idOf(70000)), do: func(a as, x string) outcome {
+			id := idOf(7)
+			if x != schema.FormatID(id) {
+				id = idOf(70000)
+			}
+			return a.take(`{"take": {"dataset": "shared"}}`, idRecord(id))
+		}},
+		{door: "DoExchange", name: "hidden column", hidden: "file_name", none: "file_nane", do: take(`{"take": {"dataset": "shared", "columns": [%q]}}`)},
+		{door: "DoGet", name: "listed positions", hidden: "7", none: "70000", do: get(`{"dataset": "shared", "selection": {"positions": [%s]}}`)},
+		{door: "GetFlightInfo", name: "listed positions", hidden: "7", none: "70000", do: info(`{"dataset": "shared", "selection": {"positions": [%s]}}`)},
+		{door: "GetFlightInfo", name: "listed and where", hidden: "7", none: "70000", do: info(`{"dataset": "shared", "where": "label >= 0", "selection": {"positions": [%s]}}`)},
+		{door: "DoGet", name: "where position", hidden: "7", none: "70000", do: get(`{"dataset": "shared", "where": "position == %s"}`)},
+		{door: "DoGet", name: "where id", hidden: schema.FormatID(idOf(7)), none: schema.FormatID(idOf(70000)), do: get(`{"dataset": "shared", "where": "id == '%s'"}`)},
+		{door: "DoGet", name: "where label", hidden: "7", none: "77", do: get(`{"dataset": "shared", "where": "label == %s"}`)},
+		{door: "DoGet", name: "where or true", hidden: "7", none: "77", do: get(`{"dataset": "shared", "where": "label == %s or false"}`)},
+		{door: "DoGet", name: "where size", hidden: "7", none: "77", do: get(`{"dataset": "shared", "where": "image.size > 0 and label == %s"}`)},
+		{door: "GetFlightInfo", name: "error of a hidden row", hidden: "7", none: "77", do: info(`{"dataset": "shared", "where": "1 %% (label - %s) == 5"}`)},
+		{door: "DoGet", name: "error of a hidden row", hidden: "9", none: "99", do: get(`{"dataset": "shared", "where": "1 %% (label - %s) == 5"}`)},
+		{door: "GetFlightInfo", name: "where on a hidden column", hidden: "file_name", none: "file_nane", do: info(`{"dataset": "shared", "where": "%s == '000001.jpg'"}`)},
+		{door: "GetFlightInfo", name: "where by $env", hidden: "file_name", none: "file_nane", do: info(`{"dataset": "shared", "where": "$env['%s'] == '000001.jpg'"}`)},
+		{door: "DoGet", name: "where that another has had evaluated", hidden: "file_name", none: "file_nane", do: get(`{"dataset": "shared", "where": "%s != 'evaluated before'"}`)},
+		{door: "DoGet", name: "hidden column", hidden: "file_name", none: "file_nane", do: get(`{"dataset": "shared", "columns": ["label", %q]}`)},
+		{door: "GetFlightInfo", name: "hidden column", hidden: "file_name", none: "file_nane", do: info(`{"dataset": "shared", "columns": [%q]}`)},
+		{door: "GetSchema", name: "hidden column", hidden: "file_name", none: "file_nane", do: func(a as, x string) outcome {
+			return a.schemaOf(command(`{"dataset": "shared", "columns": [%q]}`, x))
+		}},
+		{door: "GetFlightInfo", name: "hidden split", hidden: "test", none: "tost", do: func(a as, x string) outcome { return a.info(path("shared", x)) }},
+		{door: "DoGet", name: "hidden split", hidden: "test", none: "tost", do: get(`{"dataset": "shared", "split": %q}`)},
+		{door: "DoGet", name: "hidden split and where", hidden: "test", none: "tost", do: get(`{"dataset": "shared", "where": "label > 0", "split": %q}`)},
+		{door: "DoGet", name: "where split", hidden: "test", none: "tost", do: get(`{"dataset": "shared", "where": "split == '%s'"}`)},
+		{door: "GetSchema", name: "hidden split", hidden: "test", none: "tost", do: func(a as, x string) outcome { return a.schemaOf(path("shared", x)) }},
+		{door: "DoPut", name: "selection of a hidden position", hidden: "7", none: "70000", do: func(a as, x string) outcome {
+			return a.put(command(`{"selection": {"dataset": "shared"}}`), ints("position", 0, number(x)))
+		}},
+		{door: "DoPut", name: "selection of a hidden id", hidden: schema.FormatID(idOf(7)), none: schema.FormatID(idOf(70000)), do: func(a as, x string) outcome {
+			id := idOf(7)
+			if x != schema.FormatID(id) {
+				id = idOf(70000)
+			}
+			return a.put(command(`{"selection": {"dataset": "shared"}}`), idRecord(id))
+		}},
+		{door: "DoGet", name: "steps over hidden rows", hidden: "11", none: "1100", do: get(`{"dataset": "shared", "batch": 10, "step": %s, "stride": 3}`)},
+		{door: "DoGet", name: "a row of a share", hidden: "30", none: "3000", do: get(`{"dataset": "shared", "columns": ["position"], "batch": 1000, "where": "label == 4 or label == 5", "row": %s}`)},
+	}
+	return ways
+}
+
+// Whatever way alice tries, she gets no byte, and learns nothing that she would not learn
+// of what there is not.
+func TestWrongWays(t *testing.T) {
+	r := wrongServer(t)
+	alice, bob, root := r.as("alice"), r.as("bob"), r.as("root")
+	// What others do meanwhile must not show, nor what was computed for them.
+	if o := root.get(`{"dataset": "shared", "where": "file_name != 'evaluated before'"}`); o.err != nil || o.rows != 205 {
+		t.Fatal(o)
+	}
+	plan, end := bob.streaming(`{"dataset": "` + hiddenDataset + `", "batch": 1, "batch_bytes": 1}`)
+	defer end()
+	var bytesOut int64
+	var distinguishable int
+	ways := wrongWays()
+	for _, w := range ways {
+		t.Run(w.door+"/"+w.name, func(t *testing.T) {
+			hidden, none := w.hidden, w.none
+			if hidden == "" {
+				hidden, none = hiddenDataset, noDataset
+			}
+			if hidden == "(plan)" {
+				hidden = plan
+			}
+			got, twin := w.do(alice, hidden), w.do(alice, none)
+			if status.Code(got.err) == codes.Internal || status.Code(got.err) == codes.Unknown {
+				t.Errorf("%v", got.err)
+			}
+			bytesOut += got.bytes
+			if got.bytes+got.rows != 0 {
+				t.Errorf("%d bytes and %d rows came", got.bytes, got.rows)
+			}
+			if a, b := got.masked(hidden), twin.masked(none); a != b {
+				distinguishable++
+				t.Errorf("what is hidden can be told from what there is not:\n%s\n%s", a, b)
+			}
+		})
+	}
+	t.Logf("wrong ways: ways=%d bytes_out=%d distinguishable=%d", len(ways), bytesOut, distinguishable)
+}
+
+// Every RPC and every action has its wrong ways in the table, or does not lead to data.
+func TestWrongWaysAreAll(t *testing.T) {
+	noData := map[string]string{
+		"Handshake":      "says who calls",
+		"ListActions":    "is the same for everybody",
+		"DoAction":       "is covered by its actions",
+		"DoAction/stats": "has a test of its own: TestStatsAreOnesOwn",
+	}
+	covered := map[string]bool{}
+	for _, w := range wrongWays() {
+		covered[w.door] = true
+	}
+	var doors []string
+	for _, m := range gen.FlightService_ServiceDesc.Methods {
+		doors = append(doors, m.MethodName)
+	}
+	for _, m := range gen.FlightService_ServiceDesc.Streams {
+		doors = append(doors, m.StreamName)
+	}
+	for _, a := range actions() {
+		doors = append(doors, "DoAction/"+a.name)
+	}
+	if len(doors) < 15 {
+		t.Fatalf("only %d doors were found: %v", len(doors), doors)
+	}
+	for _, d := range doors {
+		if !covered[d] && noData[d] == "" {
+			t.Errorf("%s leads somewhere, and wrongWays has no way through it", d)
+		}
+	}
+}
+
+// Nothing but gate.go and gate_view.go asks the engine for what belongs to a dataset.
+func TestGate(t *testing.T) {
+	harmless := []string{"Stream", "Take", "Warm", "TotalBytes", "Ledger", "Work"} // of a job that was opened, or of none
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var inGate int
+	for _, name := range files {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			sel, ok := n.(*ast.SelectorExpr)
+			if !ok || slices.Contains(harmless, sel.Sel.Name) {
+				return true
+			}
+			if x, ok := sel.X.(*ast.SelectorExpr); ok && x.Sel.Name == "engine" {
+				if strings.HasPrefix(name, "gate") {
+					inGate++
+				} else {
+					t.Errorf("%s calls engine.%s: it has to go through gate.go, which asks the rules", name, sel.Sel.Name)
+				}
+			}
+			return true
+		})
+	}
+	if inGate == 0 {
+		t.Error("no call of the engine was found: this test looks for the wrong thing")
+	}
+}
+
+// What alice may see is all there, and counts are those of what she may see.
+func TestRestricted(t *testing.T) {
+	r := wrongServer(t)
+	alice, nora, carol, mia, nobody := r.as("alice"), r.as("nora"), r.as("carol"), r.as("mia"), r.as("")
+	o := alice.get(`{"dataset": "shared"}`)
+	if o.err != nil || o.rows != 100 || !slices.Equal(fieldNames(o), []string{"id", "label", "image"}) {
+		t.Fatal(o, fieldNames(o))
+	}
+	for _, label := range o.column(t, "label") {
+		if label >= "5" {
+			t.Fatalf("a row with label %s", label)
+		}
+	}
+	if o := alice.flights(""); o.err != nil || o.text != "[shared train] 100\n" {
+		t.Error(o)
+	}
+	if o := nora.flights(""); o.err != nil || o.text != "[shared test] 5\n[shared train] 200\n" && o.text != "[shared train] 200\n[shared test] 5\n" {
+		t.Error(o)
+	}
+	for _, nothing := range []as{nobody, mia, r.as("dave")} {
+		if o := nothing.flights(""); o.err != nil || o.text != "" {
+			t.Error(nothing.principal, o)
+		}
+		wantCode(t, nothing.get(`{"dataset": "shared"}`).err, codes.NotFound, "there is no dataset")
+	}
+	if o := alice.act("list", ""); !strings.Contains(o.text, `"rows":100,"splits":[{"name":"train","rows":100}]`) {
+		t.Error(o)
+	}
+	o = alice.act("describe", `{"dataset": "shared"}`)
+	for _, hidden := range []string{"file_name", `"test"`, "205", "ranges"} {
+		if o.err != nil || strings.Contains(o.text, hidden) {
+			t.Errorf("describe says %s: %s", hidden, o)
+		}
+	}
+	if o := carol.act("describe", `{"dataset": "shared"}`); o.err != nil || !strings.Contains(o.text, `"rows":205`) {
+		t.Error(o)
+	}
+	wantCode(t, carol.get(`{"dataset": "shared"}`).err, codes.PermissionDenied, "this takes read")
+	wantCode(t, carol.info(path("shared")).err, codes.PermissionDenied, "this takes read")
+	wantCode(t, alice.act("drop", `{"dataset": "shared"}`).err, codes.PermissionDenied, "this takes drop")
+	wantCode(t, alice.act("gc", "").err, codes.PermissionDenied, "admin")
+	// Whoever may not see ids cannot ask by them.
+	wantCode(t, nora.take(`{"take": {"dataset": "shared"}}`, idRecord(idOf(3))).err, codes.InvalidArgument, `want one column, "position"`)
+	if o := nora.take(`{"take": {"dataset": "shared"}}`, ints("position", 7)); o.err != nil || o.rows != 1 {
+		t.Error(o)
+	}
+	// The Hugging Face layout has a path, out of a column that is hidden.
+	if o := alice.get(`{"dataset": "shared", "layout": "huggingface", "selection": {"positions": [0]}}`); o.err != nil || strings.Contains(o.recs[0].Column(2).String(), "000000.jpg") {
+		t.Error(o)
+	}
+	hf, all := r.as("root").info(command(`{"dataset": "shared", "layout": "huggingface", "columns": ["image"], "selection": {"positions": [0]}}`)),
+		alice.info(command(`{"dataset": "shared", "layout": "huggingface", "columns": ["image"], "selection": {"positions": [0]}}`))
+	if !strings.Contains(hf.text, "1 records, 1130 bytes") && hf.text == all.text {
+		t.Errorf("the length of a hidden path is counted: %s", all)
+	}
+}
+
+func fieldNames(o outcome) (names []string) {
+	if len(o.recs) == 0 {
+		return nil
+	}
+	for _, f := range o.recs[0].Schema().Fields() {
+		names = append(names, f.Name)
+	}
+	return names
+}
+
+// A selection that another has uploaded brings what both it and the rules name.
+func TestSelectionOfAnother(t *testing.T) {
+	r := wrongServer(t)
+	o := r.as("bob").put(command(`{"selection": {"dataset": "shared"}}`), ints("position", 1, 2, 7, 8, 204))
+	if o.err != nil {
+		t.Fatal(o.err)
+	}
+	name := decoded[selectionAck](t, []byte(strings.TrimSpace(o.text))).Selection
+	o = r.as("alice").get(`{"dataset": "shared", "columns": ["position"], "selection": {"name": %q}}`, name)
+	if got := o.column(t, "position"); o.err != nil || !slices.Equal(got, []string{"1", "2"}) {
+		t.Error(got, o)
+	}
+	if o := r.as("bob").get(`{"dataset": "shared", "columns": ["position"], "selection": {"name": %q}}`, name); o.rows != 5 {
+		t.Error(o)
+	}
+}
+
+// Who is not an admin sees his own streams, and no counter of others'.
+func TestStatsAreOnesOwn(t *testing.T) {
+	r := wrongServer(t)
+	alice, bob, root := r.as("alice"), r.as("bob"), r.as("root")
+	quiet := alice.act("stats", "")
+	plan, end := bob.streaming(`{"dataset": "` + hiddenDataset + `", "batch": 1, "batch_bytes": 1}`)
+	if busy := alice.act("stats", ""); busy.err != nil || busy.text != quiet.text {
+		t.Errorf("what bob does shows:\n%s\n%s", quiet, busy)
+	}
+	for _, who := range []as{bob, root} {
+		if o := who.act("stats", ""); !strings.Contains(o.text, plan) {
+			t.Errorf("%s does not see the stream of plan %s: %s", who.principal, plan, o)
+		}
+	}
+	if o := alice.act("cancel", `{"plan": "`+plan+`"}`); !strings.Contains(o.text, `"cancelled":0`) {
+		t.Error(o)
+	}
+	if o := root.act("cancel", `{"plan": "`+plan+`"}`); !strings.Contains(o.text, `"cancelled":1`) {
+		t.Error(o)
+	}
+	end()
+}
+
+// Where the rules change, streams that they do not grant any more as they did end.
+func TestRulesChange(t *testing.T) {
+	r := wrongServer(t)
+	alice, bob := r.as("alice"), r.as("bob")
+	_, end := alice.streaming(`{"dataset": "shared", "batch": 1, "batch_bytes": 1, "columns": ["label"]}`)
+	defer end()
+	plan, endBob := bob.streaming(`{"dataset": "shared", "batch": 1, "batch_bytes": 1, "columns": ["label"]}`)
+	defer endBob()
+	r.set(t, strings.Replace(wrongRules, "label < 5", "label < 4", 1))
+	r.server.EnforceRules()
+	if _, err := r.server.calls.wait(t.Context(), func(c *call) bool { return c.streaming && c.caller.Principal == "alice" }); err != nil {
+		t.Fatal(err)
+	}
+	if o := bob.act("stats", ""); !strings.Contains(o.text, plan) {
+		t.Errorf("bob's stream, to whom nothing has changed, has ended: %s", o)
+	}
+	if o := alice.info(path("shared")); !strings.Contains(o.text, "80 records") {
+		t.Error(o)
+	}
+}
+
+// A column whose name is that of a part of a blob column is not seen through it.
+func TestColumnNamedAsPart(t *testing.T) {
+	r := serveRules(t, `
+rules:
+  - {principals: [root], datasets: ["*"], rights: [admin]}
+  - {principals: [alice], datasets: [d], rights: [read], columns: [image]}
+`, Options{})
+	s := arrow.NewSchema([]arrow.Field{{Name: "image.size", Type: arrow.PrimitiveTypes.Int64}, {Name: "image", Type: arrow.BinaryTypes.Binary}}, nil)
+	b := array.NewRecordBuilder(memory.DefaultAllocator, s)
+	defer b.Release()
+	b.Field(0).(*array.Int64Builder).Append(4711)
+	b.Field(1).(*array.BinaryBuilder).Append([]byte("x"))
+	rec := b.NewRecord()
+	defer rec.Release()
+	if o := r.as("root").put(command(`{"put": {"dataset": "d", "blobs": ["image"]}}`), rec); o.err != nil {
+		t.Fatal(o.err)
+	}
+	alice := r.as("alice")
+	wantCode(t, alice.get(`{"dataset": "d", "columns": ["image.size"]}`).err, codes.InvalidArgument, "image.size")
+	wantCode(t, alice.info(command(`{"dataset": "d", "where": "$env['image.size'] == 4711"}`)).err, codes.InvalidArgument, "no column")
+	if o := alice.get(`{"dataset": "d"}`); o.err != nil || o.rows != 1 || !slices.Equal(fieldNames(o), []string{"image"}) {
+		t.Error(o)
+	}
+}

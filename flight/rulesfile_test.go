@@ -1,0 +1,68 @@
+package flight
+
+import (
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"bowstring/flight/rules"
+)
+
+// A file of rules is taken when it has changed and was read twice; one that is wrong
+// changes nothing, and the log says once what is wrong and where.
+func TestRulesFile(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "rules.yaml")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var buf lockedBuffer
+	log := slog.New(slog.NewTextHandler(&buf, nil))
+	if _, err := OpenRules(name, log); err == nil {
+		t.Error("a file that is not there was opened")
+	}
+	const first = "rules:\n  - {principals: [ada], datasets: [d], rights: [read], where: 'a == 1'}\n"
+	write("rules:\n  - {principals: [ada]}")
+	if _, err := OpenRules(name, log); err == nil || !strings.Contains(err.Error(), name+":2:5: the rule is for no dataset") {
+		t.Error(err)
+	}
+	write(first)
+	f, err := OpenRules(name, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rights := func() string { return f.Rules().Decide(rules.Who{Principal: "ada"}, "d").Rights.String() }
+	if f.Check(t.Context()) || rights() != "list, read" {
+		t.Error("it has not changed")
+	}
+	write(strings.Replace(first, "[read], where: 'a == 1'", "[write]", 1))
+	if f.Check(t.Context()) || rights() != "list, read" {
+		t.Error("a text that may be half written was taken")
+	}
+	if !f.Check(t.Context()) || rights() != "list, write" {
+		t.Error("a changed text was not taken:", rights())
+	}
+	write("rules:\n  - {principals: [ada], datasets: [d], rights: [raed]}\n")
+	for range 3 {
+		if f.Check(t.Context()) || rights() != "list, write" {
+			t.Error("a wrong text was taken:", rights())
+		}
+	}
+	if n := strings.Count(buf.String(), "did you mean"); n != 1 || !strings.Contains(buf.String(), ":2:49") {
+		t.Errorf("said %d times: %s", n, &buf)
+	}
+	if err := os.Remove(name); err != nil {
+		t.Fatal(err)
+	}
+	if f.Check(t.Context()) || rights() != "list, write" {
+		t.Error("a file that has gone was taken")
+	}
+	write(first)
+	if f.Check(t.Context()); !f.Check(t.Context()) || rights() != "list, read" {
+		t.Error("the right text was not taken:", rights())
+	}
+}
