@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"bowstring/fetch/store"
@@ -34,9 +32,7 @@ func (s *Store) datasets(ctx context.Context) ([]store.Dataset, error) {
 			return err
 		}
 		all[i] = store.Dataset{Name: names[i], Snapshots: d.live()}
-		for _, name := range d.tagsOf(0) {
-			all[i].Tags = append(all[i].Tags, store.Tag{Name: name, Snapshot: d.tags[name].Number})
-		}
+		all[i].Tags = d.tagList()
 		return nil
 	})
 	var list []store.Dataset
@@ -186,9 +182,8 @@ func (s *Store) drop(d *datasetState, number int64, e *edit) (missing bool, err 
 	if len(live) == 0 || number != 0 && !slices.Contains(live, number) {
 		return !e.uncertain, nil // it may have been this call, whose answer was lost
 	}
-	if tags := d.tagsOf(number); len(tags) > 0 && !s.planted(bugTagsIgnored) {
-		return false, fmt.Errorf("%w: %s has the tag %s; remove it first", schema.ErrInvalid,
-			snapshotName(d.name, d.tags[tags[0]].Number), strings.Join(tags, ", "))
+	if err := store.CheckUntagged(d.name, number, d.tagList()); err != nil && !s.planted(bugTagsIgnored) {
+		return false, err
 	}
 	h := head{Last: d.head.Last}
 	for _, n := range live {
@@ -268,82 +263,4 @@ func (s *Store) RenewSelection(ctx context.Context, dataset, name string, until 
 		err = s.noSelection(ctx, dataset, name)
 	}
 	return err
-}
-
-// Tag gives a snapshot a name, which Drop and retention respect. The name of
-// another snapshot of the dataset moves to this one.
-func (s *Store) Tag(ctx context.Context, dataset, name string, number int64) error {
-	if err := s.enter(ctx); err != nil {
-		return err
-	}
-	defer s.calls.done()
-	if err := schema.CheckName("tag", name); err != nil {
-		return err
-	}
-	if _, err := strconv.ParseUint(name, 10, 64); err == nil {
-		return &schema.FieldError{Field: "tag", Got: strconv.Quote(name), Want: "a name that is no number, as those are snapshots'"}
-	}
-	missing := false
-	err := s.update(ctx, dataset, func(d *datasetState, e *edit) error {
-		r, ok := d.snapshots[number]
-		switch missing = !ok || !r.Dropped.IsZero(); {
-		case missing, d.tags[name].Number == number:
-		default:
-			e.put(rowTag+name, tagRecord{Number: number, Created: s.env.Now().UTC()})
-		}
-		return nil
-	})
-	if err == nil && missing {
-		return s.missing(ctx, dataset, number)
-	}
-	return err
-}
-
-// Untag removes a tag.
-func (s *Store) Untag(ctx context.Context, dataset, name string) error {
-	if err := s.enter(ctx); err != nil {
-		return err
-	}
-	defer s.calls.done()
-	var have []string
-	missing := false
-	err := s.update(ctx, dataset, func(d *datasetState, e *edit) error {
-		_, ok := d.tags[name]
-		if ok {
-			e.remove(rowTag + name)
-		}
-		missing = !ok && !e.uncertain
-		have = d.tagsOf(0)
-		return nil
-	})
-	if err == nil && missing {
-		return noTag(dataset, name, have)
-	}
-	return err
-}
-
-// Tagged returns the number of the snapshot that has a tag.
-func (s *Store) Tagged(ctx context.Context, dataset, name string) (int64, error) {
-	if err := s.enter(ctx); err != nil {
-		return 0, err
-	}
-	defer s.calls.done()
-	d, err := s.peek(ctx, dataset)
-	if err != nil {
-		return 0, err
-	}
-	if tag, ok := d.tags[name]; ok {
-		return tag.Number, nil
-	}
-	if d.newest() == 0 {
-		return 0, s.missing(ctx, dataset, 0)
-	}
-	return 0, noTag(dataset, name, d.tagsOf(0))
-}
-
-func noTag(dataset, name string, have []string) error {
-	if len(have) == 0 {
-		return fmt.Errorf("%w: dataset %q has no tag %q, nor any other", schema.ErrNotFound, dataset, name)
-	}
-	return fmt.Errorf("%w: dataset %q has no tag %q; it has %s", schema.ErrNotFound, dataset, name, strings.Join(have, ", "))
 }

@@ -192,18 +192,6 @@ func (d *datasetState) newest() int64 {
 	return 0
 }
 
-// tagsOf lists the tags of a snapshot, of all with number 0.
-func (d *datasetState) tagsOf(number int64) []string {
-	var names []string
-	for name, tag := range d.tags {
-		if number == 0 || tag.Number == number {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	return names
-}
-
 // edit is a Change in the making.
 type edit struct {
 	// uncertain says that an attempt before may have been made.
