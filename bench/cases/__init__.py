@@ -7,6 +7,7 @@ from collections.abc import Callable
 from harness import Context, Result
 
 from . import (
+    collect,
     copy,
     engine,
     fairness,
@@ -54,6 +55,7 @@ CASES: dict[str, Callable[[Context], Result]] = {
     "observe": observe.run,
     "verify": verify.run,
     "copy": copy.run,
+    "collect": collect.run,
     "python": python.run,
     "python_malloc": python_malloc.run,
 }

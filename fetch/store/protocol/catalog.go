@@ -82,6 +82,7 @@ func (s *Store) Snapshot(ctx context.Context, dataset string, number int64) (*sc
 		return nil, err
 	}
 	asked := number
+	var row *snapshotRecord
 	// Repeated if what was found is dropped between two reads.
 	for {
 		if asked == 0 {
@@ -89,11 +90,11 @@ func (s *Store) Snapshot(ctx context.Context, dataset string, number int64) (*sc
 			if err != nil {
 				return nil, err
 			}
-			if number = d.head.Newest; number == 0 {
+			if number, row = d.head.Newest, d.head.Row; number == 0 {
 				return nil, s.missing(ctx, dataset, 0)
 			}
 		}
-		snap, err := s.snapshot(ctx, dataset, number)
+		snap, err := s.snapshot(ctx, dataset, number, row)
 		if snap != nil || err != nil {
 			return snap, err
 		}
@@ -103,8 +104,9 @@ func (s *Store) Snapshot(ctx context.Context, dataset string, number int64) (*sc
 	}
 }
 
-// snapshot reads one and holds it, nil if there is none or it was dropped.
-func (s *Store) snapshot(ctx context.Context, dataset string, number int64) (*schema.Snapshot, error) {
+// snapshot reads one and holds it, nil if there is none or it was dropped. Its row may
+// be known, as that of one that has just been found to be there.
+func (s *Store) snapshot(ctx context.Context, dataset string, number int64, known *snapshotRecord) (*schema.Snapshot, error) {
 	row := snapshotRow(number)
 	look := func() (snapshotRecord, bool, error) {
 		d, err := s.peek(ctx, dataset, row)
@@ -114,8 +116,14 @@ func (s *Store) snapshot(ctx context.Context, dataset string, number int64) (*sc
 		r, ok := d.snapshots[number]
 		return r, ok && r.Dropped.IsZero(), nil
 	}
-	r, live, err := look()
-	if err != nil || !live {
+	var (
+		r    snapshotRecord
+		live = known != nil
+		err  error
+	)
+	if live {
+		r = *known
+	} else if r, live, err = look(); err != nil || !live {
 		return nil, err
 	}
 	if s.hold(snapshotName(dataset, number)) {
@@ -187,11 +195,11 @@ func (s *Store) drop(d *datasetState, number int64, e *edit) (missing bool, err 
 	}
 	h := head{Last: d.head.Last}
 	for _, n := range live {
+		r := d.snapshots[n]
 		if number != 0 && n != number {
-			h.Newest = n
+			h.Newest, h.Row = n, &r
 			continue
 		}
-		r := d.snapshots[n]
 		r.Dropped = s.env.Now().UTC()
 		e.put(snapshotRow(n), r)
 	}
