@@ -26,9 +26,12 @@ type action struct {
 // function, as unknownAction, which the entries lead to, reads it.
 func actions() []action {
 	return []action{
-		{"list", `Datasets, one result each. Body: {"dataset": NAME or "PREFIX*"}, optional. Result: {"dataset", "snapshots", "newest", "rows", "splits", "created", "source"}.`, (*Server).list},
-		{"describe", `One snapshot. Body: {"dataset", "snapshot": N, optional}. Result: {"dataset", "snapshot", "parent", "created", "source", "rows", "splits", "columns", "blob_bytes", "manifest", "snapshots"}.`, (*Server).describe},
-		{"drop", `Removes a snapshot, or without a number the dataset. Body: {"dataset", "snapshot": N, optional}. Result: {"dataset", "dropped": [N]}.`, (*Server).drop},
+		{"list", `Datasets, one result each. Body: {"dataset": NAME or "PREFIX*"}, optional. Result: {"dataset", "snapshots", "tags", "newest", "rows", "splits", "created", "source"}.`, (*Server).list},
+		{"describe", `One snapshot. Body: {"dataset", "snapshot": N or TAG, optional}. Result: {"dataset", "snapshot", "parent", "created", "source", "rows", "splits", "columns", "blob_bytes", "manifest", "snapshots", "tags"}.`, (*Server).describe},
+		{"tag", `Gives a snapshot a name, which moves if another has it. Body: {"dataset", "snapshot": N or TAG, optional, "name"}. Result: {"dataset", "tag", "snapshot"}.`, (*Server).tag},
+		{"untag", `Removes a name. Body: {"dataset", "name"}. Result: {"dataset", "tag", "snapshot"}.`, (*Server).untag},
+		{"tags", `Names of snapshots, one result each. Body: {"dataset": NAME or "PREFIX*"}, optional. Result: {"dataset", "tag", "snapshot"}.`, (*Server).tags},
+		{"drop", `Removes a snapshot that has no tag, or without a number the dataset. Body: {"dataset", "snapshot": N, optional}. Result: {"dataset", "dropped": [N]}.`, (*Server).drop},
 		{"gc", `Frees the blobs that nothing refers to any more. Body: {"dry_run": true}, optional. Result: {"live_blobs", "live_bytes", "dead_blobs", "dead_bytes", "freed_bytes", "moved_bytes"}.`, (*Server).gc},
 		{"warm", `Fills the server's spill with the samples of a request, in the order in which it uses them, until all are there or it would keep no more. Body: a request, as in a CMD descriptor. Results, a few a second and one at the end: {"job", "rows", "seen", "there", "stored", "bytes", "failed", "full", "done"}.`, (*Server).warm},
 		{"stats", `Counters of server, store and engine, limits, running streams. Body: none.`, (*Server).stats},
@@ -97,6 +100,7 @@ func sendJSON(send func([]byte) error, v any) error {
 type snapshotRef struct {
 	Dataset  string `json:"dataset"`
 	Snapshot int64  `json:"snapshot"`
+	Tag      string `json:"tag" text:"snapshot"`
 }
 
 func parseSnapshotRef(b []byte) (snapshotRef, error) {
@@ -104,8 +108,14 @@ func parseSnapshotRef(b []byte) (snapshotRef, error) {
 	if err := body(b, &ref); err != nil {
 		return ref, err
 	}
-	return ref, schema.Request{Dataset: ref.Dataset, Snapshot: ref.Snapshot}.Check()
+	return ref, ref.check()
 }
+
+func (r snapshotRef) request() schema.Request {
+	return schema.Request{Dataset: r.Dataset, Snapshot: r.Snapshot, Tag: r.Tag}
+}
+
+func (r snapshotRef) check() error { return r.request().Check() }
 
 type splitInfo struct {
 	Name   string         `json:"name"`
@@ -132,6 +142,7 @@ func (s *Server) list(ctx context.Context, b []byte, send func([]byte) error) er
 	type dataset struct {
 		Dataset   string      `json:"dataset"`
 		Snapshots []int64     `json:"snapshots"`
+		Tags      []store.Tag `json:"tags"`
 		Newest    int64       `json:"newest"`
 		Rows      int64       `json:"rows"`
 		Splits    []splitInfo `json:"splits"`
@@ -140,7 +151,7 @@ func (s *Server) list(ctx context.Context, b []byte, send func([]byte) error) er
 	}
 	return s.eachNewest(ctx, filter, func(d store.Dataset, snap *schema.Snapshot) error {
 		return sendJSON(send, dataset{
-			Dataset: d.Name, Snapshots: d.Snapshots, Newest: snap.Number, Rows: snap.Rows(),
+			Dataset: d.Name, Snapshots: d.Snapshots, Tags: append([]store.Tag{}, d.Tags...), Newest: snap.Number, Rows: snap.Rows(),
 			Splits: splitsOf(snap, false), Created: snap.Created.UTC(), Source: snap.Source,
 		})
 	})
@@ -186,11 +197,11 @@ func (s *Server) describe(ctx context.Context, b []byte, send func([]byte) error
 	if err != nil {
 		return err
 	}
-	snap, err := s.engine.Store().Snapshot(ctx, ref.Dataset, ref.Snapshot)
+	snap, err := s.snapshot(ctx, ref)
 	if err != nil {
 		return err
 	}
-	numbers, err := s.snapshotsOf(ctx, ref.Dataset)
+	all, err := s.datasetOf(ctx, ref.Dataset)
 	if err != nil {
 		return err
 	}
@@ -215,24 +226,27 @@ func (s *Server) describe(ctx context.Context, b []byte, send func([]byte) error
 		BlobBytes int64        `json:"blob_bytes"`
 		Manifest  manifest     `json:"manifest"`
 		Snapshots []int64      `json:"snapshots"`
+		Tags      []store.Tag  `json:"tags"`
 	}{
 		snap.Dataset, snap.Number, snap.Parent, snap.Created.UTC(), snap.Source, snap.Rows(),
-		splitsOf(snap, true), columns, blobBytes, m, numbers,
+		splitsOf(snap, true), columns, blobBytes, m, all.Snapshots, all.Tags,
 	})
 }
 
-// snapshotsOf returns the numbers of a dataset's snapshots.
-func (s *Server) snapshotsOf(ctx context.Context, dataset string) ([]int64, error) {
+// datasetOf returns a dataset's entry in the catalog, an empty one if it has none.
+func (s *Server) datasetOf(ctx context.Context, dataset string) (store.Dataset, error) {
 	datasets, err := s.engine.Store().Datasets(ctx)
 	if err != nil {
-		return nil, err
+		return store.Dataset{}, err
 	}
+	found := store.Dataset{Name: dataset, Snapshots: []int64{}}
 	for _, d := range datasets {
 		if d.Name == dataset {
-			return d.Snapshots, nil
+			found.Snapshots, found.Tags = d.Snapshots, d.Tags
 		}
 	}
-	return []int64{}, nil
+	found.Tags = append([]store.Tag{}, found.Tags...) // a list in JSON, though it be empty
+	return found, nil
 }
 
 func (s *Server) drop(ctx context.Context, b []byte, send func([]byte) error) error {
@@ -240,13 +254,19 @@ func (s *Server) drop(ctx context.Context, b []byte, send func([]byte) error) er
 	if err != nil {
 		return err
 	}
-	dropped := []int64{ref.Snapshot}
-	if ref.Snapshot == 0 {
-		if dropped, err = s.snapshotsOf(ctx, ref.Dataset); err != nil {
+	req, err := s.engine.Pin(ctx, ref.request())
+	if err != nil {
+		return err
+	}
+	dropped := []int64{req.Snapshot}
+	if req.Snapshot == 0 {
+		all, err := s.datasetOf(ctx, ref.Dataset)
+		if err != nil {
 			return err
 		}
+		dropped = all.Snapshots
 	}
-	if err := s.engine.Drop(ctx, ref.Dataset, ref.Snapshot); err != nil {
+	if err := s.engine.Drop(ctx, req.Dataset, req.Snapshot); err != nil {
 		return err
 	}
 	return sendJSON(send, struct {
@@ -376,7 +396,7 @@ func (s *Server) renewFlightEndpoint(ctx context.Context, b []byte, send func([]
 	if err != nil {
 		return err
 	}
-	if _, err := s.engine.Store().Snapshot(ctx, t.Dataset, t.Snapshot); err != nil {
+	if _, err := s.snapshot(ctx, snapshotRef{t.Dataset, t.Snapshot, t.Tag}); err != nil {
 		return err
 	}
 	e.ExpirationTime = s.expiration()

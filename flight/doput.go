@@ -34,8 +34,7 @@ type putCommand struct {
 
 // selectionCommand says of which snapshot the positions are.
 type selectionCommand struct {
-	Dataset  string `json:"dataset"`
-	Snapshot int64  `json:"snapshot"`
+	snapshotRef
 }
 
 // commitMessage is the JSON of the metadata message that commits a put which
@@ -111,7 +110,7 @@ func parsePut(d *flight.FlightDescriptor) (putRequest, error) {
 		}
 		return req, p.check()
 	}
-	return req, schema.Request{Dataset: req.Selection.Dataset, Snapshot: req.Selection.Snapshot}.Check()
+	return req, req.Selection.check()
 }
 
 func (p *putCommand) check() error {
@@ -316,7 +315,9 @@ const keptPositionCost = 24
 
 // putSelection collects positions, at most as many as the snapshot has.
 func (s *Server) putSelection(ctx context.Context, cmd *selectionCommand, in *incoming, out *results) error {
-	job, err := s.engine.Open(ctx, schema.Request{Dataset: cmd.Dataset, Snapshot: cmd.Snapshot, Columns: []string{schema.IDColumn}})
+	req := cmd.request()
+	req.Columns = []string{schema.IDColumn}
+	job, err := s.engine.Open(ctx, req)
 	if err != nil {
 		return err
 	}

@@ -29,6 +29,12 @@ type planInfo struct {
 	Padded   int64  `json:"padded"`  // rows served a second time
 }
 
+// listedInfo is that in a listing, which also has the tags of the dataset.
+type listedInfo struct {
+	planInfo
+	Tags []store.Tag `json:"tags,omitempty"`
+}
+
 // rankInfo is the JSON of an endpoint's app_metadata.
 type rankInfo struct {
 	Rank  int64 `json:"rank"`
@@ -90,7 +96,7 @@ func (s *Server) flightInfo(ctx context.Context, d *flight.FlightDescriptor, req
 		return nil, fmt.Errorf("an answer with %d endpoints: %w", req.WorldSize(), err)
 	}
 	context.AfterFunc(ctx, memory.Release)
-	return s.infoOf(d, &fetch.Outline{Request: job.Request(), ID: job.ID(), Plan: job.Plan(), Projection: job.Projection()}, bytes)
+	return s.infoOf(d, &fetch.Outline{Request: job.Request(), ID: job.ID(), Plan: job.Plan(), Projection: job.Projection()}, bytes, nil)
 }
 
 // maxAnswerBytes bounds the answer of a GetFlightInfo. As many ranks as there may
@@ -118,13 +124,13 @@ func (s *Server) checkAnswer(req schema.Request) error {
 }
 
 // infoOf says what an outline means, with an endpoint for each rank.
-func (s *Server) infoOf(d *flight.FlightDescriptor, o *fetch.Outline, bytes int64) (*flight.FlightInfo, error) {
+func (s *Server) infoOf(d *flight.FlightDescriptor, o *fetch.Outline, bytes int64, tags []store.Tag) (*flight.FlightInfo, error) {
 	req, plan := o.Request, o.Plan
 	ranks := req.WorldSize()
-	about, err := encodeJSON(planInfo{
+	about, err := encodeJSON(listedInfo{planInfo{
 		Plan: o.ID, Dataset: req.Dataset, Snapshot: req.Snapshot, Ranks: ranks,
 		Steps: plan.Steps(), Rows: plan.Rows(), Dropped: plan.Dropped(), Padded: plan.Padded(),
-	})
+	}, tags})
 	if err != nil {
 		return nil, err
 	}
@@ -168,7 +174,7 @@ func (s *Server) GetSchema(ctx context.Context, d *flight.FlightDescriptor) (*fl
 	if err != nil {
 		return nil, err
 	}
-	snap, err := s.engine.Store().Snapshot(ctx, req.Dataset, req.Snapshot)
+	snap, err := s.snapshot(ctx, snapshotRef{req.Dataset, req.Snapshot, req.Tag})
 	if err != nil {
 		return nil, err
 	}
@@ -193,34 +199,47 @@ func splitNames(snap *schema.Snapshot) string {
 // datasetFilter is the JSON that ListFlights and the list action take.
 type datasetFilter struct {
 	Dataset string `json:"dataset"`
+
+	// What dataset says is taken apart: a name, or with wild what names begin with;
+	// then perhaps one snapshot of it.
+	name   string
+	wild   bool
+	number int64
+	tag    string
 }
 
 func parseFilter(where string, b []byte) (datasetFilter, error) {
 	var f datasetFilter
-	if len(b) == 0 {
+	if len(b) > 0 {
+		if err := schema.DecodeJSON(where, b, &f); err != nil {
+			return f, err
+		}
+	}
+	if f.name, f.wild = strings.CutSuffix(f.Dataset, "*"); f.name == "" {
+		f.wild = true
 		return f, nil
 	}
-	if err := schema.DecodeJSON(where, b, &f); err != nil {
-		return f, err
+	if f.wild {
+		return f, schema.CheckName("dataset", f.name)
 	}
-	if stem, _ := strings.CutSuffix(f.Dataset, "*"); stem != "" {
-		return f, schema.CheckName("dataset", stem)
-	}
-	return f, nil
+	var err error
+	f.name, f.number, f.tag, err = schema.ParseSnapshotName("dataset", f.Dataset)
+	return f, err
 }
 
 func (f datasetFilter) match(name string) bool {
-	if stem, ok := strings.CutSuffix(f.Dataset, "*"); ok {
-		return strings.HasPrefix(name, stem)
+	if f.wild {
+		return strings.HasPrefix(name, f.name)
 	}
-	return f.Dataset == "" || f.Dataset == name
+	return f.name == name
 }
 
 // eachNewest calls visit with the newest snapshot of each dataset that the
-// filter matches. A dataset that is dropped meanwhile is passed over.
+// filter matches, or with the one that it names. A dataset that is dropped
+// meanwhile is passed over.
 func (s *Server) eachNewest(ctx context.Context, f datasetFilter, visit func(store.Dataset, *schema.Snapshot) error) error {
-	store := s.engine.Store()
-	datasets, err := store.Datasets(ctx)
+	catalog := s.engine.Store()
+	datasets, err := catalog.Datasets(ctx)
 	if err != nil {
 		return err
 	}
@@ -228,8 +247,13 @@ func (s *Server) eachNewest(ctx context.Context, f datasetFilter, visit func(sto
 		if !f.match(d.Name) || len(d.Snapshots) == 0 {
 			continue
 		}
-		snap, err := store.Snapshot(ctx, d.Name, d.Snapshots[len(d.Snapshots)-1])
-		if errors.Is(err, schema.ErrNotFound) {
+		ref := snapshotRef{d.Name, f.number, f.tag}
+		pinned := ref.Snapshot != 0 || ref.Tag != ""
+		if !pinned {
+			ref.Snapshot = d.Snapshots[len(d.Snapshots)-1]
+		}
+		snap, err := s.snapshot(ctx, ref)
+		if !pinned && errors.Is(err, schema.ErrNotFound) {
 			continue
 		}
 		if err != nil {
@@ -251,14 +275,15 @@ func (s *Server) ListFlights(c *flight.Criteria, stream flight.FlightService_Lis
 	ctx := stream.Context()
 	return s.eachNewest(ctx, filter, func(d store.Dataset, snap *schema.Snapshot) error {
 		paths := [][]string{}
+		name := schema.FormatSnapshotName(d.Name, filter.number, filter.tag)
 		for _, split := range snap.Splits {
-			paths = append(paths, []string{d.Name, split.Name})
+			paths = append(paths, []string{name, split.Name})
 		}
 		if len(paths) == 0 {
-			paths = append(paths, []string{d.Name})
+			paths = append(paths, []string{name})
 		}
 		for _, path := range paths {
-			info, err := s.listed(snap, path)
+			info, err := s.listed(d, snap, path)
 			if err != nil {
 				return err
 			}
@@ -273,7 +298,7 @@ func (s *Server) ListFlights(c *flight.Criteria, stream flight.FlightService_Lis
 // listed describes one split for a listing, from the record of the snapshot: no
 // manifest is opened for it. So its bytes are told only if somebody has asked for
 // them before.
-func (s *Server) listed(snap *schema.Snapshot, path []string) (*flight.FlightInfo, error) {
+func (s *Server) listed(d store.Dataset, snap *schema.Snapshot, path []string) (*flight.FlightInfo, error) {
 	req := schema.Request{Dataset: snap.Dataset, Snapshot: snap.Number}
 	if len(path) == 2 {
 		req.Split = path[1]
@@ -286,5 +311,5 @@ func (s *Server) listed(snap *schema.Snapshot, path []string) (*flight.FlightInf
 	if !ok {
 		bytes = -1
 	}
-	return s.infoOf(&flight.FlightDescriptor{Type: flight.DescriptorPATH, Path: path}, o, bytes)
+	return s.infoOf(&flight.FlightDescriptor{Type: flight.DescriptorPATH, Path: path}, o, bytes, d.Tags)
 }

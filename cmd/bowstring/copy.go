@@ -17,7 +17,7 @@ import (
 type CopyCmd struct {
 	From     string       `arg:"" type:"store" help:"Store to copy from, or a directory with a backup."`
 	To       string       `arg:"" type:"store" help:"Store to copy to, which is made if there is none."`
-	Datasets []datasetRef `arg:"" name:"dataset[@n]" help:"Datasets: the newest snapshot of each, or number N."`
+	Datasets []datasetRef `arg:"" name:"dataset[@n]" help:"Datasets: the newest snapshot of each, or number or tag N."`
 
 	AllSnapshots bool `help:"Of a dataset without a number, copy all snapshots."`
 	Selections   bool `help:"Also copy the selections of the snapshots."`
