@@ -192,6 +192,11 @@ func (e *Engine) Open(ctx context.Context, req schema.Request) (*Job, error) {
 	return j, err
 }
 
+// Pin puts the number of a snapshot in the place of its tag: see [jobs.Jobs.Pin].
+func (e *Engine) Pin(ctx context.Context, req schema.Request) (schema.Request, error) {
+	return e.jobs.Pin(ctx, req)
+}
+
 // PlanID is what Job.ID would be of a request: see [jobs.Jobs.ID].
 func (e *Engine) PlanID(ctx context.Context, req schema.Request) (string, error) {
 	return e.jobs.ID(ctx, req)

@@ -27,9 +27,12 @@ type action struct {
 // function, as unknownAction, which the entries lead to, reads it.
 func actions() []action {
 	return []action{
-		{"list", `Datasets, one result each. Body: {"dataset": NAME or "PREFIX*"}, optional. Result: {"dataset", "snapshots", "newest", "rows", "splits", "created", "source"}.`, (*Server).list},
-		{"describe", `One snapshot. Body: {"dataset", "snapshot": N, optional}. Result: {"dataset", "snapshot", "parent", "created", "source", "rows", "splits", "columns", "blob_bytes", "manifest", "snapshots"}.`, (*Server).describe},
-		{"drop", `Removes a snapshot, or without a number the dataset. Body: {"dataset", "snapshot": N, optional}. Result: {"dataset", "dropped": [N]}.`, (*Server).drop},
+		{"list", `Datasets, one result each. Body: {"dataset": NAME or "PREFIX*"}, optional. Result: {"dataset", "snapshots", "tags", "newest", "rows", "splits", "created", "source"}.`, (*Server).list},
+		{"describe", `One snapshot. Body: {"dataset", "snapshot": N or TAG, optional}. Result: {"dataset", "snapshot", "parent", "created", "source", "rows", "splits", "columns", "blob_bytes", "manifest", "snapshots", "tags"}.`, (*Server).describe},
+		{"tag", `Gives a snapshot a name, which moves if another has it. Body: {"dataset", "snapshot": N or TAG, optional, "name"}. Result: {"dataset", "tag", "snapshot"}.`, (*Server).tag},
+		{"untag", `Removes a name. Body: {"dataset", "name"}. Result: {"dataset", "tag", "snapshot"}.`, (*Server).untag},
+		{"tags", `Names of snapshots, one result each. Body: {"dataset": NAME or "PREFIX*"}, optional. Result: {"dataset", "tag", "snapshot"}.`, (*Server).tags},
+		{"drop", `Removes a snapshot that has no tag, or without a number the dataset. Body: {"dataset", "snapshot": N, optional}. Result: {"dataset", "dropped": [N]}.`, (*Server).drop},
 		{"gc", `Frees the blobs that nothing refers to any more. Body: {"dry_run": true}, optional. Result: {"live_blobs", "live_bytes", "dead_blobs", "dead_bytes", "freed_bytes", "moved_bytes"}.`, (*Server).gc},
 		{"warm", `Fills the server's spill with the samples of a request, in the order in which it uses them, until all are there or it would keep no more. Body: a request, as in a CMD descriptor. Results, a few a second and one at the end: {"job", "rows", "seen", "there", "stored", "bytes", "failed", "full", "done"}.`, (*Server).warm},
 		{"stats", `Counters of server, store and engine, limits, running streams. Body: none.`, (*Server).stats},
@@ -101,6 +104,7 @@ func sendJSON(send func([]byte) error, v any) error {
 type snapshotRef struct {
 	Dataset  string `json:"dataset"`
 	Snapshot int64  `json:"snapshot"`
+	Tag      string `json:"tag" text:"snapshot"`
 }
 
 func parseSnapshotRef(b []byte) (snapshotRef, error) {
@@ -108,8 +112,14 @@ func parseSnapshotRef(b []byte) (snapshotRef, error) {
 	if err := body(b, &ref); err != nil {
 		return ref, err
 	}
-	return ref, schema.Request{Dataset: ref.Dataset, Snapshot: ref.Snapshot}.Check()
+	return ref, ref.check()
 }
+
+func (r snapshotRef) request() schema.Request {
+	return schema.Request{Dataset: r.Dataset, Snapshot: r.Snapshot, Tag: r.Tag}
+}
+
+func (r snapshotRef) check() error { return r.request().Check() }
 
 type splitInfo struct {
 	Name   string         `json:"name"`
@@ -138,6 +148,7 @@ func (s *Server) list(ctx context.Context, b []byte, send func([]byte) error) er
 	type dataset struct {
 		Dataset   string      `json:"dataset"`
 		Snapshots []int64     `json:"snapshots"`
+		Tags      []store.Tag `json:"tags"`
 		Newest    int64       `json:"newest"`
 		Rows      int64       `json:"rows"`
 		Splits    []splitInfo `json:"splits"`
@@ -147,7 +158,7 @@ func (s *Server) list(ctx context.Context, b []byte, send func([]byte) error) er
 	return s.eachNewest(ctx, filter, func(d store.Dataset, v *seen) error {
 		snap := v.snap
 		return sendJSON(send, dataset{
-			Dataset: d.Name, Snapshots: d.Snapshots, Newest: snap.Number, Rows: v.rows,
+			Dataset: d.Name, Snapshots: d.Snapshots, Tags: append([]store.Tag{}, d.Tags...), Newest: snap.Number, Rows: v.rows,
 			Splits: splitsOf(v, false), Created: snap.Created.UTC(), Source: snap.Source,
 		})
 	})
@@ -198,7 +209,7 @@ func (s *Server) describe(ctx context.Context, b []byte, send func([]byte) error
 	if err != nil {
 		return err
 	}
-	snap, d, err := s.snapshot(ctx, ref.Dataset, ref.Snapshot, rules.List)
+	snap, d, err := s.snapshot(ctx, ref, rules.List)
 	if err != nil {
 		return err
 	}
@@ -206,7 +217,7 @@ func (s *Server) describe(ctx context.Context, b []byte, send func([]byte) error
 	if err != nil {
 		return err
 	}
-	numbers, err := s.snapshotsOf(ctx, ref.Dataset)
+	all, err := s.datasetOf(ctx, ref.Dataset)
 	if err != nil {
 		return err
 	}
@@ -237,9 +248,10 @@ func (s *Server) describe(ctx context.Context, b []byte, send func([]byte) error
 		BlobBytes int64        `json:"blob_bytes"`
 		Manifest  manifest     `json:"manifest"`
 		Snapshots []int64      `json:"snapshots"`
+		Tags      []store.Tag  `json:"tags"`
 	}{
 		snap.Dataset, snap.Number, snap.Parent, snap.Created.UTC(), snap.Source, v.rows,
-		splitsOf(v, true), columns, blobBytes, m, numbers,
+		splitsOf(v, true), columns, blobBytes, m, all.Snapshots, all.Tags,
 	})
 }
 
@@ -248,7 +260,7 @@ func (s *Server) drop(ctx context.Context, b []byte, send func([]byte) error) er
 	if err != nil {
 		return err
 	}
-	dropped, err := s.dropSnapshot(ctx, ref.Dataset, ref.Snapshot)
+	dropped, err := s.dropSnapshot(ctx, ref)
 	if err != nil {
 		return err
 	}
@@ -382,7 +394,7 @@ func (s *Server) renewFlightEndpoint(ctx context.Context, b []byte, send func([]
 	if err != nil {
 		return err
 	}
-	if _, _, err := s.snapshot(ctx, t.Dataset, t.Snapshot, rules.Read); err != nil {
+	if _, _, err := s.snapshot(ctx, snapshotRef{t.Dataset, t.Snapshot, t.Tag}, rules.Read); err != nil {
 		return err
 	}
 	e.ExpirationTime = s.expiration()

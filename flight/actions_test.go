@@ -41,7 +41,7 @@ func TestListActions(t *testing.T) {
 		}
 		got = append(got, a.Type)
 	}
-	if want := []string{"list", "describe", "drop", "gc", "warm", "stats", "cancel", "CancelFlightInfo", "RenewFlightEndpoint"}; !slices.Equal(got, want) {
+	if want := []string{"list", "describe", "tag", "untag", "tags", "drop", "gc", "warm", "stats", "cancel", "CancelFlightInfo", "RenewFlightEndpoint"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
@@ -56,6 +56,7 @@ func TestActionList(t *testing.T) {
 	type dataset struct {
 		Dataset   string
 		Snapshots []int64
+		Tags      []store.Tag
 		Newest    int64
 		Rows      int64
 		Splits    []splitInfo
@@ -63,8 +64,8 @@ func TestActionList(t *testing.T) {
 		Source    string
 	}
 	want := []dataset{
-		{"a", []int64{1, 2}, 2, 35, []splitInfo{{Name: "train", Rows: 30}, {Name: "test", Rows: 5}}, time.Time{}, "more"},
-		{"b", []int64{1}, 1, 20, []splitInfo{{Name: "train", Rows: 20}}, time.Time{}, ""},
+		{"a", []int64{1, 2}, []store.Tag{}, 2, 35, []splitInfo{{Name: "train", Rows: 30}, {Name: "test", Rows: 5}}, time.Time{}, "more"},
+		{"b", []int64{1}, []store.Tag{}, 1, 20, []splitInfo{{Name: "train", Rows: 20}}, time.Time{}, ""},
 	}
 	for body, want := range map[string][]dataset{``: want, `{}`: want, `{"dataset": "a*"}`: want[:1], `{"dataset": "c"}`: nil} {
 		results, err := f.act("list", body)

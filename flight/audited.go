@@ -45,6 +45,8 @@ const (
 	auditWrite   = audit.Write
 	auditSelect  = audit.Select
 	auditDrop    = audit.Drop
+	auditTag     = audit.Tag
+	auditUntag   = audit.Untag
 	auditCollect = audit.Collect
 )
 

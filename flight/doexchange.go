@@ -22,6 +22,7 @@ type exchangeCommand struct {
 type takeCommand struct {
 	Dataset    string   `json:"dataset"`
 	Snapshot   int64    `json:"snapshot"`
+	Tag        string   `json:"tag" text:"snapshot"`
 	Columns    []string `json:"columns"`
 	Layout     string   `json:"layout"`
 	BatchBytes int64    `json:"batch_bytes"`
@@ -130,7 +131,7 @@ func (s *Server) openTake(ctx context.Context, d *flight.FlightDescriptor) (*fet
 		return nil, &schema.FieldError{Field: "take", Got: "nothing", Want: "the dataset to take samples of"}
 	}
 	return s.open(ctx, schema.Request{
-		Dataset: cmd.Take.Dataset, Snapshot: cmd.Take.Snapshot, Columns: cmd.Take.Columns,
+		Dataset: cmd.Take.Dataset, Snapshot: cmd.Take.Snapshot, Tag: cmd.Take.Tag, Columns: cmd.Take.Columns,
 		Layout: schema.Layout(cmd.Take.Layout), BatchBytes: cmd.Take.BatchBytes,
 	}, rules.Read)
 }

@@ -35,8 +35,7 @@ type putCommand struct {
 
 // selectionCommand says of which snapshot the positions are.
 type selectionCommand struct {
-	Dataset  string `json:"dataset"`
-	Snapshot int64  `json:"snapshot"`
+	snapshotRef
 }
 
 // commitMessage is the JSON of the metadata message that commits a put which
@@ -112,7 +111,7 @@ func parsePut(d *flight.FlightDescriptor) (putRequest, error) {
 		}
 		return req, p.check()
 	}
-	return req, schema.Request{Dataset: req.Selection.Dataset, Snapshot: req.Selection.Snapshot}.Check()
+	return req, req.Selection.check()
 }
 
 func (p *putCommand) check() error {
@@ -305,7 +304,7 @@ func (s *Server) rowsBefore(ctx context.Context, put *putCommand, mode ingest.Mo
 	if mode != ingest.Append {
 		return 0, nil
 	}
-	snap, _, err := s.snapshot(ctx, put.Dataset, 0, rules.Write)
+	snap, _, err := s.snapshot(ctx, snapshotRef{Dataset: put.Dataset}, rules.Write)
 	if err != nil {
 		return 0, err
 	}
@@ -322,7 +321,9 @@ const keptPositionCost = 24
 
 // putSelection collects positions, at most as many as the snapshot has.
 func (s *Server) putSelection(ctx context.Context, cmd *selectionCommand, in *incoming, out *results) error {
-	job, err := s.open(ctx, schema.Request{Dataset: cmd.Dataset, Snapshot: cmd.Snapshot, Columns: []string{schema.PositionColumn}}, rules.Read)
+	req := cmd.request()
+	req.Columns = []string{schema.PositionColumn}
+	job, err := s.open(ctx, req, rules.Read)
 	if err != nil {
 		return err
 	}

@@ -85,15 +85,21 @@ func (s *Server) datasets(ctx context.Context) ([]store.Dataset, error) {
 	return seen, nil
 }
 
-// snapshot looks a snapshot up that the caller has a right to, the newest if number is 0.
-func (s *Server) snapshot(ctx context.Context, dataset string, number int64, right rules.Right) (*schema.Snapshot, rules.Decision, error) {
+// snapshot looks a snapshot up that the caller has a right to, by number or by tag, the
+// newest if neither is given.
+func (s *Server) snapshot(ctx context.Context, ref snapshotRef, right rules.Right) (*schema.Snapshot, rules.Decision, error) {
+	dataset := ref.Dataset
 	d, err := s.may(ctx, dataset, right)
 	if err != nil {
 		return nil, d, err
 	}
-	snap, err := s.engine.Store().Snapshot(ctx, dataset, number)
+	req, err := s.engine.Pin(ctx, ref.request())
 	if err != nil {
-		return nil, d, s.notFor(ctx, d, dataset, number, err)
+		return nil, d, s.notFor(ctx, d, dataset, 0, err)
+	}
+	snap, err := s.engine.Store().Snapshot(ctx, dataset, req.Snapshot)
+	if err != nil {
+		return nil, d, s.notFor(ctx, d, dataset, req.Snapshot, err)
 	}
 	if err := s.fits(ctx, d, snap); err != nil {
 		return nil, d, err
@@ -159,11 +165,11 @@ func (s *Server) notFor(ctx context.Context, d rules.Decision, dataset string, n
 // planID is what the plan of a request is called for the caller.
 func (s *Server) planID(ctx context.Context, req schema.Request) (string, error) {
 	if req.Snapshot == 0 || req.Batch == 0 { // the snapshot is looked up
-		snap, _, err := s.snapshot(ctx, req.Dataset, req.Snapshot, rules.List)
+		snap, _, err := s.snapshot(ctx, snapshotRef{req.Dataset, req.Snapshot, req.Tag}, rules.List)
 		if err != nil {
 			return "", err
 		}
-		req.Snapshot = snap.Number
+		req.Snapshot, req.Tag = snap.Number, ""
 	}
 	req.Within = s.decide(ctx, req.Dataset).Restriction
 	return s.engine.PlanID(ctx, req)
@@ -181,16 +187,24 @@ func (s *Server) saveSelection(ctx context.Context, job *fetch.Job, positions []
 }
 
 // dropSnapshot drops a snapshot, or with number 0 the dataset, and returns the numbers.
-func (s *Server) dropSnapshot(ctx context.Context, dataset string, number int64) ([]int64, error) {
+func (s *Server) dropSnapshot(ctx context.Context, ref snapshotRef) ([]int64, error) {
+	dataset := ref.Dataset
 	d, err := s.may(ctx, dataset, rules.Drop)
 	if err != nil {
 		return nil, err
 	}
+	req, err := s.engine.Pin(ctx, ref.request())
+	if err != nil {
+		return nil, s.notFor(ctx, d, dataset, 0, err)
+	}
+	number := req.Snapshot
 	dropped := []int64{number}
 	if number == 0 {
-		if dropped, err = s.snapshotsOf(ctx, dataset); err != nil {
+		all, err := s.datasetOf(ctx, dataset)
+		if err != nil {
 			return nil, err
 		}
+		dropped = all.Snapshots
 	}
 	used(ctx, access{dataset: dataset, snapshot: number, right: rules.Drop, decision: d})
 	err = s.audited(ctx, change{event: auditDrop, dataset: dataset, snapshot: number}, func(*change) error {

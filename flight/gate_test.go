@@ -55,6 +55,9 @@ func wrongServer(t *testing.T) *ruled {
 			t.Fatal(o.err)
 		}
 	}
+	if o := root.act("tag", `{"dataset": "`+hiddenDataset+`", "name": "prod"}`); o.err != nil {
+		t.Fatal(o.err)
+	}
 	return r
 }
 
@@ -144,6 +147,14 @@ func wrongWays() []way {
 		}},
 		{door: "DoAction/drop", name: "dataset", do: act("drop", `{"dataset": "%s"}`)},
 		{door: "DoAction/drop", name: "snapshot", do: act("drop", `{"dataset": "%s", "snapshot": 1}`)},
+		{door: "DoAction/tag", name: "by number", do: act("tag", `{"dataset": "%s", "snapshot": 1, "name": "mine"}`)},
+		{door: "DoAction/tag", name: "by tag", do: act("tag", `{"dataset": "%s", "tag": "prod", "name": "mine"}`)},
+		{door: "DoAction/untag", name: "a tag", do: act("untag", `{"dataset": "%s", "name": "prod"}`)},
+		{door: "DoAction/tags", name: "of a dataset", do: act("tags", `{"dataset": "%s"}`)},
+		{door: "DoAction/tags", name: "by name", do: act("tags", `{"dataset": "%s@prod"}`)},
+		{door: "GetFlightInfo", name: "tag", do: func(a as, x string) outcome { return a.info(path(x+"@prod", "train")) }},
+		{door: "GetSchema", name: "tag that is not", do: func(a as, x string) outcome { return a.schemaOf(path(x + "@test")) }},
+		{door: "DoAction/drop", name: "tag", do: act("drop", `{"dataset": "%s", "tag": "prod"}`)},
 		{door: "DoAction/warm", name: "dataset", do: act("warm", `{"dataset": "%s"}`)},
 		{door: "DoAction/CancelFlightInfo", name: "whole ticket", do: func(a as, x string) outcome {
 			return a.actProto(flight.CancelFlightInfoActionType, &flight.CancelFlightInfoRequest{Info: &flight.FlightInfo{
@@ -226,7 +237,7 @@ func TestWrongWays(t *testing.T) {
 	if o := root.get(`{"dataset": "shared", "where": "file_name != 'evaluated before'"}`); o.err != nil || o.rows != 205 {
 		t.Fatal(o)
 	}
-	plan, end := bob.streaming(`{"dataset": "` + hiddenDataset + `", "batch": 1, "batch_bytes": 1}`)
+	plan, end := bob.streaming(`{"dataset": "` + hiddenDataset + `", "batch": 1, "batch_bytes": 1, "rank": 0, "epochs": 1000}`)
 	defer end()
 	var bytesOut int64
 	var distinguishable int
@@ -414,7 +425,7 @@ func TestStatsAreOnesOwn(t *testing.T) {
 	r := wrongServer(t)
 	alice, bob, root := r.as("alice"), r.as("bob"), r.as("root")
 	quiet := alice.act("stats", "")
-	plan, end := bob.streaming(`{"dataset": "` + hiddenDataset + `", "batch": 1, "batch_bytes": 1}`)
+	plan, end := bob.streaming(`{"dataset": "` + hiddenDataset + `", "batch": 1, "batch_bytes": 1, "rank": 0, "epochs": 1000}`)
 	if busy := alice.act("stats", ""); busy.err != nil || busy.text != quiet.text {
 		t.Errorf("what bob does shows:\n%s\n%s", quiet, busy)
 	}
@@ -436,9 +447,9 @@ func TestStatsAreOnesOwn(t *testing.T) {
 func TestRulesChange(t *testing.T) {
 	r := wrongServer(t)
 	alice, bob := r.as("alice"), r.as("bob")
-	_, end := alice.streaming(`{"dataset": "shared", "batch": 1, "batch_bytes": 1, "columns": ["label"]}`)
+	_, end := alice.streaming(`{"dataset": "shared", "batch": 1, "batch_bytes": 1, "columns": ["label"], "rank": 0, "epochs": 1000}`)
 	defer end()
-	plan, endBob := bob.streaming(`{"dataset": "shared", "batch": 1, "batch_bytes": 1, "columns": ["label"]}`)
+	plan, endBob := bob.streaming(`{"dataset": "shared", "batch": 1, "batch_bytes": 1, "columns": ["label"], "rank": 0, "epochs": 1000}`)
 	defer endBob()
 	r.set(t, strings.Replace(wrongRules, "label < 5", "label < 4", 1))
 	r.server.EnforceRules()

@@ -57,8 +57,8 @@ func (v *seen) hasSplit(name string) error {
 }
 
 // eachNewest calls visit with the newest snapshot of each dataset that the filter
-// matches and that exists for the caller. A dataset that is dropped meanwhile is passed
-// over.
+// matches and that exists for the caller, or with the one that the filter names. A
+// dataset that is dropped meanwhile is passed over.
 func (s *Server) eachNewest(ctx context.Context, f datasetFilter, visit func(store.Dataset, *seen) error) error {
 	datasets, err := s.datasets(ctx)
 	if err != nil {
@@ -68,12 +68,17 @@ func (s *Server) eachNewest(ctx context.Context, f datasetFilter, visit func(sto
 		if !f.match(d.Name) || len(d.Snapshots) == 0 {
 			continue
 		}
-		snap, decision, err := s.snapshot(ctx, d.Name, d.Snapshots[len(d.Snapshots)-1], rules.List)
+		ref := snapshotRef{d.Name, f.number, f.tag}
+		pinned := ref.Snapshot != 0 || ref.Tag != ""
+		if !pinned {
+			ref.Snapshot = d.Snapshots[len(d.Snapshots)-1]
+		}
+		snap, decision, err := s.snapshot(ctx, ref, rules.List)
 		var v *seen
 		if err == nil {
 			v, err = s.view(ctx, snap, decision)
 		}
-		if errors.Is(err, schema.ErrNotFound) {
+		if !pinned && errors.Is(err, schema.ErrNotFound) {
 			continue
 		}
 		if err == nil {
@@ -131,19 +136,21 @@ func (s *Server) blobBytes(ctx context.Context, v *seen, ordinal int, name strin
 	return sum, nil
 }
 
-// snapshotsOf returns the numbers of a dataset's snapshots, none if it does not exist for
-// the caller.
-func (s *Server) snapshotsOf(ctx context.Context, dataset string) ([]int64, error) {
+// datasetOf returns a dataset's entry in the catalog, an empty one if it does not exist
+// for the caller.
+func (s *Server) datasetOf(ctx context.Context, dataset string) (store.Dataset, error) {
 	datasets, err := s.datasets(ctx)
 	if err != nil {
-		return nil, err
+		return store.Dataset{}, err
 	}
+	found := store.Dataset{Name: dataset, Snapshots: []int64{}}
 	for _, d := range datasets {
 		if d.Name == dataset {
-			return d.Snapshots, nil
+			found.Snapshots, found.Tags = d.Snapshots, d.Tags
 		}
 	}
-	return []int64{}, nil
+	found.Tags = append([]store.Tag{}, found.Tags...) // a list in JSON, though it be empty
+	return found, nil
 }
 
 // statistics are the store's and the engine's, which tell of all that is done: they are

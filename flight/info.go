@@ -29,6 +29,12 @@ type planInfo struct {
 	Padded   int64  `json:"padded"`  // rows served a second time
 }
 
+// listedInfo is that in a listing, which also has the tags of the dataset.
+type listedInfo struct {
+	planInfo
+	Tags []store.Tag `json:"tags,omitempty"`
+}
+
 // rankInfo is the JSON of an endpoint's app_metadata.
 type rankInfo struct {
 	Rank  int64 `json:"rank"`
@@ -90,7 +96,7 @@ func (s *Server) flightInfo(ctx context.Context, d *flight.FlightDescriptor, req
 		return nil, fmt.Errorf("an answer with %d endpoints: %w", req.WorldSize(), err)
 	}
 	context.AfterFunc(ctx, memory.Release)
-	return s.infoOf(d, &fetch.Outline{Request: job.Request(), ID: job.ID(), Plan: job.Plan(), Projection: job.Projection()}, bytes)
+	return s.infoOf(d, &fetch.Outline{Request: job.Request(), ID: job.ID(), Plan: job.Plan(), Projection: job.Projection()}, bytes, nil)
 }
 
 // maxAnswerBytes bounds the answer of a GetFlightInfo. As many ranks as there may
@@ -118,13 +124,13 @@ func (s *Server) checkAnswer(req schema.Request) error {
 }
 
 // infoOf says what an outline means, with an endpoint for each rank.
-func (s *Server) infoOf(d *flight.FlightDescriptor, o *fetch.Outline, bytes int64) (*flight.FlightInfo, error) {
+func (s *Server) infoOf(d *flight.FlightDescriptor, o *fetch.Outline, bytes int64, tags []store.Tag) (*flight.FlightInfo, error) {
 	req, plan := o.Request, o.Plan
 	ranks := req.WorldSize()
-	about, err := encodeJSON(planInfo{
+	about, err := encodeJSON(listedInfo{planInfo{
 		Plan: o.ID, Dataset: req.Dataset, Snapshot: req.Snapshot, Ranks: ranks,
 		Steps: plan.Steps(), Rows: plan.Rows(), Dropped: plan.Dropped(), Padded: plan.Padded(),
-	})
+	}, tags})
 	if err != nil {
 		return nil, err
 	}
@@ -168,7 +174,7 @@ func (s *Server) GetSchema(ctx context.Context, d *flight.FlightDescriptor) (*fl
 	if err != nil {
 		return nil, err
 	}
-	snap, granted, err := s.snapshot(ctx, req.Dataset, req.Snapshot, rules.List)
+	snap, granted, err := s.snapshot(ctx, snapshotRef{req.Dataset, req.Snapshot, req.Tag}, rules.List)
 	if err != nil {
 		return nil, err
 	}
@@ -193,27 +199,39 @@ func noSplit(snap *schema.Snapshot, name string, have []string) error {
 // datasetFilter is the JSON that ListFlights and the list action take.
 type datasetFilter struct {
 	Dataset string `json:"dataset"`
+
+	// What dataset says is taken apart: a name, or with wild what names begin with;
+	// then perhaps one snapshot of it.
+	name   string
+	wild   bool
+	number int64
+	tag    string
 }
 
 func parseFilter(where string, b []byte) (datasetFilter, error) {
 	var f datasetFilter
-	if len(b) == 0 {
+	if len(b) > 0 {
+		if err := schema.DecodeJSON(where, b, &f); err != nil {
+			return f, err
+		}
+	}
+	if f.name, f.wild = strings.CutSuffix(f.Dataset, "*"); f.name == "" {
+		f.wild = true
 		return f, nil
 	}
-	if err := schema.DecodeJSON(where, b, &f); err != nil {
-		return f, err
+	if f.wild {
+		return f, schema.CheckName("dataset", f.name)
 	}
-	if stem, _ := strings.CutSuffix(f.Dataset, "*"); stem != "" {
-		return f, schema.CheckName("dataset", stem)
-	}
-	return f, nil
+	var err error
+	f.name, f.number, f.tag, err = schema.ParseSnapshotName("dataset", f.Dataset)
+	return f, err
 }
 
 func (f datasetFilter) match(name string) bool {
-	if stem, ok := strings.CutSuffix(f.Dataset, "*"); ok {
-		return strings.HasPrefix(name, stem)
+	if f.wild {
+		return strings.HasPrefix(name, f.name)
 	}
-	return f.Dataset == "" || f.Dataset == name
+	return f.name == name
 }
 
 // ListFlights sends a FlightInfo for each dataset and split of its newest snapshot.
@@ -225,14 +243,15 @@ func (s *Server) ListFlights(c *flight.Criteria, stream flight.FlightService_Lis
 	ctx := stream.Context()
 	return s.eachNewest(ctx, filter, func(d store.Dataset, v *seen) error {
 		paths := [][]string{}
+		name := schema.FormatSnapshotName(d.Name, filter.number, filter.tag)
 		for _, split := range v.splits {
-			paths = append(paths, []string{d.Name, split.Name})
+			paths = append(paths, []string{name, split.Name})
 		}
 		if len(paths) == 0 {
-			paths = append(paths, []string{d.Name})
+			paths = append(paths, []string{name})
 		}
 		for _, path := range paths {
-			info, err := s.listed(ctx, v, path)
+			info, err := s.listed(ctx, d, v, path)
 			if err != nil {
 				return err
 			}
@@ -247,7 +266,7 @@ func (s *Server) ListFlights(c *flight.Criteria, stream flight.FlightService_Lis
 // listed describes one split for a listing: from the record of the snapshot, if the
 // caller may see all rows. So its bytes are told only if somebody has asked for them
 // before.
-func (s *Server) listed(ctx context.Context, v *seen, path []string) (*flight.FlightInfo, error) {
+func (s *Server) listed(ctx context.Context, d store.Dataset, v *seen, path []string) (*flight.FlightInfo, error) {
 	split := ""
 	if len(path) == 2 {
 		split = path[1]
@@ -256,5 +275,5 @@ func (s *Server) listed(ctx context.Context, v *seen, path []string) (*flight.Fl
 	if err != nil {
 		return nil, err
 	}
-	return s.infoOf(&flight.FlightDescriptor{Type: flight.DescriptorPATH, Path: path}, o, bytes)
+	return s.infoOf(&flight.FlightDescriptor{Type: flight.DescriptorPATH, Path: path}, o, bytes, d.Tags)
 }

@@ -187,7 +187,7 @@ func TestGetFlightInfoRefuses(t *testing.T) {
 	}{
 		{&flight.FlightDescriptor{}, codes.InvalidArgument, "PATH or CMD"},
 		{path(), codes.InvalidArgument, "path"},
-		{path("d@x"), codes.InvalidArgument, "snapshot"},
+		{path("d@x y"), codes.InvalidArgument, "snapshot"},
 		{path("e"), codes.NotFound, "e"},
 		{path("d@2"), codes.NotFound, "2"},
 		{path("d", "test"), codes.NotFound, "train"},

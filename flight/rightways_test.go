@@ -121,7 +121,10 @@ func TestRevokedStream(t *testing.T) {
 	if err := stream.Send(&flight.FlightData{FlightDescriptor: command(`{"take":{"dataset":"d"}}`)}); err != nil {
 		t.Fatal(err)
 	}
-	d.await(func() bool { running, _, _, _ := f.server.calls.snapshot(func(*call) bool { return true }, true); return len(running) == 1 })
+	d.await(func() bool {
+		running, _, _, _ := f.server.calls.snapshot(func(*call) bool { return true }, true)
+		return len(running) == 1
+	})
 	if _, err := door.RevokeToken(d.tokens, tokenID(token)); err != nil {
 		t.Fatal(err)
 	}

@@ -22,7 +22,8 @@ import (
 //
 // It is strict: a field that is unknown, given twice, null, of another type or
 // out of its type's range is a FieldError that names its path, as is text that
-// is no UTF-8 and anything behind the object. where is what errors call the
+// is no UTF-8 and anything behind the object. A string where a number is due is taken for
+// the field with that name as its text tag, if there is one. where is what errors call the
 // object itself. After an error *v is of no use.
 func DecodeJSON(where string, b []byte, v any) error {
 	if len(b) > MaxRequestBytes {
@@ -77,6 +78,9 @@ func decodeObject(path, prefix string, raw []byte, v reflect.Value) error {
 		if i < 0 {
 			return unknownField(prefix, name, names)
 		}
+		if value[0] == '"' {
+			i = textField(fields, i)
+		}
 		if seen[i] {
 			return givenTwice(prefix+name, value)
 		}
@@ -86,12 +90,23 @@ func decodeObject(path, prefix string, raw []byte, v reflect.Value) error {
 			return err
 		}
 		if c, ok := v.Addr().Interface().(checker); ok && field.IsZero() {
-			if err := c.check(name); err != nil {
+			if err := c.check(names[i]); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
+}
+
+// textField is the field that a string is meant for that is given as field i.
+func textField(fields []reflect.StructField, i int) int {
+	name, _, _ := strings.Cut(fields[i].Tag.Get("json"), ",")
+	for at, f := range fields {
+		if f.Tag.Get("text") == name && name != "" {
+			return at
+		}
+	}
+	return i
 }
 
 func decodeValue(path string, raw []byte, v reflect.Value) error {

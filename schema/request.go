@@ -74,9 +74,10 @@ const (
 // it meets all that are given.
 type Request struct {
 	Dataset    string        `json:"dataset"`
-	Snapshot   int64         `json:"snapshot,omitempty"` // 0: the newest
-	Split      string        `json:"split,omitempty"`    // "": all rows
-	Where      string        `json:"where,omitempty"`    // an expression over metadata columns
+	Snapshot   int64         `json:"snapshot,omitempty"` // 0: the newest, or the one that has the tag
+	Tag        string        `json:"tag,omitempty" text:"snapshot"`
+	Split      string        `json:"split,omitempty"` // "": all rows
+	Where      string        `json:"where,omitempty"` // an expression over metadata columns
 	Selection  *SelectionRef `json:"selection,omitempty"`
 	Columns    []string      `json:"columns,omitempty"` // nil: all stored columns
 	Layout     Layout        `json:"layout,omitempty"`
@@ -125,24 +126,16 @@ func ParseRequest(b []byte) (Request, error) {
 }
 
 // RequestFromPath makes the request that a Flight path descriptor stands for:
-// the dataset, optionally with "@" and a snapshot number, then optionally the
+// the dataset, optionally with "@" and a snapshot number or a tag, then optionally the
 // split. All columns are served, in order.
 func RequestFromPath(path []string) (Request, error) {
 	if len(path) < 1 || len(path) > 2 {
 		return Request{}, &FieldError{Field: "path", Got: fmt.Sprintf("%d elements", len(path)),
-			Want: `["dataset"], ["dataset", "split"] or, for one snapshot, ["dataset@number", "split"]`}
+			Want: `["dataset"], ["dataset", "split"] or, for one snapshot, ["dataset@number", "split"] or ["dataset@tag", "split"]`}
 	}
 	var r Request
-	name, number, pinned := strings.Cut(path[0], "@")
-	r.Dataset = name
-	if pinned {
-		n, err := strconv.ParseInt(number, 10, 64)
-		if err != nil || n < 1 || number[0] == '+' {
-			return Request{}, &FieldError{Field: "path[0]", Got: Quote(path[0]), Want: "a snapshot number of at least 1 after the @"}
-		}
-		r.Snapshot = n
-	}
-	if err := CheckName("path[0]", r.Dataset); err != nil {
+	var err error
+	if r.Dataset, r.Snapshot, r.Tag, err = ParseSnapshotName("path[0]", path[0]); err != nil {
 		return Request{}, err
 	}
 	if len(path) == 2 {
@@ -185,6 +178,8 @@ func (r *Request) check(field string) error {
 		return CheckName(field, r.Dataset)
 	case "snapshot":
 		return checkRange(field, r.Snapshot, 0, math.MaxInt64)
+	case "tag":
+		return checkSnapshotOrTag(r.Snapshot, r.Tag)
 	case "split":
 		return CheckName(field, r.Split)
 	case "where":

@@ -28,6 +28,8 @@ func TestParseRequest(t *testing.T) {
 		{` { "snapshot" : 0 , "dataset":"a","shuffle":{} , "selection":{"positions":[ 5, 1,3 ]} } ` + "\n",
 			Request{Dataset: "a", Shuffle: &Shuffle{}, Selection: &SelectionRef{Positions: []int64{1, 3, 5}}},
 			`{"dataset":"a","selection":{"positions":[1,3,5]},"shuffle":{"seed":0,"epoch":0}}`},
+		{`{"dataset":"a","tag":"prod"}`, Request{Dataset: "a", Tag: "prod"}, ""},
+		{`{"dataset":"a","snapshot":"prod"}`, Request{Dataset: "a", Tag: "prod"}, `{"dataset":"a","tag":"prod"}`},
 		{`{"dataset":"a","selection":{"positions":[9223372036854775807]}}`,
 			Request{Dataset: "a", Selection: &SelectionRef{Positions: []int64{1<<63 - 1}}}, ""},
 	} {
@@ -112,6 +114,8 @@ func TestRequestErrors(t *testing.T) {
 		`{"dataset":"a","":1}`, `{"dataset":"a","` + long + `":1}`, `{"dataset":"a","rank":1}`,
 		`{"dataset":"a","snapshot":-1}`, `{"dataset":"a","snapshot":1.5}`, `{"dataset":"a","snapshot":1.0}`, `{"dataset":"a","snapshot":1e3}`,
 		`{"dataset":"a","snapshot":"3"}`, `{"dataset":"a","snapshot":9223372036854775808}`, `{"dataset":"a","snapshot":true}`,
+		`{"dataset":"a","snapshot":""}`, `{"dataset":"a","snapshot":"a/b"}`, `{"dataset":"a","snapshot":3,"tag":"prod"}`, `{"dataset":"a","snapshot":"x","tag":"prod"}`,
+		`{"dataset":"a","tag":""}`, `{"dataset":"a","tag":3}`, `{"dataset":"a","tag":"99999999999999999999"}`,
 		`{"dataset":"a","split":""}`, `{"dataset":"a","split":["train"]}`, `{"dataset":"a","split":"a/b"}`,
 		`{"dataset":"a","where":""}`, `{"dataset":"a","where":{"a":1}}`, `{"dataset":"a","where":"` + strings.Repeat("x", MaxWhereBytes+1) + `"}`,
 		`{"dataset":"a","selection":"x"}`, `{"dataset":"a","selection":{}}`, `{"dataset":"a","selection":{"name":"x"}}`, `{"dataset":"a","selection":{"name":""}}`,
@@ -165,7 +169,7 @@ func TestRequestErrors(t *testing.T) {
 		report(in, err)
 	}
 	out.WriteString("\npaths\n")
-	for _, path := range [][]string{nil, {""}, {"a", ""}, {"a", "b", "c"}, {"a@"}, {"a@0"}, {"a@x"}, {"a@-1"}, {"a@+1"}, {"a@3@4"}, {"@3"}, {"a", "b@3"}, {"a/b"}} {
+	for _, path := range [][]string{nil, {""}, {"a", ""}, {"a", "b", "c"}, {"a@"}, {"a@0"}, {"a@x y"}, {"a@" + long}, {"a@9223372036854775808"}, {"a@-1"}, {"a@+1"}, {"a@3@4"}, {"@3"}, {"a", "b@3"}, {"a/b"}} {
 		_, err := RequestFromPath(path)
 		report(fmt.Sprintf("%q", path), err)
 	}
@@ -208,6 +212,8 @@ func TestRequestFromPath(t *testing.T) {
 		"imagenet train":   {Dataset: "imagenet", Split: "train"},
 		"imagenet@3 train": {Dataset: "imagenet", Snapshot: 3, Split: "train"},
 		"imagenet@12":      {Dataset: "imagenet", Snapshot: 12},
+		"imagenet@prod":    {Dataset: "imagenet", Tag: "prod"},
+		"imagenet@1.2 val": {Dataset: "imagenet", Tag: "1.2", Split: "val"},
 	} {
 		got, err := RequestFromPath(strings.Fields(path))
 		if err != nil || !reflect.DeepEqual(got, want) {

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from harness import Context, Result
 
 from . import (
+    collect,
     copy,
     doors,
     engine,
@@ -58,6 +59,7 @@ CASES: dict[str, Callable[[Context], Result]] = {
     "doors": doors.run,
     "verify": verify.run,
     "copy": copy.run,
+    "collect": collect.run,
     "python": python.run,
     "python_malloc": python_malloc.run,
 }

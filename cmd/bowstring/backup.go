@@ -157,7 +157,8 @@ type RestoreCmd struct {
 
 // Help says what a restored store has.
 func (*RestoreCmd) Help() string {
-	return `What is restored has the numbers, times and selections that it had. What the store has already is left as it is, so that
+	return `What is restored has the numbers, times, selections and tags that it had, and a dataset that is restored whole gives out no
+number that it has given out. What the store has already is left as it is, so that
 a restore that was stopped goes on where it was. A dataset that has given out other snapshots with those numbers is a conflict.`
 }
 
@@ -181,5 +182,5 @@ func (c *RestoreCmd) Run(ctx context.Context, app *App) (err error) {
 	if len(snaps) == 0 {
 		return fmt.Errorf("%w: generation %d has no snapshot", schema.ErrNotFound, g.About().Generation)
 	}
-	return c.transfer(ctx, app, "restore", g, c.To, snaps, tend.CopyOptions{Selections: true})
+	return c.transfer(ctx, app, "restore", g, c.To, snaps, tend.CopyOptions{Selections: true, Numbers: true})
 }

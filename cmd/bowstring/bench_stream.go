@@ -20,7 +20,7 @@ import (
 
 // BenchStreamCmd is bowstring bench stream.
 type BenchStreamCmd struct {
-	Dataset datasetRef    `arg:"" name:"dataset[@n]" help:"Dataset; the newest snapshot or number N."`
+	Dataset datasetRef    `arg:"" name:"dataset[@n]" help:"Dataset; the newest snapshot, or number or tag N."`
 	Split   string        `placeholder:"NAME" help:"Only this split."`
 	Columns []string      `placeholder:"NAME" help:"Columns (default: all that are stored). With position, it is checked that each row comes once an epoch."`
 	Where   string        `placeholder:"EXPR" help:"Only rows for which this expression over metadata columns holds, such as 'width > 500'."`
@@ -52,7 +52,7 @@ func (c *BenchStreamCmd) Validate() error {
 
 func (c *BenchStreamCmd) request() schema.Request {
 	r := schema.Request{
-		Dataset: c.Dataset.Name, Snapshot: c.Dataset.Snapshot, Split: c.Split,
+		Dataset: c.Dataset.Name, Snapshot: c.Dataset.Snapshot, Tag: c.Dataset.Tag, Split: c.Split,
 		Columns: c.Columns, Where: c.Where, Batch: c.Batch, Order: c.Order,
 	}
 	if c.Shuffle != nil {

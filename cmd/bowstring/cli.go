@@ -26,6 +26,8 @@ type CLI struct {
 	Take     TakeCmd     `cmd:"" help:"Show single samples by position or id."`
 	Top      TopCmd      `cmd:"" help:"Watch a server: throughput, jobs, and where each stream's time goes."`
 	Warm     WarmCmd     `cmd:"" help:"Fill a server's spill with the samples of a job before it starts."`
+	Tag      TagCmd      `cmd:"" help:"Name a snapshot, as prod in DATASET@prod, or list the names."`
+	Untag    UntagCmd    `cmd:"" help:"Remove a name of a snapshot."`
 	Drop     DropCmd     `cmd:"" help:"Drop a dataset or one of its snapshots."`
 	Attach   AttachCmd   `cmd:"" help:"Make a dataset of a table in Scylla or Cassandra, without copying."`
 	Token    TokenCmd    `cmd:"" help:"Make, revoke and list tokens that let clients in."`

@@ -17,7 +17,7 @@ import (
 type CopyCmd struct {
 	From     string       `arg:"" type:"store" help:"Store to copy from, or a directory with a backup."`
 	To       string       `arg:"" type:"store" help:"Store to copy to, which is made if there is none."`
-	Datasets []datasetRef `arg:"" name:"dataset[@n]" help:"Datasets: the newest snapshot of each, or number N."`
+	Datasets []datasetRef `arg:"" name:"dataset[@n]" help:"Datasets: the newest snapshot of each, or number or tag N."`
 
 	AllSnapshots bool `help:"Of a dataset without a number, copy all snapshots."`
 	Selections   bool `help:"Also copy the selections of the snapshots."`
@@ -41,7 +41,7 @@ func (f *transferFlags) check() error {
 
 // Help says what a copy is.
 func (*CopyCmd) Help() string {
-	return `The copy has the same ids, rows, keys and snapshot numbers. Each blob is checked on its way. What TO has already
+	return `The copy has the same ids, rows, keys, snapshot numbers and tags. A tag that TO has for another snapshot stays. Each blob is checked on its way. What TO has already
 is not sent: a copy that was stopped goes on where it was when it is made again. If TO has another snapshot of that number, or
 has given out greater ones, nothing is copied.`
 }
@@ -106,8 +106,11 @@ func (f *transferFlags) transfer(
 	if err := out.print(app.Stdout); err != nil {
 		return err
 	}
-	app.Notef("%s, of which %s with %s were sent, in %.1f s; %s", plural(done.Blobs, "blob"), humanize.Comma(done.Sent),
-		humanize.IBytes(uint64(done.SentBytes)), time.Since(begun).Seconds(), plural(done.Selections, "selection"))
+	app.Notef("%s, of which %s with %s were sent, in %.1f s; %s, %s", plural(done.Blobs, "blob"), humanize.Comma(done.Sent),
+		humanize.IBytes(uint64(done.SentBytes)), time.Since(begun).Seconds(), plural(done.Selections, "selection"), plural(done.Tags, "tag"))
+	for _, t := range done.KeptTags {
+		app.Notef("%s@%s stays snapshot %d; bowstring tag %s@%d %s moves it", t.Dataset, t.Tag, t.Snapshot, t.Dataset, t.Copied, t.Tag)
+	}
 	return nil
 }
 

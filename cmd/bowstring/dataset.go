@@ -1,50 +1,36 @@
 package main
 
 import (
-	"fmt"
-	"strconv"
 	"strings"
 
 	"bowstring/schema"
 )
 
-// datasetRef is a dataset as written on the command line: NAME or NAME@SNAPSHOT.
+// datasetRef is a dataset as written on the command line: NAME, NAME@SNAPSHOT or NAME@TAG.
 type datasetRef struct {
 	Name     string
-	Snapshot int64 // 0: the newest
+	Snapshot int64 // 0: the newest, or the one with the tag
+	Tag      string
 }
 
-// UnmarshalText reads NAME[@SNAPSHOT].
-func (r *datasetRef) UnmarshalText(text []byte) error {
-	name, number, versioned := strings.Cut(string(text), "@")
-	if err := schema.CheckName("dataset", name); err != nil {
-		return err
-	}
-	*r = datasetRef{Name: name}
-	if versioned {
-		n, err := strconv.ParseInt(number, 10, 64)
-		if err != nil || n < 1 {
-			return fmt.Errorf("got snapshot %q, want a number from 1, as in %s@1", number, name)
-		}
-		r.Snapshot = n
-	}
-	return nil
+// UnmarshalText reads NAME[@SNAPSHOT or @TAG].
+func (r *datasetRef) UnmarshalText(text []byte) (err error) {
+	r.Name, r.Snapshot, r.Tag, err = schema.ParseSnapshotName("dataset", string(text))
+	return err
 }
 
-func (r datasetRef) String() string {
-	if r.Snapshot == 0 {
-		return r.Name
-	}
-	return fmt.Sprintf("%s@%d", r.Name, r.Snapshot)
-}
+// pinned says whether one snapshot is named.
+func (r datasetRef) pinned() bool { return r.Snapshot != 0 || r.Tag != "" }
 
-// splitRef is a dataset or one split of it: NAME[@SNAPSHOT][/SPLIT].
+func (r datasetRef) String() string { return schema.FormatSnapshotName(r.Name, r.Snapshot, r.Tag) }
+
+// splitRef is a dataset or one split of it: NAME[@SNAPSHOT or @TAG][/SPLIT].
 type splitRef struct {
 	datasetRef
 	Split string // "": all
 }
 
-// UnmarshalText reads NAME[@SNAPSHOT][/SPLIT].
+// UnmarshalText reads NAME[@SNAPSHOT or @TAG][/SPLIT].
 func (r *splitRef) UnmarshalText(text []byte) error {
 	dataset, split, has := strings.Cut(string(text), "/")
 	if err := r.datasetRef.UnmarshalText([]byte(dataset)); err != nil {

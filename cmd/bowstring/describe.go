@@ -13,12 +13,13 @@ import (
 
 	"github.com/dustin/go-humanize"
 
+	"bowstring/fetch/store"
 	"bowstring/schema"
 )
 
 // DescribeCmd is bowstring describe.
 type DescribeCmd struct {
-	Dataset datasetRef `arg:"" name:"dataset[@n]" help:"Dataset, of which the newest snapshot or number N."`
+	Dataset datasetRef `arg:"" name:"dataset[@n]" help:"Dataset, of which the newest snapshot, or number or tag N."`
 	JSON    bool       `name:"json" help:"Print a JSON object."`
 }
 
@@ -41,7 +42,8 @@ type description struct {
 		Chunks int64 `json:"chunks"`
 		Bytes  int64 `json:"bytes"`
 	} `json:"manifest"`
-	Snapshots []int64 `json:"snapshots"`
+	Snapshots []int64     `json:"snapshots"`
+	Tags      []store.Tag `json:"tags"`
 }
 
 // column is what the describe action says of a column.
@@ -65,7 +67,8 @@ func datasetBody(ref datasetRef) any {
 	return struct {
 		Dataset  string `json:"dataset"`
 		Snapshot int64  `json:"snapshot,omitempty"`
-	}{ref.Name, ref.Snapshot}
+		Tag      string `json:"tag,omitempty"`
+	}{ref.Name, ref.Snapshot, ref.Tag}
 }
 
 // Run describes a snapshot.
@@ -94,6 +97,9 @@ func (d *description) print(out io.Writer) error {
 	var facts, splits, columns table
 	facts.add("dataset", d.Dataset)
 	facts.add("snapshot", fmt.Sprintf("%d (there are %s)", d.Snapshot, strings.Join(snapshots, ", ")))
+	if len(d.Tags) > 0 {
+		facts.add("tags", tagText(d.Tags))
+	}
 	facts.add("created", d.Created.UTC().Format(time.DateTime+" MST"))
 	if d.Source != "" {
 		facts.add("source", d.Source)

@@ -13,7 +13,7 @@ import (
 
 // DropCmd is bowstring drop.
 type DropCmd struct {
-	Dataset datasetRef `arg:"" name:"dataset[@n]" help:"Dataset to drop, or its snapshot number N."`
+	Dataset datasetRef `arg:"" name:"dataset[@n]" help:"Dataset to drop, or its snapshot number N, which has no tag."`
 	Yes     bool       `short:"y" help:"Do not ask. Needed where there is no terminal to ask on."`
 }
 
@@ -29,7 +29,7 @@ func (c *DropCmd) Run(ctx context.Context, app *App) error {
 				return err
 			}
 			what := fmt.Sprintf("dataset %s with %s", d.Dataset, plural(int64(len(d.Snapshots)), "snapshot"))
-			if c.Dataset.Snapshot != 0 {
+			if c.Dataset.pinned() {
 				what = fmt.Sprintf("snapshot %s of %s", c.Dataset, plural(d.Rows, "row"))
 			}
 			if ok, err := app.confirm(ctx, "Drop "+what+"?"); err != nil || !ok {

@@ -29,7 +29,7 @@ type GetCmd struct {
 
 // requestFlags say which samples, and in which order.
 type requestFlags struct {
-	Source      splitRef `arg:"" name:"dataset[@n][/split]" help:"Dataset, or one split of it; of the newest snapshot or number N."`
+	Source      splitRef `arg:"" name:"dataset[@n][/split]" help:"Dataset, or one split of it; of the newest snapshot, or number or tag N."`
 	Where       string   `placeholder:"EXPR" help:"Only rows for which this expression over metadata columns holds, such as 'width > 500'."`
 	Columns     []string `placeholder:"NAME" help:"Columns, in this order (default: all that are stored). Also position and split."`
 	ShuffleSeed *uint64  `placeholder:"SEED" help:"Order of a shuffled epoch with this seed."`
@@ -47,7 +47,7 @@ func (f *requestFlags) check() error {
 // request is the request that the flags describe.
 func (f *requestFlags) request() schema.Request {
 	r := schema.Request{
-		Dataset: f.Source.Name, Snapshot: f.Source.Snapshot, Split: f.Source.Split,
+		Dataset: f.Source.Name, Snapshot: f.Source.Snapshot, Tag: f.Source.Tag, Split: f.Source.Split,
 		Where: f.Where, Columns: f.Columns,
 	}
 	if f.ShuffleSeed != nil {
@@ -94,7 +94,7 @@ func (c *GetCmd) Run(ctx context.Context, app *App) error {
 			if err != nil {
 				return err
 			}
-			request.Snapshot = d.Snapshot
+			request.Snapshot, request.Tag = d.Snapshot, ""
 			request.Columns = folderColumns(&d, c.Columns)
 			splits = c.Source.Split == "" && len(d.Splits) > 1
 		}

@@ -11,11 +11,14 @@ import (
 	arrowflight "github.com/apache/arrow/go/v17/arrow/flight"
 	"github.com/dustin/go-humanize"
 	"google.golang.org/grpc/status"
+
+	"bowstring/fetch/store"
+	"bowstring/schema"
 )
 
 // LsCmd is bowstring ls.
 type LsCmd struct {
-	Dataset string `arg:"" optional:"" help:"Only this dataset; with a trailing * all whose names begin so."`
+	Dataset string `arg:"" optional:"" help:"Only this dataset, or its snapshot number or tag N in DATASET@N; with a trailing * all whose names begin so."`
 	Cache   bool   `help:"What a server keeps of each dataset in its spill, and what jobs have gained by it."`
 	JSON    bool   `name:"json" help:"Print a JSON array; with --cache an object."`
 }
@@ -27,13 +30,15 @@ type listed struct {
 	Snapshot int64  `json:"snapshot"`
 	Rows     int64  `json:"rows"`
 	Bytes    int64  `json:"bytes"`
-	Error    string `json:"error,omitempty"` // why rows and bytes are unknown, and -1
+	// Tags are all of the dataset.
+	Tags  []store.Tag `json:"tags"`
+	Error string      `json:"error,omitempty"` // why rows and bytes are unknown, and -1
 }
 
 // size asks for the bytes of a split, which a listing leaves out where it would
 // have to open a manifest.
 func (l *listed) size(ctx context.Context, client *client) {
-	d := &arrowflight.FlightDescriptor{Type: arrowflight.DescriptorPATH, Path: []string{fmt.Sprintf("%s@%d", l.Dataset, l.Snapshot)}}
+	d := &arrowflight.FlightDescriptor{Type: arrowflight.DescriptorPATH, Path: []string{schema.FormatSnapshotName(l.Dataset, l.Snapshot, "")}}
 	if l.Split != "" {
 		d.Path = append(d.Path, l.Split)
 	}
@@ -82,6 +87,9 @@ func (c *LsCmd) Run(ctx context.Context, app *App) error {
 			if l.Bytes < 0 && l.Error == "" {
 				l.size(ctx, client)
 			}
+			if l.Tags == nil {
+				l.Tags = []store.Tag{}
+			}
 			lines = append(lines, l)
 		}
 	})
@@ -92,7 +100,7 @@ func (c *LsCmd) Run(ctx context.Context, app *App) error {
 		return printJSON(app.Stdout, lines)
 	}
 	out := table{numbers: []bool{false, false, true, true, true}}
-	out.add("DATASET", "SPLIT", "SNAPSHOT", "ROWS", "BYTES")
+	out.add("DATASET", "SPLIT", "SNAPSHOT", "ROWS", "BYTES", "TAGS")
 	var broken []error
 	for _, l := range lines {
 		rows, bytes := humanize.Comma(l.Rows), humanize.IBytes(uint64(max(l.Bytes, 0)))
@@ -100,7 +108,7 @@ func (c *LsCmd) Run(ctx context.Context, app *App) error {
 			rows, bytes = "?", "?"
 			broken = append(broken, fmt.Errorf("%s@%d: %s", l.Dataset, l.Snapshot, l.Error))
 		}
-		out.add(l.Dataset, l.Split, strconv.FormatInt(l.Snapshot, 10), rows, bytes)
+		out.add(l.Dataset, l.Split, strconv.FormatInt(l.Snapshot, 10), rows, bytes, tagText(l.Tags))
 	}
 	return errors.Join(append(broken, out.print(app.Stdout))...)
 }

@@ -118,12 +118,28 @@ func openFarStore(addr string, create bool, link *delay.Link, log *slog.Logger) 
 			return nil, fmt.Errorf("%w: there is no store in %s; import or serve makes one, --store names another", schema.ErrNotFound, addr)
 		}
 	}
-	store, err := local.Open(addr, local.Options{Logger: log})
+	store, err := openDirectory(addr, log)
 	if err != nil {
 		return nil, err
 	}
 	if link != nil {
 		return link.Store(store), nil
+	}
+	return store, nil
+}
+
+// openDirectory opens a store in a directory. One whose database is damaged is opened for
+// reading, as far as it can be.
+func openDirectory(dir string, log *slog.Logger) (*local.Store, error) {
+	store, err := local.Open(dir, local.Options{Logger: log})
+	if !errors.Is(err, schema.ErrDataLoss) {
+		return store, err
+	}
+	log.Warn("the store's database is damaged: what is in the segments is looked up, and can be read; nothing can be changed",
+		"store", dir, "error", message(err))
+	store, again := local.OpenDamaged(context.Background(), dir, local.Options{Logger: log})
+	if again != nil {
+		return nil, err
 	}
 	return store, nil
 }

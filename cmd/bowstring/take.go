@@ -21,7 +21,7 @@ import (
 
 // TakeCmd is bowstring take.
 type TakeCmd struct {
-	Dataset   datasetRef `arg:"" name:"dataset[@n]" help:"Dataset, of which the newest snapshot or number N."`
+	Dataset   datasetRef `arg:"" name:"dataset[@n]" help:"Dataset, of which the newest snapshot, or number or tag N."`
 	Positions []int64    `arg:"" optional:"" name:"position" help:"Positions of the samples, from 0."`
 	ID        []sampleID `name:"id" placeholder:"UUID" help:"Ids of the samples, instead of positions."`
 	Columns   []string   `placeholder:"NAME" help:"Columns, in this order (default: position and the metadata, with --to also the blobs)."`

@@ -74,7 +74,11 @@ func scopeOf(ctx context.Context, src tend.Source, datasets []datasetRef) (tend.
 		return tend.Scope{}, err
 	}
 	selections, err := tend.Selections(ctx, src, snaps)
-	return tend.Scope{Source: src, Snapshots: snaps, Selections: selections}, err
+	if err != nil {
+		return tend.Scope{}, err
+	}
+	numbering, err := tend.Numberings(ctx, src, snaps)
+	return tend.Scope{Source: src, Snapshots: snaps, Selections: selections, Numbering: numbering}, err
 }
 
 // storeName is the address of a store without what is secret in it.

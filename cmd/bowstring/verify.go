@@ -250,7 +250,7 @@ func inSpill(dir string, cache *spill.Cache) tend.Place {
 func namesOf(refs []datasetRef) []tend.Name {
 	var names []tend.Name
 	for _, ref := range refs {
-		names = append(names, tend.Name{Dataset: ref.Name, Number: ref.Snapshot})
+		names = append(names, tend.Name{Dataset: ref.Name, Number: ref.Snapshot, Tag: ref.Tag})
 	}
 	return names
 }

@@ -35,6 +35,10 @@ func (js *Jobs) Open(ctx context.Context, req schema.Request) (*Job, error) {
 	if err := req.Check(); err != nil {
 		return nil, err
 	}
+	req, err := js.Pin(ctx, req)
+	if err != nil {
+		return nil, err
+	}
 	snap, err := js.snapshots.get(ctx, req.Dataset, req.Snapshot)
 	if err != nil {
 		return nil, err

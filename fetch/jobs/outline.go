@@ -11,7 +11,7 @@ import (
 // Outline is what a request means as far as the record of its snapshot tells:
 // all but the rows.
 type Outline struct {
-	Request    schema.Request // with the snapshot's number and the defaults filled in
+	Request    schema.Request // with the snapshot's number, never a tag, and the defaults filled in
 	ID         string         // as Job.ID
 	Plan       *plan.Plan
 	Projection *schema.Projection
@@ -42,6 +42,10 @@ func (js *Jobs) ID(ctx context.Context, req schema.Request) (string, error) {
 	if err := req.Check(); err != nil {
 		return "", err
 	}
+	req, err := js.Pin(ctx, req)
+	if err != nil {
+		return "", err
+	}
 	if req.Snapshot == 0 || req.Batch == 0 {
 		snap, err := js.store.Snapshot(ctx, req.Dataset, req.Snapshot)
 		if err != nil {
@@ -56,7 +60,7 @@ func (js *Jobs) ID(ctx context.Context, req schema.Request) (string, error) {
 
 // fill puts the snapshot's number and the defaults that depend on its columns in.
 func fill(snap *schema.Snapshot, req schema.Request) (schema.Request, *schema.Projection, error) {
-	req.Snapshot = snap.Number
+	req.Snapshot, req.Tag = snap.Number, ""
 	projection, err := schema.NewProjectionWithin(snap, req.Within, req.Columns, req.Layout)
 	if err != nil {
 		return req, nil, err

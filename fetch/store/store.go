@@ -31,7 +31,7 @@ type Store interface {
 	// until the ingest is closed, and is reachable for good once committed.
 	Begin(ctx context.Context, dataset string) (Ingest, error)
 	// Drop removes a snapshot, or with number 0 the whole dataset with its
-	// selections. Blobs stay until GC. Streams that have the snapshot open
+	// selections. One that has a tag is a schema.ErrInvalid. Blobs stay until GC. Streams that have the snapshot open
 	// read on.
 	Drop(ctx context.Context, dataset string, number int64) error
 	// SaveSelection records a selection whose bitmap was Put through in, which
@@ -76,25 +76,8 @@ type Ingest interface {
 type Dataset struct {
 	Name      string
 	Snapshots []int64
-	// Tags are its snapshots' names, sorted. A store may have none.
+	// Tags are its snapshots' names, sorted. A store may have none, unless it is a Tagger.
 	Tags []Tag
-}
-
-// Tag is a name of a snapshot, such as prod in imagenet@prod.
-type Tag struct {
-	Name     string
-	Snapshot int64
-}
-
-// Tagger is a Store whose snapshots can be given names. One that has any is not
-// dropped, nor is its dataset.
-type Tagger interface {
-	// Tag names a snapshot. The tag of another snapshot moves.
-	Tag(ctx context.Context, dataset, name string, number int64) error
-	// Untag removes a name.
-	Untag(ctx context.Context, dataset, name string) error
-	// Tagged returns the number of the snapshot that has a name.
-	Tagged(ctx context.Context, dataset, name string) (int64, error)
 }
 
 // GCOptions tunes a collection.

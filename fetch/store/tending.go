@@ -54,4 +54,14 @@ type Restorer interface {
 	// number, its parent and its time of creation. The dataset must never have
 	// given out that number or a greater one; else it is a schema.ErrConflict.
 	Restore(ctx context.Context, in Ingest, snap *schema.Snapshot) error
+	// Advance has a dataset give out greater numbers than last from now on. It does
+	// nothing where that is so already.
+	Advance(ctx context.Context, dataset string, last int64) error
+}
+
+// Numberer is a Store, or a backup of one, that says which numbers are given out.
+type Numberer interface {
+	// LastNumber is the greatest number that a dataset has given out, 0 for none.
+	// Snapshots with greater numbers than there are were dropped.
+	LastNumber(ctx context.Context, dataset string) (int64, error)
 }

@@ -8,6 +8,8 @@ const (
 	Write   = "write"   // a snapshot is committed
 	Select  = "select"  // a selection is saved
 	Drop    = "drop"    // a snapshot or a dataset is dropped
+	Tag     = "tag"     // a snapshot is named
+	Untag   = "untag"   // a name is removed
 	Collect = "collect" // garbage is collected
 	Cancel  = "cancel"  // streams are ended
 	Deny    = "deny"    // the rules refused a call

@@ -213,3 +213,25 @@ def test_frames(here: bowstring.Client) -> None:
     assert here.ingest("frame", frame, progress=False).rows == 2
     assert pl.DataFrame(here.dataset("frame").columns(list(values))).to_dict(as_series=False) == values
     assert here.ingest("pandas", pd.DataFrame({"a": [1, 2], "b": ["x", "y"]}), progress=False).rows == 2
+
+
+def test_tags(here: bowstring.Client) -> None:
+    here.ingest("tagged", rows(0, 10), key="name", progress=False)
+    here.ingest("tagged", rows(10, 5), key="name", mode="append", progress=False)
+    assert here.tag("tagged", "prod", 1) == 1
+    assert here.tag("tagged", "newest") == 2
+    prod = here.dataset("tagged@prod")
+    assert (prod.name, prod.snapshot, len(prod)) == ("tagged", 1, 10)
+    assert here.dataset("tagged@2").snapshot == here.dataset("tagged", snapshot="newest").snapshot == 2
+    (listed,) = here.datasets("tagged")
+    assert listed.tags == {"newest": 2, "prod": 1}
+    assert here.tag("tagged@newest", "prod") == 2
+    assert len(prod) == 10  # it is of a snapshot, wherever the tag goes
+    with pytest.raises(bowstring.InvalidRequest, match="untag tagged@newest"):
+        here.drop("tagged")
+    with pytest.raises(bowstring.NotFound, match='did you mean "prod"'):
+        here.dataset("tagged@prd")
+    with pytest.raises(bowstring.InvalidRequest, match="one of them"):
+        here.dataset("tagged@prod", snapshot=1)
+    assert (here.untag("tagged", "prod"), here.untag("tagged", "newest")) == (2, 2)
+    assert here.drop("tagged") == [1, 2]

@@ -136,8 +136,8 @@ func sniffColumns(ctx context.Context, f *parquetFile, fields []arrow.Field) map
 	if err != nil {
 		return nil
 	}
-	defer records.Release()
-	rec, err := next(records)
+	defer records.release()
+	rec, err := records.next()
 	if err != nil {
 		return nil
 	}
@@ -280,9 +280,9 @@ func (s *parquetSource) readShard(ctx context.Context, sh shard, yield func(Samp
 	if err != nil {
 		return true, err
 	}
-	defer records.Release()
+	defer records.release()
 	for row := int64(0); ; {
-		rec, err := next(records)
+		rec, err := records.next()
 		if errors.Is(err, io.EOF) {
 			if want := f.file.NumRows(); row != want {
 				return true, fmt.Errorf("it ends after %d of %d rows", row, want)

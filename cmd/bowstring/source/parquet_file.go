@@ -68,21 +68,9 @@ func openParquetFile(path string) (f *parquetFile, err error) {
 
 func (f *parquetFile) close() error { return f.file.Close() }
 
-func (f *parquetFile) records(ctx context.Context) (r pqarrow.RecordReader, err error) {
+func (f *parquetFile) records(ctx context.Context) (r *parquetRecords, err error) {
 	defer caught(&err)
-	return f.arrow.GetRecordReader(ctx, nil, nil)
-}
-
-// next returns the next record, which the reader owns until then, or io.EOF.
-func next(r pqarrow.RecordReader) (rec arrow.Record, err error) {
-	defer caught(&err)
-	if !r.Next() {
-		if err := r.Err(); err != nil && !errors.Is(err, io.EOF) {
-			return nil, err
-		}
-		return nil, io.EOF
-	}
-	return r.Record(), nil
+	return newParquetRecords(ctx, f)
 }
 
 func caught(err *error) {
@@ -112,9 +100,9 @@ func readParquetTable(ctx context.Context, root string, files []string) (*table,
 			if err != nil {
 				return err
 			}
-			defer records.Release()
+			defer records.release()
 			for line := 0; ; {
-				rec, err := next(records)
+				rec, err := records.next()
 				if errors.Is(err, io.EOF) {
 					return nil
 				}

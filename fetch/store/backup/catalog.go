@@ -17,6 +17,7 @@ import (
 
 	"github.com/google/renameio/v2"
 
+	"bowstring/fetch/store/tend"
 	"bowstring/schema"
 	"bowstring/spill/segment"
 )
@@ -56,6 +57,8 @@ type catalog struct {
 	Packs      []string            `json:"packs"`
 	Snapshots  []*schema.Snapshot  `json:"snapshots"`
 	Selections []*schema.Selection `json:"selections"`
+	// Numbering is of each dataset. Programs from before there were tags write none.
+	Numbering []tend.Numbering `json:"numbering,omitempty"`
 }
 
 var packName = regexp.MustCompile(`^[0-9]{8}$`)
@@ -112,6 +115,19 @@ func (c *catalog) check() error {
 	for _, sel := range c.Selections {
 		if sel == nil || !have[snapshotName(sel.Dataset, sel.Snapshot)] || sel.Bitmap.Size < 0 {
 			return errors.New("a selection of no snapshot")
+		}
+	}
+	for _, n := range c.Numbering {
+		if n.Last < 0 {
+			return fmt.Errorf("a last number %d of %q", n.Last, n.Dataset)
+		}
+		for _, tag := range n.Tags {
+			if err := schema.CheckTag("tag", tag.Name); err != nil {
+				return err
+			}
+			if !have[snapshotName(n.Dataset, tag.Snapshot)] {
+				return fmt.Errorf("a tag %s of %s@%d, which is not there", tag.Name, n.Dataset, tag.Snapshot)
+			}
 		}
 	}
 	return nil

@@ -26,6 +26,7 @@ type Generation struct {
 var (
 	_ tend.Source           = (*Generation)(nil)
 	_ store.SelectionLister = (*Generation)(nil)
+	_ store.Numberer        = (*Generation)(nil)
 )
 
 // Open opens a generation of the backup in dir, the newest if number is 0.
@@ -109,7 +110,24 @@ func (g *Generation) Datasets(context.Context) ([]store.Dataset, error) {
 		d := &list[len(list)-1]
 		d.Snapshots = append(d.Snapshots, snap.Number)
 	}
+	for i := range list {
+		list[i].Tags = g.numbering(list[i].Name).Tags
+	}
 	return list, nil
+}
+
+func (g *Generation) numbering(dataset string) tend.Numbering {
+	for _, n := range g.catalog.Numbering {
+		if n.Dataset == dataset {
+			return n
+		}
+	}
+	return tend.Numbering{}
+}
+
+// LastNumber implements store.Numberer. Of a backup that does not say, it is 0.
+func (g *Generation) LastNumber(_ context.Context, dataset string) (int64, error) {
+	return g.numbering(dataset).Last, nil
 }
 
 // Snapshot implements tend.Source.

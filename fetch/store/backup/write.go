@@ -99,7 +99,7 @@ func (w *writer) run(ctx context.Context, scope tend.Scope) error {
 	c := &catalog{
 		format: format{formatName, formatVersion}, Generation: w.report.Generation, Created: time.Now().UTC().Truncate(time.Second),
 		Store: w.opts.Store, Blobs: w.report.Blobs, Bytes: w.report.Bytes, Packs: []string{},
-		Snapshots: scope.Snapshots, Selections: scope.Selections,
+		Snapshots: scope.Snapshots, Selections: scope.Selections, Numbering: scope.Numbering,
 	}
 	names, err := numbered(filepath.Join(w.dir, packsDir), indexSuffix)
 	if err != nil {

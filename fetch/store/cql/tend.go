@@ -84,3 +84,13 @@ func (s *Store) Restore(ctx context.Context, in store.Ingest, snap *schema.Snaps
 	}
 	return own.Ingest.Restore(ctx, *snap)
 }
+
+// LastNumber implements store.Numberer.
+func (s *Store) LastNumber(ctx context.Context, dataset string) (int64, error) {
+	return s.catalog.LastNumber(ctx, dataset)
+}
+
+// Advance implements store.Restorer.
+func (s *Store) Advance(ctx context.Context, dataset string, last int64) error {
+	return s.catalog.Advance(ctx, dataset, last)
+}

@@ -231,6 +231,38 @@ func (s *distant) RenewSelection(ctx context.Context, dataset, name string, unti
 	return s.inner.RenewSelection(ctx, dataset, name, until)
 }
 
+// Tag implements store.Tagger.
+func (s *distant) Tag(ctx context.Context, dataset, name string, number int64) error {
+	if err := s.call(ctx); err != nil {
+		return err
+	}
+	t, err := store.TaggerOf(s.inner)
+	if err != nil {
+		return err
+	}
+	return t.Tag(ctx, dataset, name, number)
+}
+
+// Untag implements store.Tagger.
+func (s *distant) Untag(ctx context.Context, dataset, name string) error {
+	if err := s.call(ctx); err != nil {
+		return err
+	}
+	t, err := store.TaggerOf(s.inner)
+	if err != nil {
+		return err
+	}
+	return t.Untag(ctx, dataset, name)
+}
+
+// Tagged implements store.Tagger.
+func (s *distant) Tagged(ctx context.Context, dataset, name string) (int64, error) {
+	if err := s.call(ctx); err != nil {
+		return 0, err
+	}
+	return store.Tagged(ctx, s.inner, dataset, name)
+}
+
 // GC implements store.Store. It also empties the memory, which may hold what is freed.
 func (s *distant) GC(ctx context.Context, opts store.GCOptions, inUse func() []*schema.Snapshot) (store.GCReport, error) {
 	if err := s.call(ctx); err != nil {
@@ -261,6 +293,7 @@ func (s *distant) Close() error {
 }
 
 var (
-	_ store.Store = (*distant)(nil)
-	_ Dialer      = (*Link)(nil)
+	_ store.Store  = (*distant)(nil)
+	_ store.Tagger = (*distant)(nil)
+	_ Dialer       = (*Link)(nil)
 )

@@ -21,10 +21,18 @@ func (s *Store) Datasets(ctx context.Context) ([]store.Dataset, error) {
 		return nil, err
 	}
 	defer s.life.RUnlock()
-	return datasets(s.db)
+	at := s.db.NewSnapshot() // snapshots and tags as of one time
+	list, err := datasets(at)
+	if err == nil {
+		err = addTags(at, list)
+	}
+	if err = errors.Join(err, at.Close()); err != nil {
+		return nil, err
+	}
+	return list, nil
 }
 
-// datasets lists the catalog. Keys sort by name and number because no name
+// datasets lists the catalog, without tags. Keys sort by name and number because no name
 // contains the zero byte that ends it.
 func datasets(r pebble.Reader) (list []store.Dataset, err error) {
 	it, err := r.NewIter(within(prefixSnapshot))
@@ -139,6 +147,9 @@ func (s *Store) Drop(ctx context.Context, dataset string, number int64) error {
 		if v == nil {
 			return s.missing(dataset, number)
 		}
+	}
+	if err := s.checkUntagged(dataset, number); err != nil {
+		return err
 	}
 	selections, err := s.selections(s.db, namePrefix(prefixSelection, dataset))
 	if err != nil {

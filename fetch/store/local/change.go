@@ -12,7 +12,7 @@ import (
 )
 
 // mirrored are the prefixes of the rows that the journal has as well.
-var mirrored = [][]byte{{prefixCounter}, {prefixFreed}, {prefixSegment}, {prefixSelection}, {prefixSnapshot}, keySegment}
+var mirrored = [][]byte{{prefixCounter}, {prefixFreed}, {prefixSegment}, {prefixSelection}, {prefixSnapshot}, {prefixTag}, keySegment}
 
 func isMirrored(key string) bool {
 	return slices.ContainsFunc(mirrored, func(prefix []byte) bool { return bytes.HasPrefix([]byte(key), prefix) })

@@ -1,8 +1,6 @@
 package local
 
 import (
-	"bytes"
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -16,30 +14,8 @@ import (
 	"testing"
 
 	"bowstring/fetch/store"
-	"bowstring/fetch/store/storetest"
 	"bowstring/schema"
 )
-
-// committed is what a store has: the source of each snapshot, by name and number.
-type committed map[string]string
-
-func contents(ctx context.Context, s *Store) (committed, error) {
-	list, err := s.Datasets(ctx)
-	if err != nil {
-		return nil, err
-	}
-	c := committed{}
-	for _, d := range list {
-		for _, number := range d.Snapshots {
-			snap, err := s.Snapshot(ctx, d.Name, number)
-			if err != nil {
-				return nil, err
-			}
-			c[fmt.Sprintf("%s@%d", d.Name, number)] = snap.Source
-		}
-	}
-	return c, nil
-}
 
 // damageSample makes a store with tables, a log and a manifest that was written to, and
 // returns its image: as it is left when it is closed in order, or by a process that is killed.
@@ -68,7 +44,15 @@ func damageSample(t *testing.T, clean bool) (image string, has committed) {
 				t.Fatal(err)
 			}
 		}
+		if generation == 1 {
+			if err := errors.Join(s.Tag(t.Context(), "d1", "prod", 1), s.Tag(t.Context(), "d1", "old", 1)); err != nil {
+				t.Fatal(err)
+			}
+		}
 		if generation == 3 {
+			if err := errors.Join(s.Tag(t.Context(), "d1", "prod", 2), s.Untag(t.Context(), "d1", "old")); err != nil {
+				t.Fatal(err)
+			}
 			if has, err = contents(t.Context(), s); err != nil {
 				t.Fatal(err)
 			}
@@ -172,34 +156,7 @@ func readDamaged(t *testing.T, what, dir string, has committed) (whole bool) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}()
-	got, err := contents(t.Context(), s)
-	if err != nil {
-		refused(t, what, err)
-		return false
-	}
-	if fmt.Sprint(got) != fmt.Sprint(has) {
-		t.Fatalf("%s: the store has %v, and had %v", what, got, has)
-	}
-	whole = true
-	for name, source := range has {
-		d, number, _ := strings.Cut(name, "@")
-		var n int64
-		if _, err := fmt.Sscan(number, &n); err != nil {
-			t.Fatal(err)
-		}
-		snap, err := s.Snapshot(t.Context(), d, n)
-		if err != nil {
-			t.Fatalf("%s: %v", what, err)
-		}
-		blobs, err := storetest.Read(t.Context(), s, snap)
-		if err != nil {
-			refused(t, what, err)
-			whole = false
-		} else if !slices.EqualFunc(blobs, sourceBlobs(source), bytes.Equal) {
-			t.Fatalf("%s: %s does not hold what was imported from %s", what, name, source)
-		}
-	}
-	return whole
+	return readOpened(t, what, s, has)
 }
 
 // TestFlippedDatabase flips single bits in the files of the database. Nothing is ever
@@ -271,7 +228,7 @@ func requireRebuilt(t *testing.T, what, dir string, has committed) {
 	if err != nil {
 		t.Fatalf("%s: %v", what, err)
 	}
-	if len(report.Missing)+len(report.Damage) > 0 || report.Snapshots != len(has) {
+	if len(report.Missing)+len(report.Damage) > 0 || report.Snapshots != has.snapshots() {
 		t.Fatalf("%s: %+v", what, report)
 	}
 	if !readDamaged(t, what+", rebuilt", dir, has) {

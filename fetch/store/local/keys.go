@@ -19,6 +19,7 @@ const (
 	prefixSnapshot  = 'n' // + dataset 0 + number u64 BE -> snapshot, JSON
 	prefixSelection = 'l' // + dataset 0 + key[32]       -> selection, JSON
 	prefixSegment   = 'g' // + number u32 BE             -> segmentRecord
+	prefixTag       = 't' // + dataset 0 + tag           -> tagRecord, JSON
 	prefixFreed     = 'f' // + number u32 BE             -> nothing; its file is to be unlinked
 )
 
@@ -49,6 +50,8 @@ func snapshotKey(dataset string, number int64) []byte {
 func selectionKey(dataset string, k schema.Key) []byte {
 	return append(namePrefix(prefixSelection, dataset), k[:]...)
 }
+
+func tagKey(dataset, name string) []byte { return append(namePrefix(prefixTag, dataset), name...) }
 
 func segmentKey(id uint32) []byte { return binary.BigEndian.AppendUint32([]byte{prefixSegment}, id) }
 

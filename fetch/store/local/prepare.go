@@ -21,6 +21,8 @@ func (s *Store) prepareToWrite() error {
 		return fmt.Errorf("%w: the store in %s is closed", schema.ErrUnavailable, s.dir)
 	case s.broken != nil:
 		return s.broken
+	case s.damaged != nil:
+		return s.damaged
 	case s.writable.Load():
 		return nil // another call was faster
 	}

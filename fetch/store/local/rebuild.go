@@ -120,7 +120,8 @@ type rebuilding struct {
 	version version
 	epoch   uint32
 
-	s *Store // with the new database
+	s       *Store // with the new database
+	reading bool   // nothing in the directory is changed
 }
 
 // findCatalog reads both copies of the catalog and takes the one that is whole, and newer
@@ -236,19 +237,24 @@ func (b *rebuilding) make() (err error) {
 	defer func() { err = errors.Join(err, b.s.db.Close()) }()
 	b.s.set = b.s.newSet(true)
 	defer func() { b.s.set.Close() }()
-	if err := b.indexSegments(); err != nil {
-		return err
-	}
-	b.version = version{b.version.change + 1, rowsDigest(b.rows)}
-	b.rows[string(keyVersion)] = b.version.encode()
-	b.rows[string(keyState)] = state{Clean: true, Boot: b.s.boot}.encode()
-	if err := b.write(b.rows); err != nil {
+	if err := b.fill(); err != nil {
 		return err
 	}
 	if err := b.s.db.Flush(); err != nil {
 		return fmt.Errorf("write the database: %w", err)
 	}
 	return b.lookForAll()
+}
+
+// fill writes the index and the catalog into the new database.
+func (b *rebuilding) fill() error {
+	if err := b.indexSegments(); err != nil {
+		return err
+	}
+	b.version = version{b.version.change + 1, rowsDigest(b.rows)}
+	b.rows[string(keyVersion)] = b.version.encode()
+	b.rows[string(keyState)] = state{Clean: true, Boot: b.s.boot}.encode()
+	return b.write(b.rows)
 }
 
 // write puts rows into the new database.

@@ -72,7 +72,7 @@ func (b *rebuilding) settleRecords(ids []uint32) {
 }
 
 // indexSegment takes in one segment. What lies beyond the length that is known to be
-// stored is stored again and read.
+// stored is stored again and read, where the store is not just to be read.
 func (b *rebuilding) indexSegment(id uint32, size int64, total *count, progress func(at int64)) error {
 	record, known := segmentRecord{}, false
 	if v := b.rows[string(segmentKey(id))]; v != nil {
@@ -83,7 +83,7 @@ func (b *rebuilding) indexSegment(id uint32, size int64, total *count, progress 
 	if !known || durable < segment.HeaderSize {
 		durable = 0
 	}
-	if size > durable {
+	if size > durable && !b.reading {
 		if err := b.s.set.Rewrite(id, durable, size); err != nil {
 			b.note(fmt.Errorf("what was not known to be stored cannot be: %w", err))
 			size = durable

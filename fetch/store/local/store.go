@@ -59,11 +59,13 @@ type Store struct {
 	life   sync.RWMutex
 	closed bool
 	broken error // there is no database open
-	db     *pebble.DB
-	set    *segment.Set
-	left   state           // how the store was left
-	ending context.Context // done when Close begins, to stop what takes long
-	end    context.CancelFunc
+	// damaged is why nothing can be changed, though it can be read; nil for a whole store.
+	damaged error
+	db      *pebble.DB
+	set     *segment.Set
+	left    state           // how the store was left
+	ending  context.Context // done when Close begins, to stop what takes long
+	end     context.CancelFunc
 	// writable says that the database and the segments are open for writing, and
 	// that the catalog says so durably. Until then no file is changed.
 	writable atomic.Bool

@@ -3,6 +3,7 @@ package local
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/binary"
 	"errors"
 	"fmt"
 
@@ -16,6 +17,7 @@ var (
 	_ store.SelectionLister = (*Store)(nil)
 	_ store.Repairer        = (*Store)(nil)
 	_ store.Restorer        = (*Store)(nil)
+	_ store.Numberer        = (*Store)(nil)
 	_ store.Adopter         = (*ingest)(nil)
 )
 
@@ -156,4 +158,30 @@ func (s *Store) Restore(ctx context.Context, in store.Ingest, snap *schema.Snaps
 	}
 	_, err := own.commit(ctx, *snap, true)
 	return err
+}
+
+// LastNumber implements store.Numberer.
+func (s *Store) LastNumber(ctx context.Context, dataset string) (int64, error) {
+	if err := s.enter(ctx); err != nil {
+		return 0, err
+	}
+	defer s.life.RUnlock()
+	return s.lastNumber(dataset)
+}
+
+// Advance implements store.Restorer.
+func (s *Store) Advance(ctx context.Context, dataset string, last int64) error {
+	if err := schema.CheckName("dataset", dataset); err != nil {
+		return err
+	}
+	if err := s.enterToWrite(ctx); err != nil {
+		return err
+	}
+	defer s.life.RUnlock()
+	s.catalog.Lock()
+	defer s.catalog.Unlock()
+	if now, err := s.lastNumber(dataset); err != nil || now >= last {
+		return err
+	}
+	return s.update(change{string(counterKey(dataset)): binary.LittleEndian.AppendUint64(nil, uint64(last))})
 }

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"bowstring/fetch/store"
@@ -34,9 +32,7 @@ func (s *Store) datasets(ctx context.Context) ([]store.Dataset, error) {
 			return err
 		}
 		all[i] = store.Dataset{Name: names[i], Snapshots: d.live()}
-		for _, name := range d.tagsOf(0) {
-			all[i].Tags = append(all[i].Tags, store.Tag{Name: name, Snapshot: d.tags[name].Number})
-		}
+		all[i].Tags = d.tagList()
 		return nil
 	})
 	var list []store.Dataset
@@ -86,6 +82,7 @@ func (s *Store) Snapshot(ctx context.Context, dataset string, number int64) (*sc
 		return nil, err
 	}
 	asked := number
+	var row *snapshotRecord
 	// Repeated if what was found is dropped between two reads.
 	for {
 		if asked == 0 {
@@ -93,11 +90,11 @@ func (s *Store) Snapshot(ctx context.Context, dataset string, number int64) (*sc
 			if err != nil {
 				return nil, err
 			}
-			if number = d.head.Newest; number == 0 {
+			if number, row = d.head.Newest, d.head.Row; number == 0 {
 				return nil, s.missing(ctx, dataset, 0)
 			}
 		}
-		snap, err := s.snapshot(ctx, dataset, number)
+		snap, err := s.snapshot(ctx, dataset, number, row)
 		if snap != nil || err != nil {
 			return snap, err
 		}
@@ -107,8 +104,9 @@ func (s *Store) Snapshot(ctx context.Context, dataset string, number int64) (*sc
 	}
 }
 
-// snapshot reads one and holds it, nil if there is none or it was dropped.
-func (s *Store) snapshot(ctx context.Context, dataset string, number int64) (*schema.Snapshot, error) {
+// snapshot reads one and holds it, nil if there is none or it was dropped. Its row may
+// be known, as that of one that has just been found to be there.
+func (s *Store) snapshot(ctx context.Context, dataset string, number int64, known *snapshotRecord) (*schema.Snapshot, error) {
 	row := snapshotRow(number)
 	look := func() (snapshotRecord, bool, error) {
 		d, err := s.peek(ctx, dataset, row)
@@ -118,8 +116,14 @@ func (s *Store) snapshot(ctx context.Context, dataset string, number int64) (*sc
 		r, ok := d.snapshots[number]
 		return r, ok && r.Dropped.IsZero(), nil
 	}
-	r, live, err := look()
-	if err != nil || !live {
+	var (
+		r    snapshotRecord
+		live = known != nil
+		err  error
+	)
+	if live {
+		r = *known
+	} else if r, live, err = look(); err != nil || !live {
 		return nil, err
 	}
 	if s.hold(snapshotName(dataset, number)) {
@@ -186,17 +190,16 @@ func (s *Store) drop(d *datasetState, number int64, e *edit) (missing bool, err 
 	if len(live) == 0 || number != 0 && !slices.Contains(live, number) {
 		return !e.uncertain, nil // it may have been this call, whose answer was lost
 	}
-	if tags := d.tagsOf(number); len(tags) > 0 && !s.planted(bugTagsIgnored) {
-		return false, fmt.Errorf("%w: %s has the tag %s; remove it first", schema.ErrInvalid,
-			snapshotName(d.name, d.tags[tags[0]].Number), strings.Join(tags, ", "))
+	if err := store.CheckUntagged(d.name, number, d.tagList()); err != nil && !s.planted(bugTagsIgnored) {
+		return false, err
 	}
 	h := head{Last: d.head.Last}
 	for _, n := range live {
+		r := d.snapshots[n]
 		if number != 0 && n != number {
-			h.Newest = n
+			h.Newest, h.Row = n, &r
 			continue
 		}
-		r := d.snapshots[n]
 		r.Dropped = s.env.Now().UTC()
 		e.put(snapshotRow(n), r)
 	}
@@ -268,82 +271,4 @@ func (s *Store) RenewSelection(ctx context.Context, dataset, name string, until 
 		err = s.noSelection(ctx, dataset, name)
 	}
 	return err
-}
-
-// Tag gives a snapshot a name, which Drop and retention respect. The name of
-// another snapshot of the dataset moves to this one.
-func (s *Store) Tag(ctx context.Context, dataset, name string, number int64) error {
-	if err := s.enter(ctx); err != nil {
-		return err
-	}
-	defer s.calls.done()
-	if err := schema.CheckName("tag", name); err != nil {
-		return err
-	}
-	if _, err := strconv.ParseUint(name, 10, 64); err == nil {
-		return &schema.FieldError{Field: "tag", Got: strconv.Quote(name), Want: "a name that is no number, as those are snapshots'"}
-	}
-	missing := false
-	err := s.update(ctx, dataset, func(d *datasetState, e *edit) error {
-		r, ok := d.snapshots[number]
-		switch missing = !ok || !r.Dropped.IsZero(); {
-		case missing, d.tags[name].Number == number:
-		default:
-			e.put(rowTag+name, tagRecord{Number: number, Created: s.env.Now().UTC()})
-		}
-		return nil
-	})
-	if err == nil && missing {
-		return s.missing(ctx, dataset, number)
-	}
-	return err
-}
-
-// Untag removes a tag.
-func (s *Store) Untag(ctx context.Context, dataset, name string) error {
-	if err := s.enter(ctx); err != nil {
-		return err
-	}
-	defer s.calls.done()
-	var have []string
-	missing := false
-	err := s.update(ctx, dataset, func(d *datasetState, e *edit) error {
-		_, ok := d.tags[name]
-		if ok {
-			e.remove(rowTag + name)
-		}
-		missing = !ok && !e.uncertain
-		have = d.tagsOf(0)
-		return nil
-	})
-	if err == nil && missing {
-		return noTag(dataset, name, have)
-	}
-	return err
-}
-
-// Tagged returns the number of the snapshot that has a tag.
-func (s *Store) Tagged(ctx context.Context, dataset, name string) (int64, error) {
-	if err := s.enter(ctx); err != nil {
-		return 0, err
-	}
-	defer s.calls.done()
-	d, err := s.peek(ctx, dataset)
-	if err != nil {
-		return 0, err
-	}
-	if tag, ok := d.tags[name]; ok {
-		return tag.Number, nil
-	}
-	if d.newest() == 0 {
-		return 0, s.missing(ctx, dataset, 0)
-	}
-	return 0, noTag(dataset, name, d.tagsOf(0))
-}
-
-func noTag(dataset, name string, have []string) error {
-	if len(have) == 0 {
-		return fmt.Errorf("%w: dataset %q has no tag %q, nor any other", schema.ErrNotFound, dataset, name)
-	}
-	return fmt.Errorf("%w: dataset %q has no tag %q; it has %s", schema.ErrNotFound, dataset, name, strings.Join(have, ", "))
 }

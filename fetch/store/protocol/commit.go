@@ -117,7 +117,7 @@ func (in *Ingest) commit(ctx context.Context, row snapshotRecord, snap *schema.S
 func (in *Ingest) made(e *edit, row snapshotRecord, registered ingestRecord, number int64) {
 	registered.Commit, registered.Number = row.Commit, number
 	e.put(snapshotRow(number), row)
-	e.put(rowHead, head{Last: number, Newest: number})
+	e.put(rowHead, head{Last: number, Newest: number, Row: &row})
 	e.put(rowIngest+in.id, registered)
 }
 

@@ -65,6 +65,9 @@ func decodeControl(p Partition) (control, error) {
 type head struct {
 	Last   int64 `json:"last"`   // the greatest number given out
 	Newest int64 `json:"newest"` // of the snapshots that are there, 0 for none
+	// Row is that of the newest once more, so that who opens it reads one row. A
+	// program that does not know of it leaves it out.
+	Row *snapshotRecord `json:"row,omitempty"`
 }
 
 // snapshotRecord is a snapshot's row. The record itself is in it, or a blob.
@@ -190,18 +193,6 @@ func (d *datasetState) newest() int64 {
 		return live[len(live)-1]
 	}
 	return 0
-}
-
-// tagsOf lists the tags of a snapshot, of all with number 0.
-func (d *datasetState) tagsOf(number int64) []string {
-	var names []string
-	for name, tag := range d.tags {
-		if number == 0 || tag.Number == number {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	return names
 }
 
 // edit is a Change in the making.

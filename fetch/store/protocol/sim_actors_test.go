@@ -127,8 +127,11 @@ func (a *actor) commits(in *Ingest) bool {
 	ctx, w := context.Background(), a.w
 	var chunk []byte
 	for range 1 + w.rng.IntN(3) {
-		ref, err := in.Put(ctx, fmt.Appendf(nil, "payload %d", w.rng.IntN(payloads)))
+		ref, err := in.Put(ctx, fmt.Appendf(nil, "payload %d", w.rng.IntN(w.faults.blobs())))
 		if a.failed("put", err) {
+			if w.faults.bytes > 0 {
+				a.sleep(time.Minute)
+			}
 			return false
 		}
 		chunk = append(chunk, ref.Key[:]...)

@@ -38,10 +38,12 @@ func (c *client) call(ctx context.Context, kind string, to, need int, f func(nod
 	if w.chance(w.faults.slow) {
 		slow = w.between(0, answerWithin-time.Second/2)
 	}
+	more, lost, echo := w.astray(kind)
+	slow += more
 	for node := range to {
 		d := slow + w.between(time.Millisecond, 20*time.Millisecond)
 		switch {
-		case w.chance(w.faults.lose):
+		case lost, w.chance(w.faults.lose):
 			continue
 		case w.chance(w.faults.delay):
 			d += w.between(0, late)
@@ -55,7 +57,7 @@ func (c *client) call(ctx context.Context, kind string, to, need int, f func(nod
 		w.after(d, func() {
 			f(node)
 			if answers++; answers == need && !silent {
-				w.after(w.between(0, 10*time.Millisecond), func() {
+				w.after(echo+w.between(0, 10*time.Millisecond), func() {
 					close(answer)
 					w.poll()
 				})
@@ -65,13 +67,40 @@ func (c *client) call(ctx context.Context, kind string, to, need int, f func(nod
 	if hurt {
 		_ = p.hurt(ctx) // the answer comes, or not, as it would have
 	}
-	if err := w.wait(ctx, answer, answerWithin); err != nil {
+	if err := w.wait(ctx, answer, w.faults.patience()); err != nil {
 		return err
 	}
 	if !closed(answer) {
 		return errSilent
 	}
 	return nil
+}
+
+// astray says what becomes of a call because of what it is for: how late it arrives, whether
+// it is lost, and how late its answer is.
+func (w *world) astray(kind string) (slow time.Duration, lost bool, answer time.Duration) {
+	f := &w.faults
+	switch kind {
+	case "unsize", "unbytes", "untouch":
+		if w.chance(f.deletions) {
+			slow = w.between(0, late)
+		}
+	case "touch", "row", "whole":
+		if w.chance(f.touches) {
+			slow = w.between(0, f.patience()-time.Second/2)
+		}
+	case "scan":
+		if w.chance(f.scans) {
+			slow = w.between(0, f.patience()/2)
+		}
+	case "bytes":
+		lost = w.chance(f.bytes)
+	case "load " + Control, "peek " + Control:
+		if w.chance(f.states) {
+			answer = w.between(0, f.patience()-time.Second/2)
+		}
+	}
+	return slow, lost, answer
 }
 
 // hurt suspends or ends the process.

@@ -31,6 +31,31 @@ type faults struct {
 	kills    int
 	clocks   bool // differ and step
 	raise    bool // rows come back from the dead
+
+	// Those that some calls have and others not, so that what is rare happens often.
+	deletions int  // deletions that are very late
+	bytes     int  // bytes that are lost, after which an ingest stays open
+	touches   int  // of puts that are slow
+	states    int  // answers about the state of collections that are late
+	scans     int  // that are slow
+	patient   bool // who calls waits long for an answer
+	few       bool // blobs there are, so that the same ones are put again
+}
+
+// patience is how long a client waits for an answer.
+func (f faults) patience() time.Duration {
+	if f.patient {
+		return 9 * answerWithin
+	}
+	return answerWithin
+}
+
+// blobs is how many different ones are imported.
+func (f faults) blobs() int {
+	if f.few {
+		return payloads / 3
+	}
+	return payloads
 }
 
 // cell is what a node has of a blob: when each column was written, and up to

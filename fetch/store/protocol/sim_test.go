@@ -18,6 +18,17 @@ func (w *world) drawFaults() {
 		accept: pick(0, 0, 40, 8), lag: pick(0, 5), suspends: pick(0, 1, 2, 3), kills: pick(0, 0, 1),
 		clocks: w.chance(2), raise: w.chance(3),
 	}
+	// In some runs less goes wrong anywhere, and more where a mistake would show.
+	if w.chance(3) {
+		w.faults.lose, w.faults.silence, w.faults.delay, w.faults.accept = 0, 0, 0, 0
+		w.faults.few = true
+		if w.chance(2) {
+			w.faults.deletions, w.faults.bytes = pick(2, 4), pick(0, 3)
+		} else {
+			w.faults.patient = true
+			w.faults.touches, w.faults.states, w.faults.scans = pick(0, 2, 4), pick(0, 3, 8), pick(0, 2)
+		}
+	}
 }
 
 // simulate runs a seed. It returns what was wrong, and a hash of all that happened.

@@ -1,6 +1,7 @@
 package protocol
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -77,5 +78,59 @@ func TestTags(t *testing.T) {
 	}
 	if err := s.Drop(ctx, "d", 0); err != nil {
 		t.Errorf("drop once the tag is gone: %v", err)
+	}
+}
+
+// peeks counts reads of the catalog.
+type peeks struct {
+	Database
+	n int
+}
+
+func (p *peeks) Peek(ctx context.Context, name string, rows ...string) (Partition, error) {
+	p.n++
+	return p.Database.Peek(ctx, name, rows...)
+}
+
+// TestOpeningIsOneRead: what says which snapshot is the newest, or has a tag, is asked for once.
+func TestOpeningIsOneRead(t *testing.T) {
+	s := open(t)
+	for n := range int64(3) {
+		commit(t, s, "d", n)
+	}
+	db := &peeks{Database: s.db}
+	s.db = db
+	opens := func(what string, number int64, most int) {
+		t.Helper()
+		before := db.n
+		snap, err := s.Snapshot(t.Context(), "d", 0)
+		if err != nil || snap.Number != number || db.n-before != most {
+			t.Errorf("%s: %+v (%v) with %d reads, want snapshot %d with %d", what, snap, err, db.n-before, number, most)
+		}
+	}
+	opens("after commits", 3, 1)
+	if err := s.Drop(t.Context(), "d", 3); err != nil {
+		t.Fatal(err)
+	}
+	opens("after a drop", 2, 1)
+	if err := s.Advance(t.Context(), "d", 7); err != nil {
+		t.Fatal(err)
+	}
+	opens("after the numbers went on", 2, 1)
+	// As a program leaves it that does not know of the row.
+	err := s.update(t.Context(), "d", func(d *datasetState, e *edit) error {
+		e.put(rowHead, head{Last: d.head.Last, Newest: d.head.Newest})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	opens("without the row", 2, 2)
+	if err := s.Tag(t.Context(), "d", "prod", 2); err != nil {
+		t.Fatal(err)
+	}
+	before := db.n
+	if number, err := s.Tagged(t.Context(), "d", "prod"); number != 2 || err != nil || db.n != before+1 {
+		t.Errorf("the tag is of %d (%v), with %d reads", number, err, db.n-before)
 	}
 }

@@ -128,13 +128,49 @@ func (s *Store) Restorable(ctx context.Context, snap *schema.Snapshot) error {
 		return err
 	}
 	defer s.calls.done()
-	p, err := s.db.Load(ctx, snap.Dataset)
-	if err != nil {
-		return err
-	}
-	d, err := s.memo.decode(snap.Dataset, p)
+	d, err := s.load(ctx, snap.Dataset)
 	if err != nil {
 		return err
 	}
 	return store.CheckRestore(snap, d.head.Last)
+}
+
+// load reads a dataset as it is.
+func (s *Store) load(ctx context.Context, name string) (*datasetState, error) {
+	p, err := s.db.Load(ctx, name)
+	if err != nil {
+		return nil, fmt.Errorf("load dataset %q: %w", name, err)
+	}
+	return s.memo.decode(name, p)
+}
+
+// LastNumber is the greatest number that a dataset has given out.
+func (s *Store) LastNumber(ctx context.Context, dataset string) (int64, error) {
+	if err := s.enter(ctx); err != nil {
+		return 0, err
+	}
+	defer s.calls.done()
+	d, err := s.load(ctx, dataset)
+	if err != nil {
+		return 0, err
+	}
+	return d.head.Last, nil
+}
+
+// Advance has a dataset give out greater numbers than last from now on.
+func (s *Store) Advance(ctx context.Context, dataset string, last int64) error {
+	if err := s.enter(ctx); err != nil {
+		return err
+	}
+	defer s.calls.done()
+	if err := schema.CheckName("dataset", dataset); err != nil {
+		return err
+	}
+	return s.update(ctx, dataset, func(d *datasetState, e *edit) error {
+		if h := d.head; h.Last < last {
+			h.Last = last
+			e.put(rowHead, h)
+		}
+		return nil
+	})
 }

@@ -3,6 +3,7 @@ package storetest
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"bowstring/fetch/store"
 	"bowstring/schema"
@@ -34,11 +35,18 @@ func tags(b *bench) {
 	b.fails(err, schema.ErrNotFound, "a tag that is not there")
 	b.fails(tagger().Tag(b.ctx, "t", "prod", 9), schema.ErrNotFound, "tag an absent snapshot")
 	b.fails(tagger().Tag(b.ctx, "t", "7", 1), schema.ErrInvalid, "a tag that is a number")
+	b.fails(tagger().Tag(b.ctx, "t", "99999999999999999999", 1), schema.ErrInvalid, "a tag that is digits alone")
+	b.fails(tagger().Tag(b.ctx, "u", "prod", 1), schema.ErrNotFound, "tag in an absent dataset")
+	_, err = tagger().Tagged(b.ctx, "u", "prod")
+	b.fails(err, schema.ErrNotFound, "a tag of an absent dataset")
 	b.fails(tagger().Tag(b.ctx, "t", "a/b", 1), schema.ErrInvalid, "a tag that is no name")
 	b.fails(tagger().Untag(b.ctx, "t", "prod"), schema.ErrNotFound, "remove a tag that is not there")
 	b.ok(tagger().Tag(b.ctx, "t", "prod", 1), "tag")
 	b.ok(tagger().Tag(b.ctx, "t", "best", 1), "tag again")
 	points(store.Tag{Name: "best", Snapshot: 1}, store.Tag{Name: "prod", Snapshot: 1})
+	_, err = tagger().Tagged(b.ctx, "t", "prd")
+	b.fails(err, schema.ErrNotFound, "a slip of a tag")
+	b.that(err != nil && strings.Contains(err.Error(), `did you mean "prod"`), "a slip of a tag: %v", err)
 	// What has a tag stays, and so do its blobs.
 	b.fails(b.store.Drop(b.ctx, "t", 1), schema.ErrInvalid, "drop what has a tag")
 	b.fails(b.store.Drop(b.ctx, "t", 0), schema.ErrInvalid, "drop a dataset that has one")

@@ -34,6 +34,17 @@ func restore(b *bench) {
 
 	// Numbers go on from there, and none comes twice.
 	b.that(b.ingest("r", 5, blobs[:2]).Number == 6, "the next number is not 6")
+	// Numbers of snapshots that were dropped are given out, too.
+	b.ok(r.Advance(b.ctx, "r", 9), "advance")
+	b.ok(r.Advance(b.ctx, "r", 8), "advance to where it has been")
+	b.reopen()
+	r = b.store.(store.Restorer)
+	if n, ok := b.store.(store.Numberer); ok {
+		last, err := n.LastNumber(b.ctx, "r")
+		b.ok(err, "ask for the last number")
+		b.that(last == 9, "the last number is %d, want 9", last)
+	}
+	b.that(b.ingest("r", 6, blobs[:2]).Number == 10, "the next number is not 10")
 	b.ok(b.store.Drop(b.ctx, "r", 0), "drop")
 	in = b.begin("r")
 	for _, number := range []int64{4, 5, 6} {

@@ -23,6 +23,9 @@ type CopyOptions struct {
 	Memory int64
 	// Selections also copies the selections of the snapshots.
 	Selections bool
+	// Numbers also has each dataset that is copied whole give out no number that it has given
+	// out in the source.
+	Numbers bool
 	// Renumber commits each snapshot as the next one of its dataset, in place of under its own number.
 	Renumber bool
 	// Progress, if not nil, is called after each blob, never twice at once.
@@ -40,6 +43,17 @@ type Copied struct {
 	// OfBytes is what there is to be seen to, at most.
 	OfBytes    int64 `json:"of_bytes"`
 	Selections int64 `json:"selections"`
+	// Tags were set in the target. KeptTags it has for other snapshots, and were left.
+	Tags     int64     `json:"tags"`
+	KeptTags []KeptTag `json:"kept_tags,omitempty"`
+}
+
+// KeptTag is a tag that the target has for another snapshot than the copy of the source's.
+type KeptTag struct {
+	Dataset  string `json:"dataset"`
+	Tag      string `json:"tag"`
+	Snapshot int64  `json:"snapshot"`
+	Copied   int64  `json:"copied"`
 }
 
 // CopiedSnapshot is a snapshot that is in the target now.
@@ -65,7 +79,8 @@ type copier struct {
 
 // Copy copies snapshots into a store, in the order given, which should be that of
 // their numbers: ids, manifests, keys and rows are the same there. Each blob is
-// checked on its way. What the target has already is not sent, so a copy that was
+// checked on its way. The tags of the snapshots are copied but for those that the
+// target has for others. What the target has already is not sent, so a copy that was
 // stopped goes on where it was when it is made again.
 //
 // A snapshot that the target has already is left as it is. A schema.ErrConflict says that
@@ -89,6 +104,7 @@ func Copy(ctx context.Context, from Source, to store.Store, snaps []*schema.Snap
 		_, size := scope.Size()
 		c.done.OfBytes += size
 	}
+	numbers := map[Name]int64{}
 	for _, snap := range snaps {
 		as := snap.Number
 		if slices.Contains(missing, snap) {
@@ -98,11 +114,15 @@ func Copy(ctx context.Context, from Source, to store.Store, snaps []*schema.Snap
 			}
 			c.done.Snapshots = append(c.done.Snapshots, CopiedSnapshot{snap.Dataset, snap.Number, as, snap.Rows(), false})
 		}
+		numbers[nameOf(snap)] = as
 		if opts.Selections {
 			if err := c.selections(ctx, snap, as); err != nil {
 				return c.done, fmt.Errorf("copy the selections of %s@%d: %w", snap.Dataset, snap.Number, err)
 			}
 		}
+	}
+	if err := c.numbering(ctx, snaps, numbers); err != nil {
+		return c.done, fmt.Errorf("copy the tags: %w", err)
 	}
 	return c.done, nil
 }

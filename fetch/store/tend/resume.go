@@ -90,7 +90,7 @@ func Resumed(path string) ([]Name, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%w: %s names the snapshot %q: remove the file to begin anew", schema.ErrInvalid, path, s)
 		}
-		names = append(names, Name{dataset, n})
+		names = append(names, Name{Dataset: dataset, Number: n})
 	}
 	return names, nil
 }

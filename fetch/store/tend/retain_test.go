@@ -1,7 +1,6 @@
 package tend_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -10,33 +9,12 @@ import (
 	"testing"
 	"time"
 
-	"bowstring/fetch/store"
-	"bowstring/fetch/store/local"
 	"bowstring/fetch/store/tend"
 	"bowstring/schema"
 )
 
-// tagged is a store with tags.
-type tagged struct {
-	*local.Store
-	tags map[string]int64
-}
-
-func (s *tagged) Datasets(ctx context.Context) ([]store.Dataset, error) {
-	all, err := s.Store.Datasets(ctx)
-	for i := range all {
-		for name, number := range s.tags {
-			if all[i].Name != "d" {
-				continue
-			}
-			all[i].Tags = append(all[i].Tags, store.Tag{Name: name, Snapshot: number})
-		}
-	}
-	return all, err
-}
-
 func TestRetain(t *testing.T) {
-	s := &tagged{open(t, filepath.Join(t.TempDir(), "store")), map[string]int64{"prod": 2, "also": 2, "new": 6}}
+	s := open(t, filepath.Join(t.TempDir(), "store"))
 	now := time.Date(2030, 1, 31, 0, 0, 0, 0, time.UTC)
 	add := func(dataset string, number int64, days int) {
 		in, err := s.Begin(t.Context(), dataset)
@@ -53,6 +31,9 @@ func TestRetain(t *testing.T) {
 		add("d", number+1, 60-10*int(number))
 	}
 	add("e", 1, 1000)
+	for name, number := range map[string]int64{"prod": 2, "also": 2, "new": 6} {
+		must(t, s.Tag(t.Context(), "d", name, number))
+	}
 	day := 24 * time.Hour
 	for _, tt := range []struct {
 		rules tend.Retention

@@ -29,6 +29,8 @@ type Scope struct {
 	Source     Source
 	Snapshots  []*schema.Snapshot
 	Selections []*schema.Selection
+	// Numbering is what else there is of the datasets: no blobs.
+	Numbering []Numbering
 	// Memory is what the list of a pass may take in bytes; DefaultMemory if 0.
 	Memory int64
 }

@@ -3,7 +3,6 @@ package tend
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -20,18 +19,27 @@ type Source interface {
 	Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error)
 }
 
-// Name is a dataset or one of its snapshots.
+// Name is a dataset or one of its snapshots, by number or by tag.
 type Name struct {
 	Dataset string
 	Number  int64 // 0 for none in particular
+	Tag     string
 }
 
 func (n Name) String() string {
-	if n.Number == 0 {
-		return n.Dataset
-	}
-	return fmt.Sprintf("%s@%d", n.Dataset, n.Number)
+	return schema.FormatSnapshotName(n.Dataset, n.Number, n.Tag)
 }
+
+// resolve finds the number of a name that has a tag.
+func (n Name) resolve(ctx context.Context, src Source) (Name, error) {
+	if n.Tag == "" {
+		return n, nil
+	}
+	number, err := store.Tagged(ctx, src, n.Dataset, n.Tag)
+	return Name{Dataset: n.Dataset, Number: number}, err
+}
+
+func nameOf(snap *schema.Snapshot) Name { return Name{Dataset: snap.Dataset, Number: snap.Number} }
 
 // Snapshots reads the snapshots that names stand for, by dataset and number: all
 // of a dataset where a name has no number, and all there are without names.
@@ -47,6 +55,10 @@ func Snapshots(ctx context.Context, src Source, names []Name) ([]*schema.Snapsho
 	}
 	var wanted []Name
 	for _, name := range names {
+		name, err := name.resolve(ctx, src)
+		if err != nil {
+			return nil, err
+		}
 		i := slices.IndexFunc(list, func(d store.Dataset) bool { return d.Name == name.Dataset })
 		switch {
 		case i < 0:
@@ -55,7 +67,7 @@ func Snapshots(ctx context.Context, src Source, names []Name) ([]*schema.Snapsho
 			wanted = append(wanted, name)
 		default:
 			for _, number := range list[i].Snapshots {
-				wanted = append(wanted, Name{name.Dataset, number})
+				wanted = append(wanted, Name{Dataset: name.Dataset, Number: number})
 			}
 		}
 	}
@@ -81,11 +93,15 @@ func Snapshots(ctx context.Context, src Source, names []Name) ([]*schema.Snapsho
 func Newest(ctx context.Context, src Source, names []Name) ([]*schema.Snapshot, error) {
 	var exact []Name
 	for _, name := range names {
+		name, err := name.resolve(ctx, src)
+		if err != nil {
+			return nil, err
+		}
 		snap, err := src.Snapshot(ctx, name.Dataset, name.Number)
 		if err != nil {
 			return nil, err
 		}
-		exact = append(exact, Name{snap.Dataset, snap.Number})
+		exact = append(exact, nameOf(snap))
 	}
 	if len(exact) == 0 {
 		return nil, nil
@@ -103,7 +119,7 @@ func Selections(ctx context.Context, src Source, snaps []*schema.Snapshot) ([]*s
 	of := map[Name]bool{}
 	var datasets []string
 	for _, snap := range snaps {
-		of[Name{snap.Dataset, snap.Number}] = true
+		of[nameOf(snap)] = true
 		datasets = append(datasets, snap.Dataset)
 	}
 	slices.Sort(datasets)
@@ -114,7 +130,7 @@ func Selections(ctx context.Context, src Source, snaps []*schema.Snapshot) ([]*s
 			return nil, err
 		}
 		for _, sel := range list {
-			if of[Name{sel.Dataset, sel.Snapshot}] && !sel.Expired(time.Now()) {
+			if of[Name{Dataset: sel.Dataset, Number: sel.Snapshot}] && !sel.Expired(time.Now()) {
 				kept = append(kept, sel)
 			}
 		}

@@ -120,7 +120,7 @@ func Verify(ctx context.Context, scope Scope, opts VerifyOptions) (Verification,
 func (v *verifier) run(ctx context.Context) error {
 	v.report.Snapshots, v.report.Damaged = []string{}, []Damage{}
 	for _, snap := range v.scope.Snapshots {
-		v.report.Snapshots = append(v.report.Snapshots, Name{snap.Dataset, snap.Number}.String())
+		v.report.Snapshots = append(v.report.Snapshots, nameOf(snap).String())
 	}
 	passes := v.scope.Passes()
 	if err := v.begin(passes); err != nil {

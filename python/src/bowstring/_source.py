@@ -14,7 +14,7 @@ def opened(
     name: str | None,
     *,
     split: str | None = None,
-    snapshot: int | None = None,
+    snapshot: int | str | None = None,
     columns: Iterable[str] | None = None,
     where: str | None = None,
     token: str | None = None,

@@ -11,7 +11,7 @@ from typing import Any
 from bowstring._upload import IngestResult, upload
 from bowstring._wire import progress_bar
 from bowstring.connection import Connection, Tls
-from bowstring.dataset import Dataset
+from bowstring.dataset import Dataset, snapshot_named
 from bowstring.errors import ServerError
 from bowstring.plan import Plan
 from bowstring.preview import datasets_html
@@ -25,6 +25,7 @@ class DatasetInfo:
     rows: int
     splits: dict[str, int]
     snapshots: list[int]
+    tags: dict[str, int]
     newest: int
     created: str
     source: str
@@ -82,6 +83,7 @@ class Client(Connection):
                 rows=d.get("rows", -1),
                 splits={s["name"]: s["rows"] for s in d.get("splits") or ()},
                 snapshots=list(d.get("snapshots") or ()),
+                tags={t["tag"]: t["snapshot"] for t in d.get("tags") or ()},
                 newest=d.get("newest", 0),
                 created=d.get("created", ""),
                 source=d.get("source", ""),
@@ -89,11 +91,16 @@ class Client(Connection):
             for d in found
         )
 
-    def dataset(self, name: str, *, split: str | None = None, snapshot: int | None = None) -> Dataset:
+    def dataset(self, name: str, *, split: str | None = None, snapshot: int | str | None = None) -> Dataset:
         """A dataset, or one split of it, as it is now.
 
-        The snapshot is looked up at once (the newest, if none is named): whatever is imported later, all reads of this
-        object see the same rows.
+        The snapshot is looked up at once (the newest, if none is named): whatever is imported or tagged later, all
+        reads of this object see the same rows.
+
+        Args:
+            name: The dataset; `photos@3` for a snapshot by its number, `photos@prod` for the one with a tag.
+            split: One split of it.
+            snapshot: The number or the tag of the snapshot, if the name has none.
         """
         return Dataset._open(self, name, split, snapshot)
 
@@ -145,12 +152,26 @@ class Client(Connection):
         names = ("job", "rows", "seen", "there", "stored", "bytes", "failed", "full")
         return WarmResult(**{name: last[name] for name in names})
 
-    def drop(self, name: str, snapshot: int | None = None) -> list[int]:
-        """Drop a snapshot, or without its number the whole dataset. Returns the numbers of those dropped."""
-        dropped: list[int] = self.action("drop", dataset=name, **({} if snapshot is None else {"snapshot": snapshot}))[
-            0
-        ]["dropped"]
+    def drop(self, name: str, snapshot: int | str | None = None) -> list[int]:
+        """Drop a snapshot, or without its number the whole dataset. Returns the numbers of those dropped.
+
+        [InvalidRequest][bowstring.InvalidRequest] if it has a tag.
+        """
+        dropped: list[int] = self.action("drop", **snapshot_named(name, snapshot))[0]["dropped"]
         return dropped
+
+    def tag(self, name: str, tag: str, snapshot: int | str | None = None) -> int:
+        """Give a snapshot (the newest, if none is named) a name, which moves if another snapshot has it.
+
+        Returns the snapshot's number. What has a tag is not dropped.
+        """
+        number: int = self.action("tag", **snapshot_named(name, snapshot), name=tag)[0]["snapshot"]
+        return number
+
+    def untag(self, name: str, tag: str) -> int:
+        """Remove a name of a snapshot. Returns the snapshot's number."""
+        number: int = self.action("untag", dataset=name, name=tag)[0]["snapshot"]
+        return number
 
     def cancel(self, plan: Plan | str) -> int:
         """End the running streams of a plan. Returns how many there were."""

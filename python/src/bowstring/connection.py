@@ -167,7 +167,7 @@ class Connection:
         """The server's counters: docs/protocol.md says what they are."""
         return self.action("stats")[0]
 
-    def action(self, name: str, **body: Any) -> list[dict[str, Any]]:
+    def action(self, name: str, /, **body: Any) -> list[dict[str, Any]]:
         """Call an action of the server by its name; its results."""
         return list(self._results(name, json.dumps(body).encode()))
 

@@ -23,6 +23,18 @@ from bowstring.stream import Batches
 INLINE = 1000  # positions that go with each request; more are uploaded once
 
 
+def snapshot_named(name: str, snapshot: int | str | None) -> dict[str, Any]:
+    """What an action takes for a snapshot: `photos`, `photos@3` or `photos@prod`, or given beside the name."""
+    if not isinstance(name, str):
+        raise TypeError(f"name: got {type(name).__name__}, want str")
+    dataset, at, version = name.partition("@")
+    if at and snapshot is not None:
+        raise InvalidRequest(f"snapshot: got {snapshot!r}, and the name says {name!r}: give one of them")
+    if at:
+        snapshot = int(version) if version.isascii() and version.isdigit() else version
+    return {"dataset": dataset} if snapshot is None else {"dataset": dataset, "snapshot": snapshot}
+
+
 class Dataset:
     """Rows and columns of a snapshot, in an order. Each method that narrows or orders it returns a new one.
 
@@ -47,10 +59,9 @@ class Dataset:
         self._size: tuple[int, int] | None = None  # rows and bytes, once asked for
 
     @classmethod
-    def _open(cls, client: Connection, name: str, split: str | None, snapshot: int | None) -> Dataset:
-        if not isinstance(name, str):
-            raise TypeError(f"name: got {type(name).__name__}, want str")
-        about = client.action("describe", dataset=name, **({} if snapshot is None else {"snapshot": snapshot}))[0]
+    def _open(cls, client: Connection, name: str, split: str | None, snapshot: int | str | None) -> Dataset:
+        about = client.action("describe", **snapshot_named(name, snapshot))[0]
+        name = about["dataset"]
         splits = {s["name"]: s["rows"] for s in about["splits"]}
         if split is not None and split not in splits:
             raise NotFound(f"dataset {name}@{about['snapshot']} has no split {split!r}; it has {', '.join(splits)}")

@@ -48,7 +48,7 @@ def scan(
     name: str | None = None,
     *,
     split: str | None = None,
-    snapshot: int | None = None,
+    snapshot: int | str | None = None,
     columns: Iterable[str] | None = None,
     where: str | None = None,
     token: str | None = None,
@@ -69,7 +69,7 @@ def scan(
             address of a server.
         name: The dataset, if `source` is not one itself; likewise all that follows.
         split: One of its splits.
-        snapshot: A snapshot that is not the newest.
+        snapshot: A snapshot that is not the newest, by number or tag; `name` may say it as `photos@prod`.
         columns: The columns of the frame: without it, all that are stored. `position` and `split` may be named, too.
         where: Which rows, in the server's language. It goes with the filters of queries.
         token: Of the connection, if `source` is an address.

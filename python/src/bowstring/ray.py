@@ -65,7 +65,7 @@ def read(
     name: str | None = None,
     *,
     split: str | None = None,
-    snapshot: int | None = None,
+    snapshot: int | str | None = None,
     columns: Iterable[str] | None = None,
     where: str | None = None,
     shuffle: int | None = None,
@@ -93,7 +93,7 @@ def read(
             address of a server, by which every node of the cluster reaches it.
         name: The dataset, if `source` is not one itself; likewise `split`, `snapshot`, `token` and `tls`.
         split: One of its splits.
-        snapshot: A snapshot that is not the newest.
+        snapshot: A snapshot that is not the newest, by number or tag; `name` may say it as `photos@prod`.
         columns: Which columns: without it, all that are stored. `position` and `split` may be named, too.
         where: Which rows, in the server's language.
         shuffle: The seed of a global shuffle. Blocks arrive as they are ready: for the order itself, set

@@ -58,7 +58,7 @@ class BowstringDataset(IterableDataset[Any]):
             of ranks, their batches differ by one sample.
         batch_size: Another name for it.
         split: Which split of it.
-        snapshot: Which snapshot; without it, the newest one now.
+        snapshot: Which snapshot, by number or tag; without it, the newest one now.
         columns: Which columns.
         where: Which rows.
         shuffle: The seed of the global shuffle, another order for each epoch; False for order of position. Without it,
@@ -90,7 +90,7 @@ class BowstringDataset(IterableDataset[Any]):
         global_batch_size: int | None = None,
         batch_size: int | None = None,
         split: str | None = None,
-        snapshot: int | None = None,
+        snapshot: int | str | None = None,
         columns: Iterable[str] | None = None,
         where: str | None = None,
         shuffle: int | Literal[False] | None = None,

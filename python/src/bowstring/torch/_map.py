@@ -39,7 +39,7 @@ class BowstringMapDataset(TorchDataset[Any]):
         source: A [Dataset][bowstring.Dataset]; or a client, or an address.
         name: The dataset's name, if the source is a client or an address.
         split: Which split of it.
-        snapshot: Which snapshot; without it, the newest one now.
+        snapshot: Which snapshot, by number or tag; without it, the newest one now.
         columns: Which columns.
         where: Which rows.
         decode: As of [BowstringDataset][bowstring.torch.BowstringDataset], like the following.
@@ -56,7 +56,7 @@ class BowstringMapDataset(TorchDataset[Any]):
         name: str | None = None,
         *,
         split: str | None = None,
-        snapshot: int | None = None,
+        snapshot: int | str | None = None,
         columns: Iterable[str] | None = None,
         where: str | None = None,
         decode: str | Decode | Mapping[str, str | Decode] | None = None,

@@ -1,0 +1,17 @@
+"""collect: a collection of a Cassandra store 150 ms away that has 10,000 snapshots, a hundred of them dropped."""
+
+from __future__ import annotations
+
+from harness import Context, Figure, Result, go_benchmark
+
+
+def run(context: Context) -> Result:
+    """Make the snapshots on a real node, and collect them once over the delaying link."""
+    metrics = go_benchmark(
+        context, "collect", "./fetch/store/cql", "BenchmarkCollect", "-tags", "cassandra", "-benchtime", "1x"
+    )
+    return Result(
+        "collect",
+        [Figure("seconds", metrics["collect_s"], at_most=120)],
+        {"live_blobs": metrics["live"], "dead_blobs": metrics["dead"]},
+    )

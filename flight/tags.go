@@ -1,0 +1,84 @@
+package flight
+
+import (
+	"context"
+
+	"bowstring/schema"
+)
+
+// tagInfo is the JSON of a tag.
+type tagInfo struct {
+	Dataset  string `json:"dataset"`
+	Tag      string `json:"tag"`
+	Snapshot int64  `json:"snapshot"`
+}
+
+// tag gives a snapshot a name.
+func (s *Server) tag(ctx context.Context, b []byte, send func([]byte) error) error {
+	var req struct {
+		snapshotRef
+		Name string `json:"name"`
+	}
+	if err := body(b, &req); err != nil {
+		return err
+	}
+	if err := req.check(); err != nil {
+		return err
+	}
+	if err := schema.CheckTag("name", req.Name); err != nil {
+		return err
+	}
+	number, err := s.giveTag(ctx, req.snapshotRef, req.Name)
+	if err != nil {
+		return err
+	}
+	return sendJSON(send, tagInfo{req.Dataset, req.Name, number})
+}
+
+// untag removes a name.
+func (s *Server) untag(ctx context.Context, b []byte, send func([]byte) error) error {
+	var req struct {
+		Dataset string `json:"dataset"`
+		Name    string `json:"name"`
+	}
+	if err := body(b, &req); err != nil {
+		return err
+	}
+	if err := schema.CheckName("dataset", req.Dataset); err != nil {
+		return err
+	}
+	if err := schema.CheckTag("name", req.Name); err != nil {
+		return err
+	}
+	number, err := s.removeTag(ctx, req.Dataset, req.Name)
+	if err != nil {
+		return err
+	}
+	return sendJSON(send, tagInfo{req.Dataset, req.Name, number})
+}
+
+// tags lists the tags of the datasets that a filter matches.
+func (s *Server) tags(ctx context.Context, b []byte, send func([]byte) error) error {
+	filter, err := parseFilter("body", b)
+	if err != nil {
+		return err
+	}
+	datasets, err := s.datasets(ctx)
+	if err != nil {
+		return err
+	}
+	for _, d := range datasets {
+		if !filter.match(d.Name) {
+			continue
+		}
+		for _, tag := range d.Tags {
+			if filter.tag != "" && filter.tag != tag.Name || filter.number != 0 && filter.number != tag.Snapshot {
+				continue
+			}
+			if err := sendJSON(send, tagInfo{d.Name, tag.Name, tag.Snapshot}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
