@@ -200,7 +200,7 @@ func (s *Server) describe(ctx context.Context, b []byte, send func([]byte) error
 	}
 	m := manifest{Chunks: len(snap.Chunks)}
 	for _, c := range snap.Chunks {
-		m.Bytes += c.Size
+		m.Bytes += c.ManifestBytes()
 	}
 	columns, blobBytes := columnsOf(snap)
 	return sendJSON(send, struct {

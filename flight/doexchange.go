@@ -9,6 +9,7 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/flight"
 
 	"bowstring/fetch"
+	"bowstring/fetch/manifest"
 	"bowstring/schema"
 )
 
@@ -161,11 +162,7 @@ func (s *Server) readRequests(ctx context.Context, in *incoming, job *fetch.Job,
 				return fmt.Errorf("request %d: %w", request, err)
 			}
 			var positions []int64
-			err = in.turnOf(rec.rows, func() (err error) {
-				positions, err = in.positions(job.Manifest(), rec)
-				return err
-			})
-			if err != nil {
+			if positions, err = in.positions(ctx, job.Manifest(), rec); err != nil {
 				return fmt.Errorf("request %d: %w", request, err)
 			}
 			var t taken
@@ -186,7 +183,7 @@ func (s *Server) readRequests(ctx context.Context, in *incoming, job *fetch.Job,
 func answer(out *sender, job *fetch.Job, request int64, t taken) error {
 	defer t.close()
 	if t.stream == nil {
-		empty, err := job.Projection().Assemble(job.Manifest(), nil, make([][]schema.Blob, len(job.Projection().BlobColumns())))
+		empty, err := job.Projection().AssembleRows(job.Manifest().Form(), nil, nil, make([][]schema.Blob, len(job.Projection().BlobColumns())))
 		if err != nil {
 			return err
 		}
@@ -205,49 +202,69 @@ func answer(out *sender, job *fetch.Job, request int64, t taken) error {
 
 // positions reads what a batch asks for: the one column that it has, by name
 // "position" or "id".
-func (in *incoming) positions(m *schema.Manifest, rec *batch) ([]int64, error) {
-	if len(rec.columns) != 1 {
-		return nil, &schema.FieldError{Field: "columns", Got: fmt.Sprintf("%d", len(rec.columns)), Want: `one column, "position" or "id"`}
+func (in *incoming) positions(ctx context.Context, m *manifest.Manifest, rec *batch) (positions []int64, err error) {
+	var wanted []schema.ID
+	err = in.turnOf(rec.rows, func() (err error) {
+		positions, wanted, err = in.wanted(m, rec)
+		return err
+	})
+	if err != nil || wanted == nil {
+		return positions, err
 	}
-	if err := rowsTake(in.lease, rec.rows, positionCost); err != nil {
+	if positions, err = m.Find(ctx, wanted); err != nil {
 		return nil, err
 	}
+	for i, pos := range positions {
+		if pos < 0 {
+			return nil, fmt.Errorf("%w: %s, row %d: no sample of %s@%d has id %s",
+				schema.ErrNotFound, schema.IDColumn, i, m.Snapshot().Dataset, m.Snapshot().Number, schema.FormatID(wanted[i]))
+		}
+	}
+	return positions, nil
+}
+
+// lookupCost is what an id that is looked up takes beside its position, in bytes.
+const lookupCost = 64
+
+// wanted reads the positions, or the ids, that a batch has.
+func (in *incoming) wanted(m *manifest.Manifest, rec *batch) (positions []int64, wanted []schema.ID, err error) {
+	if len(rec.columns) != 1 {
+		return nil, nil, &schema.FieldError{Field: "columns", Got: fmt.Sprintf("%d", len(rec.columns)), Want: `one column, "position" or "id"`}
+	}
+	if err := rowsTake(in.lease, rec.rows, positionCost); err != nil {
+		return nil, nil, err
+	}
 	col := rec.columns[0]
-	positions := make([]int64, rec.rows)
 	switch name := rec.schema.Field(0).Name; name {
 	case schema.PositionColumn:
 		at, err := integers(name, col)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		rows := m.Rows()
+		positions = make([]int64, rec.rows)
 		for i := range positions {
 			if positions[i] = at(i); positions[i] < 0 || positions[i] >= rows {
-				return nil, &schema.FieldError{Field: fmt.Sprintf("%s, row %d", name, i), Got: fmt.Sprint(positions[i]), Want: fmt.Sprintf("0 to %d, the positions of the snapshot", rows-1)}
+				return nil, nil, &schema.FieldError{Field: fmt.Sprintf("%s, row %d", name, i), Got: fmt.Sprint(positions[i]), Want: fmt.Sprintf("0 to %d, the positions of the snapshot", rows-1)}
 			}
 		}
+		return positions, nil, nil
 	case schema.IDColumn:
+		if err := rowsTake(in.lease, rec.rows, lookupCost); err != nil {
+			return nil, nil, err
+		}
 		at, err := ids(name, col)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		for i := range positions {
-			id, err := at(i)
-			if err != nil {
-				return nil, err
+		wanted = make([]schema.ID, rec.rows)
+		for i := range wanted {
+			if wanted[i], err = at(i); err != nil {
+				return nil, nil, err
 			}
-			var pos int64
-			var ok bool
-			if err := schema.Guard(func() error { pos, ok = m.Lookup(id); return nil }); err != nil {
-				return nil, fmt.Errorf("manifest of %s@%d: %w", m.Snapshot().Dataset, m.Snapshot().Number, err)
-			}
-			if !ok {
-				return nil, fmt.Errorf("%w: %s, row %d: no sample of %s@%d has id %s", schema.ErrNotFound, name, i, m.Snapshot().Dataset, m.Snapshot().Number, schema.FormatID(id))
-			}
-			positions[i] = pos
 		}
+		return nil, wanted, nil
 	default:
-		return nil, &schema.FieldError{Field: "columns", Got: schema.Quote(name), Want: `one column, "position" or "id"`}
+		return nil, nil, &schema.FieldError{Field: "columns", Got: schema.Quote(name), Want: `one column, "position" or "id"`}
 	}
-	return positions, nil
 }
