@@ -5,6 +5,7 @@
 //   - streams: plan their rows, ask for their blobs, put batches together
 //   - lookahead: which jobs run, and what the spill is to hold for them
 //   - jobs: requests resolved against snapshots
+//   - manifest: rows of snapshots, read when they are wanted
 //   - tiers: one reader over what windows hold, the spill, and the store
 //   - admission: whose turn it is, and one ledger of memory and work
 //   - store: what a store is, and every store there is

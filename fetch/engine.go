@@ -44,6 +44,9 @@ type Options struct {
 	// IdleSnapshots is how many snapshots nobody reads stay open, so that the
 	// next stream need not open them again. Default 8.
 	IdleSnapshots int
+	// Resident is up to how many bytes a manifest may have to be read whole when its
+	// snapshot is opened, and stay in memory; negative for none. Default 16 MiB.
+	Resident int64
 	// Weight is how many times what others get a tenant is to have of the way to
 	// the store. Default: all get the same.
 	Weight func(tenant string) int64
@@ -139,7 +142,7 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	if errs[0] != nil {
 		return nil, errs[0]
 	}
-	e.jobs, errs[1] = jobs.New(s, e.reader.Get, e.ledger, e.work, jobs.Options{IdleSnapshots: opts.IdleSnapshots, Logger: opts.Logger})
+	e.jobs, errs[1] = jobs.New(s, e.reader.Get, e.ledger, e.work, jobs.Options{IdleSnapshots: opts.IdleSnapshots, Resident: opts.Resident, Logger: opts.Logger})
 	if opts.Spill != nil {
 		e.ahead, errs[2] = lookahead.New(lookahead.Options{
 			Cache: opts.Spill, Future: opts.Future, Reader: e.reader,

@@ -139,6 +139,12 @@ func sampleID(dataset string, i int) schema.ID {
 // every hundredth image is null.
 func put(tb testing.TB, store store.Store, dataset string, n int) *schema.Snapshot {
 	tb.Helper()
+	return putPages(tb, store, dataset, n, 0)
+}
+
+// putPages is put with pages of so many rows.
+func putPages(tb testing.TB, store store.Store, dataset string, n, pageRows int) *schema.Snapshot {
+	tb.Helper()
 	ctx := tb.Context()
 	sch, err := schema.NewSchema(
 		[]arrow.Field{{Name: "label", Type: arrow.PrimitiveTypes.Int64}, {Name: "name", Type: arrow.BinaryTypes.String, Nullable: true}},
@@ -147,7 +153,7 @@ func put(tb testing.TB, store store.Store, dataset string, n int) *schema.Snapsh
 	if err != nil {
 		tb.Fatal(err)
 	}
-	w, err := ingest.New(ctx, store, ingest.Options{Dataset: dataset, Source: "test", Schema: sch, Mode: ingest.Replace})
+	w, err := ingest.New(ctx, store, ingest.Options{Dataset: dataset, Source: "test", Schema: sch, Mode: ingest.Replace, PageRows: pageRows})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -185,4 +191,10 @@ func put(tb testing.TB, store store.Store, dataset string, n int) *schema.Snapsh
 		tb.Fatal(err)
 	}
 	return snap
+}
+
+// refAt is the reference of the image at a position, false if it is null.
+func refAt(tb testing.TB, j *fetch.Job, pos int64) (schema.BlobRef, bool) {
+	tb.Helper()
+	return must(j.Manifest().At(tb.Context(), []int64{pos}))[0].Blob(0)
 }

@@ -24,7 +24,7 @@ func TestEveryOrderServesEachSampleOnce(t *testing.T) {
 	if testing.Short() {
 		rounds = 5
 	}
-	put(t, store, "d", n)
+	putPages(t, store, "d", n, 7)
 	for range rounds {
 		req := schema.Request{
 			Dataset: "d", Columns: []string{"id", "label", "image"}, Batch: 1 + rng.Int64N(120),
@@ -46,8 +46,14 @@ func TestEveryOrderServesEachSampleOnce(t *testing.T) {
 		jitter := rand.New(rand.NewPCG(rng.Uint64(), 0))
 		name := fmt.Sprintf("%s, window %d", tk.Marshal(), window)
 
+		// Read whole when it is opened, or as streams come to its rows, with memory for a few pages.
+		opts := fetch.Options{WindowBytes: window, Logger: quiet}
+		if rng.IntN(3) > 0 {
+			opts.Resident, opts.Memory.Manifests = -1, 20_000+rng.Int64N(100_000)
+		}
+		name += fmt.Sprintf(", manifest %d of %d", opts.Resident, opts.Memory.Manifests)
 		r := newRemote(store, time.Millisecond, 0)
-		far(t, r, fetch.Options{WindowBytes: window}, func(t *testing.T, e *fetch.Engine) {
+		far(t, r, opts, func(t *testing.T, e *fetch.Engine) {
 			j := resolve(t, e, req)
 			defer j.Close()
 			r.hook = func(ctx context.Context, _ schema.BlobRef, _ int) error {
@@ -67,7 +73,7 @@ func TestEveryOrderServesEachSampleOnce(t *testing.T) {
 			// cut off before it has planned as far as the one before it had served
 			// must not forget what its own ticket said: hence the smaller window,
 			// and streams that are cut off after one batch, or before the first.
-			small := must(fetch.NewEngine(r, fetch.Options{WindowBytes: 10_000, Logger: quiet}))
+			small := must(fetch.NewEngine(r, fetch.Options{WindowBytes: 10_000, Logger: quiet, Resident: opts.Resident, Memory: opts.Memory}))
 			for range 4 {
 				var parts []seen
 				next, story := tk, name
@@ -257,7 +263,7 @@ func TestLooseStreamGoesFarAhead(t *testing.T) {
 			req := schema.Request{Dataset: "d", Columns: []string{"id", "label", "image"}, Batch: 100, Order: order}
 			j := resolve(t, e, req)
 			defer j.Close()
-			slow, _ := j.Manifest().Blob(0, 130)
+			slow, _ := refAt(t, j, 130)
 			began := time.Now()
 			r.hook = func(ctx context.Context, ref schema.BlobRef, _ int) error {
 				if ref == slow {

@@ -230,7 +230,7 @@ func TestRetriesEnd(t *testing.T) {
 			req := schema.Request{Dataset: "d", Batch: 10}
 			j := resolve(t, e, req)
 			defer j.Close()
-			bad, _ := j.Manifest().Blob(0, 42)
+			bad, _ := refAt(t, j, 42)
 			r.hook = func(_ context.Context, ref schema.BlobRef, _ int) error {
 				if ref == bad {
 					return c.err

@@ -503,7 +503,7 @@ func faulty(t *testing.T, j *fetch.Job, flip bool, positions ...int64) func(cont
 	t.Helper()
 	bad := map[schema.Key]bool{}
 	for _, p := range positions {
-		ref, ok := j.Manifest().Blob(0, p)
+		ref, ok := refAt(t, j, p)
 		if !ok {
 			t.Fatalf("position %d has no image", p)
 		}
@@ -534,7 +534,7 @@ func TestOnErrorFail(t *testing.T) {
 		for ; err == nil; b, err = s.Next() {
 			b.Release()
 		}
-		ref, _ := j.Manifest().Blob(0, 57)
+		ref, _ := refAt(t, j, 57)
 		for _, part := range []string{schema.FormatID(sampleID("d", 57)), "position 57", `"image"`, ref.Key.String()} {
 			if !errors.Is(err, schema.ErrDataLoss) || !strings.Contains(err.Error(), part) {
 				t.Errorf("flip=%t: error %v, want a data loss that names %s", flip, err, part)

@@ -229,7 +229,7 @@ func (s *Server) describe(ctx context.Context, b []byte, send func([]byte) error
 	if d.Restriction == nil { // its size tells of what is hidden
 		m.Chunks = len(snap.Chunks)
 		for _, c := range snap.Chunks {
-			m.Bytes += c.Size
+			m.Bytes += c.ManifestBytes()
 		}
 	}
 	columns, blobBytes, err := s.columnsOf(ctx, v)

@@ -163,11 +163,7 @@ func (s *Server) readRequests(ctx context.Context, in *incoming, job *fetch.Job,
 				return fmt.Errorf("request %d: %w", request, err)
 			}
 			var positions []int64
-			err = in.turnOf(rec.rows, func() (err error) {
-				positions, err = in.positions(job, rec)
-				return err
-			})
-			if err != nil {
+			if positions, err = in.positions(ctx, job, rec); err != nil {
 				return fmt.Errorf("request %d: %w", request, err)
 			}
 			var t taken
@@ -188,7 +184,7 @@ func (s *Server) readRequests(ctx context.Context, in *incoming, job *fetch.Job,
 func answer(out *sender, job *fetch.Job, request int64, t taken) error {
 	defer t.close()
 	if t.stream == nil {
-		empty, err := job.Projection().Assemble(job.Manifest(), nil, make([][]schema.Blob, len(job.Projection().BlobColumns())))
+		empty, err := job.Projection().AssembleRows(job.Manifest().Form(), nil, nil, make([][]schema.Blob, len(job.Projection().BlobColumns())))
 		if err != nil {
 			return err
 		}
@@ -207,53 +203,74 @@ func answer(out *sender, job *fetch.Job, request int64, t taken) error {
 
 // positions reads what a batch asks for: the one column that it has, by name
 // "position" or "id". Those that the job's caller may not see are not there.
-func (in *incoming) positions(job *fetch.Job, rec *batch) ([]int64, error) {
-	m, byID := job.Manifest(), !job.Hides(schema.IDColumn)
+func (in *incoming) positions(ctx context.Context, job *fetch.Job, rec *batch) (positions []int64, err error) {
+	var wanted []schema.ID
+	err = in.turnOf(rec.rows, func() (err error) {
+		positions, wanted, err = in.wanted(job, rec)
+		return err
+	})
+	if err != nil || wanted == nil {
+		return positions, err
+	}
+	m := job.Manifest()
+	if positions, err = m.Find(ctx, wanted); err != nil {
+		return nil, err
+	}
+	for i, pos := range positions {
+		if pos < 0 || !job.Sees(pos) {
+			return nil, fmt.Errorf("%w: %s, row %d: no sample of %s@%d has id %s",
+				schema.ErrNotFound, schema.IDColumn, i, m.Snapshot().Dataset, m.Snapshot().Number, schema.FormatID(wanted[i]))
+		}
+	}
+	return positions, nil
+}
+
+// lookupCost is what an id that is looked up takes beside its position, in bytes.
+const lookupCost = 64
+
+// wanted reads the positions, or the ids, that a batch has.
+func (in *incoming) wanted(job *fetch.Job, rec *batch) (positions []int64, wanted []schema.ID, err error) {
+	byID := !job.Hides(schema.IDColumn)
 	want := `one column, "position" or "id"`
 	if !byID {
 		want = `one column, "position"`
 	}
 	if len(rec.columns) != 1 {
-		return nil, &schema.FieldError{Field: "columns", Got: fmt.Sprintf("%d", len(rec.columns)), Want: want}
+		return nil, nil, &schema.FieldError{Field: "columns", Got: fmt.Sprintf("%d", len(rec.columns)), Want: want}
 	}
 	if err := rowsTake(in.lease, rec.rows, positionCost); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	col := rec.columns[0]
-	positions := make([]int64, rec.rows)
 	switch name := rec.schema.Field(0).Name; {
 	case name == schema.PositionColumn:
 		at, err := integers(name, col)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
+		positions = make([]int64, rec.rows)
 		for i := range positions {
 			if positions[i] = at(i); !job.Sees(positions[i]) {
-				return nil, job.CheckPosition(fmt.Sprintf("%s, row %d", name, i), positions[i])
+				return nil, nil, job.CheckPosition(fmt.Sprintf("%s, row %d", name, i), positions[i])
 			}
 		}
+		return positions, nil, nil
 	case name == schema.IDColumn && byID:
+		if err := rowsTake(in.lease, rec.rows, lookupCost); err != nil {
+			return nil, nil, err
+		}
 		at, err := ids(name, col)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		for i := range positions {
-			id, err := at(i)
-			if err != nil {
-				return nil, err
+		wanted = make([]schema.ID, rec.rows)
+		for i := range wanted {
+			if wanted[i], err = at(i); err != nil {
+				return nil, nil, err
 			}
-			var pos int64
-			var ok bool
-			if err := schema.Guard(func() error { pos, ok = m.Lookup(id); return nil }); err != nil {
-				return nil, fmt.Errorf("manifest of %s@%d: %w", m.Snapshot().Dataset, m.Snapshot().Number, err)
-			}
-			if !ok || !job.Sees(pos) {
-				return nil, fmt.Errorf("%w: %s, row %d: no sample of %s@%d has id %s", schema.ErrNotFound, name, i, m.Snapshot().Dataset, m.Snapshot().Number, schema.FormatID(id))
-			}
-			positions[i] = pos
 		}
+		return nil, wanted, nil
 	default:
-		return nil, &schema.FieldError{Field: "columns", Got: schema.Quote(name), Want: want}
+		return nil, nil, &schema.FieldError{Field: "columns", Got: schema.Quote(name), Want: want}
 	}
-	return positions, nil
 }

@@ -340,10 +340,7 @@ func (s *Server) putSelection(ctx context.Context, cmd *selectionCommand, in *in
 		}
 		var more []int64
 		if err == nil {
-			err = in.turnOf(rec.rows, func() (err error) {
-				more, err = in.positions(job, rec)
-				return err
-			})
+			more, err = in.positions(ctx, job, rec)
 		}
 		if err == nil {
 			err = rowsTake(in.kept, len(more), keptPositionCost)

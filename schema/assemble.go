@@ -8,17 +8,29 @@ import (
 	"github.com/apache/arrow/go/v17/arrow"
 )
 
-// Assemble makes the batch of the samples at positions, in that order; repeats
-// are allowed. blobs holds the blobs of each column that BlobColumns names, by
-// row; the zero Blob is a null. The batch owns the pins from now on; when
-// Assemble fails they are released.
-//
-// Neither blobs nor long runs of consecutive positions are copied: the batch
-// points at them. Gathered cells are copied into memory that the batch owns.
+// Assemble is AssembleRows for the samples at positions of an open manifest,
+// which must stay open until the batch is released.
 func (p *Projection) Assemble(m *Manifest, positions []int64, blobs [][]Blob) (*Batch, error) {
+	rows, err := m.At(positions)
+	if err != nil {
+		releaseBlobs(blobs)
+		return nil, err
+	}
+	return p.AssembleRows(m.form, positions, rows, blobs)
+}
+
+// AssembleRows makes the batch of the samples at positions, in that order; repeats
+// are allowed. rows says where they lie; their pages must stay open until the batch is
+// released. blobs holds the blobs of each column that BlobColumns names, by
+// row; the zero Blob is a null. The batch owns the pins from now on; when
+// AssembleRows fails they are released.
+//
+// Neither blobs nor long runs of consecutive rows are copied: the batch
+// points at them. Gathered cells are copied into memory that the batch owns.
+func (p *Projection) AssembleRows(f *Form, positions []int64, rows []Row, blobs [][]Blob) (*Batch, error) {
 	b := &Batch{Schema: p.Schema, Rows: len(positions), Blobs: blobs, arena: newArena(len(positions))}
 	err := Guard(func() error {
-		if err := p.assemble(b, m, positions); err != nil {
+		if err := p.assemble(b, f, positions, rows); err != nil {
 			return err
 		}
 		// Who sends the batch has no way to tell of a page that cannot be read. Blobs were just checked.
@@ -36,7 +48,10 @@ func (p *Projection) Assemble(m *Manifest, positions []int64, blobs [][]Blob) (*
 	return b, nil
 }
 
-func (p *Projection) assemble(b *Batch, m *Manifest, positions []int64) error {
+func (p *Projection) assemble(b *Batch, f *Form, positions []int64, rows []Row) error {
+	if len(rows) != len(positions) {
+		return fmt.Errorf("%w: %d rows at %d positions", ErrInvalid, len(rows), len(positions))
+	}
 	if len(b.Blobs) != len(p.blobs) {
 		return fmt.Errorf("%w: %d columns of blobs, the projection has %d", ErrInvalid, len(b.Blobs), len(p.blobs))
 	}
@@ -45,10 +60,8 @@ func (p *Projection) assemble(b *Batch, m *Manifest, positions []int64) error {
 			return fmt.Errorf("%w: %d blobs for %d rows", ErrInvalid, len(b.Blobs[i]), len(positions))
 		}
 	}
-	runs, err := m.runs(b.arena, positions)
-	if err != nil {
-		return err
-	}
+	m := gatherer{form: f, rows: rows}
+	runs := m.runs(b.arena)
 	n := len(positions)
 	b.Columns = make([]Vector, len(p.columns))
 	for i, c := range p.columns {
@@ -58,7 +71,7 @@ func (p *Projection) assemble(b *Batch, m *Manifest, positions []int64) error {
 		case outStored:
 			v, err = m.gatherColumn(b.arena, c.src, runs, n)
 		case outText:
-			v = m.idText(b.arena, positions)
+			v = m.idText(b.arena)
 		case outUnfixed:
 			if v, err = m.gatherColumn(b.arena, c.src, runs, n); err == nil {
 				v, err = unfix(b.arena, v)
@@ -68,19 +81,19 @@ func (p *Projection) assemble(b *Batch, m *Manifest, positions []int64) error {
 			copy(dst, positions)
 			v = Vector{Type: arrow.PrimitiveTypes.Int64, Len: n, Buffers: []Buffer{{}, pieces(asBytes(dst))}}
 		case outSplit:
-			v, err = m.splitColumn(b.arena, positions)
+			v, err = f.splitColumn(b.arena, positions)
 		case outSize:
-			v = m.sizeColumn(b.arena, c.src, positions)
+			v = m.sizeColumn(b.arena, c.src)
 		case outKey:
-			v = m.keyColumn(b.arena, c.src, positions)
+			v = m.keyColumn(b.arena, c.src)
 		case outAnyKey:
-			v, err = unfix(b.arena, m.keyColumn(b.arena, c.src, positions))
+			v, err = unfix(b.arena, m.keyColumn(b.arena, c.src))
 		case outBlob8:
-			v, err = blobColumn[int64](b.arena, arrow.BinaryTypes.LargeBinary, b.Blobs[c.src], m.emptyCells(p.blobs[c.src], positions))
+			v, err = blobColumn[int64](b.arena, arrow.BinaryTypes.LargeBinary, b.Blobs[c.src], m.emptyCells(p.blobs[c.src]))
 		case outBlob4:
-			v, err = blobColumn[int32](b.arena, arrow.BinaryTypes.Binary, b.Blobs[c.src], m.emptyCells(p.blobs[c.src], positions))
+			v, err = blobColumn[int32](b.arena, arrow.BinaryTypes.Binary, b.Blobs[c.src], m.emptyCells(p.blobs[c.src]))
 		case outMedia:
-			v, err = m.mediaColumn(b.arena, c, b.Blobs[c.src], p.blobs[c.src], positions, runs)
+			v, err = m.mediaColumn(b.arena, c, b.Blobs[c.src], p.blobs[c.src], runs)
 		}
 		if err != nil {
 			return fmt.Errorf("column %q: %w", p.Schema.Field(i).Name, err)
@@ -90,14 +103,25 @@ func (p *Projection) assemble(b *Batch, m *Manifest, positions []int64) error {
 	return nil
 }
 
-// gatherColumn gathers a stored column. A snapshot without rows has no chunk to
+// gatherer makes columns of rows.
+type gatherer struct {
+	form  *Form
+	rows  []Row
+	pages []*Page // that the rows lie in, each once
+}
+
+// gatherColumn gathers a stored column. Where there are no rows, there is no page to
 // take the type from.
-func (m *Manifest) gatherColumn(a *arena, col int, runs []run, n int) (Vector, error) {
-	if len(m.columns[col]) == 0 {
-		v := emptyView(m.snap.Schema.Field(col).Type)
-		return gather(a, []view{v}, nil, 0)
+func (m *gatherer) gatherColumn(a *arena, col int, runs []run, n int) (Vector, error) {
+	if len(m.pages) == 0 {
+		v := emptyView(m.form.snap.Schema.Field(col).Type)
+		return gather(a, []*view{&v}, nil, 0)
 	}
-	return gather(a, m.columns[col], runs, n)
+	views := make([]*view, len(m.pages))
+	for i, p := range m.pages {
+		views[i] = &p.columns[col]
+	}
+	return gather(a, views, runs, n)
 }
 
 // emptyView is a column of no rows.
@@ -112,39 +136,45 @@ func emptyView(dt arrow.DataType) view {
 	return v
 }
 
-// runs cuts positions into runs of consecutive rows of one chunk.
-func (m *Manifest) runs(a *arena, positions []int64) ([]run, error) {
-	rows := m.Rows()
+// runs cuts the rows into runs of consecutive ones of a page, and lists the pages.
+func (m *gatherer) runs(a *arena) []run {
 	count := 0
-	for i, p := range positions {
-		if p < 0 || p >= rows {
-			return nil, fmt.Errorf("%w: position %d, want 0 to %d", ErrInvalid, p, rows-1)
-		}
-		if i == 0 || p != positions[i-1]+1 {
+	for i, r := range m.rows {
+		if i == 0 || r.Page != m.rows[i-1].Page || r.At != m.rows[i-1].At+1 {
 			count++
 		}
 	}
-	// A run that crosses borders of chunks counts once for each.
-	out := arenaRuns(a, min(len(positions), count+len(m.chunks)*count))[:0]
-	for i := 0; i < len(positions); {
-		p := positions[i]
-		c, row := m.locate(p)
-		left := int(min(m.starts[c+1]-p, int64(len(positions)-i)))
+	out := arenaRuns(a, count)[:0]
+	var at map[*Page]int
+	for i := 0; i < len(m.rows); {
+		first := m.rows[i]
 		n := 1
-		for n < left && positions[i+n] == p+int64(n) {
+		for i+n < len(m.rows) && m.rows[i+n] == (Row{first.Page, first.At + n}) {
 			n++
 		}
-		out = append(out, run{c, row, n})
+		page := len(m.pages) - 1
+		if page < 0 || m.pages[page] != first.Page {
+			known, ok := at[first.Page]
+			if page = known; !ok {
+				if at == nil {
+					at = map[*Page]int{}
+				}
+				page = len(m.pages)
+				at[first.Page] = page
+				m.pages = append(m.pages, first.Page)
+			}
+		}
+		out = append(out, run{page, first.At, n})
 		i += n
 	}
-	return out, nil
+	return out
 }
 
 // emptyCells reports whether the cell of a row is an empty blob and not null:
 // the store may return a nil slice for it, as for the zero Blob.
-func (m *Manifest) emptyCells(col int, positions []int64) func(row int) bool {
+func (m *gatherer) emptyCells(col int) func(row int) bool {
 	return func(row int) bool {
-		ref, ok := m.Blob(col, positions[row])
+		ref, ok := m.rows[row].Blob(col)
 		return ok && ref.Size == 0
 	}
 }
@@ -198,9 +228,9 @@ func ones(a *arena, n int) []byte {
 }
 
 // mediaColumn is a blob column as struct<bytes: binary, path: utf8>.
-func (m *Manifest) mediaColumn(a *arena, c outColumn, blobs []Blob, ordinal int, positions []int64, runs []run) (Vector, error) {
+func (m *gatherer) mediaColumn(a *arena, c outColumn, blobs []Blob, ordinal int, runs []run) (Vector, error) {
 	n := len(blobs)
-	content, err := blobColumn[int32](a, arrow.BinaryTypes.Binary, blobs, m.emptyCells(ordinal, positions))
+	content, err := blobColumn[int32](a, arrow.BinaryTypes.Binary, blobs, m.emptyCells(ordinal))
 	if err != nil {
 		return Vector{}, err
 	}
@@ -249,13 +279,13 @@ func unfix(a *arena, v Vector) (Vector, error) {
 const idTextLen = 36
 
 // idText is the id column in the canonical form of 36 characters.
-func (m *Manifest) idText(a *arena, positions []int64) Vector {
-	n := len(positions)
+func (m *gatherer) idText(a *arena) Vector {
+	n := len(m.rows)
 	off := cast[int32](a.bytes(4 * (n + 1)))
 	text := a.bytes(idTextLen * n)
-	for i, pos := range positions {
+	for i, row := range m.rows {
 		off[i] = int32(idTextLen * i)
-		putID(text[idTextLen*i:], m.ID(pos))
+		putID(text[idTextLen*i:], row.ID())
 	}
 	off[n] = int32(idTextLen * n)
 	return Vector{Type: arrow.BinaryTypes.String, Len: n, Buffers: []Buffer{{}, pieces(asBytes(off)), pieces(text)}}
@@ -275,31 +305,31 @@ func putID(dst []byte, id ID) {
 }
 
 // sizeColumn is the virtual column of the sizes of a blob column.
-func (m *Manifest) sizeColumn(a *arena, col int, positions []int64) Vector {
-	n := len(positions)
+func (m *gatherer) sizeColumn(a *arena, col int) Vector {
+	n := len(m.rows)
 	dst := cast[int64](a.bytes(8 * n))
-	validity, nulls := m.eachBlob(a, col, positions, func(i int, ref BlobRef) { dst[i] = ref.Size })
+	validity, nulls := m.eachBlob(a, col, func(i int, ref BlobRef) { dst[i] = ref.Size })
 	return Vector{Type: arrow.PrimitiveTypes.Int64, Len: n, Nulls: nulls, Buffers: []Buffer{pieces(validity), pieces(asBytes(dst))}}
 }
 
 // keyColumn is the virtual column of the keys of a blob column.
-func (m *Manifest) keyColumn(a *arena, col int, positions []int64) Vector {
-	n := len(positions)
+func (m *gatherer) keyColumn(a *arena, col int) Vector {
+	n := len(m.rows)
 	dst := a.bytes(len(Key{}) * n)
-	validity, nulls := m.eachBlob(a, col, positions, func(i int, ref BlobRef) { copy(dst[i*len(ref.Key):], ref.Key[:]) })
+	validity, nulls := m.eachBlob(a, col, func(i int, ref BlobRef) { copy(dst[i*len(ref.Key):], ref.Key[:]) })
 	return Vector{Type: keyType, Len: n, Nulls: nulls, Buffers: []Buffer{pieces(validity), pieces(dst)}}
 }
 
 // eachBlob calls f with the references of a blob column, the zero one for null, and returns which of them are not null, if some are.
-func (m *Manifest) eachBlob(a *arena, col int, positions []int64, f func(i int, ref BlobRef)) (validity []byte, nulls int) {
-	for i, pos := range positions {
-		ref, ok := m.Blob(col, pos)
+func (m *gatherer) eachBlob(a *arena, col int, f func(i int, ref BlobRef)) (validity []byte, nulls int) {
+	for i, row := range m.rows {
+		ref, ok := row.Blob(col)
 		f(i, ref)
 		if ok {
 			continue
 		}
 		if validity == nil {
-			validity = ones(a, len(positions))
+			validity = ones(a, len(m.rows))
 		}
 		validity[i>>3] &^= 1 << (i & 7)
 		nulls++
@@ -308,10 +338,10 @@ func (m *Manifest) eachBlob(a *arena, col int, positions []int64, f func(i int, 
 }
 
 // splitColumn is the virtual column split.
-func (m *Manifest) splitColumn(a *arena, positions []int64) (Vector, error) {
+func (f *Form) splitColumn(a *arena, positions []int64) (Vector, error) {
 	n := len(positions)
 	longest := 0
-	for _, s := range m.splits {
+	for _, s := range f.splits {
 		longest = max(longest, len(s.name))
 	}
 	if n > math.MaxInt32/MaxNameLen {
@@ -324,7 +354,7 @@ func (m *Manifest) splitColumn(a *arena, positions []int64) (Vector, error) {
 	for i, pos := range positions {
 		off[i] = int32(total)
 		if last == nil || pos < last.Start || pos >= last.End {
-			last = m.splitAt(pos)
+			last = f.splitAt(pos)
 		}
 		if last != nil {
 			total += copy(text[total:], last.name)

@@ -10,10 +10,6 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/memory"
 )
 
-// ChunkRows is how many rows a manifest chunk has, but for the last of an
-// import. Other numbers are read as well.
-const ChunkRows = 65536
-
 // blobRefType is what a blob column is in a manifest chunk.
 var blobRefType = arrow.StructOf(
 	arrow.Field{Name: "key", Type: &arrow.FixedSizeBinaryType{ByteWidth: len(Key{})}},
@@ -21,9 +17,21 @@ var blobRefType = arrow.StructOf(
 	arrow.Field{Name: "sum", Type: arrow.PrimitiveTypes.Uint64},
 )
 
-// ChunkSchema is the schema of a manifest chunk: the logical schema, with a
-// struct of key, size and sum in place of each blob.
+// ChunkSchema is the schema of a manifest page: the logical schema, with a
+// struct of key, size and sum in place of each blob, and without the names of
+// classes, which may be many.
 func ChunkSchema(s *arrow.Schema) *arrow.Schema {
+	fields := wholeChunkSchema(s).Fields()
+	for i := range fields {
+		if hasClasses(fields[i]) {
+			fields[i].Metadata = without(fields[i].Metadata, classesKey)
+		}
+	}
+	return arrow.NewSchema(fields, nil)
+}
+
+// wholeChunkSchema is what it was before there were pages: with the names of classes.
+func wholeChunkSchema(s *arrow.Schema) *arrow.Schema {
 	fields := slices.Clone(s.Fields())
 	for i := range fields {
 		if IsBlob(fields[i]) {
@@ -31,6 +39,14 @@ func ChunkSchema(s *arrow.Schema) *arrow.Schema {
 		}
 	}
 	return arrow.NewSchema(fields, nil)
+}
+
+func hasClasses(f arrow.Field) bool { return f.HasMetadata() && f.Metadata.FindKey(classesKey) >= 0 }
+
+func without(m arrow.Metadata, key string) arrow.Metadata {
+	pairs := m.ToMap()
+	delete(pairs, key)
+	return arrow.MetadataFrom(pairs)
 }
 
 // ChunkBuilder accumulates the rows of one manifest chunk after the other. It

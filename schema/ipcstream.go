@@ -216,7 +216,7 @@ func nextMessage(b []byte) (meta, rest []byte, size int, err error) {
 // decodeStream reads an IPC stream of one record batch in place: the views
 // point into b, which must be aligned to 8 bytes. want is the schema it must
 // have, wantMessage its encoding. All that the views can reach is checked.
-func decodeStream(b []byte, want *arrow.Schema, wantMessage []byte) (cols []view, rows int, err error) {
+func decodeStream(b []byte, want *arrow.Schema, wantMessage []byte, orWant *arrow.Schema) (cols []view, rows int, err error) {
 	defer func() {
 		if p := recover(); p != nil { // an offset in a flatbuffer led out of it
 			cols, rows, err = nil, 0, fmt.Errorf("%w: %w: %v", ErrDataLoss, errBroken, p)
@@ -232,7 +232,7 @@ func decodeStream(b []byte, want *arrow.Schema, wantMessage []byte) (cols []view
 		if err != nil {
 			return nil, 0, err
 		}
-		if !s.Equal(want) {
+		if !s.Equal(want) && !s.Equal(orWant) {
 			return nil, 0, fmt.Errorf("%w: schema of the chunk is %s, the snapshot says %s", ErrDataLoss, s, want)
 		}
 	}

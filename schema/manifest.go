@@ -5,30 +5,25 @@ import (
 	"hash/maphash"
 	"math"
 	"math/bits"
-	"slices"
 	"sync"
 
 	"github.com/apache/arrow/go/v17/arrow"
 )
 
-// Manifest is an opened snapshot: its rows, read in place from the chunks. It
-// takes no heap per row. It is immutable and safe for concurrent use.
+// Manifest is a snapshot all of whose rows are open, read in place from the
+// chunks. It takes no heap per row. It is immutable and safe for concurrent use.
 //
 // Positions given to its methods must be in [0, Rows()).
 type Manifest struct {
-	snap    *Snapshot
-	starts  []int64  // first position of each chunk, then the number of rows
-	uniform uint64   // rows of every chunk but the last, 0 if they differ
-	columns [][]view // [column of the schema][chunk]
-	ids     [][]ID
-	refs    [][]refs // [blob column][chunk]
-	splits  []splitRange
-	chunks  []Blob
+	form    *Form
+	starts  []int64 // first position of each chunk, then the number of rows
+	uniform uint64  // rows of every chunk but the last, 0 if they differ
+	pages   []*Page
 
 	index func() *idIndex
 }
 
-// refs are the references of one blob column in one chunk.
+// refs are the references of one blob column in one page.
 type refs struct {
 	view *view // for the nulls
 	key  []Key
@@ -36,95 +31,47 @@ type refs struct {
 	sum  []uint64
 }
 
-type splitRange struct {
-	Range
-	name string
-}
-
 // OpenManifest opens the rows of snap. chunks are the blobs that snap.Chunks
 // name, in order; the manifest owns them from now on, also when it fails.
 // Bytes that are not what the snapshot says are an ErrDataLoss.
 func OpenManifest(snap *Snapshot, chunks []Blob) (*Manifest, error) {
-	m := &Manifest{snap: snap, chunks: chunks}
-	if err := Guard(m.open); err != nil {
+	m := &Manifest{}
+	if err := m.open(snap, chunks); err != nil {
 		m.Close()
+		for i := range chunks {
+			chunks[i].Release()
+		}
 		return nil, fmt.Errorf("manifest of %s@%d: %w", snap.Dataset, snap.Number, err)
 	}
 	return m, nil
 }
 
-func (m *Manifest) open() error {
-	if err := CheckSchema(m.snap.Schema); err != nil {
-		return fmt.Errorf("%w: %s", ErrDataLoss, err.Error()) // the snapshot is broken, not a request
+func (m *Manifest) open(snap *Snapshot, chunks []Blob) (err error) {
+	if len(chunks) != len(snap.Chunks) {
+		return fmt.Errorf("%w: %d chunks, the snapshot names %d", ErrDataLoss, len(chunks), len(snap.Chunks))
 	}
-	if len(m.chunks) != len(m.snap.Chunks) {
-		return fmt.Errorf("%w: %d chunks, the snapshot names %d", ErrDataLoss, len(m.chunks), len(m.snap.Chunks))
-	}
-	physical := ChunkSchema(m.snap.Schema)
-	message, err := encodeSchema(physical)
-	if err != nil {
+	if m.form, err = NewForm(snap); err != nil {
 		return err
 	}
-	blobFields := BlobFields(m.snap.Schema)
-	first := physical.NumFields() - len(blobFields)
-	m.columns = make([][]view, physical.NumFields())
-	for i := range m.columns {
-		m.columns[i] = make([]view, len(m.chunks))
-	}
-	m.ids = make([][]ID, len(m.chunks))
-	m.refs = make([][]refs, len(blobFields))
-	for i := range m.refs {
-		m.refs[i] = make([]refs, len(m.chunks))
-	}
-	m.starts = make([]int64, 1, len(m.chunks)+1)
-	for c, want := range m.snap.Chunks {
-		data := m.chunks[c].Bytes()
-		if err := want.Check(data); err != nil {
-			return fmt.Errorf("chunk %d: %w", c, err)
-		}
-		if !aligned(data) { // the store could not place it better
-			data = slices.Concat(alignedBytes(len(data))[:0], data)
-		}
-		cols, rows, err := decodeStream(data, physical, message)
+	m.starts = make([]int64, 1, len(chunks)+1)
+	for c, want := range snap.Chunks {
+		blob := chunks[c]
+		chunks[c] = Blob{}
+		p, err := m.form.OpenPage(want, blob)
 		if err != nil {
 			return fmt.Errorf("chunk %d: %w", c, err)
 		}
-		if int64(rows) != want.Rows || rows == 0 {
-			return fmt.Errorf("%w: chunk %d has %d rows, the snapshot says %d", ErrDataLoss, c, rows, want.Rows)
-		}
-		if len(want.BlobBytes) != len(blobFields) {
-			return fmt.Errorf("%w: chunk %d counts bytes of %d blob columns, the schema has %d", ErrDataLoss, c, len(want.BlobBytes), len(blobFields))
-		}
-		for i := range cols {
-			m.columns[i][c] = cols[i]
-		}
-		m.ids[c] = cast[ID](cols[0].values)
-		for i := range blobFields {
-			v := &m.columns[first+i][c]
-			r := refs{
-				view: v,
-				key:  cast[Key](v.children[0].values),
-				size: cast[uint64](v.children[1].values),
-				sum:  cast[uint64](v.children[2].values),
-			}
-			if err := r.check(want.BlobBytes[i]); err != nil {
-				return fmt.Errorf("chunk %d, column %q: %w", c, blobFields[i].Name, err)
-			}
-			m.refs[i][c] = r
-		}
+		m.pages = append(m.pages, p)
 		m.starts = append(m.starts, m.starts[c]+want.Rows)
 	}
-	if n := len(m.snap.Chunks); n > 0 {
-		rows := m.snap.Chunks[0].Rows
+	if n := len(snap.Chunks); n > 0 {
+		rows := snap.Chunks[0].Rows
 		m.uniform = uint64(rows)
-		for c, want := range m.snap.Chunks {
+		for c, want := range snap.Chunks {
 			if want.Rows != rows && (c < n-1 || want.Rows > rows) {
 				m.uniform = 0
 			}
 		}
-	}
-	if err := m.openSplits(); err != nil {
-		return err
 	}
 	m.index = sync.OnceValue(m.buildIndex)
 	return nil
@@ -149,46 +96,33 @@ func (r *refs) check(total int64) error {
 	return nil
 }
 
-func (m *Manifest) openSplits() error {
-	rows := m.Rows()
-	for _, s := range m.snap.Splits {
-		for _, r := range s.Ranges {
-			if r.Start < 0 || r.End < r.Start || r.End > rows {
-				return fmt.Errorf("%w: split %q has positions %d to %d of %d", ErrDataLoss, s.Name, r.Start, r.End, rows)
-			}
-			if r.End > r.Start {
-				m.splits = append(m.splits, splitRange{r, s.Name})
-			}
-		}
-	}
-	slices.SortFunc(m.splits, func(a, b splitRange) int {
-		switch {
-		case a.Start < b.Start:
-			return -1
-		case a.Start > b.Start:
-			return 1
-		}
-		return 0
-	})
-	for i := 1; i < len(m.splits); i++ {
-		if a, b := m.splits[i-1], m.splits[i]; b.Start < a.End {
-			return fmt.Errorf("%w: position %d is in split %q and in split %q", ErrDataLoss, b.Start, a.name, b.name)
-		}
-	}
-	return nil
-}
-
 // Close releases the chunks. The caller guarantees that nothing obtained from
 // the manifest, batches included, is used afterwards.
 func (m *Manifest) Close() {
-	for i := range m.chunks {
-		m.chunks[i].Release()
+	for _, p := range m.pages {
+		p.Release()
 	}
-	m.chunks, m.columns, m.ids, m.refs = nil, nil, nil, nil
+	m.pages = nil
 }
 
 // Snapshot is the snapshot whose rows these are.
-func (m *Manifest) Snapshot() *Snapshot { return m.snap }
+func (m *Manifest) Snapshot() *Snapshot { return m.form.snap }
+
+// Form is what its pages have in common.
+func (m *Manifest) Form() *Form { return m.form }
+
+// At says where the samples at some positions lie.
+func (m *Manifest) At(positions []int64) ([]Row, error) {
+	out, rows := make([]Row, len(positions)), m.Rows()
+	for i, pos := range positions {
+		if pos < 0 || pos >= rows {
+			return nil, fmt.Errorf("%w: position %d, want 0 to %d", ErrInvalid, pos, rows-1)
+		}
+		c, row := m.locate(pos)
+		out[i] = Row{m.pages[c], row}
+	}
+	return out, nil
+}
 
 // Rows is the number of samples.
 func (m *Manifest) Rows() int64 { return m.starts[len(m.starts)-1] }
@@ -219,7 +153,7 @@ func (m *Manifest) locate(pos int64) (chunk, row int) {
 // ID returns the id of the sample at a position. It does not allocate.
 func (m *Manifest) ID(pos int64) ID {
 	c, i := m.locate(pos)
-	return m.ids[c][i]
+	return m.pages[c].ids[i]
 }
 
 // Blob returns the reference in blob column col, counted among the blob
@@ -227,71 +161,29 @@ func (m *Manifest) ID(pos int64) ID {
 // allocate.
 func (m *Manifest) Blob(col int, pos int64) (ref BlobRef, ok bool) {
 	c, i := m.locate(pos)
-	r := &m.refs[col][c]
-	if r.view.null(i) {
-		return BlobRef{}, false
-	}
-	return BlobRef{Key: r.key[i], Size: int64(r.size[i]), Sum: Sum(r.sum[i])}, true
+	return m.pages[c].Blob(col, i)
 }
 
-// TryBlob is Blob, and an ErrDataLoss where the manifest's file cannot be read any more.
-func (m *Manifest) TryBlob(col int, pos int64) (ref BlobRef, ok bool, err error) {
-	err = Guard(func() error {
-		ref, ok = m.Blob(col, pos)
-		return nil
-	})
-	return ref, ok, err
-}
-
-// Touch reads a byte of each page of a chunk, so that who goes on to read the chunk, where
-// an error cannot be told from others, finds it in memory.
-func (m *Manifest) Touch(c int) error {
-	return Guard(func() error {
-		touch(m.chunks[c].Bytes())
-		return nil
-	})
-}
+// Page returns a chunk's rows. The manifest keeps them open until it is closed.
+func (m *Manifest) Page(c int) *Page { return m.pages[c] }
 
 // Column returns a stored column as one array a chunk. A blob column is a
 // struct of key, size and sum. The arrays need no Release, and live as long as
 // the manifest.
 func (m *Manifest) Column(name string) ([]arrow.Array, error) {
-	for i, f := range m.snap.Schema.Fields() {
-		if f.Name != name {
-			continue
-		}
-		out := make([]arrow.Array, len(m.columns[i]))
-		for c := range out {
-			out[c] = m.columns[i][c].array()
-		}
-		return out, nil
+	i, err := m.form.ColumnIndex(name)
+	if err != nil {
+		return nil, err
 	}
-	return nil, fmt.Errorf("%w: %s@%d has no stored column %s", ErrNotFound, m.snap.Dataset, m.snap.Number, Quote(name))
+	out := make([]arrow.Array, len(m.pages))
+	for c := range out {
+		out[c] = m.pages[c].Column(i)
+	}
+	return out, nil
 }
 
 // SplitOf names the split that a position is in, "" if it is in none.
-func (m *Manifest) SplitOf(pos int64) string {
-	if s := m.splitAt(pos); s != nil {
-		return s.name
-	}
-	return ""
-}
-
-func (m *Manifest) splitAt(pos int64) *splitRange {
-	i, found := slices.BinarySearchFunc(m.splits, pos, func(s splitRange, pos int64) int {
-		switch {
-		case s.End <= pos:
-			return -1
-		case s.Start > pos:
-			return 1
-		}
-		return 0
-	})
-	if !found {
-		return nil
-	}
-	return &m.splits[i]
-}
+func (m *Manifest) SplitOf(pos int64) string { return m.form.SplitOf(pos) }
 
 // Lookup finds the position of the sample with an id. The first call builds an
 // index of 5 bytes a row (10 beyond 2^32 rows).
@@ -327,8 +219,8 @@ func slotOf(seed maphash.Seed, id ID, slots int) int {
 
 func fillIndex[T uint32 | uint64](m *Manifest, seed maphash.Seed, table []T) {
 	pos := T(0)
-	for _, ids := range m.ids {
-		for _, id := range ids {
+	for _, p := range m.pages {
+		for _, id := range p.ids {
 			pos++
 			at := slotOf(seed, id, len(table))
 			for table[at] != 0 {

@@ -24,14 +24,17 @@ type Snapshot struct {
 	Chunks []Chunk
 }
 
-// Chunk is a run of consecutive manifest rows, stored as one blob in the form
-// that docs/formats.md describes.
+// Chunk is a run of consecutive manifest rows, stored in the form that docs/formats.md
+// describes: as one blob, a page, or as several pages and a blob that lists them.
 type Chunk struct {
 	BlobRef
 	Rows int64 `json:"rows"`
 	// BlobBytes is the sum of the sizes of the blob cells in the chunk, by blob
 	// column in schema order.
 	BlobBytes []int64 `json:"blob_bytes"`
+	// Pages is how many pages the blob lists, and PageBytes their size; 0 if it is a page itself.
+	Pages     int   `json:"pages,omitempty"`
+	PageBytes int64 `json:"page_bytes,omitempty"`
 }
 
 // Split is a named part of a snapshot: disjoint, ascending ranges of positions.

@@ -3,11 +3,16 @@ package schema
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 )
 
+// recordVersion is the newest version of a snapshot's record.
+const recordVersion = 2
+
 // snapshotJSON is the stored form of a Snapshot.
 type snapshotJSON struct {
+	Version int       `json:"version,omitempty"` // 0 and 1: no chunk has pages
 	Dataset string    `json:"dataset"`
 	Number  int64     `json:"number"`
 	Parent  int64     `json:"parent"`
@@ -25,7 +30,11 @@ func (s Snapshot) MarshalJSON() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := snapshotJSON{s.Dataset, s.Number, s.Parent, s.Created.UTC(), s.Source, message, s.Splits, s.Chunks}
+	version := 0
+	if slices.ContainsFunc(s.Chunks, func(c Chunk) bool { return c.Pages > 0 }) {
+		version = recordVersion
+	}
+	out := snapshotJSON{version, s.Dataset, s.Number, s.Parent, s.Created.UTC(), s.Source, message, s.Splits, s.Chunks}
 	if out.Splits == nil {
 		out.Splits = []Split{}
 	}
@@ -41,6 +50,9 @@ func (s *Snapshot) UnmarshalJSON(b []byte) error {
 	var in snapshotJSON
 	if err := json.Unmarshal(b, &in); err != nil {
 		return fmt.Errorf("%w: snapshot record: %w", ErrDataLoss, err)
+	}
+	if in.Version < 0 || in.Version > recordVersion {
+		return fmt.Errorf("%w: snapshot record of version %d; this bowstring knows up to %d", ErrDataLoss, in.Version, recordVersion)
 	}
 	schema, err := decodeSchema(in.Schema)
 	if err != nil {

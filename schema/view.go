@@ -161,11 +161,11 @@ const longRun = 2048
 
 // gather makes a vector of the rows that runs name, n in all, out of a column's
 // chunks. What has to be copied is copied into a; the rest points at the views.
-func gather(a *arena, views []view, runs []run, n int) (Vector, error) {
+func gather(a *arena, views []*view, runs []run, n int) (Vector, error) {
 	if len(views) == 0 {
 		return Vector{}, fmt.Errorf("%w: rows of a column without chunks", ErrInvalid)
 	}
-	v0 := &views[0]
+	v0 := views[0]
 	out := Vector{Type: v0.dt, Len: n}
 	validity, nulls := gatherValidity(a, views, runs, n)
 	out.Nulls = nulls
@@ -218,9 +218,9 @@ func gather(a *arena, views []view, runs []run, n int) (Vector, error) {
 	return out, nil
 }
 
-func (v *Vector) gatherChild(a *arena, views []view, child int, runs []run, n int) error {
+func (v *Vector) gatherChild(a *arena, views []*view, child int, runs []run, n int) error {
 	// Only the chunks that are needed are collected: a snapshot may have thousands.
-	below := make([]view, 0, len(runs)+1)
+	below := make([]*view, 0, len(runs)+1)
 	renamed := arenaRuns(a, len(runs))
 	at := make(map[int]int, min(len(runs), len(views)))
 	for i, r := range runs {
@@ -228,12 +228,12 @@ func (v *Vector) gatherChild(a *arena, views []view, child int, runs []run, n in
 		if !ok {
 			c = len(below)
 			at[r.chunk] = c
-			below = append(below, views[r.chunk].children[child])
+			below = append(below, &views[r.chunk].children[child])
 		}
 		renamed[i] = run{c, r.start, r.n}
 	}
 	if len(below) == 0 {
-		below = append(below, views[0].children[child])
+		below = append(below, &views[0].children[child])
 	}
 	sub, err := gather(a, below, renamed, n)
 	if err != nil {
@@ -243,7 +243,7 @@ func (v *Vector) gatherChild(a *arena, views []view, child int, runs []run, n in
 	return nil
 }
 
-func gatherValidity(a *arena, views []view, runs []run, n int) (Buffer, int) {
+func gatherValidity(a *arena, views []*view, runs []run, n int) (Buffer, int) {
 	some := false
 	for _, r := range runs {
 		if views[r.chunk].validity != nil {
@@ -257,7 +257,7 @@ func gatherValidity(a *arena, views []view, runs []run, n int) (Buffer, int) {
 	bits := a.zeroed((n + 7) / 8)
 	at := 0
 	for _, r := range runs {
-		v := &views[r.chunk]
+		v := views[r.chunk]
 		switch {
 		case r.n == 1:
 			if !v.null(r.start) {
@@ -277,11 +277,11 @@ func gatherValidity(a *arena, views []view, runs []run, n int) (Buffer, int) {
 	return pieces(bits), nulls
 }
 
-func gatherBits(a *arena, views []view, runs []run, n int) Buffer {
+func gatherBits(a *arena, views []*view, runs []run, n int) Buffer {
 	bits := a.zeroed((n + 7) / 8)
 	at := 0
 	for _, r := range runs {
-		v := &views[r.chunk]
+		v := views[r.chunk]
 		if r.n == 1 {
 			if bitutil.BitIsSet(v.values, v.bit+r.start) {
 				bits[at>>3] |= 1 << (at & 7)
@@ -294,7 +294,7 @@ func gatherBits(a *arena, views []view, runs []run, n int) Buffer {
 	return pieces(bits)
 }
 
-func gatherFixed(a *arena, views []view, runs []run, n, width int, scatter bool) Buffer {
+func gatherFixed(a *arena, views []*view, runs []run, n, width int, scatter bool) Buffer {
 	if scatter {
 		out := make([][]byte, 0, len(runs))
 		for _, r := range runs {
@@ -325,7 +325,7 @@ func gatherFixed(a *arena, views []view, runs []run, n, width int, scatter bool)
 	return pieces(out)
 }
 
-func gatherAs[T fixed](out []byte, views []view, runs []run) {
+func gatherAs[T fixed](out []byte, views []*view, runs []run) {
 	dst, at := cast[T](out), 0
 	for _, r := range runs {
 		src := cast[T](views[r.chunk].values)
@@ -340,14 +340,14 @@ func gatherAs[T fixed](out []byte, views []view, runs []run) {
 
 // gatherOffsets copies offsets, rebased to 0, and returns the runs of what they
 // point at, with its length.
-func gatherOffsets[T int32 | int64](a *arena, views []view, runs []run, n int, offsets func(*view) []T) (Buffer, []run, int64, error) {
+func gatherOffsets[T int32 | int64](a *arena, views []*view, runs []run, n int, offsets func(*view) []T) (Buffer, []run, int64, error) {
 	var size T
 	width := 8
 	if _, ok := any(size).(int32); ok {
 		width = 4
 	}
 	if len(runs) == 1 {
-		if off := offsets(&views[runs[0].chunk])[runs[0].start:]; off[0] == 0 { // as they are
+		if off := offsets(views[runs[0].chunk])[runs[0].start:]; off[0] == 0 { // as they are
 			total := int64(off[n])
 			return pieces(asBytes(off[:n+1])), []run{{runs[0].chunk, 0, int(total)}}, total, nil
 		}
@@ -356,7 +356,7 @@ func gatherOffsets[T int32 | int64](a *arena, views []view, runs []run, n int, o
 	below := arenaRuns(a, len(runs))[:0]
 	at, total := 0, int64(0)
 	for _, r := range runs {
-		off := offsets(&views[r.chunk])[r.start : r.start+r.n+1]
+		off := offsets(views[r.chunk])[r.start : r.start+r.n+1]
 		first, length := off[0], int64(off[r.n])-int64(off[0])
 		if width == 4 && total+length > math.MaxInt32 {
 			return Buffer{}, nil, 0, fmt.Errorf("%w: a batch holds more than 2^31-1 bytes or items of a column of type %s; ask for a smaller batch",
@@ -374,7 +374,7 @@ func gatherOffsets[T int32 | int64](a *arena, views []view, runs []run, n int, o
 	return pieces(asBytes(dst)), below, total, nil
 }
 
-func gatherBytes[T int32 | int64](a *arena, views []view, runs []run, n int, scatter bool, offsets func(*view) []T) (Buffer, Buffer, error) {
+func gatherBytes[T int32 | int64](a *arena, views []*view, runs []run, n int, scatter bool, offsets func(*view) []T) (Buffer, Buffer, error) {
 	offs, below, total, err := gatherOffsets(a, views, runs, n, offsets)
 	if err != nil {
 		return Buffer{}, Buffer{}, err

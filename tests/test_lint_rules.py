@@ -21,6 +21,7 @@ FORBIDDEN = [
     ("fetch/store/tend", "bowstring/fetch/store/local", "look after any store"),
     ("fetch/store/backup", "bowstring/fetch/store/cql", "look after any store"),
     ("fetch/admission", "bowstring/fetch/store", "fetch/admission shares out turns"),
+    ("fetch/manifest", "bowstring/fetch/store", "fetch/manifest gives rows"),
     ("fetch/tiers", "bowstring/fetch/streams", "fetch/tiers reads blobs"),
     ("fetch/tiers", "bowstring/fetch/admission", "fetch/tiers reads blobs"),
     ("fetch/lookahead", "bowstring/fetch/streams", "fetch/lookahead brings"),

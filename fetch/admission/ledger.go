@@ -20,14 +20,16 @@ const (
 	Windows Use = iota
 	// Uploads are what clients send and is being decoded.
 	Uploads
-	// Evaluation is what selections take while they are computed.
+	// Evaluation is what selections take while they are computed, and indexes of ids.
 	Evaluation
 	// Results are answers that are put together whole: of actions, of GetFlightInfo.
 	Results
+	// Manifests are pages of manifests, used or kept.
+	Manifests
 	uses
 )
 
-var useNames = [uses]string{"windows of streams", "uploads", "evaluation of selections", "answers"}
+var useNames = [uses]string{"windows of streams", "uploads", "selections and indexes of ids", "answers", "pages of manifests"}
 
 // String names the use in words, as errors and statistics show it.
 func (u Use) String() string { return useNames[u] }
@@ -36,13 +38,14 @@ func (u Use) String() string { return useNames[u] }
 type Limits struct {
 	Windows    int64 // default 512 MiB
 	Uploads    int64 // default 512 MiB
-	Evaluation int64 // default 64 MiB
+	Evaluation int64 // default 256 MiB
 	Results    int64 // default 64 MiB
+	Manifests  int64 // default 128 MiB
 }
 
 // EnsureDefaults fills in the fields that are zero.
 func (l *Limits) EnsureDefaults() {
-	for at, most := range map[*int64]int64{&l.Windows: 512 << 20, &l.Uploads: 512 << 20, &l.Evaluation: 64 << 20, &l.Results: 64 << 20} {
+	for at, most := range map[*int64]int64{&l.Windows: 512 << 20, &l.Uploads: 512 << 20, &l.Evaluation: 256 << 20, &l.Results: 64 << 20, &l.Manifests: 128 << 20} {
 		if *at == 0 {
 			*at = most
 		}
@@ -51,7 +54,7 @@ func (l *Limits) EnsureDefaults() {
 
 // Validate returns an error that names the first field without a sensible value.
 func (l *Limits) Validate() error {
-	for u, n := range [uses]int64{l.Windows, l.Uploads, l.Evaluation, l.Results} {
+	for u, n := range [uses]int64{l.Windows, l.Uploads, l.Evaluation, l.Results, l.Manifests} {
 		if n <= 0 {
 			return fmt.Errorf("%w: the limit of memory for %s is %d; want a positive number of bytes", schema.ErrInvalid, Use(u), n)
 		}
@@ -82,7 +85,7 @@ type reservation struct {
 // NewLedger returns a ledger with those limits, which must be valid.
 func NewLedger(limits Limits) *Ledger {
 	l := &Ledger{}
-	for u, n := range [uses]int64{limits.Windows, limits.Uploads, limits.Evaluation, limits.Results} {
+	for u, n := range [uses]int64{limits.Windows, limits.Uploads, limits.Evaluation, limits.Results, limits.Manifests} {
 		l.accounts[u].limit = n
 	}
 	return l
@@ -216,6 +219,9 @@ func (l *Ledger) Free(use Use) int64 {
 	defer l.mu.Unlock()
 	return l.accounts[use].limit - l.accounts[use].used
 }
+
+// Limit is how many bytes a use may take in all.
+func (l *Ledger) Limit(use Use) int64 { return l.accounts[use].limit }
 
 // Account says how much memory a use has taken, in bytes.
 type Account struct {

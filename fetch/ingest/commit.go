@@ -166,30 +166,19 @@ func (w *Writer) checkBase(ctx context.Context, checked map[schema.Key]bool) err
 	return dup.err(fmt.Sprintf("are in %s@%d already", w.base.Dataset, w.base.Number))
 }
 
-// checkChunk opens a chunk of the base as a manifest of its own.
+// checkChunk looks for ids that a chunk of the base has too, page by page.
 func (w *Writer) checkChunk(ctx context.Context, c schema.Chunk, dup *duplicates) error {
-	blob, err := w.store.Get(ctx, c.BlobRef)
-	if err != nil {
-		return err
-	}
-	if err := c.Check(blob.Bytes()); err != nil {
-		blob.Release()
-		return err
-	}
-	part := &schema.Snapshot{Dataset: w.base.Dataset, Number: w.base.Number, Schema: w.base.Schema, Chunks: []schema.Chunk{c}}
-	m, err := schema.OpenManifest(part, []schema.Blob{blob})
-	if err != nil {
-		return err
-	}
-	defer m.Close()
-	return w.turn(int(m.Rows()), func() error {
-		for pos := range m.Rows() {
-			id := m.ID(pos)
-			if _, found := slices.BinarySearchFunc(w.ids, id, compareIDs); found {
-				dup.add(id)
+	get := func(ref schema.BlobRef) (schema.Blob, error) { return w.store.Get(ctx, ref) }
+	return schema.EachPage(w.base, c, get, func(_ schema.Chunk, _ int64, m *schema.Manifest) error {
+		return w.turn(int(m.Rows()), func() error {
+			for pos := range m.Rows() {
+				id := m.ID(pos)
+				if _, found := slices.BinarySearchFunc(w.ids, id, compareIDs); found {
+					dup.add(id)
+				}
 			}
-		}
-		return nil
+			return nil
+		})
 	})
 }
 

@@ -75,7 +75,9 @@ type Options struct {
 	Schema  *arrow.Schema
 	Mode    Mode
 	Workers int              // blobs put at a time; 2 × GOMAXPROCS if 0
-	Mem     memory.Allocator // for the manifest chunk being built; Go's if nil
+	Mem     memory.Allocator // for the manifest page being built; Go's if nil
+	// PageRows is how many rows a manifest page has; schema.PageRows if 0.
+	PageRows int
 	// Turn runs a piece of work that occupies a processor for some milliseconds,
 	// when it may, and returns its error; nil runs it at once.
 	Turn func(piece func() error) error
@@ -93,9 +95,10 @@ type Writer struct {
 	base    *schema.Snapshot // newest snapshot when the writer was opened, or nil
 	builder *schema.ChunkBuilder
 	chunks  []schema.Chunk
-	splits  []schema.Split // positions counted from the first row written
-	ids     []schema.ID    // of all rows; Commit sorts them
-	rows    int64          // written so far
+	pages   schema.PageList // of the chunk being built
+	splits  []schema.Split  // positions counted from the first row written
+	ids     []schema.ID     // of all rows; Commit sorts them
+	rows    int64           // written so far
 
 	cells []cell // reused between calls
 	err   error  // why the writer can no longer be used
@@ -129,6 +132,9 @@ func New(ctx context.Context, store store.Store, opts Options) (*Writer, error) 
 	}
 	if opts.Mem == nil {
 		opts.Mem = memory.DefaultAllocator
+	}
+	if opts.PageRows <= 0 {
+		opts.PageRows = schema.PageRows
 	}
 	w := &Writer{store: store, opts: opts}
 	for _, f := range opts.Schema.Fields()[1:] {
@@ -253,14 +259,19 @@ func (w *Writer) write(ctx context.Context, split string, ids []schema.ID, meta 
 	w.ids = append(w.ids, ids...)
 	w.rows += int64(len(ids))
 
-	// Chunks are cut at the same rows whatever the calls were.
+	// Pages and chunks are cut at the same rows whatever the calls were.
 	for start := 0; start < len(ids); {
-		end := min(len(ids), start+schema.ChunkRows-w.builder.Rows())
+		end := min(len(ids), start+w.opts.PageRows-w.builder.Rows())
 		if err := w.appendRows(ids, meta, refs, start, end); err != nil {
 			return err
 		}
 		start = end
-		if w.builder.Rows() == schema.ChunkRows {
+		if w.builder.Rows() == w.opts.PageRows {
+			if err := w.flushPage(ctx); err != nil {
+				return err
+			}
+		}
+		if w.pages.Len() == schema.ChunkPages {
 			if err := w.flush(ctx); err != nil {
 				return err
 			}
@@ -419,22 +430,38 @@ func (w *Writer) put(ctx context.Context, blobs [][][]byte) ([][]*schema.BlobRef
 
 // flush stores the chunk that was being built.
 func (w *Writer) flush(ctx context.Context) error {
+	if err := w.flushPage(ctx); err != nil || w.pages.Len() == 0 {
+		return err
+	}
+	data, chunk := w.pages.Finish()
+	if data != nil {
+		var err error
+		if chunk.BlobRef, err = w.in.Put(ctx, data); err != nil {
+			return fmt.Errorf("store the index of manifest chunk %d: %w", len(w.chunks), err)
+		}
+	}
+	w.chunks = append(w.chunks, chunk)
+	return nil
+}
+
+// flushPage stores the page that was being built.
+func (w *Writer) flushPage(ctx context.Context) error {
 	if w.builder.Rows() == 0 {
 		return nil
 	}
 	var data []byte
-	var chunk schema.Chunk
+	var page schema.Chunk
 	err := w.turn(w.builder.Rows(), func() (err error) {
-		data, chunk, err = w.builder.Finish()
+		data, page, err = w.builder.Finish()
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("build manifest chunk %d: %w", len(w.chunks), err)
+		return fmt.Errorf("build a page of manifest chunk %d: %w", len(w.chunks), err)
 	}
-	if chunk.BlobRef, err = w.in.Put(ctx, data); err != nil {
-		return fmt.Errorf("store manifest chunk %d: %w", len(w.chunks), err)
+	if page.BlobRef, err = w.in.Put(ctx, data); err != nil {
+		return fmt.Errorf("store a page of manifest chunk %d: %w", len(w.chunks), err)
 	}
-	w.chunks = append(w.chunks, chunk)
+	w.pages.Add(page)
 	return nil
 }
 

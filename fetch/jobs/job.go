@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"bowstring/fetch/manifest"
 	"bowstring/fetch/plan"
 	"bowstring/schema"
 )
@@ -135,7 +136,7 @@ func (j *Job) Request() schema.Request { return j.request }
 func (j *Job) ID() string { return j.id }
 
 // Manifest returns the snapshot's manifest, valid until Close.
-func (j *Job) Manifest() *schema.Manifest { return j.snapshot.manifest }
+func (j *Job) Manifest() *manifest.Manifest { return j.snapshot.manifest }
 
 // Plan returns the order and sharing of the epoch.
 func (j *Job) Plan() *plan.Plan { return j.plan }
@@ -184,20 +185,15 @@ func (j *Job) EpochNumber() uint64 {
 	return j.request.Shuffle.Epoch
 }
 
-// meanRows is from how many rows MeanBytes is computed.
-const meanRows = 256
-
-// MeanBytes is about how many bytes of blobs a row has, as some rows show.
+// MeanBytes is how many bytes of blobs the rows of the snapshot have on average.
 func (j *Job) MeanBytes() (mean int64) {
-	n := j.selection.Len()
-	some := min(n, meanRows)
-	for i := range some {
+	snap := j.Manifest().Snapshot()
+	for _, chunk := range snap.Chunks {
 		for _, c := range j.projection.BlobColumns() {
-			// What cannot be read any more counts for nothing: who reads the rows is told.
-			if ref, _, err := j.Manifest().TryBlob(c, j.selection.At(i*(n/some))); err == nil {
-				mean += ref.Size
+			if c < len(chunk.BlobBytes) { // what is broken, who reads the rows is told
+				mean += chunk.BlobBytes[c]
 			}
 		}
 	}
-	return mean / max(some, 1)
+	return mean / max(snap.Rows(), 1)
 }

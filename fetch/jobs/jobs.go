@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"bowstring/fetch/admission"
+	"bowstring/fetch/manifest"
 	"bowstring/fetch/store"
 	"bowstring/schema"
 )
@@ -20,6 +21,9 @@ type Options struct {
 	// SelectionLifetime is for how long an uploaded selection is kept after it was
 	// used last, to a day. Default 30 days.
 	SelectionLifetime time.Duration
+	// Resident is up to how many bytes a manifest may have to be read whole when it is
+	// opened, and stay in memory; negative for none. Default 16 MiB.
+	Resident int64
 	// Logger receives what operators should know. Default slog.Default().
 	Logger *slog.Logger
 }
@@ -78,7 +82,11 @@ func New(s store.Store, read func(context.Context, schema.BlobRef) (schema.Blob,
 		computing: computations[*result]{logger: opts.Logger},
 		renewals:  renewals{store: s, logger: opts.Logger, lifetime: opts.SelectionLifetime, due: map[string]time.Time{}},
 	}
-	j.snapshots.init(s, read, opts)
+	pages, err := manifest.NewCache(read, ledger, manifest.Options{Resident: opts.Resident, Logger: opts.Logger})
+	if err != nil {
+		return nil, err
+	}
+	j.snapshots.init(s, pages, opts)
 	return j, nil
 }
 

@@ -204,7 +204,7 @@ func TestTotalBytes(t *testing.T) {
 	f.put(t, "d", 100)
 	sizes := func(j *jobs.Job, rows int64) (sum int64) {
 		for i := range rows {
-			ref, _ := j.Manifest().Blob(0, j.Plan().Position(i))
+			ref := refAt(t, j, j.Plan().Position(i))
 			sum += ref.Size
 		}
 		return sum

@@ -188,3 +188,14 @@ func (f *fixture) busy(t *testing.T) (end func()) {
 }
 
 var errGone = errors.New("the client went away")
+
+// refAt is the reference of the one image at a position.
+func refAt(t *testing.T, j *jobs.Job, pos int64) schema.BlobRef {
+	t.Helper()
+	rows, err := j.Manifest().At(t.Context(), []int64{pos})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ref, _ := rows[0].Blob(0)
+	return ref
+}

@@ -129,12 +129,12 @@ func (j *Job) Hides(column string) bool {
 	return j.request.Within.Hides(j.Manifest().Snapshot().Schema, column)
 }
 
-// ShownID is the id of a sample in text, "" if the job's caller may not see ids.
-func (j *Job) ShownID(position int64) string {
+// ShownID is a sample's id in text, "" if the job's caller may not see ids.
+func (j *Job) ShownID(id schema.ID) string {
 	if j.Hides(schema.IDColumn) {
 		return ""
 	}
-	return schema.FormatID(j.Manifest().ID(position))
+	return schema.FormatID(id)
 }
 
 // CheckPosition fails if no sample that the job's caller may see is at a position. He

@@ -6,8 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
+	"bowstring/fetch/manifest"
 	"bowstring/fetch/plan"
 	"bowstring/fetch/store"
 	"bowstring/schema"
@@ -17,13 +16,10 @@ import (
 // answer is believed.
 const trust = 10
 
-// chunkReads is how many chunks of a manifest are read at once.
-const chunkReads = 64
-
 // openSnapshot is a snapshot whose manifest is open, shared by all jobs on it.
 type openSnapshot struct {
 	key      snapshotKey
-	manifest *schema.Manifest
+	manifest *manifest.Manifest
 	cache    *snapshotCache
 
 	splitsMu sync.Mutex
@@ -54,7 +50,7 @@ func (s *openSnapshot) Release() { s.cache.release(s) }
 // snapshotCache keeps manifests open while somebody uses them, and a few more.
 type snapshotCache struct {
 	store   store.Store
-	read    ReadFunc // with the engine's retries
+	pages   *manifest.Cache
 	maxIdle int
 	opening computations[*openSnapshot]
 
@@ -65,8 +61,8 @@ type snapshotCache struct {
 	closed bool                          // guarded by mu: idle snapshots are not kept any more
 }
 
-func (c *snapshotCache) init(store store.Store, read ReadFunc, opts Options) {
-	c.store, c.read, c.maxIdle, c.opening.logger = store, read, opts.IdleSnapshots, opts.Logger
+func (c *snapshotCache) init(store store.Store, pages *manifest.Cache, opts Options) {
+	c.store, c.pages, c.maxIdle, c.opening.logger = store, pages, opts.IdleSnapshots, opts.Logger
 	c.byKey = map[snapshotKey]*openSnapshot{}
 }
 
@@ -153,7 +149,7 @@ func (c *snapshotCache) add(ctx context.Context, key snapshotKey, snap *schema.S
 	if s := c.shared(key, time.Time{}, there); s != nil {
 		return s, nil // it was opened since it was looked for
 	}
-	m, err := c.openManifest(ctx, snap)
+	m, err := c.pages.Open(ctx, snap)
 	if err != nil {
 		return nil, err
 	}
@@ -174,31 +170,6 @@ func (c *snapshotCache) add(ctx context.Context, key snapshotKey, snap *schema.S
 	c.believeLocked(s, there)
 	s.refs++
 	return s, nil
-}
-
-// openManifest reads all chunks of a snapshot.
-func (c *snapshotCache) openManifest(ctx context.Context, snap *schema.Snapshot) (*schema.Manifest, error) {
-	chunks := make([]schema.Blob, len(snap.Chunks))
-	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(chunkReads)
-	for i, ref := range snap.Chunks {
-		g.Go(func() (err error) {
-			defer recovered(ctx, c.opening.logger, &err)
-			b, err := c.read(ctx, ref.BlobRef)
-			if err != nil {
-				return fmt.Errorf("reading manifest chunk %d: %w", i, err)
-			}
-			chunks[i] = b
-			return nil
-		})
-	}
-	if err := g.Wait(); err != nil {
-		for i := range chunks {
-			chunks[i].Release()
-		}
-		return nil, err
-	}
-	return schema.OpenManifest(snap, chunks)
 }
 
 func (c *snapshotCache) release(s *openSnapshot) {
@@ -244,12 +215,13 @@ func closeAll(list []*openSnapshot) {
 	}
 }
 
-// closeIdle closes every snapshot that nobody uses.
+// closeIdle closes every snapshot that nobody uses, and lets go of their pages.
 func (c *snapshotCache) closeIdle() {
 	c.mu.Lock()
 	idle := c.takeIdleLocked(0)
 	c.mu.Unlock()
 	closeAll(idle)
+	c.pages.Trim()
 }
 
 // close closes idle snapshots, now and whenever one becomes idle.
@@ -259,6 +231,7 @@ func (c *snapshotCache) close() {
 	c.mu.Unlock()
 	c.opening.close()
 	c.closeIdle()
+	c.pages.Close()
 }
 
 // inUse lists the snapshots that somebody uses.

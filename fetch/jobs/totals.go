@@ -1,13 +1,18 @@
 package jobs
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
+	"sync/atomic"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
 
+	"golang.org/x/sync/errgroup"
+
+	"bowstring/fetch/manifest"
 	"bowstring/fetch/plan"
 	"bowstring/schema"
 )
@@ -95,32 +100,54 @@ func (js *Jobs) derivedSum(ctx context.Context, j *Job, what string, compute fun
 	return r.sum, nil
 }
 
-// sumValues is how many values are added up at a turn: some milliseconds.
-const sumValues = 1 << 16
+const (
+	// sumRows is how many rows are read and added up at a time, sumSlices how many
+	// times that at once.
+	sumRows   = 4096
+	sumSlices = 8
+	// sumValues is how many values are added up at a turn: some milliseconds.
+	sumValues = 1 << 16
+)
 
 // sum adds up n rows.
-func (js *Jobs) sum(ctx context.Context, sizes *cellSizes, n int64, at func(int64) int64) (total int64, err error) {
-	for i := int64(0); i < n && err == nil; {
-		err = js.turn(ctx, func() error {
-			for sizes.visited = 0; i < n && sizes.visited < sumValues; i++ {
-				total += sizes.row(at(i))
+func (js *Jobs) sum(ctx context.Context, sizes *cellSizes, n int64, at func(int64) int64) (int64, error) {
+	var total atomic.Int64
+	outer := ctx
+	g, ctx := errgroup.WithContext(outer)
+	g.SetLimit(sumSlices)
+	for first := int64(0); first < n && ctx.Err() == nil; first += sumRows {
+		g.Go(func() error {
+			positions := make([]int64, min(sumRows, n-first))
+			for i := range positions {
+				positions[i] = at(first + int64(i))
 			}
-			return context.Cause(ctx)
+			rows, err := sizes.manifest.At(ctx, positions)
+			for i := 0; i < len(rows) && err == nil; {
+				err = js.turn(ctx, func() error {
+					var some int64
+					some, i, err = sizes.some(positions, rows, i)
+					total.Add(some)
+					return cmp.Or(err, context.Cause(ctx))
+				})
+			}
+			return err
 		})
 	}
-	return total, err
+	err := g.Wait()
+	if outer.Err() != nil {
+		err = context.Cause(outer)
+	}
+	return total.Load(), err
 }
 
 // cellSizes tells the sizes of a job's rows.
 type cellSizes struct {
-	manifest *schema.Manifest
-	starts   []int64 // the first position of each chunk
-	blobs    []int   // ordinals, once for each column that shows the blob
-	fixed    int64   // bytes of the columns that have as many in every row
-	split    bool    // the split's name is shown
-	metadata [][]arrow.Array
+	manifest *manifest.Manifest
+	blobs    []int // ordinals, once for each column that shows the blob
+	fixed    int64 // bytes of the columns that have as many in every row
+	split    bool  // the split's name is shown
+	metadata []int // indexes in the schema
 	parts    []blobPart
-	visited  int64 // values looked at: what the time goes by
 }
 
 // blobPart is a virtual column of a blob column, and the size of its values.
@@ -132,11 +159,6 @@ type blobPart struct {
 func newCellSizes(j *Job) (*cellSizes, error) {
 	m := j.Manifest()
 	s := &cellSizes{manifest: m}
-	var start int64
-	for _, c := range m.Snapshot().Chunks {
-		s.starts = append(s.starts, start)
-		start += c.Rows
-	}
 	blobs := schema.BlobFields(m.Snapshot().Schema)
 	for _, f := range j.projection.Schema.Fields() {
 		name := f.Name
@@ -158,7 +180,7 @@ func newCellSizes(j *Job) (*cellSizes, error) {
 				s.parts = append(s.parts, blobPart{col, map[string]int64{schema.SizePart: 8, schema.KeyPart: int64(len(schema.Key{}))}[part]})
 				continue
 			}
-			column, err := m.Column(name)
+			column, err := m.Form().ColumnIndex(name)
 			if err != nil {
 				return nil, err
 			}
@@ -168,36 +190,56 @@ func newCellSizes(j *Job) (*cellSizes, error) {
 	return s, nil
 }
 
+// some adds up rows from row i on, as many as a turn has time for, and returns how far it came.
+func (s *cellSizes) some(positions []int64, rows []schema.Row, i int) (total int64, next int, err error) {
+	err = schema.Guard(func() error {
+		w := weighing{cellSizes: s}
+		for ; i < len(rows) && w.visited < sumValues; i++ {
+			total += w.row(positions[i], rows[i])
+		}
+		return nil
+	})
+	return total, i, err
+}
+
+// weighing is some rows being added up.
+type weighing struct {
+	*cellSizes
+	page     *schema.Page // that of the last row
+	metadata []arrow.Array
+	visited  int64 // values looked at: what the time goes by
+}
+
 // row is the size of one row.
-func (s *cellSizes) row(pos int64) int64 {
+func (s *weighing) row(pos int64, row schema.Row) int64 {
 	n := s.fixed
 	s.visited += 1 + int64(len(s.blobs)+len(s.parts))
 	for _, b := range s.blobs {
-		ref, _ := s.manifest.Blob(b, pos)
+		ref, _ := row.Blob(b)
 		n += ref.Size
 	}
 	for _, p := range s.parts {
-		if _, ok := s.manifest.Blob(p.column, pos); ok {
+		if _, ok := row.Blob(p.column); ok {
 			n += p.width
 		}
 	}
 	if s.split {
-		n += int64(len(s.manifest.SplitOf(pos)))
+		n += int64(len(s.manifest.Form().SplitOf(pos)))
 	}
-	if len(s.metadata) > 0 {
-		chunk, found := slices.BinarySearch(s.starts, pos)
-		if !found {
-			chunk--
+	if row.Page != s.page {
+		s.page, s.metadata = row.Page, nil
+		for _, column := range s.cellSizes.metadata {
+			s.metadata = append(s.metadata, row.Page.Column(column))
 		}
-		for _, column := range s.metadata {
-			n += s.value(column[chunk], int(pos-s.starts[chunk]))
-		}
+	}
+	for _, column := range s.metadata {
+		n += s.value(column, row.At)
 	}
 	return n
 }
 
 // value is the number of bytes of one value.
-func (s *cellSizes) value(a arrow.Array, i int) int64 {
+func (s *weighing) value(a arrow.Array, i int) int64 {
 	s.visited++
 	if a.IsNull(i) {
 		return 0

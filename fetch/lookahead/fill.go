@@ -1,6 +1,7 @@
 package lookahead
 
 import (
+	"context"
 	"sync/atomic"
 	"time"
 
@@ -30,6 +31,8 @@ const (
 // the store. It belongs to one goroutine.
 type filler struct {
 	ahead   *Ahead
+	ctx     context.Context //nolint:containedctx // what the filler looks up ends with it
+	cancel  context.CancelFunc
 	wake    chan struct{}      // told when the way may have room
 	results chan tiers.Outcome // of reads under way
 	blocked atomic.Bool        // it has something to read, and no room
@@ -40,8 +43,9 @@ type filler struct {
 }
 
 func (a *Ahead) newFiller() *filler {
+	ctx, cancel := context.WithCancel(context.Background())
 	f := &filler{
-		ahead: a, wake: make(chan struct{}, 1), results: make(chan tiers.Outcome, maxFills),
+		ahead: a, ctx: ctx, cancel: cancel, wake: make(chan struct{}, 1), results: make(chan tiers.Outcome, maxFills),
 		places: map[schema.BlobRef]spill.Place{},
 	}
 	a.mu.Lock()
@@ -55,6 +59,7 @@ func (f *filler) Receive(_ tiers.Token, o tiers.Outcome) { f.results <- o }
 
 // close gives up the reads under way.
 func (f *filler) close() {
+	f.cancel()
 	f.reads -= f.ahead.opts.Reader.Leave(func(to tiers.Receiver, _ tiers.Token) bool { return to == tiers.Receiver(f) })
 	for ; f.reads > 0; f.reads-- { // what has just come
 		o := <-f.results
@@ -161,6 +166,7 @@ type scan struct {
 	at     int64 // the row to look at next, counted from the job's first epoch
 	column int
 	fullAt int64 // where the job was when the spill would keep no more of it; -1: it would
+	blocks [2]*block
 }
 
 // candidate is a blob that will be used and is not there.
@@ -187,7 +193,7 @@ func (a *Ahead) fill() {
 		default:
 		}
 		if next == nil {
-			next, more = a.nextFill()
+			next, more = f.nextFill()
 		}
 		if next != nil && f.try(next) != noRoom {
 			next.from.column++
@@ -210,7 +216,8 @@ func (a *Ahead) fill() {
 // nextFill returns what is used soonest of what is not in the spill and would be
 // kept, nil if there is nothing as far as was looked; more says that it was not
 // looked at all.
-func (a *Ahead) nextFill() (best *candidate, more bool) {
+func (f *filler) nextFill() (best *candidate, more bool) {
+	a := f.ahead
 	demand := a.opts.Demand()
 	a.mu.Lock()
 	var list []*running
@@ -225,7 +232,7 @@ func (a *Ahead) nextFill() (best *candidate, more bool) {
 	defer release(list)
 	var soonest float64
 	for _, l := range list {
-		c, rows, left := a.missing(l, displace)
+		c, rows, left := f.missing(l, displace)
 		more = more || left
 		if c == nil {
 			continue
@@ -239,8 +246,9 @@ func (a *Ahead) nextFill() (best *candidate, more bool) {
 
 // missing looks for the next blob that a job uses and the spill has not, and
 // returns it and how many rows are used before it; more says that there are rows
-// left to look at.
-func (a *Ahead) missing(l *running, displace bool) (c *candidate, before int64, more bool) {
+// left to look at now.
+func (f *filler) missing(l *running, displace bool) (c *candidate, before int64, more bool) {
+	a := f.ahead
 	at, rows, served := &l.ahead, l.order.Rows(), l.future.Served()
 	if at.fullAt >= 0 && float64(served-at.fullAt) < fullRows*float64(rows) {
 		return nil, 0, false
@@ -249,14 +257,18 @@ func (a *Ahead) missing(l *running, displace bool) (c *candidate, before int64, 
 	if at.at < served {
 		at.at, at.column = served, 0
 	}
-	m := l.order.job.Manifest()
 	columns := l.order.job.Projection().BlobColumns()
 	end := min(served+rows, l.future.End())
 	for scanned := 0; at.at < end && scanned < scanRows; scanned++ {
-		p := l.order.plan(at.at / rows)
-		for pos, here := l.order.at(p, at.at%rows); here && at.column < len(columns); at.column++ {
-			ref, ok, err := m.TryBlob(columns[at.column], pos)
-			if err != nil || !ok || a.opts.Cache.Has(ref) { // what is lost, the job's streams will tell
+		b := f.block(l, at.at, end)
+		if b == nil {
+			return nil, 0, false // the filler is woken when it is there
+		}
+		i := at.at - b.first
+		pos, here := b.positions[i], b.here[i] && b.err == nil // what is lost, the job's streams will tell
+		for ; here && at.column < len(columns); at.column++ {
+			ref, ok, err := b.rows[i].TryBlob(columns[at.column])
+			if err != nil || !ok || a.opts.Cache.Has(ref) {
 				continue
 			}
 			place := spill.Place{Dataset: l.number, Position: pos}

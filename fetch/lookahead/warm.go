@@ -89,6 +89,29 @@ type warmer struct {
 	filler  *filler
 	live    *running // nil if there are no rows, or too many jobs
 	column  int
+	rows    []schema.Row // those from row first on; nil where they cannot be looked up
+	first   int64
+	known   int64 // rows that were looked up
+}
+
+// warmRows is how many rows are looked up in the manifest at once.
+const warmRows = 1024
+
+// lookUp looks up the row to look at next, and those after it; false if it cannot.
+func (w *warmer) lookUp(ctx context.Context) bool {
+	if w.Seen < w.known {
+		return w.rows != nil
+	}
+	positions := make([]int64, min(warmRows, w.Rows-w.Seen))
+	for i := range positions {
+		positions[i] = w.job.Plan().Position(w.Seen + int64(i))
+	}
+	w.first, w.known = w.Seen, w.Seen+int64(len(positions))
+	var err error
+	if w.rows, err = w.job.Manifest().At(ctx, positions); err != nil {
+		w.rows = nil
+	}
+	return err == nil
 }
 
 // newWarmer has the spill know of the job, as if it ran.
@@ -137,8 +160,12 @@ func (w *warmer) next(ctx context.Context) *candidate {
 	columns := w.job.Projection().BlobColumns()
 	for ; w.Seen < w.Rows && !w.Full && ctx.Err() == nil; w.Seen, w.column = w.Seen+1, 0 {
 		pos := w.job.Plan().Position(w.Seen)
+		if !w.lookUp(ctx) { // what is lost, the job's streams will tell
+			w.Failed += int64(len(columns))
+			continue
+		}
 		for w.column < len(columns) {
-			ref, ok, err := w.job.Manifest().TryBlob(columns[w.column], pos)
+			ref, ok, err := w.rows[w.Seen-w.first].TryBlob(columns[w.column])
 			w.column++
 			at := spill.Place{Dataset: w.dataset, Position: pos}
 			switch {

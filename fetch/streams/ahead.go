@@ -26,6 +26,7 @@ type run struct {
 	seq                int64 // of its first row in the stream
 	index              int64 // of its first row in the epoch's order
 	positions          []int64
+	rows               []schema.Row  // where they lie; none of a row that was delivered before
 	sizes              []int64       // bytes of blobs in each row
 	cells              []schema.Blob // row by row
 	pending            []int32       // cells of each row that are not back yet
@@ -47,7 +48,10 @@ type fault struct {
 // ahead is what a stream has planned, is reading, or holds for its consumer, in
 // the plan's order. It is guarded by Stream.mu.
 type ahead struct {
-	walk    walk  // where planning stands
+	walk    walk // where drafting stands
+	drafts  []*draft
+	drafted int   // rows in drafts that were not planned
+	dseq    int64 // of the next row to draft in the stream
 	most    int64 // rows that may be planned from the first one that was not delivered
 	ended   bool  // there is nothing more to plan
 	far     bool  // nothing more may be planned before the first row is delivered
@@ -82,7 +86,7 @@ func (a *ahead) init(w walk, served []byte, most int64) {
 	a.first, a.most = w, most
 	a.served = bitmapOf(served)
 	a.goOn()
-	a.walk, a.seq = a.first, a.firstRow
+	a.walk, a.seq, a.dseq = a.first, a.firstRow, a.firstRow
 }
 
 // planLocked appends a run; false at the end, or where that would be too far
@@ -106,49 +110,56 @@ func (s *Stream) appendLocked() bool {
 	if a.far = len(a.runs) > 0 && a.seq-a.runs[0].seq > a.most-runRows; a.far {
 		return false
 	}
-	from := a.walk
-	if !a.walk.settle() {
+	s.draftLocked()
+	if len(a.drafts) == 0 {
 		a.ended = true
 		s.cond.Broadcast() // Next may wait for more
 		return false
 	}
-	n, cols := int(min(a.walk.left(), runRows)), len(s.columns)
+	d := a.drafts[0]
+	if !d.ready {
+		return false
+	}
+	from := d.from
+	from.at += int64(d.used)
+	n, cols := len(d.positions)-d.used, len(s.columns)
 	r := &run{
-		from: from, lap: a.walk.lap, step: a.walk.step, ordinal: a.walk.ordinal(), seq: a.seq, index: a.walk.at,
+		from: from, lap: from.lap, step: from.step, ordinal: from.ordinal(), seq: a.seq, index: from.at,
 		near: !s.order.loose,
 	}
 	// Of large samples a run has one row, and there are many runs: none is made
 	// larger than it needs to be.
-	var rows [runRows]struct{ position, size int64 }
+	var sizes [runRows]int64
 	most := s.window.limit / runShare
 	count := 0
 	for ; count < n && (count == 0 || most > 0); count++ {
-		row := &rows[count]
-		row.position = a.walk.take()
-		if s.order.loose && a.served.has(a.seq+int64(count)) {
+		row := d.rows[d.used+count]
+		if row.Page == nil {
 			continue
 		}
 		for _, c := range s.columns {
-			ref, _, err := s.job.Manifest().TryBlob(c.ordinal, row.position)
+			ref, _, err := row.TryBlob(c.ordinal)
 			if err != nil {
 				s.manifestLost(err)
 				return false
 			}
-			row.size += ref.Size
+			sizes[count] += ref.Size
 		}
-		most -= row.size
+		most -= sizes[count]
 	}
-	numbers := make([]int64, 2*count)
-	r.positions, r.sizes = numbers[:count:count], numbers[count:]
-	r.pending, r.taken = make([]int32, count), make([]bool, count)
+	r.positions, r.rows = d.positions[d.used:d.used+count:d.used+count], d.rows[d.used:d.used+count:d.used+count]
+	r.sizes, r.pending, r.taken = slices.Clone(sizes[:count]), make([]int32, count), make([]bool, count)
 	r.cells = make([]schema.Blob, count*cols)
 	for i := range count {
-		r.positions[i], r.sizes[i], r.pending[i] = rows[i].position, rows[i].size, int32(cols)
-		r.taken[i] = s.order.loose && a.served.has(a.seq+int64(i))
-		if !r.taken[i] {
+		r.pending[i] = int32(cols)
+		if r.taken[i] = r.rows[i].Page == nil; !r.taken[i] {
 			r.left++
 		}
 	}
+	if d.used += count; d.used == len(d.positions) {
+		a.drafts = a.drafts[1:]
+	}
+	a.drafted -= count
 	a.seq += int64(count)
 	a.runs = append(a.runs, r)
 	a.promote(s)
@@ -207,7 +218,7 @@ func (s *Stream) Receive(t tiers.Token, o tiers.Outcome) {
 	r.inFlight--
 	if o.Err != nil {
 		if !s.job.Tolerant() {
-			s.fail(s.sampleError(r.positions[row], column, o.Err))
+			s.fail(s.sampleError(r.positions[row], r.rows[row], column, o.Err))
 		}
 		r.faults = append(r.faults, fault{row, column, o.Err})
 	} else {
@@ -259,6 +270,7 @@ func (s *Stream) takeLocked(r *run, row int, p *part) {
 		}
 	}
 	p.positions = append(p.positions, r.positions[row])
+	p.rows = append(p.rows, r.rows[row])
 	p.reserved += s.rowSize(r, row)
 	r.taken[row] = true
 	r.left--
@@ -300,6 +312,16 @@ func (a *ahead) nextUnread() int64 {
 	return w.take()
 }
 
+// nextUnreads returns the positions of about so many rows that nextUnread will return.
+func (a *ahead) nextUnreads(n int64) []int64 {
+	w := a.first
+	var positions []int64
+	for ; n > 0 && w.settle(); n-- {
+		positions = append(positions, w.take())
+	}
+	return positions
+}
+
 // trim forgets the runs at the front that were delivered.
 func (a *ahead) trim() {
 	n := 0
@@ -331,6 +353,10 @@ func (s *Stream) readsLocked() (lap, index int64) {
 	if a.reading < len(a.runs) && len(s.columns) > 0 {
 		r := a.runs[a.reading]
 		return r.lap, r.index + int64(r.next/len(s.columns))
+	}
+	if len(a.drafts) > 0 {
+		d := a.drafts[0]
+		return d.from.lap, d.from.at + int64(d.used)
 	}
 	return a.walk.lap, a.walk.at
 }

@@ -62,7 +62,7 @@ func (s *Stream) refillLocked() {
 			continue
 		}
 		pos := r.positions[row]
-		ref, ok, err := s.job.Manifest().TryBlob(s.columns[column].ordinal, pos)
+		ref, ok, err := r.rows[row].TryBlob(s.columns[column].ordinal)
 		if err != nil {
 			s.manifestLost(err)
 			break
@@ -183,7 +183,8 @@ func (s *Stream) unplanLocked(r *run) {
 	s.window.used -= bytes
 	s.hold.Shrink(bytes)
 	a.runs = a.runs[:len(a.runs)-1]
-	a.walk, a.seq, a.ended, a.far = r.from, r.seq, false, false
+	a.undraftLocked()
+	a.walk, a.seq, a.dseq, a.ended, a.far = r.from, r.seq, r.seq, false, false
 	a.reading, a.near = min(a.reading, len(a.runs)), min(a.near, len(a.runs))
 }
 
@@ -207,6 +208,7 @@ func (s *Stream) releaseLocked() {
 		}
 		r.release()
 	}
+	a.undraftLocked()
 	s.hold.Shrink(a.granted)
 	a.granted, a.runs = 0, nil
 	a.rows, a.bytes, a.inFlight = 0, 0, 0

@@ -22,7 +22,7 @@ func (s *Stream) mend(p *part) ([]Fault, error) {
 	for i, f := range p.faults {
 		pos := p.positions[f.row]
 		faults[i] = Fault{
-			Position: pos, ID: s.job.ShownID(pos),
+			Position: pos, ID: s.job.ShownID(p.rows[f.row].ID()),
 			Column: s.columns[f.column].name, Cause: f.err.Error(),
 		}
 	}
@@ -45,7 +45,7 @@ func (s *Stream) mend(p *part) ([]Fault, error) {
 		return faults, nil
 	}
 	f := p.faults[0]
-	return nil, s.sampleError(p.positions[f.row], f.column, f.err)
+	return nil, s.sampleError(p.positions[f.row], p.rows[f.row], f.column, f.err)
 }
 
 // manifestLost fails the stream, as it cannot know which blobs come next.
@@ -70,7 +70,7 @@ func (s *Stream) substitute(p *part, f fault) (int64, error) {
 		if pos == failed {
 			continue
 		}
-		row, err := s.readRow(pos)
+		row, at, err := s.readRow(pos)
 		if err != nil {
 			causes = append(causes, err)
 			continue
@@ -81,17 +81,21 @@ func (s *Stream) substitute(p *part, f fault) (int64, error) {
 		}
 		// positions may be the caller's: the row is changed in a copy.
 		p.positions = append([]int64(nil), p.positions...)
-		p.positions[f.row] = pos
+		p.positions[f.row], p.rows[f.row] = pos, at
 		return pos, nil
 	}
-	return 0, fmt.Errorf("no substitute for it could be read either: %w", s.sampleError(failed, f.column, errors.Join(causes...)))
+	return 0, fmt.Errorf("no substitute for it could be read either: %w", s.sampleError(failed, p.rows[f.row], f.column, errors.Join(causes...)))
 }
 
-// readRow reads all blobs of a sample.
-func (s *Stream) readRow(pos int64) ([]schema.Blob, error) {
-	row := make([]schema.Blob, len(s.columns))
+// readRow reads all blobs of a sample, and says where its row lies.
+func (s *Stream) readRow(pos int64) ([]schema.Blob, schema.Row, error) {
+	rows, err := s.job.Manifest().At(s.context(), []int64{pos})
+	if err != nil {
+		return nil, schema.Row{}, err
+	}
+	cells := make([]schema.Blob, len(s.columns))
 	for c := range s.columns {
-		ref, ok, err := s.job.Manifest().TryBlob(s.columns[c].ordinal, pos)
+		ref, ok, err := rows[0].TryBlob(s.columns[c].ordinal)
 		if err == nil && !ok {
 			continue
 		}
@@ -100,12 +104,12 @@ func (s *Stream) readRow(pos int64) ([]schema.Blob, error) {
 			b, err = s.set.opts.Reader.Get(s.context(), ref)
 		}
 		if err != nil {
-			for i := range row {
-				row[i].Release()
+			for i := range cells {
+				cells[i].Release()
 			}
-			return nil, s.sampleError(pos, c, err)
+			return nil, schema.Row{}, s.sampleError(pos, rows[0], c, err)
 		}
-		row[c] = b
+		cells[c] = b
 	}
-	return row, nil
+	return cells, rows[0], nil
 }

@@ -10,6 +10,7 @@ import (
 type part struct {
 	walk      walk // where the stream stands before it
 	positions []int64
+	rows      []schema.Row    // where they lie; nil until they were looked up
 	blobs     [][]schema.Blob // by blob column, by row
 	reserved  int64           // bytes of the window
 	faults    []fault
@@ -85,7 +86,7 @@ func (s *Stream) gatherLocked() *part {
 	a := &s.ahead
 	p := &part{walk: s.slot, blobs: make([][]schema.Blob, len(s.columns))}
 	n := int(min(s.slot.left(), int64(max(a.rows, 1))))
-	p.positions = make([]int64, 0, n)
+	p.positions, p.rows = make([]int64, 0, n), make([]schema.Row, 0, n)
 	cells := make([]schema.Blob, n*len(s.columns))
 	for c := range p.blobs {
 		p.blobs[c] = cells[c*n : c*n : (c+1)*n]
@@ -154,6 +155,9 @@ func (s *Stream) prefixLocked() bool {
 			left--
 			s.wanted.seq = r.seq + int64(row) + 1
 		}
+	}
+	if left > 0 && a.loading() {
+		return false // there may be more rows for it
 	}
 	return s.wanted.missing == 0
 }

@@ -25,7 +25,7 @@ func newSizer(j *jobs.Job) sizer {
 	z.maxBytes = z.batchBytes
 	if rows := m.Rows(); rows > 0 {
 		for _, c := range m.Snapshot().Chunks {
-			z.rowBytes += c.Size
+			z.rowBytes += c.ManifestBytes()
 		}
 		z.rowBytes /= rows
 	}

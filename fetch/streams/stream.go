@@ -259,9 +259,9 @@ func (s *Stream) Close() {
 }
 
 // sampleError says which sample failed.
-func (s *Stream) sampleError(position int64, column int, err error) error {
+func (s *Stream) sampleError(position int64, row schema.Row, column int, err error) error {
 	return fmt.Errorf("sample %s (position %d of %s), column %q: %w",
-		cmp.Or(s.job.ShownID(position), "of hidden id"), position, s.job.SnapshotName(), s.columns[column].name, err)
+		cmp.Or(s.job.ShownID(row.ID()), "of hidden id"), position, s.job.SnapshotName(), s.columns[column].name, err)
 }
 
 // Next returns the next batch, io.EOF after the last. The error of a stream
@@ -273,17 +273,24 @@ func (s *Stream) Next() (*Batch, error) {
 	}
 	start := time.Now()
 	var faults []Fault
-	err = schema.Guard(func() (err error) {
-		faults, err = s.mend(p)
-		return err
-	})
+	if p.rows == nil {
+		p.rows, err = s.job.Manifest().At(s.context(), p.positions)
+		wait.Store += time.Since(start)
+	}
+	if err == nil {
+		err = schema.Guard(func() (err error) {
+			faults, err = s.mend(p)
+			return err
+		})
+	}
 	if err != nil {
 		p.release()
 		s.free(p.reserved)
 		s.fail(err)
 		return nil, err
 	}
-	assembled, err := s.job.Projection().Assemble(s.job.Manifest(), p.positions, p.blobs)
+	start = time.Now()
+	assembled, err := s.job.Projection().AssembleRows(s.job.Manifest().Form(), p.positions, p.rows, p.blobs)
 	if err != nil {
 		s.free(p.reserved)
 		err = fmt.Errorf("putting step %d of %s together: %w", p.walk.step, s.job.SnapshotName(), err)
@@ -427,7 +434,7 @@ func (s *Stream) awaitLocked() error {
 	if s.context().Err() != nil {
 		return context.Cause(s.context())
 	}
-	if s.ahead.paused || s.ahead.backs != before || s.ahead.inFlight == 0 {
+	if s.ahead.paused || s.ahead.backs != before || s.ahead.inFlight == 0 && !s.ahead.loading() {
 		return nil // planning goes on, or something has come meanwhile
 	}
 	s.waiting = true
@@ -477,6 +484,9 @@ func (s *Stream) unread() (*part, Wait, error) {
 		s.slot.at++
 	}
 	s.finishPartLocked(p)
+	if m := s.job.Manifest(); !m.Resident() {
+		m.Ahead(s.context(), s.ahead.nextUnreads(min(rows, maxDrafted)))
+	}
 	return p, Wait{}, nil
 }
 

@@ -181,56 +181,38 @@ func boxInt(n int) any {
 // stringOf views b as a string, without copying.
 func stringOf(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 
-// getters returns, for each chunk, what reads a column there, and whether the
-// chunk may have nulls in it.
-func (e *Expr) getters(m *schema.Manifest, name string) ([]getter, []bool, error) {
-	gets, nulls := make([]getter, m.Chunks()), make([]bool, m.Chunks())
+// getter returns what reads a column of a page that begins at start, and whether
+// it may have nulls in it.
+func (e *Expr) getter(f *schema.Form, name string, start int64, p *schema.Page) (get getter, nulls bool, err error) {
 	switch name {
 	case schema.PositionColumn:
-		for c := range gets {
-			start := m.ChunkStart(c)
-			gets[c] = func(i int) any { return boxInt(int(start) + i) }
-		}
+		return func(i int) any { return boxInt(int(start) + i) }, false, nil
 	case schema.SplitColumn:
 		boxed := map[string]any{"": ""}
-		for _, s := range m.Snapshot().Splits {
+		for _, s := range f.Snapshot().Splits {
 			boxed[s.Name] = s.Name
 		}
-		for c := range gets {
-			start := m.ChunkStart(c)
-			gets[c] = func(i int) any { return boxed[m.SplitOf(start+int64(i))] }
-		}
+		return func(i int) any { return boxed[f.SplitOf(start+int64(i))] }, false, nil
 	case schema.IDColumn:
-		for c := range gets {
-			start := m.ChunkStart(c)
-			gets[c] = func(i int) any { return schema.FormatID(m.ID(start + int64(i))) }
-		}
-	default:
-		if col, f, part, ok := schema.BlobPart(m.Snapshot().Schema, name); ok {
-			for c := range gets {
-				gets[c], nulls[c] = partOf(m, c, col, part), f.Nullable
-			}
-			return gets, nulls, nil
-		}
-		arrays, err := m.Column(name)
-		if err != nil {
-			return nil, nil, err
-		}
-		for c, a := range arrays {
-			gets[c] = getterOf(a)
-			// Nulls below the top are not looked for.
-			_, nested := a.DataType().(arrow.NestedType)
-			nulls[c] = nested || a.NullN() > 0
-		}
+		return func(i int) any { return schema.FormatID(p.ID(i)) }, false, nil
 	}
-	return gets, nulls, nil
+	if col, field, part, ok := schema.BlobPart(f.Snapshot().Schema, name); ok {
+		return partOf(p, col, part), field.Nullable, nil
+	}
+	col, err := f.ColumnIndex(name)
+	if err != nil {
+		return nil, false, err
+	}
+	a := p.Column(col)
+	// Nulls below the top are not looked for.
+	_, nested := a.DataType().(arrow.NestedType)
+	return getterOf(a), nested || a.NullN() > 0, nil
 }
 
-// partOf reads the size or, in hexadecimal digits, the key of the blobs of a chunk.
-func partOf(m *schema.Manifest, chunk, column int, part string) getter {
-	start := m.ChunkStart(chunk)
+// partOf reads the size or, in hexadecimal digits, the key of the blobs of a page.
+func partOf(p *schema.Page, column int, part string) getter {
 	return func(i int) any {
-		ref, ok := m.Blob(column, start+int64(i))
+		ref, ok := p.Blob(column, i)
 		switch {
 		case !ok:
 			return nil

@@ -206,19 +206,24 @@ func FuzzEval(f *testing.F) {
 			}
 			return
 		}
-		ev := &evaluation{expr: e, manifest: m, turn: now}
-		if err := ev.prepare(); err != nil {
+		ev := &evaluation{expr: e, form: m.Form(), turn: now}
+		w, err := ev.worker()
+		if err != nil {
 			t.Fatal(err)
 		}
-		w := ev.worker()
 		for c := range m.Chunks() {
-			for i := range int(m.ChunkStart(c+1) - m.ChunkStart(c)) {
-				for k := range ev.sized {
-					w.cells[k] = ev.sized[k][c]
-				}
+			page := m.Page(c)
+			for k, col := range w.sized {
+				w.cells[k] = page.Column(col)
+			}
+			for i := range page.Rows() {
 				steps := w.measure(i)
-				for k := range e.columns {
-					w.env[e.columns[k]] = ev.gets[k][c](i)
+				for _, name := range e.columns {
+					get, _, err := e.getter(m.Form(), name, m.ChunkStart(c), page)
+					if err != nil {
+						t.Fatal(err)
+					}
+					w.env[name] = get(i)
 				}
 				var before, after runtime.MemStats
 				runtime.ReadMemStats(&before)

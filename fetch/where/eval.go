@@ -11,7 +11,6 @@ import (
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/expr-lang/expr/vm"
-	"golang.org/x/sync/errgroup"
 
 	"bowstring/fetch/plan"
 	"bowstring/schema"
@@ -21,54 +20,53 @@ import (
 // error. It may be called from several goroutines.
 type Turn func(ctx context.Context, piece func() error) error
 
+// Rows are the rows of a snapshot. Walk visits the pages with positions in [from, to), in
+// any order and several at once; start is the position of a page's first row, and the
+// page is open until visit is back.
+type Rows interface {
+	Form() *schema.Form
+	Walk(ctx context.Context, from, to int64, visit func(ctx context.Context, start int64, p *schema.Page) error) error
+}
+
 // Eval returns the positions of the samples for which the expression is true,
-// frozen. Chunks are evaluated in parallel, by turns. A row that cannot be
+// frozen. Pages are evaluated in parallel, by turns. A row that cannot be
 // evaluated (a remainder by zero, an item beyond an array's end) is an *Error that
 // says which; so is an expression that takes too long for the rows there are,
 // which is told before or while they are evaluated.
-func (e *Expr) Eval(ctx context.Context, m *schema.Manifest, turn Turn) (*plan.Bitmap, error) {
+func (e *Expr) Eval(ctx context.Context, m Rows, turn Turn) (*plan.Bitmap, error) {
 	return e.EvalWithin(ctx, m, nil, turn)
 }
 
 // EvalWithin is Eval over some samples, all if within is nil. Of the others nothing is
 // looked at: no error, cost or result depends on them.
-func (e *Expr) EvalWithin(ctx context.Context, m *schema.Manifest, within *plan.Bitmap, turn Turn) (*plan.Bitmap, error) {
-	ev := &evaluation{expr: e, manifest: m, within: within, rows: m.Rows(), turn: turn, out: plan.NewBitmap(m.Rows())}
+func (e *Expr) EvalWithin(ctx context.Context, m Rows, within *plan.Bitmap, turn Turn) (*plan.Bitmap, error) {
+	all := m.Form().Rows()
+	ev := &evaluation{expr: e, form: m.Form(), within: within, rows: all, turn: turn, out: plan.NewBitmap(all)}
 	if within != nil {
 		ev.rows = within.Len()
 	}
 	if err := e.checkRows(ev.rows); err != nil {
 		return nil, err
 	}
-	if err := ev.prepare(); err != nil {
-		return nil, err
-	}
-	chunks := make(chan int)
-	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error {
-		defer close(chunks)
-		for c := range m.Chunks() {
-			select {
-			case chunks <- c:
-			case <-ctx.Done():
-				return context.Cause(ctx)
-			}
-		}
-		return nil
-	})
 	// As many as may have a turn at once.
-	for range min(max(1, runtime.GOMAXPROCS(0)/2), m.Chunks()) {
-		g.Go(func() error {
-			w := ev.worker()
-			for c := range chunks {
-				if err := w.evaluate(ctx, c); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
+	workers := make(chan *worker, max(1, runtime.GOMAXPROCS(0)/2))
+	for range cap(workers) {
+		w, err := ev.worker()
+		if err != nil {
+			return nil, err
+		}
+		workers <- w
 	}
-	if err := g.Wait(); err != nil {
+	err := m.Walk(ctx, 0, all, func(ctx context.Context, start int64, p *schema.Page) error {
+		select {
+		case w := <-workers:
+			defer func() { workers <- w }()
+			return w.evaluate(ctx, start, p)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	})
+	if err != nil {
 		return nil, err
 	}
 	return ev.out.Freeze(), nil
@@ -79,37 +77,15 @@ const skipSteps = 1.0 / 16
 
 // evaluation is an expression going through a manifest.
 type evaluation struct {
-	expr     *Expr
-	manifest *schema.Manifest
-	within   *plan.Bitmap // the samples that there are; nil if all
-	rows     int64        // as many as these
-	turn     Turn
-	gets     [][]getter      // by column and chunk
-	nulls    [][]bool        // by column and chunk: whether there may be nulls
-	sized    [][]arrow.Array // by column of cost.columns and chunk
+	expr   *Expr
+	form   *schema.Form
+	within *plan.Bitmap // the samples that there are; nil if all
+	rows   int64        // as many as these
+	turn   Turn
 
 	mu    sync.Mutex
 	out   *plan.Bitmap // guarded by mu
 	spent float64      // steps; guarded by mu
-}
-
-func (ev *evaluation) prepare() error {
-	e := ev.expr
-	ev.gets, ev.nulls = make([][]getter, len(e.columns)), make([][]bool, len(e.columns))
-	for i, name := range e.columns {
-		var err error
-		if ev.gets[i], ev.nulls[i], err = e.getters(ev.manifest, name); err != nil {
-			return err
-		}
-	}
-	for _, name := range e.cost.columns {
-		arrays, err := ev.manifest.Column(name)
-		if err != nil {
-			return err
-		}
-		ev.sized = append(ev.sized, arrays)
-	}
-	return nil
 }
 
 // spend counts steps, and fails where they are too many.
@@ -124,7 +100,7 @@ func (ev *evaluation) spend(steps float64, sizes []float64) error {
 	return nil
 }
 
-// merge adds the matches of a chunk that starts at that position.
+// merge adds the matches of a page that starts at that position.
 func (ev *evaluation) merge(start int64, words []uint64) {
 	ev.mu.Lock()
 	defer ev.mu.Unlock()
@@ -141,52 +117,63 @@ func (ev *evaluation) merge(start int64, words []uint64) {
 	}
 }
 
-// worker evaluates chunks, one after the other.
+// worker evaluates pages, one after the other.
 type worker struct {
 	*evaluation
 	vm    vm.VM
 	env   map[string]any
 	gets  []getter      // by column
+	sized []int         // by column of cost.columns: its index in the schema
 	cells []arrow.Array // by column of cost.columns
 	sizes []float64     // of the row's cells, and numbers of their items
 }
 
-func (ev *evaluation) worker() *worker {
+func (ev *evaluation) worker() (*worker, error) {
 	e := ev.expr
-	return &worker{
+	n := len(e.cost.columns)
+	w := &worker{
 		evaluation: ev, vm: vm.VM{MemoryBudget: rowBudget}, env: make(map[string]any, len(e.columns)),
-		gets: make([]getter, len(e.columns)), cells: make([]arrow.Array, len(ev.sized)), sizes: make([]float64, 2*len(ev.sized)),
+		gets: make([]getter, len(e.columns)), sized: make([]int, n), cells: make([]arrow.Array, n), sizes: make([]float64, 2*n),
 	}
+	var err error
+	for i, name := range e.cost.columns {
+		if w.sized[i], err = ev.form.ColumnIndex(name); err != nil {
+			return nil, err
+		}
+	}
+	return w, nil
 }
 
-// evaluate evaluates the rows of a chunk, which must first be there: a fault within an
+// evaluate evaluates the rows of a page, which must first be there: a fault within an
 // expression would count as the expression's.
-func (w *worker) evaluate(ctx context.Context, c int) error {
-	err := w.manifest.Touch(c)
+func (w *worker) evaluate(ctx context.Context, start int64, p *schema.Page) error {
+	err := p.Touch()
 	if err == nil {
-		err = schema.Guard(func() error { return w.chunk(ctx, c) })
+		err = schema.Guard(func() error { return w.page(ctx, start, p) })
 	}
 	if errors.Is(err, schema.ErrDataLoss) {
-		snap := w.manifest.Snapshot()
+		snap := w.form.Snapshot()
 		return fmt.Errorf("manifest of %s@%d: %w", snap.Dataset, snap.Number, err)
 	}
 	return err
 }
 
-// chunk evaluates the rows of a chunk.
-func (w *worker) chunk(ctx context.Context, c int) error {
+// page evaluates the rows of a page.
+func (w *worker) page(ctx context.Context, start int64, p *schema.Page) error {
 	program := w.expr.plain
-	for i := range w.expr.columns {
-		w.gets[i] = w.evaluation.gets[i][c]
-		if w.nulls[i][c] {
+	for i, name := range w.expr.columns {
+		get, nulls, err := w.expr.getter(w.form, name, start, p)
+		if err != nil {
+			return err
+		}
+		if w.gets[i] = get; nulls {
 			program = w.expr.guarded
 		}
 	}
-	for i := range w.sized {
-		w.cells[i] = w.sized[i][c]
+	for i, col := range w.sized {
+		w.cells[i] = p.Column(col)
 	}
-	start, n := w.manifest.ChunkStart(c), 0
-	rows := int(w.manifest.ChunkStart(c+1) - start)
+	n, rows := 0, p.Rows()
 	words := make([]uint64, (rows+63)/64)
 	for n < rows {
 		if err := ctx.Err(); err != nil {
@@ -204,7 +191,7 @@ func (w *worker) chunk(ctx context.Context, c int) error {
 	return nil
 }
 
-// measure returns what row i of the chunk may take.
+// measure returns what row i of the page may take.
 func (w *worker) measure(i int) float64 {
 	if len(w.cells) == 0 {
 		return w.expr.constant
@@ -216,7 +203,7 @@ func (w *worker) measure(i int) float64 {
 	return w.expr.rowSteps(w.sizes)
 }
 
-// piece evaluates rows of the chunk that starts at that position, from row i on,
+// piece evaluates rows of the page that starts at that position, from row i on,
 // and returns how far it came.
 func (w *worker) piece(program *vm.Program, words []uint64, start int64, i, rows int) (int, error) {
 	var spent, skipped float64

@@ -216,7 +216,7 @@ func (ch sink) server(st *flight.Stats) {
 }
 
 // uses are the labels of what admission.Use counts, in its order.
-var uses = []string{"windows", "uploads", "evaluation", "answers"}
+var uses = []string{"windows", "uploads", "evaluation", "answers", "manifests"}
 
 func (ch sink) engine(e *fetch.Stats) {
 	ch.send(readBytes, float64(e.ReadBytes), "store")

@@ -271,12 +271,12 @@ func TestStopped(t *testing.T) {
 			t.Fatal("it never comes to its end")
 		}
 		ctx, stop := context.WithCancel(t.Context())
-		scope.Source = &stopping{Store: s, left: 20, stop: stop}
+		scope.Source = &stopping{Store: s, left: 30, stop: stop}
 		done, err := backup.Write(ctx, dir, scope, backup.Options{Workers: 1, PackBytes: 5000})
 		stop()
 		written += done.New
 		if err == nil {
-			if stops < 3 || written != done.Blobs-22 { // 20 blobs and two chunks were there
+			if stops < 3 || written != done.Blobs-23 { // 20 blobs, an index and two pages were there
 				t.Errorf("stopped %d times; %d blobs were written, of %d", stops, written, done.Blobs)
 			}
 			break

@@ -131,6 +131,7 @@ type splitBuilder struct {
 	name    string
 	builder *schema.ChunkBuilder
 	chunks  []schema.Chunk
+	pages   schema.PageList // of the chunk being built
 	rows    int64
 }
 

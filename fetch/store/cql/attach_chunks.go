@@ -49,7 +49,12 @@ func (a *attachment) take(ctx context.Context, iv *interval, done float64) error
 			return err
 		}
 		sp.rows++
-		if sp.builder.Rows() == schema.ChunkRows {
+		if sp.builder.Rows() == schema.PageRows {
+			if err := a.flushPage(ctx, sp); err != nil {
+				return err
+			}
+		}
+		if sp.pages.Len() == schema.ChunkPages {
 			if err := a.flush(ctx, sp); err != nil {
 				return err
 			}
@@ -89,17 +94,33 @@ func (a *attachment) split(name string) (*splitBuilder, error) {
 
 // flush stores a chunk of a split.
 func (a *attachment) flush(ctx context.Context, sp *splitBuilder) error {
+	if err := a.flushPage(ctx, sp); err != nil || sp.pages.Len() == 0 {
+		return err
+	}
+	data, chunk := sp.pages.Finish()
+	if data != nil {
+		var err error
+		if chunk.BlobRef, err = a.in.Put(ctx, data); err != nil {
+			return err
+		}
+	}
+	sp.chunks = append(sp.chunks, chunk)
+	return nil
+}
+
+// flushPage stores a page of a split.
+func (a *attachment) flushPage(ctx context.Context, sp *splitBuilder) error {
 	if sp.builder.Rows() == 0 {
 		return nil
 	}
-	data, chunk, err := sp.builder.Finish()
+	data, page, err := sp.builder.Finish()
 	if err != nil {
 		return err
 	}
-	if chunk.BlobRef, err = a.in.Put(ctx, data); err != nil {
+	if page.BlobRef, err = a.in.Put(ctx, data); err != nil {
 		return err
 	}
-	sp.chunks = append(sp.chunks, chunk)
+	sp.pages.Add(page)
 	return nil
 }
 

@@ -36,26 +36,15 @@ func (k *known) read(ctx context.Context, s *Store, snap *schema.Snapshot) error
 	return nil
 }
 
-// readChunk opens a chunk as a manifest of its own.
+// readChunk takes in the ids of a chunk, page by page.
 func (k *known) readChunk(ctx context.Context, s *Store, snap *schema.Snapshot, c schema.Chunk) error {
-	blob, err := s.get(ctx, c.BlobRef)
-	if err != nil {
-		return err
-	}
-	if err := c.Check(blob.Bytes()); err != nil {
-		blob.Release()
-		return err
-	}
-	part := &schema.Snapshot{Dataset: snap.Dataset, Number: snap.Number, Schema: snap.Schema, Chunks: []schema.Chunk{c}}
-	m, err := schema.OpenManifest(part, []schema.Blob{blob})
-	if err != nil {
-		return err
-	}
-	defer m.Close()
-	for pos := range m.Rows() {
-		k.ids = append(k.ids, m.ID(pos))
-	}
-	return nil
+	get := func(ref schema.BlobRef) (schema.Blob, error) { return s.get(ctx, ref) }
+	return schema.EachPage(snap, c, get, func(_ schema.Chunk, _ int64, m *schema.Manifest) error {
+		for pos := range m.Rows() {
+			k.ids = append(k.ids, m.ID(pos))
+		}
+		return nil
+	})
 }
 
 // has says whether an id is known, and takes note of it.

@@ -21,7 +21,7 @@ func TestCutShortUnderReaders(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	snap, err := storetest.Put(t.Context(), in, sourceBlobs("cut short"), 5)
+	snap, err := storetest.Put(t.Context(), in, sourceBlobs("cut short"), 100)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,12 +59,12 @@ func TestCutShortUnderReaders(t *testing.T) {
 	}
 	for name, read := range map[string]func() error{
 		"the check of a blob": func() error { return ref.Check(blob.Bytes()) },
-		"a row of a manifest": func() error { _, _, err := man.TryBlob(0, 1); return err },
+		"a row of a manifest": func() error { _, _, err := man.Page(0).TryBlob(0, 1); return err },
 		"a batch": func() error {
 			_, err := projection.Assemble(man, []int64{0, 1, 2}, nil)
 			return err
 		},
-		"a chunk": func() error { return man.Touch(0) },
+		"a chunk": func() error { return man.Page(0).Touch() },
 	} {
 		if err := read(); !errors.Is(err, schema.ErrDataLoss) || !strings.Contains(err.Error(), file) {
 			t.Errorf("%s: %v; want a data loss that names %s", name, err, file)

@@ -78,22 +78,21 @@ func (m *marks) chunk(s *Store, snap *schema.Snapshot, c schema.Chunk) error {
 	return nil
 }
 
-// eachRef visits the references in a chunk of a snapshot's manifest.
+// eachRef visits the references in a chunk of a snapshot's manifest, and those of its pages.
 func (s *Store) eachRef(snap *schema.Snapshot, c schema.Chunk, visit func(schema.BlobRef) error) error {
-	blob, _, err := s.get(c.Key)
-	if errors.Is(err, schema.ErrNotFound) {
-		return fmt.Errorf("%w: a blob that a snapshot names is gone: %s", schema.ErrDataLoss, c.Key)
-	} else if err != nil {
-		return err
+	get := func(ref schema.BlobRef) (schema.Blob, error) {
+		blob, _, err := s.get(ref.Key)
+		if errors.Is(err, schema.ErrNotFound) {
+			err = fmt.Errorf("%w: a blob that a snapshot names is gone: %s", schema.ErrDataLoss, ref.Key)
+		}
+		return blob, err
 	}
-	// One chunk at a time: a manifest of the whole would pin it all.
-	part := &schema.Snapshot{Dataset: snap.Dataset, Number: snap.Number, Schema: snap.Schema, Chunks: []schema.Chunk{c}}
-	man, err := schema.OpenManifest(part, []schema.Blob{blob})
-	if err != nil {
-		return err
-	}
-	defer man.Close()
-	return schema.Guard(func() error {
+	return schema.EachPage(snap, c, get, func(page schema.Chunk, _ int64, man *schema.Manifest) error {
+		if c.Pages > 0 {
+			if err := visit(page.BlobRef); err != nil {
+				return err
+			}
+		}
 		for col := range schema.BlobFields(snap.Schema) {
 			for pos := range man.Rows() {
 				if ref, ok := man.Blob(col, pos); ok {

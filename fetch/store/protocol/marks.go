@@ -120,7 +120,23 @@ func (c *collection) markChunk(ctx context.Context, m *marks, snap *schema.Snaps
 		return err
 	}
 	m.add(chunk.Key)
-	return c.s.options.References(snap, chunk, blob, m.add)
+	if chunk.Pages == 0 {
+		return c.s.options.References(snap, chunk, blob, m.add)
+	}
+	pages, err := chunk.OpenIndex(blob.Bytes())
+	blob.Release()
+	if err != nil {
+		return err
+	}
+	for i, page := range pages {
+		if err := c.pace.read(ctx, page.Size); err != nil {
+			return err
+		}
+		if err := c.markChunk(ctx, m, snap, page); err != nil {
+			return fmt.Errorf("page %d: %w", i, err)
+		}
+	}
+	return nil
 }
 
 // references visits what the rows of a chunk refer to. It releases the blob.

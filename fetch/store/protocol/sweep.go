@@ -21,7 +21,8 @@ func (c *collection) passes(ctx context.Context) error {
 	chunks := c.roots.chunks()
 	refs := int64(len(c.roots.keys))
 	for _, of := range chunks {
-		refs += 1 + of.snap.Chunks[of.index].Rows*int64(len(schema.BlobFields(of.snap.Schema)))
+		chunk := &of.snap.Chunks[of.index]
+		refs += 1 + int64(chunk.Pages) + chunk.Rows*int64(len(schema.BlobFields(of.snap.Schema)))
 	}
 	passes := int(max(1, (refs*8+c.s.options.MarkBytes-1)/c.s.options.MarkBytes))
 	for pass := range passes {

@@ -33,9 +33,12 @@ func blobsOf(name string, count, size int) [][]byte {
 	return blobs
 }
 
-// Put stores blobs and a manifest with a row for each, in chunks of at most
-// chunkRows rows, and returns the snapshot to commit.
-func Put(ctx context.Context, in store.Ingest, blobs [][]byte, chunkRows int) (_ schema.Snapshot, err error) {
+// pagesOfAChunk is how many pages a chunk has.
+const pagesOfAChunk = 2
+
+// Put stores blobs and a manifest with a row for each, in pages of at most
+// pageRows rows, two to a chunk, and returns the snapshot to commit.
+func Put(ctx context.Context, in store.Ingest, blobs [][]byte, pageRows int) (_ schema.Snapshot, err error) {
 	sc, err := schema.NewSchema(nil, []arrow.Field{schema.BlobField("data", "", false)})
 	if err != nil {
 		return schema.Snapshot{}, err
@@ -43,13 +46,26 @@ func Put(ctx context.Context, in store.Ingest, blobs [][]byte, chunkRows int) (_
 	snap := schema.Snapshot{Source: "storetest", Schema: sc}
 	builder := schema.NewChunkBuilder(memory.DefaultAllocator, sc)
 	defer builder.Release()
-	finish := func() error {
-		data, c, err := builder.Finish()
-		if err != nil {
-			return err
+	var pages schema.PageList
+	finish := func(most int) error {
+		if builder.Rows() > 0 {
+			data, page, err := builder.Finish()
+			if err != nil {
+				return err
+			}
+			if page.BlobRef, err = in.Put(ctx, data); err != nil {
+				return err
+			}
+			pages.Add(page)
 		}
-		if c.BlobRef, err = in.Put(ctx, data); err != nil {
-			return err
+		if pages.Len() < max(most, 1) {
+			return nil
+		}
+		data, c := pages.Finish()
+		if data != nil {
+			if c.BlobRef, err = in.Put(ctx, data); err != nil {
+				return err
+			}
 		}
 		snap.Chunks = append(snap.Chunks, c)
 		return nil
@@ -65,16 +81,14 @@ func Put(ctx context.Context, in store.Ingest, blobs [][]byte, chunkRows int) (_
 		if err := builder.Append(schema.SampleID("storetest", fmt.Sprint(i)), nil, 0, []*schema.BlobRef{&ref}); err != nil {
 			return snap, err
 		}
-		if builder.Rows() == chunkRows {
-			if err := finish(); err != nil {
+		if builder.Rows() == pageRows {
+			if err := finish(pagesOfAChunk); err != nil {
 				return snap, err
 			}
 		}
 	}
-	if builder.Rows() > 0 {
-		if err := finish(); err != nil {
-			return snap, err
-		}
+	if err := finish(0); err != nil {
+		return snap, err
 	}
 	if len(blobs) > 0 {
 		snap.Splits = []schema.Split{{Name: "train", Ranges: []schema.Range{{Start: 0, End: int64(len(blobs))}}}}
@@ -84,38 +98,31 @@ func Put(ctx context.Context, in store.Ingest, blobs [][]byte, chunkRows int) (_
 
 // Read opens a snapshot's manifest and reads all its blobs, each of which must
 // pass its check.
-func Read(ctx context.Context, s store.Store, snap *schema.Snapshot) (_ [][]byte, err error) {
-	var chunks []schema.Blob
+func Read(ctx context.Context, s store.Store, snap *schema.Snapshot) ([][]byte, error) {
+	var blobs [][]byte
+	get := func(ref schema.BlobRef) (schema.Blob, error) { return s.Get(ctx, ref) }
 	for i, c := range snap.Chunks {
-		b, err := s.Get(ctx, c.BlobRef)
-		if err != nil {
-			for _, c := range chunks {
-				c.Release()
+		err := schema.EachPage(snap, c, get, func(_ schema.Chunk, _ int64, m *schema.Manifest) error {
+			for row := range m.Rows() {
+				ref, ok := m.Blob(0, row)
+				if !ok {
+					return fmt.Errorf("position %d is null", len(blobs))
+				}
+				b, err := s.Get(ctx, ref)
+				if err != nil {
+					return fmt.Errorf("position %d: %w", len(blobs), err)
+				}
+				err = ref.Check(b.Bytes())
+				blobs = append(blobs, bytes.Clone(b.Bytes()))
+				b.Release()
+				if err != nil {
+					return fmt.Errorf("position %d: %w", len(blobs)-1, err)
+				}
 			}
+			return nil
+		})
+		if err != nil {
 			return nil, fmt.Errorf("chunk %d of %s@%d: %w", i, snap.Dataset, snap.Number, err)
-		}
-		chunks = append(chunks, b)
-	}
-	m, err := schema.OpenManifest(snap, chunks)
-	if err != nil {
-		return nil, err
-	}
-	defer m.Close()
-	blobs := make([][]byte, m.Rows())
-	for pos := range m.Rows() {
-		ref, ok := m.Blob(0, pos)
-		if !ok {
-			return nil, fmt.Errorf("position %d of %s@%d is null", pos, snap.Dataset, snap.Number)
-		}
-		b, err := s.Get(ctx, ref)
-		if err != nil {
-			return nil, fmt.Errorf("position %d of %s@%d: %w", pos, snap.Dataset, snap.Number, err)
-		}
-		err = ref.Check(b.Bytes())
-		blobs[pos] = bytes.Clone(b.Bytes())
-		b.Release()
-		if err != nil {
-			return nil, fmt.Errorf("position %d of %s@%d: %w", pos, snap.Dataset, snap.Number, err)
 		}
 	}
 	return blobs, nil

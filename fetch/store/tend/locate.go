@@ -69,9 +69,21 @@ func (v *verifier) locateIn(
 		if i, ok := index[key]; ok {
 			v.occurs(i, snap, "manifest", []int64{start, start + rows - 1})
 		}
+		if chunk.chunk().Pages > 0 && !v.broken[key] {
+			pages, err := v.scope.pages(ctx, chunk)
+			if err != nil {
+				return err
+			}
+			for _, p := range pages {
+				if i, ok := index[p.page.Key]; ok {
+					first := start + p.start
+					v.occurs(i, snap, "manifest", []int64{first, first + p.page.Rows - 1})
+				}
+			}
+		}
 		found, known := hits[key]
 		if !known && !v.broken[key] {
-			err := v.scope.cells(ctx, chunk, func(column int, row int64, ref schema.BlobRef) {
+			err := v.scope.cells(ctx, chunk, v.broken, func(column int, row int64, ref schema.BlobRef) {
 				if i, ok := index[ref.Key]; ok {
 					found = append(found, hit{column, row, i})
 				}

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/bits"
 	"slices"
@@ -20,7 +21,7 @@ const DefaultMemory = 256 << 20
 // Scope is a set of snapshots and selections in a source, and with it the blobs
 // that they refer to, each of which is visited once however many share it.
 //
-// The blobs come as lists. The first has the manifest chunks, the last the bitmaps
+// The blobs come as lists. The first has the manifest chunks and their pages, the last the bitmaps
 // of selections. Each between them is one pass over the manifests: it has the blobs
 // whose keys fall into one part of the key space, in the order in which the manifests
 // first name them, which is about the order in which they were imported. All but
@@ -50,6 +51,35 @@ type chunkOf struct {
 	index int
 }
 
+// pageOf is a page of a chunk.
+type pageOf struct {
+	chunkOf
+	page  schema.Chunk
+	start int64 // its first row in the chunk
+}
+
+// pages are the pages of a chunk. One without an index is its own page.
+func (s *Scope) pages(ctx context.Context, c chunkOf) ([]pageOf, error) {
+	list := []schema.Chunk{*c.chunk()}
+	if c.chunk().Pages > 0 {
+		blob, err := get(ctx, s.Source, c.chunk().BlobRef)
+		if err == nil {
+			list, err = c.chunk().OpenIndex(blob.Bytes())
+			blob.Release()
+		}
+		if err != nil {
+			return nil, fmt.Errorf("index of manifest chunk %d of %s@%d: %w", c.index, c.snap.Dataset, c.snap.Number, err)
+		}
+	}
+	pages := make([]pageOf, len(list))
+	var start int64
+	for i, page := range list {
+		pages[i] = pageOf{c, page, start}
+		start += page.Rows
+	}
+	return pages, nil
+}
+
 func (c chunkOf) chunk() *schema.Chunk { return &c.snap.Chunks[c.index] }
 
 // chunks are the distinct manifest chunks.
@@ -73,6 +103,9 @@ func (s *Scope) Size() (cells, size int64) {
 	for _, c := range s.chunks() {
 		cells += c.chunk().Rows * int64(len(c.chunk().BlobBytes))
 		size += c.chunk().Size
+		if c.chunk().Pages > 0 {
+			size += c.chunk().PageBytes
+		}
 		for _, n := range c.chunk().BlobBytes {
 			size += n
 		}
@@ -90,13 +123,33 @@ func (s *Scope) Passes() int {
 	return int(max(1, (cells*itemBytes+memory-1)/memory))
 }
 
-// Chunks is the list of the manifest chunks.
-func (s *Scope) Chunks() []schema.BlobRef {
+// Chunks is the list of the manifest chunks and of their pages. Of a chunk whose index is damaged or missing,
+// the pages are not known.
+func (s *Scope) Chunks(ctx context.Context) ([]schema.BlobRef, error) {
 	var refs []schema.BlobRef
-	for _, c := range s.chunks() {
-		refs = append(refs, c.chunk().BlobRef)
+	seen := map[schema.Key]struct{}{} // the last page of one snapshot may be in the middle of another
+	add := func(ref schema.BlobRef) {
+		if _, ok := seen[ref.Key]; !ok {
+			seen[ref.Key] = struct{}{}
+			refs = append(refs, ref)
+		}
 	}
-	return refs
+	for _, c := range s.chunks() {
+		add(c.chunk().BlobRef)
+		if c.chunk().Pages == 0 {
+			continue
+		}
+		pages, err := s.pages(ctx, c)
+		if errors.Is(err, schema.ErrDataLoss) || errors.Is(err, schema.ErrNotFound) {
+			continue // who reads the list finds out
+		} else if err != nil {
+			return nil, err
+		}
+		for _, p := range pages {
+			add(p.page.BlobRef)
+		}
+	}
+	return refs, nil
 }
 
 // Bitmaps is the list of the selections' bitmaps.
@@ -115,11 +168,11 @@ func (s *Scope) Bitmaps() []schema.BlobRef {
 // lists is how many lists there are with so many passes.
 func lists(passes int) int { return passes + 2 }
 
-// list returns a list by number. Chunks that are in without are not looked into.
+// list returns a list by number. Chunks and pages that are in without are not looked into.
 func (s *Scope) list(ctx context.Context, n, passes int, without map[schema.Key]bool) ([]schema.BlobRef, error) {
 	switch n {
 	case 0:
-		return s.Chunks(), nil
+		return s.Chunks(ctx)
 	case passes + 1:
 		return s.Bitmaps(), nil
 	default:
@@ -130,7 +183,7 @@ func (s *Scope) list(ctx context.Context, n, passes int, without map[schema.Key]
 // chunksAtOnce is how many manifest chunks are read at the same time.
 const chunksAtOnce = 8
 
-// Pass gathers the blobs of pass n of so many, counted from 0. Chunks that are in
+// Pass gathers the blobs of pass n of so many, counted from 0. Chunks and pages that are in
 // without are left out.
 func (s *Scope) Pass(ctx context.Context, n, of int, without map[schema.Key]bool) ([]schema.BlobRef, error) {
 	g := gathering{}
@@ -140,7 +193,7 @@ func (s *Scope) Pass(ctx context.Context, n, of int, without map[schema.Key]bool
 		readers, ctx := errgroup.WithContext(ctx)
 		for i, c := range group {
 			readers.Go(func() error {
-				return s.cells(ctx, c, func(_ int, _ int64, ref schema.BlobRef) {
+				return s.cells(ctx, c, without, func(_ int, _ int64, ref schema.BlobRef) {
 					if passOf(&ref.Key, of) == n {
 						parts[i] = append(parts[i], ref)
 					}
@@ -166,31 +219,41 @@ func passOf(k *schema.Key, of int) int {
 	return int(hi)
 }
 
-// cells visits the blob cells of a manifest chunk that are not null.
-func (s *Scope) cells(ctx context.Context, c chunkOf, visit func(column int, row int64, ref schema.BlobRef)) error {
-	m, err := s.open(ctx, c)
+// cells visits the blob cells of a manifest chunk that are not null, but for those of pages that are in without. row is
+// counted from the chunk's first.
+func (s *Scope) cells(ctx context.Context, c chunkOf, without map[schema.Key]bool, visit func(column int, row int64, ref schema.BlobRef)) error {
+	pages, err := s.pages(ctx, c)
 	if err != nil {
-		return fmt.Errorf("manifest chunk %d of %s@%d: %w", c.index, c.snap.Dataset, c.snap.Number, err)
+		return err
 	}
-	defer m.Close()
-	for col := range schema.BlobFields(c.snap.Schema) {
-		for row := range m.Rows() {
-			if ref, ok := m.Blob(col, row); ok {
-				visit(col, row, ref)
+	for _, p := range pages {
+		if without[p.page.Key] {
+			continue
+		}
+		m, err := s.open(ctx, p)
+		if err != nil {
+			return fmt.Errorf("manifest chunk %d of %s@%d: %w", c.index, c.snap.Dataset, c.snap.Number, err)
+		}
+		for col := range schema.BlobFields(c.snap.Schema) {
+			for row := range m.Rows() {
+				if ref, ok := m.Blob(col, row); ok {
+					visit(col, p.start+row, ref)
+				}
 			}
 		}
+		m.Close()
 	}
 	return nil
 }
 
-// open opens one chunk as a manifest: one of the whole would pin it all.
-func (s *Scope) open(ctx context.Context, c chunkOf) (*schema.Manifest, error) {
-	blob, err := get(ctx, s.Source, c.chunk().BlobRef)
+// open opens one page as a manifest: one of the whole would pin it all.
+func (s *Scope) open(ctx context.Context, p pageOf) (*schema.Manifest, error) {
+	blob, err := get(ctx, s.Source, p.page.BlobRef)
 	if err != nil {
 		return nil, err
 	}
 	return schema.OpenManifest(&schema.Snapshot{
-		Dataset: c.snap.Dataset, Number: c.snap.Number, Schema: c.snap.Schema, Chunks: []schema.Chunk{*c.chunk()},
+		Dataset: p.snap.Dataset, Number: p.snap.Number, Schema: p.snap.Schema, Chunks: []schema.Chunk{p.page},
 	}, []schema.Blob{blob})
 }
 

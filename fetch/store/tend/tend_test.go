@@ -174,7 +174,9 @@ func TestVerifySaysWhatIsDamagedAndWhoHasIt(t *testing.T) {
 		if a, b := asJSON(t, got), asJSON(t, want); a != b {
 			t.Errorf("with %d bytes of memory:\n%s\nwant\n%s", memory, a, b)
 		}
-		chunks := len(scope.Chunks())
+		list, err := scope.Chunks(t.Context())
+		must(t, err)
+		chunks := len(list)
 		if found.Blobs != int64(100+chunks+1) || found.Lasting() != 4 {
 			t.Errorf("%d blobs were read, with %d chunks; %d are damaged", found.Blobs, chunks, found.Lasting())
 		}
@@ -255,14 +257,21 @@ func TestDamagedManifest(t *testing.T) {
 	s := open(t, dir)
 	rows := blobs(2, 40)
 	snap := commit(t, s, "d", rows)
+	scope := scopeOf(t, s, 0)
+	list, err := scope.Chunks(t.Context())
+	must(t, err)
+	if len(list) != 4 || list[0] != snap.Chunks[0].BlobRef || list[3] != snap.Chunks[1].BlobRef {
+		t.Fatalf("%v; want an index and its two pages, and a page", list)
+	}
+	page := list[2].Key // positions 16 to 31
 	must(t, s.Close())
-	damage(t, dir, snap.Chunks[1].Key, schema.RefOf(rows[20]).Key, schema.RefOf(rows[2]).Key)
+	damage(t, dir, page, schema.RefOf(rows[20]).Key, schema.RefOf(rows[2]).Key)
 	s = open(t, dir)
 	found, err := tend.Verify(t.Context(), scopeOf(t, s, 0), tend.VerifyOptions{})
 	must(t, err)
 	for _, d := range found.Damaged {
 		switch {
-		case d.Key == snap.Chunks[1].Key:
+		case d.Key == page:
 			if in := asJSON(t, d.In); in != `[{"dataset":"d","snapshot":1,"what":"manifest","rows":[16,31],"count":16}]` {
 				t.Error(in)
 			}
@@ -302,7 +311,9 @@ func TestVerifyGoesOnWhereItWas(t *testing.T) {
 	must(t, err)
 	chunks := map[schema.Key]bool{}
 	all := scopeOf(t, s, 2000)
-	for _, ref := range all.Chunks() {
+	list, err := all.Chunks(t.Context())
+	must(t, err)
+	for _, ref := range list {
 		chunks[ref.Key] = true
 	}
 	reads, stops := map[schema.Key]int{}, 0

@@ -131,6 +131,7 @@ func (v *verifier) run(ctx context.Context) error {
 		v.save(true)
 		return err
 	}
+	v.save(true) // what comes now may be stopped, too
 	if err := v.locate(ctx); err != nil {
 		return err
 	}

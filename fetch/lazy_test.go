@@ -1,0 +1,84 @@
+package fetch_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"bowstring/fetch"
+	"bowstring/schema"
+)
+
+// A manifest that is read page by page, with memory for a few pages, gives the same rows, sizes and matches
+// as one that is read whole.
+func TestManifestReadWhenWanted(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	s := newStore(t)
+	putPages(t, s, "d", 900, 8)
+	whole := newEngine(t, s, fetch.Options{})
+	lazy := fetch.Options{Resident: -1}
+	lazy.Memory.Manifests = 40_000
+	some := newEngine(t, s, lazy)
+	for range 30 {
+		req := schema.Request{
+			Dataset: "d", Split: []string{"", "train", "val"}[rng.IntN(3)], Where: []string{"", "label < 3", "name endsWith '7' and image.size > 100"}[rng.IntN(3)],
+			Columns: [][]string{nil, {"id", "label"}, {"image"}, {"label", "position"}}[rng.IntN(4)], Batch: 1 + rng.Int64N(300),
+			Remainder: []string{schema.RemainderDrop, schema.RemainderPad, schema.RemainderUneven}[rng.IntN(3)],
+		}
+		if rng.IntN(2) == 0 {
+			req.Shuffle = &schema.Shuffle{Seed: rng.Uint64()}
+		}
+		a, b := open(t, whole, req), open(t, some, req)
+		if !a.Manifest().Resident() || b.Manifest().Resident() {
+			t.Fatal("the wrong one was read whole")
+		}
+		if a, b := a.Plan().Rows(), b.Plan().Rows(); a != b {
+			t.Fatalf("%+v: %d rows, want %d", req, b, a)
+		}
+		want, got := must(whole.TotalBytes(t.Context(), a)), must(some.TotalBytes(t.Context(), b))
+		if got != want {
+			t.Errorf("%+v: %d bytes, want %d", req, got, want)
+		}
+		if a, b := drain(t, whole, a, ticket(req, 0)), drain(t, some, b, ticket(req, 0)); !slices.Equal(a.positions, b.positions) {
+			t.Errorf("%+v: positions %v, want %v", req, b.positions, a.positions)
+		}
+	}
+}
+
+// A page that is lost ends a stream that needs it with an error that names it, whether it reads blobs or not.
+func TestLostPageEndsAStream(t *testing.T) {
+	s := newStore(t)
+	snap := putPages(t, s, "d", 200, 8)
+	e := newEngine(t, s, fetch.Options{Resident: -1})
+	index := must(s.Get(t.Context(), snap.Chunks[0].BlobRef))
+	pages := must(snap.Chunks[0].OpenIndex(index.Bytes()))
+	index.Release()
+	lost := pages[5].BlobRef // positions 40 to 47
+	s.inject(func(_ context.Context, ref schema.BlobRef) (func([]byte) []byte, error) {
+		if ref == lost {
+			return func(b []byte) []byte { b[len(b)/2] ^= 1; return b }, nil
+		}
+		return nil, nil
+	})
+	for _, columns := range [][]string{nil, {"label"}} {
+		j := open(t, e, schema.Request{Dataset: "d", Columns: columns, Batch: 16})
+		st := start(t, e, j, ticket(j.Request(), 0))
+		var err error
+		for err == nil {
+			var b *fetch.Batch
+			if b, err = st.Next(); err == nil {
+				compare(t, j, b)
+				b.Release()
+			}
+		}
+		if errors.Is(err, io.EOF) || !errors.Is(err, schema.ErrDataLoss) {
+			t.Errorf("columns %v: %v; want a data loss", columns, err)
+		}
+		st.Close()
+	}
+}

@@ -1,0 +1,312 @@
+package manifest
+
+import (
+	"container/list"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"sync"
+
+	"bowstring/fetch/admission"
+	"bowstring/schema"
+)
+
+// ReadFunc reads a blob of a manifest, with what retries there are. Its user
+// releases the blob.
+type ReadFunc func(context.Context, schema.BlobRef) (schema.Blob, error)
+
+// Options tunes a Cache. The zero value of each field stands for its default.
+type Options struct {
+	// Resident is up to how many bytes a manifest may have to be read whole when it
+	// is opened, and stay in memory. Negative for none. Default 16 MiB.
+	Resident int64
+	// Reads is how many pages are on their way at once. Default 512.
+	Reads int
+	// Logger receives what operators should know. Default slog.Default().
+	Logger *slog.Logger
+}
+
+// EnsureDefaults fills in the fields that are zero.
+func (o *Options) EnsureDefaults() {
+	if o.Resident == 0 {
+		o.Resident = 16 << 20
+	}
+	if o.Reads == 0 {
+		o.Reads = 512
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+}
+
+// Validate returns an error that names the first field without a sensible value.
+func (o *Options) Validate() error {
+	if o.Reads < 1 {
+		return fmt.Errorf("%w: Reads is %d; want 1 or more", schema.ErrInvalid, o.Reads)
+	}
+	return nil
+}
+
+// Cache keeps what was read of manifests: of all of them together no more than the
+// ledger has for admission.Manifests. It is safe for concurrent use.
+//
+// What several want at once is read once. A read ends early when nobody waits for
+// it any more. What nobody uses stays until its place is needed, and then what
+// was used last stays longest.
+type Cache struct {
+	read    ReadFunc
+	ledger  *admission.Ledger
+	opts    Options
+	slots   chan struct{} // a token for each read on its way
+	running sync.WaitGroup
+
+	mu       sync.Mutex
+	closed   bool                // guarded by mu
+	entries  map[entryKey]*entry // guarded by mu: those that may be joined
+	idle     list.List           // of *entry that are there and nobody uses, the one used last in front; guarded by mu
+	starving int                 // reads that wait for memory; guarded by mu
+	resident int64               // bytes of manifests that were read whole; guarded by mu
+}
+
+// entryKey names what was read: equal keys have equal bytes.
+type entryKey struct {
+	schema.BlobRef
+	rows int64
+}
+
+// entry is a page, or the index of a chunk, or is becoming one.
+type entry struct {
+	cache  *Cache
+	key    entryKey
+	cancel context.CancelCauseFunc
+	done   chan struct{} // closed when page, index or err is there
+	page   *schema.Page
+	index  *index // the garbage collector's, so good after release
+	err    error
+	memory *admission.Hold
+
+	users int           // who waits for it or reads it; guarded by cache.mu
+	ready bool          // page or err is there; guarded by cache.mu
+	place *list.Element // in cache.idle; guarded by cache.mu
+}
+
+// errUnwanted ends a read that nobody waits for.
+var errUnwanted = errors.New("nobody waits for it any more")
+
+func errClosing() error { return fmt.Errorf("%w: the engine is closing", schema.ErrUnavailable) }
+
+// NewCache returns an empty one. The error is of opts.Validate.
+func NewCache(read ReadFunc, ledger *admission.Ledger, opts Options) (*Cache, error) {
+	opts.EnsureDefaults()
+	if err := opts.Validate(); err != nil {
+		return nil, err
+	}
+	return &Cache{
+		read: read, ledger: ledger, opts: opts, slots: make(chan struct{}, opts.Reads), entries: map[entryKey]*entry{},
+	}, nil
+}
+
+// acquire returns a page or an index, which stays until release.
+func (c *Cache) acquire(ctx context.Context, form *schema.Form, want schema.Chunk) (*entry, error) {
+	key := entryKey{want.BlobRef, want.Rows}
+	c.mu.Lock()
+	e := c.entries[key]
+	switch {
+	case e != nil:
+		e.users++
+		if e.place != nil {
+			c.idle.Remove(e.place)
+			e.place = nil
+		}
+	case c.closed:
+		c.mu.Unlock()
+		return nil, errClosing()
+	default:
+		own, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+		e = &entry{cache: c, key: key, cancel: cancel, done: make(chan struct{}), users: 1}
+		c.entries[key] = e
+		c.running.Go(func() { e.load(own, form, want) })
+	}
+	c.mu.Unlock()
+	select {
+	case <-e.done:
+	case <-ctx.Done():
+		e.release()
+		return nil, context.Cause(ctx)
+	}
+	if e.err != nil {
+		defer e.release()
+		return nil, e.err
+	}
+	return e, nil
+}
+
+// load reads it. It belongs to no single caller.
+func (e *entry) load(ctx context.Context, form *schema.Form, want schema.Chunk) {
+	defer e.cancel(nil)
+	err := e.open(ctx, form, want)
+	c := e.cache
+	c.mu.Lock()
+	e.err, e.ready = err, true
+	close(e.done)
+	gone := e.leftLocked(err != nil)
+	c.mu.Unlock()
+	if gone {
+		e.free()
+	}
+}
+
+func (e *entry) open(ctx context.Context, form *schema.Form, want schema.Chunk) (err error) {
+	c := e.cache
+	defer func() {
+		if p := recover(); p != nil { // a defect must not end the process
+			c.opts.Logger.ErrorContext(ctx, "panic while a manifest was read", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			err = fmt.Errorf("a defect of the server: %v", p)
+		}
+	}()
+	select {
+	case c.slots <- struct{}{}:
+		defer func() { <-c.slots }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	// What was read whole has up to half of the memory, and is not given up.
+	size := want.Size
+	if want.Pages > 0 {
+		size *= 2 // it is decoded
+	}
+	if most := c.ledger.Limit(admission.Manifests) / 2; size > most {
+		return fmt.Errorf("%w: a page of a manifest has %d bytes, of the %d for %s it may take %d",
+			schema.ErrLimit, size, 2*most, admission.Manifests, most)
+	}
+	if e.memory, err = c.reserve(ctx, size); err != nil {
+		return err
+	}
+	blob, err := c.read(ctx, want.BlobRef)
+	if err != nil {
+		return err
+	}
+	if want.Pages == 0 {
+		e.page, err = form.OpenPage(want, blob)
+		return err
+	}
+	defer blob.Release()
+	pages, err := want.OpenIndex(blob.Bytes())
+	e.index = newIndex(pages)
+	return err
+}
+
+// reserve counts memory in. It gives up what nobody uses, and waits for what is used.
+func (c *Cache) reserve(ctx context.Context, bytes int64) (*admission.Hold, error) {
+	c.mu.Lock()
+	for {
+		if h, ok := c.ledger.Try(admission.Manifests, bytes); ok {
+			c.mu.Unlock()
+			return h, nil
+		}
+		last := c.idle.Back()
+		if last == nil {
+			break
+		}
+		c.dropLocked(last.Value.(*entry))
+	}
+	c.starving++ // from now on what is used no more is given up at once
+	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		c.starving--
+		c.mu.Unlock()
+	}()
+	return c.ledger.Reserve(ctx, admission.Manifests, bytes)
+}
+
+// release lets go of the entry. Nothing obtained from its page may be used afterwards.
+func (e *entry) release() {
+	c := e.cache
+	c.mu.Lock()
+	e.users--
+	gone := e.leftLocked(e.err != nil && e.ready)
+	c.mu.Unlock()
+	if gone {
+		e.free()
+	}
+}
+
+// leftLocked has an entry that nobody uses kept, or taken out, and reports whether
+// the caller is to free it.
+func (e *entry) leftLocked(failed bool) bool {
+	c := e.cache
+	if failed && c.entries[e.key] == e {
+		delete(c.entries, e.key) // who comes now tries again
+	}
+	switch {
+	case e.users > 0:
+		return false
+	case !e.ready:
+		e.cancel(errUnwanted)
+		if c.entries[e.key] == e {
+			delete(c.entries, e.key)
+		}
+		return false // load frees it
+	case failed || c.closed || c.starving > 0 || c.entries[e.key] != e:
+		if c.entries[e.key] == e {
+			delete(c.entries, e.key)
+		}
+		return true
+	}
+	e.place = c.idle.PushFront(e)
+	return false
+}
+
+// dropLocked takes out an entry that nobody uses.
+func (c *Cache) dropLocked(e *entry) {
+	c.idle.Remove(e.place)
+	e.place = nil
+	delete(c.entries, e.key)
+	e.free()
+}
+
+// free gives back what an entry has that is in nobody's hands.
+func (e *entry) free() {
+	if e.page != nil {
+		e.page.Release()
+	}
+	e.memory.Release()
+}
+
+// Trim gives up everything that nobody uses: what it was read from may go.
+func (c *Cache) Trim() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for c.idle.Len() > 0 {
+		c.dropLocked(c.idle.Back().Value.(*entry))
+	}
+}
+
+// Close ends what is being read, waits for it, and gives up what nobody uses, now
+// and whenever something is used no more.
+func (c *Cache) Close() {
+	c.mu.Lock()
+	c.closed = true
+	for _, e := range c.entries {
+		if !e.ready {
+			e.cancel(errClosing())
+		}
+	}
+	c.mu.Unlock()
+	c.running.Wait()
+	c.Trim()
+}
+
+// start runs something in a goroutine that Close waits for, unless the cache is closed.
+func (c *Cache) start(run func()) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return false
+	}
+	c.running.Go(run)
+	return true
+}

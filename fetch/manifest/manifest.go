@@ -1,0 +1,300 @@
+package manifest
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sort"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"bowstring/fetch/admission"
+	"bowstring/schema"
+)
+
+// pagesAtOnce is how many pages one call reads at the same time.
+const pagesAtOnce = 256
+
+// Manifest is an opened snapshot: its rows, read when they are wanted. It is safe
+// for concurrent use.
+type Manifest struct {
+	cache  *Cache
+	form   *schema.Form
+	chunks starts
+	ids    lookup
+
+	// Of a manifest that was read whole.
+	whole  bool
+	pages  []*entry
+	places starts
+	bytes  int64
+}
+
+// Open opens a snapshot. One whose manifest is small, and has room, is read whole.
+// The caller closes it.
+func (c *Cache) Open(ctx context.Context, snap *schema.Snapshot) (*Manifest, error) {
+	m := &Manifest{cache: c}
+	var err error
+	if m.form, err = schema.NewForm(snap); err != nil {
+		return nil, fmt.Errorf("manifest of %s@%d: %w", snap.Dataset, snap.Number, err)
+	}
+	var bytes int64
+	for i := range snap.Chunks {
+		chunk := &snap.Chunks[i]
+		if chunk.Rows <= 0 || chunk.Size < 0 || chunk.Pages < 0 || chunk.PageBytes < 0 {
+			return nil, m.named(fmt.Errorf("%w: chunk %d has %d rows, %d pages and %d bytes", schema.ErrDataLoss, i, chunk.Rows, chunk.Pages, chunk.Size))
+		}
+		bytes += chunk.ManifestBytes()
+	}
+	m.chunks = newStarts(snap.Chunks)
+	if c.admits(bytes) {
+		m.whole, m.bytes = true, bytes
+		if err := m.readAll(ctx); err != nil {
+			m.Close()
+			return nil, err
+		}
+	}
+	return m, nil
+}
+
+// admits counts a manifest of so many bytes in that is to be read whole, if it may. Half
+// of the memory is left to those that are not.
+func (c *Cache) admits(bytes int64) bool {
+	if bytes > c.opts.Resident {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.resident+bytes > c.ledger.Limit(admission.Manifests)/2 {
+		return false
+	}
+	c.resident += bytes
+	return true
+}
+
+func (m *Manifest) readAll(ctx context.Context) error {
+	chunks := m.Snapshot().Chunks
+	lists := make([]*index, len(chunks))
+	g, all := errgroup.WithContext(ctx)
+	g.SetLimit(pagesAtOnce)
+	for i := range chunks {
+		g.Go(func() (err error) {
+			lists[i], err = m.list(all, i)
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	var pages []schema.Chunk
+	for _, l := range lists {
+		pages = append(pages, l.pages...)
+	}
+	m.places = newStarts(pages)
+	m.pages = make([]*entry, len(pages))
+	g, all = errgroup.WithContext(ctx)
+	g.SetLimit(pagesAtOnce)
+	for i := range pages {
+		g.Go(func() (err error) {
+			m.pages[i], err = m.page(all, pages[i], m.places.at[i])
+			return err
+		})
+	}
+	return g.Wait()
+}
+
+// Close lets go of the pages. The caller guarantees that nothing obtained from
+// the manifest, batches included, is used afterwards.
+func (m *Manifest) Close() {
+	for _, e := range m.pages {
+		if e != nil {
+			e.release()
+		}
+	}
+	m.ids.close()
+	m.cache.mu.Lock()
+	m.cache.resident -= m.bytes
+	m.cache.mu.Unlock()
+	m.pages, m.bytes = nil, 0
+}
+
+// Form is what its pages have in common.
+func (m *Manifest) Form() *schema.Form { return m.form }
+
+// Snapshot is the snapshot whose rows these are.
+func (m *Manifest) Snapshot() *schema.Snapshot { return m.form.Snapshot() }
+
+// Rows is the number of samples.
+func (m *Manifest) Rows() int64 { return m.form.Rows() }
+
+// Resident reports whether all rows are in memory.
+func (m *Manifest) Resident() bool { return m.whole }
+
+// list returns the pages of a chunk.
+func (m *Manifest) list(ctx context.Context, chunk int) (*index, error) {
+	c := m.Snapshot().Chunks[chunk]
+	if c.Pages == 0 {
+		return newIndex([]schema.Chunk{c}), nil
+	}
+	e, err := m.cache.acquire(ctx, m.form, c)
+	if err != nil {
+		return nil, m.lost(fmt.Sprintf("chunk %d", chunk), err)
+	}
+	defer e.release()
+	return e.index, nil
+}
+
+// page returns a page, which begins at start.
+func (m *Manifest) page(ctx context.Context, page schema.Chunk, start int64) (*entry, error) {
+	e, err := m.cache.acquire(ctx, m.form, page)
+	if err != nil {
+		return nil, m.lost(fmt.Sprintf("positions %d to %d", start, start+page.Rows-1), err)
+	}
+	return e, nil
+}
+
+// lost says what could not be read.
+func (m *Manifest) lost(what string, err error) error {
+	if errors.Is(err, schema.ErrNotFound) { // a blob that is missing here is lost, not absent
+		err = fmt.Errorf("%w: %s", schema.ErrDataLoss, err.Error())
+	}
+	return m.named(fmt.Errorf("%s: %w", what, err))
+}
+
+// named says whose rows could not be read.
+func (m *Manifest) named(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("manifest of %s@%d: %w", m.Snapshot().Dataset, m.Snapshot().Number, err)
+}
+
+// Try says where the samples at some positions lie, if they are in memory for as long as
+// the manifest is open. Positions are in [0, Rows()).
+func (m *Manifest) Try(positions []int64) ([]schema.Row, bool) {
+	if !m.whole {
+		return nil, false
+	}
+	rows := make([]schema.Row, len(positions))
+	for i, pos := range positions {
+		p := m.places.of(pos)
+		rows[i] = schema.Row{Page: m.pages[p].page, At: int(pos - m.places.at[p])}
+	}
+	return rows, true
+}
+
+// At says where the samples at some positions lie: in pages that are open as long as the
+// manifest is, or in copies, which are the garbage collector's. It reads what is
+// not there. Positions are in [0, Rows()), in any order; repeats are allowed.
+func (m *Manifest) At(ctx context.Context, positions []int64) ([]schema.Row, error) {
+	if rows, ok := m.Try(positions); ok || len(positions) == 0 {
+		return rows, nil
+	}
+	order, needs, err := m.needs(ctx, positions)
+	if err != nil {
+		return nil, err
+	}
+	rows := make([]schema.Row, len(positions))
+	var mu sync.Mutex
+	gathered := m.form.NewGathering() // guarded by mu
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(pagesAtOnce)
+	for _, n := range needs {
+		g.Go(func() error {
+			e, err := m.page(ctx, n.page, n.start)
+			if err != nil {
+				return err
+			}
+			defer e.release()
+			mu.Lock()
+			defer mu.Unlock()
+			return m.named(gather(gathered, e.page, n.start, positions, order[n.from:n.to], rows))
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	page := gathered.Page()
+	for i := range rows {
+		rows[i].Page = page
+	}
+	return rows, nil
+}
+
+// need is a page that rows lie in.
+type need struct {
+	page     schema.Chunk
+	start    int64
+	from, to int // which rows, in their order
+}
+
+// needs returns the order of positions, as indexes, and the pages that they lie in.
+func (m *Manifest) needs(ctx context.Context, positions []int64) (order []int, needs []need, err error) {
+	order = make([]int, len(positions))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(a, b int) int { return cmp.Compare(positions[a], positions[b]) })
+	// upTo is the first row in the order that lies at a position from end on.
+	upTo := func(from int, end int64) int {
+		return from + sort.Search(len(order)-from, func(i int) bool { return positions[order[from+i]] >= end })
+	}
+	var chunks []need
+	for from := 0; from < len(order); {
+		chunk := m.chunks.of(positions[order[from]])
+		to := upTo(from, m.chunks.at[chunk+1])
+		chunks = append(chunks, need{from: from, to: to, start: int64(chunk)})
+		from = to
+	}
+	lists := make([]*index, len(chunks))
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(pagesAtOnce)
+	for i, c := range chunks {
+		g.Go(func() (err error) {
+			lists[i], err = m.list(ctx, int(c.start))
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return nil, nil, err
+	}
+	for i, c := range chunks {
+		begin := m.chunks.at[c.start]
+		for from := c.from; from < c.to; {
+			p := lists[i].of(positions[order[from]] - begin)
+			to := upTo(from, begin+lists[i].at[p+1])
+			needs = append(needs, need{lists[i].pages[p], begin + lists[i].at[p], from, to})
+			from = to
+		}
+	}
+	return order, needs, nil
+}
+
+// gather copies the rows at positions[wanted[...]], ascending, of a page that begins at
+// start, and notes where each is.
+func gather(g *schema.Gathering, p *schema.Page, start int64, positions []int64, wanted []int, rows []schema.Row) error {
+	for i := 0; i < len(wanted); {
+		first := positions[wanted[i]]
+		last, at := first, g.Rows()
+		for ; i < len(wanted) && positions[wanted[i]] <= last+1; i++ {
+			last = positions[wanted[i]]
+			rows[wanted[i]].At = at + int(last-first)
+		}
+		if err := g.Append(p, int(first-start), int(last-first+1)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Start is At in a goroutine of the cache's, which tells done. It returns at once; false
+// if the engine is closing.
+func (m *Manifest) Start(ctx context.Context, positions []int64, done func([]schema.Row, error)) bool {
+	return m.cache.start(func() {
+		rows, err := m.At(ctx, positions)
+		done(rows, err)
+	})
+}

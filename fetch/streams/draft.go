@@ -1,0 +1,105 @@
+package streams
+
+import (
+	"bowstring/fetch/tiers"
+	"bowstring/schema"
+)
+
+const (
+	// maxDrafted is how many rows are looked up in the manifest ahead of being planned,
+	// draftsAtOnce how many drafts of them are begun without giving up the lock.
+	maxDrafted   = 4 * runRows
+	draftsAtOnce = 2
+)
+
+// draft is rows of one share that are to be planned, and are being looked up in the
+// manifest. All fields are guarded by Stream.mu.
+type draft struct {
+	from      walk // where drafting stood before it
+	positions []int64
+	rows      []schema.Row // where they lie, once it is ready; none of a row that was delivered before
+	ready     bool
+	dropped   bool // nobody waits for it
+	used      int  // rows that were planned
+}
+
+// loading reports whether planning waits for rows of the manifest.
+func (a *ahead) loading() bool { return len(a.drafts) > 0 && !a.drafts[0].ready }
+
+// draftLocked has the rows that come next looked up in the manifest.
+func (s *Stream) draftLocked() {
+	a, m := &s.ahead, s.job.Manifest()
+	for range draftsAtOnce {
+		if a.drafted >= maxDrafted || len(a.drafts) > 0 && m.Resident() || !a.walk.settle() {
+			return
+		}
+		d := &draft{from: a.walk, positions: make([]int64, min(a.walk.left(), runRows))}
+		var served []bool // rows that were delivered before, if there are any
+		wanted := d.positions
+		for i := range d.positions {
+			d.positions[i] = a.walk.take()
+			if s.order.loose && a.served.has(a.dseq+int64(i)) {
+				if served == nil {
+					served = make([]bool, len(d.positions))
+				}
+				served[i] = true
+			}
+		}
+		if served != nil {
+			wanted = nil
+			for i, pos := range d.positions {
+				if !served[i] {
+					wanted = append(wanted, pos)
+				}
+			}
+		}
+		a.dseq += int64(len(d.positions))
+		a.drafted += len(d.positions)
+		a.drafts = append(a.drafts, d)
+		if rows, ok := m.Try(wanted); ok {
+			d.foundLocked(rows, served)
+		} else if !m.Start(s.context(), wanted, func(rows []schema.Row, err error) { s.found(d, rows, served, err) }) {
+			s.fail(tiers.ErrClosing())
+		}
+	}
+}
+
+// foundLocked takes in where the rows lie, but for those that were delivered before.
+func (d *draft) foundLocked(rows []schema.Row, served []bool) {
+	d.rows, d.ready = rows, true
+	if served == nil {
+		return
+	}
+	d.rows = make([]schema.Row, len(d.positions))
+	for i := range d.rows {
+		if !served[i] {
+			d.rows[i], rows = rows[0], rows[1:]
+		}
+	}
+}
+
+// found takes what came of a draft.
+func (s *Stream) found(d *draft, rows []schema.Row, served []bool, err error) {
+	s.mu.Lock()
+	if s.gone || d.dropped {
+		s.mu.Unlock()
+		return
+	}
+	if err != nil {
+		s.fail(err) // it cannot know which blobs come next
+	} else {
+		d.foundLocked(rows, served)
+		s.refillLocked()
+	}
+	s.cond.Broadcast() // Next may wait for it
+	s.mu.Unlock()
+	s.set.pump()
+}
+
+// undraftLocked gives up the drafts, so that planning goes on elsewhere.
+func (a *ahead) undraftLocked() {
+	for _, d := range a.drafts {
+		d.dropped = true
+	}
+	a.drafts, a.drafted = nil, 0
+}

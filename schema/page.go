@@ -1,0 +1,301 @@
+package schema
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/memory"
+)
+
+// Form is what all pages of a snapshot's manifest have in common: their columns,
+// and the splits that positions fall into. It is immutable and safe for
+// concurrent use.
+type Form struct {
+	snap     *Snapshot
+	physical *arrow.Schema
+	whole    *arrow.Schema // that of older chunks
+	message  []byte        // of the chunk's schema, encoded
+	blobs    []arrow.Field
+	first    int // blob columns begin here
+	splits   []splitRange
+	rows     int64
+}
+
+type splitRange struct {
+	Range
+	name string
+}
+
+// NewForm checks a snapshot's record. One that cannot be is an ErrDataLoss.
+func NewForm(snap *Snapshot) (*Form, error) {
+	if err := CheckSchema(snap.Schema); err != nil {
+		return nil, fmt.Errorf("%w: %s", ErrDataLoss, err.Error()) // the snapshot is broken, not a request
+	}
+	f := &Form{snap: snap, physical: ChunkSchema(snap.Schema), whole: wholeChunkSchema(snap.Schema), blobs: BlobFields(snap.Schema), rows: snap.Rows()}
+	f.first = f.physical.NumFields() - len(f.blobs)
+	var err error
+	if f.message, err = encodeSchema(f.physical); err != nil {
+		return nil, err
+	}
+	return f, f.openSplits()
+}
+
+func (f *Form) openSplits() error {
+	for _, s := range f.snap.Splits {
+		for _, r := range s.Ranges {
+			if r.Start < 0 || r.End < r.Start || r.End > f.rows {
+				return fmt.Errorf("%w: split %q has positions %d to %d of %d", ErrDataLoss, s.Name, r.Start, r.End, f.rows)
+			}
+			if r.End > r.Start {
+				f.splits = append(f.splits, splitRange{r, s.Name})
+			}
+		}
+	}
+	slices.SortFunc(f.splits, func(a, b splitRange) int {
+		switch {
+		case a.Start < b.Start:
+			return -1
+		case a.Start > b.Start:
+			return 1
+		}
+		return 0
+	})
+	for i := 1; i < len(f.splits); i++ {
+		if a, b := f.splits[i-1], f.splits[i]; b.Start < a.End {
+			return fmt.Errorf("%w: position %d is in split %q and in split %q", ErrDataLoss, b.Start, a.name, b.name)
+		}
+	}
+	return nil
+}
+
+// Snapshot is the snapshot whose form it is.
+func (f *Form) Snapshot() *Snapshot { return f.snap }
+
+// Rows is the number of samples in the snapshot.
+func (f *Form) Rows() int64 { return f.rows }
+
+// SplitOf names the split that a position is in, "" if it is in none.
+func (f *Form) SplitOf(pos int64) string {
+	if s := f.splitAt(pos); s != nil {
+		return s.name
+	}
+	return ""
+}
+
+func (f *Form) splitAt(pos int64) *splitRange {
+	i, found := slices.BinarySearchFunc(f.splits, pos, func(s splitRange, pos int64) int {
+		switch {
+		case s.End <= pos:
+			return -1
+		case s.Start > pos:
+			return 1
+		}
+		return 0
+	})
+	if !found {
+		return nil
+	}
+	return &f.splits[i]
+}
+
+// ColumnIndex finds a stored column.
+func (f *Form) ColumnIndex(name string) (int, error) {
+	for i, field := range f.snap.Schema.Fields() {
+		if field.Name == name {
+			return i, nil
+		}
+	}
+	return 0, fmt.Errorf("%w: %s@%d has no stored column %s", ErrNotFound, f.snap.Dataset, f.snap.Number, Quote(name))
+}
+
+// Page is some consecutive rows of a manifest, opened: they are read in place, and
+// take no heap each. It is immutable but for Release, and safe for concurrent use.
+//
+// Rows given to its methods must be in [0, Rows()).
+type Page struct {
+	rows    int
+	columns []view
+	ids     []ID
+	refs    []refs // by blob column
+	blob    Blob
+}
+
+// OpenPage opens what want names. The page owns the blob from now on, also when
+// it fails. Bytes that are not what want says are an ErrDataLoss.
+func (f *Form) OpenPage(want Chunk, blob Blob) (*Page, error) {
+	p := &Page{blob: blob}
+	if err := Guard(func() error { return p.open(f, want) }); err != nil {
+		p.Release()
+		return nil, err
+	}
+	return p, nil
+}
+
+func (p *Page) open(f *Form, want Chunk) error {
+	data := p.blob.Bytes()
+	if err := want.Check(data); err != nil {
+		return err
+	}
+	if !aligned(data) { // the store could not place it better
+		data = slices.Concat(alignedBytes(len(data))[:0], data)
+	}
+	cols, rows, err := decodeStream(data, f.physical, f.message, f.whole)
+	if err != nil {
+		return err
+	}
+	if int64(rows) != want.Rows || rows == 0 {
+		return fmt.Errorf("%w: it has %d rows, the snapshot says %d", ErrDataLoss, rows, want.Rows)
+	}
+	if len(want.BlobBytes) != len(f.blobs) {
+		return fmt.Errorf("%w: bytes of %d blob columns are counted, the schema has %d", ErrDataLoss, len(want.BlobBytes), len(f.blobs))
+	}
+	p.setColumns(f, cols, rows)
+	for i := range p.refs {
+		if err := p.refs[i].check(want.BlobBytes[i]); err != nil {
+			return fmt.Errorf("column %q: %w", f.blobs[i].Name, err)
+		}
+	}
+	return nil
+}
+
+func (p *Page) setColumns(f *Form, cols []view, rows int) {
+	p.rows, p.columns, p.ids = rows, cols, cast[ID](cols[0].values)
+	p.refs = make([]refs, len(f.blobs))
+	for i := range p.refs {
+		v := &p.columns[f.first+i]
+		p.refs[i] = refs{view: v, key: cast[Key](v.children[0].values), size: cast[uint64](v.children[1].values), sum: cast[uint64](v.children[2].values)}
+	}
+}
+
+// Release gives the page's bytes back. Nothing obtained from it may be used
+// afterwards.
+func (p *Page) Release() {
+	p.blob.Release()
+	p.columns, p.ids, p.refs = nil, nil, nil
+}
+
+// Rows is the number of rows.
+func (p *Page) Rows() int { return p.rows }
+
+// ID returns the id of a row. It does not allocate.
+func (p *Page) ID(row int) ID { return p.ids[row] }
+
+// Blob returns the reference in blob column col, counted among the blob columns,
+// in a row; ok is false if the cell is null. It does not allocate.
+func (p *Page) Blob(col, row int) (ref BlobRef, ok bool) {
+	r := &p.refs[col]
+	if r.view.null(row) {
+		return BlobRef{}, false
+	}
+	return BlobRef{Key: r.key[row], Size: int64(r.size[row]), Sum: Sum(r.sum[row])}, true
+}
+
+// TryBlob is Blob, and an ErrDataLoss where the manifest's file cannot be read any more.
+func (p *Page) TryBlob(col, row int) (ref BlobRef, ok bool, err error) {
+	err = Guard(func() error {
+		ref, ok = p.Blob(col, row)
+		return nil
+	})
+	return ref, ok, err
+}
+
+// Column returns a stored column, by its index in the schema. A blob column is a
+// struct of key, size and sum. The array needs no Release, and lives as long as the page.
+func (p *Page) Column(i int) arrow.Array { return p.columns[i].array() }
+
+// Touch reads a byte of each memory page, so that who goes on to read the rows, where
+// an error cannot be told from others, finds them in memory.
+func (p *Page) Touch() error {
+	return Guard(func() error {
+		touch(p.blob.Bytes())
+		return nil
+	})
+}
+
+// Row is where a sample lies: in which page, and where in it.
+type Row struct {
+	Page *Page
+	At   int
+}
+
+// Blob is the page's, of the row.
+func (r Row) Blob(col int) (BlobRef, bool) { return r.Page.Blob(col, r.At) }
+
+// TryBlob is the page's, of the row.
+func (r Row) TryBlob(col int) (BlobRef, bool, error) { return r.Page.TryBlob(col, r.At) }
+
+// ID is the page's, of the row.
+func (r Row) ID() ID { return r.Page.ID(r.At) }
+
+// Gathering copies rows of many pages into one in memory of its own, so that the
+// pages need not be kept. It is not safe for concurrent use.
+type Gathering struct {
+	form     *Form
+	builders []*columnBuilder
+	rows     int
+}
+
+// NewGathering returns one without rows.
+func (f *Form) NewGathering() *Gathering {
+	g := &Gathering{form: f}
+	for _, field := range f.physical.Fields() {
+		g.builders = append(g.builders, newColumnBuilder(memory.DefaultAllocator, field))
+	}
+	return g
+}
+
+// Append copies n rows of a page, from row start on, behind those that are there. It fails
+// with ErrLimit where they are too many for one page, and with ErrDataLoss where the
+// manifest's file cannot be read.
+func (g *Gathering) Append(p *Page, start, n int) error {
+	return Guard(func() error {
+		for i, b := range g.builders {
+			if err := b.check(&p.columns[i], start, n); err != nil {
+				return fmt.Errorf("column %q: %w", b.field.Name, err)
+			}
+		}
+		for i, b := range g.builders {
+			b.append(&p.columns[i], start, n)
+		}
+		g.rows += n
+		return nil
+	})
+}
+
+// Rows is how many rows were copied.
+func (g *Gathering) Rows() int { return g.rows }
+
+// Page makes a page of what was copied, whose memory is the garbage collector's.
+// Nothing may be appended afterwards.
+func (g *Gathering) Page() *Page {
+	cols := make([]view, len(g.builders))
+	for i, b := range g.builders {
+		cols[i] = b.view()
+	}
+	p := &Page{}
+	p.setColumns(g.form, cols, g.rows)
+	return p
+}
+
+// view views what has been appended, in place.
+func (c *columnBuilder) view() view {
+	v := view{dt: c.field.Type, shape: c.shape, width: c.width, n: c.n, nulls: c.nulls}
+	if c.nulls > 0 {
+		v.validity = c.validity.b
+	}
+	switch c.shape {
+	case shapeBits, shapeFixed:
+		v.values = c.values.b
+	case shapeBytes:
+		v.off32, v.values = cast[int32](c.offsets.b), c.values.b
+	case shapeBytes8:
+		v.off64, v.values = cast[int64](c.offsets.b), c.values.b
+	case shapeList:
+		v.off32 = cast[int32](c.offsets.b)
+	}
+	for _, sub := range c.children {
+		v.children = append(v.children, sub.view())
+	}
+	return v
+}
