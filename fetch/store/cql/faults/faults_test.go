@@ -47,6 +47,7 @@ func TestFaults(t *testing.T) {
 	at := *address
 	if at == "" {
 		n.cluster = startCluster(t, dir)
+		n.cluster.checkClocks(t)
 		at = n.cluster.address()
 	}
 	quiet := slog.New(slog.DiscardHandler)
