@@ -17,6 +17,7 @@ SOAK_TIME ?= 600
 SOAK_KILLS ?= 5000
 SOAK_SEEDS ?= 100000
 STORE_SEEDS ?= 1000000
+FAULT_TIME ?= 600
 # How many stages of check and test run at once. They wait for disks, servers and each other's caches as much as they compute.
 JOBS ?= 2
 # How many processes pytest spreads the test files over.
@@ -53,7 +54,7 @@ test: go-check cc-check python-check ## Everything that has to pass: lint, every
 
 .PHONY: nightly
 nightly: go-check cc-check python-check ## What repeats, hours of it: all under the race detector and without, gocql itself, fuzzing, soak.
-	@$(STAGES) $(BESIDE) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-go nightly-race nightly-spec nightly-wheels nightly-image test-cassandra test-gocql test-python nightly-fuzz nightly-soak
+	@$(STAGES) $(BESIDE) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-go nightly-race nightly-spec nightly-wheels nightly-image test-cassandra test-gocql test-faults test-python nightly-fuzz nightly-soak
 
 .PHONY: lint
 lint: lint-go lint-python docs ## golangci-lint with the import rule, ruff and mypy, the documents' references.
@@ -138,6 +139,12 @@ test-quick: $(VENV)/.package build ## The part of pytest that takes no more than
 test-gocql: go-check ## fetch/store/cql with gocql itself, without its replacement, against a real Cassandra.
 	@$(STAGE) gocql-build $(GO) build -modfile=go.gocql.mod ./...
 	@$(STAGE) --go test-gocql tests/cassandra/cassandra.sh with $(GO_TEST) -timeout 30m -tags cassandra -modfile=go.gocql.mod $(CQL)
+
+.PHONY: test-faults
+test-faults: go-check ## Three nodes of Cassandra for FAULT_TIME (600) seconds of kills, stops, lost messages and wrong clocks; FAULT_ARGS=-seed=S repeats a schedule.
+	@mkdir -p build/faults
+	@$(STAGE) test-faults $(GO) test -v -count=1 -timeout 0 -tags cassandra,planted -run '^TestFaults$$' ./fetch/store/cql/faults \
+	  -args -length=$(FAULT_TIME)s -keep=$(CURDIR)/build/faults $(FAULT_ARGS)
 
 .PHONY: nightly-go
 nightly-go: go-check

@@ -20,6 +20,7 @@ FORBIDDEN = [
     ("fetch/store/local", "bowstring/fetch/streams", "a store keeps blobs"),
     ("fetch/store/tend", "bowstring/fetch/store/local", "look after any store"),
     ("fetch/store/backup", "bowstring/fetch/store/cql", "look after any store"),
+    ("fetch/store/cql/faults", "bowstring/fetch/store/protocol", "judges the store by what was asked and told"),
     ("fetch/admission", "bowstring/fetch/store", "fetch/admission shares out turns"),
     ("fetch/manifest", "bowstring/fetch/store", "fetch/manifest gives rows"),
     ("fetch/tiers", "bowstring/fetch/streams", "fetch/tiers reads blobs"),

@@ -18,6 +18,10 @@
 #   TLS=       a folder with keystore.p12, truststore.p12 and the file password:
 #              clients must use TLS, and show a certificate that truststore.p12 has
 #   RING_DELAY=100  milliseconds that a node waits for the others when it starts
+#   LISTEN=$IP      where the node listens; others are told of IP, so that a proxy can stand there
+#   PATIENCE=10s    timeout of the requests that a node has from clients and makes of others
+#   CLOCK=          a file that says by how much the node's clock is wrong, such as +5s or -0.5s,
+#                   and may change while it runs; needs libfaketime
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
@@ -47,6 +51,23 @@ need_java() {
   esac
 }
 
+# clock_library: what makes a program read another clock, fetched if root may.
+clock_library() {
+  local found=
+  find_library() { found=$(compgen -G '/usr/lib/*/faketime/libfaketimeMT.so.1' || compgen -G '/usr/lib/faketime/libfaketimeMT.so.1') || :; }
+  exec 9>"$cache/lock"
+  flock 9 # nodes start at the same time
+  find_library
+  if [ -z "$found" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    echo "cassandra.sh: installing libfaketime" >&2
+    { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install libfaketime; } >"$cache/apt.log" 2>&1 || :
+    find_library
+  fi
+  exec 9>&-
+  [ -n "$found" ] || die "libfaketime is missing: install libfaketime (Debian, Ubuntu: apt install libfaketime)"
+  head -1 <<<"$found"
+}
+
 fetch() {
   mkdir -p "$cache"
   exec 9>"$cache/lock"
@@ -69,6 +90,7 @@ node() {
   dir=$(cd "$1" && pwd)
   sed -e "s|@DIR@|$dir|g; s|@IP@|$ip|g; s|@PORT@|${PORT:-9042}|g; s|@STORAGE_PORT@|$storage|g" \
       -e "s|@SEEDS@|${SEEDS:-$ip:$storage}|g; s|@MEMTABLE@|${MEMTABLE:-64MiB}|g" \
+      -e "s|@LISTEN@|${LISTEN:-$ip}|g; s|@PATIENCE@|${PATIENCE:-10s}|g" \
       "$here/cassandra.yaml.in" >"$dir/conf/cassandra.yaml"
   {
     [ -z "${TOKEN:-}" ] || echo "initial_token: $TOKEN"
@@ -93,6 +115,15 @@ node() {
   } >>"$dir/conf/cassandra.yaml"
   cp "$here/logback.xml" "$dir/conf/"
 
+  local env=()
+  if [ -n "${CLOCK:-}" ]; then
+    local library
+    library=$(clock_library)
+    # Waiting goes by the monotonic clock, which stays right. Without the last setting each timed wait of the JVM ends at once.
+    env=(env LD_PRELOAD="$library" FAKETIME_TIMESTAMP_FILE="$CLOCK" FAKETIME_CACHE_DURATION=1 NO_FAKE_STAT=1
+         FAKETIME_DONT_FAKE_MONOTONIC=1 FAKETIME_FORCE_MONOTONIC_FIX=0)
+  fi
+
   # What the server reaches into, as its own start script has it.
   local opens=() p
   for p in jdk.internal.misc java.lang.ref sun.nio.ch; do opens+=(--add-exports "java.base/$p=ALL-UNNAMED"); done
@@ -109,7 +140,7 @@ node() {
     opens+=(--add-opens "java.base/$p=ALL-UNNAMED")
   done
   # shellcheck disable=SC2086 # JVM is a list of options
-  exec java -Xms"$heap" -Xmx"$heap" -Xss256k -XX:MaxDirectMemorySize=512m -XX:-UsePerfData -XX:+ExitOnOutOfMemoryError \
+  exec "${env[@]}" java -Xms"$heap" -Xmx"$heap" -Xss256k -XX:MaxDirectMemorySize=512m -XX:-UsePerfData -XX:+ExitOnOutOfMemoryError \
     ${JVM--XX:+UseSerialGC -XX:TieredStopAtLevel=1} \
     -javaagent:"$(echo "$cache"/lib/jamm-*.jar)" -Djdk.attach.allowAttachSelf=true "${opens[@]}" \
     -Dio.netty.tryReflectionSetAccessible=true \

@@ -15,8 +15,7 @@ const (
 	selectMembers = "SELECT id, holder, acked, beat, holds FROM " + tableMembers
 )
 
-// memberTTL is after how long the server forgets a process that does not say any
-// more that it is there.
+// memberTTL is Options.Lapse unless it is said.
 const memberTTL = time.Minute
 
 // Announce implements protocol.Members. The beat is the write time, so that no
@@ -26,7 +25,7 @@ func (d database) Announce(ctx context.Context, m protocol.Member) error {
 	if m.Beat <= 0 {
 		return fmt.Errorf("%w: beat %d of member %s", schema.ErrInvalid, m.Beat, m.ID) // the driver would take 0 for now
 	}
-	q := s.db.Query(writeMember, m.ID, m.Holder, int64(m.Acked), m.Beat, m.Holds, int(memberTTL.Seconds())).
+	q := s.db.Query(writeMember, m.ID, m.Holder, int64(m.Acked), m.Beat, m.Holds, int(s.options.Lapse.Seconds())).
 		Consistency(s.catalogLevel()).WithTimestamp(m.Beat)
 	err := s.exec(ctx, q, tableMembers, "announce this process")
 	if code, ok := codeOf(err); ok && code == codeUnauthorized {

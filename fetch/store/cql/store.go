@@ -8,6 +8,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/gocql/gocql"
 	"golang.org/x/sync/errgroup"
@@ -27,6 +28,12 @@ type Options struct {
 	// MarkBytes is the memory for what a collection knows to be in use, 8 bytes a blob. A
 	// collection that needs more goes over the store several times. Default: 256 MiB.
 	MarkBytes int64
+	// Lapse is after how long the servers forget a process that does not say any more that
+	// it is there, in whole seconds and at least one. Collections wait that long for one that has
+	// died; one that is suspended for longer has to begin its imports again. Default: 1 minute.
+	Lapse time.Duration
+	// Clock is what the time is taken to be. Default: time.Now. Tests have clocks that are wrong.
+	Clock func() time.Time
 }
 
 // Store is a store.Store in a keyspace of Scylla or Cassandra. It is safe for
@@ -97,9 +104,9 @@ func open(ctx context.Context, config *Config, opts Options) (_ *Store, err erro
 			s.db.Close()
 		}
 	}()
-	s.catalog = protocol.New(database{s}, protocol.System(), protocol.Options{
+	s.catalog = protocol.New(database{s}, protocol.SystemAt(opts.Clock), protocol.Options{
 		Holder: holder(), Where: s.where(nil, ""), Log: s.log, MarkBytes: opts.MarkBytes, Stored: s.census.add,
-		LeastEpoch: now,
+		LeastEpoch: s.now,
 	})
 	defer func() {
 		if err != nil {
@@ -118,6 +125,13 @@ func (o *Options) ensureDefaults() {
 	}
 	if o.MarkBytes <= 0 {
 		o.MarkBytes = 256 << 20
+	}
+	if o.Lapse <= 0 {
+		o.Lapse = memberTTL
+	}
+	o.Lapse = max(o.Lapse, time.Second) // less is 0 for the servers, which is for ever
+	if o.Clock == nil {
+		o.Clock = time.Now
 	}
 }
 

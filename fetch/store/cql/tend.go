@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"sync/atomic"
-	"time"
 
 	"bowstring/fetch/store"
 	"bowstring/fetch/store/protocol"
@@ -48,12 +47,12 @@ func (s *Store) Repair(ctx context.Context, ref schema.BlobRef, data []byte) err
 		return err
 	}
 	// Who deleted it by hand did so at some time until now, which cannot be read.
-	written = max(written, now())
+	written = max(written, s.now())
 	return s.catalog.RepairAfter(ctx, ref, data, written)
 }
 
 // now is the epoch of what somebody writes by hand at this moment.
-func now() protocol.Epoch { return protocol.Epoch(time.Now().UnixMicro()) }
+func (s *Store) now() protocol.Epoch { return protocol.Epoch(s.options.Clock().UnixMicro()) }
 
 // writtenAt is the latest epoch that a part of a blob is of, 0 if there is none.
 func (s *Store) writtenAt(ctx context.Context, ref schema.BlobRef) (protocol.Epoch, error) {

@@ -34,5 +34,8 @@ const (
 	endOfBugs
 )
 
+// everywhere is planted into each store that is made. Only a build with the tag planted sets it.
+var everywhere bug
+
 // planted says whether a mistake is to be made. Nothing but tests sets any.
 func (s *Store) planted(b bug) bool { return s.bugs&b != 0 }

@@ -24,11 +24,14 @@ type Env interface {
 }
 
 // System is the Env of a process as it is.
-func System() Env { return system{} }
+func System() Env { return SystemAt(time.Now) }
 
-type system struct{}
+// SystemAt is System with another clock.
+func SystemAt(clock func() time.Time) Env { return system{clock} }
 
-func (system) Now() time.Time { return time.Now() }
+type system struct{ clock func() time.Time }
+
+func (s system) Now() time.Time { return s.clock() }
 
 func (system) Wait(ctx context.Context, ch <-chan struct{}, d time.Duration) error {
 	var after <-chan time.Time

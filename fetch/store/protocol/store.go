@@ -99,7 +99,7 @@ func New(db Database, env Env, options Options) *Store {
 	if options.References == nil {
 		options.References = references
 	}
-	s := &Store{db: db, env: env, options: options, log: options.Log}
+	s := &Store{db: db, env: env, options: options, log: options.Log, bugs: everywhere}
 	s.ctx, s.end = context.WithCancelCause(context.Background())
 	s.member.init(env)
 	return s

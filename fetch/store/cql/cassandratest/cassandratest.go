@@ -56,6 +56,15 @@ type Options struct {
 	TLS string
 	// Heap of the server. Default: 256m.
 	Heap string
+	// Listen is where the node listens, by default IP. Others are told of IP: a
+	// proxy can stand there.
+	Listen string
+	// Patience is the timeout of requests. Default: 10 s.
+	Patience time.Duration
+	// Clock is a file that says by how much the node's clock is wrong, and may change.
+	Clock string
+	// Log is a file for what the node prints, besides the end of it that errors show.
+	Log string
 }
 
 // Node is a running server.
@@ -63,10 +72,11 @@ type Node struct {
 	IP   string
 	Port int
 
-	dir   string
-	cmd   *exec.Cmd
-	ended chan struct{} // closed when the process is gone
-	log   *tail
+	options Options // with nothing left to choose
+	dir     string
+	cmd     *exec.Cmd
+	ended   chan struct{} // closed when the process is gone
+	log     *tail
 }
 
 // Addr is where the node answers.
@@ -92,10 +102,22 @@ func (n *Node) Kill() {
 	if n.cmd == nil {
 		return
 	}
-	_ = n.cmd.Process.Kill() // it may have ended by itself
-	<-n.ended
+	n.Crash()
 	_ = os.RemoveAll(n.dir)
 }
+
+// Crash ends the server at once, and leaves its data to [Node.Restart].
+func (n *Node) Crash() {
+	_ = n.cmd.Process.Kill() // it may have ended by itself
+	<-n.ended
+}
+
+// Restart starts the server again after it has ended. It does not wait until it
+// answers, which [Node.Wait] does. One goroutine at a time may do these to a node.
+func (n *Node) Restart() error { return n.launch() }
+
+// Wait returns when the node answers.
+func (n *Node) Wait(ctx context.Context) error { return n.wait(ctx, n.options.TLS != "") }
 
 var shared struct {
 	once sync.Once
@@ -119,7 +141,7 @@ func Shared(t testing.TB) *Node {
 				return
 			}
 			n, err := strconv.Atoi(port)
-			shared.node, shared.err = &Node{IP: host, Port: n}, err
+			shared.node, shared.err = &Node{IP: host, Port: n, options: Options{Listen: host}}, err
 			return
 		}
 		shared.node, shared.err = start(Options{})
@@ -130,7 +152,7 @@ func Shared(t testing.TB) *Node {
 	return shared.node
 }
 
-// Start runs another node until the end of the test.
+// Start runs another node until the end of the test. What it was given is kept by [Node.Restart].
 func Start(t testing.TB, opts Options) *Node {
 	t.Helper()
 	n, err := start(opts)
@@ -144,29 +166,35 @@ func Start(t testing.TB, opts Options) *Node {
 // StartCluster runs three nodes, on 127.0.0.1 to 127.0.0.3, until the end of the test.
 func StartCluster(t testing.TB) [3]*Node {
 	t.Helper()
-	port, err := freePort("127.0.0.1")
-	if err != nil {
-		t.Fatal(err)
+	var ports [2]int
+	for i := range ports {
+		var err error
+		if ports[i], err = freePort("127.0.0.1"); err != nil {
+			t.Fatal(err)
+		}
 	}
-	storage, err := freePort("127.0.0.1")
-	if err != nil {
-		t.Fatal(err)
+	var each [3]Options
+	for i := range each {
+		each[i] = Options{IP: fmt.Sprintf("127.0.0.%d", i+1), Port: ports[0], StoragePort: ports[1]}
 	}
+	return StartClusterOf(t, each)
+}
+
+// StartClusterOf runs three nodes until the end of the test. Each says its IP and
+// both of its ports; Seeds and Token are filled in.
+func StartClusterOf(t testing.TB, each [3]Options) [3]*Node {
+	t.Helper()
 	var seeds []string
-	for i := range 3 {
-		seeds = append(seeds, fmt.Sprintf("127.0.0.%d:%d", i+1, storage))
+	for _, o := range each {
+		seeds = append(seeds, net.JoinHostPort(o.IP, strconv.Itoa(o.StoragePort)))
 	}
 	tokens := []string{"-9223372036854775808", "-3074457345618258603", "3074457345618258602"}
 	var nodes [3]*Node
 	var wg sync.WaitGroup
 	errs := make([]error, 3)
-	for i := range nodes { // at the same time: each waits for the others
-		wg.Go(func() {
-			nodes[i], errs[i] = start(Options{
-				IP: fmt.Sprintf("127.0.0.%d", i+1), Port: port, StoragePort: storage,
-				Seeds: strings.Join(seeds, ","), Token: tokens[i],
-			})
-		})
+	for i, o := range each { // at the same time: each waits for the others
+		o.Seeds, o.Token = strings.Join(seeds, ","), tokens[i]
+		wg.Go(func() { nodes[i], errs[i] = start(o) })
 	}
 	wg.Wait()
 	for _, n := range nodes {
@@ -198,15 +226,16 @@ func script() string {
 }
 
 func start(opts Options) (*Node, error) {
-	n := &Node{IP: opts.IP, Port: opts.Port, ended: make(chan struct{}), log: &tail{}}
-	if n.IP == "" {
-		n.IP = "127.0.0.1"
+	if opts.IP == "" {
+		opts.IP = "127.0.0.1"
 	}
-	storage := opts.StoragePort
-	for _, port := range []*int{&n.Port, &storage} {
+	if opts.Listen == "" {
+		opts.Listen = opts.IP
+	}
+	for _, port := range []*int{&opts.Port, &opts.StoragePort} {
 		if *port == 0 {
 			var err error
-			if *port, err = freePort(n.IP); err != nil {
+			if *port, err = freePort(opts.IP); err != nil {
 				return nil, err
 			}
 		}
@@ -214,12 +243,32 @@ func start(opts Options) (*Node, error) {
 	if out, err := exec.CommandContext(context.Background(), script(), "fetch").CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("%w: %s", err, bytes.TrimSpace(out))
 	}
+	n := &Node{IP: opts.IP, Port: opts.Port, options: opts, log: &tail{}}
 	var err error
 	if n.dir, err = os.MkdirTemp("", "bowstring-cassandra-"); err != nil {
 		return nil, err
 	}
+	if err := n.launch(); err != nil {
+		return nil, err
+	}
+	running.Lock()
+	running.nodes = append(running.nodes, n)
+	running.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	if err := n.Wait(ctx); err != nil {
+		n.Kill()
+		return nil, err
+	}
+	return n, nil
+}
+
+// launch starts the process.
+func (n *Node) launch() error {
+	opts := n.options
 	n.cmd = exec.CommandContext(context.Background(), script(), "run", n.dir) // Kill ends it
-	n.cmd.Env = append(os.Environ(), "IP="+n.IP, "PORT="+strconv.Itoa(n.Port), "STORAGE_PORT="+strconv.Itoa(storage), "TLS="+opts.TLS)
+	n.cmd.Env = append(os.Environ(), "IP="+n.IP, "LISTEN="+opts.Listen, "PORT="+strconv.Itoa(n.Port),
+		"STORAGE_PORT="+strconv.Itoa(opts.StoragePort), "TLS="+opts.TLS, "CLOCK="+opts.Clock)
 	if opts.Seeds != "" {
 		n.cmd.Env = append(n.cmd.Env, "SEEDS="+opts.Seeds, "TOKEN="+opts.Token, "RING_DELAY=3000")
 	}
@@ -229,33 +278,38 @@ func start(opts Options) (*Node, error) {
 	if opts.Heap != "" {
 		n.cmd.Env = append(n.cmd.Env, "HEAP="+opts.Heap)
 	}
+	if opts.Patience != 0 {
+		n.cmd.Env = append(n.cmd.Env, fmt.Sprintf("PATIENCE=%dms", opts.Patience.Milliseconds()))
+	}
 	n.cmd.Stdout, n.cmd.Stderr = n.log, n.log
 	n.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	var file *os.File
+	if opts.Log != "" {
+		var err error
+		if file, err = os.OpenFile(opts.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600); err != nil {
+			return err
+		}
+		out := io.MultiWriter(n.log, file)
+		n.cmd.Stdout, n.cmd.Stderr = out, out
+	}
 	started := make(chan error)
+	cmd, ended := n.cmd, make(chan struct{})
+	n.ended = ended
 	go func() {
 		// The kernel sends the signal when the thread that started the process ends.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		err := n.cmd.Start()
+		err := cmd.Start()
 		started <- err
 		if err == nil {
-			_ = n.cmd.Wait() // its output says how it ended
+			_ = cmd.Wait() // its output says how it ended
 		}
-		close(n.ended)
+		if file != nil {
+			_ = file.Close() // what it lacks is in no test
+		}
+		close(ended)
 	}()
-	if err := <-started; err != nil {
-		return nil, err
-	}
-	running.Lock()
-	running.nodes = append(running.nodes, n)
-	running.Unlock()
-	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
-	defer cancel()
-	if err := n.wait(ctx, opts.TLS != ""); err != nil {
-		n.Kill()
-		return nil, err
-	}
-	return n, nil
+	return <-started
 }
 
 // wait polls until the node answers: it has no other way to say that it does.
@@ -278,7 +332,7 @@ func (n *Node) wait(ctx context.Context, encrypted bool) error {
 // An encrypted port only has to accept the connection.
 func (n *Node) answers(ctx context.Context, encrypted bool) bool {
 	d := net.Dialer{Timeout: time.Second}
-	c, err := d.DialContext(ctx, "tcp", n.Addr())
+	c, err := d.DialContext(ctx, "tcp", net.JoinHostPort(n.options.Listen, strconv.Itoa(n.Port)))
 	if err != nil {
 		return false
 	}

@@ -1,0 +1,246 @@
+package faults
+
+import (
+	"context"
+	"io"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Trouble is what a gate does to what passes. The zero Trouble lets it pass.
+type Trouble struct {
+	// Cut closes connections and takes no new ones.
+	Cut bool
+	// Hold keeps what passes, and delivers it when the trouble is over: it arrives as late
+	// as that, even if its sender has given up long before.
+	Hold bool
+	// Delay is how much later everything arrives.
+	Delay time.Duration
+	// Loss is the share of frames between nodes that never arrive.
+	Loss float64
+}
+
+// Gate stands before a server, at an address of its own, and gives what passes
+// the trouble that was set for where it comes from. Between nodes that is the address which
+// a node says it is of; all clients are "". Close ends its goroutines.
+type Gate struct {
+	target string
+	nodes  bool // who connects is a node, and says which
+
+	listener net.Listener
+	ctx      context.Context //nolint:containedctx // done when the gate closes
+	end      context.CancelFunc
+	all      sync.WaitGroup
+	lost     atomic.Int64
+
+	mu      sync.Mutex
+	trouble map[string]Trouble
+	changed chan struct{} // closed when trouble changes
+	conns   map[net.Conn]string
+}
+
+// NewGate listens at addr for what is meant for target. If nodes is set it reads
+// the messages by which nodes of Cassandra begin a connection.
+func NewGate(addr, target string, nodes bool) (*Gate, error) {
+	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	g := &Gate{
+		target: target, nodes: nodes, listener: l,
+		trouble: map[string]Trouble{}, changed: make(chan struct{}), conns: map[net.Conn]string{},
+	}
+	g.ctx, g.end = context.WithCancel(context.Background())
+	g.all.Go(g.accept)
+	return g, nil
+}
+
+// Addr is where the gate stands.
+func (g *Gate) Addr() string { return g.listener.Addr().String() }
+
+// Lost is how many frames were lost so far.
+func (g *Gate) Lost() int64 { return g.lost.Load() }
+
+// Set gives what comes from there trouble, in place of what was set before.
+func (g *Gate) Set(from string, t Trouble) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.trouble[from] = t
+	close(g.changed)
+	g.changed = make(chan struct{})
+	if t.Cut {
+		for c, of := range g.conns {
+			if of == from {
+				_ = c.Close() // its goroutines find out
+			}
+		}
+	}
+}
+
+// Close cuts everything, and returns when the gate's goroutines have ended.
+func (g *Gate) Close() error {
+	g.end()
+	err := g.listener.Close()
+	g.mu.Lock()
+	for c := range g.conns {
+		_ = c.Close() // its goroutines find out
+	}
+	g.mu.Unlock()
+	g.all.Wait()
+	return err
+}
+
+func (g *Gate) state(from string) (Trouble, <-chan struct{}) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.trouble[from], g.changed
+}
+
+// keep notes a connection, unless it is one that must not be.
+func (g *Gate) keep(c net.Conn, from string) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.ctx.Err() != nil || g.trouble[from].Cut {
+		return false
+	}
+	g.conns[c] = from
+	return true
+}
+
+func (g *Gate) forget(conns ...net.Conn) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, c := range conns {
+		delete(g.conns, c)
+	}
+}
+
+func (g *Gate) accept() {
+	for {
+		c, err := g.listener.Accept()
+		if err != nil {
+			if g.ctx.Err() != nil {
+				return
+			}
+			continue // of this connection alone
+		}
+		g.all.Go(func() {
+			defer c.Close()
+			g.serve(c)
+		})
+	}
+}
+
+// nobody has connections of which is not known yet whose they are.
+const nobody = "?"
+
+// serve carries a connection until one of its ends is gone.
+func (g *Gate) serve(c net.Conn) {
+	if !g.keep(c, nobody) {
+		return
+	}
+	defer g.forget(c)
+	var first greeting
+	if g.nodes {
+		var err error
+		if first, err = readGreeting(c); err != nil {
+			return
+		}
+	}
+	var d net.Dialer
+	server, err := d.DialContext(g.ctx, "tcp", g.target)
+	if err != nil {
+		return
+	}
+	defer server.Close()
+	if !g.keep(c, first.from) || !g.keep(server, first.from) {
+		return
+	}
+	defer g.forget(server)
+	var both sync.WaitGroup
+	both.Go(func() { g.carry(first.from, c, server, first.then(c)) })
+	both.Go(func() { g.carry(first.from, server, c, chunks(server)) })
+	both.Wait()
+}
+
+// inGate is how many pieces may be in the gate for a connection and direction.
+const inGate = 256
+
+type piece struct {
+	data []byte
+	due  time.Time
+}
+
+// carry delivers what next returns, until either end is gone, and takes the other along.
+func (g *Gate) carry(from string, source, to net.Conn, next func() (data []byte, whole bool, err error)) {
+	defer to.Close()
+	waiting := make(chan piece, inGate)
+	gone := make(chan struct{})
+	var deliver sync.WaitGroup
+	deliver.Go(func() {
+		defer close(gone)
+		defer source.Close()
+		for p := range waiting {
+			if !g.hold(from, p.due) {
+				return
+			}
+			if _, err := to.Write(p.data); err != nil {
+				return
+			}
+		}
+	})
+	defer deliver.Wait()
+	defer close(waiting)
+	for {
+		data, whole, err := next()
+		if err != nil {
+			return
+		}
+		t, _ := g.state(from)
+		if whole && t.Loss > 0 && rand.Float64() < t.Loss {
+			g.lost.Add(1)
+			continue
+		}
+		select {
+		case waiting <- piece{data, time.Now().Add(t.Delay)}:
+		case <-gone:
+			return
+		}
+	}
+}
+
+// hold returns when something may be delivered, with false if it never may.
+func (g *Gate) hold(from string, due time.Time) bool {
+	for {
+		t, changed := g.state(from)
+		var later <-chan time.Time
+		if !t.Hold {
+			wait := time.Until(due)
+			if wait <= 0 {
+				return g.ctx.Err() == nil
+			}
+			later = time.After(wait)
+		}
+		select {
+		case <-changed:
+		case <-later:
+		case <-g.ctx.Done():
+			return false
+		}
+	}
+}
+
+// chunks returns what arrives, in pieces that mean nothing.
+func chunks(c io.Reader) func() ([]byte, bool, error) {
+	return func() ([]byte, bool, error) {
+		b := make([]byte, 64<<10)
+		n, err := c.Read(b)
+		if n > 0 {
+			return b[:n], false, nil
+		}
+		return nil, false, err
+	}
+}

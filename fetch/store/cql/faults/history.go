@@ -1,0 +1,154 @@
+package faults
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// What an operation does.
+const (
+	Commit  = "commit"  // Import and Digest into Dataset after Parent; Number is what it was given
+	Drop    = "drop"    // Number
+	Tag     = "tag"     // Number gets the name Tag
+	Untag   = "untag"   // Tag
+	Tagged  = "tagged"  // Number is what has the name Tag, 0 if nothing has
+	Read    = "read"    // Number: its Import, Digest, and Damage if it was there; Absent if not
+	List    = "list"    // Numbers of Dataset
+	Collect = "collect" // Damage if the collection found any
+	// Left counts what is still stored when everything was dropped and collected.
+	Left = "left"
+	// Healed says that from here on there are no faults. It has no end.
+	Healed = "healed"
+)
+
+// How an event stands to its operation.
+const (
+	Invoke = "invoke" // it is about to begin
+	OK     = "ok"     // it was done
+	Fail   = "fail"   // it was not done, and never will be
+	Info   = "info"   // nobody knows, as for an operation without another event
+)
+
+// What a reader of a snapshot may find wrong.
+const (
+	Missing = "missing" // a blob or a chunk is not there
+	Wrong   = "wrong"   // the bytes are others than those that were imported
+)
+
+// Event is a line of a history: an operation begins or ends.
+type Event struct {
+	// Process is who does it. It does one operation at a time. One that was killed
+	// comes back under another name.
+	Process string `json:"process"`
+	Op      int64  `json:"op"` // counts the process's operations
+	Type    string `json:"type"`
+	Do      string `json:"do"`
+
+	Dataset string  `json:"dataset,omitempty"`
+	Number  int64   `json:"number,omitempty"`
+	Parent  int64   `json:"parent,omitempty"`
+	Import  string  `json:"import,omitempty"` // names an attempt to import; no two have the same
+	Digest  string  `json:"digest,omitempty"` // of all bytes of a snapshot
+	Tag     string  `json:"tag,omitempty"`
+	Numbers []int64 `json:"numbers,omitempty"`
+	Absent  bool    `json:"absent,omitempty"` // the snapshot was not found
+	Damage  string  `json:"damage,omitempty"`
+	Count   int64   `json:"count,omitempty"`
+	Error   string  `json:"error,omitempty"`
+
+	// At is when, in nanoseconds of the machine's monotonic clock, which all
+	// processes share: before an operation begins, and after it has ended.
+	At   int64     `json:"at"`
+	Wall time.Time `json:"wall"`
+}
+
+// Recorder writes a process's events, each in one write, so that a process that
+// is killed leaves all that it knew. One goroutine uses it at a time.
+type Recorder struct {
+	process string
+	file    *os.File
+	op      int64
+}
+
+// NewRecorder begins the file of a process in a folder.
+func NewRecorder(dir, process string) (*Recorder, error) {
+	f, err := os.OpenFile(filepath.Join(dir, process+".jsonl"), os.O_CREATE|os.O_EXCL|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	return &Recorder{process: process, file: f}, nil
+}
+
+// Begin records that an operation begins, and returns what its end is made of.
+func (r *Recorder) Begin(e Event) (Event, error) {
+	r.op++
+	e.Op, e.Type = r.op, Invoke
+	return e, r.write(e)
+}
+
+// End records how it ended.
+func (r *Recorder) End(e Event, how string) error {
+	e.Type = how
+	return r.write(e)
+}
+
+func (r *Recorder) write(e Event) error {
+	e.Process, e.At, e.Wall = r.process, monotonic(), time.Now()
+	line, err := json.Marshal(e)
+	if err != nil {
+		return err
+	}
+	_, err = r.file.Write(append(line, '\n'))
+	return err
+}
+
+// Close ends the file.
+func (r *Recorder) Close() error { return r.file.Close() }
+
+func monotonic() int64 {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &t); err != nil {
+		panic(err) // every Linux has it
+	}
+	return t.Nano()
+}
+
+// ReadHistory reads the events of all processes that have a file in the folder,
+// in the order of time.
+func ReadHistory(dir string) ([]Event, error) {
+	files, err := filepath.Glob(filepath.Join(dir, "*.jsonl"))
+	if err != nil {
+		return nil, err
+	}
+	var all []Event
+	for _, name := range files {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return nil, err
+		}
+		// A line without an end is one that a kill has cut.
+		lines := bufio.NewScanner(bytes.NewReader(text[:bytes.LastIndexByte(text, '\n')+1]))
+		lines.Buffer(nil, 1<<20)
+		for n := 1; lines.Scan(); n++ {
+			var e Event
+			if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+				return nil, fmt.Errorf("%s, line %d: %w", name, n, err)
+			}
+			all = append(all, e)
+		}
+		if err := lines.Err(); err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	slices.SortStableFunc(all, func(a, b Event) int { return cmp.Compare(a.At, b.At) })
+	return all, nil
+}

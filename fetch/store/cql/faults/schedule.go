@@ -1,0 +1,192 @@
+package faults
+
+import (
+	"cmp"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Kind of a fault.
+type Kind string
+
+// The kinds of faults. Those of nodes have the number of one in Fault.Node, those
+// between two nodes have the other in Fault.To, and those of processes have a name in Fault.Process.
+const (
+	KillNode    Kind = "kill node"    // SIGKILL; started again afterwards
+	StopNode    Kind = "stop node"    // SIGSTOP, SIGCONT
+	Clock       Kind = "clock"        // of a node, wrong by Fault.By
+	Isolate     Kind = "isolate"      // a node from both others, both ways
+	OneWay      Kind = "one way"      // what a node sends to another
+	Slow        Kind = "slow"         // all that a node sends and is sent by nodes, by Fault.By
+	Lossy       Kind = "lossy"        // Fault.Share of what a node sends and is sent by nodes
+	Clients     Kind = "clients"      // all clients from a node
+	KillProcess Kind = "kill process" // SIGKILL; another takes its place at once
+	StopProcess Kind = "stop process"
+)
+
+// Fault is one of a schedule.
+type Fault struct {
+	At, For time.Duration // since the beginning
+	Kind    Kind
+	Node    int // from 0
+	To      int
+	Process string
+	By      time.Duration
+	Share   float64
+	// Hold keeps what is sent and delivers it afterwards, where otherwise connections are cut.
+	Hold bool
+}
+
+func (f Fault) String() string {
+	s := fmt.Sprintf("%5.1fs +%4.1fs  %s", f.At.Seconds(), f.For.Seconds(), f.Kind)
+	switch f.Kind {
+	case KillProcess, StopProcess:
+		s += " " + f.Process
+	case OneWay:
+		s += fmt.Sprintf(" %d to %d", f.Node+1, f.To+1)
+	default:
+		s += fmt.Sprintf(" %d", f.Node+1)
+	}
+	if f.By != 0 {
+		s += fmt.Sprintf(" by %+.1fs", f.By.Seconds())
+	}
+	if f.Share != 0 {
+		s += fmt.Sprintf(" %.0f %%", 100*f.Share)
+	}
+	if f.Hold {
+		s += ", held back"
+	}
+	return s
+}
+
+// Nodes is how many there are.
+const Nodes = 3
+
+// Schedule is what goes wrong in a run, in the order of time.
+type Schedule []Fault
+
+func (s Schedule) String() string {
+	var b strings.Builder
+	for _, f := range s {
+		fmt.Fprintln(&b, f)
+	}
+	return b.String()
+}
+
+// impairs says whether the fault takes a node away from a quorum.
+func (k Kind) impairs() bool { return k == KillNode || k == StopNode || k == Isolate || k == OneWay }
+
+// nodeStart is about how long a node takes to come back after it was started.
+const nodeStart = 12 * time.Second
+
+// NewSchedule draws the faults of a run that takes so long. The last tenth is left
+// to what the faults before have left behind. Stops take up to a quarter of the
+// run, and three minutes. For most of the time two nodes of three reach each other, or
+// nothing would ever be done.
+func NewSchedule(seed uint64, length time.Duration, processes []string) Schedule {
+	r := rand.New(rand.NewPCG(seed, 0))
+	var s Schedule
+	var impaired time.Duration // until when a node is
+	end := length * 9 / 10
+	longest := min(length/4, 3*time.Minute)
+	between := func(least, most time.Duration) time.Duration {
+		return least + rand64(r, most-least)
+	}
+	for at := between(time.Second, 4*time.Second); at < end; at += between(1500*time.Millisecond, 4*time.Second) {
+		f := Fault{At: at, Node: r.IntN(Nodes), Process: processes[r.IntN(len(processes))], Kind: draw(r)}
+		f.To = (f.Node + 1 + r.IntN(Nodes-1)) % Nodes
+		f.For = between(2*time.Second, 12*time.Second)
+		f.Hold = r.IntN(2) == 0
+		if f.Kind == StopNode || f.Kind == StopProcess || f.Kind == Isolate {
+			if r.IntN(3) == 0 {
+				f.For = between(f.For, max(longest, 2*f.For))
+			}
+		}
+		switch f.Kind {
+		case KillProcess:
+			f.For = 0
+		case Clock:
+			f.By = between(200*time.Millisecond, 8*time.Second)
+			if r.IntN(3) == 0 { // beyond what requests take at most
+				f.By = between(10*time.Second, 90*time.Second)
+			}
+			if r.IntN(2) == 0 {
+				f.By = -f.By
+			}
+			f.By = f.By.Truncate(100 * time.Millisecond)
+			f.For = between(5*time.Second, 20*time.Second)
+		case Slow:
+			f.By = between(20*time.Millisecond, 3*time.Second).Truncate(time.Millisecond)
+		case Lossy:
+			f.Share = 0.05 + 0.3*r.Float64()
+		}
+		f.For = min(f.For, end-at)
+		if f.Kind.impairs() {
+			if at < impaired && r.IntN(10) != 0 {
+				continue
+			}
+			impaired = max(impaired, at+f.For)
+			if f.Kind == KillNode {
+				impaired += nodeStart
+			}
+		}
+		if f.Kind != Isolate && f.Kind != OneWay && f.Kind != Clients {
+			f.Hold = false
+		}
+		if s.clashes(f) {
+			continue
+		}
+		s = append(s, f)
+	}
+	slices.SortStableFunc(s, func(a, b Fault) int { return cmp.Compare(a.At, b.At) })
+	return s
+}
+
+func rand64(r *rand.Rand, below time.Duration) time.Duration {
+	return time.Duration(r.Int64N(max(int64(below), 1)))
+}
+
+// draw returns a kind. A collection waits for each process that is gone, so it is
+// nodes and the network mostly that are in trouble.
+func draw(r *rand.Rand) Kind {
+	nodes := []Kind{KillNode, StopNode, Clock, Clock, Isolate, OneWay, Slow, Lossy, Clients}
+	switch r.IntN(8) {
+	case 0:
+		return KillProcess
+	case 1:
+		return StopProcess
+	default:
+		return nodes[r.IntN(len(nodes))]
+	}
+}
+
+// clashes says whether another fault has the same hold of the same thing at the same time.
+func (s Schedule) clashes(f Fault) bool {
+	for _, o := range s {
+		if f.At > o.At+o.For+time.Second || o.At > f.At+f.For+time.Second {
+			continue
+		}
+		switch f.Kind {
+		case KillProcess, StopProcess:
+			if (o.Kind == KillProcess || o.Kind == StopProcess) && o.Process == f.Process {
+				return true
+			}
+		case Isolate, OneWay, Slow, Lossy: // they set the same gates
+			if o.Kind == Isolate || o.Kind == OneWay || o.Kind == Slow || o.Kind == Lossy {
+				return true
+			}
+		case KillNode, StopNode:
+			if (o.Kind == KillNode || o.Kind == StopNode) && o.Node == f.Node {
+				return true
+			}
+		default:
+			if o.Kind == f.Kind && o.Node == f.Node {
+				return true
+			}
+		}
+	}
+	return false
+}

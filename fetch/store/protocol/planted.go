@@ -1,0 +1,31 @@
+//go:build planted
+
+package protocol
+
+import "os"
+
+// EnvPlanted names a mistake for the stores of this process to make, to see that
+// tests against a real database find it. No other build knows it.
+const EnvPlanted = "BOWSTRING_PLANTED"
+
+func init() {
+	name := os.Getenv(EnvPlanted)
+	if name == "" {
+		return
+	}
+	var known bool
+	everywhere, known = map[string]bug{
+		"commit unfenced": bugCommitUnfenced,
+		"commit twice":    bugCommitTwice,
+		"delete too much": bugDeleteTooMuch,
+		"keep nothing":    bugKeepNothing,
+		"no wait":         bugNoWait,
+		"number twice":    bugNumberTwice,
+		"tags ignored":    bugTagsIgnored,
+		"trust all":       bugTrustAll,
+		"unfinished kept": bugUnfinishedKept,
+	}[name]
+	if !known {
+		panic(EnvPlanted + ": there is no mistake " + name)
+	}
+}
