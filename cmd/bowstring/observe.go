@@ -18,6 +18,7 @@ import (
 	"bowstring/cmd/bowstring/tracing"
 	"bowstring/fetch"
 	"bowstring/flight"
+	"bowstring/flight/door"
 )
 
 // adminTokenVariable holds the token where no file does. It is no setting, which
@@ -62,7 +63,7 @@ type observation struct {
 }
 
 // open makes ready what is to look at a server. Its listener answers from start on.
-func (c *observeFlags) open(ctx context.Context, app *App, collectEvery time.Duration) (_ *observation, err error) {
+func (c *observeFlags) open(ctx context.Context, app *App, d *door.Door, collectEvery time.Duration) (_ *observation, err error) {
 	o := &observation{app: app}
 	defer func() {
 		if err != nil {
@@ -94,13 +95,24 @@ func (c *observeFlags) open(ctx context.Context, app *App, collectEvery time.Dur
 		Stats: func() flight.Stats { return o.node.server.Stats() }, Times: func() []fetch.Times { return o.node.engine.Times() },
 		Collections: o.collections, MemoryLimit: memoryLimit(), Version: b.Version, GoVersion: b.Go,
 	}
+	ends := map[string]func() time.Time{}
+	if d.Encrypts() {
+		ends["flight"] = d.CertificateEnds
+	}
 	if c.AdminCert != "" {
 		cert, err := admin.LoadCertificate(c.AdminCert, c.AdminKey)
 		if err != nil {
 			return nil, fmt.Errorf("the certificate of the admin listener: %w", err)
 		}
 		o.options.TLS = cert.TLS()
-		about.Certificates = func() map[string]time.Time { return map[string]time.Time{"admin": cert.NotAfter()} }
+		ends["admin"] = cert.NotAfter
+	}
+	about.Certificates = func() map[string]time.Time {
+		now := make(map[string]time.Time, len(ends))
+		for listener, end := range ends {
+			now[listener] = end()
+		}
+		return now
 	}
 	if o.collector, err = metrics.New(about); err != nil {
 		return nil, err

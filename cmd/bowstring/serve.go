@@ -131,7 +131,7 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 		defer func() { err = errors.Join(err, log.Close()) }() // the node has stopped by then
 	}
 	dir := app.cli.Globals.Store
-	seen, err := c.observeFlags.open(ctx, app, c.GCEvery)
+	seen, err := c.observeFlags.open(ctx, app, l.flight.Door, c.GCEvery)
 	if err != nil {
 		return errors.Join(err, closeLink(app.Link))
 	}

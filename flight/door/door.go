@@ -112,6 +112,10 @@ func (d *Door) Close() error {
 // Encrypts reports whether connections are encrypted.
 func (d *Door) Encrypts() bool { return d != nil && d.tls != nil }
 
+// CertificateEnds is when the certificate ends that connections are shown now. The door
+// encrypts.
+func (d *Door) CertificateEnds() time.Time { return d.tls.current.Load().cert.Leaf.NotAfter }
+
 // Authenticates reports whether callers have to say who they are.
 func (d *Door) Authenticates() bool { return d != nil && d.opts.Authenticates() }
 
