@@ -74,7 +74,7 @@ func TestCopyGoesOnWhereItWas(t *testing.T) {
 		}
 	}
 	scope := scopeOf(t, from, 0)
-	chunks, err := scope.Chunks(t.Context())
+	chunks, err := everyPage(t, scope)
 	must(t, err)
 	if want := int64(120 + len(chunks) + 1); stops < 10 || sent != want {
 		t.Errorf("stopped %d times; %d blobs were sent, want %d", stops, sent, want)

@@ -34,7 +34,7 @@ type progressFile struct {
 
 const (
 	progressFormat  = "bowstring-verify"
-	progressVersion = 1
+	progressVersion = 2 // 1 had chunks and pages in one list
 
 	// saveEvery is how often it is written at most.
 	saveEvery = 5 * time.Second

@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"math/bits"
 	"slices"
@@ -123,30 +122,37 @@ func (s *Scope) Passes() int {
 	return int(max(1, (cells*itemBytes+memory-1)/memory))
 }
 
-// Chunks is the list of the manifest chunks and of their pages. Of a chunk whose index is damaged or missing,
-// the pages are not known.
-func (s *Scope) Chunks(ctx context.Context) ([]schema.BlobRef, error) {
+// Chunks is the list of the manifest chunks: each its index of pages, or its only page.
+func (s *Scope) Chunks() []schema.BlobRef {
 	var refs []schema.BlobRef
-	seen := map[schema.Key]struct{}{} // the last page of one snapshot may be in the middle of another
-	add := func(ref schema.BlobRef) {
-		if _, ok := seen[ref.Key]; !ok {
-			seen[ref.Key] = struct{}{}
-			refs = append(refs, ref)
-		}
+	for _, c := range s.chunks() {
+		refs = append(refs, c.chunk().BlobRef)
+	}
+	return refs
+}
+
+// Pages is the list of the pages of the manifest chunks that have an index. Those of a chunk
+// that is in without are not known; of any other it is an error that its index cannot be
+// read.
+func (s *Scope) Pages(ctx context.Context, without map[schema.Key]bool) ([]schema.BlobRef, error) {
+	var refs []schema.BlobRef
+	seen := map[schema.Key]struct{}{} // the last page of one snapshot, a chunk, may be in the middle of another
+	for _, c := range s.chunks() {
+		seen[c.chunk().Key] = struct{}{}
 	}
 	for _, c := range s.chunks() {
-		add(c.chunk().BlobRef)
-		if c.chunk().Pages == 0 {
+		if c.chunk().Pages == 0 || without[c.chunk().Key] {
 			continue
 		}
 		pages, err := s.pages(ctx, c)
-		if errors.Is(err, schema.ErrDataLoss) || errors.Is(err, schema.ErrNotFound) {
-			continue // who reads the list finds out
-		} else if err != nil {
+		if err != nil {
 			return nil, err
 		}
 		for _, p := range pages {
-			add(p.page.BlobRef)
+			if _, ok := seen[p.page.Key]; !ok {
+				seen[p.page.Key] = struct{}{}
+				refs = append(refs, p.page.BlobRef)
+			}
 		}
 	}
 	return refs, nil
@@ -166,17 +172,20 @@ func (s *Scope) Bitmaps() []schema.BlobRef {
 }
 
 // lists is how many lists there are with so many passes.
-func lists(passes int) int { return passes + 2 }
+func lists(passes int) int { return passes + 3 }
 
-// list returns a list by number. Chunks and pages that are in without are not looked into.
+// list returns a list by number. Each is to be made when the one before has been visited, and what
+// is damaged of it repaired or in without: chunks and pages that are in without are not looked into.
 func (s *Scope) list(ctx context.Context, n, passes int, without map[schema.Key]bool) ([]schema.BlobRef, error) {
 	switch n {
 	case 0:
-		return s.Chunks(ctx)
-	case passes + 1:
+		return s.Chunks(), nil
+	case 1:
+		return s.Pages(ctx, without)
+	case passes + 2:
 		return s.Bitmaps(), nil
 	default:
-		return s.Pass(ctx, n-1, passes, without)
+		return s.Pass(ctx, n-2, passes, without)
 	}
 }
 
