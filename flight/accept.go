@@ -7,6 +7,8 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"bowstring/flight/door"
 )
 
 // refusalsLogged is how often refused connections are logged.
@@ -43,7 +45,7 @@ func (l *gatherListener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		host := hostOf(c.RemoteAddr().String())
+		host := door.Host(c.RemoteAddr().String())
 		if why := l.admit(host); why != "" {
 			l.refuse(c, why)
 			continue

@@ -55,6 +55,7 @@ type change struct {
 	event       string
 	dataset     string
 	snapshot    int64
+	tag         string
 	rows, bytes int64
 }
 
@@ -67,7 +68,7 @@ func (s *Server) audited(ctx context.Context, c change, do func(*change) error) 
 		return do(&c)
 	}
 	event := s.event(ctx, c.event)
-	event.Dataset, event.Snapshot, event.Phase = c.dataset, c.snapshot, audit.Begin
+	event.Dataset, event.Snapshot, event.Tag, event.Phase = c.dataset, c.snapshot, c.tag, audit.Begin
 	if d := s.decide(ctx, c.dataset); d.Rule != nil {
 		event.Rule = d.Rule.String()
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -179,15 +178,6 @@ func peerOf(ctx context.Context) string {
 		return p.Addr.String()
 	}
 	return ""
-}
-
-// hostOf is the part of an address that stays the same from one connection of a
-// peer to the next.
-func hostOf(addr string) string {
-	if host, _, err := net.SplitHostPort(addr); err == nil {
-		return host
-	}
-	return addr
 }
 
 // isStream reports whether a call may go on for as long as its client likes.

@@ -44,6 +44,9 @@ func (s *Server) mayServer(ctx context.Context, right rules.Right, what string) 
 // he is told that there is none, whether there is or not; but for writing, where there
 // need not be one.
 func (s *Server) may(ctx context.Context, dataset string, right rules.Right) (rules.Decision, error) {
+	if err := schema.CheckName("dataset", dataset); err != nil { // also for those who would only be told that there is none: it is recorded
+		return rules.Decision{}, err
+	}
 	d := s.decide(ctx, dataset)
 	switch {
 	case d.May(right):

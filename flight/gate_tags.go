@@ -21,7 +21,7 @@ func (s *Server) giveTag(ctx context.Context, ref snapshotRef, name string) (int
 	if err != nil {
 		return 0, err
 	}
-	return snap.Number, s.audited(ctx, change{event: auditTag, dataset: ref.Dataset, snapshot: snap.Number}, func(*change) error {
+	return snap.Number, s.audited(ctx, change{event: auditTag, dataset: ref.Dataset, snapshot: snap.Number, tag: name}, func(*change) error {
 		return tagger.Tag(ctx, ref.Dataset, name, snap.Number)
 	})
 }
@@ -40,7 +40,7 @@ func (s *Server) removeTag(ctx context.Context, dataset, name string) (int64, er
 	if err != nil {
 		return 0, s.notFor(ctx, d, dataset, 0, err)
 	}
-	return number, s.audited(ctx, change{event: auditUntag, dataset: dataset, snapshot: number}, func(*change) error {
+	return number, s.audited(ctx, change{event: auditUntag, dataset: dataset, snapshot: number, tag: name}, func(*change) error {
 		return tagger.Untag(ctx, dataset, name)
 	})
 }

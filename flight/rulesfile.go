@@ -69,6 +69,7 @@ func (f *RulesFile) read() (string, *rules.Rules, error) {
 func (f *RulesFile) Check(ctx context.Context) (changed bool) {
 	text, rs, err := f.read()
 	if err != nil {
+		f.next = "" // it is to be the same twice in a row
 		if f.trouble != err.Error() {
 			f.trouble = err.Error()
 			f.log.LogAttrs(ctx, slog.LevelError, "the rules were not read again: those before hold on", slog.String("error", f.trouble))
@@ -80,6 +81,7 @@ func (f *RulesFile) Check(ctx context.Context) (changed bool) {
 	}
 	f.trouble = ""
 	if text == f.text {
+		f.next = ""
 		return false
 	}
 	if text != f.next {

@@ -67,6 +67,7 @@ type registry struct {
 	nextID   uint64                // guarded by mu
 	calls    map[*call]struct{}    // guarded by mu
 	streams  int                   // calls that are streaming; guarded by mu
+	beside   int                   // calls of other services; guarded by mu
 	peers    map[string]*peerCalls // by call.host; guarded by mu
 	draining error                 // why no call of the Flight service may begin; guarded by mu
 	ended    chan struct{}         // closed and replaced whenever a call ends; guarded by mu
@@ -75,7 +76,12 @@ type registry struct {
 }
 
 // peerCalls counts the calls of one address. It is guarded by registry.mu.
-type peerCalls struct{ calls, streams int }
+type peerCalls struct{ calls, streams, beside int }
+
+// maxBeside is how many calls of other services than Flight's there may be, and
+// maxPeerBeside how many of one address. Health can be watched without credentials, and for
+// ever: it is to take nothing from the calls that have some.
+const maxBeside, maxPeerBeside = 1024, 64
 
 // callsPerStream is how many calls there may be for each stream that there may
 // be: those that have not said what they want, and those that are answered at
@@ -104,16 +110,22 @@ func (r *registry) begin(ctx context.Context, method, peer string) (context.Cont
 	if r.draining != nil && isFlight(method) {
 		return nil, nil, r.draining
 	}
-	host := hostOf(peer)
+	host := door.Host(peer)
 	p := r.peers[host]
 	if p == nil {
 		p = &peerCalls{}
 	}
-	if len(r.calls) >= callsPerStream*r.maxStreams {
-		return nil, nil, fmt.Errorf("%w: %d calls run, %d for each of MaxStreams, which is %d", schema.ErrLimit, len(r.calls), callsPerStream, r.maxStreams)
-	}
-	if p.calls >= callsPerStream*r.maxPeerStreams {
-		return nil, nil, fmt.Errorf("%w: %d calls of this address run, %d for each of MaxStreamsPerPeer, which is %d", schema.ErrLimit, p.calls, callsPerStream, r.maxPeerStreams)
+	beside := !isFlight(method)
+	if beside {
+		if r.beside >= maxBeside || p.beside >= maxPeerBeside {
+			return nil, nil, fmt.Errorf("%w: %d calls of %s and the like run, %d of them of this address; there may be %d, and %d", schema.ErrLimit, r.beside, method, p.beside, maxBeside, maxPeerBeside)
+		}
+		r.beside++
+		p.beside++
+	} else if n := len(r.calls) - r.beside; n >= callsPerStream*r.maxStreams {
+		return nil, nil, fmt.Errorf("%w: %d calls run, %d for each of MaxStreams, which is %d", schema.ErrLimit, n, callsPerStream, r.maxStreams)
+	} else if n := p.calls - p.beside; n >= callsPerStream*r.maxPeerStreams {
+		return nil, nil, fmt.Errorf("%w: %d calls of this address run, %d for each of MaxStreamsPerPeer, which is %d", schema.ErrLimit, n, callsPerStream, r.maxPeerStreams)
 	}
 	p.calls++
 	r.peers[host] = p
@@ -135,6 +147,10 @@ func (r *registry) end(c *call) {
 	delete(r.calls, c)
 	r.endStreamLocked(c)
 	p := r.peers[c.host]
+	if !isFlight(c.method) {
+		r.beside--
+		p.beside--
+	}
 	if p.calls--; p.calls == 0 {
 		delete(r.peers, c.host)
 	}

@@ -2,7 +2,9 @@ package flight
 
 import (
 	"context"
+	"errors"
 
+	"bowstring/flight/rules"
 	"bowstring/schema"
 )
 
@@ -68,8 +70,14 @@ func (s *Server) tags(ctx context.Context, b []byte, send func([]byte) error) er
 		return err
 	}
 	for _, d := range datasets {
-		if !filter.match(d.Name) {
+		if !filter.match(d.Name) || len(d.Tags) == 0 {
 			continue
+		}
+		// A rule that does not fit a dataset hides it.
+		if _, _, err := s.snapshot(ctx, snapshotRef{Dataset: d.Name}, rules.List); errors.Is(err, schema.ErrNotFound) {
+			continue
+		} else if err != nil {
+			return err
 		}
 		for _, tag := range d.Tags {
 			if filter.tag != "" && filter.tag != tag.Name || filter.number != 0 && filter.number != tag.Snapshot {

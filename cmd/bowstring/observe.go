@@ -50,6 +50,19 @@ func (c *observeFlags) check() error {
 	return nil
 }
 
+// checkExposed returns an error if the admin listener could be reached from other machines
+// by anybody, or without TLS.
+func (c *observeFlags) checkExposed() error {
+	host, _, _ := net.SplitHostPort(c.Admin) // check has done so before
+	if ip := net.ParseIP(host); c.Admin == "" || host == "localhost" || ip != nil && ip.IsLoopback() {
+		return nil
+	}
+	if c.AdminCert != "" && (c.AdminTokenFile != "" || os.Getenv(adminTokenVariable) != "") {
+		return nil
+	}
+	return fmt.Errorf("--admin: %s can be reached from other machines: give --admin-cert, --admin-key and --admin-token-file, or --insecure to show everybody who reaches it the names of datasets, jobs and tenants", c.Admin)
+}
+
 // observation is what shows a server to its operators. A nil one shows nothing.
 type observation struct {
 	node        *node // whose counters are shown; set before the server starts

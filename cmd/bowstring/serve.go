@@ -130,6 +130,11 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 	if log := l.flight.Audit; log != nil {
 		defer func() { err = errors.Join(err, log.Close()) }() // the node has stopped by then
 	}
+	if !c.Insecure {
+		if err := c.observeFlags.checkExposed(); err != nil {
+			return errors.Join(err, closeLink(app.Link))
+		}
+	}
 	dir := app.cli.Globals.Store
 	seen, err := c.observeFlags.open(ctx, app, l.flight.Door, c.GCEvery)
 	if err != nil {

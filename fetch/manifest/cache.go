@@ -73,7 +73,8 @@ type Cache struct {
 // entryKey names what was read: equal keys have equal bytes.
 type entryKey struct {
 	schema.BlobRef
-	rows int64
+	rows  int64
+	pages int // 0 of a page, which has no index
 }
 
 // entry is a page, or the index of a chunk, or is becoming one.
@@ -110,7 +111,7 @@ func NewCache(read ReadFunc, ledger *admission.Ledger, opts Options) (*Cache, er
 
 // acquire returns a page or an index, which stays until release.
 func (c *Cache) acquire(ctx context.Context, form *schema.Form, want schema.Chunk) (*entry, error) {
-	key := entryKey{want.BlobRef, want.Rows}
+	key := entryKey{want.BlobRef, want.Rows, want.Pages}
 	c.mu.Lock()
 	e := c.entries[key]
 	switch {
@@ -177,11 +178,9 @@ func (e *entry) open(ctx context.Context, form *schema.Form, want schema.Chunk) 
 	if want.Pages > 0 {
 		size *= 2 // it is decoded
 	}
-	if most := c.ledger.Limit(admission.Manifests) / 2; size > most {
-		return fmt.Errorf("%w: a page of a manifest has %d bytes, of the %d for %s it may take %d",
-			schema.ErrLimit, size, 2*most, admission.Manifests, most)
-	}
-	if e.memory, err = c.reserve(ctx, size); err != nil {
+	// A page that is larger, of a snapshot from when there was one for 65,536 rows, is read
+	// all the same. It counts for so much: other such pages wait.
+	if e.memory, err = c.reserve(ctx, min(size, c.ledger.Limit(admission.Manifests)/2)); err != nil {
 		return err
 	}
 	blob, err := c.read(ctx, want.BlobRef)
@@ -298,6 +297,20 @@ func (c *Cache) Close() {
 	c.mu.Unlock()
 	c.running.Wait()
 	c.Trim()
+}
+
+// safely has a panic of work be its error, in a goroutine of its own: a defect must not end
+// the process.
+func (c *Cache) safely(work func() error) func() error {
+	return func() (err error) {
+		defer func() {
+			if p := recover(); p != nil {
+				c.opts.Logger.Error("panic while a manifest was gone through", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+				err = fmt.Errorf("a defect of the server: %v", p)
+			}
+		}()
+		return work()
+	}
 }
 
 // start runs something in a goroutine that Close waits for, unless the cache is closed.

@@ -51,27 +51,33 @@ func (m *Manifest) Find(ctx context.Context, ids []schema.ID) ([]int64, error) {
 				asked, positions = append(asked, i), append(positions, pos)
 			}
 		}
-		rows, err := m.At(ctx, positions)
-		if err != nil {
-			return nil, err
-		}
 		left = left[:0]
-		err = schema.Guard(func() error {
-			for k, i := range asked {
-				if rows[k].ID() == ids[i] {
-					found[i] = positions[k]
-				} else {
-					left = append(left, i)
-				}
+		for from := 0; from < len(asked); from += findAtOnce {
+			to := min(from+findAtOnce, len(asked))
+			rows, err := m.At(ctx, positions[from:to])
+			if err != nil {
+				return nil, err
 			}
-			return nil
-		})
-		if err != nil {
-			return nil, m.named(err)
+			err = schema.Guard(func() error {
+				for k, i := range asked[from:to] {
+					if rows[k].ID() == ids[i] {
+						found[i] = positions[from+k]
+					} else {
+						left = append(left, i)
+					}
+				}
+				return nil
+			})
+			if err != nil {
+				return nil, m.named(err)
+			}
 		}
 	}
 	return found, nil
 }
+
+// findAtOnce is how many rows are copied at the same time to compare their ids.
+const findAtOnce = 1024
 
 func (m *Manifest) buildIndex(ctx context.Context) error {
 	x := &m.ids

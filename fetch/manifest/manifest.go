@@ -203,7 +203,7 @@ func (m *Manifest) At(ctx context.Context, positions []int64) ([]schema.Row, err
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(pagesAtOnce)
 	for _, n := range needs {
-		g.Go(func() error {
+		g.Go(m.cache.safely(func() error {
 			e, err := m.page(ctx, n.page, n.start)
 			if err != nil {
 				return err
@@ -212,7 +212,7 @@ func (m *Manifest) At(ctx context.Context, positions []int64) ([]schema.Row, err
 			mu.Lock()
 			defer mu.Unlock()
 			return m.named(gather(gathered, e.page, n.start, positions, order[n.from:n.to], rows))
-		})
+		}))
 	}
 	if err := g.Wait(); err != nil {
 		return nil, err
@@ -253,10 +253,10 @@ func (m *Manifest) needs(ctx context.Context, positions []int64) (order []int, n
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(pagesAtOnce)
 	for i, c := range chunks {
-		g.Go(func() (err error) {
+		g.Go(m.cache.safely(func() (err error) {
 			lists[i], err = m.list(ctx, int(c.start))
 			return err
-		})
+		}))
 	}
 	if err := g.Wait(); err != nil {
 		return nil, nil, err
@@ -294,7 +294,11 @@ func gather(g *schema.Gathering, p *schema.Page, start int64, positions []int64,
 // if the engine is closing.
 func (m *Manifest) Start(ctx context.Context, positions []int64, done func([]schema.Row, error)) bool {
 	return m.cache.start(func() {
-		rows, err := m.At(ctx, positions)
+		var rows []schema.Row
+		err := m.cache.safely(func() (err error) {
+			rows, err = m.At(ctx, positions)
+			return err
+		})()
 		done(rows, err)
 	})
 }

@@ -31,14 +31,14 @@ func (m *Manifest) Ahead(ctx context.Context, positions []int64) {
 		}
 		var g errgroup.Group
 		for _, n := range needs[:min(len(needs), pagesAtOnce)] {
-			g.Go(func() error {
+			g.Go(m.cache.safely(func() error {
 				if e, err := m.page(ctx, n.page, n.start); err == nil {
 					e.release()
 				}
 				return nil
-			})
+			}))
 		}
-		_ = g.Wait() // none fails
+		_ = g.Wait() // who reads the rows is told
 	})
 }
 
@@ -68,7 +68,7 @@ func (m *Manifest) Walk(ctx context.Context, from, to int64, visit func(ctx cont
 	var listing sync.WaitGroup
 	for range min(last-first+1, chunksAtOnce) {
 		listing.Add(1)
-		g.Go(func() error {
+		g.Go(m.cache.safely(func() error {
 			defer listing.Done()
 			for c := range chunks {
 				l, err := m.list(ctx, c)
@@ -86,7 +86,7 @@ func (m *Manifest) Walk(ctx context.Context, from, to int64, visit func(ctx cont
 				}
 			}
 			return nil
-		})
+		}))
 	}
 	g.Go(func() error {
 		listing.Wait()
@@ -94,7 +94,7 @@ func (m *Manifest) Walk(ctx context.Context, from, to int64, visit func(ctx cont
 		return nil
 	})
 	for range min(walkMost, int(max(4, walkBytes/max(bytes, 1)))) {
-		g.Go(func() error {
+		g.Go(m.cache.safely(func() error {
 			for n := range pages {
 				e, err := m.page(ctx, n.page, n.start)
 				if err != nil {
@@ -105,7 +105,7 @@ func (m *Manifest) Walk(ctx context.Context, from, to int64, visit func(ctx cont
 				}
 			}
 			return nil
-		})
+		}))
 	}
 	return g.Wait()
 }

@@ -38,6 +38,7 @@ type Event struct {
 	Trace     string    `json:"trace,omitempty"`
 	Dataset   string    `json:"dataset,omitempty"`
 	Snapshot  int64     `json:"snapshot,omitempty"` // 0: all of the dataset, or not known
+	Tag       string    `json:"tag,omitempty"`
 	Plan      string    `json:"plan,omitempty"`
 	Rule      string    `json:"rule,omitempty"` // that granted it
 	Rows      int64     `json:"rows,omitempty"`

@@ -289,3 +289,18 @@ func TestOptions(t *testing.T) {
 		}
 	}
 }
+
+func TestHost(t *testing.T) {
+	for addr, want := range map[string]string{
+		"10.1.2.3:99":            "10.1.2.3",
+		"[2001:db8:1:2:3::4]:99": "2001:db8:1:2::/64",
+		"[fe80::1%eth0]:99":      "fe80::/64",
+		"[::ffff:10.1.2.3]:99":   "::ffff:10.1.2.3",
+		"[::1]:99":               "::1",
+		"bufconn":                "bufconn",
+	} {
+		if got := Host(addr); got != want {
+			t.Errorf("%s: got %s, want %s", addr, got, want)
+		}
+	}
+}

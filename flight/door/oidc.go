@@ -153,8 +153,11 @@ func (p *provider) discover(ctx context.Context) (*oidc.IDTokenVerifier, error) 
 	if time.Now().Before(again) {
 		return nil, unreachable
 	}
-	// The verifier keeps the context's client for later, not the context.
-	found, err := oidc.NewProvider(oidc.ClientContext(ctx, p.client), p.opts.Issuer)
+	// A caller who goes away ends nothing that others wait for. The verifier keeps the
+	// context's client for later, not the context.
+	asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), askTimeout)
+	defer cancel()
+	found, err := oidc.NewProvider(oidc.ClientContext(asking, p.client), p.opts.Issuer)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -192,8 +193,20 @@ func hostOf(addr net.Addr) string {
 	if addr == nil {
 		return ""
 	}
-	if host, _, err := net.SplitHostPort(addr.String()); err == nil {
-		return host
+	return Host(addr.String())
+}
+
+// Host is the part of an address (HOST:PORT) by which those who come from it are counted:
+// of IPv6 the network of 64 bits, as whoever has one has all of its addresses.
+func Host(addr string) string {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		host = addr
 	}
-	return addr.String()
+	if ip, err := netip.ParseAddr(host); err == nil && ip.Is6() && !ip.Is4In6() && !ip.IsLoopback() {
+		if network, err := ip.WithZone("").Prefix(64); err == nil {
+			return network.String()
+		}
+	}
+	return host
 }
