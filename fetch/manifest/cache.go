@@ -81,8 +81,8 @@ type entryKey struct {
 type entry struct {
 	cache  *Cache
 	key    entryKey
-	cancel context.CancelCauseFunc
-	done   chan struct{} // closed when page, index or err is there
+	cancel context.CancelCauseFunc // until it is ready: it leads to the call that wanted it first, and what that has; guarded by cache.mu
+	done   chan struct{}           // closed when page, index or err is there
 	page   *schema.Page
 	index  *index // the garbage collector's, so good after release
 	err    error
@@ -146,11 +146,12 @@ func (c *Cache) acquire(ctx context.Context, form *schema.Form, want schema.Chun
 
 // load reads it. It belongs to no single caller.
 func (e *entry) load(ctx context.Context, form *schema.Form, want schema.Chunk) {
-	defer e.cancel(nil)
 	err := e.open(ctx, form, want)
 	c := e.cache
 	c.mu.Lock()
 	e.err, e.ready = err, true
+	e.cancel(nil)
+	e.cancel = nil
 	close(e.done)
 	gone := e.leftLocked(err != nil)
 	c.mu.Unlock()
