@@ -160,8 +160,8 @@ nightly-spec: ## The protocol of stores, written in TLA+, by the model checker T
 
 .PHONY: nightly-wheels
 nightly-wheels: $(VENV)/.test go-check ## The wheels for each processor, twice: the same bytes come out.
-	@$(STAGE) nightly-wheels sh -e -c '$(MAKE) wheels; mv build/wheels build/wheels-once; $(GO) clean -cache; $(MAKE) wheels; \
-	  for f in build/wheels/*.whl; do cmp "$$f" "build/wheels-once/$${f##*/}"; done; rm -rf build/wheels-once'
+	@$(STAGE) nightly-wheels sh -e -c '$(MAKE) wheels; rm -rf build/wheels-once; mv build/wheels build/wheels-once; GOCACHE=$(CURDIR)/build/gocache $(MAKE) wheels; \
+	  for f in build/wheels/*.whl; do cmp "$$f" "build/wheels-once/$${f##*/}"; done; rm -rf build/wheels-once build/gocache'
 
 .PHONY: nightly-image
 nightly-image: $(VENV)/.package build ## The container image, run by runc: a read-only root, not root, an import and a stream.
