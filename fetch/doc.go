@@ -6,7 +6,8 @@
 //   - lookahead: which jobs run, and what the spill is to hold for them
 //   - jobs: requests resolved against snapshots
 //   - manifest: rows of snapshots, read when they are wanted
-//   - tiers: one reader over what windows hold, the spill, and the store
+//   - peers: the caches of other nodes, as one tier more
+//   - tiers: one reader over what windows hold, the spill, other nodes, and the store
 //   - admission: whose turn it is, and one ledger of memory and work
 //   - store: what a store is, and every store there is
 //   - plan, where: the order of an epoch; expressions over metadata. Both are pure

@@ -12,6 +12,7 @@ import (
 	"bowstring/fetch/admission"
 	"bowstring/fetch/jobs"
 	"bowstring/fetch/lookahead"
+	"bowstring/fetch/peers"
 	"bowstring/fetch/store"
 	"bowstring/fetch/streams"
 	"bowstring/fetch/tiers"
@@ -56,6 +57,10 @@ type Options struct {
 	// Future is told which jobs run, for Spill to evict by. Default: one of the
 	// engine's own.
 	Future *spill.Future
+	// Peers are the other nodes of a cluster, asked between the spill and the store
+	// for what they own; nil if there are none. It stays the caller's to close, after
+	// the engine.
+	Peers *peers.Tier
 	// Logger receives what operators should know. Default slog.Default().
 	Logger *slog.Logger
 }
@@ -134,9 +139,13 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	if opts.Spill != nil {
 		list = append(list, tiers.Spill(opts.Spill))
 	}
+	var mine func(schema.Key) bool // nil: all are
+	if opts.Peers != nil {
+		list, mine = append(list, opts.Peers), opts.Peers.Mine
+	}
 	var errs [4]error
 	e.reader, errs[0] = tiers.New(append(list, tiers.Store(s)), tiers.Options{
-		MaxReads: opts.MaxReads, ReadTimeout: opts.ReadTimeout, NoHedge: opts.NoHedge, Logger: opts.Logger,
+		MaxReads: opts.MaxReads, ReadTimeout: opts.ReadTimeout, NoHedge: opts.NoHedge, Keeps: mine, Logger: opts.Logger,
 		More: func() tiers.Attempt { return e.set.More() },
 	})
 	if errs[0] != nil {
@@ -145,7 +154,7 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	e.jobs, errs[1] = jobs.New(s, e.reader.Get, e.ledger, e.work, jobs.Options{IdleSnapshots: opts.IdleSnapshots, Resident: opts.Resident, Logger: opts.Logger})
 	if opts.Spill != nil {
 		e.ahead, errs[2] = lookahead.New(lookahead.Options{
-			Cache: opts.Spill, Future: opts.Future, Reader: e.reader,
+			Cache: opts.Spill, Future: opts.Future, Reader: e.reader, Mine: mine,
 			Idle:    func() bool { return e.set.Idle() },
 			Streams: func() int { return e.set.Reading() },
 			Demand:  func() spill.Demand { return e.set.Demand() },
@@ -223,6 +232,17 @@ func (e *Engine) Stream(ctx context.Context, j *Job, t schema.Ticket) (*Stream, 
 func (e *Engine) Take(ctx context.Context, j *Job, positions []int64) (*Stream, error) {
 	return e.set.Take(ctx, j, positions)
 }
+
+// Loan is a blob that another node reads by way of this one, Answer what became of
+// it, and Borrower that other node.
+type (
+	Loan     = streams.Loan
+	Answer   = streams.Answer
+	Borrower = streams.Borrower
+)
+
+// Borrow makes a borrower: see [streams.Set.Borrow].
+func (e *Engine) Borrow(answer func(Answer)) *Borrower { return e.set.Borrow(answer) }
 
 // Warm fills the spill with what a job will use: see [lookahead.Ahead.Warm].
 func (e *Engine) Warm(ctx context.Context, j *Job, progress func(WarmProgress)) error {

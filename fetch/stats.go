@@ -43,6 +43,8 @@ type Stats struct {
 	Fills      int64        `json:"fills"`       // blobs read for the spill alone, before a stream wanted them
 	SpillReads int64        `json:"spill_reads"` // blobs found in the spill and right
 	SpillBytes int64        `json:"spill_bytes"`
+	PeerReads  int64        `json:"peer_reads"` // blobs that other nodes had
+	PeerBytes  int64        `json:"peer_bytes"`
 	Spill      *spill.Stats `json:"spill,omitempty"` // of the cache, if there is one
 	Jobs       []JobStats   `json:"jobs"`            // that run, by dataset and job
 }
@@ -97,7 +99,7 @@ func (e *Engine) Stats() Stats {
 		Streams: s.Streams, LiveStreams: s.Live, Waiting: s.Waiting, Batches: s.Batches, Rows: s.Rows,
 		Reads: r.Reads, ReadBytes: r.ReadBytes, ReadNanos: int64(r.ReadTime), FailedReads: r.FailedReads,
 		SharedReads: r.SharedReads, Retries: r.Retries, Hedges: r.Hedges, HedgesWon: r.HedgesWon, GivenUp: r.GivenUp, Lost: r.Lost,
-		SpillReads: r.UpperReads, SpillBytes: r.UpperBytes, Fills: r.Fills,
+		SpillReads: r.UpperReads, SpillBytes: r.UpperBytes, PeerReads: r.PeerReads, PeerBytes: r.PeerBytes, Fills: r.Fills,
 		ReadsInFlight: r.InFlight, BytesInFlight: r.BytesInFlight, InFlightLimit: r.Limit,
 		Latency:     Latency{r.P50.Microseconds(), r.P95.Microseconds(), r.P99.Microseconds(), r.Max.Microseconds()},
 		Path:        Path{r.MinLatency.Microseconds(), r.BytesPerSec},

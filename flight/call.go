@@ -170,7 +170,7 @@ func (w *waits) attr() slog.Attr {
 	ms := func(name string, nanos *atomic.Int64) any {
 		return slog.Int64(name, time.Duration(nanos.Load()).Milliseconds())
 	}
-	return slog.Group("wait_ms", ms("store", &w.store), ms("spill", &w.spill), ms("window", &w.window), ms("encode", &w.encode), ms("consumer", &w.consumer))
+	return slog.Group("wait_ms", ms("store", &w.store), ms("spill", &w.spill), ms("peer", &w.peer), ms("window", &w.window), ms("encode", &w.encode), ms("consumer", &w.consumer))
 }
 
 func peerOf(ctx context.Context) string {
@@ -183,7 +183,7 @@ func peerOf(ctx context.Context) string {
 // isStream reports whether a call may go on for as long as its client likes.
 func isStream(method string) bool {
 	switch method {
-	case "/" + flightService + "/DoGet", "/" + flightService + "/DoPut", "/" + flightService + "/DoExchange":
+	case lendMethod, "/" + flightService + "/DoGet", "/" + flightService + "/DoPut", "/" + flightService + "/DoExchange":
 		return true
 	}
 	return false

@@ -34,6 +34,7 @@ type batchMetadata struct {
 type waitMetadata struct {
 	Store  int64 `json:"store"`
 	Spill  int64 `json:"spill"`
+	Peer   int64 `json:"peer"`
 	Window int64 `json:"window"`
 	Encode int64 `json:"encode"`
 	// Consumer is how long the batch before this one took to be taken by the
@@ -108,6 +109,7 @@ func (s *sender) all(batches *fetch.Stream, describe func(*fetch.Batch, waitMeta
 		wait := waitMetadata{
 			Store:    b.Wait.Store.Microseconds(),
 			Spill:    b.Wait.Spill.Microseconds(),
+			Peer:     b.Wait.Peer.Microseconds(),
 			Window:   b.Wait.Window.Microseconds(),
 			Encode:   (b.Wait.Encode + s.lastEncode).Microseconds(),
 			Consumer: s.lastSend.Microseconds(),

@@ -89,6 +89,9 @@ type Options struct {
 	// Audit is the record of who read, wrote and dropped what; nil for none. It stays
 	// the caller's to close, after Shutdown.
 	Audit *audit.Log
+	// Cluster says what this server is in its cluster; nil if other nodes may not read
+	// by way of it.
+	Cluster *Cluster
 	// Logger receives a line for each call. Default slog.Default().
 	Logger *slog.Logger
 }

@@ -100,6 +100,9 @@ func New(engine *fetch.Engine, opts Options) *Server {
 		grpc.WaitForHandlers(true),
 	)...)
 	s.grpc.RegisterService(streamed(gen.FlightService_ServiceDesc), s)
+	if opts.Cluster != nil {
+		s.grpc.RegisterService(&lendService, s)
+	}
 	s.grpc.RegisterService(streamed(grpc_health_v1.Health_ServiceDesc), s.health)
 	if !opts.NoReflection {
 		reflection.Register(s.grpc)

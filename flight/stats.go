@@ -56,6 +56,7 @@ type totals struct {
 type WaitNanos struct {
 	Store    int64 `json:"store"`
 	Spill    int64 `json:"spill"`
+	Peer     int64 `json:"peer"`
 	Window   int64 `json:"window"`
 	Encode   int64 `json:"encode"`
 	Consumer int64 `json:"consumer"`
@@ -86,15 +87,16 @@ type TenantInfo struct {
 
 // waits sums up where the time of a call's batches went, in nanoseconds, by the
 // kinds of waitMetadata; and the samples that could not be read.
-type waits struct{ store, spill, window, encode, consumer, faults atomic.Int64 }
+type waits struct{ store, spill, peer, window, encode, consumer, faults atomic.Int64 }
 
 func (w *waits) nanos() WaitNanos {
-	return WaitNanos{w.store.Load(), w.spill.Load(), w.window.Load(), w.encode.Load(), w.consumer.Load()}
+	return WaitNanos{w.store.Load(), w.spill.Load(), w.peer.Load(), w.window.Load(), w.encode.Load(), w.consumer.Load()}
 }
 
 func (w *WaitNanos) add(o WaitNanos) {
 	w.Store += o.Store
 	w.Spill += o.Spill
+	w.Peer += o.Peer
 	w.Window += o.Window
 	w.Encode += o.Encode
 	w.Consumer += o.Consumer

@@ -245,6 +245,16 @@ func (c *Cache) Dataset(name string) uint32 {
 	return n
 }
 
+// DatasetName returns the name of the dataset or snapshot that has a number; nothing if none has.
+func (c *Cache) DatasetName(number uint32) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if number == 0 || int(number) >= len(c.sets) {
+		return ""
+	}
+	return c.sets[number].name
+}
+
 // set returns the counters of a place's dataset. c.mu is held.
 func (c *Cache) set(number uint32) *dataset {
 	if int(number) < len(c.sets) {

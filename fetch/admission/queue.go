@@ -148,6 +148,13 @@ func (s *Stream[T]) dropLocked(match func(*T) bool) int {
 	return dropped
 }
 
+// Idle reports whether the stream waits for nothing.
+func (s *Stream[T]) Idle() bool {
+	s.queue.mu.Lock()
+	defer s.queue.mu.Unlock()
+	return len(s.items) == 0
+}
+
 // Close gives the place up, and what waits. Further calls do nothing.
 func (s *Stream[T]) Close() {
 	q := s.queue

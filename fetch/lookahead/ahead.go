@@ -11,7 +11,7 @@ import (
 	"bowstring/spill"
 )
 
-// Options says what an Ahead works with. All fields are needed.
+// Options says what an Ahead works with. All fields but Mine are needed.
 type Options struct {
 	// Cache is what is filled, Future what it evicts by.
 	Cache  *spill.Cache
@@ -24,6 +24,9 @@ type Options struct {
 	Idle    func() bool
 	Streams func() int
 	Demand  func() spill.Demand
+	// Mine says whether blobs of a key are for this node to keep. It must not block.
+	// Default: all are.
+	Mine func(schema.Key) bool
 }
 
 // Validate returns an error that names the first field that is missing.
@@ -62,6 +65,9 @@ type Ahead struct {
 func New(opts Options) (*Ahead, error) {
 	if err := opts.Validate(); err != nil {
 		return nil, err
+	}
+	if opts.Mine == nil {
+		opts.Mine = func(schema.Key) bool { return true }
 	}
 	return &Ahead{opts: opts, fillers: map[*filler]struct{}{}, closing: make(chan struct{})}, nil
 }

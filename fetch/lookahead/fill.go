@@ -268,7 +268,7 @@ func (f *filler) missing(l *running, displace bool) (c *candidate, before int64,
 		pos, here := b.positions[i], b.here[i] && b.err == nil // what is lost, the job's streams will tell
 		for ; here && at.column < len(columns); at.column++ {
 			ref, ok, err := b.rows[i].TryBlob(columns[at.column])
-			if err != nil || !ok || a.opts.Cache.Has(ref) {
+			if err != nil || !ok || !a.opts.Mine(ref.Key) || a.opts.Cache.Has(ref) {
 				continue
 			}
 			place := spill.Place{Dataset: l.number, Position: pos}

@@ -8,6 +8,7 @@ import (
 
 	"bowstring/fetch/jobs"
 	"bowstring/fetch/plan"
+	"bowstring/fetch/tiers"
 	"bowstring/spill"
 )
 
@@ -43,7 +44,7 @@ type running struct {
 	streams int
 	until   time.Time // when it is forgotten, if it has no stream
 
-	windowReads, windowBytes, spillReads, spillBytes, storeReads, storeBytes atomic.Int64
+	windowReads, windowBytes, spillReads, spillBytes, peerReads, peerBytes, storeReads, storeBytes atomic.Int64
 }
 
 // epochOrder is the order of a job's epochs, for the ranks that are served here.
@@ -184,6 +185,15 @@ func (a *Ahead) Dataset(j *jobs.Job) uint32 {
 	return a.opts.Cache.Dataset(j.SnapshotName())
 }
 
+// Place is where a sample of a snapshot lies, as the spill knows it: the zero Place
+// if there is no spill, or no snapshot is named.
+func (a *Ahead) Place(snapshot string, position int64) spill.Place {
+	if a == nil || snapshot == "" {
+		return spill.Place{}
+	}
+	return spill.Place{Dataset: a.opts.Cache.Dataset(snapshot), Position: position}
+}
+
 // Leave takes the stream out of its job. Where that has come to its end, the job
 // has too.
 func (p *Part) Leave() {
@@ -216,20 +226,22 @@ func (p *Part) Advance(lap, index int64) {
 	p.ahead.Wake()
 }
 
-// Count counts a blob that came: from another stream's window, from the spill, or
-// from the store.
-func (p *Part) Count(bytes int64, window, spilled bool) {
+// Count counts a blob that came.
+func (p *Part) Count(bytes int64, from tiers.From) {
 	if p == nil {
 		return
 	}
 	l := p.job
-	switch {
-	case window:
+	switch from {
+	case tiers.FromWindow:
 		l.windowReads.Add(1)
 		l.windowBytes.Add(bytes)
-	case spilled:
+	case tiers.FromSpill:
 		l.spillReads.Add(1)
 		l.spillBytes.Add(bytes)
+	case tiers.FromPeer:
+		l.peerReads.Add(1)
+		l.peerBytes.Add(bytes)
 	default:
 		l.storeReads.Add(1)
 		l.storeBytes.Add(bytes)
@@ -334,11 +346,13 @@ type JobStats struct {
 	Row     int64  `json:"row"`     // in the epoch's order
 	Rows    int64  `json:"rows"`    // of an epoch
 	RowTime int64  `json:"row_time_ns"`
-	// What came from where: from the windows of streams, the spill, or the store.
+	// What came from where: from the windows of streams, the spill, other nodes, or the store.
 	WindowReads int64 `json:"window_reads"`
 	WindowBytes int64 `json:"window_bytes"`
 	SpillReads  int64 `json:"spill_reads"`
 	SpillBytes  int64 `json:"spill_bytes"`
+	PeerReads   int64 `json:"peer_reads"`
+	PeerBytes   int64 `json:"peer_bytes"`
 	StoreReads  int64 `json:"store_reads"`
 	StoreBytes  int64 `json:"store_bytes"`
 	// SavedNanos is the time in the store that the blobs from the spill would have
@@ -361,6 +375,7 @@ func (a *Ahead) Jobs(readTime time.Duration) []JobStats {
 			Job: l.group, Dataset: l.dataset, Streams: l.streams, Epoch: l.base + uint64(served/rows), Row: served % rows, Rows: rows,
 			RowTime: int64(l.future.RowTime()), WindowReads: l.windowReads.Load(), WindowBytes: l.windowBytes.Load(),
 			SpillReads: l.spillReads.Load(), SpillBytes: l.spillBytes.Load(),
+			PeerReads: l.peerReads.Load(), PeerBytes: l.peerBytes.Load(),
 			StoreReads: l.storeReads.Load(), StoreBytes: l.storeBytes.Load(), SavedNanos: l.spillReads.Load() * int64(readTime),
 		})
 	}

@@ -205,7 +205,7 @@ func (s *Stream) rowSize(r *run, row int) int64 { return r.sizes[row] + s.sizer.
 // Receive implements tiers.Receiver: it takes what became of a cell.
 func (s *Stream) Receive(t tiers.Token, o tiers.Outcome) {
 	r, cell := t.Of.(*run), t.N
-	upper := o.Tier >= 0 && o.Tier < s.set.opts.Reader.Tiers()-1
+	from := s.set.opts.Reader.From(&o)
 	bytes := int64(len(o.Blob.Bytes()))
 	s.mu.Lock()
 	if s.gone || r.dropped {
@@ -225,12 +225,12 @@ func (s *Stream) Receive(t tiers.Token, o tiers.Outcome) {
 		r.cells[cell] = o.Blob
 		s.window.completed(o.At, bytes, s.path.Slow, s.waiting)
 	}
-	s.upper = upper
+	s.from = from
 	s.backLocked(r, row)
 	s.refillLocked()
 	s.mu.Unlock()
 	if o.Err == nil {
-		s.part.Count(bytes, o.Tier == tiers.InWindow, upper)
+		s.part.Count(bytes, from)
 	}
 }
 

@@ -103,7 +103,7 @@ func NewSet(opts Options) (*Set, error) {
 }
 
 // look says of which class a want is.
-func (s *Set) look(q *queued) int { return 1 + s.opts.Reader.Look(q.Ref) }
+func (s *Set) look(q *queued) int { return 1 + s.opts.Reader.Look(&q.Want) }
 
 // take begins to read what a stream wants, if there is room for it.
 func (s *Set) take(q *queued, class int) admission.Taken {
@@ -147,13 +147,14 @@ func (s *Set) next() tiers.Attempt {
 			s.opts.Ahead.Wake()
 			return tiers.Attempt{}
 		}
-		st := q.To.(*Stream)
-		if st.queued.Add(-1); left <= lowQueue {
-			st.refill()
+		if st, ok := q.To.(*Stream); ok {
+			if st.queued.Add(-1); left <= lowQueue {
+				st.refill()
+			}
 		}
 		switch q.verdict {
 		case tiers.Held:
-			st.Receive(q.Token, tiers.Outcome{Ref: q.Ref, Blob: q.held, Tier: tiers.InWindow, At: time.Now()})
+			q.To.Receive(q.Token, tiers.Outcome{Ref: q.Ref, Blob: q.held, Tier: tiers.InWindow, At: time.Now()})
 		case tiers.Begun:
 			return q.first
 		}

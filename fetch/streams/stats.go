@@ -25,6 +25,7 @@ type WindowStats struct {
 	Ready       int    `json:"rows_ready"`      // rows that wait for the consumer
 	StoreWait   int64  `json:"store_wait_ns"`
 	SpillWait   int64  `json:"spill_wait_ns"`
+	PeerWait    int64  `json:"peer_wait_ns"`
 	WindowWait  int64  `json:"window_wait_ns"`
 }
 
@@ -77,7 +78,7 @@ type told struct {
 	lap, step             atomic.Int64
 	limit, used           atomic.Int64
 	inFlight, ready       atomic.Int64
-	store, spill          atomic.Int64 // waited, in ns
+	store, spill, peer    atomic.Int64 // waited, in ns
 	full, fullSinceOpened atomic.Int64 // stood still, and since when after the stream was opened, 0 if it does not, in ns
 }
 
@@ -91,6 +92,7 @@ func (s *Stream) tellLocked() {
 	tell(&t.ready, int64(s.ahead.ready))
 	tell(&t.store, int64(s.waited.Store))
 	tell(&t.spill, int64(s.waited.Spill))
+	tell(&t.peer, int64(s.waited.Peer))
 	tell(&t.full, int64(s.waited.Window+s.fullFor))
 	var since int64
 	if !s.fullSince.IsZero() {
@@ -118,6 +120,6 @@ func (s *Stream) stats() WindowStats {
 		Epoch: s.epochOf(t.lap.Load()), Step: t.step.Load(), Steps: s.steps, Rank: s.ticket.Rank,
 		WindowLimit: t.limit.Load(), WindowUsed: t.used.Load(),
 		InFlight: int(t.inFlight.Load()), Ready: int(t.ready.Load()),
-		StoreWait: t.store.Load(), SpillWait: t.spill.Load(), WindowWait: full,
+		StoreWait: t.store.Load(), SpillWait: t.spill.Load(), PeerWait: t.peer.Load(), WindowWait: full,
 	}
 }

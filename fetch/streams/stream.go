@@ -50,8 +50,10 @@ type Wait struct {
 	// Store is how long the consumer's side of the stream stood still because
 	// reads of this batch were not back from the store, Spill because they were
 	// not back from the spill. Of several reads, the one waited for last counts.
+	// Peer is the same of reads from other nodes.
 	Store time.Duration
 	Spill time.Duration
+	Peer  time.Duration
 	// Window is how long reading stood still since the last batch because the
 	// window was full, that is, because the consumer was slower.
 	Window time.Duration
@@ -103,9 +105,9 @@ type Stream struct {
 	sizer    sizer
 	wanted   wanted // what Next waits for, while waiting
 	waiting  bool
-	upper    bool // what came back last came from a tier above the store
-	gone     bool // closed
-	orphaned bool // what it has now is batches that were not released
+	from     tiers.From // where what came back last came from
+	gone     bool       // closed
+	orphaned bool       // what it has now is batches that were not released
 
 	fullSince time.Time     // since when reading stands still for want of room, zero if it does not
 	fullFor   time.Duration // how long it did since the last batch
@@ -329,6 +331,7 @@ func (s *Stream) delivered(rows int, w Wait) {
 	s.mu.Lock()
 	s.waited.Store += w.Store
 	s.waited.Spill += w.Spill
+	s.waited.Peer += w.Peer
 	s.waited.Window += w.Window
 	s.waited.Encode += w.Encode
 	lap, index := s.readsLocked()
@@ -379,9 +382,12 @@ func (s *Stream) head() (*part, Wait, error) {
 		if err := s.awaitLocked(); err != nil {
 			return nil, wait, err
 		}
-		if took := time.Since(start); s.upper {
+		switch took := time.Since(start); s.from {
+		case tiers.FromSpill:
 			wait.Spill += took
-		} else {
+		case tiers.FromPeer:
+			wait.Peer += took
+		default:
 			wait.Store += took
 		}
 		p = s.gatherLocked()

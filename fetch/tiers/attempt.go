@@ -78,7 +78,7 @@ func (r *Reader) work(w *worker) {
 // get reads a blob once, and checks it.
 func (r *Reader) get(a Attempt) (schema.Blob, error) {
 	rd, l := a.read, a.lane
-	if a.nth == 0 && l.index == rd.entry && rd.place.Dataset != 0 {
+	if a.nth == 0 && l.index == rd.entry && rd.place.Dataset != 0 && r.opts.Keeps(rd.ref.Key) {
 		for i := range r.lanes[:l.index] {
 			if k := r.lanes[i].keeper; k != nil {
 				k.Missed(rd.place, rd.ref.Size)
@@ -124,9 +124,15 @@ func (r *Reader) ended(a Attempt, began time.Time, blob schema.Blob, err error) 
 	}
 	if a.lane != r.last { // the tiers below are asked at once
 		a.lane.abandonedLocked(rd)
+		below := &r.lanes[a.lane.index+1]
+		for rd.here && below.traits.Remote {
+			below = &r.lanes[below.index+1]
+		}
+		if rd.running > 0 && rd.counted&r.last.bit() != 0 {
+			return next{} // which is asked already
+		}
 		rd.running++
 		rd.latest = now
-		below := &r.lanes[a.lane.index+1]
 		below.beganLocked(rd)
 		return next{again: Attempt{rd, a.nth, below}}
 	}
@@ -170,6 +176,10 @@ func (r *Reader) broughtLocked(a Attempt, now time.Time, took time.Duration, blo
 		r.stats.readBytes += rd.ref.Size
 		r.stats.readNanos += int64(took)
 		r.hedges = min(r.hedges+hedgeShare, maxHedges)
+	} else if l.traits.Remote {
+		r.remote.add(now, took)
+		r.stats.peerReads++
+		r.stats.peerBytes += rd.ref.Size
 	} else {
 		r.stats.upperReads++
 		r.stats.upperBytes += rd.ref.Size
@@ -184,7 +194,7 @@ func (r *Reader) broughtLocked(a Attempt, now time.Time, took time.Duration, blo
 // waits. Meanwhile they hold it, so that nobody reads it again.
 func (r *Reader) finish(a Attempt, o Outcome) {
 	rd := a.read
-	if o.Err == nil && rd.place.Dataset != 0 {
+	if o.Err == nil && rd.place.Dataset != 0 && r.opts.Keeps(rd.ref.Key) {
 		for i := range r.lanes[:o.Tier] {
 			if k := r.lanes[i].keeper; k != nil {
 				rd.refs.Add(1)

@@ -93,7 +93,7 @@ func want(t testing.TB, r *tiers.Reader, w tiers.Want) tiers.Verdict {
 	if w.Context == nil {
 		w.Context = t.Context()
 	}
-	v, first, held := r.Try(&w, r.Look(w.Ref))
+	v, first, held := r.Try(&w, r.Look(&w))
 	switch v {
 	case tiers.Begun:
 		r.Start(first)

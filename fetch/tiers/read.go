@@ -34,6 +34,7 @@ type read struct {
 	failed   int       // attempts at the last tier that ended badly
 	latest   time.Time // when the last attempt began
 	hedged   bool      // an attempt was begun because the first was slow
+	here     bool      // no other node is asked
 	over     bool      // brought, failed for good, or no longer wanted
 
 	older, newer *read // reads under way in the order they began

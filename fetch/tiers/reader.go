@@ -27,6 +27,9 @@ type Options struct {
 	// made an attempt: it returns the first attempt of a read that Try has begun,
 	// or the zero Attempt if there is nothing to read. Default: nothing ever is.
 	More func() Attempt
+	// Keeps says whether blobs of this key are for the tiers of this node to keep. It
+	// must not block. Default: all are.
+	Keeps func(schema.Key) bool
 	// Logger receives what operators should know. Default slog.Default().
 	Logger *slog.Logger
 }
@@ -41,6 +44,9 @@ func (o *Options) EnsureDefaults() {
 	}
 	if o.More == nil {
 		o.More = func() Attempt { return Attempt{} }
+	}
+	if o.Keeps == nil {
+		o.Keeps = func(schema.Key) bool { return true }
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -76,6 +82,7 @@ type Reader struct {
 	reads          map[schema.BlobRef]*read // under way, or held by whoever wanted them
 	oldest, newest *read                    // of those under way, in the order they began
 	latency        latencies                // of the last tier
+	remote         latencies                // of other nodes
 	slow           time.Duration            // how long a slow read takes, brought up to date by the timer
 	hedges         float64                  // that may be made now
 	watch          *time.Timer
@@ -111,20 +118,21 @@ func (r *Reader) Tiers() int { return len(r.lanes) }
 // InWindow is what Look returns of a blob that is being read, or that a window holds.
 const InWindow = -1
 
-// Look returns the index of the first tier that is likely to have the blob.
-func (r *Reader) Look(ref schema.BlobRef) int {
+// Look returns the index of the first tier that is likely to have the blob that
+// is wanted.
+func (r *Reader) Look(w *Want) int {
 	r.mu.Lock()
-	_, there := r.reads[ref]
+	_, there := r.reads[w.Ref]
 	r.mu.Unlock()
 	if there {
 		return InWindow
 	}
-	return r.below(ref)
+	return r.below(w)
 }
 
-func (r *Reader) below(ref schema.BlobRef) int {
+func (r *Reader) below(w *Want) int {
 	for i := range r.lanes[:len(r.lanes)-1] {
-		if r.lanes[i].tier.Has(ref) {
+		if l := &r.lanes[i]; !(w.Here && l.traits.Remote) && l.tier.Has(w.Ref) {
 			return i
 		}
 	}
@@ -179,6 +187,9 @@ func (r *Reader) shareLocked(w *Want) (v Verdict, first Attempt, held schema.Blo
 	case !rd.over:
 		rd.others = append(rd.others, waiter{w.To, w.Token})
 		r.stats.sharedReads++
+		if w.Here && !rd.here {
+			r.stayLocked(rd)
+		}
 		return Joined, Attempt{}, schema.Blob{}
 	case rd.acquire():
 		r.stats.sharedReads++
@@ -188,6 +199,17 @@ func (r *Reader) shareLocked(w *Want) (v Verdict, first Attempt, held schema.Blo
 	return Elsewhere, Attempt{}, schema.Blob{}
 }
 
+// stayLocked has a read that is under way go on here.
+func (r *Reader) stayLocked(rd *read) {
+	rd.here = true
+	if r.closed || !r.awayLocked(rd) {
+		return
+	}
+	rd.attemptLocked(time.Now())
+	r.last.beganLocked(rd)
+	r.startLocked(Attempt{rd, rd.attempts - 1, r.last})
+}
+
 func (r *Reader) tryLocked(w *Want, l *lane, always bool) (v Verdict, first Attempt, held schema.Blob) {
 	if v, first, held = r.shareLocked(w); v != Elsewhere {
 		return v, first, held
@@ -195,7 +217,7 @@ func (r *Reader) tryLocked(w *Want, l *lane, always bool) (v Verdict, first Atte
 	if r.closed || !always && !l.admitsLocked(w.Ref.Size) {
 		return Full, Attempt{}, schema.Blob{}
 	}
-	rd := &read{reader: r, ref: w.Ref, start: time.Now(), first: waiter{w.To, w.Token}, place: w.At, entry: l.index, older: r.newest, trace: w.Trace}
+	rd := &read{reader: r, ref: w.Ref, start: time.Now(), first: waiter{w.To, w.Token}, place: w.At, entry: l.index, older: r.newest, trace: w.Trace, here: w.Here}
 	rd.values = w.Context
 	rd.attemptLocked(rd.start)
 	if r.newest != nil {
@@ -220,11 +242,11 @@ func (r *Reader) Start(a Attempt) {
 	}
 }
 
-// Get reads one blob, whatever is in flight. No tier keeps it.
+// Get reads one blob, whatever is in flight. No tier keeps it, and no other node is asked.
 func (r *Reader) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
 	result := make(inbox, 1)
-	w := Want{Ref: ref, Context: ctx, To: result}
-	l := &r.lanes[r.below(ref)]
+	w := Want{Ref: ref, Context: ctx, To: result, Here: true}
+	l := &r.lanes[r.below(&w)]
 	r.mu.Lock()
 	if r.closed {
 		r.mu.Unlock()

@@ -46,7 +46,7 @@ func TestMiddleTier(t *testing.T) {
 			for i := range n {
 				to := newTold()
 				_, ref := content(i)
-				if l := r.Look(ref); l != 1 {
+				if l := r.Look(&tiers.Want{Ref: ref}); l != 1 {
 					t.Fatalf("blob %d is looked for in tier %d", i, l)
 				}
 				want(t, r, tiers.Want{Ref: ref, At: at, To: to})
@@ -123,7 +123,7 @@ func TestHeld(t *testing.T) {
 		t.Helper()
 		to := newTold()
 		w := tiers.Want{Ref: ref, Context: t.Context(), To: to}
-		v, first, held := r.Try(&w, r.Look(ref))
+		v, first, held := r.Try(&w, r.Look(&tiers.Want{Ref: ref}))
 		if v != want {
 			t.Fatalf("the verdict is %d, want %d", v, want)
 		}
@@ -135,7 +135,7 @@ func TestHeld(t *testing.T) {
 	}
 	for round := range int64(3) {
 		first := try(tiers.Begun)
-		if l := r.Look(ref); l != tiers.InWindow {
+		if l := r.Look(&tiers.Want{Ref: ref}); l != tiers.InWindow {
 			t.Errorf("a blob that is held is looked for in tier %d", l)
 		}
 		second := try(tiers.Held)
@@ -291,7 +291,7 @@ func TestClose(t *testing.T) {
 	}
 	r.Close() // again, which does nothing
 	w := tiers.Want{Ref: fails, To: to}
-	if v, _, _ := r.Try(&w, r.Look(fails)); v != tiers.Full {
+	if v, _, _ := r.Try(&w, r.Look(&w)); v != tiers.Full {
 		t.Errorf("a reader that is closed has the verdict %d", v)
 	}
 	if _, err := r.Get(t.Context(), fails); !errors.Is(err, schema.ErrUnavailable) {

@@ -45,22 +45,26 @@ func (r *Reader) lookForSlow() {
 		return
 	}
 	defer r.keepWatchLocked()
-	hedgeAfter, silentAfter, hedging := r.patienceLocked()
+	store, remote := r.patienceLocked(&r.latency), r.patienceLocked(&r.remote)
+	soonest := min(store.hedge, store.silent, remote.hedge, remote.silent)
 	p95, _ := r.latency.quantile(0.95)
 	p99, _ := r.latency.quantile(0.99)
 	r.slow = max(p99, 3*p95) // a hedge and what went before it
 	now := time.Now()
 	for rd := r.oldest; rd != nil; rd = rd.newer {
-		age := now.Sub(rd.start)
-		if age < hedgeAfter && age < silentAfter {
+		if now.Sub(rd.start) < soonest {
 			return
 		}
-		switch {
+		is := store
+		if r.awayLocked(rd) {
+			is = remote
+		}
+		switch quiet := now.Sub(rd.latest); {
 		case rd.running >= maxAttempts:
 			continue
-		case now.Sub(rd.latest) >= silentAfter<<max(rd.running-1, 0):
+		case quiet >= is.silent<<max(rd.running-1, 0):
 			r.stats.retries++
-		case hedging && rd.failed == 0 && now.Sub(rd.latest) >= hedgeAfter && r.hedges >= 1:
+		case is.hedging && rd.failed == 0 && quiet >= is.hedge && r.hedges >= 1:
 			r.hedges--
 			r.stats.hedges++
 			rd.hedged = true
@@ -73,11 +77,26 @@ func (r *Reader) lookForSlow() {
 	}
 }
 
-// patienceLocked says after which time a read is slow, and after which it is silent.
-func (r *Reader) patienceLocked() (hedge, silent time.Duration, hedging bool) {
-	p95, known := r.latency.quantile(0.95)
-	if !known {
-		return silenceLeast, 2 * silenceLeast, false
+// awayLocked reports whether a read waits for another node alone.
+func (r *Reader) awayLocked(rd *read) bool {
+	for i := range r.lanes {
+		if rd.counted&r.lanes[i].bit() != 0 && !r.lanes[i].traits.Remote {
+			return false
+		}
 	}
-	return max(hedgeLeast, time.Duration(hedgeFactor*float64(p95))), max(silenceLeast, silenceFactor*p95), !r.opts.NoHedge
+	return rd.counted != 0
+}
+
+// patience says after which time a read is slow, and after which it is silent.
+type patience struct {
+	hedge, silent time.Duration
+	hedging       bool
+}
+
+func (r *Reader) patienceLocked(l *latencies) patience {
+	p95, known := l.quantile(0.95)
+	if !known {
+		return patience{silenceLeast, 2 * silenceLeast, false}
+	}
+	return patience{max(hedgeLeast, time.Duration(hedgeFactor*float64(p95))), max(silenceLeast, silenceFactor*p95), !r.opts.NoHedge}
 }

@@ -6,6 +6,7 @@ import "time"
 type counters struct {
 	reads, readBytes, readNanos, failedReads int64
 	upperReads, upperBytes                   int64
+	peerReads, peerBytes                     int64
 	sharedReads, retries, hedges, hedgesWon  int64
 	fills                                    int64
 	lost, givenUp                            int64
@@ -17,8 +18,10 @@ type Stats struct {
 	ReadBytes   int64         // of those
 	ReadTime    time.Duration // summed over those
 	FailedReads int64         // attempts at the last tier that brought no blob, or a wrong one
-	UpperReads  int64         // blobs found in a tier above and right
+	UpperReads  int64         // blobs found in a tier of this node above and right
 	UpperBytes  int64         // of those
+	PeerReads   int64         // blobs that other nodes had, and right
+	PeerBytes   int64         // of those
 	SharedReads int64         // wants that came with a read made for another, or from what was held
 	Retries     int64         // attempts after one that failed or was silent for long
 	Hedges      int64         // attempts beside one that was slow
@@ -46,7 +49,7 @@ func (r *Reader) Stats() Stats {
 	c, f := &r.stats, &r.last.flow
 	s := Stats{
 		Reads: c.reads, ReadBytes: c.readBytes, ReadTime: time.Duration(c.readNanos), FailedReads: c.failedReads,
-		UpperReads: c.upperReads, UpperBytes: c.upperBytes, SharedReads: c.sharedReads,
+		UpperReads: c.upperReads, UpperBytes: c.upperBytes, PeerReads: c.peerReads, PeerBytes: c.peerBytes, SharedReads: c.sharedReads,
 		Retries: c.retries, Hedges: c.hedges, HedgesWon: c.hedgesWon, Fills: c.fills, GivenUp: c.givenUp, Lost: c.lost,
 		InFlight: f.reads, BytesInFlight: f.used, Limit: f.limit, MinLatency: f.latency, BytesPerSec: f.rate,
 		Held: len(r.reads), Max: r.latency.greatest(),
@@ -55,6 +58,30 @@ func (r *Reader) Stats() Stats {
 	s.P95, _ = r.latency.quantile(0.95)
 	s.P99, _ = r.latency.quantile(0.99)
 	return s
+}
+
+// From is where a blob came from.
+type From int
+
+// Where blobs come from.
+const (
+	FromWindow From = iota // of another stream
+	FromSpill              // a tier of this node
+	FromPeer               // another node
+	FromStore
+)
+
+// From says where an outcome came from.
+func (r *Reader) From(o *Outcome) From {
+	switch {
+	case o.Tier == InWindow:
+		return FromWindow
+	case o.Tier == r.last.index:
+		return FromStore
+	case r.lanes[o.Tier].traits.Remote:
+		return FromPeer
+	}
+	return FromSpill
 }
 
 // Path says what the way to the last tier is like: how long a slow read takes,

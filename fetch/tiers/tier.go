@@ -33,6 +33,9 @@ type Traits struct {
 	Parallel int
 	// Checked says that Get has compared the bytes with the reference's checksum.
 	Checked bool
+	// Remote says that the tier is other nodes, which may ask this one in their turn:
+	// what is read for one of them is not asked of it.
+	Remote bool
 }
 
 // Keeper is a Tier that keeps blobs which came from tiers below it.
@@ -57,8 +60,12 @@ func Validate(list []Tier) error {
 		if t == nil {
 			return fmt.Errorf("%w: tier %d is nil", schema.ErrInvalid, i)
 		}
-		if tr := t.Traits(); tr.Parallel < 0 {
+		tr := t.Traits()
+		if tr.Parallel < 0 {
 			return fmt.Errorf("%w: tier %q allows %d reads at once; want 0 or more", schema.ErrInvalid, t.Name(), tr.Parallel)
+		}
+		if tr.Remote && i == len(list)-1 {
+			return fmt.Errorf("%w: tier %q is other nodes; the last one has to be a store", schema.ErrInvalid, t.Name())
 		}
 	}
 	return nil

@@ -22,6 +22,10 @@ type Want struct {
 	// Trace is the stream's, nil if it is not traced.
 	Trace *Trace
 	Token Token
+	// Here says that no other node is asked: the blob is for one of them, and two that
+	// take each other for its owner would wait for each other; or it is at no place
+	// for which the other would keep it.
+	Here bool
 }
 
 // Token says to a Receiver which of its wants something is about.

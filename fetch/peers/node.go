@@ -1,0 +1,158 @@
+package peers
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"bowstring/schema"
+)
+
+// patienceFactor is how many times what its answers have taken of late a node may
+// say nothing.
+const patienceFactor = 4
+
+// node is the way to one node, and how that does. A node that was asked and says
+// nothing at all for long is silent: what it was asked for fails, so that the
+// store is read, and it is asked for one blob now and then, until it answers.
+type node struct {
+	name string
+	link Link
+	opts *Options
+
+	silent atomic.Bool
+	probed atomic.Int64 // when a silent node was last asked, in Unix nanoseconds
+
+	asked, answered, bytes, refused atomic.Int64
+
+	mu      sync.Mutex
+	asks    map[*ask]struct{} // under way
+	heard   time.Time         // when it last answered, or was asked after none was under way
+	typical time.Duration     // how long answers take: the longest of late, falling slowly
+	watch   *time.Timer       // runs while something is under way
+}
+
+// ask is a blob that a node is being asked for.
+type ask struct{ cancel context.CancelCauseFunc }
+
+// usable reports whether the node may be asked. It takes no lock.
+func (n *node) usable() bool {
+	return n.link.Up() && (!n.silent.Load() || time.Now().UnixNano()-n.probed.Load() >= int64(n.opts.Retry))
+}
+
+// admit is usable of who asks next: of a silent node, one at a time may.
+func (n *node) admit() bool {
+	if !n.link.Up() {
+		return false
+	}
+	if !n.silent.Load() {
+		return true
+	}
+	last, now := n.probed.Load(), time.Now().UnixNano()
+	return now-last >= int64(n.opts.Retry) && n.probed.CompareAndSwap(last, now)
+}
+
+// get asks for a blob.
+func (n *node) get(ctx context.Context, what Ask) (schema.Blob, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	a := &ask{cancel}
+	began := time.Now()
+	n.begin(a, began)
+	n.asked.Add(1)
+	blob, err := n.link.Get(ctx, what)
+	n.end(a, began, err)
+	if err != nil {
+		n.refused.Add(1)
+		if cause := context.Cause(ctx); cause != nil {
+			err = cause
+		}
+		return schema.Blob{}, fmt.Errorf("%w: node %s: %w", schema.ErrUnavailable, n.name, err)
+	}
+	n.answered.Add(1)
+	n.bytes.Add(what.Ref.Size)
+	return blob, nil
+}
+
+func (n *node) begin(a *ask, now time.Time) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.asks == nil {
+		n.asks = map[*ask]struct{}{}
+	}
+	if len(n.asks) == 0 {
+		n.heard = now
+		if n.watch == nil {
+			n.watch = time.AfterFunc(n.opts.Patience/4, n.look)
+		} else {
+			n.watch.Reset(n.opts.Patience / 4)
+		}
+	}
+	n.asks[a] = struct{}{}
+}
+
+func (n *node) end(a *ask, began time.Time, err error) {
+	now := time.Now()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.asks, a)
+	if len(n.asks) == 0 {
+		n.watch.Stop()
+	}
+	if err != nil {
+		return
+	}
+	n.heard = now
+	if took := now.Sub(began); took > n.typical {
+		n.typical = took
+	} else {
+		n.typical -= (n.typical - took) / 256
+	}
+	if n.silent.Swap(false) {
+		n.opts.Logger.LogAttrs(context.Background(), slog.LevelInfo, "another node answers again", slog.String("node", n.name))
+	}
+}
+
+// look gives up what was asked of a node that says nothing.
+func (n *node) look() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if len(n.asks) == 0 {
+		return
+	}
+	n.watch.Reset(n.opts.Patience / 4)
+	quiet := time.Since(n.heard)
+	if quiet < max(n.opts.Patience, patienceFactor*n.typical) {
+		return
+	}
+	n.probed.Store(time.Now().UnixNano())
+	if !n.silent.Swap(true) {
+		n.opts.Logger.LogAttrs(context.Background(), slog.LevelWarn, "another node was asked and says nothing; the store is read instead",
+			slog.String("node", n.name), slog.Duration("silent", quiet), slog.Int("asks", len(n.asks)))
+	}
+	n.typical = 0
+	for a := range n.asks {
+		a.cancel(fmt.Errorf("it has said nothing for %s", quiet.Round(time.Millisecond)))
+	}
+}
+
+func (n *node) stats() NodeStats {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return NodeStats{
+		Node: n.name, Up: n.link.Up(), Silent: n.silent.Load(), Asked: n.asked.Load(), Answered: n.answered.Load(),
+		Bytes: n.bytes.Load(), Refused: n.refused.Load(), InFlight: len(n.asks),
+	}
+}
+
+func (n *node) close() error {
+	n.mu.Lock()
+	for a := range n.asks {
+		a.cancel(fmt.Errorf("%w: the node has left", schema.ErrUnavailable))
+	}
+	n.mu.Unlock()
+	return n.link.Close()
+}

@@ -1,0 +1,247 @@
+package peers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"bowstring/fetch/store"
+	"bowstring/fetch/tiers"
+	"bowstring/schema"
+	"bowstring/spill"
+)
+
+// Directory says which nodes own a blob. It is safe for concurrent use.
+type Directory interface {
+	// Owners returns the nodes to ask for a blob, the first one first; none if this
+	// node owns it, or nobody is known to. It must not block or allocate: it is asked
+	// for every blob, with a lock held. The list is not to be changed, and may be used
+	// for as long as one likes.
+	Owners(key schema.Key) []string
+}
+
+// Ask is a blob that another node is asked for.
+type Ask struct {
+	Ref schema.BlobRef
+	// Snapshot and Position say where it is wanted, so that the owner knows when
+	// it will be wanted again.
+	Snapshot string
+	Position int64
+	Tenant   string // on whose account
+}
+
+// Link is the way to one node. It is safe for concurrent use.
+type Link interface {
+	// Get asks for a blob and waits for it, until ctx ends. The caller releases it.
+	// Errors say nothing of the blob: the store may well have it.
+	Get(ctx context.Context, ask Ask) (schema.Blob, error)
+	// Up reports whether the node can be asked. It must not block.
+	Up() bool
+	// Close ends what is under way and gives the link up.
+	Close() error
+}
+
+// Options says what a Tier works with. Directory, Dial and SnapshotName are needed.
+type Options struct {
+	Directory Directory
+	// Dial returns the link to a node. It does not wait until the node can be reached.
+	Dial func(node string) (Link, error)
+	// SnapshotName is the name of a place's dataset.
+	SnapshotName func(number uint32) string
+	// Patience is how long a node that was asked may say nothing before the store is
+	// read instead, if it does not usually take longer. Default 500 ms.
+	Patience time.Duration
+	// Retry is how often a node that said nothing for so long is asked for one blob,
+	// to see whether it does again. Default 1 s.
+	Retry  time.Duration
+	Logger *slog.Logger // default slog.Default()
+}
+
+// EnsureDefaults fills in the fields that are zero.
+func (o *Options) EnsureDefaults() {
+	if o.Patience == 0 {
+		o.Patience = 500 * time.Millisecond
+	}
+	if o.Retry == 0 {
+		o.Retry = time.Second
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+}
+
+// Validate returns an error that names the first field without a sensible value.
+func (o *Options) Validate() error {
+	switch {
+	case o.Directory == nil || o.Dial == nil || o.SnapshotName == nil:
+		return fmt.Errorf("%w: peers need a directory, a way to dial, and the names of snapshots", schema.ErrInvalid)
+	case o.Patience < 0 || o.Retry < 0:
+		return fmt.Errorf("%w: Patience is %s and Retry is %s; want positive times", schema.ErrInvalid, o.Patience, o.Retry)
+	}
+	return nil
+}
+
+// Tier is the tier that the other nodes are: see [tiers.Tier]. It is safe for
+// concurrent use.
+type Tier struct {
+	opts Options
+
+	nodes  atomic.Pointer[map[string]*node] // replaced, never changed
+	mu     sync.Mutex                       // held while nodes is replaced
+	closed bool                             // guarded by mu
+}
+
+// New returns a tier of the nodes that the directory names. The caller closes it,
+// after the reader that uses it.
+func New(opts Options) (*Tier, error) {
+	opts.EnsureDefaults()
+	if err := opts.Validate(); err != nil {
+		return nil, err
+	}
+	t := &Tier{opts: opts}
+	t.nodes.Store(&map[string]*node{})
+	return t, nil
+}
+
+// Name implements tiers.Tier.
+func (*Tier) Name() string { return "peer" }
+
+// Traits implements tiers.Tier. How many reads may be under way is measured.
+func (*Tier) Traits() tiers.Traits { return tiers.Traits{Remote: true} }
+
+// MaxBlob is how long a blob may be, in bytes, that another node is asked for.
+const MaxBlob = 64 << 20
+
+// Has implements tiers.Tier: whether somebody else owns the blob who can be asked.
+func (t *Tier) Has(ref schema.BlobRef) bool {
+	owners := t.opts.Directory.Owners(ref.Key)
+	if len(owners) == 0 || ref.Size > MaxBlob {
+		return false
+	}
+	nodes := *t.nodes.Load()
+	for _, name := range owners {
+		if n := nodes[name]; n == nil || n.usable() {
+			return true // one that was never asked may be
+		}
+	}
+	return false
+}
+
+// Mine reports whether this node is one that keeps blobs of a key.
+func (t *Tier) Mine(key schema.Key) bool { return len(t.opts.Directory.Owners(key)) == 0 }
+
+// errNobody says that there is nobody to ask for a blob.
+var errNobody = fmt.Errorf("%w: no other node can be asked", schema.ErrUnavailable)
+
+// Get implements tiers.Tier.
+func (t *Tier) Get(ctx context.Context, ref schema.BlobRef, at spill.Place) (schema.Blob, error) {
+	for _, name := range t.opts.Directory.Owners(ref.Key) {
+		n, err := t.node(name)
+		if err != nil {
+			return schema.Blob{}, err
+		}
+		if !n.admit() {
+			continue
+		}
+		ask := Ask{Ref: ref, Position: at.Position, Tenant: store.CallerFrom(ctx).Tenant}
+		if at.Dataset != 0 {
+			ask.Snapshot = t.opts.SnapshotName(at.Dataset)
+		}
+		return n.get(ctx, ask)
+	}
+	return schema.Blob{}, errNobody
+}
+
+// node returns a node, which it makes a link to if there is none.
+func (t *Tier) node(name string) (*node, error) {
+	if n := (*t.nodes.Load())[name]; n != nil {
+		return n, nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	old := *t.nodes.Load()
+	if n := old[name]; n != nil {
+		return n, nil
+	}
+	if t.closed {
+		return nil, tiers.ErrClosing()
+	}
+	link, err := t.opts.Dial(name)
+	if err != nil {
+		return nil, fmt.Errorf("%w: node %s: %w", schema.ErrUnavailable, name, err)
+	}
+	n := &node{name: name, link: link, opts: &t.opts}
+	nodes := make(map[string]*node, len(old)+1)
+	for k, v := range old {
+		nodes[k] = v
+	}
+	nodes[name] = n
+	t.nodes.Store(&nodes)
+	return n, nil
+}
+
+// SetNodes says who the other nodes are: links to them are set up before anything is
+// asked, and those to all others are closed.
+func (t *Tier) SetNodes(names []string) error {
+	keep := make(map[string]bool, len(names))
+	var errs []error
+	for _, name := range names {
+		keep[name] = true
+		_, err := t.node(name)
+		errs = append(errs, err)
+	}
+	return errors.Join(append(errs, t.drop(func(name string) bool { return !keep[name] }))...)
+}
+
+// Close ends what is under way, and closes all links. No read uses the tier then.
+func (t *Tier) Close() error {
+	t.mu.Lock()
+	t.closed = true
+	t.mu.Unlock()
+	return t.drop(func(string) bool { return true })
+}
+
+func (t *Tier) drop(gone func(name string) bool) error {
+	t.mu.Lock()
+	nodes, dropped := map[string]*node{}, []*node(nil)
+	for name, n := range *t.nodes.Load() {
+		if gone(name) {
+			dropped = append(dropped, n)
+		} else {
+			nodes[name] = n
+		}
+	}
+	t.nodes.Store(&nodes)
+	t.mu.Unlock()
+	var errs []error
+	for _, n := range dropped {
+		errs = append(errs, n.close())
+	}
+	return errors.Join(errs...)
+}
+
+// NodeStats are the counters of the way to one node.
+type NodeStats struct {
+	Node     string `json:"node"`
+	Up       bool   `json:"up"`     // it can be asked
+	Silent   bool   `json:"silent"` // it was asked, and has not answered for long
+	Asked    int64  `json:"asked"`
+	Answered int64  `json:"answered"` // blobs that came
+	Bytes    int64  `json:"bytes"`    // of them
+	Refused  int64  `json:"refused"`  // asks that failed: the store was read instead
+	InFlight int    `json:"in_flight"`
+}
+
+// Stats returns the counters of all nodes that were asked, in no order.
+func (t *Tier) Stats() []NodeStats {
+	nodes := *t.nodes.Load()
+	list := make([]NodeStats, 0, len(nodes))
+	for _, n := range nodes {
+		list = append(list, n.stats())
+	}
+	return list
+}

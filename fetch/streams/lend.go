@@ -1,0 +1,157 @@
+package streams
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"bowstring/fetch/admission"
+	"bowstring/fetch/tiers"
+	"bowstring/schema"
+)
+
+// Loan is a blob that another node reads by way of this one.
+type Loan struct {
+	ID     uint32 // the other node's
+	Tenant string // on whose account
+	Ref    schema.BlobRef
+	// Snapshot and Position say where the other node found it to be wanted; no
+	// Snapshot if that is nowhere in particular.
+	Snapshot string
+	Position int64
+}
+
+// Answer is what became of a loan. The blob is the receiver's to release; until
+// then its bytes count in the ledger.
+type Answer struct {
+	ID   uint32
+	Blob schema.Blob
+	Err  error
+}
+
+// Borrower is another node, as far as it reads by way of this one. Each tenant that
+// it reads for has a place among the streams, as one job more. It is safe for
+// concurrent use.
+type Borrower struct {
+	set    *Set
+	answer func(Answer)
+
+	mu     sync.Mutex
+	closed bool
+	places map[string]*admission.Stream[queued] // by tenant
+	out    sync.WaitGroup                       // loans whose answer was not given; grows under mu only while not closed
+}
+
+// loan is a Loan under way.
+type loan struct {
+	id   uint32
+	hold *admission.Hold
+}
+
+// maxTenants is how many tenants one borrower may read for at once. The places of
+// those that nothing waits for are given up where there are more.
+const maxTenants = 1024
+
+// Borrow makes a borrower. answer is called once for each loan, by a goroutine of
+// the reader; it must not block for long.
+func (s *Set) Borrow(answer func(Answer)) *Borrower {
+	return &Borrower{set: s, answer: answer, places: map[string]*admission.Stream[queued]{}}
+}
+
+// Lend begins to read a blob. It waits for memory for it: who asks for more than
+// there is room for is read from no further meanwhile. The context is for that
+// alone.
+func (b *Borrower) Lend(ctx context.Context, l Loan) error {
+	if l.Ref.Size < 0 {
+		return fmt.Errorf("%w: a blob of %d bytes", schema.ErrInvalid, l.Ref.Size)
+	}
+	hold, err := b.set.opts.Ledger.Reserve(ctx, admission.Loans, tiers.Cost(l.Ref.Size))
+	if err != nil {
+		return err
+	}
+	want := tiers.Want{Ref: l.Ref, At: b.set.opts.Ahead.Place(l.Snapshot, l.Position), Context: context.WithoutCancel(ctx), To: b, Token: tiers.Token{Of: &loan{l.ID, hold}}, Here: true}
+	b.mu.Lock()
+	if b.closed {
+		b.mu.Unlock()
+		hold.Release()
+		return tiers.ErrClosing()
+	}
+	place := b.places[l.Tenant]
+	if place == nil {
+		b.trimLocked()
+		place = b.set.queue.Open(l.Tenant, b.set.opts.Weight(l.Tenant), "loans")
+		b.places[l.Tenant] = place
+	}
+	b.out.Add(1)
+	place.Put(queued{Want: want})
+	b.mu.Unlock()
+	b.set.pump()
+	return nil
+}
+
+// trimLocked gives up places where there are too many. Their tenants get others.
+func (b *Borrower) trimLocked() {
+	if len(b.places) < maxTenants {
+		return
+	}
+	for tenant, p := range b.places {
+		if p.Idle() {
+			p.Close()
+			delete(b.places, tenant)
+		}
+	}
+}
+
+// Receive implements tiers.Receiver.
+func (b *Borrower) Receive(t tiers.Token, o tiers.Outcome) {
+	l := t.Of.(*loan)
+	if o.Err != nil {
+		l.hold.Release()
+		b.answer(Answer{ID: l.id, Err: o.Err})
+	} else {
+		b.answer(Answer{ID: l.id, Blob: schema.NewBlob(o.Blob.Bytes(), &lentBlob{o.Blob, l.hold})})
+	}
+	b.out.Done()
+}
+
+// lentBlob is the owner of a blob that was lent.
+type lentBlob struct {
+	blob schema.Blob
+	hold *admission.Hold
+}
+
+// Unpin implements schema.Owner.
+func (l *lentBlob) Unpin() {
+	l.blob.Release()
+	l.hold.Release()
+}
+
+// Close gives up what the borrower waits for, and waits for answers that are just
+// being given. Further calls do nothing.
+func (b *Borrower) Close() {
+	b.mu.Lock()
+	if b.closed {
+		b.mu.Unlock()
+		return
+	}
+	b.closed = true
+	var left []*loan
+	for _, p := range b.places {
+		p.Drop(func(q *queued) bool { left = append(left, q.Token.Of.(*loan)); return true })
+		p.Close()
+	}
+	b.mu.Unlock()
+	b.set.opts.Reader.Leave(func(to tiers.Receiver, t tiers.Token) bool {
+		if to != tiers.Receiver(b) {
+			return false
+		}
+		left = append(left, t.Of.(*loan))
+		return true
+	})
+	for _, l := range left {
+		l.hold.Release()
+		b.out.Done()
+	}
+	b.out.Wait()
+	b.set.pump() // others may have what it had
+}

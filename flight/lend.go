@@ -1,0 +1,240 @@
+package flight
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"bowstring/fetch"
+	"bowstring/flight/peering"
+	"bowstring/schema"
+)
+
+// Cluster says what a server is in its cluster.
+type Cluster struct {
+	// Node is this node's name.
+	Node string
+	// Key is what the nodes know each other by: whoever has it reads any blob whose
+	// key it knows, without being asked for rules. No Key lets anybody.
+	Key []byte
+}
+
+const (
+	lendMethod = "/" + peering.Service + "/" + peering.Method
+	// lendBytes and lendAnswers are how much goes into one message, of what is there.
+	lendBytes   = 1 << 20
+	lendAnswers = 256
+)
+
+// lendService describes the service by which other nodes read blobs.
+var lendService = grpc.ServiceDesc{
+	ServiceName: peering.Service,
+	HandlerType: (*interface{ lend(grpc.ServerStream) error })(nil),
+	Streams: []grpc.StreamDesc{{
+		StreamName: peering.Method, ServerStreams: true, ClientStreams: true,
+		Handler: func(srv any, ss grpc.ServerStream) error { return srv.(*Server).lend(ss) },
+	}},
+}
+
+// letInNode checks the key of a node that wants to read.
+func (s *Server) letInNode(ctx context.Context) error {
+	key := s.opts.Cluster.Key
+	if len(key) == 0 {
+		return nil
+	}
+	md, _ := metadata.FromIncomingContext(ctx)
+	sent := md.Get("authorization")
+	if len(sent) != 1 {
+		return fmt.Errorf("%w: a node of the cluster sends its key", schema.ErrUnauthenticated)
+	}
+	got, isBearer := strings.CutPrefix(sent[0], "Bearer ")
+	want, have := sha256.Sum256(key), sha256.Sum256([]byte(got))
+	if !isBearer || subtle.ConstantTimeCompare(want[:], have[:]) != 1 {
+		return fmt.Errorf("%w: this is not the key of the cluster", schema.ErrUnauthenticated)
+	}
+	return nil
+}
+
+// lend serves another node. What it asks for is read as streams of its tenants
+// would be, and sent in whatever order it comes.
+func (s *Server) lend(ss grpc.ServerStream) error {
+	var first wrapperspb.BytesValue
+	if err := ss.RecvMsg(&first); err != nil {
+		return err
+	}
+	var hello peering.Hello
+	if err := json.Unmarshal(first.GetValue(), &hello); err != nil {
+		return &schema.FieldError{Field: "hello", Got: schema.Quote(string(first.GetValue())), Want: "a node's name and protocols as JSON"}
+	}
+	if !slices.Contains(hello.Protocols, peering.Protocol) {
+		return &schema.FieldError{Field: "protocols", Got: fmt.Sprint(hello.Protocols), Want: fmt.Sprintf("%d among them", peering.Protocol)}
+	}
+	answer, err := json.Marshal(peering.Hello{Node: s.opts.Cluster.Node, Protocols: []int{peering.Protocol}})
+	if err != nil {
+		return fmt.Errorf("encoding a hello: %w", err)
+	}
+	if err := ss.SendMsg(&frame{pieces: []piece{{bytes: answer}}}); err != nil {
+		return err
+	}
+	ctx, stop := context.WithCancelCause(ss.Context())
+	defer stop(nil)
+	l := &lending{ss: ss, ready: make(chan struct{}, 1)}
+	borrower := s.engine.Borrow(l.answered)
+	var sending sync.WaitGroup
+	sending.Go(func() { stop(l.send(ctx)) })
+	err = l.receive(ctx, borrower)
+	stop(err)
+	borrower.Close()
+	sending.Wait()
+	l.discard()
+	if cause := context.Cause(ctx); err == nil && cause != nil && !errors.Is(cause, context.Canceled) {
+		err = cause
+	}
+	return err
+}
+
+// lending is the answers to one node that are to be sent.
+type lending struct {
+	ss    grpc.ServerStream
+	ready chan struct{} // told when there is something to send
+
+	mu      sync.Mutex
+	answers []fetch.Answer
+}
+
+// receive has what the node asks for read, until it asks for no more.
+func (l *lending) receive(ctx context.Context, borrower *fetch.Borrower) error {
+	var m wrapperspb.BytesValue
+	for {
+		if err := l.ss.RecvMsg(&m); err != nil {
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			return err
+		}
+		err := peering.ParseAsks(m.GetValue(), func(a peering.Ask) error {
+			loan := fetch.Loan{ID: a.ID, Tenant: a.Tenant, Ref: a.Ref, Snapshot: a.Snapshot, Position: a.Position}
+			switch err := borrower.Lend(ctx, loan); {
+			case ctx.Err() != nil:
+				return context.Cause(ctx)
+			case err != nil:
+				l.answered(fetch.Answer{ID: a.ID, Err: err})
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// answered takes what became of a loan.
+func (l *lending) answered(a fetch.Answer) {
+	l.mu.Lock()
+	l.answers = append(l.answers, a)
+	l.mu.Unlock()
+	select {
+	case l.ready <- struct{}{}:
+	default:
+	}
+}
+
+// take returns answers for one message.
+func (l *lending) take() []fetch.Answer {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n, size := 0, 0
+	for n < len(l.answers) && n < lendAnswers && (n == 0 || size < lendBytes) {
+		size += len(l.answers[n].Blob.Bytes())
+		n++
+	}
+	taken := slices.Clone(l.answers[:n])
+	clear(l.answers[:n])
+	if l.answers = l.answers[n:]; len(l.answers) == 0 {
+		l.answers = nil
+	}
+	return taken
+}
+
+// send sends answers until ctx ends.
+func (l *lending) send(ctx context.Context) error {
+	for {
+		answers := l.take()
+		if len(answers) == 0 {
+			select {
+			case <-l.ready:
+				continue
+			case <-ctx.Done():
+				return nil
+			}
+		}
+		f := answersFrame(answers)
+		if conn := gatherOf(ctx); conn != nil && f.hold != nil {
+			f.hold.conn = conn
+			conn.expect(f)
+		}
+		size := f.size()
+		err := l.ss.SendMsg(f)
+		f.discard()
+		if err != nil {
+			return err
+		}
+		count(ctx, len(answers), size)
+	}
+}
+
+// discard releases what will not be sent.
+func (l *lending) discard() {
+	for answers := l.take(); len(answers) > 0; answers = l.take() {
+		for i := range answers {
+			answers[i].Blob.Release()
+		}
+	}
+}
+
+// answersFrame makes a message of answers, whose blobs it takes over.
+func answersFrame(answers []fetch.Answer) *frame {
+	head := make([]peering.Answer, len(answers))
+	blobs := make([]schema.Blob, 0, len(answers))
+	pieces := make([]piece, 1, 1+len(answers))
+	held := int32(0)
+	for i, a := range answers {
+		head[i] = peering.Answer{ID: a.ID, OK: a.Err == nil, Size: len(a.Blob.Bytes())}
+		if a.Err != nil {
+			why := []byte(schema.Quote(a.Err.Error()))
+			head[i].Size = len(why)
+			pieces = append(pieces, piece{bytes: why})
+			continue
+		}
+		b := a.Blob.Bytes()
+		if len(b) > inlineBytes {
+			pieces = append(pieces, piece{bytes: b[:len(b):len(b)], held: true})
+			held++
+		} else if len(b) > 0 {
+			pieces = append(pieces, piece{bytes: slices.Clone(b)})
+		}
+		blobs = append(blobs, a.Blob)
+	}
+	pieces[0].bytes = peering.AppendAnswers(nil, head)
+	f, ref := &frame{pieces: pieces}, &batchRef{batch: &schema.Batch{Blobs: [][]schema.Blob{blobs}}}
+	if held == 0 {
+		ref.release()
+		return f
+	}
+	f.hold = &hold{batch: ref}
+	f.hold.left.Store(held)
+	runtime.AddCleanup(f.hold, (*batchRef).release, ref) // see encoder.batchFrame
+	return f
+}

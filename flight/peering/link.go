@@ -1,0 +1,341 @@
+package peering
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"bowstring/fetch/peers"
+	"bowstring/schema"
+)
+
+const (
+	// Of what the other side may send unread: on the stream, and in all. A path of
+	// 10 Gbit/s and some milliseconds is filled by it.
+	streamWindow = 8 << 20
+	connWindow   = 16 << 20
+	readBuffer   = 256 << 10
+	// maxMessage is how long a message may be: a blob, or many, and their head.
+	maxMessage = peers.MaxBlob + 4<<20
+	// helloTimeout is how long the other side may take to say who it is.
+	helloTimeout = 5 * time.Second
+	// Pauses before the link is set up again: the first, doubling up to the last.
+	firstPause = 50 * time.Millisecond
+	lastPause  = 3 * time.Second
+	// keepaliveTime is after how much silence the other side is asked whether it is there.
+	keepaliveTime   = 10 * time.Second
+	keepaliveAnswer = 5 * time.Second
+)
+
+// Options says what a Link works with.
+type Options struct {
+	Node    string       // this node's name, for the other's log
+	Key     []byte       // of the cluster; none if the other side wants none
+	TLS     *tls.Config  // nil for none
+	Logger  *slog.Logger // default slog.Default()
+	Options []grpc.DialOption
+}
+
+// Link is a way to a node: see [peers.Link]. It is safe for concurrent use.
+type Link struct {
+	opts    Options
+	address string
+	conn    *grpc.ClientConn
+	cancel  context.CancelFunc
+	running sync.WaitGroup
+	wake    chan struct{} // told when there is something to ask
+
+	up atomic.Bool // changed with mu held
+
+	mu      sync.Mutex
+	closed  bool
+	next    uint32
+	waiting map[uint32]*waiter
+	asks    []Ask // to be sent
+}
+
+// waiter waits for an answer, which is sent to it once, unless it has left.
+type waiter struct {
+	size   int64
+	answer chan answer // of one
+}
+
+type answer struct {
+	blob schema.Blob
+	err  error
+}
+
+// Dial returns a link to the node at an address, HOST:PORT. It does not wait until
+// the node can be reached, and goes on trying until it is closed.
+func Dial(address string, opts Options) (*Link, error) {
+	if opts.Logger == nil {
+		opts.Logger = slog.Default()
+	}
+	creds := insecure.NewCredentials()
+	if opts.TLS != nil {
+		creds = credentials.NewTLS(opts.TLS)
+	}
+	conn, err := grpc.NewClient("passthrough:///"+address, append([]grpc.DialOption{
+		grpc.WithTransportCredentials(creds),
+		grpc.WithInitialWindowSize(streamWindow), grpc.WithInitialConnWindowSize(connWindow),
+		grpc.WithReadBufferSize(readBuffer),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: keepaliveTime, Timeout: keepaliveAnswer}),
+		grpc.WithDefaultCallOptions(
+			grpc.ForceCodecV2(codec{encoding.GetCodecV2("proto")}), grpc.MaxCallRecvMsgSize(maxMessage)),
+	}, opts.Options...)...)
+	if err != nil {
+		return nil, fmt.Errorf("address %q of a node: %w", address, err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	l := &Link{opts: opts, address: address, conn: conn, cancel: cancel, wake: make(chan struct{}, 1), waiting: map[uint32]*waiter{}}
+	l.running.Go(func() { l.run(ctx) })
+	return l, nil
+}
+
+// Up implements peers.Link.
+func (l *Link) Up() bool { return l.up.Load() }
+
+// Close implements peers.Link.
+func (l *Link) Close() error {
+	l.mu.Lock()
+	l.closed = true
+	l.mu.Unlock()
+	l.cancel()
+	l.running.Wait()
+	return l.conn.Close()
+}
+
+// errDown says that there is no way to the node now.
+var errDown = fmt.Errorf("%w: there is no connection to it", schema.ErrUnavailable)
+
+// Get implements peers.Link.
+func (l *Link) Get(ctx context.Context, what peers.Ask) (schema.Blob, error) {
+	w := &waiter{what.Ref.Size, make(chan answer, 1)}
+	l.mu.Lock()
+	if !l.up.Load() {
+		l.mu.Unlock()
+		return schema.Blob{}, errDown
+	}
+	l.next++
+	id := l.next
+	l.waiting[id] = w
+	l.asks = append(l.asks, Ask{id, what})
+	l.mu.Unlock()
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
+	select {
+	case a := <-w.answer:
+		return a.blob, a.err
+	case <-ctx.Done():
+	}
+	l.mu.Lock()
+	_, there := l.waiting[id]
+	delete(l.waiting, id)
+	l.mu.Unlock()
+	if !there {
+		a := <-w.answer // it comes in this moment
+		a.blob.Release()
+	}
+	return schema.Blob{}, context.Cause(ctx)
+}
+
+// run sets the link up, again and again, until ctx ends.
+func (l *Link) run(ctx context.Context) {
+	pause := backoff.ExponentialBackOff{
+		InitialInterval: firstPause, MaxInterval: lastPause,
+		Multiplier: backoff.DefaultMultiplier, RandomizationFactor: backoff.DefaultRandomizationFactor,
+	}
+	pause.Reset()
+	said := false
+	for ctx.Err() == nil {
+		err := l.serve(ctx, func() { pause.Reset(); said = false })
+		l.down(err)
+		if ctx.Err() != nil {
+			return
+		}
+		if !said {
+			said = true
+			l.opts.Logger.LogAttrs(ctx, slog.LevelWarn, "there is no way to another node; the store is read instead",
+				slog.String("address", l.address), slog.Any("error", err))
+		}
+		l.conn.ResetConnectBackoff()
+		t := time.NewTimer(pause.NextBackOff())
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+		}
+	}
+}
+
+// serve opens the stream, tells of it, and serves it until it breaks.
+func (l *Link) serve(ctx context.Context, opened func()) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	if len(l.opts.Key) > 0 {
+		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+string(l.opts.Key))
+	}
+	hello, err := json.Marshal(Hello{Node: l.opts.Node, Protocols: []int{Protocol}})
+	if err != nil {
+		return fmt.Errorf("encoding a hello: %w", err)
+	}
+	late := time.AfterFunc(helloTimeout, func() { cancel(fmt.Errorf("it has not said who it is for %s", helloTimeout)) })
+	defer late.Stop()
+	stream, err := l.conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, "/"+Service+"/"+Method)
+	if err != nil {
+		return err
+	}
+	if err := stream.SendMsg(&wrapperspb.BytesValue{Value: hello}); err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	var first message
+	if err := stream.RecvMsg(&first); err != nil {
+		return err
+	}
+	var other Hello
+	err = json.Unmarshal(first.data.Materialize(), &other)
+	first.data.Free()
+	if err != nil || !slices.Contains(other.Protocols, Protocol) {
+		return fmt.Errorf("%w: it speaks protocols %v; want %d among them", schema.ErrUnavailable, other.Protocols, Protocol)
+	}
+	if !late.Stop() {
+		return context.Cause(ctx)
+	}
+	l.mu.Lock()
+	l.up.Store(!l.closed)
+	l.mu.Unlock()
+	opened()
+	var asking sync.WaitGroup
+	asking.Go(func() {
+		if err := l.ask(ctx, stream); err != nil {
+			cancel(err)
+		}
+	})
+	for err == nil {
+		var m message
+		if err = stream.RecvMsg(&m); err == nil {
+			err = l.deliver(&m)
+		}
+	}
+	cancel(err)
+	asking.Wait()
+	return context.Cause(ctx)
+}
+
+// ask sends what is asked for, until ctx ends.
+func (l *Link) ask(ctx context.Context, stream grpc.ClientStream) error {
+	for {
+		l.mu.Lock()
+		n := min(len(l.asks), maxAsks)
+		asks := l.asks[:n:n]
+		if l.asks = l.asks[n:]; len(l.asks) == 0 {
+			l.asks = nil
+		}
+		l.mu.Unlock()
+		if n == 0 {
+			select {
+			case <-l.wake:
+				continue
+			case <-ctx.Done():
+				return nil
+			}
+		}
+		if err := stream.SendMsg(&wrapperspb.BytesValue{Value: AppendAsks(nil, asks)}); err != nil {
+			if errors.Is(err, io.EOF) {
+				return nil // receiving says why
+			}
+			return err
+		}
+	}
+}
+
+// deliver gives the answers of a message to those who wait for them.
+func (l *Link) deliver(m *message) error {
+	n := m.data.Len()
+	r := m.data.Reader()
+	m.data.Free() // the reader has a hold of its own
+	defer r.Close()
+	answers, err := readAnswers(r, n)
+	if err != nil {
+		return err
+	}
+	for _, a := range answers {
+		l.mu.Lock()
+		w := l.waiting[a.ID]
+		delete(l.waiting, a.ID)
+		l.mu.Unlock()
+		switch {
+		case w == nil: // it has left
+			if _, err := r.Discard(a.Size); err != nil {
+				return errAnswers
+			}
+		case !a.OK:
+			why := make([]byte, a.Size)
+			if _, err := io.ReadFull(r, why); err != nil {
+				w.answer <- answer{err: errAnswers}
+				return errAnswers
+			}
+			w.answer <- answer{err: fmt.Errorf("%w: it says %s", schema.ErrUnavailable, why)}
+		case int64(a.Size) != w.size:
+			w.answer <- answer{err: fmt.Errorf("%w: it has sent %d bytes of a blob of %d", schema.ErrUnavailable, a.Size, w.size)}
+			return errAnswers
+		default:
+			b := newBuffer(a.Size)
+			if _, err := io.ReadFull(r, b.memory[:a.Size]); err != nil {
+				b.Unpin()
+				w.answer <- answer{err: errAnswers}
+				return errAnswers
+			}
+			w.answer <- answer{blob: schema.NewBlob(b.memory[:a.Size:a.Size], b)}
+		}
+	}
+	return nil
+}
+
+// down fails what is under way.
+func (l *Link) down(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.up.Store(false)
+	l.asks = nil
+	for id, w := range l.waiting {
+		w.answer <- answer{err: fmt.Errorf("%w: the connection broke: %w", schema.ErrUnavailable, err)}
+		delete(l.waiting, id)
+	}
+}
+
+// message is what the other side sends, as it came.
+type message struct{ data mem.BufferSlice }
+
+// codec takes messages as they come; all else is protobuf.
+type codec struct{ encoding.CodecV2 }
+
+// Unmarshal implements encoding.CodecV2. grpc frees its hold of the data.
+func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
+	if m, ok := v.(*message); ok {
+		data.Ref()
+		m.data = data
+		return nil
+	}
+	return c.CodecV2.Unmarshal(data, v)
+}
