@@ -162,6 +162,7 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	}
 	e.set, errs[3] = streams.NewSet(streams.Options{
 		WindowBytes: opts.WindowBytes, Ledger: e.ledger, Reader: e.reader, Ahead: e.ahead, MaxAhead: opts.MaxAhead, Weight: opts.Weight,
+		Told: opts.Peers != nil,
 	})
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err

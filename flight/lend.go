@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"runtime"
 	"slices"
 	"strings"
@@ -90,10 +91,11 @@ func (s *Server) lend(ss grpc.ServerStream) error {
 	}
 	ctx, stop := context.WithCancelCause(ss.Context())
 	defer stop(nil)
-	l := &lending{ss: ss, ready: make(chan struct{}, 1)}
+	l := &lending{ss: ss, ready: make(chan struct{}, 1), doing: make(chan []fetch.Progress, 1)}
 	borrower := s.engine.Borrow(l.answered)
 	var sending sync.WaitGroup
 	sending.Go(func() { stop(l.send(ctx)) })
+	sending.Go(func() { s.follow(ctx, hello.Node, l.doing) })
 	err = l.receive(ctx, borrower)
 	stop(err)
 	borrower.Close()
@@ -105,10 +107,29 @@ func (s *Server) lend(ss grpc.ServerStream) error {
 	return err
 }
 
+// follow has the engine know what another node's streams do, until ctx ends.
+func (s *Server) follow(ctx context.Context, node string, doing <-chan []fetch.Progress) {
+	f := s.engine.Follow()
+	defer f.Close()
+	for {
+		select {
+		case list := <-doing:
+			err := s.guard(ctx, lendMethod, func() error { return f.Update(ctx, list) })
+			if err != nil && ctx.Err() == nil {
+				s.log.LogAttrs(ctx, slog.LevelWarn, "some streams of another node are not followed",
+					slog.String("node", node), slog.Any("error", err))
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
 // lending is the answers to one node that are to be sent.
 type lending struct {
 	ss    grpc.ServerStream
-	ready chan struct{} // told when there is something to send
+	ready chan struct{}         // told when there is something to send
+	doing chan []fetch.Progress // what the node's streams do, the latest
 
 	mu      sync.Mutex
 	answers []fetch.Answer
@@ -124,7 +145,23 @@ func (l *lending) receive(ctx context.Context, borrower *fetch.Borrower) error {
 			}
 			return err
 		}
-		err := peering.ParseAsks(m.GetValue(), func(a peering.Ask) error {
+		what := m.GetValue()
+		if len(what) > 0 && what[0] == peering.KindProgress {
+			var list []fetch.Progress
+			if err := json.Unmarshal(what[1:], &list); err != nil {
+				return &schema.FieldError{Field: "progress", Got: fmt.Sprintf("%d bytes", len(what)), Want: "a list of streams as JSON"}
+			}
+			select {
+			case <-l.doing: // older
+			default:
+			}
+			l.doing <- list // there is room: nobody else sends
+			continue
+		}
+		if len(what) == 0 || what[0] != peering.KindAsks {
+			return &schema.FieldError{Field: "message", Got: fmt.Sprintf("%d bytes of another kind", len(what)), Want: "asks or progress"}
+		}
+		err := peering.ParseAsks(what[1:], func(a peering.Ask) error {
 			loan := fetch.Loan{ID: a.ID, Tenant: a.Tenant, Ref: a.Ref, Snapshot: a.Snapshot, Position: a.Position}
 			switch err := borrower.Lend(ctx, loan); {
 			case ctx.Err() != nil:
@@ -211,10 +248,13 @@ func answersFrame(answers []fetch.Answer) *frame {
 	pieces := make([]piece, 1, 1+len(answers))
 	held := int32(0)
 	for i, a := range answers {
-		head[i] = peering.Answer{ID: a.ID, OK: a.Err == nil, Size: len(a.Blob.Bytes())}
+		head[i] = peering.Answer{ID: a.ID, Status: peering.Here, Size: len(a.Blob.Bytes())}
 		if a.Err != nil {
 			why := []byte(schema.Quote(a.Err.Error()))
-			head[i].Size = len(why)
+			head[i].Status, head[i].Size = peering.Failed, len(why)
+			if errors.Is(a.Err, schema.ErrDataLoss) || errors.Is(a.Err, schema.ErrNotFound) {
+				head[i].Status = peering.Lost
+			}
 			pieces = append(pieces, piece{bytes: why})
 			continue
 		}

@@ -40,9 +40,10 @@ type running struct {
 	future  *spill.Job
 	ahead   scan // the filler's
 
-	warming int // Warms that bring it, which nobody else needs to do
-	streams int
-	until   time.Time // when it is forgotten, if it has no stream
+	warming   int // Warms that bring it, which nobody else needs to do
+	streams   int
+	elsewhere int       // streams of other nodes
+	until     time.Time // when it is forgotten, if it has no stream
 
 	windowReads, windowBytes, spillReads, spillBytes, peerReads, peerBytes, storeReads, storeBytes atomic.Int64
 }
@@ -135,12 +136,22 @@ type Part struct {
 	ahead *Ahead
 	job   *running
 	epoch int64 // of the job, in which the stream begins
+	count *int  // of the job, in which it is counted; guarded by Ahead.mu
 }
 
 // Follow has a stream of a rank belong to the job that runs, which begins with it
 // if it must. at is the index in the epoch's order where the stream begins, epochs
 // how many it was asked for, 0 if nothing was said.
 func (a *Ahead) Follow(j *jobs.Job, rank int, at, epochs int64) *Part {
+	return a.follow(j, rank, at, epochs, func(l *running) *int { return &l.streams })
+}
+
+// FollowElsewhere is Follow for a stream of another node.
+func (a *Ahead) FollowElsewhere(j *jobs.Job, rank int, at, epochs int64) *Part {
+	return a.follow(j, rank, at, epochs, func(l *running) *int { return &l.elsewhere })
+}
+
+func (a *Ahead) follow(j *jobs.Job, rank int, at, epochs int64, count func(*running) *int) *Part {
 	if a == nil || j.Plan().Rows() == 0 {
 		return nil
 	}
@@ -150,13 +161,13 @@ func (a *Ahead) Follow(j *jobs.Job, rank int, at, epochs int64) *Part {
 	}
 	l, epoch, ended := a.join(j, number, at, epochs, func(l *running) {
 		l.order.serveLocked(rank)
-		l.streams++
+		*count(l)++
 	})
 	release(ended)
 	if l == nil {
 		return nil
 	}
-	return &Part{a, l, epoch}
+	return &Part{a, l, epoch, count(l)}
 }
 
 // join finds or begins the running job that a stream, or a Warm, belongs to, and
@@ -203,7 +214,7 @@ func (p *Part) Leave() {
 	now := time.Now()
 	a, l := p.ahead, p.job
 	a.mu.Lock()
-	if l.streams--; l.streams == 0 {
+	if *p.count--; l.streams+l.elsewhere == 0 {
 		l.until = now.Add(grace)
 		if l.future.Served() >= l.future.End() {
 			l.until = now
@@ -302,7 +313,7 @@ func (a *Ahead) beginLocked(j *jobs.Job, number uint32, mean, index, epochs int6
 // without a stream as there have to be for another one. It returns them, to be
 // released without the lock.
 func (a *Ahead) forgetLocked(now time.Time) (ended []*running) {
-	idle := func(l *running) bool { return l.streams == 0 && l.warming == 0 }
+	idle := func(l *running) bool { return l.streams+l.elsewhere == 0 && l.warming == 0 }
 	drop := func(gone func(*running) bool) {
 		a.jobs = slices.DeleteFunc(a.jobs, func(l *running) bool {
 			if !gone(l) {
@@ -342,10 +353,12 @@ type JobStats struct {
 	Job     string `json:"job"`     // what is the same in the plans of all epochs
 	Dataset string `json:"dataset"` // and snapshot
 	Streams int    `json:"streams"` // of it that are open
-	Epoch   uint64 `json:"epoch"`   // where it is
-	Row     int64  `json:"row"`     // in the epoch's order
-	Rows    int64  `json:"rows"`    // of an epoch
-	RowTime int64  `json:"row_time_ns"`
+	// Elsewhere is how many are at other nodes, as far as they have told.
+	Elsewhere int    `json:"elsewhere,omitempty"`
+	Epoch     uint64 `json:"epoch"` // where it is
+	Row       int64  `json:"row"`   // in the epoch's order
+	Rows      int64  `json:"rows"`  // of an epoch
+	RowTime   int64  `json:"row_time_ns"`
 	// What came from where: from the windows of streams, the spill, other nodes, or the store.
 	WindowReads int64 `json:"window_reads"`
 	WindowBytes int64 `json:"window_bytes"`
@@ -372,7 +385,7 @@ func (a *Ahead) Jobs(readTime time.Duration) []JobStats {
 	for _, l := range a.jobs {
 		rows, served := l.order.Rows(), l.future.Served()
 		list = append(list, JobStats{
-			Job: l.group, Dataset: l.dataset, Streams: l.streams, Epoch: l.base + uint64(served/rows), Row: served % rows, Rows: rows,
+			Job: l.group, Dataset: l.dataset, Streams: l.streams, Elsewhere: l.elsewhere, Epoch: l.base + uint64(served/rows), Row: served % rows, Rows: rows,
 			RowTime: int64(l.future.RowTime()), WindowReads: l.windowReads.Load(), WindowBytes: l.windowBytes.Load(),
 			SpillReads: l.spillReads.Load(), SpillBytes: l.spillBytes.Load(),
 			PeerReads: l.peerReads.Load(), PeerBytes: l.peerBytes.Load(),

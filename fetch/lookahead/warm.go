@@ -132,7 +132,7 @@ func (a *Ahead) newWarmer(j *jobs.Job) (*warmer, error) {
 	}
 	if w.Rows > 0 {
 		l, _, ended := a.join(j, w.dataset, 0, 0, func(l *running) {
-			if l.streams == 0 && l.warming == 0 {
+			if l.streams+l.elsewhere == 0 && l.warming == 0 {
 				l.order.serveAllLocked(int(j.Request().WorldSize())) // whichever will be served here
 			}
 			l.warming++

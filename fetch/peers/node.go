@@ -70,7 +70,7 @@ func (n *node) get(ctx context.Context, what Ask) (schema.Blob, error) {
 		if cause := context.Cause(ctx); cause != nil {
 			err = cause
 		}
-		return schema.Blob{}, fmt.Errorf("%w: node %s: %w", schema.ErrUnavailable, n.name, err)
+		return schema.Blob{}, fmt.Errorf("node %s: %w", n.name, err)
 	}
 	n.answered.Add(1)
 	n.bytes.Add(what.Ref.Size)

@@ -2,6 +2,7 @@ package peers
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -39,10 +40,24 @@ type Link interface {
 	// Get asks for a blob and waits for it, until ctx ends. The caller releases it.
 	// Errors say nothing of the blob: the store may well have it.
 	Get(ctx context.Context, ask Ask) (schema.Blob, error)
+	// Tell tells the node what the streams of this one do now: all of them, those that
+	// are not listed have ended. It must not block, and keeps the list.
+	Tell(list []Progress)
 	// Up reports whether the node can be asked. It must not block.
 	Up() bool
 	// Close ends what is under way and gives the link up.
 	Close() error
+}
+
+// Progress is how far a stream of this node is, for others to know what it will use next.
+type Progress struct {
+	// ID is the stream's among those of this node.
+	ID uint64 `json:"id"`
+	// Ticket is what it serves, as JSON.
+	Ticket json.RawMessage `json:"ticket,omitempty"`
+	// Lap counts the epochs since the ticket's first, and Index is in the order of that one.
+	Lap   int64 `json:"lap"`
+	Index int64 `json:"index"`
 }
 
 // Options says what a Tier works with. Directory, Dial and SnapshotName are needed.
@@ -222,6 +237,13 @@ func (t *Tier) drop(gone func(name string) bool) error {
 		errs = append(errs, n.close())
 	}
 	return errors.Join(errs...)
+}
+
+// Tell tells all nodes what the streams of this one do now.
+func (t *Tier) Tell(list []Progress) {
+	for _, n := range *t.nodes.Load() {
+		n.link.Tell(list)
+	}
 }
 
 // NodeStats are the counters of the way to one node.

@@ -30,6 +30,8 @@ type Options struct {
 	// Weight is how many times what other tenants get a tenant is to have. Default:
 	// all get the same.
 	Weight func(tenant string) int64
+	// Told says that other nodes are told what the streams do: see [Set.Progress].
+	Told bool
 }
 
 // EnsureDefaults fills in the fields that are zero.
@@ -67,6 +69,7 @@ type Set struct {
 	waiting atomic.Int64 // streams whose consumer waits for a read
 	count   counters
 	orphans orphans
+	ids     atomic.Uint64 // of streams
 
 	mu      sync.Mutex
 	closed  bool

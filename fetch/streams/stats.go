@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"bowstring/fetch/admission"
+	"bowstring/fetch/peers"
 )
 
 // WindowStats describes what a stream has ahead of its consumer.
@@ -60,6 +61,21 @@ func (s *Set) Stats() Stats {
 	return st
 }
 
+// Progress lists the streams that go on in the order of a plan, and of which others may know: all
+// but those that see a part of their dataset alone.
+func (s *Set) Progress() []peers.Progress {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list := make([]peers.Progress, 0, len(s.streams))
+	for st := range s.streams {
+		if len(st.columns) == 0 || st.steps == 0 || st.ticket.Within != nil {
+			continue
+		}
+		list = append(list, peers.Progress{ID: st.id, Ticket: st.named, Lap: st.told.lap.Load(), Index: st.told.at.Load()})
+	}
+	return list
+}
+
 // lock is a stream's. Whoever unlocks it says how the stream stands, so that
 // those who only look need not wait for it.
 type lock struct {
@@ -75,7 +91,7 @@ func (l *lock) Unlock() {
 
 // told is how a stream stood when its lock was last given up, number by number.
 type told struct {
-	lap, step             atomic.Int64
+	lap, step, at         atomic.Int64
 	limit, used           atomic.Int64
 	inFlight, ready       atomic.Int64
 	store, spill, peer    atomic.Int64 // waited, in ns
@@ -86,6 +102,7 @@ func (s *Stream) tellLocked() {
 	t := &s.told
 	tell(&t.lap, s.slot.lap)
 	tell(&t.step, s.slot.step)
+	tell(&t.at, s.slot.at)
 	tell(&t.limit, s.window.size)
 	tell(&t.used, s.window.used)
 	tell(&t.inFlight, int64(s.ahead.inFlight))

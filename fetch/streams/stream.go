@@ -87,6 +87,8 @@ type Stream struct {
 	closing sync.Once
 	place   *admission.Stream[queued]
 	part    *lookahead.Part
+	id      uint64       // its number among those of the set
+	named   []byte       // the ticket as JSON, if anybody asks
 	dataset uint32       // the spill's number of the snapshot
 	opened  time.Time    // when it began
 	steps   int64        // of an epoch, 0 if there is no plan
@@ -190,7 +192,13 @@ func (s *Set) start(ctx context.Context, st *Stream) error {
 	st.call.Store(newCall(ctx))
 	if st.slot.list == nil {
 		st.steps = j.Plan().Steps()
+		if s.opts.Told {
+			named := st.ticket
+			named.Served = nil // which may be long, and says little of what comes
+			st.named = named.Marshal()
+		}
 	}
+	st.id = s.ids.Add(1)
 	if st.trace = tiers.NewTrace(ctx); st.trace != nil {
 		_, st.first = trace.SpanFromContext(ctx).TracerProvider().Tracer("bowstring/fetch").Start(ctx, "first batch")
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -35,6 +36,8 @@ const (
 	readBuffer   = 256 << 10
 	// maxMessage is how long a message may be: a blob, or many, and their head.
 	maxMessage = peers.MaxBlob + 4<<20
+	// maxTickets is how many bytes of tickets are told at a time.
+	maxTickets = 1 << 20
 	// helloTimeout is how long the other side may take to say who it is.
 	helloTimeout = 5 * time.Second
 	// Pauses before the link is set up again: the first, doubling up to the last.
@@ -69,7 +72,8 @@ type Link struct {
 	closed  bool
 	next    uint32
 	waiting map[uint32]*waiter
-	asks    []Ask // to be sent
+	asks    []Ask            // to be sent
+	doing   []peers.Progress // what is to be told next; nil if nothing is
 }
 
 // waiter waits for an answer, which is sent to it once, unless it has left.
@@ -159,6 +163,20 @@ func (l *Link) Get(ctx context.Context, what peers.Ask) (schema.Blob, error) {
 	return schema.Blob{}, context.Cause(ctx)
 }
 
+// Tell implements peers.Link.
+func (l *Link) Tell(list []peers.Progress) {
+	if list == nil {
+		list = []peers.Progress{}
+	}
+	l.mu.Lock()
+	l.doing = list
+	l.mu.Unlock()
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
+}
+
 // run sets the link up, again and again, until ctx ends.
 func (l *Link) run(ctx context.Context) {
 	pause := backoff.ExponentialBackOff{
@@ -244,14 +262,30 @@ func (l *Link) serve(ctx context.Context, opened func()) error {
 
 // ask sends what is asked for, until ctx ends.
 func (l *Link) ask(ctx context.Context, stream grpc.ClientStream) error {
+	told := map[uint64]bool{} // streams whose ticket was sent
 	for {
 		l.mu.Lock()
+		doing := l.doing
+		l.doing = nil
 		n := min(len(l.asks), maxAsks)
 		asks := l.asks[:n:n]
 		if l.asks = l.asks[n:]; len(l.asks) == 0 {
 			l.asks = nil
 		}
 		l.mu.Unlock()
+		var err error
+		if doing != nil {
+			err = stream.SendMsg(&wrapperspb.BytesValue{Value: progressMessage(doing, told)})
+		}
+		if n > 0 && err == nil {
+			err = stream.SendMsg(&wrapperspb.BytesValue{Value: AppendAsks(nil, asks)})
+		}
+		if errors.Is(err, io.EOF) {
+			return nil // receiving says why
+		}
+		if err != nil {
+			return err
+		}
 		if n == 0 {
 			select {
 			case <-l.wake:
@@ -260,13 +294,31 @@ func (l *Link) ask(ctx context.Context, stream grpc.ClientStream) error {
 				return nil
 			}
 		}
-		if err := stream.SendMsg(&wrapperspb.BytesValue{Value: AppendAsks(nil, asks)}); err != nil {
-			if errors.Is(err, io.EOF) {
-				return nil // receiving says why
-			}
-			return err
-		}
 	}
+}
+
+// progressMessage is a message of what streams do. Tickets are sent once, and as many
+// at a time as there is room for.
+func progressMessage(list []peers.Progress, told map[uint64]bool) []byte {
+	list = slices.Clone(list)
+	there := make(map[uint64]bool, len(list))
+	room := maxTickets
+	for i := range list {
+		p := &list[i]
+		there[p.ID] = true
+		if told[p.ID] || len(p.Ticket) > room {
+			p.Ticket = nil
+			continue
+		}
+		room -= len(p.Ticket)
+		told[p.ID] = true
+	}
+	maps.DeleteFunc(told, func(id uint64, _ bool) bool { return !there[id] })
+	b, err := json.Marshal(list)
+	if err != nil {
+		panic(err) // tickets are JSON
+	}
+	return append([]byte{KindProgress}, b...)
 }
 
 // deliver gives the answers of a message to those who wait for them.
@@ -289,13 +341,17 @@ func (l *Link) deliver(m *message) error {
 			if _, err := r.Discard(a.Size); err != nil {
 				return errAnswers
 			}
-		case !a.OK:
+		case a.Status != Here:
 			why := make([]byte, a.Size)
 			if _, err := io.ReadFull(r, why); err != nil {
 				w.answer <- answer{err: errAnswers}
 				return errAnswers
 			}
-			w.answer <- answer{err: fmt.Errorf("%w: it says %s", schema.ErrUnavailable, why)}
+			is := schema.ErrUnavailable
+			if a.Status == Lost {
+				is = schema.ErrNotFound
+			}
+			w.answer <- answer{err: fmt.Errorf("%w: it says %s", is, why)}
 		case int64(a.Size) != w.size:
 			w.answer <- answer{err: fmt.Errorf("%w: it has sent %d bytes of a blob of %d", schema.ErrUnavailable, a.Size, w.size)}
 			return errAnswers

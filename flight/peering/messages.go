@@ -30,6 +30,12 @@ type Hello struct {
 	Protocols []int  `json:"protocols"`
 }
 
+// Kinds of messages of the asking side, their first byte.
+const (
+	KindAsks     = 'a' // asks, see AppendAsks
+	KindProgress = 'p' // what the node's streams do, as JSON: a list of peers.Progress
+)
+
 // Ask is a blob that is asked for. Each has a number of its own among those of its
 // stream that were not answered.
 type Ask struct {
@@ -39,12 +45,14 @@ type Ask struct {
 
 // AppendAsks appends a message of up to maxAsks asks:
 //
+//	kind   KindAsks
 //	names  u16, and for each its length (u16) and bytes
 //	asks   u16, and for each: id u32, key 32 bytes, size u64, checksum u64, the numbers of the
 //	       snapshot's and the tenant's name u16, position u64
 //
 // All numbers are little-endian. Name 0 is the empty one, and is not sent.
 func AppendAsks(b []byte, asks []Ask) []byte {
+	b = append(b, KindAsks)
 	numbers, names := map[string]uint16{"": 0}, []string(nil)
 	number := func(name string) uint16 {
 		n, ok := numbers[name]
@@ -79,7 +87,7 @@ func AppendAsks(b []byte, asks []Ask) []byte {
 	return b
 }
 
-// ParseAsks reads a message of asks, and gives each to do until that fails.
+// ParseAsks reads a message of asks but for its kind, and gives each to do until that fails.
 func ParseAsks(b []byte, do func(Ask) error) error {
 	broken := func(what string) error {
 		return &schema.FieldError{Field: "asks", Got: fmt.Sprintf("%d bytes", len(b)), Want: what}
@@ -128,24 +136,31 @@ func ParseAsks(b []byte, do func(Ask) error) error {
 	return nil
 }
 
-// Answer is the head of an answer: of a blob, or of the text that says why there is none.
+// Status says what an answer is.
+type Status uint32
+
+// What an answer is: a text that says why there is no blob, the blob, or a text that
+// says that the store has none, or a damaged one.
+const (
+	Failed Status = iota
+	Here
+	Lost
+)
+
+// Answer is the head of an answer.
 type Answer struct {
-	ID   uint32
-	OK   bool
-	Size int // of what follows, in bytes
+	ID     uint32
+	Status Status
+	Size   int // of what follows, in bytes
 }
 
 // AppendAnswers appends the head of a message of answers: how many there are u32, and for each its
-// id u32, 1 if it is a blob u32, and its size u64. What they are of follows in their order.
+// id u32, status u32, and size u64. What they are of follows in their order.
 func AppendAnswers(b []byte, answers []Answer) []byte {
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(answers)))
 	for _, a := range answers {
-		ok := uint32(0)
-		if a.OK {
-			ok = 1
-		}
 		b = binary.LittleEndian.AppendUint32(b, a.ID)
-		b = binary.LittleEndian.AppendUint32(b, ok)
+		b = binary.LittleEndian.AppendUint32(b, uint32(a.Status))
 		b = binary.LittleEndian.AppendUint64(b, uint64(a.Size))
 	}
 	return b
@@ -177,7 +192,7 @@ func readAnswers(r io.Reader, n int) ([]Answer, error) {
 			return nil, errAnswers
 		}
 		left -= size
-		list[i] = Answer{binary.LittleEndian.Uint32(a), binary.LittleEndian.Uint32(a[4:]) == 1, int(size)}
+		list[i] = Answer{binary.LittleEndian.Uint32(a), Status(binary.LittleEndian.Uint32(a[4:])), int(size)}
 	}
 	return list, nil
 }

@@ -217,7 +217,7 @@ func (c *nodes) start(s store.Store, name string, names []string, i int, o clust
 		},
 	})
 	check()
-	n.engine, err = fetch.NewEngine(s, fetch.Options{WindowBytes: 16 << 20, Spill: n.spill, Future: future, Peers: n.tier, Logger: log})
+	n.engine, err = fetch.NewEngine(s, fetch.Options{WindowBytes: 16 << 20, NoHedge: true, Spill: n.spill, Future: future, Peers: n.tier, Logger: log})
 	check()
 	n.server = flight.New(n.engine, flight.Options{Cluster: &flight.Cluster{Node: name, Key: o.key}, Logger: log, Ledger: n.engine.Ledger()})
 	lis, err := net.Listen("tcp", "127.0.0.1:0")

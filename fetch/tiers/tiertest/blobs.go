@@ -58,7 +58,7 @@ func (b *bench) right(blob *schema.Blob, want []byte) {
 }
 
 func traits(b *bench) {
-	b.ok(tiers.Validate([]tiers.Tier{b.Tier}), "validate")
+	b.ok(tiers.Validate([]tiers.Tier{b.Tier, tiers.Store(nil)}), "validate")
 	name, was := b.Tier.Name(), b.Tier.Traits()
 	b.that(name != "", "the tier has no name")
 	same := func(after string) {

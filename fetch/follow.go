@@ -1,0 +1,109 @@
+package fetch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"bowstring/fetch/lookahead"
+	"bowstring/fetch/peers"
+	"bowstring/schema"
+)
+
+// Progress is how far a stream is: see [peers.Progress].
+type Progress = peers.Progress
+
+// Progress lists what the streams of this node do, for other nodes to know what
+// they will use next: see [streams.Set.Progress].
+func (e *Engine) Progress() []Progress { return e.set.Progress() }
+
+// maxFollowed is how many streams of one other node are followed.
+const maxFollowed = 4096
+
+// Follower follows the streams of another node, so that the spill keeps, of what this
+// node owns, what they use next, and brings it before they ask. It is for one
+// goroutine at a time.
+type Follower struct {
+	engine *Engine
+	parts  map[uint64]*followed
+}
+
+// followed is a stream of another node.
+type followed struct {
+	part *lookahead.Part
+	lap  int64 // the stream's when it was first heard of
+}
+
+// Follow returns a follower of another node.
+func (e *Engine) Follow() *Follower { return &Follower{e, map[uint64]*followed{}} }
+
+// Update takes in what all streams of the other node do now; those that are not
+// listed have ended. A ticket need not be told again. An error is of streams that are
+// not followed; the others are.
+func (f *Follower) Update(ctx context.Context, list []Progress) error {
+	if f.engine.ahead == nil {
+		return nil
+	}
+	if len(list) > maxFollowed {
+		return fmt.Errorf("%w: a node tells of %d streams, and %d are followed", schema.ErrLimit, len(list), maxFollowed)
+	}
+	var errs []error
+	there := make(map[uint64]bool, len(list))
+	for _, p := range list {
+		there[p.ID] = true
+		if known := f.parts[p.ID]; known != nil {
+			known.part.Advance(p.Lap-known.lap, p.Index)
+			continue
+		}
+		if len(p.Ticket) == 0 {
+			continue // it was told of, and could not be followed
+		}
+		part, err := f.begin(ctx, &p)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		f.parts[p.ID] = &followed{part, p.Lap}
+	}
+	for id, known := range f.parts {
+		if !there[id] {
+			known.part.Leave()
+			delete(f.parts, id)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// begin finds the job of a stream, as it is now: the epochs that it has behind it are
+// left out.
+func (f *Follower) begin(ctx context.Context, p *Progress) (*lookahead.Part, error) {
+	t, err := schema.ParseTicket(p.Ticket)
+	if err != nil {
+		return nil, err
+	}
+	if t.Shuffle != nil {
+		shuffle := *t.Shuffle
+		shuffle.Epoch += uint64(p.Lap)
+		t.Shuffle = &shuffle
+	}
+	if t.Epochs > 0 {
+		t.Epochs = max(1, t.Epochs-p.Lap)
+	}
+	j, err := f.engine.Open(ctx, t.Request)
+	if err != nil {
+		return nil, err
+	}
+	defer j.Close()
+	if p.Index < 0 || p.Index > j.Plan().Rows() || int64(t.Rank) >= j.Request().WorldSize() || t.Rank < 0 {
+		return nil, fmt.Errorf("%w: rank %d at row %d of a plan of %d", schema.ErrInvalid, t.Rank, p.Index, j.Plan().Rows())
+	}
+	return f.engine.ahead.FollowElsewhere(j, t.Rank, p.Index, t.Epochs), nil
+}
+
+// Close forgets the other node's streams.
+func (f *Follower) Close() {
+	for _, known := range f.parts {
+		known.part.Leave()
+	}
+	f.parts = nil
+}
