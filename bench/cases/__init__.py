@@ -7,6 +7,7 @@ from collections.abc import Callable
 from harness import Context, Result
 
 from . import (
+    cluster,
     collect,
     copy,
     doors,
@@ -38,6 +39,7 @@ from . import (
 
 CASES: dict[str, Callable[[Context], Result]] = {
     "plan": plan.run,
+    "cluster": cluster.run,
     "simulate_store": simulate_store.run,
     "import": imports.run,
     "loopback": loopback.run,

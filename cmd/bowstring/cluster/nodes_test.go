@@ -2,6 +2,7 @@ package cluster_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,6 +20,7 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/array"
 	"github.com/apache/arrow/go/v17/arrow/memory"
 	"go.uber.org/goleak"
+	"golang.org/x/time/rate"
 
 	"bowstring/fetch"
 	"bowstring/fetch/ingest"
@@ -38,12 +40,18 @@ type counted struct {
 	store.Store
 	blobs atomic.Int64 // of samples that were read
 	delay time.Duration
+	rate  *rate.Limiter // of bytes; nil for any
 }
 
 func (c *counted) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
 	if ref.Size > 900 && ref.Size < 1100+blobBytes {
 		c.blobs.Add(1)
 		time.Sleep(c.delay) // as if it were far away
+		if c.rate != nil {
+			if err := c.rate.WaitN(ctx, int(ref.Size)); err != nil {
+				return schema.Blob{}, err
+			}
+		}
 	}
 	return c.Store.Get(ctx, ref)
 }
@@ -54,7 +62,7 @@ func content(i int) []byte { return bytes.Repeat(fmt.Appendf(nil, "sample %06d. 
 const blobBytes = 20_000
 
 // newStore returns a store with a dataset "d" of so many samples.
-func newStore(t *testing.T, n int) *counted {
+func newStore(t testing.TB, n int) *counted {
 	t.Helper()
 	s, err := local.Open(t.TempDir(), local.Options{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
@@ -130,7 +138,7 @@ type node struct {
 
 // nodes are all of a cluster.
 type nodes struct {
-	t    *testing.T
+	t    testing.TB
 	mu   sync.Mutex
 	addr map[string]string // by which each is dialled; a test may lead a way elsewhere
 	list []*node
@@ -140,10 +148,11 @@ type clusterOptions struct {
 	key, wrongKey []byte // of the cluster, and what node 0 sends instead
 	through       func(addr string) string
 	patience      time.Duration
+	spillBytes    int64 // 0 for plenty
 }
 
 // newNodes starts n nodes over a store, named "a", "b" and so on.
-func newNodes(t *testing.T, s store.Store, n int, o clusterOptions) *nodes {
+func newNodes(t testing.TB, s store.Store, n int, o clusterOptions) *nodes {
 	t.Helper()
 	c := &nodes{t: t, addr: map[string]string{}}
 	names := []string{}
@@ -201,7 +210,7 @@ func (c *nodes) start(s store.Store, name string, names []string, i int, o clust
 	future := &spill.Future{}
 	policy, err := spill.ParsePolicy("next-use", future)
 	check()
-	n.spill, err = spill.Open(spill.Options{Dir: filepath.Join(t.TempDir(), "spill"), Bytes: 256 << 20, KeepFree: 1, Policy: policy, Oracle: future, Logger: log})
+	n.spill, err = spill.Open(spill.Options{Dir: filepath.Join(t.TempDir(), "spill"), Bytes: cmp.Or(o.spillBytes, 256<<20), KeepFree: 1, Policy: policy, Oracle: future, Logger: log})
 	check()
 	key := o.key
 	if i == 0 && o.wrongKey != nil {
@@ -247,7 +256,7 @@ func (c *nodes) stop(n *node) {
 }
 
 // epoch reads a rank's share of an epoch at a node, and counts each sample in seen.
-func (n *node) epoch(t *testing.T, seed, epoch uint64, rank, world int, seen []atomic.Int32, each func()) error {
+func (n *node) epoch(t testing.TB, seed, epoch uint64, rank, world int, seen []atomic.Int32, each func()) error {
 	req := schema.Request{Dataset: "d", Shuffle: &schema.Shuffle{Seed: seed, Epoch: epoch}, Batch: 64, World: &schema.World{Size: int64(world)}, Remainder: schema.RemainderUneven}
 	j, err := n.engine.Open(t.Context(), req)
 	if err != nil {

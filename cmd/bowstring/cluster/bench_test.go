@@ -1,0 +1,153 @@
+package cluster_test
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/time/rate"
+
+	"bowstring/fetch/plan"
+	"bowstring/spill"
+	"bowstring/spill/replay"
+)
+
+const (
+	benchRows  = 4000
+	benchRanks = 4
+	benchRate  = 40 << 20 // bytes a second of the store
+	benchSeed  = 7
+)
+
+// tell has the nodes tell each other what their streams do, until the function returned is called.
+func (c *nodes) tell(every time.Duration) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var telling sync.WaitGroup
+	telling.Go(func() {
+		tick := time.NewTicker(every)
+		defer tick.Stop()
+		for {
+			for _, n := range c.list {
+				n.tier.Tell(n.engine.Progress())
+			}
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	return func() { cancel(); telling.Wait() }
+}
+
+// epochs has ranks, shared out over the nodes, read epochs of one job; it returns how long each took, and how
+// many reads of the store.
+func (c *nodes) epochs(s *counted, epochs int) (took []time.Duration, reads []int64) {
+	c.t.Helper()
+	for epoch := range epochs {
+		seen := make([]atomic.Int32, benchRows)
+		began, before := time.Now(), s.blobs.Load()
+		var g errgroup.Group
+		for rank := range benchRanks {
+			g.Go(func() error {
+				return c.list[rank%len(c.list)].epoch(c.t, benchSeed, uint64(epoch), rank, benchRanks, seen, nil)
+			})
+		}
+		if err := g.Wait(); err != nil {
+			c.t.Fatal(err)
+		}
+		for pos := range seen {
+			if got := seen[pos].Load(); got != 1 {
+				c.t.Fatalf("epoch %d: position %d was served %d times", epoch, pos, got)
+			}
+		}
+		took, reads = append(took, time.Since(began)), append(reads, s.blobs.Load()-before)
+	}
+	return took, reads
+}
+
+func sum[T int64 | time.Duration](list []T) (total T) {
+	for _, v := range list {
+		total += v
+	}
+	return total
+}
+
+// BenchmarkCluster is a job of four ranks over a store of limited rate: at one node, and at four whose caches hold
+// the dataset together.
+func BenchmarkCluster(b *testing.B) {
+	for range b.N {
+		var took [2]time.Duration
+		for i, nodes := range []int{1, 4} {
+			s := newStore(b, benchRows)
+			s.rate = rate.NewLimiter(benchRate, 1<<20)
+			s.delay = 5 * time.Millisecond
+			c := newNodes(b, s, nodes, clusterOptions{spillBytes: 36 << 20})
+			stop := c.tell(50 * time.Millisecond)
+			times, reads := c.epochs(s, 4)
+			stop()
+			for _, n := range c.list {
+				c.stop(n)
+			}
+			took[i] = sum(times[1:])
+			b.Logf("%d nodes: epochs took %v, %v reads of the store", nodes, times, reads)
+			if nodes > 1 {
+				b.ReportMetric(float64(sum(reads))/benchRows, "store_reads")
+				b.ReportMetric(float64(sum(reads[1:]))/(3*benchRows), "store_share")
+			}
+		}
+		b.ReportMetric(took[0].Seconds()/took[1].Seconds(), "speedup")
+	}
+}
+
+// fixedBytes is what a spill takes beside its blobs.
+const fixedBytes = spill.MinBytes / 2
+
+// BenchmarkClusterHalf is one job whose nodes' caches hold half of the dataset, beside one cache of their joint size by Belady's rule.
+func BenchmarkClusterHalf(b *testing.B) {
+	const epochs = 6
+	for range b.N {
+		s := newStore(b, benchRows)
+		s.rate = rate.NewLimiter(benchRate, 1<<20)
+		s.delay = 5 * time.Millisecond
+		c := newNodes(b, s, 4, clusterOptions{spillBytes: fixedBytes + benchRows*(24<<10)/2/4})
+		stop := c.tell(50 * time.Millisecond)
+		_, reads := c.epochs(s, epochs)
+		stop()
+		held := 0
+		for _, n := range c.list {
+			held += int(n.spill.Stats().Entries)
+		}
+		trace, err := replay.NewTrace([]replay.Job{{Dataset: 1, Order: permutation{}, Epochs: epochs, Speed: 1000}}, 1)
+		if err != nil {
+			b.Fatal(err)
+		}
+		best := trace.Optimum(held)
+		ours := 1 - float64(sum(reads)-benchRows)/float64(benchRows*(epochs-1))
+		b.Logf("%d of %d blobs held, %v reads of the store; hit rate %.3f, by Belady's rule %.3f", held, benchRows, reads, ours, best.HitRate())
+		b.ReportMetric(ours/best.HitRate(), "belady_ratio")
+		b.ReportMetric(float64(held)/benchRows, "held")
+	}
+}
+
+// permutation is the order of the job's epochs, as the plan has it.
+type permutation struct{}
+
+func (permutation) plan(epoch int64) *plan.Plan {
+	p, err := plan.New(plan.Config{Selection: plan.All(benchRows), Seed: benchSeed, Epoch: uint64(epoch), Shuffle: true, Batch: 64, World: benchRanks, Remainder: plan.Uneven})
+	if err != nil {
+		panic(err)
+	}
+	return p
+}
+
+func (permutation) Rows() int64 { return benchRows }
+
+func (o permutation) Index(epoch, position int64) (int64, bool) {
+	return o.plan(epoch).Index(position)
+}
+
+func (o permutation) Position(epoch, index int64) int64 { return o.plan(epoch).Position(index) }

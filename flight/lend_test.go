@@ -1,0 +1,200 @@
+package flight
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"bowstring/fetch/peers"
+	"bowstring/flight/door"
+	"bowstring/flight/peering"
+	"bowstring/schema"
+)
+
+var clusterKey = []byte("what the nodes of a test have in common")
+
+// raw is a message as it came.
+type raw []byte
+
+type rawCodec struct{ encoding.CodecV2 }
+
+func (c rawCodec) Unmarshal(data mem.BufferSlice, v any) error {
+	if m, ok := v.(*raw); ok {
+		*m = data.Materialize()
+		return nil
+	}
+	return c.CodecV2.Unmarshal(data, v)
+}
+
+// lender opens a stream as another node would, with those headers.
+func (f *fixture) lender(how []grpc.DialOption, headers ...string) grpc.ClientStream {
+	f.t.Helper()
+	stream, _ := f.lenderToCancel(how, headers...)
+	return stream
+}
+
+func (f *fixture) lenderToCancel(how []grpc.DialOption, headers ...string) (grpc.ClientStream, context.CancelFunc) {
+	f.t.Helper()
+	conn, err := grpc.NewClient("passthrough:///"+f.addr, append(how, grpc.WithDefaultCallOptions(grpc.ForceCodecV2(rawCodec{encoding.GetCodecV2("proto")})))...)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.t.Cleanup(func() { _ = conn.Close() })
+	ctx, cancel := context.WithCancel(metadata.AppendToOutgoingContext(context.Background(), headers...))
+	f.t.Cleanup(cancel)
+	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, lendMethod)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return stream, cancel
+}
+
+// say sends messages and returns what came back, up to the end.
+func say(t *testing.T, stream grpc.ClientStream, messages ...[]byte) (got []raw, err error) {
+	t.Helper()
+	for _, m := range messages {
+		if err := stream.SendMsg(&wrapperspb.BytesValue{Value: m}); err != nil && !errors.Is(err, io.EOF) {
+			t.Fatal(err)
+		}
+	}
+	if err := stream.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		var m raw
+		if err := stream.RecvMsg(&m); err != nil {
+			return got, err
+		}
+		got = append(got, m)
+	}
+}
+
+func helloOf(protocols ...int) []byte {
+	b, err := json.Marshal(peering.Hello{Node: "x", Protocols: protocols})
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
+
+// Nobody reads by way of a server as another node would but who has the cluster's key: not even who may do everything.
+func TestLendWrongWays(t *testing.T) {
+	d := newDoors(t, nil)
+	f := serve(t, Options{Door: d.door, Cluster: &Cluster{Node: "b", Key: clusterKey}}, d.trust(nil, nil))
+	token := d.token(door.Token{Principal: "admin"})
+	ask := peering.AppendAsks(nil, []peering.Ask{{ID: 1, Ask: peers.Ask{Ref: schema.RefOf(content(1))}}})
+	for name, headers := range map[string][]string{
+		"nothing":        nil,
+		"another key":    {"authorization", "Bearer " + strings.Repeat("x", len(clusterKey))},
+		"no scheme":      {"authorization", string(clusterKey)},
+		"another scheme": {"authorization", "Basic " + string(clusterKey)},
+		"twice":          {"authorization", "Bearer " + string(clusterKey), "authorization", "Bearer x"},
+		"a part":         {"authorization", "Bearer " + string(clusterKey[:10])},
+		"nothing of it":  {"authorization", "Bearer "},
+		"a caller's":     {"authorization", "Bearer " + token},
+		"another header": {"bowstring-cluster", string(clusterKey)},
+	} {
+		got, err := say(t, f.lender(f.how[:len(f.how):len(f.how)], headers...), helloOf(peering.Protocol), ask)
+		if status.Code(err) != codes.Unauthenticated || len(got) > 0 {
+			t.Errorf("%s: %d messages came, and %v; want none, and UNAUTHENTICATED", name, len(got), err)
+		}
+		if err != nil && strings.Contains(err.Error(), string(clusterKey)) {
+			t.Errorf("%s: the key is in the error", name)
+		}
+	}
+	if strings.Contains(f.log.String()+d.log.String(), string(clusterKey)) {
+		t.Error("the key is in the log")
+	}
+	if got, err := say(t, f.lender(f.how, "authorization", "Bearer "+string(clusterKey)), helloOf(peering.Protocol)); !errors.Is(err, io.EOF) || len(got) != 1 {
+		t.Errorf("with the key: %d messages came, and %v; want a hello, and the end", len(got), err)
+	}
+	// The key opens that door alone.
+	ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+string(clusterKey))
+	if _, err := f.client.GetFlightInfo(ctx, path("d", "train")); status.Code(err) != codes.Unauthenticated {
+		t.Errorf("the cluster's key as a caller's token: %v, want UNAUTHENTICATED", err)
+	}
+}
+
+// A server that is in no cluster has no such method.
+func TestLendAlone(t *testing.T) {
+	f := serve(t, Options{})
+	if got, err := say(t, f.lender(f.how), helloOf(peering.Protocol)); status.Code(err) != codes.Unimplemented || len(got) > 0 {
+		t.Errorf("%d messages came, and %v; want none, and UNIMPLEMENTED", len(got), err)
+	}
+}
+
+// What a node says wrong ends its stream with what is wrong, and harms nothing.
+func TestLendHostile(t *testing.T) {
+	f := serve(t, Options{Cluster: &Cluster{Node: "b"}})
+	hello := helloOf(peering.Protocol)
+	asks := peering.AppendAsks(nil, []peering.Ask{{ID: 1, Ask: peers.Ask{Ref: schema.RefOf(content(1))}}})
+	for name, messages := range map[string][][]byte{
+		"no hello":             {asks},
+		"another protocol":     {helloOf(99)},
+		"no protocol":          {helloOf()},
+		"nothing":              {hello, nil},
+		"another kind":         {hello, []byte("z")},
+		"half an ask":          {hello, asks[:len(asks)-1]},
+		"more than it says":    {hello, append(asks[:len(asks):len(asks)], 0)},
+		"names without an end": {hello, {peering.KindAsks, 255, 255}},
+		"progress":             {hello, append([]byte{peering.KindProgress}, "{}"...)},
+		"progress, cut":        {hello, append([]byte{peering.KindProgress}, `[{"id":1`...)},
+		"a blob too large":     {hello, peering.AppendAsks(nil, []peering.Ask{{Ask: peers.Ask{Ref: schema.BlobRef{Size: peers.MaxBlob + 1}}}})},
+		"a position too small": {hello, peering.AppendAsks(nil, []peering.Ask{{Ask: peers.Ask{Position: -1}}})},
+	} {
+		if _, err := say(t, f.lender(f.how), messages...); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("%s: %v, want INVALID_ARGUMENT", name, err)
+		}
+	}
+	// Streams that there cannot be are not followed, and the way stays.
+	progress := append([]byte{peering.KindProgress}, `[{"id":1,"ticket":{"dataset":"none"}},{"id":2,"ticket":17}]`...)
+	if got, err := say(t, f.lender(f.how), hello, progress, asks); !errors.Is(err, io.EOF) || len(got) < 1 {
+		t.Errorf("after progress of streams that there cannot be, %d messages and %v; want a hello and the end", len(got), err)
+	}
+}
+
+// Who asks for much and takes nothing has the memory that loans have, and no more; when it goes, that is free.
+func TestLendToADeafNode(t *testing.T) {
+	f := serve(t, Options{Cluster: &Cluster{Node: "b"}})
+	f.fill("d", 1000)
+	stream, cancel := f.lenderToCancel(f.how)
+	if err := stream.SendMsg(&wrapperspb.BytesValue{Value: helloOf(peering.Protocol)}); err != nil {
+		t.Fatal(err)
+	}
+	for id := uint32(0); id < 20_000; {
+		asks := make([]peering.Ask, 200)
+		for i := range asks {
+			id++
+			asks[i] = peering.Ask{ID: id, Ask: peers.Ask{Ref: schema.RefOf(content(int(id) % 1000))}}
+		}
+		if err := stream.SendMsg(&wrapperspb.BytesValue{Value: peering.AppendAsks(nil, asks)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	loans := func() (used, limit int64) {
+		for _, a := range f.engine.Ledger().Accounts() {
+			if a.Use == "blobs for other nodes" {
+				return a.Used, a.Limit
+			}
+		}
+		t.Fatal("the ledger has no loans")
+		return 0, 0
+	}
+	waitFor(t, "loans", func() bool { used, _ := loans(); return used > 0 })
+	if used, limit := loans(); used > limit {
+		t.Errorf("loans take %d bytes of %d", used, limit)
+	}
+	cancel() // it goes
+	waitFor(t, "loans to end", func() bool { used, _ := loans(); return used == 0 })
+}
