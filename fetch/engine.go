@@ -234,11 +234,13 @@ func (e *Engine) Take(ctx context.Context, j *Job, positions []int64) (*Stream, 
 	return e.set.Take(ctx, j, positions)
 }
 
-// Loan is a blob that another node reads by way of this one, Answer what became of
-// it, and Borrower that other node.
+// What other nodes read by way of this one.
 type (
-	Loan     = streams.Loan
-	Answer   = streams.Answer
+	// Loan is a blob that another node wants.
+	Loan = streams.Loan
+	// Answer is what became of a loan.
+	Answer = streams.Answer
+	// Borrower is another node.
 	Borrower = streams.Borrower
 )
 

@@ -132,7 +132,7 @@ func (r *Reader) Look(w *Want) int {
 
 func (r *Reader) below(w *Want) int {
 	for i := range r.lanes[:len(r.lanes)-1] {
-		if l := &r.lanes[i]; !(w.Here && l.traits.Remote) && l.tier.Has(w.Ref) {
+		if l := &r.lanes[i]; (!w.Here || !l.traits.Remote) && l.tier.Has(w.Ref) {
 			return i
 		}
 	}

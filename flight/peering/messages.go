@@ -11,9 +11,10 @@ import (
 )
 
 const (
-	// Service and Method name the stream in gRPC.
+	// Service names the service of the stream in gRPC.
 	Service = "bowstring.Peers"
-	Method  = "Lend"
+	// Method names the stream in it.
+	Method = "Lend"
 	// Protocol is the version of what is said on it.
 	Protocol = 1
 

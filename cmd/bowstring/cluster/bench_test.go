@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 	"golang.org/x/time/rate"
 
 	"bowstring/fetch/plan"
@@ -101,6 +102,45 @@ func BenchmarkCluster(b *testing.B) {
 		}
 		b.ReportMetric(took[0].Seconds()/took[1].Seconds(), "speedup")
 	}
+}
+
+// BenchmarkPeerRead is what it costs the processors of both nodes to read a GB by way of the other one, whose cache has it.
+func BenchmarkPeerRead(b *testing.B) {
+	s := newStore(b, benchRows)
+	c := newNodes(b, s, 2, clusterOptions{})
+	asks, owns := c.list[0], c.list[1]
+	for _, n := range c.list {
+		n.dir.owners.Store(&[]string{owns.name})
+	}
+	c.epochs(s, 1)
+	run := func(n *node) (bytes, cpu float64) {
+		before := processCPU(b)
+		for epoch := range 8 {
+			if err := n.epoch(b, benchSeed, uint64(epoch), 0, 1, make([]atomic.Int32, benchRows), nil); err != nil {
+				b.Fatal(err)
+			}
+		}
+		return 8 * benchRows * blobBytes, (processCPU(b) - before).Seconds()
+	}
+	for range b.N {
+		bytes, here := run(owns)
+		_, there := run(asks)
+		b.ReportMetric(here/bytes*1e9, "s/GB_own")
+		b.ReportMetric(there/bytes*1e9, "s/GB_peer")
+	}
+	if reads := asks.engine.Stats().PeerReads; reads < benchRows {
+		b.Fatalf("%d blobs came from the other node", reads)
+	}
+}
+
+// processCPU is the time of processors that this process has used.
+func processCPU(b *testing.B) time.Duration {
+	b.Helper()
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // fixedBytes is what a spill takes beside its blobs.

@@ -3,7 +3,6 @@ package cluster_test
 import (
 	"context"
 	"errors"
-	"io"
 	"log/slog"
 	"net"
 	"sync"
@@ -61,7 +60,7 @@ func (e everything) Owners(schema.Key) []string { return e }
 
 // Another node, reached by a connection, is a tier as any other.
 func TestPeerConformance(t *testing.T) {
-	quiet := slog.New(slog.NewTextHandler(io.Discard, nil))
+	quiet := slog.New(slog.DiscardHandler)
 	tiertest.Run(t, func(t testing.TB) tiertest.Opener {
 		return func() (tiertest.Subject, error) {
 			ctx := context.WithoutCancel(t.Context())

@@ -49,6 +49,11 @@ func TestViewsThatDiffer(t *testing.T) {
 		if st := node.engine.Stats(); st.Retries > 0 {
 			t.Errorf("node %s waited until reads were silent, %d times", node.name, st.Retries)
 		}
+		for _, st := range node.tier.Stats() {
+			if st.Refused > 0 || st.Answered == 0 {
+				t.Errorf("node %s has %d answers of %s, and %d asks that failed", node.name, st.Answered, st.Node, st.Refused)
+			}
+		}
 	}
 }
 

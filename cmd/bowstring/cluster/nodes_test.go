@@ -57,9 +57,11 @@ func (c *counted) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, err
 }
 
 // content is the blob of sample i.
-func content(i int) []byte { return bytes.Repeat(fmt.Appendf(nil, "sample %06d. ", i), blobBytes/15+i%10) }
+func content(i int) []byte {
+	return bytes.Repeat(fmt.Appendf(nil, "sample %06d. ", i), blobBytes/15+i%10)
+}
 
-const blobBytes = 20_000
+const blobBytes = 20_000 // about, of each
 
 // newStore returns a store with a dataset "d" of so many samples.
 func newStore(t testing.TB, n int) *counted {
