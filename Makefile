@@ -17,6 +17,7 @@ SOAK_TIME ?= 600
 SOAK_KILLS ?= 5000
 SOAK_SEEDS ?= 100000
 STORE_SEEDS ?= 1000000
+CHURN_SEEDS ?= 10000
 FAULT_TIME ?= 600
 # How many stages of check and test run at once. They wait for disks, servers and each other's caches as much as they compute.
 JOBS ?= 2
@@ -189,11 +190,12 @@ fuzz: go-check ## Run each fuzz target for FUZZ_TIME (30s).
 	done
 
 .PHONY: soak
-soak: $(VENV)/.package build ## Readers, writers, kills and collections for SOAK_TIME (600) seconds; SOAK_KILLS (5000) kills of a spill; SOAK_SEEDS (100000) of operations at random; STORE_SEEDS (1000000) of the simulated store.
+soak: $(VENV)/.package build ## Readers, writers, kills and collections for SOAK_TIME (600) seconds; SOAK_KILLS (5000) kills of a spill; SOAK_SEEDS (100000) of operations at random; STORE_SEEDS (1000000) of the simulated store; CHURN_SEEDS (10000) of a cluster whose nodes come and go.
 	$(PY) -m pytest -m soak --soak-seconds $(SOAK_TIME) -s tests/test_soak.py
 	$(GO) test -timeout 0 -run '^TestKill$$' -v ./spill -args -kills=$(SOAK_KILLS)
 	$(GO) test -timeout 0 -run '^TestMetamorphic$$' -v ./fetch/metamorphic -args -from=0 -seeds=$(SOAK_SEEDS)
 	$(GO) test -timeout 0 -run '^TestSimulation$$' -v ./fetch/store/protocol -args -from=0 -seeds=$(STORE_SEEDS)
+	$(GO) test -timeout 0 -run '^TestChurn$$' ./fetch -args -churn-seeds=$(CHURN_SEEDS)
 
 # --- tools ----------------------------------------------------------------
 

@@ -360,7 +360,7 @@ func runChurn(t *testing.T, local *probe, seed uint64, n int, total *churnTotal)
 	for i := range c.nodes {
 		trouble = errors.Join(trouble, c.nodes[i].end())
 	}
-	if err := errors.Join(append(ranks, trouble)...); err != nil {
+	if err := errors.Join(trouble, errors.Join(ranks...)); err != nil {
 		t.Fatalf("seed %d: %v", seed, err)
 	}
 	for pos := range seen {

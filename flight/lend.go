@@ -2,8 +2,6 @@ package flight
 
 import (
 	"context"
-	"crypto/sha256"
-	"crypto/subtle"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,11 +9,9 @@ import (
 	"log/slog"
 	"runtime"
 	"slices"
-	"strings"
 	"sync"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"bowstring/fetch"
@@ -49,25 +45,6 @@ var lendService = grpc.ServiceDesc{
 	}},
 }
 
-// letInNode checks the key of a node that wants to read.
-func (s *Server) letInNode(ctx context.Context) error {
-	key := s.opts.Cluster.Key
-	if len(key) == 0 {
-		return nil
-	}
-	md, _ := metadata.FromIncomingContext(ctx)
-	sent := md.Get("authorization")
-	if len(sent) != 1 {
-		return fmt.Errorf("%w: a node of the cluster sends its key", schema.ErrUnauthenticated)
-	}
-	got, isBearer := strings.CutPrefix(sent[0], "Bearer ")
-	want, have := sha256.Sum256(key), sha256.Sum256([]byte(got))
-	if !isBearer || subtle.ConstantTimeCompare(want[:], have[:]) != 1 {
-		return fmt.Errorf("%w: this is not the key of the cluster", schema.ErrUnauthenticated)
-	}
-	return nil
-}
-
 // lend serves another node. What it asks for is read as streams of its tenants
 // would be, and sent in whatever order it comes.
 func (s *Server) lend(ss grpc.ServerStream) error {
@@ -92,7 +69,7 @@ func (s *Server) lend(ss grpc.ServerStream) error {
 	ctx, stop := context.WithCancelCause(ss.Context())
 	defer stop(nil)
 	l := &lending{ss: ss, ready: make(chan struct{}, 1), doing: make(chan []fetch.Progress, 1)}
-	borrower := s.engine.Borrow(l.answered)
+	borrower := s.borrow(l.answered)
 	var sending sync.WaitGroup
 	sending.Go(func() { stop(l.send(ctx)) })
 	sending.Go(func() { s.follow(ctx, hello.Node, l.doing) })
@@ -109,7 +86,7 @@ func (s *Server) lend(ss grpc.ServerStream) error {
 
 // follow has the engine know what another node's streams do, until ctx ends.
 func (s *Server) follow(ctx context.Context, node string, doing <-chan []fetch.Progress) {
-	f := s.engine.Follow()
+	f := s.followed()
 	defer f.Close()
 	for {
 		select {

@@ -180,7 +180,7 @@ func TestLog(t *testing.T) {
 	for _, want := range []string{
 		`method=DoPut peer=127\.0\.0\.1:\d+ seconds=[0-9.e-]+ code=OK rows=10 bytes=\d+\n`,
 		`method=GetFlightInfo peer=127\.0\.0\.1:\d+ seconds=[0-9.e-]+ code=NotFound error=`,
-		`method=DoGet peer=127\.0\.0\.1:\d+ seconds=[0-9.e-]+ code=OK rows=10 bytes=\d+ wait_ms\.store=\d+ wait_ms\.spill=\d+ wait_ms\.window=\d+ wait_ms\.encode=\d+ wait_ms\.consumer=\d+ plan=[0-9a-f]{16}\n`,
+		`method=DoGet peer=127\.0\.0\.1:\d+ seconds=[0-9.e-]+ code=OK rows=10 bytes=\d+ wait_ms\.store=\d+ wait_ms\.spill=\d+ wait_ms\.peer=\d+ wait_ms\.window=\d+ wait_ms\.encode=\d+ wait_ms\.consumer=\d+ plan=[0-9a-f]{16}\n`,
 	} {
 		if !regexp.MustCompile(want).MatchString(log) {
 			t.Errorf("the log lacks %s", want)

@@ -25,6 +25,8 @@ FORBIDDEN = [
     ("fetch/manifest", "bowstring/fetch/store", "fetch/manifest gives rows"),
     ("fetch/tiers", "bowstring/fetch/streams", "fetch/tiers reads blobs"),
     ("fetch/tiers", "bowstring/fetch/admission", "fetch/tiers reads blobs"),
+    ("fetch/peers", "bowstring/fetch/streams", "fetch/peers is a tier"),
+    ("flight/peering", "bowstring/flight/rules", "flight/peering carries asks"),
     ("fetch/lookahead", "bowstring/fetch/streams", "fetch/lookahead brings"),
     ("fetch/store/local", "google.golang.org/grpc", "gRPC is flight's business"),
     ("flight/rules", "bowstring/fetch", "flight/rules decides who may do what"),

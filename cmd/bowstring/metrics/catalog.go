@@ -84,7 +84,7 @@ var (
 	callsTotal    = counter("calls_total", "Calls begun, of any method.")
 	rowsTotal     = counter("rows_total", "Rows sent or received.")
 	bytesTotal    = counter("bytes_total", "Bytes of record batches sent or received.")
-	waitSeconds   = counter("wait_seconds_total", "Where the time of batches went: `store` and `spill` are waits for reads, `encode` is work, `consumer` is network and client; in `window`, reading stood still as the window was full.", "source")
+	waitSeconds   = counter("wait_seconds_total", "Where the time of batches went: `store`, `spill` and `peer` are waits for reads, `encode` is work, `consumer` is network and client; in `window`, reading stood still as the window was full.", "source")
 	faultsTotal   = counter("faults_total", "Samples that could not be read, in streams whose on_error let them go on.")
 	callSeconds   = histogram("call_seconds", "Time from the beginning of a call to its end, streams included.", "method", "code")
 	firstBatch    = histogram("first_batch_seconds", "Time from the beginning of a stream to its first batch sent.")
@@ -94,7 +94,7 @@ var (
 	tenantBytes   = counter("tenant_bytes_total", "Bytes sent or received, by tenant.", "tenant")
 
 	readSeconds    = histogram("read_seconds", "Time of reads that brought the right blob, by tier.", "tier")
-	readBytes      = counter("read_bytes_total", "Bytes of blobs read, by tier; `spill` stands for all tiers above the store.", "tier")
+	readBytes      = counter("read_bytes_total", "Bytes of blobs read, by tier; `peer` is other nodes.", "tier")
 	sharedReads    = counter("shared_reads_total", "Blobs that came with a read made for another stream, or from its window.")
 	failedReads    = counter("failed_reads_total", "Attempts at the store that brought no blob, or a wrong one.")
 	retries        = counter("retries_total", "Attempts at the store after one that failed or was silent for long.")
@@ -139,7 +139,7 @@ var (
 	jobEpoch    = gauge("job_epoch", "Epoch in which a job is.", "training_job", "dataset")
 	jobProgress = gauge("job_progress_ratio", "Share of its epoch that a job has read.", "training_job", "dataset")
 	jobLeft     = gauge("job_epoch_left_seconds", "Time that the rest of the epoch will take, at the speed of late.", "training_job", "dataset")
-	jobReads    = counter("job_reads_total", "Blobs of a job, by where they came from: another stream's window, the spill, the store.", "training_job", "dataset", "tier")
+	jobReads    = counter("job_reads_total", "Blobs of a job, by where they came from: another stream's window, the spill, other nodes, the store.", "training_job", "dataset", "tier")
 	jobBytes    = counter("job_read_bytes_total", "Bytes of those.", "training_job", "dataset", "tier")
 
 	storeReads   = counter("store_blob_reads_total", "Blobs that the store was asked for and brought, whatever for.")

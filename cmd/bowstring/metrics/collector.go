@@ -199,7 +199,7 @@ func (ch sink) server(st *flight.Stats) {
 	ch.send(rowsTotal, float64(s.Rows))
 	ch.send(bytesTotal, float64(s.Bytes))
 	for source, nanos := range map[string]int64{
-		"store": s.Wait.Store, "spill": s.Wait.Spill, "window": s.Wait.Window, "encode": s.Wait.Encode, "consumer": s.Wait.Consumer,
+		"store": s.Wait.Store, "spill": s.Wait.Spill, "peer": s.Wait.Peer, "window": s.Wait.Window, "encode": s.Wait.Encode, "consumer": s.Wait.Consumer,
 	} {
 		ch.seconds(waitSeconds, nanos, source)
 	}
@@ -216,11 +216,12 @@ func (ch sink) server(st *flight.Stats) {
 }
 
 // uses are the labels of what admission.Use counts, in its order.
-var uses = []string{"windows", "uploads", "evaluation", "answers", "manifests"}
+var uses = []string{"windows", "uploads", "evaluation", "answers", "manifests", "loans"}
 
 func (ch sink) engine(e *fetch.Stats) {
 	ch.send(readBytes, float64(e.ReadBytes), "store")
 	ch.send(readBytes, float64(e.SpillBytes), "spill")
+	ch.send(readBytes, float64(e.PeerBytes), "peer")
 	ready := 0
 	for _, w := range e.Windows {
 		ready += w.Ready
@@ -258,14 +259,14 @@ func (ch sink) store(st *flight.Stats) {
 
 // collectJobs shows the jobs that run. Two of one plan, of which one began anew, are one here.
 func (c *Collector) collectJobs(ch sink, jobs []fetch.JobStats) {
-	tiers := []string{"window", "spill", "store"}
+	tiers := []string{"window", "spill", "peer", "store"}
 	byName := map[string]int{}
 	var items []item
 	for i := range jobs {
 		j := &jobs[i]
 		counters := []float64{
-			float64(j.WindowReads), float64(j.SpillReads), float64(j.StoreReads),
-			float64(j.WindowBytes), float64(j.SpillBytes), float64(j.StoreBytes),
+			float64(j.WindowReads), float64(j.SpillReads), float64(j.PeerReads), float64(j.StoreReads),
+			float64(j.WindowBytes), float64(j.SpillBytes), float64(j.PeerBytes), float64(j.StoreBytes),
 		}
 		gauges := []float64{float64(j.Streams), float64(j.Epoch), progress(j), time.Duration((j.Rows - j.Row) * j.RowTime).Seconds()}
 		if at, ok := byName[j.Job]; ok {
@@ -279,7 +280,7 @@ func (c *Collector) collectJobs(ch sink, jobs []fetch.JobStats) {
 		byName[j.Job] = len(items)
 		items = append(items, item{name: j.Job, counters: counters, gauges: gauges, labels: []string{j.Dataset}})
 	}
-	own, rest, n := c.jobs.split(items, 6, 4)
+	own, rest, n := c.jobs.split(items, 2*len(tiers), 4)
 	for _, it := range own {
 		labels := []string{labelOf(it.name), it.labels[0]}
 		ch.send(jobEpoch, it.gauges[1], labels...)

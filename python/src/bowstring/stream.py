@@ -45,7 +45,8 @@ class Batches(Iterator[pa.RecordBatch]):
             `plan`. None before the first.
         ticket: What goes on after that batch, for [Dataset.resume][bowstring.Dataset.resume]. Before the first batch,
             the ticket asked for.
-        waits: Where the server's time went, in seconds by kind: `store`, `spill`, `window`, `encode`, `consumer`.
+        waits: Where the server's time went, in seconds by kind: `store`, `spill`, `peer`, `window`, `encode`,
+            `consumer`.
         waited: Seconds that this process has waited for batches.
     """
 

@@ -1,0 +1,43 @@
+package flight
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"fmt"
+	"strings"
+
+	"google.golang.org/grpc/metadata"
+
+	"bowstring/fetch"
+	"bowstring/schema"
+)
+
+// The door for other nodes of the cluster: it is opened by the cluster's key, and leads
+// to blobs by their keys. Rules are kept by the node that the caller has called, which
+// has asked them before it asks others.
+
+// letInNode checks the key of a node that wants to read.
+func (s *Server) letInNode(ctx context.Context) error {
+	key := s.opts.Cluster.Key
+	if len(key) == 0 {
+		return nil
+	}
+	md, _ := metadata.FromIncomingContext(ctx)
+	sent := md.Get("authorization")
+	if len(sent) != 1 {
+		return fmt.Errorf("%w: a node of the cluster sends its key", schema.ErrUnauthenticated)
+	}
+	got, isBearer := strings.CutPrefix(sent[0], "Bearer ")
+	want, have := sha256.Sum256(key), sha256.Sum256([]byte(got))
+	if !isBearer || subtle.ConstantTimeCompare(want[:], have[:]) != 1 {
+		return fmt.Errorf("%w: this is not the key of the cluster", schema.ErrUnauthenticated)
+	}
+	return nil
+}
+
+// borrow has the engine read for a node that was let in.
+func (s *Server) borrow(answer func(fetch.Answer)) *fetch.Borrower { return s.engine.Borrow(answer) }
+
+// followed has the engine follow the streams of a node that was let in.
+func (s *Server) followed() *fetch.Follower { return s.engine.Follow() }
