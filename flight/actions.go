@@ -394,7 +394,7 @@ func (s *Server) renewFlightEndpoint(ctx context.Context, b []byte, send func([]
 	if err != nil {
 		return err
 	}
-	if _, _, err := s.snapshot(ctx, snapshotRef{t.Dataset, t.Snapshot, t.Tag}, rules.Read); err != nil {
+	if _, err := s.exists(ctx, snapshotRef{t.Dataset, t.Snapshot, t.Tag}, rules.Read); err != nil {
 		return err
 	}
 	e.ExpirationTime = s.expiration()

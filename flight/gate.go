@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 
 	"bowstring/fetch"
 	"bowstring/fetch/ingest"
@@ -58,19 +59,20 @@ func (s *Server) may(ctx context.Context, dataset string, right rules.Right) (ru
 }
 
 // noDataset is the error for a dataset or snapshot that does not exist for the caller,
-// or not at all. It names others that do exist for him.
-func (s *Server) noDataset(ctx context.Context, dataset string, number int64, hidden ...string) error {
+// or not at all. It names others that do exist for him, as far as that needs no look at
+// their rows: a rule that hides rows or columns may not fit a dataset, which hides it.
+func (s *Server) noDataset(ctx context.Context, dataset string, number int64) error {
 	catalog, err := s.datasets(ctx)
 	if err != nil {
 		return err
 	}
-	for i, d := range catalog {
-		if len(hidden) > 0 && d.Name == hidden[0] {
-			catalog = append(catalog[:i:i], catalog[i+1:]...)
-			break
-		}
+	named := slices.DeleteFunc(slices.Clone(catalog), func(d store.Dataset) bool {
+		return (d.Name != dataset || number == 0) && s.decide(ctx, d.Name).Restriction != nil
+	})
+	if len(named) == 0 && s.rules() != nil {
+		return fmt.Errorf("%w: there is no dataset %q; listings name those that there are for you", schema.ErrNotFound, dataset)
 	}
-	return store.NoSnapshot(catalog, dataset, number)
+	return store.NoSnapshot(named, dataset, number)
 }
 
 // datasets lists those that exist for the caller.
@@ -111,13 +113,50 @@ func (s *Server) snapshot(ctx context.Context, ref snapshotRef, right rules.Righ
 	return snap, d, nil
 }
 
+// exists looks a snapshot up as snapshot does, and fails also if the rule's where does
+// not fit it. Whoever counts its rows by view need not ask.
+func (s *Server) exists(ctx context.Context, ref snapshotRef, right rules.Right) (*schema.Snapshot, error) {
+	snap, d, err := s.snapshot(ctx, ref, right)
+	if err == nil {
+		err = s.shows(ctx, d, snap)
+	}
+	return snap, err
+}
+
 // fits fails if the rule shows no column of a snapshot.
 func (s *Server) fits(ctx context.Context, d rules.Decision, snap *schema.Snapshot) error {
 	if d.Restriction.Visible(snap.Schema).NumFields() > 0 {
 		return nil
 	}
 	s.log.LogAttrs(ctx, slog.LevelWarn, "a rule shows no column of a snapshot", slog.String("dataset", snap.Dataset), slog.Int64("snapshot", snap.Number), slog.String("rule", d.Rule.String()))
-	return s.noDataset(ctx, snap.Dataset, 0, snap.Dataset)
+	return s.noDataset(ctx, snap.Dataset, 0)
+}
+
+// shows fails if the rule shows no column of a snapshot, or its where does not fit it.
+func (s *Server) shows(ctx context.Context, d rules.Decision, snap *schema.Snapshot) error {
+	if err := s.fits(ctx, d, snap); err != nil || !d.Restriction.HidesRows() {
+		return err
+	}
+	job, err := s.engine.Open(ctx, schema.Request{Dataset: snap.Dataset, Snapshot: snap.Number, Columns: []string{schema.PositionColumn}, Within: d.Restriction})
+	if err != nil {
+		if s.misfit(ctx, d, err) {
+			return s.noDataset(ctx, snap.Dataset, 0)
+		}
+		return err
+	}
+	job.Close()
+	return nil
+}
+
+// misfit reports whether an error is that of a rule that does not fit a dataset, which is
+// for the log alone.
+func (s *Server) misfit(ctx context.Context, d rules.Decision, err error) bool {
+	fault, ok := errors.AsType[*jobs.RestrictionError](err)
+	if ok {
+		s.log.LogAttrs(ctx, slog.LevelWarn, "a rule does not fit a dataset, which does not exist for those whom it is for",
+			slog.String("rule", d.Rule.String()), slog.String("error", fault.Error()))
+	}
+	return ok
 }
 
 // open opens a job with what the caller may see.
@@ -145,22 +184,44 @@ func (s *Server) open(ctx context.Context, req schema.Request, right rules.Right
 }
 
 // notFor is what the caller is told where something went wrong that he has a right to.
-// Errors of the store name all datasets, and one of the rule's own is not for him.
+// Errors of the store name all datasets, and one of the rule's own is not for him. Where
+// the rule does not fit, none is: whatever he asks for, there is no such dataset.
 func (s *Server) notFor(ctx context.Context, d rules.Decision, dataset string, number int64, err error) error {
 	if d.Rule == nil {
 		return err
 	}
-	if fault, ok := errors.AsType[*jobs.RestrictionError](err); ok {
-		s.log.LogAttrs(ctx, slog.LevelWarn, "a rule does not fit a dataset, which does not exist for those whom it is for",
-			slog.String("rule", d.Rule.String()), slog.String("error", fault.Error()))
-		return s.noDataset(ctx, dataset, 0, dataset)
+	if s.misfit(ctx, d, err) {
+		return s.noDataset(ctx, dataset, 0)
 	}
-	if !errors.Is(err, schema.ErrNotFound) {
+	missing := errors.Is(err, schema.ErrNotFound)
+	if !missing && d.Restriction == nil {
 		return err
 	}
-	// It may also be a split or a selection that there is not.
-	if _, gone := s.engine.Store().Snapshot(ctx, dataset, number); errors.Is(gone, schema.ErrNotFound) {
-		return s.noDataset(ctx, dataset, number)
+	snap, gone := s.engine.Store().Snapshot(ctx, dataset, number)
+	if !errors.Is(gone, schema.ErrNotFound) {
+		// It may also be a split or a selection that there is not.
+		return s.unless(ctx, d, snap, gone, err)
+	}
+	if !missing {
+		return err
+	}
+	if number != 0 && d.Restriction != nil { // that there are other snapshots is told of a dataset that exists for him
+		newest, gone := s.engine.Store().Snapshot(ctx, dataset, 0)
+		if !errors.Is(gone, schema.ErrNotFound) {
+			return s.unless(ctx, d, newest, gone, s.noDataset(ctx, dataset, number))
+		}
+	}
+	return s.noDataset(ctx, dataset, number)
+}
+
+// unless returns an error, but for a snapshot that does not exist for the caller, or
+// could not be looked at, the error of that.
+func (s *Server) unless(ctx context.Context, d rules.Decision, snap *schema.Snapshot, looking, err error) error {
+	if looking == nil && d.Restriction != nil {
+		looking = s.shows(ctx, d, snap)
+	}
+	if looking != nil {
+		return looking
 	}
 	return err
 }
@@ -168,7 +229,7 @@ func (s *Server) notFor(ctx context.Context, d rules.Decision, dataset string, n
 // planID is what the plan of a request is called for the caller.
 func (s *Server) planID(ctx context.Context, req schema.Request) (string, error) {
 	if req.Snapshot == 0 || req.Batch == 0 { // the snapshot is looked up
-		snap, _, err := s.snapshot(ctx, snapshotRef{req.Dataset, req.Snapshot, req.Tag}, rules.List)
+		snap, err := s.exists(ctx, snapshotRef{req.Dataset, req.Snapshot, req.Tag}, rules.List)
 		if err != nil {
 			return "", err
 		}

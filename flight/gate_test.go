@@ -28,7 +28,9 @@ rules:
   - {name: alice, principals: [alice], datasets: [shared], rights: [read], where: "label < 5", columns: [id, label, image]}
   - {name: nameless, principals: [nora], datasets: [shared], rights: [read], columns: [label, image]}
   - {name: lists, principals: [carol], datasets: [shared], rights: [list]}
-  - {name: misfit, principals: [mia], datasets: [shared], rights: [read], where: "nosuchcolumn == 1"}
+  - {name: misfit, principals: [mia], datasets: ["shar*"], rights: [read], where: "nosuchcolumn == 1"}
+  - {name: misfit in rows, principals: [moe], datasets: ["shar*"], rights: [read], where: "1 % (label - 7) == 0"}
+  - {name: misfit in columns, principals: [max], datasets: ["shar*"], rights: [read], columns: [nosuchcolumn]}
   - {name: bob, principals: [bob], groups: [team-b], datasets: [shared, "zzz*"], rights: [read, write, drop]}
 `
 
@@ -266,6 +268,27 @@ func TestWrongWays(t *testing.T) {
 		})
 	}
 	t.Logf("wrong ways: ways=%d bytes_out=%d distinguishable=%d", len(ways), bytesOut, distinguishable)
+}
+
+// A dataset that the rule for somebody does not fit does not exist for him, whatever way
+// he tries, and is not named where another one is asked for.
+func TestMisfitHides(t *testing.T) {
+	r := wrongServer(t)
+	for _, who := range []string{"mia", "moe", "max"} {
+		for _, w := range wrongWays() {
+			if w.hidden != "" {
+				continue
+			}
+			t.Run(who+"/"+w.door+"/"+w.name, func(t *testing.T) {
+				got, twin := w.do(r.as(who), "shared"), w.do(r.as(who), "sharing")
+				if a, b := got.masked("shared"), twin.masked("sharing"); a != b || got.bytes+got.rows != 0 {
+					t.Errorf("what is hidden can be told from what there is not:\n%s\n%s", a, b)
+				}
+			})
+		}
+	}
+	// Of those that are seen whole, one is named that has about that name.
+	wantCode(t, r.as("bob").get(`{"dataset": "sharde"}`).err, codes.NotFound, `did you mean "shared"?`)
 }
 
 // Every RPC and every action has its wrong ways in the table, or does not lead to data.
