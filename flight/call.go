@@ -43,19 +43,22 @@ func (s *Server) streamCall(srv any, ss grpc.ServerStream, info *grpc.StreamServ
 		s.observeRefused(ss.Context(), info.FullMethod, err)
 		return toStatus(err)
 	}
-	ctx, err = s.letIn(ctx, c)
-	if err == nil {
-		ctx, c.caller, err = withCaller(ctx, s.opts.Door.Authenticates())
-	}
+	// What strangers send is read here: a panic must not end more than their call.
+	err = s.guard(ctx, info.FullMethod, func() (err error) {
+		if ctx, err = s.letIn(ctx, c); err != nil {
+			return err
+		}
+		if ctx, c.caller, err = withCaller(ctx, s.opts.Door.Authenticates()); err == nil && s.identify != nil {
+			c.caller = s.identify(ctx, c.caller)
+			ctx = fetch.WithCaller(ctx, c.caller)
+		}
+		return err
+	})
 	if err != nil {
 		c.caller = fetch.Caller{} // what was said cannot be
 		s.observeRefused(ctx, info.FullMethod, err)
 		s.calls.end(c)
 		return toStatus(err)
-	}
-	if s.identify != nil {
-		c.caller = s.identify(ctx, c.caller)
-		ctx = fetch.WithCaller(ctx, c.caller)
 	}
 	in, err := s.newReceiver(ctx, c, info)
 	if err != nil {

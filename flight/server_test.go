@@ -19,7 +19,10 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/reflection/grpc_reflection_v1"
+
+	"bowstring/fetch"
 )
 
 // conn is a bare gRPC connection.
@@ -165,6 +168,29 @@ func TestPanic(t *testing.T) {
 		t.Error("the log does not show the stacks")
 	}
 	f.fill("d", 10)
+}
+
+// TestPanicAtTheDoor: nor does a panic while it is found out who calls.
+func TestPanicAtTheDoor(t *testing.T) {
+	f := serve(t, Options{})
+	f.server.identify = func(ctx context.Context, c fetch.Caller) fetch.Caller {
+		if md, _ := metadata.FromIncomingContext(ctx); len(md.Get("test-panic")) > 0 {
+			panic("what a stranger has sent")
+		}
+		return c
+	}
+	f.fill("d", 10)
+	_, err := f.client.GetFlightInfo(metadata.AppendToOutgoingContext(t.Context(), "test-panic", "1"), path("d"))
+	wantCode(t, err, codes.Internal, "a defect of the server")
+	if strings.Contains(err.Error(), "stranger") {
+		t.Errorf("the client is told what only the log says: %v", err)
+	}
+	if _, err := f.client.GetFlightInfo(t.Context(), path("d")); err != nil {
+		t.Error(err)
+	}
+	if _, err := f.server.calls.wait(t.Context(), func(*call) bool { return true }); err != nil {
+		t.Errorf("a call is still listed: %v", err)
+	}
 }
 
 func TestLog(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"os"
@@ -32,6 +33,9 @@ const (
 	// tokens that were verified are remembered: so many, so long.
 	maxVerified  = 4096
 	keepVerified = 5 * time.Minute
+	// maxProviderAnswer bounds what the provider says, decompressed: its configuration and
+	// its keys have some kilobytes.
+	maxProviderAnswer = 1 << 20
 )
 
 // algorithms are those with a public key. What is signed with a shared secret
@@ -119,7 +123,26 @@ func (a *asking) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil || answer.StatusCode >= http.StatusInternalServerError {
 		a.note()
 	}
+	if err == nil {
+		answer.Body = &boundedBody{http.MaxBytesReader(nil, answer.Body, maxProviderAnswer), a}
+	}
 	return answer, err
+}
+
+// boundedBody is an answer of the provider. One that is too long, or breaks off, is a
+// failure of the provider, and not of the token that it was asked for.
+type boundedBody struct {
+	io.ReadCloser
+	asking *asking
+}
+
+// Read implements io.Reader.
+func (b *boundedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) {
+		b.asking.note()
+	}
+	return n, err
 }
 
 func (a *asking) note() {

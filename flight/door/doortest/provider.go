@@ -1,6 +1,7 @@
 package doortest
 
 import (
+	"bytes"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -31,6 +32,9 @@ type Provider struct {
 	keys    []jose.JSONWebKey // those it signs with, the current one last; guarded by mu
 	fetches int               // of its keys; guarded by mu
 	broken  bool              // guarded by mu
+	asked   chan struct{}     // closed by the first question that is held back; guarded by mu
+	held    chan struct{}     // answers wait until it is closed; nil: they do not; guarded by mu
+	endless bool              // answers do not end; guarded by mu
 }
 
 // NewProvider starts a provider.
@@ -65,13 +69,25 @@ func NewProvider(t testing.TB) *Provider {
 
 func (p *Provider) answer(w http.ResponseWriter, v any) {
 	p.mu.Lock()
-	broken := p.broken
+	broken, held, endless := p.broken, p.held, p.endless
+	if p.asked != nil {
+		close(p.asked)
+		p.asked = nil
+	}
 	p.mu.Unlock()
+	if held != nil {
+		<-held
+	}
 	if broken {
 		w.WriteHeader(http.StatusServiceUnavailable)
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
+	for spaces := bytes.Repeat([]byte(" "), 64<<10); endless; {
+		if _, err := w.Write(spaces); err != nil {
+			return // whoever asked has hung up
+		}
+	}
 	if err := json.NewEncoder(w).Encode(v); err != nil {
 		p.t.Errorf("answering: %v", err)
 	}
@@ -82,6 +98,27 @@ func (p *Provider) Break(broken bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.broken = broken
+}
+
+// Hold keeps answers back until release is called. asked is closed when one is kept.
+func (p *Provider) Hold() (asked <-chan struct{}, release func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	told, held := make(chan struct{}), make(chan struct{})
+	p.asked, p.held = told, held
+	return told, func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.held = nil
+		close(held)
+	}
+}
+
+// Endless makes answers never end, or as they should again.
+func (p *Provider) Endless(endless bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.endless = endless
 }
 
 // Fetches is how often the keys were asked for.
