@@ -55,7 +55,7 @@ test: go-check cc-check python-check ## Everything that has to pass: lint, every
 
 .PHONY: nightly
 nightly: go-check cc-check python-check ## What repeats, hours of it: all under the race detector and without, gocql itself, fuzzing, soak.
-	@$(STAGES) $(BESIDE) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-go nightly-race nightly-spec nightly-wheels nightly-image test-cassandra test-gocql test-faults test-python nightly-fuzz nightly-soak
+	@$(STAGES) $(BESIDE) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-go nightly-race nightly-spec nightly-wheels nightly-image nightly-clients test-cassandra test-gocql test-faults test-python nightly-fuzz nightly-soak
 
 .PHONY: lint
 lint: lint-go lint-python docs ## golangci-lint with the import rule, ruff and mypy, the documents' references.
@@ -134,7 +134,7 @@ test-python: $(VENV)/.package $(LINT) build ## pytest with pyarrow and other rea
 
 .PHONY: test-quick
 test-quick: $(VENV)/.package build ## The part of pytest that takes no more than a minute.
-	@$(STAGE) test-quick $(PYTEST) -m 'not slow and not soak and not image' --junitxml=build/stages/test-quick.xml
+	@$(STAGE) test-quick $(PYTEST) -m 'not slow and not soak and not image and not clients' --junitxml=build/stages/test-quick.xml
 
 .PHONY: test-gocql
 test-gocql: go-check ## fetch/store/cql with gocql itself, without its replacement, against a real Cassandra.
@@ -167,6 +167,10 @@ nightly-wheels: $(VENV)/.test go-check ## The wheels for each processor, twice: 
 .PHONY: nightly-image
 nightly-image: $(VENV)/.package build ## The container image, run by runc: a read-only root, not root, an import and a stream.
 	@$(STAGE) nightly-image sh -e -c '$(MAKE) image; $(PY) -m pytest -m image tests/test_image.py'
+
+.PHONY: nightly-clients
+nightly-clients: $(VENV)/.test build ## Flight clients in Java and Rust, from Maven Central and crates.io, through the doors (needs a JDK 17, Maven and Rust).
+	@$(STAGE) nightly-clients $(PY) -m pytest -m clients tests/test_clients.py
 
 .PHONY: nightly-fuzz
 nightly-fuzz:
