@@ -2,14 +2,12 @@ package flight
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"os"
 	"sync/atomic"
 	"time"
 
+	"bowstring/flight/door"
 	"bowstring/flight/rules"
 )
 
@@ -46,13 +44,9 @@ func (f *RulesFile) Rules() *rules.Rules { return f.current.Load() }
 // read reads the whole of the file, however it is put in place: it may be a link that
 // is changed to another file.
 func (f *RulesFile) read() (string, *rules.Rules, error) {
-	in, err := os.Open(f.path)
+	text, err := door.ReadFile(f.path, rules.MaxBytes)
 	if err != nil {
 		return "", nil, fmt.Errorf("rules: %w", err)
-	}
-	text, err := io.ReadAll(io.LimitReader(in, rules.MaxBytes+1))
-	if err = errors.Join(err, in.Close()); err != nil {
-		return "", nil, fmt.Errorf("rules: reading %s: %w", f.path, err)
 	}
 	if string(text) == f.text && f.current.Load() != nil {
 		return f.text, f.current.Load(), nil

@@ -8,6 +8,7 @@ from harness import Context, Result
 
 from . import (
     cluster,
+    auth_cost,
     collect,
     copy,
     doors,
@@ -60,6 +61,7 @@ CASES: dict[str, Callable[[Context], Result]] = {
     "sharing": sharing.run,
     "hostile": hostile.run,
     "observe": observe.run,
+    "auth_cost": auth_cost.run,
     "doors": doors.run,
     "verify": verify.run,
     "copy": copy.run,

@@ -1,4 +1,4 @@
-"""doors: how many wrong ways to what the rules hide are tried, what comes by them, and how many can be told apart."""
+"""doors: how many wrong ways in, and to what the rules hide, are tried; what comes by them; how many can be told."""
 
 from __future__ import annotations
 
@@ -7,28 +7,33 @@ import subprocess
 
 from harness import Context, Figure, Result
 
-TOLD = re.compile(r"wrong ways: ways=(\d+) bytes_out=(\d+) distinguishable=(\d+)")
+TO_HIDDEN = re.compile(r"wrong ways: ways=(\d+) bytes_out=(\d+) distinguishable=(\d+)")
+IN = re.compile(r"wrong ways in: ways=(\d+) bytes_out=(\d+) distinguishable=(\d+)")
+FLOOD = re.compile(r"flood: tokens=(\d+) let_in=(\d+) seconds=([\d.]+)")
+TOKENS = 10_000
 
 
 def run(context: Context) -> Result:
-    """Run the table of the tests, which logs what came of it."""
+    """Run the tables of the tests, which log what came of it, and a flood of wrong tokens."""
+    names = "^(TestWrongWays|TestWrongWaysIn|TestFloodOfWrongTokens)$"
     done = subprocess.run(
-        ["go", "test", "-count=1", "-v", "-run", "^TestWrongWays$", "./flight"],  # noqa: S607
+        ["go", "test", "-count=1", "-v", "-run", names, "./flight", "-args", f"-flood={TOKENS}"],  # noqa: S607
         cwd=context.root,
         check=False,  # what failed is in the figures
         capture_output=True,
         text=True,
     )
-    told = TOLD.search(done.stdout)
-    if told is None:
-        message = f"the test told nothing: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+    told = [pattern.search(done.stdout) for pattern in (TO_HIDDEN, IN, FLOOD)]
+    if done.returncode or None in told:
+        message = f"the tests failed, or told nothing: {done.stdout[-2000:]}{done.stderr[-2000:]}"
         raise RuntimeError(message)
-    ways, sent, distinguishable = (int(n) for n in told.groups())
+    hidden, inward, flood = ([float(n) for n in found.groups()] for found in told if found)
     return Result(
         "doors",
         [
-            Figure("ways", ways, at_least=60),
-            Figure("bytes_out", sent, at_most=0),
-            Figure("distinguishable", distinguishable, at_most=0),
+            Figure("ways", hidden[0] + inward[0] + 1, at_least=60),
+            Figure("bytes_out", hidden[1] + inward[1] + flood[1], at_most=0),
+            Figure("distinguishable", hidden[2] + inward[2], at_most=0),
         ],
+        {"wrong_tokens": int(flood[0]), "wrong_tokens_per_s": round(flood[0] / flood[2])},
     )

@@ -22,7 +22,7 @@ const keepEnded = 90 * 24 * time.Hour
 // ReadTokens returns the tokens of a file. One that is not there is
 // fs.ErrNotExist.
 func ReadTokens(path string) ([]Token, error) {
-	b, err := readFile(path)
+	b, err := ReadFile(path, maxFile)
 	if err != nil {
 		return nil, err
 	}

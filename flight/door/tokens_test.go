@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"bowstring/schema"
 )
 
@@ -270,5 +272,62 @@ func TestTokensReadAgain(t *testing.T) {
 	await(t, func() bool { return !known(first) })
 	if strings.Contains(log.String(), secretOf(first)) {
 		t.Error("the log has a secret")
+	}
+}
+
+// Whatever comes to stand where the file was, the tokens before stay in force, and the
+// next good file counts, by whatever link it is reached.
+func TestTokensSwapped(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "tokens.json")
+	first, err := AddToken(path, &Token{Principal: "alice"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := &buffer{}
+	d, err := New(t.Context(), Options{Tokens: path, Poll: 5 * time.Millisecond, Recheck: 5 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = d.Close() }()
+	known := func(token string) bool {
+		_, err := d.tokens.identify(token, time.Now())
+		return err == nil
+	}
+	next := filepath.Join(dir, "next")
+	for name, put := range map[string]func() error{
+		"pipe":            func() error { return unix.Mkfifo(next, 0o600) },
+		"endless":         func() error { return os.Symlink("/dev/zero", next) },
+		"folder":          func() error { return os.Symlink(dir, next) },
+		"link to nothing": func() error { return os.Symlink(filepath.Join(dir, "nothing"), next) },
+		"link to itself":  func() error { return os.Symlink(path, next) },
+		"another's":       func() error { return os.Symlink("/etc/passwd", next) },
+	} {
+		if err := put(); err != nil {
+			t.Fatal(err)
+		}
+		before := strings.Count(log.String(), "stays in force")
+		if err := os.Rename(next, path); err != nil {
+			t.Fatal(err)
+		}
+		await(t, func() bool { return strings.Count(log.String(), "stays in force") > before })
+		if !known(first) {
+			t.Errorf("%s: it took the tokens away", name)
+		}
+	}
+	elsewhere := filepath.Join(dir, "elsewhere.json")
+	second, err := AddToken(elsewhere, &Token{Principal: "bob"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(elsewhere, next); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(next, path); err != nil {
+		t.Fatal(err)
+	}
+	await(t, func() bool { return known(second) && !known(first) })
+	if strings.Contains(log.String(), "root:") || strings.Contains(log.String(), secretOf(first)) {
+		t.Error("the log shows what stands in a file")
 	}
 }

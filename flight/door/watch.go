@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -41,7 +42,7 @@ func (s *source) read() (loaded bool, err error) {
 	contents := make([][]byte, len(s.paths))
 	sum := sha256.New()
 	for i, path := range s.paths {
-		if contents[i], err = readFile(path); err != nil {
+		if contents[i], err = ReadFile(path, maxFile); err != nil {
 			return false, err
 		}
 		fmt.Fprintf(sum, "%d ", len(contents[i]))
@@ -55,16 +56,24 @@ func (s *source) read() (loaded bool, err error) {
 	return true, s.load(contents)
 }
 
-// readFile reads a file of bounded size.
-func readFile(path string) ([]byte, error) {
-	f, err := os.Open(path)
+// ReadFile reads a file of at most so many bytes. What is no regular file is not read: a
+// pipe would keep whoever reads it waiting, and what was read before in force, for ever.
+func ReadFile(path string, most int) ([]byte, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = f.Close() }() // it was only read
-	b, err := io.ReadAll(io.LimitReader(f, maxFile+1))
-	if err == nil && len(b) > maxFile {
-		err = fmt.Errorf("%s has more than %d bytes", path, maxFile)
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is no regular file (%s), and has to be one: it is read again when it changes", path, info.Mode())
+	}
+	b, err := io.ReadAll(io.LimitReader(f, int64(most)+1))
+	if err == nil && len(b) > most {
+		err = fmt.Errorf("%s has more than %d bytes", path, most)
 	}
 	return b, err
 }
