@@ -123,20 +123,20 @@ func (f *frame) discard() {
 	}
 }
 
-// next reports whether b is the part of the frame that follows what was
-// written of it, and if so counts it as written.
-func (f *frame) next(b []byte) bool {
+// next returns b as part of its piece, if it is what follows what was written of
+// the frame, and counts it as written; else nil.
+func (f *frame) next(b []byte) []byte {
 	if f.written == len(f.pieces) {
-		return false
+		return nil
 	}
 	rest := f.pieces[f.written].bytes[f.offset:]
 	if len(b) > len(rest) || &b[0] != &rest[0] {
-		return false
+		return nil
 	}
 	if f.offset += len(b); len(b) == len(rest) {
 		f.written, f.offset = f.written+1, 0
 	}
-	return true
+	return rest[:len(b)]
 }
 
 // size is the length of the message on the wire.

@@ -142,14 +142,12 @@ func (g *gatherConn) Write(b []byte) (int, error) {
 	case len(b) == 0:
 		return 0, nil
 	}
-	switch {
-	case g.payload == 0 && g.data(b):
-		// The header of a DATA frame, dealt with.
-	case g.expected(b) && len(b) > inlineBytes:
-		g.pending, g.run = append(g.pending, b), 0
-		g.payload -= len(b)
-	default:
-		g.copy(b)
+	if g.payload > 0 || !g.data(b) { // else it is the header of a DATA frame, dealt with
+		if part := g.expected(b); len(part) > inlineBytes {
+			g.refer(part)
+		} else {
+			g.copy(b)
+		}
 		g.payload = max(0, g.payload-len(b))
 	}
 	g.size += len(b)
@@ -157,6 +155,22 @@ func (g *gatherConn) Write(b []byte) (int, error) {
 		g.work.Signal()
 	}
 	return len(b), nil
+}
+
+// refer appends part of a piece to pending; mu is held. The transport cuts pieces as it
+// cuts messages: what follows the last slice in the same piece makes that one longer. So
+// there are fewer for the kernel to gather, and for TLS to put together.
+func (g *gatherConn) refer(part []byte) {
+	if n := len(g.pending); n > 0 && g.run == 0 {
+		last := g.pending[n-1]
+		if have := len(last); cap(last)-have >= len(part) {
+			if whole := last[:have+len(part)]; &whole[have] == &part[0] {
+				g.pending[n-1] = whole
+				return
+			}
+		}
+	}
+	g.pending, g.run = append(g.pending, part), 0
 }
 
 // copy appends a copy of b to pending; mu is held. What is copied in a row
@@ -195,17 +209,18 @@ func (g *gatherConn) data(b []byte) bool {
 	return true
 }
 
-// expected reports whether b is what comes next of an expected frame.
-func (g *gatherConn) expected(b []byte) bool {
+// expected returns b as part of its piece, if it is what comes next of an expected frame;
+// else nil.
+func (g *gatherConn) expected(b []byte) []byte {
 	for i, f := range g.frames {
-		if f.next(b) {
+		if part := f.next(b); part != nil {
 			if f.written == len(f.pieces) {
 				g.forget(i)
 			}
-			return true
+			return part
 		}
 	}
-	return false
+	return nil
 }
 
 // write is the connection's writer. It ends, and closes the connection, after

@@ -309,3 +309,57 @@ func TestControlFrames(t *testing.T) {
 		}
 	}
 }
+
+// A piece that the transport has cut is whole again when the kernel or TLS gets it, as long
+// as nothing else comes between.
+func TestPiecesAreJoined(t *testing.T) {
+	for name, tt := range map[string]struct {
+		most   int // of a frame
+		slices int // that are to be written
+	}{
+		"one frame":  {1 << 20, 4}, // header, head; piece; piece
+		"many, each": {defaultMaxFrame, 0},
+	} {
+		g := newGatherConn(nil) // its writer does not run
+		g.reading.see(slices.Concat(make([]byte, clientPreface), settings(false, settingMaxFrame, uint32(tt.most))))
+		pieces := [][]byte{make([]byte, 100), make([]byte, 110_000), make([]byte, 50_000)}
+		f := &frame{}
+		var message []byte
+		for i, p := range pieces {
+			for j := range p {
+				p[j] = byte(i + j)
+			}
+			f.pieces = append(f.pieces, piece{bytes: p})
+			message = append(message, p...)
+		}
+		g.expect(f)
+		left := 0 // of a DATA frame
+		for _, p := range pieces {
+			for len(p) > 0 {
+				if left == 0 {
+					left = defaultMaxFrame
+					if _, err := g.Write(dataHeader(1, left)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				n := min(left, len(p))
+				if _, err := g.Write(p[:n:n]); err != nil { // whatever room the transport leaves
+					t.Fatal(err)
+				}
+				left, p = left-n, p[n:]
+			}
+		}
+		var got []byte
+		for _, b := range g.pending {
+			got = append(got, b...)
+		}
+		if tt.slices > 0 {
+			got = got[frameHeader:]
+			if len(g.pending) > tt.slices || !bytes.Equal(got, message) {
+				t.Errorf("%s: %d slices, want %d at most; %d bytes", name, len(g.pending), tt.slices, len(got))
+			}
+		} else if len(got) != len(message)+frameHeader*((len(message)+defaultMaxFrame-1)/defaultMaxFrame) {
+			t.Errorf("%s: %d bytes of a message of %d", name, len(got), len(message))
+		}
+	}
+}

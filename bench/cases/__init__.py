@@ -7,8 +7,8 @@ from collections.abc import Callable
 from harness import Context, Result
 
 from . import (
-    cluster,
     auth_cost,
+    cluster,
     collect,
     copy,
     doors,

@@ -10,7 +10,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 
-from harness import Context, Figure, Readers, Result, emit, go_benchmark, median
+from harness import Context, Figure, Readers, Result, cpu_seconds, emit, go_benchmark, median
 from node import Node
 from samples import COUNT, SIZE
 
@@ -64,6 +64,7 @@ def run(context: Context) -> Result:
     """Interleave a server that is looked at with one that is not."""
     port, nobody = free_port(), free_port()  # no collector listens: spans are drawn, and lost
     rates: dict[str, list[float]] = {"plain": [], "observed": []}
+    cpu: dict[str, list[float]] = {"plain": [], "observed": []}  # seconds of the server for each GB
     with (
         Node(context.binary, stored(context)) as plain,
         Node(
@@ -77,13 +78,19 @@ def run(context: Context) -> Result:
         for turn in range(context.rounds):
             sides = ["plain", "observed"] if turn % 2 else ["observed", "plain"]
             for side in sides:
+                pid = (plain if side == "plain" else observed).pid
+                before = cpu_seconds(pid)
                 if side == "plain":
                     rates[side].append(read(plain.url))
                 else:
                     with scraped(port) as lengths:
                         rates[side].append(read(observed.url))
                     scrapes += len(lengths)
-                emit(case="observe", side=side, gb_per_s=round(rates[side][-1], 3))
+                # With the epoch that warms the reader.
+                cpu[side].append((cpu_seconds(pid) - before) / (COUNT * (PASSES + 1) * SIZE / 1e9))
+                emit(
+                    case="observe", side=side, gb_per_s=round(rates[side][-1], 3), cpu_s_per_gb=round(cpu[side][-1], 3)
+                )
         text = scrape(port)
     series = sum(1 for line in text.splitlines() if line and not line.startswith("#"))
     cost = 1 - median([b / a for a, b in zip(rates["plain"], rates["observed"], strict=True)])
@@ -96,5 +103,10 @@ def run(context: Context) -> Result:
             Figure("allocs_per_sample", engine["allocs/more"], at_most=0.01),
             Figure("series", series, at_most=SERIES),
         ],
-        {"metrics": names, "scrapes": scrapes, "rates": json.loads(json.dumps(rates))},
+        {
+            "cpu_cost": round(median(b / a for a, b in zip(cpu["plain"], cpu["observed"], strict=True)) - 1, 4),
+            "metrics": names,
+            "scrapes": scrapes,
+            "rates": json.loads(json.dumps(rates)),
+        },
     )
