@@ -270,27 +270,6 @@ func TestWrongWays(t *testing.T) {
 	t.Logf("wrong ways: ways=%d bytes_out=%d distinguishable=%d", len(ways), bytesOut, distinguishable)
 }
 
-// A dataset that the rule for somebody does not fit does not exist for him, whatever way
-// he tries, and is not named where another one is asked for.
-func TestMisfitHides(t *testing.T) {
-	r := wrongServer(t)
-	for _, who := range []string{"mia", "moe", "max"} {
-		for _, w := range wrongWays() {
-			if w.hidden != "" {
-				continue
-			}
-			t.Run(who+"/"+w.door+"/"+w.name, func(t *testing.T) {
-				got, twin := w.do(r.as(who), "shared"), w.do(r.as(who), "sharing")
-				if a, b := got.masked("shared"), twin.masked("sharing"); a != b || got.bytes+got.rows != 0 {
-					t.Errorf("what is hidden can be told from what there is not:\n%s\n%s", a, b)
-				}
-			})
-		}
-	}
-	// Of those that are seen whole, one is named that has about that name.
-	wantCode(t, r.as("bob").get(`{"dataset": "sharde"}`).err, codes.NotFound, `did you mean "shared"?`)
-}
-
 // Every RPC and every action has its wrong ways in the table, or does not lead to data.
 func TestWrongWaysAreAll(t *testing.T) {
 	noData := map[string]string{

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -177,6 +178,9 @@ def test_no_secret_is_shown(doors: Doors) -> None:
     command = Path(f"/proc/{doors.node.pid}/cmdline").read_text()
     for text in (doors.log.read_text(), command, doors.tokens.read_text(), stats):
         assert doors.token[-43:] not in text
+    # Nor will there be a core: one that is piped to a program is not kept from it by a limit of 0.
+    limits = Path(f"/proc/{doors.node.pid}/limits").read_text()
+    assert re.search(r"^Max core file size +[01] ", limits, re.MULTILINE), limits
 
 
 def act_with(client: fl.FlightClient, token: str) -> list[Any]:

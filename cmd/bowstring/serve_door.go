@@ -5,6 +5,8 @@ import (
 	"crypto/tls"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"bowstring/flight/door"
 )
 
@@ -60,5 +62,24 @@ func (f *doorFlags) open(ctx context.Context, app *App, addr string) (*door.Door
 	if o.TLS == (door.TLSOptions{MinVersion: o.TLS.MinVersion}) && !o.Authenticates() {
 		return nil, nil
 	}
+	withoutCore(ctx, app)
 	return door.New(ctx, o)
+}
+
+// noCore is the limit under which the kernel writes no core of a process, neither to a file,
+// which would be longer, nor to a program, for which it would ignore a limit of zero.
+const noCore = 1
+
+// withoutCore keeps the server's memory out of files: it has the key of the certificate, and
+// tokens that clients have sent.
+func withoutCore(ctx context.Context, app *App) {
+	var limit unix.Rlimit
+	err := unix.Getrlimit(unix.RLIMIT_CORE, &limit)
+	if err == nil {
+		limit.Cur = min(limit.Max, noCore)
+		err = unix.Setrlimit(unix.RLIMIT_CORE, &limit)
+	}
+	if err != nil {
+		app.Log.WarnContext(ctx, "a core of this process would have keys and tokens in it, and cannot be kept from being written", "error", err)
+	}
 }
