@@ -17,21 +17,33 @@ import (
 // to blobs by their keys. Rules are kept by the node that the caller has called, which
 // has asked them before it asks others.
 
-// letInNode checks the key of a node that wants to read.
+// letInNode checks the key of a node that wants to read. Without a key of the cluster all
+// are let in where all callers may do everything, and nobody where they may not: blobs by
+// their keys are beyond the rules.
 func (s *Server) letInNode(ctx context.Context) error {
+	refuse := func(why string) error {
+		err := fmt.Errorf("%w: %s", schema.ErrUnauthenticated, why)
+		if s.opts.Door.Authenticates() { // whoever guesses keys is told no more than who guesses tokens, and no more often
+			return s.opts.Door.Refuse(ctx, err)
+		}
+		return err
+	}
 	key := s.opts.Cluster.Key
 	if len(key) == 0 {
+		if s.opts.Door.Authenticates() || s.rules() != nil {
+			return refuse("the cluster has no key")
+		}
 		return nil
 	}
 	md, _ := metadata.FromIncomingContext(ctx)
 	sent := md.Get("authorization")
 	if len(sent) != 1 {
-		return fmt.Errorf("%w: a node of the cluster sends its key", schema.ErrUnauthenticated)
+		return refuse("a node of the cluster sends its key")
 	}
 	got, isBearer := strings.CutPrefix(sent[0], "Bearer ")
 	want, have := sha256.Sum256(key), sha256.Sum256([]byte(got))
 	if !isBearer || subtle.ConstantTimeCompare(want[:], have[:]) != 1 {
-		return fmt.Errorf("%w: this is not the key of the cluster", schema.ErrUnauthenticated)
+		return refuse("this is not the key of the cluster")
 	}
 	return nil
 }

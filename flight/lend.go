@@ -24,7 +24,8 @@ type Cluster struct {
 	// Node is this node's name.
 	Node string
 	// Key is what the nodes know each other by: whoever has it reads any blob whose
-	// key it knows, without being asked for rules. No Key lets anybody.
+	// key it knows, without being asked for rules. No Key lets anybody where there are
+	// neither rules nor callers that are to be known, and else nobody.
 	Key []byte
 }
 

@@ -88,6 +88,30 @@ func helloOf(protocols ...int) []byte {
 	return b
 }
 
+// Where there are rules, a cluster without a key lets nobody in. Whoever guesses keys is
+// told no more, and no more often, than who guesses tokens.
+func TestLendIsGuarded(t *testing.T) {
+	r := serveRules(t, "rules: []", Options{Cluster: &Cluster{Node: "b"}})
+	if got, err := say(t, r.lender(r.how), helloOf(peering.Protocol)); status.Code(err) != codes.Unauthenticated || len(got) > 0 {
+		t.Errorf("without a key, beside rules: %d messages came, and %v", len(got), err)
+	}
+	d := newDoors(t, func(o *door.Options) { o.WrongBurst = 3 })
+	f := serve(t, Options{Door: d.door, Cluster: &Cluster{Node: "b", Key: clusterKey}}, d.trust(nil, nil))
+	for i := range 6 {
+		_, err := say(t, f.lender(f.how, "authorization", "Bearer guess"), helloOf(peering.Protocol))
+		want := codes.Unauthenticated
+		if i >= 3 {
+			want = codes.ResourceExhausted
+		}
+		if status.Code(err) != want || strings.Contains(err.Error(), "cluster") {
+			t.Errorf("guess %d: %v, want %s", i, err, want)
+		}
+	}
+	if got, err := say(t, f.lender(f.how, "authorization", "Bearer "+string(clusterKey)), helloOf(peering.Protocol)); !errors.Is(err, io.EOF) || len(got) != 1 {
+		t.Errorf("the key, after guesses: %d messages, %v", len(got), err)
+	}
+}
+
 // Nobody reads by way of a server as another node would but who has the cluster's key: not even who may do everything.
 func TestLendWrongWays(t *testing.T) {
 	d := newDoors(t, nil)

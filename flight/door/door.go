@@ -210,6 +210,13 @@ func (d *Door) accept(ctx context.Context, cred credential, err error) (*Identit
 	return &id, nil
 }
 
+// Refuse counts a call as one with wrong credentials that others have looked at, and
+// returns what its client is told.
+func (d *Door) Refuse(ctx context.Context, why error) error {
+	host, _ := d.peerOf(ctx)
+	return d.refuse(ctx, host, why)
+}
+
 // refuse counts and logs a call that is not let in, and returns what its client
 // is told.
 func (d *Door) refuse(ctx context.Context, host string, why error) error {
