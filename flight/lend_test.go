@@ -95,7 +95,7 @@ func TestLendIsGuarded(t *testing.T) {
 	if got, err := say(t, r.lender(r.how), helloOf(peering.Protocol)); status.Code(err) != codes.Unauthenticated || len(got) > 0 {
 		t.Errorf("without a key, beside rules: %d messages came, and %v", len(got), err)
 	}
-	d := newDoors(t, func(o *door.Options) { o.WrongBurst = 3 })
+	d := newDoors(t, func(o *door.Options) { o.WrongBurst, o.WrongPerMinute = 3, 1 })
 	f := serve(t, Options{Door: d.door, Cluster: &Cluster{Node: "b", Key: clusterKey}}, d.trust(nil, nil))
 	for i := range 6 {
 		_, err := say(t, f.lender(f.how, "authorization", "Bearer guess"), helloOf(peering.Protocol))
