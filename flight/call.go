@@ -45,13 +45,7 @@ func (s *Server) streamCall(srv any, ss grpc.ServerStream, info *grpc.StreamServ
 	}
 	// What strangers send is read here: a panic must not end more than their call.
 	err = s.guard(ctx, info.FullMethod, func() (err error) {
-		if ctx, err = s.letIn(ctx, c); err != nil {
-			return err
-		}
-		if ctx, c.caller, err = withCaller(ctx, s.opts.Door.Authenticates()); err == nil && s.identify != nil {
-			c.caller = s.identify(ctx, c.caller)
-			ctx = fetch.WithCaller(ctx, c.caller)
-		}
+		ctx, err = s.recognise(ctx, c)
 		return err
 	})
 	if err != nil {
@@ -83,6 +77,21 @@ func (s *Server) streamCall(srv any, ss grpc.ServerStream, info *grpc.StreamServ
 	case <-c.killed:
 		return toStatus(c.cause)
 	}
+}
+
+// recognise finds out who makes a call and on whose account, and returns a context that says
+// so.
+func (s *Server) recognise(ctx context.Context, c *call) (context.Context, error) {
+	ctx, err := s.letIn(ctx, c)
+	if err != nil {
+		return ctx, err
+	}
+	ctx, c.caller, err = withCaller(ctx, s.opts.Door.Authenticates())
+	if err != nil || s.identify == nil {
+		return ctx, err
+	}
+	c.caller = s.identify(ctx, c.caller)
+	return fetch.WithCaller(ctx, c.caller), nil
 }
 
 // streamed makes the unary methods of a service streams of one message each

@@ -63,8 +63,8 @@ def rust() -> list[str]:
     """Build the Rust client, and say how it is run."""
     source = ROOT / "tests" / "clients" / "rust" / "Cargo.toml"
     target = BUILD / "rust"
-    build = [tool("cargo", "rustup"), "build", "--quiet", "--locked", "--manifest-path", source, "--target-dir", target]
-    subprocess.run(build, check=True)
+    build = ["build", "--quiet", "--locked", "--manifest-path", str(source), "--target-dir", str(target)]
+    subprocess.run([tool("cargo", "rustup"), *build], check=True)
     return [str(target / "debug" / "flight-client")]
 
 

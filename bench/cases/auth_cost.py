@@ -29,7 +29,7 @@ def rules(path: Path) -> Path:
 
 def first_batch(url: str, epoch: int, environment: dict[str, str]) -> float:
     """Milliseconds from DoGet to the first batch of an epoch that nobody has asked for."""
-    return 1000 * Readers(url, [ticket(1000 + epoch)], **environment).run()["first_batch_s"]
+    return 1000 * Readers(url, [ticket(1000 + epoch)], 0, **environment).run()["first_batch_s"]
 
 
 def infos(url: str, options: fl.FlightCallOptions) -> float:
