@@ -53,8 +53,8 @@ def java() -> list[str]:
     libraries = f"-DoutputDirectory={folder / 'lib'}"
     subprocess.run([tool("mvn", "maven"), "-B", "-q", "-f", source / "pom.xml", MAVEN, libraries], check=True)
     path = f"{folder / 'lib'}/*"
-    compiler = [tool("javac", "openjdk-17-jdk-headless"), "-cp", path, "-d", folder / "classes"]
-    subprocess.run([*compiler, source / "Client.java"], check=True)
+    compiler = [tool("javac", "openjdk-17-jdk-headless"), "-cp", path, "-d", str(folder / "classes")]
+    subprocess.run([*compiler, str(source / "Client.java")], check=True)
     opened = "--add-opens=java.base/java.nio=ALL-UNNAMED"
     return [tool("java", "openjdk-17-jre-headless"), opened, "-cp", f"{folder / 'classes'}:{path}", "Client"]
 
