@@ -34,6 +34,7 @@ type faults struct {
 
 	// Those that some calls have and others not, so that what is rare happens often.
 	deletions int  // deletions that are very late
+	stall     bool // a collection is suspended in a deletion until another has ended, and no put comes to its end before that one begins
 	bytes     int  // bytes that are lost, after which an ingest stays open
 	touches   int  // of puts that are slow
 	states    int  // answers about the state of collections that are late
@@ -56,6 +57,14 @@ func (f faults) blobs() int {
 		return payloads / 3
 	}
 	return payloads
+}
+
+// rows is how many a chunk has at most.
+func (f faults) rows() int {
+	if f.stall {
+		return 1
+	}
+	return 3
 }
 
 // cell is what a node has of a blob: when each column was written, and up to
@@ -82,6 +91,7 @@ type replicas struct {
 	lapses     map[string]int
 	nodes      [nodes]map[schema.Key]*cell
 	content    map[schema.Key][]byte // of all blobs that were ever written
+	collecting control               // the state of collections as it is
 }
 
 type simMember struct {
@@ -122,6 +132,9 @@ func (r *replicas) settle(name string) *simPartition {
 
 func (r *replicas) set(name string, p Partition) {
 	r.partition(name).Partition = p
+	if name == Control {
+		r.collecting, _ = decodeControl(p)
+	}
 	r.w.note(name, int(p.Version))
 	r.w.oracle.changed(name, p)
 }
