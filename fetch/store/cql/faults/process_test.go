@@ -21,8 +21,11 @@ import (
 )
 
 // lapse is after how long the servers forget a process, which says that it is there each
-// 3 s: less than most stops take, and than collections are to wait for a process that was killed.
+// second: less than most stops take, and than collections are to wait for a process that was killed.
 const lapse = 6 * time.Second
+
+// renew is how often a process says so: collections wait for that, and there are to be many.
+const renew = time.Second
 
 // opTimeout bounds what a process waits for.
 const opTimeout = 20 * time.Second
@@ -37,6 +40,7 @@ type processConfig struct {
 	Seed       uint64
 	ClockBy    time.Duration // by how much its clock is wrong
 	RTT        time.Duration // to the nodes
+	Patient    bool          // between what it puts and the commit collections come and go
 }
 
 // process is one of a run: it does the same kind of thing over and over until
@@ -58,9 +62,9 @@ var roles = map[string]struct {
 	rest time.Duration
 }{
 	"importer":  {(*process).importOne, 20 * time.Millisecond},
-	"dropper":   {(*process).dropOne, 300 * time.Millisecond},
+	"dropper":   {(*process).dropOne, 200 * time.Millisecond},
 	"tagger":    {(*process).tagOne, time.Second},
-	"collector": {(*process).collectOne, time.Second},
+	"collector": {(*process).collectOne, 200 * time.Millisecond},
 	"reader":    {(*process).readOne, 500 * time.Millisecond},
 }
 
@@ -103,6 +107,7 @@ func (p *process) open(ctx context.Context) (err error) {
 	opts := cql.Options{
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
 		Lapse:  lapse,
+		Renew:  renew,
 		Clock:  func() time.Time { return time.Now().Add(p.ClockBy) },
 	}
 	if p.RTT > 0 {
