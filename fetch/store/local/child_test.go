@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -54,9 +55,20 @@ func testOptions() Options {
 	return Options{SegmentBytes: 512 << 10, Logger: slog.New(slog.DiscardHandler)}
 }
 
+var madeBlobs sync.Map // of sources, by name
+
 // sourceBlobs are the blobs of the snapshot whose source is that name. Some of
-// them are shared by all.
+// them are shared by all. Nobody changes them.
 func sourceBlobs(source string) [][]byte {
+	if made, ok := madeBlobs.Load(source); ok {
+		return made.([][]byte)
+	}
+	blobs := makeBlobs(source)
+	madeBlobs.Store(source, blobs)
+	return blobs
+}
+
+func makeBlobs(source string) [][]byte {
 	blobs := make([][]byte, 12)
 	for i := range blobs {
 		name := source
