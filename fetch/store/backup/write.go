@@ -295,7 +295,8 @@ func (w *writer) sealed() error {
 		err = p.file.Sync()
 	}
 	if err = errors.Join(err, p.file.Close()); err != nil {
-		return fmt.Errorf("write %s: %w", p.file.Name(), err)
+		// Nobody will read it, and the disk may be full.
+		return errors.Join(fmt.Errorf("write %s: %w", p.file.Name(), err), os.Remove(p.file.Name()))
 	}
 	folder := filepath.Join(w.dir, packsDir)
 	if err := segment.SyncDir(folder); err != nil {

@@ -89,21 +89,33 @@ type copier struct {
 // target has for others. What the target has already is not sent, so a copy that was
 // stopped goes on where it was when it is made again.
 //
-// A snapshot that the target has already is left as it is. A schema.ErrConflict says that
+// A snapshot that the target has already is left as it is; where snapshots get numbers of their own, those that the
+// target's newest are copies of. A schema.ErrConflict says that
 // it has another one of that number, or has given out greater ones.
 func Copy(ctx context.Context, from Source, to store.Store, snaps []*schema.Snapshot, opts CopyOptions) (Copied, error) {
 	c := &copier{from: from, to: to, opts: opts, made: map[schema.Key]schema.Chunk{}}
 	if err := c.attach(ctx, snaps); err != nil {
 		return c.done, err
 	}
-	var missing []*schema.Snapshot
-	for _, snap := range snaps {
-		there, err := c.standing(ctx, snap)
-		if err != nil {
+	numbers := map[Name]int64{}
+	if opts.Renumber {
+		if err := c.renumbered(ctx, snaps, numbers); err != nil {
 			return c.done, err
 		}
+	}
+	var missing []*schema.Snapshot
+	for _, snap := range snaps {
+		as, there := numbers[nameOf(snap)]
+		if !there && !opts.Renumber {
+			var err error
+			if there, err = c.standing(ctx, snap); err != nil {
+				return c.done, err
+			}
+			as = snap.Number
+		}
 		if there {
-			c.done.Snapshots = append(c.done.Snapshots, CopiedSnapshot{snap.Dataset, snap.Number, snap.Number, snap.Rows(), true})
+			c.done.Snapshots = append(c.done.Snapshots, CopiedSnapshot{snap.Dataset, snap.Number, as, snap.Rows(), true})
+			numbers[nameOf(snap)] = as
 		} else {
 			missing = append(missing, snap)
 		}
@@ -113,9 +125,8 @@ func Copy(ctx context.Context, from Source, to store.Store, snaps []*schema.Snap
 		_, size := scope.Size()
 		c.done.OfBytes += size
 	}
-	numbers := map[Name]int64{}
 	for _, snap := range snaps {
-		as := snap.Number
+		as := numbers[nameOf(snap)]
 		if slices.Contains(missing, snap) {
 			var err error
 			if as, err = c.snapshot(ctx, snap); err != nil {
@@ -139,9 +150,6 @@ func Copy(ctx context.Context, from Source, to store.Store, snaps []*schema.Snap
 // standing reports whether the target has the snapshot, and a schema.ErrConflict
 // if it cannot have it.
 func (c *copier) standing(ctx context.Context, snap *schema.Snapshot) (there bool, err error) {
-	if c.opts.Renumber {
-		return false, nil
-	}
 	const advice = "drop what is there, take another store, or copy it as the next snapshot with --renumber"
 	old, err := c.to.Snapshot(ctx, snap.Dataset, snap.Number)
 	switch {

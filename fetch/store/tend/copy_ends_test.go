@@ -1,0 +1,124 @@
+package tend_test
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"reflect"
+	"testing"
+
+	"bowstring/fetch/store"
+	"bowstring/fetch/store/local"
+	"bowstring/fetch/store/tend"
+	"bowstring/schema"
+)
+
+var errDead = errors.New("the process is dead")
+
+// mortal is a target whose process dies after so many steps: nothing that it does from then on has an effect. Where
+// late is set, the last step has one, and nobody is told.
+type mortal struct {
+	*local.Store
+	left int
+	late bool
+}
+
+// step says whether the next step is made, and whether anybody hears of it.
+func (s *mortal) step(f func() error) error {
+	s.left--
+	switch {
+	case s.left > 0:
+		return f()
+	case s.left == 0 && s.late:
+		_ = f() // as said
+	}
+	return errDead
+}
+
+type mortalIngest struct {
+	store.Ingest
+	s *mortal
+}
+
+func (s *mortal) Begin(ctx context.Context, dataset string) (in store.Ingest, err error) {
+	err = s.step(func() error {
+		in, err = s.Store.Begin(ctx, dataset)
+		return err
+	})
+	if err != nil {
+		if in != nil {
+			_ = in.Close() // its registration lapses
+		}
+		return nil, err
+	}
+	return &mortalIngest{in, s}, nil
+}
+
+func (in *mortalIngest) Put(ctx context.Context, data []byte) (ref schema.BlobRef, err error) {
+	err = in.s.step(func() error {
+		ref, err = in.Ingest.Put(ctx, data)
+		return err
+	})
+	return ref, err
+}
+
+func (s *mortal) Restore(ctx context.Context, in store.Ingest, snap *schema.Snapshot) error {
+	return s.step(func() error { return s.Store.Restore(ctx, in.(*mortalIngest).Ingest, snap) })
+}
+
+func (s *mortal) SaveSelection(ctx context.Context, in store.Ingest, sel schema.Selection) error {
+	return s.step(func() error { return s.Store.SaveSelection(ctx, in.(*mortalIngest).Ingest, sel) })
+}
+
+func (s *mortal) Tag(ctx context.Context, dataset, name string, number int64) error {
+	return s.step(func() error { return s.Store.Tag(ctx, dataset, name, number) })
+}
+
+func (s *mortal) Advance(ctx context.Context, dataset string, last int64) error {
+	return s.step(func() error { return s.Store.Advance(ctx, dataset, last) })
+}
+
+// TestCopyEndsAnywhere: whichever step of a copy or restore is the last of its process, the same command makes all
+// of it: rows, numbers, tags, selections, and the number that comes next.
+func TestCopyEndsAnywhere(t *testing.T) {
+	from := open(t, filepath.Join(t.TempDir(), "from"))
+	rows := blobs(6, 5)
+	for i := range 3 {
+		selectRows(t, from, commit(t, from, "d", rows[:2+i]), []byte{byte(i)})
+	}
+	must(t, from.Drop(t.Context(), "d", 3))
+	must(t, from.Tag(t.Context(), "d", "prod", 1))
+	must(t, from.Tag(t.Context(), "d", "best", 2))
+	snaps, err := tend.Snapshots(t.Context(), from, nil)
+	must(t, err)
+	opts := tend.CopyOptions{Selections: true, Numbers: true, Workers: 1}
+	steps := 0
+	for done := false; !done; {
+		steps++
+		for _, late := range []bool{false, true} {
+			to := open(t, filepath.Join(t.TempDir(), "to"))
+			_, err := tend.Copy(t.Context(), from, &mortal{to, steps, late}, snaps, opts)
+			if err != nil && !errors.Is(err, errDead) {
+				t.Fatalf("ended at step %d: %v", steps, err)
+			}
+			done = err == nil
+			_, err = tend.Copy(t.Context(), from, to, snaps, opts)
+			must(t, err)
+			requireSame(t, from, to, "d")
+			was, err := from.Datasets(t.Context())
+			must(t, err)
+			is, err := to.Datasets(t.Context())
+			must(t, err)
+			selections, err := to.Selections(t.Context(), "d")
+			must(t, err)
+			last, err := to.LastNumber(t.Context(), "d")
+			must(t, err)
+			if !reflect.DeepEqual(is, was) || len(selections) != 2 || last != 3 {
+				t.Errorf("ended at step %d, %t: %+v with %d selections, and numbers to %d; want %+v", steps, late, is, len(selections), last, was)
+			}
+		}
+	}
+	if steps < 15 {
+		t.Errorf("there are %d steps", steps)
+	}
+}
