@@ -127,6 +127,9 @@ func (w *writer) prepare() error {
 	if len(list) > 0 {
 		w.report.Generation = list[len(list)-1] + 1
 	}
+	if err := removeLeftovers(w.dir); err != nil {
+		return err
+	}
 	folder := filepath.Join(w.dir, packsDir)
 	whole, err := numbered(folder, indexSuffix)
 	if err != nil {
@@ -332,6 +335,9 @@ func create(dir string) error {
 		switch e.Name() {
 		case lockFile, generationsDir, packsDir, "lost+found": // a writer that was killed here left no BACKUP
 		default:
+			if leftover.MatchString(e.Name()) {
+				continue
+			}
 			return fmt.Errorf("%w: %s is not empty, and holds no backup (%s): name another directory",
 				schema.ErrInvalid, dir, schema.Quote(e.Name()))
 		}

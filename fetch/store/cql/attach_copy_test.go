@@ -16,8 +16,8 @@ import (
 	"bowstring/schema"
 )
 
-// TestAttachedCopies: what is attached goes by value to a store in a directory, to a backup and back, and by reference to
-// another keyspace; each has the rows of the tables. Those by value have them still when the tables are gone.
+// TestAttachedCopies: what is attached goes by value to a store in a directory, to a backup and back, and by
+// reference to another keyspace; each has the rows of the tables. Those by value have them still when the tables are gone.
 func TestAttachedCopies(t *testing.T) {
 	rows := foreignRows(60, true)
 	foreign := createForeign(t, "blob", rows)

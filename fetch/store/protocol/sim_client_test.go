@@ -94,7 +94,8 @@ func (w *world) anyFrozen() bool {
 // collectorFrozen says whether the process is suspended that collects, as far as others know.
 func (w *world) collectorFrozen() bool {
 	state := w.db.collecting
-	return state.Run != "" && slices.ContainsFunc(w.procs, func(p *process) bool { return p.frozen && p.name == state.Holder })
+	frozen := func(p *process) bool { return p.frozen && p.name == state.Holder }
+	return state.Run != "" && slices.ContainsFunc(w.procs, frozen)
 }
 
 // astray says what becomes of a call because of what it is for: how late it arrives, whether

@@ -34,7 +34,7 @@ type faults struct {
 
 	// Those that some calls have and others not, so that what is rare happens often.
 	deletions int  // deletions that are very late
-	stall     bool // a collection is suspended in a deletion until another has ended, and no put comes to its end before that one begins
+	stall     bool // a collection is suspended in a deletion until another has ended, before which no put ends
 	bytes     int  // bytes that are lost, after which an ingest stays open
 	touches   int  // of puts that are slow
 	states    int  // answers about the state of collections that are late

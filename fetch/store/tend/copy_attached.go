@@ -50,7 +50,8 @@ func (c *copier) put(ctx context.Context, in store.Ingest, snap *schema.Snapshot
 		}
 	}
 	if len(known.Chunks) > 0 {
-		if _, err := c.blobs(ctx, in, Scope{Source: c.to, Snapshots: []*schema.Snapshot{&known}, Memory: c.opts.Memory}); err != nil {
+		there := Scope{Source: c.to, Snapshots: []*schema.Snapshot{&known}, Memory: c.opts.Memory}
+		if _, err := c.blobs(ctx, in, there); err != nil {
 			return nil, err
 		}
 	}

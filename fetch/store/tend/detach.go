@@ -77,7 +77,9 @@ func (d *detacher) chunk(ctx context.Context, c chunkOf) (schema.Chunk, error) {
 	return chunk, nil
 }
 
-func (d *detacher) page(ctx context.Context, builder *schema.ChunkBuilder, p pageOf, m *schema.Manifest) (schema.Chunk, error) {
+func (d *detacher) page(
+	ctx context.Context, builder *schema.ChunkBuilder, p pageOf, m *schema.Manifest,
+) (schema.Chunk, error) {
 	s, rows := p.snap.Schema, m.Rows()
 	ids := make([]schema.ID, rows)
 	for row := range rows {

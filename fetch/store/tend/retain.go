@@ -70,7 +70,9 @@ func Retain(ctx context.Context, s store.Store, datasets []string, rules Retenti
 }
 
 // retain looks at the snapshots of one dataset, in ascending order.
-func retain(ctx context.Context, s store.Store, snaps []*schema.Snapshot, rules Retention, tags map[Name][]string) ([]Fate, error) {
+func retain(
+	ctx context.Context, s store.Store, snaps []*schema.Snapshot, rules Retention, tags map[Name][]string,
+) ([]Fate, error) {
 	var fates []Fate
 	for i, snap := range snaps {
 		fate := Fate{Dataset: snap.Dataset, Snapshot: snap.Number, Created: snap.Created}
@@ -93,7 +95,9 @@ func retain(ctx context.Context, s store.Store, snaps []*schema.Snapshot, rules 
 
 // drop drops a snapshot that no rule keeps, unless it has a tag. Those known may be old: what decides is the
 // store, which drops nothing that has one.
-func drop(ctx context.Context, s store.Store, snap *schema.Snapshot, known map[Name][]string, dry bool, fate *Fate) error {
+func drop(
+	ctx context.Context, s store.Store, snap *schema.Snapshot, known map[Name][]string, dry bool, fate *Fate,
+) error {
 	names := known[nameOf(snap)]
 	if len(names) == 0 && !dry {
 		err := s.Drop(ctx, snap.Dataset, snap.Number)

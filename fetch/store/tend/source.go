@@ -83,11 +83,12 @@ func Snapshots(ctx context.Context, src Source, names []Name) ([]*schema.Snapsho
 	return readSnapshots(ctx, src, slices.Compact(wanted), asked)
 }
 
-// snapshotsAtOnce is how many records of snapshots are read at the same time: a store may be far away and have very many.
+// snapshotsAtOnce is how many records of snapshots are read at the same time: a store may be far away and
+// have very many.
 const snapshotsAtOnce = 32
 
-// readSnapshots reads snapshots. One that nobody has asked for by its number may have been dropped since it was
-// listed, and is left out.
+// readSnapshots reads snapshots. One that nobody has asked for by its number may have been dropped since it
+// was listed, and is left out.
 func readSnapshots(ctx context.Context, src Source, wanted []Name, asked map[Name]bool) ([]*schema.Snapshot, error) {
 	snaps := make([]*schema.Snapshot, len(wanted))
 	readers, ctx := errgroup.WithContext(ctx)

@@ -274,26 +274,27 @@ func (p *process) untag(ctx context.Context, dataset, tag string) error {
 }
 
 func (p *process) collectOne(ctx context.Context) error {
-	_, err := p.collect(ctx, 3*opTimeout)
+	_, _, err := p.collect(ctx, 3*opTimeout)
 	return err
 }
 
-// collect returns what a collection found, nil if it did not come to its end.
-func (p *process) collect(ctx context.Context, within time.Duration) (report *store.GCReport, err error) {
+// collect returns what a collection found, nil if it did not come to its end, and whether because something
+// is missing.
+func (p *process) collect(ctx context.Context, within time.Duration) (r *store.GCReport, damage string, err error) {
 	begun, err := p.Begin(Event{Do: Collect})
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	r, failed := p.store.GC(ctx, store.GCOptions{}, nil)
+	found, failed := p.store.GC(ctx, store.GCOptions{}, nil)
 	if failed == nil {
-		begun.Count = r.DeadBlobs
-		return &r, p.End(begun, OK)
+		begun.Count = found.DeadBlobs
+		return &found, "", p.End(begun, OK)
 	}
 	begun.Error = failed.Error()
 	if errors.Is(failed, schema.ErrDataLoss) && !errors.Is(failed, schema.ErrUnavailable) {
 		begun.Damage = Missing
 	}
-	return nil, p.End(begun, Info)
+	return nil, begun.Damage, p.End(begun, Info)
 }

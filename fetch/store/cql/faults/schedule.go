@@ -87,8 +87,8 @@ const longRun = 8 * time.Minute
 
 // NewSchedule draws the faults of a run that takes so long. The last tenth is left
 // to what the faults before have left behind. Stops take up to a quarter of the
-// run, and three minutes; a run of eight minutes has two of more than two. For most of the time two nodes of three reach each other, or
-// nothing would ever be done.
+// run, and three minutes; a run of eight minutes has two of more than two. For most of
+// the time two nodes of three reach each other, or nothing would ever be done.
 func NewSchedule(seed uint64, length time.Duration, processes []string) Schedule {
 	r := rand.New(rand.NewPCG(seed, 0))
 	var s Schedule
@@ -98,9 +98,11 @@ func NewSchedule(seed uint64, length time.Duration, processes []string) Schedule
 		return least + rand64(r, most-least)
 	}
 	if length >= longRun {
-		s = append(s,
-			Fault{At: between(length/20, length/5), For: between(2*time.Minute, longest), Kind: StopProcess, Process: processes[r.IntN(len(processes))]},
-			Fault{At: between(length/2, length*3/5), For: between(2*time.Minute, longest), Kind: StopNode, Node: r.IntN(Nodes)})
+		process := Fault{Kind: StopProcess, Process: processes[r.IntN(len(processes))]}
+		process.At, process.For = between(length/20, length/5), between(2*time.Minute, longest)
+		node := Fault{Kind: StopNode, Node: r.IntN(Nodes)}
+		node.At, node.For = between(length/2, length*3/5), between(2*time.Minute, longest)
+		s = append(s, process, node)
 	}
 	for at := between(time.Second, 4*time.Second); at < end; at += between(1500*time.Millisecond, 4*time.Second) {
 		f := Fault{At: at, Node: r.IntN(Nodes), Process: processes[r.IntN(len(processes))], Kind: draw(r)}
