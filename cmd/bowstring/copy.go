@@ -19,10 +19,10 @@ type CopyCmd struct {
 	To       string       `arg:"" type:"store" help:"Store to copy to, which is made if there is none."`
 	Datasets []datasetRef `arg:"" name:"dataset[@n]" help:"Datasets: the newest snapshot of each, or number or tag N."`
 
-	AllSnapshots bool `help:"Of a dataset without a number, copy all snapshots."`
-	Selections   bool `help:"Also copy the selections of the snapshots."`
-	Renumber     bool `help:"Make each snapshot the next one of its dataset in TO, in place of keeping its number."`
-	Attached     string       `enum:"value,reference" default:"value" help:"What becomes of cells of attached tables: value (they become blobs of TO) or reference (TO is in a cluster that has the tables)."`
+	AllSnapshots bool   `help:"Of a dataset without a number, copy all snapshots."`
+	Selections   bool   `help:"Also copy the selections of the snapshots."`
+	Renumber     bool   `help:"Make each snapshot the next one of its dataset in TO, in place of keeping its number."`
+	Attached     string `enum:"value,reference" default:"value" help:"What becomes of cells of attached tables: value (they become blobs of TO) or reference (TO is in a cluster that has the tables)."`
 	transferFlags
 }
 
