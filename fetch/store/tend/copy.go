@@ -129,10 +129,17 @@ func Copy(ctx context.Context, from Source, to store.Store, snaps []*schema.Snap
 		as := numbers[nameOf(snap)]
 		if slices.Contains(missing, snap) {
 			var err error
-			if as, err = c.snapshot(ctx, snap); err != nil {
+			there := false
+			if as, err = c.snapshot(ctx, snap); errors.Is(err, schema.ErrConflict) && !opts.Renumber {
+				// Somebody may have made the same copy at the same time.
+				if there, _ = c.standing(ctx, snap); there {
+					as, err = snap.Number, nil
+				}
+			}
+			if err != nil {
 				return c.done, fmt.Errorf("copy %s@%d: %w", snap.Dataset, snap.Number, err)
 			}
-			c.done.Snapshots = append(c.done.Snapshots, CopiedSnapshot{snap.Dataset, snap.Number, as, snap.Rows(), false})
+			c.done.Snapshots = append(c.done.Snapshots, CopiedSnapshot{snap.Dataset, snap.Number, as, snap.Rows(), there})
 		}
 		numbers[nameOf(snap)] = as
 		if opts.Selections {

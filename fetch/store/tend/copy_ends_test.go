@@ -5,6 +5,7 @@ import (
 	"errors"
 	"path/filepath"
 	"reflect"
+	"sync"
 	"testing"
 
 	"bowstring/fetch/store"
@@ -120,5 +121,45 @@ func TestCopyEndsAnywhere(t *testing.T) {
 	}
 	if steps < 15 {
 		t.Errorf("there are %d steps", steps)
+	}
+}
+
+// hooked is a source of which a read has something else happen first, once.
+type hooked struct {
+	*local.Store
+	once sync.Once
+	hook func()
+}
+
+func (s *hooked) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
+	s.once.Do(s.hook)
+	return s.Store.Get(ctx, ref)
+}
+
+// TestCopyTwiceAtOnce: of two copies of the same to the same target, the one that comes later finds it there.
+func TestCopyTwiceAtOnce(t *testing.T) {
+	from, to := open(t, filepath.Join(t.TempDir(), "from")), open(t, filepath.Join(t.TempDir(), "to"))
+	rows := blobs(7, 6)
+	commit(t, from, "d", rows[:3])
+	selectRows(t, from, commit(t, from, "d", rows), []byte("some"))
+	must(t, from.Tag(t.Context(), "d", "prod", 1))
+	snaps, err := tend.Snapshots(t.Context(), from, nil)
+	must(t, err)
+	opts := tend.CopyOptions{Selections: true, Numbers: true}
+	src := &hooked{Store: from, hook: func() {
+		_, err := tend.Copy(t.Context(), from, to, snaps, opts)
+		must(t, err)
+	}}
+	done, err := tend.Copy(t.Context(), src, to, snaps, opts)
+	must(t, err)
+	if !done.Snapshots[0].There || !done.Snapshots[1].There {
+		t.Errorf("copied %s", asJSON(t, done))
+	}
+	requireSame(t, from, to, "d")
+	// Another one with that number is a conflict still.
+	other := open(t, filepath.Join(t.TempDir(), "other"))
+	src = &hooked{Store: from, hook: func() { commit(t, other, "d", rows[:1]) }}
+	if _, err := tend.Copy(t.Context(), src, other, snaps, opts); !errors.Is(err, schema.ErrConflict) {
+		t.Errorf("another import at the same time: %v", err)
 	}
 }
