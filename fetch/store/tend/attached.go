@@ -3,7 +3,6 @@ package tend
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"sync"
 
@@ -48,7 +47,7 @@ func (s *Scope) attached(ctx context.Context) (attachment, error) {
 		readers.Go(func() error {
 			seen := map[int]bool{}
 			columns := len(schema.BlobFields(c.snap.Schema))
-			err := s.eachPage(ctx, c, func(_ pageOf, m *schema.Manifest) error {
+			err := s.eachPage(ctx, c, nil, func(_ pageOf, m *schema.Manifest) error {
 				for col := range columns {
 					for row := int64(0); row < m.Rows() && !seen[col]; row++ {
 						ref, ok := m.Blob(col, row)
@@ -80,26 +79,6 @@ func (s *Scope) attached(ctx context.Context) (attachment, error) {
 	err := readers.Wait()
 	slices.SortFunc(a.tables, store.AttachedTable.Compare)
 	return a, err
-}
-
-// eachPage opens the pages of a chunk one after the other.
-func (s *Scope) eachPage(ctx context.Context, c chunkOf, visit func(p pageOf, m *schema.Manifest) error) error {
-	pages, err := s.pages(ctx, c)
-	if err != nil {
-		return err
-	}
-	for _, p := range pages {
-		m, err := s.open(ctx, p)
-		if err != nil {
-			return fmt.Errorf("manifest chunk %d of %s@%d: %w", c.index, c.snap.Dataset, c.snap.Number, err)
-		}
-		err = visit(p, m)
-		m.Close()
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // rest is the scope without the chunks that have cells of tables.

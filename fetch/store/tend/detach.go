@@ -54,7 +54,7 @@ func (d *detacher) chunk(ctx context.Context, c chunkOf) (schema.Chunk, error) {
 	builder := schema.NewChunkBuilder(memory.DefaultAllocator, c.snap.Schema)
 	defer builder.Release()
 	var pages schema.PageList
-	err := d.scope.eachPage(ctx, c, func(p pageOf, m *schema.Manifest) error {
+	err := d.scope.eachPage(ctx, c, nil, func(p pageOf, m *schema.Manifest) error {
 		page, err := d.page(ctx, builder, p, m)
 		if err == nil {
 			pages.Add(page)
