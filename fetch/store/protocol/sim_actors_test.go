@@ -125,7 +125,7 @@ func (a *actor) imports() {
 
 // pass waits until no collection goes on, but one that is suspended may.
 func (a *actor) pass() {
-	for w := a.w; w.faults.stall && w.db.collecting.Run != "" && !w.collectorFrozen(); {
+	for w := a.w; w.faults.stall != "" && w.db.collecting.Run != "" && !w.collectorFrozen(); {
 		a.sleep(time.Second)
 	}
 }
@@ -138,7 +138,7 @@ func (a *actor) commits(in *Ingest) bool {
 		ref, err := in.Put(ctx, fmt.Appendf(nil, "payload %d", w.rng.IntN(w.faults.blobs())))
 		if a.failed("put", err) {
 			switch { // what it leaves half done meets a collection
-			case w.faults.stall:
+			case w.faults.stall != "":
 				_ = a.p.Wait(context.Background(), nil, w.between(rowLapses, 2*time.Minute))
 			case w.faults.bytes > 0:
 				a.sleep(time.Minute)
@@ -232,7 +232,7 @@ func (a *actor) drops() {
 	case 3:
 		number = 0
 	default:
-		if w.faults.stall {
+		if w.faults.stall != "" {
 			number = 0
 		}
 	}
@@ -278,7 +278,7 @@ func (a *actor) reads() {
 
 // collects collects.
 func (a *actor) collects() {
-	if a.w.faults.stall {
+	if a.w.faults.stall != "" {
 		a.sleep(10 * time.Second)
 	} else {
 		a.sleep(40 * time.Second)

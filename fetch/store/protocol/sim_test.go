@@ -32,7 +32,10 @@ func (w *world) drawFaults() {
 		w.faults.touches, w.faults.states, w.faults.scans = pick(0, 2, 4), pick(0, 3, 8), pick(0, 2)
 	case 2:
 		w.faults.suspends, w.faults.kills, w.faults.double = 0, 0, 0
-		w.faults.stall, w.faults.deletions, w.faults.bytes = true, 2, 2
+		w.faults.stall, w.faults.deletions, w.faults.bytes = "unsize", 2, 2
+		if w.chance(3) {
+			w.faults.stall, w.faults.bytes, w.faults.states, w.faults.patient = "load ", 0, 2, w.chance(2)
+		}
 	}
 }
 

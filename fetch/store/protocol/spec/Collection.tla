@@ -15,6 +15,7 @@ CONSTANTS
   Fence,      \* commits look for their registration
   Wait,       \* collections wait for acks
   Barrier,    \* acks wait for puts
+  Confirm,    \* collections that were superseded before they had settled end there
   Leftovers   \* an end takes note of what older deletions may still meet
 
 None == 0     \* no epoch; epochs count from 1
@@ -145,12 +146,19 @@ Settle(p) ==
        /\ Wait => \A q \in there : Knows(q) >= coll[p].epoch
        /\ reg' = [q \in Procs |-> IF q \in there THEN reg[q] ELSE None]
        /\ coll' = [coll EXCEPT ![p] = [@ EXCEPT
-            !.at = "scanning", !.marked = live,
+            !.at = "settled", !.marked = live,
             !.keep = CHOOSE e \in 1..MaxEpoch :
               /\ \A q \in there : e <= reg[q]
               /\ e <= coll[p].epoch
               /\ e = coll[p].epoch \/ \E q \in there : e = reg[q]]]
   /\ UNCHANGED <<control, live, known, ingest, put, stored, touched, gone>>
+
+\* Only now is it sure that no other had begun when it looked for what is live. What a later
+\* one finds live was made so by an ingest that knew of this one.
+Sure(p) ==
+  /\ coll[p].at = "settled"
+  /\ coll' = [coll EXCEPT ![p] = IF Confirm => Current(p) THEN [@ EXCEPT !.at = "scanning"] ELSE Idle]
+  /\ UNCHANGED <<control, reg, live, known, ingest, put, stored, touched, gone>>
 
 Scan(p) ==
   /\ coll[p].at = "scanning"
@@ -191,7 +199,7 @@ Next ==
   \/ \E p \in Procs :
        \/ Learn(p)
        \/ Register(p) \/ Look(p) \/ BeginPut(p) \/ Touch(p) \/ Write(p) \/ Commit(p) \/ Close(p)
-       \/ Begin(p) \/ Settle(p) \/ Scan(p) \/ Delete(p) \/ End(p) \/ Fail(p)
+       \/ Begin(p) \/ Settle(p) \/ Sure(p) \/ Scan(p) \/ Delete(p) \/ End(p) \/ Fail(p)
 
 Spec == Init /\ [][Next]_vars
 
