@@ -33,9 +33,6 @@ func (w *world) drawFaults() {
 	case 2:
 		w.faults.suspends, w.faults.kills, w.faults.double = 0, 0, 0
 		w.faults.stall, w.faults.deletions, w.faults.bytes = "unsize", 2, 2
-		if w.chance(3) {
-			w.faults.stall, w.faults.bytes, w.faults.states, w.faults.patient = "load ", 0, 2, w.chance(2)
-		}
 	}
 }
 
