@@ -26,7 +26,7 @@ func (w *world) drawFaults() {
 	w.faults.few = true
 	switch w.rng.IntN(3) {
 	case 0:
-		w.faults.deletions, w.faults.bytes = pick(2, 4), pick(0, 3)
+		w.faults.deletions, w.faults.bytes = pick(1, 2, 4), pick(0, 3)
 	case 1:
 		w.faults.patient = true
 		w.faults.touches, w.faults.states, w.faults.scans = pick(0, 2, 4), pick(0, 3, 8), pick(0, 2)
