@@ -19,9 +19,10 @@ type CopyCmd struct {
 	To       string       `arg:"" type:"store" help:"Store to copy to, which is made if there is none."`
 	Datasets []datasetRef `arg:"" name:"dataset[@n]" help:"Datasets: the newest snapshot of each, or number or tag N."`
 
-	AllSnapshots bool `help:"Of a dataset without a number, copy all snapshots."`
-	Selections   bool `help:"Also copy the selections of the snapshots."`
-	Renumber     bool `help:"Make each snapshot the next one of its dataset in TO, in place of keeping its number."`
+	AllSnapshots bool   `help:"Of a dataset without a number, copy all snapshots."`
+	Selections   bool   `help:"Also copy the selections of the snapshots."`
+	Renumber     bool   `help:"Make each snapshot the next one of its dataset in TO, in place of keeping its number."`
+	Attached     string `enum:"value,reference" default:"value" help:"What becomes of cells of attached tables: value (they become blobs of TO) or reference (TO is in a cluster that has the tables)."`
 	transferFlags
 }
 
@@ -43,7 +44,8 @@ func (f *transferFlags) check() error {
 func (*CopyCmd) Help() string {
 	return `The copy has the same ids, rows, keys, snapshot numbers and tags. A tag that TO has for another snapshot stays. Each blob is checked on its way. What TO has already
 is not sent: a copy that was stopped goes on where it was when it is made again. If TO has another snapshot of that number, or
-has given out greater ones, nothing is copied.`
+has given out greater ones, nothing is copied. The blobs of attached datasets become blobs of TO, under the hashes of their content; with
+--attached=reference they stay where they are.`
 }
 
 // Run copies.
@@ -65,7 +67,9 @@ func (c *CopyCmd) Run(ctx context.Context, app *App) (err error) {
 	if err != nil {
 		return err
 	}
-	return c.transfer(ctx, app, "copy", from, c.To, snaps, tend.CopyOptions{Selections: c.Selections, Renumber: c.Renumber})
+	return c.transfer(ctx, app, "copy", from, c.To, snaps, tend.CopyOptions{
+		Selections: c.Selections, Renumber: c.Renumber, Attached: tend.Attached(c.Attached),
+	})
 }
 
 // transfer copies snapshots into the store at addr, and says what it did.

@@ -1,7 +1,9 @@
 package store
 
 import (
+	"cmp"
 	"context"
+	"strings"
 
 	"bowstring/schema"
 )
@@ -31,11 +33,33 @@ type Replicated interface {
 	Replicas() int
 }
 
+// AttachedTable is a blob column of a table that another program keeps, whose cells are blobs of a store.
+type AttachedTable struct {
+	Keyspace, Table string
+	ID, Data        string // columns: of the key, and of the bytes
+}
+
+// String names the column.
+func (t AttachedTable) String() string { return t.Keyspace + "." + t.Table + "." + t.Data }
+
+// Compare orders them by their names.
+func (t AttachedTable) Compare(o AttachedTable) int {
+	return cmp.Or(strings.Compare(t.Keyspace, o.Keyspace), strings.Compare(t.Table, o.Table),
+		strings.Compare(t.Data, o.Data), strings.Compare(t.ID, o.ID))
+}
+
 // Addresser is a Store of which some keys are not hashes of contents but
 // addresses, as of cells in tables of other programs.
 type Addresser interface {
-	// Addressed reports whether a key is an address.
-	Addressed(key schema.Key) bool
+	// Addressed reports whether a key is an address, and in which table.
+	Addressed(key schema.Key) (AttachedTable, bool)
+}
+
+// Referrer is a Store that can have addresses of cells copied into it.
+type Referrer interface {
+	// Refer has the keys of the tables' cells be addresses for everyone who opens the store from now on, and for this
+	// process. It is a schema.ErrNotFound or a schema.ErrInvalid if the store cannot reach tables with such columns.
+	Refer(ctx context.Context, tables []AttachedTable) error
 }
 
 // Adopter is an Ingest that can make a blob its own without being given the bytes.

@@ -91,7 +91,8 @@ func (w *writer) run(ctx context.Context, scope tend.Scope) error {
 	}
 	w.report.Snapshots, w.report.Selections = int64(len(scope.Snapshots)), int64(len(scope.Selections))
 	_, w.report.OfBytes = scope.Size()
-	err := tend.Fetch(ctx, scope, tend.FetchOptions{Rate: w.opts.Rate, Workers: w.opts.Workers}, w.there, w.take)
+	// Cells of attached tables are blobs of the backup: it is to need nothing else.
+	snaps, err := tend.Fetch(ctx, scope, tend.FetchOptions{Rate: w.opts.Rate, Workers: w.opts.Workers}, w.there, w.take)
 	// Also when it was stopped: what was written is not to be read again.
 	if err := errors.Join(err, w.seal()); err != nil {
 		return err
@@ -99,7 +100,7 @@ func (w *writer) run(ctx context.Context, scope tend.Scope) error {
 	c := &catalog{
 		format: format{formatName, formatVersion}, Generation: w.report.Generation, Created: time.Now().UTC().Truncate(time.Second),
 		Store: w.opts.Store, Blobs: w.report.Blobs, Bytes: w.report.Bytes, Packs: []string{},
-		Snapshots: scope.Snapshots, Selections: scope.Selections, Numbering: scope.Numbering,
+		Snapshots: snaps, Selections: scope.Selections, Numbering: scope.Numbering,
 	}
 	names, err := numbered(filepath.Join(w.dir, packsDir), indexSuffix)
 	if err != nil {
@@ -125,6 +126,9 @@ func (w *writer) prepare() error {
 	w.report.Generation = 1
 	if len(list) > 0 {
 		w.report.Generation = list[len(list)-1] + 1
+	}
+	if err := removeLeftovers(w.dir); err != nil {
+		return err
 	}
 	folder := filepath.Join(w.dir, packsDir)
 	whole, err := numbered(folder, indexSuffix)
@@ -232,6 +236,9 @@ func (p *openPackFile) Write(b []byte) (int, error) {
 func (w *writer) take(_ context.Context, ref schema.BlobRef, data []byte) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if _, ok := w.fresh[ref.Key]; ok { // of two cells with the same bytes, the other came first
+		return nil
+	}
 	if w.open == nil {
 		if err := w.begin(); err != nil {
 			return err
@@ -291,7 +298,8 @@ func (w *writer) sealed() error {
 		err = p.file.Sync()
 	}
 	if err = errors.Join(err, p.file.Close()); err != nil {
-		return fmt.Errorf("write %s: %w", p.file.Name(), err)
+		// Nobody will read it, and the disk may be full.
+		return errors.Join(fmt.Errorf("write %s: %w", p.file.Name(), err), os.Remove(p.file.Name()))
 	}
 	folder := filepath.Join(w.dir, packsDir)
 	if err := segment.SyncDir(folder); err != nil {
@@ -327,6 +335,9 @@ func create(dir string) error {
 		switch e.Name() {
 		case lockFile, generationsDir, packsDir, "lost+found": // a writer that was killed here left no BACKUP
 		default:
+			if leftover.MatchString(e.Name()) {
+				continue
+			}
 			return fmt.Errorf("%w: %s is not empty, and holds no backup (%s): name another directory",
 				schema.ErrInvalid, dir, schema.Quote(e.Name()))
 		}

@@ -111,13 +111,22 @@ func (a *attachment) open(ctx context.Context, name string, withBlobs bool) (sou
 
 // register lets every process find the tables that keys will point into.
 func (a *attachment) register(ctx context.Context) error {
+	var list []*foreignTable
 	for _, c := range a.data.columns {
-		if t := c.table; t != nil {
-			q := a.s.db.Query(insertAttached, t.prefix[:], t.keyspace, t.table, t.id, t.data).Consistency(a.s.catalogLevel())
-			if err := a.s.exec(ctx, q, tableAttached, "register a table"); err != nil {
-				return err
-			}
+		if c.table != nil {
+			list = append(list, c.table)
 		}
 	}
-	return a.s.loadAttached(ctx)
+	return a.s.register(ctx, list)
+}
+
+// register writes down which tables are attached, and takes note of all that are.
+func (s *Store) register(ctx context.Context, list []*foreignTable) error {
+	for _, t := range list {
+		q := s.db.Query(insertAttached, t.prefix[:], t.keyspace, t.table, t.id, t.data).Consistency(s.catalogLevel())
+		if err := s.exec(ctx, q, tableAttached, "register a table"); err != nil {
+			return err
+		}
+	}
+	return s.loadAttached(ctx)
 }

@@ -32,6 +32,8 @@ type Options struct {
 	// it is there, in whole seconds and at least one. Collections wait that long for one that has
 	// died; one that is suspended for longer has to begin its imports again. Default: 1 minute.
 	Lapse time.Duration
+	// Renew is how often it says so; 3 s if 0. Collections wait about that long for it.
+	Renew time.Duration
 	// Clock is what the time is taken to be. Default: time.Now. Tests have clocks that are wrong.
 	Clock func() time.Time
 }
@@ -106,7 +108,7 @@ func open(ctx context.Context, config *Config, opts Options) (_ *Store, err erro
 	}()
 	s.catalog = protocol.New(database{s}, protocol.SystemAt(opts.Clock), protocol.Options{
 		Holder: holder(), Where: s.where(nil, ""), Log: s.log, MarkBytes: opts.MarkBytes, Stored: s.census.add,
-		LeastEpoch: s.now,
+		LeastEpoch: s.now, RenewEvery: opts.Renew,
 	})
 	defer func() {
 		if err != nil {

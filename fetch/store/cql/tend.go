@@ -3,6 +3,7 @@ package cql
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync/atomic"
 
 	"bowstring/fetch/store"
@@ -15,6 +16,7 @@ var (
 	_ store.Repairer        = (*Store)(nil)
 	_ store.Replicated      = (*Store)(nil)
 	_ store.Addresser       = (*Store)(nil)
+	_ store.Referrer        = (*Store)(nil)
 	_ store.Restorer        = (*Store)(nil)
 	_ store.Adopter         = (*ingest)(nil)
 )
@@ -33,7 +35,40 @@ func (s *Store) Replicas() int {
 }
 
 // Addressed implements store.Addresser: cells of attached tables are.
-func (s *Store) Addressed(key schema.Key) bool { return s.foreign.of(key) != nil }
+func (s *Store) Addressed(key schema.Key) (store.AttachedTable, bool) {
+	t := s.foreign.of(key)
+	if t == nil {
+		return store.AttachedTable{}, false
+	}
+	return store.AttachedTable{Keyspace: t.keyspace, Table: t.table, ID: t.id, Data: t.data}, true
+}
+
+// Refer implements store.Referrer. The tables have to be in this store's cluster, with a primary key of one
+// uuid under that name, and a column of blobs.
+func (s *Store) Refer(ctx context.Context, tables []store.AttachedTable) error {
+	if err := s.enter(ctx); err != nil {
+		return err
+	}
+	defer s.life.RUnlock()
+	var list []*foreignTable
+	for _, t := range tables {
+		name := t.Keyspace + "." + t.Table
+		if !tableName.MatchString(name) {
+			return bad("attached table", name, "KEYSPACE.TABLE")
+		}
+		a := attachment{s: s, opts: AttachOptions{Columns: []string{t.Data}}}
+		src, err := a.open(ctx, name, true)
+		if err != nil {
+			return fmt.Errorf("refer to attached table %s: %w", t, err)
+		}
+		i := slices.IndexFunc(src.columns, func(c column) bool { return c.name == t.Data && c.table != nil })
+		if src.id != t.ID || i < 0 {
+			return fmt.Errorf("%w: table %s of this cluster has no blob column %s beside a key %s", schema.ErrInvalid, name, t.Data, t.ID)
+		}
+		list = append(list, src.columns[i].table)
+	}
+	return s.register(ctx, list)
+}
 
 // Repair implements store.Repairer. Every part is written again, in a later epoch
 // than what is there, so that all replicas come to have it.

@@ -13,6 +13,8 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -41,6 +43,8 @@ func TestMain(m *testing.M) {
 		err = childImport(context.Background())
 	case "hold":
 		err = childHold()
+	case "rebuild":
+		err = childRebuild(context.Background())
 	default:
 		err = errors.New("unknown mode")
 	}
@@ -54,9 +58,20 @@ func testOptions() Options {
 	return Options{SegmentBytes: 512 << 10, Logger: slog.New(slog.DiscardHandler)}
 }
 
+var madeBlobs sync.Map // of sources, by name
+
 // sourceBlobs are the blobs of the snapshot whose source is that name. Some of
-// them are shared by all.
+// them are shared by all. Nobody changes them.
 func sourceBlobs(source string) [][]byte {
+	if made, ok := madeBlobs.Load(source); ok {
+		return made.([][]byte)
+	}
+	blobs := makeBlobs(source)
+	madeBlobs.Store(source, blobs)
+	return blobs
+}
+
+func makeBlobs(source string) [][]byte {
 	blobs := make([][]byte, 12)
 	for i := range blobs {
 		name := source
@@ -158,6 +173,23 @@ func childHold() error {
 	fmt.Println("serving")
 	_, err = io.Copy(io.Discard, os.Stdin)
 	return err
+}
+
+// childRebuild rebuilds the store, and kills itself at the step with the number of the seed, from 0.
+func childRebuild(ctx context.Context) error {
+	left, err := strconv.Atoi(os.Getenv(childSeed))
+	if err != nil {
+		return err
+	}
+	opts := RebuildOptions{Logger: testOptions().Logger, step: func(name string) {
+		if left--; left < 0 {
+			fmt.Println(name)
+			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL) // which does not return
+		}
+	}}
+	_, err = Rebuild(ctx, os.Getenv(childDir), opts)
+	fmt.Println("rebuilt")
+	return errors.Join(err, syscall.Kill(os.Getpid(), syscall.SIGKILL))
 }
 
 type child struct {

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"bowstring/fetch/store"
@@ -176,22 +177,28 @@ func TestFlippedDatabase(t *testing.T) {
 			if !readDamaged(t, "no bit", copyStore(t, image), has) {
 				t.Fatal("the undamaged store cannot be read")
 			}
-			noticed := 0
-			for range rounds {
-				dir := copyStore(t, image)
-				what := flipBit(t, filepath.Join(dir, pebbleDir), r)
-				before := fileSums(t, dir)
-				if !readDamaged(t, what, dir, has) {
-					noticed++
+			var noticed atomic.Int64
+			t.Run("flips", func(t *testing.T) {
+				for i := range rounds {
+					r := rand.New(rand.NewPCG(r.Uint64(), 0))
+					t.Run(fmt.Sprint(i), func(t *testing.T) {
+						t.Parallel() // it waits for the disk mostly
+						dir := copyStore(t, image)
+						what := flipBit(t, filepath.Join(dir, pebbleDir), r)
+						before := fileSums(t, dir)
+						if !readDamaged(t, what, dir, has) {
+							noticed.Add(1)
+						}
+						if after := fileSums(t, dir); after != before {
+							t.Fatalf("%s: reading changed the files from\n%s to\n%s", what, before, after)
+						}
+						requireNoOldNumber(t, what, copyStore(t, dir), has)
+						requireRebuilt(t, what, dir, has)
+					})
 				}
-				if after := fileSums(t, dir); after != before {
-					t.Fatalf("%s: reading changed the files from\n%s to\n%s", what, before, after)
-				}
-				requireNoOldNumber(t, what, copyStore(t, dir), has)
-				requireRebuilt(t, what, dir, has)
-			}
-			t.Logf("%d of %d flips were noticed", noticed, rounds)
-			if noticed == 0 {
+			})
+			t.Logf("%d of %d flips were noticed", noticed.Load(), rounds)
+			if noticed.Load() == 0 {
 				t.Error("no flip was noticed")
 			}
 		})

@@ -29,6 +29,8 @@ type RebuildOptions struct {
 	Lossy bool
 	// Progress may be nil. It is called by the calling goroutine.
 	Progress func(RebuildProgress)
+
+	step func(string) // for tests: called between what it does
 }
 
 // RebuildProgress is how far a rebuild has come.
@@ -88,6 +90,9 @@ func rebuild(ctx context.Context, dir string, opts RebuildOptions) (_ RebuildRep
 		return RebuildReport{}, err
 	} else if !exists {
 		return RebuildReport{}, fmt.Errorf("%w: there is no store in %s", schema.ErrNotFound, dir)
+	}
+	if opts.step == nil {
+		opts.step = func(string) {}
 	}
 	lock, err := lockDirectory(dir)
 	if err != nil {
@@ -277,12 +282,15 @@ func (b *rebuilding) write(rows change) error {
 func (b *rebuilding) swap() error {
 	dir := b.old.dir
 	now, next, old := b.old.pebble(), filepath.Join(dir, newPebbleDir), filepath.Join(dir, oldPebbleDir)
+	b.opts.step("made")
 	if err := errors.Join(os.RemoveAll(old), segment.SyncDir(next)); err != nil {
 		return err
 	}
+	b.opts.step("cleared")
 	err := unix.Renameat2(unix.AT_FDCWD, next, unix.AT_FDCWD, now, unix.RENAME_EXCHANGE)
 	switch {
 	case err == nil:
+		b.opts.step("exchanged")
 		err = os.Rename(next, old)
 	case errors.Is(err, unix.ENOENT):
 		err = os.Rename(next, now) // there was none
@@ -295,6 +303,7 @@ func (b *rebuilding) swap() error {
 	if err := errors.Join(err, segment.SyncDir(dir)); err != nil {
 		return fmt.Errorf("put the new database in its place: %w", err)
 	}
+	b.opts.step("in place")
 	j := b.old.journal
 	rows := change{}
 	for k, v := range b.rows {
@@ -302,7 +311,9 @@ func (b *rebuilding) swap() error {
 			rows[k] = v
 		}
 	}
-	return errors.Join(j.write(nil, b.version, oneChange(rows)), j.close())
+	err = errors.Join(j.write(nil, b.version, oneChange(rows)), j.close())
+	b.opts.step("journal")
+	return err
 }
 
 func oneChange(c change) iter.Seq2[change, error] {

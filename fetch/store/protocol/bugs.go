@@ -30,6 +30,7 @@ const (
 	bugStateBackwards                     // an older state of collections replaces a newer one
 	bugTagsIgnored                        // what has a tag is dropped
 	bugUnfinishedKept                     // what a put has left without a size is no garbage
+	bugRootsUnconfirmed                   // a collection that was superseded before it had its roots goes on
 
 	endOfBugs
 )

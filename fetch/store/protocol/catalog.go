@@ -137,7 +137,11 @@ func (s *Store) snapshot(ctx context.Context, dataset string, number int64, know
 	snap, err := s.record(ctx, dataset, number, r)
 	if errors.Is(err, schema.ErrDataLoss) {
 		// Where nobody knows what this process reads, it may just have been dropped.
-		if _, live, again := look(); again == nil && !live {
+		_, live, again := look()
+		if again != nil {
+			return nil, again // nobody knows which of the two it is
+		}
+		if !live {
 			return nil, nil
 		}
 	}

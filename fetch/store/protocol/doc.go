@@ -44,6 +44,11 @@
 // still reads, the selections. What they refer to is marked. What is not marked
 // and was not touched since the oldest registered ingest began is removed.
 //
+// Once it has the roots, a collection looks whether it is the one that runs still, and ends if not. Else what a later
+// one finds live could have been dropped before this one's roots were loaded: dead here, and relied upon by puts as soon
+// as the later one has ended. If it is, whatever a later one finds live and this one does not was made so by an
+// ingest that knew of this one, and is stored in its epoch or later.
+//
 // A dropped snapshot that nobody reads is taken out of its partition before its
 // blobs go, in the swap by which the collection settles the partition: whoever
 // comes after a collection that failed does not look for what it has removed. A

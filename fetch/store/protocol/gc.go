@@ -215,6 +215,9 @@ func (c *collection) collect(ctx context.Context) error {
 	if err := c.findRoots(ctx); err != nil {
 		return err
 	}
+	if err := c.confirm(ctx); err != nil {
+		return err
+	}
 	if s.planted(bugRootsEarly) {
 		c.roots = c.early
 	}
@@ -311,6 +314,24 @@ func (c *collection) agree(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// confirm makes sure, by the database, that no other collection had begun when the roots were loaded. Of one that
+// had, the roots may be older than these: what was live to it may have been dropped, and is dead here. It would not
+// be stored again, as the other collection has found it live, and deletions of this one could meet it at any time.
+func (c *collection) confirm(ctx context.Context) error {
+	s := c.s
+	if s.planted(bugRootsUnconfirmed) {
+		return nil
+	}
+	p, err := s.db.Load(ctx, Control)
+	if err != nil {
+		return fmt.Errorf("look whether another collection has begun: %w", err)
+	}
+	if err := s.learn(p); err != nil {
+		return err
+	}
+	return c.superseded()
 }
 
 // superseded spares a collection work that is in vain: another has begun. What

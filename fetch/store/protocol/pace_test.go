@@ -11,7 +11,9 @@ import (
 // TestPace: so many bytes and blobs a second are taken, and no more, in the
 // time of the process.
 func TestPace(t *testing.T) {
-	w := newWorld(1)
+	var idle coroutines
+	defer idle.close()
+	w := newWorld(1, &idle)
 	p := &process{w: w, name: "p"}
 	var took time.Duration
 	p.Go(func() {

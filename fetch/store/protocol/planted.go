@@ -15,15 +15,16 @@ func init() {
 	}
 	var known bool
 	everywhere, known = map[string]bug{
-		"commit unfenced": bugCommitUnfenced,
-		"commit twice":    bugCommitTwice,
-		"delete too much": bugDeleteTooMuch,
-		"keep nothing":    bugKeepNothing,
-		"no wait":         bugNoWait,
-		"number twice":    bugNumberTwice,
-		"tags ignored":    bugTagsIgnored,
-		"trust all":       bugTrustAll,
-		"unfinished kept": bugUnfinishedKept,
+		"commit unfenced":   bugCommitUnfenced,
+		"commit twice":      bugCommitTwice,
+		"delete too much":   bugDeleteTooMuch,
+		"keep nothing":      bugKeepNothing,
+		"no wait":           bugNoWait,
+		"number twice":      bugNumberTwice,
+		"roots unconfirmed": bugRootsUnconfirmed,
+		"tags ignored":      bugTagsIgnored,
+		"trust all":         bugTrustAll,
+		"unfinished kept":   bugUnfinishedKept,
 	}[name]
 	if !known {
 		panic(EnvPlanted + ": there is no mistake " + name)

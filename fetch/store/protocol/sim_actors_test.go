@@ -46,7 +46,7 @@ func (w *world) launch(name string, bugs bug, roles ...func(*actor)) {
 	w.procs = append(w.procs, p)
 	p.Go(func() {
 		s := New(&client{p, w.db}, p, Options{Holder: name, RenewEvery: 5 * time.Second, Parallel: 3, References: simReferences})
-		s.bugs = bugs
+		s.bugs, s.memo = bugs, &w.memo
 		a := &actor{w: w, p: p, s: s}
 		if w.chance(2) {
 			a.inUse = map[string]*schema.Snapshot{}
@@ -123,13 +123,24 @@ func (a *actor) imports() {
 	}
 }
 
+// pass waits until no collection goes on, but one that is suspended may.
+func (a *actor) pass() {
+	for w := a.w; w.faults.stall != "" && w.db.collecting.Run != "" && !w.collectorFrozen(); {
+		a.sleep(time.Second)
+	}
+}
+
 func (a *actor) commits(in *Ingest) bool {
 	ctx, w := context.Background(), a.w
 	var chunk []byte
-	for range 1 + w.rng.IntN(3) {
+	for range 1 + w.rng.IntN(w.faults.rows()) {
+		a.pass()
 		ref, err := in.Put(ctx, fmt.Appendf(nil, "payload %d", w.rng.IntN(w.faults.blobs())))
 		if a.failed("put", err) {
-			if w.faults.bytes > 0 {
+			switch { // what it leaves half done meets a collection
+			case w.faults.stall != "":
+				_ = a.p.Wait(context.Background(), nil, w.between(rowLapses, 2*time.Minute))
+			case w.faults.bytes > 0:
 				a.sleep(time.Minute)
 			}
 			return false
@@ -139,6 +150,7 @@ func (a *actor) commits(in *Ingest) bool {
 			a.sleep(15 * time.Second)
 		}
 	}
+	a.pass()
 	ref, err := in.Put(ctx, chunk)
 	if a.failed("put", err) {
 		return false
@@ -219,6 +231,10 @@ func (a *actor) drops() {
 		a.failed("untag", a.s.Untag(ctx, d.Name, "prod"), schema.ErrNotFound)
 	case 3:
 		number = 0
+	default:
+		if w.faults.stall != "" {
+			number = 0
+		}
 	}
 	// Tags forbid it.
 	a.failed("drop", a.s.Drop(ctx, d.Name, number), schema.ErrNotFound, schema.ErrInvalid)
@@ -262,7 +278,11 @@ func (a *actor) reads() {
 
 // collects collects.
 func (a *actor) collects() {
-	a.sleep(40 * time.Second)
+	if a.w.faults.stall != "" {
+		a.sleep(10 * time.Second)
+	} else {
+		a.sleep(40 * time.Second)
+	}
 	inUse := a.using
 	if a.inUse == nil {
 		inUse = nil

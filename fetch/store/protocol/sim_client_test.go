@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"bowstring/schema"
@@ -40,6 +41,12 @@ func (c *client) call(ctx context.Context, kind string, to, need int, f func(nod
 	}
 	more, lost, echo := w.astray(kind)
 	slow += more
+	stall := w.stalls(p, kind)
+	var long time.Duration
+	if stall { // what it has sent arrives before it goes on, and both when others have collected
+		long = rowLapses + w.between(20*time.Second, 2*time.Minute)
+		slow = long - time.Second
+	}
 	for node := range to {
 		d := slow + w.between(time.Millisecond, 20*time.Millisecond)
 		switch {
@@ -64,6 +71,10 @@ func (c *client) call(ctx context.Context, kind string, to, need int, f func(nod
 			}
 		})
 	}
+	if stall {
+		p.suspend(long)
+		_ = w.wait(ctx, nil, 0)
+	}
 	if hurt {
 		_ = p.hurt(ctx) // the answer comes, or not, as it would have
 	}
@@ -74,6 +85,27 @@ func (c *client) call(ctx context.Context, kind string, to, need int, f func(nod
 		return errSilent
 	}
 	return nil
+}
+
+// stalls says whether a process is suspended in a call, as one that collects.
+func (w *world) stalls(p *process, kind string) bool {
+	f := &w.faults
+	if f.stall == "" || !strings.HasPrefix(kind, f.stall) || kind == "load "+Control {
+		return false
+	}
+	return w.db.collecting.Run != "" && w.db.collecting.Holder == p.name && !w.anyFrozen()
+}
+
+// anyFrozen says whether some process is suspended.
+func (w *world) anyFrozen() bool {
+	return slices.ContainsFunc(w.procs, func(p *process) bool { return p.frozen })
+}
+
+// collectorFrozen says whether the process is suspended that collects, as far as others know.
+func (w *world) collectorFrozen() bool {
+	state := w.db.collecting
+	frozen := func(p *process) bool { return p.frozen && p.name == state.Holder }
+	return state.Run != "" && slices.ContainsFunc(w.procs, frozen)
 }
 
 // astray says what becomes of a call because of what it is for: how late it arrives, whether
@@ -94,7 +126,7 @@ func (w *world) astray(kind string) (slow time.Duration, lost bool, answer time.
 			slow = w.between(0, f.patience()/2)
 		}
 	case "bytes":
-		lost = w.chance(f.bytes)
+		lost = w.chance(f.bytes) || f.stall == "unsize" && w.collectorFrozen()
 	case "load " + Control, "peek " + Control:
 		if w.chance(f.states) {
 			answer = w.between(0, f.patience()-time.Second/2)

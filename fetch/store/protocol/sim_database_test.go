@@ -33,13 +33,14 @@ type faults struct {
 	raise    bool // rows come back from the dead
 
 	// Those that some calls have and others not, so that what is rare happens often.
-	deletions int  // deletions that are very late
-	bytes     int  // bytes that are lost, after which an ingest stays open
-	touches   int  // of puts that are slow
-	states    int  // answers about the state of collections that are late
-	scans     int  // that are slow
-	patient   bool // who calls waits long for an answer
-	few       bool // blobs there are, so that the same ones are put again
+	deletions int    // deletions that are very late
+	stall     string // in calls of this kind a collection is suspended until another has ended, before which no put ends
+	bytes     int    // bytes that are lost, after which an ingest stays open
+	touches   int    // of puts that are slow
+	states    int    // answers about the state of collections that are late
+	scans     int    // that are slow
+	patient   bool   // who calls waits long for an answer
+	few       bool   // blobs there are, so that the same ones are put again
 }
 
 // patience is how long a client waits for an answer.
@@ -56,6 +57,14 @@ func (f faults) blobs() int {
 		return payloads / 3
 	}
 	return payloads
+}
+
+// rows is how many a chunk has at most.
+func (f faults) rows() int {
+	if f.stall != "" {
+		return 1
+	}
+	return 3
 }
 
 // cell is what a node has of a blob: when each column was written, and up to
@@ -82,6 +91,7 @@ type replicas struct {
 	lapses     map[string]int
 	nodes      [nodes]map[schema.Key]*cell
 	content    map[schema.Key][]byte // of all blobs that were ever written
+	collecting control               // the state of collections as it is
 }
 
 type simMember struct {
@@ -122,6 +132,9 @@ func (r *replicas) settle(name string) *simPartition {
 
 func (r *replicas) set(name string, p Partition) {
 	r.partition(name).Partition = p
+	if name == Control {
+		r.collecting, _ = decodeControl(p)
+	}
 	r.w.note(name, int(p.Version))
 	r.w.oracle.changed(name, p)
 }

@@ -29,7 +29,7 @@ func TestLeaks(t *testing.T) {
 		{"deleted, and touched on a quorum after", [nodes]cell{again, again, gone}, true, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			w := newWorld(1)
+			w := newWorld(1, &coroutines{})
 			w.db, w.oracle = newReplicas(w), newOracle(w)
 			key := schema.RefOf([]byte("payload")).Key
 			for node, c := range test.nodes {

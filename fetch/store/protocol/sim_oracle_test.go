@@ -12,7 +12,6 @@ import (
 // says whether what the package's documentation promises holds.
 type oracle struct {
 	w        *world
-	memo     rowMemo
 	datasets map[string]*datasetState
 	rooted   map[string][]schema.Key // what a row of the catalog refers to, all the way down
 	refs     map[schema.Key]int
@@ -31,14 +30,14 @@ func (o *oracle) changed(name string, p Partition) {
 	if name == Control {
 		return
 	}
-	d, err := o.memo.decode(name, p)
+	d, err := o.w.memo.decode(name, p)
 	if err != nil {
 		o.w.wrong("the catalog is broken: %v", err)
 		return
 	}
 	was := o.datasets[name]
 	if was == nil {
-		was, _ = o.memo.decode(name, Partition{})
+		was, _ = o.w.memo.decode(name, Partition{})
 	}
 	o.datasets[name] = d
 	o.snapshots(was, d)

@@ -19,21 +19,26 @@ func (w *world) drawFaults() {
 		clocks: w.chance(2), raise: w.chance(3),
 	}
 	// In some runs less goes wrong anywhere, and more where a mistake would show.
-	if w.chance(3) {
-		w.faults.lose, w.faults.silence, w.faults.delay, w.faults.accept = 0, 0, 0, 0
-		w.faults.few = true
-		if w.chance(2) {
-			w.faults.deletions, w.faults.bytes = pick(2, 4), pick(0, 3)
-		} else {
-			w.faults.patient = true
-			w.faults.touches, w.faults.states, w.faults.scans = pick(0, 2, 4), pick(0, 3, 8), pick(0, 2)
-		}
+	if w.rng.IntN(5) > 1 {
+		return
+	}
+	w.faults.lose, w.faults.silence, w.faults.delay, w.faults.accept = 0, 0, 0, 0
+	w.faults.few = true
+	switch w.rng.IntN(3) {
+	case 0:
+		w.faults.deletions, w.faults.bytes = pick(1, 2, 4), pick(0, 3)
+	case 1:
+		w.faults.patient = true
+		w.faults.touches, w.faults.states, w.faults.scans = pick(0, 2, 4), pick(0, 3, 8), pick(0, 2)
+	case 2:
+		w.faults.suspends, w.faults.kills, w.faults.double = 0, 0, 0
+		w.faults.stall, w.faults.deletions, w.faults.bytes = "unsize", 2, 2
 	}
 }
 
 // simulate runs a seed. It returns what was wrong, and a hash of all that happened.
-func simulate(seed uint64, bugs bug, trace *strings.Builder) (hash uint64, err error) {
-	w := newWorld(seed)
+func simulate(idle *coroutines, seed uint64, bugs bug, trace *strings.Builder) (hash uint64, err error) {
+	w := newWorld(seed, idle)
 	w.trace = trace
 	w.db, w.oracle = newReplicas(w), newOracle(w)
 	w.drawFaults()
@@ -80,7 +85,7 @@ func (w *world) finish(bugs bug) {
 	w.procs = append(w.procs, p)
 	p.Go(func() {
 		s := New(&client{p, w.db}, p, Options{Holder: p.name, Parallel: 3, References: simReferences})
-		s.bugs = bugs
+		s.bugs, s.memo = bugs, &w.memo
 		ctx := context.Background()
 		// One collection is enough, but for what not every quorum knows of; of that
 		// there is none once the replicas are repaired.

@@ -1,10 +1,8 @@
 package protocol
 
 import (
-	"container/heap"
 	"context"
 	"fmt"
-	"iter"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -22,6 +20,7 @@ type world struct {
 	steps int
 
 	events  events
+	idle    *coroutines
 	ready   []*task
 	polled  []*task // those that wait for a channel or a context
 	current *task
@@ -35,6 +34,7 @@ type world struct {
 	faults faults
 	db     *replicas
 	oracle *oracle
+	memo   rowMemo // of all processes: what a row decodes to is never changed
 }
 
 // event happens at a time: f is called, or a task that still waits goes on.
@@ -46,26 +46,12 @@ type event struct {
 	wait int
 }
 
-type events []event
-
-func (e events) Len() int { return len(e) }
-func (e events) Less(i, j int) bool {
-	return e[i].at < e[j].at || e[i].at == e[j].at && e[i].seq < e[j].seq
-}
-func (e events) Swap(i, j int) { e[i], e[j] = e[j], e[i] }
-func (e *events) Push(x any)   { *e = append(*e, x.(event)) }
-func (e *events) Pop() any {
-	last := (*e)[len(*e)-1]
-	*e = (*e)[:len(*e)-1]
-	return last
-}
-
 // task is a goroutine of a process.
 type task struct {
 	p     *process
 	id    int
-	next  func() (struct{}, bool)
-	yield func(struct{}) bool
+	on    *coroutine
+	ended bool
 
 	waiting bool
 	waits   int             // counts them
@@ -77,8 +63,8 @@ type task struct {
 // killed is the panic that ends the tasks of a process that is dead.
 type killed struct{}
 
-func newWorld(seed uint64) *world {
-	return &world{seed: seed, rng: rand.New(rand.NewPCG(seed, 0x5eed)), hash: 14695981039346656037}
+func newWorld(seed uint64, idle *coroutines) *world {
+	return &world{seed: seed, idle: idle, rng: rand.New(rand.NewPCG(seed, 0x5eed)), hash: 14695981039346656037}
 }
 
 // note takes something down for the hash.
@@ -124,7 +110,7 @@ func (w *world) after(d time.Duration, f func()) { w.push(event{at: w.now + d, f
 func (w *world) push(e event) {
 	w.seq++
 	e.seq = w.seq
-	heap.Push(&w.events, e)
+	w.events.push(e)
 }
 
 // start begins a task of a process.
@@ -133,10 +119,10 @@ func (w *world) start(p *process, f func()) {
 		return
 	}
 	w.tasks++
-	t := &task{p: p, id: w.tasks}
-	t.next, _ = iter.Pull(func(yield func(struct{}) bool) {
-		t.yield = yield
+	t := &task{p: p, id: w.tasks, on: w.idle.take()}
+	t.on.run = func() {
 		defer func() {
+			t.ended = true
 			if r := recover(); r != nil && r != (killed{}) {
 				panic(r)
 			}
@@ -144,7 +130,7 @@ func (w *world) start(p *process, f func()) {
 		if !p.dead {
 			f()
 		}
-	})
+	}
 	p.tasks = append(p.tasks, t)
 	w.wake(t)
 }
@@ -170,7 +156,7 @@ func (w *world) run(until time.Duration) {
 			w.ready = slices.Delete(w.ready, i, i+1)
 			w.step(t)
 		case len(w.events) > 0 && w.events[0].at <= until:
-			e := heap.Pop(&w.events).(event)
+			e := w.events.pop()
 			w.now = e.at
 			if e.f != nil {
 				e.f()
@@ -191,11 +177,21 @@ func (w *world) run(until time.Duration) {
 func (w *world) step(t *task) {
 	w.note("task", t.id)
 	w.current = t
-	if _, more := t.next(); !more {
+	if !w.goOn(t) {
 		t.p.tasks = slices.DeleteFunc(t.p.tasks, func(other *task) bool { return other == t })
 	}
 	w.current = nil
 	w.poll()
+}
+
+// goOn runs a task until it waits, and says whether it has not ended.
+func (w *world) goOn(t *task) bool {
+	t.on.next()
+	if t.ended {
+		w.idle.give(t.on)
+		t.on = nil
+	}
+	return !t.ended
 }
 
 // poll wakes the tasks whose channel is closed, or whose context is done.
@@ -236,7 +232,7 @@ func (w *world) wait(ctx context.Context, ch <-chan struct{}, d time.Duration) e
 		if ch != nil || ctx.Done() != nil {
 			w.polled = append(w.polled, t)
 		}
-		t.yield(struct{}{})
+		t.on.yield(struct{}{})
 		if t.p.dead {
 			panic(killed{})
 		}
@@ -320,8 +316,7 @@ func (p *process) kill() {
 		}
 		t.waiting = false
 		w.current = t
-		for more := true; more; {
-			_, more = t.next()
+		for w.goOn(t) {
 		}
 	}
 	w.current = running

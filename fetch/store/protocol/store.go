@@ -78,7 +78,7 @@ type Store struct {
 
 	writes, dedups, writtenBytes atomic.Int64
 
-	memo rowMemo
+	memo *rowMemo
 	bugs bug
 }
 
@@ -99,7 +99,7 @@ func New(db Database, env Env, options Options) *Store {
 	if options.References == nil {
 		options.References = references
 	}
-	s := &Store{db: db, env: env, options: options, log: options.Log, bugs: everywhere}
+	s := &Store{db: db, env: env, options: options, log: options.Log, memo: &rowMemo{}, bugs: everywhere}
 	s.ctx, s.end = context.WithCancelCause(context.Background())
 	s.member.init(env)
 	return s

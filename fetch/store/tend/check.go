@@ -47,7 +47,10 @@ func checkKey(ref schema.BlobRef, got schema.Key) error {
 // hashedIn tells which keys of a source are hashes of what they name.
 func hashedIn(src Source) func(schema.Key) bool {
 	if a, ok := src.(store.Addresser); ok {
-		return func(key schema.Key) bool { return !a.Addressed(key) }
+		return func(key schema.Key) bool {
+			_, address := a.Addressed(key)
+			return !address
+		}
 	}
 	return func(schema.Key) bool { return true }
 }

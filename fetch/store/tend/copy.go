@@ -28,6 +28,9 @@ type CopyOptions struct {
 	Numbers bool
 	// Renumber commits each snapshot as the next one of its dataset, in place of under its own number.
 	Renumber bool
+	// Attached is what is made of cells of other programs' tables; ByValue if empty. The target has to be a
+	// store.Referrer for them to be copied by reference.
+	Attached Attached
 	// Progress, if not nil, is called after each blob, never twice at once.
 	Progress func(Copied)
 }
@@ -73,6 +76,9 @@ type copier struct {
 	to   store.Store
 	opts CopyOptions
 
+	attached attachment
+	made     map[schema.Key]schema.Chunk // in the target, of chunks that were copied by value, by the keys of those
+
 	mu   sync.Mutex
 	done Copied
 }
@@ -83,18 +89,33 @@ type copier struct {
 // target has for others. What the target has already is not sent, so a copy that was
 // stopped goes on where it was when it is made again.
 //
-// A snapshot that the target has already is left as it is. A schema.ErrConflict says that
+// A snapshot that the target has already is left as it is; where snapshots get numbers of their own, those that the
+// target's newest are copies of. A schema.ErrConflict says that
 // it has another one of that number, or has given out greater ones.
 func Copy(ctx context.Context, from Source, to store.Store, snaps []*schema.Snapshot, opts CopyOptions) (Copied, error) {
-	c := &copier{from: from, to: to, opts: opts}
-	var missing []*schema.Snapshot
-	for _, snap := range snaps {
-		there, err := c.standing(ctx, snap)
-		if err != nil {
+	c := &copier{from: from, to: to, opts: opts, made: map[schema.Key]schema.Chunk{}}
+	if err := c.attach(ctx, snaps); err != nil {
+		return c.done, err
+	}
+	numbers := map[Name]int64{}
+	if opts.Renumber {
+		if err := c.renumbered(ctx, snaps, numbers); err != nil {
 			return c.done, err
 		}
+	}
+	var missing []*schema.Snapshot
+	for _, snap := range snaps {
+		as, there := numbers[nameOf(snap)]
+		if !there && !opts.Renumber {
+			var err error
+			if there, err = c.standing(ctx, snap); err != nil {
+				return c.done, err
+			}
+			as = snap.Number
+		}
 		if there {
-			c.done.Snapshots = append(c.done.Snapshots, CopiedSnapshot{snap.Dataset, snap.Number, snap.Number, snap.Rows(), true})
+			c.done.Snapshots = append(c.done.Snapshots, CopiedSnapshot{snap.Dataset, snap.Number, as, snap.Rows(), true})
+			numbers[nameOf(snap)] = as
 		} else {
 			missing = append(missing, snap)
 		}
@@ -104,15 +125,21 @@ func Copy(ctx context.Context, from Source, to store.Store, snaps []*schema.Snap
 		_, size := scope.Size()
 		c.done.OfBytes += size
 	}
-	numbers := map[Name]int64{}
 	for _, snap := range snaps {
-		as := snap.Number
+		as := numbers[nameOf(snap)]
 		if slices.Contains(missing, snap) {
 			var err error
-			if as, err = c.snapshot(ctx, snap); err != nil {
+			there := false
+			if as, err = c.snapshot(ctx, snap); errors.Is(err, schema.ErrConflict) && !opts.Renumber {
+				// Somebody may have made the same copy at the same time.
+				if there, _ = c.standing(ctx, snap); there {
+					as, err = snap.Number, nil
+				}
+			}
+			if err != nil {
 				return c.done, fmt.Errorf("copy %s@%d: %w", snap.Dataset, snap.Number, err)
 			}
-			c.done.Snapshots = append(c.done.Snapshots, CopiedSnapshot{snap.Dataset, snap.Number, as, snap.Rows(), false})
+			c.done.Snapshots = append(c.done.Snapshots, CopiedSnapshot{snap.Dataset, snap.Number, as, snap.Rows(), there})
 		}
 		numbers[nameOf(snap)] = as
 		if opts.Selections {
@@ -130,14 +157,15 @@ func Copy(ctx context.Context, from Source, to store.Store, snaps []*schema.Snap
 // standing reports whether the target has the snapshot, and a schema.ErrConflict
 // if it cannot have it.
 func (c *copier) standing(ctx context.Context, snap *schema.Snapshot) (there bool, err error) {
-	if c.opts.Renumber {
-		return false, nil
-	}
 	const advice = "drop what is there, take another store, or copy it as the next snapshot with --renumber"
 	old, err := c.to.Snapshot(ctx, snap.Dataset, snap.Number)
 	switch {
 	case err == nil:
 		if same, err := equal(old, snap); same || err != nil {
+			return same, err
+		}
+		if same, err := sameButAttached(old, snap, c.attached); same || err != nil {
+			c.note(old, snap)
 			return same, err
 		}
 		return false, fmt.Errorf("%w: the target has another snapshot %s@%d, of %d rows from %s: %s",
@@ -173,7 +201,7 @@ func (c *copier) snapshot(ctx context.Context, snap *schema.Snapshot) (number in
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, in.Close()) }()
-	if err := c.blobs(ctx, in, Scope{Source: c.from, Snapshots: []*schema.Snapshot{snap}, Memory: c.opts.Memory}); err != nil {
+	if snap, err = c.put(ctx, in, snap); err != nil {
 		return 0, err
 	}
 	if !c.opts.Renumber {
@@ -193,8 +221,8 @@ func (c *copier) snapshot(ctx context.Context, snap *schema.Snapshot) (number in
 	return made.Number, nil
 }
 
-// blobs sees to it that the target has all blobs of a scope.
-func (c *copier) blobs(ctx context.Context, in store.Ingest, scope Scope) error {
+// blobs sees to it that the target has all blobs of a scope, and returns its snapshots as they are there.
+func (c *copier) blobs(ctx context.Context, in store.Ingest, scope Scope) ([]*schema.Snapshot, error) {
 	there := func(context.Context, schema.BlobRef) (bool, error) { return false, nil }
 	if a, ok := in.(store.Adopter); ok {
 		there = func(ctx context.Context, ref schema.BlobRef) (bool, error) {
@@ -205,7 +233,8 @@ func (c *copier) blobs(ctx context.Context, in store.Ingest, scope Scope) error 
 			return ok, err
 		}
 	}
-	return Fetch(ctx, scope, FetchOptions{Rate: c.opts.Rate, Workers: c.opts.Workers}, there,
+	opts := FetchOptions{Rate: c.opts.Rate, Workers: c.opts.Workers, Attached: c.opts.Attached, Through: c.to}
+	return Fetch(ctx, scope, opts, there,
 		func(ctx context.Context, ref schema.BlobRef, data []byte) error {
 			got, err := in.Put(ctx, data)
 			if err == nil && got != ref {
@@ -243,7 +272,7 @@ func (c *copier) selections(ctx context.Context, snap *schema.Snapshot, as int64
 		return err
 	}
 	defer func() { err = errors.Join(err, in.Close()) }()
-	if err := c.blobs(ctx, in, Scope{Source: c.from, Selections: list}); err != nil {
+	if _, err := c.blobs(ctx, in, Scope{Source: c.from, Selections: list}); err != nil {
 		return err
 	}
 	for _, sel := range list {

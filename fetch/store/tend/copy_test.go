@@ -184,3 +184,44 @@ func TestSnapshotsByName(t *testing.T) {
 		}
 	}
 }
+
+// TestCopyRenumberedGoesOn: a copy under numbers of the target's own that is stopped after any snapshot, or when
+// all is done, and made again, makes none twice.
+func TestCopyRenumberedGoesOn(t *testing.T) {
+	from := open(t, filepath.Join(t.TempDir(), "from"))
+	rows := blobs(5, 12)
+	for i := range 3 {
+		commit(t, from, "d", rows[4*i:4*i+4])
+	}
+	snaps, err := tend.Snapshots(t.Context(), from, nil)
+	must(t, err)
+	opts := tend.CopyOptions{Renumber: true}
+	for stopped := range 4 {
+		to := open(t, filepath.Join(t.TempDir(), "to"))
+		commit(t, to, "d", rows[:2])
+		if stopped > 0 {
+			_, err = tend.Copy(t.Context(), from, to, snaps[:stopped], opts)
+			must(t, err)
+		}
+		for again := range 2 {
+			done, err := tend.Copy(t.Context(), from, to, snaps, opts)
+			must(t, err)
+			for i, snap := range done.Snapshots {
+				if !slices.Contains([]int64{2, 3, 4}, snap.As) || i > 3 {
+					t.Errorf("stopped after %d: %s", stopped, asJSON(t, done))
+				}
+			}
+			list, err := to.Datasets(t.Context())
+			must(t, err)
+			if len(list[0].Snapshots) != 4 {
+				t.Errorf("stopped after %d, again %d: there are %d", stopped, again, list[0].Snapshots)
+			}
+		}
+		// An older one is made the newest again.
+		done, err := tend.Copy(t.Context(), from, to, snaps[:1], opts)
+		must(t, err)
+		if done.Snapshots[0].As != 5 || done.Snapshots[0].There {
+			t.Errorf("to have the first again: %s", asJSON(t, done))
+		}
+	}
+}

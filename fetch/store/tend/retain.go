@@ -49,13 +49,17 @@ func Retain(ctx context.Context, s store.Store, datasets []string, rules Retenti
 	if err != nil {
 		return nil, err
 	}
+	tags, err := tagsOf(ctx, s)
+	if err != nil {
+		return nil, err
+	}
 	var fates []Fate
 	for len(snaps) > 0 {
 		n := slices.IndexFunc(snaps, func(snap *schema.Snapshot) bool { return snap.Dataset != snaps[0].Dataset })
 		if n < 0 {
 			n = len(snaps)
 		}
-		list, err := retain(ctx, s, snaps[:n], rules)
+		list, err := retain(ctx, s, snaps[:n], rules, tags)
 		fates = append(fates, list...)
 		if err != nil {
 			return fates, err
@@ -66,7 +70,9 @@ func Retain(ctx context.Context, s store.Store, datasets []string, rules Retenti
 }
 
 // retain looks at the snapshots of one dataset, in ascending order.
-func retain(ctx context.Context, s store.Store, snaps []*schema.Snapshot, rules Retention) ([]Fate, error) {
+func retain(
+	ctx context.Context, s store.Store, snaps []*schema.Snapshot, rules Retention, tags map[Name][]string,
+) ([]Fate, error) {
 	var fates []Fate
 	for i, snap := range snaps {
 		fate := Fate{Dataset: snap.Dataset, Snapshot: snap.Number, Created: snap.Created}
@@ -78,21 +84,8 @@ func retain(ctx context.Context, s store.Store, snaps []*schema.Snapshot, rules 
 		case rules.Within > 0 && age <= rules.Within:
 			fate.Why = fmt.Sprintf("made within %s", rules.Within)
 		default:
-			// Asked for each just before it goes: somebody may be giving it a name.
-			tags, err := tagsOf(ctx, s, snap)
-			if err != nil {
+			if err := drop(ctx, s, snap, tags, rules.DryRun, &fate); err != nil {
 				return fates, err
-			}
-			if len(tags) > 0 {
-				fate.Why = "tagged " + strings.Join(tags, ", ")
-				break
-			}
-			fate.Dropped = true
-			if rules.DryRun {
-				break
-			}
-			if err := s.Drop(ctx, snap.Dataset, snap.Number); err != nil && !errors.Is(err, schema.ErrNotFound) {
-				return fates, fmt.Errorf("drop %s@%d: %w", snap.Dataset, snap.Number, err)
 			}
 		}
 		fates = append(fates, fate)
@@ -100,20 +93,42 @@ func retain(ctx context.Context, s store.Store, snaps []*schema.Snapshot, rules 
 	return fates, nil
 }
 
-// tagsOf are the tags that stand for a snapshot. A store without tags has none.
-func tagsOf(ctx context.Context, s store.Store, snap *schema.Snapshot) ([]string, error) {
-	all, err := s.Datasets(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("the tags of %q: %w", snap.Dataset, err)
-	}
-	var tags []string
-	for _, d := range all {
-		for _, tag := range d.Tags {
-			if d.Name == snap.Dataset && tag.Snapshot == snap.Number {
-				tags = append(tags, tag.Name)
+// drop drops a snapshot that no rule keeps, unless it has a tag. Those known may be old: what decides is the
+// store, which drops nothing that has one.
+func drop(
+	ctx context.Context, s store.Store, snap *schema.Snapshot, known map[Name][]string, dry bool, fate *Fate,
+) error {
+	names := known[nameOf(snap)]
+	if len(names) == 0 && !dry {
+		err := s.Drop(ctx, snap.Dataset, snap.Number)
+		switch {
+		case errors.Is(err, schema.ErrInvalid): // somebody has given it a name meanwhile
+			now, failed := tagsOf(ctx, s)
+			if names = now[nameOf(snap)]; failed != nil || len(names) == 0 {
+				return errors.Join(fmt.Errorf("drop %s@%d: %w", snap.Dataset, snap.Number, err), failed)
 			}
+		case err != nil && !errors.Is(err, schema.ErrNotFound):
+			return fmt.Errorf("drop %s@%d: %w", snap.Dataset, snap.Number, err)
 		}
 	}
-	slices.Sort(tags)
+	if fate.Dropped = len(names) == 0; !fate.Dropped {
+		fate.Why = "tagged " + strings.Join(names, ", ")
+	}
+	return nil
+}
+
+// tagsOf are the tags of all snapshots that have some, sorted. A store without tags has none.
+func tagsOf(ctx context.Context, s store.Store) (map[Name][]string, error) {
+	all, err := s.Datasets(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list the tags: %w", err)
+	}
+	tags := map[Name][]string{}
+	for _, d := range all {
+		for _, tag := range d.Tags {
+			name := Name{Dataset: d.Name, Number: tag.Snapshot}
+			tags[name] = append(tags[name], tag.Name)
+		}
+	}
 	return tags, nil
 }

@@ -1,14 +1,18 @@
 package tend_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"bowstring/fetch/store"
+	"bowstring/fetch/store/local"
 	"bowstring/fetch/store/tend"
 	"bowstring/schema"
 )
@@ -81,5 +85,70 @@ func TestRetain(t *testing.T) {
 	}
 	if _, err := tend.Retain(t.Context(), s, nil, tend.Retention{}); !errors.Is(err, schema.ErrInvalid) {
 		t.Errorf("no rule: %v", err)
+	}
+}
+
+// meanwhile is a store that others change right after it was listed.
+type meanwhile struct {
+	*local.Store
+	listed int
+	at     int
+	change func()
+}
+
+// after has change called after the n-th listing from now.
+func (s *meanwhile) after(n int, change func()) { s.listed, s.at, s.change = 0, n, change }
+
+func (s *meanwhile) Datasets(ctx context.Context) ([]store.Dataset, error) {
+	list, err := s.Store.Datasets(ctx)
+	if s.listed++; s.listed == s.at {
+		s.change()
+	}
+	return list, err
+}
+
+// TestRetainTaggedMeanwhile: a snapshot that gets a tag while others are dropped stays, and ends nothing. The
+// catalog is listed a few times, however many snapshots there are.
+func TestRetainTaggedMeanwhile(t *testing.T) {
+	s := &meanwhile{Store: open(t, filepath.Join(t.TempDir(), "store"))}
+	rows := blobs(2, 12)
+	for i := range rows {
+		commit(t, s, "d", rows[:i+1])
+	}
+	snaps, err := tend.Snapshots(t.Context(), s, nil)
+	must(t, err)
+	s.after(2, func() { must(t, s.Tag(t.Context(), "d", "prod", 3)) })
+	fates, err := tend.Retain(t.Context(), s, nil, tend.Retention{Last: 2})
+	must(t, err)
+	for i, f := range fates {
+		if want := i != 2 && i < len(snaps)-2; f.Dropped != want || i == 2 && f.Why != "tagged prod" {
+			t.Errorf("%+v", f)
+		}
+	}
+	if s.listed > 3 {
+		t.Errorf("the catalog was listed %d times", s.listed)
+	}
+}
+
+// TestSnapshotsDroppedMeanwhile: what was dropped since the catalog was listed is left out, unless it was named.
+func TestSnapshotsDroppedMeanwhile(t *testing.T) {
+	s := &meanwhile{Store: open(t, filepath.Join(t.TempDir(), "store"))}
+	rows := blobs(3, 4)
+	for i := range rows {
+		commit(t, s, "d", rows[:i+1])
+	}
+	s.after(1, func() { must(t, s.Drop(t.Context(), "d", 2)) })
+	snaps, err := tend.Snapshots(t.Context(), s, []tend.Name{{Dataset: "d"}})
+	must(t, err)
+	var numbers []int64
+	for _, snap := range snaps {
+		numbers = append(numbers, snap.Number)
+	}
+	if !slices.Equal(numbers, []int64{1, 3, 4}) {
+		t.Errorf("there are %d", numbers)
+	}
+	s.after(1, func() { must(t, s.Drop(t.Context(), "d", 3)) })
+	if _, err := tend.Snapshots(t.Context(), s, []tend.Name{{Dataset: "d"}, {Dataset: "d", Number: 3}}); !errors.Is(err, schema.ErrNotFound) {
+		t.Errorf("one that was named: %v", err)
 	}
 }

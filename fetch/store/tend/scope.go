@@ -231,6 +231,22 @@ func passOf(k *schema.Key, of int) int {
 // cells visits the blob cells of a manifest chunk that are not null, but for those of pages that are in without. row is
 // counted from the chunk's first.
 func (s *Scope) cells(ctx context.Context, c chunkOf, without map[schema.Key]bool, visit func(column int, row int64, ref schema.BlobRef)) error {
+	return s.eachPage(ctx, c, without, func(p pageOf, m *schema.Manifest) error {
+		for col := range schema.BlobFields(c.snap.Schema) {
+			for row := range m.Rows() {
+				if ref, ok := m.Blob(col, row); ok {
+					visit(col, p.start+row, ref)
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// eachPage opens the pages of a chunk that are not in without, one after the other.
+func (s *Scope) eachPage(
+	ctx context.Context, c chunkOf, without map[schema.Key]bool, visit func(p pageOf, m *schema.Manifest) error,
+) error {
 	pages, err := s.pages(ctx, c)
 	if err != nil {
 		return err
@@ -243,14 +259,11 @@ func (s *Scope) cells(ctx context.Context, c chunkOf, without map[schema.Key]boo
 		if err != nil {
 			return fmt.Errorf("manifest chunk %d of %s@%d: %w", c.index, c.snap.Dataset, c.snap.Number, err)
 		}
-		for col := range schema.BlobFields(c.snap.Schema) {
-			for row := range m.Rows() {
-				if ref, ok := m.Blob(col, row); ok {
-					visit(col, p.start+row, ref)
-				}
-			}
-		}
+		err = visit(p, m)
 		m.Close()
+		if err != nil {
+			return err
+		}
 	}
 	return nil
 }

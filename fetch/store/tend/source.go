@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"bowstring/fetch/store"
 	"bowstring/schema"
 )
@@ -54,6 +56,7 @@ func Snapshots(ctx context.Context, src Source, names []Name) ([]*schema.Snapsho
 		}
 	}
 	var wanted []Name
+	asked := map[Name]bool{}
 	for _, name := range names {
 		name, err := name.resolve(ctx, src)
 		if err != nil {
@@ -64,7 +67,7 @@ func Snapshots(ctx context.Context, src Source, names []Name) ([]*schema.Snapsho
 		case i < 0:
 			return nil, store.NoSnapshot(list, name.Dataset, 0)
 		case name.Number != 0:
-			wanted = append(wanted, name)
+			wanted, asked[name] = append(wanted, name), true
 		default:
 			for _, number := range list[i].Snapshots {
 				wanted = append(wanted, Name{Dataset: name.Dataset, Number: number})
@@ -77,15 +80,31 @@ func Snapshots(ctx context.Context, src Source, names []Name) ([]*schema.Snapsho
 		}
 		return int(a.Number - b.Number)
 	})
-	var snaps []*schema.Snapshot
-	for _, name := range slices.Compact(wanted) {
-		snap, err := src.Snapshot(ctx, name.Dataset, name.Number)
-		if err != nil {
-			return nil, err
-		}
-		snaps = append(snaps, snap)
+	return readSnapshots(ctx, src, slices.Compact(wanted), asked)
+}
+
+// snapshotsAtOnce is how many records of snapshots are read at the same time: a store may be far away and
+// have very many.
+const snapshotsAtOnce = 32
+
+// readSnapshots reads snapshots. One that nobody has asked for by its number may have been dropped since it
+// was listed, and is left out.
+func readSnapshots(ctx context.Context, src Source, wanted []Name, asked map[Name]bool) ([]*schema.Snapshot, error) {
+	snaps := make([]*schema.Snapshot, len(wanted))
+	readers, ctx := errgroup.WithContext(ctx)
+	readers.SetLimit(snapshotsAtOnce)
+	for i, name := range wanted {
+		readers.Go(func() error {
+			snap, err := src.Snapshot(ctx, name.Dataset, name.Number)
+			if errors.Is(err, schema.ErrNotFound) && !asked[name] {
+				return nil
+			}
+			snaps[i] = snap
+			return err
+		})
 	}
-	return snaps, nil
+	err := readers.Wait()
+	return slices.DeleteFunc(snaps, func(snap *schema.Snapshot) bool { return snap == nil }), err
 }
 
 // Newest reads the newest snapshot of each dataset that is named without a number,

@@ -57,6 +57,17 @@ func digest(blobs [][]byte) string {
 	return hex.EncodeToString(h.Sum(nil)[:12])
 }
 
+// patientFor is how long a patient import lies open on average: most collections take less.
+const patientFor = 6 * time.Second
+
+// newest is the greatest number, 0 if there is none.
+func newest(numbers []int64) int64 {
+	if len(numbers) == 0 {
+		return 0
+	}
+	return numbers[len(numbers)-1]
+}
+
 // importOne imports rows: new ones, or those of its last import again.
 func (p *process) importOne(ctx context.Context) error {
 	all, err := p.list(ctx)
@@ -72,10 +83,7 @@ func (p *process) importOne(ctx context.Context) error {
 		p.last = rows
 	}
 	name := datasets[p.rand.IntN(len(datasets))]
-	var parent int64
-	if have := all[name]; len(have) > 0 {
-		parent = have[len(have)-1]
-	}
+	parent := newest(all[name])
 	putting, cancel := context.WithTimeout(ctx, 2*opTimeout)
 	defer cancel()
 	in, err := p.store.Begin(putting, name)
@@ -87,6 +95,14 @@ func (p *process) importOne(ctx context.Context) error {
 	snap, err := storetest.Put(putting, hesitant{in, p}, data, 6)
 	if err != nil || p.rand.IntN(8) == 0 { // or it changes its mind
 		return nil // nothing can be seen, and whether it is collected is found out in the end
+	}
+	if p.Patient {
+		// What it has put is nobody else's, such as the manifest, or what others drop meanwhile.
+		p.pause(ctx, 2*patientFor)
+		if all, err = p.list(ctx); err != nil || all == nil {
+			return err
+		}
+		parent = newest(all[name])
 	}
 	e := Event{Do: Commit, Dataset: name, Parent: parent, Digest: digest(data)}
 	e.Import = fmt.Sprintf("%s/%d", p.Name, p.op)

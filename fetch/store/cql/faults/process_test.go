@@ -21,8 +21,11 @@ import (
 )
 
 // lapse is after how long the servers forget a process, which says that it is there each
-// 3 s: less than most stops take, and than collections are to wait for a process that was killed.
+// second: less than most stops take, and than collections are to wait for a process that was killed.
 const lapse = 6 * time.Second
+
+// renew is how often a process says so: collections wait for that, and there are to be many.
+const renew = time.Second
 
 // opTimeout bounds what a process waits for.
 const opTimeout = 20 * time.Second
@@ -37,6 +40,7 @@ type processConfig struct {
 	Seed       uint64
 	ClockBy    time.Duration // by how much its clock is wrong
 	RTT        time.Duration // to the nodes
+	Patient    bool          // between what it puts and the commit collections come and go
 }
 
 // process is one of a run: it does the same kind of thing over and over until
@@ -58,9 +62,9 @@ var roles = map[string]struct {
 	rest time.Duration
 }{
 	"importer":  {(*process).importOne, 20 * time.Millisecond},
-	"dropper":   {(*process).dropOne, 300 * time.Millisecond},
+	"dropper":   {(*process).dropOne, 200 * time.Millisecond},
 	"tagger":    {(*process).tagOne, time.Second},
-	"collector": {(*process).collectOne, time.Second},
+	"collector": {(*process).collectOne, 200 * time.Millisecond},
 	"reader":    {(*process).readOne, 500 * time.Millisecond},
 }
 
@@ -103,6 +107,7 @@ func (p *process) open(ctx context.Context) (err error) {
 	opts := cql.Options{
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
 		Lapse:  lapse,
+		Renew:  renew,
 		Clock:  func() time.Time { return time.Now().Add(p.ClockBy) },
 	}
 	if p.RTT > 0 {
@@ -269,26 +274,27 @@ func (p *process) untag(ctx context.Context, dataset, tag string) error {
 }
 
 func (p *process) collectOne(ctx context.Context) error {
-	_, err := p.collect(ctx, 3*opTimeout)
+	_, _, err := p.collect(ctx, 3*opTimeout)
 	return err
 }
 
-// collect returns what a collection found, nil if it did not come to its end.
-func (p *process) collect(ctx context.Context, within time.Duration) (report *store.GCReport, err error) {
+// collect returns what a collection found, nil if it did not come to its end, and whether because something
+// is missing.
+func (p *process) collect(ctx context.Context, within time.Duration) (r *store.GCReport, damage string, err error) {
 	begun, err := p.Begin(Event{Do: Collect})
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	r, failed := p.store.GC(ctx, store.GCOptions{}, nil)
+	found, failed := p.store.GC(ctx, store.GCOptions{}, nil)
 	if failed == nil {
-		begun.Count = r.DeadBlobs
-		return &r, p.End(begun, OK)
+		begun.Count = found.DeadBlobs
+		return &found, "", p.End(begun, OK)
 	}
 	begun.Error = failed.Error()
 	if errors.Is(failed, schema.ErrDataLoss) && !errors.Is(failed, schema.ErrUnavailable) {
 		begun.Damage = Missing
 	}
-	return nil, p.End(begun, Info)
+	return nil, begun.Damage, p.End(begun, Info)
 }

@@ -82,18 +82,27 @@ func (k Kind) impairs() bool { return k == KillNode || k == StopNode || k == Iso
 // nodeStart is about how long a node takes to come back after it was started.
 const nodeStart = 12 * time.Second
 
+// longRun is a run in which a process and a node are stopped for minutes for certain.
+const longRun = 8 * time.Minute
+
 // NewSchedule draws the faults of a run that takes so long. The last tenth is left
 // to what the faults before have left behind. Stops take up to a quarter of the
-// run, and three minutes. For most of the time two nodes of three reach each other, or
-// nothing would ever be done.
+// run, and three minutes; a run of eight minutes has two of more than two. For most of
+// the time two nodes of three reach each other, or nothing would ever be done.
 func NewSchedule(seed uint64, length time.Duration, processes []string) Schedule {
 	r := rand.New(rand.NewPCG(seed, 0))
 	var s Schedule
-	var impaired time.Duration // until when a node is
 	end := length * 9 / 10
 	longest := min(length/4, 3*time.Minute)
 	between := func(least, most time.Duration) time.Duration {
 		return least + rand64(r, most-least)
+	}
+	if length >= longRun {
+		process := Fault{Kind: StopProcess, Process: processes[r.IntN(len(processes))]}
+		process.At, process.For = between(length/20, length/5), between(2*time.Minute, longest)
+		node := Fault{Kind: StopNode, Node: r.IntN(Nodes)}
+		node.At, node.For = between(length/2, length*3/5), between(2*time.Minute, longest)
+		s = append(s, process, node)
 	}
 	for at := between(time.Second, 4*time.Second); at < end; at += between(1500*time.Millisecond, 4*time.Second) {
 		f := Fault{At: at, Node: r.IntN(Nodes), Process: processes[r.IntN(len(processes))], Kind: draw(r)}
@@ -124,14 +133,8 @@ func NewSchedule(seed uint64, length time.Duration, processes []string) Schedule
 			f.Share = 0.05 + 0.3*r.Float64()
 		}
 		f.For = min(f.For, end-at)
-		if f.Kind.impairs() {
-			if at < impaired && r.IntN(10) != 0 {
-				continue
-			}
-			impaired = max(impaired, at+f.For)
-			if f.Kind == KillNode {
-				impaired += nodeStart
-			}
+		if f.Kind.impairs() && s.impaired(f) && r.IntN(10) != 0 {
+			continue
 		}
 		if f.Kind != Isolate && f.Kind != OneWay && f.Kind != Clients {
 			f.Hold = false
@@ -143,6 +146,19 @@ func NewSchedule(seed uint64, length time.Duration, processes []string) Schedule
 	}
 	slices.SortStableFunc(s, func(a, b Fault) int { return cmp.Compare(a.At, b.At) })
 	return s
+}
+
+// impaired says whether a node is away already at some time of a fault that takes one away.
+func (s Schedule) impaired(f Fault) bool {
+	return slices.ContainsFunc(s, func(o Fault) bool { return o.Kind.impairs() && f.At < o.back() && o.At < f.back() })
+}
+
+// back is when what the fault took away is there again.
+func (f Fault) back() time.Duration {
+	if f.Kind == KillNode {
+		return f.At + f.For + nodeStart
+	}
+	return f.At + f.For
 }
 
 func rand64(r *rand.Rand, below time.Duration) time.Duration {

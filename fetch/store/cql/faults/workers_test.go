@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -23,6 +24,9 @@ var cast = []string{
 	"importer-1", "importer-2", "importer-3", "importer-4", "importer-5", "dropper-1", "tagger-1", "tagger-2",
 	"collector-1", "collector-2", "reader-1", "reader-2",
 }
+
+// patient are those of cast whose imports lie open while others collect.
+var patient = []string{"importer-4", "importer-5"}
 
 // workers are the processes of a run.
 type workers struct {
@@ -83,7 +87,8 @@ func (w *workers) replace(role string) error {
 		Name: fmt.Sprintf("%s.%d", role, w.count[role]), Role: kind,
 		History: filepath.Join(w.dir, "history"), Address: w.address,
 		// The taggers share snapshots out by the last bit.
-		Seed: w.rand.Uint64()&^1 | uint64(number[0]&1),
+		Seed:    w.rand.Uint64()&^1 | uint64(number[0]&1),
+		Patient: slices.Contains(patient, role),
 	}
 	if w.rand.IntN(3) == 0 {
 		config.ClockBy = time.Duration(w.rand.Int64N(int64(10*time.Minute))) - 5*time.Minute

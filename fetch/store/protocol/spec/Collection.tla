@@ -15,6 +15,7 @@ CONSTANTS
   Fence,      \* commits look for their registration
   Wait,       \* collections wait for acks
   Barrier,    \* acks wait for puts
+  Confirm,    \* collections that were superseded before they had settled end there
   Leftovers   \* an end takes note of what older deletions may still meet
 
 None == 0     \* no epoch; epochs count from 1
@@ -35,6 +36,9 @@ Symmetric == Permutations(Procs)
 vars == <<control, reg, live, known, ingest, put, stored, touched, gone, coll>>
 
 Max(a, b) == IF a > b THEN a ELSE b
+\* A touch that was deleted is as none: what is of no use any more is forgotten
+\* everywhere, so that states which differ in nothing else are one.
+TouchedAt(e, g) == IF e > g THEN e ELSE None
 Whole == stored > gone
 NoPut == [epoch |-> None, trusted |-> None]
 Idle == [at |-> "none", epoch |-> None, before |-> None, keep |-> None, marked |-> FALSE, leftover |-> FALSE]
@@ -85,7 +89,7 @@ BeginPut(p) ==
 
 Touch(p) ==
   /\ ingest[p] = "touching"
-  /\ touched' = Max(touched, put[p].epoch)
+  /\ touched' = TouchedAt(Max(touched, put[p].epoch), gone)
   /\ LET there == Whole /\ stored >= put[p].trusted IN
        /\ ingest' = [ingest EXCEPT ![p] = IF there THEN "has put" ELSE "writing"]
        /\ put' = [put EXCEPT ![p] = IF there THEN NoPut ELSE @]
@@ -94,7 +98,7 @@ Touch(p) ==
 Write(p) ==
   /\ ingest[p] = "writing"
   /\ stored' = Max(stored, put[p].epoch)
-  /\ touched' = Max(touched, put[p].epoch)
+  /\ touched' = TouchedAt(Max(touched, put[p].epoch), gone)
   /\ ingest' = [ingest EXCEPT ![p] = "has put"]
   /\ put' = [put EXCEPT ![p] = NoPut]
   /\ UNCHANGED <<control, reg, live, known, gone, coll>>
@@ -121,12 +125,17 @@ Drop ==
 (***************************************************************************)
 (* Collections                                                             *)
 (***************************************************************************)
+Current(p) == control.run = p /\ control.epoch = coll[p].epoch
+
+\* One that was superseded and has nothing to do but to end, ends there and then: nothing comes of it.
 Begin(p) ==
   /\ coll[p].at = "none"
   /\ control.epoch < MaxEpoch
   /\ LET e == control.epoch + 1 IN
        /\ control' = [epoch |-> e, run |-> p, unclean |-> e]
-       /\ coll' = [coll EXCEPT ![p] = [Idle EXCEPT !.at = "agreeing", !.epoch = e, !.before = control.unclean]]
+       /\ coll' = [q \in Procs |->
+            IF q = p THEN [Idle EXCEPT !.at = "agreeing", !.epoch = e, !.before = control.unclean]
+            ELSE IF coll[q].at = "ending" THEN Idle ELSE coll[q]]
   /\ UNCHANGED <<reg, live, known, ingest, put, stored, touched, gone>>
 
 \* Some processes say that they know of the collection; the registrations of the
@@ -137,42 +146,50 @@ Settle(p) ==
        /\ Wait => \A q \in there : Knows(q) >= coll[p].epoch
        /\ reg' = [q \in Procs |-> IF q \in there THEN reg[q] ELSE None]
        /\ coll' = [coll EXCEPT ![p] = [@ EXCEPT
-            !.at = "scanning", !.marked = live,
+            !.at = "settled", !.marked = live,
             !.keep = CHOOSE e \in 1..MaxEpoch :
               /\ \A q \in there : e <= reg[q]
               /\ e <= coll[p].epoch
               /\ e = coll[p].epoch \/ \E q \in there : e = reg[q]]]
   /\ UNCHANGED <<control, live, known, ingest, put, stored, touched, gone>>
 
+\* Only now is it sure that no other had begun when it looked for what is live. What a later
+\* one finds live was made so by an ingest that knew of this one.
+Sure(p) ==
+  /\ coll[p].at = "settled"
+  /\ coll' = [coll EXCEPT ![p] = IF Confirm => Current(p) THEN [@ EXCEPT !.at = "scanning"] ELSE Idle]
+  /\ UNCHANGED <<control, reg, live, known, ingest, put, stored, touched, gone>>
+
 Scan(p) ==
   /\ coll[p].at = "scanning"
-  /\ LET seen == Max(IF Whole THEN stored ELSE None, IF touched > gone THEN touched ELSE None)
-         dead == ~coll[p].marked /\ seen < coll[p].keep IN
-       coll' = [coll EXCEPT ![p] = [@ EXCEPT
-         !.at = IF dead THEN "deleting" ELSE "ending",
-         !.leftover = ~dead /\ ~coll[p].marked /\ seen # None /\ stored < coll[p].before]]
+  /\ LET seen == Max(IF Whole THEN stored ELSE None, touched)
+         dead == ~coll[p].marked /\ seen < coll[p].keep
+         over == ~dead /\ ~coll[p].marked /\ seen # None /\ stored < coll[p].before IN
+       coll' = [coll EXCEPT ![p] =
+         IF dead THEN [Idle EXCEPT !.at = "deleting", !.epoch = coll[p].epoch]
+         ELSE IF ~Current(p) THEN Idle
+         ELSE [Idle EXCEPT !.at = "ending", !.epoch = coll[p].epoch,
+                           !.before = IF over THEN coll[p].before ELSE None, !.leftover = over]]
   /\ UNCHANGED <<control, reg, live, known, ingest, put, stored, touched, gone>>
 
 \* Of a collection that was superseded, too, and whenever it likes.
 Delete(p) ==
   /\ coll[p].at \in {"deleting", "failed"}
   /\ gone' = Max(gone, coll[p].epoch - 1)
-  /\ coll' = [coll EXCEPT ![p].at = IF @ = "deleting" THEN "ending" ELSE "none"]
-  /\ UNCHANGED <<control, reg, live, known, ingest, put, stored, touched>>
+  /\ touched' = TouchedAt(touched, gone')
+  /\ coll' = [coll EXCEPT ![p] = IF @.at = "deleting" /\ Current(p) THEN [@ EXCEPT !.at = "ending"] ELSE Idle]
+  /\ UNCHANGED <<control, reg, live, known, ingest, put, stored>>
 
 End(p) ==
   /\ coll[p].at = "ending"
-  /\ control' = IF control.run = p /\ control.epoch = coll[p].epoch
-       THEN [control EXCEPT !.run = "none",
-              !.unclean = IF Leftovers /\ coll[p].leftover THEN coll[p].before ELSE None]
-       ELSE control
+  /\ control' = [control EXCEPT !.run = "none", !.unclean = IF Leftovers /\ coll[p].leftover THEN coll[p].before ELSE None]
   /\ coll' = [coll EXCEPT ![p] = Idle]
   /\ UNCHANGED <<reg, live, known, ingest, put, stored, touched, gone>>
 
 \* It gives up and says so, with a deletion on its way.
 Fail(p) ==
   /\ coll[p].at = "deleting"
-  /\ control.run = p /\ control.epoch = coll[p].epoch
+  /\ Current(p)
   /\ control' = [control EXCEPT !.run = "none"]
   /\ coll' = [coll EXCEPT ![p].at = "failed"]
   /\ UNCHANGED <<reg, live, known, ingest, put, stored, touched, gone>>
@@ -182,7 +199,7 @@ Next ==
   \/ \E p \in Procs :
        \/ Learn(p)
        \/ Register(p) \/ Look(p) \/ BeginPut(p) \/ Touch(p) \/ Write(p) \/ Commit(p) \/ Close(p)
-       \/ Begin(p) \/ Settle(p) \/ Scan(p) \/ Delete(p) \/ End(p) \/ Fail(p)
+       \/ Begin(p) \/ Settle(p) \/ Sure(p) \/ Scan(p) \/ Delete(p) \/ End(p) \/ Fail(p)
 
 Spec == Init /\ [][Next]_vars
 

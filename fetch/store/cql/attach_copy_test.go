@@ -1,0 +1,97 @@
+//go:build cassandra
+
+package cql
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"testing"
+
+	"bowstring/fetch/store"
+	"bowstring/fetch/store/backup"
+	"bowstring/fetch/store/cql/cassandratest"
+	"bowstring/fetch/store/local"
+	"bowstring/fetch/store/tend"
+	"bowstring/schema"
+)
+
+// TestAttachedCopies: what is attached goes by value to a store in a directory, to a backup and back, and by
+// reference to another keyspace; each has the rows of the tables. Those by value have them still when the tables are gone.
+func TestAttachedCopies(t *testing.T) {
+	rows := foreignRows(60, true)
+	foreign := createForeign(t, "blob", rows)
+	s := openStore(t, newKeyspace(t))
+	opts := AttachOptions{Dataset: "d", Data: foreign + ".data", Metadata: foreign + ".metadata", SplitColumn: "or_split", ranges: 4}
+	snap, _, err := s.Attach(t.Context(), opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	snaps := []*schema.Snapshot{snap}
+	here := func(name string) *local.Store {
+		to, err := local.Open(filepath.Join(t.TempDir(), name), local.Options{Logger: quiet})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := to.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		return to
+	}
+	byValue, restored, far := here("by-value"), here("restored"), openStore(t, newKeyspace(t))
+	if _, err := tend.Copy(t.Context(), s, byValue, snaps, tend.CopyOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(t.TempDir(), "backup")
+	for n := range 2 {
+		report, err := backup.Write(t.Context(), dir, tend.Scope{Source: s, Snapshots: snaps}, backup.Options{})
+		if err != nil || n == 1 && report.New != 0 {
+			t.Fatalf("generation %d: %+v, %v", n+1, report, err)
+		}
+	}
+	g, err := backup.Open(dir, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	kept, err := tend.Snapshots(t.Context(), g, nil)
+	if err == nil {
+		_, err = tend.Copy(t.Context(), g, restored, kept, tend.CopyOptions{})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	byReference := tend.CopyOptions{Attached: tend.ByReference}
+	if _, err := tend.Copy(t.Context(), s, far, snaps, byReference); err != nil {
+		t.Fatal(err)
+	}
+	for name, to := range map[string]store.Store{"by value": byValue, "restored": restored, "by reference": far} {
+		got, err := to.Snapshot(t.Context(), "d", 1)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		checkAttached(t, to, got, rows, true)
+	}
+
+	session := newSession(t, cassandratest.Shared(t).URI(foreign, ""))
+	defer session.Close()
+	if err := session.Query(fmt.Sprintf("ALTER TABLE %s.data DROP data", foreign)).Exec(); err != nil {
+		t.Fatal(err)
+	}
+	third := openStore(t, newKeyspace(t))
+	if _, err := tend.Copy(t.Context(), s, third, snaps, byReference); !errors.Is(err, schema.ErrInvalid) && !errors.Is(err, schema.ErrNotFound) {
+		t.Errorf("a table without the column: %v", err)
+	}
+	if list, err := third.Datasets(t.Context()); err != nil || len(list) > 0 {
+		t.Errorf("there are %v, %v", list, err)
+	}
+	for _, to := range []store.Store{byValue, restored} {
+		got, err := to.Snapshot(t.Context(), "d", 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		checkAttached(t, to, got, rows, true)
+	}
+}
