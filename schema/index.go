@@ -48,7 +48,13 @@ func (l *PageList) Finish() (data []byte, c Chunk) {
 		return nil, pages[0]
 	}
 	c = Chunk{Pages: len(pages), BlobBytes: make([]int64, len(pages[0].BlobBytes))}
-	stride := indexEntry + 8*len(c.BlobBytes) + len(pages[0].Statistics)
+	statistics := len(pages[0].Statistics)
+	for _, p := range pages {
+		if len(p.Statistics) != statistics {
+			statistics = 0 // not all have some
+		}
+	}
+	stride := indexEntry + 8*len(c.BlobBytes) + statistics
 	data = append(make([]byte, 0, indexHeader+stride*len(pages)), indexMagic...)
 	data = binary.LittleEndian.AppendUint32(data, uint32(len(pages)))
 	data = binary.LittleEndian.AppendUint32(data, uint32(stride))
@@ -57,7 +63,7 @@ func (l *PageList) Finish() (data []byte, c Chunk) {
 		for _, n := range append([]int64{p.Size, int64(p.Sum), p.Rows}, p.BlobBytes...) {
 			data = binary.LittleEndian.AppendUint64(data, uint64(n))
 		}
-		data = append(data, p.Statistics...)
+		data = append(data, p.Statistics[:statistics]...)
 		c.Rows += p.Rows
 		c.PageBytes += p.Size
 		for i, n := range p.BlobBytes {

@@ -18,6 +18,7 @@ type arrival struct {
 type wants struct {
 	n     int                          // so many
 	chunk func(i int) schema.Chunk     // what each is
+	place func(i int) Place            // where it is wanted again; nil if nowhere
 	visit func(i int, e *entry) error  // what is done with it, while it is open
 	lost  func(i int, err error) error // says what could not be read
 }
@@ -33,7 +34,11 @@ func (c *Cache) each(ctx context.Context, form *schema.Form, w wants) error {
 	}()
 	for next := 0; next < w.n || len(open) > 0; {
 		for ; next < w.n && len(open) < cap(came); next++ {
-			e, err := c.want(ctx, form, w.chunk(next), &arrival{came, next})
+			var at Place
+			if w.place != nil {
+				at = w.place(next)
+			}
+			e, err := c.want(ctx, form, w.chunk(next), at, &arrival{came, next})
 			if err != nil {
 				return err
 			}

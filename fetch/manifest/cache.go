@@ -14,8 +14,15 @@ import (
 )
 
 // ReadFunc reads a blob of a manifest, with what retries there are. Its user
-// releases the blob.
-type ReadFunc func(context.Context, schema.BlobRef) (schema.Blob, error)
+// releases the blob. It may be kept for its place.
+type ReadFunc func(context.Context, schema.BlobRef, Place) (schema.Blob, error)
+
+// Place is where a page is wanted again with each of its rows. The zero value is of what is
+// wanted once.
+type Place struct {
+	Snapshot string // dataset@number
+	Start    int64  // position of the page's first row
+}
 
 // Options tunes a Cache. The zero value of each field stands for its default.
 type Options struct {
@@ -86,6 +93,7 @@ type entry struct {
 	ctx    context.Context         // its reading's
 	form   *schema.Form
 	want   schema.Chunk
+	at     Place
 	done   chan struct{} // closed when page, index or err is there
 	page   *schema.Page
 	index  *index // the garbage collector's, so good after release
@@ -116,7 +124,7 @@ func NewCache(read ReadFunc, ledger *admission.Ledger, opts Options) (*Cache, er
 
 // acquire returns a page or an index, which stays until release.
 func (c *Cache) acquire(ctx context.Context, form *schema.Form, want schema.Chunk) (*entry, error) {
-	e, err := c.want(ctx, form, want, nil)
+	e, err := c.want(ctx, form, want, Place{}, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -135,7 +143,7 @@ func (c *Cache) acquire(ctx context.Context, form *schema.Form, want schema.Chun
 
 // want has a page or an index read, unless it is there or on its way, and does not wait for it. It stays until
 // release. tell, if it is not nil, is told when it is there or has failed, perhaps at once.
-func (c *Cache) want(ctx context.Context, form *schema.Form, want schema.Chunk, tell *arrival) (*entry, error) {
+func (c *Cache) want(ctx context.Context, form *schema.Form, want schema.Chunk, at Place, tell *arrival) (*entry, error) {
 	key := entryKey{want.BlobRef, want.Rows, want.Pages}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -150,7 +158,7 @@ func (c *Cache) want(ctx context.Context, form *schema.Form, want schema.Chunk, 
 	case c.closed:
 		return nil, errClosing()
 	default:
-		e = &entry{cache: c, key: key, form: form, want: want, done: make(chan struct{}), users: 1}
+		e = &entry{cache: c, key: key, form: form, want: want, at: at, done: make(chan struct{}), users: 1}
 		e.ctx, e.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 		c.entries[key] = e
 		if c.reads == c.opts.Reads {
@@ -220,7 +228,7 @@ func (e *entry) open() (err error) {
 	if e.memory, err = c.reserve(ctx, min(size, c.ledger.Limit(admission.Manifests)/2)); err != nil {
 		return err
 	}
-	blob, err := c.read(ctx, want.BlobRef)
+	blob, err := c.read(ctx, want.BlobRef, e.at)
 	if err != nil {
 		return err
 	}

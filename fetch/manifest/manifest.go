@@ -19,6 +19,7 @@ const pagesAtOnce = 256
 // for concurrent use.
 type Manifest struct {
 	cache  *Cache
+	name   string // dataset@number
 	form   *schema.Form
 	chunks starts
 	ids    lookup
@@ -34,7 +35,7 @@ type Manifest struct {
 // Open opens a snapshot. One whose manifest is small, and has room, is read whole.
 // The caller closes it.
 func (c *Cache) Open(ctx context.Context, snap *schema.Snapshot) (*Manifest, error) {
-	m := &Manifest{cache: c}
+	m := &Manifest{cache: c, name: fmt.Sprintf("%s@%d", snap.Dataset, snap.Number)}
 	var err error
 	if m.form, err = schema.NewForm(snap); err != nil {
 		return nil, fmt.Errorf("manifest of %s@%d: %w", snap.Dataset, snap.Number, err)
@@ -259,6 +260,7 @@ func (m *Manifest) visitNeeds(ctx context.Context, needs []need, visit func(*nee
 	return m.cache.safely(func() error {
 		return m.cache.each(ctx, m.form, wants{
 			n: len(needs), chunk: func(i int) schema.Chunk { return needs[i].page },
+			place: func(i int) Place { return Place{m.name, needs[i].start} },
 			visit: func(i int, e *entry) error { return visit(&needs[i], e.page) },
 			lost:  func(i int, err error) error { return m.lostPage(needs[i].page, needs[i].start, err) },
 		})

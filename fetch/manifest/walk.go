@@ -16,7 +16,7 @@ const (
 	walkBytes = 32 << 20
 	walkMost  = 256
 	// chunksAtOnce is how many chunks have their pages listed at the same time.
-	chunksAtOnce = 32
+	chunksAtOnce = 64
 )
 
 // Ahead begins to read the pages that the samples at some positions lie in, but for the

@@ -47,10 +47,12 @@ type place struct {
 type deciding struct {
 	g     *guard
 	names []string // columns
+	size  int      // of what is made, in nodes and literals
 }
 
 // condition mirrors guard.condition: what it does not know by itself is a test.
 func (d *deciding) condition(n ast.Node) condition {
+	d.size++
 	switch n := n.(type) {
 	case *ast.BoolNode:
 		return always(map[bool]outcome{true: mayTrue, false: mayFalse}[n.Value])
@@ -243,6 +245,7 @@ func (d *deciding) membership(n *ast.BinaryNode) condition {
 			return nil
 		}
 		items = append(items, c)
+		d.size++
 	}
 	return func(f *facts) outcome {
 		s, ok := v(f)
@@ -310,12 +313,24 @@ func (d *deciding) total(n ast.Node) bool {
 	return false
 }
 
+// decideAtOnce is of which size expressions are decided by turns: smaller ones take some microseconds.
+const decideAtOnce = 64
+
 // decided tells what an expression comes to in a page that was not read: true in all rows, or in none. ok is false
 // if the page has to be read.
 func (ev *evaluation) decided(start int64, page *schema.Chunk) (matches, ok bool) {
 	f := facts{form: ev.form, start: start, rows: page.Rows, columns: ev.places}
 	f.stats, f.known = ev.form.Statistics(page)
-	switch ev.expr.decide(&f) {
+	var of outcome
+	if ev.expr.deciding < decideAtOnce {
+		of = ev.expr.decide(&f)
+	} else if ev.turn(ev.ctx, func() error {
+		of = ev.expr.decide(&f)
+		return nil
+	}) != nil {
+		return false, false // who reads the page is told
+	}
+	switch of {
 	case mayTrue:
 		return true, true
 	case mayFalse:

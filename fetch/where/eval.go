@@ -44,7 +44,7 @@ func (e *Expr) Eval(ctx context.Context, m Rows, turn Turn) (*plan.Bitmap, error
 // them.
 func (e *Expr) EvalWithin(ctx context.Context, m Rows, within *plan.Bitmap, turn Turn) (*plan.Bitmap, error) {
 	all := m.Form().Rows()
-	ev := &evaluation{expr: e, form: m.Form(), within: within, rows: all, turn: turn, out: plan.NewBitmap(all), places: placesOf(m.Form(), e.named)}
+	ev := &evaluation{ctx: ctx, expr: e, form: m.Form(), within: within, rows: all, turn: turn, out: plan.NewBitmap(all), places: placesOf(m.Form(), e.named)}
 	if within != nil {
 		ev.rows = within.Len()
 	}
@@ -106,6 +106,7 @@ type evaluation struct {
 	rows   int64        // as many as these
 	turn   Turn
 	places []place // of expr.named
+	ctx    context.Context
 
 	mu    sync.Mutex
 	out   *plan.Bitmap // guarded by mu

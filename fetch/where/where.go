@@ -41,6 +41,7 @@ type Expr struct {
 	// decide tells what the expression comes to in a page that was not read, by statistics of the columns that
 	// named lists.
 	decide   condition
+	deciding int // how large it is
 	named    []string
 	patterns patterns
 	cost     *cost
@@ -210,7 +211,7 @@ func (e *Expr) compile(s *arrow.Schema, guarded bool) (program *vm.Program, err 
 	} else {
 		d := &deciding{g: g}
 		e.decide = d.condition(tree.Node)
-		e.named = d.names
+		e.named, e.deciding = d.names, d.size
 	}
 	if _, err := checker.Check(tree, config); err != nil {
 		return nil, located(e.text, err)
