@@ -9,8 +9,9 @@ const PageBytes = 1 << 20
 // Full reports whether the rows since the last Finish are a page, of that many rows at most.
 func (b *ChunkBuilder) Full(rows int) bool { return b.id.n >= rows || b.weight >= PageBytes }
 
-// Room is how many of the rows [start, end) of meta may be added until the builder is full. It depends on the rows since
-// the last Finish alone, not on how they were divided into calls. The columns of meta are those of the schema.
+// Room is how many of the rows [start, end) of meta may be added until the builder is full. It depends on the
+// rows since the last Finish alone, not on how they were divided into calls. The columns of meta are those of
+// the schema.
 func (b *ChunkBuilder) Room(meta arrow.Record, start, end, rows int) int {
 	n := min(end-start, max(rows-b.id.n, 0))
 	w := b.weigher(meta, start, n)

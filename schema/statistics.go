@@ -52,7 +52,8 @@ func boundKindOf(t arrow.DataType) boundKind {
 	switch t.ID() {
 	case arrow.BOOL, arrow.UINT8, arrow.UINT16, arrow.UINT32, arrow.UINT64:
 		return boundUint
-	case arrow.INT8, arrow.INT16, arrow.INT32, arrow.INT64, arrow.TIMESTAMP, arrow.DATE32, arrow.DATE64, arrow.TIME32, arrow.TIME64, arrow.DURATION:
+	case arrow.INT8, arrow.INT16, arrow.INT32, arrow.INT64,
+		arrow.TIMESTAMP, arrow.DATE32, arrow.DATE64, arrow.TIME32, arrow.TIME64, arrow.DURATION:
 		return boundInt
 	case arrow.FLOAT16, arrow.FLOAT32, arrow.FLOAT64, arrow.DECIMAL128:
 		return boundFloat
@@ -140,7 +141,7 @@ type ColumnStatistics struct {
 // is false if that is nothing.
 func (f *Form) Statistics(page *Chunk) (s Statistics, ok bool) {
 	raw := page.Statistics
-	if len(raw) < statisticsHeader || binary.LittleEndian.Uint32(raw) != statisticsVersion || len(raw) != f.statistics.size {
+	if len(raw) != f.statistics.size || binary.LittleEndian.Uint32(raw) != statisticsVersion {
 		return s, false
 	}
 	return Statistics{f.statistics, raw, page.Rows}, true
@@ -170,7 +171,10 @@ next:
 func (s Statistics) record(f *statisticsField) (c ColumnStatistics, ok bool) {
 	b := s.raw[f.at:]
 	flags := binary.LittleEndian.Uint32(b[4:])
-	c = ColumnStatistics{Rows: s.rows, Nulls: int64(binary.LittleEndian.Uint32(b)), Bytes: int64(binary.LittleEndian.Uint64(b[8:])), NaN: flags&flagNaN != 0}
+	c = ColumnStatistics{
+		Rows: s.rows, Nulls: int64(binary.LittleEndian.Uint32(b)),
+		Bytes: int64(binary.LittleEndian.Uint64(b[8:])), NaN: flags&flagNaN != 0,
+	}
 	if c.Nulls > c.Rows || c.Bytes < 0 {
 		return c, false
 	}

@@ -251,8 +251,8 @@ func floatsOf(v *view) func(int) float64 {
 	return func(i int) float64 { return math.Float64frombits(bits[i]) }
 }
 
-// textBounds are bounds of texts: the beginnings of the least and of the greatest one, of which that of the greatest is increased
-// where it was shortened. If that cannot be done, there is no upper bound.
+// textBounds are bounds of texts: the beginnings of the least and of the greatest one, of which that of the
+// greatest is increased where it was shortened. If that cannot be done, there is no upper bound.
 func textBounds(out []byte, v *view, valid []byte) uint32 {
 	text := func(i int) []byte { return v.values[v.off(i):v.off(i+1)] }
 	low, high := -1, -1

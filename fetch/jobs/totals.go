@@ -124,7 +124,7 @@ func (js *Jobs) sumSelected(ctx context.Context, sizes *cellSizes, selection pla
 		}
 		return true
 	}
-	err := sizes.manifest.Walk(ctx, 0, sizes.manifest.Rows(), need, func(ctx context.Context, start int64, p *schema.Page) error {
+	visit := func(ctx context.Context, start int64, p *schema.Page) error {
 		var rows []int64
 		for pos := start; pos < start+int64(p.Rows()); pos++ {
 			if _, ok := selection.Index(pos); ok {
@@ -134,7 +134,8 @@ func (js *Jobs) sumSelected(ctx context.Context, sizes *cellSizes, selection pla
 		n, err := js.sumPage(ctx, sizes, start, p, rows)
 		total.Add(n)
 		return err
-	})
+	}
+	err := sizes.manifest.Walk(ctx, 0, sizes.manifest.Rows(), need, visit)
 	return total.Load(), err
 }
 
@@ -165,7 +166,9 @@ func (js *Jobs) sum(ctx context.Context, sizes *cellSizes, n int64, at func(int6
 }
 
 // sumPage adds up rows of a page that begins at start.
-func (js *Jobs) sumPage(ctx context.Context, sizes *cellSizes, start int64, p *schema.Page, rows []int64) (total int64, err error) {
+func (js *Jobs) sumPage(ctx context.Context, sizes *cellSizes, start int64, p *schema.Page, rows []int64) (
+	total int64, err error,
+) {
 	for len(rows) > 0 && err == nil {
 		err = js.turn(ctx, func() error {
 			var n int64

@@ -62,6 +62,8 @@ func TestTotalsOfPagesThatAreNotRead(t *testing.T) {
 		return sum
 	}
 	all := []string{"id", "label", "name", "image", "position", "split", "image.size"}
+	f := newFixture(t, jobs.Options{Resident: -1}, admission.Limits{})
+	f.put(t, "d", n)
 	for _, c := range []struct {
 		request    schema.Request
 		start, end int64
@@ -75,8 +77,7 @@ func TestTotalsOfPagesThatAreNotRead(t *testing.T) {
 		{schema.Request{Columns: []string{"image"}, Where: "position >= 0 and label >= 0"}, 0, n, reads{lists: 1}},
 		{schema.Request{Columns: []string{"image"}, Where: "label > 9 or name == nil"}, 0, 0, reads{lists: 1}},
 	} {
-		f := newFixture(t, jobs.Options{Resident: -1}, admission.Limits{})
-		f.put(t, "d", n)
+		f.CloseIdle() // nothing is in memory
 		got := f.countReads(t, "d")
 		c.request.Dataset = "d"
 		j := f.open(t, c.request)
@@ -96,5 +97,6 @@ func TestTotalsOfPagesThatAreNotRead(t *testing.T) {
 			t.Errorf("%+v: %+v were read, want %+v", c.request, *got, c.want)
 		}
 		f.mu.Unlock()
+		j.Close()
 	}
 }

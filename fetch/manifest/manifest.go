@@ -242,9 +242,12 @@ func (m *Manifest) At(ctx context.Context, positions []int64) ([]schema.Row, err
 	return rows, nil
 }
 
-// Visit visits the pages that the samples at some positions lie in, one at a time, in any order. wanted are those of the
-// positions that lie in the page, ascending, with repeats; start is its first one. It is open until visit is back.
-func (m *Manifest) Visit(ctx context.Context, positions []int64, visit func(start int64, p *schema.Page, wanted []int64) error) error {
+// Visit visits the pages that the samples at some positions lie in, one at a time, in any order. wanted are
+// those of the positions that lie in the page, ascending, with repeats; start is its first one. It is open until
+// visit is back.
+func (m *Manifest) Visit(ctx context.Context, positions []int64,
+	visit func(start int64, p *schema.Page, wanted []int64) error,
+) error {
 	order, needs, err := m.needs(ctx, positions)
 	if err != nil {
 		return err
@@ -253,7 +256,9 @@ func (m *Manifest) Visit(ctx context.Context, positions []int64, visit func(star
 	for i, at := range order {
 		sorted[i] = positions[at]
 	}
-	return m.visitNeeds(ctx, needs, func(n *need, p *schema.Page) error { return visit(n.start, p, sorted[n.from:n.to]) })
+	return m.visitNeeds(ctx, needs, func(n *need, p *schema.Page) error {
+		return visit(n.start, p, sorted[n.from:n.to])
+	})
 }
 
 func (m *Manifest) visitNeeds(ctx context.Context, needs []need, visit func(*need, *schema.Page) error) error {

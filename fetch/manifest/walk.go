@@ -42,7 +42,9 @@ func (m *Manifest) Ahead(ctx context.Context, positions []int64) {
 //
 // Of what cannot be read or visited, the error at the least position is returned, however things turn out: what lies
 // before it goes on. When ctx ends, that is the error.
-func (m *Manifest) Walk(ctx context.Context, from, to int64, need func(start int64, run *schema.Chunk) bool, visit func(ctx context.Context, start int64, p *schema.Page) error) error {
+func (m *Manifest) Walk(ctx context.Context, from, to int64, need func(start int64, run *schema.Chunk) bool,
+	visit func(ctx context.Context, start int64, p *schema.Page) error,
+) error {
 	if from >= to {
 		return nil
 	}

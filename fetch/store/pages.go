@@ -19,12 +19,17 @@ const (
 	listsAhead = 8
 )
 
-// EachPage visits the pages of some chunks of a snapshot in order, one after the other, in the caller's goroutine, and reads
-// those that come next meanwhile: a store may be far away. rows are open until visit is back. The
-// error is that of the first page that cannot be read or visited, or ctx's.
-func EachPage(ctx context.Context, snap *schema.Snapshot, chunks []schema.Chunk, get func(context.Context, schema.BlobRef) (schema.Blob, error), visit func(page schema.Chunk, rows *schema.Manifest) error) error {
+// EachPage visits the pages of some chunks of a snapshot in order, one after the other, in the caller's
+// goroutine, and reads those that come next meanwhile: a store may be far away. rows are open until visit is
+// back. The error is that of the first page that cannot be read or visited, or ctx's.
+func EachPage(ctx context.Context, snap *schema.Snapshot, chunks []schema.Chunk, get getFunc,
+	visit func(page schema.Chunk, rows *schema.Manifest) error,
+) error {
 	ctx, cancel := context.WithCancel(ctx)
-	w := &pageWalk{get: get, room: semaphore.NewWeighted(pageBytesAhead), lists: make(chan *readAhead, listsAhead), pages: make(chan *readAhead, pagesAhead)}
+	w := &pageWalk{
+		get: get, room: semaphore.NewWeighted(pageBytesAhead),
+		lists: make(chan *readAhead, listsAhead), pages: make(chan *readAhead, pagesAhead),
+	}
 	w.running.Go(func() { w.readLists(ctx, chunks) })
 	w.running.Go(func() { w.readPages(ctx) })
 	defer w.running.Wait()
@@ -41,7 +46,9 @@ func EachPage(ctx context.Context, snap *schema.Snapshot, chunks []schema.Chunk,
 			p.blob.Release()
 			return cmp.Or(context.Cause(ctx), p.err)
 		}
-		err := schema.VisitPage(snap, p.chunk, p.blob, func(rows *schema.Manifest) error { return visit(p.chunk, rows) })
+		err := schema.VisitPage(snap, p.chunk, p.blob, func(rows *schema.Manifest) error {
+			return visit(p.chunk, rows)
+		})
 		if err != nil {
 			return err
 		}
@@ -50,9 +57,12 @@ func EachPage(ctx context.Context, snap *schema.Snapshot, chunks []schema.Chunk,
 	return context.Cause(ctx)
 }
 
+// getFunc reads a blob, as Store.Get does.
+type getFunc = func(context.Context, schema.BlobRef) (schema.Blob, error)
+
 // pageWalk is an EachPage under way. Its goroutines end with the context, or with the last page.
 type pageWalk struct {
-	get     func(context.Context, schema.BlobRef) (schema.Blob, error)
+	get     getFunc
 	room    *semaphore.Weighted // for pages
 	lists   chan *readAhead     // in order; closed behind the last one
 	pages   chan *readAhead     // likewise

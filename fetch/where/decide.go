@@ -287,7 +287,8 @@ func (d *deciding) total(n ast.Node) bool {
 		return !slices.ContainsFunc(nodes, func(n ast.Node) bool { return !d.total(n) })
 	}
 	switch n := n.(type) {
-	case *ast.IdentifierNode, *ast.NilNode, *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode, *ast.StringNode, *ast.ConstantNode:
+	case *ast.IdentifierNode, *ast.NilNode, *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode, *ast.StringNode,
+		*ast.ConstantNode:
 		return true
 	case *ast.ChainNode:
 		return all(n.Node)

@@ -26,7 +26,8 @@ type Turn func(ctx context.Context, piece func() error) error
 // at any time, several times at once. Of several errors the one at the least position is returned.
 type Rows interface {
 	Form() *schema.Form
-	Walk(ctx context.Context, from, to int64, need func(start int64, run *schema.Chunk) bool, visit func(ctx context.Context, start int64, p *schema.Page) error) error
+	Walk(ctx context.Context, from, to int64, need func(start int64, run *schema.Chunk) bool,
+		visit func(ctx context.Context, start int64, p *schema.Page) error) error
 }
 
 // Eval returns the positions of the samples for which the expression is true,
@@ -44,7 +45,10 @@ func (e *Expr) Eval(ctx context.Context, m Rows, turn Turn) (*plan.Bitmap, error
 // them.
 func (e *Expr) EvalWithin(ctx context.Context, m Rows, within *plan.Bitmap, turn Turn) (*plan.Bitmap, error) {
 	all := m.Form().Rows()
-	ev := &evaluation{ctx: ctx, expr: e, form: m.Form(), within: within, rows: all, turn: turn, out: plan.NewBitmap(all), places: placesOf(m.Form(), e.named)}
+	ev := &evaluation{
+		ctx: ctx, expr: e, form: m.Form(), within: within, rows: all, turn: turn, out: plan.NewBitmap(all),
+		places: placesOf(m.Form(), e.named),
+	}
 	if within != nil {
 		ev.rows = within.Len()
 	}

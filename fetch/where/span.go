@@ -163,7 +163,8 @@ func (d *deciding) column(name string, path []string) valuation {
 	switch name {
 	case schema.PositionColumn:
 		return func(f *facts) (span, bool) {
-			return span{kind: kindInt, low: scalarValue{i: f.start}, high: scalarValue{i: f.start + f.rows - 1}, some: true}, true
+			low, high := scalarValue{i: f.start}, scalarValue{i: f.start + f.rows - 1}
+			return span{kind: kindInt, low: low, high: high, some: true}, true
 		}
 	case schema.SplitColumn:
 		return func(f *facts) (span, bool) {
@@ -215,7 +216,7 @@ func (s *span) bounds(c schema.ColumnStatistics, t arrow.DataType) {
 	low, known := valueOf(c.Min, t)
 	high, alsoKnown := valueOf(c.Max, t)
 	s.kind, s.low, s.high = kindOf(t), low, high
-	if s.some && !(known && alsoKnown) {
+	if s.some && (!known || !alsoKnown) {
 		s.open = true
 		if s.kind == kindFloat && s.nan && c.Min == nil && c.Max == nil { // there is none that is a number
 			s.open = false
@@ -243,8 +244,8 @@ func kindOf(t arrow.DataType) kind {
 	return kindOther
 }
 
-// farthest is up to which number of its units from zero a bound of times or durations is believed: what is computed of one
-// beyond may come round at the other end.
+// farthest is up to which number of its units from zero a bound of times is believed: what is computed of
+// one beyond may come round at the other end.
 const farthest = 1 << 55
 
 // valueOf is a bound as an expression sees the values of a type; ok is false if there is none.
