@@ -1,6 +1,7 @@
 package fetch
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"bowstring/fetch/admission"
 	"bowstring/fetch/jobs"
 	"bowstring/fetch/lookahead"
+	"bowstring/fetch/manifest"
 	"bowstring/fetch/peers"
 	"bowstring/fetch/store"
 	"bowstring/fetch/streams"
@@ -151,7 +153,9 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	if errs[0] != nil {
 		return nil, errs[0]
 	}
-	e.jobs, errs[1] = jobs.New(s, e.reader.Get, e.ledger, e.work, jobs.Options{IdleSnapshots: opts.IdleSnapshots, Resident: opts.Resident, Logger: opts.Logger})
+	e.jobs, errs[1] = jobs.New(s, e.reader.Get, e.ledger, e.work, jobs.Options{
+		IdleSnapshots: opts.IdleSnapshots, Resident: opts.Resident, ReadPage: e.readPage, Logger: opts.Logger,
+	})
 	if opts.Spill != nil {
 		e.ahead, errs[2] = lookahead.New(lookahead.Options{
 			Cache: opts.Spill, Future: opts.Future, Reader: e.reader, Mine: mine,
@@ -172,6 +176,25 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 		w.SetInUse(e.jobs.InUse)
 	}
 	return e, nil
+}
+
+// readPage reads a page of a manifest. The spill keeps what is wanted again. What comes from there is copied: pages
+// stay in memory as long as there is room, and would pin as much of the spill.
+func (e *Engine) readPage(ctx context.Context, ref schema.BlobRef, at manifest.Place) (schema.Blob, error) {
+	if e.opts.Spill == nil || at.Snapshot == "" {
+		return e.reader.Get(ctx, ref)
+	}
+	blob, err := e.reader.GetAt(ctx, ref, spill.PageAt(e.opts.Spill.Dataset(at.Snapshot), at.Start))
+	if err != nil {
+		return blob, err
+	}
+	defer blob.Release()
+	var page []byte
+	err = schema.Guard(func() error {
+		page = bytes.Clone(blob.Bytes())
+		return nil
+	})
+	return schema.NewBlob(page, nil), err
 }
 
 // Store returns the store that the engine reads.

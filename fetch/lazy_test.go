@@ -6,7 +6,9 @@ import (
 	"io"
 	"math/rand/v2"
 	"slices"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	"bowstring/fetch"
 	"bowstring/schema"
@@ -81,4 +83,65 @@ func TestLostPageEndsAStream(t *testing.T) {
 		}
 		st.Close()
 	}
+}
+
+// What a stream has looked up is not thrown away with the blobs that it gives back to another one.
+func TestGivingBackKeepsLookups(t *testing.T) {
+	st := newStore(t)
+	const n = 600
+	snap := putPages(t, st, "d", n, 1) // a page for each row
+	pages := map[schema.Key]bool{}
+	for _, c := range snap.Chunks {
+		index := must(st.Get(t.Context(), c.BlobRef))
+		for _, p := range must(c.OpenIndex(index.Bytes())) {
+			pages[p.Key] = true
+		}
+		index.Release()
+	}
+	synctest.Test(t, func(t *testing.T) {
+		opts := fetch.Options{WindowBytes: 30_000, Resident: -1, Logger: quiet}
+		opts.Memory.Manifests = 40_000
+		e := must(fetch.NewEngine(st, opts))
+		var reads atomic.Int64
+		st.inject(func(_ context.Context, ref schema.BlobRef) (func([]byte) []byte, error) {
+			if pages[ref.Key] {
+				reads.Add(1)
+			}
+			return nil, nil
+		})
+		begin := func(seed uint64) (*fetch.Job, *fetch.Stream) {
+			req := schema.Request{Dataset: "d", Columns: []string{"image"}, Batch: 10, Shuffle: &schema.Shuffle{Seed: seed}}
+			j := resolve(t, e, req)
+			return j, start(t, e, j, ticket(req, 0))
+		}
+		rows := func(s *fetch.Stream) (rows int) {
+			for b := range batches(t, s) {
+				rows += len(b.Positions)
+			}
+			return rows
+		}
+		j1, first := begin(1)
+		batch := must(first.Next())
+		served := len(batch.Positions)
+		batch.Release()
+		synctest.Wait() // it has read ahead what there is room for
+		j2, second := begin(2)
+		if got := rows(second); got != n {
+			t.Errorf("%d rows beside a stream that stands still, want %d", got, n)
+		}
+		if got := rows(first); got != n-served {
+			t.Errorf("%d rows are left of the stream that stood still, want %d", got, n-served)
+		}
+		if got := reads.Load(); got > 2*n {
+			t.Errorf("%d pages were read for two streams of %d rows", got, n)
+		}
+		st.inject(nil)
+		first.Close()
+		second.Close()
+		j1.Close()
+		j2.Close()
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	})
 }

@@ -29,8 +29,9 @@ type madeUp struct {
 	page []byte // of the first rows
 	info schema.Chunk
 	list [][]byte // of each chunk's pages
-	ids  int      // where the ids, and the keys, lie in a page
+	ids  int      // where the ids, the keys, and the days lie in a page
 	keys int
+	days int
 	blob []byte
 	rtt  time.Duration
 }
@@ -49,21 +50,26 @@ func madeKey(kind byte, n int64) (k schema.Key) {
 }
 
 func newMadeUp(tb testing.TB, rows int64, rtt time.Duration) *madeUp {
-	s := must(schema.NewSchema([]arrow.Field{{Name: "label", Type: arrow.PrimitiveTypes.Int64}}, []arrow.Field{schema.BlobField("image", "image", false)}))
+	s := must(schema.NewSchema([]arrow.Field{{Name: "label", Type: arrow.PrimitiveTypes.Int64}, {Name: "day", Type: arrow.PrimitiveTypes.Uint64}}, []arrow.Field{schema.BlobField("image", "image", false)}))
 	m := &madeUp{blob: bytes.Repeat([]byte("made up "), 128), rtt: rtt, snap: &schema.Snapshot{Dataset: "d", Number: 1, Schema: s}}
 	b := schema.NewChunkBuilder(memory.DefaultAllocator, s)
 	defer b.Release()
 	labels := array.NewInt64Builder(memory.DefaultAllocator)
 	defer labels.Release()
+	days := array.NewUint64Builder(memory.DefaultAllocator)
+	defer days.Release()
 	ids, refs := make([]schema.ID, schema.PageRows), make([]*schema.BlobRef, schema.PageRows)
 	ref := schema.RefOf(m.blob)
 	for i := range ids {
 		labels.Append(int64(i % 1000))
+		days.Append(madeDay)
 		ids[i][0], refs[i] = 0xd1, &schema.BlobRef{Key: madeKey(madeBlob, int64(i)), Size: ref.Size, Sum: ref.Sum}
 	}
 	col := labels.NewArray()
 	defer col.Release()
-	rec := array.NewRecord(arrow.NewSchema(schema.MetaFields(s), nil), []arrow.Array{col}, schema.PageRows)
+	day := days.NewArray()
+	defer day.Release()
+	rec := array.NewRecord(arrow.NewSchema(schema.MetaFields(s), nil), []arrow.Array{col, day}, schema.PageRows)
 	defer rec.Release()
 	if err := b.AppendBatch(ids, rec, [][]*schema.BlobRef{refs}); err != nil {
 		tb.Fatal(err)
@@ -74,6 +80,7 @@ func newMadeUp(tb testing.TB, rows int64, rtt time.Duration) *madeUp {
 	}
 	first, second := madeKey(madeBlob, 0), madeKey(madeBlob, 1)
 	m.ids, m.keys = bytes.Index(m.page, bytes.Repeat(append([]byte{0xd1}, make([]byte, 15)...), 3)), bytes.Index(m.page, append(first[:], second[:]...))
+	m.days = bytes.Index(m.page, binary.LittleEndian.AppendUint64(nil, madeDay))
 	chunks := make([]schema.Chunk, rows/schema.ChunkRows)
 	m.list = make([][]byte, len(chunks))
 	var g errgroup.Group
@@ -91,6 +98,12 @@ func newMadeUp(tb testing.TB, rows int64, rtt time.Duration) *madeUp {
 	return m
 }
 
+// madeDay stands where the day is put.
+const madeDay = 0xd1d2d3d4d5d6d7d8
+
+// dayOf is the day of all rows of a page.
+func dayOf(page int64) uint64 { return uint64(page / 4) }
+
 // rows makes up a page.
 func (m *madeUp) rows(n int64) []byte {
 	b := bytes.Clone(m.page)
@@ -98,6 +111,7 @@ func (m *madeUp) rows(n int64) []byte {
 		pos := uint64(n*schema.PageRows + int64(i))
 		binary.BigEndian.PutUint64(b[m.ids+16*i+8:], pos)
 		binary.BigEndian.PutUint64(b[m.keys+32*i+24:], pos)
+		binary.LittleEndian.PutUint64(b[m.days+8*i:], dayOf(n))
 	}
 	return b
 }
@@ -108,6 +122,8 @@ func (m *madeUp) index(c int64) ([]byte, schema.Chunk) {
 	for p := c * schema.ChunkPages; p < (c+1)*schema.ChunkPages; p++ {
 		page := m.info
 		b := m.rows(p)
+		marker := binary.LittleEndian.AppendUint64(nil, madeDay)
+		page.Statistics = bytes.ReplaceAll(page.Statistics, marker, binary.LittleEndian.AppendUint64(nil, dayOf(p)))
 		page.BlobRef = schema.BlobRef{Key: madeKey(madePage, p), Size: int64(len(b)), Sum: schema.Checksum(b)}
 		list.Add(page)
 	}
@@ -179,6 +195,10 @@ func BenchmarkManifest(b *testing.B) {
 					begun = time.Now()
 					j := must(e.Open(b.Context(), schema.Request{Dataset: "d", Where: "label < 100"}))
 					metric("where_s", time.Since(begun).Seconds())
+					j.Close()
+					begun = time.Now()
+					j = must(e.Open(b.Context(), schema.Request{Dataset: "d", Where: "day in 12000..12048 and label < 100"}))
+					metric("where_sparse_s", time.Since(begun).Seconds())
 					j.Close()
 				}
 				metric("rss_mb", residentMB(b))

@@ -403,3 +403,34 @@ func TestJobsOfStreams(t *testing.T) {
 	begin(t, e, ranks, 2, 0)
 	requireJobs(5)
 }
+
+// TestSpillKeepsPages reads the pages of a manifest that does not fit into memory from the spill.
+func TestSpillKeepsPages(t *testing.T) {
+	store := newStore(t)
+	snap := putPages(t, store, "ds", 300, 4)
+	const pages = 300 / 4
+	far := newCounted(store, snap)
+	cache, future, _ := newSpill(t, spill.MinBytes+(16<<20))
+	opts := fetch.Options{Spill: cache, Future: future, NoHedge: true, Resident: -1}
+	opts.Memory.Manifests = 20_000
+	e := newEngine(t, far, opts)
+	req := shuffled("ds", 1, 0)
+	drain(t, e, open(t, e, req), ticket(req, 0))
+	until(t, "all is in the spill", func() bool { return cache.Stats().Entries == images+pages })
+	far.reads.Store(0)
+	req = shuffled("ds", 2, 0)
+	drain(t, e, open(t, e, req), ticket(req, 0))
+	if n := far.reads.Load(); n != 0 {
+		t.Errorf("%d reads of what is in the spill", n)
+	}
+	// What goes through all pages leaves the spill as it is.
+	other := putPages(t, store, "other", 100, 4)
+	far.chunks[other.Chunks[0].Key] = true
+	entries := cache.Stats().Entries
+	if j := open(t, e, schema.Request{Dataset: "other", Where: "name contains '7'"}); j.Plan().Rows() == 0 {
+		t.Error("no row matches")
+	}
+	if n := cache.Stats().Entries; n != entries {
+		t.Errorf("%d more blobs are in the spill", n-entries)
+	}
+}

@@ -59,12 +59,15 @@ type ChunkBuilder struct {
 	meta    []*columnBuilder
 	blobs   []*columnBuilder
 	bytes   []int64 // by blob column
+	weight  int64   // bytes of the values
+
+	statistics *statisticsLayout
 }
 
 // NewChunkBuilder returns a builder for chunks of a dataset with logical schema
 // s. Its buffers come from mem.
 func NewChunkBuilder(mem memory.Allocator, s *arrow.Schema) *ChunkBuilder {
-	b := &ChunkBuilder{logical: s}
+	b := &ChunkBuilder{logical: s, statistics: newStatisticsLayout(s)}
 	b.message, b.err = encodeSchema(ChunkSchema(s))
 	b.id = newColumnBuilder(mem, s.Field(0))
 	for _, f := range MetaFields(s) {
@@ -168,6 +171,10 @@ func (b *ChunkBuilder) checkMeta(meta arrow.Record, row, n int) error {
 }
 
 func (b *ChunkBuilder) appendMeta(meta arrow.Record, row, n int) {
+	w := b.weigher(meta, row, n)
+	for i := range n {
+		b.weight += w.row(i)
+	}
 	for i, c := range b.meta {
 		v := viewOf(meta.Column(i).Data(), row, n)
 		c.append(&v, 0, n)
@@ -203,7 +210,7 @@ func (b *ChunkBuilder) appendRef(col int, ref *BlobRef) {
 }
 
 // Finish returns the rows appended so far as the bytes of a chunk, and starts
-// anew. Equal rows make equal bytes. The caller owns data, and sets the
+// anew; c has the statistics of the rows. Equal rows make equal bytes. The caller owns data, and sets the
 // BlobRef of c once data is stored.
 func (b *ChunkBuilder) Finish() (data []byte, c Chunk, err error) {
 	if b.err != nil {
@@ -218,11 +225,16 @@ func (b *ChunkBuilder) Finish() (data []byte, c Chunk, err error) {
 		cols = append(cols, m.vector())
 	}
 	data = encodeStream(b.message, rows, cols)
-	c = Chunk{Rows: int64(rows), BlobBytes: slices.Clone(b.bytes)}
+	views := make([]view, 0, len(cols))
+	for _, m := range b.columns() {
+		views = append(views, m.view())
+	}
+	c = Chunk{Rows: int64(rows), BlobBytes: slices.Clone(b.bytes), Statistics: b.statistics.make(views)}
 	for _, m := range b.columns() {
 		m.reset()
 	}
 	clear(b.bytes)
+	b.weight = 0
 	return data, c, nil
 }
 

@@ -18,7 +18,7 @@ const (
 
 	indexMagic  = "BOWINDX1"
 	indexHeader = len(indexMagic) + 8
-	indexEntry  = len(Key{}) + 24 // and 8 for each blob column
+	indexEntry  = len(Key{}) + 24 // and 8 for each blob column, and the statistics
 )
 
 // ManifestBytes is the size of the chunk's pages.
@@ -44,10 +44,17 @@ func (l *PageList) Finish() (data []byte, c Chunk) {
 	pages := l.pages
 	l.pages = nil
 	if len(pages) == 1 {
+		pages[0].Statistics = nil // there is no list that could tell them
 		return nil, pages[0]
 	}
 	c = Chunk{Pages: len(pages), BlobBytes: make([]int64, len(pages[0].BlobBytes))}
-	stride := indexEntry + 8*len(c.BlobBytes)
+	statistics := len(pages[0].Statistics)
+	for _, p := range pages {
+		if len(p.Statistics) != statistics {
+			statistics = 0 // not all have some
+		}
+	}
+	stride := indexEntry + 8*len(c.BlobBytes) + statistics
 	data = append(make([]byte, 0, indexHeader+stride*len(pages)), indexMagic...)
 	data = binary.LittleEndian.AppendUint32(data, uint32(len(pages)))
 	data = binary.LittleEndian.AppendUint32(data, uint32(stride))
@@ -56,6 +63,7 @@ func (l *PageList) Finish() (data []byte, c Chunk) {
 		for _, n := range append([]int64{p.Size, int64(p.Sum), p.Rows}, p.BlobBytes...) {
 			data = binary.LittleEndian.AppendUint64(data, uint64(n))
 		}
+		data = append(data, p.Statistics[:statistics]...)
 		c.Rows += p.Rows
 		c.PageBytes += p.Size
 		for i, n := range p.BlobBytes {
@@ -92,6 +100,8 @@ func (c *Chunk) openIndex(data []byte) ([]Chunk, error) {
 		return nil, broken("%d pages of %d bytes each in %d bytes, the snapshot says %d pages", n, stride, len(data), c.Pages)
 	}
 	pages, sums := make([]Chunk, n), make([]int64, n*columns)
+	more := stride - indexEntry - 8*columns
+	statistics := make([]byte, 0, n*more)
 	var rows, size int64
 	blobs := make([]int64, columns)
 	for i := range pages {
@@ -109,6 +119,10 @@ func (c *Chunk) openIndex(data []byte) ([]Chunk, error) {
 		for b := range p.BlobBytes {
 			p.BlobBytes[b] = next()
 			blobs[b] += p.BlobBytes[b]
+		}
+		if more > 0 {
+			statistics = append(statistics, entry[:more]...)
+			p.Statistics = statistics[i*more : (i+1)*more : (i+1)*more]
 		}
 		if p.Rows <= 0 || p.Size < 0 || p.Rows > c.Rows-rows || p.Size > c.PageBytes-size {
 			return nil, broken("page %d has %d rows and %d bytes", i, p.Rows, p.Size)
@@ -143,18 +157,22 @@ func EachPage(snap *Snapshot, c Chunk, get func(BlobRef) (Blob, error), visit fu
 		if err != nil {
 			return err
 		}
-		// One page at a time: a manifest of the whole would pin it all.
-		part := &Snapshot{Dataset: snap.Dataset, Number: snap.Number, Schema: snap.Schema, Chunks: []Chunk{page}}
-		m, err := OpenManifest(part, []Blob{blob})
-		if err != nil {
-			return err
-		}
-		err = Guard(func() error { return visit(page, start, m) })
-		m.Close()
-		if err != nil {
+		if err := VisitPage(snap, page, blob, func(m *Manifest) error { return visit(page, start, m) }); err != nil {
 			return err
 		}
 		start += page.Rows
 	}
 	return nil
+}
+
+// VisitPage has a page of a snapshot open until visit is back. It owns the blob from now on, also when it fails.
+func VisitPage(snap *Snapshot, page Chunk, blob Blob, visit func(rows *Manifest) error) error {
+	// One page at a time: a manifest of the whole would pin it all.
+	part := &Snapshot{Dataset: snap.Dataset, Number: snap.Number, Schema: snap.Schema, Chunks: []Chunk{page}}
+	m, err := OpenManifest(part, []Blob{blob})
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	return Guard(func() error { return visit(m) })
 }

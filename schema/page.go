@@ -20,6 +20,8 @@ type Form struct {
 	first    int // blob columns begin here
 	splits   []splitRange
 	rows     int64
+
+	statistics *statisticsLayout
 }
 
 type splitRange struct {
@@ -33,6 +35,7 @@ func NewForm(snap *Snapshot) (*Form, error) {
 		return nil, fmt.Errorf("%w: %s", ErrDataLoss, err.Error()) // the snapshot is broken, not a request
 	}
 	f := &Form{snap: snap, physical: ChunkSchema(snap.Schema), whole: wholeChunkSchema(snap.Schema), blobs: BlobFields(snap.Schema), rows: snap.Rows()}
+	f.statistics = newStatisticsLayout(snap.Schema)
 	f.first = f.physical.NumFields() - len(f.blobs)
 	var err error
 	if f.message, err = encodeSchema(f.physical); err != nil {
@@ -81,6 +84,54 @@ func (f *Form) SplitOf(pos int64) string {
 		return s.name
 	}
 	return ""
+}
+
+// SplitsIn returns the least and the greatest name that SplitOf has for positions in [start, end), which
+// are some.
+func (f *Form) SplitsIn(start, end int64) (low, high string) {
+	first := true
+	add := func(name string) {
+		if first || name < low {
+			low = name
+		}
+		if first || name > high {
+			high = name
+		}
+		first = false
+	}
+	i := f.splitFrom(start)
+	for at := start; at < end; i++ {
+		if i == len(f.splits) || f.splits[i].Start >= end {
+			add("")
+			break
+		}
+		if f.splits[i].Start > at {
+			add("")
+		}
+		add(f.splits[i].name)
+		at = f.splits[i].End
+	}
+	return low, high
+}
+
+// SplitBytes is the sum of the lengths of what SplitOf has for positions in [start, end).
+func (f *Form) SplitBytes(start, end int64) (n int64) {
+	for i := f.splitFrom(start); i < len(f.splits) && f.splits[i].Start < end; i++ {
+		s := &f.splits[i]
+		n += (min(s.End, end) - max(s.Start, start)) * int64(len(s.name))
+	}
+	return n
+}
+
+// splitFrom is the first of the ranges that ends behind a position.
+func (f *Form) splitFrom(pos int64) int {
+	i, _ := slices.BinarySearchFunc(f.splits, pos, func(s splitRange, pos int64) int {
+		if s.End <= pos {
+			return -1
+		}
+		return 1
+	})
+	return i
 }
 
 func (f *Form) splitAt(pos int64) *splitRange {

@@ -35,6 +35,9 @@ type Chunk struct {
 	// Pages is how many pages the blob lists, and PageBytes their size; 0 if it is a page itself.
 	Pages     int   `json:"pages,omitempty"`
 	PageBytes int64 `json:"page_bytes,omitempty"`
+	// Statistics are what the list of pages tells of a page's columns, for Form.Statistics; nil if that is
+	// nothing. They are no part of the record.
+	Statistics []byte `json:"-"`
 }
 
 // Split is a named part of a snapshot: disjoint, ascending ranges of positions.

@@ -5,7 +5,7 @@ import "unsafe"
 // fixed is a value without pointers: one that Arrow stores as its bytes in
 // memory order, little-endian, or a run.
 type fixed interface {
-	~int32 | ~int64 | ~uint8 | ~uint16 | ~uint32 | ~uint64 | ~[2]uint64 | ~[16]byte | ~[32]byte | run
+	~int8 | ~int16 | ~int32 | ~int64 | ~uint8 | ~uint16 | ~uint32 | ~uint64 | ~[2]uint64 | ~[16]byte | ~[32]byte | run
 }
 
 // cast views b as values of T, without copying. b must be aligned for T;

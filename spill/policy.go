@@ -18,8 +18,14 @@ type Time int64
 // each snapshot (see [Cache.Dataset]); 0 stands for a blob that is at no known place.
 type Place struct {
 	Dataset  uint32
-	Position int64
+	Position int64 // negative of a page of the manifest, as PageAt has it
 }
+
+// PageAt is the place of the page of a dataset's manifest that begins at a position. It is used with each of its rows.
+func PageAt(dataset uint32, start int64) Place { return Place{dataset, -1 - start} }
+
+// page returns where the page begins that a place is of, if it is of one.
+func (p Place) page() (start int64, ok bool) { return -1 - p.Position, p.Position < 0 }
 
 // Entry is what a policy is told of a blob.
 type Entry struct {

@@ -143,3 +143,39 @@ func TestChooserFindsTheLeast(t *testing.T) {
 		t.Error("an empty table has a victim")
 	}
 }
+
+// A page of a manifest is used with the first of its rows, whichever it is.
+func TestFutureOfAPage(t *testing.T) {
+	f := &Future{}
+	const pages = 10
+	j, err := f.Add(JobOptions{Dataset: 3, Order: ascending(pages * schema.PageRows), Epochs: 1, RowTime: time.Second}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := func(start int64) Time {
+		t.Helper()
+		at, ok := f.NextUse(PageAt(3, start), 0)
+		if !ok {
+			t.Fatalf("the page at %d is not used", start)
+		}
+		return at
+	}
+	if next(0) != 0 || next(schema.PageRows) >= next(2*schema.PageRows) {
+		t.Errorf("pages are used at %d, %d and %d", next(0), next(schema.PageRows), next(2*schema.PageRows))
+	}
+	// Any of its rows comes before most others.
+	if row, ok := f.NextUse(Place{3, 5 * schema.PageRows}, 0); !ok || next(5*schema.PageRows) > row/100 {
+		t.Errorf("a page is used at %d, its first row at %d", next(5*schema.PageRows), row)
+	}
+	j.Advance(0, schema.PageRows, 1e9) // it has used the first one
+	if at, ok := f.NextUse(PageAt(3, 0), 0); ok {
+		t.Errorf("a page that was used is used at %d", at)
+	}
+	j.Advance(0, schema.PageRows+10, 2e9)
+	next(schema.PageRows)
+	for _, elsewhere := range []Place{PageAt(2, 0), PageAt(3, pages*schema.PageRows)} {
+		if at, ok := f.NextUse(elsewhere, 0); ok {
+			t.Errorf("%+v is used at %d", elsewhere, at)
+		}
+	}
+}

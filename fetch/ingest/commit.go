@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"bowstring/fetch/store"
 	"bowstring/schema"
 )
 
@@ -154,22 +155,13 @@ func (w *Writer) checkUnique() error {
 // checkBase looks for ids that the base has too, in the chunks not seen yet.
 func (w *Writer) checkBase(ctx context.Context, checked map[schema.Key]bool) error {
 	var dup duplicates
+	var unseen []schema.Chunk
 	for _, c := range w.base.Chunks {
-		if checked[c.Key] {
-			continue
+		if !checked[c.Key] {
+			unseen = append(unseen, c)
 		}
-		if err := w.checkChunk(ctx, c, &dup); err != nil {
-			return fmt.Errorf("read the manifest of %s@%d: %w", w.base.Dataset, w.base.Number, err)
-		}
-		checked[c.Key] = true
 	}
-	return dup.err(fmt.Sprintf("are in %s@%d already", w.base.Dataset, w.base.Number))
-}
-
-// checkChunk looks for ids that a chunk of the base has too, page by page.
-func (w *Writer) checkChunk(ctx context.Context, c schema.Chunk, dup *duplicates) error {
-	get := func(ref schema.BlobRef) (schema.Blob, error) { return w.store.Get(ctx, ref) }
-	return schema.EachPage(w.base, c, get, func(_ schema.Chunk, _ int64, m *schema.Manifest) error {
+	err := store.EachPage(ctx, w.base, unseen, w.store.Get, func(_ schema.Chunk, m *schema.Manifest) error {
 		return w.turn(int(m.Rows()), func() error {
 			for pos := range m.Rows() {
 				id := m.ID(pos)
@@ -180,6 +172,13 @@ func (w *Writer) checkChunk(ctx context.Context, c schema.Chunk, dup *duplicates
 			return nil
 		})
 	})
+	if err != nil {
+		return fmt.Errorf("read the manifest of %s@%d: %w", w.base.Dataset, w.base.Number, err)
+	}
+	for _, c := range unseen {
+		checked[c.Key] = true
+	}
+	return dup.err(fmt.Sprintf("are in %s@%d already", w.base.Dataset, w.base.Number))
 }
 
 // duplicates collects the first few ids and counts the rest.

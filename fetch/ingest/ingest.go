@@ -76,7 +76,8 @@ type Options struct {
 	Mode    Mode
 	Workers int              // blobs put at a time; 2 × GOMAXPROCS if 0
 	Mem     memory.Allocator // for the manifest page being built; Go's if nil
-	// PageRows is how many rows a manifest page has; schema.PageRows if 0.
+	// PageRows is how many rows a manifest page has; schema.PageRows if 0. One whose rows are large has
+	// fewer: see schema.PageBytes.
 	PageRows int
 	// Turn runs a piece of work that occupies a processor for some milliseconds,
 	// when it may, and returns its error; nil runs it at once.
@@ -261,12 +262,12 @@ func (w *Writer) write(ctx context.Context, split string, ids []schema.ID, meta 
 
 	// Pages and chunks are cut at the same rows whatever the calls were.
 	for start := 0; start < len(ids); {
-		end := min(len(ids), start+w.opts.PageRows-w.builder.Rows())
+		end := start + w.builder.Room(meta, start, len(ids), w.opts.PageRows)
 		if err := w.appendRows(ids, meta, refs, start, end); err != nil {
 			return err
 		}
 		start = end
-		if w.builder.Rows() == w.opts.PageRows {
+		if w.builder.Full(w.opts.PageRows) {
 			if err := w.flushPage(ctx); err != nil {
 				return err
 			}

@@ -24,6 +24,8 @@ type Options struct {
 	// Resident is up to how many bytes a manifest may have to be read whole when it is
 	// opened, and stay in memory; negative for none. Default 16 MiB.
 	Resident int64
+	// ReadPage reads a blob of a manifest, which may be kept for its place. Default is what reads other blobs.
+	ReadPage manifest.ReadFunc
 	// Logger receives what operators should know. Default slog.Default().
 	Logger *slog.Logger
 }
@@ -82,7 +84,12 @@ func New(s store.Store, read func(context.Context, schema.BlobRef) (schema.Blob,
 		computing: computations[*result]{logger: opts.Logger},
 		renewals:  renewals{store: s, logger: opts.Logger, lifetime: opts.SelectionLifetime, due: map[string]time.Time{}},
 	}
-	pages, err := manifest.NewCache(read, ledger, manifest.Options{Resident: opts.Resident, Logger: opts.Logger})
+	if opts.ReadPage == nil {
+		opts.ReadPage = func(ctx context.Context, ref schema.BlobRef, _ manifest.Place) (schema.Blob, error) {
+			return read(ctx, ref)
+		}
+	}
+	pages, err := manifest.NewCache(opts.ReadPage, ledger, manifest.Options{Resident: opts.Resident, Logger: opts.Logger})
 	if err != nil {
 		return nil, err
 	}

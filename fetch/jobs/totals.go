@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 
 	"github.com/apache/arrow/go/v17/arrow"
-	"github.com/apache/arrow/go/v17/arrow/array"
 
 	"golang.org/x/sync/errgroup"
 
@@ -57,7 +56,7 @@ func selectedKey(req schema.Request) string {
 // selectedBytes is the size of all rows that are selected.
 func (js *Jobs) selectedBytes(ctx context.Context, j *Job) (int64, error) {
 	return js.derivedSum(ctx, j, selectedKey(j.request), func(ctx context.Context, sizes *cellSizes) (int64, error) {
-		return js.sum(ctx, sizes, j.selection.Len(), j.selection.At)
+		return js.sumSelected(ctx, sizes, j.selection)
 	})
 }
 
@@ -101,7 +100,7 @@ func (js *Jobs) derivedSum(ctx context.Context, j *Job, what string, compute fun
 }
 
 const (
-	// sumRows is how many rows are read and added up at a time, sumSlices how many
+	// sumRows is how many rows in an order of their own are read and added up at a time, sumSlices how many
 	// times that at once.
 	sumRows   = 4096
 	sumSlices = 8
@@ -109,7 +108,38 @@ const (
 	sumValues = 1 << 16
 )
 
-// sum adds up n rows.
+// sumSelected adds up the rows of a selection. A page all of whose rows are selected is not read if
+// what is known of it suffices, and so is a whole chunk.
+func (js *Jobs) sumSelected(ctx context.Context, sizes *cellSizes, selection plan.Selection) (int64, error) {
+	var total atomic.Int64
+	need := func(start int64, run *schema.Chunk) bool {
+		switch selection.CountIn(start, start+run.Rows) {
+		case 0:
+			return false
+		case run.Rows:
+			if n, ok := sizes.known(start, run); ok {
+				total.Add(n)
+				return false
+			}
+		}
+		return true
+	}
+	visit := func(ctx context.Context, start int64, p *schema.Page) error {
+		var rows []int64
+		for pos := start; pos < start+int64(p.Rows()); pos++ {
+			if _, ok := selection.Index(pos); ok {
+				rows = append(rows, pos)
+			}
+		}
+		n, err := js.sumPage(ctx, sizes, start, p, rows)
+		total.Add(n)
+		return err
+	}
+	err := sizes.manifest.Walk(ctx, 0, sizes.manifest.Rows(), need, visit)
+	return total.Load(), err
+}
+
+// sum adds up n rows, which are in any order.
 func (js *Jobs) sum(ctx context.Context, sizes *cellSizes, n int64, at func(int64) int64) (int64, error) {
 	var total atomic.Int64
 	outer := ctx
@@ -121,16 +151,11 @@ func (js *Jobs) sum(ctx context.Context, sizes *cellSizes, n int64, at func(int6
 			for i := range positions {
 				positions[i] = at(first + int64(i))
 			}
-			rows, err := sizes.manifest.At(ctx, positions)
-			for i := 0; i < len(rows) && err == nil; {
-				err = js.turn(ctx, func() error {
-					var some int64
-					some, i, err = sizes.some(positions, rows, i)
-					total.Add(some)
-					return cmp.Or(err, context.Cause(ctx))
-				})
-			}
-			return err
+			return sizes.manifest.Visit(ctx, positions, func(start int64, p *schema.Page, wanted []int64) error {
+				n, err := js.sumPage(ctx, sizes, start, p, wanted)
+				total.Add(n)
+				return err
+			})
 		})
 	}
 	err := g.Wait()
@@ -138,6 +163,22 @@ func (js *Jobs) sum(ctx context.Context, sizes *cellSizes, n int64, at func(int6
 		err = context.Cause(outer)
 	}
 	return total.Load(), err
+}
+
+// sumPage adds up rows of a page that begins at start.
+func (js *Jobs) sumPage(ctx context.Context, sizes *cellSizes, start int64, p *schema.Page, rows []int64) (
+	total int64, err error,
+) {
+	for len(rows) > 0 && err == nil {
+		err = js.turn(ctx, func() error {
+			var n int64
+			var done int
+			n, done, err = sizes.some(start, p, rows)
+			total, rows = total+n, rows[done:]
+			return cmp.Or(err, context.Cause(ctx))
+		})
+	}
+	return total, err
 }
 
 // cellSizes tells the sizes of a job's rows.
@@ -152,7 +193,8 @@ type cellSizes struct {
 
 // blobPart is a virtual column of a blob column, and the size of its values.
 type blobPart struct {
-	column int
+	column int // among the blob columns
+	stored int // in the schema
 	width  int64
 }
 
@@ -173,11 +215,17 @@ func newCellSizes(j *Job) (*cellSizes, error) {
 		switch name {
 		case schema.PositionColumn:
 			s.fixed += 8
+		case schema.IDColumn:
+			s.fixed += int64(len(schema.ID{}))
 		case schema.SplitColumn:
 			s.split = true
 		default:
-			if col, _, part, ok := schema.BlobPart(m.Snapshot().Schema, name); ok {
-				s.parts = append(s.parts, blobPart{col, map[string]int64{schema.SizePart: 8, schema.KeyPart: int64(len(schema.Key{}))}[part]})
+			if col, field, part, ok := schema.BlobPart(m.Snapshot().Schema, name); ok {
+				stored, err := m.Form().ColumnIndex(field.Name)
+				if err != nil {
+					return nil, err
+				}
+				s.parts = append(s.parts, blobPart{col, stored, map[string]int64{schema.SizePart: 8, schema.KeyPart: int64(len(schema.Key{}))}[part]})
 				continue
 			}
 			column, err := m.Form().ColumnIndex(name)
@@ -190,30 +238,62 @@ func newCellSizes(j *Job) (*cellSizes, error) {
 	return s, nil
 }
 
-// some adds up rows from row i on, as many as a turn has time for, and returns how far it came.
-func (s *cellSizes) some(positions []int64, rows []schema.Row, i int) (total int64, next int, err error) {
+// known is the size of all rows of a chunk or a page, if it can be told without reading them.
+func (s *cellSizes) known(start int64, run *schema.Chunk) (int64, bool) {
+	n := s.fixed * run.Rows
+	for _, b := range s.blobs {
+		if b >= len(run.BlobBytes) {
+			return 0, false // what is broken, who reads it is told
+		}
+		n += run.BlobBytes[b]
+	}
+	if s.split {
+		n += s.manifest.Form().SplitBytes(start, start+run.Rows)
+	}
+	if len(s.parts)+len(s.metadata) == 0 {
+		return n, true
+	}
+	statistics, ok := s.manifest.Form().Statistics(run)
+	if !ok {
+		return 0, false
+	}
+	for _, p := range s.parts {
+		c, ok := statistics.Column(p.stored)
+		if !ok {
+			return 0, false
+		}
+		n += p.width * (c.Rows - c.Nulls)
+	}
+	for _, column := range s.metadata {
+		c, ok := statistics.Column(column)
+		if !ok {
+			return 0, false
+		}
+		n += c.Bytes
+	}
+	return n, true
+}
+
+// some adds up the first of some rows of a page, as many as a turn has time for, and returns how many.
+func (s *cellSizes) some(start int64, p *schema.Page, rows []int64) (total int64, done int, err error) {
 	err = schema.Guard(func() error {
-		w := weighing{cellSizes: s}
-		for ; i < len(rows) && w.visited < sumValues; i++ {
-			total += w.row(positions[i], rows[i])
+		visited := int64(0) // values, more or less: what the time goes by
+		for ; done < len(rows) && visited < sumValues; done++ {
+			n, cells := s.row(rows[done], schema.Row{Page: p, At: int(rows[done] - start)})
+			visited += int64(1+len(s.blobs)+len(s.parts)+len(s.metadata)) + cells/sumBytes
+			total += n
 		}
 		return nil
 	})
-	return total, i, err
+	return total, done, err
 }
 
-// weighing is some rows being added up.
-type weighing struct {
-	*cellSizes
-	page     *schema.Page // that of the last row
-	metadata []arrow.Array
-	visited  int64 // values looked at: what the time goes by
-}
+// sumBytes is how many bytes of metadata may be another value: a list has many.
+const sumBytes = 8
 
-// row is the size of one row.
-func (s *weighing) row(pos int64, row schema.Row) int64 {
-	n := s.fixed
-	s.visited += 1 + int64(len(s.blobs)+len(s.parts))
+// row is the size of one row, and what of it is in cells of metadata.
+func (s *cellSizes) row(pos int64, row schema.Row) (n, cells int64) {
+	n = s.fixed
 	for _, b := range s.blobs {
 		ref, _ := row.Blob(b)
 		n += ref.Size
@@ -226,65 +306,8 @@ func (s *weighing) row(pos int64, row schema.Row) int64 {
 	if s.split {
 		n += int64(len(s.manifest.Form().SplitOf(pos)))
 	}
-	if row.Page != s.page {
-		s.page, s.metadata = row.Page, nil
-		for _, column := range s.cellSizes.metadata {
-			s.metadata = append(s.metadata, row.Page.Column(column))
-		}
-	}
 	for _, column := range s.metadata {
-		n += s.value(column, row.At)
+		cells += row.Page.CellBytes(column, row.At)
 	}
-	return n
-}
-
-// value is the number of bytes of one value.
-func (s *weighing) value(a arrow.Array, i int) int64 {
-	s.visited++
-	if a.IsNull(i) {
-		return 0
-	}
-	switch a := a.(type) {
-	case *array.String:
-		return int64(len(a.Value(i)))
-	case *array.LargeString:
-		return int64(len(a.Value(i)))
-	case *array.Binary:
-		return int64(len(a.Value(i)))
-	case array.ListLike:
-		start, end := a.ValueOffsets(i)
-		if items := a.ListValues(); items.NullN() == 0 {
-			if width, ok := fixedWidth(items.DataType()); ok {
-				return (end - start) * width
-			}
-		}
-		var n int64
-		for k := start; k < end; k++ {
-			n += s.value(a.ListValues(), int(k))
-		}
-		return n
-	case *array.Struct:
-		var n int64
-		for f := range a.NumField() {
-			n += s.value(a.Field(f), i)
-		}
-		return n
-	}
-	width, _ := fixedWidth(a.DataType())
-	return width
-}
-
-// fixedWidth is the number of bytes of each value of a type that is not nested.
-func fixedWidth(t arrow.DataType) (int64, bool) {
-	if t.ID() == arrow.BOOL {
-		return 1, true
-	}
-	if _, nested := t.(arrow.NestedType); nested {
-		return 0, false
-	}
-	f, ok := t.(arrow.FixedWidthDataType)
-	if !ok {
-		return 0, false
-	}
-	return int64(f.BitWidth() / 8), true
+	return n + cells, cells
 }

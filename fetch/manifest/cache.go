@@ -14,15 +14,22 @@ import (
 )
 
 // ReadFunc reads a blob of a manifest, with what retries there are. Its user
-// releases the blob.
-type ReadFunc func(context.Context, schema.BlobRef) (schema.Blob, error)
+// releases the blob. It may be kept for its place.
+type ReadFunc func(context.Context, schema.BlobRef, Place) (schema.Blob, error)
+
+// Place is where a page is wanted again with each of its rows. The zero value is of what is
+// wanted once.
+type Place struct {
+	Snapshot string // dataset@number
+	Start    int64  // position of the page's first row
+}
 
 // Options tunes a Cache. The zero value of each field stands for its default.
 type Options struct {
 	// Resident is up to how many bytes a manifest may have to be read whole when it
 	// is opened, and stay in memory. Negative for none. Default 16 MiB.
 	Resident int64
-	// Reads is how many pages are on their way at once. Default 512.
+	// Reads is how many pages are on their way at once, each with a goroutine. Default 512.
 	Reads int
 	// Logger receives what operators should know. Default slog.Default().
 	Logger *slog.Logger
@@ -59,12 +66,13 @@ type Cache struct {
 	read    ReadFunc
 	ledger  *admission.Ledger
 	opts    Options
-	slots   chan struct{} // a token for each read on its way
 	running sync.WaitGroup
 
 	mu       sync.Mutex
 	closed   bool                // guarded by mu
 	entries  map[entryKey]*entry // guarded by mu: those that may be joined
+	reads    int                 // goroutines that read, opts.Reads at most; guarded by mu
+	queue    []*entry            // those that wait for one, in turn; guarded by mu
 	idle     list.List           // of *entry that are there and nobody uses, the one used last in front; guarded by mu
 	starving int                 // reads that wait for memory; guarded by mu
 	resident int64               // bytes of manifests that were read whole; guarded by mu
@@ -82,7 +90,11 @@ type entry struct {
 	cache  *Cache
 	key    entryKey
 	cancel context.CancelCauseFunc // until it is ready: it leads to the call that wanted it first, and what that has; guarded by cache.mu
-	done   chan struct{}           // closed when page, index or err is there
+	ctx    context.Context         // its reading's
+	form   *schema.Form
+	want   schema.Chunk
+	at     Place
+	done   chan struct{} // closed when page, index or err is there
 	page   *schema.Page
 	index  *index // the garbage collector's, so good after release
 	err    error
@@ -90,6 +102,7 @@ type entry struct {
 
 	users int           // who waits for it or reads it; guarded by cache.mu
 	ready bool          // page or err is there; guarded by cache.mu
+	tell  []arrival     // who is told when it is ready; guarded by cache.mu
 	place *list.Element // in cache.idle; guarded by cache.mu
 }
 
@@ -105,32 +118,16 @@ func NewCache(read ReadFunc, ledger *admission.Ledger, opts Options) (*Cache, er
 		return nil, err
 	}
 	return &Cache{
-		read: read, ledger: ledger, opts: opts, slots: make(chan struct{}, opts.Reads), entries: map[entryKey]*entry{},
+		read: read, ledger: ledger, opts: opts, entries: map[entryKey]*entry{},
 	}, nil
 }
 
 // acquire returns a page or an index, which stays until release.
 func (c *Cache) acquire(ctx context.Context, form *schema.Form, want schema.Chunk) (*entry, error) {
-	key := entryKey{want.BlobRef, want.Rows, want.Pages}
-	c.mu.Lock()
-	e := c.entries[key]
-	switch {
-	case e != nil:
-		e.users++
-		if e.place != nil {
-			c.idle.Remove(e.place)
-			e.place = nil
-		}
-	case c.closed:
-		c.mu.Unlock()
-		return nil, errClosing()
-	default:
-		own, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-		e = &entry{cache: c, key: key, cancel: cancel, done: make(chan struct{}), users: 1}
-		c.entries[key] = e
-		c.running.Go(func() { e.load(own, form, want) })
+	e, err := c.want(ctx, form, want, Place{}, nil)
+	if err != nil {
+		return nil, err
 	}
-	c.mu.Unlock()
 	select {
 	case <-e.done:
 	case <-ctx.Done():
@@ -144,34 +141,81 @@ func (c *Cache) acquire(ctx context.Context, form *schema.Form, want schema.Chun
 	return e, nil
 }
 
-// load reads it. It belongs to no single caller.
-func (e *entry) load(ctx context.Context, form *schema.Form, want schema.Chunk) {
-	err := e.open(ctx, form, want)
-	c := e.cache
+// want has a page or an index read, unless it is there or on its way, and does not wait for it. It stays until
+// release. tell, if it is not nil, is told when it is there or has failed, perhaps at once.
+func (c *Cache) want(ctx context.Context, form *schema.Form, want schema.Chunk, at Place, tell *arrival) (*entry, error) {
+	key := entryKey{want.BlobRef, want.Rows, want.Pages}
 	c.mu.Lock()
-	e.err, e.ready = err, true
-	e.cancel(nil)
-	e.cancel = nil
-	close(e.done)
-	gone := e.leftLocked(err != nil)
-	c.mu.Unlock()
-	if gone {
-		e.free()
+	defer c.mu.Unlock()
+	e := c.entries[key]
+	switch {
+	case e != nil:
+		e.users++
+		if e.place != nil {
+			c.idle.Remove(e.place)
+			e.place = nil
+		}
+	case c.closed:
+		return nil, errClosing()
+	default:
+		e = &entry{cache: c, key: key, form: form, want: want, at: at, done: make(chan struct{}), users: 1}
+		e.ctx, e.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+		c.entries[key] = e
+		if c.reads == c.opts.Reads {
+			c.queue = append(c.queue, e)
+		} else {
+			c.reads++
+			c.running.Go(func() { c.reading(e) })
+		}
+	}
+	if tell != nil {
+		if e.ready {
+			tell.to <- tell.n
+		} else {
+			e.tell = append(e.tell, *tell)
+		}
+	}
+	return e, nil
+}
+
+// reading reads an entry, and then those that wait. They belong to no single caller.
+func (c *Cache) reading(e *entry) {
+	for e != nil {
+		err := e.open()
+		c.mu.Lock()
+		e.err, e.ready = err, true
+		e.cancel(nil)
+		e.cancel, e.ctx, e.form, e.want = nil, nil, nil, schema.Chunk{} // what is kept leads to no call
+		close(e.done)
+		for _, t := range e.tell {
+			t.to <- t.n // there is room
+		}
+		e.tell = nil
+		gone := e.leftLocked(err != nil)
+		read := e
+		if e = nil; len(c.queue) > 0 {
+			e = c.queue[0]
+			c.queue[0] = nil
+			c.queue = c.queue[1:]
+		} else {
+			c.reads--
+		}
+		c.mu.Unlock()
+		if gone {
+			read.free()
+		}
 	}
 }
 
-func (e *entry) open(ctx context.Context, form *schema.Form, want schema.Chunk) (err error) {
-	c := e.cache
+func (e *entry) open() (err error) {
+	c, ctx, want := e.cache, e.ctx, e.want
 	defer func() {
 		if p := recover(); p != nil { // a defect must not end the process
 			c.opts.Logger.ErrorContext(ctx, "panic while a manifest was read", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
 			err = fmt.Errorf("a defect of the server: %v", p)
 		}
 	}()
-	select {
-	case c.slots <- struct{}{}:
-		defer func() { <-c.slots }()
-	case <-ctx.Done():
+	if ctx.Err() != nil { // nobody wanted it any more when its turn came
 		return context.Cause(ctx)
 	}
 	// What was read whole has up to half of the memory, and is not given up.
@@ -184,12 +228,12 @@ func (e *entry) open(ctx context.Context, form *schema.Form, want schema.Chunk) 
 	if e.memory, err = c.reserve(ctx, min(size, c.ledger.Limit(admission.Manifests)/2)); err != nil {
 		return err
 	}
-	blob, err := c.read(ctx, want.BlobRef)
+	blob, err := c.read(ctx, want.BlobRef, e.at)
 	if err != nil {
 		return err
 	}
 	if want.Pages == 0 {
-		e.page, err = form.OpenPage(want, blob)
+		e.page, err = e.form.OpenPage(want, blob)
 		return err
 	}
 	defer blob.Release()

@@ -109,7 +109,7 @@ func (m *Manifest) buildIndex(ctx context.Context) error {
 	}
 	tags := make([]uint8, slots)
 	var mu sync.Mutex
-	err := m.Walk(ctx, 0, n, func(_ context.Context, start int64, p *schema.Page) error {
+	err := m.Walk(ctx, 0, n, nil, func(_ context.Context, start int64, p *schema.Page) error {
 		mu.Lock()
 		defer mu.Unlock()
 		return schema.Guard(func() error {

@@ -108,7 +108,7 @@ func (w *world) Unpin() {
 	w.pins--
 }
 
-func (w *world) read(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
+func (w *world) read(ctx context.Context, ref schema.BlobRef, _ Place) (schema.Blob, error) {
 	w.mu.Lock()
 	w.reads++
 	before := w.before

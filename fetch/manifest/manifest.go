@@ -7,27 +7,26 @@ import (
 	"fmt"
 	"slices"
 	"sort"
-	"sync"
-
-	"golang.org/x/sync/errgroup"
 
 	"bowstring/fetch/admission"
 	"bowstring/schema"
 )
 
-// pagesAtOnce is how many pages one call reads at the same time.
+// pagesAtOnce is how many pages one call has on their way at the same time.
 const pagesAtOnce = 256
 
 // Manifest is an opened snapshot: its rows, read when they are wanted. It is safe
 // for concurrent use.
 type Manifest struct {
 	cache  *Cache
+	name   string // dataset@number
 	form   *schema.Form
 	chunks starts
 	ids    lookup
 
 	// Of a manifest that was read whole.
 	whole  bool
+	lists  []*entry // by chunk; nil of one that is a page itself
 	pages  []*entry
 	places starts
 	bytes  int64
@@ -36,7 +35,7 @@ type Manifest struct {
 // Open opens a snapshot. One whose manifest is small, and has room, is read whole.
 // The caller closes it.
 func (c *Cache) Open(ctx context.Context, snap *schema.Snapshot) (*Manifest, error) {
-	m := &Manifest{cache: c}
+	m := &Manifest{cache: c, name: fmt.Sprintf("%s@%d", snap.Dataset, snap.Number)}
 	var err error
 	if m.form, err = schema.NewForm(snap); err != nil {
 		return nil, fmt.Errorf("manifest of %s@%d: %w", snap.Dataset, snap.Number, err)
@@ -48,6 +47,9 @@ func (c *Cache) Open(ctx context.Context, snap *schema.Snapshot) (*Manifest, err
 			return nil, m.named(fmt.Errorf("%w: chunk %d has %d rows, %d pages and %d bytes", schema.ErrDataLoss, i, chunk.Rows, chunk.Pages, chunk.Size))
 		}
 		bytes += chunk.ManifestBytes()
+		if chunk.Pages > 0 {
+			bytes += 2 * chunk.Size // its list is decoded
+		}
 	}
 	m.chunks = newStarts(snap.Chunks)
 	if c.admits(bytes) {
@@ -77,39 +79,31 @@ func (c *Cache) admits(bytes int64) bool {
 
 func (m *Manifest) readAll(ctx context.Context) error {
 	chunks := m.Snapshot().Chunks
-	lists := make([]*index, len(chunks))
-	g, all := errgroup.WithContext(ctx)
-	g.SetLimit(pagesAtOnce)
-	for i := range chunks {
-		g.Go(func() (err error) {
-			lists[i], err = m.list(all, i)
-			return err
-		})
-	}
-	if err := g.Wait(); err != nil {
+	m.lists = make([]*entry, len(chunks))
+	all, err := m.someLists(ctx, len(chunks), func(i int) int { return i })
+	if err != nil {
 		return err
 	}
 	var pages []schema.Chunk
-	for _, l := range lists {
+	for _, l := range all {
 		pages = append(pages, l.pages...)
 	}
 	m.places = newStarts(pages)
 	m.pages = make([]*entry, len(pages))
-	g, all = errgroup.WithContext(ctx)
-	g.SetLimit(pagesAtOnce)
-	for i := range pages {
-		g.Go(func() (err error) {
-			m.pages[i], err = m.page(all, pages[i], m.places.at[i])
-			return err
-		})
-	}
-	return g.Wait()
+	return m.cache.each(ctx, m.form, wants{
+		n: len(pages), chunk: func(i int) schema.Chunk { return pages[i] },
+		visit: func(i int, e *entry) error {
+			m.pages[i] = e.keep()
+			return nil
+		},
+		lost: func(i int, err error) error { return m.lostPage(pages[i], m.places.at[i], err) },
+	})
 }
 
 // Close lets go of the pages. The caller guarantees that nothing obtained from
 // the manifest, batches included, is used afterwards.
 func (m *Manifest) Close() {
-	for _, e := range m.pages {
+	for _, e := range slices.Concat(m.lists, m.pages) {
 		if e != nil {
 			e.release()
 		}
@@ -118,7 +112,7 @@ func (m *Manifest) Close() {
 	m.cache.mu.Lock()
 	m.cache.resident -= m.bytes
 	m.cache.mu.Unlock()
-	m.pages, m.bytes = nil, 0
+	m.lists, m.pages, m.bytes = nil, nil, 0
 }
 
 // Form is what its pages have in common.
@@ -139,21 +133,57 @@ func (m *Manifest) list(ctx context.Context, chunk int) (*index, error) {
 	if c.Pages == 0 {
 		return newIndex([]schema.Chunk{c}), nil
 	}
+	if m.whole && m.lists[chunk] != nil {
+		return m.lists[chunk].index, nil
+	}
 	e, err := m.cache.acquire(ctx, m.form, c)
 	if err != nil {
-		return nil, m.lost(fmt.Sprintf("chunk %d", chunk), err)
+		return nil, m.lostList(chunk, err)
 	}
 	defer e.release()
 	return e.index, nil
+}
+
+// someLists returns the pages of n chunks. Of a manifest that is being read whole, the lists are kept.
+func (m *Manifest) someLists(ctx context.Context, n int, chunk func(i int) int) ([]*index, error) {
+	lists := make([]*index, n)
+	var wanted []int
+	for i := range lists {
+		if c := &m.Snapshot().Chunks[chunk(i)]; c.Pages == 0 {
+			lists[i] = newIndex([]schema.Chunk{*c})
+		} else {
+			wanted = append(wanted, i)
+		}
+	}
+	err := m.cache.each(ctx, m.form, wants{
+		n: len(wanted), chunk: func(i int) schema.Chunk { return m.Snapshot().Chunks[chunk(wanted[i])] },
+		visit: func(i int, e *entry) error {
+			lists[wanted[i]] = e.index
+			if m.whole {
+				m.lists[chunk(wanted[i])] = e.keep()
+			}
+			return nil
+		},
+		lost: func(i int, err error) error { return m.lostList(chunk(wanted[i]), err) },
+	})
+	return lists, err
 }
 
 // page returns a page, which begins at start.
 func (m *Manifest) page(ctx context.Context, page schema.Chunk, start int64) (*entry, error) {
 	e, err := m.cache.acquire(ctx, m.form, page)
 	if err != nil {
-		return nil, m.lost(fmt.Sprintf("positions %d to %d", start, start+page.Rows-1), err)
+		return nil, m.lostPage(page, start, err)
 	}
 	return e, nil
+}
+
+func (m *Manifest) lostList(chunk int, err error) error {
+	return m.lost(fmt.Sprintf("chunk %d", chunk), err)
+}
+
+func (m *Manifest) lostPage(page schema.Chunk, start int64, err error) error {
+	return m.lost(fmt.Sprintf("positions %d to %d", start, start+page.Rows-1), err)
 }
 
 // lost says what could not be read.
@@ -198,23 +228,11 @@ func (m *Manifest) At(ctx context.Context, positions []int64) ([]schema.Row, err
 		return nil, err
 	}
 	rows := make([]schema.Row, len(positions))
-	var mu sync.Mutex
-	gathered := m.form.NewGathering() // guarded by mu
-	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(pagesAtOnce)
-	for _, n := range needs {
-		g.Go(m.cache.safely(func() error {
-			e, err := m.page(ctx, n.page, n.start)
-			if err != nil {
-				return err
-			}
-			defer e.release()
-			mu.Lock()
-			defer mu.Unlock()
-			return m.named(gather(gathered, e.page, n.start, positions, order[n.from:n.to], rows))
-		}))
-	}
-	if err := g.Wait(); err != nil {
+	gathered := m.form.NewGathering()
+	err = m.visitNeeds(ctx, needs, func(n *need, p *schema.Page) error {
+		return m.named(gather(gathered, p, n.start, positions, order[n.from:n.to], rows))
+	})
+	if err != nil {
 		return nil, err
 	}
 	page := gathered.Page()
@@ -222,6 +240,36 @@ func (m *Manifest) At(ctx context.Context, positions []int64) ([]schema.Row, err
 		rows[i].Page = page
 	}
 	return rows, nil
+}
+
+// Visit visits the pages that the samples at some positions lie in, one at a time, in any order. wanted are
+// those of the positions that lie in the page, ascending, with repeats; start is its first one. It is open until
+// visit is back.
+func (m *Manifest) Visit(ctx context.Context, positions []int64,
+	visit func(start int64, p *schema.Page, wanted []int64) error,
+) error {
+	order, needs, err := m.needs(ctx, positions)
+	if err != nil {
+		return err
+	}
+	sorted := make([]int64, len(positions))
+	for i, at := range order {
+		sorted[i] = positions[at]
+	}
+	return m.visitNeeds(ctx, needs, func(n *need, p *schema.Page) error {
+		return visit(n.start, p, sorted[n.from:n.to])
+	})
+}
+
+func (m *Manifest) visitNeeds(ctx context.Context, needs []need, visit func(*need, *schema.Page) error) error {
+	return m.cache.safely(func() error {
+		return m.cache.each(ctx, m.form, wants{
+			n: len(needs), chunk: func(i int) schema.Chunk { return needs[i].page },
+			place: func(i int) Place { return Place{m.name, needs[i].start} },
+			visit: func(i int, e *entry) error { return visit(&needs[i], e.page) },
+			lost:  func(i int, err error) error { return m.lostPage(needs[i].page, needs[i].start, err) },
+		})
+	})()
 }
 
 // need is a page that rows lie in.
@@ -249,16 +297,8 @@ func (m *Manifest) needs(ctx context.Context, positions []int64) (order []int, n
 		chunks = append(chunks, need{from: from, to: to, start: int64(chunk)})
 		from = to
 	}
-	lists := make([]*index, len(chunks))
-	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(pagesAtOnce)
-	for i, c := range chunks {
-		g.Go(m.cache.safely(func() (err error) {
-			lists[i], err = m.list(ctx, int(c.start))
-			return err
-		}))
-	}
-	if err := g.Wait(); err != nil {
+	lists, err := m.someLists(ctx, len(chunks), func(i int) int { return int(chunks[i].start) })
+	if err != nil {
 		return nil, nil, err
 	}
 	for i, c := range chunks {

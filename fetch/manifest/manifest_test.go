@@ -87,7 +87,7 @@ func TestRowsAreTheSameHoweverTheyAreRead(t *testing.T) {
 		to := from + rng.Int64N(n-from+1)
 		var mu sync.Mutex
 		var seen []int64
-		err := m.Walk(t.Context(), from, to, func(_ context.Context, start int64, p *schema.Page) error {
+		err := m.Walk(t.Context(), from, to, nil, func(_ context.Context, start int64, p *schema.Page) error {
 			mu.Lock()
 			defer mu.Unlock()
 			for row := range p.Rows() {
@@ -275,7 +275,7 @@ func TestReadsNoMoreThanNeeded(t *testing.T) {
 	if w.reads > most {
 		t.Errorf("%d reads for three neighbours, want %d at most", w.reads, most)
 	}
-	if err := m.Walk(t.Context(), 0, m.Rows(), func(context.Context, int64, *schema.Page) error { return fmt.Errorf("enough") }); err == nil || err.Error() != "enough" {
+	if err := m.Walk(t.Context(), 0, m.Rows(), nil, func(context.Context, int64, *schema.Page) error { return fmt.Errorf("enough") }); err == nil || err.Error() != "enough" {
 		t.Errorf("a walk that is told to end: %v", err)
 	}
 }

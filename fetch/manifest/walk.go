@@ -3,6 +3,7 @@ package manifest
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
 
@@ -15,7 +16,7 @@ const (
 	walkBytes = 32 << 20
 	walkMost  = 256
 	// chunksAtOnce is how many chunks have their pages listed at the same time.
-	chunksAtOnce = 8
+	chunksAtOnce = 64
 )
 
 // Ahead begins to read the pages that the samples at some positions lie in, but for the
@@ -29,24 +30,26 @@ func (m *Manifest) Ahead(ctx context.Context, positions []int64) {
 		if err != nil {
 			return // who reads the rows is told
 		}
-		var g errgroup.Group
-		for _, n := range needs[:min(len(needs), pagesAtOnce)] {
-			g.Go(m.cache.safely(func() error {
-				if e, err := m.page(ctx, n.page, n.start); err == nil {
-					e.release()
-				}
-				return nil
-			}))
-		}
-		_ = g.Wait() // who reads the rows is told
+		needs = needs[:min(len(needs), pagesAtOnce)]
+		_ = m.visitNeeds(ctx, needs, func(*need, *schema.Page) error { return nil }) // as above
 	})
 }
 
 // Walk visits the pages with rows in [from, to), in any order and several at once. start is the
-// position of a page's first row; a page is open as long as visit is not back.
-func (m *Manifest) Walk(ctx context.Context, from, to int64, visit func(ctx context.Context, start int64, p *schema.Page) error) error {
+// position of a page's first row; a page is open as long as visit is not back. need, if it is not nil, is
+// asked for each chunk that lists pages, and for each page, and where it says no, nothing of it is read. It
+// may be asked several times at once, and more than visit then comes to see.
+//
+// Of what cannot be read or visited, the error at the least position is returned, however things turn out: what lies
+// before it goes on. When ctx ends, that is the error.
+func (m *Manifest) Walk(ctx context.Context, from, to int64, need func(start int64, run *schema.Chunk) bool,
+	visit func(ctx context.Context, start int64, p *schema.Page) error,
+) error {
 	if from >= to {
 		return nil
+	}
+	if need == nil {
+		need = func(int64, *schema.Chunk) bool { return true }
 	}
 	first, last := m.chunks.of(from), m.chunks.of(to-1)
 	var bytes int64 // of a page, about
@@ -54,39 +57,28 @@ func (m *Manifest) Walk(ctx context.Context, from, to int64, visit func(ctx cont
 		c := &m.Snapshot().Chunks[i]
 		bytes = max(bytes, c.ManifestBytes()/int64(max(c.Pages, 1)))
 	}
-	chunks, pages := make(chan int), make(chan need)
-	g, ctx := errgroup.WithContext(ctx)
+	w := &walk{m: m, ctx: ctx, from: from, to: to, need: need, visit: visit}
+	w.failedAt.Store(to)
+	chunks, pages := make(chan int), make(chan page)
+	var g errgroup.Group
 	g.Go(func() error {
 		defer close(chunks)
-		for c := first; c <= last; c++ {
-			if err := send(ctx, chunks, c); err != nil {
-				return err
-			}
+		for c := first; c <= last && w.goesOn(m.chunks.at[c]); c++ {
+			chunks <- c
 		}
 		return nil
 	})
 	var listing sync.WaitGroup
 	for range min(last-first+1, chunksAtOnce) {
 		listing.Add(1)
-		g.Go(m.cache.safely(func() error {
+		g.Go(func() error {
 			defer listing.Done()
 			for c := range chunks {
-				l, err := m.list(ctx, c)
-				if err != nil {
-					return err
-				}
-				for p, page := range l.pages {
-					start := m.chunks.at[c] + l.at[p]
-					if start >= to || start+page.Rows <= from {
-						continue
-					}
-					if err := send(ctx, pages, need{page: page, start: start}); err != nil {
-						return err
-					}
-				}
+				start := m.chunks.at[c]
+				w.at(start, func() error { return w.list(c, pages) })
 			}
 			return nil
-		}))
+		})
 	}
 	g.Go(func() error {
 		listing.Wait()
@@ -94,34 +86,85 @@ func (m *Manifest) Walk(ctx context.Context, from, to int64, visit func(ctx cont
 		return nil
 	})
 	for range min(walkMost, int(max(4, walkBytes/max(bytes, 1)))) {
-		g.Go(m.cache.safely(func() error {
-			for n := range pages {
-				e, err := m.page(ctx, n.page, n.start)
-				if err != nil {
-					return err
-				}
-				if err := e.visit(ctx, n.start, visit); err != nil {
-					return err
-				}
+		g.Go(func() error {
+			for p := range pages {
+				w.at(p.start, func() error { return w.page(p) })
 			}
 			return nil
-		}))
+		})
 	}
-	return g.Wait()
-}
-
-// visit has the page visited, and lets go of it.
-func (e *entry) visit(ctx context.Context, start int64, visit func(context.Context, int64, *schema.Page) error) error {
-	defer e.release()
-	return visit(ctx, start, e.page)
-}
-
-// send sends v, unless ctx ends first.
-func send[T any](ctx context.Context, to chan<- T, v T) error {
-	select {
-	case to <- v:
-		return nil
-	case <-ctx.Done():
+	_ = g.Wait() // they tell w
+	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
+	return w.err
+}
+
+// walk is a Walk under way.
+type walk struct {
+	m        *Manifest
+	ctx      context.Context
+	from, to int64
+	need     func(int64, *schema.Chunk) bool
+	visit    func(context.Context, int64, *schema.Page) error
+
+	failedAt atomic.Int64 // the position of err, to if there is none: what lies from there on is left
+	mu       sync.Mutex
+	err      error // guarded by mu
+}
+
+// page is a page to be read.
+type page struct {
+	schema.Chunk
+	start int64
+}
+
+// goesOn reports whether what lies at a position is still wanted.
+func (w *walk) goesOn(start int64) bool { return start < w.failedAt.Load() && w.ctx.Err() == nil }
+
+// at does something for a run of rows, if it is still wanted, and notes its error.
+func (w *walk) at(start int64, do func() error) {
+	if !w.goesOn(start) {
+		return
+	}
+	err := w.m.cache.safely(do)()
+	if err == nil {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if start = max(start, w.from); start < w.failedAt.Load() {
+		w.failedAt.Store(start)
+		w.err = err
+	}
+}
+
+// list sends the pages of a chunk that are needed.
+func (w *walk) list(c int, pages chan<- page) error {
+	run := &w.m.Snapshot().Chunks[c]
+	at := w.m.chunks.at[c]
+	if run.Pages > 0 && !w.need(at, run) {
+		return nil
+	}
+	l, err := w.m.list(w.ctx, c)
+	if err != nil {
+		return err
+	}
+	for i := range l.pages {
+		p := page{l.pages[i], at + l.at[i]}
+		if p.start >= w.to || p.start+p.Rows <= w.from || !w.goesOn(p.start) || !w.need(p.start, &p.Chunk) {
+			continue
+		}
+		pages <- p
+	}
+	return nil
+}
+
+func (w *walk) page(p page) error {
+	e, err := w.m.page(w.ctx, p.Chunk, p.start)
+	if err != nil {
+		return err
+	}
+	defer e.release()
+	return w.visit(w.ctx, p.start, e.page)
 }

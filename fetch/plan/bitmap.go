@@ -88,6 +88,21 @@ func (b *Bitmap) Set(pos int64) {
 	b.words[pos>>6] |= 1 << (pos & 63)
 }
 
+// SetRange adds the positions [start, end), as Set does each.
+func (b *Bitmap) SetRange(start, end int64) {
+	if b.rank != nil {
+		panic("plan: a frozen bitmap cannot change")
+	}
+	if start < 0 || end > b.n {
+		panic(fmt.Sprintf("plan: positions %d to %d in a bitmap of %d", start, end, b.n))
+	}
+	for k := start >> 6; start < end; k++ {
+		stop := min(end, (k+1)<<6)
+		b.words[k] |= ^uint64(0) >> (64 - (stop - start)) << (start & 63)
+		start = stop
+	}
+}
+
 // Words returns the bits, position p being bit p%64 of word p/64. The slice is
 // the bitmap's own: until Freeze it may be written to, afterwards only read.
 func (b *Bitmap) Words() []uint64 { return b.words }

@@ -20,6 +20,8 @@ type Selection interface {
 	// Index is the inverse of At: which of the selected positions pos is. ok is
 	// false if pos is not selected.
 	Index(pos int64) (i int64, ok bool)
+	// CountIn returns how many of the selected positions lie in [start, end).
+	CountIn(start, end int64) int64
 
 	// intersect sets the bits of out, of the same n as b, that are set in b and
 	// selected too.
@@ -82,6 +84,8 @@ func (s span) Index(pos int64) (int64, bool) {
 	return pos - s.start, true
 }
 
+func (s span) CountIn(start, end int64) int64 { return max(min(end, s.end)-max(start, s.start), 0) }
+
 func (s span) intersect(b, out *Bitmap) { b.copyRange(out, s.start, s.end) }
 
 // rangeSet is two or more ranges with gaps between them.
@@ -106,6 +110,22 @@ func (s *rangeSet) Index(pos int64) (int64, bool) {
 		return 0, false
 	}
 	return s.first[k] + pos - s.starts[k], true
+}
+
+func (s *rangeSet) CountIn(start, end int64) int64 {
+	if start >= end {
+		return 0
+	}
+	return s.below(end) - s.below(start)
+}
+
+// below is how many of the positions are less than pos.
+func (s *rangeSet) below(pos int64) int64 {
+	k := lastAtMost(s.starts, pos)
+	if k < 0 {
+		return 0
+	}
+	return min(s.first[k]+pos-s.starts[k], s.first[k+1])
 }
 
 func (s *rangeSet) intersect(b, out *Bitmap) {

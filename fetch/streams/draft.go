@@ -1,6 +1,8 @@
 package streams
 
 import (
+	"slices"
+
 	"bowstring/fetch/tiers"
 	"bowstring/schema"
 )
@@ -102,4 +104,33 @@ func (a *ahead) undraftLocked() {
 		d.dropped = true
 	}
 	a.drafts, a.drafted = nil, 0
+}
+
+// redraftLocked makes a run that is taken out a draft again: where its rows lie is known. Of the drafts, those that are
+// used last are given up where they are too many.
+func (s *Stream) redraftLocked(r *run) {
+	a := &s.ahead
+	if s.job.Manifest().Resident() {
+		a.undraftLocked() // it costs nothing to look them up again
+		a.walk, a.dseq = r.from, r.seq
+		return
+	}
+	d := &draft{from: r.from, positions: r.positions, rows: slices.Clone(r.rows), ready: true}
+	for i, taken := range r.taken {
+		if taken {
+			d.rows[i] = schema.Row{}
+		}
+	}
+	a.drafts = slices.Insert(a.drafts, 0, d)
+	a.drafted += len(d.positions)
+	for a.drafted > 2*maxDrafted && len(a.drafts) > 1 {
+		last := a.drafts[len(a.drafts)-1]
+		a.drafts = a.drafts[:len(a.drafts)-1]
+		last.dropped = true
+		a.walk = last.from
+		a.walk.at += int64(last.used)
+		n := len(last.positions) - last.used
+		a.drafted -= n
+		a.dseq -= int64(n)
+	}
 }

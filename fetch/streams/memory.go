@@ -139,7 +139,7 @@ func (s *Stream) free(n int64) {
 }
 
 // giveBack drops what was read ahead last, as far as the stream holds more than
-// so many bytes: it is planned and read again when there is room.
+// so many bytes: it is planned and read again when there is room. Where its rows lie stays known.
 func (s *Stream) giveBack(most int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -183,8 +183,8 @@ func (s *Stream) unplanLocked(r *run) {
 	s.window.used -= bytes
 	s.hold.Shrink(bytes)
 	a.runs = a.runs[:len(a.runs)-1]
-	a.undraftLocked()
-	a.walk, a.seq, a.dseq, a.ended, a.far = r.from, r.seq, r.seq, false, false
+	s.redraftLocked(r)
+	a.seq, a.ended, a.far = r.seq, false, false
 	a.reading, a.near = min(a.reading, len(a.runs)), min(a.near, len(a.runs))
 }
 

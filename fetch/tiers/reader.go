@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"bowstring/schema"
+	"bowstring/spill"
 )
 
 // Options tunes a Reader. The zero value of each field stands for its default.
@@ -244,8 +245,13 @@ func (r *Reader) Start(a Attempt) {
 
 // Get reads one blob, whatever is in flight. No tier keeps it, and no other node is asked.
 func (r *Reader) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
+	return r.GetAt(ctx, ref, spill.Place{})
+}
+
+// GetAt is Get of a blob at a place: tiers of this node may keep it.
+func (r *Reader) GetAt(ctx context.Context, ref schema.BlobRef, at spill.Place) (schema.Blob, error) {
 	result := make(inbox, 1)
-	w := Want{Ref: ref, Context: ctx, To: result, Here: true}
+	w := Want{Ref: ref, At: at, Context: ctx, To: result, Here: true}
 	l := &r.lanes[r.below(&w)]
 	r.mu.Lock()
 	if r.closed {

@@ -22,26 +22,33 @@ type Turn func(ctx context.Context, piece func() error) error
 
 // Rows are the rows of a snapshot. Walk visits the pages with positions in [from, to), in
 // any order and several at once; start is the position of a page's first row, and the
-// page is open until visit is back.
+// page is open until visit is back. Of chunks and pages for which need is false nothing is read; it may be called
+// at any time, several times at once. Of several errors the one at the least position is returned.
 type Rows interface {
 	Form() *schema.Form
-	Walk(ctx context.Context, from, to int64, visit func(ctx context.Context, start int64, p *schema.Page) error) error
+	Walk(ctx context.Context, from, to int64, need func(start int64, run *schema.Chunk) bool,
+		visit func(ctx context.Context, start int64, p *schema.Page) error) error
 }
 
 // Eval returns the positions of the samples for which the expression is true,
 // frozen. Pages are evaluated in parallel, by turns. A row that cannot be
 // evaluated (a remainder by zero, an item beyond an array's end) is an *Error that
-// says which; so is an expression that takes too long for the rows there are,
-// which is told before or while they are evaluated.
+// says which, the first of them if there are several; so is an expression that takes too long for the rows there are,
+// which is told before or while they are evaluated. Pages whose statistics say that all rows
+// match, or none, are not read, and their rows cost nothing.
 func (e *Expr) Eval(ctx context.Context, m Rows, turn Turn) (*plan.Bitmap, error) {
 	return e.EvalWithin(ctx, m, nil, turn)
 }
 
 // EvalWithin is Eval over some samples, all if within is nil. Of the others nothing is
-// looked at: no error, cost or result depends on them.
+// looked at: no error, cost or result depends on them. So statistics are believed only of pages without any of
+// them.
 func (e *Expr) EvalWithin(ctx context.Context, m Rows, within *plan.Bitmap, turn Turn) (*plan.Bitmap, error) {
 	all := m.Form().Rows()
-	ev := &evaluation{expr: e, form: m.Form(), within: within, rows: all, turn: turn, out: plan.NewBitmap(all)}
+	ev := &evaluation{
+		ctx: ctx, expr: e, form: m.Form(), within: within, rows: all, turn: turn, out: plan.NewBitmap(all),
+		places: placesOf(m.Form(), e.named),
+	}
 	if within != nil {
 		ev.rows = within.Len()
 	}
@@ -57,7 +64,7 @@ func (e *Expr) EvalWithin(ctx context.Context, m Rows, within *plan.Bitmap, turn
 		}
 		workers <- w
 	}
-	err := m.Walk(ctx, 0, all, func(ctx context.Context, start int64, p *schema.Page) error {
+	err := m.Walk(ctx, 0, all, ev.need, func(ctx context.Context, start int64, p *schema.Page) error {
 		select {
 		case w := <-workers:
 			defer func() { workers <- w }()
@@ -72,6 +79,26 @@ func (e *Expr) EvalWithin(ctx context.Context, m Rows, within *plan.Bitmap, turn
 	return ev.out.Freeze(), nil
 }
 
+// need reports whether rows have to be read. What it can tell of them by itself is done.
+func (ev *evaluation) need(start int64, run *schema.Chunk) bool {
+	if ev.within != nil {
+		switch ev.within.CountIn(start, start+run.Rows) {
+		case 0:
+			return false
+		case run.Rows:
+		default:
+			return true
+		}
+	}
+	matches, ok := ev.decided(start, run)
+	if ok && matches {
+		ev.mu.Lock()
+		ev.out.SetRange(start, start+run.Rows)
+		ev.mu.Unlock()
+	}
+	return !ok
+}
+
 // skipSteps is what passing over a sample counts for, towards the end of a turn.
 const skipSteps = 1.0 / 16
 
@@ -82,6 +109,8 @@ type evaluation struct {
 	within *plan.Bitmap // the samples that there are; nil if all
 	rows   int64        // as many as these
 	turn   Turn
+	places []place // of expr.named
+	ctx    context.Context
 
 	mu    sync.Mutex
 	out   *plan.Bitmap // guarded by mu

@@ -10,6 +10,9 @@ import (
 	"github.com/expr-lang/expr/builtin"
 )
 
+// patternPrefix is how the names of functions begin that stand for patterns.
+const patternPrefix = "matches "
+
 // maxPatterns is how many instructions the patterns of an expression may have in
 // all. Matching takes time and memory in proportion to them.
 const maxPatterns = 2048
@@ -50,7 +53,7 @@ func (p *patterns) add(text string) (name string, err error) {
 	if p.byText == nil {
 		p.byText, p.byName = map[string]string{}, map[string]*pattern{}
 	}
-	name = fmt.Sprintf("matches %d", len(p.byName))
+	name = fmt.Sprint(patternPrefix, len(p.byName))
 	p.byText[text], p.byName[name] = name, &pattern{re, size}
 	return name, nil
 }

@@ -38,10 +38,15 @@ type Expr struct {
 	columns []string // that it names, virtual ones included, in alphabetical order
 	// plain is for chunks whose columns have no nulls, guarded for the others.
 	plain, guarded *vm.Program
-	patterns       patterns
-	cost           *cost
-	terms          []term  // of cost.total that depend on the row
-	constant       float64 // the rest of it
+	// decide tells what the expression comes to in a page that was not read, by statistics of the columns that
+	// named lists.
+	decide   condition
+	deciding int // how large it is
+	named    []string
+	patterns patterns
+	cost     *cost
+	terms    []term  // of cost.total that depend on the row
+	constant float64 // the rest of it
 }
 
 // term is a product of sizes of cells, and its factor.
@@ -203,6 +208,10 @@ func (e *Expr) compile(s *arrow.Schema, guarded bool) (program *vm.Program, err 
 	}
 	if guarded {
 		tree.Node = g.condition(tree.Node)
+	} else {
+		d := &deciding{g: g}
+		e.decide = d.condition(tree.Node)
+		e.named, e.deciding = d.names, d.size
 	}
 	if _, err := checker.Check(tree, config); err != nil {
 		return nil, located(e.text, err)

@@ -66,7 +66,7 @@ const rows = `[
 type whole struct{ *schema.Manifest }
 
 // Walk visits the pages in order.
-func (w whole) Walk(ctx context.Context, _, _ int64, visit func(ctx context.Context, start int64, p *schema.Page) error) error {
+func (w whole) Walk(ctx context.Context, _, _ int64, _ func(int64, *schema.Chunk) bool, visit func(ctx context.Context, start int64, p *schema.Page) error) error {
 	for c := range w.Chunks() {
 		if err := visit(ctx, w.ChunkStart(c), w.Page(c)); err != nil {
 			return err

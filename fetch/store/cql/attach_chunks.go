@@ -49,7 +49,7 @@ func (a *attachment) take(ctx context.Context, iv *interval, done float64) error
 			return err
 		}
 		sp.rows++
-		if sp.builder.Rows() == schema.PageRows {
+		if sp.builder.Full(schema.PageRows) {
 			if err := a.flushPage(ctx, sp); err != nil {
 				return err
 			}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gocql/gocql"
 
+	"bowstring/fetch/store"
 	"bowstring/schema"
 )
 
@@ -24,27 +25,20 @@ type known struct {
 // knownNamed is how many ids an error names.
 const knownNamed = 5
 
-// read takes in the ids of a snapshot, chunk by chunk.
+// read takes in the ids of a snapshot, page by page.
 func (k *known) read(ctx context.Context, s *Store, snap *schema.Snapshot) error {
 	k.ids = make([]schema.ID, 0, snap.Rows())
-	for _, c := range snap.Chunks {
-		if err := k.readChunk(ctx, s, snap, c); err != nil {
-			return fmt.Errorf("read the manifest of %s@%d: %w", snap.Dataset, snap.Number, err)
-		}
-	}
-	slices.SortFunc(k.ids, compareIDs)
-	return nil
-}
-
-// readChunk takes in the ids of a chunk, page by page.
-func (k *known) readChunk(ctx context.Context, s *Store, snap *schema.Snapshot, c schema.Chunk) error {
-	get := func(ref schema.BlobRef) (schema.Blob, error) { return s.get(ctx, ref) }
-	return schema.EachPage(snap, c, get, func(_ schema.Chunk, _ int64, m *schema.Manifest) error {
+	err := store.EachPage(ctx, snap, snap.Chunks, s.get, func(_ schema.Chunk, m *schema.Manifest) error {
 		for pos := range m.Rows() {
 			k.ids = append(k.ids, m.ID(pos))
 		}
 		return nil
 	})
+	if err != nil {
+		return fmt.Errorf("read the manifest of %s@%d: %w", snap.Dataset, snap.Number, err)
+	}
+	slices.SortFunc(k.ids, compareIDs)
+	return nil
 }
 
 // has says whether an id is known, and takes note of it.
