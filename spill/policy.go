@@ -15,9 +15,11 @@ import (
 type Time int64
 
 // Place is where a blob occurs: a sample of a dataset. Dataset is a number that the caller gives to
-// each snapshot (see [Cache.Dataset]); 0 stands for a blob that is at no known place.
+// each snapshot (see [Cache.Dataset]); 0 stands for a blob that is at no known place. Tenant says in the
+// same way on whose account it is wanted there (see [Cache.Tenant]); 0 is nobody's.
 type Place struct {
 	Dataset  uint32
+	Tenant   uint16
 	Position int64
 }
 

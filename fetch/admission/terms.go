@@ -67,7 +67,7 @@ func (l *Ledger) SetTerms(terms func(tenant string) Terms) {
 }
 
 func (l *Ledger) termsOfLocked(tenant string) Terms {
-	if l.terms == nil {
+	if l.terms == nil || tenant == "" { // what is on no tenant's account
 		return Terms{}
 	}
 	return l.terms(tenant)
