@@ -45,7 +45,7 @@ func (s *Server) streamCall(srv any, ss grpc.ServerStream, info *grpc.StreamServ
 	}
 	ctx, err = s.letIn(ctx, c)
 	if err == nil {
-		ctx, c.caller, err = withCaller(ctx, s.opts.Door.Authenticates())
+		ctx, c.caller, err = withCaller(ctx, s.opts.Door.Authenticates(), s.tenants())
 	}
 	if err != nil {
 		c.caller = fetch.Caller{} // what was said cannot be
@@ -55,6 +55,7 @@ func (s *Server) streamCall(srv any, ss grpc.ServerStream, info *grpc.StreamServ
 	}
 	if s.identify != nil {
 		c.caller = s.identify(ctx, c.caller)
+		c.caller.Tenant = s.tenants().Of(whoOf(c.caller), c.caller.Tenant)
 		ctx = fetch.WithCaller(ctx, c.caller)
 	}
 	in, err := s.newReceiver(ctx, c, info)
