@@ -7,7 +7,7 @@ import (
 	"github.com/dustin/go-humanize"
 	"gopkg.in/yaml.v3"
 
-	"bowstring/fetch"
+	"bowstring/fetch/admission"
 	"bowstring/schema"
 )
 
@@ -76,7 +76,7 @@ func ParseTenants(file string, text []byte) (*Tenants, error) {
 }
 
 func (p *parser) tenant(n *yaml.Node) (*Tenant, error) {
-	t := &Tenant{Line: n.Line, Terms: fetch.Terms{Weight: 1}}
+	t := &Tenant{Line: n.Line, Terms: admission.Terms{Weight: 1}}
 	c := &t.Terms
 	share := func(field string, to *float64) func(*yaml.Node) error {
 		return func(n *yaml.Node) (err error) { *to, err = p.share(field, n); return err }

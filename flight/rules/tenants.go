@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"slices"
 
-	"bowstring/fetch"
+	"bowstring/fetch/admission"
 )
 
 // DefaultTenant is on whose account those call who are in no other tenant.
@@ -15,7 +15,7 @@ type Tenant struct {
 	Name       string
 	Principals []string // patterns
 	Groups     []string // patterns; who is in one is meant, too
-	Terms      fetch.Terms
+	Terms      admission.Terms
 	Line       int // of the file, from 1; 0 where the file does not name it
 }
 
@@ -69,7 +69,7 @@ func (n *named) first(name string, most int) int {
 func compileTenants(list []*Tenant) *Tenants {
 	ts := &Tenants{list: list, byName: map[string]*Tenant{}, principals: named{exact: map[string]int{}}, groups: named{exact: map[string]int{}}}
 	if !slices.ContainsFunc(list, func(t *Tenant) bool { return t.Name == DefaultTenant }) {
-		ts.list = append(ts.list, &Tenant{Name: DefaultTenant, Terms: fetch.Terms{Weight: 1}})
+		ts.list = append(ts.list, &Tenant{Name: DefaultTenant, Terms: admission.Terms{Weight: 1}})
 	}
 	for i, t := range ts.list {
 		ts.byName[t.Name] = t
@@ -127,9 +127,9 @@ func (ts *Tenants) Has(tenant string, who Who) bool {
 
 // Terms are what a tenant gets. One that is not in the file, as it was when its streams
 // began, gets what the default one does.
-func (ts *Tenants) Terms(tenant string) fetch.Terms {
+func (ts *Tenants) Terms(tenant string) admission.Terms {
 	if ts == nil {
-		return fetch.Terms{}
+		return admission.Terms{}
 	}
 	if t := ts.byName[tenant]; t != nil {
 		return t.Terms

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"bowstring/fetch"
+	"bowstring/fetch/admission"
 	"bowstring/schema"
 )
 
@@ -55,7 +55,7 @@ func TestTenantsOf(t *testing.T) {
 			t.Errorf("%+v, named %q: got %s, want %s", c.who, c.named, got, c.want)
 		}
 	}
-	want := fetch.Terms{Weight: 4, Streams: 64, BytesPerSecond: 500_000_000, Windows: 0.5, Spill: 0.3, Evaluation: 0.25, Workers: 0.125, Reads: 0.4, Several: true}
+	want := admission.Terms{Weight: 4, Streams: 64, BytesPerSecond: 500_000_000, Windows: 0.5, Spill: 0.3, Evaluation: 0.25, Workers: 0.125, Reads: 0.4, Several: true}
 	if got := ts.Terms("vision"); got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
@@ -66,7 +66,7 @@ func TestTenantsOf(t *testing.T) {
 		t.Error("who may call on whose account")
 	}
 	var none *Tenants
-	if none.Of(Who{Principal: "ada"}, "x") != "x" || none.Terms("x") != (fetch.Terms{}) {
+	if none.Of(Who{Principal: "ada"}, "x") != "x" || none.Terms("x") != (admission.Terms{}) {
 		t.Error("without a file")
 	}
 }
