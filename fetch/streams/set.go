@@ -217,11 +217,15 @@ func (s *Set) remove(st *Stream) {
 // who may never take it, batches are so small that however many streams come one
 // after another, there is something left for the next.
 func (s *Set) pieceBytes(t *tenant) int64 {
-	n, most := s.reading.Load(), t.most.Load()
-	if n <= 1 || s.transit.Load() < s.opts.WindowBytes/8 {
-		return most / 8
+	return min(piece(s.opts.WindowBytes, s.transit.Load(), s.reading.Load()), piece(t.most.Load(), t.transit.Load(), t.live.Load()))
+}
+
+// piece is that of so many bytes for n streams, with some of them on their way.
+func piece(all, transit, n int64) int64 {
+	if n <= 1 || transit < all/8 {
+		return all / 8
 	}
-	return min(s.opts.WindowBytes/(8*n*int64(bits.Len64(uint64(2*n)))), most/8)
+	return all / (8 * n * int64(bits.Len64(uint64(2*n))))
 }
 
 // reclaimPeriod is how often a stream that waits for memory looks whether others

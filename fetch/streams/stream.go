@@ -316,6 +316,7 @@ func (s *Stream) Next() (*Batch, error) {
 	// released like its blobs.
 	s.job.Retain()
 	s.set.transit.Add(p.reserved)
+	s.tenant.transit.Add(p.reserved)
 	hold := schema.NewBlob(nil, &batchHold{s, p.reserved})
 	assembled.Blobs = append(assembled.Blobs, []schema.Blob{hold})
 	wait.Encode = time.Since(start)
@@ -369,6 +370,7 @@ type batchHold struct {
 // Unpin implements schema.Owner.
 func (h *batchHold) Unpin() {
 	h.stream.set.transit.Add(-h.bytes)
+	h.stream.tenant.transit.Add(-h.bytes)
 	h.stream.free(h.bytes)
 	h.stream.job.Release()
 }

@@ -15,8 +15,10 @@ type tenant struct {
 	terms   admission.Terms
 	streams int
 
-	share atomic.Int64 // bytes that the window of each of its streams may have
-	most  atomic.Int64 // bytes that all of them may have
+	live    atomic.Int64 // streams
+	transit atomic.Int64 // bytes of batches that were not released
+	share   atomic.Int64 // bytes that the window of each of its streams may have
+	most    atomic.Int64 // bytes that all of them may have
 }
 
 // enterLocked gives a stream its tenant, and has all streams share anew.
@@ -28,12 +30,14 @@ func (s *Set) enterLocked(st *Stream) {
 		s.tenants[t.name] = t
 	}
 	t.streams++
+	t.live.Add(1)
 	st.tenant = t
 	s.shareLocked()
 }
 
 func (s *Set) leaveLocked(st *Stream) {
 	t := st.tenant
+	t.live.Add(-1)
 	if t.streams--; t.streams == 0 {
 		delete(s.tenants, t.name)
 	}
