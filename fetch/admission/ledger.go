@@ -121,7 +121,7 @@ func (l *Ledger) Reserve(ctx context.Context, use Use, n int64) (*Hold, error) {
 // ReserveFor is Reserve on a tenant's account. What waits for the tenant's own share
 // does not keep others waiting.
 func (l *Ledger) ReserveFor(ctx context.Context, use Use, tenant string, n int64) (*Hold, error) {
-	h := &Hold{ledger: l, use: use, tenant: tenant}
+	h := l.holdFor(use, tenant)
 	if err := h.Grow(ctx, n); err != nil {
 		return nil, err
 	}
@@ -133,8 +133,19 @@ func (l *Ledger) Try(use Use, n int64) (*Hold, bool) { return l.TryFor(use, "", 
 
 // TryFor is Try on a tenant's account.
 func (l *Ledger) TryFor(use Use, tenant string, n int64) (*Hold, bool) {
-	h := &Hold{ledger: l, use: use, tenant: tenant}
+	h := l.holdFor(use, tenant)
 	return h, h.TryGrow(n)
+}
+
+// holdFor returns a hold of nothing. While tenants have no terms it is on nobody's
+// account, which costs less.
+func (l *Ledger) holdFor(use Use, tenant string) *Hold {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.terms == nil {
+		tenant = ""
+	}
+	return &Hold{ledger: l, use: use, tenant: tenant}
 }
 
 // Bytes is how much the hold has.
@@ -220,8 +231,12 @@ func (l *Ledger) takeLocked(h *Hold, n int64) bool {
 	if a.used+n > a.limit || n > l.leftLocked(h.use, h.tenant) {
 		return false
 	}
-	for _, r := range a.waiting {
-		if r.n <= l.leftLocked(h.use, r.tenant) {
+	for i, left := 0, int64(0); i < len(a.waiting); i++ {
+		r := a.waiting[i]
+		if i == 0 || r.tenant != a.waiting[i-1].tenant { // many of one tenant may wait
+			left = l.leftLocked(h.use, r.tenant)
+		}
+		if r.n <= left {
 			return false
 		}
 	}

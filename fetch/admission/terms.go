@@ -87,6 +87,9 @@ func (l *Ledger) countLocked(u Use, tenant string, n int64) {
 	a := &l.accounts[u]
 	a.used += n
 	a.most = max(a.most, a.used)
+	if tenant == "" {
+		return
+	}
 	s := a.shares[tenant]
 	if s == nil {
 		if n <= 0 {
@@ -106,6 +109,9 @@ func (l *Ledger) countLocked(u Use, tenant string, n int64) {
 // leftLocked is how many bytes more a tenant may take of an account as far as its
 // own share goes.
 func (l *Ledger) leftLocked(u Use, tenant string) int64 {
+	if tenant == "" {
+		return math.MaxInt64
+	}
 	a, s := &l.accounts[u], l.shareLocked(u, tenant)
 	if part := s.terms.of(u); part > 0 {
 		return ceiling(part, a.limit) - s.used
