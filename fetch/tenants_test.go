@@ -132,7 +132,7 @@ func TestTenantWindows(t *testing.T) {
 func TestTenantReads(t *testing.T) {
 	st := newStore(t)
 	put(t, st, "d", 3000)
-	far(t, newRemote(st, 20*time.Millisecond, 0), fetch.Options{Terms: terms(map[string]fetch.Terms{"small": {Reads: 0.1}})}, func(t *testing.T, e *fetch.Engine) {
+	far(t, newRemote(st, 20*time.Millisecond, 4e6), fetch.Options{Terms: terms(map[string]fetch.Terms{"small": {Reads: 0.1}})}, func(t *testing.T, e *fetch.Engine) {
 		rate := func(tenants ...string) map[string]float64 {
 			got := map[string]float64{}
 			var mu sync.Mutex
