@@ -55,7 +55,9 @@ func (s *Server) streamCall(srv any, ss grpc.ServerStream, info *grpc.StreamServ
 	}
 	if s.identify != nil {
 		c.caller = s.identify(ctx, c.caller)
-		c.caller.Tenant = s.tenants().Of(whoOf(c.caller), c.caller.Tenant)
+		if ts := s.tenants(); ts != nil {
+			c.caller.Tenant = ts.Of(whoOf(c.caller), "")
+		}
 		ctx = fetch.WithCaller(ctx, c.caller)
 	}
 	in, err := s.newReceiver(ctx, c, info)
