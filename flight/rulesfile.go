@@ -94,12 +94,12 @@ func (f *watchedFile[T]) Check(ctx context.Context) (changed bool) {
 		f.next = "" // it is to be the same twice in a row
 		if f.trouble != err.Error() {
 			f.trouble = err.Error()
-			f.log.LogAttrs(ctx, slog.LevelError, "the "+f.what+" were not read again: those before hold on", slog.String("error", f.trouble))
+			f.log.LogAttrs(ctx, slog.LevelError, "a file was not read again: what it said before holds on", slog.String("what", f.what), slog.String("error", f.trouble))
 		}
 		return false
 	}
 	if f.trouble != "" {
-		f.log.LogAttrs(ctx, slog.LevelInfo, "the file of "+f.what+" is right again", slog.String("file", f.path))
+		f.log.LogAttrs(ctx, slog.LevelInfo, "a file is right again", slog.String("what", f.what), slog.String("file", f.path))
 	}
 	f.trouble = ""
 	if text == f.text {
@@ -112,7 +112,7 @@ func (f *watchedFile[T]) Check(ctx context.Context) (changed bool) {
 	}
 	f.text = text
 	f.current.Store(v)
-	f.log.LogAttrs(ctx, slog.LevelInfo, "the "+f.what+" have changed", slog.String("file", f.path), slog.Int(f.what, f.size(v)))
+	f.log.LogAttrs(ctx, slog.LevelInfo, "a file has changed, and what it says holds", slog.String("what", f.what), slog.String("file", f.path), slog.Int("entries", f.size(v)))
 	return true
 }
 

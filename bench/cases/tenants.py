@@ -18,7 +18,7 @@ GREEDY, QUOTA = 20, "1MB"  # streams of a tenant that may be served so much a se
 
 TENANTS = "tenants:\n" + "".join(
     [f"  - {{name: {name}, weight: {weight}}}\n" for name, weight in WEIGHTS.items()]
-    + [f"  - {{name: greedy, ceilings: {{streams: {GREEDY // 2}, bytes_per_second: {QUOTA}}}}}\n"]
+    + [f"  - {{name: greedy, ceilings: {{streams: {GREEDY // 2}, bytes_per_second: {QUOTA}, windows: 1%}}}}\n"]
 )
 
 
