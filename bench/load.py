@@ -4,6 +4,7 @@
 
 The streams take turns at the connections. One that `reads` takes its batches, sleeps `pause` seconds after each, and is
 asked for again when it ends; one that does not takes none: the library and gRPC hold as much as their windows let in.
+With `tenant` it is on that one's account.
 Prints `ready` when all were asked for and each has its schema or was refused. When told to end it prints one JSON
 object: streams that were `open`, `ended` (how often one came to its end), `rows` that were read, and of each different
 error how often it came.
@@ -34,7 +35,9 @@ class Stream(threading.Thread):
     def run(self) -> None:
         try:
             while not self.over.is_set():
-                self.reader = self.client.do_get(fl.Ticket(json.dumps(self.spec["ticket"]).encode()))
+                tenant = self.spec.get("tenant")
+                options = fl.FlightCallOptions(headers=[(b"bowstring-tenant", tenant.encode())] if tenant else [])
+                self.reader = self.client.do_get(fl.Ticket(json.dumps(self.spec["ticket"]).encode()), options)
                 self.begun.set()
                 if self.spec["reads"]:
                     self.read()

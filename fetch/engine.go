@@ -50,9 +50,9 @@ type Options struct {
 	// Resident is up to how many bytes a manifest may have to be read whole when its
 	// snapshot is opened, and stay in memory; negative for none. Default 16 MiB.
 	Resident int64
-	// Weight is how many times what others get a tenant is to have of the way to
-	// the store. Default: all get the same.
-	Weight func(tenant string) int64
+	// Terms say what a tenant gets of all that is here: see [Engine.SetTerms]. Default:
+	// all get the same, without ceilings.
+	Terms func(tenant string) Terms
 	// Spill is the node's cache of blobs, between the store and the streams; nil
 	// if there is none. It stays the caller's to close, after the engine.
 	Spill *spill.Cache
@@ -109,6 +109,8 @@ type (
 	WarmProgress = lookahead.WarmProgress
 	// Caller is on whose behalf something is done.
 	Caller = store.Caller
+	// Terms are what a tenant gets.
+	Terms = admission.Terms
 )
 
 // WithCaller returns a context that carries the caller, down to the store.
@@ -148,7 +150,8 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	var errs [4]error
 	e.reader, errs[0] = tiers.New(append(list, tiers.Store(s)), tiers.Options{
 		MaxReads: opts.MaxReads, ReadTimeout: opts.ReadTimeout, NoHedge: opts.NoHedge, Keeps: mine, Logger: opts.Logger,
-		More: func() tiers.Attempt { return e.set.More() },
+		More:  func() tiers.Attempt { return e.set.More() },
+		Freed: func() { e.set.Freed() },
 	})
 	if errs[0] != nil {
 		return nil, errs[0]
@@ -165,11 +168,14 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 		})
 	}
 	e.set, errs[3] = streams.NewSet(streams.Options{
-		WindowBytes: opts.WindowBytes, Ledger: e.ledger, Reader: e.reader, Ahead: e.ahead, MaxAhead: opts.MaxAhead, Weight: opts.Weight,
+		WindowBytes: opts.WindowBytes, Ledger: e.ledger, Reader: e.reader, Ahead: e.ahead, MaxAhead: opts.MaxAhead,
 		Told: opts.Peers != nil,
 	})
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err
+	}
+	if opts.Terms != nil {
+		e.SetTerms(opts.Terms)
 	}
 	e.ahead.Start()
 	if w, ok := s.(store.UseWatcher); ok {
@@ -195,6 +201,22 @@ func (e *Engine) readPage(ctx context.Context, ref schema.BlobRef, at manifest.P
 		return nil
 	})
 	return schema.NewBlob(page, nil), err
+}
+
+// SetTerms has tenants get what terms says, those included that have something now; nil
+// has all get the same. It is called again whenever terms says something else than
+// before. terms must not block: it is called with locks held.
+func (e *Engine) SetTerms(terms func(tenant string) Terms) {
+	e.ledger.SetTerms(terms)
+	e.work.SetTerms(terms)
+	if e.opts.Spill != nil {
+		var share func(string) float64
+		if terms != nil {
+			share = func(tenant string) float64 { return terms(tenant).Spill }
+		}
+		e.opts.Spill.SetShares(share)
+	}
+	e.set.SetTerms(terms)
 }
 
 // Store returns the store that the engine reads.
@@ -272,7 +294,7 @@ func (e *Engine) Borrow(answer func(Answer)) *Borrower { return e.set.Borrow(ans
 
 // Warm fills the spill with what a job will use: see [lookahead.Ahead.Warm].
 func (e *Engine) Warm(ctx context.Context, j *Job, progress func(WarmProgress)) error {
-	return e.ahead.Warm(ctx, j, progress)
+	return e.ahead.Warm(ctx, j, store.CallerFrom(ctx).Tenant, progress)
 }
 
 // TotalBytes is the size of everything that the plan serves: see [jobs.Jobs.TotalBytes].

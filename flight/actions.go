@@ -36,6 +36,7 @@ func actions() []action {
 		{"gc", `Frees the blobs that nothing refers to any more. Body: {"dry_run": true}, optional. Result: {"live_blobs", "live_bytes", "dead_blobs", "dead_bytes", "freed_bytes", "moved_bytes"}.`, (*Server).gc},
 		{"warm", `Fills the server's spill with the samples of a request, in the order in which it uses them, until all are there or it would keep no more. Body: a request, as in a CMD descriptor. Results, a few a second and one at the end: {"job", "rows", "seen", "there", "stored", "bytes", "failed", "full", "done"}.`, (*Server).warm},
 		{"stats", `Counters of server, store and engine, limits, running streams. Body: none.`, (*Server).stats},
+		{"usage", `What tenants have used, by day, tenant and dataset, one result each: the caller's own, or all for who has the right admin. Body: {"tenant", "dataset", "since": "YYYY-MM-DD", "until"}, each optional. Result: {"day", "tenant", "dataset", "streams", "rows", "bytes", "store_bytes", "rows_in", "bytes_in", "seconds"}.`, (*Server).usage},
 		{"cancel", `Ends the running streams of a plan. Body: {"plan"}. Result: {"plan", "cancelled": COUNT}.`, (*Server).cancel},
 		{flight.CancelFlightInfoActionType, `Ends the running streams of a FlightInfo. Body: protobuf CancelFlightInfoRequest. Result: protobuf CancelFlightInfoResult.`, (*Server).cancelFlightInfo},
 		{flight.RenewFlightEndpointActionType, `Gives an endpoint a new expiration time. Body: protobuf RenewFlightEndpointRequest. Result: protobuf FlightEndpoint.`, (*Server).renewFlightEndpoint},
@@ -302,6 +303,11 @@ func (s *Server) warm(ctx context.Context, b []byte, send func([]byte) error) er
 		return err
 	}
 	defer job.Close()
+	ctx, end, err := s.beginStream(ctx, "warm", job.ID())
+	if err != nil {
+		return err
+	}
+	defer end()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(s.draining, func() { cancel(context.Cause(s.draining)) })()
@@ -314,73 +320,6 @@ func (s *Server) warm(ctx context.Context, b []byte, send func([]byte) error) er
 		return cause
 	}
 	return err
-}
-
-// cancelGrace is how long a cancellation waits for the streams to be gone.
-const cancelGrace = time.Second
-
-// cancelPlans ends the running streams of plans, and reports how many there
-// were and whether all are gone.
-func (s *Server) cancelPlans(ctx context.Context, plans map[string]bool) (count int, gone bool) {
-	killed, mine := map[*call]bool{}, s.mine(ctx)
-	for _, c := range s.calls.kill(errCancelled, func(c *call) bool { return c.streaming && plans[c.plan] && mine(c) }) {
-		killed[c] = true
-	}
-	ctx, cancel := context.WithTimeout(ctx, cancelGrace)
-	defer cancel()
-	_, err := s.calls.wait(ctx, func(c *call) bool { return killed[c] })
-	return len(killed), err == nil
-}
-
-func (s *Server) cancel(ctx context.Context, b []byte, send func([]byte) error) error {
-	var req struct {
-		Plan string `json:"plan"`
-	}
-	if err := body(b, &req); err != nil {
-		return err
-	}
-	if req.Plan == "" {
-		return &schema.FieldError{Field: "plan", Got: "nothing", Want: "the plan that app_metadata names"}
-	}
-	n, _ := s.cancelPlans(ctx, map[string]bool{req.Plan: true})
-	return sendJSON(send, struct {
-		Plan      string `json:"plan"`
-		Cancelled int    `json:"cancelled"`
-	}{req.Plan, n})
-}
-
-// cancelFlightInfo is Flight's own: the plans are those of the info's tickets.
-func (s *Server) cancelFlightInfo(ctx context.Context, b []byte, send func([]byte) error) error {
-	var req flight.CancelFlightInfoRequest
-	if err := unmarshal(b, &req); err != nil {
-		return err
-	}
-	endpoints := req.GetInfo().GetEndpoint()
-	if len(endpoints) == 0 {
-		return &schema.FieldError{Field: "info.endpoint", Got: "none", Want: "the endpoints that GetFlightInfo gave"}
-	}
-	// A plan's id depends on no row: nothing is opened or evaluated, and the snapshot
-	// may be gone.
-	plans, seen := map[string]bool{}, map[string]bool{}
-	for i, e := range endpoints {
-		t, err := schema.ParseTicket(e.GetTicket().GetTicket())
-		if err != nil {
-			return fmt.Errorf("endpoint %d: %w", i, err)
-		}
-		if req := string(t.Request.Marshal()); !seen[req] { // as a rule they are all the same
-			seen[req] = true
-			id, err := s.planID(ctx, t.Request)
-			if err != nil {
-				return fmt.Errorf("endpoint %d: %w", i, err)
-			}
-			plans[id] = true
-		}
-	}
-	result := flight.CancelFlightInfoResult{Status: flight.CancelStatusCancelled}
-	if _, gone := s.cancelPlans(ctx, plans); !gone {
-		result.Status = flight.CancelStatusCancelling
-	}
-	return sendProto(send, &result)
 }
 
 // renewFlightEndpoint is Flight's own.

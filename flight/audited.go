@@ -48,6 +48,7 @@ const (
 	auditTag     = audit.Tag
 	auditUntag   = audit.Untag
 	auditCollect = audit.Collect
+	auditCancel  = audit.Cancel
 )
 
 // change is something that a call is about to change, and what became of it.
@@ -56,7 +57,9 @@ type change struct {
 	dataset     string
 	snapshot    int64
 	tag         string
+	plan        string
 	rows, bytes int64
+	count       int64
 }
 
 // audited does something that changes what there is. It is in the audit log, on stable
@@ -68,7 +71,7 @@ func (s *Server) audited(ctx context.Context, c change, do func(*change) error) 
 		return do(&c)
 	}
 	event := s.event(ctx, c.event)
-	event.Dataset, event.Snapshot, event.Tag, event.Phase = c.dataset, c.snapshot, c.tag, audit.Begin
+	event.Dataset, event.Snapshot, event.Tag, event.Plan, event.Phase = c.dataset, c.snapshot, c.tag, c.plan, audit.Begin
 	if d := s.decide(ctx, c.dataset); d.Rule != nil {
 		event.Rule = d.Rule.String()
 	}
@@ -81,7 +84,7 @@ func (s *Server) audited(ctx context.Context, c change, do func(*change) error) 
 	if err != nil {
 		event.Phase, event.Code = audit.Failed, statusOf(err).Code().String()
 	}
-	event.Dataset, event.Snapshot, event.Rows, event.Bytes = c.dataset, c.snapshot, c.rows, c.bytes
+	event.Dataset, event.Snapshot, event.Rows, event.Bytes, event.Count = c.dataset, c.snapshot, c.rows, c.bytes, c.count
 	if failed := log.Write(event); failed != nil {
 		s.log.LogAttrs(ctx, slog.LevelError, "the audit log cannot be written", slog.Any("error", failed))
 		if err == nil {

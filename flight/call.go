@@ -86,11 +86,14 @@ func (s *Server) recognise(ctx context.Context, c *call) (context.Context, error
 	if err != nil {
 		return ctx, err
 	}
-	ctx, c.caller, err = withCaller(ctx, s.opts.Door.Authenticates())
+	ctx, c.caller, err = withCaller(ctx, s.opts.Door.Authenticates(), s.tenants())
 	if err != nil || s.identify == nil {
 		return ctx, err
 	}
 	c.caller = s.identify(ctx, c.caller)
+	if ts := s.tenants(); ts != nil {
+		c.caller.Tenant = ts.Of(whoOf(c.caller), "")
+	}
 	return fetch.WithCaller(ctx, c.caller), nil
 }
 

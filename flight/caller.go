@@ -9,6 +9,7 @@ import (
 
 	"bowstring/fetch"
 	"bowstring/flight/door"
+	"bowstring/flight/rules"
 	"bowstring/schema"
 )
 
@@ -27,7 +28,8 @@ var traceForm = regexp.MustCompile(`^[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-
 // withCaller returns a context that says on whose behalf a call is, down to the
 // store. known says that callers have to say who they are: those who had not to
 // for this call are on nobody's account then.
-func withCaller(ctx context.Context, known bool) (context.Context, fetch.Caller, error) {
+// tenants, if not nil, say on whose account those are who do not say so themselves.
+func withCaller(ctx context.Context, known bool, tenants *rules.Tenants) (context.Context, fetch.Caller, error) {
 	var c fetch.Caller
 	id := door.IdentityFrom(ctx)
 	if id != nil {
@@ -41,10 +43,13 @@ func withCaller(ctx context.Context, known bool) (context.Context, fetch.Caller,
 				Want: "one name of up to 128 letters, digits and . _ @ : / -",
 			}
 		}
-		if id != nil && !id.MayUse(v[0]) {
+		if id != nil && !id.MayUse(v[0]) && !tenants.Has(v[0], whoOf(c)) {
 			return ctx, c, fmt.Errorf("%w: header %s: %s is no tenant on whose account this caller may call", schema.ErrDenied, tenantHeader, schema.Quote(v[0]))
 		}
 		c.Tenant = v[0]
+	}
+	if id != nil || !known {
+		c.Tenant = tenants.Of(whoOf(c), c.Tenant)
 	}
 	if v := md.Get(traceHeader); len(v) > 0 {
 		if m := traceForm.FindStringSubmatch(v[0]); m != nil {

@@ -32,7 +32,7 @@ func TestCaller(t *testing.T) {
 		{headers: []string{tenantHeader, "a", tenantHeader, "b"}, err: `want one name`},
 	} {
 		ctx := metadata.NewIncomingContext(t.Context(), metadata.Pairs(tt.headers...))
-		ctx, c, err := withCaller(ctx, false)
+		ctx, c, err := withCaller(ctx, false, nil)
 		if tt.err != "" {
 			if err == nil || !strings.Contains(err.Error(), tt.err) {
 				t.Errorf("%q: %v, want %s", tt.headers, err, tt.err)
@@ -68,7 +68,7 @@ func TestKnownCaller(t *testing.T) {
 		if tt.header != "" {
 			ctx = metadata.NewIncomingContext(ctx, metadata.Pairs(tenantHeader, tt.header))
 		}
-		ctx, c, err := withCaller(ctx, true)
+		ctx, c, err := withCaller(ctx, true, nil)
 		if !errors.Is(err, tt.err) || err == nil && (!reflect.DeepEqual(c, tt.want) || !reflect.DeepEqual(fetch.CallerFrom(ctx), tt.want)) {
 			t.Errorf("%+v, header %q: %+v, %v; want %+v, %v", tt.id, tt.header, c, err, tt.want, tt.err)
 		}

@@ -93,7 +93,7 @@ func (s *Server) DoExchange(stream flight.FlightService_DoExchangeServer) error 
 		return err
 	}
 
-	out := &sender{ctx: ctx, stream: stream, encoder: newEncoder(job.Projection().Schema)}
+	out := &sender{server: s, ctx: ctx, stream: stream, encoder: newEncoder(job.Projection().Schema)}
 	// Before the first request: clients wait for the schema before they ask.
 	if err := out.open(); err != nil {
 		return err

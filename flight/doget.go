@@ -40,6 +40,8 @@ type waitMetadata struct {
 	// Consumer is how long the batch before this one took to be taken by the
 	// transport: what the network and the consumer cost.
 	Consumer int64 `json:"consumer"`
+	// Quota is how long the batch was held back as its tenant is served only so fast.
+	Quota int64 `json:"quota,omitempty"`
 }
 
 // DoGet serves a ticket.
@@ -63,7 +65,7 @@ func (s *Server) DoGet(ticket *flight.Ticket, stream flight.FlightService_DoGetS
 		return err
 	}
 	defer batches.Close()
-	send := &sender{ctx: ctx, stream: stream, encoder: newEncoder(job.Projection().Schema)}
+	send := &sender{server: s, ctx: ctx, stream: stream, encoder: newEncoder(job.Projection().Schema)}
 	return send.all(batches, func(b *fetch.Batch, wait waitMetadata) any {
 		return batchMetadata{
 			Plan: job.ID(), Epoch: b.Epoch, Step: b.Step, Rank: b.Rank, Row: b.Row,
@@ -80,6 +82,7 @@ type messageStream interface {
 // sender sends batches as frames, the schema first. It is used by one
 // goroutine.
 type sender struct {
+	server     *Server
 	ctx        context.Context // the call's
 	stream     messageStream
 	encoder    *encoder
@@ -94,7 +97,16 @@ func (s *sender) all(batches *fetch.Stream, describe func(*fetch.Batch, waitMeta
 	if err := s.open(); err != nil {
 		return err
 	}
+	var stored int64
+	defer func() { countStored(s.ctx, batches.StoreBytes()-stored) }()
 	for {
+		now := batches.StoreBytes()
+		countStored(s.ctx, now-stored)
+		stored = now
+		quota, err := s.server.pace(s.ctx)
+		if err != nil {
+			return err
+		}
 		start := time.Now()
 		b, err := batches.Next()
 		if err != nil {
@@ -113,6 +125,7 @@ func (s *sender) all(batches *fetch.Stream, describe func(*fetch.Batch, waitMeta
 			Window:   b.Wait.Window.Microseconds(),
 			Encode:   (b.Wait.Encode + s.lastEncode).Microseconds(),
 			Consumer: s.lastSend.Microseconds(),
+			Quota:    quota.Microseconds(),
 		}
 		err = s.batch(b.Batch, describe(b, wait))
 		b.Wait.Encode += s.lastEncode
@@ -161,6 +174,7 @@ func (s *sender) batch(b *schema.Batch, metadata any) error {
 	s.lastSend = time.Since(encoded)
 	if err == nil {
 		count(s.ctx, rows, size)
+		s.server.paces.Served(fetch.CallerFrom(s.ctx).Tenant, size)
 		if !s.began {
 			s.began = true
 			observeFirst(s.ctx)

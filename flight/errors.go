@@ -5,8 +5,10 @@ import (
 	"errors"
 	"strings"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"bowstring/schema"
 )
@@ -51,13 +53,26 @@ func toStatus(err error) error {
 func statusOf(err error) *status.Status {
 	for _, c := range codeOf {
 		if errors.Is(err, c.err) {
-			return status.New(c.code, abridge(err.Error()))
+			return retryable(status.New(c.code, abridge(err.Error())), err)
 		}
 	}
 	if st, ok := status.FromError(err); ok {
 		return st
 	}
 	return status.New(codes.Internal, abridge(err.Error()))
+}
+
+// retryable says when to try again, where that may help: as google.rpc.RetryInfo, for
+// those who look at details. The message ends in the same.
+func retryable(st *status.Status, err error) *status.Status {
+	limit, ok := errors.AsType[*schema.LimitError](err)
+	if !ok || limit.After <= 0 {
+		return st
+	}
+	if with, err := st.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(limit.After)}); err == nil {
+		return with
+	}
+	return st
 }
 
 // abridge makes a message fit a status: valid UTF-8 of at most maxMessage bytes.

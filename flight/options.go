@@ -11,6 +11,7 @@ import (
 	"bowstring/flight/audit"
 	"bowstring/flight/door"
 	"bowstring/flight/rules"
+	"bowstring/flight/usage"
 	"bowstring/schema"
 )
 
@@ -86,12 +87,19 @@ type Options struct {
 	// Rules returns the rules that hold now: who may do what with which dataset. nil
 	// allows everything to everybody. It is called several times for each call.
 	Rules func() *rules.Rules
+	// Tenants returns those that there are now: on whose account each caller is, and what
+	// it gets. nil has callers name tenants as they like, which all get the same. It is
+	// called several times for each call. See [Server.EnforceTenants].
+	Tenants func() *rules.Tenants
 	// Audit is the record of who read, wrote and dropped what; nil for none. It stays
 	// the caller's to close, after Shutdown.
 	Audit *audit.Log
 	// Cluster says what this server is in its cluster; nil if other nodes may not read
 	// by way of it.
 	Cluster *Cluster
+	// Usage is the book of what tenants have used; nil for none. It stays the caller's to
+	// close, after Shutdown, and to have written: see [Server.CountUsage].
+	Usage *usage.Book
 	// Logger receives a line for each call. Default slog.Default().
 	Logger *slog.Logger
 }

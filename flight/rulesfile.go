@@ -11,67 +11,89 @@ import (
 	"bowstring/flight/rules"
 )
 
-// rulesPeriod is how often a file of rules is looked at.
+// rulesPeriod is how often a file of rules or tenants is looked at.
 const rulesPeriod = time.Second
 
-// RulesFile is a file of rules that is read again when it changes. One that cannot be
-// read, or is wrong, changes nothing: the rules before hold on. A new text holds once it
-// was read twice, as one that is half written may be right, and grant more.
-type RulesFile struct {
+// watchedFile is a file that is read again when it changes. One that cannot be read, or
+// is wrong, changes nothing: what was read before holds on. A new text holds once it was
+// read twice, as one that is half written may be right, and grant more.
+type watchedFile[T any] struct {
+	what    string // "rules", "tenants"
 	path    string
 	log     *slog.Logger
-	current atomic.Pointer[rules.Rules]
+	parse   func(file string, text []byte) (*T, error)
+	size    func(*T) int
+	current atomic.Pointer[T]
 	text    string // that current is of; for Check's goroutine
 	next    string // that was read last, and is not that of current; for Check's goroutine
 	trouble string // what was logged last, "" if nothing is wrong; for Check's goroutine
 }
 
+// RulesFile is a file of rules that is read again when it changes.
+type RulesFile struct{ watchedFile[rules.Rules] }
+
 // OpenRules reads a file of rules, which must be right.
 func OpenRules(path string, log *slog.Logger) (*RulesFile, error) {
-	f := &RulesFile{path: path, log: log}
-	text, rs, err := f.read()
-	if err != nil {
-		return nil, err
-	}
-	f.text = text
-	f.current.Store(rs)
-	return f, nil
+	f := &RulesFile{watchedFile[rules.Rules]{what: "rules", path: path, log: log, parse: rules.Parse, size: func(rs *rules.Rules) int { return len(rs.List()) }}}
+	return f, f.open()
 }
 
 // Rules returns the rules that hold now.
 func (f *RulesFile) Rules() *rules.Rules { return f.current.Load() }
 
+// TenantsFile is a file of tenants that is read again when it changes.
+type TenantsFile struct{ watchedFile[rules.Tenants] }
+
+// OpenTenants reads a file of tenants, which must be right.
+func OpenTenants(path string, log *slog.Logger) (*TenantsFile, error) {
+	f := &TenantsFile{watchedFile[rules.Tenants]{what: "tenants", path: path, log: log, parse: rules.ParseTenants, size: func(ts *rules.Tenants) int { return len(ts.List()) }}}
+	return f, f.open()
+}
+
+// Tenants returns the tenants that there are now.
+func (f *TenantsFile) Tenants() *rules.Tenants { return f.current.Load() }
+
+func (f *watchedFile[T]) open() error {
+	text, v, err := f.read()
+	if err != nil {
+		return err
+	}
+	f.text = text
+	f.current.Store(v)
+	return nil
+}
+
 // read reads the whole of the file, however it is put in place: it may be a link that
 // is changed to another file.
-func (f *RulesFile) read() (string, *rules.Rules, error) {
+func (f *watchedFile[T]) read() (string, *T, error) {
 	text, err := door.ReadFile(f.path, rules.MaxBytes)
 	if err != nil {
-		return "", nil, fmt.Errorf("rules: %w", err)
+		return "", nil, fmt.Errorf("%s: %w", f.what, err)
 	}
 	if string(text) == f.text && f.current.Load() != nil {
 		return f.text, f.current.Load(), nil
 	}
-	rs, err := rules.Parse(f.path, text)
+	v, err := f.parse(f.path, text)
 	if err != nil {
-		return "", nil, fmt.Errorf("rules: %w", err)
+		return "", nil, fmt.Errorf("%s: %w", f.what, err)
 	}
-	return string(text), rs, nil
+	return string(text), v, nil
 }
 
-// Check reads the file again, and reports whether the rules are others now. What is
+// Check reads the file again, and reports whether it says something else now. What is
 // wrong with it is logged once. It is for one goroutine at a time.
-func (f *RulesFile) Check(ctx context.Context) (changed bool) {
-	text, rs, err := f.read()
+func (f *watchedFile[T]) Check(ctx context.Context) (changed bool) {
+	text, v, err := f.read()
 	if err != nil {
 		f.next = "" // it is to be the same twice in a row
 		if f.trouble != err.Error() {
 			f.trouble = err.Error()
-			f.log.LogAttrs(ctx, slog.LevelError, "the rules were not read again: those before hold on", slog.String("error", f.trouble))
+			f.log.LogAttrs(ctx, slog.LevelError, "a file was not read again: what it said before holds on", slog.String("what", f.what), slog.String("error", f.trouble))
 		}
 		return false
 	}
 	if f.trouble != "" {
-		f.log.LogAttrs(ctx, slog.LevelInfo, "the file of rules is right again", slog.String("file", f.path))
+		f.log.LogAttrs(ctx, slog.LevelInfo, "a file is right again", slog.String("what", f.what), slog.String("file", f.path))
 	}
 	f.trouble = ""
 	if text == f.text {
@@ -83,14 +105,14 @@ func (f *RulesFile) Check(ctx context.Context) (changed bool) {
 		return false
 	}
 	f.text = text
-	f.current.Store(rs)
-	f.log.LogAttrs(ctx, slog.LevelInfo, "the rules have changed", slog.String("file", f.path), slog.Int("rules", len(rs.List())))
+	f.current.Store(v)
+	f.log.LogAttrs(ctx, slog.LevelInfo, "a file has changed, and what it says holds", slog.String("what", f.what), slog.String("file", f.path), slog.Int("entries", f.size(v)))
 	return true
 }
 
-// Watch looks at the file every second until ctx ends, and calls changed when the rules
-// are others.
-func (f *RulesFile) Watch(ctx context.Context, changed func()) {
+// Watch looks at the file every second until ctx ends, and calls changed when it says
+// something else.
+func (f *watchedFile[T]) Watch(ctx context.Context, changed func()) {
 	tick := time.NewTicker(rulesPeriod)
 	defer tick.Stop()
 	for {

@@ -54,6 +54,7 @@ type Server struct {
 	grpc    *grpc.Server
 	health  *health.Server
 	calls   *registry
+	paces   *admission.Paces // how fast tenants are served
 	started time.Time
 
 	handshaking  context.Context // ends when connections that are not there yet are given up
@@ -79,7 +80,11 @@ func New(engine *fetch.Engine, opts Options) *Server {
 		memory:  newShares(opts.Ledger),
 		work:    engine.Work(),
 		calls:   newRegistry(&opts),
+		paces:   admission.NewPaces(),
 		started: time.Now(),
+	}
+	if opts.Tenants != nil {
+		s.EnforceTenants()
 	}
 	s.draining, s.drain = context.WithCancelCause(context.Background())
 	s.handshaking, s.stopGreeting = context.WithCancel(context.Background())

@@ -65,7 +65,7 @@ type WaitNanos struct {
 // StreamInfo describes a running stream.
 type StreamInfo struct {
 	ID      uint64    `json:"id"`
-	Kind    string    `json:"kind"` // "DoGet", "DoPut" or "DoExchange"
+	Kind    string    `json:"kind"` // "DoGet", "DoPut", "DoExchange" or "warm"
 	Plan    string    `json:"plan,omitempty"`
 	Tenant  string    `json:"tenant,omitempty"`
 	Peer    string    `json:"peer"`
@@ -83,6 +83,11 @@ type TenantInfo struct {
 	Calls   int64  `json:"calls"`
 	Rows    int64  `json:"rows"`
 	Bytes   int64  `json:"bytes"`
+	// StoreBytes were read from the store for it, StreamNanos is how long its streams ran,
+	// summed up, and Refused how many streams were refused at its ceiling.
+	StoreBytes  int64 `json:"store_bytes"`
+	StreamNanos int64 `json:"stream_ns"`
+	Refused     int64 `json:"refused"`
 }
 
 // waits sums up where the time of a call's batches went, in nanoseconds, by the
@@ -109,7 +114,7 @@ func (t *totals) add(c *call, now time.Time) {
 	t.Bytes += c.bytes.Load()
 	t.Wait.add(c.waits.nanos())
 	t.Faults += c.waits.faults.Load()
-	if c.streamed && c.kind != "DoPut" {
+	if c.streamed && (c.kind == "DoGet" || c.kind == "DoExchange") {
 		t.StreamNanos += int64(now.Sub(c.started))
 	}
 }
@@ -132,7 +137,13 @@ type tenantCalls struct {
 
 // ended counts a call that ended.
 func (t *tenants) ended(c *call) {
-	name := c.caller.Tenant
+	n := t.of(c.caller.Tenant)
+	n.add(c)
+	n.last = time.Now()
+}
+
+// of returns the counters of a tenant, for which others may have to make room.
+func (t *tenants) of(name string) *tenantCalls {
 	n := t.named[name]
 	if n == nil {
 		if t.named == nil {
@@ -141,17 +152,20 @@ func (t *tenants) ended(c *call) {
 		if len(t.named) == maxTenants {
 			t.mergeOldest()
 		}
-		n = &tenantCalls{TenantInfo: TenantInfo{Tenant: name}}
+		n = &tenantCalls{TenantInfo: TenantInfo{Tenant: name}, last: time.Now()}
 		t.named[name] = n
 	}
-	n.add(c)
-	n.last = time.Now()
+	return n
 }
 
 func (i *TenantInfo) add(c *call) {
 	i.Calls++
 	i.Rows += c.rows.Load()
 	i.Bytes += c.bytes.Load()
+	i.StoreBytes += c.stored.Load()
+	if c.streamed {
+		i.StreamNanos += int64(time.Since(c.started))
+	}
 }
 
 // mergeOldest adds to the others who made no call for longest.
@@ -166,6 +180,9 @@ func (t *tenants) mergeOldest() {
 	t.others.Calls += oldest.Calls
 	t.others.Rows += oldest.Rows
 	t.others.Bytes += oldest.Bytes
+	t.others.StoreBytes += oldest.StoreBytes
+	t.others.StreamNanos += oldest.StreamNanos
+	t.others.Refused += oldest.Refused
 }
 
 // list is all tenants, with the calls that run.

@@ -11,6 +11,7 @@ import (
 
 	"bowstring/fetch"
 	"bowstring/flight/door"
+	"bowstring/flight/usage"
 	"bowstring/schema"
 )
 
@@ -32,6 +33,7 @@ type call struct {
 	span     trace.Span // or nil, likewise
 
 	rows, bytes atomic.Int64 // moved so far, in either direction; see count
+	stored      atomic.Int64 // bytes read from the store for it; see countStored
 	waits       waits        // of batches sent; see countWaits
 
 	killed   chan struct{} // closed by kill
@@ -42,6 +44,7 @@ type call struct {
 	streamed   bool   // was told to be a stream; guarded by registry.mu
 	streaming  bool   // counts towards MaxStreams; guarded by registry.mu
 	access     access // what the rules let it do; guarded by registry.mu
+	billed     billed // what of it is in the book; guarded by registry.mu
 	action     string // what DoAction was asked for; guarded by registry.mu
 	cause      error  // why it was killed; guarded by registry.mu, fixed once killed is closed
 }
@@ -63,16 +66,20 @@ func (c *call) outcome(err error) error {
 type registry struct {
 	maxStreams, maxPeerStreams int
 
-	mu       sync.Mutex
-	nextID   uint64                // guarded by mu
-	calls    map[*call]struct{}    // guarded by mu
-	streams  int                   // calls that are streaming; guarded by mu
-	beside   int                   // calls of other services; guarded by mu
-	peers    map[string]*peerCalls // by call.host; guarded by mu
-	draining error                 // why no call of the Flight service may begin; guarded by mu
-	ended    chan struct{}         // closed and replaced whenever a call ends; guarded by mu
-	totals   totals                // of calls that ended; guarded by mu
-	tenants  tenants               // likewise; guarded by mu
+	mu      sync.Mutex
+	nextID  uint64                // guarded by mu
+	calls   map[*call]struct{}    // guarded by mu
+	streams int                   // calls that are streaming; guarded by mu
+	beside  int                   // calls of other services; guarded by mu
+	peers   map[string]*peerCalls // by call.host; guarded by mu
+
+	tenantStreams map[string]*tenantStreams // guarded by mu
+	book          *usage.Book               // nil if nobody keeps one
+
+	draining error         // why no call of the Flight service may begin; guarded by mu
+	ended    chan struct{} // closed and replaced whenever a call ends; guarded by mu
+	totals   totals        // of calls that ended; guarded by mu
+	tenants  tenants       // likewise; guarded by mu
 }
 
 // peerCalls counts the calls of one address. It is guarded by registry.mu.
@@ -90,8 +97,8 @@ const callsPerStream = 8
 
 func newRegistry(o *Options) *registry {
 	return &registry{
-		maxStreams: o.MaxStreams, maxPeerStreams: o.MaxStreamsPerPeer,
-		calls: map[*call]struct{}{}, peers: map[string]*peerCalls{}, ended: make(chan struct{}),
+		maxStreams: o.MaxStreams, maxPeerStreams: o.MaxStreamsPerPeer, book: o.Usage,
+		calls: map[*call]struct{}{}, peers: map[string]*peerCalls{}, tenantStreams: map[string]*tenantStreams{}, ended: make(chan struct{}),
 	}
 }
 
@@ -146,6 +153,7 @@ func (r *registry) end(c *call) {
 	defer r.mu.Unlock()
 	delete(r.calls, c)
 	r.endStreamLocked(c)
+	r.billLocked(c, time.Now())
 	p := r.peers[c.host]
 	if !isFlight(c.method) {
 		r.beside--
@@ -160,7 +168,7 @@ func (r *registry) end(c *call) {
 	r.ended = make(chan struct{})
 }
 
-func (r *registry) beginStream(c *call, kind, plan string) error {
+func (r *registry) beginStream(c *call, kind, plan string, terms fetch.Terms) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !c.streaming {
@@ -170,6 +178,9 @@ func (r *registry) beginStream(c *call, kind, plan string) error {
 		p := r.peers[c.host]
 		if p.streams >= r.maxPeerStreams {
 			return fmt.Errorf("%w: MaxStreamsPerPeer is %d, and as many of this address run; wait for one to end", schema.ErrLimit, r.maxPeerStreams)
+		}
+		if err := r.admitLocked(c.caller.Tenant, terms); err != nil {
+			return err
 		}
 		c.streaming, c.streamed = true, true
 		r.streams++
@@ -188,9 +199,11 @@ func (r *registry) endStream(c *call) {
 
 func (r *registry) endStreamLocked(c *call) {
 	if c.streaming {
+		r.billLocked(c, time.Now()) // while it is known that it runs
 		c.streaming = false
 		r.streams--
 		r.peers[c.host].streams--
+		r.dismissLocked(c.caller.Tenant)
 	}
 }
 
@@ -279,6 +292,18 @@ func (r *registry) accessOf(c *call) access {
 	return c.access
 }
 
+// accessOfAny returns what was noted last of a running call that matches.
+func (r *registry) accessOfAny(match func(*call) bool) (access, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for c := range r.calls {
+		if match(c) {
+			return c.access, true
+		}
+	}
+	return access{}, false
+}
+
 // act notes which action a call is.
 func (r *registry) act(c *call, action string) {
 	r.mu.Lock()
@@ -293,9 +318,10 @@ func (r *registry) actionOf(c *call) string {
 	return c.action
 }
 
-// beginStream counts a call in as a stream: kind is "DoGet", "DoPut" or
-// "DoExchange", plan the fetch.Job's ID where there is one. It may be called
-// again to name the plan once that is known. schema.ErrLimit if MaxStreams run.
+// beginStream counts a call in as a stream: kind is "DoGet", "DoPut",
+// "DoExchange" or "warm", plan the fetch.Job's ID where there is one. It may be called
+// again to name the plan once that is known. schema.ErrLimit if MaxStreams run, or as
+// many of the tenant as it may have.
 //
 // ctx is the call's own (stream.Context()), or derived from it. The returned
 // one is what the handler's work is to run under: it ends when the client goes
@@ -306,7 +332,7 @@ func (s *Server) beginStream(ctx context.Context, kind, plan string) (_ context.
 	if c == nil {
 		return nil, nil, fmt.Errorf("beginning a stream: the context is not that of a call")
 	}
-	if err := s.calls.beginStream(c, kind, plan); err != nil {
+	if err := s.calls.beginStream(c, kind, plan, s.termsOf(c.caller.Tenant)); err != nil {
 		return nil, nil, err
 	}
 	return ctx, func() { s.calls.endStream(c) }, nil

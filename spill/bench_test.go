@@ -26,7 +26,7 @@ func BenchmarkOpenMillion(b *testing.B) {
 	c := openCache(b, opts)
 	var data [8]byte
 	for i := range n {
-		if ref := numbered(i, &data); !c.Put(ref, Place{1, int64(i)}, time.Millisecond, data[:]) {
+		if ref := numbered(i, &data); !c.Put(ref, Place{Dataset: 1, Position: int64(i)}, time.Millisecond, data[:]) {
 			b.Fatal("a blob was not stored")
 		}
 	}
@@ -101,7 +101,7 @@ func BenchmarkPut(b *testing.B) {
 	i := 0
 	for b.Loop() {
 		binary.LittleEndian.PutUint64(ref.Key[:], uint64(i))
-		if !c.Put(ref, Place{1, int64(i)}, time.Millisecond, data) {
+		if !c.Put(ref, Place{Dataset: 1, Position: int64(i)}, time.Millisecond, data) {
 			b.Fatal("a blob was not stored")
 		}
 		i++

@@ -117,6 +117,7 @@ type Cache struct {
 	chooser *Chooser
 	sets    []*dataset // by number; [0] is that of no dataset
 	numbers map[string]uint32
+	payers  payers
 	offered map[uint64]*offer // by hash, those that wait in offers
 	quiet   Time              // nothing is stored before then, as the disk has failed
 	backoff Time              // how long that is to be, if it fails again
@@ -290,8 +291,11 @@ func (c *Cache) Get(ref schema.BlobRef, at Place) (schema.Blob, bool) {
 	s.pins.Add(1)
 	s.uses++
 	s.used = stampOf(now)
-	if at.Dataset != 0 && s.place() != at {
+	if at.Dataset != 0 && (s.dataset != at.Dataset || s.position != at.Position) {
 		c.move(s, at)
+	}
+	if at.Tenant != s.tenant {
+		c.adopt(s, at.Tenant)
 	}
 	s.changed = true
 	loc := s.location()
@@ -352,17 +356,24 @@ func (c *Cache) Wants(at Place, size int64, displace bool) bool {
 	c.life.RLock()
 	defer c.life.RUnlock()
 	now := c.opts.Clock()
-	need := c.space.set.Footprint(size) + overhead
+	need := c.footprint(size)
 	room := c.space.room()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
 	case c.closed.Load(), size > maxLength, need > c.space.budget.Load()/4, now < c.quiet:
 		return false
-	case room >= need:
+	}
+	chooser, table := c.chooser, Table(&c.table)
+	if p := c.payers.limited(at.Tenant); p != nil && p.bytes+need > p.ceiling(c) {
+		if need > p.ceiling(c) {
+			return false
+		}
+		chooser, table = p.chooser, &ownTable{&c.table, at.Tenant}
+	} else if room >= need {
 		return true
 	}
-	_, worth, found := c.chooser.Victim(&c.table, now)
+	_, worth, found := chooser.Victim(table, now)
 	if !found || worth.Planned && !displace {
 		return false
 	}
@@ -427,6 +438,7 @@ func (c *Cache) lost(i uint32, s *slot, hash uint64, err error) {
 // reaper. c.mu is held.
 func (c *Cache) evict(s *slot) (unpinned bool) {
 	c.set(s.dataset).leave(s)
+	c.payers.count(s.tenant, -c.footprint(int64(s.length)))
 	c.table.take(s)
 	return s.pins.Add(dying) == dying
 }
@@ -503,14 +515,14 @@ func (c *Cache) reclaim(room, need int64, e *Entry) bool {
 		return c.reclaimSegment(need-room, e)
 	}
 	c.mu.Lock()
-	victims, ok := c.pick(room, need, e)
+	victims, ok := c.pick(c.chooser, &c.table, room, need, e)
 	c.mu.Unlock()
 	c.releaseAll(victims)
 	return ok
 }
 
-// pick takes blobs off the table until there is room for need bytes. c.mu is held.
-func (c *Cache) pick(room, need int64, e *Entry) (victims []victim, ok bool) {
+// pick takes blobs of a table, which is the cache's or a part of it, off it until there is room for need bytes. c.mu is held.
+func (c *Cache) pick(chooser *Chooser, of Table, room, need int64, e *Entry) (victims []victim, ok bool) {
 	now := c.opts.Clock()
 	var newcomer Worth
 	if e != nil {
@@ -518,14 +530,14 @@ func (c *Cache) pick(room, need int64, e *Entry) (victims []victim, ok bool) {
 	}
 	var picked []uint32
 	for room < need && len(picked) < maxVictims {
-		i, worth, found := c.chooser.Victim(&c.table, now)
+		i, worth, found := chooser.Victim(of, now)
 		if !found || e != nil && !c.opts.Policy.Admit(newcomer, worth) {
 			break
 		}
 		s := c.table.at(uint32(i))
 		s.state = writing // no candidate any more
 		picked = append(picked, uint32(i))
-		room += c.space.set.Footprint(int64(s.length)) + overhead
+		room += c.footprint(int64(s.length))
 	}
 	ok = room >= need
 	for _, i := range picked {
@@ -568,7 +580,7 @@ func (c *Cache) reclaimSegment(need int64, e *Entry) bool {
 		if s := c.table.at(uint32(i)); s.state == live && s.segment == id {
 			hash := s.hash
 			c.evicted(s)
-			need -= c.space.set.Footprint(int64(s.length)) + overhead
+			need -= c.footprint(int64(s.length))
 			if c.evict(s) {
 				victims = append(victims, victim{uint32(i), hash})
 			} else {
@@ -627,7 +639,7 @@ type pending struct {
 // begin takes a slot and space for a blob of n bytes, if the policy admits it and it is not there. What is begun has to be written and
 // finished.
 func (c *Cache) begin(ref schema.BlobRef, at Place, cost time.Duration, n int64) (p pending, ok bool) {
-	need := c.space.set.Footprint(n) + overhead
+	need := c.footprint(n)
 	now := c.opts.Clock()
 	hash := hashOf(&ref.Key)
 	c.mu.Lock()
@@ -642,7 +654,8 @@ func (c *Cache) begin(ref schema.BlobRef, at Place, cost time.Duration, n int64)
 		return p, false
 	}
 	i, s := c.table.add(hash, writing)
-	s.sum, s.dataset, s.position, s.length = ref.Sum, at.Dataset, at.Position, uint32(n)
+	s.sum, s.dataset, s.tenant, s.position, s.length = ref.Sum, at.Dataset, at.Tenant, at.Position, uint32(n)
+	c.payers.count(s.tenant, need)
 	s.cost, s.uses, s.added, s.used = float32(cost.Seconds()), 1, stampOf(now), stampOf(now)
 	c.mu.Unlock()
 
@@ -684,8 +697,8 @@ var errBypassed = errors.New("there is no room")
 
 // take takes space for a blob of n bytes, for which it evicts as reclaim does.
 func (c *Cache) take(n int64, e *Entry) (segment.Reservation, error) {
-	need := c.space.set.Footprint(n) + overhead
-	if !c.reclaim(c.space.room(), need, e) {
+	need := c.footprint(n)
+	if !c.makeOwnRoom(e) || !c.reclaim(c.space.room(), need, e) {
 		return segment.Reservation{}, errBypassed
 	}
 	r, err := c.space.reserve(n)
@@ -724,6 +737,7 @@ func (c *Cache) abandon(p pending, err error) {
 	p.set.bypassed.Add(1)
 	failed := !errors.Is(err, errBypassed) && (!errors.Is(err, schema.ErrLimit) || errors.Is(err, unix.ENOSPC))
 	c.mu.Lock()
+	c.payers.count(p.slot.tenant, -c.footprint(int64(p.slot.length)))
 	c.table.take(p.slot)
 	c.table.free(p.index)
 	if now := c.opts.Clock(); failed && now >= c.quiet { // blobs that were written together fail together

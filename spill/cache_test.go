@@ -25,7 +25,7 @@ func TestStoredIsThere(t *testing.T) {
 	const n = 60
 	for i := range n {
 		data, ref := content(i)
-		at := Place{number, int64(i)}
+		at := Place{Dataset: number, Position: int64(i)}
 		if b, ok := c.Get(ref, at); ok {
 			b.Release()
 			t.Fatalf("blob %d is there before it was stored", i)
@@ -172,7 +172,7 @@ func TestConcurrentUse(t *testing.T) {
 			at := c.Dataset(fmt.Sprint("d", w%2))
 			for range 300 {
 				data, ref := content(r.IntN(250))
-				place := Place{at, int64(r.IntN(250))}
+				place := Place{Dataset: at, Position: int64(r.IntN(250))}
 				switch r.IntN(6) {
 				case 0:
 					c.Put(ref, place, 1e6, data)
@@ -225,7 +225,7 @@ func TestPlannedStays(t *testing.T) {
 	for _, i := range r.Perm(1000) {
 		var data []byte
 		data, refs[i] = fill(r, 100_000)
-		c.Put(refs[i], Place{at, int64(i)}, 1e6, data)
+		c.Put(refs[i], Place{Dataset: at, Position: int64(i)}, 1e6, data)
 	}
 	there := 0
 	for i, ref := range refs {

@@ -411,7 +411,7 @@ func TestFewBlobsOfManySegments(t *testing.T) {
 	for i := range refs {
 		var data []byte
 		data, refs[i] = fill(r, 20_000)
-		c.Put(refs[i], Place{at, int64(i)}, 1e6, data)
+		c.Put(refs[i], Place{Dataset: at, Position: int64(i)}, 1e6, data)
 	}
 	moved := c.Stats().MovedBytes
 	closeCache(t, c)

@@ -15,14 +15,16 @@ import (
 type Time int64
 
 // Place is where a blob occurs: a sample of a dataset. Dataset is a number that the caller gives to
-// each snapshot (see [Cache.Dataset]); 0 stands for a blob that is at no known place.
+// each snapshot (see [Cache.Dataset]); 0 stands for a blob that is at no known place. Tenant says in the
+// same way on whose account it is wanted there (see [Cache.Tenant]); 0 is nobody's.
 type Place struct {
 	Dataset  uint32
+	Tenant   uint16
 	Position int64 // negative of a page of the manifest, as PageAt has it
 }
 
 // PageAt is the place of the page of a dataset's manifest that begins at a position. It is used with each of its rows.
-func PageAt(dataset uint32, start int64) Place { return Place{dataset, -1 - start} }
+func PageAt(dataset uint32, start int64) Place { return Place{Dataset: dataset, Position: -1 - start} }
 
 // page returns where the page begins that a place is of, if it is of one.
 func (p Place) page() (start int64, ok bool) { return -1 - p.Position, p.Position < 0 }

@@ -23,10 +23,10 @@ func TestFutureOfAJob(t *testing.T) {
 	requireNext(10, 0, true)
 	requireNext(99, 89, true)
 	requireNext(9, 99, true) // in the next epoch
-	if at, ok := f.NextUse(Place{3, 12}, 1e9); !ok || at != 3e9 {
+	if at, ok := f.NextUse(Place{Dataset: 3, Position: 12}, 1e9); !ok || at != 3e9 {
 		t.Errorf("the next use is at %d, %v", at, ok)
 	}
-	for _, elsewhere := range []Place{{2, 12}, {0, 12}, {3, 100}} {
+	for _, elsewhere := range []Place{{Dataset: 2, Position: 12}, {Position: 12}, {Dataset: 3, Position: 100}} {
 		if at, ok := f.NextUse(elsewhere, 0); ok {
 			t.Errorf("%+v is used at %d", elsewhere, at)
 		}
@@ -40,7 +40,7 @@ func TestFutureOfAJob(t *testing.T) {
 	}
 	// The pace follows, in the end.
 	f.Remove(j)
-	if _, ok := f.NextUse(Place{3, 60}, 0); ok || f.Len() != 0 {
+	if _, ok := f.NextUse(Place{Dataset: 3, Position: 60}, 0); ok || f.Len() != 0 {
 		t.Error("a job that was removed is there")
 	}
 	if j, err = f.Add(JobOptions{Dataset: 3, Order: ascending(1 << 20)}, 0); err != nil {
@@ -67,7 +67,7 @@ func TestWorths(t *testing.T) {
 		t.Fatal(err)
 	}
 	at := func(position int64) Entry {
-		return Entry{Place: Place{1, position}, Size: 1000, Cost: time.Millisecond, Uses: 1, Added: 0, Used: 50}
+		return Entry{Place: Place{Dataset: 1, Position: position}, Size: 1000, Cost: time.Millisecond, Uses: 1, Added: 0, Used: 50}
 	}
 	change := func(e Entry, change func(*Entry)) Entry { change(&e); return e }
 	unplanned := at(500)

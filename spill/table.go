@@ -27,6 +27,7 @@ type slot struct {
 	added    stamp
 	used     stamp
 	pins     atomic.Int32 // blobs handed out; plus dying once it is off the table
+	tenant   uint16       // on whose account it is kept; not in the index
 	state    state
 	changed  bool // uses or place differ from the index
 }
@@ -56,7 +57,9 @@ func (s *slot) setLocation(l segment.Location) {
 	s.segment, s.offset, s.length = l.Segment, uint32(l.Offset/segment.Align), uint32(l.Length)
 }
 
-func (s *slot) place() Place { return Place{s.dataset, s.position} }
+func (s *slot) place() Place {
+	return Place{Dataset: s.dataset, Tenant: s.tenant, Position: s.position}
+}
 
 func (s *slot) entry(e *Entry) {
 	*e = Entry{

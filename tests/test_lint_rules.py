@@ -31,6 +31,7 @@ FORBIDDEN = [
     ("fetch/store/local", "google.golang.org/grpc", "gRPC is flight's business"),
     ("flight/rules", "bowstring/fetch", "flight/rules decides who may do what"),
     ("flight/audit", "bowstring/flight/rules", "flight/audit keeps a record of events"),
+    ("flight/usage", "bowstring/flight/rules", "flight/usage keeps a book"),
     ("flight", "bowstring/spill", "flight speaks the protocol"),
     ("flight", "bowstring/cmd/tool", "flight speaks the protocol"),
     ("cmd/bowstring/admin", "bowstring/flight", "they import nothing of ours"),
@@ -46,6 +47,7 @@ ALLOWED = [
     ("flight", "bowstring/fetch"),
     ("flight/door", "bowstring/schema"),
     ("flight", "bowstring/flight/rules"),
+    ("flight/rules", "bowstring/fetch/admission"),
     ("cmd/bowstring", "bowstring/flight"),
     ("cmd/bowstring/metrics", "bowstring/flight"),
 ]

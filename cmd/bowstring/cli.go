@@ -34,7 +34,8 @@ type CLI struct {
 	OwnStore StoreCmd    `cmd:"" name:"store" help:"Work on the store itself."`
 	Doctor   DoctorCmd   `cmd:"" help:"Look at what a store stands on: servers and their settings, or the disk."`
 	GC       GCCmd       `cmd:"" name:"gc" help:"Free what no snapshot refers to any longer."`
-	Auth     AuthCmd     `cmd:"" help:"Look at the rules that say who may do what."`
+	Auth     AuthCmd     `cmd:"" help:"Look at the rules that say who may do what, and on whose account."`
+	Usage    UsageCmd    `cmd:"" help:"Say what tenants have used."`
 	Retain   RetainCmd   `cmd:"" help:"Drop old snapshots, and keep the newest, recent and tagged ones."`
 	Verify   VerifyCmd   `cmd:"" help:"Read and check all that a store has, and repair what is damaged."`
 	Copy     CopyCmd     `cmd:"" help:"Copy datasets from one store to another."`

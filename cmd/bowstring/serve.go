@@ -36,6 +36,9 @@ type ServeCmd struct {
 	GCRate                size          `setting:"" default:"auto" placeholder:"SIZE" help:"How fast such a collection of a store in Scylla or Cassandra reads and removes, a second (default: auto, as fast as it can)."`
 	doorFlags
 	Rules     string `setting:"" type:"path" placeholder:"FILE" help:"Rules of who may do what with which dataset; read again when the file changes (default: everybody may do everything)."`
+	Tenants   string `setting:"" type:"path" placeholder:"FILE" help:"Tenants: who is in which, and what each gets; read again when the file changes (default: callers name them, and all get the same)."`
+	Usage     string `setting:"" type:"path" placeholder:"DIR" help:"Directory to keep in what tenants use by day and dataset; see usage (default: none)."`
+	UsageKeep int    `setting:"" default:"400" placeholder:"DAYS" help:"For how many days that is kept (default: ${default})."`
 	Audit     string `setting:"" type:"path" placeholder:"FILE" help:"File to record in who reads, writes and drops what, as JSON lines (default: none)."`
 	AuditSize size   `setting:"" default:"100MiB" placeholder:"SIZE" help:"How long that file may get before it is put aside as FILE.1, FILE.2 and so on (default: ${default})."`
 	AuditKeep int    `setting:"" default:"0" placeholder:"N" help:"How many of those are kept, the newest (default: all)."`
@@ -70,6 +73,9 @@ func (c *ServeCmd) Validate() error {
 	}
 	if c.AuditKeep < 0 {
 		return fmt.Errorf("--audit-keep: got %d, want 1 or more, or 0 for all", c.AuditKeep)
+	}
+	if c.UsageKeep < 1 {
+		return fmt.Errorf("--usage-keep: got %d, want 1 day or more", c.UsageKeep)
 	}
 	if c.GCEvery < 0 {
 		return fmt.Errorf("--gc-every: got %s, want more than 0, or 0 for never", c.GCEvery)
@@ -123,12 +129,15 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 		defer func() { err = errors.Join(err, d.Close()) }() // when the node is closed
 	}
 	l.flight.NoReflection = c.Reflection == "none"
-	rulesFile, err := c.guards(app, &l)
+	files, err := c.guards(app, &l)
 	if err != nil {
 		return errors.Join(err, closeLink(app.Link))
 	}
 	if log := l.flight.Audit; log != nil {
 		defer func() { err = errors.Join(err, log.Close()) }() // the node has stopped by then
+	}
+	if book := l.flight.Usage; book != nil {
+		defer func() { err = errors.Join(err, book.Close()) }() // likewise
 	}
 	if !c.Insecure {
 		if err := c.observeFlags.checkExposed(); err != nil {
@@ -170,8 +179,14 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 		var beside sync.WaitGroup
 		serving, stop := context.WithCancel(ctx)
 		beside.Go(func() { logProblems(serving, app, dir, n.store) })
-		if rulesFile != nil {
-			beside.Go(func() { rulesFile.Watch(serving, n.server.EnforceRules) })
+		if files.rules != nil {
+			beside.Go(func() { files.rules.Watch(serving, n.server.EnforceRules) })
+		}
+		if files.tenants != nil {
+			beside.Go(func() { files.tenants.Watch(serving, n.server.EnforceTenants) })
+		}
+		if book := l.flight.Usage; book != nil {
+			beside.Go(func() { book.Run(serving, n.server.CountUsage) })
 		}
 		beside.Go(func() { c.collect(serving, app, n.engine, seen.collections) })
 		defer beside.Wait()

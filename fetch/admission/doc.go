@@ -6,6 +6,9 @@
 //   - [Work] bounds what keeps processors busy for long: evaluations, decoding.
 //   - [Queue] orders reads: tenant, then job, then stream, start-time fair
 //     queueing by bytes with weights.
+//   - [Paces] bounds how fast tenants are served.
+//   - [Terms] are what a tenant gets of all that.
 //
-// It knows nothing of blobs, plans, stores or transports, and starts no goroutine.
+// It knows nothing of blobs, plans, stores or transports, nor who a tenant is, and
+// starts no goroutine.
 package admission

@@ -68,19 +68,28 @@ func (l *Limits) Validate() error {
 // Ledger is the account of all memory that requests take. A limit is a bound
 // that holds: nothing is counted in that does not fit. It is safe for
 // concurrent use.
+//
+// Tenants may have shares of Windows and Evaluation, which hold as well (see
+// [Terms]). Where several tenants are there and one has no ceiling on Evaluation,
+// it may have as much as is free after it (Choudhury, Hahne: "Dynamic queue length
+// thresholds for shared-memory packet switches", IEEE/ACM Transactions on
+// Networking 1998, with α = 1): one gets half, two a third each, and so on.
 type Ledger struct {
 	mu       sync.Mutex
 	accounts [uses]account
+	terms    func(tenant string) Terms // nil: no ceilings; guarded by mu
 }
 
 // account is what one use has taken. It is guarded by Ledger.mu.
 type account struct {
 	limit, used, most int64
-	waiting           []*reservation // in the order they came
+	waiting           []*reservation    // in the order they came
+	shares            map[string]*share // by tenant, of those who have something
 }
 
 // reservation waits for memory.
 type reservation struct {
+	tenant  string
 	n       int64
 	granted chan struct{} // closed when it was counted in
 }
@@ -98,6 +107,7 @@ func NewLedger(limits Limits) *Ledger {
 type Hold struct {
 	ledger *Ledger
 	use    Use
+	tenant string
 	bytes  int64
 }
 
@@ -105,7 +115,13 @@ type Hold struct {
 // It fails with schema.ErrLimit where they never would, and with ctx's cause
 // where that ends first. The caller releases the hold.
 func (l *Ledger) Reserve(ctx context.Context, use Use, n int64) (*Hold, error) {
-	h := &Hold{ledger: l, use: use}
+	return l.ReserveFor(ctx, use, "", n)
+}
+
+// ReserveFor is Reserve on a tenant's account. What waits for the tenant's own share
+// does not keep others waiting.
+func (l *Ledger) ReserveFor(ctx context.Context, use Use, tenant string, n int64) (*Hold, error) {
+	h := l.holdFor(use, tenant)
 	if err := h.Grow(ctx, n); err != nil {
 		return nil, err
 	}
@@ -113,15 +129,29 @@ func (l *Ledger) Reserve(ctx context.Context, use Use, n int64) (*Hold, error) {
 }
 
 // Try counts n bytes in if they fit now and nobody waits for any.
-func (l *Ledger) Try(use Use, n int64) (*Hold, bool) {
-	h := &Hold{ledger: l, use: use}
+func (l *Ledger) Try(use Use, n int64) (*Hold, bool) { return l.TryFor(use, "", n) }
+
+// TryFor is Try on a tenant's account.
+func (l *Ledger) TryFor(use Use, tenant string, n int64) (*Hold, bool) {
+	h := l.holdFor(use, tenant)
 	return h, h.TryGrow(n)
+}
+
+// holdFor returns a hold of nothing. While tenants have no terms it is on nobody's
+// account, which costs less.
+func (l *Ledger) holdFor(use Use, tenant string) *Hold {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.terms == nil {
+		tenant = ""
+	}
+	return &Hold{ledger: l, use: use, tenant: tenant}
 }
 
 // Bytes is how much the hold has.
 func (h *Hold) Bytes() int64 { return h.bytes }
 
-// Take adds what another hold of the same ledger and use has, which has nothing then.
+// Take adds what another hold of the same ledger, use and tenant has, which has nothing then.
 func (h *Hold) Take(other *Hold) {
 	h.bytes += other.bytes
 	other.bytes = 0
@@ -137,12 +167,16 @@ func (h *Hold) Grow(ctx context.Context, n int64) error {
 		defer l.mu.Unlock()
 		return fmt.Errorf("%w: %d bytes would be needed at once for %s, and all of those together may take %d", schema.ErrLimit, h.bytes+n, h.use, a.limit)
 	}
-	if a.takeLocked(n) {
+	if most := l.mostLocked(h.use, h.tenant); h.bytes+n > most {
+		defer l.mu.Unlock()
+		return tooMuch(h.use, h.tenant, h.bytes+n, most)
+	}
+	if l.takeLocked(h, n) {
 		l.mu.Unlock()
 		h.bytes += n
 		return nil
 	}
-	r := &reservation{n, make(chan struct{})}
+	r := &reservation{h.tenant, n, make(chan struct{})}
 	a.waiting = append(a.waiting, r)
 	l.mu.Unlock()
 	select {
@@ -156,9 +190,9 @@ func (h *Hold) Grow(ctx context.Context, n int64) error {
 	if i := slices.Index(a.waiting, r); i >= 0 {
 		a.waiting = slices.Delete(a.waiting, i, i+1)
 	} else {
-		a.used -= n // it was granted in that moment
+		l.countLocked(h.use, h.tenant, -n) // it was granted in that moment
 	}
-	a.grantLocked()
+	l.grantLocked(h.use)
 	return fmt.Errorf("waiting for %d bytes of memory for %s: %w", n, h.use, context.Cause(ctx))
 }
 
@@ -166,7 +200,7 @@ func (h *Hold) Grow(ctx context.Context, n int64) error {
 func (h *Hold) TryGrow(n int64) bool {
 	h.ledger.mu.Lock()
 	defer h.ledger.mu.Unlock()
-	if n < 0 || !h.ledger.accounts[h.use].takeLocked(n) {
+	if n < 0 || !h.ledger.takeLocked(h, n) {
 		return false
 	}
 	h.bytes += n
@@ -179,9 +213,8 @@ func (h *Hold) Shrink(n int64) {
 	h.bytes -= n
 	h.ledger.mu.Lock()
 	defer h.ledger.mu.Unlock()
-	a := &h.ledger.accounts[h.use]
-	a.used -= n
-	a.grantLocked()
+	h.ledger.countLocked(h.use, h.tenant, -n)
+	h.ledger.grantLocked(h.use)
 }
 
 // Release gives all of the hold back. Further calls, and calls on a nil hold, do nothing.
@@ -191,29 +224,41 @@ func (h *Hold) Release() {
 	}
 }
 
-// takeLocked counts n bytes in if they fit and nobody waits.
-func (a *account) takeLocked(n int64) bool {
-	if len(a.waiting) > 0 || a.used+n > a.limit {
+// takeLocked counts n bytes in if they fit, and nobody waits who is not held up by
+// his own share.
+func (l *Ledger) takeLocked(h *Hold, n int64) bool {
+	a := &l.accounts[h.use]
+	if a.used+n > a.limit || n > l.leftLocked(h.use, h.tenant) {
 		return false
 	}
-	a.used += n
-	a.most = max(a.most, a.used)
+	for i, left := 0, int64(0); i < len(a.waiting); i++ {
+		r := a.waiting[i]
+		if i == 0 || r.tenant != a.waiting[i-1].tenant { // many of one tenant may wait
+			left = l.leftLocked(h.use, r.tenant)
+		}
+		if r.n <= left {
+			return false
+		}
+	}
+	l.countLocked(h.use, h.tenant, n)
 	return true
 }
 
 // grantLocked counts in those who wait, as far as they fit, in their order.
-func (a *account) grantLocked() {
-	n := 0
-	for _, r := range a.waiting {
-		if a.used+r.n > a.limit {
-			break
+func (l *Ledger) grantLocked(u Use) {
+	a := &l.accounts[u]
+	full := false
+	a.waiting = slices.DeleteFunc(a.waiting, func(r *reservation) bool {
+		if full || r.n > l.leftLocked(u, r.tenant) {
+			return false
 		}
-		a.used += r.n
-		a.most = max(a.most, a.used)
+		if full = a.used+r.n > a.limit; full {
+			return false
+		}
+		l.countLocked(u, r.tenant, r.n)
 		close(r.granted)
-		n++
-	}
-	a.waiting = slices.Delete(a.waiting, 0, n)
+		return true
+	})
 }
 
 // Free is how many bytes a use may take now, not counting those who wait.

@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"slices"
 	"sync"
+	"sync/atomic"
 )
 
 // Queue says whose turn it is: tenant, then job, then stream.
@@ -21,8 +22,11 @@ type Queue[T any] struct {
 	look func(*T) int
 	take func(item *T, class int) Taken
 
+	again atomic.Bool // what is set aside is to be looked at
+
 	mu      sync.Mutex
 	tenants map[string]*tenant[T]
+	aside   []*place[T]
 	classes []class[T]
 	served  uint64 // items taken so far, to have those with equal tags take turns
 	waiting int    // items
@@ -37,6 +41,9 @@ type Taken struct {
 	Class int
 	// Cost is what the item takes of what its class shares out, in bytes.
 	Cost int64
+	// Aside says that it is the tenant that may have no more of the class: it has no
+	// turn there until [Queue.Again], and others go on.
+	Aside bool
 }
 
 // class is the tenants that have a stream whose next item is of it.
@@ -51,6 +58,8 @@ type place[T any] struct {
 	rank
 	jobs    ranked[*jobPlace[T]] // that have a stream whose next item is of this class
 	virtual int64                // the start tag of the job's item taken last
+	class   int
+	aside   bool // it has no turn, whatever waits
 }
 
 // jobPlace is where a job stands in a class.
@@ -99,6 +108,9 @@ func (q *Queue[T]) Open(tenantName string, weight int64, jobName string) *Stream
 	t := q.tenants[tenantName]
 	if t == nil {
 		t = &tenant[T]{name: tenantName, jobs: map[string]*job[T]{}, classes: make([]place[T], len(q.classes))}
+		for c := range t.classes {
+			t.classes[c].class = c
+		}
 		q.tenants[tenantName] = t
 	}
 	t.weight = max(weight, 1)
@@ -110,6 +122,19 @@ func (q *Queue[T]) Open(tenantName string, weight int64, jobName string) *Stream
 	j.streams++
 	return &Stream[T]{queue: q, job: j, class: -1}
 }
+
+// SetWeights gives the tenants that are there other weights.
+func (q *Queue[T]) SetWeights(weight func(tenant string) int64) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for name, t := range q.tenants {
+		t.weight = max(weight(name), 1)
+	}
+}
+
+// Again has tenants that were set aside have turns again, from the next Take on.
+// It takes no lock: it may be called where an item is taken.
+func (q *Queue[T]) Again() { q.again.Store(true) }
 
 // Put appends items to what the stream waits for. They are copied.
 func (s *Stream[T]) Put(items ...T) {
@@ -189,6 +214,15 @@ func (q *Queue[T]) Take() (item T, left int, ok bool) {
 	for c := range q.classes {
 		q.classes[c].full = false
 	}
+	if q.again.Swap(false) {
+		for _, p := range q.aside {
+			if p.aside = false; len(p.jobs) > 0 {
+				q.arriveLocked(p)
+			}
+		}
+		clear(q.aside)
+		q.aside = q.aside[:0]
+	}
 	for {
 		s := q.firstLocked()
 		if s == nil {
@@ -200,6 +234,11 @@ func (q *Queue[T]) Take() (item T, left int, ok bool) {
 			item = s.items[0]
 			q.takenLocked(s, t.Cost)
 			return item, len(s.items), true
+		case t.Aside:
+			p := &s.job.tenant.classes[s.class]
+			p.aside = true
+			q.aside = append(q.aside, p)
+			heap.Remove(&q.classes[s.class].tenants, p.at)
 		case t.Class == s.class:
 			q.classes[s.class].full = true
 		default:
@@ -233,7 +272,7 @@ func (q *Queue[T]) takenLocked(s *Stream[T], cost int64) {
 	c.virtual, p.virtual = p.tag, at.tag
 	p.advance(cost/s.job.tenant.weight, q.served)
 	at.advance(cost, q.served)
-	if len(p.jobs) > 0 {
+	if len(p.jobs) > 0 { // it has a turn, or it would not have been taken from
 		heap.Fix(&c.tenants, p.at)
 	}
 	if len(at.turns) > 0 {
@@ -252,7 +291,7 @@ func (q *Queue[T]) enterLocked(s *Stream[T]) {
 // enterAsLocked does so for an item of a class. Who comes back to a class has no
 // claim to what it did not want meanwhile.
 func (q *Queue[T]) enterAsLocked(s *Stream[T], to int) {
-	c, p, at := &q.classes[to], &s.job.tenant.classes[to], &s.job.classes[to]
+	p, at := &s.job.tenant.classes[to], &s.job.classes[to]
 	s.class = to
 	at.turns = append(at.turns, s)
 	if len(at.turns) > 1 {
@@ -260,10 +299,16 @@ func (q *Queue[T]) enterAsLocked(s *Stream[T], to int) {
 	}
 	at.tag = max(at.tag, p.virtual)
 	heap.Push(&p.jobs, at)
-	if len(p.jobs) == 1 {
-		p.tag = max(p.tag, c.virtual)
-		heap.Push(&c.tenants, p)
+	if len(p.jobs) == 1 && !p.aside {
+		q.arriveLocked(p)
 	}
+}
+
+// arriveLocked gives a tenant turns in a class.
+func (q *Queue[T]) arriveLocked(p *place[T]) {
+	c := &q.classes[p.class]
+	p.tag = max(p.tag, c.virtual)
+	heap.Push(&c.tenants, p)
 }
 
 // leaveLocked has a stream wait no longer.
@@ -279,7 +324,7 @@ func (q *Queue[T]) leaveLocked(s *Stream[T]) {
 		return
 	}
 	heap.Remove(&p.jobs, at.at)
-	if len(p.jobs) == 0 {
+	if len(p.jobs) == 0 && !p.aside {
 		heap.Remove(&c.tenants, p.at)
 	}
 }

@@ -1,11 +1,15 @@
 package jobs
 
 import (
+	"cmp"
+	"context"
 	"fmt"
 	"sync"
+	"time"
 
 	"bowstring/fetch/admission"
 	"bowstring/fetch/plan"
+	"bowstring/fetch/store"
 	"bowstring/schema"
 )
 
@@ -31,6 +35,7 @@ type result struct {
 	selection plan.Selection
 	sum       int64
 	memory    *admission.Hold // nil if it takes next to none
+	tenant    string          // on whose account: that of who asked first
 
 	refs     int   // guarded by results.mu
 	lastUsed int64 // results.clock when refs last became 0; guarded by results.mu
@@ -57,7 +62,7 @@ func (r *result) Release() {
 	c.clock++
 	r.lastUsed = c.clock
 	for c.idleLocked() > maxResults {
-		c.dropLocked()
+		c.dropLocked(anybodys)
 	}
 }
 
@@ -83,31 +88,50 @@ func (c *results) add(key string, r *result) *result {
 	return r
 }
 
-// reserve counts memory for a result in. It makes room by dropping results that
-// nobody uses, and does not wait for those that are used: a job may run for days.
-func (c *results) reserve(bytes int64) (*admission.Hold, error) {
+// selectionDelay is about when it is worth trying again to have a selection that there
+// was no room for: jobs end seldom.
+const selectionDelay = 10 * time.Second
+
+// reserve counts memory for a result in, on a tenant's account. It makes room by dropping
+// results that nobody uses, and does not wait for those that are used: a job may run for
+// days. Where it is the tenant's own ceiling that is in the way, only its own results go.
+func (c *results) reserve(tenant string, bytes int64) (*admission.Hold, error) {
 	for {
-		if h, ok := c.ledger.Try(admission.Evaluation, bytes); ok {
+		if h, ok := c.ledger.TryFor(admission.Evaluation, tenant, bytes); ok {
 			return h, nil
 		}
+		own, all := c.ledger.Left(admission.Evaluation, tenant)
 		c.mu.Lock()
-		dropped := c.dropLocked()
+		dropped := c.dropLocked(func(r *result) bool { return r.tenant == tenant || bytes > all })
 		c.mu.Unlock()
-		if !dropped {
-			a := c.ledger.Accounts()[admission.Evaluation]
-			return nil, fmt.Errorf("%w: %d bytes would be needed for the selection; of the %d that all selections together may take, running jobs have %d",
-				schema.ErrLimit, bytes, a.Limit, a.Used)
+		if dropped {
+			continue
 		}
+		if own < bytes && all >= bytes {
+			most := c.ledger.MostFor(admission.Evaluation, tenant)
+			e := &schema.LimitError{Limit: admission.LimitEvaluation, Message: fmt.Sprintf(
+				"%d bytes would be needed for the selection; tenant %s may have %d at most, %d of them beside what it and others have for running jobs",
+				bytes, schema.Quote(cmp.Or(tenant, "(none)")), most, max(own, 0))}
+			if bytes <= most {
+				e.After = schema.Jittered(selectionDelay)
+			}
+			return nil, e
+		}
+		a := c.ledger.Accounts()[admission.Evaluation]
+		return nil, fmt.Errorf("%w: %d bytes would be needed for the selection; of the %d that all selections together may take, running jobs have %d",
+			schema.ErrLimit, bytes, a.Limit, a.Used)
 	}
 }
 
-// within computes a selection of so many bytes, which takes some more meanwhile.
-func (c *results) within(bytes, meanwhile int64, compute func() (plan.Selection, error)) (*result, error) {
-	memory, err := c.reserve(bytes + meanwhile)
+// within computes a selection of so many bytes, which takes some more meanwhile, on the
+// account of the caller that ctx carries.
+func (c *results) within(ctx context.Context, bytes, meanwhile int64, compute func() (plan.Selection, error)) (*result, error) {
+	tenant := store.CallerFrom(ctx).Tenant
+	memory, err := c.reserve(tenant, bytes+meanwhile)
 	if err != nil {
 		return nil, err
 	}
-	r := &result{memory: memory}
+	r := &result{memory: memory, tenant: tenant}
 	defer func() {
 		if r.selection == nil { // it failed, or panicked
 			memory.Release()
@@ -131,12 +155,14 @@ func (c *results) idleLocked() (n int) {
 	return n
 }
 
-// dropLocked drops the result that nobody has used for the longest time, false if
-// all are used.
-func (c *results) dropLocked() bool {
+func anybodys(*result) bool { return true }
+
+// dropLocked drops the result, of those that match, that nobody has used for the longest
+// time; false if all are used.
+func (c *results) dropLocked(match func(*result) bool) bool {
 	var oldest *result
 	for _, r := range c.kept {
-		if r.refs == 0 && (oldest == nil || r.lastUsed < oldest.lastUsed) {
+		if r.refs == 0 && match(r) && (oldest == nil || r.lastUsed < oldest.lastUsed) {
 			oldest = r
 		}
 	}
@@ -152,6 +178,6 @@ func (c *results) dropLocked() bool {
 func (c *results) close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for c.dropLocked() {
+	for c.dropLocked(anybodys) {
 	}
 }

@@ -89,7 +89,7 @@ func (js *Jobs) intersect(ctx context.Context, snap *openSnapshot, req schema.Re
 		defer r.Release()
 		parts = append(parts, r.selection.(*plan.Bitmap))
 	}
-	return js.results.within(plan.BitmapSize(rows), 0, func() (sel plan.Selection, err error) {
+	return js.results.within(ctx, plan.BitmapSize(rows), 0, func() (sel plan.Selection, err error) {
 		err = js.turn(ctx, func() error {
 			sel = split
 			for _, b := range parts {
@@ -118,7 +118,7 @@ func (js *Jobs) matches(ctx context.Context, snap *openSnapshot, restriction *sc
 		if err != nil {
 			return nil, err
 		}
-		return js.results.within(plan.BitmapSize(m.Rows()), where.Scratch, func() (plan.Selection, error) {
+		return js.results.within(ctx, plan.BitmapSize(m.Rows()), where.Scratch, func() (plan.Selection, error) {
 			found, err := expr.EvalWithin(ctx, m, sees, js.turn)
 			if err != nil {
 				return nil, fmt.Errorf("evaluating where over snapshot %s: %w", snap.key, err)
@@ -140,7 +140,7 @@ func (js *Jobs) saved(ctx context.Context, snap *openSnapshot, name string) (*re
 				Want: fmt.Sprintf("a selection of snapshot %d: this one was made on snapshot %d, where positions mean other samples", snap.key.number, saved.Snapshot)}
 		}
 		rows := snap.manifest.Rows()
-		return js.results.within(plan.BitmapSize(rows), 0, func() (plan.Selection, error) {
+		return js.results.within(ctx, plan.BitmapSize(rows), 0, func() (plan.Selection, error) {
 			b, err := js.readBitmap(ctx, rows, saved.Bitmap)
 			if errors.Is(err, schema.ErrDataLoss) {
 				// It may have been dropped since it was looked up, and collected: nothing holds it.

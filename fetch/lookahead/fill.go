@@ -257,6 +257,9 @@ func (f *filler) missing(l *running, displace bool) (c *candidate, before int64,
 	if at.at < served {
 		at.at, at.column = served, 0
 	}
+	a.mu.Lock()
+	tenant := l.tenant
+	a.mu.Unlock()
 	columns := l.order.job.Projection().BlobColumns()
 	end := min(served+rows, l.future.End())
 	for scanned := 0; at.at < end && scanned < scanRows; scanned++ {
@@ -271,7 +274,7 @@ func (f *filler) missing(l *running, displace bool) (c *candidate, before int64,
 			if err != nil || !ok || !a.opts.Mine(ref.Key) || a.opts.Cache.Has(ref) {
 				continue
 			}
-			place := spill.Place{Dataset: l.number, Position: pos}
+			place := spill.Place{Dataset: l.number, Tenant: tenant, Position: pos}
 			if !a.opts.Cache.Wants(place, ref.Size, displace) {
 				at.fullAt = served
 				return nil, 0, false

@@ -35,6 +35,7 @@ type running struct {
 	group   string
 	dataset string
 	number  uint32 // the spill's of the snapshot
+	tenant  uint16 // the spill's of who began it
 	base    uint64 // the epoch that is the order's 0
 	order   *epochOrder
 	future  *spill.Job
@@ -142,16 +143,16 @@ type Part struct {
 // Follow has a stream of a rank belong to the job that runs, which begins with it
 // if it must. at is the index in the epoch's order where the stream begins, epochs
 // how many it was asked for, 0 if nothing was said.
-func (a *Ahead) Follow(j *jobs.Job, rank int, at, epochs int64) *Part {
-	return a.follow(j, rank, at, epochs, func(l *running) *int { return &l.streams })
+func (a *Ahead) Follow(j *jobs.Job, tenant uint16, rank int, at, epochs int64) *Part {
+	return a.follow(j, tenant, rank, at, epochs, func(l *running) *int { return &l.streams })
 }
 
 // FollowElsewhere is Follow for a stream of another node.
 func (a *Ahead) FollowElsewhere(j *jobs.Job, rank int, at, epochs int64) *Part {
-	return a.follow(j, rank, at, epochs, func(l *running) *int { return &l.elsewhere })
+	return a.follow(j, 0, rank, at, epochs, func(l *running) *int { return &l.elsewhere })
 }
 
-func (a *Ahead) follow(j *jobs.Job, rank int, at, epochs int64, count func(*running) *int) *Part {
+func (a *Ahead) follow(j *jobs.Job, tenant uint16, rank int, at, epochs int64, count func(*running) *int) *Part {
 	if a == nil || j.Plan().Rows() == 0 {
 		return nil
 	}
@@ -162,6 +163,7 @@ func (a *Ahead) follow(j *jobs.Job, rank int, at, epochs int64, count func(*runn
 	l, epoch, ended := a.join(j, number, at, epochs, func(l *running) {
 		l.order.serveLocked(rank)
 		*count(l)++
+		l.tenant = cmp.Or(l.tenant, tenant)
 	})
 	release(ended)
 	if l == nil {
@@ -203,6 +205,14 @@ func (a *Ahead) Place(snapshot string, position int64) spill.Place {
 		return spill.Place{}
 	}
 	return spill.Place{Dataset: a.opts.Cache.Dataset(snapshot), Position: position}
+}
+
+// Tenant is the number by which the spill knows a tenant; 0 if there is none.
+func (a *Ahead) Tenant(name string) uint16 {
+	if a == nil {
+		return 0
+	}
+	return a.opts.Cache.Tenant(name)
 }
 
 // Leave takes the stream out of its job. Where that has come to its end, the job

@@ -1,6 +1,7 @@
 package lookahead
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -30,14 +31,14 @@ type WarmProgress struct {
 
 // Warm fills the spill with the samples of a job's epoch, in the order in which
 // they will be used, until all are there or the spill would keep no more of them.
-// It takes no bandwidth from streams that wait. The job is expected to begin
+// What it brings is on the tenant's account. It takes no bandwidth from streams that wait. The job is expected to begin
 // within the hour, and what was brought to be of use to it.
 //
 // progress, if not nil, is called a few times a second and at the end, by the
 // caller's goroutine. Samples that cannot be read are counted and logged, and are
 // no error.
-func (a *Ahead) Warm(ctx context.Context, j *jobs.Job, progress func(WarmProgress)) error {
-	w, err := a.newWarmer(j)
+func (a *Ahead) Warm(ctx context.Context, j *jobs.Job, tenant string, progress func(WarmProgress)) error {
+	w, err := a.newWarmer(j, a.Tenant(tenant))
 	if err != nil {
 		return err
 	}
@@ -86,6 +87,7 @@ type warmer struct {
 	ahead   *Ahead
 	job     *jobs.Job
 	dataset uint32
+	tenant  uint16
 	filler  *filler
 	live    *running // nil if there are no rows, or too many jobs
 	column  int
@@ -115,7 +117,7 @@ func (w *warmer) lookUp(ctx context.Context) bool {
 }
 
 // newWarmer has the spill know of the job, as if it ran.
-func (a *Ahead) newWarmer(j *jobs.Job) (*warmer, error) {
+func (a *Ahead) newWarmer(j *jobs.Job, tenant uint16) (*warmer, error) {
 	if a == nil {
 		return nil, fmt.Errorf("%w: this server has no spill that could be warmed: serve --spill gives it one", schema.ErrInvalid)
 	}
@@ -128,7 +130,7 @@ func (a *Ahead) newWarmer(j *jobs.Job) (*warmer, error) {
 	a.mu.Unlock()
 	w := &warmer{
 		WarmProgress: WarmProgress{Job: j.Group(), Rows: j.Plan().Rows()},
-		ahead:        a, job: j, dataset: a.Dataset(j), filler: a.newFiller(),
+		ahead:        a, job: j, dataset: a.Dataset(j), tenant: tenant, filler: a.newFiller(),
 	}
 	if w.Rows > 0 {
 		l, _, ended := a.join(j, w.dataset, 0, 0, func(l *running) {
@@ -136,6 +138,7 @@ func (a *Ahead) newWarmer(j *jobs.Job) (*warmer, error) {
 				l.order.serveAllLocked(int(j.Request().WorldSize())) // whichever will be served here
 			}
 			l.warming++
+			l.tenant = cmp.Or(l.tenant, tenant)
 		})
 		release(ended)
 		w.live = l
@@ -167,7 +170,7 @@ func (w *warmer) next(ctx context.Context) *candidate {
 		for w.column < len(columns) {
 			ref, ok, err := w.rows[w.Seen-w.first].TryBlob(columns[w.column])
 			w.column++
-			at := spill.Place{Dataset: w.dataset, Position: pos}
+			at := spill.Place{Dataset: w.dataset, Tenant: w.tenant, Position: pos}
 			switch {
 			case err != nil || !ok: // what is lost, the job's streams will tell
 			case w.ahead.opts.Cache.Has(ref):

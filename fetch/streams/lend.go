@@ -8,6 +8,7 @@ import (
 	"bowstring/fetch/admission"
 	"bowstring/fetch/tiers"
 	"bowstring/schema"
+	"bowstring/spill"
 )
 
 // Loan is a blob that another node reads by way of this one.
@@ -69,7 +70,11 @@ func (b *Borrower) Lend(ctx context.Context, l Loan) error {
 	if err != nil {
 		return err
 	}
-	want := tiers.Want{Ref: l.Ref, At: b.set.opts.Ahead.Place(l.Snapshot, l.Position), Context: context.WithoutCancel(ctx), To: b, Token: tiers.Token{Of: &loan{l.ID, hold}}, Here: true}
+	at := b.set.opts.Ahead.Place(l.Snapshot, l.Position)
+	if at != (spill.Place{}) {
+		at.Tenant = b.set.opts.Ahead.Tenant(l.Tenant)
+	}
+	want := tiers.Want{Ref: l.Ref, At: at, Context: context.WithoutCancel(ctx), To: b, Token: tiers.Token{Of: &loan{l.ID, hold}}, Here: true}
 	b.mu.Lock()
 	if b.closed {
 		b.mu.Unlock()
@@ -79,7 +84,7 @@ func (b *Borrower) Lend(ctx context.Context, l Loan) error {
 	place := b.places[l.Tenant]
 	if place == nil {
 		b.trimLocked()
-		place = b.set.queue.Open(l.Tenant, b.set.opts.Weight(l.Tenant), "loans")
+		place = b.set.queue.Open(l.Tenant, b.set.weightFor(l.Tenant), "loans")
 		b.places[l.Tenant] = place
 	}
 	b.out.Add(1)

@@ -37,8 +37,8 @@ func (s *Stream) refillLocked() {
 	if s.gone || cols == 0 || s.context().Err() != nil {
 		return
 	}
-	s.window.setLimit(s.set.share.Load())
-	s.sizer.maxBytes = min(s.sizer.batchBytes, s.set.pieceBytes())
+	s.window.setLimit(s.tenant.share.Load())
+	s.sizer.maxBytes = min(s.sizer.batchBytes, s.set.pieceBytes(s.tenant))
 	room := maxQueue - int(s.queued.Load())
 	if room > 0 {
 		s.roomAgainLocked()
@@ -80,7 +80,8 @@ func (s *Stream) refillLocked() {
 		a.inFlight++
 		r.inFlight++
 		a.wants = append(a.wants, queued{Want: tiers.Want{
-			Ref: ref, At: spill.Place{Dataset: s.dataset, Position: pos}, Context: s.context(), To: s, Trace: s.trace, Token: tiers.Token{Of: r, N: cell},
+			Ref: ref, At: spill.Place{Dataset: s.dataset, Tenant: s.payer, Position: pos}, Context: s.context(), To: s, Account: &s.account, Trace: s.trace,
+			Token: tiers.Token{Of: r, N: cell},
 		}})
 	}
 	if len(a.wants) > 0 {

@@ -75,7 +75,7 @@ func (s *Stream) wakesLocked(seq int64) bool {
 // gatherLocked takes the rows of the next batch if they are there; otherwise it
 // says in s.wanted what to wait for.
 func (s *Stream) gatherLocked() *part {
-	s.sizer.maxBytes = min(s.sizer.batchBytes, s.set.pieceBytes())
+	s.sizer.maxBytes = min(s.sizer.batchBytes, s.set.pieceBytes(s.tenant))
 	if s.order.loose {
 		if !s.enoughLocked() {
 			return nil

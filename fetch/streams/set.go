@@ -27,9 +27,6 @@ type Options struct {
 	// MaxAhead is how many rows a stream may read ahead of one that is not back
 	// yet. Default, and most: as many as a resume ticket has bits.
 	MaxAhead int64
-	// Weight is how many times what other tenants get a tenant is to have. Default:
-	// all get the same.
-	Weight func(tenant string) int64
 	// Told says that other nodes are told what the streams do: see [Set.Progress].
 	Told bool
 }
@@ -38,9 +35,6 @@ type Options struct {
 func (o *Options) EnsureDefaults() {
 	if o.MaxAhead == 0 {
 		o.MaxAhead = maxAhead
-	}
-	if o.Weight == nil {
-		o.Weight = func(string) int64 { return 1 }
 	}
 }
 
@@ -63,7 +57,6 @@ type Set struct {
 	queue *admission.Queue[queued]
 
 	// Below are what streams share without a lock.
-	share   atomic.Int64 // bytes that the window of each may have
 	reading atomic.Int64 // streams that read
 	transit atomic.Int64 // bytes of batches that were not released
 	waiting atomic.Int64 // streams whose consumer waits for a read
@@ -74,7 +67,9 @@ type Set struct {
 	mu      sync.Mutex
 	closed  bool
 	streams map[*Stream]struct{}
-	live    sync.WaitGroup // streams that are not closed; grows under mu only while not closed
+	terms   func(tenant string) admission.Terms // nil: all get the same
+	tenants map[string]*tenant                  // that have streams
+	live    sync.WaitGroup                      // streams that are not closed; grows under mu only while not closed
 }
 
 // counters are what Stats and Demand add up.
@@ -98,8 +93,7 @@ func NewSet(opts Options) (*Set, error) {
 	if err := opts.Validate(); err != nil {
 		return nil, err
 	}
-	s := &Set{opts: opts, streams: map[*Stream]struct{}{}}
-	s.share.Store(opts.WindowBytes)
+	s := &Set{opts: opts, streams: map[*Stream]struct{}{}, tenants: map[string]*tenant{}}
 	// The first class is what windows hold, which always has room; the others are the tiers.
 	s.queue = admission.NewQueue(1+opts.Reader.Tiers(), s.look, s.take)
 	return s, nil
@@ -115,6 +109,8 @@ func (s *Set) take(q *queued, class int) admission.Taken {
 		switch q.verdict {
 		case tiers.Full:
 			return admission.Taken{Class: class}
+		case tiers.Enough:
+			return admission.Taken{Class: class, Aside: true}
 		case tiers.Elsewhere:
 			if now := s.look(q); now != class {
 				return admission.Taken{Class: now}
@@ -193,6 +189,7 @@ func (s *Set) add(st *Stream) error {
 	}
 	s.live.Add(1)
 	s.streams[st] = struct{}{}
+	s.enterLocked(st)
 	s.count.streams.Add(1)
 	s.count.opened.Add(st.opened.UnixNano())
 	if len(st.columns) > 0 {
@@ -207,6 +204,7 @@ func (s *Set) remove(st *Stream) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.streams, st)
+	s.leaveLocked(st)
 	s.count.streamed.Add(int64(time.Since(st.opened)))
 	s.count.opened.Add(-st.opened.UnixNano())
 	if len(st.columns) > 0 {
@@ -215,33 +213,32 @@ func (s *Set) remove(st *Stream) {
 	s.shareLocked()
 }
 
-// shareLocked divides the memory evenly. Streams see it when they look.
-func (s *Set) shareLocked() {
-	s.share.Store(s.opts.WindowBytes / max(int64(len(s.streams)), 1))
-}
-
 // pieceBytes is how large a batch may be. While much is on its way to consumers,
 // who may never take it, batches are so small that however many streams come one
 // after another, there is something left for the next.
-func (s *Set) pieceBytes() int64 {
-	n := s.reading.Load()
-	if n <= 1 || s.transit.Load() < s.opts.WindowBytes/8 {
-		return s.opts.WindowBytes / 8
+func (s *Set) pieceBytes(t *tenant) int64 {
+	return min(piece(s.opts.WindowBytes, s.transit.Load(), s.reading.Load()), piece(t.most.Load(), t.transit.Load(), t.live.Load()))
+}
+
+// piece is that of so many bytes for n streams, with some of them on their way.
+func piece(all, transit, n int64) int64 {
+	if n <= 1 || transit < all/8 {
+		return all / 8
 	}
-	return s.opts.WindowBytes / (8 * n * int64(bits.Len64(uint64(2*n))))
+	return all / (8 * n * int64(bits.Len64(uint64(2*n))))
 }
 
 // reclaimPeriod is how often a stream that waits for memory looks whether others
 // hold some that they have no use for.
 const reclaimPeriod = time.Second
 
-// reserve counts in what a stream needs that has nothing, as soon as others have
-// given it back.
-func (s *Set) reserve(ctx context.Context, need int64) (*admission.Hold, error) {
+// reserve counts in what a stream of a tenant needs that has nothing, as soon as
+// others have given it back.
+func (s *Set) reserve(ctx context.Context, t *tenant, need int64) (*admission.Hold, error) {
 	for {
-		s.reclaim(need)
+		s.reclaim(t, need)
 		round, cancel := context.WithTimeout(ctx, reclaimPeriod)
-		h, err := s.opts.Ledger.Reserve(round, admission.Windows, need)
+		h, err := s.opts.Ledger.ReserveFor(round, admission.Windows, t.name, need)
 		cancel()
 		if err == nil || ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
 			return h, err
@@ -251,8 +248,9 @@ func (s *Set) reserve(ctx context.Context, need int64) (*admission.Hold, error) 
 
 // reclaim has the streams whose consumers do not wait give back what they have
 // read ahead: what is beyond their share, and all if that is not enough. Somebody
-// has nothing, and needs so many bytes.
-func (s *Set) reclaim(need int64) {
+// of the tenant has nothing, and needs so many bytes. Where it is the tenant's own
+// ceiling that is in the way, only its own streams can help.
+func (s *Set) reclaim(t *tenant, need int64) {
 	s.mu.Lock()
 	list := make([]*Stream, 0, len(s.streams))
 	for st := range s.streams {
@@ -261,12 +259,16 @@ func (s *Set) reclaim(need int64) {
 		}
 	}
 	s.mu.Unlock()
-	for _, most := range []int64{s.share.Load(), 0} {
+	for _, part := range []int64{1, 0} {
 		for _, st := range list {
-			if s.opts.Ledger.Free(admission.Windows) >= need {
+			own, all := s.opts.Ledger.Left(admission.Windows, t.name)
+			if own >= need && all >= need {
 				return
 			}
-			st.giveBack(most)
+			if all >= need && st.tenant != t {
+				continue
+			}
+			st.giveBack(part * st.tenant.share.Load())
 		}
 	}
 }
@@ -287,8 +289,12 @@ func (s *Set) Wait() {
 	s.orphans.close()
 }
 
-// errNoMemory says that a sample is larger than all windows together.
+// errNoMemory says that a sample is larger than all windows together, or than those
+// of its tenant.
 func errNoMemory(err error, what string) error {
+	if errors.As(err, new(*schema.LimitError)) {
+		return fmt.Errorf("%s: %w", what, err)
+	}
 	if errors.Is(err, schema.ErrLimit) {
 		return fmt.Errorf("%s: %w; a larger WindowBytes would do", what, err)
 	}

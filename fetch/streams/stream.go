@@ -87,12 +87,16 @@ type Stream struct {
 	closing sync.Once
 	place   *admission.Stream[queued]
 	part    *lookahead.Part
-	id      uint64       // its number among those of the set
-	named   []byte       // the ticket as JSON, if anybody asks
-	dataset uint32       // the spill's number of the snapshot
-	opened  time.Time    // when it began
-	steps   int64        // of an epoch, 0 if there is no plan
-	queued  atomic.Int64 // cells that wait for their turn
+	id      uint64 // its number among those of the set
+	named   []byte // the ticket as JSON, if anybody asks
+	caller  store.Caller
+	tenant  *tenant       // set before it is read by anybody else
+	account tiers.Account // what was read for it
+	dataset uint32        // the spill's number of the snapshot
+	payer   uint16        // the spill's number of the tenant
+	opened  time.Time     // when it began
+	steps   int64         // of an epoch, 0 if there is no plan
+	queued  atomic.Int64  // cells that wait for their turn
 	told    told
 	trace   *tiers.Trace // nil if nobody traces it
 	first   trace.Span   // until the first batch, if somebody does; nil otherwise
@@ -203,7 +207,8 @@ func (s *Set) start(ctx context.Context, st *Stream) error {
 		_, st.first = trace.SpanFromContext(ctx).TracerProvider().Tracer("bowstring/fetch").Start(ctx, "first batch")
 	}
 	st.slot.settle()
-	st.hold, _ = s.opts.Ledger.Try(admission.Windows, 0)
+	st.caller = store.CallerFrom(ctx)
+	st.hold, _ = s.opts.Ledger.TryFor(admission.Windows, st.caller.Tenant, 0)
 	j.Retain()
 	if err := s.add(st); err != nil {
 		st.fail(nil)
@@ -212,14 +217,14 @@ func (s *Set) start(ctx context.Context, st *Stream) error {
 		return err
 	}
 	if len(st.columns) > 0 {
-		st.dataset = s.opts.Ahead.Dataset(j)
+		st.dataset, st.payer = s.opts.Ahead.Dataset(j), s.opts.Ahead.Tenant(st.tenant.name)
 		if st.slot.list == nil {
-			st.part = s.opts.Ahead.Follow(j, st.ticket.Rank, st.slot.at, st.ticket.Epochs)
+			st.part = s.opts.Ahead.Follow(j, st.payer, st.ticket.Rank, st.slot.at, st.ticket.Epochs)
 		}
-		tenant := store.CallerFrom(ctx).Tenant
-		st.place = s.queue.Open(tenant, s.opts.Weight(tenant), j.Group())
+		st.account.Tenant = st.tenant.reads
+		st.place = s.queue.Open(st.tenant.name, s.weightFor(st.tenant.name), j.Group())
 		st.path = s.opts.Reader.Path()
-		st.window.init(st.opened, st.path, s.share.Load())
+		st.window.init(st.opened, st.path, st.tenant.share.Load())
 	}
 	st.unwatch = context.AfterFunc(st.context(), func() {
 		st.mu.Lock()
@@ -311,6 +316,7 @@ func (s *Stream) Next() (*Batch, error) {
 	// released like its blobs.
 	s.job.Retain()
 	s.set.transit.Add(p.reserved)
+	s.tenant.transit.Add(p.reserved)
 	hold := schema.NewBlob(nil, &batchHold{s, p.reserved})
 	assembled.Blobs = append(assembled.Blobs, []schema.Blob{hold})
 	wait.Encode = time.Since(start)
@@ -364,6 +370,7 @@ type batchHold struct {
 // Unpin implements schema.Owner.
 func (h *batchHold) Unpin() {
 	h.stream.set.transit.Add(-h.bytes)
+	h.stream.tenant.transit.Add(-h.bytes)
 	h.stream.free(h.bytes)
 	h.stream.job.Release()
 }
@@ -426,7 +433,7 @@ func (s *Stream) awaitLocked() error {
 	s.set.pump()
 	if need > 0 {
 		// Not even the next sample has room: others have it all.
-		more, err := s.set.reserve(s.context(), need)
+		more, err := s.set.reserve(s.context(), s.tenant, need)
 		s.mu.Lock()
 		if err != nil {
 			if s.context().Err() != nil {
@@ -473,12 +480,12 @@ func (s *Stream) unread() (*part, Wait, error) {
 		return nil, Wait{}, io.EOF
 	}
 	rows := min(s.slot.left(), schema.DefaultMetaBatch)
-	if most := min(s.sizer.batchBytes, s.set.pieceBytes()); s.sizer.rowBytes > 0 {
+	if most := min(s.sizer.batchBytes, s.set.pieceBytes(s.tenant)); s.sizer.rowBytes > 0 {
 		rows = min(rows, max(most/s.sizer.rowBytes, 1))
 	}
 	reserved := rows * s.sizer.rowBytes
 	s.mu.Unlock()
-	more, err := s.set.reserve(s.context(), reserved)
+	more, err := s.set.reserve(s.context(), s.tenant, reserved)
 	s.mu.Lock()
 	if err != nil {
 		if s.context().Err() != nil {

@@ -175,6 +175,9 @@ func (r *Reader) broughtLocked(a Attempt, now time.Time, took time.Duration, blo
 		r.stats.reads++
 		r.stats.readBytes += rd.ref.Size
 		r.stats.readNanos += int64(took)
+		if rd.account != nil {
+			rd.account.LastBytes.Add(rd.ref.Size)
+		}
 		r.hedges = min(r.hedges+hedgeShare, maxHedges)
 	} else if l.traits.Remote {
 		r.remote.add(now, took)

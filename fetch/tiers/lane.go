@@ -3,12 +3,13 @@ package tiers
 import "time"
 
 // lane is the way to a tier: what may be in flight on it, and what is. All fields
-// but tier, keeper, traits and index are guarded by Reader.mu.
+// but tier, keeper, traits, index and last are guarded by Reader.mu.
 type lane struct {
 	tier   Tier
 	keeper Keeper // the tier, if it keeps what comes from below
 	traits Traits
 	index  int
+	last   bool // there is none below
 
 	reads int  // under way, where their number is fixed
 	flow  flow // where it is measured
@@ -42,6 +43,9 @@ func (l *lane) beganLocked(r *read) {
 	} else {
 		l.flow.began(r.ref.Size)
 	}
+	if l.last {
+		r.account.beganLocked(r.ref.Size)
+	}
 }
 
 // abandonedLocked counts a read out that brought nothing.
@@ -55,6 +59,9 @@ func (l *lane) abandonedLocked(r *read) {
 	} else {
 		l.flow.abandoned(r.ref.Size)
 	}
+	if l.last {
+		r.account.endedLocked(r.ref.Size)
+	}
 }
 
 // completedLocked counts a read out that brought the blob, and took that long.
@@ -65,4 +72,7 @@ func (l *lane) completedLocked(r *read, now time.Time, took time.Duration) {
 	}
 	r.counted &^= l.bit()
 	l.flow.completed(now, r.ref.Size, took)
+	if l.last {
+		r.account.endedLocked(r.ref.Size)
+	}
 }

@@ -22,6 +22,8 @@ type read struct {
 	start  time.Time
 	trace  *Trace // of who wanted it first, or nil; never changes
 
+	account *Account // of who wanted it first, or nil; never changes
+
 	first  waiter   // who wants it
 	others []waiter // more who do
 

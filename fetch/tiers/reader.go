@@ -31,6 +31,9 @@ type Options struct {
 	// Keeps says whether blobs of this key are for the tiers of this node to keep. It
 	// must not block. Default: all are.
 	Keeps func(schema.Key) bool
+	// Freed is told, with the reader's lock held, that a tenant with a share may have
+	// room again. It must not block. Default: nobody is told.
+	Freed func()
 	// Logger receives what operators should know. Default slog.Default().
 	Logger *slog.Logger
 }
@@ -48,6 +51,9 @@ func (o *Options) EnsureDefaults() {
 	}
 	if o.Keeps == nil {
 		o.Keeps = func(schema.Key) bool { return true }
+	}
+	if o.Freed == nil {
+		o.Freed = func() {}
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -107,6 +113,7 @@ func New(list []Tier, opts Options) (*Reader, error) {
 		r.lanes[i].init(t, i, opts.MaxReads)
 	}
 	r.last = &r.lanes[len(list)-1]
+	r.last.last = true
 	return r, nil
 }
 
@@ -218,7 +225,10 @@ func (r *Reader) tryLocked(w *Want, l *lane, always bool) (v Verdict, first Atte
 	if r.closed || !always && !l.admitsLocked(w.Ref.Size) {
 		return Full, Attempt{}, schema.Blob{}
 	}
-	rd := &read{reader: r, ref: w.Ref, start: time.Now(), first: waiter{w.To, w.Token}, place: w.At, entry: l.index, older: r.newest, trace: w.Trace, here: w.Here}
+	if l == r.last && !always && w.Account != nil && !w.Account.Tenant.admitsLocked(&l.flow, w.Ref.Size) {
+		return Enough, Attempt{}, schema.Blob{}
+	}
+	rd := &read{reader: r, ref: w.Ref, start: time.Now(), first: waiter{w.To, w.Token}, place: w.At, entry: l.index, older: r.newest, trace: w.Trace, here: w.Here, account: w.Account}
 	rd.values = w.Context
 	rd.attemptLocked(rd.start)
 	if r.newest != nil {

@@ -19,6 +19,8 @@ type Want struct {
 	Context context.Context //nolint:containedctx // its values alone are used
 	// To is told what became of it, once, with Token.
 	To Receiver
+	// Account is the stream's, nil if nobody keeps one.
+	Account *Account
 	// Trace is the stream's, nil if it is not traced.
 	Trace *Trace
 	Token Token
@@ -66,6 +68,9 @@ const (
 	Held
 	// Elsewhere says that no window has it any more.
 	Elsewhere
+	// Enough says that its tenant has all in flight that it may, though there may be
+	// room: see [Options.Freed].
+	Enough
 )
 
 // waiter is who wants a blob.

@@ -41,7 +41,7 @@ func (e *Error) Error() string {
 func (e *Error) Unwrap() error { return schema.ErrInvalid }
 
 // parser reads one file.
-type parser struct{ file string }
+type parser struct{ file, kind string }
 
 func (p *parser) fail(n *yaml.Node, format string, args ...any) error {
 	return &Error{p.file, max(n.Line, 1), max(n.Column, 1), fmt.Sprintf(format, args...)}
@@ -52,33 +52,14 @@ var yamlLine = regexp.MustCompile(`^yaml: (?:line (\d+): )?(.*)`)
 // Parse reads the text of a file of rules, which file names in errors. An error is an
 // *Error.
 func Parse(file string, text []byte) (*Rules, error) {
-	p := &parser{file}
-	if len(text) > MaxBytes {
-		return nil, &Error{file, 1, 1, fmt.Sprintf("%d bytes, want at most %d", len(text), MaxBytes)}
-	}
-	if !utf8.Valid(text) {
-		return nil, &Error{file, 1, 1, "it is not UTF-8, want text in UTF-8"}
-	}
-	var doc yaml.Node
-	if err := yaml.Unmarshal(text, &doc); err != nil {
-		return nil, p.syntax(err)
-	}
-	if len(doc.Content) == 0 {
-		return nil, &Error{file, 1, 1, `the file is empty, want "rules:" and a list; "rules: []" grants nothing to anybody`}
-	}
-	if strings.Contains(string(text), "\n---") {
-		if err := onlyOne(text); err != nil {
-			return nil, &Error{file, 1, 1, err.Error()}
-		}
+	p := &parser{file: file, kind: "rules"}
+	root, err := p.document(text, `the file is empty, want "rules:" and a list; "rules: []" grants nothing to anybody`)
+	if err != nil {
+		return nil, err
 	}
 	var list *yaml.Node
-	err := p.mapping(doc.Content[0], "the file", map[string]func(*yaml.Node) error{
-		"version": func(n *yaml.Node) error {
-			if n.Value != "1" || n.Tag != "!!int" {
-				return p.fail(n, "version: got %s, want 1", schema.Quote(n.Value))
-			}
-			return nil
-		},
+	err = p.mapping(root, "the file", map[string]func(*yaml.Node) error{
+		"version": p.version,
 		"rules": func(n *yaml.Node) error {
 			if n.Kind != yaml.SequenceNode {
 				return p.fail(n, `rules: want a list, such as "- {principals: [ada], datasets: ['*'], rights: [read]}"`)
@@ -91,7 +72,7 @@ func Parse(file string, text []byte) (*Rules, error) {
 		return nil, err
 	}
 	if list == nil {
-		return nil, p.fail(doc.Content[0], `there is no "rules:", want it with a list; an empty one grants nothing to anybody`)
+		return nil, p.fail(root, `there is no "rules:", want it with a list; an empty one grants nothing to anybody`)
 	}
 	if len(list.Content) > maxRules {
 		return nil, p.fail(list, "%d rules, want at most %d: patterns and groups make them fewer", len(list.Content), maxRules)
@@ -108,6 +89,36 @@ func Parse(file string, text []byte) (*Rules, error) {
 		rs.rules = append(rs.rules, r)
 	}
 	return rs, nil
+}
+
+// document reads the one document of a file. empty says what is wrong where there is none.
+func (p *parser) document(text []byte, empty string) (*yaml.Node, error) {
+	if len(text) > MaxBytes {
+		return nil, &Error{p.file, 1, 1, fmt.Sprintf("%d bytes, want at most %d", len(text), MaxBytes)}
+	}
+	if !utf8.Valid(text) {
+		return nil, &Error{p.file, 1, 1, "it is not UTF-8, want text in UTF-8"}
+	}
+	var doc yaml.Node
+	if err := yaml.Unmarshal(text, &doc); err != nil {
+		return nil, p.syntax(err)
+	}
+	if len(doc.Content) == 0 {
+		return nil, &Error{p.file, 1, 1, empty}
+	}
+	if strings.Contains(string(text), "\n---") {
+		if err := onlyOne(text); err != nil {
+			return nil, &Error{p.file, 1, 1, err.Error()}
+		}
+	}
+	return doc.Content[0], nil
+}
+
+func (p *parser) version(n *yaml.Node) error {
+	if n.Value != "1" || n.Tag != "!!int" {
+		return p.fail(n, "version: got %s, want 1", schema.Quote(n.Value))
+	}
+	return nil
 }
 
 // onlyOne fails if there are several documents in a file, of which one would be read.
@@ -129,7 +140,7 @@ func (p *parser) syntax(err error) error {
 		return &Error{p.file, 1, 1, err.Error()}
 	}
 	line, _ := strconv.Atoi(m[1])
-	return &Error{p.file, max(line, 1), 1, "this is no YAML: " + m[2] + "; want \"rules:\" and a list of rules, indented with spaces"}
+	return &Error{p.file, max(line, 1), 1, "this is no YAML: " + m[2] + "; want \"" + p.kind + ":\" and a list of " + p.kind + ", indented with spaces"}
 }
 
 // mapping reads the fields of a mapping, each by its function.

@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import bowstring
@@ -73,6 +74,22 @@ def test_it_gives_up(start: StartNode) -> None:
     }
     batches.close()
     again.close()
+
+
+def test_it_comes_again_when_the_server_says(start: StartNode, tmp_path: Path) -> None:
+    file = tmp_path / "tenants.yaml"
+    file.write_text("tenants: [{name: default, ceilings: {streams: 1}}]\n")
+    node = start(f"--tenants={file}")
+    first = slow(bowstring.connect(node.url)).batches(1, epochs=100)
+    next(first)
+    with pytest.raises(bowstring.LimitExceeded, match=r'tenant\.streams: tenant "default" may have 1') as refused:
+        next(slow(bowstring.connect(node.url, retries=0)).batches(1))
+    assert refused.value.retry_after is not None
+    assert 0.5 < refused.value.retry_after < 3
+    later = threading.Timer(0.3, first.close)
+    later.start()
+    with slow(bowstring.connect(node.url)).batches(1) as second:
+        assert next(second).num_rows == 1
 
 
 def test_no_retries(start: StartNode) -> None:

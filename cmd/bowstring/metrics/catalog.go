@@ -92,6 +92,9 @@ var (
 	tenantStreams = gauge("tenant_streams", "Streams that run, by tenant; the 64 tenants of late by name, all others as `other`.", "tenant")
 	tenantRows    = counter("tenant_rows_total", "Rows sent or received, by tenant.", "tenant")
 	tenantBytes   = counter("tenant_bytes_total", "Bytes sent or received, by tenant.", "tenant")
+	tenantStored  = counter("tenant_store_bytes_total", "Bytes of blobs read from the store for its streams, by tenant.", "tenant")
+	tenantSeconds = counter("tenant_stream_seconds_total", "Time that streams have run, summed up over them, by tenant.", "tenant")
+	tenantRefused = counter("tenant_refused_total", "Streams refused as the tenant had as many as it may, by tenant.", "tenant")
 
 	readSeconds    = histogram("read_seconds", "Time of reads that brought the right blob, by tier.", "tier")
 	readBytes      = counter("read_bytes_total", "Bytes of blobs read, by tier; `peer` is other nodes.", "tier")

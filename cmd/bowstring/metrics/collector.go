@@ -185,7 +185,7 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 func (ch sink) server(st *flight.Stats) {
 	s := &st.Server
 	ch.truth(draining, s.Draining)
-	kinds := map[string]int{"DoGet": 0, "DoPut": 0, "DoExchange": 0}
+	kinds := map[string]int{"DoGet": 0, "DoPut": 0, "DoExchange": 0, "warm": 0}
 	for _, one := range st.Streams {
 		kinds[one.Kind]++
 	}
@@ -212,6 +212,9 @@ func (ch sink) server(st *flight.Stats) {
 		ch.send(tenantStreams, float64(t.Streams), name)
 		ch.send(tenantRows, float64(t.Rows), name)
 		ch.send(tenantBytes, float64(t.Bytes), name)
+		ch.send(tenantStored, float64(t.StoreBytes), name)
+		ch.seconds(tenantSeconds, t.StreamNanos, name)
+		ch.send(tenantRefused, float64(t.Refused), name)
 	}
 }
 

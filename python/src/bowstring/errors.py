@@ -40,9 +40,15 @@ class AlreadyExists(BowstringError):
 
 
 class LimitExceeded(BowstringError):
-    """A limit of the server; the text names the option and its value."""
+    """A limit of the server, or of the tenant on whose account the call is; the text names it and its value."""
 
     code = "RESOURCE_EXHAUSTED"
+
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds after which the server says that trying again may help; None where it does not."""
+        found = _TRY_AGAIN.search(str(self))
+        return float(found[1]) if found else None
 
 
 class Unavailable(BowstringError, ConnectionError):
@@ -136,6 +142,7 @@ _WORDING = re.compile(
     r"|Flight RPC (?P<rpc>failed)) with message: (?P<text>.*)",
     re.DOTALL,
 )
+_TRY_AGAIN = re.compile(r"\(try again in (\d+(?:\.\d+)?) s\)")
 _CONTEXT = re.compile(r"\.? gRPC client debug context: .*|\.? Client context: .*|\.? Detail: [A-Z]\w*$", re.DOTALL)
 
 

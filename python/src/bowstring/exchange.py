@@ -17,8 +17,8 @@ from bowstring import _fork
 from bowstring._rows import rows_of
 from bowstring._wire import decoded, keep_forever
 from bowstring.connection import Connection
-from bowstring.errors import BowstringError, InvalidRequest, ServerError, Unavailable, translate
-from bowstring.stream import retrying
+from bowstring.errors import BowstringError, InvalidRequest, LimitExceeded, ServerError, Unavailable, translate
+from bowstring.stream import retrying, worth_retrying
 
 
 class Exchange:
@@ -53,11 +53,12 @@ class Exchange:
         with self._lock:
             try:
                 return self._take(column, batch)
-            except Unavailable:
-                if not self._connection.retries:
+            except (Unavailable, LimitExceeded) as error:
+                if not self._connection.retries or not worth_retrying(error):
                     raise
-                table: pa.Table = retrying(self._connection.retries)(self._take, column, batch)
-                return table
+                failed = error
+            table: pa.Table = retrying(self._connection.retries, failed)(self._take, column, batch)
+            return table
 
     def _take(self, column: str, batch: pa.RecordBatch) -> pa.Table:
         try:

@@ -18,18 +18,33 @@ import tenacity
 from bowstring import _fork
 from bowstring._wire import keep_forever
 from bowstring.connection import Connection
-from bowstring.errors import Cancelled, Unavailable, translate
+from bowstring.errors import Cancelled, LimitExceeded, Unavailable, translate
 
 
-def retrying(retries: int) -> tenacity.Retrying:
+def worth_retrying(error: BaseException) -> bool:
+    """Whether the server could not be reached, or has said when to try again."""
+    return isinstance(error, Unavailable) or (isinstance(error, LimitExceeded) and error.retry_after is not None)
+
+
+def retrying(retries: int, failed: BaseException) -> tenacity.Retrying:
     """Try again what failed as the server could not be reached: at once, after 0.25 s, three times that, and so on.
 
-    The five attempts that are usual take about ten seconds, which is longer than a server needs to start.
+    The five attempts that are usual take about ten seconds, which is longer than a server needs to start. Where the
+    server has said when to come again, that is waited for, before the first attempt too.
     """
+    usual = tenacity.wait_exponential(multiplier=0.25, exp_base=3, max=10) + tenacity.wait_random(0, 0.25)
+
+    def wait(state: tenacity.RetryCallState) -> float:
+        error = state.outcome.exception() if state.outcome else None
+        after = error.retry_after if isinstance(error, LimitExceeded) else None
+        return usual(state) if after is None else after
+
+    if isinstance(failed, LimitExceeded):
+        time.sleep(failed.retry_after or 0)
     return tenacity.Retrying(
-        retry=tenacity.retry_if_exception_type(Unavailable),
+        retry=tenacity.retry_if_exception(worth_retrying),
         stop=tenacity.stop_after_attempt(retries),
-        wait=tenacity.wait_exponential(multiplier=0.25, exp_base=3, max=10) + tenacity.wait_random(0, 0.25),
+        wait=wait,
         reraise=True,
     )
 
@@ -38,7 +53,9 @@ class Batches(Iterator[pa.RecordBatch]):
     """The record batches of a ticket, as an iterator.
 
     If the server restarts or drains, the stream is opened again where it stood, so that every row comes once; after
-    `retries` attempts in a row that bring no batch it fails with [Unavailable][bowstring.Unavailable].
+    `retries` attempts in a row that bring no batch it fails with [Unavailable][bowstring.Unavailable]. Where its tenant
+    has as many streams as it may, it comes again when the server has said, as often, before it fails with
+    [LimitExceeded][bowstring.LimitExceeded].
 
     Attributes:
         place: What came with the batch that was given last: `epoch`, `step`, `row`, `rows`, `last`, `wait`, `faults`,
@@ -46,7 +63,7 @@ class Batches(Iterator[pa.RecordBatch]):
         ticket: What goes on after that batch, for [Dataset.resume][bowstring.Dataset.resume]. Before the first batch,
             the ticket asked for.
         waits: Where the server's time went, in seconds by kind: `store`, `spill`, `peer`, `window`, `encode`,
-            `consumer`.
+            `consumer`; and `quota` where the tenant is served only so fast.
         waited: Seconds that this process has waited for batches.
     """
 
@@ -70,10 +87,11 @@ class Batches(Iterator[pa.RecordBatch]):
         try:
             try:
                 return self._next()  # the usual case, without the machinery for the others
-            except Unavailable:
-                if not self._connection.retries:
+            except (Unavailable, LimitExceeded) as error:
+                if not self._connection.retries or not worth_retrying(error):
                     raise
-            return retrying(self._connection.retries)(self._next)
+                failed = error
+            return retrying(self._connection.retries, failed)(self._next)
         finally:
             self.waited += time.perf_counter() - start
 
@@ -98,7 +116,7 @@ class Batches(Iterator[pa.RecordBatch]):
                     if self._closed or (reader is not None and self._reader is not reader):
                         continue
                     raise
-                except Unavailable:
+                except (Unavailable, LimitExceeded):
                     self._reader = None
                     raise
                 place: dict[str, Any] = json.loads(chunk.app_metadata.to_pybytes())

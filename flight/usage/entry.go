@@ -1,0 +1,89 @@
+package usage
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"bowstring/schema"
+)
+
+// Amount is what was used.
+type Amount struct {
+	Streams    int64   `json:"streams"`     // that began
+	Rows       int64   `json:"rows"`        // sent
+	Bytes      int64   `json:"bytes"`       // sent
+	StoreBytes int64   `json:"store_bytes"` // of blobs read from the store for that
+	RowsIn     int64   `json:"rows_in"`     // received
+	BytesIn    int64   `json:"bytes_in"`    // received
+	Seconds    float64 `json:"seconds"`     // that streams ran, added up
+}
+
+// Add adds b.
+func (a *Amount) Add(b Amount) {
+	a.Streams += b.Streams
+	a.Rows += b.Rows
+	a.Bytes += b.Bytes
+	a.StoreBytes += b.StoreBytes
+	a.RowsIn += b.RowsIn
+	a.BytesIn += b.BytesIn
+	a.Seconds += b.Seconds
+}
+
+// Entry is what a tenant used of a dataset on a day.
+type Entry struct {
+	Day     string `json:"day"` // YYYY-MM-DD, UTC
+	Tenant  string `json:"tenant"`
+	Dataset string `json:"dataset"`
+	Amount
+}
+
+// Other is the tenant and the dataset of what there was no room for to keep apart.
+// Neither can have that name.
+const Other = "(other)"
+
+// Filter says which entries are meant; the zero value of a field stands for all.
+type Filter struct {
+	Tenant, Dataset string
+	Since, Until    string // days, both included
+}
+
+func (f *Filter) match(e *Entry) bool {
+	return (f.Tenant == "" || f.Tenant == e.Tenant) && (f.Dataset == "" || f.Dataset == e.Dataset) && f.days(e.Day)
+}
+
+func (f *Filter) days(day string) bool {
+	return day >= f.Since && (f.Until == "" || day <= f.Until)
+}
+
+// Check returns an error that names the first field that is not as it has to be.
+func (f *Filter) Check() error {
+	for name, day := range map[string]string{"since": f.Since, "until": f.Until} {
+		if day != "" && !isDay(day) {
+			return &schema.FieldError{Field: name, Got: schema.Quote(day), Want: "a day in UTC, such as " + time.Now().UTC().Format(time.DateOnly)}
+		}
+	}
+	return nil
+}
+
+func isDay(s string) bool {
+	t, err := time.Parse(time.DateOnly, s)
+	return err == nil && t.Format(time.DateOnly) == s
+}
+
+func dayOf(t time.Time) string { return t.UTC().Format(time.DateOnly) }
+
+func sorted(list []Entry) []Entry {
+	slices.SortFunc(list, func(a, b Entry) int {
+		return cmp.Or(cmp.Compare(a.Day, b.Day), cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.Dataset, b.Dataset))
+	})
+	return list
+}
+
+func (e *Entry) check(day string) error {
+	if e.Day != day {
+		return fmt.Errorf("%w: an entry of %s in the file of %s", schema.ErrDataLoss, schema.Quote(e.Day), day)
+	}
+	return nil
+}
