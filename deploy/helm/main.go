@@ -10,6 +10,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"log/slog"
 	"os"
 	"strings"
 )
@@ -22,6 +23,7 @@ func main() {
 	flag.StringVar(&o.name, "name", "bowstring", "`NAME` of the release")
 	flag.StringVar(&o.namespace, "namespace", "default", "`NAMESPACE` of the release")
 	flag.Parse()
+	slog.SetLogLoggerLevel(slog.LevelWarn) // Helm says of each link that it is one
 	if err := run(o, values, flag.Args()); err != nil {
 		_, _ = fmt.Fprintln(os.Stderr, "helm:", err)
 		os.Exit(1)

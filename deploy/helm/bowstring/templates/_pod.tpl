@@ -40,7 +40,8 @@ spec:
     - maxSkew: 1
       topologyKey: kubernetes.io/hostname
       whenUnsatisfiable: ScheduleAnyway
-      labelSelector: {matchLabels: {{- include "bowstring.selector" . | nindent 10 }}}
+      labelSelector:
+        matchLabels: {{- include "bowstring.selector" . | nindent 10 }}
   {{- end }}
   containers:
     - name: bowstring
