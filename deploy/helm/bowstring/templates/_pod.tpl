@@ -8,7 +8,7 @@ metadata:
     {{- with .Values.podLabels }}{{ toYaml . | nindent 4 }}{{ end }}
   annotations:
     # Settings are read at the start: others make new pods.
-    checksum/config: {{ merge (include "bowstring.serve" . | fromYaml) .Values.config (dict "store" .Values.store.address) | toJson | sha256sum }}
+    checksum/config: {{ merge (include "bowstring.serve" . | fromYaml) .Values.config (dict "log-level" .Values.logLevel "log-format" .Values.logFormat) | toJson | sha256sum }}
     {{- with .Values.podAnnotations }}{{ toYaml . | nindent 4 }}{{ end }}
 spec:
   serviceAccountName: {{ include "bowstring.serviceAccount" . }}
@@ -48,11 +48,11 @@ spec:
       image: {{ include "bowstring.image" . | quote }}
       imagePullPolicy: {{ .Values.image.pullPolicy }}
       args: [serve, --config, /etc/bowstring/config/bowstring.yaml]
-      {{- if or .Values.store.credentials.secret .Values.extraEnv }}
       env:
+        # The image names a store of its own in the environment, which stands above the settings.
+        - {name: BOWSTRING_STORE, value: {{ .Values.store.address | quote }}}
         {{- include "bowstring.storeEnv" . | nindent 8 }}
         {{- with .Values.extraEnv }}{{ toYaml . | nindent 8 }}{{ end }}
-      {{- end }}
       ports:
         - {name: flight, containerPort: 8815}
         - {name: admin, containerPort: 9815}
