@@ -20,9 +20,10 @@ type DoctorCmd struct {
 
 // Help says what is looked at.
 func (*DoctorCmd) Help() string {
-	return `Looks at what a store stands on, changes nothing, and prints a line for each thing: ok, a warning, or a problem, and what to do.
+	return `Looks at what a store stands on and at this machine, changes nothing, and prints a line for each thing: ok, a warning, or a problem, and what to do.
 In Scylla or Cassandra: nodes, versions, clocks, latencies, replication, tables' settings, tablets, transactions and rights. In a directory: the
-file system, its free space, fsync, rights, the index and the segments. The exit status is 1 if there is a problem.`
+file system, its free space, fsync, rights, the index and the segments. Of this machine: limits of files and memory, windows of TCP, and what serve is
+configured with: the spill's disk, certificates near their end, rules, the audit log's disk. The exit status is 1 if there is a problem.`
 }
 
 // Run looks, and fails if there is a problem.
@@ -38,6 +39,11 @@ func (c *DoctorCmd) Run(ctx context.Context, app *App) error {
 	if err != nil {
 		return err
 	}
+	here, err := thisSetup(app)
+	if err != nil {
+		return err
+	}
+	found = append(found, here.examine()...)
 	if c.JSON {
 		err = printJSON(app.Stdout, struct {
 			Store    string         `json:"store"`
