@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -43,6 +44,7 @@ func (c *DoctorCmd) Run(ctx context.Context, app *App) error {
 	if err != nil {
 		return err
 	}
+	below := len(found)
 	found = append(found, here.examine()...)
 	if c.JSON {
 		err = printJSON(app.Stdout, struct {
@@ -56,16 +58,30 @@ func (c *DoctorCmd) Run(ctx context.Context, app *App) error {
 	if err != nil {
 		return err
 	}
-	problems := int64(0)
-	for _, f := range found {
-		if f.Level == store.LevelProblem {
-			problems++
+	return judge(addr, found[:below], found[below:])
+}
+
+// judge returns an error that says where problems are, if there are any.
+func judge(addr string, below, here store.Findings) error {
+	var places []string
+	for _, at := range []struct {
+		place string
+		found store.Findings
+	}{{"in " + addr, below}, {"on this machine", here}} {
+		problems := int64(0)
+		for _, f := range at.found {
+			if f.Level == store.LevelProblem {
+				problems++
+			}
+		}
+		if problems > 0 {
+			places = append(places, plural(problems, "problem")+" "+at.place)
 		}
 	}
-	if problems > 0 {
-		return fmt.Errorf("%s in %s", plural(problems, "problem"), addr)
+	if len(places) == 0 {
+		return nil
 	}
-	return nil
+	return errors.New(strings.Join(places, ", "))
 }
 
 func examine(ctx context.Context, addr string, log *slog.Logger) (store.Findings, error) {
