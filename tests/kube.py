@@ -34,14 +34,14 @@ class Cluster:
         self.context = ssl._create_unverified_context()  # noqa: S323
 
     def ask(self, method: str, path: str, body: Object | None = None, kind: str = "application/json") -> Object:
-        request = urllib.request.Request(
+        request = urllib.request.Request(  # noqa: S310
             self.address + path,
             method=method,
             data=None if body is None else json.dumps(body).encode(),
             headers={"Authorization": f"Bearer {self.token}", "Content-Type": kind},
         )
         try:
-            with urllib.request.urlopen(request, context=self.context, timeout=60) as answer:
+            with urllib.request.urlopen(request, context=self.context, timeout=60) as answer:  # noqa: S310
                 found: Object = json.loads(answer.read())
                 return found
         except urllib.error.HTTPError as error:

@@ -1,4 +1,4 @@
-"""What the chart renders to, by Helm's own library: against Kubernetes' schemas, and against the program that reads it."""
+"""What the chart renders to, by Helm's own library, against Kubernetes' schemas and the program that reads it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def render(values: Path, version: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("values", VARIANTS, ids=lambda path: path.stem.removesuffix("-values"))
 def test_schemas(values: Path, version: str) -> None:
-    import kubernetes_validate  # noqa: PLC0415  (of make nightly-helm alone)
+    import kubernetes_validate
 
     things = render(values, version)
     assert len(things) >= 4
@@ -37,7 +37,7 @@ def test_schemas(values: Path, version: str) -> None:
 
 
 def test_a_wrong_object_is_found() -> None:
-    import kubernetes_validate  # noqa: PLC0415
+    import kubernetes_validate
 
     (workload,) = [t for t in render(VARIANTS[0], "1.36") if t["kind"] in ("StatefulSet", "DaemonSet")]
     workload["spec"]["template"]["spec"]["containers"][0]["lifecycle"]["preStop"]["sleep"]["second"] = 1

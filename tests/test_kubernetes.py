@@ -1,4 +1,4 @@
-"""The chart in a real control plane, with its pods as containers: applied, upgraded and drained while a client reads."""
+"""The chart in a real control plane, its pods as containers: applied, upgraded and drained while a client reads."""
 
 from __future__ import annotations
 
@@ -96,30 +96,38 @@ class Reader(threading.Thread):
             epoch += 1
 
     def epoch(self, number: int) -> Counter[bytes]:
-        request = {"dataset": "photos", "split": None, "shuffle": {"seed": 7, "epoch": number}, "batch": 16}
-        request.pop("split")
+        request = {"dataset": "photos", "shuffle": {"seed": 7, "epoch": number}, "batch": 16}
         seen: Counter[bytes] = Counter()
-        ticket: fl.Ticket | None = None
+        resume: dict[str, Any] | None = None
         end = time.monotonic() + 120
         while True:
-            try:
-                with self.connect() as client:
-                    if ticket is None:
-                        descriptor = fl.FlightDescriptor.for_command(json.dumps(request))
-                        ticket = client.get_flight_info(descriptor, self.options).endpoints[0].ticket
-                    for chunk in client.do_get(ticket, self.options):
-                        about = json.loads(chunk.app_metadata.to_pybytes())
-                        seen.update(chunk.data["id"].to_pylist())
-                        self.rows += chunk.data.num_rows
-                        if about.get("resume") is None:
-                            return seen
-                        ticket = fl.Ticket(json.dumps(about["resume"]).encode())
-                    return seen
-            except (fl.FlightUnavailableError, fl.FlightTimedOutError, pa.ArrowInvalid, OSError):
-                self.breaks += 1
-                if time.monotonic() > end:
-                    raise
-                time.sleep(0.1)
+            more = self.go_on(request, resume, seen)
+            if more is None:
+                return seen
+            resume = more
+            self.breaks += 1
+            if time.monotonic() > end:
+                message = f"{len(seen)} samples within two minutes"
+                raise TimeoutError(message)
+            time.sleep(0.1)
+
+    def go_on(self, request: Object, resume: Object | None, seen: Counter[bytes]) -> Object | None:
+        """Read on until the epoch's end, and return nothing; or until something breaks, and return where it was."""
+        try:
+            with self.connect() as client:
+                if not resume:
+                    descriptor = fl.FlightDescriptor.for_command(json.dumps(request))
+                    ticket = client.get_flight_info(descriptor, self.options).endpoints[0].ticket
+                    resume = json.loads(ticket.ticket)
+                for chunk in client.do_get(fl.Ticket(json.dumps(resume).encode()), self.options):
+                    seen.update(chunk.data["id"].to_pylist())
+                    self.rows += chunk.data.num_rows
+                    resume = json.loads(chunk.app_metadata.to_pybytes()).get("resume")
+                    if resume is None:
+                        return None
+        except (fl.FlightUnavailableError, fl.FlightTimedOutError, pa.ArrowInvalid, OSError):
+            return resume or {}
+        return None
 
     def rate(self, seconds: float) -> float:
         """Samples a second for that long."""
@@ -172,11 +180,9 @@ def install(cluster: Cluster, things: list[Object]) -> None:
         hook = thing["metadata"].get("annotations", {}).get("helm.sh/hook", "")
         if hook.startswith("pre-"):
             name = thing["metadata"]["name"]
-            try:
+            if not gone(cluster, name):
                 cluster.ask("DELETE", cluster.path("Job", "batch/v1", SPACE, name) + "?propagationPolicy=Foreground")
-            except RefusedError as error:
-                assert error.code == 404
-            until("the old job gone", lambda name=name: gone(cluster, name))
+                until("the old job gone", lambda name=name: gone(cluster, name))
             cluster.apply(thing, SPACE)
             until(
                 "the keyspace made",
