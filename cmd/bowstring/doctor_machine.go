@@ -163,11 +163,15 @@ func (s *setup) read(path string) (string, error) {
 
 // File systems on which a cache is not worth its name, or not what it seems.
 var notForSpill = map[int64]string{
-	unix.TMPFS_MAGIC: "tmpfs, which is memory: blobs would be there twice, and count as the process's", unix.RAMFS_MAGIC: "ramfs, which is memory",
+	unix.TMPFS_MAGIC:           "tmpfs, which is memory: blobs would be there twice, and count as the process's",
+	unix.RAMFS_MAGIC:           "ramfs, which is memory",
 	unix.OVERLAYFS_SUPER_MAGIC: "an overlay, the container's own layer: it goes with the container, and is slow to write",
-	unix.NFS_SUPER_MAGIC:       "NFS, no disk of this machine", unix.SMB2_SUPER_MAGIC: "SMB, no disk of this machine", unix.CIFS_SUPER_MAGIC: "SMB, no disk of this machine",
-	unix.CEPH_SUPER_MAGIC: "CephFS, no disk of this machine", unix.FUSE_SUPER_MAGIC: "FUSE, which copies each page once more",
-	unix.V9FS_MAGIC: "9p, no disk of this machine",
+	unix.NFS_SUPER_MAGIC:       "NFS, no disk of this machine",
+	unix.SMB2_SUPER_MAGIC:      "SMB, no disk of this machine",
+	unix.CIFS_SUPER_MAGIC:      "SMB, no disk of this machine",
+	unix.CEPH_SUPER_MAGIC:      "CephFS, no disk of this machine",
+	unix.FUSE_SUPER_MAGIC:      "FUSE, which copies each page once more",
+	unix.V9FS_MAGIC:            "9p, no disk of this machine",
 }
 
 // lookAtSpill looks at the disk that the cache is on, or will be made on.
@@ -194,15 +198,16 @@ func (s *setup) lookAtSpill(f *store.Findings) {
 	case wrong:
 		f.Warning(checkSpill, "name a directory on a disk of this machine by serve.spill", "%s is on %s", s.spill, kind)
 	case s.spins(dir): // no warning: virtual disks say so, too
-		f.OK(checkSpill, "%s is on a disk of this machine, which the kernel takes for one that spins: shuffled reads want a solid-state one", s.spill)
+		f.OK(checkSpill, "%s is on a disk of this machine, which the kernel takes for one that spins: "+
+			"shuffled reads want a solid-state one", s.spill)
 	default:
 		f.OK(checkSpill, "%s is on a disk of this machine", s.spill)
 	}
 	free := int64(st.Bavail) * st.Bsize
 	says := fmt.Sprintf("%s of %s free", humanize.IBytes(uint64(free)), humanize.IBytes(st.Blocks*uint64(st.Bsize)))
 	if free < s.keepFree {
-		f.Warning(checkSpillSpace, "free some, or lower serve.spill-keep-free: nothing is stored meanwhile", "%s, less than serve.spill-keep-free (%s)",
-			says, humanize.IBytes(uint64(s.keepFree)))
+		f.Warning(checkSpillSpace, "free some, or lower serve.spill-keep-free: nothing is stored meanwhile",
+			"%s, less than serve.spill-keep-free (%s)", says, humanize.IBytes(uint64(s.keepFree)))
 	} else {
 		f.OK(checkSpillSpace, "%s", says)
 	}
@@ -277,7 +282,8 @@ func (s *setup) lookAtRules(f *store.Findings) {
 		return
 	}
 	if found := rs.Lint(); len(found) > 0 {
-		f.Warning(checkRules, "bowstring auth lint says all", "%s:%d: %s (%s)", s.rules, found[0].Line, found[0].Message, plural(int64(len(found)), "finding"))
+		f.Warning(checkRules, "bowstring auth lint says all", "%s:%d: %s (%s)",
+			s.rules, found[0].Line, found[0].Message, plural(int64(len(found)), "finding"))
 		return
 	}
 	f.OK(checkRules, "%s: %s", s.rules, plural(int64(len(rs.List())), "rule"))
@@ -297,7 +303,8 @@ func (s *setup) lookAtAudit(f *store.Findings) {
 	if unix.Access(s.auditFolder, unix.W_OK|unix.X_OK) != nil {
 		f.Problem(checkAudit, "give the directory to the server's user", "this user may not write to %s", s.auditFolder)
 	} else if free < auditLow {
-		f.Warning(checkAudit, "free some: while the log cannot be written, nothing can be imported, dropped or collected", "%s free for it", humanize.IBytes(free))
+		f.Warning(checkAudit, "free some: while the log cannot be written, nothing can be imported, dropped or collected",
+			"%s free for it", humanize.IBytes(free))
 	} else {
 		f.OK(checkAudit, "%s free for it", humanize.IBytes(free))
 	}

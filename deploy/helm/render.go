@@ -108,7 +108,9 @@ func render(o options) ([]document, error) {
 		}
 	}
 	slices.SortFunc(list, func(a, b document) int {
-		return cmp.Or(cmp.Compare(order(a), order(b)), cmp.Compare(a.template, b.template), cmp.Compare(a.object.Metadata.Name, b.object.Metadata.Name))
+		return cmp.Or(
+			cmp.Compare(order(a), order(b)), cmp.Compare(a.template, b.template),
+			cmp.Compare(a.object.Metadata.Name, b.object.Metadata.Name))
 	})
 	return list, nil
 }

@@ -138,7 +138,8 @@ func TestWrongValues(t *testing.T) {
 		{"no audience", open + "auth: {oidc: {issuer: 'https://id'}}", "auth.oidc.audience: there is none"},
 		{"a provider without TLS", open + "auth: {oidc: {issuer: 'http://id', audience: a}}", "/auth/oidc/issuer"},
 		{"no replication", "store: {address: 'cql://db/photos', init: {enabled: true}}\ninsecure: true", "store.init.replication: there is none"},
-		{"replication of nothing", "store: {address: 'cql://db/photos', init: {enabled: true, replication: '0'}}\ninsecure: true", "/store/init/replication"},
+		{"replication of nothing", "store: {address: 'cql://db/photos', init: {enabled: true, replication: '0'}}\ninsecure: true",
+			"/store/init/replication"},
 		{"claims of a DaemonSet", open + "kind: DaemonSet", "a DaemonSet has no claims; give ephemeral, emptyDir or hostPath"},
 		{"no path", open + "spill: {volume: hostPath}", "spill.path: there is none"},
 		{"only the same node", open + "service: {sameNode: only}", "only takes a server on each node"},
@@ -298,7 +299,8 @@ func TestPods(t *testing.T) {
 				t.Errorf("%s: no checksum of the settings", name)
 			}
 			sums[sum] = true
-			settings, _ := at(t, find(t, list, "ConfigMap", workload["metadata"].(map[string]any)["name"].(string)), "data", "bowstring.yaml").(string)
+			name := at(t, workload, "metadata", "name").(string)
+			settings, _ := at(t, find(t, list, "ConfigMap", name), "data", "bowstring.yaml").(string)
 			for _, path := range regexp.MustCompile(`/etc/bowstring/\w+`).FindAllString(settings, -1) {
 				if !slices.ContainsFunc(container.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == path }) {
 					t.Errorf("%s: the settings name %s, and nothing is mounted there", name, path)

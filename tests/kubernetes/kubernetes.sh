@@ -73,8 +73,7 @@ CONFIG
     kill -0 "${pids[1]}" 2>/dev/null || die "kube-apiserver has ended: $(tail -3 apiserver.log)"
     sleep 0.5
   done
-  "$kube" kube-controller-manager --kubeconfig kubeconfig --service-account-private-key-file sa.key --leader-elect=false --secure-port 0 \
-    --controllers='*,-cloud-node-lifecycle-controller' >controllers.log 2>&1 &
+  "$kube" kube-controller-manager --kubeconfig kubeconfig --service-account-private-key-file sa.key --leader-elect=false --secure-port 0 >controllers.log 2>&1 &
   pids+=($!)
   "$kube" kube-scheduler --kubeconfig kubeconfig --leader-elect=false --secure-port 0 >scheduler.log 2>&1 &
   pids+=($!)

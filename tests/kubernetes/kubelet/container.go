@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
@@ -50,31 +51,51 @@ type runtime struct {
 
 	running sync.WaitGroup // pods
 	count   atomic.Int64
+	closing atomic.Bool // nothing is to be started again
+}
+
+// runc is a command of runc, which keeps what it knows in the runtime's directory.
+func (r *runtime) runc(words ...string) *exec.Cmd {
+	return exec.Command("runc", append([]string{"--root", filepath.Join(r.dir, "runc")}, words...)...)
 }
 
 // endAll kills what is left, and waits for it.
 func (r *runtime) endAll() {
-	bundles, _ := filepath.Glob(filepath.Join(r.dir, "bundles", "*"))
-	for _, b := range bundles {
-		_ = exec.Command("runc", "kill", filepath.Base(b), "KILL").Run()
+	r.closing.Store(true)
+	ended := make(chan struct{})
+	go func() {
+		r.running.Wait()
+		close(ended)
+	}()
+	for { // some may just be starting
+		bundles, _ := filepath.Glob(filepath.Join(r.dir, "bundles", "*"))
+		for _, b := range bundles {
+			_ = r.runc("kill", filepath.Base(b), "KILL").Run()
+		}
+		select {
+		case <-ended:
+			return
+		case <-time.After(200 * time.Millisecond):
+		}
 	}
 }
 
 // container is one that is ready to be started.
 type container struct {
+	runtime               *runtime
 	name, bundle, address string
 	command               *exec.Cmd
 	log                   *os.File
 }
 
 func (c *container) signal(s syscall.Signal) {
-	if out, err := exec.Command("runc", "kill", c.name, fmt.Sprint(int(s))).CombinedOutput(); err != nil {
+	if out, err := c.runtime.runc("kill", c.name, fmt.Sprint(int(s))).CombinedOutput(); err != nil {
 		slog.Warn("runc kill", "container", c.name, "error", err, "output", string(out))
 	}
 }
 
 func (c *container) remove() {
-	_ = exec.Command("runc", "delete", "--force", c.name).Run()
+	_ = c.runtime.runc("delete", "--force", c.name).Run()
 	_ = exec.Command("ip", "netns", "delete", c.name).Run()
 	_ = os.RemoveAll(c.bundle)
 	_ = c.log.Close()
@@ -87,7 +108,9 @@ func (r *runtime) prepare(object *corev1.Pod) (*container, error) {
 		return nil, fmt.Errorf("%d containers and %d before them, want one", len(spec.Containers), len(spec.InitContainers))
 	}
 	number := r.count.Add(1)
-	c := &container{name: fmt.Sprintf("pod%d", number), address: fmt.Sprintf("10.213.%d.%d", 1+number/250, 1+number%250)}
+	c := &container{
+		runtime: r, name: fmt.Sprintf("pod%d", number), address: fmt.Sprintf("10.213.%d.%d", 1+number/250, 1+number%250),
+	}
 	c.bundle = filepath.Join(r.dir, "bundles", c.name)
 	mounts, err := r.volumes(object)
 	if err != nil {
@@ -118,7 +141,7 @@ func (r *runtime) prepare(object *corev1.Pod) (*container, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.command = exec.Command("runc", "run", "--bundle", c.bundle, c.name)
+	c.command = r.runc("run", "--bundle", c.bundle, c.name)
 	c.command.Stdout, c.command.Stderr = c.log, c.log
 	return c, nil
 }
@@ -173,7 +196,8 @@ func (r *runtime) bundle(object *corev1.Pod, name string, mounts []mount) map[st
 		"ociVersion": "1.0.2",
 		"hostname":   object.Name,
 		"process": map[string]any{
-			"terminal": false, "user": user, "args": append(append([]string{}, args...), spec.Args...), "env": env, "cwd": r.image.dir,
+			"terminal": false, "user": user, "env": env, "cwd": r.image.dir,
+			"args":            append(append([]string{}, args...), spec.Args...),
 			"noNewPrivileges": true, "capabilities": map[string]any{},
 		},
 		"root":   map[string]any{"path": r.image.root, "readonly": readonly},

@@ -64,8 +64,13 @@ func (n *node) description() *corev1.Node {
 		Status: corev1.NodeStatus{
 			NodeInfo: corev1.NodeSystemInfo{OperatingSystem: "linux", Architecture: "amd64", KubeletVersion: "v1.36.3"},
 			Capacity: room, Allocatable: room,
-			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "Ready", LastTransitionTime: metav1.Now(), LastHeartbeatTime: metav1.Now()}},
-			Addresses:  []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "10.213.0.1"}, {Type: corev1.NodeHostName, Address: n.name}},
+			Conditions: []corev1.NodeCondition{{
+				Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "Ready",
+				LastTransitionTime: metav1.Now(), LastHeartbeatTime: metav1.Now(),
+			}},
+			Addresses: []corev1.NodeAddress{
+				{Type: corev1.NodeInternalIP, Address: "10.213.0.1"}, {Type: corev1.NodeHostName, Address: n.name},
+			},
 		},
 	}
 }

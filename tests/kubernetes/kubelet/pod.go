@@ -90,15 +90,18 @@ func (p *pod) run() {
 	for attempt := 0; ; attempt++ {
 		code, stopped, err := p.once(log)
 		log.Info("the container has ended", "code", code, "error", err, "stopped", stopped)
-		again := p.object.Spec.RestartPolicy == corev1.RestartPolicyAlways || p.object.Spec.RestartPolicy == corev1.RestartPolicyOnFailure && code != 0
-		if stopped || !again {
+		policy := p.object.Spec.RestartPolicy
+		again := policy == corev1.RestartPolicyAlways || policy == corev1.RestartPolicyOnFailure && code != 0
+		if stopped || !again || p.runtime.closing.Load() {
 			p.tell(func(s *corev1.PodStatus, c *corev1.ContainerStatus) {
 				s.Phase = corev1.PodSucceeded
 				if code != 0 {
 					s.Phase = corev1.PodFailed
 				}
 				c.Ready, c.Started = false, new(false)
-				c.State = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: int32(code), FinishedAt: metav1.Now(), Reason: "Completed", Message: fmt.Sprint(err)}}
+				c.State = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{
+					ExitCode: int32(code), FinishedAt: metav1.Now(), Reason: "Completed", Message: fmt.Sprint(err),
+				}}
 			})
 			return
 		}

@@ -77,7 +77,8 @@ func (p *proxy) run(ctx context.Context) error {
 				_ = exec.CommandContext(ctx, "ip", "addr", "add", s.Spec.ClusterIP+"/32", "dev", "lo").Run() // it may be there
 				l, err := new(net.ListenConfig).Listen(ctx, "tcp", at)
 				if err != nil {
-					return err
+					slog.Warn("a service cannot be listened for", "address", at, "error", err)
+					continue
 				}
 				listening[at] = true
 				p.serving.Go(func() { p.serve(ctx, l, s.Namespace, s.Name, port.Name) })

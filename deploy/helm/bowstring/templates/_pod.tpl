@@ -56,7 +56,7 @@ spec:
       ports:
         - {name: flight, containerPort: 8815}
         - {name: admin, containerPort: 9815}
-      # It answers while it opens a store that is slow to answer, and an index that was not closed.
+      # Nothing answers before the store is open, which a slow one and the index of a spill that was not closed may delay.
       startupProbe:
         httpGet: {path: /healthz, port: admin, scheme: {{ $scheme }}}
         periodSeconds: 2
