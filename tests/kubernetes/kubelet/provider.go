@@ -2,10 +2,13 @@ package main
 
 import (
 	"context"
+	"log/slog"
 	"sync"
 
 	"github.com/virtual-kubelet/virtual-kubelet/errdefs"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // provider is what Virtual Kubelet has pods run by, on one node.
@@ -48,15 +51,27 @@ func (p *provider) DeletePod(_ context.Context, object *corev1.Pod) error {
 		grace = *s
 	}
 	one.end(grace)
-	go func() {
-		<-one.ended
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		if p.pods[key(object.Namespace, object.Name)] == one {
-			delete(p.pods, key(object.Namespace, object.Name))
-		}
-	}()
+	p.runtime.running.Go(func() { p.forget(one, object) })
 	return nil
+}
+
+// forget takes a pod that has ended off the API server, as a kubelet does. Virtual Kubelet would wait for the whole grace period.
+func (p *provider) forget(one *pod, object *corev1.Pod) {
+	<-one.ended
+	p.mu.Lock()
+	if p.pods[key(object.Namespace, object.Name)] == one {
+		delete(p.pods, key(object.Namespace, object.Name))
+	}
+	p.mu.Unlock()
+	if p.runtime.closing.Load() {
+		return
+	}
+	at := metav1.NewDeleteOptions(0)
+	at.Preconditions = metav1.NewUIDPreconditions(string(object.UID))
+	err := p.runtime.client.CoreV1().Pods(object.Namespace).Delete(context.Background(), object.Name, *at)
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		slog.Warn("a pod that has ended stays", "pod", object.Name, "error", err)
+	}
 }
 
 func (p *provider) find(namespace, name string) (*pod, error) {
