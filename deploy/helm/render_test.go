@@ -207,7 +207,8 @@ func TestRulesAndDashboards(t *testing.T) {
 	}
 	labels := at(t, find(t, list, "Service", "-peers"), "metadata", "labels")
 	monitor := find(t, list, "ServiceMonitor", "")
-	if job := at(t, labels, at(t, monitor, "spec", "jobLabel").(string)); job != "bowstring" {
+	endpoint := at(t, monitor, "spec", "endpoints").([]any)[0]
+	if job := at(t, endpoint, "relabelings").([]any)[0]; !reflect.DeepEqual(job, map[string]any{"targetLabel": "job", "replacement": "bowstring"}) {
 		t.Errorf("the job of the servers is %v, and the rules ask for bowstring", job)
 	}
 	for name, value := range at(t, monitor, "spec", "selector", "matchLabels").(map[string]any) {
