@@ -141,6 +141,7 @@ func TestWrongValues(t *testing.T) {
 		{"replication of nothing", "store: {address: 'cql://db/photos', init: {enabled: true, replication: '0'}}\ninsecure: true",
 			"/store/init/replication"},
 		{"claims of a DaemonSet", open + "kind: DaemonSet", "a DaemonSet has no claims; give ephemeral, emptyDir or hostPath"},
+		{"an audit log of a DaemonSet", open + "kind: DaemonSet\nspill: {volume: none}\naudit: {size: 1Gi}", "audit.size: a DaemonSet has no claims"},
 		{"no path", open + "spill: {volume: hostPath}", "spill.path: there is none"},
 		{"only the same node", open + "service: {sameNode: only}", "only takes a server on each node"},
 		{"a DaemonSet that scales", open + "kind: DaemonSet\nspill: {volume: none}\nautoscaling: {kind: hpa}", "as many servers as nodes"},
@@ -286,7 +287,11 @@ func TestPods(t *testing.T) {
 			if grace, settle := *spec.TerminationGracePeriodSeconds, container.Lifecycle.PreStop.Sleep.Seconds; grace < settle+300+10 {
 				t.Errorf("%s: a pod has %d s to end, and takes %d to settle and 300 to drain", name, grace, settle)
 			}
-			volumes := map[string]bool{"spill": at(t, workload, "spec", "volumeClaimTemplates") != nil}
+			volumes := map[string]bool{}
+			claims, _ := at(t, workload, "spec", "volumeClaimTemplates").([]any)
+			for _, claim := range claims {
+				volumes[at(t, claim, "metadata", "name").(string)] = true
+			}
 			for _, v := range spec.Volumes {
 				volumes[v.Name] = true
 			}
@@ -308,6 +313,10 @@ func TestPods(t *testing.T) {
 				}
 			}
 		}
+	}
+	audited := find(t, mustRender(t, variants(t)["rules"], ""), "StatefulSet", "")
+	if kept := at(t, audited, "spec", "persistentVolumeClaimRetentionPolicy", "whenDeleted"); kept != "Retain" {
+		t.Errorf("claims with an audit log: %v when the release goes, want Retain", kept)
 	}
 	if len(sums) < 8 {
 		t.Errorf("%d different sums of settings", len(sums))

@@ -35,6 +35,9 @@
 {{- if and (eq $v.kind "DaemonSet") (eq $v.spill.volume "claim") -}}
 {{- fail "spill.volume: a DaemonSet has no claims; give ephemeral, emptyDir or hostPath, or none" -}}
 {{- end -}}
+{{- if and (eq $v.kind "DaemonSet") $v.audit.size -}}
+{{- fail "audit.size: a DaemonSet has no claims; give a StatefulSet, or no audit log" -}}
+{{- end -}}
 {{- if and (eq $v.spill.volume "hostPath") (not $v.spill.path) -}}
 {{- fail "spill.path: there is none; give the directory on each node, which user 65532 can write" -}}
 {{- end -}}
@@ -50,7 +53,7 @@
 {{- if gt (int $v.autoscaling.min) (int $v.autoscaling.max) -}}
 {{- fail (printf "autoscaling.min: got %d, want no more than autoscaling.max, %d" (int $v.autoscaling.min) (int $v.autoscaling.max)) -}}
 {{- end -}}
-{{- range $own := list "admin" "admin-cert" "admin-key" "admin-token-file" "drain-timeout" "insecure" "listen" "ready-file" "rules" "spill" "spill-bytes" "spill-keep-free" "tls-cert" "tls-client-ca" "tls-key" "tokens" -}}
+{{- range $own := list "admin" "admin-cert" "admin-key" "admin-token-file" "audit" "drain-timeout" "insecure" "listen" "ready-file" "rules" "spill" "spill-bytes" "spill-keep-free" "tls-cert" "tls-client-ca" "tls-key" "tokens" -}}
 {{- if hasKey $v.config $own -}}
 {{- fail (printf "config.%s: the chart sets it; there is a value for it" $own) -}}
 {{- end -}}

@@ -34,6 +34,9 @@ admin-token-file: /etc/bowstring/admin/{{ .tokenKey }}
 {{- if .Values.rules }}
 rules: /etc/bowstring/rules/rules.yaml
 {{- end }}
+{{- if .Values.audit.size }}
+audit: /audit/audit.jsonl
+{{- end }}
 {{- if ne .Values.spill.volume "none" }}
 spill: /spill/cache
 spill-bytes: {{ .Values.spill.share | quote }}

@@ -92,6 +92,9 @@ spec:
         {{- if .Values.rules }}
         - {name: rules, mountPath: /etc/bowstring/rules, readOnly: true}
         {{- end }}
+        {{- if .Values.audit.size }}
+        - {name: audit, mountPath: /audit}
+        {{- end }}
         {{- if ne .Values.spill.volume "none" }}
         - {name: spill, mountPath: /spill}
         {{- end }}
