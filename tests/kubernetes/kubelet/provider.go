@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"sync"
+	"time"
 
 	"github.com/virtual-kubelet/virtual-kubelet/errdefs"
 	corev1 "k8s.io/api/core/v1"
@@ -66,9 +67,24 @@ func (p *provider) forget(one *pod, object *corev1.Pod) {
 	if p.runtime.closing.Load() {
 		return
 	}
+	// Not before its last status is there: of a pod that is followed by one of the same name, Virtual Kubelet would look for
+	// a status that the new one does not have yet, and panic.
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	pods := p.runtime.client.CoreV1().Pods(object.Namespace)
+	for told := false; !told; {
+		now, err := pods.Get(ctx, object.Name, metav1.GetOptions{})
+		if err != nil || now.UID != object.UID {
+			return
+		}
+		if s := now.Status.ContainerStatuses; len(s) > 0 && s[0].State.Terminated != nil {
+			told = true
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
 	at := metav1.NewDeleteOptions(0)
 	at.Preconditions = metav1.NewUIDPreconditions(string(object.UID))
-	err := p.runtime.client.CoreV1().Pods(object.Namespace).Delete(context.Background(), object.Name, *at)
+	err := pods.Delete(ctx, object.Name, *at)
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		slog.Warn("a pod that has ended stays", "pod", object.Name, "error", err)
 	}
