@@ -19,7 +19,7 @@ CUSTOM = {"Certificate", "PrometheusRule", "ScaledObject", "ServiceMonitor"}  # 
 
 
 def render(values: Path, version: str) -> list[dict[str, Any]]:
-    command = [ROOT / "build" / "helm" / "render", "--kube", version, "--values", values, CHART]
+    command: list[str | Path] = [ROOT / "build" / "helm" / "render", "--kube", version, "--values", values, CHART]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return [thing for thing in yaml.safe_load_all(done.stdout) if thing]
 

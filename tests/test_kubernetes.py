@@ -32,7 +32,18 @@ SERVERS = "app.kubernetes.io/name=bowstring"
 
 
 def render(values: Path) -> list[Object]:
-    command = [RENDER, "--name", "feed", "--namespace", SPACE, "--kube", "1.36", "--values", values, CHART]
+    command: list[str | Path] = [
+        RENDER,
+        "--name",
+        "feed",
+        "--namespace",
+        SPACE,
+        "--kube",
+        "1.36",
+        "--values",
+        values,
+        CHART,
+    ]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return [thing for thing in yaml.safe_load_all(done.stdout) if thing]
 
@@ -181,22 +192,24 @@ def install(cluster: Cluster, things: list[Object]) -> None:
     for thing in things:
         hook = thing["metadata"].get("annotations", {}).get("helm.sh/hook", "")
         if hook.startswith("pre-"):
-            name = thing["metadata"]["name"]
-            if not gone(cluster, name):
-                cluster.ask("DELETE", cluster.path("Job", "batch/v1", SPACE, name) + "?propagationPolicy=Foreground")
-                until("the old job gone", lambda name=name: gone(cluster, name))
-            cluster.apply(thing, SPACE)
-            until(
-                "the keyspace made",
-                lambda name=name: cluster.get("Job", "batch/v1", SPACE, name).get("status", {}).get("succeeded"),
-            )
+            finish(cluster, thing)
         elif not hook:
             cluster.apply(thing, SPACE)
 
 
-def gone(cluster: Cluster, job: str) -> bool:
+def finish(cluster: Cluster, job: Object) -> None:
+    """Run a job to its end, instead of the one of its name from before."""
+    path = cluster.path("Job", "batch/v1", SPACE, job["metadata"]["name"])
+    if not gone(cluster, path):
+        cluster.ask("DELETE", path + "?propagationPolicy=Foreground")
+        until("the old job gone", lambda: gone(cluster, path))
+    cluster.apply(job, SPACE)
+    until("the job's end", lambda: cluster.ask("GET", path).get("status", {}).get("succeeded"))
+
+
+def gone(cluster: Cluster, path: str) -> bool:
     try:
-        cluster.get("Job", "batch/v1", SPACE, job)
+        cluster.ask("GET", path)
     except RefusedError as error:
         return error.code == 404
     return False
@@ -205,12 +218,13 @@ def gone(cluster: Cluster, job: str) -> bool:
 def rolled_out(cluster: Cluster) -> bool:
     found = cluster.get("StatefulSet", "apps/v1", SPACE, "feed-bowstring")
     status, want = found.get("status", {}), found["spec"]["replicas"]
-    return (
+    done: bool = (
         status.get("observedGeneration") == found["metadata"]["generation"]
         and status.get("updatedReplicas", 0) == want
         and status.get("availableReplicas", 0) == want
         and status.get("currentRevision") == status.get("updateRevision")
     )
+    return done
 
 
 def test_upgrade_and_drain(

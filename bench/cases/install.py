@@ -26,7 +26,7 @@ def run(context: Context) -> Result:
     environment = context.folder / "environment"
     venv.create(environment, with_pip=True)
     begun = time.monotonic()
-    install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheels[0]]
+    install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheels[0])]
     subprocess.run([environment / "bin" / "python", *install], check=True)
     seconds = time.monotonic() - begun
     (site,) = environment.glob("lib/python*/site-packages")

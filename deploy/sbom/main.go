@@ -106,7 +106,7 @@ func bill(a artifact) *cdx.BOM {
 			m = m.Replace
 		}
 		properties = append(properties, cdx.Property{Name: "bowstring:go:sum", Value: m.Sum})
-		url := "pkg:golang/" + m.Path + "@" + m.Version
+		url := "pkg:golang/" + strings.ToLower(m.Path) + "@" + m.Version // as package URLs of modules are written
 		components = append(components, cdx.Component{
 			BOMRef: url, Type: cdx.ComponentTypeLibrary, Name: m.Path, Version: m.Version, PackageURL: url, Properties: &properties,
 		})

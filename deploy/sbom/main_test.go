@@ -79,7 +79,7 @@ func TestBills(t *testing.T) {
 		has := func(url string, scope cdx.Scope) bool {
 			return slices.ContainsFunc(*b.Components, func(c cdx.Component) bool { return strings.HasPrefix(c.PackageURL, url) && c.Scope == scope })
 		}
-		if !has("pkg:golang/std@1.", "") || !has("pkg:golang/github.com/CycloneDX/cyclonedx-go@v", "") {
+		if !has("pkg:golang/std@1.", "") || !has("pkg:golang/github.com/cyclonedx/cyclonedx-go@v", "") {
 			t.Errorf("%s lacks modules: %+v", file, *b.Components)
 		}
 		isWheel := strings.HasSuffix(file, "any.cdx.json")
