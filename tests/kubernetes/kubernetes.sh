@@ -97,7 +97,9 @@ with() {
   else
     rm -rf "$dir" && mkdir -p "$dir"
   fi
-  BOWSTRING_KUBERNETES_DIR=$dir unshare --net --mount --propagation private "${BASH_SOURCE[0]}" inside "$@"
+  # Whatever fails, nothing outlives the namespace of processes: no container and no server is left behind.
+  BOWSTRING_KUBERNETES_DIR=$dir unshare --net --mount --propagation private --pid --fork --kill-child --mount-proc \
+    "${BASH_SOURCE[0]}" inside "$@"
 }
 
 command=${1:-help}
