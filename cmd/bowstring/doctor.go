@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -20,9 +21,10 @@ type DoctorCmd struct {
 
 // Help says what is looked at.
 func (*DoctorCmd) Help() string {
-	return `Looks at what a store stands on, changes nothing, and prints a line for each thing: ok, a warning, or a problem, and what to do.
+	return `Looks at what a store stands on and at this machine, changes nothing, and prints a line for each thing: ok, a warning, or a problem, and what to do.
 In Scylla or Cassandra: nodes, versions, clocks, latencies, replication, tables' settings, tablets, transactions and rights. In a directory: the
-file system, its free space, fsync, rights, the index and the segments. The exit status is 1 if there is a problem.`
+file system, its free space, fsync, rights, the index and the segments. Of this machine: limits of files and memory, windows of TCP, and what serve is
+configured with: the spill's disk, certificates near their end, rules, the audit log's disk. The exit status is 1 if there is a problem.`
 }
 
 // Run looks, and fails if there is a problem.
@@ -38,6 +40,12 @@ func (c *DoctorCmd) Run(ctx context.Context, app *App) error {
 	if err != nil {
 		return err
 	}
+	here, err := thisSetup(app)
+	if err != nil {
+		return err
+	}
+	below := len(found)
+	found = append(found, here.examine()...)
 	if c.JSON {
 		err = printJSON(app.Stdout, struct {
 			Store    string         `json:"store"`
@@ -50,16 +58,30 @@ func (c *DoctorCmd) Run(ctx context.Context, app *App) error {
 	if err != nil {
 		return err
 	}
-	problems := int64(0)
-	for _, f := range found {
-		if f.Level == store.LevelProblem {
-			problems++
+	return judge(addr, found[:below], found[below:])
+}
+
+// judge returns an error that says where problems are, if there are any.
+func judge(addr string, below, here store.Findings) error {
+	var places []string
+	for _, at := range []struct {
+		place string
+		found store.Findings
+	}{{"in " + addr, below}, {"on this machine", here}} {
+		problems := int64(0)
+		for _, f := range at.found {
+			if f.Level == store.LevelProblem {
+				problems++
+			}
+		}
+		if problems > 0 {
+			places = append(places, plural(problems, "problem")+" "+at.place)
 		}
 	}
-	if problems > 0 {
-		return fmt.Errorf("%s in %s", plural(problems, "problem"), addr)
+	if len(places) == 0 {
+		return nil
 	}
-	return nil
+	return errors.New(strings.Join(places, ", "))
 }
 
 func examine(ctx context.Context, addr string, log *slog.Logger) (store.Findings, error) {

@@ -1,0 +1,33 @@
+"""kubernetes: an upgrade and a drain of the chart in a real control plane, while a client reads. Needs root."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+from harness import Context, Figure, Result, emit
+
+
+def run(context: Context) -> Result:
+    """Run `make nightly-kubernetes`, whose test tells the figures."""
+    done = subprocess.run(
+        ["make", "nightly-kubernetes"],  # noqa: S607
+        cwd=context.root,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    told = [line for line in done.stdout.splitlines() if '"case": "kubernetes"' in line]
+    if not told:
+        message = f"the test told nothing: {done.stdout[-3000:]}{done.stderr[-1000:]}"
+        raise RuntimeError(message)
+    figures = json.loads(told[0][told[0].index("{") :])
+    emit(**figures)
+    return Result(
+        "kubernetes",
+        [
+            Figure("failed_epochs", figures["failed_epochs"], at_most=0),
+            Figure("share_upgrade", figures["share_upgrade"], at_least=0.8),
+            Figure("share_drain", figures["share_drain"], at_least=0.8),
+        ],
+    )

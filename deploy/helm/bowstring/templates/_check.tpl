@@ -1,0 +1,61 @@
+{{- /* What the schema cannot say: values that contradict each other, each with what would be right. */ -}}
+{{- define "bowstring.check" -}}
+{{- $v := .Values -}}
+{{- $tls := or $v.tls.secret $v.tls.certManager.enabled -}}
+{{- $known := or $v.auth.tokens.secret $v.auth.oidc.issuer $v.tls.clientCA -}}
+{{- if not $v.store.address -}}
+{{- fail "store.address: there is none; give cql://HOST/KEYSPACE, the store that all servers share" -}}
+{{- end -}}
+{{- if and $v.store.init.enabled (not $v.store.init.replication) -}}
+{{- fail "store.init.replication: there is none; give the number of replicas, such as 3, or DC=N,…" -}}
+{{- end -}}
+{{- if and $v.tls.secret $v.tls.certManager.enabled -}}
+{{- fail "tls: secret and certManager.enabled are both set; one of them makes the certificate" -}}
+{{- end -}}
+{{- if and $v.tls.certManager.enabled (not $v.tls.certManager.issuer) -}}
+{{- fail "tls.certManager.issuer: there is none; give the name of an issuer" -}}
+{{- end -}}
+{{- if and $v.tls.clientCA (not $tls) -}}
+{{- fail "tls.clientCA: there is no certificate; give tls.secret or tls.certManager" -}}
+{{- end -}}
+{{- if not $v.insecure -}}
+{{- if not $tls -}}
+{{- fail "tls: there is no certificate; give tls.secret or tls.certManager, or insecure: true for a network that nobody else is on" -}}
+{{- end -}}
+{{- if not $known -}}
+{{- fail "auth: nothing says who calls; give auth.tokens.secret, auth.oidc.issuer or tls.clientCA, or insecure: true to let everybody in" -}}
+{{- end -}}
+{{- if not $v.admin.tokenSecret -}}
+{{- fail "admin.tokenSecret: there is none; give a secret with the token for metrics, or insecure: true to show them to everybody" -}}
+{{- end -}}
+{{- end -}}
+{{- if and $v.auth.oidc.issuer (not $v.auth.oidc.audience) -}}
+{{- fail "auth.oidc.audience: there is none; give whom the provider's tokens have to be for" -}}
+{{- end -}}
+{{- if and (eq $v.kind "DaemonSet") (eq $v.spill.volume "claim") -}}
+{{- fail "spill.volume: a DaemonSet has no claims; give ephemeral, emptyDir or hostPath, or none" -}}
+{{- end -}}
+{{- if and (eq $v.kind "DaemonSet") $v.audit.size -}}
+{{- fail "audit.size: a DaemonSet has no claims; give a StatefulSet, or no audit log" -}}
+{{- end -}}
+{{- if and (eq $v.spill.volume "hostPath") (not $v.spill.path) -}}
+{{- fail "spill.path: there is none; give the directory on each node, which user 65532 can write" -}}
+{{- end -}}
+{{- if and (eq $v.service.sameNode "only") (ne $v.kind "DaemonSet") -}}
+{{- fail "service.sameNode: only takes a server on each node, which a DaemonSet has; give prefer" -}}
+{{- end -}}
+{{- if and (ne $v.autoscaling.kind "none") (ne $v.kind "StatefulSet") -}}
+{{- fail "autoscaling.kind: a DaemonSet has as many servers as nodes; give none" -}}
+{{- end -}}
+{{- if and (eq $v.autoscaling.kind "keda") (not $v.autoscaling.prometheus) -}}
+{{- fail "autoscaling.prometheus: there is none; give its address, such as http://prometheus.monitoring:9090" -}}
+{{- end -}}
+{{- if gt (int $v.autoscaling.min) (int $v.autoscaling.max) -}}
+{{- fail (printf "autoscaling.min: got %d, want no more than autoscaling.max, %d" (int $v.autoscaling.min) (int $v.autoscaling.max)) -}}
+{{- end -}}
+{{- range $own := list "admin" "admin-cert" "admin-key" "admin-token-file" "audit" "drain-timeout" "insecure" "listen" "ready-file" "rules" "spill" "spill-bytes" "spill-keep-free" "tls-cert" "tls-client-ca" "tls-key" "tokens" -}}
+{{- if hasKey $v.config $own -}}
+{{- fail (printf "config.%s: the chart sets it; there is a value for it" $own) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

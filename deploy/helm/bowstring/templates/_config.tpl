@@ -1,0 +1,44 @@
+{{- /* The settings below serve, as the values have them. */ -}}
+{{- define "bowstring.serve" -}}
+listen: ":8815"
+admin: ":9815"
+drain-timeout: {{ .Values.drain.seconds }}s
+{{- if .Values.insecure }}
+insecure: true
+{{- end }}
+{{- if include "bowstring.tlsSecret" . }}
+tls-cert: /etc/bowstring/tls/tls.crt
+tls-key: /etc/bowstring/tls/tls.key
+admin-cert: /etc/bowstring/tls/tls.crt
+admin-key: /etc/bowstring/tls/tls.key
+{{- if .Values.tls.clientCA }}
+tls-client-ca: /etc/bowstring/tls/ca.crt
+{{- end }}
+{{- end }}
+{{- with .Values.auth.tokens }}
+{{- if .secret }}
+tokens: /etc/bowstring/tokens/{{ .key }}
+{{- end }}
+{{- end }}
+{{- with .Values.auth.oidc }}
+{{- if .issuer }}
+oidc-issuer: {{ .issuer | quote }}
+oidc-audience: {{ .audience | quote }}
+{{- end }}
+{{- end }}
+{{- with .Values.admin }}
+{{- if .tokenSecret }}
+admin-token-file: /etc/bowstring/admin/{{ .tokenKey }}
+{{- end }}
+{{- end }}
+{{- if .Values.rules }}
+rules: /etc/bowstring/rules/rules.yaml
+{{- end }}
+{{- if .Values.audit.size }}
+audit: /audit/audit.jsonl
+{{- end }}
+{{- if ne .Values.spill.volume "none" }}
+spill: /spill/cache
+spill-bytes: {{ .Values.spill.share | quote }}
+{{- end }}
+{{- end -}}
