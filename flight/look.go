@@ -86,17 +86,22 @@ func (r *registry) look(list []StreamInfo) ([]StreamInfo, []lookedAt) {
 	return list, looked
 }
 
+// All is all that was seen. It is for who runs the server.
+func (l *Look) All() Sight {
+	sight := Sight{At: l.At, All: true, Stats: l.stats, More: make([]StreamMore, len(l.calls))}
+	for i := range l.calls {
+		sight.More[i] = l.calls[i].more
+	}
+	return sight
+}
+
 // Sees is what the visitor sees of a look, by the rules that hold now: all of it if he has
 // the right admin to the server, and otherwise his own streams and those on datasets that
 // he has it to, as the action stats would tell him.
 func (v *Visitor) Sees(l *Look) Sight {
 	rs, who := v.server.rules(), whoOf(v.caller)
 	if rs.Server(who).May(rules.Admin) {
-		sight := Sight{At: l.At, All: true, Stats: l.stats, More: make([]StreamMore, len(l.calls))}
-		for i := range l.calls {
-			sight.More[i] = l.calls[i].more
-		}
-		return sight
+		return l.All()
 	}
 	sight := Sight{At: l.At, Stats: Stats{Limits: l.stats.Limits, Streams: []StreamInfo{}, Tenants: []TenantInfo{}}}
 	sight.Server.Started, sight.Server.Draining = l.stats.Server.Started, l.stats.Server.Draining
