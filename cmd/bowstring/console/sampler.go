@@ -118,7 +118,9 @@ func (s *sampler) publish(m *moment) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.now = m
-	s.was = append(s.was, past{v.At.UnixMilli(), v.BytesPerSec, v.StoreBytesPerS, v.SpillBytesPerS, v.RowsPerSec, v.StoreP99})
+	if v.Seconds > s.every.Seconds()/2 { // what the first moment has is no rate to remember
+		s.was = append(s.was, past{v.At.UnixMilli(), v.BytesPerSec, v.StoreBytesPerS, v.SpillBytesPerS, v.RowsPerSec, v.StoreP99})
+	}
 	if len(s.was) > remembered {
 		s.was = append(s.was[:0:0], s.was[len(s.was)-remembered:]...)
 	}

@@ -19,7 +19,7 @@ export function dataset(main, [name, tab = ""], parameters) {
   el("nav.tabs", { "aria-label": "Parts of the dataset" }, Object.entries(tabs).map(([key, title]) =>
     el("a", { href: link(name, key, keep), "aria-current": key === tab ? "page" : null }, title))), body);
   get("dataset", { dataset: name, snapshot }, stop.signal).then((about) => {
-    const tagged = (n) => about.tags.filter((t) => t.snapshot === n).map((t) => t.name);
+    const tagged = (n) => about.tags.filter((t) => t.snapshot === n).map((t) => t.tag);
     const newest = Math.max(...about.snapshots);
     fill(chooser, about.snapshots.slice().reverse().map((n) => el("option", { value: n === newest ? "" : n, selected: n === about.snapshot }, "@" + n + (n === newest ? " newest" : "") + tagged(n).map((t) => " " + t).join(""))));
     const show = { "": overview, samples, values: distribution, snapshots }[tab] || overview;

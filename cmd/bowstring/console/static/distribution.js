@@ -42,6 +42,8 @@ function draw(box, s) {
       i.style.height = b.count ? Math.max(1, (100 * b.count) / most) + "%" : "0";
       return i;
     })), el("div.axis", el("span", round(s.min)), el("span", "median " + round(s.p50) + ", mean " + round(s.mean)), el("span", round(s.max))));
+  } else if (s.values && s.distinct > 20 && s.values[0].count === 1) {
+    fill(box, head, empty(count(s.distinct) + (s.many ? " or more" : "") + " different values", "Each is there once: " + s.values[0].value + " and so on."));
   } else if (s.values) {
     const most = Math.max(...s.values.map((v) => v.count), 1), sum = s.looked - s.nulls;
     const more = s.distinct > s.values.length ? el("p.muted", "and " + count(s.distinct - s.values.length) + (s.many ? " or more" : "") + " others") : null;

@@ -36,11 +36,11 @@ export function live(main) {
   const all = stack("stack.tall"), limit = el("p.muted");
   const jobs = el("div"), cache = el("div"), tenants = el("div");
   const partial = el("p.muted", { hidden: true }, "You see your own streams. Figures of the whole server, jobs, cache and tenants are for its administrators.");
-  const time = card("Where time goes", all, el("div", limit), keys());
+  const time = card("Where time goes", all, el("div.say", limit), keys());
   time.querySelector("header").append(el("span.muted", "all streams together"));
   const whole = [card("Jobs", jobs), el("div.cols", card("Cache", cache), card("Tenants", tenants))];
   fill(main, el("h1", "Live"), partial, el("section.card.figures", { "aria-label": "Figures" }, Object.values(f).map((x) => x.node)),
-    el("div.cols", graph.node, time), whole[0], list.node, whole[1]);
+    el("div.beside", graph.node, time), whole[0], list.node, whole[1]);
   graph.begin();
   say("", "connecting");
 

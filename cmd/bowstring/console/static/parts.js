@@ -2,7 +2,7 @@
 import { el, percent } from "./dom.js";
 
 export const parts = ["store", "spill", "window", "encode", "network", "consumer"];
-export const names = { store: "Store", spill: "Spill", window: "Shared read", encode: "Encode", network: "Network", consumer: "Consumer" };
+export const names = { store: "Store", spill: "Spill", window: "Shared", encode: "Encode", network: "Network", consumer: "Consumer" };
 
 export function keys() {
   return el("div.keys", parts.map((p) => el("span.key.is-" + p, names[p])));
