@@ -9,6 +9,7 @@ from harness import Context, Result
 from . import (
     cluster,
     collect,
+    console,
     copy,
     doors,
     engine,
@@ -60,6 +61,7 @@ CASES: dict[str, Callable[[Context], Result]] = {
     "sharing": sharing.run,
     "hostile": hostile.run,
     "observe": observe.run,
+    "console": console.run,
     "doors": doors.run,
     "verify": verify.run,
     "copy": copy.run,
