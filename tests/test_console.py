@@ -257,7 +257,8 @@ def test_policy(served: Served, page: Page) -> None:
 
 
 def test_a_thousand_streams(served: Served, page: Page) -> None:
-    watch = "new PerformanceObserver(l => tasks.push(...l.getEntries().map(e => e.duration))).observe({type: 'longtask'})"
+    seen = "l => tasks.push(...l.getEntries().map(e => e.duration))"
+    watch = f"new PerformanceObserver({seen}).observe({{type: 'longtask'}})"
     page.add_init_script(f"window.tasks = []; {watch};")
     with (
         fl.connect(served.node.url) as one,

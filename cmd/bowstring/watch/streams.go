@@ -23,6 +23,7 @@ type Stream struct {
 	BytesPerSec float64 `json:"bytes_per_s"`
 	Store       float64 `json:"store"`
 	Spill       float64 `json:"spill"`
+	Nodes       float64 `json:"nodes"`  // reads from other nodes
 	Window      float64 `json:"window"` // reads that were made for other streams
 	Encode      float64 `json:"encode"`
 	// Network is where bytes were on their way, as far as the kernel tells: what is left
@@ -57,6 +58,7 @@ func streamsOf(a, b *Look) []Stream {
 			Seconds: b.At.Sub(s.Started).Seconds(), Rows: s.Rows,
 			RowsPerSec: float64(s.Rows-past.Rows) / since.Seconds(), BytesPerSec: float64(s.Bytes-past.Bytes) / since.Seconds(),
 			Store: share(s.Wait.Store, past.Wait.Store), Spill: share(s.Wait.Spill, past.Wait.Spill), Window: share(s.Wait.Window, past.Wait.Window),
+			Nodes: share(s.Wait.Peer, past.Wait.Peer),
 			Encode: share(s.Wait.Encode, past.Wait.Encode), Consumer: share(s.Wait.Consumer, past.Wait.Consumer),
 		}
 		if i < len(b.More) {
@@ -85,7 +87,7 @@ func (s *Stream) limit() string {
 	for _, part := range []struct {
 		name  string
 		share float64
-	}{{"store", s.Store}, {"spill", s.Spill}, {"window", s.Window}, {"encode", s.Encode}, {"network", s.Network}, {"consumer", s.Consumer}} {
+	}{{"store", s.Store}, {"spill", s.Spill}, {"nodes", s.Nodes}, {"window", s.Window}, {"encode", s.Encode}, {"network", s.Network}, {"consumer", s.Consumer}} {
 		if part.share > most {
 			most, name = part.share, part.name
 		}

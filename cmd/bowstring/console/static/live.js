@@ -99,6 +99,7 @@ export function live(main) {
 const advice = {
   store: "Most of the time, streams wait for the store: a spill, more replicas or a nearer store help.",
   spill: "Most of the time, streams wait for the spill: its disk is what limits them.",
+  nodes: "Most of the time, streams wait for other nodes: the network between them is what limits.",
   window: "Most of the time, streams wait for reads that others have begun.",
   encode: "Most of the time goes into putting batches together: this machine's processors are what limits.",
   network: "Most of the time, bytes are on their way: the network is what limits.",
