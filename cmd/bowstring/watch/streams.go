@@ -58,7 +58,7 @@ func streamsOf(a, b *Look) []Stream {
 			Seconds: b.At.Sub(s.Started).Seconds(), Rows: s.Rows,
 			RowsPerSec: float64(s.Rows-past.Rows) / since.Seconds(), BytesPerSec: float64(s.Bytes-past.Bytes) / since.Seconds(),
 			Store: share(s.Wait.Store, past.Wait.Store), Spill: share(s.Wait.Spill, past.Wait.Spill), Window: share(s.Wait.Window, past.Wait.Window),
-			Nodes: share(s.Wait.Peer, past.Wait.Peer),
+			Nodes:  share(s.Wait.Peer, past.Wait.Peer),
 			Encode: share(s.Wait.Encode, past.Wait.Encode), Consumer: share(s.Wait.Consumer, past.Wait.Consumer),
 		}
 		if i < len(b.More) {
