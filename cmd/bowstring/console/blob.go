@@ -14,7 +14,7 @@ import (
 )
 
 // maxBlob is the largest blob that is shown.
-const maxBlob = 32 << 20
+const maxBlob = 16 << 20
 
 // blob sends a stored blob as it is, if it is an image or a sound by its first bytes. It
 // is nothing that could run: whatever its bytes are, the browser takes them for that.

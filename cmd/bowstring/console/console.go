@@ -59,7 +59,7 @@ type Console struct {
 }
 
 // maxRequests is how many requests for data are worked on at once; others wait.
-const maxRequests = 16
+const maxRequests = 8
 
 // requestTimeout bounds a request for data: the listener gives up an answer after 30 s.
 const requestTimeout = 25 * time.Second

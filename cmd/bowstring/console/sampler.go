@@ -21,9 +21,11 @@ const (
 // sent. It is immutable.
 type moment struct {
 	before, after *flight.Look
+	whole         *watch.View // of all of it; set before anybody else has the moment
 
 	once sync.Once
 	full []byte // see all
+	err  error
 }
 
 // past is what the chart shows of a moment.
@@ -114,7 +116,8 @@ func (s *sampler) run() {
 
 // publish makes a moment the last one, and reports whether there are viewers.
 func (s *sampler) publish(m *moment) bool {
-	v := m.view(func(l *flight.Look) flight.Sight { return l.All() })
+	v := m.view((*flight.Look).All)
+	m.whole = v
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.now = m
@@ -168,13 +171,13 @@ type sent struct {
 // made once for all who see all.
 func (m *moment) encoded(v *flight.Visitor) (data []byte, all bool, err error) {
 	sight := v.Sees(m.after)
-	encode := func(sees func(*flight.Look) flight.Sight) ([]byte, error) {
-		return json.Marshal(sent{m.view(sees), sight.All, sight.Server.Started, sight.Server.Calls})
+	encode := func(view *watch.View) ([]byte, error) {
+		return json.Marshal(sent{view, sight.All, sight.Server.Started, sight.Server.Calls})
 	}
 	if !sight.All {
-		data, err = encode(v.Sees)
+		data, err = encode(m.view(v.Sees))
 		return data, false, err
 	}
-	m.once.Do(func() { m.full, err = encode(func(l *flight.Look) flight.Sight { return l.All() }) })
-	return m.full, true, err
+	m.once.Do(func() { m.full, m.err = encode(m.whole) })
+	return m.full, true, m.err
 }

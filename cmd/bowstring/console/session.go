@@ -197,7 +197,13 @@ func (c *Console) anybody(r *http.Request) (*session, *signInNeeded) {
 
 // still reports whether a session goes on.
 func (c *Console) still(s *session) bool {
-	if s.ended.Err() != nil || time.Since(s.since) > sessionLength {
+	if s.ended.Err() != nil {
+		return false
+	}
+	if c.mode() == byNobody {
+		return true
+	}
+	if time.Since(s.since) > sessionLength {
 		return false
 	}
 	if c.mode() == byToken {

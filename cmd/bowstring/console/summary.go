@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
@@ -21,7 +22,8 @@ const (
 	summedBatch = 2048
 	maxBins     = 40
 	maxValues   = 50      // of a column that are listed
-	maxDistinct = 1 << 16 // that are counted
+	maxDistinct = 1 << 14 // that are counted
+	maxText     = 256     // bytes of a value that tell it from others
 )
 
 // summary is how the values of a column are distributed.
@@ -113,10 +115,17 @@ func (c *counter) add(rec arrow.Record) error {
 				c.nulls++ // nothing that a histogram has a place for
 			}
 		default:
-			c.text(fmt.Sprint(shown(export.Value(f, col, i))))
+			c.text(brief(fmt.Sprint(shown(export.Value(f, col, i)))))
 		}
 	}
 	return nil
+}
+
+func brief(v string) string {
+	if len(v) <= maxText {
+		return v
+	}
+	return strings.ToValidUTF8(v[:maxText], "") + "…"
 }
 
 func (c *counter) text(v string) {
