@@ -60,7 +60,7 @@ func (s *Server) streamCall(srv any, ss grpc.ServerStream, info *grpc.StreamServ
 		s.calls.end(c)
 		return toStatus(err)
 	}
-	c.observer = s.opts.Observer
+	c.observer, c.conn = s.opts.Observer, gatherOf(ctx)
 	ctx, c.span = s.beginSpan(ctx, info.FullMethod)
 	ended := make(chan error, 1)
 	s.sending.Go(func() {

@@ -157,10 +157,15 @@ func (s *Server) datasetOf(ctx context.Context, dataset string) (store.Dataset, 
 // for who has the right admin to the server. Others get zeroes.
 func (s *Server) statistics(ctx context.Context) (store.Stats, fetch.Stats, bool) {
 	if !s.rules().Server(whoOf(fetch.CallerFrom(ctx))).May(rules.Admin) {
-		return store.Stats{}, fetch.Stats{Windows: []fetch.WindowStats{}, Memory: []admission.Account{}, Jobs: []fetch.JobStats{}}, false
+		return store.Stats{}, noStats(), false
 	}
 	stored, engine := s.counters()
 	return stored, engine, true
+}
+
+// noStats are an engine's for those who may not see them.
+func noStats() fetch.Stats {
+	return fetch.Stats{Windows: []fetch.WindowStats{}, Memory: []admission.Account{}, Jobs: []fetch.JobStats{}}
 }
 
 // counters are the store's and the engine's, whoever asks.

@@ -163,6 +163,9 @@ type sealing struct{ server *Server }
 
 // ServerHandshake implements credentials.TransportCredentials.
 func (c sealing) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	if within, ok := conn.(*gatherConn); ok {
+		return within, nil, nil // of ServeWithin: all that come from outside are rawConns
+	}
 	raw, ok := conn.(*rawConn)
 	if !ok {
 		return nil, nil, errors.New("the connection is not one that this server has accepted")

@@ -29,8 +29,9 @@ type call struct {
 
 	incoming *lease // of what came in last, set before the handler runs
 
-	observer Observer   // or nil, set before the handler runs
-	span     trace.Span // or nil, likewise
+	conn     *gatherConn // what it came by, or nil; set before the handler runs
+	observer Observer    // or nil, likewise
+	span     trace.Span  // or nil, likewise
 
 	rows, bytes atomic.Int64 // moved so far, in either direction; see count
 	stored      atomic.Int64 // bytes read from the store for it; see countStored

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/KimMachineGun/automemlimit/memlimit"
@@ -14,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"bowstring/cmd/bowstring/admin"
+	"bowstring/cmd/bowstring/console"
 	"bowstring/cmd/bowstring/metrics"
 	"bowstring/cmd/bowstring/tracing"
 	"bowstring/fetch"
@@ -27,10 +30,12 @@ const adminTokenVariable = "BOWSTRING_ADMIN_TOKEN" //nolint:gosec // a name
 
 // observeFlags say who may look at a server, and where its traces go.
 type observeFlags struct {
-	Admin          string  `setting:"" placeholder:"HOST:PORT" help:"Address of a listener of its own for /metrics, /healthz, /readyz and /debug/pprof (default: none). Without a token, keep it to this machine."`
+	Admin          string  `setting:"" placeholder:"HOST:PORT" help:"Address of a listener of its own for /console/, /metrics, /healthz, /readyz and /debug/pprof (default: none). Without a token, keep it to this machine."`
 	AdminCert      string  `setting:"" type:"path" placeholder:"FILE" help:"Certificate that the admin listener presents, in PEM; read again when it is replaced."`
 	AdminKey       string  `setting:"" type:"path" placeholder:"FILE" help:"Key of --admin-cert."`
 	AdminTokenFile string  `setting:"" type:"path" placeholder:"FILE" help:"File with the token that /metrics and profiles take, read again when it is replaced; or the environment variable BOWSTRING_ADMIN_TOKEN."`
+	AdminHost      string  `setting:"" placeholder:"NAMES" help:"Names, separated by commas, by which browsers and scrapers may ask the admin listener, where it has no token, beside addresses, localhost and the machine's name."`
+	NoConsole      bool    `setting:"" help:"Serve no console at --admin."`
 	OTLPEndpoint   string  `setting:"" name:"otlp-endpoint" placeholder:"URL" help:"Collector of OpenTelemetry traces, by OTLP over gRPC, such as http://localhost:4317 (default: what OTEL_EXPORTER_OTLP_ENDPOINT says, or none)."`
 	TraceRatio     float64 `setting:"" default:"0.01" placeholder:"SHARE" help:"Share of the calls to trace whose callers do not trace (default: ${default})."`
 }
@@ -71,13 +76,15 @@ type observation struct {
 	collections *metrics.Collections
 	collector   *metrics.Collector // nil without an admin listener, like the rest
 	options     admin.Options
+	flags       *observeFlags
+	console     *console.Console // set by start; nil if there is none
 	listener    net.Listener
 	server      *admin.Server
 }
 
 // open makes ready what is to look at a server. Its listener answers from start on.
 func (c *observeFlags) open(ctx context.Context, app *App, d *door.Door, collectEvery time.Duration) (_ *observation, err error) {
-	o := &observation{app: app}
+	o := &observation{app: app, flags: c}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, o.close())
@@ -100,7 +107,10 @@ func (c *observeFlags) open(ctx context.Context, app *App, d *door.Door, collect
 	if collectEvery > 0 {
 		o.collections = metrics.NewCollections(collectEvery)
 	}
-	o.options = admin.Options{Ready: o.ready, Logger: app.Log}
+	o.options = admin.Options{Ready: o.ready, Logger: app.Log, Hosts: strings.FieldsFunc(c.AdminHost, func(r rune) bool { return r == ',' || r == ' ' })}
+	if !c.NoConsole {
+		o.options.Console = http.HandlerFunc(o.serveConsole)
+	}
 	if o.options.Token, err = c.token(); err != nil {
 		return nil, err
 	}
@@ -194,10 +204,16 @@ func (o *observation) ready() error {
 }
 
 // start begins to answer. The node closes what it is observed by before itself.
-func (o *observation) start(ctx context.Context, n *node) {
+func (o *observation) start(ctx context.Context, n *node) error {
 	o.node, n.observation = n, o
 	if o.server == nil {
-		return
+		return nil
+	}
+	if !o.flags.NoConsole {
+		var err error
+		if o.console, err = console.New(console.Options{Server: n.server, Token: o.options.Token, Logger: o.app.Log}); err != nil {
+			return err
+		}
 	}
 	scheme := "http://"
 	if o.options.TLS != nil {
@@ -206,7 +222,11 @@ func (o *observation) start(ctx context.Context, n *node) {
 	o.server.Start(o.listener)
 	o.listener = nil
 	o.app.Log.InfoContext(ctx, "the admin listener answers", "address", scheme+dialable(o.server.Addr()))
+	return nil
 }
+
+// serveConsole answers below /console/; the listener is started when the console is there.
+func (o *observation) serveConsole(w http.ResponseWriter, r *http.Request) { o.console.ServeHTTP(w, r) }
 
 // lastScrape is how long requests of the admin listener may go on after the server has stopped.
 const lastScrape = time.Second
@@ -217,13 +237,16 @@ func (o *observation) close() error {
 		return nil
 	}
 	var err error
+	if o.console != nil {
+		err = o.console.Close()
+	}
 	switch {
 	case o.listener != nil:
-		err = o.listener.Close()
+		err = errors.Join(err, o.listener.Close())
 	case o.server != nil:
 		ctx, cancel := context.WithTimeout(context.Background(), lastScrape)
 		defer cancel()
-		err = o.server.Close(ctx)
+		err = errors.Join(err, o.server.Close(ctx))
 	}
 	if lost := o.tracing.Close(); lost != nil {
 		o.app.Log.Warn("the end of tracing", "error", lost) // no reason for a server to have failed

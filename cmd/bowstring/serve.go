@@ -166,7 +166,9 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 		}
 	}
 	n.serve(listener)
-	seen.start(ctx, n)
+	if err := seen.start(ctx, n); err != nil {
+		return errors.Join(err, c.drain(ctx, app, n))
+	}
 	scheme := "grpc://"
 	if l.flight.Door.Encrypts() {
 		scheme = "grpc+tls://"

@@ -41,6 +41,11 @@ type Options struct {
 	// Authorize says whether a request for something may be answered, in place of
 	// the token: nil, ErrUnknown or ErrForbidden. Health is not asked for.
 	Authorize func(r *http.Request, right Right) error
+	// Hosts are names under which the server is known beside its addresses, localhost and
+	// the machine's name. Where there is no token, requests by other names are refused.
+	Hosts []string
+	// Console answers below /console/, to those whom it knows itself; nil if there is none.
+	Console http.Handler
 	// Logger receives what operators should know. Default slog.Default().
 	Logger *slog.Logger
 }
@@ -89,9 +94,11 @@ func New(opts Options) (*Server, error) {
 	return s, nil
 }
 
-// Start answers on l, which the Server closes in the end.
+// Start answers on l, which the Server closes in the end. Connections beyond 512, and of
+// one address beyond 128, are closed as they come.
 func (s *Server) Start(l net.Listener) {
 	s.addr = l.Addr()
+	l = newBoundedListener(l, maxConnections, maxConnectionsPerPeer)
 	go func() {
 		var err error
 		if s.opts.TLS != nil {
@@ -139,8 +146,14 @@ func (s *Server) handler() http.Handler {
 	} {
 		mux.Handle("GET "+path, s.guard(Profiles, h))
 	}
+	there := "/metrics, /healthz, /readyz and /debug/pprof/"
+	if s.opts.Console != nil {
+		there = "/console/, " + there
+		mux.Handle("/console/", s.named(s.opts.Console))
+		mux.Handle("GET /{$}", http.RedirectHandler("/console/", http.StatusFound))
+	}
 	mux.Handle("/", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		say(w, http.StatusNotFound, "there are /metrics, /healthz, /readyz and /debug/pprof/")
+		say(w, http.StatusNotFound, "there are "+there)
 	}))
 	return mux
 }

@@ -109,7 +109,7 @@ func TestReady(t *testing.T) {
 func TestWhoMaySeeWhat(t *testing.T) {
 	const token = "correct horse battery staple"
 	client := newClient(t, nil)
-	open := "http://" + start(t, admin.Options{})
+	open := "http://" + start(t, admin.Options{Hosts: []string{"node7"}, Console: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })})
 	closed := "http://" + start(t, admin.Options{Token: func() ([]byte, error) { return []byte(token), nil }})
 	broken := "http://" + start(t, admin.Options{Token: func() ([]byte, error) { return nil, errors.New("secret detail") }})
 	for _, tt := range []struct {
@@ -121,7 +121,15 @@ func TestWhoMaySeeWhat(t *testing.T) {
 		{open + "/debug/pprof/", nil, 200},
 		{open + "/debug/pprof/cmdline", nil, 200},
 		{open + "/debug/pprof/heap", []string{"Host", "evil.example:9815"}, 403}, // a page whose name leads here
-		{open + "/metrics", []string{"Host", "node7:9815"}, 200},
+		{open + "/metrics", []string{"Host", "evil.example:9815"}, 403},
+		{open + "/metrics", []string{"Host", "127.0.0.1.evil.example"}, 403},
+		{open + "/console/", []string{"Host", "evil.example:9815"}, 403},
+		{open + "/console/", nil, 204},
+		{open + "/healthz", []string{"Host", "evil.example:9815"}, 200}, // tells nothing
+		{open + "/metrics", []string{"Host", "Node7:9815"}, 200},
+		{open + "/metrics", []string{"Host", "10.0.0.7:9815"}, 200},
+		{open + "/metrics", []string{"Host", "[fd00::7]:9815"}, 200},
+		{closed + "/metrics", []string{"Authorization", "Bearer " + token, "Host", "evil.example"}, 200},
 		{open + "/nothing", nil, 404},
 		{open + "/debug/pprof/profile?seconds=9999", nil, 400},
 		{open + "/debug/pprof/profile?seconds=x", nil, 400},
@@ -213,5 +221,39 @@ func TestTLS(t *testing.T) {
 	}
 	if _, err := admin.LoadCertificate(filepath.Join(dir, "none.pem"), filepath.Join(dir, "key.pem")); err == nil {
 		t.Error("a certificate that is not there has no error")
+	}
+}
+
+// Whoever only holds connections is cut off, and when they go others come in.
+func TestConnectionsAreBounded(t *testing.T) {
+	addr := start(t, admin.Options{})
+	var held []net.Conn
+	for range 128 {
+		c, err := net.Dial("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		held = append(held, c)
+	}
+	// Each was accepted in the order in which it came, so this one is too many.
+	c, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if n, err := c.Read(make([]byte, 1)); n > 0 || err == nil {
+		t.Errorf("one more than may be: %d, %v", n, err)
+	}
+	for _, c := range held {
+		c.Close()
+	}
+	client := newClient(t, nil)
+	for { // until the server has seen them go
+		resp, err := client.Get("http://" + addr + "/healthz")
+		if err == nil {
+			resp.Body.Close()
+			break
+		}
 	}
 }

@@ -29,7 +29,7 @@ var (
 
 // guard shows something to those who may see it.
 func (s *Server) guard(right Right, h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	guarded := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch err := s.opts.Authorize(r, right); {
 		case err == nil:
 			h.ServeHTTP(w, r)
@@ -43,6 +43,10 @@ func (s *Server) guard(right Right, h http.Handler) http.Handler {
 			say(w, http.StatusInternalServerError, "it cannot be said who may see this; the server's log says why")
 		}
 	})
+	if s.opts.Token != nil {
+		return guarded // which no page of somebody else's has
+	}
+	return s.named(guarded)
 }
 
 // authorize is the rule where no other is set.
@@ -70,13 +74,7 @@ func (o *Options) authorize(r *http.Request, right Right) error {
 // request names is looked at, too: a page of somebody else's in a browser here
 // can have its own name lead to this address, but not change what it asks for.
 func isLoopback(addr string) bool {
-	host, _, err := net.SplitHostPort(addr)
-	if err != nil {
-		host = addr
-	}
-	if host == "localhost" {
-		return true
-	}
-	ip := net.ParseIP(strings.Trim(host, "[]"))
-	return ip != nil && ip.IsLoopback()
+	host := hostOf(addr)
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
 }

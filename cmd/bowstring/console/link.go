@@ -1,0 +1,170 @@
+package console
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	arrowflight "github.com/apache/arrow/go/v17/arrow/flight"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"bowstring/flight"
+)
+
+const (
+	// maxAnswer is the longest message that is taken from the server: a blob and what is
+	// around it.
+	maxAnswer = maxBlob + 1<<20
+	// maxLinks is how many addresses have a connection of their own that is kept.
+	maxLinks = 64
+)
+
+// links are the connections to the server within the process: one for each address that
+// requests come from, whose limits are then those of its other calls.
+type links struct {
+	pipe *pipe
+	done chan error // what ServeWithin returned
+
+	mu    sync.Mutex
+	byKey map[string]*link // guarded by mu
+}
+
+type link struct {
+	arrowflight.Client
+	conn  *grpc.ClientConn
+	users int       // guarded by links.mu
+	last  time.Time // guarded by links.mu
+}
+
+func newLinks(server *flight.Server, log *slog.Logger) *links {
+	l := &links{pipe: newPipe(), done: make(chan error, 1), byKey: map[string]*link{}}
+	go func() {
+		err := server.ServeWithin(l.pipe)
+		if err != nil && !errors.Is(err, net.ErrClosed) {
+			log.Error("the console cannot reach the server", "error", err)
+		}
+		l.done <- err
+	}()
+	return l
+}
+
+// get returns the connection of an address, and what gives it back.
+func (l *links) get(from net.Addr) (*link, func(), error) {
+	key, _, err := net.SplitHostPort(from.String())
+	if err != nil {
+		key = from.String()
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	one := l.byKey[key]
+	if one == nil {
+		l.makeRoomLocked()
+		conn, err := grpc.NewClient("passthrough:///console", grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.pipe.dial(ctx, from) }),
+			grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)), grpc.WithDisableRetry(), grpc.WithUserAgent("bowstring-console"))
+		if err != nil {
+			return nil, nil, err
+		}
+		one = &link{Client: arrowflight.NewClientFromConn(conn, nil), conn: conn}
+		l.byKey[key] = one
+	}
+	one.users++
+	return one, func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		one.users--
+		one.last = time.Now()
+	}, nil
+}
+
+// makeRoomLocked closes the connection that nobody has used for longest, if there are many.
+func (l *links) makeRoomLocked() {
+	if len(l.byKey) < maxLinks {
+		return
+	}
+	oldest := ""
+	for key, one := range l.byKey {
+		if one.users == 0 && (oldest == "" || one.last.Before(l.byKey[oldest].last)) {
+			oldest = key
+		}
+	}
+	if oldest != "" {
+		_ = l.byKey[oldest].conn.Close()
+		delete(l.byKey, oldest)
+	}
+}
+
+// close ends the connections. The server is shut down, or will not be told of new ones.
+func (l *links) close() error {
+	var err error
+	l.mu.Lock()
+	for _, one := range l.byKey {
+		err = errors.Join(err, one.conn.Close())
+	}
+	clear(l.byKey)
+	l.mu.Unlock()
+	err = errors.Join(err, l.pipe.Close())
+	<-l.done // it is logged
+	return err
+}
+
+// pipe is a listener for connections from within the process.
+type pipe struct {
+	conns  chan net.Conn
+	closed chan struct{}
+	once   sync.Once
+}
+
+func newPipe() *pipe { return &pipe{conns: make(chan net.Conn), closed: make(chan struct{})} }
+
+// Accept implements net.Listener.
+func (p *pipe) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.conns:
+		return c, nil
+	case <-p.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+// Close implements net.Listener.
+func (p *pipe) Close() error {
+	p.once.Do(func() { close(p.closed) })
+	return nil
+}
+
+// Addr implements net.Listener.
+func (*pipe) Addr() net.Addr { return within{} }
+
+// dial makes a connection that seems to come from an address.
+func (p *pipe) dial(ctx context.Context, from net.Addr) (net.Conn, error) {
+	ours, theirs := net.Pipe()
+	select {
+	case p.conns <- pipeConn{theirs, from}:
+		return ours, nil
+	case <-p.closed:
+		return nil, net.ErrClosed
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+type pipeConn struct {
+	net.Conn
+	from net.Addr
+}
+
+// RemoteAddr implements net.Conn.
+func (c pipeConn) RemoteAddr() net.Addr { return c.from }
+
+// within is the address of the process itself.
+type within struct{}
+
+// Network implements net.Addr.
+func (within) Network() string { return "within" }
+
+func (within) String() string { return "within" }

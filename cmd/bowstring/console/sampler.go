@@ -1,0 +1,183 @@
+package console
+
+import (
+	"encoding/json"
+	"sync"
+	"time"
+
+	"bowstring/cmd/bowstring/watch"
+	"bowstring/flight"
+)
+
+const (
+	// remembered is how many moments the chart goes back.
+	remembered = 600
+	// lingering is for how long looks go on when nobody sees them, so that whoever comes
+	// back sees what was.
+	lingering = 10 * time.Minute
+)
+
+// moment is two looks, one after the other, and what everybody who sees all of them is
+// sent. It is immutable.
+type moment struct {
+	before, after *flight.Look
+	whole         *watch.View // of all of it; set before anybody else has the moment
+
+	once sync.Once
+	full []byte // see all
+	err  error
+}
+
+// past is what the chart shows of a moment.
+type past struct {
+	At    int64   `json:"at"` // milliseconds since 1970
+	Bytes float64 `json:"bytes_per_s"`
+	Store float64 `json:"store_bytes_per_s"`
+	Spill float64 `json:"spill_bytes_per_s"`
+	Rows  float64 `json:"rows_per_s"`
+	P99   int64   `json:"store_p99_us"`
+}
+
+// sampler looks at the server, once for all viewers. It looks while there are any, and for
+// a while after. Its goroutine ends with close.
+type sampler struct {
+	look  func() *flight.Look
+	every time.Duration
+
+	mu      sync.Mutex
+	viewers int           // guarded by mu
+	running bool          // guarded by mu
+	closed  bool          // guarded by mu
+	now     *moment       // or nil before there were two looks; guarded by mu
+	changed chan struct{} // closed and replaced with now; guarded by mu
+	was     []past        // guarded by mu
+	done    chan struct{} // closed by close
+	work    sync.WaitGroup
+}
+
+func newSampler(look func() *flight.Look, every time.Duration) *sampler {
+	return &sampler{look: look, every: every, changed: make(chan struct{}), done: make(chan struct{})}
+}
+
+// enter counts a viewer in; leave counts him out.
+func (s *sampler) enter() (leave func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.viewers++
+	if !s.running && !s.closed {
+		s.running = true
+		s.work.Go(s.run)
+	}
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.viewers--
+	}
+}
+
+// current is the last moment, nil if there is none yet, and what is closed when there is
+// another.
+func (s *sampler) current() (*moment, <-chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.now, s.changed
+}
+
+// history is what was, in order, up to the last moment.
+func (s *sampler) history() []past {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]past{}, s.was...)
+}
+
+func (s *sampler) run() {
+	tick := time.NewTicker(s.every)
+	defer tick.Stop()
+	before, seen := s.look(), time.Now()
+	// The first viewer is shown something at once; of a tenth of a second rates are known.
+	first := time.NewTimer(min(s.every, 100*time.Millisecond))
+	defer first.Stop()
+	for {
+		select {
+		case <-s.done:
+			return
+		case <-first.C:
+		case <-tick.C:
+		}
+		m := &moment{before: before, after: s.look()}
+		before = m.after
+		if s.publish(m) {
+			seen = time.Now()
+		} else if time.Since(seen) > lingering && s.rest() {
+			return
+		}
+	}
+}
+
+// publish makes a moment the last one, and reports whether there are viewers.
+func (s *sampler) publish(m *moment) bool {
+	v := m.view((*flight.Look).All)
+	m.whole = v
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.now = m
+	if v.Seconds > s.every.Seconds()/2 { // what the first moment has is no rate to remember
+		s.was = append(s.was, past{v.At.UnixMilli(), v.BytesPerSec, v.StoreBytesPerS, v.SpillBytesPerS, v.RowsPerSec, v.StoreP99})
+	}
+	if len(s.was) > remembered {
+		s.was = append(s.was[:0:0], s.was[len(s.was)-remembered:]...)
+	}
+	close(s.changed)
+	s.changed = make(chan struct{})
+	return s.viewers > 0
+}
+
+// rest ends the looks unless somebody has come in the last moment.
+func (s *sampler) rest() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.viewers > 0 {
+		return false
+	}
+	s.running, s.now, s.was = false, nil, nil
+	return true
+}
+
+func (s *sampler) close() {
+	s.mu.Lock()
+	if !s.closed {
+		s.closed = true
+		close(s.done)
+	}
+	s.mu.Unlock()
+	s.work.Wait()
+}
+
+// view is what lies between the two looks, as somebody sees them.
+func (m *moment) view(sees func(*flight.Look) flight.Sight) *watch.View {
+	a, b := sees(m.before), sees(m.after)
+	return watch.Between("", &watch.Look{At: a.At, Stats: a.Stats, More: a.More}, &watch.Look{At: b.At, Stats: b.Stats, More: b.More})
+}
+
+// sent is what the page is sent of a moment.
+type sent struct {
+	*watch.View
+	All     bool      `json:"all"` // it is of the whole server
+	Started time.Time `json:"started"`
+	Calls   int64     `json:"calls"`
+}
+
+// encoded is what a visitor is sent of the moment, and whether that is all of it: that is
+// made once for all who see all.
+func (m *moment) encoded(v *flight.Visitor) (data []byte, all bool, err error) {
+	sight := v.Sees(m.after)
+	encode := func(view *watch.View) ([]byte, error) {
+		return json.Marshal(sent{view, sight.All, sight.Server.Started, sight.Server.Calls})
+	}
+	if !sight.All {
+		data, err = encode(m.view(v.Sees))
+		return data, false, err
+	}
+	m.once.Do(func() { m.full, m.err = encode(m.whole) })
+	return m.full, true, m.err
+}

@@ -1,0 +1,314 @@
+package console
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/json"
+	"errors"
+	"io"
+	"mime"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"bowstring/flight"
+	"bowstring/schema"
+)
+
+const (
+	maxSessions   = 1024
+	sessionLength = 12 * time.Hour
+	maxViews      = 16 // pages of one session that are open at once, or of an address without
+	maxToken      = 16 << 10
+)
+
+// How viewers say who they are.
+const (
+	byCaller = "caller" // with the token of a Flight client, whose rights they have
+	byToken  = "token"  // with the token of operators
+	byNobody = "open"   // not at all: nor do Flight clients
+)
+
+// session is somebody who looks.
+type session struct {
+	token   string // of Flight calls; "" where there is none
+	hash    [sha256.Size]byte
+	visitor *flight.Visitor
+	since   time.Time
+	ended   context.Context // when the token has been revoked or he has signed out
+	end     context.CancelFunc
+
+	mu    sync.Mutex
+	views int // guarded by mu
+}
+
+func (s *session) beginView() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.views >= maxViews {
+		return false
+	}
+	s.views++
+	return true
+}
+
+func (s *session) endView() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.views--
+}
+
+// sessions are those who have signed in, by the hash of what their cookies say.
+type sessions struct {
+	mu     sync.Mutex
+	byHash map[[sha256.Size]byte]*session // guarded by mu
+	open   map[string]*session            // by address, where nobody signs in; guarded by mu
+}
+
+func newSessions() *sessions {
+	return &sessions{byHash: map[[sha256.Size]byte]*session{}, open: map[string]*session{}}
+}
+
+func (l *sessions) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, s := range l.byHash {
+		s.leave()
+	}
+	for _, s := range l.open {
+		s.leave()
+	}
+	clear(l.byHash)
+	clear(l.open)
+}
+
+func (s *session) leave() {
+	s.end()
+	s.visitor.Leave()
+}
+
+// add keeps a session under a new secret, which it returns. The oldest goes where there
+// are too many.
+func (l *sessions) add(s *session) string {
+	secret := rand.Text()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.byHash) >= maxSessions {
+		var oldest [sha256.Size]byte
+		var first *session
+		for h, one := range l.byHash {
+			if first == nil || one.since.Before(first.since) {
+				oldest, first = h, one
+			}
+		}
+		delete(l.byHash, oldest)
+		first.leave()
+	}
+	l.byHash[sha256.Sum256([]byte(secret))] = s
+	return secret
+}
+
+func (l *sessions) get(secret string) *session {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.byHash[sha256.Sum256([]byte(secret))]
+}
+
+func (l *sessions) remove(secret string) {
+	h := sha256.Sum256([]byte(secret))
+	l.mu.Lock()
+	s := l.byHash[h]
+	delete(l.byHash, h)
+	l.mu.Unlock()
+	if s != nil {
+		s.leave()
+	}
+}
+
+// mode is how viewers say who they are.
+func (c *Console) mode() string {
+	switch {
+	case c.opts.Server.Authenticates():
+		return byCaller
+	case c.opts.Token != nil:
+		return byToken
+	}
+	return byNobody
+}
+
+// cookieName is the name of the cookie: browsers send cookies to all ports of a host.
+func cookieName(r *http.Request) string {
+	_, port, _ := net.SplitHostPort(r.Host)
+	return "bowstring_console_" + port
+}
+
+func secretOf(r *http.Request) string {
+	cookie, err := r.Cookie(cookieName(r))
+	if err != nil {
+		return ""
+	}
+	return cookie.Value
+}
+
+// signInNeeded is what somebody is told whom nobody knows.
+type signInNeeded struct {
+	problem
+	Mode string `json:"mode"`
+}
+
+// viewer is who makes a request, or what he is to be told.
+func (c *Console) viewer(r *http.Request) (*session, *signInNeeded) {
+	mode := c.mode()
+	if mode == byNobody {
+		return c.anybody(r)
+	}
+	secret := secretOf(r)
+	if s := c.sessions.get(secret); s != nil {
+		if c.still(s) {
+			return s, nil
+		}
+		c.sessions.remove(secret)
+	}
+	return nil, &signInNeeded{problem{Code: "UNAUTHENTICATED", Error: "sign in with a token"}, mode}
+}
+
+// anybody is the one session of an address, where nobody has to say who he is.
+func (c *Console) anybody(r *http.Request) (*session, *signInNeeded) {
+	host, _, _ := net.SplitHostPort(r.RemoteAddr)
+	c.sessions.mu.Lock()
+	defer c.sessions.mu.Unlock()
+	if s := c.sessions.open[host]; s != nil {
+		return s, nil
+	}
+	if len(c.sessions.open) >= maxSessions {
+		return nil, &signInNeeded{problem{Code: "RESOURCE_EXHAUSTED", Error: "too many look at this server"}, byNobody}
+	}
+	s, err := c.newSession(r, "")
+	if err != nil {
+		return nil, &signInNeeded{problem{Code: "UNAUTHENTICATED", Error: err.Error()}, byNobody}
+	}
+	c.sessions.open[host] = s
+	return s, nil
+}
+
+// still reports whether a session goes on.
+func (c *Console) still(s *session) bool {
+	if s.ended.Err() != nil {
+		return false
+	}
+	if c.mode() == byNobody {
+		return true
+	}
+	if time.Since(s.since) > sessionLength {
+		return false
+	}
+	if c.mode() == byToken {
+		want, err := c.opts.Token()
+		now := sha256.Sum256(want)
+		return err == nil && len(want) > 0 && subtle.ConstantTimeCompare(now[:], s.hash[:]) == 1
+	}
+	return true
+}
+
+func (c *Console) newSession(r *http.Request, token string) (*session, error) {
+	s := &session{since: time.Now()}
+	s.ended, s.end = context.WithCancel(c.ctx)
+	if c.mode() == byCaller {
+		s.token = token
+	}
+	var err error
+	if s.visitor, err = c.opts.Server.Visit(r.Context(), s.token, remote(r), func(error) { s.end() }); err != nil {
+		s.end()
+		return nil, err
+	}
+	return s, nil
+}
+
+// remote is where a request comes from.
+func remote(r *http.Request) net.Addr {
+	addr, err := net.ResolveTCPAddr("tcp", r.RemoteAddr) // it is an address, and not looked up
+	if err != nil {
+		return &net.TCPAddr{}
+	}
+	return addr
+}
+
+// me is who looks.
+type me struct {
+	Mode      string `json:"mode"`
+	Principal string `json:"principal"`
+}
+
+func (c *Console) whoAmI(w http.ResponseWriter, r *http.Request) {
+	s, why := c.viewer(r)
+	if why != nil {
+		answer(w, http.StatusUnauthorized, why)
+		return
+	}
+	answer(w, http.StatusOK, me{c.mode(), s.visitor.Name()})
+}
+
+var errToken = errors.New("this token is not one that lets anybody in")
+
+// signIn takes a token, once, and gives a cookie that stands for it: scripts cannot read
+// it, and pages of other sites do not send it.
+func (c *Console) signIn(w http.ResponseWriter, r *http.Request) {
+	var in struct {
+		Token string `json:"token"`
+	}
+	// A form of another site's can send no JSON.
+	if kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type")); kind != "application/json" {
+		fail(w, http.StatusUnsupportedMediaType, "INVALID_ARGUMENT", `want JSON: {"token": TOKEN}`)
+		return
+	}
+	if err := json.NewDecoder(io.LimitReader(r.Body, maxToken)).Decode(&in); err != nil {
+		fail(w, http.StatusBadRequest, "INVALID_ARGUMENT", `want JSON: {"token": TOKEN}`)
+		return
+	}
+	token := strings.TrimSpace(in.Token)
+	mode := c.mode()
+	var hash [sha256.Size]byte
+	if mode == byToken {
+		want, err := c.opts.Token()
+		if err != nil {
+			c.opts.Logger.ErrorContext(r.Context(), "it cannot be said who may see the console", "error", err)
+			fail(w, http.StatusInternalServerError, "INTERNAL", "it cannot be said who may see this; the server's log says why")
+			return
+		}
+		hash = sha256.Sum256([]byte(token))
+		now := sha256.Sum256(want)
+		if len(want) == 0 || subtle.ConstantTimeCompare(now[:], hash[:]) != 1 {
+			fail(w, http.StatusUnauthorized, "UNAUTHENTICATED", errToken.Error())
+			return
+		}
+	}
+	s, err := c.newSession(r, token)
+	switch {
+	case errors.Is(err, schema.ErrUnauthenticated):
+		fail(w, http.StatusUnauthorized, "UNAUTHENTICATED", errToken.Error())
+		return
+	case errors.Is(err, schema.ErrLimit):
+		fail(w, http.StatusTooManyRequests, "RESOURCE_EXHAUSTED", err.Error())
+		return
+	case err != nil:
+		fail(w, http.StatusServiceUnavailable, "UNAVAILABLE", err.Error())
+		return
+	}
+	s.hash = hash
+	c.sessions.remove(secretOf(r)) // who signs in again
+	http.SetCookie(w, &http.Cookie{
+		Name: cookieName(r), Value: c.sessions.add(s), Path: "/console/", MaxAge: int(sessionLength.Seconds()),
+		HttpOnly: true, Secure: r.TLS != nil, SameSite: http.SameSiteStrictMode,
+	})
+	answer(w, http.StatusOK, me{mode, s.visitor.Name()})
+}
+
+func (c *Console) signOut(w http.ResponseWriter, r *http.Request) {
+	c.sessions.remove(secretOf(r))
+	http.SetCookie(w, &http.Cookie{Name: cookieName(r), Path: "/console/", MaxAge: -1, HttpOnly: true, Secure: r.TLS != nil, SameSite: http.SameSiteStrictMode})
+	w.WriteHeader(http.StatusNoContent)
+}

@@ -1,0 +1,222 @@
+package console
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
+
+	"bowstring/cmd/bowstring/export"
+	"bowstring/schema"
+)
+
+const (
+	// maxSummed is how many rows are summed up; of more, batches at equal distances are.
+	maxSummed   = 1 << 18
+	summedBatch = 2048
+	maxBins     = 40
+	maxValues   = 50      // of a column that are listed
+	maxDistinct = 1 << 14 // that are counted
+	maxText     = 256     // bytes of a value that tell it from others
+)
+
+// summary is how the values of a column are distributed.
+type summary struct {
+	Column string `json:"column"`
+	Rows   int64  `json:"rows"`   // that there are
+	Looked int64  `json:"looked"` // of these, that were looked at
+	Nulls  int64  `json:"nulls"`
+
+	Values   []valueCount `json:"values,omitempty"` // most frequent first; classes in their order
+	Distinct int64        `json:"distinct,omitempty"`
+	Many     bool         `json:"many,omitempty"` // there are more distinct ones than were counted
+
+	Bins []bin    `json:"bins,omitempty"`
+	Min  *float64 `json:"min,omitempty"`
+	P50  *float64 `json:"p50,omitempty"`
+	Mean *float64 `json:"mean,omitempty"`
+	Max  *float64 `json:"max,omitempty"`
+}
+
+type valueCount struct {
+	Value string `json:"value"`
+	Count int64  `json:"count"`
+}
+
+// bin counts the values from From on and before To, in the last one To as well.
+type bin struct {
+	From  float64 `json:"from"`
+	To    float64 `json:"to"`
+	Count int64   `json:"count"`
+}
+
+func (q *query) summary() error {
+	column := q.form.Get("column")
+	if column == "" {
+		return &schema.FieldError{Field: "column", Got: "nothing", Want: "the name of a metadata column"}
+	}
+	req, err := q.request(column)
+	if err != nil {
+		return err
+	}
+	s := summary{Column: column}
+	if s.Rows, err = q.count(req); err != nil {
+		return err
+	}
+	t := schema.Ticket{Request: req}
+	if s.Rows > maxSummed {
+		t.Batch = summedBatch
+		t.Stride = (s.Rows + maxSummed - 1) / maxSummed
+	}
+	counts := counter{texts: map[string]int64{}}
+	if s.Rows > 0 {
+		err = q.read(t, func(rec arrow.Record) (bool, error) { return true, counts.add(rec) })
+	}
+	if err != nil {
+		return err
+	}
+	counts.sum(&s)
+	answer(q.w, http.StatusOK, s)
+	return nil
+}
+
+// counter counts the values of a column.
+type counter struct {
+	classes []string
+	texts   map[string]int64
+	many    bool
+	numbers []float64
+	nulls   int64
+	looked  int64
+}
+
+func (c *counter) add(rec arrow.Record) error {
+	f, col := rec.Schema().Field(0), rec.Column(0)
+	c.classes = schema.Classes(f)
+	number := numberOf(col)
+	if number == nil && arrow.IsNested(col.DataType().ID()) || f.Name == schema.IDColumn {
+		return &schema.FieldError{Field: "column", Got: schema.Quote(f.Name), Want: "a column of numbers, texts or truth values"}
+	}
+	for i := range int(rec.NumRows()) {
+		c.looked++
+		switch {
+		case col.IsNull(i):
+			c.nulls++
+		case number != nil && c.classes == nil:
+			if v := number(i); !math.IsNaN(v) && !math.IsInf(v, 0) {
+				c.numbers = append(c.numbers, v)
+			} else {
+				c.nulls++ // nothing that a histogram has a place for
+			}
+		default:
+			c.text(brief(fmt.Sprint(shown(export.Value(f, col, i)))))
+		}
+	}
+	return nil
+}
+
+func brief(v string) string {
+	if len(v) <= maxText {
+		return v
+	}
+	return strings.ToValidUTF8(v[:maxText], "") + "…"
+}
+
+func (c *counter) text(v string) {
+	if _, known := c.texts[v]; !known && len(c.texts) >= maxDistinct {
+		c.many = true
+		return
+	}
+	c.texts[v]++
+}
+
+// numberOf returns what reads a column of numbers, nil if it is none.
+func numberOf(col arrow.Array) func(int) float64 {
+	switch c := col.(type) {
+	case *array.Int8:
+		return func(i int) float64 { return float64(c.Value(i)) }
+	case *array.Int16:
+		return func(i int) float64 { return float64(c.Value(i)) }
+	case *array.Int32:
+		return func(i int) float64 { return float64(c.Value(i)) }
+	case *array.Int64:
+		return func(i int) float64 { return float64(c.Value(i)) }
+	case *array.Uint8:
+		return func(i int) float64 { return float64(c.Value(i)) }
+	case *array.Uint16:
+		return func(i int) float64 { return float64(c.Value(i)) }
+	case *array.Uint32:
+		return func(i int) float64 { return float64(c.Value(i)) }
+	case *array.Uint64:
+		return func(i int) float64 { return float64(c.Value(i)) }
+	case *array.Float16:
+		return func(i int) float64 { return float64(c.Value(i).Float32()) }
+	case *array.Float32:
+		return func(i int) float64 { return float64(c.Value(i)) }
+	case *array.Float64:
+		return c.Value
+	}
+	return nil
+}
+
+func (c *counter) sum(s *summary) {
+	s.Looked, s.Nulls, s.Many = c.looked, c.nulls, c.many
+	switch {
+	case c.classes != nil:
+		s.Distinct = int64(len(c.texts))
+		for i, name := range c.classes[:min(len(c.classes), 1000)] {
+			s.Values = append(s.Values, valueCount{name, c.texts[strconv.Itoa(i)]})
+		}
+	case len(c.texts) > 0:
+		s.Distinct = int64(len(c.texts))
+		for v, n := range c.texts {
+			s.Values = append(s.Values, valueCount{v, n})
+		}
+		slices.SortFunc(s.Values, func(a, b valueCount) int { return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Value, b.Value)) })
+		s.Values = s.Values[:min(len(s.Values), maxValues)]
+	case len(c.numbers) > 0:
+		c.histogram(s)
+	}
+}
+
+// histogram puts the numbers into bins of equal width; integers that are few have one each.
+func (c *counter) histogram(s *summary) {
+	slices.Sort(c.numbers)
+	n := len(c.numbers)
+	low, high, mid := c.numbers[0], c.numbers[n-1], c.numbers[n/2]
+	mean, whole := 0.0, true
+	for i, v := range c.numbers {
+		mean += (v - mean) / float64(i+1)
+		whole = whole && v == math.Trunc(v)
+	}
+	s.Min, s.P50, s.Mean, s.Max = &low, &mid, &mean, &high
+	bins, width := maxBins, (high-low)/maxBins
+	switch {
+	case low == high:
+		bins, width = 1, 0
+	case whole && high-low < maxBins:
+		bins, width = int(high-low)+1, 1
+	case math.IsInf(width, 0):
+		return // they are further apart than numbers reach
+	case whole:
+		width = math.Ceil((high - low + 1) / maxBins)
+		bins = int(math.Ceil((high - low + 1) / width))
+	}
+	s.Bins = make([]bin, bins)
+	for i := range s.Bins {
+		s.Bins[i].From, s.Bins[i].To = low+float64(i)*width, low+float64(i+1)*width
+	}
+	for _, v := range c.numbers {
+		at := 0
+		if width > 0 {
+			at = min(int((v-low)/width), bins-1)
+		}
+		s.Bins[at].Count++
+	}
+}

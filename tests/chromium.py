@@ -1,0 +1,35 @@
+"""A real Chromium for the tests: the one of the system, which is installed if it is absent and root may."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+def find() -> str | None:
+    """Path of the browser, if there is one; CHROMIUM names another."""
+    named = os.environ.get("CHROMIUM")
+    return named or next(filter(None, map(shutil.which, NAMES)), None)
+
+
+def install() -> str:
+    """Path of the browser; installs it from Debian's packages where that is allowed."""
+    with (Path(tempfile.gettempdir()) / "bowstring-chromium.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # processes of pytest start at once
+        if found := find():
+            return found
+        if os.geteuid() == 0 and shutil.which("apt-get"):
+            command = "apt-get -qq update && apt-get -qq -y --no-install-recommends install chromium fonts-dejavu-core"
+            environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+            subprocess.run(["sh", "-c", command], check=False, env=environment, capture_output=True, timeout=600)  # noqa: S607
+        if found := find():
+            return found
+    raise RuntimeError(
+        "Chromium is missing: install it (Debian, Ubuntu: apt install chromium), or name one by CHROMIUM"
+    )
