@@ -3,6 +3,7 @@ package layout
 import (
 	"encoding/binary"
 	"math/bits"
+	"sync"
 
 	"bowstring/schema"
 )
@@ -190,3 +191,17 @@ func (l *Layout) NodeOf(rank, world int) int {
 	}
 	return lo
 }
+
+// Lone is the layout of a server that is in no cluster: its one node, "node", owns everything. It
+// is the same everywhere, so that tickets which name it work on any such server.
+var Lone = sync.OnceValue(func() *Layout {
+	r, err := NewRecord(0, []Node{{ID: "node", Weight: 1, Capacity: 1}}, nil)
+	if err != nil {
+		panic(err)
+	}
+	l, err := New(r)
+	if err != nil {
+		panic(err)
+	}
+	return l
+})
