@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 
 	"bowstring/fetch/admission"
@@ -24,6 +25,8 @@ type Options struct {
 	// Resident is up to how many bytes a manifest may have to be read whole when it is
 	// opened, and stay in memory; negative for none. Default 16 MiB.
 	Resident int64
+	// Layouts says which node owns what. Default: those of a server that is in no cluster.
+	Layouts Layouts
 	// Logger receives what operators should know. Default slog.Default().
 	Logger *slog.Logger
 }
@@ -35,6 +38,9 @@ func (o *Options) EnsureDefaults() {
 	}
 	if o.SelectionLifetime == 0 {
 		o.SelectionLifetime = 30 * 24 * time.Hour
+	}
+	if o.Layouts == nil {
+		o.Layouts = lone{}
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -66,6 +72,11 @@ type Jobs struct {
 	results   results
 	computing computations[*result]
 	renewals  renewals
+	layouts   Layouts
+	assigning computations[*stepShare]
+
+	sharingsMu sync.Mutex
+	sharings   map[string]*sharing // by what is the same in all epochs
 }
 
 // New returns Jobs over a store, which stays the caller's. read reads blobs;
@@ -80,7 +91,9 @@ func New(s store.Store, read func(context.Context, schema.BlobRef) (schema.Blob,
 		store: s, read: read, work: work, logger: opts.Logger,
 		results:   results{ledger: ledger, kept: map[string]*result{}},
 		computing: computations[*result]{logger: opts.Logger},
-		renewals:  renewals{store: s, logger: opts.Logger, lifetime: opts.SelectionLifetime, due: map[string]time.Time{}},
+		assigning: computations[*stepShare]{logger: opts.Logger},
+		layouts:   opts.Layouts, sharings: map[string]*sharing{},
+		renewals: renewals{store: s, logger: opts.Logger, lifetime: opts.SelectionLifetime, due: map[string]time.Time{}},
 	}
 	pages, err := manifest.NewCache(read, ledger, manifest.Options{Resident: opts.Resident, Logger: opts.Logger})
 	if err != nil {
@@ -108,6 +121,7 @@ func (js *Jobs) Doubt(dataset string) { js.snapshots.doubt(dataset) }
 // afterwards.
 func (js *Jobs) Close() {
 	js.computing.close()
+	js.assigning.close()
 	js.snapshots.close()
 	js.results.close()
 }
