@@ -11,6 +11,7 @@ import (
 	mathrand "math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"bowstring/fetch/layout"
@@ -79,6 +80,8 @@ type Members struct {
 	process string
 	layouts layouts
 
+	directory atomic.Pointer[directory] // nil before Start
+
 	mu        sync.Mutex
 	self      *layout.Node           // nil before Start
 	nodes     map[string]layout.Node // others
@@ -116,6 +119,9 @@ func (m *Members) Start(ctx context.Context, self layout.Node) error {
 	if err := m.read(ctx); err != nil {
 		return err
 	}
+	if err := m.direct(); err != nil {
+		return err
+	}
 	if err := m.renew(ctx, self.ID, body); err != nil {
 		return err
 	}
@@ -130,7 +136,11 @@ func (m *Members) Start(ctx context.Context, self layout.Node) error {
 	})
 	m.done.Go(func() {
 		m.every(own, m.opts.ReadEvery, func(ctx context.Context) {
-			if err := m.read(ctx); err != nil && own.Err() == nil {
+			err := m.read(ctx)
+			if err == nil {
+				err = m.direct()
+			}
+			if err != nil && own.Err() == nil {
 				m.opts.Logger.WarnContext(ctx, "the members of the cluster could not be read: what is known of them stays", "error", err)
 			}
 		})

@@ -253,6 +253,34 @@ func TestLayouts(t *testing.T) {
 	}
 }
 
+// Each blob has one owner, which all that are of one view name, and which asks nobody itself.
+func TestOwners(t *testing.T) {
+	s := memshared.New()
+	if got := member(t, s).Owners(schema.Key{}); got != nil {
+		t.Errorf("a member that has not started asks %v", got)
+	}
+	started(t, s, "a")
+	b, c := started(t, s, "b"), started(t, s, "c") // b has not seen c yet
+	asked := map[string]int{}
+	for i := range 3000 {
+		key := schema.Key{byte(i >> 8), byte(i), 0, 1}
+		for _, id := range c.Owners(key) {
+			asked[id]++
+		}
+		for _, id := range b.Owners(key) {
+			if id != "a" {
+				t.Fatalf("b asks %s", id)
+			}
+		}
+	}
+	if asked["a"] < 800 || asked["b"] < 800 || len(asked) != 2 {
+		t.Errorf("c asks %v of 3000", asked)
+	}
+	if n := testing.AllocsPerRun(100, func() { c.Owners(schema.Key{1, 2}) }); n != 0 {
+		t.Errorf("%g allocations", n)
+	}
+}
+
 func TestOptions(t *testing.T) {
 	for _, o := range []members.Options{{Cluster: "c"}, {Shared: memshared.New()}, {Cluster: "c", Shared: memshared.New(), TTL: 5 * time.Second}} {
 		if _, err := members.New(o); !errors.Is(err, schema.ErrInvalid) {
