@@ -10,7 +10,9 @@
 //   - tiers: one reader over what windows hold, the spill, other nodes, and the store
 //   - admission: whose turn it is, and one ledger of memory and work
 //   - store: what a store is, and every store there is
-//   - plan, where: the order of an epoch; expressions over metadata. Both are pure
+//   - plan, where: the order of an epoch and who gets what of it; expressions over metadata. Both are pure
+//   - members: which nodes a cluster has, and which layout an epoch
+//   - layout: which node owns which blob. Pure, too
 //
 // It knows nothing of gRPC or Arrow Flight.
 package fetch

@@ -63,6 +63,8 @@ type Options struct {
 	// for what they own; nil if there are none. It stays the caller's to close, after
 	// the engine.
 	Peers *peers.Tier
+	// Layouts says which node of a cluster owns what. Default: this server is in none.
+	Layouts Layouts
 	// Logger receives what operators should know. Default slog.Default().
 	Logger *slog.Logger
 }
@@ -95,6 +97,8 @@ func (o *Options) Validate() error {
 type (
 	// Job is a request resolved against a snapshot.
 	Job = jobs.Job
+	// Layouts says which node owns what.
+	Layouts = jobs.Layouts
 	// Outline is what a request means as far as its snapshot's record tells.
 	Outline = jobs.Outline
 	// Stream serves a ticket.
@@ -157,7 +161,7 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 		return nil, errs[0]
 	}
 	e.jobs, errs[1] = jobs.New(s, e.reader.Get, e.ledger, e.work, jobs.Options{
-		IdleSnapshots: opts.IdleSnapshots, Resident: opts.Resident, ReadPage: e.readPage, Logger: opts.Logger,
+		IdleSnapshots: opts.IdleSnapshots, Resident: opts.Resident, ReadPage: e.readPage, Layouts: opts.Layouts, Logger: opts.Logger,
 	})
 	if opts.Spill != nil {
 		e.ahead, errs[2] = lookahead.New(lookahead.Options{

@@ -23,10 +23,11 @@ type planInfo struct {
 	Dataset  string `json:"dataset"`
 	Snapshot int64  `json:"snapshot"`
 	Ranks    int64  `json:"ranks"`
-	Steps    int64  `json:"steps"`   // of the epoch, the same for every rank
-	Rows     int64  `json:"rows"`    // served over all ranks
-	Dropped  int64  `json:"dropped"` // rows selected but not served
-	Padded   int64  `json:"padded"`  // rows served a second time
+	Steps    int64  `json:"steps"`            // of the epoch, the same for every rank
+	Rows     int64  `json:"rows"`             // served over all ranks
+	Dropped  int64  `json:"dropped"`          // rows selected but not served
+	Padded   int64  `json:"padded"`           // rows served a second time
+	Owners   string `json:"owners,omitempty"` // the layout by which ranks get what their nodes own
 }
 
 // listedInfo is that in a listing, which also has the tags of the dataset.
@@ -37,9 +38,10 @@ type listedInfo struct {
 
 // rankInfo is the JSON of an endpoint's app_metadata.
 type rankInfo struct {
-	Rank  int64 `json:"rank"`
-	Rows  int64 `json:"rows"`
-	Steps int64 `json:"steps"`
+	Rank  int64  `json:"rank"`
+	Rows  int64  `json:"rows"`
+	Steps int64  `json:"steps"`
+	Node  string `json:"node,omitempty"` // beside which the rank runs, where the request assigns locally
 }
 
 // parseDescriptor reads a descriptor of either kind as a request.
@@ -96,7 +98,7 @@ func (s *Server) flightInfo(ctx context.Context, d *flight.FlightDescriptor, req
 		return nil, fmt.Errorf("an answer with %d endpoints: %w", req.WorldSize(), err)
 	}
 	context.AfterFunc(ctx, memory.Release)
-	return s.infoOf(d, &fetch.Outline{Request: job.Request(), ID: job.ID(), Plan: job.Plan(), Projection: job.Projection()}, bytes, nil)
+	return s.infoOf(d, job.Outline(), bytes, nil)
 }
 
 // maxAnswerBytes bounds the answer of a GetFlightInfo. As many ranks as there may
@@ -106,7 +108,10 @@ const maxAnswerBytes = 24 << 20
 // answerBytes is about how many bytes the answer for a request has: each endpoint
 // has a ticket, and says how much it brings.
 func answerBytes(req schema.Request) int64 {
-	const about = 128 // rank, rows, steps, expiration time, and what holds them in memory
+	about := 128 // rank, rows, steps, expiration time, and what holds them in memory
+	if req.Assign == schema.AssignLocal {
+		about += maxLocations*64 + 128 // locations, as long as addresses usually are; the layout's name, in the ticket
+	}
 	return req.WorldSize() * int64(len(schema.Ticket{Request: req}.Marshal())+about)
 }
 
@@ -130,6 +135,7 @@ func (s *Server) infoOf(d *flight.FlightDescriptor, o *fetch.Outline, bytes int6
 	about, err := encodeJSON(listedInfo{planInfo{
 		Plan: o.ID, Dataset: req.Dataset, Snapshot: req.Snapshot, Ranks: ranks,
 		Steps: plan.Steps(), Rows: plan.Rows(), Dropped: plan.Dropped(), Padded: plan.Padded(),
+		Owners: req.Owners,
 	}, tags})
 	if err != nil {
 		return nil, err
@@ -145,20 +151,41 @@ func (s *Server) infoOf(d *flight.FlightDescriptor, o *fetch.Outline, bytes int6
 	}
 	expires := s.expiration()
 	for rank := range ranks {
-		share, err := encodeJSON(rankInfo{Rank: rank, Rows: plan.RankRows(int(rank)), Steps: plan.Steps()})
+		node, locations := locationsOf(o, int(rank))
+		share, err := encodeJSON(rankInfo{Rank: rank, Rows: plan.RankRows(int(rank)), Steps: plan.Steps(), Node: node})
 		if err != nil {
 			return nil, err
 		}
 		ticket := schema.Ticket{Request: req, Rank: int(rank)}
-		// No location: the ticket is redeemed on the connection it came by,
-		// whatever name the client knows this server under.
 		info.Endpoint[rank] = &flight.FlightEndpoint{
+			Location:       locations,
 			Ticket:         &flight.Ticket{Ticket: ticket.Marshal()},
 			ExpirationTime: expires,
 			AppMetadata:    share,
 		}
 	}
 	return info, nil
+}
+
+// maxLocations is how many locations an endpoint has at most.
+const maxLocations = 4
+
+// locationsOf says where a rank is to redeem its ticket: at the node that it runs beside, and at the
+// ones that follow in the layout when that is gone. Without a layout, or where nodes have no
+// address, there is no location: the ticket is redeemed on the connection it came by, whatever name the
+// client knows this server under.
+func locationsOf(o *fetch.Outline, rank int) (node string, locations []*flight.Location) {
+	l := o.Layout()
+	if l == nil {
+		return "", nil
+	}
+	first := o.NodeOf(rank)
+	for i := range l.Nodes() {
+		if n := l.Node((first + i) % l.Nodes()); n.Address != "" && len(locations) < maxLocations {
+			locations = append(locations, &flight.Location{Uri: n.Address})
+		}
+	}
+	return l.Node(first).ID, locations
 }
 
 // expiration is when endpoints given out now expire, in whole microseconds:

@@ -80,6 +80,8 @@ type Options struct {
 	// why, for the action stats, which encodes it as JSON; nil if nobody decides.
 	// It is called by several goroutines at once.
 	SpillScale func() any
+	// Members returns what the node knows of its cluster, as it is put into JSON; nil if it is in none.
+	Members func() any
 	// Tracer draws the spans of calls; nil if nothing is traced.
 	Tracer trace.Tracer
 	// Observer is told how long things took; nil if nobody wants to know.

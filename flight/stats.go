@@ -20,6 +20,7 @@ type Stats struct {
 	Streams []StreamInfo `json:"streams"` // that run, in the order they began
 	Tenants []TenantInfo `json:"tenants"` // that made calls of late, by name, and last what all others did
 	Scale   any          `json:"spill_scale,omitempty"`
+	Cluster any          `json:"cluster,omitempty"` // that it is a node of: its name, the nodes that this one knows of
 }
 
 // ServerStats are of the server itself.
@@ -265,6 +266,9 @@ func (s *Server) statsOf(stored store.Stats, engine fetch.Stats, visible func(*c
 	}
 	st.Server.Started = s.started.UTC()
 	st.Streams, st.Server.totals, st.Tenants, st.Server.Draining = s.calls.snapshot(visible, all)
+	if s.opts.Members != nil && all {
+		st.Cluster = s.opts.Members()
+	}
 	if s.opts.SpillScale != nil && all {
 		st.Scale = s.opts.SpillScale()
 	}

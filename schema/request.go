@@ -2,6 +2,7 @@ package schema
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -28,6 +29,9 @@ const (
 	MaxBatchBytes = 1 << 30
 	// MaxWorld bounds world.size.
 	MaxWorld = 65536
+	// MaxLocalBatch bounds the rows of a global batch where assign is local: it is shared
+	// out as a whole.
+	MaxLocalBatch = 1 << 18
 	// MaxOrderWindow bounds K in order "window:K", in steps.
 	MaxOrderWindow = 1 << 20
 
@@ -41,8 +45,8 @@ const (
 	DefaultOrderWindow = 16
 )
 
-// Values of Request.Order, Request.Remainder and Request.OnError. A request
-// that leaves them out means strict, uneven and fail.
+// Values of Request.Order, Request.Remainder, Request.Assign and Request.OnError. A request
+// that leaves them out means strict, uneven, plan and fail.
 const (
 	OrderStrict = "strict" // the exact order of the plan
 	OrderWindow = "window" // a sample may move by a bounded number of steps; also "window:K"
@@ -51,6 +55,9 @@ const (
 	RemainderDrop   = "drop"   // the last, incomplete global batch is left out
 	RemainderPad    = "pad"    // it is filled with samples from the epoch's start
 	RemainderUneven = "uneven" // it is served as it is
+
+	AssignPlan  = "plan"  // each rank gets the part of a global batch that the plan gives it
+	AssignLocal = "local" // as many rows, of those that the node beside it owns where it owns enough
 
 	OnErrorFail = "fail" // the stream ends with an error that names the sample
 	OnErrorNull = "null" // the blob cell is null
@@ -88,6 +95,12 @@ type Request struct {
 	Order      string        `json:"order,omitempty"`
 	Remainder  string        `json:"remainder,omitempty"`
 	OnError    string        `json:"on_error,omitempty"`
+	Assign     string        `json:"assign,omitempty"`
+	// Owners names the layout of the cluster by which Assign local shares batches out; "": the
+	// one that the epoch has.
+	Owners string `json:"owners,omitempty"`
+	// Ranks are the nodes that the ranks run beside, by rank; nil: as the layout says.
+	Ranks []string `json:"ranks,omitempty"`
 	// Within is what whoever asks may see. The server sets it, by its rules, for each
 	// call anew; no request or ticket carries it.
 	Within *Restriction `json:"-"`
@@ -205,6 +218,48 @@ func (r *Request) check(field string) error {
 		return checkOneOf(field, r.Remainder, RemainderDrop, RemainderPad, RemainderUneven)
 	case "on_error":
 		return checkOneOf(field, r.OnError, OnErrorFail, OnErrorNull, OnErrorSkip)
+	case "assign":
+		return r.checkAssign()
+	case "owners":
+		return r.checkOwners()
+	case "ranks":
+		return r.checkRanks()
+	}
+	return nil
+}
+
+// checkAssign checks Assign, which is given, and Batch.
+func (r *Request) checkAssign() error {
+	if r.Assign == AssignLocal && r.Batch > MaxLocalBatch {
+		return &FieldError{Field: "batch", Got: strconv.FormatInt(r.Batch, 10), Want: fmt.Sprintf("at most %d where assign is %q", MaxLocalBatch, AssignLocal)}
+	}
+	return checkOneOf("assign", r.Assign, AssignPlan, AssignLocal)
+}
+
+// checkOwners checks Owners, which is given.
+func (r *Request) checkOwners() error {
+	if k, err := ParseKey(r.Owners); err != nil || k.String() != r.Owners {
+		return &FieldError{Field: "owners", Got: Quote(r.Owners), Want: "the 64 lower-case hexadecimal digits that name a layout"}
+	}
+	return r.checkLocal("owners")
+}
+
+// checkRanks checks Ranks, which is given.
+func (r *Request) checkRanks() error {
+	if int64(len(r.Ranks)) != r.WorldSize() {
+		return &FieldError{Field: "ranks", Got: fmt.Sprintf("%d nodes", len(r.Ranks)), Want: fmt.Sprintf("one for each rank, as world.size is %d", r.WorldSize())}
+	}
+	for i, id := range r.Ranks {
+		if err := CheckName(fmt.Sprintf("ranks[%d]", i), id); err != nil {
+			return err
+		}
+	}
+	return r.checkLocal("ranks")
+}
+
+func (r *Request) checkLocal(field string) error {
+	if r.Assign != AssignLocal {
+		return &FieldError{Field: field, Got: fmt.Sprintf("it with assign %q", cmp.Or(r.Assign, AssignPlan)), Want: fmt.Sprintf("it left out, or assign %q", AssignLocal)}
 	}
 	return nil
 }

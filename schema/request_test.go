@@ -133,6 +133,9 @@ func TestRequestErrors(t *testing.T) {
 		`{"dataset":"a","world":8}`, `{"dataset":"a","world":{}}`, `{"dataset":"a","world":{"size":0}}`, `{"dataset":"a","world":{"size":65537}}`, `{"dataset":"a","world":{"sise":1}}`,
 		`{"dataset":"a","order":"random"}`, `{"dataset":"a","order":""}`, `{"dataset":"a","order":"window:0"}`, `{"dataset":"a","order":"window:08"}`, `{"dataset":"a","order":"window:+8"}`, `{"dataset":"a","order":"window:1048577"}`,
 		`{"dataset":"a","remainder":"dorp"}`, `{"dataset":"a","on_error":"ignore"}`,
+		`{"dataset":"a","assign":"locale"}`, `{"dataset":"a","assign":"local","batch":262145}`, `{"dataset":"a","owners":"` + someKey + `"}`,
+		`{"dataset":"a","assign":"local","owners":"x"}`, `{"dataset":"a","assign":"plan","ranks":["n"]}`, `{"dataset":"a","assign":"local","ranks":["n","m"]}`,
+		`{"dataset":"a","assign":"local","ranks":["n","m m"],"world":{"size":2}}`, `{"dataset":"a","assign":"local","ranks":[]}`,
 	}
 	tickets := []string{
 		``, `{"dataset":"a","rnk":1}`, `{"dataset":"a","rank":1}`, `{"dataset":"a","rank":-1}`, `{"dataset":"a","rank":8,"world":{"size":8}}`, `{"dataset":"a","rank":"0"}`,

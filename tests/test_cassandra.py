@@ -189,6 +189,41 @@ def test_the_counters_say_what_was_read(remote: fl.FlightClient, cql_node: Node)
     assert str(cql_node.store).startswith("cql://")
 
 
+# --- nodes of a cluster --------------------------------------------------------------------------------------------
+
+
+def test_ranks_get_what_their_nodes_own(
+    filled: Keyspace, start: StartNode, bowstring: Bowstring, tmp_path: Path
+) -> None:
+    """Two nodes, whichever is asked: one layout, endpoints that lead to both, each sample once, most of them at home."""
+    flags = ["--cluster", "c", "--spill-bytes", "256MiB"]
+    a = start(*flags, "--node", "a", "--spill", str(tmp_path / "a"), store=filled.uri())
+    b = start(*flags, "--node", "b", "--spill", str(tmp_path / "b"), store=filled.uri())
+    status = json.loads(bowstring("cluster", "status", "c", "--json", "--store", filled.uri()).stdout)
+    assert [(n["id"], n["address"], n["share"]) for n in status["nodes"]] == [("a", a.url, 0.5), ("b", b.url, 0.5)]
+    request: dict[str, Any] = {"dataset": "photos", "columns": ["position", "image"], "batch": 60, "world": {"size": 2},
+                               "assign": "local", "shuffle": {"seed": 3, "epoch": 1}}  # fmt: skip
+    with fl.connect(a.url) as to_a, fl.connect(b.url) as to_b:
+        until(lambda: [n["id"] for n in stats(to_a)["cluster"]["nodes"]] == ["a", "b"], "a knows of b")
+        infos = [client.get_flight_info(command(**request)) for client in (to_b, to_a)]
+        assert infos[0].app_metadata == infos[1].app_metadata
+        ranks = infos[1].endpoints
+        assert [[str(place.uri, "ascii") for place in e.locations] for e in ranks] == [[a.url, b.url], [b.url, a.url]]
+        assert [e.ticket for e in infos[0].endpoints] == [e.ticket for e in ranks]
+        served = [positions_of(client, e.ticket) for client, e in zip((to_a, to_b), ranks, strict=True)]
+        assert sorted(served[0] + served[1]) == list(range(300))
+        # The other node serves the same to a rank whose own is gone.
+        assert positions_of(to_b, ranks[0].ticket) == served[0]
+        b.stop()
+        assert positions_of(to_a, ranks[1].ticket) == served[1]
+
+
+def positions_of(client: fl.FlightClient, where: fl.Ticket) -> list[int]:
+    found = client.do_get(where).read_all()["position"].to_pylist()
+    assert all(isinstance(position, int) for position in found)
+    return found
+
+
 # --- tables of other programs --------------------------------------------------------------------------------------
 
 

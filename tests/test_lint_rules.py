@@ -13,6 +13,8 @@ LINTER = ROOT / "build" / "tools" / "golangci-lint"
 FORBIDDEN = [
     ("schema", "bowstring/spill", "schema says what everything is called"),
     ("fetch/plan", "bowstring/spill", "fetch/plan is pure"),
+    ("fetch/layout", "bowstring/fetch/plan", "fetch/layout says who owns what"),
+    ("fetch/members", "bowstring/fetch/store", "fetch/members says which nodes there are"),
     ("fetch/where", "bowstring/fetch", "fetch/where turns an expression"),
     ("spill/segment", "bowstring/fetch", "spill keeps bytes"),
     ("fetch", "bowstring/flight", "fetch plans, reads and assembles"),
@@ -43,6 +45,7 @@ FORBIDDEN = [
 ]
 ALLOWED = [
     ("fetch/plan", "bowstring/schema"),
+    ("fetch/plan", "bowstring/fetch/layout"),
     ("fetch/store/local", "bowstring/spill/segment"),
     ("fetch/store/backup", "bowstring/fetch/store/tend"),
     ("fetch/streams", "bowstring/fetch/tiers"),

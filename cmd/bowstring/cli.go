@@ -30,6 +30,7 @@ type CLI struct {
 	Untag    UntagCmd    `cmd:"" help:"Remove a name of a snapshot."`
 	Drop     DropCmd     `cmd:"" help:"Drop a dataset or one of its snapshots."`
 	Attach   AttachCmd   `cmd:"" help:"Make a dataset of a table in Scylla or Cassandra, without copying."`
+	Cluster  ClusterCmd  `cmd:"" help:"Look at clusters: servers that own the samples of a store together."`
 	Token    TokenCmd    `cmd:"" help:"Make, revoke and list tokens that let clients in."`
 	OwnStore StoreCmd    `cmd:"" name:"store" help:"Work on the store itself."`
 	Doctor   DoctorCmd   `cmd:"" help:"Look at what a store stands on: servers and their settings, or the disk."`

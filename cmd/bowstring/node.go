@@ -12,6 +12,7 @@ import (
 
 	"bowstring/fetch"
 	"bowstring/fetch/admission"
+	"bowstring/fetch/members"
 	"bowstring/fetch/store"
 	"bowstring/fetch/store/delay"
 	"bowstring/flight"
@@ -30,6 +31,8 @@ type node struct {
 	link   *delay.Link // to the store, or nil
 	served chan error  // what Serve returned
 
+	members *members.Members // of the cluster that it is a node of, or nil
+
 	observation *observation // looks at all that, or nil
 }
 
@@ -41,6 +44,7 @@ type limits struct {
 	uploadBytes int64
 	flight      flight.Options // what clients may do
 	spill       spillConfig
+	cluster     string // that it is a node of, or ""
 }
 
 // check fills in what clients may do, and reports what cannot be.
@@ -67,7 +71,16 @@ func newNode(dir string, create bool, l limits, link *delay.Link, log *slog.Logg
 			return nil, errors.Join(err, store.Close(), closeLink(link))
 		}
 	}
+	var layouts fetch.Layouts // nil, and no nil pointer, without a cluster
+	if l.cluster != "" {
+		if n.members, err = membersOf(store, l.cluster, log); err != nil {
+			return nil, errors.Join(err, n.release())
+		}
+		layouts = n.members
+		l.flight.Members = func() any { return viewOf(l.cluster, n.members.View()) }
+	}
 	n.engine, err = fetch.NewEngine(store, fetch.Options{
+		Layouts:     layouts,
 		WindowBytes: l.windowBytes,
 		Memory:      admission.Limits{Uploads: l.uploadBytes},
 		MaxReads:    l.maxReads,
@@ -124,8 +137,11 @@ func (n *node) release() error {
 		n.scaler.Stop()
 	}
 	var err error
+	if n.members != nil {
+		err = n.members.Close()
+	}
 	if n.engine != nil {
-		err = n.engine.Close()
+		err = errors.Join(err, n.engine.Close())
 	}
 	if n.spill != nil {
 		err = errors.Join(err, n.spill.Close())

@@ -43,6 +43,7 @@ type ServeCmd struct {
 	AuditSize size   `setting:"" default:"100MiB" placeholder:"SIZE" help:"How long that file may get before it is put aside as FILE.1, FILE.2 and so on (default: ${default})."`
 	AuditKeep int    `setting:"" default:"0" placeholder:"N" help:"How many of those are kept, the newest (default: all)."`
 	spillFlags
+	clusterFlags
 	observeFlags
 }
 
@@ -80,6 +81,9 @@ func (c *ServeCmd) Validate() error {
 	if c.GCEvery < 0 {
 		return fmt.Errorf("--gc-every: got %s, want more than 0, or 0 for never", c.GCEvery)
 	}
+	if err := c.clusterFlags.check(); err != nil {
+		return err
+	}
 	return c.observeFlags.check()
 }
 
@@ -115,6 +119,7 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 			DrainTimeout:          c.DrainTimeout,
 		},
 		uploadBytes: int64(c.UploadMemory),
+		cluster:     c.Cluster,
 	}
 	if l.windowBytes == 0 {
 		l.windowBytes = defaultWindow()
@@ -164,6 +169,16 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 		if err := far.Prepare(ctx, min(l.windowBytes/8, readyMemory)); err != nil { // the first reader will be told
 			app.Log.WarnContext(ctx, "the store could not be prepared for reading", "error", err)
 		}
+	}
+	if n.members != nil {
+		self, err := c.clusterFlags.node(listener.Addr(), l.flight.Door.Encrypts(), l.spill.bytes)
+		if err == nil {
+			err = n.members.Start(ctx, self)
+		}
+		if err != nil {
+			return errors.Join(fmt.Errorf("cannot be a node of cluster %s: %w", c.Cluster, err), listener.Close(), seen.close(), n.release())
+		}
+		app.Log.InfoContext(ctx, "a node of a cluster", "cluster", c.Cluster, "node", self.ID, "address", self.Address, "nodes", len(n.members.View().Nodes))
 	}
 	n.serve(listener)
 	if err := seen.start(ctx, n); err != nil {

@@ -26,6 +26,8 @@ type Job struct {
 	projection *schema.Projection
 	result     *result // that selection is of; nil if it is of none
 	sees       *result // what the caller may see, a bitmap; nil if all
+	local      *local  // nil where ranks get what the plan gives them, and so is sharing
+	sharing    *sharing
 	holds      atomic.Int64
 	closeOnce  sync.Once
 }
@@ -64,8 +66,19 @@ func (js *Jobs) resolve(ctx context.Context, snap *openSnapshot, req schema.Requ
 		}
 		return nil, err
 	}
+	var shared *sharing
+	if o.local != nil {
+		if shared, err = js.share(ctx, snap, o); err != nil {
+			for _, r := range []*result{selected, sees} {
+				if r != nil {
+					r.Release()
+				}
+			}
+			return nil, err
+		}
+	}
 	j := &Job{
-		request: o.Request, id: o.ID, group: digest(withEpoch(o.Request, 0)),
+		local: o.local, sharing: shared, request: o.Request, id: o.ID, group: digest(withEpoch(o.Request, 0)),
 		snapshot: snap, selection: o.Plan.Config().Selection, plan: o.Plan, projection: o.Projection, result: selected, sees: sees,
 	}
 	j.holds.Store(1)
@@ -77,15 +90,23 @@ func (js *Jobs) outline(ctx context.Context, snap *openSnapshot, req schema.Requ
 	if err != nil {
 		return nil, nil, err
 	}
+	req, local, err := js.localize(ctx, snap.manifest.Snapshot(), req)
+	if err != nil {
+		return nil, nil, err
+	}
 	selection, selected, err := js.selection(ctx, snap, req, sees.bitmapIn())
 	if err != nil {
 		return nil, nil, err
 	}
 	o, err := newOutline(req, projection, selection)
-	if err != nil && selected != nil {
-		selected.Release()
+	if err != nil {
+		if selected != nil {
+			selected.Release()
+		}
+		return nil, nil, err
 	}
-	return o, selected, err
+	o.local = local
+	return o, selected, nil
 }
 
 // digest names a request, and what its caller may see: the same request of two who
@@ -168,6 +189,9 @@ func (j *Job) Release() {
 		if r != nil {
 			r.Release()
 		}
+	}
+	if j.sharing != nil {
+		j.sharing.release()
 	}
 	j.snapshot.Release()
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 
 	"bowstring/fetch/admission"
@@ -26,6 +27,8 @@ type Options struct {
 	Resident int64
 	// ReadPage reads a blob of a manifest, which may be kept for its place. Default is what reads other blobs.
 	ReadPage manifest.ReadFunc
+	// Layouts says which node owns what. Default: those of a server that is in no cluster.
+	Layouts Layouts
 	// Logger receives what operators should know. Default slog.Default().
 	Logger *slog.Logger
 }
@@ -37,6 +40,9 @@ func (o *Options) EnsureDefaults() {
 	}
 	if o.SelectionLifetime == 0 {
 		o.SelectionLifetime = 30 * 24 * time.Hour
+	}
+	if o.Layouts == nil {
+		o.Layouts = lone{}
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -68,6 +74,11 @@ type Jobs struct {
 	results   results
 	computing computations[*result]
 	renewals  renewals
+	layouts   Layouts
+	assigning computations[*stepShare]
+
+	sharingsMu sync.Mutex
+	sharings   map[string]*sharing // by what is the same in all epochs
 }
 
 // New returns Jobs over a store, which stays the caller's. read reads blobs;
@@ -82,7 +93,9 @@ func New(s store.Store, read func(context.Context, schema.BlobRef) (schema.Blob,
 		store: s, read: read, work: work, logger: opts.Logger,
 		results:   results{ledger: ledger, kept: map[string]*result{}},
 		computing: computations[*result]{logger: opts.Logger},
-		renewals:  renewals{store: s, logger: opts.Logger, lifetime: opts.SelectionLifetime, due: map[string]time.Time{}},
+		assigning: computations[*stepShare]{logger: opts.Logger},
+		layouts:   opts.Layouts, sharings: map[string]*sharing{},
+		renewals: renewals{store: s, logger: opts.Logger, lifetime: opts.SelectionLifetime, due: map[string]time.Time{}},
 	}
 	if opts.ReadPage == nil {
 		opts.ReadPage = func(ctx context.Context, ref schema.BlobRef, _ manifest.Place) (schema.Blob, error) {
@@ -115,6 +128,7 @@ func (js *Jobs) Doubt(dataset string) { js.snapshots.doubt(dataset) }
 // afterwards.
 func (js *Jobs) Close() {
 	js.computing.close()
+	js.assigning.close()
 	js.snapshots.close()
 	js.results.close()
 }

@@ -15,6 +15,12 @@ type Outline struct {
 	ID         string         // as Job.ID
 	Plan       *plan.Plan
 	Projection *schema.Projection
+	local      *local // as of a job
+}
+
+// Outline is what the job is an outline of, and more.
+func (j *Job) Outline() *Outline {
+	return &Outline{Request: j.request, ID: j.id, Plan: j.plan, Projection: j.projection, local: j.local}
 }
 
 // Outline resolves a request against a snapshot without opening its manifest. The
@@ -46,12 +52,15 @@ func (js *Jobs) ID(ctx context.Context, req schema.Request) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if req.Snapshot == 0 || req.Batch == 0 {
+	if req.Snapshot == 0 || req.Batch == 0 || req.Assign == schema.AssignLocal && req.Owners == "" {
 		snap, err := js.store.Snapshot(ctx, req.Dataset, req.Snapshot)
 		if err != nil {
 			return "", err
 		}
 		if req, _, err = fill(snap, req); err != nil {
+			return "", err
+		}
+		if req, _, err = js.localize(ctx, snap, req); err != nil {
 			return "", err
 		}
 	}

@@ -50,6 +50,7 @@ func (js *Jobs) KnownBytes(o *Outline) (int64, bool) {
 // order, so the epochs of a job share it.
 func selectedKey(req schema.Request) string {
 	req.Shuffle, req.World, req.Batch, req.BatchBytes, req.Order, req.Remainder, req.OnError = nil, nil, 0, 0, "", "", ""
+	req.Assign, req.Owners, req.Ranks = "", "", nil
 	return string(within(req, "bytes\x00"+string(req.Marshal())))
 }
 

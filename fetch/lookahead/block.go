@@ -69,10 +69,36 @@ func (f *filler) lookUp(l *running, first, end int64) *block {
 		}
 	}
 	m := l.order.job.Manifest()
-	if rows, ok := m.Try(wanted); ok || len(wanted) == 0 {
+	if l.order.job.Layout() != nil {
+		f.lookUpOwned(l, b, wanted, found)
+	} else if rows, ok := m.Try(wanted); ok || len(wanted) == 0 {
 		found(rows, nil)
 	} else if !m.Start(f.ctx, wanted, found) {
 		found(nil, context.Canceled)
 	}
 	return b
+}
+
+// lookUpOwned has found told of those rows of a block whose samples are owned here: the others are for other nodes
+// to bring.
+func (f *filler) lookUpOwned(l *running, b *block, positions []int64, found func([]schema.Row, error)) {
+	j := l.order.job
+	var rows []schema.Row
+	look := func() error {
+		if err := j.FindOwners(f.ctx, positions); err != nil {
+			return err
+		}
+		var wanted []int64
+		for i, pos := range positions {
+			if b.here[i], _ = l.order.owned(pos); b.here[i] {
+				wanted = append(wanted, pos)
+			}
+		}
+		var err error
+		rows, err = j.Manifest().At(f.ctx, wanted)
+		return err
+	}
+	if !j.Manifest().Go(look, func(err error) { found(rows, err) }) {
+		found(nil, context.Canceled)
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"bowstring/fetch/jobs"
+	"bowstring/fetch/layout"
 	"bowstring/fetch/plan"
 	"bowstring/fetch/tiers"
 	"bowstring/spill"
@@ -55,6 +56,7 @@ type epochOrder struct {
 	job   *jobs.Job // whose snapshot the running job keeps open
 	plans [2]atomic.Pointer[lapPlan]
 	ranks atomic.Pointer[[]bool] // by rank; replaced, never changed
+	nodes atomic.Pointer[[]bool] // of the job's layout, if it has one: those beside which there is such a rank
 }
 
 // lapPlan is the plan of the epoch that comes so many after the job's first.
@@ -65,7 +67,7 @@ type lapPlan struct {
 
 func newEpochOrder(j *jobs.Job) *epochOrder {
 	o := &epochOrder{job: j}
-	o.ranks.Store(&[]bool{})
+	o.setRanks([]bool{})
 	return o
 }
 
@@ -87,7 +89,20 @@ func (o *epochOrder) Rows() int64 { return o.job.Plan().Rows() }
 func (o *epochOrder) Index(epoch, position int64) (int64, bool) {
 	p := o.plan(epoch)
 	i, ok := p.Index(position)
+	if ok && o.job.Layout() != nil {
+		// Nearly all of what is owned here is used here. What is not known yet, may be.
+		owned, known := o.owned(position)
+		return i, owned || !known
+	}
 	return i, ok && o.serves(p, i)
+}
+
+// owned reports whether a node owns the sample at a position beside which a rank is that is served here, if that is
+// known. The job has a layout.
+func (o *epochOrder) owned(position int64) (owned, known bool) {
+	nodes := *o.nodes.Load()
+	w, known := o.job.Owners(position)
+	return known && (w.First != layout.None && nodes[w.First] || w.Second != layout.None && nodes[w.Second]), known
 }
 
 // serves reports whether an index is in the share of a rank that is served here.
@@ -99,9 +114,9 @@ func (o *epochOrder) serves(p *plan.Plan, index int64) bool {
 	return r < len(ranks) && ranks[r]
 }
 
-// at returns the position of the sample at an index, and whether it is served here.
+// at returns the position of the sample at an index, and whether it is served here, or may be.
 func (o *epochOrder) at(p *plan.Plan, index int64) (position int64, here bool) {
-	if !o.serves(p, index) {
+	if o.job.Layout() == nil && !o.serves(p, index) {
 		return 0, false
 	}
 	return p.Position(index), true
@@ -116,7 +131,21 @@ func (o *epochOrder) serveLocked(rank int) {
 	ranks := make([]bool, max(len(old), rank+1))
 	copy(ranks, old)
 	ranks[rank] = true
+	o.setRanks(ranks)
+}
+
+// setRanks says which ranks are served here.
+func (o *epochOrder) setRanks(ranks []bool) {
 	o.ranks.Store(&ranks)
+	if l := o.job.Layout(); l != nil {
+		nodes := make([]bool, l.Nodes())
+		for r, here := range ranks {
+			if here {
+				nodes[o.job.NodeOf(r)] = true
+			}
+		}
+		o.nodes.Store(&nodes)
+	}
 }
 
 // serveAllLocked adds all ranks of a world.
@@ -125,7 +154,7 @@ func (o *epochOrder) serveAllLocked(world int) {
 	for r := range ranks {
 		ranks[r] = true
 	}
-	o.ranks.Store(&ranks)
+	o.setRanks(ranks)
 }
 
 // spillTime is the spill's clock.

@@ -342,3 +342,9 @@ func (m *Manifest) Start(ctx context.Context, positions []int64, done func([]sch
 		done(rows, err)
 	})
 }
+
+// Go runs f in a goroutine of the cache's, which it waits for when it is closed. It returns at
+// once; false if the engine is closing. A panic in f is an error for done.
+func (m *Manifest) Go(f func() error, done func(error)) bool {
+	return m.cache.start(func() { done(m.cache.safely(f)()) })
+}

@@ -111,3 +111,29 @@ func BenchmarkNewPerm(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkLocality shares steps of a plan over ImageNet out, 128 samples a node. An operation is one index, its
+// position in the plan and its slot among it. It reports what part of the samples moves from node to node, without
+// and with second owners, and how far the first is from the formula.
+func BenchmarkLocality(b *testing.B) {
+	for nodes := 2; nodes <= 256; nodes *= 2 {
+		b.Run(fmt.Sprint(nodes), func(b *testing.B) {
+			batch := int64(128 * nodes)
+			p := stepsPlan(b, batch, 4*nodes)
+			one, two := testLayout(b, nodes, 1, 1), testLayout(b, nodes, 1, 2)
+			steps := 1 + 400_000/batch
+			single, _ := moves(b, one, p, steps)
+			second, _ := moves(b, two, p, steps)
+			x := NewLocality(two, dealt(two, 4*nodes))
+			slots := make([]uint16, 0, batch)
+			b.ResetTimer()
+			for i := int64(0); i < int64(b.N); i += batch {
+				slots = slotsOf(p, i/batch%p.Steps(), slots)
+				x.Assign(slots)
+			}
+			b.ReportMetric(single, "moved")
+			b.ReportMetric(second, "moved2")
+			b.ReportMetric(single/formula(nodes, batch)-1, "error")
+		})
+	}
+}

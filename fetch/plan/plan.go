@@ -240,3 +240,12 @@ func mulDiv(x, y, z int64) int64 {
 	q, _ := bits.Div64(hi, lo, uint64(z))
 	return int64(q)
 }
+
+// Batch returns the first index of a step's global batch and its number of rows, 0 if the
+// plan has no such step.
+func (p *Plan) Batch(step int64) (start, size int64) {
+	if step < 0 || step >= p.steps {
+		return 0, 0
+	}
+	return p.batch(step)
+}

@@ -302,24 +302,62 @@ func (a *ahead) goOn() {
 	}
 }
 
-// nextUnread returns the position of the first row that was not delivered, of a
-// stream that reads nothing, and counts it as delivered.
-func (a *ahead) nextUnread() int64 {
-	a.first.settle()
-	w := a.first
-	a.served.add(a.firstRow)
-	a.goOn()
-	return w.take()
+// piece is so many rows of a share, from where a walk stands.
+type piece struct {
+	from walk
+	rows int64
 }
 
-// nextUnreads returns the positions of about so many rows that nextUnread will return.
-func (a *ahead) nextUnreads(n int64) []int64 {
+// nextUnread returns the first n rows that were not delivered, of a stream that reads nothing,
+// and counts them as delivered.
+func (a *ahead) nextUnread(n int64) (pieces []piece) {
+	for range n {
+		a.first.settle()
+		w := a.first
+		a.served.add(a.firstRow)
+		a.goOn()
+		if k := len(pieces) - 1; k >= 0 && pieces[k].from.lap == w.lap && pieces[k].from.step == w.step && pieces[k].from.at+pieces[k].rows == w.at {
+			pieces[k].rows++
+		} else {
+			pieces = append(pieces, piece{w, 1})
+		}
+	}
+	return pieces
+}
+
+// soonUnread returns the positions of about so many rows that nextUnread will return, as far as they are known.
+func (a *ahead) soonUnread(n int64) (positions []int64) {
 	w := a.first
-	var positions []int64
-	for ; n > 0 && w.settle(); n-- {
-		positions = append(positions, w.take())
+	for n > 0 && w.settle() {
+		shared, known := w.shared()
+		if !known {
+			return positions
+		}
+		some := make([]int64, min(n, w.left()))
+		w.positions(shared, some)
+		positions = append(positions, some...)
+		w.at += int64(len(some))
+		n -= int64(len(some))
 	}
 	return positions
+}
+
+// positionsOf finds out the positions of rows. No lock is held.
+func (s *Stream) positionsOf(pieces []piece) ([]int64, error) {
+	var positions []int64
+	for _, p := range pieces {
+		shared, known := p.from.shared()
+		if !known {
+			var err error
+			if shared, err = s.job.Shared(s.context(), p.from.lap, p.from.step); err != nil {
+				return nil, err
+			}
+		}
+		some := make([]int64, p.rows)
+		p.from.positions(shared, some)
+		positions = append(positions, some...)
+	}
+	return positions, nil
 }
 
 // trim forgets the runs at the front that were delivered.
@@ -347,16 +385,24 @@ func (a *ahead) runOf(seq int64) (*run, int) {
 	return a.runs[i], int(seq - a.runs[i].seq)
 }
 
-// readsLocked is where in the order of which epoch the stream reads next.
+// readsLocked is where in the order of which epoch the stream reads next. Where ranks get what
+// their nodes own, its rows lie anywhere in the step, and it is the step's first; or the next one's, if none is left.
 func (s *Stream) readsLocked() (lap, index int64) {
 	a := &s.ahead
+	w := a.walk
+	lap, step, index := w.lap, w.step, w.at
 	if a.reading < len(a.runs) && len(s.columns) > 0 {
 		r := a.runs[a.reading]
-		return r.lap, r.index + int64(r.next/len(s.columns))
-	}
-	if len(a.drafts) > 0 {
+		lap, step, index = r.lap, r.step, r.index+int64(r.next/len(s.columns))
+	} else if len(a.drafts) > 0 {
 		d := a.drafts[0]
-		return d.from.lap, d.from.at + int64(d.used)
+		lap, step, index = d.from.lap, d.from.step, d.from.at+int64(d.used)
 	}
-	return a.walk.lap, a.walk.at
+	if s.job.Layout() != nil {
+		if index == w.hi && step == w.step && lap == w.lap {
+			step++
+		}
+		index = min(step*s.job.Request().Batch, s.job.Plan().Rows())
+	}
+	return lap, index
 }

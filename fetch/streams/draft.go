@@ -28,18 +28,17 @@ type draft struct {
 // loading reports whether planning waits for rows of the manifest.
 func (a *ahead) loading() bool { return len(a.drafts) > 0 && !a.drafts[0].ready }
 
-// draftLocked has the rows that come next looked up in the manifest.
+// draftLocked has the rows that come next looked up in the manifest. Where ranks get what their
+// nodes own, it is found out first which rows these are.
 func (s *Stream) draftLocked() {
 	a, m := &s.ahead, s.job.Manifest()
 	for range draftsAtOnce {
-		if a.drafted >= maxDrafted || len(a.drafts) > 0 && m.Resident() || !a.walk.settle() {
+		if a.drafted >= maxDrafted || len(a.drafts) > 0 && m.Resident() && s.job.Layout() == nil || !a.walk.settle() {
 			return
 		}
 		d := &draft{from: a.walk, positions: make([]int64, min(a.walk.left(), runRows))}
 		var served []bool // rows that were delivered before, if there are any
-		wanted := d.positions
 		for i := range d.positions {
-			d.positions[i] = a.walk.take()
 			if s.order.loose && a.served.has(a.dseq+int64(i)) {
 				if served == nil {
 					served = make([]bool, len(d.positions))
@@ -47,23 +46,55 @@ func (s *Stream) draftLocked() {
 				served[i] = true
 			}
 		}
-		if served != nil {
-			wanted = nil
-			for i, pos := range d.positions {
-				if !served[i] {
-					wanted = append(wanted, pos)
-				}
-			}
-		}
+		a.walk.at += int64(len(d.positions))
 		a.dseq += int64(len(d.positions))
 		a.drafted += len(d.positions)
 		a.drafts = append(a.drafts, d)
+		shared, known := d.from.shared()
+		if !known {
+			s.shareLocked(d, served)
+			continue
+		}
+		d.from.positions(shared, d.positions)
+		wanted := but(d.positions, served)
 		if rows, ok := m.Try(wanted); ok {
 			d.foundLocked(rows, served)
-		} else if !m.Start(s.context(), wanted, func(rows []schema.Row, err error) { s.found(d, rows, served, err) }) {
+		} else if !m.Start(s.context(), wanted, func(rows []schema.Row, err error) { s.found(d, d.positions, rows, served, err) }) {
 			s.fail(tiers.ErrClosing())
 		}
 	}
+}
+
+// shareLocked has it found out which rows a draft has, and where they lie.
+func (s *Stream) shareLocked(d *draft, served []bool) {
+	ctx, m := s.context(), s.job.Manifest()
+	positions := make([]int64, len(d.positions))
+	var rows []schema.Row
+	look := func() error {
+		shared, err := s.job.Shared(ctx, d.from.lap, d.from.step)
+		if err == nil {
+			d.from.positions(shared, positions)
+			rows, err = m.At(ctx, but(positions, served))
+		}
+		return err
+	}
+	if !m.Go(look, func(err error) { s.found(d, positions, rows, served, err) }) {
+		s.fail(tiers.ErrClosing())
+	}
+}
+
+// but leaves out what was served.
+func but(positions []int64, served []bool) []int64 {
+	if served == nil {
+		return positions
+	}
+	var left []int64
+	for i, pos := range positions {
+		if !served[i] {
+			left = append(left, pos)
+		}
+	}
+	return left
 }
 
 // foundLocked takes in where the rows lie, but for those that were delivered before.
@@ -81,7 +112,7 @@ func (d *draft) foundLocked(rows []schema.Row, served []bool) {
 }
 
 // found takes what came of a draft.
-func (s *Stream) found(d *draft, rows []schema.Row, served []bool, err error) {
+func (s *Stream) found(d *draft, positions []int64, rows []schema.Row, served []bool, err error) {
 	s.mu.Lock()
 	if s.gone || d.dropped {
 		s.mu.Unlock()
@@ -90,6 +121,7 @@ func (s *Stream) found(d *draft, rows []schema.Row, served []bool, err error) {
 	if err != nil {
 		s.fail(err) // it cannot know which blobs come next
 	} else {
+		d.positions = positions
 		d.foundLocked(rows, served)
 		s.refillLocked()
 	}

@@ -8,9 +8,10 @@ import (
 
 // part is a record batch in the making.
 type part struct {
-	walk      walk // where the stream stands before it
+	walk      walk    // where the stream stands before it
+	pieces    []piece // of a stream that reads nothing: the rows, which are then to be looked up
 	positions []int64
-	rows      []schema.Row    // where they lie; nil until they were looked up
+	rows      []schema.Row    // where they lie
 	blobs     [][]schema.Blob // by blob column, by row
 	reserved  int64           // bytes of the window
 	faults    []fault

@@ -102,7 +102,11 @@ func (s *Stream) tellLocked() {
 	t := &s.told
 	tell(&t.lap, s.slot.lap)
 	tell(&t.step, s.slot.step)
-	tell(&t.at, s.slot.at)
+	at := s.slot.at
+	if s.slot.list == nil && s.job.Layout() != nil {
+		at = s.slot.step * s.job.Request().Batch // its rows lie anywhere in the step
+	}
+	tell(&t.at, at)
 	tell(&t.limit, s.window.size)
 	tell(&t.used, s.window.used)
 	tell(&t.inFlight, int64(s.ahead.inFlight))

@@ -288,8 +288,10 @@ func (s *Stream) Next() (*Batch, error) {
 	}
 	start := time.Now()
 	var faults []Fault
-	if p.rows == nil {
-		p.rows, err = s.job.Manifest().At(s.context(), p.positions)
+	if p.pieces != nil {
+		if p.positions, err = s.positionsOf(p.pieces); err == nil {
+			p.rows, err = s.job.Manifest().At(s.context(), p.positions)
+		}
 		wait.Store += time.Since(start)
 	}
 	if err == nil {
@@ -499,14 +501,11 @@ func (s *Stream) unread() (*part, Wait, error) {
 	}
 	s.hold.Take(more)
 	s.window.used += reserved
-	p := &part{walk: s.slot, positions: make([]int64, 0, rows), reserved: reserved}
-	for range rows {
-		p.positions = append(p.positions, s.ahead.nextUnread())
-		s.slot.at++
-	}
+	p := &part{walk: s.slot, pieces: s.ahead.nextUnread(rows), reserved: reserved}
+	s.slot.at += rows
 	s.finishPartLocked(p)
 	if m := s.job.Manifest(); !m.Resident() {
-		m.Ahead(s.context(), s.ahead.nextUnreads(min(rows, maxDrafted)))
+		m.Ahead(s.context(), s.ahead.soonUnread(min(rows, maxDrafted)))
 	}
 	return p, Wait{}, nil
 }

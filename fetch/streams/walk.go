@@ -129,14 +129,32 @@ func (w *walk) left() int64 { return w.hi - w.at }
 // row is where the walk is in the share.
 func (w *walk) row() int64 { return w.at - w.lo }
 
-// take returns the position of the next row of the share, and goes on.
-func (w *walk) take() int64 {
-	i := w.at
-	w.at++
+// shared is what jobs.Job.Shared says of the step, if it is known already.
+func (w *walk) shared() (rows []int32, ok bool) {
 	if w.list != nil {
-		return w.list[i]
+		return nil, true
 	}
-	return w.plan.Position(i)
+	return w.job.TryShared(w.lap, w.step)
+}
+
+// positions puts the positions of the next rows of the share into to, which has room for no
+// more than there are. shared is what jobs.Job.Shared says of the step.
+func (w *walk) positions(shared []int32, to []int64) {
+	var start int64
+	if shared != nil {
+		start, _ = w.plan.Batch(w.step)
+	}
+	for i := range to {
+		at := w.at + int64(i)
+		switch {
+		case w.list != nil:
+			to[i] = w.list[at]
+		case shared != nil:
+			to[i] = w.plan.Position(start + int64(shared[at-start]))
+		default:
+			to[i] = w.plan.Position(at)
+		}
+	}
 }
 
 // ordinal counts the steps of this epoch that the stream could serve before

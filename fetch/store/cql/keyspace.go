@@ -125,6 +125,9 @@ func (s *Store) create(ctx context.Context, replication Replication) (err error)
 		if err := s.createTables(ctx, session, f.missing); err != nil {
 			return err
 		}
+		if err := s.createClusterTables(ctx, session, v); err != nil {
+			return err
+		}
 		return s.found(ctx, v)
 	}
 	return s.upgrade(ctx, session, v, f)

@@ -1,0 +1,184 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/dustin/go-humanize"
+
+	"bowstring/fetch/layout"
+	"bowstring/fetch/members"
+	"bowstring/fetch/store"
+	"bowstring/schema"
+)
+
+// clusterFlags make a server a node of a cluster.
+type clusterFlags struct {
+	Cluster   string `setting:"" placeholder:"NAME" help:"Be a node of this cluster, of all servers on the same store in Scylla or Cassandra that say so (default: none)."`
+	Node      string `setting:"" placeholder:"ID" help:"What the node is called; it stays so when it is started again (default: the name of this machine)."`
+	Advertise string `setting:"" placeholder:"grpc://HOST:PORT" help:"Where clients and other nodes reach it (default: the address of --listen, which must be one of this machine's then)."`
+	Zone      string `setting:"" placeholder:"NAME" help:"Where it is: a zone, a rack. Bytes between zones are dear (default: all are in one)."`
+	NodeRanks int64  `setting:"" default:"1" placeholder:"N" help:"How many ranks run beside it, in proportion to others: so much it owns (default: ${default})."`
+}
+
+// check is called as part of Validate.
+func (f *clusterFlags) check() error {
+	if f.Cluster == "" {
+		if f.Node != "" || f.Advertise != "" || f.Zone != "" {
+			return fmt.Errorf("--node, --advertise and --zone are of a node of a cluster: --cluster names it")
+		}
+		return nil
+	}
+	if err := schema.CheckName("--cluster", f.Cluster); err != nil {
+		return err
+	}
+	n := layout.Node{ID: cmp.Or(f.Node, "node"), Address: f.Advertise, Zone: f.Zone, Weight: f.NodeRanks}
+	if err := n.Check(); err != nil {
+		return fmt.Errorf("--node, --advertise, --zone or --node-ranks: %w", err)
+	}
+	return nil
+}
+
+// node is what the cluster is to know of a server that listens there.
+func (f *clusterFlags) node(listen net.Addr, encrypted bool, spillBytes int64) (layout.Node, error) {
+	n := layout.Node{ID: f.Node, Address: f.Advertise, Zone: f.Zone, Weight: f.NodeRanks, Capacity: spillBytes}
+	if n.ID == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return n, fmt.Errorf("--node: the name of this machine is not known: %w", err)
+		}
+		n.ID = host
+	}
+	if n.Address == "" {
+		tcp, ok := listen.(*net.TCPAddr)
+		if !ok || tcp.IP.IsUnspecified() {
+			return n, usagef("--advertise: the server listens on %s, which is no address that others could reach: say grpc://HOST:PORT", listen)
+		}
+		n.Address = "grpc://" + tcp.String()
+		if encrypted {
+			n.Address = "grpc+tls://" + tcp.String()
+		}
+	}
+	return n, n.Check()
+}
+
+// membersOf returns the members of a cluster in a store.
+func membersOf(s store.Store, cluster string, log *slog.Logger) (*members.Members, error) {
+	shared, ok := s.(members.Shared)
+	if !ok {
+		return nil, usagef("--cluster: the nodes of a cluster share a store in Scylla or Cassandra: --store cql://HOST/KEYSPACE names one")
+	}
+	return members.New(members.Options{Cluster: cluster, Shared: shared, Version: version, Logger: log})
+}
+
+// clusterView is what a server's stats say of its cluster.
+type clusterView struct {
+	Cluster string        `json:"cluster"`
+	Nodes   []layout.Node `json:"nodes"`
+	Read    time.Time     `json:"read"`            // when the leases were last read
+	Error   string        `json:"error,omitempty"` // why they could not be since
+}
+
+func viewOf(cluster string, v members.View) clusterView {
+	view := clusterView{Cluster: cluster, Nodes: v.Nodes, Read: v.At}
+	if v.Err != nil {
+		view.Error = v.Err.Error()
+	}
+	return view
+}
+
+// ClusterCmd is bowstring cluster.
+type ClusterCmd struct {
+	Status ClusterStatusCmd `cmd:"" help:"List the nodes of a cluster and what they own."`
+}
+
+// ClusterStatusCmd is bowstring cluster status.
+type ClusterStatusCmd struct {
+	Name string `arg:"" help:"The cluster, as serve --cluster names it."`
+	JSON bool   `name:"json" help:"Print a JSON object."`
+}
+
+// Help is shown below the summary.
+func (*ClusterStatusCmd) Help() string {
+	return `The nodes are those whose leases are in the store now; one that dies is gone from it after ten seconds. What they own is a part of
+all keys, if everything fits; which part of a dataset they have cached, only they know.`
+}
+
+// clusterStatus is what status prints.
+type clusterStatus struct {
+	Cluster string       `json:"cluster"`
+	Layout  string       `json:"layout,omitempty"` // that these nodes would have now, where all fits
+	Nodes   []nodeStatus `json:"nodes"`
+}
+
+type nodeStatus struct {
+	layout.Node
+	Share float64 `json:"share"` // of all keys
+}
+
+// Run lists the nodes.
+func (c *ClusterStatusCmd) Run(ctx context.Context, app *App) error {
+	addr, err := app.ownStore("cluster status")
+	if err != nil {
+		return err
+	}
+	s, err := openStore(addr, false, app.quietLog())
+	if err != nil {
+		return err
+	}
+	defer func() { _ = s.Close() }()
+	m, err := membersOf(s, c.Name, app.quietLog())
+	if err != nil {
+		return err
+	}
+	look, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	view, err := m.Look(look)
+	if err != nil {
+		return err
+	}
+	status, err := statusOf(c.Name, view.Nodes)
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return printJSON(app.Stdout, status)
+	}
+	if len(status.Nodes) == 0 {
+		app.Notef("no node of cluster %s is there", c.Name)
+		return nil
+	}
+	t := table{numbers: []bool{false, false, false, true, true, true}}
+	t.add("NODE", "ADDRESS", "ZONE", "RANKS", "SPILL", "SHARE")
+	for _, n := range status.Nodes {
+		t.add(n.ID, n.Address, n.Zone, strconv.FormatInt(n.Weight, 10), humanize.IBytes(uint64(n.Capacity)), fmt.Sprintf("%.1f %%", 100*n.Share))
+	}
+	return t.print(app.Stdout)
+}
+
+// statusOf says what nodes own where everything fits.
+func statusOf(cluster string, nodes []layout.Node) (clusterStatus, error) {
+	status := clusterStatus{Cluster: cluster, Nodes: []nodeStatus{}}
+	if len(nodes) == 0 {
+		return status, nil
+	}
+	r, err := layout.NewRecord(0, nodes, nil)
+	if err != nil {
+		return status, err
+	}
+	l, err := layout.New(r)
+	if err != nil {
+		return status, err
+	}
+	status.Layout = l.Name()
+	for i := range l.Nodes() {
+		status.Nodes = append(status.Nodes, nodeStatus{l.Node(i), float64(l.Owned(i)) / layout.Slots})
+	}
+	return status, nil
+}

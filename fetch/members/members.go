@@ -1,0 +1,265 @@
+package members
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	mathrand "math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"bowstring/fetch/layout"
+	"bowstring/schema"
+)
+
+// Options says who a member is. The zero value of a field that has a default stands for it.
+type Options struct {
+	// Cluster is the name of the cluster.
+	Cluster string
+	// Shared is what all nodes share.
+	Shared Shared
+	// Version is that of the program, for people.
+	Version string
+	// TTL is after how long a lease lapses, in whole seconds. Default 10 s.
+	TTL time.Duration
+	// RenewEvery is how often it is renewed. Default 3 s.
+	RenewEvery time.Duration
+	// ReadEvery is how often the leases of the others are read. Default 6 s: a read costs as many
+	// rows as there are nodes.
+	ReadEvery time.Duration
+	// Keep is for how long a claim is kept after it was made, and a twelfth of that for which a layout is, which
+	// tickets name. Default 30 days.
+	Keep time.Duration
+	// Logger receives what operators should know. Default slog.Default().
+	Logger *slog.Logger
+}
+
+// EnsureDefaults fills in the fields that are zero.
+func (o *Options) EnsureDefaults() {
+	o.TTL = cmp.Or(o.TTL, 10*time.Second)
+	o.RenewEvery = cmp.Or(o.RenewEvery, 3*time.Second)
+	o.ReadEvery = cmp.Or(o.ReadEvery, 6*time.Second)
+	o.Keep = cmp.Or(o.Keep, 30*24*time.Hour)
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+}
+
+// Validate returns an error that names the first field without a sensible value.
+func (o *Options) Validate() error {
+	switch {
+	case o.Shared == nil:
+		return fmt.Errorf("%w: members need a Shared", schema.ErrInvalid)
+	case o.TTL < time.Second || o.TTL%time.Second != 0 || o.Keep < o.TTL:
+		return fmt.Errorf("%w: TTL is %s and Keep %s; want whole seconds, and Keep no less", schema.ErrInvalid, o.TTL, o.Keep)
+	case o.RenewEvery <= 0 || 2*o.RenewEvery >= o.TTL || o.ReadEvery <= 0:
+		return fmt.Errorf("%w: RenewEvery is %s and ReadEvery %s; want more than 0, and RenewEvery less than half of TTL, which is %s", schema.ErrInvalid, o.RenewEvery, o.ReadEvery, o.TTL)
+	}
+	return schema.CheckName("cluster", o.Cluster)
+}
+
+// View is which nodes a member knows of. It is advice: those of two members may differ for a while.
+type View struct {
+	// Nodes are in ascending order of id, the member itself among them once it has started.
+	Nodes []layout.Node
+	// At is when the leases were last read; zero if they never were.
+	At time.Time
+	// Err is why they could not be read since; nil if they could.
+	Err error
+}
+
+// Members is a node of a cluster. It is safe for concurrent use.
+type Members struct {
+	opts    Options
+	process string
+	layouts layouts
+
+	directory atomic.Pointer[directory] // nil before Start
+
+	mu        sync.Mutex
+	self      *layout.Node           // nil before Start
+	nodes     map[string]layout.Node // others
+	at        time.Time
+	failed    error
+	recovered time.Time // since when all reads have succeeded
+	others    bool      // somebody else has the same id
+
+	stop context.CancelFunc // nil before Start
+	done sync.WaitGroup
+}
+
+// New returns a member that has not started: it can read layouts and knows of no node.
+func New(opts Options) (*Members, error) {
+	opts.EnsureDefaults()
+	if err := opts.Validate(); err != nil {
+		return nil, err
+	}
+	return &Members{opts: opts, process: rand.Text(), nodes: map[string]layout.Node{}}, nil
+}
+
+// Start has the node be a member, until Close. The first lease is written, and those of the
+// others are read, before it returns: an error says that the store cannot be used. It is called once.
+func (m *Members) Start(ctx context.Context, self layout.Node) error {
+	if err := self.Check(); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	m.self = &self
+	m.mu.Unlock()
+	body, err := json.Marshal(lease{Node: self, Process: m.process, Since: time.Now().UTC(), Version: m.opts.Version})
+	if err != nil {
+		return err
+	}
+	if err := m.read(ctx); err != nil {
+		return err
+	}
+	if err := m.direct(); err != nil {
+		return err
+	}
+	if err := m.renew(ctx, self.ID, body); err != nil {
+		return err
+	}
+	own, stop := context.WithCancel(context.WithoutCancel(ctx))
+	m.stop = stop
+	m.done.Go(func() {
+		m.every(own, m.opts.RenewEvery, func(ctx context.Context) {
+			if err := m.renew(ctx, self.ID, body); err != nil && own.Err() == nil {
+				m.opts.Logger.WarnContext(ctx, "the lease of this node could not be renewed: others will not know of it", "error", err)
+			}
+		})
+	})
+	m.done.Go(func() {
+		m.every(own, m.opts.ReadEvery, func(ctx context.Context) {
+			err := m.read(ctx)
+			if err == nil {
+				err = m.direct()
+			}
+			if err != nil && own.Err() == nil {
+				m.opts.Logger.WarnContext(ctx, "the members of the cluster could not be read: what is known of them stays", "error", err)
+			}
+		})
+	})
+	return nil
+}
+
+// Close gives the lease up, and waits for what Start began.
+func (m *Members) Close() error {
+	if m.stop == nil {
+		return nil
+	}
+	m.stop()
+	m.done.Wait()
+	m.mu.Lock()
+	shared := m.others
+	m.mu.Unlock()
+	if shared {
+		return nil // it is somebody else's
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), m.opts.RenewEvery)
+	defer cancel()
+	if err := m.opts.Shared.RemoveLease(ctx, m.opts.Cluster, m.self.ID); err != nil {
+		m.opts.Logger.Debug("the lease of this node lapses by itself", "error", err)
+	}
+	return nil
+}
+
+// every calls f about so often, not when others do, until ctx ends. A call that takes long is ended.
+func (m *Members) every(ctx context.Context, period time.Duration, f func(context.Context)) {
+	for {
+		timer := time.NewTimer(period*3/4 + mathrand.N(period/2))
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		}
+		call, cancel := context.WithTimeout(ctx, m.opts.TTL/2)
+		f(call)
+		cancel()
+	}
+}
+
+func (m *Members) renew(ctx context.Context, id string, body []byte) error {
+	if err := m.opts.Shared.PutLease(ctx, m.opts.Cluster, id, body, m.opts.TTL); err != nil {
+		return fmt.Errorf("write the lease of node %s: %w", id, err)
+	}
+	return nil
+}
+
+// read takes in the leases of the others. A node that is new counts at once. One that is missing
+// counts until reads have shown for a whole TTL that it is gone: after a time in which the store was out of
+// reach, all leases have lapsed, also of those who live.
+func (m *Members) read(ctx context.Context) error {
+	rows, err := m.opts.Shared.Leases(ctx, m.opts.Cluster)
+	now := time.Now()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err != nil {
+		m.failed, m.recovered = fmt.Errorf("read the members of cluster %s: %w", m.opts.Cluster, err), time.Time{}
+		return m.failed
+	}
+	if m.failed != nil || m.at.IsZero() || now.Sub(m.at) > m.opts.TTL {
+		m.recovered = now // or this process stood still
+	}
+	doubtful := !m.at.IsZero() && now.Sub(m.recovered) < m.opts.TTL
+	m.failed, m.at = nil, now
+	there := map[string]bool{}
+	for id, row := range rows {
+		var l lease
+		if err := json.Unmarshal(row, &l); err != nil || l.Node.ID != id || l.Node.Check() != nil {
+			m.opts.Logger.WarnContext(ctx, "the lease of a node cannot be read: a newer program may have written it", "node", id, "error", err)
+			continue
+		}
+		if m.self != nil && id == m.self.ID {
+			m.noticeLocked(ctx, l)
+			continue
+		}
+		there[id] = true
+		m.nodes[id] = l.Node
+	}
+	for id := range m.nodes {
+		if !there[id] && !doubtful {
+			delete(m.nodes, id)
+		}
+	}
+	return nil
+}
+
+// noticeLocked looks at the lease of this very node. That of the process before it, which has not lapsed, shows once.
+func (m *Members) noticeLocked(ctx context.Context, l lease) {
+	was := m.others
+	m.others = l.Process != m.process && m.stop != nil
+	if m.others && !was {
+		m.opts.Logger.ErrorContext(ctx, "another process is the same node of the cluster: give each its own --node", "node", l.Node.ID, "address", l.Node.Address, "since", l.Since)
+	}
+}
+
+// View returns which nodes the member knows of.
+func (m *Members) View() View {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	v := View{At: m.at, Err: m.failed}
+	for _, n := range m.nodes {
+		v.Nodes = append(v.Nodes, n)
+	}
+	if m.self != nil {
+		v.Nodes = append(v.Nodes, *m.self)
+	}
+	slices.SortFunc(v.Nodes, func(a, b layout.Node) int { return cmp.Compare(a.ID, b.ID) })
+	return v
+}
+
+// Look reads the members without being one.
+func (m *Members) Look(ctx context.Context) (View, error) {
+	err := m.read(ctx)
+	return m.View(), err
+}
+
+// errNoNodes says that no layout can be made.
+var errNoNodes = errors.New("no node of the cluster is there")

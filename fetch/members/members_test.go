@@ -1,0 +1,292 @@
+package members_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"bowstring/fetch/layout"
+	"bowstring/fetch/members"
+	"bowstring/fetch/members/memshared"
+	"bowstring/fetch/members/sharedtest"
+	"bowstring/schema"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var quiet = slog.New(slog.DiscardHandler)
+
+// errAway is a store that is out of reach.
+var errAway = fmt.Errorf("%w: out of reach", schema.ErrUnavailable)
+
+func node(id string) layout.Node {
+	return layout.Node{ID: id, Address: "grpc://" + id + ":1", Weight: 1, Capacity: 1 << 30}
+}
+
+// member makes a member that has not started.
+func member(t *testing.T, s members.Shared) *members.Members {
+	t.Helper()
+	m, err := members.New(members.Options{Cluster: "c", Shared: s, Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = m.Close() })
+	return m
+}
+
+// started makes one that has.
+func started(t *testing.T, s members.Shared, id string) *members.Members {
+	t.Helper()
+	m := member(t, s)
+	if err := m.Start(t.Context(), node(id)); err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func ids(m *members.Members) string {
+	var list []string
+	for _, n := range m.View().Nodes {
+		list = append(list, n.ID)
+	}
+	return strings.Join(list, " ")
+}
+
+// wantSeen waits in virtual time and checks what a member sees then.
+func wantSeen(t *testing.T, m *members.Members, after time.Duration, want string) {
+	t.Helper()
+	time.Sleep(after) // of the bubble's clock: nothing waits
+	synctest.Wait()
+	if got := ids(m); got != want {
+		t.Errorf("after %s more the nodes are %q, want %q", after, got, want)
+	}
+}
+
+func TestJoinLeaveDie(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memshared.New()
+		a := started(t, s, "a")
+		b := started(t, s, "b")
+		if got := ids(b); got != "a b" {
+			t.Errorf("a new node knows of %q at once, want all", got)
+		}
+		wantSeen(t, a, 10*time.Second, "a b")
+		c := started(t, partitioned{s, func() bool { return true }}, "c")
+		_ = c
+		wantSeen(t, a, 0, "a b")
+		if err := b.Close(); err != nil { // in good order
+			t.Fatal(err)
+		}
+		wantSeen(t, a, 10*time.Second, "a")
+	})
+}
+
+// partitioned is a Shared whose first lease gets through, and then no other.
+type partitioned struct {
+	*memshared.Shared
+	cut func() bool
+}
+
+func (p partitioned) PutLease(ctx context.Context, cluster, id string, lease []byte, ttl time.Duration) error {
+	if p.cut() {
+		return nil // as one that stands still: it never comes again
+	}
+	return p.Shared.PutLease(ctx, cluster, id, lease, ttl)
+}
+
+// A node whose leases stop is gone after a TTL and a read.
+func TestDeath(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memshared.New()
+		a := started(t, s, "a")
+		var mu sync.Mutex
+		dead := false
+		started(t, partitioned{s, func() bool { mu.Lock(); defer mu.Unlock(); return dead }}, "b")
+		wantSeen(t, a, 30*time.Second, "a b")
+		mu.Lock()
+		dead = true
+		mu.Unlock()
+		wantSeen(t, a, 6*time.Second, "a b") // its lease is no older than 3.75 s, and lapses after 10
+		wantSeen(t, a, 13*time.Second, "a")
+	})
+}
+
+// While the store is out of reach the last view stays; when it is back, all leases have lapsed, and nobody is taken for
+// dead because of it.
+func TestStoreAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memshared.New()
+		a, b, c := started(t, s, "a"), started(t, s, "b"), started(t, s, "c")
+		wantSeen(t, a, 20*time.Second, "a b c")
+		s.Inject(func(string, string) (error, error) { return errAway, nil })
+		wantSeen(t, a, time.Minute, "a b c")
+		if a.View().Err == nil || time.Since(a.View().At) < 50*time.Second {
+			t.Errorf("the view does not say how old it is: %+v", a.View())
+		}
+		var readsOnly = true // renewals come back later than reads
+		var mu sync.Mutex
+		s.Inject(func(op, _ string) (error, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			if readsOnly && op == "PutLease" {
+				return errAway, nil
+			}
+			return nil, nil
+		})
+		wantSeen(t, a, 8*time.Second, "a b c") // it reads, and there is no lease at all
+		mu.Lock()
+		readsOnly = false
+		mu.Unlock()
+		wantSeen(t, b, 20*time.Second, "a b c")
+		wantSeen(t, c, time.Minute, "a b c")
+	})
+}
+
+func TestBadLeases(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memshared.New()
+		for id, lease := range map[string]string{"x": "{", "y": `{"node": {"id": "z"}}`, "w": `{"node": {"id": "w", "weight": -1}}`} {
+			if err := s.PutLease(t.Context(), "c", id, []byte(lease), time.Hour); err != nil {
+				t.Fatal(err)
+			}
+		}
+		wantSeen(t, started(t, s, "a"), 0, "a")
+		other, err := members.New(members.Options{Cluster: "d", Shared: s, Logger: quiet})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if v, err := other.Look(t.Context()); err != nil || len(v.Nodes) != 0 {
+			t.Errorf("another cluster has %v, %v", v.Nodes, err)
+		}
+	})
+}
+
+// However many nodes ask, whatever they see, and whichever answers are lost: an epoch has one layout.
+func TestClaims(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	s := memshared.New()
+	var all []*members.Members
+	for i := range 6 { // each sees those before it
+		all = append(all, started(t, s, fmt.Sprintf("n%d", i)))
+	}
+	var mu sync.Mutex
+	s.Inject(func(string, string) (before, after error) {
+		mu.Lock()
+		defer mu.Unlock()
+		switch rng.IntN(6) {
+		case 0:
+			return errAway, nil
+		case 1:
+			return nil, errAway
+		}
+		return nil, nil
+	})
+	for epoch := range uint64(30) {
+		names := make([]string, len(all))
+		var wg sync.WaitGroup
+		for i, m := range all {
+			wg.Go(func() {
+				for range 1000 {
+					l, err := m.Claim(t.Context(), "plan", epoch, 1<<20, nil)
+					if err == nil {
+						names[i] = l.Name()
+						return
+					}
+					if !errors.Is(err, schema.ErrUnavailable) {
+						t.Error(err)
+						return
+					}
+				}
+			})
+		}
+		wg.Wait()
+		if len(slices.Compact(names)) != 1 || names[0] == "" {
+			t.Fatalf("epoch %d has layouts %q", epoch, names)
+		}
+	}
+	s.Inject(nil)
+}
+
+func TestLayouts(t *testing.T) {
+	s := memshared.New()
+	a := started(t, s, "a")
+	l, err := a.Claim(t.Context(), "p", 1, 1<<20, []string{"a", "a"})
+	if err != nil || l.Record().Nodes[0].Weight != 2 {
+		t.Fatalf("%+v, %v", l, err)
+	}
+	if again, err := member(t, s).Layout(t.Context(), l.Name()); err != nil || again.Name() != l.Name() {
+		t.Errorf("another node finds %v, %v", again, err)
+	}
+	if _, err := a.Layout(t.Context(), strings.Repeat("0", 64)); !errors.Is(err, schema.ErrNotFound) {
+		t.Errorf("a layout that is not there: %v", err)
+	}
+	if err := s.PutLayout(t.Context(), strings.Repeat("1", 64), l.Record().Marshal(), time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.Layout(t.Context(), strings.Repeat("1", 64)); !errors.Is(err, schema.ErrDataLoss) {
+		t.Errorf("a layout under a wrong name: %v", err)
+	}
+	if _, err := a.Claim(t.Context(), "p", 2, 1<<20, []string{"b"}); !errors.Is(err, schema.ErrInvalid) {
+		t.Errorf("a rank beside no node: %v", err)
+	}
+	s.Inject(func(string, string) (error, error) { return errAway, nil })
+	if again, err := a.Claim(t.Context(), "p", 1, 1<<20, nil); err != nil || again.Name() != l.Name() {
+		t.Errorf("what is known, while the store is away: %v, %v", again, err)
+	}
+	if _, err := a.Claim(t.Context(), "p", 3, 1<<20, nil); !errors.Is(err, schema.ErrUnavailable) {
+		t.Errorf("what is not known, while the store is away: %v", err)
+	}
+	if _, err := member(t, memshared.New()).Claim(t.Context(), "p", 3, 1<<20, nil); !errors.Is(err, schema.ErrUnavailable) {
+		t.Errorf("without a node: %v", err)
+	}
+}
+
+// Each blob has one owner, which all that are of one view name, and which asks nobody itself.
+func TestOwners(t *testing.T) {
+	s := memshared.New()
+	if got := member(t, s).Owners(schema.Key{}); got != nil {
+		t.Errorf("a member that has not started asks %v", got)
+	}
+	started(t, s, "a")
+	b, c := started(t, s, "b"), started(t, s, "c") // b has not seen c yet
+	asked := map[string]int{}
+	for i := range 3000 {
+		key := schema.Key{byte(i >> 8), byte(i), 0, 1}
+		for _, id := range c.Owners(key) {
+			asked[id]++
+		}
+		for _, id := range b.Owners(key) {
+			if id != "a" {
+				t.Fatalf("b asks %s", id)
+			}
+		}
+	}
+	if asked["a"] < 800 || asked["b"] < 800 || len(asked) != 2 {
+		t.Errorf("c asks %v of 3000", asked)
+	}
+	if n := testing.AllocsPerRun(100, func() { c.Owners(schema.Key{1, 2}) }); n != 0 {
+		t.Errorf("%g allocations", n)
+	}
+}
+
+func TestOptions(t *testing.T) {
+	for _, o := range []members.Options{{Cluster: "c"}, {Shared: memshared.New()}, {Cluster: "c", Shared: memshared.New(), TTL: 5 * time.Second}} {
+		if _, err := members.New(o); !errors.Is(err, schema.ErrInvalid) {
+			t.Errorf("%+v: %v", o, err)
+		}
+	}
+}
+
+func TestMemory(t *testing.T) { sharedtest.Run(t, memshared.New()) }

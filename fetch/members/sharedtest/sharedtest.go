@@ -1,0 +1,84 @@
+// Package sharedtest is the suite that every members.Shared passes.
+package sharedtest
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"bowstring/fetch/members"
+	"bowstring/schema"
+)
+
+// Run runs the suite. What others have put there does not matter.
+func Run(t *testing.T, s members.Shared) {
+	ctx, cluster, plan := t.Context(), rand.Text(), rand.Text()
+	t.Run("leases", func(t *testing.T) {
+		for _, id := range []string{"a", "b", "b", "c"} {
+			if err := s.PutLease(ctx, cluster, id, []byte("of "+id), time.Minute); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := s.PutLease(ctx, cluster+"2", "d", []byte{}, time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.RemoveLease(ctx, cluster, "a"); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.RemoveLease(ctx, cluster, "never"); err != nil {
+			t.Error(err)
+		}
+		found, err := s.Leases(ctx, cluster)
+		if got := slices.Sorted(maps.Keys(found)); err != nil || !slices.Equal(got, []string{"b", "c"}) || string(found["b"]) != "of b" {
+			t.Errorf("leases %q, %v", found, err)
+		}
+	})
+	t.Run("layouts", func(t *testing.T) {
+		name := rand.Text()
+		if _, err := s.Layout(ctx, name); !errors.Is(err, schema.ErrNotFound) {
+			t.Errorf("a layout that is not there: %v", err)
+		}
+		for range 2 {
+			if err := s.PutLayout(ctx, name, []byte("record"), time.Hour); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if b, err := s.Layout(ctx, name); err != nil || string(b) != "record" {
+			t.Errorf("layout %q, %v", b, err)
+		}
+	})
+	t.Run("claims", func(t *testing.T) {
+		for _, epoch := range []uint64{0, 1, 1 << 63, 1<<64 - 1} {
+			if got, err := s.ClaimLayout(ctx, cluster, plan, epoch, "", time.Hour); got != "" || err != nil {
+				t.Errorf("epoch %d has %q before it was claimed, %v", epoch, got, err)
+			}
+			winners := make([]string, 8)
+			var wg sync.WaitGroup
+			for i := range winners {
+				wg.Go(func() {
+					for range 20 { // an answer may be that nobody knows
+						var err error
+						if winners[i], err = s.ClaimLayout(ctx, cluster, plan, epoch, fmt.Sprint("layout ", i), time.Hour); err == nil {
+							return
+						}
+					}
+				})
+			}
+			wg.Wait()
+			if got := slices.Compact(winners); len(got) != 1 || got[0] == "" {
+				t.Errorf("epoch %d was claimed for %q", epoch, got)
+			}
+			if got, err := s.ClaimLayout(ctx, cluster, plan, epoch, "another", time.Hour); got != winners[0] || err != nil {
+				t.Errorf("epoch %d has %q later, %v; want %q", epoch, got, err, winners[0])
+			}
+		}
+		if got, err := s.ClaimLayout(ctx, cluster+"2", plan, 1, "", time.Hour); got != "" || err != nil {
+			t.Errorf("another cluster has %q, %v", got, err)
+		}
+	})
+}
