@@ -164,7 +164,7 @@ func TestFutureOfAPage(t *testing.T) {
 		t.Errorf("pages are used at %d, %d and %d", next(0), next(schema.PageRows), next(2*schema.PageRows))
 	}
 	// Any of its rows comes before most others.
-	if row, ok := f.NextUse(Place{3, 5 * schema.PageRows}, 0); !ok || next(5*schema.PageRows) > row/100 {
+	if row, ok := f.NextUse(Place{Dataset: 3, Position: 5 * schema.PageRows}, 0); !ok || next(5*schema.PageRows) > row/100 {
 		t.Errorf("a page is used at %d, its first row at %d", next(5*schema.PageRows), row)
 	}
 	j.Advance(0, schema.PageRows, 1e9) // it has used the first one

@@ -220,7 +220,7 @@ func (s *setup) spins(dir string) bool {
 		return false
 	}
 	device := fmt.Sprintf("sys/dev/block/%d:%d/", unix.Major(st.Dev), unix.Minor(st.Dev))
-	for _, at := range []string{"queue/rotational", "../queue/rotational"} {              // of a disk, of a partition
+	for _, at := range []string{"queue/rotational", "../queue/rotational"} { // of a disk, of a partition
 		// The path goes through a link, which Join would shorten away.
 		if data, err := os.ReadFile(strings.TrimSuffix(s.root, "/") + "/" + device + at); err == nil {
 			return strings.TrimSpace(string(data)) == "1"

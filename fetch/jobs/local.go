@@ -9,6 +9,7 @@ import (
 	"bowstring/fetch/admission"
 	"bowstring/fetch/layout"
 	"bowstring/fetch/plan"
+	"bowstring/fetch/store"
 	"bowstring/schema"
 )
 
@@ -222,7 +223,7 @@ func (js *Jobs) share(ctx context.Context, snap *openSnapshot, o *Outline) (*sha
 		jobs: js, key: key, locality: plan.NewLocality(o.local.layout, o.local.nodes), table: table, refs: 1,
 		turns: make(chan struct{}, sharesAtOnce), most: int(min(max(keptShares/(4*batch), leastShares), mostShares)), kept: map[shareKey]*stepShare{},
 	}
-	if s.memory, err = js.results.reserve(batch * (4*int64(s.most) + sharesAtOnce*shareBytes)); err != nil {
+	if s.memory, err = js.results.reserve(store.CallerFrom(ctx).Tenant, batch*(4*int64(s.most)+sharesAtOnce*shareBytes)); err != nil {
 		table.Release()
 		return nil, fmt.Errorf("sharing out batches of %d rows: %w", batch, err)
 	}

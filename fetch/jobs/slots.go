@@ -43,7 +43,8 @@ func newSlotTable(rows int64, column int) *slotTable {
 func (js *Jobs) slotTable(ctx context.Context, snap *openSnapshot, column int) (*result, error) {
 	return js.derive(ctx, snap.key, fmt.Sprintf("slots\x00%d", column), snap, func(context.Context) (*result, error) {
 		rows := snap.manifest.Rows()
-		memory, err := js.results.reserve(slotBytes(rows))
+		// On nobody's account: whoever shares out batches of the snapshot uses it.
+		memory, err := js.results.reserve("", slotBytes(rows))
 		if err != nil {
 			return nil, fmt.Errorf("assign %q keeps two bytes for each of %d rows: %w", schema.AssignLocal, rows, err)
 		}
@@ -78,7 +79,7 @@ func (t *slotTable) get(ctx context.Context, m *manifest.Manifest, positions []i
 			if t.has(from, to) {
 				return nil // it lay in the pages of other blocks
 			}
-			return m.Walk(all, from, to, t.visit)
+			return m.Walk(all, from, to, nil, t.visit)
 		})
 	}
 	if err := g.Wait(); err != nil {

@@ -217,11 +217,11 @@ func (s *Set) remove(st *Stream) {
 // who may never take it, batches are so small that however many streams come one
 // after another, there is something left for the next.
 func (s *Set) pieceBytes(t *tenant) int64 {
-	return min(piece(s.opts.WindowBytes, s.transit.Load(), s.reading.Load()), piece(t.most.Load(), t.transit.Load(), t.live.Load()))
+	return min(pieceOf(s.opts.WindowBytes, s.transit.Load(), s.reading.Load()), pieceOf(t.most.Load(), t.transit.Load(), t.live.Load()))
 }
 
-// piece is that of so many bytes for n streams, with some of them on their way.
-func piece(all, transit, n int64) int64 {
+// pieceOf is that of so many bytes for n streams, with some of them on their way.
+func pieceOf(all, transit, n int64) int64 {
 	if n <= 1 || transit < all/8 {
 		return all / 8
 	}
