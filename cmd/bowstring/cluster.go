@@ -1,8 +1,11 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"log/slog"
 	"net"
@@ -12,9 +15,12 @@ import (
 
 	"github.com/dustin/go-humanize"
 
+	"bowstring/cmd/bowstring/cluster"
 	"bowstring/fetch/layout"
 	"bowstring/fetch/members"
 	"bowstring/fetch/store"
+	"bowstring/flight"
+	"bowstring/flight/door"
 	"bowstring/schema"
 )
 
@@ -25,13 +31,16 @@ type clusterFlags struct {
 	Advertise string `setting:"" placeholder:"grpc://HOST:PORT" help:"Where clients and other nodes reach it (default: the address of --listen, which must be one of this machine's then)."`
 	Zone      string `setting:"" placeholder:"NAME" help:"Where it is: a zone, a rack. Bytes between zones are dear (default: all are in one)."`
 	NodeRanks int64  `setting:"" default:"1" placeholder:"N" help:"How many ranks run beside it, in proportion to others: so much it owns (default: ${default})."`
+
+	ClusterKeyFile string `setting:"" type:"path" placeholder:"FILE" help:"What the nodes know each other by: a secret of 32 characters or more, the same for all. Without it they read from each other only where everybody may read everything."`
+	ClusterCA      string `setting:"" name:"cluster-ca" type:"path" placeholder:"FILE" help:"Who has signed the other nodes' certificates (default: who the system trusts)."`
 }
 
 // check is called as part of Validate.
 func (f *clusterFlags) check() error {
 	if f.Cluster == "" {
-		if f.Node != "" || f.Advertise != "" || f.Zone != "" {
-			return fmt.Errorf("--node, --advertise and --zone are of a node of a cluster: --cluster names it")
+		if f.Node != "" || f.Advertise != "" || f.Zone != "" || f.ClusterKeyFile != "" || f.ClusterCA != "" {
+			return fmt.Errorf("--node, --advertise, --zone, --cluster-key-file and --cluster-ca are of a node of a cluster: --cluster names it")
 		}
 		return nil
 	}
@@ -45,16 +54,70 @@ func (f *clusterFlags) check() error {
 	return nil
 }
 
-// node is what the cluster is to know of a server that listens there.
-func (f *clusterFlags) node(listen net.Addr, encrypted bool, spillBytes int64) (layout.Node, error) {
-	n := layout.Node{ID: f.Node, Address: f.Advertise, Zone: f.Zone, Weight: f.NodeRanks, Capacity: spillBytes}
-	if n.ID == "" {
+// leastKey is how many characters a cluster's key has at least.
+const leastKey = 32
+
+// part is what a server takes on as a node; nil if it is none.
+func (f *clusterFlags) part(door *door.Door) (*clusterPart, error) {
+	if f.Cluster == "" {
+		return nil, nil
+	}
+	p := &clusterPart{name: f.Cluster, node: f.Node}
+	if p.node == "" {
 		host, err := os.Hostname()
 		if err != nil {
-			return n, fmt.Errorf("--node: the name of this machine is not known: %w", err)
+			return nil, fmt.Errorf("--node: the name of this machine is not known: %w", err)
 		}
-		n.ID = host
+		p.node = host
 	}
+	if f.ClusterKeyFile != "" {
+		text, err := os.ReadFile(f.ClusterKeyFile)
+		if err != nil {
+			return nil, fmt.Errorf("--cluster-key-file: %w", err)
+		}
+		if p.key = bytes.TrimSpace(text); len(p.key) < leastKey {
+			return nil, usagef("--cluster-key-file: %s has a key of %d characters; want %d or more, such as openssl rand -hex 32 makes", f.ClusterKeyFile, len(p.key), leastKey)
+		}
+	}
+	p.lends = len(p.key) > 0 || !door.Authenticates()
+	p.tls = &tls.Config{MinVersion: tls.VersionTLS13}
+	if f.ClusterCA != "" {
+		text, err := os.ReadFile(f.ClusterCA)
+		if err != nil {
+			return nil, fmt.Errorf("--cluster-ca: %w", err)
+		}
+		p.tls.RootCAs = x509.NewCertPool()
+		if !p.tls.RootCAs.AppendCertsFromPEM(text) {
+			return nil, usagef("--cluster-ca: %s has no certificate in PEM", f.ClusterCA)
+		}
+	}
+	return p, nil
+}
+
+// clusterPart is a server's part in a cluster.
+type clusterPart struct {
+	name, node string
+	key        []byte
+	tls        *tls.Config
+	lends      bool // other nodes read by way of it, and it by way of them
+}
+
+// join makes the tier of the other nodes, and the door for them, as far as there is a spill: what a node
+// owns, it keeps there.
+func (p *clusterPart) join(n *node, to *flight.Options, log *slog.Logger) (err error) {
+	to.Members = func() any { return viewOf(p.name, n.members.View()) }
+	if !p.lends || n.spill == nil {
+		log.Info("blobs are not read from other nodes, nor by them", "key", len(p.key) > 0, "spill", n.spill != nil)
+		return nil
+	}
+	n.cluster, err = cluster.New(cluster.Options{Node: p.node, Members: n.members, SnapshotName: n.spill.DatasetName, Key: p.key, TLS: p.tls, Logger: log})
+	to.Cluster = &flight.Cluster{Node: p.node, Key: p.key}
+	return err
+}
+
+// described is what the cluster is to know of a server that listens there.
+func (f *clusterFlags) described(id string, listen net.Addr, encrypted bool, spillBytes int64) (layout.Node, error) {
+	n := layout.Node{ID: id, Address: f.Advertise, Zone: f.Zone, Weight: f.NodeRanks, Capacity: spillBytes}
 	if n.Address == "" {
 		tcp, ok := listen.(*net.TCPAddr)
 		if !ok || tcp.IP.IsUnspecified() {

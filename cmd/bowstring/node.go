@@ -10,9 +10,11 @@ import (
 
 	"github.com/KimMachineGun/automemlimit/memlimit"
 
+	"bowstring/cmd/bowstring/cluster"
 	"bowstring/fetch"
 	"bowstring/fetch/admission"
 	"bowstring/fetch/members"
+	"bowstring/fetch/peers"
 	"bowstring/fetch/store"
 	"bowstring/fetch/store/delay"
 	"bowstring/flight"
@@ -32,6 +34,7 @@ type node struct {
 	served chan error  // what Serve returned
 
 	members *members.Members // of the cluster that it is a node of, or nil
+	cluster *cluster.Cluster // what it reads from the others by, or nil
 
 	observation *observation // looks at all that, or nil
 }
@@ -44,7 +47,7 @@ type limits struct {
 	uploadBytes int64
 	flight      flight.Options // what clients may do
 	spill       spillConfig
-	cluster     string // that it is a node of, or ""
+	cluster     *clusterPart // what it is in a cluster, or nil
 }
 
 // check fills in what clients may do, and reports what cannot be.
@@ -72,12 +75,18 @@ func newNode(dir string, create bool, l limits, link *delay.Link, log *slog.Logg
 		}
 	}
 	var layouts fetch.Layouts // nil, and no nil pointer, without a cluster
-	if l.cluster != "" {
-		if n.members, err = membersOf(store, l.cluster, log); err != nil {
+	var others *peers.Tier
+	if l.cluster != nil {
+		if n.members, err = membersOf(store, l.cluster.name, log); err == nil {
+			err = l.cluster.join(n, &l.flight, log)
+		}
+		if err != nil {
 			return nil, errors.Join(err, n.release())
 		}
 		layouts = n.members
-		l.flight.Members = func() any { return viewOf(l.cluster, n.members.View()) }
+		if n.cluster != nil {
+			others = n.cluster.Tier()
+		}
 	}
 	n.engine, err = fetch.NewEngine(store, fetch.Options{
 		Layouts:     layouts,
@@ -87,6 +96,7 @@ func newNode(dir string, create bool, l limits, link *delay.Link, log *slog.Logg
 		ReadTimeout: l.readTimeout,
 		Spill:       n.spill,
 		Future:      future,
+		Peers:       others,
 		Logger:      log,
 	})
 	if err != nil {
@@ -142,6 +152,9 @@ func (n *node) release() error {
 	}
 	if n.engine != nil {
 		err = errors.Join(err, n.engine.Close())
+	}
+	if n.cluster != nil {
+		err = errors.Join(err, n.cluster.Close())
 	}
 	if n.spill != nil {
 		err = errors.Join(err, n.spill.Close())

@@ -119,7 +119,6 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 			DrainTimeout:          c.DrainTimeout,
 		},
 		uploadBytes: int64(c.UploadMemory),
-		cluster:     c.Cluster,
 	}
 	if l.windowBytes == 0 {
 		l.windowBytes = defaultWindow()
@@ -132,6 +131,9 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 	}
 	if d := l.flight.Door; d != nil {
 		defer func() { err = errors.Join(err, d.Close()) }() // when the node is closed
+	}
+	if l.cluster, err = c.clusterFlags.part(l.flight.Door); err != nil {
+		return errors.Join(err, closeLink(app.Link))
 	}
 	l.flight.NoReflection = c.Reflection == "none"
 	files, err := c.guards(app, &l)
@@ -171,7 +173,7 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 		}
 	}
 	if n.members != nil {
-		self, err := c.clusterFlags.node(listener.Addr(), l.flight.Door.Encrypts(), l.spill.bytes)
+		self, err := c.clusterFlags.described(l.cluster.node, listener.Addr(), l.flight.Door.Encrypts(), l.spill.bytes)
 		if err == nil {
 			err = n.members.Start(ctx, self)
 		}
@@ -206,6 +208,9 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 			beside.Go(func() { book.Run(serving, n.server.CountUsage) })
 		}
 		beside.Go(func() { c.collect(serving, app, n.engine, seen.collections) })
+		if n.cluster != nil {
+			beside.Go(func() { n.cluster.Run(serving, n.engine) })
+		}
 		defer beside.Wait()
 		defer stop() // also where it is the listener that has ended
 		select {

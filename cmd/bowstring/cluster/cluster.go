@@ -1,0 +1,140 @@
+package cluster
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"bowstring/fetch"
+	"bowstring/fetch/layout"
+	"bowstring/fetch/members"
+	"bowstring/fetch/peers"
+	"bowstring/flight/peering"
+	"bowstring/schema"
+)
+
+// lookEvery is how often a node looks whether others have come or gone, and tells them what its
+// streams do. Looking asks nobody: the members read the leases by themselves.
+const lookEvery = time.Second
+
+// Options says what a Cluster works with.
+type Options struct {
+	// Node is this node's id.
+	Node string
+	// Members is who the members are. It stays the caller's to close, after Leave.
+	Members *members.Members
+	// SnapshotName is the name of a place's dataset, as the spill of this node has it.
+	SnapshotName func(number uint32) string
+	// Key is what the nodes know each other by; none for none.
+	Key []byte
+	// TLS is how the others are reached whose address is grpc+tls://.
+	TLS    *tls.Config
+	Logger *slog.Logger // default slog.Default()
+}
+
+// Cluster is a node's part in a cluster. It is safe for concurrent use.
+type Cluster struct {
+	opts Options
+	tier *peers.Tier
+
+	mu    sync.Mutex
+	nodes []layout.Node // as they were last looked at
+	known bool          // they were
+}
+
+// New returns a part in a cluster of which nobody is known yet.
+func New(opts Options) (*Cluster, error) {
+	if opts.Logger == nil {
+		opts.Logger = slog.Default()
+	}
+	c := &Cluster{opts: opts}
+	var err error
+	c.tier, err = peers.New(peers.Options{
+		Directory: opts.Members, Dial: c.dial, SnapshotName: opts.SnapshotName, Logger: opts.Logger,
+	})
+	return c, err
+}
+
+// Tier returns the tier that the other nodes are. Close closes it.
+func (c *Cluster) Tier() *peers.Tier { return c.tier }
+
+// dial returns the link to a node that was looked at.
+func (c *Cluster) dial(id string) (peers.Link, error) {
+	c.mu.Lock()
+	at := slices.IndexFunc(c.nodes, func(n layout.Node) bool { return n.ID == id })
+	var address string
+	if at >= 0 {
+		address = c.nodes[at].Address
+	}
+	c.mu.Unlock()
+	if at < 0 {
+		return nil, fmt.Errorf("%w: no node %s is known", schema.ErrNotFound, id)
+	}
+	opts := peering.Options{Node: c.opts.Node, Key: c.opts.Key, Logger: c.opts.Logger}
+	scheme, host, ok := strings.Cut(address, "://")
+	switch {
+	case !ok:
+		return nil, fmt.Errorf("%w: node %s has the address %q; want grpc://HOST:PORT or grpc+tls://HOST:PORT", schema.ErrInvalid, id, address)
+	case scheme == "grpc+tls":
+		if opts.TLS = c.opts.TLS; opts.TLS == nil {
+			opts.TLS = &tls.Config{MinVersion: tls.VersionTLS13}
+		}
+	}
+	return peering.Dial(host, opts)
+}
+
+// Run keeps looking who is there, and tells the others what the streams of e do, until ctx ends.
+func (c *Cluster) Run(ctx context.Context, e *fetch.Engine) {
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	for {
+		if err := c.Look(); err != nil {
+			c.opts.Logger.WarnContext(ctx, "the nodes of the cluster cannot be gone by", "error", err)
+		}
+		c.tier.Tell(e.Progress())
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// Look goes by the members that are there now.
+func (c *Cluster) Look() error {
+	nodes := c.opts.Members.View().Nodes
+	c.mu.Lock()
+	was := c.nodes
+	same := c.known && slices.Equal(was, nodes)
+	c.nodes, c.known = nodes, true
+	c.mu.Unlock()
+	if same || len(nodes) == 0 {
+		return nil
+	}
+	var others, stay []string
+	for _, n := range nodes {
+		if n.ID == c.opts.Node {
+			continue
+		}
+		others = append(others, n.ID)
+		// A link to an address that is no more is set up anew.
+		if !slices.ContainsFunc(was, func(old layout.Node) bool { return old.ID == n.ID && old.Address != n.Address }) {
+			stay = append(stay, n.ID)
+		}
+	}
+	var err error
+	if len(stay) < len(others) {
+		err = c.tier.SetNodes(stay)
+	}
+	c.opts.Logger.Info("the nodes of the cluster are others now", "nodes", len(nodes))
+	return errors.Join(err, c.tier.SetNodes(others))
+}
+
+// Close gives up the links to the others. The engine that uses the tier is closed.
+func (c *Cluster) Close() error { return c.tier.Close() }
