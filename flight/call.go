@@ -44,10 +44,12 @@ func (s *Server) streamCall(srv any, ss grpc.ServerStream, info *grpc.StreamServ
 		return toStatus(err)
 	}
 	// What strangers send is read here: a panic must not end more than their call.
+	known := ctx
 	err = s.guard(ctx, info.FullMethod, func() (err error) {
-		ctx, err = s.recognise(ctx, c)
+		known, err = s.recognise(ctx, c)
 		return err
 	})
+	ctx = known
 	if err != nil {
 		c.caller = fetch.Caller{} // what was said cannot be
 		s.observeRefused(ctx, info.FullMethod, err)

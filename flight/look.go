@@ -108,7 +108,7 @@ func (v *Visitor) Sees(l *Look) Sight {
 	sight.Engine = noStats()
 	for i := range l.calls {
 		c, s := &l.calls[i], &l.stats.Streams[i]
-		if c.caller.Principal != who.Principal && !(c.access.dataset != "" && rs.Decide(who, c.access.dataset).May(rules.Admin)) {
+		if c.caller.Principal != who.Principal && (c.access.dataset == "" || !rs.Decide(who, c.access.dataset).May(rules.Admin)) {
 			continue
 		}
 		sight.Streams, sight.More = append(sight.Streams, *s), append(sight.More, c.more)

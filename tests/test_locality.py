@@ -56,7 +56,10 @@ def test_resumes_anywhere(client: fl.FlightClient) -> None:
         ({"assign": "near"}, 'assign: got "near", want "plan" or "local"'),
         ({"owners": "0" * 64}, 'owners: got it with assign "plan"'),
         ({"assign": "local", "ranks": ["node"]}, "ranks: got 1 nodes, want one for each rank, as world.size is 3"),
-        ({"assign": "local", "ranks": ["node", "x", "node"]}, 'ranks[1]: got "x", want the id of a node of the cluster: node'),
+        (
+            {"assign": "local", "ranks": ["node", "x", "node"]},
+            'ranks[1]: got "x", want the id of a node of the cluster: node',
+        ),
         ({"assign": "local", "batch": 262145}, "batch: got 262145, want at most 262144"),
     ],
 )

@@ -14,7 +14,17 @@ METRIC = re.compile(r"(-?[\d.e+-]+) (moved2?|error)\b")
 def run(context: Context) -> Result:
     """Share steps out over 2 to 256 nodes, and compare with the formula and with contiguous shares."""
     out = subprocess.run(
-        ["go", "test", "-run", "^$", "-bench", "^(BenchmarkPosition|BenchmarkLocality)$", "-benchtime", "1000000x", "./fetch/plan"],  # noqa: S607
+        [
+            "go",
+            "test",
+            "-run",
+            "^$",
+            "-bench",
+            "^(BenchmarkPosition|BenchmarkLocality)$",
+            "-benchtime",
+            "1000000x",
+            "./fetch/plan",
+        ],
         cwd=context.root,
         check=True,
         capture_output=True,
