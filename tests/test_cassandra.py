@@ -195,7 +195,7 @@ def test_the_counters_say_what_was_read(remote: fl.FlightClient, cql_node: Node)
 def test_ranks_get_what_their_nodes_own(
     filled: Keyspace, start: StartNode, bowstring: Bowstring, tmp_path: Path
 ) -> None:
-    """Two nodes, whichever is asked: one layout, endpoints that lead to both, each sample once, most of them at home."""
+    """Two nodes, whichever is asked: one layout, endpoints that lead to both, each sample once, most at home."""
     flags = ["--cluster", "c", "--spill-bytes", "256MiB"]
     a = start(*flags, "--node", "a", "--spill", str(tmp_path / "a"), store=filled.uri())
     b = start(*flags, "--node", "b", "--spill", str(tmp_path / "b"), store=filled.uri())
@@ -219,7 +219,7 @@ def test_ranks_get_what_their_nodes_own(
 
 
 def positions_of(client: fl.FlightClient, where: fl.Ticket) -> list[int]:
-    found = client.do_get(where).read_all()["position"].to_pylist()
+    found: list[int] = client.do_get(where).read_all()["position"].to_pylist()
     assert all(isinstance(position, int) for position in found)
     return found
 

@@ -20,7 +20,7 @@ REQUEST: dict[str, Any] = {
 
 
 def positions(client: fl.FlightClient, ticket: bytes) -> list[int]:
-    found = client.do_get(fl.Ticket(ticket)).read_all()["position"].to_pylist()
+    found: list[int] = client.do_get(fl.Ticket(ticket)).read_all()["position"].to_pylist()
     assert all(isinstance(position, int) for position in found)
     return found
 

@@ -14,7 +14,7 @@ METRIC = re.compile(r"(-?[\d.e+-]+) (moved2?|error)\b")
 def run(context: Context) -> Result:
     """Share steps out over 2 to 256 nodes, and compare with the formula and with contiguous shares."""
     out = subprocess.run(
-        [
+        [  # noqa: S607
             "go",
             "test",
             "-run",
