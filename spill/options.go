@@ -1,0 +1,91 @@
+package spill
+
+import (
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"golang.org/x/sys/unix"
+
+	"bowstring/spill/segment"
+)
+
+// Options describe a Cache. Dir and Bytes must be set; the zero value of each other field stands for its default.
+type Options struct {
+	// Dir is the directory, which belongs to the cache alone. It is made if it does not exist.
+	Dir string
+	// Bytes is the budget: what the cache may take of the disk at most, at any moment, its index and space that is dead but not
+	// given back included. At least MinBytes.
+	Bytes int64
+	// KeepFree is the free space in bytes that is left on the disk, for others. Default 1 GiB.
+	KeepFree int64
+	// Policy says what to keep. Default: NextUse with Oracle if that is set, else Score.
+	Policy Policy
+	// Oracle knows the jobs that run, as a *Future does.
+	Oracle Oracle
+	// Candidates is how many blobs are compared at each eviction. Default DefaultCandidates.
+	Candidates int
+	// SegmentBytes is the size of segment files. Default: a 32nd of the budget, 1 MiB at least and 1 GiB at most.
+	SegmentBytes int64
+	// QueueBytes bounds what Offer takes and is not written yet. Default 64 MiB.
+	QueueBytes int64
+	// Writers is how many goroutines write what was offered. Default 2.
+	Writers int
+	// Clock is the clock that Oracle goes by, in nanoseconds since 1970; times are kept over restarts. Default: the system's.
+	Clock func() Time
+	// Logger receives what operators should know. Default slog.Default().
+	Logger *slog.Logger
+
+	// For tests: the file system of the index, faults of the segments, the free space there is.
+	fs    vfs.FS
+	fault func(op segment.Op, path string) error
+	free  func(*os.File) (int64, error)
+}
+
+// MinBytes is the least budget.
+const MinBytes = 2 * fixedOverhead
+
+// EnsureDefaults fills in the fields that are zero.
+func (o *Options) EnsureDefaults() {
+	if o.KeepFree == 0 {
+		o.KeepFree = 1 << 30
+	}
+	if o.Policy == nil && o.Oracle != nil {
+		o.Policy = NextUse(o.Oracle)
+	} else if o.Policy == nil {
+		o.Policy = Score()
+	}
+	if o.Candidates == 0 {
+		o.Candidates = DefaultCandidates
+	}
+	if o.SegmentBytes == 0 {
+		o.SegmentBytes = segment.Blocks(min(max(o.Bytes/32, 1<<20), 1<<30))
+	}
+	if o.QueueBytes == 0 {
+		o.QueueBytes = 64 << 20
+	}
+	if o.Writers == 0 {
+		o.Writers = 2
+	}
+	if o.Clock == nil {
+		o.Clock = func() Time { return Time(time.Now().UnixNano()) }
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	if o.fs == nil {
+		o.fs = vfs.Default
+	}
+	if o.free == nil {
+		o.free = freeSpace
+	}
+}
+
+func freeSpace(f *os.File) (int64, error) {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
+		return 0, err
+	}
+	return int64(st.Bavail) * st.Bsize, nil
+}
