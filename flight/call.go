@@ -46,7 +46,7 @@ func (s *Server) streamCall(srv any, ss grpc.ServerStream, info *grpc.StreamServ
 	// What strangers send is read here: a panic must not end more than their call.
 	known := ctx
 	err = s.guard(ctx, info.FullMethod, func() (err error) {
-		known, err = s.recognise(ctx, c)
+		known, err = s.recognise(ctx, c) //nolint:fatcontext // once
 		return err
 	})
 	ctx = known

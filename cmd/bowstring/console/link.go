@@ -108,7 +108,7 @@ func (l *links) close() error {
 	clear(l.byKey)
 	l.mu.Unlock()
 	err = errors.Join(err, l.pipe.Close())
-	_ = <-l.done // it is logged
+	<-l.done //nolint:errcheck // it is logged
 	return err
 }
 
