@@ -18,6 +18,7 @@ import (
 	"bowstring/cmd/bowstring/cluster"
 	"bowstring/fetch/layout"
 	"bowstring/fetch/members"
+	"bowstring/fetch/peers"
 	"bowstring/fetch/store"
 	"bowstring/flight"
 	"bowstring/flight/door"
@@ -105,7 +106,13 @@ type clusterPart struct {
 // join makes the tier of the other nodes, and the door for them, as far as there is a spill: what a node
 // owns, it keeps there.
 func (p *clusterPart) join(n *node, to *flight.Options, log *slog.Logger) (err error) {
-	to.Members = func() any { return viewOf(p.name, n.members.View()) }
+	to.Members = func() any {
+		view := viewOf(p.name, n.members.View())
+		if n.cluster != nil {
+			view.Peers = n.cluster.Tier().Stats()
+		}
+		return view
+	}
 	if !p.lends || n.spill == nil {
 		log.Info("blobs are not read from other nodes, nor by them", "key", len(p.key) > 0, "spill", n.spill != nil)
 		return nil
@@ -146,6 +153,8 @@ type clusterView struct {
 	Nodes   []layout.Node `json:"nodes"`
 	Read    time.Time     `json:"read"`            // when the leases were last read
 	Error   string        `json:"error,omitempty"` // why they could not be since
+	// Peers are the ways to the other nodes, if they are asked for blobs.
+	Peers []peers.NodeStats `json:"peers,omitempty"`
 }
 
 func viewOf(cluster string, v members.View) clusterView {

@@ -1,11 +1,13 @@
 package peers
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -258,12 +260,13 @@ type NodeStats struct {
 	InFlight int    `json:"in_flight"`
 }
 
-// Stats returns the counters of all nodes that were asked, in no order.
+// Stats returns the counters of the ways to all nodes, by name.
 func (t *Tier) Stats() []NodeStats {
 	nodes := *t.nodes.Load()
 	list := make([]NodeStats, 0, len(nodes))
 	for _, n := range nodes {
 		list = append(list, n.stats())
 	}
+	slices.SortFunc(list, func(a, b NodeStats) int { return cmp.Compare(a.Node, b.Node) })
 	return list
 }
