@@ -108,9 +108,16 @@ func (s *Server) usage(ctx context.Context, b []byte, send func([]byte) error) e
 	if err != nil {
 		return err
 	}
+	exists := map[string]bool{usage.Other: true} // for the caller
 	for _, e := range list {
-		if !all && (e.Tenant != caller.Tenant || !s.decide(ctx, e.Dataset).May(rules.List)) {
-			continue
+		if !all {
+			if _, known := exists[e.Dataset]; !known {
+				_, err := s.exists(ctx, snapshotRef{Dataset: e.Dataset}, rules.List)
+				exists[e.Dataset] = err == nil
+			}
+			if e.Tenant != caller.Tenant || !exists[e.Dataset] {
+				continue
+			}
 		}
 		if err := sendJSON(send, e); err != nil {
 			return err

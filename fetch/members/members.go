@@ -255,9 +255,15 @@ func (m *Members) View() View {
 	return v
 }
 
-// Look reads the members without being one.
+// Look reads the members now. It takes no membership.
 func (m *Members) Look(ctx context.Context) (View, error) {
 	err := m.read(ctx)
+	m.mu.Lock()
+	member := m.self != nil
+	m.mu.Unlock()
+	if err == nil && member {
+		err = m.direct()
+	}
 	return m.View(), err
 }
 

@@ -172,8 +172,11 @@ func (s *Set) start(ctx context.Context, st *Stream) error {
 		}
 		st.account.Tenant = st.tenant.reads
 		st.place = s.queue.Open(st.tenant.name, s.weightFor(st.tenant.name), j.Group())
-		st.path = s.opts.Reader.Path()
-		st.window.init(st.opened, st.path, st.tenant.share.Load())
+		path := s.opts.Reader.Path()
+		st.mu.Lock() // others look already what it could give back
+		st.path = path
+		st.window.init(st.opened, path, st.tenant.share.Load())
+		st.mu.Unlock()
 	}
 	st.unwatch = context.AfterFunc(st.context(), func() {
 		st.mu.Lock()
