@@ -127,7 +127,7 @@ def test_place_and_waits(here: bowstring.Client) -> None:
         steps.append(batches.place["step"])
     assert steps == [0, 1, 2]
     assert batches.ticket["step"] == 3
-    assert set(batches.waits) == {"store", "spill", "window", "encode", "consumer"}
+    assert set(batches.waits) == {"store", "spill", "peer", "window", "encode", "consumer"}
     assert 0 < batches.waited < 30
     assert next(batches, None) is None  # it stays at its end
 

@@ -6,7 +6,7 @@ export function detail(about, name, row, title) {
   const close = el("button", { type: "button", click: () => dialog.close() }, "Close");
   const past = el("div", el("p.muted", "Loading"));
   const dialog = el("dialog", { "aria-label": "Sample " + row.position }, el("div.in",
-    el("header", el("h2", title), el("span.muted", "position " + row.position), close),
+    el("div.head", el("h2", title), el("span.muted", "position " + row.position), close),
     el("div.detail", el("div", about.columns.filter((c) => c.kind === "blob").map((c) => blob(about, name, row, c))),
       el("dl.pair", Object.entries(row).flatMap(([k, v]) => [el("dt", k), el("dd.mono", cell(about, k, v))]))),
     el("div", el("h3", "History"), past)));
