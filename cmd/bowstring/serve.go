@@ -198,21 +198,24 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 		var beside sync.WaitGroup
 		serving, stop := context.WithCancel(ctx)
 		beside.Go(func() { logProblems(serving, app, dir, n.store) })
+		// Streams that drain are held to the rules, and counted, until the last has ended.
+		draining, drained := context.WithCancel(context.WithoutCancel(ctx))
 		if files.rules != nil {
-			beside.Go(func() { files.rules.Watch(serving, n.server.EnforceRules) })
+			beside.Go(func() { files.rules.Watch(draining, n.server.EnforceRules) })
 		}
 		if files.tenants != nil {
 			beside.Go(func() { files.tenants.Watch(serving, n.server.EnforceTenants) })
 		}
 		if book := l.flight.Usage; book != nil {
-			beside.Go(func() { book.Run(serving, n.server.CountUsage) })
+			beside.Go(func() { book.Run(draining, n.server.CountUsage) })
 		}
 		beside.Go(func() { c.collect(serving, app, n.engine, seen.collections) })
 		if n.cluster != nil {
 			beside.Go(func() { n.cluster.Run(serving, n.engine) })
 		}
 		defer beside.Wait()
-		defer stop() // also where it is the listener that has ended
+		defer stop()    // also where it is the listener that has ended
+		defer drained() // after the drain below
 		select {
 		case <-ctx.Done():
 		case failed := <-n.served:

@@ -138,6 +138,53 @@ func TestServeDrain(t *testing.T) {
 	}
 }
 
+// Streams that drain are held to the rules: one that these no longer grant ends.
+func TestRulesHoldWhileDraining(t *testing.T) {
+	dir, rules := filepath.Join(t.TempDir(), "store"), filepath.Join(t.TempDir(), "rules.yaml")
+	if err := makeDataset(dir, "photos", 400, 100_000); err != nil {
+		t.Fatal(err)
+	}
+	write := func(right string) {
+		t.Helper()
+		if err := os.WriteFile(rules, []byte("rules:\n  - {principals: [anonymous], datasets: ['*'], rights: ["+right+"]}\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("read")
+	p := startServe(t, "--store", dir, "--rules", rules, "--drain-timeout", "1m")
+	conn, err := grpc.NewClient("passthrough:///"+p.addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(1<<30)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ticket := schema.Ticket{Request: schema.Request{Dataset: "photos", Batch: 1}}
+	stream, err := flight.NewClientFromConn(conn, nil).DoGet(t.Context(), &flight.Ticket{Ticket: ticket.Marshal()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	health, err := grpc_health_v1.NewHealthClient(conn).Watch(t.Context(), &grpc_health_v1.HealthCheckRequest{})
+	if err == nil {
+		awaitHealth(t, health, grpc_health_v1.HealthCheckResponse_NOT_SERVING)
+	}
+	write("list")
+	for err = nil; err == nil; _, err = stream.Recv() { // slowly: all of it would take 40 s
+		time.Sleep(100 * time.Millisecond)
+	}
+	if !strings.Contains(err.Error(), "the rules have changed") {
+		t.Errorf("the stream, which the rules no longer grant, ended with %v", err)
+	}
+	if err := p.Wait(); err != nil {
+		t.Errorf("the server stopped with %v", err)
+	}
+}
+
 func awaitHealth(t *testing.T, watch grpc.ServerStreamingClient[grpc_health_v1.HealthCheckResponse], want grpc_health_v1.HealthCheckResponse_ServingStatus) {
 	t.Helper()
 	for {

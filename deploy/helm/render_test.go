@@ -337,3 +337,44 @@ func TestSameNode(t *testing.T) {
 		}
 	}
 }
+
+// A cache in an emptyDir takes a share of that, not of the node's disk, of which the kubelet evicts who takes more than that.
+func TestEmptyDir(t *testing.T) {
+	for _, c := range []struct{ spill, want string }{
+		{"volume: emptyDir, size: 100Gi", "90.000Gi"},
+		{"volume: emptyDir, size: 1.5T, share: 50%", "0.750T"},
+		{"volume: emptyDir, size: 100Gi, share: 20GiB", "20GiB"},
+		{"volume: claim, size: 100Gi", "90%"},
+	} {
+		o := options{chart: chart, name: "feed", namespace: "training"}
+		if err := yaml.Unmarshal([]byte("store: {address: 'cql://db/photos'}\ninsecure: true\nspill: {"+c.spill+"}"), &o.values); err != nil {
+			t.Fatal(err)
+		}
+		list, err := render(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		settings, _ := at(t, find(t, list, "ConfigMap", "bowstring"), "data", "bowstring.yaml").(string)
+		if !strings.Contains(settings+"\n", "spill-bytes: "+c.want+"\n") {
+			t.Errorf("%s: the settings are\n%s\nwant spill-bytes: %s", c.spill, settings, c.want)
+		}
+	}
+}
+
+// Servers reach each other, whoever their clients are.
+func TestServersReachEachOther(t *testing.T) {
+	o := options{chart: chart, name: "feed", namespace: "training"}
+	const values = "store: {address: 'cql://db/photos'}\ninsecure: true\nnetworkPolicy: {clients: [{namespaceSelector: {matchLabels: {team: a}}}]}"
+	if err := yaml.Unmarshal([]byte(values), &o.values); err != nil {
+		t.Fatal(err)
+	}
+	list, err := render(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := find(t, list, "NetworkPolicy", "")
+	from, _ := at(t, at(t, p, "spec", "ingress").([]any)[0], "from").([]any)
+	if len(from) != 2 || !reflect.DeepEqual(at(t, from[1], "podSelector"), at(t, p, "spec", "podSelector")) {
+		t.Errorf("the servers' port is open to %v, want clients and servers", from)
+	}
+}

@@ -337,3 +337,30 @@ func TestParallel(t *testing.T) {
 		t.Errorf("%d have left", n)
 	}
 }
+
+// Of what another node owns nothing is kept here but pages of manifests, which nobody is asked for.
+func TestPagesAreKept(t *testing.T) {
+	near, far := newFake(t), newFake(t)
+	near.traits.Remote = true
+	cache := newSpill(t, t.TempDir())
+	others := func(schema.Key) bool { return false }
+	r := newReader(t, tiers.Options{NoHedge: true, Keeps: others}, tiers.Spill(cache), peer{near}, tiers.Store(far))
+	dataset := cache.Dataset("d@1")
+	for i, c := range []struct {
+		at   spill.Place
+		kept bool
+	}{{spill.PageAt(dataset, 0), true}, {spill.PageAt(dataset, 4096), true}, {spill.Place{Dataset: dataset, Position: 7}, false}, {spill.Place{}, false}} {
+		_, ref := content(i)
+		b, err := r.GetAt(t.Context(), ref, c.at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Release()
+		if cache.Has(ref) != c.kept {
+			t.Errorf("%+v: it is kept: %v, want %v", c.at, !c.kept, c.kept)
+		}
+	}
+	if n := near.gets.Load(); n != 0 {
+		t.Errorf("another node was asked %d times", n)
+	}
+}

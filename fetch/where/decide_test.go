@@ -405,3 +405,21 @@ func TestStatisticsOfHiddenRows(t *testing.T) {
 		t.Errorf("%d pages were read, want the first alone", p.read)
 	}
 }
+
+// Every number of nanoseconds is a time, so statistics of them tell, and keep the order of the times.
+func TestBoundsOfNanoseconds(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 3))
+	numbers := []int64{math.MinInt64, -1, 0, 1, 1_735_689_600_000_000_000, math.MaxInt64}
+	for range 100 {
+		numbers = append(numbers, int64(rng.Uint64()))
+	}
+	slices.Sort(numbers)
+	last, _ := integerOf(numbers[0], arrow.FixedWidthTypes.Timestamp_ns)
+	for _, n := range numbers {
+		v, ok := integerOf(n, arrow.FixedWidthTypes.Timestamp_ns)
+		if !ok || v.less(last, kindTime) || !v.t.Equal(arrow.Timestamp(n).ToTime(arrow.Nanosecond)) {
+			t.Errorf("%d: %v, %v", n, v.t, ok)
+		}
+		last = v
+	}
+}

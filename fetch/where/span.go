@@ -274,7 +274,8 @@ func integerOf(n int64, t arrow.DataType) (v scalarValue, ok bool) {
 	}
 	switch t := t.(type) {
 	case *arrow.TimestampType:
-		v.t, ok = arrow.Timestamp(n).ToTime(t.Unit), n > -farthest && n < farthest
+		// All nanoseconds fit into a time: until 1971 they would be believed, else.
+		v.t, ok = arrow.Timestamp(n).ToTime(t.Unit), t.Unit == arrow.Nanosecond || n > -farthest && n < farthest
 	case *arrow.Date32Type:
 		v.t, ok = arrow.Date32(n).ToTime(), true
 	case *arrow.Date64Type:

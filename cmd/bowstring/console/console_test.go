@@ -1,14 +1,22 @@
 package console
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"net/http/httptest"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
+	"github.com/apache/arrow/go/v17/arrow/memory"
 	"go.uber.org/goleak"
+
+	"bowstring/flight"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -110,11 +118,56 @@ func TestHistogram(t *testing.T) {
 		for _, b := range s.Bins {
 			sum += b.Count
 		}
+		if _, err := json.Marshal(s); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
 		if name == "huge" && s.Bins == nil {
 			continue // they are further apart than numbers reach
 		}
 		if sum != int64(len(numbers)) || len(s.Bins) > maxBins {
 			t.Errorf("%s: %d of %d in %d bins: %+v", name, sum, len(numbers), len(s.Bins), s.Bins)
 		}
+	}
+}
+
+// A row is shown whatever its numbers are, those in structs, too.
+func TestRowOfOddNumbers(t *testing.T) {
+	x := arrow.Field{Name: "x", Type: arrow.PrimitiveTypes.Float64}
+	s := arrow.NewSchema([]arrow.Field{x, {Name: "box", Type: arrow.StructOf(x)}}, nil)
+	b := array.NewRecordBuilder(memory.DefaultAllocator, s)
+	defer b.Release()
+	if err := b.UnmarshalJSON([]byte(`{"x": "NaN", "box": {"x": "NaN"}}`)); err != nil {
+		t.Fatal(err)
+	}
+	rec := b.NewRecord()
+	defer rec.Release()
+	got, err := json.Marshal(row(rec, 0))
+	if want := `{"x":"NaN","box":{"x":"NaN"}}`; err != nil || string(got) != want {
+		t.Errorf("%s, %v; want %s", got, err, want)
+	}
+}
+
+// Where nobody signs in, an address that looked once takes nobody's place.
+func TestAddressesComeAndGo(t *testing.T) {
+	c := &Console{opts: Options{Server: &flight.Server{}}, sessions: newSessions(), ctx: t.Context()}
+	r := httptest.NewRequest("GET", "http://node7:9815/console/api/live", nil)
+	var first *session
+	for n := range maxSessions + 8 {
+		r.RemoteAddr = "[fd00::" + strconv.FormatInt(int64(n), 16) + "]:7"
+		s, why := c.viewer(r)
+		if why != nil {
+			t.Fatalf("address %d: %+v", n, why)
+		}
+		if first == nil {
+			first = s
+			s.beginView()
+		}
+	}
+	if len(c.sessions.open) > maxSessions || first.ended.Err() != nil {
+		t.Errorf("%d sessions; that which looks: %v", len(c.sessions.open), first.ended.Err())
+	}
+	c.sessions.close()
+	if first.ended.Err() != context.Canceled {
+		t.Errorf("the sessions are closed, and one goes on")
 	}
 }

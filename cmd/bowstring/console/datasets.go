@@ -117,6 +117,10 @@ func shown(v any) any {
 		if v > maxExact {
 			return strconv.FormatUint(v, 10)
 		}
+	case map[string]any: // a struct
+		for name, of := range v {
+			v[name] = shown(of)
+		}
 	case json.RawMessage:
 		if len(v) > maxCell {
 			return short(string(v))

@@ -62,6 +62,12 @@ func (s *session) endView() {
 	s.views--
 }
 
+func (s *session) viewing() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.views > 0
+}
+
 // sessions are those who have signed in, by the hash of what their cookies say.
 type sessions struct {
 	mu     sync.Mutex
@@ -176,7 +182,8 @@ func (c *Console) viewer(r *http.Request) (*session, *signInNeeded) {
 	return nil, &signInNeeded{problem{Code: "UNAUTHENTICATED", Error: "sign in with a token"}, mode}
 }
 
-// anybody is the one session of an address, where nobody has to say who he is.
+// anybody is the one session of an address, where nobody has to say who he is. Of too many, the oldest that looks at
+// nothing goes.
 func (c *Console) anybody(r *http.Request) (*session, *signInNeeded) {
 	host, _, _ := net.SplitHostPort(r.RemoteAddr)
 	c.sessions.mu.Lock()
@@ -184,7 +191,7 @@ func (c *Console) anybody(r *http.Request) (*session, *signInNeeded) {
 	if s := c.sessions.open[host]; s != nil {
 		return s, nil
 	}
-	if len(c.sessions.open) >= maxSessions {
+	if len(c.sessions.open) >= maxSessions && !c.sessions.makeRoomLocked() {
 		return nil, &signInNeeded{problem{Code: "RESOURCE_EXHAUSTED", Error: "too many look at this server"}, byNobody}
 	}
 	s, err := c.newSession(r, "")
@@ -193,6 +200,22 @@ func (c *Console) anybody(r *http.Request) (*session, *signInNeeded) {
 	}
 	c.sessions.open[host] = s
 	return s, nil
+}
+
+// makeRoomLocked ends the oldest session of an address that has no view open, and reports whether there was one.
+func (l *sessions) makeRoomLocked() bool {
+	host, oldest := "", (*session)(nil)
+	for h, one := range l.open {
+		if !one.viewing() && (oldest == nil || one.since.Before(oldest.since)) {
+			host, oldest = h, one
+		}
+	}
+	if oldest == nil {
+		return false
+	}
+	delete(l.open, host)
+	oldest.leave()
+	return true
 }
 
 // still reports whether a session goes on.

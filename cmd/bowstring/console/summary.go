@@ -192,7 +192,7 @@ func (c *counter) histogram(s *summary) {
 	low, high, mid := c.numbers[0], c.numbers[n-1], c.numbers[n/2]
 	mean, whole := 0.0, true
 	for i, v := range c.numbers {
-		mean += (v - mean) / float64(i+1)
+		mean += v/float64(i+1) - mean/float64(i+1) // whose difference may be beyond all numbers
 		whole = whole && v == math.Trunc(v)
 	}
 	s.Min, s.P50, s.Mean, s.Max = &low, &mid, &mean, &high

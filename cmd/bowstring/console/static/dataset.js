@@ -22,7 +22,8 @@ export function dataset(main, [name, tab = ""], parameters) {
     const tagged = (n) => about.tags.filter((t) => t.snapshot === n).map((t) => t.tag);
     const newest = Math.max(...about.snapshots);
     fill(chooser, about.snapshots.slice().reverse().map((n) => el("option", { value: n === newest ? "" : n, selected: n === about.snapshot }, "@" + n + (n === newest ? " newest" : "") + tagged(n).map((t) => " " + t).join(""))));
-    const show = { "": overview, samples, values: distribution, snapshots }[tab] || overview;
+    const views = { "": overview, samples, values: distribution, snapshots };
+    const show = Object.hasOwn(views, tab) ? views[tab] : overview;
     inner = show(body, about, name, tagged) || inner;
   }).catch((e) => failed(body, e));
   return () => { stop.abort(); inner(); };

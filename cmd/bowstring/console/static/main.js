@@ -44,7 +44,7 @@ export async function start() {
     me = await session();
   } catch (e) {
     if (e.status === 401) return door(e.body.mode);
-    leave();
+    away();
     say("lost", "");
     return fill(main, el("div.error", { role: "alert" }, e.message), el("div", el("button", { type: "button", click: start }, "Try again")));
   }
@@ -54,15 +54,23 @@ export async function start() {
   route(false);
 }
 
+/** away ends the view that is shown, with what it has open above itself. */
+function away() {
+  leave();
+  leave = () => {};
+  for (const d of document.querySelectorAll("dialog")) d.close();
+}
+
 function route(moved) {
   if (nav.hidden) return;
-  leave();
+  away();
   const [, view = "live", ...rest] = location.hash.split("?")[0].split("/").map(decode);
   for (const a of nav.children) {
     if (a.getAttribute("href").slice(2) === (view === "dataset" ? "datasets" : view)) a.setAttribute("aria-current", "page");
     else a.removeAttribute("aria-current");
   }
-  const show = { live, datasets, dataset }[view] || live;
+  const views = { live, datasets, dataset };
+  const show = Object.hasOwn(views, view) ? views[view] : live;
   document.title = (rest[0] ? rest[0] + " – " : view === "datasets" ? "Datasets – " : "") + "Bowstring";
   if (show !== live) say("", "");
   leave = show(main, rest, new URLSearchParams(location.hash.split("?")[1] || "")) || (() => {});
@@ -80,8 +88,7 @@ const doors = {
 };
 
 function door(mode) {
-  leave();
-  leave = () => {};
+  away();
   say("", "");
   nav.hidden = true;
   document.getElementById("out").hidden = true;

@@ -39,6 +39,19 @@ audit: /audit/audit.jsonl
 {{- end }}
 {{- if ne .Values.spill.volume "none" }}
 spill: /spill/cache
-spill-bytes: {{ .Values.spill.share | quote }}
+spill-bytes: {{ include "bowstring.spillBytes" . | quote }}
 {{- end }}
+{{- end -}}
+
+{{- /* A share of the file system, which is the volume; but that of an emptyDir is the node's, and a pod that has more than its
+size there is evicted. */ -}}
+{{- define "bowstring.spillBytes" -}}
+{{- with .Values.spill -}}
+{{- if and (eq .volume "emptyDir") (hasSuffix "%" .share) -}}
+{{- $number := regexFind "^[0-9.]+" .size -}}
+{{- printf "%.3f%s" (divf (mulf (float64 $number) (float64 (trimSuffix "%" .share))) 100.0) (trimPrefix $number .size) -}}
+{{- else -}}
+{{- .share -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
