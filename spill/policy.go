@@ -26,6 +26,9 @@ type Place struct {
 // PageAt is the place of the page of a dataset's manifest that begins at a position. It is used with each of its rows.
 func PageAt(dataset uint32, start int64) Place { return Place{Dataset: dataset, Position: -1 - start} }
 
+// IsPage reports whether a place is of a page of a manifest.
+func (p Place) IsPage() bool { return p.Position < 0 }
+
 // page returns where the page begins that a place is of, if it is of one.
 func (p Place) page() (start int64, ok bool) { return -1 - p.Position, p.Position < 0 }
 

@@ -78,7 +78,7 @@ func (r *Reader) work(w *worker) {
 // get reads a blob once, and checks it.
 func (r *Reader) get(a Attempt) (schema.Blob, error) {
 	rd, l := a.read, a.lane
-	if a.nth == 0 && l.index == rd.entry && rd.place.Dataset != 0 && r.opts.Keeps(rd.ref.Key) {
+	if a.nth == 0 && l.index == rd.entry && r.keeps(rd) {
 		for i := range r.lanes[:l.index] {
 			if k := r.lanes[i].keeper; k != nil {
 				k.Missed(rd.place, rd.ref.Size)
@@ -193,11 +193,17 @@ func (r *Reader) broughtLocked(a Attempt, now time.Time, took time.Duration, blo
 	return Outcome{Ref: rd.ref, Blob: blob, Tier: l.index, Took: now.Sub(rd.latest), At: now}
 }
 
+// keeps reports whether a blob is for the tiers of this node to keep: pages of manifests are in any case, as no other
+// node is asked for them.
+func (r *Reader) keeps(rd *read) bool {
+	return rd.place.Dataset != 0 && (rd.place.IsPage() || r.opts.Keeps(rd.ref.Key))
+}
+
 // finish offers a blob to the tiers above the one that had it, and tells who
 // waits. Meanwhile they hold it, so that nobody reads it again.
 func (r *Reader) finish(a Attempt, o Outcome) {
 	rd := a.read
-	if o.Err == nil && rd.place.Dataset != 0 && r.opts.Keeps(rd.ref.Key) {
+	if o.Err == nil && r.keeps(rd) {
 		for i := range r.lanes[:o.Tier] {
 			if k := r.lanes[i].keeper; k != nil {
 				rd.refs.Add(1)

@@ -28,8 +28,8 @@ type Options struct {
 	// made an attempt: it returns the first attempt of a read that Try has begun,
 	// or the zero Attempt if there is nothing to read. Default: nothing ever is.
 	More func() Attempt
-	// Keeps says whether blobs of this key are for the tiers of this node to keep. It
-	// must not block. Default: all are.
+	// Keeps says whether blobs of this key are for the tiers of this node to keep; pages
+	// of manifests are, whatever it says. It must not block. Default: all are.
 	Keeps func(schema.Key) bool
 	// Freed is told, with the reader's lock held, that a tenant with a share may have
 	// room again. It must not block. Default: nobody is told.
