@@ -463,3 +463,24 @@ func TestSpillKeepsPagesOfOthersBlobs(t *testing.T) {
 		t.Errorf("%d blobs are in the spill, want the %d pages", n, pages)
 	}
 }
+
+// TestWarmLeavesOthersBlobs brings nothing that another node owns.
+func TestWarmLeavesOthersBlobs(t *testing.T) {
+	store := newStore(t)
+	snap := putPages(t, store, "ds", 300, 4)
+	far := newCounted(store, snap)
+	cache, future, _ := newSpill(t, spill.MinBytes+(16<<20))
+	others := must(peers.New(peers.Options{
+		Directory: elsewhere{}, SnapshotName: cache.DatasetName, Logger: quiet,
+		Dial: func(string) (peers.Link, error) { return nil, schema.ErrUnavailable },
+	}))
+	t.Cleanup(func() { _ = others.Close() })
+	e := newEngine(t, far, fetch.Options{Spill: cache, Future: future, Peers: others})
+	var last fetch.WarmProgress
+	if err := e.Warm(t.Context(), open(t, e, shuffled("ds", 1, 0)), func(p fetch.WarmProgress) { last = p }); err != nil {
+		t.Fatal(err)
+	}
+	if n := cache.Stats().Entries; n != 0 || last.Stored != 0 || last.Seen != last.Rows {
+		t.Errorf("%d blobs are in the spill after %+v", n, last)
+	}
+}
