@@ -484,3 +484,25 @@ func TestWarmLeavesOthersBlobs(t *testing.T) {
 		t.Errorf("%d blobs are in the spill after %+v", n, last)
 	}
 }
+
+// TestFollowedStreamsHaveTenants keeps what is brought for a stream of another node on the account of its tenant.
+func TestFollowedStreamsHaveTenants(t *testing.T) {
+	store := newStore(t)
+	snap := putPages(t, store, "ds", 300, 4)
+	cache, future, _ := newSpill(t, spill.MinBytes+(16<<20))
+	e := newEngine(t, newCounted(store, snap), fetch.Options{Spill: cache, Future: future})
+	req := shuffled("ds", 1, 0)
+	j := open(t, e, req)
+	f := e.Follow()
+	defer f.Close()
+	told := fetch.Progress{ID: 1, Ticket: schema.Ticket{Request: j.Request()}.Marshal(), Tenant: "theirs"}
+	until(t, "all is in the spill", func() bool {
+		if err := f.Update(t.Context(), []fetch.Progress{told}); err != nil {
+			t.Fatal(err)
+		}
+		return cache.Stats().Entries == images
+	})
+	if got, all := cache.TenantBytes("theirs"), cache.TenantBytes(""); got == 0 || all != 0 {
+		t.Errorf("%d bytes are on the tenant's account, %d on nobody's", got, all)
+	}
+}
