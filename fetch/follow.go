@@ -97,7 +97,7 @@ func (f *Follower) begin(ctx context.Context, p *Progress) (*lookahead.Part, err
 	if p.Index < 0 || p.Index > j.Plan().Rows() || int64(t.Rank) >= j.Request().WorldSize() || t.Rank < 0 {
 		return nil, fmt.Errorf("%w: rank %d at row %d of a plan of %d", schema.ErrInvalid, t.Rank, p.Index, j.Plan().Rows())
 	}
-	return f.engine.ahead.FollowElsewhere(j, t.Rank, p.Index, t.Epochs), nil
+	return f.engine.ahead.FollowElsewhere(j, f.engine.ahead.Tenant(p.Tenant), t.Rank, p.Index, t.Epochs), nil
 }
 
 // Close forgets the other node's streams.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"bowstring/fetch"
+	"bowstring/fetch/peers"
 	"bowstring/fetch/store"
 	"bowstring/schema"
 	"bowstring/spill"
@@ -432,5 +433,76 @@ func TestSpillKeepsPages(t *testing.T) {
 	}
 	if n := cache.Stats().Entries; n != entries {
 		t.Errorf("%d more blobs are in the spill", n-entries)
+	}
+}
+
+// elsewhere is a cluster in which another node, which cannot be reached, owns everything.
+type elsewhere struct{}
+
+func (elsewhere) Owners(schema.Key) []string { return []string{"other"} }
+
+// TestSpillKeepsPagesOfOthersBlobs keeps the pages of a manifest, which no other node is asked for, whoever owns the blobs.
+func TestSpillKeepsPagesOfOthersBlobs(t *testing.T) {
+	store := newStore(t)
+	snap := putPages(t, store, "ds", 300, 4)
+	const pages = 300 / 4
+	far := newCounted(store, snap)
+	cache, future, _ := newSpill(t, spill.MinBytes+(16<<20))
+	others := must(peers.New(peers.Options{
+		Directory: elsewhere{}, SnapshotName: cache.DatasetName, Logger: quiet,
+		Dial: func(string) (peers.Link, error) { return nil, schema.ErrUnavailable },
+	}))
+	t.Cleanup(func() { _ = others.Close() })
+	opts := fetch.Options{Spill: cache, Future: future, Peers: others, NoHedge: true, Resident: -1}
+	opts.Memory.Manifests = 20_000
+	e := newEngine(t, far, opts)
+	req := shuffled("ds", 1, 0)
+	drain(t, e, open(t, e, req), ticket(req, 0))
+	until(t, "the pages are in the spill", func() bool { return cache.Stats().Entries >= pages })
+	if n := cache.Stats().Entries; n != pages {
+		t.Errorf("%d blobs are in the spill, want the %d pages", n, pages)
+	}
+}
+
+// TestWarmLeavesOthersBlobs brings nothing that another node owns.
+func TestWarmLeavesOthersBlobs(t *testing.T) {
+	store := newStore(t)
+	snap := putPages(t, store, "ds", 300, 4)
+	far := newCounted(store, snap)
+	cache, future, _ := newSpill(t, spill.MinBytes+(16<<20))
+	others := must(peers.New(peers.Options{
+		Directory: elsewhere{}, SnapshotName: cache.DatasetName, Logger: quiet,
+		Dial: func(string) (peers.Link, error) { return nil, schema.ErrUnavailable },
+	}))
+	t.Cleanup(func() { _ = others.Close() })
+	e := newEngine(t, far, fetch.Options{Spill: cache, Future: future, Peers: others})
+	var last fetch.WarmProgress
+	if err := e.Warm(t.Context(), open(t, e, shuffled("ds", 1, 0)), func(p fetch.WarmProgress) { last = p }); err != nil {
+		t.Fatal(err)
+	}
+	if n := cache.Stats().Entries; n != 0 || last.Stored != 0 || last.Seen != last.Rows {
+		t.Errorf("%d blobs are in the spill after %+v", n, last)
+	}
+}
+
+// TestFollowedStreamsHaveTenants keeps what is brought for a stream of another node on the account of its tenant.
+func TestFollowedStreamsHaveTenants(t *testing.T) {
+	store := newStore(t)
+	snap := putPages(t, store, "ds", 300, 4)
+	cache, future, _ := newSpill(t, spill.MinBytes+(16<<20))
+	e := newEngine(t, newCounted(store, snap), fetch.Options{Spill: cache, Future: future})
+	req := shuffled("ds", 1, 0)
+	j := open(t, e, req)
+	f := e.Follow()
+	defer f.Close()
+	told := fetch.Progress{ID: 1, Ticket: schema.Ticket{Request: j.Request()}.Marshal(), Tenant: "theirs"}
+	until(t, "all is in the spill", func() bool {
+		if err := f.Update(t.Context(), []fetch.Progress{told}); err != nil {
+			t.Fatal(err)
+		}
+		return cache.Stats().Entries == images
+	})
+	if got, all := cache.TenantBytes("theirs"), cache.TenantBytes(""); got == 0 || all != 0 {
+		t.Errorf("%d bytes are on the tenant's account, %d on nobody's", got, all)
 	}
 }

@@ -130,7 +130,8 @@ func (l *lending) receive(ctx context.Context, borrower *fetch.Borrower) error {
 				return &schema.FieldError{Field: "progress", Got: fmt.Sprintf("%d bytes", len(what)), Want: "a list of streams as JSON"}
 			}
 			select {
-			case <-l.doing: // older
+			case older := <-l.doing:
+				keepTickets(list, older)
 			default:
 			}
 			l.doing <- list // there is room: nobody else sends
@@ -151,6 +152,22 @@ func (l *lending) receive(ctx context.Context, borrower *fetch.Borrower) error {
 		})
 		if err != nil {
 			return err
+		}
+	}
+}
+
+// keepTickets puts the tickets of a list that nobody has looked at into the one that comes in its place: each is
+// told once.
+func keepTickets(list, older []fetch.Progress) {
+	tickets := make(map[uint64]json.RawMessage, len(older))
+	for _, p := range older {
+		if len(p.Ticket) > 0 {
+			tickets[p.ID] = p.Ticket
+		}
+	}
+	for i := range list {
+		if p := &list[i]; len(p.Ticket) == 0 {
+			p.Ticket = tickets[p.ID]
 		}
 	}
 }

@@ -222,3 +222,18 @@ func TestLendToADeafNode(t *testing.T) {
 	cancel() // it goes
 	waitFor(t, "loans to end", func() bool { used, _ := loans(); return used == 0 })
 }
+
+// A ticket is told once: a list that comes before the one with it was looked at does not lose it.
+func TestTicketsOutliveTheirList(t *testing.T) {
+	older := []peers.Progress{{ID: 1, Ticket: json.RawMessage(`{"rank":1}`), Index: 5}, {ID: 2, Ticket: json.RawMessage(`{"rank":2}`)}, {ID: 3}}
+	list := []peers.Progress{{ID: 1, Index: 9}, {ID: 3, Index: 7}, {ID: 4, Ticket: json.RawMessage(`{"rank":4}`)}}
+	keepTickets(list, older)
+	for i, want := range []string{`{"rank":1}`, "", `{"rank":4}`} {
+		if got := string(list[i].Ticket); got != want {
+			t.Errorf("stream %d has ticket %q, want %q", list[i].ID, got, want)
+		}
+	}
+	if list[0].Index != 9 {
+		t.Errorf("stream 1 is at %d, want 9", list[0].Index)
+	}
+}

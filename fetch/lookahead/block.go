@@ -98,7 +98,13 @@ func (f *filler) lookUpOwned(l *running, b *block, positions []int64, found func
 		rows, err = j.Manifest().At(f.ctx, wanted)
 		return err
 	}
-	if !j.Manifest().Go(look, func(err error) { found(rows, err) }) {
+	j.Retain() // the job may end meanwhile
+	told := func(err error) {
+		found(rows, err)
+		j.Release()
+	}
+	if !j.Manifest().Go(look, told) {
 		found(nil, context.Canceled)
+		j.Release()
 	}
 }

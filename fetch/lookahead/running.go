@@ -177,8 +177,8 @@ func (a *Ahead) Follow(j *jobs.Job, tenant uint16, rank int, at, epochs int64) *
 }
 
 // FollowElsewhere is Follow for a stream of another node.
-func (a *Ahead) FollowElsewhere(j *jobs.Job, rank int, at, epochs int64) *Part {
-	return a.follow(j, 0, rank, at, epochs, func(l *running) *int { return &l.elsewhere })
+func (a *Ahead) FollowElsewhere(j *jobs.Job, tenant uint16, rank int, at, epochs int64) *Part {
+	return a.follow(j, tenant, rank, at, epochs, func(l *running) *int { return &l.elsewhere })
 }
 
 func (a *Ahead) follow(j *jobs.Job, tenant uint16, rank int, at, epochs int64, count func(*running) *int) *Part {

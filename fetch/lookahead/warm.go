@@ -175,6 +175,7 @@ func (w *warmer) next(ctx context.Context) *candidate {
 			case err != nil || !ok: // what is lost, the job's streams will tell
 			case w.ahead.opts.Cache.Has(ref):
 				w.There++
+			case !w.ahead.opts.Mine(ref.Key): // another node's to bring, and to keep
 			case !w.ahead.opts.Cache.Wants(at, ref.Size, true):
 				w.Full = true
 				return nil

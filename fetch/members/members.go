@@ -155,14 +155,15 @@ func (m *Members) Close() error {
 	}
 	m.stop()
 	m.done.Wait()
+	ctx, cancel := context.WithTimeout(context.Background(), m.opts.RenewEvery)
+	defer cancel()
+	_ = m.read(ctx) // the node may have been started again meanwhile
 	m.mu.Lock()
 	shared := m.others
 	m.mu.Unlock()
 	if shared {
 		return nil // it is somebody else's
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), m.opts.RenewEvery)
-	defer cancel()
 	if err := m.opts.Shared.RemoveLease(ctx, m.opts.Cluster, m.self.ID); err != nil {
 		m.opts.Logger.Debug("the lease of this node lapses by itself", "error", err)
 	}

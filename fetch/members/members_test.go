@@ -290,3 +290,22 @@ func TestOptions(t *testing.T) {
 }
 
 func TestMemory(t *testing.T) { sharedtest.Run(t, memshared.New()) }
+
+// A node that is started again before the process before it has ended stays a member when that ends.
+func TestStartedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memshared.New()
+		first, other := started(t, s, "a"), started(t, s, "b")
+		again := started(t, s, "a")
+		if err := first.Close(); err != nil {
+			t.Fatal(err)
+		}
+		leases, err := s.Leases(t.Context(), "c")
+		if err != nil || len(leases) != 2 {
+			t.Errorf("there are leases of %d nodes, error %v; want those of a and b", len(leases), err)
+		}
+		wantSeen(t, other, 7*time.Second, "a b")
+		_ = again.Close()
+		_ = other.Close()
+	})
+}

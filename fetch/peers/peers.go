@@ -57,6 +57,7 @@ type Progress struct {
 	ID uint64 `json:"id"`
 	// Ticket is what it serves, as JSON.
 	Ticket json.RawMessage `json:"ticket,omitempty"`
+	Tenant string          `json:"tenant,omitempty"` // on whose account
 	// Lap counts the epochs since the ticket's first, and Index is in the order of that one.
 	Lap   int64 `json:"lap"`
 	Index int64 `json:"index"`

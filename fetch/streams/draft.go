@@ -65,21 +65,28 @@ func (s *Stream) draftLocked() {
 	}
 }
 
-// shareLocked has it found out which rows a draft has, and where they lie.
+// shareLocked has it found out which rows a draft has, and where they lie. Meanwhile the job is held: the stream may be
+// closed, and what others have of it is not to be given back for them.
 func (s *Stream) shareLocked(d *draft, served []bool) {
-	ctx, m := s.context(), s.job.Manifest()
+	ctx, j, m := s.context(), s.job, s.job.Manifest()
 	positions := make([]int64, len(d.positions))
 	var rows []schema.Row
 	look := func() error {
-		shared, err := s.job.Shared(ctx, d.from.lap, d.from.step)
+		shared, err := j.Shared(ctx, d.from.lap, d.from.step)
 		if err == nil {
 			d.from.positions(shared, positions)
 			rows, err = m.At(ctx, but(positions, served))
 		}
 		return err
 	}
-	if !m.Go(look, func(err error) { s.found(d, positions, rows, served, err) }) {
+	j.Retain()
+	found := func(err error) {
+		s.found(d, positions, rows, served, err)
+		j.Release()
+	}
+	if !m.Go(look, found) {
 		s.fail(tiers.ErrClosing())
+		j.Release() // the stream has a hold, too
 	}
 }
 

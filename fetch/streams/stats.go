@@ -71,7 +71,7 @@ func (s *Set) Progress() []peers.Progress {
 		if len(st.columns) == 0 || st.steps == 0 || st.ticket.Within != nil {
 			continue
 		}
-		list = append(list, peers.Progress{ID: st.id, Ticket: st.named, Lap: st.told.lap.Load(), Index: st.told.at.Load()})
+		list = append(list, peers.Progress{ID: st.id, Ticket: st.named, Tenant: st.caller.Tenant, Lap: st.told.lap.Load(), Index: st.told.at.Load()})
 	}
 	return list
 }

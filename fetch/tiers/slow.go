@@ -87,6 +87,17 @@ func (r *Reader) awayLocked(rd *read) bool {
 	return rd.counted != 0
 }
 
+// spareLocked is how many attempts under way a read does not wait for once the store has failed: those at other
+// nodes, of one that one of them waits for, which may be that very node.
+func (r *Reader) spareLocked(rd *read) (n int) {
+	for i := range r.lanes {
+		if l := &r.lanes[i]; rd.here && l.traits.Remote && rd.counted&l.bit() != 0 {
+			n++
+		}
+	}
+	return n
+}
+
 // patience says after which time a read is slow, and after which it is silent.
 type patience struct {
 	hedge, silent time.Duration
