@@ -133,7 +133,7 @@ func (n *node) look() {
 		n.opts.Logger.LogAttrs(context.Background(), slog.LevelWarn, "another node was asked and says nothing; the store is read instead",
 			slog.String("node", n.name), slog.Duration("silent", quiet), slog.Int("asks", len(n.asks)))
 	}
-	n.typical = 0
+	n.typical /= 2 // or an owner whose store is slow would never be heard in time
 	for a := range n.asks {
 		a.cancel(fmt.Errorf("it has said nothing for %s", quiet.Round(time.Millisecond)))
 	}

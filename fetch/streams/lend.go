@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"sync"
 
+	"golang.org/x/sync/semaphore"
+
 	"bowstring/fetch/admission"
 	"bowstring/fetch/tiers"
 	"bowstring/schema"
@@ -36,6 +38,8 @@ type Answer struct {
 type Borrower struct {
 	set    *Set
 	answer func(Answer)
+	own    *semaphore.Weighted // of the memory for loans, so much at once: a node that reads slowly leaves some to others
+	most   int64               // what own has in all
 
 	mu     sync.Mutex
 	closed bool
@@ -46,7 +50,19 @@ type Borrower struct {
 // loan is a Loan under way.
 type loan struct {
 	id   uint32
+	held *lent
+}
+
+// lent is the memory that a loan takes, of all and of its borrower's part.
+type lent struct {
 	hold *admission.Hold
+	own  *semaphore.Weighted
+	part int64
+}
+
+func (l *lent) release() {
+	l.hold.Release()
+	l.own.Release(l.part)
 }
 
 // maxTenants is how many tenants one borrower may read for at once. The places of
@@ -56,7 +72,8 @@ const maxTenants = 1024
 // Borrow makes a borrower. answer is called once for each loan, by a goroutine of
 // the reader; it must not block for long.
 func (s *Set) Borrow(answer func(Answer)) *Borrower {
-	return &Borrower{set: s, answer: answer, places: map[string]*admission.Stream[queued]{}}
+	most := max(s.opts.Ledger.Limit(admission.Loans)/2, 1)
+	return &Borrower{set: s, answer: answer, own: semaphore.NewWeighted(most), most: most, places: map[string]*admission.Stream[queued]{}}
 }
 
 // Lend begins to read a blob. It waits for memory for it: who asks for more than
@@ -66,19 +83,25 @@ func (b *Borrower) Lend(ctx context.Context, l Loan) error {
 	if l.Ref.Size < 0 {
 		return fmt.Errorf("%w: a blob of %d bytes", schema.ErrInvalid, l.Ref.Size)
 	}
-	hold, err := b.set.opts.Ledger.Reserve(ctx, admission.Loans, tiers.Cost(l.Ref.Size))
-	if err != nil {
+	part := min(tiers.Cost(l.Ref.Size), b.most)
+	if err := b.own.Acquire(ctx, part); err != nil {
 		return err
 	}
+	hold, err := b.set.opts.Ledger.Reserve(ctx, admission.Loans, tiers.Cost(l.Ref.Size))
+	if err != nil {
+		b.own.Release(part)
+		return err
+	}
+	held := &lent{hold, b.own, part}
 	at := b.set.opts.Ahead.Place(l.Snapshot, l.Position)
 	if at != (spill.Place{}) {
 		at.Tenant = b.set.opts.Ahead.Tenant(l.Tenant)
 	}
-	want := tiers.Want{Ref: l.Ref, At: at, Context: context.WithoutCancel(ctx), To: b, Token: tiers.Token{Of: &loan{l.ID, hold}}, Here: true}
+	want := tiers.Want{Ref: l.Ref, At: at, Context: context.WithoutCancel(ctx), To: b, Token: tiers.Token{Of: &loan{l.ID, held}}, Here: true}
 	b.mu.Lock()
 	if b.closed {
 		b.mu.Unlock()
-		hold.Release()
+		held.release()
 		return tiers.ErrClosing()
 	}
 	place := b.places[l.Tenant]
@@ -111,10 +134,10 @@ func (b *Borrower) trimLocked() {
 func (b *Borrower) Receive(t tiers.Token, o tiers.Outcome) {
 	l := t.Of.(*loan)
 	if o.Err != nil {
-		l.hold.Release()
+		l.held.release()
 		b.answer(Answer{ID: l.id, Err: o.Err})
 	} else {
-		b.answer(Answer{ID: l.id, Blob: schema.NewBlob(o.Blob.Bytes(), &lentBlob{o.Blob, l.hold})})
+		b.answer(Answer{ID: l.id, Blob: schema.NewBlob(o.Blob.Bytes(), &lentBlob{o.Blob, l.held})})
 	}
 	b.out.Done()
 }
@@ -122,13 +145,13 @@ func (b *Borrower) Receive(t tiers.Token, o tiers.Outcome) {
 // lentBlob is the owner of a blob that was lent.
 type lentBlob struct {
 	blob schema.Blob
-	hold *admission.Hold
+	held *lent
 }
 
 // Unpin implements schema.Owner.
 func (l *lentBlob) Unpin() {
 	l.blob.Release()
-	l.hold.Release()
+	l.held.release()
 }
 
 // Close gives up what the borrower waits for, and waits for answers that are just
@@ -154,7 +177,7 @@ func (b *Borrower) Close() {
 		return true
 	})
 	for _, l := range left {
-		l.hold.Release()
+		l.held.release()
 		b.out.Done()
 	}
 	b.out.Wait()

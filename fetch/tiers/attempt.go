@@ -144,7 +144,7 @@ func (r *Reader) ended(a Attempt, began time.Time, blob schema.Blob, err error) 
 		r.stats.retries++
 		rd.attemptLocked(now.Add(pause))
 		return next{again: Attempt{rd, rd.attempts - 1, r.last}, pause: time.NewTimer(pause)}
-	case rd.running == 0:
+	case rd.running <= r.spareLocked(rd):
 		r.forgetLocked(rd)
 		delete(r.reads, rd.ref)
 		err = absenceIsLoss(err)

@@ -6,8 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/url"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -77,16 +77,16 @@ func (c *Cluster) dial(id string) (peers.Link, error) {
 		return nil, fmt.Errorf("%w: no node %s is known", schema.ErrNotFound, id)
 	}
 	opts := peering.Options{Node: c.opts.Node, Key: c.opts.Key, Logger: c.opts.Logger}
-	scheme, host, ok := strings.Cut(address, "://")
-	switch {
-	case !ok:
+	where, err := url.Parse(address)
+	if err != nil || where.Port() == "" {
 		return nil, fmt.Errorf("%w: node %s has the address %q; want grpc://HOST:PORT or grpc+tls://HOST:PORT", schema.ErrInvalid, id, address)
-	case scheme == "grpc+tls":
+	}
+	if where.Scheme == "grpc+tls" {
 		if opts.TLS = c.opts.TLS; opts.TLS == nil {
 			opts.TLS = &tls.Config{MinVersion: tls.VersionTLS13}
 		}
 	}
-	return peering.Dial(host, opts)
+	return peering.Dial(where.Host, opts)
 }
 
 // Run keeps looking who is there, and tells the others what the streams of e do, until ctx ends.

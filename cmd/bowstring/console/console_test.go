@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"strconv"
@@ -150,7 +151,7 @@ func TestRowOfOddNumbers(t *testing.T) {
 // Where nobody signs in, an address that looked once takes nobody's place.
 func TestAddressesComeAndGo(t *testing.T) {
 	c := &Console{opts: Options{Server: &flight.Server{}}, sessions: newSessions(), ctx: t.Context()}
-	r := httptest.NewRequest("GET", "http://node7:9815/console/api/live", nil)
+	r := httptest.NewRequest(http.MethodGet, "http://node7:9815/console/api/live", nil)
 	var first *session
 	for n := range maxSessions + 8 {
 		r.RemoteAddr = "[fd00::" + strconv.FormatInt(int64(n), 16) + "]:7"
