@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"bowstring/fetch/lookahead"
 	"bowstring/fetch/peers"
@@ -32,7 +33,14 @@ type Follower struct {
 type followed struct {
 	part *lookahead.Part
 	lap  int64 // the stream's when it was first heard of
+	// Of one that could not be followed, what it serves, and when that is tried again: the store
+	// may have been away.
+	ticket []byte
+	again  time.Time
 }
+
+// followAgain is how long a stream that could not be followed is left alone.
+const followAgain = 10 * time.Second
 
 // Follow returns a follower of another node.
 func (e *Engine) Follow() *Follower { return &Follower{e, map[uint64]*followed{}} }
@@ -51,19 +59,25 @@ func (f *Follower) Update(ctx context.Context, list []Progress) error {
 	there := make(map[uint64]bool, len(list))
 	for _, p := range list {
 		there[p.ID] = true
-		if known := f.parts[p.ID]; known != nil {
+		known := f.parts[p.ID]
+		switch {
+		case known != nil && known.ticket == nil:
 			known.part.Advance(p.Lap-known.lap, p.Index)
 			continue
-		}
-		if len(p.Ticket) == 0 {
-			continue // it was told of, and could not be followed
+		case known != nil && time.Now().Before(known.again):
+			continue
+		case known != nil:
+			p.Ticket = known.ticket
+		case len(p.Ticket) == 0:
+			continue // its ticket is told later
 		}
 		part, err := f.begin(ctx, &p)
 		if err != nil {
 			errs = append(errs, err)
+			f.parts[p.ID] = &followed{ticket: p.Ticket, again: time.Now().Add(followAgain)}
 			continue
 		}
-		f.parts[p.ID] = &followed{part, p.Lap}
+		f.parts[p.ID] = &followed{part: part, lap: p.Lap}
 	}
 	for id, known := range f.parts {
 		if !there[id] {

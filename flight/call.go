@@ -24,6 +24,10 @@ import (
 // flightService is the name of the Flight service in gRPC and for health checks.
 const flightService = "arrow.flight.protocol.FlightService"
 
+// isBeside reports whether a call is of a service that anybody may use: health, reflection. They have a limit of their own,
+// and other nodes' calls none of it.
+func isBeside(method string) bool { return !isFlight(method) && method != lendMethod }
+
 func isFlight(method string) bool { return strings.HasPrefix(method, "/"+flightService+"/") }
 
 // chain lists what every call passes through, outermost first.

@@ -123,8 +123,7 @@ func (r *registry) begin(ctx context.Context, method, peer string) (context.Cont
 	if p == nil {
 		p = &peerCalls{}
 	}
-	beside := !isFlight(method)
-	if beside {
+	if isBeside(method) {
 		if r.beside >= maxBeside || p.beside >= maxPeerBeside {
 			return nil, nil, fmt.Errorf("%w: %d calls of %s and the like run, %d of them of this address; there may be %d, and %d", schema.ErrLimit, r.beside, method, p.beside, maxBeside, maxPeerBeside)
 		}
@@ -156,7 +155,7 @@ func (r *registry) end(c *call) {
 	r.endStreamLocked(c)
 	r.billLocked(c, time.Now())
 	p := r.peers[c.host]
-	if !isFlight(c.method) {
+	if isBeside(c.method) {
 		r.beside--
 		p.beside--
 	}
