@@ -29,6 +29,17 @@
 {{- fail "admin.tokenSecret: there is none; give a secret with the token for metrics, or insecure: true to show them to everybody" -}}
 {{- end -}}
 {{- end -}}
+{{- if $v.cluster.name -}}
+{{- if ne $v.kind "StatefulSet" -}}
+{{- fail "cluster.name: only servers of a StatefulSet have names by which they reach each other; give kind: StatefulSet, or no cluster" -}}
+{{- end -}}
+{{- if eq $v.spill.volume "none" -}}
+{{- fail "cluster.name: a server without a cache owns nothing; give a spill.volume, or no cluster" -}}
+{{- end -}}
+{{- if and $known (not $v.cluster.keySecret) -}}
+{{- fail "cluster.keySecret: there is none; give a secret with what the servers know each other by" -}}
+{{- end -}}
+{{- end -}}
 {{- if and $v.auth.oidc.issuer (not $v.auth.oidc.audience) -}}
 {{- fail "auth.oidc.audience: there is none; give whom the provider's tokens have to be for" -}}
 {{- end -}}
@@ -53,7 +64,7 @@
 {{- if gt (int $v.autoscaling.min) (int $v.autoscaling.max) -}}
 {{- fail (printf "autoscaling.min: got %d, want no more than autoscaling.max, %d" (int $v.autoscaling.min) (int $v.autoscaling.max)) -}}
 {{- end -}}
-{{- range $own := list "admin" "admin-cert" "admin-key" "admin-token-file" "audit" "drain-timeout" "insecure" "listen" "ready-file" "rules" "spill" "spill-bytes" "spill-keep-free" "tls-cert" "tls-client-ca" "tls-key" "tokens" -}}
+{{- range $own := list "admin" "admin-cert" "admin-key" "admin-token-file" "advertise" "audit" "cluster" "cluster-ca" "cluster-key-file" "drain-timeout" "insecure" "listen" "node" "ready-file" "rules" "spill" "spill-bytes" "spill-keep-free" "tls-cert" "tls-client-ca" "tls-key" "tokens" -}}
 {{- if hasKey $v.config $own -}}
 {{- fail (printf "config.%s: the chart sets it; there is a value for it" $own) -}}
 {{- end -}}

@@ -31,6 +31,17 @@ oidc-audience: {{ .audience | quote }}
 admin-token-file: /etc/bowstring/admin/{{ .tokenKey }}
 {{- end }}
 {{- end }}
+{{- with .Values.cluster }}
+{{- if .name }}
+cluster: {{ .name | quote }}
+{{- if .keySecret }}
+cluster-key-file: /etc/bowstring/cluster/{{ .key }}
+{{- end }}
+{{- if and .ca (include "bowstring.tlsSecret" $) }}
+cluster-ca: /etc/bowstring/tls/ca.crt
+{{- end }}
+{{- end }}
+{{- end }}
 {{- if .Values.rules }}
 rules: /etc/bowstring/rules/rules.yaml
 {{- end }}

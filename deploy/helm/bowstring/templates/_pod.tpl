@@ -52,6 +52,12 @@ spec:
         # The image names a store of its own in the environment, which stands above the settings.
         - {name: BOWSTRING_STORE, value: {{ .Values.store.address | quote }}}
         {{- include "bowstring.storeEnv" . | nindent 8 }}
+        {{- if .Values.cluster.name }}
+        # Each server is a node by the name of its pod, which a StatefulSet keeps, as it does the cache.
+        - {name: POD, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+        - {name: BOWSTRING_SERVE_NODE, value: $(POD)}
+        - {name: BOWSTRING_SERVE_ADVERTISE, value: "{{ ternary "grpc+tls" "grpc" (ne (include "bowstring.tlsSecret" .) "") }}://$(POD).{{ include "bowstring.fullname" . }}-peers.{{ .Release.Namespace }}.svc:8815"}
+        {{- end }}
         {{- with .Values.extraEnv }}{{ toYaml . | nindent 8 }}{{ end }}
       ports:
         - {name: flight, containerPort: 8815}
@@ -86,6 +92,9 @@ spec:
         {{- if .Values.auth.tokens.secret }}
         - {name: tokens, mountPath: /etc/bowstring/tokens, readOnly: true}
         {{- end }}
+        {{- if and .Values.cluster.name .Values.cluster.keySecret }}
+        - {name: cluster, mountPath: /etc/bowstring/cluster, readOnly: true}
+        {{- end }}
         {{- if .Values.admin.tokenSecret }}
         - {name: admin, mountPath: /etc/bowstring/admin, readOnly: true}
         {{- end }}
@@ -111,6 +120,10 @@ spec:
     {{- with .Values.auth.tokens.secret }}
     - name: tokens
       secret: {secretName: {{ . }}, defaultMode: 0440}
+    {{- end }}
+    {{- if and .Values.cluster.name .Values.cluster.keySecret }}
+    - name: cluster
+      secret: {secretName: {{ .Values.cluster.keySecret }}, defaultMode: 0440}
     {{- end }}
     {{- with .Values.admin.tokenSecret }}
     - name: admin
