@@ -81,9 +81,7 @@ func TestMaxConnections(t *testing.T) {
 			t.Errorf("one connection too many was told %d bytes", n)
 		}
 		_ = second.Close()
-		if !strings.Contains(f.log.String(), "connections were refused") {
-			t.Error("the log does not say so")
-		}
+		waitFor(t, "the log to say so", func() bool { return strings.Contains(f.log.String(), "connections were refused") })
 		f.client.Close()
 		waitFor(t, "a place to become free", func() bool {
 			c, err := net.Dial("tcp", f.addr)
