@@ -69,7 +69,7 @@ def test_it_gives_up(start: StartNode) -> None:
         try:
             next(batches)
             break
-        except bowstring.Unavailable:  # gRPC waits before it connects once more, the longer the more often it has failed
+        except bowstring.Unavailable:  # gRPC waits before it connects once more
             assert time.monotonic() < end
     again = dataset.resume(ticket)
     next(again)
