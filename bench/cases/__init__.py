@@ -21,6 +21,7 @@ from . import (
     install,
     kubernetes,
     latency,
+    locality,
     lock,
     loopback,
     manifest,
@@ -45,6 +46,7 @@ from . import (
 CASES: dict[str, Callable[[Context], Result]] = {
     "plan": plan.run,
     "cluster": cluster.run,
+    "locality": locality.run,
     "simulate_store": simulate_store.run,
     "import": imports.run,
     "loopback": loopback.run,
