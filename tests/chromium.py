@@ -9,6 +9,10 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+INSTALL = (
+    "apt-get -qq update && "
+    "apt-get -qq -y -o DPkg::Lock::Timeout=300 --no-install-recommends install chromium fonts-dejavu-core"
+)
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -25,11 +29,11 @@ def install() -> str:
         if found := find():
             return found
         if os.geteuid() == 0 and shutil.which("apt-get"):
-            command = "apt-get -qq update && apt-get -qq -y --no-install-recommends install chromium fonts-dejavu-core"
             environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-            subprocess.run(["sh", "-c", command], check=False, env=environment, capture_output=True, timeout=600)  # noqa: S607
-        if found := find():
-            return found
+            for _ in range(3):  # another installation may have the lists of packages for a while
+                subprocess.run(["sh", "-c", INSTALL], check=False, env=environment, capture_output=True, timeout=600)  # noqa: S607
+                if found := find():
+                    return found
     raise RuntimeError(
         "Chromium is missing: install it (Debian, Ubuntu: apt install chromium), or name one by CHROMIUM"
     )

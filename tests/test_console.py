@@ -25,6 +25,9 @@ from wire import command, ticket
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
+# The first test may have to install the browser.
+pytestmark = pytest.mark.timeout(900)
+
 SCRIPT = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 PAGE = b"<!doctype html><script>top.document.title='owned'</script>"
 SVG = b'<svg xmlns="http://www.w3.org/2000/svg" onload="top.document.title=\'owned\'"></svg>'

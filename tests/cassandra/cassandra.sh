@@ -35,7 +35,7 @@ need() {
   command -v "$1" >/dev/null && return
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     echo "cassandra.sh: installing $2" >&2
-    { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install "$2"; } >"$cache/apt.log" 2>&1 ||
+    { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o DPkg::Lock::Timeout=300 --no-install-recommends install "$2"; } >"$cache/apt.log" 2>&1 ||
       die "'$1' is missing and apt-get could not install $2; see $cache/apt.log"
   fi
   command -v "$1" >/dev/null || die "'$1' is missing: install $2 (Debian, Ubuntu: apt install $2)"
