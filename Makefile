@@ -134,7 +134,7 @@ test-python: $(VENV)/.package $(LINT) build ## pytest with pyarrow and other rea
 
 .PHONY: test-quick
 test-quick: $(VENV)/.package build ## The part of pytest that takes no more than a minute.
-	@$(STAGE) test-quick $(PYTEST) -m 'not slow and not soak and not image and not clients' --junitxml=build/stages/test-quick.xml
+	@$(STAGE) test-quick $(PYTEST) -m 'not slow and not soak and not image and not clients and not kubernetes and not helm' --junitxml=build/stages/test-quick.xml
 
 .PHONY: test-gocql
 test-gocql: go-check ## fetch/store/cql with gocql itself, without its replacement, against a real Cassandra.

@@ -26,7 +26,7 @@ from wire import command, ticket
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 # The first test may have to install the browser.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SCRIPT = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 PAGE = b"<!doctype html><script>top.document.title='owned'</script>"

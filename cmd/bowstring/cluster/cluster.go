@@ -27,7 +27,7 @@ const lookEvery = time.Second
 type Options struct {
 	// Node is this node's id.
 	Node string
-	// Members is who the members are. It stays the caller's to close, after Leave.
+	// Members is who the members are. It stays the caller's to close.
 	Members *members.Members
 	// SnapshotName is the name of a place's dataset, as the spill of this node has it.
 	SnapshotName func(number uint32) string
@@ -58,7 +58,10 @@ func New(opts Options) (*Cluster, error) {
 	c.tier, err = peers.New(peers.Options{
 		Directory: opts.Members, Dial: c.dial, SnapshotName: opts.SnapshotName, Logger: opts.Logger,
 	})
-	return c, err
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
 }
 
 // Tier returns the tier that the other nodes are. Close closes it.
