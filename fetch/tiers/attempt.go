@@ -22,33 +22,52 @@ const (
 	lastPause  = 2 * time.Second
 )
 
-// worker is what a goroutine that reads begins with. It is used again by others
-// afterwards: there may be one for every read.
-type worker struct {
-	run     func()
-	attempt Attempt
-}
+// maxIdle is how many goroutines without anything to read are kept. A new one begins
+// with a small stack, which a tier makes it grow: that costs more than most else of a
+// read that hits.
+const maxIdle = 512
 
-// startLocked makes an attempt in a goroutine of its own.
+// worker is a goroutine that reads. One that waits is in Reader.idle.
+type worker chan Attempt
+
+// startLocked makes an attempt in a goroutine of its own: one that waits, or a new one.
 func (r *Reader) startLocked(a Attempt) {
-	r.running.Add(1)
-	var w *worker
-	if last := len(r.workers) - 1; last >= 0 {
-		w, r.workers = r.workers[last], r.workers[:last]
-	} else {
-		w = &worker{}
-		w.run = func() { r.work(w) }
+	if last := len(r.idle) - 1; last >= 0 {
+		w := r.idle[last]
+		r.idle = r.idle[:last]
+		w <- a // there is room: it has nothing
+		return
 	}
-	w.attempt = a
-	go w.run()
+	w := make(worker, 1)
+	r.running.Go(func() { r.work(w, a) })
 }
 
-// work makes attempts at a read until one succeeds or there is no sense in
+// work makes attempts until there is nothing to read and enough others wait.
+func (r *Reader) work(w worker, a Attempt) {
+	for a.read != nil {
+		r.attempt(a)
+		r.mu.Lock()
+		if r.closed || len(r.idle) >= maxIdle {
+			r.mu.Unlock()
+			return
+		}
+		r.idle = append(r.idle, w)
+		r.mu.Unlock()
+		a = <-w // the zero Attempt where the reader closes
+	}
+}
+
+// dismissLocked ends the goroutines that wait. The reader is closed: none comes after them.
+func (r *Reader) dismissLocked() {
+	for _, w := range r.idle {
+		close(w)
+	}
+	r.idle = nil
+}
+
+// attempt makes attempts at a read until one succeeds or there is no sense in
 // another, and then at whatever is to be read next.
-func (r *Reader) work(w *worker) {
-	defer r.running.Done()
-	a := w.attempt
-	w.attempt = Attempt{}
+func (r *Reader) attempt(a Attempt) {
 	for a.read != nil {
 		began := time.Now()
 		blob, err := r.get(a)
@@ -70,9 +89,6 @@ func (r *Reader) work(w *worker) {
 			a = r.opts.More()
 		}
 	}
-	r.mu.Lock()
-	r.workers = append(r.workers, w)
-	r.mu.Unlock()
 }
 
 // get reads a blob once, and checks it.
