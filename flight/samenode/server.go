@@ -252,10 +252,10 @@ func (s *Server) accept() {
 // serve gives a client its ring and listens to it until it goes.
 func (s *Server) serve(c *net.UnixConn) {
 	defer func() {
-		_ = c.Close()
 		s.mu.Lock()
 		delete(s.conns, c)
 		s.mu.Unlock()
+		_ = c.Close() // last: who waits for it knows that all is given back
 	}()
 	r, err := s.give(c, s.known(c))
 	if err != nil {

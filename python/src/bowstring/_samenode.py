@@ -204,6 +204,7 @@ class Rings:
         try:
             return Ring(os.environ.get("BOWSTRING_LOCAL") or path, server)
         except OSError:
+            self._asked = False  # it may be another server by now: the next stream asks
             return None
 
     def back(self, ring: Ring) -> None:
