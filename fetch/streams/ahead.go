@@ -26,7 +26,7 @@ type run struct {
 	seq                int64 // of its first row in the stream
 	index              int64 // of its first row in the epoch's order
 	positions          []int64
-	rows               []schema.Row  // where they lie; none of a row that was delivered before
+	rows               []schema.Row // where they lie; none of a row that was delivered before
 	state              []rowState
 	cells              []schema.Blob // row by row
 	left               int           // rows that were not

@@ -153,7 +153,7 @@ func removeStale(path string) error {
 	case info.Mode()&os.ModeSocket == 0:
 		return fmt.Errorf("%w: %s is there and no socket; name another path", schema.ErrInvalid, path)
 	}
-	c, err := net.Dial("unixpacket", path)
+	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: path, Net: "unixpacket"})
 	if err == nil {
 		_ = c.Close()
 		return fmt.Errorf("%w: another server listens on %s", schema.ErrExists, path)
