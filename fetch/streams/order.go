@@ -85,7 +85,7 @@ func (s *Stream) gatherLocked() *part {
 		return nil
 	}
 	a := &s.ahead
-	p := &part{walk: s.slot, blobs: make([][]schema.Blob, len(s.columns))}
+	p := &part{walk: s.slot, blobs: make([][]schema.Blob, len(s.columns), len(s.columns)+1)} // and what the batch itself holds
 	n := int(min(s.slot.left(), int64(max(a.rows, 1))))
 	p.positions, p.rows = make([]int64, 0, n), make([]schema.Row, 0, n)
 	cells := make([]schema.Blob, n*len(s.columns))

@@ -25,42 +25,55 @@ const (
 // maxIdle is how many goroutines without anything to read are kept. A new one begins
 // with a small stack, which a tier makes it grow: that costs more than most else of a
 // read that hits.
-const maxIdle = 512
+const maxIdle = 256
 
-// worker is a goroutine that reads. One that waits is in Reader.idle.
-type worker chan Attempt
+// worker is a goroutine that reads. One that waits is in Reader.idle; what is left of one that has
+// ended is in Reader.spent, for the next: a burst makes as many as reads may be in flight.
+type worker struct {
+	run  func()
+	next chan Attempt // the zero Attempt where the reader closes
+}
 
 // startLocked makes an attempt in a goroutine of its own: one that waits, or a new one.
 func (r *Reader) startLocked(a Attempt) {
 	if last := len(r.idle) - 1; last >= 0 {
 		w := r.idle[last]
 		r.idle = r.idle[:last]
-		w <- a // there is room: it has nothing
+		w.next <- a // there is room: it has nothing
 		return
 	}
-	w := make(worker, 1)
-	r.running.Go(func() { r.work(w, a) })
+	var w *worker
+	if last := len(r.spent) - 1; last >= 0 {
+		w, r.spent = r.spent[last], r.spent[:last]
+	} else {
+		w = &worker{next: make(chan Attempt, 1)}
+		w.run = func() { r.work(w) }
+	}
+	w.next <- a
+	r.running.Add(1)
+	go w.run()
 }
 
 // work makes attempts until there is nothing to read and enough others wait.
-func (r *Reader) work(w worker, a Attempt) {
-	for a.read != nil {
+func (r *Reader) work(w *worker) {
+	defer r.running.Done()
+	for a := <-w.next; a.read != nil; a = <-w.next {
 		r.attempt(a)
 		r.mu.Lock()
 		if r.closed || len(r.idle) >= maxIdle {
+			r.spent = append(r.spent, w)
 			r.mu.Unlock()
 			return
 		}
 		r.idle = append(r.idle, w)
 		r.mu.Unlock()
-		a = <-w // the zero Attempt where the reader closes
 	}
 }
 
 // dismissLocked ends the goroutines that wait. The reader is closed: none comes after them.
 func (r *Reader) dismissLocked() {
 	for _, w := range r.idle {
-		close(w)
+		w.next <- Attempt{}
 	}
 	r.idle = nil
 }

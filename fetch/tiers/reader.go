@@ -95,7 +95,8 @@ type Reader struct {
 	watch          *time.Timer
 	watching       bool
 	stats          counters
-	idle           []worker // goroutines that have nothing to read
+	idle           []*worker // goroutines that have nothing to read
+	spent          []*worker // that have ended
 
 	trouble trouble
 	running sync.WaitGroup // goroutines that read, and the timer's; grows under mu only while not closed
