@@ -42,6 +42,7 @@ FORBIDDEN = [
     ("flight/door", "bowstring/fetch", "flight/door says who calls"),
     ("cmd/bowstring/console", "bowstring/fetch", "is a Flight client with the rights of who looks"),
     ("cmd/bowstring/console", "bowstring/fetch/store", "is a Flight client with the rights of who looks"),
+    ("cmd/bowstring/links", "bowstring/fetch", "carries bytes between processes"),
     ("cmd/bowstring/watch", "bowstring/fetch/streams", "computes from a server's statistics"),
 ]
 ALLOWED = [
@@ -56,6 +57,7 @@ ALLOWED = [
     ("flight", "bowstring/flight/rules"),
     ("flight/rules", "bowstring/fetch/admission"),
     ("cmd/bowstring", "bowstring/flight"),
+    ("cmd/bowstring/links", "bowstring/fetch/store/delay"),
     ("cmd/bowstring/metrics", "bowstring/flight"),
     ("cmd/bowstring/console", "bowstring/flight"),
 ]

@@ -14,6 +14,7 @@ import (
 type BenchCmd struct {
 	Serve  BenchServeCmd  `cmd:"" help:"Serve a store as serve does, as if it were far away."`
 	Stream BenchStreamCmd `cmd:"" help:"Read epochs of a dataset, and say how fast and what the waiting was for."`
+	Links  BenchLinksCmd  `cmd:"" help:"Stand between the processes of a cluster on one machine, as links that are told on the standard input."`
 	Policy BenchPolicyCmd `cmd:"" help:"Replay cache policies over mixes of jobs in virtual time, beside the best that any could do."`
 }
 
