@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +48,10 @@ class Server(Node):
             serve="bench serve" if link else "serve",
         )
 
-    def start(self, listen: str = "127.0.0.1:0") -> None:
+    def start(self, listen: str = "127.0.0.1:0", began: Callable[[int], object] | None = None) -> None:
         """Start the server; if it does not, the error has what it logged."""
         try:
-            super().start(listen)
+            super().start(listen, began)
         except RuntimeError as error:
             raise RuntimeError(f"{error}:\n{self.logged()}") from None
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -32,8 +33,8 @@ class Node:
         self.url = ""  # grpc://host:port, once started
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, listen: str = "127.0.0.1:0") -> None:
-        """Start the server and wait until it takes calls."""
+    def start(self, listen: str = "127.0.0.1:0", began: Callable[[int], object] | None = None) -> None:
+        """Start the server and wait until it takes calls. `began` is told its process id at once."""
         with tempfile.TemporaryDirectory(prefix="bowstring-") as folder, contextlib.ExitStack() as stack:
             ready = Path(folder) / "ready"
             out = stack.enter_context(self.log.open("ab")) if self.log else subprocess.DEVNULL
@@ -48,6 +49,8 @@ class Node:
                 ready,
             ]
             self._process = subprocess.Popen([*command, *self.options], stdout=out, stderr=out)
+            if began:
+                began(self._process.pid)
             # The server creates the file in one piece, with its address, when it listens.
             while not ready.exists():
                 if self._process.poll() is not None:

@@ -1,0 +1,369 @@
+"""Real nodes of a cluster on one machine: processes with spills of their own, over one store, behind links.
+
+    store ── link of a rate and a latency, shared by all ── node a, b, …
+    node b, … ── link of node a ── node a
+
+Every byte between processes but for those of clients passes a door of `bowstring bench links`, which counts it by who
+sent it, and where it can be cut or held. Clients connect to the nodes themselves.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as fl
+from node import Node
+
+INDEX = 8 << 20  # what a spill sets aside of its budget for its index
+HEADER = 256  # and for each blob, its header included
+PATIENCE = 60  # seconds to wait for what is bound to happen
+DATASET = "samples"
+
+
+@dataclass(frozen=True)
+class Wire:
+    """A link: round trip in milliseconds, bytes a second in each direction (0: no limit)."""
+
+    latency_ms: float = 0
+    bytes_per_s: int = 0
+
+
+class Links:
+    """A running `bowstring bench links`."""
+
+    def __init__(self, binary: Path) -> None:
+        self._process = subprocess.Popen(
+            [binary, "bench", "links"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._turn = threading.Lock()
+
+    def do(self, **command: Any) -> dict[str, Any]:
+        """Give a command and return the answer."""
+        with self._turn:
+            if not self._process.stdin or not self._process.stdout:
+                raise RuntimeError("bench links has no pipes")
+            self._process.stdin.write(json.dumps(command) + "\n")
+            self._process.stdin.flush()
+            answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        if "error" in answer:
+            raise RuntimeError(f"bench links, {command}: {answer['error']}")
+        return answer
+
+    def link(self, name: str, wire: Wire) -> None:
+        """Make a link."""
+        self.do(link={"name": name, "rtt_us": round(1000 * wire.latency_ms), "bytes_per_s": wire.bytes_per_s})
+
+    def door(self, door: str, link: str, to: str) -> str:
+        """Open a door and return its address."""
+        address: str = self.do(open={"door": door, "link": link, "to": to})["address"]
+        return address
+
+    def counts(self) -> dict[tuple[str, str], dict[str, int]]:
+        """What has passed, by door and who came."""
+        return {(c["door"], c["from"]): c for c in self.do(count={}).get("counts", [])}
+
+    def close(self) -> None:
+        """End all links."""
+        if self._process.stdin:
+            self._process.stdin.close()
+        self._process.wait()
+        if self._process.stdout:
+            self._process.stdout.close()
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def spill_bytes(samples: float, size: int) -> int:
+    """The budget of a spill that has room for so many samples."""
+    return round(INDEX + samples * (size + HEADER))
+
+
+def blob(key: int, size: int) -> bytes:
+    """The bytes of a sample."""
+    return random.Random(key).randbytes(size)
+
+
+def upload(url: str, samples: int, size: int, name: str = DATASET) -> None:
+    """Upload a dataset whose rows say what their bytes have to be: `key`, `sum` (CRC-32) and `image`."""
+    schema = pa.schema([("key", pa.int64()), ("sum", pa.int64()), ("image", pa.large_binary())])
+    with fl.connect(url) as client:
+        request = json.dumps({"put": {"dataset": name, "key": "key"}})
+        writer, reader = client.do_put(fl.FlightDescriptor.for_command(request), schema)
+        with writer:
+            for first in range(0, samples, 64):
+                keys = list(range(first, min(first + 64, samples)))
+                images = [blob(k, size) for k in keys]
+                sums = [zlib.crc32(image) for image in images]
+                writer.write_batch(pa.record_batch([keys, sums, pa.array(images, pa.large_binary())], schema=schema))
+            writer.done_writing()
+            while reader.read() is not None:
+                pass
+
+
+class Member:
+    """A node: its process, its doors and its spill, which outlive the process."""
+
+    def __init__(self, nodes: Nodes, name: str, spill: int, options: tuple[str, ...]) -> None:
+        self.name = name
+        self.nodes = nodes
+        self.listen = f"127.0.0.1:{free_port()}"
+        self.log = nodes.folder / f"{name}.log"
+        links, host = nodes.links, nodes.store_host
+        links.link(f"net-{name}", nodes.net)
+        door = links.door(name, f"net-{name}", self.listen)
+        store = nodes.store.replace(host, links.door(f"store-{name}", "store", host), 1)
+        self.node = Node(
+            nodes.binary,
+            store,
+            f"--cluster={nodes.cluster}",
+            f"--node={name}",
+            f"--advertise=grpc://{door}",
+            f"--cluster-key-file={nodes.key}",
+            f"--spill={nodes.folder / name}",
+            f"--spill-bytes={spill}B",
+            f"--spill-min-bytes={spill}B",
+            "--window-memory=128MiB",
+            "--drain-timeout=2s",
+            *options,
+            log=self.log,
+        )
+        self.running = False
+
+    @property
+    def url(self) -> str:
+        """Where clients reach it."""
+        return f"grpc://{self.listen}"
+
+    def start(self) -> None:
+        """Start the process; its doors know it from then on."""
+        try:
+            self.node.start(self.listen, began=lambda pid: self.nodes.links.do(name={"pid": pid, "name": self.name}))
+        except RuntimeError as error:
+            raise RuntimeError(f"{error}:\n{self.log.read_text(errors='replace')[-3000:]}") from None
+        self.running = True
+
+    def kill(self) -> None:
+        """End it as a power cut would."""
+        self.running = False
+        self.node.kill()
+
+    def leave(self) -> None:
+        """End it in order."""
+        self.running = False
+        self.node.stop()
+
+    def freeze(self) -> None:
+        """Stop the process: its connections stay, and say nothing."""
+        os.kill(self.node.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        os.kill(self.node.pid, signal.SIGCONT)
+
+    def stats(self) -> dict[str, Any]:
+        """What its stats action answers."""
+        with fl.connect(self.url) as client:
+            (answer,) = client.do_action(("stats", b""))
+            found: dict[str, Any] = json.loads(answer.body.to_pybytes())
+            return found
+
+
+class Nodes:
+    """The nodes `a`, `b` and so on of one cluster. Use it in a `with` block; they start on entry, side by side.
+
+    The store is `cql://HOST:PORT/KEYSPACE`, which is there already.
+    """
+
+    def __init__(
+        self,
+        binary: Path,
+        store: str,
+        folder: Path,
+        spills: list[int],
+        *options: str,
+        far: Wire | None = None,
+        net: Wire | None = None,
+        more: dict[str, tuple[str, ...]] | None = None,
+    ) -> None:
+        self.binary, self.store, self.folder = binary, store, folder
+        self.store_host = store.removeprefix("cql://").partition("/")[0]
+        self.cluster = f"c{random.getrandbits(40):x}"  # none that a run before has left leases of
+        self.net = net or Wire()
+        self.key = folder / "cluster.key"
+        folder.mkdir(parents=True, exist_ok=True)
+        self.key.write_text("a key of the nodes of a benchmark, no secret\n")
+        self.links = Links(binary)
+        self.links.link("store", far or Wire())
+        names = [chr(ord("a") + i) for i in range(len(spills))]
+        self.members = [
+            Member(self, name, size, (*options, *(more or {}).get(name, ())))
+            for name, size in zip(names, spills, strict=True)
+        ]
+
+    def __enter__(self) -> Nodes:
+        try:
+            with concurrent.futures.ThreadPoolExecutor() as pool:
+                list(pool.map(Member.start, self.members))
+            self.whole()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill what runs and end the links."""
+        for m in self.members:
+            with contextlib.suppress(RuntimeError, ProcessLookupError):
+                m.thaw()
+            m.kill()
+        self.links.close()
+
+    def there(self) -> list[Member]:
+        """Those that run."""
+        return [m for m in self.members if m.running]
+
+    def is_whole(self) -> bool:
+        """Whether each node that runs knows all that run, and no other, and can ask each."""
+        for m in self.there():
+            cluster = m.stats()["cluster"]
+            names = {o.name for o in self.there()}
+            up = {p["node"] for p in cluster.get("peers", []) if p["up"] and not p["silent"]}
+            if {n["id"] for n in cluster["nodes"]} != names or up != names - {m.name}:
+                return False
+        return True
+
+    def whole(self, seconds: float = PATIENCE) -> float:
+        """Wait until it is; return how long that took."""
+        begin = time.monotonic()
+        while not self.is_whole():
+            if time.monotonic() - begin > seconds:
+                raise RuntimeError(f"the nodes have not found each other within {seconds} s")
+            time.sleep(0.05)
+        return time.monotonic() - begin
+
+    def part(self, member: Member, trouble: str) -> None:
+        """Have a trouble befall all between a node and the others, and the store: `cut`, `hold`, or none."""
+        for other in self.members:
+            if other is not member:
+                self.links.do(set={"door": other.name, "from": member.name, "trouble": trouble})
+                self.links.do(set={"door": member.name, "from": other.name, "trouble": trouble})
+        self.links.do(set={"door": f"store-{member.name}", "from": member.name, "trouble": trouble})
+
+    def totals(self) -> dict[str, int]:
+        """What all nodes count: reads and bytes by tier; and what went over links, by kind."""
+        engines = [m.stats()["engine"] for m in self.there()]
+        found = {
+            name: sum(e[name] for e in engines)
+            for name in ("reads", "read_bytes", "peer_reads", "peer_bytes", "spill_reads", "spill_bytes", "hedges", "fills")
+        }
+        counts = self.links.counts()
+        store = [c for (door, _), c in counts.items() if door.startswith("store-")]
+        peers = [c for (door, _), c in counts.items() if not door.startswith("store-")]
+        found["store_link_bytes"] = sum(c["back_bytes"] for c in store)
+        found["peer_link_bytes"] = sum(c["back_bytes"] for c in peers)
+        return found
+
+
+class Ranks:
+    """Processes of clients, one for each rank of a job; they are ready before the first epoch."""
+
+    def __init__(self, nodes: Nodes, ticket: dict[str, Any], world: int, **spec: Any) -> None:
+        urls = [m.url for m in nodes.members]
+        self._processes = []
+        for rank in range(world):
+            at = rank % len(urls)  # its own node, then the others
+            own = {"urls": urls[at:] + urls[:at], "ticket": ticket, "rank": rank, **spec}
+            self._processes.append(
+                subprocess.Popen(
+                    [sys.executable, Path(__file__).with_name("rank.py"), json.dumps(own)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+        for p in self._processes:
+            if not p.stdout or p.stdout.readline().strip() != "ready":
+                raise RuntimeError("a rank is not ready")
+
+    def go(self) -> None:
+        """Let all of them go on: to the next epoch, or to the end of one that reads until then."""
+        for p in self._processes:
+            if p.stdin:
+                with contextlib.suppress(BrokenPipeError):
+                    p.stdin.write("go\n")
+                    p.stdin.flush()
+
+    def epoch(self) -> list[dict[str, Any]]:
+        """What each rank says of an epoch."""
+        lines = [p.stdout.readline() if p.stdout else "" for p in self._processes]
+        if not all(lines):
+            raise RuntimeError("a rank has ended")
+        return [json.loads(line) for line in lines]
+
+    def rest(self) -> list[dict[str, Any]]:
+        """All that they still have to say, until they end."""
+        found = [json.loads(line) for p in self._processes for line in p.communicate()[0].splitlines()]
+        if failed := [p.returncode for p in self._processes if p.returncode]:
+            raise RuntimeError(f"ranks ended with {failed}")
+        return found
+
+    def close(self) -> None:
+        """End what is left of them."""
+        for p in self._processes:
+            p.kill()
+            p.communicate()
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def job(seed: int, batch: int, world: int, **more: Any) -> dict[str, Any]:
+    """The ticket of a job over the dataset, but for rank and epoch."""
+    return {
+        "dataset": DATASET,
+        "columns": ["position", "key", "sum", "image"],
+        "batch": batch,
+        "world": {"size": world},
+        "remainder": "uneven",
+        "shuffle": {"seed": seed},
+        **more,
+    }
+
+
+@contextlib.contextmanager
+def stored(binary: Path, uri: str, samples: int, size: int) -> Iterator[str]:
+    """A keyspace with the dataset, which is made in it; it stays, and costs nothing but room."""
+    done = subprocess.run([binary, "store", "init", "--store", uri], check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"store init: {done.stderr}")
+    with Node(binary, uri) as node:
+        upload(node.url, samples, size)
+    yield uri
