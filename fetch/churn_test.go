@@ -126,6 +126,9 @@ func (l *churnLink) Up() bool { e, _ := l.to.lives(); return e != nil }
 // Tell implements peers.Link.
 func (*churnLink) Tell([]peers.Progress) {}
 
+// Heard implements peers.Link.
+func (*churnLink) Heard() time.Time { return time.Time{} }
+
 // Close implements peers.Link.
 func (*churnLink) Close() error { return nil }
 

@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -34,6 +35,9 @@ const (
 	// lendBytes and lendAnswers are how much goes into one message, of what is there.
 	lendBytes   = 1 << 20
 	lendAnswers = 256
+	// thereEvery is how often a node that waits for answers is told that this one is there, while there are none: who
+	// says nothing is taken for gone.
+	thereEvery = 100 * time.Millisecond
 )
 
 // lendService describes the service by which other nodes read blobs.
@@ -111,6 +115,7 @@ type lending struct {
 
 	mu      sync.Mutex
 	answers []fetch.Answer
+	waited  int // asks without an answer yet
 }
 
 // receive has what the node asks for read, until it asks for no more.
@@ -141,6 +146,9 @@ func (l *lending) receive(ctx context.Context, borrower *fetch.Borrower) error {
 			return &schema.FieldError{Field: "message", Got: fmt.Sprintf("%d bytes of another kind", len(what)), Want: "asks or progress"}
 		}
 		err := peering.ParseAsks(what[1:], func(a peering.Ask) error {
+			l.mu.Lock()
+			l.waited++
+			l.mu.Unlock()
 			loan := fetch.Loan{ID: a.ID, Tenant: a.Tenant, Ref: a.Ref, Snapshot: a.Snapshot, Position: a.Position}
 			switch err := borrower.Lend(ctx, loan); {
 			case ctx.Err() != nil:
@@ -153,6 +161,7 @@ func (l *lending) receive(ctx context.Context, borrower *fetch.Borrower) error {
 		if err != nil {
 			return err
 		}
+		l.wake() // to say that this node is there, if the answers take long
 	}
 }
 
@@ -176,11 +185,24 @@ func keepTickets(list, older []fetch.Progress) {
 func (l *lending) answered(a fetch.Answer) {
 	l.mu.Lock()
 	l.answers = append(l.answers, a)
+	l.waited--
 	l.mu.Unlock()
+	l.wake()
+}
+
+// wake has send look.
+func (l *lending) wake() {
 	select {
 	case l.ready <- struct{}{}:
 	default:
 	}
+}
+
+// waits reports whether the other node waits for answers.
+func (l *lending) waits() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.waited > 0
 }
 
 // take returns answers for one message.
@@ -202,12 +224,20 @@ func (l *lending) take() []fetch.Answer {
 
 // send sends answers until ctx ends.
 func (l *lending) send(ctx context.Context) error {
+	there := time.NewTimer(thereEvery)
+	defer there.Stop()
 	for {
 		answers := l.take()
 		if len(answers) == 0 {
+			var late <-chan time.Time
+			if l.waits() {
+				there.Reset(thereEvery)
+				late = there.C
+			}
 			select {
 			case <-l.ready:
 				continue
+			case <-late: // a message of no answers
 			case <-ctx.Done():
 				return nil
 			}

@@ -15,6 +15,9 @@ import (
 // say nothing.
 const patienceFactor = 4
 
+// stalledFactor is how many times the patience a node may bring nothing that says that it is there.
+const stalledFactor = 4
+
 // node is the way to one node, and how that does. A node that was asked and says
 // nothing at all for long is silent: what it was asked for fails, so that the
 // store is read, and it is asked for one blob now and then, until it answers.
@@ -22,9 +25,10 @@ type node struct {
 	name string
 	link Link
 	opts *Options
+	made time.Time
 
 	silent atomic.Bool
-	probed atomic.Int64 // when a silent node was last asked, in Unix nanoseconds
+	probed atomic.Int64 // when a silent node was last asked, as age tells
 
 	asked, answered, bytes, refused atomic.Int64
 
@@ -38,9 +42,12 @@ type node struct {
 // ask is a blob that a node is being asked for.
 type ask struct{ cancel context.CancelCauseFunc }
 
+// age is a time in nanoseconds that goes on evenly, whatever becomes of this machine's clock.
+func (n *node) age() int64 { return int64(time.Since(n.made)) }
+
 // usable reports whether the node may be asked. It takes no lock.
 func (n *node) usable() bool {
-	return n.link.Up() && (!n.silent.Load() || time.Now().UnixNano()-n.probed.Load() >= int64(n.opts.Retry))
+	return n.link.Up() && (!n.silent.Load() || n.age()-n.probed.Load() >= int64(n.opts.Retry))
 }
 
 // admit is usable of who asks next: of a silent node, one at a time may.
@@ -51,7 +58,7 @@ func (n *node) admit() bool {
 	if !n.silent.Load() {
 		return true
 	}
-	last, now := n.probed.Load(), time.Now().UnixNano()
+	last, now := n.probed.Load(), n.age()
 	return now-last >= int64(n.opts.Retry) && n.probed.CompareAndSwap(last, now)
 }
 
@@ -125,17 +132,21 @@ func (n *node) look() {
 	}
 	n.watch.Reset(n.opts.Patience / 4)
 	quiet := time.Since(n.heard)
-	if quiet < max(n.opts.Patience, patienceFactor*n.typical) {
+	bound := max(n.opts.Patience, patienceFactor*n.typical)
+	if time.Since(n.link.Heard()) < n.opts.Patience {
+		bound = max(bound, stalledFactor*n.opts.Patience) // it has a queue before the store, as this node would have
+	}
+	if quiet < bound {
 		return
 	}
-	n.probed.Store(time.Now().UnixNano())
+	n.probed.Store(n.age())
 	if !n.silent.Swap(true) {
-		n.opts.Logger.LogAttrs(context.Background(), slog.LevelWarn, "another node was asked and says nothing; the store is read instead",
+		n.opts.Logger.LogAttrs(context.Background(), slog.LevelWarn, "another node was asked and brings nothing; the store is read instead",
 			slog.String("node", n.name), slog.Duration("silent", quiet), slog.Int("asks", len(n.asks)))
 	}
 	n.typical /= 2 // or an owner whose store is slow would never be heard in time
 	for a := range n.asks {
-		a.cancel(fmt.Errorf("it has said nothing for %s", quiet.Round(time.Millisecond)))
+		a.cancel(fmt.Errorf("it has brought nothing for %s", quiet.Round(time.Millisecond)))
 	}
 }
 

@@ -47,6 +47,8 @@ type Link interface {
 	Tell(list []Progress)
 	// Up reports whether the node can be asked. It must not block.
 	Up() bool
+	// Heard is when the node last said anything, if only that it is there. It must not block.
+	Heard() time.Time
 	// Close ends what is under way and gives the link up.
 	Close() error
 }
@@ -71,7 +73,8 @@ type Options struct {
 	// SnapshotName is the name of a place's dataset.
 	SnapshotName func(number uint32) string
 	// Patience is how long a node that was asked may say nothing before the store is
-	// read instead, if it does not usually take longer. Default 500 ms.
+	// read instead, if it does not usually take longer. One that says that it is there may
+	// bring nothing for four times as long: it waits for the store, too. Default 500 ms.
 	Patience time.Duration
 	// Retry is how often a node that said nothing for so long is asked for one blob,
 	// to see whether it does again. Default 1 s.
@@ -192,7 +195,7 @@ func (t *Tier) node(name string) (*node, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: node %s: %w", schema.ErrUnavailable, name, err)
 	}
-	n := &node{name: name, link: link, opts: &t.opts}
+	n := &node{name: name, link: link, opts: &t.opts, made: time.Now()}
 	nodes := make(map[string]*node, len(old)+1)
 	for k, v := range old {
 		nodes[k] = v

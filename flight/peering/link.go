@@ -61,12 +61,14 @@ type Options struct {
 type Link struct {
 	opts    Options
 	address string
+	made    time.Time
 	conn    *grpc.ClientConn
 	cancel  context.CancelFunc
 	running sync.WaitGroup
 	wake    chan struct{} // told when there is something to ask
 
-	up atomic.Bool // changed with mu held
+	up    atomic.Bool  // changed with mu held
+	heard atomic.Int64 // when the other side last said anything: nanoseconds since made, whatever becomes of the clock
 
 	mu      sync.Mutex
 	closed  bool
@@ -109,13 +111,16 @@ func Dial(address string, opts Options) (*Link, error) {
 		return nil, fmt.Errorf("address %q of a node: %w", address, err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	l := &Link{opts: opts, address: address, conn: conn, cancel: cancel, wake: make(chan struct{}, 1), waiting: map[uint32]*waiter{}}
+	l := &Link{opts: opts, address: address, made: time.Now(), conn: conn, cancel: cancel, wake: make(chan struct{}, 1), waiting: map[uint32]*waiter{}}
 	l.running.Go(func() { l.run(ctx) })
 	return l, nil
 }
 
 // Up implements peers.Link.
 func (l *Link) Up() bool { return l.up.Load() }
+
+// Heard implements peers.Link.
+func (l *Link) Heard() time.Time { return l.made.Add(time.Duration(l.heard.Load())) }
 
 // Close implements peers.Link.
 func (l *Link) Close() error {
@@ -252,6 +257,7 @@ func (l *Link) serve(ctx context.Context, opened func()) error {
 	for err == nil {
 		var m message
 		if err = stream.RecvMsg(&m); err == nil {
+			l.heard.Store(int64(time.Since(l.made)))
 			err = l.deliver(&m)
 		}
 	}

@@ -156,7 +156,8 @@ type Answer struct {
 }
 
 // AppendAnswers appends the head of a message of answers: how many there are u32, and for each its
-// id u32, status u32, and size u64. What they are of follows in their order.
+// id u32, status u32, and size u64. What they are of follows in their order. A message of no answers says that the node is
+// there, and has answers to come.
 func AppendAnswers(b []byte, answers []Answer) []byte {
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(answers)))
 	for _, a := range answers {

@@ -12,6 +12,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"bowstring/fetch/peers"
+	"bowstring/flight/peering"
+	"bowstring/schema"
 )
 
 // A node that does not know the cluster's key reads from the store, and gets nothing from others.
@@ -55,6 +57,41 @@ func TestViewsThatDiffer(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A node that waits for the store says to who asks that it is there.
+func TestOwnerThatWaits(t *testing.T) {
+	s := newStore(t, 1)
+	s.gate = make(chan struct{})
+	c := newNodes(t, s, 1, clusterOptions{})
+	link, err := peering.Dial(c.list[0].addr, peering.Options{Node: "x"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer link.Close()
+	until := func(what string, is func() bool) {
+		t.Helper()
+		for end := time.Now().Add(time.Minute); !is(); time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("%s did not happen", what)
+			}
+		}
+	}
+	until("a connection", link.Up)
+	var got sync.WaitGroup
+	got.Go(func() {
+		b, err := link.Get(t.Context(), peers.Ask{Ref: schema.RefOf(content(0))})
+		if err != nil {
+			t.Errorf("the blob, at last: %v", err)
+		}
+		b.Release()
+	})
+	for range 3 {
+		last := link.Heard()
+		until("a sign of life", func() bool { return link.Heard().After(last) })
+	}
+	close(s.gate)
+	got.Wait()
 }
 
 // A node that ends in the middle of an epoch costs the others reads of the store, and no sample. Its rank goes on

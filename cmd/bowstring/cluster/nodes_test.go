@@ -41,11 +41,15 @@ type counted struct {
 	blobs atomic.Int64 // of samples that were read
 	delay time.Duration
 	rate  *rate.Limiter // of bytes; nil for any
+	gate  chan struct{} // nothing is read until it is closed; nil for none
 }
 
 func (c *counted) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
 	if ref.Size > 900 && ref.Size < 1100+blobBytes {
 		c.blobs.Add(1)
+		if c.gate != nil {
+			<-c.gate
+		}
 		time.Sleep(c.delay) // as if it were far away
 		if c.rate != nil {
 			if err := c.rate.WaitN(ctx, int(ref.Size)); err != nil {
