@@ -17,7 +17,6 @@ import random
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 import zlib
@@ -279,7 +278,16 @@ class Nodes:
         engines = [m.stats()["engine"] for m in self.there()]
         found = {
             name: sum(e[name] for e in engines)
-            for name in ("reads", "read_bytes", "peer_reads", "peer_bytes", "spill_reads", "spill_bytes", "hedges", "fills")
+            for name in (
+                "reads",
+                "read_bytes",
+                "peer_reads",
+                "peer_bytes",
+                "spill_reads",
+                "spill_bytes",
+                "hedges",
+                "fills",
+            )
         }
         counts = self.links.counts()
         store = [c for (door, _), c in counts.items() if door.startswith("store-")]
@@ -287,75 +295,6 @@ class Nodes:
         found["store_link_bytes"] = sum(c["back_bytes"] for c in store)
         found["peer_link_bytes"] = sum(c["back_bytes"] for c in peers)
         return found
-
-
-class Ranks:
-    """Processes of clients, one for each rank of a job; they are ready before the first epoch."""
-
-    def __init__(self, nodes: Nodes, ticket: dict[str, Any], world: int, **spec: Any) -> None:
-        urls = [m.url for m in nodes.members]
-        self._processes = []
-        for rank in range(world):
-            at = rank % len(urls)  # its own node, then the others
-            own = {"urls": urls[at:] + urls[:at], "ticket": ticket, "rank": rank, **spec}
-            self._processes.append(
-                subprocess.Popen(
-                    [sys.executable, Path(__file__).with_name("rank.py"), json.dumps(own)],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    text=True,
-                )
-            )
-        for p in self._processes:
-            if not p.stdout or p.stdout.readline().strip() != "ready":
-                raise RuntimeError("a rank is not ready")
-
-    def go(self) -> None:
-        """Let all of them go on: to the next epoch, or to the end of one that reads until then."""
-        for p in self._processes:
-            if p.stdin:
-                with contextlib.suppress(BrokenPipeError):
-                    p.stdin.write("go\n")
-                    p.stdin.flush()
-
-    def epoch(self) -> list[dict[str, Any]]:
-        """What each rank says of an epoch."""
-        lines = [p.stdout.readline() if p.stdout else "" for p in self._processes]
-        if not all(lines):
-            raise RuntimeError("a rank has ended")
-        return [json.loads(line) for line in lines]
-
-    def rest(self) -> list[dict[str, Any]]:
-        """All that they still have to say, until they end."""
-        found = [json.loads(line) for p in self._processes for line in p.communicate()[0].splitlines()]
-        if failed := [p.returncode for p in self._processes if p.returncode]:
-            raise RuntimeError(f"ranks ended with {failed}")
-        return found
-
-    def close(self) -> None:
-        """End what is left of them."""
-        for p in self._processes:
-            p.kill()
-            p.communicate()
-
-    def __enter__(self) -> Ranks:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-
-def job(seed: int, batch: int, world: int, **more: Any) -> dict[str, Any]:
-    """The ticket of a job over the dataset, but for rank and epoch."""
-    return {
-        "dataset": DATASET,
-        "columns": ["position", "key", "sum", "image"],
-        "batch": batch,
-        "world": {"size": world},
-        "remainder": "uneven",
-        "shuffle": {"seed": seed},
-        **more,
-    }
 
 
 @contextlib.contextmanager

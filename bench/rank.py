@@ -7,8 +7,8 @@ them, from the resume ticket of the last batch. With `compute` it sleeps so many
 does that trains. With `barrier` it waits for a line on its standard input before each epoch, otherwise before the
 first alone; it prints `ready` before that. With `until` it reads epoch after epoch until its standard input says so,
 or ends. Each epoch is a line of JSON: `epoch`, `begin` and `end` by the machine's monotonic clock, `rows`, `bytes`,
-`positions`, rows of each step in `steps`, `broken` streams with the last `errors`, `marks` of [time, rows] of each
-batch, and `wrong`: rows whose bytes are not those that were uploaded (`dataset` of bench/nodes.py).
+`positions`, rows of each step in `steps`, `broken` streams with the last `errors`, `marks` of [time, rows, index
+in `urls`] of each batch, and `wrong`: rows whose bytes are not those that were uploaded (`dataset` of bench/nodes.py).
 """
 
 from __future__ import annotations
@@ -47,34 +47,43 @@ class Rank:
         self.client = self.connect()
 
     def epoch(self, number: int) -> dict[str, Any]:
-        """Read an epoch to its end, whatever breaks."""
+        """Read an epoch to its end, whatever breaks, from its own server if that is there again."""
+        if self.at:
+            self.at = -1
+            self.elsewhere()
         ticket = dict(self.spec["ticket"], rank=self.spec["rank"])
         ticket["shuffle"] = dict(ticket["shuffle"], epoch=number)
         found: dict[str, Any] = {"epoch": number, "rank": self.spec["rank"], "rows": 0, "bytes": 0, "wrong": 0}
         found |= {"positions": [], "steps": {}, "marks": [], "broken": 0, "errors": [], "begin": time.monotonic()}
         last = time.monotonic()
-        while True:
-            try:
-                for chunk in self.client.do_get(fl.Ticket(json.dumps(ticket).encode())):
-                    about = json.loads(chunk.app_metadata.to_pybytes())
-                    self.take(found, chunk.data, about["step"])
-                    ticket = about["resume"]
-                    last = time.monotonic()
-                    if self.spec.get("compute"):
-                        time.sleep(self.spec["compute"])
-            except (fl.FlightError, pa.ArrowException, OSError) as error:
-                found["broken"] += 1
-                found["errors"] = [*found["errors"], str(error)[:300]][-3:]
-                if time.monotonic() - last > PATIENCE:
-                    raise
-                time.sleep(PAUSE)
-                self.elsewhere()
-            else:
-                found["end"] = time.monotonic()
-                return found
+        while "end" not in found:
+            rows = found["rows"]
+            ticket = self.stream(found, ticket)
+            if found["rows"] > rows:
+                last = time.monotonic()
+            elif time.monotonic() - last > PATIENCE:
+                raise RuntimeError(f"nobody serves rank {self.spec['rank']}: {found['errors']}")
+        return found
+
+    def stream(self, found: dict[str, Any], ticket: dict[str, Any]) -> dict[str, Any]:
+        """Read a stream until it ends or breaks; what there is to ask for then."""
+        try:
+            for chunk in self.client.do_get(fl.Ticket(json.dumps(ticket).encode())):
+                about = json.loads(chunk.app_metadata.to_pybytes())
+                self.take(found, chunk.data, about["step"], self.at)
+                ticket = about["resume"]
+                if self.spec.get("compute"):
+                    time.sleep(self.spec["compute"])
+            found["end"] = time.monotonic()
+        except (fl.FlightError, pa.ArrowException, OSError) as error:
+            found["broken"] += 1
+            found["errors"] = [*found["errors"], str(error)[:300]][-3:]
+            time.sleep(PAUSE)
+            self.elsewhere()
+        return ticket
 
     @staticmethod
-    def take(found: dict[str, Any], data: pa.RecordBatch, step: int) -> None:
+    def take(found: dict[str, Any], data: pa.RecordBatch, step: int, at: int) -> None:
         """Take note of a batch, and check its bytes."""
         positions = data.column("position").to_pylist()
         keys, sums, images = data.column("key").to_pylist(), data.column("sum").to_pylist(), data.column("image")
@@ -85,7 +94,13 @@ class Rank:
         found["rows"] += len(positions)
         found["bytes"] += data.get_total_buffer_size()
         found["steps"][step] = found["steps"].get(step, 0) + len(positions)
-        found["marks"].append([time.monotonic(), len(positions)])
+        found["marks"].append([time.monotonic(), len(positions), at])
+
+
+def end_with_a_line(over: threading.Event) -> None:
+    """Wait to be told that there is to be no further epoch."""
+    sys.stdin.readline()
+    over.set()
 
 
 def main() -> None:
@@ -95,7 +110,7 @@ def main() -> None:
     print("ready", flush=True)
     sys.stdin.readline()
     if spec.get("until"):
-        threading.Thread(target=lambda: (sys.stdin.readline(), over.set()), daemon=True).start()
+        threading.Thread(target=end_with_a_line, args=(over,), daemon=True).start()
     number = spec.get("first", 0)
     while not over.is_set() and (spec.get("until") or number < spec.get("first", 0) + spec["epochs"]):
         if spec.get("barrier") and number > spec.get("first", 0):

@@ -8,6 +8,7 @@ from harness import Context, Result
 
 from . import (
     auth_cost,
+    churn,
     cluster,
     collect,
     console,
@@ -32,6 +33,8 @@ from . import (
     policy,
     python,
     python_malloc,
+    real_cluster,
+    real_cluster_settings,
     replicas,
     samenode,
     samenode_faults,
@@ -48,6 +51,9 @@ from . import (
 CASES: dict[str, Callable[[Context], Result]] = {
     "plan": plan.run,
     "cluster": cluster.run,
+    "real_cluster": real_cluster.run,
+    "churn": churn.run,
+    "real_cluster_settings": real_cluster_settings.run,
     "locality": locality.run,
     "simulate_store": simulate_store.run,
     "import": imports.run,

@@ -1,0 +1,79 @@
+"""churn: real nodes that are killed, stopped, cut off, and that leave and join; and a view under load.
+
+CHURN_SEEDS (20) and CHURN_FROM (1) say which seeds; CHURN_MINUTES (10) for how long the view is watched while eight
+times as many processes compute as there are processors, 0 for not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+
+from cassandra_node import Cassandra
+from churn import churn
+from harness import Context, Figure, Result, emit, median
+from nodes import Nodes, Wire, spill_bytes, stored
+
+SAMPLES, SIZE, NODES = 1_200, 24_000, 4
+STORE, NET = Wire(latency_ms=3, bytes_per_s=24_000_000), Wire(latency_ms=0.2)
+EVENTS, LONGEST = 4, 8.0
+LOAD = 8  # processes that compute, for each processor
+CHANGED = "the nodes of the cluster are others now"
+HEAP = {"HEAP": "512m", "MEMTABLE": "64MiB"}
+
+
+def run(context: Context) -> Result:
+    """Each seed has a cluster of its own."""
+    first, seeds = int(os.environ.get("CHURN_FROM", "1")), int(os.environ.get("CHURN_SEEDS", "20"))
+    minutes = float(os.environ.get("CHURN_MINUTES", "10"))
+    found = []
+    spills = [spill_bytes(SAMPLES / 2, SIZE)] * NODES
+    with Cassandra(context.folder / "cassandra-churn", **HEAP) as cassandra:
+        uri = f"cql://127.0.0.1:{cassandra.port}/churn?rf=1"
+        with stored(context.binary, uri, SAMPLES, SIZE):
+            for seed in range(first, first + seeds):
+                folder = context.folder / f"churn-{seed}"
+                with Nodes(context.binary, uri, folder, spills, far=STORE, net=NET) as nodes:
+                    outcome = churn(nodes, seed, SAMPLES, EVENTS, LONGEST, stay_away=True)
+                found.append(outcome)
+                emit(case="churn", **asdict(outcome))
+            changes = 0
+            if minutes:
+                with Nodes(context.binary, uri, context.folder / "churn-load", spills, far=STORE, net=NET) as nodes:
+                    changes = false_changes(nodes, 60 * minutes)
+    others = [share for o in found for share in o.others] or [1.0]
+    return Result(
+        "churn",
+        [
+            Figure("lost", sum(o.lost for o in found), at_most=0),
+            Figure("doubled", sum(o.doubled for o in found), at_most=0),
+            Figure("wrong", sum(o.wrong for o in found), at_most=0),
+            Figure("others", median(others), at_least=0.9),
+            Figure("whole_s", max(s for o in found for s in o.whole_s), at_most=15),
+            Figure("false_changes", changes, at_most=0),
+        ],
+        {"seeds": seeds, "epochs": sum(o.epochs for o in found), "others_least": min(others), "minutes": minutes},
+    )
+
+
+def false_changes(nodes: Nodes, seconds: float) -> int:
+    """How often a node takes the view for another one while the processors have far too much to do."""
+
+    def changes() -> int:
+        return sum(m.log.read_text(errors="replace").count(CHANGED) for m in nodes.members)
+
+    before, end = changes(), time.monotonic() + seconds
+    spin = "while True: pass"
+    load = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(LOAD * (os.cpu_count() or 1))]
+    try:
+        while time.monotonic() < end:
+            time.sleep(min(10, max(end - time.monotonic(), 0)))
+            emit(case="churn", false_changes=changes() - before, left_s=round(end - time.monotonic()))
+    finally:
+        for p in load:
+            p.kill()
+            p.wait()
+    return changes() - before
