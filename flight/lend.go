@@ -28,6 +28,8 @@ type Cluster struct {
 	// key it knows, without being asked for rules. No Key lets anybody where there are
 	// neither rules nor callers that are to be known, and else nobody.
 	Key []byte
+	// Met is told the name of each node that has called and was let in; nil for nobody. It must not block.
+	Met func(node string)
 }
 
 const (
@@ -70,6 +72,9 @@ func (s *Server) lend(ss grpc.ServerStream) error {
 	}
 	if err := ss.SendMsg(&frame{pieces: []piece{{bytes: answer}}}); err != nil {
 		return err
+	}
+	if met := s.opts.Cluster.Met; met != nil {
+		met(hello.Node)
 	}
 	ctx, stop := context.WithCancelCause(ss.Context())
 	defer stop(nil)

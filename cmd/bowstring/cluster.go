@@ -118,8 +118,11 @@ func (p *clusterPart) join(n *node, to *flight.Options, log *slog.Logger) (err e
 		return nil
 	}
 	n.cluster, err = cluster.New(cluster.Options{Node: p.node, Members: n.members, SnapshotName: n.spill.DatasetName, Key: p.key, TLS: p.tls, Logger: log})
-	to.Cluster = &flight.Cluster{Node: p.node, Key: p.key}
-	return err
+	if err != nil {
+		return err
+	}
+	to.Cluster = &flight.Cluster{Node: p.node, Key: p.key, Met: n.cluster.Met}
+	return nil
 }
 
 // described is what the cluster is to know of a server that listens there.
