@@ -22,8 +22,8 @@ import (
 
 // Cluster says what a server is in its cluster.
 type Cluster struct {
-	// Node is this node's name.
-	Node string
+	// Name is the cluster's, and Node this node's.
+	Name, Node string
 	// Key is what the nodes know each other by: whoever has it reads any blob whose
 	// key it knows, without being asked for rules. No Key lets anybody where there are
 	// neither rules nor callers that are to be known, and else nobody.
@@ -66,7 +66,10 @@ func (s *Server) lend(ss grpc.ServerStream) error {
 	if !slices.Contains(hello.Protocols, peering.Protocol) {
 		return &schema.FieldError{Field: "protocols", Got: fmt.Sprint(hello.Protocols), Want: fmt.Sprintf("%d among them", peering.Protocol)}
 	}
-	answer, err := json.Marshal(peering.Hello{Node: s.opts.Cluster.Node, Protocols: []int{peering.Protocol}})
+	if name := s.opts.Cluster.Name; name != "" && hello.Cluster != "" && hello.Cluster != name {
+		return &schema.FieldError{Field: "cluster", Got: schema.Quote(hello.Cluster), Want: name + ", whose node this is"}
+	}
+	answer, err := json.Marshal(peering.Hello{Cluster: s.opts.Cluster.Name, Node: s.opts.Cluster.Node, Protocols: []int{peering.Protocol}})
 	if err != nil {
 		return fmt.Errorf("encoding a hello: %w", err)
 	}

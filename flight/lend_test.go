@@ -181,6 +181,20 @@ func TestLendHostile(t *testing.T) {
 			t.Errorf("%s: %v, want INVALID_ARGUMENT", name, err)
 		}
 	}
+	of := serve(t, Options{Cluster: &Cluster{Name: "mine", Node: "b"}})
+	for name, code := range map[string]codes.Code{"mine": codes.OK, "": codes.OK, "other": codes.InvalidArgument} {
+		hello, err := json.Marshal(peering.Hello{Cluster: name, Node: "x", Protocols: []int{peering.Protocol}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = say(t, of.lender(of.how), hello)
+		if errors.Is(err, io.EOF) {
+			err = nil
+		}
+		if status.Code(err) != code {
+			t.Errorf("a node of cluster %q: %v, want %s", name, err, code)
+		}
+	}
 	// Streams that there cannot be are not followed, and the way stays.
 	progress := append([]byte{peering.KindProgress}, `[{"id":1,"ticket":{"dataset":"none"}},{"id":2,"ticket":17}]`...)
 	if got, err := say(t, f.lender(f.how), hello, progress, asks); !errors.Is(err, io.EOF) || len(got) < 1 {

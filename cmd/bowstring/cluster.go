@@ -117,11 +117,11 @@ func (p *clusterPart) join(n *node, to *flight.Options, log *slog.Logger) (err e
 		log.Info("blobs are not read from other nodes, nor by them", "key", len(p.key) > 0, "spill", n.spill != nil)
 		return nil
 	}
-	n.cluster, err = cluster.New(cluster.Options{Node: p.node, Members: n.members, SnapshotName: n.spill.DatasetName, Key: p.key, TLS: p.tls, Logger: log})
+	n.cluster, err = cluster.New(cluster.Options{Name: p.name, Node: p.node, Members: n.members, SnapshotName: n.spill.DatasetName, Key: p.key, TLS: p.tls, Logger: log})
 	if err != nil {
 		return err
 	}
-	to.Cluster = &flight.Cluster{Node: p.node, Key: p.key, Met: n.cluster.Met}
+	to.Cluster = &flight.Cluster{Name: p.name, Node: p.node, Key: p.key, Met: n.cluster.Met}
 	return nil
 }
 

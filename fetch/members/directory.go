@@ -1,6 +1,8 @@
 package members
 
 import (
+	"math"
+
 	"bowstring/fetch/layout"
 	"bowstring/schema"
 )
@@ -16,7 +18,7 @@ type directory struct {
 func newDirectory(nodes []layout.Node, self string) (*directory, error) {
 	var all int64
 	for _, n := range nodes {
-		all += n.Capacity
+		all += min(n.Capacity, math.MaxInt64-all) // what a lease says may be anything
 	}
 	record, err := layout.NewRecord(all, nodes, nil)
 	if err != nil {

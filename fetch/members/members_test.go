@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -169,6 +170,27 @@ func TestBadLeases(t *testing.T) {
 			t.Errorf("another cluster has %v, %v", v.Nodes, err)
 		}
 	})
+}
+
+// Leases that somebody wrote by hand, of more than there can be, do not keep others from knowing who owns what.
+func TestLeasesOfTooMuch(t *testing.T) {
+	s := memshared.New()
+	for _, id := range []string{"x", "y"} {
+		lease := fmt.Sprintf(`{"node": {"id": %q, "address": "grpc://x:1", "weight": 1, "capacity": %d}}`, id, int64(math.MaxInt64))
+		if err := s.PutLease(t.Context(), "c", id, []byte(lease), time.Hour); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a := started(t, s, "a")
+	asked := map[string]int{}
+	for i := range 3000 {
+		for _, id := range a.Owners(schema.Key{byte(i >> 8), byte(i), 0, 1}) {
+			asked[id]++
+		}
+	}
+	if asked["x"] == 0 || asked["y"] == 0 {
+		t.Errorf("a asks %v of 3000", asked)
+	}
 }
 
 // However many nodes ask, whatever they see, and whichever answers are lost: an epoch has one layout.

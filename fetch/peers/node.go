@@ -30,7 +30,7 @@ type node struct {
 	silent atomic.Bool
 	probed atomic.Int64 // when a silent node was last asked, as age tells
 
-	asked, answered, bytes, refused atomic.Int64
+	asked, answered, bytes, refused, wrong atomic.Int64
 
 	mu      sync.Mutex
 	asks    map[*ask]struct{} // under way
@@ -71,6 +71,12 @@ func (n *node) get(ctx context.Context, what Ask) (schema.Blob, error) {
 	n.begin(a, began)
 	n.asked.Add(1)
 	blob, err := n.link.Get(ctx, what)
+	if err == nil {
+		if err = what.Ref.Check(blob.Bytes()); err != nil {
+			blob.Release()
+			n.distrust(err)
+		}
+	}
 	n.end(a, began, err)
 	if err != nil {
 		n.refused.Add(1)
@@ -82,6 +88,17 @@ func (n *node) get(ctx context.Context, what Ask) (schema.Blob, error) {
 	n.answered.Add(1)
 	n.bytes.Add(what.Ref.Size)
 	return blob, nil
+}
+
+// distrust takes note that the node has sent other bytes than it was asked for: until it has sent right ones, it is
+// asked as one that is silent is.
+func (n *node) distrust(err error) {
+	n.wrong.Add(1)
+	n.probed.Store(n.age())
+	if !n.silent.Swap(true) {
+		n.opts.Logger.LogAttrs(context.Background(), slog.LevelWarn, "another node sends wrong bytes; the store is read instead",
+			slog.String("node", n.name), slog.Any("error", err))
+	}
 }
 
 func (n *node) begin(a *ask, now time.Time) {
@@ -155,7 +172,7 @@ func (n *node) stats() NodeStats {
 	defer n.mu.Unlock()
 	return NodeStats{
 		Node: n.name, Up: n.link.Up(), Silent: n.silent.Load(), Asked: n.asked.Load(), Answered: n.answered.Load(),
-		Bytes: n.bytes.Load(), Refused: n.refused.Load(), InFlight: len(n.asks),
+		Bytes: n.bytes.Load(), Refused: n.refused.Load(), Wrong: n.wrong.Load(), InFlight: len(n.asks),
 	}
 }
 

@@ -132,7 +132,7 @@ func New(opts Options) (*Tier, error) {
 func (*Tier) Name() string { return "peer" }
 
 // Traits implements tiers.Tier. How many reads may be under way is measured.
-func (*Tier) Traits() tiers.Traits { return tiers.Traits{Remote: true} }
+func (*Tier) Traits() tiers.Traits { return tiers.Traits{Remote: true, Checked: true} }
 
 // MaxBlob is how long a blob may be, in bytes, that another node is asked for.
 const MaxBlob = 64 << 20
@@ -256,11 +256,12 @@ func (t *Tier) Tell(list []Progress) {
 type NodeStats struct {
 	Node     string `json:"node"`
 	Up       bool   `json:"up"`     // it can be asked
-	Silent   bool   `json:"silent"` // it was asked, and has not answered for long
+	Silent   bool   `json:"silent"` // it was asked, and has not answered for long, or not with what was asked for
 	Asked    int64  `json:"asked"`
 	Answered int64  `json:"answered"` // blobs that came
 	Bytes    int64  `json:"bytes"`    // of them
 	Refused  int64  `json:"refused"`  // asks that failed: the store was read instead
+	Wrong    int64  `json:"wrong"`    // of those, which brought other bytes
 	InFlight int    `json:"in_flight"`
 }
 

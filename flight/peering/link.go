@@ -36,6 +36,8 @@ const (
 	readBuffer   = 256 << 10
 	// maxMessage is how long a message may be: a blob, or many, and their head.
 	maxMessage = peers.MaxBlob + 4<<20
+	// maxWhy is how much is kept of what a node says of a blob that it does not send.
+	maxWhy = 1 << 10
 	// maxTickets is how many bytes of tickets are told at a time.
 	maxTickets = 1 << 20
 	// helloTimeout is how long the other side may take to say who it is.
@@ -50,7 +52,9 @@ const (
 
 // Options says what a Link works with.
 type Options struct {
+	Cluster string       // whose nodes both are; "" for any
 	Node    string       // this node's name, for the other's log
+	Other   string       // the name of the node that is to be there; "" for any
 	Key     []byte       // of the cluster; none if the other side wants none
 	TLS     *tls.Config  // nil for none
 	Logger  *slog.Logger // default slog.Default()
@@ -191,8 +195,12 @@ func (l *Link) run(ctx context.Context) {
 	pause.Reset()
 	said := false
 	for ctx.Err() == nil {
-		err := l.serve(ctx, func() { pause.Reset(); said = false })
+		began := time.Now()
+		err := l.serve(ctx, func() { said = false })
 		l.down(err)
+		if time.Since(began) > lastPause { // or a node that answers nonsense would be asked again at once, for ever
+			pause.Reset()
+		}
 		if ctx.Err() != nil {
 			return
 		}
@@ -218,7 +226,7 @@ func (l *Link) serve(ctx context.Context, opened func()) error {
 	if len(l.opts.Key) > 0 {
 		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+string(l.opts.Key))
 	}
-	hello, err := json.Marshal(Hello{Node: l.opts.Node, Protocols: []int{Protocol}})
+	hello, err := json.Marshal(Hello{Cluster: l.opts.Cluster, Node: l.opts.Node, Protocols: []int{Protocol}})
 	if err != nil {
 		return fmt.Errorf("encoding a hello: %w", err)
 	}
@@ -240,6 +248,9 @@ func (l *Link) serve(ctx context.Context, opened func()) error {
 	first.data.Free()
 	if err != nil || !slices.Contains(other.Protocols, Protocol) {
 		return fmt.Errorf("%w: it speaks protocols %v; want %d among them", schema.ErrUnavailable, other.Protocols, Protocol)
+	}
+	if err := l.opts.check(other); err != nil {
+		return err
 	}
 	if !late.Stop() {
 		return context.Cause(ctx)
@@ -264,6 +275,17 @@ func (l *Link) serve(ctx context.Context, opened func()) error {
 	cancel(err)
 	asking.Wait()
 	return context.Cause(ctx)
+}
+
+// check returns an error if it is not the node that is to be there: addresses are used again, by other machines.
+func (o *Options) check(other Hello) error {
+	if o.Cluster != "" && other.Cluster != "" && other.Cluster != o.Cluster {
+		return fmt.Errorf("%w: it is of cluster %s; want %s", schema.ErrUnavailable, schema.Quote(other.Cluster), o.Cluster)
+	}
+	if o.Other != "" && other.Node != o.Other {
+		return fmt.Errorf("%w: it is node %s; want %s", schema.ErrUnavailable, schema.Quote(other.Node), o.Other)
+	}
+	return nil
 }
 
 // ask sends what is asked for, until ctx ends.
@@ -341,15 +363,23 @@ func (l *Link) deliver(m *message) error {
 		l.mu.Lock()
 		w := l.waiting[a.ID]
 		delete(l.waiting, a.ID)
+		asked := int32(a.ID-l.next) <= 0 // numbers begin anew some day
 		l.mu.Unlock()
+		if !asked {
+			return errAnswers
+		}
 		switch {
 		case w == nil: // it has left
 			if _, err := r.Discard(a.Size); err != nil {
 				return errAnswers
 			}
 		case a.Status != Here:
-			why := make([]byte, a.Size)
-			if _, err := io.ReadFull(r, why); err != nil {
+			why := make([]byte, min(a.Size, maxWhy))
+			_, err := io.ReadFull(r, why)
+			if err == nil {
+				_, err = r.Discard(a.Size - len(why))
+			}
+			if err != nil {
 				w.answer <- answer{err: errAnswers}
 				return errAnswers
 			}

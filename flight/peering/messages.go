@@ -27,6 +27,9 @@ const (
 // Hello is the first message of each side, as JSON. The asking side says which
 // protocols it speaks, the answering side which of them it is to be.
 type Hello struct {
+	// Cluster is the cluster's name. Nodes of different clusters do not read from each other; one that says none
+	// is of a version that did not.
+	Cluster   string `json:"cluster,omitempty"`
 	Node      string `json:"node"`
 	Protocols []int  `json:"protocols"`
 }

@@ -29,8 +29,8 @@ const doubtEvery = 3 * time.Second
 
 // Options says what a Cluster works with.
 type Options struct {
-	// Node is this node's id.
-	Node string
+	// Name is the cluster's, and Node this node's id.
+	Name, Node string
 	// Members is who the members are. It stays the caller's to close.
 	Members *members.Members
 	// SnapshotName is the name of a place's dataset, as the spill of this node has it.
@@ -84,7 +84,7 @@ func (c *Cluster) dial(id string) (peers.Link, error) {
 	if at < 0 {
 		return nil, fmt.Errorf("%w: no node %s is known", schema.ErrNotFound, id)
 	}
-	opts := peering.Options{Node: c.opts.Node, Key: c.opts.Key, Logger: c.opts.Logger}
+	opts := peering.Options{Cluster: c.opts.Name, Node: c.opts.Node, Other: id, Key: c.opts.Key, Logger: c.opts.Logger}
 	where, err := url.Parse(address)
 	if err != nil || where.Port() == "" {
 		return nil, fmt.Errorf("%w: node %s has the address %q; want grpc://HOST:PORT or grpc+tls://HOST:PORT", schema.ErrInvalid, id, address)

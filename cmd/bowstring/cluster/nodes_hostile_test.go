@@ -1,0 +1,209 @@
+package cluster_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"bowstring/fetch/peers"
+	"bowstring/flight/peering"
+)
+
+// rawCodec sends bytes as they are.
+type rawCodec struct{ encoding.CodecV2 }
+
+func (c rawCodec) Marshal(v any) (mem.BufferSlice, error) {
+	if b, ok := v.([]byte); ok {
+		return mem.BufferSlice{mem.SliceBuffer(b)}, nil
+	}
+	return c.CodecV2.Marshal(v)
+}
+
+// serveHostile is a node that answers what it is asked for with whatever answer returns, or ends the stream with
+// its error. It returns its address.
+func serveHostile(t *testing.T, hello peering.Hello, answer func(asks []peering.Ask) ([][]byte, error)) string {
+	t.Helper()
+	serve := func(_ any, ss grpc.ServerStream) error {
+		var m wrapperspb.BytesValue
+		if err := ss.RecvMsg(&m); err != nil {
+			return err
+		}
+		b, err := json.Marshal(hello)
+		if err != nil {
+			return err
+		}
+		if err := ss.SendMsg(b); err != nil {
+			return err
+		}
+		for {
+			if err := ss.RecvMsg(&m); err != nil {
+				return err
+			}
+			if m.GetValue()[0] != peering.KindAsks {
+				continue
+			}
+			var asks []peering.Ask
+			if err := peering.ParseAsks(m.GetValue()[1:], func(a peering.Ask) error { asks = append(asks, a); return nil }); err != nil {
+				return err
+			}
+			messages, err := answer(asks)
+			if err != nil {
+				return err
+			}
+			for _, m := range messages {
+				if err := ss.SendMsg(m); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	g := grpc.NewServer(grpc.ForceServerCodecV2(rawCodec{encoding.GetCodecV2("proto")}))
+	g.RegisterService(&grpc.ServiceDesc{ServiceName: peering.Service, HandlerType: (*any)(nil), Streams: []grpc.StreamDesc{{
+		StreamName: peering.Method, ServerStreams: true, ClientStreams: true, Handler: serve,
+	}}}, nil)
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = g.Serve(lis) })
+	t.Cleanup(func() { g.Stop(); serving.Wait() })
+	return lis.Addr().String()
+}
+
+// answers is a message of answers that have those bytes.
+func answers(asks []peering.Ask, is peering.Status, bytes func(peering.Ask) []byte) []byte {
+	var head []peering.Answer
+	var body []byte
+	for _, a := range asks {
+		b := bytes(a)
+		head = append(head, peering.Answer{ID: a.ID, Status: is, Size: len(b)})
+		body = append(body, b...)
+	}
+	return append(peering.AppendAnswers(nil, head), body...)
+}
+
+// Whatever a node that owns everything says, who asks it has each sample, with its bytes, from the store.
+func TestHostileOwner(t *testing.T) {
+	const n = 200
+	zeros := func(more int) func(peering.Ask) []byte {
+		return func(a peering.Ask) []byte { return make([]byte, a.Ref.Size+int64(more)) }
+	}
+	is := peering.Hello{Node: "hostile", Protocols: []int{peering.Protocol}}
+	for name, what := range map[string]func(asks []peering.Ask) ([][]byte, error){
+		"wrong bytes": func(asks []peering.Ask) ([][]byte, error) {
+			return [][]byte{answers(asks, peering.Here, zeros(0))}, nil
+		},
+		"a byte more": func(asks []peering.Ask) ([][]byte, error) {
+			return [][]byte{answers(asks, peering.Here, zeros(1))}, nil
+		},
+		"a byte less": func(asks []peering.Ask) ([][]byte, error) {
+			return [][]byte{answers(asks, peering.Here, zeros(-1))}, nil
+		},
+		"nothing at all": func([]peering.Ask) ([][]byte, error) { return nil, nil },
+		"an end":         func([]peering.Ask) ([][]byte, error) { return nil, fmt.Errorf("no more") },
+		"no message":     func([]peering.Ask) ([][]byte, error) { return [][]byte{{1, 2}}, nil },
+		"more than came": func([]peering.Ask) ([][]byte, error) { return [][]byte{{255, 255, 0, 0}}, nil },
+		"half of it": func(asks []peering.Ask) ([][]byte, error) {
+			m := answers(asks, peering.Here, zeros(0))
+			return [][]byte{m[:len(m)/2]}, nil
+		},
+		"what nobody asked for": func(asks []peering.Ask) ([][]byte, error) {
+			for i := range asks {
+				asks[i].ID += 1 << 20
+			}
+			return [][]byte{answers(asks, peering.Here, zeros(0))}, nil
+		},
+		"it is lost, at length": func(asks []peering.Ask) ([][]byte, error) {
+			return [][]byte{answers(asks, peering.Lost, func(peering.Ask) []byte { return []byte(strings.Repeat("lost ", 20_000)) })}, nil
+		},
+		"another state": func(asks []peering.Ask) ([][]byte, error) { return [][]byte{answers(asks, 77, zeros(0))}, nil },
+		"that it is there, a thousand times": func([]peering.Ask) ([][]byte, error) {
+			list := make([][]byte, 1000)
+			for i := range list {
+				list[i] = answers(nil, peering.Here, nil)
+			}
+			return list, nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			addr := serveHostile(t, is, what)
+			c := &nodes{t: t, addr: map[string]string{"hostile": addr}}
+			a := c.start(newStore(t, n), "a", []string{"hostile"}, 0, clusterOptions{patience: 20 * time.Millisecond})
+			c.list = []*node{a}
+			if err := a.tier.SetNodes([]string{"hostile"}); err != nil {
+				t.Fatal(err)
+			}
+			for end := time.Now().Add(time.Minute); !a.tier.Stats()[0].Up; time.Sleep(time.Millisecond) {
+				if time.Now().After(end) {
+					t.Fatal("there is no connection")
+				}
+			}
+			asked := [2]int64{}
+			for epoch := range asked {
+				seen := make([]atomic.Int32, n)
+				if err := a.epoch(t, 7, uint64(epoch), 0, 1, seen, nil); err != nil {
+					t.Fatal(err)
+				}
+				for pos := range seen {
+					if got := seen[pos].Load(); got != 1 {
+						t.Fatalf("epoch %d: position %d was served %d times", epoch, pos, got)
+					}
+				}
+				asked[epoch] = a.tier.Stats()[0].Asked
+			}
+			st := a.tier.Stats()[0]
+			if st.Answered != 0 || asked[0] == 0 {
+				t.Errorf("%d blobs were asked for, and %d are said to have come", asked[0], st.Answered)
+			}
+			if name == "wrong bytes" && (st.Wrong == 0 || asked[1]-asked[0] > n/2) {
+				t.Errorf("a node that sends wrong bytes (%d) was asked for %d more", st.Wrong, asked[1]-asked[0])
+			}
+		})
+	}
+}
+
+// A node at whose address another one is now, or one of another cluster, is asked for nothing.
+func TestAnotherNodeIsThere(t *testing.T) {
+	for _, there := range []peering.Hello{
+		{Node: "x", Protocols: []int{peering.Protocol}},
+		{Cluster: "other", Node: "b", Protocols: []int{peering.Protocol}},
+	} {
+		addr := serveHostile(t, there, func([]peering.Ask) ([][]byte, error) { return nil, nil })
+		for _, want := range []bool{false, true} {
+			o := peering.Options{Cluster: "mine", Node: "a", Other: "b"}
+			if want {
+				o.Cluster, o.Other = there.Cluster, there.Node
+			}
+			link, err := peering.Dial(addr, o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for end := time.Now().Add(200 * time.Millisecond); time.Now().Before(end) && !link.Up(); time.Sleep(time.Millisecond) {
+			}
+			for end := time.Now().Add(time.Minute); want && !link.Up() && time.Now().Before(end); time.Sleep(time.Millisecond) {
+			}
+			if link.Up() != want {
+				t.Errorf("%+v is taken for %s of %s: %v, want %v", there, o.Other, o.Cluster, link.Up(), want)
+			}
+			if !want {
+				if _, err := link.Get(t.Context(), peers.Ask{}); err == nil {
+					t.Error("it was asked")
+				}
+			}
+			if err := link.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
