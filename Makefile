@@ -18,6 +18,8 @@ SOAK_KILLS ?= 5000
 SOAK_SEEDS ?= 100000
 STORE_SEEDS ?= 1000000
 CHURN_SEEDS ?= 10000
+NODE_SEEDS ?= 20
+LOAD_MINUTES ?= 10
 FAULT_TIME ?= 600
 # How many stages of check and test run at once. They wait for disks, servers and each other's caches as much as they compute.
 JOBS ?= 2
@@ -55,7 +57,7 @@ test: go-check cc-check python-check ## Everything that has to pass: lint, every
 
 .PHONY: nightly
 nightly: go-check cc-check python-check ## What repeats, hours of it: all under the race detector and without, gocql itself, fuzzing, soak.
-	@$(STAGES) $(BESIDE) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-go nightly-race nightly-spec nightly-wheels nightly-sbom nightly-image nightly-helm nightly-kubernetes nightly-clients test-cassandra test-gocql test-faults test-python nightly-fuzz nightly-soak
+	@$(STAGES) $(BESIDE) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-go nightly-race nightly-spec nightly-wheels nightly-sbom nightly-image nightly-helm nightly-kubernetes nightly-clients test-cassandra test-gocql test-faults nightly-churn test-python nightly-fuzz nightly-soak
 
 .PHONY: lint
 lint: lint-go lint-python docs ## golangci-lint with the import rule, ruff and mypy, the documents' references.
@@ -194,6 +196,10 @@ nightly-kubernetes: $(VENV)/.package $(RENDER) build image ## The chart in a rea
 nightly-sbom: go-check ## The bills of materials, twice: the same bytes come out.
 	@$(STAGE) nightly-sbom sh -e -c '$(GO) -C deploy/sbom test ./...; $(MAKE) sbom; rm -rf build/sbom-once; mv build/sbom build/sbom-once; $(MAKE) sbom; \
 	  diff -r build/sbom build/sbom-once; rm -rf build/sbom-once'
+
+.PHONY: nightly-churn
+nightly-churn: $(VENV)/.package build ## Four real nodes that are killed, stopped, cut off, leave and join: NODE_SEEDS (20) seeds; their view under load for LOAD_MINUTES (10).
+	@$(STAGE) nightly-churn env NODE_SEEDS=$(NODE_SEEDS) LOAD_MINUTES=$(LOAD_MINUTES) $(PY) bench/run.py churn
 
 .PHONY: nightly-fuzz
 nightly-fuzz:

@@ -273,6 +273,10 @@ class Nodes:
                 self.links.do(set={"door": member.name, "from": other.name, "trouble": trouble})
         self.links.do(set={"door": f"store-{member.name}", "from": member.name, "trouble": trouble})
 
+    def held(self) -> int:
+        """How many blobs the spills have."""
+        return sum(m.stats()["engine"]["spill"]["entries"] for m in self.there())
+
     def totals(self) -> dict[str, int]:
         """What all nodes count: reads and bytes by tier; and what went over links, by kind."""
         engines = [m.stats()["engine"] for m in self.there()]

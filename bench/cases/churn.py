@@ -1,6 +1,6 @@
 """churn: real nodes that are killed, stopped, cut off, and that leave and join; and a view under load.
 
-CHURN_SEEDS (20) and CHURN_FROM (1) say which seeds; CHURN_MINUTES (10) for how long the view is watched while eight
+NODE_SEEDS (20) and NODE_SEEDS_FROM (1) say which seeds; LOAD_MINUTES (10) for how long the view is watched while eight
 times as many processes compute as there are processors, 0 for not at all.
 """
 
@@ -27,8 +27,8 @@ HEAP = {"HEAP": "512m", "MEMTABLE": "64MiB"}
 
 def run(context: Context) -> Result:
     """Each seed has a cluster of its own."""
-    first, seeds = int(os.environ.get("CHURN_FROM", "1")), int(os.environ.get("CHURN_SEEDS", "20"))
-    minutes = float(os.environ.get("CHURN_MINUTES", "10"))
+    first, seeds = int(os.environ.get("NODE_SEEDS_FROM", "1")), int(os.environ.get("NODE_SEEDS", "20"))
+    minutes = float(os.environ.get("LOAD_MINUTES", "10"))
     found = []
     spills = [spill_bytes(SAMPLES / 2, SIZE)] * NODES
     with Cassandra(context.folder / "cassandra-churn", **HEAP) as cassandra:

@@ -84,6 +84,7 @@ def run_setting(binary: Path, uri: str, folder: Path, setting: Setting) -> list[
                     "seconds": round(seconds, 4),
                     "rank_seconds": [round(r["end"] - r["begin"], 4) for r in found],
                     "counts_equal": all(list(r["steps"].values()) == steps_of(setting, r["rank"]) for r in found),
+                    "held": nodes.held(),
                     **{name: now[name] - before[name] for name in now},
                 }
             )
@@ -126,7 +127,7 @@ def run(context: Context) -> Result:
                         reads.append(sum(store))
                         shares.append(sum(store[1:]) / (setting.epochs - 1))
                     elif room == half:
-                        held = 4 * half / SAMPLES
+                        held = sum(e["held"] for e in epochs[1:]) / (setting.epochs - 1) / SAMPLES
                         halves.append((1 - sum(store[1:]) / (setting.epochs - 1)) / held)
                 alone.append(took[1, whole])
                 speedups.append(took[1, whole] / took[4, whole])

@@ -128,14 +128,16 @@ func (m *Members) Start(ctx context.Context, self layout.Node) error {
 	own, stop := context.WithCancel(context.WithoutCancel(ctx))
 	m.stop = stop
 	m.done.Go(func() {
-		m.every(own, m.opts.RenewEvery, func(ctx context.Context) {
-			if err := m.renew(ctx, self.ID, body); err != nil && own.Err() == nil {
+		m.every(own, m.opts.RenewEvery, func(ctx context.Context) error {
+			err := m.renew(ctx, self.ID, body)
+			if err != nil && own.Err() == nil {
 				m.opts.Logger.WarnContext(ctx, "the lease of this node could not be renewed: others will not know of it", "error", err)
 			}
+			return err
 		})
 	})
 	m.done.Go(func() {
-		m.every(own, m.opts.ReadEvery, func(ctx context.Context) {
+		m.every(own, m.opts.ReadEvery, func(ctx context.Context) error {
 			err := m.read(ctx)
 			if err == nil {
 				err = m.direct()
@@ -143,6 +145,7 @@ func (m *Members) Start(ctx context.Context, self layout.Node) error {
 			if err != nil && own.Err() == nil {
 				m.opts.Logger.WarnContext(ctx, "the members of the cluster could not be read: what is known of them stays", "error", err)
 			}
+			return err
 		})
 	})
 	return nil
@@ -170,18 +173,22 @@ func (m *Members) Close() error {
 	return nil
 }
 
-// every calls f about so often, not when others do, until ctx ends. A call that takes long is ended.
-func (m *Members) every(ctx context.Context, period time.Duration, f func(context.Context)) {
+// every calls f about so often, not when others do, until ctx ends; a quarter as long after one that failed. A call that
+// takes longer than a lease is renewed is ended: so a lease lasts where one renewal is lost.
+func (m *Members) every(ctx context.Context, period time.Duration, f func(context.Context) error) {
+	next := period
 	for {
-		timer := time.NewTimer(period*3/4 + mathrand.N(period/2))
+		timer := time.NewTimer(next*3/4 + mathrand.N(next/2))
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
 			timer.Stop()
 			return
 		}
-		call, cancel := context.WithTimeout(ctx, m.opts.TTL/2)
-		f(call)
+		call, cancel := context.WithTimeout(ctx, m.opts.RenewEvery)
+		if next = period; f(call) != nil {
+			next = period / 4
+		}
 		cancel()
 	}
 }

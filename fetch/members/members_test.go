@@ -172,6 +172,44 @@ func TestBadLeases(t *testing.T) {
 	})
 }
 
+// hanging is a store one of whose writes, of each node, is never answered.
+type hanging struct {
+	members.Shared
+	mu     sync.Mutex
+	writes map[string]int
+}
+
+func (h *hanging) PutLease(ctx context.Context, cluster, id string, lease []byte, ttl time.Duration) error {
+	h.mu.Lock()
+	h.writes[id]++
+	second := h.writes[id] == 2
+	h.mu.Unlock()
+	if second {
+		<-ctx.Done()
+		return fmt.Errorf("%w: %w", schema.ErrUnavailable, ctx.Err())
+	}
+	return h.Shared.PutLease(ctx, cluster, id, lease, ttl)
+}
+
+// A lease lasts where one of its renewals is lost.
+func TestLostRenewal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memshared.New()
+		h := &hanging{Shared: s, writes: map[string]int{}}
+		const n = 5
+		for i := range n {
+			started(t, h, fmt.Sprintf("n%02d", i))
+		}
+		for range 300 {
+			time.Sleep(100 * time.Millisecond)
+			leases, err := s.Leases(t.Context(), "c")
+			if err != nil || len(leases) != n {
+				t.Fatalf("%d leases, %v; want %d", len(leases), err, n)
+			}
+		}
+	})
+}
+
 // Leases that somebody wrote by hand, of more than there can be, do not keep others from knowing who owns what.
 func TestLeasesOfTooMuch(t *testing.T) {
 	s := memshared.New()

@@ -94,6 +94,23 @@ func TestOwnerThatWaits(t *testing.T) {
 	got.Wait()
 }
 
+// Owners whose disks are full keep nothing, and still read for all: the store is read about once an epoch for each sample.
+func TestOwnersWithoutRoom(t *testing.T) {
+	const n = 300
+	s := newStore(t, n)
+	s.delay = time.Millisecond
+	c := newNodes(t, s, 3, clusterOptions{keepFree: 1 << 60})
+	c.run(n, 2, nil)
+	for _, node := range c.list {
+		if st := node.spill.Stats(); st.Entries != 0 {
+			t.Errorf("node %s keeps %d blobs on a disk without room", node.name, st.Entries)
+		}
+	}
+	if reads := s.blobs.Load(); reads < 3*n/2 || reads > 5*n/2 {
+		t.Errorf("two epochs of %d samples took %d reads of the store", n, reads)
+	}
+}
+
 // A node that ends in the middle of an epoch costs the others reads of the store, and no sample. Its rank goes on
 // elsewhere.
 func TestNodeEnds(t *testing.T) {

@@ -155,6 +155,7 @@ type clusterOptions struct {
 	through       func(addr string) string
 	patience      time.Duration
 	spillBytes    int64 // 0 for plenty
+	keepFree      int64 // of the disk; 0 for as good as nothing
 }
 
 // newNodes starts n nodes over a store, named "a", "b" and so on.
@@ -216,7 +217,7 @@ func (c *nodes) start(s store.Store, name string, names []string, i int, o clust
 	future := &spill.Future{}
 	policy, err := spill.ParsePolicy("next-use", future)
 	check()
-	n.spill, err = spill.Open(spill.Options{Dir: filepath.Join(t.TempDir(), "spill"), Bytes: cmp.Or(o.spillBytes, 256<<20), KeepFree: 1, Policy: policy, Oracle: future, Logger: log})
+	n.spill, err = spill.Open(spill.Options{Dir: filepath.Join(t.TempDir(), "spill"), Bytes: cmp.Or(o.spillBytes, 256<<20), KeepFree: cmp.Or(o.keepFree, 1), Policy: policy, Oracle: future, Logger: log})
 	check()
 	key := o.key
 	if i == 0 && o.wrongKey != nil {
