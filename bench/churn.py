@@ -40,13 +40,14 @@ def churn(
 ) -> Outcome:
     """Let so many things happen, one after another, of up to `longest` seconds each.
 
-    With `stay_away` some of those that have gone come back only with the next event; until then the others have to
-    find out that they are fewer, which takes the time of a lease.
+    The job of an even seed is `assign: local`. With `stay_away` some of those that have gone come back only with the
+    next event; until then the others have to find out that they are fewer, which takes the time of a lease.
     """
     rng = random.Random(seed)
     world = len(nodes.members)
     found = Outcome(seed)
-    with Ranks(nodes, job(seed, 32, world), world, until=True, compute=COMPUTE) as ranks:
+    more = {} if seed % 2 else {"assign": "local"}
+    with Ranks(nodes, job(seed, 32, world, **more), world, until=True, compute=COMPUTE) as ranks:
         ranks.go()
         time.sleep(1)
         for _ in range(events):
