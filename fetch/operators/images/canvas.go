@@ -16,15 +16,14 @@ type scratch struct {
 	canvas  canvas
 	output  output
 	encoded []byte
-	bins    [3][256]int
-	planes  [2][]float32
+	middle  []uint16 // of a blur
 }
 
 // keep is the most that a scratch may hold to be used again.
 const keep = 64 << 20
 
 func (s *scratch) held() int {
-	return cap(s.pixels[0]) + cap(s.pixels[1]) + cap(s.encoded) + 4*cap(s.planes[0]) + 4*cap(s.planes[1]) + s.resizer.Held() + s.decoder.Held()
+	return cap(s.pixels[0]) + cap(s.pixels[1]) + cap(s.encoded) + 2*cap(s.middle) + s.resizer.Held() + s.decoder.Held()
 }
 
 // buffer gives n bytes, beside those that the canvas is on.

@@ -46,6 +46,8 @@ type builder struct {
 	erasures []stage
 	encoder  *encodeJPEG
 	random   bool // the step draws
+	// shapeless says that the sides' ratio is not the file's, and not known.
+	shapeless bool
 }
 
 // Compile checks a list of steps and makes a program of it. in is an encoded file, or
@@ -130,6 +132,8 @@ func init() {
 		"RandomResizedCrop": newRandomResizedCrop, "Pad": newPad,
 		"RandomHorizontalFlip": newHorizontalFlip, "RandomVerticalFlip": newVerticalFlip,
 		"Grayscale": newGrayscale, "ToImage": newToImage, "ToDtype": newToDtype, "Normalize": newNormalize,
+		"ColorJitter": newColorJitter, "GaussianBlur": newGaussianBlur, "RandAugment": newRandAugment,
+		"RandomRotation": newRandomRotation, "RandomErasing": newRandomErasing,
 	}
 }
 
@@ -170,7 +174,7 @@ func (b *builder) add(s program.Step) (program.Step, error) {
 
 // bytes requires that elements are still what a picture has.
 func (b *builder) bytes() *program.StepError {
-	if b.table != nil || len(b.erasures) > 0 {
+	if b.table != nil {
 		return b.fail("it takes uint8; put it before ToDtype")
 	}
 	return nil
@@ -182,6 +186,23 @@ func (b *builder) pixels(o operator, random bool) *program.StepError {
 		return err
 	}
 	b.put(o, random)
+	return nil
+}
+
+// late adds an operator that moves whole elements, of whatever type.
+func (b *builder) late(o operator) *program.StepError {
+	if err := b.unerased(); err != nil {
+		return err
+	}
+	b.put(o, true)
+	return nil
+}
+
+// unerased requires that no element of floating point was erased yet.
+func (b *builder) unerased() *program.StepError {
+	if len(b.erasures) > 0 {
+		return b.fail("it comes after RandomErasing of floating point; put it before")
+	}
 	return nil
 }
 

@@ -47,6 +47,7 @@ func (o *decode) apply(c *canvas, _ *draw.Source) ([]program.Value, error) {
 	}
 	c.header, c.mode, c.width, c.height = h, o.mode, h.Width, h.Height
 	c.view(h.Width, h.Height)
+	c.channels = map[codec.Mode]int{codec.RGB: 3, codec.L: 1}[o.mode] // otherwise known with the pixels
 	if o.mask {
 		// How many channels there are is known with the pixels, and a mask may have one.
 		if c.raster(); c.err == nil && c.channels != 1 {
@@ -153,6 +154,9 @@ func newResize(b *builder, p *params) *program.StepError {
 	if o.most > 0 {
 		p.put("max_size", o.most)
 	}
+	if b.shapeless {
+		p.fail("size", "after a rotation with expand it takes [height, width]")
+	}
 	if b.width != program.Unknown && b.height != program.Unknown {
 		b.width, b.height = o.target(b.width, b.height)
 	}
@@ -202,13 +206,11 @@ type flip struct {
 }
 
 func newHorizontalFlip(b *builder, p *params) *program.StepError {
-	b.put(&flip{p: p.number("p", 0.5, 0, 1)}, true)
-	return nil
+	return b.late(&flip{p: p.number("p", 0.5, 0, 1)})
 }
 
 func newVerticalFlip(b *builder, p *params) *program.StepError {
-	b.put(&flip{p: p.number("p", 0.5, 0, 1), vertical: true}, true)
-	return nil
+	return b.late(&flip{p: p.number("p", 0.5, 0, 1), vertical: true})
 }
 
 func (o *flip) apply(c *canvas, numbers *draw.Source) ([]program.Value, error) {

@@ -128,6 +128,9 @@ func newToDtype(b *builder, p *params) *program.StepError {
 	if b.mask {
 		scale = false
 	}
+	if err := b.unerased(); err != nil {
+		return err
+	}
 	if b.table == nil {
 		if to == program.Uint8 {
 			return nil
@@ -139,9 +142,6 @@ func newToDtype(b *builder, p *params) *program.StepError {
 	if to == program.Uint8 && from != to {
 		if !scale {
 			return b.fail("from a type of floating point to uint8 it takes scale=true")
-		}
-		if len(b.erasures) > 0 {
-			return b.fail("after RandomErasing it takes no uint8")
 		}
 		f.dtype = program.Float32
 		// torchvision's factor, in its arithmetic.
@@ -190,6 +190,9 @@ func newNormalize(b *builder, p *params) *program.StepError {
 			p.fail(name, "it has %d numbers, and the image has %s channels", len(list), known(b.channels))
 		}
 	}
+	if err := b.unerased(); err != nil {
+		return err
+	}
 	if b.table == nil || b.dtype == program.Uint8 {
 		p.fail("", "it takes floating point; put ToDtype before it")
 	}
@@ -207,13 +210,6 @@ func newNormalize(b *builder, p *params) *program.StepError {
 	f.each(func(c int, v float32) float32 { return v / at(std, c) })
 	return nil
 }
-
-// erasing stands here until it is written.
-type erasing struct{}
-
-func (o *erasing) apply(*canvas, *draw.Source) ([]program.Value, error) { return nil, nil }
-func (o *erasing) bound(w, h, _ int) (int, int, int64)                  { return w, h, 0 }
-func (o *erasing) lay(*output, *draw.Source) []program.Value            { return nil }
 
 type encodeJPEG struct{}
 

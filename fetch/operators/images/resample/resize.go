@@ -160,7 +160,7 @@ func (r *Resizer) filter(j *Job, src Source, sink Sink) {
 	r.middle = grow(r.middle, width*reach.Dy()+32)
 	for y := reach.Min.Y; y < reach.Max.Y; y++ {
 		row := src.Row(y, r.spare)
-		out := r.middle[(y-reach.Min.Y)*width:][:width:width+32]
+		out := r.middle[(y-reach.Min.Y)*width:][: width : width+32]
 		if j.To.X == j.Width {
 			if cut := r.cut(j, row, out); !j.FlipX {
 				copy(out, cut)
