@@ -54,10 +54,15 @@ func (o *decode) apply(c *canvas, _ *draw.Source) ([]program.Value, error) {
 			return nil, fmt.Errorf("a mask has to be grey or paletted, and this one has %d channels", c.channels)
 		}
 	}
-	if o.orient && h.Orientation > 1 && c.err == nil {
+	if o.turns(h) && c.err == nil {
 		c.orient(h.Orientation)
 	}
 	return nil, nil
+}
+
+// turns says whether the image is turned by what Exif says. TIFF always is, as in Pillow.
+func (o *decode) turns(h codec.Header) bool {
+	return h.Orientation > 1 && (o.orient || h.Format == codec.TIFF)
 }
 
 // bound takes what the orientation makes of the header's size: Cost has turned it.

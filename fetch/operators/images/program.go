@@ -54,7 +54,7 @@ func (p *compiled) Cost(cell []byte, limits program.Limits) (program.Cost, error
 				fmt.Errorf("the %v is %d x %d, %d pixels, and may have %d", header.Format, w, h, pixels, limits.Pixels))
 		}
 		cost.Working = header.Bytes
-		if stages[0].operator.(*decode).orient && header.Orientation > 4 {
+		if stages[0].operator.(*decode).turns(header) && header.Orientation > 4 {
 			w, h = h, w
 		}
 	}

@@ -3,7 +3,6 @@ package codec
 import (
 	"bytes"
 	"image"
-	"image/gif"
 	"image/png"
 
 	"golang.org/x/image/tiff"
@@ -48,7 +47,7 @@ func (d *Decoder) Decode(cell []byte, h Header, mode Mode, region image.Rectangl
 		return wrong(h.Format, errSize)
 	}
 	d.other = m
-	d.channels = channelsOf(mode, channelsIn(m))
+	d.channels = channelsOf(mode, channelsIn(m, h.Format))
 	return nil
 }
 
@@ -75,38 +74,6 @@ func channelsOf(mode Mode, natural int) int {
 	default:
 		return natural
 	}
-}
-
-// firstFrame lays the first frame of a GIF on its screen, which is of the transparent
-// colour, or of the first.
-func firstFrame(cell []byte) (image.Image, error) {
-	config, err := gif.DecodeConfig(bytes.NewReader(cell))
-	if err != nil {
-		return nil, err
-	}
-	m, err := gif.Decode(bytes.NewReader(cell))
-	if err != nil {
-		return nil, err
-	}
-	screen := image.Rect(0, 0, config.Width, config.Height)
-	frame, ok := m.(*image.Paletted)
-	if !ok || frame.Rect == screen {
-		return m, nil
-	}
-	ground := uint8(0)
-	for i, c := range frame.Palette {
-		if _, _, _, a := c.RGBA(); a == 0 {
-			ground = uint8(i)
-		}
-	}
-	whole := image.NewPaletted(screen, frame.Palette)
-	for i := range whole.Pix {
-		whole.Pix[i] = ground
-	}
-	for y := frame.Rect.Min.Y; y < frame.Rect.Max.Y; y++ {
-		copy(whole.Pix[whole.PixOffset(frame.Rect.Min.X, y):], frame.Pix[frame.PixOffset(frame.Rect.Min.X, y):][:frame.Rect.Dx()])
-	}
-	return whole, nil
 }
 
 // Channels is how many bytes a pixel has.

@@ -5,8 +5,8 @@ import (
 	"image/color"
 )
 
-// channelsIn is how many channels Pillow would open an image with.
-func channelsIn(m image.Image) int {
+// channelsIn is how many channels an image has: one of grey or indices, three, or four with alpha.
+func channelsIn(m image.Image, f Format) int {
 	switch m := m.(type) {
 	case *image.Gray, *image.Gray16, *image.Paletted:
 		return 1
@@ -18,6 +18,10 @@ func channelsIn(m image.Image) int {
 		}
 	case *image.RGBA64:
 		if m.Opaque() {
+			return 3
+		}
+	case *image.NRGBA: // what WebP without losses always is
+		if f == WebP && m.Opaque() {
 			return 3
 		}
 	}
