@@ -4,6 +4,7 @@ import (
 	"image"
 
 	"bowstring/fetch/operators/images/codec"
+	"bowstring/fetch/operators/images/jpeg"
 	"bowstring/fetch/operators/images/resample"
 )
 
@@ -15,7 +16,7 @@ type scratch struct {
 	used    int // which of pixels the canvas is on
 	canvas  canvas
 	output  output
-	encoded []byte
+	encoder jpeg.Encoder
 	middle  []uint16 // of a blur
 }
 
@@ -23,7 +24,7 @@ type scratch struct {
 const keep = 64 << 20
 
 func (s *scratch) held() int {
-	return cap(s.pixels[0]) + cap(s.pixels[1]) + cap(s.encoded) + 2*cap(s.middle) + s.resizer.Held() + s.decoder.Held()
+	return cap(s.pixels[0]) + cap(s.pixels[1]) + s.encoder.Held() + 2*cap(s.middle) + s.resizer.Held() + s.decoder.Held()
 }
 
 // buffer gives n bytes, beside those that the canvas is on.

@@ -133,7 +133,7 @@ func init() {
 		"RandomHorizontalFlip": newHorizontalFlip, "RandomVerticalFlip": newVerticalFlip,
 		"Grayscale": newGrayscale, "ToImage": newToImage, "ToDtype": newToDtype, "Normalize": newNormalize,
 		"ColorJitter": newColorJitter, "GaussianBlur": newGaussianBlur, "RandAugment": newRandAugment,
-		"RandomRotation": newRandomRotation, "RandomErasing": newRandomErasing,
+		"RandomRotation": newRandomRotation, "RandomErasing": newRandomErasing, "EncodeJPEG": newEncodeJPEG,
 	}
 }
 

@@ -1,7 +1,6 @@
 package images
 
 import (
-	"fmt"
 	"math"
 	"strings"
 
@@ -210,9 +209,3 @@ func newNormalize(b *builder, p *params) *program.StepError {
 	f.each(func(c int, v float32) float32 { return v / at(std, c) })
 	return nil
 }
-
-type encodeJPEG struct{}
-
-func (o *encodeJPEG) bound(int, int) int64 { return 0 }
-
-func (p *compiled) encode(*canvas, func(int) []byte) error { return fmt.Errorf("no encoder") }

@@ -39,7 +39,7 @@ func (d *Decoder) baseline(sc *scan) error {
 		}
 		rows = max(rows, ceil(c.bottom, v))
 	}
-	in := bits{data: d.data, at: sc.at}
+	in := reader{data: d.data, at: sc.at}
 	var predicted [4]int32
 	var block [blockSize]int32
 	left, next := d.restart, byte(0)
@@ -89,7 +89,7 @@ func (d *Decoder) baseline(sc *scan) error {
 }
 
 // difference reads the first coefficient of a block.
-func (b *bits) difference(h *huffman) (int32, bool) {
+func (b *reader) difference(h *huffman) (int32, bool) {
 	b.fill()
 	e := h.fast[b.acc>>(64-fastBits)]
 	if e&whole != 0 {
@@ -114,7 +114,7 @@ func (b *bits) difference(h *huffman) (int32, bool) {
 // block decodes one, and multiplies it by its quantisation table. columns has a bit
 // for each column that has more than its first coefficient; most is the last
 // coefficient's place, negative where codes make no sense. The block must be zero.
-func (b *bits) block(u *unitBlock, predicted *int32, block *[blockSize]int32) (columns uint8, most int) {
+func (b *reader) block(u *unitBlock, predicted *int32, block *[blockSize]int32) (columns uint8, most int) {
 	diff, ok := b.difference(u.dc)
 	if !ok {
 		return 0, -1
@@ -193,7 +193,7 @@ var below = func() (bits [blockSize]uint8) {
 }()
 
 // skip reads a block that no pixel of the region needs.
-func (b *bits) skip(dc, ac *huffman, predicted *int32) bool {
+func (b *reader) skip(dc, ac *huffman, predicted *int32) bool {
 	diff, ok := b.difference(dc)
 	if !ok {
 		return false

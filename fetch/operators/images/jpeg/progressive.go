@@ -5,7 +5,7 @@ package jpeg
 func (d *Decoder) storedScan(sc *scan) error {
 	d.store()
 	unit := d.unitOf(sc)
-	in := bits{data: d.data, at: sc.at}
+	in := reader{data: d.data, at: sc.at}
 	var predicted [4]int32
 	left, next := d.restart, byte(0)
 	d.eobRun = 0
@@ -66,7 +66,7 @@ func (d *Decoder) store() {
 }
 
 // storedBlock decodes what a scan says of a block.
-func (d *Decoder) storedBlock(in *bits, sc *scan, u *unitBlock, predicted *int32, block *[blockSize]int16) bool {
+func (d *Decoder) storedBlock(in *reader, sc *scan, u *unitBlock, predicted *int32, block *[blockSize]int16) bool {
 	switch {
 	case sc.first == 0 && sc.high == 0:
 		diff, ok := in.difference(u.dc)
@@ -94,7 +94,7 @@ func (d *Decoder) storedBlock(in *bits, sc *scan, u *unitBlock, predicted *int32
 
 // firstBits decodes coefficients that have not come before. Sequential streams know no
 // runs of empty blocks but that of one.
-func (d *Decoder) firstBits(in *bits, ac *huffman, first, last int, low uint, block *[blockSize]int16) bool {
+func (d *Decoder) firstBits(in *reader, ac *huffman, first, last int, low uint, block *[blockSize]int16) bool {
 	if d.eobRun > 0 {
 		d.eobRun--
 		return true
@@ -124,7 +124,7 @@ func (d *Decoder) firstBits(in *bits, ac *huffman, first, last int, low uint, bl
 }
 
 // refine adds one bit to coefficients that have come, and brings new ones.
-func (d *Decoder) refine(in *bits, ac *huffman, sc *scan, block *[blockSize]int16) bool {
+func (d *Decoder) refine(in *reader, ac *huffman, sc *scan, block *[blockSize]int16) bool {
 	k, plus := sc.first, int16(1)<<sc.low
 	for d.eobRun == 0 && k <= sc.last {
 		symbol, ok := in.symbol(ac)
@@ -159,7 +159,7 @@ func (d *Decoder) refine(in *bits, ac *huffman, sc *scan, block *[blockSize]int1
 
 // correct reads a bit for each coefficient that is there already, until it has passed
 // by run that are not and has come to another, or past the last.
-func (b *bits) correct(block *[blockSize]int16, k, last, run int, plus int16) int {
+func (b *reader) correct(block *[blockSize]int16, k, last, run int, plus int16) int {
 	for ; k <= last; k++ {
 		c := &block[zigzag[k]]
 		if *c == 0 {

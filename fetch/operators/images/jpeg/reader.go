@@ -2,9 +2,9 @@ package jpeg
 
 import "encoding/binary"
 
-// bits reads a scan's data. The next bit is the highest of acc, of which n bits are
+// reader reads a scan's data. The next bit is the highest of acc, of which n bits are
 // read. After the data's end, or a marker, come zeros; padding counts those read.
-type bits struct {
+type reader struct {
 	data    []byte
 	at      int
 	acc     uint64
@@ -13,7 +13,7 @@ type bits struct {
 }
 
 // fill makes n at least 32.
-func (b *bits) fill() {
+func (b *reader) fill() {
 	if b.n >= 32 {
 		return
 	}
@@ -29,7 +29,7 @@ func (b *bits) fill() {
 	b.fillSlowly()
 }
 
-func (b *bits) fillSlowly() {
+func (b *reader) fillSlowly() {
 	for b.n <= 56 {
 		v := uint64(0)
 		switch {
@@ -50,10 +50,10 @@ func (b *bits) fillSlowly() {
 }
 
 // over says that more bits were used than there were.
-func (b *bits) over() bool { return b.padding > b.n }
+func (b *reader) over() bool { return b.padding > b.n }
 
 // take is the next k bits, up to 16, of those that fill has read.
-func (b *bits) take(k uint) int32 {
+func (b *reader) take(k uint) int32 {
 	v := int32(b.acc >> 32 >> ((32 - k) & 63))
 	b.acc <<= k & 63
 	b.n -= k
@@ -80,7 +80,7 @@ func (h *huffman) long(acc uint64) (symbol byte, length uint) {
 }
 
 // symbol reads one code. ok is false where there is none such.
-func (b *bits) symbol(h *huffman) (symbol byte, ok bool) {
+func (b *reader) symbol(h *huffman) (symbol byte, ok bool) {
 	b.fill()
 	e := h.fast[b.acc>>(64-fastBits)]
 	if e == 0 {
@@ -101,7 +101,7 @@ func (b *bits) symbol(h *huffman) (symbol byte, ok bool) {
 }
 
 // restart skips to the marker of number want, and begins a new interval.
-func (b *bits) restart(want byte) error {
+func (b *reader) restart(want byte) error {
 	if b.over() {
 		return damaged("a scan's data ends early")
 	}
@@ -116,6 +116,6 @@ func (b *bits) restart(want byte) error {
 	if at >= len(b.data) || b.data[at] != markRST0+want {
 		return damaged("a restart marker is missing")
 	}
-	*b = bits{data: b.data, at: at + 1}
+	*b = reader{data: b.data, at: at + 1}
 	return nil
 }
