@@ -153,7 +153,7 @@ func (o *blur) apply(c *canvas, numbers *draw.Source) ([]program.Value, error) {
 			for k := range n {
 				sum := uint32(128)
 				for i, weight := range across {
-					sum += weight * uint32(row[reflect(x+i-o.kx/2, w)*n+k])
+					sum += weight * uint32(row[mirrored(x+i-o.kx/2, w)*n+k])
 				}
 				out[x*n+k] = uint16(sum >> 8) // eight bits of fraction
 			}
@@ -164,7 +164,7 @@ func (o *blur) apply(c *canvas, numbers *draw.Source) ([]program.Value, error) {
 		for x := range out {
 			sum := uint64(1 << 23)
 			for i, weight := range down {
-				sum += uint64(weight) * uint64(middle[reflect(y+i-o.ky/2, h)*w*n+x])
+				sum += uint64(weight) * uint64(middle[mirrored(y+i-o.ky/2, h)*w*n+x])
 			}
 			out[x] = uint8(min(sum>>24, 255))
 		}
@@ -173,7 +173,7 @@ func (o *blur) apply(c *canvas, numbers *draw.Source) ([]program.Value, error) {
 	return []program.Value{{Name: "sigma", Number: sigma}}, nil
 }
 
-func reflect(i, n int) int {
+func mirrored(i, n int) int {
 	if i < 0 {
 		return -i
 	}
