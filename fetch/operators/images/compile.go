@@ -6,12 +6,19 @@ import (
 	"strings"
 
 	"bowstring/fetch/operators/draw"
-	"bowstring/fetch/operators/images/codec"
+	"bowstring/fetch/operators/images/jpeg"
+	"bowstring/fetch/operators/images/resample"
 	"bowstring/fetch/operators/program"
 )
 
-// Engine names the codecs that the program was built with.
-func Engine() string { return codec.Engine() }
+// Engine names what carries operators out: "go", and "go avx2" where the processor has
+// the instructions that the inner loops have versions for. Results are the same.
+func Engine() string {
+	if jpeg.Wide() && resample.Wide() {
+		return "go avx2"
+	}
+	return "go"
+}
 
 // operator is a step that was checked.
 type operator interface {

@@ -1,6 +1,7 @@
-// Package codec reads files of images: JPEG by bowstring's own decoder, or libjpeg-turbo
-// where the program was built with it; PNG and GIF by the standard library; WebP and
-// TIFF by golang.org/x/image. Pixels are those that Pillow 12.1 gives.
+// Package codec reads files of images: JPEG by Bowstring's own decoder; PNG and GIF by
+// the standard library; WebP and TIFF by golang.org/x/image. Pixels are those that
+// Pillow 12.1 gives, but for grey of 16 bits: Pillow makes all that is above 255 white,
+// and the higher eight bits are taken here.
 //
 // Files are hostile: [Read] says how large an image becomes before anything is
 // allocated for it. The package knows no operators.
@@ -13,7 +14,6 @@ import (
 	"image"
 	"image/gif"
 	"image/png"
-	"runtime"
 
 	"golang.org/x/image/tiff"
 	"golang.org/x/image/webp"
@@ -122,12 +122,4 @@ func checked(h Header, err error) (Header, error) {
 		return Header{}, wrong(h.Format, fmt.Errorf("it is %d x %d pixels", h.Width, h.Height))
 	}
 	return h, nil
-}
-
-// Engine names what decodes: "go", with libjpeg-turbo's version where it is built in.
-func Engine() string {
-	if turboVersion != "" {
-		return "libjpeg-turbo " + turboVersion
-	}
-	return "go " + runtime.GOARCH
 }

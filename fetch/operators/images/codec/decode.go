@@ -19,8 +19,6 @@ type Decoder struct {
 	region   image.Rectangle
 	channels int
 	jpeg     jpeg.Decoder
-	turbo    turbo
-	byTurbo  bool
 	other    image.Image
 	row      []byte
 }
@@ -30,11 +28,8 @@ type Decoder struct {
 func (d *Decoder) Decode(cell []byte, h Header, mode Mode, region image.Rectangle) error {
 	d.header, d.mode, d.region, d.other = h, mode, region, nil
 	if h.Format == JPEG {
-		if d.byTurbo = d.turbo.decode(cell, &h.jpeg, region); !d.byTurbo {
-			// What libjpeg-turbo does not decode without a warning is this decoder's to judge, so that both engines say the same.
-			if err := d.jpeg.Decode(cell, region); err != nil {
-				return wrong(JPEG, err)
-			}
+		if err := d.jpeg.Decode(cell, region); err != nil {
+			return wrong(JPEG, err)
 		}
 		d.channels = channelsOf(mode, h.jpeg.Components)
 		return nil
@@ -88,28 +83,20 @@ func (d *Decoder) Row(y int, out []byte) {
 	}
 	natural := d.header.jpeg.Components
 	if natural == d.channels && natural != 4 {
-		d.rowJPEG(y, out)
+		d.jpeg.Row(y, out)
 		return
 	}
 	if cap(d.row) < 4*n {
 		d.row = make([]byte, 4*n)
 	}
 	row := d.row[:natural*n]
-	d.rowJPEG(y, row)
+	d.jpeg.Row(y, row)
 	if natural == 4 {
 		for i, v := range row { // Pillow takes all CMYK for Adobe's, which is stored as complements
 			row[i] = 255 - v
 		}
 	}
 	recode(row, natural, out, d.channels)
-}
-
-func (d *Decoder) rowJPEG(y int, out []byte) {
-	if d.byTurbo {
-		d.turbo.row(y, out)
-		return
-	}
-	d.jpeg.Row(y, out)
 }
 
 // recode makes pixels of one number of channels from those of another, as Pillow does.

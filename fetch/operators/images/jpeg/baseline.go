@@ -78,7 +78,6 @@ func (d *Decoder) baseline(sc *scan) error {
 					continue
 				}
 				inverse(&block, columns, out, c.stride)
-				block = [blockSize]int32{}
 			}
 		}
 		if in.over() {
@@ -199,32 +198,45 @@ func (b *reader) skip(dc, ac *huffman, predicted *int32) bool {
 		return false
 	}
 	*predicted = int32(int16(*predicted + diff))
-	for k := 1; k < blockSize; k++ {
-		b.fill()
-		e := ac.fast[b.acc>>(64-fastBits)]
-		if e&whole != 0 {
-			k += int(e>>12) & 15
-			b.acc <<= e & 31
-			b.n -= uint(e & 31)
+	data, at, acc, n := b.data, b.at, b.acc, b.n
+	for k := 1; k < blockSize; {
+		if n < 32 {
+			v := uint32(0xFF)
+			if at+4 <= len(data) {
+				v = binary.BigEndian.Uint32(data[at:])
+			}
+			if x := ^v; (x-0x01010101)&^x&0x80808080 == 0 && at+4 <= len(data) {
+				acc |= uint64(v) << ((32 - n) & 63)
+				n += 32
+				at += 4
+			} else {
+				b.at, b.acc, b.n = at, acc, n
+				b.fillSlowly()
+				at, acc, n = b.at, b.acc, b.n
+			}
+		}
+		e := ac.two[acc>>(64-fastBits)]
+		if k >= blockSize-16 { // the first of two may end the block
+			e = ac.one[acc>>(64-fastBits)]
+		}
+		if e != 0 {
+			acc <<= e & 63
+			n -= uint(e & 63)
+			k += int(e >> 8)
 			continue
 		}
-		symbol, l := byte(e>>8), uint(e&31)
-		if e == 0 {
-			if symbol, l = ac.long(b.acc); l == 0 {
-				return false
-			}
+		symbol, l := ac.long(acc)
+		if l == 0 {
+			return false
 		}
 		size := uint(symbol & 15)
-		b.acc <<= (l + size) & 63
-		b.n -= l + size
-		if size == 0 {
-			if symbol != 0xF0 {
-				return true
-			}
-			k += 15
-			continue
+		acc <<= (l + size) & 63
+		n -= l + size
+		k += int(symbol>>4) + 1
+		if size == 0 && symbol != 0xF0 {
+			break
 		}
-		k += int(symbol >> 4)
 	}
+	b.at, b.acc, b.n = at, acc, n
 	return true
 }

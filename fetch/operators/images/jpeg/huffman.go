@@ -1,6 +1,9 @@
 package jpeg
 
-import "encoding/binary"
+import (
+	"bytes"
+	"encoding/binary"
+)
 
 const (
 	fastBits = 10
@@ -12,17 +15,27 @@ const (
 // upper half is the value. It is 0 where a code is longer.
 type huffman struct {
 	defined bool
+	kept    bool // the tables below are of counts and symbols
 	fast    [1 << fastBits]uint32
+	// What passing over takes, values with their codes: of one symbol, and of two where the ten bits have the second's code.
+	// The lowest byte is the bits, the next how many coefficients; 0 is a longer code. The end of a block counts as all there are.
+	one, two [1 << fastBits]uint16
 	// For longer codes, by length: the largest code, and what to add for its symbol's index.
 	most    [18]int32
 	offset  [17]int32
 	symbols [256]byte
+	counts  [16]byte
 }
 
 // build makes the tables of counts by length and of symbols.
 func (h *huffman) build(counts []byte, symbols []byte, dc bool) error {
-	*h = huffman{defined: true}
+	if h.kept && bytes.Equal(counts, h.counts[:]) && bytes.Equal(symbols, h.symbols[:len(symbols)]) {
+		h.defined = true // many files have the tables of the file before
+		return nil
+	}
+	*h = huffman{}
 	copy(h.symbols[:], symbols)
+	copy(h.counts[:], counts)
 	code, index := int32(0), int32(0)
 	for length := 1; length <= 16; length++ {
 		n := int32(counts[length-1])
@@ -46,7 +59,49 @@ func (h *huffman) build(counts []byte, symbols []byte, dc bool) error {
 		}
 		code <<= 1
 	}
+	if !dc {
+		h.passOver()
+	}
+	h.defined, h.kept = true, true
 	return nil
+}
+
+// passOver makes the tables of skip.
+func (h *huffman) passOver() {
+	for i, e := range h.fast {
+		if e == 0 {
+			continue
+		}
+		symbol := byte(e >> 8)
+		length, size := e&31, uint32(symbol&15)
+		if e&whole != 0 {
+			length -= size
+		}
+		steps := uint16(symbol>>4) + 1
+		if size == 0 && symbol != 0xF0 {
+			steps = blockSize
+		}
+		h.one[i] = uint16(length+size) | steps<<8
+	}
+	for i, first := range h.one {
+		h.two[i] = first
+		used := first & 0xFF
+		if first == 0 || first>>8 >= blockSize || used >= fastBits {
+			continue
+		}
+		next := h.fast[i<<used&(1<<fastBits-1)]
+		if next == 0 {
+			continue
+		}
+		second := h.one[i<<used&(1<<fastBits-1)]
+		length := uint16(next & 31)
+		if next&whole != 0 {
+			length -= uint16(next>>8) & 15
+		}
+		if used+length <= fastBits {
+			h.two[i] = first + second
+		}
+	}
 }
 
 func (h *huffman) fill(code int32, length int, symbol byte, dc bool) {

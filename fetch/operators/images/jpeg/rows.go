@@ -54,7 +54,7 @@ func convert(y, cb, cr uint8) (r, g, b uint8) {
 	return clamp(v + u.red), clamp(v + (u.greenCr+w.greenCb)>>16), clamp(v + w.blue)
 }
 
-func toRGB(y, cb, cr, out []byte) {
+func toRGBGo(y, cb, cr, out []byte) {
 	cb, cr = cb[:len(y)], cr[:len(y)]
 	for i, v := range y {
 		r, g, b := convert(v, cb[i], cr[i])

@@ -37,9 +37,9 @@ func flat(dc int32, out []byte, stride int) {
 	}
 }
 
-// inverse writes the samples of a block. columns has the bits of columns that have
+// inverseGo writes the samples of a block, and leaves it zero. columns has the bits of columns that have
 // more than their first coefficient.
-func inverse(b *[blockSize]int32, columns uint8, out []byte, stride int) {
+func inverseGo(b *[blockSize]int32, columns uint8, out []byte, stride int) {
 	for i := range 8 {
 		if columns&(1<<i) == 0 {
 			v := b[i] << passBits
@@ -78,6 +78,7 @@ func inverse(b *[blockSize]int32, columns uint8, out []byte, stride int) {
 		row[2], row[5] = clamp((a2+o1)>>down), clamp((a2-o1)>>down)
 		row[3], row[4] = clamp((a3+o0)>>down), clamp((a3-o0)>>down)
 	}
+	*b = [blockSize]int32{}
 }
 
 // odd is the odd part of a transform of eight values.

@@ -6,6 +6,9 @@ import "golang.org/x/sys/cpu"
 // the same sums are done in Go.
 var wide = cpu.X86.HasAVX2
 
+// Wide says whether the processor's wide instructions are used.
+func Wide() bool { return wide }
+
 //go:noescape
 func rowRGB(in, out *byte, first, values *int32, taps, size, n int)
 
