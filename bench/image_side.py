@@ -43,7 +43,7 @@ def pillow(rng: random.Random) -> Callable[[bytes], Any]:
 
 
 def torchvision(rng: random.Random) -> Callable[[bytes], Any]:
-    """torchvision's decoder and its operators on tensors."""
+    """The decoder of torchvision, and its operators on tensors."""
     import torch
     from torchvision.io import decode_jpeg
     from torchvision.transforms.v2 import functional

@@ -15,6 +15,7 @@ from PIL import Image
 
 ROOT = Path(__file__).parent.parent
 torchvision = pytest.importorskip("torchvision")
+pytest.importorskip("torchvision.transforms.v2")
 pytestmark = pytest.mark.slow
 
 

@@ -45,7 +45,6 @@ type canvas struct {
 	file     []byte
 	header   codec.Header
 	mode     codec.Mode
-	step     int // that decodes
 	pix      []byte
 	borrowed bool // pix is the input's, and only read
 	width    int  // of the source, as are height and channels

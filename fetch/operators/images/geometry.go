@@ -174,14 +174,11 @@ func (o *resize) target(w, h int) (int, int) {
 		return o.w, o.h
 	}
 	short, long := min(w, h), max(w, h)
-	newShort, newLong := o.short, 0
+	newShort, newLong := o.short, int(float64(o.short)*float64(long)/float64(short))
 	if o.short == 0 {
 		newShort, newLong = int(float64(o.most)*float64(short)/float64(long)), o.most
-	} else {
-		newLong = int(float64(o.short) * float64(long) / float64(short))
-		if o.most > 0 && newLong > o.most {
-			newShort, newLong = int(float64(o.most)*float64(newShort)/float64(newLong)), o.most
-		}
+	} else if o.most > 0 && newLong > o.most {
+		newShort, newLong = int(float64(o.most)*float64(newShort)/float64(newLong)), o.most
 	}
 	newShort = max(newShort, 1)
 	if w <= h {

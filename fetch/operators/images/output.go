@@ -21,7 +21,6 @@ type output struct {
 // in the result.
 type table struct {
 	bits [][256]uint32
-	zero uint32
 }
 
 func sizeOf(t program.DType) int {
@@ -129,7 +128,7 @@ func half(f float32) uint16 {
 // single is the value of a float16.
 func single(h uint16) float32 {
 	exponent, fraction := int(h>>10&31), float64(h&1023)
-	v := 0.0
+	var v float64
 	switch exponent {
 	case 0:
 		v = math.Ldexp(fraction, -24)

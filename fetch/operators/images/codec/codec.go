@@ -39,6 +39,7 @@ const (
 // Format is a kind of file.
 type Format uint8
 
+// The formats that are read.
 const (
 	JPEG Format = iota + 1
 	PNG

@@ -30,6 +30,7 @@ const (
 // Space says what the components of a stream are.
 type Space uint8
 
+// The spaces that are decoded.
 const (
 	Grey Space = iota + 1
 	YCbCr

@@ -11,6 +11,7 @@ import "math"
 // Filter is how pixels are weighed.
 type Filter uint8
 
+// The filters, by Pillow's names.
 const (
 	Nearest Filter = iota
 	Bilinear
