@@ -135,7 +135,7 @@ def test_tensors_are_within_one(apply: Apply, photo: Path) -> None:
         want = functional.resized_crop(tensor, box["top"], box["left"], box["height"], box["width"], [96, 96])
         far = np.abs(pixels(answer, data).astype(int) - want.permute(1, 2, 0).numpy())
         assert far.max() <= 1
-        assert (far > 0).mean() <= 0.01
+        assert (far > 0).mean() <= 0.02, box
 
 
 def test_encoded_as_pillow_saves(apply: Apply, photo: Path) -> None:
