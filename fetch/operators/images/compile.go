@@ -24,7 +24,8 @@ func Engine() string {
 type operator interface {
 	// apply changes the canvas. What is at fault in the sample is an error.
 	apply(c *canvas, numbers *draw.Source) ([]program.Value, error)
-	// bound is what an image of at most w x h pixels becomes at most, and the bytes that it takes besides the pixels before and after.
+	// bound is what an image of at most w x h pixels becomes at most, and the bytes that it takes besides the
+	// pixels before and after.
 	bound(w, h, channels int) (width, height int, bytes int64)
 }
 

@@ -32,7 +32,8 @@ const (
 	RGB Mode = iota
 	// L is one, the luma of ITU-R 601.
 	L
-	// Unchanged is what Pillow opens: one channel of grey or of indices into a palette, two with alpha, three of RGB, four with alpha or of CMYK.
+	// Unchanged is what the file has: one channel of grey or of indices into a palette, three of RGB, four with
+	// alpha or of CMYK.
 	Unchanged
 )
 

@@ -52,7 +52,8 @@ type Header struct {
 	Profile bool
 }
 
-// zigzag gives a coefficient's place in a block. As in libjpeg, there are 16 more, for runs that lead out of the block.
+// zigzag gives a coefficient's place in a block. As in libjpeg, there are 16 more, for runs that lead out of
+// the block.
 var zigzag = [blockSize + 16]uint8{
 	0, 1, 8, 16, 9, 2, 3, 10, 17, 24, 32, 25, 18, 11, 4, 5,
 	12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6, 7, 14, 21, 28,

@@ -56,7 +56,8 @@ var standardQuant = [2][blockSize]uint8{
 
 // MaxEncoded bounds the bytes of an encoded image.
 func MaxEncoded(width, height int) int64 {
-	// A coefficient takes at most 16 bits of code and 11 of value, and stuffing may double them; chroma is half as much as luma.
+	// A coefficient takes at most 16 bits of code and 11 of value, and stuffing may double them; chroma is
+	// half as much as luma.
 	return int64(ceil(width, 16))*int64(ceil(height, 16))*6*blockSize*7 + 1024
 }
 

@@ -17,8 +17,10 @@ type huffman struct {
 	defined bool
 	kept    bool // the tables below are of counts and symbols
 	fast    [1 << fastBits]uint32
-	// What passing over takes, values with their codes: of one symbol, and of two where the ten bits have the second's code.
-	// The lowest byte is the bits, the next how many coefficients; 0 is a longer code. The end of a block counts as all there are.
+	// What passing over takes, values with their codes: of one symbol, and of two where the ten bits have the
+	// second's code.
+	// The lowest byte is the bits, the next how many coefficients; 0 is a longer code. The end of a block
+	// counts as all there are.
 	one, two [1 << fastBits]uint16
 	// For longer codes, by length: the largest code, and what to add for its symbol's index.
 	most    [18]int32
