@@ -1,0 +1,51 @@
+package images
+
+import (
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"bowstring/fetch/operators/draw"
+	"bowstring/fetch/operators/program"
+)
+
+// processorSeconds is what the process has used.
+func processorSeconds(b *testing.B) float64 {
+	var r syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {
+		b.Fatal(err)
+	}
+	return float64(r.Utime.Nano()+r.Stime.Nano()) / 1e9
+}
+
+// BenchmarkRecipe decodes, crops, resizes and mirrors the JPEGs of the folder that
+// BOWSTRING_PHOTOS names, or of testdata.
+func BenchmarkRecipe(b *testing.B) {
+	pattern := "testdata/420-67x51.jpg"
+	if folder := os.Getenv("BOWSTRING_PHOTOS"); folder != "" {
+		pattern = filepath.Join(folder, "*.jpg")
+	}
+	names, err := filepath.Glob(pattern)
+	if err != nil || len(names) == 0 {
+		b.Fatalf("%s: no files, %v", pattern, err)
+	}
+	cells := make([][]byte, len(names))
+	for i, n := range names {
+		if cells[i], err = os.ReadFile(n); err != nil {
+			b.Fatal(err)
+		}
+	}
+	p := compiledOf(b, `[{"name":"Decode"},{"name":"RandomResizedCrop","params":{"size":224}},{"name":"RandomHorizontalFlip"}]`)
+	memory := make([]byte, 224*224*3)
+	alloc := func(n int) []byte { return memory[:n] }
+	began, n := processorSeconds(b), 0
+	for b.Loop() {
+		by := program.Draws{Key: draw.Key{Seed: 1, Position: uint64(n)}, Column: "image"}
+		if _, err := p.Run(cells[n%len(cells)], by, alloc); err != nil {
+			b.Fatal(err)
+		}
+		n++
+	}
+	b.ReportMetric(float64(n)/(processorSeconds(b)-began), "images/cpu-s")
+}

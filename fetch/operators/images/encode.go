@@ -1,0 +1,43 @@
+package images
+
+import (
+	"fmt"
+
+	"bowstring/fetch/operators/images/jpeg"
+	"bowstring/fetch/operators/program"
+)
+
+// encodeJPEG ends a list: the bytes that Pillow saves.
+type encodeJPEG struct{ quality int }
+
+func newEncodeJPEG(b *builder, p *params) *program.StepError {
+	o := &encodeJPEG{quality: p.integer("quality", 75, 1, 100)}
+	if b.mask {
+		return b.fail("a mask is not encoded: its classes would be others")
+	}
+	if b.table != nil {
+		return b.fail("it takes uint8; leave ToDtype out")
+	}
+	if b.channels != 1 && b.channels != 3 {
+		return b.fail("it takes images of 1 or 3 channels, and gets %s; Decode can make RGB", known(b.channels))
+	}
+	b.encoder, b.ended = o, true
+	return nil
+}
+
+func (o *encodeJPEG) bound(w, h int) int64 { return jpeg.MaxEncoded(w, h) }
+
+// encode makes the result of what the steps before have made.
+func (p *compiled) encode(c *canvas, alloc func(n int) []byte) error {
+	step := p.from + len(p.steps) - 1
+	pix := c.raster()
+	if c.err != nil {
+		return about(p.from, p.steps[0].Name, program.ErrDamaged, c.err)
+	}
+	if max(c.width, c.height) > 0xFFFF {
+		return about(step, "EncodeJPEG", program.ErrDamaged, fmt.Errorf("an image of %d x %d is larger than a JPEG may be", c.width, c.height))
+	}
+	out := c.s.encoder.Encode(pix, c.width, c.height, c.channels, p.encoder.quality)
+	copy(alloc(len(out)), out)
+	return nil
+}

@@ -1,0 +1,162 @@
+package images
+
+import (
+	"encoding/binary"
+	"errors"
+	"hash/crc32"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"bowstring/fetch/operators/draw"
+	"bowstring/fetch/operators/program"
+)
+
+// bombs are files of some bytes that say they are 40,000 x 40,000 pixels.
+func bombs() map[string][]byte {
+	const side = 40000
+	png := []byte("\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR")
+	png = binary.BigEndian.AppendUint32(png, side)
+	png = binary.BigEndian.AppendUint32(png, side)
+	png = append(png, 8, 2, 0, 0, 0)
+	png = binary.BigEndian.AppendUint32(png, crc32.ChecksumIEEE(png[12:]))
+	png = append(png, "\x00\x00\x00\x00IDAT\x35\xaf\x06\x1e"...)
+	jpeg := []byte("\xff\xd8\xff\xc2\x00\x0b\x08\x9c\x40\x9c\x40\x01\x01\x11\x00\xff\xda\x00\x08\x01\x01\x00\x00\x00\x00")
+	gif := []byte("GIF89a\x40\x9c\x40\x9c\x00\x00\x00,\x00\x00\x00\x00\x40\x9c\x40\x9c\x00")
+	return map[string][]byte{"png": png, "jpeg": jpeg, "gif": gif}
+}
+
+// TestBombs holds that the header alone refuses what is too large.
+func TestBombs(t *testing.T) {
+	p := compiledOf(t, `[{"name":"Decode"},{"name":"RandomResizedCrop","params":{"size":224}}]`)
+	for name, cell := range bombs() {
+		if n := testing.AllocsPerRun(1, func() {
+			if _, err := p.Cost(cell, program.Limits{Pixels: 1 << 28}); !errors.Is(err, program.ErrTooLarge) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}); n > 100 {
+			t.Errorf("%s: %g allocations", name, n)
+		}
+		if _, err := p.Cost(cell, program.Limits{Bytes: 1 << 28}); !errors.Is(err, program.ErrTooLarge) {
+			t.Errorf("%s by bytes: %v", name, err)
+		}
+	}
+}
+
+// TestScans holds that a progressive file of many scans ends.
+func TestScans(t *testing.T) {
+	cell := []byte("\xff\xd8\xff\xdb\x00\x43\x00")
+	for range 64 {
+		cell = append(cell, 1)
+	}
+	cell = append(cell, "\xff\xc2\x00\x0b\x08\x10\x00\x10\x00\x01\x01\x11\x00"...)
+	cell = append(cell, "\xff\xc4\x00\x14\x00\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"...)
+	for range 10000 {
+		cell = append(cell, "\xff\xda\x00\x08\x01\x01\x00\x00\x00\x00"...)
+	}
+	p := compiledOf(t, `[{"name":"Decode"}]`)
+	began := time.Now()
+	if _, _, err := result(p, cell, program.Draws{}); !errors.Is(err, program.ErrDamaged) {
+		t.Errorf("%v after %v", err, time.Since(began))
+	}
+}
+
+func corpus(t testing.TB) map[string][]byte {
+	t.Helper()
+	names, err := filepath.Glob("testdata/*.*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string][]byte{}
+	for _, n := range names {
+		if filepath.Ext(n) == ".json" {
+			continue
+		}
+		cell, err := os.ReadFile(n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[filepath.Base(n)] = cell
+	}
+	return all
+}
+
+// hostile runs what an engine would: Cost, and Run where it allows.
+func hostile(t testing.TB, p program.Program, cell []byte, position uint64) {
+	cost, err := p.Cost(cell, program.Limits{Pixels: 1 << 16, Bytes: 64 << 20})
+	if err != nil {
+		if !errors.Is(err, program.ErrDamaged) && !errors.Is(err, program.ErrTooLarge) {
+			t.Errorf("Cost: %v", err)
+		}
+		return
+	}
+	out, _, err := result(p, cell, program.Draws{Key: draw.Key{Position: position}})
+	if err != nil && !errors.Is(err, program.ErrDamaged) {
+		t.Errorf("Run: %v", err)
+	}
+	if int64(len(out)) > cost.Result {
+		t.Errorf("%d bytes, bound by %d", len(out), cost.Result)
+	}
+}
+
+// TestCut holds that a file that ends early is told, or decoded as far as a region needs, and no more.
+func TestCut(t *testing.T) {
+	p := compiledOf(t, `[{"name":"Decode"}]`)
+	for name, cell := range corpus(t) {
+		for n := 0; n < len(cell); n += 1 + len(cell)/60 {
+			hostile(t, p, cell[:n:n], 0)
+		}
+		if filepath.Ext(name) != ".jpg" {
+			continue
+		}
+		if _, _, err := result(p, cell[:len(cell)*3/4], program.Draws{}); !errors.Is(err, program.ErrDamaged) {
+			t.Errorf("three quarters of %s: %v", name, err)
+		}
+	}
+}
+
+// TestFlipped changes bytes at random.
+func TestFlipped(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 0))
+	programs := []program.Program{
+		compiledOf(t, everything), compiledOf(t, `[{"name":"Decode","params":{"mode":"UNCHANGED","apply_exif_orientation":true}}]`),
+	}
+	rounds := 60
+	if testing.Short() {
+		rounds = 5
+	}
+	for name, cell := range corpus(t) {
+		for range rounds {
+			b := append([]byte(nil), cell...)
+			for range 1 + r.IntN(4) {
+				b[r.IntN(len(b))] = byte(r.Uint32())
+			}
+			for _, p := range programs {
+				hostile(t, p, b, r.Uint64())
+			}
+		}
+		if t.Failed() {
+			t.Fatalf("in %s", name)
+		}
+	}
+}
+
+// FuzzRun has any bytes decoded, and drawn on.
+func FuzzRun(f *testing.F) {
+	for _, cell := range corpus(f) {
+		f.Add(cell, uint64(1))
+	}
+	for _, cell := range bombs() {
+		f.Add(cell, uint64(1))
+	}
+	p := compiledOf(f, everything)
+	whole := compiledOf(f, `[{"name":"Decode","params":{"mode":"UNCHANGED","apply_exif_orientation":true}}]`)
+	f.Fuzz(func(t *testing.T, cell []byte, position uint64) {
+		hostile(t, p, cell, position)
+		hostile(t, whole, cell, position)
+	})
+}
