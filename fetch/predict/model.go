@@ -72,9 +72,10 @@ func Of(r Rates, j Job) (*Prediction, error) {
 	if err := j.check(); err != nil {
 		return nil, err
 	}
-	p := &Prediction{First: epoch(r, &j, j.heldNow()), Later: epoch(r, &j, j.held(j.CacheBytes)), FirstBatchMS: 1000 * firstBatch(r, &j)}
-	// The first batch is waited for whatever comes after it.
-	begin := p.FirstBatchMS / 1000
+	p := &Prediction{First: epoch(r, &j, j.heldNow()), Later: epoch(r, &j, j.held(j.CacheBytes))}
+	// Of the first batch, latency comes before all else in the epoch.
+	begin, work := firstBatch(r, &j)
+	p.FirstBatchMS = 1000 * (begin + work)
 	p.First.Seconds += begin
 	p.First.WaitSeconds += begin
 	later := float64(j.Epochs - 1)
@@ -210,12 +211,13 @@ const (
 	fewReads = 8
 )
 
-// firstBatch is how long the first batch takes, in seconds, the slowest rank's.
-func firstBatch(r Rates, j *Job) float64 {
+// firstBatch is how long the first batch takes, in seconds, the slowest rank's: round trips,
+// and then work that goes on side by side.
+func firstBatch(r Rates, j *Job) (wait, work float64) {
 	latency := r.Store.LatencyMS / 1000
 	rows := float64(min(j.Batch, j.Rows))
 	reads := rows * j.RowReads * (1 - j.heldNow()) / float64(j.Nodes) // of a node
-	wait := float64(j.Lookups) * latency
+	wait = float64(j.Lookups)*latency + r.Network.LatencyMS/1000
 	if reads > 0 {
 		trips := math.Log2(reads/max(fewReads, firstReads*min(r.Store.LatencyMS/nearMS, 1)) + 1)
 		if r.Store.LatencyMS >= nearMS {
@@ -223,12 +225,10 @@ func firstBatch(r Rates, j *Job) float64 {
 		}
 		wait += latency * max(1, trips)
 	}
-	// All that is not latency goes on side by side.
-	work := 0.0
 	for _, p := range parts(r.withoutLatency(), j, j.heldNow()) {
 		work = max(work, rows/p.SamplesPer)
 	}
-	return wait + work + r.Network.LatencyMS/1000
+	return wait, work
 }
 
 func (r Rates) withoutLatency() Rates {

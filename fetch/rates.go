@@ -1,0 +1,301 @@
+package fetch
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"bowstring/fetch/admission"
+	"bowstring/fetch/calibrate"
+	"bowstring/fetch/predict"
+	"bowstring/schema"
+)
+
+// What the engine says of how fast jobs will be.
+type (
+	// Rates are what was measured.
+	Rates = predict.Rates
+	// Uncertain says how sure a rate is.
+	Uncertain = calibrate.Uncertain
+)
+
+// Where rates come from.
+const (
+	FromCalibration = "calibration" // they were measured by asking for it
+	FromStreams     = "streams"     // they were seen while streams ran
+)
+
+// RatesFrom says where rates come from; "" where they are not known.
+type RatesFrom struct {
+	Store   string `json:"store,omitempty"`
+	Spill   string `json:"spill,omitempty"`
+	Node    string `json:"node,omitempty"`
+	Network string `json:"network,omitempty"`
+}
+
+const (
+	// ratesNear is from how long before and after a time what was seen counts for it.
+	ratesNear = 2 * time.Minute
+	// ratesLate is how long ago that may be if nothing was seen since.
+	ratesLate = time.Hour
+	// ratesFull is for how long the way to the store has to have been full.
+	ratesFull = time.Second
+	// ratesReads is how many reads, or rows, tell a mean.
+	ratesReads = 1000
+	// usualPerGB is what serving costs without what each sample costs, in seconds of processors for
+	// a gigabyte, where the two cannot be told apart.
+	usualPerGB = 0.2
+)
+
+// calibrated is what calibration found last.
+type calibrated struct {
+	running sync.Mutex // held by the one that runs
+
+	mu    sync.Mutex
+	rates Rates
+	at    time.Time
+}
+
+// SetRates has the engine take rates for those of now, until something else is measured.
+func (e *Engine) SetRates(r Rates) {
+	c := &e.calibrated
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.rates, c.at = r, time.Now()
+}
+
+// Rates returns what is known of the rates at a time within the last half day: what
+// calibration found, and what streams have seen since.
+func (e *Engine) Rates(at time.Time) (Rates, RatesFrom) {
+	c := &e.calibrated
+	c.mu.Lock()
+	r, when := c.rates, c.at
+	c.mu.Unlock()
+	from := RatesFrom{}
+	for to, known := range map[*string]bool{
+		&from.Store: r.Known(), &from.Spill: r.Spill.ReadBytesPerSec > 0, &from.Node: r.Node.Cores > 0, &from.Network: r.Network.BytesPerSec > 0,
+	} {
+		if known {
+			*to = FromCalibration
+		}
+	}
+	if e.storeSeen(&r, at, when) {
+		from.Store = FromStreams
+	}
+	e.hereSeen(&r, &from)
+	return r, from
+}
+
+// storeSeen puts into r what streams have seen of the store around a time, after a
+// calibration, and reports whether they have.
+func (e *Engine) storeSeen(r *Rates, at, calibrated time.Time) bool {
+	seen := e.reader.Past(at.Add(-ratesNear), at.Add(ratesNear))
+	if seen.Full < ratesFull {
+		since := at.Add(-ratesLate)
+		if since.Before(calibrated) { // which is newer
+			since = calibrated
+		}
+		seen = e.reader.Past(since, at.Add(ratesNear))
+	}
+	if seen.Full < ratesFull {
+		if r.Known() || seen.Latency == 0 {
+			return false
+		}
+		r.Store.LatencyMS = ms(seen.Latency)
+		return true
+	}
+	secs := seen.Full.Seconds()
+	reads, bytes := float64(seen.Reads)/secs, float64(seen.Bytes)/secs
+	r.Store.LatencyMS = ms(seen.Latency)
+	s := &r.Store
+	if s.ReadsPerS == 0 && s.BytesPerSec == 0 {
+		s.ReadsPerS, s.BytesPerSec = reads, bytes
+		return true
+	}
+	// One point tells by how much the store is faster or slower than it was, and not of which
+	// of the two: the one that it is nearer to counts.
+	factor := 0.0
+	if s.ReadsPerS > 0 {
+		factor = reads / s.ReadsPerS
+	}
+	if s.BytesPerSec > 0 {
+		factor = max(factor, bytes/s.BytesPerSec)
+	}
+	s.ReadsPerS *= factor
+	s.BytesPerSec *= factor
+	return true
+}
+
+// hereSeen puts into r what was seen of the spill and of the processors since the engine was made, where
+// nothing is known.
+func (e *Engine) hereSeen(r *Rates, from *RatesFrom) {
+	st := e.reader.Stats()
+	for _, tier := range e.reader.Times() {
+		// Eight are read at once: see tiers.Spill.
+		if tier.Tier == "spill" && tier.Count >= ratesReads && tier.Sum > 0 && from.Spill == "" {
+			r.Spill.ReadBytesPerSec = 8 * float64(st.UpperBytes) / tier.Sum.Seconds()
+			from.Spill = FromStreams
+		}
+	}
+	rows := float64(e.set.Stats().Rows)
+	if from.Node != "" || rows < 10*ratesReads {
+		return
+	}
+	gigabytes := float64(st.ReadBytes+st.UpperBytes+st.PeerBytes) / 1e9
+	cpu := CPU().Seconds()
+	n := &r.Node
+	n.Cores, n.SecondsPerGB = float64(runtime.GOMAXPROCS(0)), usualPerGB
+	if n.MicrosPerSample = 1e6 * (cpu - usualPerGB*gigabytes) / rows; n.MicrosPerSample < 0 {
+		n.MicrosPerSample, n.SecondsPerGB = 0, cpu/gigabytes
+	}
+	from.Node = FromStreams
+}
+
+func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// CPU is the processor time that the process has used.
+func CPU() time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// CalibrateOptions bound a calibration.
+type CalibrateOptions struct {
+	Time time.Duration // that reads of the store are begun; default 5 s
+	Busy bool          // though streams read, which have less then
+}
+
+// Calibration is what was found.
+type Calibration struct {
+	Rates
+	Uncertainty map[string]Uncertain `json:"uncertainty"` // by rate, such as "store.latency_ms"
+	Reads       int64                `json:"reads"`       // of the store, that were made for it
+	Bytes       int64                `json:"bytes"`       // of those
+}
+
+const (
+	// probeBlobs is how many blobs are drawn, and read as often as it takes; probePages how many where
+	// each costs a page of a manifest.
+	probeBlobs = 1024
+	probePages = 128
+	// probeSpill is how much is written to the disk of the spill.
+	probeSpill = 128 << 20
+)
+
+// Calibrate measures the store by reading blobs of a job, and the disk of the spill. One
+// calibration runs at once, and none beside streams unless the options say so: what they read
+// is told by Rates.
+func (e *Engine) Calibrate(ctx context.Context, j *Job, opts CalibrateOptions) (*Calibration, error) {
+	if !e.calibrated.running.TryLock() {
+		return nil, fmt.Errorf("%w: another calibration runs", schema.ErrUnavailable)
+	}
+	defer e.calibrated.running.Unlock()
+	if n := e.set.Reading(); n > 0 && !opts.Busy {
+		return nil, fmt.Errorf("%w: %d streams read, and a calibration would take from them; wait for them to end, or set \"busy\"", schema.ErrUnavailable, n)
+	}
+	refs, err := e.drawBlobs(ctx, j)
+	if err != nil {
+		return nil, err
+	}
+	probe := calibrate.Options{Time: opts.Time, Reads: min(e.opts.MaxReads, 1024), Bytes: min(e.opts.WindowBytes/2, 64<<20)}
+	if probe.Reads == 0 {
+		probe.Reads = 1024
+	}
+	memory, ok := e.ledger.Try(admission.Windows, probe.Bytes)
+	if !ok {
+		return nil, fmt.Errorf("%w: streams hold the memory that a calibration needs, %d bytes of WindowBytes", schema.ErrLimit, probe.Bytes)
+	}
+	defer memory.Release()
+	found, err := calibrate.Store(ctx, e.store.Get, refs, probe)
+	if err != nil {
+		return nil, err
+	}
+	c := &Calibration{Uncertainty: found.Uncertain, Reads: found.Reads, Bytes: found.Bytes}
+	c.Store = found.Store
+	c.Node.Cores = float64(runtime.GOMAXPROCS(0))
+	if e.opts.Spill != nil {
+		p, err := e.opts.Spill.Probe(ctx, probeSpill)
+		if err != nil {
+			c.Uncertainty["spill.read_bytes_per_s"] = Uncertain{Why: err.Error()}
+			return c, context.Cause(ctx)
+		}
+		c.Spill.ReadBytesPerSec = float64(p.Bytes) / p.ReadBack.Seconds()
+		c.Spill.WriteBytesPerSec = float64(p.Bytes) / p.Wrote.Seconds()
+		why := Uncertain{Samples: p.Bytes >> 22, Why: "of the disk; what is in memory is read faster"}
+		c.Uncertainty["spill.read_bytes_per_s"], c.Uncertainty["spill.write_bytes_per_s"] = why, why
+	}
+	return c, nil
+}
+
+// drawBlobs draws blobs of a job at random.
+func (e *Engine) drawBlobs(ctx context.Context, j *Job) ([]schema.BlobRef, error) {
+	rows, n := j.Plan().Rows(), int64(probeBlobs)
+	if !j.Manifest().Resident() {
+		n = probePages
+	}
+	positions := make([]int64, min(n, rows))
+	for i := range positions {
+		positions[i] = j.Plan().Position(rand.Int64N(rows))
+	}
+	slices.Sort(positions)
+	positions = slices.Compact(positions)
+	list, err := j.Manifest().At(ctx, positions)
+	if err != nil {
+		return nil, err
+	}
+	var refs []schema.BlobRef
+	for _, row := range list {
+		for _, column := range j.Projection().BlobColumns() {
+			ref, ok, err := row.TryBlob(column)
+			if err != nil {
+				return nil, err
+			}
+			if ok {
+				refs = append(refs, ref)
+			}
+		}
+	}
+	if len(refs) == 0 {
+		return nil, fmt.Errorf("%w: %s has no blob to read", schema.ErrInvalid, j.SnapshotName())
+	}
+	rand.Shuffle(len(refs), func(a, b int) { refs[a], refs[b] = refs[b], refs[a] })
+	return refs, nil
+}
+
+// Conditions is what a model is told of a job that would run now: see [predict.Job]. total is what
+// TotalBytes says of it. Epochs and pace are the caller's to say.
+func (e *Engine) Conditions(j *Job, total int64) predict.Job {
+	req, rows := j.Request(), j.Plan().Rows()
+	c := predict.Job{
+		Rows: rows, RowBytes: float64(total) / float64(max(rows, 1)), RowReads: float64(len(j.Projection().BlobColumns())),
+		Batch: req.Batch, Ranks: req.WorldSize(), Epochs: 1, Nodes: 1, Local: req.Assign == schema.AssignLocal,
+		Strict: req.Order == "" || req.Order == schema.OrderStrict, WindowBytes: e.opts.WindowBytes, BatchBytes: req.BatchBytes,
+	}
+	if c.BatchBytes == 0 {
+		c.BatchBytes = schema.DefaultBatchBytes
+	}
+	if !j.Manifest().Resident() {
+		c.Lookups = 1
+	}
+	if e.opts.Peers != nil {
+		c.Nodes += int64(len(e.opts.Peers.Stats()))
+	}
+	if e.opts.Spill != nil {
+		st := e.opts.Spill.Stats()
+		c.CacheBytes = st.BudgetBytes
+		// Of what there is of the snapshot, as much as the job reads of it.
+		if all := j.MeanBytes() * j.Manifest().Rows(); all > 0 {
+			share := min(float64(st.Datasets[j.SnapshotName()].Bytes)/float64(all), 1)
+			c.HeldBytes = int64(share * float64(total) * float64(c.Nodes))
+		}
+	}
+	return c
+}
