@@ -179,6 +179,10 @@ type Calibration struct {
 	Uncertainty map[string]Uncertain `json:"uncertainty"` // by rate, such as "store.latency_ms"
 	Reads       int64                `json:"reads"`       // of the store, that were made for it
 	Bytes       int64                `json:"bytes"`       // of those
+	// SmallTo and LargeFrom are up to how many bytes small blobs have, and from how many on large
+	// ones, where both were read; or else 0.
+	SmallTo   int64 `json:"small_to,omitempty"`
+	LargeFrom int64 `json:"large_from,omitempty"`
 }
 
 const (
@@ -218,7 +222,7 @@ func (e *Engine) Calibrate(ctx context.Context, j *Job, opts CalibrateOptions) (
 	if err != nil {
 		return nil, err
 	}
-	c := &Calibration{Uncertainty: found.Uncertain, Reads: found.Reads, Bytes: found.Bytes}
+	c := &Calibration{Uncertainty: found.Uncertain, Reads: found.Reads, Bytes: found.Bytes, SmallTo: found.Sizes[0], LargeFrom: found.Sizes[1]}
 	c.Store = found.Store
 	c.Node.Cores = float64(runtime.GOMAXPROCS(0))
 	if e.opts.Spill != nil {

@@ -66,20 +66,20 @@ func parseExplain(b []byte) (*explainRequest, error) {
 	return r, nil
 }
 
-// explained is the answer of the action explain.
-type explained struct {
+// Explained is the answer of the action explain.
+type Explained struct {
 	Job        string              `json:"job"`
 	Plan       string              `json:"plan"`
 	Dataset    string              `json:"dataset"`
-	Conditions circumstances       `json:"conditions"`
+	Conditions Circumstances       `json:"conditions"`
 	Prediction *predict.Prediction `json:"prediction"`
-	Running    *running            `json:"running,omitempty"`
+	Running    *Running            `json:"running,omitempty"`
 	Rates      *fetch.Rates        `json:"rates,omitempty"`
 	RatesFrom  *fetch.RatesFrom    `json:"rates_from,omitempty"`
 }
 
-// circumstances are those that a prediction is for.
-type circumstances struct {
+// Circumstances are those that a prediction is for.
+type Circumstances struct {
 	Rows        int64   `json:"rows"`
 	RowBytes    float64 `json:"row_bytes"`
 	Batch       int64   `json:"batch"`
@@ -92,8 +92,8 @@ type circumstances struct {
 	WindowBytes int64   `json:"window_bytes"`
 }
 
-// running is what a job that runs does, beside what was predicted of it.
-type running struct {
+// Running is what a job that runs does, beside what was predicted of it.
+type Running struct {
 	Streams   int       `json:"streams"`
 	Since     time.Time `json:"since"`   // the first of them began
 	Seconds   float64   `json:"seconds"` // that were looked
@@ -102,7 +102,7 @@ type running struct {
 	Bytes     float64   `json:"bytes_per_s"`
 	Predicted float64   `json:"predicted_samples_per_s"`
 	Limit     string    `json:"limit"`     // where most of the streams' time went
-	Wait      waitShare `json:"wait"`      // shares of the time of streams
+	Wait      WaitShare `json:"wait"`      // shares of the time of streams
 	HitShare  *float64  `json:"hit_share"` // of blobs that came from the spill; null where none came
 	// Parted says that prediction and measurement differ by more than 15 %; Changed what is
 	// not what it was when the job began, or what was not as predicted.
@@ -110,8 +110,8 @@ type running struct {
 	Changed []predict.Change `json:"changed"`
 }
 
-// waitShare says which part of their time streams waited for what.
-type waitShare struct {
+// WaitShare says which part of their time streams waited for what.
+type WaitShare struct {
 	Store    float64 `json:"store"`
 	Spill    float64 `json:"spill"`
 	Peer     float64 `json:"peer"`
@@ -147,7 +147,7 @@ func (s *Server) explain(ctx context.Context, b []byte, send func([]byte) error)
 		return fmt.Errorf("%w: nothing is known of how fast this server's store is; an operator measures it by the action calibrate, "+
 			"streams show it as they run, or the field \"rates\" says it", schema.ErrNotFound)
 	}
-	answer := explained{Job: job.Group(), Plan: job.ID(), Dataset: job.SnapshotName(), Conditions: circumstancesOf(&c)}
+	answer := Explained{Job: job.Group(), Plan: job.ID(), Dataset: job.SnapshotName(), Conditions: circumstancesOf(&c)}
 	if answer.Prediction, err = predict.Of(rates, c); err != nil {
 		return err
 	}
@@ -184,8 +184,8 @@ func (r *explainRequest) apply(c *predict.Job) {
 	}
 }
 
-func circumstancesOf(c *predict.Job) circumstances {
-	return circumstances{
+func circumstancesOf(c *predict.Job) Circumstances {
+	return Circumstances{
 		Rows: c.Rows, RowBytes: c.RowBytes, Batch: c.Batch, Ranks: c.Ranks, Epochs: c.Epochs, PaceMS: c.PaceMS, Nodes: c.Nodes,
 		CacheBytes: c.CacheBytes, HeldBytes: c.HeldBytes, WindowBytes: c.WindowBytes,
 	}
@@ -232,7 +232,7 @@ func (s *Server) lookAt(group string, visible func(*call) bool, all bool) jobLoo
 // running looks twice at the job, if it runs; nil if it does not, as far as the caller may
 // know. Streams that ended in between leave nothing to compare with: then it is looked at
 // since its streams began.
-func (s *Server) running(ctx context.Context, job *fetch.Job, c *predict.Job, req *explainRequest, now fetch.Rates, shown bool) (*running, error) {
+func (s *Server) running(ctx context.Context, job *fetch.Job, c *predict.Job, req *explainRequest, now fetch.Rates, shown bool) (*Running, error) {
 	visible := s.mine(ctx)
 	a := s.lookAt(job.Group(), visible, shown)
 	if a.streams == 0 {
@@ -268,12 +268,12 @@ func (s *Server) running(ctx context.Context, job *fetch.Job, c *predict.Job, re
 }
 
 // runningOf is what went on between two looks.
-func runningOf(a, b *jobLook) *running {
-	r := &running{Streams: b.streams, Since: b.since.UTC(), Seconds: max(b.at.Sub(a.at).Seconds(), 1e-3), Changed: []predict.Change{}}
+func runningOf(a, b *jobLook) *Running {
+	r := &Running{Streams: b.streams, Since: b.since.UTC(), Seconds: max(b.at.Sub(a.at).Seconds(), 1e-3), Changed: []predict.Change{}}
 	r.Samples, r.Bytes = float64(b.rows-a.rows)/r.Seconds, float64(b.bytes-a.bytes)/r.Seconds
 	spent := max(float64(b.spent-a.spent), 1)
 	share := func(now, then int64) float64 { return min(max(float64(now-then)/spent, 0), 1) }
-	r.Wait = waitShare{
+	r.Wait = WaitShare{
 		share(b.wait.Store, a.wait.Store), share(b.wait.Spill, a.wait.Spill), share(b.wait.Peer, a.wait.Peer),
 		share(b.wait.Encode, a.wait.Encode), share(b.wait.Consumer, a.wait.Consumer),
 	}
@@ -285,7 +285,7 @@ func runningOf(a, b *jobLook) *running {
 }
 
 // beside says how what is measured lies to what was predicted of such an epoch.
-func (r *running) beside(e *predict.Epoch) {
+func (r *Running) beside(e *predict.Epoch) {
 	r.Predicted = e.SamplesPerSec
 	r.Limit = r.limit(e)
 	if e.SamplesPerSec <= 0 {
@@ -299,7 +299,7 @@ func (r *running) beside(e *predict.Epoch) {
 
 // limit names where most of the time went. Of a stream that waits for the store, the prediction
 // tells whether the store or the way to it is the slower one.
-func (r *running) limit(e *predict.Epoch) string {
+func (r *Running) limit(e *predict.Epoch) string {
 	most, name := 0.0, predict.ByConsumer
 	for _, part := range []struct {
 		limit predict.Limit

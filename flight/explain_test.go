@@ -56,13 +56,13 @@ func TestExplainRefuses(t *testing.T) {
 	wantCode(t, err, codes.NotFound, `there is no dataset "e"`)
 }
 
-func explain(t *testing.T, f *fixture, body string) explained {
+func explain(t *testing.T, f *fixture, body string) Explained {
 	t.Helper()
 	results, err := f.act("explain", body)
 	if err != nil || len(results) != 1 {
 		t.Fatalf("%d results, %v", len(results), err)
 	}
-	return decoded[explained](t, results[0])
+	return decoded[Explained](t, results[0])
 }
 
 // What the model is told is what the request says and what there is.
@@ -74,7 +74,7 @@ func TestExplain(t *testing.T) {
 		size += int64(len(content(i)))
 	}
 	got := explain(t, f, `{"dataset": "d", "columns": ["image"], "batch": 50, "world": {"size": 2}, "pace_ms": 10, "epochs": 3, "nodes": 2, "cache_bytes": 0, "window_bytes": 1048576, `+someRates+`}`)
-	want := circumstances{Rows: 200, RowBytes: float64(size) / 200, Batch: 50, Ranks: 2, Epochs: 3, PaceMS: 10, Nodes: 2, WindowBytes: 1 << 20}
+	want := Circumstances{Rows: 200, RowBytes: float64(size) / 200, Batch: 50, Ranks: 2, Epochs: 3, PaceMS: 10, Nodes: 2, WindowBytes: 1 << 20}
 	if got.Conditions != want || got.Dataset != "d@1" || got.Running != nil {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
@@ -147,7 +147,7 @@ func TestExplainRunning(t *testing.T) {
 		if o.err != nil {
 			t.Fatal(o.err)
 		}
-		got := decoded[explained](t, []byte(o.text))
+		got := decoded[Explained](t, []byte(o.text))
 		if (got.Running != nil) != c.runs {
 			t.Errorf("%s sees %+v", c.who.principal, got.Running)
 		}
@@ -164,7 +164,7 @@ func TestExplainRunning(t *testing.T) {
 	}
 	// alice sees a hundred rows of 205.
 	o := alice.act("explain", `{"dataset": "shared", `+someRates+`}`)
-	if got := decoded[explained](t, []byte(o.text)); got.Conditions.Rows != 100 || got.Conditions.HeldBytes != 0 {
+	if got := decoded[Explained](t, []byte(o.text)); got.Conditions.Rows != 100 || got.Conditions.HeldBytes != 0 {
 		t.Errorf("%+v", got.Conditions)
 	}
 	wantCode(t, alice.act("calibrate", `{"dataset": "shared"}`).err, codes.PermissionDenied, "admin")

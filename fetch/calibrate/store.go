@@ -65,6 +65,9 @@ type Result struct {
 	Uncertain map[string]Uncertain
 	Reads     int64 // that were made
 	Bytes     int64
+	// Sizes are up to how many bytes small blobs have and from how many on large ones, where the two
+	// were told apart; or else zeroes.
+	Sizes [2]int64
 }
 
 const (
@@ -102,6 +105,9 @@ func Store(ctx context.Context, get Get, refs []schema.BlobRef, opts Options) (*
 	}
 	p := &prober{ctx: ctx, get: get, opts: opts}
 	res := &Result{Uncertain: map[string]Uncertain{}}
+	if len(classes) == 2 {
+		res.Sizes = [2]int64{classes[0][third-1].Size, classes[1][0].Size}
+	}
 	latency, spread, err := p.latency(classes[0])
 	if err != nil {
 		return nil, err

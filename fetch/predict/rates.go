@@ -58,6 +58,21 @@ func (r *Rates) fields() []field {
 	}
 }
 
+// Named is a rate with its name in JSON.
+type Named struct {
+	Name  string
+	Value float64
+}
+
+// Named lists the rates, in the order of JSON.
+func (r Rates) Named() []Named {
+	var list []Named
+	for _, f := range r.fields() {
+		list = append(list, Named{f.name, *f.at})
+	}
+	return list
+}
+
 // maxRate is more than any rate is.
 const maxRate = 1e15
 
