@@ -47,6 +47,9 @@ const (
 	ratesFull = time.Second
 	// ratesReads is how many reads, or rows, tell a mean.
 	ratesReads = 1000
+	// ratesAlike is by how many times blobs that were read may be larger or smaller than those that
+	// it is about: the rates of others say little of them.
+	ratesAlike = 2
 	// usualPerGB is what serving costs without what each sample costs, in seconds of processors for
 	// a gigabyte, where the two cannot be told apart.
 	usualPerGB = 0.2
@@ -69,9 +72,9 @@ func (e *Engine) SetRates(r Rates) {
 	c.rates, c.at = r, time.Now()
 }
 
-// Rates returns what is known of the rates at a time within the last half day: what
-// calibration found, and what streams have seen since.
-func (e *Engine) Rates(at time.Time) (Rates, RatesFrom) {
+// Rates returns what is known of the rates at a time within the last half day, for blobs of
+// so many bytes: what calibration found, and what streams have seen since.
+func (e *Engine) Rates(at time.Time, size float64) (Rates, RatesFrom) {
 	c := &e.calibrated
 	c.mu.Lock()
 	r, when := c.rates, c.at
@@ -84,7 +87,7 @@ func (e *Engine) Rates(at time.Time) (Rates, RatesFrom) {
 			*to = FromCalibration
 		}
 	}
-	if e.storeSeen(&r, at, when) {
+	if e.storeSeen(&r, at, when, size) {
 		from.Store = FromStreams
 	}
 	e.hereSeen(&r, &from)
@@ -92,8 +95,9 @@ func (e *Engine) Rates(at time.Time) (Rates, RatesFrom) {
 }
 
 // storeSeen puts into r what streams have seen of the store around a time, after a
-// calibration, and reports whether they have.
-func (e *Engine) storeSeen(r *Rates, at, calibrated time.Time) bool {
+// calibration, and reports whether they have. One way and another, it is of blobs of about such a
+// size.
+func (e *Engine) storeSeen(r *Rates, at, calibrated time.Time, size float64) bool {
 	seen := e.reader.Past(at.Add(-ratesNear), at.Add(ratesNear))
 	if seen.Full < ratesFull {
 		since := at.Add(-ratesLate)
@@ -108,6 +112,10 @@ func (e *Engine) storeSeen(r *Rates, at, calibrated time.Time) bool {
 		}
 		r.Store.LatencyMS = ms(seen.Latency)
 		return true
+	}
+	mean := float64(seen.Bytes) / float64(max(seen.Reads, 1))
+	if r.Known() && (mean > ratesAlike*size || mean < size/ratesAlike) {
+		return false
 	}
 	secs := seen.Full.Seconds()
 	reads, bytes := float64(seen.Reads)/secs, float64(seen.Bytes)/secs
@@ -179,10 +187,9 @@ type Calibration struct {
 	Uncertainty map[string]Uncertain `json:"uncertainty"` // by rate, such as "store.latency_ms"
 	Reads       int64                `json:"reads"`       // of the store, that were made for it
 	Bytes       int64                `json:"bytes"`       // of those
-	// SmallTo and LargeFrom are up to how many bytes small blobs have, and from how many on large
-	// ones, where both were read; or else 0.
-	SmallTo   int64 `json:"small_to,omitempty"`
-	LargeFrom int64 `json:"large_from,omitempty"`
+	// Positions are those of some rows of small blobs, and of some of large ones, where the two were
+	// told apart, or else of some rows: what serving costs shows in reading these.
+	Positions [][]int64 `json:"positions,omitempty"`
 }
 
 const (
@@ -192,6 +199,8 @@ const (
 	probePages = 128
 	// probeSpill is how much is written to the disk of the spill.
 	probeSpill = 128 << 20
+	// someRows is how many rows of a size are named, and someBytes what they may have together.
+	someRows, someBytes = 256, 16 << 20
 )
 
 // Calibrate measures the store by reading blobs of a job, and the disk of the spill. One
@@ -205,9 +214,13 @@ func (e *Engine) Calibrate(ctx context.Context, j *Job, opts CalibrateOptions) (
 	if n := e.set.Reading(); n > 0 && !opts.Busy {
 		return nil, fmt.Errorf("%w: %d streams read, and a calibration would take from them; wait for them to end, or set \"busy\"", schema.ErrUnavailable, n)
 	}
-	refs, err := e.drawBlobs(ctx, j)
+	blobs, err := e.drawBlobs(ctx, j)
 	if err != nil {
 		return nil, err
+	}
+	refs := make([]schema.BlobRef, len(blobs))
+	for i := range blobs {
+		refs[i] = blobs[i].ref
 	}
 	probe := calibrate.Options{Time: opts.Time, Reads: min(e.opts.MaxReads, 1024), Bytes: min(e.opts.WindowBytes/2, 64<<20)}
 	if probe.Reads == 0 {
@@ -222,7 +235,7 @@ func (e *Engine) Calibrate(ctx context.Context, j *Job, opts CalibrateOptions) (
 	if err != nil {
 		return nil, err
 	}
-	c := &Calibration{Uncertainty: found.Uncertain, Reads: found.Reads, Bytes: found.Bytes, SmallTo: found.Sizes[0], LargeFrom: found.Sizes[1]}
+	c := &Calibration{Uncertainty: found.Uncertain, Reads: found.Reads, Bytes: found.Bytes, Positions: someOf(blobs, found.Sizes)}
 	c.Store = found.Store
 	c.Node.Cores = float64(runtime.GOMAXPROCS(0))
 	if e.opts.Spill != nil {
@@ -239,8 +252,36 @@ func (e *Engine) Calibrate(ctx context.Context, j *Job, opts CalibrateOptions) (
 	return c, nil
 }
 
+// drawn is a blob that was drawn, and the row that has it.
+type drawn struct {
+	ref schema.BlobRef
+	at  int64
+}
+
+// someOf are the positions of some of the blobs up to a size, and of some from a size on; or
+// of some of all, where there are no sizes.
+func someOf(blobs []drawn, sizes [2]int64) [][]int64 {
+	classes := make([][]int64, 2)
+	var bytes [2]int64
+	for _, b := range blobs {
+		class := 0
+		switch {
+		case sizes == [2]int64{}:
+		case b.ref.Size >= sizes[1]:
+			class = 1
+		case b.ref.Size > sizes[0]:
+			continue
+		}
+		if len(classes[class]) < someRows && bytes[class]+b.ref.Size <= someBytes && !slices.Contains(classes[class], b.at) {
+			classes[class] = append(classes[class], b.at)
+			bytes[class] += b.ref.Size
+		}
+	}
+	return slices.DeleteFunc(classes, func(c []int64) bool { return len(c) == 0 })
+}
+
 // drawBlobs draws blobs of a job at random.
-func (e *Engine) drawBlobs(ctx context.Context, j *Job) ([]schema.BlobRef, error) {
+func (e *Engine) drawBlobs(ctx context.Context, j *Job) ([]drawn, error) {
 	rows, n := j.Plan().Rows(), int64(probeBlobs)
 	if !j.Manifest().Resident() {
 		n = probePages
@@ -255,23 +296,23 @@ func (e *Engine) drawBlobs(ctx context.Context, j *Job) ([]schema.BlobRef, error
 	if err != nil {
 		return nil, err
 	}
-	var refs []schema.BlobRef
-	for _, row := range list {
+	var blobs []drawn
+	for i, row := range list {
 		for _, column := range j.Projection().BlobColumns() {
 			ref, ok, err := row.TryBlob(column)
 			if err != nil {
 				return nil, err
 			}
 			if ok {
-				refs = append(refs, ref)
+				blobs = append(blobs, drawn{ref, positions[i]})
 			}
 		}
 	}
-	if len(refs) == 0 {
+	if len(blobs) == 0 {
 		return nil, fmt.Errorf("%w: %s has no blob to read", schema.ErrInvalid, j.SnapshotName())
 	}
-	rand.Shuffle(len(refs), func(a, b int) { refs[a], refs[b] = refs[b], refs[a] })
-	return refs, nil
+	rand.Shuffle(len(blobs), func(a, b int) { blobs[a], blobs[b] = blobs[b], blobs[a] })
+	return blobs, nil
 }
 
 // Conditions is what a model is told of a job that would run now: see [predict.Job]. total is what

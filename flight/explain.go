@@ -32,6 +32,8 @@ const (
 	usualLook  = 1000
 	maxLookMS  = 10_000
 	partsShare = 0.15 // by which prediction and measurement differ when they part
+
+	firstEpoch, laterEpoch = "first", "later" // of Running.Epoch
 )
 
 func parseExplain(b []byte) (*explainRequest, error) {
@@ -94,18 +96,20 @@ type Circumstances struct {
 
 // Running is what a job that runs does, beside what was predicted of it.
 type Running struct {
-	Streams   int       `json:"streams"`
-	Since     time.Time `json:"since"`   // the first of them began
-	Seconds   float64   `json:"seconds"` // that were looked
-	Epoch     string    `json:"epoch"`   // "first" or "later": which of the predictions it is beside
-	Samples   float64   `json:"samples_per_s"`
-	Bytes     float64   `json:"bytes_per_s"`
+	Streams int       `json:"streams"`
+	Since   time.Time `json:"since"`   // the first of them began
+	Seconds float64   `json:"seconds"` // that were looked
+	Epoch   string    `json:"epoch"`   // "first" or "later": which of the predictions it is beside
+	Samples float64   `json:"samples_per_s"`
+	Bytes   float64   `json:"bytes_per_s"`
+	// Predicted is of the whole epoch, Expected of what comes from the spill in this moment: hits come together.
 	Predicted float64   `json:"predicted_samples_per_s"`
+	Expected  float64   `json:"expected_samples_per_s"`
 	Limit     string    `json:"limit"`     // where most of the streams' time went
 	Wait      WaitShare `json:"wait"`      // shares of the time of streams
 	HitShare  *float64  `json:"hit_share"` // of blobs that came from the spill; null where none came
-	// Parted says that prediction and measurement differ by more than 15 %; Changed what is
-	// not what it was when the job began, or what was not as predicted.
+	// Parted says that what is expected and what is measured differ by more than 15 %; Changed
+	// which rates are not what they were when the job began.
 	Parted  bool             `json:"parted"`
 	Changed []predict.Change `json:"changed"`
 }
@@ -139,7 +143,7 @@ func (s *Server) explain(ctx context.Context, b []byte, send func([]byte) error)
 	}
 	req.apply(&c)
 	shown := s.seesAll(ctx)
-	rates, from := s.ratesAt(time.Now())
+	rates, from := s.ratesAt(time.Now(), &c)
 	if req.Rates != nil {
 		rates = req.Rates.Over(rates)
 	}
@@ -154,10 +158,16 @@ func (s *Server) explain(ctx context.Context, b []byte, send func([]byte) error)
 	if answer.Running, err = s.running(ctx, job, &c, req, rates, shown); err != nil {
 		return err
 	}
-	if answer.Running != nil && answer.Running.Epoch == "later" {
-		answer.Running.beside(&answer.Prediction.Later)
-	} else if answer.Running != nil {
-		answer.Running.beside(&answer.Prediction.First)
+	if r := answer.Running; r != nil {
+		epoch := &answer.Prediction.First
+		if r.Epoch == laterEpoch {
+			epoch = &answer.Prediction.Later
+		}
+		hits := epoch.HitShare
+		if r.HitShare != nil {
+			hits = *r.HitShare
+		}
+		r.beside(epoch, predict.At(rates, c, hits))
 	}
 	if shown || req.Rates != nil {
 		if !shown {
@@ -256,12 +266,12 @@ func (s *Server) running(ctx context.Context, job *fetch.Job, c *predict.Job, re
 		return nil, nil //nolint:nilnil // they have ended meanwhile
 	}
 	r := runningOf(&a, &b)
-	r.Epoch = "first"
+	r.Epoch = firstEpoch
 	if b.rows > c.Rows || c.RowReads > 0 && float64(b.all)/c.RowReads > float64(c.Rows) {
-		r.Epoch = "later"
+		r.Epoch = laterEpoch
 	}
 	if shown && req.Rates == nil {
-		then, _ := s.ratesAt(b.since)
+		then, _ := s.ratesAt(b.since, c)
 		r.Changed = predict.Changes(then, now, partsShare)
 	}
 	return r, nil
@@ -284,17 +294,11 @@ func runningOf(a, b *jobLook) *Running {
 	return r
 }
 
-// beside says how what is measured lies to what was predicted of such an epoch.
-func (r *Running) beside(e *predict.Epoch) {
-	r.Predicted = e.SamplesPerSec
-	r.Limit = r.limit(e)
-	if e.SamplesPerSec <= 0 {
-		return
-	}
-	r.Parted = math.Abs(r.Samples/e.SamplesPerSec-1) > partsShare
-	if r.HitShare != nil && math.Abs(*r.HitShare-e.HitShare) > partsShare {
-		r.Changed = append(r.Changed, predict.Change{Rate: "hit_share", Then: e.HitShare, Now: *r.HitShare})
-	}
+// beside says how what is measured lies to what was predicted of such an epoch, and of a part of
+// it with as many hits.
+func (r *Running) beside(e *predict.Epoch, now predict.Epoch) {
+	r.Predicted, r.Expected, r.Limit = e.SamplesPerSec, now.SamplesPerSec, r.limit(&now)
+	r.Parted = now.SamplesPerSec > 0 && math.Abs(r.Samples/now.SamplesPerSec-1) > partsShare
 }
 
 // limit names where most of the time went. Of a stream that waits for the store, the prediction
@@ -368,6 +372,6 @@ func (s *Server) ownRates(ctx context.Context) (fetch.Rates, error) {
 	if err := s.mayServer(ctx, rules.Admin, "rates"); err != nil {
 		return fetch.Rates{}, err
 	}
-	r, _ := s.ratesAt(time.Now())
+	r, _ := s.ratesAt(time.Now(), &predict.Job{})
 	return r, nil
 }

@@ -31,9 +31,11 @@ func (s *Server) seesAll(ctx context.Context) bool {
 	return s.rules().Server(whoOf(fetch.CallerFrom(ctx))).May(rules.Admin)
 }
 
-// ratesAt are the engine's rates at a time. What is predicted by them is for all, and they
-// themselves for who sees all.
-func (s *Server) ratesAt(at time.Time) (fetch.Rates, fetch.RatesFrom) { return s.engine.Rates(at) }
+// ratesAt are the engine's rates at a time, for a job. What is predicted by them is for all, and
+// they themselves for who sees all.
+func (s *Server) ratesAt(at time.Time, c *predict.Job) (fetch.Rates, fetch.RatesFrom) {
+	return s.engine.Rates(at, c.RowBytes/max(c.RowReads, 1))
+}
 
 // jobReads are the blobs that the spill's jobs of a group have got so far, and those of them
 // that came from the spill.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"time"
 
 	arrowflight "github.com/apache/arrow/go/v17/arrow/flight"
@@ -32,7 +33,7 @@ type CalibrateCmd struct {
 func (*CalibrateCmd) Help() string {
 	return `Measures what explain and simulations go by: latency, reads and bytes a second of the store, by reading some blobs of a dataset at rising concurrency until the rate grows
 no more; how fast the disk of the spill is written and read, in a file without a name; the processor time of a sample and of a gigabyte served; the network from here to the server.
-It writes nothing to the store and evicts nothing from the spill. It takes the right admin on all datasets, is on record in the audit log, and does not begin while streams read.
+It writes nothing to the store, and of the spill takes some space for a moment and keeps 32 MiB at most. It takes the right admin on all datasets, is on record in the audit log, and does not begin while streams read.
 The server explains by these rates from then on, until streams show others.`
 }
 
@@ -172,18 +173,16 @@ func (m *serving) measure(ctx context.Context) error {
 			blob = col.Name
 		}
 	}
-	wheres := []string{""}
-	if m.found.SmallTo > 0 {
-		name := fmt.Sprintf("$env[%q]", blob+".size")
-		wheres = []string{fmt.Sprintf("%s <= %d", name, m.found.SmallTo), fmt.Sprintf("%s >= %d", name, m.found.LargeFrom)}
-	}
 	var parts []servedPart
-	for _, where := range wheres {
-		p, err := m.serve(ctx, schema.Request{Dataset: ref.Name, Snapshot: ref.Snapshot, Columns: []string{blob}, Where: where, Batch: 64, Shuffle: &schema.Shuffle{Seed: 1}})
+	for _, rows := range m.found.Positions {
+		p, err := m.serve(ctx, schema.Request{Dataset: ref.Name, Snapshot: ref.Snapshot, Columns: []string{blob}, Batch: 64}, rows)
 		if err != nil {
 			return err
 		}
 		parts = append(parts, p)
+	}
+	if len(parts) == 0 {
+		return fmt.Errorf("%s: %s has no rows to measure with", m.client.target, m.found.Dataset)
 	}
 	m.conclude(parts)
 	return nil
@@ -232,8 +231,9 @@ func (m *serving) cpu(ctx context.Context) (time.Duration, error) {
 	return time.Duration(now.CPU), err
 }
 
-// serve reads a request over some connections for a while.
-func (m *serving) serve(ctx context.Context, r schema.Request) (p servedPart, err error) {
+// serve reads some rows over some connections, each its own, again and again for a while. Each time is
+// a job of its own that comes to its end: the server is to keep nothing for another one.
+func (m *serving) serve(ctx context.Context, r schema.Request, positions []int64) (p servedPart, err error) {
 	before, err := actOne[flight.Stats](ctx, m.client, "stats", struct{}{})
 	if err != nil {
 		return p, err
@@ -243,22 +243,24 @@ func (m *serving) serve(ctx context.Context, r schema.Request) (p servedPart, er
 		return p, err
 	}
 	start := time.Now()
-	reading, cancel := context.WithTimeout(ctx, m.each)
-	defer cancel()
-	streams, reading := errgroup.WithContext(reading)
+	streams, reading := errgroup.WithContext(ctx)
 	rows, size := make([]int64, calibrateStreams), make([]int64, calibrateStreams)
 	for i := range calibrateStreams {
-		t := schema.Ticket{Request: r, Step: int64(i), Stride: calibrateStreams, Epochs: 1 << 20}
+		own := r
+		own.Selection = &schema.SelectionRef{}
+		for k := i; k < len(positions); k += calibrateStreams {
+			own.Selection.Positions = append(own.Selection.Positions, positions[k])
+		}
+		if len(own.Selection.Positions) == 0 {
+			continue
+		}
+		slices.Sort(own.Selection.Positions)
 		streams.Go(func() (err error) {
-			rows[i], size[i], err = m.drain(reading, t)
+			rows[i], size[i], err = m.drain(reading, schema.Ticket{Request: own}, start.Add(m.each))
 			return err
 		})
 	}
-	err = streams.Wait()
-	if ctx.Err() == nil && reading.Err() != nil {
-		err = nil // the time is up
-	}
-	if err != nil {
+	if err := streams.Wait(); err != nil {
 		return p, err
 	}
 	p.wall = time.Since(start)
@@ -272,42 +274,42 @@ func (m *serving) serve(ctx context.Context, r schema.Request) (p servedPart, er
 		p.bytes += float64(size[i])
 	}
 	now, err := actOne[flight.Stats](ctx, m.client, "stats", struct{}{})
-	if p.rows == 0 && err == nil {
-		err = fmt.Errorf("%s: no batch came within %s; --seconds gives it longer", m.client.target, m.each)
-	}
 	waited := func(s *flight.Stats) int64 { w := s.Server.Wait; return w.Store + w.Spill + w.Peer }
 	p.waited = float64(waited(&now)-waited(&before)) / float64(calibrateStreams*p.wall)
 	return p, err
 }
 
-// drain reads a ticket, of which nothing is decoded but how many rows came.
-func (m *serving) drain(ctx context.Context, t schema.Ticket) (rows, size int64, err error) {
+// drain reads a ticket again and again until a time, of which nothing is decoded but how many rows came.
+func (m *serving) drain(ctx context.Context, t schema.Ticket, until time.Time) (rows, size int64, err error) {
 	conn, err := m.client.dial()
 	if err != nil {
 		return 0, 0, err
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
-	stream, err := conn.DoGet(ctx, &arrowflight.Ticket{Ticket: t.Marshal()})
-	if err != nil {
-		return 0, 0, err
-	}
-	for {
-		data, err := stream.Recv()
-		if errors.Is(err, io.EOF) || ctx.Err() != nil {
-			return rows, size, nil
-		}
+	for again := true; again; again = time.Now().Before(until) {
+		stream, err := conn.DoGet(ctx, &arrowflight.Ticket{Ticket: t.Marshal()})
 		if err != nil {
 			return rows, size, err
 		}
-		var about struct {
-			Rows int64 `json:"rows"`
-		}
-		if len(data.GetAppMetadata()) > 0 {
-			if err := json.Unmarshal(data.GetAppMetadata(), &about); err != nil {
+		for {
+			data, err := stream.Recv()
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			if err != nil {
 				return rows, size, err
 			}
+			var about struct {
+				Rows int64 `json:"rows"`
+			}
+			if len(data.GetAppMetadata()) > 0 {
+				if err := json.Unmarshal(data.GetAppMetadata(), &about); err != nil {
+					return rows, size, err
+				}
+			}
+			rows += about.Rows
+			size += int64(len(data.GetDataBody()))
 		}
-		rows += about.Rows
-		size += int64(len(data.GetDataBody()))
 	}
+	return rows, size, nil
 }

@@ -162,13 +162,13 @@ func printExplained(w io.Writer, e *flight.Explained) error {
 // printRunning says what a job does that runs.
 func printRunning(w io.Writer, r *flight.Running) error {
 	fmt.Fprintf(w, "\nit runs since %s: %s, %s epoch\n", r.Since.Local().Format(time.DateTime), plural(int64(r.Streams), "stream"), r.Epoch)
-	t := table{numbers: []bool{false, true, true}}
-	t.add("", "PREDICTED", "MEASURED")
-	t.add("samples/s", count(r.Predicted), count(r.Samples))
+	t := table{numbers: []bool{false, true, true, true}}
+	t.add("", "PREDICTED", "AT THESE HITS", "MEASURED")
+	t.add("samples/s", count(r.Predicted), count(r.Expected), count(r.Samples))
 	if err := t.print(w); err != nil {
 		return err
 	}
-	fmt.Fprintf(w, "measured over %s: limited by the %s; waits for store %s, spill %s, nodes %s, encoding %s, consumer %s\n", seconds(r.Seconds), printable(r.Limit),
+	fmt.Fprintf(w, "hits %s, measured over %s: limited by the %s; waits for store %s, spill %s, nodes %s, encoding %s, consumer %s\n", percent(r.HitShare), seconds(r.Seconds), printable(r.Limit),
 		percent(&r.Wait.Store), percent(&r.Wait.Spill), percent(&r.Wait.Peer), percent(&r.Wait.Encode), percent(&r.Wait.Consumer))
 	if r.Parted {
 		fmt.Fprintln(w, "they have parted by more than 15 %")

@@ -96,6 +96,10 @@ func Of(r Rates, j Job) (*Prediction, error) {
 	return p, nil
 }
 
+// At says how a part of an epoch goes of whose rows a share comes from caches. Rates and job are
+// those of a prediction, which has checked them.
+func At(r Rates, j Job, hits float64) Epoch { return epoch(r, &j, min(max(hits, 0), 1)) }
+
 // epoch says what limits an epoch of which caches hold a share.
 func epoch(r Rates, j *Job, held float64) Epoch {
 	e := Epoch{HitShare: held, MovedShare: j.moved()}
