@@ -13,6 +13,7 @@ import (
 	"bowstring/fetch/admission"
 	"bowstring/fetch/calibrate"
 	"bowstring/fetch/predict"
+	"bowstring/fetch/tiers"
 	"bowstring/schema"
 )
 
@@ -113,17 +114,25 @@ func (e *Engine) storeSeen(r *Rates, at, calibrated time.Time, size float64) boo
 		r.Store.LatencyMS = ms(seen.Latency)
 		return true
 	}
+	now, ok := seenOf(r.Store, &seen, size)
+	r.Store = now
+	return ok
+}
+
+// seenOf is what was known of the store, made good by what was seen of it while the way there was
+// full, and whether that says anything of blobs of a size.
+func seenOf(s predict.Store, seen *tiers.Spell, size float64) (predict.Store, bool) {
+	known := s != predict.Store{}
 	mean := float64(seen.Bytes) / float64(max(seen.Reads, 1))
-	if r.Known() && (mean > ratesAlike*size || mean < size/ratesAlike) {
-		return false
+	if known && (mean > ratesAlike*size || mean < size/ratesAlike) {
+		return s, false
 	}
 	secs := seen.Full.Seconds()
 	reads, bytes := float64(seen.Reads)/secs, float64(seen.Bytes)/secs
-	r.Store.LatencyMS = ms(seen.Latency)
-	s := &r.Store
+	s.LatencyMS = ms(seen.Latency)
 	if s.ReadsPerS == 0 && s.BytesPerSec == 0 {
 		s.ReadsPerS, s.BytesPerSec = reads, bytes
-		return true
+		return s, true
 	}
 	// One point tells by how much the store is faster or slower than it was, and not of which
 	// of the two: the one that it is nearer to counts.
@@ -136,7 +145,7 @@ func (e *Engine) storeSeen(r *Rates, at, calibrated time.Time, size float64) boo
 	}
 	s.ReadsPerS *= factor
 	s.BytesPerSec *= factor
-	return true
+	return s, true
 }
 
 // hereSeen puts into r what was seen of the spill and of the processors since the engine was made, where

@@ -22,9 +22,9 @@ from server import HEADER, INDEX, Server
 CALIBRATED = "mixed"
 SIZES = {
     CALIBRATED: (600, (4_000, 200_000)),
-    "small": (3000, (20_000,)),
-    "photos": (900, (110_000,)),
-    "large": (300, (400_000,)),
+    "small": (6000, (20_000,)),
+    "photos": (1500, (110_000,)),
+    "large": (400, (400_000,)),
 }
 LINKS = {  # round trip and bytes a second of the store
     "near": ("5ms", 80_000_000),
@@ -32,7 +32,7 @@ LINKS = {  # round trip and bytes a second of the store
     "far": ("150ms", 40_000_000),
     "slow": ("30ms", 15_000_000),
 }
-CALIBRATE_S = 3
+CALIBRATE_S = 6
 AT_MOST_S = 60  # for a job
 CORES = 1  # that are left to the server: the other one is the consumers'
 
@@ -48,7 +48,7 @@ class Setting:
     epochs: int = 1
     pace_ms: float = 0
     cached: float = 0  # room in the spill, as a part of the dataset; 0: no spill
-    window: int = 256 * MIB
+    window: int = 64 * MIB
 
 
 SETTINGS = [
@@ -153,7 +153,7 @@ def predicted(server: Server, s: Setting, rates: dict[str, Any]) -> dict[str, An
 def measured(server: Server, s: Setting) -> tuple[float, str]:
     """Samples a second of the job, and what limited it, by its waits and by what the link carries."""
     ticket = request(s) | {"epochs": s.epochs}
-    streams = [{"ticket": ticket | {"rank": r}, "compute": s.pace_ms / 1000} for r in range(s.ranks)]
+    streams = [{"ticket": ticket | {"rank": r}, "compute": s.pace_ms / 1000, "ahead": 2} for r in range(s.ranks)]
     found = TimedReaders(server.url, AT_MOST_S, streams).run()
     rows = sum(f.rows for f in found)
     if rows != SIZES[s.dataset][0] * s.epochs:
@@ -163,7 +163,7 @@ def measured(server: Server, s: Setting) -> tuple[float, str]:
     wait, store = stats["server"]["wait_ns"], stats["engine"]
     if s.pace_ms and rows / seconds > 0.93 * s.batch / s.pace_ms * 1000:
         return rows / seconds, "consumer"
-    kinds = {"store": wait["store"], "spill": wait["spill"], "node": wait["encode"]}
+    kinds = {"store": wait["store"], "spill": wait["spill"], "node": wait["encode"], "consumer": wait["consumer"]}
     limit = max(kinds, key=lambda k: kinds[k])
     if limit == "store" and store["read_bytes"] / seconds > 0.6 * LINKS[s.link][1] * (1 - 0.4 * bool(s.cached)):
         limit = "link"

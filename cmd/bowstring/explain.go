@@ -28,11 +28,30 @@ type ExplainCmd struct {
 	Pace   time.Duration `placeholder:"DURATION" help:"What the ranks compute for a step, beside one another (default: nothing, they take what comes)."`
 	Epochs int64         `default:"1" placeholder:"N" help:"Epochs (default: ${default})."`
 	Nodes  int64         `placeholder:"N" help:"Nodes that own the dataset together (default: as many as there are)."`
-	Cache  *size         `placeholder:"SIZE" help:"Spill of each node (default: the server's); 0 for none."`
+	Cache  cacheSize     `placeholder:"SIZE" help:"Spill of each node, or none (default: the server's)."`
 	Window size          `placeholder:"SIZE" help:"Window memory of each node (default: the server's)."`
 	Rates  string        `type:"existingfile" placeholder:"FILE" help:"Rates that calibrate has written (default: what the server knows)."`
 	Look   time.Duration `default:"1s" placeholder:"DURATION" help:"For how long a job that runs is looked at, up to 10s (default: ${default})."`
 	JSON   bool          `name:"json" help:"Print a JSON object."`
+}
+
+// cacheSize is a size, or none.
+type cacheSize struct{ bytes *int64 }
+
+// UnmarshalText reads a size, or "none".
+func (c *cacheSize) UnmarshalText(text []byte) error {
+	var n size
+	if string(text) != "none" {
+		if err := n.UnmarshalText(text); err != nil {
+			return err
+		}
+		if n == 0 {
+			return nil // auto: the server's
+		}
+	}
+	b := int64(n)
+	c.bytes = &b
+	return nil
 }
 
 // Help says what is told.
@@ -82,11 +101,7 @@ type explainBody struct {
 func (c *ExplainCmd) Run(ctx context.Context, app *App) error {
 	body := explainBody{
 		Request: c.request(), PaceMS: float64(c.Pace) / float64(time.Millisecond), Epochs: c.Epochs, Nodes: c.Nodes,
-		WindowBytes: int64(c.Window), LookMS: c.Look.Milliseconds(),
-	}
-	if c.Cache != nil {
-		n := int64(*c.Cache)
-		body.CacheBytes = &n
+		CacheBytes: c.Cache.bytes, WindowBytes: int64(c.Window), LookMS: c.Look.Milliseconds(),
 	}
 	if c.Rates != "" {
 		r, err := readRates(c.Rates)

@@ -73,13 +73,18 @@ type Result struct {
 const (
 	// rungTrips is how many round trips, and rungLeast how long, a number of reads in flight
 	// is kept up.
-	rungTrips = 4
+	rungTrips = 3
 	rungLeast = 100 * time.Millisecond
 	// grows is by how much the rate has to grow with twice the reads in flight not to be taken
 	// for all there is; so many rungs in a row have to have shown less.
 	grows     = 1.1
 	plateau   = 2
 	latencyOf = 16 // reads that latency is the median of
+	// The first rung has few reads in flight, or more where the store is not near. While twice as
+	// many bring soaring times as much, four times as many come next.
+	fewReads, moreReads = 4, 16
+	nearStore           = time.Millisecond
+	soaring             = 1.7
 	// Small blobs show reads a second and large ones bytes a second, if they differ in size by
 	// apart at least.
 	apart = 2
@@ -128,31 +133,36 @@ func Store(ctx context.Context, get Get, refs []schema.BlobRef, opts Options) (*
 }
 
 // conclude says what limits: reads where small blobs come with far fewer bytes a second than
-// large ones, bytes where large ones come in far smaller numbers than small ones.
+// large ones, bytes where large ones come in far smaller numbers than small ones. What nothing
+// showed to be a limit is not known.
 func (r *Result) conclude(found []ladder) {
 	small, large := found[0], found[len(found)-1]
-	reads := Uncertain{Spread: small.spread, AtLeast: !small.flat, Samples: small.reads}
-	bytes := Uncertain{Spread: large.spread, AtLeast: !large.flat, Samples: large.reads}
-	r.Store.ReadsPerS, r.Store.BytesPerSec = small.readRate, large.byteRate
+	reads := Uncertain{Spread: small.spread, AtLeast: true, Samples: small.reads}
+	bytes := Uncertain{Spread: large.spread, AtLeast: true, Samples: large.reads}
 	byBytes, byReads := small.byteRate > 0.7*large.byteRate, large.readRate > 0.7*small.readRate
+	const another = "the rate still grew when the time was up, or as much was in flight as may be; there were %.4g a second"
 	switch {
+	case !small.flat:
+		reads.Why = fmt.Sprintf(another, small.readRate)
 	case len(found) == 1:
-		reads.AtLeast, bytes.AtLeast = true, true
+		r.Store.ReadsPerS, r.Store.BytesPerSec = small.readRate, large.byteRate
 		reads.Why = "all blobs are of about one size: which of the two limits was not to be seen"
 		bytes.Why = reads.Why
 	case byBytes && !byReads:
-		r.Store.ReadsPerS = 0
-		reads = Uncertain{}
+		reads.Why = fmt.Sprintf("not seen: bytes were the limit, at %.4g a second", small.readRate)
+	default:
+		r.Store.ReadsPerS, reads.AtLeast = small.readRate, false
+	}
+	switch {
+	case !large.flat:
+		bytes.Why = fmt.Sprintf(another, large.byteRate)
+	case len(found) == 1:
 	case byReads && !byBytes:
-		r.Store.BytesPerSec = 0
-		bytes = Uncertain{}
+		bytes.Why = fmt.Sprintf("not seen: reads were the limit, at %.4g a second", large.byteRate)
+	default:
+		r.Store.BytesPerSec, bytes.AtLeast = large.byteRate, false
 	}
-	if r.Store.ReadsPerS > 0 {
-		r.Uncertain["store.reads_per_s"] = reads
-	}
-	if r.Store.BytesPerSec > 0 {
-		r.Uncertain["store.bytes_per_s"] = bytes
-	}
+	r.Uncertain["store.reads_per_s"], r.Uncertain["store.bytes_per_s"] = reads, bytes
 }
 
 func meanSize(refs []schema.BlobRef) float64 {
@@ -222,33 +232,37 @@ func (p *prober) climb(refs []schema.BlobRef, latency, limit time.Duration, clas
 	mean := max(meanSize(refs), 1)
 	most := max(min(p.opts.Reads, int(float64(p.opts.Bytes)/mean)), 1)
 	end := time.Now().Add(limit)
-	still := 0
-	for inFlight := 4; ; inFlight *= 2 {
+	inFlight, still := fewReads, 0
+	if latency >= nearStore {
+		inFlight = moreReads
+	}
+	for {
 		n, bytes, took, err := p.rung(refs, min(inFlight, most), latency, class)
 		if err != nil {
 			return l, err
 		}
 		rate := float64(n) / took.Seconds()
+		grew := rate / max(l.readRate, 1e-9)
 		l.reads += n
-		if rate < grows*l.readRate {
+		if grew < grows {
 			still++
 		} else {
 			still = 0
 		}
+		l.flat = still > 0
 		rates = append(rates, rate)
 		if rate > l.readRate {
 			l.readRate, l.byteRate = rate, float64(bytes)/took.Seconds()
 		}
-		if still == plateau {
-			l.flat = true
+		if still == plateau || inFlight >= most || time.Now().After(end) {
 			break
 		}
-		if inFlight >= most || time.Now().After(end) {
-			break
+		if inFlight *= 2; grew > soaring {
+			inFlight *= 2
 		}
 	}
 	// Of the last rungs: those before had less in flight than the way carries.
-	last := rates[max(0, len(rates)-1-plateau):]
+	last := rates[max(0, len(rates)-plateau):]
 	l.spread = (slices.Max(last) - slices.Min(last)) / slices.Max(last)
 	return l, nil
 }

@@ -190,9 +190,8 @@ func (j *Job) moved() float64 {
 
 const (
 	// A record batch takes an eighth of the memory at most, and while one is put together and
-	// sent, half as much again is of no use to reads.
+	// sent, it is of no use to reads.
 	batchShare = 1.0 / 8
-	batchIdle  = 1.5
 	// readOverhead is what a read takes of the window beside its bytes.
 	readOverhead = 2 << 10
 )
@@ -202,7 +201,7 @@ func (j *Job) inWindow() float64 {
 	window := float64(j.WindowBytes)
 	step := float64(j.Batch) / float64(j.Nodes) * j.RowBytes // of a node
 	batch := min(step, float64(j.BatchBytes)*math.Ceil(float64(j.Ranks)/float64(j.Nodes)), batchShare*window)
-	return over(float64(j.Nodes)*(window-batchIdle*batch), j.RowBytes)
+	return over(float64(j.Nodes)*(window-batch), j.RowBytes)
 }
 
 const (

@@ -47,7 +47,7 @@ func TestLimits(t *testing.T) {
 		{"link", func(*Rates, *Job) {}, ByLink, 200e6 / 110e3},
 		{"reads", func(r *Rates, j *Job) { r.Store.ReadsPerS, j.PaceMS = 900, 0 }, ByStore, 900},
 		{"consumer", func(_ *Rates, j *Job) { j.PaceMS = 2000 }, ByConsumer, 512},
-		{"window", func(_ *Rates, j *Job) { j.WindowBytes, j.Batch, j.PaceMS = 2<<20, 1, 0 }, ByStore, (float64(2<<20) - 1.5*110e3) / 110e3 / 0.020},
+		{"window", func(_ *Rates, j *Job) { j.WindowBytes, j.Batch, j.PaceMS = 2<<20, 1, 0 }, ByStore, (float64(2<<20) - 110e3) / 110e3 / 0.020},
 		{"reads in flight", func(r *Rates, j *Job) { r.Store = Store{LatencyMS: 8192}; j.WindowBytes = 1 << 40; j.PaceMS = 0 }, ByStore, 500},
 		{"spill", func(r *Rates, j *Job) { j.HeldBytes, r.Spill.ReadBytesPerSec, j.PaceMS = 110e9, 110e6, 0 }, BySpill, 1000},
 		{"node", func(r *Rates, j *Job) { r.Node = Node{MicrosPerSample: 2000, Cores: 1}; j.PaceMS = 0 }, ByNode, 500},
@@ -92,8 +92,8 @@ func TestLaterEpochs(t *testing.T) {
 }
 
 func TestFirstBatch(t *testing.T) {
-	r, j := usual()
-	r = Rates{Store: Store{LatencyMS: 100}}
+	_, j := usual()
+	r := Rates{Store: Store{LatencyMS: 100}}
 	for batch, trips := range map[int64]float64{1: 1, 256: 1, 257: 2, 768: 2, 769: 3} {
 		j.Batch = batch
 		if got := predicted(t, r, j).FirstBatchMS; math.Abs(got-100*trips) > 1e-6 {
