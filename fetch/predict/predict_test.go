@@ -124,6 +124,9 @@ func random(rng *rand.Rand) (Rates, Job) {
 		PaceMS: draw(1, 5000), Nodes: 1 << rng.IntN(7), Local: rng.IntN(2) == 0, Strict: rng.IntN(2) == 0,
 		CacheBytes: n(1 << 40), WindowBytes: 1<<20 + n(1<<33), BatchBytes: 16 << 20, Lookups: n(3),
 	}
+	if rng.IntN(20) == 0 {
+		j.RowBytes, j.RowReads = j.RowBytes*float64(rng.IntN(2)), float64(rng.IntN(2))
+	}
 	j.HeldBytes = int64(rng.Float64() * 1.2 * float64(j.Rows) * j.RowBytes * float64(rng.IntN(2)))
 	return r, j
 }
@@ -137,6 +140,9 @@ func TestMonotone(t *testing.T) {
 	for range 500 {
 		r, j := random(rng)
 		before := predicted(t, r, j)
+		if _, err := json.Marshal(before); err != nil { // JSON has no infinity
+			t.Fatalf("%v: %+v %+v", err, r, j)
+		}
 		for i, f := range r.fields() {
 			if *f.at == 0 {
 				continue // more than what is not known is less
