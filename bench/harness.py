@@ -202,7 +202,7 @@ class TimedReaders:
 
     The client process is ready and connected before the clock starts. A stream is `{"ticket": {...}}` with `"stall":
     true` if it is to take one batch and no more, `"batches"` if it ends after so many, `"compute"` if it sleeps so
-    many seconds after each, and `"tenant"` if it is on that one's account.
+    many seconds after each, `"ahead"` if so many are received meanwhile, and `"tenant"` if it is on that one's account.
     """
 
     def __init__(self, url: str, seconds: float, streams: list[dict[str, Any]]) -> None:

@@ -13,6 +13,8 @@
 //   - plan, where: the order of an epoch and who gets what of it; expressions over metadata. Both are pure
 //   - members: which nodes a cluster has, and which layout an epoch
 //   - layout: which node owns which blob. Pure, too
+//   - calibrate: how fast a store is, by reading it
+//   - predict: how fast a job will be served, from measured rates. Pure, too
 //
 // It knows nothing of gRPC or Arrow Flight.
 package fetch

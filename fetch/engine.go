@@ -133,6 +133,8 @@ type Engine struct {
 	jobs   *jobs.Jobs
 	ahead  *lookahead.Ahead // nil without a spill
 	set    *streams.Set
+
+	calibrated calibrated
 }
 
 // NewEngine returns an engine over s, which stays the caller's to close, after

@@ -20,6 +20,7 @@ type access struct {
 	dataset  string
 	snapshot int64
 	plan     string
+	group    string // what is the same in the plans of all epochs
 	right    rules.Right
 	decision rules.Decision
 	refused  bool // it was not let do it
@@ -49,6 +50,7 @@ const (
 	auditUntag   = audit.Untag
 	auditCollect = audit.Collect
 	auditCancel  = audit.Cancel
+	auditMeasure = audit.Measure
 )
 
 // change is something that a call is about to change, and what became of it.

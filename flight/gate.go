@@ -174,7 +174,7 @@ func (s *Server) open(ctx context.Context, req schema.Request, right rules.Right
 		job.Close()
 		return nil, err
 	}
-	used(ctx, access{dataset: req.Dataset, snapshot: job.Request().Snapshot, right: right, decision: d, plan: job.ID()})
+	used(ctx, access{dataset: req.Dataset, snapshot: job.Request().Snapshot, right: right, decision: d, plan: job.ID(), group: job.Group()})
 	// Whoever changes the rules ends what is noted by now; this is what is not.
 	if !s.decide(ctx, req.Dataset).Same(d) {
 		job.Close()

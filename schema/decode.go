@@ -140,6 +140,12 @@ func decodeValue(path string, raw []byte, v reflect.Value) error {
 		} else {
 			v.SetUint(n)
 		}
+	case reflect.Float64:
+		n, err := strconv.ParseFloat(string(raw), 64)
+		if err != nil || n < 0 { // also a string, and what is too large
+			return wrongType(path, raw, "a number from 0")
+		}
+		v.SetFloat(n)
 	case reflect.Slice:
 		if v.Type().Elem().Kind() == reflect.Uint8 {
 			return decodeBytes(path, raw, v)

@@ -21,6 +21,9 @@ type (
 		Bits  []byte            `json:"bits"`
 		Inner *inner            `json:"inner"`
 	}
+	number struct {
+		X float64 `json:"x"`
+	}
 	embedded struct {
 		Seed uint64 `json:"seed"`
 	}
@@ -90,6 +93,12 @@ func TestDecodeJSON(t *testing.T) {
 		{`{"media": {"a b": 1}}`, &decoded{}, nil, `media."a b": got 1, want a string`},
 		{`{"media": {"a": "b", "a": "c"}}`, &decoded{}, nil, `media.a: got it a second time, "c", want each field at most once`},
 		{`{"x": 1}`, &struct{}{}, nil, "x: got an unknown field, want no fields"},
+		{`{"x": 1.5e3}`, &number{}, number{1500}, ""},
+		{`{"x": 0}`, &number{}, number{}, ""},
+		{`{"x": -1}`, &number{}, nil, "x: got -1, want a number from 0"},
+		{`{"x": 1e999}`, &number{}, nil, "x: got 1e999, want a number from 0"},
+		{`{"x": "1"}`, &number{}, nil, `x: got "1", want a number from 0`},
+		{`{"x": null}`, &number{}, nil, "x: got null, want a number from 0"},
 	} {
 		err := DecodeJSON("body", []byte(tt.in), tt.into)
 		if tt.err != "" {
@@ -106,9 +115,9 @@ func TestDecodeJSON(t *testing.T) {
 	}
 	// A field that there is no rule for is a mistake of ours.
 	if err := DecodeJSON("body", []byte(`{"x": 1}`), &struct {
-		X float64 `json:"x"`
+		X int8 `json:"x"`
 	}{}); err == nil || errors.Is(err, ErrInvalid) {
-		t.Errorf("a float: got %v, want an error that is not the client's", err)
+		t.Errorf("a byte: got %v, want an error that is not the client's", err)
 	}
 }
 

@@ -131,6 +131,11 @@ func ParseRequest(b []byte) (Request, error) {
 	if err := DecodeJSON("request", b, &r); err != nil {
 		return Request{}, err
 	}
+	return r.Checked()
+}
+
+// Checked is ParseRequest of a request that was decoded as a part of something else.
+func (r Request) Checked() (Request, error) {
 	r.Selection.sort()
 	if err := r.Check(); err != nil {
 		return Request{}, err

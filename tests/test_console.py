@@ -207,6 +207,27 @@ def test_samples(served: Served, page: Page) -> None:
     accessible(page)
 
 
+def test_explain(served: Served, page: Page) -> None:
+    page.goto(served.url + "#/dataset/photos/explain")
+    expect(page.get_by_role("alert")).to_contain_text("nothing is known of how fast this server's store is")
+    with fl.connect(served.node.url) as client:
+        rates = {"store": {"latency_ms": 20, "bytes_per_s": 1_000_000}}
+        list(client.do_action(("calibrate", json.dumps({"rates": rates}).encode())))
+        page.get_by_label("Epochs").fill("3")
+        page.get_by_role("button", name="Explain").click()
+        expect(page.get_by_role("region", name="Prediction")).to_contain_text("link: store.bytes_per_s")
+        expect(page.get_by_role("region", name="Epochs, and more nodes").get_by_role("row")).to_have_count(7)
+        expect(page.get_by_role("region", name="It runs")).to_have_count(0)
+        accessible(page)
+        # A job of the same request runs, whose consumer takes one batch and no more.
+        reader = client.do_get(ticket(dataset="photos", snapshot=1, batch=64, epochs=1000))
+        reader.read_chunk()
+        page.get_by_role("button", name="Explain").click()
+        expect(page.get_by_role("region", name="It runs")).to_contain_text("Beside the prediction")
+        accessible(page)
+        reader.cancel()
+
+
 def test_sample_and_its_history(served: Served, page: Page) -> None:
     page.goto(served.url + "#/dataset/photos/samples")
     page.locator(".tile").first.click()

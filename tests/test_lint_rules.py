@@ -14,6 +14,8 @@ FORBIDDEN = [
     ("schema", "bowstring/spill", "schema says what everything is called"),
     ("fetch/plan", "bowstring/spill", "fetch/plan is pure"),
     ("fetch/layout", "bowstring/fetch/plan", "fetch/layout says who owns what"),
+    ("fetch/predict", "bowstring/fetch/jobs", "fetch/predict is a model in closed form"),
+    ("fetch/calibrate", "bowstring/fetch/store", "fetch/calibrate is told how blobs are read"),
     ("fetch/members", "bowstring/fetch/store", "fetch/members says which nodes there are"),
     ("flight/samenode", "bowstring/flight/rules", "flight/samenode shares memory"),
     ("fetch/where", "bowstring/fetch", "fetch/where turns an expression"),

@@ -65,6 +65,7 @@ type flow struct {
 	startup  bool
 	round    time.Time     // when the round began
 	returned int64         // bytes that came back in it
+	answers  int64         // reads that did
 	quickest time.Duration // the least latency in it
 
 	latency      time.Duration // the least of late; 0: not known
@@ -72,6 +73,8 @@ type flow struct {
 	probed       time.Time     // when the last probe began, or the path was empty in it
 	probing      bool
 	emptied      bool // in this probe, no more is in flight than the path holds
+
+	past past
 }
 
 func (f *flow) init(maxReads int) {
@@ -134,6 +137,7 @@ func (f *flow) completed(now time.Time, n int64, took time.Duration) {
 	f.used -= n
 	f.reads--
 	f.returned += n
+	f.answers++
 	if f.latency == 0 || took < f.latency {
 		f.latency = took
 	}
@@ -145,7 +149,7 @@ func (f *flow) completed(now time.Time, n int64, took time.Duration) {
 	}
 	switch {
 	case f.round.IsZero():
-		f.round, f.probed, f.returned = now, now, 0
+		f.round, f.probed, f.returned, f.answers = now, now, 0, 0
 	case now.Sub(f.round) >= max(flowRound, f.latency):
 		f.nextRound(now)
 	}
@@ -153,7 +157,12 @@ func (f *flow) completed(now time.Time, n int64, took time.Duration) {
 
 // nextRound draws its conclusions from a round.
 func (f *flow) nextRound(now time.Time) {
-	rate := float64(f.returned) / now.Sub(f.round).Seconds()
+	took := now.Sub(f.round)
+	rate := float64(f.returned) / took.Seconds()
+	if f.startup || f.probing || !f.gated {
+		took = 0 // it shows less than the path carries
+	}
+	f.past.add(now, took, f.answers, f.returned-f.answers*readOverhead, f.latency)
 	if f.startup {
 		f.rate = max(f.rate, rate)
 		if f.gated {
@@ -170,7 +179,7 @@ func (f *flow) nextRound(now time.Time) {
 		}
 		f.limit = int64(gain * f.rate * f.latency.Seconds())
 	}
-	f.round, f.returned, f.quickest, f.gated = now, 0, 0, false
+	f.round, f.returned, f.answers, f.quickest, f.gated = now, 0, 0, 0, false
 }
 
 // fill ends the start when the path is full.

@@ -12,6 +12,7 @@ const (
 	Untag   = "untag"   // a name is removed
 	Collect = "collect" // garbage is collected
 	Cancel  = "cancel"  // streams are ended
+	Measure = "measure" // rates of store and disks are measured, or set
 	Deny    = "deny"    // the rules refused a call
 	Dropped = "dropped" // so many reads were not recorded; see Event.Count
 )

@@ -417,6 +417,32 @@ def test_warm(imported: Path, binary: Path, tmp_path: Path, capfd: pytest.Captur
         assert dict(photos.explain().lines)["spill"].startswith("270 blobs, 26")
 
 
+def test_explain(imported: Path, binary: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(imported, store)
+    rates = {"store": {"latency_ms": 5, "bytes_per_s": 1_000_000}, "uncertainty": {}}
+    with Node(binary, store, log=tmp_path / "log") as node:
+        client = bowstring.connect(node.url)
+        photos = client.dataset("photos", split="train").columns(["image"]).shuffle(2)
+        with pytest.raises(bowstring.NotFound, match="nothing is known"):
+            client.explain(photos)
+        said = client.explain(photos, batch=16, world_size=2, epochs=3, pace=0.01, cache_bytes=0, nodes=2, rates=rates)
+        assert said.limit == "link"
+        assert said.because == "store.bytes_per_s"
+        assert said.running is None
+        assert said.answer["conditions"]["rows"] == 270
+        assert said.first_batch_s > 0.005
+        assert "limited by the link" in str(said)
+        client.action("calibrate", rates={"store": rates["store"]})
+        with photos.batches(16, epoch=0, epochs=100) as batches:
+            next(batches)
+            running = client.explain(photos, batch=16, look=0).running
+            assert running is not None
+            assert running["streams"] == 1
+        with pytest.raises(bowstring.InvalidRequest, match="look_ms"):
+            client.explain(photos, look=60)
+
+
 def test_stats_count_streams(here: bowstring.Client) -> None:
     with here.dataset("photos").batches(1, epochs=1000) as batches:
         next(batches)

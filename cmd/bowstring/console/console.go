@@ -82,7 +82,7 @@ func New(opts Options) (*Console, error) {
 	c.mux.HandleFunc("GET /console/api/live", c.live)
 	for path, f := range map[string]func(*query) error{
 		"datasets": (*query).datasets, "dataset": (*query).dataset, "samples": (*query).samples,
-		"summary": (*query).summary, "history": (*query).history, "blob": (*query).blob,
+		"summary": (*query).summary, "history": (*query).history, "blob": (*query).blob, "explain": (*query).explain,
 	} {
 		c.mux.HandleFunc("GET /console/api/"+path, c.data(f))
 	}

@@ -35,6 +35,7 @@ from bowstring.errors import (
     Unsupported,
 )
 from bowstring.exchange import Exchange
+from bowstring.forecast import Forecast
 from bowstring.plan import Plan, RankPlan
 from bowstring.preview import Explanation, Preview
 from bowstring.stream import Batches
@@ -57,6 +58,7 @@ __all__ = [
     "Datasets",
     "Exchange",
     "Explanation",
+    "Forecast",
     "IngestResult",
     "InvalidRequest",
     "LimitExceeded",

@@ -13,6 +13,7 @@ from bowstring._wire import progress_bar
 from bowstring.connection import Connection, Tls
 from bowstring.dataset import Dataset, snapshot_named
 from bowstring.errors import ServerError
+from bowstring.forecast import Forecast
 from bowstring.plan import Plan
 from bowstring.preview import datasets_html
 
@@ -151,6 +152,46 @@ class Client(Connection):
             raise ServerError(f"warm ended before it was done: {last}")
         names = ("job", "rows", "seen", "there", "stored", "bytes", "failed", "full")
         return WarmResult(**{name: last[name] for name in names})
+
+    def explain(
+        self,
+        dataset: Dataset,
+        *,
+        batch: int | None = None,
+        world_size: int = 1,
+        epoch: int = 0,
+        epochs: int = 1,
+        pace: float = 0,
+        nodes: int | None = None,
+        cache_bytes: int | None = None,
+        window_bytes: int | None = None,
+        rates: dict[str, Any] | None = None,
+        look: float = 1,
+    ) -> Forecast:
+        """How a job will run, by measured rates; and if one of the same request runs, what it does.
+
+        [NotFound][bowstring.NotFound] if the server knows no rates yet: `bowstring calibrate` measures them.
+
+        Args:
+            dataset: What the job reads, in which order.
+            batch: Rows of a global batch.
+            world_size: Ranks that share it.
+            epoch: The first epoch.
+            epochs: How many epochs the job has.
+            pace: Seconds that the ranks compute for a step, beside one another; 0 for no time at all.
+            nodes: Nodes that own the dataset together; without it, those that there are.
+            cache_bytes: The spill of each; without it, the server's.
+            window_bytes: The window memory of each; without it, the server's.
+            rates: Rates instead of what the server knows, as `bowstring calibrate` writes them.
+            look: Seconds that a job which runs is looked at.
+        """
+        body = dataset.request(batch=batch, world_size=world_size, epoch=epoch)
+        given = {"nodes": nodes, "cache_bytes": cache_bytes, "window_bytes": window_bytes}
+        body.update({field: value for field, value in given.items() if value is not None})
+        if rates is not None:
+            body["rates"] = {part: rates[part] for part in ("store", "spill", "node", "network") if part in rates}
+        body.update(pace_ms=1000 * pace, epochs=epochs, look_ms=round(1000 * look))
+        return Forecast._of(self.action("explain", **body)[0])
 
     def drop(self, name: str, snapshot: int | str | None = None) -> list[int]:
         """Drop a snapshot, or without its number the whole dataset. Returns the numbers of those dropped.

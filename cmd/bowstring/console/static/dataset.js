@@ -4,8 +4,9 @@ import { el, fill, bytes, count, date, card, table } from "./dom.js";
 import { link, failed } from "./datasets.js";
 import { samples } from "./samples.js";
 import { distribution } from "./distribution.js";
+import { explain } from "./explain.js";
 
-const tabs = { "": "Overview", samples: "Samples", values: "Values", snapshots: "Snapshots" };
+const tabs = { "": "Overview", samples: "Samples", values: "Values", explain: "Explain", snapshots: "Snapshots" };
 
 export function dataset(main, [name, tab = ""], parameters) {
   const stop = new AbortController();
@@ -22,7 +23,7 @@ export function dataset(main, [name, tab = ""], parameters) {
     const tagged = (n) => about.tags.filter((t) => t.snapshot === n).map((t) => t.tag);
     const newest = Math.max(...about.snapshots);
     fill(chooser, about.snapshots.slice().reverse().map((n) => el("option", { value: n === newest ? "" : n, selected: n === about.snapshot }, "@" + n + (n === newest ? " newest" : "") + tagged(n).map((t) => " " + t).join(""))));
-    const views = { "": overview, samples, values: distribution, snapshots };
+    const views = { "": overview, samples, values: distribution, explain, snapshots };
     const show = Object.hasOwn(views, tab) ? views[tab] : overview;
     inner = show(body, about, name, tagged) || inner;
   }).catch((e) => failed(body, e));

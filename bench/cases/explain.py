@@ -1,0 +1,200 @@
+"""explain: jobs in settings that nobody calibrated for, beside what was said of them before they ran."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as fl
+from harness import MIB, Context, Figure, Result, TimedReaders, emit, go_benchmark, median
+from node import Node
+from server import HEADER, INDEX, Server
+
+# Datasets: rows and bytes of a sample. Blobs are read of the first alone to calibrate.
+CALIBRATED = "mixed"
+SIZES = {
+    CALIBRATED: (600, (4_000, 200_000)),
+    "small": (6000, (20_000,)),
+    "photos": (1500, (110_000,)),
+    "large": (400, (400_000,)),
+}
+LINKS = {  # round trip and bytes a second of the store
+    "near": ("5ms", 80_000_000),
+    "middle": ("30ms", 40_000_000),
+    "far": ("150ms", 40_000_000),
+    "slow": ("30ms", 15_000_000),
+}
+CALIBRATE_S = 6
+AT_MOST_S = 60  # for a job
+CORES = 1  # that are left to the server: the other one is the consumers'
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A job, and what it runs on."""
+
+    link: str
+    dataset: str
+    batch: int = 64
+    ranks: int = 1
+    epochs: int = 1
+    pace_ms: float = 0
+    cached: float = 0  # room in the spill, as a part of the dataset; 0: no spill
+    window: int = 64 * MIB
+
+
+SETTINGS = [
+    Setting("near", "photos", pace_ms=0),
+    Setting("near", "photos", pace_ms=150),
+    Setting("near", "small", batch=256, ranks=2),
+    Setting("near", "large", batch=16, pace_ms=30),
+    Setting("near", "photos", epochs=3, cached=0.5),
+    Setting("middle", "photos"),
+    Setting("middle", "small", batch=128, pace_ms=100),
+    Setting("middle", "large", batch=32, ranks=4),
+    Setting("middle", "photos", epochs=3, cached=0.3, pace_ms=60),
+    Setting("middle", "photos", epochs=4, cached=1.2, pace_ms=120),
+    Setting("middle", "small", batch=100, epochs=3, cached=0.6, ranks=2),
+    Setting("far", "photos", batch=128),
+    Setting("far", "small", batch=32, pace_ms=20),
+    Setting("far", "large", batch=8, pace_ms=200),
+    Setting("far", "small", window=2 * MIB),
+    Setting("far", "photos", window=4 * MIB, batch=16),
+    Setting("slow", "photos", epochs=2, cached=0.5, ranks=2),
+    Setting("slow", "small", batch=256, pace_ms=150),
+    Setting("slow", "large", batch=16, pace_ms=600),
+    Setting("slow", "small", epochs=3, cached=1.2, pace_ms=50),
+]
+
+
+def put(url: str, name: str) -> None:
+    """Upload a dataset of random bytes."""
+    rows, sizes = SIZES[name]
+    table = pa.table(
+        {
+            "key": pa.array([f"{i:06d}" for i in range(rows)]),
+            "image": pa.array([os.urandom(sizes[i % len(sizes)]) for i in range(rows)], pa.large_binary()),
+        }
+    )
+    command = {"put": {"dataset": name, "key": "key", "blobs": ["image"]}}
+    with fl.connect(url) as client:
+        writer, reader = client.do_put(fl.FlightDescriptor.for_command(json.dumps(command)), table.schema)
+        with writer:
+            for batch in table.to_batches(max_chunksize=64):
+                writer.write_batch(batch)
+            writer.done_writing()
+            while reader.read() is not None:
+                pass
+
+
+def stored(context: Context) -> Path:
+    """A store with the datasets."""
+    store = context.folder / "store-explain"
+    if not store.exists():
+        with Node(context.binary, store) as node:
+            for name in SIZES:
+                put(node.url, name)
+    return store
+
+
+@contextlib.contextmanager
+def served(context: Context, store: Path, s: Setting) -> Iterator[Server]:
+    """A server of its own for a setting, with nothing in its spill."""
+    rtt, bandwidth = LINKS[s.link]
+    flags = [f"--window-memory={s.window}B"]
+    with contextlib.ExitStack() as stack:
+        if s.cached:
+            rows, sizes = SIZES[s.dataset]
+            folder = context.folder / f"spill-{time.monotonic_ns()}"
+            size = round(INDEX + s.cached * rows * (max(sizes) + HEADER))
+            flags += [f"--spill={folder}", f"--spill-bytes={size}B", f"--spill-min-bytes={size}B"]
+        yield stack.enter_context(Server(context.binary, store, *flags, rtt=rtt, bandwidth=f"{bandwidth}B"))
+
+
+def calibrated(context: Context, store: Path, link: str) -> dict[str, Any]:
+    """The rates that calibrate finds of a link."""
+    with served(context, store, Setting(link, CALIBRATED, cached=1)) as server:
+        out = context.bowstring(
+            "calibrate", server.url, f"--dataset={CALIBRATED}", f"--seconds={CALIBRATE_S}", "--json"
+        )
+    found: dict[str, Any] = json.loads(out)
+    rates = {name: found[name] for name in ("store", "spill", "node", "network")}
+    rates["node"]["cores"] = min(rates["node"]["cores"], CORES)
+    rates["network"].pop("bytes_per_s", None)  # of this machine to itself: the processors are the limit
+    return rates
+
+
+def request(s: Setting) -> dict[str, Any]:
+    """The job's request."""
+    asked: dict[str, Any] = {"dataset": s.dataset, "columns": ["image"], "batch": s.batch}
+    asked["shuffle"] = {"seed": 5, "epoch": 0}
+    if s.ranks > 1:
+        asked["world"] = {"size": s.ranks}
+    return asked
+
+
+def predicted(server: Server, s: Setting, rates: dict[str, Any]) -> dict[str, Any]:
+    """What is said of the job before it runs."""
+    body = request(s) | {"pace_ms": s.pace_ms, "epochs": s.epochs, "rates": rates}
+    with fl.connect(server.url) as client:
+        (answer,) = client.do_action(("explain", json.dumps(body).encode()))
+        found: dict[str, dict[str, Any]] = json.loads(answer.body.to_pybytes())
+    return found["prediction"]
+
+
+def measured(server: Server, s: Setting) -> tuple[float, str]:
+    """Samples a second of the job, and what limited it, by its waits and by what the link carries."""
+    ticket = request(s) | {"epochs": s.epochs}
+    streams = [{"ticket": ticket | {"rank": r}, "compute": s.pace_ms / 1000, "ahead": 2} for r in range(s.ranks)]
+    found = TimedReaders(server.url, AT_MOST_S, streams).run()
+    rows = sum(f.rows for f in found)
+    if rows != SIZES[s.dataset][0] * s.epochs:
+        raise RuntimeError(f"{rows} rows came of {s} within {AT_MOST_S} s")
+    seconds = max(f.marks[-1][0] for f in found) + s.pace_ms / 1000  # the last step is computed, too
+    stats = server.stats()
+    wait, store = stats["server"]["wait_ns"], stats["engine"]
+    if s.pace_ms and rows / seconds > 0.93 * s.batch / s.pace_ms * 1000:
+        return rows / seconds, "consumer"
+    kinds = {"store": wait["store"], "spill": wait["spill"], "node": wait["encode"], "consumer": wait["consumer"]}
+    limit = max(kinds, key=lambda k: kinds[k])
+    if limit == "store" and store["read_bytes"] / seconds > 0.6 * LINKS[s.link][1] * (1 - 0.4 * bool(s.cached)):
+        limit = "link"
+    return rows / seconds, limit
+
+
+def run(context: Context) -> Result:
+    """Calibrate each link once, then explain and run each setting on a server of its own."""
+    store = stored(context)
+    rates = {}
+    for link in LINKS:
+        rates[link] = calibrated(context, store, link)
+        emit(case="explain", link=link, rates=rates[link])
+    errors, right = [], 0
+    for s in SETTINGS:
+        with served(context, store, s) as server:
+            said = predicted(server, s, rates[s.link])
+            rate, limit = measured(server, s)
+        error = abs(said["samples_per_s"] / rate - 1)
+        errors.append(error)
+        right += said["limit"] == limit
+        of = {"said": said["samples_per_s"], "measured": rate, "error": error}
+        emit(case="explain", setting=vars(s), **of, said_limit=said["limit"], limit=limit)
+    errors.sort()
+    table = go_benchmark(context, "explain", "./fetch/predict", "BenchmarkHiPC", "-benchtime=1x")
+    return Result(
+        "explain",
+        [
+            Figure("error_p90", errors[math.ceil(0.9 * len(errors)) - 1], at_most=0.15),
+            Figure("limits_right", right, at_least=18),
+            Figure("table_error", table["table_error"], at_most=0.1),
+        ],
+        details={"settings": len(SETTINGS), "error_median": median(errors), "error_max": errors[-1]},
+    )

@@ -1,0 +1,377 @@
+package flight
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"time"
+
+	"bowstring/fetch"
+	"bowstring/fetch/predict"
+	"bowstring/flight/rules"
+	"bowstring/schema"
+)
+
+// explainRequest is the body of the action explain: a request, and what is known of how it
+// will be used.
+type explainRequest struct {
+	schema.Request
+	PaceMS      float64      `json:"pace_ms"`
+	Epochs      int64        `json:"epochs"`
+	Nodes       int64        `json:"nodes"`
+	CacheBytes  *int64       `json:"cache_bytes"`
+	WindowBytes int64        `json:"window_bytes"`
+	LookMS      *int64       `json:"look_ms"`
+	Rates       *fetch.Rates `json:"rates"`
+}
+
+const (
+	maxPaceMS  = 24 * 3600 * 1000
+	maxEpochs  = 1<<31 - 1
+	maxNodes   = 65536
+	usualLook  = 1000
+	maxLookMS  = 10_000
+	partsShare = 0.15 // by which prediction and measurement differ when they part
+
+	firstEpoch, laterEpoch = "first", "later" // of Running.Epoch
+)
+
+func parseExplain(b []byte) (*explainRequest, error) {
+	r := &explainRequest{}
+	if err := schema.DecodeJSON("body", b, r); err != nil {
+		return nil, err
+	}
+	req, err := r.Checked()
+	if err != nil {
+		return nil, err
+	}
+	r.Request = req
+	if r.PaceMS > maxPaceMS {
+		return nil, &schema.FieldError{Field: "pace_ms", Got: fmt.Sprint(r.PaceMS), Want: fmt.Sprintf("milliseconds that the consumers take for a step, at most %d", maxPaceMS)}
+	}
+	look := int64(usualLook)
+	if r.LookMS != nil {
+		look = *r.LookMS
+	}
+	r.LookMS = &look
+	for _, f := range []struct {
+		name    string
+		n, most int64
+	}{{"epochs", r.Epochs, maxEpochs}, {"nodes", r.Nodes, maxNodes}, {"window_bytes", r.WindowBytes, 1 << 50}, {"look_ms", look, maxLookMS}} {
+		if f.n > f.most {
+			return nil, &schema.FieldError{Field: f.name, Got: fmt.Sprint(f.n), Want: fmt.Sprintf("at most %d", f.most)}
+		}
+	}
+	if r.Rates != nil {
+		return r, r.Rates.Check("rates.")
+	}
+	return r, nil
+}
+
+// Explained is the answer of the action explain.
+type Explained struct {
+	Job        string              `json:"job"`
+	Plan       string              `json:"plan"`
+	Dataset    string              `json:"dataset"`
+	Conditions Circumstances       `json:"conditions"`
+	Prediction *predict.Prediction `json:"prediction"`
+	Running    *Running            `json:"running,omitempty"`
+	Rates      *fetch.Rates        `json:"rates,omitempty"`
+	RatesFrom  *fetch.RatesFrom    `json:"rates_from,omitempty"`
+}
+
+// Circumstances are those that a prediction is for.
+type Circumstances struct {
+	Rows        int64   `json:"rows"`
+	RowBytes    float64 `json:"row_bytes"`
+	Batch       int64   `json:"batch"`
+	Ranks       int64   `json:"ranks"`
+	Epochs      int64   `json:"epochs"`
+	PaceMS      float64 `json:"pace_ms"`
+	Nodes       int64   `json:"nodes"`
+	CacheBytes  int64   `json:"cache_bytes"`
+	HeldBytes   int64   `json:"held_bytes"`
+	WindowBytes int64   `json:"window_bytes"`
+}
+
+// Running is what a job that runs does, beside what was predicted of it.
+type Running struct {
+	Streams int       `json:"streams"`
+	Since   time.Time `json:"since"`   // the first of them began
+	Seconds float64   `json:"seconds"` // that were looked
+	Epoch   string    `json:"epoch"`   // "first" or "later": which of the predictions it is beside
+	Samples float64   `json:"samples_per_s"`
+	Bytes   float64   `json:"bytes_per_s"`
+	// Predicted is of the whole epoch, Expected of what comes from the spill in this moment: hits come together.
+	Predicted float64   `json:"predicted_samples_per_s"`
+	Expected  float64   `json:"expected_samples_per_s"`
+	Limit     string    `json:"limit"`     // where most of the streams' time went
+	Wait      WaitShare `json:"wait"`      // shares of the time of streams
+	HitShare  *float64  `json:"hit_share"` // of blobs that came from the spill; null where none came
+	// Parted says that what is expected and what is measured differ by more than 15 %; Changed
+	// which rates are not what they were when the job began.
+	Parted  bool             `json:"parted"`
+	Changed []predict.Change `json:"changed"`
+}
+
+// WaitShare says which part of their time streams waited for what.
+type WaitShare struct {
+	Store    float64 `json:"store"`
+	Spill    float64 `json:"spill"`
+	Peer     float64 `json:"peer"`
+	Encode   float64 `json:"encode"`
+	Consumer float64 `json:"consumer"`
+}
+
+// explain is the action.
+func (s *Server) explain(ctx context.Context, b []byte, send func([]byte) error) error {
+	req, err := parseExplain(b)
+	if err != nil {
+		return err
+	}
+	job, err := s.open(ctx, req.Request, rules.Read)
+	if err != nil {
+		return err
+	}
+	defer job.Close()
+	c, err := s.conditions(ctx, job)
+	if err != nil {
+		return err
+	}
+	if c.Rows == 0 {
+		return fmt.Errorf("%w: the request serves no row", schema.ErrInvalid)
+	}
+	req.apply(&c)
+	shown := s.seesAll(ctx)
+	rates, from := s.ratesAt(time.Now(), &c)
+	if req.Rates != nil {
+		rates = req.Rates.Over(rates)
+	}
+	if !rates.Known() {
+		return fmt.Errorf("%w: nothing is known of how fast this server's store is; an operator measures it by the action calibrate, "+
+			"streams show it as they run, or the field \"rates\" says it", schema.ErrNotFound)
+	}
+	answer := Explained{Job: job.Group(), Plan: job.ID(), Dataset: job.SnapshotName(), Conditions: circumstancesOf(&c)}
+	if answer.Prediction, err = predict.Of(rates, c); err != nil {
+		return err
+	}
+	if answer.Running, err = s.running(ctx, job, &c, req, rates, shown); err != nil {
+		return err
+	}
+	if r := answer.Running; r != nil {
+		epoch := &answer.Prediction.First
+		if r.Epoch == laterEpoch {
+			epoch = &answer.Prediction.Later
+		}
+		hits := epoch.HitShare
+		if r.HitShare != nil {
+			hits = *r.HitShare
+		}
+		r.beside(epoch, predict.At(rates, c, hits))
+	}
+	if shown || req.Rates != nil {
+		if !shown {
+			rates = *req.Rates
+		} else {
+			answer.RatesFrom = &from
+		}
+		answer.Rates = &rates
+	}
+	return sendJSON(send, answer)
+}
+
+// apply puts what the caller says of how the job will run in the place of what is here now.
+func (r *explainRequest) apply(c *predict.Job) {
+	c.PaceMS, c.Epochs = r.PaceMS, max(r.Epochs, 1)
+	if r.Nodes > 0 {
+		c.Nodes = r.Nodes
+	}
+	if r.CacheBytes != nil {
+		c.CacheBytes = *r.CacheBytes
+	}
+	if r.WindowBytes > 0 {
+		c.WindowBytes = r.WindowBytes
+	}
+}
+
+func circumstancesOf(c *predict.Job) Circumstances {
+	return Circumstances{
+		Rows: c.Rows, RowBytes: c.RowBytes, Batch: c.Batch, Ranks: c.Ranks, Epochs: c.Epochs, PaceMS: c.PaceMS, Nodes: c.Nodes,
+		CacheBytes: c.CacheBytes, HeldBytes: c.HeldBytes, WindowBytes: c.WindowBytes,
+	}
+}
+
+// jobLook is what the running streams of a job have done so far.
+type jobLook struct {
+	at      time.Time
+	streams int
+	since   time.Time // the first of them began
+	spent   time.Duration
+	rows    int64
+	bytes   int64
+	wait    WaitNanos
+	all     int64 // blobs, of the spill's jobs
+	spill   int64
+}
+
+// lookAt adds up the streams of a job that visible tells; and what all of them read, if all is
+// set.
+func (s *Server) lookAt(group string, visible func(*call) bool, all bool) jobLook {
+	l := jobLook{at: time.Now()}
+	if all {
+		l.all, l.spill = s.jobReads(group)
+	}
+	s.calls.mu.Lock()
+	defer s.calls.mu.Unlock()
+	for c := range s.calls.calls {
+		if !c.streaming || c.kind != "DoGet" || c.access.group != group || !visible(c) {
+			continue
+		}
+		l.streams++
+		if l.since.IsZero() || c.started.Before(l.since) {
+			l.since = c.started
+		}
+		l.spent += l.at.Sub(c.started)
+		l.rows += c.rows.Load()
+		l.bytes += c.bytes.Load()
+		l.wait.add(c.waits.nanos())
+	}
+	return l
+}
+
+// running looks twice at the job, if it runs; nil if it does not, as far as the caller may
+// know. Streams that ended in between leave nothing to compare with: then it is looked at
+// since its streams began.
+func (s *Server) running(ctx context.Context, job *fetch.Job, c *predict.Job, req *explainRequest, now fetch.Rates, shown bool) (*Running, error) {
+	visible := s.mine(ctx)
+	a := s.lookAt(job.Group(), visible, shown)
+	if a.streams == 0 {
+		return nil, nil //nolint:nilnil // that nothing runs is no error
+	}
+	b := a
+	if *req.LookMS > 0 {
+		timer := time.NewTimer(time.Duration(*req.LookMS) * time.Millisecond)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+		b = s.lookAt(job.Group(), visible, shown)
+	}
+	if *req.LookMS == 0 || b.streams != a.streams || !b.since.Equal(a.since) || b.rows < a.rows {
+		a = jobLook{at: b.since}
+	}
+	if b.streams == 0 {
+		return nil, nil //nolint:nilnil // they have ended meanwhile
+	}
+	r := runningOf(&a, &b)
+	r.Epoch = firstEpoch
+	if b.rows > c.Rows || c.RowReads > 0 && float64(b.all)/c.RowReads > float64(c.Rows) {
+		r.Epoch = laterEpoch
+	}
+	if shown && req.Rates == nil {
+		then, _ := s.ratesAt(b.since, c)
+		r.Changed = predict.Changes(then, now, partsShare)
+	}
+	return r, nil
+}
+
+// runningOf is what went on between two looks.
+func runningOf(a, b *jobLook) *Running {
+	r := &Running{Streams: b.streams, Since: b.since.UTC(), Seconds: max(b.at.Sub(a.at).Seconds(), 1e-3), Changed: []predict.Change{}}
+	r.Samples, r.Bytes = float64(b.rows-a.rows)/r.Seconds, float64(b.bytes-a.bytes)/r.Seconds
+	spent := max(float64(b.spent-a.spent), 1)
+	share := func(now, then int64) float64 { return min(max(float64(now-then)/spent, 0), 1) }
+	r.Wait = WaitShare{
+		share(b.wait.Store, a.wait.Store), share(b.wait.Spill, a.wait.Spill), share(b.wait.Peer, a.wait.Peer),
+		share(b.wait.Encode, a.wait.Encode), share(b.wait.Consumer, a.wait.Consumer),
+	}
+	if n := b.all - a.all; n > 0 {
+		hits := float64(b.spill-a.spill) / float64(n)
+		r.HitShare = &hits
+	}
+	return r
+}
+
+// beside says how what is measured lies to what was predicted of such an epoch, and of a part of
+// it with as many hits.
+func (r *Running) beside(e *predict.Epoch, now predict.Epoch) {
+	r.Predicted, r.Expected, r.Limit = e.SamplesPerSec, now.SamplesPerSec, r.limit(&now)
+	r.Parted = now.SamplesPerSec > 0 && math.Abs(r.Samples/now.SamplesPerSec-1) > partsShare
+}
+
+// limit names where most of the time went. Of a stream that waits for the store, the prediction
+// tells whether the store or the way to it is the slower one.
+func (r *Running) limit(e *predict.Epoch) string {
+	most, name := 0.0, predict.ByConsumer
+	for _, part := range []struct {
+		limit predict.Limit
+		share float64
+	}{
+		{predict.ByStore, r.Wait.Store}, {predict.BySpill, r.Wait.Spill}, {predict.ByNetwork, r.Wait.Peer},
+		{predict.ByNode, r.Wait.Encode}, {predict.ByConsumer, r.Wait.Consumer},
+	} {
+		if part.share > most {
+			most, name = part.share, part.limit
+		}
+	}
+	if name == predict.ByStore {
+		for _, p := range e.Parts { // the slowest first
+			if p.Limit == predict.ByStore || p.Limit == predict.ByLink {
+				return string(p.Limit)
+			}
+		}
+	}
+	return string(name)
+}
+
+// calibrate is the action.
+func (s *Server) calibrate(ctx context.Context, b []byte, send func([]byte) error) error {
+	var req struct {
+		Dataset string       `json:"dataset"`
+		Seconds float64      `json:"seconds"`
+		Busy    bool         `json:"busy"`
+		Probe   *bool        `json:"probe"`
+		Rates   *fetch.Rates `json:"rates"`
+	}
+	if err := body(b, &req); err != nil {
+		return err
+	}
+	const mostSeconds = 60
+	if req.Seconds > mostSeconds {
+		return &schema.FieldError{Field: "seconds", Got: fmt.Sprint(req.Seconds), Want: fmt.Sprintf("at most %d", mostSeconds)}
+	}
+	answer := struct {
+		*fetch.Calibration
+		Dataset string `json:"dataset,omitempty"`
+		CPU     int64  `json:"cpu_ns"`
+	}{Calibration: &fetch.Calibration{Uncertainty: map[string]fetch.Uncertain{}}}
+	var err error
+	switch {
+	case req.Rates != nil:
+		if err = s.setRates(ctx, *req.Rates); err == nil {
+			answer.Rates = *req.Rates
+		}
+	case req.Probe != nil && !*req.Probe:
+		answer.Rates, err = s.ownRates(ctx)
+	default:
+		answer.Calibration, answer.Dataset, err = s.runCalibration(ctx, req.Dataset, fetch.CalibrateOptions{
+			Time: time.Duration(req.Seconds * float64(time.Second)), Busy: req.Busy,
+		})
+	}
+	if err != nil {
+		return err
+	}
+	answer.CPU = int64(fetch.CPU())
+	return sendJSON(send, answer)
+}
+
+// ownRates are the rates that are known now, for who runs the server.
+func (s *Server) ownRates(ctx context.Context) (fetch.Rates, error) {
+	if err := s.mayServer(ctx, rules.Admin, "rates"); err != nil {
+		return fetch.Rates{}, err
+	}
+	r, _ := s.ratesAt(time.Now(), &predict.Job{})
+	return r, nil
+}
