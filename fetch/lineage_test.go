@@ -109,9 +109,9 @@ func TestLineageIsWhatWasReceived(t *testing.T) {
 	const n = 500
 	putPages(t, store, "d", n, 50)
 	lays := fixedLayouts{nodesOf(3), nodesOf(2)}
-	rounds := 30
+	rounds := 12
 	if testing.Short() {
-		rounds = 6
+		rounds = 4
 	}
 	for range rounds {
 		dir := t.TempDir()
