@@ -6,7 +6,9 @@ import (
 	"slices"
 	"time"
 
+	"bowstring/fetch/admission"
 	"bowstring/fetch/lineage"
+	"bowstring/fetch/store"
 	"bowstring/fetch/streams"
 	"bowstring/schema"
 )
@@ -57,12 +59,20 @@ func (e *Engine) RecordedSince() time.Time {
 	return since
 }
 
-// maxLineageRows is how many rows of a step are told at once.
-const maxLineageRows = 4 << 20
+// maxLineageRows is how many rows of a step are told at once, and lineageRowBytes what one takes meanwhile.
+const (
+	maxLineageRows  = 1 << 20
+	lineageRowBytes = 16
+)
 
 // Lineage says what pieces, of streams of one course in the order of Recorded, handed out in a step of an epoch: by rank, and
 // of each in the order of its rows. rank is negative for all.
 func (e *Engine) Lineage(ctx context.Context, pieces []*Piece, epoch uint64, step int64, rank int) ([]Share, error) {
+	memory, err := e.ledger.ReserveFor(ctx, admission.Results, store.CallerFrom(ctx).Tenant, min(maxLineageRows*lineageRowBytes, e.ledger.Limit(admission.Results)))
+	if err != nil {
+		return nil, fmt.Errorf("looking up step %d: %w", step, err)
+	}
+	defer memory.Release()
 	var list []Share
 	var rows int64
 	jobs := map[string]*Job{} // that the pieces are of: most have the same one
@@ -106,8 +116,8 @@ func (e *Engine) share(ctx context.Context, jobs map[string]*Job, p *Piece, epoc
 	j := jobs[name]
 	if j == nil {
 		var err error
-		if j, err = e.Open(ctx, req); err != nil {
-			return nil, fmt.Errorf("what step %d held follows from snapshot %d of %s: %w", step, req.Snapshot, req.Dataset, err)
+		if j, err = e.jobOf(ctx, p); err != nil {
+			return nil, err
 		}
 		jobs[name] = j
 	}
@@ -119,6 +129,33 @@ func (e *Engine) share(ctx context.Context, jobs map[string]*Job, p *Piece, epoc
 		Piece: p, Epoch: epoch, Step: step, Rank: p.Head.Ticket.Rank, World: req.WorldSize(),
 		Row: h.Row, Of: h.Of, Positions: h.Positions, Faults: h.Faults, faultRows: h.FaultRows,
 	}, nil
+}
+
+// jobOf opens the job of a piece, with what its caller could see.
+func (e *Engine) jobOf(ctx context.Context, p *Piece) (*Job, error) {
+	req := p.Head.Ticket.Request
+	req.Within = p.Head.Restriction()
+	j, err := e.Open(ctx, req)
+	if err != nil {
+		return nil, fmt.Errorf("what was handed out follows from snapshot %d of %s: %w", req.Snapshot, req.Dataset, err)
+	}
+	return j, nil
+}
+
+// LastEpoch is the epoch that a piece came to.
+func (e *Engine) LastEpoch(ctx context.Context, p *Piece) (uint64, error) {
+	if p.Head.Ticket.Shuffle == nil {
+		return 0, nil
+	}
+	if p.Head.Ticket.Epochs <= 1 {
+		return p.Head.Ticket.Shuffle.Epoch, nil
+	}
+	j, err := e.jobOf(ctx, p)
+	if err != nil {
+		return 0, err
+	}
+	defer j.Close()
+	return streams.LastEpoch(j, p)
 }
 
 // sharedBy names how a step is shared out.

@@ -85,6 +85,15 @@ func HeldBy(ctx context.Context, j *jobs.Job, p *lineage.Piece, epoch uint64, st
 	return h, nil
 }
 
+// LastEpoch is the epoch of the last row that a piece handed out, of a stream of the job that shuffles.
+func LastEpoch(j *jobs.Job, p *lineage.Piece) (uint64, error) {
+	c, err := newCover(j, p.Head.Ticket)
+	if err != nil {
+		return 0, err
+	}
+	return c.t.Shuffle.Epoch + uint64(c.lastLap(p.Rows)), nil
+}
+
 // cover is what a ticket covers, by numbers of rows: 0 is row t.Row of step t.Step, in the plan's order. It counts and does
 // not walk, so that a step at the end of an epoch costs what the first one does.
 type cover struct {
@@ -126,10 +135,15 @@ func (c *cover) lapOf(epoch uint64, rows int64) (lap int64, ok bool) {
 	if epoch != 0 {
 		return 0, false
 	}
+	return c.lastLap(rows), true
+}
+
+// lastLap is the epoch that the last one of so many rows is of.
+func (c *cover) lastLap(rows int64) int64 {
 	if left := rows + c.gone - c.lap0; left > 0 && c.laps > 0 {
-		lap = min((left+c.laps-1)/c.laps, c.walk.laps-1)
+		return min((left+c.laps-1)/c.laps, c.walk.laps-1)
 	}
-	return lap, true
+	return 0
 }
 
 // has reports whether the ticket covers a step.
