@@ -37,6 +37,7 @@ type CLI struct {
 	GC       GCCmd       `cmd:"" name:"gc" help:"Free what no snapshot refers to any longer."`
 	Auth     AuthCmd     `cmd:"" help:"Look at the rules that say who may do what, and on whose account."`
 	Usage    UsageCmd    `cmd:"" help:"Say what tenants have used."`
+	Lineage  LineageCmd  `cmd:"" help:"Say which samples a step of a job held, on which rank."`
 	Retain   RetainCmd   `cmd:"" help:"Drop old snapshots, and keep the newest, recent and tagged ones."`
 	Verify   VerifyCmd   `cmd:"" help:"Read and check all that a store has, and repair what is damaged."`
 	Copy     CopyCmd     `cmd:"" help:"Copy datasets from one store to another."`

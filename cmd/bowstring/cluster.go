@@ -113,6 +113,14 @@ func (p *clusterPart) join(n *node, to *flight.Options, log *slog.Logger) (err e
 		}
 		return view
 	}
+	to.Others = func() (addresses []string) {
+		for _, other := range n.members.View().Nodes {
+			if other.ID != p.node {
+				addresses = append(addresses, other.Address)
+			}
+		}
+		return addresses
+	}
 	if !p.lends || n.spill == nil {
 		log.Info("blobs are not read from other nodes, nor by them", "key", len(p.key) > 0, "spill", n.spill != nil)
 		return nil
