@@ -47,7 +47,7 @@ type lineageJob struct {
 	Order    string    `json:"order"`
 	Streams  int       `json:"streams"`
 	Rows     int64     `json:"rows,omitempty"` // handed out; left out where rows are hidden
-	First    time.Time `json:"first"` // when its first stream on record began, and the last one
+	First    time.Time `json:"first"`          // when its first stream on record began, and the last one
 	Last     time.Time `json:"last"`
 }
 

@@ -37,6 +37,8 @@ type node struct {
 	members *members.Members // of the cluster that it is a node of, or nil
 	cluster *cluster.Cluster // what it reads from the others by, or nil
 
+	figures *clusterFigures // of that, or nil
+
 	observation *observation // looks at all that, or nil
 }
 

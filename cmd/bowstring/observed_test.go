@@ -93,6 +93,7 @@ type observedOptions struct {
 	collections  *metrics.Collections
 	certificates func() map[string]time.Time
 	memoryLimit  int64
+	cluster      func() *metrics.Cluster
 }
 
 const observedRows = 60
@@ -123,7 +124,7 @@ func newObserved(t *testing.T, opts observedOptions) *observed {
 	}
 	collector, err := metrics.New(metrics.Options{
 		Stats: func() ourflight.Stats { return o.server.Stats() }, Times: o.engine.Times, Collections: opts.collections,
-		Certificates: opts.certificates, MemoryLimit: opts.memoryLimit, Version: "test", GoVersion: "go",
+		Certificates: opts.certificates, MemoryLimit: opts.memoryLimit, Cluster: opts.cluster, Version: "test", GoVersion: "go",
 	})
 	if err != nil {
 		t.Fatal(err)
