@@ -40,6 +40,9 @@ type Share struct {
 	faultRows []int64
 }
 
+// Unrecorded returns a context whose streams are not put on record.
+func Unrecorded(ctx context.Context) context.Context { return streams.Unrecorded(ctx) }
+
 // Recorded returns what was recorded of the streams that match tells, in the order in which they began. ok is
 // false if no record is kept.
 func (e *Engine) Recorded(match func(*PieceHead) bool) (pieces []*Piece, ok bool, err error) {

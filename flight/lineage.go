@@ -3,11 +3,24 @@ package flight
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
+
+	"google.golang.org/grpc/metadata"
 
 	"bowstring/fetch"
 	"bowstring/schema"
 )
+
+// ConsoleAgent is how the console's calls name their client: pages of samples are no job.
+const ConsoleAgent = "bowstring-console"
+
+// onlyLooks reports whether a call is one of the console's.
+func onlyLooks(ctx context.Context) bool {
+	md, _ := metadata.FromIncomingContext(ctx)
+	agent := md.Get("user-agent")
+	return len(agent) > 0 && strings.HasPrefix(agent[0], ConsoleAgent)
+}
 
 // lineageRequest is the body of the action lineage.
 type lineageRequest struct {

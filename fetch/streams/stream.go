@@ -153,7 +153,7 @@ func (s *Set) start(ctx context.Context, st *Stream) error {
 			st.named = named.Marshal()
 		}
 	}
-	if st.slot.list == nil {
+	if st.slot.list == nil && ctx.Value(unrecorded{}) == nil {
 		st.record = s.opts.Lineage.Begin(st.lineageHead(ctx), j.Request().Within)
 	}
 	st.id = s.ids.Add(1)

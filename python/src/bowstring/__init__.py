@@ -35,6 +35,7 @@ from bowstring.errors import (
     Unsupported,
 )
 from bowstring.exchange import Exchange
+from bowstring.lineage import Held, RecordedJob
 from bowstring.plan import Plan, RankPlan
 from bowstring.preview import Explanation, Preview
 from bowstring.stream import Batches
@@ -57,6 +58,7 @@ __all__ = [
     "Datasets",
     "Exchange",
     "Explanation",
+    "Held",
     "IngestResult",
     "InvalidRequest",
     "LimitExceeded",
@@ -65,6 +67,7 @@ __all__ = [
     "Plan",
     "Preview",
     "RankPlan",
+    "RecordedJob",
     "ServerError",
     "TimedOut",
     "Tls",
