@@ -85,6 +85,7 @@ class Batches(Iterator[pa.RecordBatch]):
         self._others: dict[str, Connection] = {}
         self._reader: Any = None
         self._ring: Ring | None = None
+        self._lender = connection  # of the ring
         self._pid = os.getpid()
         self._lock = threading.RLock()  # held while a batch is read
         self._ended = False
@@ -157,12 +158,11 @@ class Batches(Iterator[pa.RecordBatch]):
             ticket = fl.Ticket(json.dumps(self.ticket).encode())
             connection = self._at()
             with _fork.connecting():
-                ring = self._connection.ring()
+                ring = connection.ring()
                 named = None if ring is None else ring.begin()
                 self._leave()
-                self._ring = ring
-                reader = self._connection.flight().do_get(ticket, self._connection.options(stream=True, ring=named))
-                reader = connection.flight().do_get(ticket, connection.options(stream=True))
+                self._ring, self._lender = ring, connection
+                reader = connection.flight().do_get(ticket, connection.options(stream=True, ring=named))
                 self._reader = reader
                 _fork.hold(self)
         return reader
@@ -197,7 +197,7 @@ class Batches(Iterator[pa.RecordBatch]):
         """Give the ring back, if there is one. What came by it stays."""
         ring, self._ring = self._ring, None
         if ring is not None:
-            self._connection.rings.back(ring)
+            self._lender.rings.back(ring)
 
     def _cancel(self) -> None:
         reader, self._reader = self._reader, None
