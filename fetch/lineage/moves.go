@@ -29,12 +29,6 @@ func newUndone(served []byte) undone {
 	return u
 }
 
-// isDone reports whether a row from first on was handed out.
-func (u *undone) isDone(row int64) bool {
-	i := (row - u.base) >> 6
-	return i < int64(len(u.done)) && u.done[i]>>(row&63)&1 == 1
-}
-
 // next is the first row from row on that was not handed out, and where the run of such rows that
 // begins there ends at the latest.
 func (u *undone) next(row int64) (from, to int64) {
