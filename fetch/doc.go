@@ -3,6 +3,7 @@
 // below it, one package each, and none imports one that is further down this list:
 //
 //   - streams: plan their rows, ask for their blobs, put batches together
+//   - lineage: what streams have handed out, in a ring of files
 //   - lookahead: which jobs run, and what the spill is to hold for them
 //   - jobs: requests resolved against snapshots
 //   - manifest: rows of snapshots, read when they are wanted

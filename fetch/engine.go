@@ -12,6 +12,7 @@ import (
 
 	"bowstring/fetch/admission"
 	"bowstring/fetch/jobs"
+	"bowstring/fetch/lineage"
 	"bowstring/fetch/lookahead"
 	"bowstring/fetch/manifest"
 	"bowstring/fetch/peers"
@@ -63,6 +64,9 @@ type Options struct {
 	// for what they own; nil if there are none. It stays the caller's to close, after
 	// the engine.
 	Peers *peers.Tier
+	// Lineage records what streams hand out; nil for nowhere. It stays the caller's to close,
+	// after the engine.
+	Lineage *lineage.Log
 	// Layouts says which node of a cluster owns what. Default: this server is in none.
 	Layouts Layouts
 	// Logger receives what operators should know. Default slog.Default().
@@ -175,7 +179,7 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	}
 	e.set, errs[3] = streams.NewSet(streams.Options{
 		WindowBytes: opts.WindowBytes, Ledger: e.ledger, Reader: e.reader, Ahead: e.ahead, MaxAhead: opts.MaxAhead,
-		Told: opts.Peers != nil,
+		Told: opts.Peers != nil, Lineage: opts.Lineage,
 	})
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err

@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"bowstring/fetch"
+	"bowstring/fetch/lineage"
 	"bowstring/fetch/store/local"
 	"bowstring/schema"
 )
@@ -74,7 +75,11 @@ func serve(t *testing.T, opts Options, dial ...grpc.DialOption) *fixture {
 	if f.store, err = local.Open(t.TempDir(), local.Options{Logger: slog.New(slog.DiscardHandler)}); err != nil {
 		t.Fatal(err)
 	}
-	if f.engine, err = fetch.NewEngine(f.store, fetch.Options{Logger: opts.Logger}); err != nil {
+	record, err := lineage.Open(lineage.Options{Dir: t.TempDir(), Logger: opts.Logger})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f.engine, err = fetch.NewEngine(f.store, fetch.Options{Logger: opts.Logger, Lineage: record}); err != nil {
 		t.Fatal(err)
 	}
 	f.server = New(f.engine, opts)
@@ -95,6 +100,9 @@ func serve(t *testing.T, opts Options, dial ...grpc.DialOption) *fixture {
 		}
 		if err := f.engine.Close(); err != nil {
 			t.Errorf("closing the engine: %v", err)
+		}
+		if err := record.Close(); err != nil {
+			t.Errorf("closing the record: %v", err)
 		}
 		if err := f.store.Close(); err != nil {
 			t.Errorf("closing the store: %v", err)

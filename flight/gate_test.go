@@ -183,6 +183,8 @@ func wrongWays() []way {
 			return a.actProto(flight.RenewFlightEndpointActionType, &flight.RenewFlightEndpointRequest{Endpoint: &flight.FlightEndpoint{Ticket: ticket(x, whole)}})
 		}},
 		{door: "DoAction/cancel", name: "another's plan", hidden: "(plan)", none: "0123456789abcdef", do: act("cancel", `{"plan": "%s"}`)},
+		{door: "DoAction/lineage", name: "another's plan", hidden: "(plan)", none: "0123456789abcdef", do: act("lineage", `{"job": "%s"}`)},
+		{door: "DoAction/lineage", name: "a step of another's plan", hidden: "(plan)", none: "0123456789abcdef", do: act("lineage", `{"job": "%s", "step": 0}`)},
 		{door: "DoAction/gc", name: "dry run", do: func(a as, _ string) outcome { return a.act("gc", `{"dry_run": true}`) }},
 		{door: "DoAction/gc", name: "collection", do: func(a as, _ string) outcome { return a.act("gc", "") }},
 

@@ -81,7 +81,7 @@ func (s *Server) lend(ss grpc.ServerStream) error {
 	}
 	ctx, stop := context.WithCancelCause(ss.Context())
 	defer stop(nil)
-	l := &lending{ss: ss, ready: make(chan struct{}, 1), doing: make(chan []fetch.Progress, 1)}
+	l := &lending{ss: ss, lent: s.lent.to(hello.Node), ready: make(chan struct{}, 1), doing: make(chan []fetch.Progress, 1)}
 	borrower := s.borrow(l.answered)
 	var sending sync.WaitGroup
 	sending.Go(func() { stop(l.send(ctx)) })
@@ -118,6 +118,7 @@ func (s *Server) follow(ctx context.Context, node string, doing <-chan []fetch.P
 // lending is the answers to one node that are to be sent.
 type lending struct {
 	ss    grpc.ServerStream
+	lent  *lentTo
 	ready chan struct{}         // told when there is something to send
 	doing chan []fetch.Progress // what the node's streams do, the latest
 
@@ -250,6 +251,12 @@ func (l *lending) send(ctx context.Context) error {
 				return nil
 			}
 		}
+		blobs, bytes := int64(0), int64(0)
+		for i := range answers {
+			if answers[i].Err == nil {
+				blobs, bytes = blobs+1, bytes+int64(len(answers[i].Blob.Bytes()))
+			}
+		}
 		f := answersFrame(answers)
 		if conn := gatherOf(ctx); conn != nil && f.hold != nil {
 			f.hold.conn = conn
@@ -262,6 +269,7 @@ func (l *lending) send(ctx context.Context) error {
 			return err
 		}
 		count(ctx, len(answers), size)
+		l.lent.add(blobs, bytes, int64(len(answers))-blobs)
 	}
 }
 

@@ -83,6 +83,8 @@ type Options struct {
 	SpillScale func() any
 	// Members returns what the node knows of its cluster, as it is put into JSON; nil if it is in none.
 	Members func() any
+	// Others returns the addresses of the other nodes of the cluster; nil if it is in none.
+	Others func() []string
 	// Tracer draws the spans of calls; nil if nothing is traced.
 	Tracer trace.Tracer
 	// Observer is told how long things took; nil if nobody wants to know.

@@ -56,6 +56,7 @@ type Server struct {
 	calls   *registry
 	paces   *admission.Paces // how fast tenants are served
 	started time.Time
+	lent    lent // to other nodes
 
 	handshaking  context.Context // ends when connections that are not there yet are given up
 	stopGreeting context.CancelFunc

@@ -35,6 +35,7 @@ FORBIDDEN = [
     ("fetch/peers", "bowstring/fetch/streams", "fetch/peers is a tier"),
     ("flight/peering", "bowstring/flight/rules", "flight/peering carries asks"),
     ("fetch/lookahead", "bowstring/fetch/streams", "fetch/lookahead brings"),
+    ("fetch/lineage", "bowstring/fetch/plan", "fetch/lineage keeps what streams handed out"),
     ("fetch/store/local", "google.golang.org/grpc", "gRPC is flight's business"),
     ("flight/rules", "bowstring/fetch", "flight/rules decides who may do what"),
     ("flight/audit", "bowstring/flight/rules", "flight/audit keeps a record of events"),

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/apache/arrow/go/v17/arrow/flight"
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/labels"
 
@@ -52,6 +54,84 @@ func TestNoAlertFires(t *testing.T) {
 	before := o.flat()
 	o.mustRead(3)
 	expectFiring(t, o, before)
+}
+
+// clusterTroubles has each alert of a cluster fire by what its nodes measure where they have the trouble, and returns which.
+func clusterTroubles(t *testing.T) map[string]bool {
+	t.Helper()
+	fired := map[string]bool{}
+	// scraped is a node, as it is seen at a moment.
+	scraped := func(node, view string, members int, change func(*metrics.Cluster, *ourflight.Stats, *[]fetch.Times)) []*dto.MetricFamily {
+		c := &metrics.Cluster{Name: "lab", Node: node, View: view, Members: members, Share: 0.5, Read: time.Now(), Up: 1}
+		var st ourflight.Stats
+		var times []fetch.Times
+		if change != nil {
+			change(c, &st, &times)
+		}
+		collector, err := metrics.New(metrics.Options{
+			Stats: func() ourflight.Stats { return st }, Times: func() []fetch.Times { return times },
+			Cluster: func() *metrics.Cluster { return c },
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := prometheus.NewPedanticRegistry()
+		r.MustRegister(collector)
+		families, err := r.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return families
+	}
+	join := func(all ...flat) flat {
+		for _, one := range all[1:] {
+			for name, s := range one.series {
+				all[0].series[name] = s
+			}
+		}
+		return all[0]
+	}
+	expect := func(h *history, want string) {
+		t.Helper()
+		got := slices.DeleteFunc(firing(t, h), func(name string) bool { return name == "BowstringProcessMemory" })
+		if want == "" && len(got) > 0 || want != "" && !slices.Equal(got, []string{want}) {
+			t.Errorf("%v fire, want %q", got, want)
+		}
+		fired[want] = true
+	}
+	two := func(view string, change func(*metrics.Cluster, *ourflight.Stats, *[]fetch.Times)) flat {
+		return join(flatten(scraped("a", "v1", 2, change), "bowstring", "a:1"), flatten(scraped("b", view, 2, nil), "bowstring", "b:1"))
+	}
+	well := two("v1", nil)
+	later := two("v1", func(_ *metrics.Cluster, st *ourflight.Stats, times *[]fetch.Times) {
+		st.Engine.StoodIn = 1
+		*times = []fetch.Times{peerTimes(1000, 20*time.Millisecond)}
+	})
+	later.at = well.at.Add(time.Second)
+	expect(replayOf(well, later), "")
+	expect(replayOf(well, two("v2", nil)), "BowstringViewsDiffer")
+	expect(replayOf(well, two("v1", func(c *metrics.Cluster, _ *ourflight.Stats, _ *[]fetch.Times) { c.Up, c.Silent = 0, 1 })), "BowstringPeersSlow")
+	slow := two("v1", func(_ *metrics.Cluster, _ *ourflight.Stats, times *[]fetch.Times) {
+		*times = []fetch.Times{peerTimes(100, 500*time.Millisecond)}
+	})
+	slow.at = well.at.Add(time.Second)
+	expect(replayOf(well, slow), "BowstringPeersSlow")
+	stands := two("v1", func(_ *metrics.Cluster, st *ourflight.Stats, times *[]fetch.Times) {
+		st.Engine.StoodIn = 500
+		*times = []fetch.Times{peerTimes(500, 20*time.Millisecond)}
+	})
+	stands.at = well.at.Add(time.Second)
+	expect(replayOf(well, stands), "BowstringStoreStandsIn")
+	// A node goes: the others agree that it has gone.
+	h := replayOf(well, two("v1", nil))
+	h.change("bowstring_cluster_members", replayed/2, 1)
+	expect(h, "BowstringNodeMissing")
+	return fired
+}
+
+// peerTimes are those of so many reads from other nodes that each took as long.
+func peerTimes(n int, each time.Duration) fetch.Times {
+	return fetch.Times{Tier: "peer", Count: uint64(n), Sum: time.Duration(n) * each}
 }
 
 // request is one for the images in order.
@@ -191,6 +271,11 @@ func TestAlertsFire(t *testing.T) {
 			certificates: func() map[string]time.Time { return map[string]time.Time{"admin": time.Now().Add(24 * time.Hour)} },
 		})
 		expect(t, o, o.flat(), "BowstringCertificateEnds", "BowstringCollectionOverdue")
+	})
+	t.Run("cluster", func(t *testing.T) {
+		for name := range clusterTroubles(t) {
+			fired[name] = true
+		}
 	})
 	t.Run("down", func(t *testing.T) {
 		up := labels.FromStrings(model.MetricNameLabel, "up", "job", "bowstring", "instance", "a:1")

@@ -48,6 +48,7 @@ type CLI struct {
 	Bench     BenchCmd     `cmd:"" nosettings:"" help:"Measure, also over a link of chosen latency."`
 	Config    ConfigCmd    `cmd:"" help:"Show the configuration."`
 	Version   VersionCmd   `cmd:"" help:"Show the version."`
+	Lineage   LineageCmd   `cmd:"" help:"Say which samples a step of a job held, on which rank."`
 }
 
 // Globals are the flags of every command.

@@ -170,6 +170,13 @@ func (a *App) with(create bool, f func(c *client) error) error {
 	return errors.Join(err, c.Close())
 }
 
+// at calls f with a client of another server, that is reached as the one of --server is.
+func (a *App) at(address string, f func(c *client) error) error {
+	other := *a
+	other.cli.Globals.Server = address
+	return other.with(false, f)
+}
+
 // unreachable says whether err is that no connection could be made, and why.
 func unreachable(err error) (why string, ok bool) {
 	if status.Code(err) != codes.Unavailable {

@@ -106,12 +106,31 @@ type clusterPart struct {
 // join makes the tier of the other nodes, and the door for them, as far as there is a spill: what a node
 // owns, it keeps there.
 func (p *clusterPart) join(n *node, to *flight.Options, log *slog.Logger) (err error) {
+	n.figures = &clusterFigures{
+		cluster: p.name, node: p.node, view: n.members.View, layout: n.members.Now,
+		lent: func() []flight.LentStats { return n.server.Lent() },
+	}
 	to.Members = func() any {
 		view := viewOf(p.name, n.members.View())
+		view.Node, view.Lent = p.node, n.server.Lent()
+		if l := n.members.Now(); l != nil {
+			view.View = l.Name()
+			for i := range l.Nodes() {
+				view.Shares = append(view.Shares, nodeShare{l.Node(i).ID, float64(l.Owned(i)) / layout.Slots})
+			}
+		}
 		if n.cluster != nil {
 			view.Peers = n.cluster.Tier().Stats()
 		}
 		return view
+	}
+	to.Others = func() (addresses []string) {
+		for _, other := range n.members.View().Nodes {
+			if other.ID != p.node {
+				addresses = append(addresses, other.Address)
+			}
+		}
+		return addresses
 	}
 	if !p.lends || n.spill == nil {
 		log.Info("blobs are not read from other nodes, nor by them", "key", len(p.key) > 0, "spill", n.spill != nil)
@@ -121,6 +140,7 @@ func (p *clusterPart) join(n *node, to *flight.Options, log *slog.Logger) (err e
 	if err != nil {
 		return err
 	}
+	n.figures.tier = n.cluster.Tier()
 	to.Cluster = &flight.Cluster{Name: p.name, Node: p.node, Key: p.key, Met: n.cluster.Met}
 	return nil
 }
@@ -156,8 +176,20 @@ type clusterView struct {
 	Nodes   []layout.Node `json:"nodes"`
 	Read    time.Time     `json:"read"`            // when the leases were last read
 	Error   string        `json:"error,omitempty"` // why they could not be since
+	// Node is the one that says so. View names who owns what as it has it, and Shares say how much of all keys, where everything fits.
+	Node   string      `json:"node"`
+	View   string      `json:"view,omitempty"`
+	Shares []nodeShare `json:"shares,omitempty"`
+	// Lent is what the other nodes were sent.
+	Lent []flight.LentStats `json:"lent,omitempty"`
 	// Peers are the ways to the other nodes, if they are asked for blobs.
 	Peers []peers.NodeStats `json:"peers,omitempty"`
+}
+
+// nodeShare is what a node owns.
+type nodeShare struct {
+	Node  string  `json:"node"`
+	Share float64 `json:"share"`
 }
 
 func viewOf(cluster string, v members.View) clusterView {

@@ -24,6 +24,9 @@ func everything(t *testing.T) flat {
 	t.Helper()
 	o := newObserved(t, observedOptions{
 		spill: spillIn(t.TempDir()), collections: metrics.NewCollections(time.Hour), memoryLimit: 1 << 40,
+		cluster: func() *metrics.Cluster {
+			return &metrics.Cluster{Name: "lab", Node: "a", View: "v", Members: 2, Share: 0.5, Read: time.Now(), Up: 1}
+		},
 		certificates: func() map[string]time.Time { return map[string]time.Time{"admin": time.Now()} },
 	})
 	o.mustRead(2)

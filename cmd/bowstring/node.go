@@ -13,6 +13,7 @@ import (
 	"bowstring/cmd/bowstring/cluster"
 	"bowstring/fetch"
 	"bowstring/fetch/admission"
+	"bowstring/fetch/lineage"
 	"bowstring/fetch/members"
 	"bowstring/fetch/peers"
 	"bowstring/fetch/store"
@@ -36,6 +37,8 @@ type node struct {
 	members *members.Members // of the cluster that it is a node of, or nil
 	cluster *cluster.Cluster // what it reads from the others by, or nil
 
+	figures *clusterFigures // of that, or nil
+
 	observation *observation // looks at all that, or nil
 }
 
@@ -48,6 +51,7 @@ type limits struct {
 	flight      flight.Options // what clients may do
 	spill       spillConfig
 	cluster     *clusterPart // what it is in a cluster, or nil
+	lineage     *lineage.Log // of what is handed out, or nil; the caller's to close, after the node
 }
 
 // check fills in what clients may do, and reports what cannot be.
@@ -94,6 +98,7 @@ func newNode(dir string, create bool, l limits, link *delay.Link, log *slog.Logg
 		Memory:      admission.Limits{Uploads: l.uploadBytes},
 		MaxReads:    l.maxReads,
 		ReadTimeout: l.readTimeout,
+		Lineage:     l.lineage,
 		Spill:       n.spill,
 		Future:      future,
 		Peers:       others,

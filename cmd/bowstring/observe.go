@@ -118,6 +118,7 @@ func (c *observeFlags) open(ctx context.Context, app *App, d *door.Door, collect
 		Stats: func() flight.Stats { return o.node.server.Stats() }, Times: func() []fetch.Times { return o.node.engine.Times() },
 		Collections: o.collections, MemoryLimit: memoryLimit(), Version: b.Version, GoVersion: b.Go,
 	}
+	about.Cluster = func() *metrics.Cluster { return o.node.clusterNow() }
 	ends := map[string]func() time.Time{}
 	if d.Encrypts() {
 		ends["flight"] = d.CertificateEnds

@@ -93,6 +93,7 @@ type observedOptions struct {
 	collections  *metrics.Collections
 	certificates func() map[string]time.Time
 	memoryLimit  int64
+	cluster      func() *metrics.Cluster
 }
 
 const observedRows = 60
@@ -122,8 +123,8 @@ func newObserved(t *testing.T, opts observedOptions) *observed {
 		t.Fatal(err)
 	}
 	collector, err := metrics.New(metrics.Options{
-		Stats: func() ourflight.Stats { return o.server.Stats() }, Times: o.engine.Times, Collections: opts.collections,
-		Certificates: opts.certificates, MemoryLimit: opts.memoryLimit, Version: "test", GoVersion: "go",
+		Stats: func() ourflight.Stats { return o.server.Stats() }, Times: o.times(opts), Collections: opts.collections,
+		Certificates: opts.certificates, MemoryLimit: opts.memoryLimit, Cluster: opts.cluster, Version: "test", GoVersion: "go",
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -159,6 +160,17 @@ func newObserved(t *testing.T, opts observedOptions) *observed {
 		}
 	})
 	return o
+}
+
+// times are the engine's; a node of a cluster has those of other nodes, too.
+func (o *observed) times(opts observedOptions) func() []fetch.Times {
+	return func() []fetch.Times {
+		list := o.engine.Times()
+		if opts.cluster != nil {
+			list = append(list, peerTimes(100, time.Millisecond))
+		}
+		return list
+	}
 }
 
 // read reads a whole stream and returns how many rows there were.

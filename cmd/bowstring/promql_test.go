@@ -125,6 +125,24 @@ func replayOf(before, after flat) *history {
 	return h
 }
 
+// change has all series of a name be something else from some time on.
+func (h *history) change(name string, from time.Duration, to float64) {
+	for i, s := range h.series {
+		if s.Labels().Get(model.MetricNameLabel) != name {
+			continue
+		}
+		var samples []chunks.Sample
+		for it := s.Iterator(nil); it.Next() != chunkenc.ValNone; {
+			at, v := it.At()
+			if at >= h.begin.Add(from).UnixMilli() {
+				v = to
+			}
+			samples = append(samples, point{at, v})
+		}
+		h.series[i] = storage.NewListSeries(s.Labels(), samples)
+	}
+}
+
 // Querier implements storage.Queryable.
 func (h *history) Querier(int64, int64) (storage.Querier, error) { return (*querier)(h), nil }
 

@@ -35,13 +35,15 @@ type ServeCmd struct {
 	GCEvery               time.Duration `setting:"" default:"0s" placeholder:"DURATION" help:"Free what nothing refers to about that often, as gc does; what streams read stays (default: never)."`
 	GCRate                size          `setting:"" default:"auto" placeholder:"SIZE" help:"How fast such a collection of a store in Scylla or Cassandra reads and removes, a second (default: auto, as fast as it can)."`
 	doorFlags
-	Rules     string `setting:"" type:"path" placeholder:"FILE" help:"Rules of who may do what with which dataset; read again when the file changes (default: everybody may do everything)."`
-	Tenants   string `setting:"" type:"path" placeholder:"FILE" help:"Tenants: who is in which, and what each gets; read again when the file changes (default: callers name them, and all get the same)."`
-	Usage     string `setting:"" type:"path" placeholder:"DIR" help:"Directory to keep in what tenants use by day and dataset; see usage (default: none)."`
-	UsageKeep int    `setting:"" default:"400" placeholder:"DAYS" help:"For how many days that is kept (default: ${default})."`
-	Audit     string `setting:"" type:"path" placeholder:"FILE" help:"File to record in who reads, writes and drops what, as JSON lines (default: none)."`
-	AuditSize size   `setting:"" default:"100MiB" placeholder:"SIZE" help:"How long that file may get before it is put aside as FILE.1, FILE.2 and so on (default: ${default})."`
-	AuditKeep int    `setting:"" default:"0" placeholder:"N" help:"How many of those are kept, the newest (default: all)."`
+	Rules        string `setting:"" type:"path" placeholder:"FILE" help:"Rules of who may do what with which dataset; read again when the file changes (default: everybody may do everything)."`
+	Tenants      string `setting:"" type:"path" placeholder:"FILE" help:"Tenants: who is in which, and what each gets; read again when the file changes (default: callers name them, and all get the same)."`
+	Usage        string `setting:"" type:"path" placeholder:"DIR" help:"Directory to keep in what tenants use by day and dataset; see usage (default: none)."`
+	UsageKeep    int    `setting:"" default:"400" placeholder:"DAYS" help:"For how many days that is kept (default: ${default})."`
+	Lineage      string `setting:"" type:"path" placeholder:"DIR" help:"Directory to keep in what jobs were handed out, beside the spill for instance; see lineage (default: none)."`
+	LineageBytes size   `setting:"" default:"64MiB" placeholder:"SIZE" help:"How much of that is kept, the latest (default: ${default})."`
+	Audit        string `setting:"" type:"path" placeholder:"FILE" help:"File to record in who reads, writes and drops what, as JSON lines (default: none)."`
+	AuditSize    size   `setting:"" default:"100MiB" placeholder:"SIZE" help:"How long that file may get before it is put aside as FILE.1, FILE.2 and so on (default: ${default})."`
+	AuditKeep    int    `setting:"" default:"0" placeholder:"N" help:"How many of those are kept, the newest (default: all)."`
 	spillFlags
 	clusterFlags
 	sameNodeFlags
@@ -152,6 +154,9 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 	}
 	if log := l.flight.Audit; log != nil {
 		defer func() { err = errors.Join(err, log.Close()) }() // the node has stopped by then
+	}
+	if record := l.lineage; record != nil {
+		defer func() { err = errors.Join(err, record.Close()) }() // likewise
 	}
 	if book := l.flight.Usage; book != nil {
 		defer func() { err = errors.Join(err, book.Close()) }() // likewise

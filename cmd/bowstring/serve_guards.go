@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 
+	"bowstring/fetch/lineage"
 	"bowstring/flight"
 	"bowstring/flight/audit"
 	"bowstring/flight/usage"
@@ -14,8 +15,8 @@ type guardFiles struct {
 	tenants *flight.TenantsFile
 }
 
-// guards opens the files of rules and tenants, the audit log and the book of what is used,
-// where there are any. The caller closes the latter two.
+// guards opens the files of rules and tenants, the audit log, the book of what is used and the record of
+// what is handed out, where there are any. The caller closes the latter three.
 func (c *ServeCmd) guards(app *App, l *limits) (files guardFiles, err error) {
 	if c.Rules != "" {
 		if files.rules, err = flight.OpenRules(c.Rules, app.Log); err != nil {
@@ -34,15 +35,25 @@ func (c *ServeCmd) guards(app *App, l *limits) (files guardFiles, err error) {
 			return files, err
 		}
 	}
+	if c.Lineage != "" {
+		if l.lineage, err = lineage.Open(lineage.Options{Dir: c.Lineage, MaxBytes: int64(c.LineageBytes), Logger: app.Log}); err != nil {
+			return files, errors.Join(err, l.closeRecords())
+		}
+	}
 	if c.Audit != "" {
 		log, err := audit.Open(audit.Options{Path: c.Audit, MaxBytes: int64(c.AuditSize), Keep: c.AuditKeep, Logger: app.Log})
 		if err != nil {
-			if l.flight.Usage != nil {
-				err = errors.Join(err, l.flight.Usage.Close())
-			}
-			return files, err
+			return files, errors.Join(err, l.closeRecords())
 		}
 		l.flight.Audit = log
 	}
 	return files, nil
+}
+
+// closeRecords closes what was opened of the book and the record.
+func (l *limits) closeRecords() (err error) {
+	if l.flight.Usage != nil {
+		err = l.flight.Usage.Close()
+	}
+	return errors.Join(err, l.lineage.Close())
 }

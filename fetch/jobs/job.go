@@ -172,6 +172,14 @@ func (j *Job) Selection() plan.Selection { return j.selection }
 // what the store has to give.
 func (j *Job) Group() string { return j.group }
 
+// Course names what the steps of the job hold and nothing else: it is the same in all epochs, whatever the
+// world, the order, and who gets which samples of a step. A job that goes on with other ranks keeps it.
+func (j *Job) Course() string {
+	r := withEpoch(j.request, 0)
+	r.World, r.Order, r.Assign, r.Owners, r.Ranks = nil, "", "", "", nil
+	return digest(r)
+}
+
 // SnapshotName is the snapshot as people write it: dataset@number.
 func (j *Job) SnapshotName() string { return j.snapshot.key.String() }
 

@@ -58,6 +58,15 @@ func (m *Members) Owners(key schema.Key) []string {
 	return d.ask[d.layout.Owners(layout.SlotOf(key))]
 }
 
+// Now is who owns what, as Owners goes by it; nil before Start.
+func (m *Members) Now() *layout.Layout {
+	d := m.directory.Load()
+	if d == nil {
+		return nil
+	}
+	return d.layout
+}
+
 // direct has Owners go by the view as it is now. The first use of a view takes some milliseconds.
 func (m *Members) direct() error {
 	v := m.View()

@@ -172,7 +172,7 @@ func (n *node) stats() NodeStats {
 	defer n.mu.Unlock()
 	return NodeStats{
 		Node: n.name, Up: n.link.Up(), Silent: n.silent.Load(), Asked: n.asked.Load(), Answered: n.answered.Load(),
-		Bytes: n.bytes.Load(), Refused: n.refused.Load(), Wrong: n.wrong.Load(), InFlight: len(n.asks),
+		Bytes: n.bytes.Load(), Refused: n.refused.Load(), Wrong: n.wrong.Load(), InFlight: len(n.asks), Typical: n.typical.Microseconds(),
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -114,6 +115,7 @@ type Tier struct {
 	nodes  atomic.Pointer[map[string]*node] // replaced, never changed
 	mu     sync.Mutex                       // held while nodes is replaced
 	closed bool                             // guarded by mu
+	left   map[string]NodeStats             // of links that are closed; guarded by mu
 }
 
 // New returns a tier of the nodes that the directory names. The caller closes it,
@@ -123,7 +125,7 @@ func New(opts Options) (*Tier, error) {
 	if err := opts.Validate(); err != nil {
 		return nil, err
 	}
-	t := &Tier{opts: opts}
+	t := &Tier{opts: opts, left: map[string]NodeStats{}}
 	t.nodes.Store(&map[string]*node{})
 	return t, nil
 }
@@ -232,6 +234,7 @@ func (t *Tier) drop(gone func(name string) bool) error {
 	for name, n := range *t.nodes.Load() {
 		if gone(name) {
 			dropped = append(dropped, n)
+			t.left[name] = t.left[name].plus(n.stats())
 		} else {
 			nodes[name] = n
 		}
@@ -263,6 +266,26 @@ type NodeStats struct {
 	Refused  int64  `json:"refused"`  // asks that failed: the store was read instead
 	Wrong    int64  `json:"wrong"`    // of those, which brought other bytes
 	InFlight int    `json:"in_flight"`
+	Typical  int64  `json:"typical_us"` // how long answers take: the longest of late, falling slowly
+}
+
+// Totals returns what was asked of each node since the tier was made, by name: also of those that have left, or
+// have another address now. What is of the moment, such as Up, is not set.
+func (t *Tier) Totals() map[string]NodeStats {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	all := maps.Clone(t.left)
+	for name, n := range *t.nodes.Load() {
+		all[name] = all[name].plus(n.stats())
+	}
+	return all
+}
+
+// plus adds the counters of another link to a node.
+func (s NodeStats) plus(o NodeStats) NodeStats {
+	return NodeStats{
+		Node: o.Node, Asked: s.Asked + o.Asked, Answered: s.Answered + o.Answered, Bytes: s.Bytes + o.Bytes, Refused: s.Refused + o.Refused,
+	}
 }
 
 // Stats returns the counters of the ways to all nodes, by name.

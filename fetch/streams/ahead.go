@@ -290,6 +290,7 @@ func (s *Stream) takeLocked(r *run, row int, p *part) {
 		return
 	}
 	seq := r.seq + int64(row)
+	p.seqs = append(p.seqs, seq)
 	a.back.remove(seq)
 	a.served.add(seq)
 	if seq == a.firstRow {

@@ -51,6 +51,7 @@ func (s *Stream) Next() (*Batch, error) {
 	s.set.transit.Add(p.reserved)
 	s.tenant.transit.Add(p.reserved)
 	wait.Encode = time.Since(start)
+	s.record.Batch(lineageOf(p, faults))
 	s.delivered(len(p.positions), wait)
 	b := &Batch{
 		Batch: assembled, Rank: s.ticket.Rank, Epoch: s.epochOf(p.walk.lap), Step: p.walk.step, Row: p.walk.row(), Last: p.last,

@@ -11,6 +11,7 @@ type part struct {
 	walk      walk    // where the stream stands before it
 	pieces    []piece // of a stream that reads nothing: the rows, which are then to be looked up
 	positions []int64
+	seqs      []int64         // of the rows in the stream, where the order is loose; nil if they are the first that are left
 	rows      []schema.Row    // where they lie
 	blobs     [][]schema.Blob // by blob column, by row
 	reserved  int64           // bytes of the window

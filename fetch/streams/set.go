@@ -10,13 +10,14 @@ import (
 	"time"
 
 	"bowstring/fetch/admission"
+	"bowstring/fetch/lineage"
 	"bowstring/fetch/lookahead"
 	"bowstring/fetch/tiers"
 	"bowstring/schema"
 	"bowstring/spill"
 )
 
-// Options says what a Set works with. All fields but Ahead are needed.
+// Options says what a Set works with. All fields but Ahead and Lineage are needed.
 type Options struct {
 	// WindowBytes is what the ledger gives to windows, in bytes.
 	WindowBytes int64
@@ -29,6 +30,8 @@ type Options struct {
 	MaxAhead int64
 	// Told says that other nodes are told what the streams do: see [Set.Progress].
 	Told bool
+	// Lineage records what is handed out; nil for nowhere.
+	Lineage *lineage.Log
 }
 
 // EnsureDefaults fills in the fields that are zero.

@@ -13,6 +13,7 @@ import (
 
 	"bowstring/fetch/admission"
 	"bowstring/fetch/jobs"
+	"bowstring/fetch/lineage"
 	"bowstring/fetch/lookahead"
 	"bowstring/fetch/store"
 	"bowstring/fetch/tiers"
@@ -47,8 +48,9 @@ type Stream struct {
 	steps   int64         // of an epoch, 0 if there is no plan
 	queued  atomic.Int64  // cells that wait for their turn
 	told    told
-	trace   *tiers.Trace // nil if nobody traces it
-	first   trace.Span   // until the first batch, if somebody does; nil otherwise
+	record  *lineage.Recorder // of what is handed out; nil if nobody keeps it
+	trace   *tiers.Trace      // nil if nobody traces it
+	first   trace.Span        // until the first batch, if somebody does; nil otherwise
 
 	mu       lock
 	cond     sync.Cond // told when Next may go on
@@ -150,6 +152,9 @@ func (s *Set) start(ctx context.Context, st *Stream) error {
 			named.Served = nil // which may be long, and says little of what comes
 			st.named = named.Marshal()
 		}
+	}
+	if st.slot.list == nil && ctx.Value(unrecorded{}) == nil {
+		st.record = s.opts.Lineage.Begin(st.lineageHead(ctx), j.Request().Within)
 	}
 	st.id = s.ids.Add(1)
 	if st.trace = tiers.NewTrace(ctx); st.trace != nil {

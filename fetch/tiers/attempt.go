@@ -204,6 +204,9 @@ func (r *Reader) broughtLocked(a Attempt, now time.Time, took time.Duration, blo
 		r.stats.reads++
 		r.stats.readBytes += rd.ref.Size
 		r.stats.readNanos += int64(took)
+		if rd.place.Dataset != 0 && !r.keeps(rd) {
+			r.stats.stoodIn++
+		}
 		if rd.account != nil {
 			rd.account.LastBytes.Add(rd.ref.Size)
 		}

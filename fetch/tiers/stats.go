@@ -6,7 +6,7 @@ import "time"
 type counters struct {
 	reads, readBytes, readNanos, failedReads int64
 	upperReads, upperBytes                   int64
-	peerReads, peerBytes                     int64
+	peerReads, peerBytes, stoodIn            int64
 	sharedReads, retries, hedges, hedgesWon  int64
 	fills                                    int64
 	lost, givenUp                            int64
@@ -22,6 +22,7 @@ type Stats struct {
 	UpperBytes  int64         // of those
 	PeerReads   int64         // blobs that other nodes had, and right
 	PeerBytes   int64         // of those
+	StoodIn     int64         // blobs read from the last tier that are for other nodes to keep
 	SharedReads int64         // wants that came with a read made for another, or from what was held
 	Retries     int64         // attempts after one that failed or was silent for long
 	Hedges      int64         // attempts beside one that was slow
@@ -49,7 +50,7 @@ func (r *Reader) Stats() Stats {
 	c, f := &r.stats, &r.last.flow
 	s := Stats{
 		Reads: c.reads, ReadBytes: c.readBytes, ReadTime: time.Duration(c.readNanos), FailedReads: c.failedReads,
-		UpperReads: c.upperReads, UpperBytes: c.upperBytes, PeerReads: c.peerReads, PeerBytes: c.peerBytes, SharedReads: c.sharedReads,
+		UpperReads: c.upperReads, UpperBytes: c.upperBytes, PeerReads: c.peerReads, PeerBytes: c.peerBytes, StoodIn: c.stoodIn, SharedReads: c.sharedReads,
 		Retries: c.retries, Hedges: c.hedges, HedgesWon: c.hedgesWon, Fills: c.fills, GivenUp: c.givenUp, Lost: c.lost,
 		InFlight: f.reads, BytesInFlight: f.used, Limit: f.limit, MinLatency: f.latency, BytesPerSec: f.rate,
 		Held: len(r.reads), Max: r.latency.greatest(),

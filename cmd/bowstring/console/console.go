@@ -83,6 +83,7 @@ func New(opts Options) (*Console, error) {
 	for path, f := range map[string]func(*query) error{
 		"datasets": (*query).datasets, "dataset": (*query).dataset, "samples": (*query).samples,
 		"summary": (*query).summary, "history": (*query).history, "blob": (*query).blob, "explain": (*query).explain,
+		"lineage": (*query).lineage, "cluster": (*query).cluster,
 	} {
 		c.mux.HandleFunc("GET /console/api/"+path, c.data(f))
 	}

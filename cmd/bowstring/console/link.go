@@ -65,7 +65,7 @@ func (l *links) get(from net.Addr) (*link, func(), error) {
 		l.makeRoomLocked()
 		conn, err := grpc.NewClient("passthrough:///console", grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.pipe.dial(ctx, from) }),
-			grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)), grpc.WithDisableRetry(), grpc.WithUserAgent("bowstring-console"))
+			grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)), grpc.WithDisableRetry(), grpc.WithUserAgent(flight.ConsoleAgent))
 		if err != nil {
 			return nil, nil, err
 		}

@@ -31,10 +31,19 @@ type Options struct {
 	// Certificates returns when the certificates end that are presented to
 	// clients, by listener; nil if there are none.
 	Certificates func() map[string]time.Time
+	// Cluster returns what the server is in its cluster, nil if it is in none; it may be nil itself.
+	Cluster func() *Cluster
 	// MemoryLimit is what the process may use, in bytes; 0 if that is not known.
 	MemoryLimit int64
 	// Version and GoVersion say what was built.
 	Version, GoVersion string
+}
+
+func (o *Options) cluster() *Cluster {
+	if o.Cluster == nil {
+		return nil
+	}
+	return o.Cluster()
 }
 
 func (o *Options) check() error {
@@ -175,6 +184,10 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 		c.collectDatasets(ch, st.Engine.Spill.Datasets)
 	}
 	c.opts.Collections.collect(ch)
+	if cluster := c.opts.cluster(); cluster != nil {
+		ch.cluster(cluster)
+		ch.send(stoodIn, float64(st.Engine.StoodIn))
+	}
 	if c.opts.Certificates != nil {
 		for listener, end := range c.opts.Certificates() {
 			ch.at(certificate, end, listener)

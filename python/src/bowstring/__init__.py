@@ -36,6 +36,7 @@ from bowstring.errors import (
 )
 from bowstring.exchange import Exchange
 from bowstring.forecast import Forecast
+from bowstring.lineage import Held, RecordedJob
 from bowstring.plan import Plan, RankPlan
 from bowstring.preview import Explanation, Preview
 from bowstring.stream import Batches
@@ -59,6 +60,7 @@ __all__ = [
     "Exchange",
     "Explanation",
     "Forecast",
+    "Held",
     "IngestResult",
     "InvalidRequest",
     "LimitExceeded",
@@ -67,6 +69,7 @@ __all__ = [
     "Plan",
     "Preview",
     "RankPlan",
+    "RecordedJob",
     "ServerError",
     "TimedOut",
     "Tls",

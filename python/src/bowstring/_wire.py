@@ -62,3 +62,8 @@ def to_arrow(values: Positions) -> pa.Array:
     """An integer array of NumPy's as an array of Arrow, without a copy and without pandas."""
     values = np.ascontiguousarray(values, np.int64)
     return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
+
+
+def text(given: str | bytes) -> str:
+    """What pyarrow gives as bytes or as text, as text."""
+    return given.decode() if isinstance(given, bytes) else given

@@ -14,6 +14,7 @@ from bowstring.connection import Connection, Tls
 from bowstring.dataset import Dataset, snapshot_named
 from bowstring.errors import ServerError
 from bowstring.forecast import Forecast
+from bowstring.lineage import Held, RecordedJob, held, jobs_on_record
 from bowstring.plan import Plan
 from bowstring.preview import datasets_html
 
@@ -213,6 +214,36 @@ class Client(Connection):
         """Remove a name of a snapshot. Returns the snapshot's number."""
         number: int = self.action("untag", dataset=name, name=tag)[0]["snapshot"]
         return number
+
+    def lineage(
+        self,
+        job: str,
+        step: int,
+        *,
+        epoch: int | None = None,
+        rank: int | None = None,
+        superseded: bool = False,
+    ) -> list[Held]:
+        """Which samples a step of a job held, by rank and in the order in which they were handed out.
+
+        Servers that run with `--lineage` have it on record; the other nodes of a cluster are asked, too.
+        [NotFound][bowstring.NotFound] if the step is not on record, or not any more.
+
+        Args:
+            job: Its name, as `jobs_on_record` or the server's statistics have it; or a plan's, as batches carry it.
+            step: The step, of `epoch`.
+            epoch: The epoch; without it, the last one on record, or that of the plan.
+            rank: One rank; without it, all.
+            superseded: Whether to tell also of rows that a later stream handed out again.
+        """
+        body: dict[str, Any] = {"job": job, "step": step}
+        body.update({name: value for name, value in (("epoch", epoch), ("rank", rank)) if value is not None})
+        found = held(self, self._at, body)
+        return found if superseded else [piece for piece in found if piece.stands]
+
+    def jobs_on_record(self) -> list[RecordedJob]:
+        """The jobs that this server has on record, for `lineage`."""
+        return jobs_on_record(self)
 
     def cancel(self, plan: Plan | str) -> int:
         """End the running streams of a plan. Returns how many there were."""

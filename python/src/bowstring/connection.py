@@ -146,6 +146,10 @@ class Connection:
     def _let_go(self) -> None:
         self._flight = None  # not closed: another thread may be in the middle of a call
 
+    def _at(self, uri: str) -> Self:
+        """A client of another server, that is reached as this one is."""
+        return type(self)(uri, token=self._token, tls=self._tls, timeout=self._timeout, retries=self.retries)
+
     def flight(self) -> fl.FlightClient:
         """The `pyarrow.flight.FlightClient` of the process that asks. Ask each time: it does not survive a fork."""
         flight = self._flight

@@ -273,6 +273,7 @@ class Dataset:
         on_error: Literal["fail", "null", "skip"] | None = None,
         layout: Literal["large_binary", "binary", "huggingface"] | None = None,
         batch_bytes: int | None = None,
+        assign: Literal["plan", "local"] | None = None,
     ) -> Dataset:
         """How rows are served; what is not given stays as it is.
 
@@ -282,6 +283,8 @@ class Dataset:
             on_error: What becomes of a sample that cannot be read.
             layout: How columns of bytes are laid out.
             batch_bytes: What a record batch exceeds by at most one sample.
+            assign: Which rank gets which samples of a step: `plan`; or `local`, what the node beside it owns. Then each
+                rank's stream goes to its node, and to others when that is gone.
         """
         given = {
             "order": order,
@@ -289,6 +292,7 @@ class Dataset:
             "on_error": on_error,
             "layout": layout,
             "batch_bytes": batch_bytes,
+            "assign": assign,
         }
         changed = self._with_options(**{k: v for k, v in given.items() if v is not None})
         _ = changed.schema  # a wrong value is told here
@@ -374,9 +378,8 @@ class Dataset:
             epochs: How many, one after another; the first batch of each is read ahead while the one before is used.
             step: The step to begin with.
         """
-        return Batches(
-            self._client,
-            self.ticket(batch=batch_size, rank=rank, world_size=world_size, epoch=epoch, epochs=epochs, step=step),
+        return self._stream(
+            self.ticket(batch=batch_size, rank=rank, world_size=world_size, epoch=epoch, epochs=epochs, step=step)
         )
 
     def resume(self, ticket: dict[str, Any]) -> Batches:
@@ -384,7 +387,21 @@ class Dataset:
         if ticket.get("dataset") != self._name or ticket.get("snapshot") != self._snapshot:
             theirs = f"{ticket.get('dataset')}@{ticket.get('snapshot')}"
             raise InvalidRequest(f"ticket: got one of {theirs}, want one of {self._name}@{self._snapshot}")
-        return Batches(self._client, dict(ticket))
+        return self._stream(dict(ticket))
+
+    def _stream(self, ticket: dict[str, Any]) -> Batches:
+        """The batches of a ticket, from where it is best redeemed."""
+        if ticket.get("assign") != "local":
+            return Batches(self._client, ticket)
+        of_one = ("rank", "step", "row", "stride", "stop", "epochs", "served")
+        request = {name: value for name, value in ticket.items() if name not in of_one}
+        descriptor = fl.FlightDescriptor.for_command(json.dumps(request))
+        with translate():
+            info = self._client.flight().get_flight_info(descriptor, self._client.options())
+        share = plan_of(info).ranks[ticket.get("rank", 0)]
+        # The layout of the epoch, by its name: every node that is asked means the same by the ticket.
+        named = {name: share.ticket[name] for name in ("owners", "ranks") if name in share.ticket}
+        return Batches(self._client, ticket | named, locations=share.locations)
 
     def positions(self) -> Positions:
         """The positions of its rows in the snapshot, in order: what `take` and `select` go by."""

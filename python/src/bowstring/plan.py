@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from bowstring._wire import decoded
+from bowstring._wire import decoded, text
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,11 @@ class RankPlan:
         # Not before it is asked for: pyarrow imports pandas for it, which takes most of a second.
         found = fl.FlightEndpoint.deserialize(self._endpoint).expiration_time
         return None if found is None else datetime.fromisoformat(str(found))
+
+    @property
+    def locations(self) -> list[str]:
+        """Where the ticket is best redeemed, the rank's own node first; empty where any connection will do."""
+        return [text(location.uri) for location in fl.FlightEndpoint.deserialize(self._endpoint).locations]
 
 
 @dataclass(frozen=True)

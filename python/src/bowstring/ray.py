@@ -244,7 +244,8 @@ class BowstringDatasource(Datasource):
                 input_files=None,
                 exec_stats=None,
             )
-            function = functools.partial(_blocks, client, ticket, names, residual, schema if not rows else None)
+            empty = schema if not rows else None
+            function = functools.partial(_blocks, client, ticket, names, residual, empty, tuple(rank.locations))
             tasks.append(ReadTask(function, metadata, schema=schema, per_task_row_limit=per_task_row_limit))
         return tasks
 
@@ -257,13 +258,18 @@ def _client(pickled: bytes) -> Client:
 
 
 def _blocks(
-    client: bytes, ticket: dict[str, Any], names: list[str], residual: pc.Expression | None, empty: pa.Schema | None
+    client: bytes,
+    ticket: dict[str, Any],
+    names: list[str],
+    residual: pc.Expression | None,
+    empty: pa.Schema | None,
+    locations: tuple[str, ...] = (),
 ) -> Iterator[pa.Table]:
     """Read a ticket; this runs in a worker of Ray's."""
     if empty is not None:
         yield empty.empty_table()
         return
-    with Batches(_client(client), ticket) as batches:
+    with Batches(_client(client), ticket, locations) as batches:
         for batch in batches:
             table = pa.Table.from_batches([batch])
             if residual is not None:

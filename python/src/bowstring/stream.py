@@ -7,7 +7,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -69,14 +69,23 @@ class Batches(Iterator[pa.RecordBatch]):
         waited: Seconds that this process has waited for batches.
     """
 
-    def __init__(self, connection: Connection, ticket: dict[str, Any]) -> None:
+    def __init__(self, connection: Connection, ticket: dict[str, Any], locations: Sequence[str] = ()) -> None:
         self.place: dict[str, Any] | None = None
         self.ticket = ticket
         self.waits: dict[str, float] = {}
         self.waited = 0.0
         self._connection = connection
+        # Who serves the ticket: the next one when one cannot be reached, and in the end the server that was asked.
+        self._places = [place for place in locations if place != connection.uri]
+        if len(self._places) < len(locations) and locations[0] == connection.uri:
+            self._places.insert(0, connection.uri)
+        if connection.uri not in self._places:
+            self._places.append(connection.uri)
+        self._turn = 0
+        self._others: dict[str, Connection] = {}
         self._reader: Any = None
         self._ring: Ring | None = None
+        self._lender = connection  # of the ring
         self._pid = os.getpid()
         self._lock = threading.RLock()  # held while a batch is read
         self._ended = False
@@ -121,9 +130,13 @@ class Batches(Iterator[pa.RecordBatch]):
                     if self._closed or (reader is not None and self._reader is not reader):
                         continue
                     raise
-                except (Unavailable, LimitExceeded):
+                except (Unavailable, LimitExceeded) as error:
                     self._reader = None
                     self._leave()
+                    if isinstance(error, Unavailable):
+                        self._turn += 1
+                        if self._turn % len(self._places):
+                            continue  # another node may be there
                     raise
                 place: dict[str, Any] = json.loads(chunk.app_metadata.to_pybytes())
                 self.ticket = place.pop("resume")
@@ -143,20 +156,37 @@ class Batches(Iterator[pa.RecordBatch]):
         reader = self._reader
         if reader is None:
             ticket = fl.Ticket(json.dumps(self.ticket).encode())
+            connection = self._at()
             with _fork.connecting():
-                ring = self._connection.ring()
+                ring = connection.ring()
                 named = None if ring is None else ring.begin()
                 self._leave()
-                self._ring = ring
-                reader = self._connection.flight().do_get(ticket, self._connection.options(stream=True, ring=named))
+                self._ring, self._lender = ring, connection
+                reader = connection.flight().do_get(ticket, connection.options(stream=True, ring=named))
                 self._reader = reader
                 _fork.hold(self)
         return reader
+
+    @property
+    def uri(self) -> str:
+        """The address that the stream is read from, or will be."""
+        return self._places[self._turn % len(self._places)]
+
+    def _at(self) -> Connection:
+        """The connection to the node whose turn it is."""
+        uri = self.uri
+        if uri == self._connection.uri:
+            return self._connection
+        if uri not in self._others:
+            self._others[uri] = self._connection._at(uri)
+        return self._others[uri]
 
     def close(self) -> None:
         """End the stream, whatever is left of it. The server is told. May be called from another thread."""
         self._closed = True
         self._cancel()
+        for other in self._others.values():
+            other.close()
 
     def _let_go(self) -> None:
         self._cancel()
@@ -167,7 +197,7 @@ class Batches(Iterator[pa.RecordBatch]):
         """Give the ring back, if there is one. What came by it stays."""
         ring, self._ring = self._ring, None
         if ring is not None:
-            self._connection.rings.back(ring)
+            self._lender.rings.back(ring)
 
     def _cancel(self) -> None:
         reader, self._reader = self._reader, None

@@ -24,7 +24,7 @@ function together(list) {
 }
 
 const jobRow = (j) => [
-  el("span", { title: j.job }, j.dataset), el("span.mono", j.job.slice(0, 12)), count(j.streams), String(j.epoch),
+  el("span", { title: j.job }, j.dataset), el("a.mono", { href: "#/job/" + encodeURIComponent(j.job) }, j.job.slice(0, 12)), count(j.streams), String(j.epoch),
   el("div.with", bar(j.progress, "Progress"), el("span", percent(j.progress))),
   j.epoch_left_s === null ? "–" : duration(j.epoch_left_s),
   j.epoch_left_s === null ? "–" : new Date(Date.now() + 1000 * j.epoch_left_s).toLocaleTimeString("sv").slice(0, 5), percent(j.spill_share),

@@ -3,6 +3,8 @@ import { el, fill } from "./dom.js";
 import { live } from "./live.js";
 import { datasets } from "./datasets.js";
 import { dataset } from "./dataset.js";
+import { jobs, job } from "./job.js";
+import { cluster } from "./cluster.js";
 
 const main = document.getElementById("main");
 const nav = document.getElementById("nav");
@@ -61,17 +63,20 @@ function away() {
   for (const d of document.querySelectorAll("dialog")) d.close();
 }
 
+const parents = { dataset: "datasets", job: "jobs" };
+const titles = { datasets: "Datasets – ", jobs: "Jobs – ", cluster: "Cluster – " };
+
 function route(moved) {
   if (nav.hidden) return;
   away();
   const [, view = "live", ...rest] = location.hash.split("?")[0].split("/").map(decode);
   for (const a of nav.children) {
-    if (a.getAttribute("href").slice(2) === (view === "dataset" ? "datasets" : view)) a.setAttribute("aria-current", "page");
+    if (a.getAttribute("href").slice(2) === (parents[view] || view)) a.setAttribute("aria-current", "page");
     else a.removeAttribute("aria-current");
   }
-  const views = { live, datasets, dataset };
+  const views = { live, datasets, dataset, jobs, job, cluster };
   const show = Object.hasOwn(views, view) ? views[view] : live;
-  document.title = (rest[0] ? rest[0] + " – " : view === "datasets" ? "Datasets – " : "") + "Bowstring";
+  document.title = (rest[0] ? rest[0] + " – " : titles[view] || "") + "Bowstring";
   if (show !== live) say("", "");
   leave = show(main, rest, new URLSearchParams(location.hash.split("?")[1] || "")) || (() => {});
   if (moved) main.focus();

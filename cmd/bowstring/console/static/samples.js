@@ -5,27 +5,13 @@ import { detail } from "./sample.js";
 
 const size = 48;
 
-export function samples(body, about, name) {
+/** tiles is what makes tiles of samples, and the columns that their rows need. */
+export function tiles(about, name) {
   const media = about.columns.find((c) => c.kind === "blob" && c.media) || about.columns.find((c) => c.kind === "blob");
   const columns = about.columns.filter((c) => c.kind !== "blob").map((c) => c.name);
   if (!columns.includes("split")) columns.push("split");
   for (const c of about.columns) if (c.kind === "blob") columns.push(c.name + ".size");
   const label = about.columns.find((c) => c.classes) || about.columns.find((c) => c.kind === "metadata");
-  let stop = new AbortController(), page = 0;
-  const split = el("select", { id: "split", change: () => ask(0) }, el("option", { value: "" }, "all"), about.splits.map((s) => el("option", { value: s.name }, s.name)));
-  const where = el("input", { id: "where", type: "text", spellcheck: "false", autocomplete: "off", placeholder: example(about), "aria-describedby": "problem" });
-  const problem = el("div", { id: "problem", role: "alert" });
-  const grid = el("div.grid"), total = el("span.muted", { role: "status" });
-  const back = el("button", { type: "button", click: () => ask(page - 1) }, "Previous");
-  const forth = el("button", { type: "button", click: () => ask(page + 1) }, "Next");
-  const box = card("Samples", grid, el("div.pager", back, forth, total));
-  const form = el("form.card.ask", { "aria-label": "Which samples", submit: (e) => { e.preventDefault(); ask(0); } },
-    el("div", el("label", { for: "split" }, "Split"), split), el("div", el("label", { for: "where" }, "Where"), where), el("button.primary", { type: "submit" }, "Show"));
-  body.className = "";
-  body.style.display = "grid";
-  body.style.gap = "16px";
-  fill(body, form, problem, box);
-
   const caption = (row) => {
     if (!label) return "#" + row.position;
     const v = row[label.name];
@@ -44,6 +30,25 @@ export function samples(body, about, name) {
     return el("button.tile", { type: "button", "aria-label": "Sample " + row.position + ", " + caption(row), click: () => detail(about, name, row, caption(row)) },
       frame, el("div.cap", { title: caption(row) }, caption(row)));
   }
+  return { tile, columns };
+}
+
+export function samples(body, about, name) {
+  const { tile, columns } = tiles(about, name);
+  let stop = new AbortController(), page = 0;
+  const split = el("select", { id: "split", change: () => ask(0) }, el("option", { value: "" }, "all"), about.splits.map((s) => el("option", { value: s.name }, s.name)));
+  const where = el("input", { id: "where", type: "text", spellcheck: "false", autocomplete: "off", placeholder: example(about), "aria-describedby": "problem" });
+  const problem = el("div", { id: "problem", role: "alert" });
+  const grid = el("div.grid"), total = el("span.muted", { role: "status" });
+  const back = el("button", { type: "button", click: () => ask(page - 1) }, "Previous");
+  const forth = el("button", { type: "button", click: () => ask(page + 1) }, "Next");
+  const box = card("Samples", grid, el("div.pager", back, forth, total));
+  const form = el("form.card.ask", { "aria-label": "Which samples", submit: (e) => { e.preventDefault(); ask(0); } },
+    el("div", el("label", { for: "split" }, "Split"), split), el("div", el("label", { for: "where" }, "Where"), where), el("button.primary", { type: "submit" }, "Show"));
+  body.className = "";
+  body.style.display = "grid";
+  body.style.gap = "16px";
+  fill(body, form, problem, box);
 
   async function ask(to) {
     stop.abort();

@@ -103,6 +103,7 @@ class BowstringDataset(IterableDataset[Any]):
         collate: Callable[[list[Any]], Any] | None = None,
         on_decode_error: Literal["raise", "skip"] = "raise",
         tune_malloc: bool = True,
+        assign: Literal["plan", "local"] | None = None,
         token: str | None = None,
         tls: Tls | None = None,
     ) -> None:
@@ -129,6 +130,8 @@ class BowstringDataset(IterableDataset[Any]):
             raise ValueError("shuffle: got True, want the seed, an integer, such as 0; or False")
         if shuffle is not None:
             dataset = dataset.shuffle(shuffle) if shuffle is not False else dataset._but(_seed=None)
+        if assign is not None:
+            dataset = dataset.options(assign=assign)
         if (rank is None) != (world_size is None):
             raise ValueError("rank, world_size: want both or none")
         self.global_batch_size = size

@@ -1,0 +1,221 @@
+package fetch
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"bowstring/fetch/admission"
+	"bowstring/fetch/lineage"
+	"bowstring/fetch/store"
+	"bowstring/fetch/streams"
+	"bowstring/schema"
+)
+
+// What the record of handed out samples consists of.
+type (
+	// Piece is a part of what a stream handed out.
+	Piece = lineage.Piece
+	// PieceHead says whose it is.
+	PieceHead = lineage.Head
+)
+
+// Share is a part of what a rank got in a step, all of one stream.
+type Share struct {
+	Piece *Piece
+	Epoch uint64
+	Step  int64
+	Rank  int
+	World int64
+	// Row is where it begins in the rank's share of the step, which has Of rows.
+	Row, Of int64
+	// Positions are of the samples that were handed out, in their order, substitutes among them.
+	Positions []int64
+	Faults    []Fault // without ids
+	// Stands says that no later stream has handed out these rows again. Of one that was cut off,
+	// the client may not have received the last ones: who went on says from where.
+	Stands bool
+
+	faultRows []int64
+}
+
+// Unrecorded returns a context whose streams are not put on record.
+func Unrecorded(ctx context.Context) context.Context { return streams.Unrecorded(ctx) }
+
+// Recorded returns what was recorded of the streams that match tells, in the order in which they began. ok is
+// false if no record is kept.
+func (e *Engine) Recorded(match func(*PieceHead) bool) (pieces []*Piece, ok bool, err error) {
+	if e.opts.Lineage == nil {
+		return nil, false, nil
+	}
+	pieces, err = e.opts.Lineage.Look(match)
+	return pieces, true, err
+}
+
+// RecordedSince is since when what is handed out is on record, zero if nothing is.
+func (e *Engine) RecordedSince() time.Time {
+	if e.opts.Lineage == nil {
+		return time.Time{}
+	}
+	since, _ := e.opts.Lineage.Kept()
+	return since
+}
+
+// maxLineageRows is how many rows of a step are told at once, and lineageRowBytes what one takes meanwhile.
+const (
+	maxLineageRows  = 1 << 20
+	lineageRowBytes = 16
+)
+
+// Lineage says what pieces, of streams of one course in the order of Recorded, handed out in a step of an epoch: by rank, and
+// of each in the order of its rows. rank is negative for all.
+func (e *Engine) Lineage(ctx context.Context, pieces []*Piece, epoch uint64, step int64, rank int) ([]Share, error) {
+	memory, err := e.ledger.ReserveFor(ctx, admission.Results, store.CallerFrom(ctx).Tenant, min(maxLineageRows*lineageRowBytes, e.ledger.Limit(admission.Results)))
+	if err != nil {
+		return nil, fmt.Errorf("looking up step %d: %w", step, err)
+	}
+	defer memory.Release()
+	var list []Share
+	var rows int64
+	jobs := map[string]*Job{} // that the pieces are of: most have the same one
+	defer func() {
+		for _, j := range jobs {
+			j.Close()
+		}
+	}()
+	for _, p := range pieces {
+		if rank >= 0 && p.Head.Ticket.Rank != rank || !mayCover(&p.Head.Ticket, epoch) {
+			continue
+		}
+		s, err := e.share(ctx, jobs, p, epoch, step)
+		if err != nil {
+			return nil, err
+		}
+		if s == nil {
+			continue
+		}
+		if rows += int64(len(s.Positions)); rows > maxLineageRows {
+			return nil, fmt.Errorf("%w: step %d was handed out with more than %d rows; ask for one rank", schema.ErrLimit, step, maxLineageRows)
+		}
+		list = append(list, *s)
+	}
+	return settle(list), nil
+}
+
+// mayCover reports whether a ticket may be of an epoch.
+func mayCover(t *schema.Ticket, epoch uint64) bool {
+	if t.Shuffle == nil {
+		return epoch == 0
+	}
+	return epoch >= t.Shuffle.Epoch && epoch-t.Shuffle.Epoch < uint64(max(t.Epochs, 1))
+}
+
+// share is what one piece handed out; nil if nothing.
+func (e *Engine) share(ctx context.Context, jobs map[string]*Job, p *Piece, epoch uint64, step int64) (*Share, error) {
+	req := p.Head.Ticket.Request
+	req.Within = p.Head.Restriction()
+	name := string(req.Marshal()) + req.Within.Key()
+	j := jobs[name]
+	if j == nil {
+		var err error
+		if j, err = e.jobOf(ctx, p); err != nil {
+			return nil, err
+		}
+		jobs[name] = j
+	}
+	h, err := streams.HeldBy(ctx, j, p, epoch, step)
+	if err != nil || h == nil {
+		return nil, err
+	}
+	return &Share{
+		Piece: p, Epoch: epoch, Step: step, Rank: p.Head.Ticket.Rank, World: req.WorldSize(),
+		Row: h.Row, Of: h.Of, Positions: h.Positions, Faults: h.Faults, faultRows: h.FaultRows,
+	}, nil
+}
+
+// jobOf opens the job of a piece, with what its caller could see.
+func (e *Engine) jobOf(ctx context.Context, p *Piece) (*Job, error) {
+	req := p.Head.Ticket.Request
+	req.Within = p.Head.Restriction()
+	j, err := e.Open(ctx, req)
+	if err != nil {
+		return nil, fmt.Errorf("what was handed out follows from snapshot %d of %s: %w", req.Snapshot, req.Dataset, err)
+	}
+	return j, nil
+}
+
+// LastEpoch is the epoch that a piece came to.
+func (e *Engine) LastEpoch(ctx context.Context, p *Piece) (uint64, error) {
+	if p.Head.Ticket.Shuffle == nil {
+		return 0, nil
+	}
+	if p.Head.Ticket.Epochs <= 1 {
+		return p.Head.Ticket.Shuffle.Epoch, nil
+	}
+	j, err := e.jobOf(ctx, p)
+	if err != nil {
+		return 0, err
+	}
+	defer j.Close()
+	return streams.LastEpoch(j, p)
+}
+
+// sharedBy names how a step is shared out.
+func sharedBy(p *Piece) string {
+	r := p.Head.Ticket.Request
+	return fmt.Sprintf("%d %s %s %q", r.WorldSize(), r.Assign, r.Owners, r.Ranks)
+}
+
+// settle says which shares stand: of a step that was handed out to different worlds, those of the last one, and of
+// rows that several streams handed out, the last ones. What stands in part is cut.
+func settle(list []Share) []Share {
+	var world string
+	for i := range list {
+		world = sharedBy(list[i].Piece) // the last one began last
+	}
+	taken := map[int][]bool{} // rows that later streams handed out, by rank
+	var out []Share
+	for i := len(list) - 1; i >= 0; i-- {
+		s := list[i]
+		if sharedBy(s.Piece) != world {
+			out = append(out, s)
+			continue
+		}
+		if taken[s.Rank] == nil {
+			taken[s.Rank] = make([]bool, s.Of)
+		}
+		rows := taken[s.Rank][s.Row:][:len(s.Positions)]
+		for from := 0; from < len(rows); {
+			to := from + 1
+			for to < len(rows) && rows[to] == rows[from] {
+				to++
+			}
+			part := s
+			part.Row, part.Positions, part.Stands = s.Row+int64(from), s.Positions[from:to], !rows[from]
+			part.Faults = nil
+			for k, f := range s.Faults {
+				if at := s.faultRows[k] - s.Row; at >= int64(from) && at < int64(to) {
+					part.Faults = append(part.Faults, f)
+				}
+			}
+			out = append(out, part)
+			from = to
+		}
+		for k := range rows {
+			rows[k] = true
+		}
+	}
+	slices.SortStableFunc(out, func(a, b Share) int {
+		switch {
+		case a.Stands != b.Stands && a.Stands:
+			return -1
+		case a.Stands != b.Stands:
+			return 1
+		case a.Rank != b.Rank:
+			return a.Rank - b.Rank
+		}
+		return int(min(max(a.Row-b.Row, -1), 1))
+	})
+	return out
+}

@@ -1,0 +1,346 @@
+package lineage
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"bowstring/schema"
+)
+
+// Options tunes a Log. The zero value of each field but Dir stands for its default.
+type Options struct {
+	// Dir is the directory, which is made if it is not there. One server has it, at a time.
+	Dir string
+	// MaxBytes is what the files may take together. Default 64 MiB, least 1 MiB. Memory that a look into the
+	// record takes is of that size, once.
+	MaxBytes int64
+	// PieceBytes is how many bytes of deviations are written of a stream before it begins anew: so much at most is gone
+	// through to say what a step held. Default 256 KiB.
+	PieceBytes int64
+	// Now is the clock. Default time.Now.
+	Now func() time.Time
+	// Logger is told when the directory cannot be written. Default slog.Default().
+	Logger *slog.Logger
+}
+
+// files is how many files the record is cut into: the oldest goes as a whole.
+const files = 8
+
+// leastBytes is the least that MaxBytes may be.
+const leastBytes = 1 << 20
+
+// EnsureDefaults fills in the fields that are zero.
+func (o *Options) EnsureDefaults() {
+	if o.MaxBytes == 0 {
+		o.MaxBytes = 64 << 20
+	}
+	if o.PieceBytes == 0 {
+		o.PieceBytes = 256 << 10
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+}
+
+// Validate returns an error that names the first field without a sensible value.
+func (o *Options) Validate() error {
+	switch {
+	case o.Dir == "":
+		return &schema.FieldError{Field: "Dir", Got: "nothing", Want: "a directory"}
+	case o.MaxBytes < leastBytes:
+		return &schema.FieldError{Field: "MaxBytes", Got: fmt.Sprint(o.MaxBytes), Want: fmt.Sprintf("%d bytes or more", leastBytes)}
+	case o.PieceBytes < 1:
+		return &schema.FieldError{Field: "PieceBytes", Got: fmt.Sprint(o.PieceBytes), Want: "1 byte or more"}
+	}
+	return nil
+}
+
+// Log is the record. It is safe for concurrent use; a nil Log keeps none.
+type Log struct {
+	opts Options
+	lock *os.File
+
+	looking sync.Mutex // held by the one look into the record that there is
+	paused  atomic.Int64
+
+	mu      sync.Mutex
+	closed  bool
+	list    []*segment // the oldest first; the last one is written to
+	pieces  uint32
+	streams int64 // the last stream's number
+}
+
+// segment is a file.
+type segment struct {
+	number int64
+	begun  time.Time // no stream in it began earlier; zero if there is none
+	mine   bool      // this process has begun it: to others, whose ends may be torn, nothing is added
+	size   int64     // guarded by Log.mu
+
+	mu   sync.Mutex
+	file *os.File // nil once it is gone
+}
+
+const suffix = ".lineage"
+
+// Open opens or makes the directory. It is a schema.ErrUnavailable if another process has it.
+func Open(opts Options) (*Log, error) {
+	opts.EnsureDefaults()
+	if err := opts.Validate(); err != nil {
+		return nil, fmt.Errorf("lineage: %w", err)
+	}
+	if err := os.MkdirAll(opts.Dir, 0o750); err != nil {
+		return nil, fmt.Errorf("lineage: %w", err)
+	}
+	lock, err := os.OpenFile(filepath.Join(opts.Dir, "lock"), os.O_CREATE|os.O_RDWR, 0o640)
+	if err != nil {
+		return nil, fmt.Errorf("lineage: %w", err)
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, errors.Join(fmt.Errorf("%w: another server keeps what it served in %s: %w", schema.ErrUnavailable, opts.Dir, err), lock.Close())
+	}
+	l := &Log{opts: opts, lock: lock}
+	if err := l.load(); err != nil {
+		return nil, errors.Join(fmt.Errorf("lineage: %w", err), l.Close())
+	}
+	return l, nil
+}
+
+// load opens the files that are there.
+func (l *Log) load() error {
+	entries, err := os.ReadDir(l.opts.Dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries { // sorted
+		name, ok := strings.CutSuffix(e.Name(), suffix)
+		if !ok {
+			continue
+		}
+		s := &segment{}
+		if _, err := fmt.Sscanf(name, "%d", &s.number); err != nil {
+			continue
+		}
+		if s.file, err = os.OpenFile(filepath.Join(l.opts.Dir, e.Name()), os.O_RDWR, 0); err != nil {
+			return err
+		}
+		l.list = append(l.list, s)
+		info, err := s.file.Stat()
+		if err != nil {
+			return err
+		}
+		s.size = info.Size()
+	}
+	slices.SortFunc(l.list, func(a, b *segment) int { return int(a.number - b.number) })
+	for _, s := range l.list {
+		_, err := s.read(func(h *Head) bool {
+			if s.begun.IsZero() || h.Opened().Before(s.begun) {
+				s.begun = h.Opened()
+			}
+			l.streams = max(l.streams, h.Stream)
+			return false
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// stream is the number of a stream that begins now.
+func (l *Log) stream() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.streams = max(l.streams+1, l.opts.Now().UnixNano())
+	return l.streams
+}
+
+// currentLocked returns the file that is written to, and has it be one with room for so many bytes.
+func (l *Log) currentLocked(size int64) (*segment, error) {
+	most := l.opts.MaxBytes / files
+	if size > most/4 {
+		return nil, fmt.Errorf("%w: %d bytes of a record of what was served; it may have %d", schema.ErrLimit, size, most/4)
+	}
+	if n := len(l.list); n > 0 && l.list[n-1].mine && l.list[n-1].size+size <= most {
+		return l.list[n-1], nil
+	}
+	s := &segment{number: 1, begun: l.opts.Now(), mine: true}
+	if n := len(l.list); n > 0 {
+		s.number = l.list[n-1].number + 1
+	}
+	for l.bytesLocked() > l.opts.MaxBytes-most {
+		if err := l.dropLocked(); err != nil {
+			return nil, err
+		}
+	}
+	if n := len(l.list); n > 0 {
+		if err := l.list[n-1].file.Sync(); err != nil {
+			return nil, err
+		}
+	}
+	path := l.path(s)
+	var err error
+	if s.file, err = os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o640); err != nil {
+		return nil, err
+	}
+	header := append([]byte(magic), make([]byte, 8)...)
+	if _, err := s.file.Write(header); err != nil {
+		return nil, errors.Join(err, s.file.Close(), os.Remove(path))
+	}
+	s.size = int64(len(header))
+	l.list = append(l.list, s)
+	return s, nil
+}
+
+func (l *Log) path(s *segment) string {
+	return filepath.Join(l.opts.Dir, fmt.Sprintf("%012d%s", s.number, suffix))
+}
+
+func (l *Log) bytesLocked() (n int64) {
+	for _, s := range l.list {
+		n += s.size
+	}
+	return n
+}
+
+// dropLocked removes the oldest file.
+func (l *Log) dropLocked() error {
+	s := l.list[0]
+	if err := os.Remove(l.path(s)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	l.list = l.list[1:]
+	return s.close()
+}
+
+// append adds records to the record, all to one file: from, if that is not nil and still written to. It returns
+// which, and where they lie. of is told the number that a new piece would have.
+func (l *Log) append(from *segment, make func(piece uint32) []byte) (s *segment, at int64, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return nil, 0, errClosed
+	}
+	b := make(l.pieces + 1)
+	if s, err = l.currentLocked(int64(len(b))); err != nil {
+		return nil, 0, err
+	}
+	if from != nil && s != from {
+		return nil, 0, errMoved
+	}
+	if from == nil {
+		l.pieces++
+	}
+	if _, err := s.file.WriteAt(b, s.size); err != nil {
+		return nil, 0, err
+	}
+	at = s.size
+	s.size += int64(len(b))
+	return s, at, nil
+}
+
+var (
+	errClosed = fmt.Errorf("%w: the record of what was served is closed", schema.ErrUnavailable)
+	errMoved  = errors.New("another file is written to now")
+)
+
+// count writes how many rows a piece has handed out in order since a record. errMoved says that the file is
+// another one now.
+func (l *Log) count(s *segment, at, n int64) error {
+	var b [8]byte
+	putCount(b[:], n)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.file == nil {
+		return errMoved
+	}
+	_, err := s.file.WriteAt(b[:], at+headerSize-8)
+	return err
+}
+
+// isCurrent reports whether a file is the one that is written to.
+func (l *Log) isCurrent(s *segment) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !l.closed && len(l.list) > 0 && l.list[len(l.list)-1] == s
+}
+
+// pause is for how long nothing is written after a write has failed.
+const pause = time.Second
+
+// failed takes in that a write has failed: no stream ends for it, and what was not written is missing in the record.
+func (l *Log) failed(err error) {
+	now := l.opts.Now().UnixNano()
+	if was := l.paused.Swap(now + int64(pause)); was == 0 && !errors.Is(err, errClosed) {
+		l.opts.Logger.Error("what streams hand out cannot be recorded; lineage will not know of it", "directory", l.opts.Dir, "error", err)
+	}
+}
+
+// ready reports whether something may be written.
+func (l *Log) ready() bool {
+	until := l.paused.Load()
+	return until == 0 || l.opts.Now().UnixNano() >= until
+}
+
+// wrote takes in that a write has succeeded.
+func (l *Log) wrote() {
+	if l.paused.Load() != 0 && l.paused.Swap(0) != 0 {
+		l.opts.Logger.Info("what streams hand out is recorded again", "directory", l.opts.Dir)
+	}
+}
+
+// Kept says since when the record is kept, zero if it is empty, and how many bytes it has.
+func (l *Log) Kept() (since time.Time, bytes int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, s := range l.list {
+		if since.IsZero() || !s.begun.IsZero() && s.begun.Before(since) {
+			since = s.begun
+		}
+	}
+	return since, l.bytesLocked()
+}
+
+// Close ends the record: what streams hand out afterwards is not in it.
+func (l *Log) Close() error {
+	if l == nil {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return nil
+	}
+	l.closed = true
+	var err error
+	for _, s := range l.list {
+		if s.mine {
+			err = errors.Join(err, s.file.Sync())
+		}
+		err = errors.Join(err, s.close())
+	}
+	l.list = nil
+	return errors.Join(err, l.lock.Close())
+}
+
+func (s *segment) close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := s.file
+	s.file = nil
+	return f.Close()
+}

@@ -1,0 +1,263 @@
+package flight
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/metadata"
+
+	"bowstring/fetch"
+	"bowstring/schema"
+)
+
+// ConsoleAgent is how the console's calls name their client: pages of samples are no job.
+const ConsoleAgent = "bowstring-console"
+
+// onlyLooks reports whether a call is one of the console's.
+func onlyLooks(ctx context.Context) bool {
+	md, _ := metadata.FromIncomingContext(ctx)
+	agent := md.Get("user-agent")
+	return len(agent) > 0 && strings.HasPrefix(agent[0], ConsoleAgent)
+}
+
+// lineageRequest is the body of the action lineage.
+type lineageRequest struct {
+	Job   string  `json:"job"`
+	Epoch *uint64 `json:"epoch"`
+	Step  *int64  `json:"step"`
+	Rank  *int    `json:"rank"`
+}
+
+func (r *lineageRequest) check() error {
+	switch {
+	case r.Job == "" && (r.Step != nil || r.Epoch != nil || r.Rank != nil):
+		return &schema.FieldError{Field: "job", Got: "nothing", Want: "the name of a job, as stats and batches have it, or no other field to list those on record"}
+	case r.Job != "" && r.Step == nil && (r.Epoch != nil || r.Rank != nil):
+		return &schema.FieldError{Field: "step", Got: "nothing", Want: "a step of the job"}
+	case r.Step != nil && *r.Step < 0:
+		return &schema.FieldError{Field: "step", Got: fmt.Sprint(*r.Step), Want: "0 or more"}
+	case r.Rank != nil && *r.Rank < 0:
+		return &schema.FieldError{Field: "rank", Got: fmt.Sprint(*r.Rank), Want: "0 or more"}
+	}
+	return nil
+}
+
+// lineageHeader is the first result: what the record is.
+type lineageHeader struct {
+	Since  time.Time `json:"since"`  // since when streams are on record, zero if none is
+	Others []string  `json:"others"` // the other nodes of the cluster, which have records of their own
+}
+
+// lineageJob is a job that is on record.
+type lineageJob struct {
+	Job      string    `json:"job"`
+	Dataset  string    `json:"dataset"`
+	Snapshot int64     `json:"snapshot"`
+	Plan     string    `json:"plan"` // the last one
+	World    int64     `json:"world"`
+	Order    string    `json:"order"`
+	Streams  int       `json:"streams"`
+	Rows     int64     `json:"rows,omitempty"` // handed out; left out where rows are hidden
+	First    time.Time `json:"first"`          // when its first stream on record began, and the last one
+	Last     time.Time `json:"last"`
+}
+
+// lineageShare is a piece of what a rank got in a step.
+type lineageShare struct {
+	Job      string `json:"job"`
+	Dataset  string `json:"dataset"`
+	Snapshot int64  `json:"snapshot"`
+	Epoch    uint64 `json:"epoch"`
+	Step     int64  `json:"step"`
+	Rank     int    `json:"rank"`
+	World    int64  `json:"world"`
+	// Row is where it begins in the share of the rank, which has Of rows. Both are left out where rows are hidden.
+	Row       *int64        `json:"row,omitempty"`
+	Of        *int64        `json:"of,omitempty"`
+	Positions []int64       `json:"positions"`
+	IDs       []string      `json:"ids,omitempty"`
+	Faults    []fetch.Fault `json:"faults,omitempty"`
+	// Stands says that no later stream handed these rows out again, to these ranks or to others.
+	Stands bool          `json:"stands"`
+	Stream lineageStream `json:"stream"`
+}
+
+type lineageStream struct {
+	ID     int64     `json:"id"`
+	Plan   string    `json:"plan"`
+	Began  time.Time `json:"began"`
+	Order  string    `json:"order"`
+	Owners string    `json:"owners,omitempty"`
+}
+
+// lineagePiece is how many rows one result has at most.
+const lineagePiece = 4096
+
+// lineage is the action. A caller learns of his own streams, or of all on datasets that he has the right admin to; of their
+// samples, those that he may see.
+func (s *Server) lineage(ctx context.Context, b []byte, send func([]byte) error) error {
+	var req lineageRequest
+	if err := body(b, &req); err != nil {
+		return err
+	}
+	if err := req.check(); err != nil {
+		return err
+	}
+	if req.Step == nil {
+		return s.lineageJobs(ctx, req.Job, send)
+	}
+	pieces, epoch, err := s.course(ctx, req.Job)
+	if err != nil {
+		return err
+	}
+	if req.Epoch != nil {
+		epoch = *req.Epoch
+	}
+	rank := -1
+	if req.Rank != nil {
+		rank = *req.Rank
+	}
+	shares, see, err := s.heldStep(ctx, pieces, epoch, *req.Step, rank)
+	if err != nil {
+		return err
+	}
+	defer see.Close()
+	if len(shares) == 0 {
+		return fmt.Errorf("%w: step %d of epoch %d of job %s is not on record here: it was not handed out by this server, or before %s", schema.ErrNotFound,
+			*req.Step, epoch, schema.Quote(req.Job), s.lineageHeader().Since.Format(time.RFC3339))
+	}
+	if err := sendJSON(send, s.lineageHeader()); err != nil {
+		return err
+	}
+	for i := range shares {
+		if err := s.sendShare(ctx, see, &shares[i], send); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// lineageJobs lists the jobs on record, or one.
+func (s *Server) lineageJobs(ctx context.Context, name string, send func([]byte) error) error {
+	var pieces []*fetch.Piece
+	var err error
+	if name == "" {
+		pieces, err = s.recorded(ctx, func(*fetch.PieceHead) bool { return true })
+	} else {
+		pieces, _, err = s.course(ctx, name)
+	}
+	if err != nil {
+		return err
+	}
+	if err := sendJSON(send, s.lineageHeader()); err != nil {
+		return err
+	}
+	byName, order := map[string]*lineageJob{}, []string{}
+	last := map[string]int64{}
+	look := s.shown(ctx)
+	for _, p := range pieces { // in the order in which streams began
+		h := &p.Head
+		exists, whole, err := look(p)
+		if err != nil {
+			return err
+		}
+		if !exists {
+			continue
+		}
+		j := byName[h.Job]
+		if j == nil {
+			j = &lineageJob{Job: h.Job, Dataset: h.Ticket.Dataset, Snapshot: h.Ticket.Snapshot, First: h.Opened()}
+			byName[h.Job], order = j, append(order, h.Job)
+		}
+		j.Order, _ = h.Ticket.OrderOf()
+		j.Plan, j.World, j.Last = h.Plan, h.Ticket.WorldSize(), h.Opened()
+		if whole {
+			j.Rows += p.Rows
+		}
+		if last[h.Job] != h.Stream {
+			last[h.Job] = h.Stream
+			j.Streams++
+		}
+	}
+	for _, name := range order {
+		if err := sendJSON(send, byName[name]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sendShare sends what of a share is to be seen, in pieces.
+func (s *Server) sendShare(ctx context.Context, see *fetch.Job, share *fetch.Share, send func([]byte) error) error {
+	whole := see.Seen() == see.Manifest().Rows()
+	h := &share.Piece.Head
+	order, _ := h.Ticket.OrderOf()
+	faults := s.seenFaults(see, share.Faults)
+	if err := named(ctx, see, faults); err != nil {
+		return err
+	}
+	for from := 0; from < len(share.Positions); from += lineagePiece {
+		to := min(from+lineagePiece, len(share.Positions))
+		out := lineageShare{
+			Job: h.Job, Dataset: h.Ticket.Dataset, Snapshot: h.Ticket.Snapshot, Epoch: share.Epoch, Step: share.Step, Rank: share.Rank, World: share.World,
+			Positions: []int64{}, Stands: share.Stands,
+			Stream: lineageStream{h.Stream, h.Plan, h.Opened(), order, h.Ticket.Owners},
+		}
+		if whole {
+			row := share.Row + int64(from)
+			out.Row, out.Of = &row, &share.Of
+		}
+		for _, pos := range share.Positions[from:to] {
+			if see.Sees(pos) {
+				out.Positions = append(out.Positions, pos)
+			}
+		}
+		if from == 0 {
+			out.Faults = faults
+		}
+		if !whole && len(out.Positions)+len(out.Faults) == 0 {
+			continue
+		}
+		if !see.Hides(schema.IDColumn) {
+			rows, err := see.Manifest().At(ctx, out.Positions)
+			if err != nil {
+				return err
+			}
+			for _, r := range rows {
+				out.IDs = append(out.IDs, schema.FormatID(r.ID()))
+			}
+		}
+		if err := sendJSON(send, out); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// seenFaults are those of samples and columns that exist for the caller.
+func (s *Server) seenFaults(see *fetch.Job, all []fetch.Fault) (list []fetch.Fault) {
+	for _, f := range all {
+		if !see.Sees(f.Position) || see.Hides(f.Column) {
+			continue
+		}
+		if f.Substitute != nil && !see.Sees(*f.Substitute) {
+			f.Substitute = nil
+		}
+		list = append(list, f)
+	}
+	return list
+}
+
+// named fills in the ids of samples that could not be read.
+func named(ctx context.Context, see *fetch.Job, faults []fetch.Fault) error {
+	for i := range faults {
+		rows, err := see.Manifest().At(ctx, []int64{faults[i].Position})
+		if err != nil {
+			return err
+		}
+		faults[i].ID = see.ShownID(rows[0].ID())
+	}
+	return nil
+}

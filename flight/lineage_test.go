@@ -1,0 +1,128 @@
+package flight
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	"bowstring/schema"
+)
+
+// told is what the action answers, but for its header.
+func told[T any](t *testing.T, o outcome) (list []T) {
+	t.Helper()
+	if o.err != nil {
+		t.Fatal(o.err)
+	}
+	dec := json.NewDecoder(strings.NewReader(o.text))
+	var header map[string]any
+	if err := dec.Decode(&header); err != nil || header["since"] == nil || header["others"] == nil {
+		t.Fatalf("%v: %s", err, o.text)
+	}
+	for dec.More() {
+		var one T
+		if err := dec.Decode(&one); err != nil {
+			t.Fatalf("%v: %s", err, o.text)
+		}
+		list = append(list, one)
+	}
+	return list
+}
+
+// A step is told of by the rights that hold now: whose streams, which rows and which columns.
+func TestLineageIsRuled(t *testing.T) {
+	r := wrongServer(t)
+	alice, bob, nora, root := r.as("alice"), r.as("bob"), r.as("nora"), r.as("root")
+	const ticket = `{"dataset": "shared", "columns": ["label", "image"], "batch": 20, "shuffle": {"seed": 3}, "rank": 1, "world": {"size": 2}}`
+	if o := alice.get(ticket); o.err != nil || o.rows != 50 { // half of the rows with labels below 5
+		t.Fatal(o)
+	}
+	if o := nora.get(ticket); o.err != nil || o.rows != 100 { // of 205, and 5 of the last step
+		t.Log(o)
+	}
+	jobs := told[lineageJob](t, alice.act("lineage", ""))
+	if len(jobs) != 1 || jobs[0].Dataset != "shared" || jobs[0].Streams != 1 || jobs[0].Rows != 0 || jobs[0].World != 2 {
+		t.Fatalf("%+v", jobs)
+	}
+	step := func(job string) string { return `{"job": "` + job + `", "step": 2}` }
+	shares := told[lineageShare](t, alice.act("lineage", step(jobs[0].Job)))
+	if len(shares) != 1 || len(shares[0].Positions) != 10 || len(shares[0].IDs) != 10 || shares[0].Row != nil || !shares[0].Stands || shares[0].Rank != 1 {
+		t.Fatalf("%+v", shares)
+	}
+	for i, pos := range shares[0].Positions {
+		if pos%10 >= 5 || shares[0].IDs[i] != schema.FormatID(idOf(int(pos))) {
+			t.Errorf("position %d has id %s", pos, shares[0].IDs[i])
+		}
+	}
+	// By the plan's name, and by that of the job in all epochs.
+	if byPlan := told[lineageShare](t, alice.act("lineage", step(jobs[0].Plan))); !slices.Equal(byPlan[0].Positions, shares[0].Positions) {
+		t.Errorf("%+v", byPlan)
+	}
+	// Whoever has the right admin sees all, with the places in the share.
+	all := told[lineageShare](t, root.act("lineage", step(jobs[0].Job)))
+	if len(all) != 1 || !slices.Equal(all[0].Positions, shares[0].Positions) || *all[0].Row != 0 || *all[0].Of != 10 {
+		t.Errorf("%+v", all)
+	}
+	if n := len(told[lineageJob](t, root.act("lineage", ""))); n != 2 {
+		t.Errorf("%d jobs", n)
+	}
+	wantCode(t, bob.act("lineage", step(jobs[0].Job)).err, codes.NotFound, "is not on record here")
+	// Nora may not see ids.
+	noras := told[lineageJob](t, nora.act("lineage", ""))
+	if s := told[lineageShare](t, nora.act("lineage", step(noras[0].Job))); len(noras) != 1 || s[0].IDs != nil || len(s[0].Positions) != 10 {
+		t.Errorf("%+v %+v", noras, s)
+	}
+	// The rules change: what was handed out is the same, what is shown of it is not.
+	r.set(t, strings.Replace(wrongRules, "label < 5", "label < 3", 1))
+	fewer := told[lineageShare](t, alice.act("lineage", step(jobs[0].Job)))
+	var want []int64
+	for _, pos := range shares[0].Positions {
+		if pos%10 < 3 {
+			want = append(want, pos)
+		}
+	}
+	if len(fewer) != 1 || !slices.Equal(fewer[0].Positions, want) {
+		t.Errorf("%+v, want %v", fewer, want)
+	}
+	r.set(t, strings.Replace(wrongRules, "principals: [alice]", "principals: [eve]", 1))
+	wantCode(t, alice.act("lineage", step(jobs[0].Job)).err, codes.NotFound, "is not on record here")
+}
+
+// What is wrong with a request, or not there, is told.
+func TestLineageSaysWhatIsMissing(t *testing.T) {
+	r := wrongServer(t)
+	root := r.as("root")
+	if o := root.get(`{"dataset": "shared", "columns": ["label"], "batch": 50, "shuffle": {"seed": 3, "epoch": 4}, "epochs": 2, "rank": 0}`); o.err != nil {
+		t.Fatal(o)
+	}
+	job := told[lineageJob](t, root.act("lineage", ""))[0]
+	if s := told[lineageShare](t, root.act("lineage", `{"job": "`+job.Job+`", "step": 4}`)); s[0].Epoch != 5 || *s[0].Of != 5 || len(s[0].Positions) != 5 {
+		t.Errorf("without an epoch it is not the last one: %+v", s)
+	}
+	if s := told[lineageShare](t, root.act("lineage", `{"job": "`+job.Job+`", "epoch": 4, "step": 0}`)); s[0].Epoch != 4 || len(s[0].Positions) != 50 {
+		t.Errorf("%+v", s)
+	}
+	for body, want := range map[string]string{
+		`{"step": 1}`:                                           "job: got nothing",
+		`{"job": "` + job.Job + `", "rank": 1}`:                 "step: got nothing",
+		`{"job": "` + job.Job + `", "step": -1}`:                "step: got -1",
+		`{"job": "` + job.Job + `", "step": 1, "rank": -1}`:     "rank: got -1",
+		`{"job": "` + job.Job + `", "stop": 1}`:                 "unknown field",
+		`{"job": "` + job.Job + `", "step": 1, "epoch": "six"}`: "epoch",
+	} {
+		wantCode(t, root.act("lineage", body).err, codes.InvalidArgument, want)
+	}
+	for _, rest := range []string{`"step": 5`, `"step": 9223372036854775807`, `"epoch": 6, "step": 0`, `"epoch": 3, "step": 0`, `"step": 0, "rank": 1`} {
+		wantCode(t, root.act("lineage", `{"job": "`+job.Job+`", `+rest+`}`).err, codes.NotFound, "is not on record here")
+	}
+	if o := root.act("drop", `{"dataset": "shared"}`); o.err != nil {
+		t.Fatal(o)
+	}
+	wantCode(t, root.act("lineage", `{"job": "`+job.Job+`", "step": 1}`).err, codes.NotFound, "shared")
+	if left := told[lineageJob](t, root.act("lineage", "")); len(left) != 0 {
+		t.Errorf("of a dataset that is gone: %+v", left)
+	}
+}

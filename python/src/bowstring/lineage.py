@@ -1,0 +1,168 @@
+"""Which samples a step of a job held, as the servers that handed them out have it on record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from bowstring.connection import Connection
+from bowstring.errors import BowstringError, NotFound
+
+
+@dataclass(frozen=True)
+class RecordedJob:
+    """A job that is on record.
+
+    Attributes:
+        job: Its name, whatever its epochs, ranks and order.
+        dataset: What it reads, such as `photos@3`.
+        streams: How many streams of it are on record.
+        rows: Rows that they were handed out; 0 where some are hidden from you.
+        world_size: The ranks of the last stream.
+        first: When the first stream began, as text; `last` likewise.
+    """
+
+    job: str
+    dataset: str
+    streams: int
+    rows: int
+    world_size: int
+    order: str
+    first: str
+    last: str
+
+
+@dataclass(frozen=True)
+class Held:
+    """A piece of what a rank got in a step, all of one stream.
+
+    Attributes:
+        rank: Which rank, of `world_size`.
+        row: Where it begins in the rank's share of the step, of `of` rows; None where rows are hidden from you.
+        positions: Of the samples, in the order in which they were handed out, substitutes among them.
+        ids: Likewise; empty where ids are hidden from you.
+        faults: Samples that could not be read: `position`, `id`, `column`, `cause`, and `substitute` if there is one.
+        stands: Whether no later stream handed these rows out again.
+        stream: The stream: `id`, `plan`, `began`, `order`, `owners`.
+        server: Who handed it out.
+    """
+
+    dataset: str
+    epoch: int
+    step: int
+    rank: int
+    world_size: int
+    row: int | None
+    of: int | None
+    positions: list[int]
+    ids: list[str]
+    faults: list[dict[str, Any]]
+    stands: bool
+    stream: dict[str, Any] = field(repr=False)
+    server: str
+
+
+def jobs_on_record(connection: Connection) -> list[RecordedJob]:
+    """What the server has on record."""
+    return [
+        RecordedJob(
+            job=r["job"],
+            dataset=f"{r['dataset']}@{r['snapshot']}",
+            streams=r["streams"],
+            rows=r.get("rows", 0),
+            world_size=r["world"],
+            order=r["order"],
+            first=r["first"],
+            last=r["last"],
+        )
+        for r in connection.action("lineage")
+        if "job" in r
+    ]
+
+
+def held(connection: Connection, other: Callable[[str], Connection], body: dict[str, Any]) -> list[Held]:
+    """What a step held: as this server has it on record, and the other nodes of its cluster."""
+    found: list[Held] = []
+    missing: NotFound | None = None
+    try:
+        results = connection.action("lineage", **body)
+    except NotFound as why:
+        missing, results = why, []
+    addresses = (results or connection.action("lineage"))[0].get("others", [])
+    found += _pieces(results, connection.uri)
+    for address in addresses:
+        if found and "epoch" not in body:
+            body = {**body, "epoch": found[0].epoch}
+        try:
+            with other(address) as node:
+                found += _pieces(node.action("lineage", **body), address)
+        except NotFound:
+            continue
+        except BowstringError as why:
+            raise type(why)(f"{address} may know more, and cannot be asked: {why}") from why
+    if not found and missing is not None:
+        raise missing
+    return settled(found)
+
+
+def _pieces(results: list[dict[str, Any]], server: str) -> list[Held]:
+    return [
+        Held(
+            dataset=f"{r['dataset']}@{r['snapshot']}",
+            epoch=r["epoch"],
+            step=r["step"],
+            rank=r["rank"],
+            world_size=r["world"],
+            row=r.get("row"),
+            of=r.get("of"),
+            positions=r["positions"],
+            ids=r.get("ids", []),
+            faults=r.get("faults", []),
+            stands=r["stands"],
+            stream=r["stream"],
+            server=server,
+        )
+        for r in results
+        if "job" in r
+    ]
+
+
+def settled(pieces: list[Held]) -> list[Held]:
+    """Settle what several servers say: later streams stand, and those of the last world."""
+    ordered = sorted(pieces, key=lambda p: -p.stream["id"])
+    out: list[Held] = []
+    seen: dict[int, set[int]] = {}  # rows of each rank that later streams have
+    for p in ordered:
+        last = ordered[0]
+        fits = (p.world_size, p.stream.get("owners")) == (last.world_size, last.stream.get("owners"))
+        if not p.stands or not fits or p.row is None:
+            out.append(_but(p, p.stands and fits, 0, len(p.positions)))
+            continue
+        taken = seen.setdefault(p.rank, set())
+        at = 0
+        while at < len(p.positions):
+            end, again = at, p.row + at in taken
+            while end < len(p.positions) and (p.row + end in taken) == again:
+                end += 1
+            out.append(_but(p, not again, at, end))
+            at = end
+        taken.update(range(p.row, p.row + len(p.positions)))
+    return sorted(out, key=lambda p: (not p.stands, p.rank, p.row or 0))
+
+
+def _but(p: Held, stands: bool, start: int, end: int) -> Held:
+    if (start, end) == (0, len(p.positions)):
+        return p if stands == p.stands else Held(**{**p.__dict__, "stands": stands})
+    positions = p.positions[start:end]
+    here = set(positions)
+    return Held(
+        **{
+            **p.__dict__,
+            "row": None if p.row is None else p.row + start,
+            "positions": positions,
+            "ids": p.ids[start:end],
+            "faults": [f for f in p.faults if f.get("substitute", f["position"]) in here],
+            "stands": stands,
+        }
+    )
