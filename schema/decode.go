@@ -140,6 +140,12 @@ func decodeValue(path string, raw []byte, v reflect.Value) error {
 		} else {
 			v.SetUint(n)
 		}
+	case reflect.Float64:
+		n, err := strconv.ParseFloat(string(raw), 64)
+		if err != nil {
+			return wrongType(path, raw, "a number up to 1.7e308")
+		}
+		v.SetFloat(n)
 	case reflect.Slice:
 		if v.Type().Elem().Kind() == reflect.Uint8 {
 			return decodeBytes(path, raw, v)
@@ -185,7 +191,7 @@ func decodeBytes(path string, raw []byte, v reflect.Value) error {
 }
 
 // plural names what a list or map is of, for errors.
-var plural = map[reflect.Kind]string{reflect.Int64: "integers", reflect.String: "strings"}
+var plural = map[reflect.Kind]string{reflect.Int64: "integers", reflect.String: "strings", reflect.Struct: "objects"}
 
 func decodeList(path string, raw []byte, v reflect.Value) error {
 	v.Set(reflect.MakeSlice(v.Type(), 0, 0)) // not nil, though it be empty

@@ -43,6 +43,7 @@ type CLI struct {
 	Backup   BackupCmd   `cmd:"" help:"Back up a store into a directory of plain files."`
 	Restore  RestoreCmd  `cmd:"" help:"Restore a backup into a store."`
 	Demo     DemoCmd     `cmd:"" nosettings:"" passthrough:"" help:"Import photographs, serve them, and train on them with PyTorch (needs bowstring[torch])."`
+	Simulate SimulateCmd `cmd:"" nosettings:"" help:"Run a cluster in virtual time: real engines on made-up links, disks, stores and trainers."`
 	Bench    BenchCmd    `cmd:"" nosettings:"" help:"Measure, also over a link of chosen latency."`
 	Config   ConfigCmd   `cmd:"" help:"Show the configuration."`
 	Version  VersionCmd  `cmd:"" help:"Show the version."`
