@@ -122,6 +122,8 @@ type Engines struct {
 	Hedges      int64 `json:"hedges"`
 	Retries     int64 `json:"retries"`
 	Failed      int64 `json:"failed_reads"`
+	PeerAsked   int64 `json:"peer_asked"`
+	PeerRefused int64 `json:"peer_refused"` // of those, what failed: the store was read instead
 	Evicted     int64 `json:"evicted"`
 	Stored      int64 `json:"stored"`
 }
@@ -160,6 +162,13 @@ func (e *Engines) countEngine(l *life) {
 	e.Hedges += st.Hedges
 	e.Retries += st.Retries
 	e.Failed += st.FailedReads
+	if l.cluster == nil {
+		return
+	}
+	for _, p := range l.cluster.Tier().Stats() {
+		e.PeerAsked += p.Asked
+		e.PeerRefused += p.Refused
+	}
 }
 
 // retire adds up what a server that ends has counted.

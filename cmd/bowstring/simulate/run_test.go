@@ -31,11 +31,8 @@ func simulated(t *testing.T, text string) *Report {
 		}
 	})
 	if testing.Verbose() {
-		s := report.Series
-		report.Series = nil
 		b, _ := json.MarshalIndent(report, "", " ")
 		t.Log(string(b))
-		report.Series = s
 	}
 	return report
 }
