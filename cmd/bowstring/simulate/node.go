@@ -211,14 +211,16 @@ func (n *node) receive(ctx context.Context, bytes int64) error {
 // limitLocked has the node's links carry what they can now. n.mu is held.
 func (n *node) limitLocked() {
 	w := n.world
-	factor := 1 / max(n.links.slow, 1)
-	if n.links.still {
-		factor = 0
+	now := func(rate float64) float64 {
+		if n.links.still {
+			return 0
+		}
+		return orInf(rate) / max(n.links.slow, 1)
 	}
 	net := &w.file.Network
-	w.network.limit(w.in(n.index), factor*orInf(net.BytesPerS))
-	w.network.limit(w.out(n.index), factor*orInf(net.BytesPerS))
-	w.network.limit(w.storeIn(n.index), factor*orInf(net.StoreBytesPerS))
+	w.network.limit(w.in(n.index), now(net.BytesPerS))
+	w.network.limit(w.out(n.index), now(net.BytesPerS))
+	w.network.limit(w.storeIn(n.index), now(net.StoreBytesPerS))
 }
 
 // setLinks changes what the node's links are like.

@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -84,6 +85,8 @@ func run(f *File, datasets map[string]*made, opts Options) (*Report, error) {
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
+	// With one thread, what happens in one moment happens in one order, but for what Go draws by itself.
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	w := newWorld(f, datasets, opts.Logger)
 	ctx, stop := context.WithCancelCause(context.Background())
 	defer stop(nil)
