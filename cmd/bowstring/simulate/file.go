@@ -96,7 +96,7 @@ type Job struct {
 	First int64 `json:"first_node,omitempty"`
 	// StepMS is what a step takes to compute.
 	StepMS float64 `json:"step_ms,omitempty"`
-	// Apart has ranks not wait for each other after each step.
+	// Apart has ranks wait for each other after each epoch alone, not after each step.
 	Apart bool `json:"apart,omitempty"`
 	// Steps ends each epoch early; 0: it does not.
 	Steps int64 `json:"steps,omitempty"`

@@ -129,10 +129,8 @@ func (r *rank) run(ctx context.Context) error {
 			j.steps.leave()
 		}
 		j.end(tally, r)
-		if !j.Apart {
-			if err := j.ends.meet(ctx, func() error { j.steps.all(); return nil }); err != nil {
-				return err
-			}
+		if err := j.ends.meet(ctx, func() error { j.steps.all(); return nil }); err != nil {
+			return err
 		}
 	}
 	return nil
