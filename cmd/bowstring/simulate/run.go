@@ -74,6 +74,17 @@ func (f *File) sampled() *File {
 	return &s
 }
 
+// oneThread is up to how many rows, which each node looks at, one thread does all.
+const oneThread = 50e6
+
+// work is how many rows there are to look at for all nodes.
+func (f *File) work() (rows float64) {
+	for _, d := range f.Datasets {
+		rows += float64(d.Samples) * float64(f.Nodes.Count)
+	}
+	return rows
+}
+
 // errStuck says that a simulation does not go on.
 var errStuck = fmt.Errorf("%w: nothing was served for so long that the simulation is given up", schema.ErrUnavailable)
 
@@ -86,7 +97,9 @@ func run(f *File, datasets map[string]*made, opts Options) (*Report, error) {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
 	// With one thread, what happens in one moment happens in one order, but for what Go draws by itself.
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	if f.work() <= oneThread {
+		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	}
 	w := newWorld(f, datasets, opts.Logger)
 	ctx, stop := context.WithCancelCause(context.Background())
 	defer stop(nil)
