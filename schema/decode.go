@@ -16,7 +16,7 @@ import (
 
 // DecodeJSON decodes a JSON object of at most MaxRequestBytes into the struct
 // that v points to, by its json tags. Fields are strings, bools, ints and uints
-// (neither ever negative), structs, pointers to these, bytes in base64, other
+// (neither ever negative), float64s, structs, pointers to these, bytes in base64, other
 // slices, and maps by string; the fields of an embedded struct are the outer
 // one's.
 //

@@ -90,6 +90,14 @@ func TestDecodeJSON(t *testing.T) {
 		{`{"media": {"a b": 1}}`, &decoded{}, nil, `media."a b": got 1, want a string`},
 		{`{"media": {"a": "b", "a": "c"}}`, &decoded{}, nil, `media.a: got it a second time, "c", want each field at most once`},
 		{`{"x": 1}`, &struct{}{}, nil, "x: got an unknown field, want no fields"},
+		{`{"x": -1.5e3}`, &struct {
+			X float64 `json:"x"`
+		}{}, struct {
+			X float64 `json:"x"`
+		}{-1500}, ""},
+		{`{"x": 1e999}`, &struct {
+			X float64 `json:"x"`
+		}{}, nil, "x: got 1e999, want a number up to 1.7e308"},
 	} {
 		err := DecodeJSON("body", []byte(tt.in), tt.into)
 		if tt.err != "" {
@@ -106,9 +114,9 @@ func TestDecodeJSON(t *testing.T) {
 	}
 	// A field that there is no rule for is a mistake of ours.
 	if err := DecodeJSON("body", []byte(`{"x": 1}`), &struct {
-		X float64 `json:"x"`
+		X float32 `json:"x"`
 	}{}); err == nil || errors.Is(err, ErrInvalid) {
-		t.Errorf("a float: got %v, want an error that is not the client's", err)
+		t.Errorf("a float32: got %v, want an error that is not the client's", err)
 	}
 }
 
