@@ -154,12 +154,14 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 		list = append(list, tiers.Spill(opts.Spill))
 	}
 	var mine func(schema.Key) bool // nil: all are
+	var sharers func() int         // nil: nobody else
 	if opts.Peers != nil {
 		list, mine = append(list, opts.Peers), opts.Peers.Mine
+		sharers = func() int { return 1 + opts.Peers.Nodes() }
 	}
 	var errs [4]error
 	e.reader, errs[0] = tiers.New(append(list, tiers.Store(s)), tiers.Options{
-		MaxReads: opts.MaxReads, ReadTimeout: opts.ReadTimeout, NoHedge: opts.NoHedge, Keeps: mine, Logger: opts.Logger,
+		MaxReads: opts.MaxReads, ReadTimeout: opts.ReadTimeout, NoHedge: opts.NoHedge, Keeps: mine, Sharers: sharers, Logger: opts.Logger,
 		More:  func() tiers.Attempt { return e.set.More() },
 		Freed: func() { e.set.Freed() },
 	})

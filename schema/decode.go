@@ -16,7 +16,7 @@ import (
 
 // DecodeJSON decodes a JSON object of at most MaxRequestBytes into the struct
 // that v points to, by its json tags. Fields are strings, bools, ints and uints
-// (neither ever negative), structs, pointers to these, bytes in base64, other
+// (neither ever negative), float64s, structs, pointers to these, bytes in base64, other
 // slices, and maps by string; the fields of an embedded struct are the outer
 // one's.
 //
@@ -191,7 +191,7 @@ func decodeBytes(path string, raw []byte, v reflect.Value) error {
 }
 
 // plural names what a list or map is of, for errors.
-var plural = map[reflect.Kind]string{reflect.Int64: "integers", reflect.String: "strings"}
+var plural = map[reflect.Kind]string{reflect.Int64: "integers", reflect.String: "strings", reflect.Struct: "objects"}
 
 func decodeList(path string, raw []byte, v reflect.Value) error {
 	v.Set(reflect.MakeSlice(v.Type(), 0, 0)) // not nil, though it be empty

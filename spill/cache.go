@@ -3,7 +3,6 @@ package spill
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"sync"
@@ -58,7 +57,7 @@ func Open(opts Options) (*Cache, error) {
 }
 
 func open(opts Options) (_ *Cache, err error) {
-	if opts.Dir == "" {
+	if opts.Dir == "" && opts.Model == nil {
 		return nil, &schema.FieldError{Field: "dir", Got: `""`, Want: "a directory"}
 	}
 	if opts.Bytes < MinBytes {
@@ -68,7 +67,7 @@ func open(opts Options) (_ *Cache, err error) {
 	c := &Cache{
 		opts:    opts,
 		table:   table{byHash: map[uint64]uint32{}},
-		chooser: NewChooser(opts.Policy, opts.Candidates, rand.Uint64()),
+		chooser: NewChooser(opts.Policy, opts.Candidates, opts.Seed),
 		sets:    []*dataset{{}},
 		numbers: map[string]uint32{},
 		offered: map[uint64]*offer{},
@@ -78,6 +77,14 @@ func open(opts Options) (_ *Cache, err error) {
 	c.reaper.wake = make(chan struct{}, 1)
 	c.gathering.pause = time.NewTimer(gatherTime)
 	c.gathering.pause.Stop()
+	if opts.Model != nil {
+		c.index = &index{}
+		if err := c.attach(nil, new(uint32), true); err != nil {
+			return nil, err
+		}
+		c.start()
+		return c, nil
+	}
 	if err := os.MkdirAll(opts.Dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -103,12 +110,17 @@ func open(opts Options) (_ *Cache, err error) {
 			return nil, err
 		}
 	}
+	c.start()
+	return c, nil
+}
+
+// start starts the goroutines that Close waits for.
+func (c *Cache) start() {
 	c.workers.Go(c.reap)
-	for range opts.Writers {
+	for range c.opts.Writers {
 		c.workers.Go(c.writeOffers)
 	}
 	c.trim() // the budget or the disk may have become smaller
-	return c, nil
 }
 
 // Close writes what waits and lets go of the directory. Blobs handed out stay valid until released. Calls under way are
@@ -134,13 +146,16 @@ func (c *Cache) Close() error {
 	for i := range c.table.slots {
 		switch s := c.table.at(uint32(i)); {
 		case s.state == live && s.changed:
-			c.index.changes <- setOf(s)
+			c.index.note(setOf(s))
 		case s.state == gone: // and pinned: the next start has to find its space
 			clean = false
 		}
 	}
-	err := c.index.close(clean)
 	c.space.set.Close()
+	if c.opts.Model != nil {
+		return nil
+	}
+	err := c.index.close(clean)
 	return errors.Join(err, c.space.dir.Close(), unlockDirectory(c.lock))
 }
 
@@ -157,7 +172,7 @@ func (c *Cache) Dataset(name string) uint32 {
 	}
 	c.mu.Unlock()
 	if !ok && n != 0 {
-		c.index.changes <- change{number: n, name: name}
+		c.index.note(change{number: n, name: name})
 	}
 	return n
 }

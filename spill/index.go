@@ -38,7 +38,7 @@ const (
 // its own, in the order in which they come. Each batch is handed to the kernel, so that it outlives the process, and its log is not
 // synced: what a crash of the machine takes, or finds older than the segments, the checksums of blobs tell. When it cannot be written any more, the cache goes on without it.
 type index struct {
-	db      *pebble.DB
+	db      *pebble.DB // nil of a cache on a model, which writes nothing
 	fs      *fallibleFS
 	log     *slog.Logger
 	changes chan change
@@ -191,9 +191,19 @@ func setOf(s *slot) change {
 	return c
 }
 
+// note has a change written. It waits while too many do.
+func (x *index) note(c change) {
+	if x.db != nil {
+		x.changes <- c
+	}
+}
+
 // remove removes what is recorded of a blob. It does not wait: an entry that stays tells of bytes that are gone, which a
 // reader finds out.
 func (x *index) remove(hash uint64) {
+	if x.db == nil {
+		return
+	}
 	select {
 	case x.changes <- change{hash: hash, remove: true}:
 	default:
@@ -201,7 +211,7 @@ func (x *index) remove(hash uint64) {
 	}
 }
 
-func (x *index) lost() bool { return x.fs.broken.Load() }
+func (x *index) lost() bool { return x.fs != nil && x.fs.broken.Load() }
 
 // close writes what waits, and that the cache was closed in order if it was.
 func (x *index) close(clean bool) (err error) {

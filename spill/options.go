@@ -2,6 +2,8 @@ package spill
 
 import (
 	"log/slog"
+	"math"
+	"math/rand/v2"
 	"os"
 	"time"
 
@@ -34,6 +36,11 @@ type Options struct {
 	Writers int
 	// Clock is the clock that Oracle goes by, in nanoseconds since 1970; times are kept over restarts. Default: the system's.
 	Clock func() Time
+	// Seed is what candidates for eviction are drawn by. Default: by chance.
+	Seed uint64
+	// Model is a disk that keeps no bytes, for simulations: there is no directory, and nothing outlives the process. Index,
+	// budget, admission and eviction are the same.
+	Model *segment.Model
 	// Logger receives what operators should know. Default slog.Default().
 	Logger *slog.Logger
 
@@ -77,7 +84,12 @@ func (o *Options) EnsureDefaults() {
 	if o.fs == nil {
 		o.fs = vfs.Default
 	}
-	if o.free == nil {
+	if o.Seed == 0 {
+		o.Seed = rand.Uint64()
+	}
+	if o.Model != nil {
+		o.free = func(*os.File) (int64, error) { return math.MaxInt64 / 2, nil }
+	} else if o.free == nil {
 		o.free = freeSpace
 	}
 }

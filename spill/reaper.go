@@ -145,7 +145,7 @@ func (c *Cache) rehome(i, id uint32) {
 	change := setOf(s)
 	s.pins.Add(-1)
 	c.mu.Unlock()
-	c.index.changes <- change
+	c.index.note(change)
 	c.giveBack(from)
 	c.count.moved.Add(size)
 }

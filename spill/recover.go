@@ -43,7 +43,7 @@ func (c *Cache) recover() (err error) {
 			decodeEntry(value, &s)
 			next = max(next, s.segment+1)
 			if l := s.location(); l.Offset < 2*segment.HeaderSize || l.Offset+l.Length > sizes[s.segment] {
-				c.index.changes <- change{hash: hash, remove: true}
+				c.index.note(change{hash: hash, remove: true})
 				return
 			}
 			_, to := c.table.add(hash, live)
@@ -89,16 +89,18 @@ func (c *Cache) attach(sizes map[uint32]int64, next *uint32, clean bool) (err er
 	sp.free, sp.keep, sp.failed = c.opts.free, c.opts.KeepFree, c.notGivenBack
 	sp.budget.Store(c.opts.Bytes)
 	sp.held.Store(fixedOverhead)
-	if sp.dir, err = os.Open(c.opts.Dir); err != nil {
-		return err
+	if c.opts.Model == nil {
+		if sp.dir, err = os.Open(c.opts.Dir); err != nil {
+			return err
+		}
 	}
 	defer func() {
-		if err != nil {
+		if err != nil && sp.dir != nil {
 			err = errors.Join(err, sp.dir.Close())
 		}
 	}()
 	sp.set = segment.NewSet(c.path(blobsDir), segment.Options{
-		MaxBytes: c.opts.SegmentBytes, Direct: true, KeepFree: c.opts.KeepFree, Free: c.opts.free, Fault: c.opts.fault, NoSync: true,
+		MaxBytes: c.opts.SegmentBytes, Direct: true, KeepFree: c.opts.KeepFree, Free: c.opts.free, Fault: c.opts.fault, Model: c.opts.Model, NoSync: true,
 		Ahead: min(segment.Blocks(c.opts.Bytes/256), 16<<20), Grow: sp.grow,
 		NewID: func() (uint32, error) { // never called twice at once
 			if *next == noSegment {
@@ -152,7 +154,7 @@ func (c *Cache) attach(sizes map[uint32]int64, next *uint32, clean bool) (err er
 // forget takes a blob off the table that is not there any more.
 func (c *Cache) forget(i uint32) {
 	s := c.table.at(i)
-	c.index.changes <- change{hash: s.hash, remove: true}
+	c.index.note(change{hash: s.hash, remove: true})
 	c.table.take(s)
 	c.table.free(i)
 }

@@ -1,7 +1,5 @@
 package spill
 
-import "math/rand/v2"
-
 // payers are the tenants that the cache keeps blobs for, by number; [0] is nobody. They are guarded by Cache.mu.
 //
 // A blob is on the account of the tenant whose read brought it, for as long as it is kept: what others find there
@@ -41,7 +39,7 @@ func (c *Cache) Tenant(name string) uint16 {
 		return 0
 	}
 	n := uint16(len(p.list))
-	one := &payer{name: name, chooser: NewChooser(c.opts.Policy, c.opts.Candidates, rand.Uint64())}
+	one := &payer{name: name, chooser: NewChooser(c.opts.Policy, c.opts.Candidates, c.opts.Seed+uint64(n))}
 	if p.share != nil {
 		one.share = p.share(name)
 	}

@@ -80,7 +80,7 @@ func (c *Cache) finish(p *pending, err error) {
 	c.mu.Lock()
 	s.setLocation(loc)
 	c.mu.Unlock()
-	c.index.changes <- setOf(s)
+	c.index.note(setOf(s))
 	c.mu.Lock()
 	s.state = live
 	c.set(s.dataset).enter(s)

@@ -49,6 +49,8 @@ FORBIDDEN = [
     ("cmd/bowstring/console", "bowstring/fetch/store", "is a Flight client with the rights of who looks"),
     ("cmd/bowstring/links", "bowstring/fetch", "carries bytes between processes"),
     ("cmd/bowstring/watch", "bowstring/fetch/streams", "computes from a server's statistics"),
+    ("cmd/bowstring/simulate", "bowstring/flight", "runs engines and clusters over models"),
+    ("cmd/bowstring/simulate", "bowstring/fetch/store/local", "runs engines and clusters over models"),
 ]
 ALLOWED = [
     ("fetch/plan", "bowstring/schema"),

@@ -52,10 +52,13 @@ func (m *Manifest) Walk(ctx context.Context, from, to int64, need func(start int
 		need = func(int64, *schema.Chunk) bool { return true }
 	}
 	first, last := m.chunks.of(from), m.chunks.of(to-1)
-	var bytes int64 // of a page, about
+	var bytes, most int64 // of a page, about; pages that there may be
 	for i := first; i <= last; i++ {
 		c := &m.Snapshot().Chunks[i]
-		bytes = max(bytes, c.ManifestBytes()/int64(max(c.Pages, 1)))
+		pages := int64(max(c.Pages, 1))
+		bytes = max(bytes, c.ManifestBytes()/pages)
+		rows := max(c.Rows/pages, 1)
+		most += min(pages, (min(to-m.chunks.at[i], c.Rows)-max(from-m.chunks.at[i], 0))/rows+2)
 	}
 	w := &walk{m: m, ctx: ctx, from: from, to: to, need: need, visit: visit}
 	w.failedAt.Store(to)
@@ -85,7 +88,7 @@ func (m *Manifest) Walk(ctx context.Context, from, to int64, need func(start int
 		close(pages)
 		return nil
 	})
-	for range min(walkMost, int(max(4, walkBytes/max(bytes, 1)))) {
+	for range min(walkMost, int(min(max(4, walkBytes/max(bytes, 1)), max(most, 1)))) {
 		g.Go(func() error {
 			for p := range pages {
 				w.at(p.start, func() error { return w.page(p) })

@@ -15,7 +15,7 @@ type directory struct {
 
 // newDirectory makes the directory of nodes, one of which is self. Each keeps as much as it can, and no blob is kept twice:
 // nobody knows how much there is to keep.
-func newDirectory(nodes []layout.Node, self string) (*directory, error) {
+func newDirectory(nodes []layout.Node, self string, compute func(layout.Record) (*layout.Layout, error)) (*directory, error) {
 	var all int64
 	for _, n := range nodes {
 		all += min(n.Capacity, math.MaxInt64-all) // what a lease says may be anything
@@ -24,7 +24,7 @@ func newDirectory(nodes []layout.Node, self string) (*directory, error) {
 	if err != nil {
 		return nil, err
 	}
-	l, err := layout.New(record)
+	l, err := compute(record)
 	if err != nil {
 		return nil, err
 	}
@@ -73,7 +73,7 @@ func (m *Members) direct() error {
 	if d := m.directory.Load(); d != nil && sameNodes(d.layout, v.Nodes) {
 		return nil
 	}
-	d, err := newDirectory(v.Nodes, m.self.ID)
+	d, err := newDirectory(v.Nodes, m.self.ID, m.opts.NewLayout)
 	if err == nil {
 		m.directory.Store(d)
 	}

@@ -85,7 +85,7 @@ func (m *Members) Layout(ctx context.Context, name string) (*layout.Layout, erro
 	if err != nil { // no mistake of the caller's
 		return nil, fmt.Errorf("%w: layout %s: %s", schema.ErrDataLoss, name, err.Error())
 	}
-	l, err := layout.New(record)
+	l, err := m.opts.NewLayout(record)
 	if err != nil {
 		return nil, err
 	}

@@ -36,6 +36,11 @@ type Options struct {
 	// Keep is for how long a claim is kept after it was made, and a twelfth of that for which a layout is, which
 	// tickets name. Default 30 days.
 	Keep time.Duration
+	// NewLayout computes a layout. Default layout.New, which takes some 10 ns a slot and node: members in one process may
+	// share what they compute.
+	NewLayout func(layout.Record) (*layout.Layout, error)
+	// Chance draws a time below d, by which renewals and reads of members that start together drift apart. Default: evenly.
+	Chance func(d time.Duration) time.Duration
 	// Logger receives what operators should know. Default slog.Default().
 	Logger *slog.Logger
 }
@@ -46,6 +51,12 @@ func (o *Options) EnsureDefaults() {
 	o.RenewEvery = cmp.Or(o.RenewEvery, 3*time.Second)
 	o.ReadEvery = cmp.Or(o.ReadEvery, 6*time.Second)
 	o.Keep = cmp.Or(o.Keep, 30*24*time.Hour)
+	if o.NewLayout == nil {
+		o.NewLayout = layout.New
+	}
+	if o.Chance == nil {
+		o.Chance = func(d time.Duration) time.Duration { return mathrand.N(d) }
+	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
@@ -178,7 +189,7 @@ func (m *Members) Close() error {
 func (m *Members) every(ctx context.Context, period time.Duration, f func(context.Context) error) {
 	next := period
 	for {
-		timer := time.NewTimer(next*3/4 + mathrand.N(next/2))
+		timer := time.NewTimer(next*3/4 + m.opts.Chance(next/2))
 		select {
 		case <-timer.C:
 		case <-ctx.Done():

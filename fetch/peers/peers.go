@@ -220,6 +220,9 @@ func (t *Tier) SetNodes(names []string) error {
 	return errors.Join(append(errs, t.drop(func(name string) bool { return !keep[name] }))...)
 }
 
+// Nodes is how many other nodes there are.
+func (t *Tier) Nodes() int { return len(*t.nodes.Load()) }
+
 // Close ends what is under way, and closes all links. No read uses the tier then.
 func (t *Tier) Close() error {
 	t.mu.Lock()

@@ -29,10 +29,14 @@ const (
 	// A store is asked for some blobs at once whatever was measured: for few
 	// where it answers at once, so that their bytes are still in the processor's
 	// cache when they are sent, and for more the further away it is, up to
-	// manyReads at manyLatency.
+	// manyReads at manyLatency. While the store has a queue, in which every read of a round waits for more than flowCrowded
+	// times the least latency, nodes of a cluster divide the latter: 256 of them would have 65,536 reads in it, which all wait
+	// so long that they are taken for lost and made again. It has none when some read takes less than flowFree times that.
 	fewReads    = 8
 	manyReads   = 256
 	manyLatency = time.Millisecond
+	flowCrowded = 4
+	flowFree    = 2
 )
 
 // flow says how much may be in flight to the store, over all streams.
@@ -53,6 +57,7 @@ const (
 // It is guarded by Reader.mu.
 type flow struct {
 	maxReads int
+	sharers  func() int // how many share the way
 
 	limit int64 // bytes that may be in flight
 	used  int64 // bytes in flight, with the overhead of each read
@@ -63,6 +68,7 @@ type flow struct {
 	full     float64 // the rate when it last grew by flowFull
 	still    int     // rounds since
 	startup  bool
+	crowded  bool          // the store has a queue
 	round    time.Time     // when the round began
 	returned int64         // bytes that came back in it
 	answers  int64         // reads that did
@@ -77,13 +83,17 @@ type flow struct {
 	past past
 }
 
-func (f *flow) init(maxReads int) {
-	f.maxReads, f.startup = maxReads, true
+func (f *flow) init(maxReads int, sharers func() int) {
+	f.maxReads, f.sharers, f.startup = maxReads, sharers, true
 }
 
 // floor is how many reads may be in flight whatever was measured.
 func (f *flow) floor() int {
-	return min(max(fewReads, int(manyReads*f.latency/manyLatency)), manyReads, f.maxReads)
+	many := min(int(manyReads*f.latency/manyLatency), manyReads)
+	if f.crowded {
+		many /= max(f.sharers(), 1)
+	}
+	return min(max(fewReads, many), f.maxReads)
 }
 
 // admits reports whether one more read of n bytes may begin.
@@ -170,6 +180,12 @@ func (f *flow) nextRound(now time.Time) {
 		}
 	} else if !f.probing && (f.gated || rate > f.rate) {
 		f.rate += (rate - f.rate) * flowShare
+	}
+	switch {
+	case f.quickest > flowCrowded*f.latency+flowSlack:
+		f.crowded = true
+	case f.quickest < flowFree*f.latency:
+		f.crowded = false
 	}
 	f.probe(now)
 	if !f.startup {

@@ -19,7 +19,7 @@ type lane struct {
 func (l *lane) init(t Tier, index, maxReads int) {
 	l.tier, l.traits, l.index = t, t.Traits(), index
 	l.keeper, _ = t.(Keeper)
-	l.flow.init(maxReads)
+	l.flow.init(maxReads, func() int { return 1 })
 }
 
 func (l *lane) bit() uint8 { return 1 << l.index }

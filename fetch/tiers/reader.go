@@ -31,6 +31,9 @@ type Options struct {
 	// Keeps says whether blobs of this key are for the tiers of this node to keep; pages of
 	// manifests always are. It must not block. Default: all are.
 	Keeps func(schema.Key) bool
+	// Sharers is how many readers, this one among them, share the way to the last tier as far as is known: other nodes of a
+	// cluster. It must not block. Default: this one has it alone.
+	Sharers func() int
 	// Freed is told, with the reader's lock held, that a tenant with a share may have
 	// room again. It must not block. Default: nobody is told.
 	Freed func()
@@ -51,6 +54,9 @@ func (o *Options) EnsureDefaults() {
 	}
 	if o.Keeps == nil {
 		o.Keeps = func(schema.Key) bool { return true }
+	}
+	if o.Sharers == nil {
+		o.Sharers = func() int { return 1 }
 	}
 	if o.Freed == nil {
 		o.Freed = func() {}
@@ -115,6 +121,7 @@ func New(list []Tier, opts Options) (*Reader, error) {
 	}
 	r.last = &r.lanes[len(list)-1]
 	r.last.last = true
+	r.last.flow.sharers = opts.Sharers
 	return r, nil
 }
 

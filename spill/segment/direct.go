@@ -65,7 +65,9 @@ func openDirect(path string) *os.File {
 }
 
 // isDirect reports whether a record with a payload of n bytes is written past the page cache.
-func (s *Segment) isDirect(n int64) bool { return s.direct != nil && n >= directMin }
+func (s *Segment) isDirect(n int64) bool {
+	return (s.direct != nil || s.model != nil) && n >= directMin
+}
 
 // span is where a record with a payload of n bytes begins and ends if it is the next of a segment whose data ends at end.
 func (s *Segment) span(end, n int64) (at, next int64) {

@@ -28,11 +28,13 @@ type Segment struct {
 	// direct is the file once more, for writes past the page cache; nil if there are none. io is the set's.
 	direct *os.File
 	io     *directIO
-	// mem is the mapping. It covers all that the file may grow to; only what
-	// lies below end is backed by data.
-	mem  []byte
-	refs atomic.Int64
-	end  atomic.Int64 // data ends here: the limit of every read
+	// mem is the mapping. It covers all that the file may grow to, which is capacity;
+	// only what lies below end is backed by data.
+	mem      []byte
+	capacity int64
+	model    *Model // in place of file and mem, if not nil
+	refs     atomic.Int64
+	end      atomic.Int64 // data ends here: the limit of every read
 
 	syncing sync.Mutex // held over a Sync; before mu
 	durable atomic.Int64
@@ -124,7 +126,7 @@ func mapSegment(f *os.File, path string, id uint32, capacity int64) (*Segment, e
 	}
 	// Blobs have no place in a core dump. Failing is harmless.
 	_ = unix.Madvise(mem, unix.MADV_DONTDUMP)
-	s := &Segment{id: id, path: path, file: f, mem: mem}
+	s := &Segment{id: id, path: path, file: f, mem: mem, capacity: capacity}
 	s.written.L = &s.mu
 	s.refs.Store(1)
 	return s, nil
@@ -161,6 +163,7 @@ func (s *Segment) pin() bool {
 // Unpin implements schema.Owner.
 func (s *Segment) Unpin() {
 	switch n := s.refs.Add(-1); {
+	case n == 0 && s.model != nil:
 	case n == 0:
 		// Nothing can be done about a failure, and nothing depends on it.
 		_ = unix.Munmap(s.mem)
@@ -175,6 +178,9 @@ func (s *Segment) Unpin() {
 
 // Extent implements schema.Locator. The blobs of a segment are pieces of its mapping, which covers the file from its beginning.
 func (s *Segment) Extent(data []byte) (schema.Extent, bool) {
+	if s.model != nil {
+		return schema.Extent{}, false
+	}
 	at, ok := offsetIn(s.mem, data)
 	return schema.Extent{File: s.file, Offset: at, Length: int64(len(data))}, ok
 }
@@ -193,6 +199,9 @@ func (s *Segment) read(off, n int64) (schema.Blob, error) {
 	if err := s.failing(OpRead); err != nil {
 		s.Unpin()
 		return schema.Blob{}, fmt.Errorf("read %d bytes of segment %d at offset %d: %w", n, s.id, off, err)
+	}
+	if s.model != nil {
+		return s.model.read(s, n), nil
 	}
 	data := s.mem[off : off+n : off+n]
 	if resident(data) || populate(data) == nil {
@@ -219,17 +228,17 @@ func (s *Segment) reserve(n int64, alloc allocator) (at int64, ok bool, err erro
 	defer s.mu.Unlock()
 	end := s.end.Load()
 	at, next := s.span(end, n)
-	if s.sealed || next > int64(len(s.mem)) {
+	if s.sealed || next > s.capacity {
 		return 0, false, nil
 	}
 	if next > s.reserved {
-		s.reserved, err = alloc.allocate(s.file, s.reserved, next, int64(len(s.mem)))
+		s.reserved, err = alloc.allocate(s.file, s.reserved, next, s.capacity)
 		if err != nil {
 			return 0, false, err
 		}
 		if s.direct != nil {
 			// Where the file need not grow for it, a direct write does not wait for the one before. A failure costs no more than that.
-			_ = s.file.Truncate(min(s.reserved, int64(len(s.mem))))
+			_ = s.file.Truncate(min(s.reserved, s.capacity))
 		}
 	}
 	if at > end && !s.noSync { // the rest of a block that others lie in
@@ -247,6 +256,8 @@ func (s *Segment) write(run []Write) {
 	err := s.failing(OpWrite)
 	switch {
 	case err != nil:
+	case s.model != nil:
+		s.model.write(run)
 	case s.isDirect(run[0].n):
 		err = s.writeDirect(run)
 	default:
@@ -330,7 +341,7 @@ func (s *Segment) Room() int64 {
 	if s.sealed {
 		return 0
 	}
-	return max(0, min(s.reserved, int64(len(s.mem)))-s.end.Load()-HeaderSize)
+	return max(0, min(s.reserved, s.capacity)-s.end.Load()-HeaderSize)
 }
 
 // Allocated is the space that the file takes, in whole blocks, if nothing was
@@ -356,8 +367,10 @@ func (s *Segment) Trim() (int64, error) {
 		return 0, fmt.Errorf("trim segment %d: %w", s.id, err)
 	}
 	// The end is not below anything that was written or is being written.
-	if err := s.file.Truncate(end); err != nil {
-		return 0, fmt.Errorf("trim segment %d: %w", s.id, err)
+	if s.model == nil {
+		if err := s.file.Truncate(end); err != nil {
+			return 0, fmt.Errorf("trim segment %d: %w", s.id, err)
+		}
 	}
 	s.reserved = Blocks(end)
 	return n, nil
@@ -380,7 +393,7 @@ func (s *Segment) Punch(from, to int64) error {
 	if err := s.failing(OpPunch); err != nil {
 		return fmt.Errorf("punch segment %d: %w", s.id, err)
 	}
-	for {
+	for s.model == nil {
 		err := unix.Fallocate(int(s.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, from, to-from)
 		switch {
 		case errors.Is(err, unix.EINTR):
@@ -390,6 +403,7 @@ func (s *Segment) Punch(from, to int64) error {
 			return nil
 		}
 	}
+	return nil
 }
 
 // DataRuns yields the stretches of the file that are not holes, in order. Space that is

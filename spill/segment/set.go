@@ -48,6 +48,8 @@ type Options struct {
 	// was not taken after all. What Trim and Punch give back, and retired
 	// segments, it is not told of.
 	Grow func(n int64) bool
+	// Model, if not nil, is in the place of files: nothing is stored, and space is counted as of files.
+	Model *Model
 	// Fault, if not nil, is called before each operation on a file, which fails
 	// with the error it returns: for tests of what a failing disk does.
 	Fault func(op Op, path string) error
@@ -213,6 +215,9 @@ func (s *Set) Get(loc Location) (schema.Blob, error) {
 
 // KeyAt returns the key in the header of the record whose payload is at loc.
 func (s *Set) KeyAt(loc Location) (schema.Key, error) {
+	if s.opts.Model != nil {
+		return schema.Key{}, nil // blobs are not told apart
+	}
 	b, err := s.Get(Location{Segment: loc.Segment, Offset: loc.Offset - HeaderSize, Length: HeaderSize})
 	if err != nil {
 		return schema.Key{}, err
@@ -360,6 +365,9 @@ func (s *Set) create(n int64) error {
 				return nil, err
 			}
 		}
+		if s.opts.Model != nil {
+			return s.opts.Model.segment(path, id, max(s.opts.MaxBytes, s.span(n))), nil
+		}
 		g, err := createSegment(path, id, max(s.opts.MaxBytes, s.span(n)))
 		if err != nil {
 			return nil, err
@@ -378,7 +386,7 @@ func (s *Set) create(n int64) error {
 		return fmt.Errorf("create segment: %w", err)
 	}
 	g.fault, g.noSync = s.opts.Fault, s.opts.NoSync
-	if s.opts.Direct {
+	if s.opts.Direct && s.opts.Model == nil {
 		g.direct, g.io = openDirect(path), &s.io
 	}
 	if s.opts.Grow != nil {
@@ -439,6 +447,9 @@ func (s *Set) Retire(id uint32) error {
 	defer g.Unpin()
 	if err := g.failing(OpRemove); err != nil {
 		return err
+	}
+	if g.model != nil {
+		return nil
 	}
 	return os.Remove(g.path)
 }

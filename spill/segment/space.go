@@ -35,13 +35,17 @@ func Blocks(n int64) int64 { return (n + Block - 1) / Block * Block }
 // allocate extends the space of f, which ends at have, to at least need and at
 // most limit, and returns where it ends now.
 func (a allocator) allocate(f *os.File, have, need, limit int64) (int64, error) {
+	name := "a model"
+	if f != nil {
+		name = f.Name()
+	}
 	free, err := a.free(f)
 	if err != nil {
-		return have, fmt.Errorf("free space of %s: %w", f.Name(), err)
+		return have, fmt.Errorf("free space of %s: %w", name, err)
 	}
 	if free-(need-have) < a.keep {
 		return have, fmt.Errorf("%w: disk full: %d bytes are free where %s lies, a write needs %d more and %d are kept in reserve: %w",
-			schema.ErrLimit, free, f.Name(), need-have, a.keep, unix.ENOSPC)
+			schema.ErrLimit, free, name, need-have, a.keep, unix.ENOSPC)
 	}
 	// Ask for a long run; when little is left, for just what is needed.
 	refused := true
@@ -54,10 +58,13 @@ func (a allocator) allocate(f *os.File, have, need, limit int64) (int64, error) 
 		}
 		refused = false
 		if a.fault != nil {
-			if err = a.fault(OpAllocate, f.Name()); err != nil {
+			if err = a.fault(OpAllocate, name); err != nil {
 				a.giveBack(end - have)
 				continue
 			}
+		}
+		if f == nil { // of a model
+			return end, nil
 		}
 		err = unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, have, end-have)
 		for errors.Is(err, unix.EINTR) {
@@ -69,12 +76,12 @@ func (a allocator) allocate(f *os.File, have, need, limit int64) (int64, error) 
 		a.giveBack(end - have)
 	}
 	if refused {
-		return have, fmt.Errorf("%w: no %d bytes may be taken for %s", schema.ErrLimit, need-have, f.Name())
+		return have, fmt.Errorf("%w: no %d bytes may be taken for %s", schema.ErrLimit, need-have, name)
 	}
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return have, fmt.Errorf("%w: disk full: %d bytes for %s: %w", schema.ErrLimit, need-have, f.Name(), err)
+		return have, fmt.Errorf("%w: disk full: %d bytes for %s: %w", schema.ErrLimit, need-have, name, err)
 	}
-	return have, fmt.Errorf("allocate %d bytes for %s: %w", need-have, f.Name(), err)
+	return have, fmt.Errorf("allocate %d bytes for %s: %w", need-have, name, err)
 }
 
 // giveBack tells grow that n bytes were not taken.

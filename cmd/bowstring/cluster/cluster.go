@@ -38,7 +38,9 @@ type Options struct {
 	// Key is what the nodes know each other by; none for none.
 	Key []byte
 	// TLS is how the others are reached whose address is grpc+tls://.
-	TLS    *tls.Config
+	TLS *tls.Config
+	// Dial returns the link to a node. Default: a connection to its address.
+	Dial   func(node layout.Node) (peers.Link, error)
 	Logger *slog.Logger // default slog.Default()
 }
 
@@ -76,14 +78,18 @@ func (c *Cluster) Tier() *peers.Tier { return c.tier }
 func (c *Cluster) dial(id string) (peers.Link, error) {
 	c.mu.Lock()
 	at := slices.IndexFunc(c.nodes, func(n layout.Node) bool { return n.ID == id })
-	var address string
+	var node layout.Node
 	if at >= 0 {
-		address = c.nodes[at].Address
+		node = c.nodes[at]
 	}
 	c.mu.Unlock()
 	if at < 0 {
 		return nil, fmt.Errorf("%w: no node %s is known", schema.ErrNotFound, id)
 	}
+	if c.opts.Dial != nil {
+		return c.opts.Dial(node)
+	}
+	address := node.Address
 	opts := peering.Options{Cluster: c.opts.Name, Node: c.opts.Node, Other: id, Key: c.opts.Key, Logger: c.opts.Logger}
 	where, err := url.Parse(address)
 	if err != nil || where.Port() == "" {

@@ -1,0 +1,374 @@
+package simulate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"bowstring/fetch"
+	"bowstring/schema"
+)
+
+// job is a program that trains, on all of its ranks.
+type job struct {
+	Job
+	world *world
+	ranks []*rank
+	steps meeting // after each step, of those that have more of their epoch
+	ends  meeting // of epochs
+
+	mu     sync.Mutex
+	epochs []*epochTally
+}
+
+// epochTally is what becomes of an epoch.
+type epochTally struct {
+	began, ended  time.Time
+	before, after counters
+	first         time.Duration // until the first step had all its samples
+	samples       int64
+	bytes         int64
+	waits         Waits // summed over ranks
+}
+
+// rank is one of a job's processes. What it counts is its own until an epoch ends.
+type rank struct {
+	job  *job
+	rank int
+	home *node
+
+	samples, bytes int64
+	first          time.Duration
+	waits          Waits
+}
+
+// againAfter is how long a client waits before it goes on at another node.
+const againAfter = 100 * time.Millisecond
+
+func newJob(w *world, spec Job) *job {
+	j := &job{Job: spec, world: w}
+	j.steps.init(int(spec.Ranks))
+	j.ends.init(int(spec.Ranks))
+	for r := range int(spec.Ranks) {
+		at := (int(spec.First) + r/int(w.file.Nodes.Ranks)) % len(w.nodes)
+		j.ranks = append(j.ranks, &rank{job: j, rank: r, home: w.nodes[at]})
+	}
+	return j
+}
+
+// placed says beside which nodes the ranks are, where that does not follow from the nodes' weights.
+func (j *job) placed() []string {
+	f := &j.world.file
+	if f.Nodes.Alone || j.Assign != schema.AssignLocal || j.First == 0 && j.Ranks == f.Nodes.Count*f.Nodes.Ranks {
+		return nil
+	}
+	names := make([]string, len(j.ranks))
+	for r := range names {
+		names[r] = j.ranks[r].home.id
+	}
+	return names
+}
+
+// run runs the job to its end.
+func (j *job) run(ctx context.Context) error {
+	if err := sleepUntil(ctx, j.world.at(j.StartS)); err != nil {
+		return err
+	}
+	errs := make([]error, len(j.ranks))
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	var all sync.WaitGroup
+	for i, r := range j.ranks {
+		all.Go(func() {
+			if errs[i] = r.run(ctx); errs[i] != nil {
+				stop(errs[i])
+			}
+		})
+	}
+	all.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return fmt.Errorf("%s: %w", j.Name, err)
+		}
+	}
+	return nil
+}
+
+// begin is called by each rank that begins an epoch.
+func (j *job) begin(epoch int64) *epochTally {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if int64(len(j.epochs)) == epoch {
+		j.epochs = append(j.epochs, &epochTally{began: time.Now(), before: j.world.count()})
+	}
+	return j.epochs[epoch]
+}
+
+// end is called by each rank that ends one.
+func (j *job) end(e *epochTally, r *rank) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	e.samples, e.bytes = e.samples+r.samples, e.bytes+r.bytes
+	e.first = max(e.first, r.first)
+	e.waits.add(&r.waits)
+	e.ended, e.after = time.Now(), j.world.count()
+	r.samples, r.bytes, r.first, r.waits = 0, 0, 0, Waits{}
+}
+
+func (r *rank) run(ctx context.Context) error {
+	j := r.job
+	for epoch := range j.Epochs {
+		tally := j.begin(epoch)
+		if err := r.epoch(ctx, epoch, tally); err != nil {
+			return err
+		}
+		if !j.Apart {
+			j.steps.leave()
+		}
+		j.end(tally, r)
+		if err := j.ends.meet(ctx, func() error { j.steps.all(); return nil }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// epoch reads the rank's share of an epoch, on whatever node runs.
+func (r *rank) epoch(ctx context.Context, epoch int64, tally *epochTally) error {
+	j := r.job
+	t := schema.Ticket{Rank: r.rank, Request: schema.Request{
+		Dataset: j.Dataset, Split: "train", Batch: j.Batch, Order: j.Order, Shuffle: &schema.Shuffle{Seed: j.Seed, Epoch: uint64(epoch)},
+		World: &schema.World{Size: j.Job.Ranks}, Ranks: j.placed(),
+	}}
+	if j.Assign != schema.AssignPlan && !j.world.file.Nodes.Alone {
+		t.Assign = j.Assign
+	}
+	if j.Steps > 0 {
+		t.Stop = &j.Steps
+	}
+	if rows := j.world.store.datasets[j.Dataset].snap.Rows(); t.Stop != nil && *t.Stop >= (rows+j.Batch-1)/j.Batch {
+		t.Stop = nil
+	}
+	at := r.home
+	for {
+		done, to, err := r.readOn(ctx, at, &t, tally)
+		switch {
+		case done:
+			return nil
+		case ctx.Err() != nil:
+			return fmt.Errorf("epoch %d does not end: %w", epoch, errors.Join(context.Cause(ctx), err))
+		case to != nil:
+			at = to
+			continue
+		case err != nil && !errors.Is(err, schema.ErrUnavailable) && !errors.Is(err, context.Canceled):
+			return err
+		}
+		if err := sleepUntil(ctx, time.Now().Add(againAfter)); err != nil {
+			return err
+		}
+		at = j.world.another(at)
+	}
+}
+
+// piece is a record batch as its consumer gets it.
+type piece struct {
+	samples int
+	bytes   int64
+	last    bool // of the rank's share of the step
+	resume  schema.Ticket
+	wait    fetch.Wait
+	encode  time.Duration // and on its way
+}
+
+// readOn reads on at a node until that ends; t is where it got to. to is the node that the rank belongs to, if it is another one.
+func (r *rank) readOn(ctx context.Context, at *node, t *schema.Ticket, tally *epochTally) (done bool, to *node, err error) {
+	server := at.lives()
+	if server == nil {
+		return false, nil, errDown
+	}
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	defer context.AfterFunc(server.gone, func() { stop(errDown) })()
+	opened, err := server.engine.Open(ctx, t.Request)
+	if err != nil {
+		return false, nil, err
+	}
+	defer opened.Close()
+	if l := opened.Layout(); l != nil && !r.job.world.file.Nodes.Alone {
+		if n := r.job.world.byID[l.Node(opened.NodeOf(r.rank)).ID]; n != nil && n != at && n == r.home && n.lives() != nil {
+			return false, n, nil
+		}
+	}
+	s, err := server.engine.Stream(ctx, opened, *t)
+	if err != nil {
+		return false, nil, err
+	}
+	pieces := make(chan piece)
+	var serving sync.WaitGroup
+	var broken error
+	serving.Go(func() { broken = serve(ctx, at, s, pieces) })
+	err = r.train(ctx, pieces, t, tally)
+	stop(err)
+	serving.Wait()
+	s.Close()
+	if err == nil && broken == nil {
+		return true, nil, nil
+	}
+	if cause := context.Cause(server.gone); cause != nil && server.gone.Err() != nil {
+		return false, nil, errDown
+	}
+	return false, nil, errors.Join(err, broken)
+}
+
+// serve hands batches over as a server does, which has the next one ready while its client computes.
+func serve(ctx context.Context, at *node, s *fetch.Stream, pieces chan<- piece) error {
+	defer close(pieces)
+	for {
+		b, err := s.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		p := piece{samples: b.Rows, last: b.Last, resume: b.Resume, wait: b.Wait}
+		for i := range b.Blobs[0] {
+			p.bytes += int64(len(b.Blobs[0][i].Bytes()))
+		}
+		began := time.Now()
+		if err = at.work(ctx, p.samples, p.bytes); err == nil {
+			p.encode = b.Wait.Encode + time.Since(began)
+			select {
+			case pieces <- p:
+			case <-ctx.Done():
+				err = context.Cause(ctx)
+			}
+		}
+		b.Release()
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// train takes batches, and computes when a step is whole.
+func (r *rank) train(ctx context.Context, pieces <-chan piece, t *schema.Ticket, tally *epochTally) error {
+	w, j := r.job.world, r.job
+	for {
+		began := time.Now()
+		p, ok := <-pieces
+		waited := time.Since(began)
+		r.waits.Data += waited.Seconds()
+		if !ok {
+			return nil
+		}
+		w.served.Add(int64(p.samples))
+		w.servedBytes.Add(p.bytes)
+		r.samples, r.bytes = r.samples+int64(p.samples), r.bytes+p.bytes
+		r.waits.Store += p.wait.Store.Seconds()
+		r.waits.Spill += p.wait.Spill.Seconds()
+		r.waits.Peer += p.wait.Peer.Seconds()
+		r.waits.Consumer += p.wait.Window.Seconds()
+		r.waits.Encode += p.encode.Seconds()
+		*t = p.resume
+		if !p.last {
+			continue
+		}
+		began = time.Now()
+		if r.first == 0 {
+			r.first = began.Sub(tally.began)
+		}
+		compute := func() error { return sleepUntil(ctx, time.Now().Add(millis(j.StepMS))) }
+		if j.Apart {
+			if err := compute(); err != nil {
+				return err
+			}
+			r.waits.Compute += j.StepMS / 1e3
+			continue
+		}
+		if err := j.steps.meet(ctx, compute); err != nil {
+			return err
+		}
+		r.waits.Compute += j.StepMS / 1e3
+		r.waits.Ranks += max(time.Since(began).Seconds()-j.StepMS/1e3, 0)
+	}
+}
+
+// another is the node behind one that runs; the same if none does.
+func (w *world) another(n *node) *node {
+	for i := range w.nodes {
+		if other := w.nodes[(n.index+1+i)%len(w.nodes)]; other.lives() != nil {
+			return other
+		}
+	}
+	return n
+}
+
+// meeting is where ranks wait until all are there.
+type meeting struct {
+	mu      sync.Mutex
+	whole   int // how many take part
+	wanted  int // of those, how many are waited for now
+	there   int
+	next    chan struct{} // closed when all were there
+	meeting func() error
+}
+
+func (m *meeting) init(n int) { m.whole, m.wanted, m.next = n, n, make(chan struct{}) }
+
+// meet waits until all are there and then was called by the last of them.
+func (m *meeting) meet(ctx context.Context, then func() error) error {
+	m.mu.Lock()
+	m.there++
+	if m.there == m.wanted {
+		m.mu.Unlock()
+		err := then()
+		m.mu.Lock()
+		m.openLocked()
+		m.mu.Unlock()
+		return err
+	}
+	next := m.next
+	m.meeting = then
+	m.mu.Unlock()
+	select {
+	case <-next:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (m *meeting) openLocked() {
+	m.there, m.meeting = 0, nil
+	close(m.next)
+	m.next = make(chan struct{})
+}
+
+// leave has nobody wait for one who does not come any more.
+func (m *meeting) leave() {
+	m.mu.Lock()
+	m.wanted--
+	then := m.meeting
+	if m.there == 0 || m.there < m.wanted {
+		m.mu.Unlock()
+		return
+	}
+	m.mu.Unlock()
+	if then != nil {
+		_ = then() // the others are told by their contexts
+	}
+	m.mu.Lock()
+	m.openLocked()
+	m.mu.Unlock()
+}
+
+// all has everybody take part again.
+func (m *meeting) all() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.wanted = m.whole
+}

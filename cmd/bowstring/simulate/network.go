@@ -1,0 +1,317 @@
+package simulate
+
+import (
+	"container/heap"
+	"context"
+	"math"
+	"sync"
+	"time"
+)
+
+// network carries bytes from end to end. An end is a node, or the store. What goes from one end to another goes one after
+// the other, as over one connection; connections share what they have in common max-min fairly: no one can have more
+// without another one having less that has no more already.
+//
+// Rates are computed anew whenever a connection begins or ends to have something to carry. Where more than exactConns do,
+// that is done every settleEvery at most, and what begins in between gets what is left over on its way.
+type network struct {
+	mu        sync.Mutex
+	resources []resource
+	conns     map[[2]int32]*conn
+	busy      finishing // that carry something, those first that are done first
+	dirty     bool      // busy has changed since rates were computed
+	settled   time.Time // when they were
+	wake      chan struct{}
+}
+
+const (
+	exactConns  = 48
+	settleEvery = 200 * time.Microsecond
+)
+
+// resource is something that carries so many bytes a second.
+type resource struct {
+	capacity float64 // +Inf: no limit
+	used     float64 // of it, by rates
+
+	// While rates are computed.
+	free    float64
+	waiting int
+	users   []*conn
+}
+
+// conn is the way from one end to another.
+type conn struct {
+	path  []int32 // resources
+	queue []*transfer
+	left  float64   // bytes of the first of queue, at since
+	since time.Time // when left and rate were right
+	rate  float64
+	at    int // in busy
+	done  time.Time
+	fixed bool
+}
+
+// transfer is bytes under way. done has room for one.
+type transfer struct {
+	bytes float64
+	done  chan struct{}
+}
+
+// never is when something is done that is not going on.
+var never = time.Unix(1<<40, 0)
+
+func newNetwork(resources []resource) *network {
+	return &network{resources: resources, conns: map[[2]int32]*conn{}, wake: make(chan struct{}, 1)}
+}
+
+// send carries bytes from one end to another on a way through some resources, and returns when they are there, or ctx ends.
+// The way of two ends never changes.
+func (n *network) send(ctx context.Context, from, to int32, path func() []int32, bytes int64) error {
+	if bytes <= 0 {
+		return nil
+	}
+	t := &transfer{float64(bytes), make(chan struct{}, 1)}
+	n.mu.Lock()
+	c := n.conns[[2]int32{from, to}]
+	if c == nil {
+		c = &conn{path: path(), at: -1}
+		n.conns[[2]int32{from, to}] = c
+	}
+	c.queue = append(c.queue, t)
+	if len(c.queue) == 1 {
+		n.beginLocked(c)
+	}
+	n.mu.Unlock()
+	select {
+	case <-t.done:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx) // it is carried all the same
+	}
+}
+
+// beginLocked has a connection carry the first of its queue, after a while in which it had none.
+func (n *network) beginLocked(c *conn) {
+	now := time.Now()
+	c.left, c.since, c.rate = c.queue[0].bytes, now, 0
+	spare := math.Inf(1)
+	for _, r := range c.path {
+		spare = min(spare, n.resources[r].capacity-n.resources[r].used)
+	}
+	n.setRateLocked(c, max(spare, 0))
+	heap.Push(&n.busy, c)
+	n.changedLocked()
+}
+
+// changedLocked has rates computed.
+func (n *network) changedLocked() {
+	n.dirty = true
+	n.poke()
+}
+
+func (n *network) poke() {
+	select {
+	case n.wake <- struct{}{}:
+	default:
+	}
+}
+
+// setRateLocked changes what a connection carries a second, from now on.
+func (n *network) setRateLocked(c *conn, rate float64) {
+	if !math.IsInf(c.rate, 1) {
+		for _, r := range c.path {
+			n.resources[r].used -= c.rate
+		}
+	}
+	c.rate = rate
+	if !math.IsInf(rate, 1) {
+		for _, r := range c.path {
+			n.resources[r].used += rate
+		}
+	}
+	switch {
+	case math.IsInf(rate, 1):
+		c.done = c.since
+	case rate <= 0:
+		c.done = never
+	default:
+		if s := c.left / rate; s < 1e9 {
+			c.done = c.since.Add(time.Duration(math.Ceil(s * 1e9)))
+		} else {
+			c.done = never
+		}
+	}
+}
+
+// limit changes what a resource carries.
+func (n *network) limit(resource int32, capacity float64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.resources[resource].capacity = capacity
+	n.changedLocked()
+}
+
+// scale changes what a resource carries to so many times that.
+func (n *network) scale(resource int32, factor float64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.resources[resource].capacity *= factor
+	n.changedLocked()
+}
+
+// run carries what there is until ctx ends.
+func (n *network) run(ctx context.Context) {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		next := n.step()
+		if next.Before(never) {
+			timer.Reset(max(time.Until(next), 0))
+		} else {
+			timer.Reset(1000 * time.Hour)
+		}
+		select {
+		case <-timer.C:
+		case <-n.wake:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// step ends what is done, and says when to look again.
+func (n *network) step() time.Time {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	now := time.Now()
+	for len(n.busy) > 0 && !n.busy[0].done.After(now) {
+		c := n.busy[0]
+		c.queue[0].done <- struct{}{}
+		c.queue[0] = nil
+		if c.queue = c.queue[1:]; len(c.queue) == 0 {
+			c.queue = nil
+			heap.Pop(&n.busy)
+			c.since, c.left = now, 0
+			n.setRateLocked(c, 0)
+			n.dirty = true
+			continue
+		}
+		c.since, c.left = now, c.queue[0].bytes
+		n.setRateLocked(c, c.rate)
+		heap.Fix(&n.busy, 0)
+	}
+	next := never
+	if n.dirty {
+		if due := n.settled.Add(settleEvery); len(n.busy) <= exactConns || !due.After(now) {
+			n.settleLocked(now)
+		} else {
+			next = due
+		}
+	}
+	if len(n.busy) > 0 && n.busy[0].done.Before(next) {
+		next = n.busy[0].done
+	}
+	return next
+}
+
+// settleLocked computes all rates: the resource that leaves the least for each of its users is shared out evenly, then the
+// next one of what the others have left, until all users have their rates.
+func (n *network) settleLocked(now time.Time) {
+	n.dirty, n.settled = false, now
+	for _, c := range n.busy {
+		c.left = max(c.left-c.rate*now.Sub(c.since).Seconds(), 0)
+		if math.IsInf(c.rate, 1) {
+			c.left = 0
+		}
+		c.since, c.fixed, c.rate = now, false, 0
+	}
+	for i := range n.resources {
+		r := &n.resources[i]
+		r.free, r.used, r.waiting, r.users = r.capacity, 0, 0, r.users[:0]
+	}
+	var order shares
+	for _, c := range n.busy {
+		for _, i := range c.path {
+			r := &n.resources[i]
+			if r.waiting == 0 && !math.IsInf(r.capacity, 1) {
+				order = append(order, share{i, 0})
+			}
+			r.waiting++
+			r.users = append(r.users, c)
+		}
+	}
+	for i := range order {
+		order[i].each = n.resources[order[i].resource].each()
+	}
+	heap.Init(&order)
+	for len(order) > 0 {
+		top := order[0]
+		r := &n.resources[top.resource]
+		if r.waiting == 0 {
+			heap.Pop(&order)
+			continue
+		}
+		if each := r.each(); each > top.each { // others have got their rates since
+			order[0].each = each
+			heap.Fix(&order, 0)
+			continue
+		}
+		heap.Pop(&order)
+		for _, c := range r.users {
+			if !c.fixed {
+				n.fixLocked(c, top.each)
+			}
+		}
+	}
+	for _, c := range n.busy {
+		if !c.fixed {
+			n.fixLocked(c, math.Inf(1))
+		}
+	}
+	heap.Init(&n.busy)
+}
+
+func (n *network) fixLocked(c *conn, rate float64) {
+	c.fixed = true
+	for _, i := range c.path {
+		r := &n.resources[i]
+		r.free -= rate
+		r.waiting--
+	}
+	n.setRateLocked(c, rate)
+}
+
+// each is what is left for each of those who wait for their rates.
+func (r *resource) each() float64 { return max(r.free, 0) / float64(max(r.waiting, 1)) }
+
+// share is what a resource leaves for each.
+type share struct {
+	resource int32
+	each     float64
+}
+
+// shares is a heap of them, the least first.
+type shares []share
+
+func (s shares) Len() int { return len(s) }
+func (s shares) Less(i, j int) bool {
+	return s[i].each < s[j].each || s[i].each == s[j].each && s[i].resource < s[j].resource
+}
+func (s shares) Swap(i, j int) { s[i], s[j] = s[j], s[i] }
+func (s *shares) Push(x any)   { *s = append(*s, x.(share)) }
+func (s *shares) Pop() any     { x := (*s)[len(*s)-1]; *s = (*s)[:len(*s)-1]; return x }
+
+// finishing is a heap of connections, those first that are done first.
+type finishing []*conn
+
+func (f finishing) Len() int           { return len(f) }
+func (f finishing) Less(i, j int) bool { return f[i].done.Before(f[j].done) }
+func (f finishing) Swap(i, j int)      { f[i], f[j] = f[j], f[i]; f[i].at, f[j].at = i, j }
+func (f *finishing) Push(x any)        { c := x.(*conn); c.at = len(*f); *f = append(*f, c) }
+func (f *finishing) Pop() any {
+	c := (*f)[len(*f)-1]
+	*f = (*f)[:len(*f)-1]
+	c.at = -1
+	return c
+}

@@ -1,0 +1,305 @@
+package simulate
+
+import (
+	"context"
+	"math"
+	"sync"
+	"time"
+)
+
+// Report is what became of a File. Where a sample was run, all is of the sample but for the counts, bytes and rates, which
+// are as many times larger again.
+type Report struct {
+	Nodes    int64       `json:"nodes"`
+	Ranks    int64       `json:"ranks"` // beside all nodes
+	Sample   int64       `json:"sample"`
+	Seconds  float64     `json:"seconds"` // until the last job ended
+	Jobs     []JobReport `json:"jobs"`
+	Traffic  Traffic     `json:"traffic"`
+	Engines  Engines     `json:"engines"`
+	Series   []Point     `json:"series"`
+	Problems []string    `json:"problems,omitempty"` // what went wrong in the background, some of it
+}
+
+// JobReport is what became of a job.
+type JobReport struct {
+	Name        string        `json:"name"`
+	Dataset     string        `json:"dataset"`
+	Seconds     float64       `json:"seconds"` // from its start to its end: the time to train
+	SamplesPerS float64       `json:"samples_per_s"`
+	Epochs      []EpochReport `json:"epochs"`
+}
+
+// EpochReport is what became of an epoch of a job. Traffic is that of all jobs while it ran.
+type EpochReport struct {
+	Epoch       int64   `json:"epoch"`
+	StartS      float64 `json:"start_s"`
+	Seconds     float64 `json:"seconds"`
+	FirstS      float64 `json:"first_step_s"` // until the first step had all its samples
+	Samples     int64   `json:"samples"`
+	Bytes       int64   `json:"bytes"`
+	SamplesPerS float64 `json:"samples_per_s"`
+	Waits       Waits   `json:"waits_s"`
+	Traffic     Traffic `json:"traffic"`
+	// HitRate is the share of the samples that no read of the store was made for in that time.
+	HitRate float64 `json:"hit_rate"`
+}
+
+// Waits say where the time of a rank went, in seconds, on average over ranks. Store, Spill, Peer, Encode and Consumer are the
+// server's: it stood still for reads, or worked, or had batches that were not taken. Data, Compute and Ranks are the
+// trainer's: together they are its epoch.
+type Waits struct {
+	Store    float64 `json:"store"`
+	Spill    float64 `json:"spill"`
+	Peer     float64 `json:"peer"`
+	Encode   float64 `json:"encode"`
+	Consumer float64 `json:"consumer"`
+	Data     float64 `json:"data"`
+	Compute  float64 `json:"compute"`
+	Ranks    float64 `json:"ranks"` // for other ranks to end their step
+}
+
+func (w *Waits) each(o *Waits, f func(*float64, float64)) {
+	f(&w.Store, o.Store)
+	f(&w.Spill, o.Spill)
+	f(&w.Peer, o.Peer)
+	f(&w.Encode, o.Encode)
+	f(&w.Consumer, o.Consumer)
+	f(&w.Data, o.Data)
+	f(&w.Compute, o.Compute)
+	f(&w.Ranks, o.Ranks)
+}
+
+func (w *Waits) add(o *Waits) { w.each(o, func(to *float64, n float64) { *to += n }) }
+
+func (w *Waits) over(n int64) Waits {
+	out := *w
+	out.each(w, func(to *float64, v float64) { *to = round(v / float64(n)) })
+	return out
+}
+
+// Traffic is what went over which links.
+type Traffic struct {
+	StoreReads    int64 `json:"store_reads"` // of samples
+	StoreBytes    int64 `json:"store_bytes"`
+	ManifestReads int64 `json:"manifest_reads"` // of pages of manifests, from the store
+	ManifestBytes int64 `json:"manifest_bytes"`
+	PeerReads     int64 `json:"peer_reads"` // that other nodes answered
+	PeerBytes     int64 `json:"peer_bytes"`
+	ZoneBytes     int64 `json:"zone_bytes"` // of those, between zones
+	Served        int64 `json:"served"`     // samples handed to trainers
+	ServedBytes   int64 `json:"served_bytes"`
+}
+
+func (t *Traffic) each(o *Traffic, f func(*int64, int64)) {
+	f(&t.StoreReads, o.StoreReads)
+	f(&t.StoreBytes, o.StoreBytes)
+	f(&t.ManifestReads, o.ManifestReads)
+	f(&t.ManifestBytes, o.ManifestBytes)
+	f(&t.PeerReads, o.PeerReads)
+	f(&t.PeerBytes, o.PeerBytes)
+	f(&t.ZoneBytes, o.ZoneBytes)
+	f(&t.Served, o.Served)
+	f(&t.ServedBytes, o.ServedBytes)
+}
+
+func (t Traffic) minus(o Traffic) Traffic {
+	t.each(&o, func(to *int64, n int64) { *to -= n })
+	return t
+}
+
+func (t Traffic) times(n int64) Traffic {
+	t.each(&t, func(to *int64, _ int64) { *to *= n })
+	return t
+}
+
+// Engines is what all engines counted.
+type Engines struct {
+	SpillReads  int64 `json:"spill_reads"`
+	SpillBytes  int64 `json:"spill_bytes"`
+	SharedReads int64 `json:"shared_reads"` // that came with a read made for another
+	Fills       int64 `json:"fills"`        // brought ahead
+	Hedges      int64 `json:"hedges"`
+	Retries     int64 `json:"retries"`
+	Failed      int64 `json:"failed_reads"`
+	PeerAsked   int64 `json:"peer_asked"`
+	PeerRefused int64 `json:"peer_refused"` // of those, what failed: the store was read instead
+	Evicted     int64 `json:"evicted"`
+	Stored      int64 `json:"stored"`
+}
+
+// engines are Engines being added up.
+type engines = Engines
+
+// Point is a moment: rates since the point before.
+type Point struct {
+	AtS         float64 `json:"at_s"`
+	SamplesPerS float64 `json:"samples_per_s"`
+	StoreBPerS  float64 `json:"store_bytes_per_s"`
+	PeerBPerS   float64 `json:"peer_bytes_per_s"`
+	Nodes       int     `json:"nodes"` // that run
+}
+
+// counters are what links have carried so far.
+type counters = Traffic
+
+func (w *world) count() counters {
+	s := w.store
+	return counters{
+		StoreReads: s.blobs.Load(), StoreBytes: s.blobBytes.Load(), ManifestReads: s.pages.Load(), ManifestBytes: s.pageBytes.Load(),
+		PeerReads: w.peerBlobs.Load(), PeerBytes: w.peerBytes.Load(), ZoneBytes: w.zoneBytes.Load(),
+		Served: w.served.Load(), ServedBytes: w.servedBytes.Load(),
+	}
+}
+
+// countEngine adds what a server's engine and cache have counted.
+func (e *Engines) countEngine(l *life) {
+	st := l.engine.Stats()
+	e.SpillReads += st.SpillReads
+	e.SpillBytes += st.SpillBytes
+	e.SharedReads += st.SharedReads
+	e.Fills += st.Fills
+	e.Hedges += st.Hedges
+	e.Retries += st.Retries
+	e.Failed += st.FailedReads
+	if l.cluster == nil {
+		return
+	}
+	for _, p := range l.cluster.Tier().Stats() {
+		e.PeerAsked += p.Asked
+		e.PeerRefused += p.Refused
+	}
+}
+
+// retire adds up what a server that ends has counted.
+func (w *world) retire(l *life) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.retired.countEngine(l)
+}
+
+// series are points in time, at most maxPoints of them.
+type series struct {
+	world *world
+	every time.Duration
+
+	mu     sync.Mutex
+	last   counters
+	at     time.Duration
+	points []Point
+}
+
+const (
+	firstEvery = 50 * time.Millisecond
+	maxPoints  = 400
+)
+
+func newSeries(w *world) *series {
+	return &series{world: w, every: firstEvery, last: w.count(), at: w.since()}
+}
+
+// run takes points until ctx ends. When there are too many, pairs become one, and the next ones come half as often.
+func (s *series) run(ctx context.Context) {
+	for sleepUntil(ctx, time.Now().Add(s.every)) == nil {
+		s.take()
+		s.mu.Lock()
+		if len(s.points) >= maxPoints {
+			for i := range len(s.points) / 2 {
+				s.points[i] = joined(s.points, i)
+			}
+			s.points = s.points[:len(s.points)/2]
+			s.every *= 2
+		}
+		s.mu.Unlock()
+	}
+}
+
+// joined is one point in the place of two.
+func joined(points []Point, i int) Point {
+	a, b, from := points[2*i], points[2*i+1], 0.0
+	if i > 0 {
+		from = points[i-1].AtS
+	}
+	d, e := a.AtS-from, b.AtS-a.AtS
+	mean := func(x, y float64) float64 { return (x*d + y*e) / max(d+e, 1e-9) }
+	return Point{AtS: b.AtS, Nodes: b.Nodes, SamplesPerS: mean(a.SamplesPerS, b.SamplesPerS), StoreBPerS: mean(a.StoreBPerS, b.StoreBPerS), PeerBPerS: mean(a.PeerBPerS, b.PeerBPerS)}
+}
+
+func (s *series) take() {
+	now, at, nodes := s.world.count(), s.world.since(), 0
+	for _, n := range s.world.nodes {
+		if n.lives() != nil {
+			nodes++
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	d := (at - s.at).Seconds()
+	if d <= 0 {
+		return
+	}
+	per := func(now, before int64) float64 { return float64(now-before) / d }
+	s.points = append(s.points, Point{
+		AtS: at.Seconds(), Nodes: nodes, SamplesPerS: per(now.Served, s.last.Served),
+		StoreBPerS: per(now.StoreBytes+now.ManifestBytes, s.last.StoreBytes+s.last.ManifestBytes), PeerBPerS: per(now.PeerBytes, s.last.PeerBytes),
+	})
+	s.last, s.at = now, at
+}
+
+// round leaves out what is below a microsecond.
+func round(s float64) float64 { return math.Round(s*1e6) / 1e6 }
+
+func ratio(a, b float64) float64 {
+	if b == 0 {
+		return 0
+	}
+	return a / b
+}
+
+// report says what became of the jobs.
+func (w *world) report(jobs []*job, s *series) *Report {
+	k := w.file.Sample
+	r := &Report{Nodes: w.file.Nodes.Count * k, Ranks: w.file.Nodes.Count * w.file.Nodes.Ranks * k, Sample: k, Traffic: w.count().times(k)}
+	for _, j := range jobs {
+		one := JobReport{Name: j.Name, Dataset: j.Dataset, Epochs: []EpochReport{}}
+		var samples int64
+		var from, to time.Time
+		for i, e := range j.epochs {
+			took := e.ended.Sub(e.began).Seconds()
+			traffic := e.after.minus(e.before)
+			one.Epochs = append(one.Epochs, EpochReport{
+				Epoch: int64(i), StartS: round(e.began.Sub(w.began).Seconds()), Seconds: round(took), FirstS: round(e.first.Seconds()),
+				Samples: e.samples * k, Bytes: e.bytes * k, SamplesPerS: round(ratio(float64(e.samples*k), took)),
+				Waits: e.waits.over(j.Job.Ranks), Traffic: traffic.times(k),
+				HitRate: round(max(1-ratio(float64(traffic.StoreReads), float64(traffic.Served)), 0)),
+			})
+			if i == 0 {
+				from = e.began
+			}
+			samples, to = samples+e.samples, e.ended
+		}
+		one.Seconds = round(to.Sub(from).Seconds())
+		one.SamplesPerS = round(ratio(float64(samples*k), one.Seconds))
+		r.Seconds = max(r.Seconds, round(to.Sub(w.began).Seconds()))
+		r.Jobs = append(r.Jobs, one)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	r.Engines, r.Problems = w.retired, w.trouble
+	for _, n := range w.nodes {
+		if l := n.lives(); l != nil {
+			r.Engines.countEngine(l)
+		}
+		if n.cache != nil {
+			st := n.cache.Stats()
+			r.Engines.Evicted += st.Evicted
+			r.Engines.Stored += st.Stored
+		}
+	}
+	r.Series = append([]Point{}, s.points...)
+	for i := range r.Series {
+		p := &r.Series[i]
+		*p = Point{round(p.AtS), round(p.SamplesPerS * float64(k)), round(p.StoreBPerS * float64(k)), round(p.PeerBPerS * float64(k)), p.Nodes * int(k)}
+	}
+	return r
+}
