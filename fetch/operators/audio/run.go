@@ -78,7 +78,7 @@ func (p *pipeline) at(i int, err error) error {
 	if err == nil {
 		return nil
 	}
-	if errors.Is(err, program.ErrDamaged) || errors.Is(err, program.ErrTooLarge) || errors.Is(err, codec.ErrNoDecoder) {
+	if errors.Is(err, program.ErrDamaged) || errors.Is(err, program.ErrTooLarge) {
 		return fmt.Errorf("step %d (%s): %w", i, p.names[i], err)
 	}
 	return fmt.Errorf("step %d (%s): %w: %w", i, p.names[i], program.ErrDamaged, err)

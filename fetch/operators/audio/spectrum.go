@@ -114,9 +114,11 @@ func (s *spectrogram) tables(e extent) int64 {
 }
 
 func (s *spectrogram) run(o *sound, _ *draw.Source) []program.Value {
-	s.each(o, s.spectrum.Bins(), func(powers, out []float32, stride int) {
-		for k, v := range powers {
-			out[k*stride] = v
+	s.each(o, s.spectrum.Bins(), func(powers []float32, bins int, out []float32, stride int) {
+		for i := range len(powers) / bins {
+			for k, v := range powers[i*bins:][:bins] {
+				out[k*stride+i] = v
+			}
 		}
 	})
 	return nil
@@ -125,15 +127,15 @@ func (s *spectrogram) run(o *sound, _ *draw.Source) []program.Value {
 // together is how many frames are computed before they are laid out by frequency.
 const together = 16
 
-// each gives the powers of every frame to sum, which makes features numbers of them.
-func (s *spectrogram) each(o *sound, features int, sum func(powers, out []float32, stride int)) {
+// each gives the powers of some frames at a time to sum, which makes features numbers of each.
+func (s *spectrogram) each(o *sound, features int, sum func(powers []float32, bins int, out []float32, stride int)) {
 	frames, err := s.count(o.frames)
 	if err != nil {
 		panic("audio: a spectrogram of what next has refused: " + err.Error())
 	}
-	n, r := s.NFFT, o.room
-	r.powers = slices.Grow(r.powers[:0], s.spectrum.Bins()+together*features)
-	powers := r.powers[:s.spectrum.Bins()]
+	n, bins, r := s.NFFT, s.spectrum.Bins(), o.room
+	r.powers = slices.Grow(r.powers[:0], together*(bins+features))
+	powers := r.powers[:together*bins]
 	block := r.powers[len(powers) : len(powers)+together*features]
 	out := o.spare(o.channels * features * frames)
 	for c := range o.channels {
@@ -142,9 +144,9 @@ func (s *spectrogram) each(o *sound, features int, sum func(powers, out []float3
 		for t := 0; t < frames; t += together {
 			k := min(together, frames-t)
 			for i := range k {
-				s.spectrum.Frame(x[(t+i)*s.HopLength:][:n], powers, &r.spectrum)
-				sum(powers, block[i:], together)
+				s.spectrum.Frame(x[(t+i)*s.HopLength:][:n], powers[i*bins:][:bins], &r.spectrum)
 			}
+			sum(powers[:k*bins], bins, block, together)
 			for f := range features {
 				copy(to[f*frames+t:][:k], block[f*together:])
 			}

@@ -49,6 +49,9 @@ func (d *decode) next(extent) (extent, error) {
 // opened is what a file becomes.
 func (d *decode) opened(info codec.Info) (extent, error) {
 	e, _ := d.next(extent{})
+	if err := info.Readable(); err != nil {
+		return e, err
+	}
 	e.channels, e.rate = info.Channels, info.Rate
 	if d.FrameOffset > 0 && d.FrameOffset >= info.Frames {
 		return e, fmt.Errorf("frame_offset is %d; the file has %d samples of each channel", d.FrameOffset, info.Frames)

@@ -51,7 +51,7 @@ type Info struct {
 	Working int64
 
 	data  []byte // the samples of WAV, the frames of FLAC
-	block int    // most samples of a block of FLAC
+	block int    // most samples of a block of FLAC, or what comes too much at the beginning of MP3
 }
 
 // damaged is an error that says what is wrong with the bytes.
@@ -100,7 +100,7 @@ func header(file []byte) (Info, error) {
 	case has(file, 0, "OggS"):
 		return readOgg(file)
 	case looksMP3(body):
-		return readMP3(file, body)
+		return readMP3(body)
 	default:
 		return Info{}, damaged("these %d bytes are no WAV, FLAC, MP3, Ogg Vorbis or Opus: they begin with %q",
 			len(file), file[:min(8, len(file))])
@@ -140,21 +140,31 @@ func Decode(file []byte, info Info, offset int, out [][]float32) error {
 	if n == 0 {
 		return nil
 	}
+	if err := info.Readable(); err != nil {
+		return err
+	}
 	switch info.Format {
 	case WAV:
 		decodeWAV(info, offset, out)
 		return nil
 	case FLAC:
 		return decodeFLAC(info, offset, out)
-	case MP3:
-		if native != nil {
-			return native.decode(file, info, offset, out)
-		}
-		return decodeMP3(file, info, offset, out)
+	}
+	if native == nil {
+		return decodeMP3(info, offset, out)
+	}
+	return native.decode(file, info, offset, out)
+}
+
+// Readable fails with ErrNoDecoder where this process cannot decode the file.
+func (i Info) Readable() error {
+	switch {
+	case native != nil || i.Format == WAV || i.Format == FLAC || i.Format == MP3 && i.Rate >= lowestGoMP3:
+		return nil
+	case i.Format == MP3:
+		return fmt.Errorf("%w: MP3 of %d samples a second (MPEG 2.5) is read by libsndfile, which %s",
+			ErrNoDecoder, i.Rate, nativeMissing)
 	default:
-		if native != nil {
-			return native.decode(file, info, offset, out)
-		}
-		return fmt.Errorf("%w: %s is read by libsndfile, which %s", ErrNoDecoder, info.Format, nativeMissing)
+		return fmt.Errorf("%w: %s is read by libsndfile, which %s", ErrNoDecoder, i.Format, nativeMissing)
 	}
 }

@@ -105,24 +105,15 @@ func besselI0(x float64) float64 {
 // in place. It is Cephes' logf (Moshier), exact to 2e-7 in relative terms. What is
 // below low counts as low, which has to be normal.
 func Log32(x []float32, offset, low, scale float32) {
-	const (
-		half   = 0x3f000000
-		sqrtH  = 0x3f3504f3 // √½
-		mantis = 0x007fffff
-	)
+	const root = 0x3f3504f3 // √½: what is left of v without its exponent is from there to √2
 	for i, v := range x {
 		v += offset
 		if !(v >= low) {
 			v = low
 		}
 		b := math.Float32bits(v)
-		e := int32(b>>23) - 126
-		m := b&mantis | half
-		if m < sqrtH {
-			e--
-			m += 1 << 23
-		}
-		f, k := math.Float32frombits(m)-1, float32(e)
+		e := int32(b-root) >> 23
+		f, k := math.Float32frombits(b-uint32(e)<<23)-1, float32(e)
 		z := float32(f * f)
 		p := float32(7.0376836292e-2*f) - 1.1514610310e-1
 		p = float32(p*f) + 1.1676998740e-1

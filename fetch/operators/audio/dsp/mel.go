@@ -94,21 +94,42 @@ func NewMel(o MelOptions) *Mel {
 	return m
 }
 
-// Sum gives band b of the powers in frame, in out[b·stride].
-func (m *Mel) Sum(frame, out []float32, stride int) {
-	for i := range m.bands {
-		b := &m.bands[i]
-		p := frame[b.at:][:len(b.weight)]
-		var even, odd float32
-		for len(p) >= 2 {
-			w := b.weight[len(b.weight)-len(p):]
-			even += float32(p[0] * w[0])
-			odd += float32(p[1] * w[1])
-			p = p[2:]
+// Sum gives the bands of frames, which are rows of powers of bins frequencies, side by
+// side: band b of frame i in out[b·stride+i].
+func (m *Mel) Sum(powers []float32, bins int, out []float32, stride int) {
+	frames, i := len(powers)/bins, 0
+	for ; i+4 <= frames; i += 4 {
+		m.four(powers[i*bins:], bins, out[i:], stride)
+	}
+	for ; i < frames; i++ {
+		row := powers[i*bins:][:bins]
+		for k := range m.bands {
+			b := &m.bands[k]
+			var sum float32
+			p := row[b.at:][:len(b.weight)]
+			for j, w := range b.weight {
+				sum += float32(p[j] * w)
+			}
+			out[k*stride+i] = sum
 		}
-		if len(p) == 1 {
-			even += float32(p[0] * b.weight[len(b.weight)-1])
+	}
+}
+
+// four does four frames at a time, as one's additions wait for each other.
+func (m *Mel) four(powers []float32, bins int, out []float32, stride int) {
+	p0, p1, p2, p3 := powers[:bins], powers[bins:][:bins], powers[2*bins:][:bins], powers[3*bins:][:bins]
+	for k := range m.bands {
+		b := &m.bands[k]
+		weight := b.weight
+		q0, q1, q2, q3 := p0[b.at:][:len(weight)], p1[b.at:][:len(weight)], p2[b.at:][:len(weight)], p3[b.at:][:len(weight)]
+		var s0, s1, s2, s3 float32
+		for j, w := range weight {
+			s0 += float32(q0[j] * w)
+			s1 += float32(q1[j] * w)
+			s2 += float32(q2[j] * w)
+			s3 += float32(q3[j] * w)
 		}
-		out[i*stride] = even + odd
+		to := out[k*stride:][:4]
+		to[0], to[1], to[2], to[3] = s0, s1, s2, s3
 	}
 }
