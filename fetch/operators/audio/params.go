@@ -26,7 +26,7 @@ func wrong(param, format string, args ...any) error {
 
 // parse fills in what a request says of a step's parameters, over the defaults in into, which points to a struct.
 func parse(raw json.RawMessage, into any) error {
-	if len(bytes.TrimSpace(raw)) == 0 {
+	if t := bytes.TrimSpace(raw); len(t) == 0 || string(t) == "null" {
 		raw = json.RawMessage("{}")
 	}
 	if t := bytes.TrimSpace(raw); t[0] != '{' || !json.Valid(raw) {
