@@ -30,6 +30,7 @@ const (
 // DType is the type of a tensor's elements.
 type DType uint8
 
+// Types of elements. Float16 is IEEE 754's binary16.
 const (
 	Uint8 DType = iota + 1
 	Uint16

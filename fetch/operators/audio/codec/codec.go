@@ -19,6 +19,7 @@ import (
 // Format names what a file is.
 type Format string
 
+// The formats that are known.
 const (
 	WAV    Format = "WAV"
 	FLAC   Format = "FLAC"
