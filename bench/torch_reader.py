@@ -57,7 +57,7 @@ def main() -> None:
         dataset = BowstringDataset(
             place, "bench", columns=["id", "label", "image"], shuffle=7, batch_size=BATCH, rank=0, world_size=1
         )
-        loader = DataLoader(dataset, batch_size=None, num_workers=workers, persistent_workers=True)
+        loader = DataLoader(dataset, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
     else:
         loader = DataLoader(
             Files(Path(place)),

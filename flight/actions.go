@@ -37,6 +37,7 @@ func actions() []action {
 		{"warm", `Fills the server's spill with the samples of a request, in the order in which it uses them, until all are there or it would keep no more. Body: a request, as in a CMD descriptor. Results, a few a second and one at the end: {"job", "rows", "seen", "there", "stored", "bytes", "failed", "full", "done"}.`, (*Server).warm},
 		{"stats", `Counters of server, store and engine, limits, running streams. Body: none.`, (*Server).stats},
 		{"usage", `What tenants have used, by day, tenant and dataset, one result each: the caller's own, or all for who has the right admin. Body: {"tenant", "dataset", "since": "YYYY-MM-DD", "until"}, each optional. Result: {"day", "tenant", "dataset", "streams", "rows", "bytes", "store_bytes", "rows_in", "bytes_in", "seconds"}.`, (*Server).usage},
+		{"samenode", `Where clients on this node are given memory that the server shares with them. Body: none. Result: {"version", "server", "socket"}, or none where there is no such way.`, (*Server).sameNode},
 		{"cancel", `Ends the running streams of a plan. Body: {"plan"}. Result: {"plan", "cancelled": COUNT}.`, (*Server).cancel},
 		{flight.CancelFlightInfoActionType, `Ends the running streams of a FlightInfo. Body: protobuf CancelFlightInfoRequest. Result: protobuf CancelFlightInfoResult.`, (*Server).cancelFlightInfo},
 		{flight.RenewFlightEndpointActionType, `Gives an endpoint a new expiration time. Body: protobuf RenewFlightEndpointRequest. Result: protobuf FlightEndpoint.`, (*Server).renewFlightEndpoint},

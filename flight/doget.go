@@ -65,7 +65,12 @@ func (s *Server) DoGet(ticket *flight.Ticket, stream flight.FlightService_DoGetS
 		return err
 	}
 	defer batches.Close()
-	send := &sender{server: s, ctx: ctx, stream: stream, encoder: newEncoder(job.Projection().Schema)}
+	ring, err := s.sharing(ctx)
+	if err != nil {
+		return err
+	}
+	defer ring.leave()
+	send := &sender{server: s, ctx: ctx, stream: stream, encoder: newEncoder(job.Projection().Schema), ring: ring}
 	return send.all(batches, func(b *fetch.Batch, wait waitMetadata) any {
 		return batchMetadata{
 			Plan: job.ID(), Epoch: b.Epoch, Step: b.Step, Rank: b.Rank, Row: b.Row,
@@ -86,6 +91,7 @@ type sender struct {
 	ctx        context.Context // the call's
 	stream     messageStream
 	encoder    *encoder
+	ring       *shared // nil if all goes by the connection
 	opened     bool
 	lastSend   time.Duration
 	lastEncode time.Duration
@@ -158,20 +164,34 @@ func (s *sender) batch(b *schema.Batch, metadata any) error {
 		b.Release()
 		return err
 	}
-	f, err := s.encoder.batchFrame(b, meta)
+	beside, err := s.ring.share(s.ctx, b)
+	if err == nil {
+		meta, err = beside.told(meta)
+	}
 	if err != nil {
+		beside.dropped()
+		b.Release()
 		return err
 	}
+	f, err := s.encoder.batchFrame(b, beside, meta)
+	if err != nil {
+		beside.dropped()
+		return err
+	}
+	beside.sent()
 	if conn := gatherOf(s.ctx); conn != nil && f.hold != nil {
 		f.hold.conn = conn
 		conn.expect(f)
 	}
-	rows, size := b.Rows, f.size()
+	rows, size := b.Rows, f.size()+beside.bytes()
 	encoded := time.Now()
 	s.lastEncode = encoded.Sub(start)
+	if beside != nil {
+		s.lastEncode -= beside.waited
+	}
 	err = s.stream.SendMsg(f)
 	f.discard()
-	s.lastSend = time.Since(encoded)
+	s.lastSend = time.Since(start) - s.lastEncode
 	if err == nil {
 		count(s.ctx, rows, size)
 		s.server.paces.Served(fetch.CallerFrom(s.ctx).Tenant, size)

@@ -162,6 +162,8 @@ type encoder struct {
 	run     int    // where in small the bytes begin that no piece covers yet
 	body    int64  // bytes so far
 	held    int32
+	// elsewhere says which buffers go by shared memory, nil if none does.
+	elsewhere *lies
 }
 
 func newEncoder(s *arrow.Schema) *encoder {
@@ -194,9 +196,11 @@ func (e *encoder) schemaFrame() (*frame, error) {
 	return &frame{pieces: []piece{{bytes: prefix(h.bytes, nil, -1)}}}, nil
 }
 
-// batchFrame encodes a batch. It takes the batch over, also when it fails.
-func (e *encoder) batchFrame(b *schema.Batch, appMetadata []byte) (*frame, error) {
+// batchFrame encodes a batch, but for the bytes of those of its buffers that go another
+// way. It takes the batch over, also when it fails.
+func (e *encoder) batchFrame(b *schema.Batch, elsewhere *lies, appMetadata []byte) (*frame, error) {
 	ref := &batchRef{batch: b}
+	e.elsewhere = elsewhere
 	if err := e.layout(b); err != nil {
 		ref.release()
 		return nil, err
@@ -244,8 +248,10 @@ func (e *encoder) vector(v *schema.Vector) {
 	e.nodes = append(e.nodes, [2]int64{int64(v.Len), int64(v.Nulls)})
 	for i := range v.Buffers {
 		start := e.body
-		for _, p := range v.Buffers[i].Pieces {
-			e.piece(p)
+		if !e.elsewhere.has(&v.Buffers[i]) {
+			for _, p := range v.Buffers[i].Pieces {
+				e.piece(p)
+			}
 		}
 		e.buffers = append(e.buffers, [2]int64{start, e.body - start})
 		if pad := -e.body & (bufferAlignment - 1); pad > 0 {

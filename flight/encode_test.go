@@ -188,7 +188,7 @@ func TestFramesRoundTrip(t *testing.T) {
 					if enc == nil {
 						enc = newEncoder(b.Schema)
 					}
-					f, err := enc.batchFrame(b, fmt.Appendf(nil, `{"batch":%d}`, i))
+					f, err := enc.batchFrame(b, nil, fmt.Appendf(nil, `{"batch":%d}`, i))
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -277,7 +277,7 @@ func TestFrameAlignment(t *testing.T) {
 		b, want := encodable(t, schema.LayoutLargeBinary, rows, 3000, uint64(rows), &out)
 		want.Release()
 		enc := newEncoder(b.Schema)
-		f, err := enc.batchFrame(b, []byte(strings.Repeat("x", rows)))
+		f, err := enc.batchFrame(b, nil, []byte(strings.Repeat("x", rows)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -336,7 +336,7 @@ func TestVanishedClientReleasesBlobs(t *testing.T) {
 							return err
 						}
 					}
-					f, err := enc.batchFrame(b, nil)
+					f, err := enc.batchFrame(b, nil, nil)
 					if err != nil {
 						return err
 					}
@@ -389,7 +389,7 @@ func TestBatchTooLarge(t *testing.T) {
 		Type: s.Field(0).Type, Len: 1,
 		Buffers: []schema.Buffer{{}, {Pieces: [][]byte{make([]byte, 16)}, Len: 16}, {Pieces: pieces, Len: int64(len(pieces)) << 20}},
 	}}, Blobs: [][]schema.Blob{{schema.NewBlob(big, counted{&out})}}}
-	_, err := newEncoder(s).batchFrame(b, nil)
+	_, err := newEncoder(s).batchFrame(b, nil, nil)
 	if !errors.Is(err, schema.ErrLimit) || !strings.Contains(err.Error(), "batch_bytes") {
 		t.Errorf("a body of 2.1 GB: %v, want a limit that names batch_bytes", err)
 	}
@@ -409,7 +409,7 @@ func BenchmarkBatchFrame(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		batch.Columns = columns
-		f, err := enc.batchFrame(batch, nil)
+		f, err := enc.batchFrame(batch, nil, nil)
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -228,6 +228,7 @@ func (g *gatherConn) expected(b []byte) []byte {
 func (g *gatherConn) write() {
 	g.mu.Lock()
 	var spare net.Buffers
+	vectors := newVectorWriter(g.Conn)
 	for g.writeErr == nil {
 		for len(g.pending) == 0 && !g.closing {
 			g.work.Wait()
@@ -246,7 +247,7 @@ func (g *gatherConn) write() {
 		if sealed, ok := g.Conn.(*sealedConn); ok {
 			err = sealed.writeBuffers(rest)
 		} else {
-			_, err = rest.WriteTo(g.Conn)
+			err = vectors.write(g.Conn, rest)
 		}
 		clear(batch)
 		spare = batch[:0]

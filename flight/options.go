@@ -11,6 +11,7 @@ import (
 	"bowstring/flight/audit"
 	"bowstring/flight/door"
 	"bowstring/flight/rules"
+	"bowstring/flight/samenode"
 	"bowstring/flight/usage"
 	"bowstring/schema"
 )
@@ -99,6 +100,9 @@ type Options struct {
 	// Cluster says what this server is in its cluster; nil if other nodes may not read
 	// by way of it.
 	Cluster *Cluster
+	// SameNode shares memory with clients on this node; nil if there is none. It stays the
+	// caller's to close, after Shutdown.
+	SameNode *samenode.Server
 	// Usage is the book of what tenants have used; nil for none. It stays the caller's to
 	// close, after Shutdown, and to have written: see [Server.CountUsage].
 	Usage *usage.Book

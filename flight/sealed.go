@@ -54,9 +54,10 @@ func (s *sealedConn) SetWriteDeadline(t time.Time) error { return s.below.last(t
 type corkedConn struct {
 	net.Conn
 
-	mu     sync.Mutex
-	corked bool    // guarded by mu
-	held   *[]byte // of corks, while there is something; guarded by mu
+	mu      sync.Mutex
+	corked  bool          // guarded by mu
+	held    *[]byte       // of corks, while there is something; guarded by mu
+	vectors *vectorWriter // made when it is needed; guarded by mu
 
 	deadlines sync.Mutex // not mu, which is held while Write waits
 	final     bool       // the write deadline stays as it is; guarded by deadlines
@@ -108,7 +109,10 @@ func (c *corkedConn) flushLocked() error {
 	if c.held == nil {
 		return nil
 	}
-	_, err := c.Conn.Write(*c.held)
+	if c.vectors == nil {
+		c.vectors = newVectorWriter(c.Conn)
+	}
+	err := c.vectors.write(c.Conn, net.Buffers{*c.held})
 	*c.held = (*c.held)[:0]
 	corks.Put(c.held)
 	c.held = nil

@@ -9,6 +9,7 @@ import (
 
 	"bowstring/fetch"
 	"bowstring/fetch/store"
+	"bowstring/flight/samenode"
 )
 
 // Stats are a server's counters since it was made, and what runs now.
@@ -20,7 +21,9 @@ type Stats struct {
 	Streams []StreamInfo `json:"streams"` // that run, in the order they began
 	Tenants []TenantInfo `json:"tenants"` // that made calls of late, by name, and last what all others did
 	Scale   any          `json:"spill_scale,omitempty"`
-	Cluster any          `json:"cluster,omitempty"` // that it is a node of: its name, the nodes that this one knows of
+	// SameNode is of memory shared with clients on this node; left out where there is none.
+	SameNode *samenode.Stats `json:"samenode,omitempty"`
+	Cluster  any             `json:"cluster,omitempty"` // that it is a node of: its name, the nodes that this one knows of
 }
 
 // ServerStats are of the server itself.
@@ -268,6 +271,9 @@ func (s *Server) statsOf(stored store.Stats, engine fetch.Stats, visible func(*c
 	st.Streams, st.Server.totals, st.Tenants, st.Server.Draining = s.calls.snapshot(visible, all)
 	if s.opts.Members != nil && all {
 		st.Cluster = s.opts.Members()
+	}
+	if s.opts.SameNode != nil && all {
+		st.SameNode = new(s.opts.SameNode.Stats())
 	}
 	if s.opts.SpillScale != nil && all {
 		st.Scale = s.opts.SpillScale()

@@ -15,6 +15,7 @@ FORBIDDEN = [
     ("fetch/plan", "bowstring/spill", "fetch/plan is pure"),
     ("fetch/layout", "bowstring/fetch/plan", "fetch/layout says who owns what"),
     ("fetch/members", "bowstring/fetch/store", "fetch/members says which nodes there are"),
+    ("flight/samenode", "bowstring/flight/rules", "flight/samenode shares memory"),
     ("fetch/where", "bowstring/fetch", "fetch/where turns an expression"),
     ("spill/segment", "bowstring/fetch", "spill keeps bytes"),
     ("fetch", "bowstring/flight", "fetch plans, reads and assembles"),

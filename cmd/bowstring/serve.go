@@ -44,6 +44,7 @@ type ServeCmd struct {
 	AuditKeep int    `setting:"" default:"0" placeholder:"N" help:"How many of those are kept, the newest (default: all)."`
 	spillFlags
 	clusterFlags
+	sameNodeFlags
 	observeFlags
 }
 
@@ -82,6 +83,9 @@ func (c *ServeCmd) Validate() error {
 		return fmt.Errorf("--gc-every: got %s, want more than 0, or 0 for never", c.GCEvery)
 	}
 	if err := c.clusterFlags.check(); err != nil {
+		return err
+	}
+	if err := c.sameNodeFlags.check(); err != nil {
 		return err
 	}
 	return c.observeFlags.check()
@@ -134,6 +138,12 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 	}
 	if l.cluster, err = c.clusterFlags.part(l.flight.Door); err != nil {
 		return errors.Join(err, closeLink(app.Link))
+	}
+	if l.flight.SameNode, err = c.sameNodeFlags.open(app.Log); err != nil {
+		return errors.Join(err, closeLink(app.Link))
+	}
+	if local := l.flight.SameNode; local != nil {
+		defer func() { err = errors.Join(err, local.Close()) }() // when no call has a ring of it
 	}
 	l.flight.NoReflection = c.Reflection == "none"
 	files, err := c.guards(app, &l)

@@ -26,17 +26,22 @@ type run struct {
 	seq                int64 // of its first row in the stream
 	index              int64 // of its first row in the epoch's order
 	positions          []int64
-	rows               []schema.Row  // where they lie; none of a row that was delivered before
-	sizes              []int64       // bytes of blobs in each row
+	rows               []schema.Row // where they lie; none of a row that was delivered before
+	state              []rowState
 	cells              []schema.Blob // row by row
-	pending            []int32       // cells of each row that are not back yet
-	taken              []bool        // rows that were delivered
 	left               int           // rows that were not
 	next               int           // cell to read next
 	inFlight           int           // cells that were asked for and are not back
 	faults             []fault
 	near               bool // its rows may go into the next batch
 	dropped            bool // it was given back
+}
+
+// rowState is how far a row of a run is.
+type rowState struct {
+	size    int64 // bytes of its blobs
+	pending int32 // cells that are not back yet
+	taken   bool  // it was delivered
 }
 
 // fault is a cell that could not be read.
@@ -148,11 +153,11 @@ func (s *Stream) appendLocked() bool {
 		most -= sizes[count]
 	}
 	r.positions, r.rows = d.positions[d.used:d.used+count:d.used+count], d.rows[d.used:d.used+count:d.used+count]
-	r.sizes, r.pending, r.taken = slices.Clone(sizes[:count]), make([]int32, count), make([]bool, count)
-	r.cells = make([]schema.Blob, count*cols)
+	r.state, r.cells = make([]rowState, count), make([]schema.Blob, count*cols)
 	for i := range count {
-		r.pending[i] = int32(cols)
-		if r.taken[i] = r.rows[i].Page == nil; !r.taken[i] {
+		taken := r.rows[i].Page == nil
+		r.state[i] = rowState{size: sizes[i], pending: int32(cols), taken: taken}
+		if !taken {
 			r.left++
 		}
 	}
@@ -181,9 +186,9 @@ func (a *ahead) promote(s *Stream) {
 		}
 		r.near = true
 		for row := range r.positions {
-			if !r.taken[row] && r.pending[row] == 0 {
+			if !r.state[row].taken && r.state[row].pending == 0 {
 				a.ready++
-				a.readySize += r.sizes[row]
+				a.readySize += r.state[row].size
 			}
 		}
 	}
@@ -193,14 +198,14 @@ func (a *ahead) promote(s *Stream) {
 func (s *Stream) beginLocked(r *run, row, column int) {
 	if column == 0 {
 		s.ahead.rows++
-		s.ahead.bytes += r.sizes[row]
+		s.ahead.bytes += r.state[row].size
 		s.window.used += s.rowSize(r, row)
 	}
 	r.next++
 }
 
 // rowSize is what a row takes of the window: its blobs, and its metadata.
-func (s *Stream) rowSize(r *run, row int) int64 { return r.sizes[row] + s.sizer.rowBytes }
+func (s *Stream) rowSize(r *run, row int) int64 { return r.state[row].size + s.sizer.rowBytes }
 
 // Receive implements tiers.Receiver: it takes what became of a cell.
 func (s *Stream) Receive(t tiers.Token, o tiers.Outcome) {
@@ -236,8 +241,8 @@ func (s *Stream) Receive(t tiers.Token, o tiers.Outcome) {
 
 // backLocked counts a cell in.
 func (s *Stream) backLocked(r *run, row int) {
-	r.pending[row]--
-	if r.pending[row] > 0 {
+	r.state[row].pending--
+	if r.state[row].pending > 0 {
 		if s.waiting && s.ahead.inFlight == 0 {
 			s.cond.Signal()
 		}
@@ -250,7 +255,7 @@ func (s *Stream) backLocked(r *run, row int) {
 	}
 	if r.near {
 		a.ready++
-		a.readySize += r.sizes[row]
+		a.readySize += r.state[row].size
 	}
 	if s.waiting && s.wakesLocked(r.seq+int64(row)) {
 		s.cond.Signal()
@@ -272,14 +277,14 @@ func (s *Stream) takeLocked(r *run, row int, p *part) {
 	p.positions = append(p.positions, r.positions[row])
 	p.rows = append(p.rows, r.rows[row])
 	p.reserved += s.rowSize(r, row)
-	r.taken[row] = true
+	r.state[row].taken = true
 	r.left--
 	a := &s.ahead
 	a.rows--
-	a.bytes -= r.sizes[row]
+	a.bytes -= r.state[row].size
 	if r.near {
 		a.ready--
-		a.readySize -= r.sizes[row]
+		a.readySize -= r.state[row].size
 	}
 	if !s.order.loose {
 		return
@@ -300,64 +305,6 @@ func (a *ahead) goOn() {
 		a.served.forget(next)
 		a.back.forget(next)
 	}
-}
-
-// piece is so many rows of a share, from where a walk stands.
-type piece struct {
-	from walk
-	rows int64
-}
-
-// nextUnread returns the first n rows that were not delivered, of a stream that reads nothing,
-// and counts them as delivered.
-func (a *ahead) nextUnread(n int64) (pieces []piece) {
-	for range n {
-		a.first.settle()
-		w := a.first
-		a.served.add(a.firstRow)
-		a.goOn()
-		if k := len(pieces) - 1; k >= 0 && pieces[k].from.lap == w.lap && pieces[k].from.step == w.step && pieces[k].from.at+pieces[k].rows == w.at {
-			pieces[k].rows++
-		} else {
-			pieces = append(pieces, piece{w, 1})
-		}
-	}
-	return pieces
-}
-
-// soonUnread returns the positions of about so many rows that nextUnread will return, as far as they are known.
-func (a *ahead) soonUnread(n int64) (positions []int64) {
-	w := a.first
-	for n > 0 && w.settle() {
-		shared, known := w.shared()
-		if !known {
-			return positions
-		}
-		some := make([]int64, min(n, w.left()))
-		w.positions(shared, some)
-		positions = append(positions, some...)
-		w.at += int64(len(some))
-		n -= int64(len(some))
-	}
-	return positions
-}
-
-// positionsOf finds out the positions of rows. No lock is held.
-func (s *Stream) positionsOf(pieces []piece) ([]int64, error) {
-	var positions []int64
-	for _, p := range pieces {
-		shared, known := p.from.shared()
-		if !known {
-			var err error
-			if shared, err = s.job.Shared(s.context(), p.from.lap, p.from.step); err != nil {
-				return nil, err
-			}
-		}
-		some := make([]int64, p.rows)
-		p.from.positions(shared, some)
-		positions = append(positions, some...)
-	}
-	return positions, nil
 }
 
 // trim forgets the runs at the front that were delivered.

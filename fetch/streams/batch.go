@@ -29,6 +29,9 @@ type Batch struct {
 	// on_error lets the stream go on.
 	Faults []Fault
 	Wait   Wait
+
+	hold batchHold
+	held [1]schema.Blob // of hold, among the batch's blobs
 }
 
 // Wait says where the time of a batch went that its consumer may have waited.

@@ -155,8 +155,8 @@ func (s *Stream) redraftLocked(r *run) {
 		return
 	}
 	d := &draft{from: r.from, positions: r.positions, rows: slices.Clone(r.rows), ready: true}
-	for i, taken := range r.taken {
-		if taken {
+	for i := range r.state {
+		if r.state[i].taken {
 			d.rows[i] = schema.Row{}
 		}
 	}

@@ -57,7 +57,7 @@ func (s *Stream) refillLocked() {
 			continue
 		}
 		row, column := r.next/cols, r.next%cols
-		if r.taken[row] {
+		if r.state[row].taken {
 			r.next += cols
 			continue
 		}
@@ -98,7 +98,7 @@ func (s *Stream) refillLocked() {
 func (s *Stream) reserveLocked(r *run, row int) bool {
 	a, n := &s.ahead, s.rowSize(r, row)
 	a.starving = 0
-	next := int64(a.rows) < s.slot.left() && a.bytes+r.sizes[row] <= s.sizer.maxBytes // the batch needs it
+	next := int64(a.rows) < s.slot.left() && a.bytes+r.state[row].size <= s.sizer.maxBytes // the batch needs it
 	full := s.window.used+n > s.window.size || int64(a.rows)*leastRow > max(s.window.size, s.window.least)
 	if full && a.rows > 0 && !next {
 		return false
@@ -163,19 +163,19 @@ func (s *Stream) unplanLocked(r *run) {
 	a, cols := &s.ahead, len(s.columns)
 	var bytes int64
 	for row := range r.positions {
-		if r.taken[row] {
+		if r.state[row].taken {
 			continue
 		}
 		if row*cols < r.next {
 			a.rows--
-			a.bytes -= r.sizes[row]
+			a.bytes -= r.state[row].size
 			bytes += s.rowSize(r, row)
 		}
-		if r.pending[row] == 0 {
+		if r.state[row].pending == 0 {
 			a.back.remove(r.seq + int64(row))
 			if r.near {
 				a.ready--
-				a.readySize -= r.sizes[row]
+				a.readySize -= r.state[row].size
 			}
 		}
 	}
@@ -202,7 +202,7 @@ func (s *Stream) releaseLocked() {
 	a := &s.ahead
 	for _, r := range a.runs {
 		for row := range r.positions {
-			if !r.taken[row] && row*len(s.columns) < r.next {
+			if !r.state[row].taken && row*len(s.columns) < r.next {
 				s.window.used -= s.rowSize(r, row)
 				s.hold.Shrink(s.rowSize(r, row))
 			}

@@ -50,14 +50,15 @@ func (s *Stream) Next() (*Batch, error) {
 	s.job.Retain()
 	s.set.transit.Add(p.reserved)
 	s.tenant.transit.Add(p.reserved)
-	hold := schema.NewBlob(nil, &batchHold{s, p.reserved})
-	assembled.Blobs = append(assembled.Blobs, []schema.Blob{hold})
 	wait.Encode = time.Since(start)
 	s.delivered(len(p.positions), wait)
-	return &Batch{
+	b := &Batch{
 		Batch: assembled, Rank: s.ticket.Rank, Epoch: s.epochOf(p.walk.lap), Step: p.walk.step, Row: p.walk.row(), Last: p.last,
-		Positions: p.positions, Resume: p.resume, Faults: faults, Wait: wait,
-	}, nil
+		Positions: p.positions, Resume: p.resume, Faults: faults, Wait: wait, hold: batchHold{s, p.reserved},
+	}
+	b.held[0] = schema.NewBlob(nil, &b.hold)
+	assembled.Blobs = append(assembled.Blobs, b.held[:])
+	return b, nil
 }
 
 // epochOf is the epoch's number, 0 where nothing is shuffled.

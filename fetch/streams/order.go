@@ -85,7 +85,7 @@ func (s *Stream) gatherLocked() *part {
 		return nil
 	}
 	a := &s.ahead
-	p := &part{walk: s.slot, blobs: make([][]schema.Blob, len(s.columns))}
+	p := &part{walk: s.slot, blobs: make([][]schema.Blob, len(s.columns), len(s.columns)+1)} // and what the batch itself holds
 	n := int(min(s.slot.left(), int64(max(a.rows, 1))))
 	p.positions, p.rows = make([]int64, 0, n), make([]schema.Row, 0, n)
 	cells := make([]schema.Blob, n*len(s.columns))
@@ -106,10 +106,10 @@ func (s *Stream) gatherLocked() *part {
 func (s *Stream) fillLocked(p *part) {
 	for _, r := range s.ahead.runs {
 		for row := range r.positions {
-			if r.taken[row] {
+			if r.state[row].taken {
 				continue
 			}
-			if s.slot.left() == 0 || r.pending[row] > 0 || !s.sizer.fits(r.sizes[row]) {
+			if s.slot.left() == 0 || r.state[row].pending > 0 || !s.sizer.fits(r.state[row].size) {
 				return
 			}
 			s.takeLocked(r, row, p)
@@ -124,7 +124,7 @@ func (s *Stream) fillLooseLocked(p *part) {
 	a := &s.ahead
 	for seq := a.back.nextIn(a.firstRow); seq >= 0 && s.slot.left() > 0; seq = a.back.nextIn(seq + 1) {
 		r, row := a.runOf(seq)
-		if !r.near || seq >= a.stop || !s.sizer.fits(r.sizes[row]) {
+		if !r.near || seq >= a.stop || !s.sizer.fits(r.state[row].size) {
 			return
 		}
 		s.takeLocked(r, row, p)
@@ -144,11 +144,11 @@ func (s *Stream) prefixLocked() bool {
 		r := a.runs[i]
 		for row := range r.positions {
 			switch {
-			case r.taken[row]:
+			case r.state[row].taken:
 				continue
-			case left == 0 || !s.sizer.fits(r.sizes[row]):
+			case left == 0 || !s.sizer.fits(r.state[row].size):
 				return s.wanted.missing == 0
-			case r.pending[row] > 0:
+			case r.state[row].pending > 0:
 				s.wanted.missing++
 			case stuck && s.wanted.missing == 0:
 				return true // of what comes after it, as much as is there
@@ -201,12 +201,12 @@ func (s *Stream) dueLocked(rows int) (full bool) {
 		}
 		for row := range r.positions {
 			switch {
-			case r.taken[row]:
+			case r.state[row].taken:
 				continue
-			case rows == 0 || !s.sizer.fits(r.sizes[row]):
+			case rows == 0 || !s.sizer.fits(r.state[row].size):
 				s.ahead.stop = r.seq + int64(row)
 				return true
-			case r.pending[row] > 0:
+			case r.state[row].pending > 0:
 				s.wanted.seq = r.seq + int64(row) + 1
 				s.wanted.missing++
 			}

@@ -22,33 +22,65 @@ const (
 	lastPause  = 2 * time.Second
 )
 
-// worker is what a goroutine that reads begins with. It is used again by others
-// afterwards: there may be one for every read.
+// maxIdle is how many goroutines without anything to read are kept. A new one begins
+// with a small stack, which a tier makes it grow: that costs more than most else of a
+// read that hits.
+const maxIdle = 256
+
+// worker is a goroutine that reads. One that waits is in Reader.idle; what is left of one that has
+// ended is in Reader.spent, for the next: a burst makes as many as reads may be in flight.
 type worker struct {
-	run     func()
-	attempt Attempt
+	run  func()
+	next chan Attempt // the zero Attempt where the reader closes
 }
 
-// startLocked makes an attempt in a goroutine of its own.
+// startLocked makes an attempt in a goroutine of its own: one that waits, or a new one.
 func (r *Reader) startLocked(a Attempt) {
-	r.running.Add(1)
+	if last := len(r.idle) - 1; last >= 0 {
+		w := r.idle[last]
+		r.idle = r.idle[:last]
+		w.next <- a // there is room: it has nothing
+		return
+	}
 	var w *worker
-	if last := len(r.workers) - 1; last >= 0 {
-		w, r.workers = r.workers[last], r.workers[:last]
+	if last := len(r.spent) - 1; last >= 0 {
+		w, r.spent = r.spent[last], r.spent[:last]
 	} else {
-		w = &worker{}
+		w = &worker{next: make(chan Attempt, 1)}
 		w.run = func() { r.work(w) }
 	}
-	w.attempt = a
+	w.next <- a
+	r.running.Add(1)
 	go w.run()
 }
 
-// work makes attempts at a read until one succeeds or there is no sense in
-// another, and then at whatever is to be read next.
+// work makes attempts until there is nothing to read and enough others wait.
 func (r *Reader) work(w *worker) {
 	defer r.running.Done()
-	a := w.attempt
-	w.attempt = Attempt{}
+	for a := <-w.next; a.read != nil; a = <-w.next {
+		r.attempt(a)
+		r.mu.Lock()
+		if r.closed || len(r.idle) >= maxIdle {
+			r.spent = append(r.spent, w)
+			r.mu.Unlock()
+			return
+		}
+		r.idle = append(r.idle, w)
+		r.mu.Unlock()
+	}
+}
+
+// dismissLocked ends the goroutines that wait. The reader is closed: none comes after them.
+func (r *Reader) dismissLocked() {
+	for _, w := range r.idle {
+		w.next <- Attempt{}
+	}
+	r.idle = nil
+}
+
+// attempt makes attempts at a read until one succeeds or there is no sense in
+// another, and then at whatever is to be read next.
+func (r *Reader) attempt(a Attempt) {
 	for a.read != nil {
 		began := time.Now()
 		blob, err := r.get(a)
@@ -70,9 +102,6 @@ func (r *Reader) work(w *worker) {
 			a = r.opts.More()
 		}
 	}
-	r.mu.Lock()
-	r.workers = append(r.workers, w)
-	r.mu.Unlock()
 }
 
 // get reads a blob once, and checks it.

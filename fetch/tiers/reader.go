@@ -74,7 +74,7 @@ func (o *Options) Validate() error {
 // Reader reads blobs from an ordered list of tiers. It is safe for concurrent use.
 //
 // A goroutine of it reads one blob at a time and asks for the next one by itself,
-// so that there are as many as reads in flight. Slow reads are looked for by a
+// so that there are as many as reads in flight. Some wait where there is nothing to read. Slow reads are looked for by a
 // timer that runs while there are any.
 //
 // Its mutex is held for well under a microsecond a blob, and never while bytes
@@ -95,7 +95,8 @@ type Reader struct {
 	watch          *time.Timer
 	watching       bool
 	stats          counters
-	workers        []*worker // that have ended
+	idle           []*worker // goroutines that have nothing to read
+	spent          []*worker // that have ended
 
 	trouble trouble
 	running sync.WaitGroup // goroutines that read, and the timer's; grows under mu only while not closed
@@ -318,6 +319,7 @@ func (r *Reader) Leave(match func(to Receiver, t Token) bool) (left int) {
 func (r *Reader) Close() {
 	r.mu.Lock()
 	r.closed = true
+	r.dismissLocked()
 	var ended []*read
 	for r.oldest != nil {
 		ended = append(ended, r.oldest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import warnings
@@ -14,9 +15,9 @@ from urllib.parse import urlsplit
 
 import pyarrow.flight as fl
 
-from bowstring import _fork
+from bowstring import _fork, _samenode
 from bowstring._wire import decoded, keep_forever
-from bowstring.errors import translate
+from bowstring.errors import BowstringError, translate
 
 if TYPE_CHECKING:
     from typing import Self
@@ -110,17 +111,19 @@ class Connection:
             warnings.warn(f"the token goes to {self.uri} unencrypted; grpc+tls:// protects it", stacklevel=3)
         self._flight: Any = None
         self._pid = os.getpid()
+        self.rings = _samenode.Rings()
 
     def __repr__(self) -> str:
         return f"<bowstring.{type(self).__name__} {self.uri}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_flight", "_pid")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_flight", "_pid", "rings")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._flight = None
         self._pid = os.getpid()
+        self.rings = _samenode.Rings()
 
     def __enter__(self) -> Self:
         return self
@@ -134,6 +137,7 @@ class Connection:
         """Close this process's connection. The next call makes a new one."""
         if self._pid != os.getpid():
             return  # there is none
+        self.rings.close()
         flight, self._flight = self._flight, None
         if flight is not None:
             with translate():
@@ -158,9 +162,21 @@ class Connection:
                 flight = self._flight
         return flight
 
-    def options(self, *, stream: bool = False) -> fl.FlightCallOptions:
+    def ring(self) -> _samenode.Ring | None:
+        """Memory that the server shares with this process, for a stream; None where it is on another node."""
+        if not self.rings.asked:
+            answer: list[dict[str, Any]] = []
+            if _samenode.here(self.uri):
+                with contextlib.suppress(BowstringError):  # an older server
+                    answer = self.action("samenode")
+            self.rings.known(answer)
+        return self.rings.borrow()
+
+    def options(self, *, stream: bool = False, ring: str | None = None) -> fl.FlightCallOptions:
         """What goes with a call: the token, and the timeout, which a stream has none of as it may run for hours."""
         headers = [] if self._token is None else [(b"authorization", f"Bearer {self._token}".encode())]
+        if ring is not None:
+            headers.append((b"bowstring-ring", ring.encode()))
         return fl.FlightCallOptions(headers=headers, timeout=None if stream else self._timeout)
 
     def stats(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import pyarrow.flight as fl
 import tenacity
 
 from bowstring import _fork
+from bowstring._samenode import Ring, with_shared
 from bowstring._wire import keep_forever
 from bowstring.connection import Connection
 from bowstring.errors import Cancelled, LimitExceeded, Unavailable, translate
@@ -59,7 +60,8 @@ class Batches(Iterator[pa.RecordBatch]):
 
     Attributes:
         place: What came with the batch that was given last: `epoch`, `step`, `row`, `rows`, `last`, `wait`, `faults`,
-            `plan`. None before the first.
+            `plan`; and `transport`, which is `shared` where its blobs came by memory that a server on this node shares,
+            else `tcp`. None before the first.
         ticket: What goes on after that batch, for [Dataset.resume][bowstring.Dataset.resume]. Before the first batch,
             the ticket asked for.
         waits: Where the server's time went, in seconds by kind: `store`, `spill`, `peer`, `window`, `encode`,
@@ -74,6 +76,7 @@ class Batches(Iterator[pa.RecordBatch]):
         self.waited = 0.0
         self._connection = connection
         self._reader: Any = None
+        self._ring: Ring | None = None
         self._pid = os.getpid()
         self._lock = threading.RLock()  # held while a batch is read
         self._ended = False
@@ -100,6 +103,7 @@ class Batches(Iterator[pa.RecordBatch]):
             if self._reader is not None:
                 keep_forever(self._reader)  # the fork was hidden from Python
             self._reader, self._lock, self._pid = None, threading.RLock(), os.getpid()
+            self._ring = None
         while not (self._ended or self._closed):
             with self._lock:
                 reader: Any = None
@@ -109,6 +113,7 @@ class Batches(Iterator[pa.RecordBatch]):
                         chunk = reader.read_chunk()
                 except StopIteration:
                     self._ended = True
+                    self._leave()
                     break
                 except Cancelled:
                     # Closed from another thread, or let go for a fork: it is no longer this stream's. A call that was
@@ -118,13 +123,19 @@ class Batches(Iterator[pa.RecordBatch]):
                     raise
                 except (Unavailable, LimitExceeded):
                     self._reader = None
+                    self._leave()
                     raise
                 place: dict[str, Any] = json.loads(chunk.app_metadata.to_pybytes())
                 self.ticket = place.pop("resume")
                 for kind, microseconds in place["wait"].items():
                     self.waits[kind] = self.waits.get(kind, 0.0) + microseconds / 1e6
+                shared = place.pop("shared", None)
+                place["transport"] = "tcp" if shared is None else "shared"
                 self.place = place
-                return chunk.data
+                ring = self._ring
+                if shared is None or ring is None:
+                    return chunk.data
+                return with_shared(chunk.data, shared, ring)
         raise StopIteration
 
     def _open(self) -> Any:
@@ -133,7 +144,11 @@ class Batches(Iterator[pa.RecordBatch]):
         if reader is None:
             ticket = fl.Ticket(json.dumps(self.ticket).encode())
             with _fork.connecting():
-                reader = self._connection.flight().do_get(ticket, self._connection.options(stream=True))
+                ring = self._connection.ring()
+                named = None if ring is None else ring.begin()
+                self._leave()
+                self._ring = ring
+                reader = self._connection.flight().do_get(ticket, self._connection.options(stream=True, ring=named))
                 self._reader = reader
                 _fork.hold(self)
         return reader
@@ -148,6 +163,12 @@ class Batches(Iterator[pa.RecordBatch]):
         if self._lock.acquire(timeout=1):  # who was reading has let go, too
             self._lock.release()
 
+    def _leave(self) -> None:
+        """Give the ring back, if there is one. What came by it stays."""
+        ring, self._ring = self._ring, None
+        if ring is not None:
+            self._connection.rings.back(ring)
+
     def _cancel(self) -> None:
         reader, self._reader = self._reader, None
         if reader is not None and self._pid != os.getpid():
@@ -155,6 +176,7 @@ class Batches(Iterator[pa.RecordBatch]):
         elif reader is not None and not self._ended:
             with contextlib.suppress(pa.ArrowException, OSError):
                 reader.cancel()
+        self._leave()
 
     def __enter__(self) -> Batches:
         return self

@@ -1,0 +1,396 @@
+package samenode
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"bowstring/schema"
+)
+
+const (
+	// Version is that of what is said by the socket.
+	Version = 1
+	// record is the length of what a client says, by the socket, about one slot or call.
+	record = 16
+	// maxRecords is how many a message may have.
+	maxRecords = 256
+
+	// What a record says.
+	saysTaken    = 1
+	saysReleased = 2
+	saysEnded    = 3
+)
+
+// Options tunes a Server. The zero value of each field but Path stands for its default.
+type Options struct {
+	// Path is the socket's, which is made, and removed in the end.
+	Path string
+	// Mode is who may connect, by the file's rights. Default 0600: the server's own user.
+	Mode os.FileMode
+	// UIDs are the users who may connect, of those whom Mode lets. Default: all of them.
+	UIDs []uint32
+	// RingBytes is the length of a ring. Default 64 MiB.
+	RingBytes int64
+	// Memory bounds all rings together. Default 1 GiB.
+	Memory int64
+	// Logger receives what operators should know. Default slog.Default().
+	Logger *slog.Logger
+}
+
+// EnsureDefaults fills in the fields that are zero.
+func (o *Options) EnsureDefaults() {
+	if o.Mode == 0 {
+		o.Mode = 0o600
+	}
+	if o.RingBytes == 0 {
+		o.RingBytes = 64 << 20
+	}
+	if o.Memory == 0 {
+		o.Memory = 1 << 30
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+}
+
+// Validate returns an error that names the first field without a sensible value.
+func (o *Options) Validate() error {
+	const page = 64 << 10 // a multiple of every page size
+	switch {
+	case !Supported:
+		return fmt.Errorf("%w: memory can be shared with clients on Linux only", schema.ErrInvalid)
+	case !filepath.IsAbs(o.Path):
+		return &schema.FieldError{Field: "Path", Got: fmt.Sprintf("%q", o.Path), Want: "an absolute path"}
+	case len(o.Path) > 107:
+		return &schema.FieldError{Field: "Path", Got: fmt.Sprintf("%d bytes", len(o.Path)), Want: "at most 107, as a unix socket's name has"}
+	case o.Mode&^0o777 != 0:
+		return &schema.FieldError{Field: "Mode", Got: fmt.Sprintf("%#o", uint32(o.Mode)), Want: "rights such as 0660"}
+	case o.RingBytes < 1<<20 || o.RingBytes%page != 0:
+		return &schema.FieldError{Field: "RingBytes", Got: fmt.Sprint(o.RingBytes), Want: "a multiple of 64 KiB, 1 MiB or more"}
+	case o.Memory < o.RingBytes:
+		return &schema.FieldError{Field: "Memory", Got: fmt.Sprint(o.Memory), Want: fmt.Sprintf("at least one ring, %d", o.RingBytes)}
+	}
+	return nil
+}
+
+// Server gives rings to clients on this node. It is safe for concurrent use.
+type Server struct {
+	opts     Options
+	name     string // of this server, so that a client knows whom it has found
+	listener *net.UnixListener
+	running  sync.WaitGroup // the acceptor, and a goroutine for each client
+	memory   atomic.Int64   // of rings that are mapped, in bytes
+
+	mu     sync.Mutex
+	rings  map[string]*Ring
+	conns  map[*net.UnixConn]struct{}
+	closed bool
+	given  int64 // rings that ever were given
+	gone   Stats // what was counted by rings that are closed
+}
+
+// Stats says what there is and what ever was.
+type Stats struct {
+	Rings   int   `json:"rings"`   // that clients have
+	Bytes   int64 `json:"bytes"`   // mapped for them, those included that a call is about to leave
+	Held    int64 `json:"held"`    // of those, in slots that are not free
+	Given   int64 `json:"given"`   // rings ever
+	Sent    int64 `json:"sent"`    // bytes that ever went by a ring
+	Waits   int64 `json:"waits"`   // times that a batch waited for room
+	Inline  int64 `json:"inline"`  // batches that went by TCP as there was none
+	Refused int64 `json:"refused"` // clients that got no ring
+}
+
+// Listen makes the socket and serves it until Close.
+func Listen(opts Options) (*Server, error) {
+	opts.EnsureDefaults()
+	if err := opts.Validate(); err != nil {
+		return nil, err
+	}
+	if err := removeStale(opts.Path); err != nil {
+		return nil, err
+	}
+	// The file has the right mode before anybody can connect: it is renamed into place.
+	hidden := fmt.Sprintf("%s.%d", opts.Path, os.Getpid())
+	_ = os.Remove(hidden)
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: hidden, Net: "unixpacket"})
+	if err != nil {
+		return nil, fmt.Errorf("cannot listen on %s: %w", opts.Path, err)
+	}
+	l.SetUnlinkOnClose(false)
+	if err := errors.Join(os.Chmod(hidden, opts.Mode), os.Rename(hidden, opts.Path)); err != nil {
+		return nil, errors.Join(fmt.Errorf("cannot listen on %s: %w", opts.Path, err), l.Close(), os.Remove(hidden))
+	}
+	s := &Server{opts: opts, name: newName(), listener: l, rings: map[string]*Ring{}, conns: map[*net.UnixConn]struct{}{}}
+	s.running.Go(s.accept)
+	return s, nil
+}
+
+// removeStale removes a socket that nobody serves any more.
+func removeStale(path string) error {
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return nil
+	case err != nil:
+		return fmt.Errorf("socket %s: %w", path, err)
+	case info.Mode()&os.ModeSocket == 0:
+		return fmt.Errorf("%w: %s is there and no socket; name another path", schema.ErrInvalid, path)
+	}
+	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: path, Net: "unixpacket"})
+	if err == nil {
+		_ = c.Close()
+		return fmt.Errorf("%w: another server listens on %s", schema.ErrExists, path)
+	}
+	if !errors.Is(err, unix.ECONNREFUSED) {
+		return fmt.Errorf("socket %s: %w", path, err)
+	}
+	return os.Remove(path)
+}
+
+// newName is an identifier that nobody can guess.
+func newName() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
+}
+
+// Name is this server's, which it says to clients by the socket and by Flight.
+func (s *Server) Name() string { return s.name }
+
+// Path is the socket's.
+func (s *Server) Path() string { return s.opts.Path }
+
+// Ring returns the ring of that name for a call, which leaves it in the end; nil if there
+// is none. Whoever can name it has been given it.
+func (s *Server) Ring(id string) *Ring {
+	s.mu.Lock()
+	r := s.rings[id]
+	s.mu.Unlock()
+	if r == nil || !r.enter() {
+		return nil
+	}
+	return r
+}
+
+// Stats says how things stand.
+func (s *Server) Stats() Stats {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.gone
+	t.Rings, t.Bytes, t.Given = len(s.rings), s.memory.Load(), s.given
+	for _, r := range s.rings {
+		r.addTo(&t)
+	}
+	return t
+}
+
+func (r *Ring) addTo(t *Stats) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	t.Sent += r.sent
+	t.Waits += r.waits
+	t.Inline += r.inline
+	for _, slot := range r.slots {
+		t.Held += slot.length
+	}
+}
+
+// Close ends all rings, and waits until nothing of the server runs. Calls that have a ring
+// keep its memory until they leave.
+func (s *Server) Close() error {
+	s.mu.Lock()
+	s.closed = true
+	for c := range s.conns {
+		_ = c.Close()
+	}
+	s.mu.Unlock()
+	err := errors.Join(s.listener.Close(), os.Remove(s.opts.Path))
+	s.running.Wait()
+	return err
+}
+
+func (s *Server) accept() {
+	for {
+		c, err := s.listener.AcceptUnix()
+		if err != nil {
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			s.opts.Logger.Warn("a client on this node could not connect", "error", err)
+			time.Sleep(50 * time.Millisecond) // out of files, most likely
+			continue
+		}
+		s.mu.Lock()
+		if s.closed {
+			s.mu.Unlock()
+			_ = c.Close()
+			return
+		}
+		s.conns[c] = struct{}{}
+		s.running.Go(func() { s.serve(c) })
+		s.mu.Unlock()
+	}
+}
+
+// serve gives a client its ring and listens to it until it goes.
+func (s *Server) serve(c *net.UnixConn) {
+	defer func() {
+		s.mu.Lock()
+		delete(s.conns, c)
+		s.mu.Unlock()
+		_ = c.Close() // last: who waits for it knows that all is given back
+	}()
+	r, err := s.give(c, s.known(c))
+	if err != nil {
+		s.opts.Logger.Info("a client on this node gets no shared memory", "error", err)
+		return
+	}
+	defer s.forget(r)
+	buf := make([]byte, record*maxRecords)
+	for {
+		n, err := c.Read(buf)
+		if err != nil || n == 0 {
+			return
+		}
+		if !r.hear(buf[:n]) {
+			s.opts.Logger.Warn("a client on this node says what makes no sense; its shared memory is taken back", "bytes", n)
+			return
+		}
+	}
+}
+
+// hear takes what the client says; false if that cannot be read.
+func (r *Ring) hear(b []byte) bool {
+	if len(b)%record != 0 {
+		return false
+	}
+	for ; len(b) > 0; b = b[record:] {
+		number := binary.LittleEndian.Uint64(b[8:])
+		switch b[0] {
+		case saysTaken:
+			r.take(number)
+		case saysReleased:
+			r.release(number)
+		case saysEnded:
+			r.end(number)
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// greeting is what the server says first, with the ring's file beside it.
+type greeting struct {
+	Version int    `json:"version"`
+	Server  string `json:"server"`
+	Ring    string `json:"ring,omitempty"`
+	Bytes   int64  `json:"bytes,omitempty"`
+	// Error says why there is no ring.
+	Error string `json:"error,omitempty"`
+}
+
+// known returns an error unless the client's user may have shared memory.
+func (s *Server) known(c *net.UnixConn) error {
+	if len(s.opts.UIDs) == 0 {
+		return nil
+	}
+	uid, err := userOf(c)
+	if err == nil && !slices.Contains(s.opts.UIDs, uid) {
+		err = fmt.Errorf("%w: user %d may not have memory shared by this server", schema.ErrDenied, uid)
+	}
+	return err
+}
+
+// give makes a ring and hands it over, unless there is an error already.
+func (s *Server) give(c *net.UnixConn, err error) (*Ring, error) {
+	var r *Ring
+	if err == nil {
+		r, err = s.newRing()
+	}
+	hello := greeting{Version: Version, Server: s.name}
+	var rights []byte
+	if err != nil {
+		hello.Error = err.Error()
+	} else {
+		hello.Ring, hello.Bytes = r.id, r.size
+		rights = unix.UnixRights(int(r.memory.give.Fd()))
+	}
+	said, jsonErr := json.Marshal(hello)
+	if jsonErr != nil {
+		return nil, jsonErr
+	}
+	_ = c.SetWriteDeadline(time.Now().Add(time.Second))
+	if _, _, sendErr := c.WriteMsgUnix(said, rights, nil); err == nil && sendErr != nil {
+		s.forget(r)
+		err = fmt.Errorf("handing shared memory over: %w", sendErr)
+	}
+	if err != nil {
+		return nil, err
+	}
+	r.memory.given()
+	return r, nil
+}
+
+func (s *Server) newRing() (*Ring, error) {
+	n := s.opts.RingBytes
+	freed := func() { s.memory.Add(-n) }
+	if all := s.memory.Add(n); all > s.opts.Memory {
+		freed()
+		s.mu.Lock()
+		s.gone.Refused++
+		s.mu.Unlock()
+		return nil, fmt.Errorf("%w: clients on this node have shared memory of %d bytes, and may have %d together", schema.ErrLimit, all-n, s.opts.Memory)
+	}
+	m, err := newMemory(n, freed)
+	if err != nil {
+		freed()
+		return nil, err
+	}
+	r := newRing(newName(), m)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.rings[r.id] = r
+	s.given++
+	return r, nil
+}
+
+// forget ends a ring.
+func (s *Server) forget(r *Ring) {
+	s.mu.Lock()
+	delete(s.rings, r.id)
+	r.addTo(&s.gone)
+	s.gone.Held = 0
+	s.mu.Unlock()
+	r.close()
+}
+
+// ParseCall reads what a call says of its ring: "RING/NUMBER", the number being that of
+// the call, which grows.
+func ParseCall(header string) (ring string, call uint64, err error) {
+	name, number, ok := strings.Cut(header, "/")
+	if ok {
+		call, err = strconv.ParseUint(number, 10, 64)
+	}
+	if !ok || err != nil || call == 0 {
+		return "", 0, &schema.FieldError{Field: "header bowstring-ring", Got: schema.Quote(header), Want: "the ring's name, a slash, and the call's number, from 1 on"}
+	}
+	return name, call, nil
+}

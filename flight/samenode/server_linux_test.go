@@ -1,0 +1,206 @@
+package samenode
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"bowstring/schema"
+)
+
+func listen(t *testing.T, opts Options) *Server {
+	t.Helper()
+	opts.Path = filepath.Join(t.TempDir(), "s")
+	opts.Logger = slog.New(slog.DiscardHandler)
+	s, err := Listen(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+		if n := s.memory.Load(); n != 0 {
+			t.Errorf("%d bytes are mapped after Close", n)
+		}
+		if _, err := os.Lstat(opts.Path); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("the socket is left: %v", err)
+		}
+	})
+	return s
+}
+
+// visit connects as a client does.
+func visit(t *testing.T, s *Server) (c *net.UnixConn, hello greeting, fd int) {
+	t.Helper()
+	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: s.Path(), Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	said, rights := make([]byte, 4096), make([]byte, unix.CmsgSpace(4))
+	n, rn, _, _, err := c.ReadMsgUnix(said, rights)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(said[:n], &hello); err != nil {
+		t.Fatal(err)
+	}
+	fd = -1
+	if messages, err := unix.ParseSocketControlMessage(rights[:rn]); err == nil && len(messages) == 1 {
+		fds, err := unix.ParseUnixRights(&messages[0])
+		if err != nil || len(fds) != 1 {
+			t.Fatalf("%d descriptors: %v", len(fds), err)
+		}
+		fd = fds[0]
+		t.Cleanup(func() { _ = unix.Close(fd) })
+	}
+	return c, hello, fd
+}
+
+// goAway ends a client, and waits until the server has noticed: it closes its end last.
+func goAway(t *testing.T, c *net.UnixConn) {
+	t.Helper()
+	if err := c.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := c.Read(make([]byte, 1)); n > 0 || err == nil {
+		t.Fatalf("the server says %d bytes more: %v", n, err)
+	}
+}
+
+// A client sees what the server writes, and can do nothing else with what it was given:
+// not write, not change its size, not take the seals off.
+func TestClientCanOnlyRead(t *testing.T) {
+	s := listen(t, Options{RingBytes: 1 << 20})
+	c, hello, fd := visit(t, s)
+	if hello.Version != Version || hello.Server != s.Name() || hello.Bytes != 1<<20 || fd < 0 {
+		t.Fatalf("the greeting is %+v, with descriptor %d", hello, fd)
+	}
+	r := s.Ring(hello.Ring)
+	if r == nil {
+		t.Fatal("the server does not know the ring that it gave")
+	}
+	slot, ok, err := r.Reserve(t.Context(), 1, 100)
+	if err != nil || !ok {
+		t.Fatal(err)
+	}
+	copy(slot.Bytes(), "bytes")
+	seen, err := unix.Mmap(fd, 0, 1<<20, unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Munmap(seen) }()
+	if got := string(seen[slot.Offset:][:5]); got != "bytes" {
+		t.Errorf("the client reads %q", got)
+	}
+	if m, err := unix.Mmap(fd, 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err == nil {
+		_ = unix.Munmap(m)
+		t.Error("the client can map the ring for writing")
+	}
+	if _, err := unix.Pwrite(fd, []byte("x"), 0); err == nil {
+		t.Error("the client can write to the ring's file")
+	}
+	if err := unix.Mprotect(seen, unix.PROT_READ|unix.PROT_WRITE); err == nil {
+		t.Error("the client can make its mapping writable")
+	}
+	for name, err := range map[string]error{
+		"shrink": unix.Ftruncate(fd, 0), "grow": unix.Ftruncate(fd, 2<<20),
+		"punch": unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, 4096),
+	} {
+		if err == nil {
+			t.Errorf("the client can %s the ring", name)
+		}
+	}
+	if f, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", fd), os.O_RDWR, 0); err == nil {
+		if _, err := f.WriteAt([]byte("x"), 0); err == nil {
+			t.Error("the client can open the ring anew and write")
+		}
+		_ = f.Close()
+	}
+	// It goes while the call is under way: the memory stays until the call leaves it.
+	goAway(t, c)
+	if s.Ring(hello.Ring) != nil {
+		t.Error("a ring whose client is gone is lent again")
+	}
+	copy(slot.Bytes(), "still mapped")
+	slot.Sent()
+	if s.memory.Load() == 0 {
+		t.Error("the ring's memory was given back under a call")
+	}
+	r.Leave()
+	if n := s.memory.Load(); n != 0 {
+		t.Errorf("%d bytes are mapped after the last call left", n)
+	}
+	if got := string(seen[slot.Offset:][:5]); got != "still" {
+		t.Errorf("what the client has mapped says %q after the ring's end", got)
+	}
+}
+
+// Memory is bounded, and comes free with a client's end. Who gets none is told why.
+func TestMemoryIsBounded(t *testing.T) {
+	s := listen(t, Options{RingBytes: 1 << 20, Memory: 2 << 20})
+	one, _, _ := visit(t, s)
+	_, two, _ := visit(t, s)
+	_, three, fd := visit(t, s)
+	if two.Ring == "" || three.Ring != "" || fd >= 0 || three.Error == "" {
+		t.Errorf("the third client was told %+v", three)
+	}
+	if n := s.Stats().Refused; n != 1 {
+		t.Errorf("%d clients were refused", n)
+	}
+	goAway(t, one)
+	if _, four, _ := visit(t, s); four.Ring == "" {
+		t.Errorf("where one is gone the next is told %+v", four)
+	}
+}
+
+// Users who may not are told so.
+func TestUsers(t *testing.T) {
+	me := uint32(os.Getuid())
+	if _, hello, _ := visit(t, listen(t, Options{UIDs: []uint32{me + 1}})); hello.Ring != "" || hello.Error == "" {
+		t.Errorf("a user who may not was told %+v", hello)
+	}
+	if _, hello, _ := visit(t, listen(t, Options{UIDs: []uint32{me + 1, me}})); hello.Ring == "" {
+		t.Errorf("a user who may was told %+v", hello)
+	}
+}
+
+// A socket that a dead server left is taken over, one of a live server is not, and a file is left alone.
+func TestStaleSocket(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "s")
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	opts := Options{Path: path, Logger: slog.New(slog.DiscardHandler)}
+	if _, err := Listen(opts); !errors.Is(err, schema.ErrExists) {
+		t.Errorf("beside a live server: %v", err)
+	}
+	_ = l.Close()
+	s, err := Listen(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the socket's rights are %v: %v", info.Mode(), err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte("mine"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Listen(opts); !errors.Is(err, schema.ErrInvalid) {
+		t.Errorf("in place of a file: %v", err)
+	}
+}

@@ -1,0 +1,180 @@
+package flight
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc/metadata"
+
+	"bowstring/flight/samenode"
+	"bowstring/schema"
+)
+
+const (
+	// ringHeader is what a call says that has a ring: its name, a slash, and the call's number.
+	ringHeader = "bowstring-ring"
+	// sharedBytes is from which length on a buffer goes by shared memory: below, a socket is as good.
+	sharedBytes = 64 << 10
+)
+
+// shared is the ring of a call, by which it sends the large buffers of its batches. It is
+// used by one goroutine. nil shares nothing.
+type shared struct {
+	ring *samenode.Ring
+	call uint64
+}
+
+// sharing returns the ring that a call has named, to be left in the end; nil if it has named none, or one
+// that is gone: then all goes by the connection.
+func (s *Server) sharing(ctx context.Context) (*shared, error) {
+	named := metadata.ValueFromIncomingContext(ctx, ringHeader)
+	if len(named) == 0 || s.opts.SameNode == nil {
+		return nil, nil
+	}
+	id, call, err := samenode.ParseCall(named[0])
+	if err != nil {
+		return nil, err
+	}
+	ring := s.opts.SameNode.Ring(id)
+	if ring == nil {
+		return nil, nil
+	}
+	return &shared{ring, call}, nil
+}
+
+func (s *shared) leave() {
+	if s != nil {
+		s.ring.Leave()
+	}
+}
+
+// lies says where in a ring the buffers of a batch lie that its message leaves out.
+type lies struct {
+	Slot uint64 `json:"slot"`
+	// Buffers have three numbers each: which of the message's buffers it is, from 0 on,
+	// and in bytes where it begins in the ring, and its length.
+	Buffers [][3]int64 `json:"buffers"`
+
+	slot   *samenode.Slot
+	waited time.Duration // for the client to let go of another
+}
+
+// share copies the large buffers of a batch into the ring, in the order in which a message
+// has them. It returns nil where none is large, or the ring has no room.
+func (s *shared) share(ctx context.Context, b *schema.Batch) (*lies, error) {
+	if s == nil {
+		return nil, nil
+	}
+	var total int64
+	for i := range b.Columns {
+		total += largeBytes(&b.Columns[i])
+	}
+	if total == 0 {
+		return nil, nil
+	}
+	start := time.Now()
+	slot, ok, err := s.ring.Reserve(ctx, s.call, total)
+	if err != nil || !ok {
+		return nil, err
+	}
+	l := &lies{Slot: slot.Number, slot: slot, waited: time.Since(start)}
+	memory, at, index := slot.Bytes(), int64(0), int64(0)
+	for i := range b.Columns {
+		at, index = l.copy(&b.Columns[i], memory, at, index)
+	}
+	return l, nil
+}
+
+// copy copies a column's large buffers to memory[at:]. index is that of the column's first buffer.
+func (l *lies) copy(v *schema.Vector, memory []byte, at, index int64) (nextAt, nextIndex int64) {
+	for i := range v.Buffers {
+		if b := &v.Buffers[i]; b.Len >= sharedBytes {
+			l.Buffers = append(l.Buffers, [3]int64{index, l.slot.Offset + at, b.Len})
+			end := at
+			for _, p := range b.Pieces {
+				end += int64(copy(memory[end:], p))
+			}
+			at += padded(b.Len)
+		}
+		index++
+	}
+	for i := range v.Children {
+		at, index = l.copy(&v.Children[i], memory, at, index)
+	}
+	return at, index
+}
+
+// has reports whether a buffer went by the ring.
+func (l *lies) has(b *schema.Buffer) bool { return l != nil && b.Len >= sharedBytes }
+
+// bytes is what went by the ring.
+func (l *lies) bytes() (n int64) {
+	if l == nil {
+		return 0
+	}
+	for _, b := range l.Buffers {
+		n += b[2]
+	}
+	return n
+}
+
+// sent says that the client is about to be told; dropped that it never will be.
+func (l *lies) sent() {
+	if l != nil {
+		l.slot.Sent()
+	}
+}
+
+func (l *lies) dropped() {
+	if l != nil {
+		l.slot.Drop()
+	}
+}
+
+// told adds to a batch's metadata, a JSON object, where its buffers lie.
+func (l *lies) told(meta []byte) ([]byte, error) {
+	if l == nil {
+		return meta, nil
+	}
+	said, err := json.Marshal(l)
+	if err != nil {
+		return nil, err
+	}
+	return fmt.Appendf(meta[:len(meta)-1], `,"shared":%s}`, said), nil
+}
+
+func largeBytes(v *schema.Vector) (n int64) {
+	for i := range v.Buffers {
+		if b := &v.Buffers[i]; b.Len >= sharedBytes {
+			n += padded(b.Len)
+		}
+	}
+	for i := range v.Children {
+		n += largeBytes(&v.Children[i])
+	}
+	return n
+}
+
+func padded(n int64) int64 { return (n + bufferAlignment - 1) &^ (bufferAlignment - 1) }
+
+// sameNode is the action that says where rings are to be had.
+func (s *Server) sameNode(_ context.Context, b []byte, send func([]byte) error) error {
+	if err := body(b, &struct{}{}); err != nil {
+		return err
+	}
+	local := s.opts.SameNode
+	if local == nil {
+		return nil
+	}
+	said, err := json.Marshal(struct {
+		Version int    `json:"version"`
+		Server  string `json:"server"`
+		Socket  string `json:"socket"`
+	}{samenode.Version, local.Name(), local.Path()})
+	if err != nil {
+		return err
+	}
+	return send(said)
+}

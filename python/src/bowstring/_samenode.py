@@ -1,0 +1,282 @@
+"""Memory that a server on this node shares, so that blobs come without a copy through TCP.
+
+A server that serves so says where its socket is. Each stream borrows a ring of the process: memory that the server
+writes and this process can only read. A batch's metadata says where in it the large buffers lie. A slot is the server's
+to write again when the last buffer over it is collected.
+"""
+
+from __future__ import annotations
+
+import array
+import collections
+import contextlib
+import json
+import mmap
+import os
+import socket
+import struct
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+
+_RECORD = struct.Struct("<B7xQ")
+_TAKEN, _RELEASED, _ENDED = 1, 2, 3
+_VERSION = 1
+_PATIENCE = 2.0  # seconds for the server to hand a ring over
+
+
+class _Lease:
+    """A slot that this process has. When nothing refers to it any more, the server is told."""
+
+    __slots__ = ("_forks", "_number", "_ring")
+
+    def __init__(self, ring: Ring, number: int) -> None:
+        self._ring = ring
+        self._number = number
+        self._forks = ring.forks
+        ring.leases += 1
+
+    def __del__(self) -> None:
+        if self._forks == self._ring.forks:
+            self._ring.leases -= 1
+            self._ring.say(_RELEASED, self._number)
+        # Else a child that was forked meanwhile may read it still: it stays until the ring's end.
+
+
+class Ring:
+    """Memory shared by one server with this process. It is used by one stream at a time.
+
+    The mapping lives as long as anything refers to it, whatever becomes of the server.
+    """
+
+    def __init__(self, path: str, server: str) -> None:
+        self.leases = 0  # slots that this process has
+        self.forks = 0  # how often it forked while it had some
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        self._calls = 0
+        self._pid = os.getpid()
+        # Collected buffers say so at any time, also in the middle of saying something else: a deque takes it whole.
+        self._unsaid: collections.deque[tuple[int, int]] = collections.deque()
+        try:
+            self._socket.settimeout(_PATIENCE)
+            self._socket.connect(path)
+            said, descriptors = _received(self._socket)
+            try:
+                if said.get("version") != _VERSION or said.get("server") != server:
+                    raise OSError(f"another server listens on {path}")
+                if "ring" not in said or len(descriptors) != 1:
+                    raise OSError(str(said.get("error", "the server shares no memory")))
+                self._memory = mmap.mmap(descriptors[0], said["bytes"], mmap.MAP_SHARED, mmap.PROT_READ)
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+            self.name: str = said["ring"]
+            self._socket.setblocking(False)
+            self._address: int = pa.py_buffer(self._memory).address
+            _rings.add(self)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def begin(self) -> str:
+        """The header of the next call."""
+        self._calls += 1
+        return f"{self.name}/{self._calls}"
+
+    def end(self) -> None:
+        """Nothing more is taken of the calls so far."""
+        self.say(_ENDED, self._calls)
+
+    def take(self, number: int) -> _Lease:
+        """The slot of a batch that has come."""
+        self.say(_TAKEN, number)
+        return _Lease(self, number)
+
+    def buffer(self, lease: _Lease, offset: int, length: int) -> pa.Buffer:
+        """A part of a slot. It keeps the slot."""
+        if offset < 0 or length < 0 or offset + length > len(self._memory):
+            raise OSError(f"the server names {length} bytes at {offset} of {len(self._memory)} that it shares")
+        return pa.foreign_buffer(self._address + offset, length, lease)
+
+    def say(self, what: int, number: int) -> None:
+        """Tell the server. Where it cannot be told now, it is told with what comes next."""
+        if self._pid != os.getpid():
+            return  # a fork has copied the buffers; the slot is its parent's
+        self._unsaid.append((what, number))
+        with contextlib.suppress(IndexError, OSError, ValueError):  # ValueError: at the interpreter's end
+            while self._unsaid:
+                said = self._unsaid.popleft()
+                try:
+                    self._socket.send(_RECORD.pack(*said), socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    self._unsaid.appendleft(said)
+                    return
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server has the ring still, and this process made it."""
+        if self._pid != os.getpid():
+            return False
+        try:
+            return self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Let the server have it. What is mapped stays so until the last buffer is collected."""
+        self._socket.close()
+
+
+def _received(connected: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """The server's greeting, and the descriptors that come with it."""
+    size = array.array("i").itemsize
+    message, ancillary, _, _ = connected.recvmsg(4096, socket.CMSG_SPACE(size), socket.MSG_CMSG_CLOEXEC)
+    descriptors = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(data[: len(data) - len(data) % size])
+    try:
+        said = json.loads(message)
+    except ValueError:
+        said = {}
+    return said if isinstance(said, dict) else {}, list(descriptors)
+
+
+# All rings of the process: what a fork has to know of.
+_rings: weakref.WeakSet[Ring] = weakref.WeakSet()
+
+
+def _before_fork() -> None:
+    for ring in list(_rings):
+        if ring.leases:
+            ring.forks, ring.leases = ring.forks + 1, 0
+
+
+def _in_child() -> None:
+    for ring in list(_rings):
+        ring.close()  # the parent has it, and its end alone is the ring's
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_in_child)
+
+
+class Rings:
+    """The rings of a process that no stream has at the moment, for the server of one connection."""
+
+    KEPT = 4  # rings without a stream
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: list[Ring] = []
+        self._server: tuple[str, str] | None = None  # the socket and the server's name
+        self._asked = False
+
+    def known(self, answer: list[dict[str, Any]]) -> None:
+        """What the server has answered when asked for its socket."""
+        self._asked = True
+        for said in answer:
+            if said.get("version") == _VERSION:
+                self._server = said["socket"], said["server"]
+
+    @property
+    def asked(self) -> bool:
+        """Whether the server was asked for its socket."""
+        return self._asked
+
+    def borrow(self) -> Ring | None:
+        """A ring for a stream; None where the server has none to give, or is on another node."""
+        if self._server is None:
+            return None
+        with self._lock:
+            while self._free:
+                ring = self._free.pop()
+                if ring.alive:
+                    return ring
+                ring.close()
+        path, server = self._server
+        try:
+            return Ring(os.environ.get("BOWSTRING_LOCAL") or path, server)
+        except OSError:
+            self._asked = False  # it may be another server by now: the next stream asks
+            return None
+
+    def back(self, ring: Ring) -> None:
+        """A stream has ended that had a ring."""
+        ring.end()
+        if not ring.forks:
+            with self._lock:
+                if len(self._free) < self.KEPT:
+                    self._free.append(ring)
+                    return
+        ring.close()
+
+    def close(self) -> None:
+        """Give the rings back that no stream has, and ask the server anew when there is a stream."""
+        with self._lock:
+            free, self._free = self._free, []
+            self._server, self._asked = None, False
+        for ring in free:
+            ring.close()
+
+
+def with_shared(batch: pa.RecordBatch, shared: dict[str, Any], ring: Ring) -> pa.RecordBatch:
+    """The batch, with the buffers that came by the ring."""
+    lease = ring.take(shared["slot"])
+    found = {index: ring.buffer(lease, offset, length) for index, offset, length in shared["buffers"]}
+    columns = []
+    first = 0
+    for column in batch.columns:
+        buffers = column.buffers()
+        here = {index - first: found[index] for index in range(first, first + len(buffers)) if index in found}
+        columns.append(_rebuilt(column, iter([here.get(i, old) for i, old in enumerate(buffers)])) if here else column)
+        first += len(buffers)
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def _rebuilt(like: pa.Array, buffers: Iterator[pa.Buffer | None]) -> pa.Array:
+    """An array like another, but over the buffers that come next."""
+    kind = like.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(kind, _rebuilt(like.storage, buffers))
+    own = [next(buffers) for _ in range(kind.num_buffers)]
+    children = [_rebuilt(child, buffers) for child in _children(like)]
+    return pa.Array.from_buffers(kind, len(like), own, like.null_count, like.offset, children or None)
+
+
+def _children(like: pa.Array) -> list[pa.Array]:
+    if pa.types.is_struct(like.type):
+        return [like.field(i) for i in range(like.type.num_fields)]
+    if pa.types.is_list(like.type) or pa.types.is_large_list(like.type) or pa.types.is_fixed_size_list(like.type):
+        return [like.values]
+    return []
+
+
+def here(uri: str) -> bool:
+    """Whether the server at a URI may be on this node: by its address, or as BOWSTRING_LOCAL names its socket.
+
+    `BOWSTRING_LOCAL=off` says that it is not.
+    """
+    said = os.environ.get("BOWSTRING_LOCAL", "")
+    if said == "off" or sys.platform != "linux":
+        return False
+    if said:
+        return True
+    parts = urlsplit(uri)
+    if parts.scheme == "grpc+unix":
+        return True
+    try:
+        found = socket.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_DGRAM)
+    except OSError:
+        return False
+    for family, kind, protocol, _, address in found:
+        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+            probe.bind((address[0], 0, *address[2:]))  # possible where the address is this machine's alone
+            return True
+    return False
