@@ -27,7 +27,7 @@ func TestAudioFolder(t *testing.T) {
 	found := readAll(t, tree(t, files), Options{}, ReadOptions{Dataset: "speech"}).text()
 	for _, want := range []string{
 		`duration`, `sampling_rate`, `channels`, `GO ON`, `WELL`, `FORGOTTEN TOO`, `44100`, `0.113`,
-		`names it and there is no such file`, `no row of the metadata`,
+		`names it and there is no such audio`, `no row of the metadata`,
 	} {
 		if !strings.Contains(found, want) {
 			t.Errorf("no %q in:\n%s", want, found)

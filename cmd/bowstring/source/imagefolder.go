@@ -390,7 +390,7 @@ func (s *imageFolder) unseen(seen []bool, tops []string, yield func(Sample, erro
 	}
 	slices.Sort(missing)
 	for _, rel := range missing {
-		if !yield(Sample{Key: rel, Bad: fmt.Sprintf("%s names it and there is no such file", s.meta.lines[s.byRel[rel]])}, nil) {
+		if !yield(Sample{Key: rel, Bad: fmt.Sprintf("%s names it and there is no such %s", s.meta.lines[s.byRel[rel]], s.media)}, nil) {
 			return
 		}
 	}
