@@ -7,6 +7,7 @@ from collections.abc import Callable
 from harness import Context, Result
 
 from . import (
+    audio_ops,
     auth_cost,
     churn,
     cluster,
@@ -84,6 +85,7 @@ CASES: dict[str, Callable[[Context], Result]] = {
     "sharing": sharing.run,
     "hostile": hostile.run,
     "observe": observe.run,
+    "audio_ops": audio_ops.run,
     "auth_cost": auth_cost.run,
     "console": console.run,
     "doors": doors.run,

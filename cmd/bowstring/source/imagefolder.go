@@ -26,11 +26,17 @@ import (
 // A top folder is a split if all that hold images are named like splits. The
 // class is the folder below the split (or root), however deep the image lies.
 // Labels are the same in all splits. Metadata with a column label takes their place.
+//
+// A folder of audio is the same with sound, and with LibriSpeech's transcripts:
+// X.trans.txt, each line of which is the name of a file beside it, without its
+// extension, and what is said.
 type imageFolder struct {
 	about
-	split   string   // the only one to read, if told apart
-	follow  bool     // links out of the folder
-	classes []string // sorted; nil if there are none
+	media   string                 // schema.MediaImage or schema.MediaAudio
+	isMedia func(name string) bool // whether a file is a sample
+	split   string                 // the only one to read, if told apart
+	follow  bool                   // links out of the folder
+	classes []string               // sorted; nil if there are none
 
 	meta  *table // joined columns, or nil
 	label int    // column of meta that is the label, or -1
@@ -40,6 +46,11 @@ type imageFolder struct {
 }
 
 func openImageFolder(ctx context.Context, root string, opts Options) (Source, error) {
+	return openFolder(ctx, root, opts, &imageFolder{about: about{format: "imagefolder"}, media: schema.MediaImage, isMedia: isImageName})
+}
+
+// openFolder fills in s, which says what is looked for.
+func openFolder(ctx context.Context, root string, opts Options, s *imageFolder) (Source, error) {
 	resolved, err := filepath.EvalSymlinks(root)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", schema.ErrNotFound, err)
@@ -47,7 +58,7 @@ func openImageFolder(ctx context.Context, root string, opts Options) (Source, er
 	if resolved, err = filepath.Abs(resolved); err != nil {
 		return nil, err
 	}
-	s := &imageFolder{about: about{format: "imagefolder", path: resolved}, split: opts.Split, follow: opts.FollowLinks, label: -1}
+	s.path, s.split, s.follow, s.label = resolved, opts.Split, opts.FollowLinks, -1
 	if err := s.survey(ctx); err != nil {
 		return nil, err
 	}
@@ -64,9 +75,9 @@ func (s *imageFolder) survey(ctx context.Context) error {
 	ignored, example := 0, ""
 	note := func(rel string, d fs.DirEntry) {
 		switch {
-		case isMetadata(d.Name()):
+		case s.isMetadata(d.Name()):
 			s.files = append(s.files, rel)
-		case isImageName(d.Name()):
+		case s.isMedia(d.Name()):
 			top, second := folders(rel)
 			tops[top]++
 			seconds[[2]string{top, second}] = struct{}{}
@@ -88,7 +99,7 @@ func (s *imageFolder) survey(ctx context.Context) error {
 			return nil
 		}
 		rel := s.rel(p)
-		if err == nil && d.IsDir() && p != s.path && (isImageName(d.Name()) || !utf8.ValidString(rel)) {
+		if err == nil && d.IsDir() && p != s.path && (s.isMedia(d.Name()) || !utf8.ValidString(rel)) {
 			return fs.SkipDir // nor is what is in it read, so that it is no class
 		}
 		if err == nil && !d.IsDir() && utf8.ValidString(rel) {
@@ -100,10 +111,10 @@ func (s *imageFolder) survey(ctx context.Context) error {
 		return err
 	}
 	if len(tops) == 0 {
-		return fmt.Errorf("%w: no file is named like an image (%s)", schema.ErrInvalid, strings.Join(imageExtensions, ", "))
+		return fmt.Errorf("%w: no file is named like %s (%s)", schema.ErrInvalid, s.kind(), strings.Join(s.extensions(), ", "))
 	}
 	if ignored > 0 {
-		s.notes = append(s.notes, fmt.Sprintf("%d files are not named like images and were ignored, such as %s", ignored, Quoted(example)))
+		s.notes = append(s.notes, fmt.Sprintf("%d files are not named like %s and were ignored, such as %s", ignored, s.kind(), Quoted(example)))
 	}
 	s.arrange(tops, seconds)
 	return nil
@@ -197,7 +208,7 @@ func (s *imageFolder) readMetadata(ctx context.Context) error {
 		}
 		s.byRel[rel] = row
 	}
-	s.notes = append(s.notes, t.rename("file_name", "image")...)
+	s.notes = append(s.notes, t.rename("file_name", s.media)...)
 	if s.label = t.find("label"); s.label >= 0 {
 		if err := t.classes(s.label); err != nil {
 			return err
@@ -223,7 +234,7 @@ func (s *imageFolder) Fields() (meta, blobs []arrow.Field) {
 			}
 		}
 	}
-	return meta, []arrow.Field{schema.BlobField("image", schema.MediaImage, false)}
+	return meta, []arrow.Field{schema.BlobField(s.media, s.media, false)}
 }
 
 // errStop ends a walk whose consumer wants no more.
@@ -278,14 +289,14 @@ func (s *imageFolder) visit(p, split string, d fs.DirEntry, err error, seen []bo
 			return fs.SkipDir
 		}
 		return nil
-	case d.IsDir() && !isImageName(d.Name()):
+	case d.IsDir() && !s.isMedia(d.Name()):
 		return nil
-	case d.Type()&fs.ModeSymlink != 0 && !isImageName(d.Name()):
+	case d.Type()&fs.ModeSymlink != 0 && !s.isMedia(d.Name()):
 		if !isDir(p) {
 			return nil
 		}
 		sample = Sample{Key: rel, Bad: "a link to a folder; links to folders are not followed"}
-	case !isImageName(d.Name()):
+	case !s.isMedia(d.Name()):
 		return nil
 	default:
 		sample = s.sample(rel, p, split, seen)
@@ -379,7 +390,7 @@ func (s *imageFolder) unseen(seen []bool, tops []string, yield func(Sample, erro
 	}
 	slices.Sort(missing)
 	for _, rel := range missing {
-		if !yield(Sample{Key: rel, Bad: fmt.Sprintf("%s names it and there is no such image", s.meta.lines[s.byRel[rel]])}, nil) {
+		if !yield(Sample{Key: rel, Bad: fmt.Sprintf("%s names it and there is no such %s", s.meta.lines[s.byRel[rel]], s.media)}, nil) {
 			return
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/memory"
 	"golang.org/x/sync/semaphore"
 
+	"bowstring/fetch/operators/audio/codec"
 	"bowstring/schema"
 )
 
@@ -40,7 +41,8 @@ type ReadOptions struct {
 
 // Reader reads the samples of a Source in order, with several workers, and adds
 // the columns width, height and format of the image column (of several the one
-// called image, or else the first) where the source has no columns of these names. It holds at most 96 MiB of samples,
+// called image, or else the first), and duration, sampling_rate and channels of the audio column, where the source has no
+// columns of these names. It holds at most 96 MiB of samples,
 // or one larger sample.
 type Reader struct {
 	src    Source
@@ -49,7 +51,8 @@ type Reader struct {
 	meta   []arrow.Field // of src, then the added
 	blobs  []arrow.Field
 	image  int // ordinal of the blob column that width and height are of, or -1
-	added  []func(imageInfo) any
+	sound  int // ordinal of the blob column that duration is of, or -1
+	added  []func(*slot) any
 }
 
 // Batch is a run of samples of one split, in the source's order.
@@ -74,33 +77,27 @@ func NewReader(src Source, opts ReadOptions) (*Reader, error) {
 	if opts.Verify == "" {
 		opts.Verify = VerifyHeader
 	}
-	r := &Reader{src: src, opts: opts, image: -1}
+	r := &Reader{src: src, opts: opts, image: -1, sound: -1}
 	r.meta, r.blobs = src.Fields()
 	r.meta = slices.Clone(r.meta)
 	for i, f := range r.blobs {
 		if schema.Media(f) == schema.MediaImage && (r.image < 0 || f.Name == schema.MediaImage) {
 			r.image = i
 		}
+		if schema.Media(f) == schema.MediaAudio && (r.sound < 0 || f.Name == schema.MediaAudio) {
+			r.sound = i
+		}
 	}
+	own := slices.Clone(r.meta)
 	if r.image >= 0 {
-		r.addImageColumns()
+		r.addImageColumns(own)
+	}
+	if r.sound >= 0 {
+		r.addSoundColumns(own)
 	}
 	var err error
 	r.schema, err = schema.NewSchema(r.meta, r.blobs)
 	return r, err
-}
-
-func (r *Reader) addImageColumns() {
-	own := len(r.meta)
-	add := func(name string, dt arrow.DataType, value func(imageInfo) any) {
-		if !slices.ContainsFunc(r.meta[:own], func(f arrow.Field) bool { return f.Name == name }) {
-			r.meta = append(r.meta, arrow.Field{Name: name, Type: dt, Nullable: true})
-			r.added = append(r.added, value)
-		}
-	}
-	add("width", arrow.PrimitiveTypes.Int32, func(i imageInfo) any { return i.Width })
-	add("height", arrow.PrimitiveTypes.Int32, func(i imageInfo) any { return i.Height })
-	add("format", arrow.BinaryTypes.String, func(i imageInfo) any { return i.Format })
 }
 
 // Schema is the logical schema of the batches.
@@ -111,6 +108,7 @@ type slot struct {
 	Sample
 	weight int64 // of the budget
 	info   imageInfo
+	sound  codec.Info    // of which no bytes are kept
 	done   chan struct{} // closed when the worker has finished
 }
 
@@ -250,6 +248,11 @@ func (r *Reader) process(s *slot) {
 			}
 			continue
 		}
+		if c == r.sound {
+			if info, err := codec.Read(data); err == nil {
+				s.sound = codec.Info{Rate: info.Rate, Channels: info.Channels, Frames: info.Frames}
+			}
+		}
 		if schema.Media(f) != schema.MediaImage {
 			continue
 		}
@@ -355,11 +358,7 @@ func (b *batcher) add(s *slot) error {
 	b.ids = append(b.ids, schema.SampleID(b.r.opts.Dataset, s.Key))
 	values := slices.Clip(s.Meta)
 	for _, value := range b.r.added {
-		if s.info.Format == "" { // a null image, or one that nobody looked at
-			values = append(values, nil)
-		} else {
-			values = append(values, value(s.info))
-		}
+		values = append(values, value(s))
 	}
 	for i, v := range values {
 		if err := b.columns[i].add(v); err != nil {

@@ -120,6 +120,7 @@ var formats = []format{
 	{"webdataset", "*.tar, *.tar.gz, *.tgz or *.tar.zst (WebDataset)", (*layout).looksWebDataset, openWebDataset},
 	{"parquet", "*.parquet, also in data/ (Hugging Face)", (*layout).looksParquet, openParquet},
 	{"imagefolder", "image files in folders", (*layout).looksImageFolder, openImageFolder},
+	{"audiofolder", "audio files in folders, also LibriSpeech's", (*layout).looksAudioFolder, openAudioFolder},
 	{"list", "a .csv, .tsv, .jsonl or .parquet file with a column of paths", (*layout).looksList, openList},
 }
 

@@ -61,6 +61,8 @@ func readTable(ctx context.Context, root string, files []string) (*table, error)
 			read = t.readTSV
 		case "jsonl":
 			read = t.readJSONL
+		case "txt":
+			read = t.readTranscripts
 		}
 		if err := readFile(filepath.Join(root, f), func(r io.Reader) error { return read(f, r) }); err != nil {
 			return nil, fmt.Errorf("%s: %w", Quoted(f), err)

@@ -30,11 +30,14 @@ const (
 // DType is the type of a tensor's elements.
 type DType uint8
 
+// Types of elements. Float16 is IEEE 754's binary16.
 const (
 	Uint8 DType = iota + 1
 	Uint16
 	Float16
 	Float32
+	// Int16 is a waveform's: samples of -1 to 1 times 32,768.
+	Int16
 )
 
 // Unknown is a dimension that each cell decides for itself.

@@ -1,0 +1,62 @@
+package codec
+
+import (
+	"bytes"
+	"encoding/binary"
+)
+
+// readOgg reads the first page, which says what the stream is, and the last, which says how long.
+func readOgg(file []byte) (Info, error) {
+	info := Info{Format: Vorbis}
+	if len(file) < 28 {
+		return info, damaged("Ogg: it ends in its first page")
+	}
+	head := file[min(27+int(file[26]), len(file)):]
+	skip, per := 0, 1
+	switch {
+	case has(head, 0, "\x01vorbis") && len(head) >= 16:
+		info.Channels = int(head[11])
+		info.Rate = int(binary.LittleEndian.Uint32(head[12:]))
+	case has(head, 0, "OpusHead") && len(head) >= 16:
+		info.Format = Opus
+		info.Channels = int(head[9])
+		skip = int(binary.LittleEndian.Uint16(head[10:]))
+		info.Rate = opusRate(int(binary.LittleEndian.Uint32(head[12:])))
+		per = 48000 / info.Rate
+	default:
+		return info, damaged("Ogg: a stream that begins with %q; Vorbis and Opus can be read", head[:min(8, len(head))])
+	}
+	last := lastGranule(file, file[14:18])
+	if last < uint64(skip) || last > 1<<40 {
+		return info, damaged("%s: its last page has no position", info.Format)
+	}
+	info.Frames = (int(last) - skip) / per
+	info.Working = 1<<20 + int64(info.Frames)*int64(info.Channels)*4
+	return info, nil
+}
+
+// opusRate is the rate that Opus is decoded at: the lowest of its own that keeps what the source had, as libsndfile chooses.
+func opusRate(source int) int {
+	for _, rate := range []int{8000, 12000, 16000, 24000} {
+		if source > 0 && source <= rate {
+			return rate
+		}
+	}
+	return 48000
+}
+
+// lastGranule is the position at the end of the stream of a serial number.
+func lastGranule(file, serial []byte) uint64 {
+	for b := file; ; {
+		at := bytes.LastIndex(b, []byte("OggS"))
+		if at < 0 {
+			return 1 << 63
+		}
+		if page := file[at:]; len(page) >= 27 && bytes.Equal(page[14:18], serial) {
+			if v := binary.LittleEndian.Uint64(page[6:]); v>>63 == 0 {
+				return v
+			}
+		}
+		b = b[:at]
+	}
+}
