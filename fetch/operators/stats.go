@@ -1,0 +1,64 @@
+package operators
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// Stats are the counters of a stage since it was made, and what it does now.
+type Stats struct {
+	Workers   int   `json:"workers"`         // cells that may be made at once
+	Running   int   `json:"running"`         // cells being made
+	Waiting   int   `json:"waiting"`         // cells that wait for their turn
+	Cells     int64 `json:"cells"`           // made, or found that they cannot be
+	Faults    int64 `json:"faults"`          // of those, which could not be made
+	Panics    int64 `json:"panics"`          // of those, at which a program panicked
+	InBytes   int64 `json:"in_bytes"`        // of the blobs
+	OutBytes  int64 `json:"out_bytes"`       // of the results
+	Processor int64 `json:"processor_nanos"` // processor time
+	Queued    int64 `json:"queued_nanos"`    // that cells waited for their turn
+	// Tenants have the processor time of each account, in nanoseconds.
+	Tenants map[string]int64 `json:"tenants,omitempty"`
+}
+
+type counters struct {
+	cells, faults, panics, in, out, processor, queued atomic.Int64
+}
+
+func (c *counters) add(t *Task, o *Outcome) {
+	c.cells.Add(1)
+	if o.Err != nil {
+		c.faults.Add(1)
+	}
+	c.in.Add(int64(len(t.Cell.Bytes())))
+	c.out.Add(int64(len(o.Blob.Bytes())))
+	c.processor.Add(int64(o.Processor))
+	c.queued.Add(int64(o.Queued))
+}
+
+// Stats returns the counters.
+func (s *Stage) Stats() Stats {
+	c := &s.count
+	st := Stats{
+		Workers: s.opts.Workers, Waiting: s.queue.Waiting(), Cells: c.cells.Load(), Faults: c.faults.Load(), Panics: c.panics.Load(),
+		InBytes: c.in.Load(), OutBytes: c.out.Load(), Processor: c.processor.Load(), Queued: c.queued.Load(),
+		Tenants: map[string]int64{},
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name, t := range s.tenants {
+		st.Running += int(t.running.Load())
+		st.Tenants[name] = t.processor.Load()
+	}
+	return st
+}
+
+// Processor is the processor time that a tenant's cells took so far.
+func (s *Stage) Processor(tenant string) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if t := s.tenants[tenant]; t != nil {
+		return time.Duration(t.processor.Load())
+	}
+	return 0
+}
