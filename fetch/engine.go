@@ -8,12 +8,14 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/apache/arrow/go/v17/arrow"
 	"go.opentelemetry.io/otel/attribute"
 
 	"bowstring/fetch/admission"
 	"bowstring/fetch/jobs"
 	"bowstring/fetch/lookahead"
 	"bowstring/fetch/manifest"
+	"bowstring/fetch/operators"
 	"bowstring/fetch/peers"
 	"bowstring/fetch/store"
 	"bowstring/fetch/streams"
@@ -63,6 +65,11 @@ type Options struct {
 	// for what they own; nil if there are none. It stays the caller's to close, after
 	// the engine.
 	Peers *peers.Tier
+	// Operators bounds what operators take. Its Ledger and Logger are the engine's.
+	Operators operators.Options
+	// Kinds compiles the operators of requests, by kind of samples. Default: none, so
+	// that requests with operators are refused.
+	Kinds operators.Kinds
 	// Layouts says which node of a cluster owns what. Default: this server is in none.
 	Layouts Layouts
 	// Logger receives what operators should know. Default slog.Default().
@@ -132,6 +139,7 @@ type Engine struct {
 	reader *tiers.Reader
 	jobs   *jobs.Jobs
 	ahead  *lookahead.Ahead // nil without a spill
+	stage  *operators.Stage
 	set    *streams.Set
 }
 
@@ -151,7 +159,7 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	if opts.Peers != nil {
 		list, mine = append(list, opts.Peers), opts.Peers.Mine
 	}
-	var errs [4]error
+	var errs [5]error
 	e.reader, errs[0] = tiers.New(append(list, tiers.Store(s)), tiers.Options{
 		MaxReads: opts.MaxReads, ReadTimeout: opts.ReadTimeout, NoHedge: opts.NoHedge, Keeps: mine, Logger: opts.Logger,
 		More:  func() tiers.Attempt { return e.set.More() },
@@ -161,8 +169,12 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 		return nil, errs[0]
 	}
 	e.jobs, errs[1] = jobs.New(s, e.reader.Get, e.ledger, e.work, jobs.Options{
-		IdleSnapshots: opts.IdleSnapshots, Resident: opts.Resident, ReadPage: e.readPage, Layouts: opts.Layouts, Logger: opts.Logger,
+		IdleSnapshots: opts.IdleSnapshots, Resident: opts.Resident, ReadPage: e.readPage, Layouts: opts.Layouts, Kinds: opts.Kinds, Logger: opts.Logger,
 	})
+	opts.Operators.Ledger, opts.Operators.Logger = e.ledger, opts.Logger
+	if e.stage, errs[4] = operators.NewStage(opts.Operators); errs[4] != nil {
+		return nil, errs[4]
+	}
 	if opts.Spill != nil {
 		e.ahead, errs[2] = lookahead.New(lookahead.Options{
 			Cache: opts.Spill, Future: opts.Future, Reader: e.reader, Mine: mine,
@@ -172,7 +184,7 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 		})
 	}
 	e.set, errs[3] = streams.NewSet(streams.Options{
-		WindowBytes: opts.WindowBytes, Ledger: e.ledger, Reader: e.reader, Ahead: e.ahead, MaxAhead: opts.MaxAhead,
+		WindowBytes: opts.WindowBytes, Ledger: e.ledger, Reader: e.reader, Stage: e.stage, Ahead: e.ahead, MaxAhead: opts.MaxAhead,
 		Told: opts.Peers != nil,
 	})
 	if err := errors.Join(errs[:]...); err != nil {
@@ -220,6 +232,7 @@ func (e *Engine) SetTerms(terms func(tenant string) Terms) {
 		}
 		e.opts.Spill.SetShares(share)
 	}
+	e.stage.SetTerms(terms)
 	e.set.SetTerms(terms)
 }
 
@@ -240,6 +253,7 @@ func (e *Engine) Close() error {
 	e.reader.Close()
 	e.ahead.Stop()
 	e.set.Wait()
+	e.stage.Close()
 	e.ahead.Close()
 	e.jobs.Close()
 	return nil
@@ -267,6 +281,11 @@ func (e *Engine) PlanID(ctx context.Context, req schema.Request) (string, error)
 // Outline resolves a request without opening a manifest: see [jobs.Jobs.Outline].
 func (e *Engine) Outline(snap *schema.Snapshot, req schema.Request) (*Outline, error) {
 	return e.jobs.Outline(snap, req)
+}
+
+// Schema is what batches of a request look like, of a snapshot whose manifest need not be open.
+func (e *Engine) Schema(snap *schema.Snapshot, req schema.Request) (*arrow.Schema, error) {
+	return e.jobs.Schema(snap, req)
 }
 
 // KnownBytes is what TotalBytes would be of an outline, if that is known: see

@@ -5,6 +5,7 @@ import (
 
 	"bowstring/fetch/admission"
 	"bowstring/fetch/lookahead"
+	"bowstring/fetch/operators"
 	"bowstring/fetch/streams"
 	"bowstring/fetch/tiers"
 	"bowstring/spill"
@@ -40,13 +41,14 @@ type Stats struct {
 	Snapshots   int                 `json:"snapshots"`    // snapshots open now
 	Memory      []admission.Account `json:"memory"`       // that requests take, by what for
 
-	Fills      int64        `json:"fills"`       // blobs read for the spill alone, before a stream wanted them
-	SpillReads int64        `json:"spill_reads"` // blobs found in the spill and right
-	SpillBytes int64        `json:"spill_bytes"`
-	PeerReads  int64        `json:"peer_reads"` // blobs that other nodes had
-	PeerBytes  int64        `json:"peer_bytes"`
-	Spill      *spill.Stats `json:"spill,omitempty"` // of the cache, if there is one
-	Jobs       []JobStats   `json:"jobs"`            // that run, by dataset and job
+	Fills      int64           `json:"fills"`       // blobs read for the spill alone, before a stream wanted them
+	SpillReads int64           `json:"spill_reads"` // blobs found in the spill and right
+	SpillBytes int64           `json:"spill_bytes"`
+	PeerReads  int64           `json:"peer_reads"` // blobs that other nodes had
+	PeerBytes  int64           `json:"peer_bytes"`
+	Operators  operators.Stats `json:"operators"`
+	Spill      *spill.Stats    `json:"spill,omitempty"` // of the cache, if there is one
+	Jobs       []JobStats      `json:"jobs"`            // that run, by dataset and job
 }
 
 // What Stats consist of.
@@ -105,6 +107,7 @@ func (e *Engine) Stats() Stats {
 		Path:        Path{r.MinLatency.Microseconds(), r.BytesPerSec},
 		WindowLimit: e.opts.WindowBytes, WindowUsed: s.WindowUsed, Windows: s.Windows,
 		Snapshots: e.jobs.OpenSnapshots(), Memory: e.ledger.Accounts(), Jobs: e.ahead.Jobs(readTime),
+		Operators: e.stage.Stats(),
 	}
 	if e.opts.Spill != nil {
 		cache := e.opts.Spill.Stats()

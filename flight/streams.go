@@ -354,6 +354,7 @@ func countWaits(ctx context.Context, w fetch.Wait, consumer time.Duration, fault
 		c.waits.store.Add(int64(w.Store))
 		c.waits.spill.Add(int64(w.Spill))
 		c.waits.peer.Add(int64(w.Peer))
+		c.waits.operators.Add(int64(w.Operators))
 		c.waits.window.Add(int64(w.Window))
 		c.waits.encode.Add(int64(w.Encode))
 		c.waits.consumer.Add(int64(consumer))

@@ -12,6 +12,7 @@ import (
 
 	"github.com/apache/arrow/go/v17/arrow"
 
+	"bowstring/fetch/operators/draw"
 	"bowstring/fetch/operators/program"
 	"bowstring/schema"
 )
@@ -223,6 +224,9 @@ func (s *Set) Forms() map[string]*schema.MadeForm {
 // Canonical is the request that the set was compiled of with every parameter filled in: it
 // means the same to a later release, whose defaults may be others.
 func (s *Set) Canonical() schema.Operators { return s.canonical }
+
+// Draws says where the numbers of a sample's cell come from.
+func (c *Column) Draws(key draw.Key) program.Draws { return program.Draws{Key: key, Column: c.draws} }
 
 // Named says what a step is called; "" if there is none of that index.
 func (c *Column) Named(step int) string {

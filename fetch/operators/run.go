@@ -71,6 +71,9 @@ func (s *Stage) make(t *Task) (blob schema.Blob, err error) {
 	var outcome program.Outcome
 	err = s.shielded(t, func() (err error) {
 		outcome, err = t.Column.Program.Run(t.Cell.Bytes(), t.Draws, func(n int) []byte {
+			if int64(n) > t.cost.Result {
+				panic(fmt.Sprintf("the program makes %d bytes, where it said that it would make %d at most", n, t.cost.Result))
+			}
 			c = newCell(n)
 			result = c.memory[:n:n]
 			return result

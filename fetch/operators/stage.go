@@ -55,7 +55,7 @@ func (o *Options) Validate() error {
 	return nil
 }
 
-// Task is a cell that is to be made. All but Of and N of it are the stage's from Put until
+// Task is a cell that is to be made. All but Of are the stage's from Put until
 // Made or Room is called.
 type Task struct {
 	Column *Column
@@ -66,9 +66,8 @@ type Task struct {
 	Context context.Context //nolint:containedctx // a task is work under way
 	Tenant  string
 	To      Receiver
-	// Of and N are the receiver's.
+	// Of is the receiver's.
 	Of any
-	N  int
 
 	cost     program.Cost
 	measured bool // cost is known
@@ -119,13 +118,12 @@ type Stage struct {
 	workers sync.WaitGroup      // grows under mu only while not closed
 }
 
-// tenant is what one account has of the stage. It is there as long as the stage is: the
-// number of tenants is bounded by who may call.
+// tenant is what one account has of the stage. It is there as long as it has a place.
 type tenant struct {
-	most      atomic.Int64 // tasks that may run at once; 0: as many as there are workers
-	running   atomic.Int64
-	processor atomic.Int64 // nanoseconds
-	cells     atomic.Int64
+	name    string
+	places  int          // guarded by Stage.mu
+	most    atomic.Int64 // tasks that may run at once; 0: as many as there are workers
+	running atomic.Int64
 }
 
 // Place is a stream's place in the stage.
@@ -197,10 +195,11 @@ func (s *Stage) Open(tenantName, jobName string) *Place {
 	s.mu.Lock()
 	t := s.tenants[tenantName]
 	if t == nil {
-		t = &tenant{}
+		t = &tenant{name: tenantName}
 		s.tenants[tenantName] = t
 		s.limitLocked(tenantName, t)
 	}
+	t.places++
 	weight := int64(1)
 	if s.terms != nil {
 		weight = s.terms(tenantName).Weight
@@ -234,10 +233,16 @@ func (p *Place) Drop(match func(*Task) bool) (dropped []*Task) {
 	return dropped
 }
 
-// Close gives the place up, and returns what waits there. What runs is told of.
+// Close gives the place up, once, and returns what waits there. What runs is told of.
 func (p *Place) Close() (dropped []*Task) {
 	dropped = p.Drop(func(*Task) bool { return true })
 	p.place.Close()
+	s := p.stage
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if p.tenant.places--; p.tenant.places == 0 {
+		delete(s.tenants, p.tenant.name)
+	}
 	return dropped
 }
 
@@ -275,9 +280,6 @@ func (s *Stage) run() {
 
 // tell counts a task that has ended, and tells its receiver.
 func (s *Stage) tell(t *Task, o *Outcome) {
-	of := t.place.tenant
-	of.processor.Add(int64(o.Processor))
-	of.cells.Add(1)
 	s.count.add(t, o)
 	t.To.Made(t, *o)
 }

@@ -1,9 +1,6 @@
 package operators
 
-import (
-	"sync/atomic"
-	"time"
-)
+import "sync/atomic"
 
 // Stats are the counters of a stage since it was made, and what it does now.
 type Stats struct {
@@ -17,8 +14,6 @@ type Stats struct {
 	OutBytes  int64 `json:"out_bytes"`       // of the results
 	Processor int64 `json:"processor_nanos"` // processor time
 	Queued    int64 `json:"queued_nanos"`    // that cells waited for their turn
-	// Tenants have the processor time of each account, in nanoseconds.
-	Tenants map[string]int64 `json:"tenants,omitempty"`
 }
 
 type counters struct {
@@ -42,23 +37,11 @@ func (s *Stage) Stats() Stats {
 	st := Stats{
 		Workers: s.opts.Workers, Waiting: s.queue.Waiting(), Cells: c.cells.Load(), Faults: c.faults.Load(), Panics: c.panics.Load(),
 		InBytes: c.in.Load(), OutBytes: c.out.Load(), Processor: c.processor.Load(), Queued: c.queued.Load(),
-		Tenants: map[string]int64{},
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for name, t := range s.tenants {
+	for _, t := range s.tenants {
 		st.Running += int(t.running.Load())
-		st.Tenants[name] = t.processor.Load()
 	}
 	return st
-}
-
-// Processor is the processor time that a tenant's cells took so far.
-func (s *Stage) Processor(tenant string) time.Duration {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if t := s.tenants[tenant]; t != nil {
-		return time.Duration(t.processor.Load())
-	}
-	return 0
 }

@@ -200,6 +200,7 @@ func (ch sink) server(st *flight.Stats) {
 	ch.send(bytesTotal, float64(s.Bytes))
 	for source, nanos := range map[string]int64{
 		"store": s.Wait.Store, "spill": s.Wait.Spill, "peer": s.Wait.Peer, "window": s.Wait.Window, "encode": s.Wait.Encode, "consumer": s.Wait.Consumer,
+		"operators": s.Wait.Operators,
 	} {
 		ch.seconds(waitSeconds, nanos, source)
 	}
@@ -219,7 +220,7 @@ func (ch sink) server(st *flight.Stats) {
 }
 
 // uses are the labels of what admission.Use counts, in its order.
-var uses = []string{"windows", "uploads", "evaluation", "answers", "manifests", "loans"}
+var uses = []string{"windows", "uploads", "evaluation", "answers", "manifests", "loans", "operators"}
 
 func (ch sink) engine(e *fetch.Stats) {
 	ch.send(readBytes, float64(e.ReadBytes), "store")
