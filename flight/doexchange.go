@@ -26,10 +26,9 @@ type takeCommand struct {
 	Columns    []string `json:"columns"`
 	Layout     string   `json:"layout"`
 	BatchBytes int64    `json:"batch_bytes"`
-	// Operators, Place and Contract are as in a request. Shuffle moves nothing here: operators draw by it.
+	// Operators and Place are as in a request. Shuffle moves nothing here: operators draw by it.
 	Operators schema.Operators `json:"operators"`
 	Place     string           `json:"place"`
-	Contract  int64            `json:"contract"`
 	Shuffle   *schema.Shuffle  `json:"shuffle"`
 }
 
@@ -138,7 +137,7 @@ func (s *Server) openTake(ctx context.Context, d *flight.FlightDescriptor) (*fet
 	return s.open(ctx, schema.Request{
 		Dataset: cmd.Take.Dataset, Snapshot: cmd.Take.Snapshot, Tag: cmd.Take.Tag, Columns: cmd.Take.Columns,
 		Layout: schema.Layout(cmd.Take.Layout), BatchBytes: cmd.Take.BatchBytes,
-		Operators: cmd.Take.Operators, Place: cmd.Take.Place, Contract: cmd.Take.Contract, Shuffle: cmd.Take.Shuffle,
+		Operators: cmd.Take.Operators, Place: cmd.Take.Place, Shuffle: cmd.Take.Shuffle,
 	}, rules.Read)
 }
 

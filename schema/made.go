@@ -42,7 +42,7 @@ type MadeForm struct {
 	// MIME is the type of encoded bytes, where it is known.
 	MIME string `json:"mime,omitempty"`
 	// Contract is the version of the rules that the bytes keep to.
-	Contract int64 `json:"contract"`
+	Contract string `json:"contract"`
 }
 
 // elements are the types of tensors.

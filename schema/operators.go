@@ -35,10 +35,13 @@ type Operators map[string]Pipeline
 type Pipeline struct {
 	// Kind says what the cells are, "image" or "audio"; "": as the column's media says.
 	Kind string
-	// Follows names another column with operators: steps draw the numbers that the
-	// other's steps of the same index draw. "": they draw numbers of their own.
+	// Contract is the version of the rules that results keep to, byte by byte; "": that of
+	// the server. Tickets name it.
+	Contract string
+	// Follows names another column with operators, whose steps these cells go through as its
+	// masks: the same geometry with the same numbers, and nothing that mixes pixels. "": none.
 	Follows string
-	// Steps are applied one after the other.
+	// Steps are applied one after the other. There are none where the column follows another.
 	Steps []Step
 }
 
@@ -52,14 +55,26 @@ type Step struct {
 
 // MarshalJSON writes the list of steps, or the object where there is more.
 func (p Pipeline) MarshalJSON() ([]byte, error) {
-	if p.Kind == "" && p.Follows == "" {
+	if p.listed() {
 		return json.Marshal(p.Steps)
 	}
 	return json.Marshal(struct {
-		Kind    string `json:"kind,omitempty"`
-		Follows string `json:"follows,omitempty"`
-		Steps   []Step `json:"steps"`
-	}{p.Kind, p.Follows, p.Steps})
+		Kind     string `json:"kind,omitempty"`
+		Contract string `json:"contract,omitempty"`
+		Follows  string `json:"follows,omitempty"`
+		Steps    []Step `json:"steps,omitempty"`
+	}{p.Kind, p.Contract, p.Follows, p.Steps})
+}
+
+// listed reports whether the steps say all.
+func (p Pipeline) listed() bool { return p.Kind == "" && p.Contract == "" && p.Follows == "" }
+
+// StepsAt is the path of the steps in a request, where at is that of the pipeline.
+func (p Pipeline) StepsAt(at string) string {
+	if p.listed() {
+		return at
+	}
+	return at + ".steps"
 }
 
 // MarshalJSON writes an object with one member.
@@ -97,7 +112,8 @@ func (o *Operators) decodeJSON(path string, raw []byte) error {
 }
 
 func (p *Pipeline) decode(path string, raw []byte) error {
-	const want = `a list of steps, or an object {"kind": …, "follows": …, "steps": […]}`
+	const want = `a list of steps, or an object {"kind": …, "steps": […]} or {"follows": …}`
+	texts := map[string]*string{"kind": &p.Kind, "contract": &p.Contract, "follows": &p.Follows}
 	switch raw[0] {
 	case '[':
 		return p.decodeSteps(path, raw)
@@ -121,20 +137,17 @@ func (p *Pipeline) decode(path string, raw []byte) error {
 			if err := p.decodeSteps(at, value); err != nil {
 				return err
 			}
-		case "kind", "follows":
-			if value[0] != '"' || string(value) == `""` {
-				return wrongType(at, value, map[string]string{"kind": `"image" or "audio"`, "follows": "the name of a column that has operators"}[name])
+		case "kind", "contract", "follows":
+			if value[0] != '"' || len(value) == len(`""`) || len(value) > MaxNameLen {
+				return wrongType(at, value, map[string]string{
+					"kind": `"image" or "audio"`, "follows": "the name of a column that has operators", "contract": "the version of a contract"}[name])
 			}
-			if name == "kind" {
-				p.Kind = unquote(value)
-			} else {
-				p.Follows = unquote(value)
-			}
+			*texts[name] = unquote(value)
 		default:
-			return unknownField(path+".", name, []string{"kind", "follows", "steps"})
+			return unknownField(path+".", name, []string{"kind", "contract", "follows", "steps"})
 		}
 	}
-	if !seen["steps"] {
+	if !seen["steps"] && !seen["follows"] {
 		return &FieldError{Field: path + ".steps", Got: "nothing", Want: "a list of steps"}
 	}
 	return nil
@@ -178,6 +191,17 @@ func (p *Pipeline) decodeSteps(path string, raw []byte) error {
 // Columns are the names of the columns that have operators, sorted.
 func (o Operators) Columns() []string { return slices.Sorted(maps.Keys(o)) }
 
+// Resolved reports whether the operators are as a server writes them, with every parameter and the
+// versions of contracts.
+func (o Operators) Resolved() bool {
+	for _, p := range o {
+		if p.Contract == "" {
+			return false
+		}
+	}
+	return true
+}
+
 // checkOperators checks Operators, which are given, as far as no operator has to be known.
 func (r *Request) checkOperators() error {
 	if n := len(r.Operators); n == 0 || n > MaxOperatorColumns {
@@ -185,7 +209,7 @@ func (r *Request) checkOperators() error {
 	}
 	for _, column := range r.Operators.Columns() {
 		p, at := r.Operators[column], "operators."+shown(column)
-		if n := len(p.Steps); n == 0 || n > MaxSteps {
+		if n := len(p.Steps); p.Follows == "" && (n == 0 || n > MaxSteps) {
 			return &FieldError{Field: at, Got: fmt.Sprintf("%d steps", n), Want: fmt.Sprintf("1 to %d; leave the column out for its cells as they are", MaxSteps)}
 		}
 		if p.Follows == "" {
@@ -193,6 +217,8 @@ func (r *Request) checkOperators() error {
 		}
 		other, ok := r.Operators[p.Follows]
 		switch {
+		case len(p.Steps) > 0:
+			return &FieldError{Field: at + ".steps", Got: fmt.Sprintf("%d steps", len(p.Steps)), Want: fmt.Sprintf("it left out: the steps are those of %s", p.Follows)}
 		case !ok || p.Follows == column:
 			return &FieldError{Field: at + ".follows", Got: Quote(p.Follows), Want: "another column that has operators"}
 		case other.Follows != "":

@@ -90,10 +90,7 @@ type Request struct {
 	// Operators say what becomes of blob columns before they are sent; nil: nothing.
 	Operators Operators `json:"operators,omitempty"`
 	// Place is where operators run; "": on the server.
-	Place string `json:"place,omitempty"`
-	// Contract is the version of the rules that results of operators keep to, byte by
-	// byte; 0: that of the server. Tickets name it.
-	Contract   int64    `json:"contract,omitempty"`
+	Place      string   `json:"place,omitempty"`
 	Layout     Layout   `json:"layout,omitempty"`
 	Shuffle    *Shuffle `json:"shuffle,omitempty"`     // nil: in order of position
 	Batch      int64    `json:"batch,omitempty"`       // rows of a global batch; 0: DefaultBatch or DefaultMetaBatch
@@ -212,11 +209,6 @@ func (r *Request) check(field string) error {
 		return r.checkOperators()
 	case "place":
 		return r.checkPlace()
-	case "contract":
-		if err := r.checkWithOperators(field); err != nil {
-			return err
-		}
-		return checkRange(field, r.Contract, 1, math.MaxInt32)
 	case "layout":
 		return checkOneOf(field, string(r.Layout), string(LayoutLargeBinary), string(LayoutBinary), string(LayoutHuggingFace))
 	case "batch":

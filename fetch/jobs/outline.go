@@ -3,7 +3,6 @@ package jobs
 import (
 	"context"
 	"fmt"
-	"strconv"
 
 	"github.com/apache/arrow/go/v17/arrow"
 
@@ -57,7 +56,7 @@ func (js *Jobs) ID(ctx context.Context, req schema.Request) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if req.Snapshot == 0 || req.Batch == 0 || req.Operators != nil && req.Contract == 0 || req.Assign == schema.AssignLocal && req.Owners == "" {
+	if req.Snapshot == 0 || req.Batch == 0 || !req.Operators.Resolved() || req.Assign == schema.AssignLocal && req.Owners == "" {
 		snap, err := js.store.Snapshot(ctx, req.Dataset, req.Snapshot)
 		if err != nil {
 			return "", err
@@ -94,14 +93,10 @@ func (js *Jobs) fill(snap *schema.Snapshot, req schema.Request) (schema.Request,
 	var s shown
 	var err error
 	if req.Operators != nil {
-		if req.Contract != 0 && req.Contract != operators.Contract {
-			return req, s, &schema.FieldError{Field: "contract", Got: strconv.FormatInt(req.Contract, 10),
-				Want: fmt.Sprintf("%d, the version of the operators of this server: others make other bytes", operators.Contract)}
-		}
 		if s.operators, err = operators.CompileSet(js.kinds, snap.Schema, req.Within, req.Operators); err != nil {
 			return req, s, err
 		}
-		req.Operators, req.Contract, req.Place = s.operators.Canonical(), operators.Contract, ""
+		req.Operators, req.Place = s.operators.Canonical(), ""
 		if err := req.Check(); err != nil { // written in full they are longer
 			return req, s, err
 		}

@@ -17,17 +17,23 @@ import (
 	"bowstring/schema"
 )
 
-// Contract is the version of the rules that results keep to, byte by byte. Where a release
-// changes a byte of any result, it has another one.
-const Contract = 1
+// Kind is how operators on samples of one kind are compiled.
+type Kind struct {
+	// Contract names the rules that results keep to, byte by byte. Where a release changes a
+	// byte of any result, it has another one.
+	Contract string
+	// Operators are the names of all operators.
+	Operators []string
+	// Compile checks a list of steps and makes a program of it. Errors are of type
+	// [program.StepError].
+	Compile func(in program.Form, steps []program.Step) (program.Program, error)
+	// Follow makes the program of what goes along with samples, such as the masks of images,
+	// from the list of these; nil if nothing can.
+	Follow func(in program.Form, steps []program.Step) (program.Program, error)
+}
 
-// Compile checks a list of steps and makes a program of it. Its errors are of type
-// [program.StepError].
-type Compile func(steps []program.Step) (program.Program, error)
-
-// Kinds has what compiles the steps of each kind of samples, by the name that requests and
-// the media of columns have for it.
-type Kinds map[string]Compile
+// Kinds are those that there are, by the name that requests and the media of columns have.
+type Kinds map[string]Kind
 
 // Set is the compiled operators of a request. It is immutable and safe for concurrent use.
 type Set struct {
@@ -41,6 +47,7 @@ type Column struct {
 	Program program.Program
 	Form    *schema.MadeForm
 
+	kind  string
 	draws string // whose numbers are drawn
 	steps []program.Step
 	whole bool     // nothing is drawn
@@ -57,17 +64,16 @@ func CompileSet(kinds Kinds, snapshot *arrow.Schema, within *schema.Restriction,
 		if i < 0 {
 			return nil, noColumn(name, blobs)
 		}
-		c, kind, err := compileColumn(kinds, blobs[i], wanted[name])
+		c, err := compileColumn(kinds, blobs, blobs[i], wanted)
 		if err != nil {
 			return nil, err
 		}
 		set.columns[name] = c
-		set.canonical[name] = schema.Pipeline{Kind: kind, Follows: wanted[name].Follows, Steps: stepsOf(c.steps)}
-	}
-	for _, name := range wanted.Columns() {
-		if err := checkFollows(name, wanted); err != nil {
-			return nil, err
+		p := schema.Pipeline{Kind: c.kind, Contract: c.Form.Contract, Follows: wanted[name].Follows}
+		if p.Follows == "" {
+			p.Steps = stepsOf(c.steps)
 		}
+		set.canonical[name] = p
 	}
 	return set, nil
 }
@@ -87,45 +93,71 @@ func noColumn(name string, blobs []arrow.Field) error {
 	return &schema.FieldError{Field: "operators", Got: schema.Quote(name), Want: want}
 }
 
-func compileColumn(kinds Kinds, field arrow.Field, p schema.Pipeline) (*Column, string, error) {
+// kindOf says what the cells of a column are.
+func kindOf(kinds Kinds, field arrow.Field, p schema.Pipeline) (name string, kind Kind, err error) {
 	at := "operators." + field.Name
-	kind := p.Kind
-	if kind == "" {
-		kind = schema.Media(field)
+	if name = p.Kind; name == "" {
+		name = schema.Media(field)
 	}
-	known := slices.Sorted(maps.Keys(kinds))
-	compile := kinds[kind]
-	switch quoted := strings.Join(known, ", "); {
-	case kind == "":
-		return nil, "", &schema.FieldError{Field: at + ".kind", Got: "nothing, and the column does not say what it holds", Want: "one of " + quoted}
-	case compile == nil && p.Kind == "":
-		return nil, "", &schema.FieldError{Field: at, Got: fmt.Sprintf("a column of media %q", kind), Want: "media, or a kind, that is one of " + quoted}
-	case compile == nil:
-		return nil, "", &schema.FieldError{Field: at + ".kind", Got: schema.Quote(kind), Want: "one of " + quoted}
+	known := strings.Join(slices.Sorted(maps.Keys(kinds)), ", ")
+	kind, ok := kinds[name]
+	switch {
+	case len(kinds) == 0:
+		err = &schema.FieldError{Field: "operators", Got: "some", Want: "none, as this server has no operators"}
+	case name == "":
+		err = &schema.FieldError{Field: at + ".kind", Got: "nothing, and the column does not say what it holds", Want: "one of " + known}
+	case !ok && p.Kind == "":
+		err = &schema.FieldError{Field: at, Got: fmt.Sprintf("a column of media %q", name), Want: "media, or a kind, that is one of " + known}
+	case !ok:
+		err = &schema.FieldError{Field: at + ".kind", Got: schema.Quote(name), Want: "one of " + known}
+	case p.Contract != "" && p.Contract != kind.Contract:
+		err = &schema.FieldError{Field: at + ".contract", Got: schema.Quote(p.Contract),
+			Want: strconv.Quote(kind.Contract) + ", the version of this server: others make other bytes"}
 	}
-	steps := make([]program.Step, len(p.Steps))
-	for i, s := range p.Steps {
+	return name, kind, err
+}
+
+func compileColumn(kinds Kinds, blobs []arrow.Field, field arrow.Field, wanted schema.Operators) (*Column, error) {
+	p, at := wanted[field.Name], "operators."+field.Name
+	name, kind, err := kindOf(kinds, field, p)
+	if err != nil {
+		return nil, err
+	}
+	compile, list, draws := kind.Compile, p, field.Name
+	if p.Follows != "" {
+		led := slices.IndexFunc(blobs, func(f arrow.Field) bool { return f.Name == p.Follows })
+		if led < 0 {
+			return nil, noColumn(p.Follows, blobs)
+		}
+		ledName, _, err := kindOf(kinds, blobs[led], wanted[p.Follows])
+		if err != nil {
+			return nil, err
+		}
+		if kind.Follow == nil || ledName != name {
+			return nil, &schema.FieldError{Field: at + ".follows", Got: fmt.Sprintf("%s of kind %s, for what is of kind %s", p.Follows, ledName, name), Want: "images that follow images"}
+		}
+		compile, list, draws, at = kind.Follow, wanted[p.Follows], p.Follows, "operators."+p.Follows
+	}
+	steps := make([]program.Step, len(list.Steps))
+	for i, s := range list.Steps {
 		steps[i] = program.Step{Name: s.Name, Params: s.Params}
 	}
-	prog, err := compile(steps)
+	prog, err := compile(program.Form{Kind: program.Encoded}, steps)
 	if err != nil {
-		return nil, "", placed(stepsAt(at, p), err)
+		return nil, placed(list.StepsAt(at), err, kind.Operators)
 	}
-	form := formOf(prog.Result())
+	form := formOf(prog.Result(), kind.Contract)
 	if err := form.Check(); err != nil {
-		return nil, "", fmt.Errorf("%s: %w", at, err)
+		return nil, fmt.Errorf("%s: %w", at, err)
 	}
-	c := &Column{Name: field.Name, Program: prog, Form: form, draws: field.Name, steps: prog.Steps()}
-	if p.Follows != "" {
-		c.draws = p.Follows
-	}
-	c.whole = prog.Deterministic() == len(c.steps)
-	named, err := json.Marshal(schema.Pipeline{Kind: kind, Steps: stepsOf(c.steps)})
+	c := &Column{Name: field.Name, Program: prog, Form: form, kind: name, draws: draws, steps: prog.Steps()}
+	c.whole = prog.Deterministic() >= len(c.steps)
+	named, err := json.Marshal(stepsOf(c.steps))
 	if err != nil {
-		return nil, "", fmt.Errorf("%s: the canonical steps: %w", at, err)
+		return nil, fmt.Errorf("%s: the canonical steps: %w", at, err)
 	}
-	c.id = sha256.Sum256(fmt.Appendf(nil, "bowstring operators %d\x00%s", Contract, named))
-	return c, kind, nil
+	c.id = sha256.Sum256(fmt.Appendf(nil, "bowstring operators\x00%s\x00%s\x00%t\x00%s", name, kind.Contract, p.Follows != "", named))
+	return c, nil
 }
 
 func stepsOf(steps []program.Step) []schema.Step {
@@ -136,16 +168,8 @@ func stepsOf(steps []program.Step) []schema.Step {
 	return out
 }
 
-// stepsAt is where the steps stand in the request.
-func stepsAt(at string, p schema.Pipeline) string {
-	if p.Kind == "" && p.Follows == "" {
-		return at
-	}
-	return at + ".steps"
-}
-
 // placed says where in the request a step is wrong.
-func placed(at string, err error) error {
+func placed(at string, err error, operators []string) error {
 	wrong, ok := errors.AsType[*program.StepError](err)
 	if !ok {
 		return fmt.Errorf("%w: %s: %w", schema.ErrInvalid, at, err)
@@ -156,36 +180,19 @@ func placed(at string, err error) error {
 			at += "." + part
 		}
 	}
-	return fmt.Errorf("%w: %s: %s", schema.ErrInvalid, at, wrong.Reason)
-}
-
-// checkFollows fails if a step of a column that follows another cannot draw what is drawn there: numbers
-// go by a step's index.
-func checkFollows(name string, wanted schema.Operators) error {
-	p := wanted[name]
-	if p.Follows == "" {
-		return nil
+	hint := ""
+	if n := schema.Nearest(wrong.Name, operators); n != "" && !slices.Contains(operators, wrong.Name) {
+		hint = fmt.Sprintf(" (did you mean %q?)", n)
 	}
-	led := wanted[p.Follows].Steps
-	for i, s := range p.Steps {
-		if !strings.HasPrefix(s.Name, "Random") || i < len(led) && led[i].Name == s.Name {
-			continue
-		}
-		want := fmt.Sprintf("a step that draws nothing, as %s has no %s", p.Follows, s.Name)
-		if at := slices.IndexFunc(led, func(l schema.Step) bool { return l.Name == s.Name }); at >= 0 {
-			want = fmt.Sprintf("it to be step %d, as in %s: steps of the same index draw the same numbers", at, p.Follows)
-		}
-		return &schema.FieldError{Field: fmt.Sprintf("operators.%s.steps[%d]", name, i), Got: s.Name, Want: want}
-	}
-	return nil
+	return fmt.Errorf("%w: %s: %s%s", schema.ErrInvalid, at, wrong.Reason, hint)
 }
 
 // formOf is a program's result in the words of schemas.
-func formOf(f program.Form) *schema.MadeForm {
+func formOf(f program.Form, contract string) *schema.MadeForm {
 	form := &schema.MadeForm{
 		Kind:  map[program.Kind]string{program.Encoded: "encoded", program.Image: "image", program.Audio: "audio", program.Spectrogram: "spectrogram"}[f.Kind],
 		DType: map[program.DType]string{program.Uint8: "uint8", program.Uint16: "uint16", program.Float16: "float16", program.Float32: "float32"}[f.Type],
-		Axes:  f.Axes, Rate: f.Rate, MIME: f.MIME, Contract: Contract,
+		Axes:  f.Axes, Rate: f.Rate, MIME: f.MIME, Contract: contract,
 	}
 	if f.Kind == program.Encoded {
 		form.DType, form.Axes = "", ""

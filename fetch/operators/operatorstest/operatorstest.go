@@ -14,7 +14,8 @@ import (
 
 // Kinds has the kind "bytes", and images and audio made of the same operators.
 func Kinds() operators.Kinds {
-	return operators.Kinds{"bytes": Compile, "image": Compile, "audio": Compile}
+	kind := operators.Kind{Contract: "test/1", Operators: []string{"Decode", "Reverse", "RandomBytes", "RandomRepeat", "Crop", "Encode"}, Compile: Compile, Follow: Compile}
+	return operators.Kinds{"bytes": kind, "image": kind, "audio": kind}
 }
 
 // The operators, in the words of Compile. Decode comes first.
@@ -38,12 +39,14 @@ type prog struct {
 	fixed int64
 }
 
-// Compile implements operators.Compile.
-func Compile(list []program.Step) (program.Program, error) {
+// Compile is that of operators.Kind.
+func Compile(_ program.Form, list []program.Step) (program.Program, error) {
 	p := &prog{form: program.Form{Kind: program.Audio, Type: program.Uint8, Dims: []int{program.Unknown}, Axes: "T", Rate: 8000}, most: 1}
 	for i, s := range list {
 		st := step{name: s.Name}
-		wrong := func(param, reason string) error { return &program.StepError{Step: i, Name: s.Name, Param: param, Reason: reason} }
+		wrong := func(param, reason string) error {
+			return &program.StepError{Step: i, Name: s.Name, Param: param, Reason: reason}
+		}
 		var params struct{ Size *int }
 		d := json.NewDecoder(bytes.NewReader(s.Params))
 		d.DisallowUnknownFields()
