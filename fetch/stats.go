@@ -57,6 +57,8 @@ type (
 	JobStats = lookahead.JobStats
 	// WindowStats describes what a stream has ahead of its consumer.
 	WindowStats = streams.WindowStats
+	// OperatorStats are those of operators.
+	OperatorStats = operators.Stats
 	// SpillStats are those of the cache.
 	SpillStats = spill.Stats
 	// SpillDataset are those of a snapshot in the cache.

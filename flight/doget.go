@@ -139,6 +139,7 @@ func (s *sender) all(batches *fetch.Stream, describe func(*fetch.Batch, waitMeta
 		err = s.batch(b.Batch, describe(b, wait))
 		b.Wait.Encode += s.lastEncode
 		countWaits(s.ctx, b.Wait, s.lastSend, len(b.Faults))
+		countProcessor(s.ctx, b.Processor)
 		if err != nil {
 			return err
 		}

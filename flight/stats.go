@@ -176,6 +176,7 @@ func (i *TenantInfo) add(c *call) {
 	i.Rows += c.rows.Load()
 	i.Bytes += c.bytes.Load()
 	i.StoreBytes += c.stored.Load()
+	i.ProcessorNanos += c.processor.Load()
 	if c.streamed {
 		i.StreamNanos += int64(time.Since(c.started))
 	}
@@ -194,6 +195,7 @@ func (t *tenants) mergeOldest() {
 	t.others.Rows += oldest.Rows
 	t.others.Bytes += oldest.Bytes
 	t.others.StoreBytes += oldest.StoreBytes
+	t.others.ProcessorNanos += oldest.ProcessorNanos
 	t.others.StreamNanos += oldest.StreamNanos
 	t.others.Refused += oldest.Refused
 }
@@ -256,6 +258,7 @@ func (r *registry) snapshot(visible func(*call) bool, all bool) (running []Strea
 			running = append(running, StreamInfo{
 				ID: c.id, Kind: c.kind, Plan: c.plan, Tenant: c.caller.Tenant, Peer: c.peer, Started: c.started.UTC(),
 				Rows: c.rows.Load(), Bytes: c.bytes.Load(), Wait: c.waits.nanos(),
+				ProcessorNanos: c.processor.Load(),
 			})
 		}
 	}

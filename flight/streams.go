@@ -35,6 +35,7 @@ type call struct {
 
 	rows, bytes atomic.Int64 // moved so far, in either direction; see count
 	stored      atomic.Int64 // bytes read from the store for it; see countStored
+	processor   atomic.Int64 // nanoseconds that operators took for it; see countProcessor
 	waits       waits        // of batches sent; see countWaits
 
 	killed   chan struct{} // closed by kill
@@ -344,6 +345,13 @@ func count(ctx context.Context, rows int, bytes int64) {
 	if c := callFrom(ctx); c != nil {
 		c.rows.Add(int64(rows))
 		c.bytes.Add(bytes)
+	}
+}
+
+// countProcessor adds to the processor time that operators took for a call. ctx is the call's.
+func countProcessor(ctx context.Context, took time.Duration) {
+	if c := callFrom(ctx); c != nil {
+		c.processor.Add(int64(took))
 	}
 }
 

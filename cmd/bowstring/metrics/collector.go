@@ -214,6 +214,7 @@ func (ch sink) server(st *flight.Stats) {
 		ch.send(tenantRows, float64(t.Rows), name)
 		ch.send(tenantBytes, float64(t.Bytes), name)
 		ch.send(tenantStored, float64(t.StoreBytes), name)
+		ch.seconds(tenantMade, t.ProcessorNanos, name)
 		ch.seconds(tenantSeconds, t.StreamNanos, name)
 		ch.send(tenantRefused, float64(t.Refused), name)
 	}
@@ -222,7 +223,20 @@ func (ch sink) server(st *flight.Stats) {
 // uses are the labels of what admission.Use counts, in its order.
 var uses = []string{"windows", "uploads", "evaluation", "answers", "manifests", "loans", "operators"}
 
+// operators are those of the engine.
+func (ch sink) operators(o *fetch.OperatorStats) {
+	ch.send(cellsMade, float64(o.Cells))
+	ch.send(cellsFaulty, float64(o.Faults))
+	ch.send(programPanics, float64(o.Panics))
+	ch.seconds(makingSeconds, o.Processor)
+	ch.seconds(makingQueued, o.Queued)
+	ch.send(makingNow, float64(o.Running), "running")
+	ch.send(makingNow, float64(o.Waiting), "waiting")
+	ch.send(makingWorkers, float64(o.Workers))
+}
+
 func (ch sink) engine(e *fetch.Stats) {
+	ch.operators(&e.Operators)
 	ch.send(readBytes, float64(e.ReadBytes), "store")
 	ch.send(readBytes, float64(e.SpillBytes), "spill")
 	ch.send(readBytes, float64(e.PeerBytes), "peer")
