@@ -205,3 +205,15 @@ func (h *huffman) standard(class, n int) bool {
 	}
 	return h.defined
 }
+
+// Held is how many bytes it keeps for its next use.
+func (d *Decoder) Held() int {
+	n := cap(d.planes) + 2*cap(d.stored)
+	for _, s := range d.spare {
+		n += cap(s)
+	}
+	return n
+}
+
+// Release lets go of the data decoded last.
+func (d *Decoder) Release() { d.parser = parser{} }

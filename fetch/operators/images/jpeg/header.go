@@ -272,3 +272,14 @@ func Orientation(tiff []byte) int {
 	}
 	return 0
 }
+
+// Bytes bounds what decoding the whole image takes.
+func (h *Header) Bytes() int64 {
+	units := int64(ceil(h.Width, 8*maxFactor)) * int64(ceil(h.Height, 8*maxFactor))
+	samples := units * blockSize * maxFactor * maxFactor * int64(h.Components)
+	if h.Progressive || h.Components > 1 {
+		// Coefficients of two bytes: of sequential streams, too, where components have scans of their own.
+		return 3 * samples
+	}
+	return samples
+}

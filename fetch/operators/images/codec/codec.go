@@ -1,0 +1,133 @@
+// Package codec reads files of images: JPEG by bowstring's own decoder, or libjpeg-turbo
+// where the program was built with it; PNG and GIF by the standard library; WebP and
+// TIFF by golang.org/x/image. Pixels are those that Pillow 12.1 gives.
+//
+// Files are hostile: [Read] says how large an image becomes before anything is
+// allocated for it. The package knows no operators.
+package codec
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"image"
+	"image/gif"
+	"image/png"
+	"runtime"
+
+	"golang.org/x/image/tiff"
+	"golang.org/x/image/webp"
+
+	"bowstring/fetch/operators/images/jpeg"
+)
+
+// ErrFormat says that bytes are no image that the package decodes.
+var ErrFormat = errors.New("image")
+
+// Mode says what pixels are wanted.
+type Mode uint8
+
+const (
+	// RGB is three channels.
+	RGB Mode = iota
+	// L is one, the luma of ITU-R 601.
+	L
+	// Unchanged is what Pillow opens: one channel of grey or of indices into a palette, two with alpha, three of RGB, four with alpha or of CMYK.
+	Unchanged
+)
+
+// Format is a kind of file.
+type Format uint8
+
+const (
+	JPEG Format = iota + 1
+	PNG
+	GIF
+	WebP
+	TIFF
+)
+
+var names = [...]string{JPEG: "JPEG", PNG: "PNG", GIF: "GIF", WebP: "WebP", TIFF: "TIFF"}
+
+func (f Format) String() string { return names[f] }
+
+// Header is what is known of an image before its pixels.
+type Header struct {
+	Format        Format
+	Width, Height int
+	// Orientation is Exif's, 1 to 8.
+	Orientation int
+	// Profile says that there is an ICC profile.
+	Profile bool
+	// Bytes bounds what decoding takes.
+	Bytes int64
+
+	jpeg jpeg.Header
+}
+
+var errSize = errors.New("its pixels are not as many as its header says")
+
+func wrong(format Format, err error) error { return fmt.Errorf("%w: %v: %w", ErrFormat, format, err) }
+
+// Read says what a file is. It allocates no more than a palette.
+func Read(cell []byte) (Header, error) {
+	switch {
+	case bytes.HasPrefix(cell, []byte("\xff\xd8")):
+		return readJPEG(cell)
+	case bytes.HasPrefix(cell, []byte("\x89PNG\r\n\x1a\n")):
+		c, err := png.DecodeConfig(bytes.NewReader(cell))
+		h := headerOf(PNG, c)
+		h.Orientation, h.Profile = chunksOf(cell)
+		return checked(h, err)
+	case bytes.HasPrefix(cell, []byte("GIF8")):
+		c, err := gif.DecodeConfig(bytes.NewReader(cell))
+		return checked(headerOf(GIF, c), err)
+	case len(cell) >= 12 && string(cell[:4]) == "RIFF" && string(cell[8:12]) == "WEBP":
+		c, err := webp.DecodeConfig(bytes.NewReader(cell))
+		h := headerOf(WebP, c)
+		h.Orientation, h.Profile = riffOf(cell)
+		return checked(h, err)
+	case bytes.HasPrefix(cell, []byte("II*\x00")), bytes.HasPrefix(cell, []byte("MM\x00*")):
+		c, err := tiff.DecodeConfig(bytes.NewReader(cell))
+		h := headerOf(TIFF, c)
+		if o := jpeg.Orientation(cell); o != 0 {
+			h.Orientation = o
+		}
+		return checked(h, err)
+	}
+	return Header{}, fmt.Errorf("%w: the first bytes are %q, and neither JPEG, PNG, GIF, WebP nor TIFF", ErrFormat, cell[:min(len(cell), 8)])
+}
+
+func readJPEG(cell []byte) (Header, error) {
+	j, err := jpeg.ReadHeader(cell)
+	if err != nil {
+		return Header{}, wrong(JPEG, err)
+	}
+	return Header{
+		Format: JPEG, Width: j.Width, Height: j.Height, Orientation: j.Orientation, Profile: j.Profile, Bytes: j.Bytes(), jpeg: j,
+	}, nil
+}
+
+func headerOf(f Format, c image.Config) Header {
+	// The libraries hold the pixels, of at most eight bytes, and a row or a tile of them besides.
+	pixels := int64(c.Width) * int64(c.Height)
+	return Header{Format: f, Width: c.Width, Height: c.Height, Orientation: 1, Bytes: 10*pixels + 1<<20}
+}
+
+func checked(h Header, err error) (Header, error) {
+	if err != nil {
+		return Header{}, wrong(h.Format, err)
+	}
+	if h.Width < 1 || h.Height < 1 {
+		return Header{}, wrong(h.Format, fmt.Errorf("it is %d x %d pixels", h.Width, h.Height))
+	}
+	return h, nil
+}
+
+// Engine names what decodes: "go", with libjpeg-turbo's version where it is built in.
+func Engine() string {
+	if turboVersion != "" {
+		return "libjpeg-turbo " + turboVersion
+	}
+	return "go " + runtime.GOARCH
+}

@@ -1,0 +1,197 @@
+package codec
+
+import (
+	"bytes"
+	"image"
+	"image/gif"
+	"image/png"
+
+	"golang.org/x/image/tiff"
+	"golang.org/x/image/webp"
+
+	"bowstring/fetch/operators/images/jpeg"
+)
+
+// Decoder holds the memory that decoding needs, to be used again. It is not safe for
+// concurrent use.
+type Decoder struct {
+	header   Header
+	mode     Mode
+	region   image.Rectangle
+	channels int
+	jpeg     jpeg.Decoder
+	turbo    turbo
+	byTurbo  bool
+	other    image.Image
+	row      []byte
+}
+
+// Decode reads a file for a region of its image. Row gives the pixels afterwards, and
+// the cell must not change until then.
+func (d *Decoder) Decode(cell []byte, h Header, mode Mode, region image.Rectangle) error {
+	d.header, d.mode, d.region, d.other = h, mode, region, nil
+	if h.Format == JPEG {
+		if d.byTurbo = d.turbo.decode(cell, &h.jpeg, region); !d.byTurbo {
+			// What libjpeg-turbo does not decode without a warning is this decoder's to judge, so that both engines say the same.
+			if err := d.jpeg.Decode(cell, region); err != nil {
+				return wrong(JPEG, err)
+			}
+		}
+		d.channels = channelsOf(mode, h.jpeg.Components)
+		return nil
+	}
+	m, err := decodeOther(cell, h.Format)
+	if err != nil {
+		return wrong(h.Format, err)
+	}
+	if !region.Add(m.Bounds().Min).In(m.Bounds()) {
+		return wrong(h.Format, errSize)
+	}
+	d.other = m
+	d.channels = channelsOf(mode, channelsIn(m))
+	return nil
+}
+
+func decodeOther(cell []byte, f Format) (image.Image, error) {
+	in := bytes.NewReader(cell)
+	switch f {
+	case PNG:
+		return png.Decode(in)
+	case GIF:
+		return firstFrame(cell)
+	case WebP:
+		return webp.Decode(in)
+	default:
+		return tiff.Decode(in)
+	}
+}
+
+func channelsOf(mode Mode, natural int) int {
+	switch mode {
+	case RGB:
+		return 3
+	case L:
+		return 1
+	default:
+		return natural
+	}
+}
+
+// firstFrame lays the first frame of a GIF on its screen, which is of the transparent
+// colour, or of the first.
+func firstFrame(cell []byte) (image.Image, error) {
+	config, err := gif.DecodeConfig(bytes.NewReader(cell))
+	if err != nil {
+		return nil, err
+	}
+	m, err := gif.Decode(bytes.NewReader(cell))
+	if err != nil {
+		return nil, err
+	}
+	screen := image.Rect(0, 0, config.Width, config.Height)
+	frame, ok := m.(*image.Paletted)
+	if !ok || frame.Rect == screen {
+		return m, nil
+	}
+	ground := uint8(0)
+	for i, c := range frame.Palette {
+		if _, _, _, a := c.RGBA(); a == 0 {
+			ground = uint8(i)
+		}
+	}
+	whole := image.NewPaletted(screen, frame.Palette)
+	for i := range whole.Pix {
+		whole.Pix[i] = ground
+	}
+	for y := frame.Rect.Min.Y; y < frame.Rect.Max.Y; y++ {
+		copy(whole.Pix[whole.PixOffset(frame.Rect.Min.X, y):], frame.Pix[frame.PixOffset(frame.Rect.Min.X, y):][:frame.Rect.Dx()])
+	}
+	return whole, nil
+}
+
+// Channels is how many bytes a pixel has.
+func (d *Decoder) Channels() int { return d.channels }
+
+// Row writes the pixels of row y of the image, of the region's columns.
+func (d *Decoder) Row(y int, out []byte) {
+	n := d.region.Dx()
+	if d.other != nil {
+		d.rowOther(y, out[:n*d.channels])
+		return
+	}
+	natural := d.header.jpeg.Components
+	if natural == d.channels && natural != 4 {
+		d.rowJPEG(y, out)
+		return
+	}
+	if cap(d.row) < 4*n {
+		d.row = make([]byte, 4*n)
+	}
+	row := d.row[:natural*n]
+	d.rowJPEG(y, row)
+	if natural == 4 {
+		for i, v := range row { // Pillow takes all CMYK for Adobe's, which is stored as complements
+			row[i] = 255 - v
+		}
+	}
+	recode(row, natural, out, d.channels)
+}
+
+func (d *Decoder) rowJPEG(y int, out []byte) {
+	if d.byTurbo {
+		d.turbo.row(y, out)
+		return
+	}
+	d.jpeg.Row(y, out)
+}
+
+// recode makes pixels of one number of channels from those of another, as Pillow does.
+func recode(in []byte, from int, out []byte, to int) {
+	switch {
+	case from == to:
+		copy(out, in)
+	case from == 1 && to == 3:
+		for i, v := range in {
+			out[3*i], out[3*i+1], out[3*i+2] = v, v, v
+		}
+	case from == 3 && to == 1:
+		for i := range len(in) / 3 {
+			out[i] = Luma(in[3*i], in[3*i+1], in[3*i+2])
+		}
+	case from == 4:
+		for i := range len(in) / 4 {
+			r, g, b := fromCMYK(in[4*i], in[4*i+1], in[4*i+2], in[4*i+3])
+			if to == 3 {
+				out[3*i], out[3*i+1], out[3*i+2] = r, g, b
+			} else {
+				out[i] = Luma(r, g, b)
+			}
+		}
+	}
+}
+
+// Luma is Pillow's conversion to L.
+func Luma(r, g, b uint8) uint8 {
+	return uint8((uint32(r)*19595 + uint32(g)*38470 + uint32(b)*7471 + 0x8000) >> 16)
+}
+
+func fromCMYK(c, m, y, k uint8) (r, g, b uint8) {
+	white := int(255 - k)
+	one := func(ink uint8) uint8 {
+		t := int(ink)*white + 128
+		return uint8(max(white-(t>>8+t)>>8, 0))
+	}
+	return one(c), one(m), one(y)
+}
+
+// Region is what was decoded last.
+func (d *Decoder) Region() image.Rectangle { return d.region }
+
+// Held is how many bytes it keeps for its next use.
+func (d *Decoder) Held() int { return cap(d.row) + d.jpeg.Held() }
+
+// Release lets go of what was decoded last.
+func (d *Decoder) Release() {
+	d.other = nil
+	d.jpeg.Release()
+}

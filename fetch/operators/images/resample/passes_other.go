@@ -1,0 +1,7 @@
+package resample
+
+func (w *weights) row(in, out []byte, channels int) { w.rowGo(in, out, channels) }
+
+func column(in []byte, width int, values []int32, out []byte, sums []int32) {
+	columnGo(in, width, values, out, sums)
+}
