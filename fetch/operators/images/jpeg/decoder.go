@@ -53,7 +53,7 @@ func (d *Decoder) Decode(data []byte, region image.Rectangle) error {
 			if err != nil {
 				return err
 			}
-			if d.scans == 0 && !d.header.Progressive && len(sc.components) == len(d.frame) {
+			if d.scans == 1 && !d.header.Progressive && len(sc.components) == len(d.frame) {
 				// The usual stream: blocks are transformed as they come, and what follows the region is not read.
 				return d.baseline(sc)
 			}
