@@ -196,5 +196,9 @@ func (c *canvas) Row(y int, spare []byte) []byte {
 		return spare
 	}
 	at := (y*c.width + c.box.Min.X) * c.channels
-	return c.pix[at : at+c.box.Dx()*c.channels]
+	row := c.pix[at : at+c.box.Dx()*c.channels]
+	if c.borrowed { // behind the input's last pixel is nothing to read
+		return spare[:copy(spare, row)]
+	}
+	return row
 }

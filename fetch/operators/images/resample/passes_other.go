@@ -1,3 +1,5 @@
+//go:build !amd64
+
 package resample
 
 func (w *weights) row(in, out []byte, channels int) { w.rowGo(in, out, channels) }

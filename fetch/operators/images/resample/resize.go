@@ -48,6 +48,7 @@ func (w *weights) held() int { return 4*(cap(w.first)+cap(w.count)+cap(w.values)
 
 // Reach says which rows and columns of the source are read for a job.
 func (r *Resizer) Reach(j *Job) image.Rectangle {
+	r.across.even = true
 	whole := image.Rect(0, 0, j.Width, j.Height)
 	if j.To == whole.Max {
 		return j.Window
@@ -159,7 +160,7 @@ func (r *Resizer) filter(j *Job, src Source, sink Sink) {
 	r.middle = grow(r.middle, width*reach.Dy()+32)
 	for y := reach.Min.Y; y < reach.Max.Y; y++ {
 		row := src.Row(y, r.spare)
-		out := r.middle[(y-reach.Min.Y)*width:][:width]
+		out := r.middle[(y-reach.Min.Y)*width:][:width:width+32]
 		if j.To.X == j.Width {
 			if cut := r.cut(j, row, out); !j.FlipX {
 				copy(out, cut)

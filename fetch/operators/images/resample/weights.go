@@ -19,6 +19,8 @@ type weights struct {
 	in, out, from, to int
 	filter            Filter
 	reversed          bool
+	// even says that all pixels are made of as many, some of them of no weight.
+	even bool
 }
 
 func grow[T any](s []T, n int) []T {
@@ -43,6 +45,7 @@ func (w *weights) set(in, out, from, to int, filter Filter, reversed bool) {
 	w.first, w.count, w.values, w.line = grow(w.first, n), grow(w.count, n), grow(w.values, n*w.size), grow(w.line, w.size)
 	clear(w.values)
 	narrow := 1 / wide
+	most := 0
 	for i := range n {
 		at := i
 		if reversed {
@@ -68,6 +71,23 @@ func (w *weights) set(in, out, from, to int, filter Filter, reversed bool) {
 			}
 		}
 		w.first[at], w.count[at] = int32(first), int32(len(line))
+		most = max(most, len(line))
+	}
+	if w.even {
+		w.level(int32(most))
+	}
+}
+
+// level gives all pixels the same count, so that loops over them are predicted.
+func (w *weights) level(count int32) {
+	for i := range w.first {
+		if back := w.first[i] + count - int32(w.in); back > 0 {
+			w.first[i] -= back
+			values := w.values[i*w.size : (i+1)*w.size]
+			copy(values[back:], values[:w.count[i]])
+			clear(values[:back])
+		}
+		w.count[i] = count
 	}
 }
 
