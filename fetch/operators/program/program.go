@@ -35,6 +35,8 @@ const (
 	Uint16
 	Float16
 	Float32
+	// Int16 is a waveform's: samples of -1 to 1 times 32,768.
+	Int16
 )
 
 // Unknown is a dimension that each cell decides for itself.

@@ -1,0 +1,160 @@
+// Package codec reads files of sound: what their headers say, and their samples.
+//
+// WAV and FLAC are read by code of this package, bit for bit as every other decoder
+// has them; MP3 by a library in Go. A build that has a C compiler looks for libsndfile
+// when it starts, and reads MP3, Ogg Vorbis and Opus by it. [Engine] says what there is.
+//
+// Bytes are hostile: whatever they are, nothing panics, no loop is longer than the
+// bytes and the samples that were asked for, and nothing is allocated by what a header
+// says. The package does no I/O, and starts no goroutine.
+package codec
+
+import (
+	"errors"
+	"fmt"
+
+	"bowstring/fetch/operators/program"
+)
+
+// Format names what a file is.
+type Format string
+
+const (
+	WAV    Format = "WAV"
+	FLAC   Format = "FLAC"
+	MP3    Format = "MP3"
+	Vorbis Format = "Ogg Vorbis"
+	Opus   Format = "Ogg Opus"
+)
+
+// ErrNoDecoder says that this build cannot read a format.
+var ErrNoDecoder = errors.New("no decoder in this build")
+
+// MaxChannels is the most that a file may have.
+const MaxChannels = 64
+
+// maxRate is the highest sampling rate that a file may have, in samples a second.
+const maxRate = 768_000
+
+// Info is what a header says.
+type Info struct {
+	Format Format
+	// Rate is in samples a second, of each channel.
+	Rate, Channels int
+	// Frames is how many samples each channel has.
+	Frames int
+	// Bits of a sample, where it is a number of so many; 0 where the format has none.
+	Bits int
+	// Float says that samples are floating-point numbers.
+	Float bool
+	// Working bounds what decoding holds besides its result, in bytes.
+	Working int64
+
+	data  []byte // the samples of WAV, the frames of FLAC
+	block int    // most samples of a block of FLAC
+}
+
+// damaged is an error that says what is wrong with the bytes.
+func damaged(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", program.ErrDamaged, fmt.Sprintf(format, args...))
+}
+
+// MIME is the type that a format's files are told by.
+func (f Format) MIME() string {
+	switch f {
+	case WAV:
+		return "audio/wav"
+	case FLAC:
+		return "audio/flac"
+	case MP3:
+		return "audio/mpeg"
+	default:
+		return "audio/ogg"
+	}
+}
+
+// Read reads the header of a file. What it returns refers to the bytes.
+func Read(file []byte) (Info, error) {
+	info, err := header(file)
+	if err != nil {
+		return Info{}, err
+	}
+	switch {
+	case info.Channels < 1 || info.Channels > MaxChannels:
+		return Info{}, damaged("%s has %d channels; 1 to %d can be read", info.Format, info.Channels, MaxChannels)
+	case info.Rate < 1 || info.Rate > maxRate:
+		return Info{}, damaged("%s has %d samples a second; 1 to %d can be read", info.Format, info.Rate, maxRate)
+	case info.Frames < 0:
+		return Info{}, damaged("%s has %d samples", info.Format, info.Frames)
+	}
+	return info, nil
+}
+
+func header(file []byte) (Info, error) {
+	body := skipID3(file)
+	switch {
+	case has(file, 0, "RIFF") && has(file, 8, "WAVE"), has(file, 0, "RF64") && has(file, 8, "WAVE"):
+		return readWAV(file)
+	case has(body, 0, "fLaC"):
+		return readFLAC(body)
+	case has(file, 0, "OggS"):
+		return readOgg(file)
+	case looksMP3(body):
+		return readMP3(file, body)
+	default:
+		return Info{}, damaged("these %d bytes are no WAV, FLAC, MP3, Ogg Vorbis or Opus: they begin with %q",
+			len(file), file[:min(8, len(file))])
+	}
+}
+
+func has(b []byte, at int, word string) bool {
+	return len(b) >= at+len(word) && string(b[at:at+len(word)]) == word
+}
+
+// skipID3 leaves out a tag that some programs put before any file.
+func skipID3(b []byte) []byte {
+	for has(b, 0, "ID3") && len(b) >= 10 {
+		n := 10 + (int(b[6]&0x7f)<<21 | int(b[7]&0x7f)<<14 | int(b[8]&0x7f)<<7 | int(b[9]&0x7f))
+		if b[5]&0x10 != 0 {
+			n += 10
+		}
+		if n > len(b) {
+			return nil
+		}
+		b = b[n:]
+	}
+	return b
+}
+
+// Decode gives samples from frame offset on, each channel's in one slice of out, all of
+// the same length. They are in [-1, 1), as torchaudio's. The info is what Read gave for the same bytes.
+func Decode(file []byte, info Info, offset int, out [][]float32) error {
+	if len(out) != info.Channels || offset < 0 || offset > info.Frames {
+		return fmt.Errorf("codec: frames from %d of %d channels are asked for, of %d frames of %d channels",
+			offset, len(out), info.Frames, info.Channels)
+	}
+	n := len(out[0])
+	if n > info.Frames-offset {
+		return fmt.Errorf("codec: %d frames from %d are asked for, of %d", n, offset, info.Frames)
+	}
+	if n == 0 {
+		return nil
+	}
+	switch info.Format {
+	case WAV:
+		decodeWAV(info, offset, out)
+		return nil
+	case FLAC:
+		return decodeFLAC(info, offset, out)
+	case MP3:
+		if native != nil {
+			return native.decode(file, info, offset, out)
+		}
+		return decodeMP3(file, info, offset, out)
+	default:
+		if native != nil {
+			return native.decode(file, info, offset, out)
+		}
+		return fmt.Errorf("%w: %s is read by libsndfile, which %s", ErrNoDecoder, info.Format, nativeMissing)
+	}
+}

@@ -1,0 +1,20 @@
+// Package audio compiles pipelines of sound: files are decoded, resampled, cut, turned
+// into log-mel spectrograms and augmented, until a sample is what a model takes.
+//
+// Operators have the names and parameters of torchaudio.transforms where it has them,
+// and compute what it computes: see each operator's type. Computations are in single
+// precision, whatever the result's type, and equal bit for bit on every machine.
+//
+// Package codec reads files and package dsp computes; this one knows names, shapes and
+// order. It does no I/O and starts no goroutine.
+package audio
+
+import "bowstring/fetch/operators/audio/codec"
+
+// ContractVersion changes when equal pipelines of equal cells may give other bytes.
+const ContractVersion = "audio-1"
+
+// Engine names what decodes files in this process: "go", or "go, libsndfile 1.2.2"
+// where that library was found. WAV and FLAC have equal samples with each; those of MP3
+// differ by rounding (some 100 dB below the signal), and Ogg Vorbis and Opus need the library.
+func Engine() string { return codec.Engine() }

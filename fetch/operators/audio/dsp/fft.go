@@ -1,0 +1,199 @@
+package dsp
+
+// point is a complex number.
+type point struct{ re, im float32 }
+
+// pass is one step of a transform: radix p, over m groups of stride s. Twiddle has p−1 factors for each group.
+type pass struct {
+	radix, m, s int
+	twiddle     []point
+	roots       []point // of the radix, where it has no butterfly of its own
+}
+
+// fft is a forward complex transform of a fixed length: Stockham's, which needs no
+// reordering, with radices 4, 2, 3, 5 and, slowly, any other prime. It is immutable.
+type fft struct {
+	n      int
+	passes []pass
+}
+
+func turn(k, n int) point {
+	k %= n
+	x := 2 * float64(k) / float64(n)
+	return point{float32(CosPi(x)), float32(-SinPi(x))}
+}
+
+func newFFT(n int) *fft {
+	f := &fft{n: n}
+	for left, s := n, 1; left > 1; {
+		r := radixOf(left)
+		m := left / r
+		p := pass{radix: r, m: m, s: s, twiddle: make([]point, m*(r-1))}
+		for g := range m {
+			for j := 1; j < r; j++ {
+				p.twiddle[g*(r-1)+j-1] = turn(g*j, left)
+			}
+		}
+		if r > 5 {
+			p.roots = make([]point, r)
+			for k := range r {
+				p.roots[k] = turn(k, r)
+			}
+		}
+		f.passes = append(f.passes, p)
+		left, s = m, s*r
+	}
+	return f
+}
+
+func radixOf(n int) int {
+	if n%5 == 0 {
+		return 5
+	}
+	if n%4 == 0 {
+		return 4
+	}
+	for r := 2; r*r <= n; r++ {
+		if n%r == 0 {
+			return r
+		}
+	}
+	return n
+}
+
+// run transforms x, with y as room, and returns whichever of the two has the result.
+func (f *fft) run(x, y []point) []point {
+	for i := range f.passes {
+		p := &f.passes[i]
+		switch p.radix {
+		case 2:
+			p.two(x, y)
+		case 3:
+			p.three(x, y)
+		case 4:
+			p.four(x, y)
+		case 5:
+			p.five(x, y)
+		default:
+			p.any(x, y)
+		}
+		x, y = y, x
+	}
+	return x
+}
+
+// times is the product of a and w, whose products are rounded before they are added.
+func times(re, im float32, w point) point {
+	return point{float32(re*w.re) - float32(im*w.im), float32(re*w.im) + float32(im*w.re)}
+}
+
+func (p *pass) two(x, y []point) {
+	s, h := p.s, p.s*p.m
+	for g := range p.m {
+		w := p.twiddle[g]
+		a := x[s*g:][:s]
+		b := x[s*g+h:][:s]
+		c := y[s*2*g:][:s]
+		d := y[s*2*g+s:][:s]
+		for q := range s {
+			u, v := a[q], b[q]
+			c[q] = point{u.re + v.re, u.im + v.im}
+			d[q] = times(u.re-v.re, u.im-v.im, w)
+		}
+	}
+}
+
+func (p *pass) three(x, y []point) {
+	const half, root = 0.5, 0.86602540378443864676 // cos and sin of a sixth of a turn
+	s, h := p.s, p.s*p.m
+	for g := range p.m {
+		w1, w2 := p.twiddle[2*g], p.twiddle[2*g+1]
+		x0, x1, x2 := x[s*g:][:s], x[s*g+h:][:s], x[s*g+2*h:][:s]
+		y0, y1, y2 := y[s*3*g:][:s], y[s*3*g+s:][:s], y[s*3*g+2*s:][:s]
+		for q := range s {
+			a, b, c := x0[q], x1[q], x2[q]
+			tr, ti := b.re+c.re, b.im+c.im
+			dr, di := float32(root*(b.re-c.re)), float32(root*(b.im-c.im))
+			mr, mi := a.re-float32(half*tr), a.im-float32(half*ti)
+			y0[q] = point{a.re + tr, a.im + ti}
+			y1[q] = times(mr+di, mi-dr, w1)
+			y2[q] = times(mr-di, mi+dr, w2)
+		}
+	}
+}
+
+func (p *pass) four(x, y []point) {
+	s, h := p.s, p.s*p.m
+	for g := range p.m {
+		w := p.twiddle[3*g : 3*g+3 : 3*g+3]
+		w1, w2, w3 := w[0], w[1], w[2]
+		x0, x1, x2, x3 := x[s*g:][:s], x[s*g+h:][:s], x[s*g+2*h:][:s], x[s*g+3*h:][:s]
+		out := y[s*4*g:][:4*s]
+		y0, y1, y2, y3 := out[:s], out[s:][:s], out[2*s:][:s], out[3*s:][:s]
+		for q := range s {
+			a, b, c, d := x0[q], x1[q], x2[q], x3[q]
+			er, ei, fr, fi := a.re+c.re, a.im+c.im, a.re-c.re, a.im-c.im
+			gr, gi, hr, hi := b.re+d.re, b.im+d.im, b.re-d.re, b.im-d.im
+			y0[q] = point{er + gr, ei + gi}
+			y1[q] = times(fr+hi, fi-hr, w1)
+			y2[q] = times(er-gr, ei-gi, w2)
+			y3[q] = times(fr-hi, fi+hr, w3)
+		}
+	}
+}
+
+const (
+	cos1 = 0.30901699437494742410 // of a fifth of a turn
+	sin1 = 0.95105651629515357212
+	cos2 = -0.80901699437494742410 // of two fifths
+	sin2 = 0.58778525229247312917
+)
+
+func (p *pass) five(x, y []point) {
+	s, h := p.s, p.s*p.m
+	for g := range p.m {
+		w := p.twiddle[4*g : 4*g+4 : 4*g+4]
+		w1, w2, w3, w4 := w[0], w[1], w[2], w[3]
+		x0, x1, x2, x3, x4 := x[s*g:][:s], x[s*g+h:][:s], x[s*g+2*h:][:s], x[s*g+3*h:][:s], x[s*g+4*h:][:s]
+		out := y[s*5*g:][:5*s]
+		y0, y1, y2, y3, y4 := out[:s], out[s:][:s], out[2*s:][:s], out[3*s:][:s], out[4*s:][:s]
+		for q := range s {
+			a, b, c, d, e := x0[q], x1[q], x2[q], x3[q], x4[q]
+			br, bi, cr, ci := b.re+e.re, b.im+e.im, c.re+d.re, c.im+d.im
+			dr, di, er, ei := b.re-e.re, b.im-e.im, c.re-d.re, c.im-d.im
+			ur := a.re + float32(cos1*br) + float32(cos2*cr)
+			ui := a.im + float32(cos1*bi) + float32(cos2*ci)
+			vr := a.re + float32(cos2*br) + float32(cos1*cr)
+			vi := a.im + float32(cos2*bi) + float32(cos1*ci)
+			pr := float32(sin1*dr) + float32(sin2*er)
+			pi := float32(sin1*di) + float32(sin2*ei)
+			qr := float32(sin2*dr) - float32(sin1*er)
+			qi := float32(sin2*di) - float32(sin1*ei)
+			y0[q] = point{a.re + br + cr, a.im + bi + ci}
+			y1[q] = times(ur+pi, ui-pr, w1)
+			y2[q] = times(vr+qi, vi-qr, w2)
+			y3[q] = times(vr-qi, vi+qr, w3)
+			y4[q] = times(ur-pi, ui+pr, w4)
+		}
+	}
+}
+
+func (p *pass) any(x, y []point) {
+	s, h, r := p.s, p.s*p.m, p.radix
+	for g := range p.m {
+		for q := range s {
+			for j := range r {
+				var sum point
+				for k := range r {
+					a := x[s*g+k*h+q]
+					t := times(a.re, a.im, p.roots[j*k%r])
+					sum = point{sum.re + t.re, sum.im + t.im}
+				}
+				if j > 0 {
+					sum = times(sum.re, sum.im, p.twiddle[g*(r-1)+j-1])
+				}
+				y[s*(r*g+j)+q] = sum
+			}
+		}
+	}
+}
