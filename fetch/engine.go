@@ -67,8 +67,7 @@ type Options struct {
 	Peers *peers.Tier
 	// Operators bounds what operators take. Its Ledger and Logger are the engine's.
 	Operators operators.Options
-	// Kinds compiles the operators of requests, by kind of samples. Default: none, so
-	// that requests with operators are refused.
+	// Kinds compiles the operators of requests, by kind of samples. Default: [OperatorKinds].
 	Kinds operators.Kinds
 	// Layouts says which node of a cluster owns what. Default: this server is in none.
 	Layouts Layouts
@@ -85,6 +84,9 @@ func (o *Options) EnsureDefaults() {
 	o.Memory.EnsureDefaults()
 	if o.Future == nil {
 		o.Future = &spill.Future{}
+	}
+	if o.Kinds == nil {
+		o.Kinds = OperatorKinds()
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()

@@ -141,6 +141,12 @@ func (f *MadeForm) field(blob arrow.Field, layout Layout) arrow.Field {
 	return out
 }
 
+// IsTensor reports whether a field is of tensors, of one shape or of several.
+func IsTensor(f arrow.Field) bool {
+	name := fieldMeta(f, extensionNameKey)
+	return name == fixedTensorName || name == variableTensorName
+}
+
 // MadeCell is what is known of a cell that operators have made, beside its bytes.
 type MadeCell struct {
 	// Shape has a size for each axis; nil of encoded bytes.

@@ -86,6 +86,15 @@ func (s Step) MarshalJSON() ([]byte, error) {
 	return json.Marshal(map[string]json.RawMessage{s.Name: params})
 }
 
+// ParseOperators decodes the JSON of Request.Operators, as strictly as DecodeJSON does.
+func ParseOperators(b []byte) (Operators, error) {
+	var r struct {
+		Operators Operators `json:"operators"`
+	}
+	err := DecodeJSON("operators", slices.Concat([]byte(`{"operators":`), b, []byte("}")), &r)
+	return r.Operators, err
+}
+
 // decodeJSON implements selfDecoder.
 func (o *Operators) decodeJSON(path string, raw []byte) error {
 	if raw[0] != '{' {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -34,6 +35,21 @@ type requestFlags struct {
 	Columns     []string `placeholder:"NAME" help:"Columns, in this order (default: all that are stored). Also position and split."`
 	ShuffleSeed *uint64  `placeholder:"SEED" help:"Order of a shuffled epoch with this seed."`
 	Epoch       uint64   `placeholder:"N" help:"Epoch of that order."`
+	Operators   opsFlag  `placeholder:"FILE|JSON" help:"What becomes of samples before they are sent, as the field operators of a request has it: a file with JSON, or the JSON itself."`
+}
+
+// opsFlag is operators as a flag has them.
+type opsFlag struct{ operators schema.Operators }
+
+// UnmarshalText takes JSON, or the name of a file with JSON.
+func (f *opsFlag) UnmarshalText(text []byte) (err error) {
+	if !bytes.HasPrefix(bytes.TrimSpace(text), []byte("{")) {
+		if text, err = os.ReadFile(string(text)); err != nil {
+			return err
+		}
+	}
+	f.operators, err = schema.ParseOperators(text)
+	return err
 }
 
 // check is part of the Validate of the commands that have the flags.
@@ -48,7 +64,7 @@ func (f *requestFlags) check() error {
 func (f *requestFlags) request() schema.Request {
 	r := schema.Request{
 		Dataset: f.Source.Name, Snapshot: f.Source.Snapshot, Tag: f.Source.Tag, Split: f.Source.Split,
-		Where: f.Where, Columns: f.Columns,
+		Where: f.Where, Columns: f.Columns, Operators: f.Operators.operators,
 	}
 	if f.ShuffleSeed != nil {
 		r.Shuffle = &schema.Shuffle{Seed: *f.ShuffleSeed, Epoch: f.Epoch}
@@ -162,6 +178,13 @@ type output struct {
 func (o *output) open(s *arrow.Schema) (err error) {
 	if o.sink != nil {
 		return nil
+	}
+	if o.format == "folder" {
+		for _, f := range s.Fields() {
+			if schema.IsTensor(f) {
+				return fmt.Errorf("--operators: a folder holds files, and %s has tensors; end its operators with one that encodes, or write FILE.parquet or FILE.arrow", f.Name)
+			}
+		}
 	}
 	switch o.format {
 	case "parquet":
