@@ -65,7 +65,7 @@ type Options struct {
 	// for what they own; nil if there are none. It stays the caller's to close, after
 	// the engine.
 	Peers *peers.Tier
-	// Operators bounds what operators take. Its Ledger and Logger are the engine's.
+	// Operators bounds what operators take. Its Ledger, Logger and Cache are the engine's.
 	Operators operators.Options
 	// Kinds compiles the operators of requests, by kind of samples. Default: [OperatorKinds].
 	Kinds operators.Kinds
@@ -173,6 +173,9 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	e.jobs, errs[1] = jobs.New(s, e.reader.Get, e.ledger, e.work, jobs.Options{
 		IdleSnapshots: opts.IdleSnapshots, Resident: opts.Resident, ReadPage: e.readPage, Layouts: opts.Layouts, Kinds: opts.Kinds, Logger: opts.Logger,
 	})
+	if opts.Spill != nil {
+		opts.Operators.Cache = opts.Spill
+	}
 	opts.Operators.Ledger, opts.Operators.Logger = e.ledger, opts.Logger
 	if e.stage, errs[4] = operators.NewStage(opts.Operators); errs[4] != nil {
 		return nil, errs[4]

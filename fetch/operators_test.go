@@ -24,6 +24,7 @@ import (
 	"bowstring/fetch/operators/operatorstest"
 	"bowstring/fetch/operators/program"
 	"bowstring/schema"
+	"bowstring/spill"
 )
 
 // steps is a list of operators without parameters, but for Crop.
@@ -484,5 +485,62 @@ func TestOperatorsInTicketsAndTotals(t *testing.T) {
 	}
 	if f := a.Projection().Schema.Field(0); !slices.Contains(f.Metadata.Values(), "arrow.fixed_shape_tensor") || f.Type.String() != "fixed_size_list<item: uint8, nullable>[100]" {
 		t.Errorf("%s", f)
+	}
+}
+
+// Results that draw nothing are kept in the spill where that pays, and are found there by the next epoch and by the
+// next process, byte for byte. What draws is made anew.
+func TestOperatorResultsAreKept(t *testing.T) {
+	st := newStore(t)
+	const n = 80
+	made(t, st, n, content)
+	dir := t.TempDir()
+	cost := 1e-9 // whatever it saves
+	round := func(list []schema.Step, epoch uint64) operators.Stats {
+		t.Helper()
+		cache := must(spill.Open(spill.Options{Dir: dir, Bytes: 64 << 20, KeepFree: 1, Logger: quiet}))
+		e := must(fetch.NewEngine(st, withOperators(fetch.Options{Spill: cache, Logger: quiet, Operators: operators.Options{KeepNanosPerByte: cost}})))
+		defer func() {
+			if err := errors.Join(e.Close(), cache.Close()); err != nil {
+				t.Error(err)
+			}
+			if t.Failed() {
+				t.Logf("the spill: %+v", cache.Stats())
+			}
+		}()
+		j := must(e.Open(t.Context(), schema.Request{Dataset: "d", Columns: []string{"image"}, Operators: schema.Operators{"image": {Steps: list}}, Shuffle: &schema.Shuffle{Seed: 1, Epoch: epoch}}))
+		defer j.Close()
+		s := must(e.Stream(t.Context(), j, ticket(j.Request(), 0)))
+		defer s.Close()
+		rows := 0
+		for b := range batches(t, s) {
+			rows += b.Rows
+			column(t, b, "image", func(a arrow.Array) {
+				for row, got := range cellsOf(t, a) {
+					if want, _ := wantedOf(t, list, "image", 1, epoch, b.Positions[row], content(int(b.Positions[row]))); !bytes.Equal(got, want) {
+						t.Fatalf("position %d: other bytes", b.Positions[row])
+					}
+				}
+			})
+		}
+		if rows != n {
+			t.Fatalf("%d rows", rows)
+		}
+		return e.Stats().Operators
+	}
+	for _, list := range [][]schema.Step{steps("Decode", "Reverse", "Crop=900"), steps("Decode", "Reverse"), steps("Decode", "Reverse", "Encode")} {
+		if s := round(list, 0); s.Kept != n || s.Found != 0 {
+			t.Errorf("%v: %+v", list, s)
+		}
+		if s := round(list, 1); s.Found != n || s.Kept != 0 {
+			t.Errorf("%v, again: %+v", list, s)
+		}
+	}
+	if s := round(steps("Decode", "RandomBytes"), 0); s.Kept != 0 || s.Found != 0 {
+		t.Errorf("what draws was kept: %+v", s)
+	}
+	cost = 1e12
+	if s := round(steps("Decode", "Crop=901"), 0); s.Kept != 0 {
+		t.Errorf("what saves too little was kept: %+v", s)
 	}
 }

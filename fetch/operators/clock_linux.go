@@ -16,6 +16,9 @@ func startClock() processorClock {
 	return processorClock{threadTime()}
 }
 
+// so is the time so far.
+func (c processorClock) so() time.Duration { return threadTime() - c.began }
+
 func (c processorClock) stop() time.Duration {
 	took := threadTime() - c.began
 	runtime.UnlockOSThread()

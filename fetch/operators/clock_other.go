@@ -9,4 +9,7 @@ type processorClock struct{ began time.Time }
 
 func startClock() processorClock { return processorClock{time.Now()} }
 
+// so is the time so far.
+func (c processorClock) so() time.Duration { return time.Since(c.began) }
+
 func (c processorClock) stop() time.Duration { return time.Since(c.began) }

@@ -90,6 +90,7 @@ func (s *Stage) make(t *Task) (blob schema.Blob, err error) {
 		return schema.Blob{}, t.Column.faultOf(err)
 	}
 	c.describe(t.Column, &outcome)
+	t.made = c
 	return schema.NewBlob(result, c), nil
 }
 
@@ -165,6 +166,13 @@ func (s *Stage) work(t *Task) {
 			clock.stop()
 		}
 	}()
+	var found schema.Blob // that was kept
+	if s.keeps(t) {
+		found, o.Kept = s.kept(t)
+	}
+	if o.Kept {
+		t.cost, t.measured = program.Cost{Result: int64(len(found.Bytes()))}, true
+	}
 	if !t.measured {
 		cost, err := s.cost(t)
 		if err != nil {
@@ -174,14 +182,24 @@ func (s *Stage) work(t *Task) {
 		t.cost, t.measured = cost, true
 	}
 	if t.Column.Form.CellBytes() < 0 && !t.roomy && !t.To.Room(t, t.cost.Result) {
+		found.Release()
 		return // the receiver has it now
 	}
 	o.done = true
+	if o.Kept {
+		o.Blob = found
+		return
+	}
 	hold, err := s.opts.Ledger.ReserveFor(t.Context, admission.Making, t.Tenant, t.cost.Working)
 	if err != nil {
 		o.Err = err
 		return
 	}
+	making := clock.so()
 	o.Blob, o.Err = s.make(t)
 	hold.Release()
+	if o.Err == nil && s.keeps(t) {
+		s.keep(t, o.Blob, clock.so()-making)
+	}
+	t.made = nil
 }

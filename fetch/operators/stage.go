@@ -13,6 +13,7 @@ import (
 	"bowstring/fetch/admission"
 	"bowstring/fetch/operators/program"
 	"bowstring/schema"
+	"bowstring/spill"
 )
 
 // Options says what a Stage works with. Ledger is needed.
@@ -24,6 +25,11 @@ type Options struct {
 	Limits program.Limits
 	// Ledger counts the memory that programs work in.
 	Ledger *admission.Ledger
+	// Cache keeps results of programs that draw nothing; nil if none are kept.
+	Cache Cache
+	// KeepNanosPerByte is how much processor time a result has to save for each of its bytes,
+	// in nanoseconds, to be kept. Default 4: some times what it takes to read it and to check it.
+	KeepNanosPerByte float64
 	// Logger receives what operators of the server should know. Default slog.Default().
 	Logger *slog.Logger
 }
@@ -34,6 +40,7 @@ func (o *Options) EnsureDefaults() {
 	o.Limits.Pixels = cmp.Or(o.Limits.Pixels, 1<<27)
 	o.Limits.Samples = cmp.Or(o.Limits.Samples, 1<<28)
 	o.Limits.Bytes = cmp.Or(o.Limits.Bytes, min(256<<20, o.Ledger.Limit(admission.Windows), o.Ledger.Limit(admission.Making)))
+	o.KeepNanosPerByte = cmp.Or(o.KeepNanosPerByte, 4)
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
@@ -66,6 +73,10 @@ type Task struct {
 	Context context.Context //nolint:containedctx // a task is work under way
 	Tenant  string
 	To      Receiver
+	// Ref names Cell, and At is where it was found to be wanted; the zero Place where results
+	// are not kept.
+	Ref schema.BlobRef
+	At  spill.Place
 	// Of is the receiver's.
 	Of any
 
@@ -74,6 +85,7 @@ type Task struct {
 	roomy    bool // there is room for the result
 	put      time.Time
 	place    *Place
+	made     *cell // of a result that was made
 }
 
 // ResultBytes is how large the result may become, once Room was called.
@@ -99,6 +111,8 @@ type Outcome struct {
 	// Queued is how long it waited for its turn, Took how long it ran, and Processor how
 	// much processor time it took.
 	Queued, Took, Processor time.Duration
+	// Kept says that the result was not made again.
+	Kept bool
 
 	done bool
 }

@@ -10,6 +10,8 @@ type Stats struct {
 	Cells     int64 `json:"cells"`           // made, or found that they cannot be
 	Faults    int64 `json:"faults"`          // of those, which could not be made
 	Panics    int64 `json:"panics"`          // of those, at which a program panicked
+	Kept      int64 `json:"kept"`            // results that were offered to the spill
+	Found     int64 `json:"found"`           // results that were found there, and not made again
 	InBytes   int64 `json:"in_bytes"`        // of the blobs
 	OutBytes  int64 `json:"out_bytes"`       // of the results
 	Processor int64 `json:"processor_nanos"` // processor time
@@ -17,11 +19,14 @@ type Stats struct {
 }
 
 type counters struct {
-	cells, faults, panics, in, out, processor, queued atomic.Int64
+	kept, found, cells, faults, panics, in, out, processor, queued atomic.Int64
 }
 
 func (c *counters) add(t *Task, o *Outcome) {
 	c.cells.Add(1)
+	if o.Kept {
+		c.found.Add(1)
+	}
 	if o.Err != nil {
 		c.faults.Add(1)
 	}
@@ -36,6 +41,7 @@ func (s *Stage) Stats() Stats {
 	c := &s.count
 	st := Stats{
 		Workers: s.opts.Workers, Waiting: s.queue.Waiting(), Cells: c.cells.Load(), Faults: c.faults.Load(), Panics: c.panics.Load(),
+		Kept: c.kept.Load(), Found: c.found.Load(),
 		InBytes: c.in.Load(), OutBytes: c.out.Load(), Processor: c.processor.Load(), Queued: c.queued.Load(),
 	}
 	s.mu.Lock()

@@ -10,6 +10,7 @@ import (
 	"bowstring/fetch/operators/draw"
 	"bowstring/fetch/tiers"
 	"bowstring/schema"
+	"bowstring/spill"
 )
 
 // What operators make of cells is made between their arrival and the batch. A cell that has
@@ -93,6 +94,9 @@ func (s *Stream) makeLocked(r *run, cell int, blob schema.Blob, from tiers.From)
 	row, column := cell/len(s.columns), cell%len(s.columns)
 	t := s.task(column, r.lap, r.positions[row], blob)
 	t.Of = &making{r, cell, from}
+	if ref, ok, err := r.rows[row].TryBlob(s.columns[column].ordinal); err == nil && ok {
+		t.Ref, t.At = ref, spill.Place{Dataset: s.dataset, Tenant: s.payer, Position: r.positions[row]}
+	}
 	s.stage.Put(t)
 }
 

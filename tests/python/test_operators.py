@@ -14,10 +14,9 @@ import pytest
 import torch
 from bowstring import operators
 from bowstring.torch import BowstringDataset
+from conftest import StartNode
 from PIL import Image
 from torchvision.transforms import v2
-
-from tests.conftest import StartNode
 
 CROP = [{"Decode": {}}, {"RandomResizedCrop": {"size": [24, 32]}}, {"RandomHorizontalFlip": {}}]
 ROWS = 20
@@ -47,9 +46,9 @@ def photos(
 ) -> Iterator[bowstring.Dataset]:
     """The images, served."""
     store = tmp_path / "pictures"
-    bowstring_command("import", pictures, "--name", "photos", "--store", store)
+    bowstring_command("import", pictures, "photos", "--store", store, "--verify", "none")
     node = start(store=store)
-    with bowstring.connect(node.uri) as client:
+    with bowstring.connect(node.url) as client:
         yield client.dataset("photos").options(on_error="null")
 
 
@@ -59,7 +58,7 @@ def bowstring_command(binary: Path) -> Callable[..., object]:
     return lambda *args: subprocess.run([binary, *map(str, args)], check=True, capture_output=True)
 
 
-def test_tensors(photos: bowstring.Dataset, tmp_path: Path) -> None:
+def test_tensors(photos: bowstring.Dataset) -> None:
     """Crops come as tensors in every way that a client takes them, and are the same ones."""
     made = photos.shuffle(5).operators(image=CROP)
     field = made.schema.field("image")
@@ -141,6 +140,7 @@ def test_from_torchvision(photos: bowstring.Dataset) -> None:
 
 def test_get_operators(photos: bowstring.Dataset, binary: Path, tmp_path: Path) -> None:
     """The command writes tensors to files."""
+    get = [binary, "get", "photos", "--server", photos.client.uri]
     (tmp_path / "ops.json").write_text(json.dumps({"image": CROP}))
     for n, value in enumerate((tmp_path / "ops.json", json.dumps({"image": CROP}))):
         to = tmp_path / f"{n}.arrow"
@@ -164,7 +164,7 @@ def test_get_operators(photos: bowstring.Dataset, binary: Path, tmp_path: Path) 
         assert table.num_rows == ROWS
         assert isinstance(table.schema.field("image").type, pa.FixedShapeTensorType)
     done = subprocess.run(
-        [binary, "get", "photos", "--server", photos.client.uri, "--to", f"{tmp_path}/d/", "--operators", value],
+        [*get, "--to", f"{tmp_path}/d/", "--operators", value],
         check=False,
         capture_output=True,
         text=True,

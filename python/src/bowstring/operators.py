@@ -166,16 +166,16 @@ def tensors(column: pa.Array, field: pa.Field) -> npt.NDArray[Any] | list[npt.ND
         values = storage.values  # flatten() would leave nulls out
         size = storage.type.list_size
         return _numbers(values, storage.offset * size, len(storage) * size).reshape(len(storage), *shape)
+    if not len(column):
+        return []
     data, shapes = column.field("data"), column.field("shape")
     axes = shapes.type.list_size
     sizes = _numbers(shapes.values, shapes.offset * axes, len(shapes) * axes).reshape(len(shapes), axes)
     flat = _numbers(data.values, 0, len(data.values))
-    bounds = (
-        np.frombuffer(data.buffers()[1], np.int32, len(data) + 1, 4 * data.offset) if len(data) else np.zeros(1, int)
-    )
+    bounds = np.frombuffer(data.buffers()[1], np.int32, len(data) + 1, 4 * data.offset)
     valid = [True] * len(column) if not column.null_count else column.is_valid().to_pylist()
     return [
-        flat[bounds[i] : bounds[i + 1]].reshape(sizes[i]) if valid[i] else None  # type: ignore[misc]
+        flat[bounds[i] : bounds[i + 1]].reshape(sizes[i]) if valid[i] else None
         for i in range(len(column))
     ]
 

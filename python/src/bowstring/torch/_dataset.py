@@ -71,7 +71,8 @@ class BowstringDataset(IterableDataset[Any]):
         world_size: How many ranks there are.
         output: `batches`, each a [Batch][bowstring.torch.Batch]; or `samples`, each a dictionary, for a DataLoader
             with a batch size of its own; or `dlpack`, each a dictionary of what has `__dlpack__`, for JAX, CuPy and
-            others: columns of tensors and of numbers, the rest as Arrow has it. Of several workers one reads, unless `loader_batch_size` is given.
+            others: columns of tensors and of numbers, the rest as Arrow has it. Of several workers one reads samples,
+            unless `loader_batch_size` is given.
         loader_batch_size: With `output="samples"`, the `batch_size` of the DataLoader. Its workers then share the
             samples out so that each makes whole batches; a rank's part of a step has to be a multiple of it.
         decode: How images are decoded, in the worker: `torchvision`, `pillow`, `auto` (the first of them that is

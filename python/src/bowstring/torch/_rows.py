@@ -90,10 +90,13 @@ class Steps:
 def _exchangeable(record: pa.RecordBatch) -> dict[str, Any]:
     """Columns as what has `__dlpack__`; those that cannot be are as Arrow has them."""
     made: dict[str, Any] = dict(zip(record.schema.names, record.columns, strict=True))
-    for name, column in batch_of(record).items():
-        if isinstance(column, torch.Tensor) or (isinstance(column, list) and is_ragged(record.schema.field(name))):
-            made[name] = column
-    return made
+    tensors = batch_of(record)
+    given = {
+        name: column
+        for name, column in tensors.items()
+        if isinstance(column, torch.Tensor) or (isinstance(column, list) and is_ragged(record.schema.field(name)))
+    }
+    return made | given
 
 
 def steps_for(
