@@ -25,6 +25,8 @@ FORBIDDEN = [
     ("fetch/store/backup", "bowstring/fetch/store/cql", "look after any store"),
     ("fetch/store/cql/faults", "bowstring/fetch/store/protocol", "judges the store by what was asked and told"),
     ("fetch/admission", "bowstring/fetch/store", "fetch/admission shares out turns"),
+    ("fetch/operators", "bowstring/fetch/streams", "fetch/operators makes something of cells"),
+    ("fetch/operators/images", "bowstring/fetch/admission", "programs of operators are pure"),
     ("fetch/manifest", "bowstring/fetch/store", "fetch/manifest gives rows"),
     ("fetch/tiers", "bowstring/fetch/streams", "fetch/tiers reads blobs"),
     ("fetch/tiers", "bowstring/fetch/admission", "fetch/tiers reads blobs"),
