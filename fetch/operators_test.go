@@ -489,23 +489,20 @@ func TestOperatorsInTicketsAndTotals(t *testing.T) {
 }
 
 // Results that draw nothing are kept in the spill where that pays, and are found there by the next epoch and by the
-// next process, byte for byte. What draws is made anew.
+// next engine, byte for byte. What draws is made anew.
 func TestOperatorResultsAreKept(t *testing.T) {
 	st := newStore(t)
 	const n = 80
 	made(t, st, n, content)
-	dir := t.TempDir()
+	cache := must(spill.Open(spill.Options{Dir: t.TempDir(), Bytes: 64 << 20, KeepFree: 1, Logger: quiet}))
+	defer cache.Close()
 	cost := 1e-9 // whatever it saves
 	round := func(list []schema.Step, epoch uint64) operators.Stats {
 		t.Helper()
-		cache := must(spill.Open(spill.Options{Dir: dir, Bytes: 64 << 20, KeepFree: 1, Logger: quiet}))
 		e := must(fetch.NewEngine(st, withOperators(fetch.Options{Spill: cache, Logger: quiet, Operators: operators.Options{KeepNanosPerByte: cost}})))
 		defer func() {
-			if err := errors.Join(e.Close(), cache.Close()); err != nil {
+			if err := e.Close(); err != nil {
 				t.Error(err)
-			}
-			if t.Failed() {
-				t.Logf("the spill: %+v", cache.Stats())
 			}
 		}()
 		j := must(e.Open(t.Context(), schema.Request{Dataset: "d", Columns: []string{"image"}, Operators: schema.Operators{"image": {Steps: list}}, Shuffle: &schema.Shuffle{Seed: 1, Epoch: epoch}}))

@@ -175,12 +175,12 @@ def test_get_operators(photos: bowstring.Dataset, binary: Path, tmp_path: Path) 
 
 def test_polars(photos: bowstring.Dataset) -> None:
     """Polars gets arrays."""
-    polars = pytest.importorskip("polars")
+    pytest.importorskip("polars")
     from bowstring.polars import scan
 
     frame = scan(photos.operators(image=CROP).columns(["position", "image"])).collect()
     assert frame.height == ROWS
-    assert isinstance(frame.schema["image"], polars.Array)
+    assert "Array(UInt8, shape=(2304,))" in str(frame.schema["image"])
 
 
 if __name__ == "__main__":

@@ -54,13 +54,14 @@ _PARAMETERS: dict[str, tuple[str, ...]] = {
     "Grayscale": ("num_output_channels",),
     "Normalize": ("mean", "std"),
 }
-_NOTHING = {"Identity", "ToImage", "PILToTensor", "ToPureTensor"}  # what comes is a tensor already
+_NOTHING = {"Identity", "ToPureTensor"}
+_TENSOR = {"ToImage", "PILToTensor"}  # from here on channels come first
 
 
 def from_torchvision(transform: Any) -> list[Step]:
     """The list of operators that does what a transform of torchvision does, or a `Compose` of several.
 
-    It begins with decoding. The pixels are those of torchvision on images of Pillow; what is drawn at random is not, as
+    It begins with decoding. Without `ToImage` or the like, channels come last, as in images of Pillow. The pixels are those of torchvision on images of Pillow; what is drawn at random is not, as
     the server draws numbers of its own.
 
     Raises:
@@ -86,8 +87,10 @@ def _step(transform: Any, at: int) -> list[Step]:
         raise NoOperator(f"transforms[{at}]: {name} of {type(transform).__module__} is no transform of torchvision")
     if name in _NOTHING:
         return []
+    if name in _TENSOR:
+        return [{"ToImage": {}}]
     if name == "ToTensor":
-        return [{"ToDtype": {"dtype": "float32", "scale": True}}]
+        return [{"ToImage": {}}, {"ToDtype": {"dtype": "float32", "scale": True}}]
     if name in ("ToDtype", "ConvertImageDtype"):
         dtype = transform.dtype
         if isinstance(dtype, Mapping):
@@ -142,7 +145,8 @@ def _is_list(steps: Any) -> bool:
 
 def is_ragged(field: pa.Field) -> bool:
     """Whether a column holds tensors of different shapes."""
-    return bool((field.metadata or {}).get(b"ARROW:extension:name") == b"arrow.variable_shape_tensor")
+    made = (field.metadata or {}).get(b"bowstring.made")
+    return made is not None and None in json.loads(made).get("shape", [])
 
 
 def arrays(batch: pa.RecordBatch) -> dict[str, Any]:
@@ -168,16 +172,15 @@ def tensors(column: pa.Array, field: pa.Field) -> npt.NDArray[Any] | list[npt.ND
         return _numbers(values, storage.offset * size, len(storage) * size).reshape(len(storage), *shape)
     if not len(column):
         return []
+    if isinstance(column, pa.ExtensionArray):  # versions of pyarrow know the type, and others do not
+        column = column.storage
     data, shapes = column.field("data"), column.field("shape")
     axes = shapes.type.list_size
     sizes = _numbers(shapes.values, shapes.offset * axes, len(shapes) * axes).reshape(len(shapes), axes)
     flat = _numbers(data.values, 0, len(data.values))
     bounds = np.frombuffer(data.buffers()[1], np.int32, len(data) + 1, 4 * data.offset)
     valid = [True] * len(column) if not column.null_count else column.is_valid().to_pylist()
-    return [
-        flat[bounds[i] : bounds[i + 1]].reshape(sizes[i]) if valid[i] else None
-        for i in range(len(column))
-    ]
+    return [flat[bounds[i] : bounds[i + 1]].reshape(sizes[i]) if valid[i] else None for i in range(len(column))]
 
 
 def _numbers(values: pa.Array, start: int, length: int) -> npt.NDArray[Any]:

@@ -224,10 +224,12 @@ def _tensors(array: pa.ExtensionArray) -> torch.Tensor:
     return values.reshape(len(array), *array.type.shape)
 
 
-def _made(array: pa.StructArray) -> list[torch.Tensor | None]:
+def _made(array: pa.Array) -> list[torch.Tensor | None]:
     """Tensors of several shapes."""
     if not len(array):
         return []
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
     data, shapes = array.field("data"), array.field("shape")
     flat, axes = _numbers(data.values), shapes.type.list_size
     bounds = _numbers(data.offsets).tolist()
