@@ -61,8 +61,8 @@ _TENSOR = {"ToImage", "PILToTensor"}  # from here on channels come first
 def from_torchvision(transform: Any) -> list[Step]:
     """The list of operators that does what a transform of torchvision does, or a `Compose` of several.
 
-    It begins with decoding. Without `ToImage` or the like, channels come last, as in images of Pillow. The pixels are those of torchvision on images of Pillow; what is drawn at random is not, as
-    the server draws numbers of its own.
+    It begins with decoding. Without `ToImage` or the like, channels come last, as in images of Pillow. The pixels are
+    those of torchvision on images of Pillow; what is drawn at random is not, as the server draws numbers of its own.
 
     Raises:
         NoOperator: Where there is no such operator: the rest can stay in the training process, as `transform` of
