@@ -212,8 +212,7 @@ func (s *Server) GetSchema(ctx context.Context, d *flight.FlightDescriptor) (*fl
 	if err := v.hasSplit(req.Split); err != nil {
 		return nil, err
 	}
-	req.Within = granted.Restriction
-	columns, err := s.engine.Schema(snap, req)
+	columns, err := s.schemaOf(snap, granted.Restriction, req)
 	if err != nil {
 		return nil, err
 	}
