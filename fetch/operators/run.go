@@ -12,14 +12,14 @@ import (
 	"bowstring/schema"
 )
 
-// Fault is why operators could make nothing of a cell.
-type Fault struct {
+// FaultError is why operators could make nothing of a cell.
+type FaultError struct {
 	// Operator is the name of the step, where it is known.
 	Operator string
 	err      error
 }
 
-func (f *Fault) Error() string {
+func (f *FaultError) Error() string {
 	if f.Operator == "" {
 		return "operators: " + f.err.Error()
 	}
@@ -27,12 +27,12 @@ func (f *Fault) Error() string {
 }
 
 // Unwrap is the cause.
-func (f *Fault) Unwrap() error { return f.err }
+func (f *FaultError) Unwrap() error { return f.err }
 
-// faultOf makes a Fault of what a program said, in the words of package schema. Whoever
+// faultOf makes a FaultError of what a program said, in the words of package schema. Whoever
 // says no step was reading the header, which the first one does.
 func (c *Column) faultOf(err error) error {
-	f := &Fault{Operator: c.Named(0), err: err}
+	f := &FaultError{Operator: c.Named(0), err: err}
 	if step, ok := errors.AsType[*program.StepError](err); ok {
 		f.Operator = step.Name
 	}

@@ -106,7 +106,7 @@ type Receiver interface {
 type Outcome struct {
 	// Blob is the receiver's to release. Its Made says more of it.
 	Blob schema.Blob
-	// Err is a *Fault where the cell is at fault.
+	// Err is a *FaultError where the cell is at fault.
 	Err error
 	// Queued is how long it waited for its turn, Took how long it ran, and Processor how
 	// much processor time it took.

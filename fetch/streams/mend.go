@@ -26,7 +26,7 @@ func (s *Stream) mend(p *part) ([]Fault, error) {
 			Position: pos, ID: s.job.ShownID(p.rows[f.row].ID()),
 			Column: s.columns[f.column].name, Cause: f.err.Error(),
 		}
-		if made, ok := errors.AsType[*operators.Fault](f.err); ok {
+		if made, ok := errors.AsType[*operators.FaultError](f.err); ok {
 			faults[i].Operator = made.Operator
 		}
 	}
