@@ -22,10 +22,11 @@ type GetCmd struct {
 	To     string `required:"" placeholder:"PATH" help:"File or folder to write. FILE.parquet, FILE.arrow and DIR/ tell the format."`
 	Format string `enum:",parquet,arrow,folder" default:"" placeholder:"FORMAT" help:"Format, where the name does not tell it: parquet, arrow or folder (files by class, with metadata.jsonl)."`
 	requestFlags
-	Layout  string `enum:"large_binary,binary,huggingface" default:"large_binary" help:"Form of blob columns in files: ${enum}."`
-	Limit   int64  `placeholder:"N" help:"At most this many rows."`
-	OnError string `enum:"fail,null,skip" default:"fail" help:"What to do about a blob that cannot be read: ${enum}."`
-	Force   bool   `short:"f" help:"Replace what is there."`
+	Operators opsFlag `placeholder:"FILE|JSON" help:"What becomes of samples before they are sent, as the field operators of a request has it: a file with JSON, or the JSON itself."`
+	Layout    string  `enum:"large_binary,binary,huggingface" default:"large_binary" help:"Form of blob columns in files: ${enum}."`
+	Limit     int64   `placeholder:"N" help:"At most this many rows."`
+	OnError   string  `enum:"fail,null,skip" default:"fail" help:"What to do about a blob that cannot be read: ${enum}."`
+	Force     bool    `short:"f" help:"Replace what is there."`
 }
 
 // requestFlags say which samples, and in which order.
@@ -35,7 +36,6 @@ type requestFlags struct {
 	Columns     []string `placeholder:"NAME" help:"Columns, in this order (default: all that are stored). Also position and split."`
 	ShuffleSeed *uint64  `placeholder:"SEED" help:"Order of a shuffled epoch with this seed."`
 	Epoch       uint64   `placeholder:"N" help:"Epoch of that order."`
-	Operators   opsFlag  `placeholder:"FILE|JSON" help:"What becomes of samples before they are sent, as the field operators of a request has it: a file with JSON, or the JSON itself."`
 }
 
 // opsFlag is operators as a flag has them.
@@ -64,7 +64,7 @@ func (f *requestFlags) check() error {
 func (f *requestFlags) request() schema.Request {
 	r := schema.Request{
 		Dataset: f.Source.Name, Snapshot: f.Source.Snapshot, Tag: f.Source.Tag, Split: f.Source.Split,
-		Where: f.Where, Columns: f.Columns, Operators: f.Operators.operators,
+		Where: f.Where, Columns: f.Columns,
 	}
 	if f.ShuffleSeed != nil {
 		r.Shuffle = &schema.Shuffle{Seed: *f.ShuffleSeed, Epoch: f.Epoch}
@@ -103,7 +103,7 @@ func (c *GetCmd) format() string {
 func (c *GetCmd) Run(ctx context.Context, app *App) error {
 	return app.with(false, func(client *client) error {
 		request := c.request()
-		request.Layout, request.OnError = schema.Layout(c.Layout), c.OnError
+		request.Layout, request.OnError, request.Operators = schema.Layout(c.Layout), c.OnError, c.Operators.operators
 		splits := false
 		if c.format() == "folder" {
 			d, err := describe(ctx, client, c.Source.datasetRef)
