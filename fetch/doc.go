@@ -9,6 +9,7 @@
 //   - manifest: rows of snapshots, read when they are wanted
 //   - peers: the caches of other nodes, as one tier more
 //   - tiers: one reader over what windows hold, the spill, other nodes, and the store
+//   - operators: what samples become before they are served
 //   - admission: whose turn it is, and one ledger of memory and work
 //   - store: what a store is, and every store there is
 //   - plan, where: the order of an epoch and who gets what of it; expressions over metadata. Both are pure

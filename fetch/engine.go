@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/apache/arrow/go/v17/arrow"
 	"go.opentelemetry.io/otel/attribute"
 
 	"bowstring/fetch/admission"
@@ -15,6 +16,7 @@ import (
 	"bowstring/fetch/lineage"
 	"bowstring/fetch/lookahead"
 	"bowstring/fetch/manifest"
+	"bowstring/fetch/operators"
 	"bowstring/fetch/peers"
 	"bowstring/fetch/store"
 	"bowstring/fetch/streams"
@@ -67,6 +69,10 @@ type Options struct {
 	// Lineage records what streams hand out; nil for nowhere. It stays the caller's to close,
 	// after the engine.
 	Lineage *lineage.Log
+	// Operators bounds what operators take. Its Ledger, Logger and Cache are the engine's.
+	Operators operators.Options
+	// Kinds compiles the operators of requests, by kind of samples. Default: [OperatorKinds].
+	Kinds operators.Kinds
 	// Layouts says which node of a cluster owns what. Default: this server is in none.
 	Layouts Layouts
 	// Logger receives what operators should know. Default slog.Default().
@@ -82,6 +88,9 @@ func (o *Options) EnsureDefaults() {
 	o.Memory.EnsureDefaults()
 	if o.Future == nil {
 		o.Future = &spill.Future{}
+	}
+	if o.Kinds == nil {
+		o.Kinds = OperatorKinds()
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -136,6 +145,7 @@ type Engine struct {
 	reader *tiers.Reader
 	jobs   *jobs.Jobs
 	ahead  *lookahead.Ahead // nil without a spill
+	stage  *operators.Stage
 	set    *streams.Set
 
 	calibrated calibrated
@@ -159,7 +169,7 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 		list, mine = append(list, opts.Peers), opts.Peers.Mine
 		sharers = func() int { return 1 + opts.Peers.Nodes() }
 	}
-	var errs [4]error
+	var errs [5]error
 	e.reader, errs[0] = tiers.New(append(list, tiers.Store(s)), tiers.Options{
 		MaxReads: opts.MaxReads, ReadTimeout: opts.ReadTimeout, NoHedge: opts.NoHedge, Keeps: mine, Sharers: sharers, Logger: opts.Logger,
 		More:  func() tiers.Attempt { return e.set.More() },
@@ -169,8 +179,15 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 		return nil, errs[0]
 	}
 	e.jobs, errs[1] = jobs.New(s, e.reader.Get, e.ledger, e.work, jobs.Options{
-		IdleSnapshots: opts.IdleSnapshots, Resident: opts.Resident, ReadPage: e.readPage, Layouts: opts.Layouts, Logger: opts.Logger,
+		IdleSnapshots: opts.IdleSnapshots, Resident: opts.Resident, ReadPage: e.readPage, Layouts: opts.Layouts, Kinds: opts.Kinds, Logger: opts.Logger,
 	})
+	if opts.Spill != nil {
+		opts.Operators.Cache = opts.Spill
+	}
+	opts.Operators.Ledger, opts.Operators.Logger = e.ledger, opts.Logger
+	if e.stage, errs[4] = operators.NewStage(opts.Operators); errs[4] != nil {
+		return nil, errs[4]
+	}
 	if opts.Spill != nil {
 		e.ahead, errs[2] = lookahead.New(lookahead.Options{
 			Cache: opts.Spill, Future: opts.Future, Reader: e.reader, Mine: mine,
@@ -180,7 +197,7 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 		})
 	}
 	e.set, errs[3] = streams.NewSet(streams.Options{
-		WindowBytes: opts.WindowBytes, Ledger: e.ledger, Reader: e.reader, Ahead: e.ahead, MaxAhead: opts.MaxAhead,
+		WindowBytes: opts.WindowBytes, Ledger: e.ledger, Reader: e.reader, Stage: e.stage, Ahead: e.ahead, MaxAhead: opts.MaxAhead,
 		Told: opts.Peers != nil, Lineage: opts.Lineage,
 	})
 	if err := errors.Join(errs[:]...); err != nil {
@@ -228,6 +245,7 @@ func (e *Engine) SetTerms(terms func(tenant string) Terms) {
 		}
 		e.opts.Spill.SetShares(share)
 	}
+	e.stage.SetTerms(terms)
 	e.set.SetTerms(terms)
 }
 
@@ -248,6 +266,7 @@ func (e *Engine) Close() error {
 	e.reader.Close()
 	e.ahead.Stop()
 	e.set.Wait()
+	e.stage.Close()
 	e.ahead.Close()
 	e.jobs.Close()
 	return nil
@@ -275,6 +294,11 @@ func (e *Engine) PlanID(ctx context.Context, req schema.Request) (string, error)
 // Outline resolves a request without opening a manifest: see [jobs.Jobs.Outline].
 func (e *Engine) Outline(snap *schema.Snapshot, req schema.Request) (*Outline, error) {
 	return e.jobs.Outline(snap, req)
+}
+
+// Schema is what batches of a request look like, of a snapshot whose manifest need not be open.
+func (e *Engine) Schema(snap *schema.Snapshot, req schema.Request) (*arrow.Schema, error) {
+	return e.jobs.Schema(snap, req)
 }
 
 // KnownBytes is what TotalBytes would be of an outline, if that is known: see

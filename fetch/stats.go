@@ -5,6 +5,7 @@ import (
 
 	"bowstring/fetch/admission"
 	"bowstring/fetch/lookahead"
+	"bowstring/fetch/operators"
 	"bowstring/fetch/streams"
 	"bowstring/fetch/tiers"
 	"bowstring/spill"
@@ -40,14 +41,15 @@ type Stats struct {
 	Snapshots   int                 `json:"snapshots"`    // snapshots open now
 	Memory      []admission.Account `json:"memory"`       // that requests take, by what for
 
-	Fills      int64        `json:"fills"`       // blobs read for the spill alone, before a stream wanted them
-	SpillReads int64        `json:"spill_reads"` // blobs found in the spill and right
-	SpillBytes int64        `json:"spill_bytes"`
-	PeerReads  int64        `json:"peer_reads"` // blobs that other nodes had
-	PeerBytes  int64        `json:"peer_bytes"`
-	StoodIn    int64        `json:"stood_in"`        // blobs that other nodes own, and that were read from the store
-	Spill      *spill.Stats `json:"spill,omitempty"` // of the cache, if there is one
-	Jobs       []JobStats   `json:"jobs"`            // that run, by dataset and job
+	Fills      int64           `json:"fills"`       // blobs read for the spill alone, before a stream wanted them
+	SpillReads int64           `json:"spill_reads"` // blobs found in the spill and right
+	SpillBytes int64           `json:"spill_bytes"`
+	PeerReads  int64           `json:"peer_reads"` // blobs that other nodes had
+	PeerBytes  int64           `json:"peer_bytes"`
+	StoodIn    int64           `json:"stood_in"` // blobs that other nodes own, and that were read from the store
+	Operators  operators.Stats `json:"operators"`
+	Spill      *spill.Stats    `json:"spill,omitempty"` // of the cache, if there is one
+	Jobs       []JobStats      `json:"jobs"`            // that run, by dataset and job
 }
 
 // What Stats consist of.
@@ -56,6 +58,8 @@ type (
 	JobStats = lookahead.JobStats
 	// WindowStats describes what a stream has ahead of its consumer.
 	WindowStats = streams.WindowStats
+	// OperatorStats are those of operators.
+	OperatorStats = operators.Stats
 	// SpillStats are those of the cache.
 	SpillStats = spill.Stats
 	// SpillDataset are those of a snapshot in the cache.
@@ -106,6 +110,7 @@ func (e *Engine) Stats() Stats {
 		Path:        Path{r.MinLatency.Microseconds(), r.BytesPerSec},
 		WindowLimit: e.opts.WindowBytes, WindowUsed: s.WindowUsed, Windows: s.Windows,
 		Snapshots: e.jobs.OpenSnapshots(), Memory: e.ledger.Accounts(), Jobs: e.ahead.Jobs(readTime),
+		Operators: e.stage.Stats(),
 	}
 	if e.opts.Spill != nil {
 		cache := e.opts.Spill.Stats()

@@ -26,6 +26,10 @@ type takeCommand struct {
 	Columns    []string `json:"columns"`
 	Layout     string   `json:"layout"`
 	BatchBytes int64    `json:"batch_bytes"`
+	// Operators and Place are as in a request. Shuffle moves nothing here: operators draw by it.
+	Operators schema.Operators `json:"operators"`
+	Place     string           `json:"place"`
+	Shuffle   *schema.Shuffle  `json:"shuffle"`
 }
 
 // partInfo is the JSON of an answer's app_metadata.
@@ -133,6 +137,7 @@ func (s *Server) openTake(ctx context.Context, d *flight.FlightDescriptor) (*fet
 	return s.open(ctx, schema.Request{
 		Dataset: cmd.Take.Dataset, Snapshot: cmd.Take.Snapshot, Tag: cmd.Take.Tag, Columns: cmd.Take.Columns,
 		Layout: schema.Layout(cmd.Take.Layout), BatchBytes: cmd.Take.BatchBytes,
+		Operators: cmd.Take.Operators, Place: cmd.Take.Place, Shuffle: cmd.Take.Shuffle,
 	}, rules.Read)
 }
 

@@ -32,11 +32,13 @@ type batchMetadata struct {
 
 // waitMetadata says where a batch's time went, in microseconds.
 type waitMetadata struct {
-	Store  int64 `json:"store"`
-	Spill  int64 `json:"spill"`
-	Peer   int64 `json:"peer"`
-	Window int64 `json:"window"`
-	Encode int64 `json:"encode"`
+	Store int64 `json:"store"`
+	Spill int64 `json:"spill"`
+	Peer  int64 `json:"peer"`
+	// Operators is left out where there are none.
+	Operators int64 `json:"operators,omitempty"`
+	Window    int64 `json:"window"`
+	Encode    int64 `json:"encode"`
 	// Consumer is how long the batch before this one took to be taken by the
 	// transport: what the network and the consumer cost.
 	Consumer int64 `json:"consumer"`
@@ -128,17 +130,19 @@ func (s *sender) all(batches *fetch.Stream, describe func(*fetch.Batch, waitMeta
 			return err
 		}
 		wait := waitMetadata{
-			Store:    b.Wait.Store.Microseconds(),
-			Spill:    b.Wait.Spill.Microseconds(),
-			Peer:     b.Wait.Peer.Microseconds(),
-			Window:   b.Wait.Window.Microseconds(),
-			Encode:   (b.Wait.Encode + s.lastEncode).Microseconds(),
-			Consumer: s.lastSend.Microseconds(),
-			Quota:    quota.Microseconds(),
+			Store:     b.Wait.Store.Microseconds(),
+			Spill:     b.Wait.Spill.Microseconds(),
+			Peer:      b.Wait.Peer.Microseconds(),
+			Operators: b.Wait.Operators.Microseconds(),
+			Window:    b.Wait.Window.Microseconds(),
+			Encode:    (b.Wait.Encode + s.lastEncode).Microseconds(),
+			Consumer:  s.lastSend.Microseconds(),
+			Quota:     quota.Microseconds(),
 		}
 		err = s.batch(b.Batch, describe(b, wait))
 		b.Wait.Encode += s.lastEncode
 		countWaits(s.ctx, b.Wait, s.lastSend, len(b.Faults))
+		countProcessor(s.ctx, b.Processor)
 		if err != nil {
 			return err
 		}

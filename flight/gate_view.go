@@ -91,6 +91,12 @@ func (s *Server) eachNewest(ctx context.Context, f datasetFilter, visit func(sto
 	return nil
 }
 
+// schemaOf is what batches of a request look like for who sees that much of a snapshot.
+func (s *Server) schemaOf(snap *schema.Snapshot, within *schema.Restriction, req schema.Request) (*arrow.Schema, error) {
+	req.Within = within
+	return s.engine.Schema(snap, req)
+}
+
 // outline says what a request for all of a split, or all rows, means, and its bytes where
 // that is known, or else -1.
 func (s *Server) outline(ctx context.Context, v *seen, split string) (*fetch.Outline, int64, error) {

@@ -212,11 +212,11 @@ func (s *Server) GetSchema(ctx context.Context, d *flight.FlightDescriptor) (*fl
 	if err := v.hasSplit(req.Split); err != nil {
 		return nil, err
 	}
-	p, err := schema.NewProjectionWithin(snap, granted.Restriction, req.Columns, req.Layout)
+	columns, err := s.schemaOf(snap, granted.Restriction, req)
 	if err != nil {
 		return nil, err
 	}
-	return &flight.SchemaResult{Schema: flight.SerializeSchema(p.Schema, s.mem)}, nil
+	return &flight.SchemaResult{Schema: flight.SerializeSchema(columns, s.mem)}, nil
 }
 
 func noSplit(snap *schema.Snapshot, name string, have []string) error {

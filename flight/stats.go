@@ -64,6 +64,8 @@ type WaitNanos struct {
 	Window   int64 `json:"window"`
 	Encode   int64 `json:"encode"`
 	Consumer int64 `json:"consumer"`
+	// Operators is how long streams stood still because cells were being made.
+	Operators int64 `json:"operators"`
 }
 
 // StreamInfo describes a running stream.
@@ -77,6 +79,8 @@ type StreamInfo struct {
 	Rows    int64     `json:"rows"`
 	Bytes   int64     `json:"bytes"`
 	Wait    WaitNanos `json:"wait_ns"`
+	// ProcessorNanos is the processor time that operators took for it.
+	ProcessorNanos int64 `json:"processor_ns,omitempty"`
 }
 
 // TenantInfo is what was done on an account.
@@ -92,14 +96,18 @@ type TenantInfo struct {
 	StoreBytes  int64 `json:"store_bytes"`
 	StreamNanos int64 `json:"stream_ns"`
 	Refused     int64 `json:"refused"`
+	// ProcessorNanos is the processor time that operators took for it.
+	ProcessorNanos int64 `json:"processor_ns"`
 }
 
 // waits sums up where the time of a call's batches went, in nanoseconds, by the
 // kinds of waitMetadata; and the samples that could not be read.
-type waits struct{ store, spill, peer, window, encode, consumer, faults atomic.Int64 }
+type waits struct {
+	store, spill, peer, window, encode, consumer, operators, faults atomic.Int64
+}
 
 func (w *waits) nanos() WaitNanos {
-	return WaitNanos{w.store.Load(), w.spill.Load(), w.peer.Load(), w.window.Load(), w.encode.Load(), w.consumer.Load()}
+	return WaitNanos{w.store.Load(), w.spill.Load(), w.peer.Load(), w.window.Load(), w.encode.Load(), w.consumer.Load(), w.operators.Load()}
 }
 
 func (w *WaitNanos) add(o WaitNanos) {
@@ -109,6 +117,7 @@ func (w *WaitNanos) add(o WaitNanos) {
 	w.Window += o.Window
 	w.Encode += o.Encode
 	w.Consumer += o.Consumer
+	w.Operators += o.Operators
 }
 
 // add counts a call in; its registry's mutex is held.
@@ -167,6 +176,7 @@ func (i *TenantInfo) add(c *call) {
 	i.Rows += c.rows.Load()
 	i.Bytes += c.bytes.Load()
 	i.StoreBytes += c.stored.Load()
+	i.ProcessorNanos += c.processor.Load()
 	if c.streamed {
 		i.StreamNanos += int64(time.Since(c.started))
 	}
@@ -185,6 +195,7 @@ func (t *tenants) mergeOldest() {
 	t.others.Rows += oldest.Rows
 	t.others.Bytes += oldest.Bytes
 	t.others.StoreBytes += oldest.StoreBytes
+	t.others.ProcessorNanos += oldest.ProcessorNanos
 	t.others.StreamNanos += oldest.StreamNanos
 	t.others.Refused += oldest.Refused
 }
@@ -247,6 +258,7 @@ func (r *registry) snapshot(visible func(*call) bool, all bool) (running []Strea
 			running = append(running, StreamInfo{
 				ID: c.id, Kind: c.kind, Plan: c.plan, Tenant: c.caller.Tenant, Peer: c.peer, Started: c.started.UTC(),
 				Rows: c.rows.Load(), Bytes: c.bytes.Load(), Wait: c.waits.nanos(),
+				ProcessorNanos: c.processor.Load(),
 			})
 		}
 	}

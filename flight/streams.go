@@ -35,6 +35,7 @@ type call struct {
 
 	rows, bytes atomic.Int64 // moved so far, in either direction; see count
 	stored      atomic.Int64 // bytes read from the store for it; see countStored
+	processor   atomic.Int64 // nanoseconds that operators took for it; see countProcessor
 	waits       waits        // of batches sent; see countWaits
 
 	killed   chan struct{} // closed by kill
@@ -347,6 +348,13 @@ func count(ctx context.Context, rows int, bytes int64) {
 	}
 }
 
+// countProcessor adds to the processor time that operators took for a call. ctx is the call's.
+func countProcessor(ctx context.Context, took time.Duration) {
+	if c := callFrom(ctx); c != nil {
+		c.processor.Add(int64(took))
+	}
+}
+
 // countWaits adds to where a call's time went, which its log line shows. ctx is
 // the call's.
 func countWaits(ctx context.Context, w fetch.Wait, consumer time.Duration, faults int) {
@@ -354,6 +362,7 @@ func countWaits(ctx context.Context, w fetch.Wait, consumer time.Duration, fault
 		c.waits.store.Add(int64(w.Store))
 		c.waits.spill.Add(int64(w.Spill))
 		c.waits.peer.Add(int64(w.Peer))
+		c.waits.operators.Add(int64(w.Operators))
 		c.waits.window.Add(int64(w.Window))
 		c.waits.encode.Add(int64(w.Encode))
 		c.waits.consumer.Add(int64(consumer))

@@ -20,7 +20,7 @@ type billed struct {
 
 // amountLocked is what a call has used so far.
 func (c *call) amountLocked(now time.Time) usage.Amount {
-	a := usage.Amount{Seconds: c.billed.amount.Seconds, StoreBytes: c.stored.Load()}
+	a := usage.Amount{Seconds: c.billed.amount.Seconds, StoreBytes: c.stored.Load(), ProcessorSeconds: time.Duration(c.processor.Load()).Seconds()}
 	if c.kind == "DoPut" {
 		a.RowsIn, a.BytesIn = c.rows.Load(), c.bytes.Load()
 	} else {
@@ -47,6 +47,7 @@ func (r *registry) billLocked(c *call, now time.Time) {
 	is.Add(usage.Amount{
 		Streams: -was.Streams, Rows: -was.Rows, Bytes: -was.Bytes, StoreBytes: -was.StoreBytes,
 		RowsIn: -was.RowsIn, BytesIn: -was.BytesIn, Seconds: -was.Seconds,
+		ProcessorSeconds: -was.ProcessorSeconds,
 	})
 	r.book.Add(c.caller.Tenant, c.access.dataset, is)
 }

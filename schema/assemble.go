@@ -89,11 +89,17 @@ func (p *Projection) assemble(b *Batch, f *Form, positions []int64, rows []Row) 
 		case outAnyKey:
 			v, err = unfix(b.arena, m.keyColumn(b.arena, c.src))
 		case outBlob8:
-			v, err = blobColumn[int64](b.arena, arrow.BinaryTypes.LargeBinary, b.Blobs[c.src], m.emptyCells(p.blobs[c.src]))
+			v, err = blobColumn[int64](b.arena, arrow.BinaryTypes.LargeBinary, b.Blobs[c.src], m.emptyOf(p, c))
 		case outBlob4:
-			v, err = blobColumn[int32](b.arena, arrow.BinaryTypes.Binary, b.Blobs[c.src], m.emptyCells(p.blobs[c.src]))
+			v, err = blobColumn[int32](b.arena, arrow.BinaryTypes.Binary, b.Blobs[c.src], m.emptyOf(p, c))
 		case outMedia:
 			v, err = m.mediaColumn(b.arena, c, b.Blobs[c.src], p.blobs[c.src], runs)
+		case outMade:
+			v, err = madeColumn(b.arena, c.form, p.Schema.Field(i).Type, b.Blobs[c.src])
+		case outParams:
+			v, err = paramsColumn(b.arena, b.Blobs[c.src])
+		case outLength:
+			v = lengthColumn(b.arena, b.Blobs[c.src], c.form.ragged())
 		}
 		if err != nil {
 			return fmt.Errorf("column %q: %w", p.Schema.Field(i).Name, err)
@@ -177,6 +183,14 @@ func (m *gatherer) emptyCells(col int) func(row int) bool {
 		ref, ok := m.rows[row].Blob(col)
 		return ok && ref.Size == 0
 	}
+}
+
+// emptyOf is emptyCells of a column. What operators made is nil only where it is null.
+func (m *gatherer) emptyOf(p *Projection, c outColumn) func(row int) bool {
+	if c.form != nil {
+		return func(int) bool { return false }
+	}
+	return m.emptyCells(p.blobs[c.src])
 }
 
 // blobColumn lays out blobs without copying them.

@@ -109,7 +109,16 @@ func textField(fields []reflect.StructField, i int) int {
 	return i
 }
 
+// selfDecoder is a type with rules of its own for its JSON, which is valid and without
+// space around it.
+type selfDecoder interface {
+	decodeJSON(path string, raw []byte) error
+}
+
 func decodeValue(path string, raw []byte, v reflect.Value) error {
+	if d, ok := v.Addr().Interface().(selfDecoder); ok {
+		return d.decodeJSON(path, raw)
+	}
 	switch v.Kind() {
 	case reflect.Pointer:
 		v.Set(reflect.New(v.Type().Elem()))

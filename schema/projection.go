@@ -20,8 +20,9 @@ type Projection struct {
 // outColumn is one column that a client gets.
 type outColumn struct {
 	kind outKind
-	src  int // stored column: its index in the schema; blob: its index in Projection.blobs; outSize, outKey: the blob column's ordinal
-	path int // outMedia: index of the column that fills path, -1 for none
+	src  int       // stored column: its index in the schema; blob: its index in Projection.blobs; outSize, outKey: the blob column's ordinal
+	path int       // outMedia: index of the column that fills path, -1 for none
+	form *MadeForm // of what operators made
 }
 
 type outKind uint8
@@ -38,6 +39,9 @@ const (
 	outBlob8  // large_binary
 	outBlob4  // binary
 	outMedia  // struct<bytes: binary, path: utf8>
+	outMade   // tensors
+	outParams // what was drawn for them
+	outLength // their sizes along an axis
 )
 
 var keyType = &arrow.FixedSizeBinaryType{ByteWidth: len(Key{})}
@@ -60,12 +64,13 @@ var mediaType = arrow.StructOf(
 // text and fixed_size_binary is binary, as the library has no such type; every
 // field is nullable; and the schema's metadata describes the features.
 func NewProjection(snap *Snapshot, columns []string, layout Layout) (*Projection, error) {
-	return NewProjectionWithin(snap, nil, columns, layout)
+	return NewProjectionWithin(snap, nil, columns, layout, nil)
 }
 
 // NewProjectionWithin is NewProjection where a restriction holds: what it hides does
-// not exist.
-func NewProjectionWithin(snap *Snapshot, within *Restriction, columns []string, layout Layout) (*Projection, error) {
+// not exist. Of the blob columns in made, operators make something of that form before
+// they are served.
+func NewProjectionWithin(snap *Snapshot, within *Restriction, columns []string, layout Layout, made map[string]*MadeForm) (*Projection, error) {
 	switch layout {
 	case "":
 		layout = LayoutLargeBinary
@@ -105,6 +110,14 @@ func NewProjectionWithin(snap *Snapshot, within *Restriction, columns []string, 
 			fields = append(fields, arrow.Field{Name: name, Type: arrow.BinaryTypes.String})
 			continue
 		}
+		if blob, part, ok := MadePart(snap.Schema, made, name); ok {
+			c, f := outColumn{kind: outParams, src: p.reads(ordinal[blob]), form: made[blob]}, arrow.Field{Name: name, Type: arrow.BinaryTypes.String, Nullable: true}
+			if part == LengthPart {
+				c.kind, f.Type = outLength, arrow.PrimitiveTypes.Int64
+			}
+			p.columns, fields = append(p.columns, c), append(fields, f)
+			continue
+		}
 		src := slices.Index(stored, name)
 		if within.Hides(snap.Schema, name) {
 			return nil, unknownColumn(at, name, knownColumns(snap.Schema, within))
@@ -125,10 +138,15 @@ func NewProjectionWithin(snap *Snapshot, within *Restriction, columns []string, 
 		}
 		f, c := all[src], outColumn{src: src, path: -1}
 		if IsBlob(f) {
-			c.src = len(p.blobs)
-			p.blobs = append(p.blobs, ordinal[name])
+			c.src = p.reads(ordinal[name])
 			f.Nullable = true
+			form := made[name]
+			if form != nil {
+				c.form, f = form, form.field(f, layout)
+			}
 			switch {
+			case form != nil && !form.Encoded():
+				c.kind = outMade
 			case layout == LayoutLargeBinary:
 				c.kind = outBlob8
 			case layout == LayoutHuggingFace && Media(f) != "":
@@ -157,6 +175,16 @@ func NewProjectionWithin(snap *Snapshot, within *Restriction, columns []string, 
 	}
 	p.Schema = arrow.NewSchema(fields, meta)
 	return p, nil
+}
+
+// reads has a blob column read, by its ordinal, and returns its index in p.blobs. Several
+// columns may show what comes of it.
+func (p *Projection) reads(ordinal int) int {
+	if i := slices.Index(p.blobs, ordinal); i >= 0 {
+		return i
+	}
+	p.blobs = append(p.blobs, ordinal)
+	return len(p.blobs) - 1
 }
 
 // BlobColumns returns the blob columns that must be read, as ordinals among the

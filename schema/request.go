@@ -80,22 +80,26 @@ const (
 // Split, Where and Selection each narrow what is served; a sample is served if
 // it meets all that are given.
 type Request struct {
-	Dataset    string        `json:"dataset"`
-	Snapshot   int64         `json:"snapshot,omitempty"` // 0: the newest, or the one that has the tag
-	Tag        string        `json:"tag,omitempty" text:"snapshot"`
-	Split      string        `json:"split,omitempty"` // "": all rows
-	Where      string        `json:"where,omitempty"` // an expression over metadata columns
-	Selection  *SelectionRef `json:"selection,omitempty"`
-	Columns    []string      `json:"columns,omitempty"` // nil: all stored columns
-	Layout     Layout        `json:"layout,omitempty"`
-	Shuffle    *Shuffle      `json:"shuffle,omitempty"`     // nil: in order of position
-	Batch      int64         `json:"batch,omitempty"`       // rows of a global batch; 0: DefaultBatch or DefaultMetaBatch
-	BatchBytes int64         `json:"batch_bytes,omitempty"` // a record batch exceeds it by at most one sample; 0: DefaultBatchBytes
-	World      *World        `json:"world,omitempty"`       // nil: one rank
-	Order      string        `json:"order,omitempty"`
-	Remainder  string        `json:"remainder,omitempty"`
-	OnError    string        `json:"on_error,omitempty"`
-	Assign     string        `json:"assign,omitempty"`
+	Dataset   string        `json:"dataset"`
+	Snapshot  int64         `json:"snapshot,omitempty"` // 0: the newest, or the one that has the tag
+	Tag       string        `json:"tag,omitempty" text:"snapshot"`
+	Split     string        `json:"split,omitempty"` // "": all rows
+	Where     string        `json:"where,omitempty"` // an expression over metadata columns
+	Selection *SelectionRef `json:"selection,omitempty"`
+	Columns   []string      `json:"columns,omitempty"` // nil: all stored columns
+	// Operators say what becomes of blob columns before they are sent; nil: nothing.
+	Operators Operators `json:"operators,omitempty"`
+	// Place is where operators run; "": on the server.
+	Place      string   `json:"place,omitempty"`
+	Layout     Layout   `json:"layout,omitempty"`
+	Shuffle    *Shuffle `json:"shuffle,omitempty"`     // nil: in order of position
+	Batch      int64    `json:"batch,omitempty"`       // rows of a global batch; 0: DefaultBatch or DefaultMetaBatch
+	BatchBytes int64    `json:"batch_bytes,omitempty"` // a record batch exceeds it by at most one sample; 0: DefaultBatchBytes
+	World      *World   `json:"world,omitempty"`       // nil: one rank
+	Order      string   `json:"order,omitempty"`
+	Remainder  string   `json:"remainder,omitempty"`
+	OnError    string   `json:"on_error,omitempty"`
+	Assign     string   `json:"assign,omitempty"`
 	// Owners names the layout of the cluster by which Assign local shares batches out; "": the
 	// one that the epoch has.
 	Owners string `json:"owners,omitempty"`
@@ -206,6 +210,10 @@ func (r *Request) check(field string) error {
 		return r.Selection.checkSet()
 	case "columns":
 		return checkColumns(r.Columns)
+	case "operators":
+		return r.checkOperators()
+	case "place":
+		return r.checkPlace()
 	case "layout":
 		return checkOneOf(field, string(r.Layout), string(LayoutLargeBinary), string(LayoutBinary), string(LayoutHuggingFace))
 	case "batch":

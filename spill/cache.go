@@ -268,6 +268,22 @@ func (c *Cache) Has(ref schema.BlobRef) bool {
 	return o != nil && o.ref == ref
 }
 
+// Ref is the reference of the blob that is in the cache under a key, or about to be; false if there is none. What it
+// names goes by 64 bits of the key: who does not know the content compares it with something of his own.
+func (c *Cache) Ref(key schema.Key) (schema.BlobRef, bool) {
+	hash := hashOf(&key)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if o := c.offered[hash]; o != nil {
+		return o.ref, o.ref.Key == key
+	}
+	_, s := c.table.find(hash)
+	if s == nil || s.state != live {
+		return schema.BlobRef{}, false
+	}
+	return schema.BlobRef{Key: key, Size: int64(s.length), Sum: s.sum}, true
+}
+
 // Missed counts a blob that a stream wanted and gets from elsewhere, as Has said that it is not there. at is where its reference
 // was found, size what it has in bytes.
 func (c *Cache) Missed(at Place, size int64) {

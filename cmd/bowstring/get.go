@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -21,10 +22,11 @@ type GetCmd struct {
 	To     string `required:"" placeholder:"PATH" help:"File or folder to write. FILE.parquet, FILE.arrow and DIR/ tell the format."`
 	Format string `enum:",parquet,arrow,folder" default:"" placeholder:"FORMAT" help:"Format, where the name does not tell it: parquet, arrow or folder (files by class, with metadata.jsonl)."`
 	requestFlags
-	Layout  string `enum:"large_binary,binary,huggingface" default:"large_binary" help:"Form of blob columns in files: ${enum}."`
-	Limit   int64  `placeholder:"N" help:"At most this many rows."`
-	OnError string `enum:"fail,null,skip" default:"fail" help:"What to do about a blob that cannot be read: ${enum}."`
-	Force   bool   `short:"f" help:"Replace what is there."`
+	Operators opsFlag `placeholder:"FILE|JSON" help:"What becomes of samples before they are sent, as the field operators of a request has it: a file with JSON, or the JSON itself."`
+	Layout    string  `enum:"large_binary,binary,huggingface" default:"large_binary" help:"Form of blob columns in files: ${enum}."`
+	Limit     int64   `placeholder:"N" help:"At most this many rows."`
+	OnError   string  `enum:"fail,null,skip" default:"fail" help:"What to do about a blob that cannot be read: ${enum}."`
+	Force     bool    `short:"f" help:"Replace what is there."`
 }
 
 // requestFlags say which samples, and in which order.
@@ -34,6 +36,20 @@ type requestFlags struct {
 	Columns     []string `placeholder:"NAME" help:"Columns, in this order (default: all that are stored). Also position and split."`
 	ShuffleSeed *uint64  `placeholder:"SEED" help:"Order of a shuffled epoch with this seed."`
 	Epoch       uint64   `placeholder:"N" help:"Epoch of that order."`
+}
+
+// opsFlag is operators as a flag has them.
+type opsFlag struct{ operators schema.Operators }
+
+// UnmarshalText takes JSON, or the name of a file with JSON.
+func (f *opsFlag) UnmarshalText(text []byte) (err error) {
+	if !bytes.HasPrefix(bytes.TrimSpace(text), []byte("{")) {
+		if text, err = os.ReadFile(string(text)); err != nil {
+			return err
+		}
+	}
+	f.operators, err = schema.ParseOperators(text)
+	return err
 }
 
 // check is part of the Validate of the commands that have the flags.
@@ -87,7 +103,7 @@ func (c *GetCmd) format() string {
 func (c *GetCmd) Run(ctx context.Context, app *App) error {
 	return app.with(false, func(client *client) error {
 		request := c.request()
-		request.Layout, request.OnError = schema.Layout(c.Layout), c.OnError
+		request.Layout, request.OnError, request.Operators = schema.Layout(c.Layout), c.OnError, c.Operators.operators
 		splits := false
 		if c.format() == "folder" {
 			d, err := describe(ctx, client, c.Source.datasetRef)
@@ -162,6 +178,13 @@ type output struct {
 func (o *output) open(s *arrow.Schema) (err error) {
 	if o.sink != nil {
 		return nil
+	}
+	if o.format == "folder" {
+		for _, f := range s.Fields() {
+			if schema.IsTensor(f) {
+				return fmt.Errorf("--operators: a folder holds files, and %s has tensors; end its operators with one that encodes, or write FILE.parquet or FILE.arrow", f.Name)
+			}
+		}
 	}
 	switch o.format {
 	case "parquet":

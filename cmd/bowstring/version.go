@@ -9,6 +9,7 @@ import (
 
 	"bowstring/cmd/bowstring/export"
 	"bowstring/cmd/bowstring/source"
+	"bowstring/fetch"
 )
 
 // version is set by the linker where the build's own record, taken from version
@@ -27,6 +28,8 @@ type build struct {
 	Modified bool   `json:"modified,omitempty"` // built from a tree with uncommitted changes
 	Go       string `json:"go"`
 	Platform string `json:"platform"`
+	// Operators names what decodes samples, by kind.
+	Operators map[string]string `json:"operators"`
 	// Formats are what import reads and get writes.
 	Formats formats `json:"formats"`
 }
@@ -38,7 +41,8 @@ type formats struct {
 
 func thisBuild() build {
 	b := build{Version: version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH,
-		Formats: formats{Import: source.Formats(), Get: export.Formats}}
+		Operators: fetch.OperatorEngines(),
+		Formats:   formats{Import: source.Formats(), Get: export.Formats}}
 	info, ok := debug.ReadBuildInfo()
 	if ok {
 		if b.Version == "" {

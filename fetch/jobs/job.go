@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"bowstring/fetch/manifest"
+	"bowstring/fetch/operators"
 	"bowstring/fetch/plan"
 	"bowstring/schema"
 )
@@ -24,9 +25,10 @@ type Job struct {
 	selection  plan.Selection
 	plan       *plan.Plan
 	projection *schema.Projection
-	result     *result // that selection is of; nil if it is of none
-	sees       *result // what the caller may see, a bitmap; nil if all
-	local      *local  // nil where ranks get what the plan gives them, and so is sharing
+	operators  *operators.Set // nil if there are none
+	result     *result        // that selection is of; nil if it is of none
+	sees       *result        // what the caller may see, a bitmap; nil if all
+	local      *local         // nil where ranks get what the plan gives them, and so is sharing
 	sharing    *sharing
 	holds      atomic.Int64
 	closeOnce  sync.Once
@@ -79,14 +81,14 @@ func (js *Jobs) resolve(ctx context.Context, snap *openSnapshot, req schema.Requ
 	}
 	j := &Job{
 		local: o.local, sharing: shared, request: o.Request, id: o.ID, group: digest(withEpoch(o.Request, 0)),
-		snapshot: snap, selection: o.Plan.Config().Selection, plan: o.Plan, projection: o.Projection, result: selected, sees: sees,
+		snapshot: snap, selection: o.Plan.Config().Selection, plan: o.Plan, projection: o.Projection, operators: o.Operators, result: selected, sees: sees,
 	}
 	j.holds.Store(1)
 	return j, nil
 }
 
 func (js *Jobs) outline(ctx context.Context, snap *openSnapshot, req schema.Request, sees *result) (*Outline, *result, error) {
-	req, projection, err := fill(snap.manifest.Snapshot(), req)
+	req, s, err := js.fill(snap.manifest.Snapshot(), req)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -98,7 +100,7 @@ func (js *Jobs) outline(ctx context.Context, snap *openSnapshot, req schema.Requ
 	if err != nil {
 		return nil, nil, err
 	}
-	o, err := newOutline(req, projection, selection)
+	o, err := newOutline(req, s, selection)
 	if err != nil {
 		if selected != nil {
 			selected.Release()
@@ -164,6 +166,9 @@ func (j *Job) Plan() *plan.Plan { return j.plan }
 
 // Projection returns the columns served.
 func (j *Job) Projection() *schema.Projection { return j.projection }
+
+// Operators returns what becomes of blobs before they are served; nil for nothing.
+func (j *Job) Operators() *operators.Set { return j.operators }
 
 // Selection returns the positions that the epochs of the job are made of.
 func (j *Job) Selection() plan.Selection { return j.selection }

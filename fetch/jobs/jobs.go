@@ -10,6 +10,7 @@ import (
 
 	"bowstring/fetch/admission"
 	"bowstring/fetch/manifest"
+	"bowstring/fetch/operators"
 	"bowstring/fetch/store"
 	"bowstring/schema"
 )
@@ -29,6 +30,8 @@ type Options struct {
 	ReadPage manifest.ReadFunc
 	// Layouts says which node owns what. Default: those of a server that is in no cluster.
 	Layouts Layouts
+	// Kinds compiles the operators of requests. Default: there are none.
+	Kinds operators.Kinds
 	// Logger receives what operators should know. Default slog.Default().
 	Logger *slog.Logger
 }
@@ -75,6 +78,7 @@ type Jobs struct {
 	computing computations[*result]
 	renewals  renewals
 	layouts   Layouts
+	kinds     operators.Kinds
 	assigning computations[*stepShare]
 
 	sharingsMu sync.Mutex
@@ -94,7 +98,7 @@ func New(s store.Store, read func(context.Context, schema.BlobRef) (schema.Blob,
 		results:   results{ledger: ledger, kept: map[string]*result{}},
 		computing: computations[*result]{logger: opts.Logger},
 		assigning: computations[*stepShare]{logger: opts.Logger},
-		layouts:   opts.Layouts, sharings: map[string]*sharing{},
+		layouts:   opts.Layouts, kinds: opts.Kinds, sharings: map[string]*sharing{},
 		renewals: renewals{store: s, logger: opts.Logger, lifetime: opts.SelectionLifetime, due: map[string]time.Time{}},
 	}
 	if opts.ReadPage == nil {

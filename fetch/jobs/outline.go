@@ -4,6 +4,9 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/apache/arrow/go/v17/arrow"
+
+	"bowstring/fetch/operators"
 	"bowstring/fetch/plan"
 	"bowstring/schema"
 )
@@ -15,12 +18,13 @@ type Outline struct {
 	ID         string         // as Job.ID
 	Plan       *plan.Plan
 	Projection *schema.Projection
-	local      *local // as of a job
+	Operators  *operators.Set // nil if there are none
+	local      *local         // as of a job
 }
 
 // Outline is what the job is an outline of, and more.
 func (j *Job) Outline() *Outline {
-	return &Outline{Request: j.request, ID: j.id, Plan: j.plan, Projection: j.projection, local: j.local}
+	return &Outline{Request: j.request, ID: j.id, Plan: j.plan, Projection: j.projection, Operators: j.operators, local: j.local}
 }
 
 // Outline resolves a request against a snapshot without opening its manifest. The
@@ -30,7 +34,7 @@ func (js *Jobs) Outline(snap *schema.Snapshot, req schema.Request) (*Outline, er
 	if req.Where != "" || req.Selection != nil || req.Within.HidesRows() {
 		return nil, fmt.Errorf("%w: an outline of where or a selection", schema.ErrInvalid)
 	}
-	req, projection, err := fill(snap, req)
+	req, shown, err := js.fill(snap, req)
 	if err != nil {
 		return nil, err
 	}
@@ -38,7 +42,7 @@ func (js *Jobs) Outline(snap *schema.Snapshot, req schema.Request) (*Outline, er
 	if err != nil {
 		return nil, err
 	}
-	return newOutline(req, projection, selection)
+	return newOutline(req, shown, selection)
 }
 
 // ID is what Job.ID would be of the request: it depends on no row. A request that
@@ -52,12 +56,12 @@ func (js *Jobs) ID(ctx context.Context, req schema.Request) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if req.Snapshot == 0 || req.Batch == 0 || req.Assign == schema.AssignLocal && req.Owners == "" {
+	if req.Snapshot == 0 || req.Batch == 0 || !req.Operators.Resolved() || req.Assign == schema.AssignLocal && req.Owners == "" {
 		snap, err := js.store.Snapshot(ctx, req.Dataset, req.Snapshot)
 		if err != nil {
 			return "", err
 		}
-		if req, _, err = fill(snap, req); err != nil {
+		if req, _, err = js.fill(snap, req); err != nil {
 			return "", err
 		}
 		if req, _, err = js.localize(ctx, snap, req); err != nil {
@@ -67,23 +71,69 @@ func (js *Jobs) ID(ctx context.Context, req schema.Request) (string, error) {
 	return digest(req), nil
 }
 
-// fill puts the snapshot's number and the defaults that depend on its columns in.
-func fill(snap *schema.Snapshot, req schema.Request) (schema.Request, *schema.Projection, error) {
-	req.Snapshot, req.Tag = snap.Number, ""
-	projection, err := schema.NewProjectionWithin(snap, req.Within, req.Columns, req.Layout)
+// Schema is what batches of a request look like.
+func (js *Jobs) Schema(snap *schema.Snapshot, req schema.Request) (*arrow.Schema, error) {
+	_, s, err := js.fill(snap, req)
 	if err != nil {
-		return req, nil, err
+		return nil, err
+	}
+	return s.projection.Schema, nil
+}
+
+// shown is what a request shows of samples, and what becomes of them before.
+type shown struct {
+	projection *schema.Projection
+	operators  *operators.Set
+}
+
+// fill puts the snapshot's number and the defaults that depend on its columns in, and operators
+// as they are written in full.
+func (js *Jobs) fill(snap *schema.Snapshot, req schema.Request) (schema.Request, shown, error) {
+	req.Snapshot, req.Tag = snap.Number, ""
+	var s shown
+	var err error
+	if req.Operators != nil {
+		if s.operators, err = operators.CompileSet(js.kinds, snap.Schema, req.Within, req.Operators); err != nil {
+			return req, s, err
+		}
+		req.Operators, req.Place = s.operators.Canonical(), ""
+		if err := req.Check(); err != nil { // written in full they are longer
+			return req, s, err
+		}
+	}
+	if s.projection, err = schema.NewProjectionWithin(snap, req.Within, req.Columns, req.Layout, s.operators.Forms()); err != nil {
+		return req, s, err
+	}
+	if req.Operators != nil {
+		if err := checkShown(snap, req, s.projection); err != nil {
+			return req, s, err
+		}
 	}
 	if req.Batch == 0 {
 		req.Batch = schema.DefaultBatch
-		if len(projection.BlobColumns()) == 0 {
+		if len(s.projection.BlobColumns()) == 0 {
 			req.Batch = schema.DefaultMetaBatch
 		}
 	}
-	return req, projection, nil
+	return req, s, nil
 }
 
-func newOutline(req schema.Request, projection *schema.Projection, selection plan.Selection) (*Outline, error) {
+// checkShown fails if a column has operators and nothing is shown of it: its name may be a slip.
+func checkShown(snap *schema.Snapshot, req schema.Request, p *schema.Projection) error {
+	read := map[string]bool{}
+	blobs := schema.BlobFields(snap.Schema)
+	for _, ordinal := range p.BlobColumns() {
+		read[blobs[ordinal].Name] = true
+	}
+	for _, name := range req.Operators.Columns() {
+		if !read[name] {
+			return &schema.FieldError{Field: "operators." + name, Got: "a column that columns does not name", Want: "it left out, or the column to be shown"}
+		}
+	}
+	return nil
+}
+
+func newOutline(req schema.Request, s shown, selection plan.Selection) (*Outline, error) {
 	cfg := plan.Config{Selection: selection, Batch: req.Batch, World: int(req.WorldSize())}
 	if req.Shuffle != nil {
 		cfg.Shuffle, cfg.Seed, cfg.Epoch = true, req.Shuffle.Seed, req.Shuffle.Epoch
@@ -96,5 +146,5 @@ func newOutline(req schema.Request, projection *schema.Projection, selection pla
 	if err != nil {
 		return nil, err
 	}
-	return &Outline{Request: req, ID: digest(req), Plan: p, Projection: projection}, nil
+	return &Outline{Request: req, ID: digest(req), Plan: p, Projection: s.projection, Operators: s.operators}, nil
 }

@@ -20,8 +20,13 @@ import (
 // of each cell its value's bytes, that is, a blob's or a text's length, the
 // width of a fixed-width type (one byte for a bool), the values of a list, and
 // nothing for a null. It is exact, and leaves out what the encoding adds:
-// offsets, bitmaps, padding, headers.
+// offsets, bitmaps, padding, headers. It is -1 where operators make cells whose sizes are
+// not known before they are made. Where they are known it counts every cell that is no null in the
+// snapshot; on_error may make nulls of some.
 func (js *Jobs) TotalBytes(ctx context.Context, j *Job) (int64, error) {
+	if !j.sized() {
+		return -1, nil
+	}
 	total, err := js.selectedBytes(ctx, j)
 	if err == nil && j.plan.Padded()+j.plan.Dropped() > 0 {
 		total, err = js.servedBytes(ctx, j, total)
@@ -30,6 +35,20 @@ func (js *Jobs) TotalBytes(ctx context.Context, j *Job) (int64, error) {
 		return 0, fmt.Errorf("adding up the bytes of %s: %w", j.snapshot.key, err)
 	}
 	return total, nil
+}
+
+// sized reports whether the sizes of all cells are known from the manifest.
+func (j *Job) sized() bool {
+	forms := j.operators.Forms()
+	for _, f := range j.projection.Schema.Fields() {
+		if form := forms[f.Name]; form != nil && form.CellBytes() < 0 {
+			return false
+		}
+		if _, part, ok := schema.MadePart(j.Manifest().Snapshot().Schema, forms, f.Name); ok && part == schema.ParamsPart {
+			return false
+		}
+	}
+	return true
 }
 
 // KnownBytes is what TotalBytes would be of an outline, if it is known without
@@ -203,8 +222,23 @@ func newCellSizes(j *Job) (*cellSizes, error) {
 	m := j.Manifest()
 	s := &cellSizes{manifest: m}
 	blobs := schema.BlobFields(m.Snapshot().Schema)
+	forms := j.operators.Forms()
 	for _, f := range j.projection.Schema.Fields() {
 		name := f.Name
+		made, width := name, int64(-1)
+		if form := forms[name]; form != nil {
+			width = form.CellBytes()
+		} else if blob, _, ok := schema.MadePart(m.Snapshot().Schema, forms, name); ok {
+			made, width = blob, 8 // a length: what was drawn has no size that is known
+		}
+		if width >= 0 {
+			stored, err := m.Form().ColumnIndex(made)
+			if err != nil {
+				return nil, err
+			}
+			s.parts = append(s.parts, blobPart{slices.IndexFunc(blobs, func(b arrow.Field) bool { return b.Name == made }), stored, width})
+			continue
+		}
 		if i := slices.IndexFunc(blobs, func(b arrow.Field) bool { return b.Name == name }); i >= 0 {
 			s.blobs = append(s.blobs, i)
 			// The Hugging Face layout shows the file's name in the column too.

@@ -3,6 +3,7 @@ package streams
 import (
 	"slices"
 
+	"bowstring/fetch/operators"
 	"bowstring/fetch/tiers"
 	"bowstring/schema"
 )
@@ -28,6 +29,8 @@ type run struct {
 	positions          []int64
 	rows               []schema.Row // where they lie; none of a row that was delivered before
 	state              []rowState
+	raw                []int64       // bytes that a row has beside, of blobs of which something is to be made; nil without operators
+	guess              []int64       // by cell, what of its row's size it is; nil without operators
 	cells              []schema.Blob // row by row
 	left               int           // rows that were not
 	next               int           // cell to read next
@@ -81,8 +84,9 @@ type ahead struct {
 	ready     int   // rows of near runs that are back and not delivered
 	readySize int64 // bytes of those
 
-	granted  int64 // bytes of the ledger that the next row has
-	starving int64 // bytes that it would need, where nothing is held and there are none
+	hungry   []*operators.Task // cells whose results have no room; they count as in flight
+	granted  int64             // bytes of the ledger that the next row has
+	starving int64             // bytes that it would need, where nothing is held and there are none
 	wants    []queued
 }
 
@@ -134,26 +138,42 @@ func (s *Stream) appendLocked() bool {
 	}
 	// Of large samples a run has one row, and there are many runs: none is made
 	// larger than it needs to be.
-	var sizes [runRows]int64
+	var sizes, raw [runRows]int64
+	var guess []int64
 	most := s.window.limit / runShare
 	count := 0
 	for ; count < n && (count == 0 || most > 0); count++ {
 		row := d.rows[d.used+count]
 		if row.Page == nil {
+			if s.stage != nil {
+				guess = append(guess, make([]int64, cols)...)
+			}
 			continue
 		}
-		for _, c := range s.columns {
+		for i := range s.columns {
+			c := &s.columns[i]
 			ref, _, err := row.TryBlob(c.ordinal)
 			if err != nil {
 				s.manifestLost(err)
 				return false
 			}
-			sizes[count] += ref.Size
+			n := ref.Size
+			if c.made != nil {
+				raw[count] += n
+				n = c.madeBytes(n)
+			}
+			if s.stage != nil {
+				guess = append(guess, n)
+			}
+			sizes[count] += n
 		}
-		most -= sizes[count]
+		most -= sizes[count] + raw[count]
 	}
 	r.positions, r.rows = d.positions[d.used:d.used+count:d.used+count], d.rows[d.used:d.used+count:d.used+count]
 	r.state, r.cells = make([]rowState, count), make([]schema.Blob, count*cols)
+	if s.stage != nil {
+		r.raw, r.guess = slices.Clone(raw[:count]), guess
+	}
 	for i := range count {
 		taken := r.rows[i].Page == nil
 		r.state[i] = rowState{size: sizes[i], pending: int32(cols), taken: taken}
@@ -205,7 +225,13 @@ func (s *Stream) beginLocked(r *run, row, column int) {
 }
 
 // rowSize is what a row takes of the window: its blobs, and its metadata.
-func (s *Stream) rowSize(r *run, row int) int64 { return r.state[row].size + s.sizer.rowBytes }
+func (s *Stream) rowSize(r *run, row int) int64 {
+	n := r.state[row].size + s.sizer.rowBytes
+	if r.raw != nil {
+		n += r.raw[row]
+	}
+	return n
+}
 
 // Receive implements tiers.Receiver: it takes what became of a cell.
 func (s *Stream) Receive(t tiers.Token, o tiers.Outcome) {
@@ -219,13 +245,19 @@ func (s *Stream) Receive(t tiers.Token, o tiers.Outcome) {
 		return
 	}
 	row, column := cell/len(s.columns), cell%len(s.columns)
+	if s.columns[column].made != nil && o.Err == nil {
+		s.makeLocked(r, cell, o.Blob, from)
+		s.mu.Unlock()
+		s.part.Count(bytes, from)
+		return
+	}
 	s.ahead.inFlight--
 	r.inFlight--
 	if o.Err != nil {
-		if !s.job.Tolerant() {
-			s.fail(s.sampleError(r.positions[row], r.rows[row], column, o.Err))
+		s.faultLocked(r, row, column, o.Err)
+		if s.columns[column].made != nil {
+			s.settleLocked(&making{run: r, cell: cell}, o.Ref.Size, r.guess[cell])
 		}
-		r.faults = append(r.faults, fault{row, column, o.Err})
 	} else {
 		r.cells[cell] = o.Blob
 		s.window.completed(o.At, bytes, s.path.Slow, s.waiting)
@@ -243,7 +275,7 @@ func (s *Stream) Receive(t tiers.Token, o tiers.Outcome) {
 func (s *Stream) backLocked(r *run, row int) {
 	r.state[row].pending--
 	if r.state[row].pending > 0 {
-		if s.waiting && s.ahead.inFlight == 0 {
+		if s.waiting && s.ahead.idle() {
 			s.cond.Signal()
 		}
 		return

@@ -29,6 +29,9 @@ type Batch struct {
 	// on_error lets the stream go on.
 	Faults []Fault
 	Wait   Wait
+	// Processor is the processor time that operators took since the batch before: of what was
+	// made meanwhile, be it for this batch or for later ones.
+	Processor time.Duration
 
 	hold batchHold
 	held [1]schema.Blob // of hold, among the batch's blobs
@@ -43,6 +46,9 @@ type Wait struct {
 	Store time.Duration
 	Spill time.Duration
 	Peer  time.Duration
+	// Operators is how long it stood still because cells of this batch were being made, or
+	// waited for their turn to be.
+	Operators time.Duration
 	// Window is how long reading stood still since the last batch because the
 	// window was full, that is, because the consumer was slower.
 	Window time.Duration
@@ -50,11 +56,12 @@ type Wait struct {
 	Encode time.Duration
 }
 
-// Fault is a sample that could not be read.
+// Fault is a sample that could not be read, or of which nothing could be made.
 type Fault struct {
 	Position   int64  `json:"position"`
 	ID         string `json:"id"`
 	Column     string `json:"column"`
+	Operator   string `json:"operator,omitempty"` // that could make nothing of it, if it was read
 	Cause      string `json:"cause"`
 	Substitute *int64 `json:"substitute,omitempty"` // position of the sample sent in its place, if one was
 }

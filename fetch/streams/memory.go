@@ -34,6 +34,7 @@ func (s *Stream) refillLocked() {
 	a := &s.ahead
 	cols := len(s.columns)
 	a.paused = false
+	s.feedLocked()
 	if s.gone || cols == 0 || s.context().Err() != nil {
 		return
 	}
@@ -100,7 +101,7 @@ func (s *Stream) reserveLocked(r *run, row int) bool {
 	a.starving = 0
 	next := int64(a.rows) < s.slot.left() && a.bytes+r.state[row].size <= s.sizer.maxBytes // the batch needs it
 	full := s.window.used+n > s.window.size || int64(a.rows)*leastRow > max(s.window.size, s.window.least)
-	if full && a.rows > 0 && !next {
+	if full && a.rows > 0 && !next || len(a.hungry) > 0 {
 		return false
 	}
 	if a.granted >= n {
@@ -147,6 +148,10 @@ func (s *Stream) giveBack(most int64) {
 	if s.gone || s.waiting {
 		return
 	}
+	s.giveBackLocked(most)
+}
+
+func (s *Stream) giveBackLocked(most int64) {
 	a := &s.ahead
 	for s.window.used > most && len(a.runs) > 1 {
 		r := a.runs[len(a.runs)-1]
@@ -180,6 +185,7 @@ func (s *Stream) unplanLocked(r *run) {
 		}
 	}
 	a.inFlight -= r.inFlight
+	s.unmakeLocked(r)
 	r.release()
 	s.window.used -= bytes
 	s.hold.Shrink(bytes)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"bowstring/fetch/operators"
 	"bowstring/fetch/plan"
 	"bowstring/schema"
 )
@@ -24,6 +25,9 @@ func (s *Stream) mend(p *part) ([]Fault, error) {
 		faults[i] = Fault{
 			Position: pos, ID: s.job.ShownID(p.rows[f.row].ID()),
 			Column: s.columns[f.column].name, Cause: f.err.Error(),
+		}
+		if made, ok := errors.AsType[*operators.FaultError](f.err); ok {
+			faults[i].Operator = made.Operator
 		}
 	}
 	switch s.job.Request().OnError {
@@ -70,7 +74,7 @@ func (s *Stream) substitute(p *part, f fault) (int64, error) {
 		if pos == failed {
 			continue
 		}
-		row, at, err := s.readRow(pos)
+		row, at, err := s.readRow(p.walk.lap, pos)
 		if err != nil {
 			causes = append(causes, err)
 			continue
@@ -87,8 +91,8 @@ func (s *Stream) substitute(p *part, f fault) (int64, error) {
 	return 0, fmt.Errorf("no substitute for it could be read either: %w", s.sampleError(failed, p.rows[f.row], f.column, errors.Join(causes...)))
 }
 
-// readRow reads all blobs of a sample, and says where its row lies.
-func (s *Stream) readRow(pos int64) ([]schema.Blob, schema.Row, error) {
+// readRow reads all blobs of a sample, makes of them what is wanted in the epoch of a lap, and says where its row lies.
+func (s *Stream) readRow(lap, pos int64) ([]schema.Blob, schema.Row, error) {
 	rows, err := s.job.Manifest().At(s.context(), []int64{pos})
 	if err != nil {
 		return nil, schema.Row{}, err
@@ -102,6 +106,9 @@ func (s *Stream) readRow(pos int64) ([]schema.Blob, schema.Row, error) {
 		var b schema.Blob
 		if err == nil {
 			b, err = s.set.opts.Reader.Get(s.context(), ref)
+		}
+		if err == nil && s.columns[c].made != nil {
+			b, err = s.makeNow(c, lap, pos, b)
 		}
 		if err != nil {
 			for i := range cells {

@@ -52,10 +52,11 @@ func (s *Stream) Next() (*Batch, error) {
 	s.tenant.transit.Add(p.reserved)
 	wait.Encode = time.Since(start)
 	s.record.Batch(lineageOf(p, faults))
-	s.delivered(len(p.positions), wait)
+	processor := s.delivered(len(p.positions), wait)
 	b := &Batch{
 		Batch: assembled, Rank: s.ticket.Rank, Epoch: s.epochOf(p.walk.lap), Step: p.walk.step, Row: p.walk.row(), Last: p.last,
 		Positions: p.positions, Resume: p.resume, Faults: faults, Wait: wait, hold: batchHold{s, p.reserved},
+		Processor: processor,
 	}
 	b.held[0] = schema.NewBlob(nil, &b.hold)
 	assembled.Blobs = append(assembled.Blobs, b.held[:])
@@ -70,8 +71,8 @@ func (s *Stream) epochOf(lap int64) uint64 {
 	return s.ticket.Shuffle.Epoch + uint64(lap)
 }
 
-// delivered counts a batch.
-func (s *Stream) delivered(rows int, w Wait) {
+// delivered counts a batch, and returns the processor time that operators took meanwhile.
+func (s *Stream) delivered(rows int, w Wait) (processor time.Duration) {
 	s.endFirst()
 	c := &s.set.count
 	c.batches.Add(1)
@@ -82,10 +83,13 @@ func (s *Stream) delivered(rows int, w Wait) {
 	s.waited.Spill += w.Spill
 	s.waited.Peer += w.Peer
 	s.waited.Window += w.Window
+	s.waited.Operators += w.Operators
 	s.waited.Encode += w.Encode
 	lap, index := s.readsLocked()
+	processor, s.processor = s.processor, 0
 	s.mu.Unlock()
 	s.part.Advance(lap, index)
+	return processor
 }
 
 // endFirst ends the span of the first batch. It may be called again.
@@ -117,7 +121,10 @@ func (s *Stream) head() (*part, Wait, error) {
 		if err := s.awaitLocked(); err != nil {
 			return nil, wait, err
 		}
-		switch took := time.Since(start); s.from {
+		took := time.Since(start)
+		made := min(took, s.making)
+		wait.Operators, s.making = wait.Operators+made, 0
+		switch took -= made; s.from {
 		case tiers.FromSpill:
 			wait.Spill += took
 		case tiers.FromPeer:
@@ -148,6 +155,9 @@ func (s *Stream) head() (*part, Wait, error) {
 func (s *Stream) awaitLocked() error {
 	before := s.ahead.backs
 	s.refillLocked()
+	if len(s.ahead.hungry) > 0 && s.ahead.idle() {
+		return s.starvedLocked()
+	}
 	need := s.ahead.needs()
 	s.mu.Unlock()
 	s.set.pump()
@@ -175,7 +185,7 @@ func (s *Stream) awaitLocked() error {
 	if s.context().Err() != nil {
 		return context.Cause(s.context())
 	}
-	if s.ahead.paused || s.ahead.backs != before || s.ahead.inFlight == 0 && !s.ahead.loading() {
+	if s.ahead.paused || s.ahead.backs != before || s.ahead.idle() && !s.ahead.loading() {
 		return nil // planning goes on, or something has come meanwhile
 	}
 	s.waiting = true

@@ -62,7 +62,7 @@ type wanted struct {
 // wakesLocked says whether the row seq, which has come back, is worth another look.
 func (s *Stream) wakesLocked(seq int64) bool {
 	w, a := &s.wanted, &s.ahead
-	if a.inFlight == 0 {
+	if a.idle() {
 		return true
 	}
 	if w.missing > 0 {
@@ -139,7 +139,7 @@ func (s *Stream) prefixLocked() bool {
 	s.wanted = wanted{}
 	s.sizer.reset()
 	a := &s.ahead
-	stuck := a.inFlight == 0 && !s.fullSince.IsZero()
+	stuck := a.idle() && (len(a.hungry) > 0 || !s.fullSince.IsZero())
 	left := s.slot.left()
 	for i := 0; left > 0 && (i < len(a.runs) || s.planLocked()); i++ {
 		r := a.runs[i]
@@ -174,7 +174,7 @@ func (s *Stream) enoughLocked() bool {
 	a.stop = math.MaxInt64
 	full := s.order.reach >= 0 && s.dueLocked(need)
 	// Where nothing more can come, what is there makes a batch.
-	stuck := a.inFlight == 0 && (a.far || a.ended || !s.fullSince.IsZero())
+	stuck := a.idle() && (len(a.hungry) > 0 || a.far || a.ended || !s.fullSince.IsZero())
 	if s.wanted.missing > 0 {
 		return stuck && a.ready > 0
 	}

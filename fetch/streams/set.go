@@ -12,6 +12,7 @@ import (
 	"bowstring/fetch/admission"
 	"bowstring/fetch/lineage"
 	"bowstring/fetch/lookahead"
+	"bowstring/fetch/operators"
 	"bowstring/fetch/tiers"
 	"bowstring/schema"
 	"bowstring/spill"
@@ -23,6 +24,8 @@ type Options struct {
 	WindowBytes int64
 	Ledger      *admission.Ledger
 	Reader      *tiers.Reader
+	// Stage makes what operators make of cells.
+	Stage *operators.Stage
 	// Ahead is told which jobs run; nil if there is no spill.
 	Ahead *lookahead.Ahead
 	// MaxAhead is how many rows a stream may read ahead of one that is not back
@@ -48,8 +51,8 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("%w: WindowBytes is %d; want a positive number of bytes", schema.ErrInvalid, o.WindowBytes)
 	case o.MaxAhead < 1 || o.MaxAhead > maxAhead:
 		return fmt.Errorf("%w: MaxAhead is %d; want 1 to %d rows", schema.ErrInvalid, o.MaxAhead, maxAhead)
-	case o.Ledger == nil || o.Reader == nil:
-		return fmt.Errorf("%w: streams need a ledger and a reader", schema.ErrInvalid)
+	case o.Ledger == nil || o.Reader == nil || o.Stage == nil:
+		return fmt.Errorf("%w: streams need a ledger, a reader and a stage", schema.ErrInvalid)
 	}
 	return nil
 }

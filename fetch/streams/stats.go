@@ -28,6 +28,7 @@ type WindowStats struct {
 	SpillWait   int64  `json:"spill_wait_ns"`
 	PeerWait    int64  `json:"peer_wait_ns"`
 	WindowWait  int64  `json:"window_wait_ns"`
+	MakingWait  int64  `json:"operators_wait_ns"`
 }
 
 // Stats are the counters of a set since it was made, and what its streams hold now.
@@ -95,6 +96,7 @@ type told struct {
 	limit, used           atomic.Int64
 	inFlight, ready       atomic.Int64
 	store, spill, peer    atomic.Int64 // waited, in ns
+	making                atomic.Int64 // likewise
 	full, fullSinceOpened atomic.Int64 // stood still, and since when after the stream was opened, 0 if it does not, in ns
 }
 
@@ -114,6 +116,7 @@ func (s *Stream) tellLocked() {
 	tell(&t.store, int64(s.waited.Store))
 	tell(&t.spill, int64(s.waited.Spill))
 	tell(&t.peer, int64(s.waited.Peer))
+	tell(&t.making, int64(s.waited.Operators))
 	tell(&t.full, int64(s.waited.Window+s.fullFor))
 	var since int64
 	if !s.fullSince.IsZero() {
@@ -142,5 +145,6 @@ func (s *Stream) stats() WindowStats {
 		WindowLimit: t.limit.Load(), WindowUsed: t.used.Load(),
 		InFlight: int(t.inFlight.Load()), Ready: int(t.ready.Load()),
 		StoreWait: t.store.Load(), SpillWait: t.spill.Load(), PeerWait: t.peer.Load(), WindowWait: full,
+		MakingWait: t.making.Load(),
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"bowstring/fetch/jobs"
 	"bowstring/fetch/lineage"
 	"bowstring/fetch/lookahead"
+	"bowstring/fetch/operators"
 	"bowstring/fetch/store"
 	"bowstring/fetch/tiers"
 	"bowstring/schema"
@@ -34,8 +35,10 @@ type Stream struct {
 	order   order
 	call    atomic.Pointer[call]
 	unwatch func() bool
+	seed    uint64 // that operators draw by
 	closing sync.Once
 	place   *admission.Stream[queued]
+	stage   *operators.Place // nil where no column has operators
 	part    *lookahead.Part
 	id      uint64 // its number among those of the set
 	named   []byte // the ticket as JSON, if anybody asks
@@ -52,19 +55,21 @@ type Stream struct {
 	trace   *tiers.Trace      // nil if nobody traces it
 	first   trace.Span        // until the first batch, if somebody does; nil otherwise
 
-	mu       lock
-	cond     sync.Cond // told when Next may go on
-	window   window
-	hold     *admission.Hold // what the window, and batches that were not released, have of the ledger
-	path     tiers.Path      // as it was when Next was last called
-	ahead    ahead
-	slot     walk // how far was delivered
-	sizer    sizer
-	wanted   wanted // what Next waits for, while waiting
-	waiting  bool
-	from     tiers.From // where what came back last came from
-	gone     bool       // closed
-	orphaned bool       // what it has now is batches that were not released
+	mu        lock
+	cond      sync.Cond // told when Next may go on
+	window    window
+	hold      *admission.Hold // what the window, and batches that were not released, have of the ledger
+	path      tiers.Path      // as it was when Next was last called
+	ahead     ahead
+	slot      walk // how far was delivered
+	sizer     sizer
+	wanted    wanted // what Next waits for, while waiting
+	waiting   bool
+	from      tiers.From    // where what came back last came from
+	processor time.Duration // of operators, since the last batch
+	making    time.Duration // what operators took for it
+	gone      bool          // closed
+	orphaned  bool          // what it has now is batches that were not released
 
 	fullSince time.Time     // since when reading stands still for want of room, zero if it does not
 	fullFor   time.Duration // how long it did since the last batch
@@ -95,6 +100,8 @@ func (s *Stream) fail(err error) { s.call.Load().cancel(err) }
 type blobColumn struct {
 	ordinal int // among the snapshot's blob columns
 	name    string
+	made    *operators.Column // nil where its cells are served as they are
+	ratio   ratio             // of what is made of them; guarded by Stream.mu
 }
 
 // Open starts to serve a ticket of the job. The stream ends with ctx.
@@ -141,7 +148,8 @@ func (s *Set) start(ctx context.Context, st *Stream) error {
 	st.cond.L = &st.mu
 	blobs := schema.BlobFields(j.Manifest().Snapshot().Schema)
 	for _, ordinal := range j.Projection().BlobColumns() {
-		st.columns = append(st.columns, blobColumn{ordinal, blobs[ordinal].Name})
+		name := blobs[ordinal].Name
+		st.columns = append(st.columns, blobColumn{ordinal: ordinal, name: name, made: j.Operators().Column(name)})
 	}
 	st.opened = time.Now()
 	st.call.Store(newCall(ctx))
@@ -176,11 +184,15 @@ func (s *Set) start(ctx context.Context, st *Stream) error {
 			st.part = s.opts.Ahead.Follow(j, st.payer, st.ticket.Rank, st.slot.at, st.ticket.Epochs)
 		}
 		st.account.Tenant = st.tenant.reads
+		if j.Operators() != nil {
+			st.openStage()
+		}
 		st.place = s.queue.Open(st.tenant.name, s.weightFor(st.tenant.name), j.Group())
 		path := s.opts.Reader.Path()
 		st.mu.Lock() // others look already what it could give back
 		st.path = path
 		st.window.init(st.opened, path, st.tenant.share.Load())
+		st.widenLocked()
 		st.mu.Unlock()
 	}
 	st.unwatch = context.AfterFunc(st.context(), func() {
@@ -215,6 +227,7 @@ func (s *Stream) Close() {
 		if s.place != nil {
 			s.place.Close()
 			s.set.opts.Reader.Leave(func(to tiers.Receiver, _ tiers.Token) bool { return to == tiers.Receiver(s) })
+			s.closeStage()
 			s.part.Advance(lap, index)
 		}
 		s.mu.Lock()

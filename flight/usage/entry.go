@@ -18,6 +18,8 @@ type Amount struct {
 	RowsIn     int64   `json:"rows_in"`     // received
 	BytesIn    int64   `json:"bytes_in"`    // received
 	Seconds    float64 `json:"seconds"`     // that streams ran, added up
+	// ProcessorSeconds are those that operators took.
+	ProcessorSeconds float64 `json:"processor_seconds,omitempty"`
 }
 
 // Add adds b.
@@ -29,6 +31,7 @@ func (a *Amount) Add(b Amount) {
 	a.RowsIn += b.RowsIn
 	a.BytesIn += b.BytesIn
 	a.Seconds += b.Seconds
+	a.ProcessorSeconds += b.ProcessorSeconds
 }
 
 // Entry is what a tenant used of a dataset on a day.

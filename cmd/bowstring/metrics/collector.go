@@ -213,6 +213,7 @@ func (ch sink) server(st *flight.Stats) {
 	ch.send(bytesTotal, float64(s.Bytes))
 	for source, nanos := range map[string]int64{
 		"store": s.Wait.Store, "spill": s.Wait.Spill, "peer": s.Wait.Peer, "window": s.Wait.Window, "encode": s.Wait.Encode, "consumer": s.Wait.Consumer,
+		"operators": s.Wait.Operators,
 	} {
 		ch.seconds(waitSeconds, nanos, source)
 	}
@@ -226,15 +227,29 @@ func (ch sink) server(st *flight.Stats) {
 		ch.send(tenantRows, float64(t.Rows), name)
 		ch.send(tenantBytes, float64(t.Bytes), name)
 		ch.send(tenantStored, float64(t.StoreBytes), name)
+		ch.seconds(tenantMade, t.ProcessorNanos, name)
 		ch.seconds(tenantSeconds, t.StreamNanos, name)
 		ch.send(tenantRefused, float64(t.Refused), name)
 	}
 }
 
 // uses are the labels of what admission.Use counts, in its order.
-var uses = []string{"windows", "uploads", "evaluation", "answers", "manifests", "loans"}
+var uses = []string{"windows", "uploads", "evaluation", "answers", "manifests", "loans", "operators"}
+
+// operators are those of the engine.
+func (ch sink) operators(o *fetch.OperatorStats) {
+	ch.send(cellsMade, float64(o.Cells))
+	ch.send(cellsFaulty, float64(o.Faults))
+	ch.send(programPanics, float64(o.Panics))
+	ch.seconds(makingSeconds, o.Processor)
+	ch.seconds(makingQueued, o.Queued)
+	ch.send(makingNow, float64(o.Running), "running")
+	ch.send(makingNow, float64(o.Waiting), "waiting")
+	ch.send(makingWorkers, float64(o.Workers))
+}
 
 func (ch sink) engine(e *fetch.Stats) {
+	ch.operators(&e.Operators)
 	ch.send(readBytes, float64(e.ReadBytes), "store")
 	ch.send(readBytes, float64(e.SpillBytes), "spill")
 	ch.send(readBytes, float64(e.PeerBytes), "peer")

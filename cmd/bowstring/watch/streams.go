@@ -26,6 +26,7 @@ type Stream struct {
 	Nodes       float64 `json:"nodes"`  // reads from other nodes
 	Window      float64 `json:"window"` // reads that were made for other streams
 	Encode      float64 `json:"encode"`
+	Operators   float64 `json:"operators,omitempty"` // samples that were being made
 	// Network is where bytes were on their way, as far as the kernel tells: what is left
 	// of the time that sending took is Consumer's. top is not told, and has it all there.
 	Network  float64 `json:"network,omitempty"`
@@ -60,6 +61,7 @@ func streamsOf(a, b *Look) []Stream {
 			Store: share(s.Wait.Store, past.Wait.Store), Spill: share(s.Wait.Spill, past.Wait.Spill), Window: share(s.Wait.Window, past.Wait.Window),
 			Nodes:  share(s.Wait.Peer, past.Wait.Peer),
 			Encode: share(s.Wait.Encode, past.Wait.Encode), Consumer: share(s.Wait.Consumer, past.Wait.Consumer),
+			Operators: share(s.Wait.Operators, past.Wait.Operators),
 		}
 		if i < len(b.More) {
 			if one.Dataset == "" {
@@ -87,7 +89,7 @@ func (s *Stream) limit() string {
 	for _, part := range []struct {
 		name  string
 		share float64
-	}{{"store", s.Store}, {"spill", s.Spill}, {"nodes", s.Nodes}, {"window", s.Window}, {"encode", s.Encode}, {"network", s.Network}, {"consumer", s.Consumer}} {
+	}{{"store", s.Store}, {"spill", s.Spill}, {"nodes", s.Nodes}, {"window", s.Window}, {"encode", s.Encode}, {"operators", s.Operators}, {"network", s.Network}, {"consumer", s.Consumer}} {
 		if part.share > most {
 			most, name = part.share, part.name
 		}

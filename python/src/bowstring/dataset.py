@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -16,10 +16,12 @@ from bowstring._wire import Positions, decoded, to_arrow, to_numpy
 from bowstring.connection import Connection
 from bowstring.errors import BowstringError, InvalidRequest, NotFound, translate
 from bowstring.exchange import Exchange
+from bowstring.operators import checked
 from bowstring.plan import Plan, plan_of
 from bowstring.preview import Explanation, Preview, explained, schema_html, size_text, spill_text, split_columns
 from bowstring.stream import Batches
 
+_TAKEN = ("layout", "batch_bytes", "operators", "shuffle")  # what a request has, and an exchange, too
 INLINE = 1000  # positions that go with each request; more are uploaded once
 
 
@@ -105,7 +107,10 @@ class Dataset:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the values of all rows in the columns asked for."""
+        """Bytes of the values of all rows in the columns asked for.
+
+        -1 where operators make cells whose sizes nobody knows before.
+        """
         return self._sized()[1]
 
     def __len__(self) -> int:
@@ -116,7 +121,9 @@ class Dataset:
 
     def _sized(self) -> tuple[int, int]:
         if self._size is None:
-            plain = self._but(_options={k: v for k, v in self._options.items() if k == "layout"}, _seed=None)
+            plain = self._but(
+                _options={k: v for k, v in self._options.items() if k in ("layout", "operators")}, _seed=None
+            )
             plan = plain.plan()
             self._size = plan.rows, plan.bytes
         return self._size
@@ -301,6 +308,24 @@ class Dataset:
     def _with_options(self, **options: Any) -> Dataset:
         return self._but(_options={**self._options, **options})
 
+    def operators(self, columns: Mapping[str, Any] | None = None, /, **more: Any) -> Dataset:
+        """What becomes of columns before they are sent, by name; what was said before of a column no longer holds.
+
+        ```python
+        dataset.operators(image=[{"Decode": {}}, {"RandomResizedCrop": {"size": [224, 224]}}])
+        ```
+
+        Each is a list of steps; or a transform of torchvision; or `{"follows": "image"}`, for masks that are to get
+        their image's geometry; or None, to have the bytes as they are. `docs/operators.md` lists the operators.
+        """
+        given = {**(columns or {}), **more}
+        kept = {name: o for name, o in self._options.get("operators", {}).items() if name not in given}
+        kept.update(checked({name: o for name, o in given.items() if o is not None}))
+        options = {name: o for name, o in self._options.items() if name != "operators"}
+        changed = self._but(_options={**options, "operators": kept} if kept else options)
+        _ = changed.schema  # a mistake is told here
+        return changed
+
     # --- what is asked of the server --------------------------------------
 
     def request(self, *, batch: int | None = None, world_size: int = 1, epoch: int = 0) -> dict[str, Any]:
@@ -320,7 +345,17 @@ class Dataset:
             request["batch"] = batch
         if world_size != 1:
             request["world"] = {"size": world_size}
-        return {**request, **self._options}
+        request.update(self._options)
+        if "operators" in request and self._columns is not None:
+            shown = {part for name in self._columns for part in (name, name.rpartition(".")[0])}
+            made = request["operators"]
+            led = {o["follows"] for name, o in made.items() if name in shown and "follows" in o}
+            if led - shown:
+                raise InvalidRequest(f"columns: want {min(led - shown)} among them, which another one follows")
+            request["operators"] = {name: o for name, o in made.items() if name in shown}
+            if not request["operators"]:
+                del request["operators"]
+        return request
 
     def ticket(
         self,
@@ -421,10 +456,16 @@ class Dataset:
         with (self if columns is None else self.columns(columns)).exchange() as exchange:
             return exchange.take(rows)
 
-    def exchange(self) -> Exchange:
-        """An open call for many `take`s, each a round trip."""
+    def exchange(self, *, epoch: int = 0) -> Exchange:
+        """An open call for many `take`s, each a round trip.
+
+        Args:
+            epoch: Of which epoch random operators draw.
+        """
         take = {"dataset": self._name, "snapshot": self._snapshot, "columns": self.schema.names}
-        take.update({k: v for k, v in self._options.items() if k in ("layout", "batch_bytes")})
+        take.update({k: v for k, v in self.request(epoch=epoch).items() if k in _TAKEN})
+        if "operators" not in take:
+            take.pop("shuffle", None)
         return Exchange(self._client, take, self.schema)
 
     def reader(self) -> pa.RecordBatchReader:

@@ -43,7 +43,7 @@ class Plan:
     Attributes:
         id: The plan's name, which batches carry and `Client.cancel` takes.
         rows: Rows served, over all ranks.
-        bytes: Bytes of their values in the columns asked for.
+        bytes: Bytes of their values in the columns asked for; -1 where operators make what nobody knows the size of.
         steps: Steps of each rank.
         dropped: Rows that `remainder="drop"` leaves out.
         padded: Rows that `remainder="pad"` serves again.

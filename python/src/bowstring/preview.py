@@ -200,6 +200,8 @@ def _is_blob(field: pa.Field) -> bool:
 
 def size_text(count: int) -> str:
     """Bytes, for people."""
+    if count < 0:
+        return "? B"
     if count < 1000:
         return f"{count} B"
     size, units = count / 1000, ["KB", "MB", "GB", "TB", "PB"]

@@ -102,6 +102,7 @@ const advice = {
   nodes: "Most of the time, streams wait for other nodes: the network between them is what limits.",
   window: "Most of the time, streams wait for reads that others have begun.",
   encode: "Most of the time goes into putting batches together: this machine's processors are what limits.",
+  operators: "Most of the time, streams wait for samples being made: this machine's processors are what limits.",
   network: "Most of the time, bytes are on their way: the network is what limits.",
   consumer: "Most of the time, streams wait for their consumers: data comes as fast as it is used.",
 };

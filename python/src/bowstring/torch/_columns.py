@@ -12,6 +12,8 @@ import pyarrow.compute as pc
 import torch
 from torch.utils.dlpack import from_dlpack
 
+from bowstring.operators import is_ragged
+
 Column = Any  # a tensor, Blobs, a list, or a dict of columns
 
 _VIEWS = {  # what torch has no type for, as integers: of the unit of its type
@@ -171,8 +173,9 @@ def rows(column: Column) -> list[Any]:
 def batch_of(record: pa.RecordBatch) -> Batch:
     """A record batch as tensors."""
     batch = Batch()
-    for name, array in zip(record.schema.names, record.columns, strict=True):
-        batch[name] = column_of(array)
+    for field, array in zip(record.schema, record.columns, strict=True):
+        name = field.name
+        batch[name] = _made(array) if is_ragged(field) else column_of(array)
         if array.null_count:
             batch.valid[name] = _boolean(pc.is_valid(array))
     return batch
@@ -184,6 +187,8 @@ def column_of(array: pa.Array) -> Column:
     Copied are booleans, which Arrow packs to bits, columns with nulls, and offsets of 32 bits. Text and lists of
     varying length become lists of Python's.
     """
+    if isinstance(array.type, pa.FixedShapeTensorType):
+        return _tensors(array)
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     kind = array.type
@@ -210,6 +215,27 @@ def column_of(array: pa.Array) -> Column:
         if isinstance(values, torch.Tensor):
             return values.reshape(len(array), kind.list_size, *values.shape[1:])
     return array.to_pylist()
+
+
+def _tensors(array: pa.ExtensionArray) -> torch.Tensor:
+    """Tensors of one shape, which operators made. Of a null it has zeros."""
+    storage, size = array.storage, array.storage.type.list_size
+    values = _numbers(storage.values.slice(storage.offset * size, len(storage) * size))
+    return values.reshape(len(array), *array.type.shape)
+
+
+def _made(array: pa.Array) -> list[torch.Tensor | None]:
+    """Tensors of several shapes."""
+    if not len(array):
+        return []
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    data, shapes = array.field("data"), array.field("shape")
+    flat, axes = _numbers(data.values), shapes.type.list_size
+    bounds = _numbers(data.offsets).tolist()
+    sizes = _numbers(shapes.values.slice(shapes.offset * axes, len(shapes) * axes)).reshape(-1, axes).tolist()
+    valid = [True] * len(array) if not array.null_count else array.is_valid().to_pylist()
+    return [flat[bounds[i] : bounds[i + 1]].reshape(sizes[i]) if valid[i] else None for i in range(len(array))]
 
 
 def _numbers(array: pa.Array) -> torch.Tensor:

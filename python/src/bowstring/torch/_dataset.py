@@ -61,13 +61,18 @@ class BowstringDataset(IterableDataset[Any]):
         snapshot: Which snapshot, by number or tag; without it, the newest one now.
         columns: Which columns.
         where: Which rows.
+        operators: What the server makes of columns, by name, as [Dataset.operators][bowstring.Dataset.operators] takes
+            it; or a transform of torchvision, for all columns of images. Their columns are tensors then: of one shape
+            one tensor, of several a list of them.
         shuffle: The seed of the global shuffle, another order for each epoch; False for order of position. Without it,
             as the source is.
         rank: Which rank this is. Without it, what torch.distributed says if it is initialised; else the environment
             variables RANK and WORLD_SIZE; else there is only one.
         world_size: How many ranks there are.
         output: `batches`, each a [Batch][bowstring.torch.Batch]; or `samples`, each a dictionary, for a DataLoader
-            with a batch size of its own. Of several workers one reads, unless `loader_batch_size` is given.
+            with a batch size of its own; or `dlpack`, each a dictionary of what has `__dlpack__`, for JAX, CuPy and
+            others: columns of tensors and of numbers, the rest as Arrow has it. Of several workers one reads samples,
+            unless `loader_batch_size` is given.
         loader_batch_size: With `output="samples"`, the `batch_size` of the DataLoader. Its workers then share the
             samples out so that each makes whole batches; a rank's part of a step has to be a multiple of it.
         decode: How images are decoded, in the worker: `torchvision`, `pillow`, `auto` (the first of them that is
@@ -93,10 +98,11 @@ class BowstringDataset(IterableDataset[Any]):
         snapshot: int | str | None = None,
         columns: Iterable[str] | None = None,
         where: str | None = None,
+        operators: Mapping[str, Any] | Callable[[Any], Any] | None = None,
         shuffle: int | Literal[False] | None = None,
         rank: int | None = None,
         world_size: int | None = None,
-        output: Literal["batches", "samples"] = "batches",
+        output: Literal["batches", "samples", "dlpack"] = "batches",
         loader_batch_size: int | None = None,
         decode: str | Decode | Mapping[str, str | Decode] | None = None,
         transform: Callable[[Any], Any] | None = None,
@@ -119,13 +125,19 @@ class BowstringDataset(IterableDataset[Any]):
             loader_batch_size = _size_of(loader_batch_size, "loader_batch_size")
             if output != "samples":
                 raise ValueError("loader_batch_size: goes with output='samples'; whole batches are made by the server")
-        if output not in ("batches", "samples"):
-            raise ValueError(f"output: got {output!r}, want 'batches' or 'samples'")
+        if output not in ("batches", "samples", "dlpack"):
+            raise ValueError(f"output: got {output!r}, want 'batches', 'samples' or 'dlpack'")
+        if output == "dlpack" and (decode is not None or transform is not None or collate is not None):
+            raise ValueError(
+                "output: 'dlpack' gives what the server made; decode, transform and collate go with others"
+            )
         if output == "samples" and collate is not None:
             raise ValueError("collate: goes with output='batches'; for samples, give collate_fn to the DataLoader")
         dataset = opened(
             source, name, split=split, snapshot=snapshot, columns=columns, where=where, token=token, tls=tls
         )
+        if operators is not None:
+            dataset = dataset.operators(operators if isinstance(operators, Mapping) else _of_images(dataset, operators))
         if shuffle is True:
             raise ValueError("shuffle: got True, want the seed, an integer, such as 0; or False")
         if shuffle is not None:
@@ -138,6 +150,7 @@ class BowstringDataset(IterableDataset[Any]):
         self.output = output
         self._loader_batch = loader_batch_size
         self._dataset, self._steps = steps_for(dataset, decode, transform, collate, on_decode_error)
+        self._steps.dlpack = output == "dlpack"
         self._ranks = None if rank is None or world_size is None else (rank, world_size)
         self._tune = tune_malloc
         if output == "samples" and not self._strict:
@@ -237,7 +250,7 @@ class BowstringDataset(IterableDataset[Any]):
             share = self._read_by(world).plan(batch=size, world_size=world).ranks[rank]
             full = (rank + 1) * size // world - rank * size // world  # of a step but the last
             nothing = share.rows == full * (share.steps - 1)  # is left of the last step for it
-            self._lengths[rank, world] = share.steps - nothing if self.output == "batches" else share.rows
+            self._lengths[rank, world] = share.steps - nothing if self.output != "samples" else share.rows
         return self._lengths[rank, world]
 
     def __bool__(self) -> bool:
@@ -398,6 +411,14 @@ class BowstringDataset(IterableDataset[Any]):
         self._pending = found
         if not self._shared[_EXPLICIT]:
             self._shared[_EPOCH] = found["epoch"]
+
+
+def _of_images(dataset: Dataset, transform: Any) -> dict[str, Any]:
+    """The same operators for each column of images."""
+    images = [f.name for f in dataset.schema if (f.metadata or {}).get(b"bowstring.media") == b"image"]
+    if not images:
+        raise ValueError(f"operators: no column holds images; there are {', '.join(dataset.schema.names)}")
+    return dict.fromkeys(images, transform)
 
 
 def _size_of(size: Any, name: str) -> int:

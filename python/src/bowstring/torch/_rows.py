@@ -13,6 +13,7 @@ from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from bowstring.dataset import Dataset
+from bowstring.operators import is_ragged
 from bowstring.torch._columns import Batch, Blobs, batch_of
 from bowstring.torch._decode import Decode, DecodeError, decoder
 
@@ -27,10 +28,13 @@ class Steps:
     transform: Callable[[Any], Any] | None = None
     collate: Callable[[list[Any]], Any] | None = None
     skip: bool = False
+    dlpack: bool = False
     hidden: tuple[str, ...] = ()  # columns that are read for errors' sake alone
 
     def batch(self, record: pa.RecordBatch, epoch: int, step: int) -> Any:
         """A whole batch; None if every sample of it was skipped."""
+        if self.dlpack:
+            return _exchangeable(record)
         batch, _ = self._decoded(record)
         if not len(batch) or not _length(batch):
             return None
@@ -81,6 +85,18 @@ class Steps:
             batch.pop(name, None)
             batch.valid.pop(name, None)
         return batch, kept
+
+
+def _exchangeable(record: pa.RecordBatch) -> dict[str, Any]:
+    """Columns as what has `__dlpack__`; those that cannot be are as Arrow has them."""
+    made: dict[str, Any] = dict(zip(record.schema.names, record.columns, strict=True))
+    tensors = batch_of(record)
+    given = {
+        name: column
+        for name, column in tensors.items()
+        if isinstance(column, torch.Tensor) or (isinstance(column, list) and is_ragged(record.schema.field(name)))
+    }
+    return made | given
 
 
 def steps_for(

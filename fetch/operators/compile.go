@@ -1,0 +1,244 @@
+package operators
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/apache/arrow/go/v17/arrow"
+
+	"bowstring/fetch/operators/draw"
+	"bowstring/fetch/operators/program"
+	"bowstring/schema"
+)
+
+// Kind is how operators on samples of one kind are compiled.
+type Kind struct {
+	// Contract names the rules that results keep to, byte by byte. Where a release changes a
+	// byte of any result, it has another one.
+	Contract string
+	// Operators are the names of all operators.
+	Operators []string
+	// Compile checks a list of steps and makes a program of it. Errors are of type
+	// [program.StepError].
+	Compile func(in program.Form, steps []program.Step) (program.Program, error)
+	// Follow makes the program of what goes along with samples, such as the masks of images,
+	// from the list of these; nil if nothing can.
+	Follow func(in program.Form, steps []program.Step) (program.Program, error)
+}
+
+// Kinds are those that there are, by the name that requests and the media of columns have.
+type Kinds map[string]Kind
+
+// Set is the compiled operators of a request. It is immutable and safe for concurrent use.
+type Set struct {
+	columns   map[string]*Column
+	canonical schema.Operators
+}
+
+// Column is the compiled operators of one column. It is immutable and safe for concurrent use.
+type Column struct {
+	Name    string
+	Program program.Program
+	Form    *schema.MadeForm
+
+	kind  string
+	draws string // whose numbers are drawn
+	steps []program.Step
+	whole bool     // nothing is drawn
+	id    [32]byte // of the canonical steps, kind and contract
+}
+
+// CompileSet compiles what a request wants, for a snapshot of that schema. Errors wrap
+// schema.ErrInvalid and name the place.
+func CompileSet(kinds Kinds, snapshot *arrow.Schema, within *schema.Restriction, wanted schema.Operators) (*Set, error) {
+	set := &Set{columns: map[string]*Column{}, canonical: schema.Operators{}}
+	blobs := slices.DeleteFunc(schema.BlobFields(snapshot), func(f arrow.Field) bool { return within.Hides(snapshot, f.Name) })
+	for _, name := range wanted.Columns() {
+		i := slices.IndexFunc(blobs, func(f arrow.Field) bool { return f.Name == name })
+		if i < 0 {
+			return nil, noColumn(name, blobs)
+		}
+		c, err := compileColumn(kinds, blobs, blobs[i], wanted)
+		if err != nil {
+			return nil, err
+		}
+		set.columns[name] = c
+		p := schema.Pipeline{Kind: c.kind, Contract: c.Form.Contract, Follows: wanted[name].Follows}
+		if p.Follows == "" {
+			p.Steps = stepsOf(c.steps)
+		}
+		set.canonical[name] = p
+	}
+	return set, nil
+}
+
+func noColumn(name string, blobs []arrow.Field) error {
+	names := make([]string, len(blobs))
+	for i, f := range blobs {
+		names[i] = f.Name
+	}
+	want := "a column of blobs, of which there are none"
+	if len(names) > 0 {
+		want = "one of the columns of blobs: " + strings.Join(names, ", ")
+	}
+	if n := schema.Nearest(name, names); n != "" {
+		want += fmt.Sprintf(" (did you mean %q?)", n)
+	}
+	return &schema.FieldError{Field: "operators", Got: schema.Quote(name), Want: want}
+}
+
+// kindOf says what the cells of a column are.
+func kindOf(kinds Kinds, field arrow.Field, p schema.Pipeline) (name string, kind Kind, err error) {
+	at := "operators." + field.Name
+	if name = p.Kind; name == "" {
+		name = schema.Media(field)
+	}
+	known := strings.Join(slices.Sorted(maps.Keys(kinds)), ", ")
+	kind, ok := kinds[name]
+	switch {
+	case len(kinds) == 0:
+		err = &schema.FieldError{Field: "operators", Got: "some", Want: "none, as this server has no operators"}
+	case name == "":
+		err = &schema.FieldError{Field: at + ".kind", Got: "nothing, and the column does not say what it holds", Want: "one of " + known}
+	case !ok && p.Kind == "":
+		err = &schema.FieldError{Field: at, Got: fmt.Sprintf("a column of media %q", name), Want: "media, or a kind, that is one of " + known}
+	case !ok:
+		err = &schema.FieldError{Field: at + ".kind", Got: schema.Quote(name), Want: "one of " + known}
+	case p.Contract != "" && p.Contract != kind.Contract:
+		err = &schema.FieldError{Field: at + ".contract", Got: schema.Quote(p.Contract),
+			Want: strconv.Quote(kind.Contract) + ", the version of this server: others make other bytes"}
+	}
+	return name, kind, err
+}
+
+func compileColumn(kinds Kinds, blobs []arrow.Field, field arrow.Field, wanted schema.Operators) (*Column, error) {
+	p, at := wanted[field.Name], "operators."+field.Name
+	name, kind, err := kindOf(kinds, field, p)
+	if err != nil {
+		return nil, err
+	}
+	compile, list, draws := kind.Compile, p, field.Name
+	if p.Follows != "" {
+		led := slices.IndexFunc(blobs, func(f arrow.Field) bool { return f.Name == p.Follows })
+		if led < 0 {
+			return nil, noColumn(p.Follows, blobs)
+		}
+		ledName, _, err := kindOf(kinds, blobs[led], wanted[p.Follows])
+		if err != nil {
+			return nil, err
+		}
+		if kind.Follow == nil || ledName != name {
+			return nil, &schema.FieldError{Field: at + ".follows", Got: fmt.Sprintf("%s of kind %s, for what is of kind %s", p.Follows, ledName, name), Want: "images that follow images"}
+		}
+		compile, list, draws, at = kind.Follow, wanted[p.Follows], p.Follows, "operators."+p.Follows
+	}
+	steps := make([]program.Step, len(list.Steps))
+	for i, s := range list.Steps {
+		steps[i] = program.Step{Name: s.Name, Params: s.Params}
+	}
+	prog, err := compile(program.Form{Kind: program.Encoded}, steps)
+	if err != nil {
+		return nil, placed(list.StepsAt(at), err, kind.Operators)
+	}
+	form := formOf(prog.Result(), kind.Contract)
+	if err := form.Check(); err != nil {
+		return nil, fmt.Errorf("%s: %w", at, err)
+	}
+	c := &Column{Name: field.Name, Program: prog, Form: form, kind: name, draws: draws, steps: prog.Steps()}
+	c.whole = prog.Deterministic() >= len(c.steps)
+	named, err := json.Marshal(stepsOf(c.steps))
+	if err != nil {
+		return nil, fmt.Errorf("%s: the canonical steps: %w", at, err)
+	}
+	c.id = sha256.Sum256(fmt.Appendf(nil, "bowstring operators\x00%s\x00%s\x00%t\x00%s", name, kind.Contract, p.Follows != "", named))
+	return c, nil
+}
+
+func stepsOf(steps []program.Step) []schema.Step {
+	out := make([]schema.Step, len(steps))
+	for i, s := range steps {
+		out[i] = schema.Step{Name: s.Name, Params: s.Params}
+	}
+	return out
+}
+
+// placed says where in the request a step is wrong.
+func placed(at string, err error, operators []string) error {
+	wrong, ok := errors.AsType[*program.StepError](err)
+	if !ok {
+		return fmt.Errorf("%w: %s: %w", schema.ErrInvalid, at, err)
+	}
+	at += "[" + strconv.Itoa(wrong.Step) + "]"
+	for _, part := range []string{wrong.Name, wrong.Param} {
+		if part != "" {
+			at += "." + part
+		}
+	}
+	hint := ""
+	if n := schema.Nearest(wrong.Name, operators); n != "" && !slices.Contains(operators, wrong.Name) {
+		hint = fmt.Sprintf(" (did you mean %q?)", n)
+	}
+	return fmt.Errorf("%w: %s: %s%s", schema.ErrInvalid, at, wrong.Reason, hint)
+}
+
+// formOf is a program's result in the words of schemas.
+func formOf(f program.Form, contract string) *schema.MadeForm {
+	form := &schema.MadeForm{
+		Kind:  map[program.Kind]string{program.Encoded: "encoded", program.Image: "image", program.Audio: "audio", program.Spectrogram: "spectrogram"}[f.Kind],
+		DType: map[program.DType]string{program.Uint8: "uint8", program.Uint16: "uint16", program.Float16: "float16", program.Float32: "float32"}[f.Type],
+		Axes:  f.Axes, Rate: f.Rate, MIME: f.MIME, Contract: contract,
+	}
+	if f.Kind == program.Encoded {
+		form.DType, form.Axes = "", ""
+		return form
+	}
+	for _, d := range f.Dims {
+		if d == program.Unknown {
+			form.Shape = append(form.Shape, nil)
+		} else {
+			form.Shape = append(form.Shape, &d)
+		}
+	}
+	return form
+}
+
+// Column returns the operators of a column; nil if it has none. A nil Set has none for any.
+func (s *Set) Column(name string) *Column {
+	if s == nil {
+		return nil
+	}
+	return s.columns[name]
+}
+
+// Forms are what columns become, by name.
+func (s *Set) Forms() map[string]*schema.MadeForm {
+	if s == nil {
+		return nil
+	}
+	forms := make(map[string]*schema.MadeForm, len(s.columns))
+	for name, c := range s.columns {
+		forms[name] = c.Form
+	}
+	return forms
+}
+
+// Canonical is the request that the set was compiled of with every parameter filled in: it
+// means the same to a later release, whose defaults may be others.
+func (s *Set) Canonical() schema.Operators { return s.canonical }
+
+// Draws says where the numbers of a sample's cell come from.
+func (c *Column) Draws(key draw.Key) program.Draws { return program.Draws{Key: key, Column: c.draws} }
+
+// Named says what a step is called; "" if there is none of that index.
+func (c *Column) Named(step int) string {
+	if step < 0 || step >= len(c.steps) {
+		return ""
+	}
+	return c.steps[step].Name
+}

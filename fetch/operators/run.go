@@ -1,0 +1,205 @@
+package operators
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"time"
+
+	"bowstring/fetch/admission"
+	"bowstring/fetch/operators/program"
+	"bowstring/schema"
+)
+
+// FaultError is why operators could make nothing of a cell.
+type FaultError struct {
+	// Operator is the name of the step, where it is known.
+	Operator string
+	err      error
+}
+
+func (f *FaultError) Error() string {
+	if f.Operator == "" {
+		return "operators: " + f.err.Error()
+	}
+	return "operators: " + f.Operator + ": " + f.err.Error()
+}
+
+// Unwrap is the cause.
+func (f *FaultError) Unwrap() error { return f.err }
+
+// faultOf makes a FaultError of what a program said, in the words of package schema. Whoever
+// says no step was reading the header, which the first one does.
+func (c *Column) faultOf(err error) error {
+	f := &FaultError{Operator: c.Named(0), err: err}
+	if step, ok := errors.AsType[*program.StepError](err); ok {
+		f.Operator = step.Name
+	}
+	switch {
+	case errors.Is(err, schema.ErrDataLoss): // a page of a file that cannot be read
+	case errors.Is(err, program.ErrTooLarge):
+		f.err = fmt.Errorf("%w: %w", schema.ErrLimit, err)
+	default:
+		f.err = fmt.Errorf("%w: %w", schema.ErrDataLoss, err)
+	}
+	return f
+}
+
+// cost asks what a cell becomes at most. It allocates nothing worth counting.
+func (s *Stage) cost(t *Task) (cost program.Cost, err error) {
+	err = s.shielded(t, func() (err error) {
+		cost, err = t.Column.Program.Cost(t.Cell.Bytes(), s.opts.Limits)
+		return err
+	})
+	if err == nil && (cost.Result < 0 || cost.Working < 0 || cost.Result > s.opts.Limits.Bytes-cost.Working) {
+		err = fmt.Errorf("%w: it would take %d bytes, and %d beside while it is made; a sample may take %d", program.ErrTooLarge, cost.Result, cost.Working, s.opts.Limits.Bytes)
+	}
+	if size := t.Column.Form.CellBytes(); err == nil && size >= 0 {
+		cost.Result = size
+	}
+	if err != nil {
+		return cost, t.Column.faultOf(err)
+	}
+	return cost, nil
+}
+
+// make runs the program of a task, which has room for its result.
+func (s *Stage) make(t *Task) (blob schema.Blob, err error) {
+	var c *cell
+	var result []byte
+	var outcome program.Outcome
+	err = s.shielded(t, func() (err error) {
+		outcome, err = t.Column.Program.Run(t.Cell.Bytes(), t.Draws, func(n int) []byte {
+			if int64(n) > t.cost.Result {
+				panic(fmt.Sprintf("the program makes %d bytes, where it said that it would make %d at most", n, t.cost.Result))
+			}
+			c = newCell(n)
+			result = c.memory[:n:n]
+			return result
+		})
+		return err
+	})
+	if err == nil {
+		err = t.Column.checkOutcome(&outcome, result, c != nil)
+	}
+	if err != nil {
+		if c != nil {
+			c.Unpin()
+		}
+		return schema.Blob{}, t.Column.faultOf(err)
+	}
+	c.describe(t.Column, &outcome)
+	t.made = c
+	return schema.NewBlob(result, c), nil
+}
+
+// checkOutcome fails where a program has broken its word: what it says of its result goes
+// into batches unchecked.
+func (c *Column) checkOutcome(o *program.Outcome, result []byte, made bool) error {
+	if !made {
+		return errors.New("the program has made nothing")
+	}
+	if c.Form.Encoded() {
+		return nil
+	}
+	if len(o.Dims) != len(c.Form.Shape) {
+		return fmt.Errorf("the program made %d dimensions, its result has %d", len(o.Dims), len(c.Form.Shape))
+	}
+	size := c.Form.ElementBytes()
+	for i, d := range o.Dims {
+		if want := c.Form.Shape[i]; d < 0 || want != nil && d != *want {
+			return fmt.Errorf("the program made dimensions %v", o.Dims)
+		}
+		size *= int64(d)
+	}
+	if size != int64(len(result)) {
+		return fmt.Errorf("the program made %d bytes of dimensions %v", len(result), o.Dims)
+	}
+	return nil
+}
+
+// shielded calls what reads a cell: a page that cannot be read, and a panic, are errors.
+func (s *Stage) shielded(t *Task, f func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("the program has panicked: %v", p)
+			s.panicked(t, fmt.Sprint(p), debug.Stack())
+		}
+	}()
+	return schema.Guard(f)
+}
+
+// maxPanics is how many different panics are logged.
+const maxPanics = 32
+
+// panicked logs a panic, once for each column's operators and each text.
+func (s *Stage) panicked(t *Task, text string, stack []byte) {
+	s.count.panics.Add(1)
+	key := string(t.Column.id[:]) + text
+	s.mu.Lock()
+	_, known := s.panics[key]
+	if known = known || len(s.panics) >= maxPanics; !known {
+		s.panics[key] = struct{}{}
+	}
+	s.mu.Unlock()
+	if !known {
+		s.opts.Logger.ErrorContext(t.Context, "a program of operators has panicked; the sample counts as one that cannot be made",
+			"column", t.Column.Name, "position", t.Draws.Key.Position, "panic", text, "stack", string(stack))
+	}
+}
+
+// work does a task to its end, or as far as there is room for it.
+func (s *Stage) work(t *Task) {
+	if err := context.Cause(t.Context); err != nil {
+		t.To.Made(t, Outcome{Err: err})
+		return
+	}
+	began := time.Now()
+	clock := startClock()
+	o := Outcome{Queued: began.Sub(t.put)}
+	defer func() {
+		if o.done {
+			o.Processor, o.Took = clock.stop(), time.Since(began)
+			s.tell(t, &o)
+		} else {
+			clock.stop()
+		}
+	}()
+	var found schema.Blob // that was kept
+	if s.keeps(t) {
+		found, o.Kept = s.kept(t)
+	}
+	if o.Kept {
+		t.cost, t.measured = program.Cost{Result: int64(len(found.Bytes()))}, true
+	}
+	if !t.measured {
+		cost, err := s.cost(t)
+		if err != nil {
+			o.Err, o.done = err, true
+			return
+		}
+		t.cost, t.measured = cost, true
+	}
+	if t.Column.Form.CellBytes() < 0 && !t.roomy && !t.To.Room(t, t.cost.Result) {
+		found.Release()
+		return // the receiver has it now
+	}
+	o.done = true
+	if o.Kept {
+		o.Blob = found
+		return
+	}
+	hold, err := s.opts.Ledger.ReserveFor(t.Context, admission.Making, t.Tenant, t.cost.Working)
+	if err != nil {
+		o.Err = err
+		return
+	}
+	making := clock.so()
+	o.Blob, o.Err = s.make(t)
+	hold.Release()
+	if o.Err == nil && s.keeps(t) {
+		s.keep(t, o.Blob, clock.so()-making)
+	}
+	t.made = nil
+}

@@ -1,0 +1,191 @@
+"""What becomes of samples before they are sent: lists of operators, and what comes of them.
+
+```python
+from bowstring import operators
+
+crops = operators.from_torchvision(v2.Compose([v2.RandomResizedCrop(224), v2.RandomHorizontalFlip()]))
+for batch in dataset.operators(image=crops).batches(256):
+    images = operators.arrays(batch)["image"]  # 256 x 3 x 224 x 224, uint8, no copy
+```
+
+The server decodes and transforms, with the names and parameters of `torchvision.transforms.v2` and
+`torchaudio.transforms`. Random ones draw by the seed of `shuffle`, the epoch and the sample's position: whoever asks
+again gets the same.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from bowstring.errors import InvalidRequest
+
+Step = dict[str, dict[str, Any]]
+
+__all__ = ["NoOperator", "arrays", "from_torchvision", "tensors"]
+
+
+class NoOperator(InvalidRequest):
+    """A transform that the server has no operator for; the text names it, and its parameter."""
+
+    code = "INVALID_ARGUMENT"
+
+
+# Transforms by name, with the attributes that are their parameters. None stands for a default that differs.
+_PARAMETERS: dict[str, tuple[str, ...]] = {
+    "RandomResizedCrop": ("size", "scale", "ratio", "interpolation", "antialias"),
+    "Resize": ("size", "interpolation", "max_size", "antialias"),
+    "CenterCrop": ("size",),
+    "RandomCrop": ("size", "padding", "pad_if_needed", "fill", "padding_mode"),
+    "Pad": ("padding", "fill", "padding_mode"),
+    "RandomHorizontalFlip": ("p",),
+    "RandomVerticalFlip": ("p",),
+    "RandomRotation": ("degrees", "interpolation", "expand", "center", "fill"),
+    "ColorJitter": ("brightness", "contrast", "saturation", "hue"),
+    "RandAugment": ("num_ops", "magnitude", "num_magnitude_bins", "interpolation", "fill"),
+    "GaussianBlur": ("kernel_size", "sigma"),
+    "RandomErasing": ("p", "scale", "ratio", "value"),
+    "Grayscale": ("num_output_channels",),
+    "Normalize": ("mean", "std"),
+}
+_NOTHING = {"Identity", "ToPureTensor"}
+_TENSOR = {"ToImage", "PILToTensor"}  # from here on channels come first
+
+
+def from_torchvision(transform: Any) -> list[Step]:
+    """The list of operators that does what a transform of torchvision does, or a `Compose` of several.
+
+    It begins with decoding. Without `ToImage` or the like, channels come last, as in images of Pillow. The pixels are
+    those of torchvision on images of Pillow; what is drawn at random is not, as the server draws numbers of its own.
+
+    Raises:
+        NoOperator: Where there is no such operator: the rest can stay in the training process, as `transform` of
+            [BowstringDataset][bowstring.torch.BowstringDataset].
+    """
+    steps: list[Step] = [{"Decode": {}}]
+    for i, one in enumerate(_flat(transform)):
+        steps += _step(one, i)
+    return steps
+
+
+def _flat(transform: Any) -> list[Any]:
+    if isinstance(transform, (list, tuple)) or type(transform).__name__ in ("Compose", "Sequential"):
+        inner = transform.transforms if hasattr(transform, "transforms") else transform
+        return [one for each in inner for one in _flat(each)]
+    return [transform]
+
+
+def _step(transform: Any, at: int) -> list[Step]:
+    name = type(transform).__name__
+    if not type(transform).__module__.startswith(("torchvision.", "torch.nn")):
+        raise NoOperator(f"transforms[{at}]: {name} of {type(transform).__module__} is no transform of torchvision")
+    if name in _NOTHING:
+        return []
+    if name in _TENSOR:
+        return [{"ToImage": {}}]
+    if name == "ToTensor":
+        return [{"ToImage": {}}, {"ToDtype": {"dtype": "float32", "scale": True}}]
+    if name in ("ToDtype", "ConvertImageDtype"):
+        dtype = transform.dtype
+        if isinstance(dtype, Mapping):
+            raise NoOperator(f"transforms[{at}]: ToDtype: dtype: got one for each kind of input, want one")
+        scale = bool(getattr(transform, "scale", True))
+        return [{"ToDtype": {"dtype": str(dtype).removeprefix("torch."), "scale": scale}}]
+    if name not in _PARAMETERS:
+        raise NoOperator(f"transforms[{at}]: there is no operator {name}; there are {', '.join(sorted(_PARAMETERS))}")
+    given = {}
+    for parameter in _PARAMETERS[name]:
+        value = getattr(transform, parameter, None)
+        if parameter == "antialias" or value is None:
+            continue
+        given[parameter] = _plain(value, f"transforms[{at}]: {name}: {parameter}")
+    return [{name: given}]
+
+
+def _plain(value: Any, at: str) -> Any:
+    """A value as JSON has it."""
+    if isinstance(value, enum.Enum):
+        return str(value.value)
+    if isinstance(value, Mapping):  # fill by kind of input: torchvision keeps one for all others
+        if len(value) == 1:
+            return _plain(next(iter(value.values())), at)
+        raise NoOperator(f"{at}: got one for each kind of input, want one")
+    if isinstance(value, (bool, int, float, str)) or value is None:
+        return value
+    if isinstance(value, (np.integer, np.floating)):
+        return value.item()
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, Sequence):
+        return [_plain(one, at) for one in value]
+    raise NoOperator(f"{at}: got {value!r}, which has no JSON")
+
+
+def checked(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Operators by column as a request has them. A column's are a list, JSON of one, or a transform of torchvision."""
+    made: dict[str, Any] = {}
+    for name, steps in columns.items():
+        if isinstance(steps, str):
+            steps = json.loads(steps)
+        elif not isinstance(steps, Mapping) and not (isinstance(steps, Iterable) and _is_list(steps)):
+            steps = from_torchvision(steps)
+        made[name] = dict(steps) if isinstance(steps, Mapping) else list(steps)
+    return made
+
+
+def _is_list(steps: Any) -> bool:
+    return isinstance(steps, (list, tuple)) and all(isinstance(step, Mapping) for step in steps)
+
+
+def is_ragged(field: pa.Field) -> bool:
+    """Whether a column holds tensors of different shapes."""
+    made = (field.metadata or {}).get(b"bowstring.made")
+    return made is not None and None in json.loads(made).get("shape", [])
+
+
+def arrays(batch: pa.RecordBatch) -> dict[str, Any]:
+    """The tensors of a batch by column, as arrays of NumPy that point to its memory.
+
+    Tensors of one shape are one array, the samples along its first axis; of a null it has zeros. Tensors of different
+    shapes are a list, with None for a null. Each has `__dlpack__`, which JAX, CuPy and others take. Columns that hold
+    no tensors are left out.
+    """
+    return {
+        field.name: tensors(column, field)
+        for field, column in zip(batch.schema, batch.columns, strict=True)
+        if is_ragged(field) or isinstance(field.type, pa.FixedShapeTensorType)
+    }
+
+
+def tensors(column: pa.Array, field: pa.Field) -> npt.NDArray[Any] | list[npt.NDArray[Any] | None]:
+    """One column of tensors: see [arrays][bowstring.operators.arrays]."""
+    if not is_ragged(field):
+        storage, shape = column.storage, column.type.shape
+        values = storage.values  # flatten() would leave nulls out
+        size = storage.type.list_size
+        return _numbers(values, storage.offset * size, len(storage) * size).reshape(len(storage), *shape)
+    if not len(column):
+        return []
+    if isinstance(column, pa.ExtensionArray):  # versions of pyarrow know the type, and others do not
+        column = column.storage
+    data, shapes = column.field("data"), column.field("shape")
+    axes = shapes.type.list_size
+    sizes = _numbers(shapes.values, shapes.offset * axes, len(shapes) * axes).reshape(len(shapes), axes)
+    flat = _numbers(data.values, 0, len(data.values))
+    bounds = np.frombuffer(data.buffers()[1], np.int32, len(data) + 1, 4 * data.offset)
+    valid = [True] * len(column) if not column.null_count else column.is_valid().to_pylist()
+    return [flat[bounds[i] : bounds[i + 1]].reshape(sizes[i]) if valid[i] else None for i in range(len(column))]
+
+
+def _numbers(values: pa.Array, start: int, length: int) -> npt.NDArray[Any]:
+    dtype = np.dtype(values.type.to_pandas_dtype())
+    buffer = values.buffers()[1]
+    if buffer is None or not length:
+        return np.empty(0, dtype)
+    return np.frombuffer(buffer, dtype, length, (values.offset + start) * dtype.itemsize)

@@ -1,0 +1,262 @@
+package schema
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+)
+
+// Limits of operators. A ticket repeats them, also each that batches carry.
+const (
+	// MaxOperatorsBytes bounds the JSON of Request.Operators.
+	MaxOperatorsBytes = 16 << 10
+	// MaxOperatorColumns bounds the columns that have operators.
+	MaxOperatorColumns = 64
+	// MaxSteps bounds the steps of one column.
+	MaxSteps = 64
+)
+
+// Places where operators run: values of Request.Place. They change what a step costs, and
+// never its result.
+const (
+	PlaceServer = "server"
+	PlaceClient = "client" // not yet
+	PlaceAuto   = "auto"   // not yet
+)
+
+// Operators say by blob column what becomes of its cells before they are sent.
+type Operators map[string]Pipeline
+
+// Pipeline is the operators of one column. As JSON it is a list of steps, or an object
+// where it has more than that.
+type Pipeline struct {
+	// Kind says what the cells are, "image" or "audio"; "": as the column's media says.
+	Kind string
+	// Contract is the version of the rules that results keep to, byte by byte; "": that of
+	// the server. Tickets name it.
+	Contract string
+	// Follows names another column with operators, whose steps these cells go through as its
+	// masks: the same geometry with the same numbers, and nothing that mixes pixels. "": none.
+	Follows string
+	// Steps are applied one after the other. There are none where the column follows another.
+	Steps []Step
+}
+
+// Step is an operator and its parameters. As JSON it is an object with one member:
+// {"Resize": {"size": 256}}.
+type Step struct {
+	Name string
+	// Params is a JSON object.
+	Params json.RawMessage
+}
+
+// MarshalJSON writes the list of steps, or the object where there is more.
+func (p Pipeline) MarshalJSON() ([]byte, error) {
+	if p.listed() {
+		return json.Marshal(p.Steps)
+	}
+	return json.Marshal(struct {
+		Kind     string `json:"kind,omitempty"`
+		Contract string `json:"contract,omitempty"`
+		Follows  string `json:"follows,omitempty"`
+		Steps    []Step `json:"steps,omitempty"`
+	}{p.Kind, p.Contract, p.Follows, p.Steps})
+}
+
+// listed reports whether the steps say all.
+func (p Pipeline) listed() bool { return p.Kind == "" && p.Contract == "" && p.Follows == "" }
+
+// StepsAt is the path of the steps in a request, where at is that of the pipeline.
+func (p Pipeline) StepsAt(at string) string {
+	if p.listed() {
+		return at
+	}
+	return at + ".steps"
+}
+
+// MarshalJSON writes an object with one member.
+func (s Step) MarshalJSON() ([]byte, error) {
+	params := s.Params
+	if len(params) == 0 {
+		params = json.RawMessage("{}")
+	}
+	return json.Marshal(map[string]json.RawMessage{s.Name: params})
+}
+
+// ParseOperators decodes the JSON of Request.Operators, as strictly as DecodeJSON does.
+func ParseOperators(b []byte) (Operators, error) {
+	var r struct {
+		Operators Operators `json:"operators"`
+	}
+	err := DecodeJSON("operators", slices.Concat([]byte(`{"operators":`), b, []byte("}")), &r)
+	return r.Operators, err
+}
+
+// decodeJSON implements selfDecoder.
+func (o *Operators) decodeJSON(path string, raw []byte) error {
+	if raw[0] != '{' {
+		return wrongType(path, raw, `an object with a list of steps by column, such as {"image": [{"Decode": {}}]}`)
+	}
+	if len(raw) > MaxOperatorsBytes {
+		return &FieldError{Field: path, Got: fmt.Sprintf("%d bytes", len(raw)),
+			Want: fmt.Sprintf("at most %d, as each ticket repeats them", MaxOperatorsBytes)}
+	}
+	*o = Operators{}
+	for text, value := range members(raw) {
+		column := unquote(text)
+		at := path + "." + shown(column)
+		if _, ok := (*o)[column]; ok {
+			return givenTwice(at, value)
+		}
+		var p Pipeline
+		if err := p.decode(at, value); err != nil {
+			return err
+		}
+		(*o)[column] = p
+	}
+	return nil
+}
+
+func (p *Pipeline) decode(path string, raw []byte) error {
+	const want = `a list of steps, or an object {"kind": …, "steps": […]} or {"follows": …}`
+	texts := map[string]*string{"kind": &p.Kind, "contract": &p.Contract, "follows": &p.Follows}
+	switch raw[0] {
+	case '[':
+		return p.decodeSteps(path, raw)
+	case '{':
+	default:
+		return wrongType(path, raw, want)
+	}
+	seen := map[string]bool{}
+	for text, value := range members(raw) {
+		name := unquote(text)
+		at := path + "." + shown(name)
+		if seen[name] {
+			return givenTwice(at, value)
+		}
+		seen[name] = true
+		switch name {
+		case "steps":
+			if value[0] != '[' {
+				return wrongType(at, value, "a list of steps")
+			}
+			if err := p.decodeSteps(at, value); err != nil {
+				return err
+			}
+		case "kind", "contract", "follows":
+			if value[0] != '"' || len(value) == len(`""`) || len(value) > MaxNameLen {
+				return wrongType(at, value, map[string]string{
+					"kind": `"image" or "audio"`, "follows": "the name of a column that has operators", "contract": "the version of a contract"}[name])
+			}
+			*texts[name] = unquote(value)
+		default:
+			return unknownField(path+".", name, []string{"kind", "contract", "follows", "steps"})
+		}
+	}
+	if !seen["steps"] && !seen["follows"] {
+		return &FieldError{Field: path + ".steps", Got: "nothing", Want: "a list of steps"}
+	}
+	return nil
+}
+
+func (p *Pipeline) decodeSteps(path string, raw []byte) error {
+	const want = `an object with one operator, such as {"Resize": {"size": 256}}`
+	p.Steps = []Step{}
+	for rest := inside(raw); len(rest) > 0; {
+		var item []byte
+		item, rest = cut(rest)
+		at := path + "[" + strconv.Itoa(len(p.Steps)) + "]"
+		if item[0] != '{' {
+			return wrongType(at, item, want)
+		}
+		n := 0
+		for text, value := range members(item) {
+			if n++; n > 1 {
+				return wrongType(at, item, want+"; each step is an object of its own")
+			}
+			name := unquote(text)
+			if value[0] != '{' {
+				return wrongType(at+"."+shown(name), value, "an object of parameters, {} for none")
+			}
+			var compact bytes.Buffer
+			if err := json.Compact(&compact, value); err != nil {
+				return wrongType(at, item, want)
+			}
+			p.Steps = append(p.Steps, Step{Name: name, Params: compact.Bytes()})
+		}
+		if n == 0 {
+			return wrongType(at, item, want)
+		}
+		if len(p.Steps) > MaxSteps {
+			return &FieldError{Field: path, Got: "more steps", Want: fmt.Sprintf("at most %d", MaxSteps)}
+		}
+	}
+	return nil
+}
+
+// Columns are the names of the columns that have operators, sorted.
+func (o Operators) Columns() []string { return slices.Sorted(maps.Keys(o)) }
+
+// Resolved reports whether the operators are as a server writes them, with every parameter and the
+// versions of contracts.
+func (o Operators) Resolved() bool {
+	for _, p := range o {
+		if p.Contract == "" {
+			return false
+		}
+	}
+	return true
+}
+
+// checkOperators checks Operators, which are given, as far as no operator has to be known.
+func (r *Request) checkOperators() error {
+	if n := len(r.Operators); n == 0 || n > MaxOperatorColumns {
+		return &FieldError{Field: "operators", Got: fmt.Sprintf("%d columns", n), Want: fmt.Sprintf("1 to %d; leave the field out for cells as they are", MaxOperatorColumns)}
+	}
+	for _, column := range r.Operators.Columns() {
+		p, at := r.Operators[column], "operators."+shown(column)
+		if n := len(p.Steps); p.Follows == "" && (n == 0 || n > MaxSteps) {
+			return &FieldError{Field: at, Got: fmt.Sprintf("%d steps", n), Want: fmt.Sprintf("1 to %d; leave the column out for its cells as they are", MaxSteps)}
+		}
+		if p.Follows == "" {
+			continue
+		}
+		other, ok := r.Operators[p.Follows]
+		switch {
+		case len(p.Steps) > 0:
+			return &FieldError{Field: at + ".steps", Got: fmt.Sprintf("%d steps", len(p.Steps)), Want: fmt.Sprintf("it left out: the steps are those of %s", p.Follows)}
+		case !ok || p.Follows == column:
+			return &FieldError{Field: at + ".follows", Got: Quote(p.Follows), Want: "another column that has operators"}
+		case other.Follows != "":
+			return &FieldError{Field: at + ".follows", Got: fmt.Sprintf("%q, which follows %q itself", p.Follows, other.Follows), Want: "a column that follows none"}
+		}
+	}
+	if n := len(marshal(r.Operators)); n > MaxOperatorsBytes {
+		return &FieldError{Field: "operators", Got: fmt.Sprintf("%d bytes", n), Want: fmt.Sprintf("at most %d, as each ticket repeats them", MaxOperatorsBytes)}
+	}
+	if r.Layout == LayoutHuggingFace {
+		return &FieldError{Field: "layout", Got: Quote(string(r.Layout)) + " with operators", Want: "it left out: the datasets library decodes by itself"}
+	}
+	return nil
+}
+
+// checkPlace checks Place, which is given.
+func (r *Request) checkPlace() error {
+	switch r.Place {
+	case PlaceServer:
+		return r.checkWithOperators("place")
+	case PlaceClient, PlaceAuto:
+		return &FieldError{Field: "place", Got: Quote(r.Place), Want: `"server": operators run nowhere else yet`}
+	}
+	return &FieldError{Field: "place", Got: Quote(r.Place), Want: `"server"`}
+}
+
+func (r *Request) checkWithOperators(field string) error {
+	if r.Operators == nil {
+		return &FieldError{Field: field, Got: "it without operators", Want: "it left out, or operators"}
+	}
+	return nil
+}

@@ -1,0 +1,187 @@
+"""Samples that the server has made ready: operators in requests, and what comes of them."""
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import bowstring
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from bowstring import operators
+from bowstring.torch import BowstringDataset
+from conftest import StartNode
+from PIL import Image
+from torchvision.transforms import v2
+
+CROP = [{"Decode": {}}, {"RandomResizedCrop": {"size": [24, 32]}}, {"RandomHorizontalFlip": {}}]
+ROWS = 20
+
+
+def picture(i: int) -> bytes:
+    """An image of its own size, with lossless bytes."""
+    rng = np.random.default_rng(i)
+    out = io.BytesIO()
+    Image.fromarray(rng.integers(0, 256, (40 + i, 60, 3), np.uint8)).save(out, "PNG")
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of images; the last one is damaged."""
+    folder = tmp_path_factory.mktemp("pictures")
+    for i in range(ROWS):
+        data = picture(i)
+        (folder / f"{i:03}.png").write_bytes(data if i < ROWS - 1 else data[: len(data) // 2])
+    return folder
+
+
+@pytest.fixture
+def photos(
+    pictures: Path, bowstring_command: Callable[..., object], start: StartNode, tmp_path: Path
+) -> Iterator[bowstring.Dataset]:
+    """The images, served."""
+    store = tmp_path / "pictures"
+    bowstring_command("import", pictures, "photos", "--store", store, "--verify", "none")
+    node = start(store=store)
+    with bowstring.connect(node.url) as client:
+        yield client.dataset("photos").options(on_error="null")
+
+
+@pytest.fixture
+def bowstring_command(binary: Path) -> Callable[..., object]:
+    """Runs the command."""
+    return lambda *args: subprocess.run([binary, *map(str, args)], check=True, capture_output=True)
+
+
+def test_tensors(photos: bowstring.Dataset) -> None:
+    """Crops come as tensors in every way that a client takes them, and are the same ones."""
+    made = photos.shuffle(5).operators(image=CROP)
+    field = made.schema.field("image")
+    assert field.type == pa.fixed_shape_tensor(pa.uint8(), field.type.shape, dim_names=field.type.dim_names)
+    found: dict[int, np.ndarray] = {}
+    for batch in made.columns(["position", "image"]).batches(7, epoch=3):
+        images = operators.arrays(batch)["image"]
+        assert images.shape[0] == batch.num_rows
+        found.update(zip(batch["position"].to_pylist(), images, strict=True))
+        assert batch["image"].null_count == sum(p == ROWS - 1 for p in batch["position"].to_pylist())
+    assert len(found) == ROWS
+    assert not found.pop(ROWS - 1).any()
+
+    loaded = BowstringDataset(photos.columns(["position", "image"]), operators={"image": CROP}, shuffle=5, batch_size=6)
+    loaded.set_epoch(3)
+    for batch in loaded:
+        assert batch["image"].dtype == torch.uint8
+        for position, image in zip(batch["position"].tolist(), batch["image"], strict=True):
+            assert position not in found or np.array_equal(image.numpy(), found[position])
+    exchanged = BowstringDataset(loaded.dataset, output="dlpack", batch_size=6)
+    exchanged.set_epoch(3)
+    for batch in exchanged:
+        image = np.from_dlpack(batch["image"])
+        for position, one in zip(np.from_dlpack(batch["position"]), image, strict=True):
+            assert position not in found or np.array_equal(one, found[position])
+    with made.columns(["position", "image"]).exchange(epoch=3) as exchange:
+        table = exchange.take([4, 2, 4])
+    (batch,) = table.combine_chunks().to_batches()
+    for position, one in zip([4, 2, 4], operators.arrays(batch)["image"], strict=True):
+        assert np.array_equal(one, found[position])
+
+
+def test_ragged(photos: bowstring.Dataset) -> None:
+    """Images of their own sizes are tensors of several shapes, equal to Pillow's pixels."""
+    made = photos.operators(image=[{"Decode": {}}]).columns(["position", "image"])
+    assert made.nbytes == -1
+    seen = 0
+    for batch in made.batches(8):
+        arrays = operators.arrays(batch)["image"]
+        for position, array in zip(batch["position"].to_pylist(), arrays, strict=True):
+            seen += 1
+            if position == ROWS - 1:
+                assert array is None
+                continue
+            want = np.asarray(Image.open(io.BytesIO(picture(position))))
+            if array.shape[0] == 3:
+                array = np.moveaxis(array, 0, 2)
+            assert np.array_equal(array, want)
+    assert seen == ROWS
+    for batch in BowstringDataset(made, batch_size=5):
+        assert all(t is None or (isinstance(t, torch.Tensor) and t.ndim == 3) for t in batch["image"])
+
+
+def test_from_torchvision(photos: bowstring.Dataset) -> None:
+    """A Compose becomes a list that the server takes, with the pixels of torchvision where nothing is random."""
+    compose = v2.Compose(
+        [
+            v2.ToImage(),
+            v2.Resize(36),
+            v2.CenterCrop(32),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize([0.5] * 3, [0.25] * 3),
+        ]
+    )
+    (batch,) = photos.operators(image=compose).columns(["position", "image"]).batches(ROWS)
+    images = operators.arrays(batch)["image"]
+    assert images.dtype == np.float32
+    for position, image in list(zip(batch["position"].to_pylist(), images, strict=True))[:-1]:
+        want = compose(Image.open(io.BytesIO(picture(position)))).numpy()
+        assert image.shape == want.shape
+        assert np.abs(image - want).max() <= 1.01 / 255 / 0.25
+    with pytest.raises(operators.NoOperator, match=r"transforms\[1\]: there is no operator ElasticTransform"):
+        operators.from_torchvision(v2.Compose([v2.Resize(4), v2.ElasticTransform()]))
+    with pytest.raises(operators.NoOperator, match="is no transform of torchvision"):
+        operators.from_torchvision(picture)
+    with pytest.raises(bowstring.InvalidRequest, match=r"operators\.image\[1\]"):
+        photos.operators(image=[{"Decode": {}}, {"Resize": {"size": 0}}])
+
+
+def test_get_operators(photos: bowstring.Dataset, binary: Path, tmp_path: Path) -> None:
+    """The command writes tensors to files."""
+    get = [binary, "get", "photos", "--server", photos.client.uri]
+    (tmp_path / "ops.json").write_text(json.dumps({"image": CROP}))
+    for n, value in enumerate((tmp_path / "ops.json", json.dumps({"image": CROP}))):
+        to = tmp_path / f"{n}.arrow"
+        subprocess.run(
+            [
+                binary,
+                "get",
+                "photos",
+                "--server",
+                photos.client.uri,
+                "--to",
+                to,
+                "--on-error",
+                "null",
+                "--operators",
+                value,
+            ],
+            check=True,
+        )
+        table = pa.ipc.open_file(to).read_all()
+        assert table.num_rows == ROWS
+        assert isinstance(table.schema.field("image").type, pa.FixedShapeTensorType)
+    done = subprocess.run(
+        [*get, "--to", f"{tmp_path}/d/", "--operators", value],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode != 0
+    assert "a folder holds files" in done.stderr
+
+
+def test_polars(photos: bowstring.Dataset) -> None:
+    """Polars gets arrays."""
+    pytest.importorskip("polars")
+    from bowstring.polars import scan
+
+    frame = scan(photos.operators(image=CROP).columns(["position", "image"])).collect()
+    assert frame.height == ROWS
+    assert "Array(UInt8, shape=(2304,))" in str(frame.schema["image"])
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
