@@ -147,9 +147,10 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	if opts.Spill != nil {
 		list = append(list, tiers.Spill(opts.Spill))
 	}
-	var mine func(schema.Key) bool // nil: all are
+	var mine func(schema.Key) bool         // nil: all are
+	var onward func(schema.Key, bool) bool // nil: nobody is asked for another
 	if opts.Peers != nil {
-		list, mine = append(list, opts.Peers), opts.Peers.Mine
+		list, mine, onward = append(list, opts.Peers), opts.Peers.Mine, opts.Peers.Onward
 	}
 	var errs [4]error
 	e.reader, errs[0] = tiers.New(append(list, tiers.Store(s)), tiers.Options{
@@ -173,7 +174,7 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	}
 	e.set, errs[3] = streams.NewSet(streams.Options{
 		WindowBytes: opts.WindowBytes, Ledger: e.ledger, Reader: e.reader, Ahead: e.ahead, MaxAhead: opts.MaxAhead,
-		Told: opts.Peers != nil,
+		Told: opts.Peers != nil, Onward: onward,
 	})
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err

@@ -2,6 +2,7 @@ package peers
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -26,7 +27,10 @@ type node struct {
 	silent atomic.Bool
 	probed atomic.Int64 // when a silent node was last asked, in Unix nanoseconds
 
-	asked, answered, bytes, refused atomic.Int64
+	fullUntil atomic.Int64 // when a node that was full may be asked again, in Unix nanoseconds
+	pending   atomic.Int64 // asks under way
+
+	asked, answered, bytes, refused, full, absent atomic.Int64
 
 	mu      sync.Mutex
 	asks    map[*ask]struct{} // under way
@@ -40,6 +44,9 @@ type ask struct{ cancel context.CancelCauseFunc }
 
 // usable reports whether the node may be asked. It takes no lock.
 func (n *node) usable() bool {
+	if full := n.fullUntil.Load(); full != 0 && time.Now().UnixNano() < full {
+		return false
+	}
 	return n.link.Up() && (!n.silent.Load() || time.Now().UnixNano()-n.probed.Load() >= int64(n.opts.Retry))
 }
 
@@ -63,8 +70,18 @@ func (n *node) get(ctx context.Context, what Ask) (schema.Blob, error) {
 	began := time.Now()
 	n.begin(a, began)
 	n.asked.Add(1)
+	n.pending.Add(1)
 	blob, err := n.link.Get(ctx, what)
+	n.pending.Add(-1)
 	n.end(a, began, err)
+	switch {
+	case errors.Is(err, ErrNotHeld):
+		n.absent.Add(1)
+		return schema.Blob{}, fmt.Errorf("%w: node %s: %w", schema.ErrUnavailable, n.name, err)
+	case errors.Is(err, ErrFull):
+		n.full.Add(1)
+		n.fullUntil.Store(time.Now().Add(n.opts.FullPause).UnixNano())
+	}
 	if err != nil {
 		n.refused.Add(1)
 		if cause := context.Cause(ctx); cause != nil {
@@ -102,7 +119,12 @@ func (n *node) end(a *ask, began time.Time, err error) {
 	if len(n.asks) == 0 {
 		n.watch.Stop()
 	}
-	if err != nil {
+	switch {
+	case errors.Is(err, ErrNotHeld), errors.Is(err, ErrFull):
+		n.heard = now // it has said something, if no blob came
+		n.answersLocked()
+		return
+	case err != nil:
 		return
 	}
 	n.heard = now
@@ -111,6 +133,11 @@ func (n *node) end(a *ask, began time.Time, err error) {
 	} else {
 		n.typical -= (n.typical - took) / 256
 	}
+	n.answersLocked()
+}
+
+// answersLocked takes note that the node does not keep silent.
+func (n *node) answersLocked() {
 	if n.silent.Swap(false) {
 		n.opts.Logger.LogAttrs(context.Background(), slog.LevelInfo, "another node answers again", slog.String("node", n.name))
 	}
@@ -144,7 +171,7 @@ func (n *node) stats() NodeStats {
 	defer n.mu.Unlock()
 	return NodeStats{
 		Node: n.name, Up: n.link.Up(), Silent: n.silent.Load(), Asked: n.asked.Load(), Answered: n.answered.Load(),
-		Bytes: n.bytes.Load(), Refused: n.refused.Load(), InFlight: len(n.asks),
+		Bytes: n.bytes.Load(), Refused: n.refused.Load(), Full: n.full.Load(), Absent: n.absent.Load(), InFlight: len(n.asks), Protocol: n.link.Protocol(),
 	}
 }
 

@@ -21,6 +21,9 @@ from bowstring._wire import keep_forever
 from bowstring.connection import Connection
 from bowstring.errors import Cancelled, LimitExceeded, Unavailable, translate
 
+# How often a stream moves from node to node without a batch: nodes that leave may name each other.
+_MOST_MOVES = 8
+
 
 def worth_retrying(error: BaseException) -> bool:
     """Whether the server could not be reached, or has said when to try again."""
@@ -53,7 +56,8 @@ def retrying(retries: int, failed: BaseException) -> tenacity.Retrying:
 class Batches(Iterator[pa.RecordBatch]):
     """The record batches of a ticket, as an iterator.
 
-    If the server restarts or drains, the stream is opened again where it stood, so that every row comes once; after
+    If the server restarts or drains, the stream is opened again where it stood, so that every row comes once. Where
+    it is a node that leaves its cluster, it goes on at another one, and so does all else on the same connection. After
     `retries` attempts in a row that bring no batch it fails with [Unavailable][bowstring.Unavailable]. Where its tenant
     has as many streams as it may, it comes again when the server has said, as often, before it fails with
     [LimitExceeded][bowstring.LimitExceeded].
@@ -75,8 +79,11 @@ class Batches(Iterator[pa.RecordBatch]):
         self.waits: dict[str, float] = {}
         self.waited = 0.0
         self._connection = connection
+        self._uri = connection.uri  # where the stream was opened
+        self._moves = 0  # since the last batch
         self._reader: Any = None
         self._ring: Ring | None = None
+        self._rings = connection.rings
         self._pid = os.getpid()
         self._lock = threading.RLock()  # held while a batch is read
         self._ended = False
@@ -121,9 +128,11 @@ class Batches(Iterator[pa.RecordBatch]):
                     if self._closed or (reader is not None and self._reader is not reader):
                         continue
                     raise
-                except (Unavailable, LimitExceeded):
+                except (Unavailable, LimitExceeded) as error:
                     self._reader = None
                     self._leave()
+                    if isinstance(error, Unavailable) and self._move(error):
+                        continue
                     raise
                 place: dict[str, Any] = json.loads(chunk.app_metadata.to_pybytes())
                 self.ticket = place.pop("resume")
@@ -132,11 +141,20 @@ class Batches(Iterator[pa.RecordBatch]):
                 shared = place.pop("shared", None)
                 place["transport"] = "tcp" if shared is None else "shared"
                 self.place = place
+                self._moves = 0
                 ring = self._ring
                 if shared is None or ring is None:
                     return chunk.data
                 return with_shared(chunk.data, shared, ring)
         raise StopIteration
+
+    def _move(self, error: Unavailable) -> bool:
+        """Go on at another node, if the one that was asked leaves and names some; else the next try may be at one."""
+        if not error.elsewhere:
+            self._connection.turn(self._uri)
+            return False
+        self._moves += 1
+        return self._moves <= _MOST_MOVES and self._connection.move(self._uri, error.elsewhere)
 
     def _open(self) -> Any:
         """The call, made now if there is none."""
@@ -144,10 +162,12 @@ class Batches(Iterator[pa.RecordBatch]):
         if reader is None:
             ticket = fl.Ticket(json.dumps(self.ticket).encode())
             with _fork.connecting():
+                self._uri = self._connection.uri
                 ring = self._connection.ring()
+                rings = self._connection.rings
                 named = None if ring is None else ring.begin()
                 self._leave()
-                self._ring = ring
+                self._ring, self._rings = ring, rings
                 reader = self._connection.flight().do_get(ticket, self._connection.options(stream=True, ring=named))
                 self._reader = reader
                 _fork.hold(self)
@@ -167,7 +187,7 @@ class Batches(Iterator[pa.RecordBatch]):
         """Give the ring back, if there is one. What came by it stays."""
         ring, self._ring = self._ring, None
         if ring is not None:
-            self._connection.rings.back(ring)
+            self._rings.back(ring)  # of the server that it was opened at
 
     def _cancel(self) -> None:
         reader, self._reader = self._reader, None
