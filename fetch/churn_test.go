@@ -53,13 +53,22 @@ type churned struct {
 
 const churnSlots = 16
 
-// Owners implements peers.Directory.
-func (n *churned) Owners(key schema.Key) []string {
-	owner := (*n.view.Load())[int(key[0])%churnSlots]
-	if owner == n.index {
-		return nil
+// Route implements peers.Directory. Every third slot has a keeper beside its owner, and every fifth an owner before
+// this one, which holds what it has.
+func (n *churned) Route(key schema.Key) peers.Route {
+	view, slot := *n.view.Load(), int(key[0])%churnSlots
+	owner, keeper := view[slot], view[(slot+1)%churnSlots]
+	switch {
+	case owner == n.index && slot%5 == 0:
+		return peers.Route{Ask: churnNames[keeper : keeper+1], Keep: true, Held: true}
+	case owner == n.index:
+		return peers.Route{Keep: true}
+	case keeper == n.index && slot%3 == 0:
+		return peers.Route{Ask: churnNames[owner : owner+1], Keep: true}
+	case slot%3 == 0:
+		return peers.Route{Ask: []string{churnNames[keeper], churnNames[owner]}, Near: 1 + slot%2}
 	}
-	return churnNames[owner : owner+1]
+	return peers.Route{Ask: churnNames[owner : owner+1]}
 }
 
 var churnNames = []string{"a", "b", "c", "d", "e"}
@@ -123,6 +132,9 @@ func (l *churnLink) way() [2]int { return [2]int{l.from.index, l.to.index} }
 // Up implements peers.Link.
 func (l *churnLink) Up() bool { e, _ := l.to.lives(); return e != nil }
 
+// Protocol implements peers.Link.
+func (*churnLink) Protocol() int { return 1 }
+
 // Tell implements peers.Link.
 func (*churnLink) Tell([]peers.Progress) {}
 
@@ -158,7 +170,7 @@ func (l *churnLink) Get(ctx context.Context, ask peers.Ask) (schema.Blob, error)
 	both, stop := context.WithCancel(ctx)
 	defer stop()
 	defer context.AfterFunc(gone, stop)()
-	if err := b.Lend(both, fetch.Loan{ID: 1, Ref: ask.Ref}); err != nil {
+	if err := b.Lend(both, fetch.Loan{ID: 1, Ref: ask.Ref, Onward: ask.Onward, Held: ask.Held}); err != nil {
 		return schema.Blob{}, fmt.Errorf("%w: %w", schema.ErrUnavailable, err)
 	}
 	var a fetch.Answer

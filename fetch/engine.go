@@ -163,10 +163,11 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	if opts.Spill != nil {
 		list = append(list, tiers.Spill(opts.Spill))
 	}
-	var mine func(schema.Key) bool // nil: all are
-	var sharers func() int         // nil: nobody else
+	var mine func(schema.Key) bool         // nil: all are
+	var onward func(schema.Key, bool) bool // nil: nobody is asked for another
+	var sharers func() int                 // nil: nobody else
 	if opts.Peers != nil {
-		list, mine = append(list, opts.Peers), opts.Peers.Mine
+		list, mine, onward = append(list, opts.Peers), opts.Peers.Mine, opts.Peers.Onward
 		sharers = func() int { return 1 + opts.Peers.Nodes() }
 	}
 	var errs [5]error
@@ -198,7 +199,7 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	}
 	e.set, errs[3] = streams.NewSet(streams.Options{
 		WindowBytes: opts.WindowBytes, Ledger: e.ledger, Reader: e.reader, Stage: e.stage, Ahead: e.ahead, MaxAhead: opts.MaxAhead,
-		Told: opts.Peers != nil, Lineage: opts.Lineage,
+		Told: opts.Peers != nil, Onward: onward, Lineage: opts.Lineage,
 	})
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err

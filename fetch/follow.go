@@ -18,6 +18,9 @@ type Progress = peers.Progress
 // they will use next: see [streams.Set.Progress].
 func (e *Engine) Progress() []Progress { return e.set.Progress() }
 
+// Wants is how many bytes the jobs read that this node knows of, by snapshot: see [lookahead.Ahead.Wants].
+func (e *Engine) Wants() map[string]int64 { return e.ahead.Wants() }
+
 // maxFollowed is how many streams of one other node are followed.
 const maxFollowed = 4096
 

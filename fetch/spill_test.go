@@ -439,7 +439,7 @@ func TestSpillKeepsPages(t *testing.T) {
 // elsewhere is a cluster in which another node, which cannot be reached, owns everything.
 type elsewhere struct{}
 
-func (elsewhere) Owners(schema.Key) []string { return []string{"other"} }
+func (elsewhere) Route(schema.Key) peers.Route { return peers.Route{Ask: []string{"other"}} }
 
 // TestSpillKeepsPagesOfOthersBlobs keeps the pages of a manifest, which no other node is asked for, whoever owns the blobs.
 func TestSpillKeepsPagesOfOthersBlobs(t *testing.T) {

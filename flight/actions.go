@@ -10,7 +10,6 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/flight"
 	"google.golang.org/protobuf/proto"
 
-	"bowstring/fetch"
 	"bowstring/fetch/store"
 	"bowstring/flight/rules"
 	"bowstring/schema"
@@ -34,7 +33,7 @@ func actions() []action {
 		{"tags", `Names of snapshots, one result each. Body: {"dataset": NAME or "PREFIX*"}, optional. Result: {"dataset", "tag", "snapshot"}.`, (*Server).tags},
 		{"drop", `Removes a snapshot that has no tag, or without a number the dataset. Body: {"dataset", "snapshot": N, optional}. Result: {"dataset", "dropped": [N]}.`, (*Server).drop},
 		{"gc", `Frees the blobs that nothing refers to any more. Body: {"dry_run": true}, optional. Result: {"live_blobs", "live_bytes", "dead_blobs", "dead_bytes", "freed_bytes", "moved_bytes"}.`, (*Server).gc},
-		{"warm", `Fills the server's spill with the samples of a request, in the order in which it uses them, until all are there or it would keep no more. Body: a request, as in a CMD descriptor. Results, a few a second and one at the end: {"job", "rows", "seen", "there", "stored", "bytes", "failed", "full", "done"}.`, (*Server).warm},
+		{"warm", `Fills the server's spill with the samples of a request, in the order in which it uses them, until all are there or it would keep no more. Body: a request, as in a CMD descriptor. Results, a few a second and one at the end: {"job", "rows", "seen", "there", "stored", "bytes", "failed", "full", "done", "nodes": [{"node", "there", "stored", "bytes", "failed", "full", "done", "error"}] of a cluster}.`, (*Server).warm},
 		{"explain", `How a job will run, before it does and beside what is measured while it does. Body: a request, as in a CMD descriptor, and "pace_ms", "epochs", "nodes", "cache_bytes", "window_bytes", "look_ms", "rates", each optional. Result: {"job", "plan", "dataset", "conditions", "prediction", "running", "rates", "rates_from"}.`, (*Server).explain},
 		{"calibrate", `Measures the store and the disk of the spill, or sets rates, for explain. Body: {"dataset", "seconds", "busy", "rates"}, each optional. Result: {"store", "spill", "node", "network", "uncertainty", "reads", "bytes", "dataset", "cpu_ns"}.`, (*Server).calibrate},
 		{"stats", `Counters of server, store and engine, limits, running streams. Body: none.`, (*Server).stats},
@@ -289,8 +288,6 @@ func (s *Server) gc(ctx context.Context, b []byte, send func([]byte) error) erro
 	return sendJSON(send, report)
 }
 
-// warm ends with the call, that is, also when its client goes away; and when
-// the server is to stop, for the jobs that it is done for will not come here.
 func (s *Server) warm(ctx context.Context, b []byte, send func([]byte) error) error {
 	req, err := schema.ParseRequest(b)
 	if err != nil {
@@ -307,23 +304,7 @@ func (s *Server) warm(ctx context.Context, b []byte, send func([]byte) error) er
 		return err
 	}
 	defer job.Close()
-	ctx, end, err := s.beginStream(ctx, "warm", job.ID())
-	if err != nil {
-		return err
-	}
-	defer end()
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	defer context.AfterFunc(s.draining, func() { cancel(context.Cause(s.draining)) })()
-	err = s.engine.Warm(ctx, job, func(p fetch.WarmProgress) {
-		if err := sendJSON(send, p); err != nil {
-			cancel(err)
-		}
-	})
-	if cause := context.Cause(ctx); err != nil && cause != nil {
-		return cause
-	}
-	return err
+	return s.warmAll(ctx, job, send)
 }
 
 // renewFlightEndpoint is Flight's own.

@@ -26,7 +26,10 @@ const flightService = "arrow.flight.protocol.FlightService"
 
 // isBeside reports whether a call is of a service that anybody may use: health, reflection. They have a limit of their own,
 // and other nodes' calls none of it.
-func isBeside(method string) bool { return !isFlight(method) && method != lendMethod }
+func isBeside(method string) bool { return !isFlight(method) && !isNodes(method) }
+
+// isNodes reports whether a call is one that other nodes of the cluster make.
+func isNodes(method string) bool { return method == lendMethod || method == warmMethod }
 
 func isFlight(method string) bool { return strings.HasPrefix(method, "/"+flightService+"/") }
 
@@ -204,7 +207,7 @@ func peerOf(ctx context.Context) string {
 // isStream reports whether a call may go on for as long as its client likes.
 func isStream(method string) bool {
 	switch method {
-	case lendMethod, "/" + flightService + "/DoGet", "/" + flightService + "/DoPut", "/" + flightService + "/DoExchange":
+	case lendMethod, warmMethod, "/" + flightService + "/DoGet", "/" + flightService + "/DoPut", "/" + flightService + "/DoExchange":
 		return true
 	}
 	return false

@@ -67,6 +67,10 @@ func (s *Server) DoExchange(stream flight.FlightService_DoExchangeServer) error 
 		in.close()
 		return err
 	}
+	if err := s.moved(); err != nil {
+		in.close()
+		return err
+	}
 	ctx, done, err := s.beginStream(stream.Context(), "DoExchange", "")
 	if err != nil {
 		in.close()

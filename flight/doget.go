@@ -57,6 +57,9 @@ func (s *Server) DoGet(ticket *flight.Ticket, stream flight.FlightService_DoGetS
 		return err
 	}
 	defer job.Close() // the stream keeps the snapshot open for itself
+	if err := s.moved(); err != nil {
+		return err
+	}
 	ctx, end, err := s.beginStream(stream.Context(), "DoGet", job.ID())
 	if err != nil {
 		return err
@@ -75,7 +78,7 @@ func (s *Server) DoGet(ticket *flight.Ticket, stream flight.FlightService_DoGetS
 		return err
 	}
 	defer ring.leave()
-	send := &sender{server: s, ctx: ctx, stream: stream, encoder: newEncoder(job.Projection().Schema), ring: ring}
+	send := &sender{server: s, ctx: ctx, stream: stream, encoder: newEncoder(job.Projection().Schema), ring: ring, moves: true}
 	return send.all(batches, func(b *fetch.Batch, wait waitMetadata) any {
 		return batchMetadata{
 			Plan: job.ID(), Epoch: b.Epoch, Step: b.Step, Rank: b.Rank, Row: b.Row,
@@ -101,6 +104,7 @@ type sender struct {
 	lastSend   time.Duration
 	lastEncode time.Duration
 	began      bool // a batch was sent
+	moves      bool // its client can go on elsewhere, from the last batch
 }
 
 // all sends every batch with the metadata that describe makes of it.
@@ -111,6 +115,11 @@ func (s *sender) all(batches *fetch.Stream, describe func(*fetch.Batch, waitMeta
 	var stored int64
 	defer func() { countStored(s.ctx, batches.StoreBytes()-stored) }()
 	for {
+		if s.moves {
+			if err := s.server.moved(); err != nil {
+				return err
+			}
+		}
 		now := batches.StoreBytes()
 		countStored(s.ctx, now-stored)
 		stored = now

@@ -53,3 +53,8 @@ func (s *Server) borrow(answer func(fetch.Answer)) *fetch.Borrower { return s.en
 
 // followed has the engine follow the streams of a node that was let in.
 func (s *Server) followed() *fetch.Follower { return s.engine.Follow() }
+
+// lendJob opens a job for a node that was let in: it has asked the rules for whoever called it.
+func (s *Server) lendJob(ctx context.Context, req schema.Request) (*fetch.Job, error) {
+	return s.engine.Open(ctx, req)
+}

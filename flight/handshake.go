@@ -18,7 +18,7 @@ const handshakeMethod = "/" + flightService + "/Handshake"
 // call ends when what let it in does.
 func (s *Server) letIn(ctx context.Context, c *call) (context.Context, error) {
 	d := s.opts.Door
-	if c.method == lendMethod && s.opts.Cluster != nil {
+	if isNodes(c.method) && s.opts.Cluster != nil {
 		return ctx, s.letInNode(ctx)
 	}
 	// A handshake says who calls in its own way.

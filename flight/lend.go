@@ -1,6 +1,7 @@
 package flight
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,6 +10,7 @@ import (
 	"log/slog"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -16,7 +18,10 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"bowstring/fetch"
+	"bowstring/fetch/admission"
+	"bowstring/fetch/peers"
 	"bowstring/flight/peering"
+	"bowstring/flight/usage"
 	"bowstring/schema"
 )
 
@@ -30,10 +35,16 @@ type Cluster struct {
 	Key []byte
 	// Met is told the name of each node that has called and was let in; nil for nobody. It must not block.
 	Met func(node string)
+	// Egress counts what is sent to other nodes, and bounds it. Default: nothing is bounded.
+	Egress *admission.Egress
+	// WarmOthers has each other node warm its part of a request, as this one does; nil if there is no way to. It calls
+	// progress, one call at a time, with what a node says, or why it says nothing more, and returns when all have ended.
+	WarmOthers func(ctx context.Context, request []byte, tenant string, progress func(node string, said []byte, err error))
 }
 
 const (
 	lendMethod = "/" + peering.Service + "/" + peering.Method
+	warmMethod = "/" + peering.Service + "/" + peering.WarmMethod
 	// lendBytes and lendAnswers are how much goes into one message, of what is there.
 	lendBytes   = 1 << 20
 	lendAnswers = 256
@@ -45,10 +56,16 @@ const (
 // lendService describes the service by which other nodes read blobs.
 var lendService = grpc.ServiceDesc{
 	ServiceName: peering.Service,
-	HandlerType: (*interface{ lend(grpc.ServerStream) error })(nil),
+	HandlerType: (*interface {
+		lend(grpc.ServerStream) error
+		warmFor(grpc.ServerStream) error
+	})(nil),
 	Streams: []grpc.StreamDesc{{
 		StreamName: peering.Method, ServerStreams: true, ClientStreams: true,
 		Handler: func(srv any, ss grpc.ServerStream) error { return srv.(*Server).lend(ss) },
+	}, {
+		StreamName: peering.WarmMethod, ServerStreams: true,
+		Handler: func(srv any, ss grpc.ServerStream) error { return srv.(*Server).warmFor(ss) },
 	}},
 }
 
@@ -63,13 +80,15 @@ func (s *Server) lend(ss grpc.ServerStream) error {
 	if err := json.Unmarshal(first.GetValue(), &hello); err != nil {
 		return &schema.FieldError{Field: "hello", Got: schema.Quote(string(first.GetValue())), Want: "a node's name and protocols as JSON"}
 	}
-	if !slices.Contains(hello.Protocols, peering.Protocol) {
-		return &schema.FieldError{Field: "protocols", Got: fmt.Sprint(hello.Protocols), Want: fmt.Sprintf("%d among them", peering.Protocol)}
+	protocol := peering.Agree(hello.Protocols)
+	if protocol == 0 {
+		return &schema.FieldError{Field: "protocols", Got: fmt.Sprint(hello.Protocols), Want: fmt.Sprintf("one of %v among them", peering.Spoken())}
 	}
 	if name := s.opts.Cluster.Name; name != "" && hello.Cluster != "" && hello.Cluster != name {
 		return &schema.FieldError{Field: "cluster", Got: schema.Quote(hello.Cluster), Want: name + ", whose node this is"}
 	}
-	answer, err := json.Marshal(peering.Hello{Cluster: s.opts.Cluster.Name, Node: s.opts.Cluster.Node, Protocols: []int{peering.Protocol}})
+	both := slices.DeleteFunc(peering.Features(), func(f string) bool { return !slices.Contains(hello.Features, f) })
+	answer, err := json.Marshal(peering.Hello{Cluster: s.opts.Cluster.Name, Node: s.opts.Cluster.Node, Protocols: []int{protocol}, Features: both})
 	if err != nil {
 		return fmt.Errorf("encoding a hello: %w", err)
 	}
@@ -81,7 +100,10 @@ func (s *Server) lend(ss grpc.ServerStream) error {
 	}
 	ctx, stop := context.WithCancelCause(ss.Context())
 	defer stop(nil)
-	l := &lending{ss: ss, lent: s.lent.to(hello.Node), ready: make(chan struct{}, 1), doing: make(chan []fetch.Progress, 1)}
+	l := &lending{
+		server: s, node: hello.Node, zone: hello.Zone, protocol: protocol,
+		ss: ss, lent: s.lent.to(hello.Node), ready: make(chan struct{}, 1), doing: make(chan []fetch.Progress, 1),
+	}
 	borrower := s.borrow(l.answered)
 	var sending sync.WaitGroup
 	sending.Go(func() { stop(l.send(ctx)) })
@@ -117,6 +139,10 @@ func (s *Server) follow(ctx context.Context, node string, doing <-chan []fetch.P
 
 // lending is the answers to one node that are to be sent.
 type lending struct {
+	server     *Server
+	node, zone string // as it says
+	protocol   int    // that both speak
+
 	ss    grpc.ServerStream
 	lent  *lentTo
 	ready chan struct{}         // told when there is something to send
@@ -151,19 +177,20 @@ func (l *lending) receive(ctx context.Context, borrower *fetch.Borrower) error {
 			l.doing <- list // there is room: nobody else sends
 			continue
 		}
-		if len(what) == 0 || what[0] != peering.KindAsks {
-			return &schema.FieldError{Field: "message", Got: fmt.Sprintf("%d bytes of another kind", len(what)), Want: "asks or progress"}
-		}
-		err := peering.ParseAsks(what[1:], func(a peering.Ask) error {
+		err := peering.ParseAsks(what, func(a peering.Ask) error {
 			l.mu.Lock()
 			l.waited++
 			l.mu.Unlock()
-			loan := fetch.Loan{ID: a.ID, Tenant: a.Tenant, Ref: a.Ref, Snapshot: a.Snapshot, Position: a.Position}
+			loan := fetch.Loan{ID: a.ID, Tenant: a.Tenant, Ref: a.Ref, Snapshot: a.Snapshot, Position: a.Position, Onward: a.Onward, Held: a.Held}
+			if !l.server.egress.Admit(l.node, l.zone, a.Tenant, l.server.termsOf(a.Tenant).Weight, a.Ref.Size) {
+				l.answered(fetch.Answer{ID: a.ID, Err: peers.ErrFull, Loan: loan})
+				return nil
+			}
 			switch err := borrower.Lend(ctx, loan); {
 			case ctx.Err() != nil:
 				return context.Cause(ctx)
 			case err != nil:
-				l.answered(fetch.Answer{ID: a.ID, Err: err})
+				l.answered(fetch.Answer{ID: a.ID, Err: err, Loan: loan})
 			}
 			return nil
 		})
@@ -257,7 +284,8 @@ func (l *lending) send(ctx context.Context) error {
 				blobs, bytes = blobs+1, bytes+int64(len(answers[i].Blob.Bytes()))
 			}
 		}
-		f := answersFrame(answers)
+		l.bill(answers)
+		f := answersFrame(answers, l.protocol)
 		if conn := gatherOf(ctx); conn != nil && f.hold != nil {
 			f.hold.conn = conn
 			conn.expect(f)
@@ -273,6 +301,32 @@ func (l *lending) send(ctx context.Context) error {
 	}
 }
 
+// bill counts answers that are about to be sent: what went to which node, and what was read from the store on whose account.
+func (l *lending) bill(answers []fetch.Answer) {
+	var blobs, bytes, handed, handedBytes int64
+	for i := range answers {
+		a := &answers[i]
+		if a.Err != nil {
+			continue
+		}
+		n := int64(len(a.Blob.Bytes()))
+		blobs++
+		bytes += n
+		if a.Loan.Held {
+			handed++
+			handedBytes += n
+		}
+		if book := l.server.opts.Usage; book != nil && a.Stored {
+			dataset, _, _ := strings.Cut(a.Loan.Snapshot, "@")
+			book.Add(a.Loan.Tenant, cmp.Or(dataset, usage.Other), usage.Amount{StoreBytes: n})
+		}
+	}
+	l.server.egress.Sent(l.node, l.zone, blobs-handed, bytes-handedBytes, false)
+	if handed > 0 {
+		l.server.egress.Sent(l.node, l.zone, handed, handedBytes, true)
+	}
+}
+
 // discard releases what will not be sent.
 func (l *lending) discard() {
 	for answers := l.take(); len(answers) > 0; answers = l.take() {
@@ -282,8 +336,8 @@ func (l *lending) discard() {
 	}
 }
 
-// answersFrame makes a message of answers, whose blobs it takes over.
-func answersFrame(answers []fetch.Answer) *frame {
+// answersFrame makes a message of answers, whose blobs it takes over, for a node that speaks a protocol.
+func answersFrame(answers []fetch.Answer, protocol int) *frame {
 	head := make([]peering.Answer, len(answers))
 	blobs := make([]schema.Blob, 0, len(answers))
 	pieces := make([]piece, 1, 1+len(answers))
@@ -293,8 +347,13 @@ func answersFrame(answers []fetch.Answer) *frame {
 		if a.Err != nil {
 			why := []byte(schema.Quote(a.Err.Error()))
 			head[i].Status, head[i].Size = peering.Failed, len(why)
-			if errors.Is(a.Err, schema.ErrDataLoss) || errors.Is(a.Err, schema.ErrNotFound) {
+			switch {
+			case errors.Is(a.Err, schema.ErrDataLoss), errors.Is(a.Err, schema.ErrNotFound):
 				head[i].Status = peering.Lost
+			case protocol > 1 && errors.Is(a.Err, peers.ErrNotHeld):
+				head[i].Status = peering.NotHeld
+			case protocol > 1 && errors.Is(a.Err, peers.ErrFull):
+				head[i].Status = peering.Full
 			}
 			pieces = append(pieces, piece{bytes: why})
 			continue

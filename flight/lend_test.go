@@ -2,6 +2,7 @@ package flight
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"io"
@@ -16,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"bowstring/fetch/admission"
 	"bowstring/fetch/peers"
 	"bowstring/flight/door"
 	"bowstring/flight/peering"
@@ -199,6 +201,57 @@ func TestLendHostile(t *testing.T) {
 	progress := append([]byte{peering.KindProgress}, `[{"id":1,"ticket":{"dataset":"none"}},{"id":2,"ticket":17}]`...)
 	if got, err := say(t, f.lender(f.how), hello, progress, asks); !errors.Is(err, io.EOF) || len(got) < 1 {
 		t.Errorf("after progress of streams that there cannot be, %d messages and %v; want a hello and the end", len(got), err)
+	}
+}
+
+// A node of an older version is answered as it understands: with the protocol that it speaks, and no status that it does not
+// know. One that asks for what is held gets nothing else.
+func TestLendAcrossVersions(t *testing.T) {
+	full := admission.NewEgress(admission.EgressLimits{Zones: map[string]int64{"far": 1}})
+	full.Admit("y", "far", "", 1, 1<<20)
+	f := serve(t, Options{Cluster: &Cluster{Node: "b", Egress: full}})
+	f.fill("d", 10)
+	asks := []peering.Ask{{ID: 1, Ask: peers.Ask{Ref: schema.RefOf(content(1))}}}
+	far := func(protocols ...int) []byte {
+		b, err := json.Marshal(peering.Hello{Node: "y", Zone: "far", Protocols: protocols})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	held := []peering.Ask{{ID: 1, Ask: peers.Ask{Ref: schema.RefOf(content(1)), Held: true}}}
+	for name, test := range map[string]struct {
+		hello, ask []byte
+		protocol   int
+		status     peering.Status
+	}{
+		"an old one":               {helloOf(1), peering.AppendAsks(nil, asks), 1, peering.Here},
+		"a new one":                {helloOf(2, 1), peering.AppendFlagged(nil, asks), 2, peering.Here},
+		"a newer one":              {helloOf(3, 2), peering.AppendFlagged(nil, asks), 2, peering.Here},
+		"for what is held":         {helloOf(2), peering.AppendFlagged(nil, held), 2, peering.NotHeld},
+		"an old one, of a full":    {far(1), peering.AppendAsks(nil, asks), 1, peering.Failed},
+		"a new one, of a full one": {far(2), peering.AppendFlagged(nil, asks), 2, peering.Full},
+	} {
+		stream := f.lender(f.how)
+		for _, m := range [][]byte{test.hello, test.ask} {
+			if err := stream.SendMsg(&wrapperspb.BytesValue{Value: m}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var first, second raw
+		var hello peering.Hello
+		if err := errors.Join(stream.RecvMsg(&first), stream.RecvMsg(&second), json.Unmarshal(first, &hello)); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if len(hello.Protocols) != 1 || hello.Protocols[0] != test.protocol {
+			t.Errorf("%s: the protocol is %v, want %d", name, hello.Protocols, test.protocol)
+		}
+		if got := peering.Status(binary.LittleEndian.Uint32(second[8:])); got != test.status {
+			t.Errorf("%s: the answer has status %d, want %d", name, got, test.status)
+		}
+		if err := stream.CloseSend(); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

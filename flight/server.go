@@ -55,6 +55,8 @@ type Server struct {
 	health  *health.Server
 	calls   *registry
 	paces   *admission.Paces // how fast tenants are served
+	egress  *admission.Egress
+	leaving leaving
 	started time.Time
 	lent    lent // to other nodes
 
@@ -86,6 +88,10 @@ func New(engine *fetch.Engine, opts Options) *Server {
 	}
 	if opts.Tenants != nil {
 		s.EnforceTenants()
+	}
+	s.egress = admission.NewEgress(admission.EgressLimits{})
+	if opts.Cluster != nil && opts.Cluster.Egress != nil {
+		s.egress = opts.Cluster.Egress
 	}
 	s.draining, s.drain = context.WithCancelCause(context.Background())
 	s.handshaking, s.stopGreeting = context.WithCancel(context.Background())

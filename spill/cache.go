@@ -159,13 +159,20 @@ func (c *Cache) Close() error {
 	return errors.Join(err, c.space.dir.Close(), unlockDirectory(c.lock))
 }
 
-// Dataset returns the number by which places name a dataset or snapshot. It stays the same as long as the cache does.
-func (c *Cache) Dataset(name string) uint32 {
+// MaxDatasets is how many datasets and snapshots a cache knows by a number, those included whose blobs it no longer has.
+const MaxDatasets = 1 << 16
+
+// Dataset returns the number by which places name a dataset or snapshot. It stays the same as long as the cache does. 0,
+// of none, is that of the ones for which there is no number any more: they are not kept.
+func (c *Cache) Dataset(name string) uint32 { return c.DatasetWithin(name, MaxDatasets) }
+
+// DatasetWithin is Dataset where a name that is new gets a number only if there are fewer than so many.
+func (c *Cache) DatasetWithin(name string, most int) uint32 {
 	c.life.RLock()
 	defer c.life.RUnlock()
 	c.mu.Lock()
 	n, ok := c.numbers[name]
-	if !ok && name != "" && !c.closed.Load() {
+	if !ok && name != "" && len(c.sets) < most && !c.closed.Load() {
 		n = uint32(len(c.sets))
 		c.sets = append(c.sets, &dataset{name: name})
 		c.numbers[name] = n

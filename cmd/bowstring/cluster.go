@@ -3,19 +3,17 @@ package main
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
 	"log/slog"
 	"net"
 	"os"
-	"strconv"
+	"strings"
 	"time"
 
-	"github.com/dustin/go-humanize"
-
 	"bowstring/cmd/bowstring/cluster"
+	"bowstring/fetch/admission"
 	"bowstring/fetch/layout"
 	"bowstring/fetch/members"
 	"bowstring/fetch/peers"
@@ -33,8 +31,13 @@ type clusterFlags struct {
 	Zone      string `setting:"" placeholder:"NAME" help:"Where it is: a zone, a rack. Bytes between zones are dear (default: all are in one)."`
 	NodeRanks int64  `setting:"" default:"1" placeholder:"N" help:"How many ranks run beside it, in proportion to others: so much it owns (default: ${default})."`
 
-	ClusterKeyFile string `setting:"" type:"path" placeholder:"FILE" help:"What the nodes know each other by: a secret of 32 characters or more, the same for all. Without it they read from each other only where everybody may read everything."`
-	ClusterCA      string `setting:"" name:"cluster-ca" type:"path" placeholder:"FILE" help:"Who has signed the other nodes' certificates (default: who the system trusts)."`
+	ClusterKeyFile  string        `setting:"" type:"path" placeholder:"FILE" help:"What the nodes know each other by: a secret of 32 characters or more, the same for all. Without it they read from each other only where everybody may read everything."`
+	PeerEgress      size          `setting:"" default:"auto" placeholder:"SIZE" help:"How many bytes a second are sent to other nodes at most, fairly between the tenants that ask; what is more, they read from the store (default: auto, any)."`
+	PeerEgressZones string        `setting:"" placeholder:"ZONE=SIZE,..." help:"Likewise of what goes to the nodes of a zone: b=100MB,c=1GB (default: any)."`
+	HandoverTimeout time.Duration `setting:"" default:"10m" placeholder:"DURATION" help:"For how long a node that cluster drain has leave hands its cache over to others (default: ${default}). After SIGTERM it is two thirds of --drain-timeout."`
+	HandoverBytes   size          `setting:"" default:"auto" placeholder:"SIZE" help:"How much of its cache it hands over at most (default: auto, all that pays)."`
+
+	ClusterCA string `setting:"" name:"cluster-ca" type:"path" placeholder:"FILE" help:"Who has signed the other nodes' certificates (default: who the system trusts)."`
 }
 
 // check is called as part of Validate.
@@ -48,11 +51,34 @@ func (f *clusterFlags) check() error {
 	if err := schema.CheckName("--cluster", f.Cluster); err != nil {
 		return err
 	}
+	if f.HandoverTimeout <= 0 {
+		return fmt.Errorf("--handover-timeout: got %s, want more than 0", f.HandoverTimeout)
+	}
+	if _, err := f.egress(); err != nil {
+		return err
+	}
 	n := layout.Node{ID: cmp.Or(f.Node, "node"), Address: f.Advertise, Zone: f.Zone, Weight: f.NodeRanks}
 	if err := n.Check(); err != nil {
 		return fmt.Errorf("--node, --advertise, --zone or --node-ranks: %w", err)
 	}
 	return nil
+}
+
+// egress is what may be sent to other nodes.
+func (f *clusterFlags) egress() (admission.EgressLimits, error) {
+	limits := admission.EgressLimits{All: int64(f.PeerEgress), Zones: map[string]int64{}}
+	for part := range strings.SplitSeq(f.PeerEgressZones, ",") {
+		if part == "" {
+			continue
+		}
+		zone, text, ok := strings.Cut(part, "=")
+		var rate size
+		if err := rate.UnmarshalText([]byte(text)); !ok || err != nil || rate == 0 {
+			return limits, fmt.Errorf("--peer-egress-zones: got %q, want ZONE=SIZE, such as b=100MB", part)
+		}
+		limits.Zones[zone] = int64(rate)
+	}
+	return limits, nil
 }
 
 // leastKey is how many characters a cluster's key has at least.
@@ -63,7 +89,11 @@ func (f *clusterFlags) part(door *door.Door) (*clusterPart, error) {
 	if f.Cluster == "" {
 		return nil, nil
 	}
-	p := &clusterPart{name: f.Cluster, node: f.Node}
+	limits, err := f.egress()
+	if err != nil {
+		return nil, err
+	}
+	p := &clusterPart{name: f.Cluster, node: f.Node, zone: f.Zone, egress: admission.NewEgress(limits)}
 	if p.node == "" {
 		host, err := os.Hostname()
 		if err != nil {
@@ -97,10 +127,11 @@ func (f *clusterFlags) part(door *door.Door) (*clusterPart, error) {
 
 // clusterPart is a server's part in a cluster.
 type clusterPart struct {
-	name, node string
-	key        []byte
-	tls        *tls.Config
-	lends      bool // other nodes read by way of it, and it by way of them
+	name, node, zone string
+	key              []byte
+	tls              *tls.Config
+	lends            bool // other nodes read by way of it, and it by way of them
+	egress           *admission.Egress
 }
 
 // join makes the tier of the other nodes, and the door for them, as far as there is a spill: what a node
@@ -121,6 +152,8 @@ func (p *clusterPart) join(n *node, to *flight.Options, log *slog.Logger) (err e
 		}
 		if n.cluster != nil {
 			view.Peers = n.cluster.Tier().Stats()
+			sent := p.egress.Stats()
+			view.Egress = &sent
 		}
 		return view
 	}
@@ -136,12 +169,12 @@ func (p *clusterPart) join(n *node, to *flight.Options, log *slog.Logger) (err e
 		log.Info("blobs are not read from other nodes, nor by them", "key", len(p.key) > 0, "spill", n.spill != nil)
 		return nil
 	}
-	n.cluster, err = cluster.New(cluster.Options{Name: p.name, Node: p.node, Members: n.members, SnapshotName: n.spill.DatasetName, Key: p.key, TLS: p.tls, Logger: log})
+	n.cluster, err = cluster.New(cluster.Options{Name: p.name, Node: p.node, Zone: p.zone, Members: n.members, SnapshotName: n.spill.DatasetName, Key: p.key, TLS: p.tls, Logger: log})
 	if err != nil {
 		return err
 	}
 	n.figures.tier = n.cluster.Tier()
-	to.Cluster = &flight.Cluster{Name: p.name, Node: p.node, Key: p.key, Met: n.cluster.Met}
+	to.Cluster = &flight.Cluster{Name: p.name, Node: p.node, Key: p.key, Met: n.cluster.Met, Egress: p.egress, WarmOthers: n.cluster.WarmOthers}
 	return nil
 }
 
@@ -184,6 +217,17 @@ type clusterView struct {
 	Lent []flight.LentStats `json:"lent,omitempty"`
 	// Peers are the ways to the other nodes, if they are asked for blobs.
 	Peers []peers.NodeStats `json:"peers,omitempty"`
+	// Leaving are nodes that drain, and Wants the bytes that the jobs of all nodes read.
+	Leaving []leavingNode `json:"leaving,omitempty"`
+	Wants   int64         `json:"wants,omitempty"`
+	// Egress is what was sent to other nodes.
+	Egress *admission.EgressStats `json:"egress,omitempty"`
+}
+
+// leavingNode is a node that drains, and how far it is.
+type leavingNode struct {
+	layout.Node
+	Draining members.Draining `json:"draining"`
 }
 
 // nodeShare is what a node owns.
@@ -193,99 +237,12 @@ type nodeShare struct {
 }
 
 func viewOf(cluster string, v members.View) clusterView {
-	view := clusterView{Cluster: cluster, Nodes: v.Nodes, Read: v.At}
+	view := clusterView{Cluster: cluster, Nodes: v.Nodes, Read: v.At, Wants: v.Wants}
+	for _, n := range v.Leaving {
+		view.Leaving = append(view.Leaving, leavingNode{n.Node, n.Draining})
+	}
 	if v.Err != nil {
 		view.Error = v.Err.Error()
 	}
 	return view
-}
-
-// ClusterCmd is bowstring cluster.
-type ClusterCmd struct {
-	Status ClusterStatusCmd `cmd:"" help:"List the nodes of a cluster and what they own."`
-}
-
-// ClusterStatusCmd is bowstring cluster status.
-type ClusterStatusCmd struct {
-	Name string `arg:"" help:"The cluster, as serve --cluster names it."`
-	JSON bool   `name:"json" help:"Print a JSON object."`
-}
-
-// Help is shown below the summary.
-func (*ClusterStatusCmd) Help() string {
-	return `The nodes are those whose leases are in the store now; one that dies is gone from it after ten seconds. What they own is a part of
-all keys, if everything fits; which part of a dataset they have cached, only they know.`
-}
-
-// clusterStatus is what status prints.
-type clusterStatus struct {
-	Cluster string       `json:"cluster"`
-	Layout  string       `json:"layout,omitempty"` // that these nodes would have now, where all fits
-	Nodes   []nodeStatus `json:"nodes"`
-}
-
-type nodeStatus struct {
-	layout.Node
-	Share float64 `json:"share"` // of all keys
-}
-
-// Run lists the nodes.
-func (c *ClusterStatusCmd) Run(ctx context.Context, app *App) error {
-	addr, err := app.ownStore("cluster status")
-	if err != nil {
-		return err
-	}
-	s, err := openStore(addr, false, app.quietLog())
-	if err != nil {
-		return err
-	}
-	defer func() { _ = s.Close() }()
-	m, err := membersOf(s, c.Name, app.quietLog())
-	if err != nil {
-		return err
-	}
-	look, cancel := context.WithTimeout(ctx, 30*time.Second)
-	defer cancel()
-	view, err := m.Look(look)
-	if err != nil {
-		return err
-	}
-	status, err := statusOf(c.Name, view.Nodes)
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return printJSON(app.Stdout, status)
-	}
-	if len(status.Nodes) == 0 {
-		app.Notef("no node of cluster %s is there", c.Name)
-		return nil
-	}
-	t := table{numbers: []bool{false, false, false, true, true, true}}
-	t.add("NODE", "ADDRESS", "ZONE", "RANKS", "SPILL", "SHARE")
-	for _, n := range status.Nodes {
-		t.add(n.ID, n.Address, n.Zone, strconv.FormatInt(n.Weight, 10), humanize.IBytes(uint64(n.Capacity)), fmt.Sprintf("%.1f %%", 100*n.Share))
-	}
-	return t.print(app.Stdout)
-}
-
-// statusOf says what nodes own where everything fits.
-func statusOf(cluster string, nodes []layout.Node) (clusterStatus, error) {
-	status := clusterStatus{Cluster: cluster, Nodes: []nodeStatus{}}
-	if len(nodes) == 0 {
-		return status, nil
-	}
-	r, err := layout.NewRecord(0, nodes, nil)
-	if err != nil {
-		return status, err
-	}
-	l, err := layout.New(r)
-	if err != nil {
-		return status, err
-	}
-	status.Layout = l.Name()
-	for i := range l.Nodes() {
-		status.Nodes = append(status.Nodes, nodeStatus{l.Node(i), float64(l.Owned(i)) / layout.Slots})
-	}
-	return status, nil
 }

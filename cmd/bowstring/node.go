@@ -37,7 +37,8 @@ type node struct {
 	members *members.Members // of the cluster that it is a node of, or nil
 	cluster *cluster.Cluster // what it reads from the others by, or nil
 
-	figures *clusterFigures // of that, or nil
+	figures *clusterFigures   // of that, or nil
+	egress  *admission.Egress // what it has sent to the others, or nil
 
 	observation *observation // looks at all that, or nil
 }
@@ -82,6 +83,7 @@ func newNode(dir string, create bool, l limits, link *delay.Link, log *slog.Logg
 	var others *peers.Tier
 	if l.cluster != nil {
 		if n.members, err = membersOf(store, l.cluster.name, log); err == nil {
+			n.egress = l.cluster.egress
 			err = l.cluster.join(n, &l.flight, log)
 		}
 		if err != nil {

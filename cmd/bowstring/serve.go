@@ -226,13 +226,27 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 		}
 		beside.Go(func() { c.collect(serving, app, n.engine, seen.collections) })
 		if n.cluster != nil {
-			beside.Go(func() { n.cluster.Run(serving, n.engine) })
+			beside.Go(func() { n.cluster.Run(draining, n.engine) }) // what it holds is lent while it leaves
+		}
+		ordered := make(chan struct{})
+		if n.members != nil {
+			beside.Go(func() {
+				if c.obey(serving, app, n, l.cluster.node) {
+					close(ordered)
+				}
+			})
 		}
 		defer beside.Wait()
 		defer stop()    // also where it is the listener that has ended
 		defer drained() // after the drain below
 		select {
 		case <-ctx.Done():
+			if n.members != nil {
+				leaving, cancel := context.WithTimeout(app.Abort, time.Duration(handoverShare*float64(c.DrainTimeout)))
+				_ = c.leave(app, n, l.cluster.node).Run(leaving) // whatever it is not through with is cut off below
+				cancel()
+			}
+		case <-ordered:
 		case failed := <-n.served:
 			n.served <- failed // close reports it
 		}

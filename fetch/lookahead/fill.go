@@ -106,7 +106,7 @@ func (f *filler) try(c *candidate) tried {
 	}
 	// While there are streams the way is half full at most, so that what they want
 	// next does not wait for long.
-	switch v, first := a.opts.Reader.TryIdle(&tiers.Want{Ref: c.ref, To: f}, a.opts.Streams() > 0); v {
+	switch v, first := a.opts.Reader.TryIdle(&tiers.Want{Ref: c.ref, At: c.at, To: f}, a.opts.Streams() > 0); v {
 	case tiers.Full:
 		return noRoom
 	case tiers.Begun:

@@ -10,6 +10,7 @@ import (
 	"bowstring/fetch/layout"
 	"bowstring/fetch/plan"
 	"bowstring/fetch/tiers"
+	"bowstring/schema"
 	"bowstring/spill"
 )
 
@@ -37,6 +38,7 @@ type running struct {
 	dataset string
 	number  uint32 // the spill's of the snapshot
 	tenant  uint16 // the spill's of who began it
+	mean    int64  // bytes of blobs of a row; 0 if that is not known
 	base    uint64 // the epoch that is the order's 0
 	order   *epochOrder
 	future  *spill.Job
@@ -227,14 +229,28 @@ func (a *Ahead) Dataset(j *jobs.Job) uint32 {
 	return a.opts.Cache.Dataset(j.SnapshotName())
 }
 
-// Place is where a sample of a snapshot lies, as the spill knows it: the zero Place
-// if there is no spill, or no snapshot is named.
+// mostNamed is how many snapshots the spill may know by the time that another node names one more. Nobody has looked
+// whether there is one of that name, and the spill forgets none.
+const (
+	mostNamed   = spill.MaxDatasets / 2
+	mostNameLen = 2 * schema.MaxNameLen
+)
+
+// Place is where a sample of a snapshot lies that another node has named, as the spill knows it: the zero Place
+// if there is no spill, no snapshot is named, or too many were.
 func (a *Ahead) Place(snapshot string, position int64) spill.Place {
-	if a == nil || snapshot == "" {
+	if a == nil || snapshot == "" || len(snapshot) > mostNameLen {
 		return spill.Place{}
 	}
-	return spill.Place{Dataset: a.opts.Cache.Dataset(snapshot), Position: position}
+	number := a.opts.Cache.DatasetWithin(snapshot, mostNamed)
+	if number == 0 {
+		return spill.Place{}
+	}
+	return spill.Place{Dataset: number, Position: position}
 }
+
+// Holds reports whether the spill has a blob.
+func (a *Ahead) Holds(ref schema.BlobRef) bool { return a != nil && a.opts.Cache.Has(ref) }
 
 // Tenant is the number by which the spill knows a tenant; 0 if there is none.
 func (a *Ahead) Tenant(name string) uint16 {
@@ -327,7 +343,7 @@ func (a *Ahead) beginLocked(j *jobs.Job, number uint32, mean, index, epochs int6
 		return nil
 	}
 	l := &running{
-		group: j.Group(), dataset: j.SnapshotName(), number: number, base: j.EpochNumber(), order: newEpochOrder(j),
+		group: j.Group(), dataset: j.SnapshotName(), number: number, mean: mean, base: j.EpochNumber(), order: newEpochOrder(j),
 		ahead: scan{fullAt: -1},
 	}
 	// A client that shuffles and does not say for how many epochs has another one

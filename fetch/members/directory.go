@@ -2,92 +2,217 @@ package members
 
 import (
 	"math"
+	"slices"
 
 	"bowstring/fetch/layout"
 	"bowstring/schema"
 )
 
-// directory is who owns what in a view: what peers.Directory asks, ready to be looked up.
-type directory struct {
-	layout *layout.Layout
-	ask    map[layout.Owners][]string // nodes to ask, the first one first; none where this node is an owner
+// Route says how a node comes by blobs, as peers.Route does.
+type Route struct {
+	Ask  []string // the nodes to ask, the nearest first; none where this node reads from the store
+	Near int      // how many of them are as near as each other
+	Keep bool     // this node keeps what pays of such blobs
+	Held bool     // those to ask are leaving: they answer from their caches alone
 }
 
-// newDirectory makes the directory of nodes, one of which is self. Each keeps as much as it can, and no blob is kept twice:
-// nobody knows how much there is to keep.
-func newDirectory(nodes []layout.Node, self string, compute func(layout.Record) (*layout.Layout, error)) (*directory, error) {
-	var all int64
-	for _, n := range nodes {
-		all += min(n.Capacity, math.MaxInt64-all) // what a lease says may be anything
+// directory is how this node comes by blobs, in a view: what the tier of the other nodes asks, ready to be looked up.
+type directory struct {
+	view   View           // that it was made of
+	now    *layout.Layout // who owns what; nil where nobody does
+	slots  []uint16       // by slot, its index in routes
+	routes []Route        // all that there are: some hundred
+}
+
+// newDirectory makes the directory of a view in which self is one of the nodes, or leaves.
+//
+//   - The first owner of a slot reads from the store. Each node keeps as much as it can, so that the whole of the caches
+//     is owned once.
+//   - Where the jobs that run read less than all caches hold, slots have second owners, in as many as there is room for
+//     ([layout.New]). They ask the first.
+//   - In each other zone one node acts for the zone ([layout.Layout.Keepers]): it alone asks the first owner, and keeps
+//     what pays, so that a blob comes into a zone once.
+//   - All others ask the owners in their zone, whichever has less to do, or who acts for it.
+//   - Of what a node that leaves has owned, the owner that follows asks it first, for what it holds.
+func newDirectory(v View, self string, compute func(layout.Record) (*layout.Layout, error)) (*directory, error) {
+	d := &directory{view: v, slots: make([]uint16, layout.Slots)}
+	now, err := layoutOf(v.Nodes, 0, compute)
+	if err != nil || now == nil {
+		d.routes = []Route{{Keep: true}} // nobody to ask
+		return d, err
 	}
-	record, err := layout.NewRecord(all, nodes, nil)
-	if err != nil {
-		return nil, err
-	}
-	l, err := compute(record)
-	if err != nil {
-		return nil, err
-	}
-	d := &directory{layout: l, ask: map[layout.Owners][]string{}}
-	at, _ := l.Index(self)
-	zone := l.Zones()[at]
-	for slot := range layout.Slots {
-		o := l.Owners(uint16(slot))
-		if _, ok := d.ask[o]; ok || o.First == layout.None || int(o.First) == at || int(o.Second) == at {
-			continue
+	d.now = now
+	spare := now
+	if v.Wants > 0 {
+		if spare, err = layoutOf(v.Nodes, v.Wants, compute); err != nil {
+			return nil, err
 		}
-		list := []string{l.Node(int(o.First)).ID}
-		if o.Second != layout.None {
-			list = append(list, l.Node(int(o.Second)).ID)
-			if z := l.Zones(); z[o.First] != zone && z[o.Second] == zone { // the nearer one first
-				list[0], list[1] = list[1], list[0]
+	}
+	var before *layout.Layout
+	if len(v.Leaving) > 0 {
+		all := slices.Clone(v.Nodes)
+		for _, n := range v.Leaving {
+			all = append(all, n.Node)
+		}
+		if before, err = layoutOf(all, 0, compute); err != nil {
+			return nil, err
+		}
+	}
+	at, member := now.Index(self)
+	var keepers []int16
+	zone := int32(-1)
+	if member {
+		zone = now.Zones()[at]
+		keepers = now.Keepers(zone)
+	} else {
+		at = layout.None
+	}
+	numbers := map[routeOf]uint16{}
+	for slot := range layout.Slots {
+		r := routeOf{first: now.Owners(uint16(slot)).First, second: layout.None, keeper: layout.None, donor: layout.None}
+		if o := spare.Owners(uint16(slot)); v.Wants > 0 && o.Second != layout.None {
+			if r.second = o.Second; o.First != r.first { // where capacities differ
+				r.second = o.First
 			}
 		}
-		d.ask[o] = list
+		if member {
+			z := now.Zones()
+			if r.keeper = keepers[slot]; r.first != layout.None && r.second != layout.None && z[r.second] == zone && z[r.first] != zone {
+				r.keeper = r.second // one is enough
+			}
+		}
+		if before != nil && int(r.first) == at {
+			if o := before.Owners(uint16(slot)).First; o != layout.None && before.Node(int(o)).ID != self {
+				if _, stays := now.Index(before.Node(int(o)).ID); !stays {
+					r.donor = o
+				}
+			}
+		}
+		n, ok := numbers[r]
+		if !ok {
+			n = uint16(len(d.routes))
+			numbers[r] = n
+			d.routes = append(d.routes, r.route(now, before, at, zone))
+		}
+		d.slots[slot] = n
 	}
 	return d, nil
 }
 
-// Owners returns the nodes to ask for a blob, by their ids, as peers.Directory wants it: none if this node owns it, or
-// nobody does. It goes by the view, neither blocks nor allocates.
-func (m *Members) Owners(key schema.Key) []string {
-	d := m.directory.Load()
-	if d == nil {
-		return nil
+// layoutOf is the layout of nodes that keep so many bytes, 0 for as much as they can; nil of none.
+func layoutOf(nodes []layout.Node, size int64, compute func(layout.Record) (*layout.Layout, error)) (*layout.Layout, error) {
+	if len(nodes) == 0 {
+		return nil, nil
 	}
-	return d.ask[d.layout.Owners(layout.SlotOf(key))]
+	if size == 0 {
+		for _, n := range nodes {
+			size += min(n.Capacity, math.MaxInt64-size) // what a lease says may be anything
+		}
+		size -= size / layout.Slots * int64(len(nodes)) // slots are whole: each node has room for up to one less
+	}
+	nodes = slices.Clone(nodes)
+	slices.SortFunc(nodes, func(a, b layout.Node) int {
+		if a.ID < b.ID {
+			return -1
+		}
+		return 1
+	})
+	record, err := layout.NewRecord(size, nodes, nil)
+	if err != nil {
+		return nil, err
+	}
+	return compute(record)
 }
 
-// Now is who owns what, as Owners goes by it; nil before Start.
+// Now is who owns what, as Route goes by it; nil before Start.
 func (m *Members) Now() *layout.Layout {
 	d := m.directory.Load()
 	if d == nil {
 		return nil
 	}
-	return d.layout
+	return d.now
 }
 
-// direct has Owners go by the view as it is now. The first use of a view takes some milliseconds.
+// routeOf is what the route of a slot follows from: nodes by their indexes, the donor's among those before.
+type routeOf struct{ first, second, keeper, donor int16 }
+
+// route is that of the node at an index, None if it owns nothing, in a zone.
+func (r routeOf) route(now, before *layout.Layout, at int, zone int32) Route {
+	id := func(i int16) string { return now.Node(int(i)).ID }
+	switch {
+	case r.first == layout.None:
+		return Route{}
+	case int(r.first) == at && r.donor != layout.None:
+		return Route{Keep: true, Held: true, Ask: []string{before.Node(int(r.donor)).ID}}
+	case int(r.first) == at:
+		return Route{Keep: true}
+	case at != layout.None && (int(r.second) == at || int(r.keeper) == at):
+		return Route{Keep: true, Ask: []string{id(r.first)}}
+	}
+	var list []string
+	near := 0
+	for _, i := range []int16{r.first, r.second} {
+		if i != layout.None && now.Zones()[i] == zone {
+			list = append(list, id(i))
+			near++
+		}
+	}
+	if len(list) == 0 && r.keeper != layout.None {
+		list = append(list, id(r.keeper))
+		near++
+	}
+	for _, i := range []int16{r.first, r.second} { // when those are gone
+		if i != layout.None && !slices.Contains(list, id(i)) {
+			list = append(list, id(i))
+		}
+	}
+	if near == 0 {
+		near = len(list)
+	}
+	return Route{Ask: list, Near: near}
+}
+
+// Route implements peers.Directory. It goes by the view, neither blocks nor allocates.
+func (m *Members) Route(key schema.Key) Route {
+	d := m.directory.Load()
+	if d == nil {
+		return Route{Keep: true}
+	}
+	return d.routes[d.slots[layout.SlotOf(key)]]
+}
+
+// direct has Route go by the view as it is now. The first use of a view takes some milliseconds.
 func (m *Members) direct() error {
 	v := m.View()
-	if d := m.directory.Load(); d != nil && sameNodes(d.layout, v.Nodes) {
+	v.Wants = roundWants(v.Wants)
+	if d := m.directory.Load(); d != nil && d.view.Wants == v.Wants && slices.Equal(d.view.Nodes, v.Nodes) &&
+		slices.EqualFunc(d.view.Leaving, v.Leaving, func(a, b Leaving) bool { return a.Node == b.Node }) {
 		return nil
 	}
-	d, err := newDirectory(v.Nodes, m.self.ID, m.opts.NewLayout)
+	d, err := newDirectory(v, m.id(), m.opts.NewLayout)
 	if err == nil {
 		m.directory.Store(d)
 	}
 	return err
 }
 
-func sameNodes(l *layout.Layout, nodes []layout.Node) bool {
-	if l.Nodes() != len(nodes) {
-		return false
+func (m *Members) id() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.self.Node.ID
+}
+
+// roundWants rounds up to a power of two or one and a half times that, so that owners do not change with every job.
+func roundWants(n int64) int64 {
+	if n <= 0 {
+		return 0
 	}
-	for i, n := range nodes {
-		if l.Node(i) != n {
-			return false
+	r := int64(1)
+	for r < n && r < 1<<61 {
+		if r+r/2 >= n && r > 1 {
+			return r + r/2
 		}
+		r *= 2
 	}
-	return true
+	return max(r, 1)
 }

@@ -13,6 +13,10 @@ const (
 	// keptLayouts is how many layouts are kept in memory, of 256 KiB each, and keptClaims how many claims.
 	keptLayouts = 16
 	keptClaims  = 4096
+	// A claim is a write that a reader makes: a row of some 150 bytes, kept for Options.Keep. A node makes so many at once, and
+	// so many a second in the long run: 2.6 million in 30 days.
+	claimsAtOnce    = 1000
+	claimsPerSecond = 1
 )
 
 // layouts are those that were used of late, and claims that are known: neither ever changes.
@@ -123,6 +127,15 @@ func (m *Members) claim(ctx context.Context, c claim, size int64, ranks []string
 	record, err := layout.NewRecord(size, nodes, ranks)
 	if err != nil {
 		return "", err
+	}
+	// Whoever may read makes a row by it: so there are not more of them than this.
+	if r := m.claims.Reserve(); r.Delay() > 0 {
+		after := r.Delay()
+		r.Cancel()
+		return "", &schema.LimitError{
+			Limit: "cluster.claims", After: after,
+			Message: fmt.Sprintf("this node has claimed layouts for %d epochs at once, and may for %d a second", claimsAtOnce, claimsPerSecond),
+		}
 	}
 	// The layout first: a claim never names one that is not there.
 	if err := m.opts.Shared.PutLayout(ctx, record.Name(), record.Marshal(), 12*m.opts.Keep); err != nil {

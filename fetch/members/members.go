@@ -8,11 +8,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	mathrand "math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/time/rate"
 
 	"bowstring/fetch/layout"
 	"bowstring/schema"
@@ -79,10 +82,20 @@ func (o *Options) Validate() error {
 type View struct {
 	// Nodes are in ascending order of id, the member itself among them once it has started.
 	Nodes []layout.Node
+	// Leaving are nodes that drain, likewise; they are not among Nodes.
+	Leaving []Leaving
+	// Wants is how many bytes all jobs together read; 0 if nobody has said.
+	Wants int64
 	// At is when the leases were last read; zero if they never were.
 	At time.Time
 	// Err is why they could not be read since; nil if they could.
 	Err error
+}
+
+// Leaving is a node that drains.
+type Leaving struct {
+	layout.Node
+	Draining Draining
 }
 
 // Members is a node of a cluster. It is safe for concurrent use.
@@ -93,13 +106,19 @@ type Members struct {
 
 	directory atomic.Pointer[directory] // nil before Start
 
-	mu        sync.Mutex
-	self      *layout.Node           // nil before Start
-	nodes     map[string]layout.Node // others
-	at        time.Time
-	failed    error
-	recovered time.Time // since when all reads have succeeded
-	others    bool      // somebody else has the same id
+	claims   *rate.Limiter
+	renewing sync.Mutex // held while the lease is written: the last word is the last that was said
+	fenced   time.Time  // when it was last written that this process is the last of its node; guarded by renewing
+
+	mu         sync.Mutex
+	self       *lease           // nil before Start
+	nodes      map[string]lease // others
+	at         time.Time
+	failed     error
+	recovered  time.Time // since when all reads have succeeded
+	others     bool      // somebody else has the same id
+	superseded time.Time // until when a later process is taken to be this node
+	ordered    bool      // this process is to drain
 
 	stop context.CancelFunc // nil before Start
 	done sync.WaitGroup
@@ -111,7 +130,7 @@ func New(opts Options) (*Members, error) {
 	if err := opts.Validate(); err != nil {
 		return nil, err
 	}
-	return &Members{opts: opts, process: rand.Text(), nodes: map[string]layout.Node{}}, nil
+	return &Members{opts: opts, process: rand.Text(), nodes: map[string]lease{}, claims: rate.NewLimiter(claimsPerSecond, claimsAtOnce)}, nil
 }
 
 // Start has the node be a member, until Close. The first lease is written, and those of the
@@ -121,26 +140,22 @@ func (m *Members) Start(ctx context.Context, self layout.Node) error {
 		return err
 	}
 	m.mu.Lock()
-	m.self = &self
+	m.self = &lease{Node: self, Process: m.process, Since: time.Now().UTC(), Version: m.opts.Version, Incarnation: time.Now().UnixMilli()}
 	m.mu.Unlock()
-	body, err := json.Marshal(lease{Node: self, Process: m.process, Since: time.Now().UTC(), Version: m.opts.Version})
-	if err != nil {
-		return err
-	}
 	if err := m.read(ctx); err != nil {
 		return err
 	}
 	if err := m.direct(); err != nil {
 		return err
 	}
-	if err := m.renew(ctx, self.ID, body); err != nil {
+	if err := m.renew(ctx); err != nil {
 		return err
 	}
 	own, stop := context.WithCancel(context.WithoutCancel(ctx))
 	m.stop = stop
 	m.done.Go(func() {
 		m.every(own, m.opts.RenewEvery, func(ctx context.Context) error {
-			err := m.renew(ctx, self.ID, body)
+			err := m.renew(ctx)
 			if err != nil && own.Err() == nil {
 				m.opts.Logger.WarnContext(ctx, "the lease of this node could not be renewed: others will not know of it", "error", err)
 			}
@@ -173,12 +188,16 @@ func (m *Members) Close() error {
 	defer cancel()
 	_ = m.read(ctx) // the node may have been started again meanwhile
 	m.mu.Lock()
-	shared := m.others
+	shared, later, id, incarnation, ordered := m.others, time.Now().Before(m.superseded), m.self.Node.ID, m.self.Incarnation, m.ordered
 	m.mu.Unlock()
-	if shared {
+	if ordered {
+		_ = m.opts.Shared.RemoveLease(ctx, m.opts.Cluster+ordersOf, id) // it lapses by itself
+	}
+	_ = m.opts.Shared.RemoveLease(ctx, m.opts.Cluster+ordersOf, began(id, incarnation)) // it lapses by itself
+	if shared || later {
 		return nil // it is somebody else's
 	}
-	if err := m.opts.Shared.RemoveLease(ctx, m.opts.Cluster, m.self.ID); err != nil {
+	if err := m.opts.Shared.RemoveLease(ctx, m.opts.Cluster, id); err != nil {
 		m.opts.Logger.Debug("the lease of this node lapses by itself", "error", err)
 	}
 	return nil
@@ -204,9 +223,28 @@ func (m *Members) every(ctx context.Context, period time.Duration, f func(contex
 	}
 }
 
-func (m *Members) renew(ctx context.Context, id string, body []byte) error {
-	if err := m.opts.Shared.PutLease(ctx, m.opts.Cluster, id, body, m.opts.TTL); err != nil {
-		return fmt.Errorf("write the lease of node %s: %w", id, err)
+// renew writes the lease, unless a later process of this node has one.
+func (m *Members) renew(ctx context.Context) error {
+	m.renewing.Lock()
+	defer m.renewing.Unlock()
+	m.mu.Lock()
+	self, passed := *m.self, time.Now().Before(m.superseded)
+	m.mu.Unlock()
+	if passed {
+		return nil
+	}
+	if time.Since(m.fenced) >= 2*m.opts.TTL {
+		if err := m.opts.Shared.PutLease(ctx, m.opts.Cluster+ordersOf, began(self.Node.ID, self.Incarnation), []byte("{}"), 6*m.opts.TTL); err != nil {
+			return fmt.Errorf("write that node %s has begun: %w", self.Node.ID, err)
+		}
+		m.fenced = time.Now()
+	}
+	body, err := json.Marshal(self)
+	if err != nil {
+		return fmt.Errorf("encode the lease of node %s: %w", self.Node.ID, err)
+	}
+	if err := m.opts.Shared.PutLease(ctx, m.opts.Cluster, self.Node.ID, body, m.opts.TTL); err != nil {
+		return fmt.Errorf("write the lease of node %s: %w", self.Node.ID, err)
 	}
 	return nil
 }
@@ -216,6 +254,10 @@ func (m *Members) renew(ctx context.Context, id string, body []byte) error {
 // reach, all leases have lapsed, also of those who live.
 func (m *Members) read(ctx context.Context) error {
 	rows, err := m.opts.Shared.Leases(ctx, m.opts.Cluster)
+	var orders map[string][]byte
+	if err == nil {
+		orders, err = m.opts.Shared.Leases(ctx, m.opts.Cluster+ordersOf)
+	}
 	now := time.Now()
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -228,20 +270,24 @@ func (m *Members) read(ctx context.Context) error {
 	}
 	doubtful := !m.at.IsZero() && now.Sub(m.recovered) < m.opts.TTL
 	m.failed, m.at = nil, now
-	there := map[string]bool{}
+	there, last := map[string]bool{}, lastBegun(orders)
 	for id, row := range rows {
 		var l lease
 		if err := json.Unmarshal(row, &l); err != nil || l.Node.ID != id || l.Node.Check() != nil {
 			m.opts.Logger.WarnContext(ctx, "the lease of a node cannot be read: a newer program may have written it", "node", id, "error", err)
 			continue
 		}
-		if m.self != nil && id == m.self.ID {
+		if m.self != nil && id == m.self.Node.ID {
 			m.noticeLocked(ctx, l)
 			continue
 		}
 		there[id] = true
-		m.nodes[id] = l.Node
+		if l.Incarnation < last[id] {
+			continue // a process before the last one, which drains or stood still, has written over it
+		}
+		m.nodes[id] = l
 	}
+	m.obeyLocked(orders, last, now)
 	for id := range m.nodes {
 		if !there[id] && !doubtful {
 			delete(m.nodes, id)
@@ -252,10 +298,19 @@ func (m *Members) read(ctx context.Context) error {
 
 // noticeLocked looks at the lease of this very node. That of the process before it, which has not lapsed, shows once.
 func (m *Members) noticeLocked(ctx context.Context, l lease) {
+	if l.Process == m.process {
+		m.others = false
+		return
+	}
+	if m.stop == nil { // this process begins: it comes after that one
+		m.self.Incarnation = max(m.self.Incarnation, l.Incarnation+1)
+		return
+	}
 	was := m.others
-	m.others = l.Process != m.process && m.stop != nil
-	if m.others && !was {
-		m.opts.Logger.ErrorContext(ctx, "another process is the same node of the cluster: give each its own --node", "node", l.Node.ID, "address", l.Node.Address, "since", l.Since)
+	m.others = true
+	if !was {
+		m.opts.Logger.ErrorContext(ctx, "another process is the same node of the cluster: give each its own --node",
+			"node", l.Node.ID, "address", l.Node.Address, "since", l.Since, "later", l.Incarnation > m.self.Incarnation)
 	}
 }
 
@@ -264,14 +319,37 @@ func (m *Members) View() View {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	v := View{At: m.at, Err: m.failed}
+	wants := map[string]int64{}
+	add := func(l *lease) {
+		if l.Draining != nil {
+			v.Leaving = append(v.Leaving, Leaving{l.Node, *l.Draining})
+		} else {
+			v.Nodes = append(v.Nodes, l.Node)
+		}
+		for name, bytes := range l.Wants {
+			wants[name] = max(wants[name], bytes)
+		}
+	}
 	for _, n := range m.nodes {
-		v.Nodes = append(v.Nodes, n)
+		add(&n)
 	}
 	if m.self != nil {
-		v.Nodes = append(v.Nodes, *m.self)
+		add(m.self)
+	}
+	for _, bytes := range wants {
+		v.Wants = addBytes(v.Wants, bytes)
 	}
 	slices.SortFunc(v.Nodes, func(a, b layout.Node) int { return cmp.Compare(a.ID, b.ID) })
+	slices.SortFunc(v.Leaving, func(a, b Leaving) int { return cmp.Compare(a.ID, b.ID) })
 	return v
+}
+
+// addBytes adds what others have said, which may be anything.
+func addBytes(a, b int64) int64 {
+	if b <= 0 || b > math.MaxInt64-a {
+		return a
+	}
+	return a + b
 }
 
 // Look reads the members now. It takes no membership.

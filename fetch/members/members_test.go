@@ -222,7 +222,7 @@ func TestLeasesOfTooMuch(t *testing.T) {
 	a := started(t, s, "a")
 	asked := map[string]int{}
 	for i := range 3000 {
-		for _, id := range a.Owners(schema.Key{byte(i >> 8), byte(i), 0, 1}) {
+		for _, id := range a.Route(schema.Key{byte(i >> 8), byte(i), 0, 1}).Ask {
 			asked[id]++
 		}
 	}
@@ -316,7 +316,7 @@ func TestLayouts(t *testing.T) {
 // Each blob has one owner, which all that are of one view name, and which asks nobody itself.
 func TestOwners(t *testing.T) {
 	s := memshared.New()
-	if got := member(t, s).Owners(schema.Key{}); got != nil {
+	if got := member(t, s).Route(schema.Key{}); len(got.Ask) > 0 || !got.Keep {
 		t.Errorf("a member that has not started asks %v", got)
 	}
 	started(t, s, "a")
@@ -324,10 +324,10 @@ func TestOwners(t *testing.T) {
 	asked := map[string]int{}
 	for i := range 3000 {
 		key := schema.Key{byte(i >> 8), byte(i), 0, 1}
-		for _, id := range c.Owners(key) {
+		for _, id := range c.Route(key).Ask {
 			asked[id]++
 		}
-		for _, id := range b.Owners(key) {
+		for _, id := range b.Route(key).Ask {
 			if id != "a" {
 				t.Fatalf("b asks %s", id)
 			}
@@ -336,7 +336,7 @@ func TestOwners(t *testing.T) {
 	if asked["a"] < 800 || asked["b"] < 800 || len(asked) != 2 {
 		t.Errorf("c asks %v of 3000", asked)
 	}
-	if n := testing.AllocsPerRun(100, func() { c.Owners(schema.Key{1, 2}) }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() { c.Route(schema.Key{1, 2}) }); n != 0 {
 		t.Errorf("%g allocations", n)
 	}
 }

@@ -2,6 +2,7 @@ package peers
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -30,7 +31,10 @@ type node struct {
 	silent atomic.Bool
 	probed atomic.Int64 // when a silent node was last asked, as age tells
 
-	asked, answered, bytes, refused, wrong atomic.Int64
+	fullUntil atomic.Int64 // when a node that was full may be asked again, by age
+	pending   atomic.Int64 // asks under way
+
+	asked, answered, bytes, refused, wrong, full, absent atomic.Int64
 
 	mu      sync.Mutex
 	asks    map[*ask]struct{} // under way
@@ -47,6 +51,9 @@ func (n *node) age() int64 { return int64(time.Since(n.made)) }
 
 // usable reports whether the node may be asked. It takes no lock.
 func (n *node) usable() bool {
+	if full := n.fullUntil.Load(); full != 0 && n.age() < full {
+		return false
+	}
 	return n.link.Up() && (!n.silent.Load() || n.age()-n.probed.Load() >= int64(n.opts.Retry))
 }
 
@@ -70,7 +77,9 @@ func (n *node) get(ctx context.Context, what Ask) (schema.Blob, error) {
 	began := time.Now()
 	n.begin(a, began)
 	n.asked.Add(1)
+	n.pending.Add(1)
 	blob, err := n.link.Get(ctx, what)
+	n.pending.Add(-1)
 	if err == nil {
 		if err = what.Ref.Check(blob.Bytes()); err != nil {
 			blob.Release()
@@ -78,6 +87,14 @@ func (n *node) get(ctx context.Context, what Ask) (schema.Blob, error) {
 		}
 	}
 	n.end(a, began, err)
+	switch {
+	case errors.Is(err, ErrNotHeld):
+		n.absent.Add(1)
+		return schema.Blob{}, fmt.Errorf("%w: node %s: %w", schema.ErrUnavailable, n.name, err)
+	case errors.Is(err, ErrFull):
+		n.full.Add(1)
+		n.fullUntil.Store(n.age() + int64(n.opts.FullPause))
+	}
 	if err != nil {
 		n.refused.Add(1)
 		if cause := context.Cause(ctx); cause != nil {
@@ -126,7 +143,12 @@ func (n *node) end(a *ask, began time.Time, err error) {
 	if len(n.asks) == 0 {
 		n.watch.Stop()
 	}
-	if err != nil {
+	switch {
+	case errors.Is(err, ErrNotHeld), errors.Is(err, ErrFull):
+		n.heard = now // it has said something, if no blob came
+		n.answersLocked()
+		return
+	case err != nil:
 		return
 	}
 	n.heard = now
@@ -135,6 +157,11 @@ func (n *node) end(a *ask, began time.Time, err error) {
 	} else {
 		n.typical -= (n.typical - took) / 256
 	}
+	n.answersLocked()
+}
+
+// answersLocked takes note that the node does not keep silent.
+func (n *node) answersLocked() {
 	if n.silent.Swap(false) {
 		n.opts.Logger.LogAttrs(context.Background(), slog.LevelInfo, "another node answers again", slog.String("node", n.name))
 	}
@@ -172,7 +199,8 @@ func (n *node) stats() NodeStats {
 	defer n.mu.Unlock()
 	return NodeStats{
 		Node: n.name, Up: n.link.Up(), Silent: n.silent.Load(), Asked: n.asked.Load(), Answered: n.answered.Load(),
-		Bytes: n.bytes.Load(), Refused: n.refused.Load(), Wrong: n.wrong.Load(), InFlight: len(n.asks), Typical: n.typical.Microseconds(),
+		Bytes: n.bytes.Load(), Refused: n.refused.Load(), Wrong: n.wrong.Load(), Full: n.full.Load(), Absent: n.absent.Load(), InFlight: len(n.asks),
+		Typical: n.typical.Microseconds(), Protocol: n.link.Protocol(),
 	}
 }
 

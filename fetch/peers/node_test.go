@@ -30,6 +30,7 @@ func (*mute) Get(ctx context.Context, _ peers.Ask) (schema.Blob, error) {
 
 func (*mute) Tell([]peers.Progress) {}
 func (*mute) Up() bool              { return true }
+func (*mute) Protocol() int         { return 1 }
 func (*mute) Close() error          { return nil }
 
 func (l *mute) Heard() time.Time {
@@ -42,7 +43,7 @@ func (l *mute) Heard() time.Time {
 // one has all blobs belong to node "b".
 type one struct{}
 
-func (one) Owners(schema.Key) []string { return []string{"b"} }
+func (one) Route(schema.Key) peers.Route { return peers.Route{Ask: []string{"b"}, Near: 1} }
 
 // A node that says nothing at all is given up soon; one that says that it is there has time to read from the store.
 func TestGivenUp(t *testing.T) {

@@ -19,15 +19,6 @@ import (
 	"bowstring/spill"
 )
 
-// Directory says which nodes own a blob. It is safe for concurrent use.
-type Directory interface {
-	// Owners returns the nodes to ask for a blob, the first one first; none if this
-	// node owns it, or nobody is known to. It must not block or allocate: it is asked
-	// for every blob, with a lock held. The list is not to be changed, and may be used
-	// for as long as one likes.
-	Owners(key schema.Key) []string
-}
-
 // Ask is a blob that another node is asked for.
 type Ask struct {
 	Ref schema.BlobRef
@@ -36,7 +27,19 @@ type Ask struct {
 	Snapshot string
 	Position int64
 	Tenant   string // on whose account
+	// Onward says that the node asked may ask the blob's first owner, if it acts for others there: see [Route].
+	Onward bool
+	// Held says that it is to answer from its cache alone.
+	Held bool
 }
+
+// Errors of a node that was asked.
+var (
+	// ErrNotHeld: it was asked for what it holds, and holds none.
+	ErrNotHeld = errors.New("it does not hold the blob")
+	// ErrFull: it has sent as much as it may for now.
+	ErrFull = errors.New("it has no room for more")
+)
 
 // Link is the way to one node. It is safe for concurrent use.
 type Link interface {
@@ -50,6 +53,8 @@ type Link interface {
 	Up() bool
 	// Heard is when the node last said anything, if only that it is there. It must not block.
 	Heard() time.Time
+	// Protocol is what is spoken with it, 0 while it is not up. It must not block.
+	Protocol() int
 	// Close ends what is under way and gives the link up.
 	Close() error
 }
@@ -79,8 +84,10 @@ type Options struct {
 	Patience time.Duration
 	// Retry is how often a node that said nothing for so long is asked for one blob,
 	// to see whether it does again. Default 1 s.
-	Retry  time.Duration
-	Logger *slog.Logger // default slog.Default()
+	Retry time.Duration
+	// FullPause is how long a node is asked for nothing that has said that it is full. Default 100 ms.
+	FullPause time.Duration
+	Logger    *slog.Logger // default slog.Default()
 }
 
 // EnsureDefaults fills in the fields that are zero.
@@ -90,6 +97,9 @@ func (o *Options) EnsureDefaults() {
 	}
 	if o.Retry == 0 {
 		o.Retry = time.Second
+	}
+	if o.FullPause == 0 {
+		o.FullPause = 100 * time.Millisecond
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -101,8 +111,8 @@ func (o *Options) Validate() error {
 	switch {
 	case o.Directory == nil || o.Dial == nil || o.SnapshotName == nil:
 		return fmt.Errorf("%w: peers need a directory, a way to dial, and the names of snapshots", schema.ErrInvalid)
-	case o.Patience < 0 || o.Retry < 0:
-		return fmt.Errorf("%w: Patience is %s and Retry is %s; want positive times", schema.ErrInvalid, o.Patience, o.Retry)
+	case o.Patience < 0 || o.Retry < 0 || o.FullPause < 0:
+		return fmt.Errorf("%w: Patience is %s, Retry %s and FullPause %s; want positive times", schema.ErrInvalid, o.Patience, o.Retry, o.FullPause)
 	}
 	return nil
 }
@@ -139,14 +149,14 @@ func (*Tier) Traits() tiers.Traits { return tiers.Traits{Remote: true, Checked: 
 // MaxBlob is how long a blob may be, in bytes, that another node is asked for.
 const MaxBlob = 64 << 20
 
-// Has implements tiers.Tier: whether somebody else owns the blob who can be asked.
+// Has implements tiers.Tier: whether somebody else has the blob, or owns it, who can be asked.
 func (t *Tier) Has(ref schema.BlobRef) bool {
-	owners := t.opts.Directory.Owners(ref.Key)
-	if len(owners) == 0 || ref.Size > MaxBlob {
+	r := t.opts.Directory.Route(ref.Key)
+	if len(r.Ask) == 0 || ref.Size > MaxBlob {
 		return false
 	}
 	nodes := *t.nodes.Load()
-	for _, name := range owners {
+	for _, name := range r.Ask {
 		if n := nodes[name]; n == nil || n.usable() {
 			return true // one that was never asked may be
 		}
@@ -154,29 +164,24 @@ func (t *Tier) Has(ref schema.BlobRef) bool {
 	return false
 }
 
-// Mine reports whether this node is one that keeps blobs of a key.
-func (t *Tier) Mine(key schema.Key) bool { return len(t.opts.Directory.Owners(key)) == 0 }
-
 // errNobody says that there is nobody to ask for a blob.
 var errNobody = fmt.Errorf("%w: no other node can be asked", schema.ErrUnavailable)
 
 // Get implements tiers.Tier.
 func (t *Tier) Get(ctx context.Context, ref schema.BlobRef, at spill.Place) (schema.Blob, error) {
-	for _, name := range t.opts.Directory.Owners(ref.Key) {
-		n, err := t.node(name)
-		if err != nil {
-			return schema.Blob{}, err
-		}
-		if !n.admit() {
-			continue
-		}
-		ask := Ask{Ref: ref, Position: at.Position, Tenant: store.CallerFrom(ctx).Tenant}
-		if at.Dataset != 0 {
-			ask.Snapshot = t.opts.SnapshotName(at.Dataset)
-		}
-		return n.get(ctx, ask)
+	r := t.opts.Directory.Route(ref.Key)
+	if loan, _ := ctx.Value(loanKey{}).(bool); loan && !r.Keep {
+		return schema.Blob{}, errNobody // the view has changed since it was asked for
 	}
-	return schema.Blob{}, errNobody
+	n, err := t.choose(r)
+	if err != nil {
+		return schema.Blob{}, err
+	}
+	ask := Ask{Ref: ref, Position: at.Position, Tenant: store.CallerFrom(ctx).Tenant, Onward: !r.Keep, Held: r.Held}
+	if at.Dataset != 0 {
+		ask.Snapshot = t.opts.SnapshotName(at.Dataset)
+	}
+	return n.get(ctx, ask)
 }
 
 // node returns a node, which it makes a link to if there is none.
@@ -268,8 +273,11 @@ type NodeStats struct {
 	Bytes    int64  `json:"bytes"`    // of them
 	Refused  int64  `json:"refused"`  // asks that failed: the store was read instead
 	Wrong    int64  `json:"wrong"`    // of those, which brought other bytes
+	Full     int64  `json:"full"`     // of those, as it had sent as much as it may
+	Absent   int64  `json:"absent"`   // asks for what a node that leaves holds, and did not
 	InFlight int    `json:"in_flight"`
-	Typical  int64  `json:"typical_us"` // how long answers take: the longest of late, falling slowly
+	Typical  int64  `json:"typical_us"`         // how long answers take: the longest of late, falling slowly
+	Protocol int    `json:"protocol,omitempty"` // that both speak; 0 while there is no way to it
 }
 
 // Totals returns what was asked of each node since the tier was made, by name: also of those that have left, or

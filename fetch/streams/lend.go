@@ -8,6 +8,8 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"bowstring/fetch/admission"
+	"bowstring/fetch/peers"
+	"bowstring/fetch/store"
 	"bowstring/fetch/tiers"
 	"bowstring/schema"
 	"bowstring/spill"
@@ -22,6 +24,11 @@ type Loan struct {
 	// Snapshot if that is nowhere in particular.
 	Snapshot string
 	Position int64
+	// Onward says that the other node takes this one for one that acts for others, and may ask
+	// the blob's first owner.
+	Onward bool
+	// Held says that it is wanted only if it is held here.
+	Held bool
 }
 
 // Answer is what became of a loan. The blob is the receiver's to release; until
@@ -30,6 +37,10 @@ type Answer struct {
 	ID   uint32
 	Blob schema.Blob
 	Err  error
+	// Loan is what was asked for.
+	Loan Loan
+	// Stored says that the blob was read from the store for it.
+	Stored bool
 }
 
 // Borrower is another node, as far as it reads by way of this one. Each tenant that
@@ -43,13 +54,20 @@ type Borrower struct {
 
 	mu     sync.Mutex
 	closed bool
-	places map[string]*admission.Stream[queued] // by tenant
-	out    sync.WaitGroup                       // loans whose answer was not given; grows under mu only while not closed
+	places map[string]*place // by tenant
+	out    sync.WaitGroup    // loans whose answer was not given; grows under mu only while not closed
+}
+
+// place is what a tenant has among the streams.
+type place struct {
+	*admission.Stream[queued]
+	tenant  *tenant
+	account tiers.Account // on which what it reads from the store counts, within the tenant's ceiling
 }
 
 // loan is a Loan under way.
 type loan struct {
-	id   uint32
+	Loan
 	held *lent
 }
 
@@ -73,7 +91,7 @@ const maxTenants = 1024
 // the reader; it must not block for long.
 func (s *Set) Borrow(answer func(Answer)) *Borrower {
 	most := max(s.opts.Ledger.Limit(admission.Loans)/2, 1)
-	return &Borrower{set: s, answer: answer, own: semaphore.NewWeighted(most), most: most, places: map[string]*admission.Stream[queued]{}}
+	return &Borrower{set: s, answer: answer, own: semaphore.NewWeighted(most), most: most, places: map[string]*place{}}
 }
 
 // Lend begins to read a blob. It waits for memory for it: who asks for more than
@@ -82,6 +100,10 @@ func (s *Set) Borrow(answer func(Answer)) *Borrower {
 func (b *Borrower) Lend(ctx context.Context, l Loan) error {
 	if l.Ref.Size < 0 {
 		return fmt.Errorf("%w: a blob of %d bytes", schema.ErrInvalid, l.Ref.Size)
+	}
+	if l.Held && !b.set.opts.Ahead.Holds(l.Ref) {
+		b.answer(Answer{ID: l.ID, Err: peers.ErrNotHeld, Loan: l})
+		return nil
 	}
 	part := min(tiers.Cost(l.Ref.Size), b.most)
 	if err := b.own.Acquire(ctx, part); err != nil {
@@ -97,21 +119,28 @@ func (b *Borrower) Lend(ctx context.Context, l Loan) error {
 	if at != (spill.Place{}) {
 		at.Tenant = b.set.opts.Ahead.Tenant(l.Tenant)
 	}
-	want := tiers.Want{Ref: l.Ref, At: at, Context: context.WithoutCancel(ctx), To: b, Token: tiers.Token{Of: &loan{l.ID, held}}, Here: true}
+	caller := store.CallerFrom(ctx)
+	caller.Tenant = l.Tenant
+	want := tiers.Want{
+		Ref: l.Ref, At: at, Context: peers.WithLoan(store.WithCaller(context.WithoutCancel(ctx), caller)), To: b,
+		Token: tiers.Token{Of: &loan{l, held}},
+		Here:  l.Held || b.set.opts.Onward == nil || !b.set.opts.Onward(l.Ref.Key, l.Onward),
+	}
 	b.mu.Lock()
 	if b.closed {
 		b.mu.Unlock()
 		held.release()
 		return tiers.ErrClosing()
 	}
-	place := b.places[l.Tenant]
-	if place == nil {
+	of := b.places[l.Tenant]
+	if of == nil {
 		b.trimLocked()
-		place = b.set.queue.Open(l.Tenant, b.set.weightFor(l.Tenant), "loans")
-		b.places[l.Tenant] = place
+		of = b.set.borrowFor(l.Tenant)
+		b.places[l.Tenant] = of
 	}
+	want.Account = &of.account
 	b.out.Add(1)
-	place.Put(queued{Want: want})
+	of.Put(queued{Want: want})
 	b.mu.Unlock()
 	b.set.pump()
 	return nil
@@ -124,7 +153,7 @@ func (b *Borrower) trimLocked() {
 	}
 	for tenant, p := range b.places {
 		if p.Idle() {
-			p.Close()
+			b.set.borrowsNoMore(p)
 			delete(b.places, tenant)
 		}
 	}
@@ -135,9 +164,9 @@ func (b *Borrower) Receive(t tiers.Token, o tiers.Outcome) {
 	l := t.Of.(*loan)
 	if o.Err != nil {
 		l.held.release()
-		b.answer(Answer{ID: l.id, Err: o.Err})
+		b.answer(Answer{ID: l.ID, Err: o.Err, Loan: l.Loan})
 	} else {
-		b.answer(Answer{ID: l.id, Blob: schema.NewBlob(o.Blob.Bytes(), &lentBlob{o.Blob, l.held})})
+		b.answer(Answer{ID: l.ID, Loan: l.Loan, Stored: o.Tier == b.set.opts.Reader.Tiers()-1, Blob: schema.NewBlob(o.Blob.Bytes(), &lentBlob{o.Blob, l.held})})
 	}
 	b.out.Done()
 }
@@ -166,7 +195,7 @@ func (b *Borrower) Close() {
 	var left []*loan
 	for _, p := range b.places {
 		p.Drop(func(q *queued) bool { left = append(left, q.Token.Of.(*loan)); return true })
-		p.Close()
+		b.set.borrowsNoMore(p)
 	}
 	b.mu.Unlock()
 	b.set.opts.Reader.Leave(func(to tiers.Receiver, t tiers.Token) bool {

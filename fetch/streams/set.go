@@ -18,7 +18,7 @@ import (
 	"bowstring/spill"
 )
 
-// Options says what a Set works with. All fields but Ahead and Lineage are needed.
+// Options says what a Set works with. All fields but Ahead, Lineage and Onward are needed.
 type Options struct {
 	// WindowBytes is what the ledger gives to windows, in bytes.
 	WindowBytes int64
@@ -31,6 +31,9 @@ type Options struct {
 	// MaxAhead is how many rows a stream may read ahead of one that is not back
 	// yet. Default, and most: as many as a resume ticket has bits.
 	MaxAhead int64
+	// Onward says whether other nodes may be asked for a blob that another node has asked for; asked, whether
+	// that one lets this one. nil: they may not. See [peers.Tier.Onward].
+	Onward func(key schema.Key, asked bool) bool
 	// Told says that other nodes are told what the streams do: see [Set.Progress].
 	Told bool
 	// Lineage records what is handed out; nil for nowhere.

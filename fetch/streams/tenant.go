@@ -14,6 +14,7 @@ type tenant struct {
 	reads   *tiers.Tenant // likewise
 	terms   admission.Terms
 	streams int
+	places  int // of other nodes that read on this account
 
 	live    atomic.Int64 // streams
 	transit atomic.Int64 // bytes of batches that were not released
@@ -23,12 +24,7 @@ type tenant struct {
 
 // enterLocked gives a stream its tenant, and has all streams share anew.
 func (s *Set) enterLocked(st *Stream) {
-	t := s.tenants[st.caller.Tenant]
-	if t == nil {
-		t = &tenant{name: st.caller.Tenant, terms: s.termsOfLocked(st.caller.Tenant)}
-		t.reads = s.opts.Reader.NewTenant(t.terms.Reads)
-		s.tenants[t.name] = t
-	}
+	t := s.tenantLocked(st.caller.Tenant)
 	t.streams++
 	t.live.Add(1)
 	st.tenant = t
@@ -38,10 +34,46 @@ func (s *Set) enterLocked(st *Stream) {
 func (s *Set) leaveLocked(st *Stream) {
 	t := st.tenant
 	t.live.Add(-1)
-	if t.streams--; t.streams == 0 {
+	t.streams--
+	s.forgetLocked(t)
+	s.shareLocked()
+}
+
+// tenantLocked returns a tenant, which is forgotten when nobody reads on its account any more.
+func (s *Set) tenantLocked(name string) *tenant {
+	t := s.tenants[name]
+	if t == nil {
+		t = &tenant{name: name, terms: s.termsOfLocked(name)}
+		t.reads = s.opts.Reader.NewTenant(t.terms.Reads)
+		s.tenants[name] = t
+	}
+	return t
+}
+
+func (s *Set) forgetLocked(t *tenant) {
+	if t.streams == 0 && t.places == 0 {
 		delete(s.tenants, t.name)
 	}
-	s.shareLocked()
+}
+
+// borrowFor gives a tenant that another node reads for a place among the streams. What it reads
+// from the store counts with what its streams here read.
+func (s *Set) borrowFor(name string) *place {
+	s.mu.Lock()
+	t := s.tenantLocked(name)
+	t.places++
+	of := weight(&t.terms)
+	s.mu.Unlock()
+	return &place{Stream: s.queue.Open(name, of, "loans"), tenant: t, account: tiers.Account{Tenant: t.reads}}
+}
+
+// borrowsNoMore gives the place up.
+func (s *Set) borrowsNoMore(p *place) {
+	p.Close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p.tenant.places--
+	s.forgetLocked(p.tenant)
 }
 
 func (s *Set) termsOfLocked(name string) admission.Terms {
@@ -68,9 +100,14 @@ func (s *Set) weightFor(name string) int64 {
 func (s *Set) shareLocked() {
 	var sum int64
 	for _, t := range s.tenants {
-		sum += weight(&t.terms)
+		if t.streams > 0 {
+			sum += weight(&t.terms)
+		}
 	}
 	for _, t := range s.tenants {
+		if t.streams == 0 {
+			continue
+		}
 		most := s.opts.Ledger.MostFor(admission.Windows, t.name)
 		t.most.Store(min(most, s.opts.WindowBytes))
 		part := int64(float64(s.opts.WindowBytes) * float64(weight(&t.terms)) / float64(sum))

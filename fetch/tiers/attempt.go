@@ -228,7 +228,7 @@ func (r *Reader) broughtLocked(a Attempt, now time.Time, took time.Duration, blo
 // keeps reports whether the tiers of this node are to keep what a read brings. No other node is asked for the pages of
 // manifests, so each keeps those that it reads.
 func (r *Reader) keeps(rd *read) bool {
-	return rd.place.Dataset != 0 && (rd.place.IsPage() || r.opts.Keeps(rd.ref.Key))
+	return rd.place.Dataset != 0 && !rd.fill && (rd.place.IsPage() || r.opts.Keeps(rd.ref.Key))
 }
 
 // finish offers a blob to the tiers above the one that had it, and tells who

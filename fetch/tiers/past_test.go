@@ -9,7 +9,7 @@ import (
 // alone; and what is old is forgotten.
 func TestPast(t *testing.T) {
 	var f flow
-	f.init(4096)
+	f.init(4096, func() int { return 1 })
 	now := time.Date(2026, 1, 2, 3, 4, 0, 0, time.UTC)
 	const size, latency = 100_000, 20 * time.Millisecond
 	begin := now

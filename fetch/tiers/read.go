@@ -37,6 +37,7 @@ type read struct {
 	latest   time.Time // when the last attempt began
 	hedged   bool      // an attempt was begun because the first was slow
 	here     bool      // no other node is asked
+	fill     bool      // whoever wanted it first keeps it; set before its first attempt is made
 	over     bool      // brought, failed for good, or no longer wanted
 
 	older, newer *read // reads under way in the order they began

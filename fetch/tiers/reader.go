@@ -178,9 +178,14 @@ func (r *Reader) Try(w *Want, at int) (v Verdict, first Attempt, held schema.Blo
 // Cost is what a read of so many bytes takes of what is shared out.
 func Cost(bytes int64) int64 { return bytes + readOverhead }
 
-// TryIdle is Try for who can wait: nothing is begun unless the way to the last
-// tier has room to spare, of which half is left to others where half says so.
+// TryIdle is Try for who can wait, and keeps the blob himself: nothing is begun unless the way to
+// the last tier has room to spare, of which half is left to others where half says so. Where another
+// node is likely to have the blob, it is asked first.
 func (r *Reader) TryIdle(w *Want, half bool) (v Verdict, first Attempt) {
+	l := &r.lanes[r.below(w)]
+	if !l.traits.Remote {
+		l = r.last
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if _, ok := r.reads[w.Ref]; ok {
@@ -189,7 +194,10 @@ func (r *Reader) TryIdle(w *Want, half bool) (v Verdict, first Attempt) {
 	if r.closed || !r.last.flow.admitsFill(w.Ref.Size, half) {
 		return Full, Attempt{}
 	}
-	v, first, _ = r.tryLocked(w, r.last, true)
+	v, first, _ = r.tryLocked(w, l, true)
+	if v == Begun {
+		first.read.fill = true
+	}
 	r.stats.fills++
 	return v, first
 }

@@ -55,6 +55,7 @@ type Options struct {
 	Cluster string       // whose nodes both are; "" for any
 	Node    string       // this node's name, for the other's log
 	Other   string       // the name of the node that is to be there; "" for any
+	Zone    string       // where it is: the other limits by it what it sends
 	Key     []byte       // of the cluster; none if the other side wants none
 	TLS     *tls.Config  // nil for none
 	Logger  *slog.Logger // default slog.Default()
@@ -71,8 +72,10 @@ type Link struct {
 	running sync.WaitGroup
 	wake    chan struct{} // told when there is something to ask
 
-	up    atomic.Bool  // changed with mu held
-	heard atomic.Int64 // when the other side last said anything: nanoseconds since made, whatever becomes of the clock
+	heard    atomic.Int64 // when the other side last said anything: nanoseconds since made, whatever becomes of the clock
+	up       atomic.Bool  // changed with mu held
+	protocol atomic.Int32 // that is spoken; 0 while it is not up
+	warms    atomic.Bool  // the other side has FeatureWarm
 
 	mu      sync.Mutex
 	closed  bool
@@ -126,6 +129,9 @@ func (l *Link) Up() bool { return l.up.Load() }
 // Heard implements peers.Link.
 func (l *Link) Heard() time.Time { return l.made.Add(time.Duration(l.heard.Load())) }
 
+// Protocol implements peers.Link.
+func (l *Link) Protocol() int { return int(l.protocol.Load()) }
+
 // Close implements peers.Link.
 func (l *Link) Close() error {
 	l.mu.Lock()
@@ -139,8 +145,16 @@ func (l *Link) Close() error {
 // errDown says that there is no way to the node now.
 var errDown = fmt.Errorf("%w: there is no connection to it", schema.ErrUnavailable)
 
-// Get implements peers.Link.
+// errTooOld says that the other node cannot be told what is asked of it.
+var errTooOld = fmt.Errorf("%w: its version knows nothing of nodes that leave", peers.ErrNotHeld)
+
+// Get implements peers.Link. A node of protocol 1 knows no flags: it reads whatever it is asked for from the store, so what
+// is wanted only if it is held is not asked of it; and it asks nobody else for it, which costs a read of the store
+// and no wrong byte.
 func (l *Link) Get(ctx context.Context, what peers.Ask) (schema.Blob, error) {
+	if what.Held && l.protocol.Load() == 1 {
+		return schema.Blob{}, errTooOld
+	}
 	w := &waiter{what.Ref.Size, make(chan answer, 1)}
 	l.mu.Lock()
 	if !l.up.Load() {
@@ -170,6 +184,14 @@ func (l *Link) Get(ctx context.Context, what peers.Ask) (schema.Blob, error) {
 		a.blob.Release()
 	}
 	return schema.Blob{}, context.Cause(ctx)
+}
+
+// authorized returns a context that shows the cluster's key.
+func (l *Link) authorized(ctx context.Context) context.Context {
+	if len(l.opts.Key) == 0 {
+		return ctx
+	}
+	return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+string(l.opts.Key))
 }
 
 // Tell implements peers.Link.
@@ -223,10 +245,8 @@ func (l *Link) run(ctx context.Context) {
 func (l *Link) serve(ctx context.Context, opened func()) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	if len(l.opts.Key) > 0 {
-		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+string(l.opts.Key))
-	}
-	hello, err := json.Marshal(Hello{Cluster: l.opts.Cluster, Node: l.opts.Node, Protocols: []int{Protocol}})
+	ctx = l.authorized(ctx)
+	hello, err := json.Marshal(Hello{Cluster: l.opts.Cluster, Node: l.opts.Node, Zone: l.opts.Zone, Protocols: Spoken(), Features: Features()})
 	if err != nil {
 		return fmt.Errorf("encoding a hello: %w", err)
 	}
@@ -246,8 +266,9 @@ func (l *Link) serve(ctx context.Context, opened func()) error {
 	var other Hello
 	err = json.Unmarshal(first.data.Materialize(), &other)
 	first.data.Free()
-	if err != nil || !slices.Contains(other.Protocols, Protocol) {
-		return fmt.Errorf("%w: it speaks protocols %v; want %d among them", schema.ErrUnavailable, other.Protocols, Protocol)
+	speaks := Agree(other.Protocols)
+	if err != nil || speaks == 0 {
+		return fmt.Errorf("%w: it speaks protocols %v; want one of %v", schema.ErrUnavailable, other.Protocols, Spoken())
 	}
 	if err := l.opts.check(other); err != nil {
 		return err
@@ -256,6 +277,8 @@ func (l *Link) serve(ctx context.Context, opened func()) error {
 		return context.Cause(ctx)
 	}
 	l.mu.Lock()
+	l.protocol.Store(int32(speaks))
+	l.warms.Store(slices.Contains(other.Features, FeatureWarm))
 	l.up.Store(!l.closed)
 	l.mu.Unlock()
 	opened()
@@ -306,7 +329,11 @@ func (l *Link) ask(ctx context.Context, stream grpc.ClientStream) error {
 			err = stream.SendMsg(&wrapperspb.BytesValue{Value: progressMessage(doing, told)})
 		}
 		if n > 0 && err == nil {
-			err = stream.SendMsg(&wrapperspb.BytesValue{Value: AppendAsks(nil, asks)})
+			message := AppendFlagged
+			if l.protocol.Load() == 1 {
+				message = AppendAsks
+			}
+			err = stream.SendMsg(&wrapperspb.BytesValue{Value: message(nil, asks)})
 		}
 		if errors.Is(err, io.EOF) {
 			return nil // receiving says why
@@ -384,8 +411,14 @@ func (l *Link) deliver(m *message) error {
 				return errAnswers
 			}
 			is := schema.ErrUnavailable
-			if a.Status == Lost {
+			switch a.Status {
+			case Lost:
 				is = schema.ErrNotFound
+			case NotHeld:
+				is = peers.ErrNotHeld
+			case Full:
+				is = peers.ErrFull
+			case Failed, Here:
 			}
 			w.answer <- answer{err: fmt.Errorf("%w: it says %s", is, why)}
 		case int64(a.Size) != w.size:
@@ -409,6 +442,7 @@ func (l *Link) down(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.up.Store(false)
+	l.protocol.Store(0)
 	l.asks = nil
 	for id, w := range l.waiting {
 		w.answer <- answer{err: fmt.Errorf("%w: the connection broke: %w", schema.ErrUnavailable, err)}

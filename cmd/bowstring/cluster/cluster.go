@@ -35,6 +35,8 @@ type Options struct {
 	Members *members.Members
 	// SnapshotName is the name of a place's dataset, as the spill of this node has it.
 	SnapshotName func(number uint32) string
+	// Zone is where it is.
+	Zone string
 	// Key is what the nodes know each other by; none for none.
 	Key []byte
 	// TLS is how the others are reached whose address is grpc+tls://.
@@ -53,17 +55,24 @@ type Cluster struct {
 	nodes []layout.Node // as they were last looked at
 	known bool          // they were
 	met   bool          // somebody has called who was not among them
+	links map[string]*peering.Link
 }
+
+// directory is the members as the tier wants them.
+type directory struct{ *members.Members }
+
+// Route implements peers.Directory.
+func (d directory) Route(key schema.Key) peers.Route { return peers.Route(d.Members.Route(key)) }
 
 // New returns a part in a cluster of which nobody is known yet.
 func New(opts Options) (*Cluster, error) {
 	if opts.Logger == nil {
 		opts.Logger = slog.Default()
 	}
-	c := &Cluster{opts: opts}
+	c := &Cluster{opts: opts, links: map[string]*peering.Link{}}
 	var err error
 	c.tier, err = peers.New(peers.Options{
-		Directory: opts.Members, Dial: c.dial, SnapshotName: opts.SnapshotName, Logger: opts.Logger,
+		Directory: directory{opts.Members}, Dial: c.dial, SnapshotName: opts.SnapshotName, Logger: opts.Logger,
 	})
 	if err != nil {
 		return nil, err
@@ -90,7 +99,7 @@ func (c *Cluster) dial(id string) (peers.Link, error) {
 		return c.opts.Dial(node)
 	}
 	address := node.Address
-	opts := peering.Options{Cluster: c.opts.Name, Node: c.opts.Node, Other: id, Key: c.opts.Key, Logger: c.opts.Logger}
+	opts := peering.Options{Cluster: c.opts.Name, Node: c.opts.Node, Other: id, Zone: c.opts.Zone, Key: c.opts.Key, Logger: c.opts.Logger}
 	where, err := url.Parse(address)
 	if err != nil || where.Port() == "" {
 		return nil, fmt.Errorf("%w: node %s has the address %q; want grpc://HOST:PORT or grpc+tls://HOST:PORT", schema.ErrInvalid, id, address)
@@ -100,7 +109,43 @@ func (c *Cluster) dial(id string) (peers.Link, error) {
 			opts.TLS = &tls.Config{MinVersion: tls.VersionTLS13}
 		}
 	}
-	return peering.Dial(where.Host, opts)
+	link, err := peering.Dial(where.Host, opts)
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	c.links[id] = link
+	c.mu.Unlock()
+	return link, nil
+}
+
+// WarmOthers has each other node bring its part of a request, and calls progress, one call at a time, with what it says
+// or why it says nothing more. It returns when all have ended.
+func (c *Cluster) WarmOthers(ctx context.Context, request []byte, tenant string, progress func(node string, said []byte, err error)) {
+	c.mu.Lock()
+	links := map[string]*peering.Link{}
+	for _, n := range c.nodes {
+		if n.ID != c.opts.Node && c.links[n.ID] != nil {
+			links[n.ID] = c.links[n.ID]
+		}
+	}
+	c.mu.Unlock()
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	for id, link := range links {
+		all.Go(func() {
+			tell := func(said []byte, err error) {
+				mu.Lock()
+				defer mu.Unlock()
+				progress(id, said, err)
+			}
+			err := link.Warm(ctx, peering.Warm{Request: request, Tenant: tenant}, func(said []byte) { tell(said, nil) })
+			if err != nil && ctx.Err() == nil {
+				tell(nil, err)
+			}
+		})
+	}
+	all.Wait()
 }
 
 // Run keeps looking who is there, and tells the others what the streams of e do, until ctx ends.
@@ -122,6 +167,7 @@ func (c *Cluster) Run(ctx context.Context, e *fetch.Engine) {
 		if err := c.Look(); err != nil {
 			c.opts.Logger.WarnContext(ctx, "the nodes of the cluster cannot be gone by", "error", err)
 		}
+		c.opts.Members.SetWants(e.Wants())
 		c.tier.Tell(e.Progress())
 		select {
 		case <-tick.C:
@@ -158,7 +204,11 @@ func (c *Cluster) read(ctx context.Context) {
 
 // Look goes by the members that are there now.
 func (c *Cluster) Look() error {
-	nodes := c.opts.Members.View().Nodes
+	view := c.opts.Members.View()
+	nodes := view.Nodes
+	for _, n := range view.Leaving { // they lend what they hold
+		nodes = append(nodes, n.Node)
+	}
 	c.mu.Lock()
 	was := c.nodes
 	same := c.known && slices.Equal(was, nodes)

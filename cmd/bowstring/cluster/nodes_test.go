@@ -116,17 +116,17 @@ type directory struct {
 	lists  sync.Map                 // of one name each
 }
 
-func (d *directory) Owners(key schema.Key) []string {
+func (d *directory) Route(key schema.Key) peers.Route {
 	owners := *d.owners.Load()
 	name := owners[int(key[0])%len(owners)]
 	if name == d.self {
-		return nil
+		return peers.Route{Keep: true}
 	}
 	list, ok := d.lists.Load(name)
 	if !ok {
 		list, _ = d.lists.LoadOrStore(name, []string{name})
 	}
-	return list.([]string)
+	return peers.Route{Ask: list.([]string)}
 }
 
 // node is a node of a cluster in this process.

@@ -3,11 +3,13 @@ package simulate
 import (
 	"context"
 	"fmt"
-	"time"
+	"slices"
 	"sync"
+	"time"
 
 	"bowstring/fetch"
 	"bowstring/fetch/peers"
+	"bowstring/flight/peering"
 	"bowstring/schema"
 )
 
@@ -27,6 +29,9 @@ func (l *link) Heard() time.Time {
 	}
 	return time.Now()
 }
+
+// Protocol implements peers.Link.
+func (l *link) Protocol() int { return slices.Max(peering.Spoken()) }
 
 // Close implements peers.Link.
 func (l *link) Close() error {

@@ -75,6 +75,11 @@ def _pem(given: str | os.PathLike[str] | bytes | None) -> bytes | None:
     return Path(given).read_bytes()
 
 
+def safe_after(uri: str, left: str) -> bool:
+    """Whether what was said to the server at `left` may be said to the one at `uri`: encrypted stays encrypted."""
+    return urlsplit(left).scheme != "grpc+tls" or urlsplit(uri).scheme == "grpc+tls"
+
+
 class Connection:
     """A server, by its address: what streams and datasets call it by. [Client][bowstring.Client] is one."""
 
@@ -103,6 +108,7 @@ class Connection:
         if retries < 0:
             raise ValueError(f"retries: got {retries}, want 0 or more")
         self.uri = f"{scheme}://{rest}"
+        self._nodes: list[str] = []  # other nodes of the cluster that are known, the next first
         self.retries = retries
         self._token = token
         self._tls = tls
@@ -132,6 +138,35 @@ class Connection:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def move(self, left: str, named: list[str]) -> bool:
+        """Call another node of the cluster from now on, as the one at `left` has left it and named others.
+
+        False if there is none to call: a connection that is encrypted is not moved to one that is not. Where another
+        stream has moved it already, it stays there. What was known before is remembered: see `turn`.
+        """
+        with _fork.connecting():
+            if self.uri != left:
+                return True
+            named = [uri for uri in named if uri != left and safe_after(uri, left)]
+            if not named:
+                return False
+            self._nodes = [*named[1:], *(uri for uri in (*self._nodes, left) if uri not in named)]
+            self._call(named[0])
+        return True
+
+    def turn(self, left: str) -> None:
+        """Call the next of the nodes that are known, if there are several and the one at `left` cannot be reached."""
+        with _fork.connecting():
+            if self._nodes and self.uri == left:
+                self._nodes.append(left)
+                self._call(self._nodes.pop(0))
+
+    def _call(self, uri: str) -> None:
+        """Call another server from now on. The connection to this one is not closed: streams of it may go on."""
+        self.uri, self._flight = uri, None
+        self.rings.close()
+        self.rings = _samenode.Rings()
 
     def close(self) -> None:
         """Close this process's connection. The next call makes a new one."""

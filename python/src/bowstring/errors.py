@@ -56,6 +56,12 @@ class Unavailable(BowstringError, ConnectionError):
 
     code = "UNAVAILABLE"
 
+    @property
+    def elsewhere(self) -> list[str]:
+        """Addresses at which a node that leaves its cluster has one go on, the best first; empty if it names none."""
+        found = _GO_ON.search(str(self))
+        return found[1].split(", ") if found else []
+
 
 class DataLoss(BowstringError):
     """Stored bytes are gone or wrong; the text names the sample."""
@@ -143,6 +149,7 @@ _WORDING = re.compile(
     re.DOTALL,
 )
 _TRY_AGAIN = re.compile(r"\(try again in (\d+(?:\.\d+)?) s\)")
+_GO_ON = re.compile(r"\(go on at ([^()\s]+(?:, [^()\s]+)*)\)")
 _CONTEXT = re.compile(r"\.? gRPC client debug context: .*|\.? Client context: .*|\.? Detail: [A-Z]\w*$", re.DOTALL)
 
 

@@ -18,8 +18,11 @@ import tenacity
 from bowstring import _fork
 from bowstring._samenode import Ring, with_shared
 from bowstring._wire import keep_forever
-from bowstring.connection import Connection
+from bowstring.connection import Connection, safe_after
 from bowstring.errors import Cancelled, LimitExceeded, Unavailable, translate
+
+# How often a stream moves from node to node without a batch: nodes that leave may name each other.
+_MOST_MOVES = 8
 
 
 def worth_retrying(error: BaseException) -> bool:
@@ -53,7 +56,8 @@ def retrying(retries: int, failed: BaseException) -> tenacity.Retrying:
 class Batches(Iterator[pa.RecordBatch]):
     """The record batches of a ticket, as an iterator.
 
-    If the server restarts or drains, the stream is opened again where it stood, so that every row comes once; after
+    If the server restarts or drains, the stream is opened again where it stood, so that every row comes once. Where
+    it is a node that leaves its cluster, it goes on at another one, and so does all else on the same connection. After
     `retries` attempts in a row that bring no batch it fails with [Unavailable][bowstring.Unavailable]. Where its tenant
     has as many streams as it may, it comes again when the server has said, as often, before it fails with
     [LimitExceeded][bowstring.LimitExceeded].
@@ -75,17 +79,17 @@ class Batches(Iterator[pa.RecordBatch]):
         self.waits: dict[str, float] = {}
         self.waited = 0.0
         self._connection = connection
-        # Who serves the ticket: the next one when one cannot be reached, and in the end the server that was asked.
-        self._places = [place for place in locations if place != connection.uri]
-        if len(self._places) < len(locations) and locations[0] == connection.uri:
-            self._places.insert(0, connection.uri)
-        if connection.uri not in self._places:
-            self._places.append(connection.uri)
+        # Who serves the ticket: the next one when one cannot be reached, and in the end the server that was asked, which
+        # is None here: its connection may move.
+        places = [None if place == connection.uri else place for place in locations]
+        self._places: list[str | None] = places if None in places else [*places, None]
         self._turn = 0
         self._others: dict[str, Connection] = {}
+        self._uri = connection.uri  # where the stream was opened
+        self._moves = 0  # since the last batch
         self._reader: Any = None
         self._ring: Ring | None = None
-        self._lender = connection  # of the ring
+        self._rings = connection.rings  # that the ring is of
         self._pid = os.getpid()
         self._lock = threading.RLock()  # held while a batch is read
         self._ended = False
@@ -133,10 +137,8 @@ class Batches(Iterator[pa.RecordBatch]):
                 except (Unavailable, LimitExceeded) as error:
                     self._reader = None
                     self._leave()
-                    if isinstance(error, Unavailable):
-                        self._turn += 1
-                        if self._turn % len(self._places):
-                            continue  # another node may be there
+                    if isinstance(error, Unavailable) and self._move(error):
+                        continue
                     raise
                 place: dict[str, Any] = json.loads(chunk.app_metadata.to_pybytes())
                 self.ticket = place.pop("resume")
@@ -145,11 +147,30 @@ class Batches(Iterator[pa.RecordBatch]):
                 shared = place.pop("shared", None)
                 place["transport"] = "tcp" if shared is None else "shared"
                 self.place = place
+                self._moves = 0
                 ring = self._ring
                 if shared is None or ring is None:
                     return chunk.data
                 return with_shared(chunk.data, shared, ring)
         raise StopIteration
+
+    def _move(self, error: Unavailable) -> bool:
+        """Whether to go on at once: where a node that leaves has said, or at the next of those that serve the ticket."""
+        at = self._turn % len(self._places)
+        own = self._places[at] is None
+        if named := error.elsewhere:
+            self._moves += 1
+            if self._moves > _MOST_MOVES:
+                return False
+            if own:
+                return self._connection.move(self._uri, named)
+            if named := [uri for uri in named if safe_after(uri, self._uri)]:
+                self._places[at] = named[0]
+                return True
+        if own:
+            self._connection.turn(self._uri)  # the next try may be at another node
+        self._turn += 1
+        return self._turn % len(self._places) > 0
 
     def _open(self) -> Any:
         """The call, made now if there is none."""
@@ -158,10 +179,11 @@ class Batches(Iterator[pa.RecordBatch]):
             ticket = fl.Ticket(json.dumps(self.ticket).encode())
             connection = self._at()
             with _fork.connecting():
-                ring = connection.ring()
+                self._uri = connection.uri
+                ring, rings = connection.ring(), connection.rings
                 named = None if ring is None else ring.begin()
                 self._leave()
-                self._ring, self._lender = ring, connection
+                self._ring, self._rings = ring, rings
                 reader = connection.flight().do_get(ticket, connection.options(stream=True, ring=named))
                 self._reader = reader
                 _fork.hold(self)
@@ -170,16 +192,16 @@ class Batches(Iterator[pa.RecordBatch]):
     @property
     def uri(self) -> str:
         """The address that the stream is read from, or will be."""
-        return self._places[self._turn % len(self._places)]
+        return self._places[self._turn % len(self._places)] or self._connection.uri
 
     def _at(self) -> Connection:
         """The connection to the node whose turn it is."""
-        uri = self.uri
-        if uri == self._connection.uri:
+        place = self._places[self._turn % len(self._places)]
+        if place is None:
             return self._connection
-        if uri not in self._others:
-            self._others[uri] = self._connection._at(uri)
-        return self._others[uri]
+        if place not in self._others:
+            self._others[place] = self._connection._at(place)
+        return self._others[place]
 
     def close(self) -> None:
         """End the stream, whatever is left of it. The server is told. May be called from another thread."""
@@ -197,7 +219,7 @@ class Batches(Iterator[pa.RecordBatch]):
         """Give the ring back, if there is one. What came by it stays."""
         ring, self._ring = self._ring, None
         if ring is not None:
-            self._lender.rings.back(ring)
+            self._rings.back(ring)  # of the server that it was opened at
 
     def _cancel(self) -> None:
         reader, self._reader = self._reader, None

@@ -1,0 +1,195 @@
+package members_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"bowstring/fetch/layout"
+	"bowstring/fetch/members"
+	"bowstring/fetch/members/memshared"
+	"bowstring/schema"
+)
+
+// zoned starts a cluster of so many nodes in each zone, all of which see all.
+func zoned(t *testing.T, zones, each int, wants int64) map[string]*members.Members {
+	t.Helper()
+	s := memshared.New()
+	all := map[string]*members.Members{}
+	for i := range zones * each {
+		n := node(fmt.Sprintf("n%02d", i))
+		n.Zone = fmt.Sprint("z", i%zones)
+		all[n.ID] = member(t, s)
+		if err := all[n.ID].Start(t.Context(), n); err != nil {
+			t.Fatal(err)
+		}
+		if wants > 0 {
+			all[n.ID].SetWants(map[string]int64{"d@1": wants})
+			if err := all[n.ID].SetDraining(t.Context(), &members.Draining{}); err != nil { // it is told at once
+				t.Fatal(err)
+			}
+			if err := all[n.ID].SetDraining(t.Context(), nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, m := range all {
+		if _, err := m.Look(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return all
+}
+
+// caches is a cluster in which each node keeps whatever it may: what is read, and what goes where, by nothing but routes.
+type caches struct {
+	t       *testing.T
+	members map[string]*members.Members
+	held    map[string]map[schema.Key]bool
+	zone    map[string]string
+	store   int // reads of the store
+	moved   int // blobs from node to node
+	crossed map[schema.Key]map[string]int
+}
+
+// get has a node come by a blob, with so many nodes between it and the store.
+func (c *caches) get(rng *rand.Rand, id string, key schema.Key, loan, onward bool, depth int) {
+	if depth > 3 {
+		c.t.Fatalf("blob %s is asked for in a circle", key)
+	}
+	if c.held[id][key] {
+		return
+	}
+	r := c.members[id].Route(key)
+	if len(r.Ask) == 0 || loan && !(r.Keep && (r.Held || onward)) {
+		c.store++
+	} else {
+		who := r.Ask[rng.IntN(max(r.Near, 1))]
+		if slices.Contains(r.Ask, id) {
+			c.t.Fatalf("node %s asks itself", id)
+		}
+		c.get(rng, who, key, true, !r.Keep, depth+1)
+		c.moved++
+		if c.zone[who] != c.zone[id] {
+			if c.crossed[key] == nil {
+				c.crossed[key] = map[string]int{}
+			}
+			c.crossed[key][c.zone[id]]++
+		}
+	}
+	if r.Keep {
+		c.held[id][key] = true
+	}
+}
+
+// Every node reads every blob, several times: each is read from the store once, comes into each zone but its owner's once, and nobody asks in
+// a circle.
+func TestZones(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	const blobs, epochs = 2000, 3
+	for _, test := range []struct {
+		zones, each int
+		wants       int64
+	}{{1, 4, 0}, {2, 2, 0}, {3, 4, 0}, {4, 4, 0}, {2, 3, 1 << 30}, {1, 6, 1 << 30}} {
+		all := zoned(t, test.zones, test.each, test.wants)
+		c := &caches{t: t, members: all, held: map[string]map[schema.Key]bool{}, zone: map[string]string{}, crossed: map[schema.Key]map[string]int{}}
+		var ids []string
+		for id, m := range all {
+			ids = append(ids, id)
+			c.held[id] = map[schema.Key]bool{}
+			for _, n := range m.View().Nodes {
+				c.zone[n.ID] = n.Zone
+			}
+		}
+		slices.Sort(ids)
+		keys := make([]schema.Key, blobs)
+		for i := range keys {
+			for k := range keys[i] {
+				keys[i][k] = byte(rng.Uint32())
+			}
+		}
+		for range epochs {
+			for _, i := range rng.Perm(blobs) {
+				for _, k := range rng.Perm(len(ids)) {
+					c.get(rng, ids[k], keys[i], false, false, 0)
+				}
+			}
+		}
+		crossings := 0
+		for key, zones := range c.crossed {
+			for zone, n := range zones {
+				crossings += n
+				if n > 1 {
+					t.Fatalf("blob %s came into zone %s %d times", key, zone, n)
+				}
+			}
+		}
+		if c.store != blobs || crossings != blobs*(test.zones-1) {
+			t.Errorf("%d zones of %d nodes: %d reads of the store of %d blobs, %d crossings, want %d", test.zones, test.each, c.store, blobs, crossings, blobs*(test.zones-1))
+		}
+		copies := 0
+		for _, h := range c.held {
+			copies += len(h)
+		}
+		want := float64(test.zones)
+		if test.wants > 0 {
+			want = max(want, 2)
+		}
+		if got := float64(copies) / blobs; got > want*1.01 || got < want*.98 {
+			t.Errorf("%d zones of %d nodes: %.3f copies of each blob, want %g", test.zones, test.each, got, want)
+		}
+		t.Logf("%d zones of %d nodes, %d bytes wanted: %d copies of %d blobs, %d moved, %d between zones", test.zones, test.each, test.wants, copies, blobs, c.moved, crossings)
+	}
+}
+
+// Those who act for a zone have about as much to do as each other, and one that leaves moves its part alone.
+func TestKeepersAreEven(t *testing.T) {
+	nodes := func(skip int) layout.Record {
+		var list []layout.Node
+		for i := range 12 {
+			n := node(fmt.Sprintf("n%02d", i))
+			n.Zone = fmt.Sprint("z", i%2)
+			if i != skip {
+				list = append(list, n)
+			}
+		}
+		r, err := layout.NewRecord(int64(len(list))<<30-1<<24, list, nil) // no room for second owners
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	keepers := func(r layout.Record) map[int]string {
+		l, err := layout.New(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := map[int]string{}
+		for slot, k := range l.Keepers(l.Zones()[0]) {
+			if l.Zones()[l.Owners(uint16(slot)).First] != l.Zones()[0] {
+				found[slot] = l.Node(int(k)).ID
+			}
+		}
+		return found
+	}
+	all, fewer := keepers(nodes(-1)), keepers(nodes(4))
+	counts := map[string]int{}
+	moved := 0
+	for slot, id := range all {
+		counts[id]++
+		if now, ok := fewer[slot]; ok && id != "n04" && now != id {
+			moved++
+		}
+	}
+	for id, n := range counts {
+		if mean := len(all) / 6; n < mean*9/10 || n > mean*11/10 {
+			t.Errorf("node %s acts for %d slots of %d", id, n, len(all))
+		}
+	}
+	if moved > len(all)/1000 { // where there was room for second owners, as capacities are whole slots
+		t.Errorf("%d slots of %d have another keeper, of nodes that stay", moved, len(all))
+	}
+}

@@ -1,0 +1,77 @@
+package peers
+
+import (
+	"context"
+
+	"bowstring/schema"
+)
+
+// Directory says how a node comes by blobs. It is safe for concurrent use.
+type Directory interface {
+	// Route says how this node comes by a blob. It must not block or allocate: it is asked
+	// for every blob, with a lock held. What it returns is not to be changed, and may be used
+	// for as long as one likes.
+	Route(key schema.Key) Route
+}
+
+// Route says how a node comes by blobs.
+type Route struct {
+	// Ask are the nodes to ask, the nearest first; none where this node reads from the store.
+	Ask []string
+	// Near is how many of them, from the first on, are as near as each other: the one that has least to
+	// do is asked.
+	Near int
+	// Keep says that this node keeps what pays of such blobs: it owns them, first or second, or acts for its zone. It
+	// asks others for what they have; whoever asks it, it may ask on for.
+	Keep bool
+	// Held says that those to ask are to answer from their caches alone: they have owned the blob and are leaving.
+	Held bool
+}
+
+// onward reports whether a node with this route may ask another one for a blob that it was asked for itself. Who is asked
+// by a keeper asks nobody but those that are leaving, and they ask nobody: so no blob is asked for in a circle, whatever
+// the views.
+func (r Route) onward(asked bool) bool { return r.Keep && len(r.Ask) > 0 && (r.Held || asked) }
+
+// loanKey marks the context of a read for another node.
+type loanKey struct{}
+
+// WithLoan returns a context for a read that another node has asked for.
+func WithLoan(ctx context.Context) context.Context { return context.WithValue(ctx, loanKey{}, true) }
+
+// Onward reports whether another node may be asked for a blob that this one was asked for itself; asked says
+// whether who asks takes it for one that acts for others: see [Ask.Onward].
+func (t *Tier) Onward(key schema.Key, asked bool) bool {
+	return t.opts.Directory.Route(key).onward(asked)
+}
+
+// Mine reports whether this node is one that keeps blobs of a key.
+func (t *Tier) Mine(key schema.Key) bool {
+	r := t.opts.Directory.Route(key)
+	return r.Keep || len(r.Ask) == 0
+}
+
+// choose returns a node of a route that can be asked: of the near ones, that with least under way.
+func (t *Tier) choose(r Route) (*node, error) {
+	var best *node
+	var least int64
+	for i, name := range r.Ask {
+		if best != nil && i >= max(r.Near, 1) {
+			break
+		}
+		n, err := t.node(name)
+		if err != nil {
+			return nil, err
+		}
+		if !n.usable() {
+			continue
+		}
+		if load := n.pending.Load(); best == nil || load < least {
+			best, least = n, load
+		}
+	}
+	if best == nil || !best.admit() {
+		return nil, errNobody
+	}
+	return best, nil
+}

@@ -1,0 +1,197 @@
+package flight
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"sync"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"bowstring/fetch"
+	"bowstring/flight/peering"
+	"bowstring/schema"
+)
+
+// warmNode is how far a node of a cluster is with its part of a warm.
+type warmNode struct {
+	Node   string `json:"node"`
+	There  int64  `json:"there"`
+	Stored int64  `json:"stored"`
+	Bytes  int64  `json:"bytes"`
+	Failed int64  `json:"failed"`
+	Full   bool   `json:"full"`
+	Done   bool   `json:"done"`
+	Error  string `json:"error,omitempty"` // why it has not brought its part
+	seen   int64
+}
+
+// warmProgress is a result of the action warm: sums over the nodes, and how far each is, where there are several.
+type warmProgress struct {
+	fetch.WarmProgress
+	Nodes []*warmNode `json:"nodes,omitempty"`
+}
+
+// warming is a warm of all nodes. It is safe for concurrent use.
+type warming struct {
+	node string // this one
+	send func([]byte) error
+	mu   sync.Mutex
+	own  fetch.WarmProgress // of this node
+	all  warmProgress       // Nodes are by name, this one among them once another one is
+}
+
+// warmAll has this node and all others bring their parts of a job. It ends with the call, that is, also when its client
+// goes away; and when the server is to stop, for the jobs that it is done for will not come here.
+func (s *Server) warmAll(ctx context.Context, job *fetch.Job, send func([]byte) error) error {
+	if err := s.moved(); err != nil {
+		return err
+	}
+	ctx, end, err := s.beginStream(ctx, "warm", job.ID())
+	if err != nil {
+		return err
+	}
+	defer end()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(s.draining, func() { cancel(context.Cause(s.draining)) })()
+	w := &warming{node: s.node(), send: send}
+	fail := func(err error) {
+		if err != nil {
+			cancel(err)
+		}
+	}
+	var others sync.WaitGroup
+	// Others know no rules: what the caller may not see he does not have them bring.
+	if c := s.opts.Cluster; c != nil && c.WarmOthers != nil && job.Request().Within == nil {
+		tenant := fetch.CallerFrom(ctx).Tenant
+		others.Go(func() {
+			c.WarmOthers(ctx, job.Request().Marshal(), tenant, func(node string, said []byte, err error) { fail(w.other(node, said, err)) })
+		})
+	}
+	err = s.engine.Warm(ctx, job, func(p fetch.WarmProgress) { fail(w.here(p, false)) })
+	if err != nil {
+		cancel(err)
+	}
+	others.Wait()
+	if cause := context.Cause(ctx); cause != nil {
+		return cause
+	}
+	return w.here(w.own, true)
+}
+
+// node is this node's name, "" of none.
+func (s *Server) node() string {
+	if s.opts.Cluster == nil {
+		return ""
+	}
+	return s.opts.Cluster.Node
+}
+
+// here takes in how far this node is, and says how far all are; over, that they have ended.
+func (w *warming) here(p fetch.WarmProgress, over bool) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.own = p
+	return w.tellLocked(over)
+}
+
+// other takes in what another node says, or why it says nothing more.
+func (w *warming) other(name string, said []byte, failed error) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	n := w.nodeLocked(name)
+	var p fetch.WarmProgress
+	if failed == nil {
+		failed = json.Unmarshal(said, &p)
+	}
+	if failed != nil {
+		n.Error = schema.Quote(failed.Error())
+	} else {
+		n.take(p)
+	}
+	return w.tellLocked(false)
+}
+
+// take takes in how far the node is.
+func (n *warmNode) take(p fetch.WarmProgress) {
+	*n = warmNode{Node: n.Node, There: p.There, Stored: p.Stored, Bytes: p.Bytes, Failed: p.Failed, Full: p.Full, Done: p.Done, seen: p.Seen}
+}
+
+func (w *warming) nodeLocked(name string) *warmNode {
+	at := slices.IndexFunc(w.all.Nodes, func(n *warmNode) bool { return n.Node == name })
+	if at < 0 {
+		w.all.Nodes = append(w.all.Nodes, &warmNode{Node: name})
+		at = len(w.all.Nodes) - 1
+	}
+	return w.all.Nodes[at]
+}
+
+func (w *warming) tellLocked(over bool) error {
+	sum := w.own
+	if len(w.all.Nodes) > 0 {
+		w.nodeLocked(w.node).take(w.own)
+		sum.There, sum.Stored, sum.Bytes, sum.Failed, sum.Full = 0, 0, 0, 0, false
+		for _, n := range w.all.Nodes {
+			sum.There += n.There
+			sum.Stored += n.Stored
+			sum.Bytes += n.Bytes
+			sum.Failed += n.Failed
+			sum.Full = sum.Full || n.Full
+			if n.Error == "" && n.seen > 0 {
+				sum.Seen = min(sum.Seen, n.seen)
+			}
+		}
+	}
+	sum.Done = over
+	w.all.WarmProgress = sum
+	return sendJSON(w.send, w.all)
+}
+
+// warmFor brings this node's part of what another node was asked to warm.
+func (s *Server) warmFor(ss grpc.ServerStream) error {
+	var first wrapperspb.BytesValue
+	if err := ss.RecvMsg(&first); err != nil {
+		return err
+	}
+	var what peering.Warm
+	if err := json.Unmarshal(first.GetValue(), &what); err != nil {
+		return &schema.FieldError{Field: "warm", Got: schema.Quote(string(first.GetValue())), Want: "a request and a tenant as JSON"}
+	}
+	req, err := schema.ParseRequest(what.Request)
+	if err != nil {
+		return err
+	}
+	if err := s.moved(); err != nil {
+		return err
+	}
+	job, err := s.lendJob(ss.Context(), req)
+	if err != nil {
+		return err
+	}
+	defer job.Close()
+	ctx, end, err := s.beginStream(ss.Context(), "warm", job.ID())
+	if err != nil {
+		return err
+	}
+	defer end()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(s.draining, func() { cancel(context.Cause(s.draining)) })()
+	ctx = fetch.WithCaller(ctx, fetch.Caller{Tenant: what.Tenant})
+	err = s.engine.Warm(ctx, job, func(p fetch.WarmProgress) {
+		b, err := encodeJSON(p)
+		if err == nil {
+			err = ss.SendMsg(&frame{pieces: []piece{{bytes: b}}})
+		}
+		if err != nil {
+			cancel(fmt.Errorf("telling the other node: %w", err))
+		}
+	})
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		return cause
+	}
+	return err
+}
