@@ -149,10 +149,11 @@ def test_log_mel(tool: Path, files: dict[str, Path], params: dict[str, Any]) -> 
 def test_other_transforms(tool: Path, files: dict[str, Path]) -> None:
     wave = torch.from_numpy(reference(files["mono.flac"]))
     mel = transforms.MelSpectrogram(16000)(wave)
-    for steps, want in [
+    expected: list[tuple[list[dict[str, Any]], Any]] = [
         ([{"Vol": {"gain": 6, "gain_type": "db"}}], transforms.Vol(6, "db")(wave)),
         ([{"Preemphasis": {}}], transforms.Preemphasis()(wave.clone())),
         ([{"Spectrogram": {}}], transforms.Spectrogram()(wave)),
         ([{"MelSpectrogram": {}}, {"AmplitudeToDB": {"top_db": 80}}], transforms.AmplitudeToDB(top_db=80)(mel)),
-    ]:
+    ]
+    for steps, want in expected:
         assert decibels(run(tool, files["mono.flac"], *steps), want.numpy()) >= 110, steps

@@ -29,7 +29,7 @@ def folder(context: Context) -> Path:
         image = sources[number % len(sources)]
         part = rng.uniform(0.7, 1) * min(image.width / 500, image.height / 375)
         width, height = int(500 * part), int(375 * part)
-        x, y = rng.integers(0, image.width - width + 1), rng.integers(0, image.height - height + 1)
+        x, y = int(rng.integers(0, image.width - width + 1)), int(rng.integers(0, image.height - height + 1))
         small = image.crop((x, y, x + width, y + height)).resize((500, 375), Image.Resampling.LANCZOS)
         grain = np.asarray(small).astype(float) + rng.normal(0, 6, (375, 500, 3))
         for quality in range(96, 40, -3):
@@ -45,7 +45,17 @@ def pillow12(context: Context) -> Path:
     """Pillow of the contract's version, beside the one that the tests have."""
     target = context.root / "build" / "peers" / "pillow-12.1.1"
     if not target.exists():
-        install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", target, "pillow==12.1.1"]
+        install: list[str | Path] = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--no-deps",
+            "--target",
+            target,
+            "pillow==12.1.1",
+        ]
         subprocess.run(install, check=True, timeout=300)
     return target
 
@@ -56,7 +66,7 @@ def side(context: Context, name: str, photos: Path) -> float:
     if name == "pillow":
         env["PYTHONPATH"] = str(pillow12(context))
     script = context.root / "bench" / "image_side.py"
-    command = [sys.executable, script, name, photos, str(SECONDS)]
+    command: list[str | Path] = [sys.executable, script, name, photos, str(SECONDS)]
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=env, timeout=120)
     return float(done.stdout)
 

@@ -50,7 +50,7 @@ def compare(context: Context, side: str, listed: Path) -> dict[str, int]:
     env = dict(os.environ)
     if side == "pillow":
         env["PYTHONPATH"] = str(pillow12(context))
-    command = [sys.executable, context.root / "bench" / "image_pixels.py", side, listed]
+    command: list[str | Path] = [sys.executable, context.root / "bench" / "image_pixels.py", side, listed]
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=env)
     counts: dict[str, int] = json.loads(done.stdout)
     return counts

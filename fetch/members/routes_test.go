@@ -62,7 +62,7 @@ func (c *caches) get(rng *rand.Rand, id string, key schema.Key, loan, onward boo
 		return
 	}
 	r := c.members[id].Route(key)
-	if len(r.Ask) == 0 || loan && !(r.Keep && (r.Held || onward)) {
+	if len(r.Ask) == 0 || loan && (!r.Keep || !r.Held && !onward) {
 		c.store++
 	} else {
 		who := r.Ask[rng.IntN(max(r.Near, 1))]

@@ -140,9 +140,10 @@ def test_from_torchvision(photos: bowstring.Dataset) -> None:
 
 def test_get_operators(photos: bowstring.Dataset, binary: Path, tmp_path: Path) -> None:
     """The command writes tensors to files."""
-    get = [binary, "get", "photos", "--server", photos.client.uri]
+    get: list[str | Path] = [binary, "get", "photos", "--server", photos.client.uri]
     (tmp_path / "ops.json").write_text(json.dumps({"image": CROP}))
-    for n, value in enumerate((tmp_path / "ops.json", json.dumps({"image": CROP}))):
+    given: list[str | Path] = [tmp_path / "ops.json", json.dumps({"image": CROP})]
+    for n, value in enumerate(given):
         to = tmp_path / f"{n}.arrow"
         subprocess.run(
             [

@@ -3,13 +3,11 @@ package simulate
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
 	"bowstring/fetch"
 	"bowstring/fetch/peers"
-	"bowstring/flight/peering"
 	"bowstring/schema"
 )
 
@@ -30,8 +28,8 @@ func (l *link) Heard() time.Time {
 	return time.Now()
 }
 
-// Protocol implements peers.Link.
-func (l *link) Protocol() int { return slices.Max(peering.Spoken()) }
+// Protocol implements peers.Link: all nodes speak the same.
+func (*link) Protocol() int { return 1 }
 
 // Close implements peers.Link.
 func (l *link) Close() error {

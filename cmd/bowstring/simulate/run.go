@@ -152,12 +152,12 @@ func (w *world) guard(ctx context.Context, jobs []*job, stop context.CancelCause
 		for _, j := range jobs {
 			running = running || w.since() > seconds(j.StartS)+stuckAfter
 		}
-		if now := w.served.Load(); running && now == last {
+		now := w.served.Load()
+		if running && now == last {
 			stop(errStuck)
 			return
-		} else {
-			last = now
 		}
+		last = now
 	}
 }
 

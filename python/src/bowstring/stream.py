@@ -79,8 +79,8 @@ class Batches(Iterator[pa.RecordBatch]):
         self.waits: dict[str, float] = {}
         self.waited = 0.0
         self._connection = connection
-        # Who serves the ticket: the next one when one cannot be reached, and in the end the server that was asked, which
-        # is None here: its connection may move.
+        # Who serves the ticket: the next one when one cannot be reached, and in the end the server that was asked. That
+        # is None here, as its connection may move.
         places = [None if place == connection.uri else place for place in locations]
         self._places: list[str | None] = places if None in places else [*places, None]
         self._turn = 0
@@ -155,7 +155,7 @@ class Batches(Iterator[pa.RecordBatch]):
         raise StopIteration
 
     def _move(self, error: Unavailable) -> bool:
-        """Whether to go on at once: where a node that leaves has said, or at the next of those that serve the ticket."""
+        """Whether to go on at once: where a node that leaves has said, or at the next that serves the ticket."""
         at = self._turn % len(self._places)
         own = self._places[at] is None
         if named := error.elsewhere:
