@@ -123,18 +123,19 @@ func TestStuck(t *testing.T) {
 	}
 }
 
-// The same file serves the same samples by the same ways in the same time, but for what Go's scheduler draws.
+// The same file serves the same samples by the same ways, and in about the same time: which goroutine of several goes
+// first at a moment is for Go's scheduler to draw.
 func TestRepeats(t *testing.T) {
 	text := file(4, 40e6, `, "epochs": 2, "assign": "local", "step_ms": 10`, "")
 	var first *Report
-	near := func(a, b float64) bool { return math.Abs(a-b) <= 0.02*max(a, b) }
+	near := func(a, b, by float64) bool { return math.Abs(a-b) <= by*max(a, b) }
 	for range 3 {
 		r := simulated(t, text)
 		if first == nil {
 			first = r
 		}
-		if !near(r.Seconds, first.Seconds) || !near(float64(r.Traffic.StoreBytes), float64(first.Traffic.StoreBytes)) ||
-			!near(float64(r.Traffic.PeerBytes), float64(first.Traffic.PeerBytes)) || r.Traffic.Served != first.Traffic.Served {
+		if !near(r.Seconds, first.Seconds, 0.1) || !near(float64(r.Traffic.StoreBytes), float64(first.Traffic.StoreBytes), 0.02) ||
+			!near(float64(r.Traffic.PeerBytes), float64(first.Traffic.PeerBytes), 0.02) || r.Traffic.Served != first.Traffic.Served {
 			t.Errorf("%v s, %+v; the first time %v s, %+v", r.Seconds, r.Traffic, first.Seconds, first.Traffic)
 		}
 	}
