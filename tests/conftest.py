@@ -96,7 +96,7 @@ def node(imported: Path, binary: Path, tmp_path_factory: pytest.TempPathFactory)
     """A server with the dataset `photos`, shared by the tests that do not harm it."""
     store = tmp_path_factory.mktemp("shared") / "store"
     shutil.copytree(imported, store)
-    with Node(binary, store, log=store.parent / "server.log") as shared:
+    with Node(binary, store, "--lineage", str(store.parent / "lineage"), log=store.parent / "server.log") as shared:
         yield shared
 
 
