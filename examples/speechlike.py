@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 RATE = 16000  # samples a second
+RESONANCES = ((250, 800, 80), (900, 2200, 120), (2300, 3200, 180))  # lowest and highest frequency, and width
 
 
 def clip(seed: int, seconds: float) -> npt.NDArray[np.int16]:
@@ -34,11 +35,18 @@ def syllable(rng: np.random.Generator, length: int, *, voiced: bool) -> npt.NDAr
     if voiced:
         phase = np.cumsum(rng.uniform(90, 220) / RATE * (1 + 0.02 * np.sin(time / 800)))
         source += 5.0 * (np.diff(np.floor(phase), prepend=0) > 0)
-    spectrum = np.fft.rfft(source, 2 * length)
-    turn = np.exp(-1j * np.linspace(0, np.pi, length + 1))
-    for low, high, width in ((250, 800, 80), (900, 2200, 120), (2300, 3200, 180)):
-        radius, angle = np.exp(-np.pi * width / RATE), 2 * np.pi * rng.uniform(low, high) / RATE
-        spectrum *= (1 - radius) / (1 - 2 * radius * np.cos(angle) * turn + radius**2 * turn**2)
-    sound = np.fft.irfft(spectrum)[:length] * np.hanning(length)
+    mouth = [(rng.uniform(low, high), width) for low, high, width in RESONANCES]
+    sound = resonate(source, mouth) * np.hanning(length)
     level = rng.uniform(0.1, 1)
     return np.asarray(sound / (np.abs(sound).max() + 1e-9) * level)
+
+
+def resonate(source: npt.NDArray[np.float64], mouth: list[tuple[float, float]]) -> npt.NDArray[np.float64]:
+    """A source through resonances, each of a frequency and a width in hertz."""
+    length = len(source)
+    spectrum = np.fft.rfft(source, 2 * length)
+    turn = np.exp(-1j * np.linspace(0, np.pi, length + 1))
+    for frequency, width in mouth:
+        radius, angle = np.exp(-np.pi * width / RATE), 2 * np.pi * frequency / RATE
+        spectrum *= (1 - radius) / (1 - 2 * radius * np.cos(angle) * turn + radius**2 * turn**2)
+    return np.asarray(np.fft.irfft(spectrum)[:length])

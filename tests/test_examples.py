@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
-from conftest import ROOT
+from conftest import ROOT, StartNode
 from node import Node
 
 pytestmark = pytest.mark.slow
 
 EXAMPLES = ROOT / "examples"
+Bowstring = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def run(script: str, *args: str) -> str:
+def run(script: str, *args: str | Path, **environment: str) -> str:
     done = subprocess.run(
-        [sys.executable, EXAMPLES / script, *args], check=False, capture_output=True, text=True, timeout=240
+        [sys.executable, EXAMPLES / script, *args],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, **environment},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -33,6 +41,23 @@ def test_train(node: Node) -> None:
     assert "accuracy rose" in out
     for part in ("store", "window", "encode", "consumer"):
         assert len(re.findall(rf"the server .*\b{part}\b", out)) == 2
+
+
+def test_train_image(node: Node) -> None:
+    out = run("train_image.py", node.url, "photos", "--side", "32", "--epochs", "3", OMP_NUM_THREADS="1")
+    assert len(re.findall(r"epoch \d: 270 samples in .* waiting for batches", out)) == 3
+    assert "every sample came exactly once an epoch" in out
+    assert "accuracy rose" in out
+
+
+def test_train_speech(bowstring: Bowstring, start: StartNode, tmp_path: Path) -> None:
+    run("keywords.py", tmp_path / "words", "--count", "120")
+    bowstring("import", tmp_path / "words", "words", "--store", tmp_path / "store", "--format", "audiofolder")
+    node = start(store=tmp_path / "store")
+    out = run("train_speech.py", node.url, "words", "--epochs", "6", OMP_NUM_THREADS="1")
+    assert len(re.findall(r"epoch \d: 96 samples in .* waiting for batches", out)) == 6
+    assert "every sample came exactly once an epoch" in out
+    assert "accuracy rose" in out
 
 
 @pytest.mark.parametrize(
