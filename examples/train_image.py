@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import bowstring
@@ -83,24 +82,6 @@ def accuracy(model: nn.Module, batches: list[Batch]) -> float:
     return right / sum(len(b["label"]) for b in batches)
 
 
-class Waits:
-    """Batches of a loader, and the seconds that were waited for them."""
-
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self._loader = loader
-        self.seconds = 0.0
-
-    def __iter__(self) -> Iterator[Batch]:
-        batches = iter(self._loader)
-        while True:
-            began = time.perf_counter()
-            batch = next(batches, None)
-            self.seconds += time.perf_counter() - began
-            if batch is None:
-                return
-            yield batch
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("server", help="such as grpc://127.0.0.1:8815")
@@ -133,18 +114,20 @@ def main() -> int:
         for epoch in range(args.epochs):
             dataset.set_epoch(epoch)
             seen: list[int] = []
-            waits, began = Waits(loader), time.perf_counter()
-            for batch in waits:
+            worked, began = 0.0, time.perf_counter()
+            for batch in loader:
+                start = time.perf_counter()
                 optimizer.zero_grad()
                 loss = nn.functional.cross_entropy(model(batch["image"]), batch["label"])
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 schedule.step()
                 seen += batch["position"].tolist()
+                worked += time.perf_counter() - start
             took = time.perf_counter() - began
             found.append(accuracy(model, evaluation))
             print(
-                f"epoch {epoch}: {len(seen)} samples in {took:.1f} s, of which {waits.seconds / took:.0%} was waiting for "
+                f"epoch {epoch}: {len(seen)} samples in {took:.1f} s, of which {1 - worked / took:.0%} was waiting for "
                 f"batches; loss {loss.item():.2f}, accuracy {found[-1]:.1%}"
             )
             complete &= len(seen) == len(set(seen)) == photos.num_rows

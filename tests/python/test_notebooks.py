@@ -44,7 +44,7 @@ def kinds(cell: Any) -> set[str]:
 
 
 def test_there_are_notebooks() -> None:
-    assert NAMES == ["explore", "query_to_training", "ray_polars_duckdb", "stall_attribution"]
+    assert NAMES == ["augment", "explore", "query_to_training", "ray_polars_duckdb", "stall_attribution"]
 
 
 @pytest.mark.parametrize("name", NAMES)

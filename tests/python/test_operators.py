@@ -175,13 +175,24 @@ def test_get_operators(photos: bowstring.Dataset, binary: Path, tmp_path: Path) 
 
 
 def test_polars(photos: bowstring.Dataset) -> None:
-    """Polars gets arrays."""
-    pytest.importorskip("polars")
+    """Polars gets arrays that have the tensor's shape, and nulls as nulls."""
+    pl = pytest.importorskip("polars")
     from bowstring.polars import scan
 
-    frame = scan(photos.operators(image=CROP).columns(["position", "image"])).collect()
-    assert frame.height == ROWS
-    assert "Array(UInt8, shape=(2304,))" in str(frame.schema["image"])
+    made = photos.shuffle(5).operators(image=CROP).columns(["position", "image"])
+    lazy = scan(made)
+    frame = lazy.collect()
+    shape = made.schema.field("image").type.shape
+    assert sorted(shape) == [3, 24, 32]
+    assert lazy.collect_schema()["image"] == frame.schema["image"] == pl.Array(pl.UInt8, tuple(shape))
+    assert frame.filter(pl.col("image").is_null())["position"].to_list() == [ROWS - 1]
+    found = dict(frame.drop_nulls().iter_rows())
+    assert len(found) == ROWS - 1
+    for batch in made.batches(7):
+        for position, image in zip(batch["position"].to_pylist(), operators.arrays(batch)["image"], strict=True):
+            assert position == ROWS - 1 or np.array_equal(np.array(found[position], np.uint8), image)
+    late = lazy.filter(pl.col("position").is_in([3, 4]), pl.col("image").is_not_null()).collect()
+    assert dict(late.iter_rows()) == {position: found[position] for position in (3, 4)}
 
 
 if __name__ == "__main__":

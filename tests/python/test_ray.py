@@ -30,6 +30,7 @@ import pyarrow.compute as pc
 import pytest
 import ray
 import ray.cloudpickle
+from bowstring import operators
 from bowstring.ray import BowstringDatasource, translate
 from node import Node
 from PIL import Image
@@ -504,3 +505,32 @@ def test_wrong_arguments(served: Served) -> None:
         read(client, "samples", where="lable == 3")
     with pytest.raises(bowstring.InvalidRequest, match="seed"):
         read(served.dataset, shuffle=-1)
+
+
+def test_tensor_columns(served: Served) -> None:
+    """What operators make are tensors of Ray's, with the numbers that the server drew."""
+    rng = np.random.default_rng(3)
+    files = []
+    for height in range(40, 64):
+        out = io.BytesIO()
+        Image.fromarray(rng.integers(0, 256, (height, 50, 3), np.uint8)).save(out, "PNG")
+        files.append(out.getvalue())
+    client = served.dataset.client
+    table = pa.table({"key": [f"{i}" for i in range(len(files))], "image": pa.array(files, pa.large_binary())})
+    client.ingest("pictures", table, key="key", progress=False)
+    crop = [{"Decode": {}}, {"RandomResizedCrop": {"size": [24, 32]}}, {"ToImage": {}}]
+    made = client.dataset("pictures").columns(["position", "image"]).operators(image={"kind": "image", "steps": crop})
+    made = made.shuffle(5)
+    want = {}
+    for batch in made.batches(7, epoch=2):
+        want.update(zip(batch["position"].to_pylist(), operators.arrays(batch)["image"], strict=True))
+    rows = bowstring.ray.read(made, epoch=2, parallelism=3)
+    got = {}
+    for batch in rows.iter_batches(batch_size=5, batch_format="numpy"):
+        assert batch["image"].dtype == np.uint8
+        assert batch["image"].shape[1:] == (3, 24, 32)
+        got.update(zip(batch["position"].tolist(), batch["image"], strict=True))
+    assert got.keys() == want.keys() == set(range(len(files)))
+    assert all(np.array_equal(got[position], want[position]) for position in want)
+    (tensors,) = rows.select_columns(["image"]).iter_torch_batches(batch_size=len(files))
+    assert tuple(tensors["image"].shape) == (len(files), 3, 24, 32)

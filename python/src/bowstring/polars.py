@@ -9,8 +9,8 @@
 - **Bytes of the samples that are left**: where a filter cannot be left to the server as it is, its metadata columns are
   read first, Polars filters them, and then blobs and all else are fetched for the rows that passed.
 
-Polars has no type for UUIDs: `id` is 16 bytes of `Binary`. `position`, a number, is as good a name for a row of a
-snapshot.
+Tensors of one shape are an `Array` of that shape. Polars has no type for UUIDs: `id` is 16 bytes of `Binary`.
+`position`, a number, is as good a name for a row of a snapshot.
 """
 
 from __future__ import annotations
@@ -89,7 +89,33 @@ def _schema(schema: pa.Schema) -> pl.Schema:
 
 
 def _frame(data: pa.Table | pa.RecordBatch) -> pl.DataFrame:
-    return cast(pl.DataFrame, pl.from_arrow(data, rechunk=False))
+    table = data if isinstance(data, pa.Table) else pa.Table.from_batches([data])
+    for i, field in enumerate(table.schema):
+        if isinstance(field.type, pa.FixedShapeTensorType):
+            chunks = [_nested(chunk) for chunk in table.column(i).chunks]
+            nested = pa.chunked_array(chunks, _nested_type(field.type))
+            table = table.set_column(i, field.name, nested)
+    return cast(pl.DataFrame, pl.from_arrow(table, rechunk=False))
+
+
+def _nested_type(tensor: pa.FixedShapeTensorType) -> pa.DataType:
+    """Lists of lists, as Polars takes the shape of an `Array` from their sizes."""
+    nested = tensor.value_type
+    for size in reversed(tensor.shape):
+        nested = pa.list_(nested, size)
+    return nested
+
+
+def _nested(tensors: pa.FixedShapeTensorArray) -> pa.Array:
+    """The same values as lists of lists, without a copy."""
+    storage = tensors.storage
+    size = storage.type.list_size
+    values = storage.values.slice(storage.offset * size, len(storage) * size)  # flatten() would leave nulls out
+    first, *others = tensors.type.shape
+    for length in reversed(others):
+        values = pa.FixedSizeListArray.from_arrays(values, length)
+    mask = storage.is_null() if storage.null_count else None
+    return pa.FixedSizeListArray.from_arrays(values, first, mask=mask)
 
 
 class _Scan:
