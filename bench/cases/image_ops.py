@@ -1,4 +1,7 @@
-"""image_ops: JPEG to random resized crop, operators alone, beside Pillow 12.1 and torchvision, by processor time."""
+"""image_ops: JPEG to random resized crop beside Pillow 12.1 and torchvision, by processor time.
+
+Operators alone, on photographs of two sizes; and delivered through Flight, beside a DataLoader that uses Pillow.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,41 @@ from pathlib import Path
 
 import numpy as np
 from harness import Context, Figure, Result, emit, go_benchmark, median
+from node import Node
 from photos import PHOTOGRAPHS, photograph
 from PIL import Image
+from ready import read
 
 SECONDS = 3.0
 PHOTOS = 64
+LARGE = 8  # photographs of 2,000 x 1,500
+SERVED, EPOCHS = 256, 4  # photographs that go through Flight, and how often
 
 
-def folder(context: Context) -> Path:
+def large(context: Context) -> Path:
+    """Photographs of 2,000 x 1,500 pixels, as cameras give them: crops of the same scenes, enlarged, with grain."""
+    made = context.folder / "photos-2000x1500"
+    if made.exists():
+        return made
+    made.mkdir()
+    rng = np.random.default_rng(1)
+    sources = [photograph(name) for names in PHOTOGRAPHS.values() for name in names]
+    for number in range(LARGE):
+        image = sources[number % len(sources)].resize((2000, 1500), Image.Resampling.LANCZOS)
+        grain = np.asarray(image).astype(np.float32) + rng.normal(0, 4, (1500, 2000, 3)).astype(np.float32)
+        Image.fromarray(np.clip(grain, 0, 255).astype(np.uint8)).save(made / f"{number:03d}.jpg", quality=88)
+    return made
+
+
+def folder(context: Context, count: int = PHOTOS) -> Path:
     """Photographs of 500 x 375 pixels and some 110 KB."""
-    made = context.folder / "photos-500x375"
+    made = context.folder / ("photos-500x375" if count == PHOTOS else f"photos-500x375-{count}")
     if made.exists():
         return made
     made.mkdir()
     rng = np.random.default_rng(0)
     sources = [photograph(name) for names in PHOTOGRAPHS.values() for name in names]
-    for number in range(PHOTOS):
+    for number in range(count):
         image = sources[number % len(sources)]
         part = rng.uniform(0.7, 1) * min(image.width / 500, image.height / 375)
         width, height = int(500 * part), int(375 * part)
@@ -71,25 +93,51 @@ def side(context: Context, name: str, photos: Path) -> float:
     return float(done.stdout)
 
 
+def stored(context: Context) -> Path:
+    """An embedded store with photographs, under the name that the readers know."""
+    store = context.folder / "store-ready"
+    if not store.exists():
+        context.bowstring("import", "--store", store, folder(context, SERVED), "bench")
+    return store
+
+
+def flight(context: Context, server: Node) -> float:
+    """How many times the processor time of Bowstring a DataLoader with Pillow takes, both for tensors in training."""
+    ours = read("bowstring", server.url, server.pid, epochs=EPOCHS, workers=0)
+    theirs = read("files", str(folder(context, SERVED)), pillow=pillow12(context), epochs=EPOCHS)
+    emit(case="image_ops", part="flight", bowstring=ours, pillow=theirs)
+    return (theirs["cpu_s"] / theirs["rows"]) / (ours["cpu_s"] / ours["rows"])
+
+
+def alone(context: Context, photos: Path, passes: int, sides: dict[str, list[float]]) -> float:
+    """Images per processor second of the operators; adds the ratio to each side's."""
+    os.environ["BOWSTRING_PHOTOS"] = str(photos)
+    flags = (f"-benchtime={passes}x", "-count=1")
+    ours = go_benchmark(context, "image_ops", "./fetch/operators/images", "BenchmarkRecipe", *flags)["images/cpu-s"]
+    for name, values in sides.items():
+        theirs = side(context, name, photos)
+        emit(case="image_ops", photos=photos.name, side=name, images_per_cpu_s=theirs, bowstring=ours)
+        values.append(ours / theirs)
+    return ours
+
+
 def run(context: Context) -> Result:
     """Sides by turns, a round after the other; ratios of each round, and their median."""
-    photos = folder(context)
-    os.environ["BOWSTRING_PHOTOS"] = str(photos)
-    ratios: dict[str, list[float]] = {"pillow": [], "torchvision": []}
-    rates: list[float] = []
-    for _ in range(context.rounds):
-        flags = ("-benchtime=1500x", "-count=1")
-        ours = go_benchmark(context, "image_ops", "./fetch/operators/images", "BenchmarkRecipe", *flags)["images/cpu-s"]
-        rates.append(ours)
-        for name, values in ratios.items():
-            theirs = side(context, name, photos)
-            emit(case="image_ops", side=name, images_per_cpu_s=theirs, bowstring=ours)
-            values.append(ours / theirs)
+    small: dict[str, list[float]] = {"pillow": [], "torchvision": []}
+    big: dict[str, list[float]] = {"pillow": []}
+    rates, delivered = [], []
+    with Node(context.binary, stored(context)) as server:
+        for _ in range(context.rounds):
+            rates.append(alone(context, folder(context), 1500, small))
+            alone(context, large(context), 100, big)
+            delivered.append(flight(context, server))
     return Result(
         "image_ops",
         [
-            Figure("vs_pillow", median(ratios["pillow"]), at_least=2.0),
-            Figure("vs_torchvision", median(ratios["torchvision"]), at_least=1.3),
+            Figure("vs_pillow", median(small["pillow"]), at_least=2.0),
+            Figure("vs_torchvision", median(small["torchvision"]), at_least=1.3),
+            Figure("large_vs_pillow", median(big["pillow"]), at_least=2.5),
+            Figure("flight_vs_pillow", median(delivered), at_least=1.6),
         ],
         details={"images_per_cpu_s": median(rates)},
     )
