@@ -93,9 +93,9 @@ def side(context: Context, name: str, photos: Path) -> float:
     return float(done.stdout)
 
 
-def stored(context: Context) -> Path:
-    """An embedded store with photographs, under the name that the readers know."""
-    store = context.folder / "store-ready"
+def stored(context: Context, name: str = "store-ready") -> Path:
+    """An embedded store with photographs, under the name that the readers know. One server at a time opens it."""
+    store = context.folder / name
     if not store.exists():
         context.bowstring("import", "--store", store, folder(context, SERVED), "bench")
     return store

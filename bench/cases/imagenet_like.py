@@ -19,13 +19,13 @@ EPOCHS = {"bowstring": 4, "workers": 1, "threads": 2}  # of a round, after one t
 
 def run(context: Context) -> Result:
     """Interleave the three; what counts is wall time."""
-    store, pillow = stored(context), pillow12(context)
+    pillow = pillow12(context)
     gains: dict[str, list[float]] = {"workers": [], "threads": []}
     rates = []
     with (
         spill(context.folder, 4.0 * SERVED) as flags,
-        Server(context.binary, store, *flags, rtt=RTT) as ours,
-        Server(context.binary, store, rtt=RTT) as far,
+        Server(context.binary, stored(context), *flags, rtt=RTT) as ours,
+        Server(context.binary, stored(context, "store-plain"), rtt=RTT) as far,
     ):
         for _ in range(context.rounds):
             found = {
