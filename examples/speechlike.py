@@ -5,6 +5,8 @@ It is as compressible as recordings of speech, has no licence and needs no downl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -41,7 +43,7 @@ def syllable(rng: np.random.Generator, length: int, *, voiced: bool) -> npt.NDAr
     return np.asarray(sound / (np.abs(sound).max() + 1e-9) * level)
 
 
-def resonate(source: npt.NDArray[np.float64], mouth: list[tuple[float, float]]) -> npt.NDArray[np.float64]:
+def resonate(source: npt.NDArray[np.float64], mouth: Sequence[tuple[float, float]]) -> npt.NDArray[np.float64]:
     """A source through resonances, each of a frequency and a width in hertz."""
     length = len(source)
     spectrum = np.fft.rfft(source, 2 * length)
