@@ -97,7 +97,7 @@ def main() -> int:
         columns = ["position", "image", "label"]
         photos = client.dataset(args.dataset, split="train").columns(columns)
         held = client.dataset(args.dataset, split="val").columns(columns)
-        classes = photos.classes("label")
+        classes = photos.classes("label") or []
         dataset = BowstringDataset(
             photos, operators={"image": training_operators(args.side)}, shuffle=args.seed, batch_size=args.batch
         )

@@ -25,7 +25,7 @@ from torch import nn
 
 LENGTH = 16_000  # samples of sound that the model sees: a second
 BANDS = 40
-FRAMES = [
+FRAMES: list[dict[str, Any]] = [
     {"MelSpectrogram": {"n_fft": 400, "hop_length": 160, "n_mels": BANDS}},
     {"Log": {}},
     {"Standardize": {}},
@@ -97,7 +97,7 @@ def main() -> int:
         dataset = BowstringDataset(train, operators={"audio": TRAINING}, shuffle=args.seed, batch_size=args.batch)
         evaluation = list(BowstringDataset(held, operators={"audio": EVALUATION}, batch_size=64))
 
-        words = train.classes("label")
+        words = train.classes("label") or []
         model = Keywords(len(words))
         optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
         found = [accuracy(model, evaluation)]

@@ -515,22 +515,22 @@ def test_tensor_columns(served: Served) -> None:
         out = io.BytesIO()
         Image.fromarray(rng.integers(0, 256, (height, 50, 3), np.uint8)).save(out, "PNG")
         files.append(out.getvalue())
-    client = served.dataset.client
     table = pa.table({"key": [f"{i}" for i in range(len(files))], "image": pa.array(files, pa.large_binary())})
-    client.ingest("pictures", table, key="key", progress=False)
-    crop = [{"Decode": {}}, {"RandomResizedCrop": {"size": [24, 32]}}, {"ToImage": {}}]
-    made = client.dataset("pictures").columns(["position", "image"]).operators(image={"kind": "image", "steps": crop})
-    made = made.shuffle(5)
-    want = {}
-    for batch in made.batches(7, epoch=2):
-        want.update(zip(batch["position"].to_pylist(), operators.arrays(batch)["image"], strict=True))
-    rows = bowstring.ray.read(made, epoch=2, parallelism=3)
-    got = {}
-    for batch in rows.iter_batches(batch_size=5, batch_format="numpy"):
-        assert batch["image"].dtype == np.uint8
-        assert batch["image"].shape[1:] == (3, 24, 32)
-        got.update(zip(batch["position"].tolist(), batch["image"], strict=True))
+    crop = {"kind": "image", "steps": [{"Decode": {}}, {"RandomResizedCrop": {"size": [24, 32]}}, {"ToImage": {}}]}
+    want: dict[int, Any] = {}
+    got: dict[int, Any] = {}
+    with bowstring.connect(served.node.url) as client:
+        client.ingest("pictures", table, key="key", progress=False)
+        made = client.dataset("pictures").columns(["position", "image"]).operators(image=crop).shuffle(5)
+        for record in made.batches(7, epoch=2):
+            images = operators.arrays(record)["image"]
+            want.update(zip(record["position"].to_pylist(), images, strict=True))
+        rows = bowstring.ray.read(made, epoch=2, parallelism=3)
+        for batch in rows.iter_batches(batch_size=5, batch_format="numpy"):
+            assert batch["image"].dtype == np.uint8
+            assert batch["image"].shape[1:] == (3, 24, 32)
+            got.update(zip(batch["position"].tolist(), batch["image"], strict=True))
+        (tensors,) = rows.select_columns(["image"]).iter_torch_batches(batch_size=len(files))
     assert got.keys() == want.keys() == set(range(len(files)))
     assert all(np.array_equal(got[position], want[position]) for position in want)
-    (tensors,) = rows.select_columns(["image"]).iter_torch_batches(batch_size=len(files))
     assert tuple(tensors["image"].shape) == (len(files), 3, 24, 32)
