@@ -22,7 +22,8 @@ type gatherListener struct {
 	spawn        func(func()) // runs a connection's writer, and is waited for by the server
 	log          *slog.Logger
 	encrypts     bool
-	most, mostOf int // connections, and those of one address
+	within       bool // its connections come from within this process
+	most, mostOf int  // connections, and those of one address
 
 	mu      sync.Mutex
 	open    int            // guarded by mu
@@ -58,6 +59,7 @@ func (l *gatherListener) Accept() (net.Conn, error) {
 			}, nil
 		}
 		g := newGatherConn(c)
+		g.within = l.within
 		l.run(g, host)
 		return g, nil
 	}

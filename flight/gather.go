@@ -36,6 +36,8 @@ const (
 type gatherConn struct {
 	net.Conn
 
+	within bool // from within this process
+
 	mu       sync.Mutex
 	work     sync.Cond   // the writer waits for pending, or closing
 	room     sync.Cond   // Write waits for less pending

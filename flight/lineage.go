@@ -15,8 +15,11 @@ import (
 // ConsoleAgent is how the console's calls name their client: pages of samples are no job.
 const ConsoleAgent = "bowstring-console"
 
-// onlyLooks reports whether a call is one of the console's.
+// onlyLooks reports whether a call is one of the console's. Others may call themselves so, and are put on record.
 func onlyLooks(ctx context.Context) bool {
+	if conn := gatherOf(ctx); conn == nil || !conn.within {
+		return false
+	}
 	md, _ := metadata.FromIncomingContext(ctx)
 	agent := md.Get("user-agent")
 	return len(agent) > 0 && strings.HasPrefix(agent[0], ConsoleAgent)

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
 	"bowstring/schema"
@@ -124,5 +125,18 @@ func TestLineageSaysWhatIsMissing(t *testing.T) {
 	wantCode(t, root.act("lineage", `{"job": "`+job.Job+`", "step": 1}`).err, codes.NotFound, "shared")
 	if left := told[lineageJob](t, root.act("lineage", "")); len(left) != 0 {
 		t.Errorf("of a dataset that is gone: %+v", left)
+	}
+}
+
+// Who calls himself the console is put on record as all others are.
+func TestLineageKnowsTheConsole(t *testing.T) {
+	r := wrongServer(t)
+	r.client = r.dial(grpc.WithUserAgent(ConsoleAgent))
+	alice := r.as("alice")
+	if o := alice.get(`{"dataset": "shared", "columns": ["label"], "batch": 20}`); o.err != nil {
+		t.Fatal(o)
+	}
+	if jobs := told[lineageJob](t, alice.act("lineage", "")); len(jobs) != 1 {
+		t.Errorf("%+v", jobs)
 	}
 }

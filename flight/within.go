@@ -18,7 +18,7 @@ import (
 // that limits go by. It returns nil after Shutdown, and closes l in the end.
 func (s *Server) ServeWithin(l net.Listener) error {
 	inner := newListener(l, s.sending.Go, &s.opts)
-	inner.encrypts = false
+	inner.encrypts, inner.within = false, true
 	err := s.grpc.Serve(inner)
 	if errors.Is(err, grpc.ErrServerStopped) {
 		return nil

@@ -56,6 +56,7 @@ func (w *vectorWriter) write(c net.Conn, buffers net.Buffers) error {
 		}
 	}
 	w.rest = nil
+	clear(w.vectors[:cap(w.vectors)]) // else a connection without traffic keeps what it sent last
 	return w.err
 }
 

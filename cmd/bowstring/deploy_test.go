@@ -16,14 +16,35 @@ import (
 	"github.com/prometheus/prometheus/promql/parser"
 
 	"bowstring/cmd/bowstring/metrics"
+	"bowstring/flight"
+	"bowstring/flight/samenode"
 	"bowstring/schema"
 )
+
+// sameNode shares memory with clients; nil where there is none to share.
+func sameNode(t *testing.T) *samenode.Server {
+	t.Helper()
+	if !samenode.Supported {
+		return nil
+	}
+	s, err := samenode.Listen(samenode.Options{Path: filepath.Join(t.TempDir(), "s"), Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { // registered before the server's, so after it
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
 
 // everything is a scrape of a server that has all that there is to see.
 func everything(t *testing.T) flat {
 	t.Helper()
 	o := newObserved(t, observedOptions{
-		spill: spillIn(t.TempDir()), collections: metrics.NewCollections(time.Hour), memoryLimit: 1 << 40,
+		flight: flight.Options{SameNode: sameNode(t)},
+		spill:  spillIn(t.TempDir()), collections: metrics.NewCollections(time.Hour), memoryLimit: 1 << 40,
 		cluster: func() *metrics.Cluster {
 			return &metrics.Cluster{Name: "lab", Node: "a", View: "v", Members: 2, Share: 0.5, Read: time.Now(), Up: 1}
 		},

@@ -4,7 +4,11 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
+
+	"bowstring/schema"
 )
 
 // align is what slots are aligned to, and so buffers: as Arrow wants them.
@@ -67,7 +71,7 @@ func (r *Ring) enter() bool {
 	return true
 }
 
-// Leave says that a call is over: what it has reserved and not sent is free again.
+// Leave says that a call is over. All that it has reserved is sent or dropped by now.
 func (r *Ring) Leave() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -223,4 +227,17 @@ func (r *Ring) unmapLocked() {
 	if r.closed && r.users == 0 {
 		r.memory.free()
 	}
+}
+
+// ParseCall reads what a call says of its ring: "RING/NUMBER", the number being that of
+// the call, which grows.
+func ParseCall(header string) (ring string, call uint64, err error) {
+	name, number, ok := strings.Cut(header, "/")
+	if ok {
+		call, err = strconv.ParseUint(number, 10, 64)
+	}
+	if !ok || err != nil || call == 0 {
+		return "", 0, &schema.FieldError{Field: "header bowstring-ring", Got: schema.Quote(header), Want: "the ring's name, a slash, and the call's number, from 1 on"}
+	}
+	return name, call, nil
 }

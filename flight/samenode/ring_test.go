@@ -2,6 +2,7 @@ package samenode
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -130,6 +131,47 @@ func TestRingWaits(t *testing.T) {
 		go again()
 		if s := <-done; s != nil {
 			t.Fatal("there was room where the client keeps all")
+		}
+	})
+}
+
+// A call that is cancelled waits no longer, and has nothing. Another call on the ring waits on.
+func TestRingCancelled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := testRing(1 << 20)
+		var full []*Slot
+		for range 2 {
+			s, _, err := r.Reserve(t.Context(), 1, 1<<19)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.Sent()
+			full = append(full, s)
+		}
+		cause := errors.New("cancelled")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancelled, other := make(chan error, 1), make(chan *Slot, 1)
+		go func() {
+			_, _, err := r.Reserve(ctx, 2, 1<<18)
+			cancelled <- err
+		}()
+		go func() {
+			s, _, _ := r.Reserve(t.Context(), 3, 1<<18)
+			other <- s
+		}()
+		synctest.Wait()
+		cancel(cause)
+		if err := <-cancelled; !errors.Is(err, cause) {
+			t.Errorf("a cancelled call: %v", err)
+		}
+		synctest.Wait()
+		if len(other) > 0 || len(r.slots) != 2 {
+			t.Fatalf("%d slots are there", len(r.slots))
+		}
+		r.take(full[0].Number)
+		r.release(full[0].Number)
+		if s := <-other; s == nil || s.call != 3 {
+			t.Errorf("the other call got %+v", s)
 		}
 	})
 }

@@ -12,8 +12,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -77,8 +75,8 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("%w: memory can be shared with clients on Linux only", schema.ErrInvalid)
 	case !filepath.IsAbs(o.Path):
 		return &schema.FieldError{Field: "Path", Got: fmt.Sprintf("%q", o.Path), Want: "an absolute path"}
-	case len(o.Path) > 107:
-		return &schema.FieldError{Field: "Path", Got: fmt.Sprintf("%d bytes", len(o.Path)), Want: "at most 107, as a unix socket's name has"}
+	case len(o.hidden()) > maxName:
+		return &schema.FieldError{Field: "Path", Got: fmt.Sprintf("%d bytes", len(o.Path)), Want: fmt.Sprintf("at most %d, so that a unix socket's name is long enough for it and a suffix", maxName-len(o.hidden())+len(o.Path))}
 	case o.Mode&^0o777 != 0:
 		return &schema.FieldError{Field: "Mode", Got: fmt.Sprintf("%#o", uint32(o.Mode)), Want: "rights such as 0660"}
 	case o.RingBytes < 1<<20 || o.RingBytes%page != 0:
@@ -88,6 +86,12 @@ func (o *Options) Validate() error {
 	}
 	return nil
 }
+
+// maxName is how many bytes a unix socket's name has.
+const maxName = 107
+
+// hidden is the socket's name before it is renamed into place.
+func (o *Options) hidden() string { return fmt.Sprintf("%s.%d", o.Path, os.Getpid()) }
 
 // Server gives rings to clients on this node. It is safe for concurrent use.
 type Server struct {
@@ -127,7 +131,7 @@ func Listen(opts Options) (*Server, error) {
 		return nil, err
 	}
 	// The file has the right mode before anybody can connect: it is renamed into place.
-	hidden := fmt.Sprintf("%s.%d", opts.Path, os.Getpid())
+	hidden := opts.hidden()
 	_ = os.Remove(hidden)
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: hidden, Net: "unixpacket"})
 	if err != nil {
@@ -380,17 +384,4 @@ func (s *Server) forget(r *Ring) {
 	s.gone.Held = 0
 	s.mu.Unlock()
 	r.close()
-}
-
-// ParseCall reads what a call says of its ring: "RING/NUMBER", the number being that of
-// the call, which grows.
-func ParseCall(header string) (ring string, call uint64, err error) {
-	name, number, ok := strings.Cut(header, "/")
-	if ok {
-		call, err = strconv.ParseUint(number, 10, 64)
-	}
-	if !ok || err != nil || call == 0 {
-		return "", 0, &schema.FieldError{Field: "header bowstring-ring", Got: schema.Quote(header), Want: "the ring's name, a slash, and the call's number, from 1 on"}
-	}
-	return name, call, nil
 }

@@ -8,6 +8,8 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -202,5 +204,90 @@ func TestStaleSocket(t *testing.T) {
 	}
 	if _, err := Listen(opts); !errors.Is(err, schema.ErrInvalid) {
 		t.Errorf("in place of a file: %v", err)
+	}
+}
+
+// Of two clients one has as many rings as it connects, and whatever it says is about its own; a record that is cut off,
+// or of no kind, ends it. The other's ring is none the worse.
+func TestClientsThatLie(t *testing.T) {
+	s := listen(t, Options{RingBytes: 1 << 20})
+	_, good, _ := visit(t, s)
+	r := s.Ring(good.Ring)
+	if r == nil {
+		t.Fatal("the server does not know the ring that it gave")
+	}
+	defer r.Leave()
+	slot, _, err := r.Reserve(t.Context(), 1, 1<<16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	slot.Sent()
+	many := make([]byte, 0, record*maxRecords)
+	for i := range maxRecords {
+		many = append(append(many, byte(1+i%3), 0, 0, 0, 0, 0, 0, 0), make([]byte, 8)...)
+		many[len(many)-8] = byte(i)
+	}
+	for _, last := range [][]byte{{1}, make([]byte, record), many[:record*3/2]} {
+		c, hello, _ := visit(t, s)
+		for _, b := range [][]byte{many, many, last} {
+			if _, err := c.Write(b); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n, err := c.Read(make([]byte, 1)); n > 0 || err == nil {
+			t.Errorf("after % x the server says %d bytes: %v", last, n, err)
+		}
+		if s.Ring(hello.Ring) != nil {
+			t.Error("the ring of a client that was sent away is lent")
+		}
+	}
+	if st := s.Stats(); st.Rings != 1 || st.Held != 1<<16 {
+		t.Errorf("%d rings are left with %d bytes held, want the other client's", st.Rings, st.Held)
+	}
+}
+
+// Clients that come and go, many times and at once, leave nothing behind.
+func TestClientsComeAndGo(t *testing.T) {
+	s := listen(t, Options{RingBytes: 1 << 20, Memory: 4 << 20})
+	var clients sync.WaitGroup
+	for range 8 {
+		clients.Go(func() {
+			for range 100 {
+				c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: s.Path(), Net: "unixpacket"})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				_ = c.CloseWrite() // goes before it is greeted, or after
+				for n := 1; n > 0; {
+					n, _ = c.Read(make([]byte, 4096))
+				}
+				_ = c.Close()
+			}
+		})
+	}
+	clients.Wait()
+	if st := s.Stats(); st.Rings != 0 || st.Bytes != 0 || st.Given+st.Refused == 0 {
+		t.Errorf("after all have gone: %+v", st)
+	}
+}
+
+// A name is as long as the socket can have it, with the suffix that it has first.
+func TestLongestPath(t *testing.T) {
+	dir := t.TempDir()
+	o := Options{Path: filepath.Join(dir, "s")}
+	o.EnsureDefaults()
+	o.Path += strings.Repeat("s", maxName-len(o.hidden()))
+	o.Logger = slog.New(slog.DiscardHandler)
+	s, err := Listen(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	o.Path += "s"
+	if _, err := Listen(o); !errors.Is(err, schema.ErrInvalid) {
+		t.Errorf("a name that is too long: %v", err)
 	}
 }

@@ -7,14 +7,19 @@ import hashlib
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import bowstring
 import pyarrow as pa
 import pytest
+from bowstring import _fork
+from bowstring._samenode import Ring
 from conftest import StartNode
 from node import Node
 from wire import until
@@ -180,4 +185,190 @@ def test_streams_share_no_ring(shared: Node) -> None:
             next(again)
     assert rings(client)["given"] == 2
     client.close()
+    until(lambda: rings(client)["rings"] == 0, "rings is 0")
+
+
+class Meanwhile:
+    """A reader that does something when a batch has come, before the stream has it."""
+
+    def __init__(self, batches: bowstring.Batches, act: Callable[[], None]) -> None:
+        self._batches, self._act = batches, act
+        self._reader, batches._reader = batches._reader, self
+
+    def read_chunk(self) -> Any:
+        chunk = self._reader.read_chunk()
+        self._act()
+        return chunk
+
+    def cancel(self) -> None:
+        self._reader.cancel()
+
+
+def test_what_comes_as_the_stream_is_closed_is_no_batch(shared: Node) -> None:
+    """Its large buffers lie in memory that is the server's to write again."""
+    with photos(bowstring.connect(shared.url)).batches(16) as batches:
+        next(batches)
+        Meanwhile(batches, batches.close)
+        assert list(batches) == []
+
+
+def test_what_comes_as_the_process_forks_comes_again(shared: Node) -> None:
+    with photos(bowstring.connect(shared.url)).batches(16) as batches:
+        seen = [*next(batches)["position"].to_pylist()]
+        Meanwhile(batches, batches._let_go)
+        for batch in batches:
+            seen.extend(digests(batch))
+    assert sorted(seen) == list(range(300))
+
+
+def a_ring(client: bowstring.Client) -> Ring:
+    assert client.ring() is not None  # asks for the socket
+    ring = client.rings.borrow()
+    assert ring is not None
+    return ring
+
+
+def test_a_slot_is_taken_before_its_call_ends(shared: Node) -> None:
+    """Whatever is said in the middle of saying something, and wherever the socket has no room."""
+    ring = a_ring(bowstring.connect(shared.url))
+    sent: list[bytes] = []
+
+    class Full:
+        tries = 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+        def send(self, data: bytes, flags: int) -> int:
+            self.tries += 1
+            if self.tries == 1:
+                ring.end()
+                raise BlockingIOError
+            sent.append(data)
+            return real.send(data, flags)
+
+    real, ring._socket = ring._socket, cast("socket.socket", Full())
+    lease = ring.take(7)
+    ring.flush()
+    assert b"".join(sent)[::16] == bytes([1, 3])
+    del lease
+    ring._socket = real
+    ring.close()
+
+
+def test_a_ring_comes_back_while_one_is_borrowed(shared: Node) -> None:
+    """The collector may end a stream at any time, also in the middle of a borrow."""
+    client = bowstring.connect(shared.url)
+    one, two = a_ring(client), a_ring(client)
+
+    class Collecting(Ring):
+        @property
+        def alive(self) -> bool:
+            client.rings.back(two)
+            return True
+
+    one.__class__ = Collecting
+    client.rings.back(one)
+    borrower = threading.Thread(target=client.rings.borrow, daemon=True)
+    borrower.start()
+    borrower.join(30)
+    assert not borrower.is_alive()
+
+
+def test_a_ring_of_a_closed_connection_is_closed(shared: Node) -> None:
+    client = bowstring.connect(shared.url)
+    batches = photos(client).batches(16)
+    next(batches)
+    rows = bowstring.connect(shared.url)
+    assert rings(rows)["rings"] > 0
+    client.rings.close()
+    batches.close()
+    until(lambda: rings(rows)["rings"] == 0, "rings is 0")
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_slot_that_is_taken_as_streams_let_go_is_kept_for_the_child(shared: Node) -> None:
+    ring = a_ring(bowstring.connect(shared.url))
+    leases = []
+
+    class Late:
+        def _let_go(self) -> None:
+            if not leases:
+                leases.append(ring.take(1))
+
+    late = Late()
+    _fork.hold(late)
+    if (child := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert ring.forks == 1
+    leases.clear()
+    ring.close()
+
+
+CHANGED = """
+import sys, torch, bowstring
+from bowstring.torch import BowstringDataset
+crop = [{"Decode": {}}, {"Resize": {"size": [64, 64]}}]
+made = {"operators": {"image": crop}, "batch_size": 32}
+dataset = BowstringDataset(sys.argv[1], "photos", columns=["position", "image"], **made)
+batches = dataset.dataset.batches(32)
+batch = next(batches)
+assert batches.place["transport"] == "shared"
+from bowstring.torch._columns import batch_of
+tensors = batch_of(batch)
+tensors["image"] += 1
+tensors["image"].zero_()
+assert next(iter(dataset))["image"].zero_().sum() == 0
+print("changed")
+"""
+
+
+def test_numbers_can_be_changed_in_place(shared: Node) -> None:
+    done = subprocess.run([sys.executable, "-c", CHANGED, shared.url], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "changed"), done.stderr
+
+
+LEFT = """
+import sys, bowstring
+kept = list(bowstring.connect(sys.argv[1]).dataset("photos").columns(["image"]).batches(16))
+batches = bowstring.connect(sys.argv[1]).dataset("photos").columns(["image"]).batches(16)
+kept.append(next(batches))
+"""
+
+
+def test_an_interpreter_ends_with_batches(shared: Node) -> None:
+    done = subprocess.run([sys.executable, "-c", LEFT, shared.url], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+LOADED = """
+import hashlib, sys
+from torch.utils.data import DataLoader
+from bowstring.torch import BowstringDataset
+
+def digests(batch):
+    images = [hashlib.sha256(b.numpy().tobytes()).hexdigest() for b in batch["image"]]
+    return list(zip(batch["position"].tolist(), images))
+
+def main():
+    dataset = BowstringDataset(sys.argv[1], "photos", columns=["position", "image"], shuffle=3, batch_size=16)
+    alone = sorted(d for batch in dataset for d in digests(batch))
+    loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context=sys.argv[2])
+    assert sorted(d for batch in loader for d in digests(batch)) == alone
+    print(len(alone))
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize("how", ["fork", "spawn"])
+def test_workers_have_rings_of_their_own(shared: Node, tmp_path: Path, how: str) -> None:
+    script = tmp_path / "loaded.py"
+    script.write_text(LOADED)
+    done = subprocess.run([sys.executable, script, shared.url, how], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "300"), done.stderr
+    client = bowstring.connect(shared.url)
+    assert rings(client)["given"] >= 3
     until(lambda: rings(client)["rings"] == 0, "rings is 0")

@@ -105,6 +105,15 @@ var (
 	makingNow     = gauge("operator_cells", "Cells being made, and those that wait for their turn.", "state")
 	makingWorkers = gauge("operator_workers", "Cells that may be made at once.")
 
+	ringsNow     = gauge("samenode_rings", "Rings of shared memory that clients on this node have.")
+	ringBytes    = gauge("samenode_bytes", "Bytes of rings that are mapped.")
+	ringHeld     = gauge("samenode_held_bytes", "Bytes of rings in slots that clients have, or are about to have.")
+	ringsGiven   = counter("samenode_rings_total", "Rings given to clients.")
+	ringsRefused = counter("samenode_refused_total", "Clients on this node that got no ring.")
+	ringSent     = counter("samenode_sent_bytes_total", "Bytes that went by rings.")
+	ringWaits    = counter("samenode_waits_total", "Batches that waited for room in a ring.")
+	ringInline   = counter("samenode_inline_total", "Batches that went by TCP as their ring had no room.")
+
 	readSeconds    = histogram("read_seconds", "Time of reads that brought the right blob, by tier.", "tier")
 	readBytes      = counter("read_bytes_total", "Bytes of blobs read, by tier; `peer` is other nodes.", "tier")
 	sharedReads    = counter("shared_reads_total", "Blobs that came with a read made for another stream, or from its window.")

@@ -188,6 +188,9 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 		ch.cluster(cluster)
 		ch.send(stoodIn, float64(st.Engine.StoodIn))
 	}
+	if st.SameNode != nil {
+		ch.sameNode(&st)
+	}
 	if c.opts.Certificates != nil {
 		for listener, end := range c.opts.Certificates() {
 			ch.at(certificate, end, listener)
@@ -231,6 +234,19 @@ func (ch sink) server(st *flight.Stats) {
 		ch.seconds(tenantSeconds, t.StreamNanos, name)
 		ch.send(tenantRefused, float64(t.Refused), name)
 	}
+}
+
+// sameNode is memory shared with clients on this node.
+func (ch sink) sameNode(st *flight.Stats) {
+	s := st.SameNode
+	ch.send(ringsNow, float64(s.Rings))
+	ch.send(ringBytes, float64(s.Bytes))
+	ch.send(ringHeld, float64(s.Held))
+	ch.send(ringsGiven, float64(s.Given))
+	ch.send(ringsRefused, float64(s.Refused))
+	ch.send(ringSent, float64(s.Sent))
+	ch.send(ringWaits, float64(s.Waits))
+	ch.send(ringInline, float64(s.Inline))
 }
 
 // uses are the labels of what admission.Use counts, in its order.

@@ -18,6 +18,8 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.flight as fl
 
+# Its hook before a fork is registered first and so runs last: when no stream takes a slot of a ring any more.
+from bowstring import _samenode  # noqa: F401
 from bowstring.errors import BowstringError
 
 _LULL = 0.01  # seconds

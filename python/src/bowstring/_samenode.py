@@ -13,6 +13,7 @@ import contextlib
 import json
 import mmap
 import os
+import select
 import socket
 import struct
 import sys
@@ -27,7 +28,8 @@ import pyarrow as pa
 _RECORD = struct.Struct("<B7xQ")
 _TAKEN, _RELEASED, _ENDED = 1, 2, 3
 _VERSION = 1
-_PATIENCE = 2.0  # seconds for the server to hand a ring over
+_PATIENCE = 2.0  # seconds for the server to hand a ring over, or to take what it is told
+_MOST_RECORDS = 256  # of a message to the server
 
 
 class _Lease:
@@ -60,8 +62,10 @@ class Ring:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         self._calls = 0
         self._pid = os.getpid()
-        # Collected buffers say so at any time, also in the middle of saying something else: a deque takes it whole.
-        self._unsaid: collections.deque[tuple[int, int]] = collections.deque()
+        # Collected buffers say so at any time, also in the middle of saying something else: a deque takes it whole. One
+        # at a time says what is there, in its order: were a slot taken after its call's end, the server would write it.
+        self._unsaid: collections.deque[bytes] = collections.deque()
+        self._saying = threading.Lock()
         try:
             self._socket.settimeout(_PATIENCE)
             self._socket.connect(path)
@@ -78,6 +82,8 @@ class Ring:
             self.name: str = said["ring"]
             self._socket.setblocking(False)
             self._address: int = pa.py_buffer(self._memory).address
+            _spans[self._address] = self._address + len(self._memory)
+            weakref.finalize(self, _spans.pop, self._address, None).atexit = False
             _rings.add(self)
         except BaseException:
             self._socket.close()
@@ -107,14 +113,37 @@ class Ring:
         """Tell the server. Where it cannot be told now, it is told with what comes next."""
         if self._pid != os.getpid():
             return  # a fork has copied the buffers; the slot is its parent's
-        self._unsaid.append((what, number))
-        with contextlib.suppress(IndexError, OSError, ValueError):  # ValueError: at the interpreter's end
-            while self._unsaid:
-                said = self._unsaid.popleft()
-                try:
-                    self._socket.send(_RECORD.pack(*said), socket.MSG_DONTWAIT)
-                except BlockingIOError:
-                    self._unsaid.appendleft(said)
+        self._unsaid.append(_RECORD.pack(what, number))
+        self._tell()
+
+    def _tell(self) -> bool:
+        """Send what is unsaid, as far as the socket has room. False if there was none."""
+        while self._unsaid and self._saying.acquire(blocking=False):  # else whoever says something says this, too
+            said: list[bytes] = []
+            try:
+                while self._unsaid:
+                    with contextlib.suppress(IndexError):
+                        said.extend(self._unsaid.popleft() for _ in range(min(len(self._unsaid), _MOST_RECORDS)))
+                    self._socket.send(b"".join(said), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                    said.clear()
+            except BlockingIOError:
+                self._unsaid.extendleft(reversed(said))
+                return False
+            except (OSError, ValueError):  # the server is gone, and with it what it had; or the interpreter ends
+                pass
+            finally:
+                self._saying.release()
+        return True
+
+    def flush(self) -> None:
+        """Tell the server all that is unsaid. It may wait for that, so this comes before waiting for the server."""
+        if self._pid != os.getpid():
+            return
+        with contextlib.suppress(OSError, ValueError):
+            while not self._tell():
+                room = select.poll()
+                room.register(self._socket, select.POLLOUT)
+                if not room.poll(_PATIENCE * 1000):
                     return
 
     @property
@@ -152,6 +181,14 @@ def _received(connected: socket.socket) -> tuple[dict[str, Any], list[int]]:
 # All rings of the process: what a fork has to know of.
 _rings: weakref.WeakSet[Ring] = weakref.WeakSet()
 
+# Where they lie: from an address to the one behind it.
+_spans: dict[int, int] = {}
+
+
+def is_shared(address: int) -> bool:
+    """Whether memory lies in a ring, and so can only be read: whoever writes to it dies of SIGSEGV."""
+    return bool(_spans) and any(first <= address < end for first, end in list(_spans.items()))
+
 
 def _before_fork() -> None:
     for ring in list(_rings):
@@ -173,8 +210,8 @@ class Rings:
     KEPT = 4  # rings without a stream
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._free: list[Ring] = []
+        # A deque and no lock: streams give rings back from the collector, too, and a child has nobody to unlock it.
+        self._free: collections.deque[Ring] = collections.deque()
         self._server: tuple[str, str] | None = None  # the socket and the server's name
         self._asked = False
 
@@ -194,8 +231,8 @@ class Rings:
         """A ring for a stream; None where the server has none to give, or is on another node."""
         if self._server is None:
             return None
-        with self._lock:
-            while self._free:
+        with contextlib.suppress(IndexError):  # there is none
+            while True:
                 ring = self._free.pop()
                 if ring.alive:
                     return ring
@@ -210,25 +247,22 @@ class Rings:
     def back(self, ring: Ring) -> None:
         """A stream has ended that had a ring."""
         ring.end()
-        if not ring.forks:
-            with self._lock:
-                if len(self._free) < self.KEPT:
-                    self._free.append(ring)
-                    return
-        ring.close()
+        # A connection that was closed meanwhile, or has moved to another server, needs none.
+        if ring.forks or self._server is None or len(self._free) >= self.KEPT:
+            ring.close()
+        else:
+            self._free.append(ring)
 
     def close(self) -> None:
         """Give the rings back that no stream has, and ask the server anew when there is a stream."""
-        with self._lock:
-            free, self._free = self._free, []
-            self._server, self._asked = None, False
-        for ring in free:
-            ring.close()
+        self._server, self._asked = None, False
+        with contextlib.suppress(IndexError):  # all are given back
+            while True:
+                self._free.pop().close()
 
 
-def with_shared(batch: pa.RecordBatch, shared: dict[str, Any], ring: Ring) -> pa.RecordBatch:
-    """The batch, with the buffers that came by the ring."""
-    lease = ring.take(shared["slot"])
+def with_shared(batch: pa.RecordBatch, shared: dict[str, Any], ring: Ring, lease: Any) -> pa.RecordBatch:
+    """The batch, with the buffers that came by the ring, of whose slot there is a lease."""
     found = {index: ring.buffer(lease, offset, length) for index, offset, length in shared["buffers"]}
     columns = []
     first = 0

@@ -19,7 +19,7 @@ from bowstring import _fork
 from bowstring._samenode import Ring, with_shared
 from bowstring._wire import keep_forever
 from bowstring.connection import Connection, safe_after
-from bowstring.errors import Cancelled, LimitExceeded, Unavailable, translate
+from bowstring.errors import Cancelled, LimitExceeded, ServerError, Unavailable, translate
 
 # How often a stream moves from node to node without a batch: nodes that leave may name each other.
 _MOST_MOVES = 8
@@ -120,9 +120,13 @@ class Batches(Iterator[pa.RecordBatch]):
         while not (self._ended or self._closed):
             with self._lock:
                 reader: Any = None
+                ring: Ring | None = None
                 try:
                     with translate():
                         reader = self._open()
+                        ring = self._ring
+                        if ring is not None:
+                            ring.flush()
                         chunk = reader.read_chunk()
                 except StopIteration:
                     self._ended = True
@@ -141,17 +145,23 @@ class Batches(Iterator[pa.RecordBatch]):
                         continue
                     raise
                 place: dict[str, Any] = json.loads(chunk.app_metadata.to_pybytes())
+                shared = place.pop("shared", None)
+                lease = None if shared is None or ring is None else ring.take(shared["slot"])
+                if shared is not None and (lease is None or self._ring is not ring):
+                    # Closed from another thread, or let go for a fork, before the slot was taken: the server may write
+                    # it anew. The batch was not given, and comes again where the stream goes on.
+                    if self._closed or self._reader is not reader:
+                        continue
+                    raise ServerError("the server says that blobs lie in memory that this stream has not asked for")
                 self.ticket = place.pop("resume")
                 for kind, microseconds in place["wait"].items():
                     self.waits[kind] = self.waits.get(kind, 0.0) + microseconds / 1e6
-                shared = place.pop("shared", None)
                 place["transport"] = "tcp" if shared is None else "shared"
                 self.place = place
                 self._moves = 0
-                ring = self._ring
                 if shared is None or ring is None:
                     return chunk.data
-                return with_shared(chunk.data, shared, ring)
+                return with_shared(chunk.data, shared, ring, lease)
         raise StopIteration
 
     def _move(self, error: Unavailable) -> bool:

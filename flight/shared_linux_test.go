@@ -1,0 +1,168 @@
+package flight
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"github.com/apache/arrow/go/v17/arrow/flight"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	"bowstring/flight/samenode"
+	"bowstring/schema"
+)
+
+// ringClient is a client on the server's node: it has a ring's name, and maps the ring.
+func ringClient(t *testing.T, s *samenode.Server) (name string, memory []byte) {
+	t.Helper()
+	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: s.Path(), Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	said, rights := make([]byte, 4096), make([]byte, unix.CmsgSpace(4))
+	n, rn, _, _, err := c.ReadMsgUnix(said, rights)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var hello struct {
+		Ring  string
+		Bytes int
+	}
+	if err := json.Unmarshal(said[:n], &hello); err != nil {
+		t.Fatal(err)
+	}
+	messages, err := unix.ParseSocketControlMessage(rights[:rn])
+	if err != nil || len(messages) != 1 {
+		t.Fatalf("%d control messages: %v", len(messages), err)
+	}
+	fds, err := unix.ParseUnixRights(&messages[0])
+	if err != nil || len(fds) != 1 {
+		t.Fatalf("%d descriptors: %v", len(fds), err)
+	}
+	memory, err = unix.Mmap(fds[0], 0, hello.Bytes, unix.PROT_READ, unix.MAP_SHARED)
+	if err := unix.Close(fds[0]); err != nil {
+		t.Error(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Munmap(memory) })
+	return hello.Ring, memory
+}
+
+// bodyOf is a frame as a client reads it.
+func bodyOf(t *testing.T, f *frame) (body, metadata []byte) {
+	t.Helper()
+	var message []byte
+	for _, p := range f.pieces {
+		message = append(message, p.bytes...)
+	}
+	var data flight.FlightData
+	if err := proto.Unmarshal(message, &data); err != nil {
+		t.Fatal(err)
+	}
+	return data.DataBody, data.AppMetadata
+}
+
+// What lies in the ring and what comes in the message are together the batch, buffer by
+// buffer, in every layout, with columns in columns, and whatever is large.
+func TestSharedIsTheSameBatch(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	local, err := samenode.Listen(samenode.Options{Path: filepath.Join(t.TempDir(), "s"), RingBytes: 32 << 20, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := local.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	name, memory := ringClient(t, local)
+	ring := local.Ring(name)
+	if ring == nil {
+		t.Fatal("the server does not know the ring that it gave")
+	}
+	s := &shared{ring: ring, call: 1}
+	defer s.leave()
+	for _, layout := range []schema.Layout{schema.LayoutLargeBinary, schema.LayoutBinary, schema.LayoutHuggingFace} {
+		for i, size := range []struct{ rows, most int }{{1, 1 << 20}, {7, 100}, {300, 1000}, {9_000, 60}, {20_000, 20}} {
+			t.Run(fmt.Sprintf("%s/%dx%d", layout, size.rows, size.most), func(t *testing.T) {
+				var out atomic.Int64
+				b, want := encodable(t, layout, size.rows, size.most, seed+uint64(i), &out)
+				again, same := encodable(t, layout, size.rows, size.most, seed+uint64(i), &out)
+				want.Release()
+				same.Release()
+				enc := newEncoder(b.Schema)
+				whole, err := enc.batchFrame(again, nil, []byte(`{}`))
+				if err != nil {
+					t.Fatal(err)
+				}
+				nodes, buffers := slices.Clone(enc.nodes), slices.Clone(enc.buffers)
+				wantBody, _ := bodyOf(t, whole)
+				whole.discard()
+
+				beside, err := s.share(t.Context(), b)
+				if err != nil {
+					t.Fatal(err)
+				}
+				meta, err := beside.told([]byte(`{"a":1}`))
+				if err != nil {
+					t.Fatal(err)
+				}
+				f, err := enc.batchFrame(b, beside, meta)
+				if err != nil {
+					t.Fatal(err)
+				}
+				beside.sent()
+				body, meta := bodyOf(t, f)
+				f.discard()
+				var said struct{ Shared *lies }
+				if err := json.Unmarshal(meta, &said); err != nil {
+					t.Fatalf("%s: %v", meta, err)
+				}
+				elsewhere := map[int64][]byte{}
+				var bytesShared int64
+				if said.Shared != nil {
+					for _, l := range said.Shared.Buffers {
+						if l[1]%64 != 0 {
+							t.Errorf("buffer %d begins at %d of the ring, which is not aligned", l[0], l[1])
+						}
+						elsewhere[l[0]] = memory[l[1] : l[1]+l[2]]
+						bytesShared += l[2]
+					}
+				}
+				if !slices.Equal(enc.nodes, nodes) || len(enc.buffers) != len(buffers) {
+					t.Fatalf("nodes %v, %d buffers; want %v, %d", enc.nodes, len(enc.buffers), nodes, len(buffers))
+				}
+				for k, at := range enc.buffers {
+					got, ok := elsewhere[int64(k)]
+					if !ok {
+						got = body[at[0] : at[0]+at[1]]
+					}
+					if w := wantBody[buffers[k][0] : buffers[k][0]+buffers[k][1]]; !bytes.Equal(got, w) {
+						t.Errorf("buffer %d has %d bytes, or others than the %d of the batch (by the ring: %t)", k, len(got), len(w), ok)
+					}
+					if large := buffers[k][1] >= sharedBytes; large != ok {
+						t.Errorf("buffer %d of %d bytes: by the ring %t", k, buffers[k][1], ok)
+					}
+				}
+				if n := beside.bytes(); n != bytesShared {
+					t.Errorf("%d bytes are counted, %d went by the ring", n, bytesShared)
+				}
+				if n := out.Load(); n != 0 {
+					t.Errorf("%d blobs are out", n)
+				}
+			})
+		}
+	}
+}
