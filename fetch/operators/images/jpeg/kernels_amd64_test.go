@@ -11,6 +11,32 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// TestWideWraps holds it of coefficients that only hostile files have.
+func TestWideWraps(t *testing.T) {
+	if !wide {
+		t.Skip("the processor has no AVX2")
+	}
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 0))
+	for range 2000 {
+		var a [blockSize]int32
+		columns := uint8(0)
+		for range 1 + r.IntN(8) {
+			at := r.IntN(1 + r.IntN(blockSize))
+			a[at] = int32(r.Uint32())
+			columns |= below[at]
+		}
+		b := a
+		x, y := make([]byte, blockSize), make([]byte, blockSize)
+		inverseGo(&a, columns, x, 8)
+		inverse(&b, columns, y, 8)
+		if !bytes.Equal(x, y) {
+			t.Fatalf("columns %08b: samples %v, wide %v", columns, x, y)
+		}
+	}
+}
+
 // TestWide holds that the processor's wide instructions give the bytes of the Go code.
 func TestWide(t *testing.T) {
 	if !wide {

@@ -42,7 +42,8 @@ func flat(dc int32, out []byte, stride int) {
 func inverseGo(b *[blockSize]int32, columns uint8, out []byte, stride int) {
 	for i := range 8 {
 		if columns&(1<<i) == 0 {
-			v := b[i] << passBits
+			// As the whole transform has it, also of what no encoder writes and wraps around.
+			v := (b[i]<<constBits + 1<<(constBits-passBits-1)) >> (constBits - passBits)
 			for y := 0; y < blockSize; y += 8 {
 				b[i+y] = v
 			}
