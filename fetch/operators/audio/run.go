@@ -93,6 +93,12 @@ func (p *pipeline) Cost(cell []byte, limits program.Limits) (program.Cost, error
 	if err != nil {
 		return program.Cost{}, err
 	}
+	return p.cost(info, e, limits)
+}
+
+// cost is Cost of a cell whose header was read.
+func (p *pipeline) cost(info codec.Info, e extent, limits program.Limits) (program.Cost, error) {
+	var err error
 	cost := program.Cost{Working: info.Working + 64<<10}
 	if crop := p.cropped(); crop != nil {
 		e.frames = min(e.frames, crop.Length) // no more is decoded
@@ -149,6 +155,9 @@ func (p *pipeline) cropped() *randomCrop {
 func (p *pipeline) Run(cell []byte, by program.Draws, alloc func(n int) []byte) (program.Outcome, error) {
 	info, e, err := p.begin(cell)
 	if err != nil {
+		return program.Outcome{}, err
+	}
+	if _, err := p.cost(info, e, program.Ceiling); err != nil {
 		return program.Outcome{}, err
 	}
 	r := rooms.Get().(*room)

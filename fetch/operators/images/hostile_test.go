@@ -45,6 +45,20 @@ func TestBombs(t *testing.T) {
 	}
 }
 
+// TestBombsAtOnce holds that Run refuses them also where nobody has asked for the cost.
+func TestBombsAtOnce(t *testing.T) {
+	p := compiledOf(t, `[{"name":"Decode"}]`)
+	for name, cell := range bombs() {
+		_, err := p.Run(cell, program.Draws{}, func(int) []byte {
+			t.Errorf("%s: memory was asked for", name)
+			return nil
+		})
+		if !errors.Is(err, program.ErrTooLarge) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 // TestScans holds that a progressive file of many scans ends.
 func TestScans(t *testing.T) {
 	cell := []byte("\xff\xd8\xff\xdb\x00\x43\x00")

@@ -1,6 +1,7 @@
 package images
 
 import (
+	"cmp"
 	"fmt"
 	"sync"
 
@@ -33,10 +34,12 @@ func about(step int, name string, kind, err error) error {
 	return fmt.Errorf("step %d (%s): %w: %w", step, name, kind, err)
 }
 
-// Cost bounds by the header what a run takes. A limit of zero is none.
+// Cost bounds by the header what a run takes. A limit of zero is the ceiling's.
 func (p *compiled) Cost(cell []byte, limits program.Limits) (program.Cost, error) {
 	var w, h, channels int
 	cost := program.Cost{}
+	limits.Pixels = cmp.Or(limits.Pixels, program.Ceiling.Pixels)
+	limits.Bytes = cmp.Or(limits.Bytes, program.Ceiling.Bytes)
 	stages := p.stages
 	if p.in.Kind == program.Image {
 		h, w, channels = p.in.Dims[0], p.in.Dims[1], p.in.Dims[2]
@@ -49,7 +52,7 @@ func (p *compiled) Cost(cell []byte, limits program.Limits) (program.Cost, error
 			return cost, about(p.from, p.steps[0].Name, program.ErrDamaged, err)
 		}
 		w, h, channels = header.Width, header.Height, 4
-		if pixels := int64(w) * int64(h); limits.Pixels > 0 && pixels > limits.Pixels {
+		if pixels := int64(w) * int64(h); pixels > limits.Pixels {
 			return cost, about(p.from, p.steps[0].Name, program.ErrTooLarge,
 				fmt.Errorf("the %v is %d x %d, %d pixels, and may have %d", header.Format, w, h, pixels, limits.Pixels))
 		}
@@ -73,7 +76,7 @@ func (p *compiled) Cost(cell []byte, limits program.Limits) (program.Cost, error
 		cost.Working += result
 	}
 	cost.Result = result
-	if limits.Bytes > 0 && cost.Working+cost.Result > limits.Bytes {
+	if cost.Working+cost.Result > limits.Bytes {
 		return cost, about(p.from, p.steps[0].Name, program.ErrTooLarge,
 			fmt.Errorf("it takes up to %d bytes and makes %d of them, and may take %d", cost.Working, cost.Result, limits.Bytes))
 	}
@@ -84,6 +87,9 @@ var pool = sync.Pool{New: func() any { return new(scratch) }}
 
 // Run makes the result of a cell.
 func (p *compiled) Run(cell []byte, by program.Draws, alloc func(n int) []byte) (program.Outcome, error) {
+	if _, err := p.Cost(cell, program.Ceiling); err != nil {
+		return program.Outcome{}, err
+	}
 	s := pool.Get().(*scratch)
 	outcome, err := p.run(s, cell, by, alloc)
 	s.release()

@@ -86,6 +86,10 @@ type Limits struct {
 	Bytes int64
 }
 
+// Ceiling is what no cell goes beyond, whatever the limits are that Cost was asked with. Run
+// holds a cell's header against it, so that whoever has not asked for the cost is safe, too.
+var Ceiling = Limits{Pixels: 1 << 27, Samples: 1 << 28, Bytes: 1 << 31}
+
 // Program is a compiled pipeline of one column. It is immutable and safe for
 // concurrent use.
 type Program interface {
@@ -102,7 +106,7 @@ type Program interface {
 	// the length asked for and need not be zeroed. It asks once. The cell is only read,
 	// and neither it nor the result is held after Run returns. The result's dimensions
 	// are those of Result with every Unknown filled in. Run fails with ErrDamaged where
-	// the cell's bytes are at fault, and names the step.
+	// the cell's bytes are at fault, and names the step, and with ErrTooLarge where it is beyond [Ceiling].
 	Run(cell []byte, by Draws, alloc func(n int) []byte) (Outcome, error)
 }
 
