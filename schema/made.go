@@ -31,7 +31,7 @@ const (
 type MadeForm struct {
 	// Kind is "image", "audio", "spectrogram" or "encoded".
 	Kind string `json:"kind"`
-	// DType is "uint8", "uint16", "float16" or "float32"; "" of encoded bytes.
+	// DType is "uint8", "uint16", "int16", "float16" or "float32"; "" of encoded bytes.
 	DType string `json:"dtype,omitempty"`
 	// Shape has the sizes along Axes, in elements; nil where cells differ.
 	Shape []*int `json:"shape,omitempty"`
@@ -47,7 +47,7 @@ type MadeForm struct {
 
 // elements are the types of tensors.
 var elements = map[string]arrow.DataType{
-	"uint8": arrow.PrimitiveTypes.Uint8, "uint16": arrow.PrimitiveTypes.Uint16,
+	"uint8": arrow.PrimitiveTypes.Uint8, "uint16": arrow.PrimitiveTypes.Uint16, "int16": arrow.PrimitiveTypes.Int16,
 	"float16": arrow.FixedWidthTypes.Float16, "float32": arrow.PrimitiveTypes.Float32,
 }
 

@@ -187,11 +187,16 @@ func placed(at string, err error, operators []string) error {
 	return fmt.Errorf("%w: %s: %s%s", schema.ErrInvalid, at, wrong.Reason, hint)
 }
 
+// dtypes are the types of elements in the words of schemas.
+var dtypes = map[program.DType]string{
+	program.Uint8: "uint8", program.Uint16: "uint16", program.Int16: "int16", program.Float16: "float16", program.Float32: "float32",
+}
+
 // formOf is a program's result in the words of schemas.
 func formOf(f program.Form, contract string) *schema.MadeForm {
 	form := &schema.MadeForm{
 		Kind:  map[program.Kind]string{program.Encoded: "encoded", program.Image: "image", program.Audio: "audio", program.Spectrogram: "spectrogram"}[f.Kind],
-		DType: map[program.DType]string{program.Uint8: "uint8", program.Uint16: "uint16", program.Float16: "float16", program.Float32: "float32"}[f.Type],
+		DType: dtypes[f.Type],
 		Axes:  f.Axes, Rate: f.Rate, MIME: f.MIME, Contract: contract,
 	}
 	if f.Kind == program.Encoded {

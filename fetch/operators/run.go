@@ -171,9 +171,9 @@ func (s *Stage) work(t *Task) {
 		found, o.Kept = s.kept(t)
 	}
 	if o.Kept {
-		t.cost, t.measured = program.Cost{Result: int64(len(found.Bytes()))}, true
-	}
-	if !t.measured {
+		// It is not measured: it may have gone when there is room for it.
+		t.cost = program.Cost{Result: int64(len(found.Bytes()))}
+	} else if !t.measured {
 		cost, err := s.cost(t)
 		if err != nil {
 			o.Err, o.done = err, true
