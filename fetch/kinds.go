@@ -10,7 +10,7 @@ import (
 func OperatorKinds() operators.Kinds {
 	return operators.Kinds{
 		"image": {Contract: images.ContractVersion, Operators: images.Names(), Compile: images.Compile, Follow: images.CompileMask},
-		"audio": {Contract: audio.ContractVersion, Operators: audio.Names(), Compile: audio.Compile},
+		"audio": {Contract: audio.Contract(), Operators: audio.Names(), Compile: audio.Compile},
 	}
 }
 

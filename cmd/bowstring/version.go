@@ -76,7 +76,8 @@ func (c *VersionCmd) Run(app *App) error {
 	if b.Modified {
 		commit += " (modified)"
 	}
-	return app.Printf("bowstring %s\ncommit    %s\ngo        %s %s\n", b.Version, commit, b.Go, b.Platform)
+	return app.Printf("bowstring %s\ncommit    %s\ngo        %s %s\nimages    %s\naudio     %s\n",
+		b.Version, commit, b.Go, b.Platform, b.Operators["image"], b.Operators["audio"])
 }
 
 // printJSON writes v as an indented JSON document, fit for a terminal.

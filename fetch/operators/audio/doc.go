@@ -11,8 +11,13 @@ package audio
 
 import "bowstring/fetch/operators/audio/codec"
 
-// ContractVersion changes when equal pipelines of equal cells may give other bytes.
+// ContractVersion changes when equal pipelines of equal cells may give other bytes with the same engine.
 const ContractVersion = "audio-1"
+
+// Contract names what the bytes of a result depend on besides the canonical list and the
+// cell: the version, and what decodes MP3 and Ogg here, as decoders of these differ by
+// rounding. A list does not say which files it will meet, so all lists have it.
+func Contract() string { return ContractVersion + "/" + codec.Lossy() }
 
 // Engine names what decodes files in this process: "go", or "go, libsndfile 1.2.2"
 // where that library was found. WAV and FLAC have equal samples with each; those of MP3

@@ -15,6 +15,14 @@ type nativeDecoder interface {
 // native is nil where there is none; nativeMissing then says why.
 var native, nativeMissing = loadNative()
 
+// Lossy names what decodes MP3 in this process, and Ogg where that can be read.
+func Lossy() string {
+	if native == nil {
+		return "go-mp3"
+	}
+	return native.version()
+}
+
 // Engine names what decodes in this process.
 func Engine() string {
 	if native == nil {
