@@ -80,7 +80,7 @@ func TestKeptResultGoes(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer stage.Close()
-	sch, err := schema.NewSchema(nil, []arrow.Field{schema.BlobField("image", "bytes", true)})
+	sch, err := schema.NewSchema(nil, []arrow.Field{schema.BlobField("image", "", true)})
 	if err != nil {
 		t.Fatal(err)
 	}
