@@ -11,7 +11,7 @@ class Forecast:
     """How a job will run, and what it does if it runs, made by [Client.explain][bowstring.Client.explain].
 
     Attributes:
-        samples_per_s: Samples a second over all epochs, of all ranks together; None if nothing that is known limits them.
+        samples_per_s: Samples a second over all epochs, of all ranks together; None if nothing known limits them.
         limit: What limits it: `store`, `link`, `spill`, `node`, `network` or `consumer`. With the last, nobody waits.
         because: Of which rate.
         first_batch_s: Seconds until the first batch.
