@@ -103,11 +103,11 @@ type Running struct {
 	Samples float64   `json:"samples_per_s"`
 	Bytes   float64   `json:"bytes_per_s"`
 	// Predicted is of the whole epoch, Expected of what comes from the spill in this moment: hits come together.
-	Predicted float64   `json:"predicted_samples_per_s"`
-	Expected  float64   `json:"expected_samples_per_s"`
-	Limit     string    `json:"limit"`     // where most of the streams' time went
-	Wait      WaitShare `json:"wait"`      // shares of the time of streams
-	HitShare  *float64  `json:"hit_share"` // of blobs that came from the spill; null where none came
+	Predicted predict.Rate `json:"predicted_samples_per_s"`
+	Expected  predict.Rate `json:"expected_samples_per_s"`
+	Limit     string       `json:"limit"`     // where most of the streams' time went
+	Wait      WaitShare    `json:"wait"`      // shares of the time of streams
+	HitShare  *float64     `json:"hit_share"` // of blobs that came from the spill; null where none came
 	// Parted says that what is expected and what is measured differ by more than 15 %; Changed
 	// which rates are not what they were when the job began.
 	Parted  bool             `json:"parted"`
@@ -298,7 +298,7 @@ func runningOf(a, b *jobLook) *Running {
 // it with as many hits.
 func (r *Running) beside(e *predict.Epoch, now predict.Epoch) {
 	r.Predicted, r.Expected, r.Limit = e.SamplesPerSec, now.SamplesPerSec, r.limit(&now)
-	r.Parted = now.SamplesPerSec > 0 && math.Abs(r.Samples/now.SamplesPerSec-1) > partsShare
+	r.Parted = now.SamplesPerSec != predict.Unlimited && math.Abs(r.Samples/float64(now.SamplesPerSec)-1) > partsShare
 }
 
 // limit names where most of the time went. Of a stream that waits for the store, the prediction

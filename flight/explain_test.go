@@ -79,7 +79,7 @@ func TestExplain(t *testing.T) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 	p := got.Prediction
-	if rate := 1e6 / want.RowBytes; p.Limit != predict.ByLink || p.First.SamplesPerSec < 0.999*rate || p.First.SamplesPerSec > 1.001*rate {
+	if rate := predict.Rate(1e6 / want.RowBytes); p.Limit != predict.ByLink || p.First.SamplesPerSec < 0.999*rate || p.First.SamplesPerSec > 1.001*rate {
 		t.Errorf("limited by %s to %g samples/s, want the link, %g", p.Limit, p.First.SamplesPerSec, rate)
 	}
 	if p.SmallestCache == nil || p.SmallestWindow != nil { // the link is too slow for any window, and no cache is

@@ -1,16 +1,13 @@
 package flight
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
-	"runtime"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -21,7 +18,6 @@ import (
 	"bowstring/fetch/admission"
 	"bowstring/fetch/peers"
 	"bowstring/flight/peering"
-	"bowstring/flight/usage"
 	"bowstring/schema"
 )
 
@@ -51,6 +47,9 @@ const (
 	// thereEvery is how often a node that waits for answers is told that this one is there, while there are none: who
 	// says nothing is taken for gone.
 	thereEvery = 100 * time.Millisecond
+	// mostUnsent is how many answers wait to be sent at most. Blobs are bounded by their memory; this bounds what a node
+	// takes that asks and asks for what it does not get, and reads nothing.
+	mostUnsent = 4096
 )
 
 // lendService describes the service by which other nodes read blobs.
@@ -102,7 +101,7 @@ func (s *Server) lend(ss grpc.ServerStream) error {
 	defer stop(nil)
 	l := &lending{
 		server: s, node: hello.Node, zone: hello.Zone, protocol: protocol,
-		ss: ss, lent: s.lent.to(hello.Node), ready: make(chan struct{}, 1), doing: make(chan []fetch.Progress, 1),
+		ss: ss, lent: s.lent.to(hello.Node), ready: make(chan struct{}, 1), sent: make(chan struct{}, 1), doing: make(chan []fetch.Progress, 1),
 	}
 	borrower := s.borrow(l.answered)
 	var sending sync.WaitGroup
@@ -146,6 +145,7 @@ type lending struct {
 	ss    grpc.ServerStream
 	lent  *lentTo
 	ready chan struct{}         // told when there is something to send
+	sent  chan struct{}         // told when there is less
 	doing chan []fetch.Progress // what the node's streams do, the latest
 
 	mu      sync.Mutex
@@ -178,9 +178,9 @@ func (l *lending) receive(ctx context.Context, borrower *fetch.Borrower) error {
 			continue
 		}
 		err := peering.ParseAsks(what, func(a peering.Ask) error {
-			l.mu.Lock()
-			l.waited++
-			l.mu.Unlock()
+			if err := l.admit(ctx); err != nil {
+				return err
+			}
 			loan := fetch.Loan{ID: a.ID, Tenant: a.Tenant, Ref: a.Ref, Snapshot: a.Snapshot, Position: a.Position, Onward: a.Onward, Held: a.Held}
 			if !l.server.egress.Admit(l.node, l.zone, a.Tenant, l.server.termsOf(a.Tenant).Weight, a.Ref.Size) {
 				l.answered(fetch.Answer{ID: a.ID, Err: peers.ErrFull, Loan: loan})
@@ -234,147 +234,29 @@ func (l *lending) wake() {
 	}
 }
 
+// admit counts an ask in, once there is room for its answer.
+func (l *lending) admit(ctx context.Context) error {
+	for {
+		l.mu.Lock()
+		full := len(l.answers) >= mostUnsent
+		if !full {
+			l.waited++
+		}
+		l.mu.Unlock()
+		if !full {
+			return nil
+		}
+		select {
+		case <-l.sent:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
 // waits reports whether the other node waits for answers.
 func (l *lending) waits() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.waited > 0
-}
-
-// take returns answers for one message.
-func (l *lending) take() []fetch.Answer {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	n, size := 0, 0
-	for n < len(l.answers) && n < lendAnswers && (n == 0 || size < lendBytes) {
-		size += len(l.answers[n].Blob.Bytes())
-		n++
-	}
-	taken := slices.Clone(l.answers[:n])
-	clear(l.answers[:n])
-	if l.answers = l.answers[n:]; len(l.answers) == 0 {
-		l.answers = nil
-	}
-	return taken
-}
-
-// send sends answers until ctx ends.
-func (l *lending) send(ctx context.Context) error {
-	there := time.NewTimer(thereEvery)
-	defer there.Stop()
-	for {
-		answers := l.take()
-		if len(answers) == 0 {
-			var late <-chan time.Time
-			if l.waits() {
-				there.Reset(thereEvery)
-				late = there.C
-			}
-			select {
-			case <-l.ready:
-				continue
-			case <-late: // a message of no answers
-			case <-ctx.Done():
-				return nil
-			}
-		}
-		blobs, bytes := int64(0), int64(0)
-		for i := range answers {
-			if answers[i].Err == nil {
-				blobs, bytes = blobs+1, bytes+int64(len(answers[i].Blob.Bytes()))
-			}
-		}
-		l.bill(answers)
-		f := answersFrame(answers, l.protocol)
-		if conn := gatherOf(ctx); conn != nil && f.hold != nil {
-			f.hold.conn = conn
-			conn.expect(f)
-		}
-		size := f.size()
-		err := l.ss.SendMsg(f)
-		f.discard()
-		if err != nil {
-			return err
-		}
-		count(ctx, len(answers), size)
-		l.lent.add(blobs, bytes, int64(len(answers))-blobs)
-	}
-}
-
-// bill counts answers that are about to be sent: what went to which node, and what was read from the store on whose account.
-func (l *lending) bill(answers []fetch.Answer) {
-	var blobs, bytes, handed, handedBytes int64
-	for i := range answers {
-		a := &answers[i]
-		if a.Err != nil {
-			continue
-		}
-		n := int64(len(a.Blob.Bytes()))
-		blobs++
-		bytes += n
-		if a.Loan.Held {
-			handed++
-			handedBytes += n
-		}
-		if book := l.server.opts.Usage; book != nil && a.Stored {
-			dataset, _, _ := strings.Cut(a.Loan.Snapshot, "@")
-			book.Add(a.Loan.Tenant, cmp.Or(dataset, usage.Other), usage.Amount{StoreBytes: n})
-		}
-	}
-	l.server.egress.Sent(l.node, l.zone, blobs-handed, bytes-handedBytes, false)
-	if handed > 0 {
-		l.server.egress.Sent(l.node, l.zone, handed, handedBytes, true)
-	}
-}
-
-// discard releases what will not be sent.
-func (l *lending) discard() {
-	for answers := l.take(); len(answers) > 0; answers = l.take() {
-		for i := range answers {
-			answers[i].Blob.Release()
-		}
-	}
-}
-
-// answersFrame makes a message of answers, whose blobs it takes over, for a node that speaks a protocol.
-func answersFrame(answers []fetch.Answer, protocol int) *frame {
-	head := make([]peering.Answer, len(answers))
-	blobs := make([]schema.Blob, 0, len(answers))
-	pieces := make([]piece, 1, 1+len(answers))
-	held := int32(0)
-	for i, a := range answers {
-		head[i] = peering.Answer{ID: a.ID, Status: peering.Here, Size: len(a.Blob.Bytes())}
-		if a.Err != nil {
-			why := []byte(schema.Quote(a.Err.Error()))
-			head[i].Status, head[i].Size = peering.Failed, len(why)
-			switch {
-			case errors.Is(a.Err, schema.ErrDataLoss), errors.Is(a.Err, schema.ErrNotFound):
-				head[i].Status = peering.Lost
-			case protocol > 1 && errors.Is(a.Err, peers.ErrNotHeld):
-				head[i].Status = peering.NotHeld
-			case protocol > 1 && errors.Is(a.Err, peers.ErrFull):
-				head[i].Status = peering.Full
-			}
-			pieces = append(pieces, piece{bytes: why})
-			continue
-		}
-		b := a.Blob.Bytes()
-		if len(b) > inlineBytes {
-			pieces = append(pieces, piece{bytes: b[:len(b):len(b)], held: true})
-			held++
-		} else if len(b) > 0 {
-			pieces = append(pieces, piece{bytes: slices.Clone(b)})
-		}
-		blobs = append(blobs, a.Blob)
-	}
-	pieces[0].bytes = peering.AppendAnswers(nil, head)
-	f, ref := &frame{pieces: pieces}, &batchRef{batch: &schema.Batch{Blobs: [][]schema.Blob{blobs}}}
-	if held == 0 {
-		ref.release()
-		return f
-	}
-	f.hold = &hold{batch: ref}
-	f.hold.left.Store(held)
-	runtime.AddCleanup(f.hold, (*batchRef).release, ref) // see encoder.batchFrame
-	return f
 }

@@ -8,6 +8,7 @@ import (
 	"io"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -263,16 +264,20 @@ func TestLendToADeafNode(t *testing.T) {
 	if err := stream.SendMsg(&wrapperspb.BytesValue{Value: helloOf(peering.Protocol)}); err != nil {
 		t.Fatal(err)
 	}
-	for id := uint32(0); id < 20_000; {
-		asks := make([]peering.Ask, 200)
-		for i := range asks {
-			id++
-			asks[i] = peering.Ask{ID: id, Ask: peers.Ask{Ref: schema.RefOf(content(int(id) % 1000))}}
+	asked := make(chan struct{})
+	go func() { // until it is read from no further
+		defer close(asked)
+		for id := uint32(0); id < 20_000; {
+			asks := make([]peering.Ask, 200)
+			for i := range asks {
+				id++
+				asks[i] = peering.Ask{ID: id, Ask: peers.Ask{Ref: schema.RefOf(content(int(id) % 1000))}}
+			}
+			if err := stream.SendMsg(&wrapperspb.BytesValue{Value: peering.AppendAsks(nil, asks)}); err != nil {
+				return
+			}
 		}
-		if err := stream.SendMsg(&wrapperspb.BytesValue{Value: peering.AppendAsks(nil, asks)}); err != nil {
-			t.Fatal(err)
-		}
-	}
+	}()
 	loans := func() (used, limit int64) {
 		for _, a := range f.engine.Ledger().Accounts() {
 			if a.Use == "blobs for other nodes" {
@@ -287,7 +292,55 @@ func TestLendToADeafNode(t *testing.T) {
 		t.Errorf("loans take %d bytes of %d", used, limit)
 	}
 	cancel() // it goes
+	<-asked
 	waitFor(t, "loans to end", func() bool { used, _ := loans(); return used == 0 })
+}
+
+// deaf is the stream of a node that asks for much and reads nothing.
+type deaf struct {
+	grpc.ServerStream
+	message []byte
+	left    int
+}
+
+func (d *deaf) RecvMsg(m any) error {
+	if d.left--; d.left < 0 {
+		return io.EOF
+	}
+	m.(*wrapperspb.BytesValue).Value = d.message
+	return nil
+}
+
+// What is refused takes no loan's memory: answers that are not read are bounded all the same, and the node is read from
+// again when it has read them.
+func TestRefusalsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const perMessage, messages = 256, 100
+		full := admission.NewEgress(admission.EgressLimits{All: 1})
+		full.Admit("y", "", "", 1, 1<<40)
+		asks := make([]peering.Ask, perMessage)
+		l := &lending{
+			server: &Server{egress: full}, ss: &deaf{message: peering.AppendFlagged(nil, asks), left: messages},
+			ready: make(chan struct{}, 1), sent: make(chan struct{}, 1), doing: make(chan []peers.Progress, 1),
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- l.receive(t.Context(), nil) }()
+		answers := 0
+		for over := false; !over; {
+			synctest.Wait()
+			l.mu.Lock()
+			n := len(l.answers)
+			l.mu.Unlock()
+			if n > mostUnsent {
+				t.Fatalf("%d answers wait to be sent, want %d at most", n, mostUnsent)
+			}
+			taken := len(l.take())
+			answers, over = answers+taken, taken == 0
+		}
+		if err := <-ended; err != nil || answers != perMessage*messages {
+			t.Errorf("%d answers to %d asks, %v", answers, perMessage*messages, err)
+		}
+	})
 }
 
 // A ticket is told once: a list that comes before the one with it was looked at does not lose it.

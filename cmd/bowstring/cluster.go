@@ -34,7 +34,7 @@ type clusterFlags struct {
 	ClusterKeyFile  string        `setting:"" type:"path" placeholder:"FILE" help:"What the nodes know each other by: a secret of 32 characters or more, the same for all. Without it they read from each other only where everybody may read everything."`
 	PeerEgress      size          `setting:"" default:"auto" placeholder:"SIZE" help:"How many bytes a second are sent to other nodes at most, fairly between the tenants that ask; what is more, they read from the store (default: auto, any)."`
 	PeerEgressZones string        `setting:"" placeholder:"ZONE=SIZE,..." help:"Likewise of what goes to the nodes of a zone: b=100MB,c=1GB (default: any)."`
-	HandoverTimeout time.Duration `setting:"" default:"10m" placeholder:"DURATION" help:"For how long a node that cluster drain has leave hands its cache over to others (default: ${default}). After SIGTERM it is two thirds of --drain-timeout."`
+	HandoverTimeout time.Duration `setting:"" default:"10m" placeholder:"DURATION" help:"For how long a node that cluster drain has leave hands its cache over to others (default: ${default}). After SIGTERM it is nine tenths of --drain-timeout."`
 	HandoverBytes   size          `setting:"" default:"auto" placeholder:"SIZE" help:"How much of its cache it hands over at most (default: auto, all that pays)."`
 
 	ClusterCA string `setting:"" name:"cluster-ca" type:"path" placeholder:"FILE" help:"Who has signed the other nodes' certificates (default: who the system trusts)."`

@@ -151,11 +151,11 @@ func printExplained(w io.Writer, e *flight.Explained) error {
 		humanize.IBytes(uint64(c.HeldBytes)), humanize.IBytes(uint64(c.WindowBytes)))
 	fmt.Fprintf(w, "limited by the %s: %s\n", p.Limit, printable(p.Because))
 	fmt.Fprintf(w, "first batch after %s, %s samples/s in all, %s, %s of them waiting\n\n",
-		millis(p.FirstBatchMS), count(p.SamplesPerSec), seconds(p.Seconds), seconds(p.WaitSeconds))
+		millis(p.FirstBatchMS), rateOf(p.SamplesPerSec), seconds(p.Seconds), seconds(p.WaitSeconds))
 	t := table{numbers: []bool{false, false, true, true, true, true, false}}
 	t.add("NODES", "EPOCH", "SAMPLES/S", "SECONDS", "WAITS", "HITS", "LIMIT")
 	row := func(nodes int64, name string, e *predict.Epoch) {
-		t.add(humanize.Comma(nodes), name, count(e.SamplesPerSec), seconds(e.Seconds), seconds(e.WaitSeconds), percent(&e.HitShare), string(e.Limit)+": "+e.Because)
+		t.add(humanize.Comma(nodes), name, rateOf(e.SamplesPerSec), seconds(e.Seconds), seconds(e.WaitSeconds), percent(&e.HitShare), string(e.Limit)+": "+e.Because)
 	}
 	row(c.Nodes, "first", &p.First)
 	row(c.Nodes, "later", &p.Later)
@@ -179,7 +179,7 @@ func printRunning(w io.Writer, r *flight.Running) error {
 	fmt.Fprintf(w, "\nit runs since %s: %s, %s epoch\n", r.Since.Local().Format(time.DateTime), plural(int64(r.Streams), "stream"), r.Epoch)
 	t := table{numbers: []bool{false, true, true, true}}
 	t.add("", "PREDICTED", "AT THESE HITS", "MEASURED")
-	t.add("samples/s", count(r.Predicted), count(r.Expected), count(r.Samples))
+	t.add("samples/s", rateOf(r.Predicted), rateOf(r.Expected), count(r.Samples))
 	if err := t.print(w); err != nil {
 		return err
 	}
@@ -192,6 +192,14 @@ func printRunning(w io.Writer, r *flight.Running) error {
 		fmt.Fprintf(w, "  %s was %s, is %s\n", printable(ch.Rate), count(ch.Then), count(ch.Now))
 	}
 	return nil
+}
+
+// rateOf is samples a second.
+func rateOf(r predict.Rate) string {
+	if r == predict.Unlimited {
+		return "any"
+	}
+	return count(float64(r))
 }
 
 // count is a figure of three digits or so.

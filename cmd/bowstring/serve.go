@@ -13,6 +13,7 @@ import (
 
 	"github.com/dustin/go-humanize"
 
+	"bowstring/cmd/bowstring/cluster"
 	"bowstring/flight"
 )
 
@@ -195,17 +196,22 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 		if err != nil {
 			return errors.Join(fmt.Errorf("cannot be a node of cluster %s: %w", c.Cluster, err), listener.Close(), seen.close(), n.release())
 		}
+		if until, _ := c.deadlines(time.Time{}); until.Sub(time.Time{}) < cluster.LeastHandover {
+			app.Log.WarnContext(ctx, "the drain timeout is too short to hand the cache over after a signal: cluster drain before it does so, or a longer --drain-timeout",
+				"drain_timeout", c.DrainTimeout, "handover_takes", cluster.LeastHandover)
+		}
 		app.Log.InfoContext(ctx, "a node of a cluster", "cluster", c.Cluster, "node", self.ID, "address", self.Address, "nodes", len(n.members.View().Nodes))
 	}
 	n.serve(listener)
 	if err := seen.start(ctx, n); err != nil {
-		return errors.Join(err, c.drain(ctx, app, n))
+		return errors.Join(err, c.drain(ctx, app, n, time.Now()))
 	}
 	scheme := "grpc://"
 	if l.flight.Door.Encrypts() {
 		scheme = "grpc+tls://"
 	}
 	address := scheme + dialable(listener.Addr())
+	var told time.Time // when a signal came
 	err = c.announce(app, n, address)
 	if err == nil {
 		app.Log.InfoContext(ctx, "serving", "address", address, "listen", listener.Addr().String(), "store", dir,
@@ -241,8 +247,10 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 		defer drained() // after the drain below
 		select {
 		case <-ctx.Done():
+			told = time.Now()
 			if n.members != nil {
-				leaving, cancel := context.WithTimeout(app.Abort, time.Duration(handoverShare*float64(c.DrainTimeout)))
+				until, _ := c.deadlines(told)
+				leaving, cancel := context.WithDeadline(app.Abort, until)
 				_ = c.leave(app, n, l.cluster.node).Run(leaving) // whatever it is not through with is cut off below
 				cancel()
 			}
@@ -251,7 +259,10 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 			n.served <- failed // close reports it
 		}
 	}
-	return errors.Join(err, c.drain(ctx, app, n))
+	if told.IsZero() {
+		told = time.Now()
+	}
+	return errors.Join(err, c.drain(ctx, app, n, told))
 }
 
 // readyMemory is how much memory for blobs a server has ready when it says that
@@ -274,10 +285,17 @@ func (c *ServeCmd) announce(app *App, n *node, address string) error {
 	return app.Printf("%s\n", address)
 }
 
+// deadlines are until when a server that was told to stop hands over, as a node of a cluster, and when its streams end. Streams go on
+// while it hands over.
+func (c *ServeCmd) deadlines(told time.Time) (handover, end time.Time) {
+	return told.Add(time.Duration(handoverShare * float64(c.DrainTimeout))), told.Add(c.DrainTimeout)
+}
+
 // drain ends the server: in its own time, by the deadline, or at once after a second signal.
-func (c *ServeCmd) drain(ctx context.Context, app *App, n *node) error {
+func (c *ServeCmd) drain(ctx context.Context, app *App, n *node, told time.Time) error {
 	app.Log.InfoContext(ctx, "stopping", "reason", context.Cause(ctx))
-	deadline, cancel := context.WithTimeoutCause(app.Abort, c.DrainTimeout, fmt.Errorf("the drain timeout of %s is over", c.DrainTimeout))
+	_, end := c.deadlines(told)
+	deadline, cancel := context.WithDeadlineCause(app.Abort, end, fmt.Errorf("the drain timeout of %s is over", c.DrainTimeout))
 	defer cancel()
 	err := n.close(deadline)
 	if c.ReadyFile != "" {

@@ -120,11 +120,13 @@ func (m *Members) claim(ctx context.Context, c claim, size int64, ranks []string
 	if err != nil || name != "" {
 		return name, err
 	}
-	nodes := m.View().Nodes
-	if len(nodes) == 0 {
+	v := m.View()
+	if len(v.Nodes) == 0 {
 		return "", fmt.Errorf("%w: %w", schema.ErrUnavailable, errNoNodes)
 	}
-	record, err := layout.NewRecord(size, nodes, ranks)
+	// Where other jobs read more, nodes keep fewer blobs twice than there is room for beside this one: what a node does not
+	// keep, its ranks are not given. See Route.
+	record, err := layout.NewRecord(max(roundWants(size), roundWants(v.Wants)), v.Nodes, ranks)
 	if err != nil {
 		return "", err
 	}

@@ -145,6 +145,35 @@ func TestZones(t *testing.T) {
 	}
 }
 
+// What a claimed layout says that a node owns, first or second, that node keeps: also beside a job that reads more.
+func TestOwnersKeep(t *testing.T) {
+	for _, wants := range []int64{1 << 30, 3 << 30, 4 << 30} { // of caches of 4 GiB
+		all := zoned(t, 1, 4, wants)
+		l, err := all["n00"].Claim(t.Context(), "p", 0, 1<<30, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seconds := 0
+		for slot := range layout.Slots {
+			o := l.Owners(uint16(slot))
+			for _, i := range []int16{o.First, o.Second} {
+				if i == layout.None {
+					continue
+				}
+				if id := l.Node(int(i)).ID; !all[id].Route(schema.Key{byte(slot >> 8), byte(slot)}).Keep {
+					t.Fatalf("%d bytes wanted: node %s owns slot %d, %+v, and does not keep it", wants, id, slot, o)
+				}
+			}
+			if o.Second != layout.None {
+				seconds++
+			}
+		}
+		if (seconds > 0) != (wants < 4<<30) {
+			t.Errorf("%d bytes wanted: %d slots have second owners", wants, seconds)
+		}
+	}
+}
+
 // Those who act for a zone have about as much to do as each other, and one that leaves moves its part alone.
 func TestKeepersAreEven(t *testing.T) {
 	nodes := func(skip int) layout.Record {

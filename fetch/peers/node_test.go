@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"strconv"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -76,3 +77,63 @@ func TestGivenUp(t *testing.T) {
 		})
 	}
 }
+
+// liar is a link to a node that says the same to everybody.
+type liar struct {
+	mute
+	says error // nil for a wrong byte
+}
+
+func (l *liar) Get(context.Context, peers.Ask) (schema.Blob, error) {
+	if l.says != nil {
+		return schema.Blob{}, l.says
+	}
+	return schema.NewBlob([]byte{1}, nil), nil
+}
+
+// What was counted of a node goes on when its link is another one, and when it has left; of however many that come and go.
+func TestTotals(t *testing.T) {
+	says := map[string]error{"absent": peers.ErrNotHeld, "full": peers.ErrFull, "wrong": nil}
+	ask := &named{}
+	tier, err := peers.New(peers.Options{
+		Directory: ask, Dial: func(name string) (peers.Link, error) { return &liar{says: says[name]}, nil },
+		SnapshotName: func(uint32) string { return "" }, Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tier.Close()
+	for range 2 { // links
+		for name := range says {
+			ask.name = name
+			if _, err := tier.Get(t.Context(), schema.BlobRef{Size: 1}, spill.Place{}); err == nil {
+				t.Fatalf("node %s has brought a blob", name)
+			}
+		}
+		if err := tier.SetNodes(nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all := tier.Totals()
+	for name, want := range map[string]peers.NodeStats{
+		"absent": {Node: "absent", Asked: 2, Absent: 2}, "full": {Node: "full", Asked: 2, Refused: 2, Full: 2},
+		"wrong": {Node: "wrong", Asked: 2, Refused: 2, Wrong: 2},
+	} {
+		if all[name] != want {
+			t.Errorf("of node %s %+v is known, want %+v", name, all[name], want)
+		}
+	}
+	for i := range 5000 {
+		if err := tier.SetNodes([]string{strconv.Itoa(i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := len(tier.Totals()); n > 4096+2 {
+		t.Errorf("%d nodes that have left are counted by name", n)
+	}
+}
+
+// named has all blobs belong to one node.
+type named struct{ name string }
+
+func (n *named) Route(schema.Key) peers.Route { return peers.Route{Ask: []string{n.name}, Near: 1} }

@@ -242,7 +242,7 @@ func (t *Tier) drop(gone func(name string) bool) error {
 	for name, n := range *t.nodes.Load() {
 		if gone(name) {
 			dropped = append(dropped, n)
-			t.left[name] = t.left[name].plus(n.stats())
+			t.leftLocked(name, n.stats())
 		} else {
 			nodes[name] = n
 		}
@@ -254,6 +254,17 @@ func (t *Tier) drop(gone func(name string) bool) error {
 		errs = append(errs, n.close())
 	}
 	return errors.Join(errs...)
+}
+
+// mostLeft is how many nodes are counted by name that have left; those that leave later are counted as "".
+const mostLeft = 4096
+
+// leftLocked keeps the counters of a link that is given up.
+func (t *Tier) leftLocked(name string, s NodeStats) {
+	if _, known := t.left[name]; !known && len(t.left) >= mostLeft {
+		name, s.Node = "", ""
+	}
+	t.left[name] = t.left[name].plus(s)
 }
 
 // Tell tells all nodes what the streams of this one do now.
@@ -295,7 +306,8 @@ func (t *Tier) Totals() map[string]NodeStats {
 // plus adds the counters of another link to a node.
 func (s NodeStats) plus(o NodeStats) NodeStats {
 	return NodeStats{
-		Node: o.Node, Asked: s.Asked + o.Asked, Answered: s.Answered + o.Answered, Bytes: s.Bytes + o.Bytes, Refused: s.Refused + o.Refused,
+		Node: o.Node, Asked: s.Asked + o.Asked, Answered: s.Answered + o.Answered, Bytes: s.Bytes + o.Bytes,
+		Refused: s.Refused + o.Refused, Wrong: s.Wrong + o.Wrong, Full: s.Full + o.Full, Absent: s.Absent + o.Absent,
 	}
 }
 

@@ -2,6 +2,7 @@ package predict
 
 import (
 	"cmp"
+	"encoding/json"
 	"math"
 	"slices"
 )
@@ -26,9 +27,32 @@ type Part struct {
 	SamplesPer float64 `json:"samples_per_s"`
 }
 
+// Rate is samples a second, infinite where nothing that is known limits them. JSON has no infinity: there it is null.
+type Rate float64
+
+// Unlimited is the rate that nothing limits.
+var Unlimited = Rate(math.Inf(1))
+
+// MarshalJSON implements json.Marshaler.
+func (r Rate) MarshalJSON() ([]byte, error) {
+	if r == Unlimited {
+		return []byte("null"), nil
+	}
+	return json.Marshal(float64(r))
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (r *Rate) UnmarshalJSON(b []byte) error {
+	if string(b) == "null" {
+		*r = Unlimited
+		return nil
+	}
+	return json.Unmarshal(b, (*float64)(r))
+}
+
 // Epoch is what is said of an epoch.
 type Epoch struct {
-	SamplesPerSec float64 `json:"samples_per_s"` // of all ranks together
+	SamplesPerSec Rate    `json:"samples_per_s"` // of all ranks together
 	Limit         Limit   `json:"limit"`
 	Because       string  `json:"because"`
 	Seconds       float64 `json:"seconds"`
@@ -48,7 +72,7 @@ type Scaled struct {
 // Prediction is what the model says of a job.
 type Prediction struct {
 	FirstBatchMS  float64 `json:"first_batch_ms"`
-	SamplesPerSec float64 `json:"samples_per_s"` // over all epochs
+	SamplesPerSec Rate    `json:"samples_per_s"` // over all epochs
 	Limit         Limit   `json:"limit"`         // of the epochs in which the job spends most time
 	Because       string  `json:"because"`
 	Seconds       float64 `json:"seconds"` // of all epochs
@@ -81,7 +105,7 @@ func Of(r Rates, j Job) (*Prediction, error) {
 	later := float64(j.Epochs - 1)
 	p.Seconds = p.First.Seconds + later*p.Later.Seconds
 	p.WaitSeconds = p.First.WaitSeconds + later*p.Later.WaitSeconds
-	p.SamplesPerSec = float64(j.Rows) * float64(j.Epochs) / max(p.Seconds, 1e-9)
+	p.SamplesPerSec = Rate(over(float64(j.Rows)*float64(j.Epochs), p.Seconds))
 	most := &p.First
 	if later*p.Later.Seconds > p.First.Seconds {
 		most = &p.Later
@@ -107,12 +131,12 @@ func epoch(r Rates, j *Job, held float64) Epoch {
 	e.Parts = slices.DeleteFunc(e.Parts, func(p Part) bool { return math.IsInf(p.SamplesPer, 1) })
 	slices.SortStableFunc(e.Parts, func(a, b Part) int { return cmp.Compare(a.SamplesPer, b.SamplesPer) })
 	if len(e.Parts) == 0 {
-		e.Limit, e.Because, e.Parts = ByConsumer, "no rate is known that limits", []Part{}
+		e.Limit, e.Because, e.SamplesPerSec, e.Parts = ByConsumer, "no rate is known that limits", Unlimited, []Part{}
 		return e
 	}
 	least := e.Parts[0]
-	e.Limit, e.Because, e.SamplesPerSec = least.Limit, least.Because, least.SamplesPer
-	e.Seconds = float64(j.Rows) / e.SamplesPerSec
+	e.Limit, e.Because, e.SamplesPerSec = least.Limit, least.Because, Rate(least.SamplesPer)
+	e.Seconds = float64(j.Rows) / least.SamplesPer
 	e.WaitSeconds = max(0, e.Seconds-j.consumed())
 	return e
 }

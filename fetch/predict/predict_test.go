@@ -63,7 +63,7 @@ func TestLimits(t *testing.T) {
 			r, j := usual()
 			c.change(&r, &j)
 			e := predicted(t, r, j).First
-			if e.Limit != c.limit || math.Abs(e.SamplesPerSec-c.rate) > 1e-6*c.rate {
+			if e.Limit != c.limit || math.Abs(float64(e.SamplesPerSec)-c.rate) > 1e-6*c.rate {
 				t.Errorf("limited by %s to %.3f samples/s, want %s, %.3f; %+v", e.Limit, e.SamplesPerSec, c.limit, c.rate, e.Parts)
 			}
 		})
@@ -76,7 +76,7 @@ func TestLaterEpochs(t *testing.T) {
 	j.PaceMS = 0
 	j.CacheBytes = cacheFixed + int64(j.footprint()/2)
 	p := predicted(t, r, j)
-	if got := p.Later.SamplesPerSec / p.First.SamplesPerSec; math.Abs(got-2) > 1e-6 {
+	if got := float64(p.Later.SamplesPerSec / p.First.SamplesPerSec); math.Abs(got-2) > 1e-6 {
 		t.Errorf("later epochs are %.4f times as fast, want 2", got)
 	}
 	if want := p.First.Seconds + 9*p.Later.Seconds; p.Seconds != want {
@@ -129,6 +129,29 @@ func random(rng *rand.Rand) (Rates, Job) {
 	}
 	j.HeldBytes = int64(rng.Float64() * 1.2 * float64(j.Rows) * j.RowBytes * float64(rng.IntN(2)))
 	return r, j
+}
+
+// Where nothing that is known limits, samples come at any rate: that is more than any number, and null in JSON.
+func TestNothingLimits(t *testing.T) {
+	_, j := usual()
+	j.PaceMS, j.CacheBytes, j.HeldBytes = 0, 1<<40, 0
+	r := Rates{Store: Store{BytesPerSec: 1e6}}
+	p := predicted(t, r, j)
+	if p.First.SamplesPerSec == Unlimited || p.Later.SamplesPerSec != Unlimited || p.Later.Seconds != 0 || len(p.Later.Parts) != 0 {
+		t.Errorf("of a store alone is known how fast it is: first %+v, later %+v", p.First, p.Later)
+	}
+	b, err := json.Marshal(p.Later)
+	if err != nil || !strings.Contains(string(b), `"samples_per_s":null`) {
+		t.Errorf("as JSON %s, %v", b, err)
+	}
+	var again Epoch
+	if err := json.Unmarshal(b, &again); err != nil || again.SamplesPerSec != Unlimited {
+		t.Errorf("read again: %+v, %v", again, err)
+	}
+	j.HeldBytes = int64(float64(j.Rows) * j.RowBytes)
+	if p = predicted(t, r, j); p.First.SamplesPerSec != Unlimited {
+		t.Errorf("held all: %+v", p.First)
+	}
 }
 
 // What is better by itself makes nothing worse.

@@ -17,6 +17,10 @@ const (
 	silenceFactor = 8
 	silenceLeast  = time.Second
 	maxAttempts   = 3 // under way at once
+	// A read that waits for another node alone is left to that for awayLeast at least. Where the node says nothing, or brings
+	// nothing for long, its tier knows sooner; where it is slow, it has a queue before the store, and a second read
+	// would only make that longer.
+	awayLeast = 5 * time.Second
 	// watchPeriod is how often slow reads are looked for.
 	watchPeriod = 10 * time.Millisecond
 )
@@ -46,6 +50,7 @@ func (r *Reader) lookForSlow() {
 	}
 	defer r.keepWatchLocked()
 	store, remote := r.patienceLocked(&r.latency), r.patienceLocked(&r.remote)
+	remote.silent = max(remote.silent, awayLeast)
 	soonest := min(store.hedge, store.silent, remote.hedge, remote.silent)
 	p95, _ := r.latency.quantile(0.95)
 	p99, _ := r.latency.quantile(0.99)

@@ -152,14 +152,15 @@ var errTooOld = fmt.Errorf("%w: its version knows nothing of nodes that leave", 
 // is wanted only if it is held is not asked of it; and it asks nobody else for it, which costs a read of the store
 // and no wrong byte.
 func (l *Link) Get(ctx context.Context, what peers.Ask) (schema.Blob, error) {
-	if what.Held && l.protocol.Load() == 1 {
-		return schema.Blob{}, errTooOld
-	}
 	w := &waiter{what.Ref.Size, make(chan answer, 1)}
 	l.mu.Lock()
-	if !l.up.Load() {
+	switch {
+	case !l.up.Load():
 		l.mu.Unlock()
 		return schema.Blob{}, errDown
+	case what.Held && l.protocol.Load() == 1:
+		l.mu.Unlock()
+		return schema.Blob{}, errTooOld
 	}
 	l.next++
 	id := l.next

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/url"
 	"slices"
 	"sync"
@@ -233,7 +234,11 @@ func (c *Cluster) Look() error {
 		err = c.tier.SetNodes(stay)
 	}
 	c.opts.Logger.Info("the nodes of the cluster are others now", "nodes", len(nodes))
-	return errors.Join(err, c.tier.SetNodes(others))
+	err = errors.Join(err, c.tier.SetNodes(others))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	maps.DeleteFunc(c.links, func(id string, _ *peering.Link) bool { return !slices.Contains(others, id) })
+	return err
 }
 
 // Close gives up the links to the others. The engine that uses the tier is closed.

@@ -10,6 +10,13 @@ import (
 	"bowstring/fetch/members"
 )
 
+const (
+	usualSettle = 10 * time.Second
+	usualQuiet  = 3 * time.Second
+	// LeastHandover is how long it takes to hand over, however little: until all know that the node leaves, and nobody wants more.
+	LeastHandover = usualSettle + usualQuiet
+)
+
 // Server is what serves the streams of a node that drains: see flight.Server.
 type Server interface {
 	Leave(locations func() []string)
@@ -46,7 +53,7 @@ var ErrStays = errors.New("the node stays")
 // ctx's cause; the caller ends the node, unless that is ErrStays: then all is as before. A node that is alone keeps its
 // streams, which have nowhere to go.
 func (d Drain) Run(ctx context.Context) error {
-	d.Settle, d.Quiet, d.Every = cmp.Or(d.Settle, 10*time.Second), cmp.Or(d.Quiet, 3*time.Second), cmp.Or(d.Every, 250*time.Millisecond)
+	d.Settle, d.Quiet, d.Every = cmp.Or(d.Settle, usualSettle), cmp.Or(d.Quiet, usualQuiet), cmp.Or(d.Every, 250*time.Millisecond)
 	if d.Logger == nil {
 		d.Logger = slog.Default()
 	}

@@ -11,7 +11,7 @@ class Forecast:
     """How a job will run, and what it does if it runs, made by [Client.explain][bowstring.Client.explain].
 
     Attributes:
-        samples_per_s: Samples a second over all epochs, of all ranks together.
+        samples_per_s: Samples a second over all epochs, of all ranks together; None if nothing known limits them.
         limit: What limits it: `store`, `link`, `spill`, `node`, `network` or `consumer`. With the last, nobody waits.
         because: Of which rate.
         first_batch_s: Seconds until the first batch.
@@ -23,7 +23,7 @@ class Forecast:
         answer: All that the server said, as the protocol has it.
     """
 
-    samples_per_s: float
+    samples_per_s: float | None
     limit: str
     because: str
     first_batch_s: float
@@ -52,12 +52,16 @@ class Forecast:
 
     def __str__(self) -> str:
         text = (
-            f"{self.samples_per_s:,.0f} samples/s, limited by the {self.limit} ({self.because}); first batch after "
+            f"{_rate(self.samples_per_s)} samples/s, limited by the {self.limit} ({self.because}); first batch after "
             f"{self.first_batch_s:.2f} s; {self.wait_s:,.1f} of {self.seconds:,.1f} s are waited"
         )
         if self.running:
             text += (
                 f"; it runs: {self.running['samples_per_s']:,.0f} samples/s of "
-                f"{self.running['expected_samples_per_s']:,.0f} expected, limited by the {self.running['limit']}"
+                f"{_rate(self.running['expected_samples_per_s'])} expected, limited by the {self.running['limit']}"
             )
         return text
+
+
+def _rate(samples_per_s: float | None) -> str:
+    return "any" if samples_per_s is None else f"{samples_per_s:,.0f}"

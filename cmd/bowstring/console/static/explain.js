@@ -40,6 +40,8 @@ export function explain(body, about, name) {
   return () => stop.abort();
 }
 
+const rate = (r) => (r === null ? "any" : count(r)); // null where nothing limits
+
 const time = (s) => (s > 0 && s < 1 ? Math.round(1000 * s) + " ms" : s === 0 ? "0 s" : duration(s));
 
 function pairs(list) {
@@ -48,12 +50,12 @@ function pairs(list) {
 
 function show(answer, got) {
   const c = got.conditions, p = got.prediction;
-  const row = (nodes, epoch, e) => [count(nodes), epoch, count(e.samples_per_s), time(e.seconds), time(e.wait_s), percent(e.hit_share), e.limit + ": " + e.because];
+  const row = (nodes, epoch, e) => [count(nodes), epoch, rate(e.samples_per_s), time(e.seconds), time(e.wait_s), percent(e.hit_share), e.limit + ": " + e.because];
   const rows = [row(c.nodes, "first", p.first_epoch), row(c.nodes, "later", p.later_epochs)];
   for (const m of p.more_nodes) rows.push(row(m.nodes, "first", m.first_epoch), row(m.nodes, "later", m.later_epochs));
   fill(answer,
     card("Prediction", pairs([
-      ["Limited by", p.limit + ": " + p.because], ["Samples a second", count(p.samples_per_s)], ["First batch after", time(p.first_batch_ms / 1000)],
+      ["Limited by", p.limit + ": " + p.because], ["Samples a second", rate(p.samples_per_s)], ["First batch after", time(p.first_batch_ms / 1000)],
       ["All epochs", time(p.seconds) + ", " + time(p.wait_s) + " of them waiting"],
       ["Smallest spill that is enough", p.smallest_cache_bytes === null ? "none, of whatever size" : bytes(p.smallest_cache_bytes) + " a node"],
       ["Smallest window that is enough", p.smallest_window_bytes === null ? "none, of whatever size" : bytes(p.smallest_window_bytes) + " a node"],
@@ -65,8 +67,8 @@ function show(answer, got) {
 
 function running(r) {
   return card("It runs", pairs([
-    ["Measured", count(r.samples_per_s) + " samples/s"], ["Predicted", count(r.predicted_samples_per_s) + " samples/s for the " + r.epoch + " epoch"],
-    ["At these hits", count(r.expected_samples_per_s) + " samples/s" + (r.hit_share === null ? "" : ", " + percent(r.hit_share) + " from the spill")],
+    ["Measured", count(r.samples_per_s) + " samples/s"], ["Predicted", rate(r.predicted_samples_per_s) + " samples/s for the " + r.epoch + " epoch"],
+    ["At these hits", rate(r.expected_samples_per_s) + " samples/s" + (r.hit_share === null ? "" : ", " + percent(r.hit_share) + " from the spill")],
     ["Limited by", r.limit], ["Waits", ["store", "spill", "peer", "encode", "consumer"].map((k) => k + " " + percent(r.wait[k])).join(", ")],
     ["Beside the prediction", r.parted ? "parted by more than 15 %" : "as expected"],
     ...r.changed.map((x) => [x.rate, count(x.then) + " when it began, " + count(x.now) + " now"]),

@@ -1,0 +1,159 @@
+package flight
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"bowstring/fetch"
+	"bowstring/fetch/peers"
+	"bowstring/flight/peering"
+	"bowstring/flight/usage"
+	"bowstring/schema"
+)
+
+// take returns answers for one message.
+func (l *lending) take() []fetch.Answer {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n, size := 0, 0
+	for n < len(l.answers) && n < lendAnswers && (n == 0 || size < lendBytes) {
+		size += len(l.answers[n].Blob.Bytes())
+		n++
+	}
+	taken := slices.Clone(l.answers[:n])
+	clear(l.answers[:n])
+	if l.answers = l.answers[n:]; len(l.answers) == 0 {
+		l.answers = nil
+	}
+	select {
+	case l.sent <- struct{}{}:
+	default:
+	}
+	return taken
+}
+
+// send sends answers until ctx ends.
+func (l *lending) send(ctx context.Context) error {
+	there := time.NewTimer(thereEvery)
+	defer there.Stop()
+	for {
+		answers := l.take()
+		if len(answers) == 0 {
+			var late <-chan time.Time
+			if l.waits() {
+				there.Reset(thereEvery)
+				late = there.C
+			}
+			select {
+			case <-l.ready:
+				continue
+			case <-late: // a message of no answers
+			case <-ctx.Done():
+				return nil
+			}
+		}
+		blobs, bytes := int64(0), int64(0)
+		for i := range answers {
+			if answers[i].Err == nil {
+				blobs, bytes = blobs+1, bytes+int64(len(answers[i].Blob.Bytes()))
+			}
+		}
+		l.bill(answers)
+		f := answersFrame(answers, l.protocol)
+		if conn := gatherOf(ctx); conn != nil && f.hold != nil {
+			f.hold.conn = conn
+			conn.expect(f)
+		}
+		size := f.size()
+		err := l.ss.SendMsg(f)
+		f.discard()
+		if err != nil {
+			return err
+		}
+		count(ctx, len(answers), size)
+		l.lent.add(blobs, bytes, int64(len(answers))-blobs)
+	}
+}
+
+// bill counts answers that are about to be sent: what went to which node, and what was read from the store on whose account.
+func (l *lending) bill(answers []fetch.Answer) {
+	var blobs, bytes, handed, handedBytes int64
+	for i := range answers {
+		a := &answers[i]
+		if a.Err != nil {
+			continue
+		}
+		n := int64(len(a.Blob.Bytes()))
+		blobs++
+		bytes += n
+		if a.Loan.Held {
+			handed++
+			handedBytes += n
+		}
+		if book := l.server.opts.Usage; book != nil && a.Stored {
+			dataset, _, _ := strings.Cut(a.Loan.Snapshot, "@")
+			book.Add(a.Loan.Tenant, cmp.Or(dataset, usage.Other), usage.Amount{StoreBytes: n})
+		}
+	}
+	l.server.egress.Sent(l.node, l.zone, blobs-handed, bytes-handedBytes, false)
+	if handed > 0 {
+		l.server.egress.Sent(l.node, l.zone, handed, handedBytes, true)
+	}
+}
+
+// discard releases what will not be sent.
+func (l *lending) discard() {
+	for answers := l.take(); len(answers) > 0; answers = l.take() {
+		for i := range answers {
+			answers[i].Blob.Release()
+		}
+	}
+}
+
+// answersFrame makes a message of answers, whose blobs it takes over, for a node that speaks a protocol.
+func answersFrame(answers []fetch.Answer, protocol int) *frame {
+	head := make([]peering.Answer, len(answers))
+	blobs := make([]schema.Blob, 0, len(answers))
+	pieces := make([]piece, 1, 1+len(answers))
+	held := int32(0)
+	for i, a := range answers {
+		head[i] = peering.Answer{ID: a.ID, Status: peering.Here, Size: len(a.Blob.Bytes())}
+		if a.Err != nil {
+			why := []byte(schema.Quote(a.Err.Error()))
+			head[i].Status, head[i].Size = peering.Failed, len(why)
+			switch {
+			case errors.Is(a.Err, schema.ErrDataLoss), errors.Is(a.Err, schema.ErrNotFound):
+				head[i].Status = peering.Lost
+			case protocol > 1 && errors.Is(a.Err, peers.ErrNotHeld):
+				head[i].Status = peering.NotHeld
+			case protocol > 1 && errors.Is(a.Err, peers.ErrFull):
+				head[i].Status = peering.Full
+			}
+			pieces = append(pieces, piece{bytes: why})
+			continue
+		}
+		b := a.Blob.Bytes()
+		if len(b) > inlineBytes {
+			pieces = append(pieces, piece{bytes: b[:len(b):len(b)], held: true})
+			held++
+		} else if len(b) > 0 {
+			pieces = append(pieces, piece{bytes: slices.Clone(b)})
+		}
+		blobs = append(blobs, a.Blob)
+	}
+	pieces[0].bytes = peering.AppendAnswers(nil, head)
+	f, ref := &frame{pieces: pieces}, &batchRef{batch: &schema.Batch{Blobs: [][]schema.Blob{blobs}}}
+	if held == 0 {
+		ref.release()
+		return f
+	}
+	f.hold = &hold{batch: ref}
+	f.hold.left.Store(held)
+	runtime.AddCleanup(f.hold, (*batchRef).release, ref) // see encoder.batchFrame
+	return f
+}
