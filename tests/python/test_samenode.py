@@ -289,7 +289,7 @@ def test_a_ring_of_a_closed_connection_is_closed(shared: Node) -> None:
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_slot_that_is_taken_as_streams_let_go_is_kept_for_the_child(shared: Node) -> None:
     ring = a_ring(bowstring.connect(shared.url))
-    leases = []
+    leases: list[Any] = []
 
     class Late:
         def _let_go(self) -> None:
