@@ -243,7 +243,8 @@ func TestTokensReadAgain(t *testing.T) {
 	}
 	for _, broken := range [][]byte{[]byte("{"), good[:len(good)/2], nil} {
 		before := strings.Count(log.String(), "stays in force")
-		if err := os.WriteFile(path, broken, 0o600); err != nil {
+		// By renaming: while a file is written it is empty for a moment, and to be empty later would be no news.
+		if err := errors.Join(os.WriteFile(path+".new", broken, 0o600), os.Rename(path+".new", path)); err != nil {
 			t.Fatal(err)
 		}
 		await(t, func() bool { return strings.Count(log.String(), "stays in force") > before })
