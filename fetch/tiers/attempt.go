@@ -204,7 +204,7 @@ func (r *Reader) broughtLocked(a Attempt, now time.Time, took time.Duration, blo
 		r.stats.reads++
 		r.stats.readBytes += rd.ref.Size
 		r.stats.readNanos += int64(took)
-		if rd.place.Dataset != 0 && !r.keeps(rd) {
+		if rd.place.Dataset != 0 && !rd.place.IsPage() && !r.opts.Keeps(rd.ref.Key) {
 			r.stats.stoodIn++
 		}
 		if rd.account != nil {

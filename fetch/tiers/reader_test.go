@@ -364,3 +364,31 @@ func TestPagesAreKept(t *testing.T) {
 		t.Errorf("another node was asked %d times", n)
 	}
 }
+
+// The store stands in where a blob is for another node to keep, and not where who wants it keeps it himself.
+func TestStoodIn(t *testing.T) {
+	for _, mine := range []bool{true, false} {
+		r := newReader(t, tiers.Options{NoHedge: true, Keeps: func(schema.Key) bool { return mine }}, tiers.Store(newFake(t)))
+		_, ref := content(1)
+		result := make(outcomes, 1)
+		want := tiers.Want{Ref: ref, At: spill.Place{Dataset: 1, Position: 7}, Context: t.Context(), To: result}
+		v, first := r.TryIdle(&want, false)
+		if v != tiers.Begun {
+			t.Fatalf("nothing was begun: %v", v)
+		}
+		r.Start(first)
+		o := <-result
+		if o.Err != nil {
+			t.Fatal(o.Err)
+		}
+		o.Blob.Release()
+		if n := r.Stats().StoodIn; (n == 0) != mine {
+			t.Errorf("of a blob that is this node's to keep (%v) the store has stood in %d times", mine, n)
+		}
+	}
+}
+
+// outcomes is a Receiver that has room for what comes.
+type outcomes chan tiers.Outcome
+
+func (c outcomes) Receive(_ tiers.Token, o tiers.Outcome) { c <- o }
