@@ -206,6 +206,17 @@ func (c *Cache) set(number uint32) *dataset {
 // checksum, and stay in place until the blob is released, whatever is evicted or closed meanwhile. at is where the caller
 // found the reference. A page that is not in memory is waited for.
 func (c *Cache) Get(ref schema.BlobRef, at Place) (schema.Blob, bool) {
+	b, _, ok := c.get(ref, at, true)
+	return b, ok
+}
+
+// GetUnchecked is Get for who compares the bytes with the reference himself, as he copies them. unchecked says that he has
+// to. Where they are wrong, or cannot be read (schema.Guard), Get finds that out, too, and forgets the blob.
+func (c *Cache) GetUnchecked(ref schema.BlobRef, at Place) (b schema.Blob, unchecked, ok bool) {
+	return c.get(ref, at, false)
+}
+
+func (c *Cache) get(ref schema.BlobRef, at Place, check bool) (_ schema.Blob, unchecked, ok bool) {
 	c.life.RLock()
 	defer c.life.RUnlock()
 	hash := hashOf(&ref.Key)
@@ -217,14 +228,14 @@ func (c *Cache) Get(ref schema.BlobRef, at Place) (schema.Blob, bool) {
 		c.mu.Unlock()
 		ds.hits.Add(1)
 		ds.hitBytes.Add(ref.Size)
-		return schema.NewBlob(o.blob.Bytes(), o), true
+		return schema.NewBlob(o.blob.Bytes(), o), false, true
 	}
 	i, s := c.table.find(hash)
 	if s == nil || c.closed.Load() || s.state != live || int64(s.length) != ref.Size || s.sum != ref.Sum {
 		c.mu.Unlock()
 		ds.misses.Add(1)
 		ds.missBytes.Add(ref.Size)
-		return schema.Blob{}, false
+		return schema.Blob{}, false, false
 	}
 	s.pins.Add(1)
 	s.uses++
@@ -240,7 +251,7 @@ func (c *Cache) Get(ref schema.BlobRef, at Place) (schema.Blob, bool) {
 	c.mu.Unlock()
 
 	b, err := c.space.set.Get(loc)
-	if err == nil {
+	if err == nil && check {
 		// A page that cannot be read is a miss, too.
 		if err = ref.Check(b.Bytes()); err != nil {
 			b.Release()
@@ -251,16 +262,16 @@ func (c *Cache) Get(ref schema.BlobRef, at Place) (schema.Blob, bool) {
 		c.unpin(i, s)
 		ds.misses.Add(1)
 		ds.missBytes.Add(ref.Size)
-		return schema.Blob{}, false
+		return schema.Blob{}, false, false
 	}
 	ds.hits.Add(1)
 	ds.hitBytes.Add(ref.Size)
 	if ref.Size == 0 {
 		b.Release()
 		c.unpin(i, s)
-		return schema.Blob{}, true
+		return schema.Blob{}, false, true
 	}
-	return schema.NewBlob(b.Bytes(), &pin{c, i, s, b}), true
+	return schema.NewBlob(b.Bytes(), &pin{c, i, s, b}), !check, true
 }
 
 // Has reports whether a blob is in the cache, or about to be. It counts for nothing.
