@@ -2,7 +2,6 @@ package streams
 
 import (
 	"context"
-	"fmt"
 
 	"bowstring/schema"
 	"bowstring/spill"
@@ -40,5 +39,5 @@ func (b *Batch) Again(ctx context.Context, row int, ref schema.BlobRef) (schema.
 	}
 	err = s.sampleError(pos, b.rows[row], column, err)
 	s.fail(err)
-	return schema.Blob{}, fmt.Errorf("reading it again: %w", err)
+	return schema.Blob{}, err
 }
