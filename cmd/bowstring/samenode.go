@@ -19,7 +19,7 @@ type sameNodeFlags struct {
 	LocalRing   size     `setting:"" default:"64MiB" placeholder:"SIZE" help:"Memory for each stream of such a client (default: ${default})."`
 	LocalMemory size     `setting:"" default:"1GiB" placeholder:"SIZE" help:"Memory for all of them together; who comes later is served by TCP (default: ${default})."`
 
-	LocalUserMemory size          `setting:"" placeholder:"SIZE" help:"Memory for those of one user (default: half of --local-memory where --local-mode lets others than the server's user connect, else all)."`
+	LocalUserMemory size          `setting:"" default:"auto" placeholder:"SIZE" help:"Memory for those of one user (default: auto, half of --local-memory where --local-mode lets others than the server's user connect, else all)."`
 	LocalLease      time.Duration `setting:"" default:"10m" placeholder:"TIME" help:"For how long such a client may say nothing while a batch waits for room in its memory; then it is served by TCP (default: ${default})."`
 }
 

@@ -93,14 +93,15 @@ type Reader struct {
 	mu             sync.Mutex
 	closed         bool
 	reads          map[readKey]*read // under way, or held by whoever wanted them
-	oldest, newest *read                    // of those under way, in the order they began
-	latency        latencies                // of the last tier
-	remote         latencies                // of other nodes
-	slow           time.Duration            // how long a slow read takes, brought up to date by the timer
-	hedges         float64                  // that may be made now
+	oldest, newest *read             // of those under way, in the order they began
+	latency        latencies         // of the last tier
+	remote         latencies         // of other nodes
+	slow           time.Duration     // how long a slow read takes, brought up to date by the timer
+	hedges         float64           // that may be made now
 	watch          *time.Timer
 	watching       bool
 	stats          counters
+	fresh          []read    // reads that are none yet: see newLocked
 	idle           []*worker // goroutines that have nothing to read
 	spent          []*worker // that have ended
 
@@ -244,7 +245,8 @@ func (r *Reader) tryLocked(w *Want, l *lane, always bool) (v Verdict, first Atte
 	if l == r.last && !always && w.Account != nil && !w.Account.Tenant.admitsLocked(&l.flow, w.Ref.Size) {
 		return Enough, Attempt{}, schema.Blob{}
 	}
-	rd := &read{reader: r, ref: w.Ref, start: time.Now(), first: waiter{w.To, w.Token}, place: w.At, entry: l.index, older: r.newest, trace: w.Trace, here: w.Here, account: w.Account}
+	rd := r.newLocked()
+	*rd = read{reader: r, ref: w.Ref, start: time.Now(), first: waiter{w.To, w.Token}, place: w.At, entry: l.index, older: r.newest, trace: w.Trace, here: w.Here, account: w.Account}
 	rd.values = w.Context
 	rd.attemptLocked(rd.start)
 	if r.newest != nil {
