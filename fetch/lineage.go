@@ -43,6 +43,9 @@ type Share struct {
 // Unrecorded returns a context whose streams are not put on record.
 func Unrecorded(ctx context.Context) context.Context { return streams.Unrecorded(ctx) }
 
+// CheckedLate returns a context whose streams leave checksums to whoever copies their blobs: see [streams.CheckedLate].
+func CheckedLate(ctx context.Context) context.Context { return streams.CheckedLate(ctx) }
+
 // Recorded returns what was recorded of the streams that match tells, in the order in which they began. ok is
 // false if no record is kept.
 func (e *Engine) Recorded(match func(*PieceHead) bool) (pieces []*Piece, ok bool, err error) {

@@ -197,7 +197,7 @@ func answer(out *sender, job *fetch.Job, request int64, t taken) error {
 		if err != nil {
 			return err
 		}
-		return out.batch(empty, partInfo{Request: request, Last: true})
+		return out.batch(empty, nil, partInfo{Request: request, Last: true})
 	}
 	part := int64(0)
 	err := out.all(t.stream, func(b *fetch.Batch, wait waitMetadata) any {

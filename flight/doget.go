@@ -68,16 +68,19 @@ func (s *Server) DoGet(ticket *flight.Ticket, stream flight.FlightService_DoGetS
 	if onlyLooks(ctx) {
 		ctx = fetch.Unrecorded(ctx)
 	}
-	batches, err := s.engine.Stream(ctx, job, t)
-	if err != nil {
-		return err
-	}
-	defer batches.Close()
 	ring, err := s.sharing(ctx)
 	if err != nil {
 		return err
 	}
 	defer ring.leave()
+	if ring != nil {
+		ctx = fetch.CheckedLate(ctx) // see sender.batch
+	}
+	batches, err := s.engine.Stream(ctx, job, t)
+	if err != nil {
+		return err
+	}
+	defer batches.Close()
 	send := &sender{server: s, ctx: ctx, stream: stream, encoder: newEncoder(job.Projection().Schema), ring: ring, moves: true}
 	return send.all(batches, func(b *fetch.Batch, wait waitMetadata) any {
 		return batchMetadata{
@@ -148,7 +151,7 @@ func (s *sender) all(batches *fetch.Stream, describe func(*fetch.Batch, waitMeta
 			Consumer:  s.lastSend.Microseconds(),
 			Quota:     quota.Microseconds(),
 		}
-		err = s.batch(b.Batch, describe(b, wait))
+		err = s.batch(b.Batch, b.Again, describe(b, wait))
 		b.Wait.Encode += s.lastEncode
 		countWaits(s.ctx, b.Wait, s.lastSend, len(b.Faults))
 		countProcessor(s.ctx, b.Processor)
@@ -171,8 +174,9 @@ func (s *sender) open() error {
 	return s.stream.SendMsg(f)
 }
 
-// batch sends one batch, which it takes over.
-func (s *sender) batch(b *schema.Batch, metadata any) error {
+// batch sends one batch, which it takes over. Blobs that were not checked yet are so now, those that go by a ring in their
+// copies there; again brings what is wrong.
+func (s *sender) batch(b *schema.Batch, again rereader, metadata any) error {
 	start := time.Now()
 	s.lastEncode, s.lastSend = 0, 0
 	meta, err := json.Marshal(metadata)
@@ -180,7 +184,10 @@ func (s *sender) batch(b *schema.Batch, metadata any) error {
 		b.Release()
 		return err
 	}
-	beside, err := s.ring.share(s.ctx, b)
+	beside, err := s.ring.share(s.ctx, b, again)
+	if err == nil {
+		err = checkInPlace(s.ctx, b, beside, again)
+	}
 	if err == nil {
 		meta, err = beside.told(meta)
 	}

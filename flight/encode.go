@@ -162,6 +162,8 @@ type encoder struct {
 	run     int    // where in small the bytes begin that no piece covers yet
 	body    int64  // bytes so far
 	held    int32
+	// unchecked says that a buffer has blobs that nobody has compared with their references.
+	unchecked bool
 	// elsewhere says which buffers go by shared memory, nil if none does.
 	elsewhere *lies
 }
@@ -228,7 +230,7 @@ func (e *encoder) layout(b *schema.Batch) error {
 	}
 	e.nodes, e.buffers, e.pieces = e.nodes[:0], e.buffers[:0], append(e.pieces[:0], piece{})
 	e.small, e.run = make([]byte, 0, cap(e.small)), 0
-	e.body, e.held = 0, 0
+	e.body, e.held, e.unchecked = 0, 0, false
 	for i := range b.Columns {
 		if got, want := b.Columns[i].Len, b.Rows; got != want {
 			return fmt.Errorf("encoding column %q: it has %d rows, the batch %d", e.schema.Field(i).Name, got, want)
@@ -236,6 +238,9 @@ func (e *encoder) layout(b *schema.Batch) error {
 		e.vector(&b.Columns[i])
 	}
 	e.endRun()
+	if e.unchecked {
+		return errors.New("encoding a batch: blobs of it were not checked")
+	}
 	if e.body > maxBodyBytes {
 		return fmt.Errorf("%w: a record batch of %d bytes is more than one Flight message can carry (%d); ask for a smaller batch or batch_bytes",
 			schema.ErrLimit, e.body, maxBodyBytes)
@@ -249,6 +254,7 @@ func (e *encoder) vector(v *schema.Vector) {
 	for i := range v.Buffers {
 		start := e.body
 		if !e.elsewhere.has(&v.Buffers[i]) {
+			e.unchecked = e.unchecked || v.Buffers[i].Unchecked != nil
 			for _, p := range v.Buffers[i].Pieces {
 				e.piece(p)
 			}

@@ -62,8 +62,8 @@ type lies struct {
 }
 
 // share copies the large buffers of a batch into the ring, in the order in which a message
-// has them. It returns nil where none is large, or the ring has no room.
-func (s *shared) share(ctx context.Context, b *schema.Batch) (*lies, error) {
+// has them, and checks what was not checked yet. It returns nil where none is large, or the ring has no room.
+func (s *shared) share(ctx context.Context, b *schema.Batch, again rereader) (*lies, error) {
 	if s == nil {
 		return nil, nil
 	}
@@ -82,28 +82,32 @@ func (s *shared) share(ctx context.Context, b *schema.Batch) (*lies, error) {
 	l := &lies{Slot: slot.Number, slot: slot, waited: time.Since(start)}
 	memory, at, index := slot.Bytes(), int64(0), int64(0)
 	for i := range b.Columns {
-		at, index = l.copy(&b.Columns[i], memory, at, index)
+		if at, index, err = l.copy(ctx, &b.Columns[i], memory, at, index, again); err != nil {
+			l.dropped()
+			return nil, err
+		}
 	}
 	return l, nil
 }
 
 // copy copies a column's large buffers to memory[at:]. index is that of the column's first buffer.
-func (l *lies) copy(v *schema.Vector, memory []byte, at, index int64) (nextAt, nextIndex int64) {
+func (l *lies) copy(ctx context.Context, v *schema.Vector, memory []byte, at, index int64, again rereader) (nextAt, nextIndex int64, err error) {
 	for i := range v.Buffers {
 		if b := &v.Buffers[i]; b.Len >= sharedBytes {
 			l.Buffers = append(l.Buffers, [3]int64{index, l.slot.Offset + at, b.Len})
-			end := at
-			for _, p := range b.Pieces {
-				end += int64(copy(memory[end:], p))
+			if err := fill(ctx, memory[at:], b, again); err != nil {
+				return 0, 0, err
 			}
 			at += padded(b.Len)
 		}
 		index++
 	}
 	for i := range v.Children {
-		at, index = l.copy(&v.Children[i], memory, at, index)
+		if at, index, err = l.copy(ctx, &v.Children[i], memory, at, index, again); err != nil {
+			return 0, 0, err
+		}
 	}
-	return at, index
+	return at, index, nil
 }
 
 // has reports whether a buffer went by the ring.

@@ -111,7 +111,7 @@ func TestSharedIsTheSameBatch(t *testing.T) {
 				wantBody, _ := bodyOf(t, whole)
 				whole.discard()
 
-				beside, err := s.share(t.Context(), b)
+				beside, err := s.share(t.Context(), b, nil)
 				if err != nil {
 					t.Fatal(err)
 				}

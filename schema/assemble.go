@@ -4,6 +4,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/apache/arrow/go/v17/arrow"
 )
@@ -89,9 +90,9 @@ func (p *Projection) assemble(b *Batch, f *Form, positions []int64, rows []Row) 
 		case outAnyKey:
 			v, err = unfix(b.arena, m.keyColumn(b.arena, c.src))
 		case outBlob8:
-			v, err = blobColumn[int64](b.arena, arrow.BinaryTypes.LargeBinary, b.Blobs[c.src], m.emptyOf(p, c))
+			v, err = blobColumn[int64](b.arena, arrow.BinaryTypes.LargeBinary, b.Blobs[c.src], m.emptyOf(p, c), m.refsOf(p.blobs[c.src]))
 		case outBlob4:
-			v, err = blobColumn[int32](b.arena, arrow.BinaryTypes.Binary, b.Blobs[c.src], m.emptyOf(p, c))
+			v, err = blobColumn[int32](b.arena, arrow.BinaryTypes.Binary, b.Blobs[c.src], m.emptyOf(p, c), m.refsOf(p.blobs[c.src]))
 		case outMedia:
 			v, err = m.mediaColumn(b.arena, c, b.Blobs[c.src], p.blobs[c.src], runs)
 		case outMade:
@@ -193,8 +194,16 @@ func (m *gatherer) emptyOf(p *Projection, c outColumn) func(row int) bool {
 	return m.emptyCells(p.blobs[c.src])
 }
 
-// blobColumn lays out blobs without copying them.
-func blobColumn[T int32 | int64](a *arena, dt arrow.DataType, blobs []Blob, empty func(row int) bool) (Vector, error) {
+// refsOf returns the references of a column's cells by row.
+func (m *gatherer) refsOf(col int) func(row int) BlobRef {
+	return func(row int) BlobRef {
+		ref, _ := m.rows[row].Blob(col)
+		return ref
+	}
+}
+
+// blobColumn lays out blobs without copying them. It asks for references where blobs were not checked.
+func blobColumn[T int32 | int64](a *arena, dt arrow.DataType, blobs []Blob, empty func(row int) bool, ref func(row int) BlobRef) (Vector, error) {
 	n := len(blobs)
 	width, most := 8, int64(math.MaxInt64)
 	if dt.ID() == arrow.BINARY {
@@ -204,6 +213,10 @@ func blobColumn[T int32 | int64](a *arena, dt arrow.DataType, blobs []Blob, empt
 	values := make([][]byte, 0, n)
 	nulls, total := 0, int64(0)
 	var validity []byte
+	var unchecked []Unchecked
+	if slices.ContainsFunc(blobs, func(b Blob) bool { return b.Unchecked() }) {
+		unchecked = make([]Unchecked, 0, n)
+	}
 	for i := range blobs {
 		off[i] = T(total)
 		b := blobs[i].Bytes()
@@ -221,12 +234,15 @@ func blobColumn[T int32 | int64](a *arena, dt arrow.DataType, blobs []Blob, empt
 		}
 		if len(b) > 0 {
 			values = append(values, b)
+			if unchecked != nil {
+				unchecked = append(unchecked, Unchecked{Row: i, Ref: ref(i)})
+			}
 			total += int64(len(b))
 		}
 	}
 	off[n] = T(total)
 	return Vector{Type: dt, Len: n, Nulls: nulls,
-		Buffers: []Buffer{pieces(validity), pieces(asBytes(off)), {Pieces: values, Len: total}}}, nil
+		Buffers: []Buffer{pieces(validity), pieces(asBytes(off)), {Pieces: values, Len: total, Unchecked: unchecked}}}, nil
 }
 
 // ones returns a bitmap of n ones, followed by zeros.
@@ -244,7 +260,7 @@ func ones(a *arena, n int) []byte {
 // mediaColumn is a blob column as struct<bytes: binary, path: utf8>.
 func (m *gatherer) mediaColumn(a *arena, c outColumn, blobs []Blob, ordinal int, runs []run) (Vector, error) {
 	n := len(blobs)
-	content, err := blobColumn[int32](a, arrow.BinaryTypes.Binary, blobs, m.emptyCells(ordinal))
+	content, err := blobColumn[int32](a, arrow.BinaryTypes.Binary, blobs, m.emptyCells(ordinal), m.refsOf(ordinal))
 	if err != nil {
 		return Vector{}, err
 	}

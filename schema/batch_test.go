@@ -344,7 +344,7 @@ func TestAssembleErrors(t *testing.T) {
 	if held != pins {
 		t.Errorf("%d blobs still pinned", held-pins)
 	}
-	if v, err := blobColumn[int32](newArena(1), arrow.BinaryTypes.Binary, []Blob{NewBlob(huge, nil), NewBlob(huge[:1<<30-1], nil)}, nil); err != nil || v.Buffers[2].Len != math.MaxInt32 {
+	if v, err := blobColumn[int32](newArena(1), arrow.BinaryTypes.Binary, []Blob{NewBlob(huge, nil), NewBlob(huge[:1<<30-1], nil)}, nil, nil); err != nil || v.Buffers[2].Len != math.MaxInt32 {
 		t.Error(v.Len, err)
 	}
 }

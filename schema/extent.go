@@ -18,6 +18,19 @@ type Locator interface {
 	Extent(data []byte) (Extent, bool)
 }
 
+// Unchecker is an Owner whose blobs may not have been compared with their reference yet.
+type Unchecker interface {
+	Owner
+	// Unchecked reports whether whoever uses the bytes has to compare them first.
+	Unchecked() bool
+}
+
+// Unchecked reports whether the bytes have not been compared with the reference. It must not be asked for after Release.
+func (b *Blob) Unchecked() bool {
+	u, ok := b.owner.(Unchecker)
+	return ok && u.Unchecked()
+}
+
 // Extent returns where the blob's bytes lie; false if they lie in no file, or in none that is known, as those of an empty blob.
 // It holds until the blob is released, and must not be asked for afterwards.
 func (b *Blob) Extent() (Extent, bool) {

@@ -8,6 +8,15 @@ import "github.com/apache/arrow/go/v17/arrow"
 type Buffer struct {
 	Pieces [][]byte
 	Len    int64 // the sum of the pieces' lengths, in bytes
+	// Unchecked says of each piece what it has to be, where blobs are among them that nobody has compared with their
+	// references yet; nil if there are none. Whoever sends the buffer compares what is sent.
+	Unchecked []Unchecked
+}
+
+// Unchecked is a piece of a buffer that is a blob which has to be compared with its reference.
+type Unchecked struct {
+	Row int // of the batch
+	Ref BlobRef
 }
 
 // Vector is one column of a batch in Arrow's physical layout, with offset 0.

@@ -202,67 +202,6 @@ func (c *Cache) set(number uint32) *dataset {
 	return c.sets[0]
 }
 
-// Get returns a blob that is in the cache. Its bytes point into a mapped file: they have been compared with the reference's
-// checksum, and stay in place until the blob is released, whatever is evicted or closed meanwhile. at is where the caller
-// found the reference. A page that is not in memory is waited for.
-func (c *Cache) Get(ref schema.BlobRef, at Place) (schema.Blob, bool) {
-	c.life.RLock()
-	defer c.life.RUnlock()
-	hash := hashOf(&ref.Key)
-	now := c.opts.Clock()
-	c.mu.Lock()
-	ds := c.set(at.Dataset)
-	if o := c.offered[hash]; o != nil && o.ref == ref { // it was right when it was offered, and is in memory
-		o.holds.Add(1)
-		c.mu.Unlock()
-		ds.hits.Add(1)
-		ds.hitBytes.Add(ref.Size)
-		return schema.NewBlob(o.blob.Bytes(), o), true
-	}
-	i, s := c.table.find(hash)
-	if s == nil || c.closed.Load() || s.state != live || int64(s.length) != ref.Size || s.sum != ref.Sum {
-		c.mu.Unlock()
-		ds.misses.Add(1)
-		ds.missBytes.Add(ref.Size)
-		return schema.Blob{}, false
-	}
-	s.pins.Add(1)
-	s.uses++
-	s.used = stampOf(now)
-	if at.Dataset != 0 && (s.dataset != at.Dataset || s.position != at.Position) {
-		c.move(s, at)
-	}
-	if at.Tenant != s.tenant {
-		c.adopt(s, at.Tenant)
-	}
-	s.changed = true
-	loc := s.location()
-	c.mu.Unlock()
-
-	b, err := c.space.set.Get(loc)
-	if err == nil {
-		// A page that cannot be read is a miss, too.
-		if err = ref.Check(b.Bytes()); err != nil {
-			b.Release()
-		}
-	}
-	if err != nil {
-		c.lost(i, s, hash, err)
-		c.unpin(i, s)
-		ds.misses.Add(1)
-		ds.missBytes.Add(ref.Size)
-		return schema.Blob{}, false
-	}
-	ds.hits.Add(1)
-	ds.hitBytes.Add(ref.Size)
-	if ref.Size == 0 {
-		b.Release()
-		c.unpin(i, s)
-		return schema.Blob{}, true
-	}
-	return schema.NewBlob(b.Bytes(), &pin{c, i, s, b}), true
-}
-
 // Has reports whether a blob is in the cache, or about to be. It counts for nothing.
 func (c *Cache) Has(ref schema.BlobRef) bool {
 	hash := hashOf(&ref.Key)

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"time"
 
 	"bowstring/flight/samenode"
 )
@@ -17,6 +18,9 @@ type sameNodeFlags struct {
 	LocalUID    []uint32 `setting:"" name:"local-uid" placeholder:"UID" help:"Users who may, of those whom --local-mode lets (default: all of them)."`
 	LocalRing   size     `setting:"" default:"64MiB" placeholder:"SIZE" help:"Memory for each stream of such a client (default: ${default})."`
 	LocalMemory size     `setting:"" default:"1GiB" placeholder:"SIZE" help:"Memory for all of them together; who comes later is served by TCP (default: ${default})."`
+
+	LocalUserMemory size          `setting:"" default:"auto" placeholder:"SIZE" help:"Memory for those of one user (default: auto, half of --local-memory where --local-mode lets others than the server's user connect, else all)."`
+	LocalLease      time.Duration `setting:"" default:"10m" placeholder:"TIME" help:"For how long such a client may say nothing while a batch waits for room in its memory; then it is served by TCP (default: ${default})."`
 }
 
 // mode reads --local-mode.
@@ -49,10 +53,10 @@ func (f *sameNodeFlags) options(log *slog.Logger) (samenode.Options, error) {
 	if err != nil {
 		return samenode.Options{}, fmt.Errorf("--local: %w", err)
 	}
-	o := samenode.Options{Path: path, Mode: mode, UIDs: f.LocalUID, RingBytes: int64(f.LocalRing), Memory: int64(f.LocalMemory), Logger: log}
+	o := samenode.Options{Path: path, Mode: mode, UIDs: f.LocalUID, RingBytes: int64(f.LocalRing), Memory: int64(f.LocalMemory), UserMemory: int64(f.LocalUserMemory), Lease: f.LocalLease, Logger: log}
 	o.EnsureDefaults()
 	if err := o.Validate(); err != nil {
-		return samenode.Options{}, fmt.Errorf("--local, --local-ring and --local-memory: %w", err)
+		return samenode.Options{}, fmt.Errorf("--local, --local-ring, --local-memory, --local-user-memory and --local-lease: %w", err)
 	}
 	return o, nil
 }

@@ -122,6 +122,13 @@ func SelectionExpired(sel *schema.Selection) error {
 	return fmt.Errorf("%w: selection %s of dataset %q, which expired on %s; upload it again", schema.ErrNotFound, sel.Name(), sel.Dataset, sel.Expires.UTC().Format(time.RFC3339))
 }
 
+// Mapper is a Store that may hand out bytes of files that are mapped on this node. Reading them once more costs little, so that
+// they may be compared with their reference when they are copied.
+type Mapper interface {
+	// Mapped reports whether it does.
+	Mapped() bool
+}
+
 // UseWatcher is a Store that several processes share. It tells the others which
 // snapshots this process reads, so that their collections keep them.
 type UseWatcher interface {

@@ -33,6 +33,7 @@ type Batch struct {
 	// made meanwhile, be it for this batch or for later ones.
 	Processor time.Duration
 
+	rows []schema.Row // where they lie in the manifest
 	hold batchHold
 	held [1]schema.Blob // of hold, among the batch's blobs
 }

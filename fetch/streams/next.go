@@ -56,7 +56,7 @@ func (s *Stream) Next() (*Batch, error) {
 	b := &Batch{
 		Batch: assembled, Rank: s.ticket.Rank, Epoch: s.epochOf(p.walk.lap), Step: p.walk.step, Row: p.walk.row(), Last: p.last,
 		Positions: p.positions, Resume: p.resume, Faults: faults, Wait: wait, hold: batchHold{s, p.reserved},
-		Processor: processor,
+		Processor: processor, rows: p.rows,
 	}
 	b.held[0] = schema.NewBlob(nil, &b.hold)
 	assembled.Blobs = append(assembled.Blobs, b.held[:])

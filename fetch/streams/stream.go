@@ -36,6 +36,7 @@ type Stream struct {
 	call    atomic.Pointer[call]
 	unwatch func() bool
 	seed    uint64 // that operators draw by
+	late    bool   // its consumer checks blobs; see CheckedLate
 	closing sync.Once
 	place   *admission.Stream[queued]
 	stage   *operators.Place // nil where no column has operators
@@ -164,6 +165,7 @@ func (s *Set) start(ctx context.Context, st *Stream) error {
 	if st.slot.list == nil && ctx.Value(unrecorded{}) == nil {
 		st.record = s.opts.Lineage.Begin(st.lineageHead(ctx), j.Request().Within)
 	}
+	st.late = ctx.Value(checkedLate{}) != nil && !j.Tolerant()
 	st.id = s.ids.Add(1)
 	if st.trace = tiers.NewTrace(ctx); st.trace != nil {
 		_, st.first = trace.SpanFromContext(ctx).TracerProvider().Tracer("bowstring/fetch").Start(ctx, "first batch")

@@ -83,8 +83,8 @@ func (r *Reader) dismissLocked() {
 func (r *Reader) attempt(a Attempt) {
 	for a.read != nil {
 		began := time.Now()
-		blob, err := r.get(a)
-		then := r.ended(a, began, blob, err)
+		blob, unchecked, err := r.get(a)
+		then := r.ended(a, began, blob, unchecked, err)
 		if t := a.read.trace; t != nil {
 			t.attempt(a, began, then.slow, err)
 		}
@@ -104,8 +104,8 @@ func (r *Reader) attempt(a Attempt) {
 	}
 }
 
-// get reads a blob once, and checks it.
-func (r *Reader) get(a Attempt) (schema.Blob, error) {
+// get reads a blob once, and checks it, unless that is left to those who wait.
+func (r *Reader) get(a Attempt) (b schema.Blob, unchecked bool, err error) {
 	rd, l := a.read, a.lane
 	if a.nth == 0 && l.index == rd.entry && r.keeps(rd) {
 		for i := range r.lanes[:l.index] {
@@ -114,8 +114,14 @@ func (r *Reader) get(a Attempt) (schema.Blob, error) {
 			}
 		}
 	}
-	b, err := l.tier.Get(store.WithAttempt(rd, a.nth), rd.ref, rd.place)
-	if err == nil && !l.traits.Checked {
+	ctx := store.WithAttempt(rd, a.nth)
+	late := rd.late && l.index == rd.entry
+	if late {
+		b, unchecked, err = l.late.GetUnchecked(ctx, rd.ref, rd.place)
+	} else {
+		b, err = l.tier.Get(ctx, rd.ref, rd.place)
+	}
+	if err == nil && !late && !l.traits.Checked {
 		if err = rd.ref.Check(b.Bytes()); err != nil {
 			b.Release()
 			b = schema.Blob{}
@@ -124,7 +130,7 @@ func (r *Reader) get(a Attempt) (schema.Blob, error) {
 	if err != nil && l == r.last {
 		r.trouble.report(r.opts.Logger, rd.ref, a.nth, err)
 	}
-	return b, err
+	return b, unchecked, err
 }
 
 // next is what follows an attempt.
@@ -137,7 +143,7 @@ type next struct {
 }
 
 // ended takes note of how an attempt, made since began, ended.
-func (r *Reader) ended(a Attempt, began time.Time, blob schema.Blob, err error) next {
+func (r *Reader) ended(a Attempt, began time.Time, blob schema.Blob, unchecked bool, err error) next {
 	rd := a.read
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -149,6 +155,7 @@ func (r *Reader) ended(a Attempt, began time.Time, blob schema.Blob, err error) 
 	now := time.Now()
 	if err == nil {
 		took := now.Sub(began)
+		rd.unchecked = unchecked
 		return next{told: true, slow: a.lane == r.last && r.slow > 0 && took > r.slow, outcome: r.broughtLocked(a, now, took, blob)}
 	}
 	if a.lane != r.last { // the tiers below are asked at once
@@ -175,7 +182,7 @@ func (r *Reader) ended(a Attempt, began time.Time, blob schema.Blob, err error) 
 		return next{again: Attempt{rd, rd.attempts - 1, r.last}, pause: time.NewTimer(pause)}
 	case rd.running <= r.spareLocked(rd):
 		r.forgetLocked(rd)
-		delete(r.reads, rd.ref)
+		delete(r.reads, rd.key())
 		err = absenceIsLoss(err)
 		r.stats.givenUp++
 		if errors.Is(err, schema.ErrDataLoss) {

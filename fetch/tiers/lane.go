@@ -3,10 +3,11 @@ package tiers
 import "time"
 
 // lane is the way to a tier: what may be in flight on it, and what is. All fields
-// but tier, keeper, traits, index and last are guarded by Reader.mu.
+// but tier, keeper, late, traits, index and last are guarded by Reader.mu.
 type lane struct {
 	tier   Tier
 	keeper Keeper // the tier, if it keeps what comes from below
+	late   Late   // the tier, if its blobs may be checked late
 	traits Traits
 	index  int
 	last   bool // there is none below
@@ -19,6 +20,7 @@ type lane struct {
 func (l *lane) init(t Tier, index, maxReads int) {
 	l.tier, l.traits, l.index = t, t.Traits(), index
 	l.keeper, _ = t.(Keeper)
+	l.late, _ = t.(Late)
 	l.flow.init(maxReads, func() int { return 1 })
 }
 

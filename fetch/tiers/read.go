@@ -13,8 +13,8 @@ import (
 // that brings the right bytes ends it.
 //
 // It is the owner of the blob that all get, and the context of its attempts, so
-// that in the usual case a read costs one allocation. All fields but reader, ref,
-// trace, refs and blob are guarded by Reader.mu.
+// that in the usual case a read costs an eighth of an allocation. All fields but reader, ref,
+// trace, late, refs, blob and unchecked are guarded by Reader.mu.
 type read struct {
 	readContext
 	reader *Reader
@@ -37,6 +37,7 @@ type read struct {
 	latest   time.Time // when the last attempt began
 	hedged   bool      // an attempt was begun because the first was slow
 	here     bool      // no other node is asked
+	late     bool      // who waits checks the blob; set before its first attempt is made, and never changed
 	fill     bool      // whoever wanted it first keeps it; set before its first attempt is made
 	over     bool      // brought, failed for good, or no longer wanted
 
@@ -44,7 +45,57 @@ type read struct {
 
 	refs atomic.Int32 // holders of the blob
 	blob schema.Blob  // theirs; set before there is a holder
+	// unchecked says that they have to check it; set with blob.
+	unchecked bool
 }
+
+// atOnce is how many reads are allocated together. Whoever holds the blob of one keeps the others from the collector: few hundred
+// bytes each, as a read that is over leads to no call, and one that is let go to no blob.
+const atOnce = 8
+
+// newLocked returns memory for a read.
+func (r *Reader) newLocked() *read {
+	if len(r.fresh) == 0 {
+		r.fresh = make([]read, atOnce)
+	}
+	rd := &r.fresh[0]
+	r.fresh = r.fresh[1:]
+	return rd
+}
+
+// readKey is by what reads are found. Who checks late shares what others read, but these not what is not checked.
+type readKey struct {
+	ref  schema.BlobRef
+	late bool
+}
+
+func (r *read) key() readKey { return readKey{r.ref, r.late} }
+
+// findLocked returns the read that w may share; nil if there is none.
+func (r *Reader) findLocked(w *Want) *read {
+	rd := r.reads[readKey{w.Ref, false}]
+	if rd == nil && w.Late {
+		rd = r.reads[readKey{w.Ref, true}]
+	}
+	return rd
+}
+
+// lateLocked reports whether a read that is to begin in a lane may leave the check to who waits: not where a tier above keeps
+// what it brings.
+func (r *Reader) lateLocked(l *lane, rd *read) bool {
+	if l.late == nil {
+		return false
+	}
+	for i := range r.lanes[:l.index] {
+		if r.lanes[i].keeper != nil && r.keeps(rd) {
+			return false
+		}
+	}
+	return true
+}
+
+// Unchecked implements schema.Unchecker.
+func (r *read) Unchecked() bool { return r.unchecked }
 
 // Unpin implements schema.Owner.
 func (r *read) Unpin() {

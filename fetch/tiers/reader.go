@@ -92,15 +92,16 @@ type Reader struct {
 
 	mu             sync.Mutex
 	closed         bool
-	reads          map[schema.BlobRef]*read // under way, or held by whoever wanted them
-	oldest, newest *read                    // of those under way, in the order they began
-	latency        latencies                // of the last tier
-	remote         latencies                // of other nodes
-	slow           time.Duration            // how long a slow read takes, brought up to date by the timer
-	hedges         float64                  // that may be made now
+	reads          map[readKey]*read // under way, or held by whoever wanted them
+	oldest, newest *read             // of those under way, in the order they began
+	latency        latencies         // of the last tier
+	remote         latencies         // of other nodes
+	slow           time.Duration     // how long a slow read takes, brought up to date by the timer
+	hedges         float64           // that may be made now
 	watch          *time.Timer
 	watching       bool
 	stats          counters
+	fresh          []read    // reads that are none yet: see newLocked
 	idle           []*worker // goroutines that have nothing to read
 	spent          []*worker // that have ended
 
@@ -115,7 +116,7 @@ func New(list []Tier, opts Options) (*Reader, error) {
 	if err := errors.Join(opts.Validate(), Validate(list)); err != nil {
 		return nil, err
 	}
-	r := &Reader{opts: opts, lanes: make([]lane, len(list)), reads: map[schema.BlobRef]*read{}, hedges: 2}
+	r := &Reader{opts: opts, lanes: make([]lane, len(list)), reads: map[readKey]*read{}, hedges: 2}
 	for i, t := range list {
 		r.lanes[i].init(t, i, opts.MaxReads)
 	}
@@ -138,9 +139,9 @@ const InWindow = -1
 // is wanted.
 func (r *Reader) Look(w *Want) int {
 	r.mu.Lock()
-	_, there := r.reads[w.Ref]
+	there := r.findLocked(w)
 	r.mu.Unlock()
-	if there {
+	if there != nil {
 		return InWindow
 	}
 	return r.below(w)
@@ -188,7 +189,7 @@ func (r *Reader) TryIdle(w *Want, half bool) (v Verdict, first Attempt) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if _, ok := r.reads[w.Ref]; ok {
+	if r.findLocked(w) != nil {
 		return Joined, Attempt{} // by somebody else, who has it kept
 	}
 	if r.closed || !r.last.flow.admitsFill(w.Ref.Size, half) {
@@ -204,7 +205,7 @@ func (r *Reader) TryIdle(w *Want, half bool) (v Verdict, first Attempt) {
 
 // shareLocked has w come with what is under way, or held; Elsewhere if neither.
 func (r *Reader) shareLocked(w *Want) (v Verdict, first Attempt, held schema.Blob) {
-	rd := r.reads[w.Ref]
+	rd := r.findLocked(w)
 	switch {
 	case rd == nil:
 		return Elsewhere, Attempt{}, schema.Blob{}
@@ -219,7 +220,7 @@ func (r *Reader) shareLocked(w *Want) (v Verdict, first Attempt, held schema.Blo
 		r.stats.sharedReads++
 		return Held, Attempt{}, schema.NewBlob(rd.blob.Bytes(), rd)
 	}
-	delete(r.reads, w.Ref) // its last holder is letting go
+	delete(r.reads, rd.key()) // its last holder is letting go
 	return Elsewhere, Attempt{}, schema.Blob{}
 }
 
@@ -244,7 +245,8 @@ func (r *Reader) tryLocked(w *Want, l *lane, always bool) (v Verdict, first Atte
 	if l == r.last && !always && w.Account != nil && !w.Account.Tenant.admitsLocked(&l.flow, w.Ref.Size) {
 		return Enough, Attempt{}, schema.Blob{}
 	}
-	rd := &read{reader: r, ref: w.Ref, start: time.Now(), first: waiter{w.To, w.Token}, place: w.At, entry: l.index, older: r.newest, trace: w.Trace, here: w.Here, account: w.Account}
+	rd := r.newLocked()
+	*rd = read{reader: r, ref: w.Ref, start: time.Now(), first: waiter{w.To, w.Token}, place: w.At, entry: l.index, older: r.newest, trace: w.Trace, here: w.Here, account: w.Account}
 	rd.values = w.Context
 	rd.attemptLocked(rd.start)
 	if r.newest != nil {
@@ -253,7 +255,8 @@ func (r *Reader) tryLocked(w *Want, l *lane, always bool) (v Verdict, first Atte
 		r.oldest = rd
 	}
 	r.newest = rd
-	r.reads[w.Ref] = rd
+	rd.late = w.Late && r.lateLocked(l, rd)
+	r.reads[rd.key()] = rd
 	l.beganLocked(rd)
 	r.keepWatchLocked()
 	return Begun, Attempt{rd, 0, l}, schema.Blob{}
@@ -322,7 +325,7 @@ func (r *Reader) Leave(match func(to Receiver, t Token) bool) (left int) {
 				rd.first, rd.others = rd.others[n-1], rd.others[:n-1]
 			} else {
 				r.forgetLocked(rd)
-				delete(r.reads, rd.ref)
+				delete(r.reads, rd.key())
 			}
 		}
 		rd = newer
@@ -338,7 +341,7 @@ func (r *Reader) Close() {
 	var ended []*read
 	for r.oldest != nil {
 		ended = append(ended, r.oldest)
-		delete(r.reads, r.oldest.ref)
+		delete(r.reads, r.oldest.key())
 		r.forgetLocked(r.oldest)
 	}
 	if r.watching && r.watch.Stop() {
@@ -377,7 +380,7 @@ func (r *Reader) forgetLocked(rd *read) {
 func (r *Reader) letGo(rd *read) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.reads[rd.ref] == rd {
-		delete(r.reads, rd.ref)
+	if key := rd.key(); r.reads[key] == rd {
+		delete(r.reads, key)
 	}
 }

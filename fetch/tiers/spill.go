@@ -34,6 +34,15 @@ func (t spillTier) Get(_ context.Context, ref schema.BlobRef, at spill.Place) (s
 	return b, nil
 }
 
+// GetUnchecked implements Late.
+func (t spillTier) GetUnchecked(_ context.Context, ref schema.BlobRef, at spill.Place) (b schema.Blob, unchecked bool, err error) {
+	b, unchecked, ok := t.cache.GetUnchecked(ref, at)
+	if !ok {
+		err = fmt.Errorf("%w: the spill has lost blob %s", schema.ErrNotFound, ref.Key)
+	}
+	return b, unchecked, err
+}
+
 // Traits implements Tier.
 func (spillTier) Traits() Traits { return Traits{Parallel: maxSpillReads, Checked: true} }
 

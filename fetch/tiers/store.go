@@ -9,7 +9,12 @@ import (
 )
 
 // Store is the tier that a store is: the last one, which has every blob.
-func Store(s store.Store) Tier { return storeTier{s} }
+func Store(s store.Store) Tier {
+	if m, ok := s.(store.Mapper); ok && m.Mapped() {
+		return mappedTier{storeTier{s}}
+	}
+	return storeTier{s}
+}
 
 type storeTier struct{ store store.Store }
 
@@ -26,3 +31,17 @@ func (t storeTier) Get(ctx context.Context, ref schema.BlobRef, _ spill.Place) (
 
 // Traits implements Tier.
 func (storeTier) Traits() Traits { return Traits{} }
+
+// mappedTier is a store whose blobs lie in files of this node.
+type mappedTier struct{ storeTier }
+
+// GetUnchecked implements Late.
+func (t mappedTier) GetUnchecked(ctx context.Context, ref schema.BlobRef, at spill.Place) (b schema.Blob, unchecked bool, err error) {
+	b, err = t.Get(ctx, ref, at)
+	if err == nil && int64(len(b.Bytes())) != ref.Size {
+		err = ref.Check(b.Bytes())
+		b.Release()
+		return schema.Blob{}, false, err
+	}
+	return b, ref.Size > 0, err
+}

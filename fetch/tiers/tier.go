@@ -38,6 +38,15 @@ type Traits struct {
 	Remote bool
 }
 
+// Late is a Tier whose blobs may be checked late: by who copies them, in the copy. A byte is read from memory once then, and
+// what was checked is what is delivered. A blob that proves wrong is read again, checked.
+type Late interface {
+	Tier
+	// GetUnchecked is Get, but does not compare the bytes with the reference, of whose size they are; unchecked says that
+	// the caller has to.
+	GetUnchecked(ctx context.Context, ref schema.BlobRef, at spill.Place) (b schema.Blob, unchecked bool, err error)
+}
+
 // Keeper is a Tier that keeps blobs which came from tiers below it.
 type Keeper interface {
 	Tier

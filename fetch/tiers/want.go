@@ -28,6 +28,9 @@ type Want struct {
 	// take each other for its owner would wait for each other; or it is at no place
 	// for which the other would keep it.
 	Here bool
+	// Late says that the receiver compares the blob's bytes with the reference himself if they are said to be unchecked
+	// ([schema.Blob.Unchecked]), and reads what is wrong by [Reader.GetAt].
+	Late bool
 }
 
 // Token says to a Receiver which of its wants something is about.

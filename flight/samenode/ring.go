@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"bowstring/schema"
 )
@@ -30,9 +31,13 @@ type Ring struct {
 	ended   uint64        // calls up to this one take nothing more
 	users   int           // calls that have the ring
 	closed  bool
-	sent    int64 // bytes that ever went by the ring
-	waits   int64 // reservations that ever had to wait
-	inline  int64 // reservations that were refused for want of room
+	// abandoned says that the client has been silent for too long: nothing more is written, and what it has stays.
+	abandoned bool
+	waiting   int       // reservations that wait
+	since     time.Time // when the first of them began
+	sent      int64     // bytes that ever went by the ring
+	waits     int64     // reservations that ever had to wait
+	inline    int64     // reservations that were refused for want of room
 }
 
 // Slot is a part of a ring, for the buffers of one batch.
@@ -64,7 +69,7 @@ func newRing(id string, m *memory) *Ring {
 func (r *Ring) enter() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.closed {
+	if r.closed || r.abandoned {
 		return false
 	}
 	r.users++
@@ -92,7 +97,7 @@ func (r *Ring) Reserve(ctx context.Context, call uint64, n int64) (slot *Slot, o
 	}
 	for waited := false; ; waited = true {
 		r.mu.Lock()
-		if r.closed || call <= r.ended {
+		if r.closed || r.abandoned || call <= r.ended {
 			r.mu.Unlock()
 			return nil, false, nil
 		}
@@ -109,10 +114,18 @@ func (r *Ring) Reserve(ctx context.Context, call uint64, n int64) (slot *Slot, o
 			return nil, false, nil
 		}
 		changed := r.changed
+		if r.waiting++; r.waiting == 1 {
+			r.since = time.Now()
+		}
 		r.mu.Unlock()
 		select {
 		case <-changed:
 		case <-ctx.Done():
+		}
+		r.mu.Lock()
+		r.waiting--
+		r.mu.Unlock()
+		if ctx.Err() != nil {
 			return nil, false, fmt.Errorf("waiting for room in shared memory: %w", context.Cause(ctx))
 		}
 	}
@@ -136,6 +149,19 @@ func (r *Ring) placeLocked(call uint64, n int64) *Slot {
 	s := &Slot{Number: r.next, Offset: at, ring: r, length: n, call: call}
 	r.slots = slices.Insert(r.slots, i, s)
 	return s
+}
+
+// lapse abandons the ring if a batch has waited in it for so long; true if it is abandoned by this. Who waits goes on without it. The
+// slots that the client has, or may still read, stay as they are.
+func (r *Ring) lapse(lease time.Duration) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.abandoned || r.waiting == 0 || time.Since(r.since) < lease {
+		return false
+	}
+	r.abandoned = true
+	r.wakeLocked()
+	return true
 }
 
 // Bytes is the slot's memory, to be written until Sent or Drop. The call has not left meanwhile.

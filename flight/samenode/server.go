@@ -47,6 +47,12 @@ type Options struct {
 	RingBytes int64
 	// Memory bounds all rings together. Default 1 GiB.
 	Memory int64
+	// UserMemory bounds the rings of one user. Default: half of Memory, but a ring at least, where Mode lets others than the
+	// server's own user connect; else Memory.
+	UserMemory int64
+	// Lease is for how long a client may say nothing while a batch waits for room in its ring. Then the ring is abandoned: nothing more
+	// is written to it, and what comes goes by TCP. A trainer that pauses is such a client, too. Default 10 minutes.
+	Lease time.Duration
 	// Logger receives what operators should know. Default slog.Default().
 	Logger *slog.Logger
 }
@@ -61,6 +67,15 @@ func (o *Options) EnsureDefaults() {
 	}
 	if o.Memory == 0 {
 		o.Memory = 1 << 30
+	}
+	if o.UserMemory == 0 {
+		o.UserMemory = o.Memory
+		if o.Mode&0o022 != 0 {
+			o.UserMemory = max(o.Memory/2, o.RingBytes)
+		}
+	}
+	if o.Lease == 0 {
+		o.Lease = 10 * time.Minute
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -83,6 +98,10 @@ func (o *Options) Validate() error {
 		return &schema.FieldError{Field: "RingBytes", Got: fmt.Sprint(o.RingBytes), Want: "a multiple of 64 KiB, 1 MiB or more"}
 	case o.Memory < o.RingBytes:
 		return &schema.FieldError{Field: "Memory", Got: fmt.Sprint(o.Memory), Want: fmt.Sprintf("at least one ring, %d", o.RingBytes)}
+	case o.UserMemory < o.RingBytes || o.UserMemory > o.Memory:
+		return &schema.FieldError{Field: "UserMemory", Got: fmt.Sprint(o.UserMemory), Want: fmt.Sprintf("at least one ring, %d, and no more than all, %d", o.RingBytes, o.Memory)}
+	case o.Lease < 0:
+		return &schema.FieldError{Field: "Lease", Got: o.Lease.String(), Want: "a positive time"}
 	}
 	return nil
 }
@@ -99,7 +118,10 @@ type Server struct {
 	name     string // of this server, so that a client knows whom it has found
 	listener *net.UnixListener
 	running  sync.WaitGroup // the acceptor, and a goroutine for each client
-	memory   atomic.Int64   // of rings that are mapped, in bytes
+	memory   atomic.Int64   // of rings that are mapped, in bytes; grows under counting
+
+	counting sync.Mutex       // after a ring's mutex, and with none after it
+	users    map[uint32]int64 // bytes of rings by user, none of who has none; guarded by counting
 
 	mu     sync.Mutex
 	rings  map[string]*Ring
@@ -119,6 +141,8 @@ type Stats struct {
 	Waits   int64 `json:"waits"`   // times that a batch waited for room
 	Inline  int64 `json:"inline"`  // batches that went by TCP as there was none
 	Refused int64 `json:"refused"` // clients that got no ring
+	// Abandoned is how many rings ever were, as their clients said nothing while a batch waited.
+	Abandoned int64 `json:"abandoned"`
 }
 
 // Listen makes the socket and serves it until Close.
@@ -141,7 +165,7 @@ func Listen(opts Options) (*Server, error) {
 	if err := errors.Join(os.Chmod(hidden, opts.Mode), os.Rename(hidden, opts.Path)); err != nil {
 		return nil, errors.Join(fmt.Errorf("cannot listen on %s: %w", opts.Path, err), l.Close(), os.Remove(hidden))
 	}
-	s := &Server{opts: opts, name: newName(), listener: l, rings: map[string]*Ring{}, conns: map[*net.UnixConn]struct{}{}}
+	s := &Server{opts: opts, name: newName(), listener: l, users: map[uint32]int64{}, rings: map[string]*Ring{}, conns: map[*net.UnixConn]struct{}{}}
 	s.running.Go(s.accept)
 	return s, nil
 }
@@ -211,6 +235,9 @@ func (r *Ring) addTo(t *Stats) {
 	t.Sent += r.sent
 	t.Waits += r.waits
 	t.Inline += r.inline
+	if r.abandoned {
+		t.Abandoned++
+	}
 	for _, slot := range r.slots {
 		t.Held += slot.length
 	}
@@ -261,7 +288,8 @@ func (s *Server) serve(c *net.UnixConn) {
 		s.mu.Unlock()
 		_ = c.Close() // last: who waits for it knows that all is given back
 	}()
-	r, err := s.give(c, s.known(c))
+	uid, err := s.known(c)
+	r, err := s.give(c, uid, err)
 	if err != nil {
 		s.opts.Logger.Info("a client on this node gets no shared memory", "error", err)
 		return
@@ -269,7 +297,15 @@ func (s *Server) serve(c *net.UnixConn) {
 	defer s.forget(r)
 	buf := make([]byte, record*maxRecords)
 	for {
+		_ = c.SetReadDeadline(time.Now().Add(s.opts.Lease))
 		n, err := c.Read(buf)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			if r.lapse(s.opts.Lease) {
+				s.opts.Logger.Warn("a client on this node says nothing while a batch waits for room in its shared memory; it gets what follows by TCP", "uid", uid, "lease", s.opts.Lease)
+				_ = c.CloseWrite() // so that it asks for another ring when it wakes
+			}
+			continue
+		}
 		if err != nil || n == 0 {
 			return
 		}
@@ -311,23 +347,20 @@ type greeting struct {
 	Error string `json:"error,omitempty"`
 }
 
-// known returns an error unless the client's user may have shared memory.
-func (s *Server) known(c *net.UnixConn) error {
-	if len(s.opts.UIDs) == 0 {
-		return nil
-	}
-	uid, err := userOf(c)
-	if err == nil && !slices.Contains(s.opts.UIDs, uid) {
+// known returns the client's user, and an error unless that one may have shared memory.
+func (s *Server) known(c *net.UnixConn) (uid uint32, err error) {
+	uid, err = userOf(c)
+	if err == nil && len(s.opts.UIDs) > 0 && !slices.Contains(s.opts.UIDs, uid) {
 		err = fmt.Errorf("%w: user %d may not have memory shared by this server", schema.ErrDenied, uid)
 	}
-	return err
+	return uid, err
 }
 
-// give makes a ring and hands it over, unless there is an error already.
-func (s *Server) give(c *net.UnixConn, err error) (*Ring, error) {
+// give makes a ring for a user and hands it over, unless there is an error already.
+func (s *Server) give(c *net.UnixConn, uid uint32, err error) (*Ring, error) {
 	var r *Ring
 	if err == nil {
-		r, err = s.newRing()
+		r, err = s.newRing(uid)
 	}
 	hello := greeting{Version: Version, Server: s.name}
 	var rights []byte
@@ -351,37 +384,4 @@ func (s *Server) give(c *net.UnixConn, err error) (*Ring, error) {
 	}
 	r.memory.given()
 	return r, nil
-}
-
-func (s *Server) newRing() (*Ring, error) {
-	n := s.opts.RingBytes
-	freed := func() { s.memory.Add(-n) }
-	if all := s.memory.Add(n); all > s.opts.Memory {
-		freed()
-		s.mu.Lock()
-		s.gone.Refused++
-		s.mu.Unlock()
-		return nil, fmt.Errorf("%w: clients on this node have shared memory of %d bytes, and may have %d together", schema.ErrLimit, all-n, s.opts.Memory)
-	}
-	m, err := newMemory(n, freed)
-	if err != nil {
-		freed()
-		return nil, err
-	}
-	r := newRing(newName(), m)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.rings[r.id] = r
-	s.given++
-	return r, nil
-}
-
-// forget ends a ring.
-func (s *Server) forget(r *Ring) {
-	s.mu.Lock()
-	delete(s.rings, r.id)
-	r.addTo(&s.gone)
-	s.gone.Held = 0
-	s.mu.Unlock()
-	r.close()
 }

@@ -8,9 +8,11 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -289,5 +291,73 @@ func TestLongestPath(t *testing.T) {
 	o.Path += "s"
 	if _, err := Listen(o); !errors.Is(err, schema.ErrInvalid) {
 		t.Errorf("a name that is too long: %v", err)
+	}
+}
+
+// One user has so much and no more, and has it again when a client of his has gone.
+func TestUserMemoryIsBounded(t *testing.T) {
+	s := listen(t, Options{Mode: 0o666, RingBytes: 1 << 20, Memory: 4 << 20})
+	one, _, _ := visit(t, s)
+	_, two, _ := visit(t, s)
+	if _, three, fd := visit(t, s); two.Ring == "" || three.Ring != "" || fd >= 0 || !strings.Contains(three.Error, fmt.Sprintf("user %d", os.Getuid())) {
+		t.Errorf("the third client of a user was told %+v", three)
+	}
+	goAway(t, one)
+	if _, four, _ := visit(t, s); four.Ring == "" {
+		t.Errorf("where one is gone the next is told %+v", four)
+	}
+}
+
+// A client that says nothing while a batch waits loses its ring: the batch goes another way, no slot is written anew, and the
+// client is told by the socket's end. What it says afterwards is still heard.
+func TestLease(t *testing.T) {
+	s := listen(t, Options{RingBytes: 1 << 20, Lease: 20 * time.Millisecond})
+	c, hello, fd := visit(t, s)
+	seen, err := unix.Mmap(fd, 0, 1<<20, unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Munmap(seen) }()
+	r := s.Ring(hello.Ring)
+	if r == nil {
+		t.Fatal("the server does not know the ring that it gave")
+	}
+	defer r.Leave()
+	for i := range 2 {
+		slot, ok, err := r.Reserve(t.Context(), 1, 1<<19)
+		if err != nil || !ok {
+			t.Fatal(ok, err)
+		}
+		slot.Bytes()[0] = byte(1 + i)
+		slot.Sent()
+	}
+	if _, ok, err := r.Reserve(t.Context(), 1, 1<<19); ok || err != nil {
+		t.Errorf("a batch that waited: %t, %v; want it to go by TCP", ok, err)
+	}
+	if n, err := c.Read(make([]byte, 1)); n > 0 || err == nil {
+		t.Errorf("the client reads %d bytes: %v", n, err)
+	}
+	if s.Ring(hello.Ring) != nil {
+		t.Error("an abandoned ring is lent to another call")
+	}
+	if st := s.Stats(); st.Abandoned != 1 || st.Bytes != 1<<20 || st.Held != 1<<20 {
+		t.Errorf("%+v", st)
+	}
+	if seen[0] != 1 || seen[1<<19] != 2 {
+		t.Error("a slot was written that the client may read")
+	}
+	b := make([]byte, record)
+	b[0], b[8] = saysReleased, 1
+	if _, err := c.Write(b); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for s.Stats().Rings != 0 { // until the server has noticed
+		runtime.Gosched()
+	}
+	if st := s.Stats(); st.Abandoned != 1 || st.Sent != 1<<20 {
+		t.Errorf("after the client has gone: %+v", st)
 	}
 }

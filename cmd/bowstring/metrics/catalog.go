@@ -112,6 +112,7 @@ var (
 	ringsRefused = counter("samenode_refused_total", "Clients on this node that got no ring.")
 	ringSent     = counter("samenode_sent_bytes_total", "Bytes that went by rings.")
 	ringWaits    = counter("samenode_waits_total", "Batches that waited for room in a ring.")
+	ringsLapsed  = counter("samenode_abandoned_total", "Rings that were abandoned, as their clients said nothing while a batch waited for room.")
 	ringInline   = counter("samenode_inline_total", "Batches that went by TCP as their ring had no room.")
 
 	readSeconds    = histogram("read_seconds", "Time of reads that brought the right blob, by tier.", "tier")

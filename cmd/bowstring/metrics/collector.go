@@ -246,6 +246,7 @@ func (ch sink) sameNode(st *flight.Stats) {
 	ch.send(ringsRefused, float64(s.Refused))
 	ch.send(ringSent, float64(s.Sent))
 	ch.send(ringWaits, float64(s.Waits))
+	ch.send(ringsLapsed, float64(s.Abandoned))
 	ch.send(ringInline, float64(s.Inline))
 }
 

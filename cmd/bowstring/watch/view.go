@@ -45,6 +45,20 @@ type View struct {
 	Streams []Stream `json:"streams"` // the busiest first
 	Cache   []Cached `json:"cache"`   // by dataset
 	Tenants []Tenant `json:"tenants"` // by name
+	// SameNode is of memory that clients on the server's node share; nil where there is none.
+	SameNode *SameNode `json:"samenode,omitempty"`
+}
+
+// SameNode is what goes to clients by memory that they share with the server.
+type SameNode struct {
+	Rings       int     `json:"rings"`
+	Bytes       int64   `json:"bytes"` // of the rings
+	Held        int64   `json:"held_bytes"`
+	SentPerSec  float64 `json:"sent_bytes_per_s"`
+	WaitsPerSec float64 `json:"waits_per_s"`  // batches that waited for room
+	InlinePerS  float64 `json:"inline_per_s"` // that went by TCP for want of it
+	Refused     int64   `json:"refused"`      // clients, since the server began
+	Abandoned   int64   `json:"abandoned"`    // rings, likewise
 }
 
 // Tenant is what is done on an account.
@@ -87,6 +101,13 @@ func Between(target string, a, b *Look) *View {
 	}
 	if s := to.Spill; s != nil {
 		v.SpillHeld, v.SpillBudget = s.HeldBytes, s.BudgetBytes
+	}
+	if s := b.Stats.SameNode; s != nil {
+		v.SameNode = &SameNode{Rings: s.Rings, Bytes: s.Bytes, Held: s.Held, Refused: s.Refused, Abandoned: s.Abandoned}
+		if was := a.Stats.SameNode; was != nil {
+			n := v.SameNode
+			n.SentPerSec, n.WaitsPerSec, n.InlinePerS = perSec(s.Sent-was.Sent), perSec(s.Waits-was.Waits), perSec(s.Inline-was.Inline)
+		}
 	}
 	return v
 }

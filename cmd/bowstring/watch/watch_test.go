@@ -10,6 +10,7 @@ import (
 	"bowstring/cmd/bowstring/watch"
 	"bowstring/fetch"
 	"bowstring/flight"
+	"bowstring/flight/samenode"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -95,5 +96,20 @@ func TestCacheAndTenants(t *testing.T) {
 	}
 	if l := v.Tenants; len(l) != 3 || *l[0].Share != 0.75 || l[0].BytesPerSec != 150 || *l[1].Share != 0.25 || l[2].Share != nil {
 		t.Errorf("tenants: %+v", l)
+	}
+}
+
+// Rings are shown as they are, and what went by them as rates; who shares no memory shows none.
+func TestSameNode(t *testing.T) {
+	from := time.Now()
+	look := func(at time.Duration, n int64) *watch.Look {
+		return &watch.Look{At: from.Add(at), Stats: flight.Stats{SameNode: &samenode.Stats{Rings: 2, Bytes: 64, Held: 7, Sent: 100 * n, Waits: 2 * n, Inline: n, Refused: 3, Abandoned: 1}}}
+	}
+	want := watch.SameNode{Rings: 2, Bytes: 64, Held: 7, SentPerSec: 150, WaitsPerSec: 3, InlinePerS: 1.5, Refused: 3, Abandoned: 1}
+	if v := watch.Between("", look(0, 1), look(2*time.Second, 4)); v.SameNode == nil || *v.SameNode != want {
+		t.Errorf("got %+v, want %+v", v.SameNode, want)
+	}
+	if v := watch.Between("", &watch.Look{At: from}, &watch.Look{At: from.Add(time.Second)}); v.SameNode != nil {
+		t.Errorf("got %+v of a server that shares nothing", v.SameNode)
 	}
 }

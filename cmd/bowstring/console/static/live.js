@@ -34,13 +34,13 @@ export function live(main) {
   const f = Object.fromEntries(["Throughput", "Rows", "Streams", "Store latency", "From spill", "Window memory", "Trouble"].map((n) => [n, figure(n)]));
   const graph = chart(), list = streams();
   const all = stack("stack.tall"), limit = el("p.muted");
-  const jobs = el("div"), cache = el("div"), tenants = el("div");
+  const jobs = el("div"), cache = el("div"), tenants = el("div"), memory = el("div");
   const partial = el("p.muted", { hidden: true }, "You see your own streams. Figures of the whole server, jobs, cache and tenants are for its administrators.");
   const time = card("Where time goes", all, el("div.say", limit), keys());
   time.querySelector("header").append(el("span.muted", "all streams together"));
-  const whole = [card("Jobs", jobs), el("div.cols", card("Cache", cache), card("Tenants", tenants))];
+  const whole = [card("Jobs", jobs), el("div.cols", card("Cache", cache), card("Tenants", tenants))], shared = card("Clients on this node", memory);
   fill(main, el("h1", "Live"), partial, el("section.card.figures", { "aria-label": "Figures" }, Object.values(f).map((x) => x.node)),
-    el("div.beside", graph.node, time), whole[0], list.node, whole[1]);
+    el("div.beside", graph.node, time), whole[0], list.node, whole[1], shared);
   graph.begin();
   say("", "connecting");
 
@@ -57,6 +57,10 @@ export function live(main) {
     show(f["From spill"], percent(v.spill_share), "", v.spill_budget_bytes ? bytes(v.spill_held_bytes) + " of " + bytes(v.spill_budget_bytes) : "no spill");
     show(f["Window memory"], percent(v.window_used_bytes / Math.max(1, v.window_limit_bytes)), "", bytes(v.window_used_bytes) + " of " + bytes(v.window_limit_bytes));
     show(f.Trouble, count(v.lost), "lost", count(v.failed_reads) + " failed reads, " + count(v.hedges) + " hedges", v.lost > 0);
+    const m = v.samenode;
+    shared.hidden = !m;
+    if (m) fill(memory, table(["#Rings", "#Memory", "#Held by clients", "#Bytes/s", "#Waits/s", "#By TCP/s", "#Refused", "#Abandoned"], [[count(m.rings), bytes(m.bytes), bytes(m.held_bytes), bytes(m.sent_bytes_per_s),
+      count(m.waits_per_s), count(m.inline_per_s), count(m.refused), count(m.abandoned)]]));
     const sum = together(v.streams);
     paint(all, sum);
     const most = parts.reduce((a, b) => (sum[b] > sum[a] ? b : a));

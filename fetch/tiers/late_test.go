@@ -1,0 +1,95 @@
+package tiers_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"bowstring/fetch/tiers"
+	"bowstring/spill"
+)
+
+// Who checks late shares what others have read, or what comes unchecked; who does not never gets what was not checked.
+func TestLateIsSharedOneWay(t *testing.T) {
+	far, near := filepath.Join(t.TempDir(), "store"), filepath.Join(t.TempDir(), "spill")
+	s, in := newLocal(t, far)
+	cache := newSpill(t, near)
+	at := spill.Place{Dataset: cache.Dataset("d@1")}
+	r := newReader(t, tiers.Options{NoHedge: true}, tiers.Spill(cache), tiers.Store(s))
+	data, ref := content(1)
+	if _, err := in.Put(t.Context(), data); err != nil {
+		t.Fatal(err)
+	}
+	get := func(late bool) tiers.Outcome {
+		t.Helper()
+		to := newTold()
+		want(t, r, tiers.Want{Ref: ref, At: at, To: to, Late: late})
+		o := to.next(t)
+		if o.Err != nil {
+			t.Fatal(o.Err)
+		}
+		return o
+	}
+	// What the spill is to keep is checked before.
+	o := get(true)
+	if o.Blob.Unchecked() || o.Tier != 1 {
+		t.Errorf("from tier %d comes a blob for the spill, unchecked: %t", o.Tier, o.Blob.Unchecked())
+	}
+	o.Blob.Release()
+	until(t, "it is read from the disk", func() bool {
+		b, unchecked, ok := cache.GetUnchecked(ref, at)
+		b.Release()
+		return ok && unchecked
+	})
+
+	late := get(true)
+	if !late.Blob.Unchecked() || late.Tier != 0 {
+		t.Fatalf("tier %d; unchecked: %t", late.Tier, late.Blob.Unchecked())
+	}
+	too := get(true)
+	if &too.Blob.Bytes()[0] != &late.Blob.Bytes()[0] || too.Tier != tiers.InWindow && too.Tier != 0 || !too.Blob.Unchecked() {
+		t.Errorf("tier %d; unchecked: %t", too.Tier, too.Blob.Unchecked())
+	}
+	// A bit of the file flips while both have it.
+	names, err := filepath.Glob(filepath.Join(near, "*", "*.seg"))
+	if err != nil || len(names) == 0 {
+		t.Fatal("no segments", err)
+	}
+	e, ok := late.Blob.Extent()
+	if !ok {
+		t.Fatal("the blob lies in no file")
+	}
+	flip(t, e.File.Name(), e.Offset+7)
+	if ref.Check(late.Blob.Bytes()) == nil {
+		t.Fatal("nothing has changed")
+	}
+	checked := get(false)
+	if checked.Blob.Unchecked() || ref.Check(checked.Blob.Bytes()) != nil {
+		t.Errorf("who leaves the check to the reader gets wrong bytes of tier %d; unchecked: %t", checked.Tier, checked.Blob.Unchecked())
+	}
+	// By now the spill has forgotten it, and what was checked is shared.
+	shared := get(true)
+	if shared.Blob.Unchecked() || ref.Check(shared.Blob.Bytes()) != nil {
+		t.Errorf("from tier %d, unchecked: %t", shared.Tier, shared.Blob.Unchecked())
+	}
+	for _, o := range []tiers.Outcome{late, too, checked, shared} {
+		o.Blob.Release()
+	}
+}
+
+// flip changes a byte of a file.
+func flip(t *testing.T, name string, at int64) {
+	t.Helper()
+	f, err := os.OpenFile(name, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b [1]byte
+	if _, err = f.ReadAt(b[:], at); err == nil {
+		b[0] ^= 1
+		_, err = f.WriteAt(b[:], at)
+	}
+	if err2 := f.Close(); err != nil || err2 != nil {
+		t.Fatal(err, err2)
+	}
+}

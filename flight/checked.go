@@ -1,0 +1,85 @@
+package flight
+
+import (
+	"context"
+
+	"bowstring/schema"
+)
+
+// Blobs may come from the engine with nobody having compared them with their references (fetch.CheckedLate). Here they are:
+// before any byte of them leaves, and those that are copied in the copy. Memory is read once for both then, and what was
+// checked is what the client reads, whatever becomes of the file.
+
+// rereader brings a blob of a batch's row once more, checked, where it has proved wrong.
+type rereader func(ctx context.Context, row int, ref schema.BlobRef) (schema.Blob, error)
+
+// fill copies a buffer to the beginning of memory.
+func fill(ctx context.Context, memory []byte, b *schema.Buffer, again rereader) error {
+	for i, p := range b.Pieces {
+		to := memory[:len(p)]
+		memory = memory[len(p):]
+		if b.Unchecked == nil {
+			copy(to, p)
+		} else if err := copyChecked(ctx, to, p, b.Unchecked[i], again); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// copyChecked copies a blob, and checks the copy while the processor's cache has it.
+func copyChecked(ctx context.Context, to, from []byte, want schema.Unchecked, again rereader) error {
+	err := schema.Guard(func() error {
+		copy(to, from)
+		return want.Ref.Check(to)
+	})
+	if err == nil {
+		return nil
+	}
+	blob, err := again(ctx, want.Row, want.Ref)
+	if err != nil {
+		return err
+	}
+	defer blob.Release()
+	return schema.Guard(func() error {
+		copy(to, blob.Bytes())
+		return want.Ref.Check(to)
+	})
+}
+
+// checkInPlace checks what goes out from where it lies. What is wrong, is put right: the batch has other bytes then.
+func checkInPlace(ctx context.Context, b *schema.Batch, elsewhere *lies, again rereader) error {
+	for i := range b.Columns {
+		if err := checkVector(ctx, b, &b.Columns[i], elsewhere, again); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkVector(ctx context.Context, batch *schema.Batch, v *schema.Vector, elsewhere *lies, again rereader) error {
+	for i := range v.Buffers {
+		b := &v.Buffers[i]
+		if elsewhere.has(b) {
+			continue
+		}
+		for k, want := range b.Unchecked {
+			if want.Ref.Check(b.Pieces[k]) == nil {
+				continue
+			}
+			blob, err := again(ctx, want.Row, want.Ref)
+			if err != nil {
+				return err
+			}
+			b.Pieces[k] = blob.Bytes()
+			batch.Blobs = append(batch.Blobs, []schema.Blob{blob})
+		}
+		b.Unchecked = nil
+	}
+	for i := range v.Children {
+		if err := checkVector(ctx, batch, &v.Children[i], elsewhere, again); err != nil {
+			return err
+		}
+	}
+	return nil
+}
