@@ -165,10 +165,14 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	}
 	var mine func(schema.Key) bool         // nil: all are
 	var onward func(schema.Key, bool) bool // nil: nobody is asked for another
+	var spare func(schema.Key) bool        // nil: none is
 	var sharers func() int                 // nil: nobody else
 	if opts.Peers != nil {
 		list, mine, onward = append(list, opts.Peers), opts.Peers.Mine, opts.Peers.Onward
 		sharers = func() int { return 1 + opts.Peers.Nodes() }
+		if spare = opts.Peers.Spare; opts.Spill != nil {
+			opts.Spill.SetSpare(spare)
+		}
 	}
 	var errs [5]error
 	e.reader, errs[0] = tiers.New(append(list, tiers.Store(s)), tiers.Options{
@@ -191,7 +195,7 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	}
 	if opts.Spill != nil {
 		e.ahead, errs[2] = lookahead.New(lookahead.Options{
-			Cache: opts.Spill, Future: opts.Future, Reader: e.reader, Mine: mine,
+			Cache: opts.Spill, Future: opts.Future, Reader: e.reader, Mine: mine, Spare: spare,
 			Idle:    func() bool { return e.set.Idle() },
 			Streams: func() int { return e.set.Reading() },
 			Demand:  func() spill.Demand { return e.set.Demand() },

@@ -22,6 +22,7 @@ type Cache struct {
 	index *index
 	space space
 	trouble
+	spare atomic.Pointer[func(schema.Key) bool] // nil: none is
 
 	// life is read-locked by calls and locked by Close.
 	life   sync.RWMutex
@@ -145,7 +146,7 @@ func (c *Cache) Close() error {
 	clean := true
 	for i := range c.table.slots {
 		switch s := c.table.at(uint32(i)); {
-		case s.state == live && s.changed:
+		case s.state == live && s.marks&changed != 0:
 			c.index.note(setOf(s))
 		case s.state == gone: // and pinned: the next start has to find its space
 			clean = false
@@ -209,6 +210,7 @@ func (c *Cache) Get(ref schema.BlobRef, at Place) (schema.Blob, bool) {
 	c.life.RLock()
 	defer c.life.RUnlock()
 	hash := hashOf(&ref.Key)
+	isSpare := c.isSpare(ref.Key)
 	now := c.opts.Clock()
 	c.mu.Lock()
 	ds := c.set(at.Dataset)
@@ -235,7 +237,8 @@ func (c *Cache) Get(ref schema.BlobRef, at Place) (schema.Blob, bool) {
 	if at.Tenant != s.tenant {
 		c.adopt(s, at.Tenant)
 	}
-	s.changed = true
+	s.mark(changed, true)
+	s.mark(spare, isSpare)
 	loc := s.location()
 	c.mu.Unlock()
 
@@ -307,6 +310,16 @@ func (c *Cache) Room() int64 { return max(c.space.room(), 0) }
 // Wants reports whether a blob at a place would be stored now: because there is room, or in the place of another. What some job
 // is going to use is displaced only if displace says so.
 func (c *Cache) Wants(at Place, size int64, displace bool) bool {
+	return c.wants(&Entry{Place: at, Size: size, Uses: 1}, displace)
+}
+
+// WantsBlob is Wants of a blob that may be a spare one: see [Cache.SetSpare].
+func (c *Cache) WantsBlob(ref schema.BlobRef, at Place, displace bool) bool {
+	return c.wants(&Entry{Place: at, Size: ref.Size, Uses: 1, Spare: c.isSpare(ref.Key)}, displace)
+}
+
+func (c *Cache) wants(e *Entry, displace bool) bool {
+	at, size := e.Place, e.Size
 	c.life.RLock()
 	defer c.life.RUnlock()
 	now := c.opts.Clock()
@@ -328,10 +341,11 @@ func (c *Cache) Wants(at Place, size int64, displace bool) bool {
 		return true
 	}
 	_, worth, found := chooser.Victim(table, now)
-	if !found || worth.Planned && !displace {
+	if !found || worth.Planned && !displace && (e.Spare || !worth.Spare) {
 		return false
 	}
-	return c.opts.Policy.Admit(c.opts.Policy.Worth(&Entry{Place: at, Size: size, Uses: 1, Added: now, Used: now}, now), worth)
+	e.Added, e.Used = now, now
+	return c.opts.Policy.Admit(c.opts.Policy.Worth(e, now), worth)
 }
 
 // pin is the owner of a blob handed out.

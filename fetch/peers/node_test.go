@@ -137,3 +137,51 @@ func TestTotals(t *testing.T) {
 type named struct{ name string }
 
 func (n *named) Route(schema.Key) peers.Route { return peers.Route{Ask: []string{n.name}, Near: 1} }
+
+// asked is a link to a node that takes note of what it is asked for.
+type asked struct {
+	mute
+	what []peers.Ask
+}
+
+func (a *asked) Get(_ context.Context, what peers.Ask) (schema.Blob, error) {
+	a.what = append(a.what, what)
+	return schema.NewBlob(nil, nil), nil
+}
+
+// owners has all blobs belong to two nodes, neither of which is this one.
+type owners struct{}
+
+func (owners) Route(schema.Key) peers.Route { return peers.Route{Ask: []string{"first", "second"}, Near: 2} }
+
+// Who is taken for a keeper by a node of another view asks the first owner, and that one is to ask nobody else.
+func TestAskedOn(t *testing.T) {
+	links := map[string]*asked{"first": {}, "second": {}}
+	tier, err := peers.New(peers.Options{
+		Directory: owners{}, Dial: func(name string) (peers.Link, error) { return links[name], nil },
+		SnapshotName: func(uint32) string { return "" }, Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tier.Close()
+	ref := schema.BlobRef{Sum: schema.Checksum(nil)}
+	if !tier.Onward(ref.Key, true) || tier.Onward(ref.Key, false) {
+		t.Fatal("it may ask on where who asks lets it, and there alone")
+	}
+	for range 3 {
+		b, err := tier.Get(peers.WithLoan(t.Context()), ref, spill.Place{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Release()
+	}
+	if n := len(links["first"].what); n != 3 {
+		t.Errorf("the first owner was asked %d times of 3", n)
+	}
+	for _, what := range links["first"].what {
+		if what.Onward {
+			t.Errorf("the first owner is let ask on: %+v", what)
+		}
+	}
+}

@@ -170,14 +170,15 @@ var errNobody = fmt.Errorf("%w: no other node can be asked", schema.ErrUnavailab
 // Get implements tiers.Tier.
 func (t *Tier) Get(ctx context.Context, ref schema.BlobRef, at spill.Place) (schema.Blob, error) {
 	r := t.opts.Directory.Route(ref.Key)
-	if loan, _ := ctx.Value(loanKey{}).(bool); loan && !r.Keep {
-		return schema.Blob{}, errNobody // the view has changed since it was asked for
+	loan, _ := ctx.Value(loanKey{}).(bool)
+	if loan && !r.Keep {
+		r.Near = 1 // the first owner: a second one would read from the store, as it may ask nobody for this one
 	}
 	n, err := t.choose(r)
 	if err != nil {
 		return schema.Blob{}, err
 	}
-	ask := Ask{Ref: ref, Position: at.Position, Tenant: store.CallerFrom(ctx).Tenant, Onward: !r.Keep, Held: r.Held}
+	ask := Ask{Ref: ref, Position: at.Position, Tenant: store.CallerFrom(ctx).Tenant, Onward: !r.Keep && !loan, Held: r.Held}
 	if at.Dataset != 0 {
 		ask.Snapshot = t.opts.SnapshotName(at.Dataset)
 	}

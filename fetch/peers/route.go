@@ -24,14 +24,17 @@ type Route struct {
 	// Keep says that this node keeps what pays of such blobs: it owns them, first or second, or acts for its zone. It
 	// asks others for what they have; whoever asks it, it may ask on for.
 	Keep bool
+	// Spare says that what it keeps of such blobs one near keeps too, who has it from the store.
+	Spare bool
 	// Held says that those to ask are to answer from their caches alone: they have owned the blob and are leaving.
 	Held bool
 }
 
-// onward reports whether a node with this route may ask another one for a blob that it was asked for itself. Who is asked
-// by a keeper asks nobody but those that are leaving, and they ask nobody: so no blob is asked for in a circle, whatever
+// onward reports whether a node with this route may ask another one for a blob that it was asked for itself: if who asks
+// lets it, also where it keeps none, as the views of two nodes differ for some seconds whenever a job begins. Who is asked
+// on behalf of another asks nobody but those that are leaving, and they ask nobody: so no blob is asked for in a circle, whatever
 // the views.
-func (r Route) onward(asked bool) bool { return r.Keep && len(r.Ask) > 0 && (r.Held || asked) }
+func (r Route) onward(asked bool) bool { return len(r.Ask) > 0 && (r.Held || asked) }
 
 // loanKey marks the context of a read for another node.
 type loanKey struct{}
@@ -50,6 +53,9 @@ func (t *Tier) Mine(key schema.Key) bool {
 	r := t.opts.Directory.Route(key)
 	return r.Keep || len(r.Ask) == 0
 }
+
+// Spare reports whether what this node keeps of blobs of a key is kept near by, too, by who has it from the store.
+func (t *Tier) Spare(key schema.Key) bool { return t.opts.Directory.Route(key).Spare }
 
 // choose returns a node of a route that can be asked: of the near ones, that with least under way.
 func (t *Tier) choose(r Route) (*node, error) {

@@ -37,6 +37,7 @@ type read struct {
 	latest   time.Time // when the last attempt began
 	hedged   bool      // an attempt was begun because the first was slow
 	here     bool      // no other node is asked
+	asked    bool      // another node was asked, and has not sent it
 	fill     bool      // whoever wanted it first keeps it; set before its first attempt is made
 	over     bool      // brought, failed for good, or no longer wanted
 
