@@ -16,8 +16,10 @@ import (
 // say nothing.
 const patienceFactor = 4
 
-// stalledFactor is how many times the patience a node may bring nothing that says that it is there.
-const stalledFactor = 4
+// stalledFactor is how many times the patience a node may bring nothing that says that it is there. When a job begins on
+// many nodes, all of them wait in one queue before the store, an owner's first answer as long as anything: a node
+// given up then is asked for nothing for a while, and its blobs are read twice, by who wants them and by it.
+const stalledFactor = 10
 
 // node is the way to one node, and how that does. A node that was asked and says
 // nothing at all for long is silent: what it was asked for fails, so that the

@@ -27,7 +27,8 @@ type Ask struct {
 	Snapshot string
 	Position int64
 	Tenant   string // on whose account
-	// Onward says that the node asked may ask the blob's first owner, if it acts for others there: see [Route].
+	// Onward says that the node asked may ask the blob's first owner, if it acts for others there: see [Route]. If it has
+	// nothing to do with the blob, it is to say ErrNotHeld unless it holds it.
 	Onward bool
 	// Held says that it is to answer from its cache alone.
 	Held bool
@@ -80,7 +81,7 @@ type Options struct {
 	SnapshotName func(number uint32) string
 	// Patience is how long a node that was asked may say nothing before the store is
 	// read instead, if it does not usually take longer. One that says that it is there may
-	// bring nothing for four times as long: it waits for the store, too. Default 500 ms.
+	// bring nothing for ten times as long: it waits for the store, too. Default 500 ms.
 	Patience time.Duration
 	// Retry is how often a node that said nothing for so long is asked for one blob,
 	// to see whether it does again. Default 1 s.
@@ -170,17 +171,29 @@ var errNobody = fmt.Errorf("%w: no other node can be asked", schema.ErrUnavailab
 // Get implements tiers.Tier.
 func (t *Tier) Get(ctx context.Context, ref schema.BlobRef, at spill.Place) (schema.Blob, error) {
 	r := t.opts.Directory.Route(ref.Key)
-	loan, _ := ctx.Value(loanKey{}).(bool)
-	if loan && !r.Keep {
-		r.Near = 1 // the first owner: a second one would read from the store, as it may ask nobody for this one
+	if loan, _ := ctx.Value(loanKey{}).(bool); loan && !r.Keep {
+		return schema.Blob{}, errNobody // the view has changed since it was asked for
 	}
 	n, err := t.choose(r)
 	if err != nil {
 		return schema.Blob{}, err
 	}
-	ask := Ask{Ref: ref, Position: at.Position, Tenant: store.CallerFrom(ctx).Tenant, Onward: !r.Keep && !loan, Held: r.Held}
+	ask := Ask{Ref: ref, Position: at.Position, Tenant: store.CallerFrom(ctx).Tenant, Onward: !r.Keep, Held: r.Held}
 	if at.Dataset != 0 {
 		ask.Snapshot = t.opts.SnapshotName(at.Dataset)
+	}
+	b, err := n.get(ctx, ask)
+	if !ask.Onward || !errors.Is(err, ErrNotHeld) {
+		return b, err
+	}
+	// It takes itself neither for an owner nor for one that acts for others. Another one does, or it reads the store itself.
+	ask.Onward = false
+	for _, name := range r.Ask {
+		if name != n.name {
+			if other, err := t.choose(Route{Ask: []string{name}}); err == nil {
+				return other.get(ctx, ask)
+			}
+		}
 	}
 	return n.get(ctx, ask)
 }

@@ -30,11 +30,10 @@ type Route struct {
 	Held bool
 }
 
-// onward reports whether a node with this route may ask another one for a blob that it was asked for itself: if who asks
-// lets it, also where it keeps none, as the views of two nodes differ for some seconds whenever a job begins. Who is asked
-// on behalf of another asks nobody but those that are leaving, and they ask nobody: so no blob is asked for in a circle, whatever
+// onward reports whether a node with this route may ask another one for a blob that it was asked for itself. Who is asked
+// by a keeper asks nobody but those that are leaving, and they ask nobody: so no blob is asked for in a circle, whatever
 // the views.
-func (r Route) onward(asked bool) bool { return len(r.Ask) > 0 && (r.Held || asked) }
+func (r Route) onward(asked bool) bool { return r.Keep && len(r.Ask) > 0 && (r.Held || asked) }
 
 // loanKey marks the context of a read for another node.
 type loanKey struct{}
@@ -46,6 +45,13 @@ func WithLoan(ctx context.Context) context.Context { return context.WithValue(ct
 // whether who asks takes it for one that acts for others: see [Ask.Onward].
 func (t *Tier) Onward(key schema.Key, asked bool) bool {
 	return t.opts.Directory.Route(key).onward(asked)
+}
+
+// Astray reports whether this node has nothing to do with blobs of a key: who takes it for one that acts for others has another
+// view, as happens for some seconds when a job begins.
+func (t *Tier) Astray(key schema.Key) bool {
+	r := t.opts.Directory.Route(key)
+	return !r.Keep && len(r.Ask) > 0
 }
 
 // Mine reports whether this node is one that keeps blobs of a key.
