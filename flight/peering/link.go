@@ -20,7 +20,6 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/keepalive"
-	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/metadata"
 
 	"bowstring/fetch/peers"
@@ -391,81 +390,6 @@ func progressMessage(list []peers.Progress, told map[uint64]bool) []byte {
 	return append([]byte{KindProgress}, b...)
 }
 
-// deliver gives the answers of a message of n bytes to those who wait for them. They are read to where they stay.
-func (l *Link) deliver(r io.Reader, n int) error {
-	answers, err := readAnswers(r, n)
-	if err != nil {
-		return err
-	}
-	n -= answersHead + len(answers)*answerBytes
-	for _, a := range answers {
-		n -= a.Size
-		l.mu.Lock()
-		w := l.waiting[a.ID]
-		asked := int32(a.ID-l.next) <= 0 // numbers begin anew some day
-		l.mu.Unlock()
-		if !asked {
-			return errAnswers
-		}
-		var is answer
-		switch {
-		case w == nil: // it has left
-			err = discard(r, a.Size)
-		case a.Status == Here && int64(a.Size) != w.size:
-			return fmt.Errorf("%w: it has sent %d bytes of a blob of %d", schema.ErrUnavailable, a.Size, w.size)
-		case a.Status == Here:
-			b := newBuffer(a.Size)
-			is.blob = schema.NewBlob(b.memory[:a.Size:a.Size], b)
-			_, err = io.ReadFull(r, b.memory[:a.Size])
-		default:
-			is.err, err = readWhy(r, a)
-		}
-		if err != nil {
-			is.blob.Release()
-			return err
-		}
-		l.answered(a.ID, is)
-	}
-	return discard(r, n) // what a later version says
-}
-
-// answered gives an answer to who waits for it, if he still does: it may have taken long to come in.
-func (l *Link) answered(id uint32, is answer) {
-	l.mu.Lock()
-	w := l.waiting[id]
-	delete(l.waiting, id)
-	l.mu.Unlock()
-	if w == nil {
-		is.blob.Release()
-		return
-	}
-	w.answer <- is
-}
-
-// readWhy reads why a blob does not come.
-func readWhy(r io.Reader, a Answer) (why, err error) {
-	text := make([]byte, min(a.Size, maxWhy))
-	if _, err := io.ReadFull(r, text); err != nil {
-		return nil, err
-	}
-	is := schema.ErrUnavailable
-	switch a.Status {
-	case Lost:
-		is = schema.ErrNotFound
-	case NotHeld:
-		is = peers.ErrNotHeld
-	case Full:
-		is = peers.ErrFull
-	case Failed, Here:
-	}
-	return fmt.Errorf("%w: it says %s", is, text), discard(r, a.Size-len(text))
-}
-
-func discard(r io.Reader, n int) error {
-	_, err := io.CopyN(io.Discard, r, int64(n))
-	return err
-}
-
 // down fails what is under way.
 func (l *Link) down(err error) {
 	l.mu.Lock()
@@ -477,20 +401,4 @@ func (l *Link) down(err error) {
 		w.answer <- answer{err: fmt.Errorf("%w: the connection broke: %w", schema.ErrUnavailable, err)}
 		delete(l.waiting, id)
 	}
-}
-
-// message is what the other side sends, as it came.
-type message struct{ data mem.BufferSlice }
-
-// codec takes messages as they come; all else is protobuf.
-type codec struct{ encoding.CodecV2 }
-
-// Unmarshal implements encoding.CodecV2. grpc frees its hold of the data.
-func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
-	if m, ok := v.(*message); ok {
-		data.Ref()
-		m.data = data
-		return nil
-	}
-	return c.CodecV2.Unmarshal(data, v)
 }
