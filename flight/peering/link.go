@@ -352,8 +352,8 @@ func (l *Link) ask(ctx context.Context, w *wire) error {
 			err = w.send(message(nil, asks))
 		}
 		if err != nil {
-			_ = w.close() // receiving says why
-			return nil
+			_ = w.close()
+			return nil //nolint:nilerr // receiving says why
 		}
 		if n == 0 {
 			select {
