@@ -165,10 +165,15 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	}
 	var mine func(schema.Key) bool         // nil: all are
 	var onward func(schema.Key, bool) bool // nil: nobody is asked for another
+	var astray func(schema.Key) bool       // nil: nothing is
+	var spare func(schema.Key) bool        // nil: none is
 	var sharers func() int                 // nil: nobody else
 	if opts.Peers != nil {
-		list, mine, onward = append(list, opts.Peers), opts.Peers.Mine, opts.Peers.Onward
+		list, mine, onward, astray = append(list, opts.Peers), opts.Peers.Mine, opts.Peers.Onward, opts.Peers.Astray
 		sharers = func() int { return 1 + opts.Peers.Nodes() }
+		if spare = opts.Peers.Spare; opts.Spill != nil {
+			opts.Spill.SetSpare(spare)
+		}
 	}
 	var errs [5]error
 	e.reader, errs[0] = tiers.New(append(list, tiers.Store(s)), tiers.Options{
@@ -191,7 +196,7 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	}
 	if opts.Spill != nil {
 		e.ahead, errs[2] = lookahead.New(lookahead.Options{
-			Cache: opts.Spill, Future: opts.Future, Reader: e.reader, Mine: mine,
+			Cache: opts.Spill, Future: opts.Future, Reader: e.reader, Mine: mine, Spare: spare,
 			Idle:    func() bool { return e.set.Idle() },
 			Streams: func() int { return e.set.Reading() },
 			Demand:  func() spill.Demand { return e.set.Demand() },
@@ -199,7 +204,7 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	}
 	e.set, errs[3] = streams.NewSet(streams.Options{
 		WindowBytes: opts.WindowBytes, Ledger: e.ledger, Reader: e.reader, Stage: e.stage, Ahead: e.ahead, MaxAhead: opts.MaxAhead,
-		Told: opts.Peers != nil, Onward: onward, Lineage: opts.Lineage,
+		Told: opts.Peers != nil, Onward: onward, Astray: astray, Lineage: opts.Lineage,
 	})
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err

@@ -17,17 +17,19 @@ type Stats struct {
 	LiveStreams int   `json:"live_streams"` // streams open now
 	Waiting     int   `json:"waiting"`      // of those, whose consumers wait for a read
 	Reads       int64 `json:"reads"`        // blobs read and found right
-	ReadBytes   int64 `json:"read_bytes"`
-	ReadNanos   int64 `json:"read_nanos"`   // time in the store, summed over reads
-	FailedReads int64 `json:"failed_reads"` // attempts that brought no blob, or a wrong one
-	SharedReads int64 `json:"shared_reads"` // cells that came with a read made for another, or from its window
-	Retries     int64 `json:"retries"`      // attempts after one that failed or was silent for long
-	Hedges      int64 `json:"hedges"`       // attempts beside one that was slow
-	HedgesWon   int64 `json:"hedges_won"`   // of those, which brought the blob first
-	GivenUp     int64 `json:"given_up"`     // blobs that no attempt brought
-	Lost        int64 `json:"lost"`         // of those, which are missing or damaged in the store
-	Batches     int64 `json:"batches"`      // record batches handed to consumers
-	Rows        int64 `json:"rows"`         // rows in them
+	// ReadReasons is why reads were made at the store, by name: see [ReadReasons].
+	ReadReasons map[string]int64 `json:"read_reasons"`
+	ReadBytes   int64            `json:"read_bytes"`
+	ReadNanos   int64            `json:"read_nanos"`   // time in the store, summed over reads
+	FailedReads int64            `json:"failed_reads"` // attempts that brought no blob, or a wrong one
+	SharedReads int64            `json:"shared_reads"` // cells that came with a read made for another, or from its window
+	Retries     int64            `json:"retries"`      // attempts after one that failed or was silent for long
+	Hedges      int64            `json:"hedges"`       // attempts beside one that was slow
+	HedgesWon   int64            `json:"hedges_won"`   // of those, which brought the blob first
+	GivenUp     int64            `json:"given_up"`     // blobs that no attempt brought
+	Lost        int64            `json:"lost"`         // of those, which are missing or damaged in the store
+	Batches     int64            `json:"batches"`      // record batches handed to consumers
+	Rows        int64            `json:"rows"`         // rows in them
 
 	ReadsInFlight int     `json:"reads_in_flight"`
 	BytesInFlight int64   `json:"bytes_in_flight"`
@@ -93,6 +95,10 @@ type Path struct {
 	BytesPerSec float64 `json:"bytes_per_s"` // as a moving average
 }
 
+// ReadReasons are all reasons for reads of the store, by which Stats count them: own, lent, ahead, page, astray,
+// unreachable, refused, hedge and retry.
+func ReadReasons() []string { return tiers.ReasonNames() }
+
 // Stats returns the engine's counters.
 func (e *Engine) Stats() Stats {
 	r, s := e.reader.Stats(), e.set.Stats()
@@ -102,7 +108,7 @@ func (e *Engine) Stats() Stats {
 	}
 	st := Stats{
 		Streams: s.Streams, LiveStreams: s.Live, Waiting: s.Waiting, Batches: s.Batches, Rows: s.Rows,
-		Reads: r.Reads, ReadBytes: r.ReadBytes, ReadNanos: int64(r.ReadTime), FailedReads: r.FailedReads,
+		Reads: r.Reads, ReadReasons: r.Reasons.Map(), ReadBytes: r.ReadBytes, ReadNanos: int64(r.ReadTime), FailedReads: r.FailedReads,
 		SharedReads: r.SharedReads, Retries: r.Retries, Hedges: r.Hedges, HedgesWon: r.HedgesWon, GivenUp: r.GivenUp, Lost: r.Lost,
 		SpillReads: r.UpperReads, SpillBytes: r.UpperBytes, PeerReads: r.PeerReads, PeerBytes: r.PeerBytes, StoodIn: r.StoodIn, Fills: r.Fills,
 		ReadsInFlight: r.InFlight, BytesInFlight: r.BytesInFlight, InFlightLimit: r.Limit,

@@ -22,6 +22,7 @@ type Cache struct {
 	index *index
 	space space
 	trouble
+	spare atomic.Pointer[func(schema.Key) bool] // nil: none is
 
 	// life is read-locked by calls and locked by Close.
 	life   sync.RWMutex
@@ -145,7 +146,7 @@ func (c *Cache) Close() error {
 	clean := true
 	for i := range c.table.slots {
 		switch s := c.table.at(uint32(i)); {
-		case s.state == live && s.changed:
+		case s.state == live && s.marks&changed != 0:
 			c.index.note(setOf(s))
 		case s.state == gone: // and pinned: the next start has to find its space
 			clean = false
@@ -242,36 +243,6 @@ func (c *Cache) Missed(at Place, size int64) {
 
 // Room is about how many bytes of blobs can be stored now without displacing any.
 func (c *Cache) Room() int64 { return max(c.space.room(), 0) }
-
-// Wants reports whether a blob at a place would be stored now: because there is room, or in the place of another. What some job
-// is going to use is displaced only if displace says so.
-func (c *Cache) Wants(at Place, size int64, displace bool) bool {
-	c.life.RLock()
-	defer c.life.RUnlock()
-	now := c.opts.Clock()
-	need := c.footprint(size)
-	room := c.space.room()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	switch {
-	case c.closed.Load(), size > maxLength, need > c.space.budget.Load()/4, now < c.quiet:
-		return false
-	}
-	chooser, table := c.chooser, Table(&c.table)
-	if p := c.payers.limited(at.Tenant); p != nil && p.bytes+need > p.ceiling(c) {
-		if need > p.ceiling(c) {
-			return false
-		}
-		chooser, table = p.chooser, &ownTable{&c.table, at.Tenant}
-	} else if room >= need {
-		return true
-	}
-	_, worth, found := chooser.Victim(table, now)
-	if !found || worth.Planned && !displace {
-		return false
-	}
-	return c.opts.Policy.Admit(c.opts.Policy.Worth(&Entry{Place: at, Size: size, Uses: 1, Added: now, Used: now}, now), worth)
-}
 
 // pin is the owner of a blob handed out.
 type pin struct {

@@ -20,6 +20,7 @@ func (c *Cache) get(ref schema.BlobRef, at Place, check bool) (_ schema.Blob, un
 	c.life.RLock()
 	defer c.life.RUnlock()
 	hash := hashOf(&ref.Key)
+	isSpare := c.isSpare(ref.Key)
 	now := c.opts.Clock()
 	c.mu.Lock()
 	ds := c.set(at.Dataset)
@@ -46,7 +47,8 @@ func (c *Cache) get(ref schema.BlobRef, at Place, check bool) (_ schema.Blob, un
 	if at.Tenant != s.tenant {
 		c.adopt(s, at.Tenant)
 	}
-	s.changed = true
+	s.mark(changed, true)
+	s.mark(spare, isSpare)
 	loc := s.location()
 	c.mu.Unlock()
 

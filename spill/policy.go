@@ -40,12 +40,15 @@ type Entry struct {
 	Uses  uint32        // how often it was wanted since it was stored, that time included
 	Added Time          // when it was stored
 	Used  Time          // when it was wanted last
+	Spare bool          // another node near owns it and keeps it, too: see [Cache.SetSpare]
 }
 
 // Worth is what keeping a blob is worth, for comparison at one time. A blob that is going to be used
-// is worth more than any other.
+// is worth more than any other. Of those, one that another node keeps too is worth less than one that the
+// store alone has: it costs that node a question, not the store a read.
 type Worth struct {
 	Planned bool
+	Spare   bool
 	Value   float64
 }
 
@@ -53,6 +56,9 @@ type Worth struct {
 func (w Worth) Less(o Worth) bool {
 	if w.Planned != o.Planned {
 		return o.Planned
+	}
+	if w.Spare != o.Spare {
+		return w.Spare
 	}
 	return w.Value < o.Value
 }
@@ -109,7 +115,7 @@ func (nextUse) Name() string { return "next-use" }
 
 func (p nextUse) Worth(e *Entry, now Time) Worth {
 	if at, ok := p.oracle.NextUse(e.Place, now); ok {
-		return Worth{Planned: true, Value: -float64(at)}
+		return Worth{Planned: true, Spare: e.Spare, Value: -float64(at)}
 	}
 	return score{}.Worth(e, now)
 }

@@ -91,7 +91,7 @@ func TestWorths(t *testing.T) {
 			t.Errorf("%s: %s is not worth less than %s", name, a, b)
 		}
 	}
-	soon, late, never := Worth{true, -1}, Worth{true, -2}, Worth{false, 5}
+	soon, late, never := Worth{Planned: true, Value: -1}, Worth{Planned: true, Value: -2}, Worth{Value: 5}
 	next := NextUse(future)
 	for _, c := range []struct {
 		policy           Policy

@@ -47,6 +47,14 @@ const (
 	fixedOverhead = 8 * memTableSize
 )
 
+// Capacity is how many bytes of blobs a cache of a budget keeps at least, if they are not small: what its index may take and
+// the segments that are being written are not for them.
+func Capacity(budget int64) int64 {
+	o := Options{Bytes: budget}
+	o.EnsureDefaults()
+	return max(budget-fixedOverhead-2*o.SegmentBytes, 0)
+}
+
 // grow takes n bytes of the budget, if they are there.
 func (s *space) grow(n int64) bool {
 	for {

@@ -29,7 +29,22 @@ type slot struct {
 	pins     atomic.Int32 // blobs handed out; plus dying once it is off the table
 	tenant   uint16       // on whose account it is kept; not in the index
 	state    state
-	changed  bool // uses or place differ from the index
+	marks    marks
+}
+
+// marks are what else is known of a blob; none is in the index.
+type marks uint8
+
+const (
+	changed marks = 1 << iota // uses or place differ from the index
+	spare                     // another node near owns the blob
+)
+
+// mark sets a mark, or takes it away.
+func (s *slot) mark(m marks, on bool) {
+	if s.marks &^= m; on {
+		s.marks |= m
+	}
 }
 
 type state uint8
@@ -64,7 +79,7 @@ func (s *slot) place() Place {
 func (s *slot) entry(e *Entry) {
 	*e = Entry{
 		Place: s.place(), Size: int64(s.length), Cost: time.Duration(float64(s.cost) * 1e9),
-		Uses: s.uses, Added: s.added.time(), Used: s.used.time(),
+		Uses: s.uses, Added: s.added.time(), Used: s.used.time(), Spare: s.marks&spare != 0,
 	}
 }
 
@@ -129,7 +144,7 @@ func (t *table) take(s *slot) {
 // free empties the slot of a blob that is gone.
 func (t *table) free(i uint32) {
 	s := t.at(i)
-	s.state, s.changed = free, false
+	s.state, s.marks = free, 0
 	s.pins.Store(0)
 	t.empty = append(t.empty, i)
 }

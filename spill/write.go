@@ -41,7 +41,7 @@ type pending struct {
 func (c *Cache) begin(ref schema.BlobRef, at Place, cost time.Duration, n int64) (p pending, ok bool) {
 	need := c.footprint(n)
 	now := c.opts.Clock()
-	hash := hashOf(&ref.Key)
+	hash, isSpare := hashOf(&ref.Key), c.isSpare(ref.Key)
 	c.mu.Lock()
 	ds := c.set(at.Dataset)
 	if _, s := c.table.find(hash); s != nil || n != ref.Size || c.closed.Load() {
@@ -56,12 +56,13 @@ func (c *Cache) begin(ref schema.BlobRef, at Place, cost time.Duration, n int64)
 	i, s := c.table.add(hash, writing)
 	s.sum, s.dataset, s.tenant, s.position, s.length = ref.Sum, at.Dataset, at.Tenant, at.Position, uint32(n)
 	c.payers.count(s.tenant, need)
+	s.mark(spare, isSpare)
 	s.cost, s.uses, s.added, s.used = float32(cost.Seconds()), 1, stampOf(now), stampOf(now)
 	c.mu.Unlock()
 
 	p = pending{index: i, slot: s, set: ds}
 	var err error
-	if p.space, err = c.take(n, &Entry{Place: at, Size: n, Cost: cost, Uses: 1, Added: now, Used: now}); err != nil {
+	if p.space, err = c.take(n, &Entry{Place: at, Size: n, Cost: cost, Uses: 1, Added: now, Used: now, Spare: isSpare}); err != nil {
 		c.abandon(p, err)
 		return p, false
 	}

@@ -21,6 +21,7 @@ import (
 	"bowstring/flight"
 	"bowstring/flight/door"
 	"bowstring/schema"
+	"bowstring/spill"
 )
 
 // clusterFlags make a server a node of a cluster.
@@ -180,7 +181,7 @@ func (p *clusterPart) join(n *node, to *flight.Options, log *slog.Logger) (err e
 
 // described is what the cluster is to know of a server that listens there.
 func (f *clusterFlags) described(id string, listen net.Addr, encrypted bool, spillBytes int64) (layout.Node, error) {
-	n := layout.Node{ID: id, Address: f.Advertise, Zone: f.Zone, Weight: f.NodeRanks, Capacity: spillBytes}
+	n := layout.Node{ID: id, Address: f.Advertise, Zone: f.Zone, Weight: f.NodeRanks, Capacity: spill.Capacity(spillBytes)}
 	if n.Address == "" {
 		tcp, ok := listen.(*net.TCPAddr)
 		if !ok || tcp.IP.IsUnspecified() {

@@ -11,7 +11,7 @@ import (
 	"bowstring/spill"
 )
 
-// Options says what an Ahead works with. All fields but Mine are needed.
+// Options says what an Ahead works with. All fields but Mine and Spare are needed.
 type Options struct {
 	// Cache is what is filled, Future what it evicts by.
 	Cache  *spill.Cache
@@ -27,6 +27,8 @@ type Options struct {
 	// Mine says whether blobs of a key are for this node to keep. It must not block.
 	// Default: all are.
 	Mine func(schema.Key) bool
+	// Spare says whether another node keeps a blob of this key, too. It must not block. Default: none does.
+	Spare func(schema.Key) bool
 }
 
 // Validate returns an error that names the first field that is missing.
@@ -65,6 +67,9 @@ type Ahead struct {
 func New(opts Options) (*Ahead, error) {
 	if err := opts.Validate(); err != nil {
 		return nil, err
+	}
+	if opts.Spare == nil {
+		opts.Spare = func(schema.Key) bool { return false }
 	}
 	if opts.Mine == nil {
 		opts.Mine = func(schema.Key) bool { return true }

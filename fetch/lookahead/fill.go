@@ -275,7 +275,10 @@ func (f *filler) missing(l *running, displace bool) (c *candidate, before int64,
 				continue
 			}
 			place := spill.Place{Dataset: l.number, Tenant: tenant, Position: pos}
-			if !a.opts.Cache.Wants(place, ref.Size, displace) {
+			if !a.opts.Cache.WantsBlob(ref, place, displace) {
+				if a.opts.Spare(ref.Key) {
+					continue // there may be room yet for what this node owns
+				}
 				at.fullAt = served
 				return nil, 0, false
 			}

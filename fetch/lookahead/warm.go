@@ -176,7 +176,10 @@ func (w *warmer) next(ctx context.Context) *candidate {
 			case w.ahead.opts.Cache.Has(ref):
 				w.There++
 			case !w.ahead.opts.Mine(ref.Key): // another node's to bring, and to keep
-			case !w.ahead.opts.Cache.Wants(at, ref.Size, true):
+			case !w.ahead.opts.Cache.WantsBlob(ref, at, true):
+				if w.ahead.opts.Spare(ref.Key) {
+					continue // there may be room yet for what this node owns
+				}
 				w.Full = true
 				return nil
 			default:

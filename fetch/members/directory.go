@@ -10,10 +10,11 @@ import (
 
 // Route says how a node comes by blobs, as peers.Route does.
 type Route struct {
-	Ask  []string // the nodes to ask, the nearest first; none where this node reads from the store
-	Near int      // how many of them are as near as each other
-	Keep bool     // this node keeps what pays of such blobs
-	Held bool     // those to ask are leaving: they answer from their caches alone
+	Ask   []string // the nodes to ask, the nearest first; none where this node reads from the store
+	Near  int      // how many of them are as near as each other
+	Keep  bool     // this node keeps what pays of such blobs
+	Spare bool     // of these blobs one near keeps what there is, too
+	Held  bool     // those to ask are leaving: they answer from their caches alone
 }
 
 // directory is how this node comes by blobs, in a view: what the tier of the other nodes asks, ready to be looked up.
@@ -147,7 +148,7 @@ func (r routeOf) route(now, before *layout.Layout, at int, zone int32) Route {
 	case int(r.first) == at:
 		return Route{Keep: true}
 	case at != layout.None && (int(r.second) == at || int(r.keeper) == at):
-		return Route{Keep: true, Ask: []string{id(r.first)}}
+		return Route{Keep: true, Ask: []string{id(r.first)}, Spare: now.Zones()[r.first] == zone}
 	}
 	var list []string
 	near := 0

@@ -16,8 +16,10 @@ import (
 // say nothing.
 const patienceFactor = 4
 
-// stalledFactor is how many times the patience a node may bring nothing that says that it is there.
-const stalledFactor = 4
+// stalledFactor is how many times the patience a node may bring nothing that says that it is there. When a job begins on
+// many nodes, all of them wait in one queue before the store, an owner's first answer as long as anything: a node
+// given up then is asked for nothing for a while, and its blobs are read twice, by who wants them and by it.
+const stalledFactor = 10
 
 // node is the way to one node, and how that does. A node that was asked and says
 // nothing at all for long is silent: what it was asked for fails, so that the
@@ -41,6 +43,7 @@ type node struct {
 	heard   time.Time         // when it last answered, or was asked after none was under way
 	typical time.Duration     // how long answers take: the longest of late, falling slowly
 	watch   *time.Timer       // runs while something is under way
+	looked  time.Time         // when it last fired, or was set
 }
 
 // ask is a blob that a node is being asked for.
@@ -125,7 +128,7 @@ func (n *node) begin(a *ask, now time.Time) {
 		n.asks = map[*ask]struct{}{}
 	}
 	if len(n.asks) == 0 {
-		n.heard = now
+		n.heard, n.looked = now, now
 		if n.watch == nil {
 			n.watch = time.AfterFunc(n.opts.Patience/4, n.look)
 		} else {
@@ -175,7 +178,12 @@ func (n *node) look() {
 		return
 	}
 	n.watch.Reset(n.opts.Patience / 4)
-	quiet := time.Since(n.heard)
+	now := time.Now()
+	late := now.Sub(n.looked) > n.opts.Patience/2
+	if n.looked = now; late {
+		return // this process was not run: what came meanwhile has not been read yet
+	}
+	quiet := now.Sub(n.heard)
 	bound := max(n.opts.Patience, patienceFactor*n.typical)
 	if time.Since(n.link.Heard()) < n.opts.Patience {
 		bound = max(bound, stalledFactor*n.opts.Patience) // it has a queue before the store, as this node would have

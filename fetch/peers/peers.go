@@ -27,7 +27,8 @@ type Ask struct {
 	Snapshot string
 	Position int64
 	Tenant   string // on whose account
-	// Onward says that the node asked may ask the blob's first owner, if it acts for others there: see [Route].
+	// Onward says that the node asked may ask the blob's first owner, if it acts for others there: see [Route]. If it has
+	// nothing to do with the blob, it is to say ErrNotHeld unless it holds it.
 	Onward bool
 	// Held says that it is to answer from its cache alone.
 	Held bool
@@ -80,7 +81,7 @@ type Options struct {
 	SnapshotName func(number uint32) string
 	// Patience is how long a node that was asked may say nothing before the store is
 	// read instead, if it does not usually take longer. One that says that it is there may
-	// bring nothing for four times as long: it waits for the store, too. Default 500 ms.
+	// bring nothing for ten times as long: it waits for the store, too. Default 500 ms.
 	Patience time.Duration
 	// Retry is how often a node that said nothing for so long is asked for one blob,
 	// to see whether it does again. Default 1 s.
@@ -180,6 +181,19 @@ func (t *Tier) Get(ctx context.Context, ref schema.BlobRef, at spill.Place) (sch
 	ask := Ask{Ref: ref, Position: at.Position, Tenant: store.CallerFrom(ctx).Tenant, Onward: !r.Keep, Held: r.Held}
 	if at.Dataset != 0 {
 		ask.Snapshot = t.opts.SnapshotName(at.Dataset)
+	}
+	b, err := n.get(ctx, ask)
+	if !ask.Onward || !errors.Is(err, ErrNotHeld) {
+		return b, err
+	}
+	// It takes itself neither for an owner nor for one that acts for others. Another one does, or it reads the store itself.
+	ask.Onward = false
+	for _, name := range r.Ask {
+		if name != n.name {
+			if other, err := t.choose(Route{Ask: []string{name}}); err == nil {
+				return other.get(ctx, ask)
+			}
+		}
 	}
 	return n.get(ctx, ask)
 }

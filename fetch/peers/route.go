@@ -24,6 +24,8 @@ type Route struct {
 	// Keep says that this node keeps what pays of such blobs: it owns them, first or second, or acts for its zone. It
 	// asks others for what they have; whoever asks it, it may ask on for.
 	Keep bool
+	// Spare says that what it keeps of such blobs one near keeps too, who has it from the store.
+	Spare bool
 	// Held says that those to ask are to answer from their caches alone: they have owned the blob and are leaving.
 	Held bool
 }
@@ -45,11 +47,21 @@ func (t *Tier) Onward(key schema.Key, asked bool) bool {
 	return t.opts.Directory.Route(key).onward(asked)
 }
 
+// Astray reports whether this node has nothing to do with blobs of a key: who takes it for one that acts for others has another
+// view, as happens for some seconds when a job begins.
+func (t *Tier) Astray(key schema.Key) bool {
+	r := t.opts.Directory.Route(key)
+	return !r.Keep && len(r.Ask) > 0
+}
+
 // Mine reports whether this node is one that keeps blobs of a key.
 func (t *Tier) Mine(key schema.Key) bool {
 	r := t.opts.Directory.Route(key)
 	return r.Keep || len(r.Ask) == 0
 }
+
+// Spare reports whether what this node keeps of blobs of a key is kept near by, too, by who has it from the store.
+func (t *Tier) Spare(key schema.Key) bool { return t.opts.Directory.Route(key).Spare }
 
 // choose returns a node of a route that can be asked: of the near ones, that with least under way.
 func (t *Tier) choose(r Route) (*node, error) {

@@ -101,7 +101,7 @@ func (b *Borrower) Lend(ctx context.Context, l Loan) error {
 	if l.Ref.Size < 0 {
 		return fmt.Errorf("%w: a blob of %d bytes", schema.ErrInvalid, l.Ref.Size)
 	}
-	if l.Held && !b.set.opts.Ahead.Holds(l.Ref) {
+	if (l.Held || l.Onward && b.set.opts.Astray != nil && b.set.opts.Astray(l.Ref.Key)) && !b.set.opts.Ahead.Holds(l.Ref) {
 		b.answer(Answer{ID: l.ID, Err: peers.ErrNotHeld, Loan: l})
 		return nil
 	}

@@ -18,7 +18,7 @@ import (
 	"bowstring/spill"
 )
 
-// Options says what a Set works with. All fields but Ahead, Lineage and Onward are needed.
+// Options says what a Set works with. All fields but Ahead, Lineage, Onward and Astray are needed.
 type Options struct {
 	// WindowBytes is what the ledger gives to windows, in bytes.
 	WindowBytes int64
@@ -34,6 +34,9 @@ type Options struct {
 	// Onward says whether other nodes may be asked for a blob that another node has asked for; asked, whether
 	// that one lets this one. nil: they may not. See [peers.Tier.Onward].
 	Onward func(key schema.Key, asked bool) bool
+	// Astray says whether this node has nothing to do with a blob that another one asks of it as of one that acts for others. nil:
+	// it never is so. See [peers.Tier.Astray].
+	Astray func(key schema.Key) bool
 	// Told says that other nodes are told what the streams do: see [Set.Progress].
 	Told bool
 	// Lineage records what is handed out; nil for nowhere.

@@ -170,7 +170,8 @@ func (r *Reader) ended(a Attempt, began time.Time, blob schema.Blob, unchecked b
 		rd.running++
 		rd.latest = now
 		below.beganLocked(rd)
-		return next{again: Attempt{rd, a.nth, below}}
+		rd.asked = rd.asked || a.lane.traits.Remote
+		return next{again: Attempt{rd, a.nth, below, a.why}}
 	}
 	rd.failed++
 	r.stats.failedReads++
@@ -179,7 +180,7 @@ func (r *Reader) ended(a Attempt, began time.Time, blob schema.Blob, unchecked b
 	case again:
 		r.stats.retries++
 		rd.attemptLocked(now.Add(pause))
-		return next{again: Attempt{rd, rd.attempts - 1, r.last}, pause: time.NewTimer(pause)}
+		return next{again: Attempt{rd, rd.attempts - 1, r.last, Retry}, pause: time.NewTimer(pause)}
 	case rd.running <= r.spareLocked(rd):
 		r.forgetLocked(rd)
 		delete(r.reads, rd.key())
@@ -209,6 +210,7 @@ func (r *Reader) broughtLocked(a Attempt, now time.Time, took time.Duration, blo
 	if l == r.last {
 		r.latency.add(now, took)
 		r.stats.reads++
+		r.stats.reasons[r.reasonLocked(a)]++
 		r.stats.readBytes += rd.ref.Size
 		r.stats.readNanos += int64(took)
 		if rd.place.Dataset != 0 && !rd.place.IsPage() && !r.opts.Keeps(rd.ref.Key) {

@@ -31,7 +31,9 @@ const (
 	// cache when they are sent, and for more the further away it is, up to
 	// manyReads at manyLatency. While the store has a queue, in which every read of a round waits for more than flowCrowded
 	// times the least latency, nodes of a cluster divide the latter: 256 of them would have 65,536 reads in it, which all wait
-	// so long that they are taken for lost and made again. It has none when some read takes less than flowFree times that.
+	// so long that they are taken for lost and made again. It has none when some read takes less than flowFree times that
+	// though streams have all in flight that they may. Until a way is known, it is taken for one with a queue: four nodes would
+	// have a thousand reads in that of a slow one before the first of them came late.
 	fewReads    = 8
 	manyReads   = 256
 	manyLatency = time.Millisecond
@@ -90,7 +92,7 @@ func (f *flow) init(maxReads int, sharers func() int) {
 // floor is how many reads may be in flight whatever was measured.
 func (f *flow) floor() int {
 	many := min(int(manyReads*f.latency/manyLatency), manyReads)
-	if f.crowded {
+	if f.crowded || f.startup {
 		many /= max(f.sharers(), 1)
 	}
 	return min(max(fewReads, many), f.maxReads)
@@ -182,9 +184,9 @@ func (f *flow) nextRound(now time.Time) {
 		f.rate += (rate - f.rate) * flowShare
 	}
 	switch {
-	case f.quickest > flowCrowded*f.latency+flowSlack:
+	case f.startup || f.quickest > flowCrowded*f.latency+flowSlack:
 		f.crowded = true
-	case f.quickest < flowFree*f.latency:
+	case f.gated && f.quickest < flowFree*f.latency:
 		f.crowded = false
 	}
 	f.probe(now)

@@ -38,6 +38,7 @@ type read struct {
 	hedged   bool      // an attempt was begun because the first was slow
 	here     bool      // no other node is asked
 	late     bool      // who waits checks the blob; set before its first attempt is made, and never changed
+	asked    bool      // another node was asked, and has not sent it
 	fill     bool      // whoever wanted it first keeps it; set before its first attempt is made
 	over     bool      // brought, failed for good, or no longer wanted
 

@@ -161,6 +161,7 @@ type Attempt struct {
 	read *read
 	nth  int
 	lane *lane
+	why  Reason // Hedge or Retry, of an attempt at the last tier that is not the first; else Own
 }
 
 // Try has w's receiver told of its blob in the end: it joins the read that is
@@ -232,7 +233,7 @@ func (r *Reader) stayLocked(rd *read) {
 	}
 	rd.attemptLocked(time.Now())
 	r.last.beganLocked(rd)
-	r.startLocked(Attempt{rd, rd.attempts - 1, r.last})
+	r.startLocked(Attempt{rd, rd.attempts - 1, r.last, Own})
 }
 
 func (r *Reader) tryLocked(w *Want, l *lane, always bool) (v Verdict, first Attempt, held schema.Blob) {
@@ -259,7 +260,7 @@ func (r *Reader) tryLocked(w *Want, l *lane, always bool) (v Verdict, first Atte
 	r.reads[rd.key()] = rd
 	l.beganLocked(rd)
 	r.keepWatchLocked()
-	return Begun, Attempt{rd, 0, l}, schema.Blob{}
+	return Begun, Attempt{rd, 0, l, Own}, schema.Blob{}
 }
 
 // Start makes an attempt in a goroutine of the reader. A reader that closes has

@@ -64,6 +64,7 @@ func (r *Reader) lookForSlow() {
 		if r.awayLocked(rd) {
 			is = remote
 		}
+		why := Retry
 		switch quiet := now.Sub(rd.latest); {
 		case rd.running >= maxAttempts:
 			continue
@@ -73,12 +74,13 @@ func (r *Reader) lookForSlow() {
 			r.hedges--
 			r.stats.hedges++
 			rd.hedged = true
+			why = Hedge
 		default:
 			continue
 		}
 		rd.attemptLocked(now)
 		r.last.beganLocked(rd)
-		r.startLocked(Attempt{rd, rd.attempts - 1, r.last})
+		r.startLocked(Attempt{rd, rd.attempts - 1, r.last, why})
 	}
 }
 

@@ -10,11 +10,13 @@ type counters struct {
 	sharedReads, retries, hedges, hedgesWon  int64
 	fills                                    int64
 	lost, givenUp                            int64
+	reasons                                  Reasons
 }
 
 // Stats are a reader's counters since it was made, and what is in flight now.
 type Stats struct {
 	Reads       int64         // blobs read from the last tier and found right
+	Reasons     Reasons       // of those, why they were made
 	ReadBytes   int64         // of those
 	ReadTime    time.Duration // summed over those
 	FailedReads int64         // attempts at the last tier that brought no blob, or a wrong one
@@ -49,7 +51,7 @@ func (r *Reader) Stats() Stats {
 	defer r.mu.Unlock()
 	c, f := &r.stats, &r.last.flow
 	s := Stats{
-		Reads: c.reads, ReadBytes: c.readBytes, ReadTime: time.Duration(c.readNanos), FailedReads: c.failedReads,
+		Reads: c.reads, Reasons: c.reasons, ReadBytes: c.readBytes, ReadTime: time.Duration(c.readNanos), FailedReads: c.failedReads,
 		UpperReads: c.upperReads, UpperBytes: c.upperBytes, PeerReads: c.peerReads, PeerBytes: c.peerBytes, StoodIn: c.stoodIn, SharedReads: c.sharedReads,
 		Retries: c.retries, Hedges: c.hedges, HedgesWon: c.hedgesWon, Fills: c.fills, GivenUp: c.givenUp, Lost: c.lost,
 		InFlight: f.reads, BytesInFlight: f.used, Limit: f.limit, MinLatency: f.latency, BytesPerSec: f.rate,

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -15,27 +14,25 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
+	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/keepalive"
-	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"bowstring/fetch/peers"
 	"bowstring/schema"
 )
 
 const (
-	// Of what the other side may send unread: on the stream, and in all. A path of
-	// 10 Gbit/s and some milliseconds is filled by it.
+	// streamWindow is what the other side may send unread. A path of 10 Gbit/s and some milliseconds is filled by it.
 	streamWindow = 8 << 20
-	connWindow   = 16 << 20
-	readBuffer   = 256 << 10
 	// maxMessage is how long a message may be: a blob, or many, and their head.
 	maxMessage = peers.MaxBlob + 4<<20
+	// maxHello is how long a Hello may be.
+	maxHello = 64 << 10
 	// maxWhy is how much is kept of what a node says of a blob that it does not send.
 	maxWhy = 1 << 10
 	// maxTickets is how many bytes of tickets are told at a time.
@@ -59,7 +56,6 @@ type Options struct {
 	Key     []byte       // of the cluster; none if the other side wants none
 	TLS     *tls.Config  // nil for none
 	Logger  *slog.Logger // default slog.Default()
-	Options []grpc.DialOption
 }
 
 // Link is a way to a node: see [peers.Link]. It is safe for concurrent use.
@@ -67,7 +63,7 @@ type Link struct {
 	opts    Options
 	address string
 	made    time.Time
-	conn    *grpc.ClientConn
+	conn    *grpc.ClientConn // of all calls but that by which blobs come
 	cancel  context.CancelFunc
 	running sync.WaitGroup
 	wake    chan struct{} // told when there is something to ask
@@ -106,14 +102,12 @@ func Dial(address string, opts Options) (*Link, error) {
 	if opts.TLS != nil {
 		creds = credentials.NewTLS(opts.TLS)
 	}
-	conn, err := grpc.NewClient("passthrough:///"+address, append([]grpc.DialOption{
+	conn, err := grpc.NewClient("passthrough:///"+address, []grpc.DialOption{
 		grpc.WithTransportCredentials(creds),
-		grpc.WithInitialWindowSize(streamWindow), grpc.WithInitialConnWindowSize(connWindow),
-		grpc.WithReadBufferSize(readBuffer),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: keepaliveTime, Timeout: keepaliveAnswer}),
 		grpc.WithDefaultCallOptions(
 			grpc.ForceCodecV2(codec{encoding.GetCodecV2("proto")}), grpc.MaxCallRecvMsgSize(maxMessage)),
-	}, opts.Options...)...)
+	}...)
 	if err != nil {
 		return nil, fmt.Errorf("address %q of a node: %w", address, err)
 	}
@@ -187,6 +181,14 @@ func (l *Link) Get(ctx context.Context, what peers.Ask) (schema.Blob, error) {
 	return schema.Blob{}, context.Cause(ctx)
 }
 
+// key is the header that shows the cluster's key.
+func (l *Link) key() []hpack.HeaderField {
+	if len(l.opts.Key) == 0 {
+		return nil
+	}
+	return []hpack.HeaderField{{Name: "authorization", Value: "Bearer " + string(l.opts.Key), Sensitive: true}}
+}
+
 // authorized returns a context that shows the cluster's key.
 func (l *Link) authorized(ctx context.Context) context.Context {
 	if len(l.opts.Key) == 0 {
@@ -232,7 +234,6 @@ func (l *Link) run(ctx context.Context) {
 			l.opts.Logger.LogAttrs(ctx, slog.LevelWarn, "there is no way to another node; the store is read instead",
 				slog.String("address", l.address), slog.Any("error", err))
 		}
-		l.conn.ResetConnectBackoff()
 		t := time.NewTimer(pause.NextBackOff())
 		select {
 		case <-t.C:
@@ -246,27 +247,33 @@ func (l *Link) run(ctx context.Context) {
 func (l *Link) serve(ctx context.Context, opened func()) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	ctx = l.authorized(ctx)
 	hello, err := json.Marshal(Hello{Cluster: l.opts.Cluster, Node: l.opts.Node, Zone: l.opts.Zone, Protocols: Spoken(), Features: Features()})
 	if err != nil {
 		return fmt.Errorf("encoding a hello: %w", err)
 	}
 	late := time.AfterFunc(helloTimeout, func() { cancel(fmt.Errorf("it has not said who it is for %s", helloTimeout)) })
 	defer late.Stop()
-	stream, err := l.conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, "/"+Service+"/"+Method)
+	w, err := dialWire(ctx, l.address, l.opts.TLS, "/"+Service+"/"+Method, func() { l.heard.Store(int64(time.Since(l.made))) }, l.key()...)
 	if err != nil {
-		return err
+		return because(ctx, err)
 	}
-	if err := stream.SendMsg(&wrapperspb.BytesValue{Value: hello}); err != nil && !errors.Is(err, io.EOF) {
-		return err
+	defer func() { _ = w.close() }() // it has broken already
+	if err := w.send(hello); err != nil {
+		return because(ctx, err)
 	}
-	var first message
-	if err := stream.RecvMsg(&first); err != nil {
-		return err
+	n, err := w.next()
+	if err == nil && n > maxHello {
+		err = errAnswers
+	}
+	if err != nil {
+		return because(ctx, err)
+	}
+	answer := make([]byte, n)
+	if _, err := io.ReadFull(w, answer); err != nil {
+		return because(ctx, err)
 	}
 	var other Hello
-	err = json.Unmarshal(first.data.Materialize(), &other)
-	first.data.Free()
+	err = json.Unmarshal(answer, &other)
 	speaks := Agree(other.Protocols)
 	if err != nil || speaks == 0 {
 		return fmt.Errorf("%w: it speaks protocols %v; want one of %v", schema.ErrUnavailable, other.Protocols, Spoken())
@@ -285,20 +292,28 @@ func (l *Link) serve(ctx context.Context, opened func()) error {
 	opened()
 	var asking sync.WaitGroup
 	asking.Go(func() {
-		if err := l.ask(ctx, stream); err != nil {
+		if err := l.ask(ctx, w); err != nil {
 			cancel(err)
 		}
 	})
+	asking.Go(func() { w.watch(ctx) })
 	for err == nil {
-		var m message
-		if err = stream.RecvMsg(&m); err == nil {
-			l.heard.Store(int64(time.Since(l.made)))
-			err = l.deliver(&m)
+		if n, err = w.next(); err == nil {
+			err = l.deliver(w, n)
 		}
 	}
 	cancel(err)
+	_ = w.close() // it has broken already
 	asking.Wait()
 	return context.Cause(ctx)
+}
+
+// because is why ctx has ended, if it has: what was done with it has failed for that.
+func because(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil {
+		return cause
+	}
+	return err
 }
 
 // check returns an error if it is not the node that is to be there: addresses are used again, by other machines.
@@ -313,7 +328,7 @@ func (o *Options) check(other Hello) error {
 }
 
 // ask sends what is asked for, until ctx ends.
-func (l *Link) ask(ctx context.Context, stream grpc.ClientStream) error {
+func (l *Link) ask(ctx context.Context, w *wire) error {
 	told := map[uint64]bool{} // streams whose ticket was sent
 	for {
 		l.mu.Lock()
@@ -327,20 +342,18 @@ func (l *Link) ask(ctx context.Context, stream grpc.ClientStream) error {
 		l.mu.Unlock()
 		var err error
 		if doing != nil {
-			err = stream.SendMsg(&wrapperspb.BytesValue{Value: progressMessage(doing, told)})
+			err = w.send(progressMessage(doing, told))
 		}
 		if n > 0 && err == nil {
 			message := AppendFlagged
 			if l.protocol.Load() == 1 {
 				message = AppendAsks
 			}
-			err = stream.SendMsg(&wrapperspb.BytesValue{Value: message(nil, asks)})
-		}
-		if errors.Is(err, io.EOF) {
-			return nil // receiving says why
+			err = w.send(message(nil, asks))
 		}
 		if err != nil {
-			return err
+			_ = w.close()
+			return nil //nolint:nilerr // receiving says why
 		}
 		if n == 0 {
 			select {
@@ -377,67 +390,6 @@ func progressMessage(list []peers.Progress, told map[uint64]bool) []byte {
 	return append([]byte{KindProgress}, b...)
 }
 
-// deliver gives the answers of a message to those who wait for them.
-func (l *Link) deliver(m *message) error {
-	n := m.data.Len()
-	r := m.data.Reader()
-	m.data.Free() // the reader has a hold of its own
-	defer r.Close()
-	answers, err := readAnswers(r, n)
-	if err != nil {
-		return err
-	}
-	for _, a := range answers {
-		l.mu.Lock()
-		w := l.waiting[a.ID]
-		delete(l.waiting, a.ID)
-		asked := int32(a.ID-l.next) <= 0 // numbers begin anew some day
-		l.mu.Unlock()
-		if !asked {
-			return errAnswers
-		}
-		switch {
-		case w == nil: // it has left
-			if _, err := r.Discard(a.Size); err != nil {
-				return errAnswers
-			}
-		case a.Status != Here:
-			why := make([]byte, min(a.Size, maxWhy))
-			_, err := io.ReadFull(r, why)
-			if err == nil {
-				_, err = r.Discard(a.Size - len(why))
-			}
-			if err != nil {
-				w.answer <- answer{err: errAnswers}
-				return errAnswers
-			}
-			is := schema.ErrUnavailable
-			switch a.Status {
-			case Lost:
-				is = schema.ErrNotFound
-			case NotHeld:
-				is = peers.ErrNotHeld
-			case Full:
-				is = peers.ErrFull
-			case Failed, Here:
-			}
-			w.answer <- answer{err: fmt.Errorf("%w: it says %s", is, why)}
-		case int64(a.Size) != w.size:
-			w.answer <- answer{err: fmt.Errorf("%w: it has sent %d bytes of a blob of %d", schema.ErrUnavailable, a.Size, w.size)}
-			return errAnswers
-		default:
-			b := newBuffer(a.Size)
-			if _, err := io.ReadFull(r, b.memory[:a.Size]); err != nil {
-				b.Unpin()
-				w.answer <- answer{err: errAnswers}
-				return errAnswers
-			}
-			w.answer <- answer{blob: schema.NewBlob(b.memory[:a.Size:a.Size], b)}
-		}
-	}
-	return nil
-}
-
 // down fails what is under way.
 func (l *Link) down(err error) {
 	l.mu.Lock()
@@ -449,20 +401,4 @@ func (l *Link) down(err error) {
 		w.answer <- answer{err: fmt.Errorf("%w: the connection broke: %w", schema.ErrUnavailable, err)}
 		delete(l.waiting, id)
 	}
-}
-
-// message is what the other side sends, as it came.
-type message struct{ data mem.BufferSlice }
-
-// codec takes messages as they come; all else is protobuf.
-type codec struct{ encoding.CodecV2 }
-
-// Unmarshal implements encoding.CodecV2. grpc frees its hold of the data.
-func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
-	if m, ok := v.(*message); ok {
-		data.Ref()
-		m.data = data
-		return nil
-	}
-	return c.CodecV2.Unmarshal(data, v)
 }

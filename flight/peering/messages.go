@@ -29,6 +29,7 @@ const (
 	maxAsks     = 256 // in a message
 	askBytes    = 4 + 32 + 8 + 8 + 2 + 2 + 8
 	flagBytes   = 4
+	answersHead = 4
 	answerBytes = 4 + 4 + 8
 	maxName     = math.MaxUint16
 )
@@ -262,12 +263,15 @@ const maxAnswers = 1 << 16
 
 // readAnswers reads the head of a message of n bytes.
 func readAnswers(r io.Reader, n int) ([]Answer, error) {
-	var word [4]byte
+	var word [answersHead]byte
+	if n < len(word) {
+		return nil, errAnswers
+	}
 	if _, err := io.ReadFull(r, word[:]); err != nil {
 		return nil, errAnswers
 	}
 	count := binary.LittleEndian.Uint32(word[:])
-	if count > maxAnswers || int(count)*answerBytes > n {
+	if count > maxAnswers || int(count)*answerBytes > n-len(word) {
 		return nil, errAnswers
 	}
 	head := make([]byte, int(count)*answerBytes)

@@ -8,6 +8,8 @@ import (
 	"io"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"bowstring/schema"
@@ -49,4 +51,20 @@ func (l *Link) Warm(ctx context.Context, what Warm, progress func([]byte)) error
 		m.data.Free()
 		progress(said)
 	}
+}
+
+// message is what the other side sends, as it came.
+type message struct{ data mem.BufferSlice }
+
+// codec takes messages as they come; all else is protobuf.
+type codec struct{ encoding.CodecV2 }
+
+// Unmarshal implements encoding.CodecV2. grpc frees its hold of the data.
+func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
+	if m, ok := v.(*message); ok {
+		data.Ref()
+		m.data = data
+		return nil
+	}
+	return c.CodecV2.Unmarshal(data, v)
 }

@@ -116,6 +116,7 @@ var (
 	ringInline   = counter("samenode_inline_total", "Batches that went by TCP as their ring had no room.")
 
 	readSeconds    = histogram("read_seconds", "Time of reads that brought the right blob, by tier.", "tier")
+	readReasons    = counter("store_reads_total", "Blobs read from the store, by why: `own`, `lent` (for another node), `ahead`, `page` (of a manifest) are this node's to read; `astray` (for another node that takes this one for the owner), `unreachable`, `refused` are another's; `hedge` and `retry` are attempts beside others.", "reason")
 	readBytes      = counter("read_bytes_total", "Bytes of blobs read, by tier; `peer` is other nodes.", "tier")
 	sharedReads    = counter("shared_reads_total", "Blobs that came with a read made for another stream, or from its window.")
 	failedReads    = counter("failed_reads_total", "Attempts at the store that brought no blob, or a wrong one.")

@@ -268,6 +268,9 @@ func (ch sink) operators(o *fetch.OperatorStats) {
 func (ch sink) engine(e *fetch.Stats) {
 	ch.operators(&e.Operators)
 	ch.send(readBytes, float64(e.ReadBytes), "store")
+	for _, reason := range fetch.ReadReasons() {
+		ch.send(readReasons, float64(e.ReadReasons[reason]), reason)
+	}
 	ch.send(readBytes, float64(e.SpillBytes), "spill")
 	ch.send(readBytes, float64(e.PeerBytes), "peer")
 	ready := 0

@@ -139,7 +139,7 @@ func (l *life) join(opts *fetch.Options) (err error) {
 // described is what others know of the node.
 func (n *node) described() layout.Node {
 	f := &n.world.file
-	return layout.Node{ID: n.id, Address: "grpc://" + n.id + ":1", Zone: fmt.Sprint("zone-", n.zone), Weight: f.Nodes.Ranks, Capacity: f.Spill.Bytes}
+	return layout.Node{ID: n.id, Address: "grpc://" + n.id + ":1", Zone: fmt.Sprint("zone-", n.zone), Weight: f.Nodes.Ranks, Capacity: spill.Capacity(f.Spill.Bytes)}
 }
 
 // end ends the server: in order, or as a process that is killed, whose lease stays.

@@ -1,0 +1,37 @@
+package peers
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+	"time"
+
+	"bowstring/schema"
+)
+
+// still is a link to a node of which nothing comes.
+type still struct{}
+
+func (still) Get(context.Context, Ask) (schema.Blob, error) { return schema.Blob{}, nil }
+func (still) Tell([]Progress)                               {}
+func (still) Up() bool                                      { return true }
+func (still) Protocol() int                                 { return 1 }
+func (still) Heard() time.Time                              { return time.Time{} }
+func (still) Close() error                                  { return nil }
+
+// Who was not run himself does not take others for silent before he has had time to read what they said.
+func TestLateLook(t *testing.T) {
+	o := Options{Patience: time.Hour, Logger: slog.New(slog.DiscardHandler)}
+	n := &node{name: "b", link: still{}, opts: &o, made: time.Now()}
+	a := &ask{func(error) {}}
+	n.begin(a, time.Now().Add(-5*time.Hour))
+	defer n.end(a, time.Now(), nil)
+	n.look()
+	if n.silent.Load() {
+		t.Fatal("it was given up by a look that came five hours late")
+	}
+	n.look()
+	if !n.silent.Load() {
+		t.Error("it was not given up by a look in time")
+	}
+}

@@ -1,0 +1,61 @@
+package spill
+
+import (
+	"testing"
+
+	"bowstring/schema"
+)
+
+// inOrder is an Oracle: the use at a position is at that time.
+type inOrder struct{}
+
+func (inOrder) NextUse(at Place, now Time) (Time, bool) { return now + Time(at.Position), true }
+
+// What another node keeps too makes room for what the store alone has, though it is used sooner; and never displaces it.
+func TestSpareMakesRoom(t *testing.T) {
+	r := testRand(t)
+	const size, budget = 50_000, MinBytes + 8<<20
+	opts := testOptions(t.TempDir())
+	opts.Bytes, opts.Oracle, opts.SegmentBytes = budget, inOrder{}, 1<<20
+	c := openCache(t, opts)
+	spare := map[schema.Key]bool{}
+	c.SetSpare(func(key schema.Key) bool { return spare[key] })
+	number := c.Dataset("d@1")
+	store := func(position int, isSpare bool) schema.BlobRef {
+		data, ref := fill(r, size)
+		spare[ref.Key] = isSpare
+		c.Put(ref, Place{Dataset: number, Position: int64(position)}, 0, data)
+		return ref
+	}
+	room := int(Capacity(budget) / size)
+	for i := range 2 * room { // sooner than all that are owned
+		store(1+i, true)
+	}
+	if n := c.Stats().Entries; int(n) < room {
+		t.Fatalf("%d spare blobs are kept, of which %d have room", n, room)
+	}
+	owned := make([]schema.BlobRef, room)
+	for i := range owned {
+		owned[i] = store(1_000_000-i, false)
+	}
+	for i := range 2 * room {
+		store(1+i, true)
+	}
+	lost := 0
+	for _, ref := range owned {
+		if !c.Has(ref) {
+			lost++
+		}
+	}
+	if lost > 0 {
+		t.Errorf("%d of %d blobs are gone that the store alone has", lost, room)
+	}
+	_, ref := fill(r, 4<<20) // more than there is room for
+	if !c.WantsBlob(ref, Place{Dataset: number, Position: 1}, true) {
+		t.Error("a blob that is used next is not wanted in the place of those that are used last")
+	}
+	spare[ref.Key] = true
+	if c.WantsBlob(ref, Place{Dataset: number, Position: 1}, true) {
+		t.Error("a spare blob is wanted in the place of one that the store alone has")
+	}
+}
