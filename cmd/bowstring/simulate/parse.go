@@ -24,6 +24,9 @@ func Parse(file, rates []byte) (*File, error) {
 		if err != nil {
 			return nil, err
 		}
+		if defaults, err = ratesAlone(defaults); err != nil {
+			return nil, err
+		}
 		if err := schema.DecodeJSON("rates", defaults, &Rates{}); err != nil {
 			return nil, fmt.Errorf("rates: %w", err)
 		}
@@ -56,6 +59,18 @@ func asJSON(where string, text []byte) ([]byte, error) {
 		return nil, &schema.FieldError{Field: where, Got: err.Error(), Want: "an object in JSON or YAML"}
 	}
 	return b, nil
+}
+
+// ratesAlone leaves out what calibrate writes beside the rates: how sure they are, and of what.
+func ratesAlone(text []byte) ([]byte, error) {
+	var all map[string]json.RawMessage
+	if json.Unmarshal(text, &all) != nil {
+		return text, nil //nolint:nilerr // who decodes it says what is wrong
+	}
+	for _, name := range []string{"uncertainty", "server", "dataset", "at"} {
+		delete(all, name)
+	}
+	return json.Marshal(all)
 }
 
 // merge puts the fields of one object over those of another one, and so on in objects that both have.
