@@ -9,6 +9,7 @@ once, by what a rank takes of a processor for a sample. No setting is measured f
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import statistics
@@ -50,9 +51,16 @@ def client_seconds(context: Context, uri: str, folder: Path) -> float:
     return float(found["cpu"]) / float(found["rows"])
 
 
-def file_of(setting: Setting, rates: Json, client_s: float) -> Json:
-    """A setting as the simulator takes it. What all processes share of the processors, they share evenly."""
-    crowd = max(1.0, setting.ranks / CORES)  # by how much clients that compute at once are slower
+def file_of(setting: Setting, rates: Json, client_s: float, pause_s: float) -> Json:
+    """A setting as the simulator takes it.
+
+    Nodes and clients share the processors by what each sample takes of both, so that neither waits for the other one:
+    together they are as fast as the machine.
+    """
+    node = rates["node"]
+    server_s = node.get("us_per_sample", 0) / 1e6 + node.get("s_per_gb", 0) / 1e9 * setting.sample_bytes
+    part = server_s / (server_s + client_s)  # of the processors, the nodes'
+    crowd = max(1.0, setting.ranks / CORES / (1 - part))  # by how much clients that compute at once are slower
     rows = setting.batch / setting.ranks
     net = {"latency_ms": setting.net.latency_ms, "bytes_per_s": setting.net.bytes_per_s}
     return {
@@ -66,7 +74,7 @@ def file_of(setting: Setting, rates: Json, client_s: float) -> Json:
         "store": rates["store"],
         "network": net,
         "spill": rates["spill"] | {"bytes": spill_bytes(setting.cache_samples, setting.sample_bytes)},
-        "node": rates["node"] | {"cores": max(CORES / setting.nodes, 0.1)},
+        "node": node | {"cores": CORES * part / setting.nodes},
         "datasets": [{"name": "d", "samples": setting.samples, "bytes": setting.sample_bytes}],
         "jobs": [
             {
@@ -78,9 +86,16 @@ def file_of(setting: Setting, rates: Json, client_s: float) -> Json:
                 "ranks": setting.ranks,
                 "step_ms": 1e3 * (setting.compute_s + client_s * rows * crowd),
                 "apart": True,
+                "pause_s": pause_s,
             }
         ],
     }
+
+
+def pause_of(measured: list[Json]) -> float:
+    """How long nothing is read between two epochs, while what was read is counted: caches are filled meanwhile."""
+    pauses = [b["begin"] - a["end"] for a, b in itertools.pairwise(measured)]
+    return statistics.mean(pauses) if pauses else 0.0
 
 
 def epochs_of(report: Json) -> list[Json]:
@@ -95,16 +110,17 @@ def epochs_of(report: Json) -> list[Json]:
     ]
 
 
-def errors(real: list[Json], told: list[Json], setting: Setting) -> tuple[float, float]:
-    """How far bytes are apart, as a part of what was served, and seconds, as a part of those measured."""
+def errors(real: list[Json], report: Json, setting: Setting) -> tuple[float, float]:
+    """How far bytes are apart, as a part of what was served, and seconds, as a part of those measured.
+
+    Bytes are those of the pauses, too: both sides bring what comes next meanwhile.
+    """
     served = setting.epochs * setting.samples * setting.sample_bytes
-
-    def total(epochs: list[Json], key: str) -> float:
-        return float(sum(e[key] for e in epochs))
-
-    by_bytes = max(abs(total(told, k) - total(real, k)) / served for k in ("read_bytes", "peer_bytes"))
-    seconds = total(real, "seconds")
-    return by_bytes, abs(total(told, "seconds") - seconds) / seconds
+    traffic = report["traffic"]
+    told = {"read_bytes": traffic["store_bytes"], "peer_bytes": traffic["peer_bytes"]}
+    by_bytes = max(abs(told[k] - sum(e[k] for e in real)) / served for k in told)
+    seconds = sum(e["seconds"] for e in real)
+    return by_bytes, abs(sum(e["seconds"] for e in epochs_of(report)) - seconds) / seconds
 
 
 def run(context: Context) -> Result:
@@ -125,9 +141,11 @@ def run(context: Context) -> Result:
                 measured: list[dict[str, Any]] = run_setting(
                     context.binary, uri, context.folder / f"real-{name}", setting
                 )
-                report, _ = simulated(context, name, file_of(setting, rates[setting.store], client_s))
+                report, _ = simulated(
+                    context, name, file_of(setting, rates[setting.store], client_s, pause_of(measured))
+                )
                 told = epochs_of(report)
-                by_bytes[name], by_time[name] = errors(measured, told, setting)
+                by_bytes[name], by_time[name] = errors(measured, report, setting)
                 real = [{k: e[k] for k in ("read_bytes", "peer_bytes", "seconds")} for e in measured]
                 about = {"bytes_error": by_bytes[name], "time_error": by_time[name], "real": real, "simulated": told}
                 emit(case="simulate_real", setting=name, **about)

@@ -224,6 +224,7 @@ func (f *File) checkJobs(datasets map[string]int64) error {
 			{at + "batch", j.Batch, j.Batch >= j.Ranks && j.Batch <= samples && j.Batch%f.Sample == 0, fmt.Sprintf("%d to %d: a sample for each rank, of those that there are; a multiple of sample", j.Ranks, samples)},
 			{at + "assign", schema.Quote(j.Assign), j.Assign == schema.AssignPlan || j.Assign == schema.AssignLocal, `"plan" or "local"`},
 			{at + "assign", schema.Quote(j.Assign), j.Assign == schema.AssignPlan || j.Batch/f.Sample <= schema.MaxLocalBatch, fmt.Sprintf(`"plan" where batch is above %d`, int64(schema.MaxLocalBatch))},
+			{at + "pause_s", j.PauseS, j.PauseS >= 0 && j.PauseS <= 1e6, "0 to 1e6"},
 			{at + "step_ms", j.StepMS, j.StepMS >= 0 && j.StepMS <= 1e9, "0 to 1e9"},
 			{at + "steps", j.Steps, j.Steps >= 0, "0 or more"},
 		})

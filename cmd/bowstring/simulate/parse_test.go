@@ -25,6 +25,7 @@ func TestParseRefuses(t *testing.T) {
 		{`"batch": 10`, `"batch": 1`, "jobs[0].batch"},
 		{`"batch": 10`, `"batch": 10, "assign": "near"`, "jobs[0].assign"},
 		{`"batch": 10`, `"batch": 10, "order": "any"`, "jobs[0]."},
+		{`"batch": 10`, `"batch": 10, "pause_s": -1`, "jobs[0].pause_s"},
 		{`"batch": 10`, `"batch": 10, "ranks": 3`, "jobs[0].ranks"},
 		{`"jobs"`, `"faults": [{"kind": "fire", "at_s": 1, "node": 0}], "jobs"`, "faults[0].kind"},
 		{`"jobs"`, `"faults": [{"kind": "kill", "at_s": 1}], "jobs"`, "faults[0].node"},
