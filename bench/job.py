@@ -24,7 +24,8 @@ class Ranks:
         self._said: list[queue.Queue[str]] = []  # by process; "" at the end
         self._readers: list[threading.Thread] = []
         for rank in range(world):
-            at = rank % len(urls)  # its own node, then the others
+            # Its own node, then the others: ranks fill nodes in order, as layouts deal them out.
+            at = rank * len(urls) // world
             own = {"urls": urls[at:] + urls[:at], "ticket": ticket, "rank": rank, **spec}
             self._processes.append(
                 subprocess.Popen(

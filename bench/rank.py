@@ -6,9 +6,10 @@ Reads with nothing but pyarrow. It begins at the first of `urls`. A stream that 
 them, from the resume ticket of the last batch. With `compute` it sleeps so many seconds after each batch, as a rank
 does that trains. With `barrier` it waits for a line on its standard input before each epoch, otherwise before the
 first alone; it prints `ready` before that. With `until` it reads epoch after epoch until its standard input says so,
-or ends. Each epoch is a line of JSON: `epoch`, `begin` and `end` by the machine's monotonic clock, `rows`, `bytes`,
-`positions`, rows of each step in `steps`, `broken` streams with the last `errors`, `marks` of [time, rows, index
-in `urls`] of each batch, and `wrong`: rows whose bytes are not those that were uploaded (`dataset` of bench/nodes.py).
+or ends. Each epoch is a line of JSON: `epoch`, `begin` and `end` by the machine's monotonic clock, `cpu` seconds of
+this process, `rows`, `bytes`, `positions`, rows of each step in `steps`, `broken` streams with the last `errors`,
+`marks` of [time, rows, index in `urls`] of each batch, and `wrong`: rows whose bytes are not those that were uploaded
+(`dataset` of bench/nodes.py).
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Rank:
         ticket["shuffle"] = dict(ticket["shuffle"], epoch=number)
         found: dict[str, Any] = {"epoch": number, "rank": self.spec["rank"], "rows": 0, "bytes": 0, "wrong": 0}
         found |= {"positions": [], "steps": {}, "marks": [], "broken": 0, "errors": [], "begin": time.monotonic()}
-        last = time.monotonic()
+        last, cpu = time.monotonic(), time.process_time()
         while "end" not in found:
             rows = found["rows"]
             ticket = self.stream(found, ticket)
@@ -63,6 +64,7 @@ class Rank:
                 last = time.monotonic()
             elif time.monotonic() - last > PATIENCE:
                 raise RuntimeError(f"nobody serves rank {self.spec['rank']}: {found['errors']}")
+        found["cpu"] = time.process_time() - cpu
         return found
 
     def stream(self, found: dict[str, Any], ticket: dict[str, Any]) -> dict[str, Any]:

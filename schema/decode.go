@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"unicode/utf8"
 )
 
@@ -54,14 +55,49 @@ func DecodeJSON(where string, b []byte, v any) error {
 // zero value, which afterwards look as if they were left out.
 type checker interface{ check(field string) error }
 
-// jsonFields returns the fields of a struct by name, in order.
-func jsonFields(v reflect.Value) (names []string, fields []reflect.StructField) {
-	for _, f := range reflect.VisibleFields(v.Type()) {
-		if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "" && name != "-" {
-			names, fields = append(names, name), append(fields, f)
+// jsonField is a field of a struct as JSON has it.
+type jsonField struct {
+	name     string
+	optional bool  // left out where it is zero
+	index    []int // in the struct
+	text     int   // the field that a string is meant for that is given as this one: mostly itself
+}
+
+// fieldsByType are the fields of the structs that were asked for, by reflect.Type: some dozen.
+var fieldsByType sync.Map
+
+// jsonFields returns the fields of a struct, in order. They are not to be changed.
+func jsonFields(t reflect.Type) []jsonField {
+	if known, ok := fieldsByType.Load(t); ok {
+		return known.([]jsonField)
+	}
+	var fields []jsonField
+	texts := map[string]int{}
+	for _, f := range reflect.VisibleFields(t) {
+		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if name == "" || name == "-" {
+			continue
+		}
+		if text := f.Tag.Get("text"); text != "" {
+			texts[text] = len(fields)
+		}
+		fields = append(fields, jsonField{name, strings.HasSuffix(","+options, ",omitempty"), f.Index, len(fields)})
+	}
+	for i := range fields {
+		if at, ok := texts[fields[i].name]; ok {
+			fields[i].text = at
 		}
 	}
-	return names, fields
+	fieldsByType.Store(t, fields)
+	return fields
+}
+
+// namesOf are the names of fields.
+func namesOf(fields []jsonField) (names []string) {
+	for i := range fields {
+		names = append(names, fields[i].name)
+	}
+	return names
 }
 
 // decodeObject decodes the object at path, the paths of whose fields begin with
@@ -70,43 +106,32 @@ func decodeObject(path, prefix string, raw []byte, v reflect.Value) error {
 	if raw[0] != '{' {
 		return wrongType(path, raw, "an object")
 	}
-	names, fields := jsonFields(v)
-	seen := make([]bool, len(names))
+	fields := jsonFields(v.Type())
+	seen := make([]bool, len(fields))
 	for text, value := range members(raw) {
 		name := unquote(text)
-		i := slices.Index(names, name)
+		i := slices.IndexFunc(fields, func(f jsonField) bool { return f.name == name })
 		if i < 0 {
-			return unknownField(prefix, name, names)
+			return unknownField(prefix, name, namesOf(fields))
 		}
 		if value[0] == '"' {
-			i = textField(fields, i)
+			i = fields[i].text
 		}
 		if seen[i] {
 			return givenTwice(prefix+name, value)
 		}
 		seen[i] = true
-		field := v.FieldByIndex(fields[i].Index)
+		field := v.FieldByIndex(fields[i].index)
 		if err := decodeValue(prefix+name, value, field); err != nil {
 			return err
 		}
 		if c, ok := v.Addr().Interface().(checker); ok && field.IsZero() {
-			if err := c.check(names[i]); err != nil {
+			if err := c.check(fields[i].name); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
-}
-
-// textField is the field that a string is meant for that is given as field i.
-func textField(fields []reflect.StructField, i int) int {
-	name, _, _ := strings.Cut(fields[i].Tag.Get("json"), ",")
-	for at, f := range fields {
-		if f.Tag.Get("text") == name && name != "" {
-			return at
-		}
-	}
-	return i
 }
 
 // selfDecoder is a type with rules of its own for its JSON, which is valid and without

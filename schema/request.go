@@ -181,12 +181,11 @@ func (r Request) Check() error { return checkAll(&r) }
 // and those that are never left out.
 func checkAll(c checker) error {
 	v := reflect.ValueOf(c).Elem()
-	names, fields := jsonFields(v)
-	for i, name := range names {
-		if strings.HasSuffix(fields[i].Tag.Get("json"), ",omitempty") && v.FieldByIndex(fields[i].Index).IsZero() {
+	for _, f := range jsonFields(v.Type()) {
+		if f.optional && v.FieldByIndex(f.index).IsZero() {
 			continue
 		}
-		if err := c.check(name); err != nil {
+		if err := c.check(f.name); err != nil {
 			return err
 		}
 	}

@@ -77,11 +77,13 @@ def run_setting(binary: Path, uri: str, folder: Path, setting: Setting) -> list[
             found = ranks.epoch()
             now = nodes.totals()
             check(setting, found)
-            seconds = max(r["end"] for r in found) - min(r["begin"] for r in found)
+            begin, end = min(r["begin"] for r in found), max(r["end"] for r in found)
             epochs.append(
                 {
                     "epoch": number,
-                    "seconds": round(seconds, 4),
+                    "begin": round(begin, 4),  # by the machine's monotonic clock
+                    "end": round(end, 4),
+                    "seconds": round(end - begin, 4),
                     "rank_seconds": [round(r["end"] - r["begin"], 4) for r in found],
                     "counts_equal": all(list(r["steps"].values()) == steps_of(setting, r["rank"]) for r in found),
                     "held": nodes.held(),

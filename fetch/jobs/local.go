@@ -69,12 +69,9 @@ func (js *Jobs) localize(ctx context.Context, snap *schema.Snapshot, req schema.
 	if err != nil {
 		return req, nil, err
 	}
-	record, world := x.layout.Record(), int(req.WorldSize())
-	x.nodes = make([]int32, world)
-	for r := range x.nodes {
-		x.nodes[r] = int32(x.layout.NodeOf(r, world))
-	}
+	x.nodes = x.layout.NodesOf(int(req.WorldSize()))
 	if req.Ranks != nil {
+		record := x.layout.Record()
 		placed, err := record.Placement(req.Ranks)
 		if err != nil {
 			return req, nil, err
@@ -159,10 +156,17 @@ func (j *Job) Owners(position int64) (o layout.Owners, known bool) {
 	return j.local.layout.Owners(slot[0]), true
 }
 
-// FindOwners finds out in which slots the samples at some positions lie, so that Owners knows.
-func (j *Job) FindOwners(ctx context.Context, positions []int64) error {
-	return j.sharing.table.slots.get(ctx, j.Manifest(), positions, make([]uint16, len(positions)))
+// Slots puts the slots in which the samples at some positions lie into to, which has room for as many. Owners knows
+// them from then on.
+func (j *Job) Slots(ctx context.Context, positions []int64, to []uint16) error {
+	return j.sharing.table.slots.get(ctx, j.Manifest(), positions, to)
 }
+
+// SlotOwners are the owners of a slot by the job's layout.
+func (j *Job) SlotOwners(slot uint16) layout.Owners { return j.local.layout.Owners(slot) }
+
+// SlotColumn is the ordinal of the blob column by whose keys samples lie in slots.
+func (j *Job) SlotColumn() int { return j.local.column }
 
 const (
 	// keptShares is how many bytes of steps that were shared out are kept for a job, and leastShares

@@ -192,6 +192,30 @@ func (l *Layout) NodeOf(rank, world int) int {
 	return lo
 }
 
+// NodesOf are the nodes that the ranks of a world run beside, by rank: NodeOf of each of them.
+func (l *Layout) NodesOf(world int) []int32 {
+	nodes := make([]int32, world)
+	if len(l.place) == world {
+		copy(nodes, l.place)
+		return nodes
+	}
+	all := l.shares[len(l.shares)-1]
+	before := func(node int) uint64 { return l.shares[node] * uint64(world) / all } // ranks
+	node, next := 0, uint64(0)
+	if l.Nodes() > 1 {
+		next = before(1)
+	}
+	for r := range nodes {
+		for node < l.Nodes()-1 && next <= uint64(r) {
+			if node++; node < l.Nodes()-1 {
+				next = before(node + 1)
+			}
+		}
+		nodes[r] = int32(node)
+	}
+	return nodes
+}
+
 // Lone is the layout of a server that is in no cluster: its one node, "node", owns everything. It
 // is the same everywhere, so that tickets which name it work on any such server.
 var Lone = sync.OnceValue(func() *Layout {
@@ -205,3 +229,9 @@ var Lone = sync.OnceValue(func() *Layout {
 	}
 	return l
 })
+
+// KeyIn is a key that lies in a slot.
+func KeyIn(slot uint16) (k schema.Key) {
+	binary.BigEndian.PutUint16(k[:], slot)
+	return k
+}

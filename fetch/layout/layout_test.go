@@ -224,6 +224,24 @@ func TestNodeOf(t *testing.T) {
 	}
 }
 
+// NodesOf says of each rank what NodeOf says, whatever nodes weigh and however many ranks there are.
+func TestNodesOf(t *testing.T) {
+	rng := testRand(t)
+	for range 200 {
+		nodes := equals(1+rng.IntN(20), 100)
+		for i := range nodes {
+			nodes[i].Weight = int64(rng.IntN(4))
+		}
+		l, world := build(t, 100, nodes), 1+rng.IntN(60)
+		got := l.NodesOf(world)
+		for r, n := range got {
+			if want := l.NodeOf(r, world); int(n) != want || len(got) != world {
+				t.Fatalf("%d ranks beside nodes that weigh %v: rank %d of %d is beside node %d, and NodeOf says %d", world, nodes, r, len(got), n, want)
+			}
+		}
+	}
+}
+
 func TestSlotOf(t *testing.T) {
 	var k schema.Key
 	k[0], k[1], k[12], k[13] = 0x12, 0x34, 0x01, 0x80

@@ -24,7 +24,8 @@ type Options struct {
 	Idle    func() bool
 	Streams func() int
 	Demand  func() spill.Demand
-	// Mine says whether blobs of a key are for this node to keep. It must not block.
+	// Mine says whether blobs of a key are for this node to keep. It must not block, and answers alike for all keys
+	// of a slot of layouts.
 	// Default: all are.
 	Mine func(schema.Key) bool
 	// Spare says whether another node keeps a blob of this key, too. It must not block. Default: none does.

@@ -3,6 +3,7 @@ package lookahead
 import (
 	"context"
 
+	"bowstring/fetch/layout"
 	"bowstring/schema"
 )
 
@@ -80,17 +81,22 @@ func (f *filler) lookUp(l *running, first, end int64) *block {
 }
 
 // lookUpOwned has found told of those rows of a block whose samples are owned here: the others are for other nodes
-// to bring.
+// to bring. Of a job that reads the blobs alone by which samples are owned, none but the rows that this node keeps are
+// looked up in the manifest: one of many nodes would look at as many rows in vain.
 func (f *filler) lookUpOwned(l *running, b *block, positions []int64, found func([]schema.Row, error)) {
 	j := l.order.job
 	var rows []schema.Row
 	look := func() error {
-		if err := j.FindOwners(f.ctx, positions); err != nil {
+		slots := make([]uint16, len(positions))
+		if err := j.Slots(f.ctx, positions, slots); err != nil {
 			return err
 		}
+		columns := j.Projection().BlobColumns()
+		alone := len(columns) == 1 && columns[0] == j.SlotColumn()
 		var wanted []int64
 		for i, pos := range positions {
-			if b.here[i], _ = l.order.owned(pos); b.here[i] {
+			mine := !alone || f.ahead.opts.Mine(layout.KeyIn(slots[i]))
+			if b.here[i] = mine && l.order.owns(j.SlotOwners(slots[i])); b.here[i] {
 				wanted = append(wanted, pos)
 			}
 		}

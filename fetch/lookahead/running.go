@@ -102,9 +102,14 @@ func (o *epochOrder) Index(epoch, position int64) (int64, bool) {
 // owned reports whether a node owns the sample at a position beside which a rank is that is served here, if that is
 // known. The job has a layout.
 func (o *epochOrder) owned(position int64) (owned, known bool) {
-	nodes := *o.nodes.Load()
 	w, known := o.job.Owners(position)
-	return known && (w.First != layout.None && nodes[w.First] || w.Second != layout.None && nodes[w.Second]), known
+	return known && o.owns(w), known
+}
+
+// owns reports whether one of a slot's owners is such a node.
+func (o *epochOrder) owns(w layout.Owners) bool {
+	nodes := *o.nodes.Load()
+	return w.First != layout.None && nodes[w.First] || w.Second != layout.None && nodes[w.Second]
 }
 
 // serves reports whether an index is in the share of a rank that is served here.

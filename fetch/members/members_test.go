@@ -336,6 +336,14 @@ func TestOwners(t *testing.T) {
 	if asked["a"] < 800 || asked["b"] < 800 || len(asked) != 2 {
 		t.Errorf("c asks %v of 3000", asked)
 	}
+	for slot := range layout.Slots {
+		for _, m := range []*members.Members{b, c} {
+			key := layout.KeyIn(uint16(slot))
+			if r, got := m.Route(key), m.Mine(key); layout.SlotOf(key) != uint16(slot) || got != (r.Keep || len(r.Ask) == 0) {
+				t.Fatalf("slot %d, which %+v is the route to: Mine says %v", slot, r, got)
+			}
+		}
+	}
 	if n := testing.AllocsPerRun(100, func() { c.Route(schema.Key{1, 2}) }); n != 0 {
 		t.Errorf("%g allocations", n)
 	}

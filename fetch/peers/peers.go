@@ -122,6 +122,7 @@ func (o *Options) Validate() error {
 // concurrent use.
 type Tier struct {
 	opts Options
+	mine Mine // the directory, if it is one
 
 	nodes  atomic.Pointer[map[string]*node] // replaced, never changed
 	mu     sync.Mutex                       // held while nodes is replaced
@@ -137,6 +138,7 @@ func New(opts Options) (*Tier, error) {
 		return nil, err
 	}
 	t := &Tier{opts: opts, left: map[string]NodeStats{}}
+	t.mine, _ = opts.Directory.(Mine)
 	t.nodes.Store(&map[string]*node{})
 	return t, nil
 }

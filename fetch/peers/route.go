@@ -14,6 +14,12 @@ type Directory interface {
 	Route(key schema.Key) Route
 }
 
+// Mine is a Directory that knows without a route whether this node keeps what pays of blobs like one, or asks nobody for
+// it. Who looks ahead asks that of all rows of a job.
+type Mine interface {
+	Mine(key schema.Key) bool
+}
+
 // Route says how a node comes by blobs.
 type Route struct {
 	// Ask are the nodes to ask, the nearest first; none where this node reads from the store.
@@ -56,6 +62,9 @@ func (t *Tier) Astray(key schema.Key) bool {
 
 // Mine reports whether this node is one that keeps blobs of a key.
 func (t *Tier) Mine(key schema.Key) bool {
+	if t.mine != nil {
+		return t.mine.Mine(key)
+	}
 	r := t.opts.Directory.Route(key)
 	return r.Keep || len(r.Ask) == 0
 }

@@ -98,6 +98,8 @@ type Job struct {
 	StepMS float64 `json:"step_ms,omitempty"`
 	// Apart has ranks wait for each other after each epoch alone, not after each step.
 	Apart bool `json:"apart,omitempty"`
+	// PauseS is for how long all ranks do something else between two epochs, as evaluate.
+	PauseS float64 `json:"pause_s,omitempty"`
 	// Steps ends each epoch early; 0: it does not.
 	Steps int64 `json:"steps,omitempty"`
 }

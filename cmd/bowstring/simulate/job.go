@@ -121,6 +121,11 @@ func (j *job) end(e *epochTally, r *rank) {
 func (r *rank) run(ctx context.Context) error {
 	j := r.job
 	for epoch := range j.Epochs {
+		if epoch > 0 {
+			if err := sleepUntil(ctx, time.Now().Add(seconds(j.PauseS))); err != nil {
+				return err
+			}
+		}
 		tally := j.begin(epoch)
 		if err := r.epoch(ctx, epoch, tally); err != nil {
 			return err

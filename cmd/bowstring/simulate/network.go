@@ -61,6 +61,9 @@ type transfer struct {
 // never is when something is done that is not going on.
 var never = time.Unix(1<<40, 0)
 
+// farOff is for how long nothing is waited for that does not come.
+const farOff = 1000 * time.Hour
+
 func newNetwork(resources []resource) *network {
 	return &network{resources: resources, conns: map[[2]int32]*conn{}, wake: make(chan struct{}, 1)}
 }
@@ -162,17 +165,18 @@ func (n *network) scale(resource int32, factor float64) {
 
 // run carries what there is until ctx ends.
 func (n *network) run(ctx context.Context) {
-	timer := time.NewTimer(time.Hour)
-	defer timer.Stop()
+	// A timer that is set anew while it runs has Go look at all timers there are when that time comes, and there are tens
+	// of thousands. So each time has a timer of its own.
+	timer, set := time.NewTimer(farOff), never
+	defer func() { timer.Stop() }()
 	for {
-		next := n.step()
-		if next.Before(never) {
-			timer.Reset(max(time.Until(next), 0))
-		} else {
-			timer.Reset(1000 * time.Hour)
+		if next := n.step(); !next.Equal(set) {
+			timer.Stop()
+			timer, set = time.NewTimer(min(max(time.Until(next), 0), farOff)), next
 		}
 		select {
 		case <-timer.C:
+			set = time.Time{} // it tells no more
 		case <-n.wake:
 		case <-ctx.Done():
 			return

@@ -18,6 +18,9 @@ import (
 	"bowstring/spill/segment"
 )
 
+// manifests is what a server keeps of manifests by default.
+const manifests = 128 << 20
+
 // minSpill is the least cache there is.
 const minSpill = spill.MinBytes
 
@@ -84,6 +87,8 @@ func (n *node) begin(keepCache bool) error {
 	opts := fetch.Options{
 		WindowBytes: w.file.Nodes.WindowBytes, Resident: w.resident, Spill: n.cache, Future: n.future, Logger: w.log,
 	}
+	// Manifests stay in memory: half of what they have is for those that are read whole.
+	opts.Memory.Manifests = max(manifests, 3*w.resident)
 	if !w.file.Nodes.Alone {
 		if err := l.join(&opts); err != nil {
 			return err

@@ -24,6 +24,9 @@ func Parse(file, rates []byte) (*File, error) {
 		if err != nil {
 			return nil, err
 		}
+		if defaults, err = ratesAlone(defaults); err != nil {
+			return nil, err
+		}
 		if err := schema.DecodeJSON("rates", defaults, &Rates{}); err != nil {
 			return nil, fmt.Errorf("rates: %w", err)
 		}
@@ -56,6 +59,18 @@ func asJSON(where string, text []byte) ([]byte, error) {
 		return nil, &schema.FieldError{Field: where, Got: err.Error(), Want: "an object in JSON or YAML"}
 	}
 	return b, nil
+}
+
+// ratesAlone leaves out what calibrate writes beside the rates: how sure they are, and of what.
+func ratesAlone(text []byte) ([]byte, error) {
+	var all map[string]json.RawMessage
+	if json.Unmarshal(text, &all) != nil {
+		return text, nil //nolint:nilerr // who decodes it says what is wrong
+	}
+	for _, name := range []string{"uncertainty", "server", "dataset", "at"} {
+		delete(all, name)
+	}
+	return json.Marshal(all)
 }
 
 // merge puts the fields of one object over those of another one, and so on in objects that both have.
@@ -209,6 +224,7 @@ func (f *File) checkJobs(datasets map[string]int64) error {
 			{at + "batch", j.Batch, j.Batch >= j.Ranks && j.Batch <= samples && j.Batch%f.Sample == 0, fmt.Sprintf("%d to %d: a sample for each rank, of those that there are; a multiple of sample", j.Ranks, samples)},
 			{at + "assign", schema.Quote(j.Assign), j.Assign == schema.AssignPlan || j.Assign == schema.AssignLocal, `"plan" or "local"`},
 			{at + "assign", schema.Quote(j.Assign), j.Assign == schema.AssignPlan || j.Batch/f.Sample <= schema.MaxLocalBatch, fmt.Sprintf(`"plan" where batch is above %d`, int64(schema.MaxLocalBatch))},
+			{at + "pause_s", j.PauseS, j.PauseS >= 0 && j.PauseS <= 1e6, "0 to 1e6"},
 			{at + "step_ms", j.StepMS, j.StepMS >= 0 && j.StepMS <= 1e9, "0 to 1e9"},
 			{at + "steps", j.Steps, j.Steps >= 0, "0 or more"},
 		})

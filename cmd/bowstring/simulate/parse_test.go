@@ -25,6 +25,7 @@ func TestParseRefuses(t *testing.T) {
 		{`"batch": 10`, `"batch": 1`, "jobs[0].batch"},
 		{`"batch": 10`, `"batch": 10, "assign": "near"`, "jobs[0].assign"},
 		{`"batch": 10`, `"batch": 10, "order": "any"`, "jobs[0]."},
+		{`"batch": 10`, `"batch": 10, "pause_s": -1`, "jobs[0].pause_s"},
 		{`"batch": 10`, `"batch": 10, "ranks": 3`, "jobs[0].ranks"},
 		{`"jobs"`, `"faults": [{"kind": "fire", "at_s": 1, "node": 0}], "jobs"`, "faults[0].kind"},
 		{`"jobs"`, `"faults": [{"kind": "kill", "at_s": 1}], "jobs"`, "faults[0].node"},
@@ -48,7 +49,8 @@ func TestParseRefuses(t *testing.T) {
 
 // Rates are the defaults of a file, field by field; YAML says what JSON does.
 func TestParseRates(t *testing.T) {
-	rates := `{"store": {"latency_ms": 3, "reads_per_s": 10}, "spill": {"read_bytes_per_s": 5}, "node": {"cores": 1.5}, "network": {"bytes_per_s": 7}}`
+	rates := `{"store": {"latency_ms": 3, "reads_per_s": 10}, "spill": {"read_bytes_per_s": 5}, "node": {"cores": 1.5}, "network": {"bytes_per_s": 7},
+	"uncertainty": {"store.latency_ms": {"spread": 0.1}}, "server": "grpc://host:1", "dataset": "d", "at": "2026-01-01T00:00:00Z"}` // as calibrate writes it
 	f, err := Parse([]byte("nodes: {count: 2}\nspill: {bytes: 64000000}\nstore: {reads_per_s: 20}\ndatasets: [{name: d, samples: 100, bytes: 1000}]\njobs: [{dataset: d, batch: 10}]\n"), []byte(rates))
 	if err != nil {
 		t.Fatal(err)

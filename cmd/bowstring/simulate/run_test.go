@@ -78,8 +78,11 @@ func TestHalfCache(t *testing.T) {
 
 // A trainer that is slower than all else waits for nothing, and a step takes what its computing takes.
 func TestPace(t *testing.T) {
-	r := simulated(t, file(2, 64e6, `, "step_ms": 200`, ""))
-	e := r.Jobs[0].Epochs[0]
+	r := simulated(t, file(2, 64e6, `, "step_ms": 200, "epochs": 2, "pause_s": 3`, ""))
+	e, next := r.Jobs[0].Epochs[0], r.Jobs[0].Epochs[1]
+	if pause := next.StartS - e.StartS - e.Seconds; math.Abs(pause-3) > 1e-3 {
+		t.Errorf("%v s lie between two epochs, want 3", pause)
+	}
 	if want := 32 * 0.2; e.Seconds < want || e.Seconds > 1.1*want+0.2 {
 		t.Errorf("32 steps of 200 ms took %v s", e.Seconds)
 	}
