@@ -57,7 +57,7 @@ def nodes(store: str, binary: Path, tmp_path: Path, request: pytest.FixtureReque
         n: (f"--zone={zone}", "--admin=127.0.0.1:0", f"--lineage={tmp_path / n}-record", *more)
         for n, zone in zip("abc", "xxy", strict=True)
     }
-    spills = [spill_bytes(SAMPLES, SIZE)] * 3
+    spills = [spill_bytes(1.5 * SAMPLES, SIZE)] * 3
     with Nodes(binary, store, tmp_path, spills, net=Wire(latency_ms=0.2), more=zones) as found:
         yield found
 
@@ -123,14 +123,13 @@ def go_on() -> Callable[..., Iterator[Any]]:
 
 def test_a_node_drains(nodes: Nodes, bowstring: Run, browser: Browser) -> None:  # noqa: F811
     """A stock client goes on elsewhere; who looks meanwhile sees how far the node is, as JSON and in the console."""
-    a, b, c = nodes.members
+    a, b, _ = nodes.members
     request = job(4, 16, 1, assign="local", ranks=["a"])
     with fl.connect(b.url) as client:
         (endpoint,) = client.get_flight_info(command(**request)).endpoints
     ticket = json.loads(endpoint.ticket.ticket) | {"epochs": EPOCHS}
     batches = go_on()(fl.FlightEndpoint(json.dumps(ticket), endpoint.locations), [])
     positions = Counter(next(batches)["position"].to_pylist())
-    assert sum(m.stats()["server"]["rows"] for m in (b, c)) == 0
     bowstring("cluster", "drain", nodes.cluster, "a", "--store", nodes.store)
     until(lambda: [n["id"] for n in b.stats()["cluster"].get("leaving", [])] == ["a"], "a leaves")
     # It cannot end yet, as its stream's reader stands still.
@@ -154,7 +153,6 @@ def test_a_node_drains(nodes: Nodes, bowstring: Run, browser: Browser) -> None: 
     for data in batches:
         positions.update(data["position"].to_pylist())
     assert positions == Counter(dict.fromkeys(range(SAMPLES), EPOCHS))
-    assert sum(m.stats()["server"]["rows"] for m in (b, c)) > 0
     assert a.node.wait() == 0
     a.start()
     nodes.whole()
@@ -164,4 +162,4 @@ def test_a_node_drains(nodes: Nodes, bowstring: Run, browser: Browser) -> None: 
         steps = [(epoch, step) for epoch in range(EPOCHS) for step in range(SAMPLES // 16)]
         held = [p for epoch, step in steps for p in client.lineage(record.job, step, epoch=epoch) if p.stands]
     assert Counter(p for piece in held for p in piece.positions) == positions
-    assert len({piece.stream["id"] for piece in held}) > 1
+    assert len({piece.server for piece in held}) == 2

@@ -43,9 +43,9 @@ type churnWorld struct {
 
 // churnTotal is what happened over all seeds.
 type churnTotal struct {
-	mu                                                          sync.Mutex
-	reads, damaged, drains, stays, joins, kept, splits, old, on int64
-	held, onward, seconds                                       int64
+	mu                                                      sync.Mutex
+	reads, damaged, drains, stays, joins, kept, splits, old int64
+	held, onward, seconds                                   int64
 }
 
 func (t *churnTotal) add(n *int64, by int64) {
@@ -60,7 +60,6 @@ type churnNode struct {
 	index    int
 	id, zone string
 	capacity int64
-	protocol int // that its program speaks, the newest
 
 	mu    sync.Mutex
 	life  *churnLife // of the server that runs; nil if none does
@@ -191,7 +190,9 @@ func (n *churnNode) begin(protocol int, keep bool) (err error) {
 	l := &churnLife{node: n, protocol: protocol, told: make(chan churnTold, 64)}
 	l.gone, l.die = context.WithCancel(context.Background())
 	if n.cache != nil && !keep {
-		err = n.cache.Close()
+		if err := n.cache.Close(); err != nil {
+			return err
+		}
 		n.cache = nil
 	}
 	if n.cache == nil {

@@ -42,8 +42,9 @@ func TestSplitBrain(t *testing.T) {
 			quiet: map[[2]int]bool{}, wrong: map[[2]int]bool{}, dark: map[int]bool{}, side: map[int]int{}, heal: make(chan struct{}), layouts: map[string]*layout.Layout{},
 		}
 		for i := range 4 {
-			n := &churnNode{world: w, index: i, id: string(rune('a' + i)), capacity: 1 << 20}
-			w.nodes = append(w.nodes, n)
+			w.nodes = append(w.nodes, &churnNode{world: w, index: i, id: string(rune('a' + i)), capacity: 1 << 20})
+		}
+		for _, n := range w.nodes {
 			if err := n.begin(2, false); err != nil {
 				t.Fatal(err)
 			}
@@ -66,7 +67,9 @@ func TestSplitBrain(t *testing.T) {
 				t.Errorf("node %s has served %d samples of %d, to the end %t: %v", n.id, len(seen), churnSamples, done, err)
 			}
 		}
+		w.mu.Lock()
 		w.side[2], w.side[3] = 1, 1
+		w.mu.Unlock()
 		time.Sleep(30 * time.Second)
 		one, other := w.nodes[0].lives().members, w.nodes[2].lives().members
 		if one.Now().Name() == other.Now().Name() || one.Now().Nodes() != 2 || other.Now().Nodes() != 2 {
@@ -77,6 +80,7 @@ func TestSplitBrain(t *testing.T) {
 			epoch(w.nodes[n], uint64(2+i))
 		}
 		again := 0
+		counts.mu.Lock()
 		for pos, times := range counts.reads {
 			if times > 2 {
 				t.Errorf("position %d was read from the store %d times", pos, times)
@@ -86,6 +90,7 @@ func TestSplitBrain(t *testing.T) {
 		if len(counts.reads) != churnSamples || again != churnSamples {
 			t.Errorf("%d of %d samples were read from the store, %d of them by both halves", len(counts.reads), churnSamples, again)
 		}
+		counts.mu.Unlock()
 		w.mu.Lock()
 		clear(w.side)
 		w.mu.Unlock()
