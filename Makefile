@@ -18,6 +18,7 @@ SOAK_KILLS ?= 5000
 SOAK_SEEDS ?= 100000
 STORE_SEEDS ?= 1000000
 CHURN_SEEDS ?= 10000
+CLUSTER_SEEDS ?= 1000
 NODE_SEEDS ?= 20
 LOAD_MINUTES ?= 10
 FAULT_TIME ?= 600
@@ -223,12 +224,13 @@ fuzz: go-check ## Run each fuzz target for FUZZ_TIME (30s).
 	done
 
 .PHONY: soak
-soak: $(VENV)/.package build ## Readers, writers, kills and collections for SOAK_TIME (600) seconds; SOAK_KILLS (5000) kills of a spill; SOAK_SEEDS (100000) of operations at random; STORE_SEEDS (1000000) of the simulated store; CHURN_SEEDS (10000) of a cluster whose nodes come and go.
+soak: $(VENV)/.package build ## Readers, writers, kills and collections for SOAK_TIME (600) seconds; SOAK_KILLS (5000) kills of a spill; SOAK_SEEDS (100000) of operations at random; STORE_SEEDS (1000000) of the simulated store; CHURN_SEEDS (10000) of nodes that come and go, CLUSTER_SEEDS (1000) of whole clusters.
 	$(PY) -m pytest -m soak --soak-seconds $(SOAK_TIME) -s tests/test_soak.py
 	$(GO) test -timeout 0 -run '^TestKill$$' -v ./spill -args -kills=$(SOAK_KILLS)
 	$(GO) test -timeout 0 -run '^TestMetamorphic$$' -v ./fetch/metamorphic -args -from=0 -seeds=$(SOAK_SEEDS)
 	$(GO) test -timeout 0 -run '^TestSimulation$$' -v ./fetch/store/protocol -args -from=0 -seeds=$(STORE_SEEDS)
 	$(GO) test -timeout 0 -run '^TestChurn$$' ./fetch -args -churn-seeds=$(CHURN_SEEDS)
+	$(GO) test -timeout 0 -run '^TestClusterChurn$$' ./cmd/bowstring/cluster -args -churn-seeds=$(CLUSTER_SEEDS)
 
 # --- tools ----------------------------------------------------------------
 

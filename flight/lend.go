@@ -29,6 +29,8 @@ type Cluster struct {
 	// key it knows, without being asked for rules. No Key lets anybody where there are
 	// neither rules nor callers that are to be known, and else nobody.
 	Key []byte
+	// Newest is the newest protocol that is spoken with other nodes; 0 for [peering.Protocol].
+	Newest int
 	// Met is told the name of each node that has called and was let in; nil for nobody. It must not block.
 	Met func(node string)
 	// Egress counts what is sent to other nodes, and bounds it. Default: nothing is bounded.
@@ -79,14 +81,14 @@ func (s *Server) lend(ss grpc.ServerStream) error {
 	if err := json.Unmarshal(first.GetValue(), &hello); err != nil {
 		return &schema.FieldError{Field: "hello", Got: schema.Quote(string(first.GetValue())), Want: "a node's name and protocols as JSON"}
 	}
-	protocol := peering.Agree(hello.Protocols)
+	protocol := peering.Agree(s.opts.Cluster.Newest, hello.Protocols)
 	if protocol == 0 {
-		return &schema.FieldError{Field: "protocols", Got: fmt.Sprint(hello.Protocols), Want: fmt.Sprintf("one of %v among them", peering.Spoken())}
+		return &schema.FieldError{Field: "protocols", Got: fmt.Sprint(hello.Protocols), Want: fmt.Sprintf("one of %v among them", peering.Spoken(s.opts.Cluster.Newest))}
 	}
 	if name := s.opts.Cluster.Name; name != "" && hello.Cluster != "" && hello.Cluster != name {
 		return &schema.FieldError{Field: "cluster", Got: schema.Quote(hello.Cluster), Want: name + ", whose node this is"}
 	}
-	both := slices.DeleteFunc(peering.Features(), func(f string) bool { return !slices.Contains(hello.Features, f) })
+	both := slices.DeleteFunc(peering.Features(s.opts.Cluster.Newest), func(f string) bool { return !slices.Contains(hello.Features, f) })
 	answer, err := json.Marshal(peering.Hello{Cluster: s.opts.Cluster.Name, Node: s.opts.Cluster.Node, Protocols: []int{protocol}, Features: both})
 	if err != nil {
 		return fmt.Errorf("encoding a hello: %w", err)

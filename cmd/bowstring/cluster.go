@@ -20,6 +20,7 @@ import (
 	"bowstring/fetch/store"
 	"bowstring/flight"
 	"bowstring/flight/door"
+	"bowstring/flight/peering"
 	"bowstring/schema"
 	"bowstring/spill"
 )
@@ -38,6 +39,8 @@ type clusterFlags struct {
 	HandoverTimeout time.Duration `setting:"" default:"10m" placeholder:"DURATION" help:"For how long a node that cluster drain has leave hands its cache over to others (default: ${default}). After SIGTERM it is nine tenths of --drain-timeout."`
 	HandoverBytes   size          `setting:"" default:"auto" placeholder:"SIZE" help:"How much of its cache it hands over at most (default: auto, all that pays)."`
 
+	PeerProtocol int `hidden:"" help:"The newest protocol to speak with other nodes, as an older program would: for tests of upgrades."`
+
 	ClusterCA string `setting:"" name:"cluster-ca" type:"path" placeholder:"FILE" help:"Who has signed the other nodes' certificates (default: who the system trusts)."`
 }
 
@@ -54,6 +57,9 @@ func (f *clusterFlags) check() error {
 	}
 	if f.HandoverTimeout <= 0 {
 		return fmt.Errorf("--handover-timeout: got %s, want more than 0", f.HandoverTimeout)
+	}
+	if f.PeerProtocol < 0 || f.PeerProtocol > peering.Protocol {
+		return fmt.Errorf("--peer-protocol: got %d, want %d to %d", f.PeerProtocol, peering.Oldest, peering.Protocol)
 	}
 	if _, err := f.egress(); err != nil {
 		return err
@@ -94,7 +100,7 @@ func (f *clusterFlags) part(door *door.Door) (*clusterPart, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &clusterPart{name: f.Cluster, node: f.Node, zone: f.Zone, egress: admission.NewEgress(limits)}
+	p := &clusterPart{name: f.Cluster, node: f.Node, zone: f.Zone, newest: f.PeerProtocol, egress: admission.NewEgress(limits)}
 	if p.node == "" {
 		host, err := os.Hostname()
 		if err != nil {
@@ -131,6 +137,7 @@ type clusterPart struct {
 	name, node, zone string
 	key              []byte
 	tls              *tls.Config
+	newest           int  // protocol that is spoken with other nodes; 0 for the newest there is
 	lends            bool // other nodes read by way of it, and it by way of them
 	egress           *admission.Egress
 }
@@ -146,10 +153,7 @@ func (p *clusterPart) join(n *node, to *flight.Options, log *slog.Logger) (err e
 		view := viewOf(p.name, n.members.View())
 		view.Node, view.Lent = p.node, n.server.Lent()
 		if l := n.members.Now(); l != nil {
-			view.View = l.Name()
-			for i := range l.Nodes() {
-				view.Shares = append(view.Shares, nodeShare{l.Node(i).ID, float64(l.Owned(i)) / layout.Slots})
-			}
+			view.View, view.Shares = l.Name(), n.members.Shares()
 		}
 		if n.cluster != nil {
 			view.Peers = n.cluster.Tier().Stats()
@@ -170,12 +174,12 @@ func (p *clusterPart) join(n *node, to *flight.Options, log *slog.Logger) (err e
 		log.Info("blobs are not read from other nodes, nor by them", "key", len(p.key) > 0, "spill", n.spill != nil)
 		return nil
 	}
-	n.cluster, err = cluster.New(cluster.Options{Name: p.name, Node: p.node, Zone: p.zone, Members: n.members, SnapshotName: n.spill.DatasetName, Key: p.key, TLS: p.tls, Logger: log})
+	n.cluster, err = cluster.New(cluster.Options{Name: p.name, Node: p.node, Zone: p.zone, Members: n.members, SnapshotName: n.spill.DatasetName, Key: p.key, TLS: p.tls, Newest: p.newest, Logger: log})
 	if err != nil {
 		return err
 	}
 	n.figures.tier = n.cluster.Tier()
-	to.Cluster = &flight.Cluster{Name: p.name, Node: p.node, Key: p.key, Met: n.cluster.Met, Egress: p.egress, WarmOthers: n.cluster.WarmOthers}
+	to.Cluster = &flight.Cluster{Name: p.name, Node: p.node, Key: p.key, Newest: p.newest, Met: n.cluster.Met, Egress: p.egress, WarmOthers: n.cluster.WarmOthers}
 	return nil
 }
 
@@ -211,9 +215,9 @@ type clusterView struct {
 	Read    time.Time     `json:"read"`            // when the leases were last read
 	Error   string        `json:"error,omitempty"` // why they could not be since
 	// Node is the one that says so. View names who owns what as it has it, and Shares say how much of all keys, where everything fits.
-	Node   string      `json:"node"`
-	View   string      `json:"view,omitempty"`
-	Shares []nodeShare `json:"shares,omitempty"`
+	Node   string          `json:"node"`
+	View   string          `json:"view,omitempty"`
+	Shares []members.Share `json:"shares,omitempty"`
 	// Lent is what the other nodes were sent.
 	Lent []flight.LentStats `json:"lent,omitempty"`
 	// Peers are the ways to the other nodes, if they are asked for blobs.
@@ -229,12 +233,6 @@ type clusterView struct {
 type leavingNode struct {
 	layout.Node
 	Draining members.Draining `json:"draining"`
-}
-
-// nodeShare is what a node owns.
-type nodeShare struct {
-	Node  string  `json:"node"`
-	Share float64 `json:"share"`
 }
 
 func viewOf(cluster string, v members.View) clusterView {

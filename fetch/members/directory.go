@@ -24,6 +24,7 @@ type directory struct {
 	slots  []uint16       // by slot, its index in routes
 	routes []Route        // all that there are: some hundred
 	mine   []uint64       // a bit for each slot of whose blobs this node keeps what pays, or for which nobody is asked
+	second []int64        // by node of now, of how many slots it is the second owner
 }
 
 // newDirectory makes the directory of a view in which self is one of the nodes, or leaves.
@@ -63,6 +64,7 @@ func newDirectory(v View, self string, compute func(layout.Record) (*layout.Layo
 			return nil, err
 		}
 	}
+	d.second = make([]int64, now.Nodes())
 	at, member := now.Index(self)
 	var keepers []int16
 	zone := int32(-1)
@@ -79,6 +81,7 @@ func newDirectory(v View, self string, compute func(layout.Record) (*layout.Layo
 			if r.second = o.Second; o.First != r.first { // where capacities differ
 				r.second = o.First
 			}
+			d.second[r.second]++
 		}
 		if member {
 			z := now.Zones()
@@ -139,6 +142,26 @@ func (m *Members) Now() *layout.Layout {
 		return nil
 	}
 	return d.now
+}
+
+// Share is what a node owns, as parts of all keys.
+type Share struct {
+	Node   string  `json:"node"`
+	Share  float64 `json:"share"`            // that it reads from the store for all, where everything fits
+	Second float64 `json:"second,omitempty"` // that it keeps beside their first owner, as there is room
+}
+
+// Shares are what the nodes own, as Route goes by it; none before Start.
+func (m *Members) Shares() []Share {
+	d := m.directory.Load()
+	if d == nil || d.now == nil {
+		return nil
+	}
+	list := make([]Share, d.now.Nodes())
+	for i := range list {
+		list[i] = Share{d.now.Node(i).ID, float64(d.now.Owned(i)) / layout.Slots, float64(d.second[i]) / layout.Slots}
+	}
+	return list
 }
 
 // routeOf is what the route of a slot follows from: nodes by their indexes, the donor's among those before.

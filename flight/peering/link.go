@@ -55,6 +55,7 @@ type Options struct {
 	Zone    string       // where it is: the other limits by it what it sends
 	Key     []byte       // of the cluster; none if the other side wants none
 	TLS     *tls.Config  // nil for none
+	Newest  int          // the newest protocol that is spoken; 0 for Protocol
 	Logger  *slog.Logger // default slog.Default()
 }
 
@@ -247,7 +248,8 @@ func (l *Link) run(ctx context.Context) {
 func (l *Link) serve(ctx context.Context, opened func()) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	hello, err := json.Marshal(Hello{Cluster: l.opts.Cluster, Node: l.opts.Node, Zone: l.opts.Zone, Protocols: Spoken(), Features: Features()})
+	hello, err := json.Marshal(Hello{Cluster: l.opts.Cluster, Node: l.opts.Node, Zone: l.opts.Zone,
+		Protocols: Spoken(l.opts.Newest), Features: Features(l.opts.Newest)})
 	if err != nil {
 		return fmt.Errorf("encoding a hello: %w", err)
 	}
@@ -274,9 +276,9 @@ func (l *Link) serve(ctx context.Context, opened func()) error {
 	}
 	var other Hello
 	err = json.Unmarshal(answer, &other)
-	speaks := Agree(other.Protocols)
+	speaks := Agree(l.opts.Newest, other.Protocols)
 	if err != nil || speaks == 0 {
-		return fmt.Errorf("%w: it speaks protocols %v; want one of %v", schema.ErrUnavailable, other.Protocols, Spoken())
+		return fmt.Errorf("%w: it speaks protocols %v; want one of %v", schema.ErrUnavailable, other.Protocols, Spoken(l.opts.Newest))
 	}
 	if err := l.opts.check(other); err != nil {
 		return err

@@ -55,18 +55,22 @@ type Warm struct {
 	Tenant  string          `json:"tenant,omitempty"`
 }
 
-// Spoken are the protocols that are spoken, the newest first.
-func Spoken() []int {
+// Spoken are the protocols that are spoken, the newest first. The newest is Protocol, or an older one that is given: a node may
+// be held to it. 0 is none.
+func Spoken(newest int) []int {
+	if newest == 0 {
+		newest = Protocol
+	}
 	list := make([]int, 0, Protocol-Oldest+1)
-	for p := Protocol; p >= Oldest; p-- {
+	for p := newest; p >= Oldest; p-- {
 		list = append(list, p)
 	}
 	return list
 }
 
-// Agree returns the newest protocol that is spoken here and is among those; 0 if none is.
-func Agree(theirs []int) int {
-	for _, p := range Spoken() {
+// Agree returns the newest protocol that is spoken here, see Spoken, and is among those; 0 if none is.
+func Agree(newest int, theirs []int) int {
+	for _, p := range Spoken(newest) {
 		if slices.Contains(theirs, p) {
 			return p
 		}
@@ -77,8 +81,13 @@ func Agree(theirs []int) int {
 // FeatureWarm says that a node can be asked to warm its part of a request: see [WarmMethod].
 const FeatureWarm = "warm"
 
-// Features are what this program can.
-func Features() []string { return []string{FeatureWarm} }
+// Features are what this program can; nothing where it is held to protocol 1, whose programs say nothing of features.
+func Features(newest int) []string {
+	if newest == 1 {
+		return nil
+	}
+	return []string{FeatureWarm}
+}
 
 // Kinds of messages of the asking side, their first byte.
 const (

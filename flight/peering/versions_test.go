@@ -49,8 +49,8 @@ func oldAsks() []Ask {
 func TestProtocol1(t *testing.T) {
 	frames := recorded(t)
 	var hello Hello
-	if err := json.Unmarshal(frames["hello"], &hello); err != nil || Agree(hello.Protocols) != 1 {
-		t.Errorf("hello %s: %+v, agreed on %d; %v", frames["hello"], hello, Agree(hello.Protocols), err)
+	if err := json.Unmarshal(frames["hello"], &hello); err != nil || Agree(0, hello.Protocols) != 1 {
+		t.Errorf("hello %s: %+v, agreed on %d; %v", frames["hello"], hello, Agree(0, hello.Protocols), err)
 	}
 	var got []Ask
 	if err := ParseAsks(frames["asks"], func(a Ask) error { got = append(got, a); return nil }); err != nil || !slices.Equal(got, oldAsks()) {
@@ -65,7 +65,7 @@ func TestProtocol1(t *testing.T) {
 	if err != nil || !slices.Equal(answers, []Answer{{7, Here, 3}, {8, Failed, 2}}) {
 		t.Errorf("answers are read as %+v, %v", answers, err)
 	}
-	if Agree([]int{99, 2, 1}) != 2 || Agree([]int{99}) != 0 || Agree(nil) != 0 {
+	if Agree(0, []int{99, 2, 1}) != 2 || Agree(1, []int{2, 1}) != 1 || Agree(0, []int{99}) != 0 || Agree(0, nil) != 0 {
 		t.Error("two nodes speak another protocol than the newest that both do")
 	}
 }

@@ -31,7 +31,8 @@ import pytest
 import ray
 import ray.cloudpickle
 from bowstring import operators
-from bowstring.ray import BowstringDatasource, translate
+from bowstring._ray_filters import translate
+from bowstring.ray import BowstringDatasource
 from node import Node
 from PIL import Image
 from polars.testing import assert_frame_equal

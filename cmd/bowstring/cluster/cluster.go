@@ -42,6 +42,8 @@ type Options struct {
 	Key []byte
 	// TLS is how the others are reached whose address is grpc+tls://.
 	TLS *tls.Config
+	// Newest is the newest protocol that is spoken with the others; 0 for [peering.Protocol].
+	Newest int
 	// Dial returns the link to a node. Default: a connection to its address.
 	Dial   func(node layout.Node) (peers.Link, error)
 	Logger *slog.Logger // default slog.Default()
@@ -100,7 +102,7 @@ func (c *Cluster) dial(id string) (peers.Link, error) {
 		return c.opts.Dial(node)
 	}
 	address := node.Address
-	opts := peering.Options{Cluster: c.opts.Name, Node: c.opts.Node, Other: id, Zone: c.opts.Zone, Key: c.opts.Key, Logger: c.opts.Logger}
+	opts := peering.Options{Cluster: c.opts.Name, Node: c.opts.Node, Other: id, Zone: c.opts.Zone, Key: c.opts.Key, Newest: c.opts.Newest, Logger: c.opts.Logger}
 	where, err := url.Parse(address)
 	if err != nil || where.Port() == "" {
 		return nil, fmt.Errorf("%w: node %s has the address %q; want grpc://HOST:PORT or grpc+tls://HOST:PORT", schema.ErrInvalid, id, address)

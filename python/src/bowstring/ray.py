@@ -7,19 +7,23 @@ read tasks, and each task redeems its endpoint's ticket over its worker's own co
   as far as it can evaluate them; the rest of them is applied in the read task. A filter by function stays with Ray.
 - **Row counts** are exact and known beforehand, so that `count()` reads nothing. Sizes are those of the values.
 - **Blocks** stay near Ray's `target_max_block_size`.
+- **Places**: with `assign="local"` on a cluster each task reads what the node beside it owns: Ray runs it on the node
+  of its own at whose address that server is, if there is one and it has room, and else on any.
 - **Faults**: a stream that breaks goes on from the ticket of its last batch. A worker that dies is Ray's to replace:
   the task is read again, and gives the same blocks again, as rows always come in the plan's order.
 """
 
 from __future__ import annotations
 
-import datetime as dt
+import copy
 import functools
 import math
 import os
 import pickle
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+import socket
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,21 +31,11 @@ import ray.data
 from ray.data import DataContext
 from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
-from ray.data.expressions import (
-    AliasExpr,
-    BinaryExpr,
-    ColumnExpr,
-    Expr,
-    LiteralExpr,
-    Operation,
-    PyArrowComputeUDFExpr,
-    UDFExpr,
-    UnaryExpr,
-)
+from ray.data.expressions import Expr
 
 from bowstring import _where
+from bowstring._ray_filters import columns_of, translate
 from bowstring._source import opened
-from bowstring._where import Column, Condition, Instant, Rows
 from bowstring.errors import InvalidRequest
 from bowstring.stream import Batches
 
@@ -49,13 +43,13 @@ if TYPE_CHECKING:
     from bowstring.client import Client
     from bowstring.connection import Tls
     from bowstring.dataset import Dataset
-    from bowstring.plan import Plan
+    from bowstring.plan import Plan, RankPlan
 
 __all__ = ["BowstringDatasource", "read"]
 
 MIN_BATCH_BYTES, MAX_BATCH_BYTES = 64 << 10, 8 << 20
 BATCHES_A_BLOCK = 8  # a block exceeds Ray's target by at most one of them
-MAX_BATCH = (1 << 31) - 1
+MAX_BATCH, MAX_LOCAL_BATCH = (1 << 31) - 1, 262_144
 TASK_BYTES, TASKS_A_CPU = 16 << 20, 4
 ROWS_ALONE = "__bsp_stub"  # the column by which Ray counts the rows of a block without columns
 
@@ -70,6 +64,7 @@ def read(
     where: str | None = None,
     shuffle: int | None = None,
     epoch: int = 0,
+    assign: Literal["plan", "local"] | None = None,
     parallelism: int | None = None,
     concurrency: int | None = None,
     num_cpus: float | None = None,
@@ -99,6 +94,8 @@ def read(
         shuffle: The seed of a global shuffle. Blocks arrive as they are ready: for the order itself, set
             `preserve_order` in Ray's execution options.
         epoch: Which epoch of the shuffle.
+        assign: `local` on a cluster: each task reads what a node of it owns, on the node of Ray beside it if there is
+            one. Blocks come node by node then, each with its share of every 262,144 rows of the order.
         parallelism: How many read tasks. Without it, four for each processor, or more where each would read more than
             Ray's `target_max_block_size`, or less where each would read less than 16 MiB.
         concurrency: How many of them run at once.
@@ -114,16 +111,54 @@ def read(
     dataset = opened(source, name, split=split, snapshot=snapshot, columns=columns, where=where, token=token, tls=tls)
     if shuffle is not None:
         dataset = dataset.shuffle(shuffle)
+    if assign is not None:
+        dataset = dataset.options(assign=assign)
     datasource = BowstringDatasource(dataset, epoch=epoch)
-    found: ray.data.Dataset = ray.data.read_datasource(
-        datasource,
-        override_num_blocks=parallelism or _tasks(datasource.estimate_inmemory_data_size()),
-        concurrency=concurrency,
-        num_cpus=num_cpus,
-        memory=memory,
-        **options,
-    )
-    return found
+    tasks = parallelism or _tasks(datasource.estimate_inmemory_data_size())
+    parts: list[tuple[BowstringDatasource, int, dict[str, Any]]] = [(datasource, tasks, options)]
+    if not {"scheduling_strategy", "label_selector"} & {*options, *(options.get("ray_remote_args") or {})}:
+        parts = [
+            (part, count, options | ({} if node is None else _beside(node)))
+            for node, part, count in datasource.split(tasks, ray_nodes())
+        ] or parts
+    found: list[ray.data.Dataset] = [
+        ray.data.read_datasource(
+            part,
+            override_num_blocks=count,
+            concurrency=concurrency,
+            num_cpus=num_cpus,
+            memory=memory,
+            **more,
+        )
+        for part, count, more in parts
+    ]
+    return found[0].union(*found[1:]) if len(found) > 1 else found[0]
+
+
+def _beside(node: str) -> dict[str, Any]:
+    """What has Ray run tasks on a node, or where that has gone or cannot, on any."""
+    return {"label_selector": {"ray.io/node-id": node}, "fallback_strategy": [{"label_selector": {}}]}
+
+
+def ray_nodes() -> dict[str, str]:
+    """The nodes of Ray that live, by address; none where Ray has not begun, as it would have one."""
+    if not ray.is_initialized():
+        return {}
+    return {n["NodeManagerAddress"]: n["NodeID"] for n in ray.nodes() if n["Alive"]}  # type: ignore[no-untyped-call]
+
+
+def _node_of(locations: Sequence[str], nodes: dict[str, str]) -> str | None:
+    """The node of Ray at a ticket's own location: the first, as others serve it only when that is gone."""
+    host = urlsplit(locations[0]).hostname if locations else None
+    if host is None or not nodes:
+        return None
+    if host in nodes:
+        return nodes[host]
+    try:
+        addresses = {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
+    except OSError:  # Ray's nodes have another name service than this process
+        return None
+    return next((nodes[address] for address in sorted(addresses) if address in nodes), None)
 
 
 def _tasks(size: int) -> int:
@@ -149,6 +184,28 @@ class BowstringDatasource(Datasource):
         self._projection_map: dict[str, str] | None = None
         self._residual: Expr | None = None  # what of the filters the server does not apply
         self._plans: dict[int, Plan] = {}
+        self._part: tuple[int, frozenset[int]] | None = None  # of how many ranks it reads which; None for all
+
+    def split(self, tasks: int, nodes: dict[str, str]) -> list[tuple[str | None, BowstringDatasource, int]]:
+        """A source for each node of Ray beside which there are ranks, with their number; None for those beside none.
+
+        Nothing where no rank is beside one. Together they read each row once: of one epoch of one plan all servers of a
+        cluster give the same endpoints.
+        """
+        if self._dataset.request().get("assign") != "local":
+            return []
+        plan = self._plan(tasks)
+        ranks: dict[str | None, list[int]] = {}
+        for rank in plan.ranks:
+            ranks.setdefault(_node_of(rank.locations, nodes), []).append(rank.rank)
+        if not set(ranks) - {None}:
+            return []
+        found: list[tuple[str | None, BowstringDatasource, int]] = []
+        for node, own in ranks.items():
+            part = copy.copy(self)
+            part._part = (len(plan.ranks), frozenset(own))
+            found.append((node, part, len(own)))
+        return found
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_plans": {}}
@@ -201,20 +258,34 @@ class BowstringDatasource(Datasource):
         """What is asked of the server: the result's columns, and those by which rows are left out here."""
         names = self._names()
         if self._residual is not None:
-            names = list(dict.fromkeys([*names, *_columns_of(self._residual)]))
+            names = list(dict.fromkeys([*names, *columns_of(self._residual)]))
         return self._dataset._but(_columns=tuple(names or ["position"]))  # rows without columns still count
 
+    @property
+    def _most(self) -> int:
+        """How many rows a global batch has at most."""
+        return MAX_LOCAL_BATCH if self._dataset.request().get("assign") == "local" else MAX_BATCH
+
     def _plan(self, ranks: int) -> Plan:
+        if self._part is not None:
+            ranks = self._part[0]
         if ranks not in self._plans:
             view = self._view()
             # One global batch of all rows, so that each rank has one piece of the order. The server cuts it by bytes.
-            rows = min(max(1, view.num_rows), MAX_BATCH)
+            rows = min(max(1, view.num_rows), self._most)
             self._plans[ranks] = view.plan(batch=rows, world_size=min(ranks, rows), epoch=self._epoch)
         return self._plans[ranks]
 
     def estimate_inmemory_data_size(self) -> int:
         """Bytes of all values. With a filter of which the server does not apply all, more than come."""
-        return self._plan(1).bytes
+        plan = self._plan(1)
+        return plan.bytes * sum(r.rows for r in self._ranks(plan)) // max(1, plan.rows)
+
+    def _ranks(self, plan: Plan) -> list[RankPlan]:
+        """The ranks of a plan that this source reads. Of rows left out later there may be fewer than there were."""
+        if self._part is None:
+            return plan.ranks
+        return [rank for rank in plan.ranks if rank.rank in self._part[1]]
 
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: DataContext | None = None
@@ -229,14 +300,14 @@ class BowstringDatasource(Datasource):
         client = pickle.dumps(self._dataset.client)
         chosen = self._dataset.request()
         tasks = []
-        for rank in plan.ranks:
+        for rank in self._ranks(plan):
             ticket = dict(rank.ticket)
             if "batch_bytes" not in chosen:
                 ticket["batch_bytes"] = batch_bytes
             rows = rank.rows
             if per_task_row_limit and residual is None and per_task_row_limit < rows:
                 # A smaller global batch, the first alone: as many rows for each rank, and no more are sent.
-                ticket |= {"batch": min(per_task_row_limit * len(plan.ranks), MAX_BATCH), "stop": 1}
+                ticket |= {"batch": min(per_task_row_limit * len(plan.ranks), self._most), "stop": 1}
                 rows = per_task_row_limit
             metadata = BlockMetadata(
                 num_rows=rows if residual is None else None,
@@ -275,119 +346,3 @@ def _blocks(
             if residual is not None:
                 table = table.filter(residual)
             yield table.select(names) if names else pa.table({ROWS_ALONE: pa.nulls(table.num_rows)})
-
-
-# --- from the filters of Ray to expressions of the server --------------------------------------------------
-
-_COMPARISONS = {
-    Operation.EQ: "==",
-    Operation.NE: "!=",
-    Operation.LT: "<",
-    Operation.LE: "<=",
-    Operation.GT: ">",
-    Operation.GE: ">=",
-}
-_STRING_TESTS = {"starts_with": "startsWith", "ends_with": "endsWith", "match_substring": "contains"}
-
-
-def translate(expression: Expr, schema: pa.Schema) -> Condition:
-    """A filter of Ray as expressions of the server, as far as that goes. Arrow's rules on nulls and NaN are kept."""
-    try:
-        return _condition(expression, schema)
-    except (KeyError, TypeError, ValueError, AttributeError, pa.ArrowException):
-        return _where.UNKNOWN
-
-
-def _condition(e: Expr, schema: pa.Schema) -> Condition:
-    match e:
-        case AliasExpr():
-            return translate(e.expr, schema)
-        case BinaryExpr(op=Operation.AND):
-            return translate(e.left, schema) & translate(e.right, schema)
-        case BinaryExpr(op=Operation.OR):
-            return translate(e.left, schema) | translate(e.right, schema)
-        case BinaryExpr(op=Operation.IN):
-            return _is_in(e, schema)
-        case BinaryExpr(op=Operation.NOT_IN):
-            return ~_is_in(e, schema)
-        case BinaryExpr():
-            return _compare(e, schema)
-        case UnaryExpr(op=Operation.NOT):
-            return ~translate(e.operand, schema)
-        case UnaryExpr(op=Operation.IS_NULL):
-            return _where.is_null(_column(e.operand, schema))
-        case UnaryExpr(op=Operation.IS_NOT_NULL):
-            return ~_where.is_null(_column(e.operand, schema))
-        case ColumnExpr():
-            return _where.is_true(_column(e, schema))
-        case LiteralExpr(value=(bool() | None) as value):
-            return _where.constant(value)
-        case PyArrowComputeUDFExpr(args=[column], pc_positional=(str() as text,), pc_kwargs={}) if (
-            not e.pc_kwargs and not e.kwargs
-        ):
-            return _where.string_test(_column(column, schema), _STRING_TESTS[e.pc_func.__name__], text)
-    return _where.UNKNOWN
-
-
-def _compare(e: BinaryExpr, schema: pa.Schema) -> Condition:
-    left, right, op = e.left, e.right, _COMPARISONS[e.op]
-    if isinstance(left, LiteralExpr):
-        left, right, op = right, left, _where.MIRRORED[op]
-    column = _column(left, schema)
-    if isinstance(right, LiteralExpr):
-        return _where.compare(column, op, _value(right.value, column), nan_is_greatest=False)
-    return _where.compare_columns(column, op, _column(right, schema))
-
-
-def _is_in(e: BinaryExpr, schema: pa.Schema) -> Condition:
-    """Arrow's `is_in`, which is never null: a null is in a list that has one."""
-    column = _column(e.left, schema)
-    if not isinstance(e.right, LiteralExpr):
-        return _where.UNKNOWN
-    given = e.right.value if isinstance(e.right.value, list) else [e.right.value]
-    values = [_value(v, column) for v in given]
-    found = _where.is_in(column, [v for v in values if v is not None])
-    found = Condition(found.true, Rows(found.false.text, found.false.text is not None))
-    if None in values:
-        null = _where.is_null(column)
-        found = Condition(found.true | null.true, found.false & null.false)
-    return found
-
-
-def _column(e: Expr, schema: pa.Schema) -> Column:
-    if isinstance(e, ColumnExpr):
-        return Column(schema.field(e.name))
-    raise TypeError("not a column")
-
-
-def _value(value: Any, column: Column) -> _where.Value:
-    """A literal of Python's or NumPy's."""
-    if hasattr(value, "item") and not isinstance(value, (list, pa.Array)):
-        value = value.item()
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    dtype = column.field.type
-    if isinstance(value, dt.datetime):
-        if not pa.types.is_timestamp(dtype) or (value.tzinfo is None) != (dtype.tz is None):
-            raise TypeError("of another type than the column")
-        return Instant(pa.scalar(value).cast(pa.timestamp("ns", dtype.tz)).value)
-    if isinstance(value, dt.date) and pa.types.is_date32(dtype):
-        return Instant((value - dt.date(1970, 1, 1)).days * 86_400_000_000_000)
-    raise TypeError(f"a literal of type {type(value).__name__}")
-
-
-def _columns_of(e: Expr) -> Iterator[str]:
-    """The columns that an expression looks at."""
-    match e:
-        case ColumnExpr():
-            yield e.name
-        case AliasExpr():
-            yield from _columns_of(e.expr)
-        case BinaryExpr():
-            yield from _columns_of(e.left)
-            yield from _columns_of(e.right)
-        case UnaryExpr():
-            yield from _columns_of(e.operand)
-        case UDFExpr():
-            for argument in (*e.args, *e.kwargs.values()):
-                yield from _columns_of(argument)

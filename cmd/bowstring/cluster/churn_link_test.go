@@ -1,0 +1,199 @@
+package cluster_test
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"bowstring/fetch"
+	"bowstring/fetch/peers"
+	"bowstring/schema"
+)
+
+// churnLink is a way from a server to a node, without a network. As a connection does it agrees on a protocol: with a program of
+// protocol 1, which knows no flags.
+type churnLink struct {
+	from *churnLife
+	to   *churnNode
+}
+
+func (l *churnLink) way() [2]int  { return [2]int{l.from.node.index, l.to.index} }
+func (l *churnLink) back() [2]int { return [2]int{l.to.index, l.from.node.index} }
+
+// Up implements peers.Link.
+func (l *churnLink) Up() bool { return l.to.lives() != nil }
+
+// Protocol implements peers.Link.
+func (l *churnLink) Protocol() int {
+	if to := l.to.lives(); to != nil {
+		return min(l.from.protocol, to.protocol)
+	}
+	return 0
+}
+
+// Heard implements peers.Link: a node that runs and can be reached says all the time that it is there.
+func (l *churnLink) Heard() time.Time {
+	w := l.to.world
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.quiet[l.back()] {
+		return time.Time{}
+	}
+	return time.Now()
+}
+
+// Close implements peers.Link.
+func (l *churnLink) Close() error {
+	l.Tell(nil)
+	return nil
+}
+
+// churnTold is what the streams of another server do; nil where it is gone.
+type churnTold struct {
+	from *churnLife
+	list []peers.Progress
+}
+
+// Tell implements peers.Link. What does not arrive is told again.
+func (l *churnLink) Tell(list []peers.Progress) {
+	to, w := l.to.lives(), l.to.world
+	w.mu.Lock()
+	quiet := w.quiet[l.way()]
+	w.mu.Unlock()
+	if to == nil || quiet {
+		return
+	}
+	select {
+	case to.told <- churnTold{l.from, list}:
+	default:
+	}
+}
+
+// follow has the engine know what others do.
+func (l *churnLife) follow() {
+	followers := map[*churnLife]*fetch.Follower{}
+	defer func() {
+		for _, f := range followers {
+			f.Close()
+		}
+	}()
+	for {
+		select {
+		case t := <-l.told:
+			f := followers[t.from]
+			switch {
+			case t.list == nil && t.from.gone.Err() != nil:
+				if f != nil {
+					f.Close()
+					delete(followers, t.from)
+				}
+				continue
+			case f == nil:
+				f = l.engine.Follow()
+				followers[t.from] = f
+			}
+			_ = f.Update(l.gone, t.list) // of streams that are not followed, as the store is away
+		case <-l.gone.Done():
+			return
+		}
+	}
+}
+
+// Get implements peers.Link.
+func (l *churnLink) Get(ctx context.Context, ask peers.Ask) (schema.Blob, error) {
+	n, w := l.to, l.to.world
+	n.mu.Lock()
+	there := n.life
+	if there == nil {
+		n.mu.Unlock()
+		return schema.Blob{}, schema.ErrUnavailable
+	}
+	there.loans.Add(1)
+	n.mu.Unlock()
+	defer there.loans.Done()
+	both, stop := context.WithCancel(ctx)
+	defer stop()
+	defer context.AfterFunc(there.gone, stop)()
+	if min(l.from.protocol, there.protocol) == 1 {
+		w.total.add(&w.total.old, 1)
+		if ask.Held {
+			return schema.Blob{}, fmt.Errorf("%w: its version knows nothing of nodes that leave", peers.ErrNotHeld)
+		}
+		ask.Onward = false
+	}
+	if err := l.pass(both, l.way()); err != nil {
+		return schema.Blob{}, err
+	}
+	a, err := there.answer(both, ask)
+	if err != nil {
+		return schema.Blob{}, err
+	}
+	defer a.Blob.Release()
+	data := append([]byte(nil), a.Blob.Bytes()...) // as a network does
+	if err := l.pass(both, l.back()); err != nil {
+		return schema.Blob{}, err
+	}
+	w.mu.Lock()
+	wrong := w.wrong[l.way()]
+	w.mu.Unlock()
+	if wrong {
+		data[len(data)/2] ^= 1
+		w.total.add(&w.total.damaged, 1)
+	}
+	if ask.Held {
+		w.total.add(&w.total.held, 1)
+		there.mu.Lock()
+		there.handed[0]++
+		there.handed[1] += int64(len(data))
+		there.mu.Unlock()
+	}
+	if ask.Onward {
+		w.total.add(&w.total.onward, 1)
+	}
+	return schema.NewBlob(data, nil), nil
+}
+
+// pass takes the time of a way, and as long as nothing passes on it.
+func (l *churnLink) pass(ctx context.Context, way [2]int) error {
+	if err := churnPause(ctx, time.Millisecond); err != nil {
+		return err
+	}
+	w := l.to.world
+	for {
+		w.mu.Lock()
+		quiet, heal := w.quiet[way], w.heal
+		w.mu.Unlock()
+		if !quiet {
+			return nil
+		}
+		select {
+		case <-heal:
+		case <-ctx.Done():
+			return schema.ErrUnavailable
+		}
+	}
+}
+
+// answer has a blob read for another node.
+func (l *churnLife) answer(ctx context.Context, ask peers.Ask) (fetch.Answer, error) {
+	answers := make(chan fetch.Answer, 1)
+	b := l.engine.Borrow(func(a fetch.Answer) { answers <- a })
+	defer func() {
+		b.Close()
+		select {
+		case a := <-answers: // nobody takes it
+			a.Blob.Release()
+		default:
+		}
+	}()
+	loan := fetch.Loan{ID: 1, Ref: ask.Ref, Snapshot: ask.Snapshot, Position: ask.Position, Onward: ask.Onward, Held: ask.Held}
+	if err := b.Lend(ctx, loan); err != nil {
+		return fetch.Answer{}, fmt.Errorf("%w: %w", schema.ErrUnavailable, err)
+	}
+	select {
+	case a := <-answers:
+		return a, a.Err
+	case <-ctx.Done():
+		return fetch.Answer{}, schema.ErrUnavailable
+	}
+}

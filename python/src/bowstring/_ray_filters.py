@@ -1,0 +1,136 @@
+"""From the filters of Ray to expressions of the server."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from ray.data.expressions import (
+    AliasExpr,
+    BinaryExpr,
+    ColumnExpr,
+    Expr,
+    LiteralExpr,
+    Operation,
+    PyArrowComputeUDFExpr,
+    UDFExpr,
+    UnaryExpr,
+)
+
+from bowstring import _where
+from bowstring._where import Column, Condition, Instant, Rows
+
+_COMPARISONS = {
+    Operation.EQ: "==",
+    Operation.NE: "!=",
+    Operation.LT: "<",
+    Operation.LE: "<=",
+    Operation.GT: ">",
+    Operation.GE: ">=",
+}
+_STRING_TESTS = {"starts_with": "startsWith", "ends_with": "endsWith", "match_substring": "contains"}
+
+
+def translate(expression: Expr, schema: pa.Schema) -> Condition:
+    """A filter of Ray as expressions of the server, as far as that goes. Arrow's rules on nulls and NaN are kept."""
+    try:
+        return _condition(expression, schema)
+    except (KeyError, TypeError, ValueError, AttributeError, pa.ArrowException):
+        return _where.UNKNOWN
+
+
+def _condition(e: Expr, schema: pa.Schema) -> Condition:
+    match e:
+        case AliasExpr():
+            return translate(e.expr, schema)
+        case BinaryExpr(op=Operation.AND):
+            return translate(e.left, schema) & translate(e.right, schema)
+        case BinaryExpr(op=Operation.OR):
+            return translate(e.left, schema) | translate(e.right, schema)
+        case BinaryExpr(op=Operation.IN):
+            return _is_in(e, schema)
+        case BinaryExpr(op=Operation.NOT_IN):
+            return ~_is_in(e, schema)
+        case BinaryExpr():
+            return _compare(e, schema)
+        case UnaryExpr(op=Operation.NOT):
+            return ~translate(e.operand, schema)
+        case UnaryExpr(op=Operation.IS_NULL):
+            return _where.is_null(_column(e.operand, schema))
+        case UnaryExpr(op=Operation.IS_NOT_NULL):
+            return ~_where.is_null(_column(e.operand, schema))
+        case ColumnExpr():
+            return _where.is_true(_column(e, schema))
+        case LiteralExpr(value=(bool() | None) as value):
+            return _where.constant(value)
+        case PyArrowComputeUDFExpr(args=[column], pc_positional=(str() as text,), pc_kwargs={}) if (
+            not e.pc_kwargs and not e.kwargs
+        ):
+            return _where.string_test(_column(column, schema), _STRING_TESTS[e.pc_func.__name__], text)
+    return _where.UNKNOWN
+
+
+def _compare(e: BinaryExpr, schema: pa.Schema) -> Condition:
+    left, right, op = e.left, e.right, _COMPARISONS[e.op]
+    if isinstance(left, LiteralExpr):
+        left, right, op = right, left, _where.MIRRORED[op]
+    column = _column(left, schema)
+    if isinstance(right, LiteralExpr):
+        return _where.compare(column, op, _value(right.value, column), nan_is_greatest=False)
+    return _where.compare_columns(column, op, _column(right, schema))
+
+
+def _is_in(e: BinaryExpr, schema: pa.Schema) -> Condition:
+    """Arrow's `is_in`, which is never null: a null is in a list that has one."""
+    column = _column(e.left, schema)
+    if not isinstance(e.right, LiteralExpr):
+        return _where.UNKNOWN
+    given = e.right.value if isinstance(e.right.value, list) else [e.right.value]
+    values = [_value(v, column) for v in given]
+    found = _where.is_in(column, [v for v in values if v is not None])
+    found = Condition(found.true, Rows(found.false.text, found.false.text is not None))
+    if None in values:
+        null = _where.is_null(column)
+        found = Condition(found.true | null.true, found.false & null.false)
+    return found
+
+
+def _column(e: Expr, schema: pa.Schema) -> Column:
+    if isinstance(e, ColumnExpr):
+        return Column(schema.field(e.name))
+    raise TypeError("not a column")
+
+
+def _value(value: Any, column: Column) -> _where.Value:
+    """A literal of Python's or NumPy's."""
+    if hasattr(value, "item") and not isinstance(value, (list, pa.Array)):
+        value = value.item()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    dtype = column.field.type
+    if isinstance(value, dt.datetime):
+        if not pa.types.is_timestamp(dtype) or (value.tzinfo is None) != (dtype.tz is None):
+            raise TypeError("of another type than the column")
+        return Instant(pa.scalar(value).cast(pa.timestamp("ns", dtype.tz)).value)
+    if isinstance(value, dt.date) and pa.types.is_date32(dtype):
+        return Instant((value - dt.date(1970, 1, 1)).days * 86_400_000_000_000)
+    raise TypeError(f"a literal of type {type(value).__name__}")
+
+
+def columns_of(e: Expr) -> Iterator[str]:
+    """The columns that an expression looks at."""
+    match e:
+        case ColumnExpr():
+            yield e.name
+        case AliasExpr():
+            yield from columns_of(e.expr)
+        case BinaryExpr():
+            yield from columns_of(e.left)
+            yield from columns_of(e.right)
+        case UnaryExpr():
+            yield from columns_of(e.operand)
+        case UDFExpr():
+            for argument in (*e.args, *e.kwargs.values()):
+                yield from columns_of(argument)
