@@ -85,7 +85,6 @@ type Task struct {
 	roomy    bool // there is room for the result
 	put      time.Time
 	place    *Place
-	made     *cell // of a result that was made
 }
 
 // ResultBytes is how large the result may become, once Room was called.
@@ -129,6 +128,7 @@ type Stage struct {
 	terms   func(tenant string) admission.Terms // nil: all are alike
 	tenants map[string]*tenant
 	panics  map[string]struct{} // that were logged
+	worths  map[[32]byte]*worth // of prefixes, by the id of a column's operators
 	workers sync.WaitGroup      // grows under mu only while not closed
 }
 
@@ -156,7 +156,7 @@ func NewStage(opts Options) (*Stage, error) {
 	if err := opts.Validate(); err != nil {
 		return nil, err
 	}
-	s := &Stage{opts: opts, tenants: map[string]*tenant{}, panics: map[string]struct{}{}}
+	s := &Stage{opts: opts, tenants: map[string]*tenant{}, panics: map[string]struct{}{}, worths: map[[32]byte]*worth{}}
 	s.queue = admission.NewQueue(1, func(**Task) int { return 0 }, s.take)
 	return s, nil
 }
