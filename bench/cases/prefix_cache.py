@@ -1,4 +1,4 @@
-"""prefix_cache: what an epoch of operators costs once results, or those of their first steps, are kept, and whether these differ."""
+"""prefix_cache: what an epoch costs once results of operators, or of their first steps, are kept; whether they differ."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ def epoch(url: str, kind: str, number: int) -> dict[int, bytes]:
         for chunk in client.do_get(info.endpoints[0].ticket):
             batch = chunk.data
             for row, position in enumerate(batch["position"].to_pylist()):
-                value = json.dumps(batch[column][row].as_py()).encode() if column == "audio" else tensor(batch[column], row)
+                cells = batch[column]
+                value = json.dumps(cells[row].as_py()).encode() if column == "audio" else tensor(cells, row)
                 found[position] = hashlib.sha256(value).digest()
     return found
 
