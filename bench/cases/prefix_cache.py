@@ -1,4 +1,4 @@
-"""prefix_cache: what an epoch costs once results of operators, or of their first steps, are kept; whether they differ."""
+"""prefix_cache: what an epoch costs once results of operators, or of first steps, are kept; whether these differ."""
 
 from __future__ import annotations
 

@@ -32,15 +32,15 @@ func fillBuckets(snap *schema.Snapshot, req schema.Request) (schema.Request, err
 	return req, req.Check() // the batch may be the default
 }
 
-// lengthColumn finds the column that says how long samples are: the ordinal of a metadata or of a blob column.
+// lengthColumn finds the column that says how long samples are. ordinal is that of a blob column.
 func lengthColumn(snap *schema.Snapshot, within *schema.Restriction, name string) (ordinal int, blob bool, err error) {
 	var have []string
-	for i, f := range schema.MetaFields(snap.Schema) {
+	for _, f := range schema.MetaFields(snap.Schema) {
 		if !measures(f.Type) || within.Hides(snap.Schema, f.Name) {
 			continue
 		}
 		if f.Name == name {
-			return i, false, nil
+			return 0, false, nil
 		}
 		have = append(have, f.Name)
 	}
@@ -89,6 +89,11 @@ func (js *Jobs) lengths(ctx context.Context, snap *openSnapshot, within *schema.
 	ordinal, blob, err := lengthColumn(snap.manifest.Snapshot(), within, name)
 	if err != nil {
 		return nil, err
+	}
+	if !blob {
+		if ordinal, err = snap.manifest.Form().ColumnIndex(name); err != nil {
+			return nil, err
+		}
 	}
 	return js.derive(ctx, snap.key, fmt.Sprintf("lengths\x00%t\x00%d", blob, ordinal), snap, func(ctx context.Context) (*result, error) {
 		rows := snap.manifest.Rows()

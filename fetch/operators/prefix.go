@@ -106,17 +106,24 @@ func (w *worth) tried(whole, tail, head time.Duration, n int64, perByte float64)
 	return w.paysLocked(perByte)
 }
 
-// worthOf is what is known of a column's prefix. What was measured is shared by all who ask for the same steps.
-func (s *Stage) worthOf(c *Column) *worth {
+// worthKey names a list of steps and the dataset that it meets.
+type worthKey struct {
+	id      [32]byte
+	dataset uint32
+}
+
+// worthOf is what is known of a task's prefix. What was measured is shared by all who ask for the same steps of a dataset.
+func (s *Stage) worthOf(t *Task) *worth {
+	key := worthKey{t.Column.id, t.At.Dataset}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	w := s.worths[c.id]
+	w := s.worths[key]
 	if w == nil {
 		if len(s.worths) >= maxWorths {
 			clear(s.worths) // they are measured again in some cells
 		}
 		w = &worth{}
-		s.worths[c.id] = w
+		s.worths[key] = w
 	}
 	return w
 }
@@ -127,7 +134,7 @@ func (s *Stage) best(t *Task, clock processorClock) (*cell, int, error) {
 	if pf == nil || s.opts.Cache == nil || t.At.Dataset == 0 {
 		return s.whole(t, t.Column.Program, in)
 	}
-	w := s.worthOf(t.Column)
+	w := s.worthOf(t)
 	how, look := w.next(s.opts.KeepNanosPerByte)
 	b := &between{stage: s, task: t, clock: clock}
 	if look {

@@ -133,3 +133,32 @@ func TestSplit(t *testing.T) {
 		t.Errorf("%d lists were split, at %v", split, cuts)
 	}
 }
+
+// FuzzTail holds that whatever a cache gives is made something of, or is at fault: within what Cost says, without a panic.
+func FuzzTail(f *testing.F) {
+	var tails []program.Program
+	for _, list := range []string{
+		`[{"name":"Decode"},{"name":"Resize","params":{"size":9}},{"name":"RandomCrop","params":{"size":8}},{"name":"EncodeJPEG"}]`,
+		`[{"name":"Decode","params":{"mode":"UNCHANGED"}},{"name":"RandomResizedCrop","params":{"size":7}},{"name":"RandomRotation","params":{"degrees":20}}]`,
+		`[{"name":"Decode"},{"name":"ColorJitter","params":{"hue":0.1}},{"name":"RandomErasing"},{"name":"ToImage"},{"name":"ToDtype","params":{"dtype":"float32"}}]`,
+	} {
+		_, tail, ok := compiledOf(f, list).(program.Splitter).Split()
+		if !ok {
+			f.Fatal(list)
+		}
+		tails = append(tails, tail)
+	}
+	for _, dims := range [][]int{{9, 12, 3}, {20, 9, 4}, {1, 1, 1}} {
+		b := program.Between{Kind: program.Image, Type: program.Uint8, Dims: dims}
+		cell := make([]byte, b.Size())
+		b.PutHeader(cell)
+		f.Add(cell)
+	}
+	f.Fuzz(func(t *testing.T, cell []byte) {
+		for _, tail := range tails {
+			if _, _, err := madeBy(tail, cell, program.Draws{Key: draw.Key{Seed: 1}}); err != nil && !errors.Is(err, program.ErrDamaged) && !errors.Is(err, program.ErrTooLarge) {
+				t.Fatal(err)
+			}
+		}
+	})
+}
