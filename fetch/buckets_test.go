@@ -75,7 +75,7 @@ func TestBucketByLengthRefused(t *testing.T) {
 	put(t, st, "d", 50)
 	e := newEngine(t, st, fetch.Options{})
 	for want, change := range map[string]func(*schema.Request){
-		`bucket_by_length.column: got "nmae", want a column of integers or floating point, or of blobs: label, image`: func(r *schema.Request) { r.BucketByLength.Column = "nmae" },
+		`bucket_by_length.column: got "wide", want a column of integers or floating point, or of blobs: label, image`: func(r *schema.Request) { r.BucketByLength.Column = "wide" },
 		`bucket_by_length.column: got "name", want a column of integers`:                                              func(r *schema.Request) { r.BucketByLength.Column = "name" }, // text
 		`bucket_by_length.column: got "", want the column`:                                                            func(r *schema.Request) { r.BucketByLength.Column = "" },
 		`or of blobs: image`:                              func(r *schema.Request) { r.Within = &schema.Restriction{Columns: []string{"id", "name", "image"}} },
@@ -94,5 +94,16 @@ func TestBucketByLengthRefused(t *testing.T) {
 		if err == nil || !errors.Is(err, schema.ErrInvalid) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)
 		}
+	}
+}
+
+// TestBucketByLengthWithoutBlobs holds that metadata alone comes in the batches that the samples would: it is how a client
+// asks for the schema and for counts.
+func TestBucketByLengthWithoutBlobs(t *testing.T) {
+	st := newStore(t)
+	put(t, st, "d", 50)
+	j := open(t, newEngine(t, st, fetch.Options{}), schema.Request{Dataset: "d", Columns: []string{"label"}, BucketByLength: &schema.BucketByLength{Column: "image", Window: 4}})
+	if got := j.Request().Batch; got != schema.DefaultBatch {
+		t.Errorf("a batch has %d rows", got)
 	}
 }

@@ -41,7 +41,7 @@ const (
 
 	// DefaultBatch is the rows of a global batch with blob columns.
 	DefaultBatch = 64
-	// DefaultMetaBatch is the rows of a global batch without.
+	// DefaultMetaBatch is the rows of a global batch without, where lengths count for nothing.
 	DefaultMetaBatch = 65536
 	// DefaultBatchBytes is what batch_bytes is where the request leaves it out.
 	DefaultBatchBytes = 16 << 20

@@ -111,7 +111,7 @@ func (js *Jobs) fill(snap *schema.Snapshot, req schema.Request) (schema.Request,
 	}
 	if req.Batch == 0 {
 		req.Batch = schema.DefaultBatch
-		if len(s.projection.BlobColumns()) == 0 {
+		if len(s.projection.BlobColumns()) == 0 && req.BucketByLength == nil {
 			req.Batch = schema.DefaultMetaBatch
 		}
 	}

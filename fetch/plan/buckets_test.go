@@ -50,7 +50,7 @@ func TestBuckets(t *testing.T) {
 		for i := range lengths {
 			lengths[i] = uint32(rng.ExpFloat64() * 1000)
 		}
-		var selection plan.Selection = plan.All(rows)
+		selection := plan.Selection(plan.All(rows))
 		if rng.IntN(2) == 0 {
 			b := plan.NewBitmap(rows)
 			for pos := range rows {
