@@ -136,6 +136,9 @@ func lineageRound(t *testing.T, rng *rand.Rand, r *remote, lays fixedLayouts, di
 	if rng.IntN(2) == 0 {
 		req.BatchBytes = 1 + rng.Int64N(40_000)
 	}
+	if req.Order == schema.OrderStrict {
+		req.BucketByLength = someBuckets(rng)
+	}
 	if rng.IntN(5) == 0 {
 		req.Shuffle = nil
 	}

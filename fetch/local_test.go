@@ -76,6 +76,9 @@ func TestLocalStreams(t *testing.T) {
 		if i%5 == 0 {
 			req.Shuffle = nil
 		}
+		if req.Order == "" {
+			req.BucketByLength = someBuckets(rng)
+		}
 		if i%3 == 0 {
 			req.Owners = lays[1].Name()
 		}

@@ -38,6 +38,9 @@ func TestEveryOrderServesEachSampleOnce(t *testing.T) {
 		if rng.IntN(4) == 0 {
 			req.Shuffle = nil
 		}
+		if req.Order == schema.OrderStrict {
+			req.BucketByLength = someBuckets(rng)
+		}
 		tk := ticket(req, int(rng.Int64N(req.WorldSize())))
 		tk.Stride = 1 + rng.Int64N(3)
 		tk.Step = rng.Int64N(tk.Stride)

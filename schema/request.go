@@ -32,12 +32,16 @@ const (
 	// MaxLocalBatch bounds the rows of a global batch where assign is local: it is shared
 	// out as a whole.
 	MaxLocalBatch = 1 << 18
+	// MaxBucketRows bounds the samples that bucket_by_length puts in order at once.
+	MaxBucketRows = 1 << 16
+	// DefaultBucketWindow is the window of bucket_by_length, in steps.
+	DefaultBucketWindow = 32
 	// MaxOrderWindow bounds K in order "window:K", in steps.
 	MaxOrderWindow = 1 << 20
 
 	// DefaultBatch is the rows of a global batch with blob columns.
 	DefaultBatch = 64
-	// DefaultMetaBatch is the rows of a global batch without.
+	// DefaultMetaBatch is the rows of a global batch without, where lengths count for nothing.
 	DefaultMetaBatch = 65536
 	// DefaultBatchBytes is what batch_bytes is where the request leaves it out.
 	DefaultBatchBytes = 16 << 20
@@ -105,6 +109,8 @@ type Request struct {
 	Owners string `json:"owners,omitempty"`
 	// Ranks are the nodes that the ranks run beside, by rank; nil: as the layout says.
 	Ranks []string `json:"ranks,omitempty"`
+	// BucketByLength has samples of like length go together; nil: lengths count for nothing.
+	BucketByLength *BucketByLength `json:"bucket_by_length,omitempty"`
 	// Within is what whoever asks may see. The server sets it, by its rules, for each
 	// call anew; no request or ticket carries it.
 	Within *Restriction `json:"-"`
@@ -121,6 +127,49 @@ type SelectionRef struct {
 type Shuffle struct {
 	Seed  uint64 `json:"seed"`
 	Epoch uint64 `json:"epoch"`
+}
+
+// BucketByLength has batches made of samples of like length: those of some steps that follow one another are put in
+// order of their length and shared out anew among these steps.
+type BucketByLength struct {
+	// Column says how long a sample is: a metadata column of integers or of floating point, or a blob column, by the bytes of
+	// its cells. Null is 0, as is what is less.
+	Column string `json:"column"`
+	// Window is in how many steps a sample may move; 0: DefaultBucketWindow, or fewer where that would be more than
+	// MaxBucketRows samples.
+	Window int64 `json:"window,omitempty"`
+}
+
+// check implements checker.
+func (b *BucketByLength) check(field string) error {
+	switch field {
+	case "column":
+		if b.Column == "" {
+			return &FieldError{Field: "bucket_by_length.column", Got: `""`, Want: "the column that says how long samples are"}
+		}
+	case "window":
+		return checkRange("bucket_by_length.window", b.Window, 1, MaxBucketRows)
+	}
+	return nil
+}
+
+// checkBuckets checks BucketByLength, which is given, as far as Batch is.
+func (r *Request) checkBuckets() error {
+	b := r.BucketByLength
+	if err := checkAll(b); err != nil {
+		return err
+	}
+	if mode, _ := r.OrderOf(); mode != OrderStrict {
+		return &FieldError{Field: "order", Got: Quote(r.Order), Want: fmt.Sprintf("%q, as other orders take batches of bucket_by_length apart", OrderStrict)}
+	}
+	if r.Batch > MaxBucketRows {
+		return &FieldError{Field: "batch", Got: strconv.FormatInt(r.Batch, 10), Want: fmt.Sprintf("at most %d with bucket_by_length", MaxBucketRows)}
+	}
+	if r.Batch > 0 && b.Window > MaxBucketRows/r.Batch {
+		return &FieldError{Field: "bucket_by_length.window", Got: strconv.FormatInt(b.Window, 10),
+			Want: fmt.Sprintf("at most %d steps of %d samples", MaxBucketRows/r.Batch, r.Batch)}
+	}
+	return nil
 }
 
 // World says how many ranks share each global batch.
@@ -236,6 +285,8 @@ func (r *Request) check(field string) error {
 		return r.checkOwners()
 	case "ranks":
 		return r.checkRanks()
+	case "bucket_by_length":
+		return r.checkBuckets()
 	}
 	return nil
 }

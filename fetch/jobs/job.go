@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"bowstring/fetch/admission"
 	"bowstring/fetch/manifest"
 	"bowstring/fetch/operators"
 	"bowstring/fetch/plan"
@@ -26,12 +27,28 @@ type Job struct {
 	plan       *plan.Plan
 	projection *schema.Projection
 	operators  *operators.Set // nil if there are none
-	result     *result        // that selection is of; nil if it is of none
-	sees       *result        // what the caller may see, a bitmap; nil if all
-	local      *local         // nil where ranks get what the plan gives them, and so is sharing
-	sharing    *sharing
-	holds      atomic.Int64
-	closeOnce  sync.Once
+	holdings
+	local     *local // nil where ranks get what the plan gives them, and so is sharing
+	sharing   *sharing
+	holds     atomic.Int64
+	closeOnce sync.Once
+}
+
+// holdings are what a job holds of results, each of which may be nil.
+type holdings struct {
+	result  *result         // that the selection is of
+	sees    *result         // what the caller may see, a bitmap; nil if all
+	lengths *result         // of samples, where these are served by length
+	windows *admission.Hold // the memory of windows then
+}
+
+func (h *holdings) release() {
+	for _, r := range []*result{h.result, h.sees, h.lengths} {
+		if r != nil {
+			r.Release()
+		}
+	}
+	h.windows.Release()
 }
 
 // Open resolves a request. Errors wrap schema.ErrInvalid or ErrNotFound where
@@ -61,54 +78,56 @@ func (js *Jobs) resolve(ctx context.Context, snap *openSnapshot, req schema.Requ
 	if err != nil {
 		return nil, err
 	}
-	o, selected, err := js.outline(ctx, snap, req, sees)
+	o, has, err := js.outline(ctx, snap, req, sees)
 	if err != nil {
 		if sees != nil {
 			sees.Release()
 		}
 		return nil, err
 	}
+	has.sees = sees
 	var shared *sharing
 	if o.local != nil {
 		if shared, err = js.share(ctx, snap, o); err != nil {
-			for _, r := range []*result{selected, sees} {
-				if r != nil {
-					r.Release()
-				}
-			}
+			has.release()
 			return nil, err
 		}
 	}
 	j := &Job{
 		local: o.local, sharing: shared, request: o.Request, id: o.ID, group: digest(withEpoch(o.Request, 0)),
-		snapshot: snap, selection: o.Plan.Config().Selection, plan: o.Plan, projection: o.Projection, operators: o.Operators, result: selected, sees: sees,
+		snapshot: snap, selection: o.Plan.Config().Selection, plan: o.Plan, projection: o.Projection, operators: o.Operators, holdings: has,
 	}
 	j.holds.Store(1)
 	return j, nil
 }
 
-func (js *Jobs) outline(ctx context.Context, snap *openSnapshot, req schema.Request, sees *result) (*Outline, *result, error) {
+func (js *Jobs) outline(ctx context.Context, snap *openSnapshot, req schema.Request, sees *result) (o *Outline, has holdings, err error) {
 	req, s, err := js.fill(snap.manifest.Snapshot(), req)
 	if err != nil {
-		return nil, nil, err
+		return nil, has, err
 	}
 	req, local, err := js.localize(ctx, snap.manifest.Snapshot(), req)
 	if err != nil {
-		return nil, nil, err
+		return nil, has, err
 	}
-	selection, selected, err := js.selection(ctx, snap, req, sees.bitmapIn())
-	if err != nil {
-		return nil, nil, err
-	}
-	o, err := newOutline(req, s, selection)
-	if err != nil {
-		if selected != nil {
-			selected.Release()
+	defer func() {
+		if err != nil {
+			has.release()
 		}
-		return nil, nil, err
+	}()
+	var selection plan.Selection
+	if selection, has.result, err = js.selection(ctx, snap, req, sees.bitmapIn()); err != nil {
+		return nil, has, err
+	}
+	var buckets *plan.Buckets
+	if buckets, has.lengths, has.windows, err = js.buckets(ctx, snap, req); err != nil {
+		return nil, has, err
+	}
+	if o, err = newOutline(req, s, selection, buckets); err != nil {
+		return nil, has, err
 	}
 	o.local = local
-	return o, selected, nil
+	return o, has, nil
 }
 
 // digest names a request, and what its caller may see: the same request of two who
@@ -198,11 +217,7 @@ func (j *Job) Release() {
 	if j.holds.Add(-1) > 0 {
 		return
 	}
-	for _, r := range []*result{j.result, j.sees} {
-		if r != nil {
-			r.Release()
-		}
-	}
+	j.holdings.release()
 	if j.sharing != nil {
 		j.sharing.release()
 	}

@@ -16,7 +16,7 @@ import (
 type Outline struct {
 	Request    schema.Request // with the snapshot's number, never a tag, and the defaults filled in
 	ID         string         // as Job.ID
-	Plan       *plan.Plan
+	Plan       *plan.Plan     // without buckets, which change neither counts nor sizes, where no rows were read
 	Projection *schema.Projection
 	Operators  *operators.Set // nil if there are none
 	local      *local         // as of a job
@@ -42,7 +42,7 @@ func (js *Jobs) Outline(snap *schema.Snapshot, req schema.Request) (*Outline, er
 	if err != nil {
 		return nil, err
 	}
-	return newOutline(req, shown, selection)
+	return newOutline(req, shown, selection, nil)
 }
 
 // ID is what Job.ID would be of the request: it depends on no row. A request that
@@ -56,7 +56,7 @@ func (js *Jobs) ID(ctx context.Context, req schema.Request) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if req.Snapshot == 0 || req.Batch == 0 || !req.Operators.Resolved() || req.Assign == schema.AssignLocal && req.Owners == "" {
+	if req.Snapshot == 0 || req.Batch == 0 || req.BucketByLength != nil && req.BucketByLength.Window == 0 || !req.Operators.Resolved() || req.Assign == schema.AssignLocal && req.Owners == "" {
 		snap, err := js.store.Snapshot(ctx, req.Dataset, req.Snapshot)
 		if err != nil {
 			return "", err
@@ -111,11 +111,12 @@ func (js *Jobs) fill(snap *schema.Snapshot, req schema.Request) (schema.Request,
 	}
 	if req.Batch == 0 {
 		req.Batch = schema.DefaultBatch
-		if len(s.projection.BlobColumns()) == 0 {
+		if len(s.projection.BlobColumns()) == 0 && req.BucketByLength == nil {
 			req.Batch = schema.DefaultMetaBatch
 		}
 	}
-	return req, s, nil
+	req, err = fillBuckets(snap, req)
+	return req, s, err
 }
 
 // checkShown fails if a column has operators and nothing is shown of it: its name may be a slip.
@@ -133,8 +134,8 @@ func checkShown(snap *schema.Snapshot, req schema.Request, p *schema.Projection)
 	return nil
 }
 
-func newOutline(req schema.Request, s shown, selection plan.Selection) (*Outline, error) {
-	cfg := plan.Config{Selection: selection, Batch: req.Batch, World: int(req.WorldSize())}
+func newOutline(req schema.Request, s shown, selection plan.Selection, buckets *plan.Buckets) (*Outline, error) {
+	cfg := plan.Config{Selection: selection, Batch: req.Batch, World: int(req.WorldSize()), Buckets: buckets}
 	if req.Shuffle != nil {
 		cfg.Shuffle, cfg.Seed, cfg.Epoch = true, req.Shuffle.Seed, req.Shuffle.Epoch
 	}

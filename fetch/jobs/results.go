@@ -27,7 +27,7 @@ type results struct {
 	clock int64              // guarded by mu
 }
 
-// result is a selection, a sum, or the slots of rows. It stays in memory, and counted in the ledger,
+// result is a selection, a sum, or the slots or the lengths of rows. It stays in memory, and counted in the ledger,
 // while somebody holds it, and longer while there is room.
 type result struct {
 	cache     *results
@@ -35,6 +35,7 @@ type result struct {
 	selection plan.Selection
 	sum       int64
 	slots     *slotTable
+	lengths   plan.Lengths
 	memory    *admission.Hold // nil if it takes next to none
 	tenant    string          // on whose account: that of who asked first
 

@@ -69,7 +69,7 @@ func (js *Jobs) KnownBytes(o *Outline) (int64, bool) {
 // order, so the epochs of a job share it.
 func selectedKey(req schema.Request) string {
 	req.Shuffle, req.World, req.Batch, req.BatchBytes, req.Order, req.Remainder, req.OnError = nil, nil, 0, 0, "", "", ""
-	req.Assign, req.Owners, req.Ranks = "", "", nil
+	req.Assign, req.Owners, req.Ranks, req.BucketByLength = "", "", nil, nil
 	return string(within(req, "bytes\x00"+string(req.Marshal())))
 }
 
@@ -84,13 +84,18 @@ func (js *Jobs) selectedBytes(ctx context.Context, j *Job) (int64, error) {
 // that size, and some are left out or repeated.
 func (js *Jobs) servedBytes(ctx context.Context, j *Job, selected int64) (int64, error) {
 	return js.derivedSum(ctx, j, string(within(j.request, "served\x00"+string(j.request.Marshal()))), func(ctx context.Context, sizes *cellSizes) (int64, error) {
-		n := j.selection.Len()
+		n, cfg := j.selection.Len(), j.plan.Config()
+		cfg.Buckets = nil // they move nothing into the epoch, nor out of it
 		if padded := j.plan.Padded(); padded > 0 {
 			// The epoch's order is gone through again, as often as it takes.
-			more, err := js.sum(ctx, sizes, padded%n, func(i int64) int64 { return j.plan.Position(n + i) })
+			order, err := plan.New(cfg)
+			if err != nil {
+				return 0, err
+			}
+			more, err := js.sum(ctx, sizes, padded%n, func(i int64) int64 { return order.Position(n + i) })
 			return selected + padded/n*selected + more, err
 		}
-		dropped, cfg := j.plan.Dropped(), j.plan.Config()
+		dropped := j.plan.Dropped()
 		cfg.Remainder = plan.Uneven // the same order, to its end
 		whole, err := plan.New(cfg)
 		if err != nil {

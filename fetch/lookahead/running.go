@@ -90,13 +90,14 @@ func (o *epochOrder) Rows() int64 { return o.job.Plan().Rows() }
 // Index implements spill.Order.
 func (o *epochOrder) Index(epoch, position int64) (int64, bool) {
 	p := o.plan(epoch)
-	i, ok := p.Index(position)
+	i, ok := p.About(position)
 	if ok && o.job.Layout() != nil {
 		// Nearly all of what is owned here is used here. What is not known yet, may be.
 		owned, known := o.owned(position)
 		return i, owned || !known
 	}
-	return i, ok && o.serves(p, i)
+	// Where lengths count, the rank is not known without putting the window in order: it may be one of those here.
+	return i, ok && (!p.Exact() || o.serves(p, i))
 }
 
 // owned reports whether a node owns the sample at a position beside which a rank is that is served here, if that is

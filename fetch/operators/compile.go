@@ -52,6 +52,8 @@ type Column struct {
 	steps []program.Step
 	whole bool     // nothing is drawn
 	id    [32]byte // of the canonical steps, kind and contract
+	// prefix is the steps before the first that draws; nil where they cannot be made by themselves.
+	prefix *prefix
 }
 
 // CompileSet compiles what a request wants, for a snapshot of that schema. Errors wrap
@@ -152,12 +154,24 @@ func compileColumn(kinds Kinds, blobs []arrow.Field, field arrow.Field, wanted s
 	}
 	c := &Column{Name: field.Name, Program: prog, Form: form, kind: name, draws: draws, steps: prog.Steps()}
 	c.whole = prog.Deterministic() >= len(c.steps)
-	named, err := json.Marshal(stepsOf(c.steps))
-	if err != nil {
+	if c.id, err = c.identify("operators", c.steps, p.Follows != ""); err != nil {
 		return nil, fmt.Errorf("%s: the canonical steps: %w", at, err)
 	}
-	c.id = sha256.Sum256(fmt.Appendf(nil, "bowstring operators\x00%s\x00%s\x00%t\x00%s", name, kind.Contract, p.Follows != "", named))
+	if splits, ok := prog.(program.Splitter); ok {
+		if head, tail, ok := splits.Split(); ok {
+			c.prefix = &prefix{head: head, tail: tail}
+			if c.prefix.id, err = c.identify("prefix", head.Steps(), p.Follows != ""); err != nil {
+				return nil, fmt.Errorf("%s: the canonical steps: %w", at, err)
+			}
+		}
+	}
 	return c, nil
+}
+
+// identify is the hash of what some steps make: of the steps, the kind of samples and its contract.
+func (c *Column) identify(what string, steps []program.Step, follows bool) ([32]byte, error) {
+	named, err := json.Marshal(stepsOf(steps))
+	return sha256.Sum256(fmt.Appendf(nil, "bowstring %s\x00%s\x00%s\x00%t\x00%s", what, c.kind, c.Form.Contract, follows, named)), err
 }
 
 func stepsOf(steps []program.Step) []schema.Step {

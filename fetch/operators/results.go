@@ -50,7 +50,11 @@ func (s *Stage) keeps(t *Task) bool {
 
 // kept returns the result of a task, if it is kept.
 func (s *Stage) kept(t *Task) (schema.Blob, bool) {
-	key := t.Column.resultKey(t.Ref.Key)
+	return s.keptUnder(t, t.Column.resultKey(t.Ref.Key), t.Column.Form)
+}
+
+// keptUnder returns what is kept under a key, if it is of a form.
+func (s *Stage) keptUnder(t *Task, key schema.Key, form *schema.MadeForm) (schema.Blob, bool) {
 	ref, ok := s.opts.Cache.Ref(key)
 	if !ok {
 		return schema.Blob{}, false
@@ -61,7 +65,7 @@ func (s *Stage) kept(t *Task) (schema.Blob, bool) {
 	}
 	var result schema.Blob
 	if err := schema.Guard(func() error {
-		result, ok = t.Column.parseResult(key, blob)
+		result, ok = parseKept(form, key, blob)
 		return nil
 	}); err != nil || !ok {
 		blob.Release()
@@ -70,11 +74,11 @@ func (s *Stage) kept(t *Task) (schema.Blob, bool) {
 	return result, true
 }
 
-// parseResult takes a kept blob apart, and over; false if it is none of the column's.
-func (c *Column) parseResult(key schema.Key, blob schema.Blob) (schema.Blob, bool) {
+// parseKept takes a kept blob apart, and over; false if it is none of that key and form.
+func parseKept(form *schema.MadeForm, key schema.Key, blob schema.Blob) (schema.Blob, bool) {
 	b := blob.Bytes()
-	n := len(c.Form.Shape)
-	if c.Form.Encoded() {
+	n := len(form.Shape)
+	if form.Encoded() {
 		n = 0
 	}
 	end := len(b) - resultTail(n)
@@ -84,11 +88,11 @@ func (c *Column) parseResult(key schema.Key, blob schema.Blob) (schema.Blob, boo
 	k := &keptCell{blob: blob, made: schema.MadeCell{Params: nothingDrawn}}
 	size := int64(1)
 	if n > 0 {
-		size = c.Form.ElementBytes()
+		size = form.ElementBytes()
 	}
 	for i := range n {
 		d := int32(binary.LittleEndian.Uint32(b[end+4*i:]))
-		if want := c.Form.Shape[i]; d < 0 || want != nil && int(d) != *want {
+		if want := form.Shape[i]; d < 0 || want != nil && int(d) != *want {
 			return schema.Blob{}, false
 		}
 		k.made.Shape = append(k.made.Shape, d)
@@ -102,31 +106,30 @@ func (c *Column) parseResult(key schema.Key, blob schema.Blob) (schema.Blob, boo
 
 // keep offers a result to the spill, if that pays: where making it took more processor
 // time than reading it will, and no blob gives way that a job is going to use.
-func (s *Stage) keep(t *Task, result schema.Blob, took time.Duration) {
-	b, made := result.Bytes(), result.Made()
-	size := len(b) + resultTail(len(made.Shape))
-	c, ok := ownerOf(t, result)
-	if !ok || float64(took) < s.opts.KeepNanosPerByte*float64(size) || !s.opts.Cache.Wants(t.At, int64(size), false) {
+func (s *Stage) keep(t *Task, c *cell, n int, took time.Duration) {
+	size := n + resultTail(len(c.made.Shape))
+	if float64(took) < s.opts.KeepNanosPerByte*float64(size) || !s.opts.Cache.Wants(t.At, int64(size), false) {
 		return
 	}
-	key := t.Column.resultKey(t.Ref.Key)
-	tail := c.memory[len(b):len(b)]
-	for _, d := range made.Shape {
-		tail = binary.LittleEndian.AppendUint32(tail, uint32(d))
-	}
-	tail = binary.LittleEndian.AppendUint32(tail, uint32(len(made.Shape)))
-	_ = append(tail, key[:]...) // in place: there is room behind a result
-	whole := c.memory[:size:size]
-	c.holds.Add(1)
-	ref := schema.BlobRef{Key: key, Size: int64(size), Sum: schema.Checksum(whole)}
-	if s.opts.Cache.Offer(ref, t.At, took, schema.NewBlob(whole, c)) {
+	if s.offer(t, t.Column.resultKey(t.Ref.Key), c, n, took) {
 		s.count.kept.Add(1)
 	}
 }
 
-// ownerOf is the memory of a result that was just made; false where what is to be written behind it
-// does not fit.
-func ownerOf(t *Task, result schema.Blob) (*cell, bool) {
-	c := t.made
-	return c, c != nil && len(c.memory)-len(result.Bytes()) >= resultTail(len(c.made.Shape))
+// offer offers the n bytes of a cell to the spill, under a key and as what took so long to make.
+func (s *Stage) offer(t *Task, key schema.Key, c *cell, n int, took time.Duration) bool {
+	size := n + resultTail(len(c.made.Shape))
+	if len(c.memory) < size {
+		return false
+	}
+	tail := c.memory[n:n]
+	for _, d := range c.made.Shape {
+		tail = binary.LittleEndian.AppendUint32(tail, uint32(d))
+	}
+	tail = binary.LittleEndian.AppendUint32(tail, uint32(len(c.made.Shape)))
+	_ = append(tail, key[:]...) // in place: there is room behind a result
+	whole := c.memory[:size:size]
+	c.holds.Add(1)
+	ref := schema.BlobRef{Key: key, Size: int64(size), Sum: schema.Checksum(whole)}
+	return s.opts.Cache.Offer(ref, t.At, took, schema.NewBlob(whole, c))
 }

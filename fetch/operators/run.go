@@ -64,42 +64,46 @@ func (s *Stage) cost(t *Task) (cost program.Cost, err error) {
 	return cost, nil
 }
 
-// make runs the program of a task, which has room for its result.
-func (s *Stage) make(t *Task) (blob schema.Blob, err error) {
-	var c *cell
-	var result []byte
-	var outcome program.Outcome
+// make runs a program over bytes, for a task that has room for a result of most bytes. The
+// cell is the caller's, with what the program said of its result.
+func (s *Stage) make(t *Task, p program.Program, in []byte, most int64) (c *cell, n int, outcome program.Outcome, err error) {
 	err = s.shielded(t, func() (err error) {
-		outcome, err = t.Column.Program.Run(t.Cell.Bytes(), t.Draws, func(n int) []byte {
-			if int64(n) > t.cost.Result {
-				panic(fmt.Sprintf("the program makes %d bytes, where it said that it would make %d at most", n, t.cost.Result))
+		outcome, err = p.Run(in, t.Draws, func(size int) []byte {
+			if int64(size) > most {
+				panic(fmt.Sprintf("the program makes %d bytes, where it said that it would make %d at most", size, most))
 			}
-			c = newCell(n)
-			result = c.memory[:n:n]
-			return result
+			c, n = newCell(size), size
+			return c.memory[:n:n]
 		})
 		return err
 	})
-	if err == nil {
-		err = t.Column.checkOutcome(&outcome, result, c != nil)
+	if err == nil && c == nil {
+		err = errors.New("the program has made nothing")
 	}
+	if err != nil && c != nil {
+		c.Unpin()
+		c = nil
+	}
+	return c, n, outcome, err
+}
+
+// whole makes the result of a task by a program, from the cell or from what lies between.
+func (s *Stage) whole(t *Task, p program.Program, in []byte) (*cell, int, error) {
+	c, n, outcome, err := s.make(t, p, in, t.cost.Result)
 	if err != nil {
-		if c != nil {
-			c.Unpin()
-		}
-		return schema.Blob{}, t.Column.faultOf(err)
+		return nil, 0, err
+	}
+	if err := t.Column.checkOutcome(&outcome, n); err != nil {
+		c.Unpin()
+		return nil, 0, err
 	}
 	c.describe(t.Column, &outcome)
-	t.made = c
-	return schema.NewBlob(result, c), nil
+	return c, n, nil
 }
 
 // checkOutcome fails where a program has broken its word: what it says of its result goes
 // into batches unchecked.
-func (c *Column) checkOutcome(o *program.Outcome, result []byte, made bool) error {
-	if !made {
-		return errors.New("the program has made nothing")
-	}
+func (c *Column) checkOutcome(o *program.Outcome, made int) error {
 	if c.Form.Encoded() {
 		return nil
 	}
@@ -113,8 +117,8 @@ func (c *Column) checkOutcome(o *program.Outcome, result []byte, made bool) erro
 		}
 		size *= int64(d)
 	}
-	if size != int64(len(result)) {
-		return fmt.Errorf("the program made %d bytes of dimensions %v", len(result), o.Dims)
+	if size != int64(made) {
+		return fmt.Errorf("the program made %d bytes of dimensions %v", made, o.Dims)
 	}
 	return nil
 }
@@ -196,10 +200,14 @@ func (s *Stage) work(t *Task) {
 		return
 	}
 	making := clock.so()
-	o.Blob, o.Err = s.make(t)
+	c, n, err := s.best(t, clock)
 	hold.Release()
-	if o.Err == nil && s.keeps(t) {
-		s.keep(t, o.Blob, clock.so()-making)
+	if err != nil {
+		o.Err = t.Column.faultOf(err)
+		return
 	}
-	t.made = nil
+	if s.keeps(t) {
+		s.keep(t, c, n, clock.so()-making)
+	}
+	o.Blob = schema.NewBlob(c.memory[:n:n], c)
 }

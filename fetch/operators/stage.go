@@ -77,6 +77,10 @@ type Task struct {
 	// are not kept.
 	Ref schema.BlobRef
 	At  spill.Place
+	// Guess is about how many bytes the result will have, where cells differ. It counts between tenants and jobs, and bounds nothing.
+	Guess int64
+	// Trace draws spans; nil for none.
+	Trace *Trace
 	// Of is the receiver's.
 	Of any
 
@@ -85,7 +89,6 @@ type Task struct {
 	roomy    bool // there is room for the result
 	put      time.Time
 	place    *Place
-	made     *cell // of a result that was made
 }
 
 // ResultBytes is how large the result may become, once Room was called.
@@ -129,6 +132,7 @@ type Stage struct {
 	terms   func(tenant string) admission.Terms // nil: all are alike
 	tenants map[string]*tenant
 	panics  map[string]struct{} // that were logged
+	worths  map[worthKey]*worth // of prefixes
 	workers sync.WaitGroup      // grows under mu only while not closed
 }
 
@@ -156,7 +160,7 @@ func NewStage(opts Options) (*Stage, error) {
 	if err := opts.Validate(); err != nil {
 		return nil, err
 	}
-	s := &Stage{opts: opts, tenants: map[string]*tenant{}, panics: map[string]struct{}{}}
+	s := &Stage{opts: opts, tenants: map[string]*tenant{}, panics: map[string]struct{}{}, worths: map[worthKey]*worth{}}
 	s.queue = admission.NewQueue(1, func(**Task) int { return 0 }, s.take)
 	return s, nil
 }
@@ -171,9 +175,20 @@ func (s *Stage) take(t **Task, class int) admission.Taken {
 		return admission.Taken{Class: class, Aside: true}
 	}
 	of.running.Add(1)
-	// What a task takes is not known before it has run: the bytes that go in and come out
-	// are as good a guess as any.
-	return admission.Taken{OK: true, Class: class, Cost: int64(len((*t).Cell.Bytes())) + max((*t).Column.Form.CellBytes(), 0)}
+	return admission.Taken{OK: true, Class: class, Cost: (*t).share()}
+}
+
+// share is what a task counts for between tenants and jobs, in bytes. What it takes is not known before it has
+// run: the bytes that go in and come out, or are about to, are as good a guess as any.
+func (t *Task) share() int64 {
+	if t.roomy {
+		return 1 // its first turn, in which there was no room, has counted for all of it
+	}
+	out := t.Column.Form.CellBytes()
+	if out < 0 {
+		out = max(t.Guess, 0)
+	}
+	return int64(len(t.Cell.Bytes())) + out
 }
 
 // SetTerms has tenants get what terms says; nil has all get the same.
@@ -295,6 +310,7 @@ func (s *Stage) run() {
 // tell counts a task that has ended, and tells its receiver.
 func (s *Stage) tell(t *Task, o *Outcome) {
 	s.count.add(t, o)
+	t.Trace.made(t, o)
 	t.To.Made(t, *o)
 }
 

@@ -13,5 +13,5 @@
 //
 // The package does no I/O, reads no clock, draws no randomness of its own and
 // starts no goroutine. Everything in it, once built, is immutable and safe for
-// concurrent use, and no query allocates.
+// concurrent use, and no query allocates, but for windows of [Buckets].
 package plan

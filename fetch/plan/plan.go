@@ -64,6 +64,9 @@ type Config struct {
 	World int
 	// Remainder is what becomes of the last n mod Batch samples.
 	Remainder Remainder
+	// Buckets has samples of like length go together; nil where lengths count for nothing. It is
+	// made for windows of whole batches of these samples, in these numbers of rows, and goes along to other epochs.
+	Buckets *Buckets
 }
 
 // Plan is the order of one epoch and how ranks share it out.
@@ -74,8 +77,8 @@ type Config struct {
 // from ⌊r·b/w⌋ to ⌊(r+1)·b/w⌋, so that shares differ by one row at most.
 //
 // Every method takes constant time, but for what the Selection needs to find a
-// position (at most a binary search in its directory). A Plan is immutable and
-// safe for concurrent use.
+// position (at most a binary search in its directory), and for windows of
+// Buckets that are put in order. A Plan is immutable and safe for concurrent use.
 type Plan struct {
 	cfg   Config
 	n     int64 // samples selected
@@ -125,6 +128,9 @@ func New(cfg Config) (*Plan, error) {
 		}
 	default:
 		return nil, &schema.FieldError{Field: "remainder", Got: cfg.Remainder.String(), Want: `"drop", "pad" or "uneven"`}
+	}
+	if b := cfg.Buckets; b != nil && b.rows%cfg.Batch != 0 {
+		return nil, fmt.Errorf("%w: windows of %d rows in batches of %d", schema.ErrInvalid, b.rows, cfg.Batch)
 	}
 	if cfg.Shuffle {
 		p.perm = NewPerm(uint64(n), cfg.Seed, cfg.Epoch)
@@ -207,6 +213,14 @@ func (p *Plan) Position(index int64) int64 {
 	if index < 0 || index >= p.rows {
 		panic(fmt.Sprintf("plan: index %d in an epoch of %d rows", index, p.rows))
 	}
+	if p.cfg.Buckets != nil {
+		index = p.cfg.Buckets.at(p, index)
+	}
+	return p.plain(index)
+}
+
+// plain is Position as if there were no buckets.
+func (p *Plan) plain(index int64) int64 {
 	if index >= p.n { // padding
 		index %= p.n
 	}
@@ -217,9 +231,22 @@ func (p *Plan) Position(index int64) int64 {
 }
 
 // Index returns where in the epoch's order the sample at a position is: the
-// inverse of Position, and the first time it is served where padding repeats it.
-// ok is false if the position is not selected, or dropped.
+// inverse of Position, and the first time it is served where padding repeats it
+// and there are no buckets. ok is false if the position is not selected, or dropped.
 func (p *Plan) Index(pos int64) (index int64, ok bool) {
+	index, ok = p.About(pos)
+	if ok && p.cfg.Buckets != nil {
+		index = p.cfg.Buckets.index(p, index)
+	}
+	return index, ok
+}
+
+// Exact reports whether About is as good as Index.
+func (p *Plan) Exact() bool { return p.cfg.Buckets == nil }
+
+// About is Index, but that it says no more than the window where there are buckets: it is
+// less than a window off. It takes constant time.
+func (p *Plan) About(pos int64) (index int64, ok bool) {
 	index, ok = p.cfg.Selection.Index(pos)
 	if !ok {
 		return 0, false

@@ -85,7 +85,7 @@ func (s *Stream) task(column int, lap, position int64, blob schema.Blob) *operat
 	made := s.columns[column].made
 	return &operators.Task{
 		Column: made, Cell: blob, Draws: made.Draws(s.draws(lap, position)),
-		Context: s.context(), Tenant: s.tenant.name, To: s,
+		Context: s.context(), Tenant: s.tenant.name, To: s, Trace: s.traceMade,
 	}
 }
 
@@ -93,7 +93,7 @@ func (s *Stream) task(column int, lap, position int64, blob schema.Blob) *operat
 func (s *Stream) makeLocked(r *run, cell int, blob schema.Blob, from tiers.From) {
 	row, column := cell/len(s.columns), cell%len(s.columns)
 	t := s.task(column, r.lap, r.positions[row], blob)
-	t.Of = &making{r, cell, from}
+	t.Of, t.Guess = &making{r, cell, from}, r.guess[cell]
 	if ref, ok, err := r.rows[row].TryBlob(s.columns[column].ordinal); err == nil && ok {
 		t.Ref, t.At = ref, spill.Place{Dataset: s.dataset, Tenant: s.payer, Position: r.positions[row]}
 	}

@@ -28,33 +28,34 @@ import (
 // Single cells are asked for in the plan's order; whichever comes back first is
 // kept until a batch is whole. A stream has no goroutine.
 type Stream struct {
-	set     *Set
-	job     *jobs.Job
-	ticket  schema.Ticket
-	columns []blobColumn
-	order   order
-	call    atomic.Pointer[call]
-	unwatch func() bool
-	seed    uint64 // that operators draw by
-	late    bool   // its consumer checks blobs; see CheckedLate
-	closing sync.Once
-	place   *admission.Stream[queued]
-	stage   *operators.Place // nil where no column has operators
-	part    *lookahead.Part
-	id      uint64 // its number among those of the set
-	named   []byte // the ticket as JSON, if anybody asks
-	caller  store.Caller
-	tenant  *tenant       // set before it is read by anybody else
-	account tiers.Account // what was read for it
-	dataset uint32        // the spill's number of the snapshot
-	payer   uint16        // the spill's number of the tenant
-	opened  time.Time     // when it began
-	steps   int64         // of an epoch, 0 if there is no plan
-	queued  atomic.Int64  // cells that wait for their turn
-	told    told
-	record  *lineage.Recorder // of what is handed out; nil if nobody keeps it
-	trace   *tiers.Trace      // nil if nobody traces it
-	first   trace.Span        // until the first batch, if somebody does; nil otherwise
+	set       *Set
+	job       *jobs.Job
+	ticket    schema.Ticket
+	columns   []blobColumn
+	order     order
+	call      atomic.Pointer[call]
+	unwatch   func() bool
+	seed      uint64 // that operators draw by
+	late      bool   // its consumer checks blobs; see CheckedLate
+	closing   sync.Once
+	place     *admission.Stream[queued]
+	stage     *operators.Place // nil where no column has operators
+	part      *lookahead.Part
+	id        uint64 // its number among those of the set
+	named     []byte // the ticket as JSON, if anybody asks
+	caller    store.Caller
+	tenant    *tenant       // set before it is read by anybody else
+	account   tiers.Account // what was read for it
+	dataset   uint32        // the spill's number of the snapshot
+	payer     uint16        // the spill's number of the tenant
+	opened    time.Time     // when it began
+	steps     int64         // of an epoch, 0 if there is no plan
+	queued    atomic.Int64  // cells that wait for their turn
+	told      told
+	record    *lineage.Recorder // of what is handed out; nil if nobody keeps it
+	trace     *tiers.Trace      // nil if nobody traces it, as is the next one
+	traceMade *operators.Trace
+	first     trace.Span // until the first batch, if somebody does; nil otherwise
 
 	mu        lock
 	cond      sync.Cond // told when Next may go on
@@ -167,7 +168,7 @@ func (s *Set) start(ctx context.Context, st *Stream) error {
 	}
 	st.late = ctx.Value(checkedLate{}) != nil && !j.Tolerant()
 	st.id = s.ids.Add(1)
-	if st.trace = tiers.NewTrace(ctx); st.trace != nil {
+	if st.trace, st.traceMade = tiers.NewTrace(ctx), operators.NewTrace(ctx); st.trace != nil {
 		_, st.first = trace.SpanFromContext(ctx).TracerProvider().Tracer("bowstring/fetch").Start(ctx, "first batch")
 	}
 	st.slot.settle()

@@ -104,6 +104,29 @@ def test_a_ticket_is_what_the_server_would_give(here: bowstring.Client) -> None:
     assert photos.options(remainder="drop").num_rows == photos.num_rows  # how rows are served is no condition
 
 
+def test_batches_of_like_length(here: bowstring.Client) -> None:
+    photos = here.dataset("photos").columns(["position", "image.size"]).shuffle(3)
+    by_size = photos.options(bucket_by_length="image")
+    assert by_size.request()["bucket_by_length"] == {"column": "image"}
+    assert photos.options(bucket_by_length={"column": "width", "window": 4}).num_rows == 300
+
+    def padding(dataset: bowstring.Dataset) -> tuple[list[int], int]:
+        batches = [batch for rank in range(3) for batch in dataset.batches(30, rank=rank, world_size=3, epoch=2)]
+        sizes = [[size or 0 for size in batch["image.size"].to_pylist()] for batch in batches]
+        positions = [p for batch in batches for p in batch["position"].to_pylist()]
+        return positions, sum(max(batch) * len(batch) - sum(batch) for batch in sizes)
+
+    positions, wasted = padding(by_size)
+    assert sorted(positions) == list(range(300))
+    assert wasted < padding(photos)[1] / 2
+    for wrong, text in (
+        ({"bucket_by_length": "file_name"}, "bucket_by_length.column"),
+        ({"bucket_by_length": "image", "order": "free"}, "order"),
+    ):
+        with pytest.raises(bowstring.InvalidRequest, match=text):
+            photos.options(**wrong)  # type: ignore[arg-type]
+
+
 def test_reads_agree(here: bowstring.Client, client: fl.FlightClient) -> None:
     photos = here.dataset("photos", split="val").columns(["position", "label", "image"])
     info = client.get_flight_info(command(dataset="photos", split="val", columns=["position", "label", "image"]))

@@ -102,6 +102,9 @@ var (
 	programPanics = counter("operator_panics_total", "Cells at which a program of operators panicked.")
 	makingSeconds = counter("operator_seconds_total", "Processor time that operators took.")
 	makingQueued  = counter("operator_queued_seconds_total", "Time that cells waited for their turn at operators, summed up over them.")
+	prefixesKept  = counter("operator_prefixes_kept_total", "Results of the first steps of lists that draw later, offered to the spill.")
+	prefixesFound = counter("operator_prefixes_found_total", "Such results that were found there, and not made again.")
+	prefixTrials  = counter("operator_prefix_trials_total", "Cells that were made both at once and by way of such a result, to see which costs less.")
 	makingNow     = gauge("operator_cells", "Cells being made, and those that wait for their turn.", "state")
 	makingWorkers = gauge("operator_workers", "Cells that may be made at once.")
 

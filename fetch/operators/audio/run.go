@@ -98,13 +98,18 @@ func (p *pipeline) Cost(cell []byte, limits program.Limits) (program.Cost, error
 
 // cost is Cost of a cell whose header was read.
 func (p *pipeline) cost(info codec.Info, e extent, limits program.Limits) (program.Cost, error) {
-	var err error
-	cost := program.Cost{Working: info.Working + 64<<10}
 	if crop := p.cropped(); crop != nil {
 		e.frames = min(e.frames, crop.Length) // no more is decoded
 	}
+	return p.costFrom(info, e, p.first(), limits)
+}
+
+// costFrom is the cost of the steps from one on, which get a cell of that extent.
+func (p *pipeline) costFrom(info codec.Info, e extent, from int, limits program.Limits) (program.Cost, error) {
+	var err error
+	cost := program.Cost{Working: info.Working + 64<<10}
 	most := int64(0)
-	for i := p.first(); ; i++ {
+	for i := from; ; i++ {
 		n := e.size()
 		if e.kind == program.Audio && n > limits.Samples {
 			return cost, p.at(max(i-1, 0), fmt.Errorf("%w: a waveform of %d channels of %d samples, %d in all; at most %d are allowed",
@@ -152,7 +157,18 @@ func (p *pipeline) cropped() *randomCrop {
 }
 
 // Run implements program.Program.
-func (p *pipeline) Run(cell []byte, by program.Draws, alloc func(n int) []byte) (program.Outcome, error) {
+func (p *pipeline) Run(cell []byte, by program.Draws, alloc func(n int) []byte) (out program.Outcome, err error) {
+	var dims []int
+	out, err = p.run(cell, by, func(s *sound) {
+		write(s, alloc(int(s.size())*widths[s.dtype]))
+		dims = s.dims()
+	})
+	out.Dims = dims
+	return out, err
+}
+
+// run carries all steps out, and calls done with what became of the cell.
+func (p *pipeline) run(cell []byte, by program.Draws, done func(s *sound)) (program.Outcome, error) {
 	info, e, err := p.begin(cell)
 	if err != nil {
 		return program.Outcome{}, err
@@ -173,10 +189,19 @@ func (p *pipeline) Run(cell []byte, by program.Draws, alloc func(n int) []byte) 
 		s.take(s.spare(int(e.size())))
 		read(s, cell)
 	}
+	if err := p.rest(s, i, by, &out); err != nil {
+		return out, err
+	}
+	done(s)
+	return out, nil
+}
+
+// rest carries out the steps from one on.
+func (p *pipeline) rest(s *sound, i int, by program.Draws, out *program.Outcome) error {
 	for ; i < len(p.steps); i++ {
 		next, err := p.steps[i].next(s.extent)
 		if err != nil {
-			return out, p.at(i, err)
+			return p.at(i, err)
 		}
 		var from draw.Source
 		_, draws := p.steps[i].(random)
@@ -189,9 +214,7 @@ func (p *pipeline) Run(cell []byte, by program.Draws, alloc func(n int) []byte) 
 			out.Drawn = append(out.Drawn, program.Drawn{Step: i, Values: values})
 		}
 	}
-	write(s, alloc(int(s.size())*widths[s.dtype]))
-	out.Dims = s.dims()
-	return out, nil
+	return nil
 }
 
 // open decodes, and of a file that is cropped next only what the crop takes. It gives the step that comes next.

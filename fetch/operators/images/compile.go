@@ -94,6 +94,7 @@ func compile(in program.Form, steps []program.Step, from int, mask bool) (progra
 			return nil, err
 		}
 		p.steps = append(p.steps, canonical)
+		p.after = append(p.after, extent{b.width, b.height, b.channels})
 		if b.random {
 			p.deterministic = min(p.deterministic, i-from)
 		}

@@ -16,6 +16,7 @@ type compiled struct {
 	in            program.Form
 	steps         []program.Step
 	deterministic int
+	after         []extent // what is known of the sizes after each step
 	stages        []stage
 	erasures      []stage // after the result is laid out
 	encoder       *encodeJPEG
@@ -34,69 +35,111 @@ func about(step int, name string, kind, err error) error {
 	return fmt.Errorf("step %d (%s): %w: %w", step, name, kind, err)
 }
 
+// extent is the most that an image has at a step.
+type extent struct{ w, h, channels int }
+
+func (e extent) bytes() int64 { return int64(e.w) * int64(e.h) * int64(e.channels) }
+
 // Cost bounds by the header what a run takes. A limit of zero is the ceiling's.
 func (p *compiled) Cost(cell []byte, limits program.Limits) (program.Cost, error) {
-	var w, h, channels int
-	cost := program.Cost{}
-	limits.Pixels = cmp.Or(limits.Pixels, program.Ceiling.Pixels)
-	limits.Bytes = cmp.Or(limits.Bytes, program.Ceiling.Bytes)
-	stages := p.stages
-	if p.in.Kind == program.Image {
-		h, w, channels = p.in.Dims[0], p.in.Dims[1], p.in.Dims[2]
-		if len(cell) != w*h*channels {
-			return cost, about(p.from, p.steps[0].Name, program.ErrDamaged, fmt.Errorf("there are %d bytes of %v", len(cell), p.in.Dims))
-		}
-	} else {
-		header, err := codec.Read(cell)
-		if err != nil {
-			return cost, about(p.from, p.steps[0].Name, program.ErrDamaged, err)
-		}
-		w, h, channels = header.Width, header.Height, 4
-		if pixels := int64(w) * int64(h); pixels > limits.Pixels {
-			return cost, about(p.from, p.steps[0].Name, program.ErrTooLarge,
-				fmt.Errorf("the %v is %d x %d, %d pixels, and may have %d", header.Format, w, h, pixels, limits.Pixels))
-		}
-		cost.Working = header.Bytes
-		if stages[0].operator.(*decode).turns(header) && header.Orientation > 4 {
-			w, h = h, w
-		}
+	e, cost, err := p.opened(cell, limits)
+	if err != nil {
+		return cost, err
 	}
-	most := int64(w) * int64(h)
+	return p.costFrom(e, cost, 0, limits)
+}
+
+// opened is what a cell is before the first stage, and what it takes to read it.
+func (p *compiled) opened(cell []byte, limits program.Limits) (extent, program.Cost, error) {
+	cost := program.Cost{}
+	if p.in.Kind == program.Image {
+		e := extent{h: p.in.Dims[0], w: p.in.Dims[1], channels: p.in.Dims[2]}
+		if int64(len(cell)) != e.bytes() {
+			return e, cost, about(p.from, p.steps[0].Name, program.ErrDamaged, fmt.Errorf("there are %d bytes of %v", len(cell), p.in.Dims))
+		}
+		return e, cost, nil
+	}
+	header, err := codec.Read(cell)
+	if err != nil {
+		return extent{}, cost, about(p.from, p.steps[0].Name, program.ErrDamaged, err)
+	}
+	e := extent{w: header.Width, h: header.Height, channels: 4}
+	if pixels, most := int64(e.w)*int64(e.h), cmp.Or(limits.Pixels, program.Ceiling.Pixels); pixels > most {
+		return e, cost, about(p.from, p.steps[0].Name, program.ErrTooLarge,
+			fmt.Errorf("the %v is %d x %d, %d pixels, and may have %d", header.Format, e.w, e.h, pixels, most))
+	}
+	cost.Working = header.Bytes
+	if p.stages[0].operator.(*decode).turns(header) && header.Orientation > 4 {
+		e.w, e.h = e.h, e.w
+	}
+	return e, cost, nil
+}
+
+// through is what stages make of an image, and adds what they take to cost.
+func (e extent) through(stages []stage, cost *program.Cost) extent {
+	most := int64(e.w) * int64(e.h)
 	for _, s := range stages {
-		bw, bh, extra := s.bound(w, h, channels)
+		w, h, extra := s.bound(e.w, e.h, e.channels)
 		cost.Working += extra
-		w, h = bw, bh
+		e.w, e.h = w, h
 		most = max(most, int64(w)*int64(h))
 	}
 	// Two buffers, of the pixels before and after an operator.
-	cost.Working += 2*most*int64(channels) + 1<<16
-	result := int64(w) * int64(h) * int64(channels) * int64(sizeOf(p.dtype))
+	cost.Working += 2*most*int64(e.channels) + 1<<16
+	return e
+}
+
+// costFrom is the cost of the stages from one on, and of the result.
+func (p *compiled) costFrom(e extent, cost program.Cost, from int, limits program.Limits) (program.Cost, error) {
+	e = e.through(p.stages[from:], &cost)
+	cost.Result = e.bytes() * int64(sizeOf(p.dtype))
 	if p.encoder != nil {
-		result = p.encoder.bound(w, h)
-		cost.Working += result
+		cost.Result = p.encoder.bound(e.w, e.h)
+		cost.Working += cost.Result
 	}
-	cost.Result = result
-	if cost.Working+cost.Result > limits.Bytes {
-		return cost, about(p.from, p.steps[0].Name, program.ErrTooLarge,
-			fmt.Errorf("it takes up to %d bytes and makes %d of them, and may take %d", cost.Working, cost.Result, limits.Bytes))
+	return cost, p.held(cost, limits)
+}
+
+// held holds a cost against the limits.
+func (p *compiled) held(cost program.Cost, limits program.Limits) error {
+	if most := cmp.Or(limits.Bytes, program.Ceiling.Bytes); cost.Working+cost.Result > most {
+		return about(p.from, p.steps[0].Name, program.ErrTooLarge,
+			fmt.Errorf("it takes up to %d bytes and makes %d of them, and may take %d", cost.Working, cost.Result, most))
 	}
-	return cost, nil
+	return nil
 }
 
 var pool = sync.Pool{New: func() any { return new(scratch) }}
 
 // Run makes the result of a cell.
-func (p *compiled) Run(cell []byte, by program.Draws, alloc func(n int) []byte) (program.Outcome, error) {
+func (p *compiled) Run(cell []byte, by program.Draws, alloc func(n int) []byte) (outcome program.Outcome, err error) {
 	if _, err := p.Cost(cell, program.Ceiling); err != nil {
 		return program.Outcome{}, err
 	}
+	err = withScratch(func(s *scratch) error {
+		c := &s.canvas
+		c.s = s
+		if p.in.Kind == program.Image {
+			c.reset(cell, p.in.Dims[1], p.in.Dims[0], p.in.Dims[2])
+			c.borrowed = true
+		} else {
+			c.file = cell
+		}
+		outcome, err = p.rest(c, 0, by, alloc)
+		return err
+	})
+	return outcome, err
+}
+
+// withScratch calls f with memory to work in.
+func withScratch(f func(s *scratch) error) error {
 	s := pool.Get().(*scratch)
-	outcome, err := p.run(s, cell, by, alloc)
+	err := f(s)
 	s.release()
 	if s.held() <= keep {
 		pool.Put(s)
 	}
-	return outcome, err
+	return err
 }
 
 // release lets go of the input and the result.
@@ -105,33 +148,30 @@ func (s *scratch) release() {
 	s.decoder.Release()
 }
 
-func (p *compiled) run(s *scratch, cell []byte, by program.Draws, alloc func(n int) []byte) (program.Outcome, error) {
-	c := &s.canvas
-	c.s = s
-	var outcome program.Outcome
-	if p.in.Kind == program.Image {
-		h, w, channels := p.in.Dims[0], p.in.Dims[1], p.in.Dims[2]
-		if len(cell) != w*h*channels {
-			return outcome, about(p.from, p.steps[0].Name, program.ErrDamaged, fmt.Errorf("there are %d bytes of %v", len(cell), p.in.Dims))
-		}
-		c.reset(cell, w, h, channels)
-		c.borrowed = true
-	} else {
-		c.file = cell
-	}
-	for i := range p.stages {
-		g := &p.stages[i]
+// apply carries stages out.
+func (p *compiled) apply(c *canvas, stages []stage, by program.Draws, outcome *program.Outcome) error {
+	for i := range stages {
+		g := &stages[i]
 		numbers := by.Source(g.step)
 		values, err := g.apply(c, &numbers)
 		if err == nil {
 			err = c.err
 		}
 		if err != nil {
-			return outcome, about(g.step, g.name, program.ErrDamaged, err)
+			return about(g.step, g.name, program.ErrDamaged, err)
 		}
 		if g.random {
 			outcome.Drawn = append(outcome.Drawn, program.Drawn{Step: g.step, Values: values})
 		}
+	}
+	return nil
+}
+
+// rest carries out the stages from one on, and makes the result.
+func (p *compiled) rest(c *canvas, from int, by program.Draws, alloc func(n int) []byte) (program.Outcome, error) {
+	var outcome program.Outcome
+	if err := p.apply(c, p.stages[from:], by, &outcome); err != nil {
+		return outcome, err
 	}
 	if p.encoder != nil {
 		return outcome, p.encode(c, alloc)

@@ -281,6 +281,7 @@ class Dataset:
         layout: Literal["large_binary", "binary", "huggingface"] | None = None,
         batch_bytes: int | None = None,
         assign: Literal["plan", "local"] | None = None,
+        bucket_by_length: str | Mapping[str, Any] | None = None,
     ) -> Dataset:
         """How rows are served; what is not given stays as it is.
 
@@ -292,7 +293,11 @@ class Dataset:
             batch_bytes: What a record batch exceeds by at most one sample.
             assign: Which rank gets which samples of a step: `plan`; or `local`, what the node beside it owns. Then each
                 rank's stream goes to its node, and to others when that is gone.
+            bucket_by_length: Batches of samples of like length, for less padding: the column that says how long they
+                are, of numbers or of bytes; or `{"column": …, "window": …}`, with how many steps a sample may move.
         """
+        if isinstance(bucket_by_length, str):
+            bucket_by_length = {"column": bucket_by_length}
         given = {
             "order": order,
             "remainder": remainder,
@@ -300,6 +305,7 @@ class Dataset:
             "layout": layout,
             "batch_bytes": batch_bytes,
             "assign": assign,
+            "bucket_by_length": None if bucket_by_length is None else dict(bucket_by_length),
         }
         changed = self._with_options(**{k: v for k, v in given.items() if v is not None})
         _ = changed.schema  # a wrong value is told here

@@ -110,6 +110,7 @@ class BowstringDataset(IterableDataset[Any]):
         on_decode_error: Literal["raise", "skip"] = "raise",
         tune_malloc: bool = True,
         assign: Literal["plan", "local"] | None = None,
+        bucket_by_length: str | Mapping[str, Any] | None = None,
         token: str | None = None,
         tls: Tls | None = None,
     ) -> None:
@@ -144,6 +145,8 @@ class BowstringDataset(IterableDataset[Any]):
             dataset = dataset.shuffle(shuffle) if shuffle is not False else dataset._but(_seed=None)
         if assign is not None:
             dataset = dataset.options(assign=assign)
+        if bucket_by_length is not None:
+            dataset = dataset.options(bucket_by_length=bucket_by_length)
         if (rank is None) != (world_size is None):
             raise ValueError("rank, world_size: want both or none")
         self.global_batch_size = size

@@ -1,0 +1,125 @@
+package plan
+
+import (
+	"encoding/binary"
+	"math/bits"
+	"slices"
+	"strconv"
+	"sync"
+
+	"bowstring/schema"
+)
+
+// Lengths has how long the sample at a position is, in any unit, of which only the order
+// counts. It is only read.
+type Lengths []uint32
+
+// Buckets has samples of like length go together. The epoch's order is cut into windows of whole
+// global batches; within each, samples are put in order of their length, those of
+// equal length in the order that they had, and cut into batches; and these change places as the seed, the epoch
+// and the window say, where the order is shuffled. A short last batch stays the last, and gets
+// what is longest in its window. So each sample comes exactly once as ever, and steps are as many and as large.
+//
+// A window is put in order when one of its samples is asked for, and some are kept. A
+// Buckets is safe for concurrent use.
+type Buckets struct {
+	lengths Lengths
+	rows    int64 // of a window
+
+	mu    sync.Mutex
+	kept  map[windowKey][]int32
+	order []windowKey // of kept, the oldest first
+}
+
+// windowKey names a window of an epoch.
+type windowKey struct {
+	epoch  uint64
+	window int64
+}
+
+const (
+	// MaxWindowRows bounds the samples of a window: one is put in order in some milliseconds.
+	MaxWindowRows = 1 << 16
+	// keptWindows is how many are kept: a stream walks through one, and who looks ahead of
+	// it through the next ones.
+	keptWindows = 8
+)
+
+// NewBuckets returns the buckets of a plan's samples, for windows of so many rows, which is
+// a number of whole batches. It takes BucketsBytes at most.
+func NewBuckets(lengths Lengths, rows int64) (*Buckets, error) {
+	if rows < 1 || rows > MaxWindowRows {
+		return nil, &schema.FieldError{Field: "bucket_by_length.window", Got: strconv.FormatInt(rows, 10) + " rows",
+			Want: "windows of 1 to " + strconv.Itoa(MaxWindowRows) + " rows"}
+	}
+	return &Buckets{lengths: lengths, rows: rows, kept: map[windowKey][]int32{}}, nil
+}
+
+// BucketsBytes is what windows of so many rows take.
+func BucketsBytes(rows int64) int64 { return 4*keptWindows*rows + 8*rows }
+
+// at is which index of the order without buckets stands at an index of p's.
+func (b *Buckets) at(p *Plan, index int64) int64 {
+	window := index / b.rows
+	start := window * b.rows
+	return start + int64(b.window(p, window)[index-start])
+}
+
+// index is at's inverse.
+func (b *Buckets) index(p *Plan, at int64) int64 {
+	window := at / b.rows
+	start := window * b.rows
+	return start + int64(slices.Index(b.window(p, window), int32(at-start)))
+}
+
+// window says which rows of a window come one after the other.
+func (b *Buckets) window(p *Plan, window int64) []int32 {
+	key := windowKey{p.cfg.Epoch, window}
+	if !p.cfg.Shuffle {
+		key.epoch = 0
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if rows := b.kept[key]; rows != nil {
+		return rows
+	}
+	rows := b.sort(p, key)
+	if len(b.order) >= keptWindows {
+		delete(b.kept, b.order[0])
+		b.order = slices.Delete(b.order, 0, 1)
+	}
+	b.kept[key], b.order = rows, append(b.order, key)
+	return rows
+}
+
+// sort puts a window in order.
+func (b *Buckets) sort(p *Plan, key windowKey) []int32 {
+	start := key.window * b.rows
+	size := min(b.rows, p.rows-start)
+	byLength := make([]uint64, size) // the length, then the row
+	for i := range byLength {
+		byLength[i] = uint64(b.lengths[p.plain(start+int64(i))])<<32 | uint64(i)
+	}
+	slices.Sort(byLength)
+	rows := make([]int32, size)
+	whole := size / p.cfg.Batch
+	var batches Perm
+	if p.cfg.Shuffle && whole > 0 {
+		batches = NewPerm(uint64(whole), windowSeed(p.cfg.Seed, uint64(key.window)), key.epoch)
+	}
+	for i := range rows {
+		from := int64(i)
+		if k := from / p.cfg.Batch; p.cfg.Shuffle && k < whole {
+			from += (int64(batches.At(uint64(k))) - k) * p.cfg.Batch
+		}
+		rows[i] = int32(uint32(byLength[from]))
+	}
+	return rows
+}
+
+// windowSeed is the seed by which the batches of a window change places: another one for each
+// window, and not that of the epoch's order.
+func windowSeed(seed, window uint64) uint64 {
+	s := splitmix64(seed ^ binary.LittleEndian.Uint64([]byte("buckets\x00")))
+	return s.next() ^ bits.RotateLeft64((window+1)*0x9e3779b97f4a7c15, 31)
+}
