@@ -80,6 +80,7 @@ func (s *Stage) make(t *Task) (blob schema.Blob, err error) {
 		})
 		return err
 	})
+	t.elsewhere = outcome.Elsewhere
 	if err == nil {
 		err = t.Column.checkOutcome(&outcome, result, c != nil)
 	}
@@ -157,10 +158,11 @@ func (s *Stage) work(t *Task) {
 	}
 	began := time.Now()
 	clock := startClock()
+	t.elsewhere = 0
 	o := Outcome{Queued: began.Sub(t.put)}
 	defer func() {
 		if o.done {
-			o.Processor, o.Took = clock.stop(), time.Since(began)
+			o.Processor, o.Took = clock.stop()+t.elsewhere, time.Since(began)
 			s.tell(t, &o)
 		} else {
 			clock.stop()
@@ -199,7 +201,7 @@ func (s *Stage) work(t *Task) {
 	o.Blob, o.Err = s.make(t)
 	hold.Release()
 	if o.Err == nil && s.keeps(t) {
-		s.keep(t, o.Blob, clock.so()-making)
+		s.keep(t, o.Blob, clock.so()-making+t.elsewhere)
 	}
 	t.made = nil
 }

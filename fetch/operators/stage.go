@@ -86,6 +86,8 @@ type Task struct {
 	put      time.Time
 	place    *Place
 	made     *cell // of a result that was made
+	// elsewhere is processor time of other processes for it.
+	elsewhere time.Duration
 }
 
 // ResultBytes is how large the result may become, once Room was called.
