@@ -58,7 +58,7 @@ test: go-check cc-check python-check ## Everything that has to pass: lint, every
 
 .PHONY: nightly
 nightly: go-check cc-check python-check ## What repeats, hours of it: all under the race detector and without, gocql itself, fuzzing, soak.
-	@$(STAGES) $(BESIDE) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-go nightly-race nightly-spec nightly-wheels nightly-sbom nightly-image nightly-helm nightly-kubernetes nightly-clients test-cassandra test-gocql test-faults nightly-churn test-python nightly-fuzz nightly-soak
+	@$(STAGES) $(BESIDE) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-go nightly-race nightly-spec nightly-wheels nightly-sbom nightly-image nightly-helm nightly-dali nightly-kubernetes nightly-clients test-cassandra test-gocql test-faults nightly-churn test-python nightly-fuzz nightly-soak
 
 .PHONY: lint
 lint: lint-go lint-python docs ## golangci-lint with the import rule, ruff and mypy, the documents' references.
@@ -185,6 +185,10 @@ $(RENDER): $(wildcard deploy/helm/*.go) deploy/helm/go.mod deploy/helm/go.sum | 
 nightly-helm: $(VENV)/.package $(VENV)/.helm $(RENDER) build ## The Helm chart: all variants of its values, rendered, and checked against the schemas of Kubernetes' versions.
 	@$(STAGE) nightly-helm sh -e -c '$(GO) -C deploy/helm test -count=1 ./...; $(PY) -m pytest -m helm tests/test_helm.py'
 
+.PHONY: nightly-dali
+nightly-dali: $(VENV)/.package build/dali/.installed build ## Pipelines of DALI without a GPU, which lies in build/dali.
+	@$(STAGE) nightly-dali env PYTHONPATH=$(CURDIR)/build/dali $(PY) -m pytest tests/python/test_dali.py
+
 # The control plane: nine minutes of processor time, once; then what is in ~/.cache/bowstring.
 .PHONY: nightly-kubernetes
 nightly-kubernetes: $(VENV)/.package $(RENDER) build image ## The chart in a real control plane, its pods run by runc: upgraded and drained while a client reads. Needs root.
@@ -289,6 +293,12 @@ $(VENV)/.helm: $(VENV)/.test $(REQ)/helm.txt
 	$(INSTALL) $(REQ)/helm.txt
 	@touch $@
 
+# Beside the tests' packages, as nothing else needs it.
+build/dali/.installed: $(VENV)/.test $(REQ)/dali.txt
+	@rm -rf build/dali
+	$(VENV)/bin/uv pip install --quiet --python $(PY) --require-hashes --target build/dali -r $(REQ)/dali.txt
+	@touch $@
+
 # The package is used as its users have it: built as a wheel, and installed from
 # that. Its dependencies are in test.txt; hatchling builds it without a network.
 $(VENV)/.package: $(VENV)/.test python/pyproject.toml python/README.md python/LICENSE python/hatch_build.py $(shell find python/src -name '*.py' -o -name '*.jpg' -o -name py.typed)
@@ -331,6 +341,6 @@ sbom: wheels image ## Write bills of materials (CycloneDX) of the programs, the 
 
 .PHONY: lock
 lock: $(VENV)/.uv ## Resolve python/requirements/*.in again, with hashes.
-	cd $(REQ) && for set in uv demo test lint docs helm; do \
+	cd $(REQ) && for set in uv demo test lint docs helm dali; do \
 	  ../../$(VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.10 --generate-hashes $$set.in -o $$set.txt || exit 1; \
 	done

@@ -59,10 +59,39 @@ def torchvision(rng: random.Random) -> Callable[[bytes], Any]:
     return one
 
 
+def dali(rng: random.Random) -> Callable[[bytes], Any]:
+    """DALI's decoder of a random crop, in one thread; it works when it has a batch."""
+    import numpy as np
+    from nvidia.dali import fn, pipeline_def
+
+    size = 8
+
+    @pipeline_def(batch_size=size, num_threads=1, device_id=None, prefetch_queue_depth=1, seed=rng.randrange(1 << 30))
+    def crops() -> Any:
+        files = fn.external_source(name="files", batch=True)
+        images = fn.decoders.image_random_crop(files, random_area=[0.08, 1.0], random_aspect_ratio=[3 / 4, 4 / 3])
+        flips = fn.random.coin_flip()
+        return fn.flip(fn.resize(images, size=[SIZE, SIZE]), horizontal=flips)
+
+    pipeline = crops()
+    pipeline.build()
+    waiting: list[Any] = []
+
+    def one(data: bytes) -> Any:
+        waiting.append(np.frombuffer(data, np.uint8))
+        if len(waiting) < size:
+            return None
+        pipeline.feed_input("files", waiting)
+        waiting.clear()
+        return pipeline.run()
+
+    return one
+
+
 def main() -> None:
     """Arguments: the side, the folder of photographs, seconds."""
     side, folder, seconds = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
-    one = {"pillow": pillow, "torchvision": torchvision}[side](random.Random(1))
+    one = {"pillow": pillow, "torchvision": torchvision, "dali": dali}[side](random.Random(1))
     cells = [path.read_bytes() for path in sorted(folder.glob("*.jpg"))]
     for cell in cells[:8]:
         one(cell)

@@ -1,4 +1,4 @@
-"""Loaders of images that are ready for a model, as processes of their own: see ready_reader.py."""
+"""Loaders of samples that are ready for a model, as processes of their own: see ready_reader.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from harness import cpu_seconds
 
 def read(side: str, place: str, server: int | None = None, pillow: Path | None = None, **spec: Any) -> dict[str, float]:
     """What a loader needed for its epochs: rows, seconds, and processor seconds, those of a server included."""
-    full = {"epochs": 2, "workers": os.cpu_count() or 1, "threads": 0, **spec, "side": side, "place": place}
+    usual = {"media": "image", "epochs": 2, "workers": os.cpu_count() or 1, "threads": 0, "batch": 64}
+    full = {**usual, "batches": 0, "step_s": 0.0, "rtt_s": 0.0, **spec, "side": side, "place": place}
     env = dict(os.environ)
     if pillow is not None:
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(pillow), env.get("PYTHONPATH")]))

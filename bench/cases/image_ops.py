@@ -82,11 +82,18 @@ def pillow12(context: Context) -> Path:
     return target
 
 
+def dali(context: Context) -> Path:
+    """Where `make nightly-dali` installs DALI; it is measured where it is there."""
+    return context.root / "build" / "dali"
+
+
 def side(context: Context, name: str, photos: Path) -> float:
     """Images per processor second of a Python side."""
     env = dict(os.environ)
     if name == "pillow":
         env["PYTHONPATH"] = str(pillow12(context))
+    if name == "dali":
+        env["PYTHONPATH"] = str(dali(context))
     script = context.root / "bench" / "image_side.py"
     command: list[str | Path] = [sys.executable, script, name, photos, str(SECONDS)]
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=env, timeout=120)
@@ -124,6 +131,8 @@ def alone(context: Context, photos: Path, passes: int, sides: dict[str, list[flo
 def run(context: Context) -> Result:
     """Sides by turns, a round after the other; ratios of each round, and their median."""
     small: dict[str, list[float]] = {"pillow": [], "torchvision": []}
+    if dali(context).exists():
+        small["dali"] = []
     big: dict[str, list[float]] = {"pillow": []}
     rates, delivered = [], []
     with Node(context.binary, stored(context)) as server:
@@ -131,9 +140,11 @@ def run(context: Context) -> Result:
             rates.append(alone(context, folder(context), 1500, small))
             alone(context, large(context), 100, big)
             delivered.append(flight(context, server))
+    optional = [Figure("vs_dali_cpu", median(small["dali"]), at_least=1.3)] if "dali" in small else []
     return Result(
         "image_ops",
         [
+            *optional,
             Figure("vs_pillow", median(small["pillow"]), at_least=2.0),
             Figure("vs_torchvision", median(small["torchvision"]), at_least=1.3),
             Figure("large_vs_pillow", median(big["pillow"]), at_least=2.5),

@@ -26,6 +26,7 @@ import (
 	"github.com/alecthomas/kong"
 	"golang.org/x/term"
 
+	"bowstring/fetch/operators/audio/sndfile"
 	"bowstring/fetch/store/delay"
 )
 
@@ -37,7 +38,19 @@ const (
 )
 
 func main() {
+	if len(os.Args) == 2 && os.Args[1] == sndfile.Command {
+		os.Exit(decodeSound())
+	}
 	os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+}
+
+// decodeSound is a process that a server starts, to read files by a library in C: see package sndfile.
+// It knows no settings, and is in no help.
+func decodeSound() int {
+	if err := sndfile.Serve(os.Stdin, os.Stdout); err != nil {
+		return report(os.Stderr, err)
+	}
+	return 0
 }
 
 // run parses args, runs the command they name and returns the exit status.

@@ -158,9 +158,9 @@ func (s *Stage) best(t *Task, clock processorClock) (*cell, int, error) {
 // try makes a cell both ways, and gives what the whole list has made.
 func (s *Stage) try(b *between, w *worth) (*cell, int, error) {
 	t := b.task
-	began := b.clock.so()
+	began := b.task.spent(b.clock)
 	c, n, err := s.whole(t, t.Column.Program, t.Cell.Bytes())
-	whole := b.clock.so() - began
+	whole := b.task.spent(b.clock) - began
 	if err != nil || b.n == 0 && !b.make(nil) { // a cell that cannot be made tells nothing
 		return c, n, err
 	}
@@ -227,7 +227,7 @@ func (b *between) make(w *worth) bool {
 	if err != nil || cost.Working+cost.Result > s.opts.Limits.Bytes || w != nil && !s.opts.Cache.Wants(t.At, cost.Result, false) {
 		return false
 	}
-	began := b.clock.so()
+	began := b.task.spent(b.clock)
 	hold, ok := s.opts.Ledger.TryFor(admission.Making, t.Tenant, cost.Working+cost.Result)
 	if !ok {
 		return false // it is no time for this
@@ -237,7 +237,7 @@ func (b *between) make(w *worth) bool {
 	if err != nil {
 		return false
 	}
-	b.cell, b.n, b.took = c, n, b.clock.so()-began
+	b.cell, b.n, b.took = c, n, b.task.spent(b.clock)-began
 	if w != nil {
 		b.offer(w)
 	}
@@ -253,12 +253,12 @@ func (b *between) offer(w *worth) {
 
 // finish makes the result of it, and says how long that took.
 func (b *between) finish() (*cell, int, time.Duration, error) {
-	began := b.clock.so()
+	began := b.task.spent(b.clock)
 	c, n, err := b.stage.whole(b.task, b.task.Column.prefix.tail, b.bytes())
 	if err == nil && b.cell == nil {
 		b.stage.count.prefixesFound.Add(1)
 	}
-	return c, n, b.clock.so() - began, err
+	return c, n, b.task.spent(b.clock) - began, err
 }
 
 func (b *between) release() {

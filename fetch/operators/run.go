@@ -77,6 +77,7 @@ func (s *Stage) make(t *Task, p program.Program, in []byte, most int64) (c *cell
 		})
 		return err
 	})
+	t.elsewhere += outcome.Elsewhere
 	if err == nil && c == nil {
 		err = errors.New("the program has made nothing")
 	}
@@ -153,6 +154,9 @@ func (s *Stage) panicked(t *Task, text string, stack []byte) {
 	}
 }
 
+// spent is the processor time so far of a task that is under way, whichever process took it.
+func (t *Task) spent(clock processorClock) time.Duration { return clock.so() + t.elsewhere }
+
 // work does a task to its end, or as far as there is room for it.
 func (s *Stage) work(t *Task) {
 	if err := context.Cause(t.Context); err != nil {
@@ -161,10 +165,11 @@ func (s *Stage) work(t *Task) {
 	}
 	began := time.Now()
 	clock := startClock()
+	t.elsewhere = 0
 	o := Outcome{Queued: began.Sub(t.put)}
 	defer func() {
 		if o.done {
-			o.Processor, o.Took = clock.stop(), time.Since(began)
+			o.Processor, o.Took = clock.stop()+t.elsewhere, time.Since(began)
 			s.tell(t, &o)
 		} else {
 			clock.stop()
@@ -199,7 +204,7 @@ func (s *Stage) work(t *Task) {
 		o.Err = err
 		return
 	}
-	making := clock.so()
+	making := t.spent(clock)
 	c, n, err := s.best(t, clock)
 	hold.Release()
 	if err != nil {
@@ -207,7 +212,7 @@ func (s *Stage) work(t *Task) {
 		return
 	}
 	if s.keeps(t) {
-		s.keep(t, c, n, clock.so()-making)
+		s.keep(t, c, n, t.spent(clock)-making)
 	}
 	o.Blob = schema.NewBlob(c.memory[:n:n], c)
 }

@@ -89,6 +89,8 @@ type Task struct {
 	roomy    bool // there is room for the result
 	put      time.Time
 	place    *Place
+	// elsewhere is processor time of other processes for it.
+	elsewhere time.Duration
 }
 
 // ResultBytes is how large the result may become, once Room was called.

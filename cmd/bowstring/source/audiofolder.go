@@ -22,7 +22,7 @@ func (l *layout) looksAudioFolder() bool {
 	other := func(name string) bool {
 		return isImageName(name) || isTarName(name) || extension(name) == "parquet"
 	}
-	return l.dir && l.any(isAudioName) && !l.any(other)
+	return l.dir && l.any(isAudioName) && !l.any(other) && !l.looksCommonVoice()
 }
 
 // kind is what the files are, in words.

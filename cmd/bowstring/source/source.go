@@ -1,5 +1,5 @@
-// Package source reads data sets as other tools lay them out: folders of images,
-// Hugging Face Parquet, WebDataset tars, MosaicML MDS shards, and tables of paths.
+// Package source reads data sets as other tools lay them out: folders of images and
+// of sound, Common Voice, Hugging Face Parquet, WebDataset tars, MosaicML MDS shards, and tables of paths.
 //
 // A Source lists samples in a fixed order, most of them before their bytes
 // were touched; a Reader has several workers load and check them, keeps the
@@ -121,6 +121,7 @@ var formats = []format{
 	{"parquet", "*.parquet, also in data/ (Hugging Face)", (*layout).looksParquet, openParquet},
 	{"imagefolder", "image files in folders", (*layout).looksImageFolder, openImageFolder},
 	{"audiofolder", "audio files in folders, also LibriSpeech's", (*layout).looksAudioFolder, openAudioFolder},
+	{"commonvoice", "clips/ beside train.tsv, dev.tsv and test.tsv (Common Voice)", (*layout).looksCommonVoice, openCommonVoice},
 	{"list", "a .csv, .tsv, .jsonl or .parquet file with a column of paths", (*layout).looksList, openList},
 }
 

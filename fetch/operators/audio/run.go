@@ -232,7 +232,8 @@ func (p *pipeline) open(s *sound, cell []byte, info codec.Info, by program.Draws
 	for c := range s.channels {
 		s.room.planes = append(s.room.planes, s.row(c))
 	}
-	if err := codec.Decode(cell, info, offset+start, s.room.planes); err != nil {
+	var err error
+	if out.Elsewhere, err = codec.Decode(cell, info, offset+start, s.room.planes); err != nil {
 		return next, err
 	}
 	if crop != nil {

@@ -9,6 +9,7 @@ package program
 
 import (
 	"encoding/json"
+	"time"
 
 	"bowstring/fetch/operators/draw"
 )
@@ -129,6 +130,8 @@ type Outcome struct {
 	// Drawn says what each random step drew: the box of a crop, whether it flipped. A
 	// client can carry the steps out by them.
 	Drawn []Drawn
+	// Elsewhere is processor time that other processes have taken for the run.
+	Elsewhere time.Duration
 }
 
 // Drawn is what one step drew, in the words of its operator.

@@ -1,18 +1,20 @@
 // Package codec reads files of sound: what their headers say, and their samples.
 //
 // WAV and FLAC are read by code of this package, bit for bit as every other decoder
-// has them; MP3 by a library in Go. A build that has a C compiler looks for libsndfile
-// when it starts, and reads MP3, Ogg Vorbis and Opus by it. [Engine] says what there is.
+// has them; MP3 by a library in Go. Where libsndfile is named, MP3, Ogg Vorbis and Opus are read
+// by it, in another process: see package sndfile. [Engine] says what there is.
 //
 // Bytes are hostile: whatever they are, nothing panics, no loop is longer than the
 // bytes and the samples that were asked for, and nothing is allocated by what a header
-// says. The package does no I/O, and starts no goroutine.
+// says. The package does no I/O but by sndfile, and starts no goroutine.
 package codec
 
 import (
 	"errors"
 	"fmt"
+	"time"
 
+	"bowstring/fetch/operators/audio/sndfile"
 	"bowstring/fetch/operators/program"
 )
 
@@ -88,6 +90,9 @@ func Read(file []byte) (Info, error) {
 	case info.Frames < 0:
 		return Info{}, damaged("%s has %d samples", info.Format, info.Frames)
 	}
+	if info.Format != WAV && info.Format != FLAC {
+		info.Working += int64(len(file)) // another process has it once more
+	}
 	return info, nil
 }
 
@@ -129,43 +134,48 @@ func skipID3(b []byte) []byte {
 
 // Decode gives samples from frame offset on, each channel's in one slice of out, all of
 // the same length. They are in [-1, 1), as torchaudio's. The info is what Read gave for the same bytes.
-func Decode(file []byte, info Info, offset int, out [][]float32) error {
+// The duration is processor time that another process has taken for it.
+func Decode(file []byte, info Info, offset int, out [][]float32) (time.Duration, error) {
 	if len(out) != info.Channels || offset < 0 || offset > info.Frames {
-		return fmt.Errorf("codec: frames from %d of %d channels are asked for, of %d frames of %d channels",
+		return 0, fmt.Errorf("codec: frames from %d of %d channels are asked for, of %d frames of %d channels",
 			offset, len(out), info.Frames, info.Channels)
 	}
 	n := len(out[0])
 	if n > info.Frames-offset {
-		return fmt.Errorf("codec: %d frames from %d are asked for, of %d", n, offset, info.Frames)
+		return 0, fmt.Errorf("codec: %d frames from %d are asked for, of %d", n, offset, info.Frames)
 	}
 	if n == 0 {
-		return nil
+		return 0, nil
 	}
 	if err := info.Readable(); err != nil {
-		return err
+		return 0, err
 	}
 	switch info.Format {
 	case WAV:
 		decodeWAV(info, offset, out)
-		return nil
+		return 0, nil
 	case FLAC:
-		return decodeFLAC(info, offset, out)
+		return 0, decodeFLAC(info, offset, out)
 	}
-	if native == nil {
-		return decodeMP3(info, offset, out)
+	if version, _ := sndfile.Version(); version == "" {
+		return 0, decodeMP3(info, offset, out)
 	}
-	return native.decode(file, info, offset, out)
+	return decodeNative(file, info, offset, out)
 }
 
 // Readable fails with ErrNoDecoder where this process cannot decode the file.
 func (i Info) Readable() error {
+	if i.Format == WAV || i.Format == FLAC {
+		return nil
+	}
+	version, missing := sndfile.Version()
 	switch {
-	case native != nil || i.Format == WAV || i.Format == FLAC || i.Format == MP3 && i.Rate >= lowestGoMP3:
+	case version != "" || i.Format == MP3 && i.Rate >= lowestGoMP3:
 		return nil
 	case i.Format == MP3:
 		return fmt.Errorf("%w: MP3 of %d samples a second (MPEG 2.5) is read by libsndfile, which %s",
-			ErrNoDecoder, i.Rate, nativeMissing)
+			ErrNoDecoder, i.Rate, missing)
 	default:
-		return fmt.Errorf("%w: %s is read by libsndfile, which %s", ErrNoDecoder, i.Format, nativeMissing)
+		return fmt.Errorf("%w: %s is read by libsndfile, which %s", ErrNoDecoder, i.Format, missing)
 	}
 }

@@ -33,7 +33,8 @@ func decoded(file []byte, info Info, offset, frames int) ([][]float32, error) {
 	for c := range out {
 		out[c] = make([]float32, frames)
 	}
-	return out, Decode(file, info, offset, out)
+	_, err := Decode(file, info, offset, out)
+	return out, err
 }
 
 func whole(t testing.TB, file []byte) (Info, [][]float32) {
@@ -225,7 +226,7 @@ func TestHeaders(t *testing.T) {
 			t.Errorf("%s: %v %d Hz, %d channels of %d samples (%v), want %+v", name, got.Format, got.Rate, got.Channels, got.Frames, err, want)
 		}
 	}
-	if _, out := whole(t, load(t, "mono.mp3")); native == nil {
+	if _, out := whole(t, load(t, "mono.mp3")); Lossy() == "go-mp3" {
 		// The tone is there from the first sample on: the decoder's delay is cut off.
 		_, ref := whole(t, load(t, "mono16.flac"))
 		noise, signal := 0.0, 0.0

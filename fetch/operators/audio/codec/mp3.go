@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
-	"sync"
 
 	"github.com/hajimehoshi/go-mp3"
 )
@@ -167,6 +166,3 @@ func short(f Format, out [][]float32, done int, err error) error {
 	}
 	return nil
 }
-
-// interleaved is room for what a decoder gives, all channels side by side.
-var interleaved = sync.Pool{New: func() any { return new([]float32) }}

@@ -1,32 +1,37 @@
 package codec
 
-// Library is the environment variable that names libsndfile's shared library, or is
-// "auto" for the system's. Where it is not set the library is not loaded: it is C, and
-// reads in this process whatever bytes there are.
-const Library = "BOWSTRING_LIBSNDFILE"
+import (
+	"io"
+	"strings"
+	"time"
 
-// nativeDecoder reads files by a library in C.
-type nativeDecoder interface {
-	version() string
-	// decode is as Decode. It reads no more frames than out has.
-	decode(file []byte, info Info, offset int, out [][]float32) error
-}
+	"bowstring/fetch/operators/audio/sndfile"
+)
 
-// native is nil where there is none; nativeMissing then says why.
-var native, nativeMissing = loadNative()
-
-// Lossy names what decodes MP3 in this process, and Ogg where that can be read.
+// Lossy names what decodes MP3, and Ogg where that can be read.
 func Lossy() string {
-	if native == nil {
-		return "go-mp3"
+	if version, _ := sndfile.Version(); version != "" {
+		return version
 	}
-	return native.version()
+	return "go-mp3"
 }
 
-// Engine names what decodes in this process.
+// Engine names what decodes.
 func Engine() string {
-	if native == nil {
-		return "go"
+	if version, _ := sndfile.Version(); version != "" {
+		return "go, " + version
 	}
-	return "go, " + native.version()
+	return "go"
+}
+
+// decodeNative decodes by libsndfile, in another process.
+func decodeNative(file []byte, info Info, offset int, out [][]float32) (time.Duration, error) {
+	got, spent, err := sndfile.Decode(file, info.Rate, offset, out)
+	switch {
+	case err != nil:
+		return spent, damaged("%s: %s", info.Format, strings.ReplaceAll(err.Error(), "\n", "; "))
+	case got < len(out[0]):
+		return spent, short(info.Format, out, got, io.EOF)
+	}
+	return spent, nil
 }

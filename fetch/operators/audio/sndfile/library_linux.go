@@ -1,6 +1,6 @@
 //go:build cgo && linux
 
-package codec
+package sndfile
 
 /*
 #cgo LDFLAGS: -ldl
@@ -10,7 +10,7 @@ package codec
 #include <string.h>
 
 // What is used of sndfile.h, which has not changed since version 1.0.0. The library is
-// looked for when the process starts, so that no build needs it.
+// looked for when a process is told to, so that no build needs it.
 typedef struct { int64_t frames; int samplerate, channels, format, sections, seekable; } sf_info;
 typedef struct {
 	int64_t (*length)(void *);
@@ -75,24 +75,19 @@ static int64_t snd_decode(const char *p, int64_t n, int channels, int rate, int6
 import "C"
 
 import (
-	"errors"
-	"io"
 	"os"
-	"runtime"
 	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
+
+const noLibrary = ""
 
 // sndfile is the loaded library. It has no state: every file is opened and closed in one call.
 type sndfile struct{ name string }
 
-func loadNative() (nativeDecoder, string) {
-	path := os.Getenv(Library)
-	switch path {
-	case "":
-		return nil, "is loaded where " + Library + " names it, or is auto"
-	case "auto":
-		path = "libsndfile.so.1"
-	}
+// load opens the shared library, or says why it cannot.
+func load(path string) (library, string) {
 	name := C.CString(path)
 	defer C.free(unsafe.Pointer(name))
 	if why := C.snd_load(name); why != nil {
@@ -103,35 +98,17 @@ func loadNative() (nativeDecoder, string) {
 
 func (s sndfile) version() string { return s.name }
 
-func (s sndfile) decode(file []byte, info Info, offset int, out [][]float32) error {
-	room := interleaved.Get().(*[]float32)
-	defer interleaved.Put(room)
-	n, channels := len(out[0]), len(out)
-	if cap(*room) < n*channels {
-		*room = make([]float32, n*channels)
+func (s sndfile) read(file []byte, q request, out []float32) int64 {
+	if len(file) == 0 || len(out) == 0 {
+		return notOpened
 	}
-	x := (*room)[:n*channels]
-	got := int(C.snd_decode((*C.char)(unsafe.Pointer(&file[0])), C.int64_t(len(file)), C.int(channels), C.int(info.Rate),
-		C.int64_t(offset), (*C.float)(unsafe.Pointer(&x[0])), C.int64_t(n)))
-	runtime.KeepAlive(file)
-	switch got {
-	case -1:
-		return damaged("%s: libsndfile does not open it", info.Format)
-	case -2:
-		return damaged("%s: libsndfile finds other channels, or another rate, than its header says", info.Format)
-	case -3:
-		return damaged("%s: libsndfile does not find sample %d", info.Format, offset)
-	}
-	if got < 0 || got > n {
-		return errors.New("codec: libsndfile has read more than was asked for")
-	}
-	for c, to := range out {
-		for i := range to[:got] {
-			to[i] = x[i*channels+c]
-		}
-	}
-	if got < n {
-		return short(info.Format, out, got, io.EOF)
-	}
-	return nil
+	return int64(C.snd_decode((*C.char)(unsafe.Pointer(&file[0])), C.int64_t(len(file)), C.int(q.Channels), C.int(q.Rate),
+		C.int64_t(q.Offset), (*C.float)(unsafe.Pointer(&out[0])), C.int64_t(q.Frames)))
+}
+
+// confine makes this process the first to go where memory runs out, and lets its end leave no core.
+// What the kernel refuses is done without.
+func confine() {
+	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0)
+	_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{})
 }

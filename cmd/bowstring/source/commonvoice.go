@@ -1,0 +1,166 @@
+package source
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"bowstring/schema"
+)
+
+// clipsFolder is where Common Voice keeps its recordings, beside its tables.
+const clipsFolder = "clips"
+
+// votes are the columns of Common Voice that are numbers; the others are text, whatever they look like.
+var votes = []string{"up_votes", "down_votes"}
+
+// voiceSplits are the tables of Common Voice that tell splits apart. The others (validated, other,
+// invalidated) name clips of these once more, or such as nobody has agreed on: they are read where one is asked for.
+var voiceSplits = []string{"train", "dev", "test"}
+
+// openCommonVoice opens a language of Common Voice: tables of tab-separated values, each a
+// split, that name the clips in the folder beside them.
+func openCommonVoice(ctx context.Context, root string, opts Options) (Source, error) {
+	s := &list{about: about{format: "commonvoice", path: absolute(root)}, dir: absolute(root), label: -1}
+	splits, others, err := voiceTables(s.dir, opts.Split)
+	if err != nil {
+		return nil, err
+	}
+	if len(splits) == 0 {
+		return nil, fmt.Errorf("%w: it has none of train.tsv, dev.tsv and test.tsv; --split names another table, such as validated", schema.ErrInvalid)
+	}
+	if len(others) > 0 {
+		s.notes = append(s.notes, quotedList(others)+" were not read; --split takes one of them")
+	}
+	t := &looseTable{index: map[string]int{}}
+	for _, split := range splits {
+		file := split + ".tsv"
+		if err := readFile(filepath.Join(s.dir, file), func(r io.Reader) error { return t.readVoice(ctx, file, r) }); err != nil {
+			return nil, fmt.Errorf("%s: %w", Quoted(file), err)
+		}
+	}
+	table, err := t.build()
+	if err != nil {
+		return nil, err
+	}
+	column := table.remove(table.find("path"))
+	for row := range table.rows {
+		s.files = append(s.files, clip(text(column, row)))
+		s.split = append(s.split, strings.TrimSuffix(table.lines[row].file, ".tsv"))
+	}
+	s.arrange(opts.Split)
+	s.splits = splits
+	s.blob = schema.BlobField(schema.MediaAudio, schema.MediaAudio, false)
+	s.notes = append(s.notes, table.rename(schema.PathColumn, s.blob.Name, "label")...)
+	s.meta = table
+	return s, nil
+}
+
+// voiceTables are the tables that are read, and those that are not.
+func voiceTables(root, asked string) (read, others []string, err error) {
+	entries, err := os.ReadDir(root)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%w: %w", schema.ErrNotFound, err)
+	}
+	for _, e := range entries {
+		name, table := strings.CutSuffix(e.Name(), ".tsv")
+		switch {
+		case !table || e.IsDir() || hidden(name):
+		case slices.Contains(voiceSplits, name) || name == asked:
+			read = append(read, name)
+		default:
+			others = append(others, e.Name())
+		}
+	}
+	if asked != "" && !slices.Contains(voiceSplits, asked) && slices.Contains(read, asked) {
+		return []string{asked}, nil, nil // its clips are in the splits, too
+	}
+	slices.SortFunc(read, func(a, b string) int { return slices.Index(voiceSplits, a) - slices.Index(voiceSplits, b) })
+	return read, others, nil
+}
+
+// clip is where a recording lies. Old releases leave out its extension.
+func clip(name string) string {
+	if name == "" {
+		return ""
+	}
+	if !isAudioName(name) {
+		name += ".mp3"
+	}
+	return path.Join(clipsFolder, filepath.ToSlash(name))
+}
+
+// readVoice reads values that tabs separate, as they are: a quotation mark in a sentence is one.
+func (t *looseTable) readVoice(ctx context.Context, file string, r io.Reader) error {
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, 16<<20)
+	var columns []int
+	for n := 1; lines.Scan(); n++ {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		line := strings.TrimSuffix(lines.Text(), "\r")
+		if !utf8.ValidString(line) {
+			return fmt.Errorf("%w: line %d is not valid UTF-8", schema.ErrInvalid, n)
+		}
+		cells := strings.Split(strings.TrimPrefix(line, "\ufeff"), "\t")
+		if columns == nil {
+			if len(cells) > maxColumns {
+				return fmt.Errorf("%w: %d columns; a table has %d at most", schema.ErrLimit, len(cells), maxColumns)
+			}
+			for _, name := range cells {
+				c := t.column(strings.TrimSpace(name))
+				if slices.Contains(columns, c) {
+					return fmt.Errorf("%w: two columns are named %q", schema.ErrInvalid, name)
+				}
+				columns = append(columns, c)
+			}
+			if !slices.Contains(columns, t.column("path")) {
+				return fmt.Errorf("%w: there is no column path, only %s", schema.ErrInvalid, quotedList(t.names))
+			}
+			continue
+		}
+		if line == "" {
+			continue
+		}
+		if len(cells) != len(columns) {
+			return fmt.Errorf("%w: line %d has %d values; the first line names %d columns", schema.ErrInvalid, n, len(cells), len(columns))
+		}
+		t.lines = append(t.lines, place{file, n})
+		for i, c := range columns {
+			var v any
+			switch {
+			case slices.Contains(votes, t.names[c]):
+				v = textValue(cells[i])
+			case cells[i] != "":
+				v = cells[i]
+			}
+			if err := t.set(c, v); err != nil {
+				return err
+			}
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return fmt.Errorf("%w: %w", schema.ErrInvalid, err)
+	}
+	if columns == nil {
+		return fmt.Errorf("%w: the file is empty, want a line with the names of the columns", schema.ErrInvalid)
+	}
+	return nil
+}
+
+func (l *layout) looksCommonVoice() bool {
+	inClips := func(name string) bool { return filepath.Dir(name) == clipsFolder && isAudioName(name) }
+	table := func(name string) bool {
+		stem, is := strings.CutSuffix(name, ".tsv")
+		return is && (slices.Contains(voiceSplits, stem) || stem == "validated")
+	}
+	return l.dir && l.any(inClips) && l.any(table)
+}

@@ -1,0 +1,140 @@
+package sndfile
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// process is one that decodes, seen from the server. It belongs to one call at a time.
+type process struct {
+	cmd    *exec.Cmd
+	to     *os.File
+	from   *os.File
+	read   *bufio.Reader // of from
+	chunk  []float32     // of samples on their way out of the pipe
+	detail string        // what it said of itself
+}
+
+const (
+	startTime  = 10 * time.Second
+	pipeBytes  = 1 << 20
+	chunkSize  = 1 << 15
+	helloBytes = 4096
+)
+
+// start starts this binary once more, and waits until it has said what library it has.
+// A missing library is no error: then missing says why.
+func start(library string) (p *process, missing string, err error) {
+	if strings.ContainsRune(library, filepath.Separator) {
+		if library, err = filepath.Abs(library); err != nil {
+			return nil, "", err
+		}
+	}
+	theirIn, to, err := os.Pipe()
+	if err != nil {
+		return nil, "", err
+	}
+	from, theirOut, err := os.Pipe()
+	if err != nil {
+		return nil, "", errors.Join(err, theirIn.Close(), to.Close())
+	}
+	widen(to)
+	widen(from)
+	p = &process{to: to, from: from, read: bufio.NewReaderSize(from, helloBytes)}
+	p.cmd = exec.Command("/proc/self/exe", Command) //nolint:gosec,noctx // the binary that runs; its end is waited for in end
+	p.cmd.Dir, p.cmd.Stdin, p.cmd.Stdout = "/", theirIn, theirOut
+	p.cmd.Env = []string{Library + "=" + library, "LD_LIBRARY_PATH=" + os.Getenv("LD_LIBRARY_PATH"), "GOMAXPROCS=2"}
+	p.cmd.SysProcAttr = apart() // a terminal's interrupt is not for it
+	err = errors.Join(p.cmd.Start(), theirIn.Close(), theirOut.Close())
+	if p.cmd.Process == nil {
+		return nil, "", errors.Join(fmt.Errorf("starting a process: %w", err), to.Close(), from.Close())
+	}
+	if err != nil {
+		return nil, "", p.end(err)
+	}
+	hello, err := p.hello()
+	switch {
+	case err != nil:
+		return nil, "", p.end(err)
+	case hello[0] == '-':
+		_ = p.end(nil)
+		return nil, hello[1:], nil
+	}
+	p.detail = hello[1:]
+	return p, "", nil
+}
+
+// hello is the first line: + and a version, or - and why there is none.
+func (p *process) hello() (string, error) {
+	if err := p.from.SetReadDeadline(time.Now().Add(startTime)); err != nil {
+		return "", err
+	}
+	line, err := p.read.ReadSlice('\n')
+	if err != nil {
+		return "", fmt.Errorf("it does not say what library it has: %w", err)
+	}
+	if len(line) < 2 || line[0] != '+' && line[0] != '-' {
+		return "", fmt.Errorf("it says %q instead of what library it has", line)
+	}
+	return string(line[:len(line)-1]), nil
+}
+
+// end makes sure that the process has ended, and adds to err how it did.
+func (p *process) end(err error) error {
+	_ = p.cmd.Process.Kill()
+	_ = p.to.Close()
+	_ = p.from.Close()
+	state := p.cmd.Wait()
+	if state == nil {
+		state = errors.New("exit status 0")
+	}
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%w (%w)", err, state)
+}
+
+// ask has the process decode a file. After an error that is no code the process is of no use any longer.
+func (p *process) ask(file []byte, q request, out [][]float32, until time.Time) (answer, error) {
+	if err := errors.Join(p.to.SetWriteDeadline(until), p.from.SetReadDeadline(until)); err != nil {
+		return answer{}, err
+	}
+	if err := binary.Write(p.to, binary.LittleEndian, q); err != nil {
+		return answer{}, err
+	}
+	if _, err := p.to.Write(file); err != nil {
+		return answer{}, err
+	}
+	var a answer
+	if err := binary.Read(p.read, binary.LittleEndian, &a); err != nil {
+		return answer{}, err
+	}
+	if a.Frames > q.Frames {
+		return answer{}, fmt.Errorf("it gives %d frames of %d", a.Frames, q.Frames)
+	}
+	for done := 0; done < int(a.Frames); {
+		n := min(int(a.Frames)-done, max(chunkSize/len(out), 1))
+		if cap(p.chunk) < n*len(out) {
+			p.chunk = make([]float32, max(chunkSize, n*len(out)))
+		}
+		x := p.chunk[:n*len(out)]
+		if _, err := io.ReadFull(p.read, asBytes(x)); err != nil {
+			return answer{}, err
+		}
+		for c, to := range out {
+			for i := range n {
+				to[done+i] = x[i*len(out)+c]
+			}
+		}
+		done += n
+	}
+	return a, nil
+}

@@ -1,0 +1,176 @@
+//go:build cgo && linux
+
+package sndfile
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) {
+	if len(os.Args) == 2 && os.Args[1] == Command {
+		if Serve(os.Stdin, os.Stdout) != nil {
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+var built = sync.OnceValues(func() (string, error) {
+	folder, err := os.MkdirTemp("", "sndfile")
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(folder, "bad.so")
+	out, err := exec.Command("cc", "-shared", "-fPIC", "-o", path, "testdata/bad.c").CombinedOutput()
+	if err != nil {
+		return "", errors.New(string(out))
+	}
+	return path, nil
+})
+
+// bad is processes with the library of testdata/bad.c.
+func bad(t *testing.T) *pool {
+	t.Helper()
+	path, err := built()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &pool{library: path, patience: time.Minute}
+	t.Cleanup(l.close)
+	if version, missing := l.version(); version != "bad-1" {
+		t.Fatalf("version %q: %s", version, missing)
+	}
+	return l
+}
+
+// text decodes a file of which each byte is a sample.
+func text(l *pool, file string, offset, frames int) (string, error) {
+	out := [][]float32{make([]float32, frames)}
+	got, _, err := l.decode([]byte(file), request{Offset: int64(offset), Rate: 16000}, out)
+	var b strings.Builder
+	for _, x := range out[0][:got] {
+		b.WriteByte(byte(x * 128))
+	}
+	return b.String(), err
+}
+
+// holds fails unless files are decoded.
+func holds(t *testing.T, l *pool) {
+	t.Helper()
+	if got, err := text(l, "these are samples", 6, 100); got != "are samples" || err != nil {
+		t.Errorf("%q, %v", got, err)
+	}
+}
+
+// TestFaults holds that what a file does to the library is that file's fault alone.
+func TestFaults(t *testing.T) {
+	l := bad(t)
+	holds(t, l)
+	if _, err := text(l, "CRASH", 0, 5); !errors.Is(err, ErrDied) || !strings.Contains(err.Error(), "exit status") {
+		t.Errorf("a crash: %v", err)
+	}
+	holds(t, l)
+	if _, err := text(l, "no", 0, 5); !errors.Is(err, ErrNotOpened) {
+		t.Errorf("no file of sound: %v", err)
+	}
+	if _, err := text(l, "short", 9, 1); !errors.Is(err, ErrNoSeek) {
+		t.Errorf("beyond its end: %v", err)
+	}
+	out := [][]float32{make([]float32, 1), make([]float32, 1)}
+	if _, _, err := l.decode([]byte("one channel"), request{Rate: 16000}, out); !errors.Is(err, ErrOther) {
+		t.Errorf("two channels of one: %v", err)
+	}
+	holds(t, l)
+	l.patience = 50 * time.Millisecond
+	if _, err := text(l, "HANG", 0, 5); !errors.Is(err, ErrDied) || !strings.Contains(err.Error(), "longer than") {
+		t.Errorf("what does not end: %v", err)
+	}
+	l.patience = time.Minute
+	holds(t, l)
+}
+
+// TestKilled holds that a process which others end costs no sample, be it idle or in the middle of a file.
+func TestKilled(t *testing.T) {
+	l := bad(t)
+	file := "ONCE " + filepath.Join(t.TempDir(), "made")
+	if got, err := text(l, file, 0, len(file)); got != file || err != nil {
+		t.Errorf("killed in the middle: %q, %v", got, err)
+	}
+	if _, err := os.Stat(file[5:]); err != nil {
+		t.Error("the process was not killed")
+	}
+	p := l.take()
+	if err := p.cmd.Process.Signal(syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	l.put(p)
+	holds(t, l)
+}
+
+// TestMany decodes side by side, files of every size among files that end processes.
+func TestMany(t *testing.T) {
+	l := bad(t)
+	var all sync.WaitGroup
+	for k := range 8 {
+		all.Go(func() {
+			file := strings.Repeat("0123456789abcdef", 1+k*500)
+			for i := range 20 {
+				if i%10 == k {
+					if _, err := text(l, "CRASH", 0, 5); !errors.Is(err, ErrDied) {
+						t.Errorf("a crash: %v", err)
+					}
+				}
+				if got, err := text(l, file, 0, len(file)); got != file || err != nil {
+					t.Errorf("%d bytes of %d, %v", len(got), len(file), err)
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
+// TestSecrets holds that a process has nothing of the server's environment but what it needs.
+func TestSecrets(t *testing.T) {
+	t.Setenv("BOWSTRING_TOKEN", "a secret")
+	l := bad(t)
+	for _, entry := range l.idle[0].cmd.Env {
+		if strings.Contains(entry, "secret") {
+			t.Error(entry)
+		}
+	}
+}
+
+func TestNoLibrary(t *testing.T) {
+	l := &pool{library: filepath.Join(t.TempDir(), "none.so"), patience: time.Minute}
+	if version, missing := l.version(); version != "" || !strings.Contains(missing, "cannot be loaded") {
+		t.Errorf("version %q: %s", version, missing)
+	}
+}
+
+// BenchmarkPipe measures what the way to another process costs: a file of 64 KB, half a minute of speech.
+func BenchmarkPipe(b *testing.B) {
+	path, err := built()
+	if err != nil {
+		b.Fatal(err)
+	}
+	l := &pool{library: path, patience: time.Minute}
+	b.Cleanup(l.close)
+	file, out := make([]byte, 64<<10), [][]float32{make([]float32, 480_000)}
+	copy(file, "0000")
+	for b.Loop() {
+		if _, _, err := l.decode(file, request{Rate: 16000}, out); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

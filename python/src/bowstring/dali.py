@@ -1,0 +1,141 @@
+"""Datasets as an external source of NVIDIA DALI.
+
+[external_source][bowstring.dali.external_source] gives what `fn.external_source` takes: a callable that returns a
+batch, of encoded files as DALI's decoders take them and of numbers.
+
+```python
+from bowstring.dali import external_source
+from nvidia.dali import fn, pipeline_def
+
+@pipeline_def(batch_size=64, num_threads=2, device_id=None)
+def photos(source):
+    images, labels = fn.external_source(source, num_outputs=2, batch=True)
+    return fn.decoders.image(images), labels
+
+pipeline = photos(external_source("grpc://127.0.0.1:8815", "photos", columns=["image", "label"], shuffle=7, batch=64))
+```
+
+The module imports no DALI: the pipeline that calls it is its user's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from bowstring._source import opened
+from bowstring.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from bowstring.client import Client
+    from bowstring.connection import Tls
+    from bowstring.dataset import Dataset
+    from bowstring.stream import Batches
+
+__all__ = ["ExternalSource", "external_source"]
+
+Cell = npt.NDArray[Any]
+
+
+class ExternalSource:
+    """A callable that gives the next batch of a rank, and ends an epoch by `StopIteration`, as DALI expects.
+
+    A batch is a list of columns, each of which is a list of arrays, one for each sample: `uint8` of one dimension for
+    a blob, of none for a number. The call after the end of an epoch begins the next one, in another order if the
+    dataset is shuffled. Arrays of blobs lie in the batch as it was received, without a copy; DALI copies them as it
+    takes them over. It is for one thread at a time.
+
+    Attributes:
+        epoch: The epoch that the next batch is of.
+    """
+
+    def __init__(self, dataset: Dataset, batch: int, rank: int, world_size: int) -> None:
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank: got {rank!r}, want 0 to {world_size - 1}, as there are {world_size}")
+        if batch < 1:
+            raise ValueError(f"batch: got {batch!r}, want 1 or more")
+        self.epoch = 0
+        self._dataset, self._batch, self._rank, self._world_size = dataset, batch, rank, world_size
+        self._batches: Batches | None = None
+
+    def __call__(self) -> list[list[Cell]]:
+        """The columns of the next batch."""
+        if self._batches is None:
+            self._batches = self._dataset.batches(
+                self._batch * self._world_size, rank=self._rank, world_size=self._world_size, epoch=self.epoch
+            )
+        try:
+            record = next(self._batches)
+        except StopIteration:
+            self.reset()
+            self.epoch += 1
+            raise
+        return [
+            _cells(record.schema.field(index).name, column, self._batch) for index, column in enumerate(record.columns)
+        ]
+
+    def reset(self) -> None:
+        """Give up the epoch that is being read; the next call begins `epoch`."""
+        if self._batches is not None:
+            self._batches.close()
+            self._batches = None
+
+
+def _cells(name: str, column: pa.Array, most: int) -> list[Cell]:
+    """A column as arrays of single samples."""
+    if column.null_count:
+        raise InvalidRequest(f"column {name!r} has nulls, which DALI cannot take; narrow the dataset by where")
+    if len(column) > most:
+        raise InvalidRequest(f"column {name!r} has {len(column)} rows in a batch, and DALI takes {most}")
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    kind = column.type
+    if pa.types.is_large_binary(kind) or pa.types.is_binary(kind):
+        return [np.frombuffer(cell.as_buffer(), np.uint8) for cell in column]
+    if pa.types.is_fixed_size_binary(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        text = (cell.as_py() for cell in column)
+        return [np.frombuffer(t.encode() if isinstance(t, str) else t, np.uint8) for t in text]
+    if pa.types.is_primitive(kind) and not pa.types.is_temporal(kind):
+        return list(column.to_numpy(zero_copy_only=False))
+    raise InvalidRequest(f"column {name!r} is {kind}; DALI takes blobs, text and numbers")
+
+
+def external_source(
+    source: Dataset | Client | str,
+    name: str | None = None,
+    *,
+    batch: int,
+    rank: int = 0,
+    world_size: int = 1,
+    split: str | None = None,
+    snapshot: int | str | None = None,
+    columns: Iterable[str] | None = None,
+    where: str | None = None,
+    shuffle: int | None = None,
+    token: str | None = None,
+    tls: Tls | None = None,
+) -> ExternalSource:
+    """What `nvidia.dali.fn.external_source` takes as its `source`, with `batch=True` and `num_outputs` the columns.
+
+    Args:
+        source: A [Dataset][bowstring.Dataset]; or a client, or an address.
+        name: The dataset's name, if the source is a client or an address.
+        batch: Samples of a batch of this rank, at least DALI's `batch_size` being as many.
+        rank: Which shard this is, as of `shard_id` in DALI's readers.
+        world_size: How many there are, as of `num_shards`.
+        split: Which split of the dataset.
+        snapshot: Which snapshot, by number or tag; without it, the newest one now.
+        columns: Which columns, in this order.
+        where: Which rows.
+        shuffle: The seed of the global shuffle. Without it, as the source is.
+        token: As of [connect][bowstring.connect], if the source is an address.
+        tls: Likewise.
+    """
+    dataset = opened(source, name, split=split, snapshot=snapshot, columns=columns, where=where, token=token, tls=tls)
+    if shuffle is not None:
+        dataset = dataset.shuffle(shuffle)
+    return ExternalSource(dataset, batch, rank, world_size)
