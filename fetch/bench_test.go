@@ -43,11 +43,13 @@ func (s *instant) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, err
 func newInstant(tb testing.TB, rows, size int) *instant {
 	tb.Helper()
 	store := newStore(tb).Store
-	sch, err := schema.NewSchema([]arrow.Field{{Name: "label", Type: arrow.PrimitiveTypes.Int64}}, []arrow.Field{schema.BlobField("image", "image", false)})
+	sch, err := schema.NewSchema([]arrow.Field{{Name: "label", Type: arrow.PrimitiveTypes.Int64}},
+		[]arrow.Field{schema.BlobField("image", "image", false)})
 	if err != nil {
 		tb.Fatal(err)
 	}
-	w, err := ingest.New(tb.Context(), store, ingest.Options{Dataset: "d", Source: "test", Schema: sch, Mode: ingest.Replace})
+	w, err := ingest.New(tb.Context(), store, ingest.Options{Dataset: "d", Source: "test", Schema: sch,
+		Mode: ingest.Replace})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -89,7 +91,8 @@ func BenchmarkEngine(b *testing.B) {
 	for _, order := range []string{schema.OrderStrict, schema.OrderWindow, schema.OrderFree} {
 		b.Run(order, func(b *testing.B) {
 			e := newEngine(b, store, fetch.Options{WindowBytes: rows * size / 2})
-			req := schema.Request{Dataset: "d", Columns: []string{"id", "label", "image"}, Batch: 64, Order: order, Shuffle: &schema.Shuffle{}}
+			req := schema.Request{Dataset: "d", Columns: []string{"id", "label", "image"}, Batch: 64, Order: order,
+				Shuffle: &schema.Shuffle{}}
 			j := open(b, e, req)
 			tk := ticket(req, 0)
 			tk.Epochs = 1 << 20
@@ -138,7 +141,8 @@ func BenchmarkTraced(b *testing.B) {
 	defer span.End()
 	store := newInstant(b, rows, 1_000)
 	e := newEngine(b, store, fetch.Options{})
-	req := schema.Request{Dataset: "d", Columns: []string{"id", "label", "image"}, Batch: 50, Shuffle: &schema.Shuffle{}}
+	req := schema.Request{Dataset: "d", Columns: []string{"id", "label", "image"}, Batch: 50,
+		Shuffle: &schema.Shuffle{}}
 	j := open(b, e, req)
 	var streams [2]*fetch.Stream
 	for i, ctx := range []context.Context{b.Context(), unsampled} {

@@ -28,7 +28,8 @@ func TestTenantsShareEvenly(t *testing.T) {
 			if i == 0 {
 				tenant = "few"
 			}
-			req := schema.Request{Dataset: "d", Columns: []string{"image"}, Batch: 64, Shuffle: &schema.Shuffle{Seed: uint64(i)}}
+			req := schema.Request{Dataset: "d", Columns: []string{"image"}, Batch: 64,
+				Shuffle: &schema.Shuffle{Seed: uint64(i)}}
 			j := resolve(t, e, req)
 			defer j.Close()
 			tk := ticket(req, 0)
@@ -46,7 +47,8 @@ func TestTenantsShareEvenly(t *testing.T) {
 		wg.Wait()
 		few, many := float64(got["few"].Load()), float64(got["many"].Load())
 		if share := min(few, many) / (few + many) * 2; share < 0.9 {
-			t.Errorf("one job got %.0f bytes, twenty of another tenant %.0f: the slower has %.2f of an even share", few, many, share)
+			t.Errorf("one job got %.0f bytes, twenty of another tenant %.0f: the slower has %.2f of an even share", few,
+				many, share)
 		}
 	})
 }
@@ -136,7 +138,8 @@ func TestSampleBeyondAllMemory(t *testing.T) {
 			b.Release()
 		}
 	}
-	if !errors.Is(err, schema.ErrLimit) || !strings.Contains(err.Error(), "WindowBytes") || !strings.Contains(err.Error(), "may take 500") {
+	if !errors.Is(err, schema.ErrLimit) || !strings.Contains(err.Error(), "WindowBytes") ||
+		!strings.Contains(err.Error(), "may take 500") {
 		t.Errorf("%v", err)
 	}
 	if _, again := s.Next(); !errors.Is(again, schema.ErrLimit) {
@@ -154,7 +157,8 @@ func TestStretchesWithoutRows(t *testing.T) {
 		{4, 6, 0}, // rank 3 never has a row
 		{7, 9, 1}, // only in the last step, which has 2000 mod 7 = 5 rows
 	} {
-		req := schema.Request{Dataset: "d", Columns: []string{"id", "image"}, Batch: tt.batch, World: &schema.World{Size: tt.world}}
+		req := schema.Request{Dataset: "d", Columns: []string{"id", "image"}, Batch: tt.batch,
+			World: &schema.World{Size: tt.world}}
 		j := open(t, e, req)
 		for rank := range int(tt.world) {
 			var want int64
@@ -236,7 +240,8 @@ func TestJobsAreBounded(t *testing.T) {
 	cache, future, _ := newSpill(t, spill.MinBytes+(16<<20))
 	e := newEngine(t, st, fetch.Options{Spill: cache, Future: future, NoHedge: true})
 	for seed := range uint64(400) {
-		begin(t, e, schema.Request{Dataset: "d", Columns: []string{"image"}, Batch: 50, Shuffle: &schema.Shuffle{Seed: seed}}, 0, 0).Close()
+		begin(t, e, schema.Request{Dataset: "d", Columns: []string{"image"}, Batch: 50,
+			Shuffle: &schema.Shuffle{Seed: seed}}, 0, 0).Close()
 	}
 	if n := len(e.Stats().Jobs); n > 256 || n != future.Len() {
 		t.Errorf("%d jobs are known, %d to the spill", n, future.Len())

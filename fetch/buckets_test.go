@@ -18,12 +18,14 @@ func someBuckets(rng *rand.Rand) *schema.BucketByLength {
 	return &schema.BucketByLength{Column: []string{"label", "image"}[rng.IntN(2)], Window: rng.Int64N(20)}
 }
 
-// TestBucketByLength holds that batches of a column's order are made, with as many steps for every rank, and less padding.
+// TestBucketByLength holds that batches of a column's order are made, with as many steps for every rank, and less
+// padding.
 func TestBucketByLength(t *testing.T) {
 	st := newStore(t)
 	put(t, st, "d", 900)
 	padding := func(e *fetch.Engine, by *schema.BucketByLength, world int64) (share float64) {
-		j := open(t, e, schema.Request{Dataset: "d", Columns: []string{"image.size"}, Batch: 30, World: &schema.World{Size: world},
+		j := open(t, e, schema.Request{Dataset: "d", Columns: []string{"image.size"}, Batch: 30,
+			World:   &schema.World{Size: world},
 			Shuffle: &schema.Shuffle{Seed: 4}, BucketByLength: by})
 		if by != nil && by.Window == 0 && j.Request().BucketByLength.Window != schema.DefaultBucketWindow {
 			t.Errorf("the request says %+v, where it left the window out", j.Request().BucketByLength)
@@ -61,7 +63,8 @@ func TestBucketByLength(t *testing.T) {
 	}
 	for i, opts := range []fetch.Options{{}, {Resident: -1}} { // manifests that are whole, and read as they are wanted
 		e := newEngine(t, st, opts)
-		without, with, shared := padding(e, nil, 1), padding(e, &schema.BucketByLength{Column: "image"}, 1), padding(e, &schema.BucketByLength{Column: "image", Window: 8}, 5)
+		without, with, shared := padding(e, nil, 1), padding(e, &schema.BucketByLength{Column: "image"}, 1),
+			padding(e, &schema.BucketByLength{Column: "image", Window: 8}, 5)
 		t.Logf("padding %.3f; by length %.3f, for 5 ranks %.3f", without, with, shared)
 		if with > without/5 || shared > without/5 {
 			t.Errorf("engine %d: %.3f is padding, %.3f for 5 ranks, and without buckets %.3f", i, with, shared, without)
@@ -76,11 +79,17 @@ func TestBucketByLengthRefused(t *testing.T) {
 	e := newEngine(t, st, fetch.Options{})
 	for want, change := range map[string]func(*schema.Request){
 		`bucket_by_length.column: got "wide", want a column of integers or floating point, or of blobs: label, image`: func(r *schema.Request) { r.BucketByLength.Column = "wide" },
-		`bucket_by_length.column: got "name", want a column of integers`:                                              func(r *schema.Request) { r.BucketByLength.Column = "name" }, // text
-		`bucket_by_length.column: got "", want the column`:                                                            func(r *schema.Request) { r.BucketByLength.Column = "" },
-		`or of blobs: image`:                              func(r *schema.Request) { r.Within = &schema.Restriction{Columns: []string{"id", "name", "image"}} },
-		`bucket_by_length.window: got -1`:                 func(r *schema.Request) { r.BucketByLength.Window = -1 },
-		`bucket_by_length.window: got 1025, want at most`: func(r *schema.Request) { r.BucketByLength.Window = 1025 }, // of the default batch
+		// text
+		`bucket_by_length.column: got "name", want a column of integers`: func(r *schema.Request) {
+			r.BucketByLength.Column = "name"
+		},
+		`bucket_by_length.column: got "", want the column`: func(r *schema.Request) { r.BucketByLength.Column = "" },
+		`or of blobs: image`: func(r *schema.Request) {
+			r.Within = &schema.Restriction{Columns: []string{"id", "name", "image"}}
+		},
+		`bucket_by_length.window: got -1`: func(r *schema.Request) { r.BucketByLength.Window = -1 },
+		// of the default batch
+		`bucket_by_length.window: got 1025, want at most`: func(r *schema.Request) { r.BucketByLength.Window = 1025 },
 		`batch: got 65537, want at most 65536`:            func(r *schema.Request) { r.Batch = 65537 },
 		`order: got "free", want "strict"`:                func(r *schema.Request) { r.Order = schema.OrderFree },
 		`order: got "window:3", want "strict"`:            func(r *schema.Request) { r.Order = "window:3" },
@@ -97,12 +106,13 @@ func TestBucketByLengthRefused(t *testing.T) {
 	}
 }
 
-// TestBucketByLengthWithoutBlobs holds that metadata alone comes in the batches that the samples would: it is how a client
-// asks for the schema and for counts.
+// TestBucketByLengthWithoutBlobs holds that metadata alone comes in the batches that the samples would: it is how a
+// client asks for the schema and for counts.
 func TestBucketByLengthWithoutBlobs(t *testing.T) {
 	st := newStore(t)
 	put(t, st, "d", 50)
-	j := open(t, newEngine(t, st, fetch.Options{}), schema.Request{Dataset: "d", Columns: []string{"label"}, BucketByLength: &schema.BucketByLength{Column: "image", Window: 4}})
+	j := open(t, newEngine(t, st, fetch.Options{}), schema.Request{Dataset: "d", Columns: []string{"label"},
+		BucketByLength: &schema.BucketByLength{Column: "image", Window: 4}})
 	if got := j.Request().Batch; got != schema.DefaultBatch {
 		t.Errorf("a batch has %d rows", got)
 	}

@@ -88,7 +88,8 @@ func (n *churned) begin() {
 			return nil, schema.ErrNotFound
 		},
 	}))
-	e := must(fetch.NewEngine(c.store, fetch.Options{WindowBytes: 64 << 10, Peers: tier, Logger: quiet, ReadTimeout: time.Minute}))
+	e := must(fetch.NewEngine(c.store, fetch.Options{WindowBytes: 64 << 10, Peers: tier, Logger: quiet,
+		ReadTimeout: time.Minute}))
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.engine, n.tier, n.gone, n.die = e, tier, gone, die
@@ -277,7 +278,8 @@ func (c *churn) rank(ctx context.Context, rng *rand.Rand, t schema.Ticket, seen 
 }
 
 // readOn reads on at a node until that ends; t is where it got to.
-func (c *churn) readOn(ctx context.Context, e *fetch.Engine, t *schema.Ticket, seen []atomic.Int32) (done bool, err error) {
+func (c *churn) readOn(ctx context.Context, e *fetch.Engine, t *schema.Ticket,
+	seen []atomic.Int32) (done bool, err error) {
 	j, err := e.Open(ctx, t.Request)
 	if err != nil {
 		return false, err
@@ -330,7 +332,8 @@ func TestChurn(t *testing.T) {
 			return
 		}
 	}
-	t.Logf("%d blobs came from other nodes, %d damaged; nodes ended %d times, and %d asks failed", total.reads, total.damaged, total.ends, total.failed)
+	t.Logf("%d blobs came from other nodes, %d damaged; nodes ended %d times, and %d asks failed", total.reads,
+		total.damaged, total.ends, total.failed)
 	if last > first && (total.reads == 0 || total.damaged == 0 || total.ends == 0 || total.failed == 0) {
 		t.Error("too little happened")
 	}
@@ -355,8 +358,10 @@ func runChurn(t *testing.T, local *probe, seed uint64, n int, total *churnTotal)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
 	defer cancel()
 	req := schema.Request{
-		Dataset: "d", Shuffle: &schema.Shuffle{Seed: seed}, Batch: int64(1 + rng.IntN(60)), Remainder: schema.RemainderUneven,
-		World: &schema.World{Size: int64(1 + rng.IntN(4))}, Order: []string{"", schema.OrderFree, "window:3"}[rng.IntN(3)],
+		Dataset: "d", Shuffle: &schema.Shuffle{Seed: seed}, Batch: int64(1 + rng.IntN(60)),
+		Remainder: schema.RemainderUneven,
+		World:     &schema.World{Size: int64(1 + rng.IntN(4))},
+		Order:     []string{"", schema.OrderFree, "window:3"}[rng.IntN(3)],
 	}
 	happening, calm := context.WithCancel(ctx)
 	var beside sync.WaitGroup

@@ -177,15 +177,17 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	}
 	var errs [5]error
 	e.reader, errs[0] = tiers.New(append(list, tiers.Store(s)), tiers.Options{
-		MaxReads: opts.MaxReads, ReadTimeout: opts.ReadTimeout, NoHedge: opts.NoHedge, Keeps: mine, Sharers: sharers, Logger: opts.Logger,
-		More:  func() tiers.Attempt { return e.set.More() },
-		Freed: func() { e.set.Freed() },
+		MaxReads: opts.MaxReads, ReadTimeout: opts.ReadTimeout, NoHedge: opts.NoHedge, Keeps: mine, Sharers: sharers,
+		Logger: opts.Logger,
+		More:   func() tiers.Attempt { return e.set.More() },
+		Freed:  func() { e.set.Freed() },
 	})
 	if errs[0] != nil {
 		return nil, errs[0]
 	}
 	e.jobs, errs[1] = jobs.New(s, e.reader.Get, e.ledger, e.work, jobs.Options{
-		IdleSnapshots: opts.IdleSnapshots, Resident: opts.Resident, ReadPage: e.readPage, Layouts: opts.Layouts, Kinds: opts.Kinds, Logger: opts.Logger,
+		IdleSnapshots: opts.IdleSnapshots, Resident: opts.Resident, ReadPage: e.readPage, Layouts: opts.Layouts,
+		Kinds: opts.Kinds, Logger: opts.Logger,
 	})
 	if opts.Spill != nil {
 		opts.Operators.Cache = opts.Spill
@@ -203,8 +205,9 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 		})
 	}
 	e.set, errs[3] = streams.NewSet(streams.Options{
-		WindowBytes: opts.WindowBytes, Ledger: e.ledger, Reader: e.reader, Stage: e.stage, Ahead: e.ahead, MaxAhead: opts.MaxAhead,
-		Told: opts.Peers != nil, Onward: onward, Astray: astray, Lineage: opts.Lineage,
+		WindowBytes: opts.WindowBytes, Ledger: e.ledger, Reader: e.reader, Stage: e.stage, Ahead: e.ahead,
+		MaxAhead: opts.MaxAhead,
+		Told:     opts.Peers != nil, Onward: onward, Astray: astray, Lineage: opts.Lineage,
 	})
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err
@@ -349,7 +352,8 @@ func (e *Engine) TotalBytes(ctx context.Context, j *Job) (int64, error) {
 
 // SaveSelection stores a set of positions of a snapshot under the hash of its
 // content, which it returns: the name by which requests select it.
-func (e *Engine) SaveSelection(ctx context.Context, dataset string, snapshot int64, positions []int64) (name string, err error) {
+func (e *Engine) SaveSelection(ctx context.Context, dataset string, snapshot int64,
+	positions []int64) (name string, err error) {
 	return e.jobs.SaveSelection(ctx, dataset, snapshot, positions)
 }
 

@@ -56,7 +56,8 @@ func (f *Follower) Update(ctx context.Context, list []Progress) error {
 		return nil
 	}
 	if len(list) > maxFollowed {
-		return fmt.Errorf("%w: a node tells of %d streams, and %d are followed", schema.ErrLimit, len(list), maxFollowed)
+		return fmt.Errorf("%w: a node tells of %d streams, and %d are followed", schema.ErrLimit, len(list),
+			maxFollowed)
 	}
 	var errs []error
 	there := make(map[uint64]bool, len(list))
@@ -112,7 +113,8 @@ func (f *Follower) begin(ctx context.Context, p *Progress) (*lookahead.Part, err
 	}
 	defer j.Close()
 	if p.Index < 0 || p.Index > j.Plan().Rows() || int64(t.Rank) >= j.Request().WorldSize() || t.Rank < 0 {
-		return nil, fmt.Errorf("%w: rank %d at row %d of a plan of %d", schema.ErrInvalid, t.Rank, p.Index, j.Plan().Rows())
+		return nil, fmt.Errorf("%w: rank %d at row %d of a plan of %d", schema.ErrInvalid, t.Rank, p.Index,
+			j.Plan().Rows())
 	}
 	return f.engine.ahead.FollowElsewhere(j, f.engine.ahead.Tenant(p.Tenant), t.Rank, p.Index, t.Epochs), nil
 }

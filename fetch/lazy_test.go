@@ -28,8 +28,10 @@ func TestManifestReadWhenWanted(t *testing.T) {
 	some := newEngine(t, s, lazy)
 	for range 30 {
 		req := schema.Request{
-			Dataset: "d", Split: []string{"", "train", "val"}[rng.IntN(3)], Where: []string{"", "label < 3", "name endsWith '7' and image.size > 100"}[rng.IntN(3)],
-			Columns: [][]string{nil, {"id", "label"}, {"image"}, {"label", "position"}}[rng.IntN(4)], Batch: 1 + rng.Int64N(300),
+			Dataset: "d", Split: []string{"", "train", "val"}[rng.IntN(3)],
+			Where:     []string{"", "label < 3", "name endsWith '7' and image.size > 100"}[rng.IntN(3)],
+			Columns:   [][]string{nil, {"id", "label"}, {"image"}, {"label", "position"}}[rng.IntN(4)],
+			Batch:     1 + rng.Int64N(300),
 			Remainder: []string{schema.RemainderDrop, schema.RemainderPad, schema.RemainderUneven}[rng.IntN(3)],
 		}
 		if rng.IntN(2) == 0 {
@@ -46,7 +48,8 @@ func TestManifestReadWhenWanted(t *testing.T) {
 		if got != want {
 			t.Errorf("%+v: %d bytes, want %d", req, got, want)
 		}
-		if a, b := drain(t, whole, a, ticket(req, 0)), drain(t, some, b, ticket(req, 0)); !slices.Equal(a.positions, b.positions) {
+		if a, b := drain(t, whole, a, ticket(req, 0)), drain(t, some, b, ticket(req, 0)); !slices.Equal(a.positions,
+			b.positions) {
 			t.Errorf("%+v: positions %v, want %v", req, b.positions, a.positions)
 		}
 	}
@@ -110,7 +113,8 @@ func TestGivingBackKeepsLookups(t *testing.T) {
 			return nil, nil
 		})
 		begin := func(seed uint64) (*fetch.Job, *fetch.Stream) {
-			req := schema.Request{Dataset: "d", Columns: []string{"image"}, Batch: 10, Shuffle: &schema.Shuffle{Seed: seed}}
+			req := schema.Request{Dataset: "d", Columns: []string{"image"}, Batch: 10,
+				Shuffle: &schema.Shuffle{Seed: seed}}
 			j := resolve(t, e, req)
 			return j, start(t, e, j, ticket(req, 0))
 		}

@@ -71,10 +71,11 @@ const (
 	lineageRowBytes = 16
 )
 
-// Lineage says what pieces, of streams of one course in the order of Recorded, handed out in a step of an epoch: by rank, and
-// of each in the order of its rows. rank is negative for all.
+// Lineage says what pieces, of streams of one course in the order of Recorded, handed out in a step of an epoch: by
+// rank, and of each in the order of its rows. rank is negative for all.
 func (e *Engine) Lineage(ctx context.Context, pieces []*Piece, epoch uint64, step int64, rank int) ([]Share, error) {
-	memory, err := e.ledger.ReserveFor(ctx, admission.Results, store.CallerFrom(ctx).Tenant, min(maxLineageRows*lineageRowBytes, e.ledger.Limit(admission.Results)))
+	memory, err := e.ledger.ReserveFor(ctx, admission.Results, store.CallerFrom(ctx).Tenant,
+		min(maxLineageRows*lineageRowBytes, e.ledger.Limit(admission.Results)))
 	if err != nil {
 		return nil, fmt.Errorf("looking up step %d: %w", step, err)
 	}
@@ -99,7 +100,8 @@ func (e *Engine) Lineage(ctx context.Context, pieces []*Piece, epoch uint64, ste
 			continue
 		}
 		if rows += int64(len(s.Positions)); rows > maxLineageRows {
-			return nil, fmt.Errorf("%w: step %d was handed out with more than %d rows; ask for one rank", schema.ErrLimit, step, maxLineageRows)
+			return nil, fmt.Errorf("%w: step %d was handed out with more than %d rows; ask for one rank",
+				schema.ErrLimit, step, maxLineageRows)
 		}
 		list = append(list, *s)
 	}

@@ -45,8 +45,8 @@ type training struct {
 	got  map[place]*held
 }
 
-// follow reads what a ticket covers, up to a step where limit is not negative. It is cut off now and then: what was on its way
-// is lost, and the client goes on after the last batch that it has received.
+// follow reads what a ticket covers, up to a step where limit is not negative. It is cut off now and then: what was on
+// its way is lost, and the client goes on after the last batch that it has received.
 func (tr *training) follow(tk schema.Ticket, limit int64) {
 	for !tr.serve(&tk, limit) {
 		if tr.rng.IntN(4) == 0 {
@@ -83,7 +83,8 @@ func (tr *training) serve(tk *schema.Ticket, limit int64) (done bool) {
 				tr.got[at] = h
 			}
 			if int64(len(h.positions)) != b.Row {
-				t.Fatalf("%s: a batch begins at row %d of its share, of which %d were received", tk.Marshal(), b.Row, len(h.positions))
+				t.Fatalf("%s: a batch begins at row %d of its share, of which %d were received", tk.Marshal(), b.Row,
+					len(h.positions))
 			}
 			h.positions = append(h.positions, b.Positions...)
 			for _, f := range b.Faults {
@@ -99,8 +100,8 @@ func (tr *training) serve(tk *schema.Ticket, limit int64) (done bool) {
 	return false
 }
 
-// What clients received, in any order, with substitutes, over cuts, restarts of the server and changes of the world, and what lineage
-// says, is the same: bit for bit.
+// What clients received, in any order, with substitutes, over cuts, restarts of the server and changes of the world,
+// and what lineage says, is the same: bit for bit.
 func TestLineageIsWhatWasReceived(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -126,9 +127,13 @@ func TestLineageIsWhatWasReceived(t *testing.T) {
 
 func lineageRound(t *testing.T, rng *rand.Rand, r *remote, lays fixedLayouts, dir string) {
 	req := schema.Request{
-		Dataset: "d", Columns: [][]string{{"id", "image"}, {"image", "label"}, {"label"}}[min(rng.IntN(6), 2)], Batch: 1 + rng.Int64N(90),
-		World: &schema.World{Size: 1 + rng.Int64N(4)}, Shuffle: &schema.Shuffle{Seed: rng.Uint64(), Epoch: rng.Uint64N(9)},
-		Order: []string{schema.OrderStrict, schema.OrderFree, schema.OrderFree, "window:1", "window:3"}[rng.IntN(5)], OnError: schema.OnErrorSkip,
+		Dataset: "d", Columns: [][]string{{"id", "image"}, {"image", "label"}, {"label"}}[min(rng.IntN(6), 2)],
+		Batch: 1 + rng.Int64N(90),
+		World: &schema.World{Size: 1 + rng.Int64N(4)}, Shuffle: &schema.Shuffle{Seed: rng.Uint64(),
+			Epoch: rng.Uint64N(9)},
+		Order: []string{schema.OrderStrict, schema.OrderFree, schema.OrderFree, "window:1",
+			"window:3"}[rng.IntN(5)],
+		OnError:   schema.OnErrorSkip,
 		Remainder: []string{"", schema.RemainderDrop, schema.RemainderPad}[rng.IntN(3)],
 		Assign:    []string{"", schema.AssignLocal}[rng.IntN(2)],
 		Split:     []string{"", "train"}[rng.IntN(2)],
@@ -167,7 +172,8 @@ func lineageRound(t *testing.T, rng *rand.Rand, r *remote, lays fixedLayouts, di
 		closeAll()
 		log = must(lineage.Open(lineage.Options{Dir: dir, PieceBytes: pieceBytes, Logger: quiet}))
 		tr.e = must(fetch.NewEngine(r, fetch.Options{
-			WindowBytes: []int64{0, 30_000}[rng.IntN(2)], Logger: quiet, Lineage: log, Layouts: lays, Resident: []int64{0, -1}[rng.IntN(2)],
+			WindowBytes: []int64{0, 30_000}[rng.IntN(2)], Logger: quiet, Lineage: log, Layouts: lays,
+			Resident: []int64{0, -1}[rng.IntN(2)],
 		}))
 	}
 	tr.open()
@@ -248,7 +254,8 @@ func (tr *training) compare(req schema.Request, course string, epochs, steps int
 					told[at] = h
 				}
 				if s.Row != int64(len(h.positions)) {
-					t.Fatalf("epoch %d, step %d, rank %d: a share begins at row %d after %d rows", epoch, step, s.Rank, s.Row, len(h.positions))
+					t.Fatalf("epoch %d, step %d, rank %d: a share begins at row %d after %d rows", epoch, step, s.Rank,
+						s.Row, len(h.positions))
 				}
 				h.positions = append(h.positions, s.Positions...)
 				for _, f := range s.Faults {
@@ -263,7 +270,8 @@ func (tr *training) compare(req schema.Request, course string, epochs, steps int
 			slices.Sort(told[at].faults)
 		}
 		if !reflect.DeepEqual(h, told[at]) {
-			t.Fatalf("%s\n%d pieces: %+v received\n%+v\nand lineage says\n%+v", must(json.Marshal(req)), len(pieces), at, h, told[at])
+			t.Fatalf("%s\n%d pieces: %+v received\n%+v\nand lineage says\n%+v", must(json.Marshal(req)), len(pieces),
+				at, h, told[at])
 		}
 	}
 	if len(told) != len(tr.got) {

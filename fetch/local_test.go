@@ -34,7 +34,8 @@ func (f fixedLayouts) Claim(context.Context, string, uint64, int64, []string) (*
 func nodesOf(n int) *layout.Layout {
 	var nodes []layout.Node
 	for i := range n {
-		nodes = append(nodes, layout.Node{ID: fmt.Sprintf("n%d", i), Address: fmt.Sprintf("grpc://n%d:1", i), Weight: 1, Capacity: 1 << 20})
+		nodes = append(nodes, layout.Node{ID: fmt.Sprintf("n%d", i), Address: fmt.Sprintf("grpc://n%d:1", i), Weight: 1,
+			Capacity: 1 << 20})
 	}
 	return must(layout.New(must(layout.NewRecord(1<<20, nodes, nil))))
 }
@@ -52,8 +53,8 @@ func owned(tb testing.TB, j *fetch.Job, positions []int64, node int) float64 {
 	return float64(n) / float64(len(positions))
 }
 
-// Whatever order, remainder, columns and manifests there are: every sample is served once, each rank has the plan's counts
-// in every step, and most of what it gets its node owns; and a stream goes on from any batch as it would have.
+// Whatever order, remainder, columns and manifests there are: every sample is served once, each rank has the plan's
+// counts in every step, and most of what it gets its node owns; and a stream goes on from any batch as it would have.
 func TestLocalStreams(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -94,7 +95,8 @@ func TestLocalStreams(t *testing.T) {
 			st.Close()
 			for step := range j.Plan().Steps() {
 				if lo, hi := j.Plan().Share(step, rank); counts[step] != hi-lo {
-					t.Fatalf("%+v: rank %d has %d rows of step %d, the plan gives it %d", req, rank, counts[step], step, hi-lo)
+					t.Fatalf("%+v: rank %d has %d rows of step %d, the plan gives it %d", req, rank, counts[step], step,
+						hi-lo)
 				}
 			}
 			all = append(all, got...)
@@ -137,7 +139,8 @@ func TestLocalRanksWhereTheyAre(t *testing.T) {
 	s := newStore(t)
 	put(t, s, "d", 900)
 	e := newEngine(t, s, fetch.Options{Layouts: fixedLayouts{nodesOf(2)}})
-	req := schema.Request{Dataset: "d", Assign: schema.AssignLocal, World: &schema.World{Size: 2}, Batch: 300, Ranks: []string{"n1", "n0"}}
+	req := schema.Request{Dataset: "d", Assign: schema.AssignLocal, World: &schema.World{Size: 2}, Batch: 300,
+		Ranks: []string{"n1", "n0"}}
 	j := open(t, e, req)
 	for rank := range 2 {
 		if part := owned(t, j, drain(t, e, j, ticket(j.Request(), rank)).positions, 1-rank); part < .9 {
@@ -149,7 +152,8 @@ func TestLocalRanksWhereTheyAre(t *testing.T) {
 		t.Error("tickets say what the layout says")
 	}
 	req.Ranks = []string{"n0", "x"}
-	if _, err := e.Open(t.Context(), req); !errors.Is(err, schema.ErrInvalid) || !strings.Contains(err.Error(), `ranks[1]: got "x"`) {
+	if _, err := e.Open(t.Context(), req); !errors.Is(err, schema.ErrInvalid) ||
+		!strings.Contains(err.Error(), `ranks[1]: got "x"`) {
 		t.Errorf("a rank beside no node: %v", err)
 	}
 	req.Ranks, req.Owners = nil, strings.Repeat("0", 64)
@@ -180,16 +184,19 @@ func TestLocalMemory(t *testing.T) {
 	opts.Memory.Evaluation = 1000
 	e := newEngine(t, s, opts)
 	req := schema.Request{Dataset: "d", Assign: schema.AssignLocal}
-	if _, err := e.Open(t.Context(), req); !errors.Is(err, schema.ErrLimit) || !strings.Contains(err.Error(), "900 rows") {
+	if _, err := e.Open(t.Context(), req); !errors.Is(err, schema.ErrLimit) ||
+		!strings.Contains(err.Error(), "900 rows") {
 		t.Errorf("slots that do not fit: %v", err)
 	}
 	req.Batch = schema.MaxLocalBatch + 1
-	if _, err := e.Open(t.Context(), req); !errors.Is(err, schema.ErrInvalid) || !strings.Contains(err.Error(), "batch: got 262145") {
+	if _, err := e.Open(t.Context(), req); !errors.Is(err, schema.ErrInvalid) ||
+		!strings.Contains(err.Error(), "batch: got 262145") {
 		t.Errorf("a batch too large: %v", err)
 	}
 }
 
-// Slots are looked up in blocks that pages do not keep to: who gets what is the same as of a manifest that is in memory.
+// Slots are looked up in blocks that pages do not keep to: who gets what is the same as of a manifest that is in
+// memory.
 func TestLocalPagesAcrossBlocks(t *testing.T) {
 	s := newStore(t)
 	putPages(t, s, "d", 2600, 300)
@@ -219,7 +226,8 @@ func TestLocalLookahead(t *testing.T) {
 	lays := fixedLayouts{nodesOf(2)}
 	cache, future, _ := newSpill(t, 64<<20)
 	e := newEngine(t, s, fetch.Options{Layouts: lays, Spill: cache, Future: future})
-	req := schema.Request{Dataset: "d", Columns: []string{"image"}, Assign: schema.AssignLocal, World: &schema.World{Size: 2}, Batch: 100}
+	req := schema.Request{Dataset: "d", Columns: []string{"image"}, Assign: schema.AssignLocal,
+		World: &schema.World{Size: 2}, Batch: 100}
 	j := open(t, e, req)
 	if n := len(drain(t, e, j, ticket(j.Request(), 0)).positions); n != 300 {
 		t.Errorf("rank 0 got %d rows, want 300", n)

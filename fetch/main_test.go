@@ -147,13 +147,15 @@ func putPages(tb testing.TB, store store.Store, dataset string, n, pageRows int)
 	tb.Helper()
 	ctx := tb.Context()
 	sch, err := schema.NewSchema(
-		[]arrow.Field{{Name: "label", Type: arrow.PrimitiveTypes.Int64}, {Name: "name", Type: arrow.BinaryTypes.String, Nullable: true}},
+		[]arrow.Field{{Name: "label", Type: arrow.PrimitiveTypes.Int64}, {Name: "name", Type: arrow.BinaryTypes.String,
+			Nullable: true}},
 		[]arrow.Field{schema.BlobField("image", "image", true)},
 	)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	w, err := ingest.New(ctx, store, ingest.Options{Dataset: dataset, Source: "test", Schema: sch, Mode: ingest.Replace, PageRows: pageRows})
+	w, err := ingest.New(ctx, store, ingest.Options{Dataset: dataset, Source: "test", Schema: sch, Mode: ingest.Replace,
+		PageRows: pageRows})
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -50,8 +50,10 @@ func madeKey(kind byte, n int64) (k schema.Key) {
 }
 
 func newMadeUp(tb testing.TB, rows int64, rtt time.Duration) *madeUp {
-	s := must(schema.NewSchema([]arrow.Field{{Name: "label", Type: arrow.PrimitiveTypes.Int64}, {Name: "day", Type: arrow.PrimitiveTypes.Uint64}}, []arrow.Field{schema.BlobField("image", "image", false)}))
-	m := &madeUp{blob: bytes.Repeat([]byte("made up "), 128), rtt: rtt, snap: &schema.Snapshot{Dataset: "d", Number: 1, Schema: s}}
+	s := must(schema.NewSchema([]arrow.Field{{Name: "label", Type: arrow.PrimitiveTypes.Int64},
+		{Name: "day", Type: arrow.PrimitiveTypes.Uint64}}, []arrow.Field{schema.BlobField("image", "image", false)}))
+	m := &madeUp{blob: bytes.Repeat([]byte("made up "), 128), rtt: rtt, snap: &schema.Snapshot{Dataset: "d", Number: 1,
+		Schema: s}}
 	b := schema.NewChunkBuilder(memory.DefaultAllocator, s)
 	defer b.Release()
 	labels := array.NewInt64Builder(memory.DefaultAllocator)
@@ -79,7 +81,8 @@ func newMadeUp(tb testing.TB, rows int64, rtt time.Duration) *madeUp {
 		tb.Fatal(err)
 	}
 	first, second := madeKey(madeBlob, 0), madeKey(madeBlob, 1)
-	m.ids, m.keys = bytes.Index(m.page, bytes.Repeat(append([]byte{0xd1}, make([]byte, 15)...), 3)), bytes.Index(m.page, append(first[:], second[:]...))
+	m.ids, m.keys = bytes.Index(m.page, bytes.Repeat(append([]byte{0xd1}, make([]byte, 15)...), 3)),
+		bytes.Index(m.page, append(first[:], second[:]...))
 	m.days = bytes.Index(m.page, binary.LittleEndian.AppendUint64(nil, madeDay))
 	chunks := make([]schema.Chunk, rows/schema.ChunkRows)
 	m.list = make([][]byte, len(chunks))
@@ -88,7 +91,8 @@ func newMadeUp(tb testing.TB, rows int64, rtt time.Duration) *madeUp {
 	for c := range chunks {
 		g.Go(func() error {
 			data, chunk := m.index(int64(c))
-			chunk.BlobRef = schema.BlobRef{Key: madeKey(madeIndex, int64(c)), Size: int64(len(data)), Sum: schema.Checksum(data)}
+			chunk.BlobRef = schema.BlobRef{Key: madeKey(madeIndex, int64(c)), Size: int64(len(data)),
+				Sum: schema.Checksum(data)}
 			chunks[c], m.list[c] = chunk, data
 			return nil
 		})
@@ -175,9 +179,12 @@ func BenchmarkManifest(b *testing.B) {
 					b.Fatal(err)
 				}
 				e := must(fetch.NewEngine(m, fetch.Options{Logger: quiet}))
-				metric := func(name string, v float64) { b.ReportMetric(v, fmt.Sprintf("%s_%.0e", name, float64(rows))) }
+				metric := func(name string, v float64) {
+					b.ReportMetric(v, fmt.Sprintf("%s_%.0e", name, float64(rows)))
+				}
 				begun := time.Now()
-				j := must(e.Open(b.Context(), schema.Request{Dataset: "d", Batch: 256, Shuffle: &schema.Shuffle{Seed: 1}}))
+				j := must(e.Open(b.Context(), schema.Request{Dataset: "d", Batch: 256,
+					Shuffle: &schema.Shuffle{Seed: 1}}))
 				metric("open_s", time.Since(begun).Seconds())
 				begun = time.Now()
 				s := must(e.Stream(b.Context(), j, schema.Ticket{Request: j.Request()}))
@@ -197,7 +204,8 @@ func BenchmarkManifest(b *testing.B) {
 					metric("where_s", time.Since(begun).Seconds())
 					j.Close()
 					begun = time.Now()
-					j = must(e.Open(b.Context(), schema.Request{Dataset: "d", Where: "day in 12000..12048 and label < 100"}))
+					j = must(e.Open(b.Context(), schema.Request{Dataset: "d",
+						Where: "day in 12000..12048 and label < 100"}))
 					metric("where_sparse_s", time.Since(begun).Seconds())
 					j.Close()
 				}

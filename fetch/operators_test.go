@@ -45,7 +45,8 @@ func steps(names ...string) []schema.Step {
 func made(tb testing.TB, st *probe, n int, cell func(i int) []byte) {
 	tb.Helper()
 	ctx := tb.Context()
-	sch := must(schema.NewSchema(nil, []arrow.Field{schema.BlobField("image", "image", true), schema.BlobField("mask", "image", true)}))
+	sch := must(schema.NewSchema(nil, []arrow.Field{schema.BlobField("image", "image", true),
+		schema.BlobField("mask", "image", true)}))
 	w := must(ingest.New(ctx, st, ingest.Options{Dataset: "d", Source: "test", Schema: sch, Mode: ingest.Replace}))
 	defer w.Close()
 	var ids []schema.ID
@@ -70,7 +71,8 @@ func withOperators(o fetch.Options) fetch.Options {
 }
 
 // wanted is what a list of operators makes of a cell, by the program alone.
-func wantedOf(tb testing.TB, list []schema.Step, column string, seed, epoch uint64, pos int64, cell []byte) ([]byte, program.Outcome) {
+func wantedOf(tb testing.TB, list []schema.Step, column string, seed, epoch uint64, pos int64,
+	cell []byte) ([]byte, program.Outcome) {
 	tb.Helper()
 	in := make([]program.Step, len(list))
 	for i, s := range list {
@@ -78,10 +80,11 @@ func wantedOf(tb testing.TB, list []schema.Step, column string, seed, epoch uint
 	}
 	p := must(operatorstest.Compile(program.Form{Kind: program.Encoded}, in))
 	var out []byte
-	o, err := p.Run(cell, program.Draws{Key: draw.Key{Seed: seed, Epoch: epoch, Position: uint64(pos)}, Column: column}, func(n int) []byte {
-		out = make([]byte, n)
-		return out
-	})
+	o, err := p.Run(cell, program.Draws{Key: draw.Key{Seed: seed, Epoch: epoch, Position: uint64(pos)}, Column: column},
+		func(n int) []byte {
+			out = make([]byte, n)
+			return out
+		})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -102,7 +105,8 @@ func cellsOf(tb testing.TB, col arrow.Array) [][]byte {
 			data := c.Field(0).(*array.List)
 			lo, hi := data.ValueOffsets(row)
 			b = data.ListValues().(*array.Uint8).Uint8Values()[lo:hi]
-			if shape := c.Field(1).(*array.FixedSizeList).ListValues().(*array.Int32).Value(row); !c.IsNull(row) && int64(shape) != hi-lo {
+			if shape := c.Field(1).(*array.FixedSizeList).ListValues().(*array.Int32).Value(row); !c.IsNull(row) &&
+				int64(shape) != hi-lo {
 				tb.Fatalf("row %d has shape %d and %d elements", row, shape, hi-lo)
 			}
 		case *array.LargeBinary:
@@ -154,11 +158,14 @@ func TestOperatorsAreAPureFunction(t *testing.T) {
 		list := pipelines[rng.IntN(len(pipelines))]
 		world := int64(1 + rng.IntN(3))
 		req := schema.Request{
-			Dataset: "d", Columns: []string{"image", "image.params"}, Operators: schema.Operators{"image": {Steps: list}},
-			Batch: int64(1 + rng.IntN(40)), World: &schema.World{Size: world}, Order: []string{"", "window:2", "free"}[rng.IntN(3)],
+			Dataset: "d", Columns: []string{"image", "image.params"},
+			Operators: schema.Operators{"image": {Steps: list}},
+			Batch:     int64(1 + rng.IntN(40)), World: &schema.World{Size: world},
+			Order:   []string{"", "window:2", "free"}[rng.IntN(3)],
 			Shuffle: &schema.Shuffle{Seed: rng.Uint64(), Epoch: uint64(rng.IntN(3))},
 		}
-		t.Run(fmt.Sprintf("%d,%v,workers=%d,window=%d,world=%d,order=%s", round, list, opts.Operators.Workers, opts.WindowBytes, world, req.Order), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%d,%v,workers=%d,window=%d,world=%d,order=%s", round, list, opts.Operators.Workers,
+			opts.WindowBytes, world, req.Order), func(t *testing.T) {
 			e := newEngine(t, st, opts)
 			j := open(t, e, req)
 			seen := map[int64]bool{}
@@ -178,7 +185,8 @@ func TestOperatorsAreAPureFunction(t *testing.T) {
 							}
 							continue
 						}
-						want, o := wantedOf(t, list, "image", req.Shuffle.Seed, req.Shuffle.Epoch, pos, content(int(pos)))
+						want, o := wantedOf(t, list, "image", req.Shuffle.Seed, req.Shuffle.Epoch, pos,
+							content(int(pos)))
 						if !bytes.Equal(got, want) {
 							t.Fatalf("position %d: %d bytes %.20x, want %d %.20x", pos, len(got), got, len(want), want)
 						}
@@ -187,11 +195,13 @@ func TestOperatorsAreAPureFunction(t *testing.T) {
 							Name   string
 							Values map[string]float64
 						}
-						if err := json.Unmarshal([]byte(params[row]), &drawn); err != nil || len(drawn) != len(o.Drawn) {
+						if err := json.Unmarshal([]byte(params[row]), &drawn); err != nil ||
+							len(drawn) != len(o.Drawn) {
 							t.Fatalf("position %d: params %s: %v", pos, params[row], err)
 						}
 						for i, d := range o.Drawn {
-							if v := d.Values[0]; drawn[i].Step != d.Step || drawn[i].Name != list[d.Step].Name || drawn[i].Values[v.Name] != v.Number {
+							if v := d.Values[0]; drawn[i].Step != d.Step || drawn[i].Name != list[d.Step].Name ||
+								drawn[i].Values[v.Name] != v.Number {
 								t.Fatalf("position %d: params %s, want %v", pos, params[row], o.Drawn)
 							}
 						}
@@ -238,14 +248,16 @@ func TestOperatorsFollow(t *testing.T) {
 	made(t, st, 20, content)
 	e := newEngine(t, st, withOperators(fetch.Options{}))
 	list := steps("Decode", "RandomBytes")
-	req := schema.Request{Dataset: "d", Columns: []string{"mask", "image"}, Operators: schema.Operators{"image": {Steps: list}, "mask": {Follows: "image"}}}
+	req := schema.Request{Dataset: "d", Columns: []string{"mask", "image"},
+		Operators: schema.Operators{"image": {Steps: list}, "mask": {Follows: "image"}}}
 	j := open(t, e, req)
 	s := start(t, e, j, ticket(j.Request(), 0))
 	defer s.Close()
 	for b := range batches(t, s) {
 		column(t, b, "mask", func(a arrow.Array) {
 			for row, got := range cellsOf(t, a) {
-				if want, _ := wantedOf(t, list, "image", 0, 0, b.Positions[row], content(int(b.Positions[row])+1_000_000)); !bytes.Equal(got, want) {
+				if want, _ := wantedOf(t, list, "image", 0, 0, b.Positions[row],
+					content(int(b.Positions[row])+1_000_000)); !bytes.Equal(got, want) {
 					t.Fatalf("position %d: the mask is another than that of its image's numbers", b.Positions[row])
 				}
 			}
@@ -266,12 +278,14 @@ func TestOperatorFaults(t *testing.T) {
 	})
 	e := newEngine(t, st, withOperators(fetch.Options{}))
 	for _, list := range [][]schema.Step{steps("Decode", "Reverse"), steps("Decode", "Reverse", "Crop=64")} {
-		req := schema.Request{Dataset: "d", Columns: []string{"image"}, Operators: schema.Operators{"image": {Steps: list}}, Batch: 13}
+		req := schema.Request{Dataset: "d", Columns: []string{"image"},
+			Operators: schema.Operators{"image": {Steps: list}}, Batch: 13}
 		for pos, sentinel := range map[int]error{5: schema.ErrDataLoss, 17: schema.ErrLimit, 40: schema.ErrDataLoss} {
 			j := open(t, e, req)
 			s := must(e.Take(t.Context(), j, []int64{1, int64(pos), 2}))
 			_, err := s.Next()
-			if !errors.Is(err, sentinel) || !strings.Contains(err.Error(), fmt.Sprintf("position %d of d@1", pos)) || !strings.Contains(err.Error(), "Decode") {
+			if !errors.Is(err, sentinel) || !strings.Contains(err.Error(), fmt.Sprintf("position %d of d@1", pos)) ||
+				!strings.Contains(err.Error(), "Decode") {
 				t.Errorf("%s: %v", bad[pos], err)
 			}
 			s.Close()
@@ -310,7 +324,8 @@ func TestOperatorFaults(t *testing.T) {
 			}
 			for pos := range bad {
 				f := faults[int64(pos)]
-				if f.Operator != "Decode" || f.Column != "image" || f.Cause == "" || (f.Substitute != nil) != (on == schema.OnErrorSkip) {
+				if f.Operator != "Decode" || f.Column != "image" || f.Cause == "" ||
+					(f.Substitute != nil) != (on == schema.OnErrorSkip) {
 					t.Errorf("%s: %+v", on, f)
 				}
 			}
@@ -331,7 +346,8 @@ func TestOperatorsInLittleMemory(t *testing.T) {
 	opts := withOperators(fetch.Options{WindowBytes: 48_000, Operators: operators.Options{Workers: 3}})
 	e := newEngine(t, st, opts)
 	list := steps("Decode", "RandomRepeat")
-	req := schema.Request{Dataset: "d", Columns: []string{"image"}, Operators: schema.Operators{"image": {Steps: list}}, Shuffle: &schema.Shuffle{Seed: 3}}
+	req := schema.Request{Dataset: "d", Columns: []string{"image"}, Operators: schema.Operators{"image": {Steps: list}},
+		Shuffle: &schema.Shuffle{Seed: 3}}
 	errs := make(chan error, 6)
 	for i := range cap(errs) {
 		r := req
@@ -382,7 +398,8 @@ func TestOperatorsGivenUp(t *testing.T) {
 	st := newStore(t)
 	made(t, st, 100, content)
 	e := newEngine(t, st, withOperators(fetch.Options{}))
-	req := schema.Request{Dataset: "d", Columns: []string{"image"}, Operators: schema.Operators{"image": {Steps: steps("Decode", "RandomRepeat")}}, Batch: 5}
+	req := schema.Request{Dataset: "d", Columns: []string{"image"},
+		Operators: schema.Operators{"image": {Steps: steps("Decode", "RandomRepeat")}}, Batch: 5}
 	for range 20 {
 		ctx, cancel := context.WithCancel(t.Context())
 		j := open(t, e, req)
@@ -422,9 +439,10 @@ func TestOperatorErrors(t *testing.T) {
 		`"operators":{"image":[{"Decode":{}}]},"columns":["mask"]`:                             "operators.image",
 		`"columns":["image.params"]`:                                                           "columns[0]",
 		`"operators":{"image":[{"Decode":{}},{"Crop":{"size":4}}]},"columns":["image.length"]`: "columns[0]",
-		`"operators":{"image":[{"Decode":{}},{"RandomBytes":{}}],"mask":{"follows":"image","steps":[{"Decode":{}}]}}`:     "operators.mask.steps: got 1",
-		`"operators":{"image":[{"Decode":{}},{"Crop":{"size":2000000000}}]}`:                                              "operators.image",
-		`"operators":{"image":[{"Decode":{}},{"Crop":{"size":"` + strings.Repeat("x", schema.MaxOperatorsBytes) + `"}}]}`: "operators: got",
+		`"operators":{"image":[{"Decode":{}},{"RandomBytes":{}}],"mask":{"follows":"image","steps":[{"Decode":{}}]}}`: "operators.mask.steps: got 1",
+		`"operators":{"image":[{"Decode":{}},{"Crop":{"size":2000000000}}]}`:                                          "operators.image",
+		`"operators":{"image":[{"Decode":{}},{"Crop":{"size":"` + strings.Repeat("x", schema.MaxOperatorsBytes) +
+			`"}}]}`: "operators: got",
 	} {
 		req, err := schema.ParseRequest([]byte(`{"dataset":"d",` + body + `}`))
 		var j *fetch.Job
@@ -433,7 +451,8 @@ func TestOperatorErrors(t *testing.T) {
 				j.Close()
 			}
 		}
-		if err == nil || !strings.Contains(err.Error(), want) || !errors.Is(err, schema.ErrInvalid) && !errors.Is(err, schema.ErrLimit) {
+		if err == nil || !strings.Contains(err.Error(), want) || !errors.Is(err, schema.ErrInvalid) &&
+			!errors.Is(err, schema.ErrLimit) {
 			t.Errorf("%.100s: %v, want %s", body, err, want)
 		}
 	}
@@ -459,7 +478,8 @@ func TestOperatorsInTicketsAndTotals(t *testing.T) {
 	if id := must(e.PlanID(t.Context(), short)); id != a.ID() {
 		t.Errorf("the plan is %s by name and %s opened", id, a.ID())
 	}
-	if id := must(e.PlanID(t.Context(), must(schema.ParseTicket(ticket(a.Request(), 0).Marshal())).Request)); id != a.ID() {
+	if id := must(e.PlanID(t.Context(),
+		must(schema.ParseTicket(ticket(a.Request(), 0).Marshal())).Request)); id != a.ID() {
 		t.Errorf("the plan of the ticket is %s, of the job %s", id, a.ID())
 	}
 	if n := must(e.TotalBytes(t.Context(), a)); n != 29*100 {
@@ -477,13 +497,15 @@ func TestOperatorsInTicketsAndTotals(t *testing.T) {
 	for b := range batches(t, s) {
 		column(t, b, "image.length", func(a arrow.Array) {
 			for row, pos := range b.Positions {
-				if got := a.(*array.Int64).Value(row); a.IsValid(row) != (pos != 3) || a.IsValid(row) && got != int64(len(content(int(pos)))) {
+				if got := a.(*array.Int64).Value(row); a.IsValid(row) != (pos != 3) || a.IsValid(row) &&
+					got != int64(len(content(int(pos)))) {
 					t.Errorf("position %d has length %d", pos, got)
 				}
 			}
 		})
 	}
-	if f := a.Projection().Schema.Field(0); !slices.Contains(f.Metadata.Values(), "arrow.fixed_shape_tensor") || f.Type.String() != "fixed_size_list<item: uint8, nullable>[100]" {
+	if f := a.Projection().Schema.Field(0); !slices.Contains(f.Metadata.Values(), "arrow.fixed_shape_tensor") ||
+		f.Type.String() != "fixed_size_list<item: uint8, nullable>[100]" {
 		t.Errorf("%s", f)
 	}
 }
@@ -499,13 +521,15 @@ func TestOperatorResultsAreKept(t *testing.T) {
 	cost := 1e-9 // whatever it saves
 	round := func(list []schema.Step, epoch uint64) operators.Stats {
 		t.Helper()
-		e := must(fetch.NewEngine(st, withOperators(fetch.Options{Spill: cache, Logger: quiet, Operators: operators.Options{KeepNanosPerByte: cost}})))
+		e := must(fetch.NewEngine(st, withOperators(fetch.Options{Spill: cache, Logger: quiet,
+			Operators: operators.Options{KeepNanosPerByte: cost}})))
 		defer func() {
 			if err := e.Close(); err != nil {
 				t.Error(err)
 			}
 		}()
-		j := must(e.Open(t.Context(), schema.Request{Dataset: "d", Columns: []string{"image"}, Operators: schema.Operators{"image": {Steps: list}}, Shuffle: &schema.Shuffle{Seed: 1, Epoch: epoch}}))
+		j := must(e.Open(t.Context(), schema.Request{Dataset: "d", Columns: []string{"image"},
+			Operators: schema.Operators{"image": {Steps: list}}, Shuffle: &schema.Shuffle{Seed: 1, Epoch: epoch}}))
 		defer j.Close()
 		s := must(e.Stream(t.Context(), j, ticket(j.Request(), 0)))
 		defer s.Close()
@@ -514,7 +538,8 @@ func TestOperatorResultsAreKept(t *testing.T) {
 			rows += b.Rows
 			column(t, b, "image", func(a arrow.Array) {
 				for row, got := range cellsOf(t, a) {
-					if want, _ := wantedOf(t, list, "image", 1, epoch, b.Positions[row], content(int(b.Positions[row]))); !bytes.Equal(got, want) {
+					if want, _ := wantedOf(t, list, "image", 1, epoch, b.Positions[row],
+						content(int(b.Positions[row]))); !bytes.Equal(got, want) {
 						t.Fatalf("position %d: other bytes", b.Positions[row])
 					}
 				}
@@ -525,7 +550,8 @@ func TestOperatorResultsAreKept(t *testing.T) {
 		}
 		return e.Stats().Operators
 	}
-	for _, list := range [][]schema.Step{steps("Decode", "Reverse", "Crop=900"), steps("Decode", "Reverse"), steps("Decode", "Reverse", "Encode")} {
+	for _, list := range [][]schema.Step{steps("Decode", "Reverse", "Crop=900"), steps("Decode", "Reverse"),
+		steps("Decode", "Reverse", "Encode")} {
 		if s := round(list, 0); s.Kept != n || s.Found != 0 {
 			t.Errorf("%v: %+v", list, s)
 		}

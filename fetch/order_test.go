@@ -28,8 +28,10 @@ func TestEveryOrderServesEachSampleOnce(t *testing.T) {
 	for range rounds {
 		req := schema.Request{
 			Dataset: "d", Columns: []string{"id", "label", "image"}, Batch: 1 + rng.Int64N(120),
-			World: &schema.World{Size: 1 + rng.Int64N(3)}, Shuffle: &schema.Shuffle{Seed: rng.Uint64(), Epoch: rng.Uint64N(9)},
-			Order:     []string{schema.OrderStrict, schema.OrderFree, schema.OrderWindow, "window:1", "window:3"}[rng.IntN(5)],
+			World: &schema.World{Size: 1 + rng.Int64N(3)}, Shuffle: &schema.Shuffle{Seed: rng.Uint64(),
+				Epoch: rng.Uint64N(9)},
+			Order: []string{schema.OrderStrict, schema.OrderFree, schema.OrderWindow, "window:1",
+				"window:3"}[rng.IntN(5)],
 			Remainder: []string{"", schema.RemainderDrop}[rng.IntN(2)],
 		}
 		if rng.IntN(2) == 0 {
@@ -76,7 +78,8 @@ func TestEveryOrderServesEachSampleOnce(t *testing.T) {
 			// cut off before it has planned as far as the one before it had served
 			// must not forget what its own ticket said: hence the smaller window,
 			// and streams that are cut off after one batch, or before the first.
-			small := must(fetch.NewEngine(r, fetch.Options{WindowBytes: 10_000, Logger: quiet, Resident: opts.Resident, Memory: opts.Memory}))
+			small := must(fetch.NewEngine(r, fetch.Options{WindowBytes: 10_000, Logger: quiet, Resident: opts.Resident,
+				Memory: opts.Memory}))
 			for range 4 {
 				var parts []seen
 				next, story := tk, name
@@ -190,21 +193,26 @@ func check(t *testing.T, name string, j *fetch.Job, tk schema.Ticket, want []slo
 			b := got[at]
 			at++
 			if b.row != int64(rows) || b.step != sl.step || tk.Shuffle != nil && b.epoch != sl.epoch {
-				t.Fatalf("%s: batch %d is of epoch %d step %d row %d, want epoch %d step %d row %d", name, at-1, b.epoch, b.step, b.row, sl.epoch, sl.step, rows)
+				t.Fatalf("%s: batch %d is of epoch %d step %d row %d, want epoch %d step %d row %d", name, at-1,
+					b.epoch, b.step, b.row, sl.epoch, sl.step, rows)
 			}
 			rows += len(b.positions)
 			if b.last != (rows == len(sl.positions)) || rows > len(sl.positions) {
 				t.Fatalf("%s: batch %d ends at row %d of %d, last=%t", name, at-1, rows, len(sl.positions), b.last)
 			}
 			for _, pos := range b.positions {
-				home := slices.IndexFunc(want[first:first+perEpoch], func(s slot) bool { return slices.Contains(s.positions, pos) }) + first
+				home := slices.IndexFunc(want[first:first+perEpoch], func(s slot) bool {
+					return slices.Contains(s.positions, pos)
+				}) + first
 				moved := int64(home - i)
-				if mode == schema.OrderStrict && moved != 0 || mode == schema.OrderWindow && max(moved, -moved) > reach {
+				if mode == schema.OrderStrict && moved != 0 || mode == schema.OrderWindow &&
+					max(moved, -moved) > reach {
 					t.Fatalf("%s: position %d moved by %d steps", name, pos, moved)
 				}
 			}
 			if mode == schema.OrderStrict && !slices.Equal(b.positions, sl.positions[rows-len(b.positions):rows]) {
-				t.Fatalf("%s: batch %d has %v, want %v", name, at-1, b.positions, sl.positions[rows-len(b.positions):rows])
+				t.Fatalf("%s: batch %d has %v, want %v", name, at-1, b.positions,
+					sl.positions[rows-len(b.positions):rows])
 			}
 		}
 		if i == first+perEpoch-1 {
@@ -219,7 +227,8 @@ func check(t *testing.T, name string, j *fetch.Job, tk schema.Ticket, want []slo
 			slices.Sort(all)
 			slices.Sort(served)
 			if !slices.Equal(all, served) {
-				t.Fatalf("%s: epoch %d served %d samples, not exactly those that it should", name, sl.epoch, len(served))
+				t.Fatalf("%s: epoch %d served %d samples, not exactly those that it should", name, sl.epoch,
+					len(served))
 			}
 		}
 	}
@@ -236,7 +245,8 @@ func TestSubstitutesOfLaterEpochs(t *testing.T) {
 	put(t, store, "d", 300)
 	e := newEngine(t, store, fetch.Options{})
 	serve := func(epoch uint64, epochs int64) (got []fetch.Fault) {
-		req := schema.Request{Dataset: "d", Batch: 10, OnError: schema.OnErrorSkip, Shuffle: &schema.Shuffle{Seed: 4, Epoch: epoch}}
+		req := schema.Request{Dataset: "d", Batch: 10, OnError: schema.OnErrorSkip,
+			Shuffle: &schema.Shuffle{Seed: 4, Epoch: epoch}}
 		j := open(t, e, req)
 		store.inject(faulty(t, j, false, 5, 57, 203))
 		tk := ticket(req, 0)
@@ -249,7 +259,8 @@ func TestSubstitutesOfLaterEpochs(t *testing.T) {
 	}
 	for i, f := range second {
 		if g := both[3+i]; g.Position != f.Position || *g.Substitute != *f.Substitute {
-			t.Errorf("position %d is replaced by %d in an epoch by itself, by %d after another", f.Position, *f.Substitute, *g.Substitute)
+			t.Errorf("position %d is replaced by %d in an epoch by itself, by %d after another", f.Position,
+				*f.Substitute, *g.Substitute)
 		}
 	}
 }

@@ -82,7 +82,8 @@ func (e *Engine) Rates(at time.Time, size float64) (Rates, RatesFrom) {
 	c.mu.Unlock()
 	from := RatesFrom{}
 	for to, known := range map[*string]bool{
-		&from.Store: r.Known(), &from.Spill: r.Spill.ReadBytesPerSec > 0, &from.Node: r.Node.Cores > 0, &from.Network: r.Network.BytesPerSec > 0,
+		&from.Store: r.Known(), &from.Spill: r.Spill.ReadBytesPerSec > 0, &from.Node: r.Node.Cores > 0,
+		&from.Network: r.Network.BytesPerSec > 0,
 	} {
 		if known {
 			*to = FromCalibration
@@ -221,7 +222,8 @@ func (e *Engine) Calibrate(ctx context.Context, j *Job, opts CalibrateOptions) (
 	}
 	defer e.calibrated.running.Unlock()
 	if n := e.set.Reading(); n > 0 && !opts.Busy {
-		return nil, fmt.Errorf("%w: %d streams read, and a calibration would take from them; wait for them to end, or set \"busy\"", schema.ErrUnavailable, n)
+		return nil, fmt.Errorf("%w: %d streams read, and a calibration would take from them; wait for them to end, "+
+			"or set \"busy\"", schema.ErrUnavailable, n)
 	}
 	blobs, err := e.drawBlobs(ctx, j)
 	if err != nil {
@@ -231,20 +233,23 @@ func (e *Engine) Calibrate(ctx context.Context, j *Job, opts CalibrateOptions) (
 	for i := range blobs {
 		refs[i] = blobs[i].ref
 	}
-	probe := calibrate.Options{Time: opts.Time, Reads: min(e.opts.MaxReads, 1024), Bytes: min(e.opts.WindowBytes/2, 64<<20)}
+	probe := calibrate.Options{Time: opts.Time, Reads: min(e.opts.MaxReads, 1024),
+		Bytes: min(e.opts.WindowBytes/2, 64<<20)}
 	if probe.Reads == 0 {
 		probe.Reads = 1024
 	}
 	memory, ok := e.ledger.Try(admission.Windows, probe.Bytes)
 	if !ok {
-		return nil, fmt.Errorf("%w: streams hold the memory that a calibration needs, %d bytes of WindowBytes", schema.ErrLimit, probe.Bytes)
+		return nil, fmt.Errorf("%w: streams hold the memory that a calibration needs, %d bytes of WindowBytes",
+			schema.ErrLimit, probe.Bytes)
 	}
 	defer memory.Release()
 	found, err := calibrate.Store(ctx, e.store.Get, refs, probe)
 	if err != nil {
 		return nil, err
 	}
-	c := &Calibration{Uncertainty: found.Uncertain, Reads: found.Reads, Bytes: found.Bytes, Positions: someOf(blobs, found.Sizes)}
+	c := &Calibration{Uncertainty: found.Uncertain, Reads: found.Reads, Bytes: found.Bytes,
+		Positions: someOf(blobs, found.Sizes)}
 	c.Store = found.Store
 	c.Node.Cores = float64(runtime.GOMAXPROCS(0))
 	if e.opts.Spill != nil {
@@ -281,7 +286,8 @@ func someOf(blobs []drawn, sizes [2]int64) [][]int64 {
 		case b.ref.Size > sizes[0]:
 			continue
 		}
-		if len(classes[class]) < someRows && bytes[class]+b.ref.Size <= someBytes && !slices.Contains(classes[class], b.at) {
+		if len(classes[class]) < someRows && bytes[class]+b.ref.Size <= someBytes &&
+			!slices.Contains(classes[class], b.at) {
 			classes[class] = append(classes[class], b.at)
 			bytes[class] += b.ref.Size
 		}
@@ -329,9 +335,11 @@ func (e *Engine) drawBlobs(ctx context.Context, j *Job) ([]drawn, error) {
 func (e *Engine) Conditions(j *Job, total int64) predict.Job {
 	req, rows := j.Request(), j.Plan().Rows()
 	c := predict.Job{
-		Rows: rows, RowBytes: float64(total) / float64(max(rows, 1)), RowReads: float64(len(j.Projection().BlobColumns())),
-		Batch: req.Batch, Ranks: req.WorldSize(), Epochs: 1, Nodes: 1, Local: req.Assign == schema.AssignLocal,
-		Strict: req.Order == "" || req.Order == schema.OrderStrict, WindowBytes: e.opts.WindowBytes, BatchBytes: req.BatchBytes,
+		Rows: rows, RowBytes: float64(total) / float64(max(rows, 1)),
+		RowReads: float64(len(j.Projection().BlobColumns())),
+		Batch:    req.Batch, Ranks: req.WorldSize(), Epochs: 1, Nodes: 1, Local: req.Assign == schema.AssignLocal,
+		Strict: req.Order == "" || req.Order == schema.OrderStrict, WindowBytes: e.opts.WindowBytes,
+		BatchBytes: req.BatchBytes,
 	}
 	if c.BatchBytes == 0 {
 		c.BatchBytes = schema.DefaultBatchBytes

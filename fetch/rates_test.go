@@ -14,7 +14,8 @@ import (
 func TestSeen(t *testing.T) {
 	measured := predict.Store{LatencyMS: 20, ReadsPerS: 10_000, BytesPerSec: 100e6}
 	spell := func(size, rate float64) *tiers.Spell {
-		return &tiers.Spell{Full: 10 * time.Second, Latency: 30 * time.Millisecond, Reads: int64(10 * rate / size), Bytes: int64(10 * rate)}
+		return &tiers.Spell{Full: 10 * time.Second, Latency: 30 * time.Millisecond, Reads: int64(10 * rate / size),
+			Bytes: int64(10 * rate)}
 	}
 	for _, c := range []struct {
 		name       string
@@ -24,16 +25,21 @@ func TestSeen(t *testing.T) {
 		want       predict.Store
 		saysOfThis bool
 	}{
-		{"half as fast", measured, spell(100e3, 50e6), 100e3, predict.Store{LatencyMS: 30, ReadsPerS: 5000, BytesPerSec: 50e6}, true},
-		{"as fast, by reads", measured, spell(1e3, 10e6), 1.5e3, predict.Store{LatencyMS: 30, ReadsPerS: 10_000, BytesPerSec: 100e6}, true},
-		{"twice as fast", predict.Store{LatencyMS: 20, BytesPerSec: 100e6}, spell(100e3, 200e6), 100e3, predict.Store{LatencyMS: 30, BytesPerSec: 200e6}, true},
+		{"half as fast", measured, spell(100e3, 50e6), 100e3, predict.Store{LatencyMS: 30, ReadsPerS: 5000,
+			BytesPerSec: 50e6}, true},
+		{"as fast, by reads", measured, spell(1e3, 10e6), 1.5e3, predict.Store{LatencyMS: 30, ReadsPerS: 10_000,
+			BytesPerSec: 100e6}, true},
+		{"twice as fast", predict.Store{LatencyMS: 20, BytesPerSec: 100e6}, spell(100e3, 200e6), 100e3,
+			predict.Store{LatencyMS: 30, BytesPerSec: 200e6}, true},
 		{"of small blobs", measured, spell(1e3, 5e6), 100e3, measured, false},
 		{"of large blobs", measured, spell(1e6, 50e6), 100e3, measured, false},
-		{"nothing was known", predict.Store{}, spell(1e3, 5e6), 100e3, predict.Store{LatencyMS: 30, ReadsPerS: 5000, BytesPerSec: 5e6}, true},
+		{"nothing was known", predict.Store{}, spell(1e3, 5e6), 100e3, predict.Store{LatencyMS: 30, ReadsPerS: 5000,
+			BytesPerSec: 5e6}, true},
 	} {
 		got, says := seenOf(c.known, c.seen, c.size)
 		near := func(a, b float64) bool { return math.Abs(a-b) <= 1e-6*b }
-		if says != c.saysOfThis || !near(got.LatencyMS, c.want.LatencyMS) || !near(got.ReadsPerS, c.want.ReadsPerS) || !near(got.BytesPerSec, c.want.BytesPerSec) {
+		if says != c.saysOfThis || !near(got.LatencyMS, c.want.LatencyMS) || !near(got.ReadsPerS, c.want.ReadsPerS) ||
+			!near(got.BytesPerSec, c.want.BytesPerSec) {
 			t.Errorf("%s: got %+v, %t; want %+v", c.name, got, says, c.want)
 		}
 	}

@@ -26,7 +26,8 @@ func TestStreamFillsThePath(t *testing.T) {
 		t.Run(rtt.String(), func(t *testing.T) {
 			r := newRemote(st, rtt, rate)
 			far(t, r, fetch.Options{}, func(t *testing.T, e *fetch.Engine) {
-				req := schema.Request{Dataset: "d", Columns: []string{"image"}, Batch: 64, Shuffle: &schema.Shuffle{Seed: 1}}
+				req := schema.Request{Dataset: "d", Columns: []string{"image"}, Batch: 64,
+					Shuffle: &schema.Shuffle{Seed: 1}}
 				s, done := serve(t, e, ticket(req, 0), 100)
 				defer done()
 				bytes, took := pull(t, s, 5*time.Second, 20*time.Second)
@@ -35,7 +36,8 @@ func TestStreamFillsThePath(t *testing.T) {
 				}
 				// Probed every ten seconds, it is still known in the end.
 				path := e.Stats().Path
-				if got := time.Duration(path.MinLatency) * time.Microsecond; got < rtt || got > 2*rtt+5*time.Millisecond {
+				if got := time.Duration(path.MinLatency) * time.Microsecond; got < rtt ||
+					got > 2*rtt+5*time.Millisecond {
 					t.Errorf("least latency %s", got)
 				}
 			})
@@ -64,7 +66,8 @@ func TestInFlightFollowsThePath(t *testing.T) {
 		pull(t, s, 0, 40*time.Second)
 		after := e.Stats()
 		if after.InFlightLimit > before.InFlightLimit/2 {
-			t.Errorf("%d bytes may be in flight on a path of a quarter of the rate, %d before", after.InFlightLimit, before.InFlightLimit)
+			t.Errorf("%d bytes may be in flight on a path of a quarter of the rate, %d before", after.InFlightLimit,
+				before.InFlightLimit)
 		}
 	})
 }
@@ -118,7 +121,8 @@ func TestJobsShareEvenly(t *testing.T) {
 		wg.Wait()
 		a, b := float64(got[0].Load()), float64(got[1].Load())
 		if share := min(a, b) / (a + b) * 2; share < 0.9 {
-			t.Errorf("one stream got %.0f bytes, four of another job %.0f: the slower has %.2f of an even share", a, b, share)
+			t.Errorf("one stream got %.0f bytes, four of another job %.0f: the slower has %.2f of an even share", a, b,
+				share)
 		}
 	})
 }
@@ -221,7 +225,8 @@ func TestRetriesEnd(t *testing.T) {
 		is           error
 		wantInErrors string
 	}{
-		{fmt.Errorf("%w: node 7 is down", schema.ErrUnavailable), 5 * time.Second, 11 * time.Second, 0, schema.ErrUnavailable, "node 7"},
+		{fmt.Errorf("%w: node 7 is down", schema.ErrUnavailable), 5 * time.Second, 11 * time.Second, 0,
+			schema.ErrUnavailable, "node 7"},
 		{fmt.Errorf("%w: no such blob", schema.ErrNotFound), 0, time.Second, 3, schema.ErrDataLoss, "no such blob"},
 		{bug, 0, 50 * time.Millisecond, 1, bug, "a bug"},
 	} {
@@ -247,7 +252,8 @@ func TestRetriesEnd(t *testing.T) {
 					b.Release()
 				}
 			}
-			if !errors.Is(err, c.is) || !strings.Contains(err.Error(), "position 42") || !strings.Contains(err.Error(), c.wantInErrors) {
+			if !errors.Is(err, c.is) || !strings.Contains(err.Error(), "position 42") ||
+				!strings.Contains(err.Error(), c.wantInErrors) {
 				t.Errorf("%v: the stream ends with %v", c.err, err)
 			}
 			if took := time.Since(began); took < c.least || took > c.most {
@@ -280,7 +286,8 @@ func TestHedges(t *testing.T) {
 			}
 		}
 		far(t, r, fetch.Options{NoHedge: noHedge, WindowBytes: 1 << 20}, func(t *testing.T, e *fetch.Engine) {
-			req := schema.Request{Dataset: "d", Columns: []string{"image"}, Batch: 64, Order: order, Shuffle: &schema.Shuffle{Seed: 1}}
+			req := schema.Request{Dataset: "d", Columns: []string{"image"}, Batch: 64, Order: order,
+				Shuffle: &schema.Shuffle{Seed: 1}}
 			s, done := serve(t, e, ticket(req, 0), 100)
 			defer done()
 			bytes, took := pull(t, s, 2*time.Second, 14*time.Second)
@@ -298,7 +305,8 @@ func TestHedges(t *testing.T) {
 		})
 		return speed
 	}
-	for order, least := range map[string]float64{schema.OrderStrict: 0.7, schema.OrderWindow: 0.9, schema.OrderFree: 0.9} {
+	for order, least := range map[string]float64{schema.OrderStrict: 0.7, schema.OrderWindow: 0.9,
+		schema.OrderFree: 0.9} {
 		if testing.Short() && order != schema.OrderStrict {
 			continue
 		}
@@ -354,7 +362,8 @@ func TestReadAheadAcrossEpochs(t *testing.T) {
 	st := newStore(t)
 	put(t, st, "d", 600)
 	far(t, newRemote(st, 150*time.Millisecond, 0), fetch.Options{}, func(t *testing.T, e *fetch.Engine) {
-		req := schema.Request{Dataset: "d", Columns: []string{"position", "image"}, Batch: 64, Shuffle: &schema.Shuffle{Seed: 1, Epoch: 5}}
+		req := schema.Request{Dataset: "d", Columns: []string{"position", "image"}, Batch: 64,
+			Shuffle: &schema.Shuffle{Seed: 1, Epoch: 5}}
 		s, done := serve(t, e, ticket(req, 0), 3)
 		defer done()
 		epochs := map[uint64][]int64{}

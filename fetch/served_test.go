@@ -23,8 +23,9 @@ func TestServedWithoutBlobs(t *testing.T) {
 	put(t, store, "d", 300)
 	e := newEngine(t, store, fetch.Options{})
 	for range 30 {
-		req := schema.Request{Dataset: "d", Columns: []string{"position"}, Batch: 1 + rng.Int64N(70), BatchBytes: 1 + rng.Int64N(3000),
-			Order: schema.OrderFree, Shuffle: &schema.Shuffle{Seed: rng.Uint64()}}
+		req := schema.Request{Dataset: "d", Columns: []string{"position"}, Batch: 1 + rng.Int64N(70),
+			BatchBytes: 1 + rng.Int64N(3000),
+			Order:      schema.OrderFree, Shuffle: &schema.Shuffle{Seed: rng.Uint64()}}
 		j := open(t, e, req)
 		tk := ticket(req, 0)
 		tk.Step = rng.Int64N(j.Plan().Steps())
@@ -164,7 +165,8 @@ func TestServedIsAllThatMayBePlanned(t *testing.T) {
 					want = 2
 				}
 				if times[pos] != want {
-					t.Fatalf("of 2 epochs without the first %d rows, position %d came %d times, want %d", rows, pos, times[pos], want)
+					t.Fatalf("of 2 epochs without the first %d rows, position %d came %d times, want %d", rows, pos,
+						times[pos], want)
 				}
 			}
 			s.Close()
@@ -183,7 +185,8 @@ func TestDueRowsBeyondTheWindow(t *testing.T) {
 	put(t, store, "d", 1000)
 	synctest.Test(t, func(t *testing.T) {
 		e := must(fetch.NewEngine(store, fetch.Options{Logger: quiet, WindowBytes: 4000}))
-		req := schema.Request{Dataset: "d", Batch: 100, BatchBytes: 20_000, Order: "window:1", Columns: []string{"id", "image"}}
+		req := schema.Request{Dataset: "d", Batch: 100, BatchBytes: 20_000, Order: "window:1",
+			Columns: []string{"id", "image"}}
 		j := resolve(t, e, req)
 		tk := ticket(req, 0)
 		tk.Served = append(make([]byte, 13), bytes.Repeat([]byte{0xff}, 12)...) // rows of step 1, and none of step 0

@@ -90,7 +90,8 @@ func (c *counted) hold() func() {
 }
 
 func shuffled(dataset string, seed, epoch uint64) schema.Request {
-	return schema.Request{Dataset: dataset, Columns: []string{"image"}, Batch: 32, Remainder: "uneven", Shuffle: &schema.Shuffle{Seed: seed, Epoch: epoch}}
+	return schema.Request{Dataset: dataset, Columns: []string{"image"}, Batch: 32, Remainder: "uneven",
+		Shuffle: &schema.Shuffle{Seed: seed, Epoch: epoch}}
 }
 
 // begin starts a stream that is closed with the test.
@@ -199,7 +200,8 @@ func TestWarm(t *testing.T) {
 	t.Run("all", func(t *testing.T) {
 		cache, future, _ := newSpill(t, spill.MinBytes+(16<<20))
 		e := newEngine(t, far, fetch.Options{Spill: cache, Future: future, NoHedge: true})
-		if p := warm(t, e, shuffled("ds", 1, 0)); p.There+p.Stored != images || p.Stored == 0 || p.Seen != 300 || p.Full || !p.Done || p.Failed != 0 {
+		if p := warm(t, e, shuffled("ds", 1, 0)); p.There+p.Stored != images || p.Stored == 0 || p.Seen != 300 ||
+			p.Full || !p.Done || p.Failed != 0 {
 			t.Errorf("%+v", p)
 		}
 		// What runs is looked ahead for, too, by another goroutine.
@@ -441,7 +443,8 @@ type elsewhere struct{}
 
 func (elsewhere) Route(schema.Key) peers.Route { return peers.Route{Ask: []string{"other"}} }
 
-// TestSpillKeepsPagesOfOthersBlobs keeps the pages of a manifest, which no other node is asked for, whoever owns the blobs.
+// TestSpillKeepsPagesOfOthersBlobs keeps the pages of a manifest, which no other node is asked for, whoever owns the
+// blobs.
 func TestSpillKeepsPagesOfOthersBlobs(t *testing.T) {
 	store := newStore(t)
 	snap := putPages(t, store, "ds", 300, 4)
@@ -477,7 +480,9 @@ func TestWarmLeavesOthersBlobs(t *testing.T) {
 	t.Cleanup(func() { _ = others.Close() })
 	e := newEngine(t, far, fetch.Options{Spill: cache, Future: future, Peers: others})
 	var last fetch.WarmProgress
-	if err := e.Warm(t.Context(), open(t, e, shuffled("ds", 1, 0)), func(p fetch.WarmProgress) { last = p }); err != nil {
+	if err := e.Warm(t.Context(), open(t, e, shuffled("ds", 1, 0)), func(p fetch.WarmProgress) {
+		last = p
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if n := cache.Stats().Entries; n != 0 || last.Stored != 0 || last.Seen != last.Rows {

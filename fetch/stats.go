@@ -22,14 +22,15 @@ type Stats struct {
 	ReadBytes   int64            `json:"read_bytes"`
 	ReadNanos   int64            `json:"read_nanos"`   // time in the store, summed over reads
 	FailedReads int64            `json:"failed_reads"` // attempts that brought no blob, or a wrong one
-	SharedReads int64            `json:"shared_reads"` // cells that came with a read made for another, or from its window
-	Retries     int64            `json:"retries"`      // attempts after one that failed or was silent for long
-	Hedges      int64            `json:"hedges"`       // attempts beside one that was slow
-	HedgesWon   int64            `json:"hedges_won"`   // of those, which brought the blob first
-	GivenUp     int64            `json:"given_up"`     // blobs that no attempt brought
-	Lost        int64            `json:"lost"`         // of those, which are missing or damaged in the store
-	Batches     int64            `json:"batches"`      // record batches handed to consumers
-	Rows        int64            `json:"rows"`         // rows in them
+	// cells that came with a read made for another, or from its window
+	SharedReads int64 `json:"shared_reads"`
+	Retries     int64 `json:"retries"`    // attempts after one that failed or was silent for long
+	Hedges      int64 `json:"hedges"`     // attempts beside one that was slow
+	HedgesWon   int64 `json:"hedges_won"` // of those, which brought the blob first
+	GivenUp     int64 `json:"given_up"`   // blobs that no attempt brought
+	Lost        int64 `json:"lost"`       // of those, which are missing or damaged in the store
+	Batches     int64 `json:"batches"`    // record batches handed to consumers
+	Rows        int64 `json:"rows"`       // rows in them
 
 	ReadsInFlight int     `json:"reads_in_flight"`
 	BytesInFlight int64   `json:"bytes_in_flight"`
@@ -108,9 +109,12 @@ func (e *Engine) Stats() Stats {
 	}
 	st := Stats{
 		Streams: s.Streams, LiveStreams: s.Live, Waiting: s.Waiting, Batches: s.Batches, Rows: s.Rows,
-		Reads: r.Reads, ReadReasons: r.Reasons.Map(), ReadBytes: r.ReadBytes, ReadNanos: int64(r.ReadTime), FailedReads: r.FailedReads,
-		SharedReads: r.SharedReads, Retries: r.Retries, Hedges: r.Hedges, HedgesWon: r.HedgesWon, GivenUp: r.GivenUp, Lost: r.Lost,
-		SpillReads: r.UpperReads, SpillBytes: r.UpperBytes, PeerReads: r.PeerReads, PeerBytes: r.PeerBytes, StoodIn: r.StoodIn, Fills: r.Fills,
+		Reads: r.Reads, ReadReasons: r.Reasons.Map(), ReadBytes: r.ReadBytes, ReadNanos: int64(r.ReadTime),
+		FailedReads: r.FailedReads,
+		SharedReads: r.SharedReads, Retries: r.Retries, Hedges: r.Hedges, HedgesWon: r.HedgesWon, GivenUp: r.GivenUp,
+		Lost:       r.Lost,
+		SpillReads: r.UpperReads, SpillBytes: r.UpperBytes, PeerReads: r.PeerReads, PeerBytes: r.PeerBytes,
+		StoodIn: r.StoodIn, Fills: r.Fills,
 		ReadsInFlight: r.InFlight, BytesInFlight: r.BytesInFlight, InFlightLimit: r.Limit,
 		Latency:     Latency{r.P50.Microseconds(), r.P95.Microseconds(), r.P99.Microseconds(), r.Max.Microseconds()},
 		Path:        Path{r.MinLatency.Microseconds(), r.BytesPerSec},

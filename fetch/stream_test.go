@@ -144,34 +144,37 @@ func TestStreamServesThePlan(t *testing.T) {
 	for _, world := range []int64{1, 2, 3, 8} {
 		for _, batchBytes := range []int64{0, 10_000, 1} {
 			for _, shuffle := range []*schema.Shuffle{nil, {Seed: 3, Epoch: 5}} {
-				t.Run(fmt.Sprintf("world=%d,bytes=%d,shuffle=%t", world, batchBytes, shuffle != nil), func(t *testing.T) {
-					req := schema.Request{Dataset: "d", Batch: 50, BatchBytes: batchBytes, Shuffle: shuffle, World: &schema.World{Size: world}}
-					j := open(t, e, req)
-					var all []int64
-					for rank := range int(world) {
-						got := drain(t, e, j, ticket(req, rank))
-						var want []int64
-						for step := range j.Plan().Steps() {
-							lo, hi := j.Plan().Share(step, rank)
-							for i := lo; i < hi; i++ {
-								want = append(want, j.Plan().Position(i))
+				t.Run(fmt.Sprintf("world=%d,bytes=%d,shuffle=%t", world, batchBytes, shuffle != nil),
+					func(t *testing.T) {
+						req := schema.Request{Dataset: "d", Batch: 50, BatchBytes: batchBytes, Shuffle: shuffle,
+							World: &schema.World{Size: world}}
+						j := open(t, e, req)
+						var all []int64
+						for rank := range int(world) {
+							got := drain(t, e, j, ticket(req, rank))
+							var want []int64
+							for step := range j.Plan().Steps() {
+								lo, hi := j.Plan().Share(step, rank)
+								for i := lo; i < hi; i++ {
+									want = append(want, j.Plan().Position(i))
+								}
+							}
+							if !slices.Equal(got.positions, want) {
+								t.Fatalf("rank %d served %v, want %v", rank, got.positions, want)
+							}
+							all = append(all, got.positions...)
+						}
+						slices.Sort(all)
+						for i, pos := range all {
+							if pos != int64(i) {
+								t.Fatalf("position %d is served %s", i,
+									map[bool]string{true: "never", false: "twice"}[pos > int64(i)])
 							}
 						}
-						if !slices.Equal(got.positions, want) {
-							t.Fatalf("rank %d served %v, want %v", rank, got.positions, want)
+						if len(all) != n {
+							t.Fatalf("%d rows served, want %d", len(all), n)
 						}
-						all = append(all, got.positions...)
-					}
-					slices.Sort(all)
-					for i, pos := range all {
-						if pos != int64(i) {
-							t.Fatalf("position %d is served %s", i, map[bool]string{true: "never", false: "twice"}[pos > int64(i)])
-						}
-					}
-					if len(all) != n {
-						t.Fatalf("%d rows served, want %d", len(all), n)
-					}
-				})
+					})
 			}
 		}
 	}
@@ -223,8 +226,9 @@ func TestResume(t *testing.T) {
 	e := newEngine(t, st, fetch.Options{})
 	for range 12 {
 		req := schema.Request{
-			Dataset: "d", Columns: []string{"id", "label", "image"}, Batch: 1 + rng.Int64N(90), BatchBytes: 1 + rng.Int64N(30_000),
-			World: &schema.World{Size: 1 + rng.Int64N(4)}, Shuffle: &schema.Shuffle{Seed: rng.Uint64()},
+			Dataset: "d", Columns: []string{"id", "label", "image"}, Batch: 1 + rng.Int64N(90),
+			BatchBytes: 1 + rng.Int64N(30_000),
+			World:      &schema.World{Size: 1 + rng.Int64N(4)}, Shuffle: &schema.Shuffle{Seed: rng.Uint64()},
 			Remainder: []string{"", schema.RemainderDrop, schema.RemainderPad}[rng.IntN(3)],
 		}
 		j := open(t, e, req)
@@ -245,7 +249,8 @@ func TestResume(t *testing.T) {
 			}
 			rest := drain(t, e, j, parsed)
 			if !slices.Equal(rest.positions, whole.positions[served:]) {
-				t.Fatalf("request %s\nafter batch %d, ticket %s serves\n%v, want\n%v", req.Marshal(), i, resume.Marshal(), rest.positions, whole.positions[served:])
+				t.Fatalf("request %s\nafter batch %d, ticket %s serves\n%v, want\n%v", req.Marshal(), i,
+					resume.Marshal(), rest.positions, whole.positions[served:])
 			}
 		}
 	}
@@ -258,7 +263,8 @@ func TestElastic(t *testing.T) {
 	put(t, st, "d", 500)
 	e := newEngine(t, st, fetch.Options{})
 	serve := func(world, from, stop int64) []int64 {
-		req := schema.Request{Dataset: "d", Columns: []string{"id"}, Batch: 48, World: &schema.World{Size: world}, Shuffle: &schema.Shuffle{Seed: 9}}
+		req := schema.Request{Dataset: "d", Columns: []string{"id"}, Batch: 48, World: &schema.World{Size: world},
+			Shuffle: &schema.Shuffle{Seed: 9}}
 		j := open(t, e, req)
 		var all []int64
 		for rank := range int(world) {
@@ -272,7 +278,8 @@ func TestElastic(t *testing.T) {
 	all := append(serve(8, 0, k), serve(6, k, steps)...)
 	slices.Sort(all)
 	if len(all) != 500 || len(slices.Compact(all)) != 500 {
-		t.Fatalf("8 ranks to step %d and 6 from there served %d samples, %d different; want 500", k, len(all), len(slices.Compact(all)))
+		t.Fatalf("8 ranks to step %d and 6 from there served %d samples, %d different; want 500", k, len(all),
+			len(slices.Compact(all)))
 	}
 }
 
@@ -460,7 +467,8 @@ func TestMetadataReadsNoBlob(t *testing.T) {
 	st := newStore(t)
 	put(t, st, "d", 300)
 	e := newEngine(t, st, fetch.Options{})
-	req := schema.Request{Dataset: "d", Columns: []string{"id", "label", "name", "position", "split"}, Where: "label < 5"}
+	req := schema.Request{Dataset: "d", Columns: []string{"id", "label", "name", "position", "split"},
+		Where: "label < 5"}
 	j := open(t, e, req)
 	before := st.Stats().BlobReads
 	if got := drain(t, e, j, ticket(req, 0)); len(got.positions) != 150 || len(got.rows) != 1 {
@@ -491,7 +499,8 @@ func TestTake(t *testing.T) {
 	}
 	for _, pos := range []int64{-1, 300} {
 		_, err := e.Take(t.Context(), j, []int64{0, pos})
-		if !errors.Is(err, schema.ErrInvalid) || !strings.Contains(err.Error(), "position[1]") || !strings.Contains(err.Error(), fmt.Sprint(pos)) {
+		if !errors.Is(err, schema.ErrInvalid) || !strings.Contains(err.Error(), "position[1]") ||
+			!strings.Contains(err.Error(), fmt.Sprint(pos)) {
 			t.Errorf("taking position %d: %v, want an error that names it", pos, err)
 		}
 	}
@@ -499,7 +508,8 @@ func TestTake(t *testing.T) {
 
 // faulty fails reads of the images of the given positions, by an error or by a
 // flipped bit.
-func faulty(t *testing.T, j *fetch.Job, flip bool, positions ...int64) func(context.Context, schema.BlobRef) (func([]byte) []byte, error) {
+func faulty(t *testing.T, j *fetch.Job, flip bool,
+	positions ...int64) func(context.Context, schema.BlobRef) (func([]byte) []byte, error) {
 	t.Helper()
 	bad := map[schema.Key]bool{}
 	for _, p := range positions {
@@ -572,7 +582,8 @@ func TestOnErrorNull(t *testing.T) {
 		}
 		for _, f := range b.Faults {
 			reported = append(reported, f.Position)
-			if f.Column != "image" || f.ID != schema.FormatID(sampleID("d", int(f.Position))) || f.Cause == "" || f.Substitute != nil {
+			if f.Column != "image" || f.ID != schema.FormatID(sampleID("d", int(f.Position))) || f.Cause == "" ||
+				f.Substitute != nil {
 				t.Errorf("fault %+v", f)
 			}
 		}
@@ -588,7 +599,8 @@ func TestOnErrorSkip(t *testing.T) {
 	st := newStore(t)
 	put(t, st, "d", 300)
 	e := newEngine(t, st, fetch.Options{})
-	req := schema.Request{Dataset: "d", Split: "train", Batch: 10, OnError: schema.OnErrorSkip, Shuffle: &schema.Shuffle{Seed: 4}}
+	req := schema.Request{Dataset: "d", Split: "train", Batch: 10, OnError: schema.OnErrorSkip,
+		Shuffle: &schema.Shuffle{Seed: 4}}
 	j := open(t, e, req)
 	bad := []int64{5, 57, 58, 203}
 	st.inject(faulty(t, j, false, bad...))
@@ -598,7 +610,8 @@ func TestOnErrorSkip(t *testing.T) {
 	}
 	for _, f := range first.faults {
 		index, _ := j.Plan().Index(f.Position)
-		if f.Substitute == nil || slices.Contains(bad, *f.Substitute) || *f.Substitute >= 270 || first.positions[index] != *f.Substitute {
+		if f.Substitute == nil || slices.Contains(bad, *f.Substitute) || *f.Substitute >= 270 ||
+			first.positions[index] != *f.Substitute {
 			t.Errorf("fault %+v, where position %d was served", f, first.positions[index])
 		}
 	}

@@ -31,7 +31,9 @@ func TestTenantsShareByWeight(t *testing.T) {
 	put(t, st, "d", 3000)
 	streams := map[string]int{"one": 1, "two": 12, "four": 3}
 	weights := map[string]int64{"one": 1, "two": 2, "four": 4}
-	opts := fetch.Options{Terms: func(tenant string) fetch.Terms { return fetch.Terms{Weight: weights[tenant], Several: true} }}
+	opts := fetch.Options{Terms: func(tenant string) fetch.Terms {
+		return fetch.Terms{Weight: weights[tenant], Several: true}
+	}}
 	far(t, newRemote(st, 20*time.Millisecond, 4e6), opts, func(t *testing.T, e *fetch.Engine) {
 		got := map[string]*atomic.Int64{"one": {}, "two": {}, "four": {}}
 		var wg sync.WaitGroup
@@ -39,7 +41,8 @@ func TestTenantsShareByWeight(t *testing.T) {
 		for tenant, n := range streams {
 			for range n {
 				seed++
-				req := schema.Request{Dataset: "d", Columns: []string{"image"}, Batch: 16, Shuffle: &schema.Shuffle{Seed: seed}}
+				req := schema.Request{Dataset: "d", Columns: []string{"image"}, Batch: 16,
+					Shuffle: &schema.Shuffle{Seed: seed}}
 				j := resolve(t, e, req)
 				defer j.Close()
 				tk := ticket(req, 0)
@@ -72,7 +75,8 @@ func TestTenantWindows(t *testing.T) {
 	put(t, st, "d", 1000)
 	synctest.Test(t, func(t *testing.T) {
 		const limit, most = 1 << 20, 100_000
-		table := map[string]fetch.Terms{"small": {Windows: float64(most) / limit, Several: true}, "tiny": {Windows: 500.0 / limit}}
+		table := map[string]fetch.Terms{"small": {Windows: float64(most) / limit, Several: true},
+			"tiny": {Windows: 500.0 / limit}}
 		e := must(fetch.NewEngine(st, fetch.Options{WindowBytes: limit, Logger: quiet, Terms: terms(table)}))
 		defer e.Close()
 		req := schema.Request{Dataset: "d", Columns: []string{"image"}, Batch: 1000, BatchBytes: 1 << 30}
@@ -132,41 +136,44 @@ func TestTenantWindows(t *testing.T) {
 func TestTenantReads(t *testing.T) {
 	st := newStore(t)
 	put(t, st, "d", 3000)
-	far(t, newRemote(st, 20*time.Millisecond, 4e6), fetch.Options{Terms: terms(map[string]fetch.Terms{"small": {Reads: 0.1}})}, func(t *testing.T, e *fetch.Engine) {
-		rate := func(tenants ...string) map[string]float64 {
-			got := map[string]float64{}
-			var mu sync.Mutex
-			var wg sync.WaitGroup
-			for i, tenant := range tenants {
-				req := schema.Request{Dataset: "d", Columns: []string{"image"}, Batch: 16, Shuffle: &schema.Shuffle{Seed: uint64(i)}}
-				j := resolve(t, e, req)
-				defer j.Close()
-				tk := ticket(req, 0)
-				tk.Epochs = 100
-				s := must(e.Stream(fetch.WithCaller(t.Context(), fetch.Caller{Tenant: tenant}), j, tk))
-				wg.Go(func() {
-					defer s.Close()
-					bytes, _ := pull(t, s, time.Second, 4*time.Second)
-					mu.Lock()
-					defer mu.Unlock()
-					got[tenant] = float64(bytes)
-				})
+	far(t, newRemote(st, 20*time.Millisecond, 4e6),
+		fetch.Options{Terms: terms(map[string]fetch.Terms{"small": {Reads: 0.1}})},
+		func(t *testing.T, e *fetch.Engine) {
+			rate := func(tenants ...string) map[string]float64 {
+				got := map[string]float64{}
+				var mu sync.Mutex
+				var wg sync.WaitGroup
+				for i, tenant := range tenants {
+					req := schema.Request{Dataset: "d", Columns: []string{"image"}, Batch: 16,
+						Shuffle: &schema.Shuffle{Seed: uint64(i)}}
+					j := resolve(t, e, req)
+					defer j.Close()
+					tk := ticket(req, 0)
+					tk.Epochs = 100
+					s := must(e.Stream(fetch.WithCaller(t.Context(), fetch.Caller{Tenant: tenant}), j, tk))
+					wg.Go(func() {
+						defer s.Close()
+						bytes, _ := pull(t, s, time.Second, 4*time.Second)
+						mu.Lock()
+						defer mu.Unlock()
+						got[tenant] = float64(bytes)
+					})
+				}
+				wg.Wait()
+				return got
 			}
-			wg.Wait()
-			return got
-		}
-		both := rate("small", "other")
-		if both["small"] == 0 || both["small"] > 0.3*both["other"] {
-			t.Errorf("with a share of a tenth: %v", both)
-		}
-		if alone := rate("small"); alone["small"] < both["small"]/2 {
-			t.Errorf("alone it got %v, beside another %v", alone, both)
-		}
-		e.SetTerms(nil)
-		if both = rate("small", "other"); both["small"] < 0.7*both["other"] {
-			t.Errorf("without a share: %v", both)
-		}
-	})
+			both := rate("small", "other")
+			if both["small"] == 0 || both["small"] > 0.3*both["other"] {
+				t.Errorf("with a share of a tenth: %v", both)
+			}
+			if alone := rate("small"); alone["small"] < both["small"]/2 {
+				t.Errorf("alone it got %v, beside another %v", alone, both)
+			}
+			e.SetTerms(nil)
+			if both = rate("small", "other"); both["small"] < 0.7*both["other"] {
+				t.Errorf("without a share: %v", both)
+			}
+		})
 }
 
 // One reader with many expressions does not hold all memory of selections, and one at its ceiling is refused
@@ -177,12 +184,14 @@ func TestTenantEvaluation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := must(fetch.NewEngine(st, fetch.Options{
 			Memory: admission.Limits{Evaluation: 2_200_000}, Logger: quiet,
-			Terms: terms(map[string]fetch.Terms{"greedy": {Several: true}, "other": {Several: true}, "small": {Evaluation: 1e-4}}),
+			Terms: terms(map[string]fetch.Terms{"greedy": {Several: true}, "other": {Several: true},
+				"small": {Evaluation: 1e-4}}),
 		}))
 		defer e.Close()
 		var held []*fetch.Job
 		open := func(tenant string, n int) error {
-			j, err := e.Open(fetch.WithCaller(t.Context(), fetch.Caller{Tenant: tenant}), schema.Request{Dataset: "d", Where: fmt.Sprintf("label == 1 or label > %d", 1000+n)})
+			j, err := e.Open(fetch.WithCaller(t.Context(), fetch.Caller{Tenant: tenant}),
+				schema.Request{Dataset: "d", Where: fmt.Sprintf("label == 1 or label > %d", 1000+n)})
 			if err == nil {
 				held = append(held, j)
 			}

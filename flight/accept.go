@@ -70,7 +70,8 @@ func (l *gatherListener) run(g *gatherConn, host string) {
 	l.spawn(func() {
 		g.write()
 		if g.reading.flooded.Load() {
-			l.log.LogAttrs(context.Background(), slog.LevelWarn, "a connection was closed: it sent more control frames than any client needs",
+			l.log.LogAttrs(context.Background(), slog.LevelWarn,
+				"a connection was closed: it sent more control frames than any client needs",
 				slog.String("peer", g.Conn.RemoteAddr().String()))
 		}
 		l.leave(host)

@@ -26,23 +26,39 @@ type action struct {
 // function, as unknownAction, which the entries lead to, reads it.
 func actions() []action {
 	return []action{
-		{"list", `Datasets, one result each. Body: {"dataset": NAME or "PREFIX*"}, optional. Result: {"dataset", "snapshots", "tags", "newest", "rows", "splits", "created", "source"}.`, (*Server).list},
-		{"describe", `One snapshot. Body: {"dataset", "snapshot": N or TAG, optional}. Result: {"dataset", "snapshot", "parent", "created", "source", "rows", "splits", "columns", "blob_bytes", "manifest", "snapshots", "tags"}.`, (*Server).describe},
-		{"tag", `Gives a snapshot a name, which moves if another has it. Body: {"dataset", "snapshot": N or TAG, optional, "name"}. Result: {"dataset", "tag", "snapshot"}.`, (*Server).tag},
-		{"untag", `Removes a name. Body: {"dataset", "name"}. Result: {"dataset", "tag", "snapshot"}.`, (*Server).untag},
-		{"tags", `Names of snapshots, one result each. Body: {"dataset": NAME or "PREFIX*"}, optional. Result: {"dataset", "tag", "snapshot"}.`, (*Server).tags},
-		{"drop", `Removes a snapshot that has no tag, or without a number the dataset. Body: {"dataset", "snapshot": N, optional}. Result: {"dataset", "dropped": [N]}.`, (*Server).drop},
-		{"gc", `Frees the blobs that nothing refers to any more. Body: {"dry_run": true}, optional. Result: {"live_blobs", "live_bytes", "dead_blobs", "dead_bytes", "freed_bytes", "moved_bytes"}.`, (*Server).gc},
-		{"warm", `Fills the server's spill with the samples of a request, in the order in which it uses them, until all are there or it would keep no more. Body: a request, as in a CMD descriptor. Results, a few a second and one at the end: {"job", "rows", "seen", "there", "stored", "bytes", "failed", "full", "done", "nodes": [{"node", "there", "stored", "bytes", "failed", "full", "done", "error"}] of a cluster}.`, (*Server).warm},
-		{"explain", `How a job will run, before it does and beside what is measured while it does. Body: a request, as in a CMD descriptor, and "pace_ms", "epochs", "nodes", "cache_bytes", "window_bytes", "look_ms", "rates", each optional. Result: {"job", "plan", "dataset", "conditions", "prediction", "running", "rates", "rates_from"}.`, (*Server).explain},
-		{"calibrate", `Measures the store and the disk of the spill, or sets rates, for explain. Body: {"dataset", "seconds", "busy", "rates"}, each optional. Result: {"store", "spill", "node", "network", "uncertainty", "reads", "bytes", "dataset", "cpu_ns"}.`, (*Server).calibrate},
+		{"list",
+			`Datasets, one result each. Body: {"dataset": NAME or "PREFIX*"}, optional. Result: {"dataset", "snapshots", "tags", "newest", "rows", "splits", "created", "source"}.`, (*Server).list},
+		{"describe",
+			`One snapshot. Body: {"dataset", "snapshot": N or TAG, optional}. Result: {"dataset", "snapshot", "parent", "created", "source", "rows", "splits", "columns", "blob_bytes", "manifest", "snapshots", "tags"}.`, (*Server).describe},
+		{"tag",
+			`Gives a snapshot a name, which moves if another has it. Body: {"dataset", "snapshot": N or TAG, optional, "name"}. Result: {"dataset", "tag", "snapshot"}.`, (*Server).tag},
+		{"untag", `Removes a name. Body: {"dataset", "name"}. Result: {"dataset", "tag", "snapshot"}.`,
+			(*Server).untag},
+		{"tags",
+			`Names of snapshots, one result each. Body: {"dataset": NAME or "PREFIX*"}, optional. Result: {"dataset", "tag", "snapshot"}.`, (*Server).tags},
+		{"drop",
+			`Removes a snapshot that has no tag, or without a number the dataset. Body: {"dataset", "snapshot": N, optional}. Result: {"dataset", "dropped": [N]}.`, (*Server).drop},
+		{"gc",
+			`Frees the blobs that nothing refers to any more. Body: {"dry_run": true}, optional. Result: {"live_blobs", "live_bytes", "dead_blobs", "dead_bytes", "freed_bytes", "moved_bytes"}.`, (*Server).gc},
+		{"warm",
+			`Fills the server's spill with the samples of a request, in the order in which it uses them, until all are there or it would keep no more. Body: a request, as in a CMD descriptor. Results, a few a second and one at the end: {"job", "rows", "seen", "there", "stored", "bytes", "failed", "full", "done", "nodes": [{"node", "there", "stored", "bytes", "failed", "full", "done", "error"}] of a cluster}.`, (*Server).warm},
+		{"explain",
+			`How a job will run, before it does and beside what is measured while it does. Body: a request, as in a CMD descriptor, and "pace_ms", "epochs", "nodes", "cache_bytes", "window_bytes", "look_ms", "rates", each optional. Result: {"job", "plan", "dataset", "conditions", "prediction", "running", "rates", "rates_from"}.`, (*Server).explain},
+		{"calibrate",
+			`Measures the store and the disk of the spill, or sets rates, for explain. Body: {"dataset", "seconds", "busy", "rates"}, each optional. Result: {"store", "spill", "node", "network", "uncertainty", "reads", "bytes", "dataset", "cpu_ns"}.`, (*Server).calibrate},
 		{"stats", `Counters of server, store and engine, limits, running streams. Body: none.`, (*Server).stats},
-		{"usage", `What tenants have used, by day, tenant and dataset, one result each: the caller's own, or all for who has the right admin. Body: {"tenant", "dataset", "since": "YYYY-MM-DD", "until"}, each optional. Result: {"day", "tenant", "dataset", "streams", "rows", "bytes", "store_bytes", "rows_in", "bytes_in", "seconds"}.`, (*Server).usage},
-		{"samenode", `Where clients on this node are given memory that the server shares with them. Body: none. Result: {"version", "server", "socket"}, or none where there is no such way.`, (*Server).sameNode},
-		{"lineage", `Which samples a step of a job held, on which rank, as far as this server has handed them out; without a step, the jobs on record. Body: {"job": its name or a plan's, "epoch": optional, "step", "rank": optional}. Results: {"since", "node", "others"}, then {"job", "dataset", "snapshot", "epoch", "step", "rank", "world", "row", "of", "positions", "ids", "faults", "stands", "stream"} for each piece of a share.`, (*Server).lineage},
-		{"cancel", `Ends the running streams of a plan. Body: {"plan"}. Result: {"plan", "cancelled": COUNT}.`, (*Server).cancel},
-		{flight.CancelFlightInfoActionType, `Ends the running streams of a FlightInfo. Body: protobuf CancelFlightInfoRequest. Result: protobuf CancelFlightInfoResult.`, (*Server).cancelFlightInfo},
-		{flight.RenewFlightEndpointActionType, `Gives an endpoint a new expiration time. Body: protobuf RenewFlightEndpointRequest. Result: protobuf FlightEndpoint.`, (*Server).renewFlightEndpoint},
+		{"usage",
+			`What tenants have used, by day, tenant and dataset, one result each: the caller's own, or all for who has the right admin. Body: {"tenant", "dataset", "since": "YYYY-MM-DD", "until"}, each optional. Result: {"day", "tenant", "dataset", "streams", "rows", "bytes", "store_bytes", "rows_in", "bytes_in", "seconds"}.`, (*Server).usage},
+		{"samenode",
+			`Where clients on this node are given memory that the server shares with them. Body: none. Result: {"version", "server", "socket"}, or none where there is no such way.`, (*Server).sameNode},
+		{"lineage",
+			`Which samples a step of a job held, on which rank, as far as this server has handed them out; without a step, the jobs on record. Body: {"job": its name or a plan's, "epoch": optional, "step", "rank": optional}. Results: {"since", "node", "others"}, then {"job", "dataset", "snapshot", "epoch", "step", "rank", "world", "row", "of", "positions", "ids", "faults", "stands", "stream"} for each piece of a share.`, (*Server).lineage},
+		{"cancel", `Ends the running streams of a plan. Body: {"plan"}. Result: {"plan", "cancelled": COUNT}.`,
+			(*Server).cancel},
+		{flight.CancelFlightInfoActionType,
+			`Ends the running streams of a FlightInfo. Body: protobuf CancelFlightInfoRequest. Result: protobuf CancelFlightInfoResult.`, (*Server).cancelFlightInfo},
+		{flight.RenewFlightEndpointActionType,
+			`Gives an endpoint a new expiration time. Body: protobuf RenewFlightEndpointRequest. Result: protobuf FlightEndpoint.`, (*Server).renewFlightEndpoint},
 	}
 }
 
@@ -75,7 +91,8 @@ func (s *Server) DoAction(a *flight.Action, stream flight.FlightService_DoAction
 	if n := schema.Nearest(a.GetType(), names); n != "" {
 		hint = fmt.Sprintf(" (did you mean %q?)", n)
 	}
-	return fmt.Errorf("%w: action %s%s; list_actions names those there are", schema.ErrNotFound, schema.Quote(a.GetType()), hint)
+	return fmt.Errorf("%w: action %s%s; list_actions names those there are", schema.ErrNotFound,
+		schema.Quote(a.GetType()), hint)
 }
 
 // body decodes the body of an action; an empty one is an empty object.
@@ -162,7 +179,8 @@ func (s *Server) list(ctx context.Context, b []byte, send func([]byte) error) er
 	return s.eachNewest(ctx, filter, func(d store.Dataset, v *seen) error {
 		snap := v.snap
 		return sendJSON(send, dataset{
-			Dataset: d.Name, Snapshots: d.Snapshots, Tags: append([]store.Tag{}, d.Tags...), Newest: snap.Number, Rows: v.rows,
+			Dataset: d.Name, Snapshots: d.Snapshots, Tags: append([]store.Tag{}, d.Tags...), Newest: snap.Number,
+			Rows:   v.rows,
 			Splits: splitsOf(v, false), Created: snap.Created.UTC(), Source: snap.Source,
 		})
 	})
@@ -297,7 +315,8 @@ func (s *Server) warm(ctx context.Context, b []byte, send func([]byte) error) er
 		return err
 	}
 	if !s.hasSpill() {
-		return fmt.Errorf("%w: this server has no spill to warm; it is served with one by --spill DIR", schema.ErrNotFound)
+		return fmt.Errorf("%w: this server has no spill to warm; it is served with one by --spill DIR",
+			schema.ErrNotFound)
 	}
 	job, err := s.open(ctx, req, rules.Read)
 	if err != nil {
@@ -327,7 +346,8 @@ func (s *Server) renewFlightEndpoint(ctx context.Context, b []byte, send func([]
 
 func unmarshal(b []byte, m proto.Message) error {
 	if err := proto.Unmarshal(b, m); err != nil {
-		return &schema.FieldError{Field: "body", Got: err.Error(), Want: fmt.Sprintf("a protobuf %s", m.ProtoReflect().Descriptor().Name())}
+		return &schema.FieldError{Field: "body", Got: err.Error(),
+			Want: fmt.Sprintf("a protobuf %s", m.ProtoReflect().Descriptor().Name())}
 	}
 	return nil
 }

@@ -41,7 +41,9 @@ func TestListActions(t *testing.T) {
 		}
 		got = append(got, a.Type)
 	}
-	if want := []string{"list", "describe", "tag", "untag", "tags", "drop", "gc", "warm", "explain", "calibrate", "stats", "usage", "samenode", "lineage", "cancel", "CancelFlightInfo", "RenewFlightEndpoint"}; !slices.Equal(got, want) {
+	if want := []string{"list", "describe", "tag", "untag", "tags", "drop", "gc", "warm", "explain", "calibrate",
+		"stats", "usage", "samenode", "lineage", "cancel", "CancelFlightInfo",
+		"RenewFlightEndpoint"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
@@ -64,10 +66,12 @@ func TestActionList(t *testing.T) {
 		Source    string
 	}
 	want := []dataset{
-		{"a", []int64{1, 2}, []store.Tag{}, 2, 35, []splitInfo{{Name: "train", Rows: 30}, {Name: "test", Rows: 5}}, time.Time{}, "more"},
+		{"a", []int64{1, 2}, []store.Tag{}, 2, 35, []splitInfo{{Name: "train", Rows: 30}, {Name: "test", Rows: 5}},
+			time.Time{}, "more"},
 		{"b", []int64{1}, []store.Tag{}, 1, 20, []splitInfo{{Name: "train", Rows: 20}}, time.Time{}, ""},
 	}
-	for body, want := range map[string][]dataset{``: want, `{}`: want, `{"dataset": "a*"}`: want[:1], `{"dataset": "c"}`: nil} {
+	for body, want := range map[string][]dataset{``: want, `{}`: want, `{"dataset": "a*"}`: want[:1],
+		`{"dataset": "c"}`: nil} {
 		results, err := f.act("list", body)
 		if err != nil {
 			t.Fatal(err)
@@ -109,7 +113,8 @@ func TestActionDescribe(t *testing.T) {
 	for i := range 120 {
 		size += int64(len(content(i)))
 	}
-	if got.Dataset != "d" || got.Snapshot != 1 || got.Parent != 0 || got.Rows != 120 || got.BlobBytes != size || got.Manifest.Chunks != 1 || got.Manifest.Bytes == 0 || !slices.Equal(got.Snapshots, []int64{1}) {
+	if got.Dataset != "d" || got.Snapshot != 1 || got.Parent != 0 || got.Rows != 120 || got.BlobBytes != size ||
+		got.Manifest.Chunks != 1 || got.Manifest.Bytes == 0 || !slices.Equal(got.Snapshots, []int64{1}) {
 		t.Errorf("got %+v", got)
 	}
 	if len(got.Splits) != 1 || len(got.Splits[0].Ranges) != 1 || got.Splits[0].Ranges[0].End != 120 {
@@ -234,7 +239,8 @@ func (f *fixture) fillLarge(dataset string) {
 		binary.LittleEndian.PutUint64(blob, uint64(i))
 		b.Append(blob)
 	}
-	rec := array.NewRecord(arrow.NewSchema([]arrow.Field{{Name: "image", Type: arrow.BinaryTypes.Binary}}, nil), []arrow.Array{b.NewArray()}, largeRows)
+	rec := array.NewRecord(arrow.NewSchema([]arrow.Field{{Name: "image", Type: arrow.BinaryTypes.Binary}}, nil),
+		[]arrow.Array{b.NewArray()}, largeRows)
 	defer rec.Release()
 	if _, err := f.put(path(dataset), rec); err != nil {
 		f.t.Fatal(err)
@@ -290,12 +296,14 @@ func TestActionCancel(t *testing.T) {
 	}
 	wantCode(t, drainStream(three), codes.Canceled, "cancelled")
 	// Again: nothing runs, which is what was wanted.
-	if result, err = f.client.CancelFlightInfo(t.Context(), &flight.CancelFlightInfoRequest{Info: info}); err != nil || result.Status != flight.CancelStatusCancelled {
+	if result, err = f.client.CancelFlightInfo(t.Context(), &flight.CancelFlightInfoRequest{Info: info}); err != nil ||
+		result.Status != flight.CancelStatusCancelled {
 		t.Errorf("got %v, %v", result, err)
 	}
 	// Also when the snapshot is gone, and without its rows, which an expression
 	// would need.
-	whole, err := f.client.GetFlightInfo(t.Context(), command(`{"dataset": "big", "batch": 5, "where": "position >= 0"}`))
+	whole, err := f.client.GetFlightInfo(t.Context(),
+		command(`{"dataset": "big", "batch": 5, "where": "position >= 0"}`))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -304,7 +312,8 @@ func TestActionCancel(t *testing.T) {
 		if _, err := f.act("drop", `{"dataset": "big"}`); err != nil {
 			t.Fatal(err)
 		}
-		if result, err := f.client.CancelFlightInfo(t.Context(), &flight.CancelFlightInfoRequest{Info: whole}); err != nil || result.Status != flight.CancelStatusCancelled {
+		if result, err := f.client.CancelFlightInfo(t.Context(),
+			&flight.CancelFlightInfoRequest{Info: whole}); err != nil || result.Status != flight.CancelStatusCancelled {
 			t.Errorf("after the snapshot was dropped: %v, %v", result, err)
 		}
 		wantCode(t, drainStream(four), codes.Canceled, "cancelled")
@@ -373,10 +382,12 @@ func TestActionStats(t *testing.T) {
 		return s
 	}
 	got := read()
-	if len(got.Streams) != 1 || got.Streams[0].Kind != "DoGet" || len(got.Streams[0].Plan) != 16 || got.Streams[0].Peer == "" {
+	if len(got.Streams) != 1 || got.Streams[0].Kind != "DoGet" || len(got.Streams[0].Plan) != 16 ||
+		got.Streams[0].Peer == "" {
 		t.Errorf("got streams %+v", got.Streams)
 	}
-	if got.Server.Streams != 2 || got.Server.Draining || got.Limits["max_streams"] != 7 || got.Store.BlobWrites < largeRows || got.Engine.LiveStreams != 1 {
+	if got.Server.Streams != 2 || got.Server.Draining || got.Limits["max_streams"] != 7 ||
+		got.Store.BlobWrites < largeRows || got.Engine.LiveStreams != 1 {
 		t.Errorf("got %+v", got)
 	}
 	if got.Server.Rows < largeRows || got.Server.Bytes < largeRows<<20 {
@@ -386,7 +397,8 @@ func TestActionStats(t *testing.T) {
 		t.Errorf("got the decision %+v", got.Scale)
 	}
 	// The windows tell which stream it is.
-	if w := got.Engine.Windows; len(w) != 1 || w[0].Job != got.Streams[0].Plan || w[0].Dataset != "big@1" || w[0].Order != "strict" || w[0].WindowUsed == 0 {
+	if w := got.Engine.Windows; len(w) != 1 || w[0].Job != got.Streams[0].Plan || w[0].Dataset != "big@1" ||
+		w[0].Order != "strict" || w[0].WindowUsed == 0 {
 		t.Errorf("got windows %+v of streams %+v", w, got.Streams)
 	}
 	if err := drainStream(stream); err != nil {
@@ -404,7 +416,8 @@ func TestActionStats(t *testing.T) {
 	var raw struct{ Engine map[string]any }
 	mustUnmarshal(t, results[0], &raw)
 	for _, name := range []string{
-		"reads_in_flight", "bytes_in_flight", "in_flight_limit", "shared_reads", "retries", "hedges", "hedges_won", "latency", "path", "windows",
+		"reads_in_flight", "bytes_in_flight", "in_flight_limit", "shared_reads", "retries", "hedges", "hedges_won",
+		"latency", "path", "windows",
 	} {
 		if raw.Engine[name] == nil {
 			t.Errorf("the engine's statistics lack %s: %v", name, raw.Engine)

@@ -37,7 +37,8 @@ func anyIntegers(a arrow.Array) (func(int) int64, error) {
 func integers(name string, a arrow.Array) (func(int) int64, error) {
 	at, err := anyIntegers(a)
 	if err != nil {
-		return nil, &schema.FieldError{Field: fmt.Sprintf("column %q", name), Got: a.DataType().String(), Want: "integers"}
+		return nil, &schema.FieldError{Field: fmt.Sprintf("column %q", name), Got: a.DataType().String(),
+			Want: "integers"}
 	}
 	return at, noNulls(name, a)
 }
@@ -45,7 +46,8 @@ func integers(name string, a arrow.Array) (func(int) int64, error) {
 func noNulls(name string, a arrow.Array) error {
 	for i := range a.Len() {
 		if a.IsNull(i) {
-			return &schema.FieldError{Field: fmt.Sprintf("column %q, row %d", name, i), Got: "null", Want: "a value in every row"}
+			return &schema.FieldError{Field: fmt.Sprintf("column %q, row %d", name, i), Got: "null",
+				Want: "a value in every row"}
 		}
 	}
 	return nil
@@ -60,7 +62,8 @@ func ids(name string, a arrow.Array) (func(int) (schema.ID, error), error) {
 	parse := func(i int, s string) (schema.ID, error) {
 		id, err := schema.ParseID(s)
 		if err != nil {
-			return id, &schema.FieldError{Field: fmt.Sprintf("column %q, row %d", name, i), Got: schema.Quote(s), Want: "a UUID such as 6ba7b811-9dad-51d1-80b4-00c04fd430c8"}
+			return id, &schema.FieldError{Field: fmt.Sprintf("column %q, row %d", name, i), Got: schema.Quote(s),
+				Want: "a UUID such as 6ba7b811-9dad-51d1-80b4-00c04fd430c8"}
 		}
 		return id, nil
 	}
@@ -75,7 +78,8 @@ func ids(name string, a arrow.Array) (func(int) (schema.ID, error), error) {
 		at = func(i int) (schema.ID, error) { return parse(i, a.Value(i)) }
 	}
 	if at == nil {
-		return nil, &schema.FieldError{Field: fmt.Sprintf("column %q", name), Got: a.DataType().String(), Want: "fixed_size_binary[16], arrow.uuid or utf8"}
+		return nil, &schema.FieldError{Field: fmt.Sprintf("column %q", name), Got: a.DataType().String(),
+			Want: "fixed_size_binary[16], arrow.uuid or utf8"}
 	}
 	return at, noNulls(name, a)
 }

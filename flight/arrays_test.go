@@ -33,21 +33,26 @@ func (r *received) Recv() (*flight.FlightData, error) {
 func FuzzUpload(f *testing.F) {
 	cat := fromJSONRecord(f, arrow.NewSchema([]arrow.Field{
 		{Name: "id", Type: arrow.BinaryTypes.String},
-		{Name: "kind", Type: &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int8, ValueType: arrow.BinaryTypes.String}, Nullable: true},
+		{Name: "kind", Type: &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int8,
+			ValueType: arrow.BinaryTypes.String}, Nullable: true},
 		{Name: "box", Type: arrow.ListOf(arrow.PrimitiveTypes.Float32), Nullable: true},
-		{Name: "image", Type: arrow.StructOf(arrow.Field{Name: "bytes", Type: arrow.BinaryTypes.Binary, Nullable: true}, arrow.Field{Name: "path", Type: arrow.BinaryTypes.String, Nullable: true}), Nullable: true},
-	}, nil), `[{"id": "6ba7b811-9dad-51d1-80b4-00c04fd430c8", "kind": "cat", "box": [1, 2], "image": {"bytes": "eA==", "path": "x"}}, {"id": "6ba7b811-9dad-51d1-80b4-00c04fd430c9", "kind": null, "box": null, "image": null}]`)
+		{Name: "image", Type: arrow.StructOf(arrow.Field{Name: "bytes", Type: arrow.BinaryTypes.Binary, Nullable: true},
+			arrow.Field{Name: "path", Type: arrow.BinaryTypes.String, Nullable: true}), Nullable: true},
+	}, nil),
+		`[{"id": "6ba7b811-9dad-51d1-80b4-00c04fd430c8", "kind": "cat", "box": [1, 2], "image": {"bytes": "eA==", "path": "x"}}, {"id": "6ba7b811-9dad-51d1-80b4-00c04fd430c9", "kind": null, "box": null, "image": null}]`)
 	for _, rec := range []arrow.Record{samples(0, 3), cat} {
 		for _, opts := range [][]ipc.Option{nil, {ipc.WithZstd()}, {ipc.WithLZ4()}} {
 			messages := messagesOf(f, rec, opts...)
 			for len(messages) < 3 { // no dictionary
 				messages = append(messages, &flight.FlightData{})
 			}
-			f.Add(messages[0].DataHeader, messages[1].DataHeader, messages[1].DataBody, messages[2].DataHeader, messages[2].DataBody)
+			f.Add(messages[0].DataHeader, messages[1].DataHeader, messages[1].DataBody, messages[2].DataHeader,
+				messages[2].DataBody)
 		}
 	}
 	f.Fuzz(func(t *testing.T, head, one, oneBody, two, twoBody []byte) {
-		stream := received{{DataHeader: head}, {DataHeader: one, DataBody: oneBody}, {DataHeader: two, DataBody: twoBody}}
+		stream := received{{DataHeader: head}, {DataHeader: one, DataBody: oneBody},
+			{DataHeader: two, DataBody: twoBody}}
 		in, done := uploading(t, &stream)
 		defer done()
 		batches, err := in.batches()
@@ -140,7 +145,8 @@ func messagesOf(t testing.TB, rec arrow.Record, opts ...ipc.Option) []*flight.Fl
 	t.Helper()
 	var out []*flight.FlightData
 	w := flight.NewRecordWriter(sendFunc(func(fd *flight.FlightData) error {
-		out = append(out, &flight.FlightData{DataHeader: bytes.Clone(fd.DataHeader), DataBody: bytes.Clone(fd.DataBody)})
+		out = append(out, &flight.FlightData{DataHeader: bytes.Clone(fd.DataHeader),
+			DataBody: bytes.Clone(fd.DataBody)})
 		return nil
 	}), append(opts, ipc.WithSchema(rec.Schema()))...)
 	if err := w.Write(rec); err != nil {

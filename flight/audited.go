@@ -73,24 +73,28 @@ func (s *Server) audited(ctx context.Context, c change, do func(*change) error) 
 		return do(&c)
 	}
 	event := s.event(ctx, c.event)
-	event.Dataset, event.Snapshot, event.Tag, event.Plan, event.Phase = c.dataset, c.snapshot, c.tag, c.plan, audit.Begin
+	event.Dataset, event.Snapshot, event.Tag, event.Plan, event.Phase = c.dataset, c.snapshot, c.tag, c.plan,
+		audit.Begin
 	if d := s.decide(ctx, c.dataset); d.Rule != nil {
 		event.Rule = d.Rule.String()
 	}
 	if err := log.Write(event); err != nil {
 		s.log.LogAttrs(ctx, slog.LevelError, "the audit log cannot be written", slog.Any("error", err))
-		return fmt.Errorf("%w: the server cannot record in its audit log what it does; nothing was done", schema.ErrUnavailable)
+		return fmt.Errorf("%w: the server cannot record in its audit log what it does; nothing was done",
+			schema.ErrUnavailable)
 	}
 	err := do(&c)
 	event.Phase, event.Code = audit.Done, codes.OK.String()
 	if err != nil {
 		event.Phase, event.Code = audit.Failed, statusOf(err).Code().String()
 	}
-	event.Dataset, event.Snapshot, event.Rows, event.Bytes, event.Count = c.dataset, c.snapshot, c.rows, c.bytes, c.count
+	event.Dataset, event.Snapshot, event.Rows, event.Bytes, event.Count = c.dataset, c.snapshot, c.rows, c.bytes,
+		c.count
 	if failed := log.Write(event); failed != nil {
 		s.log.LogAttrs(ctx, slog.LevelError, "the audit log cannot be written", slog.Any("error", failed))
 		if err == nil {
-			return fmt.Errorf("%w: it is done, and the server could not record so in its audit log", schema.ErrUnavailable)
+			return fmt.Errorf("%w: it is done, and the server could not record so in its audit log",
+				schema.ErrUnavailable)
 		}
 	}
 	return err

@@ -43,12 +43,15 @@ func TestAudit(t *testing.T) {
 	root, alice := r.as("root"), r.as("alice")
 	rec := samples(0, 100)
 	defer rec.Release()
-	if o := root.put(command(`{"put": {"dataset": "shared", "key": "file_name", "source": "s3cret"}}`), rec); o.err != nil {
+	if o := root.put(command(`{"put": {"dataset": "shared", "key": "file_name", "source": "s3cret"}}`),
+		rec); o.err != nil {
 		t.Fatal(o.err)
 	}
 	got := lines(t, file) // before anything is closed: a write is there when it is answered
-	if len(got) != 2 || got[0].Phase != audit.Begin || got[1].Phase != audit.Done || got[1].Event != audit.Write || got[1].Principal != "root" ||
-		got[1].Door != "DoPut" || got[1].Snapshot != 1 || got[1].Rows != 100 || got[1].Bytes == 0 || got[0].Call != got[1].Call {
+	if len(got) != 2 || got[0].Phase != audit.Begin || got[1].Phase != audit.Done || got[1].Event != audit.Write ||
+		got[1].Principal != "root" ||
+		got[1].Door != "DoPut" || got[1].Snapshot != 1 || got[1].Rows != 100 || got[1].Bytes == 0 ||
+		got[0].Call != got[1].Call {
 		t.Fatalf("%+v", got)
 	}
 	read := alice.get(`{"dataset": "shared", "where": "label == 3 or label == 4711"}`)
@@ -66,7 +69,8 @@ func TestAudit(t *testing.T) {
 	for _, e := range lines(t, file)[2:] {
 		seen[e.Event+e.Phase] = e
 	}
-	if e := seen[audit.Read]; e.Principal != "alice" || e.Door != "DoGet" || e.Dataset != "shared" || e.Snapshot != 1 || e.Rows != read.rows || e.Bytes < read.bytes ||
+	if e := seen[audit.Read]; e.Principal != "alice" || e.Door != "DoGet" || e.Dataset != "shared" || e.Snapshot != 1 ||
+		e.Rows != read.rows || e.Bytes < read.bytes ||
 		e.Rule != `rule "alice" on line 4` || e.Code != "OK" || e.Plan == "" || e.Peer == "" {
 		t.Errorf("%+v", e)
 	}
@@ -89,7 +93,8 @@ func TestAudit(t *testing.T) {
 
 // What cannot be recorded is not done.
 func TestAuditFails(t *testing.T) {
-	log, err := audit.Open(audit.Options{Path: filepath.Join(t.TempDir(), "audit"), Logger: slog.New(slog.DiscardHandler)})
+	log, err := audit.Open(audit.Options{Path: filepath.Join(t.TempDir(), "audit"),
+		Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,8 +109,10 @@ func TestAuditFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantCode(t, root.act("drop", `{"dataset": "shared"}`).err, codes.Unavailable, "nothing was done")
-	wantCode(t, root.put(command(`{"put": {"dataset": "other", "key": "file_name"}}`), rec).err, codes.Unavailable, "nothing was done")
-	wantCode(t, root.put(command(`{"selection": {"dataset": "shared"}}`), ints("position", 1)).err, codes.Unavailable, "nothing was done")
+	wantCode(t, root.put(command(`{"put": {"dataset": "other", "key": "file_name"}}`), rec).err, codes.Unavailable,
+		"nothing was done")
+	wantCode(t, root.put(command(`{"selection": {"dataset": "shared"}}`), ints("position", 1)).err, codes.Unavailable,
+		"nothing was done")
 	wantCode(t, root.act("gc", "").err, codes.Unavailable, "nothing was done")
 	if o := root.act("list", ""); strings.Count(o.text, `"dataset"`) != 1 || !strings.Contains(o.text, `"shared"`) {
 		t.Error(o)

@@ -97,7 +97,8 @@ func (b *batches) decode(fd *flight.FlightData) (rec *batch, err error) {
 	case headerDictionary:
 		return nil, b.dictionary(&header, fd)
 	default:
-		return nil, fmt.Errorf("%w: a message of type %d comes where record batches and dictionaries do", schema.ErrInvalid, kind)
+		return nil, fmt.Errorf("%w: a message of type %d comes where record batches and dictionaries do",
+			schema.ErrInvalid, kind)
 	}
 }
 
@@ -135,7 +136,8 @@ func (b *batches) column(d *decoder, dt arrow.DataType, rows, id int64) (arrow.A
 	}
 	for i := range indices.Len() {
 		if v := at(i); indices.IsValid(i) && (v < 0 || v >= int64(values.Len())) {
-			return nil, fmt.Errorf("%w: row %d has index %d of a dictionary of %d", schema.ErrInvalid, i, v, values.Len())
+			return nil, fmt.Errorf("%w: row %d has index %d of a dictionary of %d", schema.ErrInvalid, i, v,
+				values.Len())
 		}
 	}
 	return array.NewDictionaryArray(dict, indices, values), nil
@@ -170,14 +172,16 @@ func (b *batches) dictionary(header *flatbuffers.Table, fd *flight.FlightData) e
 	}
 	if header.GetBoolSlot(slotDictionaryDelta, false) && dict.values != nil {
 		if b.deltas++; b.deltas > maxDeltas {
-			return fmt.Errorf("%w: the stream adds to its dictionaries more than %d times; send them again as a whole", schema.ErrLimit, maxDeltas)
+			return fmt.Errorf("%w: the stream adds to its dictionaries more than %d times; send them again as a whole",
+				schema.ErrLimit, maxDeltas)
 		}
 		old := dict.values
 		if err := b.in.kept.grow(2 * int64(len(fd.DataBody))); err != nil {
 			return err
 		}
 		err = bounded(func() (err error) {
-			values, err = array.Concatenate([]arrow.Array{old, values}, &countedAllocator{memory.DefaultAllocator, b.in.kept})
+			values, err = array.Concatenate([]arrow.Array{old, values},
+				&countedAllocator{memory.DefaultAllocator, b.in.kept})
 			return err
 		})
 		if err != nil {
@@ -204,9 +208,11 @@ func (in *incoming) decoder(t *flatbuffers.Table, body []byte) (*decoder, int64,
 		return nil, 0, fmt.Errorf("%w: a record batch has %d rows", schema.ErrInvalid, rows)
 	}
 	if rows > int64(in.opts.MaxBatchRows) {
-		return nil, 0, fmt.Errorf("%w: a record batch has %d rows, MaxBatchRows is %d; send smaller record batches", schema.ErrLimit, rows, in.opts.MaxBatchRows)
+		return nil, 0, fmt.Errorf("%w: a record batch has %d rows, MaxBatchRows is %d; send smaller record batches",
+			schema.ErrLimit, rows, in.opts.MaxBatchRows)
 	}
-	d := &decoder{in: in, body: body, nodes: pairsOf(t, slotBatchNodes), buffers: pairsOf(t, slotBatchBuffers), codec: notCompressed}
+	d := &decoder{in: in, body: body, nodes: pairsOf(t, slotBatchNodes), buffers: pairsOf(t, slotBatchBuffers),
+		codec: notCompressed}
 	if at := flatbuffers.UOffsetT(t.Offset(slotBatchCompression)); at != 0 {
 		c := flatbuffers.Table{Bytes: t.Bytes, Pos: t.Indirect(t.Pos + at)}
 		d.codec = c.GetInt8Slot(slotCodec, 0)
@@ -249,7 +255,8 @@ func (d *decoder) bytes() ([]byte, error) {
 		return nil, fmt.Errorf("%w: a record batch has fewer buffers than its schema", schema.ErrInvalid)
 	}
 	if at < 0 || n < 0 || at > int64(len(d.body)) || n > int64(len(d.body))-at {
-		return nil, fmt.Errorf("%w: a buffer lies at %d, of %d bytes, in a body of %d", schema.ErrInvalid, at, n, len(d.body))
+		return nil, fmt.Errorf("%w: a buffer lies at %d, of %d bytes, in a body of %d", schema.ErrInvalid, at, n,
+			len(d.body))
 	}
 	b := d.body[at : at+n : at+n]
 	if d.codec != notCompressed && n > 0 {
@@ -288,7 +295,8 @@ func (d *decoder) data(dt arrow.DataType, rows int64) (arrow.ArrayData, error) {
 		buffers = append(buffers, nil)
 	} else {
 		if int64(len(validity)) < (length+7)/8 {
-			return nil, fmt.Errorf("%w: its validity bitmap has %d bytes for %d rows", schema.ErrInvalid, len(validity), length)
+			return nil, fmt.Errorf("%w: its validity bitmap has %d bytes for %d rows", schema.ErrInvalid, len(validity),
+				length)
 		}
 		nulls = length - int64(bitutil.CountSetBits(validity, 0, int(length)))
 		add(validity)
@@ -357,7 +365,8 @@ func (d *decoder) data(dt arrow.DataType, rows int64) (arrow.ArrayData, error) {
 			return nil, err
 		}
 		if want := (width + 7) / 8; int64(len(values)) < want {
-			return nil, fmt.Errorf("%w: its values have %d bytes, %d rows need %d", schema.ErrInvalid, len(values), length, want)
+			return nil, fmt.Errorf("%w: its values have %d bytes, %d rows need %d", schema.ErrInvalid, len(values),
+				length, want)
 		}
 		add(values)
 	default:

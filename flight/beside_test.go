@@ -29,7 +29,8 @@ func TestCallsBesideFlight(t *testing.T) {
 			t.Fatalf("one more of an address: %v", err)
 		}
 	}
-	if _, _, err := r.begin(t.Context(), "/grpc.health.v1.Health/Watch", "10.0.1.1:1"); !errors.Is(err, schema.ErrLimit) {
+	if _, _, err := r.begin(t.Context(), "/grpc.health.v1.Health/Watch", "10.0.1.1:1"); !errors.Is(err,
+		schema.ErrLimit) {
 		t.Errorf("one more: %v", err)
 	}
 	// Flight has all of its own, also for one of those addresses.

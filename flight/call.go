@@ -24,8 +24,8 @@ import (
 // flightService is the name of the Flight service in gRPC and for health checks.
 const flightService = "arrow.flight.protocol.FlightService"
 
-// isBeside reports whether a call is of a service that anybody may use: health, reflection. They have a limit of their own,
-// and other nodes' calls none of it.
+// isBeside reports whether a call is of a service that anybody may use: health, reflection. They have a limit of their
+// own, and other nodes' calls none of it.
 func isBeside(method string) bool { return !isFlight(method) && !isNodes(method) }
 
 // isNodes reports whether a call is one that other nodes of the cluster make.
@@ -44,7 +44,8 @@ func (s *Server) chain() []grpc.ServerOption {
 // too (see streamed). The handler runs in a goroutine of its own: it may be blocked in grpc, on a client that does not
 // read or has nothing to say, and grpc unblocks it only when the call ends. So
 // a call that is killed ends here, and its handler right after.
-func (s *Server) streamCall(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+func (s *Server) streamCall(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo,
+	handler grpc.StreamHandler) error {
 	ctx, c, err := s.calls.begin(ss.Context(), info.FullMethod, peerOf(ss.Context()))
 	if err != nil {
 		s.observeRefused(ss.Context(), info.FullMethod, err)
@@ -74,7 +75,8 @@ func (s *Server) streamCall(srv any, ss grpc.ServerStream, info *grpc.StreamServ
 	ended := make(chan error, 1)
 	s.sending.Go(func() {
 		err := c.outcome(s.guard(ctx, info.FullMethod, func() error {
-			return handler(srv, &callStream{ServerStream: ss, ctx: ctx, call: c, in: in, patient: isStream(info.FullMethod)})
+			return handler(srv, &callStream{ServerStream: ss, ctx: ctx, call: c, in: in,
+				patient: isStream(info.FullMethod)})
 		}))
 		s.finish(ctx, c, err)
 		in.close()
@@ -194,7 +196,8 @@ func (w *waits) attr() slog.Attr {
 	ms := func(name string, nanos *atomic.Int64) any {
 		return slog.Int64(name, time.Duration(nanos.Load()).Milliseconds())
 	}
-	return slog.Group("wait_ms", ms("store", &w.store), ms("spill", &w.spill), ms("peer", &w.peer), ms("window", &w.window), ms("encode", &w.encode), ms("consumer", &w.consumer))
+	return slog.Group("wait_ms", ms("store", &w.store), ms("spill", &w.spill), ms("peer", &w.peer),
+		ms("window", &w.window), ms("encode", &w.encode), ms("consumer", &w.consumer))
 }
 
 func peerOf(ctx context.Context) string {
@@ -207,7 +210,8 @@ func peerOf(ctx context.Context) string {
 // isStream reports whether a call may go on for as long as its client likes.
 func isStream(method string) bool {
 	switch method {
-	case lendMethod, warmMethod, "/" + flightService + "/DoGet", "/" + flightService + "/DoPut", "/" + flightService + "/DoExchange":
+	case lendMethod, warmMethod, "/" + flightService + "/DoGet", "/" + flightService + "/DoPut",
+		"/" + flightService + "/DoExchange":
 		return true
 	}
 	return false
@@ -243,7 +247,8 @@ func (c *callStream) SendMsg(m any) error {
 	s := c.in.server
 	c.in.answered()
 	late := time.AfterFunc(s.opts.MessageTimeout, func() {
-		s.calls.killCall(c.call, fmt.Errorf("%w: the client did not read its answer, and MessageTimeout is %s", schema.ErrLimit, s.opts.MessageTimeout))
+		s.calls.killCall(c.call, fmt.Errorf("%w: the client did not read its answer, and MessageTimeout is %s",
+			schema.ErrLimit, s.opts.MessageTimeout))
 	})
 	defer late.Stop()
 	return c.ServerStream.SendMsg(m)
@@ -263,12 +268,14 @@ func (s *Server) checkRequest(m any) error {
 		what, size = "descriptor", descriptorSize(m)
 	case *flight.FlightData:
 		if n := len(m.DataHeader) + len(m.DataBody) + len(m.AppMetadata); n > s.opts.MaxMessageBytes {
-			return fmt.Errorf("%w: a message has %d bytes, MaxMessageBytes is %d; send smaller record batches", schema.ErrLimit, n, s.opts.MaxMessageBytes)
+			return fmt.Errorf("%w: a message has %d bytes, MaxMessageBytes is %d; send smaller record batches",
+				schema.ErrLimit, n, s.opts.MaxMessageBytes)
 		}
 		what, size = "descriptor", descriptorSize(m.FlightDescriptor)
 	}
 	if size > s.opts.MaxRequestBytes {
-		return fmt.Errorf("%w: the %s has %d bytes, MaxRequestBytes is %d", schema.ErrLimit, what, size, s.opts.MaxRequestBytes)
+		return fmt.Errorf("%w: the %s has %d bytes, MaxRequestBytes is %d", schema.ErrLimit, what, size,
+			s.opts.MaxRequestBytes)
 	}
 	return nil
 }

@@ -44,7 +44,8 @@ func withCaller(ctx context.Context, known bool, tenants *rules.Tenants) (contex
 			}
 		}
 		if id != nil && !id.MayUse(v[0]) && !tenants.Has(v[0], whoOf(c)) {
-			return ctx, c, fmt.Errorf("%w: header %s: %s is no tenant on whose account this caller may call", schema.ErrDenied, tenantHeader, schema.Quote(v[0]))
+			return ctx, c, fmt.Errorf("%w: header %s: %s is no tenant on whose account this caller may call",
+				schema.ErrDenied, tenantHeader, schema.Quote(v[0]))
 		}
 		c.Tenant = v[0]
 	}

@@ -69,7 +69,8 @@ func TestKnownCaller(t *testing.T) {
 			ctx = metadata.NewIncomingContext(ctx, metadata.Pairs(tenantHeader, tt.header))
 		}
 		ctx, c, err := withCaller(ctx, true, nil)
-		if !errors.Is(err, tt.err) || err == nil && (!reflect.DeepEqual(c, tt.want) || !reflect.DeepEqual(fetch.CallerFrom(ctx), tt.want)) {
+		if !errors.Is(err, tt.err) || err == nil &&
+			(!reflect.DeepEqual(c, tt.want) || !reflect.DeepEqual(fetch.CallerFrom(ctx), tt.want)) {
 			t.Errorf("%+v, header %q: %+v, %v; want %+v, %v", tt.id, tt.header, c, err, tt.want, tt.err)
 		}
 	}
@@ -81,7 +82,8 @@ func TestCallerIsLogged(t *testing.T) {
 	f := serve(t, Options{})
 	client := f.dial()
 	list := func(tenant string) error {
-		stream, err := client.ListFlights(metadata.AppendToOutgoingContext(context.Background(), tenantHeader, tenant), nil)
+		stream, err := client.ListFlights(metadata.AppendToOutgoingContext(context.Background(), tenantHeader, tenant),
+			nil)
 		if err != nil {
 			return err
 		}

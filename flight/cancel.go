@@ -24,13 +24,14 @@ func (s *Server) cancelPlans(ctx context.Context, plans map[string]bool) (count 
 		if !ok {
 			continue
 		}
-		err := s.audited(ctx, change{event: auditCancel, dataset: what.dataset, snapshot: what.snapshot, plan: plan}, func(c *change) error {
-			for _, ended := range s.calls.kill(errCancelled, match) {
-				killed[ended] = true
-				c.count++
-			}
-			return nil
-		})
+		err := s.audited(ctx, change{event: auditCancel, dataset: what.dataset, snapshot: what.snapshot, plan: plan},
+			func(c *change) error {
+				for _, ended := range s.calls.kill(errCancelled, match) {
+					killed[ended] = true
+					c.count++
+				}
+				return nil
+			})
 		if err != nil {
 			return len(killed), false, err
 		}

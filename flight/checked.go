@@ -6,9 +6,9 @@ import (
 	"bowstring/schema"
 )
 
-// Blobs may come from the engine with nobody having compared them with their references (fetch.CheckedLate). Here they are:
-// before any byte of them leaves, and those that are copied in the copy. Memory is read once for both then, and what was
-// checked is what the client reads, whatever becomes of the file.
+// Blobs may come from the engine with nobody having compared them with their references (fetch.CheckedLate). Here they
+// are: before any byte of them leaves, and those that are copied in the copy. Memory is read once for both then, and
+// what was checked is what the client reads, whatever becomes of the file.
 
 // rereader brings a blob of a batch's row once more, checked, where it has proved wrong.
 type rereader func(ctx context.Context, row int, ref schema.BlobRef) (schema.Blob, error)

@@ -21,12 +21,13 @@ import (
 )
 
 // Bytes of files that change behind the server's back never reach a client of the ring: neither by the ring nor, where
-// it has no room, by the connection; not by the page cache, nor after the pages were dropped. When the file is right again, so is
-// what is served.
+// it has no room, by the connection; not by the page cache, nor after the pages were dropped. When the file is right
+// again, so is what is served.
 func TestWrongBytesNeverLeave(t *testing.T) {
 	for name, ring := range map[string]int64{"by the ring": 32 << 20, "no room": 1 << 20} {
 		t.Run(name, func(t *testing.T) {
-			local, err := samenode.Listen(samenode.Options{Path: filepath.Join(t.TempDir(), "s"), RingBytes: ring, Logger: slog.New(slog.DiscardHandler)})
+			local, err := samenode.Listen(samenode.Options{Path: filepath.Join(t.TempDir(), "s"), RingBytes: ring,
+				Logger: slog.New(slog.DiscardHandler)})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -46,7 +47,8 @@ func TestWrongBytesNeverLeave(t *testing.T) {
 			call := 0
 			read := func() (shared int, err error) {
 				call++
-				return f.readShared(metadata.AppendToOutgoingContext(t.Context(), ringHeader, fmt.Sprintf("%s/%d", id, call)), memory, want)
+				return f.readShared(metadata.AppendToOutgoingContext(t.Context(), ringHeader,
+					fmt.Sprintf("%s/%d", id, call)), memory, want)
 			}
 			shared, err := read()
 			if err != nil {
@@ -82,11 +84,12 @@ func TestWrongBytesNeverLeave(t *testing.T) {
 	}
 }
 
-// readShared reads a dataset as one batch, requires its blobs to be want, one after the other, and returns how many batches came by
-// a ring, which is mapped to memory.
+// readShared reads a dataset as one batch, requires its blobs to be want, one after the other, and returns how many
+// batches came by a ring, which is mapped to memory.
 func (f *fixture) readShared(ctx context.Context, memory, want []byte) (shared int, err error) {
 	f.t.Helper()
-	stream, err := f.client.DoGet(ctx, &flight.Ticket{Ticket: []byte(`{"dataset": "big", "columns": ["image"], "batch": 1000, "rank": 0, "step": 0}`)})
+	stream, err := f.client.DoGet(ctx,
+		&flight.Ticket{Ticket: []byte(`{"dataset": "big", "columns": ["image"], "batch": 1000, "rank": 0, "step": 0}`)})
 	if err != nil {
 		return 0, err
 	}
@@ -116,7 +119,8 @@ func (f *fixture) readShared(ctx context.Context, memory, want []byte) (shared i
 	}
 }
 
-// flipByte changes a byte of a file, and has the kernel drop its page where drop says so: it is read from the disk again.
+// flipByte changes a byte of a file, and has the kernel drop its page where drop says so: it is read from the disk
+// again.
 func flipByte(t *testing.T, name string, at int64, drop bool) {
 	t.Helper()
 	file, err := os.OpenFile(name, os.O_RDWR, 0)

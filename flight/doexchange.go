@@ -129,7 +129,8 @@ func (t taken) close() {
 // openTake opens what the descriptor names.
 func (s *Server) openTake(ctx context.Context, d *flight.FlightDescriptor) (*fetch.Job, error) {
 	if d.GetType() != flight.DescriptorCMD {
-		return nil, &schema.FieldError{Field: "descriptor.type", Got: d.GetType().String(), Want: `CMD with {"take": {"dataset": …}}`}
+		return nil, &schema.FieldError{Field: "descriptor.type", Got: d.GetType().String(),
+			Want: `CMD with {"take": {"dataset": …}}`}
 	}
 	var cmd exchangeCommand
 	if err := schema.DecodeJSON("request", d.GetCmd(), &cmd); err != nil {
@@ -193,7 +194,8 @@ func (s *Server) readRequests(ctx context.Context, in *incoming, job *fetch.Job,
 func answer(out *sender, job *fetch.Job, request int64, t taken) error {
 	defer t.close()
 	if t.stream == nil {
-		empty, err := job.Projection().AssembleRows(job.Manifest().Form(), nil, nil, make([][]schema.Blob, len(job.Projection().BlobColumns())))
+		empty, err := job.Projection().AssembleRows(job.Manifest().Form(), nil, nil,
+			make([][]schema.Blob, len(job.Projection().BlobColumns())))
 		if err != nil {
 			return err
 		}
@@ -228,7 +230,8 @@ func (in *incoming) positions(ctx context.Context, job *fetch.Job, rec *batch) (
 	for i, pos := range positions {
 		if pos < 0 || !job.Sees(pos) {
 			return nil, fmt.Errorf("%w: %s, row %d: no sample of %s@%d has id %s",
-				schema.ErrNotFound, schema.IDColumn, i, m.Snapshot().Dataset, m.Snapshot().Number, schema.FormatID(wanted[i]))
+				schema.ErrNotFound, schema.IDColumn, i, m.Snapshot().Dataset, m.Snapshot().Number,
+				schema.FormatID(wanted[i]))
 		}
 	}
 	return positions, nil

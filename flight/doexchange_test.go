@@ -84,7 +84,8 @@ func TestExchange(t *testing.T) {
 		rec  func(list ...int64) arrow.Record
 	}{
 		{"by position", positionSchema, positions},
-		{"by position of 32 bits", arrow.NewSchema([]arrow.Field{{Name: "position", Type: arrow.PrimitiveTypes.Uint32}}, nil), func(list ...int64) arrow.Record {
+		{"by position of 32 bits", arrow.NewSchema([]arrow.Field{{Name: "position", Type: arrow.PrimitiveTypes.Uint32}},
+			nil), func(list ...int64) arrow.Record {
 			b, _ := json.Marshal(list)
 			return oneColumn(t, arrow.Field{Name: "position", Type: arrow.PrimitiveTypes.Uint32}, string(b))
 		}},
@@ -95,16 +96,19 @@ func TestExchange(t *testing.T) {
 				id := schema.SampleID("d", fmt.Sprintf("%06d.jpg", i))
 				b.Append(id[:])
 			}
-			return array.NewRecord(arrow.NewSchema([]arrow.Field{schema.IDField()}, nil), []arrow.Array{b.NewArray()}, int64(len(list)))
+			return array.NewRecord(arrow.NewSchema([]arrow.Field{schema.IDField()}, nil), []arrow.Array{b.NewArray()},
+				int64(len(list)))
 		}},
-		{"by id as text", arrow.NewSchema([]arrow.Field{{Name: "id", Type: arrow.BinaryTypes.LargeString}}, nil), func(list ...int64) arrow.Record {
-			b := array.NewLargeStringBuilder(memory.DefaultAllocator)
-			defer b.Release()
-			for _, i := range list {
-				b.Append(schema.FormatID(schema.SampleID("d", fmt.Sprintf("%06d.jpg", i))))
-			}
-			return array.NewRecord(arrow.NewSchema([]arrow.Field{{Name: "id", Type: arrow.BinaryTypes.LargeString}}, nil), []arrow.Array{b.NewArray()}, int64(len(list)))
-		}},
+		{"by id as text", arrow.NewSchema([]arrow.Field{{Name: "id", Type: arrow.BinaryTypes.LargeString}}, nil),
+			func(list ...int64) arrow.Record {
+				b := array.NewLargeStringBuilder(memory.DefaultAllocator)
+				defer b.Release()
+				for _, i := range list {
+					b.Append(schema.FormatID(schema.SampleID("d", fmt.Sprintf("%06d.jpg", i))))
+				}
+				return array.NewRecord(arrow.NewSchema([]arrow.Field{{Name: "id", Type: arrow.BinaryTypes.LargeString}},
+					nil), []arrow.Array{b.NewArray()}, int64(len(list)))
+			}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			x := f.exchange(t.Context(), command(`{"take": {"dataset": "d", "columns": ["image", "position"]}}`), tt.s)
@@ -134,7 +138,8 @@ func TestExchange(t *testing.T) {
 				}
 				for i, p := range list {
 					if images[i] != string(content(int(p))) || at[i] != fmt.Sprint(p) {
-						t.Errorf("request %d, row %d: got position %s and %.20q, want %d", request, i, at[i], images[i], p)
+						t.Errorf("request %d, row %d: got position %s and %.20q, want %d", request, i, at[i], images[i],
+							p)
 					}
 				}
 			}
@@ -164,7 +169,8 @@ func TestExchangePipelined(t *testing.T) {
 			asked[i][k] = src.Int64N(500)
 		}
 	}
-	x := f.exchange(t.Context(), command(`{"take": {"dataset": "d", "columns": ["image"], "batch_bytes": 5000}}`), positionSchema)
+	x := f.exchange(t.Context(), command(`{"take": {"dataset": "d", "columns": ["image"], "batch_bytes": 5000}}`),
+		positionSchema)
 	sent := make(chan error, 1)
 	go func() {
 		for _, list := range asked {
@@ -217,8 +223,10 @@ func TestExchangeRefuses(t *testing.T) {
 	text := func(name, json string) arrow.Record {
 		return oneColumn(t, arrow.Field{Name: name, Type: arrow.BinaryTypes.String, Nullable: true}, json)
 	}
-	two := array.NewRecord(arrow.NewSchema([]arrow.Field{positionSchema.Field(0), {Name: "id", Type: arrow.PrimitiveTypes.Int64}}, nil),
-		[]arrow.Array{fromJSON(t, arrow.PrimitiveTypes.Int64, `[1]`), fromJSON(t, arrow.PrimitiveTypes.Int64, `[1]`)}, 1)
+	two := array.NewRecord(arrow.NewSchema([]arrow.Field{positionSchema.Field(0),
+		{Name: "id", Type: arrow.PrimitiveTypes.Int64}}, nil),
+		[]arrow.Array{fromJSON(t, arrow.PrimitiveTypes.Int64, `[1]`), fromJSON(t, arrow.PrimitiveTypes.Int64, `[1]`)},
+		1)
 	for _, tt := range []struct {
 		name string
 		d    *flight.FlightDescriptor
@@ -228,18 +236,23 @@ func TestExchangeRefuses(t *testing.T) {
 	}{
 		{"path", path("d"), positions(1), codes.InvalidArgument, "CMD"},
 		{"no take", command(`{}`), positions(1), codes.InvalidArgument, "take"},
-		{"unknown field", command(`{"take": {"dataset": "d", "where": "x"}}`), positions(1), codes.InvalidArgument, "take.where"},
+		{"unknown field", command(`{"take": {"dataset": "d", "where": "x"}}`), positions(1), codes.InvalidArgument,
+			"take.where"},
 		{"layout", command(`{"take": {"dataset": "d", "layout": "x"}}`), positions(1), codes.InvalidArgument, "layout"},
 		{"no dataset", command(`{"take": {"dataset": "e"}}`), positions(1), codes.NotFound, "e"},
-		{"no column", command(`{"take": {"dataset": "d", "columns": ["img"]}}`), positions(1), codes.InvalidArgument, "img"},
-		{"out of range", good, positions(3, 50), codes.InvalidArgument, "request 0: position, row 1: got 50, want 0 to 49"},
+		{"no column", command(`{"take": {"dataset": "d", "columns": ["img"]}}`), positions(1), codes.InvalidArgument,
+			"img"},
+		{"out of range", good, positions(3, 50), codes.InvalidArgument,
+			"request 0: position, row 1: got 50, want 0 to 49"},
 		{"negative", good, positions(-1), codes.InvalidArgument, "got -1"},
-		{"unknown id", good, text("id", `["6ba7b811-9dad-51d1-80b4-00c04fd430c8"]`), codes.NotFound, "no sample of d@1 has id 6ba7b811-9dad-51d1-80b4-00c04fd430c8"},
+		{"unknown id", good, text("id", `["6ba7b811-9dad-51d1-80b4-00c04fd430c8"]`), codes.NotFound,
+			"no sample of d@1 has id 6ba7b811-9dad-51d1-80b4-00c04fd430c8"},
 		{"bad id", good, text("id", `["x"]`), codes.InvalidArgument, `got "x"`},
 		{"null", good, text("id", `[null]`), codes.InvalidArgument, "null"},
 		{"unknown column", good, text("key", `["x"]`), codes.InvalidArgument, `"position" or "id"`},
 		{"two columns", good, two, codes.InvalidArgument, "one column"},
-		{"float positions", good, oneColumn(t, arrow.Field{Name: "position", Type: arrow.PrimitiveTypes.Float64}, `[1]`), codes.InvalidArgument, "integers"},
+		{"float positions", good, oneColumn(t, arrow.Field{Name: "position", Type: arrow.PrimitiveTypes.Float64},
+			`[1]`), codes.InvalidArgument, "integers"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())

@@ -81,7 +81,8 @@ func (s *Server) DoGet(ticket *flight.Ticket, stream flight.FlightService_DoGetS
 		return err
 	}
 	defer batches.Close()
-	send := &sender{server: s, ctx: ctx, stream: stream, encoder: newEncoder(job.Projection().Schema), ring: ring, moves: true}
+	send := &sender{server: s, ctx: ctx, stream: stream, encoder: newEncoder(job.Projection().Schema), ring: ring,
+		moves: true}
 	return send.all(batches, func(b *fetch.Batch, wait waitMetadata) any {
 		return batchMetadata{
 			Plan: job.ID(), Epoch: b.Epoch, Step: b.Step, Rank: b.Rank, Row: b.Row,
@@ -174,8 +175,8 @@ func (s *sender) open() error {
 	return s.stream.SendMsg(f)
 }
 
-// batch sends one batch, which it takes over. Blobs that were not checked yet are so now, those that go by a ring in their
-// copies there; again brings what is wrong.
+// batch sends one batch, which it takes over. Blobs that were not checked yet are so now, those that go by a ring in
+// their copies there; again brings what is wrong.
 func (s *sender) batch(b *schema.Batch, again rereader, metadata any) error {
 	start := time.Now()
 	s.lastEncode, s.lastSend = 0, 0

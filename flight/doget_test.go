@@ -70,7 +70,8 @@ func TestEpochs(t *testing.T) {
 			}
 			whole := served(all)
 			for epoch := uint64(7); epoch < 10; epoch++ {
-				if got := slices.Sorted(slices.Values(whole[epoch])); len(got) != rows || len(slices.Compact(got)) != rows {
+				if got := slices.Sorted(slices.Values(whole[epoch])); len(got) != rows ||
+					len(slices.Compact(got)) != rows {
 					t.Errorf("%s: epoch %d has %d rows, want %d different ones", ticket, epoch, len(got), rows)
 				}
 			}
@@ -83,8 +84,10 @@ func TestEpochs(t *testing.T) {
 					t.Fatalf("%s: %v", all[i].about.Resume, err)
 				}
 				for epoch, positions := range served(append(slices.Clone(all[:i+1]), rest...)) {
-					if got := slices.Sorted(slices.Values(positions)); len(got) != rows || len(slices.Compact(got)) != rows {
-						t.Errorf("after batch %d, by %s: epoch %d has %d rows, want %d different ones", i, all[i].about.Resume, epoch, len(got), rows)
+					if got := slices.Sorted(slices.Values(positions)); len(got) != rows ||
+						len(slices.Compact(got)) != rows {
+						t.Errorf("after batch %d, by %s: epoch %d has %d rows, want %d different ones", i,
+							all[i].about.Resume, epoch, len(got), rows)
 					}
 				}
 			}

@@ -32,7 +32,8 @@ const audience = "bowstring"
 // newDoors opens all doors; change, if not nil, changes their options before.
 func newDoors(t testing.TB, change func(*door.Options)) *doors {
 	t.Helper()
-	d := &doors{t: t, dir: t.TempDir(), authority: doortest.NewAuthority(t, "authority"), provider: doortest.NewProvider(t), log: &lockedBuffer{}}
+	d := &doors{t: t, dir: t.TempDir(), authority: doortest.NewAuthority(t, "authority"),
+		provider: doortest.NewProvider(t), log: &lockedBuffer{}}
 	d.tokens = filepath.Join(d.dir, "tokens.json")
 	d.token(door.Token{Principal: "somebody"}) // makes the file
 	d.exchange(d.authority.Server(t))
@@ -43,7 +44,8 @@ func newDoors(t testing.TB, change func(*door.Options)) *doors {
 		},
 		Tokens: d.tokens,
 		OIDC: door.OIDCOptions{
-			Issuer: d.provider.Issuer, Audience: audience, CA: doortest.Write(t, d.dir, "provider.pem", d.provider.CA), TenantClaim: "tenants",
+			Issuer: d.provider.Issuer, Audience: audience, CA: doortest.Write(t, d.dir, "provider.pem", d.provider.CA),
+			TenantClaim: "tenants",
 		},
 		WrongBurst: 1 << 20, Poll: 20 * time.Millisecond, Recheck: 10 * time.Millisecond,
 		Logger: slog.New(slog.NewTextHandler(d.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
@@ -69,7 +71,8 @@ func newDoors(t testing.TB, change func(*door.Options)) *doors {
 // serve starts a server behind the doors, whose clients bring a token of alice's.
 func (d *doors) serve(opts Options) (f *fixture, token string) {
 	d.t.Helper()
-	token = d.token(door.Token{Principal: "alice", Groups: []string{"ml"}, Tenant: "vision", Tenants: []string{"audio"}})
+	token = d.token(door.Token{Principal: "alice", Groups: []string{"ml"}, Tenant: "vision",
+		Tenants: []string{"audio"}})
 	// The door has to have seen it before anybody comes.
 	d.await(func() bool { return d.known(token) })
 	opts.Door = d.door
@@ -77,7 +80,8 @@ func (d *doors) serve(opts Options) (f *fixture, token string) {
 	if !ok {
 		d.t.Fatal("a benchmark has no server")
 	}
-	return serve(t, opts, d.trust(nil, nil), grpc.WithPerRPCCredentials(withHeaders{"authorization": "Bearer " + token})), token
+	return serve(t, opts, d.trust(nil, nil), grpc.WithPerRPCCredentials(withHeaders{"authorization": "Bearer " +
+		token})), token
 }
 
 // known reports whether the door knows a token by now.

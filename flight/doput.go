@@ -83,7 +83,8 @@ func parsePut(d *flight.FlightDescriptor) (putRequest, error) {
 	case flight.DescriptorPATH:
 		path := d.GetPath()
 		if len(path) < 1 || len(path) > 2 {
-			return req, &schema.FieldError{Field: "descriptor.path", Got: fmt.Sprintf("%d elements", len(path)), Want: "a dataset, and a split if it is not to be " + ingest.DefaultSplit}
+			return req, &schema.FieldError{Field: "descriptor.path", Got: fmt.Sprintf("%d elements", len(path)),
+				Want: "a dataset, and a split if it is not to be " + ingest.DefaultSplit}
 		}
 		req.Put = &putCommand{Dataset: path[0]}
 		if len(path) == 2 {
@@ -97,7 +98,8 @@ func parsePut(d *flight.FlightDescriptor) (putRequest, error) {
 		return req, &schema.FieldError{Field: "descriptor.type", Got: d.GetType().String(), Want: "PATH or CMD"}
 	}
 	if (req.Put == nil) == (req.Selection == nil) {
-		return req, &schema.FieldError{Field: "request", Got: "neither or both of its fields", Want: `either "put" or "selection"`}
+		return req, &schema.FieldError{Field: "request", Got: "neither or both of its fields",
+			Want: `either "put" or "selection"`}
 	}
 	if p := req.Put; p != nil {
 		if p.Mode == "" {
@@ -117,7 +119,8 @@ func parsePut(d *flight.FlightDescriptor) (putRequest, error) {
 func (p *putCommand) check() error {
 	for field, n := range map[string]int{"put.blobs": len(p.Blobs), "put.media": len(p.Media)} {
 		if n > schema.MaxColumns {
-			return &schema.FieldError{Field: field, Got: fmt.Sprintf("%d names", n), Want: fmt.Sprintf("at most %d", schema.MaxColumns)}
+			return &schema.FieldError{Field: field, Got: fmt.Sprintf("%d names", n),
+				Want: fmt.Sprintf("at most %d", schema.MaxColumns)}
 		}
 	}
 	if err := schema.CheckName("put.dataset", p.Dataset); err != nil {
@@ -133,7 +136,8 @@ func (p *putCommand) check() error {
 		return &schema.FieldError{Field: "put.commit", Got: schema.Quote(p.Commit), Want: `"end" or "message"`}
 	}
 	if len(p.Source) > maxSource {
-		return &schema.FieldError{Field: "put.source", Got: fmt.Sprintf("%d bytes", len(p.Source)), Want: fmt.Sprintf("at most %d", maxSource)}
+		return &schema.FieldError{Field: "put.source", Got: fmt.Sprintf("%d bytes", len(p.Source)),
+			Want: fmt.Sprintf("at most %d", maxSource)}
 	}
 	return nil
 }
@@ -180,14 +184,16 @@ func (s *Server) putRows(ctx context.Context, put *putCommand, in *incoming, out
 			return nil // a note without rows means nothing to us
 		}
 		if commit != nil {
-			return &schema.FieldError{Field: "commit", Got: "it a second time", Want: "one message, after the last batch"}
+			return &schema.FieldError{Field: "commit", Got: "it a second time",
+				Want: "one message, after the last batch"}
 		}
 		commit = &commitMessage{}
 		if err := schema.DecodeJSON("metadata", b, commit); err != nil {
 			return err
 		}
 		if !commit.Commit {
-			return &schema.FieldError{Field: "commit", Got: "false or nothing", Want: "true; to give up, cancel the call"}
+			return &schema.FieldError{Field: "commit", Got: "false or nothing",
+				Want: "true; to give up, cancel the call"}
 		}
 		return nil
 	}
@@ -218,7 +224,8 @@ func (s *Server) putRows(ctx context.Context, put *putCommand, in *incoming, out
 		return err
 	}
 	w, err := s.ingest(ctx, ingest.Options{
-		Dataset: put.Dataset, Split: put.Split, Source: put.Source, Schema: up.schema, Mode: mode, Mem: s.mem, Turn: in.turn,
+		Dataset: put.Dataset, Split: put.Split, Source: put.Source, Schema: up.schema, Mode: mode, Mem: s.mem,
+		Turn: in.turn,
 	})
 	if err != nil {
 		return err
@@ -249,10 +256,12 @@ func (s *Server) putRows(ctx context.Context, put *putCommand, in *incoming, out
 	}
 	if put.Commit == commitByMessage {
 		if commit == nil {
-			return &schema.FieldError{Field: "stream", Got: "its end", Want: `the metadata message {"commit": true} before it; nothing was committed`}
+			return &schema.FieldError{Field: "stream", Got: "its end",
+				Want: `the metadata message {"commit": true} before it; nothing was committed`}
 		}
 		if commit.Rows != nil && *commit.Rows != ack.Rows {
-			return &schema.FieldError{Field: "commit.rows", Got: fmt.Sprint(*commit.Rows), Want: fmt.Sprintf("%d, the rows that came; nothing was committed", ack.Rows)}
+			return &schema.FieldError{Field: "commit.rows", Got: fmt.Sprint(*commit.Rows),
+				Want: fmt.Sprintf("%d, the rows that came; nothing was committed", ack.Rows)}
 		}
 	}
 	snap, changed, err := s.commit(ctx, put.Dataset, w, ack)
@@ -264,7 +273,8 @@ func (s *Server) putRows(ctx context.Context, put *putCommand, in *incoming, out
 
 // storeBatch stores the rows of a batch behind those of ack, and adds them to it.
 // chunk counts the metadata that the writer gathers.
-func (s *Server) storeBatch(ctx context.Context, in *incoming, up *upload, w *ingest.Writer, rec *batch, chunk *lease, ack *batchAck) error {
+func (s *Server) storeBatch(ctx context.Context, in *incoming, up *upload, w *ingest.Writer, rec *batch, chunk *lease,
+	ack *batchAck) error {
 	if err := rowsTake(in.lease, rec.rows, rowCost(len(up.blobFrom), up.splitFrom != nil)); err != nil {
 		return err
 	}
@@ -349,7 +359,8 @@ func (s *Server) putSelection(ctx context.Context, cmd *selectionCommand, in *in
 			return fmt.Errorf("batch %d: %w", n, err)
 		}
 		if rows := job.Seen(); int64(len(positions)+len(more)) > rows {
-			return &schema.FieldError{Field: "selection", Got: fmt.Sprintf("more than %d positions", rows), Want: "each position at most once"}
+			return &schema.FieldError{Field: "selection", Got: fmt.Sprintf("more than %d positions", rows),
+				Want: "each position at most once"}
 		}
 		positions = append(positions, more...)
 		count(ctx, len(more), 0)

@@ -22,7 +22,8 @@ import (
 
 func TestPutAndGet(t *testing.T) {
 	f := serve(t, Options{})
-	results, err := f.put(command(`{"put": {"dataset": "d", "split": "test", "key": "file_name", "source": "a test"}}`), samples(0, 100), samples(100, 250))
+	results, err := f.put(command(`{"put": {"dataset": "d", "split": "test", "key": "file_name", "source": "a test"}}`),
+		samples(0, 100), samples(100, 250))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +58,8 @@ func TestPutAndGet(t *testing.T) {
 	}
 	for i := range images {
 		name := fmt.Sprintf("%06d.jpg", i)
-		if images[i] != string(content(i)) || names[i] != name || ids[i] != schema.FormatID(schema.SampleID("d", name)) {
+		if images[i] != string(content(i)) || names[i] != name ||
+			ids[i] != schema.FormatID(schema.SampleID("d", name)) {
 			t.Fatalf("row %d is %s %s %.30q", i, ids[i], names[i], images[i])
 		}
 	}
@@ -110,7 +112,8 @@ func TestPutModes(t *testing.T) {
 func TestPutNumbersRows(t *testing.T) {
 	f := serve(t, Options{})
 	for _, mode := range []string{"create", "append"} {
-		if _, err := f.put(command(`{"put": {"dataset": "d", "split": "s", "mode": %q}}`, mode), samples(0, 3), samples(3, 5)); err != nil {
+		if _, err := f.put(command(`{"put": {"dataset": "d", "split": "s", "mode": %q}}`, mode), samples(0, 3),
+			samples(3, 5)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -134,10 +137,12 @@ func TestPutColumns(t *testing.T) {
 		field arrow.Field
 		json  string
 	}
-	hfImage := arrow.StructOf(arrow.Field{Name: "bytes", Type: arrow.BinaryTypes.Binary, Nullable: true}, arrow.Field{Name: "path", Type: arrow.BinaryTypes.String, Nullable: true})
+	hfImage := arrow.StructOf(arrow.Field{Name: "bytes", Type: arrow.BinaryTypes.Binary, Nullable: true},
+		arrow.Field{Name: "path", Type: arrow.BinaryTypes.String, Nullable: true})
 	marked := schema.BlobField("wav", "audio", true)
 	marked.Type = arrow.BinaryTypes.Binary
-	hf := arrow.NewMetadata([]string{"huggingface"}, []string{`{"info": {"features": {"image": {"_type": "Image"}, "sound": {"_type": "Audio"}, "label": {"names": ["cat", "dog"], "_type": "ClassLabel"}, "x": [{"dtype": "int8"}]}}}`})
+	hf := arrow.NewMetadata([]string{"huggingface"},
+		[]string{`{"info": {"features": {"image": {"_type": "Image"}, "sound": {"_type": "Audio"}, "label": {"names": ["cat", "dog"], "_type": "ClassLabel"}, "x": [{"dtype": "int8"}]}}}`})
 	uuids := `["6ba7b811-9dad-51d1-80b4-00c04fd430c8", "6ba7b811-9dad-51d1-80b4-00c04fd430c9"]`
 	for _, tt := range []struct {
 		name    string
@@ -148,36 +153,48 @@ func TestPutColumns(t *testing.T) {
 		values  map[string][]string
 	}{
 		{
-			name:    "binary columns are blobs",
-			columns: []col{{arrow.Field{Name: "a", Type: arrow.BinaryTypes.LargeBinary, Nullable: true}, `["eA==", null]`}, {arrow.Field{Name: "n", Type: arrow.PrimitiveTypes.Int32}, `[1, 2]`}, {arrow.Field{Name: "b", Type: arrow.BinaryTypes.Binary}, `["", "eQ=="]`}},
-			want:    "n metadata int32; a blob large_binary; b blob large_binary",
-			values:  map[string][]string{"a": {"x", "(null)"}, "b": {"", "y"}, "n": {"1", "2"}},
+			name: "binary columns are blobs",
+			columns: []col{{arrow.Field{Name: "a", Type: arrow.BinaryTypes.LargeBinary, Nullable: true},
+				`["eA==", null]`}, {arrow.Field{Name: "n", Type: arrow.PrimitiveTypes.Int32}, `[1, 2]`},
+				{arrow.Field{Name: "b", Type: arrow.BinaryTypes.Binary}, `["", "eQ=="]`}},
+			want:   "n metadata int32; a blob large_binary; b blob large_binary",
+			values: map[string][]string{"a": {"x", "(null)"}, "b": {"", "y"}, "n": {"1", "2"}},
 		},
 		{
 			name:    "blobs named",
 			options: `, "blobs": ["a"], "media": {"a": "image"}`,
-			columns: []col{{arrow.Field{Name: "a", Type: arrow.BinaryTypes.Binary}, `["eA==", "eQ=="]`}, {arrow.Field{Name: "thumb", Type: arrow.BinaryTypes.Binary}, `["eA==", "eQ=="]`}},
-			want:    "thumb metadata binary; a blob:image large_binary",
+			columns: []col{{arrow.Field{Name: "a", Type: arrow.BinaryTypes.Binary}, `["eA==", "eQ=="]`},
+				{arrow.Field{Name: "thumb", Type: arrow.BinaryTypes.Binary}, `["eA==", "eQ=="]`}},
+			want: "thumb metadata binary; a blob:image large_binary",
 		},
 		{
-			name:    "blobs marked",
-			columns: []col{{marked, `["eA==", "eQ=="]`}, {arrow.Field{Name: "raw", Type: arrow.BinaryTypes.Binary}, `["eA==", "eQ=="]`}},
-			want:    "raw metadata binary; wav blob:audio large_binary",
+			name: "blobs marked",
+			columns: []col{{marked, `["eA==", "eQ=="]`}, {arrow.Field{Name: "raw", Type: arrow.BinaryTypes.Binary},
+				`["eA==", "eQ=="]`}},
+			want: "raw metadata binary; wav blob:audio large_binary",
 		},
 		{
 			name:    "hugging face",
 			options: `, "key": "file_name"`,
-			columns: []col{{arrow.Field{Name: "image", Type: hfImage, Nullable: true}, `[{"bytes": "eA==", "path": "a.jpg"}, {"bytes": null, "path": "b.jpg"}]`}, {arrow.Field{Name: "sound", Type: hfImage, Nullable: true}, `[{"bytes": "eA==", "path": "a.wav"}, null]`}, {arrow.Field{Name: "label", Type: arrow.PrimitiveTypes.Int64}, `[0, 1]`}},
-			meta:    &hf,
-			want:    `label metadata int64 ["cat" "dog"]; file_name metadata utf8; image blob:image large_binary; sound blob:audio large_binary`,
-			values: map[string][]string{"image": {"x", "(null)"}, "sound": {"x", "(null)"}, "file_name": {"a.jpg", "b.jpg"},
-				"id": {schema.FormatID(schema.SampleID("d", "a.jpg")), schema.FormatID(schema.SampleID("d", "b.jpg"))}},
+			columns: []col{{arrow.Field{Name: "image", Type: hfImage, Nullable: true},
+				`[{"bytes": "eA==", "path": "a.jpg"}, {"bytes": null, "path": "b.jpg"}]`},
+				{arrow.Field{Name: "sound", Type: hfImage, Nullable: true},
+					`[{"bytes": "eA==", "path": "a.wav"}, null]`},
+				{arrow.Field{Name: "label", Type: arrow.PrimitiveTypes.Int64}, `[0, 1]`}},
+			meta: &hf,
+			want: `label metadata int64 ["cat" "dog"]; file_name metadata utf8; image blob:image large_binary; sound blob:audio large_binary`,
+			values: map[string][]string{"image": {"x", "(null)"}, "sound": {"x", "(null)"},
+				"file_name": {"a.jpg", "b.jpg"},
+				"id": {schema.FormatID(schema.SampleID("d", "a.jpg")),
+					schema.FormatID(schema.SampleID("d", "b.jpg"))}},
 		},
 		{
 			name: "dictionaries",
 			columns: []col{
-				{arrow.Field{Name: "kind", Type: &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int8, ValueType: arrow.BinaryTypes.String}, Nullable: true}, `["cat", null]`},
-				{arrow.Field{Name: "image", Type: &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Uint32, ValueType: arrow.BinaryTypes.Binary}}, `["eA==", "eA=="]`},
+				{arrow.Field{Name: "kind", Type: &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int8,
+					ValueType: arrow.BinaryTypes.String}, Nullable: true}, `["cat", null]`},
+				{arrow.Field{Name: "image", Type: &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Uint32,
+					ValueType: arrow.BinaryTypes.Binary}}, `["eA==", "eA=="]`},
 			},
 			want:   "kind metadata utf8; image blob large_binary",
 			values: map[string][]string{"kind": {"cat", array.NullValueStr}, "image": {"x", "x"}},
@@ -190,19 +207,22 @@ func TestPutColumns(t *testing.T) {
 		{
 			name:    "ids as text",
 			columns: []col{{arrow.Field{Name: "id", Type: arrow.BinaryTypes.String}, uuids}},
-			values:  map[string][]string{"id": {"6ba7b811-9dad-51d1-80b4-00c04fd430c8", "6ba7b811-9dad-51d1-80b4-00c04fd430c9"}},
+			values: map[string][]string{"id": {"6ba7b811-9dad-51d1-80b4-00c04fd430c8",
+				"6ba7b811-9dad-51d1-80b4-00c04fd430c9"}},
 		},
 		{
 			name:    "ids as bytes",
 			columns: []col{{schema.IDField(), `["a6e4EZ2tUdGAtADAT9QwyA==", "a6e4EZ2tUdGAtADAT9QwyQ=="]`}},
-			values:  map[string][]string{"id": {"6ba7b811-9dad-51d1-80b4-00c04fd430c8", "6ba7b811-9dad-51d1-80b4-00c04fd430c9"}},
+			values: map[string][]string{"id": {"6ba7b811-9dad-51d1-80b4-00c04fd430c8",
+				"6ba7b811-9dad-51d1-80b4-00c04fd430c9"}},
 		},
 		{
 			name:    "integer key",
 			options: `, "key": "n"`,
 			columns: []col{{arrow.Field{Name: "n", Type: arrow.PrimitiveTypes.Uint16}, `[7, 8]`}},
 			want:    "n metadata uint16",
-			values:  map[string][]string{"id": {schema.FormatID(schema.SampleID("d", "7")), schema.FormatID(schema.SampleID("d", "8"))}},
+			values: map[string][]string{"id": {schema.FormatID(schema.SampleID("d", "7")),
+				schema.FormatID(schema.SampleID("d", "8"))}},
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -281,27 +301,44 @@ func TestPutRefuses(t *testing.T) {
 		{"bad name", path("a b"), samples(0, 1), "put.dataset"},
 		{"bad split", path("a", "/"), samples(0, 1), "put.split"},
 		{"no JSON", command(`put`), samples(0, 1), "JSON"},
-		{"unknown field", command(`{"put": {"dataset": "d", "spilt": "x"}}`), samples(0, 1), `put.spilt: got an unknown field, want one of dataset, split, mode, key, blobs, media, source, commit (did you mean "split"?)`},
+		{"unknown field", command(`{"put": {"dataset": "d", "spilt": "x"}}`), samples(0, 1),
+			`put.spilt: got an unknown field, want one of dataset, split, mode, key, blobs, media, source, commit (did you mean "split"?)`},
 		{"neither", command(`{}`), samples(0, 1), `either "put" or "selection"`},
-		{"both", command(`{"put": {"dataset": "d"}, "selection": {"dataset": "d"}}`), samples(0, 1), `either "put" or "selection"`},
+		{"both", command(`{"put": {"dataset": "d"}, "selection": {"dataset": "d"}}`), samples(0, 1),
+			`either "put" or "selection"`},
 		{"mode", command(`{"put": {"dataset": "d", "mode": "upsert"}}`), samples(0, 1), `put.mode: got "upsert"`},
 		{"commit", command(`{"put": {"dataset": "d", "commit": "now"}}`), samples(0, 1), `put.commit: got "now"`},
-		{"source", command(`{"put": {"dataset": "d", "source": %q}}`, strings.Repeat("x", maxSource+1)), samples(0, 1), "put.source"},
+		{"source", command(`{"put": {"dataset": "d", "source": %q}}`, strings.Repeat("x", maxSource+1)), samples(0, 1),
+			"put.source"},
 		{"unknown key", command(`{"put": {"dataset": "d", "key": "path"}}`), samples(0, 1), "file_name, label"},
-		{"key not text", command(`{"put": {"dataset": "d", "key": "v"}}`), oneColumn(t, arrow.Field{Name: "v", Type: arrow.PrimitiveTypes.Float64}, `[1.5]`), "put.key"},
+		{"key not text", command(`{"put": {"dataset": "d", "key": "v"}}`),
+			oneColumn(t, arrow.Field{Name: "v", Type: arrow.PrimitiveTypes.Float64}, `[1.5]`), "put.key"},
 		{"null key", command(`{"put": {"dataset": "d", "key": "v"}}`), text("v", `["a", null]`), "row 1"},
-		{"key and id", command(`{"put": {"dataset": "d", "key": "label"}}`), array.NewRecord(arrow.NewSchema([]arrow.Field{schema.IDField(), {Name: "label", Type: arrow.PrimitiveTypes.Int64}}, nil), []arrow.Array{fromJSON(t, schema.IDField().Type, `[]`), fromJSON(t, arrow.PrimitiveTypes.Int64, `[]`)}, 0), "no key"},
+		{"key and id", command(`{"put": {"dataset": "d", "key": "label"}}`),
+			array.NewRecord(arrow.NewSchema([]arrow.Field{schema.IDField(),
+				{Name: "label", Type: arrow.PrimitiveTypes.Int64}}, nil),
+				[]arrow.Array{fromJSON(t, schema.IDField().Type, `[]`), fromJSON(t, arrow.PrimitiveTypes.Int64, `[]`)},
+				0), "no key"},
 		{"unknown blob", command(`{"put": {"dataset": "d", "blobs": ["img"]}}`), samples(0, 1), "put.blobs"},
 		{"blob not binary", command(`{"put": {"dataset": "d", "blobs": ["label"]}}`), samples(0, 1), `column "label"`},
-		{"media of no blob", command(`{"put": {"dataset": "d", "media": {"label": "image"}}}`), samples(0, 1), "put.media"},
-		{"unknown media", command(`{"put": {"dataset": "d", "media": {"image": "video"}}}`), samples(0, 1), `"image" or "audio"`},
+		{"media of no blob", command(`{"put": {"dataset": "d", "media": {"label": "image"}}}`), samples(0, 1),
+			"put.media"},
+		{"unknown media", command(`{"put": {"dataset": "d", "media": {"image": "video"}}}`), samples(0, 1),
+			`"image" or "audio"`},
 		{"reserved", path("d"), text("split", `["x"]`), `column "split"`},
-		{"unsupported type", path("d"), oneColumn(t, arrow.Field{Name: "m", Type: arrow.MapOf(arrow.BinaryTypes.String, arrow.BinaryTypes.String)}, `[]`), `"m"`},
-		{"id not a UUID", path("d"), text("id", `["6ba7b811-9dad-51d1-80b4-00c04fd430c8", "n0144"]`), `row 1: got "n0144"`},
+		{"unsupported type", path("d"), oneColumn(t,
+			arrow.Field{Name: "m", Type: arrow.MapOf(arrow.BinaryTypes.String, arrow.BinaryTypes.String)}, `[]`),
+			`"m"`},
+		{"id not a UUID", path("d"), text("id", `["6ba7b811-9dad-51d1-80b4-00c04fd430c8", "n0144"]`),
+			`row 1: got "n0144"`},
 		{"id null", path("d"), text("id", `[null]`), `row 0: got null`},
-		{"id of a wrong type", path("d"), oneColumn(t, arrow.Field{Name: "id", Type: arrow.PrimitiveTypes.Int64}, `[1]`), `column "id"`},
-		{"id twice", path("d"), text("id", `["6ba7b811-9dad-51d1-80b4-00c04fd430c8", "6ba7b811-9dad-51d1-80b4-00c04fd430c8"]`), "6ba7b811-9dad-51d1-80b4-00c04fd430c8"},
-		{"null where none may be", path("d"), oneColumn(t, arrow.Field{Name: "n", Type: arrow.PrimitiveTypes.Int64}, `[null]`), `"n"`},
+		{"id of a wrong type", path("d"), oneColumn(t, arrow.Field{Name: "id", Type: arrow.PrimitiveTypes.Int64},
+			`[1]`), `column "id"`},
+		{"id twice", path("d"),
+			text("id", `["6ba7b811-9dad-51d1-80b4-00c04fd430c8", "6ba7b811-9dad-51d1-80b4-00c04fd430c8"]`),
+			"6ba7b811-9dad-51d1-80b4-00c04fd430c8"},
+		{"null where none may be", path("d"), oneColumn(t, arrow.Field{Name: "n", Type: arrow.PrimitiveTypes.Int64},
+			`[null]`), `"n"`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f := serve(t, Options{})
@@ -331,7 +368,8 @@ func (f *fixture) wantDatasets(names ...string) {
 }
 
 // uploading begins an upload and has its first batch acknowledged.
-func (f *fixture) uploading(ctx context.Context, c flight.Client, d *flight.FlightDescriptor) (flight.FlightService_DoPutClient, *flight.Writer) {
+func (f *fixture) uploading(ctx context.Context, c flight.Client,
+	d *flight.FlightDescriptor) (flight.FlightService_DoPutClient, *flight.Writer) {
 	f.t.Helper()
 	stream, err := c.DoPut(ctx)
 	if err != nil {
@@ -527,7 +565,8 @@ func TestLargeImage(t *testing.T) {
 	defer b.Release()
 	b.Append(image[:20<<20])
 	b.Append(image[20<<20:])
-	rec := array.NewRecord(arrow.NewSchema([]arrow.Field{{Name: "image", Type: arrow.BinaryTypes.Binary}}, nil), []arrow.Array{b.NewArray()}, 2)
+	rec := array.NewRecord(arrow.NewSchema([]arrow.Field{{Name: "image", Type: arrow.BinaryTypes.Binary}}, nil),
+		[]arrow.Array{b.NewArray()}, 2)
 	if _, err := f.put(path("d"), rec); err != nil {
 		t.Fatal(err)
 	}
@@ -570,15 +609,20 @@ func TestPutCompressed(t *testing.T) {
 		b := array.NewBinaryBuilder(memory.DefaultAllocator, arrow.BinaryTypes.Binary)
 		defer b.Release()
 		b.Append(make([]byte, size))
-		return send(dataset, array.NewRecord(arrow.NewSchema([]arrow.Field{{Name: "image", Type: arrow.BinaryTypes.Binary}}, nil), []arrow.Array{b.NewArray()}, 1))
+		return send(dataset,
+			array.NewRecord(arrow.NewSchema([]arrow.Field{{Name: "image", Type: arrow.BinaryTypes.Binary}}, nil),
+				[]arrow.Array{b.NewArray()}, 1))
 	}
 	if err := put("small", 100_000); err != nil {
 		t.Error(err)
 	}
 	wantCode(t, put("large", 10<<20), codes.ResourceExhausted, "MaxMessageBytes, which is 1048576")
 	// What is decompressed fits, but not what is made of it.
-	huggingFace := arrow.StructOf(arrow.Field{Name: "bytes", Type: arrow.BinaryTypes.Binary, Nullable: true}, arrow.Field{Name: "path", Type: arrow.BinaryTypes.String, Nullable: true})
-	paths := oneColumn(t, arrow.Field{Name: "image", Type: huggingFace, Nullable: true}, fmt.Sprintf(`[{"bytes": "eA==", "path": %q}%s]`, strings.Repeat("x", 3<<19), strings.Repeat(`, {"bytes": "eA==", "path": "x"}`, 2000)))
+	huggingFace := arrow.StructOf(arrow.Field{Name: "bytes", Type: arrow.BinaryTypes.Binary, Nullable: true},
+		arrow.Field{Name: "path", Type: arrow.BinaryTypes.String, Nullable: true})
+	paths := oneColumn(t, arrow.Field{Name: "image", Type: huggingFace, Nullable: true},
+		fmt.Sprintf(`[{"bytes": "eA==", "path": %q}%s]`, strings.Repeat("x", 3<<19),
+			strings.Repeat(`, {"bytes": "eA==", "path": "x"}`, 2000)))
 	wantCode(t, send("paths", paths), codes.ResourceExhausted, "uploads")
 	f.wantDatasets("small")
 }
@@ -596,7 +640,8 @@ func TestPutSelection(t *testing.T) {
 	if len(results) != 1 || ack.Rows != 3 || ack.Snapshot != 1 || len(ack.Selection) != 64 {
 		t.Errorf("got %s", results)
 	}
-	recs, err := f.get(&flight.Ticket{Ticket: fmt.Appendf(nil, `{"dataset": "d", "snapshot": 1, "selection": {"name": %q}, "columns": ["position", "id"]}`, ack.Selection)})
+	recs, err := f.get(&flight.Ticket{Ticket: fmt.Appendf(nil,
+		`{"dataset": "d", "snapshot": 1, "selection": {"name": %q}, "columns": ["position", "id"]}`, ack.Selection)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -608,7 +653,8 @@ func TestPutSelection(t *testing.T) {
 	for _, id := range column(t, recs, "id") {
 		ids = append(ids, fmt.Sprintf("%q", id))
 	}
-	results, err = f.put(command(`{"selection": {"dataset": "d"}}`), oneColumn(t, arrow.Field{Name: "id", Type: arrow.BinaryTypes.String}, "["+strings.Join(ids, ",")+"]"))
+	results, err = f.put(command(`{"selection": {"dataset": "d"}}`),
+		oneColumn(t, arrow.Field{Name: "id", Type: arrow.BinaryTypes.String}, "["+strings.Join(ids, ",")+"]"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -625,11 +671,14 @@ func TestPutSelection(t *testing.T) {
 		{d, oneColumn(t, position, `[300]`), codes.InvalidArgument, "got 300, want 0 to 299"},
 		{d, oneColumn(t, position, `[-1]`), codes.InvalidArgument, "got -1"},
 		{d, oneColumn(t, position, `[3, 3]`), codes.InvalidArgument, "2 positions of which 1 differ"},
-		{d, oneColumn(t, arrow.Field{Name: "row", Type: arrow.PrimitiveTypes.Int64}, `[3]`), codes.InvalidArgument, `"position" or "id"`},
-		{d, oneColumn(t, arrow.Field{Name: "id", Type: arrow.BinaryTypes.String}, `["6ba7b811-9dad-51d1-80b4-00c04fd430c8"]`), codes.NotFound, "6ba7b811-9dad-51d1-80b4-00c04fd430c8"},
+		{d, oneColumn(t, arrow.Field{Name: "row", Type: arrow.PrimitiveTypes.Int64}, `[3]`), codes.InvalidArgument,
+			`"position" or "id"`},
+		{d, oneColumn(t, arrow.Field{Name: "id", Type: arrow.BinaryTypes.String},
+			`["6ba7b811-9dad-51d1-80b4-00c04fd430c8"]`), codes.NotFound, "6ba7b811-9dad-51d1-80b4-00c04fd430c8"},
 		{command(`{"selection": {"dataset": "e"}}`), oneColumn(t, position, `[1]`), codes.NotFound, "e"},
 		{command(`{"selection": {"dataset": "d", "snapshot": 9}}`), oneColumn(t, position, `[1]`), codes.NotFound, "9"},
-		{command(`{"selection": {"dataset": "d", "snapshot": -9}}`), oneColumn(t, position, `[1]`), codes.InvalidArgument, "snapshot"},
+		{command(`{"selection": {"dataset": "d", "snapshot": -9}}`), oneColumn(t, position, `[1]`),
+			codes.InvalidArgument, "snapshot"},
 	} {
 		_, err := f.put(tt.d, tt.rec)
 		wantCode(t, err, tt.code, tt.want)

@@ -33,7 +33,8 @@ const (
 	sizeofPair        = 16                    // FieldNode and Buffer are both two int64
 	bufferAlignment   = 64                    // of every buffer within the body
 	maxBodyBytes      = math.MaxInt32 - 1<<20 // what fits a 2 GiB protobuf message beside its header
-	inlineBytes       = 1 << 10               // up to here a slice is copied: cheaper than a reference, and grpc counts none to so small a buffer
+	// up to here a slice is copied: cheaper than a reference, and grpc counts none to so small a buffer
+	inlineBytes = 1 << 10
 )
 
 var zeros [bufferAlignment]byte
@@ -242,7 +243,8 @@ func (e *encoder) layout(b *schema.Batch) error {
 		return errors.New("encoding a batch: blobs of it were not checked")
 	}
 	if e.body > maxBodyBytes {
-		return fmt.Errorf("%w: a record batch of %d bytes is more than one Flight message can carry (%d); ask for a smaller batch or batch_bytes",
+		return fmt.Errorf("%w: a record batch of %d bytes is more than one Flight message can carry (%d); ask for a "+
+			"smaller batch or batch_bytes",
 			schema.ErrLimit, e.body, maxBodyBytes)
 	}
 	return nil

@@ -32,7 +32,8 @@ func (c counted) Unpin() { c.out.Add(-1) }
 
 // encodable makes a batch of n rows with metadata of many types and blobs of
 // 0 to most bytes, and the record that a client should get of it.
-func encodable(tb testing.TB, layout schema.Layout, n, most int, seed uint64, out *atomic.Int64) (*schema.Batch, arrow.Record) {
+func encodable(tb testing.TB, layout schema.Layout, n, most int, seed uint64,
+	out *atomic.Int64) (*schema.Batch, arrow.Record) {
 	tb.Helper()
 	rng := rand.New(rand.NewPCG(seed, 7))
 	meta := []arrow.Field{
@@ -102,7 +103,8 @@ func encodable(tb testing.TB, layout schema.Layout, n, most int, seed uint64, ou
 		tb.Fatal(err)
 	}
 	chunk.BlobRef = schema.RefOf(data)
-	snap := &schema.Snapshot{Dataset: "d", Number: 1, Schema: sch, Chunks: []schema.Chunk{chunk}, Splits: []schema.Split{{Name: "train", Ranges: []schema.Range{{Start: 0, End: int64(n)}}}}}
+	snap := &schema.Snapshot{Dataset: "d", Number: 1, Schema: sch, Chunks: []schema.Chunk{chunk},
+		Splits: []schema.Split{{Name: "train", Ranges: []schema.Range{{Start: 0, End: int64(n)}}}}}
 	m, err := schema.OpenManifest(snap, []schema.Blob{schema.NewBlob(data, nil)})
 	if err != nil {
 		tb.Fatal(err)
@@ -176,7 +178,8 @@ func TestFramesRoundTrip(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	for _, layout := range []schema.Layout{schema.LayoutLargeBinary, schema.LayoutBinary, schema.LayoutHuggingFace} {
-		for _, size := range []struct{ rows, most int }{{1, 0}, {1, 1 << 20}, {7, 100}, {64, 3000}, {300, 20_000}, {3000, 30}} {
+		for _, size := range []struct{ rows, most int }{{1, 0}, {1, 1 << 20}, {7, 100}, {64, 3000}, {300, 20_000},
+			{3000, 30}} {
 			t.Run(fmt.Sprintf("%s/%dx%d", layout, size.rows, size.most), func(t *testing.T) {
 				var out atomic.Int64
 				const batches = 3
@@ -387,7 +390,8 @@ func TestBatchTooLarge(t *testing.T) {
 	s := arrow.NewSchema([]arrow.Field{{Name: "image", Type: arrow.BinaryTypes.LargeBinary}}, nil)
 	b := &schema.Batch{Schema: s, Rows: 1, Columns: []schema.Vector{{
 		Type: s.Field(0).Type, Len: 1,
-		Buffers: []schema.Buffer{{}, {Pieces: [][]byte{make([]byte, 16)}, Len: 16}, {Pieces: pieces, Len: int64(len(pieces)) << 20}},
+		Buffers: []schema.Buffer{{}, {Pieces: [][]byte{make([]byte, 16)}, Len: 16},
+			{Pieces: pieces, Len: int64(len(pieces)) << 20}},
 	}}, Blobs: [][]schema.Blob{{schema.NewBlob(big, counted{&out})}}}
 	_, err := newEncoder(s).batchFrame(b, nil, nil)
 	if !errors.Is(err, schema.ErrLimit) || !strings.Contains(err.Error(), "batch_bytes") {

@@ -50,7 +50,8 @@ func TestCodes(t *testing.T) {
 
 // TestMessageFits: a status travels in a header, whatever an error says.
 func TestMessageFits(t *testing.T) {
-	for _, s := range []string{"", "ok", strings.Repeat("ü", maxMessage), "bad \xff\xfe", strings.Repeat("x", maxMessage), strings.Repeat("\xff", 2*maxMessage)} {
+	for _, s := range []string{"", "ok", strings.Repeat("ü", maxMessage), "bad \xff\xfe",
+		strings.Repeat("x", maxMessage), strings.Repeat("\xff", 2*maxMessage)} {
 		got := abridge(s)
 		if len(got) > maxMessage || !utf8.ValidString(got) {
 			t.Errorf("%.20q… of %d bytes became %d", s, len(s), len(got))

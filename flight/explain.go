@@ -47,7 +47,8 @@ func parseExplain(b []byte) (*explainRequest, error) {
 	}
 	r.Request = req
 	if r.PaceMS > maxPaceMS {
-		return nil, &schema.FieldError{Field: "pace_ms", Got: fmt.Sprint(r.PaceMS), Want: fmt.Sprintf("milliseconds that the consumers take for a step, at most %d", maxPaceMS)}
+		return nil, &schema.FieldError{Field: "pace_ms", Got: fmt.Sprint(r.PaceMS),
+			Want: fmt.Sprintf("milliseconds that the consumers take for a step, at most %d", maxPaceMS)}
 	}
 	look := int64(usualLook)
 	if r.LookMS != nil {
@@ -57,7 +58,8 @@ func parseExplain(b []byte) (*explainRequest, error) {
 	for _, f := range []struct {
 		name    string
 		n, most int64
-	}{{"epochs", r.Epochs, maxEpochs}, {"nodes", r.Nodes, maxNodes}, {"window_bytes", r.WindowBytes, 1 << 50}, {"look_ms", look, maxLookMS}} {
+	}{{"epochs", r.Epochs, maxEpochs}, {"nodes", r.Nodes, maxNodes}, {"window_bytes", r.WindowBytes, 1 << 50},
+		{"look_ms", look, maxLookMS}} {
 		if f.n > f.most {
 			return nil, &schema.FieldError{Field: f.name, Got: fmt.Sprint(f.n), Want: fmt.Sprintf("at most %d", f.most)}
 		}
@@ -148,7 +150,8 @@ func (s *Server) explain(ctx context.Context, b []byte, send func([]byte) error)
 		rates = req.Rates.Over(rates)
 	}
 	if !rates.Known() {
-		return fmt.Errorf("%w: nothing is known of how fast this server's store is; an operator measures it by the action calibrate, "+
+		return fmt.Errorf("%w: nothing is known of how fast this server's store is; an operator measures it by the "+
+			"action calibrate, "+
 			"streams show it as they run, or the field \"rates\" says it", schema.ErrNotFound)
 	}
 	answer := Explained{Job: job.Group(), Plan: job.ID(), Dataset: job.SnapshotName(), Conditions: circumstancesOf(&c)}
@@ -196,7 +199,8 @@ func (r *explainRequest) apply(c *predict.Job) {
 
 func circumstancesOf(c *predict.Job) Circumstances {
 	return Circumstances{
-		Rows: c.Rows, RowBytes: c.RowBytes, Batch: c.Batch, Ranks: c.Ranks, Epochs: c.Epochs, PaceMS: c.PaceMS, Nodes: c.Nodes,
+		Rows: c.Rows, RowBytes: c.RowBytes, Batch: c.Batch, Ranks: c.Ranks, Epochs: c.Epochs, PaceMS: c.PaceMS,
+		Nodes:      c.Nodes,
 		CacheBytes: c.CacheBytes, HeldBytes: c.HeldBytes, WindowBytes: c.WindowBytes,
 	}
 }
@@ -242,7 +246,8 @@ func (s *Server) lookAt(group string, visible func(*call) bool, all bool) jobLoo
 // running looks twice at the job, if it runs; nil if it does not, as far as the caller may
 // know. Streams that ended in between leave nothing to compare with: then it is looked at
 // since its streams began.
-func (s *Server) running(ctx context.Context, job *fetch.Job, c *predict.Job, req *explainRequest, now fetch.Rates, shown bool) (*Running, error) {
+func (s *Server) running(ctx context.Context, job *fetch.Job, c *predict.Job, req *explainRequest, now fetch.Rates,
+	shown bool) (*Running, error) {
 	visible := s.mine(ctx)
 	a := s.lookAt(job.Group(), visible, shown)
 	if a.streams == 0 {
@@ -279,7 +284,8 @@ func (s *Server) running(ctx context.Context, job *fetch.Job, c *predict.Job, re
 
 // runningOf is what went on between two looks.
 func runningOf(a, b *jobLook) *Running {
-	r := &Running{Streams: b.streams, Since: b.since.UTC(), Seconds: max(b.at.Sub(a.at).Seconds(), 1e-3), Changed: []predict.Change{}}
+	r := &Running{Streams: b.streams, Since: b.since.UTC(), Seconds: max(b.at.Sub(a.at).Seconds(), 1e-3),
+		Changed: []predict.Change{}}
 	r.Samples, r.Bytes = float64(b.rows-a.rows)/r.Seconds, float64(b.bytes-a.bytes)/r.Seconds
 	spent := max(float64(b.spent-a.spent), 1)
 	share := func(now, then int64) float64 { return min(max(float64(now-then)/spent, 0), 1) }
@@ -340,7 +346,8 @@ func (s *Server) calibrate(ctx context.Context, b []byte, send func([]byte) erro
 	}
 	const mostSeconds = 60
 	if req.Seconds > mostSeconds {
-		return &schema.FieldError{Field: "seconds", Got: fmt.Sprint(req.Seconds), Want: fmt.Sprintf("at most %d", mostSeconds)}
+		return &schema.FieldError{Field: "seconds", Got: fmt.Sprint(req.Seconds),
+			Want: fmt.Sprintf("at most %d", mostSeconds)}
 	}
 	answer := struct {
 		*fetch.Calibration

@@ -32,15 +32,21 @@ func TestExplainRefuses(t *testing.T) {
 		`{"dataset": "d"}`:                    {codes.NotFound, "an operator measures it by the action calibrate"},
 		`{"dataset": "d", "pace": 3}`:         {codes.InvalidArgument, `pace: got an unknown field`},
 		`{"dataset": "d", "pace_ms": -3}`:     {codes.InvalidArgument, "pace_ms: got -3, want a number from 0"},
-		`{"dataset": "d", "pace_ms": 1e12, ` + someRates + `}`:        {codes.InvalidArgument, "pace_ms: got 1e+12, want milliseconds"},
-		`{"dataset": "d", "epochs": 1.5}`:                             {codes.InvalidArgument, "epochs: got 1.5, want an integer"},
-		`{"dataset": "d", "epochs": 4294967296, ` + someRates + `}`:   {codes.InvalidArgument, "epochs: got 4294967296, want at most"},
-		`{"dataset": "d", "nodes": 100000, ` + someRates + `}`:        {codes.InvalidArgument, "nodes: got 100000"},
-		`{"dataset": "d", "look_ms": 20000, ` + someRates + `}`:       {codes.InvalidArgument, "look_ms: got 20000, want at most 10000"},
+		`{"dataset": "d", "pace_ms": 1e12, ` + someRates + `}`: {codes.InvalidArgument,
+			"pace_ms: got 1e+12, want milliseconds"},
+		`{"dataset": "d", "epochs": 1.5}`: {codes.InvalidArgument,
+			"epochs: got 1.5, want an integer"},
+		`{"dataset": "d", "epochs": 4294967296, ` + someRates + `}`: {codes.InvalidArgument,
+			"epochs: got 4294967296, want at most"},
+		`{"dataset": "d", "nodes": 100000, ` + someRates + `}`: {codes.InvalidArgument, "nodes: got 100000"},
+		`{"dataset": "d", "look_ms": 20000, ` + someRates + `}`: {codes.InvalidArgument,
+			"look_ms: got 20000, want at most 10000"},
 		`{"dataset": "d", "batch": 0, ` + someRates + `}`:             {codes.InvalidArgument, "batch: got 0"},
 		`{"dataset": "d", "where": "label == 77", ` + someRates + `}`: {codes.InvalidArgument, "serves no row"},
-		`{"dataset": "d", "rates": {"store": {"latency": 1}}}`:        {codes.InvalidArgument, "rates.store.latency: got an unknown field"},
-		`{"dataset": "d", "rates": {"store": {"latency_ms": 1e300}}}`: {codes.InvalidArgument, "rates.store.latency_ms: got 1e+300"},
+		`{"dataset": "d", "rates": {"store": {"latency": 1}}}`: {codes.InvalidArgument,
+			"rates.store.latency: got an unknown field"},
+		`{"dataset": "d", "rates": {"store": {"latency_ms": 1e300}}}`: {codes.InvalidArgument,
+			"rates.store.latency_ms: got 1e+300"},
 	} {
 		_, err := f.act("explain", body)
 		wantCode(t, err, want.code, want.text)
@@ -73,20 +79,24 @@ func TestExplain(t *testing.T) {
 	for i := range 200 {
 		size += int64(len(content(i)))
 	}
-	got := explain(t, f, `{"dataset": "d", "columns": ["image"], "batch": 50, "world": {"size": 2}, "pace_ms": 10, "epochs": 3, "nodes": 2, "cache_bytes": 0, "window_bytes": 1048576, `+someRates+`}`)
-	want := Circumstances{Rows: 200, RowBytes: float64(size) / 200, Batch: 50, Ranks: 2, Epochs: 3, PaceMS: 10, Nodes: 2, WindowBytes: 1 << 20}
+	got := explain(t, f,
+		`{"dataset": "d", "columns": ["image"], "batch": 50, "world": {"size": 2}, "pace_ms": 10, "epochs": 3, "nodes": 2, "cache_bytes": 0, "window_bytes": 1048576, `+someRates+`}`)
+	want := Circumstances{Rows: 200, RowBytes: float64(size) / 200, Batch: 50, Ranks: 2, Epochs: 3, PaceMS: 10,
+		Nodes: 2, WindowBytes: 1 << 20}
 	if got.Conditions != want || got.Dataset != "d@1" || got.Running != nil {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 	p := got.Prediction
-	if rate := predict.Rate(1e6 / want.RowBytes); p.Limit != predict.ByLink || p.First.SamplesPerSec < 0.999*rate || p.First.SamplesPerSec > 1.001*rate {
+	if rate := predict.Rate(1e6 / want.RowBytes); p.Limit != predict.ByLink || p.First.SamplesPerSec < 0.999*rate ||
+		p.First.SamplesPerSec > 1.001*rate {
 		t.Errorf("limited by %s to %g samples/s, want the link, %g", p.Limit, p.First.SamplesPerSec, rate)
 	}
 	if p.SmallestCache == nil || p.SmallestWindow != nil { // the link is too slow for any window, and no cache is
 		t.Errorf("%+v", p)
 	}
 	// A request without blobs reads none.
-	if got := explain(t, f, `{"dataset": "d", "columns": ["label"], `+someRates+`}`); got.Prediction.First.HitShare != 1 {
+	if got := explain(t, f, `{"dataset": "d", "columns": ["label"], `+someRates+
+		`}`); got.Prediction.First.HitShare != 1 {
 		t.Errorf("%+v", got.Prediction.First)
 	}
 }
@@ -108,7 +118,8 @@ func TestCalibrate(t *testing.T) {
 		Reads       int64
 	}
 	mustUnmarshal(t, results[0], &found)
-	if found.Dataset != "d@1" || found.Store.LatencyMS <= 0 || found.Node.Cores < 1 || found.CPU <= 0 || found.Reads == 0 {
+	if found.Dataset != "d@1" || found.Store.LatencyMS <= 0 || found.Node.Cores < 1 || found.CPU <= 0 ||
+		found.Reads == 0 {
 		t.Errorf("%s", results[0])
 	}
 	if u, ok := found.Uncertainty["store.latency_ms"]; !ok || u.Samples == 0 {
@@ -121,7 +132,8 @@ func TestCalibrate(t *testing.T) {
 	if _, err := f.act("calibrate", `{`+someRates+`}`); err != nil {
 		t.Fatal(err)
 	}
-	if got := explain(t, f, `{"dataset": "small"}`); got.Rates.Store != (predict.Store{LatencyMS: 20, BytesPerSec: 1e6}) {
+	if got := explain(t, f, `{"dataset": "small"}`); got.Rates.Store != (predict.Store{LatencyMS: 20,
+		BytesPerSec: 1e6}) {
 		t.Errorf("explained by %+v", got.Rates)
 	}
 	results, err = f.act("calibrate", `{"probe": false}`)
@@ -151,7 +163,8 @@ func TestExplainRunning(t *testing.T) {
 		if (got.Running != nil) != c.runs {
 			t.Errorf("%s sees %+v", c.who.principal, got.Running)
 		}
-		if r := got.Running; r != nil && (r.Streams != 1 || r.Seconds <= 0 || r.Since.After(time.Now()) || r.Limit == "") {
+		if r := got.Running; r != nil && (r.Streams != 1 || r.Seconds <= 0 || r.Since.After(time.Now()) ||
+			r.Limit == "") {
 			t.Errorf("%s sees %+v", c.who.principal, r)
 		}
 		if (got.RatesFrom != nil) != (c.who == root) {
@@ -159,7 +172,8 @@ func TestExplainRunning(t *testing.T) {
 		}
 	}
 	// It is looked at twice.
-	if o := root.act("explain", strings.Replace(question, `"look_ms": 0`, `"look_ms": 20`, 1)); o.err != nil || !strings.Contains(o.text, `"running":{`) {
+	if o := root.act("explain", strings.Replace(question, `"look_ms": 0`, `"look_ms": 20`, 1)); o.err != nil ||
+		!strings.Contains(o.text, `"running":{`) {
 		t.Error(o)
 	}
 	// alice sees a hundred rows of 205.

@@ -69,7 +69,8 @@ func serve(t *testing.T, opts Options, dial ...grpc.DialOption) *fixture {
 	if len(dial) == 0 {
 		dial = []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}
 	}
-	f := &fixture{t: t, how: dial, log: &lockedBuffer{}, served: make(chan error, 1), mem: memory.NewCheckedAllocator(memory.DefaultAllocator)}
+	f := &fixture{t: t, how: dial, log: &lockedBuffer{}, served: make(chan error, 1),
+		mem: memory.NewCheckedAllocator(memory.DefaultAllocator)}
 	opts.Logger = slog.New(slog.NewTextHandler(f.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	var err error
 	if f.store, err = local.Open(t.TempDir(), local.Options{Logger: slog.New(slog.DiscardHandler)}); err != nil {
@@ -169,7 +170,8 @@ func (f *fixture) fill(dataset string, n int) putAck {
 	for lo := 0; lo < n; lo += 100 {
 		recs = append(recs, samples(lo, min(n, lo+100)))
 	}
-	results, err := f.put(command(`{"put": {"dataset": %q, "key": "file_name", "media": {"image": "image"}}}`, dataset), recs...)
+	results, err := f.put(command(`{"put": {"dataset": %q, "key": "file_name", "media": {"image": "image"}}}`, dataset),
+		recs...)
 	if err != nil {
 		f.t.Fatal(err)
 	}

@@ -45,7 +45,8 @@ func (r *receiver) data(b []byte, m *flight.FlightData) error {
 		switch field {
 		case fieldDescriptor:
 			if len(v) > r.server.opts.MaxRequestBytes+requestSlack {
-				return fmt.Errorf("%w: the descriptor has %d bytes, MaxRequestBytes is %d", schema.ErrLimit, len(v), r.server.opts.MaxRequestBytes)
+				return fmt.Errorf("%w: the descriptor has %d bytes, MaxRequestBytes is %d", schema.ErrLimit, len(v),
+					r.server.opts.MaxRequestBytes)
 			}
 			if err := r.lease.grow(requestFactor * int64(len(v))); err != nil {
 				return err

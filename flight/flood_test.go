@@ -37,7 +37,8 @@ func TestFloodOfWrongTokens(t *testing.T) {
 				} else {
 					token = strings.Replace(token, tokenID(good), "0123456789abcdef", 1)
 				}
-				_, err := client.GetFlightInfo(metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+token), path("d"))
+				_, err := client.GetFlightInfo(metadata.AppendToOutgoingContext(t.Context(), "authorization",
+					"Bearer "+token), path("d"))
 				switch status.Code(err) {
 				case codes.Unauthenticated:
 					wrong.Add(1)

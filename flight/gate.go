@@ -38,14 +38,16 @@ func (s *Server) mayServer(ctx context.Context, right rules.Right, what string) 
 	if s.rules().Server(whoOf(fetch.CallerFrom(ctx))).May(right) {
 		return nil
 	}
-	return s.denied(ctx, "", fmt.Errorf("%w: %s is for who has the right %q on all datasets", schema.ErrDenied, what, right.String()))
+	return s.denied(ctx, "", fmt.Errorf("%w: %s is for who has the right %q on all datasets", schema.ErrDenied, what,
+		right.String()))
 }
 
 // may fails unless the caller has a right on a dataset. Of one that he may not even see
 // he is told that there is none, whether there is or not; but for writing, where there
 // need not be one.
 func (s *Server) may(ctx context.Context, dataset string, right rules.Right) (rules.Decision, error) {
-	if err := schema.CheckName("dataset", dataset); err != nil { // also for those who would only be told that there is none: it is recorded
+	// also for those who would only be told that there is none: it is recorded
+	if err := schema.CheckName("dataset", dataset); err != nil {
 		return rules.Decision{}, err
 	}
 	d := s.decide(ctx, dataset)
@@ -53,7 +55,8 @@ func (s *Server) may(ctx context.Context, dataset string, right rules.Right) (ru
 	case d.May(right):
 		return d, nil
 	case d.May(rules.List) || right&rules.Write != 0:
-		return d, s.denied(ctx, dataset, fmt.Errorf("%w: what you may do with dataset %q: %s; this takes %s", schema.ErrDenied, dataset, d.Rights, right))
+		return d, s.denied(ctx, dataset, fmt.Errorf("%w: what you may do with dataset %q: %s; this takes %s",
+			schema.ErrDenied, dataset, d.Rights, right))
 	}
 	return d, s.denied(ctx, dataset, s.noDataset(ctx, dataset, 0))
 }
@@ -70,7 +73,8 @@ func (s *Server) noDataset(ctx context.Context, dataset string, number int64) er
 		return (d.Name != dataset || number == 0) && s.decide(ctx, d.Name).Restriction != nil
 	})
 	if len(named) == 0 && s.rules() != nil {
-		return fmt.Errorf("%w: there is no dataset %q; listings name those that there are for you", schema.ErrNotFound, dataset)
+		return fmt.Errorf("%w: there is no dataset %q; listings name those that there are for you", schema.ErrNotFound,
+			dataset)
 	}
 	return store.NoSnapshot(named, dataset, number)
 }
@@ -92,7 +96,8 @@ func (s *Server) datasets(ctx context.Context) ([]store.Dataset, error) {
 
 // snapshot looks a snapshot up that the caller has a right to, by number or by tag, the
 // newest if neither is given.
-func (s *Server) snapshot(ctx context.Context, ref snapshotRef, right rules.Right) (*schema.Snapshot, rules.Decision, error) {
+func (s *Server) snapshot(ctx context.Context, ref snapshotRef,
+	right rules.Right) (*schema.Snapshot, rules.Decision, error) {
 	dataset := ref.Dataset
 	d, err := s.may(ctx, dataset, right)
 	if err != nil {
@@ -128,7 +133,8 @@ func (s *Server) fits(ctx context.Context, d rules.Decision, snap *schema.Snapsh
 	if d.Restriction.Visible(snap.Schema).NumFields() > 0 {
 		return nil
 	}
-	s.log.LogAttrs(ctx, slog.LevelWarn, "a rule shows no column of a snapshot", slog.String("dataset", snap.Dataset), slog.Int64("snapshot", snap.Number), slog.String("rule", d.Rule.String()))
+	s.log.LogAttrs(ctx, slog.LevelWarn, "a rule shows no column of a snapshot", slog.String("dataset", snap.Dataset),
+		slog.Int64("snapshot", snap.Number), slog.String("rule", d.Rule.String()))
 	return s.noDataset(ctx, snap.Dataset, 0)
 }
 
@@ -137,7 +143,8 @@ func (s *Server) shows(ctx context.Context, d rules.Decision, snap *schema.Snaps
 	if err := s.fits(ctx, d, snap); err != nil || !d.Restriction.HidesRows() {
 		return err
 	}
-	job, err := s.engine.Open(ctx, schema.Request{Dataset: snap.Dataset, Snapshot: snap.Number, Columns: []string{schema.PositionColumn}, Within: d.Restriction})
+	job, err := s.engine.Open(ctx, schema.Request{Dataset: snap.Dataset, Snapshot: snap.Number,
+		Columns: []string{schema.PositionColumn}, Within: d.Restriction})
 	if err != nil {
 		if s.misfit(ctx, d, err) {
 			return s.noDataset(ctx, snap.Dataset, 0)
@@ -153,7 +160,8 @@ func (s *Server) shows(ctx context.Context, d rules.Decision, snap *schema.Snaps
 func (s *Server) misfit(ctx context.Context, d rules.Decision, err error) bool {
 	fault, ok := errors.AsType[*jobs.RestrictionError](err)
 	if ok {
-		s.log.LogAttrs(ctx, slog.LevelWarn, "a rule does not fit a dataset, which does not exist for those whom it is for",
+		s.log.LogAttrs(ctx, slog.LevelWarn, "a rule does not fit a dataset, which does not exist for those "+
+			"whom it is for",
 			slog.String("rule", d.Rule.String()), slog.String("error", fault.Error()))
 	}
 	return ok
@@ -174,7 +182,8 @@ func (s *Server) open(ctx context.Context, req schema.Request, right rules.Right
 		job.Close()
 		return nil, err
 	}
-	used(ctx, access{dataset: req.Dataset, snapshot: job.Request().Snapshot, right: right, decision: d, plan: job.ID(), group: job.Group()})
+	used(ctx, access{dataset: req.Dataset, snapshot: job.Request().Snapshot, right: right, decision: d, plan: job.ID(),
+		group: job.Group()})
 	// Whoever changes the rules ends what is noted by now; this is what is not.
 	if !s.decide(ctx, req.Dataset).Same(d) {
 		job.Close()
@@ -242,11 +251,12 @@ func (s *Server) planID(ctx context.Context, req schema.Request) (string, error)
 // saveSelection saves positions that a job of the caller's has checked.
 func (s *Server) saveSelection(ctx context.Context, job *fetch.Job, positions []int64) (name string, err error) {
 	req := job.Request()
-	err = s.audited(ctx, change{event: auditSelect, dataset: req.Dataset, snapshot: req.Snapshot}, func(c *change) (err error) {
-		name, err = s.engine.SaveSelection(ctx, req.Dataset, req.Snapshot, positions)
-		c.rows = int64(len(positions))
-		return err
-	})
+	err = s.audited(ctx, change{event: auditSelect, dataset: req.Dataset, snapshot: req.Snapshot},
+		func(c *change) (err error) {
+			name, err = s.engine.SaveSelection(ctx, req.Dataset, req.Snapshot, positions)
+			c.rows = int64(len(positions))
+			return err
+		})
 	return name, err
 }
 
@@ -306,17 +316,19 @@ func (s *Server) ingest(ctx context.Context, opts ingest.Options) (*ingest.Write
 }
 
 // commit commits what was written.
-func (s *Server) commit(ctx context.Context, dataset string, w *ingest.Writer, ack batchAck) (snap *schema.Snapshot, changed bool, err error) {
+func (s *Server) commit(ctx context.Context, dataset string, w *ingest.Writer,
+	ack batchAck) (snap *schema.Snapshot, changed bool, err error) {
 	// It may have taken long, and the rules may have changed.
 	if _, err := s.may(ctx, dataset, rules.Write); err != nil {
 		return nil, false, err
 	}
-	err = s.audited(ctx, change{event: auditWrite, dataset: dataset, rows: ack.Rows, bytes: ack.Bytes}, func(c *change) (err error) {
-		if snap, changed, err = w.Commit(ctx); err == nil {
-			c.snapshot = snap.Number
-		}
-		return err
-	})
+	err = s.audited(ctx, change{event: auditWrite, dataset: dataset, rows: ack.Rows, bytes: ack.Bytes},
+		func(c *change) (err error) {
+			if snap, changed, err = w.Commit(ctx); err == nil {
+				c.snapshot = snap.Number
+			}
+			return err
+		})
 	return snap, changed, err
 }
 
@@ -336,13 +348,15 @@ func (s *Server) mine(ctx context.Context) func(*call) bool {
 
 // errRules is the cause of a stream that the rules, which have changed, do not grant any
 // more, or not as it was.
-var errRules = fmt.Errorf("%w: the rules have changed what you may see of this dataset; ask for it again", schema.ErrUnavailable)
+var errRules = fmt.Errorf("%w: the rules have changed what you may see of this dataset; ask for it again",
+	schema.ErrUnavailable)
 
 // EnforceRules ends the streams for which the rules that hold now say something else
 // than those did under which they began. It is called when the rules have changed.
 func (s *Server) EnforceRules() {
 	rs := s.rules()
 	s.calls.kill(errRules, func(c *call) bool {
-		return c.access.dataset != "" && !c.access.refused && !rs.Decide(whoOf(c.caller), c.access.dataset).Same(c.access.decision)
+		return c.access.dataset != "" && !c.access.refused &&
+			!rs.Decide(whoOf(c.caller), c.access.dataset).Same(c.access.decision)
 	})
 }

@@ -52,7 +52,8 @@ func (s *Server) jobReads(group string) (all, spill int64) {
 
 // runCalibration measures, which takes from all who use the store: it is for who runs the
 // server.
-func (s *Server) runCalibration(ctx context.Context, dataset string, opts fetch.CalibrateOptions) (found *fetch.Calibration, name string, err error) {
+func (s *Server) runCalibration(ctx context.Context, dataset string,
+	opts fetch.CalibrateOptions) (found *fetch.Calibration, name string, err error) {
 	if err := s.mayServer(ctx, rules.Admin, "measuring rates"); err != nil {
 		return nil, "", err
 	}
@@ -69,13 +70,14 @@ func (s *Server) runCalibration(ctx context.Context, dataset string, opts fetch.
 	if job.Plan().Rows() == 0 {
 		return nil, "", fmt.Errorf("%w: %s has no row to read", schema.ErrInvalid, job.SnapshotName())
 	}
-	err = s.audited(ctx, change{event: auditMeasure, dataset: dataset, snapshot: job.Request().Snapshot}, func(c *change) (err error) {
-		if found, err = s.engine.Calibrate(ctx, job, opts); err == nil {
-			c.rows, c.bytes = found.Reads, found.Bytes
-			s.engine.SetRates(found.Rates)
-		}
-		return err
-	})
+	err = s.audited(ctx, change{event: auditMeasure, dataset: dataset, snapshot: job.Request().Snapshot},
+		func(c *change) (err error) {
+			if found, err = s.engine.Calibrate(ctx, job, opts); err == nil {
+				c.rows, c.bytes = found.Reads, found.Bytes
+				s.engine.SetRates(found.Rates)
+			}
+			return err
+		})
 	return found, job.SnapshotName(), err
 }
 

@@ -81,7 +81,8 @@ type outcome struct {
 }
 
 func (o outcome) String() string {
-	return fmt.Sprintf("%s %q; %d rows, %d bytes; %s", status.Code(o.err), status.Convert(o.err).Message(), o.rows, o.bytes, o.text)
+	return fmt.Sprintf("%s %q; %d rows, %d bytes; %s", status.Code(o.err), status.Convert(o.err).Message(), o.rows,
+		o.bytes, o.text)
 }
 
 func (o *outcome) say(format string, args ...any) { o.text += fmt.Sprintf(format, args...) + "\n" }
@@ -186,7 +187,8 @@ func (a as) actProto(name string, m proto.Message) outcome {
 
 // ints is a record of one column of integers.
 func ints(name string, values ...int64) arrow.Record {
-	b := array.NewRecordBuilder(memory.DefaultAllocator, arrow.NewSchema([]arrow.Field{{Name: name, Type: arrow.PrimitiveTypes.Int64}}, nil))
+	b := array.NewRecordBuilder(memory.DefaultAllocator,
+		arrow.NewSchema([]arrow.Field{{Name: name, Type: arrow.PrimitiveTypes.Int64}}, nil))
 	defer b.Release()
 	b.Field(0).(*array.Int64Builder).AppendValues(values, nil)
 	return b.NewRecord()
@@ -194,7 +196,8 @@ func ints(name string, values ...int64) arrow.Record {
 
 // idRecord is a record of ids.
 func idRecord(values ...schema.ID) arrow.Record {
-	b := array.NewRecordBuilder(memory.DefaultAllocator, arrow.NewSchema([]arrow.Field{{Name: "id", Type: &arrow.FixedSizeBinaryType{ByteWidth: 16}}}, nil))
+	b := array.NewRecordBuilder(memory.DefaultAllocator,
+		arrow.NewSchema([]arrow.Field{{Name: "id", Type: &arrow.FixedSizeBinaryType{ByteWidth: 16}}}, nil))
 	defer b.Release()
 	for _, v := range values {
 		b.Field(0).(*array.FixedSizeBinaryBuilder).Append(v[:])

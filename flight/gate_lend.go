@@ -23,7 +23,8 @@ import (
 func (s *Server) letInNode(ctx context.Context) error {
 	refuse := func(why string) error {
 		err := fmt.Errorf("%w: %s", schema.ErrUnauthenticated, why)
-		if s.opts.Door.Authenticates() { // whoever guesses keys is told no more than who guesses tokens, and no more often
+		// whoever guesses keys is told no more than who guesses tokens, and no more often
+		if s.opts.Door.Authenticates() {
 			return s.opts.Door.Refuse(ctx, err)
 		}
 		return err

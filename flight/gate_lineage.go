@@ -35,7 +35,8 @@ func (s *Server) recorded(ctx context.Context, match func(*fetch.PieceHead) bool
 	mine := s.onRecord(ctx)
 	pieces, kept, err := s.engine.Recorded(func(h *fetch.PieceHead) bool { return match(h) && mine(h) })
 	if err == nil && !kept {
-		err = fmt.Errorf("%w: this server keeps no record of what it hands out; it does with serve --lineage DIR", schema.ErrNotFound)
+		err = fmt.Errorf("%w: this server keeps no record of what it hands out; it does with serve --lineage DIR",
+			schema.ErrNotFound)
 	}
 	return pieces, err
 }
@@ -90,7 +91,8 @@ func (s *Server) course(ctx context.Context, name string) (pieces []*fetch.Piece
 		return nil, 0, err
 	}
 	if len(pieces) == 0 {
-		return nil, 0, fmt.Errorf("%w: job %s is not on record here: it ran elsewhere, or is older than what is kept; lineage without a job lists those there are", schema.ErrNotFound, schema.Quote(name))
+		return nil, 0, fmt.Errorf("%w: job %s is not on record here: it ran elsewhere, or is older than what is "+
+			"kept; lineage without a job lists those there are", schema.ErrNotFound, schema.Quote(name))
 	}
 	if planned != nil {
 		return pieces, *planned, nil
@@ -113,21 +115,26 @@ func (s *Server) hides(ctx context.Context, p *fetch.Piece, err error) error {
 		return nil
 	}
 	d := s.decide(ctx, p.Head.Ticket.Dataset)
-	if d.Restriction.Key() != p.Head.Restriction().Key() && !errors.Is(err, schema.ErrUnavailable) && !errors.Is(err, schema.ErrLimit) {
+	if d.Restriction.Key() != p.Head.Restriction().Key() && !errors.Is(err, schema.ErrUnavailable) &&
+		!errors.Is(err, schema.ErrLimit) {
 		return fmt.Errorf("%w: what this job was handed out cannot be said any more", schema.ErrNotFound)
 	}
 	return err
 }
 
 // heldStep looks a step up, and the job by which the caller sees its samples, which he closes.
-func (s *Server) heldStep(ctx context.Context, pieces []*fetch.Piece, epoch uint64, step int64, rank int) ([]fetch.Share, *fetch.Job, error) {
+func (s *Server) heldStep(ctx context.Context, pieces []*fetch.Piece, epoch uint64, step int64,
+	rank int) ([]fetch.Share, *fetch.Job, error) {
 	first := pieces[0].Head.Ticket
-	see, err := s.open(ctx, schema.Request{Dataset: first.Dataset, Snapshot: first.Snapshot, Columns: []string{schema.PositionColumn}}, rules.Read)
+	see, err := s.open(ctx, schema.Request{Dataset: first.Dataset, Snapshot: first.Snapshot,
+		Columns: []string{schema.PositionColumn}}, rules.Read)
 	if err != nil {
 		return nil, nil, err
 	}
 	// One name may stand for streams of several courses, if somebody made a request so: each for itself.
-	pieces = slices.DeleteFunc(slices.Clone(pieces), func(p *fetch.Piece) bool { return p.Head.Job != pieces[0].Head.Job })
+	pieces = slices.DeleteFunc(slices.Clone(pieces), func(p *fetch.Piece) bool {
+		return p.Head.Job != pieces[0].Head.Job
+	})
 	shares, err := s.engine.Lineage(ctx, pieces, epoch, step, rank)
 	if err != nil {
 		see.Close()

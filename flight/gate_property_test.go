@@ -55,10 +55,12 @@ func TestServedIsAllowed(t *testing.T) {
 			}
 		}
 		r.set(t, fmt.Sprintf("rules:\n  - {principals: [root], datasets: ['*'], rights: [admin]}\n"+
-			"  - {principals: [ada], datasets: [d], rights: [read], where: '%s', columns: [%s]}\n", rule.text, strings.Join(columns, ", ")))
+			"  - {principals: [ada], datasets: [d], rights: [read], where: '%s', columns: [%s]}\n", rule.text,
+			strings.Join(columns, ", ")))
 		for range 5 {
 			asked := conditions[rnd.IntN(len(conditions))]
-			fields := []string{fmt.Sprintf(`"dataset": "d", "columns": ["position"], "batch": %d`, 1+rnd.IntN(40)), fmt.Sprintf(`"where": %q`, asked.text)}
+			fields := []string{fmt.Sprintf(`"dataset": "d", "columns": ["position"], "batch": %d`, 1+rnd.IntN(40)),
+				fmt.Sprintf(`"where": %q`, asked.text)}
 			var listed []int64
 			if rnd.IntN(2) == 0 {
 				for range 1 + rnd.IntN(30) {
@@ -66,7 +68,8 @@ func TestServedIsAllowed(t *testing.T) {
 						listed = append(listed, p)
 					}
 				}
-				fields = append(fields, fmt.Sprintf(`"selection": {"positions": %s}`, strings.ReplaceAll(fmt.Sprint(listed), " ", ", ")))
+				fields = append(fields, fmt.Sprintf(`"selection": {"positions": %s}`,
+					strings.ReplaceAll(fmt.Sprint(listed), " ", ", ")))
 			}
 			if rnd.IntN(2) == 0 {
 				fields = append(fields, fmt.Sprintf(`"shuffle": {"seed": %d}`, rnd.IntN(5)))
@@ -115,7 +118,8 @@ func TestServedIsAllowed(t *testing.T) {
 				t.Fatalf("rule %q, columns %v: %s: got %v, want %v; %s", rule.text, columns, request, got, want, o)
 			}
 			served += len(got)
-			if info := ada.info(command("%s", request)); !strings.HasPrefix(info.text, fmt.Sprintf("%d records, %d bytes", len(want), 8*len(want))) {
+			if info := ada.info(command("%s", request)); !strings.HasPrefix(info.text,
+				fmt.Sprintf("%d records, %d bytes", len(want), 8*len(want))) {
 				t.Fatalf("rule %q: %s: %s, want %d records", rule.text, request, info, len(want))
 			}
 			// One at a time, by position.

@@ -21,9 +21,10 @@ func (s *Server) giveTag(ctx context.Context, ref snapshotRef, name string) (int
 	if err != nil {
 		return 0, err
 	}
-	return snap.Number, s.audited(ctx, change{event: auditTag, dataset: ref.Dataset, snapshot: snap.Number, tag: name}, func(*change) error {
-		return tagger.Tag(ctx, ref.Dataset, name, snap.Number)
-	})
+	return snap.Number, s.audited(ctx, change{event: auditTag, dataset: ref.Dataset, snapshot: snap.Number, tag: name},
+		func(*change) error {
+			return tagger.Tag(ctx, ref.Dataset, name, snap.Number)
+		})
 }
 
 // removeTag removes a name from the snapshot that has it, whose number it returns.
@@ -40,7 +41,8 @@ func (s *Server) removeTag(ctx context.Context, dataset, name string) (int64, er
 	if err != nil {
 		return 0, s.notFor(ctx, d, dataset, 0, err)
 	}
-	return number, s.audited(ctx, change{event: auditUntag, dataset: dataset, snapshot: number, tag: name}, func(*change) error {
-		return tagger.Untag(ctx, dataset, name)
-	})
+	return number, s.audited(ctx, change{event: auditUntag, dataset: dataset, snapshot: number, tag: name},
+		func(*change) error {
+			return tagger.Untag(ctx, dataset, name)
+		})
 }

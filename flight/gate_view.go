@@ -32,7 +32,8 @@ func (s *Server) view(ctx context.Context, snap *schema.Snapshot, d rules.Decisi
 		v.rows, v.splits = snap.Rows(), jobs.SeenSplits(snap, nil)
 		return v, nil
 	}
-	job, err := s.engine.Open(ctx, schema.Request{Dataset: snap.Dataset, Snapshot: snap.Number, Columns: []string{schema.PositionColumn}, Within: d.Restriction})
+	job, err := s.engine.Open(ctx, schema.Request{Dataset: snap.Dataset, Snapshot: snap.Number,
+		Columns: []string{schema.PositionColumn}, Within: d.Restriction})
 	if err != nil {
 		return nil, s.notFor(ctx, d, snap.Dataset, snap.Number, err)
 	}
@@ -92,7 +93,8 @@ func (s *Server) eachNewest(ctx context.Context, f datasetFilter, visit func(sto
 }
 
 // schemaOf is what batches of a request look like for who sees that much of a snapshot.
-func (s *Server) schemaOf(snap *schema.Snapshot, within *schema.Restriction, req schema.Request) (*arrow.Schema, error) {
+func (s *Server) schemaOf(snap *schema.Snapshot, within *schema.Restriction,
+	req schema.Request) (*arrow.Schema, error) {
 	req.Within = within
 	return s.engine.Schema(snap, req)
 }
@@ -107,7 +109,8 @@ func (s *Server) outline(ctx context.Context, v *seen, split string) (*fetch.Out
 			return nil, 0, err
 		}
 		defer job.Close()
-		return &fetch.Outline{Request: job.Request(), ID: job.ID(), Plan: job.Plan(), Projection: job.Projection()}, -1, nil
+		return &fetch.Outline{Request: job.Request(), ID: job.ID(), Plan: job.Plan(), Projection: job.Projection()}, -1,
+			nil
 	}
 	o, err := s.engine.Outline(v.snap, req)
 	if err != nil {
@@ -130,7 +133,8 @@ func (s *Server) blobBytes(ctx context.Context, v *seen, ordinal int, name strin
 		}
 		return sum, nil
 	}
-	job, err := s.engine.Open(ctx, schema.Request{Dataset: v.snap.Dataset, Snapshot: v.snap.Number, Columns: []string{name}, Within: v.within})
+	job, err := s.engine.Open(ctx, schema.Request{Dataset: v.snap.Dataset, Snapshot: v.snap.Number,
+		Columns: []string{name}, Within: v.within})
 	if err != nil {
 		return 0, err
 	}

@@ -202,7 +202,8 @@ func (g *gatherConn) data(b []byte) bool {
 		return false
 	}
 	g.payload = frameLength(b)
-	if g.open != nil && bytes.Equal(g.open[3:], b[3:]) && b[4] == 0 && frameLength(g.open)+g.payload <= g.reading.maxFrame() {
+	if g.open != nil && bytes.Equal(g.open[3:], b[3:]) && b[4] == 0 &&
+		frameLength(g.open)+g.payload <= g.reading.maxFrame() {
 		putFrameLength(g.open, frameLength(g.open)+g.payload)
 		return true
 	}

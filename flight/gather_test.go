@@ -166,7 +166,8 @@ func TestGatherConn(t *testing.T) {
 		}
 		for stream := range want {
 			if !bytes.Equal(got[stream], want[stream]) {
-				t.Errorf("most %d: the payload of stream %d differs: %d bytes, want %d", most, stream, len(got[stream]), len(want[stream]))
+				t.Errorf("most %d: the payload of stream %d differs: %d bytes, want %d", most, stream, len(got[stream]),
+					len(want[stream]))
 			}
 		}
 		if !bytes.Equal(gotOthers, others) {

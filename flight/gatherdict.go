@@ -19,11 +19,15 @@ func gather(a *array.Dictionary, mem memory.Allocator, lease *lease) (arrow.Arra
 	case *array.String:
 		return gatherTexts(a, array.NewStringBuilder(mem), func(i int) string { return dict.Value(i) }, math.MaxInt32)
 	case *array.LargeString:
-		return gatherTexts(a, array.NewLargeStringBuilder(mem), func(i int) string { return dict.Value(i) }, math.MaxInt64)
+		return gatherTexts(a, array.NewLargeStringBuilder(mem), func(i int) string {
+			return dict.Value(i)
+		}, math.MaxInt64)
 	case *array.Binary:
-		return gatherTexts(a, bytesBuilder{array.NewBinaryBuilder(mem, arrow.BinaryTypes.Binary)}, dict.ValueString, math.MaxInt32)
+		return gatherTexts(a, bytesBuilder{array.NewBinaryBuilder(mem, arrow.BinaryTypes.Binary)}, dict.ValueString,
+			math.MaxInt32)
 	case *array.LargeBinary:
-		return gatherTexts(a, bytesBuilder{array.NewBinaryBuilder(mem, arrow.BinaryTypes.LargeBinary)}, dict.ValueString, math.MaxInt64)
+		return gatherTexts(a, bytesBuilder{array.NewBinaryBuilder(mem, arrow.BinaryTypes.LargeBinary)},
+			dict.ValueString, math.MaxInt64)
 	}
 	return gatherAny(a, mem, lease)
 }
@@ -49,7 +53,8 @@ func gatherTexts(a *array.Dictionary, b textBuilder, value func(int) string, mos
 		}
 	}
 	if sum > most {
-		return nil, fmt.Errorf("%w: the values of %d rows have %d bytes, more than a column of type %s can", schema.ErrLimit, a.Len(), sum, a.Dictionary().DataType())
+		return nil, fmt.Errorf("%w: the values of %d rows have %d bytes, more than a column of type %s can",
+			schema.ErrLimit, a.Len(), sum, a.Dictionary().DataType())
 	}
 	b.Reserve(a.Len())
 	b.ReserveData(int(sum))

@@ -60,7 +60,8 @@ type schemaHead struct {
 func checkSchema(header []byte) (head schemaHead, err error) {
 	defer func() { err = brokenFlatbuffer(recover(), err) }()
 	if len(header) > maxSchemaBytes {
-		return head, fmt.Errorf("%w: a schema has %d bytes, and may have %d", schema.ErrLimit, len(header), maxSchemaBytes)
+		return head, fmt.Errorf("%w: a schema has %d bytes, and may have %d", schema.ErrLimit, len(header),
+			maxSchemaBytes)
 	}
 	msg := flatbuffers.Table{Bytes: header, Pos: flatbuffers.GetUOffsetT(header)}
 	at := flatbuffers.UOffsetT(msg.Offset(slotMessageHeader))
@@ -109,7 +110,8 @@ func (c *schemaCheck) field(f *flatbuffers.Table, depth int) error {
 		return fmt.Errorf("%w: a schema is nested more than %d levels deep", schema.ErrInvalid, maxSchemaDepth)
 	}
 	if depth > 0 && f.Offset(slotFieldDictionary) != 0 {
-		return fmt.Errorf("%w: a schema has a dictionary inside of a list or struct; only columns may have one", schema.ErrInvalid)
+		return fmt.Errorf("%w: a schema has a dictionary inside of a list or struct; only columns may have one",
+			schema.ErrInvalid)
 	}
 	if f.GetByteSlot(slotFieldTypeType, 0) == typeUnion {
 		return fmt.Errorf("%w: a schema has a union, which is not supported", schema.ErrInvalid)
@@ -152,17 +154,20 @@ func (c *schemaCheck) string(t *flatbuffers.Table, slot flatbuffers.VOffsetT) er
 }
 
 // each visits the tables of a vector.
-func (c *schemaCheck) each(t *flatbuffers.Table, slot flatbuffers.VOffsetT, visit func(*flatbuffers.Table) error) error {
+func (c *schemaCheck) each(t *flatbuffers.Table, slot flatbuffers.VOffsetT,
+	visit func(*flatbuffers.Table) error) error {
 	o := flatbuffers.UOffsetT(t.Offset(slot))
 	if o == 0 {
 		return nil
 	}
 	n, at := t.VectorLen(o), t.Vector(o)
 	if c.tables -= n; n < 0 || c.tables < 0 {
-		return fmt.Errorf("%w: a schema has more than %d fields and pairs of metadata", schema.ErrInvalid, maxSchemaTables)
+		return fmt.Errorf("%w: a schema has more than %d fields and pairs of metadata", schema.ErrInvalid,
+			maxSchemaTables)
 	}
 	for i := range n {
-		if err := visit(&flatbuffers.Table{Bytes: t.Bytes, Pos: t.Indirect(at + flatbuffers.UOffsetT(4*i))}); err != nil {
+		if err := visit(&flatbuffers.Table{Bytes: t.Bytes,
+			Pos: t.Indirect(at + flatbuffers.UOffsetT(4*i))}); err != nil {
 			return err
 		}
 	}

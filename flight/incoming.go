@@ -138,7 +138,8 @@ func (in *incoming) batches() (*batches, error) {
 		b.ids[i] = head.dictionaries[i]
 		dt := storageType(dict.ValueType)
 		if known := b.dictionaries[b.ids[i]]; known != nil && !arrow.TypeEqual(known.dt, dt) {
-			return nil, fmt.Errorf("%w: two columns of different types have the dictionary of id %d", schema.ErrInvalid, b.ids[i])
+			return nil, fmt.Errorf("%w: two columns of different types have the dictionary of id %d", schema.ErrInvalid,
+				b.ids[i])
 		}
 		b.dictionaries[b.ids[i]] = &dictionary{dt: dt}
 	}
@@ -171,7 +172,8 @@ func decodeSchema(fd *flight.FlightData) (s *arrow.Schema, err error) {
 	}
 	defer rdr.Release()
 	if n := rdr.Schema().NumFields(); n == 0 || n > schema.MaxColumns {
-		return nil, &schema.FieldError{Field: "schema", Got: fmt.Sprintf("%d columns", n), Want: fmt.Sprintf("1 to %d", schema.MaxColumns)}
+		return nil, &schema.FieldError{Field: "schema", Got: fmt.Sprintf("%d columns", n),
+			Want: fmt.Sprintf("1 to %d", schema.MaxColumns)}
 	}
 	return rdr.Schema(), nil
 }

@@ -36,7 +36,8 @@ var zstdDecoder = sync.OnceValue(func() *zstd.Decoder {
 // is any.
 func (d *decoder) inflate(b []byte) ([]byte, error) {
 	if len(b) < sizePrefix {
-		return nil, fmt.Errorf("%w: a compressed buffer has %d bytes, its size alone takes %d", schema.ErrInvalid, len(b), sizePrefix)
+		return nil, fmt.Errorf("%w: a compressed buffer has %d bytes, its size alone takes %d", schema.ErrInvalid,
+			len(b), sizePrefix)
 	}
 	n := int64(binary.LittleEndian.Uint64(b))
 	b = b[sizePrefix:]
@@ -47,7 +48,8 @@ func (d *decoder) inflate(b []byte) ([]byte, error) {
 		return nil, fmt.Errorf("%w: a compressed buffer claims %d bytes", schema.ErrInvalid, n)
 	}
 	if most := 2 * int64(d.in.opts.MaxMessageBytes); n > most-d.inflated {
-		return nil, fmt.Errorf("%w: a record batch, decompressed, takes more than twice MaxMessageBytes, which is %d", schema.ErrLimit, most/2)
+		return nil, fmt.Errorf("%w: a record batch, decompressed, takes more than twice MaxMessageBytes, which is %d",
+			schema.ErrLimit, most/2)
 	}
 	d.inflated += n
 	if err := d.in.lease.grow(n); err != nil {

@@ -52,7 +52,8 @@ func parseDescriptor(d *flight.FlightDescriptor) (schema.Request, error) {
 	case flight.DescriptorCMD:
 		return schema.ParseRequest(d.GetCmd())
 	}
-	return schema.Request{}, &schema.FieldError{Field: "descriptor.type", Got: d.GetType().String(), Want: "PATH or CMD"}
+	return schema.Request{}, &schema.FieldError{Field: "descriptor.type", Got: d.GetType().String(),
+		Want: "PATH or CMD"}
 }
 
 // GetFlightInfo resolves a request into one endpoint for each rank.
@@ -74,7 +75,8 @@ func (s *Server) PollFlightInfo(ctx context.Context, d *flight.FlightDescriptor)
 	return &flight.PollInfo{Info: info, Progress: &progress, ExpirationTime: s.expiration()}, nil
 }
 
-func (s *Server) flightInfo(ctx context.Context, d *flight.FlightDescriptor, req schema.Request) (*flight.FlightInfo, error) {
+func (s *Server) flightInfo(ctx context.Context, d *flight.FlightDescriptor,
+	req schema.Request) (*flight.FlightInfo, error) {
 	// Before anything is evaluated or made: the job's tickets are no shorter.
 	if err := s.checkAnswer(req); err != nil {
 		return nil, err
@@ -119,17 +121,21 @@ func answerBytes(req schema.Request) int64 {
 func (s *Server) checkAnswer(req schema.Request) error {
 	ranks := req.WorldSize()
 	if ranks > int64(s.opts.MaxEndpoints) {
-		return fmt.Errorf("%w: world.size is %d, MaxEndpoints is %d; a ticket for one rank can be written by hand", schema.ErrLimit, ranks, s.opts.MaxEndpoints)
+		return fmt.Errorf("%w: world.size is %d, MaxEndpoints is %d; a ticket for one rank can be written by hand",
+			schema.ErrLimit, ranks, s.opts.MaxEndpoints)
 	}
 	if n := answerBytes(req); n > maxAnswerBytes && ranks > 1 {
-		return fmt.Errorf("%w: %d tickets of %d bytes make an answer of %d bytes, at most %d are allowed; a ticket is the request with a \"rank\", and may be written by hand; "+
-			"a selection that is uploaded and named makes it shorter", schema.ErrLimit, ranks, n/ranks, n, maxAnswerBytes)
+		return fmt.Errorf("%w: %d tickets of %d bytes make an answer of %d bytes, at most %d are allowed; a ticket "+
+			"is the request with a \"rank\", and may be written by hand; "+
+			"a selection that is uploaded and named makes it shorter", schema.ErrLimit, ranks, n/ranks, n,
+			maxAnswerBytes)
 	}
 	return nil
 }
 
 // infoOf says what an outline means, with an endpoint for each rank.
-func (s *Server) infoOf(d *flight.FlightDescriptor, o *fetch.Outline, bytes int64, tags []store.Tag) (*flight.FlightInfo, error) {
+func (s *Server) infoOf(d *flight.FlightDescriptor, o *fetch.Outline, bytes int64,
+	tags []store.Tag) (*flight.FlightInfo, error) {
 	req, plan := o.Request, o.Plan
 	ranks := req.WorldSize()
 	about, err := encodeJSON(listedInfo{planInfo{
@@ -220,7 +226,8 @@ func (s *Server) GetSchema(ctx context.Context, d *flight.FlightDescriptor) (*fl
 }
 
 func noSplit(snap *schema.Snapshot, name string, have []string) error {
-	return fmt.Errorf("%w: dataset %s@%d has no split %q; it has %s", schema.ErrNotFound, snap.Dataset, snap.Number, name, cmp.Or(strings.Join(have, ", "), "none"))
+	return fmt.Errorf("%w: dataset %s@%d has no split %q; it has %s", schema.ErrNotFound, snap.Dataset, snap.Number,
+		name, cmp.Or(strings.Join(have, ", "), "none"))
 }
 
 // datasetFilter is the JSON that ListFlights and the list action take.

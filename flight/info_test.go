@@ -50,7 +50,8 @@ func TestListFlights(t *testing.T) {
 				t.Fatal(err)
 			}
 			if string(again.Endpoint[0].Ticket.Ticket) != string(info.Endpoint[0].Ticket.Ticket) {
-				t.Errorf("the listed ticket is %s, asked for it is %s", info.Endpoint[0].Ticket.Ticket, again.Endpoint[0].Ticket.Ticket)
+				t.Errorf("the listed ticket is %s, asked for it is %s", info.Endpoint[0].Ticket.Ticket,
+					again.Endpoint[0].Ticket.Ticket)
 			}
 		}
 		if !slices.Equal(got, tt.want) {
@@ -75,11 +76,13 @@ func TestListFlights(t *testing.T) {
 			t.Fatal(err)
 		}
 		if info.TotalBytes != again.TotalBytes {
-			t.Errorf("%s has %d bytes as listed after it was asked for, and %d", info.FlightDescriptor.Path, info.TotalBytes, again.TotalBytes)
+			t.Errorf("%s has %d bytes as listed after it was asked for, and %d", info.FlightDescriptor.Path,
+				info.TotalBytes, again.TotalBytes)
 		}
 	}
 	f.fill("ants", 10)
-	if infos, err = f.infos(`{"dataset": "ants"}`); err != nil || infos[0].TotalBytes != -1 || infos[0].TotalRecords != 10 {
+	if infos, err = f.infos(`{"dataset": "ants"}`); err != nil || infos[0].TotalBytes != -1 ||
+		infos[0].TotalRecords != 10 {
 		t.Errorf("what nobody asked for is listed as %v, %v", infos, err)
 	}
 	_, err = f.infos(`{"name": "x"}`)
@@ -105,10 +108,15 @@ func TestGetFlightInfo(t *testing.T) {
 	}{
 		{"path", path("d", "train"), planInfo{"", "d", 1, 1, 4, 250, 0, 0, ""}, -1, []rankInfo{{0, 250, 4, ""}}, true},
 		{"pinned path", path("d@1"), planInfo{"", "d", 1, 1, 4, 250, 0, 0, ""}, -1, []rankInfo{{0, 250, 4, ""}}, true},
-		{"ranks", command(`{"dataset": "d", "columns": ["image"], "batch": 100, "world": {"size": 3}}`), planInfo{"", "d", 1, 3, 3, 250, 0, 0, ""}, size, []rankInfo{{0, 83, 3, ""}, {1, 83, 3, ""}, {2, 84, 3, ""}}, false},
-		{"drop", command(`{"dataset": "d", "columns": ["label"], "batch": 100, "remainder": "drop"}`), planInfo{"", "d", 1, 1, 2, 200, 50, 0, ""}, 8 * 200, []rankInfo{{0, 200, 2, ""}}, true},
-		{"pad", command(`{"dataset": "d", "columns": ["position"], "batch": 100, "remainder": "pad", "order": "free", "shuffle": {"seed": 5}}`), planInfo{"", "d", 1, 1, 3, 300, 0, 50, ""}, 8 * 300, []rankInfo{{0, 300, 3, ""}}, false},
-		{"nothing selected", command(`{"dataset": "d", "selection": {"positions": [4]}, "columns": ["id"]}`), planInfo{"", "d", 1, 1, 1, 1, 0, 0, ""}, 16, []rankInfo{{0, 1, 1, ""}}, true},
+		{"ranks", command(`{"dataset": "d", "columns": ["image"], "batch": 100, "world": {"size": 3}}`),
+			planInfo{"", "d", 1, 3, 3, 250, 0, 0, ""}, size, []rankInfo{{0, 83, 3, ""}, {1, 83, 3, ""}, {2, 84, 3, ""}},
+			false},
+		{"drop", command(`{"dataset": "d", "columns": ["label"], "batch": 100, "remainder": "drop"}`),
+			planInfo{"", "d", 1, 1, 2, 200, 50, 0, ""}, 8 * 200, []rankInfo{{0, 200, 2, ""}}, true},
+		{"pad",
+			command(`{"dataset": "d", "columns": ["position"], "batch": 100, "remainder": "pad", "order": "free", "shuffle": {"seed": 5}}`), planInfo{"", "d", 1, 1, 3, 300, 0, 50, ""}, 8 * 300, []rankInfo{{0, 300, 3, ""}}, false},
+		{"nothing selected", command(`{"dataset": "d", "selection": {"positions": [4]}, "columns": ["id"]}`),
+			planInfo{"", "d", 1, 1, 1, 1, 0, 0, ""}, 16, []rankInfo{{0, 1, 1, ""}}, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			before := time.Now()
@@ -124,8 +132,10 @@ func TestGetFlightInfo(t *testing.T) {
 			if about != tt.about {
 				t.Errorf("got %+v, want %+v", about, tt.about)
 			}
-			if info.TotalRecords != tt.about.Rows || tt.bytes >= 0 && info.TotalBytes != tt.bytes || info.Ordered != tt.ordered {
-				t.Errorf("got %d records, %d bytes, ordered %t; want %d, %d, %t", info.TotalRecords, info.TotalBytes, info.Ordered, tt.about.Rows, tt.bytes, tt.ordered)
+			if info.TotalRecords != tt.about.Rows || tt.bytes >= 0 && info.TotalBytes != tt.bytes ||
+				info.Ordered != tt.ordered {
+				t.Errorf("got %d records, %d bytes, ordered %t; want %d, %d, %t", info.TotalRecords, info.TotalBytes,
+					info.Ordered, tt.about.Rows, tt.bytes, tt.ordered)
 			}
 			if len(info.Endpoint) != len(tt.ranks) {
 				t.Fatalf("got %d endpoints, want %d", len(info.Endpoint), len(tt.ranks))
@@ -138,7 +148,8 @@ func TestGetFlightInfo(t *testing.T) {
 					t.Errorf("rank %d: got %+v", rank, got)
 				}
 				at := e.ExpirationTime.AsTime()
-				if at.Nanosecond()%1000 != 0 || at.Before(before.Add(time.Hour-time.Millisecond)) || at.After(time.Now().Add(time.Hour)) {
+				if at.Nanosecond()%1000 != 0 || at.Before(before.Add(time.Hour-time.Millisecond)) ||
+					at.After(time.Now().Add(time.Hour)) {
 					t.Errorf("rank %d expires %s", rank, at)
 				}
 				if len(e.Location) != 0 {
@@ -261,14 +272,17 @@ func TestGetFlightInfoIsBounded(t *testing.T) {
 	f := serve(t, Options{Ledger: ledger})
 	f.fill("d", 20)
 	long := strings.Repeat(" ", 16000) + "label >= 0"
-	_, err := f.client.GetFlightInfo(t.Context(), command(`{"dataset": "d", "where": "%s", "world": {"size": 65536}}`, long))
+	_, err := f.client.GetFlightInfo(t.Context(), command(`{"dataset": "d", "where": "%s", "world": {"size": 65536}}`,
+		long))
 	wantCode(t, err, codes.ResourceExhausted, "65536 tickets of 16")
 	// Not even the dataset was looked for.
-	_, err = f.client.GetFlightInfo(t.Context(), command(`{"dataset": "none", "where": "%s", "world": {"size": 65536}}`, long))
+	_, err = f.client.GetFlightInfo(t.Context(), command(`{"dataset": "none", "where": "%s", "world": {"size": 65536}}`,
+		long))
 	wantCode(t, err, codes.ResourceExhausted, "tickets of")
 	_, err = f.client.GetFlightInfo(t.Context(), command(`{"dataset": "d", "world": {"size": 65536}}`))
 	wantCode(t, err, codes.ResourceExhausted, "65536 endpoints")
-	info, err := f.client.GetFlightInfo(t.Context(), command(`{"dataset": "d", "where": "%s", "world": {"size": 16}}`, long))
+	info, err := f.client.GetFlightInfo(t.Context(), command(`{"dataset": "d", "where": "%s", "world": {"size": 16}}`,
+		long))
 	if err != nil || len(info.Endpoint) != 16 {
 		t.Fatalf("%v, %v", info, err)
 	}

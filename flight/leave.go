@@ -22,9 +22,9 @@ type leaving struct {
 const maxSent = 4
 
 // Leave has clients go on elsewhere: streams that read end at the end of the batch that is being sent, with UNAVAILABLE
-// and where to go on, and no new DoGet, DoExchange or warm begins. All else is answered as before: other nodes may read what this one has, and
-// stats says how far it is. locations returns the addresses to go on at, the best first; it must not block. Return
-// undoes it.
+// and where to go on, and no new DoGet, DoExchange or warm begins. All else is answered as before: other nodes may read
+// what this one has, and stats says how far it is. locations returns the addresses to go on at, the best first; it must
+// not block. Return undoes it.
 func (s *Server) Leave(locations func() []string) {
 	s.leaving.mu.Lock()
 	s.leaving.locations = locations
@@ -60,12 +60,14 @@ func (s *Server) moved() error {
 	}
 	list := s.leaving.locations()
 	if len(list) == 0 {
-		return fmt.Errorf("%w: this node leaves its cluster, and no other one is there; continue from where the stream ended when one is", schema.ErrUnavailable)
+		return fmt.Errorf("%w: this node leaves its cluster, and no other one is there; continue from where the "+
+			"stream ended when one is", schema.ErrUnavailable)
 	}
 	at := s.leaving.turn % len(list)
 	s.leaving.turn++
 	list = append(append([]string{}, list[at:]...), list[:at]...)
-	return fmt.Errorf("%w: this node leaves its cluster; continue from where the stream ended (go on at %s)", schema.ErrUnavailable, strings.Join(list[:min(len(list), maxSent)], ", "))
+	return fmt.Errorf("%w: this node leaves its cluster; continue from where the stream ended (go on at %s)",
+		schema.ErrUnavailable, strings.Join(list[:min(len(list), maxSent)], ", "))
 }
 
 // WaitStreams waits until no DoGet runs, or ctx ends; it returns how many do.

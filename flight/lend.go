@@ -36,8 +36,10 @@ type Cluster struct {
 	// Egress counts what is sent to other nodes, and bounds it. Default: nothing is bounded.
 	Egress *admission.Egress
 	// WarmOthers has each other node warm its part of a request, as this one does; nil if there is no way to. It calls
-	// progress, one call at a time, with what a node says, or why it says nothing more, and returns when all have ended.
-	WarmOthers func(ctx context.Context, request []byte, tenant string, progress func(node string, said []byte, err error))
+	// progress, one call at a time, with what a node says, or why it says nothing more, and returns when all have
+	// ended.
+	WarmOthers func(ctx context.Context, request []byte, tenant string,
+		progress func(node string, said []byte, err error))
 }
 
 const (
@@ -49,8 +51,8 @@ const (
 	// thereEvery is how often a node that waits for answers is told that this one is there, while there are none: who
 	// says nothing is taken for gone.
 	thereEvery = 100 * time.Millisecond
-	// mostUnsent is how many answers wait to be sent at most. Blobs are bounded by their memory; this bounds what a node
-	// takes that asks and asks for what it does not get, and reads nothing.
+	// mostUnsent is how many answers wait to be sent at most. Blobs are bounded by their memory; this bounds what a
+	// node takes that asks and asks for what it does not get, and reads nothing.
 	mostUnsent = 4096
 )
 
@@ -79,17 +81,23 @@ func (s *Server) lend(ss grpc.ServerStream) error {
 	}
 	var hello peering.Hello
 	if err := json.Unmarshal(first.GetValue(), &hello); err != nil {
-		return &schema.FieldError{Field: "hello", Got: schema.Quote(string(first.GetValue())), Want: "a node's name and protocols as JSON"}
+		return &schema.FieldError{Field: "hello", Got: schema.Quote(string(first.GetValue())),
+			Want: "a node's name and protocols as JSON"}
 	}
 	protocol := peering.Agree(s.opts.Cluster.Newest, hello.Protocols)
 	if protocol == 0 {
-		return &schema.FieldError{Field: "protocols", Got: fmt.Sprint(hello.Protocols), Want: fmt.Sprintf("one of %v among them", peering.Spoken(s.opts.Cluster.Newest))}
+		return &schema.FieldError{Field: "protocols", Got: fmt.Sprint(hello.Protocols),
+			Want: fmt.Sprintf("one of %v among them", peering.Spoken(s.opts.Cluster.Newest))}
 	}
 	if name := s.opts.Cluster.Name; name != "" && hello.Cluster != "" && hello.Cluster != name {
-		return &schema.FieldError{Field: "cluster", Got: schema.Quote(hello.Cluster), Want: name + ", whose node this is"}
+		return &schema.FieldError{Field: "cluster", Got: schema.Quote(hello.Cluster),
+			Want: name + ", whose node this is"}
 	}
-	both := slices.DeleteFunc(peering.Features(s.opts.Cluster.Newest), func(f string) bool { return !slices.Contains(hello.Features, f) })
-	answer, err := json.Marshal(peering.Hello{Cluster: s.opts.Cluster.Name, Node: s.opts.Cluster.Node, Protocols: []int{protocol}, Features: both})
+	both := slices.DeleteFunc(peering.Features(s.opts.Cluster.Newest), func(f string) bool {
+		return !slices.Contains(hello.Features, f)
+	})
+	answer, err := json.Marshal(peering.Hello{Cluster: s.opts.Cluster.Name, Node: s.opts.Cluster.Node,
+		Protocols: []int{protocol}, Features: both})
 	if err != nil {
 		return fmt.Errorf("encoding a hello: %w", err)
 	}
@@ -103,7 +111,8 @@ func (s *Server) lend(ss grpc.ServerStream) error {
 	defer stop(nil)
 	l := &lending{
 		server: s, node: hello.Node, zone: hello.Zone, protocol: protocol,
-		ss: ss, lent: s.lent.to(hello.Node), ready: make(chan struct{}, 1), sent: make(chan struct{}, 1), doing: make(chan []fetch.Progress, 1),
+		ss: ss, lent: s.lent.to(hello.Node), ready: make(chan struct{}, 1), sent: make(chan struct{}, 1),
+		doing: make(chan []fetch.Progress, 1),
 	}
 	borrower := s.borrow(l.answered)
 	var sending sync.WaitGroup
@@ -169,7 +178,8 @@ func (l *lending) receive(ctx context.Context, borrower *fetch.Borrower) error {
 		if len(what) > 0 && what[0] == peering.KindProgress {
 			var list []fetch.Progress
 			if err := json.Unmarshal(what[1:], &list); err != nil {
-				return &schema.FieldError{Field: "progress", Got: fmt.Sprintf("%d bytes", len(what)), Want: "a list of streams as JSON"}
+				return &schema.FieldError{Field: "progress", Got: fmt.Sprintf("%d bytes", len(what)),
+					Want: "a list of streams as JSON"}
 			}
 			select {
 			case older := <-l.doing:
@@ -183,7 +193,8 @@ func (l *lending) receive(ctx context.Context, borrower *fetch.Borrower) error {
 			if err := l.admit(ctx); err != nil {
 				return err
 			}
-			loan := fetch.Loan{ID: a.ID, Tenant: a.Tenant, Ref: a.Ref, Snapshot: a.Snapshot, Position: a.Position, Onward: a.Onward, Held: a.Held}
+			loan := fetch.Loan{ID: a.ID, Tenant: a.Tenant, Ref: a.Ref, Snapshot: a.Snapshot, Position: a.Position,
+				Onward: a.Onward, Held: a.Held}
 			if !l.server.egress.Admit(l.node, l.zone, a.Tenant, l.server.termsOf(a.Tenant).Weight, a.Ref.Size) {
 				l.answered(fetch.Answer{ID: a.ID, Err: peers.ErrFull, Loan: loan})
 				return nil

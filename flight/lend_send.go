@@ -80,7 +80,8 @@ func (l *lending) send(ctx context.Context) error {
 	}
 }
 
-// bill counts answers that are about to be sent: what went to which node, and what was read from the store on whose account.
+// bill counts answers that are about to be sent: what went to which node, and what was read from the store on whose
+// account.
 func (l *lending) bill(answers []fetch.Answer) {
 	var blobs, bytes, handed, handedBytes int64
 	for i := range answers {

@@ -49,7 +49,8 @@ func (f *fixture) lender(how []grpc.DialOption, headers ...string) grpc.ClientSt
 
 func (f *fixture) lenderToCancel(how []grpc.DialOption, headers ...string) (grpc.ClientStream, context.CancelFunc) {
 	f.t.Helper()
-	conn, err := grpc.NewClient("passthrough:///"+f.addr, append(how, grpc.WithDefaultCallOptions(grpc.ForceCodecV2(rawCodec{encoding.GetCodecV2("proto")})))...)
+	conn, err := grpc.NewClient("passthrough:///"+f.addr,
+		append(how, grpc.WithDefaultCallOptions(grpc.ForceCodecV2(rawCodec{encoding.GetCodecV2("proto")})))...)
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -95,7 +96,8 @@ func helloOf(protocols ...int) []byte {
 // told no more, and no more often, than who guesses tokens.
 func TestLendIsGuarded(t *testing.T) {
 	r := serveRules(t, "rules: []", Options{Cluster: &Cluster{Node: "b"}})
-	if got, err := say(t, r.lender(r.how), helloOf(peering.Protocol)); status.Code(err) != codes.Unauthenticated || len(got) > 0 {
+	if got, err := say(t, r.lender(r.how), helloOf(peering.Protocol)); status.Code(err) != codes.Unauthenticated ||
+		len(got) > 0 {
 		t.Errorf("without a key, beside rules: %d messages came, and %v", len(got), err)
 	}
 	d := newDoors(t, func(o *door.Options) { o.WrongBurst, o.WrongPerMinute = 3, 1 })
@@ -110,7 +112,8 @@ func TestLendIsGuarded(t *testing.T) {
 			t.Errorf("guess %d: %v, want %s", i, err, want)
 		}
 	}
-	if got, err := say(t, f.lender(f.how, "authorization", "Bearer "+string(clusterKey)), helloOf(peering.Protocol)); !errors.Is(err, io.EOF) || len(got) != 1 {
+	if got, err := say(t, f.lender(f.how, "authorization", "Bearer "+string(clusterKey)),
+		helloOf(peering.Protocol)); !errors.Is(err, io.EOF) || len(got) != 1 {
 		t.Errorf("the key, after guesses: %d messages, %v", len(got), err)
 	}
 }
@@ -143,7 +146,8 @@ func TestLendWrongWays(t *testing.T) {
 	if strings.Contains(f.log.String()+d.log.String(), string(clusterKey)) {
 		t.Error("the key is in the log")
 	}
-	if got, err := say(t, f.lender(f.how, "authorization", "Bearer "+string(clusterKey)), helloOf(peering.Protocol)); !errors.Is(err, io.EOF) || len(got) != 1 {
+	if got, err := say(t, f.lender(f.how, "authorization", "Bearer "+string(clusterKey)),
+		helloOf(peering.Protocol)); !errors.Is(err, io.EOF) || len(got) != 1 {
 		t.Errorf("with the key: %d messages came, and %v; want a hello, and the end", len(got), err)
 	}
 	// The key opens that door alone.
@@ -156,7 +160,8 @@ func TestLendWrongWays(t *testing.T) {
 // A server that is in no cluster has no such method.
 func TestLendAlone(t *testing.T) {
 	f := serve(t, Options{})
-	if got, err := say(t, f.lender(f.how), helloOf(peering.Protocol)); status.Code(err) != codes.Unimplemented || len(got) > 0 {
+	if got, err := say(t, f.lender(f.how), helloOf(peering.Protocol)); status.Code(err) != codes.Unimplemented ||
+		len(got) > 0 {
 		t.Errorf("%d messages came, and %v; want none, and UNIMPLEMENTED", len(got), err)
 	}
 }
@@ -177,7 +182,8 @@ func TestLendHostile(t *testing.T) {
 		"names without an end": {hello, {peering.KindAsks, 255, 255}},
 		"progress":             {hello, append([]byte{peering.KindProgress}, "{}"...)},
 		"progress, cut":        {hello, append([]byte{peering.KindProgress}, `[{"id":1`...)},
-		"a blob too large":     {hello, peering.AppendAsks(nil, []peering.Ask{{Ask: peers.Ask{Ref: schema.BlobRef{Size: peers.MaxBlob + 1}}}})},
+		"a blob too large": {hello, peering.AppendAsks(nil,
+			[]peering.Ask{{Ask: peers.Ask{Ref: schema.BlobRef{Size: peers.MaxBlob + 1}}}})},
 		"a position too small": {hello, peering.AppendAsks(nil, []peering.Ask{{Ask: peers.Ask{Position: -1}}})},
 	} {
 		if _, err := say(t, f.lender(f.how), messages...); status.Code(err) != codes.InvalidArgument {
@@ -201,12 +207,13 @@ func TestLendHostile(t *testing.T) {
 	// Streams that there cannot be are not followed, and the way stays.
 	progress := append([]byte{peering.KindProgress}, `[{"id":1,"ticket":{"dataset":"none"}},{"id":2,"ticket":17}]`...)
 	if got, err := say(t, f.lender(f.how), hello, progress, asks); !errors.Is(err, io.EOF) || len(got) < 1 {
-		t.Errorf("after progress of streams that there cannot be, %d messages and %v; want a hello and the end", len(got), err)
+		t.Errorf("after progress of streams that there cannot be, %d messages and %v; want a hello and the end",
+			len(got), err)
 	}
 }
 
-// A node of an older version is answered as it understands: with the protocol that it speaks, and no status that it does not
-// know. One that asks for what is held gets nothing else.
+// A node of an older version is answered as it understands: with the protocol that it speaks, and no status that it
+// does not know. One that asks for what is held gets nothing else.
 func TestLendAcrossVersions(t *testing.T) {
 	full := admission.NewEgress(admission.EgressLimits{Zones: map[string]int64{"far": 1}})
 	full.Admit("y", "far", "", 1, 1<<20)
@@ -241,7 +248,8 @@ func TestLendAcrossVersions(t *testing.T) {
 		}
 		var first, second raw
 		var hello peering.Hello
-		if err := errors.Join(stream.RecvMsg(&first), stream.RecvMsg(&second), json.Unmarshal(first, &hello)); err != nil {
+		if err := errors.Join(stream.RecvMsg(&first), stream.RecvMsg(&second),
+			json.Unmarshal(first, &hello)); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
 		if len(hello.Protocols) != 1 || hello.Protocols[0] != test.protocol {
@@ -345,7 +353,8 @@ func TestRefusalsAreBounded(t *testing.T) {
 
 // A ticket is told once: a list that comes before the one with it was looked at does not lose it.
 func TestTicketsOutliveTheirList(t *testing.T) {
-	older := []peers.Progress{{ID: 1, Ticket: json.RawMessage(`{"rank":1}`), Index: 5}, {ID: 2, Ticket: json.RawMessage(`{"rank":2}`)}, {ID: 3}}
+	older := []peers.Progress{{ID: 1, Ticket: json.RawMessage(`{"rank":1}`), Index: 5},
+		{ID: 2, Ticket: json.RawMessage(`{"rank":2}`)}, {ID: 3}}
 	list := []peers.Progress{{ID: 1, Index: 9}, {ID: 3, Index: 7}, {ID: 4, Ticket: json.RawMessage(`{"rank":4}`)}}
 	keepTickets(list, older)
 	for i, want := range []string{`{"rank":1}`, "", `{"rank":4}`} {

@@ -18,9 +18,11 @@ import (
 )
 
 // forged makes a token with a key, its ID, and other headers.
-func forged(t *testing.T, algorithm jose.SignatureAlgorithm, key any, id string, with *jose.SignerOptions, claims map[string]any) string {
+func forged(t *testing.T, algorithm jose.SignatureAlgorithm, key any, id string, with *jose.SignerOptions,
+	claims map[string]any) string {
 	t.Helper()
-	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: algorithm, Key: jose.JSONWebKey{Key: key, KeyID: id}}, with)
+	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: algorithm, Key: jose.JSONWebKey{Key: key, KeyID: id}},
+		with)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -111,90 +111,125 @@ func TestWrongWaysIn(t *testing.T) {
 	basic := "Basic " + base64.StdEncoding.EncodeToString([]byte("alice:"+good))
 	swapped := swapLast(good)
 	wrong := map[string][]string{
-		"none":                  {},
-		"empty header":          {"authorization", ""},
-		"empty bearer":          {"authorization", "Bearer "},
-		"only the scheme":       {"authorization", "Bearer"},
-		"nonsense":              {"authorization", "Bearer nonsense"},
-		"malformed":             {"authorization", "Bearer bow_" + tokenID(good)},
-		"wrong secret":          {"authorization", "Bearer " + swapped},
-		"unknown ID":            {"authorization", "Bearer bow_0123456789abcdef" + good[len("bow_0123456789abcdef"):]},
-		"revoked":               {"authorization", "Bearer " + revoked},
-		"expired":               {"authorization", "Bearer " + soon},
-		"its hash":              {"authorization", "Bearer " + hashIn(t, d.tokens, tokenID(good))},
-		"wrong scheme":          {"authorization", "Token " + good},
-		"no scheme":             {"authorization", good},
-		"basic, not a login":    {"authorization", basic},
-		"two headers":           {"authorization", "Bearer " + good, "authorization", "Bearer " + good},
-		"two headers, by name":  {"authorization", "Bearer " + good, "auth-token-bin", good},
-		"very long":             {"authorization", "Bearer " + strings.Repeat("a", 20<<10)},
-		"older header, wrong":   {"auth-token-bin", swapped},
-		"older header, empty":   {"auth-token-bin", ""},
-		"JWT of three dots":     {"authorization", "Bearer " + rs + ".x"},
-		"JWT, no signature":     {"authorization", "Bearer " + parts[0] + "." + parts[1] + "."},
-		"JWT, alg none":         {"authorization", "Bearer " + encode([]byte(`{"alg":"none"}`)) + "." + parts[1] + "."},
-		"JWT, other audience":   {"authorization", "Bearer " + p.Sign(p.Claims("another", nil))},
-		"JWT, no audience":      {"authorization", "Bearer " + p.Sign(p.Claims("", map[string]any{"aud": nil}))},
-		"JWT, expired":          {"authorization", "Bearer " + p.Sign(p.Claims(audience, map[string]any{"exp": time.Now().Add(-time.Minute).Unix()}))},
-		"JWT, no expiry":        {"authorization", "Bearer " + p.Sign(p.Claims(audience, map[string]any{"exp": nil}))},
-		"JWT, not yet":          {"authorization", "Bearer " + p.Sign(p.Claims(audience, map[string]any{"nbf": time.Now().Add(time.Minute).Unix()}))},
-		"JWT, from the future":  {"authorization", "Bearer " + p.Sign(p.Claims(audience, map[string]any{"iat": time.Now().Add(time.Hour).Unix()}))},
-		"JWT, times as text":    {"authorization", "Bearer " + p.Sign(p.Claims(audience, map[string]any{"nbf": "now"}))},
-		"JWT, other issuer":     {"authorization", "Bearer " + p.Sign(p.Claims(audience, map[string]any{"iss": other.Issuer}))},
-		"JWT, other provider":   {"authorization", "Bearer " + other.Sign(other.Claims(audience, nil))},
-		"JWT, wrong key":        {"authorization", "Bearer " + other.Sign(p.Claims(audience, nil))},
-		"JWT, key under its ID": {"authorization", "Bearer " + doortest.SignWith(t, jose.SigningKey{Algorithm: jose.RS256, Key: jose.JSONWebKey{Key: other.Key().Key, KeyID: key.KeyID}}, p.Claims(audience, nil))},
-		"JWT, key confusion":    {"authorization", "Bearer " + doortest.SignWith(t, jose.SigningKey{Algorithm: jose.HS256, Key: jose.JSONWebKey{Key: public, KeyID: key.KeyID}}, p.Claims(audience, nil))},
-		"JWT, changed claims":   {"authorization", "Bearer " + parts[0] + "." + encode([]byte(`{"iss":"`+p.Issuer+`","aud":"`+audience+`","sub":"root","exp":99999999999}`)) + "." + parts[2]},
-		"JWT, no principal":     {"authorization", "Bearer " + p.Sign(p.Claims(audience, map[string]any{"sub": nil}))},
-		"JWT, odd principal":    {"authorization", "Bearer " + p.Sign(p.Claims(audience, map[string]any{"sub": "a\nb"}))},
-		"JWT, groups a number":  {"authorization", "Bearer " + p.Sign(p.Claims(audience, map[string]any{"groups": 3}))},
-		"two in one":            {"authorization", "Bearer " + good + ", Bearer " + good},
-		"two, by a comma":       {"authorization", "Bearer " + swapped + "," + good},
-		"bearer of a bearer":    {"authorization", "Bearer Bearer " + good},
-		"broken in two":         {"authorization", "Bearer " + good[:40] + " " + good[40:]},
-		"longer":                {"authorization", "Bearer " + good + "A"},
-		"capitals":              {"authorization", "Bearer " + strings.ToUpper(good)},
-		"quoted":                {"authorization", `Bearer "` + good + `"`},
-		"header of a proxy":     {"proxy-authorization", "Bearer " + good},
-		"other header":          {"x-authorization", "Bearer " + good, "token", good},
-		"cookie":                {"cookie", "authorization=Bearer " + good + "; auth-token=" + good},
-		"older, as bearer":      {"auth-token-bin", "Bearer " + good},
-		"JWT, alg in letters":   {"authorization", "Bearer " + encode([]byte(`{"alg":"nOnE"}`)) + "." + parts[1] + "."},
-		"JWT, no alg":           {"authorization", "Bearer " + encode([]byte(`{"typ":"JWT"}`)) + "." + parts[1] + "." + parts[2]},
-		"JWT, signed by zeros":  {"authorization", "Bearer " + encode([]byte(`{"alg":"ES256","kid":"`+key.KeyID+`"}`)) + "." + parts[1] + "." + encode(make([]byte, 64))},
-		"JWT, other alg":        {"authorization", "Bearer " + encode([]byte(`{"alg":"PS256","kid":"`+key.KeyID+`"}`)) + "." + parts[1] + "." + parts[2]},
-		"JWT, kid a path":       {"authorization", "Bearer " + forged(t, jose.HS256, []byte(strings.Repeat("\x00", 32)), "../../../../../../dev/null", nil, p.Claims(audience, nil))},
-		"JWT, kid a query":      {"authorization", "Bearer " + forged(t, jose.RS256, other.Key().Key, "' OR 1=1 --", nil, p.Claims(audience, nil))},
-		"JWT, kid very long":    {"authorization", "Bearer " + forged(t, jose.RS256, other.Key().Key, strings.Repeat("k", 8<<10), nil, p.Claims(audience, nil))},
-		"JWT, its own key":      {"authorization", "Bearer " + forged(t, jose.RS256, other.Key().Key, key.KeyID, (&jose.SignerOptions{EmbedJWK: true}), p.Claims(audience, nil))},
-		"JWT, its own keys":     {"authorization", "Bearer " + forged(t, jose.RS256, other.Key().Key, key.KeyID, (&jose.SignerOptions{}).WithHeader("jku", other.Issuer+"/keys"), p.Claims(audience, nil))},
-		"JWT, its own chain":    {"authorization", "Bearer " + forged(t, jose.RS256, other.Key().Key, key.KeyID, (&jose.SignerOptions{}).WithHeader("x5u", other.Issuer+"/chain"), p.Claims(audience, nil))},
-		"JWT, what is critical": {"authorization", "Bearer " + forged(t, jose.RS256, key.Key, key.KeyID, (&jose.SignerOptions{}).WithHeader("crit", []string{"exp"}), p.Claims(audience, nil))},
-		"JWT, issuer nearly":    {"authorization", "Bearer " + p.Sign(p.Claims(audience, map[string]any{"iss": p.Issuer + "/"}))},
-		"JWT, issuers":          {"authorization", "Bearer " + p.Sign(p.Claims(audience, map[string]any{"iss": []string{other.Issuer, p.Issuer}}))},
-		"JWT, audiences":        {"authorization", "Bearer " + p.Sign(p.Claims("", map[string]any{"aud": []string{"another", audience + "2", strings.ToUpper(audience)}}))},
-		"JWT, audience of all":  {"authorization", "Bearer " + p.Sign(p.Claims("*", nil))},
-		"JWT, expired by skew":  {"authorization", "Bearer " + p.Sign(p.Claims(audience, map[string]any{"exp": time.Now().Add(-31 * time.Second).Unix()}))},
+		"none":                 {},
+		"empty header":         {"authorization", ""},
+		"empty bearer":         {"authorization", "Bearer "},
+		"only the scheme":      {"authorization", "Bearer"},
+		"nonsense":             {"authorization", "Bearer nonsense"},
+		"malformed":            {"authorization", "Bearer bow_" + tokenID(good)},
+		"wrong secret":         {"authorization", "Bearer " + swapped},
+		"unknown ID":           {"authorization", "Bearer bow_0123456789abcdef" + good[len("bow_0123456789abcdef"):]},
+		"revoked":              {"authorization", "Bearer " + revoked},
+		"expired":              {"authorization", "Bearer " + soon},
+		"its hash":             {"authorization", "Bearer " + hashIn(t, d.tokens, tokenID(good))},
+		"wrong scheme":         {"authorization", "Token " + good},
+		"no scheme":            {"authorization", good},
+		"basic, not a login":   {"authorization", basic},
+		"two headers":          {"authorization", "Bearer " + good, "authorization", "Bearer " + good},
+		"two headers, by name": {"authorization", "Bearer " + good, "auth-token-bin", good},
+		"very long":            {"authorization", "Bearer " + strings.Repeat("a", 20<<10)},
+		"older header, wrong":  {"auth-token-bin", swapped},
+		"older header, empty":  {"auth-token-bin", ""},
+		"JWT of three dots":    {"authorization", "Bearer " + rs + ".x"},
+		"JWT, no signature":    {"authorization", "Bearer " + parts[0] + "." + parts[1] + "."},
+		"JWT, alg none":        {"authorization", "Bearer " + encode([]byte(`{"alg":"none"}`)) + "." + parts[1] + "."},
+		"JWT, other audience":  {"authorization", "Bearer " + p.Sign(p.Claims("another", nil))},
+		"JWT, no audience":     {"authorization", "Bearer " + p.Sign(p.Claims("", map[string]any{"aud": nil}))},
+		"JWT, expired": {"authorization",
+			"Bearer " + p.Sign(p.Claims(audience, map[string]any{"exp": time.Now().Add(-time.Minute).Unix()}))},
+		"JWT, no expiry": {"authorization", "Bearer " + p.Sign(p.Claims(audience, map[string]any{"exp": nil}))},
+		"JWT, not yet": {"authorization",
+			"Bearer " + p.Sign(p.Claims(audience, map[string]any{"nbf": time.Now().Add(time.Minute).Unix()}))},
+		"JWT, from the future": {"authorization",
+			"Bearer " + p.Sign(p.Claims(audience, map[string]any{"iat": time.Now().Add(time.Hour).Unix()}))},
+		"JWT, times as text": {"authorization",
+			"Bearer " + p.Sign(p.Claims(audience, map[string]any{"nbf": "now"}))},
+		"JWT, other issuer": {"authorization",
+			"Bearer " + p.Sign(p.Claims(audience, map[string]any{"iss": other.Issuer}))},
+		"JWT, other provider": {"authorization", "Bearer " + other.Sign(other.Claims(audience, nil))},
+		"JWT, wrong key":      {"authorization", "Bearer " + other.Sign(p.Claims(audience, nil))},
+		"JWT, key under its ID": {"authorization",
+			"Bearer " + doortest.SignWith(t, jose.SigningKey{Algorithm: jose.RS256,
+				Key: jose.JSONWebKey{Key: other.Key().Key, KeyID: key.KeyID}}, p.Claims(audience, nil))},
+		"JWT, key confusion": {"authorization",
+			"Bearer " + doortest.SignWith(t, jose.SigningKey{Algorithm: jose.HS256,
+				Key: jose.JSONWebKey{Key: public, KeyID: key.KeyID}}, p.Claims(audience, nil))},
+		"JWT, changed claims": {"authorization", "Bearer " + parts[0] + "." +
+			encode([]byte(`{"iss":"`+p.Issuer+`","aud":"`+audience+`","sub":"root","exp":99999999999}`)) + "." +
+			parts[2]},
+		"JWT, no principal": {"authorization", "Bearer " + p.Sign(p.Claims(audience, map[string]any{"sub": nil}))},
+		"JWT, odd principal": {"authorization",
+			"Bearer " + p.Sign(p.Claims(audience, map[string]any{"sub": "a\nb"}))},
+		"JWT, groups a number": {"authorization", "Bearer " + p.Sign(p.Claims(audience, map[string]any{"groups": 3}))},
+		"two in one":           {"authorization", "Bearer " + good + ", Bearer " + good},
+		"two, by a comma":      {"authorization", "Bearer " + swapped + "," + good},
+		"bearer of a bearer":   {"authorization", "Bearer Bearer " + good},
+		"broken in two":        {"authorization", "Bearer " + good[:40] + " " + good[40:]},
+		"longer":               {"authorization", "Bearer " + good + "A"},
+		"capitals":             {"authorization", "Bearer " + strings.ToUpper(good)},
+		"quoted":               {"authorization", `Bearer "` + good + `"`},
+		"header of a proxy":    {"proxy-authorization", "Bearer " + good},
+		"other header":         {"x-authorization", "Bearer " + good, "token", good},
+		"cookie":               {"cookie", "authorization=Bearer " + good + "; auth-token=" + good},
+		"older, as bearer":     {"auth-token-bin", "Bearer " + good},
+		"JWT, alg in letters":  {"authorization", "Bearer " + encode([]byte(`{"alg":"nOnE"}`)) + "." + parts[1] + "."},
+		"JWT, no alg": {"authorization", "Bearer " + encode([]byte(`{"typ":"JWT"}`)) + "." + parts[1] + "." +
+			parts[2]},
+		"JWT, signed by zeros": {"authorization", "Bearer " + encode([]byte(`{"alg":"ES256","kid":"`+key.KeyID+`"}`)) +
+			"." + parts[1] + "." + encode(make([]byte, 64))},
+		"JWT, other alg": {"authorization", "Bearer " + encode([]byte(`{"alg":"PS256","kid":"`+key.KeyID+`"}`)) +
+			"." + parts[1] + "." + parts[2]},
+		"JWT, kid a path": {"authorization", "Bearer " + forged(t, jose.HS256, []byte(strings.Repeat("\x00", 32)),
+			"../../../../../../dev/null", nil, p.Claims(audience, nil))},
+		"JWT, kid a query": {"authorization", "Bearer " + forged(t, jose.RS256, other.Key().Key, "' OR 1=1 --",
+			nil, p.Claims(audience, nil))},
+		"JWT, kid very long": {"authorization", "Bearer " + forged(t, jose.RS256, other.Key().Key,
+			strings.Repeat("k", 8<<10), nil, p.Claims(audience, nil))},
+		"JWT, its own key": {"authorization", "Bearer " + forged(t, jose.RS256, other.Key().Key, key.KeyID,
+			(&jose.SignerOptions{EmbedJWK: true}), p.Claims(audience, nil))},
+		"JWT, its own keys": {"authorization", "Bearer " + forged(t, jose.RS256, other.Key().Key, key.KeyID,
+			(&jose.SignerOptions{}).WithHeader("jku", other.Issuer+"/keys"), p.Claims(audience, nil))},
+		"JWT, its own chain": {"authorization", "Bearer " + forged(t, jose.RS256, other.Key().Key, key.KeyID,
+			(&jose.SignerOptions{}).WithHeader("x5u", other.Issuer+"/chain"), p.Claims(audience, nil))},
+		"JWT, what is critical": {"authorization", "Bearer " + forged(t, jose.RS256, key.Key, key.KeyID,
+			(&jose.SignerOptions{}).WithHeader("crit", []string{"exp"}), p.Claims(audience, nil))},
+		"JWT, issuer nearly": {"authorization",
+			"Bearer " + p.Sign(p.Claims(audience, map[string]any{"iss": p.Issuer + "/"}))},
+		"JWT, issuers": {"authorization",
+			"Bearer " + p.Sign(p.Claims(audience, map[string]any{"iss": []string{other.Issuer, p.Issuer}}))},
+		"JWT, audiences": {"authorization",
+			"Bearer " +
+				p.Sign(p.Claims("", map[string]any{"aud": []string{"another", audience + "2",
+					strings.ToUpper(audience)}}))},
+		"JWT, audience of all": {"authorization", "Bearer " + p.Sign(p.Claims("*", nil))},
+		"JWT, expired by skew": {"authorization",
+			"Bearer " + p.Sign(p.Claims(audience, map[string]any{"exp": time.Now().Add(-31 * time.Second).Unix()}))},
 		"JWT, expired long ago": {"authorization", "Bearer " + p.Sign(p.Claims(audience, map[string]any{"exp": -1}))},
-		"JWT, principals":       {"authorization", "Bearer " + p.Sign(p.Claims(audience, map[string]any{"sub": []string{"carol", "root"}}))},
-		"JWT, long principal":   {"authorization", "Bearer " + p.Sign(p.Claims(audience, map[string]any{"sub": strings.Repeat("x", 257)}))},
-		"JWT, too many groups":  {"authorization", "Bearer " + p.Sign(p.Claims(audience, map[string]any{"groups": slices.Repeat([]string{"g"}, 1025)}))},
-		"JWT, as JSON":          {"authorization", `Bearer {"payload":"` + parts[1] + `","protected":"` + parts[0] + `","signature":"` + parts[2] + `"}`},
-		"JWE":                   {"authorization", "Bearer " + rs + ".x.y"},
-		"JWT, as older header":  {"auth-token-bin", rs + "x"},
-		"JWT, odd tenant":       {"authorization", "Bearer " + p.Sign(p.Claims(audience, map[string]any{"tenants": "a b"}))},
+		"JWT, principals": {"authorization",
+			"Bearer " + p.Sign(p.Claims(audience, map[string]any{"sub": []string{"carol", "root"}}))},
+		"JWT, long principal": {"authorization", "Bearer " +
+			p.Sign(p.Claims(audience, map[string]any{"sub": strings.Repeat("x", 257)}))},
+		"JWT, too many groups": {"authorization", "Bearer " +
+			p.Sign(p.Claims(audience, map[string]any{"groups": slices.Repeat([]string{"g"}, 1025)}))},
+		"JWT, as JSON": {"authorization", `Bearer {"payload":"` + parts[1] + `","protected":"` + parts[0] +
+			`","signature":"` + parts[2] + `"}`},
+		"JWE":                  {"authorization", "Bearer " + rs + ".x.y"},
+		"JWT, as older header": {"auth-token-bin", rs + "x"},
+		"JWT, odd tenant": {"authorization", "Bearer " +
+			p.Sign(p.Claims(audience, map[string]any{"tenants": "a b"}))},
 	}
 	// The same with a certificate that is good: a wrong token is not made good by it.
 	client, conn := f.connect(d.trust(nil, nil))
 	own := d.authority.Client(t, "carol", nil)
 	certified, certifiedConn := f.connect(d.trust(&own, nil))
-	const want = "unauthenticated: the call needs valid credentials: a token (authorization: Bearer TOKEN), or a client certificate"
+	const want = "unauthenticated: the call needs valid credentials: a token (authorization: Bearer TOKEN), or a " +
+		"client certificate"
 	distinguishable, came := 0, 0
 	for _, name := range slices.Sorted(maps.Keys(wrong)) {
 		ctx := metadata.AppendToOutgoingContext(t.Context(), wrong[name]...)
 		for method, err := range everything(ctx, client, conn) {
-			if st := status.Convert(err); st.Code() != codes.Unauthenticated || st.Message() != want || len(st.Details()) > 0 {
+			if st := status.Convert(err); st.Code() != codes.Unauthenticated || st.Message() != want ||
+				len(st.Details()) > 0 {
 				if distinguishable++; err == nil {
 					came++
 				}
@@ -219,15 +254,21 @@ func TestWrongWaysIn(t *testing.T) {
 		headers []string
 		payload []byte
 	}{
-		"nothing":              {},
-		"wrong password":       {headers: []string{"authorization", "Basic " + base64.StdEncoding.EncodeToString([]byte("alice:"+swapped))}},
-		"another's token":      {headers: []string{"authorization", "Basic " + base64.StdEncoding.EncodeToString([]byte("bob:"+good))}},
-		"no colon":             {headers: []string{"authorization", "Basic " + base64.StdEncoding.EncodeToString([]byte(good))}},
-		"two headers":          {headers: []string{"authorization", basic, "authorization", basic}},
-		"a bearer, wrong":      {headers: []string{"authorization", "Bearer " + swapped}},
-		"both ways at once":    {headers: []string{"authorization", "Basic " + base64.StdEncoding.EncodeToString([]byte("alice:"+swapped))}, payload: basicPayload(t, "alice", good)},
-		"older header beside":  {headers: []string{"authorization", basic, "auth-token-bin", good}},
-		"colon in the name":    {headers: []string{"authorization", "Basic " + base64.StdEncoding.EncodeToString([]byte("a:alice:"+good))}},
+		"nothing": {},
+		"wrong password": {headers: []string{"authorization",
+			"Basic " + base64.StdEncoding.EncodeToString([]byte("alice:"+swapped))}},
+		"another's token": {headers: []string{"authorization",
+			"Basic " + base64.StdEncoding.EncodeToString([]byte("bob:"+good))}},
+		"no colon": {headers: []string{"authorization",
+			"Basic " + base64.StdEncoding.EncodeToString([]byte(good))}},
+		"two headers":     {headers: []string{"authorization", basic, "authorization", basic}},
+		"a bearer, wrong": {headers: []string{"authorization", "Bearer " + swapped}},
+		"both ways at once": {headers: []string{"authorization",
+			"Basic " + base64.StdEncoding.EncodeToString([]byte("alice:"+swapped))},
+			payload: basicPayload(t, "alice", good)},
+		"older header beside": {headers: []string{"authorization", basic, "auth-token-bin", good}},
+		"colon in the name": {headers: []string{"authorization",
+			"Basic " + base64.StdEncoding.EncodeToString([]byte("a:alice:"+good))}},
 		"very long payload":    {payload: basicPayload(t, "alice", strings.Repeat("a", 20<<10))},
 		"no base64":            {headers: []string{"authorization", "Basic !!"}},
 		"nonsense payload":     {payload: []byte("nonsense")},
@@ -235,7 +276,8 @@ func TestWrongWaysIn(t *testing.T) {
 		"payload, another's":   {payload: basicPayload(t, "bob", good)},
 		"payload, no password": {payload: basicPayload(t, "alice", "")},
 	} {
-		answer, headers, err := handshake(metadata.AppendToOutgoingContext(t.Context(), h.headers...), client, h.payload)
+		answer, headers, err := handshake(metadata.AppendToOutgoingContext(t.Context(), h.headers...), client,
+			h.payload)
 		if status.Convert(err).Message() != want || answer != "" || len(headers.Get("authorization")) > 0 {
 			t.Errorf("handshake, %s: %q, %v, %v", name, answer, headers, err)
 		}
@@ -245,7 +287,9 @@ func TestWrongWaysIn(t *testing.T) {
 		"no name":           func(c *x509.Certificate) { c.Subject.CommonName = "" },
 		"name of two lines": func(c *x509.Certificate) { c.Subject.CommonName = "carol\nroot" },
 		"name with a NUL":   func(c *x509.Certificate) { c.Subject.CommonName = "root\x00.carol" },
-		"very long name":    func(c *x509.Certificate) { c.URIs = []*url.URL{{Scheme: "spiffe", Host: strings.Repeat("x", 257)}} },
+		"very long name": func(c *x509.Certificate) {
+			c.URIs = []*url.URL{{Scheme: "spiffe", Host: strings.Repeat("x", 257)}}
+		},
 		"spaces around":     func(c *x509.Certificate) { c.Subject.CommonName = " root" },
 		"unseen characters": func(c *x509.Certificate) { c.Subject.CommonName = "root\u200b" },
 		"odd group":         func(c *x509.Certificate) { c.Subject.Organization = []string{"ops\n"} },
@@ -261,7 +305,8 @@ func TestWrongWaysIn(t *testing.T) {
 	}
 
 	// The process that looks after the server is no caller.
-	if _, err := grpc_health_v1.NewHealthClient(conn).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{}); err != nil {
+	if _, err := grpc_health_v1.NewHealthClient(conn).Check(t.Context(),
+		&grpc_health_v1.HealthCheckRequest{}); err != nil {
 		t.Errorf("health: %v", err)
 	}
 
@@ -276,8 +321,12 @@ func TestWrongWaysIn(t *testing.T) {
 		"expired certificate":         d.trust(&expired, nil),
 		"certificate not yet good":    d.trust(&early, nil),
 		"certificate of a server":     d.trust(&forServers, nil),
-		"TLS 1.1":                     d.trust(&own, func(c *tls.Config) { c.MinVersion, c.MaxVersion = tls.VersionTLS10, tls.VersionTLS11 }),
-		"TLS 1.2":                     d.trust(&own, func(c *tls.Config) { c.MinVersion, c.MaxVersion = tls.VersionTLS12, tls.VersionTLS12 }),
+		"TLS 1.1": d.trust(&own, func(c *tls.Config) {
+			c.MinVersion, c.MaxVersion = tls.VersionTLS10, tls.VersionTLS11
+		}),
+		"TLS 1.2": d.trust(&own, func(c *tls.Config) {
+			c.MinVersion, c.MaxVersion = tls.VersionTLS12, tls.VersionTLS12
+		}),
 	} {
 		client, conn := f.connect(how)
 		for method, err := range everything(t.Context(), client, conn) {
@@ -297,7 +346,8 @@ func TestWrongWaysIn(t *testing.T) {
 	}
 	// What is no HTTP/2 is none behind TLS either.
 	raw, err := tls.Dial("tcp", f.addr, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"http/1.1"}}) //nolint:gosec // a hostile client
-	if err == nil {                                                                                              // Go tells such a client nothing in the handshake
+	// Go tells such a client nothing in the handshake
+	if err == nil {
 		if got, _ := io.ReadAll(raw); len(got) > 0 {
 			t.Errorf("a client that offers HTTP/1 only gets %q", got)
 		}

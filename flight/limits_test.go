@@ -81,7 +81,9 @@ func TestMaxConnections(t *testing.T) {
 			t.Errorf("one connection too many was told %d bytes", n)
 		}
 		_ = second.Close()
-		waitFor(t, "the log to say so", func() bool { return strings.Contains(f.log.String(), "connections were refused") })
+		waitFor(t, "the log to say so", func() bool {
+			return strings.Contains(f.log.String(), "connections were refused")
+		})
 		f.client.Close()
 		waitFor(t, "a place to become free", func() bool {
 			c, err := net.Dial("tcp", f.addr)
@@ -102,7 +104,8 @@ func FuzzRequests(f *testing.F) {
 		{`{"dataset": "d", "where": "label > 3", "selection": {"positions": [1, 2]}, "world": {"size": 2}}`},
 		{`{"dataset": "d", "columns": ["image", "image.size"], "layout": "huggingface"}`},
 		{`{"dataset": "d", "columns": ["image", "position"], "batch": 3, "order": "free", "served": "AgE=", "world": {"size": 2}, "rank": 1, "epochs": 2}`},
-		{`{"put": {"dataset": "e", "key": "file_name", "media": {"image": "image"}}}`, `{"selection": {"dataset": "d"}}`},
+		{`{"put": {"dataset": "e", "key": "file_name", "media": {"image": "image"}}}`,
+			`{"selection": {"dataset": "d"}}`},
 		{`{"take": {"dataset": "d", "columns": ["label"], "layout": "binary"}}`},
 		{`{"dataset": "d*"}`},
 		{`{"dataset": "d", "snapshot": 1}`, "\x0a\x02\x0a\x00"},
@@ -138,7 +141,8 @@ func FuzzRequests(f *testing.F) {
 		case 5:
 			_, err = x.infos(string(body))
 		default:
-			list := []string{"list", "describe", "cancel", "stats", "CancelFlightInfo", "RenewFlightEndpoint", "drop", "gc"}
+			list := []string{"list", "describe", "cancel", "stats", "CancelFlightInfo", "RenewFlightEndpoint", "drop",
+				"gc"}
 			_, err = x.act(list[int(method/7)%len(list)], string(body))
 		}
 		if log := x.log.String(); strings.Contains(log, "panic in a call") {

@@ -36,7 +36,8 @@ type lineageRequest struct {
 func (r *lineageRequest) check() error {
 	switch {
 	case r.Job == "" && (r.Step != nil || r.Epoch != nil || r.Rank != nil):
-		return &schema.FieldError{Field: "job", Got: "nothing", Want: "the name of a job, as stats and batches have it, or no other field to list those on record"}
+		return &schema.FieldError{Field: "job", Got: "nothing",
+			Want: "the name of a job, as stats and batches have it, or no other field to list those on record"}
 	case r.Job != "" && r.Step == nil && (r.Epoch != nil || r.Rank != nil):
 		return &schema.FieldError{Field: "step", Got: "nothing", Want: "a step of the job"}
 	case r.Step != nil && *r.Step < 0:
@@ -98,8 +99,8 @@ type lineageStream struct {
 // lineagePiece is how many rows one result has at most.
 const lineagePiece = 4096
 
-// lineage is the action. A caller learns of his own streams, or of all on datasets that he has the right admin to; of their
-// samples, those that he may see.
+// lineage is the action. A caller learns of his own streams, or of all on datasets that he has the right admin to; of
+// their samples, those that he may see.
 func (s *Server) lineage(ctx context.Context, b []byte, send func([]byte) error) error {
 	var req lineageRequest
 	if err := body(b, &req); err != nil {
@@ -128,7 +129,8 @@ func (s *Server) lineage(ctx context.Context, b []byte, send func([]byte) error)
 	}
 	defer see.Close()
 	if len(shares) == 0 {
-		return fmt.Errorf("%w: step %d of epoch %d of job %s is not on record here: it was not handed out by this server, or before %s", schema.ErrNotFound,
+		return fmt.Errorf("%w: step %d of epoch %d of job %s is not on record here: it was not handed out by this "+
+			"server, or before %s", schema.ErrNotFound,
 			*req.Step, epoch, schema.Quote(req.Job), s.lineageHeader().Since.Format(time.RFC3339))
 	}
 	if err := sendJSON(send, s.lineageHeader()); err != nil {
@@ -204,7 +206,8 @@ func (s *Server) sendShare(ctx context.Context, see *fetch.Job, share *fetch.Sha
 	for from := 0; from < len(share.Positions); from += lineagePiece {
 		to := min(from+lineagePiece, len(share.Positions))
 		out := lineageShare{
-			Job: h.Job, Dataset: h.Ticket.Dataset, Snapshot: h.Ticket.Snapshot, Epoch: share.Epoch, Step: share.Step, Rank: share.Rank, World: share.World,
+			Job: h.Job, Dataset: h.Ticket.Dataset, Snapshot: h.Ticket.Snapshot, Epoch: share.Epoch, Step: share.Step,
+			Rank: share.Rank, World: share.World,
 			Positions: []int64{}, Stands: share.Stands,
 			Stream: lineageStream{h.Stream, h.Plan, h.Opened(), order, h.Ticket.Owners},
 		}

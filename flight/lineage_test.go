@@ -45,12 +45,14 @@ func TestLineageIsRuled(t *testing.T) {
 		t.Log(o)
 	}
 	jobs := told[lineageJob](t, alice.act("lineage", ""))
-	if len(jobs) != 1 || jobs[0].Dataset != "shared" || jobs[0].Streams != 1 || jobs[0].Rows != 0 || jobs[0].World != 2 {
+	if len(jobs) != 1 || jobs[0].Dataset != "shared" || jobs[0].Streams != 1 || jobs[0].Rows != 0 ||
+		jobs[0].World != 2 {
 		t.Fatalf("%+v", jobs)
 	}
 	step := func(job string) string { return `{"job": "` + job + `", "step": 2}` }
 	shares := told[lineageShare](t, alice.act("lineage", step(jobs[0].Job)))
-	if len(shares) != 1 || len(shares[0].Positions) != 10 || len(shares[0].IDs) != 10 || shares[0].Row != nil || !shares[0].Stands || shares[0].Rank != 1 {
+	if len(shares) != 1 || len(shares[0].Positions) != 10 || len(shares[0].IDs) != 10 || shares[0].Row != nil ||
+		!shares[0].Stands || shares[0].Rank != 1 {
 		t.Fatalf("%+v", shares)
 	}
 	for i, pos := range shares[0].Positions {
@@ -59,7 +61,8 @@ func TestLineageIsRuled(t *testing.T) {
 		}
 	}
 	// By the plan's name, and by that of the job in all epochs.
-	if byPlan := told[lineageShare](t, alice.act("lineage", step(jobs[0].Plan))); !slices.Equal(byPlan[0].Positions, shares[0].Positions) {
+	if byPlan := told[lineageShare](t, alice.act("lineage", step(jobs[0].Plan))); !slices.Equal(byPlan[0].Positions,
+		shares[0].Positions) {
 		t.Errorf("%+v", byPlan)
 	}
 	// Whoever has the right admin sees all, with the places in the share.
@@ -73,7 +76,8 @@ func TestLineageIsRuled(t *testing.T) {
 	wantCode(t, bob.act("lineage", step(jobs[0].Job)).err, codes.NotFound, "is not on record here")
 	// Nora may not see ids.
 	noras := told[lineageJob](t, nora.act("lineage", ""))
-	if s := told[lineageShare](t, nora.act("lineage", step(noras[0].Job))); len(noras) != 1 || s[0].IDs != nil || len(s[0].Positions) != 10 {
+	if s := told[lineageShare](t, nora.act("lineage", step(noras[0].Job))); len(noras) != 1 || s[0].IDs != nil ||
+		len(s[0].Positions) != 10 {
 		t.Errorf("%+v %+v", noras, s)
 	}
 	// The rules change: what was handed out is the same, what is shown of it is not.
@@ -100,10 +104,12 @@ func TestLineageSaysWhatIsMissing(t *testing.T) {
 		t.Fatal(o)
 	}
 	job := told[lineageJob](t, root.act("lineage", ""))[0]
-	if s := told[lineageShare](t, root.act("lineage", `{"job": "`+job.Job+`", "step": 4}`)); s[0].Epoch != 5 || *s[0].Of != 5 || len(s[0].Positions) != 5 {
+	if s := told[lineageShare](t, root.act("lineage", `{"job": "`+job.Job+`", "step": 4}`)); s[0].Epoch != 5 ||
+		*s[0].Of != 5 || len(s[0].Positions) != 5 {
 		t.Errorf("without an epoch it is not the last one: %+v", s)
 	}
-	if s := told[lineageShare](t, root.act("lineage", `{"job": "`+job.Job+`", "epoch": 4, "step": 0}`)); s[0].Epoch != 4 || len(s[0].Positions) != 50 {
+	if s := told[lineageShare](t, root.act("lineage",
+		`{"job": "`+job.Job+`", "epoch": 4, "step": 0}`)); s[0].Epoch != 4 || len(s[0].Positions) != 50 {
 		t.Errorf("%+v", s)
 	}
 	for body, want := range map[string]string{
@@ -116,8 +122,10 @@ func TestLineageSaysWhatIsMissing(t *testing.T) {
 	} {
 		wantCode(t, root.act("lineage", body).err, codes.InvalidArgument, want)
 	}
-	for _, rest := range []string{`"step": 5`, `"step": 9223372036854775807`, `"epoch": 6, "step": 0`, `"epoch": 3, "step": 0`, `"step": 0, "rank": 1`} {
-		wantCode(t, root.act("lineage", `{"job": "`+job.Job+`", `+rest+`}`).err, codes.NotFound, "is not on record here")
+	for _, rest := range []string{`"step": 5`, `"step": 9223372036854775807`, `"epoch": 6, "step": 0`,
+		`"epoch": 3, "step": 0`, `"step": 0, "rank": 1`} {
+		wantCode(t, root.act("lineage", `{"job": "`+job.Job+`", `+rest+`}`).err, codes.NotFound,
+			"is not on record here")
 	}
 	if o := root.act("drop", `{"dataset": "shared"}`); o.err != nil {
 		t.Fatal(o)

@@ -81,7 +81,8 @@ func (r *registry) look(list []StreamInfo) ([]StreamInfo, []lookedAt) {
 	looked := make([]lookedAt, len(list))
 	for i := range list {
 		c := running[list[i].ID]
-		looked[i] = lookedAt{caller: c.caller, access: c.access, conn: c.conn, more: StreamMore{Dataset: c.access.dataset}}
+		looked[i] = lookedAt{caller: c.caller, access: c.access, conn: c.conn,
+			more: StreamMore{Dataset: c.access.dataset}}
 	}
 	return list, looked
 }
@@ -108,7 +109,8 @@ func (v *Visitor) Sees(l *Look) Sight {
 	sight.Engine = noStats()
 	for i := range l.calls {
 		c, s := &l.calls[i], &l.stats.Streams[i]
-		if c.caller.Principal != who.Principal && (c.access.dataset == "" || !rs.Decide(who, c.access.dataset).May(rules.Admin)) {
+		if c.caller.Principal != who.Principal && (c.access.dataset == "" ||
+			!rs.Decide(who, c.access.dataset).May(rules.Admin)) {
 			continue
 		}
 		sight.Streams, sight.More = append(sight.Streams, *s), append(sight.More, c.more)

@@ -118,7 +118,8 @@ func (a *account) growLocked(n int64) error {
 		}
 		a.own.Shrink(n)
 	}
-	busy := fmt.Errorf("%w: %d bytes did not become free in %s; try again later, or with smaller messages", schema.ErrLimit, n, uploadPatience)
+	busy := fmt.Errorf("%w: %d bytes did not become free in %s; try again later, or with smaller messages",
+		schema.ErrLimit, n, uploadPatience)
 	ctx, cancel := context.WithTimeoutCause(a.ctx, uploadPatience, busy)
 	defer cancel()
 	if err := a.own.Grow(ctx, n); err != nil {

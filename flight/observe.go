@@ -53,7 +53,8 @@ func (s *Server) beginSpan(ctx context.Context, method string) (context.Context,
 	}
 	service, name, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
 	return s.opts.Tracer.Start(ctx, name, trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(
-		attribute.String("rpc.system", "grpc"), attribute.String("rpc.service", service), attribute.String("rpc.method", name)))
+		attribute.String("rpc.system", "grpc"), attribute.String("rpc.service", service),
+		attribute.String("rpc.method", name)))
 }
 
 // observeEnd tells whoever observes that a call ended.
@@ -68,7 +69,8 @@ func (s *Server) observeEnd(ctx context.Context, c *call, st *status.Status) {
 		kind, plan := s.calls.describe(c)
 		c.span.SetAttributes(attribute.Int("rpc.grpc.status_code", int(st.Code())))
 		if kind != "" {
-			c.span.SetAttributes(attribute.Int64("bowstring.rows", c.rows.Load()), attribute.Int64("bowstring.bytes", c.bytes.Load()),
+			c.span.SetAttributes(attribute.Int64("bowstring.rows", c.rows.Load()),
+				attribute.Int64("bowstring.bytes", c.bytes.Load()),
 				attribute.Int64("bowstring.wait.store_ms", time.Duration(c.waits.store.Load()).Milliseconds()),
 				attribute.Int64("bowstring.wait.spill_ms", time.Duration(c.waits.spill.Load()).Milliseconds()),
 				attribute.Int64("bowstring.wait.consumer_ms", time.Duration(c.waits.consumer.Load()).Milliseconds()))
@@ -80,7 +82,8 @@ func (s *Server) observeEnd(ctx context.Context, c *call, st *status.Status) {
 			c.span.SetAttributes(attribute.String("bowstring.tenant", c.caller.Tenant))
 		}
 		switch st.Code() {
-		case codes.Unknown, codes.DeadlineExceeded, codes.Unimplemented, codes.Internal, codes.Unavailable, codes.DataLoss:
+		case codes.Unknown, codes.DeadlineExceeded, codes.Unimplemented, codes.Internal, codes.Unavailable,
+			codes.DataLoss:
 			c.span.SetStatus(otelcodes.Error, st.Message()) // what the conventions have for a fault of the server
 		}
 	}

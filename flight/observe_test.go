@@ -45,7 +45,8 @@ const callersTrace = "0af7651916cd43dd8448eb211c80319c"
 // the others are traced by chance, here never, and nothing is drawn of them.
 func TestTraces(t *testing.T) {
 	spans := tracetest.NewInMemoryExporter()
-	provider := sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans), sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.NeverSample())))
+	provider := sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans),
+		sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.NeverSample())))
 	seen := &witness{}
 	f := serve(t, Options{Tracer: provider.Tracer("test"), Observer: seen})
 	f.fillLarge("big")
@@ -66,7 +67,8 @@ func TestTraces(t *testing.T) {
 		f.untilIdle()
 	}
 	read(t.Context())
-	read(metadata.AppendToOutgoingContext(t.Context(), traceHeader, "00-"+callersTrace+"-b7ad6b7169203331-00")) // who does not want it traced
+	// who does not want it traced
+	read(metadata.AppendToOutgoingContext(t.Context(), traceHeader, "00-"+callersTrace+"-b7ad6b7169203331-00"))
 	if drawn := spans.GetSpans(); len(drawn) != 0 {
 		t.Fatalf("%d spans of calls that nobody traces: %v", len(drawn), names(drawn))
 	}
@@ -79,7 +81,8 @@ func TestTraces(t *testing.T) {
 		}
 		byName[s.Name] = s
 	}
-	for name, parent := range map[string]string{"plan": "", "count bytes": "GetFlightInfo", "first batch": "DoGet", "read store": "DoGet"} {
+	for name, parent := range map[string]string{"plan": "", "count bytes": "GetFlightInfo", "first batch": "DoGet",
+		"read store": "DoGet"} {
 		s, ok := byName[name]
 		if !ok {
 			t.Errorf("there is no span %q of %v", name, names(drawn))
@@ -101,7 +104,9 @@ func TestTraces(t *testing.T) {
 	}
 	seen.mu.Lock()
 	defer seen.mu.Unlock()
-	if len(seen.first) != 3 || !slices.ContainsFunc(seen.first, func(id trace.TraceID) bool { return id.String() == callersTrace }) {
+	if len(seen.first) != 3 || !slices.ContainsFunc(seen.first, func(id trace.TraceID) bool {
+		return id.String() == callersTrace
+	}) {
 		t.Errorf("first batches %v", seen.first)
 	}
 	if got := seen.ended["DoGet"]; !slices.Equal(got, []codes.Code{codes.OK, codes.OK, codes.OK}) {

@@ -51,7 +51,8 @@ func (f *fixture) pictures(n int) {
 	}
 	rec := b.NewRecord()
 	defer rec.Release()
-	if _, err := f.put(command(`{"put": {"dataset": "p", "key": "file_name", "media": {"image": "image"}}}`), rec); err != nil {
+	if _, err := f.put(command(`{"put": {"dataset": "p", "key": "file_name", "media": {"image": "image"}}}`),
+		rec); err != nil {
 		f.t.Fatal(err)
 	}
 }
@@ -84,7 +85,8 @@ func TestOperators(t *testing.T) {
 	}
 	var about schema.MadeForm
 	mustUnmarshal(t, []byte(meta["bowstring.made"]), &about)
-	if meta["ARROW:extension:name"] != "arrow.fixed_shape_tensor" || about.Contract == "" || about.CellBytes() != 16*16*3 {
+	if meta["ARROW:extension:name"] != "arrow.fixed_shape_tensor" || about.Contract == "" ||
+		about.CellBytes() != 16*16*3 {
 		t.Errorf("the field is %s", field)
 	}
 	if info.TotalBytes != -1 { // with what was drawn, whose size is not known
@@ -176,7 +178,8 @@ func TestOperators(t *testing.T) {
 	}
 	_, err = f.get(sized.Endpoint[0].Ticket)
 	wantCode(t, err, codes.DataLoss, "position 11 of p@1")
-	_, err = f.client.GetSchema(ctx, command(`{"dataset": "p", "operators": {"image": [{"Decode": {}}, {"RandomResizedCrop": {"size": [0, 16]}}]}}`))
+	_, err = f.client.GetSchema(ctx,
+		command(`{"dataset": "p", "operators": {"image": [{"Decode": {}}, {"RandomResizedCrop": {"size": [0, 16]}}]}}`))
 	wantCode(t, err, codes.InvalidArgument, "operators.image[1].RandomResizedCrop.size")
 	var st struct {
 		Engine  struct{ Operators struct{ Cells, Faults int64 } }
@@ -188,7 +191,8 @@ func TestOperators(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := json.Unmarshal(out[0], &st); err != nil || st.Engine.Operators.Cells < n || st.Engine.Operators.Faults < 1 || len(st.Tenants) == 0 || st.Tenants[0].Processor == 0 {
+	if err := json.Unmarshal(out[0], &st); err != nil || st.Engine.Operators.Cells < n ||
+		st.Engine.Operators.Faults < 1 || len(st.Tenants) == 0 || st.Tenants[0].Processor == 0 {
 		t.Errorf("%+v: %v", st, err)
 	}
 }

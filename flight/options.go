@@ -116,7 +116,8 @@ type Options struct {
 func (o *Options) EnsureDefaults() {
 	for at, n := range map[*int]int{
 		&o.MaxStreams: 1024, &o.MaxConnections: 4096, &o.MaxConnectionsPerPeer: 1024, &o.MaxCallsPerConnection: 512,
-		&o.MaxRequestBytes: 2 << 20, &o.MaxMessageBytes: 256 << 20, &o.MaxBatchRows: 4 << 20, &o.MaxEndpoints: 65_536, &o.ExchangeDepth: 4,
+		&o.MaxRequestBytes: 2 << 20, &o.MaxMessageBytes: 256 << 20, &o.MaxBatchRows: 4 << 20, &o.MaxEndpoints: 65_536,
+		&o.ExchangeDepth: 4,
 	} {
 		if *at == 0 {
 			*at = n
@@ -167,7 +168,8 @@ func (o *Options) Validate() error {
 		{"Keepalive", int64(o.Keepalive), int64(time.Second), 1 << 62},
 	} {
 		if f.n < f.least || f.n > f.most {
-			return &schema.FieldError{Field: f.name, Got: fmt.Sprint(f.n), Want: fmt.Sprintf("%d to %d", f.least, f.most)}
+			return &schema.FieldError{Field: f.name, Got: fmt.Sprint(f.n),
+				Want: fmt.Sprintf("%d to %d", f.least, f.most)}
 		}
 	}
 	return nil

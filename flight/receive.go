@@ -64,7 +64,8 @@ func (s *Server) newReceiver(ctx context.Context, c *call, info *grpc.StreamServ
 	r := &receiver{server: s, call: c, from: from, client: info.IsClientStream, lease: s.memory.lease(ctx, c.host)}
 	c.incoming = r.lease
 	r.watch = time.AfterFunc(s.opts.RequestTimeout, func() {
-		s.calls.killCall(c, fmt.Errorf("%w: the call has not said what it wants, and RequestTimeout is %s", schema.ErrLimit, s.opts.RequestTimeout))
+		s.calls.killCall(c, fmt.Errorf("%w: the call has not said what it wants, and RequestTimeout is %s",
+			schema.ErrLimit, s.opts.RequestTimeout))
 	})
 	return r, nil
 }
@@ -76,7 +77,8 @@ func (r *receiver) receive(m proto.Message) error {
 		return r.broken(err)
 	}
 	if prefix[0] != 0 {
-		return status.Error(codes.Unimplemented, "compressed messages are not accepted; Arrow's own compression of record batches is")
+		return status.Error(codes.Unimplemented, "compressed messages are not accepted; Arrow's own compression of "+
+			"record batches is")
 	}
 	n := int(binary.BigEndian.Uint32(prefix[1:]))
 	data, isData := m.(*flight.FlightData)
@@ -108,7 +110,8 @@ func (r *receiver) allowed(n int, data bool) error {
 	o := &r.server.opts
 	switch {
 	case data && n > o.MaxMessageBytes+o.MaxRequestBytes+requestSlack:
-		return fmt.Errorf("%w: a message has %d bytes, MaxMessageBytes is %d; send smaller record batches", schema.ErrLimit, n, o.MaxMessageBytes)
+		return fmt.Errorf("%w: a message has %d bytes, MaxMessageBytes is %d; send smaller record batches",
+			schema.ErrLimit, n, o.MaxMessageBytes)
 	case !data && n > o.MaxRequestBytes+requestSlack:
 		return fmt.Errorf("%w: the request has %d bytes, MaxRequestBytes is %d", schema.ErrLimit, n, o.MaxRequestBytes)
 	}
@@ -149,7 +152,8 @@ func (r *receiver) piece(b []byte) error {
 	if r.first {
 		timeout := r.server.opts.MessageTimeout
 		late := time.AfterFunc(timeout, func() {
-			r.server.calls.killCall(r.call, fmt.Errorf("%w: %d bytes of a message did not arrive in time, MessageTimeout is %s", schema.ErrLimit, len(b), timeout))
+			r.server.calls.killCall(r.call, fmt.Errorf("%w: %d bytes of a message did not arrive in time, "+
+				"MessageTimeout is %s", schema.ErrLimit, len(b), timeout))
 		})
 		defer late.Stop()
 	}
@@ -169,7 +173,8 @@ func (r *receiver) broken(err error) error {
 	case errors.Is(err, io.EOF) && !r.first && !r.client:
 		return &schema.FieldError{Field: "request", Got: "no message", Want: "one"}
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		return &schema.FieldError{Field: "message", Got: "its end in the middle", Want: "as many bytes as it said it had"}
+		return &schema.FieldError{Field: "message", Got: "its end in the middle",
+			Want: "as many bytes as it said it had"}
 	}
 	return err
 }

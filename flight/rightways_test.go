@@ -37,21 +37,37 @@ func TestRightWaysIn(t *testing.T) {
 		want    string // in the log
 		refused codes.Code
 	}{
-		"bearer":               {headers: []string{"authorization", "Bearer " + token}, want: "principal=alice by=token:" + tokenID(token) + " tenant=vision"},
-		"bearer, in capitals":  {headers: []string{"Authorization", "BEARER  " + token}, want: "principal=alice"},
-		"older header":         {headers: []string{"auth-token-bin", token}, want: "principal=alice"},
-		"tenant chosen":        {headers: []string{"authorization", "Bearer " + token, tenantHeader, "audio"}, want: "principal=alice by=token:" + tokenID(token) + " tenant=audio"},
-		"tenant not one's own": {headers: []string{"authorization", "Bearer " + token, tenantHeader, "text"}, refused: codes.PermissionDenied},
-		"OIDC":                 {headers: []string{"authorization", "Bearer " + p.Sign(p.Claims(audience, map[string]any{"jti": "7"}))}, want: "principal=carol by=oidc:7"},
-		"OIDC, tenant":         {headers: []string{"authorization", "Bearer " + p.Sign(p.Claims(audience, map[string]any{"tenants": []string{"a", "b"}})), tenantHeader, "b"}, want: "tenant=b"},
-		"OIDC, other's tenant": {headers: []string{"authorization", "Bearer " + p.Sign(p.Claims(audience, nil)), tenantHeader, "vision"}, refused: codes.PermissionDenied},
-		"OIDC, clocks differ":  {headers: []string{"authorization", "Bearer " + p.Sign(p.Claims(audience, map[string]any{"nbf": time.Now().Add(10 * time.Second).Unix(), "sub": "skewed"}))}, want: "principal=skewed"},
-		"URI":                  {cert: cert(func(c *x509.Certificate) { c.URIs, c.DNSNames = []*url.URL{id}, []string{"no"} }), want: "principal=spiffe://cluster/ns/ml/sa/train by=certificate:"},
-		"DNS name":             {cert: cert(func(c *x509.Certificate) { c.DNSNames, c.EmailAddresses = []string{"gpu7.lan"}, []string{"no@no"} }), want: "principal=gpu7.lan"},
-		"mail address":         {cert: cert(func(c *x509.Certificate) { c.EmailAddresses = []string{"eve@lan"} }), want: "principal=eve@lan"},
-		"common name":          {cert: cert(nil), want: "principal=carol by=certificate:"},
-		"token and cert":       {cert: cert(nil), headers: []string{"authorization", "Bearer " + token}, want: "principal=alice"},
-		"cert, tenant":         {cert: cert(nil), headers: []string{tenantHeader, "vision"}, refused: codes.PermissionDenied},
+		"bearer": {headers: []string{"authorization", "Bearer " + token},
+			want: "principal=alice by=token:" + tokenID(token) + " tenant=vision"},
+		"bearer, in capitals": {headers: []string{"Authorization", "BEARER  " + token}, want: "principal=alice"},
+		"older header":        {headers: []string{"auth-token-bin", token}, want: "principal=alice"},
+		"tenant chosen": {headers: []string{"authorization", "Bearer " + token, tenantHeader, "audio"},
+			want: "principal=alice by=token:" + tokenID(token) + " tenant=audio"},
+		"tenant not one's own": {headers: []string{"authorization", "Bearer " + token, tenantHeader, "text"},
+			refused: codes.PermissionDenied},
+		"OIDC": {headers: []string{"authorization",
+			"Bearer " + p.Sign(p.Claims(audience, map[string]any{"jti": "7"}))}, want: "principal=carol by=oidc:7"},
+		"OIDC, tenant": {headers: []string{"authorization",
+			"Bearer " + p.Sign(p.Claims(audience, map[string]any{"tenants": []string{"a", "b"}})), tenantHeader, "b"},
+			want: "tenant=b"},
+		"OIDC, other's tenant": {headers: []string{"authorization", "Bearer " + p.Sign(p.Claims(audience, nil)),
+			tenantHeader, "vision"}, refused: codes.PermissionDenied},
+		"OIDC, clocks differ": {headers: []string{"authorization",
+			"Bearer " + p.Sign(p.Claims(audience, map[string]any{"nbf": time.Now().Add(10 * time.Second).Unix(),
+				"sub": "skewed"}))}, want: "principal=skewed"},
+		"URI": {cert: cert(func(c *x509.Certificate) {
+			c.URIs, c.DNSNames = []*url.URL{id}, []string{"no"}
+		}), want: "principal=spiffe://cluster/ns/ml/sa/train by=certificate:"},
+		"DNS name": {cert: cert(func(c *x509.Certificate) {
+			c.DNSNames, c.EmailAddresses = []string{"gpu7.lan"}, []string{"no@no"}
+		}), want: "principal=gpu7.lan"},
+		"mail address": {cert: cert(func(c *x509.Certificate) {
+			c.EmailAddresses = []string{"eve@lan"}
+		}), want: "principal=eve@lan"},
+		"common name": {cert: cert(nil), want: "principal=carol by=certificate:"},
+		"token and cert": {cert: cert(nil), headers: []string{"authorization", "Bearer " + token},
+			want: "principal=alice"},
+		"cert, tenant": {cert: cert(nil), headers: []string{tenantHeader, "vision"}, refused: codes.PermissionDenied},
 	} {
 		c := client
 		if tt.cert != nil {
@@ -87,8 +103,10 @@ func TestRightWaysIn(t *testing.T) {
 		"payload":           {payload: basicPayload(t, "alice", token), want: token},
 		"payload, no name":  {payload: basicPayload(t, "", token), want: token},
 	} {
-		answer, headers, err := handshake(metadata.AppendToOutgoingContext(t.Context(), h.headers...), client, h.payload)
-		if got := headers.Get("authorization"); err != nil || answer != h.want || len(got) != 2 || got[0] != "Bearer "+token || got[1] != got[0] {
+		answer, headers, err := handshake(metadata.AppendToOutgoingContext(t.Context(), h.headers...), client,
+			h.payload)
+		if got := headers.Get("authorization"); err != nil || answer != h.want || len(got) != 2 ||
+			got[0] != "Bearer "+token || got[1] != got[0] {
 			t.Errorf("handshake, %s: %v", name, err)
 		}
 	}

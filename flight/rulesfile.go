@@ -34,7 +34,8 @@ type RulesFile struct{ watchedFile[rules.Rules] }
 
 // OpenRules reads a file of rules, which must be right.
 func OpenRules(path string, log *slog.Logger) (*RulesFile, error) {
-	f := &RulesFile{watchedFile[rules.Rules]{what: "rules", path: path, log: log, parse: rules.Parse, size: func(rs *rules.Rules) int { return len(rs.List()) }}}
+	f := &RulesFile{watchedFile[rules.Rules]{what: "rules", path: path, log: log, parse: rules.Parse,
+		size: func(rs *rules.Rules) int { return len(rs.List()) }}}
 	return f, f.open()
 }
 
@@ -46,7 +47,8 @@ type TenantsFile struct{ watchedFile[rules.Tenants] }
 
 // OpenTenants reads a file of tenants, which must be right.
 func OpenTenants(path string, log *slog.Logger) (*TenantsFile, error) {
-	f := &TenantsFile{watchedFile[rules.Tenants]{what: "tenants", path: path, log: log, parse: rules.ParseTenants, size: func(ts *rules.Tenants) int { return len(ts.List()) }}}
+	f := &TenantsFile{watchedFile[rules.Tenants]{what: "tenants", path: path, log: log, parse: rules.ParseTenants,
+		size: func(ts *rules.Tenants) int { return len(ts.List()) }}}
 	return f, f.open()
 }
 
@@ -88,12 +90,14 @@ func (f *watchedFile[T]) Check(ctx context.Context) (changed bool) {
 		f.next = "" // it is to be the same twice in a row
 		if f.trouble != err.Error() {
 			f.trouble = err.Error()
-			f.log.LogAttrs(ctx, slog.LevelError, "a file was not read again: what it said before holds on", slog.String("what", f.what), slog.String("error", f.trouble))
+			f.log.LogAttrs(ctx, slog.LevelError, "a file was not read again: what it said before holds on",
+				slog.String("what", f.what), slog.String("error", f.trouble))
 		}
 		return false
 	}
 	if f.trouble != "" {
-		f.log.LogAttrs(ctx, slog.LevelInfo, "a file is right again", slog.String("what", f.what), slog.String("file", f.path))
+		f.log.LogAttrs(ctx, slog.LevelInfo, "a file is right again", slog.String("what", f.what),
+			slog.String("file", f.path))
 	}
 	f.trouble = ""
 	if text == f.text {
@@ -106,7 +110,8 @@ func (f *watchedFile[T]) Check(ctx context.Context) (changed bool) {
 	}
 	f.text = text
 	f.current.Store(v)
-	f.log.LogAttrs(ctx, slog.LevelInfo, "a file has changed, and what it says holds", slog.String("what", f.what), slog.String("file", f.path), slog.Int("entries", f.size(v)))
+	f.log.LogAttrs(ctx, slog.LevelInfo, "a file has changed, and what it says holds", slog.String("what", f.what),
+		slog.String("file", f.path), slog.Int("entries", f.size(v)))
 	return true
 }
 

@@ -27,7 +27,8 @@ func TestRulesFile(t *testing.T) {
 	}
 	const first = "rules:\n  - {principals: [ada], datasets: [d], rights: [read], where: 'a == 1'}\n"
 	write("rules:\n  - {principals: [ada]}")
-	if _, err := OpenRules(name, log); err == nil || !strings.Contains(err.Error(), name+":2:5: the rule is for no dataset") {
+	if _, err := OpenRules(name, log); err == nil ||
+		!strings.Contains(err.Error(), name+":2:5: the rule is for no dataset") {
 		t.Error(err)
 	}
 	write(first)

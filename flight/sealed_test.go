@@ -275,7 +275,8 @@ func BenchmarkTransport(b *testing.B) {
 			b.SetBytes(total / int64(b.N))
 			var reading sync.WaitGroup
 			reading.Go(func() {
-				if _, err := io.CopyBuffer(struct{ io.Writer }{io.Discard}, io.LimitReader(from, total), make([]byte, 256<<10)); err != nil {
+				if _, err := io.CopyBuffer(struct{ io.Writer }{io.Discard}, io.LimitReader(from, total),
+					make([]byte, 256<<10)); err != nil {
 					b.Error(err)
 				}
 			})

@@ -107,7 +107,8 @@ func New(engine *fetch.Engine, opts Options) *Server {
 		grpc.StaticStreamWindowSize(streamWindow),
 		grpc.StaticConnWindowSize(connWindow),
 		grpc.ConnectionTimeout(opts.RequestTimeout),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: opts.Keepalive, Timeout: keepaliveAnswer, MaxConnectionIdle: connectionIdle}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: opts.Keepalive, Timeout: keepaliveAnswer,
+			MaxConnectionIdle: connectionIdle}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPing, PermitWithoutStream: true}),
 		grpc.WaitForHandlers(true),
 	)...)
@@ -142,7 +143,8 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, s.opts.DrainTimeout)
 	defer cancel()
 	s.log.LogAttrs(ctx, slog.LevelInfo, "draining", slog.Duration("timeout", s.opts.DrainTimeout))
-	why := fmt.Errorf("%w: the server is draining before it stops; another one, or this one later, can serve the call", schema.ErrUnavailable)
+	why := fmt.Errorf("%w: the server is draining before it stops; another one, or this one later, can serve the call",
+		schema.ErrUnavailable)
 	s.calls.drain(why)
 	s.drain(why)
 	s.health.Shutdown()
@@ -153,7 +155,8 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	}
 	// What is left by now is cut off, and watchers of health and reflection
 	// clients, who would never go by themselves.
-	s.calls.kill(fmt.Errorf("%w: the server stopped: the time to drain is over; continue elsewhere, or here later, from where the stream ended", schema.ErrUnavailable),
+	s.calls.kill(fmt.Errorf("%w: the server stopped: the time to drain is over; continue elsewhere, or here later, "+
+		"from where the stream ended", schema.ErrUnavailable),
 		func(*call) bool { return true })
 
 	s.stopGreeting()

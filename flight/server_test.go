@@ -40,7 +40,8 @@ func TestHealthAndReflection(t *testing.T) {
 	f := serve(t, Options{})
 	c := f.conn()
 	for _, service := range []string{"", flightService} {
-		r, err := grpc_health_v1.NewHealthClient(c).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{Service: service})
+		r, err := grpc_health_v1.NewHealthClient(c).Check(t.Context(),
+			&grpc_health_v1.HealthCheckRequest{Service: service})
 		if err != nil || r.Status != grpc_health_v1.HealthCheckResponse_SERVING {
 			t.Errorf("%q: got %v, %v", service, r, err)
 		}
@@ -105,7 +106,9 @@ func TestMaxStreams(t *testing.T) {
 	if err := drainStream(one); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.server.calls.wait(t.Context(), func(c *call) bool { return strings.HasSuffix(c.method, "/DoGet") }); err != nil {
+	if _, err := f.server.calls.wait(t.Context(), func(c *call) bool {
+		return strings.HasSuffix(c.method, "/DoGet")
+	}); err != nil {
 		t.Fatal(err)
 	}
 	recs, err := f.get(&flight.Ticket{Ticket: []byte(ticket)})
@@ -164,7 +167,8 @@ func TestPanic(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.server.engine = engine
-	if log := f.log.String(); strings.Count(log, "panic in a call") != 2 || !strings.Contains(log, "info.go") || !strings.Contains(log, "doget.go") {
+	if log := f.log.String(); strings.Count(log, "panic in a call") != 2 || !strings.Contains(log, "info.go") ||
+		!strings.Contains(log, "doget.go") {
 		t.Error("the log does not show the stacks")
 	}
 	f.fill("d", 10)
@@ -224,7 +228,9 @@ func Test64Streams(t *testing.T) {
 	var readers sync.WaitGroup
 	for i := range 64 {
 		readers.Go(func() {
-			stream, err := clients[i%len(clients)].DoGet(t.Context(), &flight.Ticket{Ticket: fmt.Appendf(nil, `{"dataset": "d", "columns": ["position", "image"], "shuffle": {"seed": %d}, "batch": 50}`, i)})
+			stream, err := clients[i%len(clients)].DoGet(t.Context(),
+				&flight.Ticket{Ticket: fmt.Appendf(nil,
+					`{"dataset": "d", "columns": ["position", "image"], "shuffle": {"seed": %d}, "batch": 50}`, i)})
 			if err != nil {
 				t.Error(err)
 				return

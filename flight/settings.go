@@ -117,7 +117,8 @@ func (r *settingsReader) see(b []byte) bool {
 		if r.settings {
 			r.take(r.part)
 			r.settings, r.want = false, frameHeader
-		} else if n := frameLength(r.part); r.part[3] == typeSettings && r.part[4]&flagAck == 0 && n > 0 && n <= defaultMaxFrame {
+		} else if n := frameLength(r.part); r.part[3] == typeSettings && r.part[4]&flagAck == 0 && n > 0 &&
+			n <= defaultMaxFrame {
 			r.settings, r.want = true, n
 		} else {
 			r.skip = n

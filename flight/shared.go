@@ -91,7 +91,8 @@ func (s *shared) share(ctx context.Context, b *schema.Batch, again rereader) (*l
 }
 
 // copy copies a column's large buffers to memory[at:]. index is that of the column's first buffer.
-func (l *lies) copy(ctx context.Context, v *schema.Vector, memory []byte, at, index int64, again rereader) (nextAt, nextIndex int64, err error) {
+func (l *lies) copy(ctx context.Context, v *schema.Vector, memory []byte, at, index int64,
+	again rereader) (nextAt, nextIndex int64, err error) {
 	for i := range v.Buffers {
 		if b := &v.Buffers[i]; b.Len >= sharedBytes {
 			l.Buffers = append(l.Buffers, [3]int64{index, l.slot.Offset + at, b.Len})

@@ -78,7 +78,8 @@ func bodyOf(t *testing.T, f *frame) (body, metadata []byte) {
 func TestSharedIsTheSameBatch(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
-	local, err := samenode.Listen(samenode.Options{Path: filepath.Join(t.TempDir(), "s"), RingBytes: 32 << 20, Logger: slog.New(slog.DiscardHandler)})
+	local, err := samenode.Listen(samenode.Options{Path: filepath.Join(t.TempDir(), "s"), RingBytes: 32 << 20,
+		Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +96,8 @@ func TestSharedIsTheSameBatch(t *testing.T) {
 	s := &shared{ring: ring, call: 1}
 	defer s.leave()
 	for _, layout := range []schema.Layout{schema.LayoutLargeBinary, schema.LayoutBinary, schema.LayoutHuggingFace} {
-		for i, size := range []struct{ rows, most int }{{1, 1 << 20}, {7, 100}, {300, 1000}, {9_000, 60}, {20_000, 20}} {
+		for i, size := range []struct{ rows, most int }{{1, 1 << 20}, {7, 100}, {300, 1000}, {9_000, 60},
+			{20_000, 20}} {
 			t.Run(fmt.Sprintf("%s/%dx%d", layout, size.rows, size.most), func(t *testing.T) {
 				var out atomic.Int64
 				b, want := encodable(t, layout, size.rows, size.most, seed+uint64(i), &out)
@@ -150,7 +152,8 @@ func TestSharedIsTheSameBatch(t *testing.T) {
 						got = body[at[0] : at[0]+at[1]]
 					}
 					if w := wantBody[buffers[k][0] : buffers[k][0]+buffers[k][1]]; !bytes.Equal(got, w) {
-						t.Errorf("buffer %d has %d bytes, or others than the %d of the batch (by the ring: %t)", k, len(got), len(w), ok)
+						t.Errorf("buffer %d has %d bytes, or others than the %d of the batch (by the ring: %t)", k,
+							len(got), len(w), ok)
 					}
 					if large := buffers[k][1] >= sharedBytes; large != ok {
 						t.Errorf("buffer %d of %d bytes: by the ring %t", k, buffers[k][1], ok)

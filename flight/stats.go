@@ -23,7 +23,8 @@ type Stats struct {
 	Scale   any          `json:"spill_scale,omitempty"`
 	// SameNode is of memory shared with clients on this node; left out where there is none.
 	SameNode *samenode.Stats `json:"samenode,omitempty"`
-	Cluster  any             `json:"cluster,omitempty"` // that it is a node of: its name, the nodes that this one knows of
+	// that it is a node of: its name, the nodes that this one knows of
+	Cluster any `json:"cluster,omitempty"`
 }
 
 // ServerStats are of the server itself.
@@ -107,7 +108,8 @@ type waits struct {
 }
 
 func (w *waits) nanos() WaitNanos {
-	return WaitNanos{w.store.Load(), w.spill.Load(), w.peer.Load(), w.window.Load(), w.encode.Load(), w.consumer.Load(), w.operators.Load()}
+	return WaitNanos{w.store.Load(), w.spill.Load(), w.peer.Load(), w.window.Load(), w.encode.Load(), w.consumer.Load(),
+		w.operators.Load()}
 }
 
 func (w *WaitNanos) add(o WaitNanos) {
@@ -238,7 +240,8 @@ func (t *tenants) list(running map[*call]struct{}) []TenantInfo {
 // snapshot returns the running streams, of those that visible tells, in the order they
 // began; the sums over all calls that run, and if all is set over those that ended, too;
 // the tenants if all is set; and whether a drain is on. visible is called with r.mu held.
-func (r *registry) snapshot(visible func(*call) bool, all bool) (running []StreamInfo, sums totals, list []TenantInfo, draining bool) {
+func (r *registry) snapshot(visible func(*call) bool,
+	all bool) (running []StreamInfo, sums totals, list []TenantInfo, draining bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	list = []TenantInfo{}
@@ -277,7 +280,8 @@ func (s *Server) Stats() Stats {
 func (s *Server) statsOf(stored store.Stats, engine fetch.Stats, visible func(*call) bool, all bool) Stats {
 	st := Stats{
 		Store: stored, Engine: engine,
-		Limits: Limits{s.opts.MaxStreams, s.opts.MaxRequestBytes, s.opts.MaxMessageBytes, s.opts.MaxEndpoints, s.opts.ExchangeDepth},
+		Limits: Limits{s.opts.MaxStreams, s.opts.MaxRequestBytes, s.opts.MaxMessageBytes, s.opts.MaxEndpoints,
+			s.opts.ExchangeDepth},
 	}
 	st.Server.Started = s.started.UTC()
 	st.Streams, st.Server.totals, st.Tenants, st.Server.Draining = s.calls.snapshot(visible, all)

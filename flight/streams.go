@@ -24,8 +24,9 @@ type call struct {
 	started time.Time
 	caller  fetch.Caller // on whose behalf, set before the handler runs
 
-	identity *door.Identity // who makes it, if anybody had to say; set before the handler runs, or by the handler of a handshake
-	leave    func()         // ends the watch over the identity, or nil; set before the handler runs
+	// who makes it, if anybody had to say; set before the handler runs, or by the handler of a handshake
+	identity *door.Identity
+	leave    func() // ends the watch over the identity, or nil; set before the handler runs
 
 	incoming *lease // of what came in last, set before the handler runs
 
@@ -100,7 +101,8 @@ const callsPerStream = 8
 func newRegistry(o *Options) *registry {
 	return &registry{
 		maxStreams: o.MaxStreams, maxPeerStreams: o.MaxStreamsPerPeer, book: o.Usage,
-		calls: map[*call]struct{}{}, peers: map[string]*peerCalls{}, tenantStreams: map[string]*tenantStreams{}, ended: make(chan struct{}),
+		calls: map[*call]struct{}{}, peers: map[string]*peerCalls{}, tenantStreams: map[string]*tenantStreams{},
+		ended: make(chan struct{}),
 	}
 }
 
@@ -126,19 +128,23 @@ func (r *registry) begin(ctx context.Context, method, peer string) (context.Cont
 	}
 	if isBeside(method) {
 		if r.beside >= maxBeside || p.beside >= maxPeerBeside {
-			return nil, nil, fmt.Errorf("%w: %d calls of %s and the like run, %d of them of this address; there may be %d, and %d", schema.ErrLimit, r.beside, method, p.beside, maxBeside, maxPeerBeside)
+			return nil, nil, fmt.Errorf("%w: %d calls of %s and the like run, %d of them of this address; there may "+
+				"be %d, and %d", schema.ErrLimit, r.beside, method, p.beside, maxBeside, maxPeerBeside)
 		}
 		r.beside++
 		p.beside++
 	} else if n := len(r.calls) - r.beside; n >= callsPerStream*r.maxStreams {
-		return nil, nil, fmt.Errorf("%w: %d calls run, %d for each of MaxStreams, which is %d", schema.ErrLimit, n, callsPerStream, r.maxStreams)
+		return nil, nil, fmt.Errorf("%w: %d calls run, %d for each of MaxStreams, which is %d", schema.ErrLimit, n,
+			callsPerStream, r.maxStreams)
 	} else if n := p.calls - p.beside; n >= callsPerStream*r.maxPeerStreams {
-		return nil, nil, fmt.Errorf("%w: %d calls of this address run, %d for each of MaxStreamsPerPeer, which is %d", schema.ErrLimit, n, callsPerStream, r.maxPeerStreams)
+		return nil, nil, fmt.Errorf("%w: %d calls of this address run, %d for each of MaxStreamsPerPeer, which is %d",
+			schema.ErrLimit, n, callsPerStream, r.maxPeerStreams)
 	}
 	p.calls++
 	r.peers[host] = p
 	r.nextID++
-	c := &call{id: r.nextID, method: method, peer: peer, host: host, started: time.Now(), killed: make(chan struct{}), registry: r}
+	c := &call{id: r.nextID, method: method, peer: peer, host: host, started: time.Now(), killed: make(chan struct{}),
+		registry: r}
 	ctx, c.cancel = context.WithCancelCause(context.WithValue(ctx, callKey{}, c))
 	r.calls[c] = struct{}{}
 	return ctx, c, nil
@@ -174,11 +180,13 @@ func (r *registry) beginStream(c *call, kind, plan string, terms fetch.Terms) er
 	defer r.mu.Unlock()
 	if !c.streaming {
 		if r.streams >= r.maxStreams {
-			return fmt.Errorf("%w: MaxStreams is %d, and as many run; wait for one to end", schema.ErrLimit, r.maxStreams)
+			return fmt.Errorf("%w: MaxStreams is %d, and as many run; wait for one to end", schema.ErrLimit,
+				r.maxStreams)
 		}
 		p := r.peers[c.host]
 		if p.streams >= r.maxPeerStreams {
-			return fmt.Errorf("%w: MaxStreamsPerPeer is %d, and as many of this address run; wait for one to end", schema.ErrLimit, r.maxPeerStreams)
+			return fmt.Errorf("%w: MaxStreamsPerPeer is %d, and as many of this address run; wait for one to end",
+				schema.ErrLimit, r.maxPeerStreams)
 		}
 		if err := r.admitLocked(c.caller.Tenant, terms); err != nil {
 			return err

@@ -32,7 +32,8 @@ func TestTagsPinNumbers(t *testing.T) {
 	act("tags", `{"dataset": "d@prod"}`, `{"dataset":"d","tag":"prod","snapshot":1}`)
 	infos := map[string]*flight.FlightInfo{}
 	for name, d := range map[string]*flight.FlightDescriptor{
-		"path": path("d@prod", "train"), "snapshot": command(`{"dataset": "d", "snapshot": "prod"}`), "tag": command(`{"dataset": "d", "tag": "prod"}`),
+		"path": path("d@prod", "train"), "snapshot": command(`{"dataset": "d", "snapshot": "prod"}`),
+		"tag": command(`{"dataset": "d", "tag": "prod"}`),
 	} {
 		info, err := f.client.GetFlightInfo(t.Context(), d)
 		if err != nil {
@@ -75,7 +76,8 @@ func TestTagsPinNumbers(t *testing.T) {
 	}
 	listed, err := f.infos(`{"dataset": "d@old"}`)
 	if err != nil || len(listed) != 1 || listed[0].TotalRecords != 20 ||
-		!strings.Contains(string(listed[0].AppMetadata), `"tags":[{"tag":"latest","snapshot":2},{"tag":"old","snapshot":1},{"tag":"prod","snapshot":2}]`) {
+		!strings.Contains(string(listed[0].AppMetadata),
+			`"tags":[{"tag":"latest","snapshot":2},{"tag":"old","snapshot":1},{"tag":"prod","snapshot":2}]`) {
 		t.Errorf("listed: %v, %v", listed, err)
 	}
 	for _, tt := range []struct {

@@ -15,7 +15,8 @@ func tcpTimes(c *net.TCPConn) (sending, held time.Duration) {
 	}
 	_ = raw.Control(func(fd uintptr) { // it fails where the connection is closed: nothing is sent then
 		if info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
-			sending, held = time.Duration(info.Busy_time)*time.Microsecond, time.Duration(info.Rwnd_limited)*time.Microsecond
+			sending, held = time.Duration(info.Busy_time)*time.Microsecond,
+				time.Duration(info.Rwnd_limited)*time.Microsecond
 		}
 	})
 	return sending, held

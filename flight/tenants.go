@@ -60,7 +60,8 @@ func (r *registry) admitLocked(tenant string, terms fetch.Terms) error {
 		after := min(streamDelay*time.Duration(1+min(t.refused/terms.Streams, 1000)), lastStreamDelay)
 		return &schema.LimitError{
 			Limit: admission.LimitStreams, After: schema.Jittered(after),
-			Message: fmt.Sprintf("tenant %s may have %d streams at once, and as many run", schema.Quote(tenant), terms.Streams),
+			Message: fmt.Sprintf("tenant %s may have %d streams at once, and as many run", schema.Quote(tenant),
+				terms.Streams),
 		}
 	}
 	t.running++

@@ -92,7 +92,8 @@ func TestTenantStreams(t *testing.T) {
 	if len(details) != 1 {
 		t.Fatalf("details: %v", details)
 	}
-	if retry, ok := details[0].(*errdetails.RetryInfo); !ok || retry.RetryDelay.AsDuration() <= 0 || retry.RetryDelay.AsDuration() > 3*time.Second {
+	if retry, ok := details[0].(*errdetails.RetryInfo); !ok || retry.RetryDelay.AsDuration() <= 0 ||
+		retry.RetryDelay.AsDuration() > 3*time.Second {
 		t.Errorf("it is to come again after %v", details[0])
 	}
 	// The more are refused, the later they come back.
@@ -107,7 +108,9 @@ func TestTenantStreams(t *testing.T) {
 		t.Error(o)
 	}
 	end1()
-	if _, err := s.server.calls.wait(t.Context(), func(c *call) bool { return c.streaming && c.caller.Principal == "ada" }); err != nil {
+	if _, err := s.server.calls.wait(t.Context(), func(c *call) bool {
+		return c.streaming && c.caller.Principal == "ada"
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if o := s.as("ada").get(`{"dataset": "shared"}`); o.err != nil {
@@ -186,12 +189,15 @@ func TestUsage(t *testing.T) {
 	}
 	_, end := bob.streaming(`{"dataset": "shared", "batch": 1, "batch_bytes": 1, "columns": ["label"], "rank": 0, "epochs": 1000}`)
 	defer end()
-	if _, err := s.server.calls.wait(t.Context(), func(c *call) bool { return c.streaming && c.caller.Principal == "ada" }); err != nil {
+	if _, err := s.server.calls.wait(t.Context(), func(c *call) bool {
+		return c.streaming && c.caller.Principal == "ada"
+	}); err != nil {
 		t.Fatal(err)
 	}
 	all := sums(root, "")
 	e := all["vision/shared"]
-	if e.Rows != 600 || e.Streams != 3 || e.Bytes < 600*1000 || e.StoreBytes < 200*1000 || e.Seconds <= 0 || e.Seconds > 600 || e.RowsIn != 0 {
+	if e.Rows != 600 || e.Streams != 3 || e.Bytes < 600*1000 || e.StoreBytes < 200*1000 || e.Seconds <= 0 ||
+		e.Seconds > 600 || e.RowsIn != 0 {
 		t.Errorf("%+v", e)
 	}
 	if e := all["audio/shared"]; e.Streams != 1 || e.Rows == 0 {
@@ -203,7 +209,8 @@ func TestUsage(t *testing.T) {
 	if own := sums(ada, ""); len(own) != 1 || own["vision/shared"].Rows != 600 {
 		t.Errorf("ada sees %v", own)
 	}
-	if own := sums(bob, `{"dataset": "other", "since": "2020-01-01"}`); len(own) != 1 || own["audio/other"].Rows != 200 {
+	if own := sums(bob, `{"dataset": "other", "since": "2020-01-01"}`); len(own) != 1 ||
+		own["audio/other"].Rows != 200 {
 		t.Errorf("bob sees %v", own)
 	}
 	if none := sums(root, `{"until": "2020-01-01"}`); len(none) != 0 {
@@ -226,10 +233,12 @@ func TestCancelIsAudited(t *testing.T) {
 	plan, end := s.as("bob").streaming(endless)
 	defer end()
 	before := len(lines(t, file))
-	if o := s.as("ada").act("cancel", `{"plan": "`+plan+`"}`); o.err != nil || !strings.Contains(o.text, `"cancelled":0`) {
+	if o := s.as("ada").act("cancel", `{"plan": "`+plan+`"}`); o.err != nil ||
+		!strings.Contains(o.text, `"cancelled":0`) {
 		t.Error(o)
 	}
-	if o := s.as("root").act("cancel", `{"plan": "`+plan+`"}`); o.err != nil || !strings.Contains(o.text, `"cancelled":1`) {
+	if o := s.as("root").act("cancel", `{"plan": "`+plan+`"}`); o.err != nil ||
+		!strings.Contains(o.text, `"cancelled":1`) {
 		t.Error(o)
 	}
 	var got []audit.Event
@@ -238,7 +247,8 @@ func TestCancelIsAudited(t *testing.T) {
 			got = append(got, e)
 		}
 	}
-	if len(got) != 2 || got[0].Phase != audit.Begin || got[1].Phase != audit.Done || got[1].Principal != "root" || got[1].Plan != plan ||
+	if len(got) != 2 || got[0].Phase != audit.Begin || got[1].Phase != audit.Done || got[1].Principal != "root" ||
+		got[1].Plan != plan ||
 		got[1].Count != 1 || got[1].Dataset != "shared" || got[1].Snapshot != 1 || got[1].Door != "DoAction/cancel" {
 		b, _ := json.Marshal(got)
 		t.Errorf("recorded: %s", b)

@@ -66,12 +66,14 @@ func newUpload(put *putCommand, in *arrow.Schema) (*upload, error) {
 			continue
 		}
 		if f.Name == schema.PositionColumn {
-			return nil, &schema.FieldError{Field: fmt.Sprintf("column %q", f.Name), Got: "it in an upload", Want: "another name: this one is computed"}
+			return nil, &schema.FieldError{Field: fmt.Sprintf("column %q", f.Name), Got: "it in an upload",
+				Want: "another name: this one is computed"}
 		}
 		f.Type = valueType(f.Type)
 		if f.Name == schema.SplitColumn {
 			if !isText(f.Type) {
-				return nil, &schema.FieldError{Field: fmt.Sprintf("column %q", f.Name), Got: f.Type.String(), Want: "utf8: the split of each row"}
+				return nil, &schema.FieldError{Field: fmt.Sprintf("column %q", f.Name), Got: f.Type.String(),
+					Want: "utf8: the split of each row"}
 			}
 			u.splitFrom = &source{f.Name, i, -1}
 			continue
@@ -82,7 +84,8 @@ func newUpload(put *putCommand, in *arrow.Schema) (*upload, error) {
 			col.Nullable = true // the struct or its bytes may be
 			blobs = append(blobs, col)
 			if at >= 0 && path == nil {
-				path = &incomingField{arrow.Field{Name: schema.PathColumn, Type: arrow.BinaryTypes.String, Nullable: true}, source{f.Name + ".path", i, at}}
+				path = &incomingField{arrow.Field{Name: schema.PathColumn, Type: arrow.BinaryTypes.String,
+					Nullable: true}, source{f.Name + ".path", i, at}}
 				path.Type = f.Type.(*arrow.StructType).Field(at).Type
 			}
 			continue
@@ -96,7 +99,9 @@ func newUpload(put *putCommand, in *arrow.Schema) (*upload, error) {
 			meta = append(meta, col)
 		}
 	}
-	if path != nil && !slices.ContainsFunc(in.Fields(), func(f arrow.Field) bool { return f.Name == schema.PathColumn }) {
+	if path != nil && !slices.ContainsFunc(in.Fields(), func(f arrow.Field) bool {
+		return f.Name == schema.PathColumn
+	}) {
 		meta = append(meta, *path)
 	}
 	if err := put.checkNames(in, blobs); err != nil {
@@ -116,13 +121,16 @@ func newUpload(put *putCommand, in *arrow.Schema) (*upload, error) {
 		u.blobFrom = append(u.blobFrom, f.source)
 	}
 	if put.Key != "" && u.key == nil {
-		return nil, &schema.FieldError{Field: "put.key", Got: fmt.Sprintf("%q", put.Key), Want: "a metadata column of the upload" + known(metaFields)}
+		return nil, &schema.FieldError{Field: "put.key", Got: fmt.Sprintf("%q", put.Key),
+			Want: "a metadata column of the upload" + known(metaFields)}
 	}
 	if put.Key != "" && u.id != nil {
-		return nil, &schema.FieldError{Field: "put.key", Got: fmt.Sprintf("%q", put.Key), Want: "no key, as the upload has a column \"id\""}
+		return nil, &schema.FieldError{Field: "put.key", Got: fmt.Sprintf("%q", put.Key),
+			Want: "no key, as the upload has a column \"id\""}
 	}
 	if u.splitFrom != nil && u.id == nil && u.key == nil {
-		return nil, &schema.FieldError{Field: fmt.Sprintf("column %q", schema.SplitColumn), Got: "it without ids", Want: "a column \"id\" or put.key beside it: rows of several splits are not numbered"}
+		return nil, &schema.FieldError{Field: fmt.Sprintf("column %q", schema.SplitColumn), Got: "it without ids",
+			Want: "a column \"id\" or put.key beside it: rows of several splits are not numbered"}
 	}
 	var err error
 	if u.schema, err = schema.NewSchema(metaFields, blobFields); err != nil {
@@ -242,7 +250,8 @@ func (p *putCommand) isBlob(f arrow.Field, in *arrow.Schema) (bool, error) {
 		return isBinary(f.Type), nil
 	}
 	if !isBinary(f.Type) {
-		return false, &schema.FieldError{Field: fmt.Sprintf("column %q", f.Name), Got: f.Type.String(), Want: "binary or large_binary for a blob column"}
+		return false, &schema.FieldError{Field: fmt.Sprintf("column %q", f.Name), Got: f.Type.String(),
+			Want: "binary or large_binary for a blob column"}
 	}
 	return true, nil
 }
@@ -251,7 +260,8 @@ func (p *putCommand) isBlob(f arrow.Field, in *arrow.Schema) (bool, error) {
 func (p *putCommand) checkNames(in *arrow.Schema, blobs []incomingField) error {
 	for _, name := range p.Blobs {
 		if len(in.FieldIndices(name)) == 0 {
-			return &schema.FieldError{Field: "put.blobs", Got: schema.Quote(name), Want: "columns of the upload" + known(in.Fields())}
+			return &schema.FieldError{Field: "put.blobs", Got: schema.Quote(name), Want: "columns of the upload" +
+				known(in.Fields())}
 		}
 	}
 	for name, media := range p.Media {
@@ -508,7 +518,8 @@ func (u *upload) ids(columns []arrow.Array, n int, first int64) ([]schema.ID, er
 	for i := range out {
 		key, ok := at(i)
 		if !ok {
-			return nil, &schema.FieldError{Field: fmt.Sprintf("column %q, row %d of its batch", u.key.name, i), Got: "null", Want: "a value, as the ids are derived from it"}
+			return nil, &schema.FieldError{Field: fmt.Sprintf("column %q, row %d of its batch", u.key.name, i),
+				Got: "null", Want: "a value, as the ids are derived from it"}
 		}
 		out[i] = schema.SampleID(u.dataset, key)
 	}
@@ -532,7 +543,8 @@ func (u *upload) keys(columns []arrow.Array, first int64) (func(int) (string, bo
 	}
 	at, err := u.text(columns, *u.key)
 	if err != nil {
-		return nil, &schema.FieldError{Field: "put.key", Got: fmt.Sprintf("%q, a column of type %s", u.key.name, col.DataType()), Want: "a column of text, binary or integers"}
+		return nil, &schema.FieldError{Field: "put.key", Got: fmt.Sprintf("%q, a column of type %s", u.key.name,
+			col.DataType()), Want: "a column of text, binary or integers"}
 	}
 	return func(i int) (string, bool) {
 		v, ok := at(i)

@@ -20,7 +20,8 @@ type billed struct {
 
 // amountLocked is what a call has used so far.
 func (c *call) amountLocked(now time.Time) usage.Amount {
-	a := usage.Amount{Seconds: c.billed.amount.Seconds, StoreBytes: c.stored.Load(), ProcessorSeconds: time.Duration(c.processor.Load()).Seconds()}
+	a := usage.Amount{Seconds: c.billed.amount.Seconds, StoreBytes: c.stored.Load(),
+		ProcessorSeconds: time.Duration(c.processor.Load()).Seconds()}
 	if c.kind == "DoPut" {
 		a.RowsIn, a.BytesIn = c.rows.Load(), c.bytes.Load()
 	} else {
@@ -93,7 +94,8 @@ func (s *Server) usage(ctx context.Context, b []byte, send func([]byte) error) e
 		}
 	}
 	if s.opts.Usage == nil {
-		return fmt.Errorf("%w: this server keeps no record of what is used; it does with serve --usage DIR", schema.ErrNotFound)
+		return fmt.Errorf("%w: this server keeps no record of what is used; it does with serve --usage DIR",
+			schema.ErrNotFound)
 	}
 	caller := fetch.CallerFrom(ctx)
 	all := s.rules().Server(whoOf(caller)).May(rules.Admin)

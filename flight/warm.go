@@ -68,7 +68,9 @@ func (s *Server) warmAll(ctx context.Context, job *fetch.Job, send func([]byte) 
 	if c := s.opts.Cluster; c != nil && c.WarmOthers != nil && job.Request().Within == nil {
 		tenant := fetch.CallerFrom(ctx).Tenant
 		others.Go(func() {
-			c.WarmOthers(ctx, job.Request().Marshal(), tenant, func(node string, said []byte, err error) { fail(w.other(node, said, err)) })
+			c.WarmOthers(ctx, job.Request().Marshal(), tenant, func(node string, said []byte, err error) {
+				fail(w.other(node, said, err))
+			})
 		})
 	}
 	err = s.engine.Warm(ctx, job, func(p fetch.WarmProgress) { fail(w.here(p, false)) })
@@ -117,7 +119,8 @@ func (w *warming) other(name string, said []byte, failed error) error {
 
 // take takes in how far the node is.
 func (n *warmNode) take(p fetch.WarmProgress) {
-	*n = warmNode{Node: n.Node, There: p.There, Stored: p.Stored, Bytes: p.Bytes, Failed: p.Failed, Full: p.Full, Done: p.Done, seen: p.Seen}
+	*n = warmNode{Node: n.Node, There: p.There, Stored: p.Stored, Bytes: p.Bytes, Failed: p.Failed, Full: p.Full,
+		Done: p.Done, seen: p.Seen}
 }
 
 func (w *warming) nodeLocked(name string) *warmNode {
@@ -158,7 +161,8 @@ func (s *Server) warmFor(ss grpc.ServerStream) error {
 	}
 	var what peering.Warm
 	if err := json.Unmarshal(first.GetValue(), &what); err != nil {
-		return &schema.FieldError{Field: "warm", Got: schema.Quote(string(first.GetValue())), Want: "a request and a tenant as JSON"}
+		return &schema.FieldError{Field: "warm", Got: schema.Quote(string(first.GetValue())),
+			Want: "a request and a tenant as JSON"}
 	}
 	req, err := schema.ParseRequest(what.Request)
 	if err != nil {

@@ -81,7 +81,8 @@ func (w *vectorWriter) send(fd uintptr) bool {
 		w.rest = nil
 		return true
 	}
-	n, _, errno := syscall.RawSyscall(syscall.SYS_WRITEV, fd, uintptr(unsafe.Pointer(unsafe.SliceData(w.vectors))), uintptr(len(w.vectors)))
+	n, _, errno := syscall.RawSyscall(syscall.SYS_WRITEV, fd, uintptr(unsafe.Pointer(unsafe.SliceData(w.vectors))),
+		uintptr(len(w.vectors)))
 	runtime.KeepAlive(w.rest)
 	switch errno {
 	case 0:

@@ -45,7 +45,8 @@ func TestVectorWriter(t *testing.T) {
 	w := newVectorWriter(near)
 	var want []byte
 	var writes []net.Buffers
-	for _, shape := range []struct{ slices, most int }{{1, 0}, {1, 1}, {3, 1 << 20}, {5000, 40}, {40, 100_000}, {0, 0}, {2000, 3}} {
+	for _, shape := range []struct{ slices, most int }{{1, 0}, {1, 1}, {3, 1 << 20}, {5000, 40}, {40, 100_000}, {0, 0},
+		{2000, 3}} {
 		var list net.Buffers
 		for range shape.slices {
 			b := make([]byte, rng.IntN(shape.most+1))

@@ -90,9 +90,11 @@ func (p *Projection) assemble(b *Batch, f *Form, positions []int64, rows []Row) 
 		case outAnyKey:
 			v, err = unfix(b.arena, m.keyColumn(b.arena, c.src))
 		case outBlob8:
-			v, err = blobColumn[int64](b.arena, arrow.BinaryTypes.LargeBinary, b.Blobs[c.src], m.emptyOf(p, c), m.refsOf(p.blobs[c.src]))
+			v, err = blobColumn[int64](b.arena, arrow.BinaryTypes.LargeBinary, b.Blobs[c.src], m.emptyOf(p, c),
+				m.refsOf(p.blobs[c.src]))
 		case outBlob4:
-			v, err = blobColumn[int32](b.arena, arrow.BinaryTypes.Binary, b.Blobs[c.src], m.emptyOf(p, c), m.refsOf(p.blobs[c.src]))
+			v, err = blobColumn[int32](b.arena, arrow.BinaryTypes.Binary, b.Blobs[c.src], m.emptyOf(p, c),
+				m.refsOf(p.blobs[c.src]))
 		case outMedia:
 			v, err = m.mediaColumn(b.arena, c, b.Blobs[c.src], p.blobs[c.src], runs)
 		case outMade:
@@ -203,7 +205,8 @@ func (m *gatherer) refsOf(col int) func(row int) BlobRef {
 }
 
 // blobColumn lays out blobs without copying them. It asks for references where blobs were not checked.
-func blobColumn[T int32 | int64](a *arena, dt arrow.DataType, blobs []Blob, empty func(row int) bool, ref func(row int) BlobRef) (Vector, error) {
+func blobColumn[T int32 | int64](a *arena, dt arrow.DataType, blobs []Blob, empty func(row int) bool,
+	ref func(row int) BlobRef) (Vector, error) {
 	n := len(blobs)
 	width, most := 8, int64(math.MaxInt64)
 	if dt.ID() == arrow.BINARY {
@@ -229,7 +232,8 @@ func blobColumn[T int32 | int64](a *arena, dt arrow.DataType, blobs []Blob, empt
 			continue
 		}
 		if int64(len(b)) > most-total {
-			return Vector{}, fmt.Errorf("%w: %d blobs hold more than 2^31-1 bytes, the most of a batch in the layout %q; ask for a smaller batch or the layout %q",
+			return Vector{}, fmt.Errorf("%w: %d blobs hold more than 2^31-1 bytes, the most of a batch in the layout "+
+				"%q; ask for a smaller batch or the layout %q",
 				ErrLimit, n, LayoutBinary, LayoutLargeBinary)
 		}
 		if len(b) > 0 {
@@ -242,7 +246,9 @@ func blobColumn[T int32 | int64](a *arena, dt arrow.DataType, blobs []Blob, empt
 	}
 	off[n] = T(total)
 	return Vector{Type: dt, Len: n, Nulls: nulls,
-		Buffers: []Buffer{pieces(validity), pieces(asBytes(off)), {Pieces: values, Len: total, Unchecked: unchecked}}}, nil
+			Buffers: []Buffer{pieces(validity), pieces(asBytes(off)),
+				{Pieces: values, Len: total, Unchecked: unchecked}}},
+		nil
 }
 
 // ones returns a bitmap of n ones, followed by zeros.
@@ -339,7 +345,8 @@ func (m *gatherer) sizeColumn(a *arena, col int) Vector {
 	n := len(m.rows)
 	dst := cast[int64](a.bytes(8 * n))
 	validity, nulls := m.eachBlob(a, col, func(i int, ref BlobRef) { dst[i] = ref.Size })
-	return Vector{Type: arrow.PrimitiveTypes.Int64, Len: n, Nulls: nulls, Buffers: []Buffer{pieces(validity), pieces(asBytes(dst))}}
+	return Vector{Type: arrow.PrimitiveTypes.Int64, Len: n, Nulls: nulls,
+		Buffers: []Buffer{pieces(validity), pieces(asBytes(dst))}}
 }
 
 // keyColumn is the virtual column of the keys of a blob column.
@@ -350,7 +357,8 @@ func (m *gatherer) keyColumn(a *arena, col int) Vector {
 	return Vector{Type: keyType, Len: n, Nulls: nulls, Buffers: []Buffer{pieces(validity), pieces(dst)}}
 }
 
-// eachBlob calls f with the references of a blob column, the zero one for null, and returns which of them are not null, if some are.
+// eachBlob calls f with the references of a blob column, the zero one for null, and returns which of them are not null,
+// if some are.
 func (m *gatherer) eachBlob(a *arena, col int, f func(i int, ref BlobRef)) (validity []byte, nulls int) {
 	for i, row := range m.rows {
 		ref, ok := row.Blob(col)
@@ -391,5 +399,6 @@ func (f *Form) splitColumn(a *arena, positions []int64) (Vector, error) {
 		}
 	}
 	off[n] = int32(total)
-	return Vector{Type: arrow.BinaryTypes.String, Len: n, Buffers: []Buffer{{}, pieces(asBytes(off)), pieces(text[:total])}}, nil
+	return Vector{Type: arrow.BinaryTypes.String, Len: n,
+		Buffers: []Buffer{{}, pieces(asBytes(off)), pieces(text[:total])}}, nil
 }

@@ -53,7 +53,8 @@ func fixedTensors(a *arena, form *MadeForm, dt arrow.DataType, blobs []Blob) (Ve
 		values.Pieces = append(values.Pieces, b)
 	}
 	child := Vector{Type: elements[form.DType], Len: int(form.Elements()) * len(blobs), Buffers: []Buffer{{}, values}}
-	return Vector{Type: dt, Len: len(blobs), Nulls: nulls, Buffers: []Buffer{pieces(validity)}, Children: []Vector{child}}, nil
+	return Vector{Type: dt, Len: len(blobs), Nulls: nulls, Buffers: []Buffer{pieces(validity)},
+		Children: []Vector{child}}, nil
 }
 
 func variableTensors(a *arena, form *MadeForm, dt arrow.DataType, blobs []Blob) (Vector, error) {
@@ -71,7 +72,8 @@ func variableTensors(a *arena, form *MadeForm, dt arrow.DataType, blobs []Blob) 
 		}
 		b := blobs[i].Bytes()
 		if at += int64(len(b)) / form.ElementBytes(); at > math.MaxInt32 || len(cell.Shape) != axes {
-			return Vector{}, fmt.Errorf("%w: %d tensors have more than 2^31-1 elements, the most of a batch; ask for a smaller batch or batch_bytes", ErrLimit, n)
+			return Vector{}, fmt.Errorf("%w: %d tensors have more than 2^31-1 elements, the most of a batch; ask for "+
+				"a smaller batch or batch_bytes", ErrLimit, n)
 		}
 		if len(b) > 0 {
 			values.Pieces, values.Len = append(values.Pieces, b), values.Len+int64(len(b))
@@ -83,8 +85,10 @@ func variableTensors(a *arena, form *MadeForm, dt arrow.DataType, blobs []Blob) 
 	data := Vector{Type: fields[0].Type, Len: n, Buffers: []Buffer{{}, pieces(asBytes(offsets))},
 		Children: []Vector{{Type: elements[form.DType], Len: int(at), Buffers: []Buffer{{}, values}}}}
 	shape := Vector{Type: fields[1].Type, Len: n, Buffers: []Buffer{{}},
-		Children: []Vector{{Type: arrow.PrimitiveTypes.Int32, Len: n * axes, Buffers: []Buffer{{}, pieces(asBytes(shapes))}}}}
-	return Vector{Type: dt, Len: n, Nulls: nulls, Buffers: []Buffer{pieces(validity)}, Children: []Vector{data, shape}}, nil
+		Children: []Vector{{Type: arrow.PrimitiveTypes.Int32, Len: n * axes,
+			Buffers: []Buffer{{}, pieces(asBytes(shapes))}}}}
+	return Vector{Type: dt, Len: n, Nulls: nulls, Buffers: []Buffer{pieces(validity)}, Children: []Vector{data, shape}},
+		nil
 }
 
 // paramsColumn is what was drawn for each cell, as JSON.
@@ -109,7 +113,8 @@ func paramsColumn(a *arena, blobs []Blob) (Vector, error) {
 			copy(text[offsets[i]:], cell.Params)
 		}
 	}
-	return Vector{Type: arrow.BinaryTypes.String, Len: n, Nulls: nulls, Buffers: []Buffer{pieces(validity), pieces(asBytes(offsets)), pieces(text)}}, nil
+	return Vector{Type: arrow.BinaryTypes.String, Len: n, Nulls: nulls,
+		Buffers: []Buffer{pieces(validity), pieces(asBytes(offsets)), pieces(text)}}, nil
 }
 
 // lengthColumn is the size of each cell along an axis.
@@ -121,5 +126,6 @@ func lengthColumn(a *arena, blobs []Blob, axis int) Vector {
 			dst[i] = int64(cell.Shape[axis])
 		}
 	}
-	return Vector{Type: arrow.PrimitiveTypes.Int64, Len: len(blobs), Nulls: nulls, Buffers: []Buffer{pieces(validity), pieces(asBytes(dst))}}
+	return Vector{Type: arrow.PrimitiveTypes.Int64, Len: len(blobs), Nulls: nulls,
+		Buffers: []Buffer{pieces(validity), pieces(asBytes(dst))}}
 }

@@ -93,7 +93,8 @@ func orders(r *rand.Rand, n int64) map[string][]int64 {
 	slices.Reverse(backwards)
 	return map[string][]int64{
 		"all": span(0, n), "none": {}, "first": {0}, "last": {n - 1}, "middle": span(n/3, n/2+1), "shuffled": shuffled,
-		"backwards": backwards, "repeated": {n / 2, n / 2, 0, 0, n / 2}, "two runs": append(span(n/2, n), span(0, n/2)...),
+		"backwards": backwards, "repeated": {n / 2, n / 2, 0, 0, n / 2},
+		"two runs": append(span(n/2, n), span(0, n/2)...),
 	}
 }
 
@@ -186,7 +187,8 @@ func checkVectors(t *testing.T, b *Batch) {
 	var total int64
 	var check func(v *Vector)
 	check = func(v *Vector) {
-		want := map[shape]int{shapeBits: 2, shapeFixed: 2, shapeBytes: 3, shapeBytes8: 3, shapeList: 2, shapeFixedList: 1, shapeStruct: 1}
+		want := map[shape]int{shapeBits: 2, shapeFixed: 2, shapeBytes: 3, shapeBytes8: 3, shapeList: 2,
+			shapeFixedList: 1, shapeStruct: 1}
 		shape, _ := shapeOf(v.Type)
 		if len(v.Buffers) != want[shape] {
 			t.Fatalf("%s has %d buffers", v.Type, len(v.Buffers))
@@ -344,7 +346,9 @@ func TestAssembleErrors(t *testing.T) {
 	if held != pins {
 		t.Errorf("%d blobs still pinned", held-pins)
 	}
-	if v, err := blobColumn[int32](newArena(1), arrow.BinaryTypes.Binary, []Blob{NewBlob(huge, nil), NewBlob(huge[:1<<30-1], nil)}, nil, nil); err != nil || v.Buffers[2].Len != math.MaxInt32 {
+	if v, err := blobColumn[int32](newArena(1), arrow.BinaryTypes.Binary,
+		[]Blob{NewBlob(huge, nil), NewBlob(huge[:1<<30-1], nil)}, nil, nil); err != nil ||
+		v.Buffers[2].Len != math.MaxInt32 {
 		t.Error(v.Len, err)
 	}
 }
@@ -397,15 +401,19 @@ func TestProjection(t *testing.T) {
 	if !reflect.DeepEqual(p.BlobColumns(), []int{2, 0}) {
 		t.Error(p.BlobColumns())
 	}
-	if got := fmt.Sprint(p.Schema.Field(0).Type, p.Schema.Field(1).Type, p.Schema.Field(2).Type); got != "binary int64 binary" {
+	if got := fmt.Sprint(p.Schema.Field(0).Type, p.Schema.Field(1).Type,
+		p.Schema.Field(2).Type); got != "binary int64 binary" {
 		t.Error(got)
 	}
-	if p, err = NewProjection(snap, nil, ""); err != nil || p.Schema.NumFields() != snap.Schema.NumFields() || len(p.BlobColumns()) != 3 {
+	if p, err = NewProjection(snap, nil, ""); err != nil || p.Schema.NumFields() != snap.Schema.NumFields() ||
+		len(p.BlobColumns()) != 3 {
 		t.Error(p, err)
 	}
 	var fe *FieldError
 	if _, err := NewProjection(snap, []string{"id", "labels"}, ""); !errors.As(err, &fe) || fe.Field != "columns[1]" ||
-		!strings.Contains(fe.Want, "id, n00_BOOL") || !strings.HasSuffix(fe.Want, `position, split, image.size, image.key, audio.size, audio.key, raw.size, raw.key (did you mean "label"?)`) {
+		!strings.Contains(fe.Want, "id, n00_BOOL") ||
+		!strings.HasSuffix(fe.Want,
+			`position, split, image.size, image.key, audio.size, audio.key, raw.size, raw.key (did you mean "label"?)`) {
 		t.Error(err)
 	}
 	if _, err := NewProjection(snap, []string{"id", "id"}, ""); !errors.As(err, &fe) {
@@ -436,12 +444,14 @@ func TestHuggingFaceSchema(t *testing.T) {
 }
 
 func TestSnapshotJSON(t *testing.T) {
-	s, err := NewSchema([]arrow.Field{ClassField("label", []string{"cat", "dog"})}, []arrow.Field{BlobField("image", MediaImage, true)})
+	s, err := NewSchema([]arrow.Field{ClassField("label", []string{"cat", "dog"})},
+		[]arrow.Field{BlobField("image", MediaImage, true)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	snap := Snapshot{
-		Dataset: "pets", Number: 3, Parent: 2, Created: time.Date(2024, 2, 3, 4, 5, 6, 789000, time.UTC), Source: "imagefolder pets",
+		Dataset: "pets", Number: 3, Parent: 2, Created: time.Date(2024, 2, 3, 4, 5, 6, 789000, time.UTC),
+		Source: "imagefolder pets",
 		Schema: s, Splits: []Split{{"train", []Range{{0, 8}, {10, 12}}}, {"val", []Range{{8, 10}}}},
 		Chunks: []Chunk{{BlobRef: RefOf([]byte("chunk")), Rows: 12, BlobBytes: []int64{345}}},
 	}
@@ -487,22 +497,24 @@ func TestCheckSchema(t *testing.T) {
 	blob := BlobField("b", "", true)
 	blob.Type = arrow.BinaryTypes.Binary
 	for name, s := range map[string]*arrow.Schema{
-		"nil":               nil,
-		"empty":             arrow.NewSchema(nil, nil),
-		"no id":             arrow.NewSchema([]arrow.Field{str("a")}, nil),
-		"id as text":        arrow.NewSchema([]arrow.Field{str("id")}, nil),
-		"id twice":          arrow.NewSchema([]arrow.Field{IDField(), IDField()}, nil),
-		"same name":         arrow.NewSchema([]arrow.Field{IDField(), str("a"), str("a")}, nil),
-		"no name":           arrow.NewSchema([]arrow.Field{IDField(), str("")}, nil),
-		"long name":         arrow.NewSchema([]arrow.Field{IDField(), str(strings.Repeat("a", 129))}, nil),
-		"broken name":       arrow.NewSchema([]arrow.Field{IDField(), str("\xff")}, nil),
-		"reserved name":     arrow.NewSchema([]arrow.Field{IDField(), str("split")}, nil),
-		"blob before meta":  arrow.NewSchema([]arrow.Field{IDField(), BlobField("b", "", true), str("a")}, nil),
-		"blob of binary":    arrow.NewSchema([]arrow.Field{IDField(), blob}, nil),
-		"media":             arrow.NewSchema([]arrow.Field{IDField(), BlobField("b", "smell", true)}, nil),
-		"dictionary":        arrow.NewSchema([]arrow.Field{IDField(), of(&arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int8, ValueType: arrow.BinaryTypes.String})}, nil),
-		"null":              arrow.NewSchema([]arrow.Field{IDField(), of(arrow.Null)}, nil),
-		"map in a list":     arrow.NewSchema([]arrow.Field{IDField(), of(arrow.ListOf(arrow.MapOf(arrow.BinaryTypes.String, arrow.BinaryTypes.String)))}, nil),
+		"nil":              nil,
+		"empty":            arrow.NewSchema(nil, nil),
+		"no id":            arrow.NewSchema([]arrow.Field{str("a")}, nil),
+		"id as text":       arrow.NewSchema([]arrow.Field{str("id")}, nil),
+		"id twice":         arrow.NewSchema([]arrow.Field{IDField(), IDField()}, nil),
+		"same name":        arrow.NewSchema([]arrow.Field{IDField(), str("a"), str("a")}, nil),
+		"no name":          arrow.NewSchema([]arrow.Field{IDField(), str("")}, nil),
+		"long name":        arrow.NewSchema([]arrow.Field{IDField(), str(strings.Repeat("a", 129))}, nil),
+		"broken name":      arrow.NewSchema([]arrow.Field{IDField(), str("\xff")}, nil),
+		"reserved name":    arrow.NewSchema([]arrow.Field{IDField(), str("split")}, nil),
+		"blob before meta": arrow.NewSchema([]arrow.Field{IDField(), BlobField("b", "", true), str("a")}, nil),
+		"blob of binary":   arrow.NewSchema([]arrow.Field{IDField(), blob}, nil),
+		"media":            arrow.NewSchema([]arrow.Field{IDField(), BlobField("b", "smell", true)}, nil),
+		"dictionary": arrow.NewSchema([]arrow.Field{IDField(),
+			of(&arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int8, ValueType: arrow.BinaryTypes.String})}, nil),
+		"null": arrow.NewSchema([]arrow.Field{IDField(), of(arrow.Null)}, nil),
+		"map in a list": arrow.NewSchema([]arrow.Field{IDField(),
+			of(arrow.ListOf(arrow.MapOf(arrow.BinaryTypes.String, arrow.BinaryTypes.String)))}, nil),
 		"struct of nothing": arrow.NewSchema([]arrow.Field{IDField(), of(arrow.StructOf())}, nil),
 		"deep":              arrow.NewSchema([]arrow.Field{IDField(), of(deep)}, nil),
 		"classes of text":   arrow.NewSchema([]arrow.Field{IDField(), bad}, nil),
@@ -523,7 +535,8 @@ func TestCheckSchema(t *testing.T) {
 
 func TestNearest(t *testing.T) {
 	names := []string{"seed", "epoch", "batch", "batch_bytes"}
-	for name, want := range map[string]string{"sed": "seed", "Seed": "seed", "esed": "seed", "bach": "batch", "batch_byte": "batch_bytes", "zzz": "", "": "", strings.Repeat("x", 1000): ""} {
+	for name, want := range map[string]string{"sed": "seed", "Seed": "seed", "esed": "seed", "bach": "batch",
+		"batch_byte": "batch_bytes", "zzz": "", "": "", strings.Repeat("x", 1000): ""} {
 		if got := Nearest(name, names); got != want {
 			t.Errorf("%.10q: %q, want %q", name, got, want)
 		}

@@ -122,7 +122,8 @@ func (b *ChunkBuilder) AppendBatch(ids []ID, meta arrow.Record, blobs [][]*BlobR
 	}
 	for i, refs := range blobs {
 		if len(refs) != len(ids) {
-			return fmt.Errorf("%w: %d references in blob column %q for %d ids", ErrInvalid, len(refs), b.blobs[i].field.Name, len(ids))
+			return fmt.Errorf("%w: %d references in blob column %q for %d ids", ErrInvalid, len(refs),
+				b.blobs[i].field.Name, len(ids))
 		}
 		for _, ref := range refs {
 			if err := b.checkRef(i, ref); err != nil {
@@ -160,7 +161,8 @@ func (b *ChunkBuilder) checkMeta(meta arrow.Record, row, n int) error {
 	for i, c := range b.meta {
 		arr := meta.Column(i)
 		if !arrow.TypeEqual(arr.DataType(), c.field.Type) {
-			return fmt.Errorf("%w: metadata column %q has type %s, the schema says %s", ErrInvalid, c.field.Name, arr.DataType(), c.field.Type)
+			return fmt.Errorf("%w: metadata column %q has type %s, the schema says %s", ErrInvalid, c.field.Name,
+				arr.DataType(), c.field.Type)
 		}
 		v := viewOf(arr.Data(), row, n)
 		if err := c.check(&v, 0, n); err != nil {
@@ -354,7 +356,8 @@ func (c *columnBuilder) check(v *view, start, n int) error {
 	}
 	full := func(length int64, have int32) error {
 		if length > int64(math.MaxInt32-have) {
-			return fmt.Errorf("%w: a chunk holds at most 2^31-1 bytes or items of a column of type %s", ErrLimit, c.field.Type)
+			return fmt.Errorf("%w: a chunk holds at most 2^31-1 bytes or items of a column of type %s", ErrLimit,
+				c.field.Type)
 		}
 		return nil
 	}

@@ -18,8 +18,8 @@ const (
 	PositionColumn = "position"
 	// SplitColumn is virtual: the name of the sample's split, a utf8, "" if it is in none.
 	SplitColumn = "split"
-	// SizePart and KeyPart name the virtual columns of a blob column: image.size, an int64, and image.key, the 32 bytes that
-	// the store keeps the blob under. See BlobPart.
+	// SizePart and KeyPart name the virtual columns of a blob column: image.size, an int64, and image.key, the 32 bytes
+	// that the store keeps the blob under. See BlobPart.
 	SizePart = "size"
 	KeyPart  = "key"
 	// PathColumn is the metadata column that fills the path of an image or audio
@@ -94,8 +94,9 @@ func ClassField(name string, classes []string) arrow.Field {
 // IsBlob reports whether f is the field of a blob column of a logical schema.
 func IsBlob(f arrow.Field) bool { return fieldMeta(f, kindKey) == kindBlob }
 
-// BlobPart resolves the name of a virtual column that tells of a blob column without reading it, such as image.size: the ordinal
-// of the blob column among those of a logical schema, its field, and the part. A stored column of that name hides it.
+// BlobPart resolves the name of a virtual column that tells of a blob column without reading it, such as image.size:
+// the ordinal of the blob column among those of a logical schema, its field, and the part. A stored column of that name
+// hides it.
 func BlobPart(s *arrow.Schema, name string) (ordinal int, blob arrow.Field, part string, ok bool) {
 	dot := strings.LastIndexByte(name, '.')
 	if dot < 0 || s.HasField(name) {
@@ -193,12 +194,14 @@ func CheckSchema(s *arrow.Schema) error {
 				return fmt.Errorf("%w: blob column %q has type %s, want large_binary", ErrInvalid, f.Name, f.Type)
 			}
 			if m := Media(f); m != "" && m != MediaImage && m != MediaAudio {
-				return fmt.Errorf("%w: blob column %q has media %q, want %q, %q or none", ErrInvalid, f.Name, m, MediaImage, MediaAudio)
+				return fmt.Errorf("%w: blob column %q has media %q, want %q, %q or none", ErrInvalid, f.Name, m,
+					MediaImage, MediaAudio)
 			}
 			continue
 		}
 		if blobs {
-			return fmt.Errorf("%w: metadata column %q comes after a blob column, want blob columns last", ErrInvalid, f.Name)
+			return fmt.Errorf("%w: metadata column %q comes after a blob column, want blob columns last", ErrInvalid,
+				f.Name)
 		}
 		if k := fieldMeta(f, kindKey); k != "" {
 			return fmt.Errorf("%w: column %q has %s %q, want %q or none", ErrInvalid, f.Name, kindKey, k, kindBlob)
@@ -207,7 +210,8 @@ func CheckSchema(s *arrow.Schema) error {
 			return err
 		}
 		if fieldMeta(f, classesKey) != "" && (Classes(f) == nil || !arrow.IsInteger(f.Type.ID())) {
-			return fmt.Errorf("%w: column %q has %s, want an integer column and a JSON list of names", ErrInvalid, f.Name, classesKey)
+			return fmt.Errorf("%w: column %q has %s, want an integer column and a JSON list of names", ErrInvalid,
+				f.Name, classesKey)
 		}
 	}
 	return nil
@@ -281,7 +285,8 @@ func CheckName(field, name string) error {
 	}
 	if !ok {
 		return &FieldError{Field: field, Got: Quote(name),
-			Want: fmt.Sprintf("a name of 1 to %d letters, digits, '.', '_' and '-', the first a letter or digit", MaxNameLen)}
+			Want: fmt.Sprintf("a name of 1 to %d letters, digits, '.', '_' and '-', the first a letter or digit",
+				MaxNameLen)}
 	}
 	return nil
 }

@@ -28,7 +28,8 @@ import (
 // object itself. After an error *v is of no use.
 func DecodeJSON(where string, b []byte, v any) error {
 	if len(b) > MaxRequestBytes {
-		return &FieldError{Field: where, Got: fmt.Sprintf("%d bytes", len(b)), Want: fmt.Sprintf("at most %d", MaxRequestBytes)}
+		return &FieldError{Field: where, Got: fmt.Sprintf("%d bytes", len(b)),
+			Want: fmt.Sprintf("at most %d", MaxRequestBytes)}
 	}
 	if len(bytes.TrimSpace(b)) == 0 {
 		return &FieldError{Field: where, Got: "nothing", Want: "a JSON object"}

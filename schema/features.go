@@ -58,7 +58,8 @@ func featureOfType(dt arrow.DataType) json.RawMessage {
 		if err != nil {
 			panic(err) // integers always marshal
 		}
-		return object(member{"feature", featureOfType(dt.Elem())}, member{"length", length}, member{"_type", text("Sequence")})
+		return object(member{"feature", featureOfType(dt.Elem())}, member{"length", length},
+			member{"_type", text("Sequence")})
 	}
 	return value(dtypeOf(dt))
 }

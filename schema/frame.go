@@ -1,7 +1,7 @@
 package schema
 
-// A frame is memory that a disk takes as it lies: whole blocks, from a multiple of FrameBlock on, in which a blob begins
-// behind FrameMargin bytes. Who stores the blob fills in what is before and behind it, and needs no copy.
+// A frame is memory that a disk takes as it lies: whole blocks, from a multiple of FrameBlock on, in which a blob
+// begins behind FrameMargin bytes. Who stores the blob fills in what is before and behind it, and needs no copy.
 const (
 	FrameBlock  = 4 << 10
 	FrameMargin = 64
@@ -13,8 +13,8 @@ func FrameSize(n int64) int64 { return (FrameMargin + n + FrameBlock - 1) / Fram
 // Framer is an Owner whose blob lies in a frame.
 type Framer interface {
 	Owner
-	// Frame returns the frame; nil if there is none. It stays in place as long as the blob does. What is around the blob is
-	// undefined, and is written to by the one who stores the blob, and read by nobody else.
+	// Frame returns the frame; nil if there is none. It stays in place as long as the blob does. What is around the
+	// blob is undefined, and is written to by the one who stores the blob, and read by nobody else.
 	Frame() []byte
 }
 

@@ -93,11 +93,13 @@ func (c *Chunk) openIndex(data []byte) ([]Chunk, error) {
 	if len(data) < indexHeader || string(data[:len(indexMagic)]) != indexMagic {
 		return nil, broken("it does not begin with %q", indexMagic)
 	}
-	n, stride := int(binary.LittleEndian.Uint32(data[len(indexMagic):])), int(binary.LittleEndian.Uint32(data[len(indexMagic)+4:]))
+	n, stride := int(binary.LittleEndian.Uint32(data[len(indexMagic):])),
+		int(binary.LittleEndian.Uint32(data[len(indexMagic)+4:]))
 	columns := len(c.BlobBytes)
 	// Later versions may say more of each page.
 	if n != c.Pages || stride < indexEntry+8*columns || uint64(len(data)-indexHeader) != uint64(n)*uint64(stride) {
-		return nil, broken("%d pages of %d bytes each in %d bytes, the snapshot says %d pages", n, stride, len(data), c.Pages)
+		return nil, broken("%d pages of %d bytes each in %d bytes, the snapshot says %d pages", n, stride, len(data),
+			c.Pages)
 	}
 	pages, sums := make([]Chunk, n), make([]int64, n*columns)
 	more := stride - indexEntry - 8*columns
@@ -130,7 +132,8 @@ func (c *Chunk) openIndex(data []byte) ([]Chunk, error) {
 		rows, size = rows+p.Rows, size+p.Size
 	}
 	if rows != c.Rows || size != c.PageBytes || !slices.Equal(blobs, c.BlobBytes) {
-		return nil, broken("pages of %d rows, %d bytes and blobs of %d bytes, the snapshot says %d, %d and %d", rows, size, blobs, c.Rows, c.PageBytes, c.BlobBytes)
+		return nil, broken("pages of %d rows, %d bytes and blobs of %d bytes, the snapshot says %d, %d and %d", rows,
+			size, blobs, c.Rows, c.PageBytes, c.BlobBytes)
 	}
 	return pages, nil
 }
@@ -138,7 +141,8 @@ func (c *Chunk) openIndex(data []byte) ([]Chunk, error) {
 // EachPage visits the pages of a chunk of a snapshot, one after the other: page says what it is, start is its first
 // row in the chunk, and rows has it open until visit is back. A chunk without an index
 // is its own page. get reads a blob.
-func EachPage(snap *Snapshot, c Chunk, get func(BlobRef) (Blob, error), visit func(page Chunk, start int64, rows *Manifest) error) error {
+func EachPage(snap *Snapshot, c Chunk, get func(BlobRef) (Blob, error),
+	visit func(page Chunk, start int64, rows *Manifest) error) error {
 	pages := []Chunk{c}
 	if c.Pages > 0 {
 		index, err := get(c.BlobRef)

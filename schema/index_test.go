@@ -18,7 +18,8 @@ import (
 func pageList(rng *rand.Rand, n, columns int) []Chunk {
 	pages := make([]Chunk, n)
 	for i := range pages {
-		pages[i] = Chunk{BlobRef: RefOf([]byte{byte(i), byte(rng.Uint32())}), Rows: 1 + rng.Int64N(2000), BlobBytes: make([]int64, columns)}
+		pages[i] = Chunk{BlobRef: RefOf([]byte{byte(i), byte(rng.Uint32())}), Rows: 1 + rng.Int64N(2000),
+			BlobBytes: make([]int64, columns)}
 		pages[i].Size = rng.Int64N(1 << 20)
 		for c := range pages[i].BlobBytes {
 			pages[i].BlobBytes[c] = rng.Int64N(1 << 40)
@@ -51,7 +52,9 @@ func TestIndex(t *testing.T) {
 		}
 		// Nor is it believed where its checksum fits, and the snapshot says something else.
 		for name, change := range map[string]func(*Chunk){
-			"rows": func(c *Chunk) { c.Rows++ }, "pages": func(c *Chunk) { c.Pages-- }, "bytes": func(c *Chunk) { c.PageBytes-- },
+			"rows": func(c *Chunk) {
+				c.Rows++
+			}, "pages": func(c *Chunk) { c.Pages-- }, "bytes": func(c *Chunk) { c.PageBytes-- },
 			"columns": func(c *Chunk) { c.BlobBytes = append(c.BlobBytes, 0) },
 		} {
 			other := c
@@ -124,7 +127,8 @@ func TestPageWithClasses(t *testing.T) {
 			t.Errorf("old %v: names of classes: %v", old, has)
 		}
 		c.BlobRef = RefOf(data)
-		m, err := OpenManifest(&Snapshot{Dataset: "d", Number: 1, Schema: s, Chunks: []Chunk{c}}, []Blob{NewBlob(data, nil)})
+		m, err := OpenManifest(&Snapshot{Dataset: "d", Number: 1, Schema: s, Chunks: []Chunk{c}},
+			[]Blob{NewBlob(data, nil)})
 		if err != nil {
 			t.Fatalf("old %v: %v", old, err)
 		}
@@ -137,7 +141,8 @@ func TestPageWithClasses(t *testing.T) {
 
 // Records say whether they have pages, and of a version that is not known nothing is believed.
 func TestRecordVersion(t *testing.T) {
-	snap := Snapshot{Dataset: "d", Number: 1, Schema: everySchema(t), Chunks: []Chunk{{Rows: 1, BlobBytes: []int64{0, 0, 0}}}}
+	snap := Snapshot{Dataset: "d", Number: 1, Schema: everySchema(t),
+		Chunks: []Chunk{{Rows: 1, BlobBytes: []int64{0, 0, 0}}}}
 	old, err := json.Marshal(snap)
 	if err != nil || strings.Contains(string(old), "version") || strings.Contains(string(old), "pages") {
 		t.Errorf("without pages: %s, %v", old, err)
@@ -152,7 +157,8 @@ func TestRecordVersion(t *testing.T) {
 		t.Errorf("read back %v, %v", read.Chunks, err)
 	}
 	later := strings.Replace(string(record), `"version":2`, `"version":3`, 1)
-	if err := json.Unmarshal([]byte(later), &read); !errors.Is(err, ErrDataLoss) || !strings.Contains(err.Error(), "version 3") {
+	if err := json.Unmarshal([]byte(later), &read); !errors.Is(err, ErrDataLoss) ||
+		!strings.Contains(err.Error(), "version 3") {
 		t.Errorf("a later version: %v", err)
 	}
 }

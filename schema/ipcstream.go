@@ -84,7 +84,9 @@ func checkSchemaMessage(meta []byte) error {
 	left := maxSchemaTables
 	const slotFields, slotMetadata = 6, 8
 	return errors.Join(checkTables(&schema, slotMetadata, &left, nil),
-		checkTables(&schema, slotFields, &left, func(f *flatbuffers.Table) error { return checkFieldTable(f, 0, &left) }))
+		checkTables(&schema, slotFields, &left, func(f *flatbuffers.Table) error {
+			return checkFieldTable(f, 0, &left)
+		}))
 }
 
 // maxSchemaTables bounds the fields and pairs of metadata in a schema message.
@@ -101,11 +103,14 @@ func checkFieldTable(f *flatbuffers.Table, depth int, left *int) error {
 	if err := checkTables(f, slotMetadata, left, nil); err != nil {
 		return err
 	}
-	return checkTables(f, slotChildren, left, func(f *flatbuffers.Table) error { return checkFieldTable(f, depth+1, left) })
+	return checkTables(f, slotChildren, left, func(f *flatbuffers.Table) error {
+		return checkFieldTable(f, depth+1, left)
+	})
 }
 
 // checkTables calls each with every table of a vector of tables.
-func checkTables(t *flatbuffers.Table, slot flatbuffers.VOffsetT, left *int, each func(*flatbuffers.Table) error) error {
+func checkTables(t *flatbuffers.Table, slot flatbuffers.VOffsetT, left *int,
+	each func(*flatbuffers.Table) error) error {
 	o := flatbuffers.UOffsetT(t.Offset(slot))
 	if o == 0 {
 		return nil
@@ -216,7 +221,8 @@ func nextMessage(b []byte) (meta, rest []byte, size int, err error) {
 // decodeStream reads an IPC stream of one record batch in place: the views
 // point into b, which must be aligned to 8 bytes. want is the schema it must
 // have, wantMessage its encoding. All that the views can reach is checked.
-func decodeStream(b []byte, want *arrow.Schema, wantMessage []byte, orWant *arrow.Schema) (cols []view, rows int, err error) {
+func decodeStream(b []byte, want *arrow.Schema, wantMessage []byte,
+	orWant *arrow.Schema) (cols []view, rows int, err error) {
 	defer func() {
 		if p := recover(); p != nil { // an offset in a flatbuffer led out of it
 			cols, rows, err = nil, 0, fmt.Errorf("%w: %w: %v", ErrDataLoss, errBroken, p)

@@ -112,7 +112,8 @@ func (f *MadeForm) Check() error {
 func (f *MadeForm) field(blob arrow.Field, layout Layout) arrow.Field {
 	about := string(marshal(f))
 	if f.Encoded() {
-		blob.Metadata = arrow.NewMetadata(append(slices.Clone(blob.Metadata.Keys()), madeKey), append(slices.Clone(blob.Metadata.Values()), about))
+		blob.Metadata = arrow.NewMetadata(append(slices.Clone(blob.Metadata.Keys()), madeKey),
+			append(slices.Clone(blob.Metadata.Values()), about))
 		if layout == LayoutBinary {
 			blob.Type = arrow.BinaryTypes.Binary
 		}
@@ -129,7 +130,8 @@ func (f *MadeForm) field(blob arrow.Field, layout Layout) arrow.Field {
 	} else {
 		out.Type = arrow.StructOf(
 			arrow.Field{Name: "data", Type: arrow.ListOf(elem), Nullable: true},
-			arrow.Field{Name: "shape", Type: arrow.FixedSizeListOf(int32(len(f.Shape)), arrow.PrimitiveTypes.Int32), Nullable: true},
+			arrow.Field{Name: "shape", Type: arrow.FixedSizeListOf(int32(len(f.Shape)), arrow.PrimitiveTypes.Int32),
+				Nullable: true},
 		)
 		extension, parameters = variableTensorName, map[string]any{"uniform_shape": f.Shape, "dim_names": names}
 	}
@@ -137,7 +139,8 @@ func (f *MadeForm) field(blob arrow.Field, layout Layout) arrow.Field {
 	if err != nil {
 		panic(err) // numbers and letters
 	}
-	out.Metadata = arrow.NewMetadata([]string{extensionNameKey, extensionMetaKey, madeKey}, []string{extension, string(text), about})
+	out.Metadata = arrow.NewMetadata([]string{extensionNameKey, extensionMetaKey, madeKey},
+		[]string{extension, string(text), about})
 	return out
 }
 

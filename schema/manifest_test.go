@@ -56,7 +56,8 @@ func everyField() []arrow.Field {
 	types := []arrow.DataType{
 		arrow.FixedWidthTypes.Boolean,
 		arrow.PrimitiveTypes.Int8, arrow.PrimitiveTypes.Int16, arrow.PrimitiveTypes.Int32, arrow.PrimitiveTypes.Int64,
-		arrow.PrimitiveTypes.Uint8, arrow.PrimitiveTypes.Uint16, arrow.PrimitiveTypes.Uint32, arrow.PrimitiveTypes.Uint64,
+		arrow.PrimitiveTypes.Uint8, arrow.PrimitiveTypes.Uint16, arrow.PrimitiveTypes.Uint32,
+		arrow.PrimitiveTypes.Uint64,
 		arrow.FixedWidthTypes.Float16, arrow.PrimitiveTypes.Float32, arrow.PrimitiveTypes.Float64,
 		arrow.BinaryTypes.String, arrow.BinaryTypes.LargeString, arrow.BinaryTypes.Binary,
 		&arrow.FixedSizeBinaryType{ByteWidth: 3}, &arrow.FixedSizeBinaryType{ByteWidth: 16},
@@ -79,7 +80,8 @@ func everyField() []arrow.Field {
 			arrow.Field{Name: fmt.Sprintf("n%02d_%s", i, dt.ID()), Type: dt, Nullable: true},
 			arrow.Field{Name: fmt.Sprintf("v%02d_%s", i, dt.ID()), Type: dt, Nullable: false})
 	}
-	return append(fields, ClassField("label", []string{"cat", "dog"}), arrow.Field{Name: PathColumn, Type: arrow.BinaryTypes.String, Nullable: true})
+	return append(fields, ClassField("label", []string{"cat", "dog"}),
+		arrow.Field{Name: PathColumn, Type: arrow.BinaryTypes.String, Nullable: true})
 }
 
 func everySchema(t testing.TB) *arrow.Schema {
@@ -439,16 +441,22 @@ func TestChunkBuilderErrors(t *testing.T) {
 	defer other.Release()
 	defer fewer.Release()
 	for name, try := range map[string]func() error{
-		"null in a column that has none":        func() error { return b.Append(ID{}, rec, 1, one) },
-		"null in a field that has none":         func() error { return b.Append(ID{}, rec, 2, one) },
-		"null blob":                             func() error { return b.Append(ID{}, rec, 0, []*BlobRef{nil}) },
-		"row out of range":                      func() error { return b.Append(ID{}, rec, 3, one) },
-		"negative row":                          func() error { return b.Append(ID{}, rec, -1, one) },
-		"no metadata":                           func() error { return b.Append(ID{}, nil, 0, one) },
-		"no blobs":                              func() error { return b.Append(ID{}, rec, 0, nil) },
-		"batch of another length":               func() error { return b.AppendBatch(make([]ID, 2), rec, [][]*BlobRef{{&ref, &ref}}) },
-		"batch with a null":                     func() error { return b.AppendBatch(make([]ID, 3), rec, [][]*BlobRef{{&ref, &ref, &ref}}) },
-		"batch with fewer references than ids":  func() error { return b.AppendBatch(make([]ID, 3), rec, [][]*BlobRef{{&ref}}) },
+		"null in a column that has none": func() error { return b.Append(ID{}, rec, 1, one) },
+		"null in a field that has none":  func() error { return b.Append(ID{}, rec, 2, one) },
+		"null blob":                      func() error { return b.Append(ID{}, rec, 0, []*BlobRef{nil}) },
+		"row out of range":               func() error { return b.Append(ID{}, rec, 3, one) },
+		"negative row":                   func() error { return b.Append(ID{}, rec, -1, one) },
+		"no metadata":                    func() error { return b.Append(ID{}, nil, 0, one) },
+		"no blobs":                       func() error { return b.Append(ID{}, rec, 0, nil) },
+		"batch of another length": func() error {
+			return b.AppendBatch(make([]ID, 2), rec, [][]*BlobRef{{&ref, &ref}})
+		},
+		"batch with a null": func() error {
+			return b.AppendBatch(make([]ID, 3), rec, [][]*BlobRef{{&ref, &ref, &ref}})
+		},
+		"batch with fewer references than ids": func() error {
+			return b.AppendBatch(make([]ID, 3), rec, [][]*BlobRef{{&ref}})
+		},
 		"blob of negative size":                 func() error { return b.Append(ID{}, rec, 0, []*BlobRef{{Size: -1}}) },
 		"batch without columns of references":   func() error { return b.AppendBatch(make([]ID, 3), rec, nil) },
 		"metadata of another type":              func() error { return b.Append(ID{}, other, 0, one) },
@@ -478,7 +486,8 @@ func narrower(rec arrow.Record) arrow.Record {
 
 func TestOpenManifestErrors(t *testing.T) {
 	r, mem := random(t), checked(t)
-	s, err := NewSchema([]arrow.Field{{Name: "name", Type: arrow.BinaryTypes.String, Nullable: true}}, []arrow.Field{BlobField("b", "", true)})
+	s, err := NewSchema([]arrow.Field{{Name: "name", Type: arrow.BinaryTypes.String, Nullable: true}},
+		[]arrow.Field{BlobField("b", "", true)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -601,7 +610,8 @@ func fuzzSchema(t testing.TB) *arrow.Schema {
 		{Name: "large", Type: arrow.BinaryTypes.LargeString},
 		{Name: "list", Type: arrow.ListOf(arrow.BinaryTypes.Binary), Nullable: true},
 		{Name: "pair", Type: arrow.FixedSizeListOf(2, arrow.PrimitiveTypes.Float64)},
-		{Name: "struct", Type: arrow.StructOf(arrow.Field{Name: "x", Type: arrow.PrimitiveTypes.Int8, Nullable: true}), Nullable: true},
+		{Name: "struct", Type: arrow.StructOf(arrow.Field{Name: "x", Type: arrow.PrimitiveTypes.Int8, Nullable: true}),
+			Nullable: true},
 	}, []arrow.Field{BlobField("blob", MediaImage, true)})
 	if err != nil {
 		t.Fatal(err)

@@ -149,7 +149,8 @@ func (p *Pipeline) decode(path string, raw []byte) error {
 		case "kind", "contract", "follows":
 			if value[0] != '"' || len(value) == len(`""`) || len(value) > MaxNameLen {
 				return wrongType(at, value, map[string]string{
-					"kind": `"image" or "audio"`, "follows": "the name of a column that has operators", "contract": "the version of a contract"}[name])
+					"kind": `"image" or "audio"`, "follows": "the name of a column that has operators",
+					"contract": "the version of a contract"}[name])
 			}
 			*texts[name] = unquote(value)
 		default:
@@ -214,12 +215,14 @@ func (o Operators) Resolved() bool {
 // checkOperators checks Operators, which are given, as far as no operator has to be known.
 func (r *Request) checkOperators() error {
 	if n := len(r.Operators); n == 0 || n > MaxOperatorColumns {
-		return &FieldError{Field: "operators", Got: fmt.Sprintf("%d columns", n), Want: fmt.Sprintf("1 to %d; leave the field out for cells as they are", MaxOperatorColumns)}
+		return &FieldError{Field: "operators", Got: fmt.Sprintf("%d columns", n),
+			Want: fmt.Sprintf("1 to %d; leave the field out for cells as they are", MaxOperatorColumns)}
 	}
 	for _, column := range r.Operators.Columns() {
 		p, at := r.Operators[column], "operators."+shown(column)
 		if n := len(p.Steps); p.Follows == "" && (n == 0 || n > MaxSteps) {
-			return &FieldError{Field: at, Got: fmt.Sprintf("%d steps", n), Want: fmt.Sprintf("1 to %d; leave the column out for its cells as they are", MaxSteps)}
+			return &FieldError{Field: at, Got: fmt.Sprintf("%d steps", n),
+				Want: fmt.Sprintf("1 to %d; leave the column out for its cells as they are", MaxSteps)}
 		}
 		if p.Follows == "" {
 			continue
@@ -227,18 +230,22 @@ func (r *Request) checkOperators() error {
 		other, ok := r.Operators[p.Follows]
 		switch {
 		case len(p.Steps) > 0:
-			return &FieldError{Field: at + ".steps", Got: fmt.Sprintf("%d steps", len(p.Steps)), Want: fmt.Sprintf("it left out: the steps are those of %s", p.Follows)}
+			return &FieldError{Field: at + ".steps", Got: fmt.Sprintf("%d steps", len(p.Steps)),
+				Want: fmt.Sprintf("it left out: the steps are those of %s", p.Follows)}
 		case !ok || p.Follows == column:
 			return &FieldError{Field: at + ".follows", Got: Quote(p.Follows), Want: "another column that has operators"}
 		case other.Follows != "":
-			return &FieldError{Field: at + ".follows", Got: fmt.Sprintf("%q, which follows %q itself", p.Follows, other.Follows), Want: "a column that follows none"}
+			return &FieldError{Field: at + ".follows", Got: fmt.Sprintf("%q, which follows %q itself", p.Follows,
+				other.Follows), Want: "a column that follows none"}
 		}
 	}
 	if n := len(marshal(r.Operators)); n > MaxOperatorsBytes {
-		return &FieldError{Field: "operators", Got: fmt.Sprintf("%d bytes", n), Want: fmt.Sprintf("at most %d, as each ticket repeats them", MaxOperatorsBytes)}
+		return &FieldError{Field: "operators", Got: fmt.Sprintf("%d bytes", n),
+			Want: fmt.Sprintf("at most %d, as each ticket repeats them", MaxOperatorsBytes)}
 	}
 	if r.Layout == LayoutHuggingFace {
-		return &FieldError{Field: "layout", Got: Quote(string(r.Layout)) + " with operators", Want: "it left out: the datasets library decodes by itself"}
+		return &FieldError{Field: "layout", Got: Quote(string(r.Layout)) + " with operators",
+			Want: "it left out: the datasets library decodes by itself"}
 	}
 	return nil
 }

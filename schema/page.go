@@ -34,7 +34,8 @@ func NewForm(snap *Snapshot) (*Form, error) {
 	if err := CheckSchema(snap.Schema); err != nil {
 		return nil, fmt.Errorf("%w: %s", ErrDataLoss, err.Error()) // the snapshot is broken, not a request
 	}
-	f := &Form{snap: snap, physical: ChunkSchema(snap.Schema), whole: wholeChunkSchema(snap.Schema), blobs: BlobFields(snap.Schema), rows: snap.Rows()}
+	f := &Form{snap: snap, physical: ChunkSchema(snap.Schema), whole: wholeChunkSchema(snap.Schema),
+		blobs: BlobFields(snap.Schema), rows: snap.Rows()}
 	f.statistics = newStatisticsLayout(snap.Schema)
 	f.first = f.physical.NumFields() - len(f.blobs)
 	var err error
@@ -48,7 +49,8 @@ func (f *Form) openSplits() error {
 	for _, s := range f.snap.Splits {
 		for _, r := range s.Ranges {
 			if r.Start < 0 || r.End < r.Start || r.End > f.rows {
-				return fmt.Errorf("%w: split %q has positions %d to %d of %d", ErrDataLoss, s.Name, r.Start, r.End, f.rows)
+				return fmt.Errorf("%w: split %q has positions %d to %d of %d", ErrDataLoss, s.Name, r.Start, r.End,
+					f.rows)
 			}
 			if r.End > r.Start {
 				f.splits = append(f.splits, splitRange{r, s.Name})
@@ -199,7 +201,8 @@ func (p *Page) open(f *Form, want Chunk) error {
 		return fmt.Errorf("%w: it has %d rows, the snapshot says %d", ErrDataLoss, rows, want.Rows)
 	}
 	if len(want.BlobBytes) != len(f.blobs) {
-		return fmt.Errorf("%w: bytes of %d blob columns are counted, the schema has %d", ErrDataLoss, len(want.BlobBytes), len(f.blobs))
+		return fmt.Errorf("%w: bytes of %d blob columns are counted, the schema has %d", ErrDataLoss,
+			len(want.BlobBytes), len(f.blobs))
 	}
 	p.setColumns(f, cols, rows)
 	for i := range p.refs {
@@ -215,7 +218,8 @@ func (p *Page) setColumns(f *Form, cols []view, rows int) {
 	p.refs = make([]refs, len(f.blobs))
 	for i := range p.refs {
 		v := &p.columns[f.first+i]
-		p.refs[i] = refs{view: v, key: cast[Key](v.children[0].values), size: cast[uint64](v.children[1].values), sum: cast[uint64](v.children[2].values)}
+		p.refs[i] = refs{view: v, key: cast[Key](v.children[0].values), size: cast[uint64](v.children[1].values),
+			sum: cast[uint64](v.children[2].values)}
 	}
 }
 

@@ -20,7 +20,9 @@ type Projection struct {
 // outColumn is one column that a client gets.
 type outColumn struct {
 	kind outKind
-	src  int       // stored column: its index in the schema; blob: its index in Projection.blobs; outSize, outKey: the blob column's ordinal
+	// stored column: its index in the schema; blob: its index in Projection.blobs; outSize, outKey: the blob column's
+	// ordinal
+	src  int
 	path int       // outMedia: index of the column that fills path, -1 for none
 	form *MadeForm // of what operators made
 }
@@ -70,13 +72,15 @@ func NewProjection(snap *Snapshot, columns []string, layout Layout) (*Projection
 // NewProjectionWithin is NewProjection where a restriction holds: what it hides does
 // not exist. Of the blob columns in made, operators make something of that form before
 // they are served.
-func NewProjectionWithin(snap *Snapshot, within *Restriction, columns []string, layout Layout, made map[string]*MadeForm) (*Projection, error) {
+func NewProjectionWithin(snap *Snapshot, within *Restriction, columns []string, layout Layout,
+	made map[string]*MadeForm) (*Projection, error) {
 	switch layout {
 	case "":
 		layout = LayoutLargeBinary
 	case LayoutLargeBinary, LayoutBinary, LayoutHuggingFace:
 	default:
-		return nil, notOneOf("layout", string(layout), []string{string(LayoutLargeBinary), string(LayoutBinary), string(LayoutHuggingFace)})
+		return nil, notOneOf("layout", string(layout), []string{string(LayoutLargeBinary), string(LayoutBinary),
+			string(LayoutHuggingFace)})
 	}
 	all := snap.Schema.Fields()
 	stored := make([]string, len(all))
@@ -86,12 +90,15 @@ func NewProjectionWithin(snap *Snapshot, within *Restriction, columns []string, 
 		stored[i] = f.Name
 		if IsBlob(f) {
 			ordinal[f.Name] = len(ordinal)
-		} else if id := f.Type.ID(); f.Name == PathColumn && (id == arrow.STRING || id == arrow.LARGE_STRING) && !within.Hides(snap.Schema, f.Name) {
+		} else if id := f.Type.ID(); f.Name == PathColumn && (id == arrow.STRING || id == arrow.LARGE_STRING) &&
+			!within.Hides(snap.Schema, f.Name) {
 			path = i
 		}
 	}
 	if columns == nil {
-		columns = slices.DeleteFunc(slices.Clone(stored), func(name string) bool { return within.Hides(snap.Schema, name) })
+		columns = slices.DeleteFunc(slices.Clone(stored), func(name string) bool {
+			return within.Hides(snap.Schema, name)
+		})
 	}
 	p := &Projection{}
 	fields := make([]arrow.Field, 0, len(columns))
@@ -111,7 +118,8 @@ func NewProjectionWithin(snap *Snapshot, within *Restriction, columns []string, 
 			continue
 		}
 		if blob, part, ok := MadePart(snap.Schema, made, name); ok {
-			c, f := outColumn{kind: outParams, src: p.reads(ordinal[blob]), form: made[blob]}, arrow.Field{Name: name, Type: arrow.BinaryTypes.String, Nullable: true}
+			c, f := outColumn{kind: outParams, src: p.reads(ordinal[blob]), form: made[blob]},
+				arrow.Field{Name: name, Type: arrow.BinaryTypes.String, Nullable: true}
 			if part == LengthPart {
 				c.kind, f.Type = outLength, arrow.PrimitiveTypes.Int64
 			}
@@ -123,7 +131,8 @@ func NewProjectionWithin(snap *Snapshot, within *Restriction, columns []string, 
 			return nil, unknownColumn(at, name, knownColumns(snap.Schema, within))
 		}
 		if col, blob, part, ok := BlobPart(snap.Schema, name); ok {
-			c, f := outColumn{kind: outSize, src: col}, arrow.Field{Name: name, Type: arrow.PrimitiveTypes.Int64, Nullable: blob.Nullable}
+			c, f := outColumn{kind: outSize, src: col}, arrow.Field{Name: name, Type: arrow.PrimitiveTypes.Int64,
+				Nullable: blob.Nullable}
 			if part == KeyPart {
 				c.kind, f.Type = outKey, keyType
 				if layout == LayoutHuggingFace {

@@ -94,16 +94,17 @@ type Request struct {
 	// Operators say what becomes of blob columns before they are sent; nil: nothing.
 	Operators Operators `json:"operators,omitempty"`
 	// Place is where operators run; "": on the server.
-	Place      string   `json:"place,omitempty"`
-	Layout     Layout   `json:"layout,omitempty"`
-	Shuffle    *Shuffle `json:"shuffle,omitempty"`     // nil: in order of position
-	Batch      int64    `json:"batch,omitempty"`       // rows of a global batch; 0: DefaultBatch or DefaultMetaBatch
-	BatchBytes int64    `json:"batch_bytes,omitempty"` // a record batch exceeds it by at most one sample; 0: DefaultBatchBytes
-	World      *World   `json:"world,omitempty"`       // nil: one rank
-	Order      string   `json:"order,omitempty"`
-	Remainder  string   `json:"remainder,omitempty"`
-	OnError    string   `json:"on_error,omitempty"`
-	Assign     string   `json:"assign,omitempty"`
+	Place   string   `json:"place,omitempty"`
+	Layout  Layout   `json:"layout,omitempty"`
+	Shuffle *Shuffle `json:"shuffle,omitempty"` // nil: in order of position
+	Batch   int64    `json:"batch,omitempty"`   // rows of a global batch; 0: DefaultBatch or DefaultMetaBatch
+	// a record batch exceeds it by at most one sample; 0: DefaultBatchBytes
+	BatchBytes int64  `json:"batch_bytes,omitempty"`
+	World      *World `json:"world,omitempty"` // nil: one rank
+	Order      string `json:"order,omitempty"`
+	Remainder  string `json:"remainder,omitempty"`
+	OnError    string `json:"on_error,omitempty"`
+	Assign     string `json:"assign,omitempty"`
 	// Owners names the layout of the cluster by which Assign local shares batches out; "": the
 	// one that the epoch has.
 	Owners string `json:"owners,omitempty"`
@@ -132,8 +133,8 @@ type Shuffle struct {
 // BucketByLength has batches made of samples of like length: those of some steps that follow one another are put in
 // order of their length and shared out anew among these steps.
 type BucketByLength struct {
-	// Column says how long a sample is: a metadata column of integers or of floating point, or a blob column, by the bytes of
-	// its cells. Null is 0, as is what is less.
+	// Column says how long a sample is: a metadata column of integers or of floating point, or a blob column, by the
+	// bytes of its cells. Null is 0, as is what is less.
 	Column string `json:"column"`
 	// Window is in how many steps a sample may move; 0: DefaultBucketWindow, or fewer where that would be more than
 	// MaxBucketRows samples.
@@ -145,7 +146,8 @@ func (b *BucketByLength) check(field string) error {
 	switch field {
 	case "column":
 		if b.Column == "" {
-			return &FieldError{Field: "bucket_by_length.column", Got: `""`, Want: "the column that says how long samples are"}
+			return &FieldError{Field: "bucket_by_length.column", Got: `""`,
+				Want: "the column that says how long samples are"}
 		}
 	case "window":
 		return checkRange("bucket_by_length.window", b.Window, 1, MaxBucketRows)
@@ -160,10 +162,12 @@ func (r *Request) checkBuckets() error {
 		return err
 	}
 	if mode, _ := r.OrderOf(); mode != OrderStrict {
-		return &FieldError{Field: "order", Got: Quote(r.Order), Want: fmt.Sprintf("%q, as other orders take batches of bucket_by_length apart", OrderStrict)}
+		return &FieldError{Field: "order", Got: Quote(r.Order),
+			Want: fmt.Sprintf("%q, as other orders take batches of bucket_by_length apart", OrderStrict)}
 	}
 	if r.Batch > MaxBucketRows {
-		return &FieldError{Field: "batch", Got: strconv.FormatInt(r.Batch, 10), Want: fmt.Sprintf("at most %d with bucket_by_length", MaxBucketRows)}
+		return &FieldError{Field: "batch", Got: strconv.FormatInt(r.Batch, 10),
+			Want: fmt.Sprintf("at most %d with bucket_by_length", MaxBucketRows)}
 	}
 	if r.Batch > 0 && b.Window > MaxBucketRows/r.Batch {
 		return &FieldError{Field: "bucket_by_length.window", Got: strconv.FormatInt(b.Window, 10),
@@ -263,7 +267,8 @@ func (r *Request) check(field string) error {
 	case "place":
 		return r.checkPlace()
 	case "layout":
-		return checkOneOf(field, string(r.Layout), string(LayoutLargeBinary), string(LayoutBinary), string(LayoutHuggingFace))
+		return checkOneOf(field, string(r.Layout), string(LayoutLargeBinary), string(LayoutBinary),
+			string(LayoutHuggingFace))
 	case "batch":
 		return checkRange(field, r.Batch, 1, MaxBatch)
 	case "batch_bytes":
@@ -273,7 +278,8 @@ func (r *Request) check(field string) error {
 	case "order":
 		if _, _, ok := parseOrder(r.Order); !ok || r.Order == "" {
 			return &FieldError{Field: field, Got: Quote(r.Order),
-				Want: fmt.Sprintf("%q, %q, \"window:K\" with K from 1 to %d, or %q", OrderStrict, OrderWindow, MaxOrderWindow, OrderFree)}
+				Want: fmt.Sprintf("%q, %q, \"window:K\" with K from 1 to %d, or %q", OrderStrict, OrderWindow,
+					MaxOrderWindow, OrderFree)}
 		}
 	case "remainder":
 		return checkOneOf(field, r.Remainder, RemainderDrop, RemainderPad, RemainderUneven)
@@ -294,7 +300,8 @@ func (r *Request) check(field string) error {
 // checkAssign checks Assign, which is given, and Batch.
 func (r *Request) checkAssign() error {
 	if r.Assign == AssignLocal && r.Batch > MaxLocalBatch {
-		return &FieldError{Field: "batch", Got: strconv.FormatInt(r.Batch, 10), Want: fmt.Sprintf("at most %d where assign is %q", MaxLocalBatch, AssignLocal)}
+		return &FieldError{Field: "batch", Got: strconv.FormatInt(r.Batch, 10),
+			Want: fmt.Sprintf("at most %d where assign is %q", MaxLocalBatch, AssignLocal)}
 	}
 	return checkOneOf("assign", r.Assign, AssignPlan, AssignLocal)
 }
@@ -302,7 +309,8 @@ func (r *Request) checkAssign() error {
 // checkOwners checks Owners, which is given.
 func (r *Request) checkOwners() error {
 	if k, err := ParseKey(r.Owners); err != nil || k.String() != r.Owners {
-		return &FieldError{Field: "owners", Got: Quote(r.Owners), Want: "the 64 lower-case hexadecimal digits that name a layout"}
+		return &FieldError{Field: "owners", Got: Quote(r.Owners),
+			Want: "the 64 lower-case hexadecimal digits that name a layout"}
 	}
 	return r.checkLocal("owners")
 }
@@ -310,7 +318,8 @@ func (r *Request) checkOwners() error {
 // checkRanks checks Ranks, which is given.
 func (r *Request) checkRanks() error {
 	if int64(len(r.Ranks)) != r.WorldSize() {
-		return &FieldError{Field: "ranks", Got: fmt.Sprintf("%d nodes", len(r.Ranks)), Want: fmt.Sprintf("one for each rank, as world.size is %d", r.WorldSize())}
+		return &FieldError{Field: "ranks", Got: fmt.Sprintf("%d nodes", len(r.Ranks)),
+			Want: fmt.Sprintf("one for each rank, as world.size is %d", r.WorldSize())}
 	}
 	for i, id := range r.Ranks {
 		if err := CheckName(fmt.Sprintf("ranks[%d]", i), id); err != nil {
@@ -322,7 +331,8 @@ func (r *Request) checkRanks() error {
 
 func (r *Request) checkLocal(field string) error {
 	if r.Assign != AssignLocal {
-		return &FieldError{Field: field, Got: fmt.Sprintf("it with assign %q", cmp.Or(r.Assign, AssignPlan)), Want: fmt.Sprintf("it left out, or assign %q", AssignLocal)}
+		return &FieldError{Field: field, Got: fmt.Sprintf("it with assign %q", cmp.Or(r.Assign, AssignPlan)),
+			Want: fmt.Sprintf("it left out, or assign %q", AssignLocal)}
 	}
 	return nil
 }
@@ -364,7 +374,8 @@ func checkWhere(where string) error {
 	case strings.TrimSpace(where) == "":
 		return &FieldError{Field: "where", Got: Quote(where), Want: "an expression; leave the field out for all rows"}
 	case len(where) > MaxWhereBytes:
-		return &FieldError{Field: "where", Got: fmt.Sprintf("%d bytes", len(where)), Want: fmt.Sprintf("at most %d", MaxWhereBytes)}
+		return &FieldError{Field: "where", Got: fmt.Sprintf("%d bytes", len(where)),
+			Want: fmt.Sprintf("at most %d", MaxWhereBytes)}
 	case !utf8.ValidString(where):
 		return &FieldError{Field: "where", Got: Quote(where), Want: "valid UTF-8"}
 	}
@@ -380,7 +391,8 @@ func checkColumns(columns []string) error {
 	for i, c := range columns {
 		path := fmt.Sprintf("columns[%d]", i)
 		if c == "" || len(c) > MaxNameLen || !utf8.ValidString(c) {
-			return &FieldError{Field: path, Got: Quote(c), Want: fmt.Sprintf("a column name of 1 to %d bytes", MaxNameLen)}
+			return &FieldError{Field: path, Got: Quote(c), Want: fmt.Sprintf("a column name of 1 to %d bytes",
+				MaxNameLen)}
 		}
 		if seen[c] {
 			return &FieldError{Field: path, Got: Quote(c) + " again", Want: "each column once"}
@@ -413,14 +425,17 @@ func (s *SelectionRef) check(field string) error {
 	path := "selection." + field
 	if field == "name" {
 		if k, err := ParseKey(s.Name); err != nil || k.String() != s.Name {
-			return &FieldError{Field: path, Got: Quote(s.Name), Want: "the 64 lower-case hexadecimal digits that name an uploaded selection"}
+			return &FieldError{Field: path, Got: Quote(s.Name),
+				Want: "the 64 lower-case hexadecimal digits that name an uploaded selection"}
 		}
 		return nil
 	}
 	if n := len(s.Positions); n == 0 || n > MaxPositions {
 		return &FieldError{Field: path, Got: fmt.Sprintf("%d positions", n),
-			Want: fmt.Sprintf("1 to %d, as each ticket repeats them; upload a longer selection by DoPut with the command "+
-				`{"selection": {"dataset": …}} and a column "position", and give the name that it answers`, MaxPositions)}
+			Want: fmt.Sprintf("1 to %d, as each ticket repeats them; upload a longer selection by DoPut with "+
+				"the command "+
+				`{"selection": {"dataset": …}} and a column "position", and give the name that it answers`,
+				MaxPositions)}
 	}
 	for i, p := range s.Positions {
 		if p < 0 {
@@ -430,7 +445,8 @@ func (s *SelectionRef) check(field string) error {
 			return &FieldError{Field: path, Got: fmt.Sprintf("%d twice", p), Want: "each position once"}
 		}
 		if i > 0 && p < s.Positions[i-1] {
-			return &FieldError{Field: path, Got: fmt.Sprintf("%d after %d", p, s.Positions[i-1]), Want: "ascending positions"}
+			return &FieldError{Field: path, Got: fmt.Sprintf("%d after %d", p, s.Positions[i-1]),
+				Want: "ascending positions"}
 		}
 	}
 	return nil
@@ -442,7 +458,8 @@ func checkRange(field string, v, lo, hi int64) error {
 		if hi == math.MaxInt64 {
 			most = "2^63-1"
 		}
-		return &FieldError{Field: field, Got: strconv.FormatInt(v, 10), Want: fmt.Sprintf("an integer from %d to %s", lo, most)}
+		return &FieldError{Field: field, Got: strconv.FormatInt(v, 10), Want: fmt.Sprintf("an integer from %d to %s",
+			lo, most)}
 	}
 	return nil
 }

@@ -19,12 +19,15 @@ func TestParseRequest(t *testing.T) {
 		canon string // "" if in is canonical
 	}{
 		{`{"dataset":"imagenet"}`, Request{Dataset: "imagenet"}, ""},
-		{`{"dataset":"a","snapshot":3,"split":"train","where":"a < 3 && b > \"<é>\"","selection":{"name":"` + someKey + `"},"columns":["id","é"],` +
+		{`{"dataset":"a","snapshot":3,"split":"train","where":"a < 3 && b > \"<é>\"","selection":{"name":"` + someKey +
+			`"},"columns":["id","é"],` +
 			`"layout":"binary","shuffle":{"seed":18446744073709551615,"epoch":2},"batch":256,"batch_bytes":1048576,"world":{"size":8},` +
 			`"order":"window:12","remainder":"pad","on_error":"null"}`,
-			Request{Dataset: "a", Snapshot: 3, Split: "train", Where: `a < 3 && b > "<é>"`, Selection: &SelectionRef{Name: someKey},
-				Columns: []string{"id", "é"}, Layout: LayoutBinary, Shuffle: &Shuffle{1<<64 - 1, 2}, Batch: 256, BatchBytes: 1 << 20,
-				World: &World{8}, Order: "window:12", Remainder: RemainderPad, OnError: OnErrorNull}, ""},
+			Request{Dataset: "a", Snapshot: 3, Split: "train", Where: `a < 3 && b > "<é>"`,
+				Selection: &SelectionRef{Name: someKey},
+				Columns:   []string{"id", "é"}, Layout: LayoutBinary, Shuffle: &Shuffle{1<<64 - 1, 2}, Batch: 256,
+				BatchBytes: 1 << 20,
+				World:      &World{8}, Order: "window:12", Remainder: RemainderPad, OnError: OnErrorNull}, ""},
 		{` { "snapshot" : 0 , "dataset":"a","shuffle":{} , "selection":{"positions":[ 5, 1,3 ]} } ` + "\n",
 			Request{Dataset: "a", Shuffle: &Shuffle{}, Selection: &SelectionRef{Positions: []int64{1, 3, 5}}},
 			`{"dataset":"a","selection":{"positions":[1,3,5]},"shuffle":{"seed":0,"epoch":0}}`},
@@ -70,11 +73,14 @@ func TestParseTicket(t *testing.T) {
 		{`{"dataset":"a","rank":0,"step":0,"epochs":2147483647}`,
 			Ticket{Request: Request{Dataset: "a"}, Epochs: MaxEpochs}},
 		{`{"dataset":"a","order":"free","rank":0,"step":4,"row":2,"stop":9,"served":"AP+/gA=="}`,
-			Ticket{Request: Request{Dataset: "a", Order: OrderFree}, Step: 4, Row: 2, Stop: new(int64(9)), Served: []byte{0, 0xff, 0xbf, 0x80}}},
+			Ticket{Request: Request{Dataset: "a", Order: OrderFree}, Step: 4, Row: 2, Stop: new(int64(9)),
+				Served: []byte{0, 0xff, 0xbf, 0x80}}},
 		{`{"dataset":"a","order":"window:3","rank":0,"step":0,"epochs":2,"served":"AQ=="}`,
 			Ticket{Request: Request{Dataset: "a", Order: "window:3"}, Epochs: 2, Served: []byte{1}}},
-		{`{"dataset":"a","order":"window","rank":0,"step":0,"served":"` + strings.Repeat("/", 4*(MaxServedBytes/3)) + `/w=="}`,
-			Ticket{Request: Request{Dataset: "a", Order: OrderWindow}, Served: bytes.Repeat([]byte{0xff}, MaxServedBytes)}},
+		{`{"dataset":"a","order":"window","rank":0,"step":0,"served":"` + strings.Repeat("/", 4*(MaxServedBytes/3)) +
+			`/w=="}`,
+			Ticket{Request: Request{Dataset: "a", Order: OrderWindow},
+				Served: bytes.Repeat([]byte{0xff}, MaxServedBytes)}},
 	} {
 		got, err := ParseTicket([]byte(test.in))
 		if err != nil || !reflect.DeepEqual(got, test.want) {
@@ -87,7 +93,8 @@ func TestParseTicket(t *testing.T) {
 }
 
 func TestDefaults(t *testing.T) {
-	for order, want := range map[string]string{"": "strict 0", "strict": "strict 0", "window": "window 16", "window:3": "window 3", "free": "free 0"} {
+	for order, want := range map[string]string{"": "strict 0", "strict": "strict 0", "window": "window 16",
+		"window:3": "window 3", "free": "free 0"} {
 		mode, steps := Request{Order: order}.OrderOf()
 		if got := fmt.Sprintf("%s %d", mode, steps); got != want {
 			t.Errorf("order %q is %s, want %s", order, got, want)
@@ -106,48 +113,77 @@ func TestRequestErrors(t *testing.T) {
 	long := strings.Repeat("x", 200)
 	many := "[" + strings.Repeat("0,", MaxPositions) + "1]"
 	requests := []string{
-		``, ` `, `null`, `[]`, `3`, `"a"`, `{`, `{"dataset"`, `{"dataset":"a"`, `{"dataset":"a"} x`, `{"dataset":"a"}{}`, `{'dataset':"a"}`,
+		``, ` `, `null`, `[]`, `3`, `"a"`, `{`, `{"dataset"`, `{"dataset":"a"`, `{"dataset":"a"} x`,
+		`{"dataset":"a"}{}`, `{'dataset':"a"}`,
 		`{"dataset":"a",}`, "{\"dataset\":\"\xff\"}", strings.Repeat(" ", MaxRequestBytes+1),
-		`{}`, `{"dataset":null}`, `{"dataset":3}`, `{"dataset":""}`, `{"dataset":"a@3"}`, `{"dataset":"-a"}`, `{"dataset":"a b"}`, `{"dataset":"é"}`,
+		`{}`, `{"dataset":null}`, `{"dataset":3}`, `{"dataset":""}`, `{"dataset":"a@3"}`, `{"dataset":"-a"}`,
+		`{"dataset":"a b"}`, `{"dataset":"é"}`,
 		`{"dataset":"` + long + `"}`,
-		`{"dataset":"a","dataset":"b"}`, `{"dataset":"a","Dataset":"b"}`, `{"dataset":"a","shufle":{}}`, `{"dataset":"a","zzz":1}`,
+		`{"dataset":"a","dataset":"b"}`, `{"dataset":"a","Dataset":"b"}`, `{"dataset":"a","shufle":{}}`,
+		`{"dataset":"a","zzz":1}`,
 		`{"dataset":"a","":1}`, `{"dataset":"a","` + long + `":1}`, `{"dataset":"a","rank":1}`,
-		`{"dataset":"a","snapshot":-1}`, `{"dataset":"a","snapshot":1.5}`, `{"dataset":"a","snapshot":1.0}`, `{"dataset":"a","snapshot":1e3}`,
-		`{"dataset":"a","snapshot":"3"}`, `{"dataset":"a","snapshot":9223372036854775808}`, `{"dataset":"a","snapshot":true}`,
-		`{"dataset":"a","snapshot":""}`, `{"dataset":"a","snapshot":"a/b"}`, `{"dataset":"a","snapshot":3,"tag":"prod"}`, `{"dataset":"a","snapshot":"x","tag":"prod"}`,
+		`{"dataset":"a","snapshot":-1}`, `{"dataset":"a","snapshot":1.5}`, `{"dataset":"a","snapshot":1.0}`,
+		`{"dataset":"a","snapshot":1e3}`,
+		`{"dataset":"a","snapshot":"3"}`, `{"dataset":"a","snapshot":9223372036854775808}`,
+		`{"dataset":"a","snapshot":true}`,
+		`{"dataset":"a","snapshot":""}`, `{"dataset":"a","snapshot":"a/b"}`,
+		`{"dataset":"a","snapshot":3,"tag":"prod"}`, `{"dataset":"a","snapshot":"x","tag":"prod"}`,
 		`{"dataset":"a","tag":""}`, `{"dataset":"a","tag":3}`, `{"dataset":"a","tag":"99999999999999999999"}`,
 		`{"dataset":"a","split":""}`, `{"dataset":"a","split":["train"]}`, `{"dataset":"a","split":"a/b"}`,
-		`{"dataset":"a","where":""}`, `{"dataset":"a","where":{"a":1}}`, `{"dataset":"a","where":"` + strings.Repeat("x", MaxWhereBytes+1) + `"}`,
-		`{"dataset":"a","selection":"x"}`, `{"dataset":"a","selection":{}}`, `{"dataset":"a","selection":{"name":"x"}}`, `{"dataset":"a","selection":{"name":""}}`,
+		`{"dataset":"a","where":""}`, `{"dataset":"a","where":{"a":1}}`, `{"dataset":"a","where":"` +
+			strings.Repeat("x", MaxWhereBytes+1) + `"}`,
+		`{"dataset":"a","selection":"x"}`, `{"dataset":"a","selection":{}}`, `{"dataset":"a","selection":{"name":"x"}}`,
+		`{"dataset":"a","selection":{"name":""}}`,
 		`{"dataset":"a","selection":{"name":"` + strings.ToUpper(someKey) + `"}}`,
-		`{"dataset":"a","selection":{"name":"` + someKey + `","positions":[1]}}`, `{"dataset":"a","selection":{"position":[1]}}`,
-		`{"dataset":"a","selection":{"positions":[]}}`, `{"dataset":"a","selection":{"positions":3}}`, `{"dataset":"a","selection":{"positions":[1,1]}}`,
-		`{"dataset":"a","selection":{"positions":[1,-1]}}`, `{"dataset":"a","selection":{"positions":[1,"2,3"]}}`, `{"dataset":"a","selection":{"positions":[[1,2]]}}`,
+		`{"dataset":"a","selection":{"name":"` + someKey + `","positions":[1]}}`,
+		`{"dataset":"a","selection":{"position":[1]}}`,
+		`{"dataset":"a","selection":{"positions":[]}}`, `{"dataset":"a","selection":{"positions":3}}`,
+		`{"dataset":"a","selection":{"positions":[1,1]}}`,
+		`{"dataset":"a","selection":{"positions":[1,-1]}}`, `{"dataset":"a","selection":{"positions":[1,"2,3"]}}`,
+		`{"dataset":"a","selection":{"positions":[[1,2]]}}`,
 		`{"dataset":"a","selection":{"positions":[1.5]}}`, `{"dataset":"a","selection":{"positions":` + many + `}}`,
-		`{"dataset":"a","columns":[]}`, `{"dataset":"a","columns":"id"}`, `{"dataset":"a","columns":["id",3]}`, `{"dataset":"a","columns":["id","id"]}`,
+		`{"dataset":"a","columns":[]}`, `{"dataset":"a","columns":"id"}`, `{"dataset":"a","columns":["id",3]}`,
+		`{"dataset":"a","columns":["id","id"]}`,
 		`{"dataset":"a","columns":[""]}`, `{"dataset":"a","columns":["` + long + `"]}`,
 		`{"dataset":"a","layout":"hugingface"}`, `{"dataset":"a","layout":""}`, `{"dataset":"a","layout":1}`,
-		`{"dataset":"a","shuffle":true}`, `{"dataset":"a","shuffle":{"sed":1}}`, `{"dataset":"a","shuffle":{"seed":-1}}`,
-		`{"dataset":"a","shuffle":{"seed":18446744073709551616}}`, `{"dataset":"a","shuffle":{"seed":1,"seed":2}}`, `{"dataset":"a","shuffle":{"epoch":null}}`,
-		`{"dataset":"a","batch":0}`, `{"dataset":"a","batch":2147483648}`, `{"dataset":"a","batch_bytes":0}`, `{"dataset":"a","batch_bytes":1073741825}`,
-		`{"dataset":"a","world":8}`, `{"dataset":"a","world":{}}`, `{"dataset":"a","world":{"size":0}}`, `{"dataset":"a","world":{"size":65537}}`, `{"dataset":"a","world":{"sise":1}}`,
-		`{"dataset":"a","order":"random"}`, `{"dataset":"a","order":""}`, `{"dataset":"a","order":"window:0"}`, `{"dataset":"a","order":"window:08"}`, `{"dataset":"a","order":"window:+8"}`, `{"dataset":"a","order":"window:1048577"}`,
+		`{"dataset":"a","shuffle":true}`, `{"dataset":"a","shuffle":{"sed":1}}`,
+		`{"dataset":"a","shuffle":{"seed":-1}}`,
+		`{"dataset":"a","shuffle":{"seed":18446744073709551616}}`, `{"dataset":"a","shuffle":{"seed":1,"seed":2}}`,
+		`{"dataset":"a","shuffle":{"epoch":null}}`,
+		`{"dataset":"a","batch":0}`, `{"dataset":"a","batch":2147483648}`, `{"dataset":"a","batch_bytes":0}`,
+		`{"dataset":"a","batch_bytes":1073741825}`,
+		`{"dataset":"a","world":8}`, `{"dataset":"a","world":{}}`, `{"dataset":"a","world":{"size":0}}`,
+		`{"dataset":"a","world":{"size":65537}}`, `{"dataset":"a","world":{"sise":1}}`,
+		`{"dataset":"a","order":"random"}`, `{"dataset":"a","order":""}`, `{"dataset":"a","order":"window:0"}`,
+		`{"dataset":"a","order":"window:08"}`, `{"dataset":"a","order":"window:+8"}`,
+		`{"dataset":"a","order":"window:1048577"}`,
 		`{"dataset":"a","remainder":"dorp"}`, `{"dataset":"a","on_error":"ignore"}`,
-		`{"dataset":"a","assign":"locale"}`, `{"dataset":"a","assign":"local","batch":262145}`, `{"dataset":"a","owners":"` + someKey + `"}`,
-		`{"dataset":"a","assign":"local","owners":"x"}`, `{"dataset":"a","assign":"plan","ranks":["n"]}`, `{"dataset":"a","assign":"local","ranks":["n","m"]}`,
-		`{"dataset":"a","assign":"local","ranks":["n","m m"],"world":{"size":2}}`, `{"dataset":"a","assign":"local","ranks":[]}`,
+		`{"dataset":"a","assign":"locale"}`, `{"dataset":"a","assign":"local","batch":262145}`,
+		`{"dataset":"a","owners":"` + someKey + `"}`,
+		`{"dataset":"a","assign":"local","owners":"x"}`, `{"dataset":"a","assign":"plan","ranks":["n"]}`,
+		`{"dataset":"a","assign":"local","ranks":["n","m"]}`,
+		`{"dataset":"a","assign":"local","ranks":["n","m m"],"world":{"size":2}}`,
+		`{"dataset":"a","assign":"local","ranks":[]}`,
 	}
 	tickets := []string{
-		``, `{"dataset":"a","rnk":1}`, `{"dataset":"a","rank":1}`, `{"dataset":"a","rank":-1}`, `{"dataset":"a","rank":8,"world":{"size":8}}`, `{"dataset":"a","rank":"0"}`,
-		`{"dataset":"a","step":-1}`, `{"dataset":"a","step":1.5}`, `{"dataset":"a","step":9223372036854775808}`, `{"dataset":"a","row":-1}`, `{"dataset":"a","row":2147483648}`,
-		`{"dataset":"a","stride":0}`, `{"dataset":"a","stride":2147483648}`, `{"dataset":"a","step":5,"stop":4}`, `{"dataset":"a","stop":null}`, `{"dataset":"a","stop":-1}`,
+		``, `{"dataset":"a","rnk":1}`, `{"dataset":"a","rank":1}`, `{"dataset":"a","rank":-1}`,
+		`{"dataset":"a","rank":8,"world":{"size":8}}`, `{"dataset":"a","rank":"0"}`,
+		`{"dataset":"a","step":-1}`, `{"dataset":"a","step":1.5}`, `{"dataset":"a","step":9223372036854775808}`,
+		`{"dataset":"a","row":-1}`, `{"dataset":"a","row":2147483648}`,
+		`{"dataset":"a","stride":0}`, `{"dataset":"a","stride":2147483648}`, `{"dataset":"a","step":5,"stop":4}`,
+		`{"dataset":"a","stop":null}`, `{"dataset":"a","stop":-1}`,
 		`{"dataset":"a","shuffle":{"seed":"1"}}`,
-		`{"dataset":"a","epochs":0}`, `{"dataset":"a","epochs":-1}`, `{"dataset":"a","epochs":2147483648}`, `{"dataset":"a","epochs":"3"}`, `{"dataset":"a","epochs":null}`,
-		`{"dataset":"a","epochs":3,"stop":9}`, `{"dataset":"a","epochs":1,"stop":0}`, `{"dataset":"a","epochs":3,"shuffle":{"epoch":18446744073709551614}}`,
+		`{"dataset":"a","epochs":0}`, `{"dataset":"a","epochs":-1}`, `{"dataset":"a","epochs":2147483648}`,
+		`{"dataset":"a","epochs":"3"}`, `{"dataset":"a","epochs":null}`,
+		`{"dataset":"a","epochs":3,"stop":9}`, `{"dataset":"a","epochs":1,"stop":0}`,
+		`{"dataset":"a","epochs":3,"shuffle":{"epoch":18446744073709551614}}`,
 		`{"dataset":"a","epochs":2,"shuffle":{"epoch":18446744073709551615}}`, `{"dataset":"a","epoch":2}`,
-		`{"dataset":"a","served":"AQ=="}`, `{"dataset":"a","order":"strict","served":"AQ=="}`, `{"dataset":"a","order":"free","served":[1]}`, `{"dataset":"a","order":"free","served":null}`,
-		`{"dataset":"a","order":"free","served":""}`, `{"dataset":"a","order":"free","served":"AA=="}`, `{"dataset":"a","order":"window","served":"AQA="}`,
-		`{"dataset":"a","order":"free","served":"AQ"}`, `{"dataset":"a","order":"free","served":"_w=="}`, `{"dataset":"a","order":"free","served":"AR=="}`, `{"dataset":"a","order":"free","served":"AQ==\n"}`,
+		`{"dataset":"a","served":"AQ=="}`, `{"dataset":"a","order":"strict","served":"AQ=="}`,
+		`{"dataset":"a","order":"free","served":[1]}`, `{"dataset":"a","order":"free","served":null}`,
+		`{"dataset":"a","order":"free","served":""}`, `{"dataset":"a","order":"free","served":"AA=="}`,
+		`{"dataset":"a","order":"window","served":"AQA="}`,
+		`{"dataset":"a","order":"free","served":"AQ"}`, `{"dataset":"a","order":"free","served":"_w=="}`,
+		`{"dataset":"a","order":"free","served":"AR=="}`, `{"dataset":"a","order":"free","served":"AQ==\n"}`,
 		`{"dataset":"a","order":"free","served":"` + strings.Repeat("/", 4*(MaxServedBytes/3+1)) + `"}`,
 	}
 	var out bytes.Buffer
@@ -172,7 +208,8 @@ func TestRequestErrors(t *testing.T) {
 		report(in, err)
 	}
 	out.WriteString("\npaths\n")
-	for _, path := range [][]string{nil, {""}, {"a", ""}, {"a", "b", "c"}, {"a@"}, {"a@0"}, {"a@x y"}, {"a@" + long}, {"a@9223372036854775808"}, {"a@-1"}, {"a@+1"}, {"a@3@4"}, {"@3"}, {"a", "b@3"}, {"a/b"}} {
+	for _, path := range [][]string{nil, {""}, {"a", ""}, {"a", "b", "c"}, {"a@"}, {"a@0"}, {"a@x y"}, {"a@" + long},
+		{"a@9223372036854775808"}, {"a@-1"}, {"a@+1"}, {"a@3@4"}, {"@3"}, {"a", "b@3"}, {"a/b"}} {
 		_, err := RequestFromPath(path)
 		report(fmt.Sprintf("%q", path), err)
 	}

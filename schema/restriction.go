@@ -43,7 +43,9 @@ func (r *Restriction) Visible(s *arrow.Schema) *arrow.Schema {
 	if r == nil || r.Columns == nil {
 		return s
 	}
-	fields := slices.DeleteFunc(slices.Clone(s.Fields()), func(f arrow.Field) bool { return !slices.Contains(r.Columns, f.Name) })
+	fields := slices.DeleteFunc(slices.Clone(s.Fields()), func(f arrow.Field) bool {
+		return !slices.Contains(r.Columns, f.Name)
+	})
 	return arrow.NewSchema(fields, nil)
 }
 

@@ -52,7 +52,8 @@ func (s *Snapshot) UnmarshalJSON(b []byte) error {
 		return fmt.Errorf("%w: snapshot record: %w", ErrDataLoss, err)
 	}
 	if in.Version < 0 || in.Version > recordVersion {
-		return fmt.Errorf("%w: snapshot record of version %d; this bowstring knows up to %d", ErrDataLoss, in.Version, recordVersion)
+		return fmt.Errorf("%w: snapshot record of version %d; this bowstring knows up to %d", ErrDataLoss, in.Version,
+			recordVersion)
 	}
 	schema, err := decodeSchema(in.Schema)
 	if err != nil {

@@ -257,7 +257,8 @@ func TestStatisticsOfIntegers(t *testing.T) {
 	b.AppendValues([]uint64{math.MaxUint64, 7, 3}, []bool{true, false, true})
 	col := b.NewArray()
 	defer col.Release()
-	if got := statisticsOfArray(t, s, col); got != (ColumnStatistics{Rows: 3, Nulls: 1, Bytes: 16, Min: uint64(3), Max: uint64(math.MaxUint64)}) {
+	if got := statisticsOfArray(t, s, col); got != (ColumnStatistics{Rows: 3, Nulls: 1, Bytes: 16, Min: uint64(3),
+		Max: uint64(math.MaxUint64)}) {
 		t.Errorf("%+v", got)
 	}
 	b.AppendValues([]uint64{1, 2}, []bool{false, false})
@@ -326,7 +327,8 @@ func TestStatisticsInLists(t *testing.T) {
 // A page has as many rows as one of PageBytes has, wherever calls divide the rows.
 func TestPagesOfLargeRows(t *testing.T) {
 	rng := random(t)
-	s, err := NewSchema([]arrow.Field{{Name: "text", Type: arrow.BinaryTypes.String, Nullable: true}, {Name: "n", Type: arrow.PrimitiveTypes.Int32}}, nil)
+	s, err := NewSchema([]arrow.Field{{Name: "text", Type: arrow.BinaryTypes.String, Nullable: true},
+		{Name: "n", Type: arrow.PrimitiveTypes.Int32}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -33,7 +33,8 @@ func ParseSnapshotName(field, text string) (dataset string, number int64, tag st
 		number, err := strconv.ParseInt(version, 10, 64)
 		if err != nil || number < 1 {
 			return "", 0, "", &FieldError{Field: field, Got: Quote(text),
-				Want: fmt.Sprintf("a snapshot number from 1 to %d or a tag after the @, as in %s@1", int64(math.MaxInt64), dataset)}
+				Want: fmt.Sprintf("a snapshot number from 1 to %d or a tag after the @, as in %s@1",
+					int64(math.MaxInt64), dataset)}
 		}
 		return dataset, number, "", nil
 	}

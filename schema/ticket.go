@@ -90,7 +90,8 @@ func (t Ticket) checkEpochs() error {
 	}
 	if t.Shuffle != nil && uint64(t.Epochs-1) > math.MaxUint64-t.Shuffle.Epoch {
 		return &FieldError{Field: "epochs", Got: got,
-			Want: fmt.Sprintf("an integer from 1 to %d, as shuffle.epoch is %d and the last is 2^64-1", math.MaxUint64-t.Shuffle.Epoch+1, t.Shuffle.Epoch)}
+			Want: fmt.Sprintf("an integer from 1 to %d, as shuffle.epoch is %d and the last is 2^64-1",
+				math.MaxUint64-t.Shuffle.Epoch+1, t.Shuffle.Epoch)}
 	}
 	return nil
 }
@@ -118,9 +119,11 @@ func checkServed(bits []byte) error {
 	n := len(bits)
 	switch {
 	case n == 0:
-		return &FieldError{Field: "served", Got: "no bits", Want: "a bitmap with a bit set; leave the field out if nothing was served"}
+		return &FieldError{Field: "served", Got: "no bits",
+			Want: "a bitmap with a bit set; leave the field out if nothing was served"}
 	case n > MaxServedBytes:
-		return &FieldError{Field: "served", Got: fmt.Sprintf("%d bytes", n), Want: fmt.Sprintf("at most %d, decoded", MaxServedBytes)}
+		return &FieldError{Field: "served", Got: fmt.Sprintf("%d bytes", n),
+			Want: fmt.Sprintf("at most %d, decoded", MaxServedBytes)}
 	case bits[n-1] == 0:
 		return &FieldError{Field: "served", Got: fmt.Sprintf("a last byte of 0, of %d", n),
 			Want: "the bitmap to end with the byte of the last bit set; leave the field out if none is"}

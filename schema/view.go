@@ -340,7 +340,8 @@ func gatherAs[T fixed](out []byte, views []*view, runs []run) {
 
 // gatherOffsets copies offsets, rebased to 0, and returns the runs of what they
 // point at, with its length.
-func gatherOffsets[T int32 | int64](a *arena, views []*view, runs []run, n int, offsets func(*view) []T) (Buffer, []run, int64, error) {
+func gatherOffsets[T int32 | int64](a *arena, views []*view, runs []run, n int,
+	offsets func(*view) []T) (Buffer, []run, int64, error) {
 	var size T
 	width := 8
 	if _, ok := any(size).(int32); ok {
@@ -359,7 +360,8 @@ func gatherOffsets[T int32 | int64](a *arena, views []*view, runs []run, n int, 
 		off := offsets(views[r.chunk])[r.start : r.start+r.n+1]
 		first, length := off[0], int64(off[r.n])-int64(off[0])
 		if width == 4 && total+length > math.MaxInt32 {
-			return Buffer{}, nil, 0, fmt.Errorf("%w: a batch holds more than 2^31-1 bytes or items of a column of type %s; ask for a smaller batch",
+			return Buffer{}, nil, 0, fmt.Errorf("%w: a batch holds more than 2^31-1 bytes or items of a column of "+
+				"type %s; ask for a smaller batch",
 				ErrLimit, views[r.chunk].dt)
 		}
 		shift := T(total) - first
@@ -374,7 +376,8 @@ func gatherOffsets[T int32 | int64](a *arena, views []*view, runs []run, n int, 
 	return pieces(asBytes(dst)), below, total, nil
 }
 
-func gatherBytes[T int32 | int64](a *arena, views []*view, runs []run, n int, scatter bool, offsets func(*view) []T) (Buffer, Buffer, error) {
+func gatherBytes[T int32 | int64](a *arena, views []*view, runs []run, n int, scatter bool,
+	offsets func(*view) []T) (Buffer, Buffer, error) {
 	offs, below, total, err := gatherOffsets(a, views, runs, n, offsets)
 	if err != nil {
 		return Buffer{}, Buffer{}, err

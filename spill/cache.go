@@ -14,8 +14,8 @@ import (
 
 // Cache keeps blobs in a directory. It is safe for concurrent use.
 //
-// Nothing that goes wrong with the disk is an error of Get or Put: a blob that cannot be read is a miss, one that cannot be
-// stored is not stored; both are counted and, at most every ten seconds, logged.
+// Nothing that goes wrong with the disk is an error of Get or Put: a blob that cannot be read is a miss, one that
+// cannot be stored is not stored; both are counted and, at most every ten seconds, logged.
 type Cache struct {
 	opts  Options
 	lock  *os.File
@@ -47,8 +47,9 @@ type Cache struct {
 	count counters
 }
 
-// Open opens the cache in a directory. It is a schema.ErrUnavailable, which names the holder, if another process has it, and a
-// schema.ErrInvalid if it holds anything but a cache. A cache of another format, or with a damaged index, begins anew.
+// Open opens the cache in a directory. It is a schema.ErrUnavailable, which names the holder, if another process has
+// it, and a schema.ErrInvalid if it holds anything but a cache. A cache of another format, or with a damaged index,
+// begins anew.
 func Open(opts Options) (*Cache, error) {
 	c, err := open(opts)
 	if err != nil {
@@ -62,7 +63,8 @@ func open(opts Options) (_ *Cache, err error) {
 		return nil, &schema.FieldError{Field: "dir", Got: `""`, Want: "a directory"}
 	}
 	if opts.Bytes < MinBytes {
-		return nil, &schema.FieldError{Field: "bytes", Got: fmt.Sprint(opts.Bytes), Want: fmt.Sprintf("%d or more", MinBytes)}
+		return nil, &schema.FieldError{Field: "bytes", Got: fmt.Sprint(opts.Bytes),
+			Want: fmt.Sprintf("%d or more", MinBytes)}
 	}
 	opts.EnsureDefaults()
 	c := &Cache{
@@ -160,11 +162,12 @@ func (c *Cache) Close() error {
 	return errors.Join(err, c.space.dir.Close(), unlockDirectory(c.lock))
 }
 
-// MaxDatasets is how many datasets and snapshots a cache knows by a number, those included whose blobs it no longer has.
+// MaxDatasets is how many datasets and snapshots a cache knows by a number, those included whose blobs it no longer
+// has.
 const MaxDatasets = 1 << 16
 
-// Dataset returns the number by which places name a dataset or snapshot. It stays the same as long as the cache does. 0,
-// of none, is that of the ones for which there is no number any more: they are not kept.
+// Dataset returns the number by which places name a dataset or snapshot. It stays the same as long as the cache does.
+// 0, of none, is that of the ones for which there is no number any more: they are not kept.
 func (c *Cache) Dataset(name string) uint32 { return c.DatasetWithin(name, MaxDatasets) }
 
 // DatasetWithin is Dataset where a name that is new gets a number only if there are fewer than so many.
@@ -231,8 +234,8 @@ func (c *Cache) Ref(key schema.Key) (schema.BlobRef, bool) {
 	return schema.BlobRef{Key: key, Size: int64(s.length), Sum: s.sum}, true
 }
 
-// Missed counts a blob that a stream wanted and gets from elsewhere, as Has said that it is not there. at is where its reference
-// was found, size what it has in bytes.
+// Missed counts a blob that a stream wanted and gets from elsewhere, as Has said that it is not there. at is where its
+// reference was found, size what it has in bytes.
 func (c *Cache) Missed(at Place, size int64) {
 	c.mu.Lock()
 	ds := c.set(at.Dataset)

@@ -41,7 +41,8 @@ func TestStoredIsThere(t *testing.T) {
 		}
 	}
 	st := c.Stats()
-	if d := st.Datasets["d@1"]; d.Entries != n || d.Misses != n || d.Stored != n || st.Hits != n || st.Entries != n || st.Bytes != d.Bytes {
+	if d := st.Datasets["d@1"]; d.Entries != n || d.Misses != n || d.Stored != n || st.Hits != n || st.Entries != n ||
+		st.Bytes != d.Bytes {
 		t.Errorf("%+v", st)
 	}
 	requireExact(t, c)
@@ -100,8 +101,8 @@ func TestPinned(t *testing.T) {
 	}
 }
 
-// TestBudget stores, reads, pins and resizes at random, and compares what the cache holds with its budget after each step, by the
-// files: those of the index included.
+// TestBudget stores, reads, pins and resizes at random, and compares what the cache holds with its budget after each
+// step, by the files: those of the index included.
 func TestBudget(t *testing.T) {
 	r := testRand(t)
 	for _, policy := range []Policy{Score(), LRU(), NextUse(&Future{}), Static()} {
@@ -239,7 +240,8 @@ func TestPlannedStays(t *testing.T) {
 		t.Errorf("%d are there", there)
 	}
 	st := c.Stats()
-	if d := st.Datasets["d"]; d.Bypassed == 0 || d.Evicted == 0 || d.Bypassed+d.Stored != 1000 || st.WrittenBytes > 110*st.StoredBytes/100 {
+	if d := st.Datasets["d"]; d.Bypassed == 0 || d.Evicted == 0 || d.Bypassed+d.Stored != 1000 ||
+		st.WrittenBytes > 110*st.StoredBytes/100 {
 		t.Errorf("%+v", st)
 	}
 }
@@ -255,7 +257,8 @@ func TestDirectoryIsLocked(t *testing.T) {
 	opts := testOptions(t.TempDir())
 	c := openCache(t, opts)
 	_, err := Open(opts)
-	if !errors.Is(err, schema.ErrUnavailable) || !contains(err, fmt.Sprint("process ", os.Getpid())) || !contains(err, opts.Dir) {
+	if !errors.Is(err, schema.ErrUnavailable) || !contains(err, fmt.Sprint("process ", os.Getpid())) ||
+		!contains(err, opts.Dir) {
 		t.Errorf("opened twice: %v", err)
 	}
 	closeCache(t, c)
@@ -273,7 +276,8 @@ func TestForeignDirectoryIsRefused(t *testing.T) {
 		dir := t.TempDir()
 		for path, text := range files {
 			path = filepath.Join(dir, path)
-			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
+			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755),
+				os.WriteFile(path, []byte(text), 0o644)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -295,7 +299,8 @@ func TestForeignDirectoryIsRefused(t *testing.T) {
 }
 
 func TestOtherFormatBeginsAnew(t *testing.T) {
-	for _, text := range []string{`{"format":"bowstring-spill","version":0}`, `{"format":"bowstring-spill","version":2}`, `{"for`, ""} {
+	for _, text := range []string{`{"format":"bowstring-spill","version":0}`,
+		`{"format":"bowstring-spill","version":2}`, `{"for`, ""} {
 		opts := testOptions(t.TempDir())
 		c := openCache(t, opts)
 		put(c, 1)

@@ -70,7 +70,8 @@ func (c *Chooser) Victim(t Table, now Time) (slot int, worth Worth, ok bool) {
 	return c.pool[0].slot, c.pool[0].worth, true
 }
 
-// consider puts a slot's blob in its place in the pool, if it is among the least worthy, and reports whether there is one.
+// consider puts a slot's blob in its place in the pool, if it is among the least worthy, and reports whether there is
+// one.
 func (c *Chooser) consider(t Table, slot int, now Time) bool {
 	if !t.Entry(slot, &c.entry) {
 		return false

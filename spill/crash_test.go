@@ -69,8 +69,8 @@ var killsFlag = flag.Int("kills", 200, "how often TestKill kills a process")
 // killsPerCache is how often a cache is left by a killed process before the next begins with an empty directory.
 const killsPerCache = 50
 
-// TestKill kills a process at random moments of what it does, counted in what it has told, and opens what it leaves: nothing
-// wrong may be found there, the books agree with the files, and the next can go on.
+// TestKill kills a process at random moments of what it does, counted in what it has told, and opens what it leaves:
+// nothing wrong may be found there, the books agree with the files, and the next can go on.
 func TestKill(t *testing.T) {
 	seed := testRand(t).Uint64()
 	kills := *killsFlag

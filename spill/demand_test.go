@@ -17,7 +17,8 @@ func TestJobsSayWhereTheyStand(t *testing.T) {
 	}
 	a.Advance(1, 5, 95e9)
 	want := []JobState{
-		{Job: a, Order: ascending(100), Dataset: 3, Positions: 500, Rows: 100, Served: 105, Left: 95, RowTime: time.Second, RowBytes: 7},
+		{Job: a, Order: ascending(100), Dataset: 3, Positions: 500, Rows: 100, Served: 105, Left: 95,
+			RowTime: time.Second, RowBytes: 7},
 		{Job: b, Order: ascending(50), Dataset: 4, Positions: 50, Rows: 50, Left: -1, RowTime: time.Second},
 	}
 	got := f.Jobs()

@@ -34,8 +34,8 @@ type format struct {
 	Version int    `json:"version"`
 }
 
-// prepareDirectory makes dir the directory of a cache of this format. One of another format, or that is damaged, is emptied, for
-// a cache can be filled again; one that holds anything but a cache is refused. The lock of dir is held.
+// prepareDirectory makes dir the directory of a cache of this format. One of another format, or that is damaged, is
+// emptied, for a cache can be filled again; one that holds anything but a cache is refused. The lock of dir is held.
 func prepareDirectory(dir string, log *slog.Logger) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -55,7 +55,8 @@ func prepareDirectory(dir string, log *slog.Logger) error {
 			foreign = firstOf(entries, indexDir, blobsDir)
 		}
 		if foreign != "" {
-			return fmt.Errorf("%w: %s is not a spill directory: it has no file %s, and it is not empty (%s); name another directory",
+			return fmt.Errorf("%w: %s is not a spill directory: it has no file %s, and it is not empty (%s); name "+
+				"another directory",
 				schema.ErrInvalid, dir, formatFile, foreign)
 		}
 	case err != nil:
@@ -63,11 +64,13 @@ func prepareDirectory(dir string, log *slog.Logger) error {
 	case json.Unmarshal(data, &f) == nil && f == format{formatName, formatNumber}:
 		return errors.Join(makeDir(filepath.Join(dir, indexDir)), makeDir(filepath.Join(dir, blobsDir)))
 	case f.Format != formatName && (foreign != "" || f.Format != "" && firstOf(entries, indexDir, blobsDir) == ""):
-		return fmt.Errorf("%w: %s is not a spill directory: its file %s does not say {\"format\":%q,…}, and it holds %s; name another directory",
+		return fmt.Errorf("%w: %s is not a spill directory: its file %s does not say {\"format\":%q,…}, and it holds "+
+			"%s; name another directory",
 			schema.ErrInvalid, dir, formatFile, formatName, strings.TrimSpace(foreign+" "+f.Format))
 	default:
 		log.Warn("the spill has another format and begins anew", "directory", dir,
-			"found", strings.TrimSpace(string(data[:min(len(data), 100)])), "format", formatName, "version", formatNumber)
+			"found", strings.TrimSpace(string(data[:min(len(data), 100)])), "format", formatName, "version",
+			formatNumber)
 	}
 	return emptyDirectory(dir)
 }
@@ -133,9 +136,11 @@ func lockDirectory(dir string) (*os.File, error) {
 		n, _ := f.ReadAt(buf, 0) // what cannot be read is described as unknown
 		who := "another process, which is just starting or ending"
 		if json.Unmarshal(buf[:n], &h) == nil && h.PID != 0 {
-			who = fmt.Sprintf("process %d on host %s since %s (%s)", h.PID, h.Host, h.Since.Format(time.RFC3339), h.Command)
+			who = fmt.Sprintf("process %d on host %s since %s (%s)", h.PID, h.Host, h.Since.Format(time.RFC3339),
+				h.Command)
 		}
-		return nil, errors.Join(fmt.Errorf("%w: the spill directory %s is in use by %s; give each process a directory of its own",
+		return nil, errors.Join(fmt.Errorf("%w: the spill directory %s is in use by %s; give each process a "+
+			"directory of its own",
 			schema.ErrUnavailable, dir, who), f.Close())
 	case err != nil:
 		return nil, errors.Join(fmt.Errorf("lock %s: %w", f.Name(), err), f.Close())

@@ -4,8 +4,8 @@ import (
 	"bowstring/spill/segment"
 )
 
-// evict takes a blob off the table. Its space is released by whoever finds it without pins: the caller, who looks, or the
-// reaper. c.mu is held.
+// evict takes a blob off the table. Its space is released by whoever finds it without pins: the caller, who looks, or
+// the reaper. c.mu is held.
 func (c *Cache) evict(s *slot) (unpinned bool) {
 	c.set(s.dataset).leave(s)
 	c.payers.count(s.tenant, -c.footprint(int64(s.length)))
@@ -36,7 +36,8 @@ func (c *Cache) notGivenBack(err error) {
 	c.report("space cannot be given back", err)
 }
 
-// Trim evicts until the cache is within its budget and the disk has the free space that is to be left. Storing does that too.
+// Trim evicts until the cache is within its budget and the disk has the free space that is to be left. Storing does
+// that too.
 func (c *Cache) Trim() {
 	c.life.RLock()
 	defer c.life.RUnlock()
@@ -75,8 +76,8 @@ type victim struct {
 // maxVictims bounds how much is evicted for one blob.
 const maxVictims = 256
 
-// reclaim evicts until about need bytes can be taken where room is now, and reports whether they can. If that is for a new blob (not
-// nil), the policy has to admit it in the place of each; otherwise nothing is evicted.
+// reclaim evicts until about need bytes can be taken where room is now, and reports whether they can. If that is for a
+// new blob (not nil), the policy has to admit it in the place of each; otherwise nothing is evicted.
 func (c *Cache) reclaim(room, need int64, e *Entry) bool {
 	if room >= need {
 		return true
@@ -91,7 +92,8 @@ func (c *Cache) reclaim(room, need int64, e *Entry) bool {
 	return ok
 }
 
-// pick takes blobs of a table, which is the cache's or a part of it, off it until there is room for need bytes. c.mu is held.
+// pick takes blobs of a table, which is the cache's or a part of it, off it until there is room for need bytes. c.mu is
+// held.
 func (c *Cache) pick(chooser *Chooser, of Table, room, need int64, e *Entry) (victims []victim, ok bool) {
 	now := c.opts.Clock()
 	var newcomer Worth
@@ -122,8 +124,8 @@ func (c *Cache) pick(chooser *Chooser, of Table, room, need int64, e *Entry) (vi
 	return victims, ok
 }
 
-// reclaimSegment evicts all of a segment, where the file system cannot give back parts of it: of the sealed one with the
-// fewest blobs. It does so if the policy would admit the new blob in the place of a candidate.
+// reclaimSegment evicts all of a segment, where the file system cannot give back parts of it: of the sealed one with
+// the fewest blobs. It does so if the policy would admit the new blob in the place of a candidate.
 func (c *Cache) reclaimSegment(need int64, e *Entry) bool {
 	if e != nil {
 		now := c.opts.Clock()

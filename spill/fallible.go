@@ -10,8 +10,9 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// fallibleFS is the file system of the index. A database that cannot write ends its process, and a cache must not: so after
-// the first write that fails, all writes seem to succeed, and go nowhere. What there was is on the disk as it was.
+// fallibleFS is the file system of the index. A database that cannot write ends its process, and a cache must not: so
+// after the first write that fails, all writes seem to succeed, and go nowhere. What there was is on the disk as it
+// was.
 type fallibleFS struct {
 	vfs.FS
 	logs   string // suffix of files that are written but not synced
@@ -58,7 +59,8 @@ func (f *fallibleFS) Create(name string, category vfs.DiskWriteCategory) (vfs.Fi
 }
 
 // OpenReadWrite implements vfs.FS.
-func (f *fallibleFS) OpenReadWrite(name string, category vfs.DiskWriteCategory, opts ...vfs.OpenOption) (vfs.File, error) {
+func (f *fallibleFS) OpenReadWrite(name string, category vfs.DiskWriteCategory,
+	opts ...vfs.OpenOption) (vfs.File, error) {
 	return f.open(name, func() (vfs.File, error) { return f.FS.OpenReadWrite(name, category, opts...) })
 }
 

@@ -45,7 +45,8 @@ func ticking() func() Time {
 func TestFailingSegments(t *testing.T) {
 	r := testRand(t)
 	for _, op := range []segment.Op{
-		segment.OpCreate, segment.OpAllocate, segment.OpWrite, segment.OpRead, segment.OpPunch, segment.OpTrim, segment.OpRemove,
+		segment.OpCreate, segment.OpAllocate, segment.OpWrite, segment.OpRead, segment.OpPunch, segment.OpTrim,
+		segment.OpRemove,
 	} {
 		for _, failure := range []error{syscall.EIO, syscall.ENOSPC} {
 			t.Run(fmt.Sprint(op, " ", failure), func(t *testing.T) {
@@ -87,7 +88,8 @@ func TestFailingSegments(t *testing.T) {
 	}
 }
 
-// TestFailingIndex makes writes of the index fail from some moment on: the cache goes on, and what it has kept by then opens.
+// TestFailingIndex makes writes of the index fail from some moment on: the cache goes on, and what it has kept by then
+// opens.
 func TestFailingIndex(t *testing.T) {
 	r := testRand(t)
 	for round := range 12 {
@@ -123,7 +125,8 @@ func TestFailingIndex(t *testing.T) {
 	}
 }
 
-// TestSlowDisk holds up writes: Offer does not wait, what is there can be read, and what does not fit in the queue is dropped.
+// TestSlowDisk holds up writes: Offer does not wait, what is there can be read, and what does not fit in the queue is
+// dropped.
 func TestSlowDisk(t *testing.T) {
 	gate := make(chan struct{})
 	var slow atomic.Bool
@@ -162,8 +165,8 @@ type owner struct{ released *atomic.Int64 }
 
 func (o owner) Unpin() { o.released.Add(1) }
 
-// TestFullDisk has the free space shrink, below what is to be left and to nothing, on a file system of its own where that can
-// be mounted.
+// TestFullDisk has the free space shrink, below what is to be left and to nothing, on a file system of its own where
+// that can be mounted.
 func TestFullDisk(t *testing.T) {
 	r := testRand(t)
 	t.Run("reserve", func(t *testing.T) {
@@ -230,8 +233,8 @@ func TestFullDisk(t *testing.T) {
 	})
 }
 
-// TestFlippedBits flips a bit somewhere in the files of a cache: in those of blobs while it is open, in any while it is not. Whatever
-// it hits, nothing wrong is read, and the cache opens and is of use.
+// TestFlippedBits flips a bit somewhere in the files of a cache: in those of blobs while it is open, in any while it is
+// not. Whatever it hits, nothing wrong is read, and the cache opens and is of use.
 func TestFlippedBits(t *testing.T) {
 	r := testRand(t)
 	const blobs = 12
@@ -269,7 +272,8 @@ func TestFlippedBits(t *testing.T) {
 		at := s.location()
 		flipBit(t, filepath.Join(c.path(blobsDir), segment.FileName(at.Segment)), 8*at.Offset+r.Int64N(8*at.Length))
 		if n := right(c); n != blobs-1 || c.Stats().Damaged != int64(k+1) {
-			t.Fatalf("a bit of a blob was flipped, and %d of %d are there, %d were found damaged in %d flips", n, blobs, c.Stats().Damaged, k+1)
+			t.Fatalf("a bit of a blob was flipped, and %d of %d are there, %d were found damaged in %d flips", n, blobs,
+				c.Stats().Damaged, k+1)
 		}
 		if !c.Put(refs[i], Place{}, 1e6, data[i]) {
 			t.Fatal("the blob was not stored again")
@@ -307,7 +311,8 @@ func TestFlippedBits(t *testing.T) {
 	t.Logf("after %d times of %d all began anew", anew, closed)
 }
 
-// filesOf lists the files of a cache that are not empty, by their paths in its directory, and those of blobs among them.
+// filesOf lists the files of a cache that are not empty, by their paths in its directory, and those of blobs among
+// them.
 func filesOf(t *testing.T, dir string) (all, blobs []string) {
 	t.Helper()
 	if err := fs.WalkDir(os.DirFS(dir), ".", func(path string, d fs.DirEntry, err error) error {
@@ -394,7 +399,8 @@ func TestFewBlobsOfManySegments(t *testing.T) {
 	opts.Clock = func() Time { return stampZero }
 	c := openCache(t, opts)
 	at := c.Dataset("d")
-	// One in twenty is used next, the others the later the earlier they come, so that each is admitted in the place of another.
+	// One in twenty is used next, the others the later the earlier they come, so that each is admitted in the place of
+	// another.
 	order := placed{}
 	const n = 6000
 	for i := range int64(n) {

@@ -69,7 +69,8 @@ func (f *Future) Add(opts JobOptions, now Time) (*Job, error) {
 	if rows < 0 || opts.Epochs < 0 || opts.At < 0 || opts.At > rows {
 		return nil, &schema.FieldError{
 			Field: "job", Want: "rows, epochs and a beginning of 0 or more, the beginning within the first epoch",
-			Got: strconv.FormatInt(rows, 10) + " rows, " + strconv.FormatInt(opts.Epochs, 10) + " epochs, beginning at " + strconv.FormatInt(opts.At, 10),
+			Got: strconv.FormatInt(rows, 10) + " rows, " + strconv.FormatInt(opts.Epochs, 10) +
+				" epochs, beginning at " + strconv.FormatInt(opts.At, 10),
 		}
 	}
 	if opts.RowTime <= 0 {
@@ -174,8 +175,9 @@ func (j *Job) rowsUntil(at Place) (first int64, used bool) {
 	return first * (pageSamples + 1) / (schema.PageRows + 1), used
 }
 
-// Advance says how far the job is: the next row it uses is the one at an index of an epoch, counted from its first as 0.
-// It should be called for each batch at least. A call that would move the job back is ignored, as calls may overtake each other.
+// Advance says how far the job is: the next row it uses is the one at an index of an epoch, counted from its first as
+// 0. It should be called for each batch at least. A call that would move the job back is ignored, as calls may overtake
+// each other.
 func (j *Job) Advance(epoch, index int64, now Time) {
 	served := epoch*j.rows + index
 	for {
@@ -225,7 +227,8 @@ func (j *Job) End() int64 { return j.end }
 // RowTime is the time a row takes, as seen of late.
 func (j *Job) RowTime() time.Duration { return time.Duration(j.rowTime.Load()) }
 
-// minHorizon is the least number of rows over which a pace is averaged, so that it does not follow what a read ahead does.
+// minHorizon is the least number of rows over which a pace is averaged, so that it does not follow what a read ahead
+// does.
 const minHorizon = 1024
 
 // pace averages the time that a row takes over the last rows, older ones counting for less and less.

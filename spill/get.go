@@ -2,16 +2,16 @@ package spill
 
 import "bowstring/schema"
 
-// Get returns a blob that is in the cache. Its bytes point into a mapped file: they have been compared with the reference's
-// checksum, and stay in place until the blob is released, whatever is evicted or closed meanwhile. at is where the caller
-// found the reference. A page that is not in memory is waited for.
+// Get returns a blob that is in the cache. Its bytes point into a mapped file: they have been compared with the
+// reference's checksum, and stay in place until the blob is released, whatever is evicted or closed meanwhile. at is
+// where the caller found the reference. A page that is not in memory is waited for.
 func (c *Cache) Get(ref schema.BlobRef, at Place) (schema.Blob, bool) {
 	b, _, ok := c.get(ref, at, true)
 	return b, ok
 }
 
-// GetUnchecked is Get for who compares the bytes with the reference himself, as he copies them. unchecked says that he has
-// to. Where they are wrong, or cannot be read (schema.Guard), Get finds that out, too, and forgets the blob.
+// GetUnchecked is Get for who compares the bytes with the reference himself, as he copies them. unchecked says that he
+// has to. Where they are wrong, or cannot be read (schema.Guard), Get finds that out, too, and forgets the blob.
 func (c *Cache) GetUnchecked(ref schema.BlobRef, at Place) (b schema.Blob, unchecked, ok bool) {
 	return c.get(ref, at, false)
 }

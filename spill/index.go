@@ -34,9 +34,10 @@ const (
 	batchTime = 20 * time.Millisecond
 )
 
-// index keeps on the disk what the table has in memory. It is read on opening only. Changes are written by a goroutine of
-// its own, in the order in which they come. Each batch is handed to the kernel, so that it outlives the process, and its log is not
-// synced: what a crash of the machine takes, or finds older than the segments, the checksums of blobs tell. When it cannot be written any more, the cache goes on without it.
+// index keeps on the disk what the table has in memory. It is read on opening only. Changes are written by a goroutine
+// of its own, in the order in which they come. Each batch is handed to the kernel, so that it outlives the process, and
+// its log is not synced: what a crash of the machine takes, or finds older than the segments, the checksums of blobs
+// tell. When it cannot be written any more, the cache goes on without it.
 type index struct {
 	db      *pebble.DB // nil of a cache on a model, which writes nothing
 	fs      *fallibleFS
@@ -57,9 +58,11 @@ type change struct {
 }
 
 func openIndex(dir string, fs vfs.FS, log *slog.Logger) (_ *index, err error) {
-	x := &index{log: log, changes: make(chan change, indexQueue), closing: make(chan struct{}), done: make(chan struct{})}
+	x := &index{log: log, changes: make(chan change, indexQueue), closing: make(chan struct{}),
+		done: make(chan struct{})}
 	x.fs = &fallibleFS{FS: fs, logs: ".log", failed: func(err error) {
-		log.Error("the index of the spill cannot be written: what is stored from now on is lost when the process ends", "error", err)
+		log.Error("the index of the spill cannot be written: what is stored from now on is lost when the process ends",
+			"error", err)
 	}}
 	defer func() {
 		// A damaged database may be beyond its own checks.
@@ -92,7 +95,8 @@ func openIndex(dir string, fs vfs.FS, log *slog.Logger) (_ *index, err error) {
 }
 
 // load reads the index. It takes note that the cache is in use from now on.
-func (x *index) load(dataset func(number uint32, name string), entry func(hash uint64, value *[entrySize]byte)) (clean bool, err error) {
+func (x *index) load(dataset func(number uint32, name string),
+	entry func(hash uint64, value *[entrySize]byte)) (clean bool, err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("%w: read the index: %v", schema.ErrDataLoss, r)
@@ -112,7 +116,8 @@ func (x *index) load(dataset func(number uint32, name string), entry func(hash u
 		case string(k) == string(keyClean):
 			clean = true
 		default:
-			return false, errors.Join(fmt.Errorf("%w: the index has a record %q of %d bytes", schema.ErrDataLoss, k, len(v)), it.Close())
+			return false, errors.Join(fmt.Errorf("%w: the index has a record %q of %d bytes", schema.ErrDataLoss, k,
+				len(v)), it.Close())
 		}
 	}
 	if err := errors.Join(it.Error(), it.Close()); err != nil {
@@ -198,8 +203,8 @@ func (x *index) note(c change) {
 	}
 }
 
-// remove removes what is recorded of a blob. It does not wait: an entry that stays tells of bytes that are gone, which a
-// reader finds out.
+// remove removes what is recorded of a blob. It does not wait: an entry that stays tells of bytes that are gone, which
+// a reader finds out.
 func (x *index) remove(hash uint64) {
 	if x.db == nil {
 		return

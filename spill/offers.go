@@ -31,9 +31,9 @@ func (o *offer) Unpin() {
 // Extent implements schema.Locator: what was offered may lie in a file of whoever it came from.
 func (o *offer) Extent([]byte) (schema.Extent, bool) { return o.blob.Extent() }
 
-// Offer is Put without waiting: a goroutine of the cache stores the blob and releases it. Until then it is found in memory. What does not
-// fit in the queue, as the disk is slower than the store, is not stored. The blob, which must be what ref names, is the cache's to release,
-// whatever is returned.
+// Offer is Put without waiting: a goroutine of the cache stores the blob and releases it. Until then it is found in
+// memory. What does not fit in the queue, as the disk is slower than the store, is not stored. The blob, which must be
+// what ref names, is the cache's to release, whatever is returned.
 func (c *Cache) Offer(ref schema.BlobRef, at Place, cost time.Duration, blob schema.Blob) bool {
 	c.life.RLock()
 	defer c.life.RUnlock()
@@ -63,8 +63,9 @@ func (c *Cache) Offer(ref schema.BlobRef, at Place, cost time.Duration, blob sch
 	return false
 }
 
-// Offers are gathered for gatherTime at most, and written in pieces of gatherBytes: large writes cost a tenth of what as many bytes in
-// small ones do, and nobody has to be woken up for each blob. Until they are written they are found in memory.
+// Offers are gathered for gatherTime at most, and written in pieces of gatherBytes: large writes cost a tenth of what
+// as many bytes in small ones do, and nobody has to be woken up for each blob. Until they are written they are found in
+// memory.
 const (
 	gatherTime   = 20 * time.Millisecond
 	gatherPauses = 4 // in which it passes
@@ -72,10 +73,12 @@ const (
 	gatherBlobs  = 128
 )
 
-// gathering is what the goroutines that write what is offered take turns in, so that what follows one another is written at once.
+// gathering is what the goroutines that write what is offered take turns in, so that what follows one another is
+// written at once.
 type gathering struct {
-	mu    sync.Mutex // held while a batch is gathered, which may take as long as nothing is offered; guards what follows
-	next  *offer     // did not fit into the batch before
+	// held while a batch is gathered, which may take as long as nothing is offered; guards what follows
+	mu    sync.Mutex
+	next  *offer // did not fit into the batch before
 	pause *time.Timer
 }
 

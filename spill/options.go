@@ -17,8 +17,8 @@ import (
 type Options struct {
 	// Dir is the directory, which belongs to the cache alone. It is made if it does not exist.
 	Dir string
-	// Bytes is the budget: what the cache may take of the disk at most, at any moment, its index and space that is dead but not
-	// given back included. At least MinBytes.
+	// Bytes is the budget: what the cache may take of the disk at most, at any moment, its index and space that is dead
+	// but not given back included. At least MinBytes.
 	Bytes int64
 	// KeepFree is the free space in bytes that is left on the disk, for others. Default 1 GiB.
 	KeepFree int64
@@ -34,12 +34,13 @@ type Options struct {
 	QueueBytes int64
 	// Writers is how many goroutines write what was offered. Default 2.
 	Writers int
-	// Clock is the clock that Oracle goes by, in nanoseconds since 1970; times are kept over restarts. Default: the system's.
+	// Clock is the clock that Oracle goes by, in nanoseconds since 1970; times are kept over restarts. Default: the
+	// system's.
 	Clock func() Time
 	// Seed is what candidates for eviction are drawn by. Default: by chance.
 	Seed uint64
-	// Model is a disk that keeps no bytes, for simulations: there is no directory, and nothing outlives the process. Index,
-	// budget, admission and eviction are the same.
+	// Model is a disk that keeps no bytes, for simulations: there is no directory, and nothing outlives the process.
+	// Index, budget, admission and eviction are the same.
 	Model *segment.Model
 	// Logger receives what operators should know. Default slog.Default().
 	Logger *slog.Logger

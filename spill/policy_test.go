@@ -63,11 +63,13 @@ func TestFutureOfAJob(t *testing.T) {
 
 func TestWorths(t *testing.T) {
 	future := &Future{}
-	if _, err := future.Add(JobOptions{Dataset: 1, Order: ascending(100), Epochs: 1, RowTime: time.Second}, 100); err != nil {
+	if _, err := future.Add(JobOptions{Dataset: 1, Order: ascending(100), Epochs: 1, RowTime: time.Second},
+		100); err != nil {
 		t.Fatal(err)
 	}
 	at := func(position int64) Entry {
-		return Entry{Place: Place{Dataset: 1, Position: position}, Size: 1000, Cost: time.Millisecond, Uses: 1, Added: 0, Used: 50}
+		return Entry{Place: Place{Dataset: 1, Position: position}, Size: 1000, Cost: time.Millisecond, Uses: 1,
+			Added: 0, Used: 50}
 	}
 	change := func(e Entry, change func(*Entry)) Entry { change(&e); return e }
 	unplanned := at(500)
@@ -148,7 +150,8 @@ func TestChooserFindsTheLeast(t *testing.T) {
 func TestFutureOfAPage(t *testing.T) {
 	f := &Future{}
 	const pages = 10
-	j, err := f.Add(JobOptions{Dataset: 3, Order: ascending(pages * schema.PageRows), Epochs: 1, RowTime: time.Second}, 0)
+	j, err := f.Add(JobOptions{Dataset: 3, Order: ascending(pages * schema.PageRows), Epochs: 1, RowTime: time.Second},
+		0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,7 +167,8 @@ func TestFutureOfAPage(t *testing.T) {
 		t.Errorf("pages are used at %d, %d and %d", next(0), next(schema.PageRows), next(2*schema.PageRows))
 	}
 	// Any of its rows comes before most others.
-	if row, ok := f.NextUse(Place{Dataset: 3, Position: 5 * schema.PageRows}, 0); !ok || next(5*schema.PageRows) > row/100 {
+	if row, ok := f.NextUse(Place{Dataset: 3, Position: 5 * schema.PageRows}, 0); !ok ||
+		next(5*schema.PageRows) > row/100 {
 		t.Errorf("a page is used at %d, its first row at %d", next(5*schema.PageRows), row)
 	}
 	j.Advance(0, schema.PageRows, 1e9) // it has used the first one

@@ -65,8 +65,8 @@ func (c *Cache) reap() {
 	}
 }
 
-// maxSegments is how many segment files there may be: twice as many as hold the budget, and some. Each that has but few blobs left
-// costs an open file, a mapping, and a byte of memory for each of its blocks.
+// maxSegments is how many segment files there may be: twice as many as hold the budget, and some. Each that has but few
+// blobs left costs an open file, a mapping, and a byte of memory for each of its blocks.
 func (c *Cache) maxSegments() int { return int(2*c.space.budget.Load()/c.opts.SegmentBytes) + 8 }
 
 // checkSegments has the reaper tidy up if there are too many segments.

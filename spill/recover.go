@@ -13,8 +13,8 @@ import (
 	"bowstring/spill/segment"
 )
 
-// recover reads the index and opens the segments that it names. It does not read blobs: what an index tells that is older than
-// the segments are, as after a crash, is found out when it is read.
+// recover reads the index and opens the segments that it names. It does not read blobs: what an index tells that is
+// older than the segments are, as after a crash, is found out when it is read.
 func (c *Cache) recover() (err error) {
 	if c.index, err = openIndex(c.path(indexDir), c.opts.fs, c.opts.Logger); err != nil {
 		return err
@@ -81,8 +81,8 @@ func (c *Cache) segmentFiles() (sizes map[uint32]int64, next uint32, err error) 
 	return sizes, next, nil
 }
 
-// attach opens the segments in which there is something, and removes the others. After a crash it also finds out which blocks
-// they have, and gives back those that no blob lies in.
+// attach opens the segments in which there is something, and removes the others. After a crash it also finds out which
+// blocks they have, and gives back those that no blob lies in.
 func (c *Cache) attach(sizes map[uint32]int64, next *uint32, clean bool) (err error) {
 	sp := &c.space
 	sp.blocks, sp.current = map[uint32]*blocks{}, noSegment
@@ -100,7 +100,8 @@ func (c *Cache) attach(sizes map[uint32]int64, next *uint32, clean bool) (err er
 		}
 	}()
 	sp.set = segment.NewSet(c.path(blobsDir), segment.Options{
-		MaxBytes: c.opts.SegmentBytes, Direct: true, KeepFree: c.opts.KeepFree, Free: c.opts.free, Fault: c.opts.fault, Model: c.opts.Model, NoSync: true,
+		MaxBytes: c.opts.SegmentBytes, Direct: true, KeepFree: c.opts.KeepFree, Free: c.opts.free, Fault: c.opts.fault,
+		Model: c.opts.Model, NoSync: true,
 		Ahead: min(segment.Blocks(c.opts.Bytes/256), 16<<20), Grow: sp.grow,
 		NewID: func() (uint32, error) { // never called twice at once
 			if *next == noSegment {
@@ -159,8 +160,8 @@ func (c *Cache) forget(i uint32) {
 	c.table.free(i)
 }
 
-// survey counts the blocks of a segment. If the cache was not closed in order it also forgets blobs in blocks that were given back
-// already, and gives back blocks in which there is no blob.
+// survey counts the blocks of a segment. If the cache was not closed in order it also forgets blobs in blocks that were
+// given back already, and gives back blocks in which there is no blob.
 func (c *Cache) survey(g *segment.Segment, path string, slots []uint64, clean bool) error {
 	sp := &c.space
 	b := &blocks{users: []uint8{1}}

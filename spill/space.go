@@ -14,9 +14,9 @@ import (
 
 // space is the disk space of the segments, in blocks of the file system, and the budget for it.
 //
-// held is what the cache holds of the disk: blocks that are allocated to segments, dead ones included, and an allowance for
-// the index. It is raised before anything is taken, and lowered after it was given back, so it is at no time less than
-// what the file system holds.
+// held is what the cache holds of the disk: blocks that are allocated to segments, dead ones included, and an allowance
+// for the index. It is raised before anything is taken, and lowered after it was given back, so it is at no time less
+// than what the file system holds.
 type space struct {
 	set    *segment.Set
 	dir    *os.File // to ask for free space
@@ -40,15 +40,15 @@ type blocks struct {
 	punched int64   // bytes given back
 }
 
-// overhead is what the index may take of the disk for each blob, and the file system for its extents; fixedOverhead is what
-// it may take besides. TestBudget compares them with what is there.
+// overhead is what the index may take of the disk for each blob, and the file system for its extents; fixedOverhead is
+// what it may take besides. TestBudget compares them with what is there.
 const (
 	overhead      = 192
 	fixedOverhead = 8 * memTableSize
 )
 
-// Capacity is how many bytes of blobs a cache of a budget keeps at least, if they are not small: what its index may take and
-// the segments that are being written are not for them.
+// Capacity is how many bytes of blobs a cache of a budget keeps at least, if they are not small: what its index may
+// take and the segments that are being written are not for them.
 func Capacity(budget int64) int64 {
 	o := Options{Bytes: budget}
 	o.EnsureDefaults()

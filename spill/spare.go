@@ -3,8 +3,8 @@ package spill
 import "bowstring/schema"
 
 // SetSpare says of which blobs another node near owns a copy, and keeps it: those that are not spare are kept before
-// those that are, as losing one costs a read of the store. is must not block or allocate. It is asked whenever a blob is stored or
-// found; what is known of those that lie in the cache is what it said then.
+// those that are, as losing one costs a read of the store. is must not block or allocate. It is asked whenever a blob
+// is stored or found; what is known of those that lie in the cache is what it said then.
 func (c *Cache) SetSpare(is func(schema.Key) bool) { c.spare.Store(&is) }
 
 func (c *Cache) isSpare(key schema.Key) bool {
@@ -12,8 +12,8 @@ func (c *Cache) isSpare(key schema.Key) bool {
 	return is != nil && (*is)(key)
 }
 
-// Wants reports whether a blob at a place would be stored now: because there is room, or in the place of another. What some job
-// is going to use is displaced only if displace says so.
+// Wants reports whether a blob at a place would be stored now: because there is room, or in the place of another. What
+// some job is going to use is displaced only if displace says so.
 func (c *Cache) Wants(at Place, size int64, displace bool) bool {
 	return c.wants(&Entry{Place: at, Size: size, Uses: 1}, displace)
 }

@@ -11,7 +11,8 @@ type inOrder struct{}
 
 func (inOrder) NextUse(at Place, now Time) (Time, bool) { return now + Time(at.Position), true }
 
-// What another node keeps too makes room for what the store alone has, though it is used sooner; and never displaces it.
+// What another node keeps too makes room for what the store alone has, though it is used sooner; and never displaces
+// it.
 func TestSpareMakesRoom(t *testing.T) {
 	r := testRand(t)
 	const size, budget = 50_000, MinBytes + 8<<20

@@ -69,7 +69,8 @@ func (d *dataset) stats() DatasetStats {
 	return DatasetStats{
 		Entries: d.entries.Load(), Bytes: d.bytes.Load(),
 		Hits: d.hits.Load(), HitBytes: d.hitBytes.Load(), Misses: d.misses.Load(), MissBytes: d.missBytes.Load(),
-		Stored: d.stored.Load(), StoredBytes: d.storedBytes.Load(), Bypassed: d.bypassed.Load(), Evicted: d.evicted.Load(),
+		Stored: d.stored.Load(), StoredBytes: d.storedBytes.Load(), Bypassed: d.bypassed.Load(),
+		Evicted: d.evicted.Load(),
 	}
 }
 
@@ -141,6 +142,7 @@ func (t *trouble) report(what string, err error) {
 		r.skipped++
 		return
 	}
-	t.log.Warn("trouble with the disk of the spill; streams go on from the store", "what", what, "error", err, "not_logged_before", r.skipped)
+	t.log.Warn("trouble with the disk of the spill; streams go on from the store", "what", what, "error", err,
+		"not_logged_before", r.skipped)
 	r.at, r.skipped = now, 0
 }

@@ -10,8 +10,8 @@ import (
 	"bowstring/spill/segment"
 )
 
-// Put stores a blob, if the policy admits it, and reports whether it did. at is where the reference was found, cost what it took to
-// get it from the store. data, which must be what ref names, is copied once, to the disk.
+// Put stores a blob, if the policy admits it, and reports whether it did. at is where the reference was found, cost
+// what it took to get it from the store. data, which must be what ref names, is copied once, to the disk.
 func (c *Cache) Put(ref schema.BlobRef, at Place, cost time.Duration, data []byte) bool {
 	c.life.RLock()
 	defer c.life.RUnlock()
@@ -36,8 +36,8 @@ type pending struct {
 	space segment.Reservation
 }
 
-// begin takes a slot and space for a blob of n bytes, if the policy admits it and it is not there. What is begun has to be written and
-// finished.
+// begin takes a slot and space for a blob of n bytes, if the policy admits it and it is not there. What is begun has to
+// be written and finished.
 func (c *Cache) begin(ref schema.BlobRef, at Place, cost time.Duration, n int64) (p pending, ok bool) {
 	need := c.footprint(n)
 	now := c.opts.Clock()
@@ -62,7 +62,8 @@ func (c *Cache) begin(ref schema.BlobRef, at Place, cost time.Duration, n int64)
 
 	p = pending{index: i, slot: s, set: ds}
 	var err error
-	if p.space, err = c.take(n, &Entry{Place: at, Size: n, Cost: cost, Uses: 1, Added: now, Used: now, Spare: isSpare}); err != nil {
+	if p.space, err = c.take(n, &Entry{Place: at, Size: n, Cost: cost, Uses: 1, Added: now, Used: now,
+		Spare: isSpare}); err != nil {
 		c.abandon(p, err)
 		return p, false
 	}

@@ -46,7 +46,9 @@ func (o *observed) flat() flat {
 func TestNoAlertFires(t *testing.T) {
 	o := newObserved(t, observedOptions{
 		spill: spillIn(t.TempDir()), collections: metrics.NewCollections(24 * time.Hour), memoryLimit: 1 << 40,
-		certificates: func() map[string]time.Time { return map[string]time.Time{"admin": time.Now().Add(90 * 24 * time.Hour)} },
+		certificates: func() map[string]time.Time {
+			return map[string]time.Time{"admin": time.Now().Add(90 * 24 * time.Hour)}
+		},
 	})
 	for o.server.Stats().Engine.Spill.Entries < observedRows {
 		o.mustRead(1)
@@ -56,13 +58,16 @@ func TestNoAlertFires(t *testing.T) {
 	expectFiring(t, o, before)
 }
 
-// clusterTroubles has each alert of a cluster fire by what its nodes measure where they have the trouble, and returns which.
+// clusterTroubles has each alert of a cluster fire by what its nodes measure where they have the trouble, and returns
+// which.
 func clusterTroubles(t *testing.T) map[string]bool {
 	t.Helper()
 	fired := map[string]bool{}
 	// scraped is a node, as it is seen at a moment.
-	scraped := func(node, view string, members int, change func(*metrics.Cluster, *ourflight.Stats, *[]fetch.Times)) []*dto.MetricFamily {
-		c := &metrics.Cluster{Name: "lab", Node: node, View: view, Members: members, Share: 0.5, Read: time.Now(), Up: 1}
+	scraped := func(node, view string, members int, change func(*metrics.Cluster, *ourflight.Stats,
+		*[]fetch.Times)) []*dto.MetricFamily {
+		c := &metrics.Cluster{Name: "lab", Node: node, View: view, Members: members, Share: 0.5, Read: time.Now(),
+			Up: 1}
 		var st ourflight.Stats
 		var times []fetch.Times
 		if change != nil {
@@ -100,7 +105,8 @@ func clusterTroubles(t *testing.T) map[string]bool {
 		fired[want] = true
 	}
 	two := func(view string, change func(*metrics.Cluster, *ourflight.Stats, *[]fetch.Times)) flat {
-		return join(flatten(scraped("a", "v1", 2, change), "bowstring", "a:1"), flatten(scraped("b", view, 2, nil), "bowstring", "b:1"))
+		return join(flatten(scraped("a", "v1", 2, change), "bowstring", "a:1"),
+			flatten(scraped("b", view, 2, nil), "bowstring", "b:1"))
 	}
 	well := two("v1", nil)
 	later := two("v1", func(_ *metrics.Cluster, st *ourflight.Stats, times *[]fetch.Times) {
@@ -110,7 +116,9 @@ func clusterTroubles(t *testing.T) map[string]bool {
 	later.at = well.at.Add(time.Second)
 	expect(replayOf(well, later), "")
 	expect(replayOf(well, two("v2", nil)), "BowstringViewsDiffer")
-	expect(replayOf(well, two("v1", func(c *metrics.Cluster, _ *ourflight.Stats, _ *[]fetch.Times) { c.Up, c.Silent = 0, 1 })), "BowstringPeersSlow")
+	expect(replayOf(well, two("v1", func(c *metrics.Cluster, _ *ourflight.Stats, _ *[]fetch.Times) {
+		c.Up, c.Silent = 0, 1
+	})), "BowstringPeersSlow")
 	slow := two("v1", func(_ *metrics.Cluster, _ *ourflight.Stats, times *[]fetch.Times) {
 		*times = []fetch.Times{peerTimes(100, 500*time.Millisecond)}
 	})
@@ -243,7 +251,9 @@ func TestAlertsFire(t *testing.T) {
 		o := newObserved(t, observedOptions{flight: ourflight.Options{MaxStreams: 1, MaxStreamsPerPeer: 1}})
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		if _, err := o.client.GetFlightInfo(ctx, &flight.FlightDescriptor{Type: flight.DescriptorPATH, Path: []string{"photos"}}); err != nil { // opens the manifest
+		// opens the manifest
+		if _, err := o.client.GetFlightInfo(ctx, &flight.FlightDescriptor{Type: flight.DescriptorPATH,
+			Path: []string{"photos"}}); err != nil {
 			t.Fatal(err)
 		}
 		o.store.now.Store(int32(silent))
@@ -267,8 +277,10 @@ func TestAlertsFire(t *testing.T) {
 	})
 	t.Run("certificate ends, no collection", func(t *testing.T) {
 		o := newObserved(t, observedOptions{
-			collections:  metrics.NewCollections(time.Minute),
-			certificates: func() map[string]time.Time { return map[string]time.Time{"admin": time.Now().Add(24 * time.Hour)} },
+			collections: metrics.NewCollections(time.Minute),
+			certificates: func() map[string]time.Time {
+				return map[string]time.Time{"admin": time.Now().Add(24 * time.Hour)}
+			},
 		})
 		expect(t, o, o.flat(), "BowstringCertificateEnds", "BowstringCollectionOverdue")
 	})

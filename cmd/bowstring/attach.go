@@ -78,7 +78,8 @@ func (c *AttachCmd) attach(ctx context.Context, app *App, store *cql.Store) erro
 		app.Notef("%s@%d has all %s already", snap.Dataset, snap.Number, plural(report.Skipped, "row"))
 		return nil
 	}
-	app.Notef("attached %s@%d: %s, %s in place", snap.Dataset, snap.Number, plural(report.Rows, "row"), humanize.IBytes(uint64(report.Bytes)))
+	app.Notef("attached %s@%d: %s, %s in place", snap.Dataset, snap.Number, plural(report.Rows, "row"),
+		humanize.IBytes(uint64(report.Bytes)))
 	if report.Skipped > 0 {
 		app.Notef("%s that the dataset has already were left out", plural(report.Skipped, "row"))
 	}

@@ -46,7 +46,8 @@ func (f *guardFlags) tenants(app *App) (string, *rules.Tenants, error) {
 	return readGuard(app, f, f.Tenants, "tenants", rules.ParseTenants)
 }
 
-func readGuard[T any](app *App, f *guardFlags, flag, what string, parse func(string, []byte) (*T, error)) (string, *T, error) {
+func readGuard[T any](app *App, f *guardFlags, flag, what string,
+	parse func(string, []byte) (*T, error)) (string, *T, error) {
 	path, err := f.path(app, flag, "serve."+what)
 	if err != nil || path == "" {
 		return "", nil, err
@@ -69,7 +70,8 @@ func (f *guardFlags) read(app *App) (guards, error) {
 		return g, err
 	}
 	if g.rules == nil && g.tenants == nil {
-		return g, usagef("there is no file of rules: --rules names one, and so does the setting serve.rules; of tenants, --tenants and serve.tenants")
+		return g, usagef("there is no file of rules: --rules names one, and so does the setting serve.rules; of " +
+			"tenants, --tenants and serve.tenants")
 	}
 	return g, nil
 }
@@ -120,10 +122,12 @@ func (c *AuthCheckCmd) Run(app *App) error {
 		out = append(out, [2]string{"columns", columns})
 	}
 	server := g.rules.Server(who)
-	out = append(out, [2]string{"server", fmt.Sprintf("%s (collect garbage, see all counters: %t)", server.Rights, server.May(rules.Admin))})
+	out = append(out, [2]string{"server", fmt.Sprintf("%s (collect garbage, see all counters: %t)", server.Rights,
+		server.May(rules.Admin))})
 	if g.tenants != nil {
 		tenant := g.tenants.Of(who, "")
-		out = append(out, [2]string{"tenant", tenant + ", unless its token names another"}, [2]string{"gets", termsText(g.tenants.Terms(tenant))})
+		out = append(out, [2]string{"tenant", tenant + ", unless its token names another"},
+			[2]string{"gets", termsText(g.tenants.Terms(tenant))})
 	}
 	for _, line := range out {
 		if err := app.Printf("%-8s %s\n", line[0], printable(line[1])); err != nil {

@@ -95,7 +95,8 @@ func (c *BackupCmd) write(ctx context.Context, app *App, addr, dir string) (err 
 	return err
 }
 
-func (c *BackupCmd) generation(ctx context.Context, app *App, addr, dir string, scope tend.Scope) (backup.Report, error) {
+func (c *BackupCmd) generation(ctx context.Context, app *App, addr, dir string,
+	scope tend.Scope) (backup.Report, error) {
 	_, size := scope.Size()
 	bar := app.byteProgress("backup", size)
 	defer func() { _ = bar.Exit() }() // drawing is best effort

@@ -55,11 +55,14 @@ func (f *linkFlags) link(app *App, always bool) (*delay.Link, error) {
 	asked := *f != linkFlags{}
 	switch store := app.cli.Globals.Store; {
 	case store == "" && asked:
-		return nil, usagef("the flags of the link are about the way to a store in this process: use --store instead of --server, or give them to bench serve")
+		return nil, usagef("the flags of the link are about the way to a store in this process: use --store instead " +
+			"of --server, or give them to bench serve")
 	case cql.IsURI(store) && f.SlowShare > 0:
-		return nil, usagef("--slow-share: only reads from a store in a directory can be made slow; --jitter makes those of %s vary", store)
+		return nil, usagef("--slow-share: only reads from a store in a directory can be made slow; --jitter makes "+
+			"those of %s vary", store)
 	case store != "" && !cql.IsURI(store) && (f.Window > 0 || f.SlowStart):
-		return nil, usagef("--window and --slow-start are about connections, and there are none to a store in a directory; --bandwidth limits it")
+		return nil, usagef("--window and --slow-start are about connections, and there are none to a store in a " +
+			"directory; --bandwidth limits it")
 	case !asked && !always:
 		return nil, nil
 	}

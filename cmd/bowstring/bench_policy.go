@@ -180,7 +180,8 @@ func (c *BenchPolicyCmd) Run(app *App) error {
 				}
 				line := policyLine{
 					Jobs: len(mix), Cache: float64(part), Policy: name, HitRate: r.HitRate(), Optimum: best, Ratio: 1,
-					Hits: r.Hits, Uses: r.Uses, First: r.First, Stored: r.Stored, Bypassed: r.Bypassed, Evicted: r.Evicted,
+					Hits: r.Hits, Uses: r.Uses, First: r.First, Stored: r.Stored, Bypassed: r.Bypassed,
+					Evicted:    r.Evicted,
 					Candidates: c.Candidates, Seed: c.Seed,
 				}
 				if best > 0 {
@@ -202,7 +203,8 @@ func (c *BenchPolicyCmd) table(app *App, lines []policyLine) error {
 	out.add(append([]string{"JOBS", "CACHE", "OPTIMUM"}, c.Policy...)...)
 	for row := range slices.Chunk(lines, max(1, len(c.Policy))) {
 		cells := []string{
-			strconv.Itoa(row[0].Jobs), strconv.FormatFloat(100*row[0].Cache, 'f', -1, 64) + "%", fmt.Sprintf("%.3f", row[0].Optimum),
+			strconv.Itoa(row[0].Jobs), strconv.FormatFloat(100*row[0].Cache, 'f', -1, 64) + "%",
+			fmt.Sprintf("%.3f", row[0].Optimum),
 		}
 		for _, l := range row {
 			cells = append(cells, fmt.Sprintf("%.3f", l.HitRate))

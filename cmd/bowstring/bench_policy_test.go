@@ -40,7 +40,8 @@ func runBowstring(t *testing.T, args ...string) (status int, stdout, stderr stri
 }
 
 func TestBenchPolicy(t *testing.T) {
-	status, stdout, stderr := runBowstring(t, "bench", "policy", "--samples", "300", "--epochs", "4", "--cache", "10%,0.5", "--policy", "next-use,lru", "--json")
+	status, stdout, stderr := runBowstring(t, "bench", "policy", "--samples", "300", "--epochs", "4", "--cache",
+		"10%,0.5", "--policy", "next-use,lru", "--json")
 	if status != 0 {
 		t.Fatalf("status %d: %s", status, stderr)
 	}
@@ -60,7 +61,8 @@ func TestBenchPolicy(t *testing.T) {
 		}
 	}
 
-	status, stdout, stderr = runBowstring(t, "bench", "policy", "--job", "samples=200,epochs=3", "--job", "samples=100,speed=2.5,start=0.5,seed=7,dataset=other", "--cache", "25%")
+	status, stdout, stderr = runBowstring(t, "bench", "policy", "--job", "samples=200,epochs=3", "--job",
+		"samples=100,speed=2.5,start=0.5,seed=7,dataset=other", "--cache", "25%")
 	if status != 0 || !strings.Contains(stdout, "OPTIMUM") || !strings.Contains(stdout, "25%") {
 		t.Errorf("status %d: %s%s", status, stdout, stderr)
 	}
@@ -80,7 +82,8 @@ func TestBenchPolicyRefuses(t *testing.T) {
 		"--candidates=0":        "--candidates",
 		"--epochs=999999999999": "epochs",
 	} {
-		if status, _, stderr := runBowstring(t, "bench", "policy", args); status == 0 || !strings.Contains(stderr, want) {
+		if status, _, stderr := runBowstring(t, "bench", "policy", args); status == 0 ||
+			!strings.Contains(stderr, want) {
 			t.Errorf("%s: status %d, %q, want %q", args, status, stderr, want)
 		}
 	}

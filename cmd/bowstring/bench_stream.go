@@ -71,7 +71,8 @@ func (c *BenchStreamCmd) Run(ctx context.Context, app *App) (err error) {
 	}
 	return app.with(false, func(client *client) error {
 		request := c.request()
-		info, err := client.GetFlightInfo(ctx, &arrowflight.FlightDescriptor{Type: arrowflight.DescriptorCMD, Cmd: request.Marshal()})
+		info, err := client.GetFlightInfo(ctx, &arrowflight.FlightDescriptor{Type: arrowflight.DescriptorCMD,
+			Cmd: request.Marshal()})
 		if err != nil {
 			return err
 		}
@@ -113,7 +114,8 @@ const (
 )
 
 // measure reads all streams, and reports meanwhile.
-func (c *BenchStreamCmd) measure(ctx context.Context, client *client, ticket schema.Ticket, m *meter, show reporter) error {
+func (c *BenchStreamCmd) measure(ctx context.Context, client *client, ticket schema.Ticket, m *meter,
+	show reporter) error {
 	if c.Seconds > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, time.Duration(c.Seconds*float64(time.Second)), errTimeIsUp)

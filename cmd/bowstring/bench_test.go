@@ -124,8 +124,10 @@ func TestView(t *testing.T) {
 		m.setStats(st)
 		v.report(m.sample())
 		for _, want := range []string{
-			"2.0 MB/s", "2/4", "batch 1 (epoch 0, step 0), 2 rows/s", "store 50%, spill 0%, window 50%, encode 0%, consumer 0%",
-			"reads: 12 in flight, 1.0 MiB of 4.0 MiB; p50 1.5, p95 2.0, p99 9.0 ms", "hedges 2 (won 0)", "window 1.0 KiB of 2.0 KiB",
+			"2.0 MB/s", "2/4", "batch 1 (epoch 0, step 0), 2 rows/s",
+			"store 50%, spill 0%, window 50%, encode 0%, consumer 0%",
+			"reads: 12 in flight, 1.0 MiB of 4.0 MiB; p50 1.5, p95 2.0, p99 9.0 ms", "hedges 2 (won 0)",
+			"window 1.0 KiB of 2.0 KiB",
 		} {
 			if !strings.Contains(drawn.String(), want) {
 				t.Errorf("%q lacks %q", drawn.String(), want)
@@ -135,7 +137,8 @@ func TestView(t *testing.T) {
 		if err := v.finish(m.summary(st, false)); err != nil {
 			t.Error(err)
 		}
-		for _, want := range []string{"rate          2.0 MB/s, 2 rows/s\n", "exactly once  no row came twice; stopped before the end\n"} {
+		for _, want := range []string{"rate          2.0 MB/s, 2 rows/s\n",
+			"exactly once  no row came twice; stopped before the end\n"} {
 			if !strings.Contains(out.String(), want) {
 				t.Errorf("%q lacks %q", out.String(), want)
 			}

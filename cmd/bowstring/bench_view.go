@@ -65,13 +65,16 @@ func (s sample) view() []string {
 	milliseconds := func(us int64) string { return fmt.Sprintf("%.1f", float64(us)/1000) }
 	percent := func(share float64) string { return fmt.Sprintf("%.0f%%", 100*share) }
 	return []string{
-		fmt.Sprintf("batch %d (epoch %d, step %d), %s rows/s", s.Batch, s.Epoch, s.Step, humanize.Comma(int64(s.RowsPerSec))),
+		fmt.Sprintf("batch %d (epoch %d, step %d), %s rows/s", s.Batch, s.Epoch, s.Step,
+			humanize.Comma(int64(s.RowsPerSec))),
 		fmt.Sprintf("waiting for: store %s, spill %s, window %s, encode %s, consumer %s",
-			percent(s.Wait.Store), percent(s.Wait.Spill), percent(s.Wait.Window), percent(s.Wait.Encode), percent(s.Wait.Consumer)),
+			percent(s.Wait.Store), percent(s.Wait.Spill), percent(s.Wait.Window), percent(s.Wait.Encode),
+			percent(s.Wait.Consumer)),
 		fmt.Sprintf("reads: %d in flight, %s of %s; p50 %s, p95 %s, p99 %s ms", e.ReadsInFlight,
 			humanize.IBytes(uint64(e.BytesInFlight)), humanize.IBytes(uint64(e.InFlightLimit)),
 			milliseconds(e.Latency.P50), milliseconds(e.Latency.P95), milliseconds(e.Latency.P99)),
-		fmt.Sprintf("retries %d, hedges %d (won %d), shared %d; window %s of %s", s.Retries, s.Hedges, s.HedgesWon, s.SharedReads,
+		fmt.Sprintf("retries %d, hedges %d (won %d), shared %d; window %s of %s", s.Retries, s.Hedges, s.HedgesWon,
+			s.SharedReads,
 			humanize.IBytes(uint64(s.WindowUsed)), humanize.IBytes(uint64(s.WindowLimit))),
 	}
 }
@@ -92,13 +95,16 @@ func (s benchSummary) text() string {
 	if s.SteadyMB != nil {
 		line("steady", "%.1f MB/s after the first %s", *s.SteadyMB, warmUp)
 	}
-	line("read", "%s in %s batches, %s in %.2f s", plural(s.Rows, "row"), humanize.Comma(s.Batches), humanize.Bytes(uint64(s.Bytes)), s.Seconds)
+	line("read", "%s in %s batches, %s in %.2f s", plural(s.Rows, "row"), humanize.Comma(s.Batches),
+		humanize.Bytes(uint64(s.Bytes)), s.Seconds)
 	line("epochs", "%s", strings.Trim(fmt.Sprint(s.EpochRows), "[]"))
 	line("first batch", "%.3f s", s.FirstBatch)
 	line("waiting for", "store %.0f%%, spill %.0f%%, window %.0f%%, encode %.0f%%, consumer %.0f%%",
-		100*s.WaitShares.Store, 100*s.WaitShares.Spill, 100*s.WaitShares.Window, 100*s.WaitShares.Encode, 100*s.WaitShares.Consumer)
+		100*s.WaitShares.Store, 100*s.WaitShares.Spill, 100*s.WaitShares.Window, 100*s.WaitShares.Encode,
+		100*s.WaitShares.Consumer)
 	line("consumers", "waited %.2f s for batches", s.Waited)
-	line("reads", "%d retries, %d hedges (%d won), %d shared, %d failed", s.Retries, s.Hedges, s.HedgesWon, s.SharedReads, s.FailedReads)
+	line("reads", "%d retries, %d hedges (%d won), %d shared, %d failed", s.Retries, s.Hedges, s.HedgesWon,
+		s.SharedReads, s.FailedReads)
 	switch {
 	case s.Once == nil:
 	case *s.Once && s.Complete:

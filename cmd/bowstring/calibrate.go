@@ -73,7 +73,8 @@ func (c *CalibrateCmd) Run(ctx context.Context, app *App) error {
 		return usagef("calibrate measures a running server: name it, or set --server")
 	}
 	return app.with(false, func(client *client) error {
-		found, err := actOne[calibrated](ctx, client, "calibrate", map[string]any{"dataset": c.Dataset, "seconds": c.Seconds, "busy": c.Busy})
+		found, err := actOne[calibrated](ctx, client, "calibrate",
+			map[string]any{"dataset": c.Dataset, "seconds": c.Seconds, "busy": c.Busy})
 		if err != nil {
 			return err
 		}
@@ -88,7 +89,8 @@ func (c *CalibrateCmd) Run(ctx context.Context, app *App) error {
 			return err
 		}
 		now := time.Now().UTC().Truncate(time.Second)
-		file := calibrationFile{Rates: found.Rates, Uncertainty: found.Uncertainty, Server: client.target, Dataset: found.Dataset, At: &now}
+		file := calibrationFile{Rates: found.Rates, Uncertainty: found.Uncertainty, Server: client.target,
+			Dataset: found.Dataset, At: &now}
 		return c.say(app, &file)
 	})
 }
@@ -175,7 +177,8 @@ func (m *serving) measure(ctx context.Context) error {
 	}
 	var parts []servedPart
 	for _, rows := range m.found.Positions {
-		p, err := m.serve(ctx, schema.Request{Dataset: ref.Name, Snapshot: ref.Snapshot, Columns: []string{blob}, Batch: 64}, rows)
+		p, err := m.serve(ctx, schema.Request{Dataset: ref.Name, Snapshot: ref.Snapshot, Columns: []string{blob},
+			Batch: 64}, rows)
 		if err != nil {
 			return err
 		}
@@ -216,10 +219,12 @@ func (m *serving) conclude(parts []servedPart) {
 		n.MicrosPerSample, n.SecondsPerGB = 0, c/max(s, 1)*1e9
 	}
 	m.found.Uncertainty["node.us_per_sample"], m.found.Uncertainty["node.s_per_gb"] = u, u
-	m.found.Uncertainty["node.cores"] = fetch.Uncertain{Why: "as many as the server may use; take off what others use on its machine"}
+	m.found.Uncertainty["node.cores"] = fetch.Uncertain{Why: "as many as the server may use; take off what others " +
+		"use on its machine"}
 	if large.waited < 0.2 {
 		m.found.Network.BytesPerSec = large.bytes / large.wall.Seconds()
-		m.found.Uncertainty["network.bytes_per_s"] = fetch.Uncertain{Samples: int64(large.rows), AtLeast: true, Why: "as streams to here were served"}
+		m.found.Uncertainty["network.bytes_per_s"] = fetch.Uncertain{Samples: int64(large.rows), AtLeast: true,
+			Why: "as streams to here were served"}
 	} else {
 		m.found.Uncertainty["network.bytes_per_s"] = fetch.Uncertain{Why: "not seen: the streams waited for the store"}
 	}

@@ -123,7 +123,8 @@ func serverAddr(s string) (addr string, encrypted bool, err error) {
 	if err == nil && u.Scheme == "grpc+unix" {
 		return "", false, fmt.Errorf("%q: only TCP is supported, grpc:// and grpc+tls://", s)
 	}
-	if err == nil && (u.Scheme == "grpc" || u.Scheme == "grpc+tcp" || u.Scheme == "grpc+tls") && u.Path == "" && u.RawQuery == "" && u.User == nil {
+	if err == nil && (u.Scheme == "grpc" || u.Scheme == "grpc+tcp" || u.Scheme == "grpc+tls") && u.Path == "" &&
+		u.RawQuery == "" && u.User == nil {
 		if host, port, err := net.SplitHostPort(u.Host); err == nil && host != "" && port != "" {
 			return u.Host, u.Scheme == "grpc+tls", nil
 		}

@@ -57,15 +57,17 @@ func (a *App) connect(create bool) (*client, error) {
 	} else {
 		c.target = a.cli.Globals.Store
 		var err error
-		if c.node, err = newNode(c.target, create, limits{windowBytes: defaultWindow()}, a.Link, a.quietLog()); err != nil {
+		if c.node, err = newNode(c.target, create, limits{windowBytes: defaultWindow()}, a.Link,
+			a.quietLog()); err != nil {
 			return nil, err
 		}
 		pipe := bufconn.Listen(pipeBytes)
 		c.node.serve(pipe)
 		addr = "passthrough:///store"
-		options = append(options, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			return pipe.DialContext(ctx)
-		}))
+		options = append(options, grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+				return pipe.DialContext(ctx)
+			}))
 	}
 	c.dial = func() (flightClient, error) {
 		conn, err := grpc.NewClient(addr, options...)
@@ -134,7 +136,8 @@ func act[T any](ctx context.Context, c *client, name string, body any, each func
 		}
 		var v T
 		if err := json.NewDecoder(bytes.NewReader(result.GetBody())).Decode(&v); err != nil {
-			return fmt.Errorf("%s: the answer to %s is not what this version of bowstring expects: %w", c.target, name, err)
+			return fmt.Errorf("%s: the answer to %s is not what this version of bowstring expects: %w", c.target, name,
+				err)
 		}
 		if err := each(v); err != nil {
 			return err

@@ -51,7 +51,8 @@ func (f *clientFlags) dialOptions(addr string, encrypted bool) ([]grpc.DialOptio
 	}
 	host, _, err := net.SplitHostPort(addr)
 	if ip := net.ParseIP(host); !encrypted && (err != nil || host != "localhost" && (ip == nil || !ip.IsLoopback())) {
-		return nil, usagef("a token would go to %s for everybody on the way to read: use --server grpc+tls://%s", addr, addr)
+		return nil, usagef("a token would go to %s for everybody on the way to read: use --server grpc+tls://%s", addr,
+			addr)
 	}
 	return append(options, grpc.WithPerRPCCredentials(bearer(token))), nil
 }

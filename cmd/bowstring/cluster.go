@@ -48,7 +48,8 @@ type clusterFlags struct {
 func (f *clusterFlags) check() error {
 	if f.Cluster == "" {
 		if f.Node != "" || f.Advertise != "" || f.Zone != "" || f.ClusterKeyFile != "" || f.ClusterCA != "" {
-			return fmt.Errorf("--node, --advertise, --zone, --cluster-key-file and --cluster-ca are of a node of a cluster: --cluster names it")
+			return fmt.Errorf("--node, --advertise, --zone, --cluster-key-file and --cluster-ca are of a node of a " +
+				"cluster: --cluster names it")
 		}
 		return nil
 	}
@@ -100,7 +101,8 @@ func (f *clusterFlags) part(door *door.Door) (*clusterPart, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &clusterPart{name: f.Cluster, node: f.Node, zone: f.Zone, newest: f.PeerProtocol, egress: admission.NewEgress(limits)}
+	p := &clusterPart{name: f.Cluster, node: f.Node, zone: f.Zone, newest: f.PeerProtocol,
+		egress: admission.NewEgress(limits)}
 	if p.node == "" {
 		host, err := os.Hostname()
 		if err != nil {
@@ -114,7 +116,8 @@ func (f *clusterFlags) part(door *door.Door) (*clusterPart, error) {
 			return nil, fmt.Errorf("--cluster-key-file: %w", err)
 		}
 		if p.key = bytes.TrimSpace(text); len(p.key) < leastKey {
-			return nil, usagef("--cluster-key-file: %s has a key of %d characters; want %d or more, such as openssl rand -hex 32 makes", f.ClusterKeyFile, len(p.key), leastKey)
+			return nil, usagef("--cluster-key-file: %s has a key of %d characters; want %d or more, such as openssl "+
+				"rand -hex 32 makes", f.ClusterKeyFile, len(p.key), leastKey)
 		}
 	}
 	p.lends = len(p.key) > 0 || !door.Authenticates()
@@ -174,22 +177,26 @@ func (p *clusterPart) join(n *node, to *flight.Options, log *slog.Logger) (err e
 		log.Info("blobs are not read from other nodes, nor by them", "key", len(p.key) > 0, "spill", n.spill != nil)
 		return nil
 	}
-	n.cluster, err = cluster.New(cluster.Options{Name: p.name, Node: p.node, Zone: p.zone, Members: n.members, SnapshotName: n.spill.DatasetName, Key: p.key, TLS: p.tls, Newest: p.newest, Logger: log})
+	n.cluster, err = cluster.New(cluster.Options{Name: p.name, Node: p.node, Zone: p.zone, Members: n.members,
+		SnapshotName: n.spill.DatasetName, Key: p.key, TLS: p.tls, Newest: p.newest, Logger: log})
 	if err != nil {
 		return err
 	}
 	n.figures.tier = n.cluster.Tier()
-	to.Cluster = &flight.Cluster{Name: p.name, Node: p.node, Key: p.key, Newest: p.newest, Met: n.cluster.Met, Egress: p.egress, WarmOthers: n.cluster.WarmOthers}
+	to.Cluster = &flight.Cluster{Name: p.name, Node: p.node, Key: p.key, Newest: p.newest, Met: n.cluster.Met,
+		Egress: p.egress, WarmOthers: n.cluster.WarmOthers}
 	return nil
 }
 
 // described is what the cluster is to know of a server that listens there.
 func (f *clusterFlags) described(id string, listen net.Addr, encrypted bool, spillBytes int64) (layout.Node, error) {
-	n := layout.Node{ID: id, Address: f.Advertise, Zone: f.Zone, Weight: f.NodeRanks, Capacity: spill.Capacity(spillBytes)}
+	n := layout.Node{ID: id, Address: f.Advertise, Zone: f.Zone, Weight: f.NodeRanks,
+		Capacity: spill.Capacity(spillBytes)}
 	if n.Address == "" {
 		tcp, ok := listen.(*net.TCPAddr)
 		if !ok || tcp.IP.IsUnspecified() {
-			return n, usagef("--advertise: the server listens on %s, which is no address that others could reach: say grpc://HOST:PORT", listen)
+			return n, usagef("--advertise: the server listens on %s, which is no address that others could reach: "+
+				"say grpc://HOST:PORT", listen)
 		}
 		n.Address = "grpc://" + tcp.String()
 		if encrypted {
@@ -203,7 +210,8 @@ func (f *clusterFlags) described(id string, listen net.Addr, encrypted bool, spi
 func membersOf(s store.Store, cluster string, log *slog.Logger) (*members.Members, error) {
 	shared, ok := s.(members.Shared)
 	if !ok {
-		return nil, usagef("--cluster: the nodes of a cluster share a store in Scylla or Cassandra: --store cql://HOST/KEYSPACE names one")
+		return nil, usagef("--cluster: the nodes of a cluster share a store in Scylla or Cassandra: --store " +
+			"cql://HOST/KEYSPACE names one")
 	}
 	return members.New(members.Options{Cluster: cluster, Shared: shared, Version: version, Logger: log})
 }
@@ -214,7 +222,8 @@ type clusterView struct {
 	Nodes   []layout.Node `json:"nodes"`
 	Read    time.Time     `json:"read"`            // when the leases were last read
 	Error   string        `json:"error,omitempty"` // why they could not be since
-	// Node is the one that says so. View names who owns what as it has it, and Shares say how much of all keys, where everything fits.
+	// Node is the one that says so. View names who owns what as it has it, and Shares say how much of all keys, where
+	// everything fits.
 	Node   string          `json:"node"`
 	View   string          `json:"view,omitempty"`
 	Shares []members.Share `json:"shares,omitempty"`

@@ -148,6 +148,6 @@ const orderLook = 200 * time.Millisecond
 // errHandover ends a handover that takes too long.
 var errHandover = errors.New("the handover timeout is over")
 
-// handoverShare is the part of the drain timeout after a signal in which a node of a cluster hands over. What is left is for
-// what does not end before.
+// handoverShare is the part of the drain timeout after a signal in which a node of a cluster hands over. What is left
+// is for what does not end before.
 const handoverShare = 0.9

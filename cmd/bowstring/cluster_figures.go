@@ -63,13 +63,15 @@ func (f *clusterFigures) now() *metrics.Cluster {
 		for name, p := range f.tier.Totals() {
 			class := classOf(name)
 			sum := c.Peers[class]
-			c.Peers[class] = metrics.Peers{Asked: sum.Asked + p.Asked, Answered: sum.Answered + p.Answered, Bytes: sum.Bytes + p.Bytes, Refused: sum.Refused + p.Refused}
+			c.Peers[class] = metrics.Peers{Asked: sum.Asked + p.Asked, Answered: sum.Answered + p.Answered,
+				Bytes: sum.Bytes + p.Bytes, Refused: sum.Refused + p.Refused}
 		}
 	}
 	for _, s := range f.lent() {
 		class := classOf(s.Node)
 		sum := c.Lent[class]
-		c.Lent[class] = metrics.Lent{Blobs: sum.Blobs + s.Blobs, Bytes: sum.Bytes + s.Bytes, Refused: sum.Refused + s.Refused}
+		c.Lent[class] = metrics.Lent{Blobs: sum.Blobs + s.Blobs, Bytes: sum.Bytes + s.Bytes,
+			Refused: sum.Refused + s.Refused}
 	}
 	return c
 }

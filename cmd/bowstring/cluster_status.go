@@ -54,7 +54,8 @@ func (n *nodeStatus) state() string {
 	case d.Done:
 		return "drained"
 	}
-	return fmt.Sprintf("draining for %s: %s, handed over %s of %s", time.Since(d.Since).Round(time.Second), plural(int64(d.Streams), "stream"),
+	return fmt.Sprintf("draining for %s: %s, handed over %s of %s", time.Since(d.Since).Round(time.Second),
+		plural(int64(d.Streams), "stream"),
 		humanize.IBytes(uint64(d.Bytes)), humanize.IBytes(uint64(d.Held)))
 }
 
@@ -89,7 +90,8 @@ func (c *ClusterStatusCmd) Run(ctx context.Context, app *App) error {
 	t := table{numbers: []bool{false, false, false, true, true, true, false}}
 	t.add("NODE", "ADDRESS", "ZONE", "RANKS", "SPILL", "SHARE", "STATE")
 	for _, n := range status.Nodes {
-		t.add(n.ID, n.Address, n.Zone, strconv.FormatInt(n.Weight, 10), humanize.IBytes(uint64(n.Capacity)), fmt.Sprintf("%.1f %%", 100*n.Share), n.state())
+		t.add(n.ID, n.Address, n.Zone, strconv.FormatInt(n.Weight, 10), humanize.IBytes(uint64(n.Capacity)),
+			fmt.Sprintf("%.1f %%", 100*n.Share), n.state())
 	}
 	return t.print(app.Stdout)
 }

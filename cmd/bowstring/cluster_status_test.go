@@ -19,8 +19,9 @@ func TestClusterStatusJSON(t *testing.T) {
 	}
 	since := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 	status, err := statusOf("lab", members.View{
-		Nodes:   []layout.Node{node("a", "x"), node("b", "")},
-		Leaving: []members.Leaving{{Node: node("c", "y"), Draining: members.Draining{Since: since, Streams: 3, Blobs: 4, Bytes: 5, Held: 6}}},
+		Nodes: []layout.Node{node("a", "x"), node("b", "")},
+		Leaving: []members.Leaving{{Node: node("c", "y"), Draining: members.Draining{Since: since, Streams: 3, Blobs: 4,
+			Bytes: 5, Held: 6}}},
 	})
 	if err != nil {
 		t.Fatal(err)

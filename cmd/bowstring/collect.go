@@ -23,7 +23,8 @@ func (c *ServeCmd) collect(ctx context.Context, app *App, engine *fetch.Engine, 
 		report, err := engine.GC(ctx, opts)
 		switch {
 		case ctx.Err() != nil:
-		case errors.Is(err, schema.ErrUnavailable): // another server collects, or the store is away: the next time, then
+		// another server collects, or the store is away: the next time, then
+		case errors.Is(err, schema.ErrUnavailable):
 			count.Elsewhere()
 			app.Log.InfoContext(ctx, "no collection", "reason", err)
 		case err != nil:
@@ -31,7 +32,8 @@ func (c *ServeCmd) collect(ctx context.Context, app *App, engine *fetch.Engine, 
 			app.Log.ErrorContext(ctx, "a collection failed; the next one tries again", "error", err)
 		default:
 			count.Done()
-			app.Log.InfoContext(ctx, "collected", "seconds", time.Since(start).Seconds(), "live_blobs", report.LiveBlobs,
+			app.Log.InfoContext(ctx, "collected", "seconds", time.Since(start).Seconds(), "live_blobs",
+				report.LiveBlobs,
 				"dead_blobs", report.DeadBlobs, "dead_bytes", report.DeadBytes, "freed_bytes", report.FreedBytes)
 		}
 	})

@@ -74,7 +74,8 @@ func (c *CopyCmd) Run(ctx context.Context, app *App) (err error) {
 
 // transfer copies snapshots into the store at addr, and says what it did.
 func (f *transferFlags) transfer(
-	ctx context.Context, app *App, what string, from tend.Source, addr string, snaps []*schema.Snapshot, opts tend.CopyOptions,
+	ctx context.Context, app *App, what string, from tend.Source, addr string, snaps []*schema.Snapshot,
+	opts tend.CopyOptions,
 ) (err error) {
 	to, err := openStore(addr, true, app.quietLog())
 	if err != nil {
@@ -85,7 +86,8 @@ func (f *transferFlags) transfer(
 	done, err := f.send(ctx, app, what, from, to, snaps, opts)
 	if err != nil {
 		if done.Sent > 0 {
-			app.Notef("%s went over and are kept until the next gc; the same command goes on from here", plural(done.Sent, "blob"))
+			app.Notef("%s went over and are kept until the next gc; the same command goes on from here",
+				plural(done.Sent, "blob"))
 		}
 		return err
 	}
@@ -110,16 +112,20 @@ func (f *transferFlags) transfer(
 	if err := out.print(app.Stdout); err != nil {
 		return err
 	}
-	app.Notef("%s, of which %s with %s were sent, in %.1f s; %s, %s", plural(done.Blobs, "blob"), humanize.Comma(done.Sent),
-		humanize.IBytes(uint64(done.SentBytes)), time.Since(begun).Seconds(), plural(done.Selections, "selection"), plural(done.Tags, "tag"))
+	app.Notef("%s, of which %s with %s were sent, in %.1f s; %s, %s", plural(done.Blobs, "blob"),
+		humanize.Comma(done.Sent),
+		humanize.IBytes(uint64(done.SentBytes)), time.Since(begun).Seconds(), plural(done.Selections, "selection"),
+		plural(done.Tags, "tag"))
 	for _, t := range done.KeptTags {
-		app.Notef("%s@%s stays snapshot %d; bowstring tag %s@%d %s moves it", t.Dataset, t.Tag, t.Snapshot, t.Dataset, t.Copied, t.Tag)
+		app.Notef("%s@%s stays snapshot %d; bowstring tag %s@%d %s moves it", t.Dataset, t.Tag, t.Snapshot, t.Dataset,
+			t.Copied, t.Tag)
 	}
 	return nil
 }
 
 func (f *transferFlags) send(
-	ctx context.Context, app *App, what string, from tend.Source, to store.Store, snaps []*schema.Snapshot, opts tend.CopyOptions,
+	ctx context.Context, app *App, what string, from tend.Source, to store.Store, snaps []*schema.Snapshot,
+	opts tend.CopyOptions,
 ) (tend.Copied, error) {
 	bar := app.byteProgress(what, 1)
 	defer func() { _ = bar.Exit() }() // drawing is best effort

@@ -58,7 +58,8 @@ func pythonBeside(self string) (string, error) {
 	}
 	found, err := exec.LookPath("python3")
 	if err != nil {
-		return "", fmt.Errorf("%w: the demo is written in Python, and there is none beside the program or on the path; pip install 'bowstring[torch]' brings both", schema.ErrNotFound)
+		return "", fmt.Errorf("%w: the demo is written in Python, and there is none beside the program or on the "+
+			"path; pip install 'bowstring[torch]' brings both", schema.ErrNotFound)
 	}
 	return found, nil
 }

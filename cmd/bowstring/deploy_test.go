@@ -172,7 +172,8 @@ func TestQueriesFindSomething(t *testing.T) {
 			t.Errorf("%s asks for %s: %s", s.place, s.VectorSelector, problem)
 		}
 	}
-	for _, wrong := range []string{"bowstring_nothing", `bowstring_streams{colour="blue"}`, `bowstring_wait_seconds_total{source="moon"}`} {
+	for _, wrong := range []string{"bowstring_nothing", `bowstring_streams{colour="blue"}`,
+		`bowstring_wait_seconds_total{source="moon"}`} {
 		for _, s := range selectors(t, "a test", wrong) {
 			if unknown(known[s.Name], s.LabelMatchers) == "" {
 				t.Errorf("%s is not missed", wrong)
@@ -195,7 +196,9 @@ func unknown(series []labels.Labels, matchers []*labels.Matcher) string {
 		}
 	}
 	if !slices.ContainsFunc(series, func(l labels.Labels) bool {
-		return !slices.ContainsFunc(matchers, func(m *labels.Matcher) bool { return m.Name != model.MetricNameLabel && !m.Matches(l.Get(m.Name)) })
+		return !slices.ContainsFunc(matchers, func(m *labels.Matcher) bool {
+			return m.Name != model.MetricNameLabel && !m.Matches(l.Get(m.Name))
+		})
 	}) {
 		return "no series matches"
 	}
@@ -211,7 +214,8 @@ func TestOperatingIsTrue(t *testing.T) {
 		t.Fatal(err)
 	}
 	text := string(data)
-	const begin, end = "<!-- metrics: made by go test ./cmd/bowstring -run TestOperatingIsTrue -update -->\n", "<!-- end of metrics -->"
+	const begin, end = "<!-- metrics: made by go test ./cmd/bowstring -run TestOperatingIsTrue -update -->\n",
+		"<!-- end of metrics -->"
 	head, rest, found := strings.Cut(text, begin)
 	table, tail, closed := strings.Cut(rest, end)
 	switch {

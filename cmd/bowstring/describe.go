@@ -106,7 +106,8 @@ func (d *description) print(out io.Writer) error {
 	}
 	facts.add("rows", humanize.Comma(d.Rows))
 	facts.add("blobs", humanize.IBytes(uint64(d.BlobBytes)))
-	facts.add("manifest", fmt.Sprintf("%s in %s", humanize.IBytes(uint64(d.Manifest.Bytes)), plural(d.Manifest.Chunks, "chunk")))
+	facts.add("manifest", fmt.Sprintf("%s in %s", humanize.IBytes(uint64(d.Manifest.Bytes)),
+		plural(d.Manifest.Chunks, "chunk")))
 	facts.add()
 	splits.numbers = []bool{false, true}
 	splits.add("SPLIT", "ROWS")

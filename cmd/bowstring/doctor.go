@@ -125,7 +125,8 @@ func logProblems(ctx context.Context, app *App, dir string, served store.Store) 
 	}
 	for _, f := range found {
 		if f.Level == store.LevelProblem {
-			app.Log.WarnContext(ctx, "the store has a problem; bowstring doctor says more", "check", f.Check, "problem", f.Says, "do", f.Do)
+			app.Log.WarnContext(ctx, "the store has a problem; bowstring doctor says more", "check", f.Check, "problem",
+				f.Says, "do", f.Do)
 		}
 	}
 }

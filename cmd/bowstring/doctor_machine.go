@@ -44,7 +44,8 @@ const (
 	checkAudit       = "audit"
 )
 
-// certificateSoon is how long before its end a certificate is worth a warning: that of the alert BowstringCertificateEnds.
+// certificateSoon is how long before its end a certificate is worth a warning: that of the alert
+// BowstringCertificateEnds.
 const certificateSoon = 14 * 24 * time.Hour
 
 // thisSetup reads what serve is configured with on this machine.
@@ -92,7 +93,8 @@ func (s *setup) examine() (f store.Findings) {
 	s.lookAtWindows(&f)
 	if s.memory > 0 && s.window > s.memory/2 {
 		f.Warning(checkMemory, "lower serve.window-memory to a quarter of it, or raise the limit of the control group",
-			"windows may take %s of the %s that the process may use", humanize.IBytes(uint64(s.window)), humanize.IBytes(uint64(s.memory)))
+			"windows may take %s of the %s that the process may use", humanize.IBytes(uint64(s.window)),
+			humanize.IBytes(uint64(s.memory)))
 	} else if s.memory > 0 {
 		f.OK(checkMemory, "the process may use %s", humanize.IBytes(uint64(s.memory)))
 	}
@@ -118,10 +120,12 @@ func (s *setup) lookAtFiles(f *store.Findings) {
 	need := uint64(s.connections) + 1024
 	switch {
 	case s.files < 1024:
-		f.Problem(checkFiles, "ulimit -n 65536, or LimitNOFILE=65536 in the unit", "the process may have %d files open", s.files)
+		f.Problem(checkFiles, "ulimit -n 65536, or LimitNOFILE=65536 in the unit", "the process may have %d files open",
+			s.files)
 	case s.files < need:
 		f.Warning(checkFiles, "ulimit -n 65536, or LimitNOFILE=65536 in the unit; or lower serve.max-connections",
-			"the process may have %d files open, and %d connections with what is below them take up to %d", s.files, s.connections, need)
+			"the process may have %d files open, and %d connections with what is below them take up to %d", s.files,
+			s.connections, need)
 	default:
 		f.OK(checkFiles, "the process may have %d open", s.files)
 	}
@@ -130,10 +134,12 @@ func (s *setup) lookAtFiles(f *store.Findings) {
 // windowLow is the TCP window below which one connection cannot carry 1 Gbit/s over 30 ms.
 const windowLow = 4 << 20
 
-// lookAtWindows looks at how much of a connection the kernel lets be on its way: that bounds its bytes a second over a far link.
+// lookAtWindows looks at how much of a connection the kernel lets be on its way: that bounds its bytes a second over a
+// far link.
 func (s *setup) lookAtWindows(f *store.Findings) {
 	if text, err := s.read("proc/sys/net/ipv4/tcp_window_scaling"); err == nil && text == "0" {
-		f.Problem(checkWindows, "sysctl -w net.ipv4.tcp_window_scaling=1", "windows are not scaled: a connection carries 64 KiB a round trip")
+		f.Problem(checkWindows, "sysctl -w net.ipv4.tcp_window_scaling=1",
+			"windows are not scaled: a connection carries 64 KiB a round trip")
 		return
 	}
 	for _, name := range []string{"tcp_rmem", "tcp_wmem"} {
@@ -163,15 +169,16 @@ func (s *setup) read(path string) (string, error) {
 
 // File systems on which a cache is not worth its name, or not what it seems.
 var notForSpill = map[int64]string{
-	unix.TMPFS_MAGIC:           "tmpfs, which is memory: blobs would be there twice, and count as the process's",
-	unix.RAMFS_MAGIC:           "ramfs, which is memory",
-	unix.OVERLAYFS_SUPER_MAGIC: "an overlay, the container's own layer: it goes with the container, and is slow to write",
-	unix.NFS_SUPER_MAGIC:       "NFS, no disk of this machine",
-	unix.SMB2_SUPER_MAGIC:      "SMB, no disk of this machine",
-	unix.CIFS_SUPER_MAGIC:      "SMB, no disk of this machine",
-	unix.CEPH_SUPER_MAGIC:      "CephFS, no disk of this machine",
-	unix.FUSE_SUPER_MAGIC:      "FUSE, which copies each page once more",
-	unix.V9FS_MAGIC:            "9p, no disk of this machine",
+	unix.TMPFS_MAGIC: "tmpfs, which is memory: blobs would be there twice, and count as the process's",
+	unix.RAMFS_MAGIC: "ramfs, which is memory",
+	unix.OVERLAYFS_SUPER_MAGIC: "an overlay, the container's own layer: it goes with the container, and is " +
+		"slow to write",
+	unix.NFS_SUPER_MAGIC:  "NFS, no disk of this machine",
+	unix.SMB2_SUPER_MAGIC: "SMB, no disk of this machine",
+	unix.CIFS_SUPER_MAGIC: "SMB, no disk of this machine",
+	unix.CEPH_SUPER_MAGIC: "CephFS, no disk of this machine",
+	unix.FUSE_SUPER_MAGIC: "FUSE, which copies each page once more",
+	unix.V9FS_MAGIC:       "9p, no disk of this machine",
 }
 
 // lookAtSpill looks at the disk that the cache is on, or will be made on.
@@ -184,7 +191,8 @@ func (s *setup) lookAtSpill(f *store.Findings) {
 			break
 		}
 		if !errors.Is(err, fs.ErrNotExist) || dir == filepath.Dir(dir) {
-			f.Problem(checkSpill, "give the server's user the directory, or name another by serve.spill", "%s: %v", dir, err)
+			f.Problem(checkSpill, "give the server's user the directory, or name another by serve.spill", "%s: %v", dir,
+				err)
 			return
 		}
 		dir = filepath.Dir(dir)
@@ -261,7 +269,8 @@ func (s *setup) lookAtCertificate(f *store.Findings, key, path string) {
 	case s.now.After(first.NotAfter):
 		f.Problem(checkCertificate, replace, "%s: %s ended on %s", key, path, first.NotAfter.Format(time.DateOnly))
 	case s.now.Before(first.NotBefore):
-		f.Problem(checkCertificate, "look at the clock, or wait", "%s: %s begins on %s", key, path, first.NotBefore.Format(time.DateOnly))
+		f.Problem(checkCertificate, "look at the clock, or wait", "%s: %s begins on %s", key, path,
+			first.NotBefore.Format(time.DateOnly))
 	case first.NotAfter.Sub(s.now) < certificateSoon:
 		f.Warning(checkCertificate, replace, "%s: %s ends on %s", key, path, first.NotAfter.Format(time.DateOnly))
 	default:
@@ -303,7 +312,8 @@ func (s *setup) lookAtAudit(f *store.Findings) {
 	if unix.Access(s.auditFolder, unix.W_OK|unix.X_OK) != nil {
 		f.Problem(checkAudit, "give the directory to the server's user", "this user may not write to %s", s.auditFolder)
 	} else if free < auditLow {
-		f.Warning(checkAudit, "free some: while the log cannot be written, nothing can be imported, dropped or collected",
+		f.Warning(checkAudit, "free some: while the log cannot be written, nothing can be imported, dropped "+
+			"or collected",
 			"%s free for it", humanize.IBytes(free))
 	} else {
 		f.OK(checkAudit, "%s free for it", humanize.IBytes(free))

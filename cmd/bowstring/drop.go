@@ -94,7 +94,8 @@ func (c *GCCmd) Run(ctx context.Context, app *App) error {
 			return printJSON(app.Stdout, r)
 		}
 		size := func(n int64) string { return humanize.IBytes(uint64(n)) }
-		if err := app.Printf("live   %s, %s\ndead   %s, %s\n", plural(r.LiveBlobs, "blob"), size(r.LiveBytes), plural(r.DeadBlobs, "blob"), size(r.DeadBytes)); err != nil {
+		if err := app.Printf("live   %s, %s\ndead   %s, %s\n", plural(r.LiveBlobs, "blob"), size(r.LiveBytes),
+			plural(r.DeadBlobs, "blob"), size(r.DeadBytes)); err != nil {
 			return err
 		}
 		if c.DryRun {

@@ -31,7 +31,8 @@ func TestDropAsks(t *testing.T) {
 				}
 			}
 			var stderr bytes.Buffer
-			app := &App{Stdin: strings.NewReader(tc.answer), Stdout: t.Output(), Stderr: &stderr, Interactive: true, Log: slog.New(slog.DiscardHandler)}
+			app := &App{Stdin: strings.NewReader(tc.answer), Stdout: t.Output(), Stderr: &stderr, Interactive: true,
+				Log: slog.New(slog.DiscardHandler)}
 			parser, err := newParser(app)
 			if err != nil {
 				t.Fatal(err)

@@ -120,7 +120,8 @@ func (c *ExplainCmd) Run(ctx context.Context, app *App) error {
 		}
 		var e flight.Explained
 		if err := json.Unmarshal(raw, &e); err != nil {
-			return fmt.Errorf("%s: the answer to explain is not what this version of bowstring expects: %w", client.target, err)
+			return fmt.Errorf("%s: the answer to explain is not what this version of bowstring expects: %w",
+				client.target, err)
 		}
 		return printExplained(app.Stdout, &e)
 	})
@@ -145,9 +146,11 @@ func readRates(path string) (*fetch.Rates, error) {
 // printExplained says it to people.
 func printExplained(w io.Writer, e *flight.Explained) error {
 	c, p := &e.Conditions, e.Prediction
-	fmt.Fprintf(w, "%s  %s of %s, batches of %s for %s, %s, pace %s\n", printable(e.Dataset), plural(c.Rows, "sample"), humanize.IBytes(uint64(c.RowBytes)),
+	fmt.Fprintf(w, "%s  %s of %s, batches of %s for %s, %s, pace %s\n", printable(e.Dataset), plural(c.Rows, "sample"),
+		humanize.IBytes(uint64(c.RowBytes)),
 		humanize.Comma(c.Batch), plural(c.Ranks, "rank"), plural(c.Epochs, "epoch"), paceOf(c.PaceMS))
-	fmt.Fprintf(w, "%s, spill %s each (%s of the job held now), window %s each\n\n", plural(c.Nodes, "node"), humanize.IBytes(uint64(c.CacheBytes)),
+	fmt.Fprintf(w, "%s, spill %s each (%s of the job held now), window %s each\n\n", plural(c.Nodes, "node"),
+		humanize.IBytes(uint64(c.CacheBytes)),
 		humanize.IBytes(uint64(c.HeldBytes)), humanize.IBytes(uint64(c.WindowBytes)))
 	fmt.Fprintf(w, "limited by the %s: %s\n", p.Limit, printable(p.Because))
 	fmt.Fprintf(w, "first batch after %s, %s samples/s in all, %s, %s of them waiting\n\n",
@@ -155,7 +158,8 @@ func printExplained(w io.Writer, e *flight.Explained) error {
 	t := table{numbers: []bool{false, false, true, true, true, true, false}}
 	t.add("NODES", "EPOCH", "SAMPLES/S", "SECONDS", "WAITS", "HITS", "LIMIT")
 	row := func(nodes int64, name string, e *predict.Epoch) {
-		t.add(humanize.Comma(nodes), name, rateOf(e.SamplesPerSec), seconds(e.Seconds), seconds(e.WaitSeconds), percent(&e.HitShare), string(e.Limit)+": "+e.Because)
+		t.add(humanize.Comma(nodes), name, rateOf(e.SamplesPerSec), seconds(e.Seconds), seconds(e.WaitSeconds),
+			percent(&e.HitShare), string(e.Limit)+": "+e.Because)
 	}
 	row(c.Nodes, "first", &p.First)
 	row(c.Nodes, "later", &p.Later)
@@ -166,8 +170,10 @@ func printExplained(w io.Writer, e *flight.Explained) error {
 	if err := t.print(w); err != nil {
 		return err
 	}
-	fmt.Fprintf(w, "\nsmallest spill of a node with which later epochs do not wait: %s\n", bytesOr(p.SmallestCache, "none, of whatever size"))
-	fmt.Fprintf(w, "smallest window of a node with which nobody waits for its sake: %s\n", bytesOr(p.SmallestWindow, "none, of whatever size"))
+	fmt.Fprintf(w, "\nsmallest spill of a node with which later epochs do not wait: %s\n",
+		bytesOr(p.SmallestCache, "none, of whatever size"))
+	fmt.Fprintf(w, "smallest window of a node with which nobody waits for its sake: %s\n",
+		bytesOr(p.SmallestWindow, "none, of whatever size"))
 	if r := e.Running; r != nil {
 		return printRunning(w, r)
 	}
@@ -176,15 +182,18 @@ func printExplained(w io.Writer, e *flight.Explained) error {
 
 // printRunning says what a job does that runs.
 func printRunning(w io.Writer, r *flight.Running) error {
-	fmt.Fprintf(w, "\nit runs since %s: %s, %s epoch\n", r.Since.Local().Format(time.DateTime), plural(int64(r.Streams), "stream"), r.Epoch)
+	fmt.Fprintf(w, "\nit runs since %s: %s, %s epoch\n", r.Since.Local().Format(time.DateTime),
+		plural(int64(r.Streams), "stream"), r.Epoch)
 	t := table{numbers: []bool{false, true, true, true}}
 	t.add("", "PREDICTED", "AT THESE HITS", "MEASURED")
 	t.add("samples/s", rateOf(r.Predicted), rateOf(r.Expected), count(r.Samples))
 	if err := t.print(w); err != nil {
 		return err
 	}
-	fmt.Fprintf(w, "hits %s, measured over %s: limited by the %s; waits for store %s, spill %s, nodes %s, encoding %s, consumer %s\n", percent(r.HitShare), seconds(r.Seconds), printable(r.Limit),
-		percent(&r.Wait.Store), percent(&r.Wait.Spill), percent(&r.Wait.Peer), percent(&r.Wait.Encode), percent(&r.Wait.Consumer))
+	fmt.Fprintf(w, "hits %s, measured over %s: limited by the %s; waits for store %s, spill %s, nodes %s, encoding "+
+		"%s, consumer %s\n", percent(r.HitShare), seconds(r.Seconds), printable(r.Limit),
+		percent(&r.Wait.Store), percent(&r.Wait.Spill), percent(&r.Wait.Peer), percent(&r.Wait.Encode),
+		percent(&r.Wait.Consumer))
 	if r.Parted {
 		fmt.Fprintln(w, "they have parted by more than 15 %")
 	}

@@ -114,7 +114,8 @@ func (c *GetCmd) Run(ctx context.Context, app *App) error {
 			request.Columns = folderColumns(&d, c.Columns)
 			splits = c.Source.Split == "" && len(d.Splits) > 1
 		}
-		info, err := client.GetFlightInfo(ctx, &arrowflight.FlightDescriptor{Type: arrowflight.DescriptorCMD, Cmd: request.Marshal()})
+		info, err := client.GetFlightInfo(ctx, &arrowflight.FlightDescriptor{Type: arrowflight.DescriptorCMD,
+			Cmd: request.Marshal()})
 		if err != nil {
 			return err
 		}
@@ -140,12 +141,14 @@ func folderColumns(d *description, asked []string) []string {
 }
 
 // copy reads the endpoints in order and writes what they give.
-func (c *GetCmd) copy(ctx context.Context, app *App, client *client, info *arrowflight.FlightInfo, splits bool) (err error) {
+func (c *GetCmd) copy(ctx context.Context, app *App, client *client, info *arrowflight.FlightInfo,
+	splits bool) (err error) {
 	total := info.GetTotalRecords()
 	if c.Limit > 0 {
 		total = min(total, c.Limit)
 	}
-	out := &output{to: c.To, format: c.format(), opts: export.Options{Force: c.Force, SplitFolders: splits}, left: total}
+	out := &output{to: c.To, format: c.format(), opts: export.Options{Force: c.Force, SplitFolders: splits},
+		left: total}
 	defer func() { err = errors.Join(err, out.close()) }()
 	progress := app.progress(total, "rows")
 	defer func() { _ = progress.Exit() }()
@@ -182,7 +185,8 @@ func (o *output) open(s *arrow.Schema) (err error) {
 	if o.format == "folder" {
 		for _, f := range s.Fields() {
 			if schema.IsTensor(f) {
-				return fmt.Errorf("--operators: a folder holds files, and %s has tensors; end its operators with one that encodes, or write FILE.parquet or FILE.arrow", f.Name)
+				return fmt.Errorf("--operators: a folder holds files, and %s has tensors; end its operators with one "+
+					"that encodes, or write FILE.parquet or FILE.arrow", f.Name)
 			}
 		}
 	}
@@ -225,7 +229,8 @@ func (o *output) close() error {
 }
 
 // readStream reads the records of a ticket, as readRecords does.
-func readStream(ctx context.Context, c *client, ticket *arrowflight.Ticket, open func(*arrow.Schema) error, each func(arrow.Record) (more bool, err error)) error {
+func readStream(ctx context.Context, c *client, ticket *arrowflight.Ticket, open func(*arrow.Schema) error,
+	each func(arrow.Record) (more bool, err error)) error {
 	ctx, cancel := context.WithCancel(ctx) // ends the stream where it is not read to its end
 	defer cancel()
 	stream, err := c.DoGet(ctx, ticket)
@@ -236,7 +241,8 @@ func readStream(ctx context.Context, c *client, ticket *arrowflight.Ticket, open
 }
 
 // readRecords calls open with a stream's schema and each with its records, until each says that it has enough.
-func readRecords(stream arrowflight.DataStreamReader, open func(*arrow.Schema) error, each func(arrow.Record) (more bool, err error)) error {
+func readRecords(stream arrowflight.DataStreamReader, open func(*arrow.Schema) error,
+	each func(arrow.Record) (more bool, err error)) error {
 	reader, err := arrowflight.NewRecordReader(stream)
 	if err != nil {
 		return err

@@ -45,12 +45,14 @@ func (c *ImportCmd) Run(ctx context.Context, app *App) (err error) {
 		return err
 	}
 	begun := time.Now()
-	src, err := source.Open(ctx, c.Path, source.Options{Format: c.Format, Split: c.Split, PathColumn: c.PathColumn, FollowLinks: c.FollowLinks})
+	src, err := source.Open(ctx, c.Path, source.Options{Format: c.Format, Split: c.Split, PathColumn: c.PathColumn,
+		FollowLinks: c.FollowLinks})
 	if err != nil {
 		return err
 	}
 	reader, err := source.NewReader(src, source.ReadOptions{
-		Dataset: c.Dataset, Split: cmp.Or(c.Split, ingest.DefaultSplit), Verify: c.Verify, Workers: c.Workers, Limit: c.Limit,
+		Dataset: c.Dataset, Split: cmp.Or(c.Split, ingest.DefaultSplit), Verify: c.Verify, Workers: c.Workers,
+		Limit: c.Limit,
 	})
 	if err != nil {
 		return err
@@ -120,7 +122,8 @@ func (c *ImportCmd) complete() error {
 
 // read reads all samples and writes the good ones, until the first bad one
 // that must not be skipped; then it only looks for more of them.
-func (c *ImportCmd) read(ctx context.Context, app *App, src source.Source, reader *source.Reader, to sink, sum *summary, bad *badList) error {
+func (c *ImportCmd) read(ctx context.Context, app *App, src source.Source, reader *source.Reader, to sink, sum *summary,
+	bad *badList) error {
 	bar := c.progress(app, src)
 	defer func() { _ = bar.Exit() }() // drawing is best effort
 	for b, err := range reader.Batches(ctx) {
@@ -197,13 +200,14 @@ type summary struct {
 	Splits   []splitRows    `json:"splits"`
 	Classes  map[string]int `json:"classes,omitempty"` // how many, by label column
 	Blobs    int64          `json:"blobs"`
-	Bytes    int64          `json:"bytes"`            // of the blobs
-	Dedups   *int64         `json:"dedups,omitempty"` // blobs that were stored before, or twice here; of a server not known
-	Bad      int64          `json:"bad"`
-	BadList  string         `json:"bad_list,omitempty"`
-	Notes    []string       `json:"notes,omitempty"`
-	Seconds  float64        `json:"seconds"`
-	MBPerS   float64        `json:"mb_per_s"`
+	Bytes    int64          `json:"bytes"` // of the blobs
+	// blobs that were stored before, or twice here; of a server not known
+	Dedups  *int64   `json:"dedups,omitempty"`
+	Bad     int64    `json:"bad"`
+	BadList string   `json:"bad_list,omitempty"`
+	Notes   []string `json:"notes,omitempty"`
+	Seconds float64  `json:"seconds"`
+	MBPerS  float64  `json:"mb_per_s"`
 }
 
 type splitRows struct {

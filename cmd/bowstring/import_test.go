@@ -136,7 +136,8 @@ func TestImport(t *testing.T) {
 		args []string
 		want string
 	}{
-		{"dry run", []string{"--dry-run"}, `photos: 12 samples can be imported from imagefolder ROOT; nothing was, as --dry-run says
+		{"dry run", []string{"--dry-run"},
+			`photos: 12 samples can be imported from imagefolder ROOT; nothing was, as --dry-run says
   splits   train 9, val 3
   classes  2 in label
   blobs    12, SIZE
@@ -225,7 +226,8 @@ func TestImportBad(t *testing.T) {
 		t.Errorf("status %d, %s", status, out)
 	}
 	lines := strings.Split(strings.TrimSpace(errs), "\n")
-	if len(lines) != printedBad+2 || !strings.HasPrefix(lines[0], "bad: train/ant/100.jpg: cut short") || lines[printedBad] != "and 10 more; --bad-list FILE lists all" ||
+	if len(lines) != printedBad+2 || !strings.HasPrefix(lines[0], "bad: train/ant/100.jpg: cut short") ||
+		lines[printedBad] != "and 10 more; --bad-list FILE lists all" ||
 		!strings.Contains(lines[printedBad+1], "60 of 140 samples cannot be imported, so none was") {
 		t.Errorf("%d lines: %s", len(lines), errs)
 	}
@@ -235,7 +237,8 @@ func TestImportBad(t *testing.T) {
 
 	list := filepath.Join(t.TempDir(), "bad.jsonl")
 	status, out, errs = runImport(t, root, "photos", "--store", store, "--skip-bad", "--bad-list", list)
-	if status != 0 || !strings.Contains(out, "skipped  60 bad samples, listed in "+list) || !strings.Contains(out, "80 samples") {
+	if status != 0 || !strings.Contains(out, "skipped  60 bad samples, listed in "+list) ||
+		!strings.Contains(out, "80 samples") {
 		t.Errorf("status %d, %s%s", status, out, errs)
 	}
 	data, err := os.ReadFile(list)
@@ -358,18 +361,21 @@ func TestImportToServer(t *testing.T) {
 	n.serve(l)
 	server := "grpc://" + l.Addr().String()
 	for _, want := range []string{"photos: snapshot 1, 7 samples", "photos: unchanged, snapshot 1, 7 samples"} {
-		if status, out, errs := runImport(t, root, "photos", "--split", "val", "--server", server); status != 0 || !strings.HasPrefix(out, want) {
+		if status, out, errs := runImport(t, root, "photos", "--split", "val", "--server", server); status != 0 ||
+			!strings.HasPrefix(out, want) {
 			t.Errorf("status %d, %s%s; want %s", status, out, errs, want)
 		}
 	}
-	if status, _, errs := runImport(t, root, "photos", "--split", "val", "--server", server, "--mode", "create"); status != 1 || !strings.Contains(errs, "exists") {
+	if status, _, errs := runImport(t, root, "photos", "--split", "val", "--server", server, "--mode",
+		"create"); status != 1 || !strings.Contains(errs, "exists") {
 		t.Errorf("create: status %d, %s", status, errs)
 	}
 	if err := n.close(t.Context()); err != nil {
 		t.Error(err)
 	}
 	// Into the store itself, nothing changes.
-	if status, out, errs := runImport(t, root, "photos", "--split", "val", "--store", dir); status != 0 || !strings.Contains(out, "unchanged, snapshot 1") {
+	if status, out, errs := runImport(t, root, "photos", "--split", "val", "--store", dir); status != 0 ||
+		!strings.Contains(out, "unchanged, snapshot 1") {
 		t.Errorf("into the store: status %d, %s%s", status, out, errs)
 	}
 }

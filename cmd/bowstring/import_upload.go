@@ -56,7 +56,8 @@ type putOptions struct {
 }
 
 // openUpload begins a DoPut.
-func openUpload(ctx context.Context, app *App, c *ImportCmd, src source.Source, reader *source.Reader) (_ sink, err error) {
+func openUpload(ctx context.Context, app *App, c *ImportCmd, src source.Source,
+	reader *source.Reader) (_ sink, err error) {
 	put := putOptions{Dataset: c.Dataset, Split: c.Split, Mode: c.Mode, Source: src.Describe(), Commit: "message"}
 	columns, splits := reader.Schema(), src.Splits()
 	several := len(splits) > 1 && c.Split == ""
@@ -81,7 +82,8 @@ func openUpload(ctx context.Context, app *App, c *ImportCmd, src source.Source, 
 		cancel()
 		return nil, errors.Join(err, client.Close())
 	}
-	s := &uploadSink{client: client, cancel: cancel, stream: stream, schema: columns, splits: several, ended: make(chan putEnd, 1)}
+	s := &uploadSink{client: client, cancel: cancel, stream: stream, schema: columns, splits: several,
+		ended: make(chan putEnd, 1)}
 	s.w = arrowflight.NewRecordWriter(stream, ipc.WithSchema(s.schema))
 	s.w.SetFlightDescriptor(&arrowflight.FlightDescriptor{Type: arrowflight.DescriptorCMD, Cmd: command})
 	go s.receive()

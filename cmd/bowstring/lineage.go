@@ -224,7 +224,8 @@ func (c *LineageCmd) jobs(app *App, list []lineageResult) error {
 		if j.Rows > 0 {
 			rows = humanize.Comma(j.Rows)
 		}
-		out.add(j.Job, fmt.Sprintf("%s@%d", printable(j.Dataset), j.Snapshot), strconv.Itoa(j.Streams), rows, strconv.FormatInt(j.World, 10), j.Order,
+		out.add(j.Job, fmt.Sprintf("%s@%d", printable(j.Dataset), j.Snapshot), strconv.Itoa(j.Streams), rows,
+			strconv.FormatInt(j.World, 10), j.Order,
 			j.First.Local().Format(time.DateTime), j.Last.Local().Format(time.DateTime))
 	}
 	return out.print(app.Stdout)
@@ -237,7 +238,8 @@ func (c *LineageCmd) step(app *App, list []lineageResult) error {
 	for i := range list {
 		r := &list[i]
 		if i == 0 {
-			app.Notef("step %d of epoch %d of %s@%d, shared out among %d ranks", r.Step, r.Epoch, printable(r.Dataset), r.Snapshot, r.World)
+			app.Notef("step %d of epoch %d of %s@%d, shared out among %d ranks", r.Step, r.Epoch, printable(r.Dataset),
+				r.Snapshot, r.World)
 		}
 		for k, pos := range r.Positions {
 			row, id, notes := "-", "-", []string(nil)
@@ -250,7 +252,8 @@ func (c *LineageCmd) step(app *App, list []lineageResult) error {
 			for _, f := range r.Faults {
 				switch {
 				case f.Substitute != nil && *f.Substitute == pos:
-					notes = append(notes, fmt.Sprintf("in the place of %d, whose %s could not be read", f.Position, printable(f.Column)))
+					notes = append(notes, fmt.Sprintf("in the place of %d, whose %s could not be read", f.Position,
+						printable(f.Column)))
 				case f.Substitute == nil && f.Position == pos:
 					notes = append(notes, fmt.Sprintf("%s could not be read, and is null", printable(f.Column)))
 				}

@@ -38,7 +38,8 @@ type listed struct {
 // size asks for the bytes of a split, which a listing leaves out where it would
 // have to open a manifest.
 func (l *listed) size(ctx context.Context, client *client) {
-	d := &arrowflight.FlightDescriptor{Type: arrowflight.DescriptorPATH, Path: []string{schema.FormatSnapshotName(l.Dataset, l.Snapshot, "")}}
+	d := &arrowflight.FlightDescriptor{Type: arrowflight.DescriptorPATH,
+		Path: []string{schema.FormatSnapshotName(l.Dataset, l.Snapshot, "")}}
 	if l.Split != "" {
 		d.Path = append(d.Path, l.Split)
 	}
@@ -78,7 +79,8 @@ func (c *LsCmd) Run(ctx context.Context, app *App) error {
 			}
 			var l listed
 			if err := json.Unmarshal(info.GetAppMetadata(), &l); err != nil {
-				return fmt.Errorf("%s: the listing is not what this version of bowstring expects: %w", client.target, err)
+				return fmt.Errorf("%s: the listing is not what this version of bowstring expects: %w", client.target,
+					err)
 			}
 			if path := info.GetFlightDescriptor().GetPath(); len(path) > 1 && l.Split == "" {
 				l.Split = path[1]

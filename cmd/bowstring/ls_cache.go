@@ -52,7 +52,8 @@ func (c *LsCmd) cache(ctx context.Context, app *App) error {
 			return err
 		}
 		if stats.Engine.Spill == nil {
-			return fmt.Errorf("%w: the server at %s has no spill; it is served with one by --spill DIR", schema.ErrNotFound, client.target)
+			return fmt.Errorf("%w: the server at %s has no spill; it is served with one by --spill DIR",
+				schema.ErrNotFound, client.target)
 		}
 		found := c.collect(stats.Engine, stats.Scale)
 		if c.JSON {
@@ -121,14 +122,16 @@ func (c *cached) print(app *App) error {
 			humanize.Comma(d.Hits), humanize.Comma(d.Misses), percent(d.HitRate), humanize.Comma(d.Evicted))
 		for _, j := range d.Jobs {
 			out.add("  job "+j.Job, "", humanize.IBytes(uint64(j.SpillBytes)),
-				humanize.Comma(j.SpillReads), humanize.Comma(j.StoreReads), percent(hitRate(j.SpillReads, j.StoreReads)), "",
+				humanize.Comma(j.SpillReads), humanize.Comma(j.StoreReads),
+				percent(hitRate(j.SpillReads, j.StoreReads)), "",
 				time.Duration(j.SavedNanos).Round(time.Millisecond).String())
 		}
 	}
 	if err := out.print(app.Stdout); err != nil {
 		return err
 	}
-	err := app.Printf("\n%s of %s held, policy %s\n", humanize.IBytes(uint64(c.HeldBytes)), humanize.IBytes(uint64(c.BudgetBytes)), printable(c.Policy))
+	err := app.Printf("\n%s of %s held, policy %s\n", humanize.IBytes(uint64(c.HeldBytes)),
+		humanize.IBytes(uint64(c.BudgetBytes)), printable(c.Policy))
 	if err != nil || c.Scale == nil {
 		return err
 	}

@@ -65,7 +65,9 @@ func (c *observeFlags) checkExposed() error {
 	if c.AdminCert != "" && (c.AdminTokenFile != "" || os.Getenv(adminTokenVariable) != "") {
 		return nil
 	}
-	return fmt.Errorf("--admin: %s can be reached from other machines: give --admin-cert, --admin-key and --admin-token-file, or --insecure to show everybody who reaches it the names of datasets, jobs and tenants", c.Admin)
+	return fmt.Errorf("--admin: %s can be reached from other machines: give --admin-cert, --admin-key and "+
+		"--admin-token-file, or --insecure to show everybody who reaches it the names of datasets, jobs and tenants",
+		c.Admin)
 }
 
 // observation is what shows a server to its operators. A nil one shows nothing.
@@ -83,7 +85,8 @@ type observation struct {
 }
 
 // open makes ready what is to look at a server. Its listener answers from start on.
-func (c *observeFlags) open(ctx context.Context, app *App, d *door.Door, collectEvery time.Duration) (_ *observation, err error) {
+func (c *observeFlags) open(ctx context.Context, app *App, d *door.Door,
+	collectEvery time.Duration) (_ *observation, err error) {
 	o := &observation{app: app, flags: c}
 	defer func() {
 		if err != nil {
@@ -98,7 +101,8 @@ func (c *observeFlags) open(ctx context.Context, app *App, d *door.Door, collect
 		ratio = 0 // or what OTEL_TRACES_SAMPLER says
 	}
 	b := thisBuild()
-	if o.tracing, err = tracing.New(ctx, tracing.Options{Endpoint: c.OTLPEndpoint, Ratio: ratio, Version: b.Version, Logger: app.Log}); err != nil {
+	if o.tracing, err = tracing.New(ctx, tracing.Options{Endpoint: c.OTLPEndpoint, Ratio: ratio, Version: b.Version,
+		Logger: app.Log}); err != nil {
 		return nil, err
 	}
 	if c.Admin == "" {
@@ -107,7 +111,8 @@ func (c *observeFlags) open(ctx context.Context, app *App, d *door.Door, collect
 	if collectEvery > 0 {
 		o.collections = metrics.NewCollections(collectEvery)
 	}
-	o.options = admin.Options{Ready: o.ready, Logger: app.Log, Hosts: strings.FieldsFunc(c.AdminHost, func(r rune) bool { return r == ',' || r == ' ' })}
+	o.options = admin.Options{Ready: o.ready, Logger: app.Log,
+		Hosts: strings.FieldsFunc(c.AdminHost, func(r rune) bool { return r == ',' || r == ' ' })}
 	if !c.NoConsole {
 		o.options.Console = http.HandlerFunc(o.serveConsole)
 	}
@@ -115,7 +120,9 @@ func (c *observeFlags) open(ctx context.Context, app *App, d *door.Door, collect
 		return nil, err
 	}
 	about := metrics.Options{
-		Stats: func() flight.Stats { return o.node.server.Stats() }, Times: func() []fetch.Times { return o.node.engine.Times() },
+		Stats: func() flight.Stats {
+			return o.node.server.Stats()
+		}, Times: func() []fetch.Times { return o.node.engine.Times() },
 		Collections: o.collections, MemoryLimit: memoryLimit(), Version: b.Version, GoVersion: b.Go,
 	}
 	about.Cluster = func() *metrics.Cluster { return o.node.clusterNow() }
@@ -155,7 +162,8 @@ func (c *observeFlags) open(ctx context.Context, app *App, d *door.Door, collect
 	}
 	if o.listener, err = new(net.ListenConfig).Listen(ctx, "tcp", c.Admin); err != nil {
 		o.server = nil
-		return nil, fmt.Errorf("cannot listen on %s: %w; --admin names another address, port 0 any free one", c.Admin, err)
+		return nil, fmt.Errorf("cannot listen on %s: %w; --admin names another address, port 0 any free one", c.Admin,
+			err)
 	}
 	return o, nil
 }
@@ -212,7 +220,8 @@ func (o *observation) start(ctx context.Context, n *node) error {
 	}
 	if !o.flags.NoConsole {
 		var err error
-		if o.console, err = console.New(console.Options{Server: n.server, Token: o.options.Token, Logger: o.app.Log}); err != nil {
+		if o.console, err = console.New(console.Options{Server: n.server, Token: o.options.Token,
+			Logger: o.app.Log}); err != nil {
 			return err
 		}
 	}

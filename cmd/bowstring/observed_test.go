@@ -124,7 +124,8 @@ func newObserved(t *testing.T, opts observedOptions) *observed {
 	}
 	collector, err := metrics.New(metrics.Options{
 		Stats: func() ourflight.Stats { return o.server.Stats() }, Times: o.times(opts), Collections: opts.collections,
-		Certificates: opts.certificates, MemoryLimit: opts.memoryLimit, Cluster: opts.cluster, Version: "test", GoVersion: "go",
+		Certificates: opts.certificates, MemoryLimit: opts.memoryLimit, Cluster: opts.cluster, Version: "test",
+		GoVersion: "go",
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -132,7 +133,8 @@ func newObserved(t *testing.T, opts observedOptions) *observed {
 	opts.flight.Observer, opts.flight.Ledger = collector, o.engine.Ledger()
 	o.server = ourflight.New(o.engine, opts.flight)
 	o.registry = prometheus.NewPedanticRegistry()
-	o.registry.MustRegister(collector, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	o.registry.MustRegister(collector, collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	pipe := bufconn.Listen(pipeBytes)
 	served := make(chan error, 1)
 	go func() { served <- o.server.Serve(pipe) }()

@@ -81,20 +81,25 @@ func TestHostileNames(t *testing.T) {
 	write(hostile+".jpg", nil)
 	write("ignored"+hostile, nil)
 	status, out, errs := runImport(t, root, "photos", "--store", store)
-	if lines := strings.Split(strings.TrimSuffix(errs, "\n"), "\n"); status != 1 || out != "" || len(lines) != 2 || !isPrintable(strings.Join(lines, "")) ||
-		!strings.HasPrefix(lines[0], `bad: "train/c\x1b[2J\x1b]0;title\abad: fine.jpg: ok\nbowstring: done \u202e\u009b31m/\x1b[2J`) || !strings.HasSuffix(lines[0], `: empty`) {
+	if lines := strings.Split(strings.TrimSuffix(errs, "\n"), "\n"); status != 1 || out != "" || len(lines) != 2 ||
+		!isPrintable(strings.Join(lines, "")) ||
+		!strings.HasPrefix(lines[0],
+			`bad: "train/c\x1b[2J\x1b]0;title\abad: fine.jpg: ok\nbowstring: done \u202e\u009b31m/\x1b[2J`) ||
+		!strings.HasSuffix(lines[0], `: empty`) {
 		t.Errorf("status %d, %s, %d lines %q", status, out, len(lines), errs)
 	}
 	write("good.jpg", photo(t, 1))
 	list := filepath.Join(t.TempDir(), "bad.jsonl")
 	status, out, errs = runImport(t, root, "photos", "--store", store, "--skip-bad", "--bad-list", list)
-	if status != 0 || !isPrintable(strings.ReplaceAll(out, "\n", "")) || !strings.Contains(out, `such as "train/c\x1b[2J`) || errs != "" {
+	if status != 0 || !isPrintable(strings.ReplaceAll(out, "\n", "")) ||
+		!strings.Contains(out, `such as "train/c\x1b[2J`) || errs != "" {
 		t.Errorf("status %d, %q, %q", status, out, errs)
 	}
 	if b, err := os.ReadFile(list); err != nil || !isPrintable(strings.TrimSuffix(string(b), "\n")) {
 		t.Errorf("list of bad items: %q, %v", b, err)
 	}
-	for _, args := range [][]string{{"describe", "photos"}, {"describe", "photos", "--json"}, {"take", "photos", "4"}, {"take", "photos", "4", "--json"}, {"ls"}} {
+	for _, args := range [][]string{{"describe", "photos"}, {"describe", "photos", "--json"}, {"take", "photos", "4"},
+		{"take", "photos", "4", "--json"}, {"ls"}} {
 		status, out, errs := runCommand(t, append(args, "--store", store)...)
 		if status != 0 || !isPrintable(strings.ReplaceAll(out, "\n", "")) || errs != "" {
 			t.Errorf("%q: status %d, %q, %q", args, status, out, errs)
@@ -111,7 +116,8 @@ func TestPrintableAny(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
-	letters := []string{"a", "\n", "\r", "\x1b", "\u202e", "\u009b", "\x7f", "\xff", "\xc2", "ö", "\ufeff", "\U0010ffff", "\"", "\\"}
+	letters := []string{"a", "\n", "\r", "\x1b", "\u202e", "\u009b", "\x7f", "\xff", "\xc2", "ö", "\ufeff",
+		"\U0010ffff", "\"", "\\"}
 	for range 5000 {
 		var s strings.Builder
 		for range random.IntN(8) {

@@ -66,7 +66,8 @@ func flatten(families []*dto.MetricFamily, job, instance string) flat {
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
 			add := func(suffix string, v float64, counter bool, more ...string) {
-				pairs := append([]string{model.MetricNameLabel, f.GetName() + suffix, "job", job, "instance", instance}, more...)
+				pairs := append([]string{model.MetricNameLabel, f.GetName() + suffix, "job", job, "instance", instance},
+					more...)
 				for _, l := range m.GetLabel() {
 					pairs = append(pairs, l.GetName(), l.GetValue())
 				}
@@ -92,7 +93,8 @@ func flatten(families []*dto.MetricFamily, job, instance string) flat {
 				add("_count", float64(h.GetSampleCount()), true)
 				for _, b := range h.GetBucket() {
 					if !math.IsInf(b.GetUpperBound(), 1) {
-						add("_bucket", float64(b.GetCumulativeCount()), true, "le", strconv.FormatFloat(b.GetUpperBound(), 'g', -1, 64))
+						add("_bucket", float64(b.GetCumulativeCount()), true, "le",
+							strconv.FormatFloat(b.GetUpperBound(), 'g', -1, 64))
 					}
 				}
 				add("_bucket", float64(h.GetSampleCount()), true, "le", "+Inf")
@@ -149,15 +151,18 @@ func (h *history) Querier(int64, int64) (storage.Querier, error) { return (*quer
 type querier history
 
 func (*querier) Close() error { return nil }
-func (*querier) LabelValues(context.Context, string, *storage.LabelHints, ...*labels.Matcher) ([]string, annotations.Annotations, error) {
+func (*querier) LabelValues(context.Context, string, *storage.LabelHints,
+	...*labels.Matcher) ([]string, annotations.Annotations, error) {
 	return nil, nil, nil
 }
-func (*querier) LabelNames(context.Context, *storage.LabelHints, ...*labels.Matcher) ([]string, annotations.Annotations, error) {
+func (*querier) LabelNames(context.Context, *storage.LabelHints,
+	...*labels.Matcher) ([]string, annotations.Annotations, error) {
 	return nil, nil, nil
 }
 
 // Select implements storage.Querier.
-func (q *querier) Select(_ context.Context, _ bool, _ *storage.SelectHints, matchers ...*labels.Matcher) storage.SeriesSet {
+func (q *querier) Select(_ context.Context, _ bool, _ *storage.SelectHints,
+	matchers ...*labels.Matcher) storage.SeriesSet {
 	var found []storage.Series
 	for _, s := range q.series {
 		if !slices.ContainsFunc(matchers, func(m *labels.Matcher) bool { return !m.Matches(s.Labels().Get(m.Name)) }) {
@@ -206,7 +211,8 @@ func firing(t *testing.T, h *history) []string {
 	})
 	var fired []string
 	for _, r := range alertRules(t) {
-		q, err := engine.NewRangeQuery(t.Context(), h, nil, r.Expr, h.begin.Add(5*time.Minute), h.begin.Add(replayed), scrapeEvery)
+		q, err := engine.NewRangeQuery(t.Context(), h, nil, r.Expr, h.begin.Add(5*time.Minute), h.begin.Add(replayed),
+			scrapeEvery)
 		if err != nil {
 			t.Fatalf("%s%s: %v", r.Alert, r.Record, err)
 		}

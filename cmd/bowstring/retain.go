@@ -42,7 +42,8 @@ func (c *RetainCmd) Run(ctx context.Context, app *App) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	fates, err := tend.Retain(ctx, s, c.Datasets, tend.Retention{Last: c.Last, Within: c.Within, Now: time.Now(), DryRun: c.DryRun})
+	fates, err := tend.Retain(ctx, s, c.Datasets, tend.Retention{Last: c.Last, Within: c.Within, Now: time.Now(),
+		DryRun: c.DryRun})
 	if err != nil {
 		return err
 	}

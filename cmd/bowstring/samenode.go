@@ -53,10 +53,12 @@ func (f *sameNodeFlags) options(log *slog.Logger) (samenode.Options, error) {
 	if err != nil {
 		return samenode.Options{}, fmt.Errorf("--local: %w", err)
 	}
-	o := samenode.Options{Path: path, Mode: mode, UIDs: f.LocalUID, RingBytes: int64(f.LocalRing), Memory: int64(f.LocalMemory), UserMemory: int64(f.LocalUserMemory), Lease: f.LocalLease, Logger: log}
+	o := samenode.Options{Path: path, Mode: mode, UIDs: f.LocalUID, RingBytes: int64(f.LocalRing),
+		Memory: int64(f.LocalMemory), UserMemory: int64(f.LocalUserMemory), Lease: f.LocalLease, Logger: log}
 	o.EnsureDefaults()
 	if err := o.Validate(); err != nil {
-		return samenode.Options{}, fmt.Errorf("--local, --local-ring, --local-memory, --local-user-memory and --local-lease: %w", err)
+		return samenode.Options{}, fmt.Errorf("--local, --local-ring, --local-memory, --local-user-memory and "+
+			"--local-lease: %w", err)
 	}
 	return o, nil
 }

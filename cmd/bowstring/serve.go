@@ -65,7 +65,8 @@ func (c *ServeCmd) Validate() error {
 		}
 	}
 	if c.MaxStreamsPerPeer < 0 {
-		return fmt.Errorf("--max-streams-per-peer: got %d, want 1 or more, or 0 for half of --max-streams", c.MaxStreamsPerPeer)
+		return fmt.Errorf("--max-streams-per-peer: got %d, want 1 or more, or 0 for half of --max-streams",
+			c.MaxStreamsPerPeer)
 	}
 	if c.RequestTimeout <= 0 {
 		return fmt.Errorf("--request-timeout: got %s, want more than 0", c.RequestTimeout)
@@ -100,7 +101,8 @@ func (*ServeCmd) own(app *App) error {
 		return nil
 	}
 	if app.settings.origin("server").level == fromFlag {
-		return usagef("serve runs a server, --server names one that runs already: use --store to say what to serve and --listen to say where")
+		return usagef("serve runs a server, --server names one that runs already: use --store to say what to serve " +
+			"and --listen to say where")
 	}
 	app.cli.Globals.Store, app.cli.Globals.Server = defaultStore(), "" // server is configured for the other commands
 	return nil
@@ -179,7 +181,8 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 	}
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", c.Listen)
 	if err != nil {
-		return errors.Join(fmt.Errorf("cannot listen on %s: %w; --listen names another address, port 0 any free one", c.Listen, err), seen.close(), n.release())
+		return errors.Join(fmt.Errorf("cannot listen on %s: %w; --listen names another address, port 0 any free one",
+			c.Listen, err), seen.close(), n.release())
 	}
 	if far, ok := n.store.(interface {
 		Prepare(ctx context.Context, memory int64) error
@@ -194,13 +197,16 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 			err = n.members.Start(ctx, self)
 		}
 		if err != nil {
-			return errors.Join(fmt.Errorf("cannot be a node of cluster %s: %w", c.Cluster, err), listener.Close(), seen.close(), n.release())
+			return errors.Join(fmt.Errorf("cannot be a node of cluster %s: %w", c.Cluster, err), listener.Close(),
+				seen.close(), n.release())
 		}
 		if until, _ := c.deadlines(time.Time{}); until.Sub(time.Time{}) < cluster.LeastHandover {
-			app.Log.WarnContext(ctx, "the drain timeout is too short to hand the cache over after a signal: cluster drain before it does so, or a longer --drain-timeout",
+			app.Log.WarnContext(ctx, "the drain timeout is too short to hand the cache over after a signal: cluster "+
+				"drain before it does so, or a longer --drain-timeout",
 				"drain_timeout", c.DrainTimeout, "handover_takes", cluster.LeastHandover)
 		}
-		app.Log.InfoContext(ctx, "a node of a cluster", "cluster", c.Cluster, "node", self.ID, "address", self.Address, "nodes", len(n.members.View().Nodes))
+		app.Log.InfoContext(ctx, "a node of a cluster", "cluster", c.Cluster, "node", self.ID, "address", self.Address,
+			"nodes", len(n.members.View().Nodes))
 	}
 	n.serve(listener)
 	if err := seen.start(ctx, n); err != nil {
@@ -285,8 +291,8 @@ func (c *ServeCmd) announce(app *App, n *node, address string) error {
 	return app.Printf("%s\n", address)
 }
 
-// deadlines are until when a server that was told to stop hands over, as a node of a cluster, and when its streams end. Streams go on
-// while it hands over.
+// deadlines are until when a server that was told to stop hands over, as a node of a cluster, and when its streams end.
+// Streams go on while it hands over.
 func (c *ServeCmd) deadlines(told time.Time) (handover, end time.Time) {
 	return told.Add(time.Duration(handoverShare * float64(c.DrainTimeout))), told.Add(c.DrainTimeout)
 }
@@ -295,7 +301,8 @@ func (c *ServeCmd) deadlines(told time.Time) (handover, end time.Time) {
 func (c *ServeCmd) drain(ctx context.Context, app *App, n *node, told time.Time) error {
 	app.Log.InfoContext(ctx, "stopping", "reason", context.Cause(ctx))
 	_, end := c.deadlines(told)
-	deadline, cancel := context.WithDeadlineCause(app.Abort, end, fmt.Errorf("the drain timeout of %s is over", c.DrainTimeout))
+	deadline, cancel := context.WithDeadlineCause(app.Abort, end, fmt.Errorf("the drain timeout of %s is over",
+		c.DrainTimeout))
 	defer cancel()
 	err := n.close(deadline)
 	if c.ReadyFile != "" {

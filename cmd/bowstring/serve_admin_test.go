@@ -34,7 +34,8 @@ type collecting struct {
 	spans map[string][]string
 }
 
-func (c *collecting) Export(_ context.Context, req *collector.ExportTraceServiceRequest) (*collector.ExportTraceServiceResponse, error) {
+func (c *collecting) Export(_ context.Context,
+	req *collector.ExportTraceServiceRequest) (*collector.ExportTraceServiceResponse, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, r := range req.GetResourceSpans() {
@@ -78,7 +79,8 @@ func startAdmin(t *testing.T, env []string, args ...string) (cmd *exec.Cmd, addr
 		t.Fatal(err)
 	}
 	defer log.Close() // the process has its own
-	cmd = exec.Command("bowstring", append([]string{"serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--ready-file", ready, "--log-format", "json"}, args...)...)
+	cmd = exec.Command("bowstring", append([]string{"serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0",
+		"--ready-file", ready, "--log-format", "json"}, args...)...)
 	cmd.Stderr, cmd.Env = log, append(os.Environ(), env...)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -149,7 +151,8 @@ func TestServeIsObserved(t *testing.T) {
 	}
 	traces, endpoint := startCollector(t)
 	const token = "not a secret at all"
-	cmd, addr, url := startAdmin(t, []string{adminTokenVariable + "=" + token}, "--store", dir, "--otlp-endpoint", endpoint, "--drain-timeout", "10m")
+	cmd, addr, url := startAdmin(t, []string{adminTokenVariable + "=" + token}, "--store", dir, "--otlp-endpoint",
+		endpoint, "--drain-timeout", "10m")
 	if code, text := get(t, url+"/readyz", ""); code != http.StatusOK {
 		t.Errorf("a server that serves: %d %q", code, text)
 	}
@@ -164,8 +167,10 @@ func TestServeIsObserved(t *testing.T) {
 	defer conn.Close()
 	id := make([]byte, 16)
 	_, _ = rand.Read(id)
-	ctx := metadata.AppendToOutgoingContext(t.Context(), "traceparent", "00-"+hex.EncodeToString(id)+"-b7ad6b7169203331-01")
-	stream, err := flight.NewClientFromConn(conn, nil).DoGet(ctx, &flight.Ticket{Ticket: schema.Ticket{Request: schema.Request{Dataset: "photos"}}.Marshal()})
+	ctx := metadata.AppendToOutgoingContext(t.Context(), "traceparent", "00-"+hex.EncodeToString(id)+
+		"-b7ad6b7169203331-01")
+	stream, err := flight.NewClientFromConn(conn, nil).DoGet(ctx,
+		&flight.Ticket{Ticket: schema.Ticket{Request: schema.Request{Dataset: "photos"}}.Marshal()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -187,7 +192,8 @@ func TestServeIsObserved(t *testing.T) {
 		t.Errorf("a server that drains: %d %q", code, text)
 	}
 	code, text := get(t, url+"/metrics", token)
-	for _, line := range []string{"bowstring_draining 1\n", "bowstring_streams{kind=\"DoGet\"} 1\n", "go_goroutines ", "process_cpu_seconds_total "} {
+	for _, line := range []string{"bowstring_draining 1\n", "bowstring_streams{kind=\"DoGet\"} 1\n", "go_goroutines ",
+		"process_cpu_seconds_total "} {
 		if code != http.StatusOK || !strings.Contains(text, line) {
 			t.Errorf("metrics: %d, without %q", code, line)
 		}

@@ -34,7 +34,8 @@ type doorFlags struct {
 func (f *doorFlags) options(app *App) door.Options {
 	o := door.Options{
 		TLS: door.TLSOptions{
-			Cert: f.TLSCert, Key: f.TLSKey, ClientCA: f.TLSClientCA, RequireClientCert: f.TLSRequireClient, MinVersion: tls.VersionTLS13,
+			Cert: f.TLSCert, Key: f.TLSKey, ClientCA: f.TLSClientCA, RequireClientCert: f.TLSRequireClient,
+			MinVersion: tls.VersionTLS13,
 		},
 		Tokens: f.Tokens,
 		OIDC: door.OIDCOptions{
@@ -57,7 +58,8 @@ func (f *doorFlags) open(ctx context.Context, app *App, addr string) (*door.Door
 		if !f.Insecure {
 			return nil, usagef("--listen: %v", err)
 		}
-		app.Log.WarnContext(ctx, "other machines can reach this server, and --insecure says not to mind", "reason", err.Error())
+		app.Log.WarnContext(ctx, "other machines can reach this server, and --insecure says not to mind", "reason",
+			err.Error())
 	}
 	if o.TLS == (door.TLSOptions{MinVersion: o.TLS.MinVersion}) && !o.Authenticates() {
 		return nil, nil
@@ -80,6 +82,7 @@ func withoutCore(ctx context.Context, app *App) {
 		err = unix.Setrlimit(unix.RLIMIT_CORE, &limit)
 	}
 	if err != nil {
-		app.Log.WarnContext(ctx, "a core of this process would have keys and tokens in it, and cannot be kept from being written", "error", err)
+		app.Log.WarnContext(ctx, "a core of this process would have keys and tokens in it, and cannot be kept from "+
+			"being written", "error", err)
 	}
 }

@@ -31,17 +31,20 @@ func (c *ServeCmd) guards(app *App, l *limits) (files guardFiles, err error) {
 		l.flight.Tenants = files.tenants.Tenants
 	}
 	if c.Usage != "" {
-		if l.flight.Usage, err = usage.Open(usage.Options{Dir: c.Usage, Keep: c.UsageKeep, Logger: app.Log}); err != nil {
+		if l.flight.Usage, err = usage.Open(usage.Options{Dir: c.Usage, Keep: c.UsageKeep,
+			Logger: app.Log}); err != nil {
 			return files, err
 		}
 	}
 	if c.Lineage != "" {
-		if l.lineage, err = lineage.Open(lineage.Options{Dir: c.Lineage, MaxBytes: int64(c.LineageBytes), Logger: app.Log}); err != nil {
+		if l.lineage, err = lineage.Open(lineage.Options{Dir: c.Lineage, MaxBytes: int64(c.LineageBytes),
+			Logger: app.Log}); err != nil {
 			return files, errors.Join(err, l.closeRecords())
 		}
 	}
 	if c.Audit != "" {
-		log, err := audit.Open(audit.Options{Path: c.Audit, MaxBytes: int64(c.AuditSize), Keep: c.AuditKeep, Logger: app.Log})
+		log, err := audit.Open(audit.Options{Path: c.Audit, MaxBytes: int64(c.AuditSize), Keep: c.AuditKeep,
+			Logger: app.Log})
 		if err != nil {
 			return files, errors.Join(err, l.closeRecords())
 		}

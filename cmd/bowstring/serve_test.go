@@ -31,7 +31,8 @@ type process struct {
 func startServe(t *testing.T, args ...string) *process {
 	t.Helper()
 	ready := filepath.Join(t.TempDir(), "ready")
-	p := &process{Cmd: exec.Command("bowstring", append([]string{"serve", "--listen", "127.0.0.1:0", "--ready-file", ready}, args...)...)}
+	p := &process{Cmd: exec.Command("bowstring", append([]string{"serve", "--listen", "127.0.0.1:0", "--ready-file",
+		ready}, args...)...)}
 	p.Stdout, p.Stderr = &p.stdout, &p.stderr
 	if err := p.Start(); err != nil {
 		t.Fatal(err)
@@ -78,7 +79,8 @@ func TestServeDrain(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			p := startServe(t, "--store", dir, "--drain-timeout", tc.timeout)
-			conn, err := grpc.NewClient("passthrough:///"+p.addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
+			conn, err := grpc.NewClient("passthrough:///"+p.addr,
+				grpc.WithTransportCredentials(insecure.NewCredentials()),
 				grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(1<<30)))
 			if err != nil {
 				t.Fatal(err)
@@ -146,7 +148,8 @@ func TestRulesHoldWhileDraining(t *testing.T) {
 	}
 	write := func(right string) {
 		t.Helper()
-		if err := os.WriteFile(rules, []byte("rules:\n  - {principals: [anonymous], datasets: ['*'], rights: ["+right+"]}\n"), 0o600); err != nil {
+		if err := os.WriteFile(rules, []byte("rules:\n  - {principals: [anonymous], datasets: ['*'], rights: ["+right+
+			"]}\n"), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -185,7 +188,8 @@ func TestRulesHoldWhileDraining(t *testing.T) {
 	}
 }
 
-func awaitHealth(t *testing.T, watch grpc.ServerStreamingClient[grpc_health_v1.HealthCheckResponse], want grpc_health_v1.HealthCheckResponse_ServingStatus) {
+func awaitHealth(t *testing.T, watch grpc.ServerStreamingClient[grpc_health_v1.HealthCheckResponse],
+	want grpc_health_v1.HealthCheckResponse_ServingStatus) {
 	t.Helper()
 	for {
 		r, err := watch.Recv()

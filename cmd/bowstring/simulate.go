@@ -42,7 +42,8 @@ func (c *SimulateCmd) Run(app *App) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", c.File, err)
 	}
-	app.Notef("simulated %s of %s in %s", plainDuration(r.Seconds), c.File, time.Since(began).Round(10*time.Millisecond))
+	app.Notef("simulated %s of %s in %s", plainDuration(r.Seconds), c.File,
+		time.Since(began).Round(10*time.Millisecond))
 	if c.Plot != "" {
 		drawing, err := r.Plot()
 		if err != nil {
@@ -73,10 +74,13 @@ func (c *SimulateCmd) print(app *App, r *simulate.Report) error {
 	for _, j := range r.Jobs {
 		for _, e := range j.Epochs {
 			name, epoch := j.Name, strconv.FormatInt(e.Epoch, 10)
-			epochs.add(name, epoch, fmt.Sprintf("%.3f", e.Seconds), fmt.Sprintf("%.3f", e.FirstS), number(e.SamplesPerS), fmt.Sprintf("%.1f %%", 100*e.HitRate),
-				size(e.Traffic.StoreBytes+e.Traffic.ManifestBytes), size(e.Traffic.PeerBytes), size(e.Traffic.ZoneBytes))
+			epochs.add(name, epoch, fmt.Sprintf("%.3f", e.Seconds), fmt.Sprintf("%.3f", e.FirstS),
+				number(e.SamplesPerS), fmt.Sprintf("%.1f %%", 100*e.HitRate),
+				size(e.Traffic.StoreBytes+e.Traffic.ManifestBytes), size(e.Traffic.PeerBytes),
+				size(e.Traffic.ZoneBytes))
 			row := []string{name, epoch}
-			for _, s := range []float64{e.Waits.Store, e.Waits.Spill, e.Waits.Peer, e.Waits.Encode, e.Waits.Consumer, e.Waits.Data, e.Waits.Compute, e.Waits.Ranks} {
+			for _, s := range []float64{e.Waits.Store, e.Waits.Spill, e.Waits.Peer, e.Waits.Encode, e.Waits.Consumer,
+				e.Waits.Data, e.Waits.Compute, e.Waits.Ranks} {
 				row = append(row, fmt.Sprintf("%.3f", s))
 			}
 			waits.add(row...)
@@ -85,14 +89,16 @@ func (c *SimulateCmd) print(app *App, r *simulate.Report) error {
 	if err := epochs.print(app.Stdout); err != nil {
 		return err
 	}
-	if err := app.Printf("\nSeconds of a rank, on average; DATA, COMPUTE and RANKS are the trainer's, the others the server's:\n"); err != nil {
+	if err := app.Printf("\nSeconds of a rank, on average; DATA, COMPUTE and RANKS are the trainer's, the others the " +
+		"server's:\n"); err != nil {
 		return err
 	}
 	if err := waits.print(app.Stdout); err != nil {
 		return err
 	}
 	for _, j := range r.Jobs {
-		if err := app.Printf("\n%s trains for %s, %s samples a second.\n", j.Name, plainDuration(j.Seconds), number(j.SamplesPerS)); err != nil {
+		if err := app.Printf("\n%s trains for %s, %s samples a second.\n", j.Name, plainDuration(j.Seconds),
+			number(j.SamplesPerS)); err != nil {
 			return err
 		}
 	}

@@ -34,14 +34,16 @@ type spillConfig struct {
 	policy                    string
 }
 
-// config works the flags out for a server of a store. Sizes are those of the file system on which the directory is, or will be made.
+// config works the flags out for a server of a store. Sizes are those of the file system on which the directory is, or
+// will be made.
 func (f *spillFlags) config(app *App) (spillConfig, error) {
 	c := spillConfig{dir: f.Spill, keepFree: int64(f.SpillKeepFree), policy: f.SpillPolicy}
 	if c.dir == "" {
 		return c, nil
 	}
 	if store := app.cli.Globals.Store; app.Link == nil && !cql.IsURI(store) {
-		return c, usagef("--spill: the store %s is on this machine already, and keeping it a second time gains nothing; serve without --spill", store)
+		return c, usagef("--spill: the store %s is on this machine already, and keeping it a second time gains "+
+			"nothing; serve without --spill", store)
 	}
 	disk, err := diskBytes(c.dir)
 	if err != nil {
@@ -77,8 +79,10 @@ func (c *spillConfig) open(log *slog.Logger) (*spill.Cache, *spill.Future, error
 		return nil, nil, err
 	}
 	st := cache.Stats()
-	log.Info("spill opened", "directory", c.dir, "budget", humanize.IBytes(uint64(c.bytes)), "min_budget", humanize.IBytes(uint64(c.minBytes)),
-		"policy", st.Policy, "entries", st.Entries, "bytes", humanize.IBytes(uint64(st.Bytes)), "seconds", time.Since(begun).Seconds())
+	log.Info("spill opened", "directory", c.dir, "budget", humanize.IBytes(uint64(c.bytes)), "min_budget",
+		humanize.IBytes(uint64(c.minBytes)),
+		"policy", st.Policy, "entries", st.Entries, "bytes", humanize.IBytes(uint64(st.Bytes)), "seconds",
+		time.Since(begun).Seconds())
 	return cache, future, nil
 }
 
@@ -137,5 +141,6 @@ func (p portion) on(dir string, disk int64) string {
 	if p.percent == 0 {
 		return p.String()
 	}
-	return fmt.Sprintf("%s (%s of the %s of the file system of %s)", humanize.IBytes(uint64(p.of(disk))), p, humanize.IBytes(uint64(disk)), dir)
+	return fmt.Sprintf("%s (%s of the %s of the file system of %s)", humanize.IBytes(uint64(p.of(disk))), p,
+		humanize.IBytes(uint64(disk)), dir)
 }

@@ -73,7 +73,8 @@ func (c *StoreInitCmd) initKeyspace(ctx context.Context, app *App, addr string) 
 		if !errors.As(err, &missing) || !app.Interactive {
 			return err
 		}
-		question := fmt.Sprintf("How many replicas is keyspace %s to have? A number, or DC=N,… (nodes now: %s)", missing.Keyspace, missing.Now())
+		question := fmt.Sprintf("How many replicas is keyspace %s to have? A number, or DC=N,… (nodes now: %s)",
+			missing.Keyspace, missing.Now())
 		if text, err = app.ask(ctx, question); err != nil {
 			return err
 		}
@@ -115,7 +116,8 @@ func openFarStore(addr string, create bool, link *delay.Link, log *slog.Logger) 
 			return nil, fmt.Errorf("store: %w", err)
 		}
 		if len(entries) == 0 {
-			return nil, fmt.Errorf("%w: there is no store in %s; import or serve makes one, --store names another", schema.ErrNotFound, addr)
+			return nil, fmt.Errorf("%w: there is no store in %s; import or serve makes one, --store names another",
+				schema.ErrNotFound, addr)
 		}
 	}
 	store, err := openDirectory(addr, log)
@@ -135,7 +137,8 @@ func openDirectory(dir string, log *slog.Logger) (*local.Store, error) {
 	if !errors.Is(err, schema.ErrDataLoss) {
 		return store, err
 	}
-	log.Warn("the store's database is damaged: what is in the segments is looked up, and can be read; nothing can be changed",
+	log.Warn("the store's database is damaged: what is in the segments is looked up, and can be read; nothing "+
+		"can be changed",
 		"store", dir, "error", message(err))
 	store, again := local.OpenDamaged(context.Background(), dir, local.Options{Logger: log})
 	if again != nil {

@@ -60,7 +60,8 @@ func (c *StoreRebuildCmd) Run(ctx context.Context, app *App) error {
 }
 
 func (c *StoreRebuildCmd) print(app *App, dir string, r local.RebuildReport) error {
-	err := app.Printf("rebuilt %s: %s, from the %s; %s of %s in %s\n", dir, plural(int64(r.Snapshots), "snapshot"), r.Catalog,
+	err := app.Printf("rebuilt %s: %s, from the %s; %s of %s in %s\n", dir, plural(int64(r.Snapshots), "snapshot"),
+		r.Catalog,
 		plural(r.Blobs, "blob"), humanize.IBytes(uint64(r.Bytes)), plural(int64(r.Segments), "segment"))
 	if err != nil {
 		return err

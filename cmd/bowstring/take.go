@@ -75,7 +75,8 @@ func (c *TakeCmd) Run(ctx context.Context, app *App) error {
 
 // write makes a folder of the samples.
 func (c *TakeCmd) write(ctx context.Context, app *App, client *client, snapshot int64, columns []string) (err error) {
-	out := &output{to: c.To, format: "folder", opts: export.Options{Force: c.Force}, left: int64(len(c.Positions) + len(c.ID))}
+	out := &output{to: c.To, format: "folder", opts: export.Options{Force: c.Force},
+		left: int64(len(c.Positions) + len(c.ID))}
 	defer func() { err = errors.Join(err, out.close()) }()
 	if err := c.take(ctx, client, snapshot, columns, out.open, func(rec arrow.Record) (bool, error) {
 		_, err := out.write(rec)
@@ -99,7 +100,8 @@ func (c *TakeCmd) show(ctx context.Context, app *App, client *client, snapshot i
 		var names []string
 		for _, f := range s.Fields() {
 			names = append(names, strings.ToUpper(f.Name))
-			out.numbers = append(out.numbers, schema.Classes(f) == nil && arrow.IsInteger(f.Type.ID()) || arrow.IsFloating(f.Type.ID()))
+			out.numbers = append(out.numbers, schema.Classes(f) == nil && arrow.IsInteger(f.Type.ID()) ||
+				arrow.IsFloating(f.Type.ID()))
 		}
 		out.add(names...)
 		return nil
@@ -130,7 +132,8 @@ func (c *TakeCmd) show(ctx context.Context, app *App, client *client, snapshot i
 const takeBatch = 1024
 
 // take asks for the samples and gives them to each, in the order asked for.
-func (c *TakeCmd) take(ctx context.Context, client *client, snapshot int64, columns []string, open func(*arrow.Schema) error, each func(arrow.Record) (more bool, err error)) error {
+func (c *TakeCmd) take(ctx context.Context, client *client, snapshot int64, columns []string,
+	open func(*arrow.Schema) error, each func(arrow.Record) (more bool, err error)) error {
 	command, err := json.Marshal(map[string]any{"take": map[string]any{
 		"dataset": c.Dataset.Name, "snapshot": snapshot, "columns": columns,
 	}})
@@ -158,7 +161,8 @@ func (c *TakeCmd) ask(stream arrowflight.FlightService_DoExchangeClient, command
 		keys = b.NewArray()
 	} else {
 		field = schema.IDField()
-		b := array.NewFixedSizeBinaryBuilder(memory.DefaultAllocator, &arrow.FixedSizeBinaryType{ByteWidth: len(schema.ID{})})
+		b := array.NewFixedSizeBinaryBuilder(memory.DefaultAllocator,
+			&arrow.FixedSizeBinaryType{ByteWidth: len(schema.ID{})})
 		defer b.Release()
 		for _, id := range c.ID {
 			b.Append(id[:])

@@ -34,7 +34,8 @@ func (f *tokenFlags) path(app *App) (string, error) {
 	if path, _ := configured.(string); path != "" {
 		return path, nil
 	}
-	return "", usagef("--tokens FILE is needed: the file that serve --tokens names (BOWSTRING_SERVE_TOKENS, serve.tokens)")
+	return "", usagef("--tokens FILE is needed: the file that serve --tokens names (BOWSTRING_SERVE_TOKENS, " +
+		"serve.tokens)")
 }
 
 // TokenCreateCmd is bowstring token create.
@@ -121,7 +122,8 @@ func (c *TokenListCmd) Run(app *App) error {
 	out.add("ID", "PRINCIPAL", "GROUPS", "TENANTS", "EXPIRES", "")
 	for i := range tokens {
 		t := &tokens[i]
-		l := line{ID: t.ID, Principal: t.Principal, Groups: t.Groups, Created: t.Created, Expires: t.Expires, State: t.State(time.Now())}
+		l := line{ID: t.ID, Principal: t.Principal, Groups: t.Groups, Created: t.Created, Expires: t.Expires,
+			State: t.State(time.Now())}
 		if t.Tenant != "" {
 			l.Tenants = append([]string{t.Tenant}, t.Tenants...)
 		}

@@ -114,12 +114,15 @@ func printView(v *watch.View, w io.Writer) error {
 	}
 	spill := "no spill"
 	if v.SpillBudget > 0 {
-		spill = fmt.Sprintf("spill %s of %s, %s of bytes from it", humanize.IBytes(uint64(v.SpillHeld)), humanize.IBytes(uint64(v.SpillBudget)), percent(v.SpillShare))
+		spill = fmt.Sprintf("spill %s of %s, %s of bytes from it", humanize.IBytes(uint64(v.SpillHeld)),
+			humanize.IBytes(uint64(v.SpillBudget)), percent(v.SpillShare))
 	}
-	_, err := fmt.Fprintf(w, "%s%s  %s\n%s/s  %s rows/s  %d streams\nstore %s/s, p99 %s, %d reads in flight, %d failed, %d lost\n%s\nwindows %s of %s\n\n",
+	_, err := fmt.Fprintf(w, "%s%s  %s\n%s/s  %s rows/s  %d streams\nstore %s/s, p99 %s, %d reads in flight, %d "+
+		"failed, %d lost\n%s\nwindows %s of %s\n\n",
 		printable(v.Server), state, v.At.Local().Format(time.TimeOnly),
 		humanize.IBytes(uint64(v.BytesPerSec)), humanize.Comma(int64(v.RowsPerSec)), len(v.Streams),
-		humanize.IBytes(uint64(v.StoreBytesPerS)), (time.Duration(v.StoreP99) * time.Microsecond).String(), v.ReadsInFlight, v.FailedReads, v.Lost,
+		humanize.IBytes(uint64(v.StoreBytesPerS)), (time.Duration(v.StoreP99) * time.Microsecond).String(),
+		v.ReadsInFlight, v.FailedReads, v.Lost,
 		spill, humanize.IBytes(uint64(v.WindowUsed)), humanize.IBytes(uint64(v.WindowLimit)))
 	if err != nil {
 		return err
@@ -131,7 +134,8 @@ func printView(v *watch.View, w io.Writer) error {
 		if j.LeftSecs != nil {
 			left = time.Duration(*j.LeftSecs * float64(time.Second)).Round(time.Second).String()
 		}
-		jobs.add(abridged(j.Job), j.Dataset, humanize.Comma(int64(j.Streams)), fmt.Sprint(j.Epoch), percent(&j.Progress), left, percent(j.SpillShare))
+		jobs.add(abridged(j.Job), j.Dataset, humanize.Comma(int64(j.Streams)), fmt.Sprint(j.Epoch),
+			percent(&j.Progress), left, percent(j.SpillShare))
 	}
 	if err := jobs.print(w); err != nil {
 		return err
@@ -142,7 +146,8 @@ func printView(v *watch.View, w io.Writer) error {
 	streams := table{numbers: []bool{true, false, false, false, true, true, true, true, true, true, false}}
 	streams.add("ID", "KIND", "DATASET", "TENANT", "BYTES/S", "ROWS/S", "STORE", "SPILL", "ENCODE", "CONSUMER", "LIMIT")
 	for _, s := range v.Streams[:min(len(v.Streams), maxTopStreams)] {
-		streams.add(fmt.Sprint(s.ID), s.Kind, s.Dataset, s.Tenant, humanize.IBytes(uint64(s.BytesPerSec)), humanize.Comma(int64(s.RowsPerSec)),
+		streams.add(fmt.Sprint(s.ID), s.Kind, s.Dataset, s.Tenant, humanize.IBytes(uint64(s.BytesPerSec)),
+			humanize.Comma(int64(s.RowsPerSec)),
 			percent(&s.Store), percent(&s.Spill), percent(&s.Encode), percent(&s.Consumer), s.Limit)
 	}
 	if err := streams.print(w); err != nil {

@@ -28,7 +28,8 @@ func TestTop(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	stream, err := arrowflight.NewClientFromConn(conn, nil).DoGet(t.Context(), &arrowflight.Ticket{Ticket: schema.Ticket{Request: schema.Request{Dataset: "photos", Batch: 8}}.Marshal()})
+	stream, err := arrowflight.NewClientFromConn(conn, nil).DoGet(t.Context(),
+		&arrowflight.Ticket{Ticket: schema.Ticket{Request: schema.Request{Dataset: "photos", Batch: 8}}.Marshal()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +39,8 @@ func TestTop(t *testing.T) {
 	top := func(args ...string) string {
 		t.Helper()
 		var stdout, stderr bytes.Buffer
-		cmd := exec.Command("bowstring", append([]string{"top", "--server", "grpc://" + p.addr, "--once", "--interval", "100ms"}, args...)...)
+		cmd := exec.Command("bowstring", append([]string{"top", "--server", "grpc://" + p.addr, "--once", "--interval",
+			"100ms"}, args...)...)
 		cmd.Stdout, cmd.Stderr = &stdout, &stderr
 		if err := cmd.Run(); err != nil {
 			t.Fatalf("%v: %s", err, stderr.String())
@@ -49,10 +51,12 @@ func TestTop(t *testing.T) {
 	if err := json.Unmarshal([]byte(top("--json")), &v); err != nil {
 		t.Fatal(err)
 	}
-	if len(v.Streams) != 1 || v.Streams[0].Kind != "DoGet" || v.Streams[0].Dataset != "photos@1" || v.Seconds < 0.1 || v.WindowUsed == 0 {
+	if len(v.Streams) != 1 || v.Streams[0].Kind != "DoGet" || v.Streams[0].Dataset != "photos@1" || v.Seconds < 0.1 ||
+		v.WindowUsed == 0 {
 		t.Errorf("got %+v", v)
 	}
-	if len(v.Jobs) != 1 || v.Jobs[0].Dataset != "photos@1" || v.Jobs[0].Streams != 1 || v.Jobs[0].Job != v.Streams[0].Plan {
+	if len(v.Jobs) != 1 || v.Jobs[0].Dataset != "photos@1" || v.Jobs[0].Streams != 1 ||
+		v.Jobs[0].Job != v.Streams[0].Plan {
 		t.Errorf("got jobs %+v", v.Jobs)
 	}
 	text := top()

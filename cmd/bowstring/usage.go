@@ -54,8 +54,10 @@ func (c *UsageCmd) Run(ctx context.Context, app *App) error {
 	out := table{numbers: []bool{false, false, false, true, true, true, true, true, true}}
 	out.add("DAY", "TENANT", "DATASET", "STREAMS", "ROWS", "SENT", "FROM STORE", "RECEIVED", "HOURS")
 	for _, e := range list {
-		out.add(e.Day, printable(e.Tenant), printable(e.Dataset), strconv.FormatInt(e.Streams, 10), humanize.Comma(e.Rows),
-			humanize.IBytes(uint64(max(e.Bytes, 0))), humanize.IBytes(uint64(max(e.StoreBytes, 0))), humanize.IBytes(uint64(max(e.BytesIn, 0))),
+		out.add(e.Day, printable(e.Tenant), printable(e.Dataset), strconv.FormatInt(e.Streams, 10),
+			humanize.Comma(e.Rows),
+			humanize.IBytes(uint64(max(e.Bytes, 0))), humanize.IBytes(uint64(max(e.StoreBytes, 0))),
+			humanize.IBytes(uint64(max(e.BytesIn, 0))),
 			fmt.Sprintf("%.1f", e.Seconds/3600))
 	}
 	return out.print(app.Stdout)

@@ -127,7 +127,8 @@ func (c *VerifyCmd) scope(ctx context.Context, src tend.Source) (tend.Scope, err
 	return tend.Scope{Source: src, Snapshots: snaps, Selections: selections, Memory: int64(c.Memory)}, err
 }
 
-func (c *VerifyCmd) verify(ctx context.Context, app *App, scope tend.Scope, opts tend.VerifyOptions) (tend.Verification, error) {
+func (c *VerifyCmd) verify(ctx context.Context, app *App, scope tend.Scope,
+	opts tend.VerifyOptions) (tend.Verification, error) {
 	_, size := scope.Size()
 	bar := app.byteProgress("verify", size)
 	defer func() { _ = bar.Exit() }() // drawing is best effort
@@ -136,7 +137,8 @@ func (c *VerifyCmd) verify(ctx context.Context, app *App, scope tend.Scope, opts
 }
 
 // fromSource looks for what is damaged among what was imported.
-func (c *VerifyCmd) fromSource(ctx context.Context, scope tend.Scope, to store.Repairer, found *tend.Verification) error {
+func (c *VerifyCmd) fromSource(ctx context.Context, scope tend.Scope, to store.Repairer,
+	found *tend.Verification) error {
 	src, err := source.Open(ctx, c.Source, source.Options{Format: "auto"})
 	if err != nil {
 		return err
@@ -203,7 +205,8 @@ func (c *VerifyCmd) print(app *App, v *verified) error {
 	app.Notef("%s of %s, %s in %.1f s, %.0f MB/s", plural(v.Blobs, "blob"), plural(int64(len(v.Snapshots)), "snapshot"),
 		humanize.IBytes(uint64(v.Bytes)), v.Seconds, rate)
 	if v.Spill != nil {
-		app.Notef("%s in the spill, %s of them damaged and taken out", plural(v.Spill.Blobs, "blob"), humanize.Comma(v.Spill.Damaged))
+		app.Notef("%s in the spill, %s of them damaged and taken out", plural(v.Spill.Blobs, "blob"),
+			humanize.Comma(v.Spill.Damaged))
 	}
 	if v.Repaired > 0 {
 		app.Notef("%s repaired", plural(v.Repaired, "blob"))
@@ -238,7 +241,8 @@ func rowsOf(in tend.Occurrence) string {
 
 // inSpill is a spill as a place where blobs may be.
 func inSpill(dir string, cache *spill.Cache) tend.Place {
-	return tend.Place{Name: "the spill in " + dir, Get: func(_ context.Context, ref schema.BlobRef) (schema.Blob, error) {
+	return tend.Place{Name: "the spill in " + dir, Get: func(_ context.Context, ref schema.BlobRef) (schema.Blob,
+		error) {
 		if b, ok := cache.Get(ref, spill.Place{}); ok {
 			return b, nil
 		}

@@ -62,12 +62,14 @@ func (c *WarmCmd) Run(ctx context.Context, app *App) error {
 
 // warmed says in a line what a warm-up came to.
 func warmed(source splitRef, p fetch.WarmProgress) string {
-	line := fmt.Sprintf("%s: fetched %s, %s; %s there already", source, plural(p.Stored, "blob"), humanize.IBytes(uint64(p.Bytes)), were(p.There))
+	line := fmt.Sprintf("%s: fetched %s, %s; %s there already", source, plural(p.Stored, "blob"),
+		humanize.IBytes(uint64(p.Bytes)), were(p.There))
 	if p.Failed > 0 {
 		line += fmt.Sprintf("; %s could not be read, or were not stored", plural(p.Failed, "blob"))
 	}
 	if p.Full {
-		line += fmt.Sprintf("; then the spill was full, after %s of %s", humanize.Comma(p.Seen), plural(p.Rows, "sample"))
+		line += fmt.Sprintf("; then the spill was full, after %s of %s", humanize.Comma(p.Seen),
+			plural(p.Rows, "sample"))
 	}
 	return line
 }
@@ -83,7 +85,8 @@ func were(n int64) string {
 // needServer is for commands about what only a running server has.
 func (a *App) needServer(command string) error {
 	if a.cli.Globals.Server == "" {
-		return usagef("%s is about the spill of a running server, which a store has not: name the server by --server", command)
+		return usagef("%s is about the spill of a running server, which a store has not: name the server by --server",
+			command)
 	}
 	return nil
 }

@@ -61,7 +61,8 @@ var separator = regexp.MustCompile(`(?m)^---\s*$`)
 // notes is the template that is no object.
 const notes = "NOTES.txt"
 
-// render returns the objects of the chart, after the checks that Helm makes: of the schema, and of the cluster's version.
+// render returns the objects of the chart, after the checks that Helm makes: of the schema, and of the cluster's
+// version.
 func render(o options) ([]document, error) {
 	chart, err := loader.Load(o.chart)
 	if err != nil {

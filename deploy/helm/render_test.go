@@ -27,7 +27,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// versions are Kubernetes's that a chart is rendered for: the oldest that Chart.yaml takes, and where something changes.
+// versions are Kubernetes's that a chart is rendered for: the oldest that Chart.yaml takes, and where something
+// changes.
 var versions = []string{"1.30", "1.33", "1.36"}
 
 // variants are the files of values that the chart is tried with, by name.
@@ -113,7 +114,8 @@ func TestVariantsRender(t *testing.T) {
 		})
 	}
 	want := []string{
-		"Certificate", "ConfigMap", "DaemonSet", "HorizontalPodAutoscaler", "Job", "NetworkPolicy", "Pod", "PodDisruptionBudget",
+		"Certificate", "ConfigMap", "DaemonSet", "HorizontalPodAutoscaler", "Job", "NetworkPolicy", "Pod",
+		"PodDisruptionBudget",
 		"PrometheusRule", "ScaledObject", "Service", "ServiceAccount", "ServiceMonitor", "StatefulSet",
 	}
 	if got := slices.Sorted(maps.Keys(kindsSeen)); !reflect.DeepEqual(got, want) {
@@ -128,28 +130,41 @@ func TestWrongValues(t *testing.T) {
 	for _, c := range []struct{ name, values, want string }{
 		{"no store", "insecure: true", "store.address: there is none; give cql://HOST/KEYSPACE"},
 		{"a directory", "store: {address: /data}\ninsecure: true", "/store/address"},
-		{"a password in the address", "store: {address: 'cql://me:secret@db/photos'}\ninsecure: true", "/store/address"},
-		{"no certificate", store, "tls: there is no certificate; give tls.secret or tls.certManager, or insecure: true"},
+		{"a password in the address", "store: {address: 'cql://me:secret@db/photos'}\ninsecure: true",
+			"/store/address"},
+		{"no certificate", store, "tls: there is no certificate; give tls.secret or tls.certManager, or " +
+			"insecure: true"},
 		{"nobody is known", store + "tls: {secret: a}", "auth: nothing says who calls; give auth.tokens.secret"},
-		{"metrics for all", store + "tls: {secret: a}\nauth: {tokens: {secret: b}}", "admin.tokenSecret: there is none"},
-		{"two certificates", open + "tls: {secret: a, certManager: {enabled: true, issuer: b}}", "one of them makes the certificate"},
+		{"metrics for all", store + "tls: {secret: a}\nauth: {tokens: {secret: b}}",
+			"admin.tokenSecret: there is none"},
+		{"two certificates", open + "tls: {secret: a, certManager: {enabled: true, issuer: b}}",
+			"one of them makes the certificate"},
 		{"no issuer", open + "tls: {certManager: {enabled: true}}", "tls.certManager.issuer: there is none"},
 		{"clients' certificates alone", open + "tls: {clientCA: true}", "tls.clientCA: there is no certificate"},
 		{"no audience", open + "auth: {oidc: {issuer: 'https://id'}}", "auth.oidc.audience: there is none"},
 		{"a provider without TLS", open + "auth: {oidc: {issuer: 'http://id', audience: a}}", "/auth/oidc/issuer"},
-		{"no replication", "store: {address: 'cql://db/photos', init: {enabled: true}}\ninsecure: true", "store.init.replication: there is none"},
-		{"replication of nothing", "store: {address: 'cql://db/photos', init: {enabled: true, replication: '0'}}\ninsecure: true",
+		{"no replication", "store: {address: 'cql://db/photos', init: {enabled: true}}\ninsecure: true",
+			"store.init.replication: there is none"},
+		{"replication of nothing", "store: {address: 'cql://db/photos', init: {enabled: true, replication: " +
+			"'0'}}\ninsecure: true",
 			"/store/init/replication"},
-		{"claims of a DaemonSet", open + "kind: DaemonSet", "a DaemonSet has no claims; give ephemeral, emptyDir or hostPath"},
-		{"an audit log of a DaemonSet", open + "kind: DaemonSet\nspill: {volume: none}\naudit: {size: 1Gi}", "audit.size: a DaemonSet has no claims"},
+		{"claims of a DaemonSet", open + "kind: DaemonSet",
+			"a DaemonSet has no claims; give ephemeral, emptyDir or hostPath"},
+		{"an audit log of a DaemonSet", open + "kind: DaemonSet\nspill: {volume: none}\naudit: {size: 1Gi}",
+			"audit.size: a DaemonSet has no claims"},
 		{"no path", open + "spill: {volume: hostPath}", "spill.path: there is none"},
-		{"a cluster of a DaemonSet", open + "kind: DaemonSet\nspill: {volume: emptyDir}\ncluster: {name: c}", "cluster.name: only servers of a StatefulSet"},
-		{"a cluster without caches", open + "spill: {volume: none}\ncluster: {name: c}", "a server without a cache owns nothing"},
-		{"a cluster without a key", store + "tls: {secret: a}\nauth: {tokens: {secret: b}}\nadmin: {tokenSecret: c}\ncluster: {name: c}", "cluster.keySecret: there is none"},
+		{"a cluster of a DaemonSet", open + "kind: DaemonSet\nspill: {volume: emptyDir}\ncluster: {name: c}",
+			"cluster.name: only servers of a StatefulSet"},
+		{"a cluster without caches", open + "spill: {volume: none}\ncluster: {name: c}",
+			"a server without a cache owns nothing"},
+		{"a cluster without a key", store + "tls: {secret: a}\nauth: {tokens: {secret: b}}\nadmin: {tokenSecret: " +
+			"c}\ncluster: {name: c}", "cluster.keySecret: there is none"},
 		{"only the same node", open + "service: {sameNode: only}", "only takes a server on each node"},
-		{"a DaemonSet that scales", open + "kind: DaemonSet\nspill: {volume: none}\nautoscaling: {kind: hpa}", "as many servers as nodes"},
+		{"a DaemonSet that scales", open + "kind: DaemonSet\nspill: {volume: none}\nautoscaling: {kind: hpa}",
+			"as many servers as nodes"},
 		{"no Prometheus", open + "autoscaling: {kind: keda}", "autoscaling.prometheus: there is none"},
-		{"more than there may be", open + "autoscaling: {kind: hpa, min: 9}", "got 9, want no more than autoscaling.max, 8"},
+		{"more than there may be", open + "autoscaling: {kind: hpa, min: 9}",
+			"got 9, want no more than autoscaling.max, 8"},
 		{"a setting of the chart's", open + "config: {listen: ':1'}", "config.listen: the chart sets it"},
 		{"a list of settings", open + "config: {max-streams: [1]}", "/config/max-streams"},
 		{"another kind", open + "kind: Deployment", "/kind"},
@@ -212,7 +227,8 @@ func TestRulesAndDashboards(t *testing.T) {
 	labels := at(t, find(t, list, "Service", "-peers"), "metadata", "labels")
 	monitor := find(t, list, "ServiceMonitor", "")
 	endpoint := at(t, monitor, "spec", "endpoints").([]any)[0]
-	if job := at(t, endpoint, "relabelings").([]any)[0]; !reflect.DeepEqual(job, map[string]any{"targetLabel": "job", "replacement": "bowstring"}) {
+	if job := at(t, endpoint, "relabelings").([]any)[0]; !reflect.DeepEqual(job,
+		map[string]any{"targetLabel": "job", "replacement": "bowstring"}) {
 		t.Errorf("the job of the servers is %v, and the rules ask for bowstring", job)
 	}
 	for name, value := range at(t, monitor, "spec", "selector", "matchLabels").(map[string]any) {
@@ -249,7 +265,8 @@ func TestPodSecurity(t *testing.T) {
 				t.Fatal(err)
 			}
 			pods++
-			result := policy.AggregateCheckResults(evaluator.EvaluatePod(level, &o.Template.ObjectMeta, &o.Template.Spec))
+			result := policy.AggregateCheckResults(evaluator.EvaluatePod(level, &o.Template.ObjectMeta,
+				&o.Template.Spec))
 			if name == "daemonset" && d.object.Kind == "DaemonSet" {
 				if result.Allowed || !reflect.DeepEqual(result.ForbiddenReasons, []string{"restricted volume types"}) {
 					t.Errorf("%s: %v", name, result.ForbiddenDetail())
@@ -287,7 +304,8 @@ func TestPods(t *testing.T) {
 			}
 			spec := template.Spec
 			container := spec.Containers[0]
-			if grace, settle := *spec.TerminationGracePeriodSeconds, container.Lifecycle.PreStop.Sleep.Seconds; grace < settle+300+10 {
+			if grace, settle := *spec.TerminationGracePeriodSeconds,
+				container.Lifecycle.PreStop.Sleep.Seconds; grace < settle+300+10 {
 				t.Errorf("%s: a pod has %d s to end, and takes %d to settle and 300 to drain", name, grace, settle)
 			}
 			volumes := map[string]bool{}
@@ -311,7 +329,9 @@ func TestPods(t *testing.T) {
 			name := at(t, workload, "metadata", "name").(string)
 			settings, _ := at(t, find(t, list, "ConfigMap", name), "data", "bowstring.yaml").(string)
 			for _, path := range regexp.MustCompile(`/etc/bowstring/\w+`).FindAllString(settings, -1) {
-				if !slices.ContainsFunc(container.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == path }) {
+				if !slices.ContainsFunc(container.VolumeMounts, func(m corev1.VolumeMount) bool {
+					return m.MountPath == path
+				}) {
 					t.Errorf("%s: the settings name %s, and nothing is mounted there", name, path)
 				}
 			}
@@ -341,7 +361,8 @@ func TestSameNode(t *testing.T) {
 	}
 }
 
-// A cache in an emptyDir takes a share of that, not of the node's disk, of which the kubelet evicts who takes more than that.
+// A cache in an emptyDir takes a share of that, not of the node's disk, of which the kubelet evicts who takes more than
+// that.
 func TestEmptyDir(t *testing.T) {
 	for _, c := range []struct{ spill, want string }{
 		{"volume: emptyDir, size: 100Gi", "90.000Gi"},
@@ -350,7 +371,8 @@ func TestEmptyDir(t *testing.T) {
 		{"volume: claim, size: 100Gi", "90%"},
 	} {
 		o := options{chart: chart, name: "feed", namespace: "training"}
-		if err := yaml.Unmarshal([]byte("store: {address: 'cql://db/photos'}\ninsecure: true\nspill: {"+c.spill+"}"), &o.values); err != nil {
+		if err := yaml.Unmarshal([]byte("store: {address: 'cql://db/photos'}\ninsecure: true\nspill: {"+c.spill+"}"),
+			&o.values); err != nil {
 			t.Fatal(err)
 		}
 		list, err := render(o)
@@ -367,7 +389,8 @@ func TestEmptyDir(t *testing.T) {
 // Servers reach each other, whoever their clients are.
 func TestServersReachEachOther(t *testing.T) {
 	o := options{chart: chart, name: "feed", namespace: "training"}
-	const values = "store: {address: 'cql://db/photos'}\ninsecure: true\nnetworkPolicy: {clients: [{namespaceSelector: {matchLabels: {team: a}}}]}"
+	const values = "store: {address: 'cql://db/photos'}\ninsecure: true\nnetworkPolicy: {clients: " +
+		"[{namespaceSelector: {matchLabels: {team: a}}}]}"
 	if err := yaml.Unmarshal([]byte(values), &o.values); err != nil {
 		t.Fatal(err)
 	}

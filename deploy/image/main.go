@@ -74,7 +74,8 @@ func image(arch, file, version string) (v1.Image, error) {
 	base, err := layer(
 		entry{name: "data/", mode: 0o750},
 		entry{name: "etc/", mode: 0o755, root: true},
-		entry{name: "etc/group", mode: 0o644, root: true, data: fmt.Appendf(nil, "root:x:0:\nbowstring:x:%d:\n", account)},
+		entry{name: "etc/group", mode: 0o644, root: true, data: fmt.Appendf(nil, "root:x:0:\nbowstring:x:%d:\n",
+			account)},
 		entry{name: "etc/passwd", mode: 0o644, root: true,
 			data: fmt.Appendf(nil, "root:x:0:0::/:/none\nbowstring:x:%d:%d::/data:/none\n", account, account)},
 		entry{name: "tmp/", mode: 0o1777, root: true},
@@ -86,7 +87,8 @@ func image(arch, file, version string) (v1.Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	img, err := mutate.AppendLayers(mutate.MediaType(mutate.ConfigMediaType(empty.Image, types.OCIConfigJSON), types.OCIManifestSchema1), base, top)
+	img, err := mutate.AppendLayers(mutate.MediaType(mutate.ConfigMediaType(empty.Image, types.OCIConfigJSON),
+		types.OCIManifestSchema1), base, top)
 	if err != nil {
 		return nil, err
 	}
@@ -133,7 +135,8 @@ func layer(entries ...entry) (v1.Layer, error) {
 	var packed bytes.Buffer
 	w := tar.NewWriter(&packed)
 	for _, e := range entries {
-		h := &tar.Header{Name: e.name, Mode: e.mode, Size: int64(len(e.data)), ModTime: time.Unix(0, 0), Format: tar.FormatPAX, Typeflag: tar.TypeReg}
+		h := &tar.Header{Name: e.name, Mode: e.mode, Size: int64(len(e.data)), ModTime: time.Unix(0, 0),
+			Format: tar.FormatPAX, Typeflag: tar.TypeReg}
 		if strings.HasSuffix(e.name, "/") {
 			h.Typeflag = tar.TypeDir
 		}
@@ -150,6 +153,8 @@ func layer(entries ...entry) (v1.Layer, error) {
 	if err := w.Close(); err != nil {
 		return nil, err
 	}
-	return tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(packed.Bytes())), nil },
+	return tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(packed.Bytes())), nil
+	},
 		tarball.WithMediaType(types.OCILayer))
 }

@@ -120,7 +120,8 @@ func readImage(dir, version string) (list []artifact, err error) {
 		}
 		a.name = fmt.Sprintf("bowstring-%s-image-%s", version, m.Platform.Architecture)
 		a.subject = cdx.Component{Type: cdx.ComponentTypeContainer, Name: "bowstring", Version: version,
-			PackageURL: "pkg:oci/bowstring@" + strings.Replace(m.Digest, ":", "%3A", 1) + "?arch=" + m.Platform.Architecture}
+			PackageURL: "pkg:oci/bowstring@" + strings.Replace(m.Digest, ":", "%3A", 1) + "?arch=" +
+				m.Platform.Architecture}
 		list = append(list, a)
 	}
 	return list, nil

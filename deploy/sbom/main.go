@@ -96,25 +96,32 @@ func bill(a artifact) *cdx.BOM {
 	a.subject.Licenses = &cdx.Licenses{{License: &cdx.License{ID: "Apache-2.0"}}}
 	b.Metadata = &cdx.Metadata{Component: &a.subject}
 	components := []cdx.Component{{
-		BOMRef: "pkg:golang/std@" + strings.TrimPrefix(a.program.GoVersion, "go"), Type: cdx.ComponentTypeLibrary, Name: "std",
-		Version: strings.TrimPrefix(a.program.GoVersion, "go"), PackageURL: "pkg:golang/std@" + strings.TrimPrefix(a.program.GoVersion, "go"),
+		BOMRef: "pkg:golang/std@" + strings.TrimPrefix(a.program.GoVersion, "go"), Type: cdx.ComponentTypeLibrary,
+		Name:    "std",
+		Version: strings.TrimPrefix(a.program.GoVersion, "go"), PackageURL: "pkg:golang/std@" +
+			strings.TrimPrefix(a.program.GoVersion, "go"),
 	}}
 	for _, m := range a.program.Deps {
 		properties := []cdx.Property{}
 		if m.Replace != nil {
-			properties = append(properties, cdx.Property{Name: "bowstring:go:replaces", Value: m.Path + "@" + m.Version})
+			properties = append(properties, cdx.Property{Name: "bowstring:go:replaces",
+				Value: m.Path + "@" + m.Version})
 			m = m.Replace
 		}
 		properties = append(properties, cdx.Property{Name: "bowstring:go:sum", Value: m.Sum})
 		url := "pkg:golang/" + strings.ToLower(m.Path) + "@" + m.Version // as package URLs of modules are written
 		components = append(components, cdx.Component{
-			BOMRef: url, Type: cdx.ComponentTypeLibrary, Name: m.Path, Version: m.Version, PackageURL: url, Properties: &properties,
+			BOMRef: url, Type: cdx.ComponentTypeLibrary, Name: m.Path, Version: m.Version, PackageURL: url,
+			Properties: &properties,
 		})
 	}
 	for _, need := range a.needs {
-		name := strings.ToLower(need[:strings.IndexFunc(need+";", func(r rune) bool { return strings.ContainsRune("<>=!~;[ (", r) })])
+		name := strings.ToLower(need[:strings.IndexFunc(need+";", func(r rune) bool {
+			return strings.ContainsRune("<>=!~;[ (", r)
+		})])
 		components = append(components, cdx.Component{
-			BOMRef: "requires:" + need, Type: cdx.ComponentTypeLibrary, Name: name, PackageURL: "pkg:pypi/" + strings.ReplaceAll(name, "_", "-"),
+			BOMRef: "requires:" + need, Type: cdx.ComponentTypeLibrary, Name: name, PackageURL: "pkg:pypi/" +
+				strings.ReplaceAll(name, "_", "-"),
 			Properties: &[]cdx.Property{{Name: "bowstring:python:requires", Value: need}},
 		})
 		if strings.Contains(need, "extra ==") {
@@ -143,5 +150,6 @@ func write(path string, b *cdx.BOM) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(cdx.NewBOMEncoder(f, cdx.BOMFileFormatJSON).SetPretty(true).EncodeVersion(b, cdx.SpecVersion1_6), f.Close())
+	return errors.Join(cdx.NewBOMEncoder(f, cdx.BOMFileFormatJSON).SetPretty(true).EncodeVersion(b, cdx.SpecVersion1_6),
+		f.Close())
 }

@@ -44,7 +44,8 @@ func wheel(t *testing.T, program string) string {
 	return path
 }
 
-// A program and a wheel give documents that can be read, that list modules and requirements, and are the same each time.
+// A program and a wheel give documents that can be read, that list modules and requirements, and are the same each
+// time.
 func TestBills(t *testing.T) {
 	program, err := os.Executable()
 	if err != nil {
@@ -66,7 +67,8 @@ func TestBills(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if other, err := os.ReadFile(filepath.Join(again, filepath.Base(file))); err != nil || !bytes.Equal(data, other) {
+		if other, err := os.ReadFile(filepath.Join(again, filepath.Base(file))); err != nil ||
+			!bytes.Equal(data, other) {
 			t.Errorf("%s is another the second time: %v", filepath.Base(file), err)
 		}
 		var b cdx.BOM
@@ -77,7 +79,9 @@ func TestBills(t *testing.T) {
 			t.Errorf("the subject is %+v of %q", b.Metadata.Component, b.Metadata.Timestamp)
 		}
 		has := func(url string, scope cdx.Scope) bool {
-			return slices.ContainsFunc(*b.Components, func(c cdx.Component) bool { return strings.HasPrefix(c.PackageURL, url) && c.Scope == scope })
+			return slices.ContainsFunc(*b.Components, func(c cdx.Component) bool {
+				return strings.HasPrefix(c.PackageURL, url) && c.Scope == scope
+			})
 		}
 		if !has("pkg:golang/std@1.", "") || !has("pkg:golang/github.com/cyclonedx/cyclonedx-go@v", "") {
 			t.Errorf("%s lacks modules: %+v", file, *b.Components)

@@ -36,7 +36,8 @@ func TestLedger(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := ledger(t, 100)
 		_, err := l.Reserve(t.Context(), admission.Uploads, 101)
-		if !errors.Is(err, schema.ErrLimit) || !strings.Contains(err.Error(), "101 bytes would be needed at once for uploads") {
+		if !errors.Is(err, schema.ErrLimit) || !strings.Contains(err.Error(),
+			"101 bytes would be needed at once for uploads") {
 			t.Fatalf("more than the limit: %v", err)
 		}
 		first, err := l.Reserve(t.Context(), admission.Uploads, 80)
@@ -160,7 +161,9 @@ func TestWork(t *testing.T) {
 		if got := strings.Join(order, ""); got != "ababaa" {
 			t.Errorf("order %s", got)
 		}
-		if err := w.Do(t.Context(), "d", func() error { return errors.ErrUnsupported }); !errors.Is(err, errors.ErrUnsupported) {
+		if err := w.Do(t.Context(), "d", func() error {
+			return errors.ErrUnsupported
+		}); !errors.Is(err, errors.ErrUnsupported) {
 			t.Error(err)
 		}
 	})

@@ -19,9 +19,10 @@ type EgressLimits struct {
 // limits, and fairly by tenant. It has no queue: what there is no room for is refused, and whoever asked
 // reads it from the store. It is safe for concurrent use.
 //
-// Each limit is a token bucket that holds what a quarter of a second brings, and may be left in debt by one blob. Each tenant
-// has a part of it by weight, among those that asked within the last second. While the bucket is more than half
-// full nobody is held to his part: what others do not take is anybody's. Below that, who has used his part up is refused.
+// Each limit is a token bucket that holds what a quarter of a second brings, and may be left in debt by one blob. Each
+// tenant has a part of it by weight, among those that asked within the last second. While the bucket is more than half
+// full nobody is held to his part: what others do not take is anybody's. Below that, who has used his part up is
+// refused.
 type Egress struct {
 	now func() time.Time
 

@@ -16,11 +16,15 @@ func TestEgress(t *testing.T) {
 		weight map[string]int64
 		least  map[string]float64 // parts of the rate that each gets at least
 	}{
-		"one":          {EgressLimits{All: rate}, map[string]int64{"a": 4 * rate}, nil, map[string]float64{"a": .95}},
-		"two alike":    {EgressLimits{All: rate}, map[string]int64{"a": 9 * rate, "b": 2 * rate}, nil, map[string]float64{"a": .42, "b": .42}},
-		"by weight":    {EgressLimits{All: rate}, map[string]int64{"a": 4 * rate, "b": 4 * rate}, map[string]int64{"a": 3}, map[string]float64{"a": .68, "b": .21}},
-		"one is small": {EgressLimits{All: rate}, map[string]int64{"a": 9 * rate, "b": rate / 10}, nil, map[string]float64{"a": .8, "b": .095}},
-		"of a zone":    {EgressLimits{Zones: map[string]int64{"z": rate}}, map[string]int64{"a": 4 * rate, "b": 4 * rate}, nil, map[string]float64{"a": .42, "b": .42}},
+		"one": {EgressLimits{All: rate}, map[string]int64{"a": 4 * rate}, nil, map[string]float64{"a": .95}},
+		"two alike": {EgressLimits{All: rate}, map[string]int64{"a": 9 * rate, "b": 2 * rate}, nil,
+			map[string]float64{"a": .42, "b": .42}},
+		"by weight": {EgressLimits{All: rate}, map[string]int64{"a": 4 * rate, "b": 4 * rate},
+			map[string]int64{"a": 3}, map[string]float64{"a": .68, "b": .21}},
+		"one is small": {EgressLimits{All: rate}, map[string]int64{"a": 9 * rate, "b": rate / 10}, nil,
+			map[string]float64{"a": .8, "b": .095}},
+		"of a zone": {EgressLimits{Zones: map[string]int64{"z": rate}}, map[string]int64{"a": 4 * rate, "b": 4 * rate},
+			nil, map[string]float64{"a": .42, "b": .42}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			seed := rand.Uint64()
@@ -57,7 +61,8 @@ func TestEgress(t *testing.T) {
 				}
 			}
 			st := e.Stats()
-			if st.Nodes[0].Bytes != got["a"]+got["b"] || st.Zones[0].Bytes != st.Nodes[0].Bytes || st.Nodes[0].Refused == 0 && name != "one is small" {
+			if st.Nodes[0].Bytes != got["a"]+got["b"] || st.Zones[0].Bytes != st.Nodes[0].Bytes ||
+				st.Nodes[0].Refused == 0 && name != "one is small" {
 				t.Errorf("counted %+v, sent %v", st, got)
 			}
 		})

@@ -33,7 +33,8 @@ const (
 	uses
 )
 
-var useNames = [uses]string{"windows of streams", "uploads", "selections and indexes of ids", "answers", "pages of manifests", "blobs for other nodes", "operators at work"}
+var useNames = [uses]string{"windows of streams", "uploads", "selections and indexes of ids", "answers",
+	"pages of manifests", "blobs for other nodes", "operators at work"}
 
 // String names the use in words, as errors and statistics show it.
 func (u Use) String() string { return useNames[u] }
@@ -51,7 +52,8 @@ type Limits struct {
 
 // EnsureDefaults fills in the fields that are zero.
 func (l *Limits) EnsureDefaults() {
-	for at, most := range map[*int64]int64{&l.Windows: 512 << 20, &l.Uploads: 512 << 20, &l.Evaluation: 256 << 20, &l.Results: 64 << 20, &l.Manifests: 128 << 20, &l.Loans: 128 << 20, &l.Making: 256 << 20} {
+	for at, most := range map[*int64]int64{&l.Windows: 512 << 20, &l.Uploads: 512 << 20, &l.Evaluation: 256 << 20,
+		&l.Results: 64 << 20, &l.Manifests: 128 << 20, &l.Loans: 128 << 20, &l.Making: 256 << 20} {
 		if *at == 0 {
 			*at = most
 		}
@@ -62,7 +64,8 @@ func (l *Limits) EnsureDefaults() {
 func (l *Limits) Validate() error {
 	for u, n := range [uses]int64{l.Windows, l.Uploads, l.Evaluation, l.Results, l.Manifests, l.Loans, l.Making} {
 		if n <= 0 {
-			return fmt.Errorf("%w: the limit of memory for %s is %d; want a positive number of bytes", schema.ErrInvalid, Use(u), n)
+			return fmt.Errorf("%w: the limit of memory for %s is %d; want a positive number of bytes",
+				schema.ErrInvalid, Use(u), n)
 		}
 	}
 	return nil
@@ -100,7 +103,8 @@ type reservation struct {
 // NewLedger returns a ledger with those limits, which must be valid.
 func NewLedger(limits Limits) *Ledger {
 	l := &Ledger{}
-	for u, n := range [uses]int64{limits.Windows, limits.Uploads, limits.Evaluation, limits.Results, limits.Manifests, limits.Loans, limits.Making} {
+	for u, n := range [uses]int64{limits.Windows, limits.Uploads, limits.Evaluation, limits.Results, limits.Manifests,
+		limits.Loans, limits.Making} {
 		l.accounts[u].limit = n
 	}
 	return l
@@ -168,7 +172,8 @@ func (h *Hold) Grow(ctx context.Context, n int64) error {
 	a := &l.accounts[h.use]
 	if n < 0 || h.bytes+n > a.limit || h.bytes+n < h.bytes {
 		defer l.mu.Unlock()
-		return fmt.Errorf("%w: %d bytes would be needed at once for %s, and all of those together may take %d", schema.ErrLimit, h.bytes+n, h.use, a.limit)
+		return fmt.Errorf("%w: %d bytes would be needed at once for %s, and all of those together may take %d",
+			schema.ErrLimit, h.bytes+n, h.use, a.limit)
 	}
 	if most := l.mostLocked(h.use, h.tenant); h.bytes+n > most {
 		defer l.mu.Unlock()

@@ -19,7 +19,9 @@ func look(i *item) int { return i.class }
 
 // Who has more jobs, or more streams, gets no more for it; weights count.
 func TestQueueShares(t *testing.T) {
-	q := admission.NewQueue(1, look, func(i *item, _ int) admission.Taken { return admission.Taken{OK: true, Cost: i.cost} })
+	q := admission.NewQueue(1, look, func(i *item, _ int) admission.Taken {
+		return admission.Taken{OK: true, Cost: i.cost}
+	})
 	fill := func(tenant string, weight int64, jobs, streams, items int, cost int64) {
 		for j := range jobs {
 			for range streams {

@@ -152,8 +152,9 @@ func limitName(u Use) string {
 
 // tooMuch says that a tenant never gets n bytes of an account.
 func tooMuch(u Use, tenant string, n, most int64) error {
-	return &schema.LimitError{Limit: limitName(u), Message: fmt.Sprintf("%d bytes would be needed at once for %s, and tenant %s may have %d",
-		n, u, schema.Quote(cmp.Or(tenant, "(none)")), most)}
+	return &schema.LimitError{Limit: limitName(u),
+		Message: fmt.Sprintf("%d bytes would be needed at once for %s, and tenant %s may have %d",
+			n, u, schema.Quote(cmp.Or(tenant, "(none)")), most)}
 }
 
 // Left is how many bytes of a use a tenant may take now: as far as its own share

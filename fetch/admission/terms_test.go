@@ -39,7 +39,8 @@ func TestLedgerOfTenants(t *testing.T) {
 		}
 		_, err := l.ReserveFor(t.Context(), admission.Windows, "small", 31)
 		var limit *schema.LimitError
-		if !errors.As(err, &limit) || limit.Limit != admission.LimitWindows || !errors.Is(err, schema.ErrLimit) || !strings.Contains(err.Error(), `tenant "small" may have 30`) {
+		if !errors.As(err, &limit) || limit.Limit != admission.LimitWindows || !errors.Is(err, schema.ErrLimit) ||
+			!strings.Contains(err.Error(), `tenant "small" may have 30`) {
 			t.Errorf("more than it may ever have: %v", err)
 		}
 		got := make(chan *admission.Hold)

@@ -39,7 +39,8 @@ func (o *Options) EnsureDefaults() {
 // Validate returns an error that names the first field without a sensible value.
 func (o *Options) Validate() error {
 	if o.Time < 0 || o.Reads < 1 || o.Bytes < 1 {
-		return fmt.Errorf("%w: Time, Reads and Bytes are %s, %d, %d; want positive ones", schema.ErrInvalid, o.Time, o.Reads, o.Bytes)
+		return fmt.Errorf("%w: Time, Reads and Bytes are %s, %d, %d; want positive ones", schema.ErrInvalid, o.Time,
+			o.Reads, o.Bytes)
 	}
 	return nil
 }
@@ -140,7 +141,8 @@ func (r *Result) conclude(found []ladder) {
 	reads := Uncertain{Spread: small.spread, AtLeast: true, Samples: small.reads}
 	bytes := Uncertain{Spread: large.spread, AtLeast: true, Samples: large.reads}
 	byBytes, byReads := small.byteRate > 0.7*large.byteRate, large.readRate > 0.7*small.readRate
-	const another = "the rate still grew when the time was up, or as much was in flight as may be; there were %.4g a second"
+	const another = "the rate still grew when the time was up, or as much was in flight as may be; there were " +
+		"%.4g a second"
 	switch {
 	case !small.flat:
 		reads.Why = fmt.Sprintf(another, small.readRate)
@@ -269,7 +271,8 @@ func (p *prober) climb(refs []schema.BlobRef, latency, limit time.Duration, clas
 
 // rung keeps so many reads in flight for a while, and then waits for those under way. What comes back
 // with the first round trip is not counted, nor is the time of that.
-func (p *prober) rung(refs []schema.BlobRef, inFlight int, latency time.Duration, class int) (n, bytes int64, took time.Duration, err error) {
+func (p *prober) rung(refs []schema.BlobRef, inFlight int, latency time.Duration,
+	class int) (n, bytes int64, took time.Duration, err error) {
 	var next, made, size atomic.Int64
 	var once sync.Once
 	var workers sync.WaitGroup

@@ -75,7 +75,8 @@ func TestStore(t *testing.T) {
 		reads, bytes float64 // 0: not said
 		atLeast      bool
 	}{
-		{"both", &far{latency: 20 * time.Millisecond, reads: 2000, rate: 50e6}, []int64{1000, 100_000}, 2000, 50e6, false},
+		{"both", &far{latency: 20 * time.Millisecond, reads: 2000, rate: 50e6}, []int64{1000, 100_000}, 2000, 50e6,
+			false},
 		{"reads", &far{latency: 5 * time.Millisecond, reads: 1000}, []int64{1000, 10_000}, 1000, 0, false},
 		{"bytes", &far{latency: 5 * time.Millisecond, rate: 20e6}, []int64{10_000, 100_000}, 0, 20e6, false},
 		{"far", &far{latency: 150 * time.Millisecond, rate: 40e6}, []int64{4000, 200_000}, 0, 40e6, false},

@@ -40,7 +40,8 @@ func (w *Writer) Commit(ctx context.Context) (snap *schema.Snapshot, changed boo
 
 func (w *Writer) commit(ctx context.Context) (*schema.Snapshot, bool, error) {
 	if w.opts.Mode == Replace && w.rows == 0 {
-		return nil, false, fmt.Errorf("%w: no rows came to replace those of dataset %s; nothing was committed (to empty it, drop it)",
+		return nil, false, fmt.Errorf("%w: no rows came to replace those of dataset %s; nothing was committed (to "+
+			"empty it, drop it)",
 			schema.ErrInvalid, w.opts.Dataset)
 	}
 	if err := w.turn(len(w.ids), w.checkUnique); err != nil {
@@ -71,7 +72,8 @@ func (w *Writer) commit(ctx context.Context) (*schema.Snapshot, bool, error) {
 			return nil, false, err
 		}
 	}
-	return nil, false, fmt.Errorf("commit to %s: %w: other writers were first %d times in a row", w.opts.Dataset, schema.ErrConflict, rebases)
+	return nil, false, fmt.Errorf("commit to %s: %w: other writers were first %d times in a row", w.opts.Dataset,
+		schema.ErrConflict, rebases)
 }
 
 // snapshot puts together what is to be committed, on the present base.
@@ -115,7 +117,8 @@ func inOrder(splits []schema.Split) []splitRange {
 
 // sameContent compares all that readers can tell apart.
 func sameContent(a, b *schema.Snapshot) bool {
-	return schemaDiff(a.Schema, b.Schema) == "" && reflect.DeepEqual(a.Splits, b.Splits) && sameChunks(a.Chunks, b.Chunks)
+	return schemaDiff(a.Schema, b.Schema) == "" && reflect.DeepEqual(a.Splits, b.Splits) &&
+		sameChunks(a.Chunks, b.Chunks)
 }
 
 func sameChunks(a, b []schema.Chunk) bool {

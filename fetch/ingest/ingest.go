@@ -169,7 +169,8 @@ func (w *Writer) findBase(ctx context.Context) error {
 	switch w.opts.Mode {
 	case Create:
 		if base != nil {
-			return fmt.Errorf("%w: dataset %s, its newest snapshot is %d; append to it or replace it", schema.ErrExists, w.opts.Dataset, base.Number)
+			return fmt.Errorf("%w: dataset %s, its newest snapshot is %d; append to it or replace it", schema.ErrExists,
+				w.opts.Dataset, base.Number)
 		}
 	case Append:
 		if base == nil {
@@ -308,11 +309,13 @@ func (w *Writer) check(ids []schema.ID, meta arrow.Record, blobs [][][]byte) err
 	case meta == nil && len(w.meta) > 0:
 		return fmt.Errorf("%w: the rows lack their %d metadata columns", schema.ErrInvalid, len(w.meta))
 	case meta != nil && int(meta.NumCols()) != len(w.meta):
-		return fmt.Errorf("%w: the rows have %d metadata columns, the schema has %d", schema.ErrInvalid, meta.NumCols(), len(w.meta))
+		return fmt.Errorf("%w: the rows have %d metadata columns, the schema has %d", schema.ErrInvalid, meta.NumCols(),
+			len(w.meta))
 	case meta != nil && int(meta.NumRows()) != rows:
 		return fmt.Errorf("%w: %d ids for %d rows of metadata", schema.ErrInvalid, rows, meta.NumRows())
 	case len(blobs) != len(w.blobs):
-		return fmt.Errorf("%w: the rows have %d blob columns, the schema has %d", schema.ErrInvalid, len(blobs), len(w.blobs))
+		return fmt.Errorf("%w: the rows have %d blob columns, the schema has %d", schema.ErrInvalid, len(blobs),
+			len(w.blobs))
 	}
 	for i, f := range w.meta {
 		col := meta.Column(i)
@@ -320,7 +323,8 @@ func (w *Writer) check(ids []schema.ID, meta arrow.Record, blobs [][][]byte) err
 			return fmt.Errorf("%w: metadata column %d is %q, the schema has %q", schema.ErrInvalid, i, name, f.Name)
 		}
 		if !arrow.TypeEqual(col.DataType(), f.Type) {
-			return fmt.Errorf("%w: column %q is %s, the schema says %s", schema.ErrInvalid, f.Name, col.DataType(), f.Type)
+			return fmt.Errorf("%w: column %q is %s, the schema says %s", schema.ErrInvalid, f.Name, col.DataType(),
+				f.Type)
 		}
 		if !f.Nullable && col.NullN() > 0 {
 			return fmt.Errorf("%w: column %q has %d nulls and must have none", schema.ErrInvalid, f.Name, col.NullN())
@@ -334,7 +338,8 @@ func (w *Writer) check(ids []schema.ID, meta arrow.Record, blobs [][][]byte) err
 			continue
 		}
 		if i := slices.IndexFunc(blobs[c], func(b []byte) bool { return b == nil }); i >= 0 {
-			return fmt.Errorf("%w: column %q is null in row %d and must not be", schema.ErrInvalid, f.Name, w.rows+int64(i))
+			return fmt.Errorf("%w: column %q is null in row %d and must not be", schema.ErrInvalid, f.Name,
+				w.rows+int64(i))
 		}
 	}
 	return nil
@@ -368,7 +373,8 @@ func checkRanges(splits []schema.Split) error {
 		n += len(s.Ranges)
 	}
 	if n > maxRanges {
-		return fmt.Errorf("%w: the splits change more than %d times; write the rows split by split", schema.ErrLimit, maxRanges)
+		return fmt.Errorf("%w: the splits change more than %d times; write the rows split by split", schema.ErrLimit,
+			maxRanges)
 	}
 	return nil
 }

@@ -106,7 +106,8 @@ func write(t *testing.T, store store.Store, mode Mode, parts ...part) (*schema.S
 	t.Helper()
 	mem := memory.NewCheckedAllocator(memory.DefaultAllocator)
 	defer mem.AssertSize(t, 0)
-	w, err := New(t.Context(), store, Options{Dataset: "d", Source: "test", Schema: testSchema(t), Mode: mode, Mem: mem, Workers: 3})
+	w, err := New(t.Context(), store, Options{Dataset: "d", Source: "test", Schema: testSchema(t), Mode: mode, Mem: mem,
+		Workers: 3})
 	if err != nil {
 		return nil, false, err
 	}
@@ -223,7 +224,8 @@ func TestCreate(t *testing.T) {
 	if snap.Number != 1 || snap.Source != "test" || snap.Rows() != 150 {
 		t.Errorf("snapshot %d of %q with %d rows", snap.Number, snap.Source, snap.Rows())
 	}
-	splits := []schema.Split{{Name: "train", Ranges: []schema.Range{{Start: 0, End: 130}}}, {Name: "val", Ranges: []schema.Range{{Start: 130, End: 150}}}}
+	splits := []schema.Split{{Name: "train", Ranges: []schema.Range{{Start: 0, End: 130}}},
+		{Name: "val", Ranges: []schema.Range{{Start: 130, End: 150}}}}
 	if !reflect.DeepEqual(snap.Splits, splits) {
 		t.Errorf("splits %v, want %v", snap.Splits, splits)
 	}
@@ -275,7 +277,8 @@ func TestReplaceByNothing(t *testing.T) {
 	mustWrite(t, store, Create, part{"a", 0, 10})
 	for name, parts := range map[string][]part{"no call": nil, "calls without rows": {{"a", 0, 0}, {"b", 3, 3}}} {
 		_, _, err := write(t, store, Replace, parts...)
-		if !errors.Is(err, schema.ErrInvalid) || !strings.Contains(err.Error(), "no rows came to replace those of dataset d") {
+		if !errors.Is(err, schema.ErrInvalid) || !strings.Contains(err.Error(),
+			"no rows came to replace those of dataset d") {
 			t.Errorf("%s: %v, want ErrInvalid", name, err)
 		}
 	}
@@ -295,10 +298,13 @@ func TestAppend(t *testing.T) {
 	}
 	base := mustWrite(t, store, Create, part{"train", 0, 10}, part{"val", 10, 12})
 	snap := mustWrite(t, store, Append, part{"train", 20, 25}, part{"test", 25, 27})
-	if !slices.EqualFunc(base.Chunks, snap.Chunks[:len(base.Chunks)], func(a, b schema.Chunk) bool { return a.BlobRef == b.BlobRef }) {
+	if !slices.EqualFunc(base.Chunks, snap.Chunks[:len(base.Chunks)], func(a, b schema.Chunk) bool {
+		return a.BlobRef == b.BlobRef
+	}) {
 		t.Error("the base's chunks were rewritten")
 	}
-	same(t, contents(t, store, snap), want(part{"train", 0, 10}, part{"val", 10, 12}, part{"train", 20, 25}, part{"test", 25, 27}))
+	same(t, contents(t, store, snap), want(part{"train", 0, 10}, part{"val", 10, 12}, part{"train", 20, 25},
+		part{"test", 25, 27}))
 	train := []schema.Range{{Start: 0, End: 10}, {Start: 12, End: 17}}
 	if !reflect.DeepEqual(snap.Splits[0].Ranges, train) {
 		t.Errorf("train is %v, want %v", snap.Splits[0].Ranges, train)
@@ -328,9 +334,11 @@ func TestAppendOtherSchema(t *testing.T) {
 		message     string
 	}{
 		"missing": {metaFields, blobFields[:1], `column "mask" is missing`},
-		"more":    {metaFields, append(slices.Clone(blobFields), schema.BlobField("x", "", true)), `it has no column "x"`},
+		"more": {metaFields, append(slices.Clone(blobFields), schema.BlobField("x", "", true)),
+			`it has no column "x"`},
 		"classes": {[]arrow.Field{label, metaFields[1]}, blobFields, `of the 2 classes ["ant" "cat"]`},
-		"name":    {[]arrow.Field{metaFields[0], {Name: "title", Type: arrow.BinaryTypes.String}}, blobFields, `is "name", not "title"`},
+		"name": {[]arrow.Field{metaFields[0], {Name: "title", Type: arrow.BinaryTypes.String}}, blobFields,
+			`is "name", not "title"`},
 	} {
 		s, err := schema.NewSchema(c.meta, c.blobs)
 		if err != nil {
@@ -355,7 +363,8 @@ func TestDuplicates(t *testing.T) {
 	}
 	mustWrite(t, store, Create, part{"train", 0, 10})
 	_, _, err = write(t, store, Append, part{"train", 3, 20})
-	if !errors.Is(err, schema.ErrInvalid) || !strings.Contains(err.Error(), "7 ids are in d@1 already") || !strings.Contains(err.Error(), "2 more") {
+	if !errors.Is(err, schema.ErrInvalid) || !strings.Contains(err.Error(), "7 ids are in d@1 already") ||
+		!strings.Contains(err.Error(), "2 more") {
 		t.Errorf("in the base: %v, want ErrInvalid with 7 ids, 5 of them named", err)
 	}
 }
@@ -436,7 +445,8 @@ func TestWrongRows(t *testing.T) {
 	defer r.meta.Release()
 	narrow := array.NewRecord(arrow.NewSchema(metaFields[:1], nil), r.meta.Columns()[:1], 4)
 	defer narrow.Release()
-	swapped := array.NewRecord(arrow.NewSchema([]arrow.Field{metaFields[1], metaFields[0]}, nil), []arrow.Array{r.meta.Column(1), r.meta.Column(0)}, 4)
+	swapped := array.NewRecord(arrow.NewSchema([]arrow.Field{metaFields[1], metaFields[0]}, nil),
+		[]arrow.Array{r.meta.Column(1), r.meta.Column(0)}, 4)
 	defer swapped.Release()
 	noImage := [][][]byte{{nil, {1}, {2}, {3}}, r.blobs[1]}
 	nulls := array.MakeArrayOfNull(mem, arrow.BinaryTypes.String, 4)
@@ -453,7 +463,8 @@ func TestWrongRows(t *testing.T) {
 		"columns": {"train", rows{r.ids, narrow, r.blobs}, "1 metadata columns, the schema has 2"},
 		"order":   {"train", rows{r.ids, swapped, r.blobs}, `is "name", the schema has "label"`},
 		"blobs":   {"train", rows{r.ids, r.meta, r.blobs[:1]}, "1 blob columns, the schema has 2"},
-		"rows":    {"train", rows{r.ids, r.meta, [][][]byte{r.blobs[0][:3], r.blobs[1]}}, `4 ids for 3 blobs of column "image"`},
+		"rows": {"train", rows{r.ids, r.meta, [][][]byte{r.blobs[0][:3], r.blobs[1]}},
+			`4 ids for 3 blobs of column "image"`},
 		"null":    {"train", rows{r.ids, r.meta, noImage}, `column "image" is null in row 0`},
 		"no name": {"train", rows{r.ids, noName, r.blobs}, `column "name" has 4 nulls`},
 		"split":   {"not a name", r, "split"},

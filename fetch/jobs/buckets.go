@@ -62,7 +62,8 @@ func measures(t arrow.DataType) bool { return arrow.IsInteger(t.ID()) || arrow.I
 
 // buckets returns the buckets of a request that has its defaults filled in; nil if it has none. The
 // result, which has the lengths, and the memory are for the job to hold.
-func (js *Jobs) buckets(ctx context.Context, snap *openSnapshot, req schema.Request) (*plan.Buckets, *result, *admission.Hold, error) {
+func (js *Jobs) buckets(ctx context.Context, snap *openSnapshot,
+	req schema.Request) (*plan.Buckets, *result, *admission.Hold, error) {
 	by := req.BucketByLength
 	if by == nil {
 		return nil, nil, nil, nil
@@ -85,7 +86,8 @@ func (js *Jobs) buckets(ctx context.Context, snap *openSnapshot, req schema.Requ
 }
 
 // lengths returns how long the samples of a snapshot are, with a hold for the caller.
-func (js *Jobs) lengths(ctx context.Context, snap *openSnapshot, within *schema.Restriction, name string) (*result, error) {
+func (js *Jobs) lengths(ctx context.Context, snap *openSnapshot, within *schema.Restriction,
+	name string) (*result, error) {
 	ordinal, blob, err := lengthColumn(snap.manifest.Snapshot(), within, name)
 	if err != nil {
 		return nil, err
@@ -95,36 +97,37 @@ func (js *Jobs) lengths(ctx context.Context, snap *openSnapshot, within *schema.
 			return nil, err
 		}
 	}
-	return js.derive(ctx, snap.key, fmt.Sprintf("lengths\x00%t\x00%d", blob, ordinal), snap, func(ctx context.Context) (*result, error) {
-		rows := snap.manifest.Rows()
-		// On nobody's account: whoever reads the snapshot by length uses it.
-		memory, err := js.results.reserve("", 4*rows)
-		if err != nil {
-			return nil, fmt.Errorf("bucket_by_length keeps four bytes for each of %d rows: %w", rows, err)
-		}
-		found := make(plan.Lengths, rows)
-		err = snap.manifest.Walk(ctx, 0, rows, nil, func(_ context.Context, start int64, p *schema.Page) error {
-			return js.turn(ctx, func() error {
-				return schema.Guard(func() error {
-					to := found[start : start+int64(p.Rows())] // pages are visited at once, each has its own rows
-					if blob {
-						for row := range to {
-							if ref, ok := p.Blob(ordinal, row); ok {
-								to[row] = uint32(min(ref.Size, math.MaxUint32))
+	return js.derive(ctx, snap.key, fmt.Sprintf("lengths\x00%t\x00%d", blob, ordinal), snap,
+		func(ctx context.Context) (*result, error) {
+			rows := snap.manifest.Rows()
+			// On nobody's account: whoever reads the snapshot by length uses it.
+			memory, err := js.results.reserve("", 4*rows)
+			if err != nil {
+				return nil, fmt.Errorf("bucket_by_length keeps four bytes for each of %d rows: %w", rows, err)
+			}
+			found := make(plan.Lengths, rows)
+			err = snap.manifest.Walk(ctx, 0, rows, nil, func(_ context.Context, start int64, p *schema.Page) error {
+				return js.turn(ctx, func() error {
+					return schema.Guard(func() error {
+						to := found[start : start+int64(p.Rows())] // pages are visited at once, each has its own rows
+						if blob {
+							for row := range to {
+								if ref, ok := p.Blob(ordinal, row); ok {
+									to[row] = uint32(min(ref.Size, math.MaxUint32))
+								}
 							}
+							return nil
 						}
-						return nil
-					}
-					return measure(p.Column(ordinal), to)
+						return measure(p.Column(ordinal), to)
+					})
 				})
 			})
+			if err != nil {
+				memory.Release()
+				return nil, fmt.Errorf("reading column %s for bucket_by_length: %w", name, err)
+			}
+			return &result{lengths: found, memory: memory}, nil
 		})
-		if err != nil {
-			memory.Release()
-			return nil, fmt.Errorf("reading column %s for bucket_by_length: %w", name, err)
-		}
-		return &result{lengths: found, memory: memory}, nil
-	})
 }
 
 // measure puts values as lengths into to: numbers in the same order. Null, what is below 0, and what is

@@ -95,13 +95,15 @@ func (js *Jobs) resolve(ctx context.Context, snap *openSnapshot, req schema.Requ
 	}
 	j := &Job{
 		local: o.local, sharing: shared, request: o.Request, id: o.ID, group: digest(withEpoch(o.Request, 0)),
-		snapshot: snap, selection: o.Plan.Config().Selection, plan: o.Plan, projection: o.Projection, operators: o.Operators, holdings: has,
+		snapshot: snap, selection: o.Plan.Config().Selection, plan: o.Plan, projection: o.Projection,
+		operators: o.Operators, holdings: has,
 	}
 	j.holds.Store(1)
 	return j, nil
 }
 
-func (js *Jobs) outline(ctx context.Context, snap *openSnapshot, req schema.Request, sees *result) (o *Outline, has holdings, err error) {
+func (js *Jobs) outline(ctx context.Context, snap *openSnapshot, req schema.Request,
+	sees *result) (o *Outline, has holdings, err error) {
 	req, s, err := js.fill(snap.manifest.Snapshot(), req)
 	if err != nil {
 		return nil, has, err

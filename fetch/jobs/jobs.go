@@ -55,10 +55,12 @@ func (o *Options) EnsureDefaults() {
 // Validate returns an error that names the first field without a sensible value.
 func (o *Options) Validate() error {
 	if o.IdleSnapshots < 0 {
-		return fmt.Errorf("%w: IdleSnapshots is %d; want how many may stay open, or 0 for the default", schema.ErrInvalid, o.IdleSnapshots)
+		return fmt.Errorf("%w: IdleSnapshots is %d; want how many may stay open, or 0 for the default",
+			schema.ErrInvalid, o.IdleSnapshots)
 	}
 	if o.SelectionLifetime < 0 {
-		return fmt.Errorf("%w: SelectionLifetime is %s; want a time, or 0 for the default", schema.ErrInvalid, o.SelectionLifetime)
+		return fmt.Errorf("%w: SelectionLifetime is %s; want a time, or 0 for the default", schema.ErrInvalid,
+			o.SelectionLifetime)
 	}
 	return nil
 }
@@ -88,7 +90,8 @@ type Jobs struct {
 // New returns Jobs over a store, which stays the caller's. read reads blobs;
 // memory is counted in the ledger, and long work done by turns. The error is of
 // opts.Validate.
-func New(s store.Store, read func(context.Context, schema.BlobRef) (schema.Blob, error), ledger *admission.Ledger, work *admission.Work, opts Options) (*Jobs, error) {
+func New(s store.Store, read func(context.Context, schema.BlobRef) (schema.Blob, error), ledger *admission.Ledger,
+	work *admission.Work, opts Options) (*Jobs, error) {
 	opts.EnsureDefaults()
 	if err := opts.Validate(); err != nil {
 		return nil, err
@@ -99,14 +102,16 @@ func New(s store.Store, read func(context.Context, schema.BlobRef) (schema.Blob,
 		computing: computations[*result]{logger: opts.Logger},
 		assigning: computations[*stepShare]{logger: opts.Logger},
 		layouts:   opts.Layouts, kinds: opts.Kinds, sharings: map[string]*sharing{},
-		renewals: renewals{store: s, logger: opts.Logger, lifetime: opts.SelectionLifetime, due: map[string]time.Time{}},
+		renewals: renewals{store: s, logger: opts.Logger, lifetime: opts.SelectionLifetime,
+			due: map[string]time.Time{}},
 	}
 	if opts.ReadPage == nil {
 		opts.ReadPage = func(ctx context.Context, ref schema.BlobRef, _ manifest.Place) (schema.Blob, error) {
 			return read(ctx, ref)
 		}
 	}
-	pages, err := manifest.NewCache(opts.ReadPage, ledger, manifest.Options{Resident: opts.Resident, Logger: opts.Logger})
+	pages, err := manifest.NewCache(opts.ReadPage, ledger,
+		manifest.Options{Resident: opts.Resident, Logger: opts.Logger})
 	if err != nil {
 		return nil, err
 	}
@@ -140,7 +145,8 @@ func (js *Jobs) Close() {
 // derive returns a result over a snapshot, with a hold for the caller: the one
 // that is kept under what, or else computed. The caller has a hold of reads.
 // compute returns the result with nothing but its value and memory set.
-func (js *Jobs) derive(ctx context.Context, key snapshotKey, what string, reads held, compute func(context.Context) (*result, error)) (*result, error) {
+func (js *Jobs) derive(ctx context.Context, key snapshotKey, what string, reads held,
+	compute func(context.Context) (*result, error)) (*result, error) {
 	name := resultKey(key, what)
 	if r := js.results.get(name); r != nil {
 		return r, nil

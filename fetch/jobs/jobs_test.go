@@ -46,7 +46,8 @@ func TestSelection(t *testing.T) {
 				j := f.open(t, schema.Request{Dataset: "d", Split: split, Where: where, Selection: ref})
 				var want []int64
 				for p := range int64(200) {
-					if (split == "" || (split == "train") == (p < 180)) && (where == "" || p%10 < 3) && (ref == nil || slices.Contains(list, p)) {
+					if (split == "" || (split == "train") == (p < 180)) && (where == "" || p%10 < 3) &&
+						(ref == nil || slices.Contains(list, p)) {
 						want = append(want, p)
 					}
 				}
@@ -78,7 +79,8 @@ func TestComputationHoldsSnapshot(t *testing.T) {
 	f.mu.Unlock()
 	ctx, cancel := context.WithCancelCause(t.Context())
 	go func() { <-begun; cancel(errGone) }()
-	if _, err := f.Open(ctx, schema.Request{Dataset: "d", Selection: &schema.SelectionRef{Name: name}}); !errors.Is(err, errGone) {
+	if _, err := f.Open(ctx, schema.Request{Dataset: "d", Selection: &schema.SelectionRef{Name: name}}); !errors.Is(err,
+		errGone) {
 		t.Fatal(err)
 	}
 	f.CloseIdle()
@@ -106,7 +108,8 @@ func TestCallersLeave(t *testing.T) {
 		f.put(t, dataset, 3000)
 		for k := range 8 {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(k)*3*time.Millisecond)
-			j, err := f.Open(ctx, schema.Request{Dataset: dataset, Where: fmt.Sprintf("all(%s, # != label + %d) and len(name) > %d", list, k, i)})
+			j, err := f.Open(ctx, schema.Request{Dataset: dataset,
+				Where: fmt.Sprintf("all(%s, # != label + %d) and len(name) > %d", list, k, i)})
 			if err == nil {
 				_, err = f.TotalBytes(ctx, j)
 				j.Close()
@@ -149,7 +152,8 @@ func TestPanic(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "a defect of the server: a defect") {
 			t.Errorf("selection %v: %v", ref, err)
 		}
-		for _, known := range []error{schema.ErrInvalid, schema.ErrNotFound, schema.ErrLimit, schema.ErrUnavailable, schema.ErrDataLoss} {
+		for _, known := range []error{schema.ErrInvalid, schema.ErrNotFound, schema.ErrLimit, schema.ErrUnavailable,
+			schema.ErrDataLoss} {
 			if errors.Is(err, known) {
 				t.Errorf("a panic is said to be %v", known)
 			}
@@ -186,7 +190,8 @@ func TestMemoryOfSelections(t *testing.T) {
 		j.Retain()
 		j.Close()
 	}
-	if _, err := f.Open(t.Context(), schema.Request{Dataset: "d", Where: "label > 1"}); !errors.Is(err, schema.ErrLimit) {
+	if _, err := f.Open(t.Context(), schema.Request{Dataset: "d", Where: "label > 1"}); !errors.Is(err,
+		schema.ErrLimit) {
 		t.Errorf("a stream holds each job: %v", err)
 	}
 	for _, j := range open {
@@ -212,8 +217,9 @@ func TestTotalBytes(t *testing.T) {
 	for _, remainder := range []string{schema.RemainderDrop, schema.RemainderPad, schema.RemainderUneven} {
 		for _, batch := range []int64{1, 7, 100, 101, 256, 999} {
 			for epoch := range uint64(2) {
-				j := f.open(t, schema.Request{Dataset: "d", Split: "train", Columns: []string{"image"}, Batch: batch, Remainder: remainder,
-					Shuffle: &schema.Shuffle{Seed: 5, Epoch: epoch}})
+				j := f.open(t, schema.Request{Dataset: "d", Split: "train", Columns: []string{"image"}, Batch: batch,
+					Remainder: remainder,
+					Shuffle:   &schema.Shuffle{Seed: 5, Epoch: epoch}})
 				got, err := f.TotalBytes(t.Context(), j)
 				if err != nil {
 					t.Fatal(err)
@@ -225,7 +231,8 @@ func TestTotalBytes(t *testing.T) {
 		}
 	}
 	// 2^31 rows, which nobody goes through one by one.
-	j := f.open(t, schema.Request{Dataset: "d", Columns: []string{"image"}, Batch: schema.MaxBatch, Remainder: schema.RemainderPad})
+	j := f.open(t, schema.Request{Dataset: "d", Columns: []string{"image"}, Batch: schema.MaxBatch,
+		Remainder: schema.RemainderPad})
 	got, err := f.TotalBytes(t.Context(), j)
 	if err != nil {
 		t.Fatal(err)
@@ -267,7 +274,8 @@ func TestOutline(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, req := range []schema.Request{{Dataset: "d"}, {Dataset: "d", Split: "val"}, {Dataset: "d", Columns: []string{"label"}, Batch: 7}} {
+	for _, req := range []schema.Request{{Dataset: "d"}, {Dataset: "d", Split: "val"},
+		{Dataset: "d", Columns: []string{"label"}, Batch: 7}} {
 		f.CloseIdle()
 		before := f.OpenSnapshots() // what was computed for the job before may still end
 		o, err := f.Outline(snap, req)
@@ -281,7 +289,8 @@ func TestOutline(t *testing.T) {
 			t.Errorf("%+v: %d bytes are known of rows that were not read", req, n)
 		}
 		j := f.open(t, req)
-		if o.ID != j.ID() || o.Plan.Rows() != j.Plan().Rows() || o.Plan.Steps() != j.Plan().Steps() || !o.Projection.Schema.Equal(j.Projection().Schema) {
+		if o.ID != j.ID() || o.Plan.Rows() != j.Plan().Rows() || o.Plan.Steps() != j.Plan().Steps() ||
+			!o.Projection.Schema.Equal(j.Projection().Schema) {
 			t.Errorf("%+v: %+v, and the job is %+v", req, o, j)
 		}
 		want, err := f.TotalBytes(t.Context(), j)

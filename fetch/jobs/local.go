@@ -31,7 +31,8 @@ func (lone) Layout(_ context.Context, name string) (*layout.Layout, error) {
 	if l := layout.Lone(); name == l.Name() {
 		return l, nil
 	}
-	return nil, fmt.Errorf("%w: layout %s; this server is in no cluster: serve --cluster makes it a node of one, and a request without owners works anywhere", schema.ErrNotFound, name)
+	return nil, fmt.Errorf("%w: layout %s; this server is in no cluster: serve --cluster makes it a node of one, and "+
+		"a request without owners works anywhere", schema.ErrNotFound, name)
 }
 
 // Claim implements Layouts.
@@ -49,7 +50,8 @@ type local struct {
 // localize finds the layout of a request that has its defaults filled in. The request that it
 // returns names it, and no ranks that the layout names itself. It is nil where ranks get what
 // the plan gives them.
-func (js *Jobs) localize(ctx context.Context, snap *schema.Snapshot, req schema.Request) (schema.Request, *local, error) {
+func (js *Jobs) localize(ctx context.Context, snap *schema.Snapshot,
+	req schema.Request) (schema.Request, *local, error) {
 	if req.Assign != schema.AssignLocal {
 		return req, nil, nil
 	}
@@ -118,7 +120,8 @@ func heaviest(snap *schema.Snapshot, within *schema.Restriction) (column int, si
 	}
 	if column < 0 {
 		return 0, 0, &schema.FieldError{Field: "assign", Got: fmt.Sprintf("%q", schema.AssignLocal),
-			Want: fmt.Sprintf("%q, as %s@%d has no blob column by which a node could own a sample", schema.AssignPlan, snap.Dataset, snap.Number)}
+			Want: fmt.Sprintf("%q, as %s@%d has no blob column by which a node could own a sample", schema.AssignPlan,
+				snap.Dataset, snap.Number)}
 	}
 	return column, size, nil
 }
@@ -225,9 +228,11 @@ func (js *Jobs) share(ctx context.Context, snap *openSnapshot, o *Outline) (*sha
 	batch := min(o.Request.Batch, max(o.Plan.Rows(), 1))
 	s := &sharing{
 		jobs: js, key: key, locality: plan.NewLocality(o.local.layout, o.local.nodes), table: table, refs: 1,
-		turns: make(chan struct{}, sharesAtOnce), most: int(min(max(keptShares/(4*batch), leastShares), mostShares)), kept: map[shareKey]*stepShare{},
+		turns: make(chan struct{}, sharesAtOnce), most: int(min(max(keptShares/(4*batch), leastShares), mostShares)),
+		kept: map[shareKey]*stepShare{},
 	}
-	if s.memory, err = js.results.reserve(store.CallerFrom(ctx).Tenant, batch*(4*int64(s.most)+sharesAtOnce*shareBytes)); err != nil {
+	if s.memory, err = js.results.reserve(store.CallerFrom(ctx).Tenant,
+		batch*(4*int64(s.most)+sharesAtOnce*shareBytes)); err != nil {
 		table.Release()
 		return nil, fmt.Errorf("sharing out batches of %d rows: %w", batch, err)
 	}
@@ -278,23 +283,24 @@ func (j *Job) Shared(ctx context.Context, lap, step int64) ([]int32, error) {
 		return rows, nil
 	}
 	s, k := j.sharing, j.shareKey(lap, step)
-	x, err := s.jobs.assigning.do(ctx, fmt.Sprintf("%s %d %d", s.key, k.epoch, k.step), j, func(ctx context.Context) (*stepShare, error) {
-		if x := s.try(k); x != nil {
-			return x, nil // since it was looked for
-		}
-		select {
-		case s.turns <- struct{}{}:
-			defer func() { <-s.turns }()
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
-		x, err := j.assign(ctx, lap, step)
-		if err != nil {
-			return nil, fmt.Errorf("sharing out step %d of %s: %w", step, j.SnapshotName(), err)
-		}
-		s.keep(k, x)
-		return x, nil
-	})
+	x, err := s.jobs.assigning.do(ctx, fmt.Sprintf("%s %d %d", s.key, k.epoch, k.step), j,
+		func(ctx context.Context) (*stepShare, error) {
+			if x := s.try(k); x != nil {
+				return x, nil // since it was looked for
+			}
+			select {
+			case s.turns <- struct{}{}:
+				defer func() { <-s.turns }()
+			case <-ctx.Done():
+				return nil, context.Cause(ctx)
+			}
+			x, err := j.assign(ctx, lap, step)
+			if err != nil {
+				return nil, fmt.Errorf("sharing out step %d of %s: %w", step, j.SnapshotName(), err)
+			}
+			s.keep(k, x)
+			return x, nil
+		})
 	if err != nil {
 		return nil, err
 	}

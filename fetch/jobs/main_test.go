@@ -134,7 +134,8 @@ func (f *fixture) put(t *testing.T, dataset string, n int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, err := ingest.New(ctx, f.store, ingest.Options{Dataset: dataset, Source: "test", Schema: sch, Mode: ingest.Replace})
+	w, err := ingest.New(ctx, f.store, ingest.Options{Dataset: dataset, Source: "test", Schema: sch,
+		Mode: ingest.Replace})
 	if err != nil {
 		t.Fatal(err)
 	}

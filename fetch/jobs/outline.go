@@ -24,7 +24,8 @@ type Outline struct {
 
 // Outline is what the job is an outline of, and more.
 func (j *Job) Outline() *Outline {
-	return &Outline{Request: j.request, ID: j.id, Plan: j.plan, Projection: j.projection, Operators: j.operators, local: j.local}
+	return &Outline{Request: j.request, ID: j.id, Plan: j.plan, Projection: j.projection, Operators: j.operators,
+		local: j.local}
 }
 
 // Outline resolves a request against a snapshot without opening its manifest. The
@@ -56,7 +57,8 @@ func (js *Jobs) ID(ctx context.Context, req schema.Request) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if req.Snapshot == 0 || req.Batch == 0 || req.BucketByLength != nil && req.BucketByLength.Window == 0 || !req.Operators.Resolved() || req.Assign == schema.AssignLocal && req.Owners == "" {
+	if req.Snapshot == 0 || req.Batch == 0 || req.BucketByLength != nil && req.BucketByLength.Window == 0 ||
+		!req.Operators.Resolved() || req.Assign == schema.AssignLocal && req.Owners == "" {
 		snap, err := js.store.Snapshot(ctx, req.Dataset, req.Snapshot)
 		if err != nil {
 			return "", err
@@ -101,7 +103,8 @@ func (js *Jobs) fill(snap *schema.Snapshot, req schema.Request) (schema.Request,
 			return req, s, err
 		}
 	}
-	if s.projection, err = schema.NewProjectionWithin(snap, req.Within, req.Columns, req.Layout, s.operators.Forms()); err != nil {
+	if s.projection, err = schema.NewProjectionWithin(snap, req.Within, req.Columns, req.Layout,
+		s.operators.Forms()); err != nil {
 		return req, s, err
 	}
 	if req.Operators != nil {
@@ -128,7 +131,8 @@ func checkShown(snap *schema.Snapshot, req schema.Request, p *schema.Projection)
 	}
 	for _, name := range req.Operators.Columns() {
 		if !read[name] {
-			return &schema.FieldError{Field: "operators." + name, Got: "a column that columns does not name", Want: "it left out, or the column to be shown"}
+			return &schema.FieldError{Field: "operators." + name, Got: "a column that columns does not name",
+				Want: "it left out, or the column to be shown"}
 		}
 	}
 	return nil

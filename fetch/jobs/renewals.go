@@ -56,7 +56,8 @@ func (r *renewals) use(ctx context.Context, dataset, name string) error {
 				return err
 			}
 			// It can be used all the same, and is tried again.
-			r.logger.WarnContext(ctx, "a selection could not be renewed", "dataset", dataset, "selection", name, "expires", sel.Expires, "error", err)
+			r.logger.WarnContext(ctx, "a selection could not be renewed", "dataset", dataset, "selection", name,
+				"expires", sel.Expires, "error", err)
 			return nil
 		}
 	} else if !sel.Expires.IsZero() && sel.Expires.Before(next) {

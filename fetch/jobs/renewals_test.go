@@ -27,7 +27,8 @@ func TestReadingStoresNothing(t *testing.T) {
 	if n := len(j.Request().Selection.Positions); n != len(list) || j.Selection().Len() != int64(n) {
 		t.Errorf("%d positions in the request, %d selected", n, j.Selection().Len())
 	}
-	_, err := f.Open(t.Context(), schema.Request{Dataset: "d", Selection: &schema.SelectionRef{Positions: slices.Concat(list, []int64{1500})}})
+	_, err := f.Open(t.Context(), schema.Request{Dataset: "d",
+		Selection: &schema.SelectionRef{Positions: slices.Concat(list, []int64{1500})}})
 	if !errors.Is(err, schema.ErrInvalid) || !strings.Contains(err.Error(), "upload a longer selection by DoPut") {
 		t.Errorf("one more: %v", err)
 	}
@@ -83,7 +84,8 @@ func TestSelectionsAreRenewed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		sel := schema.Selection{Dataset: "d", Snapshot: 1, Rows: 1, Bitmap: ref, Owner: "ann", Expires: time.Now().Add(expires)}
+		sel := schema.Selection{Dataset: "d", Snapshot: 1, Rows: 1, Bitmap: ref, Owner: "ann",
+			Expires: time.Now().Add(expires)}
 		if err := f.store.SaveSelection(t.Context(), in, sel); err != nil {
 			t.Fatal(err)
 		}
@@ -98,7 +100,8 @@ func TestSelectionsAreRenewed(t *testing.T) {
 	if f.store.renewed.Load() != 1 || days() < 19.9 {
 		t.Errorf("used: it expires in %.1f days and was renewed %d times", days(), f.store.renewed.Load())
 	}
-	if err := use(save(2, -time.Minute)); !errors.Is(err, schema.ErrNotFound) || !strings.Contains(err.Error(), "expired on") {
+	if err := use(save(2, -time.Minute)); !errors.Is(err, schema.ErrNotFound) ||
+		!strings.Contains(err.Error(), "expired on") {
 		t.Errorf("expired: %v", err)
 	}
 }

@@ -21,7 +21,8 @@ type RestrictionError struct {
 }
 
 func (e *RestrictionError) Error() string {
-	return fmt.Sprintf("the rule's where does not fit snapshot %s: %s", e.Snapshot, strings.ReplaceAll(e.Cause.Error(), "\n", " "))
+	return fmt.Sprintf("the rule's where does not fit snapshot %s: %s", e.Snapshot,
+		strings.ReplaceAll(e.Cause.Error(), "\n", " "))
 }
 
 // visible computes which samples a restriction shows. The result, of which the caller
@@ -66,7 +67,8 @@ func checkSplit(snap *schema.Snapshot, name string, seen *plan.Bitmap) error {
 }
 
 func noSplit(snap *schema.Snapshot, name string, have []string) error {
-	return fmt.Errorf("%w: dataset %s@%d has no split %q; it has %s", schema.ErrNotFound, snap.Dataset, snap.Number, name, cmp.Or(strings.Join(have, ", "), "none"))
+	return fmt.Errorf("%w: dataset %s@%d has no split %q; it has %s", schema.ErrNotFound, snap.Dataset, snap.Number,
+		name, cmp.Or(strings.Join(have, ", "), "none"))
 }
 
 // SeenSplit is a split, and how many of its samples can be seen.
@@ -146,5 +148,6 @@ func (j *Job) CheckPosition(field string, position int64) error {
 	case j.sees != nil:
 		return schema.NoPosition(field, j.SnapshotName(), position)
 	}
-	return &schema.FieldError{Field: field, Got: fmt.Sprint(position), Want: fmt.Sprintf("0 to %d, the positions of the snapshot", j.Manifest().Rows()-1)}
+	return &schema.FieldError{Field: field, Got: fmt.Sprint(position),
+		Want: fmt.Sprintf("0 to %d, the positions of the snapshot", j.Manifest().Rows()-1)}
 }

@@ -120,14 +120,16 @@ func (c *results) reserve(tenant string, bytes int64) (*admission.Hold, error) {
 			return nil, e
 		}
 		a := c.ledger.Accounts()[admission.Evaluation]
-		return nil, fmt.Errorf("%w: %d bytes would be needed for the selection; of the %d that all selections together may take, running jobs have %d",
+		return nil, fmt.Errorf("%w: %d bytes would be needed for the selection; of the %d that all selections "+
+			"together may take, running jobs have %d",
 			schema.ErrLimit, bytes, a.Limit, a.Used)
 	}
 }
 
 // within computes a selection of so many bytes, which takes some more meanwhile, on the
 // account of the caller that ctx carries.
-func (c *results) within(ctx context.Context, bytes, meanwhile int64, compute func() (plan.Selection, error)) (*result, error) {
+func (c *results) within(ctx context.Context, bytes, meanwhile int64,
+	compute func() (plan.Selection, error)) (*result, error) {
 	tenant := store.CallerFrom(ctx).Tenant
 	memory, err := c.reserve(tenant, bytes+meanwhile)
 	if err != nil {

@@ -16,7 +16,8 @@ import (
 // selection, a where expression; of the samples that its caller may see, all if sees is
 // nil. The result, of which the caller gets a hold, keeps the selection in memory; it is
 // nil where that takes next to none.
-func (js *Jobs) selection(ctx context.Context, snap *openSnapshot, req schema.Request, sees *plan.Bitmap) (plan.Selection, *result, error) {
+func (js *Jobs) selection(ctx context.Context, snap *openSnapshot, req schema.Request,
+	sees *plan.Bitmap) (plan.Selection, *result, error) {
 	if sees != nil {
 		if err := checkSplit(snap.manifest.Snapshot(), req.Split, sees); err != nil {
 			return nil, nil, err
@@ -47,9 +48,10 @@ func (js *Jobs) selection(ctx context.Context, snap *openSnapshot, req schema.Re
 		r, err = js.saved(ctx, snap, ref.Name)
 	default:
 		what := schema.Request{Split: req.Split, Where: req.Where, Selection: ref}
-		r, err = js.derive(ctx, snap.key, string(within(req, "all of\x00"+string(what.Marshal()))), snap, func(ctx context.Context) (*result, error) {
-			return js.intersect(ctx, snap, req, sees, split)
-		})
+		r, err = js.derive(ctx, snap.key, string(within(req, "all of\x00"+string(what.Marshal()))), snap,
+			func(ctx context.Context) (*result, error) {
+				return js.intersect(ctx, snap, req, sees, split)
+			})
 	}
 	if err != nil {
 		return nil, nil, err
@@ -59,7 +61,8 @@ func (js *Jobs) selection(ctx context.Context, snap *openSnapshot, req schema.Re
 
 // intersect computes what a split, a selection, the matches of an expression and what
 // can be seen have in common.
-func (js *Jobs) intersect(ctx context.Context, snap *openSnapshot, req schema.Request, sees *plan.Bitmap, split plan.Selection) (*result, error) {
+func (js *Jobs) intersect(ctx context.Context, snap *openSnapshot, req schema.Request, sees *plan.Bitmap,
+	split plan.Selection) (*result, error) {
 	var parts []*plan.Bitmap
 	if sees != nil {
 		parts = append(parts, sees)
@@ -104,7 +107,8 @@ func (js *Jobs) intersect(ctx context.Context, snap *openSnapshot, req schema.Re
 // matches evaluates an expression over the samples that a caller may see: the columns
 // that a restriction shows, of the rows of sees, all if it is nil. The result's selection
 // is a bitmap.
-func (js *Jobs) matches(ctx context.Context, snap *openSnapshot, restriction *schema.Restriction, sees *plan.Bitmap, text string) (*result, error) {
+func (js *Jobs) matches(ctx context.Context, snap *openSnapshot, restriction *schema.Restriction, sees *plan.Bitmap,
+	text string) (*result, error) {
 	what := string(within(schema.Request{Within: restriction}, "where\x00"+text))
 	return js.derive(ctx, snap.key, what, snap, func(ctx context.Context) (*result, error) {
 		m := snap.manifest
@@ -137,7 +141,8 @@ func (js *Jobs) saved(ctx context.Context, snap *openSnapshot, name string) (*re
 		}
 		if saved.Snapshot != snap.key.number {
 			return nil, &schema.FieldError{Field: "selection.name", Got: name,
-				Want: fmt.Sprintf("a selection of snapshot %d: this one was made on snapshot %d, where positions mean other samples", snap.key.number, saved.Snapshot)}
+				Want: fmt.Sprintf("a selection of snapshot %d: this one was made on snapshot %d, where positions "+
+					"mean other samples", snap.key.number, saved.Snapshot)}
 		}
 		rows := snap.manifest.Rows()
 		return js.results.within(ctx, plan.BitmapSize(rows), 0, func() (plan.Selection, error) {
@@ -213,7 +218,8 @@ next:
 			continue
 		}
 		if p >= rows {
-			return nil, &schema.FieldError{Field: "selection.positions", Got: fmt.Sprint(p), Want: fmt.Sprintf("0 to %d, the positions of the snapshot", rows-1)}
+			return nil, &schema.FieldError{Field: "selection.positions", Got: fmt.Sprint(p),
+				Want: fmt.Sprintf("0 to %d, the positions of the snapshot", rows-1)}
 		}
 		for _, other := range others {
 			if _, ok := other.Index(p); !ok {
@@ -230,12 +236,14 @@ func bitmapOf(rows int64, positions []int64) (*plan.Bitmap, error) {
 	b := plan.NewBitmap(rows)
 	for i, p := range positions {
 		if p < 0 || p >= rows {
-			return nil, &schema.FieldError{Field: fmt.Sprintf("selection.positions[%d]", i), Got: fmt.Sprint(p), Want: fmt.Sprintf("0 to %d, the positions of the snapshot", rows-1)}
+			return nil, &schema.FieldError{Field: fmt.Sprintf("selection.positions[%d]", i), Got: fmt.Sprint(p),
+				Want: fmt.Sprintf("0 to %d, the positions of the snapshot", rows-1)}
 		}
 		b.Set(p)
 	}
 	if b.Freeze().Len() != int64(len(positions)) {
-		return nil, &schema.FieldError{Field: "selection.positions", Got: fmt.Sprintf("%d positions of which %d differ", len(positions), b.Len()), Want: "each position once: a selection is a set"}
+		return nil, &schema.FieldError{Field: "selection.positions", Got: fmt.Sprintf("%d positions of which %d differ",
+			len(positions), b.Len()), Want: "each position once: a selection is a set"}
 	}
 	return b, nil
 }
@@ -244,7 +252,8 @@ func bitmapOf(rows int64, positions []int64) (*plan.Bitmap, error) {
 // content, which it returns: the name by which requests select it. It belongs to
 // the caller that ctx carries, and expires when it was not used for
 // Options.SelectionLifetime. Saving it again only puts that off.
-func (js *Jobs) SaveSelection(ctx context.Context, dataset string, snapshot int64, positions []int64) (name string, err error) {
+func (js *Jobs) SaveSelection(ctx context.Context, dataset string, snapshot int64,
+	positions []int64) (name string, err error) {
 	snap, err := js.snapshots.get(ctx, dataset, snapshot)
 	if err != nil {
 		return "", err
@@ -267,8 +276,9 @@ func (js *Jobs) SaveSelection(ctx context.Context, dataset string, snapshot int6
 	if err != nil {
 		return "", err
 	}
-	sel := schema.Selection{Dataset: dataset, Snapshot: snap.key.number, Rows: b.Len(), Bitmap: ref, Created: time.Now().UTC(),
-		Owner: store.CallerFrom(ctx).Principal, Expires: js.renewals.expiry()}
+	sel := schema.Selection{Dataset: dataset, Snapshot: snap.key.number, Rows: b.Len(), Bitmap: ref,
+		Created: time.Now().UTC(),
+		Owner:   store.CallerFrom(ctx).Principal, Expires: js.renewals.expiry()}
 	if err := js.store.SaveSelection(ctx, in, sel); err != nil {
 		return "", fmt.Errorf("saving a selection of %s: %w", snap.key, err)
 	}

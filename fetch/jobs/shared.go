@@ -50,7 +50,8 @@ func errClosing() error { return fmt.Errorf("%w: the engine is closing", schema.
 // caller's. compute returns its value with one hold. It may go on when that call
 // has ended: of what it reads, reads, it has a hold of its own until it has
 // ended. A panic in it is an error.
-func (c *computations[V]) do(ctx context.Context, key string, reads held, compute func(context.Context) (V, error)) (v V, err error) {
+func (c *computations[V]) do(ctx context.Context, key string, reads held,
+	compute func(context.Context) (V, error)) (v V, err error) {
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
@@ -85,7 +86,8 @@ func (c *computations[V]) do(ctx context.Context, key string, reads held, comput
 	}
 }
 
-func (c *computations[V]) run(ctx context.Context, key string, p *computation[V], compute func(context.Context) (V, error)) {
+func (c *computations[V]) run(ctx context.Context, key string, p *computation[V],
+	compute func(context.Context) (V, error)) {
 	defer p.cancel(nil)
 	value, err := c.recovered(ctx, compute)
 	c.mu.Lock()
@@ -115,7 +117,8 @@ func (c *computations[V]) recovered(ctx context.Context, compute func(context.Co
 // or the data, but a defect: the stack is logged.
 func recovered(ctx context.Context, logger *slog.Logger, err *error) {
 	if p := recover(); p != nil {
-		logger.ErrorContext(ctx, "panic while a request was resolved", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+		logger.ErrorContext(ctx, "panic while a request was resolved", "panic", fmt.Sprint(p), "stack",
+			string(debug.Stack()))
 		*err = fmt.Errorf("a defect of the server: %v", p)
 	}
 }

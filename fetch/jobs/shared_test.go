@@ -71,7 +71,8 @@ func TestComputations(t *testing.T) {
 		wg.Wait()
 		synctest.Wait()
 		if begun != 2 || value.holds.Load() != 0 || reads.holds.Load() != 0 {
-			t.Errorf("%d computations, %d holds of the value, %d of what is read", begun, value.holds.Load(), reads.holds.Load())
+			t.Errorf("%d computations, %d holds of the value, %d of what is read", begun, value.holds.Load(),
+				reads.holds.Load())
 		}
 	})
 }

@@ -145,7 +145,8 @@ func (c *snapshotCache) doubt(dataset string) {
 }
 
 // add opens a snapshot, and returns it with a hold.
-func (c *snapshotCache) add(ctx context.Context, key snapshotKey, snap *schema.Snapshot, there answer) (*openSnapshot, error) {
+func (c *snapshotCache) add(ctx context.Context, key snapshotKey, snap *schema.Snapshot,
+	there answer) (*openSnapshot, error) {
 	if s := c.shared(key, time.Time{}, there); s != nil {
 		return s, nil // it was opened since it was looked for
 	}

@@ -44,7 +44,8 @@ func (j *Job) sized() bool {
 		if form := forms[f.Name]; form != nil && form.CellBytes() < 0 {
 			return false
 		}
-		if _, part, ok := schema.MadePart(j.Manifest().Snapshot().Schema, forms, f.Name); ok && part == schema.ParamsPart {
+		if _, part, ok := schema.MadePart(j.Manifest().Snapshot().Schema, forms, f.Name); ok &&
+			part == schema.ParamsPart {
 			return false
 		}
 	}
@@ -68,7 +69,8 @@ func (js *Jobs) KnownBytes(o *Outline) (int64, bool) {
 // selectedKey names the sum over what is selected. It does not depend on the
 // order, so the epochs of a job share it.
 func selectedKey(req schema.Request) string {
-	req.Shuffle, req.World, req.Batch, req.BatchBytes, req.Order, req.Remainder, req.OnError = nil, nil, 0, 0, "", "", ""
+	req.Shuffle, req.World, req.Batch, req.BatchBytes, req.Order, req.Remainder, req.OnError = nil, nil, 0, 0, "", "",
+		""
 	req.Assign, req.Owners, req.Ranks, req.BucketByLength = "", "", nil, nil
 	return string(within(req, "bytes\x00"+string(req.Marshal())))
 }
@@ -83,32 +85,34 @@ func (js *Jobs) selectedBytes(ctx context.Context, j *Job) (int64, error) {
 // servedBytes is the size of all rows that are served, where those selected have
 // that size, and some are left out or repeated.
 func (js *Jobs) servedBytes(ctx context.Context, j *Job, selected int64) (int64, error) {
-	return js.derivedSum(ctx, j, string(within(j.request, "served\x00"+string(j.request.Marshal()))), func(ctx context.Context, sizes *cellSizes) (int64, error) {
-		n, cfg := j.selection.Len(), j.plan.Config()
-		cfg.Buckets = nil // they move nothing into the epoch, nor out of it
-		if padded := j.plan.Padded(); padded > 0 {
-			// The epoch's order is gone through again, as often as it takes.
-			order, err := plan.New(cfg)
+	return js.derivedSum(ctx, j, string(within(j.request, "served\x00"+string(j.request.Marshal()))),
+		func(ctx context.Context, sizes *cellSizes) (int64, error) {
+			n, cfg := j.selection.Len(), j.plan.Config()
+			cfg.Buckets = nil // they move nothing into the epoch, nor out of it
+			if padded := j.plan.Padded(); padded > 0 {
+				// The epoch's order is gone through again, as often as it takes.
+				order, err := plan.New(cfg)
+				if err != nil {
+					return 0, err
+				}
+				more, err := js.sum(ctx, sizes, padded%n, func(i int64) int64 { return order.Position(n + i) })
+				return selected + padded/n*selected + more, err
+			}
+			dropped := j.plan.Dropped()
+			cfg.Remainder = plan.Uneven // the same order, to its end
+			whole, err := plan.New(cfg)
 			if err != nil {
 				return 0, err
 			}
-			more, err := js.sum(ctx, sizes, padded%n, func(i int64) int64 { return order.Position(n + i) })
-			return selected + padded/n*selected + more, err
-		}
-		dropped := j.plan.Dropped()
-		cfg.Remainder = plan.Uneven // the same order, to its end
-		whole, err := plan.New(cfg)
-		if err != nil {
-			return 0, err
-		}
-		less, err := js.sum(ctx, sizes, dropped, func(i int64) int64 { return whole.Position(n - dropped + i) })
-		return selected - less, err
-	})
+			less, err := js.sum(ctx, sizes, dropped, func(i int64) int64 { return whole.Position(n - dropped + i) })
+			return selected - less, err
+		})
 }
 
 // derivedSum computes a sum once. It goes on as long as somebody waits for it, and
 // holds the job until it has ended.
-func (js *Jobs) derivedSum(ctx context.Context, j *Job, what string, compute func(context.Context, *cellSizes) (int64, error)) (int64, error) {
+func (js *Jobs) derivedSum(ctx context.Context, j *Job, what string, compute func(context.Context, *cellSizes) (int64,
+	error)) (int64, error) {
 	r, err := js.derive(ctx, j.snapshot.key, what, j, func(ctx context.Context) (*result, error) {
 		sizes, err := newCellSizes(j)
 		if err != nil {
@@ -241,13 +245,16 @@ func newCellSizes(j *Job) (*cellSizes, error) {
 			if err != nil {
 				return nil, err
 			}
-			s.parts = append(s.parts, blobPart{slices.IndexFunc(blobs, func(b arrow.Field) bool { return b.Name == made }), stored, width})
+			s.parts = append(s.parts, blobPart{slices.IndexFunc(blobs, func(b arrow.Field) bool {
+				return b.Name == made
+			}), stored, width})
 			continue
 		}
 		if i := slices.IndexFunc(blobs, func(b arrow.Field) bool { return b.Name == name }); i >= 0 {
 			s.blobs = append(s.blobs, i)
 			// The Hugging Face layout shows the file's name in the column too.
-			if f.Type.ID() != arrow.STRUCT || !m.Snapshot().Schema.HasField(schema.PathColumn) || j.Hides(schema.PathColumn) {
+			if f.Type.ID() != arrow.STRUCT || !m.Snapshot().Schema.HasField(schema.PathColumn) ||
+				j.Hides(schema.PathColumn) {
 				continue
 			}
 			name = schema.PathColumn
@@ -265,7 +272,8 @@ func newCellSizes(j *Job) (*cellSizes, error) {
 				if err != nil {
 					return nil, err
 				}
-				s.parts = append(s.parts, blobPart{col, stored, map[string]int64{schema.SizePart: 8, schema.KeyPart: int64(len(schema.Key{}))}[part]})
+				s.parts = append(s.parts, blobPart{col, stored,
+					map[string]int64{schema.SizePart: 8, schema.KeyPart: int64(len(schema.Key{}))}[part]})
 				continue
 			}
 			column, err := m.Form().ColumnIndex(name)

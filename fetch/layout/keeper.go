@@ -4,8 +4,8 @@ package layout
 // keeps what pays for all of its zone. It is an index in the record; None where the zone has no node with a spill.
 //
 // An owner in the zone is its own keeper, the first before the second. Of a slot that is owned elsewhere, the
-// keeper is the node of the zone that it is cheapest for, by the same weighted rendezvous as owners are found by, without
-// quotas: so a node that comes or goes moves its part alone, and all nodes of the zone agree without a word.
+// keeper is the node of the zone that it is cheapest for, by the same weighted rendezvous as owners are found by,
+// without quotas: so a node that comes or goes moves its part alone, and all nodes of the zone agree without a word.
 func (l *Layout) Keepers(zone int32) []int16 {
 	type candidate struct {
 		node             int16

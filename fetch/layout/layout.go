@@ -51,7 +51,8 @@ func New(record Record) (*Layout, error) {
 	if err := record.Check(); err != nil {
 		return nil, err
 	}
-	l := &Layout{record: record, name: record.Name(), owners: make([]Owners, Slots), zones: make([]int32, len(record.Nodes)), index: map[string]int{}}
+	l := &Layout{record: record, name: record.Name(), owners: make([]Owners, Slots),
+		zones: make([]int32, len(record.Nodes)), index: map[string]int{}}
 	numbers := map[string]int32{}
 	caps, weights := make([]int64, len(record.Nodes)), make([]int64, len(record.Nodes))
 	l.shares = make([]uint64, 1, len(record.Nodes)+1)

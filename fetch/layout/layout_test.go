@@ -73,11 +73,13 @@ func TestCapacities(t *testing.T) {
 	for _, test := range tests {
 		first, second, unowned := counts(build(t, test.size, nodes))
 		if !slices.Equal(first, test.first) || unowned != test.unowned {
-			t.Errorf("%d bytes: shares %v, %d without owner; want %v, %d", test.size, first, unowned, test.first, test.unowned)
+			t.Errorf("%d bytes: shares %v, %d without owner; want %v, %d", test.size, first, unowned, test.first,
+				test.unowned)
 		}
 		for i := range first {
 			if most := slotsIn(build(t, test.size, nodes).Node(i).Capacity, test.size); first[i]+second[i] > most {
-				t.Errorf("%d bytes: node %d owns %d + %d slots, and has room for %d", test.size, i, first[i], second[i], most)
+				t.Errorf("%d bytes: node %d owns %d + %d slots, and has room for %d", test.size, i, first[i], second[i],
+					most)
 			}
 		}
 	}
@@ -137,9 +139,11 @@ func TestChanges(t *testing.T) {
 		less := build(t, 1000, slices.Delete(slices.Clone(nodes), test.n/2, test.n/2+1))
 		more := build(t, 1000, append(slices.Clone(nodes), Node{ID: "another", Weight: 1, Capacity: 1000}))
 		left, joined := moved(whole, less), moved(whole, more)
-		t.Logf("%d nodes: %.2f %% move when one leaves, %.2f %% when one joins; a node has %.2f %%", test.n, 100*left, 100*joined, 100/float64(test.n))
+		t.Logf("%d nodes: %.2f %% move when one leaves, %.2f %% when one joins; a node has %.2f %%", test.n, 100*left,
+			100*joined, 100/float64(test.n))
 		if left > test.bound || joined > test.bound {
-			t.Errorf("%d nodes: %.2f %% and %.2f %% move, want at most %.2f %%", test.n, 100*left, 100*joined, 100*test.bound)
+			t.Errorf("%d nodes: %.2f %% and %.2f %% move, want at most %.2f %%", test.n, 100*left, 100*joined,
+				100*test.bound)
 		}
 	}
 }
@@ -148,7 +152,8 @@ func TestChanges(t *testing.T) {
 func TestGolden(t *testing.T) {
 	zoned := equals(6, 400)
 	for i := range zoned {
-		zoned[i].Zone, zoned[i].Weight, zoned[i].Address = fmt.Sprintf("z%d", i%3), int64(i+1), fmt.Sprintf("grpc://10.0.0.%d:8815", i)
+		zoned[i].Zone, zoned[i].Weight, zoned[i].Address = fmt.Sprintf("z%d", i%3), int64(i+1),
+			fmt.Sprintf("grpc://10.0.0.%d:8815", i)
 	}
 	for _, test := range []struct {
 		what         string
@@ -158,7 +163,8 @@ func TestGolden(t *testing.T) {
 		{"one", build(t, 0, equals(1, 1)), goldenOne, goldenOneOwners},
 		{"sixteen", build(t, 1000, equals(16, 100)), goldenSixteen, goldenSixteenOwners},
 		{"zones, weights, capacities", build(t, 1000, zoned), goldenZoned, goldenZonedOwners},
-		{"ranks", build(t, 1000, equals(3, 1000), "node-0002", "node-0000", "node-0002", "node-0001"), goldenRanks, goldenRanksOwners},
+		{"ranks", build(t, 1000, equals(3, 1000), "node-0002", "node-0000", "node-0002", "node-0001"), goldenRanks,
+			goldenRanksOwners},
 	} {
 		var b []byte
 		for s := range Slots {
@@ -168,7 +174,8 @@ func TestGolden(t *testing.T) {
 		}
 		sum := sha256.Sum256(b)
 		if owners := hex.EncodeToString(sum[:8]); test.layout.Name() != test.name || owners != test.owners {
-			t.Errorf("%s: name %s, owners %s; want %s, %s", test.what, test.layout.Name(), owners, test.name, test.owners)
+			t.Errorf("%s: name %s, owners %s; want %s, %s", test.what, test.layout.Name(), owners, test.name,
+				test.owners)
 		}
 	}
 }
@@ -236,7 +243,8 @@ func TestNodesOf(t *testing.T) {
 		got := l.NodesOf(world)
 		for r, n := range got {
 			if want := l.NodeOf(r, world); int(n) != want || len(got) != world {
-				t.Fatalf("%d ranks beside nodes that weigh %v: rank %d of %d is beside node %d, and NodeOf says %d", world, nodes, r, len(got), n, want)
+				t.Fatalf("%d ranks beside nodes that weigh %v: rank %d of %d is beside node %d, and NodeOf says %d",
+					world, nodes, r, len(got), n, want)
 			}
 		}
 	}

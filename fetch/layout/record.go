@@ -95,7 +95,8 @@ func (r *Record) Placement(ranks []string) ([]int64, error) {
 	for rank, id := range ranks {
 		i, ok := at[id]
 		if !ok {
-			return nil, &schema.FieldError{Field: fmt.Sprintf("ranks[%d]", rank), Got: schema.Quote(id), Want: "the id of a node of the cluster: " + r.some()}
+			return nil, &schema.FieldError{Field: fmt.Sprintf("ranks[%d]", rank), Got: schema.Quote(id),
+				Want: "the id of a node of the cluster: " + r.some()}
 		}
 		placed[rank] = i
 	}
@@ -126,7 +127,8 @@ func Parse(b []byte) (Record, error) {
 		return Record{}, err
 	}
 	if !bytes.Equal(b, r.Marshal()) {
-		return Record{}, &schema.FieldError{Field: "layout", Got: "another encoding", Want: "the canonical one: fields in their order, no spaces, defaults left out"}
+		return Record{}, &schema.FieldError{Field: "layout", Got: "another encoding",
+			Want: "the canonical one: fields in their order, no spaces, defaults left out"}
 	}
 	return r, nil
 }
@@ -135,25 +137,30 @@ func Parse(b []byte) (Record, error) {
 func (r *Record) Check() error {
 	switch {
 	case r.Rules != version:
-		return &schema.FieldError{Field: "layout", Got: strconv.FormatInt(r.Rules, 10), Want: fmt.Sprintf("%d, the rules that this program knows", version)}
+		return &schema.FieldError{Field: "layout", Got: strconv.FormatInt(r.Rules, 10),
+			Want: fmt.Sprintf("%d, the rules that this program knows", version)}
 	case r.Bytes < 0:
 		return &schema.FieldError{Field: "bytes", Got: strconv.FormatInt(r.Bytes, 10), Want: "0 or more"}
 	case len(r.Nodes) < 1 || len(r.Nodes) > MaxNodes:
-		return &schema.FieldError{Field: "nodes", Got: fmt.Sprintf("%d nodes", len(r.Nodes)), Want: fmt.Sprintf("1 to %d", MaxNodes)}
+		return &schema.FieldError{Field: "nodes", Got: fmt.Sprintf("%d nodes", len(r.Nodes)),
+			Want: fmt.Sprintf("1 to %d", MaxNodes)}
 	case len(r.Ranks) > schema.MaxWorld:
-		return &schema.FieldError{Field: "ranks", Got: fmt.Sprintf("%d ranks", len(r.Ranks)), Want: fmt.Sprintf("at most %d", schema.MaxWorld)}
+		return &schema.FieldError{Field: "ranks", Got: fmt.Sprintf("%d ranks", len(r.Ranks)),
+			Want: fmt.Sprintf("at most %d", schema.MaxWorld)}
 	}
 	for i := range r.Nodes {
 		if err := r.Nodes[i].check(fmt.Sprintf("nodes[%d].", i)); err != nil {
 			return err
 		}
 		if i > 0 && r.Nodes[i].ID <= r.Nodes[i-1].ID {
-			return &schema.FieldError{Field: fmt.Sprintf("nodes[%d].id", i), Got: schema.Quote(r.Nodes[i].ID), Want: "nodes in ascending order of id, each once"}
+			return &schema.FieldError{Field: fmt.Sprintf("nodes[%d].id", i), Got: schema.Quote(r.Nodes[i].ID),
+				Want: "nodes in ascending order of id, each once"}
 		}
 	}
 	for rank, node := range r.Ranks {
 		if node < 0 || node >= int64(len(r.Nodes)) {
-			return &schema.FieldError{Field: fmt.Sprintf("ranks[%d]", rank), Got: strconv.FormatInt(node, 10), Want: fmt.Sprintf("0 to %d, as there are %d nodes", len(r.Nodes)-1, len(r.Nodes))}
+			return &schema.FieldError{Field: fmt.Sprintf("ranks[%d]", rank), Got: strconv.FormatInt(node, 10),
+				Want: fmt.Sprintf("0 to %d, as there are %d nodes", len(r.Nodes)-1, len(r.Nodes))}
 		}
 	}
 	return nil
@@ -173,15 +180,19 @@ func (n *Node) check(at string) error {
 	}
 	if n.Address != "" {
 		u, err := url.Parse(n.Address)
-		if err != nil || len(n.Address) > MaxAddress || u.Scheme != "grpc" && u.Scheme != "grpc+tcp" && u.Scheme != "grpc+tls" || u.Port() == "" || u.Hostname() == "" || u.User != nil {
-			return &schema.FieldError{Field: at + "address", Got: schema.Quote(n.Address), Want: fmt.Sprintf("grpc://HOST:PORT or grpc+tls://HOST:PORT of at most %d bytes", MaxAddress)}
+		if err != nil || len(n.Address) > MaxAddress || u.Scheme != "grpc" && u.Scheme != "grpc+tcp" &&
+			u.Scheme != "grpc+tls" || u.Port() == "" || u.Hostname() == "" || u.User != nil {
+			return &schema.FieldError{Field: at + "address", Got: schema.Quote(n.Address),
+				Want: fmt.Sprintf("grpc://HOST:PORT or grpc+tls://HOST:PORT of at most %d bytes", MaxAddress)}
 		}
 	}
 	if n.Weight < 0 || n.Weight > MaxWeight {
-		return &schema.FieldError{Field: at + "weight", Got: strconv.FormatInt(n.Weight, 10), Want: fmt.Sprintf("0 to %d", MaxWeight)}
+		return &schema.FieldError{Field: at + "weight", Got: strconv.FormatInt(n.Weight, 10),
+			Want: fmt.Sprintf("0 to %d", MaxWeight)}
 	}
 	if n.Capacity < 0 {
-		return &schema.FieldError{Field: at + "capacity", Got: strconv.FormatInt(n.Capacity, 10), Want: "0 bytes or more"}
+		return &schema.FieldError{Field: at + "capacity", Got: strconv.FormatInt(n.Capacity, 10),
+			Want: "0 bytes or more"}
 	}
 	return nil
 }

@@ -25,7 +25,8 @@ func TestRecord(t *testing.T) {
 	if nodes[0].ID != "b" {
 		t.Error("the caller's nodes were changed")
 	}
-	if r, err = NewRecord(100, nodes, []string{"b", "b", "a", "b"}); err != nil || r.Nodes[1].Weight != 3 || !reflect.DeepEqual(r.Ranks, []int64{1, 1, 0, 1}) {
+	if r, err = NewRecord(100, nodes, []string{"b", "b", "a", "b"}); err != nil || r.Nodes[1].Weight != 3 ||
+		!reflect.DeepEqual(r.Ranks, []int64{1, 1, 0, 1}) {
 		t.Errorf("with ranks: %+v, %v", r, err)
 	}
 }
@@ -47,7 +48,8 @@ func TestBadRecords(t *testing.T) {
 		{`10}]`, `10}],"x":[2]`, "x: got an unknown field"},
 	} {
 		text := strings.Replace(valid, test.old, test.new, 1)
-		if _, err := Parse([]byte(text)); !errors.Is(err, schema.ErrInvalid) || !strings.Contains(err.Error(), test.want) {
+		if _, err := Parse([]byte(text)); !errors.Is(err, schema.ErrInvalid) ||
+			!strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: %v, want %s", text, err, test.want)
 		}
 	}
@@ -55,7 +57,8 @@ func TestBadRecords(t *testing.T) {
 		t.Errorf("no nodes: %v", err)
 	}
 	_, err := NewRecord(0, equals(20, 1), []string{"node-0001", "x"})
-	if want := `ranks[1]: got "x", want the id of a node of the cluster: node-0000, node-0001`; err == nil || !strings.HasPrefix(err.Error(), want) {
+	if want := `ranks[1]: got "x", want the id of a node of the cluster: node-0000, node-0001`; err == nil ||
+		!strings.HasPrefix(err.Error(), want) {
 		t.Errorf("a rank beside no node: %v", err)
 	}
 }
@@ -91,7 +94,8 @@ func FuzzParse(f *testing.F) {
 		for i := range first {
 			sum += first[i]
 			if most := slotsIn(r.Nodes[i].Capacity, r.Bytes); first[i] != l.Owned(i) || first[i]+second[i] > most {
-				t.Fatalf("%q: node %d owns %d + %d slots, said %d, and has room for %d", b, i, first[i], second[i], l.Owned(i), most)
+				t.Fatalf("%q: node %d owns %d + %d slots, said %d, and has room for %d", b, i, first[i], second[i],
+					l.Owned(i), most)
 			}
 		}
 		if sum != Slots {

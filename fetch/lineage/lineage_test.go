@@ -30,7 +30,8 @@ func must[T any](v T, err error) T {
 }
 
 func headOf(order string, served []byte) Head {
-	return Head{Job: "j", Plan: "p", Ticket: schema.Ticket{Request: schema.Request{Dataset: "d", Snapshot: 1, Order: order}, Served: served}}
+	return Head{Job: "j", Plan: "p", Ticket: schema.Ticket{Request: schema.Request{Dataset: "d", Snapshot: 1,
+		Order: order}, Served: served}}
 }
 
 // rowsOf lists rows that were handed out, one by one.
@@ -132,7 +133,8 @@ func TestInOrderIsACount(t *testing.T) {
 			t.Errorf("%s: %d bytes, then %d", order, first-before, bytes-before)
 		}
 		pieces := must(l.Look(func(h *Head) bool { return h.Ticket.Order == order }))
-		if got := rowsOf(t, pieces[0], 1<<40+5, 1<<40+8); pieces[0].Rows != 1<<40+64000 || !slices.Equal(got, []int64{1<<40 + 5, 1<<40 + 6, 1<<40 + 7}) {
+		if got := rowsOf(t, pieces[0], 1<<40+5, 1<<40+8); pieces[0].Rows != 1<<40+64000 ||
+			!slices.Equal(got, []int64{1<<40 + 5, 1<<40 + 6, 1<<40 + 7}) {
 			t.Errorf("%s: %d rows, %v", order, pieces[0].Rows, got)
 		}
 	}
@@ -171,7 +173,9 @@ func TestRecordIsARing(t *testing.T) {
 	if onDisk > leastBytes || kept != onDisk || kept < leastBytes/2 {
 		t.Errorf("%d bytes on disk, %d by its own count, want up to %d", onDisk, kept, leastBytes)
 	}
-	if pieces := must(l.Look(func(h *Head) bool { return h.Ticket.Step == 0 })); len(pieces) != 0 || !since.After(time.Unix(1e9, 0).Add(time.Hour)) {
+	if pieces := must(l.Look(func(h *Head) bool {
+		return h.Ticket.Step == 0
+	})); len(pieces) != 0 || !since.After(time.Unix(1e9, 0).Add(time.Hour)) {
 		t.Errorf("%d pieces from the beginning, on record since %s", len(pieces), since)
 	}
 	pieces := must(l.Look(func(*Head) bool { return true }))
@@ -179,7 +183,8 @@ func TestRecordIsARing(t *testing.T) {
 	for _, p := range pieces {
 		h := p.Head.Ticket
 		if h.Step < last[h.Rank] || p.Rows%2 != 0 {
-			t.Fatalf("a piece of rank %d from step %d with %d rows, after step %d", h.Rank, h.Step, p.Rows, last[h.Rank])
+			t.Fatalf("a piece of rank %d from step %d with %d rows, after step %d", h.Rank, h.Step, p.Rows,
+				last[h.Rank])
 		}
 		last[h.Rank] = h.Step + p.Rows/2
 		if got := rowsOf(t, p, 0, 4); !slices.Equal(got, []int64{0, 3, 2, 5}) {
@@ -232,7 +237,8 @@ func TestTornFile(t *testing.T) {
 		}
 		s := &segment{file: must(os.Open(name))}
 		pieces, err := s.read(func(*Head) bool { return true })
-		if err != nil || len(pieces) == 1 && !slices.Equal(rowsOf(t, pieces[0], 0, 9), []int64{0, 2, 4, 1, 6}[:pieces[0].Rows]) {
+		if err != nil || len(pieces) == 1 && !slices.Equal(rowsOf(t, pieces[0], 0, 9),
+			[]int64{0, 2, 4, 1, 6}[:pieces[0].Rows]) {
 			t.Fatalf("%v, %+v", err, pieces)
 		}
 		s.close()
@@ -250,7 +256,9 @@ func TestDiskFails(t *testing.T) {
 	dir := t.TempDir()
 	var said strings.Builder
 	at := time.Unix(1e9, 0)
-	l := must(Open(Options{Dir: dir, Logger: slog.New(slog.NewTextHandler(&said, nil)), Now: func() time.Time { return at }}))
+	l := must(Open(Options{Dir: dir, Logger: slog.New(slog.NewTextHandler(&said, nil)), Now: func() time.Time {
+		return at
+	}}))
 	defer l.Close()
 	r := l.Begin(headOf("strict", nil), nil)
 	step := func(n int64) schema.Ticket {
@@ -272,7 +280,8 @@ func TestDiskFails(t *testing.T) {
 	if len(pieces) != 2 || pieces[0].Rows != 10 || pieces[1].Rows != 10 || pieces[1].Head.Ticket.Step != 4 {
 		t.Errorf("%+v", pieces)
 	}
-	if n := strings.Count(said.String(), "level=ERROR"); n != 1 || !strings.Contains(said.String(), "is recorded again") {
+	if n := strings.Count(said.String(), "level=ERROR"); n != 1 ||
+		!strings.Contains(said.String(), "is recorded again") {
 		t.Errorf("%s", &said)
 	}
 	// A ticket that is too long for the record costs nobody else's.

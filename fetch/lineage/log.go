@@ -62,7 +62,8 @@ func (o *Options) Validate() error {
 	case o.Dir == "":
 		return &schema.FieldError{Field: "Dir", Got: "nothing", Want: "a directory"}
 	case o.MaxBytes < leastBytes:
-		return &schema.FieldError{Field: "MaxBytes", Got: fmt.Sprint(o.MaxBytes), Want: fmt.Sprintf("%d bytes or more", leastBytes)}
+		return &schema.FieldError{Field: "MaxBytes", Got: fmt.Sprint(o.MaxBytes),
+			Want: fmt.Sprintf("%d bytes or more", leastBytes)}
 	case o.PieceBytes < 1:
 		return &schema.FieldError{Field: "PieceBytes", Got: fmt.Sprint(o.PieceBytes), Want: "1 byte or more"}
 	}
@@ -111,7 +112,8 @@ func Open(opts Options) (*Log, error) {
 		return nil, fmt.Errorf("lineage: %w", err)
 	}
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, errors.Join(fmt.Errorf("%w: another server keeps what it served in %s: %w", schema.ErrUnavailable, opts.Dir, err), lock.Close())
+		return nil, errors.Join(fmt.Errorf("%w: another server keeps what it served in %s: %w", schema.ErrUnavailable,
+			opts.Dir, err), lock.Close())
 	}
 	l := &Log{opts: opts, lock: lock}
 	if err := l.load(); err != nil {
@@ -173,7 +175,8 @@ func (l *Log) stream() int64 {
 func (l *Log) currentLocked(size int64) (*segment, error) {
 	most := l.opts.MaxBytes / files
 	if size > most/4 {
-		return nil, fmt.Errorf("%w: %d bytes of a record of what was served; it may have %d", schema.ErrLimit, size, most/4)
+		return nil, fmt.Errorf("%w: %d bytes of a record of what was served; it may have %d", schema.ErrLimit, size,
+			most/4)
 	}
 	if n := len(l.list); n > 0 && l.list[n-1].mine && l.list[n-1].size+size <= most {
 		return l.list[n-1], nil
@@ -286,7 +289,8 @@ const pause = time.Second
 func (l *Log) failed(err error) {
 	now := l.opts.Now().UnixNano()
 	if was := l.paused.Swap(now + int64(pause)); was == 0 && !errors.Is(err, errClosed) {
-		l.opts.Logger.Error("what streams hand out cannot be recorded; lineage will not know of it", "directory", l.opts.Dir, "error", err)
+		l.opts.Logger.Error("what streams hand out cannot be recorded; lineage will not know of it", "directory",
+			l.opts.Dir, "error", err)
 	}
 }
 

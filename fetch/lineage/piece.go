@@ -67,8 +67,8 @@ func (p *Piece) Served(from, to int64) ([]Range, error) {
 	return list, nil
 }
 
-// Look returns the pieces of streams that match tells, in the order in which they were begun. It is called while nothing
-// is locked but other looks. The memory is the caller's.
+// Look returns the pieces of streams that match tells, in the order in which they were begun. It is called while
+// nothing is locked but other looks. The memory is the caller's.
 func (l *Log) Look(match func(*Head) bool) ([]*Piece, error) {
 	l.looking.Lock()
 	defer l.looking.Unlock()

@@ -12,8 +12,8 @@ import (
 // Batch is what a stream hands out.
 type Batch struct {
 	Rows int64
-	// Seqs are the rows' numbers in what the stream's ticket covers, counted in the plan's order from its step and row; in ascending
-	// order. nil says that they are the first ones that were not handed out before.
+	// Seqs are the rows' numbers in what the stream's ticket covers, counted in the plan's order from its step and row;
+	// in ascending order. nil says that they are the first ones that were not handed out before.
 	Seqs []int64
 	// Faults are those of the batch; their rows count from its beginning.
 	Faults []Fault

@@ -31,7 +31,8 @@ func (f *filler) block(l *running, row, end int64) *block {
 		}
 	}
 	b := at.blocks[0]
-	if next := b.first + int64(len(b.positions)); at.blocks[1] == nil && next < end && !l.order.job.Manifest().Resident() {
+	if next := b.first + int64(len(b.positions)); at.blocks[1] == nil && next < end &&
+		!l.order.job.Manifest().Resident() {
 		at.blocks[1] = f.lookUp(l, next, end)
 	}
 	select {

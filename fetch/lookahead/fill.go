@@ -37,9 +37,10 @@ type filler struct {
 	results chan tiers.Outcome // of reads under way
 	blocked atomic.Bool        // it has something to read, and no room
 
-	places map[schema.BlobRef]spill.Place // of what is under way, or came and is being kept; changed with Ahead.mu locked
-	bytes  int64                          // of those
-	reads  int                            // under way
+	// of what is under way, or came and is being kept; changed with Ahead.mu locked
+	places map[schema.BlobRef]spill.Place
+	bytes  int64 // of those
+	reads  int   // under way
 }
 
 func (a *Ahead) newFiller() *filler {

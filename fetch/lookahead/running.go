@@ -211,7 +211,8 @@ func (a *Ahead) follow(j *jobs.Job, tenant uint16, rank int, at, epochs int64, c
 
 // join finds or begins the running job that a stream, or a Warm, belongs to, and
 // has it count that in while the lock is held. l is nil if there are too many.
-func (a *Ahead) join(j *jobs.Job, number uint32, at, epochs int64, count func(*running)) (l *running, epoch int64, ended []*running) {
+func (a *Ahead) join(j *jobs.Job, number uint32, at, epochs int64,
+	count func(*running)) (l *running, epoch int64, ended []*running) {
 	mean := j.MeanBytes() // touches pages, so without the lock
 	now := time.Now()
 	a.mu.Lock()
@@ -349,7 +350,8 @@ func (a *Ahead) beginLocked(j *jobs.Job, number uint32, mean, index, epochs int6
 		return nil
 	}
 	l := &running{
-		group: j.Group(), dataset: j.SnapshotName(), number: number, mean: mean, base: j.EpochNumber(), order: newEpochOrder(j),
+		group: j.Group(), dataset: j.SnapshotName(), number: number, mean: mean, base: j.EpochNumber(),
+		order: newEpochOrder(j),
 		ahead: scan{fullAt: -1},
 	}
 	// A client that shuffles and does not say for how many epochs has another one
@@ -446,11 +448,13 @@ func (a *Ahead) Jobs(readTime time.Duration) []JobStats {
 	for _, l := range a.jobs {
 		rows, served := l.order.Rows(), l.future.Served()
 		list = append(list, JobStats{
-			Job: l.group, Dataset: l.dataset, Streams: l.streams, Elsewhere: l.elsewhere, Epoch: l.base + uint64(served/rows), Row: served % rows, Rows: rows,
+			Job: l.group, Dataset: l.dataset, Streams: l.streams, Elsewhere: l.elsewhere,
+			Epoch: l.base + uint64(served/rows), Row: served % rows, Rows: rows,
 			RowTime: int64(l.future.RowTime()), WindowReads: l.windowReads.Load(), WindowBytes: l.windowBytes.Load(),
 			SpillReads: l.spillReads.Load(), SpillBytes: l.spillBytes.Load(),
 			PeerReads: l.peerReads.Load(), PeerBytes: l.peerBytes.Load(),
-			StoreReads: l.storeReads.Load(), StoreBytes: l.storeBytes.Load(), SavedNanos: l.spillReads.Load() * int64(readTime),
+			StoreReads: l.storeReads.Load(), StoreBytes: l.storeBytes.Load(),
+			SavedNanos: l.spillReads.Load() * int64(readTime),
 		})
 	}
 	slices.SortStableFunc(list, func(a, b JobStats) int {

@@ -119,7 +119,8 @@ func (w *warmer) lookUp(ctx context.Context) bool {
 // newWarmer has the spill know of the job, as if it ran.
 func (a *Ahead) newWarmer(j *jobs.Job, tenant uint16) (*warmer, error) {
 	if a == nil {
-		return nil, fmt.Errorf("%w: this server has no spill that could be warmed: serve --spill gives it one", schema.ErrInvalid)
+		return nil, fmt.Errorf("%w: this server has no spill that could be warmed: serve --spill gives it one",
+			schema.ErrInvalid)
 	}
 	a.mu.Lock()
 	if a.closed {

@@ -87,10 +87,11 @@ type entryKey struct {
 
 // entry is a page, or the index of a chunk, or is becoming one.
 type entry struct {
-	cache  *Cache
-	key    entryKey
-	cancel context.CancelCauseFunc // until it is ready: it leads to the call that wanted it first, and what that has; guarded by cache.mu
-	ctx    context.Context         // its reading's
+	cache *Cache
+	key   entryKey
+	// until it is ready: it leads to the call that wanted it first, and what that has; guarded by cache.mu
+	cancel context.CancelCauseFunc
+	ctx    context.Context // its reading's
 	form   *schema.Form
 	want   schema.Chunk
 	at     Place
@@ -143,7 +144,8 @@ func (c *Cache) acquire(ctx context.Context, form *schema.Form, want schema.Chun
 
 // want has a page or an index read, unless it is there or on its way, and does not wait for it. It stays until
 // release. tell, if it is not nil, is told when it is there or has failed, perhaps at once.
-func (c *Cache) want(ctx context.Context, form *schema.Form, want schema.Chunk, at Place, tell *arrival) (*entry, error) {
+func (c *Cache) want(ctx context.Context, form *schema.Form, want schema.Chunk, at Place,
+	tell *arrival) (*entry, error) {
 	key := entryKey{want.BlobRef, want.Rows, want.Pages}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -211,7 +213,8 @@ func (e *entry) open() (err error) {
 	c, ctx, want := e.cache, e.ctx, e.want
 	defer func() {
 		if p := recover(); p != nil { // a defect must not end the process
-			c.opts.Logger.ErrorContext(ctx, "panic while a manifest was read", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			c.opts.Logger.ErrorContext(ctx, "panic while a manifest was read", "panic", fmt.Sprint(p), "stack",
+				string(debug.Stack()))
 			err = fmt.Errorf("a defect of the server: %v", p)
 		}
 	}()
@@ -350,7 +353,8 @@ func (c *Cache) safely(work func() error) func() error {
 	return func() (err error) {
 		defer func() {
 			if p := recover(); p != nil {
-				c.opts.Logger.Error("panic while a manifest was gone through", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+				c.opts.Logger.Error("panic while a manifest was gone through", "panic", fmt.Sprint(p), "stack",
+					string(debug.Stack()))
 				err = fmt.Errorf("a defect of the server: %v", p)
 			}
 		}()

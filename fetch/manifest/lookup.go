@@ -98,7 +98,8 @@ func (m *Manifest) buildIndex(ctx context.Context) error {
 	}
 	memory, ok := m.cache.ledger.Try(admission.Evaluation, slots*(width+1))
 	if !ok {
-		return fmt.Errorf("%w: to find samples of %s@%d by id, %d bytes would be needed for an index, more than what is left for %s; ask by position",
+		return fmt.Errorf("%w: to find samples of %s@%d by id, %d bytes would be needed for an index, more than what "+
+			"is left for %s; ask by position",
 			schema.ErrLimit, m.Snapshot().Dataset, m.Snapshot().Number, slots*(width+1), admission.Evaluation)
 	}
 	x.seed, x.small, x.large = maphash.MakeSeed(), nil, nil

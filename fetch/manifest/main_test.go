@@ -41,7 +41,8 @@ func nameOf(pos int64) (string, bool) { return fmt.Sprintf("s%d", pos), pos%5 !=
 // makeWorld makes n rows. Pages have up to pageRows rows; a chunk has some pages, or is one.
 func makeWorld(t testing.TB, rng *rand.Rand, n int64, pageRows int) *world {
 	t.Helper()
-	s, err := schema.NewSchema([]arrow.Field{{Name: "name", Type: arrow.BinaryTypes.String, Nullable: true}}, []arrow.Field{schema.BlobField("image", "", true)})
+	s, err := schema.NewSchema([]arrow.Field{{Name: "name", Type: arrow.BinaryTypes.String, Nullable: true}},
+		[]arrow.Field{schema.BlobField("image", "", true)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -44,7 +44,8 @@ func (c *Cache) Open(ctx context.Context, snap *schema.Snapshot) (*Manifest, err
 	for i := range snap.Chunks {
 		chunk := &snap.Chunks[i]
 		if chunk.Rows <= 0 || chunk.Size < 0 || chunk.Pages < 0 || chunk.PageBytes < 0 {
-			return nil, m.named(fmt.Errorf("%w: chunk %d has %d rows, %d pages and %d bytes", schema.ErrDataLoss, i, chunk.Rows, chunk.Pages, chunk.Size))
+			return nil, m.named(fmt.Errorf("%w: chunk %d has %d rows, %d pages and %d bytes", schema.ErrDataLoss, i,
+				chunk.Rows, chunk.Pages, chunk.Size))
 		}
 		bytes += chunk.ManifestBytes()
 		if chunk.Pages > 0 {
@@ -315,7 +316,8 @@ func (m *Manifest) needs(ctx context.Context, positions []int64) (order []int, n
 
 // gather copies the rows at positions[wanted[...]], ascending, of a page that begins at
 // start, and notes where each is.
-func gather(g *schema.Gathering, p *schema.Page, start int64, positions []int64, wanted []int, rows []schema.Row) error {
+func gather(g *schema.Gathering, p *schema.Page, start int64, positions []int64, wanted []int,
+	rows []schema.Row) error {
 	for i := 0; i < len(wanted); {
 		first := positions[wanted[i]]
 		last, at := first, g.Rows()

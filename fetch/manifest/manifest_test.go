@@ -243,7 +243,8 @@ func TestLimits(t *testing.T) {
 	if !ok {
 		t.Fatal("no room")
 	}
-	if _, err := m.Find(t.Context(), []schema.ID{idOf(1)}); !errors.Is(err, schema.ErrLimit) || !strings.Contains(err.Error(), "by id") {
+	if _, err := m.Find(t.Context(), []schema.ID{idOf(1)}); !errors.Is(err, schema.ErrLimit) ||
+		!strings.Contains(err.Error(), "by id") {
 		t.Errorf("an index without room for it: %v", err)
 	}
 	hold.Release()
@@ -275,7 +276,9 @@ func TestReadsNoMoreThanNeeded(t *testing.T) {
 	if w.reads > most {
 		t.Errorf("%d reads for three neighbours, want %d at most", w.reads, most)
 	}
-	if err := m.Walk(t.Context(), 0, m.Rows(), nil, func(context.Context, int64, *schema.Page) error { return fmt.Errorf("enough") }); err == nil || err.Error() != "enough" {
+	if err := m.Walk(t.Context(), 0, m.Rows(), nil, func(context.Context, int64, *schema.Page) error {
+		return fmt.Errorf("enough")
+	}); err == nil || err.Error() != "enough" {
 		t.Errorf("a walk that is told to end: %v", err)
 	}
 }

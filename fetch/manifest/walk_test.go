@@ -58,7 +58,8 @@ func firstError(t *testing.T, rng *rand.Rand) {
 		}
 		m, _ := w.open(t, 1<<20, -1)
 		err := m.Walk(t.Context(), 0, m.Rows(), nil, func(context.Context, int64, *schema.Page) error { return nil })
-		if !errors.Is(err, schema.ErrDataLoss) || !strings.Contains(err.Error(), fmt.Sprintf("positions %d to", begin)) {
+		if !errors.Is(err, schema.ErrDataLoss) || !strings.Contains(err.Error(),
+			fmt.Sprintf("positions %d to", begin)) {
 			t.Fatalf("%v, want that at position %d", err, begin)
 		}
 	})
@@ -116,7 +117,9 @@ func TestWholeStays(t *testing.T) {
 	}
 	m.cache.Trim()
 	before := w.reads
-	if err := m.Walk(t.Context(), 0, m.Rows(), nil, func(context.Context, int64, *schema.Page) error { return nil }); err != nil {
+	if err := m.Walk(t.Context(), 0, m.Rows(), nil, func(context.Context, int64, *schema.Page) error {
+		return nil
+	}); err != nil {
 		t.Error(err)
 	}
 	if w.reads != before {

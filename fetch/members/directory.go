@@ -29,7 +29,8 @@ type directory struct {
 
 // newDirectory makes the directory of a view in which self is one of the nodes, or leaves.
 //
-//   - The first owner of a slot reads from the store. Each node keeps as much as it can, so that the whole of the caches
+//   - The first owner of a slot reads from the store. Each node keeps as much as it can, so that the whole of the
+//     caches
 //     is owned once.
 //   - Where the jobs that run read less than all caches hold, slots have second owners, in as many as there is room for
 //     ([layout.New]). They ask the first.
@@ -76,7 +77,8 @@ func newDirectory(v View, self string, compute func(layout.Record) (*layout.Layo
 	}
 	numbers := map[routeOf]uint16{}
 	for slot := range layout.Slots {
-		r := routeOf{first: now.Owners(uint16(slot)).First, second: layout.None, keeper: layout.None, donor: layout.None}
+		r := routeOf{first: now.Owners(uint16(slot)).First, second: layout.None, keeper: layout.None,
+			donor: layout.None}
 		if o := spare.Owners(uint16(slot)); v.Wants > 0 && o.Second != layout.None {
 			if r.second = o.Second; o.First != r.first { // where capacities differ
 				r.second = o.First
@@ -85,7 +87,8 @@ func newDirectory(v View, self string, compute func(layout.Record) (*layout.Layo
 		}
 		if member {
 			z := now.Zones()
-			if r.keeper = keepers[slot]; r.first != layout.None && r.second != layout.None && z[r.second] == zone && z[r.first] != zone {
+			if r.keeper = keepers[slot]; r.first != layout.None && r.second != layout.None && z[r.second] == zone &&
+				z[r.first] != zone {
 				r.keeper = r.second // one is enough
 			}
 		}
@@ -111,7 +114,8 @@ func newDirectory(v View, self string, compute func(layout.Record) (*layout.Layo
 }
 
 // layoutOf is the layout of nodes that keep so many bytes, 0 for as much as they can; nil of none.
-func layoutOf(nodes []layout.Node, size int64, compute func(layout.Record) (*layout.Layout, error)) (*layout.Layout, error) {
+func layoutOf(nodes []layout.Node, size int64, compute func(layout.Record) (*layout.Layout,
+	error)) (*layout.Layout, error) {
 	if len(nodes) == 0 {
 		return nil, nil
 	}

@@ -81,8 +81,8 @@ func lastBegun(rows map[string][]byte) map[string]int64 {
 	return last
 }
 
-// obeyLocked takes in the orders, by node, and whether a later process of this node has begun: this one is then the node no more,
-// until that has ended.
+// obeyLocked takes in the orders, by node, and whether a later process of this node has begun: this one is then the
+// node no more, until that has ended.
 func (m *Members) obeyLocked(orders map[string][]byte, lastOf map[string]int64, now time.Time) {
 	if m.self == nil {
 		return
@@ -111,7 +111,8 @@ func (m *Members) Order(ctx context.Context, node string, drain bool) error {
 	names := slices.Sorted(maps.Keys(m.nodes))
 	m.mu.Unlock()
 	if !ok {
-		return fmt.Errorf("%w: cluster %s has no node %s; it has %s", schema.ErrNotFound, m.opts.Cluster, schema.Quote(node), strings.Join(names, ", "))
+		return fmt.Errorf("%w: cluster %s has no node %s; it has %s", schema.ErrNotFound, m.opts.Cluster,
+			schema.Quote(node), strings.Join(names, ", "))
 	}
 	body, err := json.Marshal(order{Process: n.Process, Drain: true})
 	if err != nil {

@@ -23,8 +23,8 @@ func leaving(m *members.Members) string {
 	return strings.Join(list, " ")
 }
 
-// A node that drains owns nothing as soon as it says so, and the others ask it for what it holds; one that stays after all is an
-// owner again.
+// A node that drains owns nothing as soon as it says so, and the others ask it for what it holds; one that stays after
+// all is an owner again.
 func TestDraining(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memshared.New()
@@ -74,7 +74,8 @@ func TestOrders(t *testing.T) {
 		a := started(t, s, "a")
 		started(t, s, "b")
 		other := member(t, s)
-		if err := other.Order(t.Context(), "x", true); !errors.Is(err, schema.ErrNotFound) || !strings.Contains(err.Error(), "a, b") {
+		if err := other.Order(t.Context(), "x", true); !errors.Is(err, schema.ErrNotFound) ||
+			!strings.Contains(err.Error(), "a, b") {
 			t.Errorf("an order to no node: %v", err)
 		}
 		if err := other.Order(t.Context(), "a", true); err != nil {
@@ -102,8 +103,8 @@ func TestOrders(t *testing.T) {
 	})
 }
 
-// Of two processes of one node, the later one is the node: whatever the earlier one writes, others see that one alone, and the
-// earlier one stops.
+// Of two processes of one node, the later one is the node: whatever the earlier one writes, others see that one alone,
+// and the earlier one stops.
 func TestIncarnations(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memshared.New()

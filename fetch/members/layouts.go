@@ -13,8 +13,8 @@ const (
 	// keptLayouts is how many layouts are kept in memory, of 256 KiB each, and keptClaims how many claims.
 	keptLayouts = 16
 	keptClaims  = 4096
-	// A claim is a write that a reader makes: a row of some 150 bytes, kept for Options.Keep. A node makes so many at once, and
-	// so many a second in the long run: 2.6 million in 30 days.
+	// A claim is a write that a reader makes: a row of some 150 bytes, kept for Options.Keep. A node makes so many at
+	// once, and so many a second in the long run: 2.6 million in 30 days.
 	claimsAtOnce    = 1000
 	claimsPerSecond = 1
 )
@@ -99,7 +99,8 @@ func (m *Members) Layout(ctx context.Context, name string) (*layout.Layout, erro
 
 // Claim implements jobs.Layouts: the layout of an epoch of a plan. Where none was claimed, it is made of the
 // view. Where the store is out of reach, there is no answer but an error: two nodes could give two.
-func (m *Members) Claim(ctx context.Context, plan string, epoch uint64, size int64, ranks []string) (*layout.Layout, error) {
+func (m *Members) Claim(ctx context.Context, plan string, epoch uint64, size int64,
+	ranks []string) (*layout.Layout, error) {
 	c := claim{plan, epoch}
 	name := m.layouts.claimed(c)
 	if name == "" {
@@ -124,8 +125,8 @@ func (m *Members) claim(ctx context.Context, c claim, size int64, ranks []string
 	if len(v.Nodes) == 0 {
 		return "", fmt.Errorf("%w: %w", schema.ErrUnavailable, errNoNodes)
 	}
-	// Where other jobs read more, nodes keep fewer blobs twice than there is room for beside this one: what a node does not
-	// keep, its ranks are not given. See Route.
+	// Where other jobs read more, nodes keep fewer blobs twice than there is room for beside this one: what a node does
+	// not keep, its ranks are not given. See Route.
 	record, err := layout.NewRecord(max(roundWants(size), roundWants(v.Wants)), v.Nodes, ranks)
 	if err != nil {
 		return "", err
@@ -136,7 +137,8 @@ func (m *Members) claim(ctx context.Context, c claim, size int64, ranks []string
 		r.Cancel()
 		return "", &schema.LimitError{
 			Limit: "cluster.claims", After: after,
-			Message: fmt.Sprintf("this node has claimed layouts for %d epochs at once, and may for %d a second", claimsAtOnce, claimsPerSecond),
+			Message: fmt.Sprintf("this node has claimed layouts for %d epochs at once, and may for %d a second",
+				claimsAtOnce, claimsPerSecond),
 		}
 	}
 	// The layout first: a claim never names one that is not there.

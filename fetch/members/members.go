@@ -39,10 +39,11 @@ type Options struct {
 	// Keep is for how long a claim is kept after it was made, and a twelfth of that for which a layout is, which
 	// tickets name. Default 30 days.
 	Keep time.Duration
-	// NewLayout computes a layout. Default layout.New, which takes some 10 ns a slot and node: members in one process may
-	// share what they compute.
+	// NewLayout computes a layout. Default layout.New, which takes some 10 ns a slot and node: members in one process
+	// may share what they compute.
 	NewLayout func(layout.Record) (*layout.Layout, error)
-	// Chance draws a time below d, by which renewals and reads of members that start together drift apart. Default: evenly.
+	// Chance draws a time below d, by which renewals and reads of members that start together drift apart. Default:
+	// evenly.
 	Chance func(d time.Duration) time.Duration
 	// Logger receives what operators should know. Default slog.Default().
 	Logger *slog.Logger
@@ -71,9 +72,11 @@ func (o *Options) Validate() error {
 	case o.Shared == nil:
 		return fmt.Errorf("%w: members need a Shared", schema.ErrInvalid)
 	case o.TTL < time.Second || o.TTL%time.Second != 0 || o.Keep < o.TTL:
-		return fmt.Errorf("%w: TTL is %s and Keep %s; want whole seconds, and Keep no less", schema.ErrInvalid, o.TTL, o.Keep)
+		return fmt.Errorf("%w: TTL is %s and Keep %s; want whole seconds, and Keep no less", schema.ErrInvalid, o.TTL,
+			o.Keep)
 	case o.RenewEvery <= 0 || 2*o.RenewEvery >= o.TTL || o.ReadEvery <= 0:
-		return fmt.Errorf("%w: RenewEvery is %s and ReadEvery %s; want more than 0, and RenewEvery less than half of TTL, which is %s", schema.ErrInvalid, o.RenewEvery, o.ReadEvery, o.TTL)
+		return fmt.Errorf("%w: RenewEvery is %s and ReadEvery %s; want more than 0, and RenewEvery less than half of "+
+			"TTL, which is %s", schema.ErrInvalid, o.RenewEvery, o.ReadEvery, o.TTL)
 	}
 	return schema.CheckName("cluster", o.Cluster)
 }
@@ -130,7 +133,8 @@ func New(opts Options) (*Members, error) {
 	if err := opts.Validate(); err != nil {
 		return nil, err
 	}
-	return &Members{opts: opts, process: rand.Text(), nodes: map[string]lease{}, claims: rate.NewLimiter(claimsPerSecond, claimsAtOnce)}, nil
+	return &Members{opts: opts, process: rand.Text(), nodes: map[string]lease{},
+		claims: rate.NewLimiter(claimsPerSecond, claimsAtOnce)}, nil
 }
 
 // Start has the node be a member, until Close. The first lease is written, and those of the
@@ -140,7 +144,8 @@ func (m *Members) Start(ctx context.Context, self layout.Node) error {
 		return err
 	}
 	m.mu.Lock()
-	m.self = &lease{Node: self, Process: m.process, Since: time.Now().UTC(), Version: m.opts.Version, Incarnation: time.Now().UnixMilli()}
+	m.self = &lease{Node: self, Process: m.process, Since: time.Now().UTC(), Version: m.opts.Version,
+		Incarnation: time.Now().UnixMilli()}
 	m.mu.Unlock()
 	if err := m.read(ctx); err != nil {
 		return err
@@ -157,7 +162,8 @@ func (m *Members) Start(ctx context.Context, self layout.Node) error {
 		m.every(own, m.opts.RenewEvery, func(ctx context.Context) error {
 			err := m.renew(ctx)
 			if err != nil && own.Err() == nil {
-				m.opts.Logger.WarnContext(ctx, "the lease of this node could not be renewed: others will not know of it", "error", err)
+				m.opts.Logger.WarnContext(ctx, "the lease of this node could not be renewed: others will "+
+					"not know of it", "error", err)
 			}
 			return err
 		})
@@ -169,7 +175,8 @@ func (m *Members) Start(ctx context.Context, self layout.Node) error {
 				err = m.direct()
 			}
 			if err != nil && own.Err() == nil {
-				m.opts.Logger.WarnContext(ctx, "the members of the cluster could not be read: what is known of them stays", "error", err)
+				m.opts.Logger.WarnContext(ctx, "the members of the cluster could not be read: what is known "+
+					"of them stays", "error", err)
 			}
 			return err
 		})
@@ -188,7 +195,8 @@ func (m *Members) Close() error {
 	defer cancel()
 	_ = m.read(ctx) // the node may have been started again meanwhile
 	m.mu.Lock()
-	shared, later, id, incarnation, ordered := m.others, time.Now().Before(m.superseded), m.self.Node.ID, m.self.Incarnation, m.ordered
+	shared, later, id, incarnation, ordered := m.others, time.Now().Before(m.superseded), m.self.Node.ID,
+		m.self.Incarnation, m.ordered
 	m.mu.Unlock()
 	if ordered {
 		_ = m.opts.Shared.RemoveLease(ctx, m.opts.Cluster+ordersOf, id) // it lapses by itself
@@ -203,8 +211,8 @@ func (m *Members) Close() error {
 	return nil
 }
 
-// every calls f about so often, not when others do, until ctx ends; a quarter as long after one that failed. A call that
-// takes longer than a lease is renewed is ended: so a lease lasts where one renewal is lost.
+// every calls f about so often, not when others do, until ctx ends; a quarter as long after one that failed. A call
+// that takes longer than a lease is renewed is ended: so a lease lasts where one renewal is lost.
 func (m *Members) every(ctx context.Context, period time.Duration, f func(context.Context) error) {
 	next := period
 	for {
@@ -234,7 +242,8 @@ func (m *Members) renew(ctx context.Context) error {
 		return nil
 	}
 	if time.Since(m.fenced) >= 2*m.opts.TTL {
-		if err := m.opts.Shared.PutLease(ctx, m.opts.Cluster+ordersOf, began(self.Node.ID, self.Incarnation), []byte("{}"), 6*m.opts.TTL); err != nil {
+		if err := m.opts.Shared.PutLease(ctx, m.opts.Cluster+ordersOf, began(self.Node.ID, self.Incarnation),
+			[]byte("{}"), 6*m.opts.TTL); err != nil {
 			return fmt.Errorf("write that node %s has begun: %w", self.Node.ID, err)
 		}
 		m.fenced = time.Now()
@@ -274,7 +283,8 @@ func (m *Members) read(ctx context.Context) error {
 	for id, row := range rows {
 		var l lease
 		if err := json.Unmarshal(row, &l); err != nil || l.Node.ID != id || l.Node.Check() != nil {
-			m.opts.Logger.WarnContext(ctx, "the lease of a node cannot be read: a newer program may have written it", "node", id, "error", err)
+			m.opts.Logger.WarnContext(ctx, "the lease of a node cannot be read: a newer program may have written it",
+				"node", id, "error", err)
 			continue
 		}
 		if m.self != nil && id == m.self.Node.ID {

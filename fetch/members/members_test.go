@@ -156,7 +156,8 @@ func TestStoreAway(t *testing.T) {
 func TestBadLeases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memshared.New()
-		for id, lease := range map[string]string{"x": "{", "y": `{"node": {"id": "z"}}`, "w": `{"node": {"id": "w", "weight": -1}}`} {
+		for id, lease := range map[string]string{"x": "{", "y": `{"node": {"id": "z"}}`,
+			"w": `{"node": {"id": "w", "weight": -1}}`} {
 			if err := s.PutLease(t.Context(), "c", id, []byte(lease), time.Hour); err != nil {
 				t.Fatal(err)
 			}
@@ -214,7 +215,8 @@ func TestLostRenewal(t *testing.T) {
 func TestLeasesOfTooMuch(t *testing.T) {
 	s := memshared.New()
 	for _, id := range []string{"x", "y"} {
-		lease := fmt.Sprintf(`{"node": {"id": %q, "address": "grpc://x:1", "weight": 1, "capacity": %d}}`, id, int64(math.MaxInt64))
+		lease := fmt.Sprintf(`{"node": {"id": %q, "address": "grpc://x:1", "weight": 1, "capacity": %d}}`, id,
+			int64(math.MaxInt64))
 		if err := s.PutLease(t.Context(), "c", id, []byte(lease), time.Hour); err != nil {
 			t.Fatal(err)
 		}
@@ -308,7 +310,8 @@ func TestLayouts(t *testing.T) {
 	if _, err := a.Claim(t.Context(), "p", 3, 1<<20, nil); !errors.Is(err, schema.ErrUnavailable) {
 		t.Errorf("what is not known, while the store is away: %v", err)
 	}
-	if _, err := member(t, memshared.New()).Claim(t.Context(), "p", 3, 1<<20, nil); !errors.Is(err, schema.ErrUnavailable) {
+	if _, err := member(t, memshared.New()).Claim(t.Context(), "p", 3, 1<<20, nil); !errors.Is(err,
+		schema.ErrUnavailable) {
 		t.Errorf("without a node: %v", err)
 	}
 }
@@ -339,7 +342,8 @@ func TestOwners(t *testing.T) {
 	for slot := range layout.Slots {
 		for _, m := range []*members.Members{b, c} {
 			key := layout.KeyIn(uint16(slot))
-			if r, got := m.Route(key), m.Mine(key); layout.SlotOf(key) != uint16(slot) || got != (r.Keep || len(r.Ask) == 0) {
+			if r, got := m.Route(key), m.Mine(key); layout.SlotOf(key) != uint16(slot) ||
+				got != (r.Keep || len(r.Ask) == 0) {
 				t.Fatalf("slot %d, which %+v is the route to: Mine says %v", slot, r, got)
 			}
 		}
@@ -350,7 +354,8 @@ func TestOwners(t *testing.T) {
 }
 
 func TestOptions(t *testing.T) {
-	for _, o := range []members.Options{{Cluster: "c"}, {Shared: memshared.New()}, {Cluster: "c", Shared: memshared.New(), TTL: 5 * time.Second}} {
+	for _, o := range []members.Options{{Cluster: "c"}, {Shared: memshared.New()},
+		{Cluster: "c", Shared: memshared.New(), TTL: 5 * time.Second}} {
 		if _, err := members.New(o); !errors.Is(err, schema.ErrInvalid) {
 			t.Errorf("%+v: %v", o, err)
 		}

@@ -42,7 +42,8 @@ func zoned(t *testing.T, zones, each int, wants int64) map[string]*members.Membe
 	return all
 }
 
-// caches is a cluster in which each node keeps whatever it may: what is read, and what goes where, by nothing but routes.
+// caches is a cluster in which each node keeps whatever it may: what is read, and what goes where, by nothing but
+// routes.
 type caches struct {
 	t       *testing.T
 	members map[string]*members.Members
@@ -83,8 +84,8 @@ func (c *caches) get(rng *rand.Rand, id string, key schema.Key, loan, onward boo
 	}
 }
 
-// Every node reads every blob, several times: each is read from the store once, comes into each zone but its owner's once, and nobody asks in
-// a circle.
+// Every node reads every blob, several times: each is read from the store once, comes into each zone but its owner's
+// once, and nobody asks in a circle.
 func TestZones(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -95,7 +96,8 @@ func TestZones(t *testing.T) {
 		wants       int64
 	}{{1, 4, 0}, {2, 2, 0}, {3, 4, 0}, {4, 4, 0}, {2, 3, 1 << 30}, {1, 6, 1 << 30}} {
 		all := zoned(t, test.zones, test.each, test.wants)
-		c := &caches{t: t, members: all, held: map[string]map[schema.Key]bool{}, zone: map[string]string{}, crossed: map[schema.Key]map[string]int{}}
+		c := &caches{t: t, members: all, held: map[string]map[schema.Key]bool{}, zone: map[string]string{},
+			crossed: map[schema.Key]map[string]int{}}
 		var ids []string
 		for id, m := range all {
 			ids = append(ids, id)
@@ -128,7 +130,8 @@ func TestZones(t *testing.T) {
 			}
 		}
 		if c.store != blobs || crossings != blobs*(test.zones-1) {
-			t.Errorf("%d zones of %d nodes: %d reads of the store of %d blobs, %d crossings, want %d", test.zones, test.each, c.store, blobs, crossings, blobs*(test.zones-1))
+			t.Errorf("%d zones of %d nodes: %d reads of the store of %d blobs, %d crossings, want %d", test.zones,
+				test.each, c.store, blobs, crossings, blobs*(test.zones-1))
 		}
 		copies := 0
 		for _, h := range c.held {
@@ -141,7 +144,8 @@ func TestZones(t *testing.T) {
 		if got := float64(copies) / blobs; got > want*1.01 || got < want*.98 {
 			t.Errorf("%d zones of %d nodes: %.3f copies of each blob, want %g", test.zones, test.each, got, want)
 		}
-		t.Logf("%d zones of %d nodes, %d bytes wanted: %d copies of %d blobs, %d moved, %d between zones", test.zones, test.each, test.wants, copies, blobs, c.moved, crossings)
+		t.Logf("%d zones of %d nodes, %d bytes wanted: %d copies of %d blobs, %d moved, %d between zones", test.zones,
+			test.each, test.wants, copies, blobs, c.moved, crossings)
 	}
 }
 

@@ -54,15 +54,15 @@ type Draining struct {
 	Done    bool      `json:"done"`    // it ends
 }
 
-// order is what a node is told to do, as JSON, in a row beside the leases: orders of cluster c are the leases of c/orders,
-// which is the name of no cluster.
+// order is what a node is told to do, as JSON, in a row beside the leases: orders of cluster c are the leases of
+// c/orders, which is the name of no cluster.
 type order struct {
 	Process string `json:"process"` // the one that is told: the next one of the node is not
 	Drain   bool   `json:"drain"`
 }
 
-// Beside the orders each process of a node has a row that says that it has begun: an earlier one that goes on writes over the
-// lease of a later one, but not over this.
+// Beside the orders each process of a node has a row that says that it has begun: an earlier one that goes on writes
+// over the lease of a later one, but not over this.
 const (
 	ordersOf = "/orders"
 	// beganOf comes before the node's name in that row's, and a slash and the incarnation after it.

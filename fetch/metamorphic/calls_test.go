@@ -106,7 +106,8 @@ func (m *ram) gone(dataset string) {
 
 var logical = func() *arrow.Schema {
 	s, err := schema.NewSchema(
-		[]arrow.Field{{Name: "label", Type: arrow.PrimitiveTypes.Int64}, {Name: "name", Type: arrow.BinaryTypes.String}},
+		[]arrow.Field{{Name: "label", Type: arrow.PrimitiveTypes.Int64},
+			{Name: "name", Type: arrow.BinaryTypes.String}},
 		[]arrow.Field{schema.BlobField("image", "image", true)})
 	if err != nil {
 		panic(err)
@@ -132,7 +133,8 @@ func (w *world) doImport(o op) {
 			if changed && (h == nil || h.snap.Source != snap.Source) {
 				w.fail("%s: snapshot %d is not what was committed", o, snap.Number)
 			}
-			if got, want := w.rows(snap), imported(o.Gen, o.Rows); mode != ingest.Append && !slices.Equal(got, want) || !slices.Equal(got[max(0, len(got)-len(want)):], want) {
+			if got, want := w.rows(snap), imported(o.Gen, o.Rows); mode != ingest.Append && !slices.Equal(got, want) ||
+				!slices.Equal(got[max(0, len(got)-len(want)):], want) {
 				w.fail("%s: snapshot %d has other rows", o, snap.Number)
 			}
 		case w.excused(err, since):
@@ -148,7 +150,8 @@ func (w *world) doImport(o op) {
 }
 
 func (w *world) ingest(ctx context.Context, o op, mode ingest.Mode) (*schema.Snapshot, bool, error) {
-	writer, err := ingest.New(ctx, w.store, ingest.Options{Dataset: o.Dataset, Source: fmt.Sprintf("operation %d", o.ID), Schema: logical, Mode: mode, Workers: 2})
+	writer, err := ingest.New(ctx, w.store, ingest.Options{Dataset: o.Dataset,
+		Source: fmt.Sprintf("operation %d", o.ID), Schema: logical, Mode: mode, Workers: 2})
 	if err != nil {
 		return nil, false, err
 	}
@@ -204,7 +207,8 @@ func (w *world) opened(o op, j *job, r schema.Request, from *saved, since span, 
 	case err == nil:
 	case w.excused(err, since):
 		return
-	case errors.Is(err, schema.ErrNotFound) && (w.store.missed(r.Dataset, r.Snapshot, since.event) || r.Split == "none" || r.Selection != nil):
+	case errors.Is(err, schema.ErrNotFound) && (w.store.missed(r.Dataset, r.Snapshot, since.event) ||
+		r.Split == "none" || r.Selection != nil):
 		return
 	case errors.Is(err, schema.ErrNotFound) && r.Split != "" && w.small(r.Dataset): // with no row in that split
 		return
@@ -354,7 +358,8 @@ func (w *world) warm(o op) {
 		defer j.leave()
 		err := w.engine.Warm(ctx, j.job, nil)
 		w.note("%s: %s", o, plain(err))
-		if errors.Is(err, schema.ErrInvalid) != (w.cache == nil) || err != nil && w.cache != nil && !w.excused(err, since) {
+		if errors.Is(err, schema.ErrInvalid) != (w.cache == nil) || err != nil && w.cache != nil &&
+			!w.excused(err, since) {
 			w.fail("%s: %w", o, err)
 		}
 	})

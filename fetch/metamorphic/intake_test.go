@@ -114,7 +114,8 @@ func TestMemory(t *testing.T) {
 	// It counts nothing, keeps what came with a manifest as long as that, and is
 	// neither closed nor opened again.
 	skip := []string{
-		"dedup", "concurrent puts of one blob", "numbers are never reused", "reopen", "gc frees what is dead", "gc spares open ingests",
+		"dedup", "concurrent puts of one blob", "numbers are never reused", "reopen", "gc frees what is dead",
+		"gc spares open ingests",
 		"close", "close during calls", "stress",
 	}
 	for _, c := range storetest.Cases() {

@@ -328,7 +328,8 @@ func (m *ram) RenewSelection(ctx context.Context, dataset, name string, until ti
 }
 
 // GC implements store.Store. What time passes between its steps, others may use.
-func (m *ram) GC(ctx context.Context, opts store.GCOptions, inUse func() []*schema.Snapshot) (report store.GCReport, err error) {
+func (m *ram) GC(ctx context.Context, opts store.GCOptions,
+	inUse func() []*schema.Snapshot) (report store.GCReport, err error) {
 	live := map[schema.Key]bool{}
 	mark := func(s *schema.Snapshot) {
 		for _, c := range s.Chunks {

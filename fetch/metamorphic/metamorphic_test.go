@@ -106,7 +106,8 @@ func drive(t *testing.T) {
 				return
 			}
 			ops := reduce(t, generate(last))
-			t.Errorf("seed %d fails; run it by -args -seed=%d, or these operations by -args -repeat=%d -ops=FILE:\n%s\n%s",
+			t.Errorf("seed %d fails; run it by -args -seed=%d, or these operations by -args -repeat=%d "+
+				"-ops=FILE:\n%s\n%s",
 				last, last, tries, format(ops), output)
 		})
 	}

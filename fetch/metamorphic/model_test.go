@@ -222,7 +222,8 @@ func (p *progress) take(pos int64) error {
 		return p.reach < 0 || max(moved, -moved) <= p.reach
 	})
 	if near < 0 {
-		return fmt.Errorf("position %d of step %d came in the place of step %d, with order window:%d", pos, p.slots[homes[0]].step, p.slots[p.at].step, p.reach)
+		return fmt.Errorf("position %d of step %d came in the place of step %d, with order window:%d", pos,
+			p.slots[homes[0]].step, p.slots[p.at].step, p.reach)
 	}
 	p.homes[pos] = slices.Delete(slices.Clone(homes), near, near+1)
 	return nil
@@ -236,7 +237,8 @@ func (p *progress) serve(b *fetch.Batch) error {
 	s := p.slots[p.at]
 	end := p.row + len(b.Positions)
 	if b.Step != s.step || b.Epoch != s.epoch || b.Row != int64(p.row) || end > len(s.positions) || end == p.row {
-		return fmt.Errorf("a batch of epoch %d, step %d, rows %d to %d; want one of epoch %d, step %d, from row %d, to %d at most",
+		return fmt.Errorf("a batch of epoch %d, step %d, rows %d to %d; want one of epoch %d, step %d, from row %d, "+
+			"to %d at most",
 			b.Epoch, b.Step, b.Row, b.Row+int64(len(b.Positions)), s.epoch, s.step, p.row, len(s.positions))
 	}
 	if last := end == len(s.positions); b.Last != last {

@@ -142,7 +142,8 @@ func (g *generator) next() {
 	dataset := pick(g, []string{"a", "a", "b"})
 	switch g.IntN(30) {
 	case 0, 1:
-		g.add(g.call(op{Do: "import", Dataset: dataset, Mode: pick(g, []string{"create", "append", "replace"}), Rows: g.IntN(120), Gen: 1 + g.IntN(4)}))
+		g.add(g.call(op{Do: "import", Dataset: dataset, Mode: pick(g, []string{"create", "append", "replace"}),
+			Rows: g.IntN(120), Gen: 1 + g.IntN(4)}))
 	case 2, 3, 4:
 		g.open()
 	case 5, 6, 7:
@@ -204,7 +205,8 @@ func (g *generator) next() {
 func (g *generator) request() *schema.Request {
 	r := &schema.Request{
 		Dataset: pick(g, []string{"a", "a", "a", "b"}), Batch: 1 + g.Int64N(pick(g, []int64{4, 40, 300})),
-		Order:     pick(g, []string{"", schema.OrderFree, schema.OrderFree, schema.OrderWindow, "window:1", "window:3"}),
+		Order: pick(g, []string{"", schema.OrderFree, schema.OrderFree, schema.OrderWindow, "window:1",
+			"window:3"}),
 		Remainder: pick(g, []string{"", schema.RemainderDrop, schema.RemainderPad}),
 		OnError:   pick(g, []string{"", "", schema.OnErrorNull, schema.OnErrorSkip}),
 		Columns:   pick(g, [][]string{nil, {"image", "id"}, {"id", "position"}, {"name", "image"}}),
@@ -260,7 +262,8 @@ func (g *generator) interrupt() {
 	r := g.request()
 	r.Where, r.Split, r.Snapshot, r.Remainder, r.Order, r.Batch = "", "", 0, "", schema.OrderFree, 1+g.Int64N(8)
 	job := g.add(op{Do: "open", Request: r, Inline: true})
-	on := g.add(op{Do: "stream", On: job, Epochs: 1 + g.Int64N(2), Served: 50 + g.IntN(150), Draw: g.Uint64(), Inline: true})
+	on := g.add(op{Do: "stream", On: job, Epochs: 1 + g.Int64N(2), Served: 50 + g.IntN(150), Draw: g.Uint64(),
+		Inline: true})
 	for range 2 + g.IntN(3) {
 		g.add(op{Do: "read", On: on, N: 1})
 		on = g.add(op{Do: "resume", On: on, After: 3000, Inline: true})
@@ -274,7 +277,8 @@ func (g *generator) stream() {
 		return
 	}
 	job := pick(g, g.jobs)
-	o := g.call(op{Do: "stream", On: job, Rank: int(g.Int64N(g.world[job])), Stride: 1 + g.Int64N(2), Epochs: 1 + g.Int64N(3)})
+	o := g.call(op{Do: "stream", On: job, Rank: int(g.Int64N(g.world[job])), Stride: 1 + g.Int64N(2),
+		Epochs: 1 + g.Int64N(3)})
 	o.Looks = 0
 	o.Deadline *= 10
 	if o.Step = g.Int64N(o.Stride); g.chance(4) {
@@ -295,7 +299,8 @@ func (g *generator) read() {
 	if g.chance(3) {
 		on = pick(g, g.streams)
 	}
-	g.add(op{Do: "read", On: on, N: pick(g, []int{1, 2, 5, 1000}), Pause: pick(g, []int64{0, 0, 1, 100}), Hold: g.chance(4)})
+	g.add(op{Do: "read", On: on, N: pick(g, []int{1, 2, 5, 1000}), Pause: pick(g, []int64{0, 0, 1, 100}),
+		Hold: g.chance(4)})
 }
 
 // resume goes on after a batch of a stream, sometimes again and again.

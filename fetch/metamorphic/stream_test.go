@@ -84,9 +84,11 @@ func (s *stream) fresh(o op, j *job) (t schema.Ticket, ok bool) {
 		return t, false
 	}
 	s.job = j
-	t = schema.Ticket{Request: j.job.Request(), Rank: o.Rank, Step: min(o.Step, j.job.Plan().Steps()), Stride: o.Stride, Epochs: o.Epochs}
+	t = schema.Ticket{Request: j.job.Request(), Rank: o.Rank, Step: min(o.Step, j.job.Plan().Steps()), Stride: o.Stride,
+		Epochs: o.Epochs}
 	s.start = s.job.progress(t)
-	if lap := s.start.inLap(); o.Served > 0 && len(lap) > 0 && s.start.slots[0].lap == 0 && t.Order == schema.OrderFree && t.Remainder != schema.RemainderPad {
+	if lap := s.start.inLap(); o.Served > 0 && len(lap) > 0 && s.start.slots[0].lap == 0 &&
+		t.Order == schema.OrderFree && t.Remainder != schema.RemainderPad {
 		// Of the first rows that it would serve some were served, the last one surely.
 		rng := rand.New(rand.NewPCG(o.Draw, 2))
 		t.Step, t.Row = s.start.slots[s.start.at].step, 0
@@ -144,7 +146,8 @@ func (s *stream) resume(ctx context.Context, o op, from *stream) (t schema.Ticke
 		return t, false
 	}
 	after := p.after
-	if o.World > 0 && o.Rank < int(o.World) && t.Order == "" && t.Remainder != schema.RemainderPad && p.batch.Last && t.Stride <= 1 && t.Row == 0 {
+	if o.World > 0 && o.Rank < int(o.World) && t.Order == "" && t.Remainder != schema.RemainderPad && p.batch.Last &&
+		t.Stride <= 1 && t.Row == 0 {
 		t.World, t.Rank, after = &schema.World{Size: o.World}, o.Rank, nil
 	}
 	j := &job{ready: make(chan struct{})}
@@ -335,7 +338,9 @@ func (s *stream) cells(b *fetch.Batch) error {
 				ok = bytes.Equal(col.Storage().(*array.FixedSizeBinary).Value(row), id[:])
 			case *array.LargeBinary:
 				image := want.image(s.w.scale)
-				lost := slices.ContainsFunc(b.Faults, func(f fetch.Fault) bool { return f.Position == pos && f.Substitute == nil })
+				lost := slices.ContainsFunc(b.Faults, func(f fetch.Fault) bool {
+					return f.Position == pos && f.Substitute == nil
+				})
 				ok = col.IsNull(row) == (image == nil) && bytes.Equal(col.Value(row), image) || col.IsNull(row) && lost
 			default:
 				return fmt.Errorf("column %q is a %T", f.Name, col)

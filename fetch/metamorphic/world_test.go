@@ -76,7 +76,9 @@ func (w *world) begin(o op) {
 	if o.Spill { // with blobs that do not all fit into the smallest there is
 		w.scale, opts.Future = 300, &spill.Future{}
 		var err error
-		w.cache, err = spill.Open(spill.Options{Dir: filepath.Join(w.t.TempDir(), "spill"), Bytes: spill.MinBytes, Oracle: opts.Future, Logger: opts.Logger, Writers: 1}) // two would wait for a lock, with time at a stand
+		// two would wait for a lock, with time at a stand
+		w.cache, err = spill.Open(spill.Options{Dir: filepath.Join(w.t.TempDir(), "spill"), Bytes: spill.MinBytes,
+			Oracle: opts.Future, Logger: opts.Logger, Writers: 1})
 		if err != nil {
 			w.t.Fatal(err)
 		}
@@ -209,7 +211,8 @@ var began = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 func (w *world) note(format string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	fmt.Fprintf(&w.trace, "%9.3f ms  %s\n", float64(time.Since(began).Microseconds())/1000, fmt.Sprintf(format, args...))
+	fmt.Fprintf(&w.trace, "%9.3f ms  %s\n", float64(time.Since(began).Microseconds())/1000,
+		fmt.Sprintf(format, args...))
 }
 
 // span is what excuses the errors of a call: what has happened since it began.
@@ -282,7 +285,8 @@ func (c *watched) Err() error {
 // excused says whether something has happened that explains an error.
 func (w *world) excused(err error, since span) bool {
 	switch {
-	case since.ctx.Err() != nil && (errors.Is(err, errGone) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)):
+	case since.ctx.Err() != nil && (errors.Is(err, errGone) || errors.Is(err, context.Canceled) ||
+		errors.Is(err, context.DeadlineExceeded)):
 		return true
 	case errors.Is(err, schema.ErrDataLoss):
 		return w.store.failed(since.faults, "missing", "wrong")

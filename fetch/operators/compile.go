@@ -58,9 +58,12 @@ type Column struct {
 
 // CompileSet compiles what a request wants, for a snapshot of that schema. Errors wrap
 // schema.ErrInvalid and name the place.
-func CompileSet(kinds Kinds, snapshot *arrow.Schema, within *schema.Restriction, wanted schema.Operators) (*Set, error) {
+func CompileSet(kinds Kinds, snapshot *arrow.Schema, within *schema.Restriction,
+	wanted schema.Operators) (*Set, error) {
 	set := &Set{columns: map[string]*Column{}, canonical: schema.Operators{}}
-	blobs := slices.DeleteFunc(schema.BlobFields(snapshot), func(f arrow.Field) bool { return within.Hides(snapshot, f.Name) })
+	blobs := slices.DeleteFunc(schema.BlobFields(snapshot), func(f arrow.Field) bool {
+		return within.Hides(snapshot, f.Name)
+	})
 	for _, name := range wanted.Columns() {
 		i := slices.IndexFunc(blobs, func(f arrow.Field) bool { return f.Name == name })
 		if i < 0 {
@@ -107,9 +110,11 @@ func kindOf(kinds Kinds, field arrow.Field, p schema.Pipeline) (name string, kin
 	case len(kinds) == 0:
 		err = &schema.FieldError{Field: "operators", Got: "some", Want: "none, as this server has no operators"}
 	case name == "":
-		err = &schema.FieldError{Field: at + ".kind", Got: "nothing, and the column does not say what it holds", Want: "one of " + known}
+		err = &schema.FieldError{Field: at + ".kind", Got: "nothing, and the column does not say what it holds",
+			Want: "one of " + known}
 	case !ok && p.Kind == "":
-		err = &schema.FieldError{Field: at, Got: fmt.Sprintf("a column of media %q", name), Want: "media, or a kind, that is one of " + known}
+		err = &schema.FieldError{Field: at, Got: fmt.Sprintf("a column of media %q", name),
+			Want: "media, or a kind, that is one of " + known}
 	case !ok:
 		err = &schema.FieldError{Field: at + ".kind", Got: schema.Quote(name), Want: "one of " + known}
 	case p.Contract != "" && p.Contract != kind.Contract:
@@ -136,7 +141,9 @@ func compileColumn(kinds Kinds, blobs []arrow.Field, field arrow.Field, wanted s
 			return nil, err
 		}
 		if kind.Follow == nil || ledName != name {
-			return nil, &schema.FieldError{Field: at + ".follows", Got: fmt.Sprintf("%s of kind %s, for what is of kind %s", p.Follows, ledName, name), Want: "images that follow images"}
+			return nil, &schema.FieldError{Field: at + ".follows",
+				Got:  fmt.Sprintf("%s of kind %s, for what is of kind %s", p.Follows, ledName, name),
+				Want: "images that follow images"}
 		}
 		compile, list, draws, at = kind.Follow, wanted[p.Follows], p.Follows, "operators."+p.Follows
 	}
@@ -171,7 +178,8 @@ func compileColumn(kinds Kinds, blobs []arrow.Field, field arrow.Field, wanted s
 // identify is the hash of what some steps make: of the steps, the kind of samples and its contract.
 func (c *Column) identify(what string, steps []program.Step, follows bool) ([32]byte, error) {
 	named, err := json.Marshal(stepsOf(steps))
-	return sha256.Sum256(fmt.Appendf(nil, "bowstring %s\x00%s\x00%s\x00%t\x00%s", what, c.kind, c.Form.Contract, follows, named)), err
+	return sha256.Sum256(fmt.Appendf(nil, "bowstring %s\x00%s\x00%s\x00%t\x00%s", what, c.kind, c.Form.Contract,
+		follows, named)), err
 }
 
 func stepsOf(steps []program.Step) []schema.Step {
@@ -203,13 +211,15 @@ func placed(at string, err error, operators []string) error {
 
 // dtypes are the types of elements in the words of schemas.
 var dtypes = map[program.DType]string{
-	program.Uint8: "uint8", program.Uint16: "uint16", program.Int16: "int16", program.Float16: "float16", program.Float32: "float32",
+	program.Uint8: "uint8", program.Uint16: "uint16", program.Int16: "int16", program.Float16: "float16",
+	program.Float32: "float32",
 }
 
 // formOf is a program's result in the words of schemas.
 func formOf(f program.Form, contract string) *schema.MadeForm {
 	form := &schema.MadeForm{
-		Kind:  map[program.Kind]string{program.Encoded: "encoded", program.Image: "image", program.Audio: "audio", program.Spectrogram: "spectrogram"}[f.Kind],
+		Kind: map[program.Kind]string{program.Encoded: "encoded", program.Image: "image", program.Audio: "audio",
+			program.Spectrogram: "spectrogram"}[f.Kind],
 		DType: dtypes[f.Type],
 		Axes:  f.Axes, Rate: f.Rate, MIME: f.MIME, Contract: contract,
 	}

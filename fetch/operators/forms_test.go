@@ -31,8 +31,10 @@ func TestWholeSamples(t *testing.T) {
 		t.Fatal(err)
 	}
 	kinds := Kinds{"audio": {Contract: audio.Contract(), Operators: audio.Names(), Compile: audio.Compile}}
-	set, err := CompileSet(kinds, s, nil, schema.Operators{"audio": {Steps: []schema.Step{{Name: "Decode"}, {Name: "Mono"},
-		{Name: "RandomCrop", Params: json.RawMessage(`{"length": 100}`)}, {Name: "ToDtype", Params: json.RawMessage(`{"dtype": "int16"}`)}}}})
+	set, err := CompileSet(kinds, s, nil,
+		schema.Operators{"audio": {Steps: []schema.Step{{Name: "Decode"}, {Name: "Mono"},
+			{Name: "RandomCrop", Params: json.RawMessage(`{"length": 100}`)},
+			{Name: "ToDtype", Params: json.RawMessage(`{"dtype": "int16"}`)}}}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -75,7 +75,8 @@ func TestKeptResultGoes(t *testing.T) {
 	limits.EnsureDefaults()
 	ledger := admission.NewLedger(limits)
 	cache := &oneResult{}
-	stage, err := operators.NewStage(operators.Options{Workers: 1, Ledger: ledger, Cache: cache, KeepNanosPerByte: 1e-9})
+	stage, err := operators.NewStage(operators.Options{Workers: 1, Ledger: ledger, Cache: cache,
+		KeepNanosPerByte: 1e-9})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +93,8 @@ func TestKeptResultGoes(t *testing.T) {
 		return p, err
 	}
 	set, err := operators.CompileSet(operators.Kinds{"bytes": kind}, sch, nil,
-		schema.Operators{"image": {Kind: "bytes", Steps: []schema.Step{{Name: "Decode", Params: json.RawMessage("{}")}}}})
+		schema.Operators{"image": {Kind: "bytes", Steps: []schema.Step{{Name: "Decode",
+			Params: json.RawMessage("{}")}}}})
 	if err != nil {
 		t.Fatal(err)
 	}

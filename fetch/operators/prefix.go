@@ -72,8 +72,8 @@ func (w *worth) next(perByte float64) (way, bool) {
 	return how, how == split
 }
 
-// paysLocked is split where a prefix saves so many nanoseconds for each of its bytes, and the next use gives back what it takes more to make
-// the two apart: head + tail - whole <= whole - tail.
+// paysLocked is split where a prefix saves so many nanoseconds for each of its bytes, and the next use gives back what
+// it takes more to make the two apart: head + tail - whole <= whole - tail.
 func (w *worth) paysLocked(perByte float64) way {
 	saved := w.whole - w.tail
 	if saved <= 0 || float64(saved) < perByte*float64(w.bytes) {
@@ -112,7 +112,8 @@ type worthKey struct {
 	dataset uint32
 }
 
-// worthOf is what is known of a task's prefix. What was measured is shared by all who ask for the same steps of a dataset.
+// worthOf is what is known of a task's prefix. What was measured is shared by all who ask for the same steps of a
+// dataset.
 func (s *Stage) worthOf(t *Task) *worth {
 	key := worthKey{t.Column.id, t.At.Dataset}
 	s.mu.Lock()
@@ -174,11 +175,13 @@ func (s *Stage) try(b *between, w *worth) (*cell, int, error) {
 		w.mu.Lock()
 		w.off = true
 		w.mu.Unlock()
-		s.opts.Logger.ErrorContext(t.Context, "the first steps of a list and the rest make other bytes than the list at once; they are not kept",
+		s.opts.Logger.ErrorContext(t.Context, "the first steps of a list and the rest make other bytes than the list "+
+			"at once; they are not kept",
 			"column", t.Column.Name, "position", t.Draws.Key.Position)
 		return c, n, nil
 	}
-	if w.tried(whole, tail, b.took, int64(b.n+resultTail(0)), s.opts.KeepNanosPerByte) == split && s.opts.Cache.Wants(t.At, int64(b.n), false) {
+	if w.tried(whole, tail, b.took, int64(b.n+resultTail(0)), s.opts.KeepNanosPerByte) == split &&
+		s.opts.Cache.Wants(t.At, int64(b.n), false) {
 		b.offer(w)
 	}
 	return c, n, nil
@@ -224,7 +227,8 @@ func (b *between) make(w *worth) bool {
 		cost, err = head.Cost(t.Cell.Bytes(), s.opts.Limits)
 		return err
 	})
-	if err != nil || cost.Working+cost.Result > s.opts.Limits.Bytes || w != nil && !s.opts.Cache.Wants(t.At, cost.Result, false) {
+	if err != nil || cost.Working+cost.Result > s.opts.Limits.Bytes || w != nil &&
+		!s.opts.Cache.Wants(t.At, cost.Result, false) {
 		return false
 	}
 	began := b.task.spent(b.clock)
@@ -246,7 +250,8 @@ func (b *between) make(w *worth) bool {
 
 // offer offers what was made to the spill.
 func (b *between) offer(w *worth) {
-	if b.cell != nil && b.stage.offer(b.task, b.task.Column.prefix.key(b.task.Ref.Key), b.cell, b.n, w.saved(int64(b.n))) {
+	if b.cell != nil && b.stage.offer(b.task, b.task.Column.prefix.key(b.task.Ref.Key), b.cell, b.n,
+		w.saved(int64(b.n))) {
 		b.stage.count.prefixesKept.Add(1)
 	}
 }

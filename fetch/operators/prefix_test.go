@@ -63,7 +63,8 @@ func (c *results) Offer(ref schema.BlobRef, at spill.Place, _ time.Duration, blo
 
 func kindsOf() operators.Kinds {
 	return operators.Kinds{
-		"image": {Contract: images.ContractVersion, Operators: images.Names(), Compile: images.Compile, Follow: images.CompileMask},
+		"image": {Contract: images.ContractVersion, Operators: images.Names(), Compile: images.Compile,
+			Follow: images.CompileMask},
 		"audio": {Contract: audio.Contract(), Operators: audio.Names(), Compile: audio.Compile},
 	}
 }
@@ -117,8 +118,9 @@ func stageOf(tb testing.TB, cache operators.Cache, perByte float64) *operators.S
 	tb.Helper()
 	var limits admission.Limits
 	limits.EnsureDefaults()
-	st, err := operators.NewStage(operators.Options{Workers: 2, Ledger: admission.NewLedger(limits), Cache: cache, KeepNanosPerByte: perByte,
-		Logger: slog.New(slog.DiscardHandler)})
+	st, err := operators.NewStage(operators.Options{Workers: 2, Ledger: admission.NewLedger(limits), Cache: cache,
+		KeepNanosPerByte: perByte,
+		Logger:           slog.New(slog.DiscardHandler)})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -133,11 +135,16 @@ func TestPrefixes(t *testing.T) {
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 5))
 	for _, of := range []struct{ kind, cells, list string }{
-		{"image", "images/testdata/*.jpg", `[{"Decode": {}}, {"Resize": {"size": 90}}, {"RandomCrop": {"size": 80, "pad_if_needed": true}}, {"RandomHorizontalFlip": {}}, {"ToImage": {}}]`},
-		{"image", "images/testdata/*.*", `[{"Decode": {"mode": "UNCHANGED"}}, {"RandomResizedCrop": {"size": [20, 30]}}]`},
-		{"image", "images/testdata/*.png", `[{"Decode": {}}, {"Resize": {"size": [40, 50]}}, {"ToDtype": {"dtype": "float32", "scale": true}}, {"RandomHorizontalFlip": {}}, {"RandomErasing": {}}]`},
-		{"audio", "audio/codec/testdata/*.flac", `[{"Decode": {}}, {"Resample": {}}, {"Mono": {}}, {"RandomCrop": {"length": 3000}}]`},
-		{"audio", "audio/codec/testdata/*.flac", `[{"Decode": {}}, {"Resample": {}}, {"Mono": {}}, {"MelSpectrogram": {"n_mels": 40}}, {"Log": {}},
+		{"image", "images/testdata/*.jpg",
+			`[{"Decode": {}}, {"Resize": {"size": 90}}, {"RandomCrop": {"size": 80, "pad_if_needed": true}}, {"RandomHorizontalFlip": {}}, {"ToImage": {}}]`},
+		{"image", "images/testdata/*.*",
+			`[{"Decode": {"mode": "UNCHANGED"}}, {"RandomResizedCrop": {"size": [20, 30]}}]`},
+		{"image", "images/testdata/*.png",
+			`[{"Decode": {}}, {"Resize": {"size": [40, 50]}}, {"ToDtype": {"dtype": "float32", "scale": true}}, {"RandomHorizontalFlip": {}}, {"RandomErasing": {}}]`},
+		{"audio", "audio/codec/testdata/*.flac",
+			`[{"Decode": {}}, {"Resample": {}}, {"Mono": {}}, {"RandomCrop": {"length": 3000}}]`},
+		{"audio", "audio/codec/testdata/*.flac",
+			`[{"Decode": {}}, {"Resample": {}}, {"Mono": {}}, {"MelSpectrogram": {"n_mels": 40}}, {"Log": {}},
 			{"SpecAugment": {"n_time_masks": 2, "time_mask_param": 3, "n_freq_masks": 2, "freq_mask_param": 5}}, {"ToDtype": {"dtype": "float16"}}]`},
 	} {
 		c := columnOf(t, of.kind, of.list)
@@ -148,15 +155,18 @@ func TestPrefixes(t *testing.T) {
 				cells[i][rng.IntN(len(cells[i]))] ^= 0x10
 			}
 		}
-		cache := &results{rng: rand.New(rand.NewPCG(seed, 6)), data: map[schema.Key][]byte{}, refs: map[schema.Key]schema.BlobRef{}, tenants: map[uint16]int{}}
+		cache := &results{rng: rand.New(rand.NewPCG(seed, 6)), data: map[schema.Key][]byte{},
+			refs: map[schema.Key]schema.BlobRef{}, tenants: map[uint16]int{}}
 		keeping, plain := stageOf(t, cache, 1e-9), stageOf(t, nil, 0)
 		one := func(st *operators.Stage, tenant string, i int, epoch uint64) operators.Outcome {
 			place := st.Open(tenant, "job")
 			defer place.Close()
 			to := make(ended, 1)
-			place.Put(&operators.Task{Column: c, Cell: schema.NewBlob(cells[i], nil), Context: context.Background(), To: to, Tenant: tenant,
-				Draws: c.Draws(draw.Key{Seed: 1, Epoch: epoch, Position: uint64(i)}), At: spill.Place{Dataset: 1, Tenant: uint16(1 + i%2), Position: int64(i)},
-				Ref: schema.BlobRef{Key: schema.Key{byte(i), byte(i >> 8), 1}}})
+			place.Put(&operators.Task{Column: c, Cell: schema.NewBlob(cells[i], nil), Context: context.Background(),
+				To: to, Tenant: tenant,
+				Draws: c.Draws(draw.Key{Seed: 1, Epoch: epoch, Position: uint64(i)}),
+				At:    spill.Place{Dataset: 1, Tenant: uint16(1 + i%2), Position: int64(i)},
+				Ref:   schema.BlobRef{Key: schema.Key{byte(i), byte(i >> 8), 1}}})
 			return <-to
 		}
 		for epoch := range uint64(4) {
@@ -166,7 +176,8 @@ func TestPrefixes(t *testing.T) {
 				if (got.Err == nil) != (want.Err == nil) || got.Err != nil && got.Err.Error() != want.Err.Error() {
 					t.Fatalf("%s cell %d: %v, want %v", of.list, i, got.Err, want.Err)
 				}
-				if got.Err == nil && (!bytes.Equal(got.Blob.Bytes(), want.Blob.Bytes()) || !bytes.Equal(got.Blob.Made().Params, want.Blob.Made().Params)) {
+				if got.Err == nil && (!bytes.Equal(got.Blob.Bytes(), want.Blob.Bytes()) ||
+					!bytes.Equal(got.Blob.Made().Params, want.Blob.Made().Params)) {
 					t.Fatalf("%s cell %d of epoch %d: %d bytes %s, want %d bytes %s", of.list, i, epoch,
 						len(got.Blob.Bytes()), got.Blob.Made().Params, len(want.Blob.Bytes()), want.Blob.Made().Params)
 				}
@@ -175,7 +186,8 @@ func TestPrefixes(t *testing.T) {
 			}
 		}
 		st := keeping.Stats()
-		t.Logf("%s %d cells: trials %d, kept %d, found %d", of.list, len(cells), st.PrefixTrials, st.PrefixesKept, st.PrefixesFound)
+		t.Logf("%s %d cells: trials %d, kept %d, found %d", of.list, len(cells), st.PrefixTrials, st.PrefixesKept,
+			st.PrefixesFound)
 		if st.PrefixTrials == 0 || st.Panics > 0 || plain.Stats().PrefixTrials > 0 {
 			t.Errorf("%s: %+v", of.list, st)
 		}
@@ -228,14 +240,16 @@ func TestPrefixThatDiffers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cache := &results{rng: rand.New(rand.NewPCG(1, 6)), data: map[schema.Key][]byte{}, refs: map[schema.Key]schema.BlobRef{}, tenants: map[uint16]int{}}
+	cache := &results{rng: rand.New(rand.NewPCG(1, 6)), data: map[schema.Key][]byte{},
+		refs: map[schema.Key]schema.BlobRef{}, tenants: map[uint16]int{}}
 	st := stageOf(t, cache, 1e-9)
 	cells := cellsIn(t, "images/testdata/*.jpg")
 	var seen []byte
 	for range 12 {
 		place := st.Open("", "job")
 		to := make(ended, 1)
-		place.Put(&operators.Task{Column: set.Column("cell"), Cell: schema.NewBlob(cells[0], nil), Context: t.Context(), To: to,
+		place.Put(&operators.Task{Column: set.Column("cell"), Cell: schema.NewBlob(cells[0], nil), Context: t.Context(),
+			To:    to,
 			Draws: set.Column("cell").Draws(draw.Key{}), At: spill.Place{Dataset: 1}})
 		o := <-to
 		place.Close()

@@ -53,7 +53,8 @@ func (s *Stage) cost(t *Task) (cost program.Cost, err error) {
 		return err
 	})
 	if err == nil && (cost.Result < 0 || cost.Working < 0 || cost.Result > s.opts.Limits.Bytes-cost.Working) {
-		err = fmt.Errorf("%w: it would take %d bytes, and %d beside while it is made; a sample may take %d", program.ErrTooLarge, cost.Result, cost.Working, s.opts.Limits.Bytes)
+		err = fmt.Errorf("%w: it would take %d bytes, and %d beside while it is made; a sample may take %d",
+			program.ErrTooLarge, cost.Result, cost.Working, s.opts.Limits.Bytes)
 	}
 	if size := t.Column.Form.CellBytes(); err == nil && size >= 0 {
 		cost.Result = size
@@ -66,11 +67,13 @@ func (s *Stage) cost(t *Task) (cost program.Cost, err error) {
 
 // make runs a program over bytes, for a task that has room for a result of most bytes. The
 // cell is the caller's, with what the program said of its result.
-func (s *Stage) make(t *Task, p program.Program, in []byte, most int64) (c *cell, n int, outcome program.Outcome, err error) {
+func (s *Stage) make(t *Task, p program.Program, in []byte,
+	most int64) (c *cell, n int, outcome program.Outcome, err error) {
 	err = s.shielded(t, func() (err error) {
 		outcome, err = p.Run(in, t.Draws, func(size int) []byte {
 			if int64(size) > most {
-				panic(fmt.Sprintf("the program makes %d bytes, where it said that it would make %d at most", size, most))
+				panic(fmt.Sprintf("the program makes %d bytes, where it said that it would make %d at most", size,
+					most))
 			}
 			c, n = newCell(size), size
 			return c.memory[:n:n]
@@ -149,7 +152,8 @@ func (s *Stage) panicked(t *Task, text string, stack []byte) {
 	}
 	s.mu.Unlock()
 	if !known {
-		s.opts.Logger.ErrorContext(t.Context, "a program of operators has panicked; the sample counts as one that cannot be made",
+		s.opts.Logger.ErrorContext(t.Context, "a program of operators has panicked; the sample counts as one that "+
+			"cannot be made",
 			"column", t.Column.Name, "position", t.Draws.Key.Position, "panic", text, "stack", string(stack))
 	}
 }

@@ -22,7 +22,8 @@ import (
 	"github.com/apache/arrow/go/v17/arrow"
 )
 
-// stepped is operators whose runs wait until they are let go, and which notes whose cells are made and how many at once.
+// stepped is operators whose runs wait until they are let go, and which notes whose cells are made and how many at
+// once.
 type stepped struct {
 	program.Program
 	gate chan struct{}
@@ -63,7 +64,8 @@ func steppedStage(t *testing.T, workers int) (*operators.Stage, *operators.Colum
 	if err != nil {
 		t.Fatal(err)
 	}
-	set, err := operators.CompileSet(operators.Kinds{"bytes": kind}, sch, nil, schema.Operators{"cell": {Kind: "bytes", Steps: []schema.Step{{Name: "Decode", Params: []byte("{}")}}}})
+	set, err := operators.CompileSet(operators.Kinds{"bytes": kind}, sch, nil,
+		schema.Operators{"cell": {Kind: "bytes", Steps: []schema.Step{{Name: "Decode", Params: []byte("{}")}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,8 +81,8 @@ func steppedStage(t *testing.T, workers int) (*operators.Stage, *operators.Colum
 
 func cellOf(who byte, n int) schema.Blob { return schema.NewBlob(bytes.Repeat([]byte{who}, n), nil) }
 
-// TestTenantsWorkers holds that a tenant has no more cells made at once than its share of the workers, and that others have
-// the rest.
+// TestTenantsWorkers holds that a tenant has no more cells made at once than its share of the workers, and that others
+// have the rest.
 func TestTenantsWorkers(t *testing.T) {
 	stage, column, p := steppedStage(t, 8)
 	stage.SetTerms(func(tenant string) admission.Terms {
@@ -91,7 +93,8 @@ func TestTenantsWorkers(t *testing.T) {
 		place := stage.Open(string(who), "job")
 		defer place.Close()
 		for range 30 {
-			place.Put(&operators.Task{Column: column, Cell: cellOf(byte(who), 100), Context: t.Context(), Tenant: string(who), To: done})
+			place.Put(&operators.Task{Column: column, Cell: cellOf(byte(who), 100), Context: t.Context(),
+				Tenant: string(who), To: done})
 		}
 	}
 	for range 90 {
@@ -108,10 +111,13 @@ func TestTenantsWorkers(t *testing.T) {
 	}
 }
 
-// TestStageSharesBytes holds that tenants get turns by bytes, with their weights: of those that go in and those that come out.
+// TestStageSharesBytes holds that tenants get turns by bytes, with their weights: of those that go in and those that
+// come out.
 func TestStageSharesBytes(t *testing.T) {
 	stage, column, p := steppedStage(t, 1)
-	stage.SetTerms(func(tenant string) admission.Terms { return admission.Terms{Weight: map[string]int64{"w": 3}[tenant]} })
+	stage.SetTerms(func(tenant string) admission.Terms {
+		return admission.Terms{Weight: map[string]int64{"w": 3}[tenant]}
+	})
 	const rounds = 600
 	done := make(ended, 3*rounds+1)
 	// A first cell holds the worker until all others wait.
@@ -125,7 +131,8 @@ func TestStageSharesBytes(t *testing.T) {
 		place := stage.Open(string(of.who), "job")
 		defer place.Close()
 		for range rounds {
-			place.Put(&operators.Task{Column: column, Cell: cellOf(of.who, of.size), Guess: int64(3 * of.size), Context: t.Context(), Tenant: string(of.who), To: done})
+			place.Put(&operators.Task{Column: column, Cell: cellOf(of.who, of.size), Guess: int64(3 * of.size),
+				Context: t.Context(), Tenant: string(of.who), To: done})
 		}
 	}
 	p.gate <- struct{}{}
@@ -151,7 +158,8 @@ func TestStageSharesBytes(t *testing.T) {
 	}
 }
 
-// TestStageTraced holds that the first cells of a traced stream have spans, later ones only if they fail, and nobody else's any.
+// TestStageTraced holds that the first cells of a traced stream have spans, later ones only if they fail, and nobody
+// else's any.
 func TestStageTraced(t *testing.T) {
 	stage, column, p := steppedStage(t, 1)
 	close(p.gate)

@@ -39,7 +39,8 @@ func (o *Options) EnsureDefaults() {
 	o.Workers = cmp.Or(o.Workers, runtime.GOMAXPROCS(0))
 	o.Limits.Pixels = cmp.Or(o.Limits.Pixels, 1<<27)
 	o.Limits.Samples = cmp.Or(o.Limits.Samples, 1<<28)
-	o.Limits.Bytes = cmp.Or(o.Limits.Bytes, min(256<<20, o.Ledger.Limit(admission.Windows), o.Ledger.Limit(admission.Making)))
+	o.Limits.Bytes = cmp.Or(o.Limits.Bytes, min(256<<20, o.Ledger.Limit(admission.Windows),
+		o.Ledger.Limit(admission.Making)))
 	o.KeepNanosPerByte = cmp.Or(o.KeepNanosPerByte, 4)
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -51,13 +52,15 @@ func (o *Options) Validate() error {
 	if o.Workers < 1 {
 		return fmt.Errorf("%w: Workers is %d; want 1 or more", schema.ErrInvalid, o.Workers)
 	}
-	for name, n := range map[string]int64{"Limits.Pixels": o.Limits.Pixels, "Limits.Samples": o.Limits.Samples, "Limits.Bytes": o.Limits.Bytes} {
+	for name, n := range map[string]int64{"Limits.Pixels": o.Limits.Pixels, "Limits.Samples": o.Limits.Samples,
+		"Limits.Bytes": o.Limits.Bytes} {
 		if n < 1 {
 			return fmt.Errorf("%w: %s is %d; want 1 or more", schema.ErrInvalid, name, n)
 		}
 	}
 	if most := o.Ledger.Limit(admission.Making); o.Limits.Bytes > most {
-		return fmt.Errorf("%w: Limits.Bytes is %d, and all programs together may work in %d", schema.ErrInvalid, o.Limits.Bytes, most)
+		return fmt.Errorf("%w: Limits.Bytes is %d, and all programs together may work in %d", schema.ErrInvalid,
+			o.Limits.Bytes, most)
 	}
 	return nil
 }
@@ -77,7 +80,8 @@ type Task struct {
 	// are not kept.
 	Ref schema.BlobRef
 	At  spill.Place
-	// Guess is about how many bytes the result will have, where cells differ. It counts between tenants and jobs, and bounds nothing.
+	// Guess is about how many bytes the result will have, where cells differ. It counts between tenants and jobs, and
+	// bounds nothing.
 	Guess int64
 	// Trace draws spans; nil for none.
 	Trace *Trace

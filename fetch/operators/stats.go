@@ -44,8 +44,9 @@ func (c *counters) add(t *Task, o *Outcome) {
 func (s *Stage) Stats() Stats {
 	c := &s.count
 	st := Stats{
-		Workers: s.opts.Workers, Waiting: s.queue.Waiting(), Cells: c.cells.Load(), Faults: c.faults.Load(), Panics: c.panics.Load(),
-		Kept: c.kept.Load(), Found: c.found.Load(),
+		Workers: s.opts.Workers, Waiting: s.queue.Waiting(), Cells: c.cells.Load(), Faults: c.faults.Load(),
+		Panics: c.panics.Load(),
+		Kept:   c.kept.Load(), Found: c.found.Load(),
 		PrefixesKept: c.prefixesKept.Load(), PrefixesFound: c.prefixesFound.Load(), PrefixTrials: c.prefixTrials.Load(),
 		InBytes: c.in.Load(), OutBytes: c.out.Load(), Processor: c.processor.Load(), Queued: c.queued.Load(),
 	}

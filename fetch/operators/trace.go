@@ -55,8 +55,10 @@ func (t *Trace) made(task *Task, o *Outcome) {
 	_, span := t.tracer.Start(trace.ContextWithSpanContext(context.Background(), t.parent), "make "+task.Column.Name,
 		trace.WithTimestamp(task.put), trace.WithAttributes(
 			attribute.Int64("bowstring.position", int64(task.Draws.Key.Position)),
-			attribute.Int("bowstring.bytes", len(task.Cell.Bytes())), attribute.Int("bowstring.made_bytes", len(o.Blob.Bytes())),
-			attribute.Int64("bowstring.queued_us", o.Queued.Microseconds()), attribute.Int64("bowstring.processor_us", o.Processor.Microseconds()),
+			attribute.Int("bowstring.bytes", len(task.Cell.Bytes())),
+			attribute.Int("bowstring.made_bytes", len(o.Blob.Bytes())),
+			attribute.Int64("bowstring.queued_us", o.Queued.Microseconds()),
+			attribute.Int64("bowstring.processor_us", o.Processor.Microseconds()),
 			attribute.Bool("bowstring.kept", o.Kept)))
 	if o.Err != nil {
 		span.SetStatus(codes.Error, o.Err.Error())

@@ -16,8 +16,8 @@ import (
 // say nothing.
 const patienceFactor = 4
 
-// stalledFactor is how many times the patience a node may bring nothing that says that it is there. When a job begins on
-// many nodes, all of them wait in one queue before the store, an owner's first answer as long as anything: a node
+// stalledFactor is how many times the patience a node may bring nothing that says that it is there. When a job begins
+// on many nodes, all of them wait in one queue before the store, an owner's first answer as long as anything: a node
 // given up then is asked for nothing for a while, and its blobs are read twice, by who wants them and by it.
 const stalledFactor = 10
 
@@ -116,7 +116,8 @@ func (n *node) distrust(err error) {
 	n.wrong.Add(1)
 	n.probed.Store(n.age())
 	if !n.silent.Swap(true) {
-		n.opts.Logger.LogAttrs(context.Background(), slog.LevelWarn, "another node sends wrong bytes; the store is read instead",
+		n.opts.Logger.LogAttrs(context.Background(), slog.LevelWarn,
+			"another node sends wrong bytes; the store is read instead",
 			slog.String("node", n.name), slog.Any("error", err))
 	}
 }
@@ -166,7 +167,8 @@ func (n *node) end(a *ask, began time.Time, err error) {
 // answersLocked takes note that the node does not keep silent.
 func (n *node) answersLocked() {
 	if n.silent.Swap(false) {
-		n.opts.Logger.LogAttrs(context.Background(), slog.LevelInfo, "another node answers again", slog.String("node", n.name))
+		n.opts.Logger.LogAttrs(context.Background(), slog.LevelInfo, "another node answers again",
+			slog.String("node", n.name))
 	}
 }
 
@@ -193,7 +195,8 @@ func (n *node) look() {
 	}
 	n.probed.Store(n.age())
 	if !n.silent.Swap(true) {
-		n.opts.Logger.LogAttrs(context.Background(), slog.LevelWarn, "another node was asked and brings nothing; the store is read instead",
+		n.opts.Logger.LogAttrs(context.Background(), slog.LevelWarn,
+			"another node was asked and brings nothing; the store is read instead",
 			slog.String("node", n.name), slog.Duration("silent", quiet), slog.Int("asks", len(n.asks)))
 	}
 	n.typical /= 2 // or an owner whose store is slow would never be heard in time
@@ -207,7 +210,8 @@ func (n *node) stats() NodeStats {
 	defer n.mu.Unlock()
 	return NodeStats{
 		Node: n.name, Up: n.link.Up(), Silent: n.silent.Load(), Asked: n.asked.Load(), Answered: n.answered.Load(),
-		Bytes: n.bytes.Load(), Refused: n.refused.Load(), Wrong: n.wrong.Load(), Full: n.full.Load(), Absent: n.absent.Load(), InFlight: len(n.asks),
+		Bytes: n.bytes.Load(), Refused: n.refused.Load(), Wrong: n.wrong.Load(), Full: n.full.Load(),
+		Absent: n.absent.Load(), InFlight: len(n.asks),
 		Typical: n.typical.Microseconds(), Protocol: n.link.Protocol(),
 	}
 }

@@ -69,7 +69,8 @@ func TestGivenUp(t *testing.T) {
 				least, most = 5*time.Second, 5200*time.Millisecond
 			}
 			if took := time.Since(began); took < least || took > most {
-				t.Errorf("a node that says that it is there (%v) was given up after %v, want %v to %v", there, took, least, most)
+				t.Errorf("a node that says that it is there (%v) was given up after %v, want %v to %v", there, took,
+					least, most)
 			}
 			if st := tier.Stats(); !st[0].Silent || st[0].Refused != 1 {
 				t.Errorf("after it was given up: %+v", st[0])
@@ -91,7 +92,8 @@ func (l *liar) Get(context.Context, peers.Ask) (schema.Blob, error) {
 	return schema.NewBlob([]byte{1}, nil), nil
 }
 
-// What was counted of a node goes on when its link is another one, and when it has left; of however many that come and go.
+// What was counted of a node goes on when its link is another one, and when it has left; of however many that come and
+// go.
 func TestTotals(t *testing.T) {
 	says := map[string]error{"absent": peers.ErrNotHeld, "full": peers.ErrFull, "wrong": nil}
 	ask := &named{}
@@ -157,8 +159,8 @@ type others []string
 
 func (o others) Route(schema.Key) peers.Route { return peers.Route{Ask: o, Near: len(o)} }
 
-// Where a node of another view has nothing to do with a blob, the other owner is asked, or that node a second time to read it itself:
-// the store is not read by each that asks.
+// Where a node of another view has nothing to do with a blob, the other owner is asked, or that node a second time to
+// read it itself: the store is not read by each that asks.
 func TestAskedElsewhere(t *testing.T) {
 	for _, list := range []others{{"one", "other"}, {"one"}} {
 		links := map[string]*asked{"one": {}, "other": {}}
@@ -177,7 +179,8 @@ func TestAskedElsewhere(t *testing.T) {
 		b.Release()
 		last := links[list[len(list)-1]].what
 		if n := len(links["one"].what) + len(links["other"].what); n != 2 || last[len(last)-1].Onward {
-			t.Errorf("of %v, %d were asked, the last one %+v; want two, and that the last may ask nobody", list, n, last)
+			t.Errorf("of %v, %d were asked, the last one %+v; want two, and that the last may ask nobody", list, n,
+				last)
 		}
 		if err := tier.Close(); err != nil {
 			t.Error(err)

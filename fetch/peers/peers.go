@@ -27,8 +27,8 @@ type Ask struct {
 	Snapshot string
 	Position int64
 	Tenant   string // on whose account
-	// Onward says that the node asked may ask the blob's first owner, if it acts for others there: see [Route]. If it has
-	// nothing to do with the blob, it is to say ErrNotHeld unless it holds it.
+	// Onward says that the node asked may ask the blob's first owner, if it acts for others there: see [Route]. If it
+	// has nothing to do with the blob, it is to say ErrNotHeld unless it holds it.
 	Onward bool
 	// Held says that it is to answer from its cache alone.
 	Held bool
@@ -113,7 +113,8 @@ func (o *Options) Validate() error {
 	case o.Directory == nil || o.Dial == nil || o.SnapshotName == nil:
 		return fmt.Errorf("%w: peers need a directory, a way to dial, and the names of snapshots", schema.ErrInvalid)
 	case o.Patience < 0 || o.Retry < 0 || o.FullPause < 0:
-		return fmt.Errorf("%w: Patience is %s, Retry %s and FullPause %s; want positive times", schema.ErrInvalid, o.Patience, o.Retry, o.FullPause)
+		return fmt.Errorf("%w: Patience is %s, Retry %s and FullPause %s; want positive times", schema.ErrInvalid,
+			o.Patience, o.Retry, o.FullPause)
 	}
 	return nil
 }
@@ -188,7 +189,8 @@ func (t *Tier) Get(ctx context.Context, ref schema.BlobRef, at spill.Place) (sch
 	if !ask.Onward || !errors.Is(err, ErrNotHeld) {
 		return b, err
 	}
-	// It takes itself neither for an owner nor for one that acts for others. Another one does, or it reads the store itself.
+	// It takes itself neither for an owner nor for one that acts for others. Another one does, or it reads the store
+	// itself.
 	ask.Onward = false
 	for _, name := range r.Ask {
 		if name != n.name {

@@ -14,8 +14,8 @@ type Directory interface {
 	Route(key schema.Key) Route
 }
 
-// Mine is a Directory that knows without a route whether this node keeps what pays of blobs like one, or asks nobody for
-// it. Who looks ahead asks that of all rows of a job.
+// Mine is a Directory that knows without a route whether this node keeps what pays of blobs like one, or asks nobody
+// for it. Who looks ahead asks that of all rows of a job.
 type Mine interface {
 	Mine(key schema.Key) bool
 }
@@ -36,9 +36,9 @@ type Route struct {
 	Held bool
 }
 
-// onward reports whether a node with this route may ask another one for a blob that it was asked for itself. Who is asked
-// by a keeper asks nobody but those that are leaving, and they ask nobody: so no blob is asked for in a circle, whatever
-// the views.
+// onward reports whether a node with this route may ask another one for a blob that it was asked for itself. Who is
+// asked by a keeper asks nobody but those that are leaving, and they ask nobody: so no blob is asked for in a circle,
+// whatever the views.
 func (r Route) onward(asked bool) bool { return r.Keep && len(r.Ask) > 0 && (r.Held || asked) }
 
 // loanKey marks the context of a read for another node.
@@ -53,8 +53,8 @@ func (t *Tier) Onward(key schema.Key, asked bool) bool {
 	return t.opts.Directory.Route(key).onward(asked)
 }
 
-// Astray reports whether this node has nothing to do with blobs of a key: who takes it for one that acts for others has another
-// view, as happens for some seconds when a job begins.
+// Astray reports whether this node has nothing to do with blobs of a key: who takes it for one that acts for others has
+// another view, as happens for some seconds when a job begins.
 func (t *Tier) Astray(key schema.Key) bool {
 	r := t.opts.Directory.Route(key)
 	return !r.Keep && len(r.Ask) > 0

@@ -50,7 +50,7 @@ func TestBuckets(t *testing.T) {
 		for i := range lengths {
 			lengths[i] = uint32(rng.ExpFloat64() * 1000)
 		}
-		selection := plan.Selection(plan.All(rows))
+		selection := plan.All(rows)
 		if rng.IntN(2) == 0 {
 			b := plan.NewBitmap(rows)
 			for pos := range rows {
@@ -65,7 +65,8 @@ func TestBuckets(t *testing.T) {
 			Batch: 1 + rng.Int64N(64), World: 1 + rng.IntN(9), Remainder: plan.Remainder(rng.IntN(3)),
 		}
 		window := 1 + rng.Int64N(12)
-		name := fmt.Sprintf("%d rows, %d selected, shuffle %t, batch %d, world %d, %v, window %d", rows, selection.Len(), cfg.Shuffle, cfg.Batch, cfg.World, cfg.Remainder, window)
+		name := fmt.Sprintf("%d rows, %d selected, shuffle %t, batch %d, world %d, %v, window %d", rows,
+			selection.Len(), cfg.Shuffle, cfg.Batch, cfg.World, cfg.Remainder, window)
 		without, err := plan.New(cfg)
 		if err != nil {
 			t.Fatal(err)
@@ -74,7 +75,8 @@ func TestBuckets(t *testing.T) {
 		cfg.World = 1
 		other := bucketed(t, cfg, lengths, window) // of another world
 		if p.Steps() != without.Steps() || p.Rows() != without.Rows() {
-			t.Fatalf("%s: %d steps of %d rows, without buckets %d of %d", name, p.Steps(), p.Rows(), without.Steps(), without.Rows())
+			t.Fatalf("%s: %d steps of %d rows, without buckets %d of %d", name, p.Steps(), p.Rows(), without.Steps(),
+				without.Rows())
 		}
 		order := rng.Perm(int(p.Rows())) // windows are thrown out and put in order again
 		got := make([]int64, p.Rows())
@@ -149,7 +151,8 @@ func TestBucketsStay(t *testing.T) {
 		{true, 0, []int64{8, 3, 16, 14, 15, 0, 20, 18, 9, 17, 7, 22, 11, 6, 21, 4, 10, 5, 13, 1, 19, 12, 2}},
 		{true, 1, []int64{9, 7, 12, 2, 18, 11, 16, 1, 0, 20, 5, 10, 15, 3, 13, 8, 21, 6, 19, 4, 14, 17, 22}},
 	} {
-		p := bucketed(t, plan.Config{Selection: plan.All(23), Shuffle: c.shuffle, Seed: 9, Epoch: c.epoch, Batch: 4, World: 1, Remainder: plan.Uneven}, lengths, 3)
+		p := bucketed(t, plan.Config{Selection: plan.All(23), Shuffle: c.shuffle, Seed: 9, Epoch: c.epoch, Batch: 4,
+			World: 1, Remainder: plan.Uneven}, lengths, 3)
 		var got []int64
 		for i := range p.Rows() {
 			got = append(got, p.Position(i))

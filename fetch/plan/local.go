@@ -62,7 +62,8 @@ func (x *Locality) World() int { return len(x.ranks) }
 // and hi as of [Plan.Share], and start the batch's first index, rank r gets those of
 // [lo-start, hi-start).
 func (x *Locality) Assign(slots []uint16) []int32 {
-	b := share{Locality: x, slots: slots, quota: make([]int32, len(x.first)-1), count: make([]int32, len(x.first)-1), who: make([]int16, len(slots))}
+	b := share{Locality: x, slots: slots, quota: make([]int32, len(x.first)-1), count: make([]int32, len(x.first)-1),
+		who: make([]int16, len(slots))}
 	for n := range b.quota {
 		for _, r := range x.ranks[x.first[n]:x.first[n+1]] {
 			lo, hi := x.rows(int64(r), int64(len(slots)))
@@ -107,7 +108,8 @@ func (b *share) own() {
 		case o.Second != layout.None:
 			m := o.Second
 			// Whoever has less of its quota: cross-multiplied, as one may have none.
-			if b.count[n] >= b.quota[n] || b.count[m] < b.quota[m] && int64(b.count[m])*int64(b.quota[n]) < int64(b.count[n])*int64(b.quota[m]) {
+			if b.count[n] >= b.quota[n] || b.count[m] < b.quota[m] &&
+				int64(b.count[m])*int64(b.quota[n]) < int64(b.count[n])*int64(b.quota[m]) {
 				n = m
 			}
 		}

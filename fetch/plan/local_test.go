@@ -19,7 +19,8 @@ func testLayout(t testing.TB, n, zones int, times float64) *layout.Layout {
 	const size = 1 << 40
 	nodes := make([]layout.Node, n)
 	for i := range nodes {
-		nodes[i] = layout.Node{ID: fmt.Sprintf("node-%03d", i), Zone: fmt.Sprintf("z%d", i%zones), Weight: 1, Capacity: int64(times * size / float64(n))}
+		nodes[i] = layout.Node{ID: fmt.Sprintf("node-%03d", i), Zone: fmt.Sprintf("z%d", i%zones), Weight: 1,
+			Capacity: int64(times * size / float64(n))}
 	}
 	return madeOf(t, size, nodes)
 }
@@ -80,11 +81,13 @@ func TestLocalityProperties(t *testing.T) {
 		n := 1 + r.IntN(12)
 		nodes := make([]layout.Node, n)
 		for i := range nodes {
-			nodes[i] = layout.Node{ID: fmt.Sprintf("n%d", i), Zone: fmt.Sprintf("z%d", r.IntN(3)), Weight: int64(r.IntN(4)), Capacity: r.Int64N(300)}
+			nodes[i] = layout.Node{ID: fmt.Sprintf("n%d", i), Zone: fmt.Sprintf("z%d", r.IntN(3)),
+				Weight: int64(r.IntN(4)), Capacity: r.Int64N(300)}
 		}
 		l := madeOf(t, r.Int64N(1500), nodes)
 		rows := 1 + r.Int64N(3000)
-		cfg := Config{Selection: All(rows), Shuffle: true, Seed: r.Uint64(), Epoch: r.Uint64(), Batch: 1 + r.Int64N(400), World: 1 + r.IntN(40), Remainder: Remainder(r.IntN(3))}
+		cfg := Config{Selection: All(rows), Shuffle: true, Seed: r.Uint64(), Epoch: r.Uint64(),
+			Batch: 1 + r.Int64N(400), World: 1 + r.IntN(40), Remainder: Remainder(r.IntN(3))}
 		p, err := New(cfg)
 		if err != nil {
 			t.Fatal(err)
@@ -141,7 +144,8 @@ func checkShare(p *Plan, step int64, l *layout.Layout, placed []int32, slots []u
 	}
 	for n := range quota {
 		if !twice && kept[n] != min(quota[n], could[n]) {
-			return fmt.Errorf("node %d gets %d rows of which it owns %d; it owns %d of the step", n, quota[n], kept[n], could[n])
+			return fmt.Errorf("node %d gets %d rows of which it owns %d; it owns %d of the step", n, quota[n], kept[n],
+				could[n])
 		}
 	}
 	return nil

@@ -127,7 +127,8 @@ func New(cfg Config) (*Plan, error) {
 			p.steps++
 		}
 	default:
-		return nil, &schema.FieldError{Field: "remainder", Got: cfg.Remainder.String(), Want: `"drop", "pad" or "uneven"`}
+		return nil, &schema.FieldError{Field: "remainder", Got: cfg.Remainder.String(),
+			Want: `"drop", "pad" or "uneven"`}
 	}
 	if b := cfg.Buckets; b != nil && b.rows%cfg.Batch != 0 {
 		return nil, fmt.Errorf("%w: windows of %d rows in batches of %d", schema.ErrInvalid, b.rows, cfg.Batch)

@@ -43,8 +43,10 @@ func served(t *testing.T, p *Plan) [][]int64 {
 		var batch []int64
 		for rank := range cfg.World {
 			lo, hi := p.Share(step, rank)
-			if lo != next || hi < lo || hi-lo < size/int64(cfg.World) || hi-lo > (size+int64(cfg.World)-1)/int64(cfg.World) {
-				t.Fatalf("%+v: rank %d of step %d serves [%d, %d), of %d rows from %d", cfg, rank, step, lo, hi, size, step*cfg.Batch)
+			if lo != next || hi < lo || hi-lo < size/int64(cfg.World) ||
+				hi-lo > (size+int64(cfg.World)-1)/int64(cfg.World) {
+				t.Fatalf("%+v: rank %d of step %d serves [%d, %d), of %d rows from %d", cfg, rank, step, lo, hi, size,
+					step*cfg.Batch)
 			}
 			for i := lo; i < hi; i++ {
 				batch = append(batch, p.Position(i))
@@ -303,7 +305,8 @@ func TestPlansAtTheLimits(t *testing.T) {
 		if err != nil {
 			checkField(t, err, "batch")
 			n := cfg.Selection.Len()
-			if sum, carry := bits.Add64(uint64(n), uint64(cfg.Batch-n%cfg.Batch), 0); cfg.Remainder != Pad || carry == 0 && sum <= math.MaxInt64 {
+			if sum, carry := bits.Add64(uint64(n), uint64(cfg.Batch-n%cfg.Batch), 0); cfg.Remainder != Pad ||
+				carry == 0 && sum <= math.MaxInt64 {
 				t.Fatalf("%+v: %v", cfg, err)
 			}
 			continue
@@ -346,7 +349,8 @@ var goldenPlans = []struct {
 	crc       uint32 // CRC-32C of the positions in the order served, one a line
 }{
 	{[]schema.Range{{Start: 0, End: 1000}}, 64, Uneven, "[960 973)[973 986)[986 1000)", 0xaa44cc82},
-	{[]schema.Range{{Start: 10, End: 20}, {Start: 1000, End: 1500}}, 64, Pad, "[448 469)[469 490)[490 512)", 0x165db7d8},
+	{[]schema.Range{{Start: 10, End: 20}, {Start: 1000, End: 1500}}, 64, Pad, "[448 469)[469 490)[490 512)",
+		0x165db7d8},
 	{[]schema.Range{{Start: 5, End: 100_005}}, 256, Drop, "[99584 99669)[99669 99754)[99754 99840)", 0x438563da},
 	{[]schema.Range{{Start: 7, End: 9}, {Start: 12, End: 13}}, 10, Pad, "[0 3)[3 6)[6 10)", 0x32e9f8cc},
 }
@@ -357,7 +361,8 @@ func TestPlanNeverChanges(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := mustPlan(t, Config{Selection: sel, Shuffle: true, Seed: 42, Epoch: 3, Batch: g.batch, World: 3, Remainder: g.remainder})
+		p := mustPlan(t, Config{Selection: sel, Shuffle: true, Seed: 42, Epoch: 3, Batch: g.batch, World: 3,
+			Remainder: g.remainder})
 		var order []byte
 		for i := range p.Rows() {
 			order = fmt.Appendln(order, p.Position(i))

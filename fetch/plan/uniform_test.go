@@ -201,7 +201,8 @@ func TestEveryPermutationOfFewIsEquallyLikely(t *testing.T) {
 func TestEveryValueIsEquallyLikelyAtEveryIndex(t *testing.T) {
 	judge(t, halfFamily, func(order family, seed uint64) *findings {
 		f := &findings{}
-		for _, n := range []uint64{2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 20, 64, 255, 256, 257, 258, 272, 300, 511, 513, 1000} {
+		for _, n := range []uint64{2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 20, 64, 255, 256, 257, 258, 272, 300, 511, 513,
+			1000} {
 			indices := []uint64{0, 1, n / 2, n - 1}
 			if n <= 20 {
 				indices = indices[:0]

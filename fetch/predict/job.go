@@ -32,7 +32,8 @@ func (j *Job) check() error {
 	for _, f := range []struct {
 		name string
 		n    int64
-	}{{"rows", j.Rows}, {"batch", j.Batch}, {"ranks", j.Ranks}, {"epochs", j.Epochs}, {"nodes", j.Nodes}, {"window_bytes", j.WindowBytes}, {"batch_bytes", j.BatchBytes}} {
+	}{{"rows", j.Rows}, {"batch", j.Batch}, {"ranks", j.Ranks}, {"epochs", j.Epochs}, {"nodes", j.Nodes},
+		{"window_bytes", j.WindowBytes}, {"batch_bytes", j.BatchBytes}} {
 		if f.n < 1 {
 			return &schema.FieldError{Field: f.name, Got: fmt.Sprint(f.n), Want: "1 or more"}
 		}

@@ -115,7 +115,8 @@ func Of(r Rates, j Job) (*Prediction, error) {
 	for _, times := range []int64{2, 4} {
 		more := j
 		more.Nodes *= times
-		p.More = append(p.More, Scaled{more.Nodes, epoch(r, &more, more.heldNow()), epoch(r, &more, more.held(more.CacheBytes))})
+		p.More = append(p.More, Scaled{more.Nodes, epoch(r, &more, more.heldNow()),
+			epoch(r, &more, more.held(more.CacheBytes))})
 	}
 	return p, nil
 }
@@ -174,7 +175,8 @@ func parts(r Rates, j *Job, held float64) []Part {
 		{ByStore, "store.latency_ms with as many reads in flight as there may be", over(nodes*maxReads, reads*latency)},
 		{BySpill, "spill.read_bytes_per_s", over(nodes*known(r.Spill.ReadBytesPerSec), held*size)},
 		// A read by way of another node costs both together 2.2 times what one costs here.
-		{ByNode, "node.us_per_sample and node.s_per_gb", over(nodes*known(r.Node.Cores), (1+1.2*moved)*r.Node.seconds(size))},
+		{ByNode, "node.us_per_sample and node.s_per_gb",
+			over(nodes*known(r.Node.Cores), (1+1.2*moved)*r.Node.seconds(size))},
 	}
 	// What a window holds is on its way for as long as a read takes. In strict order what
 	// comes from the cache waits for what is read beside it.
@@ -183,12 +185,14 @@ func parts(r Rates, j *Job, held float64) []Part {
 		if !j.Strict {
 			share = 1 - held
 		}
-		list = append(list, Part{ByStore, "store.latency_ms with a window of this size", over(j.inWindow(), share*latency)})
+		list = append(list, Part{ByStore, "store.latency_ms with a window of this size",
+			over(j.inWindow(), share*latency)})
 	}
 	if j.Nodes > 1 {
 		list = append(list,
 			Part{ByNetwork, "network.bytes_per_s", over(nodes*known(r.Network.BytesPerSec), moved*size)},
-			Part{ByNetwork, "network.latency_ms with a window of this size", over(j.inWindow(), moved*r.Network.LatencyMS/1000)})
+			Part{ByNetwork, "network.latency_ms with a window of this size",
+				over(j.inWindow(), moved*r.Network.LatencyMS/1000)})
 	} else {
 		list = append(list, Part{ByNetwork, "network.bytes_per_s", over(known(r.Network.BytesPerSec), size)})
 	}

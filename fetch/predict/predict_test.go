@@ -19,10 +19,13 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // usual is a job of photographs over a store that is far away.
 func usual() (Rates, Job) {
 	return Rates{
-			Store: Store{LatencyMS: 20, ReadsPerS: 20_000, BytesPerSec: 200e6}, Spill: Spill{ReadBytesPerSec: 2e9, WriteBytesPerSec: 1e9},
-			Node: Node{MicrosPerSample: 10, SecondsPerGB: 0.2, Cores: 8}, Network: Network{LatencyMS: 0.2, BytesPerSec: 3e9},
+			Store:   Store{LatencyMS: 20, ReadsPerS: 20_000, BytesPerSec: 200e6},
+			Spill:   Spill{ReadBytesPerSec: 2e9, WriteBytesPerSec: 1e9},
+			Node:    Node{MicrosPerSample: 10, SecondsPerGB: 0.2, Cores: 8},
+			Network: Network{LatencyMS: 0.2, BytesPerSec: 3e9},
 		}, Job{
-			Rows: 1_000_000, RowBytes: 110e3, RowReads: 1, Batch: 1024, Ranks: 8, Epochs: 10, PaceMS: 200, Nodes: 1, Strict: true,
+			Rows: 1_000_000, RowBytes: 110e3, RowReads: 1, Batch: 1024, Ranks: 8, Epochs: 10, PaceMS: 200, Nodes: 1,
+			Strict:     true,
 			CacheBytes: 64 << 30, WindowBytes: 2 << 30, BatchBytes: 16 << 20,
 		}
 }
@@ -47,11 +50,21 @@ func TestLimits(t *testing.T) {
 		{"link", func(*Rates, *Job) {}, ByLink, 200e6 / 110e3},
 		{"reads", func(r *Rates, j *Job) { r.Store.ReadsPerS, j.PaceMS = 900, 0 }, ByStore, 900},
 		{"consumer", func(_ *Rates, j *Job) { j.PaceMS = 2000 }, ByConsumer, 512},
-		{"window", func(_ *Rates, j *Job) { j.WindowBytes, j.Batch, j.PaceMS = 2<<20, 1, 0 }, ByStore, (float64(2<<20) - 110e3) / 110e3 / 0.020},
-		{"reads in flight", func(r *Rates, j *Job) { r.Store = Store{LatencyMS: 8192}; j.WindowBytes = 1 << 40; j.PaceMS = 0 }, ByStore, 500},
-		{"spill", func(r *Rates, j *Job) { j.HeldBytes, r.Spill.ReadBytesPerSec, j.PaceMS = 110e9, 110e6, 0 }, BySpill, 1000},
+		{"window", func(_ *Rates, j *Job) {
+			j.WindowBytes, j.Batch, j.PaceMS = 2<<20, 1, 0
+		}, ByStore, (float64(2<<20) - 110e3) / 110e3 / 0.020},
+		{"reads in flight", func(r *Rates, j *Job) {
+			r.Store = Store{LatencyMS: 8192}
+			j.WindowBytes = 1 << 40
+			j.PaceMS = 0
+		}, ByStore, 500},
+		{"spill", func(r *Rates, j *Job) {
+			j.HeldBytes, r.Spill.ReadBytesPerSec, j.PaceMS = 110e9, 110e6, 0
+		}, BySpill, 1000},
 		{"node", func(r *Rates, j *Job) { r.Node = Node{MicrosPerSample: 2000, Cores: 1}; j.PaceMS = 0 }, ByNode, 500},
-		{"network to consumers", func(r *Rates, j *Job) { r.Network.BytesPerSec, j.PaceMS = 110e6, 0 }, ByNetwork, 1000},
+		{"network to consumers", func(r *Rates, j *Job) {
+			r.Network.BytesPerSec, j.PaceMS = 110e6, 0
+		}, ByNetwork, 1000},
 		{"network between nodes", func(r *Rates, j *Job) {
 			r.Network.BytesPerSec, j.PaceMS, j.Nodes, j.HeldBytes = 11e6, 0, 2, 110e9
 		}, ByNetwork, 2 * 100 / 0.5},
@@ -64,7 +77,8 @@ func TestLimits(t *testing.T) {
 			c.change(&r, &j)
 			e := predicted(t, r, j).First
 			if e.Limit != c.limit || math.Abs(float64(e.SamplesPerSec)-c.rate) > 1e-6*c.rate {
-				t.Errorf("limited by %s to %.3f samples/s, want %s, %.3f; %+v", e.Limit, e.SamplesPerSec, c.limit, c.rate, e.Parts)
+				t.Errorf("limited by %s to %.3f samples/s, want %s, %.3f; %+v", e.Limit, e.SamplesPerSec, c.limit,
+					c.rate, e.Parts)
 			}
 		})
 	}
@@ -120,7 +134,8 @@ func random(rng *rand.Rand) (Rates, Job) {
 	}
 	n := func(most int64) int64 { return 1 + int64(math.Pow(float64(most), rng.Float64())) }
 	j := Job{
-		Rows: n(1e7), RowBytes: 100 * math.Pow(1e5, rng.Float64()), RowReads: float64(1 + rng.IntN(2)), Batch: n(4096), Ranks: n(64), Epochs: n(100),
+		Rows: n(1e7), RowBytes: 100 * math.Pow(1e5, rng.Float64()), RowReads: float64(1 + rng.IntN(2)), Batch: n(4096),
+		Ranks: n(64), Epochs: n(100),
 		PaceMS: draw(1, 5000), Nodes: 1 << rng.IntN(7), Local: rng.IntN(2) == 0, Strict: rng.IntN(2) == 0,
 		CacheBytes: n(1 << 40), WindowBytes: 1<<20 + n(1<<33), BatchBytes: 16 << 20, Lookups: n(3),
 	}
@@ -137,7 +152,8 @@ func TestNothingLimits(t *testing.T) {
 	j.PaceMS, j.CacheBytes, j.HeldBytes = 0, 1<<40, 0
 	r := Rates{Store: Store{BytesPerSec: 1e6}}
 	p := predicted(t, r, j)
-	if p.First.SamplesPerSec == Unlimited || p.Later.SamplesPerSec != Unlimited || p.Later.Seconds != 0 || len(p.Later.Parts) != 0 {
+	if p.First.SamplesPerSec == Unlimited || p.Later.SamplesPerSec != Unlimited || p.Later.Seconds != 0 ||
+		len(p.Later.Parts) != 0 {
 		t.Errorf("of a store alone is known how fast it is: first %+v, later %+v", p.First, p.Later)
 	}
 	b, err := json.Marshal(p.Later)
@@ -159,7 +175,8 @@ func TestMonotone(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
-	slower := map[string]bool{"store.latency_ms": true, "network.latency_ms": true, "node.us_per_sample": true, "node.s_per_gb": true}
+	slower := map[string]bool{"store.latency_ms": true, "network.latency_ms": true, "node.us_per_sample": true,
+		"node.s_per_gb": true}
 	for range 500 {
 		r, j := random(rng)
 		before := predicted(t, r, j)
@@ -208,9 +225,10 @@ func worse(t *testing.T, a, b *Prediction, format string, args ...any) {
 	const slack = 1 + 1e-9
 	if b.First.SamplesPerSec*slack < a.First.SamplesPerSec || b.Later.SamplesPerSec*slack < a.Later.SamplesPerSec ||
 		b.WaitSeconds > a.WaitSeconds*slack+1e-6 || b.FirstBatchMS > a.FirstBatchMS*slack+1e-9 {
-		t.Errorf(format+": from %.6g, %.6g samples/s, %.6g s of waiting, %.6g ms to %.6g, %.6g, %.6g, %.6g", append(args,
-			a.First.SamplesPerSec, a.Later.SamplesPerSec, a.WaitSeconds, a.FirstBatchMS,
-			b.First.SamplesPerSec, b.Later.SamplesPerSec, b.WaitSeconds, b.FirstBatchMS)...)
+		t.Errorf(format+": from %.6g, %.6g samples/s, %.6g s of waiting, %.6g ms to %.6g, %.6g, %.6g, %.6g",
+			append(args,
+				a.First.SamplesPerSec, a.Later.SamplesPerSec, a.WaitSeconds, a.FirstBatchMS,
+				b.First.SamplesPerSec, b.Later.SamplesPerSec, b.WaitSeconds, b.FirstBatchMS)...)
 	}
 }
 

@@ -51,9 +51,11 @@ type field struct {
 
 func (r *Rates) fields() []field {
 	return []field{
-		{"store.latency_ms", &r.Store.LatencyMS}, {"store.reads_per_s", &r.Store.ReadsPerS}, {"store.bytes_per_s", &r.Store.BytesPerSec},
+		{"store.latency_ms", &r.Store.LatencyMS}, {"store.reads_per_s", &r.Store.ReadsPerS},
+		{"store.bytes_per_s", &r.Store.BytesPerSec},
 		{"spill.read_bytes_per_s", &r.Spill.ReadBytesPerSec}, {"spill.write_bytes_per_s", &r.Spill.WriteBytesPerSec},
-		{"node.us_per_sample", &r.Node.MicrosPerSample}, {"node.s_per_gb", &r.Node.SecondsPerGB}, {"node.cores", &r.Node.Cores},
+		{"node.us_per_sample", &r.Node.MicrosPerSample}, {"node.s_per_gb", &r.Node.SecondsPerGB},
+		{"node.cores", &r.Node.Cores},
 		{"network.latency_ms", &r.Network.LatencyMS}, {"network.bytes_per_s", &r.Network.BytesPerSec},
 	}
 }
@@ -81,7 +83,8 @@ const maxRate = 1e15
 func (r Rates) Check(prefix string) error {
 	for _, f := range r.fields() {
 		if !(*f.at >= 0 && *f.at <= maxRate) { // also what is no number
-			return &schema.FieldError{Field: prefix + f.name, Got: fmt.Sprint(*f.at), Want: "a number from 0 to 1e15; 0, or nothing, is for what is not known"}
+			return &schema.FieldError{Field: prefix + f.name, Got: fmt.Sprint(*f.at),
+				Want: "a number from 0 to 1e15; 0, or nothing, is for what is not known"}
 		}
 	}
 	return nil

@@ -41,7 +41,8 @@ func NoSnapshot(catalog []Dataset, dataset string, number int64) error {
 func CheckCommit(dataset string, snap *schema.Snapshot) error {
 	switch {
 	case snap.Dataset != "" && snap.Dataset != dataset:
-		return fmt.Errorf("%w: a snapshot of %q committed through an ingest into %q", schema.ErrInvalid, snap.Dataset, dataset)
+		return fmt.Errorf("%w: a snapshot of %q committed through an ingest into %q", schema.ErrInvalid, snap.Dataset,
+			dataset)
 	case snap.Schema == nil:
 		return fmt.Errorf("%w: a snapshot without a schema", schema.ErrInvalid)
 	}
@@ -52,7 +53,8 @@ func CheckCommit(dataset string, snap *schema.Snapshot) error {
 // committed is the newest snapshot, which 0 stands for where there is none.
 func CheckParent(dataset string, parent, newest int64) error {
 	if parent != newest {
-		return fmt.Errorf("%w: the newest snapshot of %q is %d, not %d: another import was committed, or one dropped, meanwhile",
+		return fmt.Errorf("%w: the newest snapshot of %q is %d, not %d: another import was committed, or one "+
+			"dropped, meanwhile",
 			schema.ErrConflict, dataset, newest, parent)
 	}
 	return nil
@@ -64,9 +66,11 @@ func CheckParent(dataset string, parent, newest int64) error {
 func CheckRestore(snap *schema.Snapshot, last int64) error {
 	switch {
 	case snap.Number < 1 || snap.Parent < 0 || snap.Parent >= snap.Number:
-		return fmt.Errorf("%w: a snapshot of %q with number %d and parent %d", schema.ErrInvalid, snap.Dataset, snap.Number, snap.Parent)
+		return fmt.Errorf("%w: a snapshot of %q with number %d and parent %d", schema.ErrInvalid, snap.Dataset,
+			snap.Number, snap.Parent)
 	case snap.Number <= last:
-		return fmt.Errorf("%w: snapshot %s@%d cannot be restored as what it was: the dataset has given out numbers up to %d already",
+		return fmt.Errorf("%w: snapshot %s@%d cannot be restored as what it was: the dataset has given out numbers "+
+			"up to %d already",
 			schema.ErrConflict, snap.Dataset, snap.Number, last)
 	}
 	return nil

@@ -23,16 +23,22 @@ func TestCatalogRules(t *testing.T) {
 		kind error
 		want string
 	}{
-		{store.NoSnapshot(few, "cats", 3), schema.ErrNotFound, `not found: dataset "cats" has no snapshot 3; it has 1 4`},
-		{store.NoSnapshot(few, "cast", 0), schema.ErrNotFound, `not found: there is no dataset "cast" (did you mean "cats"?); there are cats, dogs`},
-		{store.NoSnapshot(nil, "cats", 1), schema.ErrNotFound, `not found: there is no dataset "cats"; the store is empty`},
-		{store.NoSnapshot(many, "zebras", 0), schema.ErrNotFound, `not found: there is no dataset "zebras"; there are d00, d01, d02, d03, d04, ` +
-			`d05, d06, d07, d08, d09, d10, d11, d12, d13, d14, d15, d16, d17, d18, d19 and 5 more`},
-		{store.CheckCommit("cats", &schema.Snapshot{Dataset: "dogs", Schema: s}), schema.ErrInvalid, `invalid: a snapshot of "dogs" committed through an ingest into "cats"`},
+		{store.NoSnapshot(few, "cats", 3), schema.ErrNotFound,
+			`not found: dataset "cats" has no snapshot 3; it has 1 4`},
+		{store.NoSnapshot(few, "cast", 0), schema.ErrNotFound,
+			`not found: there is no dataset "cast" (did you mean "cats"?); there are cats, dogs`},
+		{store.NoSnapshot(nil, "cats", 1), schema.ErrNotFound,
+			`not found: there is no dataset "cats"; the store is empty`},
+		{store.NoSnapshot(many, "zebras", 0), schema.ErrNotFound,
+			`not found: there is no dataset "zebras"; there are d00, d01, d02, d03, d04, ` +
+				`d05, d06, d07, d08, d09, d10, d11, d12, d13, d14, d15, d16, d17, d18, d19 and 5 more`},
+		{store.CheckCommit("cats", &schema.Snapshot{Dataset: "dogs", Schema: s}), schema.ErrInvalid,
+			`invalid: a snapshot of "dogs" committed through an ingest into "cats"`},
 		{store.CheckCommit("cats", &schema.Snapshot{}), schema.ErrInvalid, `invalid: a snapshot without a schema`},
 		{store.CheckCommit("cats", &schema.Snapshot{Dataset: "cats", Schema: s}), nil, ""},
 		{store.CheckCommit("cats", &schema.Snapshot{Schema: s}), nil, ""},
-		{store.CheckParent("cats", 3, 4), schema.ErrConflict, `conflict: the newest snapshot of "cats" is 4, not 3: another import was committed, or one dropped, meanwhile`},
+		{store.CheckParent("cats", 3, 4), schema.ErrConflict,
+			`conflict: the newest snapshot of "cats" is 4, not 3: another import was committed, or one dropped, meanwhile`},
 		{store.CheckParent("cats", 4, 4), nil, ""},
 	} {
 		if tt.want == "" {

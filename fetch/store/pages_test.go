@@ -94,15 +94,16 @@ func TestEachPage(t *testing.T) {
 	for range 50 {
 		l := newListed(t, rng.IntN(500), 1+rng.IntN(5), 1+rng.IntN(20))
 		var got []schema.ID
-		err := store.EachPage(t.Context(), l.snap, l.snap.Chunks, l.get, func(page schema.Chunk, rows *schema.Manifest) error {
-			if rows.Rows() != page.Rows {
-				t.Errorf("%d rows of a page of %d", rows.Rows(), page.Rows)
-			}
-			for pos := range rows.Rows() {
-				got = append(got, rows.ID(pos))
-			}
-			return nil
-		})
+		err := store.EachPage(t.Context(), l.snap, l.snap.Chunks, l.get,
+			func(page schema.Chunk, rows *schema.Manifest) error {
+				if rows.Rows() != page.Rows {
+					t.Errorf("%d rows of a page of %d", rows.Rows(), page.Rows)
+				}
+				for pos := range rows.Rows() {
+					got = append(got, rows.ID(pos))
+				}
+				return nil
+			})
 		if err != nil || !slices.Equal(got, l.ids) {
 			t.Fatalf("%d rows, want %d: %v", len(got), len(l.ids), err)
 		}

@@ -95,11 +95,12 @@ const ExpiredGrace = time.Hour
 
 // GCReport says what a collection found and freed.
 type GCReport struct {
-	LiveBlobs  int64 `json:"live_blobs"`
-	LiveBytes  int64 `json:"live_bytes"`
-	DeadBlobs  int64 `json:"dead_blobs"`
-	DeadBytes  int64 `json:"dead_bytes"`
-	FreedBytes int64 `json:"freed_bytes"` // given back to the file system; at most DeadBytes, less what moving live blobs would not be worth
+	LiveBlobs int64 `json:"live_blobs"`
+	LiveBytes int64 `json:"live_bytes"`
+	DeadBlobs int64 `json:"dead_blobs"`
+	DeadBytes int64 `json:"dead_bytes"`
+	// given back to the file system; at most DeadBytes, less what moving live blobs would not be worth
+	FreedBytes int64 `json:"freed_bytes"`
 	MovedBytes int64 `json:"moved_bytes"` // live bytes rewritten to free others
 }
 
@@ -119,11 +120,12 @@ type Stats struct {
 
 // SelectionExpired is the error for a selection whose time is over.
 func SelectionExpired(sel *schema.Selection) error {
-	return fmt.Errorf("%w: selection %s of dataset %q, which expired on %s; upload it again", schema.ErrNotFound, sel.Name(), sel.Dataset, sel.Expires.UTC().Format(time.RFC3339))
+	return fmt.Errorf("%w: selection %s of dataset %q, which expired on %s; upload it again", schema.ErrNotFound,
+		sel.Name(), sel.Dataset, sel.Expires.UTC().Format(time.RFC3339))
 }
 
-// Mapper is a Store that may hand out bytes of files that are mapped on this node. Reading them once more costs little, so that
-// they may be compared with their reference when they are copied.
+// Mapper is a Store that may hand out bytes of files that are mapped on this node. Reading them once more costs little,
+// so that they may be compared with their reference when they are copied.
 type Mapper interface {
 	// Mapped reports whether it does.
 	Mapped() bool

@@ -29,15 +29,16 @@ type run struct {
 	positions          []int64
 	rows               []schema.Row // where they lie; none of a row that was delivered before
 	state              []rowState
-	raw                []int64       // bytes that a row has beside, of blobs of which something is to be made; nil without operators
-	guess              []int64       // by cell, what of its row's size it is; nil without operators
-	cells              []schema.Blob // row by row
-	left               int           // rows that were not
-	next               int           // cell to read next
-	inFlight           int           // cells that were asked for and are not back
-	faults             []fault
-	near               bool // its rows may go into the next batch
-	dropped            bool // it was given back
+	// bytes that a row has beside, of blobs of which something is to be made; nil without operators
+	raw      []int64
+	guess    []int64       // by cell, what of its row's size it is; nil without operators
+	cells    []schema.Blob // row by row
+	left     int           // rows that were not
+	next     int           // cell to read next
+	inFlight int           // cells that were asked for and are not back
+	faults   []fault
+	near     bool // its rows may go into the next batch
+	dropped  bool // it was given back
 }
 
 // rowState is how far a row of a run is.

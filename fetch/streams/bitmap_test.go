@@ -55,7 +55,8 @@ func TestBitmap(t *testing.T) {
 			again := bitmapOf(m.from(from))
 			for r := range 2 * most {
 				if again.has(r) != set[from+r] || m.has(from+r) != set[from+r] {
-					t.Fatalf("seed %d: row %d is in: %t, %t, want %t", seed, from+r, m.has(from+r), again.has(r), set[from+r])
+					t.Fatalf("seed %d: row %d is in: %t, %t, want %t", seed, from+r, m.has(from+r), again.has(r),
+						set[from+r])
 				}
 			}
 		}

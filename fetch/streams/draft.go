@@ -59,7 +59,9 @@ func (s *Stream) draftLocked() {
 		wanted := but(d.positions, served)
 		if rows, ok := m.Try(wanted); ok {
 			d.foundLocked(rows, served)
-		} else if !m.Start(s.context(), wanted, func(rows []schema.Row, err error) { s.found(d, d.positions, rows, served, err) }) {
+		} else if !m.Start(s.context(), wanted, func(rows []schema.Row, err error) {
+			s.found(d, d.positions, rows, served, err)
+		}) {
 			s.fail(tiers.ErrClosing())
 		}
 	}

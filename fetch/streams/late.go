@@ -10,17 +10,17 @@ import (
 type checkedLate struct{}
 
 // CheckedLate returns a context whose streams may hand out blobs that nobody has compared with their references:
-// [schema.Buffer] says which. The consumer copies each, compares the copy, and asks [Batch.Again] for what is wrong. So a byte is
-// read from memory once, and those that were checked are those that are delivered. Blobs in mapped files alone come so, and
-// only where the request has a sample that cannot be read end the stream: a batch that is put together has no place for a
-// substitute.
+// [schema.Buffer] says which. The consumer copies each, compares the copy, and asks [Batch.Again] for what is wrong. So
+// a byte is read from memory once, and those that were checked are those that are delivered. Blobs in mapped files
+// alone come so, and only where the request has a sample that cannot be read end the stream: a batch that is put
+// together has no place for a substitute.
 func CheckedLate(ctx context.Context) context.Context {
 	return context.WithValue(ctx, checkedLate{}, true)
 }
 
-// Again reads the blob of a row once more, compares it, and returns it for the caller to release: what it was handed out as has
-// proved wrong, or unreadable. It is found in the tiers, so that one with a wrong copy forgets it and the next is asked. The error
-// names the sample.
+// Again reads the blob of a row once more, compares it, and returns it for the caller to release: what it was handed
+// out as has proved wrong, or unreadable. It is found in the tiers, so that one with a wrong copy forgets it and the
+// next is asked. The error names the sample.
 func (b *Batch) Again(ctx context.Context, row int, ref schema.BlobRef) (schema.Blob, error) {
 	s := b.hold.stream
 	pos := b.Positions[row]

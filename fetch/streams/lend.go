@@ -49,8 +49,9 @@ type Answer struct {
 type Borrower struct {
 	set    *Set
 	answer func(Answer)
-	own    *semaphore.Weighted // of the memory for loans, so much at once: a node that reads slowly leaves some to others
-	most   int64               // what own has in all
+	// of the memory for loans, so much at once: a node that reads slowly leaves some to others
+	own  *semaphore.Weighted
+	most int64 // what own has in all
 
 	mu     sync.Mutex
 	closed bool
@@ -101,7 +102,8 @@ func (b *Borrower) Lend(ctx context.Context, l Loan) error {
 	if l.Ref.Size < 0 {
 		return fmt.Errorf("%w: a blob of %d bytes", schema.ErrInvalid, l.Ref.Size)
 	}
-	if (l.Held || l.Onward && b.set.opts.Astray != nil && b.set.opts.Astray(l.Ref.Key)) && !b.set.opts.Ahead.Holds(l.Ref) {
+	if (l.Held || l.Onward && b.set.opts.Astray != nil && b.set.opts.Astray(l.Ref.Key)) &&
+		!b.set.opts.Ahead.Holds(l.Ref) {
 		b.answer(Answer{ID: l.ID, Err: peers.ErrNotHeld, Loan: l})
 		return nil
 	}
@@ -166,7 +168,8 @@ func (b *Borrower) Receive(t tiers.Token, o tiers.Outcome) {
 		l.held.release()
 		b.answer(Answer{ID: l.ID, Err: o.Err, Loan: l.Loan})
 	} else {
-		b.answer(Answer{ID: l.ID, Loan: l.Loan, Stored: o.Tier == b.set.opts.Reader.Tiers()-1, Blob: schema.NewBlob(o.Blob.Bytes(), &lentBlob{o.Blob, l.held})})
+		b.answer(Answer{ID: l.ID, Loan: l.Loan, Stored: o.Tier == b.set.opts.Reader.Tiers()-1,
+			Blob: schema.NewBlob(o.Blob.Bytes(), &lentBlob{o.Blob, l.held})})
 	}
 	b.out.Done()
 }

@@ -32,7 +32,8 @@ func lineageOf(p *part, faults []Fault) lineage.Batch {
 	b := lineage.Batch{Rows: int64(len(p.positions)), Seqs: p.seqs, Next: p.resume}
 	for i, f := range faults {
 		b.Faults = append(b.Faults, lineage.Fault{
-			Row: int64(p.faults[i].row), Position: f.Position, Column: f.Column, Cause: f.Cause, Substitute: f.Substitute,
+			Row: int64(p.faults[i].row), Position: f.Position, Column: f.Column, Cause: f.Cause,
+			Substitute: f.Substitute,
 		})
 	}
 	return b
@@ -47,8 +48,9 @@ type Held struct {
 	FaultRows []int64 // the row of the share that each fault is of
 }
 
-// HeldBy says what a piece of a stream of the job handed out in a step of an epoch; nil if nothing. Where nothing is shuffled and
-// the stream went round several times, it is the last time. The job is opened with what the stream's caller could see.
+// HeldBy says what a piece of a stream of the job handed out in a step of an epoch; nil if nothing. Where nothing is
+// shuffled and the stream went round several times, it is the last time. The job is opened with what the stream's
+// caller could see.
 func HeldBy(ctx context.Context, j *jobs.Job, p *lineage.Piece, epoch uint64, step int64) (*Held, error) {
 	t := p.Head.Ticket
 	c, err := newCover(j, t)
@@ -61,7 +63,8 @@ func HeldBy(ctx context.Context, j *jobs.Job, p *lineage.Piece, epoch uint64, st
 	}
 	w := c.at(lap, step)
 	n := w.hi - w.lo
-	first := c.before(lap, step) - c.gone // rows that were handed out before the share, negative if a part of it was before the piece
+	// rows that were handed out before the share, negative if a part of it was before the piece
+	first := c.before(lap, step) - c.gone
 	from, to := max(first, 0), min(first+n, p.Rows)
 	if from >= to {
 		return nil, nil //nolint:nilnil // likewise
@@ -77,7 +80,8 @@ func HeldBy(ctx context.Context, j *jobs.Job, p *lineage.Piece, epoch uint64, st
 		}
 	}
 	if int64(len(h.Positions)) != to-from {
-		return nil, fmt.Errorf("%w: the record of step %d has %d rows and says that it has %d", schema.ErrDataLoss, step, len(h.Positions), to-from)
+		return nil, fmt.Errorf("%w: the record of step %d has %d rows and says that it has %d", schema.ErrDataLoss,
+			step, len(h.Positions), to-from)
 	}
 	for _, f := range p.Faults {
 		if f.Row < from || f.Row >= to {
@@ -86,7 +90,8 @@ func HeldBy(ctx context.Context, j *jobs.Job, p *lineage.Piece, epoch uint64, st
 		if f.Substitute != nil {
 			h.Positions[f.Row-from] = *f.Substitute
 		}
-		h.Faults = append(h.Faults, Fault{Position: f.Position, Column: f.Column, Cause: f.Cause, Substitute: f.Substitute})
+		h.Faults = append(h.Faults, Fault{Position: f.Position, Column: f.Column, Cause: f.Cause,
+			Substitute: f.Substitute})
 		h.FaultRows = append(h.FaultRows, f.Row-first)
 	}
 	return h, nil
@@ -101,8 +106,8 @@ func LastEpoch(j *jobs.Job, p *lineage.Piece) (uint64, error) {
 	return c.t.Shuffle.Epoch + uint64(c.lastLap(p.Rows)), nil
 }
 
-// cover is what a ticket covers, by numbers of rows: 0 is row t.Row of step t.Step, in the plan's order. It counts and does
-// not walk, so that a step at the end of an epoch costs what the first one does.
+// cover is what a ticket covers, by numbers of rows: 0 is row t.Row of step t.Step, in the plan's order. It counts and
+// does not walk, so that a step at the end of an epoch costs what the first one does.
 type cover struct {
 	walk walk // where the ticket begins
 	t    schema.Ticket

@@ -81,7 +81,8 @@ func (s *Stream) refillLocked() {
 		a.inFlight++
 		r.inFlight++
 		a.wants = append(a.wants, queued{Want: tiers.Want{
-			Ref: ref, At: spill.Place{Dataset: s.dataset, Tenant: s.payer, Position: pos}, Context: s.context(), To: s, Account: &s.account, Trace: s.trace,
+			Ref: ref, At: spill.Place{Dataset: s.dataset, Tenant: s.payer, Position: pos}, Context: s.context(), To: s,
+			Account: &s.account, Trace: s.trace,
 			Token: tiers.Token{Of: r, N: cell}, Late: s.late && s.columns[column].made == nil,
 		}})
 	}

@@ -88,7 +88,8 @@ func (s *Stream) substitute(p *part, f fault) (int64, error) {
 		p.positions[f.row], p.rows[f.row] = pos, at
 		return pos, nil
 	}
-	return 0, fmt.Errorf("no substitute for it could be read either: %w", s.sampleError(failed, p.rows[f.row], f.column, errors.Join(causes...)))
+	return 0, fmt.Errorf("no substitute for it could be read either: %w", s.sampleError(failed, p.rows[f.row], f.column,
+		errors.Join(causes...)))
 }
 
 // readRow reads all blobs of a sample, makes of them what is wanted in the epoch of a lap, and says where its row lies.

@@ -54,7 +54,8 @@ func (s *Stream) Next() (*Batch, error) {
 	s.record.Batch(lineageOf(p, faults))
 	processor := s.delivered(len(p.positions), wait)
 	b := &Batch{
-		Batch: assembled, Rank: s.ticket.Rank, Epoch: s.epochOf(p.walk.lap), Step: p.walk.step, Row: p.walk.row(), Last: p.last,
+		Batch: assembled, Rank: s.ticket.Rank, Epoch: s.epochOf(p.walk.lap), Step: p.walk.step, Row: p.walk.row(),
+		Last:      p.last,
 		Positions: p.positions, Resume: p.resume, Faults: faults, Wait: wait, hold: batchHold{s, p.reserved},
 		Processor: processor, rows: p.rows,
 	}

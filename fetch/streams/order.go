@@ -11,13 +11,14 @@ type part struct {
 	walk      walk    // where the stream stands before it
 	pieces    []piece // of a stream that reads nothing: the rows, which are then to be looked up
 	positions []int64
-	seqs      []int64         // of the rows in the stream, where the order is loose; nil if they are the first that are left
-	rows      []schema.Row    // where they lie
-	blobs     [][]schema.Blob // by blob column, by row
-	reserved  int64           // bytes of the window
-	faults    []fault
-	last      bool          // the share ends with it
-	resume    schema.Ticket // what goes on after it
+	// of the rows in the stream, where the order is loose; nil if they are the first that are left
+	seqs     []int64
+	rows     []schema.Row    // where they lie
+	blobs    [][]schema.Blob // by blob column, by row
+	reserved int64           // bytes of the window
+	faults   []fault
+	last     bool          // the share ends with it
+	resume   schema.Ticket // what goes on after it
 }
 
 func (p *part) release() {
@@ -86,7 +87,8 @@ func (s *Stream) gatherLocked() *part {
 		return nil
 	}
 	a := &s.ahead
-	p := &part{walk: s.slot, blobs: make([][]schema.Blob, len(s.columns), len(s.columns)+1)} // and what the batch itself holds
+	// and what the batch itself holds
+	p := &part{walk: s.slot, blobs: make([][]schema.Blob, len(s.columns), len(s.columns)+1)}
 	n := int(min(s.slot.left(), int64(max(a.rows, 1))))
 	p.positions, p.rows = make([]int64, 0, n), make([]schema.Row, 0, n)
 	cells := make([]schema.Blob, n*len(s.columns))

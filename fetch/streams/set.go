@@ -34,8 +34,8 @@ type Options struct {
 	// Onward says whether other nodes may be asked for a blob that another node has asked for; asked, whether
 	// that one lets this one. nil: they may not. See [peers.Tier.Onward].
 	Onward func(key schema.Key, asked bool) bool
-	// Astray says whether this node has nothing to do with a blob that another one asks of it as of one that acts for others. nil:
-	// it never is so. See [peers.Tier.Astray].
+	// Astray says whether this node has nothing to do with a blob that another one asks of it as of one that acts for
+	// others. nil: it never is so. See [peers.Tier.Astray].
 	Astray func(key schema.Key) bool
 	// Told says that other nodes are told what the streams do: see [Set.Progress].
 	Told bool
@@ -229,7 +229,8 @@ func (s *Set) remove(st *Stream) {
 // who may never take it, batches are so small that however many streams come one
 // after another, there is something left for the next.
 func (s *Set) pieceBytes(t *tenant) int64 {
-	return min(pieceOf(s.opts.WindowBytes, s.transit.Load(), s.reading.Load()), pieceOf(t.most.Load(), t.transit.Load(), t.live.Load()))
+	return min(pieceOf(s.opts.WindowBytes, s.transit.Load(), s.reading.Load()),
+		pieceOf(t.most.Load(), t.transit.Load(), t.live.Load()))
 }
 
 // pieceOf is that of so many bytes for n streams, with some of them on their way.

@@ -47,7 +47,8 @@ func (s *Set) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := Stats{
-		Streams: c.streams.Load(), Batches: c.batches.Load(), Rows: c.rows.Load(), Live: len(s.streams), Waiting: int(s.waiting.Load()),
+		Streams: c.streams.Load(), Batches: c.batches.Load(), Rows: c.rows.Load(), Live: len(s.streams),
+		Waiting:    int(s.waiting.Load()),
 		Windows:    make([]WindowStats, 0, len(s.streams)),
 		WindowUsed: s.opts.Ledger.Accounts()[admission.Windows].Used,
 	}
@@ -72,7 +73,8 @@ func (s *Set) Progress() []peers.Progress {
 		if len(st.columns) == 0 || st.steps == 0 || st.ticket.Within != nil {
 			continue
 		}
-		list = append(list, peers.Progress{ID: st.id, Ticket: st.named, Tenant: st.caller.Tenant, Lap: st.told.lap.Load(), Index: st.told.at.Load()})
+		list = append(list, peers.Progress{ID: st.id, Ticket: st.named, Tenant: st.caller.Tenant,
+			Lap: st.told.lap.Load(), Index: st.told.at.Load()})
 	}
 	return list
 }
@@ -92,12 +94,13 @@ func (l *lock) Unlock() {
 
 // told is how a stream stood when its lock was last given up, number by number.
 type told struct {
-	lap, step, at         atomic.Int64
-	limit, used           atomic.Int64
-	inFlight, ready       atomic.Int64
-	store, spill, peer    atomic.Int64 // waited, in ns
-	making                atomic.Int64 // likewise
-	full, fullSinceOpened atomic.Int64 // stood still, and since when after the stream was opened, 0 if it does not, in ns
+	lap, step, at      atomic.Int64
+	limit, used        atomic.Int64
+	inFlight, ready    atomic.Int64
+	store, spill, peer atomic.Int64 // waited, in ns
+	making             atomic.Int64 // likewise
+	// stood still, and since when after the stream was opened, 0 if it does not, in ns
+	full, fullSinceOpened atomic.Int64
 }
 
 func (s *Stream) tellLocked() {

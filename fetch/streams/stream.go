@@ -119,7 +119,8 @@ func (s *Set) Open(ctx context.Context, j *jobs.Job, t schema.Ticket) (*Stream, 
 	if n := len(t.Served); n > 0 {
 		last := w
 		if !last.skip(int64(8*n - bits.LeadingZeros8(t.Served[n-1]))) {
-			return nil, &schema.FieldError{Field: "served", Got: fmt.Sprintf("%d bytes of bits", n), Want: "no bit for a row after the epoch's end"}
+			return nil, &schema.FieldError{Field: "served", Got: fmt.Sprintf("%d bytes of bits", n),
+				Want: "no bit for a row after the epoch's end"}
 		}
 		for _, b := range t.Served {
 			st.slot.skip(int64(bits.OnesCount8(b)))

@@ -16,7 +16,8 @@ func (a *ahead) nextUnread(n int64) (pieces []piece) {
 		w := a.first
 		a.served.add(a.firstRow)
 		a.goOn()
-		if k := len(pieces) - 1; k >= 0 && pieces[k].from.lap == w.lap && pieces[k].from.step == w.step && pieces[k].from.at+pieces[k].rows == w.at {
+		if k := len(pieces) - 1; k >= 0 && pieces[k].from.lap == w.lap && pieces[k].from.step == w.step &&
+			pieces[k].from.at+pieces[k].rows == w.at {
 			pieces[k].rows++
 		} else {
 			pieces = append(pieces, piece{w, 1})

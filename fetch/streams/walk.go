@@ -32,10 +32,12 @@ type walk struct {
 func newWalk(j *jobs.Job, t schema.Ticket) (walk, error) {
 	steps := j.Plan().Steps()
 	if t.Rank < 0 || int64(t.Rank) >= j.Request().WorldSize() {
-		return walk{}, &schema.FieldError{Field: "rank", Got: fmt.Sprint(t.Rank), Want: fmt.Sprintf("0 to %d, as world.size is %d", j.Request().WorldSize()-1, j.Request().WorldSize())}
+		return walk{}, &schema.FieldError{Field: "rank", Got: fmt.Sprint(t.Rank),
+			Want: fmt.Sprintf("0 to %d, as world.size is %d", j.Request().WorldSize()-1, j.Request().WorldSize())}
 	}
 	if t.Step < 0 || t.Step > steps && max(t.Stride, 1) == 1 {
-		return walk{}, &schema.FieldError{Field: "step", Got: fmt.Sprint(t.Step), Want: fmt.Sprintf("0 to %d, as the epoch has %d steps", steps, steps)}
+		return walk{}, &schema.FieldError{Field: "step", Got: fmt.Sprint(t.Step),
+			Want: fmt.Sprintf("0 to %d, as the epoch has %d steps", steps, steps)}
 	}
 	w := walk{
 		job: j, plan: j.Plan(), rank: t.Rank, stop: steps,
@@ -50,7 +52,8 @@ func newWalk(j *jobs.Job, t schema.Ticket) (walk, error) {
 	}
 	w.share()
 	if t.Row < 0 || t.Row > w.hi-w.lo {
-		return walk{}, &schema.FieldError{Field: "row", Got: fmt.Sprint(t.Row), Want: fmt.Sprintf("0 to %d, the rows of rank %d in step %d", w.hi-w.lo, t.Rank, t.Step)}
+		return walk{}, &schema.FieldError{Field: "row", Got: fmt.Sprint(t.Row),
+			Want: fmt.Sprintf("0 to %d, the rows of rank %d in step %d", w.hi-w.lo, t.Rank, t.Step)}
 	}
 	w.at = w.lo + t.Row
 	return w, nil

@@ -156,7 +156,8 @@ func (r *Reader) ended(a Attempt, began time.Time, blob schema.Blob, unchecked b
 	if err == nil {
 		took := now.Sub(began)
 		rd.unchecked = unchecked
-		return next{told: true, slow: a.lane == r.last && r.slow > 0 && took > r.slow, outcome: r.broughtLocked(a, now, took, blob)}
+		return next{told: true, slow: a.lane == r.last && r.slow > 0 && took > r.slow,
+			outcome: r.broughtLocked(a, now, took, blob)}
 	}
 	if a.lane != r.last { // the tiers below are asked at once
 		a.lane.abandonedLocked(rd)

@@ -9,8 +9,8 @@ import (
 	"bowstring/fetch/tiers"
 )
 
-// A read that another node is at, as long as that takes for a store with a queue, is not made a second time here; one that the other
-// node never ends is.
+// A read that another node is at, as long as that takes for a store with a queue, is not made a second time here; one
+// that the other node never ends is.
 func TestAwayIsLeftAlone(t *testing.T) {
 	for _, test := range []struct {
 		takes time.Duration
@@ -36,7 +36,8 @@ func TestAwayIsLeftAlone(t *testing.T) {
 			requireBlob(t, to.next(t), 0, test.tier)
 			r.Close()
 			if got := far.gets.Load(); got != int64(test.tier) {
-				t.Errorf("what another node brings after %s was read %d times here, want %d", test.takes, got, test.tier)
+				t.Errorf("what another node brings after %s was read %d times here, want %d", test.takes, got,
+					test.tier)
 			}
 		})
 	}

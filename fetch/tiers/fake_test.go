@@ -22,7 +22,8 @@ type fake struct {
 
 	traits tiers.Traits
 	has    func(schema.BlobRef) bool // nil: all
-	// do is what is done before the n-th Get, counted from 0, returns its bytes; nil: nothing. What it returns is returned.
+	// do is what is done before the n-th Get, counted from 0, returns its bytes; nil: nothing. What it returns is
+	// returned.
 	do func(ctx context.Context, n int64, data []byte) ([]byte, error)
 
 	known map[schema.Key][]byte
@@ -96,7 +97,8 @@ func requireBlob(t testing.TB, o tiers.Outcome, i, tier int) {
 	t.Helper()
 	data, _ := content(i)
 	if o.Err != nil || o.Tier != tier || !bytes.Equal(o.Blob.Bytes(), data) {
-		t.Errorf("blob %d: %d bytes of tier %d, error %v; want %d of tier %d", i, len(o.Blob.Bytes()), o.Tier, o.Err, len(data), tier)
+		t.Errorf("blob %d: %d bytes of tier %d, error %v; want %d of tier %d", i, len(o.Blob.Bytes()), o.Tier, o.Err,
+			len(data), tier)
 	}
 	o.Blob.Release()
 }

@@ -29,11 +29,12 @@ const (
 	// A store is asked for some blobs at once whatever was measured: for few
 	// where it answers at once, so that their bytes are still in the processor's
 	// cache when they are sent, and for more the further away it is, up to
-	// manyReads at manyLatency. While the store has a queue, in which every read of a round waits for more than flowCrowded
-	// times the least latency, nodes of a cluster divide the latter: 256 of them would have 65,536 reads in it, which all wait
-	// so long that they are taken for lost and made again. It has none when some read takes less than flowFree times that
-	// though streams have all in flight that they may. Until a way is known, it is taken for one with a queue: four nodes would
-	// have a thousand reads in that of a slow one before the first of them came late.
+	// manyReads at manyLatency. While the store has a queue, in which every read of a round waits for more than
+	// flowCrowded times the least latency, nodes of a cluster divide the latter: 256 of them would have 65,536 reads in
+	// it, which all wait so long that they are taken for lost and made again. It has none when some read takes less
+	// than flowFree times that though streams have all in flight that they may. Until a way is known, it is taken for
+	// one with a queue: four nodes would have a thousand reads in that of a slow one before the first of them came
+	// late.
 	fewReads    = 8
 	manyReads   = 256
 	manyLatency = time.Millisecond

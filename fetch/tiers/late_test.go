@@ -47,7 +47,8 @@ func TestLateIsSharedOneWay(t *testing.T) {
 		t.Fatalf("tier %d; unchecked: %t", late.Tier, late.Blob.Unchecked())
 	}
 	too := get(true)
-	if &too.Blob.Bytes()[0] != &late.Blob.Bytes()[0] || too.Tier != tiers.InWindow && too.Tier != 0 || !too.Blob.Unchecked() {
+	if &too.Blob.Bytes()[0] != &late.Blob.Bytes()[0] || too.Tier != tiers.InWindow && too.Tier != 0 ||
+		!too.Blob.Unchecked() {
 		t.Errorf("tier %d; unchecked: %t", too.Tier, too.Blob.Unchecked())
 	}
 	// A bit of the file flips while both have it.
@@ -65,7 +66,8 @@ func TestLateIsSharedOneWay(t *testing.T) {
 	}
 	checked := get(false)
 	if checked.Blob.Unchecked() || ref.Check(checked.Blob.Bytes()) != nil {
-		t.Errorf("who leaves the check to the reader gets wrong bytes of tier %d; unchecked: %t", checked.Tier, checked.Blob.Unchecked())
+		t.Errorf("who leaves the check to the reader gets wrong bytes of tier %d; unchecked: %t", checked.Tier,
+			checked.Blob.Unchecked())
 	}
 	// By now the spill has forgotten it, and what was checked is shared.
 	shared := get(true)

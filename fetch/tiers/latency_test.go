@@ -68,7 +68,8 @@ func TestLatencyBuckets(t *testing.T) {
 	for i := 1; i < histLength-1; i++ {
 		upper := upperOf(i)
 		if bucketOf(upper) != i || bucketOf(upper+time.Microsecond) != i+1 {
-			t.Fatalf("bucket %d ends at %s, which is in %d, and a microsecond more in %d", i, upper, bucketOf(upper), bucketOf(upper+time.Microsecond))
+			t.Fatalf("bucket %d ends at %s, which is in %d, and a microsecond more in %d", i, upper, bucketOf(upper),
+				bucketOf(upper+time.Microsecond))
 		}
 	}
 }

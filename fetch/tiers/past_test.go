@@ -44,7 +44,8 @@ func TestPast(t *testing.T) {
 	then := now
 	now = now.Add(10 * time.Minute)
 	run(true, 10)
-	if both, late := f.past.between(begin, now), f.past.between(now.Add(-time.Minute), now); both.Reads != got.Reads+late.Reads || late.Reads == 0 {
+	if both, late := f.past.between(begin, now), f.past.between(now.Add(-time.Minute),
+		now); both.Reads != got.Reads+late.Reads || late.Reads == 0 {
 		t.Errorf("%+v is not %+v and %+v", both, got, late)
 	}
 	for range 2 * spells { // a day

@@ -50,8 +50,8 @@ type read struct {
 	unchecked bool
 }
 
-// atOnce is how many reads are allocated together. Whoever holds the blob of one keeps the others from the collector: few hundred
-// bytes each, as a read that is over leads to no call, and one that is let go to no blob.
+// atOnce is how many reads are allocated together. Whoever holds the blob of one keeps the others from the collector:
+// few hundred bytes each, as a read that is over leads to no call, and one that is let go to no blob.
 const atOnce = 8
 
 // newLocked returns memory for a read.
@@ -81,8 +81,8 @@ func (r *Reader) findLocked(w *Want) *read {
 	return rd
 }
 
-// lateLocked reports whether a read that is to begin in a lane may leave the check to who waits: not where a tier above keeps
-// what it brings.
+// lateLocked reports whether a read that is to begin in a lane may leave the check to who waits: not where a tier above
+// keeps what it brings.
 func (r *Reader) lateLocked(l *lane, rd *read) bool {
 	if l.late == nil {
 		return false

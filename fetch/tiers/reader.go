@@ -31,8 +31,8 @@ type Options struct {
 	// Keeps says whether blobs of this key are for the tiers of this node to keep; pages of
 	// manifests always are. It must not block. Default: all are.
 	Keeps func(schema.Key) bool
-	// Sharers is how many readers, this one among them, share the way to the last tier as far as is known: other nodes of a
-	// cluster. It must not block. Default: this one has it alone.
+	// Sharers is how many readers, this one among them, share the way to the last tier as far as is known: other nodes
+	// of a cluster. It must not block. Default: this one has it alone.
 	Sharers func() int
 	// Freed is told, with the reader's lock held, that a tenant with a share may have
 	// room again. It must not block. Default: nobody is told.
@@ -80,8 +80,8 @@ func (o *Options) Validate() error {
 // Reader reads blobs from an ordered list of tiers. It is safe for concurrent use.
 //
 // A goroutine of it reads one blob at a time and asks for the next one by itself,
-// so that there are as many as reads in flight. Some wait where there is nothing to read. Slow reads are looked for by a
-// timer that runs while there are any.
+// so that there are as many as reads in flight. Some wait where there is nothing to read. Slow reads are looked for by
+// a timer that runs while there are any.
 //
 // Its mutex is held for well under a microsecond a blob, and never while bytes
 // are touched, a tier is asked or a receiver told.
@@ -247,7 +247,8 @@ func (r *Reader) tryLocked(w *Want, l *lane, always bool) (v Verdict, first Atte
 		return Enough, Attempt{}, schema.Blob{}
 	}
 	rd := r.newLocked()
-	*rd = read{reader: r, ref: w.Ref, start: time.Now(), first: waiter{w.To, w.Token}, place: w.At, entry: l.index, older: r.newest, trace: w.Trace, here: w.Here, account: w.Account}
+	*rd = read{reader: r, ref: w.Ref, start: time.Now(), first: waiter{w.To, w.Token}, place: w.At, entry: l.index,
+		older: r.newest, trace: w.Trace, here: w.Here, account: w.Account}
 	rd.values = w.Context
 	rd.attemptLocked(rd.start)
 	if r.newest != nil {

@@ -16,8 +16,8 @@ import (
 	"bowstring/spill"
 )
 
-// A tier in the middle that brings nothing, or what is wrong, costs one look: the blob comes from the store, once, and the tier
-// above keeps it.
+// A tier in the middle that brings nothing, or what is wrong, costs one look: the blob comes from the store, once, and
+// the tier above keeps it.
 func TestMiddleTier(t *testing.T) {
 	const n = 20
 	for name, c := range map[string]struct {
@@ -28,9 +28,12 @@ func TestMiddleTier(t *testing.T) {
 		"lost":        {func(context.Context, int64, []byte) ([]byte, error) { return nil, schema.ErrNotFound }, 2},
 		"unavailable": {func(context.Context, int64, []byte) ([]byte, error) { return nil, schema.ErrUnavailable }, 2},
 		"other error": {func(context.Context, int64, []byte) ([]byte, error) { return nil, io.ErrUnexpectedEOF }, 2},
-		"wrong bytes": {func(_ context.Context, _ int64, b []byte) ([]byte, error) { b[len(b)/2] ^= 1; return b, nil }, 2},
-		"short":       {func(_ context.Context, _ int64, b []byte) ([]byte, error) { return b[:len(b)-1], nil }, 2},
-		"empty":       {func(context.Context, int64, []byte) ([]byte, error) { return nil, nil }, 2},
+		"wrong bytes": {func(_ context.Context, _ int64, b []byte) ([]byte, error) {
+			b[len(b)/2] ^= 1
+			return b, nil
+		}, 2},
+		"short": {func(_ context.Context, _ int64, b []byte) ([]byte, error) { return b[:len(b)-1], nil }, 2},
+		"empty": {func(context.Context, int64, []byte) ([]byte, error) { return nil, nil }, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			near, far := newFake(t), newFake(t)
@@ -57,7 +60,8 @@ func TestMiddleTier(t *testing.T) {
 			}
 			below := int64(c.tier-1) * n
 			if near.gets.Load() != n || far.gets.Load() != below {
-				t.Errorf("%d blobs were asked of the peer %d times, and of the store %d times", n, near.gets.Load(), far.gets.Load())
+				t.Errorf("%d blobs were asked of the peer %d times, and of the store %d times", n, near.gets.Load(),
+					far.gets.Load())
 			}
 			close(attempts)
 			for a := range attempts {
@@ -66,7 +70,8 @@ func TestMiddleTier(t *testing.T) {
 				}
 			}
 			st := r.Stats()
-			if st.Reads != below || st.UpperReads != n-below || st.FailedReads != 0 || st.Retries != 0 || st.InFlight != 0 {
+			if st.Reads != below || st.UpperReads != n-below || st.FailedReads != 0 || st.Retries != 0 ||
+				st.InFlight != 0 {
 				t.Errorf("%+v", st)
 			}
 			if d := cache.Stats().Datasets["d@1"]; d.Misses != n {
@@ -147,7 +152,8 @@ func TestHeld(t *testing.T) {
 		}
 		requireBlob(t, third, 7, 0)
 		if st := r.Stats(); st.Held != 0 || far.out.Load() != 0 || far.gets.Load() != round+1 {
-			t.Errorf("after the last hold %d blobs are held, %d are out, %d were read", st.Held, far.out.Load(), far.gets.Load())
+			t.Errorf("after the last hold %d blobs are held, %d are out, %d were read", st.Held, far.out.Load(),
+				far.gets.Load())
 		}
 		w := tiers.Want{Ref: ref, To: newTold()}
 		if v, _, _ := r.Try(&w, tiers.InWindow); v != tiers.Elsewhere {
@@ -254,7 +260,8 @@ func TestLeave(t *testing.T) {
 	}
 }
 
-// A reader that closes ends what hangs, whichever tier it hangs in, and what waits to be tried again, and tells all who wait.
+// A reader that closes ends what hangs, whichever tier it hangs in, and what waits to be tried again, and tells all who
+// wait.
 func TestClose(t *testing.T) {
 	near, far := newFake(t), newFake(t)
 	_, silent := content(1)
@@ -349,7 +356,8 @@ func TestPagesAreKept(t *testing.T) {
 	for i, c := range []struct {
 		at   spill.Place
 		kept bool
-	}{{spill.PageAt(dataset, 0), true}, {spill.PageAt(dataset, 4096), true}, {spill.Place{Dataset: dataset, Position: 7}, false}, {spill.Place{}, false}} {
+	}{{spill.PageAt(dataset, 0), true}, {spill.PageAt(dataset, 4096), true},
+		{spill.Place{Dataset: dataset, Position: 7}, false}, {spill.Place{}, false}} {
 		_, ref := content(i)
 		b, err := r.GetAt(t.Context(), ref, c.at)
 		if err != nil {
@@ -368,7 +376,9 @@ func TestPagesAreKept(t *testing.T) {
 // The store stands in where a blob is for another node to keep, and not where who wants it keeps it himself.
 func TestStoodIn(t *testing.T) {
 	for _, mine := range []bool{true, false} {
-		r := newReader(t, tiers.Options{NoHedge: true, Keeps: func(schema.Key) bool { return mine }}, tiers.Store(newFake(t)))
+		r := newReader(t, tiers.Options{NoHedge: true, Keeps: func(schema.Key) bool {
+			return mine
+		}}, tiers.Store(newFake(t)))
 		_, ref := content(1)
 		result := make(outcomes, 1)
 		want := tiers.Want{Ref: ref, At: spill.Place{Dataset: 1, Position: 7}, Context: t.Context(), To: result}

@@ -47,7 +47,8 @@ func TestReasons(t *testing.T) {
 			near, far := newFake(t), newFake(t)
 			near.traits.Remote = true
 			near.has, near.do, far.do = func(schema.BlobRef) bool { return c.has }, c.peer, c.far
-			r := newReader(t, tiers.Options{NoHedge: true, Keeps: func(schema.Key) bool { return c.mine }}, peer{near}, tiers.Store(far))
+			r := newReader(t, tiers.Options{NoHedge: true, Keeps: func(schema.Key) bool { return c.mine }}, peer{
+				near}, tiers.Store(far))
 			to := newTold()
 			_, c.want.Ref = content(1)
 			c.want.To, c.want.Context = to, t.Context()
@@ -80,7 +81,8 @@ func TestFloorIsShared(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			far := newFake(t)
 			far.do = func(ctx context.Context, n int64, b []byte) ([]byte, error) {
-				timer := time.NewTimer(time.Duration(1+n) * 20 * time.Millisecond) // one after another, as on a slow way
+				// one after another, as on a slow way
+				timer := time.NewTimer(time.Duration(1+n) * 20 * time.Millisecond)
 				defer timer.Stop()
 				select {
 				case <-timer.C:
@@ -110,7 +112,8 @@ func TestFloorIsShared(t *testing.T) {
 				done++
 			}
 			if most < least*9/10 || most > least+16 {
-				t.Errorf("of %d nodes one has up to %d reads in flight before it knows the way, want about %d", sharers, most, least)
+				t.Errorf("of %d nodes one has up to %d reads in flight before it knows the way, want about %d", sharers,
+					most, least)
 			}
 			r.Close()
 			for range next - 2 {

@@ -17,9 +17,9 @@ const (
 	silenceFactor = 8
 	silenceLeast  = time.Second
 	maxAttempts   = 3 // under way at once
-	// A read that waits for another node alone is left to that for awayLeast at least. Where the node says nothing, or brings
-	// nothing for long, its tier knows sooner; where it is slow, it has a queue before the store, and a second read
-	// would only make that longer.
+	// A read that waits for another node alone is left to that for awayLeast at least. Where the node says nothing, or
+	// brings nothing for long, its tier knows sooner; where it is slow, it has a queue before the store, and a second
+	// read would only make that longer.
 	awayLeast = 5 * time.Second
 	// watchPeriod is how often slow reads are looked for.
 	watchPeriod = 10 * time.Millisecond
@@ -116,5 +116,6 @@ func (r *Reader) patienceLocked(l *latencies) patience {
 	if !known {
 		return patience{silenceLeast, 2 * silenceLeast, false}
 	}
-	return patience{max(hedgeLeast, time.Duration(hedgeFactor*float64(p95))), max(silenceLeast, silenceFactor*p95), !r.opts.NoHedge}
+	return patience{max(hedgeLeast, time.Duration(hedgeFactor*float64(p95))), max(silenceLeast, silenceFactor*p95),
+		!r.opts.NoHedge}
 }

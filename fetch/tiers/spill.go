@@ -35,7 +35,8 @@ func (t spillTier) Get(_ context.Context, ref schema.BlobRef, at spill.Place) (s
 }
 
 // GetUnchecked implements Late.
-func (t spillTier) GetUnchecked(_ context.Context, ref schema.BlobRef, at spill.Place) (b schema.Blob, unchecked bool, err error) {
+func (t spillTier) GetUnchecked(_ context.Context, ref schema.BlobRef,
+	at spill.Place) (b schema.Blob, unchecked bool, err error) {
 	b, unchecked, ok := t.cache.GetUnchecked(ref, at)
 	if !ok {
 		err = fmt.Errorf("%w: the spill has lost blob %s", schema.ErrNotFound, ref.Key)

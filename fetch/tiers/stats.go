@@ -51,8 +51,10 @@ func (r *Reader) Stats() Stats {
 	defer r.mu.Unlock()
 	c, f := &r.stats, &r.last.flow
 	s := Stats{
-		Reads: c.reads, Reasons: c.reasons, ReadBytes: c.readBytes, ReadTime: time.Duration(c.readNanos), FailedReads: c.failedReads,
-		UpperReads: c.upperReads, UpperBytes: c.upperBytes, PeerReads: c.peerReads, PeerBytes: c.peerBytes, StoodIn: c.stoodIn, SharedReads: c.sharedReads,
+		Reads: c.reads, Reasons: c.reasons, ReadBytes: c.readBytes, ReadTime: time.Duration(c.readNanos),
+		FailedReads: c.failedReads,
+		UpperReads:  c.upperReads, UpperBytes: c.upperBytes, PeerReads: c.peerReads, PeerBytes: c.peerBytes,
+		StoodIn: c.stoodIn, SharedReads: c.sharedReads,
 		Retries: c.retries, Hedges: c.hedges, HedgesWon: c.hedgesWon, Fills: c.fills, GivenUp: c.givenUp, Lost: c.lost,
 		InFlight: f.reads, BytesInFlight: f.used, Limit: f.limit, MinLatency: f.latency, BytesPerSec: f.rate,
 		Held: len(r.reads), Max: r.latency.greatest(),

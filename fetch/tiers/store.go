@@ -36,7 +36,8 @@ func (storeTier) Traits() Traits { return Traits{} }
 type mappedTier struct{ storeTier }
 
 // GetUnchecked implements Late.
-func (t mappedTier) GetUnchecked(ctx context.Context, ref schema.BlobRef, at spill.Place) (b schema.Blob, unchecked bool, err error) {
+func (t mappedTier) GetUnchecked(ctx context.Context, ref schema.BlobRef,
+	at spill.Place) (b schema.Blob, unchecked bool, err error) {
 	b, err = t.Get(ctx, ref, at)
 	if err == nil && int64(len(b.Bytes())) != ref.Size {
 		err = ref.Check(b.Bytes())

@@ -38,12 +38,12 @@ type Traits struct {
 	Remote bool
 }
 
-// Late is a Tier whose blobs may be checked late: by who copies them, in the copy. A byte is read from memory once then, and
-// what was checked is what is delivered. A blob that proves wrong is read again, checked.
+// Late is a Tier whose blobs may be checked late: by who copies them, in the copy. A byte is read from memory once
+// then, and what was checked is what is delivered. A blob that proves wrong is read again, checked.
 type Late interface {
 	Tier
-	// GetUnchecked is Get, but does not compare the bytes with the reference, of whose size they are; unchecked says that
-	// the caller has to.
+	// GetUnchecked is Get, but does not compare the bytes with the reference, of whose size they are; unchecked says
+	// that the caller has to.
 	GetUnchecked(ctx context.Context, ref schema.BlobRef, at spill.Place) (b schema.Blob, unchecked bool, err error)
 }
 
@@ -71,7 +71,8 @@ func Validate(list []Tier) error {
 		}
 		tr := t.Traits()
 		if tr.Parallel < 0 {
-			return fmt.Errorf("%w: tier %q allows %d reads at once; want 0 or more", schema.ErrInvalid, t.Name(), tr.Parallel)
+			return fmt.Errorf("%w: tier %q allows %d reads at once; want 0 or more", schema.ErrInvalid, t.Name(),
+				tr.Parallel)
 		}
 		if tr.Remote && i == len(list)-1 {
 			return fmt.Errorf("%w: tier %q is other nodes; the last one has to be a store", schema.ErrInvalid, t.Name())

@@ -16,7 +16,8 @@ func TestTimesBuckets(t *testing.T) {
 			t.Fatalf("%s is in bucket %d, which is from %g s to %g s", d, i, bound(i-1), bound(i))
 		}
 	}
-	for d, want := range map[time.Duration]int{0: 0, 900 * time.Nanosecond: 0, time.Microsecond: 1, time.Second: -TimesFirst, time.Hour: TimesLength - 1} {
+	for d, want := range map[time.Duration]int{0: 0, 900 * time.Nanosecond: 0, time.Microsecond: 1,
+		time.Second: -TimesFirst, time.Hour: TimesLength - 1} {
 		if got := bucketOfTimes(d); got != want {
 			t.Errorf("%s is in bucket %d, want %d", d, got, want)
 		}

@@ -57,7 +57,8 @@ func (t *Trace) attempt(a Attempt, began time.Time, slow bool, err error) {
 	}
 	_, span := t.tracer.Start(trace.ContextWithSpanContext(context.Background(), t.parent), "read "+a.lane.tier.Name(),
 		trace.WithTimestamp(began), trace.WithAttributes(
-			attribute.Int64("bowstring.bytes", a.read.ref.Size), attribute.Int("bowstring.attempt", a.nth), attribute.Bool("bowstring.slow", slow)))
+			attribute.Int64("bowstring.bytes", a.read.ref.Size), attribute.Int("bowstring.attempt", a.nth),
+			attribute.Bool("bowstring.slow", slow)))
 	if err != nil {
 		span.SetStatus(codes.Error, err.Error())
 	}

@@ -76,7 +76,8 @@ type scope struct {
 // itemVariable is above the variables of columns; those of items follow it.
 const itemVariable = 1 << 15
 
-var errTooComplex = errors.New("lists are gone through within lists too often to tell what this costs: it would be too much")
+var errTooComplex = errors.New("lists are gone through within lists too often to tell what this costs: it would " +
+	"be too much")
 
 // measure returns the cost of a tree.
 func (m *meter) measure(root ast.Node) (*cost, error) {

@@ -17,7 +17,8 @@ import (
 
 func recordOf(t testing.TB, s *arrow.Schema, json string) arrow.Record {
 	t.Helper()
-	rec, _, err := array.RecordFromJSON(memory.DefaultAllocator, arrow.NewSchema(schema.MetaFields(s), nil), strings.NewReader(json))
+	rec, _, err := array.RecordFromJSON(memory.DefaultAllocator, arrow.NewSchema(schema.MetaFields(s), nil),
+		strings.NewReader(json))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +64,8 @@ func TestCostOfRows(t *testing.T) {
 	if err := e.checkRows(1000); err != nil {
 		t.Errorf("1,000 rows: %v", err)
 	}
-	if err := e.checkRows(1_000_000); !errors.Is(err, schema.ErrLimit) || !strings.Contains(err.Error(), "for each of 1000000 rows") {
+	if err := e.checkRows(1_000_000); !errors.Is(err, schema.ErrLimit) ||
+		!strings.Contains(err.Error(), "for each of 1000000 rows") {
 		t.Errorf("1,000,000 rows: %v", err)
 	}
 }
@@ -73,7 +75,8 @@ func TestCostOfHonestExpressions(t *testing.T) {
 	s := testSchema(t)
 	box := 1 + 4 + 1 + 4 + textSize(10)
 	sizes := map[string][]float64{ // of cells as they are in large datasets, and numbers of items
-		"file_name": {textSize(40), 0}, "raw": {textSize(200), 0}, "tags": {1 + 20*textSize(12), 20}, "boxes": {1 + 30*box, 30}, "box": {box, 0},
+		"file_name": {textSize(40), 0}, "raw": {textSize(200), 0}, "tags": {1 + 20*textSize(12), 20},
+		"boxes": {1 + 30*box, 30}, "box": {box, 0},
 	}
 	for _, text := range []string{
 		"label < 10 and width >= 400",
@@ -140,7 +143,10 @@ func TestEvalByTurns(t *testing.T) {
 		t.Fatal(err)
 	}
 	pieces := 0
-	if _, err := e.Eval(t.Context(), m, func(_ context.Context, piece func() error) error { pieces++; return piece() }); err != nil {
+	if _, err := e.Eval(t.Context(), m, func(_ context.Context, piece func() error) error {
+		pieces++
+		return piece()
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if pieces < 3 {
@@ -158,7 +164,8 @@ func TestEvalByTurns(t *testing.T) {
 func TestPatterns(t *testing.T) {
 	s := testSchema(t)
 	for _, text := range []string{
-		`((a{10}){10}){10}b{1000}(c{100}){10}`, `(\\pL{30}){30}`, strings.Repeat("a?", 1500), `(?:` + strings.Repeat("longer", 300) + `){1000}`,
+		`((a{10}){10}){10}b{1000}(c{100}){10}`, `(\\pL{30}){30}`, strings.Repeat("a?", 1500),
+		`(?:` + strings.Repeat("longer", 300) + `){1000}`,
 	} {
 		_, err := Compile(`file_name matches "`+text+`"`, s)
 		var e *Error
@@ -173,7 +180,8 @@ func TestPatterns(t *testing.T) {
 	if len(e.patterns.byName) != 2 {
 		t.Errorf("%d patterns, want 2", len(e.patterns.byName))
 	}
-	if _, err := Compile(`width matches "a"`, s); err == nil || !strings.Contains(err.Error(), "mismatched types int and string") {
+	if _, err := Compile(`width matches "a"`, s); err == nil ||
+		!strings.Contains(err.Error(), "mismatched types int and string") {
 		t.Errorf("a number: %v", err)
 	}
 }
@@ -184,14 +192,17 @@ func FuzzEval(f *testing.F) {
 	for _, text := range []string{
 		"label < 10", `any(tags, # startsWith "b")`, `sum(map(boxes, #.w ?? 0)) > 3`, `file_name matches "(a|b)*c"`,
 		`len(map(tags, # + # + file_name)) > 1`, `2 ** 3 ** 4 > width`, `x in 1..9`, `width in 1..1000000000`,
-		`string(map(boxes, string(#))) contains upper(file_name ?? "")`, `date(file_name) > taken`, `trim(file_name, "äöü") == ""`,
-		`filter(map(filter(tags, # != "a"), # + "b"), len(#) > 1) == ["x"]`, `tags[0] == "red" ? ok : not ok`, `tags[1:3] == [] or vec[-1] > 1`,
+		`string(map(boxes, string(#))) contains upper(file_name ?? "")`, `date(file_name) > taken`,
+		`trim(file_name, "äöü") == ""`,
+		`filter(map(filter(tags, # != "a"), # + "b"), len(#) > 1) == ["x"]`, `tags[0] == "red" ? ok : not ok`,
+		`tags[1:3] == [] or vec[-1] > 1`,
 		`any(boxes, any(tags, # == "red") and #.tag in tags)`, `median(vec) + mean(1, 2, [3]) > max(vec, 7)`,
 	} {
 		f.Add(text)
 	}
 	s := testSchema(f)
-	rec, _, err := array.RecordFromJSON(memory.DefaultAllocator, arrow.NewSchema(schema.MetaFields(s), nil), strings.NewReader(rows))
+	rec, _, err := array.RecordFromJSON(memory.DefaultAllocator, arrow.NewSchema(schema.MetaFields(s), nil),
+		strings.NewReader(rows))
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -230,7 +241,8 @@ func FuzzEval(f *testing.F) {
 				_, _ = w.vm.Run(e.guarded, w.env)
 				runtime.ReadMemStats(&after)
 				if made := float64(after.TotalAlloc - before.TotalAlloc); made > 1<<16+128*steps {
-					t.Fatalf("%q made %.0f bytes for row %d, which was measured to take %.0f steps", text, made, i, steps)
+					t.Fatalf("%q made %.0f bytes for row %d, which was measured to take %.0f steps", text, made, i,
+						steps)
 				}
 			}
 		}

@@ -305,7 +305,8 @@ func (d *deciding) total(n ast.Node) bool {
 		return ok && strings.HasPrefix(id.Value, patternPrefix) && all(n.Arguments...)
 	case *ast.BinaryNode:
 		switch n.Operator {
-		case "==", "!=", "<", "<=", ">", ">=", "and", "&&", "or", "||", "in", "contains", "startsWith", "endsWith", "??":
+		case "==", "!=", "<", "<=", ">", ">=", "and", "&&", "or", "||", "in", "contains", "startsWith", "endsWith",
+			"??":
 			return all(n.Left, n.Right)
 		case "+", "-", "*", "/":
 			return isNumber(n.Left) && isNumber(n.Right) && all(n.Left, n.Right)

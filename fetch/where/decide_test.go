@@ -30,7 +30,8 @@ type paged struct {
 func (p *paged) Form() *schema.Form { return p.form }
 
 // Walk visits the pages that are needed, in order.
-func (p *paged) Walk(ctx context.Context, _, _ int64, need func(int64, *schema.Chunk) bool, visit func(ctx context.Context, start int64, p *schema.Page) error) error {
+func (p *paged) Walk(ctx context.Context, _, _ int64, need func(int64, *schema.Chunk) bool,
+	visit func(ctx context.Context, start int64, p *schema.Page) error) error {
 	start := int64(0)
 	for i, c := range p.chunks {
 		if p.blind || need(start, &c) {
@@ -74,7 +75,8 @@ func pagedOf(t *testing.T, rng *rand.Rand, s *arrow.Schema, recs ...arrow.Record
 	}
 	snap.Chunks = p.chunks
 	third := n / 3
-	snap.Splits = []schema.Split{{Name: "train", Ranges: []schema.Range{{Start: 0, End: third}}}, {Name: "val", Ranges: []schema.Range{{Start: third, End: n - third/2}}}}
+	snap.Splits = []schema.Split{{Name: "train", Ranges: []schema.Range{{Start: 0, End: third}}},
+		{Name: "val", Ranges: []schema.Range{{Start: third, End: n - third/2}}}}
 	var err error
 	if p.form, err = schema.NewForm(snap); err != nil {
 		t.Fatal(err)
@@ -108,7 +110,8 @@ func oddSchema(t *testing.T) *arrow.Schema {
 	fields := decideSchema(t).Fields()
 	return arrow.NewSchema(slices.Insert(slices.Clone(fields), len(fields)-1,
 		arrow.Field{Name: "when", Type: arrow.FixedWidthTypes.Timestamp_s, Nullable: true},
-		arrow.Field{Name: "pt", Type: arrow.StructOf(arrow.Field{Name: "x", Type: arrow.PrimitiveTypes.Int32}), Nullable: true},
+		arrow.Field{Name: "pt", Type: arrow.StructOf(arrow.Field{Name: "x", Type: arrow.PrimitiveTypes.Int32}),
+			Nullable: true},
 	), nil)
 }
 
@@ -123,7 +126,8 @@ type filler struct {
 var oddFloats = []float64{math.NaN(), math.Copysign(0, -1), 0, math.Inf(1), math.Inf(-1), math.MaxFloat32}
 
 var oddTexts = []string{
-	"", "\xff", strings.Repeat("\xff", 40), "train/" + strings.Repeat("x", 40), "train/" + strings.Repeat("x", 41), "train/" + strings.Repeat("x", 25) + "\xff\xff",
+	"", "\xff", strings.Repeat("\xff", 40), "train/" + strings.Repeat("x", 40), "train/" + strings.Repeat("x", 41),
+	"train/" + strings.Repeat("x", 25) + "\xff\xff",
 	"train/" + strings.Repeat("x", 30) + "é",
 }
 
@@ -232,10 +236,12 @@ func (f *filler) expression(depth int) string {
 	pick := func(of ...string) string { return of[f.IntN(len(of))] }
 	number := func() string { return fmt.Sprint(f.IntN(14) - 3) }
 	compare := func() string { return pick(" < ", " <= ", " > ", " >= ", " == ", " != ") }
-	whole := pick("label", "width", "height", "big", `$env["odd name"]`, "box.w", "image.size", "position", "box?.w", "pt.x")
+	whole := pick("label", "width", "height", "big", `$env["odd name"]`, "box.w", "image.size", "position", "box?.w",
+		"pt.x")
 	numeric := pick(whole, "score", "price", "score", "vec[0]")
 	text := pick("file_name", "raw", "box.tag", "split")
-	literal := pick(`""`, `"train"`, `"train/`+number()+`"`, `"train/`+number()+`/yy"`, `"train/`+strings.Repeat("x", 36)+`"`, `"val"`, `"x"`)
+	literal := pick(`""`, `"train"`, `"train/`+number()+`"`, `"train/`+number()+`/yy"`,
+		`"train/`+strings.Repeat("x", 36)+`"`, `"val"`, `"x"`)
 	day := fmt.Sprintf(`date("1970-01-%02d")`, 1+f.IntN(14))
 	switch f.IntN(22) {
 	case 0, 1, 2, 3:
@@ -255,7 +261,8 @@ func (f *filler) expression(depth int) string {
 	case 11:
 		return text + pick(" startsWith ", " startsWith ", " contains ", " endsWith ", " matches ") + literal
 	case 12:
-		return pick(numeric, text, "ok", "taken", "box", "tags", "box.w", "boxes", "image.key", "pt", "pt.x", "score ?? nil") + pick(" == nil", " != nil")
+		return pick(numeric, text, "ok", "taken", "box", "tags", "box.w", "boxes", "image.key", "pt", "pt.x",
+			"score ?? nil") + pick(" == nil", " != nil")
 	case 13:
 		return pick("ok", "not ok", "ok == true", "ok != false", "(ok ?? true)")
 	case 14:
@@ -263,17 +270,20 @@ func (f *filler) expression(depth int) string {
 	case 15:
 		return "took" + compare() + `duration("` + number() + `s")`
 	case 16:
-		return "(" + pick(whole, "score", "score", "price") + " ?? " + pick(number(), "score", "1.5") + ")" + compare() + number()
+		return "(" + pick(whole, "score", "score", "price") + " ?? " + pick(number(), "score", "1.5") + ")" +
+			compare() + number()
 	case 17:
 		return numeric + compare() + numeric
 	case 18:
 		return pick("any", "all", "none") + "(tags, # startsWith " + literal + ")"
 	case 19:
-		return pick("12 % height == 0", "tags[0] == "+literal, "width % (height - 3) == 1", "boxes[0].w > 1") // they may fail
+		// they may fail
+		return pick("12 % height == 0", "tags[0] == "+literal, "width % (height - 3) == 1", "boxes[0].w > 1")
 	case 20:
 		return whole + " * 2 + 1" + compare() + number() + " * 2"
 	}
-	return "label" + compare() + pick("9223372036854775807", "9007199254740993", "9007199254740992.0", "-9223372036854775807", "big")
+	return "label" + compare() + pick("9223372036854775807", "9007199254740993", "9007199254740992.0",
+		"-9223372036854775807", "big")
 }
 
 // What statistics decide is what reading the rows gives, errors included.
@@ -391,7 +401,8 @@ func TestStatisticsOfHiddenRows(t *testing.T) {
 	defer rec.Release()
 	p := pagedOf(t, f.Rand, s, rec, rec, rec)
 	within := plan.NewBitmap(15)
-	for _, pos := range []int64{0, 1, 2, 3, 10, 11, 12, 13, 14} { // all but one of the first page, none of the second, all of the third
+	// all but one of the first page, none of the second, all of the third
+	for _, pos := range []int64{0, 1, 2, 3, 10, 11, 12, 13, 14} {
 		within.Set(pos)
 	}
 	e, err := Compile("height < 0", s)

@@ -123,7 +123,8 @@ func (ev *evaluation) spend(steps float64, sizes []float64) error {
 	defer ev.mu.Unlock()
 	ev.spent += steps
 	if ev.spent > allowed(ev.rows) {
-		return ev.expr.beyond(sizes, "it has taken %.3g steps before all of %d rows were done, at most %.3g are allowed, %.3g for the last row",
+		return ev.expr.beyond(sizes, "it has taken %.3g steps before all of %d rows were done, at most %.3g are "+
+			"allowed, %.3g for the last row",
 			ev.spent, ev.rows, allowed(ev.rows), ev.expr.rowSteps(sizes))
 	}
 	return nil
@@ -162,7 +163,8 @@ func (ev *evaluation) worker() (*worker, error) {
 	n := len(e.cost.columns)
 	w := &worker{
 		evaluation: ev, vm: vm.VM{MemoryBudget: rowBudget}, env: make(map[string]any, len(e.columns)),
-		gets: make([]getter, len(e.columns)), sized: make([]int, n), cells: make([]arrow.Array, n), sizes: make([]float64, 2*n),
+		gets: make([]getter, len(e.columns)), sized: make([]int, n), cells: make([]arrow.Array, n),
+		sizes: make([]float64, 2*n),
 	}
 	var err error
 	for i, name := range e.cost.columns {

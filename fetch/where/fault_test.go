@@ -18,7 +18,8 @@ import (
 // TestEvalOfALostManifest cuts the file short that a manifest is mapped from.
 func TestEvalOfALostManifest(t *testing.T) {
 	s := testSchema(t)
-	rec, _, err := array.RecordFromJSON(memory.DefaultAllocator, arrow.NewSchema(schema.MetaFields(s), nil), strings.NewReader(rows))
+	rec, _, err := array.RecordFromJSON(memory.DefaultAllocator, arrow.NewSchema(schema.MetaFields(s), nil),
+		strings.NewReader(rows))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +53,8 @@ func TestEvalOfALostManifest(t *testing.T) {
 	if err := os.Truncate(path, 0); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := e.Eval(t.Context(), m, now); !errors.Is(err, schema.ErrDataLoss) || !strings.Contains(err.Error(), path) {
+	if _, err := e.Eval(t.Context(), m, now); !errors.Is(err, schema.ErrDataLoss) ||
+		!strings.Contains(err.Error(), path) {
 		t.Errorf("%v; want a data loss that names %s", err, path)
 	}
 }

@@ -43,7 +43,8 @@ func (p *patterns) add(text string) (name string, err error) {
 	}
 	size := instructions(tree)
 	if p.size += size; p.size > maxPatterns {
-		return "", fmt.Errorf("the patterns of the expression come to %d instructions and more, at most %d are allowed: counts multiply, (x{30}){30} is 900 times x",
+		return "", fmt.Errorf("the patterns of the expression come to %d instructions and more, at most %d are "+
+			"allowed: counts multiply, (x{30}){30} is 900 times x",
 			min(p.size, tooMany), maxPatterns)
 	}
 	re, err := regexp.Compile(text)

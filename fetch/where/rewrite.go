@@ -25,7 +25,8 @@ var functions = []string{
 }
 
 // predicates are the functions whose predicate is a condition.
-var predicates = []string{"all", "any", "count", "filter", "find", "findIndex", "findLast", "findLastIndex", "none", "one"}
+var predicates = []string{"all", "any", "count", "filter", "find", "findIndex", "findLast", "findLastIndex", "none",
+	"one"}
 
 // prepare checks what the library would allow but a selection must not have,
 // replaces ranges and $env, folds constant dates, and notes the columns.
@@ -59,7 +60,8 @@ func (p *prepare) walk(node *ast.Node, inPredicates, conditionals int) error {
 		return nil
 	}
 	switch n := (*node).(type) {
-	case *ast.NilNode, *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode, *ast.StringNode, *ast.BytesNode, *ast.PointerNode, *ast.ConstantNode:
+	case *ast.NilNode, *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode, *ast.StringNode, *ast.BytesNode,
+		*ast.PointerNode, *ast.ConstantNode:
 		return nil
 	case *ast.IdentifierNode:
 		return p.column(n)
@@ -126,19 +128,22 @@ func (p *prepare) column(n *ast.IdentifierNode) error {
 		p.used[n.Value] = true
 		return nil
 	case slices.Contains(p.blobs, n.Value):
-		return fail(p.text, n, "%q is a blob column, which has no value here but %[1]s.size and %[1]s.key; there are %s", n.Value, strings.Join(p.names, ", "))
+		return fail(p.text, n, "%q is a blob column, which has no value here but %[1]s.size and %[1]s.key; "+
+			"there are %s", n.Value, strings.Join(p.names, ", "))
 	case n.Value == "$env":
 		return fail(p.text, n, `$env takes the name of a column, as in $env["file name"]`)
 	}
 	if near := schema.Nearest(n.Value, p.names); near != "" {
-		return fail(p.text, n, "no column %q (did you mean %q?); there are %s", n.Value, near, strings.Join(p.names, ", "))
+		return fail(p.text, n, "no column %q (did you mean %q?); there are %s", n.Value, near,
+			strings.Join(p.names, ", "))
 	}
 	return fail(p.text, n, "no column %q; there are %s", n.Value, strings.Join(p.names, ", "))
 }
 
 func (p *prepare) unknownFunction(n ast.Node, name string) error {
 	if near := schema.Nearest(name, functions); near != "" {
-		return fail(p.text, n, "no function %q (did you mean %q?); there are %s", name, near, strings.Join(functions, ", "))
+		return fail(p.text, n, "no function %q (did you mean %q?); there are %s", name, near,
+			strings.Join(functions, ", "))
 	}
 	return fail(p.text, n, "no function %q; there are %s", name, strings.Join(functions, ", "))
 }
@@ -448,7 +453,8 @@ func (g *guard) nilTest(n *ast.BinaryNode) (ok bool) {
 // if its own value is: a?.b for a.b. ok is false if there is none.
 func (g *guard) lenient(n ast.Node) (form ast.Node, ok bool) {
 	switch n := n.(type) {
-	case *ast.IdentifierNode, *ast.PointerNode, *ast.NilNode, *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode, *ast.StringNode:
+	case *ast.IdentifierNode, *ast.PointerNode, *ast.NilNode, *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode,
+		*ast.StringNode:
 		return n, true
 	case *ast.ChainNode:
 		m, ok := n.Node.(*ast.MemberNode)

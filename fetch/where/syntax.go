@@ -18,7 +18,8 @@ func CheckSyntax(text string) error {
 	case strings.TrimSpace(text) == "":
 		return at(text, file.Location{}, "the expression is empty; leave it out for all rows")
 	case len(text) > schema.MaxWhereBytes:
-		return at("", file.Location{}, fmt.Sprintf("expression of %d bytes, want at most %d", len(text), schema.MaxWhereBytes))
+		return at("", file.Location{}, fmt.Sprintf("expression of %d bytes, want at most %d", len(text),
+			schema.MaxWhereBytes))
 	}
 	config := conf.CreateNew()
 	config.Strict = false

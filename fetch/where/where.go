@@ -59,7 +59,8 @@ type term struct {
 // error is an *Error.
 func Compile(text string, s *arrow.Schema) (*Expr, error) {
 	if len(text) > schema.MaxWhereBytes {
-		return nil, at("", file.Location{}, fmt.Sprintf("expression of %d bytes, want at most %d", len(text), schema.MaxWhereBytes))
+		return nil, at("", file.Location{}, fmt.Sprintf("expression of %d bytes, want at most %d", len(text),
+			schema.MaxWhereBytes))
 	}
 	if strings.TrimSpace(text) == "" {
 		return nil, at(text, file.Location{}, "the expression is empty; leave it out for all rows")
@@ -140,7 +141,8 @@ func allowed(rows int64) float64 { return max(MaxSteps, FreeSteps*float64(rows))
 func (e *Expr) checkRows(rows int64) error {
 	sizes := make([]float64, 2*len(e.cost.columns))
 	if n := e.rowSteps(sizes); n*float64(rows) > allowed(rows) {
-		return e.beyond(sizes, "it takes %.3g steps for each of %d rows, at most %.3g are allowed", n, rows, allowed(rows)/float64(rows))
+		return e.beyond(sizes, "it takes %.3g steps for each of %d rows, at most %.3g are allowed", n, rows,
+			allowed(rows)/float64(rows))
 	}
 	return nil
 }
@@ -168,7 +170,8 @@ func (e *Expr) compile(s *arrow.Schema, guarded bool) (program *vm.Program, err 
 		default:
 			t := typeOf(f.Type)
 			if t == nil {
-				return nil, fmt.Errorf("%w: column %q has type %s, which where cannot read", schema.ErrInvalid, f.Name, f.Type)
+				return nil, fmt.Errorf("%w: column %q has type %s, which where cannot read", schema.ErrInvalid, f.Name,
+					f.Type)
 			}
 			env[f.Name] = t
 			g.nullable[f.Name] = f.Nullable

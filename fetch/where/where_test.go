@@ -66,7 +66,8 @@ const rows = `[
 type whole struct{ *schema.Manifest }
 
 // Walk visits the pages in order.
-func (w whole) Walk(ctx context.Context, _, _ int64, _ func(int64, *schema.Chunk) bool, visit func(ctx context.Context, start int64, p *schema.Page) error) error {
+func (w whole) Walk(ctx context.Context, _, _ int64, _ func(int64, *schema.Chunk) bool,
+	visit func(ctx context.Context, start int64, p *schema.Page) error) error {
 	for c := range w.Chunks() {
 		if err := visit(ctx, w.ChunkStart(c), w.Page(c)); err != nil {
 			return err
@@ -107,7 +108,8 @@ func placedManifest(t testing.TB, s *arrow.Schema, place func([]byte) []byte, re
 		}
 		snap.Chunks, chunks = append(snap.Chunks, c), append(chunks, schema.NewBlob(data, nil))
 	}
-	snap.Splits = []schema.Split{{Name: "train", Ranges: []schema.Range{{Start: 0, End: n / 2}}}, {Name: "val", Ranges: []schema.Range{{Start: n / 2, End: n - 1}}}}
+	snap.Splits = []schema.Split{{Name: "train", Ranges: []schema.Range{{Start: 0, End: n / 2}}},
+		{Name: "val", Ranges: []schema.Range{{Start: n / 2, End: n - 1}}}}
 	m, err := schema.OpenManifest(snap, chunks)
 	if err != nil {
 		t.Fatal(err)
@@ -397,7 +399,8 @@ func TestCompileErrors(t *testing.T) {
 		{`lable == 1`, "1:1", `no column "lable" (did you mean "label"?); there are id, label, width`},
 		{`width > 3 and zzz == 1`, "1:15", `no column "zzz"; there are`},
 		{"width > 3\n and zzz == 1", "2:6", "no column"},
-		{`image != nil`, "1:1", `"image" is a blob column, which has no value here but image.size and image.key; there are id, label`},
+		{`image != nil`, "1:1",
+			`"image" is a blob column, which has no value here but image.size and image.key; there are id, label`},
 		{`image.bytes > 3`, "1:7", `no column "image.bytes"`},
 		{`image.size > "a"`, "1:12", "mismatched types"},
 		{`width > "a"`, "1:7", "mismatched types"},

@@ -197,7 +197,8 @@ func TestWriteFails(t *testing.T) {
 }
 
 func TestOptions(t *testing.T) {
-	for _, o := range []Options{{}, {Path: "x", MaxBytes: -1}, {Path: "x", Keep: -1}, {Path: "x", Queue: -1}, {Path: t.TempDir()}, {Path: "/nowhere/at/all"}} {
+	for _, o := range []Options{{}, {Path: "x", MaxBytes: -1}, {Path: "x", Keep: -1}, {Path: "x", Queue: -1},
+		{Path: t.TempDir()}, {Path: "/nowhere/at/all"}} {
 		if l, err := Open(o); err == nil {
 			t.Errorf("%+v was taken", o)
 			l.Close()

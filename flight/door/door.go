@@ -23,7 +23,8 @@ import (
 const refusalsLogged = time.Second
 
 // errWho is all that a client is told, whatever was wrong.
-var errWho = fmt.Errorf("%w: the call needs valid credentials: a token (authorization: Bearer TOKEN), or a client certificate", schema.ErrUnauthenticated)
+var errWho = fmt.Errorf("%w: the call needs valid credentials: a token (authorization: Bearer TOKEN), or a client "+
+	"certificate", schema.ErrUnauthenticated)
 
 // errTooMany is what an address is told that sends wrong credentials again and again.
 var errTooMany = fmt.Errorf("%w: too many wrong credentials came from this address; wait a minute", schema.ErrLimit)

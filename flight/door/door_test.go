@@ -118,7 +118,8 @@ func settled(d *Door, token string) (id *Identity, err error) {
 func TestProviderKeys(t *testing.T) {
 	p := doortest.NewProvider(t)
 	d, err := New(t.Context(), Options{
-		OIDC:   OIDCOptions{Issuer: p.Issuer, Audience: "a", CA: doortest.Write(t, t.TempDir(), "ca.pem", p.CA), Prefix: "idp:", GroupsClaim: "realm.roles"},
+		OIDC: OIDCOptions{Issuer: p.Issuer, Audience: "a", CA: doortest.Write(t, t.TempDir(), "ca.pem", p.CA),
+			Prefix: "idp:", GroupsClaim: "realm.roles"},
 		Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
@@ -129,7 +130,8 @@ func TestProviderKeys(t *testing.T) {
 		p.Rotate(algorithm)
 		token := p.Sign(p.Claims("a", map[string]any{"realm": map[string]any{"roles": []string{"ml"}}}))
 		id, err := settled(d, token)
-		if err != nil || id.Principal != "idp:carol" || strings.Join(id.Groups, " ") != "idp:ml" || id.Expires.IsZero() {
+		if err != nil || id.Principal != "idp:carol" || strings.Join(id.Groups, " ") != "idp:ml" ||
+			id.Expires.IsZero() {
 			t.Fatalf("%s: %+v, %v", algorithm, id, err)
 		}
 	}

@@ -92,7 +92,8 @@ func (id *Identity) valid() error {
 func checkName(what, name string) error {
 	if name == "" || len(name) > maxName || !utf8.ValidString(name) || strings.TrimSpace(name) != name ||
 		strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }) {
-		return fmt.Errorf("%s: got %.200q, want 1 to %d printable bytes without spaces at the ends", what, name, maxName)
+		return fmt.Errorf("%s: got %.200q, want 1 to %d printable bytes without spaces at the ends", what, name,
+			maxName)
 	}
 	return nil
 }

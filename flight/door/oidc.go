@@ -41,7 +41,8 @@ const (
 // algorithms are those with a public key. What is signed with a shared secret
 // could be signed by whoever verifies it, or with a public key as the secret.
 var algorithms = []string{
-	oidc.RS256, oidc.RS384, oidc.RS512, oidc.PS256, oidc.PS384, oidc.PS512, oidc.ES256, oidc.ES384, oidc.ES512, oidc.EdDSA,
+	oidc.RS256, oidc.RS384, oidc.RS512, oidc.PS256, oidc.PS384, oidc.PS512, oidc.ES256, oidc.ES384, oidc.ES512,
+	oidc.EdDSA,
 }
 
 var (
@@ -74,7 +75,8 @@ type verifiedID struct {
 }
 
 func newProvider(o *OIDCOptions, log *slog.Logger, now func() time.Time) (*provider, error) {
-	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, ForceAttemptHTTP2: true, IdleConnTimeout: time.Minute}
+	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, ForceAttemptHTTP2: true,
+		IdleConnTimeout: time.Minute}
 	if o.CA != "" {
 		pem, err := os.ReadFile(o.CA)
 		if err != nil {
@@ -172,7 +174,8 @@ func (p *provider) discover(ctx context.Context) (*oidc.IDTokenVerifier, error) 
 	if known != nil {
 		return known, nil
 	}
-	unreachable := fmt.Errorf("%w: the provider of tokens does not answer just now; try again later", schema.ErrUnavailable)
+	unreachable := fmt.Errorf("%w: the provider of tokens does not answer just now; try again later",
+		schema.ErrUnavailable)
 	if time.Now().Before(again) {
 		return nil, unreachable
 	}
@@ -218,7 +221,8 @@ func (p *provider) identify(ctx context.Context, token string) (Identity, error)
 	verified, err := verifier.Verify(ctx, token)
 	if err != nil {
 		if p.asking.failedSince(began) {
-			return Identity{}, fmt.Errorf("%w: the provider of tokens does not say its keys just now; try again later", schema.ErrUnavailable)
+			return Identity{}, fmt.Errorf("%w: the provider of tokens does not say its keys just now; try again later",
+				schema.ErrUnavailable)
 		}
 		return Identity{}, fmt.Errorf("%w: %w", errUnverified, err)
 	}

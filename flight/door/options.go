@@ -81,7 +81,8 @@ func (o *Options) EnsureDefaults() {
 		}
 	}
 	for at, d := range map[*time.Duration]time.Duration{
-		&o.Poll: 2 * time.Second, &o.Recheck: time.Second, &o.TLS.HandshakeTimeout: 10 * time.Second, &o.OIDC.Skew: 30 * time.Second,
+		&o.Poll: 2 * time.Second, &o.Recheck: time.Second, &o.TLS.HandshakeTimeout: 10 * time.Second,
+		&o.OIDC.Skew: 30 * time.Second,
 	} {
 		if *at == 0 {
 			*at = d
@@ -130,7 +131,8 @@ func (o *Options) Validate() error {
 	}
 	if o.OIDC.Issuer != "" {
 		u, err := url.Parse(o.OIDC.Issuer)
-		if err != nil || u.Host == "" || u.User != nil || u.Scheme != "https" && (u.Scheme != "http" || !loopback(u.Hostname())) {
+		if err != nil || u.Host == "" || u.User != nil || u.Scheme != "https" &&
+			(u.Scheme != "http" || !loopback(u.Hostname())) {
 			return wrong("OIDC.Issuer", schema.Quote(o.OIDC.Issuer), "the URL https://HOST/… of a provider")
 		}
 	}
@@ -160,7 +162,8 @@ func (o *Options) CheckExposed(addr string) error {
 	default:
 		return nil
 	}
-	return fmt.Errorf("%w: %s can be reached from other machines: give %s, or --insecure to let in everybody who reaches it", schema.ErrInvalid, addr, missing)
+	return fmt.Errorf("%w: %s can be reached from other machines: give %s, or --insecure to let in everybody "+
+		"who reaches it", schema.ErrInvalid, addr, missing)
 }
 
 // loopback reports whether a host is this machine for this machine only.

@@ -90,7 +90,8 @@ func (e *encryption) config() *tls.Config {
 func (e *encryption) sources() []*source {
 	list := []*source{{what: "the server's certificate", paths: []string{e.opts.Cert, e.opts.Key}, load: e.loadPair}}
 	if e.opts.ClientCA != "" {
-		list = append(list, &source{what: "the authorities of clients", paths: []string{e.opts.ClientCA}, load: e.loadRoots})
+		list = append(list, &source{what: "the authorities of clients", paths: []string{e.opts.ClientCA},
+			load: e.loadRoots})
 	}
 	return list
 }
@@ -126,7 +127,8 @@ func (e *encryption) exchange(change func(*material)) {
 // handshake makes a TLS connection of one that a client has opened. below is
 // what the encrypted bytes go over; the caller closes it if there is an error.
 func (e *encryption) handshake(ctx context.Context, below net.Conn) (*tls.Conn, *Peer, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, e.opts.HandshakeTimeout, fmt.Errorf("the handshake took longer than %s", e.opts.HandshakeTimeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, e.opts.HandshakeTimeout,
+		fmt.Errorf("the handshake took longer than %s", e.opts.HandshakeTimeout))
 	defer cancel()
 	done, err := e.turn(ctx, hostOf(below.RemoteAddr()))
 	if err != nil {

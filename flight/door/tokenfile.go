@@ -44,7 +44,8 @@ func AddToken(path string, t *Token) (token string, err error) {
 		}
 		list = slices.DeleteFunc(list, func(old Token) bool {
 			past := now.Add(-keepEnded)
-			return !old.Revoked.IsZero() && old.Revoked.Before(past) || !old.Expires.IsZero() && old.Expires.Before(past)
+			return !old.Revoked.IsZero() && old.Revoked.Before(past) || !old.Expires.IsZero() &&
+				old.Expires.Before(past)
 		})
 		return append(list, *t), nil
 	})
@@ -62,7 +63,8 @@ func RevokeToken(path, id string) (Token, error) {
 		at := slices.IndexFunc(list, func(t Token) bool { return t.ID == id })
 		if at < 0 {
 			// Whoever pastes the whole token shall not see it again in an error.
-			return nil, fmt.Errorf("%w: no token of that ID is in %s; `bowstring token list` shows those there are", schema.ErrNotFound, path)
+			return nil, fmt.Errorf("%w: no token of that ID is in %s; `bowstring token list` shows those there are",
+				schema.ErrNotFound, path)
 		}
 		if list[at].Revoked.IsZero() {
 			list[at].Revoked = time.Now().UTC().Truncate(time.Second)

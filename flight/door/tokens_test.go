@@ -132,17 +132,18 @@ func TestTokenFileBroken(t *testing.T) {
 		return string(b)
 	}
 	for want, text := range map[string]string{
-		"no file of tokens":           "",
-		"unknown field":               `{"version":1,"tokns":[]}`,
-		"version: got 2":              `{"version":2,"tokens":[]}`,
-		"something follows":           `{"version":1,"tokens":[]} x`,
-		"want 16 hexadecimal digits":  file(func(t *Token) { t.ID = "x" }),
-		"sha256 of":                   file(func(t *Token) { t.Hash = "a-secret-that-somebody-put-here" }),
-		"principal: got \"\"":         file(func(t *Token) { t.Principal = "" }),
-		"group: got \"a\\nb\"":        file(func(t *Token) { t.Groups = []string{"a\nb"} }),
-		"tenant: got \"a b\"":         file(func(t *Token) { t.Tenant = "a b" }),
-		fmt.Sprintf("id %s", good.ID): strings.Replace(file(func(*Token) {}), `"tokens":[`, `"tokens":[`+mustJSON(t, good)+",", 1),
-		"cannot unmarshal number":     `{"version":1,"tokens":[{"id":3}]}`,
+		"no file of tokens":          "",
+		"unknown field":              `{"version":1,"tokns":[]}`,
+		"version: got 2":             `{"version":2,"tokens":[]}`,
+		"something follows":          `{"version":1,"tokens":[]} x`,
+		"want 16 hexadecimal digits": file(func(t *Token) { t.ID = "x" }),
+		"sha256 of":                  file(func(t *Token) { t.Hash = "a-secret-that-somebody-put-here" }),
+		"principal: got \"\"":        file(func(t *Token) { t.Principal = "" }),
+		"group: got \"a\\nb\"":       file(func(t *Token) { t.Groups = []string{"a\nb"} }),
+		"tenant: got \"a b\"":        file(func(t *Token) { t.Tenant = "a b" }),
+		fmt.Sprintf("id %s", good.ID): strings.Replace(file(func(*Token) {}), `"tokens":[`,
+			`"tokens":[`+mustJSON(t, good)+",", 1),
+		"cannot unmarshal number": `{"version":1,"tokens":[{"id":3}]}`,
 	} {
 		_, err := parseTokens([]byte(text))
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "a-secret") {
@@ -200,7 +201,8 @@ func TestTokensEnd(t *testing.T) {
 		load(tt.then...)
 		s.endAll(tt.at)
 		s.endAll(tt.at) // nothing happens twice
-		if over := tt.name != "as it was"; over != errors.Is(why, schema.ErrUnauthenticated) || tt.want != nil && !errors.Is(why, tt.want) {
+		if over := tt.name != "as it was"; over != errors.Is(why, schema.ErrUnauthenticated) || tt.want != nil &&
+			!errors.Is(why, tt.want) {
 			t.Errorf("%s: %v", tt.name, why)
 		}
 		stop()
@@ -209,7 +211,8 @@ func TestTokensEnd(t *testing.T) {
 		}
 	}
 	load(record)
-	for _, bad := range []string{"", "bow_", token + "A", token[1:], strings.ToUpper(token), strings.Replace(token, "bow_", "bow-", 1)} {
+	for _, bad := range []string{"", "bow_", token + "A", token[1:], strings.ToUpper(token),
+		strings.Replace(token, "bow_", "bow-", 1)} {
 		if _, err := known.identify(bad, now); !errors.Is(err, errToken) {
 			t.Errorf("%q: %v", bad, err)
 		}
@@ -228,7 +231,8 @@ func TestTokensReadAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	log := &buffer{}
-	d, err := New(t.Context(), Options{Tokens: path, Poll: 5 * time.Millisecond, Recheck: 5 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(log, nil))})
+	d, err := New(t.Context(), Options{Tokens: path, Poll: 5 * time.Millisecond, Recheck: 5 * time.Millisecond,
+		Logger: slog.New(slog.NewTextHandler(log, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -286,7 +290,8 @@ func TestTokensSwapped(t *testing.T) {
 		t.Fatal(err)
 	}
 	log := &buffer{}
-	d, err := New(t.Context(), Options{Tokens: path, Poll: 5 * time.Millisecond, Recheck: 5 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(log, nil))})
+	d, err := New(t.Context(), Options{Tokens: path, Poll: 5 * time.Millisecond, Recheck: 5 * time.Millisecond,
+		Logger: slog.New(slog.NewTextHandler(log, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}

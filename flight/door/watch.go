@@ -69,7 +69,8 @@ func ReadFile(path string, most int) ([]byte, error) {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is no regular file (%s), and has to be one: it is read again when it changes", path, info.Mode())
+		return nil, fmt.Errorf("%s is no regular file (%s), and has to be one: it is read again when it changes", path,
+			info.Mode())
 	}
 	b, err := io.ReadAll(io.LimitReader(f, int64(most)+1))
 	if err == nil && len(b) > most {

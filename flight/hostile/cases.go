@@ -92,14 +92,22 @@ func requests() []Case {
 	}
 	long := strings.Repeat("x", 3<<20)
 	return []Case{
-		asking("where that is nested", "GetFlightInfo", exhausted, "steps for a row", descriptor(slow("all(["+zeros+"], all(["+zeros+"], # >= 0))"))),
-		asking("where with regular expressions", "GetFlightInfo", invalid, "instructions", descriptor(slow(`file_name matches "`+strings.Repeat("a{1,1000}", 1500)+`"`))),
-		info("endpoints with a long where", fmt.Sprintf(`{"dataset": %q, "world": {"size": 65536}, "where": %q}`, Dataset, strings.Repeat("position >= 0 and ", 800)+"true")),
-		info("pad of a batch of 2^31-1", fmt.Sprintf(`{"dataset": %q, "batch": 2147483647, "remainder": "pad"}`, Dataset)),
-		info("a selection of one use", fmt.Sprintf(`{"dataset": %q, "selection": {"positions": [%s]}}`, Dataset, numbers(300))),
-		get("epochs without rows", fmt.Sprintf(`{"dataset": %q, "columns": ["image"], "batch": 4, "world": {"size": 6}, "rank": 3, "epochs": 2147483647, "shuffle": {"seed": 1}}`, Dataset)),
+		asking("where that is nested", "GetFlightInfo", exhausted, "steps for a row",
+			descriptor(slow("all(["+zeros+"], all(["+zeros+"], # >= 0))"))),
+		asking("where with regular expressions", "GetFlightInfo", invalid, "instructions",
+			descriptor(slow(`file_name matches "`+strings.Repeat("a{1,1000}", 1500)+`"`))),
+		info("endpoints with a long where", fmt.Sprintf(`{"dataset": %q, "world": {"size": 65536}, "where": %q}`,
+			Dataset, strings.Repeat("position >= 0 and ", 800)+"true")),
+		info("pad of a batch of 2^31-1", fmt.Sprintf(`{"dataset": %q, "batch": 2147483647, "remainder": "pad"}`,
+			Dataset)),
+		info("a selection of one use", fmt.Sprintf(`{"dataset": %q, "selection": {"positions": [%s]}}`, Dataset,
+			numbers(300))),
+		get("epochs without rows",
+			fmt.Sprintf(`{"dataset": %q, "columns": ["image"], "batch": 4, "world": {"size": 6}, "rank": 3, "epochs": 2147483647, "shuffle": {"seed": 1}}`, Dataset)),
 		{Name: "batches of 1 GiB", Heavy: true, Run: func(ctx context.Context, t Target) error {
-			return t.stalled(ctx, 64, fmt.Sprintf(`{"dataset": %q, "columns": ["image"], "batch": 2147483647, "batch_bytes": 1073741824}`, Dataset))
+			return t.stalled(ctx, 64,
+				fmt.Sprintf(`{"dataset": %q, "columns": ["image"], "batch": 2147483647, "batch_bytes": 1073741824}`,
+					Dataset))
 		}},
 		{Name: "short streams of many seeds", Heavy: true, Run: func(ctx context.Context, t Target) error {
 			for seed := 0; seed < 300 && ctx.Err() == nil; seed++ {
@@ -121,7 +129,8 @@ func requests() []Case {
 		bad("no JSON", strings.Repeat("[", 100_000), "ticket"),
 		bad("negative", fmt.Sprintf(`{"dataset": %q, "step": -1}`, Dataset), "step"),
 		bad("step beyond all", fmt.Sprintf(`{"dataset": %q, "step": 9223372036854775808}`, Dataset), "step"),
-		bad("epochs beyond the last", fmt.Sprintf(`{"dataset": %q, "epochs": 2, "shuffle": {"epoch": 18446744073709551615}}`, Dataset), "epochs"),
+		bad("epochs beyond the last",
+			fmt.Sprintf(`{"dataset": %q, "epochs": 2, "shuffle": {"epoch": 18446744073709551615}}`, Dataset), "epochs"),
 	}
 }
 

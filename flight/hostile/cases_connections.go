@@ -18,21 +18,26 @@ import (
 func connections() []Case {
 	return []Case{
 		{Name: "calls that say nothing", Codes: exhausted, Text: "RequestTimeout", Run: silentCalls},
-		{Name: "half a message", Codes: exhausted, Text: "RequestTimeout", Run: func(ctx context.Context, t Target) error {
-			return t.partly(ctx, "DoPut", binary.BigEndian.AppendUint32([]byte{0}, 10<<20), make([]byte, 100))
-		}},
-		{Name: "request of 4 GiB", Codes: exhausted, Text: "MaxRequestBytes", Run: func(ctx context.Context, t Target) error {
-			return t.partly(ctx, "DoGet", []byte{0, 0xff, 0xff, 0xff, 0xff})
-		}},
-		{Name: "unary request of 4 GiB", Codes: exhausted, Text: "MaxRequestBytes", Run: func(ctx context.Context, t Target) error {
-			return t.partly(ctx, "GetFlightInfo", []byte{0, 0xff, 0xff, 0xff, 0xff})
-		}},
-		{Name: "message of 4 GiB", Codes: exhausted, Text: "MaxMessageBytes", Run: func(ctx context.Context, t Target) error {
-			return t.partly(ctx, "DoPut", []byte{0, 0xff, 0xff, 0xff, 0xff})
-		}},
-		{Name: "compressed by gRPC", Codes: []codes.Code{codes.Unimplemented}, Run: func(ctx context.Context, t Target) error {
-			return t.partly(ctx, "DoGet", []byte{1, 0, 0, 0, 1, 0})
-		}},
+		{Name: "half a message", Codes: exhausted, Text: "RequestTimeout",
+			Run: func(ctx context.Context, t Target) error {
+				return t.partly(ctx, "DoPut", binary.BigEndian.AppendUint32([]byte{0}, 10<<20), make([]byte, 100))
+			}},
+		{Name: "request of 4 GiB", Codes: exhausted, Text: "MaxRequestBytes",
+			Run: func(ctx context.Context, t Target) error {
+				return t.partly(ctx, "DoGet", []byte{0, 0xff, 0xff, 0xff, 0xff})
+			}},
+		{Name: "unary request of 4 GiB", Codes: exhausted, Text: "MaxRequestBytes",
+			Run: func(ctx context.Context, t Target) error {
+				return t.partly(ctx, "GetFlightInfo", []byte{0, 0xff, 0xff, 0xff, 0xff})
+			}},
+		{Name: "message of 4 GiB", Codes: exhausted, Text: "MaxMessageBytes",
+			Run: func(ctx context.Context, t Target) error {
+				return t.partly(ctx, "DoPut", []byte{0, 0xff, 0xff, 0xff, 0xff})
+			}},
+		{Name: "compressed by gRPC", Codes: []codes.Code{codes.Unimplemented},
+			Run: func(ctx context.Context, t Target) error {
+				return t.partly(ctx, "DoGet", []byte{1, 0, 0, 0, 1, 0})
+			}},
 		{Name: "no request at all", Codes: invalid, Text: "no message", Run: func(ctx context.Context, t Target) error {
 			return t.Ask(ctx, "GetSchema")
 		}},
@@ -42,7 +47,8 @@ func connections() []Case {
 		{Name: "answers that are not read", Heavy: true, Run: unread},
 		flood("rapid reset", func(c *Conn, i uint32) error {
 			id := 2*i + 1
-			if err := c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: c.block(flightURL + "DoGet"), EndHeaders: true}); err != nil {
+			if err := c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id,
+				BlockFragment: c.block(flightURL + "DoGet"), EndHeaders: true}); err != nil {
 				return err
 			}
 			return c.fr.WriteRSTStream(id, http2.ErrCodeCancel)
@@ -59,26 +65,32 @@ func connections() []Case {
 		flood("windows", func(c *Conn, _ uint32) error { return c.fr.WriteWindowUpdate(1, 1) }),
 		flood("continuations", func(c *Conn, i uint32) error {
 			if i == 0 {
-				return c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: c.block(flightURL + "DoGet")})
+				return c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1,
+					BlockFragment: c.block(flightURL + "DoGet")})
 			}
 			return c.fr.WriteContinuation(1, false, nil)
 		}),
 		{Name: "headers of 1 MiB", Run: func(ctx context.Context, t Target) error {
-			return t.withHeaders(ctx, hpack.HeaderField{Name: "x", Value: string(bytes.Repeat([]byte("x"), 15<<10))}, 70)
+			return t.withHeaders(ctx, hpack.HeaderField{Name: "x", Value: string(bytes.Repeat([]byte("x"), 15<<10))},
+				70)
 		}},
 		{Name: "headers that refer to each other", Run: func(ctx context.Context, t Target) error {
-			return t.withHeaders(ctx, hpack.HeaderField{Name: "x", Value: string(bytes.Repeat([]byte("x"), 4000))}, 4000)
+			return t.withHeaders(ctx, hpack.HeaderField{Name: "x", Value: string(bytes.Repeat([]byte("x"), 4000))},
+				4000)
 		}},
 		{Name: "window beyond its bound", Run: func(ctx context.Context, t Target) error {
 			return t.frames(ctx, func(c *Conn) error { return c.widen(hugeFlow) })
 		}},
 		{Name: "frame of 16 MiB", Run: func(ctx context.Context, t Target) error {
-			return t.raw(ctx, append([]byte(http2.ClientPreface), 0, 0, 0, 4, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 1))
+			return t.raw(ctx, append([]byte(http2.ClientPreface), 0, 0, 0, 4, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0, 0, 0,
+				0, 0, 1))
 		}},
 		{Name: "no HTTP/2", Run: func(ctx context.Context, t Target) error {
 			return t.raw(ctx, []byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n"))
 		}},
-		{Name: "preface without settings", Run: func(ctx context.Context, t Target) error { return t.raw(ctx, []byte(http2.ClientPreface)) }},
+		{Name: "preface without settings", Run: func(ctx context.Context, t Target) error {
+			return t.raw(ctx, []byte(http2.ClientPreface))
+		}},
 		{Name: "connections that say nothing", Run: silentConnections},
 	}
 }
@@ -156,7 +168,8 @@ func unread(ctx context.Context, t Target) error {
 		if s, err = c.Open(flightURL + "GetFlightInfo"); err != nil {
 			return err
 		}
-		if err := s.Write(ctx, framed(descriptor(`{"dataset": "`+Dataset+`", "world": {"size": 4096}}`)), true); err != nil {
+		if err := s.Write(ctx, framed(descriptor(`{"dataset": "`+Dataset+`", "world": {"size": 4096}}`)),
+			true); err != nil {
 			return err
 		}
 	}
@@ -221,7 +234,8 @@ func (t Target) withHeaders(ctx context.Context, h hpack.HeaderField, n int) err
 			block = block[len(piece):]
 			var err error
 			if first {
-				err = c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: piece, EndHeaders: len(block) == 0})
+				err = c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: piece,
+					EndHeaders: len(block) == 0})
 			} else {
 				err = c.fr.WriteContinuation(1, len(block) == 0, piece)
 			}

@@ -88,7 +88,8 @@ func (t Target) Dial(ctx context.Context, settings ...http2.Setting) (*Conn, err
 	if err != nil {
 		return nil, err
 	}
-	c := &Conn{Conn: raw, fr: http2.NewFramer(raw, raw), next: 1, window: 65535, initial: 65535, streams: map[uint32]*Stream{}, closed: make(chan struct{})}
+	c := &Conn{Conn: raw, fr: http2.NewFramer(raw, raw), next: 1, window: 65535, initial: 65535,
+		streams: map[uint32]*Stream{}, closed: make(chan struct{})}
 	c.changed = sync.NewCond(&c.mu)
 	c.enc = hpack.NewEncoder(&c.headers)
 	c.fr.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
@@ -188,7 +189,8 @@ func (c *Conn) take(f http2.Frame) {
 func (c *Conn) block(method string, more ...hpack.HeaderField) []byte {
 	c.headers.Reset()
 	for _, h := range append([]hpack.HeaderField{
-		{Name: ":method", Value: "POST"}, {Name: ":scheme", Value: "http"}, {Name: ":path", Value: method}, {Name: ":authority", Value: "hostile"},
+		{Name: ":method", Value: "POST"}, {Name: ":scheme", Value: "http"}, {Name: ":path", Value: method},
+		{Name: ":authority", Value: "hostile"},
 		{Name: "content-type", Value: "application/grpc"}, {Name: "te", Value: "trailers"},
 	}, more...) {
 		_ = c.enc.WriteField(h) // into a buffer
@@ -206,7 +208,8 @@ func (c *Conn) Open(method string, more ...hpack.HeaderField) (*Stream, error) {
 	s := &Stream{ID: c.next, conn: c, window: c.initial, code: codes.Unknown}
 	c.next += 2
 	c.streams[s.ID] = s
-	return s, c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: s.ID, BlockFragment: c.block(method, more...), EndHeaders: true})
+	return s, c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: s.ID, BlockFragment: c.block(method, more...),
+		EndHeaders: true})
 }
 
 // awaken wakes those who wait on the connection when ctx ends.

@@ -45,7 +45,8 @@ func startHonest(t *testing.T, addr string) *honest {
 }
 
 func (h *honest) read(ctx context.Context, addr string) error {
-	c, err := arrowflight.NewClientWithMiddleware(addr, nil, nil, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	c, err := arrowflight.NewClientWithMiddleware(addr, nil, nil,
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
 	}
@@ -123,7 +124,8 @@ func TestHostile(t *testing.T) {
 			if err := c.Check(got); err != nil {
 				t.Error(err)
 			}
-			if refused, ok := errors.AsType[*RefusedError](got); ok && (refused.Code == codes.Internal || strings.Contains(refused.Message, "runtime error")) {
+			if refused, ok := errors.AsType[*RefusedError](got); ok &&
+				(refused.Code == codes.Internal || strings.Contains(refused.Message, "runtime error")) {
 				t.Errorf("the server said what only its log should: %v", refused)
 			}
 			if got := v.resident(t); got > memoryLimit {

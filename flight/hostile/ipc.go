@@ -252,5 +252,6 @@ func take(dataset string) []byte {
 
 // withCommand puts a descriptor before a FlightData.
 func withCommand(command, flightData []byte) []byte {
-	return append(protowire.AppendBytes(protowire.AppendTag(nil, 1, protowire.BytesType), descriptor(string(command))), flightData...)
+	return append(protowire.AppendBytes(protowire.AppendTag(nil, 1, protowire.BytesType), descriptor(string(command))),
+		flightData...)
 }

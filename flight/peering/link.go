@@ -69,7 +69,8 @@ type Link struct {
 	running sync.WaitGroup
 	wake    chan struct{} // told when there is something to ask
 
-	heard    atomic.Int64 // when the other side last said anything: nanoseconds since made, whatever becomes of the clock
+	// when the other side last said anything: nanoseconds since made, whatever becomes of the clock
+	heard    atomic.Int64
 	up       atomic.Bool  // changed with mu held
 	protocol atomic.Int32 // that is spoken; 0 while it is not up
 	warms    atomic.Bool  // the other side has FeatureWarm
@@ -113,7 +114,8 @@ func Dial(address string, opts Options) (*Link, error) {
 		return nil, fmt.Errorf("address %q of a node: %w", address, err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	l := &Link{opts: opts, address: address, made: time.Now(), conn: conn, cancel: cancel, wake: make(chan struct{}, 1), waiting: map[uint32]*waiter{}}
+	l := &Link{opts: opts, address: address, made: time.Now(), conn: conn, cancel: cancel, wake: make(chan struct{}, 1),
+		waiting: map[uint32]*waiter{}}
 	l.running.Go(func() { l.run(ctx) })
 	return l, nil
 }
@@ -143,8 +145,8 @@ var errDown = fmt.Errorf("%w: there is no connection to it", schema.ErrUnavailab
 // errTooOld says that the other node cannot be told what is asked of it.
 var errTooOld = fmt.Errorf("%w: its version knows nothing of nodes that leave", peers.ErrNotHeld)
 
-// Get implements peers.Link. A node of protocol 1 knows no flags: it reads whatever it is asked for from the store, so what
-// is wanted only if it is held is not asked of it; and it asks nobody else for it, which costs a read of the store
+// Get implements peers.Link. A node of protocol 1 knows no flags: it reads whatever it is asked for from the store, so
+// what is wanted only if it is held is not asked of it; and it asks nobody else for it, which costs a read of the store
 // and no wrong byte.
 func (l *Link) Get(ctx context.Context, what peers.Ask) (schema.Blob, error) {
 	w := &waiter{what.Ref.Size, make(chan answer, 1)}
@@ -253,9 +255,13 @@ func (l *Link) serve(ctx context.Context, opened func()) error {
 	if err != nil {
 		return fmt.Errorf("encoding a hello: %w", err)
 	}
-	late := time.AfterFunc(helloTimeout, func() { cancel(fmt.Errorf("it has not said who it is for %s", helloTimeout)) })
+	late := time.AfterFunc(helloTimeout, func() {
+		cancel(fmt.Errorf("it has not said who it is for %s", helloTimeout))
+	})
 	defer late.Stop()
-	w, err := dialWire(ctx, l.address, l.opts.TLS, "/"+Service+"/"+Method, func() { l.heard.Store(int64(time.Since(l.made))) }, l.key()...)
+	w, err := dialWire(ctx, l.address, l.opts.TLS, "/"+Service+"/"+Method, func() {
+		l.heard.Store(int64(time.Since(l.made)))
+	}, l.key()...)
 	if err != nil {
 		return because(ctx, err)
 	}
@@ -278,7 +284,8 @@ func (l *Link) serve(ctx context.Context, opened func()) error {
 	err = json.Unmarshal(answer, &other)
 	speaks := Agree(l.opts.Newest, other.Protocols)
 	if err != nil || speaks == 0 {
-		return fmt.Errorf("%w: it speaks protocols %v; want one of %v", schema.ErrUnavailable, other.Protocols, Spoken(l.opts.Newest))
+		return fmt.Errorf("%w: it speaks protocols %v; want one of %v", schema.ErrUnavailable, other.Protocols,
+			Spoken(l.opts.Newest))
 	}
 	if err := l.opts.check(other); err != nil {
 		return err
@@ -321,7 +328,8 @@ func because(ctx context.Context, err error) error {
 // check returns an error if it is not the node that is to be there: addresses are used again, by other machines.
 func (o *Options) check(other Hello) error {
 	if o.Cluster != "" && other.Cluster != "" && other.Cluster != o.Cluster {
-		return fmt.Errorf("%w: it is of cluster %s; want %s", schema.ErrUnavailable, schema.Quote(other.Cluster), o.Cluster)
+		return fmt.Errorf("%w: it is of cluster %s; want %s", schema.ErrUnavailable, schema.Quote(other.Cluster),
+			o.Cluster)
 	}
 	if o.Other != "" && other.Node != o.Other {
 		return fmt.Errorf("%w: it is node %s; want %s", schema.ErrUnavailable, schema.Quote(other.Node), o.Other)

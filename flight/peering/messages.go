@@ -49,14 +49,15 @@ type Hello struct {
 	Features []string `json:"features,omitempty"`
 }
 
-// Warm is what a node is asked to warm, as JSON. The node that asks has made sure that the caller may read it, all of it.
+// Warm is what a node is asked to warm, as JSON. The node that asks has made sure that the caller may read it, all of
+// it.
 type Warm struct {
 	Request json.RawMessage `json:"request"` // whose snapshot has a number
 	Tenant  string          `json:"tenant,omitempty"`
 }
 
-// Spoken are the protocols that are spoken, the newest first. The newest is Protocol, or an older one that is given: a node may
-// be held to it. 0 is none.
+// Spoken are the protocols that are spoken, the newest first. The newest is Protocol, or an older one that is given: a
+// node may be held to it. 0 is none.
 func Spoken(newest int) []int {
 	if newest == 0 {
 		newest = Protocol
@@ -218,7 +219,8 @@ func ParseAsks(b []byte, do func(Ask) error) error {
 		a.Ref.Sum = schema.Sum(binary.LittleEndian.Uint64(rest[44:]))
 		snapshot, tenant := int(binary.LittleEndian.Uint16(rest[52:])), int(binary.LittleEndian.Uint16(rest[54:]))
 		a.Position = int64(binary.LittleEndian.Uint64(rest[56:]))
-		if snapshot >= len(names) || tenant >= len(names) || a.Ref.Size < 0 || a.Ref.Size > peers.MaxBlob || a.Position < 0 {
+		if snapshot >= len(names) || tenant >= len(names) || a.Ref.Size < 0 || a.Ref.Size > peers.MaxBlob ||
+			a.Position < 0 {
 			return broken(fmt.Sprintf("names that are there, sizes up to %d and positions from 0 on", peers.MaxBlob))
 		}
 		a.Snapshot, a.Tenant = names[snapshot], names[tenant]
@@ -255,8 +257,8 @@ type Answer struct {
 }
 
 // AppendAnswers appends the head of a message of answers: how many there are u32, and for each its
-// id u32, status u32, and size u64. What they are of follows in their order. A message of no answers says that the node is
-// there, and has answers to come.
+// id u32, status u32, and size u64. What they are of follows in their order. A message of no answers says that the node
+// is there, and has answers to come.
 func AppendAnswers(b []byte, answers []Answer) []byte {
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(answers)))
 	for _, a := range answers {

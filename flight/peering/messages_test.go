@@ -44,7 +44,8 @@ func TestAsksGoThere(t *testing.T) {
 
 // FuzzAsks: what a stranger sends is read or refused.
 func FuzzAsks(f *testing.F) {
-	f.Add(AppendAsks(nil, []Ask{{7, peers.Ask{Snapshot: "d@1", Tenant: "t", Position: 5, Ref: schema.BlobRef{Size: 9}}}}))
+	f.Add(AppendAsks(nil,
+		[]Ask{{7, peers.Ask{Snapshot: "d@1", Tenant: "t", Position: 5, Ref: schema.BlobRef{Size: 9}}}}))
 	f.Add(AppendFlagged(nil, []Ask{{7, peers.Ask{Held: true, Position: 5, Ref: schema.BlobRef{Size: 9}}}}))
 	f.Add([]byte{KindAsks, 0, 0, 0, 0})
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -53,7 +54,10 @@ func FuzzAsks(f *testing.F) {
 			return
 		}
 		var again []Ask
-		if err := ParseAsks(AppendFlagged(nil, got), func(a Ask) error { again = append(again, a); return nil }); err != nil || !slices.Equal(got, again) {
+		if err := ParseAsks(AppendFlagged(nil, got), func(a Ask) error {
+			again = append(again, a)
+			return nil
+		}); err != nil || !slices.Equal(got, again) {
 			t.Fatalf("%v is written and read as %v: %v", got, again, err)
 		}
 	})

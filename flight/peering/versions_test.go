@@ -36,7 +36,8 @@ func recorded(t *testing.T) map[string][]byte {
 // oldAsks are those of the recorded frame.
 func oldAsks() []Ask {
 	asks := []Ask{
-		{7, peers.Ask{Ref: schema.BlobRef{Size: 1000, Sum: 0x0102030405060708}, Snapshot: "d@1", Position: 5, Tenant: "t"}},
+		{7, peers.Ask{Ref: schema.BlobRef{Size: 1000, Sum: 0x0102030405060708}, Snapshot: "d@1", Position: 5,
+			Tenant: "t"}},
 		{8, peers.Ask{Ref: schema.BlobRef{Size: 0, Sum: 1}}},
 	}
 	for i := range asks[0].Ref.Key {
@@ -53,7 +54,10 @@ func TestProtocol1(t *testing.T) {
 		t.Errorf("hello %s: %+v, agreed on %d; %v", frames["hello"], hello, Agree(0, hello.Protocols), err)
 	}
 	var got []Ask
-	if err := ParseAsks(frames["asks"], func(a Ask) error { got = append(got, a); return nil }); err != nil || !slices.Equal(got, oldAsks()) {
+	if err := ParseAsks(frames["asks"], func(a Ask) error {
+		got = append(got, a)
+		return nil
+	}); err != nil || !slices.Equal(got, oldAsks()) {
 		t.Errorf("asks are read as %+v, %v", got, err)
 	}
 	flagged := oldAsks()
@@ -75,7 +79,10 @@ func TestFlags(t *testing.T) {
 	asks := oldAsks()
 	asks[0].Onward, asks[1].Held = true, true
 	var got []Ask
-	if err := ParseAsks(AppendFlagged(nil, asks), func(a Ask) error { got = append(got, a); return nil }); err != nil || !slices.Equal(got, asks) {
+	if err := ParseAsks(AppendFlagged(nil, asks), func(a Ask) error {
+		got = append(got, a)
+		return nil
+	}); err != nil || !slices.Equal(got, asks) {
 		t.Errorf("got %+v, %v", got, err)
 	}
 }

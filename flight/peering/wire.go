@@ -35,9 +35,9 @@ const (
 	mostWindow = 1<<31 - 1
 )
 
-// wire is a call of gRPC over a connection of its own, from the frames on. A client of gRPC would have each message in memory in
-// pieces of 16 KiB, each of which it has copied, before anybody sees it: here it is read from the socket to where it
-// stays. RFC 9113 says what the frames are, and gRPC's PROTOCOL-HTTP2 what is in them.
+// wire is a call of gRPC over a connection of its own, from the frames on. A client of gRPC would have each message in
+// memory in pieces of 16 KiB, each of which it has copied, before anybody sees it: here it is read from the socket to
+// where it stays. RFC 9113 says what the frames are, and gRPC's PROTOCOL-HTTP2 what is in them.
 //
 // One goroutine receives, any may send. All ends when the context of dialWire does.
 type wire struct {
@@ -77,7 +77,8 @@ const frameHead = 9
 var errEnded = errors.New("the other side has ended the call")
 
 // dialWire connects and begins a call of a method, with more headers. It waits for no answer.
-func dialWire(ctx context.Context, address string, config *tls.Config, method string, heard func(), more ...hpack.HeaderField) (*wire, error) {
+func dialWire(ctx context.Context, address string, config *tls.Config, method string, heard func(),
+	more ...hpack.HeaderField) (*wire, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "tcp", address)
 	if err != nil {
@@ -98,7 +99,8 @@ func dialWire(ctx context.Context, address string, config *tls.Config, method st
 		conn = secure
 	}
 	w := &wire{
-		conn: conn, made: time.Now(), heard: heard, in: bufio.NewReaderSize(conn, wireBuffer), rest: bytes.NewReader(nil),
+		conn: conn, made: time.Now(), heard: heard, in: bufio.NewReaderSize(conn, wireBuffer),
+		rest:  bytes.NewReader(nil),
 		flush: bufio.NewWriter(conn), own: leastWindow, all: leastWindow, initial: leastWindow, longest: 16 << 10,
 	}
 	w.grown.L = &w.mu
@@ -108,8 +110,10 @@ func dialWire(ctx context.Context, address string, config *tls.Config, method st
 	w.out = http2.NewFramer(w.flush, nil)
 	w.stop = context.AfterFunc(ctx, func() { _ = w.conn.Close() }) // whoever reads or writes sees why
 	fields := append([]hpack.HeaderField{
-		{Name: ":method", Value: "POST"}, {Name: ":scheme", Value: scheme}, {Name: ":path", Value: method}, {Name: ":authority", Value: address},
-		{Name: "content-type", Value: "application/grpc"}, {Name: "user-agent", Value: "bowstring-node"}, {Name: "te", Value: "trailers"},
+		{Name: ":method", Value: "POST"}, {Name: ":scheme", Value: scheme}, {Name: ":path", Value: method},
+		{Name: ":authority", Value: address},
+		{Name: "content-type", Value: "application/grpc"}, {Name: "user-agent", Value: "bowstring-node"},
+		{Name: "te", Value: "trailers"},
 	}, more...)
 	if err := w.open(fields); err != nil {
 		return nil, errors.Join(err, w.close())
@@ -148,7 +152,8 @@ func (w *wire) open(fields []hpack.HeaderField) error {
 				http2.Setting{ID: http2.SettingMaxFrameSize, Val: maxFrame},
 				http2.Setting{ID: http2.SettingMaxHeaderListSize, Val: maxHeaders}),
 			w.out.WriteWindowUpdate(0, streamWindow-leastWindow),
-			w.out.WriteHeaders(http2.HeadersFrameParam{StreamID: wireStream, BlockFragment: block.Bytes(), EndHeaders: true}))
+			w.out.WriteHeaders(http2.HeadersFrameParam{StreamID: wireStream, BlockFragment: block.Bytes(),
+				EndHeaders: true}))
 	})
 }
 

@@ -43,7 +43,8 @@ func wireTo(t *testing.T, serve func(f far)) *wire {
 			serve(far{t, fr})
 		}
 	}()
-	w, err := dialWire(t.Context(), lis.Addr().String(), nil, "/x", func() {}, hpack.HeaderField{Name: "authorization", Value: "Bearer k"})
+	w, err := dialWire(t.Context(), lis.Addr().String(), nil, "/x", func() {}, hpack.HeaderField{
+		Name: "authorization", Value: "Bearer k"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +96,8 @@ func TestWireReads(t *testing.T) {
 				n = min(n, 60_000)
 				f.must(f.fr.WriteDataPadded(wireStream, false, b[:n], make([]byte, rng.IntN(200))))
 			case 1:
-				f.must(f.fr.WritePing(false, [8]byte{1}), f.fr.WriteDataPadded(wireStream, false, nil, make([]byte, 3)), f.fr.WriteData(wireStream, false, b[:n]))
+				f.must(f.fr.WritePing(false, [8]byte{1}), f.fr.WriteDataPadded(wireStream, false, nil, make([]byte, 3)),
+					f.fr.WriteData(wireStream, false, b[:n]))
 			default:
 				f.must(f.fr.WriteData(wireStream, false, b[:n]))
 			}
@@ -107,8 +109,10 @@ func TestWireReads(t *testing.T) {
 		})
 		var block bytes.Buffer
 		e := hpack.NewEncoder(&block)
-		f.must(e.WriteField(hpack.HeaderField{Name: "grpc-status", Value: "14"}), e.WriteField(hpack.HeaderField{Name: "grpc-message", Value: "gone %2F"}))
-		f.must(f.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: wireStream, BlockFragment: block.Bytes(), EndHeaders: true, EndStream: true}))
+		f.must(e.WriteField(hpack.HeaderField{Name: "grpc-status", Value: "14"}),
+			e.WriteField(hpack.HeaderField{Name: "grpc-message", Value: "gone %2F"}))
+		f.must(f.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: wireStream, BlockFragment: block.Bytes(),
+			EndHeaders: true, EndStream: true}))
 		for _, err := f.fr.ReadFrame(); err == nil; _, err = f.fr.ReadFrame() { // until it closes
 			continue
 		}

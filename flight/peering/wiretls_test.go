@@ -24,7 +24,8 @@ func TestWireOverTLS(t *testing.T) {
 	defer srv.Close()
 	roots := x509.NewCertPool()
 	roots.AddCert(srv.Certificate())
-	w, err := dialWire(t.Context(), srv.Listener.Addr().String(), &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS13}, "/x", func() {})
+	w, err := dialWire(t.Context(), srv.Listener.Addr().String(),
+		&tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS13}, "/x", func() {})
 	if err != nil {
 		t.Fatal(err)
 	}

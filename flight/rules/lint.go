@@ -22,7 +22,8 @@ func (rs *Rules) Lint() []Finding {
 	for i, r := range rs.rules {
 		for _, before := range rs.rules[:i] {
 			if before.shadows(r) {
-				add(r, "never decides: the %s is for all that it is for, and the first one decides; put the narrower one first", before)
+				add(r, "never decides: the %s is for all that it is for, and the first one decides; put the "+
+					"narrower one first", before)
 				break
 			}
 		}
@@ -38,7 +39,9 @@ func (rs *Rules) Lint() []Finding {
 		admin = admin || r.Rights&Admin != 0 && slices.Contains(r.Datasets, everything)
 	}
 	if !admin {
-		found = append(found, Finding{1, `no rule grants admin on the datasets "*": nobody can collect garbage, or see what the server as a whole does`})
+		found = append(found,
+			Finding{1,
+				`no rule grants admin on the datasets "*": nobody can collect garbage, or see what the server as a whole does`})
 	}
 	return found
 }
@@ -57,5 +60,6 @@ func (r *Rule) shadows(other *Rule) bool {
 	}
 	// Who is in a group has a name, which a rule for everybody matches.
 	everybody := slices.Contains(principals, everything)
-	return within(other.Datasets, r.Datasets) && within(named, principals) && (everybody || within(other.Groups, r.Groups))
+	return within(other.Datasets, r.Datasets) && within(named, principals) &&
+		(everybody || within(other.Groups, r.Groups))
 }

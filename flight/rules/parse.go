@@ -75,7 +75,8 @@ func Parse(file string, text []byte) (*Rules, error) {
 		return nil, p.fail(root, `there is no "rules:", want it with a list; an empty one grants nothing to anybody`)
 	}
 	if len(list.Content) > maxRules {
-		return nil, p.fail(list, "%d rules, want at most %d: patterns and groups make them fewer", len(list.Content), maxRules)
+		return nil, p.fail(list, "%d rules, want at most %d: patterns and groups make them fewer", len(list.Content),
+			maxRules)
 	}
 	rs := &Rules{rules: []*Rule{}}
 	for _, n := range list.Content {
@@ -140,7 +141,8 @@ func (p *parser) syntax(err error) error {
 		return &Error{p.file, 1, 1, err.Error()}
 	}
 	line, _ := strconv.Atoi(m[1])
-	return &Error{p.file, max(line, 1), 1, "this is no YAML: " + m[2] + "; want \"" + p.kind + ":\" and a list of " + p.kind + ", indented with spaces"}
+	return &Error{p.file, max(line, 1), 1, "this is no YAML: " + m[2] + "; want \"" + p.kind + ":\" and a list of " +
+		p.kind + ", indented with spaces"}
 }
 
 // mapping reads the fields of a mapping, each by its function.
@@ -162,7 +164,8 @@ func (p *parser) mapping(n *yaml.Node, what string, fields map[string]func(*yaml
 			if near := schema.Nearest(key.Value, names); near != "" {
 				hint = fmt.Sprintf(" (did you mean %q?)", near)
 			}
-			return p.fail(key, "unknown field %s, want one of %s%s", schema.Quote(key.Value), strings.Join(names, ", "), hint)
+			return p.fail(key, "unknown field %s, want one of %s%s", schema.Quote(key.Value), strings.Join(names, ", "),
+				hint)
 		}
 		if seen[key.Value] {
 			return p.fail(key, "%s is given twice, want it once", key.Value)
@@ -196,11 +199,15 @@ func (p *parser) rule(n *yaml.Node) (*Rule, error) {
 	case err != nil:
 		return nil, err
 	case r.Principals == nil && r.Groups == nil:
-		return nil, p.fail(n, `the rule is for nobody, want "principals" or "groups", such as principals: ["*"]; callers without a name are [anonymous]`)
+		return nil,
+			p.fail(n,
+				`the rule is for nobody, want "principals" or "groups", such as principals: ["*"]; callers without a name are [anonymous]`)
 	case r.Datasets == nil:
 		return nil, p.fail(n, `the rule is for no dataset, want "datasets", such as datasets: ["team-a-*"]`)
 	case rightsNode == nil:
-		return nil, p.fail(n, `the rule says no rights, want "rights" with some of list, read, write, drop, admin, or [] to grant nothing`)
+		return nil,
+			p.fail(n,
+				`the rule says no rights, want "rights" with some of list, read, write, drop, admin, or [] to grant nothing`)
 	}
 	if whereNode == nil && columnsNode == nil {
 		return r, nil
@@ -211,7 +218,8 @@ func (p *parser) rule(n *yaml.Node) (*Rule, error) {
 			at = columnsNode
 		}
 		return nil, p.fail(at, "a rule that hides rows or columns grants %s, want list and read at most: "+
-			"who writes or drops a dataset learns of what is in it; another rule may grant that to others", r.Rights&^(List|Read))
+			"who writes or drops a dataset learns of what is in it; another rule may grant that to others",
+			r.Rights&^(List|Read))
 	}
 	r.Restriction = &schema.Restriction{Where: expression, Columns: columns}
 	return r, nil
@@ -265,7 +273,8 @@ func (p *parser) datasets(n *yaml.Node) ([]string, error) {
 	for i, d := range out {
 		stem := strings.NewReplacer("*", "a", "?", "a").Replace(d)
 		if bad := schema.CheckName("datasets", stem); bad != nil {
-			return nil, p.fail(n.Content[i], "datasets: got %s, want a name of letters, digits, '.', '_' and '-' with * for any characters and ? for one; "+
+			return nil, p.fail(n.Content[i], "datasets: got %s, want a name of letters, digits, '.', '_' and '-' "+
+				"with * for any characters and ? for one; "+
 				"a rule is for all snapshots of a dataset", schema.Quote(d))
 		}
 	}
@@ -289,7 +298,8 @@ func (p *parser) rights(n *yaml.Node) (Right, error) {
 			if near := schema.Nearest(name, known); near != "" {
 				hint = fmt.Sprintf(" (did you mean %q?)", near)
 			}
-			return 0, p.fail(n.Content[i], "rights: got %s, want some of %s%s", schema.Quote(name), strings.Join(known, ", "), hint)
+			return 0, p.fail(n.Content[i], "rights: got %s, want some of %s%s", schema.Quote(name),
+				strings.Join(known, ", "), hint)
 		}
 		granted |= rightNames[at].grant
 	}
@@ -324,14 +334,16 @@ func (p *parser) columns(n *yaml.Node) ([]string, error) {
 		return nil, err
 	}
 	if len(out) == 0 {
-		return nil, p.fail(n, "columns: an empty list shows nothing, want names of columns; rights: [] grants nothing at all")
+		return nil, p.fail(n, "columns: an empty list shows nothing, want names of columns; rights: [] grants "+
+			"nothing at all")
 	}
 	for i, c := range out {
 		switch {
 		case c == schema.PositionColumn || c == schema.SplitColumn:
 			return nil, p.fail(n.Content[i], "columns: %s can always be seen, want it left out", c)
 		case strings.Contains(c, "*"):
-			return nil, p.fail(n.Content[i], "columns: got %s, want names of columns: there are no patterns here, so that a column that is added later stays hidden", schema.Quote(c))
+			return nil, p.fail(n.Content[i], "columns: got %s, want names of columns: there are no patterns here, so "+
+				"that a column that is added later stays hidden", schema.Quote(c))
 		}
 	}
 	return out, nil

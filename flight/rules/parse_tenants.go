@@ -57,7 +57,8 @@ func ParseTenants(file string, text []byte) (*Tenants, error) {
 			return nil, err
 		}
 		if before := lines[t.Name]; before > 0 {
-			return nil, p.fail(n, "a second tenant is named %q, the first one on line %d; want each name once", t.Name, before)
+			return nil, p.fail(n, "a second tenant is named %q, the first one on line %d; want each name once", t.Name,
+				before)
 		}
 		lines[t.Name] = t.Line
 		for _, list := range [][]string{t.Principals, t.Groups} {
@@ -68,7 +69,8 @@ func ParseTenants(file string, text []byte) (*Tenants, error) {
 			}
 		}
 		if wildcards > maxWildcards {
-			return nil, p.fail(n, "%d patterns with * or ?, want at most %d: groups make them fewer", wildcards, maxWildcards)
+			return nil, p.fail(n, "%d patterns with * or ?, want at most %d: groups make them fewer", wildcards,
+				maxWildcards)
 		}
 		tenants = append(tenants, t)
 	}
@@ -96,12 +98,15 @@ func (p *parser) tenant(n *yaml.Node) (*Tenant, error) {
 					c.Streams = int(v)
 					return err
 				},
-				"bytes_per_second": func(n *yaml.Node) (err error) { c.BytesPerSecond, err = p.bytes("bytes_per_second", n); return err },
-				"windows":          share("windows", &c.Windows),
-				"spill":            share("spill", &c.Spill),
-				"evaluation":       share("evaluation", &c.Evaluation),
-				"workers":          share("workers", &c.Workers),
-				"reads":            share("reads", &c.Reads),
+				"bytes_per_second": func(n *yaml.Node) (err error) {
+					c.BytesPerSecond, err = p.bytes("bytes_per_second", n)
+					return err
+				},
+				"windows":    share("windows", &c.Windows),
+				"spill":      share("spill", &c.Spill),
+				"evaluation": share("evaluation", &c.Evaluation),
+				"workers":    share("workers", &c.Workers),
+				"reads":      share("reads", &c.Reads),
 			})
 		},
 	})
@@ -120,7 +125,8 @@ func (p *parser) tenant(n *yaml.Node) (*Tenant, error) {
 // door.TenantForm.
 func tenantName(name string) bool {
 	return len(name) <= 128 && !strings.ContainsFunc(name, func(r rune) bool {
-		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("._@:/-", r)
+		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') &&
+			!strings.ContainsRune("._@:/-", r)
 	})
 }
 
@@ -172,7 +178,8 @@ func (p *parser) share(field string, n *yaml.Node) (float64, error) {
 	text, percent := strings.CutSuffix(n.Value, "%")
 	v, err := strconv.ParseFloat(text, 64)
 	if err != nil || n.Kind != yaml.ScalarNode || !percent || !(v > 0 && v <= 100) {
-		return 0, p.fail(n, "%s: got %s, want a share of more than 0%% and up to 100%%, such as 25%%", field, schema.Quote(n.Value))
+		return 0, p.fail(n, "%s: got %s, want a share of more than 0%% and up to 100%%, such as 25%%", field,
+			schema.Quote(n.Value))
 	}
 	return v / 100, nil
 }

@@ -88,11 +88,13 @@ func TestDecide(t *testing.T) {
 			t.Errorf("%+v: %s by %q, where %q", tt, d.Rights, rule, where)
 		}
 	}
-	if !rs.Server(Who{"x", []string{"ops"}}).May(Admin) || rs.Server(Who{"ada", nil}).May(List) || rs.Server(Who{}).May(List) {
+	if !rs.Server(Who{"x", []string{"ops"}}).May(Admin) || rs.Server(Who{"ada", nil}).May(List) ||
+		rs.Server(Who{}).May(List) {
 		t.Error("rights to the server")
 	}
 	var none *Rules
-	if d := none.Decide(Who{}, "d"); !d.May(Admin|Write) || !none.Server(Who{}).May(Admin) || d.Rule != nil || d.Restriction != nil {
+	if d := none.Decide(Who{}, "d"); !d.May(Admin|Write) || !none.Server(Who{}).May(Admin) || d.Rule != nil ||
+		d.Restriction != nil {
 		t.Errorf("without a file: %+v", d)
 	}
 	if d := parse(t, "rules: []").Decide(Who{"root", nil}, "d"); d.Rights != 0 {
@@ -131,8 +133,10 @@ func TestErrors(t *testing.T) {
 		{ok + "    columns: [position]\n", "5:15", "left out"},
 		{ok + "    columns: ['im*']\n", "5:15", "no patterns"},
 		{ok + "    name: x\n  - {name: x, principals: [a], datasets: [d], rights: []}", "6:5", "each name once"},
-		{"rules:\n  - {principals: [a], datasets: [d], rights: [write], where: 'a == 1'}", "2:62", "list and read at most"},
-		{"rules:\n  - {principals: [a], datasets: [d], rights: [admin], columns: [a]}", "2:64", "list and read at most"},
+		{"rules:\n  - {principals: [a], datasets: [d], rights: [write], where: 'a == 1'}", "2:62",
+			"list and read at most"},
+		{"rules:\n  - {principals: [a], datasets: [d], rights: [admin], columns: [a]}", "2:64",
+			"list and read at most"},
 		{"rules: &r [*r]", "1:", "rule"},
 		{"\xff", "1:1", "UTF-8"},
 	} {
@@ -149,7 +153,8 @@ func TestErrors(t *testing.T) {
 }
 
 func TestLint(t *testing.T) {
-	if got := parse(t, example).Lint(); len(got) != 1 || !strings.Contains(got[0].Message, "lets everybody who has a name write") {
+	if got := parse(t, example).Lint(); len(got) != 1 ||
+		!strings.Contains(got[0].Message, "lets everybody who has a name write") {
 		t.Errorf("%+v", got)
 	}
 	got := fmt.Sprint(parse(t, `
@@ -159,7 +164,8 @@ rules:
   - {principals: [anonymous], datasets: [a], rights: [drop]}
   - {groups: [anonymous], datasets: [b], rights: [read]}
 `).Lint())
-	for _, want := range []string{"rule on line 4 never decides: the rule on line 3", "lets callers without a name drop", "no group", "no rule grants admin"} {
+	for _, want := range []string{"rule on line 4 never decides: the rule on line 3",
+		"lets callers without a name drop", "no group", "no rule grants admin"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("%q is not said: %s", want, got)
 		}

@@ -67,7 +67,8 @@ func (n *named) first(name string, most int) int {
 }
 
 func compileTenants(list []*Tenant) *Tenants {
-	ts := &Tenants{list: list, byName: map[string]*Tenant{}, principals: named{exact: map[string]int{}}, groups: named{exact: map[string]int{}}}
+	ts := &Tenants{list: list, byName: map[string]*Tenant{}, principals: named{exact: map[string]int{}},
+		groups: named{exact: map[string]int{}}}
 	if !slices.ContainsFunc(list, func(t *Tenant) bool { return t.Name == DefaultTenant }) {
 		ts.list = append(ts.list, &Tenant{Name: DefaultTenant, Terms: admission.Terms{Weight: 1}})
 	}
@@ -148,21 +149,26 @@ func (ts *Tenants) Lint() []Finding {
 	for _, t := range ts.list {
 		line := max(t.Line, 1)
 		if t.Line > 0 && t.Name != DefaultTenant && t.Principals == nil && t.Groups == nil {
-			found = append(found, Finding{line, `tenant "` + t.Name + `" names nobody: only callers whose tokens name it are in it`})
+			found = append(found, Finding{line, `tenant "` + t.Name +
+				`" names nobody: only callers whose tokens name it are in it`})
 		}
 		for kind, list := range map[string][]string{"principal": t.Principals, "group": t.Groups} {
 			for _, p := range list {
 				if before, ok := seen[kind+p]; ok {
-					found = append(found, Finding{line, `tenant "` + t.Name + `" names ` + kind + ` "` + p + `", who is in tenant "` + before + `" before`})
+					found = append(found, Finding{line, `tenant "` + t.Name + `" names ` + kind + ` "` + p +
+						`", who is in tenant "` + before + `" before`})
 					continue
 				}
 				seen[kind+p] = t.Name
 			}
 		}
 		if t.Line > 0 && t.Name == DefaultTenant && (t.Principals != nil || t.Groups != nil) {
-			found = append(found, Finding{line, `tenant "default" is that of all who are in no other; it need name nobody`})
+			found = append(found,
+				Finding{line, `tenant "default" is that of all who are in no other; it need name nobody`})
 		}
 	}
-	slices.SortStableFunc(found, func(a, b Finding) int { return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Message, b.Message)) })
+	slices.SortStableFunc(found, func(a, b Finding) int {
+		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Message, b.Message))
+	})
 	return found
 }

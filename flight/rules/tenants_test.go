@@ -55,14 +55,16 @@ func TestTenantsOf(t *testing.T) {
 			t.Errorf("%+v, named %q: got %s, want %s", c.who, c.named, got, c.want)
 		}
 	}
-	want := admission.Terms{Weight: 4, Streams: 64, BytesPerSecond: 500_000_000, Windows: 0.5, Spill: 0.3, Evaluation: 0.25, Workers: 0.125, Reads: 0.4, Several: true}
+	want := admission.Terms{Weight: 4, Streams: 64, BytesPerSecond: 500_000_000, Windows: 0.5, Spill: 0.3,
+		Evaluation: 0.25, Workers: 0.125, Reads: 0.4, Several: true}
 	if got := ts.Terms("vision"); got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 	if got := ts.Terms("gone"); got != ts.Terms(DefaultTenant) || got.Weight != 1 {
 		t.Errorf("a tenant that is gone gets %+v", got)
 	}
-	if !ts.Has("audio", Who{Principal: "bob"}) || ts.Has("audio", Who{Principal: "ada"}) || ts.Has("gone", Who{Principal: "ada"}) {
+	if !ts.Has("audio", Who{Principal: "bob"}) || ts.Has("audio", Who{Principal: "ada"}) ||
+		ts.Has("gone", Who{Principal: "ada"}) {
 		t.Error("who may call on whose account")
 	}
 	var none *Tenants
@@ -96,7 +98,8 @@ func TestTenantsWrong(t *testing.T) {
 	} {
 		_, err := ParseTenants("tenants.yaml", []byte(text))
 		var fault *Error
-		if !errors.As(err, &fault) || !errors.Is(err, schema.ErrInvalid) || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "tenants.yaml:") {
+		if !errors.As(err, &fault) || !errors.Is(err, schema.ErrInvalid) || !strings.Contains(err.Error(), want) ||
+			!strings.HasPrefix(err.Error(), "tenants.yaml:") {
 			t.Errorf("%q: got %v, want %q", text, err, want)
 		}
 	}
@@ -131,7 +134,8 @@ func TestTenantsLint(t *testing.T) {
 		all = append(all, fmt.Sprintf("%d: %s", f.Line, f.Message))
 	}
 	got := strings.Join(all, "\n")
-	for _, want := range []string{`10: tenant "batch" names nobody`, `11: tenant "default" names principal "ada", who is in tenant "vision" before`, `it need name nobody`} {
+	for _, want := range []string{`10: tenant "batch" names nobody`,
+		`11: tenant "default" names principal "ada", who is in tenant "vision" before`, `it need name nobody`} {
 		if !strings.Contains(got, want) {
 			t.Errorf("it does not say %q:\n%s", want, got)
 		}

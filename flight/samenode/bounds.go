@@ -35,9 +35,11 @@ func (s *Server) reserve(uid uint32, n int64) error {
 	defer s.counting.Unlock()
 	var err error
 	if all, own := s.memory.Load(), s.users[uid]; all+n > s.opts.Memory {
-		err = fmt.Errorf("%w: clients on this node have shared memory of %d bytes, and may have %d together", schema.ErrLimit, all, s.opts.Memory)
+		err = fmt.Errorf("%w: clients on this node have shared memory of %d bytes, and may have %d together",
+			schema.ErrLimit, all, s.opts.Memory)
 	} else if own+n > s.opts.UserMemory {
-		err = fmt.Errorf("%w: user %d has shared memory of %d bytes, and may have %d", schema.ErrLimit, uid, own, s.opts.UserMemory)
+		err = fmt.Errorf("%w: user %d has shared memory of %d bytes, and may have %d", schema.ErrLimit, uid, own,
+			s.opts.UserMemory)
 	}
 	if err != nil {
 		return err

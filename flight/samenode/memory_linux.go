@@ -68,7 +68,9 @@ func userOf(c *net.UnixConn) (uid uint32, err error) {
 		return 0, err
 	}
 	var cred *unix.Ucred
-	if ctlErr := raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); ctlErr != nil || err != nil {
+	if ctlErr := raw.Control(func(fd uintptr) {
+		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); ctlErr != nil || err != nil {
 		return 0, fmt.Errorf("who is at the other end: %w", errors.Join(ctlErr, err))
 	}
 	return cred.Uid, nil

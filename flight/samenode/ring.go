@@ -151,8 +151,8 @@ func (r *Ring) placeLocked(call uint64, n int64) *Slot {
 	return s
 }
 
-// lapse abandons the ring if a batch has waited in it for so long; true if it is abandoned by this. Who waits goes on without it. The
-// slots that the client has, or may still read, stay as they are.
+// lapse abandons the ring if a batch has waited in it for so long; true if it is abandoned by this. Who waits goes on
+// without it. The slots that the client has, or may still read, stay as they are.
 func (r *Ring) lapse(lease time.Duration) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -263,7 +263,8 @@ func ParseCall(header string) (ring string, call uint64, err error) {
 		call, err = strconv.ParseUint(number, 10, 64)
 	}
 	if !ok || err != nil || call == 0 {
-		return "", 0, &schema.FieldError{Field: "header bowstring-ring", Got: schema.Quote(header), Want: "the ring's name, a slash, and the call's number, from 1 on"}
+		return "", 0, &schema.FieldError{Field: "header bowstring-ring", Got: schema.Quote(header),
+			Want: "the ring's name, a slash, and the call's number, from 1 on"}
 	}
 	return name, call, nil
 }

@@ -47,11 +47,12 @@ type Options struct {
 	RingBytes int64
 	// Memory bounds all rings together. Default 1 GiB.
 	Memory int64
-	// UserMemory bounds the rings of one user. Default: half of Memory, but a ring at least, where Mode lets others than the
-	// server's own user connect; else Memory.
+	// UserMemory bounds the rings of one user. Default: half of Memory, but a ring at least, where Mode lets others
+	// than the server's own user connect; else Memory.
 	UserMemory int64
-	// Lease is for how long a client may say nothing while a batch waits for room in its ring. Then the ring is abandoned: nothing more
-	// is written to it, and what comes goes by TCP. A trainer that pauses is such a client, too. Default 10 minutes.
+	// Lease is for how long a client may say nothing while a batch waits for room in its ring. Then the ring is
+	// abandoned: nothing more is written to it, and what comes goes by TCP. A trainer that pauses is such a client,
+	// too. Default 10 minutes.
 	Lease time.Duration
 	// Logger receives what operators should know. Default slog.Default().
 	Logger *slog.Logger
@@ -91,15 +92,20 @@ func (o *Options) Validate() error {
 	case !filepath.IsAbs(o.Path):
 		return &schema.FieldError{Field: "Path", Got: fmt.Sprintf("%q", o.Path), Want: "an absolute path"}
 	case len(o.hidden()) > maxName:
-		return &schema.FieldError{Field: "Path", Got: fmt.Sprintf("%d bytes", len(o.Path)), Want: fmt.Sprintf("at most %d, so that a unix socket's name is long enough for it and a suffix", maxName-len(o.hidden())+len(o.Path))}
+		return &schema.FieldError{Field: "Path", Got: fmt.Sprintf("%d bytes", len(o.Path)),
+			Want: fmt.Sprintf("at most %d, so that a unix socket's name is long enough for it and a suffix",
+				maxName-len(o.hidden())+len(o.Path))}
 	case o.Mode&^0o777 != 0:
 		return &schema.FieldError{Field: "Mode", Got: fmt.Sprintf("%#o", uint32(o.Mode)), Want: "rights such as 0660"}
 	case o.RingBytes < 1<<20 || o.RingBytes%page != 0:
-		return &schema.FieldError{Field: "RingBytes", Got: fmt.Sprint(o.RingBytes), Want: "a multiple of 64 KiB, 1 MiB or more"}
+		return &schema.FieldError{Field: "RingBytes", Got: fmt.Sprint(o.RingBytes),
+			Want: "a multiple of 64 KiB, 1 MiB or more"}
 	case o.Memory < o.RingBytes:
-		return &schema.FieldError{Field: "Memory", Got: fmt.Sprint(o.Memory), Want: fmt.Sprintf("at least one ring, %d", o.RingBytes)}
+		return &schema.FieldError{Field: "Memory", Got: fmt.Sprint(o.Memory),
+			Want: fmt.Sprintf("at least one ring, %d", o.RingBytes)}
 	case o.UserMemory < o.RingBytes || o.UserMemory > o.Memory:
-		return &schema.FieldError{Field: "UserMemory", Got: fmt.Sprint(o.UserMemory), Want: fmt.Sprintf("at least one ring, %d, and no more than all, %d", o.RingBytes, o.Memory)}
+		return &schema.FieldError{Field: "UserMemory", Got: fmt.Sprint(o.UserMemory),
+			Want: fmt.Sprintf("at least one ring, %d, and no more than all, %d", o.RingBytes, o.Memory)}
 	case o.Lease < 0:
 		return &schema.FieldError{Field: "Lease", Got: o.Lease.String(), Want: "a positive time"}
 	}
@@ -165,7 +171,8 @@ func Listen(opts Options) (*Server, error) {
 	if err := errors.Join(os.Chmod(hidden, opts.Mode), os.Rename(hidden, opts.Path)); err != nil {
 		return nil, errors.Join(fmt.Errorf("cannot listen on %s: %w", opts.Path, err), l.Close(), os.Remove(hidden))
 	}
-	s := &Server{opts: opts, name: newName(), listener: l, users: map[uint32]int64{}, rings: map[string]*Ring{}, conns: map[*net.UnixConn]struct{}{}}
+	s := &Server{opts: opts, name: newName(), listener: l, users: map[uint32]int64{}, rings: map[string]*Ring{},
+		conns: map[*net.UnixConn]struct{}{}}
 	s.running.Go(s.accept)
 	return s, nil
 }
@@ -301,7 +308,8 @@ func (s *Server) serve(c *net.UnixConn) {
 		n, err := c.Read(buf)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			if r.lapse(s.opts.Lease) {
-				s.opts.Logger.Warn("a client on this node says nothing while a batch waits for room in its shared memory; it gets what follows by TCP", "uid", uid, "lease", s.opts.Lease)
+				s.opts.Logger.Warn("a client on this node says nothing while a batch waits for room in its shared "+
+					"memory; it gets what follows by TCP", "uid", uid, "lease", s.opts.Lease)
 				_ = c.CloseWrite() // so that it asks for another ring when it wakes
 			}
 			continue
@@ -310,7 +318,8 @@ func (s *Server) serve(c *net.UnixConn) {
 			return
 		}
 		if !r.hear(buf[:n]) {
-			s.opts.Logger.Warn("a client on this node says what makes no sense; its shared memory is taken back", "bytes", n)
+			s.opts.Logger.Warn("a client on this node says what makes no sense; its shared memory is taken back",
+				"bytes", n)
 			return
 		}
 	}

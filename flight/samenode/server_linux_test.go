@@ -299,7 +299,8 @@ func TestUserMemoryIsBounded(t *testing.T) {
 	s := listen(t, Options{Mode: 0o666, RingBytes: 1 << 20, Memory: 4 << 20})
 	one, _, _ := visit(t, s)
 	_, two, _ := visit(t, s)
-	if _, three, fd := visit(t, s); two.Ring == "" || three.Ring != "" || fd >= 0 || !strings.Contains(three.Error, fmt.Sprintf("user %d", os.Getuid())) {
+	if _, three, fd := visit(t, s); two.Ring == "" || three.Ring != "" || fd >= 0 ||
+		!strings.Contains(three.Error, fmt.Sprintf("user %d", os.Getuid())) {
 		t.Errorf("the third client of a user was told %+v", three)
 	}
 	goAway(t, one)
@@ -308,8 +309,8 @@ func TestUserMemoryIsBounded(t *testing.T) {
 	}
 }
 
-// A client that says nothing while a batch waits loses its ring: the batch goes another way, no slot is written anew, and the
-// client is told by the socket's end. What it says afterwards is still heard.
+// A client that says nothing while a batch waits loses its ring: the batch goes another way, no slot is written anew,
+// and the client is told by the socket's end. What it says afterwards is still heard.
 func TestLease(t *testing.T) {
 	s := listen(t, Options{RingBytes: 1 << 20, Lease: 20 * time.Millisecond})
 	c, hello, fd := visit(t, s)

@@ -104,7 +104,8 @@ func Open(opts Options) (*Book, error) {
 		return nil, fmt.Errorf("usage: %w", err)
 	}
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, errors.Join(fmt.Errorf("%w: another server keeps what is used in %s: %w", schema.ErrUnavailable, opts.Dir, err), lock.Close())
+		return nil, errors.Join(fmt.Errorf("%w: another server keeps what is used in %s: %w", schema.ErrUnavailable,
+			opts.Dir, err), lock.Close())
 	}
 	return &Book{opts: opts, lock: lock, days: map[string]*day{}, total: map[key]Amount{}}, nil
 }
@@ -152,7 +153,8 @@ func (b *Book) load(name string) map[key]Amount {
 	entries := map[key]Amount{}
 	list, err := readDay(b.path(name), name)
 	if err != nil {
-		b.opts.Logger.Error("what was used on a day cannot be read, and is put aside", "file", b.path(name), "error", err)
+		b.opts.Logger.Error("what was used on a day cannot be read, and is put aside", "file", b.path(name), "error",
+			err)
 		if err := os.Rename(b.path(name), b.path(name)+".damaged"); err != nil {
 			b.opts.Logger.Error("it cannot be put aside, and will be lost", "error", err)
 		}
@@ -259,7 +261,8 @@ func (b *Book) report(ctx context.Context, err error) {
 		why = err.Error()
 	}
 	if why != "" && why != b.failed {
-		b.opts.Logger.LogAttrs(ctx, slog.LevelError, "what was used cannot be written, and is kept in memory", slog.String("error", why))
+		b.opts.Logger.LogAttrs(ctx, slog.LevelError, "what was used cannot be written, and is kept in memory",
+			slog.String("error", why))
 	}
 	b.failed = why
 }

@@ -64,7 +64,8 @@ func (f *Filter) days(day string) bool {
 func (f *Filter) Check() error {
 	for name, day := range map[string]string{"since": f.Since, "until": f.Until} {
 		if day != "" && !isDay(day) {
-			return &schema.FieldError{Field: name, Got: schema.Quote(day), Want: "a day in UTC, such as " + time.Now().UTC().Format(time.DateOnly)}
+			return &schema.FieldError{Field: name, Got: schema.Quote(day), Want: "a day in UTC, such as " +
+				time.Now().UTC().Format(time.DateOnly)}
 		}
 	}
 	return nil

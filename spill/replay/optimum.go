@@ -8,15 +8,15 @@ import (
 )
 
 // Optimum replays the trace with the rule that no other can beat: on a miss, of what is in the cache and the sample
-// itself, what will be used last, in the whole trace, is not kept. That is Belady's MIN where a sample need not be stored
-// ("A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 5, 1966).
+// itself, what will be used last, in the whole trace, is not kept. That is Belady's MIN where a sample need not be
+// stored ("A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 5, 1966).
 func (t *Trace) Optimum(capacity int) Result {
 	return t.OptimumFrom(math.MinInt64, capacity, capacity)
 }
 
-// OptimumFrom is what Optimum's rule makes of the part of the trace from a time on, if the cache has another capacity from then on: it
-// begins with what the rule has kept until then, as far as there is room. The result counts that part alone; its First are the uses
-// in it of samples that the whole trace had not used before.
+// OptimumFrom is what Optimum's rule makes of the part of the trace from a time on, if the cache has another capacity
+// from then on: it begins with what the rule has kept until then, as far as there is room. The result counts that part
+// alone; its First are the uses in it of samples that the whole trace had not used before.
 func (t *Trace) OptimumFrom(at spill.Time, before, after int) Result {
 	const never = int32(1<<31 - 1)
 	next := make([]int32, len(t.uses)) // when the sample of a use is used again, as an index

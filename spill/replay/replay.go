@@ -13,8 +13,8 @@ type Options struct {
 	Seed       uint64 // of the candidates drawn
 }
 
-// Run replays the trace with a policy. What an oracle is told are the jobs that run, each from when it begins, with its order
-// and its number of epochs, and how far they are: their speeds it has to see for itself.
+// Run replays the trace with a policy. What an oracle is told are the jobs that run, each from when it begins, with its
+// order and its number of epochs, and how far they are: their speeds it has to see for itself.
 func (t *Trace) Run(policy string, opts Options) (Result, error) {
 	future := &spill.Future{}
 	p, err := spill.ParsePolicy(policy, future)
@@ -36,7 +36,8 @@ func (t *Trace) Run(policy string, opts Options) (Result, error) {
 	for _, u := range t.uses {
 		j := &t.jobs[u.job]
 		if running[u.job] == nil {
-			running[u.job], err = future.Add(spill.JobOptions{Dataset: j.Dataset, Order: j.Order, Epochs: j.Epochs}, u.at)
+			running[u.job], err = future.Add(spill.JobOptions{Dataset: j.Dataset, Order: j.Order, Epochs: j.Epochs},
+				u.at)
 			if err != nil {
 				return Result{}, err
 			}

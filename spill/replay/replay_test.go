@@ -57,7 +57,8 @@ func TestOptimumIsTheMostThereIs(t *testing.T) {
 		}
 		for capacity := range trace.Items() + 1 {
 			if got, want := trace.Optimum(capacity).Hits, exhaustive(trace, capacity); got != want {
-				t.Fatalf("%d uses of %d samples, room for %d: %d hits, and %d can be had", trace.Uses(), trace.Items(), capacity, got, want)
+				t.Fatalf("%d uses of %d samples, room for %d: %d hits, and %d can be had", trace.Uses(), trace.Items(),
+					capacity, got, want)
 			}
 		}
 	}
@@ -82,7 +83,8 @@ func TestNoPolicyBeatsTheOptimum(t *testing.T) {
 					t.Errorf("%s has %d hits, and the optimum %d", policy, got.Hits, best.Hits)
 				}
 				for name, r := range map[string]Result{policy: got, "optimum": best} {
-					if r.Hits+r.Stored+r.Bypassed != r.Uses || r.Stored-r.Evicted > int64(capacity) || r.Uses != int64(trace.Uses()) {
+					if r.Hits+r.Stored+r.Bypassed != r.Uses || r.Stored-r.Evicted > int64(capacity) ||
+						r.Uses != int64(trace.Uses()) {
 						t.Errorf("%s with room for %d: %+v does not add up", name, capacity, r)
 					}
 					if capacity >= trace.Items() && r.Hits != r.Uses-r.First {
@@ -123,9 +125,11 @@ func TestOptimumFromATime(t *testing.T) {
 		}
 		changed := trace.OptimumFrom(at, capacity, other)
 		if other >= capacity && changed.Hits < part.Hits || other <= capacity && changed.Hits > part.Hits {
-			t.Errorf("room for %d and then for %d: %d hits; where it stays, %d", capacity, other, changed.Hits, part.Hits)
+			t.Errorf("room for %d and then for %d: %d hits; where it stays, %d", capacity, other, changed.Hits,
+				part.Hits)
 		}
-		if changed.Uses != part.Uses || changed.First != part.First || changed.Hits+changed.Stored+changed.Bypassed != changed.Uses {
+		if changed.Uses != part.Uses || changed.First != part.First ||
+			changed.Hits+changed.Stored+changed.Bypassed != changed.Uses {
 			t.Errorf("%+v does not add up, %+v where the capacity stays", changed, part)
 		}
 	}
@@ -138,7 +142,8 @@ func TestSamplesStandForAll(t *testing.T) {
 	for _, jobs := range []int{1, 4} {
 		mix := make([]Job, jobs)
 		for i := range mix {
-			mix[i] = Job{Dataset: 1, Order: newShuffled(r, n, n, 10), Epochs: 10, Speed: 1 + r.Float64(), Start: r.Float64() * n}
+			mix[i] = Job{Dataset: 1, Order: newShuffled(r, n, n, 10), Epochs: 10, Speed: 1 + r.Float64(),
+				Start: r.Float64() * n}
 		}
 		trace, err := NewTrace(mix, 0)
 		if err != nil {
@@ -151,7 +156,8 @@ func TestSamplesStandForAll(t *testing.T) {
 					t.Fatal(err)
 				}
 				if want := exact(trace, capacity, policy == "lru"); math.Abs(got.HitRate()-want) > 0.025 {
-					t.Errorf("%d jobs, room for %d: %s has a hit rate of %.3f, with an exact list %.3f", jobs, capacity, policy, got.HitRate(), want)
+					t.Errorf("%d jobs, room for %d: %s has a hit rate of %.3f, with an exact list %.3f", jobs, capacity,
+						policy, got.HitRate(), want)
 				}
 			}
 		}
@@ -177,7 +183,8 @@ func exact(t *Trace, capacity int, lru bool) float64 {
 	return r.HitRate()
 }
 
-// TestFutureAgainstBruteForce asks, at many times of a trace, when each sample is used next, and looks it up in the trace.
+// TestFutureAgainstBruteForce asks, at many times of a trace, when each sample is used next, and looks it up in the
+// trace.
 func TestFutureAgainstBruteForce(t *testing.T) {
 	r := testRand(t)
 	for range 20 {
@@ -235,11 +242,13 @@ func TestFutureAgainstBruteForce(t *testing.T) {
 						soonest, used = min(soonest, u.at+spill.Time(until)*spill.Time(j.RowTime())), true
 					}
 					if until != want[i] {
-						t.Fatalf("after %d uses, job %d of %d uses %+v in %d rows, the future says %d", k+1, i, len(mix), at, want[i], until)
+						t.Fatalf("after %d uses, job %d of %d uses %+v in %d rows, the future says %d", k+1, i,
+							len(mix), at, want[i], until)
 					}
 				}
 				if got, ok := future.NextUse(at, u.at); ok != used || ok && got != soonest {
-					t.Fatalf("after %d uses, the next use of %+v is %v, %v, want %v, %v", k+1, at, got, ok, soonest, used)
+					t.Fatalf("after %d uses, the next use of %+v is %v, %v, want %v, %v", k+1, at, got, ok, soonest,
+						used)
 				}
 			}
 		}
@@ -253,7 +262,8 @@ func TestNextUseIsCloseToTheOptimum(t *testing.T) {
 	for _, jobs := range []int{1, 4} {
 		mix := make([]Job, jobs)
 		for i := range mix {
-			mix[i] = Job{Dataset: 1, Order: newShuffled(r, n, n, 6), Epochs: 6, Speed: 0.5 + r.Float64(), Start: r.Float64() * n, Jitter: 0.5}
+			mix[i] = Job{Dataset: 1, Order: newShuffled(r, n, n, 6), Epochs: 6, Speed: 0.5 + r.Float64(),
+				Start: r.Float64() * n, Jitter: 0.5}
 		}
 		trace, err := NewTrace(mix, r.Uint64())
 		if err != nil {
@@ -273,7 +283,8 @@ func TestNextUseIsCloseToTheOptimum(t *testing.T) {
 			what := fmt.Sprintf("%d jobs, %d %%: %v, optimum %.3f", jobs, percent, rates, best)
 			t.Log(what)
 			next := rates["next-use"]
-			if next < 0.93*best || next <= rates["lru"] || next <= rates["fifo"] || next < rates["static"]-0.02 || jobs > 1 && next <= rates["static"] {
+			if next < 0.93*best || next <= rates["lru"] || next <= rates["fifo"] || next < rates["static"]-0.02 ||
+				jobs > 1 && next <= rates["static"] {
 				t.Error(what)
 			}
 		}

@@ -65,7 +65,8 @@ func NewTrace(jobs []Job, seed uint64) (*Trace, error) {
 		case !(j.Jitter >= 0 && j.Jitter < 1):
 			return nil, bad("jitter", float(j.Jitter), "a share from 0 to below 1")
 		case j.Order.Rows() > (maxUses-total)/j.Epochs:
-			return nil, bad("epochs", strconv.FormatInt(j.Epochs, 10), fmt.Sprintf("a trace of at most %d uses", maxUses))
+			return nil, bad("epochs", strconv.FormatInt(j.Epochs, 10),
+				fmt.Sprintf("a trace of at most %d uses", maxUses))
 		}
 		total += j.Order.Rows() * j.Epochs
 	}
@@ -136,8 +137,9 @@ func (t *Trace) Uses() int { return len(t.uses) }
 
 // Result is what a policy made of a trace.
 type Result struct {
-	Uses     int64 // of samples
-	First    int64 // of samples that had not been used before: those nobody can have in a cache that is filled by what is used
+	Uses int64 // of samples
+	// of samples that had not been used before: those nobody can have in a cache that is filled by what is used
+	First    int64
 	Hits     int64
 	Stored   int64 // samples written to the cache
 	Bypassed int64 // samples not stored after a miss

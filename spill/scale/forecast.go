@@ -27,8 +27,8 @@ type forecast struct {
 	rates map[[2]int]float64
 }
 
-// rate returns the share of hits in the bytes that are used from now on, if the cache has been of one size until now, and is of another from now
-// on.
+// rate returns the share of hits in the bytes that are used from now on, if the cache has been of one size until now,
+// and is of another from now on.
 func (f *forecast) rate(before, after int64) float64 {
 	sizes := [2]int{f.samples(before), f.samples(after)}
 	rate, known := f.rates[sizes]
@@ -53,8 +53,8 @@ type run struct {
 	time       float64
 }
 
-// newForecast returns nil if nothing is known of what will be used. rowBytes stands for the bytes of rows that jobs do not know, 0 if those are
-// left out.
+// newForecast returns nil if nothing is known of what will be used. rowBytes stands for the bytes of rows that jobs do
+// not know, 0 if those are left out.
 func newForecast(jobs []spill.JobState, rowBytes int64) (*forecast, error) {
 	var runs []run
 	longest := 0.0
@@ -73,7 +73,8 @@ func newForecast(jobs []spill.JobState, rowBytes int64) (*forecast, error) {
 	var epochs int64
 	for i := range runs {
 		r := &runs[i]
-		// While the slowest job goes through two more epochs; of one that does not say when it ends, another one is taken for granted.
+		// While the slowest job goes through two more epochs; of one that does not say when it ends, another one is
+		// taken for granted.
 		r.end = r.epoch + 1 + int64(min(max(math.Ceil(2*longest/r.time), 2), maxEpochs-1))
 		if r.Left < 0 {
 			r.end = r.epoch + 2
@@ -95,7 +96,8 @@ func newForecast(jobs []spill.JobState, rowBytes int64) (*forecast, error) {
 		}
 		// The longest epoch takes 1000 seconds: only how times compare counts.
 		epoch := max(r.time/longest*1000, 1e-5)
-		mix = append(mix, replay.Job{Dataset: r.Dataset, Order: o, Epochs: r.end - r.first, Speed: float64(o.rows) / epoch})
+		mix = append(mix, replay.Job{Dataset: r.Dataset, Order: o, Epochs: r.end - r.first,
+			Speed: float64(o.rows) / epoch})
 		past = append(past, (float64(r.Served)/float64(r.Rows)-float64(r.first))*epoch)
 	}
 	if len(mix) == 0 {
@@ -112,8 +114,8 @@ func newForecast(jobs []spill.JobState, rowBytes int64) (*forecast, error) {
 	return &forecast{trace: trace, now: spill.Time(now * 1e9), unit: unit, rates: map[[2]int]float64{}}, nil
 }
 
-// draw draws positions of each dataset that some job uses, by its bytes, so many altogether, and returns the bytes that each stands
-// for. They are the same each time.
+// draw draws positions of each dataset that some job uses, by its bytes, so many altogether, and returns the bytes that
+// each stands for. They are the same each time.
 func draw(runs []run, samples int) (drawn map[uint32][]int64, unit float64) {
 	drawn, bytes, total := map[uint32][]int64{}, map[uint32]float64{}, 0.0
 	for _, r := range runs {

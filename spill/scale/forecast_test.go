@@ -38,7 +38,8 @@ func requireAbout(t *testing.T, what string, got, want float64) {
 	}
 }
 
-// TestForecastOfOneJob: a job that reshuffles hits what is kept over the end of an epoch, which is the share of the data that is cached.
+// TestForecastOfOneJob: a job that reshuffles hits what is kept over the end of an epoch, which is the share of the
+// data that is cached.
 func TestForecastOfOneJob(t *testing.T) {
 	r := testRand(t)
 	const n = 30_000
@@ -49,7 +50,8 @@ func TestForecastOfOneJob(t *testing.T) {
 		requireAbout(t, "hits", f.rate(size, size), min(share, 1))
 	}
 	if size := int64(n * 1000); f.samples(size) != maxSamples || f.rate(0, size) >= f.rate(size, size) {
-		t.Errorf("%d samples, %.3f from nothing on, %.3f with all there", f.samples(size), f.rate(0, size), f.rate(size, size))
+		t.Errorf("%d samples, %.3f from nothing on, %.3f with all there", f.samples(size), f.rate(0, size),
+			f.rate(size, size))
 	}
 
 	// In its last epoch it uses nothing twice: what is there is hit, and more room gains nothing.
@@ -57,7 +59,8 @@ func TestForecastOfOneJob(t *testing.T) {
 	half := int64(n * 1000 / 2)
 	requireAbout(t, "hits in the last epoch", f.rate(half, half), 0.5)
 	if f.rate(half, 2*half) != f.rate(half, half) || f.rate(half, half/2) >= f.rate(half, half) {
-		t.Errorf("in the last epoch %.3f, with more %.3f, with less %.3f", f.rate(half, half), f.rate(half, 2*half), f.rate(half, half/2))
+		t.Errorf("in the last epoch %.3f, with more %.3f, with less %.3f", f.rate(half, half), f.rate(half, 2*half),
+			f.rate(half, half/2))
 	}
 	// And they are hit first: the second half of an epoch fetches what the next one begins with.
 	f = mustForecast(t, state(o, n, 3, 2.5))
@@ -66,7 +69,8 @@ func TestForecastOfOneJob(t *testing.T) {
 	// If it does not say that this is the last, it is not.
 	f = mustForecast(t, state(o, n, 0, 2.5))
 	if f.rate(half, 2*half) < f.rate(half, half)+0.1 {
-		t.Errorf("in an epoch that may be followed by another %.3f, with more %.3f", f.rate(half, half), f.rate(half, 2*half))
+		t.Errorf("in an epoch that may be followed by another %.3f, with more %.3f", f.rate(half, half),
+			f.rate(half, 2*half))
 	}
 }
 

@@ -14,7 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Free returns a function that says how many bytes are free, for this process, on the file system that a directory is on.
+// Free returns a function that says how many bytes are free, for this process, on the file system that a directory is
+// on.
 func Free(dir string) func() (int64, error) {
 	return func() (int64, error) {
 		var st unix.Statfs_t
@@ -25,8 +26,8 @@ func Free(dir string) func() (int64, error) {
 	}
 }
 
-// Memory returns how many bytes of memory this process could still get, and how many there are: of the machine, or of its control group if that has less. Pages
-// of files count as available, as they give way.
+// Memory returns how many bytes of memory this process could still get, and how many there are: of the machine, or of
+// its control group if that has less. Pages of files count as available, as they give way.
 func Memory() (available, total int64, err error) {
 	fs, err := procfs.NewDefaultFS()
 	if err != nil {

@@ -45,7 +45,8 @@ func TestUsesOfGroup(t *testing.T) {
 			}
 		}
 		got, err := usesOf(dir, c.v1)
-		if c.err == "" && (err != nil || got != c.want) || c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err)) {
+		if c.err == "" && (err != nil || got != c.want) || c.err != "" &&
+			(err == nil || !strings.Contains(err.Error(), c.err)) {
 			t.Errorf("%s: %d, %v, want %d, %q", name, got, err, c.want, c.err)
 		}
 	}

@@ -21,14 +21,15 @@ type Cache interface {
 	Stats() spill.Stats
 }
 
-// Options describe a Scaler. Cache, Future, MinBytes, MaxBytes, Demand and one of Dir and Disk must be set; the zero value of each other field stands
-// for its default.
+// Options describe a Scaler. Cache, Future, MinBytes, MaxBytes, Demand and one of Dir and Disk must be set; the zero
+// value of each other field stands for its default.
 type Options struct {
 	Cache  Cache
 	Future *spill.Future // the jobs that run
 	// MinBytes and MaxBytes are the limits of the budget.
 	MinBytes, MaxBytes int64
-	// KeepFree is the free space in bytes that is left on the disk, for others; the cache should be told the same. Default 1 GiB.
+	// KeepFree is the free space in bytes that is left on the disk, for others; the cache should be told the same.
+	// Default 1 GiB.
 	KeepFree int64
 	// Period is the time between decisions. Default 10 s.
 	Period time.Duration
@@ -98,14 +99,17 @@ type Decision struct {
 
 // Inputs are the figures that a decision goes by.
 type Inputs struct {
-	HeldBytes      int64   `json:"held_bytes"`                 // of the disk, by the cache
-	FreeBytes      int64   `json:"free_bytes"`                 // on the disk
-	FallBytes      int64   `json:"fall_bytes"`                 // by which it may fall in a period, as it did in the last one; a quarter of HeldBytes at most
-	AvailableBytes int64   `json:"available_bytes"`            // of memory
-	MemoryBytes    int64   `json:"memory_bytes"`               // there are
-	Jobs           int     `json:"jobs"`                       // that run
-	Streamed       float64 `json:"streamed"`                   // streams that were open, in the mean over the last periods
-	Waited         float64 `json:"waited"`                     // share of their time in which consumers waited for the store
+	HeldBytes int64 `json:"held_bytes"` // of the disk, by the cache
+	FreeBytes int64 `json:"free_bytes"` // on the disk
+	// by which it may fall in a period, as it did in the last one; a quarter of HeldBytes at most
+	FallBytes      int64 `json:"fall_bytes"`
+	AvailableBytes int64 `json:"available_bytes"` // of memory
+	MemoryBytes    int64 `json:"memory_bytes"`    // there are
+	Jobs           int   `json:"jobs"`            // that run
+	// streams that were open, in the mean over the last periods
+	Streamed float64 `json:"streamed"`
+	// share of their time in which consumers waited for the store
+	Waited         float64 `json:"waited"`
 	BytesPerSecond float64 `json:"bytes_per_second"`           // to consumers
 	SpillShare     float64 `json:"spill_share"`                // of those bytes that came from the cache
 	HitsNow        float64 `json:"forecast_hits,omitempty"`    // share of bytes from the cache with the budget as it is
@@ -151,7 +155,8 @@ type observation[T any] struct {
 	value T
 }
 
-// New returns a scaler that does nothing before it is started. The error, a [schema.FieldError], says what is wrong with the options.
+// New returns a scaler that does nothing before it is started. The error, a [schema.FieldError], says what is wrong
+// with the options.
 func New(opts Options) (*Scaler, error) {
 	opts.EnsureDefaults()
 	if err := opts.check(); err != nil {
@@ -278,7 +283,8 @@ func (s *Scaler) decide(now time.Time) Decision {
 
 	from := d.FromBytes
 	if to := min(max(from, o.MinBytes), o.MaxBytes); to != from {
-		return change("limits", to, "the budget was outside of its limits, %s to %s", bytes(o.MinBytes), bytes(o.MaxBytes))
+		return change("limits", to, "the budget was outside of its limits, %s to %s", bytes(o.MinBytes),
+			bytes(o.MaxBytes))
 	}
 	if diskErr != nil {
 		return hold("what is free on the disk is not known: %v", diskErr)
@@ -289,7 +295,8 @@ func (s *Scaler) decide(now time.Time) Decision {
 	if left < 0 {
 		to := max(room-reserve, o.MinBytes)
 		if to < from {
-			return change("disk", to, "%s are free on the disk, %s less in a period, and %s are to be left", bytes(free), bytes(in.FallBytes), bytes(o.KeepFree))
+			return change("disk", to, "%s are free on the disk, %s less in a period, and %s are to be left",
+				bytes(free), bytes(in.FallBytes), bytes(o.KeepFree))
 		}
 		return hold("the disk is too full, %s are free, but the budget is as low as that can make it", bytes(free))
 	}
@@ -298,23 +305,27 @@ func (s *Scaler) decide(now time.Time) Decision {
 		if to := max(held-held/32, o.MinBytes); to < from {
 			return change("memory", to, "%s of %s of memory are available", bytes(available), bytes(total))
 		}
-		return hold("memory is short, %s of %s are available, but the budget is at its minimum", bytes(available), bytes(total))
+		return hold("memory is short, %s of %s are available, but the budget is at its minimum", bytes(available),
+			bytes(total))
 	}
 	if left < reserve {
 		to := max(from-from/8, room-reserve, o.MinBytes)
 		if to >= from {
-			return hold("the disk is nearly full, %s are free, but the budget is as low as that can make it", bytes(free))
+			return hold("the disk is nearly full, %s are free, but the budget is as low as that can make it",
+				bytes(free))
 		}
 		known, err := compare(to)
 		switch {
 		case err != nil:
 			return hold("%v", err)
 		case in.HitsNow-in.HitsOther > same:
-			return hold("the disk is nearly full, but with less than %s hits would fall from %s to %s", bytes(from), percent(in.HitsNow), percent(in.HitsOther))
+			return hold("the disk is nearly full, but with less than %s hits would fall from %s to %s", bytes(from),
+				percent(in.HitsNow), percent(in.HitsOther))
 		case !known && in.Jobs > 0:
 			return hold("the disk is nearly full, %s are free, but what jobs will use is not known", bytes(free))
 		case known:
-			return change("tight", to, "the disk is nearly full, %s are free, and with less cache hits stay at %s", bytes(free), percent(in.HitsOther))
+			return change("tight", to, "the disk is nearly full, %s are free, and with less cache hits stay at %s",
+				bytes(free), percent(in.HitsOther))
 		}
 		return change("tight", to, "the disk is nearly full, %s are free, and no job runs", bytes(free))
 	}
@@ -326,11 +337,13 @@ func (s *Scaler) decide(now time.Time) Decision {
 	case in.Streamed < 0.1:
 		return hold("no consumer streams; what is held costs nothing while there is room")
 	case in.Waited < waits:
-		return hold("consumers waited %s of their time for the store: with more cache they would be no faster", percent(in.Waited))
+		return hold("consumers waited %s of their time for the store: with more cache they would be no faster",
+			percent(in.Waited))
 	case 1-in.SpillShare < fromStore:
 		return hold("consumers waited %s of their time, but all bytes came from the cache", percent(in.Waited))
 	case from == o.MaxBytes:
-		return hold("consumers waited %s of their time for the store, but the budget is at its maximum", percent(in.Waited))
+		return hold("consumers waited %s of their time for the store, but the budget is at its maximum",
+			percent(in.Waited))
 	case float64(st.HeldBytes) < full*float64(from):
 		return hold("the budget is not used up: %s of %s are held", bytes(st.HeldBytes), bytes(from))
 	case !s.shrunk.IsZero() && now.Sub(s.shrunk) < pause*o.Period:
@@ -349,13 +362,16 @@ func (s *Scaler) decide(now time.Time) Decision {
 	case !known:
 		return hold("what jobs will use is not known")
 	case in.HitsOther-in.HitsNow < worthwhile:
-		return hold("with %s hits would be %s, and they are %s with %s: more cache would not pay", bytes(most), percent(in.HitsOther), percent(in.HitsNow), bytes(from))
+		return hold("with %s hits would be %s, and they are %s with %s: more cache would not pay", bytes(most),
+			percent(in.HitsOther), percent(in.HitsNow), bytes(from))
 	}
-	return change("grow", min(from+from/2, most), "consumers waited %s of their time for the store, and with %s hits would rise from %s to %s",
+	return change("grow", min(from+from/2, most), "consumers waited %s of their time for the store, and with %s hits "+
+		"would rise from %s to %s",
 		percent(in.Waited), bytes(most), percent(in.HitsNow), percent(in.HitsOther))
 }
 
-// falls returns by how much the space that is free or the cache's will fall in a period, by what others took since the last step.
+// falls returns by how much the space that is free or the cache's will fall in a period, by what others took since the
+// last step.
 func (s *Scaler) falls(now time.Time, space int64) int64 {
 	last := s.space
 	s.space = observation[int64]{now, space}

@@ -43,7 +43,8 @@ const (
 	rowBytes             = 5 << 20 // so the dataset has about 100 GB
 )
 
-// newWorld is a node on which the budget of 8 GiB would grow: one job in its third epoch of six waits for half of its time.
+// newWorld is a node on which the budget of 8 GiB would grow: one job in its third epoch of six waits for half of its
+// time.
 func newWorld(t testing.TB) *world {
 	t.Helper()
 	w := &world{free: 100 * gib, available: 50 * gib, now: time.Unix(1e9, 0), waited: 0.5, fromSpill: 0.1}
@@ -102,16 +103,30 @@ func TestRules(t *testing.T) {
 		to     int64 // 0: as it is
 		reason string
 	}{
-		"waits":              {func(*testing.T, *world) {}, "grow", 12 * gib, "consumers waited 50.0 % of their time for the store"},
-		"grows to the limit": {func(_ *testing.T, w *world) { w.stats.BudgetBytes, w.stats.HeldBytes = 60*gib, 60*gib }, "grow", 64 * gib, "hits would rise"},
+		"waits": {func(*testing.T, *world) {}, "grow", 12 * gib,
+			"consumers waited 50.0 % of their time for the store"},
+		"grows to the limit": {func(_ *testing.T, w *world) {
+			w.stats.BudgetBytes, w.stats.HeldBytes = 60*gib, 60*gib
+		}, "grow", 64 * gib, "hits would rise"},
 		"grows as far as the disk allows": {
-			func(_ *testing.T, w *world) { w.free = keepFree + 2*reserve + 3*gib }, "grow", 11 * gib, "with 11 GiB hits would rise",
+			func(_ *testing.T, w *world) {
+				w.free = keepFree + 2*reserve + 3*gib
+			}, "grow", 11 * gib, "with 11 GiB hits would rise",
 		},
-		"below the limits":  {func(_ *testing.T, w *world) { w.stats.BudgetBytes = 1 }, "limits", minBudget, "outside of its limits"},
-		"beyond the limits": {func(_ *testing.T, w *world) { w.stats.BudgetBytes = 65 * gib }, "limits", maxBudget, "outside of its limits"},
-		"disk short":        {func(_ *testing.T, w *world) { w.free = keepFree - 2*gib }, "disk", 8*gib - 2*gib - reserve, "2.0 GiB are free on the disk"},
+		"below the limits": {func(_ *testing.T, w *world) {
+			w.stats.BudgetBytes = 1
+		}, "limits", minBudget, "outside of its limits"},
+		"beyond the limits": {func(_ *testing.T, w *world) {
+			w.stats.BudgetBytes = 65 * gib
+		}, "limits", maxBudget, "outside of its limits"},
+		"disk short": {func(_ *testing.T, w *world) {
+			w.free = keepFree - 2*gib
+		}, "disk", 8*gib - 2*gib - reserve, "2.0 GiB are free on the disk"},
 		"disk much too full": {
-			func(_ *testing.T, w *world) { w.free = 0; w.stats.HeldBytes = 2 * gib }, "disk", minBudget, "0 B are free on the disk",
+			func(_ *testing.T, w *world) {
+				w.free = 0
+				w.stats.HeldBytes = 2 * gib
+			}, "disk", minBudget, "0 B are free on the disk",
 		},
 		"disk short, at the minimum": {
 			func(_ *testing.T, w *world) {
@@ -120,18 +135,34 @@ func TestRules(t *testing.T) {
 			}, "hold", 0, "as low as that can make it",
 		},
 		"disk short in a period": {
-			func(_ *testing.T, w *world) { w.fall, w.free = gib, keepFree+gib/2 }, "disk", 8*gib - gib/2 - reserve, "1.0 GiB less in a period",
+			func(_ *testing.T, w *world) {
+				w.fall, w.free = gib, keepFree+gib/2
+			}, "disk", 8*gib - gib/2 - reserve, "1.0 GiB less in a period",
 		},
-		"disk falls":      {func(_ *testing.T, w *world) { w.fall = 50 * gib }, "grow", 12 * gib, ""},
-		"disk unknown":    {func(_ *testing.T, w *world) { w.diskError = errors.New("gone") }, "hold", 0, "what is free on the disk is not known: gone"},
-		"memory short":    {func(_ *testing.T, w *world) { w.available = 4 * gib }, "memory", 8*gib - gib/4, "4.0 GiB of 100 GiB of memory are available"},
-		"memory unknown":  {func(_ *testing.T, w *world) { w.memoryErr = errors.New("gone") }, "hold", 0, "what memory is available is not known: gone"},
-		"memory scant":    {func(_ *testing.T, w *world) { w.available = 8 * gib }, "hold", 0, "too little for more"},
-		"memory, minimum": {func(_ *testing.T, w *world) { w.available = 0; w.stats.BudgetBytes = minBudget }, "hold", 0, "but the budget is at its minimum"},
+		"disk falls": {func(_ *testing.T, w *world) { w.fall = 50 * gib }, "grow", 12 * gib, ""},
+		"disk unknown": {func(_ *testing.T, w *world) {
+			w.diskError = errors.New("gone")
+		}, "hold", 0, "what is free on the disk is not known: gone"},
+		"memory short": {func(_ *testing.T, w *world) {
+			w.available = 4 * gib
+		}, "memory", 8*gib - gib/4, "4.0 GiB of 100 GiB of memory are available"},
+		"memory unknown": {func(_ *testing.T, w *world) {
+			w.memoryErr = errors.New("gone")
+		}, "hold", 0, "what memory is available is not known: gone"},
+		"memory scant": {func(_ *testing.T, w *world) { w.available = 8 * gib }, "hold", 0, "too little for more"},
+		"memory, minimum": {func(_ *testing.T, w *world) {
+			w.available = 0
+			w.stats.BudgetBytes = minBudget
+		}, "hold", 0, "but the budget is at its minimum"},
 		"memory, little held": {
-			func(_ *testing.T, w *world) { w.available = 0; w.stats.BudgetBytes, w.stats.HeldBytes = 32*gib, gib/2 }, "memory", minBudget, "of memory",
+			func(_ *testing.T, w *world) {
+				w.available = 0
+				w.stats.BudgetBytes, w.stats.HeldBytes = 32*gib, gib/2
+			}, "memory", minBudget, "of memory",
 		},
-		"disk tight, of use": {func(_ *testing.T, w *world) { w.free = keepFree + gib/2 }, "hold", 0, "but with less than 8.0 GiB hits would fall"},
+		"disk tight, of use": {func(_ *testing.T, w *world) {
+			w.free = keepFree + gib/2
+		}, "hold", 0, "but with less than 8.0 GiB hits would fall"},
 		"disk tight, of no use": {
 			func(t *testing.T, w *world) {
 				for _, j := range w.future.Jobs() {
@@ -145,7 +176,8 @@ func TestRules(t *testing.T) {
 				for _, j := range w.future.Jobs() {
 					w.future.Remove(j.Job)
 				}
-				if _, err := w.future.Add(spill.JobOptions{Dataset: 1, Order: newShuffled(testRand(t), span(0, rows), 2)}, 0); err != nil {
+				if _, err := w.future.Add(spill.JobOptions{Dataset: 1, Order: newShuffled(testRand(t), span(0, rows),
+					2)}, 0); err != nil {
 					t.Fatal(err)
 				}
 				w.free = keepFree
@@ -156,7 +188,8 @@ func TestRules(t *testing.T) {
 				for _, j := range w.future.Jobs() {
 					w.future.Remove(j.Job)
 				}
-				if _, err := w.future.Add(spill.JobOptions{Dataset: 1, Order: newShuffled(testRand(t), span(0, rows), 2), RowBytes: 100_000}, 0); err != nil {
+				if _, err := w.future.Add(spill.JobOptions{Dataset: 1, Order: newShuffled(testRand(t), span(0, rows),
+					2), RowBytes: 100_000}, 0); err != nil {
 					t.Fatal(err)
 				}
 				w.free = keepFree
@@ -167,16 +200,34 @@ func TestRules(t *testing.T) {
 				w.free, w.stats.BudgetBytes, w.stats.HeldBytes = keepFree, minBudget, minBudget
 			}, "hold", 0, "as low as that can make it",
 		},
-		"disk without room":  {func(_ *testing.T, w *world) { w.free = keepFree + 2*reserve }, "hold", 0, "too little for more"},
-		"nobody streams":     {func(_ *testing.T, w *world) { w.demand = w.scaler.demand[0].value }, "hold", 0, "no consumer streams"},
-		"nobody waits":       {func(_ *testing.T, w *world) { w.demand.Waited = w.demand.Streamed / 25 }, "hold", 0, "they would be no faster"},
-		"the disk is waited": {func(_ *testing.T, w *world) { w.demand.StoreBytes = 0 }, "hold", 0, "all bytes came from the cache"},
-		"at the maximum":     {func(_ *testing.T, w *world) { w.stats.BudgetBytes, w.stats.HeldBytes = maxBudget, maxBudget }, "hold", 0, "at its maximum"},
-		"not used up":        {func(_ *testing.T, w *world) { w.stats.HeldBytes = 6 * gib }, "hold", 0, "not used up: 6.0 GiB of 8.0 GiB"},
-		"shrunk of late":     {func(_ *testing.T, w *world) { w.scaler.shrunk = w.now.Add(-49 * time.Second) }, "hold", 0, "had to shrink 49s ago"},
-		"shrunk long ago":    {func(_ *testing.T, w *world) { w.scaler.shrunk = w.now.Add(-60 * time.Second) }, "grow", 12 * gib, ""},
+		"disk without room": {func(_ *testing.T, w *world) {
+			w.free = keepFree + 2*reserve
+		}, "hold", 0, "too little for more"},
+		"nobody streams": {func(_ *testing.T, w *world) {
+			w.demand = w.scaler.demand[0].value
+		}, "hold", 0, "no consumer streams"},
+		"nobody waits": {func(_ *testing.T, w *world) {
+			w.demand.Waited = w.demand.Streamed / 25
+		}, "hold", 0, "they would be no faster"},
+		"the disk is waited": {func(_ *testing.T, w *world) {
+			w.demand.StoreBytes = 0
+		}, "hold", 0, "all bytes came from the cache"},
+		"at the maximum": {func(_ *testing.T, w *world) {
+			w.stats.BudgetBytes, w.stats.HeldBytes = maxBudget, maxBudget
+		}, "hold", 0, "at its maximum"},
+		"not used up": {func(_ *testing.T, w *world) {
+			w.stats.HeldBytes = 6 * gib
+		}, "hold", 0, "not used up: 6.0 GiB of 8.0 GiB"},
+		"shrunk of late": {func(_ *testing.T, w *world) {
+			w.scaler.shrunk = w.now.Add(-49 * time.Second)
+		}, "hold", 0, "had to shrink 49s ago"},
+		"shrunk long ago": {func(_ *testing.T, w *world) {
+			w.scaler.shrunk = w.now.Add(-60 * time.Second)
+		}, "grow", 12 * gib, ""},
 		"last epoch": {
-			func(_ *testing.T, w *world) { w.future.Jobs()[0].Job.Advance(5, 0, 1e15) }, "hold", 0, "more cache would not pay",
+			func(_ *testing.T, w *world) {
+				w.future.Jobs()[0].Job.Advance(5, 0, 1e15)
+			}, "hold", 0, "more cache would not pay",
 		},
 		"jobs of which nothing is known": {
 			func(t *testing.T, w *world) {
@@ -198,13 +249,15 @@ func TestRules(t *testing.T) {
 			if c.to == 0 {
 				c.to = from
 			}
-			if d.Rule != c.rule || d.FromBytes != from || d.ToBytes != c.to || !strings.Contains(d.Reason, c.reason) || !d.At.Equal(w.now) {
+			if d.Rule != c.rule || d.FromBytes != from || d.ToBytes != c.to || !strings.Contains(d.Reason, c.reason) ||
+				!d.At.Equal(w.now) {
 				t.Errorf("%+v, want %s from %d to %d", d, c.rule, from, c.to)
 			}
 			if w.stats.BudgetBytes != c.to || w.scaler.Last() != d {
 				t.Errorf("the budget is %d, the last decision %+v", w.stats.BudgetBytes, w.scaler.Last())
 			}
-			if history := w.scaler.History(); c.to == from && len(history) != 0 || c.to != from && (len(history) != 1 || history[0] != d) {
+			if history := w.scaler.History(); c.to == from && len(history) != 0 || c.to != from &&
+				(len(history) != 1 || history[0] != d) {
 				t.Errorf("the history is %+v", history)
 			}
 		})
@@ -244,7 +297,8 @@ func TestOptionsAreChecked(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d := s.Step(w.now); d.Inputs.FreeBytes <= 0 || d.Inputs.AvailableBytes <= 0 || d.Inputs.MemoryBytes < d.Inputs.AvailableBytes {
+	if d := s.Step(w.now); d.Inputs.FreeBytes <= 0 || d.Inputs.AvailableBytes <= 0 ||
+		d.Inputs.MemoryBytes < d.Inputs.AvailableBytes {
 		t.Errorf("of this machine: %+v", d)
 	}
 }
@@ -268,7 +322,8 @@ func TestDecisionIsLogged(t *testing.T) {
 		if err := json.Unmarshal([]byte(out.String()), &line); err != nil {
 			t.Fatalf("%q: %v", out.String(), err)
 		}
-		if line["level"] != want.level || line["msg"] != want.message || line["to"] != want.to || line["reason"] != d.Reason {
+		if line["level"] != want.level || line["msg"] != want.message || line["to"] != want.to ||
+			line["reason"] != d.Reason {
 			t.Errorf("%v, want %+v", line, want)
 		}
 	}
@@ -300,7 +355,8 @@ func TestStartAndStop(t *testing.T) {
 	})
 }
 
-// TestAnyWorld draws what happens at random, and what goes on as it is then. The cache fills up as it can, on a disk that others use as well.
+// TestAnyWorld draws what happens at random, and what goes on as it is then. The cache fills up as it can, on a disk
+// that others use as well.
 func TestAnyWorld(t *testing.T) {
 	r := testRand(t)
 	for range 25 {
@@ -324,13 +380,15 @@ func TestAnyWorld(t *testing.T) {
 			if d.ToBytes < minBudget || d.ToBytes > maxBudget || w.stats.BudgetBytes != d.ToBytes {
 				t.Fatalf("outside of the limits: %+v", d)
 			}
-			if d.ToBytes > d.FromBytes && (in.FreeBytes-in.FallBytes-(d.ToBytes-in.HeldBytes) < keepFree || in.Waited < waits || in.AvailableBytes < 10*gib) {
+			if d.ToBytes > d.FromBytes && (in.FreeBytes-in.FallBytes-(d.ToBytes-in.HeldBytes) < keepFree ||
+				in.Waited < waits || in.AvailableBytes < 10*gib) {
 				t.Fatalf("grown where it must not: %+v", d)
 			}
 			if d.ToBytes > d.FromBytes+d.FromBytes/2 {
 				t.Fatalf("grown too fast: %+v", d)
 			}
-			if w.free-in.FallBytes < keepFree && d.ToBytes > minBudget && d.ToBytes+keepFree > w.free-in.FallBytes+in.HeldBytes {
+			if w.free-in.FallBytes < keepFree && d.ToBytes > minBudget &&
+				d.ToBytes+keepFree > w.free-in.FallBytes+in.HeldBytes {
 				t.Fatalf("the disk is short, and that is not enough: %+v", d)
 			}
 			return d

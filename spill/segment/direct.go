@@ -69,7 +69,8 @@ func (s *Segment) isDirect(n int64) bool {
 	return (s.direct != nil || s.model != nil) && n >= directMin
 }
 
-// span is where a record with a payload of n bytes begins and ends if it is the next of a segment whose data ends at end.
+// span is where a record with a payload of n bytes begins and ends if it is the next of a segment whose data ends at
+// end.
 func (s *Segment) span(end, n int64) (at, next int64) {
 	if s.isDirect(n) {
 		at = Blocks(end)
@@ -155,7 +156,8 @@ func (s *Segment) writeCopies(run []Write) error {
 	return s.pwriteDirect([][]byte{buf[:n]}, at)
 }
 
-// pwriteDirect writes whole blocks. What the file system refuses to write past the page cache goes through it. iovs is used up.
+// pwriteDirect writes whole blocks. What the file system refuses to write past the page cache goes through it. iovs is
+// used up.
 func (s *Segment) pwriteDirect(iovs [][]byte, at int64) error {
 	write := unix.Pwritev
 	if w := s.io.writers.take(); w != nil {

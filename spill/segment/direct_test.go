@@ -118,7 +118,8 @@ func testDirect(t *testing.T, waiting bool) {
 		slices.SortFunc(runs, func(a, b run) int { return int(a.from - b.from) })
 		for i, r := range runs[1:] {
 			if r.from < runs[i].to {
-				t.Errorf("segment %d: a record at %d begins before %d, where the one before it ends", id, r.from, runs[i].to)
+				t.Errorf("segment %d: a record at %d begins before %d, where the one before it ends", id, r.from,
+					runs[i].to)
 			}
 		}
 	}
@@ -134,7 +135,8 @@ func testDirect(t *testing.T, waiting bool) {
 				t.Fatal(err)
 			case !rec.Void:
 				found++
-				if data, ok := want[Location{g.ID(), rec.Offset, rec.Length}]; !ok || schema.RefOf(data).Key != rec.Key {
+				if data, ok := want[Location{g.ID(), rec.Offset, rec.Length}]; !ok ||
+					schema.RefOf(data).Key != rec.Key {
 					t.Errorf("the scan found a record at %d of segment %d that nobody wrote", rec.Offset, g.ID())
 				}
 			}
@@ -166,7 +168,8 @@ func TestDirectTakesNoMemory(t *testing.T) {
 	}
 }
 
-// What the file system refuses to write past the page cache, as it does from a buffer at an odd address, goes through it.
+// What the file system refuses to write past the page cache, as it does from a buffer at an odd address, goes through
+// it.
 func TestDirectRefused(t *testing.T) {
 	t.Run("async", func(t *testing.T) {
 		newAsync(t)

@@ -2,13 +2,13 @@ package segment
 
 import "bowstring/schema"
 
-// Model stands for a disk in a simulation. Segments of a Set with a model have numbers, offsets, space that is allocated and
-// given back, seals and pins like any others, by the same code; they have no files, and keep no byte.
+// Model stands for a disk in a simulation. Segments of a Set with a model have numbers, offsets, space that is
+// allocated and given back, seals and pins like any others, by the same code; they have no files, and keep no byte.
 type Model struct {
 	// Bytes returns what a blob of n bytes is read as. The slice is not written to, and must stay as it is.
 	Bytes func(n int64) []byte
-	// Wait is called for each read and each write with the number of bytes. It returns when the disk is done, and may be called
-	// by many goroutines at once.
+	// Wait is called for each read and each write with the number of bytes. It returns when the disk is done, and may
+	// be called by many goroutines at once.
 	Wait func(op Op, n int64)
 }
 

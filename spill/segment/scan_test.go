@@ -128,7 +128,8 @@ func TestScanTornTail(t *testing.T) {
 			// a header or payload may have put back the very bytes it took.
 			whole := int64(cut) >= rec.Offset+rec.Length
 			same := int64(len(torn)) >= rec.Offset+rec.Length &&
-				bytes.Equal(torn[rec.Offset-HeaderSize:rec.Offset+rec.Length], b[rec.Offset-HeaderSize:rec.Offset+rec.Length])
+				bytes.Equal(torn[rec.Offset-HeaderSize:rec.Offset+rec.Length],
+					b[rec.Offset-HeaderSize:rec.Offset+rec.Length])
 			found := i < len(good) && good[i] == rec
 			if found != (whole || same) {
 				t.Fatalf("seed %d, cut at %d: record %d at %d found: %v", seed, cut, i, rec.Offset, found)

@@ -176,7 +176,8 @@ func (s *Segment) Unpin() {
 	}
 }
 
-// Extent implements schema.Locator. The blobs of a segment are pieces of its mapping, which covers the file from its beginning.
+// Extent implements schema.Locator. The blobs of a segment are pieces of its mapping, which covers the file from its
+// beginning.
 func (s *Segment) Extent(data []byte) (schema.Extent, bool) {
 	if s.model != nil {
 		return schema.Extent{}, false
@@ -190,7 +191,8 @@ func (s *Segment) Extent(data []byte) (schema.Extent, bool) {
 func (s *Segment) read(off, n int64) (schema.Blob, error) {
 	if off < HeaderSize || n < 0 || n > s.end.Load()-off {
 		s.Unpin()
-		return schema.Blob{}, fmt.Errorf("%w: segment %d has no %d bytes at offset %d", schema.ErrDataLoss, s.id, n, off)
+		return schema.Blob{}, fmt.Errorf("%w: segment %d has no %d bytes at offset %d", schema.ErrDataLoss, s.id, n,
+			off)
 	}
 	if n == 0 {
 		s.Unpin()
@@ -237,7 +239,8 @@ func (s *Segment) reserve(n int64, alloc allocator) (at int64, ok bool, err erro
 			return 0, false, err
 		}
 		if s.direct != nil {
-			// Where the file need not grow for it, a direct write does not wait for the one before. A failure costs no more than that.
+			// Where the file need not grow for it, a direct write does not wait for the one before. A failure costs no
+			// more than that.
 			_ = s.file.Truncate(min(s.reserved, s.capacity))
 		}
 	}

@@ -316,7 +316,8 @@ func TestVanishedPages(t *testing.T) {
 		t.Fatal("a blob whose pages are gone was handed out")
 	}
 	// Beyond what was ever written.
-	for _, loc := range []Location{{loc.Segment, 1 << 20, 10}, {loc.Segment, 0, 10}, {loc.Segment, 64, -1}, {loc.Segment, 64, 1 << 40}} {
+	for _, loc := range []Location{{loc.Segment, 1 << 20, 10}, {loc.Segment, 0, 10}, {loc.Segment, 64, -1},
+		{loc.Segment, 64, 1 << 40}} {
 		if _, err := s.Get(loc); !errors.Is(err, schema.ErrDataLoss) {
 			t.Errorf("reading %+v: %v", loc, err)
 		}

@@ -38,8 +38,9 @@ type Options struct {
 	// leaves it to the kernel when to store what is written: for a caller that
 	// need not find it after a crash of the machine.
 	NoSync bool
-	// Direct has blobs of 32 KiB and more written past the page cache, where the file system can do it, in whole blocks that they share
-	// with no other: for what is written for later. Reading is the same. With NoSync, Scan finds damage where a block was left for that.
+	// Direct has blobs of 32 KiB and more written past the page cache, where the file system can do it, in whole blocks
+	// that they share with no other: for what is written for later. Reading is the same. With NoSync, Scan finds damage
+	// where a block was left for that.
 	Direct bool
 	// ReadOnly has no file changed: there are no appends.
 	ReadOnly bool
@@ -176,8 +177,8 @@ func (s *Set) Segments() []*Segment {
 	return list
 }
 
-// Footprint is the space that a payload of n bytes takes in the set's files at most, header and padding included, but for the rest of a block
-// that Options.Direct may have it leave before itself.
+// Footprint is the space that a payload of n bytes takes in the set's files at most, header and padding included, but
+// for the rest of a block that Options.Direct may have it leave before itself.
 func (s *Set) Footprint(n int64) int64 {
 	if s.opts.Direct && n >= directMin {
 		return Blocks(Footprint(n))
@@ -233,7 +234,8 @@ func (s *Set) KeyAt(loc Location) (schema.Key, error) {
 		return schema.Key{}, err
 	}
 	if reason != "" || r.Length != loc.Length {
-		return schema.Key{}, fmt.Errorf("%w: segment %d, offset %d: %s", schema.ErrDataLoss, loc.Segment, loc.Offset, cmp.Or(reason, "another length"))
+		return schema.Key{}, fmt.Errorf("%w: segment %d, offset %d: %s", schema.ErrDataLoss, loc.Segment, loc.Offset,
+			cmp.Or(reason, "another length"))
 	}
 	return r.Key, nil
 }
@@ -287,16 +289,17 @@ type Write struct {
 	Key     schema.Key
 	Sum     schema.Sum
 	Payload []byte // of the length that was reserved; not kept
-	Frame   []byte // that the payload lies in, as schema.Blob has it; nil if there is none. WriteAll fills in the rest of it
-	Err     error  // set by WriteAll
+	// that the payload lies in, as schema.Blob has it; nil if there is none. WriteAll fills in the rest of it
+	Frame []byte
+	Err   error // set by WriteAll
 }
 
 func (w *Write) record() Record {
 	return Record{Key: w.Key, Offset: w.at + HeaderSize, Length: w.n, Sum: w.Sum}
 }
 
-// WriteAll fills in the space of several blobs, as Reservation.Write does of one, and sets the error of each. Those that are written directly
-// go to the disk together as far as they follow one another.
+// WriteAll fills in the space of several blobs, as Reservation.Write does of one, and sets the error of each. Those
+// that are written directly go to the disk together as far as they follow one another.
 func WriteAll(writes []Write) {
 	for len(writes) > 0 {
 		g, n := writes[0].segment, 1

@@ -44,7 +44,8 @@ func (a allocator) allocate(f *os.File, have, need, limit int64) (int64, error) 
 		return have, fmt.Errorf("free space of %s: %w", name, err)
 	}
 	if free-(need-have) < a.keep {
-		return have, fmt.Errorf("%w: disk full: %d bytes are free where %s lies, a write needs %d more and %d are kept in reserve: %w",
+		return have, fmt.Errorf("%w: disk full: %d bytes are free where %s lies, a write needs %d more and %d are "+
+			"kept in reserve: %w",
 			schema.ErrLimit, free, name, need-have, a.keep, unix.ENOSPC)
 	}
 	// Ask for a long run; when little is left, for just what is needed.

@@ -109,9 +109,14 @@ func TestReady(t *testing.T) {
 func TestWhoMaySeeWhat(t *testing.T) {
 	const token = "correct horse battery staple"
 	client := newClient(t, nil)
-	open := "http://" + start(t, admin.Options{Hosts: []string{"node7"}, Console: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })})
+	open := "http://" + start(t, admin.Options{Hosts: []string{"node7"},
+		Console: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(http.StatusNoContent)
+		})})
 	closed := "http://" + start(t, admin.Options{Token: func() ([]byte, error) { return []byte(token), nil }})
-	broken := "http://" + start(t, admin.Options{Token: func() ([]byte, error) { return nil, errors.New("secret detail") }})
+	broken := "http://" + start(t, admin.Options{Token: func() ([]byte, error) {
+		return nil, errors.New("secret detail")
+	}})
 	for _, tt := range []struct {
 		url    string
 		header []string
@@ -156,12 +161,14 @@ func TestWhoMaySeeWhat(t *testing.T) {
 			t.Errorf("%s: %d %q", tt.url, code, text)
 		}
 	}
-	if resp, err := client.Post(open+"/metrics", "text/plain", strings.NewReader("x")); err != nil || resp.StatusCode == http.StatusOK {
+	if resp, err := client.Post(open+"/metrics", "text/plain", strings.NewReader("x")); err != nil ||
+		resp.StatusCode == http.StatusOK {
 		t.Errorf("POST: %v, %v", resp, err)
 	} else {
 		resp.Body.Close()
 	}
-	if code, _ := ask(t, client, open+"/metrics", "X-Long", strings.Repeat("x", 1<<20)); code != http.StatusRequestHeaderFieldsTooLarge {
+	if code, _ := ask(t, client, open+"/metrics", "X-Long",
+		strings.Repeat("x", 1<<20)); code != http.StatusRequestHeaderFieldsTooLarge {
 		t.Errorf("a header of 1 MiB: %d", code)
 	}
 }
@@ -174,8 +181,9 @@ func writeCertificate(t *testing.T, dir string, serial int64, end time.Time) *x5
 		t.Fatal(err)
 	}
 	about := x509.Certificate{
-		SerialNumber: big.NewInt(serial), NotBefore: end.Add(-time.Hour * 48), NotAfter: end, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		IsCA: true, BasicConstraintsValid: true,
+		SerialNumber: big.NewInt(serial), NotBefore: end.Add(-time.Hour * 48), NotAfter: end,
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		IsCA:        true, BasicConstraintsValid: true,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, &about, &about, key.Public(), key)
 	if err != nil {
@@ -185,7 +193,8 @@ func writeCertificate(t *testing.T, dir string, serial int64, end time.Time) *x5
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, block := range map[string]*pem.Block{"cert.pem": {Type: "CERTIFICATE", Bytes: der}, "key.pem": {Type: "PRIVATE KEY", Bytes: keyDER}} {
+	for name, block := range map[string]*pem.Block{"cert.pem": {Type: "CERTIFICATE", Bytes: der},
+		"key.pem": {Type: "PRIVATE KEY", Bytes: keyDER}} {
 		if err := os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(block), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -215,7 +224,8 @@ func TestTLS(t *testing.T) {
 	if code, _ := ask(t, client, url+"/metrics"); code != http.StatusOK {
 		t.Errorf("over TLS: %d", code)
 	}
-	if resp, err := newClient(t, &tls.Config{RootCAs: roots, MaxVersion: tls.VersionTLS11}).Get(url + "/healthz"); err == nil {
+	if resp, err := newClient(t, &tls.Config{RootCAs: roots, MaxVersion: tls.VersionTLS11}).Get(url +
+		"/healthz"); err == nil {
 		resp.Body.Close()
 		t.Error("TLS 1.1 is spoken")
 	}

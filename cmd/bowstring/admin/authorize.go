@@ -24,7 +24,8 @@ var (
 	// ErrUnknown says that nobody knows who asks.
 	ErrUnknown = errors.New("this takes a token: Authorization: Bearer TOKEN")
 	// ErrForbidden says that whoever asks may not see it.
-	ErrForbidden = errors.New("profiles are shown to callers on this machine, or to those who have the token that --admin-token-file sets")
+	ErrForbidden = errors.New("profiles are shown to callers on this machine, or to those who have the token that " +
+		"--admin-token-file sets")
 )
 
 // guard shows something to those who may see it.

@@ -60,7 +60,8 @@ func TestTokenThatCannotBe(t *testing.T) {
 
 func TestLoopback(t *testing.T) {
 	for addr, want := range map[string]bool{
-		"127.0.0.1:80": true, "[::1]:80": true, "localhost": true, "localhost:9": true, "127.9.9.9": true, "[::1]": true,
+		"127.0.0.1:80": true, "[::1]:80": true, "localhost": true, "localhost:9": true, "127.9.9.9": true,
+		"[::1]":       true,
 		"10.0.0.1:80": false, "localhost.evil.example:80": false, "": false, "0.0.0.0:80": false,
 	} {
 		if got := isLoopback(addr); got != want {

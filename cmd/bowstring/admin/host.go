@@ -20,14 +20,17 @@ func Named(r *http.Request, hosts []string) bool {
 		return true
 	}
 	own, err := os.Hostname()
-	return err == nil && host == strings.ToLower(own) || slices.ContainsFunc(hosts, func(h string) bool { return strings.EqualFold(h, host) })
+	return err == nil && host == strings.ToLower(own) || slices.ContainsFunc(hosts, func(h string) bool {
+		return strings.EqualFold(h, host)
+	})
 }
 
 // named answers only requests that name this server.
 func (s *Server) named(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !Named(r, s.opts.Hosts) {
-			say(w, http.StatusForbidden, fmt.Sprintf("this server is not known to be called %.200q: ask by its address, or have --admin-host name it", hostOf(r.Host)))
+			say(w, http.StatusForbidden, fmt.Sprintf("this server is not known to be called %.200q: ask by its "+
+				"address, or have --admin-host name it", hostOf(r.Host)))
 			return
 		}
 		h.ServeHTTP(w, r)

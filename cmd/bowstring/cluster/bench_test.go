@@ -104,7 +104,8 @@ func BenchmarkCluster(b *testing.B) {
 	}
 }
 
-// BenchmarkPeerRead is what it costs the processors of both nodes to read a GB by way of the other one, whose cache has it.
+// BenchmarkPeerRead is what it costs the processors of both nodes to read a GB by way of the other one, whose cache has
+// it.
 func BenchmarkPeerRead(b *testing.B) {
 	s := newStore(b, benchRows)
 	c := newNodes(b, s, 2, clusterOptions{})
@@ -146,7 +147,8 @@ func processCPU(b *testing.B) time.Duration {
 // fixedBytes is what a spill takes beside its blobs.
 const fixedBytes = spill.MinBytes / 2
 
-// BenchmarkClusterHalf is one job whose nodes' caches hold half of the dataset, beside one cache of their joint size by Belady's rule.
+// BenchmarkClusterHalf is one job whose nodes' caches hold half of the dataset, beside one cache of their joint size by
+// Belady's rule.
 func BenchmarkClusterHalf(b *testing.B) {
 	const epochs = 6
 	for range b.N {
@@ -167,7 +169,8 @@ func BenchmarkClusterHalf(b *testing.B) {
 		}
 		best := trace.Optimum(held)
 		ours := 1 - float64(sum(reads)-benchRows)/float64(benchRows*(epochs-1))
-		b.Logf("%d of %d blobs held, %v reads of the store; hit rate %.3f, by Belady's rule %.3f", held, benchRows, reads, ours, best.HitRate())
+		b.Logf("%d of %d blobs held, %v reads of the store; hit rate %.3f, by Belady's rule %.3f", held, benchRows,
+			reads, ours, best.HitRate())
 		b.ReportMetric(ours/best.HitRate(), "belady_ratio")
 		b.ReportMetric(float64(held)/benchRows, "held")
 	}
@@ -177,7 +180,8 @@ func BenchmarkClusterHalf(b *testing.B) {
 type permutation struct{}
 
 func (permutation) plan(epoch int64) *plan.Plan {
-	p, err := plan.New(plan.Config{Selection: plan.All(benchRows), Seed: benchSeed, Epoch: uint64(epoch), Shuffle: true, Batch: 64, World: benchRanks, Remainder: plan.Uneven})
+	p, err := plan.New(plan.Config{Selection: plan.All(benchRows), Seed: benchSeed, Epoch: uint64(epoch), Shuffle: true,
+		Batch: 64, World: benchRanks, Remainder: plan.Uneven})
 	if err != nil {
 		panic(err)
 	}

@@ -10,8 +10,8 @@ import (
 	"bowstring/schema"
 )
 
-// churnLink is a way from a server to a node, without a network. As a connection does it agrees on a protocol: with a program of
-// protocol 1, which knows no flags.
+// churnLink is a way from a server to a node, without a network. As a connection does it agrees on a protocol: with a
+// program of protocol 1, which knows no flags.
 type churnLink struct {
 	from *churnLife
 	to   *churnNode
@@ -186,7 +186,8 @@ func (l *churnLife) answer(ctx context.Context, ask peers.Ask) (fetch.Answer, er
 		default:
 		}
 	}()
-	loan := fetch.Loan{ID: 1, Ref: ask.Ref, Snapshot: ask.Snapshot, Position: ask.Position, Onward: ask.Onward, Held: ask.Held}
+	loan := fetch.Loan{ID: 1, Ref: ask.Ref, Snapshot: ask.Snapshot, Position: ask.Position, Onward: ask.Onward,
+		Held: ask.Held}
 	if err := b.Lend(ctx, loan); err != nil {
 		return fetch.Answer{}, fmt.Errorf("%w: %w", schema.ErrUnavailable, err)
 	}

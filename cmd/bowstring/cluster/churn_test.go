@@ -34,7 +34,8 @@ var (
 
 const churnSamples = 240
 
-// churnSize is how many bytes the sample at a position has: no two have as many, as disks that are models know blobs by it.
+// churnSize is how many bytes the sample at a position has: no two have as many, as disks that are models know blobs by
+// it.
 func churnSize(pos int64) int64 { return 500 + 7*pos }
 
 // churnContent is a blob of n bytes.
@@ -194,8 +195,9 @@ func (w *churnWorld) join(n *churnNode, protocol int) error {
 	return nil
 }
 
-// Whatever nodes do that join, drain, stay, die, come back with old caches or as programs of two protocols, in zones, with second
-// owners and with two views at once: each sample is served once an epoch, with its bytes, and then all agree again.
+// Whatever nodes do that join, drain, stay, die, come back with old caches or as programs of two protocols, in zones,
+// with second owners and with two views at once: each sample is served once an epoch, with its bytes, and then all
+// agree again.
 func TestClusterChurn(t *testing.T) {
 	s := newChurnStore(t)
 	first, last := uint64(1), uint64(*churnSeeds)
@@ -214,10 +216,13 @@ func TestClusterChurn(t *testing.T) {
 			return
 		}
 	}
-	t.Logf("in %d s %d blobs came from other nodes, %d of them damaged, %d from nodes that left, %d by who acts for a zone, %d asked by protocol 1; "+
+	t.Logf("in %d s %d blobs came from other nodes, %d of them damaged, %d from nodes that left, %d by who acts for "+
+		"a zone, %d asked by protocol 1; "+
 		"%d drains ended, %d were taken back, %d nodes joined, %d with their old caches, views were split %d times",
-		total.seconds, total.reads, total.damaged, total.held, total.onward, total.old, total.drains, total.stays, total.joins, total.kept, total.splits)
-	if last >= first+3 && slices.Contains([]int64{total.reads, total.damaged, total.held, total.onward, total.old, total.drains, total.stays, total.kept, total.splits}, 0) {
+		total.seconds, total.reads, total.damaged, total.held, total.onward, total.old, total.drains, total.stays,
+		total.joins, total.kept, total.splits)
+	if last >= first+3 && slices.Contains([]int64{total.reads, total.damaged, total.held, total.onward, total.old,
+		total.drains, total.stays, total.kept, total.splits}, 0) {
 		t.Error("too little happened")
 	}
 }
@@ -225,13 +230,16 @@ func TestClusterChurn(t *testing.T) {
 func runClusterChurn(t *testing.T, s store.Store, seed uint64, total *churnTotal) {
 	rng := rand.New(rand.NewPCG(seed, 14))
 	w := &churnWorld{
-		rng: rng, shared: memshared.New(), store: farStore{s, time.Duration(1+rng.IntN(20)) * time.Millisecond}, total: total,
-		quiet: map[[2]int]bool{}, wrong: map[[2]int]bool{}, dark: map[int]bool{}, side: map[int]int{}, heal: make(chan struct{}), layouts: map[string]*layout.Layout{},
+		rng: rng, shared: memshared.New(), store: farStore{s, time.Duration(1+rng.IntN(20)) * time.Millisecond},
+		total: total,
+		quiet: map[[2]int]bool{}, wrong: map[[2]int]bool{}, dark: map[int]bool{}, side: map[int]int{},
+		heal: make(chan struct{}), layouts: map[string]*layout.Layout{},
 	}
 	zones := 1 + rng.IntN(3)
 	capacity := int64(100_000 << rng.IntN(4)) // of 320 KB: not all, or some twice
 	for i := range 2 + rng.IntN(4) {
-		w.nodes = append(w.nodes, &churnNode{world: w, index: i, id: string(rune('a' + i)), zone: fmt.Sprint("z", i%zones), capacity: capacity})
+		w.nodes = append(w.nodes, &churnNode{world: w, index: i, id: string(rune('a' + i)),
+			zone: fmt.Sprint("z", i%zones), capacity: capacity})
 	}
 	for _, n := range w.nodes[:1+rng.IntN(len(w.nodes))] { // the others join
 		if err := n.begin(1+rng.IntN(2), false); err != nil {
@@ -241,8 +249,10 @@ func runClusterChurn(t *testing.T, s store.Store, seed uint64, total *churnTotal
 	ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
 	defer cancel()
 	req := schema.Request{
-		Dataset: "d", Shuffle: &schema.Shuffle{Seed: seed}, Batch: int64(10 + rng.IntN(60)), Remainder: schema.RemainderUneven,
-		World: &schema.World{Size: int64(1 + rng.IntN(4))}, Order: []string{"", schema.OrderFree, "window:3"}[rng.IntN(3)],
+		Dataset: "d", Shuffle: &schema.Shuffle{Seed: seed}, Batch: int64(10 + rng.IntN(60)),
+		Remainder: schema.RemainderUneven,
+		World:     &schema.World{Size: int64(1 + rng.IntN(4))},
+		Order:     []string{"", schema.OrderFree, "window:3"}[rng.IntN(3)],
 	}
 	if seed%2 == 0 {
 		req.Assign = schema.AssignLocal
@@ -257,10 +267,11 @@ func runClusterChurn(t *testing.T, s store.Store, seed uint64, total *churnTotal
 	for rank := range ranks {
 		own := rand.New(rand.NewPCG(seed, uint64(100+rank)))
 		reading.Go(func() {
-			ranks[rank] = w.rank(ctx, own, schema.Ticket{Request: req, Rank: rank}, epochs, func(epoch int, pos int64) error {
-				seen[epoch][pos].Add(1)
-				return nil
-			})
+			ranks[rank] = w.rank(ctx, own, schema.Ticket{Request: req, Rank: rank}, epochs,
+				func(epoch int, pos int64) error {
+					seen[epoch][pos].Add(1)
+					return nil
+				})
 		})
 	}
 	began := time.Now()
@@ -295,7 +306,8 @@ func (w *churnWorld) agree() error {
 		l := n.lives()
 		v := l.members.View()
 		if len(v.Nodes) != len(w.nodes) || len(v.Leaving) != 0 || v.Err != nil {
-			return fmt.Errorf("node %s knows %d nodes of %d, %d that leave; %w", n.id, len(v.Nodes), len(w.nodes), len(v.Leaving), v.Err)
+			return fmt.Errorf("node %s knows %d nodes of %d, %d that leave; %w", n.id, len(v.Nodes), len(w.nodes),
+				len(v.Leaving), v.Err)
 		}
 		if now := l.members.Now().Name(); name == "" {
 			name = now
@@ -326,7 +338,8 @@ func newChurnStore(t *testing.T) store.Store {
 	fields := []arrow.Field{{Name: "number", Type: arrow.PrimitiveTypes.Int64}}
 	sc, err := schema.NewSchema(fields, []arrow.Field{schema.BlobField("image", schema.MediaImage, false)})
 	check(err)
-	in, err := ingest.New(t.Context(), s, ingest.Options{Dataset: "d", Source: "test", Schema: sc, Mode: ingest.Replace})
+	in, err := ingest.New(t.Context(), s, ingest.Options{Dataset: "d", Source: "test", Schema: sc,
+		Mode: ingest.Replace})
 	check(err)
 	defer in.Close()
 	b := array.NewRecordBuilder(memory.DefaultAllocator, arrow.NewSchema(fields, nil))

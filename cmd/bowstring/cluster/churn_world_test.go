@@ -22,8 +22,8 @@ import (
 	"bowstring/spill/segment"
 )
 
-// churnWorld is a cluster in a bubble: members, layouts, drains, tiers, caches and engines are those of serve; the network, the
-// disks and what the nodes share are models.
+// churnWorld is a cluster in a bubble: members, layouts, drains, tiers, caches and engines are those of serve; the
+// network, the disks and what the nodes share are models.
 type churnWorld struct {
 	rng     *rand.Rand // of what happens; used by one goroutine
 	shared  *memshared.Shared
@@ -139,7 +139,8 @@ func (s churnShared) Leases(ctx context.Context, name string) (map[string][]byte
 	return rows, err
 }
 
-func (s churnShared) ClaimLayout(ctx context.Context, cluster, plan string, epoch uint64, name string, ttl time.Duration) (string, error) {
+func (s churnShared) ClaimLayout(ctx context.Context, cluster, plan string, epoch uint64, name string,
+	ttl time.Duration) (string, error) {
 	if err := s.reaches(); err != nil {
 		return "", err
 	}
@@ -197,15 +198,19 @@ func (n *churnNode) begin(protocol int, keep bool) (err error) {
 	}
 	if n.cache == nil {
 		n.next = &spill.Future{}
-		model := &segment.Model{Bytes: churnContent, Wait: func(segment.Op, int64) { time.Sleep(100 * time.Microsecond) }}
-		n.cache, err = spill.Open(spill.Options{Bytes: spill.MinBytes, Oracle: n.next, Seed: uint64(n.index + 1), Writers: 1, Logger: log, Model: model})
+		model := &segment.Model{Bytes: churnContent, Wait: func(segment.Op, int64) {
+			time.Sleep(100 * time.Microsecond)
+		}}
+		n.cache, err = spill.Open(spill.Options{Bytes: spill.MinBytes, Oracle: n.next, Seed: uint64(n.index + 1),
+			Writers: 1, Logger: log, Model: model})
 		if err != nil {
 			return err
 		}
 	}
-	l.members, err = members.New(members.Options{Cluster: "c", Shared: churnShared{w.shared, l}, NewLayout: w.layout, Logger: log, Chance: func(d time.Duration) time.Duration {
-		return d * time.Duration(1+n.index%4) / 5
-	}})
+	l.members, err = members.New(members.Options{Cluster: "c", Shared: churnShared{w.shared, l}, NewLayout: w.layout,
+		Logger: log, Chance: func(d time.Duration) time.Duration {
+			return d * time.Duration(1+n.index%4) / 5
+		}})
 	if err != nil {
 		return err
 	}
@@ -229,7 +234,8 @@ func (n *churnNode) begin(protocol int, keep bool) (err error) {
 		return err
 	}
 	l.engine, err = fetch.NewEngine(w.store, fetch.Options{
-		WindowBytes: 64 << 10, Spill: n.cache, Future: n.next, Peers: l.cluster.Tier(), Layouts: l.members, Logger: log, ReadTimeout: time.Minute, NoHedge: w.noHedge,
+		WindowBytes: 64 << 10, Spill: n.cache, Future: n.next, Peers: l.cluster.Tier(), Layouts: l.members, Logger: log,
+		ReadTimeout: time.Minute, NoHedge: w.noHedge,
 	})
 	if err != nil {
 		return err
@@ -272,7 +278,8 @@ func (n *churnNode) lives() *churnLife {
 }
 
 // rank reads a rank's share of its epochs, on whatever node takes it, from where it was when another one ended.
-func (w *churnWorld) rank(ctx context.Context, rng *rand.Rand, t schema.Ticket, epochs int, seen func(epoch int, pos int64) error) error {
+func (w *churnWorld) rank(ctx context.Context, rng *rand.Rand, t schema.Ticket, epochs int,
+	seen func(epoch int, pos int64) error) error {
 	for epoch := range epochs {
 		t.Request.Shuffle = &schema.Shuffle{Seed: t.Request.Shuffle.Seed, Epoch: uint64(epoch)}
 		at := schema.Ticket{Request: t.Request, Rank: t.Rank}
@@ -289,7 +296,8 @@ func (w *churnWorld) rank(ctx context.Context, rng *rand.Rand, t schema.Ticket, 
 			l.exit()
 			switch {
 			case ctx.Err() != nil:
-				return fmt.Errorf("epoch %d does not come to its end at rank %d: %w", epoch, t.Rank, errors.Join(context.Cause(ctx), err))
+				return fmt.Errorf("epoch %d does not come to its end at rank %d: %w", epoch, t.Rank,
+					errors.Join(context.Cause(ctx), err))
 			case err != nil && !errors.Is(err, schema.ErrUnavailable) && l.gone.Err() == nil:
 				return err
 			}
@@ -304,7 +312,8 @@ func (w *churnWorld) rank(ctx context.Context, rng *rand.Rand, t schema.Ticket, 
 }
 
 // readOn reads on at a server until that ends or leaves; t is where it got to.
-func (w *churnWorld) readOn(ctx context.Context, l *churnLife, rng *rand.Rand, t *schema.Ticket, seen func(pos int64) error) (done bool, err error) {
+func (w *churnWorld) readOn(ctx context.Context, l *churnLife, rng *rand.Rand, t *schema.Ticket,
+	seen func(pos int64) error) (done bool, err error) {
 	j, err := l.engine.Open(ctx, t.Request)
 	if err != nil {
 		return false, err

@@ -102,10 +102,12 @@ func (c *Cluster) dial(id string) (peers.Link, error) {
 		return c.opts.Dial(node)
 	}
 	address := node.Address
-	opts := peering.Options{Cluster: c.opts.Name, Node: c.opts.Node, Other: id, Zone: c.opts.Zone, Key: c.opts.Key, Newest: c.opts.Newest, Logger: c.opts.Logger}
+	opts := peering.Options{Cluster: c.opts.Name, Node: c.opts.Node, Other: id, Zone: c.opts.Zone, Key: c.opts.Key,
+		Newest: c.opts.Newest, Logger: c.opts.Logger}
 	where, err := url.Parse(address)
 	if err != nil || where.Port() == "" {
-		return nil, fmt.Errorf("%w: node %s has the address %q; want grpc://HOST:PORT or grpc+tls://HOST:PORT", schema.ErrInvalid, id, address)
+		return nil, fmt.Errorf("%w: node %s has the address %q; want grpc://HOST:PORT or grpc+tls://HOST:PORT",
+			schema.ErrInvalid, id, address)
 	}
 	if where.Scheme == "grpc+tls" {
 		if opts.TLS = c.opts.TLS; opts.TLS == nil {
@@ -124,7 +126,8 @@ func (c *Cluster) dial(id string) (peers.Link, error) {
 
 // WarmOthers has each other node bring its part of a request, and calls progress, one call at a time, with what it says
 // or why it says nothing more. It returns when all have ended.
-func (c *Cluster) WarmOthers(ctx context.Context, request []byte, tenant string, progress func(node string, said []byte, err error)) {
+func (c *Cluster) WarmOthers(ctx context.Context, request []byte, tenant string,
+	progress func(node string, said []byte, err error)) {
 	c.mu.Lock()
 	links := map[string]*peering.Link{}
 	for _, n := range c.nodes {
@@ -193,7 +196,9 @@ func (c *Cluster) doubts(ago time.Duration) bool {
 	met := c.met
 	c.met = false
 	c.mu.Unlock()
-	return met || ago >= doubtEvery && slices.ContainsFunc(c.tier.Stats(), func(n peers.NodeStats) bool { return !n.Up || n.Silent })
+	return met || ago >= doubtEvery && slices.ContainsFunc(c.tier.Stats(), func(n peers.NodeStats) bool {
+		return !n.Up || n.Silent
+	})
 }
 
 // read reads the leases now. What is wrong is in the view, as it is when they are read in their time.

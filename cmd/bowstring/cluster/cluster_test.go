@@ -21,14 +21,19 @@ func TestNodesShareBlobs(t *testing.T) {
 	}
 	join := func(id string) node {
 		t.Helper()
-		m, err := members.New(members.Options{Cluster: "c", Shared: shared, TTL: time.Second, RenewEvery: 100 * time.Millisecond, ReadEvery: 100 * time.Millisecond, Logger: slog.New(slog.DiscardHandler)})
+		m, err := members.New(members.Options{Cluster: "c", Shared: shared, TTL: time.Second,
+			RenewEvery: 100 * time.Millisecond, ReadEvery: 100 * time.Millisecond,
+			Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := m.Start(t.Context(), layout.Node{ID: id, Address: "grpc://127.0.0.1:1", Weight: 1, Capacity: 1 << 30}); err != nil {
+		if err := m.Start(t.Context(), layout.Node{ID: id, Address: "grpc://127.0.0.1:1", Weight: 1,
+			Capacity: 1 << 30}); err != nil {
 			t.Fatal(err)
 		}
-		c, err := cluster.New(cluster.Options{Node: id, Members: m, SnapshotName: func(uint32) string { return "" }, Logger: slog.New(slog.DiscardHandler)})
+		c, err := cluster.New(cluster.Options{Node: id, Members: m, SnapshotName: func(uint32) string {
+			return ""
+		}, Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			t.Fatal(err)
 		}

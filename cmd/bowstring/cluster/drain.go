@@ -13,7 +13,8 @@ import (
 const (
 	usualSettle = 10 * time.Second
 	usualQuiet  = 3 * time.Second
-	// LeastHandover is how long it takes to hand over, however little: until all know that the node leaves, and nobody wants more.
+	// LeastHandover is how long it takes to hand over, however little: until all know that the node leaves, and nobody
+	// wants more.
 	LeastHandover = usualSettle + usualQuiet
 )
 
@@ -49,11 +50,12 @@ type Drain struct {
 var ErrStays = errors.New("the node stays")
 
 // Run has the node leave: it owns nothing from now on, its streams move to other nodes, and the new owners of what it
-// holds take over, soonest used first, what their jobs want. It returns when nothing runs and nobody wants more, or with
-// ctx's cause; the caller ends the node, unless that is ErrStays: then all is as before. A node that is alone keeps its
-// streams, which have nowhere to go.
+// holds take over, soonest used first, what their jobs want. It returns when nothing runs and nobody wants more, or
+// with ctx's cause; the caller ends the node, unless that is ErrStays: then all is as before. A node that is alone
+// keeps its streams, which have nowhere to go.
 func (d Drain) Run(ctx context.Context) error {
-	d.Settle, d.Quiet, d.Every = cmp.Or(d.Settle, usualSettle), cmp.Or(d.Quiet, usualQuiet), cmp.Or(d.Every, 250*time.Millisecond)
+	d.Settle, d.Quiet, d.Every = cmp.Or(d.Settle, usualSettle), cmp.Or(d.Quiet, usualQuiet),
+		cmp.Or(d.Every, 250*time.Millisecond)
 	if d.Logger == nil {
 		d.Logger = slog.Default()
 	}
@@ -68,7 +70,8 @@ func (d Drain) Run(ctx context.Context) error {
 		return nil
 	}
 	d.Server.Leave(d.locations)
-	d.Logger.InfoContext(ctx, "this node leaves its cluster: streams move, and others take over what it holds", "held", state.Held)
+	d.Logger.InfoContext(ctx, "this node leaves its cluster: streams move, and others take over what it holds", "held",
+		state.Held)
 	tick := time.NewTicker(d.Every)
 	defer tick.Stop()
 	last, lastBytes := began, state.Bytes
@@ -98,7 +101,8 @@ func (d Drain) Run(ctx context.Context) error {
 	}
 	state.Done = true
 	_ = d.Members.SetDraining(ctx, &state)
-	d.Logger.InfoContext(ctx, "this node has left its cluster", "handed_blobs", state.Blobs, "handed_bytes", state.Bytes, "seconds", time.Since(began).Seconds())
+	d.Logger.InfoContext(ctx, "this node has left its cluster", "handed_blobs", state.Blobs, "handed_bytes",
+		state.Bytes, "seconds", time.Since(began).Seconds())
 	return nil
 }
 

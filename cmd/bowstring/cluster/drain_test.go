@@ -50,23 +50,29 @@ func startWhole(t *testing.T, s store.Store, shared members.Shared, id, dir stri
 			t.Fatal(err)
 		}
 	}
-	w.members, err = members.New(members.Options{Cluster: "c", Shared: shared, TTL: 2 * time.Second, RenewEvery: 50 * time.Millisecond, ReadEvery: 50 * time.Millisecond, Logger: slog.New(slog.DiscardHandler)})
+	w.members, err = members.New(members.Options{Cluster: "c", Shared: shared, TTL: 2 * time.Second,
+		RenewEvery: 50 * time.Millisecond, ReadEvery: 50 * time.Millisecond, Logger: slog.New(slog.DiscardHandler)})
 	check()
 	future := &spill.Future{}
 	policy, err := spill.ParsePolicy("next-use", future)
 	check()
-	w.spill, err = spill.Open(spill.Options{Dir: dir, Bytes: 256 << 20, KeepFree: 1, Policy: policy, Oracle: future, Logger: log})
+	w.spill, err = spill.Open(spill.Options{Dir: dir, Bytes: 256 << 20, KeepFree: 1, Policy: policy, Oracle: future,
+		Logger: log})
 	check()
-	w.cluster, err = cluster.New(cluster.Options{Node: id, Members: w.members, SnapshotName: w.spill.DatasetName, Logger: log})
+	w.cluster, err = cluster.New(cluster.Options{Node: id, Members: w.members, SnapshotName: w.spill.DatasetName,
+		Logger: log})
 	check()
-	w.engine, err = fetch.NewEngine(s, fetch.Options{WindowBytes: 16 << 20, NoHedge: true, Spill: w.spill, Future: future, Peers: w.cluster.Tier(), Layouts: w.members, Logger: log})
+	w.engine, err = fetch.NewEngine(s, fetch.Options{WindowBytes: 16 << 20, NoHedge: true, Spill: w.spill,
+		Future: future, Peers: w.cluster.Tier(), Layouts: w.members, Logger: log})
 	check()
 	w.server = flight.New(w.engine, flight.Options{
-		Cluster: &flight.Cluster{Node: id, Egress: w.egress, WarmOthers: w.cluster.WarmOthers}, Logger: log, Ledger: w.engine.Ledger(),
+		Cluster: &flight.Cluster{Node: id, Egress: w.egress, WarmOthers: w.cluster.WarmOthers}, Logger: log,
+		Ledger: w.engine.Ledger(),
 	})
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	check()
-	err = w.members.Start(t.Context(), layout.Node{ID: id, Address: "grpc://" + lis.Addr().String(), Weight: 1, Capacity: 256 << 20})
+	err = w.members.Start(t.Context(), layout.Node{ID: id, Address: "grpc://" + lis.Addr().String(), Weight: 1,
+		Capacity: 256 << 20})
 	check()
 	served := make(chan error, 1)
 	go func() { served <- w.server.Serve(lis) }()
@@ -84,7 +90,8 @@ func startWhole(t *testing.T, s store.Store, shared members.Shared, id, dir stri
 		_ = w.server.Shutdown(gone)
 		cancel()
 		<-ran
-		if err := errors.Join(<-served, w.members.Close(), w.engine.Close(), w.cluster.Close(), w.spill.Close()); err != nil {
+		if err := errors.Join(<-served, w.members.Close(), w.engine.Close(), w.cluster.Close(),
+			w.spill.Close()); err != nil {
 			t.Errorf("node %s: %v", id, err)
 		}
 	}
@@ -121,8 +128,8 @@ func (w *whole) read(t *testing.T, epoch uint64, seen []atomic.Int32) {
 	}
 }
 
-// A node that drains hands over what it holds: the others take it from there, and hardly read the store again. A node that comes
-// back with its old cache uses what that holds.
+// A node that drains hands over what it holds: the others take it from there, and hardly read the store again. A node
+// that comes back with its old cache uses what that holds.
 func TestHandover(t *testing.T) {
 	const n = 600
 	s := newStore(t, n)
@@ -139,8 +146,12 @@ func TestHandover(t *testing.T) {
 	defer cancel()
 	go func() {
 		drained <- cluster.Drain{
-			Node: "b", Members: b.members, Server: b.server, Handed: b.egress.Handed, Held: func() int64 { return b.spill.Stats().Bytes },
-			Jobs: func() bool { return true }, Settle: 100 * time.Millisecond, Quiet: 300 * time.Millisecond, Every: 10 * time.Millisecond,
+			Node: "b", Members: b.members, Server: b.server, Handed: b.egress.Handed, Held: func() int64 {
+				return b.spill.Stats().Bytes
+			},
+			Jobs: func() bool {
+				return true
+			}, Settle: 100 * time.Millisecond, Quiet: 300 * time.Millisecond, Every: 10 * time.Millisecond,
 			Logger: slog.New(slog.DiscardHandler),
 		}.Run(ctx)
 	}()
@@ -163,7 +174,8 @@ func TestHandover(t *testing.T) {
 	read := s.blobs.Load() - before
 	t.Logf("%d blobs were handed over, %d read from the store", handed(), read)
 	if handed() < n/3 || read > n/50 {
-		t.Errorf("%d blobs were handed over, %d read from the store; want about %d, and hardly any", handed(), read, n/2)
+		t.Errorf("%d blobs were handed over, %d read from the store; want about %d, and hardly any", handed(), read,
+			n/2)
 	}
 	b.close()
 	before = s.blobs.Load()
@@ -237,11 +249,12 @@ func TestStreamsMove(t *testing.T) {
 	a := startWhole(t, s, shared, "a", filepath.Join(t.TempDir(), "a"))
 	b := startWhole(t, s, shared, "b", filepath.Join(t.TempDir(), "b"))
 	meet(t, a, b)
-	rows, resume, err := readOver(t, b, schema.Ticket{Request: schema.Request{Dataset: "d", Batch: 5}}, func(batches int) {
-		if batches == 3 {
-			b.server.Leave(func() []string { return []string{"grpc://a:1", "grpc://c:1"} })
-		}
-	})
+	rows, resume, err := readOver(t, b, schema.Ticket{Request: schema.Request{Dataset: "d", Batch: 5}},
+		func(batches int) {
+			if batches == 3 {
+				b.server.Leave(func() []string { return []string{"grpc://a:1", "grpc://c:1"} })
+			}
+		})
 	if !errors.Is(err, io.EOF) && (err == nil || !strings.Contains(err.Error(), "(go on at grpc://")) {
 		t.Fatalf("after %d rows: %v", rows, err)
 	}

@@ -22,14 +22,17 @@ func TestWhoCallsIsLookedFor(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := m.Start(t.Context(), layout.Node{ID: id, Address: "grpc://127.0.0.1:1", Weight: 1, Capacity: 1 << 30}); err != nil {
+		if err := m.Start(t.Context(), layout.Node{ID: id, Address: "grpc://127.0.0.1:1", Weight: 1,
+			Capacity: 1 << 30}); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = m.Close() })
 		return m
 	}
 	a := begin("a")
-	c, err := cluster.New(cluster.Options{Node: "a", Members: a, SnapshotName: func(uint32) string { return "" }, Logger: quiet})
+	c, err := cluster.New(cluster.Options{Node: "a", Members: a, SnapshotName: func(uint32) string {
+		return ""
+	}, Logger: quiet})
 	if err != nil {
 		t.Fatal(err)
 	}

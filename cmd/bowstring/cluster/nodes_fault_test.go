@@ -33,7 +33,8 @@ func TestWrongKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	if st := c.list[0].engine.Stats(); st.PeerReads != 0 || st.Reads < n {
-		t.Errorf("%d blobs came from another node and %d from the store, want all %d from the store", st.PeerReads, st.Reads, n)
+		t.Errorf("%d blobs came from another node and %d from the store, want all %d from the store", st.PeerReads,
+			st.Reads, n)
 	}
 }
 
@@ -53,7 +54,8 @@ func TestViewsThatDiffer(t *testing.T) {
 		}
 		for _, st := range node.tier.Stats() {
 			if st.Refused > 0 || st.Answered == 0 {
-				t.Errorf("node %s has %d answers of %s, and %d asks that failed", node.name, st.Answered, st.Node, st.Refused)
+				t.Errorf("node %s has %d answers of %s, and %d asks that failed", node.name, st.Answered, st.Node,
+					st.Refused)
 			}
 		}
 	}
@@ -94,7 +96,8 @@ func TestOwnerThatWaits(t *testing.T) {
 	got.Wait()
 }
 
-// Owners whose disks are full keep nothing, and still read for all: the store is read about once an epoch for each sample.
+// Owners whose disks are full keep nothing, and still read for all: the store is read about once an epoch for each
+// sample.
 func TestOwnersWithoutRoom(t *testing.T) {
 	const n = 300
 	s := newStore(t, n)

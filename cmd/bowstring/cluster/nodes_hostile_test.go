@@ -31,7 +31,8 @@ func (c rawCodec) Marshal(v any) (mem.BufferSlice, error) {
 
 // serveHostile is a node that answers what it is asked for with whatever answer returns, or ends the stream with
 // its error. It returns its address, and how often it was asked.
-func serveHostile(t *testing.T, hello peering.Hello, answer func(asks []peering.Ask) ([][]byte, error)) (address string, heard *atomic.Int64) {
+func serveHostile(t *testing.T, hello peering.Hello,
+	answer func(asks []peering.Ask) ([][]byte, error)) (address string, heard *atomic.Int64) {
 	t.Helper()
 	heard = &atomic.Int64{}
 	serve := func(_ any, ss grpc.ServerStream) error {
@@ -55,7 +56,10 @@ func serveHostile(t *testing.T, hello peering.Hello, answer func(asks []peering.
 			}
 			heard.Add(1)
 			var asks []peering.Ask
-			if err := peering.ParseAsks(m.GetValue(), func(a peering.Ask) error { asks = append(asks, a); return nil }); err != nil {
+			if err := peering.ParseAsks(m.GetValue(), func(a peering.Ask) error {
+				asks = append(asks, a)
+				return nil
+			}); err != nil {
 				return err
 			}
 			messages, err := answer(asks)
@@ -70,9 +74,10 @@ func serveHostile(t *testing.T, hello peering.Hello, answer func(asks []peering.
 		}
 	}
 	g := grpc.NewServer(grpc.ForceServerCodecV2(rawCodec{encoding.GetCodecV2("proto")}))
-	g.RegisterService(&grpc.ServiceDesc{ServiceName: peering.Service, HandlerType: (*any)(nil), Streams: []grpc.StreamDesc{{
-		StreamName: peering.Method, ServerStreams: true, ClientStreams: true, Handler: serve,
-	}}}, nil)
+	g.RegisterService(&grpc.ServiceDesc{ServiceName: peering.Service, HandlerType: (*any)(nil),
+		Streams: []grpc.StreamDesc{{
+			StreamName: peering.Method, ServerStreams: true, ClientStreams: true, Handler: serve,
+		}}}, nil)
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -127,9 +132,13 @@ func TestHostileOwner(t *testing.T) {
 			return [][]byte{answers(asks, peering.Here, zeros(0))}, nil
 		},
 		"it is lost, at length": func(asks []peering.Ask) ([][]byte, error) {
-			return [][]byte{answers(asks, peering.Lost, func(peering.Ask) []byte { return []byte(strings.Repeat("lost ", 20_000)) })}, nil
+			return [][]byte{answers(asks, peering.Lost, func(peering.Ask) []byte {
+				return []byte(strings.Repeat("lost ", 20_000))
+			})}, nil
 		},
-		"another state": func(asks []peering.Ask) ([][]byte, error) { return [][]byte{answers(asks, 77, zeros(0))}, nil },
+		"another state": func(asks []peering.Ask) ([][]byte, error) {
+			return [][]byte{answers(asks, 77, zeros(0))}, nil
+		},
 		"that it is there, a thousand times": func([]peering.Ask) ([][]byte, error) {
 			list := make([][]byte, 1000)
 			for i := range list {
@@ -166,7 +175,8 @@ func TestHostileOwner(t *testing.T) {
 			}
 			st := a.tier.Stats()[0]
 			if st.Answered != 0 || asked[0] == 0 || heard.Load() == 0 {
-				t.Errorf("%d blobs were asked for in %d messages, and %d are said to have come", asked[0], heard.Load(), st.Answered)
+				t.Errorf("%d blobs were asked for in %d messages, and %d are said to have come", asked[0], heard.Load(),
+					st.Answered)
 			}
 			if name == "wrong bytes" && (st.Wrong == 0 || asked[1]-asked[0] > n/2) {
 				t.Errorf("a node that sends wrong bytes (%d) was asked for %d more", st.Wrong, asked[1]-asked[0])
@@ -191,9 +201,11 @@ func TestAnotherNodeIsThere(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for end := time.Now().Add(200 * time.Millisecond); time.Now().Before(end) && !link.Up(); time.Sleep(time.Millisecond) {
+			for end := time.Now().Add(200 * time.Millisecond); time.Now().Before(end) &&
+				!link.Up(); time.Sleep(time.Millisecond) {
 			}
-			for end := time.Now().Add(time.Minute); want && !link.Up() && time.Now().Before(end); time.Sleep(time.Millisecond) {
+			for end := time.Now().Add(time.Minute); want && !link.Up() &&
+				time.Now().Before(end); time.Sleep(time.Millisecond) {
 			}
 			if link.Up() != want {
 				t.Errorf("%+v is taken for %s of %s: %v, want %v", there, o.Other, o.Cluster, link.Up(), want)

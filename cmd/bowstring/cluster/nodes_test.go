@@ -217,7 +217,9 @@ func (c *nodes) start(s store.Store, name string, names []string, i int, o clust
 	future := &spill.Future{}
 	policy, err := spill.ParsePolicy("next-use", future)
 	check()
-	n.spill, err = spill.Open(spill.Options{Dir: filepath.Join(t.TempDir(), "spill"), Bytes: cmp.Or(o.spillBytes, 256<<20), KeepFree: cmp.Or(o.keepFree, 1), Policy: policy, Oracle: future, Logger: log})
+	n.spill, err = spill.Open(spill.Options{Dir: filepath.Join(t.TempDir(), "spill"),
+		Bytes: cmp.Or(o.spillBytes, 256<<20), KeepFree: cmp.Or(o.keepFree, 1), Policy: policy, Oracle: future,
+		Logger: log})
 	check()
 	key := o.key
 	if i == 0 && o.wrongKey != nil {
@@ -233,9 +235,11 @@ func (c *nodes) start(s store.Store, name string, names []string, i int, o clust
 		},
 	})
 	check()
-	n.engine, err = fetch.NewEngine(s, fetch.Options{WindowBytes: 16 << 20, NoHedge: true, Spill: n.spill, Future: future, Peers: n.tier, Logger: log})
+	n.engine, err = fetch.NewEngine(s, fetch.Options{WindowBytes: 16 << 20, NoHedge: true, Spill: n.spill,
+		Future: future, Peers: n.tier, Logger: log})
 	check()
-	n.server = flight.New(n.engine, flight.Options{Cluster: &flight.Cluster{Node: name, Key: o.key}, Logger: log, Ledger: n.engine.Ledger()})
+	n.server = flight.New(n.engine, flight.Options{Cluster: &flight.Cluster{Node: name, Key: o.key}, Logger: log,
+		Ledger: n.engine.Ledger()})
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	check()
 	n.addr = lis.Addr().String()
@@ -264,7 +268,8 @@ func (c *nodes) stop(n *node) {
 
 // epoch reads a rank's share of an epoch at a node, and counts each sample in seen.
 func (n *node) epoch(t testing.TB, seed, epoch uint64, rank, world int, seen []atomic.Int32, each func()) error {
-	req := schema.Request{Dataset: "d", Shuffle: &schema.Shuffle{Seed: seed, Epoch: epoch}, Batch: 64, World: &schema.World{Size: int64(world)}, Remainder: schema.RemainderUneven}
+	req := schema.Request{Dataset: "d", Shuffle: &schema.Shuffle{Seed: seed, Epoch: epoch}, Batch: 64,
+		World: &schema.World{Size: int64(world)}, Remainder: schema.RemainderUneven}
 	j, err := n.engine.Open(t.Context(), req)
 	if err != nil {
 		return err

@@ -13,7 +13,8 @@ import (
 )
 
 // readOver reads a ticket over Flight, with a window of gRPC that holds little, and calls each after each batch.
-func readOver(t *testing.T, w *whole, ticket schema.Ticket, each func(batches int)) (rows int64, resume schema.Ticket, err error) {
+func readOver(t *testing.T, w *whole, ticket schema.Ticket,
+	each func(batches int)) (rows int64, resume schema.Ticket, err error) {
 	t.Helper()
 	address := ""
 	for _, n := range w.members.View().Nodes {
@@ -21,7 +22,8 @@ func readOver(t *testing.T, w *whole, ticket schema.Ticket, each func(batches in
 			address = strings.TrimPrefix(n.Address, "grpc://")
 		}
 	}
-	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithStaticStreamWindowSize(64<<10))
+	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithStaticStreamWindowSize(64<<10))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -45,7 +45,8 @@ func (q *query) blob() error {
 		return false, nil
 	})
 	if status.Code(err) == codes.ResourceExhausted && !found {
-		fail(q.w, http.StatusRequestEntityTooLarge, "RESOURCE_EXHAUSTED", "it is too large to be shown here, or the server is busy")
+		fail(q.w, http.StatusRequestEntityTooLarge, "RESOURCE_EXHAUSTED",
+			"it is too large to be shown here, or the server is busy")
 		return nil
 	}
 	if err != nil {

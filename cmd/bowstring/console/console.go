@@ -102,7 +102,8 @@ func (c *Console) Close() error {
 }
 
 // policy is what pages may do: nothing but what comes from here as files of its own.
-const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; media-src 'self'; connect-src 'self'; " +
+const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; media-src 'self'; " +
+	"connect-src 'self'; " +
 	"font-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 
 // ServeHTTP implements http.Handler.
@@ -137,7 +138,8 @@ func ofOwnPage(r *http.Request) bool {
 func answer(w http.ResponseWriter, code int, v any) {
 	b, err := json.Marshal(v)
 	if err != nil {
-		code, b = http.StatusInternalServerError, []byte(`{"code":"INTERNAL","error":"the answer cannot be written as JSON"}`)
+		code, b = http.StatusInternalServerError,
+			[]byte(`{"code":"INTERNAL","error":"the answer cannot be written as JSON"}`)
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)

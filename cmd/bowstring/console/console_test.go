@@ -51,7 +51,8 @@ func TestAssets(t *testing.T) {
 		if strings.HasPrefix(name, "vendor/") {
 			continue
 		}
-		for _, forbidden := range []string{"innerHTML", "insertAdjacentHTML", "document.write", "eval(", "https://", " style=\"", "onclick="} {
+		for _, forbidden := range []string{"innerHTML", "insertAdjacentHTML", "document.write", "eval(", "https://",
+			" style=\"", "onclick="} {
 			if strings.Contains(string(a.plain), forbidden) {
 				t.Errorf("%s has %q", name, forbidden)
 			}
@@ -66,9 +67,12 @@ func TestAssets(t *testing.T) {
 func TestMediaType(t *testing.T) {
 	for content, want := range map[string]string{
 		"\xff\xd8\xff\xe0\x00\x10JFIF": "image/jpeg", "\x89PNG\r\n\x1a\n": "image/png", "GIF89a": "image/gif",
-		"RIFF\x00\x00\x00\x00WEBPVP8 ": "image/webp", "RIFF\x00\x00\x00\x00WAVEfmt ": "audio/wave", "OggS\x00": "audio/ogg",
-		"fLaC\x00": "audio/flac", "\xff\xfb\x90\x00": "audio/mpeg", "ID3\x03": "audio/mpeg", "\x00\x00\x00\x20ftypavif\x00": "image/avif",
-		"<!doctype html><script>": "", "<svg xmlns=\"http://www.w3.org/2000/svg\">": "", "<?xml version=\"1.0\"?>": "", "%PDF-1.7": "", "": "", "plain": "",
+		"RIFF\x00\x00\x00\x00WEBPVP8 ": "image/webp", "RIFF\x00\x00\x00\x00WAVEfmt ": "audio/wave",
+		"OggS\x00": "audio/ogg",
+		"fLaC\x00": "audio/flac", "\xff\xfb\x90\x00": "audio/mpeg", "ID3\x03": "audio/mpeg",
+		"\x00\x00\x00\x20ftypavif\x00": "image/avif",
+		"<!doctype html><script>":      "", "<svg xmlns=\"http://www.w3.org/2000/svg\">": "",
+		"<?xml version=\"1.0\"?>": "", "%PDF-1.7": "", "": "", "plain": "",
 	} {
 		if got := mediaType([]byte(content)); got != want {
 			t.Errorf("%q: %q, want %q", content, got, want)
@@ -95,7 +99,8 @@ func TestOfOwnPage(t *testing.T) {
 		{"POST", "/console/", "cross-site", "navigate", "http://evil.example", false},
 	} {
 		r := httptest.NewRequest(tt.method, "http://node7:9815"+tt.path, nil)
-		for name, value := range map[string]string{"Sec-Fetch-Site": tt.site, "Sec-Fetch-Mode": tt.mode, "Origin": tt.origin} {
+		for name, value := range map[string]string{"Sec-Fetch-Site": tt.site, "Sec-Fetch-Mode": tt.mode,
+			"Origin": tt.origin} {
 			if value != "" {
 				r.Header.Set(name, value)
 			}

@@ -26,7 +26,8 @@ func (q *query) explain() error {
 	}
 	body := explainBody{Request: req, LookMS: lookMS}
 	var ranks, pace int64
-	for name, to := range map[string]*int64{"batch": &body.Batch, "ranks": &ranks, "epochs": &body.Epochs, "nodes": &body.Nodes, "pace_ms": &pace} {
+	for name, to := range map[string]*int64{"batch": &body.Batch, "ranks": &ranks, "epochs": &body.Epochs,
+		"nodes": &body.Nodes, "pace_ms": &pace} {
 		if *to, err = q.number(name, 0, schema.MaxBatch); err != nil {
 			return err
 		}

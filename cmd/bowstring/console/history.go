@@ -53,7 +53,8 @@ func (q *query) history() error {
 		}
 		list = append(list, one)
 	}
-	answer(q.w, http.StatusOK, map[string]any{"id": schema.FormatID(id), "snapshots": list, "more": len(about.Snapshots) > maxHistory})
+	answer(q.w, http.StatusOK, map[string]any{"id": schema.FormatID(id), "snapshots": list,
+		"more": len(about.Snapshots) > maxHistory})
 	return nil
 }
 
@@ -84,7 +85,8 @@ func (q *query) find(snapshot int64, id schema.ID) (occurrence, error) {
 		}
 	}
 	one := occurrence{Snapshot: snapshot, Created: about.Created}
-	command, err := json.Marshal(map[string]any{"take": map[string]any{"dataset": q.form.Get("dataset"), "snapshot": snapshot, "columns": columns}})
+	command, err := json.Marshal(map[string]any{"take": map[string]any{"dataset": q.form.Get("dataset"),
+		"snapshot": snapshot, "columns": columns}})
 	if err != nil {
 		return one, err
 	}

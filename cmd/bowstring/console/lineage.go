@@ -60,6 +60,7 @@ func (q *query) cluster() error {
 	if _, err := q.one("stats", struct{}{}, &stats); err != nil {
 		return err
 	}
-	answer(q.w, http.StatusOK, map[string]any{"cluster": stats.Cluster, "stood_in": stats.Engine.StoodIn, "peer_reads": stats.Engine.PeerReads})
+	answer(q.w, http.StatusOK, map[string]any{"cluster": stats.Cluster, "stood_in": stats.Engine.StoodIn,
+		"peer_reads": stats.Engine.PeerReads})
 	return nil
 }

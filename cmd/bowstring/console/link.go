@@ -64,8 +64,11 @@ func (l *links) get(from net.Addr) (*link, func(), error) {
 	if one == nil {
 		l.makeRoomLocked()
 		conn, err := grpc.NewClient("passthrough:///console", grpc.WithTransportCredentials(insecure.NewCredentials()),
-			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.pipe.dial(ctx, from) }),
-			grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)), grpc.WithDisableRetry(), grpc.WithUserAgent(flight.ConsoleAgent))
+			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+				return l.pipe.dial(ctx, from)
+			}),
+			grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)), grpc.WithDisableRetry(),
+			grpc.WithUserAgent(flight.ConsoleAgent))
 		if err != nil {
 			return nil, nil, err
 		}

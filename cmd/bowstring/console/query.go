@@ -114,7 +114,8 @@ func (q *query) number(name string, otherwise, most int64) (int64, error) {
 	}
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || n < 0 || n > most {
-		return 0, &schema.FieldError{Field: name, Got: schema.Quote(text), Want: fmt.Sprintf("a number from 0 to %d", most)}
+		return 0, &schema.FieldError{Field: name, Got: schema.Quote(text),
+			Want: fmt.Sprintf("a number from 0 to %d", most)}
 	}
 	return n, nil
 }
@@ -123,7 +124,8 @@ func (q *query) number(name string, otherwise, most int64) (int64, error) {
 func (q *query) request(columns ...string) (schema.Request, error) {
 	n, err := q.number("snapshot", 0, 1<<62)
 	return schema.Request{
-		Dataset: q.form.Get("dataset"), Snapshot: n, Split: q.form.Get("split"), Where: strings.TrimSpace(q.form.Get("where")), Columns: columns,
+		Dataset: q.form.Get("dataset"), Snapshot: n, Split: q.form.Get("split"),
+		Where: strings.TrimSpace(q.form.Get("where")), Columns: columns,
 	}, err
 }
 
@@ -172,7 +174,8 @@ func (q *query) one(name string, body any, into any) (json.RawMessage, error) {
 // count is how many rows a request has.
 func (q *query) count(req schema.Request) (int64, error) {
 	req.Columns = []string{schema.PositionColumn}
-	info, err := q.client.GetFlightInfo(q.ctx, &arrowflight.FlightDescriptor{Type: arrowflight.DescriptorCMD, Cmd: req.Marshal()})
+	info, err := q.client.GetFlightInfo(q.ctx, &arrowflight.FlightDescriptor{Type: arrowflight.DescriptorCMD,
+		Cmd: req.Marshal()})
 	if err != nil {
 		return 0, err
 	}

@@ -122,7 +122,8 @@ func (s *sampler) publish(m *moment) bool {
 	defer s.mu.Unlock()
 	s.now = m
 	if v.Seconds > s.every.Seconds()/2 { // what the first moment has is no rate to remember
-		s.was = append(s.was, past{v.At.UnixMilli(), v.BytesPerSec, v.StoreBytesPerS, v.SpillBytesPerS, v.RowsPerSec, v.StoreP99})
+		s.was = append(s.was, past{v.At.UnixMilli(), v.BytesPerSec, v.StoreBytesPerS, v.SpillBytesPerS, v.RowsPerSec,
+			v.StoreP99})
 	}
 	if len(s.was) > remembered {
 		s.was = append(s.was[:0:0], s.was[len(s.was)-remembered:]...)
@@ -156,7 +157,8 @@ func (s *sampler) close() {
 // view is what lies between the two looks, as somebody sees them.
 func (m *moment) view(sees func(*flight.Look) flight.Sight) *watch.View {
 	a, b := sees(m.before), sees(m.after)
-	return watch.Between("", &watch.Look{At: a.At, Stats: a.Stats, More: a.More}, &watch.Look{At: b.At, Stats: b.Stats, More: b.More})
+	return watch.Between("", &watch.Look{At: a.At, Stats: a.Stats, More: a.More},
+		&watch.Look{At: b.At, Stats: b.Stats, More: b.More})
 }
 
 // sent is what the page is sent of a moment.

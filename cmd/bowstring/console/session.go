@@ -299,7 +299,8 @@ func (c *Console) signIn(w http.ResponseWriter, r *http.Request) {
 		want, err := c.opts.Token()
 		if err != nil {
 			c.opts.Logger.ErrorContext(r.Context(), "it cannot be said who may see the console", "error", err)
-			fail(w, http.StatusInternalServerError, "INTERNAL", "it cannot be said who may see this; the server's log says why")
+			fail(w, http.StatusInternalServerError, "INTERNAL",
+				"it cannot be said who may see this; the server's log says why")
 			return
 		}
 		hash = sha256.Sum256([]byte(token))
@@ -332,6 +333,7 @@ func (c *Console) signIn(w http.ResponseWriter, r *http.Request) {
 
 func (c *Console) signOut(w http.ResponseWriter, r *http.Request) {
 	c.sessions.remove(secretOf(r))
-	http.SetCookie(w, &http.Cookie{Name: cookieName(r), Path: "/console/", MaxAge: -1, HttpOnly: true, Secure: r.TLS != nil, SameSite: http.SameSiteStrictMode})
+	http.SetCookie(w, &http.Cookie{Name: cookieName(r), Path: "/console/", MaxAge: -1, HttpOnly: true,
+		Secure: r.TLS != nil, SameSite: http.SameSiteStrictMode})
 	w.WriteHeader(http.StatusNoContent)
 }

@@ -59,7 +59,8 @@ func assets() map[string]*asset {
 		if name == "index.html" {
 			name = "{$}"
 		}
-		list[name] = &asset{kind: kindOf(p), tag: `"` + hex.EncodeToString(sum[:12]) + `"`, plain: b, small: small.Bytes()}
+		list[name] = &asset{kind: kindOf(p), tag: `"` + hex.EncodeToString(sum[:12]) + `"`, plain: b,
+			small: small.Bytes()}
 		return nil
 	})
 	if err != nil {

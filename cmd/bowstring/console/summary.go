@@ -101,7 +101,8 @@ func (c *counter) add(rec arrow.Record) error {
 	c.classes = schema.Classes(f)
 	number := numberOf(col)
 	if number == nil && arrow.IsNested(col.DataType().ID()) || f.Name == schema.IDColumn {
-		return &schema.FieldError{Field: "column", Got: schema.Quote(f.Name), Want: "a column of numbers, texts or truth values"}
+		return &schema.FieldError{Field: "column", Got: schema.Quote(f.Name),
+			Want: "a column of numbers, texts or truth values"}
 	}
 	for i := range int(rec.NumRows()) {
 		c.looked++
@@ -178,7 +179,9 @@ func (c *counter) sum(s *summary) {
 		for v, n := range c.texts {
 			s.Values = append(s.Values, valueCount{v, n})
 		}
-		slices.SortFunc(s.Values, func(a, b valueCount) int { return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Value, b.Value)) })
+		slices.SortFunc(s.Values, func(a, b valueCount) int {
+			return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Value, b.Value))
+		})
 		s.Values = s.Values[:min(len(s.Values), maxValues)]
 	case len(c.numbers) > 0:
 		c.histogram(s)

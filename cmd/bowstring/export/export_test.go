@@ -156,7 +156,8 @@ func TestFolder(t *testing.T) {
 	if got := tree(t, dir); !slices.Equal(got, want) {
 		t.Errorf("files:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
-	if got, err := os.ReadFile(filepath.Join(dir, "valid/tench/a.JPEG")); err != nil || !bytes.Equal(got, []byte{0, 1, 2, 3}) {
+	if got, err := os.ReadFile(filepath.Join(dir, "valid/tench/a.JPEG")); err != nil ||
+		!bytes.Equal(got, []byte{0, 1, 2, 3}) {
 		t.Errorf("content: %v, %v", got, err)
 	}
 	data, err := os.ReadFile(filepath.Join(dir, "train/metadata.jsonl"))
@@ -188,8 +189,10 @@ func TestFolder(t *testing.T) {
 // Names in data are anybody's: nothing is written outside of the folder, over other rows' files or as
 // metadata, and no name makes an export fail.
 func TestFolderOfHostileNames(t *testing.T) {
-	names := []string{"../../../x.jpg", "/etc/x.jpg", "a/../../x.jpg", "metadata.csv", "tench/metadata.parquet", "metadata.jsonl/x.jpg", "nul\x00.jpg", "line\nfeed.jpg",
-		strings.Repeat("n", 300) + ".jpg", strings.Repeat("d/", 3000) + "x.jpg", "a", "a/b.jpg", "a/b.jpg", ".hidden.jpg", ".", "..", "\xff.jpg", ""}
+	names := []string{"../../../x.jpg", "/etc/x.jpg", "a/../../x.jpg", "metadata.csv", "tench/metadata.parquet",
+		"metadata.jsonl/x.jpg", "nul\x00.jpg", "line\nfeed.jpg",
+		strings.Repeat("n", 300) + ".jpg", strings.Repeat("d/", 3000) + "x.jpg", "a", "a/b.jpg", "a/b.jpg",
+		".hidden.jpg", ".", "..", "\xff.jpg", ""}
 	kept := classes
 	defer func() { classes = kept }()
 	classes = []string{"..", "nul\x00", strings.Repeat("c", 300), "a/../../b", "."}
@@ -233,7 +236,8 @@ func FuzzFolder(f *testing.F) {
 			t.Fatal(err)
 		}
 		parent := t.TempDir()
-		sink, err := export.Folder(filepath.Join(parent, "out"), sampleSchema(), export.Options{SplitFolders: len(data)%2 == 0})
+		sink, err := export.Folder(filepath.Join(parent, "out"), sampleSchema(),
+			export.Options{SplitFolders: len(data)%2 == 0})
 		write(t, sink, err, record(t, sample{name, 0, data, data, "train"}, sample{name, nil, data, nil, "train"}))
 		for _, file := range tree(t, parent) {
 			if !strings.HasPrefix(file, "out/") {
@@ -329,7 +333,8 @@ func TestForce(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, "thesis.tex"), nil, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := export.Folder(dir, sampleSchema(), export.Options{Force: true}); !errors.Is(err, schema.ErrExists) {
+		if _, err := export.Folder(dir, sampleSchema(), export.Options{Force: true}); !errors.Is(err,
+			schema.ErrExists) {
 			t.Errorf("got %v, want ErrExists", err)
 		}
 	})
@@ -432,7 +437,8 @@ func TestRow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := `{"id":"` + id(0) + `","file_name":"a\u003cb\u003e.jpg","label":0,"width":100,"image":"AQ==","mask":null,"split":"train"}`
+	want := `{"id":"` + id(0) +
+		`","file_name":"a\u003cb\u003e.jpg","label":0,"width":100,"image":"AQ==","mask":null,"split":"train"}`
 	if string(got) != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}

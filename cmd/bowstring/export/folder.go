@@ -105,7 +105,8 @@ func replaceable(dir string) error {
 			return err
 		}
 	}
-	return fmt.Errorf("%w: %s holds other things than an export (no %s), so that --force does not replace it", schema.ErrExists, dir, metadataFile)
+	return fmt.Errorf("%w: %s holds other things than an export (no %s), so that --force does not replace it",
+		schema.ErrExists, dir, metadataFile)
 }
 
 func (o *folder) open() (err error) {
@@ -113,7 +114,8 @@ func (o *folder) open() (err error) {
 		switch {
 		case isBlob(f):
 			if f.Type.ID() == arrow.STRUCT {
-				return fmt.Errorf("%w: column %q is in the huggingface layout, a folder takes bytes", schema.ErrInvalid, f.Name)
+				return fmt.Errorf("%w: column %q is in the huggingface layout, a folder takes bytes", schema.ErrInvalid,
+					f.Name)
 			}
 			o.blobs = append(o.blobs, i)
 		case f.Name == schema.IDColumn:
@@ -149,7 +151,8 @@ func (o *folder) Write(rec arrow.Record) error {
 func (o *folder) writeRow(rec arrow.Record, row int) error {
 	ids, ok := rec.Column(o.id).(*array.FixedSizeBinary)
 	if !ok || len(ids.Value(row)) != len(schema.ID{}) {
-		return fmt.Errorf("%w: column %q has type %s, want fixed_size_binary[16]", schema.ErrInvalid, schema.IDColumn, rec.Column(o.id).DataType())
+		return fmt.Errorf("%w: column %q has type %s, want fixed_size_binary[16]", schema.ErrInvalid, schema.IDColumn,
+			rec.Column(o.id).DataType())
 	}
 	id := schema.FormatID(schema.ID(ids.Value(row)))
 	split := text(rec, o.split, row)

@@ -32,7 +32,8 @@ func Value(f arrow.Field, column arrow.Array, row int) any {
 	if column.IsNull(row) {
 		return nil
 	}
-	if id, ok := column.(*array.FixedSizeBinary); ok && f.Name == schema.IDColumn && len(id.Value(row)) == len(schema.ID{}) {
+	if id, ok := column.(*array.FixedSizeBinary); ok && f.Name == schema.IDColumn &&
+		len(id.Value(row)) == len(schema.ID{}) {
 		return schema.FormatID(schema.ID(id.Value(row)))
 	}
 	return column.GetOneForMarshal(row)

@@ -146,7 +146,9 @@ func (b *Board) Counts() []Count {
 			list = append(list, Count{name, from, n.connections.Load(), n.to.Load(), n.back.Load()})
 		}
 	}
-	slices.SortFunc(list, func(a, b Count) int { return cmp.Or(cmp.Compare(a.Door, b.Door), cmp.Compare(a.From, b.From)) })
+	slices.SortFunc(list, func(a, b Count) int {
+		return cmp.Or(cmp.Compare(a.Door, b.Door), cmp.Compare(a.From, b.From))
+	})
 	return list
 }
 

@@ -91,7 +91,8 @@ func (b *Board) do(line []byte) (Reply, error) {
 	switch {
 	case c.Link != nil:
 		return Reply{}, b.Link(c.Link.Name, delay.Config{
-			RTT: microseconds(c.Link.RTT), Jitter: microseconds(c.Link.Jitter), Bandwidth: c.Link.PerSec, Window: c.Link.Window,
+			RTT: microseconds(c.Link.RTT), Jitter: microseconds(c.Link.Jitter), Bandwidth: c.Link.PerSec,
+			Window: c.Link.Window,
 		})
 	case c.Open != nil:
 		address, err := b.Open(c.Open.Door, c.Open.Link, c.Open.To)
@@ -104,7 +105,8 @@ func (b *Board) do(line []byte) (Reply, error) {
 	case c.Count != nil:
 		return Reply{Counts: b.Counts()}, nil
 	}
-	return Reply{}, &schema.FieldError{Field: "command", Got: schema.Quote(string(line)), Want: "one of link, open, name, set and count"}
+	return Reply{}, &schema.FieldError{Field: "command", Got: schema.Quote(string(line)),
+		Want: "one of link, open, name, set and count"}
 }
 
 // microseconds is a time, of what no link takes if it is too long for one.

@@ -36,7 +36,8 @@ func newDoor(link *delay.Link, to string, who func(remote, local string) string)
 	}
 	d := &door{
 		link: link, to: to, who: who, listener: listener,
-		trouble: map[string]Trouble{}, changed: make(chan struct{}), conns: map[net.Conn]string{}, passed: map[string]*passed{},
+		trouble: map[string]Trouble{}, changed: make(chan struct{}), conns: map[net.Conn]string{},
+		passed: map[string]*passed{},
 	}
 	d.ctx, d.end = context.WithCancel(context.Background())
 	d.running.Go(d.accept)

@@ -172,7 +172,8 @@ func TestCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := strings.Split(strings.TrimSpace(out.String()), "\n")
-	want := []string{"{}", "exists", "not found", "127.0.0.1:", "trouble", "not found", "rtt", "unknown field", "one of link"}
+	want := []string{"{}", "exists", "not found", "127.0.0.1:", "trouble", "not found", "rtt", "unknown field",
+		"one of link"}
 	if len(got) != len(want) {
 		t.Fatalf("%d answers to %d commands: %s", len(got), len(want), out.String())
 	}

@@ -51,7 +51,8 @@ func histogram(name, help string, labels ...string) *metric {
 
 // Catalog describes all metrics of Bowstring's own.
 func Catalog() []Metric {
-	kinds := map[prometheus.ValueType]string{prometheus.GaugeValue: "gauge", prometheus.CounterValue: "counter", prometheus.UntypedValue: "histogram"}
+	kinds := map[prometheus.ValueType]string{prometheus.GaugeValue: "gauge", prometheus.CounterValue: "counter",
+		prometheus.UntypedValue: "histogram"}
 	list := make([]Metric, len(all))
 	for i, m := range all {
 		list[i] = Metric{m.name, kinds[m.kind], m.labels, m.help}
@@ -84,27 +85,37 @@ var (
 	callsTotal    = counter("calls_total", "Calls begun, of any method.")
 	rowsTotal     = counter("rows_total", "Rows sent or received.")
 	bytesTotal    = counter("bytes_total", "Bytes of record batches sent or received.")
-	waitSeconds   = counter("wait_seconds_total", "Where the time of batches went: `store`, `spill` and `peer` are waits for reads, `operators` for samples being made, `encode` is work, `consumer` is network and client; in `window`, reading stood still as the window was full.", "source")
-	faultsTotal   = counter("faults_total", "Samples that could not be read, in streams whose on_error let them go on.")
-	callSeconds   = histogram("call_seconds", "Time from the beginning of a call to its end, streams included.", "method", "code")
-	firstBatch    = histogram("first_batch_seconds", "Time from the beginning of a stream to its first batch sent.")
+	waitSeconds   = counter("wait_seconds_total", "Where the time of batches went: `store`, `spill` and `peer` are "+
+		"waits for reads, `operators` for samples being made, `encode` is work, `consumer` is network and client; in `window`, reading stood still as the window was full.", "source")
+	faultsTotal = counter("faults_total", "Samples that could not be read, in streams whose on_error let them go on.")
+	callSeconds = histogram("call_seconds", "Time from the beginning of a call to its end, streams included.", "method",
+		"code")
+	firstBatch = histogram("first_batch_seconds", "Time from the beginning of a stream to its first batch sent.")
 
-	tenantStreams = gauge("tenant_streams", "Streams that run, by tenant; the 64 tenants of late by name, all others as `other`.", "tenant")
-	tenantRows    = counter("tenant_rows_total", "Rows sent or received, by tenant.", "tenant")
-	tenantBytes   = counter("tenant_bytes_total", "Bytes sent or received, by tenant.", "tenant")
-	tenantStored  = counter("tenant_store_bytes_total", "Bytes of blobs read from the store for its streams, by tenant.", "tenant")
-	tenantMade    = counter("tenant_operator_seconds_total", "Processor time that operators took for its streams, by tenant.", "tenant")
-	tenantSeconds = counter("tenant_stream_seconds_total", "Time that streams have run, summed up over them, by tenant.", "tenant")
-	tenantRefused = counter("tenant_refused_total", "Streams refused as the tenant had as many as it may, by tenant.", "tenant")
+	tenantStreams = gauge("tenant_streams", "Streams that run, by tenant; the 64 tenants of late by name, all others "+
+		"as `other`.", "tenant")
+	tenantRows   = counter("tenant_rows_total", "Rows sent or received, by tenant.", "tenant")
+	tenantBytes  = counter("tenant_bytes_total", "Bytes sent or received, by tenant.", "tenant")
+	tenantStored = counter("tenant_store_bytes_total",
+		"Bytes of blobs read from the store for its streams, by tenant.", "tenant")
+	tenantMade = counter("tenant_operator_seconds_total",
+		"Processor time that operators took for its streams, by tenant.", "tenant")
+	tenantSeconds = counter("tenant_stream_seconds_total",
+		"Time that streams have run, summed up over them, by tenant.", "tenant")
+	tenantRefused = counter("tenant_refused_total", "Streams refused as the tenant had as many as it may, by tenant.",
+		"tenant")
 
 	cellsMade     = counter("operator_cells_total", "Cells that operators have made something of, or could not.")
 	cellsFaulty   = counter("operator_faults_total", "Cells of which operators could make nothing.")
 	programPanics = counter("operator_panics_total", "Cells at which a program of operators panicked.")
 	makingSeconds = counter("operator_seconds_total", "Processor time that operators took.")
-	makingQueued  = counter("operator_queued_seconds_total", "Time that cells waited for their turn at operators, summed up over them.")
-	prefixesKept  = counter("operator_prefixes_kept_total", "Results of the first steps of lists that draw later, offered to the spill.")
+	makingQueued  = counter("operator_queued_seconds_total",
+		"Time that cells waited for their turn at operators, summed up over them.")
+	prefixesKept = counter("operator_prefixes_kept_total",
+		"Results of the first steps of lists that draw later, offered to the spill.")
 	prefixesFound = counter("operator_prefixes_found_total", "Such results that were found there, and not made again.")
-	prefixTrials  = counter("operator_prefix_trials_total", "Cells that were made both at once and by way of such a result, to see which costs less.")
+	prefixTrials  = counter("operator_prefix_trials_total",
+		"Cells that were made both at once and by way of such a result, to see which costs less.")
 	makingNow     = gauge("operator_cells", "Cells being made, and those that wait for their turn.", "state")
 	makingWorkers = gauge("operator_workers", "Cells that may be made at once.")
 
@@ -115,19 +126,23 @@ var (
 	ringsRefused = counter("samenode_refused_total", "Clients on this node that got no ring.")
 	ringSent     = counter("samenode_sent_bytes_total", "Bytes that went by rings.")
 	ringWaits    = counter("samenode_waits_total", "Batches that waited for room in a ring.")
-	ringsLapsed  = counter("samenode_abandoned_total", "Rings that were abandoned, as their clients said nothing while a batch waited for room.")
-	ringInline   = counter("samenode_inline_total", "Batches that went by TCP as their ring had no room.")
+	ringsLapsed  = counter("samenode_abandoned_total", "Rings that were abandoned, as their clients said nothing "+
+		"while a batch waited for room.")
+	ringInline = counter("samenode_inline_total", "Batches that went by TCP as their ring had no room.")
 
-	readSeconds    = histogram("read_seconds", "Time of reads that brought the right blob, by tier.", "tier")
-	readReasons    = counter("store_reads_total", "Blobs read from the store, by why: `own`, `lent` (for another node), `ahead`, `page` (of a manifest) are this node's to read; `astray` (for another node that takes this one for the owner), `unreachable`, `refused` are another's; `hedge` and `retry` are attempts beside others.", "reason")
-	readBytes      = counter("read_bytes_total", "Bytes of blobs read, by tier; `peer` is other nodes.", "tier")
-	sharedReads    = counter("shared_reads_total", "Blobs that came with a read made for another stream, or from its window.")
-	failedReads    = counter("failed_reads_total", "Attempts at the store that brought no blob, or a wrong one.")
-	retries        = counter("retries_total", "Attempts at the store after one that failed or was silent for long.")
-	hedges         = counter("hedges_total", "Attempts at the store beside one that was slow.")
-	hedgesWon      = counter("hedges_won_total", "Hedges that brought the blob first.")
-	givenUp        = counter("given_up_reads_total", "Blobs that no attempt brought.")
-	lost           = counter("lost_blobs_total", "Blobs that no attempt brought, as they are missing or damaged in the store.")
+	readSeconds = histogram("read_seconds", "Time of reads that brought the right blob, by tier.", "tier")
+	readReasons = counter("store_reads_total", "Blobs read from the store, by why: `own`, `lent` (for another "+
+		"node), `ahead`, `page` (of a manifest) are this node's to read; `astray` (for another node that takes this one for the owner), `unreachable`, `refused` are another's; `hedge` and `retry` are attempts beside others.", "reason")
+	readBytes   = counter("read_bytes_total", "Bytes of blobs read, by tier; `peer` is other nodes.", "tier")
+	sharedReads = counter("shared_reads_total", "Blobs that came with a read made for another stream, or from "+
+		"its window.")
+	failedReads = counter("failed_reads_total", "Attempts at the store that brought no blob, or a wrong one.")
+	retries     = counter("retries_total", "Attempts at the store after one that failed or was silent for long.")
+	hedges      = counter("hedges_total", "Attempts at the store beside one that was slow.")
+	hedgesWon   = counter("hedges_won_total", "Hedges that brought the blob first.")
+	givenUp     = counter("given_up_reads_total", "Blobs that no attempt brought.")
+	lost        = counter("lost_blobs_total", "Blobs that no attempt brought, as they are missing or damaged "+
+		"in the store.")
 	fills          = counter("fills_total", "Blobs read for the spill alone, before a stream wanted them.")
 	readsInFlight  = gauge("reads_in_flight", "Reads of the store under way.")
 	bytesInFlight  = gauge("in_flight_bytes", "Bytes of reads of the store under way.")
@@ -142,47 +157,62 @@ var (
 	memoryLimit    = gauge("memory_limit_bytes", "Memory that requests may take, by use.", "use")
 	memoryMost     = gauge("memory_peak_bytes", "Most memory that requests ever took, by use.", "use")
 	memoryWaiting  = gauge("memory_waiting_requests", "Requests that wait for memory, by use.", "use")
-	processLimit   = gauge("process_memory_limit_bytes", "Memory that the process may use, by its control group or the machine.")
+	processLimit   = gauge("process_memory_limit_bytes", "Memory that the process may use, by its control group or "+
+		"the machine.")
 
-	spillBudget   = gauge("spill_budget_bytes", "Bytes of the disk that the spill may hold now.")
-	spillHeld     = gauge("spill_held_bytes", "Bytes of the disk that the spill holds, dead space and an allowance for the index included.")
+	spillBudget = gauge("spill_budget_bytes", "Bytes of the disk that the spill may hold now.")
+	spillHeld   = gauge("spill_held_bytes", "Bytes of the disk that the spill holds, dead space and an allowance "+
+		"for the index included.")
 	spillBlobs    = gauge("spill_blobs", "Blobs in the spill.")
 	spillFiles    = gauge("spill_segments", "Files of the spill.")
 	spillWritten  = counter("spill_written_bytes_total", "Bytes written to the spill, headers and padding included.")
 	spillMoved    = counter("spill_moved_bytes_total", "Bytes rewritten to give back the space of others.")
-	spillBypassed = counter("spill_bypassed_total", "Blobs not stored in the spill: others are worth more, or the disk is full or failed.")
-	spillErrors   = counter("spill_errors_total", "What went wrong with the disk of the spill: `read`, `write`, `damaged` (a wrong checksum), `disk_full` and `busy` (blobs not stored as there was no room, or no time).", "kind")
-	spillLost     = gauge("spill_index_lost", "1 if the index could not be written: what is in the spill will not be after a restart; else 0.")
+	spillBypassed = counter("spill_bypassed_total", "Blobs not stored in the spill: others are worth more, or the "+
+		"disk is full or failed.")
+	spillErrors = counter("spill_errors_total", "What went wrong with the disk of the spill: `read`, `write`, "+
+		"`damaged` (a wrong checksum), `disk_full` and `busy` (blobs not stored as there was no room, or no time).",
+		"kind")
+	spillLost = gauge("spill_index_lost", "1 if the index could not be written: what is in the spill will not be "+
+		"after a restart; else 0.")
 
-	datasetBytes   = gauge("spill_dataset_bytes", "Bytes of blobs in the spill; the 50 snapshots of late by name, all others as `other`.", "dataset")
+	datasetBytes = gauge("spill_dataset_bytes", "Bytes of blobs in the spill; the 50 snapshots of late by name, "+
+		"all others as `other`.", "dataset")
 	datasetHits    = counter("spill_hits_total", "Blobs found in the spill, by snapshot.", "dataset")
 	datasetMisses  = counter("spill_misses_total", "Blobs wanted and not found in the spill, by snapshot.", "dataset")
 	datasetStored  = counter("spill_stored_total", "Blobs stored in the spill, by snapshot.", "dataset")
 	datasetEvicted = counter("spill_evicted_total", "Blobs evicted from the spill, by snapshot.", "dataset")
 
-	jobsNow     = gauge("jobs", "Jobs that run.")
-	jobStreams  = gauge("job_streams", "Streams of a job; 100 jobs by name, all others as `other`.", "training_job", "dataset")
+	jobsNow    = gauge("jobs", "Jobs that run.")
+	jobStreams = gauge("job_streams", "Streams of a job; 100 jobs by name, all others as `other`.", "training_job",
+		"dataset")
 	jobEpoch    = gauge("job_epoch", "Epoch in which a job is.", "training_job", "dataset")
 	jobProgress = gauge("job_progress_ratio", "Share of its epoch that a job has read.", "training_job", "dataset")
-	jobLeft     = gauge("job_epoch_left_seconds", "Time that the rest of the epoch will take, at the speed of late.", "training_job", "dataset")
-	jobReads    = counter("job_reads_total", "Blobs of a job, by where they came from: another stream's window, the spill, other nodes, the store.", "training_job", "dataset", "tier")
-	jobBytes    = counter("job_read_bytes_total", "Bytes of those.", "training_job", "dataset", "tier")
+	jobLeft     = gauge("job_epoch_left_seconds", "Time that the rest of the epoch will take, at the speed of late.",
+		"training_job", "dataset")
+	jobReads = counter("job_reads_total", "Blobs of a job, by where they came from: another stream's window, the "+
+		"spill, other nodes, the store.", "training_job", "dataset", "tier")
+	jobBytes = counter("job_read_bytes_total", "Bytes of those.", "training_job", "dataset", "tier")
 
-	clusterInfo    = gauge("cluster_info", "1; the labels say which node of which cluster the server is, and the view that it goes by: nodes with the same view agree who owns what.", "cluster", "node", "zone", "view")
+	clusterInfo = gauge("cluster_info", "1; the labels say which node of which cluster the server is, and the "+
+		"view that it goes by: nodes with the same view agree who owns what.", "cluster", "node", "zone", "view")
 	clusterMembers = gauge("cluster_members", "Nodes of the cluster that this one knows of, itself included.")
-	clusterShare   = gauge("cluster_share_ratio", "Share of all keys that this node owns by its view, where everything fits.")
-	clusterRead    = gauge("cluster_view_timestamp_seconds", "When the leases of the nodes were last read.")
-	clusterFailed  = gauge("cluster_view_failed", "1 if they could not be read since, else 0.")
-	peerLinks      = gauge("peer_links", "Ways to other nodes, by what they are: `up`, `down` (there is no connection), `silent` (a node was asked and does not answer).", "state")
-	peerInFlight   = gauge("peer_reads_in_flight", "Blobs that other nodes are being asked for.")
-	peerAsked      = counter("peer_asked_total", "Blobs that other nodes were asked for; `class` is `zone` for nodes in the same zone, `far` for others.", "class")
-	peerReads      = counter("peer_reads_total", "Of those, which came.", "class")
-	peerBytes      = counter("peer_read_bytes_total", "Bytes of those: what came in from other nodes.", "class")
-	peerRefused    = counter("peer_refused_total", "Asks that failed: the store was read instead.", "class")
-	lentReads      = counter("lent_reads_total", "Blobs that other nodes were sent.", "class")
-	lentBytes      = counter("lent_read_bytes_total", "Bytes of those: what went out to other nodes.", "class")
-	lentRefused    = counter("lent_refused_total", "Asks of other nodes that could not be answered with a blob.", "class")
-	stoodIn        = counter("stood_in_reads_total", "Blobs that other nodes own and that were read from the store, as those could not be asked, refused, or were slow.")
+	clusterShare   = gauge("cluster_share_ratio", "Share of all keys that this node owns by its view, where "+
+		"everything fits.")
+	clusterRead   = gauge("cluster_view_timestamp_seconds", "When the leases of the nodes were last read.")
+	clusterFailed = gauge("cluster_view_failed", "1 if they could not be read since, else 0.")
+	peerLinks     = gauge("peer_links", "Ways to other nodes, by what they are: `up`, `down` (there is no "+
+		"connection), `silent` (a node was asked and does not answer).", "state")
+	peerInFlight = gauge("peer_reads_in_flight", "Blobs that other nodes are being asked for.")
+	peerAsked    = counter("peer_asked_total", "Blobs that other nodes were asked for; `class` is `zone` for nodes "+
+		"in the same zone, `far` for others.", "class")
+	peerReads   = counter("peer_reads_total", "Of those, which came.", "class")
+	peerBytes   = counter("peer_read_bytes_total", "Bytes of those: what came in from other nodes.", "class")
+	peerRefused = counter("peer_refused_total", "Asks that failed: the store was read instead.", "class")
+	lentReads   = counter("lent_reads_total", "Blobs that other nodes were sent.", "class")
+	lentBytes   = counter("lent_read_bytes_total", "Bytes of those: what went out to other nodes.", "class")
+	lentRefused = counter("lent_refused_total", "Asks of other nodes that could not be answered with a blob.", "class")
+	stoodIn     = counter("stood_in_reads_total", "Blobs that other nodes own and that were read from the store, as "+
+		"those could not be asked, refused, or were slow.")
 
 	storeReads   = counter("store_blob_reads_total", "Blobs that the store was asked for and brought, whatever for.")
 	storeBytes   = counter("store_blob_read_bytes_total", "Bytes of those.")
@@ -193,7 +223,10 @@ var (
 	storeStored  = gauge("store_bytes", "Bytes of blobs in the store, as far as this process knows.")
 
 	collectEvery = gauge("collection_interval_seconds", "How often this server is to collect garbage; 0 for never.")
-	collectLast  = gauge("collection_last_success_timestamp_seconds", "When a collection of this server last came to its end; before the first, when this server began.")
-	collections  = counter("collections_total", "Collections of this server, by what became of them: `done`, `failed`, or `elsewhere`, as another server was at it or the store was away.", "result")
-	certificate  = gauge("certificate_not_after_timestamp_seconds", "When a certificate that is presented to clients ends to be valid.", "listener")
+	collectLast  = gauge("collection_last_success_timestamp_seconds",
+		"When a collection of this server last came to its end; before the first, when this server began.")
+	collections = counter("collections_total", "Collections of this server, by what became of them: `done`, "+
+		"`failed`, or `elsewhere`, as another server was at it or the store was away.", "result")
+	certificate = gauge("certificate_not_after_timestamp_seconds",
+		"When a certificate that is presented to clients ends to be valid.", "listener")
 )

@@ -51,7 +51,8 @@ func (c *Collections) collect(ch sink) {
 	}
 	ch.send(collectEvery, c.every.Seconds())
 	ch.at(collectLast, time.Unix(0, c.last.Load()))
-	for result, n := range map[string]int64{"done": c.done.Load(), "failed": c.failed.Load(), "elsewhere": c.elsewhere.Load()} {
+	for result, n := range map[string]int64{"done": c.done.Load(), "failed": c.failed.Load(),
+		"elsewhere": c.elsewhere.Load()} {
 		ch.send(collections, float64(n), result)
 	}
 }

@@ -81,7 +81,8 @@ func New(opts Options) (*Collector, error) {
 	about := func(m *metric, least, factor float64, n int) prometheus.HistogramOpts {
 		return prometheus.HistogramOpts{
 			Name: m.name, Help: m.help, Buckets: prometheus.ExponentialBuckets(least, factor, n),
-			NativeHistogramBucketFactor: 1.1, NativeHistogramMaxBucketNumber: 100, NativeHistogramMinResetDuration: time.Hour,
+			NativeHistogramBucketFactor: 1.1, NativeHistogramMaxBucketNumber: 100,
+			NativeHistogramMinResetDuration: time.Hour,
 		}
 	}
 	return &Collector{
@@ -215,7 +216,8 @@ func (ch sink) server(st *flight.Stats) {
 	ch.send(rowsTotal, float64(s.Rows))
 	ch.send(bytesTotal, float64(s.Bytes))
 	for source, nanos := range map[string]int64{
-		"store": s.Wait.Store, "spill": s.Wait.Spill, "peer": s.Wait.Peer, "window": s.Wait.Window, "encode": s.Wait.Encode, "consumer": s.Wait.Consumer,
+		"store": s.Wait.Store, "spill": s.Wait.Spill, "peer": s.Wait.Peer, "window": s.Wait.Window,
+		"encode": s.Wait.Encode, "consumer": s.Wait.Consumer,
 		"operators": s.Wait.Operators,
 	} {
 		ch.seconds(waitSeconds, nanos, source)
@@ -281,9 +283,12 @@ func (ch sink) engine(e *fetch.Stats) {
 		ready += w.Ready
 	}
 	for m, v := range map[*metric]int64{
-		sharedReads: e.SharedReads, failedReads: e.FailedReads, retries: e.Retries, hedges: e.Hedges, hedgesWon: e.HedgesWon,
-		givenUp: e.GivenUp, lost: e.Lost, fills: e.Fills, readsInFlight: int64(e.ReadsInFlight), bytesInFlight: e.BytesInFlight,
-		inFlightLimit: e.InFlightLimit, waitingRows: int64(ready), streamsReading: int64(len(e.Windows)), streamsWaiting: int64(e.Waiting), snapshotsOpen: int64(e.Snapshots),
+		sharedReads: e.SharedReads, failedReads: e.FailedReads, retries: e.Retries, hedges: e.Hedges,
+		hedgesWon: e.HedgesWon,
+		givenUp:   e.GivenUp, lost: e.Lost, fills: e.Fills, readsInFlight: int64(e.ReadsInFlight),
+		bytesInFlight: e.BytesInFlight,
+		inFlightLimit: e.InFlightLimit, waitingRows: int64(ready), streamsReading: int64(len(e.Windows)),
+		streamsWaiting: int64(e.Waiting), snapshotsOpen: int64(e.Snapshots),
 		jobsNow: int64(len(e.Jobs)),
 	} {
 		ch.send(m, float64(v))
@@ -304,7 +309,8 @@ func (ch sink) engine(e *fetch.Stats) {
 
 func (ch sink) store(st *flight.Stats) {
 	for m, v := range map[*metric]int64{
-		storeReads: st.Store.BlobReads, storeBytes: st.Store.BlobBytes, storeWrites: st.Store.BlobWrites, storeDedups: st.Store.BlobDedups,
+		storeReads: st.Store.BlobReads, storeBytes: st.Store.BlobBytes, storeWrites: st.Store.BlobWrites,
+		storeDedups:  st.Store.BlobDedups,
 		storeWritten: st.Store.WrittenBytes, storeBlobs: st.Store.Blobs, storeStored: st.Store.StoredBytes,
 	} {
 		ch.send(m, float64(v))
@@ -322,7 +328,8 @@ func (c *Collector) collectJobs(ch sink, jobs []fetch.JobStats) {
 			float64(j.WindowReads), float64(j.SpillReads), float64(j.PeerReads), float64(j.StoreReads),
 			float64(j.WindowBytes), float64(j.SpillBytes), float64(j.PeerBytes), float64(j.StoreBytes),
 		}
-		gauges := []float64{float64(j.Streams), float64(j.Epoch), progress(j), time.Duration((j.Rows - j.Row) * j.RowTime).Seconds()}
+		gauges := []float64{float64(j.Streams), float64(j.Epoch), progress(j),
+			time.Duration((j.Rows - j.Row) * j.RowTime).Seconds()}
 		if at, ok := byName[j.Job]; ok {
 			for n, v := range counters {
 				items[at].counters[n] += v
@@ -369,7 +376,8 @@ func (c *Collector) collectDatasets(ch sink, sets map[string]fetch.SpillDataset)
 		})
 	}
 	slices.SortFunc(items, func(a, b item) int { // who gets a place, where there is one: who is asked for most
-		return cmp.Or(cmp.Compare(b.counters[0]+b.counters[1], a.counters[0]+a.counters[1]), cmp.Compare(a.name, b.name))
+		return cmp.Or(cmp.Compare(b.counters[0]+b.counters[1], a.counters[0]+a.counters[1]),
+			cmp.Compare(a.name, b.name))
 	})
 	own, rest, n := c.datasets.split(items, 4, 1)
 	show := func(name string, it item) {

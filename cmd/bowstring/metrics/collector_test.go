@@ -24,7 +24,9 @@ import (
 func fixed(t *testing.T, st *flight.Stats, times *[]fetch.Times) (*metrics.Collector, *prometheus.Registry) {
 	t.Helper()
 	c, err := metrics.New(metrics.Options{
-		Stats: func() flight.Stats { return *st }, Times: func() []fetch.Times { return *times }, Version: "test", GoVersion: "go",
+		Stats: func() flight.Stats {
+			return *st
+		}, Times: func() []fetch.Times { return *times }, Version: "test", GoVersion: "go",
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -79,7 +81,8 @@ func TestSeriesAreBounded(t *testing.T) {
 	st := flight.Stats{Engine: fetch.Stats{Spill: &fetch.SpillStats{Datasets: map[string]fetch.SpillDataset{}}}}
 	times := []fetch.Times{{Tier: "spill"}, {Tier: "store"}}
 	c, r := fixed(t, &st, &times)
-	for _, method := range []string{"DoGet", "DoPut", "DoExchange", "GetFlightInfo", "GetSchema", "ListFlights", "DoAction", "ListActions", "Check"} {
+	for _, method := range []string{"DoGet", "DoPut", "DoExchange", "GetFlightInfo", "GetSchema", "ListFlights",
+		"DoAction", "ListActions", "Check"} {
 		for _, code := range []codes.Code{codes.OK, codes.Canceled, codes.NotFound} {
 			c.Ended(t.Context(), method, code, time.Second)
 		}
@@ -98,7 +101,8 @@ func TestSeriesAreBounded(t *testing.T) {
 			}
 		}
 		for len(live) < 256 {
-			live = append(live, fetch.JobStats{Job: fmt.Sprintf("%064x", seen), Dataset: fmt.Sprintf("d%d@1", seen), Rows: 100, Row: 50, StoreReads: 1})
+			live = append(live, fetch.JobStats{Job: fmt.Sprintf("%064x", seen), Dataset: fmt.Sprintf("d%d@1", seen),
+				Rows: 100, Row: 50, StoreReads: 1})
 			reads++
 			if seen < 1000 { // none is ever forgotten
 				st.Engine.Spill.Datasets[fmt.Sprintf("d%d@1", seen)] = fetch.SpillDataset{Misses: 1}
@@ -136,7 +140,8 @@ func TestSeriesAreBounded(t *testing.T) {
 
 // Names that clients make up do not collide with those that stand for others.
 func TestNamesOfOthers(t *testing.T) {
-	st := flight.Stats{Tenants: []flight.TenantInfo{{Tenant: "", Calls: 1}, {Tenant: "other", Calls: 1}, {Others: true, Calls: 1}}}
+	st := flight.Stats{Tenants: []flight.TenantInfo{{Tenant: "", Calls: 1}, {Tenant: "other", Calls: 1},
+		{Others: true, Calls: 1}}}
 	_, r := fixed(t, &st, &[]fetch.Times{})
 	var names []string
 	for _, m := range gather(t, r)["bowstring_tenant_rows_total"].GetMetric() {
@@ -150,7 +155,8 @@ func TestNamesOfOthers(t *testing.T) {
 // The names of metrics and their help are as Prometheus would have them.
 func TestConventions(t *testing.T) {
 	st := flight.Stats{Engine: fetch.Stats{
-		Spill: &fetch.SpillStats{Datasets: map[string]fetch.SpillDataset{"d@1": {}}}, Jobs: []fetch.JobStats{{Job: "j", Dataset: "d@1"}},
+		Spill: &fetch.SpillStats{Datasets: map[string]fetch.SpillDataset{"d@1": {}}},
+		Jobs:  []fetch.JobStats{{Job: "j", Dataset: "d@1"}},
 	}}
 	times := []fetch.Times{{Tier: "store"}}
 	c, r := fixed(t, &st, &times)
@@ -243,8 +249,11 @@ func bound(i int) float64 {
 func TestExemplars(t *testing.T) {
 	c, r := fixed(t, &flight.Stats{}, &[]fetch.Times{})
 	id := trace.TraceID{9}
-	sampled := trace.ContextWithSpanContext(context.Background(), trace.NewSpanContext(trace.SpanContextConfig{TraceID: id, SpanID: trace.SpanID{1}, TraceFlags: trace.FlagsSampled}))
-	unsampled := trace.ContextWithSpanContext(context.Background(), trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{8}, SpanID: trace.SpanID{1}}))
+	sampled := trace.ContextWithSpanContext(context.Background(),
+		trace.NewSpanContext(trace.SpanContextConfig{TraceID: id, SpanID: trace.SpanID{1},
+			TraceFlags: trace.FlagsSampled}))
+	unsampled := trace.ContextWithSpanContext(context.Background(),
+		trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{8}, SpanID: trace.SpanID{1}}))
 	c.FirstBatch(unsampled, time.Second)
 	examples := func() (found []string) {
 		for _, b := range gather(t, r)["bowstring_first_batch_seconds"].GetMetric()[0].GetHistogram().GetBucket() {

@@ -40,7 +40,8 @@ func (t times) Write(to *dto.Metric) error {
 		sum += n
 		if i >= classicFirst && i <= classicLast && (i-classicFirst)%classicStep == 0 {
 			bound := math.Exp2(float64(fetch.TimesFirst+i) / 8)
-			h.Bucket = append(h.Bucket, &dto.Bucket{CumulativeCount: proto.Uint64(sum), UpperBound: proto.Float64(bound), Exemplar: t.example(bound)})
+			h.Bucket = append(h.Bucket, &dto.Bucket{CumulativeCount: proto.Uint64(sum),
+				UpperBound: proto.Float64(bound), Exemplar: t.example(bound)})
 		}
 	}
 	t.native(h)
@@ -62,7 +63,8 @@ func (t times) native(h *dto.Histogram) {
 			if len(h.PositiveSpan) == 0 {
 				offset = int32(fetch.TimesFirst + i)
 			}
-			h.PositiveSpan = append(h.PositiveSpan, &dto.BucketSpan{Offset: proto.Int32(offset), Length: proto.Uint32(0)})
+			h.PositiveSpan = append(h.PositiveSpan,
+				&dto.BucketSpan{Offset: proto.Int32(offset), Length: proto.Uint32(0)})
 		}
 		span := h.PositiveSpan[len(h.PositiveSpan)-1]
 		span.Length = proto.Uint32(span.GetLength() + 1)
@@ -85,7 +87,8 @@ func (t times) example(bound float64) *dto.Exemplar {
 		for name, v := range exemplar(e.Trace, e.Span) {
 			labels = append(labels, &dto.LabelPair{Name: proto.String(name), Value: proto.String(v)})
 		}
-		return &dto.Exemplar{Label: labels, Value: proto.Float64(s), Timestamp: timestamppb.New(e.At.Round(time.Millisecond))}
+		return &dto.Exemplar{Label: labels, Value: proto.Float64(s),
+			Timestamp: timestamppb.New(e.At.Round(time.Millisecond))}
 	}
 	return nil
 }

@@ -4,8 +4,8 @@ package simulate
 type File struct {
 	// Seed is what all is drawn by.
 	Seed uint64 `json:"seed,omitempty"`
-	// Sample is how many times larger everything is than what is run: 4 runs a quarter of the nodes, with a quarter of the
-	// samples of each dataset, of each batch, and of the rates of the store.
+	// Sample is how many times larger everything is than what is run: 4 runs a quarter of the nodes, with a quarter of
+	// the samples of each dataset, of each batch, and of the rates of the store.
 	Sample   int64     `json:"sample,omitempty"`
 	Nodes    Nodes     `json:"nodes"`
 	Store    Store     `json:"store,omitempty"`
@@ -75,7 +75,8 @@ type Network struct {
 type Dataset struct {
 	Name    string `json:"name"`
 	Samples int64  `json:"samples"`
-	// Bytes is the mean size of a blob. Sizes are spread by a lognormal distribution, whose standard deviation is Spread means.
+	// Bytes is the mean size of a blob. Sizes are spread by a lognormal distribution, whose standard deviation is
+	// Spread means.
 	Bytes  int64   `json:"bytes"`
 	Spread float64 `json:"spread,omitempty"`
 }

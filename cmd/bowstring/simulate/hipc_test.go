@@ -10,8 +10,8 @@ import (
 
 // published is a speedup of loading by locality that Yang and Cong give (HiPC 2019), with what stands for it here.
 //
-// The paper gives formulas and speedups. Of the rates that the formulas want, it determines ratios alone, and for ImageNet
-// not even all of them. What is taken here beside the paper's figures:
+// The paper gives formulas and speedups. Of the rates that the formulas want, it determines ratios alone, and for
+// ImageNet not even all of them. What is taken here beside the paper's figures:
 //
 //   - MuMMI: R/U and β·R/Rb by [predict.MuMMI], which are fitted to the four speedups; R is 1,000 samples a second.
 //   - ImageNet: 5 GB/s from the store and 12.5 GB/s of each link are ours. U is such that their formula gives their
@@ -36,21 +36,24 @@ func publishedFigures() (list []published) {
 		n, b := int64(f.Nodes), moved(int64(f.Nodes))
 		const store = 1000
 		list = append(list, published{
-			name: fmt.Sprintf("MuMMI-%d", n), nodes: n, ranks: 1, sample: 1, samples: 1000 * n, speedup: f.Speedup, moved: b,
+			name: fmt.Sprintf("MuMMI-%d", n), nodes: n, ranks: 1, sample: 1, samples: 1000 * n, speedup: f.Speedup,
+			moved: b,
 			store: store, learner: store * predict.MuMMI.U, link: b * store / predict.MuMMI.B / f.Nodes,
 		})
 	}
 	const store, link, nodes, learners, speedup = 5e9 / hipcBytes, 12.5e9 / hipcBytes, 256, 1024, 34
 	balance := moved(nodes) * store / (nodes * link)
 	return append(list, published{
-		name: "ImageNet-256", nodes: nodes, ranks: learners / nodes, sample: 8, samples: 1_281_167 / 8 * 8, speedup: speedup, moved: moved(nodes),
+		name: "ImageNet-256", nodes: nodes, ranks: learners / nodes, sample: 8, samples: 1_281_167 / 8 * 8,
+		speedup: speedup, moved: moved(nodes),
 		store: store, link: link, learner: store / learners * (speedup - 1) / (1 - speedup*balance),
 	})
 }
 
 // theirs are the parameters of their formulas, and how many learners there are.
 func (p published) theirs() (h predict.HiPC, learners float64) {
-	return predict.HiPC{D: float64(p.samples), R: p.store, U: p.learner, V: 1, Rc: 1, Rb: p.link * float64(p.nodes), A: 1, B: p.moved},
+	return predict.HiPC{D: float64(p.samples), R: p.store, U: p.learner, V: 1, Rc: 1, Rb: p.link * float64(p.nodes),
+			A: 1, B: p.moved},
 		float64(p.nodes * p.ranks)
 }
 
@@ -62,7 +65,8 @@ func (p published) ours() float64 {
 		Network: predict.Network{LatencyMS: 0.02, BytesPerSec: p.link * hipcBytes},
 	}
 	j := predict.Job{
-		Rows: p.samples, RowBytes: hipcBytes, RowReads: 1, Batch: hipcBatch * p.nodes, Ranks: p.nodes * p.ranks, Epochs: 2, Nodes: p.nodes, Local: true, Strict: true,
+		Rows: p.samples, RowBytes: hipcBytes, RowReads: 1, Batch: hipcBatch * p.nodes, Ranks: p.nodes * p.ranks,
+		Epochs: 2, Nodes: p.nodes, Local: true, Strict: true,
 		CacheBytes: 1 << 40, WindowBytes: 512 << 20, BatchBytes: 16 << 20,
 	}
 	return predict.At(r, j, 0).Seconds / predict.At(r, j, 1).Seconds
@@ -74,11 +78,12 @@ func (p published) file() string {
 	return fmt.Sprintf(`{"seed": 1, "sample": %d, "nodes": {"count": %d, "ranks": %d}, "store": {"latency_ms": 5, "reads_per_s": %g}, "spill": {"bytes": %d},
 	"node": {"us_per_sample": %g, "cores": %d}, "network": {"latency_ms": 0.02, "bytes_per_s": %g},
 	"datasets": [{"name": "d", "samples": %d, "bytes": %d}], "jobs": [{"dataset": "d", "batch": %d, "epochs": 3, "assign": "local", "apart": true}]}`,
-		p.sample, p.nodes, p.ranks, p.store, room+minSpill, 1e6/p.learner, p.ranks, p.link*hipcBytes, p.samples, hipcBytes, hipcBatch*p.nodes)
+		p.sample, p.nodes, p.ranks, p.store, room+minSpill, 1e6/p.learner, p.ranks, p.link*hipcBytes, p.samples,
+		hipcBytes, hipcBatch*p.nodes)
 }
 
-// BenchmarkHiPC is what the bench reports: the published speedups beside those by their formulas, by explain's model, and
-// by simulation.
+// BenchmarkHiPC is what the bench reports: the published speedups beside those by their formulas, by explain's model,
+// and by simulation.
 func BenchmarkHiPC(b *testing.B) {
 	for _, p := range publishedFigures() {
 		b.Run(p.name, func(b *testing.B) {
@@ -96,7 +101,8 @@ func BenchmarkHiPC(b *testing.B) {
 				b.ReportMetric(p.speedup, "published")
 				b.ReportMetric(h.Speedup(learners), "theirs")
 				b.ReportMetric(p.ours(), "ours")
-				// By a loader that reads each sample from the store once: the first epoch here would flatter where it reads more.
+				// By a loader that reads each sample from the store once: the first epoch here would flatter where it
+				// reads more.
 				b.ReportMetric(h.Load(learners)/e[2].Seconds, "simulated")
 				b.ReportMetric(h.Load(learners), "store_s")
 				b.ReportMetric(e[0].Seconds, "cold_s")

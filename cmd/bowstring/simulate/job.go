@@ -145,8 +145,9 @@ func (r *rank) run(ctx context.Context) error {
 func (r *rank) epoch(ctx context.Context, epoch int64, tally *epochTally) error {
 	j := r.job
 	t := schema.Ticket{Rank: r.rank, Request: schema.Request{
-		Dataset: j.Dataset, Split: "train", Batch: j.Batch, Order: j.Order, Shuffle: &schema.Shuffle{Seed: j.Seed, Epoch: uint64(epoch)},
-		World: &schema.World{Size: j.Job.Ranks}, Ranks: j.placed(),
+		Dataset: j.Dataset, Split: "train", Batch: j.Batch, Order: j.Order,
+		Shuffle: &schema.Shuffle{Seed: j.Seed, Epoch: uint64(epoch)},
+		World:   &schema.World{Size: j.Job.Ranks}, Ranks: j.placed(),
 	}}
 	if j.Assign != schema.AssignPlan && !j.world.file.Nodes.Alone {
 		t.Assign = j.Assign
@@ -188,8 +189,10 @@ type piece struct {
 	encode  time.Duration // and on its way
 }
 
-// readOn reads on at a node until that ends; t is where it got to. to is the node that the rank belongs to, if it is another one.
-func (r *rank) readOn(ctx context.Context, at *node, t *schema.Ticket, tally *epochTally) (done bool, to *node, err error) {
+// readOn reads on at a node until that ends; t is where it got to. to is the node that the rank belongs to, if it is
+// another one.
+func (r *rank) readOn(ctx context.Context, at *node, t *schema.Ticket,
+	tally *epochTally) (done bool, to *node, err error) {
 	server := at.lives()
 	if server == nil {
 		return false, nil, errDown
@@ -203,7 +206,8 @@ func (r *rank) readOn(ctx context.Context, at *node, t *schema.Ticket, tally *ep
 	}
 	defer opened.Close()
 	if l := opened.Layout(); l != nil && !r.job.world.file.Nodes.Alone {
-		if n := r.job.world.byID[l.Node(opened.NodeOf(r.rank)).ID]; n != nil && n != at && n == r.home && n.lives() != nil {
+		if n := r.job.world.byID[l.Node(opened.NodeOf(r.rank)).ID]; n != nil && n != at && n == r.home &&
+			n.lives() != nil {
 			return false, n, nil
 		}
 	}

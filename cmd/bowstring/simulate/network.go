@@ -8,12 +8,12 @@ import (
 	"time"
 )
 
-// network carries bytes from end to end. An end is a node, or the store. What goes from one end to another goes one after
-// the other, as over one connection; connections share what they have in common max-min fairly: no one can have more
-// without another one having less that has no more already.
+// network carries bytes from end to end. An end is a node, or the store. What goes from one end to another goes one
+// after the other, as over one connection; connections share what they have in common max-min fairly: no one can have
+// more without another one having less that has no more already.
 //
-// Rates are computed anew whenever a connection begins or ends to have something to carry. Where more than exactConns do,
-// that is done every settleEvery at most, and what begins in between gets what is left over on its way.
+// Rates are computed anew whenever a connection begins or ends to have something to carry. Where more than exactConns
+// do, that is done every settleEvery at most, and what begins in between gets what is left over on its way.
 type network struct {
 	mu        sync.Mutex
 	resources []resource
@@ -68,8 +68,8 @@ func newNetwork(resources []resource) *network {
 	return &network{resources: resources, conns: map[[2]int32]*conn{}, wake: make(chan struct{}, 1)}
 }
 
-// send carries bytes from one end to another on a way through some resources, and returns when they are there, or ctx ends.
-// The way of two ends never changes.
+// send carries bytes from one end to another on a way through some resources, and returns when they are there, or ctx
+// ends. The way of two ends never changes.
 func (n *network) send(ctx context.Context, from, to int32, path func() []int32, bytes int64) error {
 	if bytes <= 0 {
 		return nil
@@ -165,8 +165,8 @@ func (n *network) scale(resource int32, factor float64) {
 
 // run carries what there is until ctx ends.
 func (n *network) run(ctx context.Context) {
-	// A timer that is set anew while it runs has Go look at all timers there are when that time comes, and there are tens
-	// of thousands. So each time has a timer of its own.
+	// A timer that is set anew while it runs has Go look at all timers there are when that time comes, and there are
+	// tens of thousands. So each time has a timer of its own.
 	timer, set := time.NewTimer(farOff), never
 	defer func() { timer.Stop() }()
 	for {
@@ -219,8 +219,8 @@ func (n *network) step() time.Time {
 	return next
 }
 
-// settleLocked computes all rates: the resource that leaves the least for each of its users is shared out evenly, then the
-// next one of what the others have left, until all users have their rates.
+// settleLocked computes all rates: the resource that leaves the least for each of its users is shared out evenly, then
+// the next one of what the others have left, until all users have their rates.
 func (n *network) settleLocked(now time.Time) {
 	n.dirty, n.settled = false, now
 	for _, c := range n.busy {

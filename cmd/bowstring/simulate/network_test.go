@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Bytes take as long as max-min fair shares say: of three connections over a link of 10 and one of them over another of 2
-// besides, that one has 2, and the others 4 each.
+// Bytes take as long as max-min fair shares say: of three connections over a link of 10 and one of them over another of
+// 2 besides, that one has 2, and the others 4 each.
 func TestNetworkShares(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNetwork([]resource{{capacity: 10}, {capacity: 2}, {capacity: math.Inf(1)}})

@@ -77,8 +77,9 @@ func (n *node) begin(keepCache bool) error {
 		n.future = &spill.Future{}
 		var err error
 		n.cache, err = spill.Open(spill.Options{
-			Bytes: w.file.Spill.Bytes, Oracle: n.future, Seed: w.file.Seed<<16 + uint64(n.index) + 1, Writers: 1, Logger: w.log,
-			Model: &segment.Model{Bytes: content, Wait: n.disk},
+			Bytes: w.file.Spill.Bytes, Oracle: n.future, Seed: w.file.Seed<<16 + uint64(n.index) + 1, Writers: 1,
+			Logger: w.log,
+			Model:  &segment.Model{Bytes: content, Wait: n.disk},
 		})
 		if err != nil {
 			return err
@@ -144,7 +145,8 @@ func (l *life) join(opts *fetch.Options) (err error) {
 // described is what others know of the node.
 func (n *node) described() layout.Node {
 	f := &n.world.file
-	return layout.Node{ID: n.id, Address: "grpc://" + n.id + ":1", Zone: fmt.Sprint("zone-", n.zone), Weight: f.Nodes.Ranks, Capacity: spill.Capacity(f.Spill.Bytes)}
+	return layout.Node{ID: n.id, Address: "grpc://" + n.id + ":1", Zone: fmt.Sprint("zone-", n.zone),
+		Weight: f.Nodes.Ranks, Capacity: spill.Capacity(f.Spill.Bytes)}
 }
 
 // end ends the server: in order, or as a process that is killed, whose lease stays.

@@ -12,8 +12,8 @@ import (
 	"bowstring/schema"
 )
 
-// Parse reads a file, in JSON or YAML, whose defaults rates has, as JSON or YAML likewise; nil for none. It is strict: an
-// error is a [schema.FieldError] that names the field, what it got and what it takes.
+// Parse reads a file, in JSON or YAML, whose defaults rates has, as JSON or YAML likewise; nil for none. It is strict:
+// an error is a [schema.FieldError] that names the field, what it got and what it takes.
 func Parse(file, rates []byte) (*File, error) {
 	text, err := asJSON("file", file)
 	if err != nil {
@@ -52,7 +52,8 @@ func asJSON(where string, text []byte) ([]byte, error) {
 	}
 	var v any
 	if err := yaml.Unmarshal(text, &v); err != nil {
-		return nil, &schema.FieldError{Field: where, Got: strings.TrimPrefix(err.Error(), "yaml: "), Want: "an object in JSON or YAML"}
+		return nil, &schema.FieldError{Field: where, Got: strings.TrimPrefix(err.Error(), "yaml: "),
+			Want: "an object in JSON or YAML"}
 	}
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -164,15 +165,21 @@ func (f *File) check() error {
 	}
 	n := f.Nodes
 	err := firstBroken([]rule{
-		between("nodes.count", n.Count, 1, maxNodes), between("nodes.ranks", n.Ranks, 1, 64), between("nodes.zones", n.Zones, 1, n.Count),
+		between("nodes.count", n.Count, 1, maxNodes), between("nodes.ranks", n.Ranks, 1, 64),
+		between("nodes.zones", n.Zones, 1, n.Count),
 		between("nodes.window_bytes", n.WindowBytes, 1<<20, 1<<40),
-		{"sample", f.Sample, f.Sample >= 1 && f.Sample <= 64 && n.Count%f.Sample == 0 && n.Count/f.Sample >= 1, "1 to 64, a divisor of nodes.count"},
-		span("store.latency_ms", f.Store.LatencyMS, 1e6), rate("store.reads_per_s", f.Store.ReadsPerS), rate("store.bytes_per_s", f.Store.BytesPerS),
-		{"spill.bytes", f.Spill.Bytes, f.Spill.Bytes == 0 || f.Spill.Bytes >= minSpill && f.Spill.Bytes <= 1<<50, fmt.Sprintf("0 for none, or %d to 2^50", int64(minSpill))},
+		{"sample", f.Sample, f.Sample >= 1 && f.Sample <= 64 && n.Count%f.Sample == 0 && n.Count/f.Sample >= 1,
+			"1 to 64, a divisor of nodes.count"},
+		span("store.latency_ms", f.Store.LatencyMS, 1e6), rate("store.reads_per_s", f.Store.ReadsPerS),
+		rate("store.bytes_per_s", f.Store.BytesPerS),
+		{"spill.bytes", f.Spill.Bytes, f.Spill.Bytes == 0 || f.Spill.Bytes >= minSpill && f.Spill.Bytes <= 1<<50,
+			fmt.Sprintf("0 for none, or %d to 2^50", int64(minSpill))},
 		rate("spill.read_bytes_per_s", f.Spill.ReadBytesPerS), rate("spill.write_bytes_per_s", f.Spill.WriteBytesPerS),
-		span("node.us_per_sample", f.Node.USPerSample, 1e9), span("node.s_per_gb", f.Node.SPerGB, 1e6), span("node.cores", f.Node.Cores, 4096),
+		span("node.us_per_sample", f.Node.USPerSample, 1e9), span("node.s_per_gb", f.Node.SPerGB, 1e6),
+		span("node.cores", f.Node.Cores, 4096),
 		span("network.latency_ms", f.Network.LatencyMS, 1e6), rate("network.bytes_per_s", f.Network.BytesPerS),
-		rate("network.store_bytes_per_s", f.Network.StoreBytesPerS), span("network.zone_latency_ms", f.Network.ZoneLatencyMS, 1e6),
+		rate("network.store_bytes_per_s", f.Network.StoreBytesPerS),
+		span("network.zone_latency_ms", f.Network.ZoneLatencyMS, 1e6),
 		rate("network.zone_bytes_per_s", f.Network.ZoneBytesPerS),
 		{"datasets", len(f.Datasets), len(f.Datasets) >= 1 && len(f.Datasets) <= 64, "1 to 64 of them"},
 		{"jobs", len(f.Jobs), len(f.Jobs) >= 1 && len(f.Jobs) <= 64, "1 to 64 of them"},
@@ -200,7 +207,8 @@ func (f *File) check() error {
 		samples += d.Samples
 	}
 	if samples > maxSamples {
-		return &schema.FieldError{Field: "datasets", Got: fmt.Sprintf("%d samples", samples), Want: fmt.Sprintf("at most %d together", maxSamples)}
+		return &schema.FieldError{Field: "datasets", Got: fmt.Sprintf("%d samples", samples),
+			Want: fmt.Sprintf("at most %d together", maxSamples)}
 	}
 	if err := f.checkJobs(names); err != nil {
 		return err
@@ -215,15 +223,22 @@ func (f *File) checkJobs(datasets map[string]int64) error {
 		samples, there := datasets[j.Dataset]
 		world := f.Nodes.Count * f.Nodes.Ranks
 		err := firstBroken([]rule{
-			{at + "name", schema.Quote(j.Name), len(j.Name) <= 64 && !taken[j.Name], "at most 64 bytes that no other job has"},
+			{at + "name", schema.Quote(j.Name), len(j.Name) <= 64 && !taken[j.Name],
+				"at most 64 bytes that no other job has"},
 			{at + "dataset", schema.Quote(j.Dataset), there, "the name of one of datasets"},
 			{at + "start_s", j.StartS, j.StartS >= 0 && j.StartS <= maxTime, "0 to 1e9"},
 			{at + "epochs", j.Epochs, j.Epochs >= 1 && j.Epochs <= 10000, "1 to 10000"},
-			{at + "ranks", j.Ranks, j.Ranks >= 1 && j.Ranks <= min(world, maxRanks) && j.Ranks%f.Sample == 0, fmt.Sprintf("1 to nodes.count × nodes.ranks, which is %d, a multiple of sample", world)},
+			{at + "ranks", j.Ranks, j.Ranks >= 1 && j.Ranks <= min(world, maxRanks) && j.Ranks%f.Sample == 0,
+				fmt.Sprintf("1 to nodes.count × nodes.ranks, which is %d, a multiple of sample", world)},
 			{at + "first_node", j.First, j.First >= 0 && j.First < f.Nodes.Count/f.Sample, "a node's number, from 0"},
-			{at + "batch", j.Batch, j.Batch >= j.Ranks && j.Batch <= samples && j.Batch%f.Sample == 0, fmt.Sprintf("%d to %d: a sample for each rank, of those that there are; a multiple of sample", j.Ranks, samples)},
-			{at + "assign", schema.Quote(j.Assign), j.Assign == schema.AssignPlan || j.Assign == schema.AssignLocal, `"plan" or "local"`},
-			{at + "assign", schema.Quote(j.Assign), j.Assign == schema.AssignPlan || j.Batch/f.Sample <= schema.MaxLocalBatch, fmt.Sprintf(`"plan" where batch is above %d`, int64(schema.MaxLocalBatch))},
+			{at + "batch", j.Batch, j.Batch >= j.Ranks && j.Batch <= samples && j.Batch%f.Sample == 0,
+				fmt.Sprintf("%d to %d: a sample for each rank, of those that there are; a multiple of sample", j.Ranks,
+					samples)},
+			{at + "assign", schema.Quote(j.Assign), j.Assign == schema.AssignPlan || j.Assign == schema.AssignLocal,
+				`"plan" or "local"`},
+			{at + "assign", schema.Quote(j.Assign), j.Assign == schema.AssignPlan ||
+				j.Batch/f.Sample <= schema.MaxLocalBatch, fmt.Sprintf(`"plan" where batch is above %d`,
+				int64(schema.MaxLocalBatch))},
 			{at + "pause_s", j.PauseS, j.PauseS >= 0 && j.PauseS <= 1e6, "0 to 1e6"},
 			{at + "step_ms", j.StepMS, j.StepMS >= 0 && j.StepMS <= 1e9, "0 to 1e9"},
 			{at + "steps", j.Steps, j.Steps >= 0, "0 or more"},
@@ -260,16 +275,20 @@ func (f *File) checkFaults() error {
 			return *n
 		}
 		err := firstBroken([]rule{
-			{at + "kind", schema.Quote(x.Kind), is(Kill, Leave, Join, Stop, Cut, Slow, StoreSlow), `"kill", "leave", "join", "stop", "cut", "slow" or "store_slow"`},
+			{at + "kind", schema.Quote(x.Kind), is(Kill, Leave, Join, Stop, Cut, Slow, StoreSlow),
+				`"kill", "leave", "join", "stop", "cut", "slow" or "store_slow"`},
 			{at + "at_s", x.AtS, x.AtS >= 0 && x.AtS <= maxTime, "0 to 1e9"},
 			{at + "for_s", x.ForS, x.ForS >= 0 && x.ForS <= maxTime, "0 to 1e9; 0 for good"},
 			{at + "for_s", x.ForS, x.ForS == 0 || !is(Leave, Join), "nothing: it is of faults that pass"},
 			{at + "for_s", x.ForS, x.ForS > 0 || !is(Stop), "more than 0: what stands still for good is a kill"},
 			{at + "node", show(x.Node), in(x.Node) || is(StoreSlow), fmt.Sprintf("a node's number, 0 to %d", nodes-1)},
 			{at + "node", show(x.Node), x.Node == nil || !is(StoreSlow), "nothing: it happens to the store"},
-			{at + "other", show(x.Other), x.Other == nil || is(Cut) && in(x.Other), fmt.Sprintf("the number of another node, 0 to %d, where a way is cut", nodes-1)},
-			{at + "factor", x.Factor, x.Factor == 0 || is(Slow, StoreSlow) && x.Factor >= 1 && x.Factor <= 1e6, "1 to 1e6, of what is slow"},
-			{at + "keep_cache", x.KeepCache, !x.KeepCache || is(Kill, Join), "nothing: it is of a join, or a kill that passes"},
+			{at + "other", show(x.Other), x.Other == nil || is(Cut) && in(x.Other),
+				fmt.Sprintf("the number of another node, 0 to %d, where a way is cut", nodes-1)},
+			{at + "factor", x.Factor, x.Factor == 0 || is(Slow, StoreSlow) && x.Factor >= 1 && x.Factor <= 1e6,
+				"1 to 1e6, of what is slow"},
+			{at + "keep_cache", x.KeepCache, !x.KeepCache || is(Kill, Join),
+				"nothing: it is of a join, or a kill that passes"},
 		})
 		if err != nil {
 			return err

@@ -42,7 +42,8 @@ func TestParseRefuses(t *testing.T) {
 			t.Errorf("%s: %v; want an error that names %s", text, err, c.field)
 		}
 	}
-	if _, err := Parse([]byte(small), []byte(`{"store": {"reads_per_s": 10, "colour": 1}}`)); err == nil || !strings.Contains(err.Error(), "store.colour") {
+	if _, err := Parse([]byte(small), []byte(`{"store": {"reads_per_s": 10, "colour": 1}}`)); err == nil ||
+		!strings.Contains(err.Error(), "store.colour") {
 		t.Errorf("rates with an unknown field: %v", err)
 	}
 }
@@ -51,11 +52,13 @@ func TestParseRefuses(t *testing.T) {
 func TestParseRates(t *testing.T) {
 	rates := `{"store": {"latency_ms": 3, "reads_per_s": 10}, "spill": {"read_bytes_per_s": 5}, "node": {"cores": 1.5}, "network": {"bytes_per_s": 7},
 	"uncertainty": {"store.latency_ms": {"spread": 0.1}}, "server": "grpc://host:1", "dataset": "d", "at": "2026-01-01T00:00:00Z"}` // as calibrate writes it
-	f, err := Parse([]byte("nodes: {count: 2}\nspill: {bytes: 64000000}\nstore: {reads_per_s: 20}\ndatasets: [{name: d, samples: 100, bytes: 1000}]\njobs: [{dataset: d, batch: 10}]\n"), []byte(rates))
+	f, err := Parse([]byte("nodes: {count: 2}\nspill: {bytes: 64000000}\nstore: {reads_per_s: 20}\ndatasets: [{name: "+
+		"d, samples: 100, bytes: 1000}]\njobs: [{dataset: d, batch: 10}]\n"), []byte(rates))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if f.Store != (Store{LatencyMS: 3, ReadsPerS: 20}) || f.Spill != (Spill{Bytes: 64000000, ReadBytesPerS: 5}) || f.Node.Cores != 1.5 || f.Network.BytesPerS != 7 {
+	if f.Store != (Store{LatencyMS: 3, ReadsPerS: 20}) || f.Spill != (Spill{Bytes: 64000000, ReadBytesPerS: 5}) ||
+		f.Node.Cores != 1.5 || f.Network.BytesPerS != 7 {
 		t.Errorf("got %+v", f)
 	}
 	if j := f.Jobs[0]; j.Name != "job-1" || j.Epochs != 1 || j.Ranks != 2 || j.Assign != "plan" {

@@ -34,7 +34,8 @@ var plot = template.Must(template.New("plot").Parse(`<svg xmlns="http://www.w3.o
 </svg>
 `))
 
-// Plot draws the report's series as SVG: a panel each for samples, bytes from the store, bytes between nodes, and nodes.
+// Plot draws the report's series as SVG: a panel each for samples, bytes from the store, bytes between nodes, and
+// nodes.
 func (r *Report) Plot() ([]byte, error) {
 	size := func(v float64) string { return humanize.Bytes(uint64(v)) + "/s" }
 	count := func(v float64) string { return humanize.CommafWithDigits(v, 0) }
@@ -59,10 +60,12 @@ func (r *Report) Plot() ([]byte, error) {
 			x, y := plotWidth*ratio(p.AtS, r.Series[len(r.Series)-1].AtS), panelHeight*(1-ratio(c.of(p), most))
 			line.WriteString(strconv.FormatFloat(x, 'f', 1, 64) + "," + strconv.FormatFloat(y, 'f', 1, 64) + " ")
 		}
-		panels = append(panels, panel{c.title, c.show(most), 40 + panelEvery*float64(len(panels)), strings.TrimSpace(line.String())})
+		panels = append(panels, panel{c.title, c.show(most), 40 + panelEvery*float64(len(panels)),
+			strings.TrimSpace(line.String())})
 	}
 	height := 40 + panelEvery*float64(len(panels))
 	var b bytes.Buffer
-	err := plot.Execute(&b, map[string]any{"Panels": panels, "Height": height, "Foot": height - 28, "End": strconv.FormatFloat(r.Seconds, 'f', 1, 64)})
+	err := plot.Execute(&b, map[string]any{"Panels": panels, "Height": height, "Foot": height - 28,
+		"End": strconv.FormatFloat(r.Seconds, 'f', 1, 64)})
 	return b.Bytes(), err
 }

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Report is what became of a File. Where a sample was run, all is of the sample but for the counts, bytes and rates, which
-// are as many times larger again.
+// Report is what became of a File. Where a sample was run, all is of the sample but for the counts, bytes and rates,
+// which are as many times larger again.
 type Report struct {
 	Nodes    int64       `json:"nodes"`
 	Ranks    int64       `json:"ranks"` // beside all nodes
@@ -45,9 +45,9 @@ type EpochReport struct {
 	HitRate float64 `json:"hit_rate"`
 }
 
-// Waits say where the time of a rank went, in seconds, on average over ranks. Store, Spill, Peer, Encode and Consumer are the
-// server's: it stood still for reads, or worked, or had batches that were not taken. Data, Compute and Ranks are the
-// trainer's: together they are its epoch.
+// Waits say where the time of a rank went, in seconds, on average over ranks. Store, Spill, Peer, Encode and Consumer
+// are the server's: it stood still for reads, or worked, or had batches that were not taken. Data, Compute and Ranks
+// are the trainer's: together they are its epoch.
 type Waits struct {
 	Store    float64 `json:"store"`
 	Spill    float64 `json:"spill"`
@@ -146,8 +146,9 @@ type counters = Traffic
 func (w *world) count() counters {
 	s := w.store
 	return counters{
-		StoreReads: s.blobs.Load(), StoreBytes: s.blobBytes.Load(), ManifestReads: s.pages.Load(), ManifestBytes: s.pageBytes.Load(),
-		PeerReads: w.peerBlobs.Load(), PeerBytes: w.peerBytes.Load(), ZoneBytes: w.zoneBytes.Load(),
+		StoreReads: s.blobs.Load(), StoreBytes: s.blobBytes.Load(), ManifestReads: s.pages.Load(),
+		ManifestBytes: s.pageBytes.Load(),
+		PeerReads:     w.peerBlobs.Load(), PeerBytes: w.peerBytes.Load(), ZoneBytes: w.zoneBytes.Load(),
 		Served: w.served.Load(), ServedBytes: w.servedBytes.Load(),
 	}
 }
@@ -222,7 +223,8 @@ func joined(points []Point, i int) Point {
 	}
 	d, e := a.AtS-from, b.AtS-a.AtS
 	mean := func(x, y float64) float64 { return (x*d + y*e) / max(d+e, 1e-9) }
-	return Point{AtS: b.AtS, Nodes: b.Nodes, SamplesPerS: mean(a.SamplesPerS, b.SamplesPerS), StoreBPerS: mean(a.StoreBPerS, b.StoreBPerS), PeerBPerS: mean(a.PeerBPerS, b.PeerBPerS)}
+	return Point{AtS: b.AtS, Nodes: b.Nodes, SamplesPerS: mean(a.SamplesPerS, b.SamplesPerS),
+		StoreBPerS: mean(a.StoreBPerS, b.StoreBPerS), PeerBPerS: mean(a.PeerBPerS, b.PeerBPerS)}
 }
 
 func (s *series) take() {
@@ -241,7 +243,8 @@ func (s *series) take() {
 	per := func(now, before int64) float64 { return float64(now-before) / d }
 	s.points = append(s.points, Point{
 		AtS: at.Seconds(), Nodes: nodes, SamplesPerS: per(now.Served, s.last.Served),
-		StoreBPerS: per(now.StoreBytes+now.ManifestBytes, s.last.StoreBytes+s.last.ManifestBytes), PeerBPerS: per(now.PeerBytes, s.last.PeerBytes),
+		StoreBPerS: per(now.StoreBytes+now.ManifestBytes, s.last.StoreBytes+s.last.ManifestBytes),
+		PeerBPerS:  per(now.PeerBytes, s.last.PeerBytes),
 	})
 	s.last, s.at = now, at
 }
@@ -259,7 +262,8 @@ func ratio(a, b float64) float64 {
 // report says what became of the jobs.
 func (w *world) report(jobs []*job, s *series) *Report {
 	k := w.file.Sample
-	r := &Report{Nodes: w.file.Nodes.Count * k, Ranks: w.file.Nodes.Count * w.file.Nodes.Ranks * k, Sample: k, Traffic: w.count().times(k)}
+	r := &Report{Nodes: w.file.Nodes.Count * k, Ranks: w.file.Nodes.Count * w.file.Nodes.Ranks * k, Sample: k,
+		Traffic: w.count().times(k)}
 	for _, j := range jobs {
 		one := JobReport{Name: j.Name, Dataset: j.Dataset, Epochs: []EpochReport{}}
 		var samples int64
@@ -268,7 +272,8 @@ func (w *world) report(jobs []*job, s *series) *Report {
 			took := e.ended.Sub(e.began).Seconds()
 			traffic := e.after.minus(e.before)
 			one.Epochs = append(one.Epochs, EpochReport{
-				Epoch: int64(i), StartS: round(e.began.Sub(w.began).Seconds()), Seconds: round(took), FirstS: round(e.first.Seconds()),
+				Epoch: int64(i), StartS: round(e.began.Sub(w.began).Seconds()), Seconds: round(took),
+				FirstS:  round(e.first.Seconds()),
 				Samples: e.samples * k, Bytes: e.bytes * k, SamplesPerS: round(ratio(float64(e.samples*k), took)),
 				Waits: e.waits.over(j.Job.Ranks), Traffic: traffic.times(k),
 				HitRate: round(max(1-ratio(float64(traffic.StoreReads), float64(traffic.Served)), 0)),
@@ -299,7 +304,8 @@ func (w *world) report(jobs []*job, s *series) *Report {
 	r.Series = append([]Point{}, s.points...)
 	for i := range r.Series {
 		p := &r.Series[i]
-		*p = Point{round(p.AtS), round(p.SamplesPerS * float64(k)), round(p.StoreBPerS * float64(k)), round(p.PeerBPerS * float64(k)), p.Nodes * int(k)}
+		*p = Point{round(p.AtS), round(p.SamplesPerS * float64(k)), round(p.StoreBPerS * float64(k)),
+			round(p.PeerBPerS * float64(k)), p.Nodes * int(k)}
 	}
 	return r
 }

@@ -33,8 +33,8 @@ func Run(f *File, opts Options) (report *Report, err error) {
 	return report, err
 }
 
-// bubble runs f in a bubble, in which time is virtual. The standard library has bubbles for tests alone, and a test that
-// nobody runs will do: all that Test wants of it is a place to note failures, and there are none.
+// bubble runs f in a bubble, in which time is virtual. The standard library has bubbles for tests alone, and a test
+// that nobody runs will do: all that Test wants of it is a place to note failures, and there are none.
 func bubble(f func()) {
 	if flag.Lookup("test.v") == nil {
 		testing.Init()

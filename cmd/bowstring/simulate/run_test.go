@@ -37,7 +37,8 @@ func simulated(t *testing.T, text string) *Report {
 	return report
 }
 
-// file is a file of so many nodes with a cache of so many bytes each, whose job has a dataset of 2,000 samples of 24,000 bytes.
+// file is a file of so many nodes with a cache of so many bytes each, whose job has a dataset of 2,000 samples of
+// 24,000 bytes.
 func file(nodes int, cache int64, job, more string) string {
 	return fmt.Sprintf(`{"nodes": {"count": %d}, "store": {"latency_ms": 5, "reads_per_s": 2000}, "spill": {"bytes": %d, "read_bytes_per_s": 1e9},
 	"network": {"latency_ms": 0.2, "bytes_per_s": 1e9}, "node": {"us_per_sample": 10, "cores": 2}%s,
@@ -57,10 +58,12 @@ func TestHoldTogether(t *testing.T) {
 	}
 	first, last := r.Jobs[0].Epochs[0], r.Jobs[0].Epochs[2]
 	if first.Seconds < 1 || last.Seconds > first.Seconds/2 {
-		t.Errorf("epochs took %v s and %v s; the first waits for a store of 2,000 reads a second, the last for none", first.Seconds, last.Seconds)
+		t.Errorf("epochs took %v s and %v s; the first waits for a store of 2,000 reads a second, the last for none",
+			first.Seconds, last.Seconds)
 	}
 	// b = 0.40 √((1−1/N)/(B/N)) of the bytes move where each node gets what it owns.
-	if want, got := 0.40*math.Sqrt(0.75/16), float64(last.Traffic.PeerBytes)/float64(last.Bytes); got < want/2 || got > want*2 {
+	if want, got := 0.40*math.Sqrt(0.75/16), float64(last.Traffic.PeerBytes)/float64(last.Bytes); got < want/2 ||
+		got > want*2 {
 		t.Errorf("%.3f of the bytes went from node to node, want about %.3f", got, want)
 	}
 }
@@ -105,7 +108,8 @@ func TestFaults(t *testing.T) {
 		"many":            `{"kind": "kill", "at_s": 0.3, "node": 0}, {"kind": "kill", "at_s": 0.4, "node": 1, "for_s": 2}, {"kind": "stop", "at_s": 1, "node": 2, "for_s": 30}`,
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := simulated(t, file(3, 64e6, `, "epochs": 2, "assign": "local", "step_ms": 20`, `, "faults": [`+faults+`]`))
+			r := simulated(t, file(3, 64e6, `, "epochs": 2, "assign": "local", "step_ms": 20`,
+				`, "faults": [`+faults+`]`))
 			for _, e := range r.Jobs[0].Epochs {
 				if e.Samples != 2000 {
 					t.Errorf("epoch %d served %d samples, want 2,000", e.Epoch, e.Samples)
@@ -137,8 +141,10 @@ func TestRepeats(t *testing.T) {
 		if first == nil {
 			first = r
 		}
-		if !near(r.Seconds, first.Seconds, 0.1) || !near(float64(r.Traffic.StoreBytes), float64(first.Traffic.StoreBytes), 0.02) ||
-			!near(float64(r.Traffic.PeerBytes), float64(first.Traffic.PeerBytes), 0.02) || r.Traffic.Served != first.Traffic.Served {
+		if !near(r.Seconds, first.Seconds, 0.1) ||
+			!near(float64(r.Traffic.StoreBytes), float64(first.Traffic.StoreBytes), 0.02) ||
+			!near(float64(r.Traffic.PeerBytes), float64(first.Traffic.PeerBytes), 0.02) ||
+			r.Traffic.Served != first.Traffic.Served {
 			t.Errorf("%v s, %+v; the first time %v s, %+v", r.Seconds, r.Traffic, first.Seconds, first.Traffic)
 		}
 	}

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// server is something that does one thing after the other at each of its places: cores, a disk, the turns of a store. It
-// is safe for concurrent use.
+// server is something that does one thing after the other at each of its places: cores, a disk, the turns of a store.
+// It is safe for concurrent use.
 type server struct {
 	mu    sync.Mutex
 	speed float64     // of a place, 1 being the usual; 0: there is no limit, and nothing takes time

@@ -80,7 +80,8 @@ func newWorld(file *File, datasets map[string]*made, log *slog.Logger) *world {
 		}
 		n := &node{
 			world: w, index: i, id: fmt.Sprintf("node-%04d", i), zone: i % int(file.Nodes.Zones),
-			cores: newServer(file.Node.Cores), reads: disk(file.Spill.ReadBytesPerS), writes: disk(file.Spill.WriteBytesPerS),
+			cores: newServer(file.Node.Cores), reads: disk(file.Spill.ReadBytesPerS),
+			writes: disk(file.Spill.WriteBytesPerS),
 		}
 		w.nodes, w.byID[n.id] = append(w.nodes, n), n
 	}

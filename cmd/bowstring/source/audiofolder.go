@@ -15,7 +15,8 @@ const transcriptSuffix = ".trans.txt"
 
 // openAudioFolder opens a folder of sound, which is laid out as one of images is.
 func openAudioFolder(ctx context.Context, root string, opts Options) (Source, error) {
-	return openFolder(ctx, root, opts, &imageFolder{about: about{format: "audiofolder"}, media: schema.MediaAudio, isMedia: isAudioName})
+	return openFolder(ctx, root, opts, &imageFolder{about: about{format: "audiofolder"}, media: schema.MediaAudio,
+		isMedia: isAudioName})
 }
 
 func (l *layout) looksAudioFolder() bool {

@@ -34,7 +34,8 @@ func openCommonVoice(ctx context.Context, root string, opts Options) (Source, er
 		return nil, err
 	}
 	if len(splits) == 0 {
-		return nil, fmt.Errorf("%w: it has none of train.tsv, dev.tsv and test.tsv; --split names another table, such as validated", schema.ErrInvalid)
+		return nil, fmt.Errorf("%w: it has none of train.tsv, dev.tsv and test.tsv; --split names another table, "+
+			"such as validated", schema.ErrInvalid)
 	}
 	if len(others) > 0 {
 		s.notes = append(s.notes, quotedList(others)+" were not read; --split takes one of them")
@@ -42,7 +43,9 @@ func openCommonVoice(ctx context.Context, root string, opts Options) (Source, er
 	t := &looseTable{index: map[string]int{}}
 	for _, split := range splits {
 		file := split + ".tsv"
-		if err := readFile(filepath.Join(s.dir, file), func(r io.Reader) error { return t.readVoice(ctx, file, r) }); err != nil {
+		if err := readFile(filepath.Join(s.dir, file), func(r io.Reader) error {
+			return t.readVoice(ctx, file, r)
+		}); err != nil {
 			return nil, fmt.Errorf("%s: %w", Quoted(file), err)
 		}
 	}
@@ -131,7 +134,8 @@ func (t *looseTable) readVoice(ctx context.Context, file string, r io.Reader) er
 			continue
 		}
 		if len(cells) != len(columns) {
-			return fmt.Errorf("%w: line %d has %d values; the first line names %d columns", schema.ErrInvalid, n, len(cells), len(columns))
+			return fmt.Errorf("%w: line %d has %d values; the first line names %d columns", schema.ErrInvalid, n,
+				len(cells), len(columns))
 		}
 		t.lines = append(t.lines, place{file, n})
 		for i, c := range columns {

@@ -31,7 +31,8 @@ func TestCommonVoice(t *testing.T) {
 	root := tree(t, files)
 	found := readAll(t, root, Options{}, ReadOptions{Dataset: "voice"}).text()
 	for _, want := range []string{
-		`train clips/a.mp3: file_name=clips/a.mp3 client_id=07ab sentence="Jes," li diris up_votes=2`, `sentence=1984`, `dev clips/b.mp3`,
+		`train clips/a.mp3: file_name=clips/a.mp3 client_id=07ab sentence="Jes," li diris up_votes=2`, `sentence=1984`,
+		`dev clips/b.mp3`,
 		`sampling_rate=16000`, `none.mp3`, `validated.tsv were not read`, `sentence: utf8`, `up_votes: int`,
 	} {
 		if !strings.Contains(found, want) {
@@ -60,7 +61,8 @@ func TestCommonVoice(t *testing.T) {
 		"one name twice": {"path\tpath\n", "two columns"},
 	} {
 		files["train.tsv"] = c.table
-		if _, err := Open(t.Context(), tree(t, files), Options{Split: "train"}); err == nil || !strings.Contains(err.Error(), c.why) {
+		if _, err := Open(t.Context(), tree(t, files), Options{Split: "train"}); err == nil ||
+			!strings.Contains(err.Error(), c.why) {
 			t.Errorf("%s: %v, want %q", name, err, c.why)
 		}
 	}
@@ -76,8 +78,10 @@ func TestWebDatasetOfSound(t *testing.T) {
 		entry{"0001.flac", string(flac)}, entry{"0001.txt", "go on"}, entry{"0001.json", `{"speaker": 84}`},
 		entry{"0002.flac", string(flac)}, entry{"0002.txt", "well"}, entry{"0002.json", `{"speaker": 174}`},
 	)
-	found := readAll(t, tree(t, map[string]string{"train-000000.tar": packed}), Options{}, ReadOptions{Dataset: "speech"}).text()
-	for _, want := range []string{"audio: large_binary blob audio", "txt=go on", "speaker=174", "sampling_rate=44100", "channels=2", "duration=0.113"} {
+	found := readAll(t, tree(t, map[string]string{"train-000000.tar": packed}), Options{},
+		ReadOptions{Dataset: "speech"}).text()
+	for _, want := range []string{"audio: large_binary blob audio", "txt=go on", "speaker=174", "sampling_rate=44100",
+		"channels=2", "duration=0.113"} {
 		if !strings.Contains(found, want) {
 			t.Errorf("no %q in:\n%s", want, found)
 		}

@@ -31,12 +31,14 @@ var decoding = semaphore.NewWeighted(maxDecoded)
 func decodeAll(b []byte, format string, cfg image.Config) (err error) {
 	need, width, height := decodedBytes(b, format, cfg)
 	if need > maxDecoded {
-		return fmt.Errorf("the %s claims %s × %s pixels, which take %s to decode; the limit is %s (--verify header takes it without decoding)",
+		return fmt.Errorf("the %s claims %s × %s pixels, which take %s to decode; the limit is %s (--verify header "+
+			"takes it without decoding)",
 			format, humanize.Comma(width), humanize.Comma(height), humanize.IBytes(need), humanize.IBytes(maxDecoded))
 	}
 	if format == "jpeg" {
 		if n := jpegScans(b); n > maxScans {
-			return fmt.Errorf("the jpeg has %d scans; the limit is %d (--verify header takes it without decoding)", n, maxScans)
+			return fmt.Errorf("the jpeg has %d scans; the limit is %d (--verify header takes it without decoding)", n,
+				maxScans)
 		}
 	}
 	// Holders wait for nothing, so that this ends.
@@ -119,7 +121,8 @@ func webpFrames(b []byte) iter.Seq2[int64, int64] {
 			var w, h int64
 			switch {
 			case name == "VP8 " && len(data) >= 10:
-				w, h = int64(binary.LittleEndian.Uint16(data[6:])&0x3fff), int64(binary.LittleEndian.Uint16(data[8:])&0x3fff)
+				w, h = int64(binary.LittleEndian.Uint16(data[6:])&0x3fff),
+					int64(binary.LittleEndian.Uint16(data[8:])&0x3fff)
 			case name == "VP8L" && len(data) >= 5:
 				v := int64(binary.LittleEndian.Uint32(data[1:]))
 				w, h = v&0x3fff+1, v>>14&0x3fff+1

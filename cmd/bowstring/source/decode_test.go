@@ -168,16 +168,19 @@ func TestDecompressionBombs(t *testing.T) {
 	}
 	for name := range bombs(t) {
 		i := slices.IndexFunc(got, func(line string) bool { return strings.HasPrefix(line, "bad "+name+": ") })
-		if i < 0 || !strings.Contains(got[i], " pixels, which take ") || !strings.Contains(got[i], "the limit is 1.0 GiB") {
+		if i < 0 || !strings.Contains(got[i], " pixels, which take ") ||
+			!strings.Contains(got[i], "the limit is 1.0 GiB") {
 			t.Errorf("%s: want it refused by its size: %q", name, got)
 		}
 	}
-	want := "bad rgb.png: the png claims 100,000 × 100,000 pixels, which take 75 GiB to decode; the limit is 1.0 GiB (--verify header takes it without decoding)"
+	want := "bad rgb.png: the png claims 100,000 × 100,000 pixels, which take 75 GiB to decode; the limit is 1.0 GiB " +
+		"(--verify header takes it without decoding)"
 	if !slices.Contains(got, want) {
 		t.Errorf("got %q, want %q among them", got, want)
 	}
 	// One of the largest size that is decoded fits, whatever it turns out to hold.
-	got = inChild(t, VerifyDecode, tree(t, map[string]string{"1.png": string(pngClaiming(1<<14, 1<<13, 2)), "2.png": string(pngClaiming(1<<14, 1<<13, 2)), "3.png": string(pngClaiming(1<<14, 1<<13, 2))}))
+	got = inChild(t, VerifyDecode, tree(t, map[string]string{"1.png": string(pngClaiming(1<<14, 1<<13, 2)),
+		"2.png": string(pngClaiming(1<<14, 1<<13, 2)), "3.png": string(pngClaiming(1<<14, 1<<13, 2))}))
 	for _, line := range got {
 		if !strings.Contains(line, ": decode png: ") {
 			t.Errorf("got %s, want it decoded, and found to lack pixels", line)
@@ -197,7 +200,8 @@ func TestDecodedBytes(t *testing.T) {
 			t.Errorf("%s: %d bytes of %d × %d", format, need, w, h)
 		}
 	}
-	if need, _, _ := decodedBytes(nil, "png", image.Config{ColorModel: color.NRGBA64Model, Width: math.MaxInt, Height: math.MaxInt}); need != math.MaxUint64 {
+	if need, _, _ := decodedBytes(nil, "png", image.Config{ColorModel: color.NRGBA64Model, Width: math.MaxInt,
+		Height: math.MaxInt}); need != math.MaxUint64 {
 		t.Errorf("%d bytes", need)
 	}
 }
@@ -207,7 +211,8 @@ func TestManyScans(t *testing.T) {
 	b := picture(t, "jpeg", 1, 8, 8)
 	scan := []byte{0xff, 0xda, 0, 8, 1, 1, 0, 0, 63, 0}
 	many := slices.Concat(b[:len(b)-2], bytes.Repeat(scan, 501), b[len(b)-2:])
-	if _, err := inspect(many, VerifyDecode); err == nil || !strings.Contains(err.Error(), "502 scans; the limit is 500") {
+	if _, err := inspect(many, VerifyDecode); err == nil ||
+		!strings.Contains(err.Error(), "502 scans; the limit is 500") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -227,7 +232,8 @@ func FuzzDecode(f *testing.F) {
 		if need, _, _ := decodedBytes(b, format, cfg); need > 64<<20 {
 			return // what is allowed, but slow to look for faults in
 		}
-		if info, err := inspect(b, VerifyDecode); err == nil && (int(info.Width) != cfg.Width || int(info.Height) != cfg.Height || info.Width < 1) {
+		if info, err := inspect(b, VerifyDecode); err == nil &&
+			(int(info.Width) != cfg.Width || int(info.Height) != cfg.Height || info.Width < 1) {
 			t.Errorf("decoded as %v, the header says %d × %d", info, cfg.Width, cfg.Height)
 		}
 	})

@@ -90,7 +90,8 @@ func statFile(path string) (size int64, bad string) {
 	case info.Size() == 0:
 		return 0, "empty"
 	case info.Size() > maxBlob:
-		return 0, fmt.Sprintf("it has %s bytes, more than the %s that a sample may have", humanize.Comma(info.Size()), humanize.Comma(maxBlob))
+		return 0, fmt.Sprintf("it has %s bytes, more than the %s that a sample may have", humanize.Comma(info.Size()),
+			humanize.Comma(maxBlob))
 	}
 	return info.Size(), ""
 }

@@ -72,18 +72,29 @@ func TestWebDataset(t *testing.T) {
 	one := makeTar(t, entry{"a.jpg", jpg(t, 1)}, entry{"a.cls", "1\n"}, entry{"b.jpg", jpg(t, 2)}, entry{"b.cls", "0"})
 	for name, files := range map[string]map[string]string{
 		"webdataset-members": {"x.tar": makeTar(t,
-			entry{"dir/a.jpg", jpg(t, 1)}, entry{"dir/a.mask.png", string(picture(t, "png", 1, 3, 3))}, entry{"dir/a.txt", "text"}, entry{"dir/a.left.npy", "\x93NUMPY"},
-			entry{"dir/a.json", `{"n": 1, "label": "x", "txt": 3, "id": 7, "width": 4.5}`}, entry{"dir/a.index", "12"}, entry{"dir/a.wav", "RIFF"},
-			entry{"./dir/b.png", string(picture(t, "png", 2, 4, 4))}, entry{"dir/b.json", `{"n": 2.5}`}, entry{"__meta__.json", "{"}, entry{"README", "?"})},
-		"webdataset-two-images": {"x.tar": makeTar(t, entry{"a.jpg", jpg(t, 1)}, entry{"a.png", string(picture(t, "png", 1, 3, 3))}, entry{"b.jpg", jpg(t, 2)})},
-		"webdataset-compressed": {"train-0.tar.gz": gzipped(t, one), "val-0.tar.zst": zstandard(t, one), "test-0.tgz": gzipped(t, one)},
+			entry{"dir/a.jpg", jpg(t, 1)}, entry{"dir/a.mask.png", string(picture(t, "png", 1, 3, 3))},
+			entry{"dir/a.txt", "text"}, entry{"dir/a.left.npy", "\x93NUMPY"},
+			entry{"dir/a.json", `{"n": 1, "label": "x", "txt": 3, "id": 7, "width": 4.5}`}, entry{"dir/a.index", "12"},
+			entry{"dir/a.wav", "RIFF"},
+			entry{"./dir/b.png", string(picture(t, "png", 2, 4, 4))}, entry{"dir/b.json", `{"n": 2.5}`},
+			entry{"__meta__.json", "{"}, entry{"README", "?"})},
+		"webdataset-two-images": {"x.tar": makeTar(t, entry{"a.jpg", jpg(t, 1)},
+			entry{"a.png", string(picture(t, "png", 1, 3, 3))}, entry{"b.jpg", jpg(t, 2)})},
+		"webdataset-compressed": {"train-0.tar.gz": gzipped(t, one), "val-0.tar.zst": zstandard(t, one),
+			"test-0.tgz": gzipped(t, one)},
 		"webdataset-bad": {
-			"train-0.tar": makeTar(t, entry{"a.jpg", jpg(t, 1)}, entry{"a.cls", "1"}, entry{"b.jpg", jpg(t, 2)}, entry{"b.cls", "two"}, entry{"c.jpg", jpg(t, 3)},
-				entry{"d.cls", "3"}, entry{"e.jpg", ""}, entry{"e.cls", "1"}, entry{"f.jpg", jpg(t, 4)}, entry{"f.jpg", jpg(t, 4)}, entry{"f.cls", "1"}, entry{"g.jpg", jpg(t, 5)}, entry{"g.cls", "1"},
-				entry{"g.json", `{"a": `}, entry{"h.jpg", jpg(t, 6)}, entry{"h.cls", "4"}, entry{"h.json", `{"a": 1} {}`}, entry{"i.txt", "\xff"}, entry{"i.jpg", jpg(t, 1)}, entry{"i.cls", "1"}),
-			"train-1.tar": makeTar(t, entry{"a.jpg", jpg(t, 7)}, entry{"a.cls", "1"}, entry{"k.jpg", jpg(t, 8)}, entry{"k.cls", "1"}),
-			"train-2.tar": one[:1024+512+700], "train-3.tar": strings.TrimRight(makeTar(t, entry{"m.jpg", jpg(t, 9)}, entry{"m.cls", "2"}), "\x00") + strings.Repeat("\x00", 511),
-			"train-4.tar": "no tar at all", "train-5.tar.gz": "no gzip", "train-6.tar.gz": gzipped(t, one)[:200], "train-7.tar": ""},
+			"train-0.tar": makeTar(t, entry{"a.jpg", jpg(t, 1)}, entry{"a.cls", "1"}, entry{"b.jpg", jpg(t, 2)},
+				entry{"b.cls", "two"}, entry{"c.jpg", jpg(t, 3)},
+				entry{"d.cls", "3"}, entry{"e.jpg", ""}, entry{"e.cls", "1"}, entry{"f.jpg", jpg(t, 4)},
+				entry{"f.jpg", jpg(t, 4)}, entry{"f.cls", "1"}, entry{"g.jpg", jpg(t, 5)}, entry{"g.cls", "1"},
+				entry{"g.json", `{"a": `}, entry{"h.jpg", jpg(t, 6)}, entry{"h.cls", "4"},
+				entry{"h.json", `{"a": 1} {}`}, entry{"i.txt", "\xff"}, entry{"i.jpg", jpg(t, 1)}, entry{"i.cls", "1"}),
+			"train-1.tar": makeTar(t, entry{"a.jpg", jpg(t, 7)}, entry{"a.cls", "1"}, entry{"k.jpg", jpg(t, 8)},
+				entry{"k.cls", "1"}),
+			"train-2.tar": one[:1024+512+700], "train-3.tar": strings.TrimRight(makeTar(t, entry{"m.jpg", jpg(t, 9)},
+				entry{"m.cls", "2"}), "\x00") + strings.Repeat("\x00", 511),
+			"train-4.tar": "no tar at all", "train-5.tar.gz": "no gzip", "train-6.tar.gz": gzipped(t, one)[:200],
+			"train-7.tar": ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			golden(t, name, readAll(t, tree(t, files), Options{}, ReadOptions{}).text())
@@ -146,7 +157,8 @@ func writeParquet(t *testing.T, path, huggingface string, fields []arrow.Field, 
 	}
 	rec := array.NewRecord(s, arrays, int64(arrays[0].Len()))
 	var b bytes.Buffer
-	w, err := pqarrow.NewFileWriter(s, &b, parquet.NewWriterProperties(), pqarrow.NewArrowWriterProperties(pqarrow.WithStoreSchema()))
+	w, err := pqarrow.NewFileWriter(s, &b, parquet.NewWriterProperties(),
+		pqarrow.NewArrowWriterProperties(pqarrow.WithStoreSchema()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,7 +176,8 @@ func writeParquet(t *testing.T, path, huggingface string, fields []arrow.Field, 
 	}
 }
 
-var hfImage = arrow.StructOf(arrow.Field{Name: "bytes", Type: arrow.BinaryTypes.Binary, Nullable: true}, arrow.Field{Name: "path", Type: arrow.BinaryTypes.String, Nullable: true})
+var hfImage = arrow.StructOf(arrow.Field{Name: "bytes", Type: arrow.BinaryTypes.Binary, Nullable: true},
+	arrow.Field{Name: "path", Type: arrow.BinaryTypes.String, Nullable: true})
 
 func jsonText(t *testing.T, v any) string {
 	t.Helper()
@@ -179,8 +192,11 @@ func TestParquet(t *testing.T) {
 	const info = `{"info": {"features": {"image": {"_type": "Image"}, "speech": {"sampling_rate": 16000, "_type": "Audio"}, "label": {"names": ["ant", "bee"], "_type": "ClassLabel"}, "tags": [{"dtype": "string", "_type": "Value"}]}}}`
 	text := arrow.BinaryTypes.String
 	fields := []arrow.Field{
-		{Name: "image", Type: hfImage, Nullable: true}, {Name: "speech", Type: hfImage, Nullable: true}, {Name: "label", Type: arrow.PrimitiveTypes.Int64, Nullable: true},
-		{Name: "tags", Type: arrow.ListOf(text), Nullable: true}, {Name: "when", Type: arrow.FixedWidthTypes.Timestamp_us, Nullable: true}, {Name: "raw", Type: arrow.BinaryTypes.LargeBinary, Nullable: true},
+		{Name: "image", Type: hfImage, Nullable: true}, {Name: "speech", Type: hfImage, Nullable: true},
+		{Name: "label", Type: arrow.PrimitiveTypes.Int64, Nullable: true},
+		{Name: "tags", Type: arrow.ListOf(text), Nullable: true},
+		{Name: "when", Type: arrow.FixedWidthTypes.Timestamp_us, Nullable: true},
+		{Name: "raw", Type: arrow.BinaryTypes.LargeBinary, Nullable: true},
 	}
 	one, two := picture(t, "png", 1, 3, 4), []byte(jpg(t, 2))
 	type cell struct {
@@ -190,25 +206,33 @@ func TestParquet(t *testing.T) {
 	name := "one.png"
 	root := t.TempDir()
 	writeParquet(t, filepath.Join(root, "data/test-00000-of-00001.parquet"), info, fields,
-		jsonText(t, []any{cell{one, &name}, cell{two, nil}, nil, cell{nil, &name}, cell{two[:100], nil}, cell{[]byte{}, nil}, cell{one, nil}}),
-		jsonText(t, []any{cell{[]byte("RIFF"), nil}, nil, nil, nil, nil, nil, nil}), `[0, 1, 0, 0, 0, 0, null]`, `[["a", null], [], null, null, null, null, null]`,
-		`["2024-01-02 03:04:05", null, null, null, null, null, null]`, jsonText(t, []any{one, nil, []byte{}, nil, nil, nil, nil}))
+		jsonText(t, []any{cell{one, &name}, cell{two, nil}, nil, cell{nil, &name}, cell{two[:100], nil},
+			cell{[]byte{}, nil}, cell{one, nil}}),
+		jsonText(t, []any{cell{[]byte("RIFF"), nil}, nil, nil, nil, nil, nil, nil}), `[0, 1, 0, 0, 0, 0, null]`,
+		`[["a", null], [], null, null, null, null, null]`,
+		`["2024-01-02 03:04:05", null, null, null, null, null, null]`,
+		jsonText(t, []any{one, nil, []byte{}, nil, nil, nil, nil}))
 	golden(t, "parquet-made", readAll(t, root, Options{}, ReadOptions{}).text())
 
 	// Without that metadata, the content tells.
-	plain := []arrow.Field{{Name: "pic", Type: arrow.BinaryTypes.Binary, Nullable: true}, {Name: "n", Type: arrow.PrimitiveTypes.Uint8, Nullable: true}, {Name: "empty", Type: arrow.Null, Nullable: true}}
-	writeParquet(t, filepath.Join(root, "plain/validation.parquet"), "", plain, jsonText(t, []any{nil, one}), `[1, 2]`, `[null, null]`)
+	plain := []arrow.Field{{Name: "pic", Type: arrow.BinaryTypes.Binary, Nullable: true},
+		{Name: "n", Type: arrow.PrimitiveTypes.Uint8, Nullable: true},
+		{Name: "empty", Type: arrow.Null, Nullable: true}}
+	writeParquet(t, filepath.Join(root, "plain/validation.parquet"), "", plain, jsonText(t, []any{nil, one}), `[1, 2]`,
+		`[null, null]`)
 	golden(t, "parquet-plain", readAll(t, filepath.Join(root, "plain"), Options{}, ReadOptions{}).text())
 
 	// A shard of other columns, one cut short, one that is none.
 	bad := filepath.Join(root, "bad")
-	writeParquet(t, filepath.Join(bad, "train-00000-of-00004.parquet"), "", plain, jsonText(t, []any{one}), `[1]`, `[null]`)
+	writeParquet(t, filepath.Join(bad, "train-00000-of-00004.parquet"), "", plain, jsonText(t, []any{one}), `[1]`,
+		`[null]`)
 	writeParquet(t, filepath.Join(bad, "train-00001-of-00004.parquet"), "", plain[:2], jsonText(t, []any{one}), `[1]`)
 	whole, err := os.ReadFile(filepath.Join(bad, "train-00000-of-00004.parquet"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, content := range map[string][]byte{"train-00002-of-00004.parquet": whole[:len(whole)-20], "train-00003-of-00004.parquet": nil} {
+	for name, content := range map[string][]byte{"train-00002-of-00004.parquet": whole[:len(whole)-20],
+		"train-00003-of-00004.parquet": nil} {
 		if err := os.WriteFile(filepath.Join(bad, name), content, 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -220,7 +244,8 @@ func TestParquet(t *testing.T) {
 func TestDamagedParquet(t *testing.T) {
 	root := t.TempDir()
 	path := filepath.Join(root, "x.parquet")
-	fields := []arrow.Field{{Name: "pic", Type: arrow.BinaryTypes.Binary, Nullable: true}, {Name: "n", Type: arrow.PrimitiveTypes.Int32, Nullable: true}}
+	fields := []arrow.Field{{Name: "pic", Type: arrow.BinaryTypes.Binary, Nullable: true},
+		{Name: "n", Type: arrow.PrimitiveTypes.Int32, Nullable: true}}
 	writeParquet(t, path, "", fields, jsonText(t, []any{picture(t, "png", 1, 1, 1), nil}), `[1, 2]`)
 	whole, err := os.ReadFile(path)
 	if err != nil {
@@ -247,24 +272,30 @@ func TestDamagedParquet(t *testing.T) {
 }
 
 func TestList(t *testing.T) {
-	root := tree(t, map[string]string{"img/1.jpg": jpg(t, 1), "img/2.jpg": jpg(t, 2), "3.png": string(picture(t, "png", 3, 2, 2)), "e.jpg": "",
+	root := tree(t, map[string]string{"img/1.jpg": jpg(t, 1), "img/2.jpg": jpg(t, 2),
+		"3.png": string(picture(t, "png", 3, 2, 2)), "e.jpg": "",
 		"labels.csv": "path,label,split,score\nimg/1.jpg,cat,train,0.5\nimg/2.jpg,ant,test,1\n./3.png,ant,train,\n",
 		"bad.csv":    "file,label\nimg/1.jpg,cat\nimg/../img/1.jpg,cat\n,ant\n3.png,\nnone.jpg,ant\ne.jpg,ant\n",
-		"x.tsv":      "name\tn\nimg/1.jpg\t1\n", "x.jsonl": `{"file_name": "img/1.jpg", "n": 1}`, "quote.csv": "path\n\"img", "empty.csv": "", "ragged.csv": "path,a\nimg/1.jpg\n", "broken.jsonl": "{}\n{",
+		"x.tsv":      "name\tn\nimg/1.jpg\t1\n", "x.jsonl": `{"file_name": "img/1.jpg", "n": 1}`,
+		"quote.csv": "path\n\"img", "empty.csv": "", "ragged.csv": "path,a\nimg/1.jpg\n", "broken.jsonl": "{}\n{",
 		"audio.csv": "path\na.wav\n", "a.wav": "RIFF"})
-	writeParquet(t, filepath.Join(root, "x.parquet"), "", []arrow.Field{{Name: "path", Type: arrow.BinaryTypes.String}, {Name: "at", Type: arrow.FixedWidthTypes.Date32, Nullable: true}},
+	writeParquet(t, filepath.Join(root, "x.parquet"), "", []arrow.Field{{Name: "path", Type: arrow.BinaryTypes.String},
+		{Name: "at", Type: arrow.FixedWidthTypes.Date32, Nullable: true}},
 		`["img/2.jpg", "img/1.jpg"]`, `["2024-02-29", null]`)
-	if err := os.WriteFile(filepath.Join(root, "abs.csv"), []byte("path\n"+filepath.Join(root, "img/1.jpg")+"\n"), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(root, "abs.csv"), []byte("path\n"+filepath.Join(root, "img/1.jpg")+"\n"),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
-	for name, opts := range map[string]Options{"labels.csv": {}, "bad.csv": {}, "x.tsv": {PathColumn: "name"}, "x.jsonl": {}, "x.parquet": {}, "audio.csv": {}} {
+	for name, opts := range map[string]Options{"labels.csv": {}, "bad.csv": {}, "x.tsv": {PathColumn: "name"},
+		"x.jsonl": {}, "x.parquet": {}, "audio.csv": {}} {
 		golden(t, "list-"+name, readAll(t, filepath.Join(root, name), opts, ReadOptions{}).text())
 	}
 	if r := readAll(t, filepath.Join(root, "abs.csv"), Options{}, ReadOptions{}); len(r.rows) != 1 {
 		t.Errorf("absolute path: bad items %v", r.bad)
 	}
 	for name, message := range map[string]string{
-		"x.tsv": "no column of paths (path, file_name, filename, file), only name, n; say which with --path-column", "quote.csv": "extraneous", "empty.csv": "the file is empty", "ragged.csv": "wrong number of fields",
+		"x.tsv":     "no column of paths (path, file_name, filename, file), only name, n; say which with --path-column",
+		"quote.csv": "extraneous", "empty.csv": "the file is empty", "ragged.csv": "wrong number of fields",
 		"broken.jsonl": "line 2: bad JSON", "none.csv": "no such file",
 	} {
 		_, err := Open(t.Context(), filepath.Join(root, name), Options{Format: "list"})
@@ -275,8 +306,10 @@ func TestList(t *testing.T) {
 }
 
 func TestMDSBad(t *testing.T) {
-	for encoding, message := range map[string]string{"pkl": "encoding pkl is pickle", "pil": "bare pixels", "ndarray": "no type and shape"} {
-		if _, err := Open(t.Context(), "testdata/mds/"+encoding, Options{}); !errors.Is(err, schema.ErrInvalid) || !strings.Contains(err.Error(), message) {
+	for encoding, message := range map[string]string{"pkl": "encoding pkl is pickle", "pil": "bare pixels",
+		"ndarray": "no type and shape"} {
+		if _, err := Open(t.Context(), "testdata/mds/"+encoding, Options{}); !errors.Is(err, schema.ErrInvalid) ||
+			!strings.Contains(err.Error(), message) {
 			t.Errorf("%s: %v, want %q", encoding, err, message)
 		}
 	}
@@ -303,14 +336,34 @@ func TestMDSBad(t *testing.T) {
 		rows      int
 		bad       string
 	}{
-		"cut":     {"plain/val", "shard.00000.mds", func(b []byte) []byte { return b[:len(b)/2] }, 1, "shard.00000.mds: cut short"},
-		"gone":    {"plain/val", "shard.00000.mds", nil, 1, "shard.00000.mds: unreadable: no such file"},
-		"count":   {"plain/val", "shard.00000.mds", func(b []byte) []byte { b[0] = 9; return b }, 1, "shard.00000.mds: it holds 9 samples, the index says 4"},
-		"offset":  {"plain/val", "shard.00000.mds", func(b []byte) []byte { b[9] ^= 0x40; return b }, 1, "shard.00000.mds: "},
-		"size":    {"plain/val", "shard.00001.mds", func(b []byte) []byte { at := binary.LittleEndian.Uint32(b[4:]); b[at]++; return b }, 4, "4: column"},
-		"zstd":    {"zstd", "shard.00000.mds.zstd", func(b []byte) []byte { b[len(b)/2] ^= 0x55; return b }, -1, "shard.00000.mds: "},
-		"snappy":  {"snappy", "shard.00000.mds.snappy", func(b []byte) []byte { b[0] ^= 1; return b }, 1, "shard.00000.mds: snappy"},
-		"no zstd": {"zstd", "index.json", func(b []byte) []byte { return bytes.ReplaceAll(b, []byte("zstd:7"), []byte("lz77:7")) }, -1, `compression "lz77:7"; want zstd`},
+		"cut": {"plain/val", "shard.00000.mds", func(b []byte) []byte {
+			return b[:len(b)/2]
+		}, 1, "shard.00000.mds: cut short"},
+		"gone": {"plain/val", "shard.00000.mds", nil, 1, "shard.00000.mds: unreadable: no such file"},
+		"count": {"plain/val", "shard.00000.mds", func(b []byte) []byte {
+			b[0] = 9
+			return b
+		}, 1, "shard.00000.mds: it holds 9 samples, the index says 4"},
+		"offset": {"plain/val", "shard.00000.mds", func(b []byte) []byte {
+			b[9] ^= 0x40
+			return b
+		}, 1, "shard.00000.mds: "},
+		"size": {"plain/val", "shard.00001.mds", func(b []byte) []byte {
+			at := binary.LittleEndian.Uint32(b[4:])
+			b[at]++
+			return b
+		}, 4, "4: column"},
+		"zstd": {"zstd", "shard.00000.mds.zstd", func(b []byte) []byte {
+			b[len(b)/2] ^= 0x55
+			return b
+		}, -1, "shard.00000.mds: "},
+		"snappy": {"snappy", "shard.00000.mds.snappy", func(b []byte) []byte {
+			b[0] ^= 1
+			return b
+		}, 1, "shard.00000.mds: snappy"},
+		"no zstd": {"zstd", "index.json", func(b []byte) []byte {
+			return bytes.ReplaceAll(b, []byte("zstd:7"), []byte("lz77:7"))
+		}, -1, `compression "lz77:7"; want zstd`},
 	} {
 		root := copyOf(c.dir)
 		if c.change == nil {
@@ -337,26 +390,33 @@ func TestMDSBad(t *testing.T) {
 		"json":    {`{"shards"`, `{"shards`, "invalid character"},
 	} {
 		root := copyOf("plain/val")
-		change(filepath.Join(root, "index.json"), func(b []byte) []byte { return bytes.Replace(b, []byte(c.from), []byte(c.to), 1) })
-		if _, err := Open(t.Context(), root, Options{}); !errors.Is(err, schema.ErrInvalid) || !strings.Contains(err.Error(), c.message) {
+		change(filepath.Join(root, "index.json"), func(b []byte) []byte {
+			return bytes.Replace(b, []byte(c.from), []byte(c.to), 1)
+		})
+		if _, err := Open(t.Context(), root, Options{}); !errors.Is(err, schema.ErrInvalid) ||
+			!strings.Contains(err.Error(), c.message) {
 			t.Errorf("%s: %v, want %q", name, err, c.message)
 		}
 	}
 }
 
 func TestRecognise(t *testing.T) {
-	root := tree(t, map[string]string{"tars/a.tar": "", "images/a/1.jpg": "", "empty/readme": "", "two/a.tar": "", "two/b.jpg": "", "pq/data/train.parquet": "", "mds/train/index.json": "{}",
+	root := tree(t, map[string]string{"tars/a.tar": "", "images/a/1.jpg": "", "empty/readme": "", "two/a.tar": "",
+		"two/b.jpg": "", "pq/data/train.parquet": "", "mds/train/index.json": "{}",
 		"meta/metadata.parquet": "", "meta/1.jpg": "", "x.csv": "", "y.tar": "", "z.bin": "", "one.jpg": ""})
 	for path, want := range map[string]string{
-		"tars": "webdataset", "images": "imagefolder", "pq": "parquet", "mds": "mds", "meta": "imagefolder", "x.csv": "list", "y.tar": "webdataset", "tars/*.tar": "webdataset", "tars/{a,b}.tar": "webdataset",
+		"tars": "webdataset", "images": "imagefolder", "pq": "parquet", "mds": "mds", "meta": "imagefolder",
+		"x.csv": "list", "y.tar": "webdataset", "tars/*.tar": "webdataset", "tars/{a,b}.tar": "webdataset",
 	} {
 		f, err := choose(filepath.Join(root, path), Options{})
 		if err != nil || f.name != want {
 			t.Errorf("%s: %v, %v; want %s", path, f, err, want)
 		}
 	}
-	for path, message := range map[string]string{"empty": "looked for", "z.bin": "looked for", "one.jpg": "looked for", "two": "may be webdataset or imagefolder; say which with --format", "gone": "no such file"} {
-		if _, err := choose(filepath.Join(root, path), Options{}); err == nil || !strings.Contains(err.Error(), message) {
+	for path, message := range map[string]string{"empty": "looked for", "z.bin": "looked for", "one.jpg": "looked for",
+		"two": "may be webdataset or imagefolder; say which with --format", "gone": "no such file"} {
+		if _, err := choose(filepath.Join(root, path), Options{}); err == nil ||
+			!strings.Contains(err.Error(), message) {
 			t.Errorf("%s: %v, want %q", path, err, message)
 		}
 	}
@@ -367,8 +427,10 @@ func TestRecognise(t *testing.T) {
 
 func TestSplitOfFile(t *testing.T) {
 	for rel, want := range map[string]string{
-		"data/train-00000-of-00002.parquet": "train", "data/my_set-00000-of-00002.parquet": "my_set", "validation.parquet": "validation", "default/test/0000.parquet": "test",
-		"imagenet-train-000012.tar": "train", "train/shard-0.tar": "train", "shard-0.tar": "", "trainer.tar": "", "val_3.tar.gz": "val", "test/train-0.tar": "train",
+		"data/train-00000-of-00002.parquet": "train", "data/my_set-00000-of-00002.parquet": "my_set",
+		"validation.parquet": "validation", "default/test/0000.parquet": "test",
+		"imagenet-train-000012.tar": "train", "train/shard-0.tar": "train", "shard-0.tar": "", "trainer.tar": "",
+		"val_3.tar.gz": "val", "test/train-0.tar": "train",
 	} {
 		if got := splitOfFile(rel); got != want {
 			t.Errorf("%s: %q, want %q", rel, got, want)
@@ -377,8 +439,10 @@ func TestSplitOfFile(t *testing.T) {
 }
 
 func TestInfer(t *testing.T) {
-	for s, want := range map[string]any{"": nil, "1": int64(1), "-12": int64(-12), "0": int64(0), "007": "007", "0.5": 0.5, "-.5": -0.5, "1e3": 1000.0, "True": true, "false": false, "1_000": "1_000",
-		"0x10": "0x10", "nan": "nan", "inf": "inf", "-": "-", "9223372036854775808": 9223372036854775808.0, "1.2.3": "1.2.3", " 1": " 1"} {
+	for s, want := range map[string]any{"": nil, "1": int64(1), "-12": int64(-12), "0": int64(0), "007": "007",
+		"0.5": 0.5, "-.5": -0.5, "1e3": 1000.0, "True": true, "false": false, "1_000": "1_000",
+		"0x10": "0x10", "nan": "nan", "inf": "inf", "-": "-", "9223372036854775808": 9223372036854775808.0,
+		"1.2.3": "1.2.3", " 1": " 1"} {
 		if got := textValue(s); got != want {
 			t.Errorf("%q: %T %v, want %T %v", s, got, got, want, want)
 		}
@@ -411,7 +475,8 @@ func TestInfer(t *testing.T) {
 }
 
 func FuzzJSON(f *testing.F) {
-	for _, s := range []string{`{"a": {"b": [1, 2.5, null, {"c": true}]}, "d": "x"}`, `{`, `[]`, `{"a": {"b": 1}, "a_b": 2}`, `{"x": 1e999}`} {
+	for _, s := range []string{`{"a": {"b": [1, 2.5, null, {"c": true}]}, "d": "x"}`, `{`, `[]`,
+		`{"a": {"b": 1}, "a_b": 2}`, `{"x": 1e999}`} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {

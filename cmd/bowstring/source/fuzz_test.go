@@ -131,7 +131,8 @@ func FuzzMDSValue(f *testing.F) {
 	for encoding := range mdsScalars {
 		f.Add(encoding, []byte{1, 2, 3, 4, 5, 6, 7, 8})
 	}
-	for _, encoding := range []string{"ndarray:uint8:2,2,2", "ndarray:float64:1", "ndarray:int8:0", "ndarray:int8:99999,99999,99999", "ndarray:x", "str_int", "str_float", "json", "str", "pkl"} {
+	for _, encoding := range []string{"ndarray:uint8:2,2,2", "ndarray:float64:1", "ndarray:int8:0",
+		"ndarray:int8:99999,99999,99999", "ndarray:x", "str_int", "str_float", "json", "str", "pkl"} {
 		f.Add(encoding, []byte("12345678"))
 	}
 	f.Fuzz(func(t *testing.T, encoding string, b []byte) {
@@ -174,8 +175,10 @@ func FuzzParquet(f *testing.F) {
 
 // FuzzTables reads one text as each kind of table, of paths and of metadata.
 func FuzzTables(f *testing.F) {
-	for _, s := range []string{"path,label,split\na.jpg,x,train\na.jpg,y,val\n", "path\tn\na.jpg\t1\n", "{\"path\": \"a.jpg\", \"n\": [1, \"x\"]}\n{\"path\": \"../a.jpg\"}\n",
-		"file_name,split\n\"a.jpg\nb\",\"../x\"\n", "path,path\n", "path,\n/etc/passwd,1\n", "\ufefffile_name,a\na.jpg,\xff\n", "{\"file_name\": 1}\n", "file_name,id,position,width\na.jpg,1,2,3\n"} {
+	for _, s := range []string{"path,label,split\na.jpg,x,train\na.jpg,y,val\n", "path\tn\na.jpg\t1\n",
+		"{\"path\": \"a.jpg\", \"n\": [1, \"x\"]}\n{\"path\": \"../a.jpg\"}\n",
+		"file_name,split\n\"a.jpg\nb\",\"../x\"\n", "path,path\n", "path,\n/etc/passwd,1\n",
+		"\ufefffile_name,a\na.jpg,\xff\n", "{\"file_name\": 1}\n", "file_name,id,position,width\na.jpg,1,2,3\n"} {
 		f.Add([]byte(s))
 	}
 	image := picture(f, "jpeg", 1, 3, 3)
@@ -198,7 +201,8 @@ func FuzzFolder(f *testing.F) {
 		root := t.TempDir()
 		image := picture(t, "jpeg", 1, 3, 3)
 		for name := range strings.SplitSeq(names, "\x00") {
-			if name = filepath.Clean(name); filepath.IsLocal(name) && os.MkdirAll(filepath.Dir(filepath.Join(root, name)), 0o755) == nil {
+			if name = filepath.Clean(name); filepath.IsLocal(name) &&
+				os.MkdirAll(filepath.Dir(filepath.Join(root, name)), 0o755) == nil {
 				_ = os.WriteFile(filepath.Join(root, name), image, 0o644) // as far as the file system takes the name
 			}
 		}
@@ -207,7 +211,8 @@ func FuzzFolder(f *testing.F) {
 }
 
 func FuzzPatterns(f *testing.F) {
-	for _, s := range []string{"a-{0..3}.tar", "{a,b}{1..2}", "{}", "{{", "{9..1}", "train-00001-of-00002.parquet", "x-000000000-of-999999999.tar", "{0..1048575}{a,b}"} {
+	for _, s := range []string{"a-{0..3}.tar", "{a,b}{1..2}", "{}", "{{", "{9..1}", "train-00001-of-00002.parquet",
+		"x-000000000-of-999999999.tar", "{0..1048575}{a,b}"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
@@ -228,7 +233,8 @@ func FuzzPatterns(f *testing.F) {
 }
 
 func FuzzParseObject(f *testing.F) {
-	for _, s := range []string{`{"a": {"b": [1, 2.5, null, {"c": true}]}, "d": "x"}`, `{"a": 1, "a": 2}`, `{"a": [1,]}`, `{"a" "b"}`, `{} {}`, `[]`, `{"\ud800": "\ud800"}`} {
+	for _, s := range []string{`{"a": {"b": [1, 2.5, null, {"c": true}]}, "d": "x"}`, `{"a": 1, "a": 2}`, `{"a": [1,]}`,
+		`{"a" "b"}`, `{} {}`, `[]`, `{"\ud800": "\ud800"}`} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {

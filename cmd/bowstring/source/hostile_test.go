@@ -43,7 +43,8 @@ func TestParseObject(t *testing.T) {
 		`{"a": tru}`:                               "bad JSON",
 	} {
 		object, err := parseObject([]byte(text))
-		if want == "" && (err != nil || len(object) == 0) || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+		if want == "" && (err != nil || len(object) == 0) || want != "" &&
+			(err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%.60s: %v, %v; want %q", text, object, err, want)
 		}
 	}
@@ -58,10 +59,15 @@ func TestTableOfGaps(t *testing.T) {
 		}
 		return (&looseTable{index: map[string]int{}}).readJSONL("x.jsonl", &b)
 	}
-	if err := read(2000, func(i int) int { return i }); !errors.Is(err, schema.ErrLimit) || !strings.Contains(err.Error(), "line 1001: there are more than 1000 different keys") {
+	if err := read(2000, func(i int) int {
+		return i
+	}); !errors.Is(err, schema.ErrLimit) || !strings.Contains(err.Error(),
+		"line 1001: there are more than 1000 different keys") {
 		t.Errorf("a key for each line: %v", err)
 	}
-	if err := read(300_000, func(i int) int { return max(i-299_500, 0) }); !errors.Is(err, schema.ErrLimit) || !strings.Contains(err.Error(), "cells are empty in the lines before") {
+	if err := read(300_000, func(i int) int {
+		return max(i-299_500, 0)
+	}); !errors.Is(err, schema.ErrLimit) || !strings.Contains(err.Error(), "cells are empty in the lines before") {
 		t.Errorf("keys that come late: %v", err)
 	}
 	if err := read(2000, func(i int) int { return i % 900 }); err != nil {
@@ -71,25 +77,30 @@ func TestTableOfGaps(t *testing.T) {
 
 // TestTextThatIsNone: Arrow's readers take it for granted that text is valid UTF-8.
 func TestTextThatIsNone(t *testing.T) {
-	root := tree(t, map[string]string{"1.jpg": jpg(t, 1), "2.jpg": jpg(t, 2), "metadata.csv": "file_name,text\n1.jpg,fine\n2.jpg,\xff\n"})
-	if _, err := Open(t.Context(), root, Options{}); !errors.Is(err, schema.ErrInvalid) || !strings.Contains(err.Error(), "metadata.csv: invalid: line 3: column text is not valid UTF-8") {
+	root := tree(t, map[string]string{"1.jpg": jpg(t, 1), "2.jpg": jpg(t, 2),
+		"metadata.csv": "file_name,text\n1.jpg,fine\n2.jpg,\xff\n"})
+	if _, err := Open(t.Context(), root, Options{}); !errors.Is(err, schema.ErrInvalid) ||
+		!strings.Contains(err.Error(), "metadata.csv: invalid: line 3: column text is not valid UTF-8") {
 		t.Errorf("CSV: %v", err)
 	}
 	root = t.TempDir()
 	text := arrow.BinaryTypes.String
 	fields := []arrow.Field{{Name: "s", Type: text}, {Name: "l", Type: arrow.ListOf(text)}}
 	path := filepath.Join(root, "x.parquet")
-	writeParquet(t, path, "", fields, `["good one", "evil one", "good two", "evil two"]`, `[["a"], ["b"], ["c", "vile"], []]`)
+	writeParquet(t, path, "", fields, `["good one", "evil one", "good two", "evil two"]`,
+		`[["a"], ["b"], ["c", "vile"], []]`)
 	whole, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	whole = bytes.ReplaceAll(bytes.ReplaceAll(whole, []byte("evil one"), []byte("\xff\xfeil one")), []byte("vile"), []byte("\xc3\x28le"))
+	whole = bytes.ReplaceAll(bytes.ReplaceAll(whole, []byte("evil one"), []byte("\xff\xfeil one")), []byte("vile"),
+		[]byte("\xc3\x28le"))
 	if err := os.WriteFile(path, whole, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	r := readAll(t, root, Options{}, ReadOptions{})
-	if want := []string{"x.parquet#1: s is not valid UTF-8", "x.parquet#2: l is not valid UTF-8"}; !slices.Equal(badOf(r), want) || len(r.rows) != 2 {
+	if want := []string{"x.parquet#1: s is not valid UTF-8",
+		"x.parquet#2: l is not valid UTF-8"}; !slices.Equal(badOf(r), want) || len(r.rows) != 2 {
 		t.Errorf("%d rows, bad %q; want %q", len(r.rows), badOf(r), want)
 	}
 }
@@ -98,7 +109,8 @@ func TestTextThatIsNone(t *testing.T) {
 func mdsDir(t testing.TB, index map[string]any, name string, shard []byte) string {
 	t.Helper()
 	root := t.TempDir()
-	entry := map[string]any{"format": "mds", "version": 2, "column_names": []string{"x"}, "column_encodings": []string{"bytes"}, "column_sizes": []any{nil},
+	entry := map[string]any{"format": "mds", "version": 2, "column_names": []string{"x"},
+		"column_encodings": []string{"bytes"}, "column_sizes": []any{nil},
 		"samples": 1, "raw_data": map[string]any{"basename": "s.mds", "bytes": len(shard)}}
 	for k, v := range index {
 		entry[k] = v
@@ -107,7 +119,8 @@ func mdsDir(t testing.TB, index map[string]any, name string, shard []byte) strin
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(os.WriteFile(filepath.Join(root, "index.json"), b, 0o644), os.WriteFile(filepath.Join(root, name), shard, 0o644)); err != nil {
+	if err := errors.Join(os.WriteFile(filepath.Join(root, "index.json"), b, 0o644),
+		os.WriteFile(filepath.Join(root, name), shard, 0o644)); err != nil {
 		t.Fatal(err)
 	}
 	return root
@@ -126,27 +139,36 @@ func TestMDSBombs(t *testing.T) {
 		return w.EncodeAll(append(binary.LittleEndian.AppendUint32(nil, 1<<32-1), make([]byte, 64<<20)...), nil)
 	}()
 	window := []byte{0x28, 0xb5, 0x2f, 0xfd, 0x00, 0xa8, 0x01, 0x00, 0x00} // of 2 GiB
-	far := binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil, 1), 12), 1<<31)
+	far := binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil, 1),
+		12), 1<<31)
 	for name, c := range map[string]struct {
 		index   map[string]any
 		file    string
 		shard   []byte
 		message string
 	}{
-		"snappy":  {map[string]any{"compression": "snappy", "raw_data": raw(1 << 31), "zip_data": zip("s.snappy", len(block))}, "s.snappy", block, "cannot hold"},
-		"samples": {map[string]any{"compression": "zstd", "samples": 1<<32 - 1, "raw_data": raw(1 << 35), "zip_data": zip("s.zstd", len(zeros))}, "s.zstd", zeros, "samples, more than the 16777216 that a shard may have"},
-		"window":  {map[string]any{"compression": "zstd", "raw_data": raw(1 << 31), "zip_data": zip("s.zstd", len(window))}, "s.zstd", window, "window size exceeded"},
-		"offset":  {nil, "s.mds", far, "cut short at sample 0 of 1"},
-		"array":   {map[string]any{"column_encodings": []string{"ndarray:uint8:2000,1000000"}}, "s.mds", far, "more than the 16777216 bytes that metadata may have"},
-		"text":    {map[string]any{"column_encodings": []string{"str"}, "column_sizes": []any{1 << 40}}, "s.mds", append(bytes.Clone(far[:8]), 16, 0, 0, 0, 1, 2, 3, 4), "more than the 16777216 that metadata may have"},
+		"snappy": {map[string]any{"compression": "snappy", "raw_data": raw(1 << 31),
+			"zip_data": zip("s.snappy", len(block))}, "s.snappy", block, "cannot hold"},
+		"samples": {map[string]any{"compression": "zstd", "samples": 1<<32 - 1, "raw_data": raw(1 << 35),
+			"zip_data": zip("s.zstd", len(zeros))}, "s.zstd", zeros,
+			"samples, more than the 16777216 that a shard may have"},
+		"window": {map[string]any{"compression": "zstd", "raw_data": raw(1 << 31),
+			"zip_data": zip("s.zstd", len(window))}, "s.zstd", window, "window size exceeded"},
+		"offset": {nil, "s.mds", far, "cut short at sample 0 of 1"},
+		"array": {map[string]any{"column_encodings": []string{"ndarray:uint8:2000,1000000"}}, "s.mds", far,
+			"more than the 16777216 bytes that metadata may have"},
+		"text": {map[string]any{"column_encodings": []string{"str"}, "column_sizes": []any{1 << 40}}, "s.mds",
+			append(bytes.Clone(far[:8]), 16, 0, 0, 0, 1, 2, 3, 4), "more than the 16777216 that metadata may have"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := inChild(t, VerifyNone, mdsDir(t, c.index, c.file, c.shard)); !strings.Contains(strings.Join(got, "\n"), c.message) {
+			if got := inChild(t, VerifyNone, mdsDir(t, c.index, c.file, c.shard)); !strings.Contains(strings.Join(got,
+				"\n"), c.message) {
 				t.Errorf("got %q, want %q", got, c.message)
 			}
 		})
 	}
-	if _, err := snappy.Decode(nil, snappy.Encode(nil, make([]byte, 1<<20))); err != nil || len(snappy.Encode(nil, make([]byte, 1<<20)))*snappyRatio < 1<<20 {
+	if _, err := snappy.Decode(nil, snappy.Encode(nil, make([]byte, 1<<20))); err != nil ||
+		len(snappy.Encode(nil, make([]byte, 1<<20)))*snappyRatio < 1<<20 {
 		t.Errorf("the ratio refuses what the encoder makes: %v", err)
 	}
 	root := mdsDir(t, nil, "s.mds", far)
@@ -160,7 +182,8 @@ func TestMDSBombs(t *testing.T) {
 	if err := os.WriteFile(path, twice, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(t.Context(), root, Options{}); !errors.Is(err, schema.ErrInvalid) || !strings.Contains(err.Error(), "lists s.mds twice") {
+	if _, err := Open(t.Context(), root, Options{}); !errors.Is(err, schema.ErrInvalid) ||
+		!strings.Contains(err.Error(), "lists s.mds twice") {
 		t.Errorf("a shard twice: %v", err)
 	}
 }
@@ -170,12 +193,14 @@ func TestTarBombs(t *testing.T) {
 	name := strings.Repeat("n", 5000)
 	long := makeTar(t, entry{"a.jpg", jpg(t, 1)}, entry{name + ".jpg", jpg(t, 2)})
 	r := readAll(t, tree(t, map[string]string{"x.tar": long}), Options{}, ReadOptions{})
-	if bad := badOf(r); len(bad) != 1 || !strings.Contains(bad[0], "a member's name has 5004 bytes, more than 4096") || len(bad[0]) > 1000 {
+	if bad := badOf(r); len(bad) != 1 || !strings.Contains(bad[0], "a member's name has 5004 bytes, more than 4096") ||
+		len(bad[0]) > 1000 {
 		t.Errorf("a long name: %q", bad)
 	}
 	// Members that are too large together are refused before the last is read.
 	source := &webDataset{members: map[string]member{"two": {memberBlob, 0}}}
-	samples := &tarSamples{source: source, group: group{has: map[string]bool{}}, sample: Sample{Size: maxBlob - 10, Blobs: make([][]byte, 1)}}
+	samples := &tarSamples{source: source, group: group{has: map[string]bool{}},
+		sample: Sample{Size: maxBlob - 10, Blobs: make([][]byte, 1)}}
 	if err := samples.member(nil, tarMember{name: "a.two", ext: "two", size: 11}); err != nil {
 		t.Fatal(err)
 	}
@@ -196,7 +221,8 @@ func TestLinksOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	why := "a link out of the folder, to " + filepath.Join(outside, "private.jpg") + "; --follow-links takes it"
-	if r := readAll(t, root, Options{}, ReadOptions{}); !slices.Equal(r.keys, []string{"a/1.jpg", "a/4.jpg"}) || !slices.Equal(badOf(r), []string{"a/2.jpg: " + why, "a/3.jpg: " + why}) {
+	if r := readAll(t, root, Options{}, ReadOptions{}); !slices.Equal(r.keys, []string{"a/1.jpg", "a/4.jpg"}) ||
+		!slices.Equal(badOf(r), []string{"a/2.jpg: " + why, "a/3.jpg: " + why}) {
 		t.Errorf("keys %q, bad %q", r.keys, badOf(r))
 	}
 	if r := readAll(t, root, Options{FollowLinks: true}, ReadOptions{}); len(r.keys) != 4 || r.bad != nil {
@@ -214,7 +240,8 @@ func TestLinksOut(t *testing.T) {
 	if err := os.Symlink(filepath.Join(outside, "secrets.csv"), filepath.Join(root, "a/metadata.csv")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(t.Context(), root, Options{}); !errors.Is(err, schema.ErrInvalid) || !strings.Contains(err.Error(), "a/metadata.csv is a link out of the folder, to ") {
+	if _, err := Open(t.Context(), root, Options{}); !errors.Is(err, schema.ErrInvalid) ||
+		!strings.Contains(err.Error(), "a/metadata.csv is a link out of the folder, to ") {
 		t.Errorf("metadata: %v", err)
 	}
 	if _, err := Open(t.Context(), root, Options{FollowLinks: true}); err != nil {

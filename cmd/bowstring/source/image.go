@@ -66,7 +66,8 @@ func inspect(b []byte, v Verify) (imageInfo, error) {
 		}
 		return imageInfo{}, fmt.Errorf("image header: %w", err)
 	}
-	info := imageInfo{int32(min(max(cfg.Width, 0), math.MaxInt32)), int32(min(max(cfg.Height, 0), math.MaxInt32)), format}
+	info := imageInfo{int32(min(max(cfg.Width, 0), math.MaxInt32)), int32(min(max(cfg.Height, 0), math.MaxInt32)),
+		format}
 	if v == VerifyNone {
 		return info, nil
 	}

@@ -46,7 +46,8 @@ type imageFolder struct {
 }
 
 func openImageFolder(ctx context.Context, root string, opts Options) (Source, error) {
-	return openFolder(ctx, root, opts, &imageFolder{about: about{format: "imagefolder"}, media: schema.MediaImage, isMedia: isImageName})
+	return openFolder(ctx, root, opts, &imageFolder{about: about{format: "imagefolder"}, media: schema.MediaImage,
+		isMedia: isImageName})
 }
 
 // openFolder fills in s, which says what is looked for.
@@ -111,10 +112,12 @@ func (s *imageFolder) survey(ctx context.Context) error {
 		return err
 	}
 	if len(tops) == 0 {
-		return fmt.Errorf("%w: no file is named like %s (%s)", schema.ErrInvalid, s.kind(), strings.Join(s.extensions(), ", "))
+		return fmt.Errorf("%w: no file is named like %s (%s)", schema.ErrInvalid, s.kind(),
+			strings.Join(s.extensions(), ", "))
 	}
 	if ignored > 0 {
-		s.notes = append(s.notes, fmt.Sprintf("%d files are not named like %s and were ignored, such as %s", ignored, s.kind(), Quoted(example)))
+		s.notes = append(s.notes, fmt.Sprintf("%d files are not named like %s and were ignored, such as %s", ignored,
+			s.kind(), Quoted(example)))
 	}
 	s.arrange(tops, seconds)
 	return nil
@@ -187,7 +190,8 @@ func (s *imageFolder) readMetadata(ctx context.Context) error {
 			}
 		}
 		if other, ok := dirs[path.Dir(f)]; ok {
-			return fmt.Errorf("%w: %s and %s: two metadata files in one folder", schema.ErrInvalid, Quoted(other), Quoted(f))
+			return fmt.Errorf("%w: %s and %s: two metadata files in one folder", schema.ErrInvalid, Quoted(other),
+				Quoted(f))
 		}
 		dirs[path.Dir(f)] = f
 	}
@@ -278,7 +282,8 @@ func (s *imageFolder) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 }
 
 // visit yields what is at a path, if it is an image or should be one.
-func (s *imageFolder) visit(p, split string, d fs.DirEntry, err error, seen []bool, yield func(Sample, error) bool) error {
+func (s *imageFolder) visit(p, split string, d fs.DirEntry, err error, seen []bool,
+	yield func(Sample, error) bool) error {
 	var sample Sample
 	rel := s.rel(p)
 	switch {
@@ -390,7 +395,8 @@ func (s *imageFolder) unseen(seen []bool, tops []string, yield func(Sample, erro
 	}
 	slices.Sort(missing)
 	for _, rel := range missing {
-		if !yield(Sample{Key: rel, Bad: fmt.Sprintf("%s names it and there is no such %s", s.meta.lines[s.byRel[rel]], s.media)}, nil) {
+		if !yield(Sample{Key: rel, Bad: fmt.Sprintf("%s names it and there is no such %s", s.meta.lines[s.byRel[rel]],
+			s.media)}, nil) {
 			return
 		}
 	}

@@ -77,20 +77,25 @@ func jpg(t *testing.T, n int) string { return string(picture(t, "jpeg", n, 4+n, 
 
 func TestImageFolder(t *testing.T) {
 	for name, files := range map[string]map[string]string{
-		"imagefolder-classes": {"b/2.png": string(picture(t, "png", 2, 5, 6)), "a/1.jpg": jpg(t, 1), "b/deep/3.JPG": jpg(t, 3),
+		"imagefolder-classes": {"b/2.png": string(picture(t, "png", 2, 5, 6)), "a/1.jpg": jpg(t, 1),
+			"b/deep/3.JPG": jpg(t, 3),
 			"a/readme.txt": "?", ".hidden/x.jpg": "", "b/.x.jpg": "", "c/empty.txt": ""},
-		"imagefolder-splits": {"test/b/1.jpg": jpg(t, 1), "train/a/2.jpg": jpg(t, 2), "train/b/1.jpg": jpg(t, 3), "val/a/1.jpg": jpg(t, 4)},
-		"imagefolder-flat":   {"2.jpg": jpg(t, 2), "1.jpg": jpg(t, 1)},
+		"imagefolder-splits": {"test/b/1.jpg": jpg(t, 1), "train/a/2.jpg": jpg(t, 2), "train/b/1.jpg": jpg(t, 3),
+			"val/a/1.jpg": jpg(t, 4)},
+		"imagefolder-flat": {"2.jpg": jpg(t, 2), "1.jpg": jpg(t, 1)},
 		"imagefolder-metadata": {"train/1.jpg": jpg(t, 1), "train/x/2.jpg": jpg(t, 2), "test/1.jpg": jpg(t, 3),
 			"train/metadata.csv": "\ufefffile_name,label,id,stars,text\n1.jpg,cat,007,3,a\nx/2.jpg,ant,008,,\"b, c\"\n",
 			"test/metadata.csv":  "file_name,text,label,width\n1.jpg,d,cat,12\n"},
-		"imagefolder-jsonl": {"a/1.jpg": jpg(t, 1), "b/1.jpg": jpg(t, 2), "metadata.jsonl": `{"file_name": "a/1.jpg", "box": [1, 2], "at": {"x": 1, "y": null}, "mixed": 1, "big": 9007199254740993}
+		"imagefolder-jsonl": {"a/1.jpg": jpg(t, 1), "b/1.jpg": jpg(t, 2),
+			"metadata.jsonl": `{"file_name": "a/1.jpg", "box": [1, 2], "at": {"x": 1, "y": null}, "mixed": 1, "big": 9007199254740993}
 
 {"file_name": "b/1.jpg", "box": [0.5], "at": {"x": 2.5}, "mixed": {"a": 1}, "split": "?"}
 `},
-		"imagefolder-bad": {"a/ok.jpg": jpg(t, 1), "a/empty.jpg": "", "a/text.jpg": "hello", "a/cut.jpg": jpg(t, 2)[:300], "a/head.png": "\x89PNG\r\n\x1a\n",
+		"imagefolder-bad": {"a/ok.jpg": jpg(t, 1), "a/empty.jpg": "", "a/text.jpg": "hello",
+			"a/cut.jpg": jpg(t, 2)[:300], "a/head.png": "\x89PNG\r\n\x1a\n",
 			"a/cut.png": string(picture(t, "png", 1, 9, 9))[:60], "outside.jpg": jpg(t, 3)},
-		"imagefolder-bad-splits": {"train/a/1.jpg": jpg(t, 1), "test/a/1.jpg": jpg(t, 2), "stray.jpg": jpg(t, 3), "test/2.jpg": jpg(t, 4)},
+		"imagefolder-bad-splits": {"train/a/1.jpg": jpg(t, 1), "test/a/1.jpg": jpg(t, 2), "stray.jpg": jpg(t, 3),
+			"test/2.jpg": jpg(t, 4)},
 		"imagefolder-bad-metadata": {"1.jpg": jpg(t, 1), "2.jpg": jpg(t, 2), "3.jpg": jpg(t, 3), "4.jpg": jpg(t, 4),
 			"metadata.csv": "file_name,label\n1.jpg,7\n2.jpg,\n4.jpg,1\n4.jpg,2\nmissing.jpg,3\n"},
 	} {
@@ -102,7 +107,8 @@ func TestImageFolder(t *testing.T) {
 	t.Run("one split", func(t *testing.T) {
 		root := tree(t, map[string]string{"train/a/2.jpg": jpg(t, 2), "val/b/1.jpg": jpg(t, 4)})
 		r := readAll(t, root, Options{Split: "val"}, ReadOptions{})
-		if !slices.Equal(r.keys, []string{"val/b/1.jpg"}) || !slices.Equal(schema.Classes(r.schema.Field(1)), []string{"a", "b"}) {
+		if !slices.Equal(r.keys, []string{"val/b/1.jpg"}) || !slices.Equal(schema.Classes(r.schema.Field(1)),
+			[]string{"a", "b"}) {
 			t.Errorf("keys %q, classes %q", r.keys, schema.Classes(r.schema.Field(1)))
 		}
 		if _, err := Open(t.Context(), root, Options{Split: "test"}); !errors.Is(err, schema.ErrNotFound) {
@@ -145,10 +151,12 @@ func TestUnreadable(t *testing.T) {
 	if bad != "" {
 		t.Fatal(bad)
 	}
-	if _, err := loadFile(filepath.Join(root, "a/1.jpg"), size-1); err == nil || !strings.Contains(err.Error(), "changed while it was read") {
+	if _, err := loadFile(filepath.Join(root, "a/1.jpg"), size-1); err == nil ||
+		!strings.Contains(err.Error(), "changed while it was read") {
 		t.Errorf("a file that grew: %v", err)
 	}
-	if _, err := loadFile(filepath.Join(root, "a/1.jpg"), size+1); err == nil || !strings.Contains(err.Error(), "changed while it was read") {
+	if _, err := loadFile(filepath.Join(root, "a/1.jpg"), size+1); err == nil ||
+		!strings.Contains(err.Error(), "changed while it was read") {
 		t.Errorf("a file that shrank: %v", err)
 	}
 	rows := 0

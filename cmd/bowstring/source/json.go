@@ -58,7 +58,8 @@ func readColumns(dec *json.Decoder, into map[string]any, prefix string, depth in
 		}
 		name := prefix + key
 		if len(name) > maxColumnName {
-			return fmt.Errorf("a column would have a name of %d bytes, more than %d: %s", len(name), maxColumnName, Quoted(name))
+			return fmt.Errorf("a column would have a name of %d bytes, more than %d: %s", len(name), maxColumnName,
+				Quoted(name))
 		}
 		if token, err = dec.Token(); err != nil {
 			return err

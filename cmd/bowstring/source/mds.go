@@ -155,7 +155,8 @@ func (s *mds) findParts(asked string) error {
 		seen := map[string]bool{}
 		for _, sh := range index.Shards {
 			if seen[sh.Raw.Basename] {
-				return fmt.Errorf("%w: %s lists %s twice", schema.ErrInvalid, Quoted(filepath.Join(dir, "index.json")), Quoted(sh.Raw.Basename))
+				return fmt.Errorf("%w: %s lists %s twice", schema.ErrInvalid, Quoted(filepath.Join(dir, "index.json")),
+					Quoted(sh.Raw.Basename))
 			}
 			seen[sh.Raw.Basename] = true
 		}
@@ -354,7 +355,8 @@ func openShard(p mdsPart, sh mdsShard) (r io.Reader, close func() error, err err
 		return bzip2.NewReader(in), f.Close, nil
 	case "snappy": // one block, which has to be in memory
 		if name.Bytes > maxBlob || sh.Raw.Bytes > maxBlob {
-			return nil, nil, errors.Join(fmt.Errorf("a snappy shard of %d bytes is too large, more than %d", sh.Raw.Bytes, int64(maxBlob)), f.Close())
+			return nil, nil, errors.Join(fmt.Errorf("a snappy shard of %d bytes is too large, more than %d",
+				sh.Raw.Bytes, int64(maxBlob)), f.Close())
 		}
 		block, err := io.ReadAll(in)
 		if err == nil {
@@ -373,12 +375,14 @@ func openShard(p mdsPart, sh mdsShard) (r io.Reader, close func() error, err err
 		}
 		return bytes.NewReader(block), f.Close, nil
 	}
-	return nil, nil, errors.Join(fmt.Errorf("compression %q; want zstd, gz, br, bz2 or snappy", sh.Compression), f.Close())
+	return nil, nil, errors.Join(fmt.Errorf("compression %q; want zstd, gz, br, bz2 or snappy", sh.Compression),
+		f.Close())
 }
 
 // readShard hands each sample of a shard to visit: its number there, a buffer that then is visit's,
 // and the columns in it; or what is wrong with it. It returns what is wrong with the shard.
-func (s *mds) readShard(ctx context.Context, p mdsPart, sh mdsShard, visit func(i int64, buf []byte, columns [][]byte, err error) bool) error {
+func (s *mds) readShard(ctx context.Context, p mdsPart, sh mdsShard, visit func(i int64, buf []byte, columns [][]byte,
+	err error) bool) error {
 	r, shut, err := openShard(p, sh)
 	if err != nil {
 		return err
@@ -443,10 +447,12 @@ func (s *mds) cut(buf []byte) ([][]byte, error) {
 	columns := make([][]byte, len(s.columns))
 	for i, n := range sizes {
 		if s.columns[i].decode != nil && n > maxText {
-			return nil, fmt.Errorf("column %s has %d bytes, more than the %d that metadata may have", Quoted(s.columns[i].name), n, maxText)
+			return nil, fmt.Errorf("column %s has %d bytes, more than the %d that metadata may have",
+				Quoted(s.columns[i].name), n, maxText)
 		}
 		if n > int64(len(rest)) {
-			return nil, fmt.Errorf("column %s has %d bytes and only %d are left", Quoted(s.columns[i].name), n, len(rest))
+			return nil, fmt.Errorf("column %s has %d bytes and only %d are left", Quoted(s.columns[i].name), n,
+				len(rest))
 		}
 		columns[i] = rest[:n:n]
 		rest = rest[n:]

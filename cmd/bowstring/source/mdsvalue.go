@@ -30,15 +30,20 @@ func mdsDecoder(encoding string) (arrow.DataType, func([]byte) (any, error), err
 			return string(b), nil
 		}, nil
 	case "str_int":
-		return arrow.PrimitiveTypes.Int64, func(b []byte) (any, error) { return strconv.ParseInt(string(b), 10, 64) }, nil
+		return arrow.PrimitiveTypes.Int64, func(b []byte) (any, error) {
+			return strconv.ParseInt(string(b), 10, 64)
+		}, nil
 	case "str_float":
-		return arrow.PrimitiveTypes.Float64, func(b []byte) (any, error) { return strconv.ParseFloat(string(b), 64) }, nil
+		return arrow.PrimitiveTypes.Float64, func(b []byte) (any, error) {
+			return strconv.ParseFloat(string(b), 64)
+		}, nil
 	case "int":
 		name = "int64"
 	case "ndarray":
 		return mdsArray(args)
 	case "pkl":
-		return nil, nil, errors.New("encoding pkl is pickle, which runs whatever code it holds, and is refused; write the column as json, bytes or ndarray")
+		return nil, nil, errors.New("encoding pkl is pickle, which runs whatever code it holds, and is refused; " +
+			"write the column as json, bytes or ndarray")
 	case "pil":
 		return nil, nil, errors.New("encoding pil is bare pixels; write the column as png or jpeg")
 	}
@@ -50,7 +55,8 @@ func mdsDecoder(encoding string) (arrow.DataType, func([]byte) (any, error), err
 			return s.read(b), nil
 		}, nil
 	}
-	return nil, nil, fmt.Errorf("encoding %q cannot be imported; want bytes, jpeg, png, str, json, int, str_int, str_float, str_decimal, "+
+	return nil, nil, fmt.Errorf("encoding %q cannot be imported; want bytes, jpeg, png, str, json, int, str_int, "+
+		"str_float, str_decimal, "+
 		"int8 to int64, uint8 to uint64, float16 to float64, or ndarray:DTYPE:SHAPE", encoding)
 }
 
@@ -61,17 +67,23 @@ type mdsScalar struct {
 }
 
 var mdsScalars = map[string]mdsScalar{
-	"int8":    {arrow.PrimitiveTypes.Int8, 1, func(b []byte) any { return int8(b[0]) }},
-	"int16":   {arrow.PrimitiveTypes.Int16, 2, func(b []byte) any { return int16(binary.LittleEndian.Uint16(b)) }},
-	"int32":   {arrow.PrimitiveTypes.Int32, 4, func(b []byte) any { return int32(binary.LittleEndian.Uint32(b)) }},
-	"int64":   {arrow.PrimitiveTypes.Int64, 8, func(b []byte) any { return int64(binary.LittleEndian.Uint64(b)) }},
-	"uint8":   {arrow.PrimitiveTypes.Uint8, 1, func(b []byte) any { return b[0] }},
-	"uint16":  {arrow.PrimitiveTypes.Uint16, 2, func(b []byte) any { return binary.LittleEndian.Uint16(b) }},
-	"uint32":  {arrow.PrimitiveTypes.Uint32, 4, func(b []byte) any { return binary.LittleEndian.Uint32(b) }},
-	"uint64":  {arrow.PrimitiveTypes.Uint64, 8, func(b []byte) any { return binary.LittleEndian.Uint64(b) }},
-	"float16": {arrow.FixedWidthTypes.Float16, 2, func(b []byte) any { return float16.FromBits(binary.LittleEndian.Uint16(b)) }},
-	"float32": {arrow.PrimitiveTypes.Float32, 4, func(b []byte) any { return math.Float32frombits(binary.LittleEndian.Uint32(b)) }},
-	"float64": {arrow.PrimitiveTypes.Float64, 8, func(b []byte) any { return math.Float64frombits(binary.LittleEndian.Uint64(b)) }},
+	"int8":   {arrow.PrimitiveTypes.Int8, 1, func(b []byte) any { return int8(b[0]) }},
+	"int16":  {arrow.PrimitiveTypes.Int16, 2, func(b []byte) any { return int16(binary.LittleEndian.Uint16(b)) }},
+	"int32":  {arrow.PrimitiveTypes.Int32, 4, func(b []byte) any { return int32(binary.LittleEndian.Uint32(b)) }},
+	"int64":  {arrow.PrimitiveTypes.Int64, 8, func(b []byte) any { return int64(binary.LittleEndian.Uint64(b)) }},
+	"uint8":  {arrow.PrimitiveTypes.Uint8, 1, func(b []byte) any { return b[0] }},
+	"uint16": {arrow.PrimitiveTypes.Uint16, 2, func(b []byte) any { return binary.LittleEndian.Uint16(b) }},
+	"uint32": {arrow.PrimitiveTypes.Uint32, 4, func(b []byte) any { return binary.LittleEndian.Uint32(b) }},
+	"uint64": {arrow.PrimitiveTypes.Uint64, 8, func(b []byte) any { return binary.LittleEndian.Uint64(b) }},
+	"float16": {arrow.FixedWidthTypes.Float16, 2, func(b []byte) any {
+		return float16.FromBits(binary.LittleEndian.Uint16(b))
+	}},
+	"float32": {arrow.PrimitiveTypes.Float32, 4, func(b []byte) any {
+		return math.Float32frombits(binary.LittleEndian.Uint32(b))
+	}},
+	"float64": {arrow.PrimitiveTypes.Float64, 8, func(b []byte) any {
+		return math.Float64frombits(binary.LittleEndian.Uint64(b))
+	}},
 }
 
 // mdsArray decodes an ndarray of a fixed type and shape as nested lists of fixed size.
@@ -79,14 +91,16 @@ func mdsArray(args string) (arrow.DataType, func([]byte) (any, error), error) {
 	dtype, shape, fixed := strings.Cut(args, ":")
 	s, ok := mdsScalars[dtype]
 	if !ok || !fixed {
-		return nil, nil, fmt.Errorf("encoding ndarray:%s says no type and shape that all samples have; want ndarray:DTYPE:SHAPE, such as ndarray:float32:3,4, or bytes", args)
+		return nil, nil, fmt.Errorf("encoding ndarray:%s says no type and shape that all samples have; want "+
+			"ndarray:DTYPE:SHAPE, such as ndarray:float32:3,4, or bytes", args)
 	}
 	var dims []int
 	total := s.size
 	for d := range strings.SplitSeq(shape, ",") {
 		n, err := strconv.Atoi(d)
 		if err != nil || n < 1 || n > maxText/total {
-			return nil, nil, fmt.Errorf("encoding ndarray:%s has an impossible shape, or more than the %d bytes that metadata may have", args, maxText)
+			return nil, nil, fmt.Errorf("encoding ndarray:%s has an impossible shape, or more than the %d bytes that "+
+				"metadata may have", args, maxText)
 		}
 		dims = append(dims, n)
 		total *= n

@@ -22,7 +22,8 @@ func Quoted(name string) string {
 		}
 		shown = shown[:n]
 	}
-	if shown == "" || strings.TrimSpace(shown) != shown || strings.Contains(shown, `"`) || strconv.Quote(shown) != `"`+shown+`"` {
+	if shown == "" || strings.TrimSpace(shown) != shown || strings.Contains(shown, `"`) || strconv.Quote(shown) != `"`+
+		shown+`"` {
 		shown = strconv.Quote(shown)
 	}
 	if len(name) > longestName {

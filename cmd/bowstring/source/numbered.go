@@ -91,7 +91,8 @@ func (s *series) lacking(asked func(rel string) bool) []string {
 	for _, i := range slices.Sorted(maps.Keys(s.of)) {
 		switch same := s.of[i]; {
 		case len(same) > 1:
-			wrong = append(wrong, fmt.Sprintf("two files are number %d of %d: %s and %s", i, s.total, Quoted(path.Base(same[0].rel)), Quoted(path.Base(same[1].rel))))
+			wrong = append(wrong, fmt.Sprintf("two files are number %d of %d: %s and %s", i, s.total,
+				Quoted(path.Base(same[0].rel)), Quoted(path.Base(same[1].rel))))
 		case i < first || i >= first+s.total:
 			wrong = append(wrong, fmt.Sprintf("%s is none of %d shards", Quoted(path.Base(same[0].rel)), s.total))
 		}

@@ -189,7 +189,8 @@ func (s *parquetSource) classify(file *arrow.Schema, samples map[int][]byte) {
 		content, _ := blobArrays(empty)
 		if content != nil {
 			_, nested := f.Type.(*arrow.StructType)
-			s.blobs = append(s.blobs, blobColumn{schema.BlobField(f.Name, mediaOf(known[f.Name].Type, samples[i]), true), i, nested})
+			s.blobs = append(s.blobs, blobColumn{schema.BlobField(f.Name, mediaOf(known[f.Name].Type, samples[i]),
+				true), i, nested})
 			taken = append(taken, f.Name)
 			continue
 		}
@@ -267,7 +268,8 @@ func (s *parquetSource) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 }
 
 // readShard yields the rows of a file. Its error is what is wrong with the file.
-func (s *parquetSource) readShard(ctx context.Context, sh shard, yield func(Sample, error) bool) (more bool, err error) {
+func (s *parquetSource) readShard(ctx context.Context, sh shard,
+	yield func(Sample, error) bool) (more bool, err error) {
 	if err := s.broken[sh.rel]; err != nil {
 		return true, err
 	}
@@ -328,7 +330,8 @@ func (s *parquetSource) sample(sh shard, row int64, rec arrow.Record, i int) Sam
 			}
 			out.Size += int64(len(data))
 		case path != nil && text(path, i) != "":
-			out.Bad = fmt.Sprintf("%s: the file holds its path only (%s), not its bytes", Quoted(b.field.Name), Quoted(text(path, i)))
+			out.Bad = fmt.Sprintf("%s: the file holds its path only (%s), not its bytes", Quoted(b.field.Name),
+				Quoted(text(path, i)))
 		}
 		if c == s.paths && path != nil && text(path, i) != "" {
 			file = text(path, i)

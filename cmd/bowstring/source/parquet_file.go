@@ -57,7 +57,8 @@ func openParquetFile(path string) (f *parquetFile, err error) {
 		return nil, errors.Join(err, in.Close())
 	}
 	f = &parquetFile{file: r}
-	if f.arrow, err = pqarrow.NewFileReader(r, pqarrow.ArrowReadProperties{BatchSize: rowsAtATime(r)}, memory.DefaultAllocator); err == nil {
+	if f.arrow, err = pqarrow.NewFileReader(r, pqarrow.ArrowReadProperties{BatchSize: rowsAtATime(r)},
+		memory.DefaultAllocator); err == nil {
 		f.schema, err = f.arrow.Schema()
 	}
 	if err != nil {
@@ -179,7 +180,8 @@ func fieldsDiff(want, got []arrow.Field) string {
 		case i >= len(want):
 			return fmt.Sprintf("%q is one more", got[i].Name)
 		case want[i].Name != got[i].Name || !arrow.TypeEqual(want[i].Type, got[i].Type):
-			return fmt.Sprintf("%q of type %s in the place of %q of type %s", got[i].Name, got[i].Type, want[i].Name, want[i].Type)
+			return fmt.Sprintf("%q of type %s in the place of %q of type %s", got[i].Name, got[i].Type, want[i].Name,
+				want[i].Type)
 		}
 	}
 	return ""

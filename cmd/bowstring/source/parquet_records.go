@@ -94,7 +94,8 @@ func leavesOf(field *pqarrow.SchemaField, found map[int]bool) {
 }
 
 // openLeaves opens a reader for each leaf, as if it were a column of the file.
-func (c *parquetColumn) openLeaves(ctx context.Context, whole *pqarrow.FileReader, field *pqarrow.SchemaField, groups []int) error {
+func (c *parquetColumn) openLeaves(ctx context.Context, whole *pqarrow.FileReader, field *pqarrow.SchemaField,
+	groups []int) error {
 	for i := range field.Children {
 		if err := c.openLeaves(ctx, whole, &field.Children[i], groups); err != nil {
 			return err
@@ -153,7 +154,8 @@ func (r *parquetRecords) next() (_ arrow.Record, err error) {
 	rows := columns[0].Len()
 	for i, a := range columns {
 		if a.Len() != rows {
-			return nil, fmt.Errorf("column %q has %d rows where %q has %d", r.schema.Field(i).Name, a.Len(), r.schema.Field(0).Name, rows)
+			return nil, fmt.Errorf("column %q has %d rows where %q has %d", r.schema.Field(i).Name, a.Len(),
+				r.schema.Field(0).Name, rows)
 		}
 	}
 	if rows == 0 {
@@ -223,7 +225,8 @@ func build(field *pqarrow.SchemaField, leaves *[]*pqarrow.ColumnReader, rows int
 	}
 	for i, child := range children {
 		if int64(child.Len()) != n {
-			return nil, fmt.Errorf("field %q of %q has %d rows, not %d", fields[i].Name, field.Field.Name, child.Len(), n)
+			return nil, fmt.Errorf("field %q of %q has %d rows, not %d", fields[i].Name, field.Field.Name, child.Len(),
+				n)
 		}
 	}
 	data := array.NewData(arrow.StructOf(fields...), int(n), buffers, children, int(nulls), 0)

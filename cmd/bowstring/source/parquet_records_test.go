@@ -17,11 +17,14 @@ var nestedFields = []arrow.Field{
 	{Name: "image", Type: hfImage, Nullable: true},
 	{Name: "required", Type: arrow.StructOf(arrow.Field{Name: "n", Type: arrow.PrimitiveTypes.Int32})},
 	{Name: "deep", Type: arrow.StructOf(
-		arrow.Field{Name: "a", Type: arrow.StructOf(arrow.Field{Name: "x", Type: arrow.PrimitiveTypes.Float64, Nullable: true}), Nullable: true},
+		arrow.Field{Name: "a", Type: arrow.StructOf(arrow.Field{Name: "x", Type: arrow.PrimitiveTypes.Float64,
+			Nullable: true}), Nullable: true},
 		arrow.Field{Name: "b", Type: arrow.BinaryTypes.String, Nullable: true}), Nullable: true},
 	{Name: "tags", Type: arrow.ListOf(arrow.BinaryTypes.String), Nullable: true},
-	{Name: "boxes", Type: arrow.ListOf(arrow.StructOf(arrow.Field{Name: "w", Type: arrow.PrimitiveTypes.Int64, Nullable: true})), Nullable: true},
-	{Name: "lists", Type: arrow.StructOf(arrow.Field{Name: "l", Type: arrow.ListOf(arrow.PrimitiveTypes.Int16), Nullable: true}), Nullable: true},
+	{Name: "boxes", Type: arrow.ListOf(arrow.StructOf(arrow.Field{Name: "w", Type: arrow.PrimitiveTypes.Int64,
+		Nullable: true})), Nullable: true},
+	{Name: "lists", Type: arrow.StructOf(arrow.Field{Name: "l", Type: arrow.ListOf(arrow.PrimitiveTypes.Int16),
+		Nullable: true}), Nullable: true},
 }
 
 func writeNested(t *testing.T) string {

@@ -61,7 +61,8 @@ func findTars(pattern string) ([]shard, error) {
 	// Relative to the folder that all are in.
 	common := filepath.Dir(found[0].path)
 	for _, f := range found {
-		for !strings.HasPrefix(f.path, common+string(filepath.Separator)) && common != "." && common != string(filepath.Separator) {
+		for !strings.HasPrefix(f.path, common+string(filepath.Separator)) && common != "." &&
+			common != string(filepath.Separator) {
 			common = filepath.Dir(common)
 		}
 	}
@@ -92,7 +93,8 @@ func expandBraces(pattern string) ([]string, error) {
 	}
 	end := strings.IndexByte(pattern[open:], '}')
 	if end < 0 || strings.IndexByte(pattern[open+1:open+end], '{') >= 0 {
-		return nil, fmt.Errorf("%w: pattern %q: want braces as in {0000..0011} or {a,b}, not within each other", schema.ErrInvalid, pattern)
+		return nil, fmt.Errorf("%w: pattern %q: want braces as in {0000..0011} or {a,b}, not within each other",
+			schema.ErrInvalid, pattern)
 	}
 	inner, rest := pattern[open+1:open+end], pattern[open+end+1:]
 	choices := strings.Split(inner, ",")
@@ -100,7 +102,8 @@ func expandBraces(pattern string) ([]string, error) {
 		a, errA := strconv.Atoi(from)
 		b, errB := strconv.Atoi(to)
 		if errA != nil || errB != nil || a > b || b-a >= maxExpanded {
-			return nil, fmt.Errorf("%w: pattern %q: %q is no range such as 0000..0011", schema.ErrInvalid, pattern, inner)
+			return nil, fmt.Errorf("%w: pattern %q: %q is no range such as 0000..0011", schema.ErrInvalid, pattern,
+				inner)
 		}
 		choices = nil
 		for i := a; i <= b; i++ {

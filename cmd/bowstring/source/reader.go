@@ -41,8 +41,8 @@ type ReadOptions struct {
 
 // Reader reads the samples of a Source in order, with several workers, and adds
 // the columns width, height and format of the image column (of several the one
-// called image, or else the first), and duration, sampling_rate and channels of the audio column, where the source has no
-// columns of these names. It holds at most 96 MiB of samples,
+// called image, or else the first), and duration, sampling_rate and channels of the audio column, where the source has
+// no columns of these names. It holds at most 96 MiB of samples,
 // or one larger sample.
 type Reader struct {
 	src    Source
@@ -391,7 +391,8 @@ func (b *batcher) flush(mem *semaphore.Weighted, yield func(*Batch, error) bool)
 	}
 	meta := array.NewRecord(arrow.NewSchema(b.r.meta, nil), columns, int64(b.rows()))
 	defer meta.Release()
-	return yield(&Batch{Split: b.split, Keys: b.keys, IDs: b.ids, Meta: meta, Blobs: b.blobs, Bytes: b.bytes, Bad: b.bad}, nil)
+	return yield(&Batch{Split: b.split, Keys: b.keys, IDs: b.ids, Meta: meta, Blobs: b.blobs, Bytes: b.bytes,
+		Bad: b.bad}, nil)
 }
 
 // reset releases the slots and empties the batch.

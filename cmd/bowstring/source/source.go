@@ -21,8 +21,8 @@ import (
 	"bowstring/schema"
 )
 
-// Source is a data set in one format. It holds no file open but while Samples runs. Its methods are for one goroutine at a
-// time, but Load and Release of several samples may run meanwhile.
+// Source is a data set in one format. It holds no file open but while Samples runs. Its methods are for one goroutine
+// at a time, but Load and Release of several samples may run meanwhile.
 type Source interface {
 	// Format is the name --format knows it by.
 	Format() string
@@ -121,7 +121,8 @@ var formats = []format{
 	{"parquet", "*.parquet, also in data/ (Hugging Face)", (*layout).looksParquet, openParquet},
 	{"imagefolder", "image files in folders", (*layout).looksImageFolder, openImageFolder},
 	{"audiofolder", "audio files in folders, also LibriSpeech's", (*layout).looksAudioFolder, openAudioFolder},
-	{"commonvoice", "clips/ beside train.tsv, dev.tsv and test.tsv (Common Voice)", (*layout).looksCommonVoice, openCommonVoice},
+	{"commonvoice", "clips/ beside train.tsv, dev.tsv and test.tsv (Common Voice)", (*layout).looksCommonVoice,
+		openCommonVoice},
 	{"list", "a .csv, .tsv, .jsonl or .parquet file with a column of paths", (*layout).looksList, openList},
 }
 
@@ -155,7 +156,8 @@ func choose(path string, opts Options) (*format, error) {
 	if opts.Format != "" && opts.Format != "auto" {
 		i := slices.IndexFunc(formats, func(f format) bool { return f.name == opts.Format })
 		if i < 0 {
-			return nil, &schema.FieldError{Field: "format", Got: fmt.Sprintf("%q", opts.Format), Want: "auto, " + strings.Join(Formats(), ", ")}
+			return nil, &schema.FieldError{Field: "format", Got: fmt.Sprintf("%q", opts.Format),
+				Want: "auto, " + strings.Join(Formats(), ", ")}
 		}
 		return &formats[i], nil
 	}
@@ -177,13 +179,15 @@ func choose(path string, opts Options) (*format, error) {
 		for _, f := range formats {
 			want = append(want, f.name+": "+f.looks)
 		}
-		return nil, fmt.Errorf("%w: %s is no data set of a known format; looked for\n  %s", schema.ErrInvalid, Quoted(path), strings.Join(want, "\n  "))
+		return nil, fmt.Errorf("%w: %s is no data set of a known format; looked for\n  %s", schema.ErrInvalid,
+			Quoted(path), strings.Join(want, "\n  "))
 	default:
 		var names []string
 		for _, f := range found {
 			names = append(names, f.name)
 		}
-		return nil, fmt.Errorf("%w: %s may be %s; say which with --format", schema.ErrInvalid, Quoted(path), strings.Join(names, " or "))
+		return nil, fmt.Errorf("%w: %s may be %s; say which with --format", schema.ErrInvalid, Quoted(path),
+			strings.Join(names, " or "))
 	}
 }
 

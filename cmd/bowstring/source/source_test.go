@@ -71,7 +71,8 @@ func (r *readResult) add(t *testing.T, b *Batch) {
 			if b.Blobs[c][row] == nil {
 				cells = append(cells, f.Name+"=null")
 			} else {
-				cells = append(cells, fmt.Sprintf("%s=%d bytes, %s", f.Name, len(b.Blobs[c][row]), schema.Checksum(b.Blobs[c][row])))
+				cells = append(cells, fmt.Sprintf("%s=%d bytes, %s", f.Name, len(b.Blobs[c][row]),
+					schema.Checksum(b.Blobs[c][row])))
 			}
 		}
 		r.rows = append(r.rows, fmt.Sprintf("%s %s: %s", b.Split, key, strings.Join(cells, " ")))
@@ -147,7 +148,8 @@ func TestRealFiles(t *testing.T) {
 		{"webdataset-braces", "webdataset/train-{0000..0001}.tar", Options{}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			golden(t, c.name, readAll(t, filepath.Join("testdata", c.path), c.opts, ReadOptions{Verify: VerifyDecode}).text())
+			golden(t, c.name, readAll(t, filepath.Join("testdata", c.path), c.opts,
+				ReadOptions{Verify: VerifyDecode}).text())
 		})
 	}
 }

@@ -9,7 +9,8 @@ import (
 )
 
 // splitWords are the names by which folders and files tell a split.
-var splitWords = []string{"train", "training", "validation", "valid", "val", "dev", "test", "testing", "eval", "evaluation"}
+var splitWords = []string{"train", "training", "validation", "valid", "val", "dev", "test", "testing", "eval",
+	"evaluation"}
 
 func isSplitWord(s string) bool { return splitRank(s) < len(splitWords) }
 

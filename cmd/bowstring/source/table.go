@@ -47,7 +47,8 @@ func readTable(ctx context.Context, root string, files []string) (*table, error)
 	kind := extension(files[0])
 	for _, f := range files[1:] {
 		if extension(f) != kind {
-			return nil, fmt.Errorf("%w: %s and %s: metadata in two formats", schema.ErrInvalid, Quoted(files[0]), Quoted(f))
+			return nil, fmt.Errorf("%w: %s and %s: metadata in two formats", schema.ErrInvalid, Quoted(files[0]),
+				Quoted(f))
 		}
 	}
 	if kind == "parquet" {
@@ -116,7 +117,8 @@ func (t *looseTable) set(column int, v any) error {
 	row := len(t.lines) - 1
 	t.gaps += row - len(t.values[column])
 	if t.gaps > maxGaps {
-		return fmt.Errorf("%w: line %d: more than %d cells are empty in the lines before, as few of them have the same keys", schema.ErrLimit, t.lines[row].line, maxGaps)
+		return fmt.Errorf("%w: line %d: more than %d cells are empty in the lines before, as few of them have "+
+			"the same keys", schema.ErrLimit, t.lines[row].line, maxGaps)
 	}
 	if missing := row - len(t.values[column]); missing > 0 {
 		t.values[column] = append(t.values[column], make([]any, missing)...)
@@ -162,7 +164,8 @@ func (t *looseTable) readDelimited(file string, r io.Reader, comma rune) error {
 		t.lines = append(t.lines, place{file, line})
 		for i, c := range columns {
 			if !utf8.ValidString(cells[i]) {
-				return fmt.Errorf("%w: line %d: column %s is not valid UTF-8", schema.ErrInvalid, line, Quoted(t.names[c]))
+				return fmt.Errorf("%w: line %d: column %s is not valid UTF-8", schema.ErrInvalid, line,
+					Quoted(t.names[c]))
 			}
 			if err := t.set(c, textValue(cells[i])); err != nil {
 				return err
@@ -189,7 +192,8 @@ func (t *looseTable) readJSONL(file string, r io.Reader) error {
 			}
 		}
 		if len(t.names) > maxColumns {
-			return fmt.Errorf("%w: line %d: there are more than %d different keys, which would each be a column", schema.ErrLimit, line, maxColumns)
+			return fmt.Errorf("%w: line %d: there are more than %d different keys, which would each be a column",
+				schema.ErrLimit, line, maxColumns)
 		}
 	}
 	return in.Err()
@@ -280,7 +284,8 @@ func (t *table) rename(taken ...string) (notes []string) {
 // freeName returns a name for a column of the source that is not one of
 // Bowstring's own nor among taken.
 func freeName(name string, taken []string) string {
-	if name == schema.IDColumn || name == schema.PositionColumn || name == schema.SplitColumn || slices.Contains(taken, name) {
+	if name == schema.IDColumn || name == schema.PositionColumn || name == schema.SplitColumn ||
+		slices.Contains(taken, name) {
 		return "source_" + name
 	}
 	return name

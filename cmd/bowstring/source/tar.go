@@ -20,7 +20,8 @@ import (
 const maxMemberName = 4096
 
 // zstdOptions bound what a frame may make its reader hold: the window of zstd --long=27.
-var zstdOptions = []zstd.DOption{zstd.WithDecoderMaxWindow(128 << 20), zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true)}
+var zstdOptions = []zstd.DOption{zstd.WithDecoderMaxWindow(128 << 20), zstd.WithDecoderConcurrency(1),
+	zstd.WithDecoderLowmem(true)}
 
 // tarReader reads a tar, compressed or not.
 type tarReader struct {
@@ -108,7 +109,8 @@ func (t *tarReader) next() (m tarMember, err error) {
 			return tarMember{}, err
 		}
 		if len(h.Name) > maxMemberName {
-			return tarMember{}, fmt.Errorf("a member's name has %d bytes, more than %d: %s", len(h.Name), maxMemberName, Quoted(h.Name))
+			return tarMember{}, fmt.Errorf("a member's name has %d bytes, more than %d: %s", len(h.Name), maxMemberName,
+				Quoted(h.Name))
 		}
 		name := strings.TrimPrefix(path.Clean(filepath.ToSlash(h.Name)), "/")
 		dir, base := path.Split(name)
@@ -120,12 +122,15 @@ func (t *tarReader) next() (m tarMember, err error) {
 		m = tarMember{name: name, size: h.Size, key: dir + stem, ext: strings.ToLower(ext)}
 		switch {
 		case h.Typeflag == tar.TypeLink || h.Typeflag == tar.TypeSymlink:
-			m.problem = fmt.Sprintf("member %s is a link to %s, not a file; tar --hard-dereference --dereference stores files", Quoted(name), Quoted(h.Linkname))
+			m.problem = fmt.Sprintf("member %s is a link to %s, not a file; tar --hard-dereference --dereference "+
+				"stores files", Quoted(name), Quoted(h.Linkname))
 		case h.Typeflag != tar.TypeReg || isSparse(h):
 			m.problem = fmt.Sprintf("member %s is no plain file, but of type %q", Quoted(name), h.Typeflag)
 		case !isExtension(m.ext):
-			m.problem = fmt.Sprintf("member %s: a key ends at the first dot of a name, as WebDataset has it, which makes this %s of sample %s; "+
-				"if the dot belongs to the key, name it without, such as %s", Quoted(name), Quoted(m.ext), Quoted(m.key), Quoted(undotted(name)))
+			m.problem = fmt.Sprintf("member %s: a key ends at the first dot of a name, as WebDataset has it, which "+
+				"makes this %s of sample %s; "+
+				"if the dot belongs to the key, name it without, such as %s", Quoted(name), Quoted(m.ext),
+				Quoted(m.key), Quoted(undotted(name)))
 		}
 		return m, nil
 	}

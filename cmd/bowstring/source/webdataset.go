@@ -112,7 +112,8 @@ func (s *webDataset) makeColumns(found *survey) error {
 	blobAt := map[string]int{}
 	var taken []string
 	for _, ext := range slices.Sorted(maps.Keys(found.extensions)) {
-		if slices.Contains(intExtensions, ext) || slices.Contains(textExtensions, ext) || ext == "json" || s.refused[ext] != "" {
+		if slices.Contains(intExtensions, ext) || slices.Contains(textExtensions, ext) || ext == "json" ||
+			s.refused[ext] != "" {
 			continue
 		}
 		name, media := blobName(ext, found.manyImages)
@@ -182,7 +183,8 @@ func blobName(ext string, manyImages bool) (name, media string) {
 	case name == "":
 		name = media
 	}
-	return freeName(name, slices.Concat([]string{"label", schema.PathColumn, "width", "height", "format", "json"}, intExtensions, textExtensions)), media
+	return freeName(name, slices.Concat([]string{"label", schema.PathColumn, "width", "height", "format", "json"},
+		intExtensions, textExtensions)), media
 }
 
 func (s *webDataset) Fields() (meta, blobs []arrow.Field) { return s.meta, s.blobs }

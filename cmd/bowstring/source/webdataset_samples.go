@@ -132,13 +132,15 @@ func (r *tarSamples) member(t *tarReader, found tarMember) error {
 		r.bad("unknown member %s: the tar changed while it was read", Quoted(found.name))
 		return nil
 	case m.kind != memberBlob && found.size > maxText:
-		r.bad("member %s has %d bytes, more than the %d that metadata may have", Quoted(found.name), found.size, maxText)
+		r.bad("member %s has %d bytes, more than the %d that metadata may have", Quoted(found.name), found.size,
+			maxText)
 		return nil
 	case m.kind == memberBlob && r.sample.Blobs[m.column] != nil:
 		r.bad("two members for column %s", Quoted(s.blobs[m.column].Name))
 		return nil
 	case found.size > maxBlob-r.sample.Size:
-		r.bad("with member %s it has %d bytes, more than the %d that a sample may have", Quoted(found.name), r.sample.Size+found.size, int64(maxBlob))
+		r.bad("with member %s it has %d bytes, more than the %d that a sample may have", Quoted(found.name),
+			r.sample.Size+found.size, int64(maxBlob))
 		return nil
 	}
 	if m.kind != memberBlob {

@@ -53,7 +53,8 @@ type group struct {
 func (g *group) takes(m tarMember) bool { return g.has != nil && g.key == m.key && !g.has[m.ext] }
 
 func newSurvey(shards []shard) *survey {
-	return &survey{shards: shards, extensions: map[string]bool{}, prefixes: map[string]*surveyed{}, json: map[string]*inferred{}, keys: map[string]*foundKey{}, sets: map[string]string{}}
+	return &survey{shards: shards, extensions: map[string]bool{}, prefixes: map[string]*surveyed{},
+		json: map[string]*inferred{}, keys: map[string]*foundKey{}, sets: map[string]string{}}
 }
 
 // read reads one tar. What is wrong with it shows again, and is reported, when
@@ -107,7 +108,8 @@ func (f *survey) readJSON(t *tarReader) error {
 		f.json[k].observe(v)
 	}
 	if len(f.json) > maxColumns {
-		return fmt.Errorf("%w: the JSON members have more than %d different keys, which would each be a column", schema.ErrLimit, maxColumns)
+		return fmt.Errorf("%w: the JSON members have more than %d different keys, which would each be a column",
+			schema.ErrLimit, maxColumns)
 	}
 	return nil
 }
@@ -167,7 +169,8 @@ func (f *survey) place(n int, g group, exts []string) {
 	case !ok:
 		f.keys[key] = &foundKey{shard: int32(n), set: set}
 	case first.apart == "" && first.set != set:
-		first.apart = fmt.Sprintf("its members lie apart or come twice: %s in %s, and %s in %s; those of a key must follow each other",
+		first.apart = fmt.Sprintf("its members lie apart or come twice: %s in %s, and %s in %s; those of a key must "+
+			"follow each other",
 			first.set, Quoted(f.shards[first.shard].rel), set, Quoted(sh.rel))
 	}
 }
@@ -182,7 +185,8 @@ func (f *survey) refused() map[string]string {
 	out := map[string]string{}
 	for ext := range f.extensions {
 		if p := f.prefixes[firstWords(ext)]; p != nil && p.samples < 2 && !p.beside {
-			out[ext] = fmt.Sprintf("no other sample has a member .%s, and this one has none with a plain extension: .%s may be a column, or belong to the key; "+
+			out[ext] = fmt.Sprintf("no other sample has a member .%s, and this one has none with a plain extension: "+
+				".%s may be a column, or belong to the key; "+
 				"name it without that dot", ext, firstWords(ext))
 		}
 	}
@@ -192,8 +196,10 @@ func (f *survey) refused() map[string]string {
 // checkExtensions bounds the columns.
 func (f *survey) checkExtensions() error {
 	if n := len(f.extensions); n > maxExtensions {
-		return fmt.Errorf("%w: the members have more than %d different extensions, which would each be a column, such as %s; "+
-			"a key ends at the first dot of a name, as WebDataset has it: are there dots in the keys?", schema.ErrLimit, maxExtensions,
+		return fmt.Errorf("%w: the members have more than %d different extensions, which would each be a column, "+
+			"such as %s; "+
+			"a key ends at the first dot of a name, as WebDataset has it: are there dots in the keys?", schema.ErrLimit,
+			maxExtensions,
 			quotedList(slices.Sorted(maps.Keys(f.extensions))[:3]))
 	}
 	return nil

@@ -32,19 +32,27 @@ func TestMembersApart(t *testing.T) {
 		keys  []string
 		bad   map[string]string // key to a part of the reason
 	}{
-		"in one tar": {map[string][]entry{"x.tar": {{"a.jpg", jpg(t, 1)}, {"b.jpg", jpg(t, 2)}, {"b.txt", "of b"}, {"a.txt", "of a"}}},
-			[]string{"b"}, map[string]string{"a": "its members lie apart or come twice: .jpg in x.tar, and .txt in x.tar"}},
-		"all of one kind first": {map[string][]entry{"x.tar": {{"a.jpg", jpg(t, 1)}, {"b.jpg", jpg(t, 2)}, {"a.txt", "of a"}, {"b.txt", "of b"}}},
+		"in one tar": {map[string][]entry{"x.tar": {{"a.jpg", jpg(t, 1)}, {"b.jpg", jpg(t, 2)}, {"b.txt", "of b"},
+			{"a.txt", "of a"}}},
+			[]string{"b"}, map[string]string{"a": "its members lie apart or come twice: .jpg in x.tar, and " +
+				".txt in x.tar"}},
+		"all of one kind first": {map[string][]entry{"x.tar": {{"a.jpg", jpg(t, 1)}, {"b.jpg", jpg(t, 2)},
+			{"a.txt", "of a"}, {"b.txt", "of b"}}},
 			nil, map[string]string{"a": "apart", "b": "apart"}},
-		"in two tars": {map[string][]entry{"0.tar": {{"a.jpg", jpg(t, 1)}, {"a.txt", "a"}, {"b.jpg", jpg(t, 2)}}, "1.tar": {{"b.txt", "of b"}, {"c.jpg", jpg(t, 3)}, {"c.txt", "c"}}},
+		"in two tars": {map[string][]entry{"0.tar": {{"a.jpg", jpg(t, 1)}, {"a.txt", "a"}, {"b.jpg", jpg(t, 2)}},
+			"1.tar": {{"b.txt", "of b"}, {"c.jpg", jpg(t, 3)}, {"c.txt", "c"}}},
 			[]string{"a", "c"}, map[string]string{"b": ".jpg in 0.tar, and .txt in 1.tar"}},
-		"in three parts": {map[string][]entry{"x.tar": {{"a.jpg", jpg(t, 1)}, {"b.txt", "b"}, {"a.txt", "a"}, {"b.jpg", jpg(t, 1)}, {"a.json", "{}"}}},
+		"in three parts": {map[string][]entry{"x.tar": {{"a.jpg", jpg(t, 1)}, {"b.txt", "b"}, {"a.txt", "a"},
+			{"b.jpg", jpg(t, 1)}, {"a.json", "{}"}}},
 			nil, map[string]string{"a": "apart", "b": "apart"}},
-		"whole ones twice": {map[string][]entry{"x.tar": {{"a.jpg", jpg(t, 1)}, {"a.txt", "a"}, {"b.jpg", jpg(t, 2)}, {"b.txt", "b"}, {"a.jpg", jpg(t, 1)}, {"a.txt", "a"}}},
+		"whole ones twice": {map[string][]entry{"x.tar": {{"a.jpg", jpg(t, 1)}, {"a.txt", "a"}, {"b.jpg", jpg(t, 2)},
+			{"b.txt", "b"}, {"a.jpg", jpg(t, 1)}, {"a.txt", "a"}}},
 			[]string{"a", "b"}, map[string]string{"a": "duplicate: the key is in x.tar already"}},
-		"the same key in two splits": {map[string][]entry{"train.tar": {{"a.jpg", jpg(t, 1)}}, "val.tar": {{"a.jpg", jpg(t, 1)}, {"a.txt", "a"}}},
+		"the same key in two splits": {map[string][]entry{"train.tar": {{"a.jpg", jpg(t, 1)}},
+			"val.tar": {{"a.jpg", jpg(t, 1)}, {"a.txt", "a"}}},
 			[]string{"train/a", "val/a"}, nil},
-		"in two folders": {map[string][]entry{"x.tar": {{"l/a.jpg", jpg(t, 1)}, {"r/a.jpg", jpg(t, 2)}, {"l.x/a.txt", "another key"}, {"l.x/a.jpg", jpg(t, 2)}}},
+		"in two folders": {map[string][]entry{"x.tar": {{"l/a.jpg", jpg(t, 1)}, {"r/a.jpg", jpg(t, 2)},
+			{"l.x/a.txt", "another key"}, {"l.x/a.jpg", jpg(t, 2)}}},
 			[]string{"l/a", "r/a", "l.x/a"}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -97,9 +105,12 @@ func TestReadTwice(t *testing.T) {
 
 func TestExtensions(t *testing.T) {
 	for ext, want := range map[string]bool{
-		"jpg": true, "3gp": true, "mask.png": true, "left.npy": true, "seg_2.png": true, "a-b.c+d.webp": true, "größe.jpg": true, "_x.jpg": true,
-		"": false, "5": false, "5.jpg": false, "5.beta.jpg": false, "beta.5": false, ".jpg": false, "mask..png": false, "jpg~": false, "jpg (1)": false,
-		"a\nb": false, "\xff": false, "\ufffd": false, "a/b": false, "-": false, "-a.jpg": false, strings.Repeat("x", maxExtension+1): false,
+		"jpg": true, "3gp": true, "mask.png": true, "left.npy": true, "seg_2.png": true, "a-b.c+d.webp": true,
+		"größe.jpg": true, "_x.jpg": true,
+		"": false, "5": false, "5.jpg": false, "5.beta.jpg": false, "beta.5": false, ".jpg": false, "mask..png": false,
+		"jpg~": false, "jpg (1)": false,
+		"a\nb": false, "\xff": false, "\ufffd": false, "a/b": false, "-": false, "-a.jpg": false,
+		strings.Repeat("x", maxExtension+1): false,
 	} {
 		if got := isExtension(ext); got != want {
 			t.Errorf("%q: %t, want %t", ext, got, want)
@@ -115,16 +126,23 @@ func TestDotsInKeys(t *testing.T) {
 		keys    []string
 		bad     map[string]string
 	}{
-		"a version": {[]entry{{"v1.5.beta.jpg", jpg(t, 1)}, {"v1.6.beta.jpg", jpg(t, 2)}, {"w.jpg", jpg(t, 3)}}, []string{"image"}, []string{"w"},
+		"a version": {[]entry{{"v1.5.beta.jpg", jpg(t, 1)}, {"v1.6.beta.jpg", jpg(t, 2)}, {"w.jpg", jpg(t, 3)}},
+			[]string{"image"}, []string{"w"},
 			map[string]string{"v1": `member v1.5.beta.jpg: a key ends at the first dot of a name, as WebDataset has it, which makes this 5.beta.jpg of sample v1; if the dot belongs to the key, name it without, such as v1_5_beta.jpg`}},
-		"names of people": {[]entry{{"ann.lee.jpg", jpg(t, 1)}, {"ann.lee.txt", "Ann"}, {"bob.ray.jpg", jpg(t, 2)}, {"bob.ray.txt", "Bob"}}, nil, nil,
-			map[string]string{"ann": "no other sample has a member .lee.jpg", "bob": "no other sample has a member .ray.jpg"}},
-		"columns": {[]entry{{"a.left.jpg", jpg(t, 1)}, {"a.right.jpg", jpg(t, 2)}, {"b.left.jpg", jpg(t, 3)}, {"b.right.png", string(picture(t, "png", 1, 2, 2))}},
+		"names of people": {[]entry{{"ann.lee.jpg", jpg(t, 1)}, {"ann.lee.txt", "Ann"}, {"bob.ray.jpg", jpg(t, 2)},
+			{"bob.ray.txt", "Bob"}}, nil, nil,
+			map[string]string{"ann": "no other sample has a member .lee.jpg",
+				"bob": "no other sample has a member .ray.jpg"}},
+		"columns": {[]entry{{"a.left.jpg", jpg(t, 1)}, {"a.right.jpg", jpg(t, 2)}, {"b.left.jpg", jpg(t, 3)},
+			{"b.right.png", string(picture(t, "png", 1, 2, 2))}},
 			[]string{"left", "right"}, []string{"a", "b"}, nil},
-		"one mask": {[]entry{{"a.jpg", jpg(t, 1)}, {"a.mask.png", string(picture(t, "png", 1, 2, 2))}, {"b.jpg", jpg(t, 3)}}, []string{"image", "mask"}, []string{"a", "b"}, nil},
-		"taken names": {[]entry{{"a.jpg", jpg(t, 1)}, {"a.width.png", string(picture(t, "png", 1, 2, 2))}, {"a.txt.jpg", jpg(t, 2)}, {"a.txt", "x"}, {"a.json", `{"json_label": 1, "label": 2, "txt": 3}`}},
+		"one mask": {[]entry{{"a.jpg", jpg(t, 1)}, {"a.mask.png", string(picture(t, "png", 1, 2, 2))},
+			{"b.jpg", jpg(t, 3)}}, []string{"image", "mask"}, []string{"a", "b"}, nil},
+		"taken names": {[]entry{{"a.jpg", jpg(t, 1)}, {"a.width.png", string(picture(t, "png", 1, 2, 2))},
+			{"a.txt.jpg", jpg(t, 2)}, {"a.txt", "x"}, {"a.json", `{"json_label": 1, "label": 2, "txt": 3}`}},
 			[]string{"image", "source_txt", "source_width"}, []string{"a"}, nil},
-		"numbered": {[]entry{{"a.0.jpg", jpg(t, 1)}, {"a.1.jpg", jpg(t, 2)}, {"b.jpg", jpg(t, 2)}}, []string{"image"}, []string{"b"}, map[string]string{"a": "which makes this 0.jpg of sample a"}},
+		"numbered": {[]entry{{"a.0.jpg", jpg(t, 1)}, {"a.1.jpg", jpg(t, 2)}, {"b.jpg", jpg(t, 2)}}, []string{"image"},
+			[]string{"b"}, map[string]string{"a": "which makes this 0.jpg of sample a"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := readAll(t, tree(t, map[string]string{"x.tar": makeTar(t, c.entries...)}), Options{}, ReadOptions{})
@@ -146,7 +164,8 @@ func TestDotsInKeys(t *testing.T) {
 		many = append(many, entry{fmt.Sprintf("k%d.x%d", i, i), "x"})
 	}
 	_, err := Open(t.Context(), tree(t, map[string]string{"x.tar": makeTar(t, many...)}), Options{})
-	if !errors.Is(err, schema.ErrLimit) || !strings.Contains(err.Error(), "more than 1000 different extensions") || !strings.Contains(err.Error(), "dots in the keys") {
+	if !errors.Is(err, schema.ErrLimit) || !strings.Contains(err.Error(), "more than 1000 different extensions") ||
+		!strings.Contains(err.Error(), "dots in the keys") {
 		t.Errorf("many extensions: %v", err)
 	}
 }
@@ -196,7 +215,8 @@ func sparseTar(t testing.TB) []byte {
 	w := tar.NewWriter(&b)
 	const extents = "1\n0\n512\n" // one, from 0, of 512 bytes
 	content := extents + strings.Repeat("\x00", 512-len(extents)) + strings.Repeat("x", 512)
-	h := &tar.Header{Name: "GNUSparseFile.0/a.jpg", Size: int64(len(content)), Format: tar.FormatPAX, PAXRecords: map[string]string{"bowstring.x": "1"}}
+	h := &tar.Header{Name: "GNUSparseFile.0/a.jpg", Size: int64(len(content)), Format: tar.FormatPAX,
+		PAXRecords: map[string]string{"bowstring.x": "1"}}
 	if err := w.WriteHeader(h); err != nil {
 		t.Fatal(err)
 	}
@@ -208,7 +228,8 @@ func sparseTar(t testing.TB) []byte {
 	}
 	// archive/tar does not write these records: put them in the place of the one it does.
 	records := ""
-	for _, kv := range [][2]string{{"GNU.sparse.major", "1"}, {"GNU.sparse.minor", "0"}, {"GNU.sparse.name", "a.jpg"}, {"GNU.sparse.realsize", "2000000000"}} {
+	for _, kv := range [][2]string{{"GNU.sparse.major", "1"}, {"GNU.sparse.minor", "0"}, {"GNU.sparse.name", "a.jpg"},
+		{"GNU.sparse.realsize", "2000000000"}} {
 		line := fmt.Sprintf(" %s=%s\n", kv[0], kv[1])
 		n := len(line) + 2
 		records += fmt.Sprintf("%d%s", n, line)
@@ -235,7 +256,8 @@ func TestSparseMember(t *testing.T) {
 
 // TestNotFiles: what is in the place of a file is refused unopened; a pipe would be waited for.
 func TestNotFiles(t *testing.T) {
-	for format, name := range map[string]string{"webdataset": "x.tar", "parquet": "x.parquet", "mds": "index.json", "list": "x.csv"} {
+	for format, name := range map[string]string{"webdataset": "x.tar", "parquet": "x.parquet", "mds": "index.json",
+		"list": "x.csv"} {
 		root := t.TempDir()
 		if err := syscall.Mkfifo(filepath.Join(root, name), 0o644); err != nil {
 			t.Fatal(err)
@@ -244,7 +266,8 @@ func TestNotFiles(t *testing.T) {
 			if format == "list" && path == root {
 				continue
 			}
-			if _, err := Open(t.Context(), path, Options{Format: format}); err == nil || !errors.Is(err, schema.ErrInvalid) && !strings.Contains(err.Error(), "not a regular file") {
+			if _, err := Open(t.Context(), path, Options{Format: format}); err == nil ||
+				!errors.Is(err, schema.ErrInvalid) && !strings.Contains(err.Error(), "not a regular file") {
 				t.Errorf("%s: %v", path, err)
 			}
 		}
@@ -254,14 +277,16 @@ func TestNotFiles(t *testing.T) {
 	if err := syscall.Mkfifo(filepath.Join(root, "train-0.tar"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if r := readAll(t, root, Options{}, ReadOptions{}); !slices.Equal(badOf(r), []string{"train-0.tar: after 0 samples: not a regular file"}) || len(r.rows) != 1 {
+	if r := readAll(t, root, Options{}, ReadOptions{}); !slices.Equal(badOf(r),
+		[]string{"train-0.tar: after 0 samples: not a regular file"}) || len(r.rows) != 1 {
 		t.Errorf("%d rows, bad %q", len(r.rows), badOf(r))
 	}
 	root = tree(t, map[string]string{"b.jpg": jpg(t, 1)})
 	if err := syscall.Mkfifo(filepath.Join(root, "metadata.csv"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(t.Context(), root, Options{}); err == nil || !strings.Contains(err.Error(), "metadata.csv: not a regular file") {
+	if _, err := Open(t.Context(), root, Options{}); err == nil ||
+		!strings.Contains(err.Error(), "metadata.csv: not a regular file") {
 		t.Errorf("a pipe of metadata: %v", err)
 	}
 }
@@ -272,7 +297,8 @@ func TestHugeFiles(t *testing.T) {
 	if err := os.Truncate(filepath.Join(root, "a.jpg"), 1<<42); err != nil {
 		t.Skip(err)
 	}
-	if r := readAll(t, root, Options{}, ReadOptions{}); !slices.Equal(badOf(r), []string{"a.jpg: it has 4,398,046,511,104 bytes, more than the 2,147,483,648 that a sample may have"}) {
+	if r := readAll(t, root, Options{}, ReadOptions{}); !slices.Equal(badOf(r),
+		[]string{"a.jpg: it has 4,398,046,511,104 bytes, more than the 2,147,483,648 that a sample may have"}) {
 		t.Errorf("bad %q", badOf(r))
 	}
 	for _, name := range []string{"x.csv", "x.jsonl", "index.json"} {
@@ -280,7 +306,8 @@ func TestHugeFiles(t *testing.T) {
 		if err := errors.Join(os.WriteFile(path, nil, 0o644), os.Truncate(path, 1<<42)); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Open(t.Context(), path, Options{}); err == nil || !strings.Contains(err.Error(), "the most that is read into memory") {
+		if _, err := Open(t.Context(), path, Options{}); err == nil ||
+			!strings.Contains(err.Error(), "the most that is read into memory") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

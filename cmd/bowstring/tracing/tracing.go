@@ -50,7 +50,8 @@ type Options struct {
 
 // EnsureDefaults fills in the fields that are zero.
 func (o *Options) EnsureDefaults() {
-	o.Endpoint = cmp.Or(o.Endpoint, os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"), os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT"))
+	o.Endpoint = cmp.Or(o.Endpoint, os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
+		os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT"))
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
@@ -62,7 +63,8 @@ func (o *Options) Validate() error {
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
 		return errors.New("the OTLP endpoint: want a URL such as http://localhost:4317") // it may have a password in it
 	}
-	if p := cmp.Or(os.Getenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"), os.Getenv("OTEL_EXPORTER_OTLP_PROTOCOL"), "grpc"); p != "grpc" {
+	if p := cmp.Or(os.Getenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"), os.Getenv("OTEL_EXPORTER_OTLP_PROTOCOL"),
+		"grpc"); p != "grpc" {
 		return fmt.Errorf("OTEL_EXPORTER_OTLP_PROTOCOL: got %q, want grpc", p)
 	}
 	if o.Ratio > 1 {
@@ -88,7 +90,8 @@ func New(ctx context.Context, opts Options) (*Tracing, error) {
 	if err != nil {
 		return nil, fmt.Errorf("tracing: %w", err)
 	}
-	about, err := resource.New(ctx, resource.WithAttributes(attribute.String("service.name", "bowstring"), attribute.String("service.version", opts.Version)),
+	about, err := resource.New(ctx, resource.WithAttributes(attribute.String("service.name", "bowstring"),
+		attribute.String("service.version", opts.Version)),
 		resource.WithTelemetrySDK(), resource.WithHost(), resource.WithFromEnv()) // the last one holds
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("tracing: %w", err), exporter.Shutdown(ctx))

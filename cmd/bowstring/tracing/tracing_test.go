@@ -48,8 +48,10 @@ func TestSampling(t *testing.T) {
 		}
 		_, span := traces.Tracer().Start(context.Background(), "call")
 		is := span.SpanContext().IsSampled()
-		parent := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{1}, TraceFlags: trace.FlagsSampled, Remote: true})
-		if _, span := traces.Tracer().Start(trace.ContextWithSpanContext(context.Background(), parent), "call"); !span.SpanContext().IsSampled() {
+		parent := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{1},
+			TraceFlags: trace.FlagsSampled, Remote: true})
+		if _, span := traces.Tracer().Start(trace.ContextWithSpanContext(context.Background(), parent),
+			"call"); !span.SpanContext().IsSampled() {
 			t.Error("a caller who traces is not followed")
 		}
 		if err := traces.Close(); err != nil { // no span has ended: there is nothing to send
@@ -71,7 +73,8 @@ func TestSampling(t *testing.T) {
 // What cannot be is refused, and secrets in it are not shown.
 func TestWrongOptions(t *testing.T) {
 	forget(t)
-	for _, opts := range []Options{{Endpoint: "localhost:4317"}, {Endpoint: "ftp://user:hunter2@host"}, {Endpoint: "http://h:1", Ratio: 2}} {
+	for _, opts := range []Options{{Endpoint: "localhost:4317"}, {Endpoint: "ftp://user:hunter2@host"},
+		{Endpoint: "http://h:1", Ratio: 2}} {
 		if _, err := New(t.Context(), opts); err == nil || strings.Contains(err.Error(), "hunter2") {
 			t.Errorf("%+v: %v", opts, err)
 		}

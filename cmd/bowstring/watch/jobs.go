@@ -29,7 +29,8 @@ func jobsOf(a, b *flight.Stats, secs float64) []Job {
 		j := &b.Engine.Jobs[i]
 		known[j.Dataset] = true
 		one := Job{
-			Job: j.Job, Dataset: j.Dataset, Streams: j.Streams, Epoch: j.Epoch, Progress: float64(j.Row) / float64(max(j.Rows, 1)),
+			Job: j.Job, Dataset: j.Dataset, Streams: j.Streams, Epoch: j.Epoch,
+			Progress:   float64(j.Row) / float64(max(j.Rows, 1)),
 			SpillShare: Share(j.SpillReads, j.StoreReads+j.WindowReads),
 		}
 		one.SavedS = time.Duration(j.SavedNanos).Seconds()
@@ -90,7 +91,9 @@ func cacheOf(st *flight.Stats) []Cached {
 			Saved: d.HitBytes, SavedS: float64(d.Hits) * read, Evicted: d.Evicted,
 		})
 	}
-	slices.SortFunc(list, func(a, b Cached) int { return cmp.Or(cmp.Compare(b.Saved, a.Saved), cmp.Compare(a.Dataset, b.Dataset)) })
+	slices.SortFunc(list, func(a, b Cached) int {
+		return cmp.Or(cmp.Compare(b.Saved, a.Saved), cmp.Compare(a.Dataset, b.Dataset))
+	})
 	return list
 }
 
@@ -108,7 +111,8 @@ func tenantsOf(a, b *flight.Stats, secs float64) []Tenant {
 		one := Tenant{Tenant: t.Tenant, Others: t.Others, Streams: t.Streams, Bytes: t.Bytes}
 		// What the others did in the meantime is not known: tenants become part of them.
 		if past := before[t.Tenant]; !t.Others && past != nil {
-			one.RowsPerSec, one.BytesPerSec = float64(max(t.Rows-past.Rows, 0))/secs, float64(max(t.Bytes-past.Bytes, 0))/secs
+			one.RowsPerSec, one.BytesPerSec = float64(max(t.Rows-past.Rows, 0))/secs,
+				float64(max(t.Bytes-past.Bytes, 0))/secs
 		}
 		sum += one.BytesPerSec
 		list = append(list, one)

@@ -57,8 +57,10 @@ func streamsOf(a, b *Look) []Stream {
 		one := Stream{
 			ID: s.ID, Kind: s.Kind, Plan: s.Plan, Dataset: datasets[s.Plan], Tenant: s.Tenant, Peer: s.Peer,
 			Seconds: b.At.Sub(s.Started).Seconds(), Rows: s.Rows,
-			RowsPerSec: float64(s.Rows-past.Rows) / since.Seconds(), BytesPerSec: float64(s.Bytes-past.Bytes) / since.Seconds(),
-			Store: share(s.Wait.Store, past.Wait.Store), Spill: share(s.Wait.Spill, past.Wait.Spill), Window: share(s.Wait.Window, past.Wait.Window),
+			RowsPerSec:  float64(s.Rows-past.Rows) / since.Seconds(),
+			BytesPerSec: float64(s.Bytes-past.Bytes) / since.Seconds(),
+			Store:       share(s.Wait.Store, past.Wait.Store), Spill: share(s.Wait.Spill, past.Wait.Spill),
+			Window: share(s.Wait.Window, past.Wait.Window),
 			Nodes:  share(s.Wait.Peer, past.Wait.Peer),
 			Encode: share(s.Wait.Encode, past.Wait.Encode), Consumer: share(s.Wait.Consumer, past.Wait.Consumer),
 			Operators: share(s.Wait.Operators, past.Wait.Operators),
@@ -89,7 +91,8 @@ func (s *Stream) limit() string {
 	for _, part := range []struct {
 		name  string
 		share float64
-	}{{"store", s.Store}, {"spill", s.Spill}, {"nodes", s.Nodes}, {"window", s.Window}, {"encode", s.Encode}, {"operators", s.Operators}, {"network", s.Network}, {"consumer", s.Consumer}} {
+	}{{"store", s.Store}, {"spill", s.Spill}, {"nodes", s.Nodes}, {"window", s.Window}, {"encode", s.Encode},
+		{"operators", s.Operators}, {"network", s.Network}, {"consumer", s.Consumer}} {
 		if part.share > most {
 			most, name = part.share, part.name
 		}

@@ -91,13 +91,16 @@ func Between(target string, a, b *Look) *View {
 	store, spill := to.ReadBytes-from.ReadBytes, to.SpillBytes-from.SpillBytes
 	v := &View{
 		At: b.At.UTC().Truncate(time.Millisecond), Server: target, Draining: b.Stats.Server.Draining, Seconds: secs,
-		RowsPerSec: perSec(b.Stats.Server.Rows - a.Stats.Server.Rows), BytesPerSec: perSec(b.Stats.Server.Bytes - a.Stats.Server.Bytes),
+		RowsPerSec:     perSec(b.Stats.Server.Rows - a.Stats.Server.Rows),
+		BytesPerSec:    perSec(b.Stats.Server.Bytes - a.Stats.Server.Bytes),
 		StoreBytesPerS: perSec(store), SpillBytesPerS: perSec(spill), SpillShare: Share(spill, store),
 		StoreP50: to.Latency.P50, StoreP95: to.Latency.P95, StoreP99: to.Latency.P99,
-		WindowUsed: to.WindowUsed, WindowLimit: to.WindowLimit, Lost: to.Lost, FailedReads: to.FailedReads, Hedges: to.Hedges,
-		Rows: b.Stats.Server.Rows, Bytes: b.Stats.Server.Bytes,
+		WindowUsed: to.WindowUsed, WindowLimit: to.WindowLimit, Lost: to.Lost, FailedReads: to.FailedReads,
+		Hedges: to.Hedges,
+		Rows:   b.Stats.Server.Rows, Bytes: b.Stats.Server.Bytes,
 		ReadsInFlight: to.ReadsInFlight, BytesInFlight: to.BytesInFlight, InFlightLimit: to.InFlightLimit,
-		Jobs: jobsOf(&a.Stats, &b.Stats, secs), Streams: streamsOf(a, b), Cache: cacheOf(&b.Stats), Tenants: tenantsOf(&a.Stats, &b.Stats, secs),
+		Jobs: jobsOf(&a.Stats, &b.Stats, secs), Streams: streamsOf(a, b), Cache: cacheOf(&b.Stats),
+		Tenants: tenantsOf(&a.Stats, &b.Stats, secs),
 	}
 	if s := to.Spill; s != nil {
 		v.SpillHeld, v.SpillBudget = s.HeldBytes, s.BudgetBytes
@@ -106,7 +109,8 @@ func Between(target string, a, b *Look) *View {
 		v.SameNode = &SameNode{Rings: s.Rings, Bytes: s.Bytes, Held: s.Held, Refused: s.Refused, Abandoned: s.Abandoned}
 		if was := a.Stats.SameNode; was != nil {
 			n := v.SameNode
-			n.SentPerSec, n.WaitsPerSec, n.InlinePerS = perSec(s.Sent-was.Sent), perSec(s.Waits-was.Waits), perSec(s.Inline-was.Inline)
+			n.SentPerSec, n.WaitsPerSec, n.InlinePerS = perSec(s.Sent-was.Sent), perSec(s.Waits-was.Waits),
+				perSec(s.Inline-was.Inline)
 		}
 	}
 	return v

@@ -21,31 +21,39 @@ func TestBetween(t *testing.T) {
 	to := from.Add(2 * time.Second)
 	second := int64(time.Second)
 	before := flight.Stats{
-		Engine:  fetch.Stats{Windows: []fetch.WindowStats{{Job: "p", Dataset: "d@1", Step: 10, Steps: 100}, {Job: "p", Dataset: "d@1", Step: 20, Steps: 100, Rank: 1}}},
-		Streams: []flight.StreamInfo{{ID: 1, Plan: "p", Started: from.Add(-time.Hour), Bytes: 1000, Wait: flight.WaitNanos{Store: 50 * second}}},
+		Engine: fetch.Stats{Windows: []fetch.WindowStats{{Job: "p", Dataset: "d@1", Step: 10, Steps: 100},
+			{Job: "p", Dataset: "d@1", Step: 20, Steps: 100, Rank: 1}}},
+		Streams: []flight.StreamInfo{{ID: 1, Plan: "p", Started: from.Add(-time.Hour), Bytes: 1000,
+			Wait: flight.WaitNanos{Store: 50 * second}}},
 	}
 	after := flight.Stats{
 		Engine: fetch.Stats{
-			Windows: []fetch.WindowStats{{Job: "p", Dataset: "d@1", Step: 20, Steps: 100}, {Job: "p", Dataset: "d@1", Step: 40, Steps: 100, Rank: 1}},
-			Jobs:    []fetch.JobStats{{Job: "j", Dataset: "e@1", Streams: 1, Row: 25, Rows: 100, RowTime: second, SpillReads: 1, StoreReads: 3}},
+			Windows: []fetch.WindowStats{{Job: "p", Dataset: "d@1", Step: 20, Steps: 100},
+				{Job: "p", Dataset: "d@1", Step: 40, Steps: 100, Rank: 1}},
+			Jobs: []fetch.JobStats{{Job: "j", Dataset: "e@1", Streams: 1, Row: 25, Rows: 100, RowTime: second,
+				SpillReads: 1, StoreReads: 3}},
 		},
 		Streams: []flight.StreamInfo{
-			{ID: 1, Plan: "p", Started: from.Add(-time.Hour), Bytes: 3000, Wait: flight.WaitNanos{Store: 51 * second, Consumer: second / 2}},
+			{ID: 1, Plan: "p", Started: from.Add(-time.Hour), Bytes: 3000,
+				Wait: flight.WaitNanos{Store: 51 * second, Consumer: second / 2}},
 			{ID: 2, Started: to.Add(-time.Second), Bytes: 5000, Wait: flight.WaitNanos{Consumer: second / 2}},
 		},
 	}
 	v := watch.Between("here", &watch.Look{At: from, Stats: before}, &watch.Look{At: to, Stats: after})
-	if len(v.Streams) != 2 || v.Streams[0].ID != 2 || v.Streams[0].BytesPerSec != 5000 || v.Streams[0].Limit != "consumer" || v.Streams[0].Consumer != 0.5 {
+	if len(v.Streams) != 2 || v.Streams[0].ID != 2 || v.Streams[0].BytesPerSec != 5000 ||
+		v.Streams[0].Limit != "consumer" || v.Streams[0].Consumer != 0.5 {
 		t.Errorf("a stream that began meanwhile: %+v", v.Streams)
 	}
-	if s := v.Streams[1]; s.Store != 0.5 || s.Consumer != 0.25 || s.Limit != "store" || s.BytesPerSec != 1000 || s.Dataset != "d@1" {
+	if s := v.Streams[1]; s.Store != 0.5 || s.Consumer != 0.25 || s.Limit != "store" || s.BytesPerSec != 1000 ||
+		s.Dataset != "d@1" {
 		t.Errorf("a stream that went on: %+v", s)
 	}
 	if len(v.Jobs) != 2 || *v.Jobs[0].LeftSecs != 75 || *v.Jobs[0].SpillShare != 0.25 {
 		t.Errorf("a job that the spill knows: %+v", v.Jobs)
 	}
 	// The slower rank did a tenth in two seconds, and has eight to go.
-	if j := v.Jobs[1]; j.Streams != 2 || j.Progress != 0.2 || j.LeftSecs == nil || *j.LeftSecs < 15.9 || *j.LeftSecs > 16.1 {
+	if j := v.Jobs[1]; j.Streams != 2 || j.Progress != 0.2 || j.LeftSecs == nil || *j.LeftSecs < 15.9 ||
+		*j.LeftSecs > 16.1 {
 		t.Errorf("a job by its streams: %+v", j)
 	}
 }
@@ -58,7 +66,8 @@ func TestNetwork(t *testing.T) {
 	look := func(at time.Time, consumer, sending, held time.Duration) *watch.Look {
 		return &watch.Look{
 			At: at, More: []flight.StreamMore{{Dataset: "d", Sending: sending, Held: held}},
-			Stats: flight.Stats{Streams: []flight.StreamInfo{{ID: 1, Started: from.Add(-time.Hour), Wait: flight.WaitNanos{Consumer: int64(consumer)}}}},
+			Stats: flight.Stats{Streams: []flight.StreamInfo{{ID: 1, Started: from.Add(-time.Hour),
+				Wait: flight.WaitNanos{Consumer: int64(consumer)}}}},
 		}
 	}
 	for _, tt := range []struct {
@@ -73,7 +82,8 @@ func TestNetwork(t *testing.T) {
 	} {
 		v := watch.Between("", look(from, 0, 0, 0), look(to, 800*time.Millisecond, tt.sending, tt.held))
 		s := v.Streams[0]
-		if math.Abs(s.Network-tt.network) > 1e-9 || math.Abs(s.Consumer-tt.consumer) > 1e-9 || s.Limit != tt.limit || s.Dataset != "d" {
+		if math.Abs(s.Network-tt.network) > 1e-9 || math.Abs(s.Consumer-tt.consumer) > 1e-9 || s.Limit != tt.limit ||
+			s.Dataset != "d" {
 			t.Errorf("sending %s, held %s: %+v", tt.sending, tt.held, s)
 		}
 	}
@@ -85,16 +95,19 @@ func TestCacheAndTenants(t *testing.T) {
 	from := time.Now()
 	before := flight.Stats{Tenants: []flight.TenantInfo{{Tenant: "a", Bytes: 100}, {Tenant: "b", Bytes: 100}}}
 	after := flight.Stats{
-		Engine: fetch.Stats{Reads: 10, ReadNanos: int64(time.Second), Spill: &fetch.SpillStats{Datasets: map[string]fetch.SpillDataset{
-			"d@1": {Hits: 30, Misses: 10, HitBytes: 3000, Bytes: 500, Entries: 5},
-		}}},
+		Engine: fetch.Stats{Reads: 10, ReadNanos: int64(time.Second),
+			Spill: &fetch.SpillStats{Datasets: map[string]fetch.SpillDataset{
+				"d@1": {Hits: 30, Misses: 10, HitBytes: 3000, Bytes: 500, Entries: 5},
+			}}},
 		Tenants: []flight.TenantInfo{{Tenant: "a", Bytes: 400}, {Tenant: "b", Bytes: 200}, {Others: true, Bytes: 7}},
 	}
-	v := watch.Between("", &watch.Look{At: from, Stats: before}, &watch.Look{At: from.Add(2 * time.Second), Stats: after})
+	v := watch.Between("", &watch.Look{At: from, Stats: before},
+		&watch.Look{At: from.Add(2 * time.Second), Stats: after})
 	if c := v.Cache; len(c) != 1 || *c[0].HitShare != 0.75 || c[0].Saved != 3000 || math.Abs(c[0].SavedS-3) > 1e-9 {
 		t.Errorf("cache: %+v", c)
 	}
-	if l := v.Tenants; len(l) != 3 || *l[0].Share != 0.75 || l[0].BytesPerSec != 150 || *l[1].Share != 0.25 || l[2].Share != nil {
+	if l := v.Tenants; len(l) != 3 || *l[0].Share != 0.75 || l[0].BytesPerSec != 150 || *l[1].Share != 0.25 ||
+		l[2].Share != nil {
 		t.Errorf("tenants: %+v", l)
 	}
 }
@@ -103,9 +116,11 @@ func TestCacheAndTenants(t *testing.T) {
 func TestSameNode(t *testing.T) {
 	from := time.Now()
 	look := func(at time.Duration, n int64) *watch.Look {
-		return &watch.Look{At: from.Add(at), Stats: flight.Stats{SameNode: &samenode.Stats{Rings: 2, Bytes: 64, Held: 7, Sent: 100 * n, Waits: 2 * n, Inline: n, Refused: 3, Abandoned: 1}}}
+		return &watch.Look{At: from.Add(at), Stats: flight.Stats{SameNode: &samenode.Stats{Rings: 2, Bytes: 64, Held: 7,
+			Sent: 100 * n, Waits: 2 * n, Inline: n, Refused: 3, Abandoned: 1}}}
 	}
-	want := watch.SameNode{Rings: 2, Bytes: 64, Held: 7, SentPerSec: 150, WaitsPerSec: 3, InlinePerS: 1.5, Refused: 3, Abandoned: 1}
+	want := watch.SameNode{Rings: 2, Bytes: 64, Held: 7, SentPerSec: 150, WaitsPerSec: 3, InlinePerS: 1.5, Refused: 3,
+		Abandoned: 1}
 	if v := watch.Between("", look(0, 1), look(2*time.Second, 4)); v.SameNode == nil || *v.SameNode != want {
 		t.Errorf("got %+v, want %+v", v.SameNode, want)
 	}

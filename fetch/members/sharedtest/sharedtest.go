@@ -34,7 +34,8 @@ func Run(t *testing.T, s members.Shared) {
 			t.Error(err)
 		}
 		found, err := s.Leases(ctx, cluster)
-		if got := slices.Sorted(maps.Keys(found)); err != nil || !slices.Equal(got, []string{"b", "c"}) || string(found["b"]) != "of b" {
+		if got := slices.Sorted(maps.Keys(found)); err != nil || !slices.Equal(got, []string{"b", "c"}) ||
+			string(found["b"]) != "of b" {
 			t.Errorf("leases %q, %v", found, err)
 		}
 	})
@@ -63,7 +64,8 @@ func Run(t *testing.T, s members.Shared) {
 				wg.Go(func() {
 					for range 20 { // an answer may be that nobody knows
 						var err error
-						if winners[i], err = s.ClaimLayout(ctx, cluster, plan, epoch, fmt.Sprint("layout ", i), time.Hour); err == nil {
+						if winners[i], err = s.ClaimLayout(ctx, cluster, plan, epoch, fmt.Sprint("layout ", i),
+							time.Hour); err == nil {
 							return
 						}
 					}
@@ -73,7 +75,8 @@ func Run(t *testing.T, s members.Shared) {
 			if got := slices.Compact(winners); len(got) != 1 || got[0] == "" {
 				t.Errorf("epoch %d was claimed for %q", epoch, got)
 			}
-			if got, err := s.ClaimLayout(ctx, cluster, plan, epoch, "another", time.Hour); got != winners[0] || err != nil {
+			if got, err := s.ClaimLayout(ctx, cluster, plan, epoch, "another", time.Hour); got != winners[0] ||
+				err != nil {
 				t.Errorf("epoch %d has %q later, %v; want %q", epoch, got, err, winners[0])
 			}
 		}

@@ -68,11 +68,12 @@ func run(t testing.TB, p program.Program, cell []byte, position uint64) ([]byte,
 	}
 	var result []byte
 	asked := 0
-	o, err := p.Run(cell, program.Draws{Key: draw.Key{Seed: 5, Position: position}, Column: "audio"}, func(n int) []byte {
-		asked++
-		result = bytes.Repeat([]byte{0xa5}, n) // it need not be zeroed
-		return result
-	})
+	o, err := p.Run(cell, program.Draws{Key: draw.Key{Seed: 5, Position: position}, Column: "audio"},
+		func(n int) []byte {
+			asked++
+			result = bytes.Repeat([]byte{0xa5}, n) // it need not be zeroed
+			return result
+		})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +85,8 @@ func run(t testing.TB, p program.Program, cell []byte, position uint64) ([]byte,
 		}
 	}
 	if asked != 1 || len(o.Dims) != len(form.Dims) || n != len(result) || int64(n) > cost.Result {
-		t.Errorf("%d bytes asked for %d times, dimensions %v of %v, bound %d", len(result), asked, o.Dims, form.Dims, cost.Result)
+		t.Errorf("%d bytes asked for %d times, dimensions %v of %v, bound %d", len(result), asked, o.Dims, form.Dims,
+			cost.Result)
 	}
 	return result, o
 }
@@ -178,8 +180,9 @@ func TestCanonical(t *testing.T) {
 			t.Errorf("%s %s became %s %s", s.Name, s.Params, got.Name, got.Params)
 		}
 	}
-	if got, want := string(p.Steps()[5].Params), `{"sample_rate":16000,"f_min":0,"f_max":8000,"n_mels":40,"norm":null,"mel_scale":"htk",`+
-		`"n_fft":400,"win_length":400,"hop_length":160,"pad":0,"window_fn":"hann_window","power":2,"normalized":false,"center":true,"pad_mode":"reflect"}`; got != want {
+	if got, want := string(p.Steps()[5].Params),
+		`{"sample_rate":16000,"f_min":0,"f_max":8000,"n_mels":40,"norm":null,"mel_scale":"htk",`+
+			`"n_fft":400,"win_length":400,"hop_length":160,"pad":0,"window_fn":"hann_window","power":2,"normalized":false,"center":true,"pad_mode":"reflect"}`; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 	if p.Deterministic() != 3 {
@@ -234,7 +237,8 @@ func TestPrefix(t *testing.T) {
 func TestCropBeforeDecoding(t *testing.T) {
 	for _, length := range []int{1000, 4500, 20000} {
 		crop := `{"RandomCrop": {"length": ` + string(must(json.Marshal(length))) + `}}`
-		early, late := compiled(t, encoded, `[{"Decode": {}}, `+crop+`]`), compiled(t, encoded, `[{"Decode": {}}, {"Vol": {"gain": 1}}]`)
+		early, late := compiled(t, encoded, `[{"Decode": {}}, `+crop+`]`),
+			compiled(t, encoded, `[{"Decode": {}}, {"Vol": {"gain": 1}}]`)
 		cell := file(t, "mono16.flac")
 		got, o := run(t, early, cell, 3)
 		all, whole := run(t, late, cell, 3)
@@ -264,7 +268,8 @@ func TestWaves(t *testing.T) {
 	if _, err := Compile(in, listed(t, `[{"Mono": {}}]`)); err == nil {
 		t.Error("rounded samples are computed with")
 	}
-	if got, o := run(t, compiled(t, in, `[{"Layout": {"axes": "TC"}}]`), cell, 0); !bytes.Equal(got, cell) || o.Dims[0] != 3 {
+	if got, o := run(t, compiled(t, in, `[{"Layout": {"axes": "TC"}}]`), cell, 0); !bytes.Equal(got, cell) ||
+		o.Dims[0] != 3 {
 		t.Errorf("what is there already became %v, of %v", got, o.Dims)
 	}
 	in.Type, in.Axes, in.Dims = program.Float32, "CT", []int{2, program.Unknown}
@@ -305,7 +310,8 @@ func TestBombs(t *testing.T) {
 	hour[21] |= 0x0f // 2³⁶ samples
 	copy(hour[22:], "\xff\xff\xff\xff")
 	p := compiled(t, encoded, logMel)
-	if _, err := p.Cost(hour, wide); !errors.Is(err, program.ErrTooLarge) || !strings.Contains(err.Error(), "step 0 (Decode)") {
+	if _, err := p.Cost(hour, wide); !errors.Is(err, program.ErrTooLarge) ||
+		!strings.Contains(err.Error(), "step 0 (Decode)") {
 		t.Errorf("an FLAC of 2³⁶ samples: %v", err)
 	}
 	crop := compiled(t, encoded, `[{"Decode": {}}, {"RandomCrop": {"length": 100}}]`)
@@ -313,18 +319,21 @@ func TestBombs(t *testing.T) {
 		t.Errorf("a crop of an FLAC of 2³⁶ samples: %+v, %v", cost, err)
 	}
 	long := compiled(t, encoded, `[{"Decode": {}}, {"Pad": {"length": 1000000000}}]`)
-	if _, err := long.Cost(file(t, "mono16.flac"), wide); !errors.Is(err, program.ErrTooLarge) || !strings.Contains(err.Error(), "step 1 (Pad)") {
+	if _, err := long.Cost(file(t, "mono16.flac"), wide); !errors.Is(err, program.ErrTooLarge) ||
+		!strings.Contains(err.Error(), "step 1 (Pad)") {
 		t.Errorf("a pad to 10⁹ samples: %v", err)
 	}
 	small := program.Limits{Samples: 1 << 24, Bytes: 1000}
 	if _, err := p.Cost(file(t, "mono16.flac"), small); !errors.Is(err, program.ErrTooLarge) {
 		t.Errorf("within 1,000 bytes: %v", err)
 	}
-	if _, err := p.Cost([]byte("no sound"), wide); !errors.Is(err, program.ErrDamaged) || !strings.Contains(err.Error(), "step 0 (Decode)") {
+	if _, err := p.Cost([]byte("no sound"), wide); !errors.Is(err, program.ErrDamaged) ||
+		!strings.Contains(err.Error(), "step 0 (Decode)") {
 		t.Errorf("text: %v", err)
 	}
 	short := compiled(t, encoded, `[{"Decode": {"num_frames": 100}}, {"Resample": {}}, {"MelSpectrogram": {}}]`)
-	if _, err := short.Cost(file(t, "mono16.flac"), wide); !errors.Is(err, program.ErrDamaged) || !strings.Contains(err.Error(), "too short") {
+	if _, err := short.Cost(file(t, "mono16.flac"), wide); !errors.Is(err, program.ErrDamaged) ||
+		!strings.Contains(err.Error(), "too short") {
 		t.Errorf("a spectrogram of 100 samples: %v", err)
 	}
 }
@@ -355,7 +364,9 @@ func FuzzPipeline(f *testing.F) {
 			}
 			return
 		}
-		if _, err := p.Run(cell, program.Draws{}, func(n int) []byte { return make([]byte, n) }); err != nil && !errors.Is(err, program.ErrDamaged) {
+		if _, err := p.Run(cell, program.Draws{}, func(n int) []byte {
+			return make([]byte, n)
+		}); err != nil && !errors.Is(err, program.ErrDamaged) {
 			t.Fatal(err)
 		}
 	})

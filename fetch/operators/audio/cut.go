@@ -209,7 +209,8 @@ func (r *randomCrop) start(frames int, from *draw.Source) int {
 
 // drawn is the box, of the frames that were there.
 func (r *randomCrop) drawn(start, frames int) []program.Value {
-	return []program.Value{{Name: "start", Number: float64(start)}, {Name: "length", Number: float64(min(frames, r.Length))}}
+	return []program.Value{{Name: "start", Number: float64(start)},
+		{Name: "length", Number: float64(min(frames, r.Length))}}
 }
 
 // fill lengthens what was shorter.

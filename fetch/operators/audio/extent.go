@@ -74,7 +74,8 @@ func extentOf(in program.Form) (extent, error) {
 		return e, fmt.Errorf("audio: cells of type %d; it takes int16 of waveforms, float16 and float32", in.Type)
 	}
 	if err := arranged(in.Axes, e.native()); err != nil || len(in.Dims) != len(in.Axes) {
-		return e, fmt.Errorf("audio: cells of axes %q and dimensions %v; it takes those of %s, C only where there is more than one",
+		return e, fmt.Errorf("audio: cells of axes %q and dimensions %v; it takes those of %s, C only where there is "+
+			"more than one",
 			in.Axes, in.Dims, e.native())
 	}
 	open := 0
@@ -105,7 +106,8 @@ func extentOf(in program.Form) (extent, error) {
 func arranged(axes, native string) error {
 	for _, axis := range native {
 		if n := strings.Count(axes, string(axis)); n != 1 && (axis != 'C' || n != 0) {
-			return fmt.Errorf("got %q; it takes each letter of %s once, in any order, and C only where wanted", axes, native)
+			return fmt.Errorf("got %q; it takes each letter of %s once, in any order, and C only where wanted", axes,
+				native)
 		}
 	}
 	if strings.Trim(axes, native) != "" {

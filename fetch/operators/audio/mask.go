@@ -162,7 +162,8 @@ func (a *specAugment) run(s *sound, from *draw.Source) []program.Value {
 	if !a.Zero && len(s.data) > 0 {
 		value = float32(s.mean())
 	}
-	drawn := masks{name: "time", n: a.TimeMasks, param: a.TimeParam, p: a.P, time: true, each: a.IID}.apply(s, from, value, nil)
+	drawn := masks{name: "time", n: a.TimeMasks, param: a.TimeParam, p: a.P, time: true, each: a.IID}.apply(s, from,
+		value, nil)
 	return masks{name: "freq", n: a.FreqMasks, param: a.FreqParam, p: a.P, each: a.IID}.apply(s, from, value, drawn)
 }
 

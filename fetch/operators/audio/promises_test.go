@@ -33,10 +33,12 @@ func TestBombsAtOnce(t *testing.T) {
 
 // TestNoNumbers holds that samples which are no numbers, or infinite, end no run otherwise than well.
 func TestNoNumbers(t *testing.T) {
-	cell := []byte("RIFF\x00\x00\x00\x00WAVEfmt \x10\x00\x00\x00\x03\x00\x01\x00\x80\x3e\x00\x00\x00\xfa\x00\x00\x04\x00\x20\x00data")
+	cell := []byte("RIFF\x00\x00\x00\x00WAVEfmt " +
+		"\x10\x00\x00\x00\x03\x00\x01\x00\x80\x3e\x00\x00\x00\xfa\x00\x00\x04\x00\x20\x00data")
 	cell = binary.LittleEndian.AppendUint32(cell, 4*4000)
 	for i := range 4000 {
-		cell = binary.LittleEndian.AppendUint32(cell, []uint32{0x7fc00000, 0x7f800000, 0xff800000, 0x7f7fffff, 0xff7fffff, 1}[i%6])
+		cell = binary.LittleEndian.AppendUint32(cell, []uint32{0x7fc00000, 0x7f800000, 0xff800000, 0x7f7fffff,
+			0xff7fffff, 1}[i%6])
 	}
 	for _, list := range []string{
 		logMel,
@@ -70,9 +72,11 @@ func TestDocs(t *testing.T) {
 		}
 	}
 	rows["MelSpectrogram"] += rows["Spectrogram"]
-	needed := map[string]string{"Vol": `{"gain": 1}`, "Truncate": `{"length": 1}`, "Pad": `{"length": 1}`, "RandomCrop": `{"length": 1}`,
-		"FrequencyMasking": `{"freq_mask_param": 1}`, "TimeMasking": `{"time_mask_param": 1}`, "Normalize": `{"mean": 0, "std": 1}`,
-		"ToDtype": `{"dtype": "float32"}`, "Layout": `{"axes": "CT"}`}
+	needed := map[string]string{"Vol": `{"gain": 1}`, "Truncate": `{"length": 1}`, "Pad": `{"length": 1}`,
+		"RandomCrop":       `{"length": 1}`,
+		"FrequencyMasking": `{"freq_mask_param": 1}`, "TimeMasking": `{"time_mask_param": 1}`,
+		"Normalize": `{"mean": 0, "std": 1}`,
+		"ToDtype":   `{"dtype": "float32"}`, "Layout": `{"axes": "CT"}`}
 	for _, name := range Names() {
 		s, err := makers[name](json.RawMessage(needed[name]))
 		if err != nil {

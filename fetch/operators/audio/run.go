@@ -112,7 +112,8 @@ func (p *pipeline) costFrom(info codec.Info, e extent, from int, limits program.
 	for i := from; ; i++ {
 		n := e.size()
 		if e.kind == program.Audio && n > limits.Samples {
-			return cost, p.at(max(i-1, 0), fmt.Errorf("%w: a waveform of %d channels of %d samples, %d in all; at most %d are allowed",
+			return cost, p.at(max(i-1, 0), fmt.Errorf("%w: a waveform of %d channels of %d samples, %d in all; at "+
+				"most %d are allowed",
 				program.ErrTooLarge, e.channels, e.frames, n, limits.Samples))
 		}
 		most = max(most, 4*n)

@@ -69,7 +69,8 @@ func (l *logOf) run(s *sound, _ *draw.Source) []program.Value {
 	return nil
 }
 
-// normalize takes mean away and divides by std: one of each, or one for each channel of a waveform or feature of a spectrogram.
+// normalize takes mean away and divides by std: one of each, or one for each channel of a waveform or feature of a
+// spectrogram.
 type normalize struct {
 	Mean numbers `json:"mean"`
 	Std  numbers `json:"std"`
@@ -104,7 +105,8 @@ func (n *normalize) next(e extent) (extent, error) {
 	for param, given := range map[string]int{"mean": len(n.Mean), "std": len(n.Std)} {
 		if given != 1 && given != rows {
 			if rows == unknown {
-				return e, wrong(param, "got %d numbers; how many channels there are is not known before: put Mono before, or give one", given)
+				return e, wrong(param, "got %d numbers; how many channels there are is not known before: put Mono "+
+					"before, or give one", given)
 			}
 			return e, wrong(param, "got %d numbers; there are %d %s", given, rows, what)
 		}

@@ -26,7 +26,8 @@ type spectrogram struct {
 }
 
 // specDefaults are torchaudio's.
-var specDefaults = spectrogram{NFFT: 400, WindowFn: "hann_window", Power: 2, Normalized: false, Center: true, PadMode: "reflect"}
+var specDefaults = spectrogram{NFFT: 400, WindowFn: "hann_window", Power: 2, Normalized: false, Center: true,
+	PadMode: "reflect"}
 
 func newSpectrogram(raw json.RawMessage) (step, error) {
 	s := specDefaults
@@ -86,7 +87,8 @@ func (s *spectrogram) count(n int) (int, error) {
 	if s.Center {
 		side := s.NFFT / 2
 		if s.PadMode == "reflect" && side >= n || s.PadMode != "constant" && side > n || n == 0 {
-			return 0, fmt.Errorf("a waveform of %d samples is too short for %q of %d on either side", n, s.PadMode, side)
+			return 0, fmt.Errorf("a waveform of %d samples is too short for %q of %d on either side", n, s.PadMode,
+				side)
 		}
 		n += 2 * side
 	}
@@ -236,7 +238,8 @@ func newMelSpectrogram(raw json.RawMessage) (step, error) {
 
 func (m *melSpectrogram) next(e extent) (extent, error) {
 	if e.rate != 0 && e.rate != m.SampleRate {
-		return e, wrong("sample_rate", "is %d; the waveform has %d samples a second: put Resample before", m.SampleRate, e.rate)
+		return e, wrong("sample_rate", "is %d; the waveform has %d samples a second: put Resample before", m.SampleRate,
+			e.rate)
 	}
 	e, err := m.spectrogram.next(e)
 	e.rate, e.features = m.SampleRate, m.NMels

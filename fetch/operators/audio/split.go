@@ -63,9 +63,11 @@ func (t *splitTail) parse(cell []byte) (extent, []byte, error) {
 	e.axes = e.native()
 	known := t.between[t.from]
 	differ := func(known, is int) bool { return known != unknown && known != is }
-	if e.kind != known.kind || differ(known.channels, e.channels) || differ(known.features, e.features) || differ(known.frames, e.frames) ||
+	if e.kind != known.kind || differ(known.channels, e.channels) || differ(known.features, e.features) ||
+		differ(known.frames, e.frames) ||
 		known.rate != 0 && known.rate != e.rate || e.channels < 1 {
-		return e, nil, t.at(t.from-1, fmt.Errorf("%w: what lies between two steps has other sizes than these steps make", program.ErrDamaged))
+		return e, nil, t.at(t.from-1, fmt.Errorf("%w: what lies between two steps has other sizes than "+
+			"these steps make", program.ErrDamaged))
 	}
 	return e, elements, nil
 }

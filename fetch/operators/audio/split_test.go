@@ -16,15 +16,20 @@ import (
 // randomList is a list that Compile takes, most of the time.
 func randomList(rng *rand.Rand) string {
 	list := []string{`{"Decode": {}}`}
-	wave := []string{`{"Resample": {"new_freq": 8000}}`, `{"Mono": {}}`, `{"RandomGain": {}}`, `{"Preemphasis": {}}`, `{"Trim": {}}`,
-		`{"RandomCrop": {"length": 4000}}`, `{"Vol": {"gain": 0.5}}`, `{"Pad": {"length": 9000}}`, `{"Truncate": {"length": 5000}}`}
-	bands := []string{`{"Log": {}}`, `{"AmplitudeToDB": {}}`, `{"TimeMasking": {"time_mask_param": 9}}`, `{"FrequencyMasking": {"freq_mask_param": 9}}`,
-		`{"SpecAugment": {"n_time_masks": 1, "time_mask_param": 5, "n_freq_masks": 2, "freq_mask_param": 9}}`, `{"RandomCrop": {"length": 20}}`, `{"Standardize": {}}`}
+	wave := []string{`{"Resample": {"new_freq": 8000}}`, `{"Mono": {}}`, `{"RandomGain": {}}`, `{"Preemphasis": {}}`,
+		`{"Trim": {}}`,
+		`{"RandomCrop": {"length": 4000}}`, `{"Vol": {"gain": 0.5}}`, `{"Pad": {"length": 9000}}`,
+		`{"Truncate": {"length": 5000}}`}
+	bands := []string{`{"Log": {}}`, `{"AmplitudeToDB": {}}`, `{"TimeMasking": {"time_mask_param": 9}}`,
+		`{"FrequencyMasking": {"freq_mask_param": 9}}`,
+		`{"SpecAugment": {"n_time_masks": 1, "time_mask_param": 5, "n_freq_masks": 2, "freq_mask_param": 9}}`,
+		`{"RandomCrop": {"length": 20}}`, `{"Standardize": {}}`}
 	for range rng.IntN(4) {
 		list = append(list, wave[rng.IntN(len(wave))])
 	}
 	if rng.IntN(2) == 0 {
-		list = append(list, `{"Resample": {"new_freq": 8000}}`, `{"MelSpectrogram": {"sample_rate": 8000, "n_mels": 20, "n_fft": 200}}`)
+		list = append(list, `{"Resample": {"new_freq": 8000}}`,
+			`{"MelSpectrogram": {"sample_rate": 8000, "n_mels": 20, "n_fft": 200}}`)
 		for range rng.IntN(4) {
 			list = append(list, bands[rng.IntN(len(bands))])
 		}
@@ -50,13 +55,14 @@ func madeBy(p program.Program, cell []byte, by program.Draws) (out []byte, o pro
 	return out, o, err
 }
 
-// TestSplit holds that head and tail in turn make what the whole list makes, to the byte, of files whole and damaged, wherever
-// the first random step stands.
+// TestSplit holds that head and tail in turn make what the whole list makes, to the byte, of files whole and damaged,
+// wherever the first random step stands.
 func TestSplit(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 3))
-	files := []string{"five8.flac", "mono16.flac", "mono16.wav", "noise.flac", "silence.flac", "stereo16.flac", "stereo24.flac", "mono.mp3"}
+	files := []string{"five8.flac", "mono16.flac", "mono16.wav", "noise.flac", "silence.flac", "stereo16.flac",
+		"stereo24.flac", "mono.mp3"}
 	split, cuts := 0, map[int]int{}
 	for range 250 {
 		list := randomList(rng)
@@ -76,7 +82,8 @@ func TestSplit(t *testing.T) {
 		if rng.IntN(4) == 0 {
 			cell[rng.IntN(len(cell))] ^= byte(1 << rng.IntN(8))
 		}
-		by := program.Draws{Key: draw.Key{Seed: rng.Uint64(), Epoch: rng.Uint64N(9), Position: rng.Uint64N(1000)}, Column: "audio"}
+		by := program.Draws{Key: draw.Key{Seed: rng.Uint64(), Epoch: rng.Uint64N(9), Position: rng.Uint64N(1000)},
+			Column: "audio"}
 		between, _, err := madeBy(head, cell, program.Draws{})
 		if err != nil {
 			continue // the whole list may read less of the file
@@ -84,7 +91,8 @@ func TestSplit(t *testing.T) {
 		got, o, err := madeBy(tail, between, by)
 		want, wo, werr := madeBy(p, cell, by)
 		if (err == nil) != (werr == nil) || err == nil && (!bytes.Equal(got, want) || !reflect.DeepEqual(o, wo)) {
-			t.Fatalf("%s\n%s: %d bytes %+v, %v; want %d bytes %+v, %v", list, name, len(got), o, err, len(want), wo, werr)
+			t.Fatalf("%s\n%s: %d bytes %+v, %v; want %d bytes %+v, %v", list, name, len(got), o, err, len(want), wo,
+				werr)
 		}
 		if err == nil {
 			split++
@@ -93,7 +101,8 @@ func TestSplit(t *testing.T) {
 		// What has other sizes than these steps make is refused, or made; it is no panic.
 		b := bytes.Clone(between)
 		b[rng.IntN(program.BetweenHeader)] ^= byte(1 << rng.IntN(8))
-		if _, _, err := madeBy(tail, b, by); err != nil && !errors.Is(err, program.ErrDamaged) && !errors.Is(err, program.ErrTooLarge) {
+		if _, _, err := madeBy(tail, b, by); err != nil && !errors.Is(err, program.ErrDamaged) &&
+			!errors.Is(err, program.ErrTooLarge) {
 			t.Fatal(err)
 		}
 	}

@@ -39,7 +39,8 @@ func (t *toDtype) next(e extent) (extent, error) {
 
 func (t *toDtype) run(*sound, *draw.Source) []program.Value { return nil }
 
-// layout says in which order the result's axes are: C (channels), F (features), T (time). C may be left out of what has one channel.
+// layout says in which order the result's axes are: C (channels), F (features), T (time). C may be left out of what has
+// one channel.
 type layout struct {
 	Axes string `json:"axes"`
 }

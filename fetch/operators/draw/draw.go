@@ -79,7 +79,8 @@ func (s *Source) Float64() float64 {
 
 // Uniform is in [low, high), or low where they are equal. It takes one number.
 func (s *Source) Uniform(low, high float64) float64 {
-	// The conversions keep compilers from fusing the product with the sum, which would give other bits on some processors.
+	// The conversions keep compilers from fusing the product with the sum, which would give other bits on some
+	// processors.
 	return low + float64(s.Float64()*(high-low))
 }
 

@@ -222,7 +222,8 @@ func newRandomRotation(b *builder, p *params) *program.StepError {
 	switch list := p.numbers("degrees", takes, 1, 2); {
 	case list == nil:
 		p.fail("degrees", "it has to be given: %s", takes)
-	case len(list) == 1 && list[0] < 0, len(list) == 2 && list[0] > list[1], math.Abs(list[0]) > 1e6, math.Abs(list[len(list)-1]) > 1e6:
+	case len(list) == 1 && list[0] < 0, len(list) == 2 && list[0] > list[1], math.Abs(list[0]) > 1e6,
+		math.Abs(list[len(list)-1]) > 1e6:
 		p.fail("degrees", "got %v, takes %s", list, takes)
 	case len(list) == 1:
 		o.low, o.high = -list[0], list[0]

@@ -66,7 +66,8 @@ func (o *randAugment) apply(c *canvas, numbers *draw.Source) ([]program.Value, e
 		if negative && kind >= augShearX && kind <= augSharpness {
 			m = -m
 		}
-		values = append(values, program.Value{Name: "op", Number: float64(kind)}, program.Value{Name: "magnitude", Number: m})
+		values = append(values, program.Value{Name: "op", Number: float64(kind)},
+			program.Value{Name: "magnitude", Number: m})
 		if kind <= augRotate {
 			o.geometry(c, kind, m)
 		} else if !o.mask {

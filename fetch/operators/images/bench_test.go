@@ -36,7 +36,8 @@ func BenchmarkRecipe(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
-	p := compiledOf(b, `[{"name":"Decode"},{"name":"RandomResizedCrop","params":{"size":224}},{"name":"RandomHorizontalFlip"}]`)
+	p := compiledOf(b,
+		`[{"name":"Decode"},{"name":"RandomResizedCrop","params":{"size":224}},{"name":"RandomHorizontalFlip"}]`)
 	memory := make([]byte, 224*224*3)
 	alloc := func(n int) []byte { return memory[:n] }
 	began, n := processorSeconds(b), 0

@@ -164,7 +164,8 @@ func (t *toRaster) Row(y int, pixels []byte) {
 // finish carries out what was kept, row by row into sink.
 func (c *canvas) finish(sink resample.Sink) {
 	j := resample.Job{
-		Width: c.box.Dx(), Height: c.box.Dy(), To: c.to, Window: c.window, FlipX: c.flipX, FlipY: c.flipY, Filter: c.filter,
+		Width: c.box.Dx(), Height: c.box.Dy(), To: c.to, Window: c.window, FlipX: c.flipX, FlipY: c.flipY,
+		Filter: c.filter,
 	}
 	c.decode(&j)
 	if c.err != nil {

@@ -79,7 +79,8 @@ func CompileMask(in program.Form, steps []program.Step) (program.Program, error)
 }
 
 func compile(in program.Form, steps []program.Step, from int, mask bool) (program.Program, error) {
-	b := builder{mask: mask, channels: program.Unknown, width: program.Unknown, height: program.Unknown, dtype: program.Uint8, at: from}
+	b := builder{mask: mask, channels: program.Unknown, width: program.Unknown, height: program.Unknown,
+		dtype: program.Uint8, at: from}
 	if from >= len(steps) || from < 0 {
 		return nil, &program.StepError{Step: from, Reason: "there is no such step: a list has at least one"}
 	}
@@ -118,8 +119,10 @@ func (b *builder) input(in program.Form, first string) error {
 	case program.Encoded:
 		return nil
 	case program.Image:
-		if in.Axes != "HWC" || len(in.Dims) != 3 || in.Type != program.Uint8 || slices.ContainsFunc(in.Dims, func(d int) bool { return d < 1 }) {
-			return b.fail("it gets pixels %s of sizes %v and type %d, and takes uint8, HWC, of sizes that are known", in.Axes, in.Dims, in.Type)
+		if in.Axes != "HWC" || len(in.Dims) != 3 || in.Type != program.Uint8 ||
+			slices.ContainsFunc(in.Dims, func(d int) bool { return d < 1 }) {
+			return b.fail("it gets pixels %s of sizes %v and type %d, and takes uint8, HWC, of sizes that are known",
+				in.Axes, in.Dims, in.Type)
 		}
 		if in.Dims[2] > 4 {
 			return b.fail("it gets %d channels, and takes up to 4", in.Dims[2])

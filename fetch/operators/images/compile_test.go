@@ -35,11 +35,13 @@ func TestMistakes(t *testing.T) {
 		{`[{"name":"Decode"},{"name":"Resize","params":{"size":[1,2,3]}}]`, 1, "size", "[1,2,3]"},
 		{`[{"name":"Decode"},{"name":"Resize","params":{"size":9,"max_size":9}}]`, 1, "max_size", "more than size"},
 		{`[{"name":"Decode"},{"name":"Resize","params":{"size":9,"antialias":false}}]`, 1, "antialias", "takes true"},
-		{`[{"name":"Decode"},{"name":"RandomResizedCrop","params":{"size":9,"scale":[2,1]}}]`, 1, "scale", "low <= high"},
+		{`[{"name":"Decode"},{"name":"RandomResizedCrop","params":{"size":9,"scale":[2,1]}}]`, 1, "scale",
+			"low <= high"},
 		{`[{"name":"Decode"},{"name":"RandomHorizontalFlip","params":{"p":1.5}}]`, 1, "p", "from 0 to 1"},
 		{`[{"name":"Decode"},{"name":"Normalize","params":{"mean":[0],"std":[1]}}]`, 1, "", "put ToDtype before"},
 		{`[{"name":"Decode"},{"name":"ToDtype","params":{"dtype":"int8"}}]`, 1, "dtype", `"float16"`},
-		{`[{"name":"Decode"},{"name":"ToDtype","params":{"dtype":"float32"}},{"name":"Resize","params":{"size":4}}]`, 2, "", "before ToDtype"},
+		{`[{"name":"Decode"},{"name":"ToDtype","params":{"dtype":"float32"}},{"name":"Resize","params":{"size":4}}]`, 2,
+			"", "before ToDtype"},
 		{`[{"name":"Decode"},{"name":"ToDtype","params":{"dtype":"float32"}},{"name":"Normalize","params":{"mean":[0,1],"std":[1]}}]`, 2, "mean", "has 2 numbers"},
 		{`[{"name":"Decode"},{"name":"ToDtype","params":{"dtype":"float32"}},{"name":"Normalize","params":{"mean":[0],"std":[0]}}]`, 2, "std", "divided"},
 		{`[{"name":"Decode","params":{"mode":"UNCHANGED"}},{"name":"ColorJitter"}]`, 1, "", "Decode can make RGB"},
@@ -85,7 +87,8 @@ func TestCanonical(t *testing.T) {
 			t.Errorf("%s: %s is no JSON", s.Name, s.Params)
 		}
 	}
-	if want := (program.Form{Kind: program.Image, Type: program.Float32, Axes: "CHW", Dims: []int{3, 32, 32}}); !reflect.DeepEqual(p.Result(), want) {
+	if want := (program.Form{Kind: program.Image, Type: program.Float32, Axes: "CHW",
+		Dims: []int{3, 32, 32}}); !reflect.DeepEqual(p.Result(), want) {
 		t.Errorf("the result is %+v", p.Result())
 	}
 	if p.Deterministic() != 1 {
@@ -137,7 +140,8 @@ func TestPrefix(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		rest, err := CompileFrom(program.Form{Kind: program.Image, Type: program.Uint8, Axes: "HWC", Dims: outcome.Dims}, all, cut)
+		rest, err := CompileFrom(program.Form{Kind: program.Image, Type: program.Uint8, Axes: "HWC",
+			Dims: outcome.Dims}, all, cut)
 		if err != nil {
 			t.Fatal(err)
 		}

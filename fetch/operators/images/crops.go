@@ -125,7 +125,8 @@ func (o *randomCrop) apply(c *canvas, numbers *draw.Source) ([]program.Value, er
 	c.pad(m)
 	w, h = c.size()
 	if o.w > w || o.h > h {
-		return nil, fmt.Errorf("a crop of %d x %d is larger than the image, %d x %d; pad_if_needed pads it", o.w, o.h, w, h)
+		return nil, fmt.Errorf("a crop of %d x %d is larger than the image, %d x %d; pad_if_needed pads it", o.w, o.h,
+			w, h)
 	}
 	top := numbers.IntN(h - o.h + 1)
 	left := numbers.IntN(w - o.w + 1)
@@ -150,7 +151,8 @@ func newPad(b *builder, p *params) *program.StepError {
 	o := &pad{}
 	m := p.margins("padding")
 	if m == nil {
-		p.fail("padding", "it has to be given: pixels, or [left and right, top and bottom], or [left, top, right, bottom]")
+		p.fail("padding", "it has to be given: pixels, or [left and right, top and bottom], or [left, top, "+
+			"right, bottom]")
 		m = &margins{}
 	}
 	around := p.padding(b)
@@ -185,7 +187,8 @@ type margins struct {
 const maxMargin = 1 << 12
 
 func (p *params) margins(name string) *margins {
-	takes := fmt.Sprintf("pixels, or [left and right, top and bottom], or [left, top, right, bottom], of 0 to %d", maxMargin)
+	takes := fmt.Sprintf("pixels, or [left and right, top and bottom], or [left, top, right, bottom], of 0 to %d",
+		maxMargin)
 	list := p.integers(name, takes, 0, maxMargin, 1, 2, 4)
 	switch len(list) {
 	case 0:
@@ -232,7 +235,8 @@ func (p *params) fill(b *builder, name string) []byte {
 func (m *margins) fits(w, h int) error {
 	across, down := max(m.left, m.right), max(m.top, m.bottom)
 	if m.mode == "reflect" && (across >= w || down >= h) || m.mode == "symmetric" && (across > w || down > h) {
-		return fmt.Errorf("an image of %d x %d is too small to be mirrored into a margin of %d, %d, %d, %d", w, h, m.left, m.top, m.right, m.bottom)
+		return fmt.Errorf("an image of %d x %d is too small to be mirrored into a margin of %d, %d, %d, %d", w, h,
+			m.left, m.top, m.right, m.bottom)
 	}
 	return nil
 }

@@ -18,13 +18,16 @@ func TestDocs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	needed := map[string]string{"CenterCrop": `{"size":1}`, "RandomCrop": `{"size":1}`, "RandomResizedCrop": `{"size":1}`, "Resize": `{"size":1}`,
-		"Pad": `{"padding":1}`, "RandomRotation": `{"degrees":1}`, "GaussianBlur": `{"kernel_size":1}`, "ToDtype": `{"dtype":"uint8"}`,
+	needed := map[string]string{"CenterCrop": `{"size":1}`, "RandomCrop": `{"size":1}`,
+		"RandomResizedCrop": `{"size":1}`, "Resize": `{"size":1}`,
+		"Pad": `{"padding":1}`, "RandomRotation": `{"degrees":1}`, "GaussianBlur": `{"kernel_size":1}`,
+		"ToDtype":   `{"dtype":"uint8"}`,
 		"Normalize": `{"mean":[0,0,0],"std":[1,1,1]}`}
 	for _, name := range Names() {
 		list := []program.Step{{Name: "Decode"}}
 		if name == "Normalize" {
-			list = append(list, program.Step{Name: "ToDtype", Params: json.RawMessage(`{"dtype":"float32","scale":true}`)})
+			list = append(list, program.Step{Name: "ToDtype",
+				Params: json.RawMessage(`{"dtype":"float32","scale":true}`)})
 		}
 		if name != "Decode" {
 			list = append(list, program.Step{Name: name, Params: json.RawMessage(needed[name])})

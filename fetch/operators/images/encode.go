@@ -35,7 +35,8 @@ func (p *compiled) encode(c *canvas, alloc func(n int) []byte) error {
 		return about(p.from, p.steps[0].Name, program.ErrDamaged, c.err)
 	}
 	if max(c.width, c.height) > 0xFFFF {
-		return about(step, "EncodeJPEG", program.ErrDamaged, fmt.Errorf("an image of %d x %d is larger than a JPEG may be", c.width, c.height))
+		return about(step, "EncodeJPEG", program.ErrDamaged,
+			fmt.Errorf("an image of %d x %d is larger than a JPEG may be", c.width, c.height))
 	}
 	out := c.s.encoder.Encode(pix, c.width, c.height, c.channels, p.encoder.quality)
 	copy(alloc(len(out)), out)

@@ -22,7 +22,8 @@ type decode struct {
 
 func newDecode(b *builder, p *params) *program.StepError {
 	mode := p.word("mode", "RGB", "RGB", "L", "UNCHANGED")
-	o := &decode{orient: p.boolean("apply_exif_orientation", false), profile: p.word("icc_profile", "ignore", "ignore", "fail"), mask: b.mask}
+	o := &decode{orient: p.boolean("apply_exif_orientation", false), profile: p.word("icc_profile", "ignore", "ignore",
+		"fail"), mask: b.mask}
 	switch {
 	case b.mask:
 		o.mode, b.channels = codec.Unchanged, 1
@@ -104,7 +105,8 @@ func (p *params) interpolation(b *builder, otherwise string) resample.Filter {
 
 // filters has no nearest, which is what a map gives for it.
 var filters = map[string]resample.Filter{
-	"bilinear": resample.Bilinear, "bicubic": resample.Bicubic, "box": resample.Box, "hamming": resample.Hamming, "lanczos": resample.Lanczos,
+	"bilinear": resample.Bilinear, "bicubic": resample.Bicubic, "box": resample.Box, "hamming": resample.Hamming,
+	"lanczos": resample.Lanczos,
 }
 
 func (p *params) antialias() {

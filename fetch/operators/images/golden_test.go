@@ -88,7 +88,8 @@ func TestGolden(t *testing.T) {
 			t.Fatal(err)
 		}
 		p := compiledOf(t, string(c.Steps))
-		out, outcome, err := result(p, cell, program.Draws{Key: draw.Key{Seed: 3, Epoch: 1, Position: c.Position}, Column: "image"})
+		out, outcome, err := result(p, cell, program.Draws{Key: draw.Key{Seed: 3, Epoch: 1, Position: c.Position},
+			Column: "image"})
 		if err != nil {
 			t.Errorf("%s %s: %v", c.File, c.Steps, err)
 			continue

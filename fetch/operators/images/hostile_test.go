@@ -137,7 +137,8 @@ func TestFlipped(t *testing.T) {
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))
 	programs := []program.Program{
-		compiledOf(t, everything), compiledOf(t, `[{"name":"Decode","params":{"mode":"UNCHANGED","apply_exif_orientation":true}}]`),
+		compiledOf(t, everything),
+		compiledOf(t, `[{"name":"Decode","params":{"mode":"UNCHANGED","apply_exif_orientation":true}}]`),
 	}
 	rounds := 60
 	if testing.Short() {

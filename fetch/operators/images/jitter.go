@@ -69,7 +69,8 @@ func (o *jitter) apply(c *canvas, numbers *draw.Source) ([]program.Value, error)
 		if o.unset[k] {
 			continue
 		}
-		values = append(values, program.Value{Name: jitters[k], Number: factors[k]}, program.Value{Name: jitters[k] + "_order", Number: float64(i)})
+		values = append(values, program.Value{Name: jitters[k], Number: factors[k]},
+			program.Value{Name: jitters[k] + "_order", Number: float64(i)})
 		switch k {
 		case 0:
 			c.brightness(factors[k])

@@ -55,7 +55,8 @@ func (p *compiled) opened(cell []byte, limits program.Limits) (extent, program.C
 	if p.in.Kind == program.Image {
 		e := extent{h: p.in.Dims[0], w: p.in.Dims[1], channels: p.in.Dims[2]}
 		if int64(len(cell)) != e.bytes() {
-			return e, cost, about(p.from, p.steps[0].Name, program.ErrDamaged, fmt.Errorf("there are %d bytes of %v", len(cell), p.in.Dims))
+			return e, cost, about(p.from, p.steps[0].Name, program.ErrDamaged,
+				fmt.Errorf("there are %d bytes of %v", len(cell), p.in.Dims))
 		}
 		return e, cost, nil
 	}
@@ -104,7 +105,8 @@ func (p *compiled) costFrom(e extent, cost program.Cost, from int, limits progra
 func (p *compiled) held(cost program.Cost, limits program.Limits) error {
 	if most := cmp.Or(limits.Bytes, program.Ceiling.Bytes); cost.Working+cost.Result > most {
 		return about(p.from, p.steps[0].Name, program.ErrTooLarge,
-			fmt.Errorf("it takes up to %d bytes and makes %d of them, and may take %d", cost.Working, cost.Result, most))
+			fmt.Errorf("it takes up to %d bytes and makes %d of them, and may take %d", cost.Working, cost.Result,
+				most))
 	}
 	return nil
 }
@@ -179,7 +181,8 @@ func (p *compiled) rest(c *canvas, from int, by program.Draws, alloc func(n int)
 	return p.layOut(c, by, outcome, alloc)
 }
 
-func (p *compiled) layOut(c *canvas, by program.Draws, outcome program.Outcome, alloc func(n int) []byte) (program.Outcome, error) {
+func (p *compiled) layOut(c *canvas, by program.Draws, outcome program.Outcome,
+	alloc func(n int) []byte) (program.Outcome, error) {
 	o := &c.s.output
 	o.width, o.height = c.size()
 	o.planar, o.dtype, o.table = p.planar, p.dtype, p.table

@@ -95,11 +95,14 @@ func (t *splitTail) pixels(cell []byte, limits program.Limits) (dims extent, pix
 	}
 	dims = extent{w: b.Dims[1], h: b.Dims[0], channels: b.Dims[2]}
 	known := t.whole.after[t.steps-1]
-	if dims.channels > 4 || differ(known.w, dims.w) || differ(known.h, dims.h) || differ(known.channels, dims.channels) {
-		return dims, nil, about(t.steps-1, t.whole.steps[t.steps-1].Name, program.ErrDamaged, errors.New("it has other sizes than these steps make"))
+	if dims.channels > 4 || differ(known.w, dims.w) || differ(known.h, dims.h) ||
+		differ(known.channels, dims.channels) {
+		return dims, nil, about(t.steps-1, t.whole.steps[t.steps-1].Name, program.ErrDamaged,
+			errors.New("it has other sizes than these steps make"))
 	}
 	if n := int64(dims.w) * int64(dims.h); n > cmp.Or(limits.Pixels, program.Ceiling.Pixels) {
-		return dims, nil, about(t.steps-1, t.whole.steps[t.steps-1].Name, program.ErrTooLarge, fmt.Errorf("it has %d pixels", n))
+		return dims, nil, about(t.steps-1, t.whole.steps[t.steps-1].Name, program.ErrTooLarge,
+			fmt.Errorf("it has %d pixels", n))
 	}
 	return dims, pix, nil
 }

@@ -40,7 +40,8 @@ func randomList(rng *rand.Rand) string {
 		func() string { return `{"name":"RandAugment"}` },
 	}
 	mode := []string{"RGB", "RGB", "L", "UNCHANGED"}[rng.IntN(4)]
-	list := []string{fmt.Sprintf(`{"name":"Decode","params":{"mode":%q,"apply_exif_orientation":%t}}`, mode, rng.IntN(2) == 0)}
+	list := []string{fmt.Sprintf(`{"name":"Decode","params":{"mode":%q,"apply_exif_orientation":%t}}`, mode,
+		rng.IntN(2) == 0)}
 	for range rng.IntN(5) {
 		list = append(list, geometry[rng.IntN(len(geometry))]())
 	}
@@ -48,7 +49,8 @@ func randomList(rng *rand.Rand) string {
 	case 0:
 		list = append(list, `{"name":"EncodeJPEG"}`)
 	case 1:
-		list = append(list, `{"name":"ToDtype","params":{"dtype":"float32","scale":true}}`, `{"name":"Normalize","params":{"mean":[0.4],"std":[0.2]}}`,
+		list = append(list, `{"name":"ToDtype","params":{"dtype":"float32","scale":true}}`,
+			`{"name":"Normalize","params":{"mean":[0.4],"std":[0.2]}}`,
 			`{"name":"RandomHorizontalFlip"}`, `{"name":"RandomErasing"}`, `{"name":"ToImage"}`)
 	case 2:
 		list = append(list, `{"name":"ToImage"}`, `{"name":"ToDtype","params":{"dtype":"float16"}}`)
@@ -72,8 +74,8 @@ func madeBy(p program.Program, cell []byte, by program.Draws) (out []byte, o pro
 	return out, o, err
 }
 
-// TestSplit holds that head and tail in turn make what the whole list makes, to the byte, of files whole and damaged, wherever
-// the first random step stands.
+// TestSplit holds that head and tail in turn make what the whole list makes, to the byte, of files whole and damaged,
+// wherever the first random step stands.
 func TestSplit(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -108,7 +110,8 @@ func TestSplit(t *testing.T) {
 		if rng.IntN(4) == 0 {
 			cell[rng.IntN(len(cell))] ^= byte(1 << rng.IntN(8))
 		}
-		by := program.Draws{Key: draw.Key{Seed: rng.Uint64(), Epoch: rng.Uint64N(9), Position: rng.Uint64N(1000)}, Column: "image"}
+		by := program.Draws{Key: draw.Key{Seed: rng.Uint64(), Epoch: rng.Uint64N(9), Position: rng.Uint64N(1000)},
+			Column: "image"}
 		between, _, err := madeBy(head, cell, program.Draws{})
 		if err != nil {
 			continue // the whole list may read less of the file
@@ -116,7 +119,8 @@ func TestSplit(t *testing.T) {
 		got, o, err := madeBy(tail, between, by)
 		want, wo, werr := madeBy(p, cell, by)
 		if (err == nil) != (werr == nil) || err == nil && (!bytes.Equal(got, want) || !reflect.DeepEqual(o, wo)) {
-			t.Fatalf("%s\n%s: %d bytes %+v, %v; want %d bytes %+v, %v", list, name, len(got), o, err, len(want), wo, werr)
+			t.Fatalf("%s\n%s: %d bytes %+v, %v; want %d bytes %+v, %v", list, name, len(got), o, err, len(want), wo,
+				werr)
 		}
 		if err == nil {
 			split++
@@ -125,7 +129,8 @@ func TestSplit(t *testing.T) {
 		// What has other sizes than these steps make is refused, or made; it is no panic.
 		b := bytes.Clone(between)
 		b[rng.IntN(program.BetweenHeader)] ^= byte(1 << rng.IntN(8))
-		if _, _, err := madeBy(tail, b, by); err != nil && !errors.Is(err, program.ErrDamaged) && !errors.Is(err, program.ErrTooLarge) {
+		if _, _, err := madeBy(tail, b, by); err != nil && !errors.Is(err, program.ErrDamaged) &&
+			!errors.Is(err, program.ErrTooLarge) {
 			t.Fatal(err)
 		}
 	}
@@ -134,7 +139,8 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// FuzzTail holds that whatever a cache gives is made something of, or is at fault: within what Cost says, without a panic.
+// FuzzTail holds that whatever a cache gives is made something of, or is at fault: within what Cost says, without a
+// panic.
 func FuzzTail(f *testing.F) {
 	var tails []program.Program
 	for _, list := range []string{
@@ -156,7 +162,8 @@ func FuzzTail(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, cell []byte) {
 		for _, tail := range tails {
-			if _, _, err := madeBy(tail, cell, program.Draws{Key: draw.Key{Seed: 1}}); err != nil && !errors.Is(err, program.ErrDamaged) && !errors.Is(err, program.ErrTooLarge) {
+			if _, _, err := madeBy(tail, cell, program.Draws{Key: draw.Key{Seed: 1}}); err != nil &&
+				!errors.Is(err, program.ErrDamaged) && !errors.Is(err, program.ErrTooLarge) {
 				t.Fatal(err)
 			}
 		}

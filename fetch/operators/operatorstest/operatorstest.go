@@ -14,7 +14,8 @@ import (
 
 // Kinds has the kind "bytes", and images and audio made of the same operators.
 func Kinds() operators.Kinds {
-	kind := operators.Kind{Contract: "test/1", Operators: []string{"Decode", "Reverse", "RandomBytes", "RandomRepeat", "Crop", "Encode"}, Compile: Compile, Follow: Compile}
+	kind := operators.Kind{Contract: "test/1", Operators: []string{"Decode", "Reverse", "RandomBytes", "RandomRepeat",
+		"Crop", "Encode"}, Compile: Compile, Follow: Compile}
 	return operators.Kinds{"bytes": kind, "image": kind, "audio": kind}
 }
 
@@ -41,7 +42,8 @@ type prog struct {
 
 // Compile is that of operators.Kind.
 func Compile(_ program.Form, list []program.Step) (program.Program, error) {
-	p := &prog{form: program.Form{Kind: program.Audio, Type: program.Uint8, Dims: []int{program.Unknown}, Axes: "T", Rate: 8000}, most: 1}
+	p := &prog{form: program.Form{Kind: program.Audio, Type: program.Uint8, Dims: []int{program.Unknown}, Axes: "T",
+		Rate: 8000}, most: 1}
 	for i, s := range list {
 		st := step{name: s.Name}
 		wrong := func(param, reason string) error {
@@ -135,14 +137,16 @@ func (p *prog) Run(cell []byte, by program.Draws, alloc func(int) []byte) (progr
 			slices.Reverse(b)
 		case "RandomBytes":
 			first := source.IntN(256)
-			o.Drawn = append(o.Drawn, program.Drawn{Step: i, Values: []program.Value{{Name: "first", Number: float64(first)}}})
+			o.Drawn = append(o.Drawn, program.Drawn{Step: i,
+				Values: []program.Value{{Name: "first", Number: float64(first)}}})
 			for k := range b {
 				b[k] ^= byte(first)
 				first = source.IntN(256)
 			}
 		case "RandomRepeat":
 			times := 1 + source.IntN(4)
-			o.Drawn = append(o.Drawn, program.Drawn{Step: i, Values: []program.Value{{Name: "times", Number: float64(times)}}})
+			o.Drawn = append(o.Drawn, program.Drawn{Step: i,
+				Values: []program.Value{{Name: "times", Number: float64(times)}}})
 			b = bytes.Repeat(b, times)
 		case "Crop":
 			b = append(b, make([]byte, max(s.size-len(b), 0))...)[:s.size]

@@ -74,10 +74,12 @@ func (b Between) PutHeader(to []byte) {
 // of cell. Whatever the bytes are, it allocates nothing that grows with what they say. Errors are ErrDamaged.
 func ParseBetween(cell []byte) (b Between, elements []byte, err error) {
 	bad := func(format string, values ...any) (Between, []byte, error) {
-		return Between{}, nil, fmt.Errorf("%w: what lies between two steps: %s", ErrDamaged, fmt.Sprintf(format, values...))
+		return Between{}, nil, fmt.Errorf("%w: what lies between two steps: %s", ErrDamaged,
+			fmt.Sprintf(format, values...))
 	}
 	if len(cell) < BetweenHeader || string(cell[:4]) != betweenMagic {
-		return bad("there are %d bytes; want a header of %d that begins with %s", len(cell), BetweenHeader, betweenMagic)
+		return bad("there are %d bytes; want a header of %d that begins with %s", len(cell), BetweenHeader,
+			betweenMagic)
 	}
 	h := cell[:BetweenHeader]
 	b.Kind, b.Type, b.Rate = Kind(h[4]), DType(h[5]), int(binary.LittleEndian.Uint32(h[8:]))

@@ -45,7 +45,8 @@ func TestBetween(t *testing.T) {
 			}
 		}
 		for _, n := range []int{0, 4, program.BetweenHeader - 1, len(cell) - 1} {
-			if _, _, err := program.ParseBetween([]byte(cell)[:n]); n < len(cell) && !errors.Is(err, program.ErrDamaged) {
+			if _, _, err := program.ParseBetween([]byte(cell)[:n]); n < len(cell) &&
+				!errors.Is(err, program.ErrDamaged) {
 				t.Errorf("%d of %d bytes: %v", n, len(cell), err)
 			}
 		}

@@ -157,7 +157,8 @@ func TestGenerations(t *testing.T) {
 		t.Fatalf("generations %d, %d, %d", first.Generation, second.Generation, third.Generation)
 	}
 	if first.New != first.Blobs || second.New >= 60 || second.New < 40 || third.New != 0 {
-		t.Errorf("of %d, %d and %d blobs %d, %d and %d are new", first.Blobs, second.Blobs, third.Blobs, first.New, second.New, third.New)
+		t.Errorf("of %d, %d and %d blobs %d, %d and %d are new", first.Blobs, second.Blobs, third.Blobs, first.New,
+			second.New, third.New)
 	}
 	for n := range int64(3) {
 		g := openGeneration(t, dir, n+1)
@@ -168,7 +169,8 @@ func TestGenerations(t *testing.T) {
 			t.Errorf("generation %d: %s", n+1, asJSON(t, found))
 		}
 	}
-	if about := openGeneration(t, dir, 0).About(); about.Generation != 3 || about.Store != "here" || asJSON(t, about.Snapshots) != `["d@2"]` || about.Selections != 1 {
+	if about := openGeneration(t, dir, 0).About(); about.Generation != 3 || about.Store != "here" ||
+		asJSON(t, about.Snapshots) != `["d@2"]` || about.Selections != 1 {
 		t.Errorf("the newest: %s", asJSON(t, about))
 	}
 	if _, err := backup.Open(dir, 9); !errors.Is(err, schema.ErrNotFound) {
@@ -302,7 +304,9 @@ func TestOnlyOneWrites(t *testing.T) {
 	commit(t, s, "d", blobs(4, 3))
 	scope := scopeOf(t, s)
 	var inner error
-	scope.Source = &hooked{Store: s, hook: func() { _, inner = backup.Write(t.Context(), dir, scopeOf(t, s), backup.Options{}) }}
+	scope.Source = &hooked{Store: s, hook: func() {
+		_, inner = backup.Write(t.Context(), dir, scopeOf(t, s), backup.Options{})
+	}}
 	_, err := backup.Write(t.Context(), dir, scope, backup.Options{Workers: 1})
 	must(t, err)
 	if !errors.Is(inner, schema.ErrUnavailable) {
@@ -326,7 +330,8 @@ func TestRefused(t *testing.T) {
 	commit(t, s, "d", blobs(5, 3))
 	full := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(full, "thesis.txt"), []byte("text"), 0o600))
-	if _, err := backup.Write(t.Context(), full, scopeOf(t, s), backup.Options{}); !errors.Is(err, schema.ErrInvalid) || !strings.Contains(err.Error(), "thesis.txt") {
+	if _, err := backup.Write(t.Context(), full, scopeOf(t, s), backup.Options{}); !errors.Is(err, schema.ErrInvalid) ||
+		!strings.Contains(err.Error(), "thesis.txt") {
 		t.Errorf("a directory with something else: %v", err)
 	}
 	newer := t.TempDir()
@@ -376,7 +381,8 @@ func TestFlippedBits(t *testing.T) {
 				t.Errorf("bit flipped at %d of %s, from %q to %q: nothing was found", at, name, whole[at], spoiled[at])
 			}
 			for _, d := range found.Damaged {
-				if d.Whole != "" || !strings.HasPrefix(d.Problem, "data loss") && !strings.HasPrefix(d.Problem, "not found") {
+				if d.Whole != "" || !strings.HasPrefix(d.Problem, "data loss") &&
+					!strings.HasPrefix(d.Problem, "not found") {
 					t.Errorf("%s", asJSON(t, d))
 				}
 			}

@@ -102,11 +102,13 @@ func (c *catalog) check() error {
 		if err := schema.CheckName("dataset", snap.Dataset); err != nil {
 			return err
 		}
-		if snap.Number < 1 || last != nil && (last.Dataset > snap.Dataset || last.Dataset == snap.Dataset && last.Number >= snap.Number) {
+		if snap.Number < 1 || last != nil && (last.Dataset > snap.Dataset || last.Dataset == snap.Dataset &&
+			last.Number >= snap.Number) {
 			return fmt.Errorf("snapshot %s@%d is not where it belongs", snap.Dataset, snap.Number)
 		}
 		for i := range snap.Chunks {
-			if ch := &snap.Chunks[i]; ch.Size < 0 || ch.Rows < 0 || slices.ContainsFunc(ch.BlobBytes, func(n int64) bool { return n < 0 }) {
+			if ch := &snap.Chunks[i]; ch.Size < 0 || ch.Rows < 0 ||
+				slices.ContainsFunc(ch.BlobBytes, func(n int64) bool { return n < 0 }) {
 				return fmt.Errorf("chunk %d of %s@%d has a size below 0", i, snap.Dataset, snap.Number)
 			}
 		}
@@ -173,7 +175,8 @@ func readCatalog(dir string, generation int64) (*catalog, error) {
 		return nil, fmt.Errorf("%w: the checksum of %s: %w", schema.ErrDataLoss, path, err)
 	}
 	if got := fmt.Sprintf("%x", sha256.Sum256(data)); !strings.HasPrefix(string(sum), got+" ") {
-		return nil, fmt.Errorf("%w: %s has the SHA-256 %s, and the file beside it says another", schema.ErrDataLoss, path, got)
+		return nil, fmt.Errorf("%w: %s has the SHA-256 %s, and the file beside it says another", schema.ErrDataLoss,
+			path, got)
 	}
 	c, err := parseCatalog(data)
 	if err == nil && c.Generation != generation {

@@ -33,7 +33,8 @@ func TestDiskFull(t *testing.T) {
 	}
 	before := used()
 	for _, pack := range []int64{1 << 30, 100_000} {
-		if _, err := backup.Write(t.Context(), dir, scopeOf(t, s), backup.Options{PackBytes: pack}); !errors.Is(err, unix.ENOSPC) {
+		if _, err := backup.Write(t.Context(), dir, scopeOf(t, s), backup.Options{PackBytes: pack}); !errors.Is(err,
+			unix.ENOSPC) {
 			t.Fatalf("packs of %d: %v", pack, err)
 		}
 		if taken := used() - before; pack > 1<<20 && taken > 64<<10 {
@@ -50,14 +51,15 @@ func TestDiskFull(t *testing.T) {
 	restore(t, openGeneration(t, dir, 2), s)
 }
 
-// TestKilledWhileRenaming: files that were to be renamed when a writer was killed, of which the first lies where there is no
-// backup yet, are in nobody's way, and go.
+// TestKilledWhileRenaming: files that were to be renamed when a writer was killed, of which the first lies where there
+// is no backup yet, are in nobody's way, and go.
 func TestKilledWhileRenaming(t *testing.T) {
 	s, dir := open(t), t.TempDir()
 	commit(t, s, "d", blobs(9, 3))
 	for _, names := range [][]string{
 		{".BACKUP8231", "LOCK"},
-		{".BACKUP77", "generations/.00000002.json4711", "generations/.00000002.json.sha2561", "packs/.00000002.index99"},
+		{".BACKUP77", "generations/.00000002.json4711", "generations/.00000002.json.sha2561",
+			"packs/.00000002.index99"},
 	} {
 		for _, name := range names {
 			must(t, os.WriteFile(filepath.Join(dir, name), []byte("half"), 0o600))

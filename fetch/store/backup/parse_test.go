@@ -24,7 +24,8 @@ func FuzzCatalog(f *testing.F) {
 	good, err := json.Marshal(&catalog{
 		format: format{formatName, formatVersion}, Generation: 3, Packs: []string{"00000001"},
 		Snapshots: []*schema.Snapshot{
-			{Dataset: "a", Number: 1, Schema: s, Chunks: []schema.Chunk{{BlobRef: ref, Rows: 1, BlobBytes: []int64{4}}}},
+			{Dataset: "a", Number: 1, Schema: s, Chunks: []schema.Chunk{{BlobRef: ref, Rows: 1,
+				BlobBytes: []int64{4}}}},
 			{Dataset: "a", Number: 4, Parent: 1, Schema: s},
 		},
 		Selections: []*schema.Selection{{Dataset: "a", Snapshot: 4, Bitmap: ref}},

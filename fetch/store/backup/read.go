@@ -42,7 +42,8 @@ func Open(dir string, number int64) (_ *Generation, err error) {
 		number = list[len(list)-1]
 	}
 	if !slices.Contains(list, number) {
-		return nil, fmt.Errorf("%w: the backup in %s has no generation %d; it has %v", schema.ErrNotFound, dir, number, list)
+		return nil, fmt.Errorf("%w: the backup in %s has no generation %d; it has %v", schema.ErrNotFound, dir, number,
+			list)
 	}
 	g := &Generation{dir: dir}
 	if g.catalog, err = readCatalog(dir, number); err != nil {
@@ -91,8 +92,9 @@ type About struct {
 func (g *Generation) About() About {
 	c := g.catalog
 	a := About{
-		Generation: c.Generation, Created: c.Created, Store: c.Store, Snapshots: []string{}, Selections: int64(len(c.Selections)),
-		Blobs: c.Blobs, Bytes: c.Bytes, Packs: int64(len(c.Packs)),
+		Generation: c.Generation, Created: c.Created, Store: c.Store, Snapshots: []string{},
+		Selections: int64(len(c.Selections)),
+		Blobs:      c.Blobs, Bytes: c.Bytes, Packs: int64(len(c.Packs)),
 	}
 	for _, snap := range c.Snapshots {
 		a.Snapshots = append(a.Snapshots, snapshotName(snap.Dataset, snap.Number))

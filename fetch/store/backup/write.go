@@ -98,8 +98,9 @@ func (w *writer) run(ctx context.Context, scope tend.Scope) error {
 		return err
 	}
 	c := &catalog{
-		format: format{formatName, formatVersion}, Generation: w.report.Generation, Created: time.Now().UTC().Truncate(time.Second),
-		Store: w.opts.Store, Blobs: w.report.Blobs, Bytes: w.report.Bytes, Packs: []string{},
+		format: format{formatName, formatVersion}, Generation: w.report.Generation,
+		Created: time.Now().UTC().Truncate(time.Second),
+		Store:   w.opts.Store, Blobs: w.report.Blobs, Bytes: w.report.Bytes, Packs: []string{},
 		Snapshots: snaps, Selections: scope.Selections, Numbering: scope.Numbering,
 	}
 	names, err := numbered(filepath.Join(w.dir, packsDir), indexSuffix)

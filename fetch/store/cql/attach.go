@@ -149,7 +149,8 @@ func (a *attachment) run(ctx context.Context) (*schema.Snapshot, error) {
 		return nil, err
 	}
 	if a.opts.Append && parent != nil && !parent.Schema.Equal(a.schema) {
-		return nil, fmt.Errorf("%w: the tables have the columns %v, and the dataset %v: rows of other columns cannot be appended",
+		return nil, fmt.Errorf("%w: the tables have the columns %v, and the dataset %v: rows of other columns cannot "+
+			"be appended",
 			schema.ErrInvalid, a.schema, parent.Schema)
 	}
 	if a.opts.Append && parent != nil {

@@ -17,12 +17,14 @@ import (
 )
 
 // TestAttachedCopies: what is attached goes by value to a store in a directory, to a backup and back, and by
-// reference to another keyspace; each has the rows of the tables. Those by value have them still when the tables are gone.
+// reference to another keyspace; each has the rows of the tables. Those by value have them still when the tables are
+// gone.
 func TestAttachedCopies(t *testing.T) {
 	rows := foreignRows(60, true)
 	foreign := createForeign(t, "blob", rows)
 	s := openStore(t, newKeyspace(t))
-	opts := AttachOptions{Dataset: "d", Data: foreign + ".data", Metadata: foreign + ".metadata", SplitColumn: "or_split", ranges: 4}
+	opts := AttachOptions{Dataset: "d", Data: foreign + ".data", Metadata: foreign + ".metadata",
+		SplitColumn: "or_split", ranges: 4}
 	snap, _, err := s.Attach(t.Context(), opts)
 	if err != nil {
 		t.Fatal(err)
@@ -81,7 +83,8 @@ func TestAttachedCopies(t *testing.T) {
 		t.Fatal(err)
 	}
 	third := openStore(t, newKeyspace(t))
-	if _, err := tend.Copy(t.Context(), s, third, snaps, byReference); !errors.Is(err, schema.ErrInvalid) && !errors.Is(err, schema.ErrNotFound) {
+	if _, err := tend.Copy(t.Context(), s, third, snaps, byReference); !errors.Is(err, schema.ErrInvalid) &&
+		!errors.Is(err, schema.ErrNotFound) {
 		t.Errorf("a table without the column: %v", err)
 	}
 	if list, err := third.Datasets(t.Context()); err != nil || len(list) > 0 {

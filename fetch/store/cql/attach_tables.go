@@ -57,7 +57,8 @@ func (a *attachment) describe(ctx context.Context) error {
 	}
 	a.metaSchema = arrow.NewSchema(meta, nil)
 	// A column that only says which split is not repeated under a name that is taken.
-	if a.splitAt >= 0 && (a.opts.SplitColumn == schema.SplitColumn || a.opts.Columns != nil && !slices.Contains(a.opts.Columns, a.opts.SplitColumn)) {
+	if a.splitAt >= 0 && (a.opts.SplitColumn == schema.SplitColumn || a.opts.Columns != nil &&
+		!slices.Contains(a.opts.Columns, a.opts.SplitColumn)) {
 		a.splitOnly = true
 		meta = slices.Delete(slices.Clone(meta), a.splitAt, a.splitAt+1)
 	}
@@ -69,7 +70,8 @@ func (a *attachment) describe(ctx context.Context) error {
 func (a *attachment) open(ctx context.Context, name string, withBlobs bool) (source, error) {
 	keyspace, table, _ := strings.Cut(name, ".")
 	src := source{keyspace: keyspace, table: table}
-	iter := a.s.db.Query("SELECT column_name, kind, type FROM system_schema.columns WHERE keyspace_name = ? AND table_name = ?", keyspace, table).
+	iter := a.s.db.Query("SELECT column_name, kind, type FROM system_schema.columns WHERE keyspace_name = ? AND "+
+		"table_name = ?", keyspace, table).
 		WithContext(ctx).Iter()
 	host := iter.Host()
 	var col, kind, cqlType string
@@ -79,7 +81,8 @@ func (a *attachment) open(ctx context.Context, name string, withBlobs bool) (sou
 		case kind == "partition_key" && src.id == "" && cqlType == "uuid":
 			src.id = col
 		case kind == "partition_key" || kind == "clustering":
-			err = fmt.Errorf("%w: table %s: column %s (%s %s): want a primary key of one uuid", schema.ErrInvalid, name, col, kind, cqlType)
+			err = fmt.Errorf("%w: table %s: column %s (%s %s): want a primary key of one uuid", schema.ErrInvalid, name,
+				col, kind, cqlType)
 		case kind != "regular":
 			// Static columns need clustering columns, which there are none of.
 		case cqlType == "blob" && withBlobs:
@@ -87,7 +90,8 @@ func (a *attachment) open(ctx context.Context, name string, withBlobs bool) (sou
 		case columnTypes[cqlType] != nil:
 			src.columns = append(src.columns, column{name: col, kind: columnTypes[cqlType]})
 		case a.opts.Columns == nil || slices.Contains(a.opts.Columns, col):
-			err = fmt.Errorf("%w: table %s: column %s is of type %s, which has no place in a dataset: name the columns to take without it", schema.ErrInvalid, name, col, cqlType)
+			err = fmt.Errorf("%w: table %s: column %s is of type %s, which has no place in a dataset: name the "+
+				"columns to take without it", schema.ErrInvalid, name, col, cqlType)
 		}
 	}
 	if closed := iter.Close(); closed != nil {

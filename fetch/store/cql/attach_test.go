@@ -61,11 +61,14 @@ func createForeign(t *testing.T, labelType string, rows []foreignRow) string {
 		}
 	}
 	exec("CREATE KEYSPACE " + keyspace + " WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}")
-	exec("CREATE TABLE " + keyspace + ".data (id uuid, label " + labelType + ", data blob, PRIMARY KEY ((id))) WITH compression = {'enabled': 'false'}")
-	exec("CREATE TABLE " + keyspace + ".metadata (label int, or_label text, or_split text, id uuid, PRIMARY KEY ((id)))")
+	exec("CREATE TABLE " + keyspace + ".data (id uuid, label " + labelType + ", data blob, PRIMARY KEY ((id))) WITH " +
+		"compression = {'enabled': 'false'}")
+	exec("CREATE TABLE " + keyspace + ".metadata (label int, or_label text, or_split text, id uuid, PRIMARY " +
+		"KEY ((id)))")
 	for i, r := range rows {
 		exec("INSERT INTO "+keyspace+".data (id, label, data) VALUES (?, ?, ?)", r.id, r.label, r.data)
-		exec("INSERT INTO "+keyspace+".metadata (id, label, or_label, or_split) VALUES (?, ?, ?, ?)", r.id, i, r.class, r.split)
+		exec("INSERT INTO "+keyspace+".metadata (id, label, or_label, or_split) VALUES (?, ?, ?, ?)", r.id, i, r.class,
+			r.split)
 	}
 	return keyspace
 }
@@ -143,7 +146,8 @@ func TestAttach(t *testing.T) {
 	s := openStore(t, keyspace)
 	var last AttachReport
 	opts := AttachOptions{
-		Dataset: "imagenette", Data: foreign + ".data", Metadata: foreign + ".metadata", SplitColumn: "or_split", Media: schema.MediaImage,
+		Dataset: "imagenette", Data: foreign + ".data", Metadata: foreign + ".metadata", SplitColumn: "or_split",
+		Media:    schema.MediaImage,
 		ranges:   16,
 		Progress: func(r AttachReport) { last = r },
 	}
@@ -280,7 +284,8 @@ func TestAttachedTableChanges(t *testing.T) {
 			t.Errorf("%+v: %v", opts, err)
 		}
 	}
-	if _, _, err := s.Attach(t.Context(), AttachOptions{Dataset: "e", Data: foreign + ".nothing"}); !errors.Is(err, schema.ErrNotFound) {
+	if _, _, err := s.Attach(t.Context(), AttachOptions{Dataset: "e", Data: foreign + ".nothing"}); !errors.Is(err,
+		schema.ErrNotFound) {
 		t.Errorf("an absent table: %v", err)
 	}
 }
@@ -301,7 +306,8 @@ func TestAttachPlain(t *testing.T) {
 	insert := func(from, to int) {
 		t.Helper()
 		for i := from; i < to; i++ {
-			exec("INSERT INTO "+foreign+".plain (id, data) VALUES (?, ?)", gocql.UUID{8, 15: byte(i)}, bytes.Repeat([]byte{byte(i)}, 100))
+			exec("INSERT INTO "+foreign+".plain (id, data) VALUES (?, ?)", gocql.UUID{8, 15: byte(i)},
+				bytes.Repeat([]byte{byte(i)}, 100))
 		}
 	}
 	insert(0, 30)
@@ -319,7 +325,8 @@ func TestAttachPlain(t *testing.T) {
 	// Once more is an error that names some of them, and changes nothing.
 	opts.Append = true
 	_, _, err = s.Attach(t.Context(), opts)
-	if !errors.Is(err, schema.ErrInvalid) || !strings.Contains(err.Error(), "30 of the ids are in plain@1") || !strings.Contains(err.Error(), "08000000-") {
+	if !errors.Is(err, schema.ErrInvalid) || !strings.Contains(err.Error(), "30 of the ids are in plain@1") ||
+		!strings.Contains(err.Error(), "08000000-") {
 		t.Errorf("appending the same rows: %v", err)
 	}
 	opts.SkipExisting = true
@@ -332,8 +339,10 @@ func TestAttachPlain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if grown.Number != 2 || grown.Rows() != 37 || report.Rows != 7 || report.Skipped != 30 || report.Bytes != 700 || splits(grown) != "[{train [{0 37}]}]" {
-		t.Errorf("a table that has grown: snapshot %d of %d rows, %+v, splits %s", grown.Number, grown.Rows(), report, splits(grown))
+	if grown.Number != 2 || grown.Rows() != 37 || report.Rows != 7 || report.Skipped != 30 || report.Bytes != 700 ||
+		splits(grown) != "[{train [{0 37}]}]" {
+		t.Errorf("a table that has grown: snapshot %d of %d rows, %+v, splits %s", grown.Number, grown.Rows(), report,
+			splits(grown))
 	}
 	opts.Append = false
 	var field *schema.FieldError

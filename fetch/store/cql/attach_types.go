@@ -50,14 +50,16 @@ var columnTypes = map[string]*columnType{
 	"blob":     typed[[]byte, *array.BinaryBuilder](arrow.BinaryTypes.Binary),
 	"uuid":     uuidType,
 	"timeuuid": uuidType,
-	"timestamp": converted(&arrow.TimestampType{Unit: arrow.Millisecond, TimeZone: "UTC"}, func(b *array.TimestampBuilder, v time.Time) {
-		b.Append(arrow.Timestamp(v.UnixMilli()))
-	}),
+	"timestamp": converted(&arrow.TimestampType{Unit: arrow.Millisecond, TimeZone: "UTC"},
+		func(b *array.TimestampBuilder, v time.Time) {
+			b.Append(arrow.Timestamp(v.UnixMilli()))
+		}),
 	"date": converted(arrow.FixedWidthTypes.Date32, func(b *array.Date32Builder, v time.Time) {
 		b.Append(arrow.Date32FromTime(v))
 	}),
 }
 
-var uuidType = converted(&arrow.FixedSizeBinaryType{ByteWidth: 16}, func(b *array.FixedSizeBinaryBuilder, v gocql.UUID) {
-	b.Append(v[:])
-})
+var uuidType = converted(&arrow.FixedSizeBinaryType{ByteWidth: 16},
+	func(b *array.FixedSizeBinaryBuilder, v gocql.UUID) {
+		b.Append(v[:])
+	})

@@ -221,7 +221,8 @@ func (s *Store) readCell(session *gocql.Session, r *reading, level gocql.Consist
 	case !found || r.null:
 		return gocql.ErrNotFound
 	case r.size != r.want:
-		return fmt.Errorf("%w: %s: a cell has %d bytes, the manifest says %d", schema.ErrDataLoss, s.where(host, table), r.size, r.want)
+		return fmt.Errorf("%w: %s: a cell has %d bytes, the manifest says %d", schema.ErrDataLoss, s.where(host, table),
+			r.size, r.want)
 	}
 	return nil
 }

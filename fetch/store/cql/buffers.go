@@ -131,7 +131,8 @@ type buffer struct {
 	absent bool   // it is free, and its pages were given back; guarded by arena.mu
 }
 
-// leastFramed is the least length of blobs that lie in a frame. Their buffers are whole blocks, and pages, as all of such a size are.
+// leastFramed is the least length of blobs that lie in a frame. Their buffers are whole blocks, and pages, as all of
+// such a size are.
 const leastFramed = 16 << 10
 
 // take returns a buffer of n bytes, n > 0, that nobody else has. What it holds is undefined.

@@ -92,7 +92,8 @@ func TestBuffersDoNotOverlap(t *testing.T) {
 		var word [8]byte
 		binary.LittleEndian.PutUint64(word[:], h.name)
 		n := min(8, len(h.b.data))
-		if !bytes.Equal(h.b.data[len(h.b.data)-n:], word[:n]) || len(h.b.data) >= 16 && !bytes.Equal(h.b.data[:8], word[:]) {
+		if !bytes.Equal(h.b.data[len(h.b.data)-n:], word[:n]) || len(h.b.data) >= 16 &&
+			!bytes.Equal(h.b.data[:8], word[:]) {
 			t.Fatalf("buffer %d of %d bytes was written to by another", h.name, len(h.b.data))
 		}
 	}
@@ -339,7 +340,8 @@ func TestFrames(t *testing.T) {
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 1))
 	a := newArena(t)
-	sizes := []int64{1, leastFramed - 1, leastFramed, 110_000, schema.FrameSize(200_000) - schema.FrameMargin, 1<<mostBits + 1}
+	sizes := []int64{1, leastFramed - 1, leastFramed, 110_000, schema.FrameSize(200_000) - schema.FrameMargin,
+		1<<mostBits + 1}
 	for range 200 {
 		sizes = append(sizes, randomSize(r))
 	}

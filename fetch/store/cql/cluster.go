@@ -26,7 +26,8 @@ const (
 var clusterTables = map[string]string{
 	tableLeases: "(cluster text, id text, lease blob, PRIMARY KEY (cluster, id)) WITH gc_grace_seconds = 3600 AND " +
 		"comment = 'bowstring cluster 1: nodes at work; rows lapse'",
-	tableLayouts: "(name text PRIMARY KEY, record blob) WITH comment = 'bowstring cluster 1: layouts by the hash of their record'",
+	tableLayouts: "(name text PRIMARY KEY, record blob) WITH comment = 'bowstring cluster 1: layouts by the hash of " +
+		"their record'",
 	tableClaims: "(cluster text, plan text, epoch bigint, layout text, PRIMARY KEY ((cluster, plan, epoch))) WITH " +
 		"comment = 'bowstring cluster 1: which layout an epoch of a plan has; changed by lightweight transactions only'",
 }
@@ -38,7 +39,8 @@ const (
 	putLayout    = "INSERT INTO " + tableLayouts + " (name, record) VALUES (?, ?) USING TTL ?"
 	selectLayout = "SELECT record FROM " + tableLayouts + " WHERE name = ?"
 	selectClaim  = "SELECT layout FROM " + tableClaims + " WHERE cluster = ? AND plan = ? AND epoch = ?"
-	putClaim     = "INSERT INTO " + tableClaims + " (cluster, plan, epoch, layout) VALUES (?, ?, ?, ?) IF NOT EXISTS USING TTL ?"
+	putClaim     = "INSERT INTO " + tableClaims + " (cluster, plan, epoch, layout) VALUES (?, ?, ?, ?) IF NOT EXISTS " +
+		"USING TTL ?"
 )
 
 // createClusterTables makes those that are missing.
@@ -47,7 +49,8 @@ func (s *Store) createClusterTables(ctx context.Context, session *gocql.Session,
 		if _, ok := v.tables[name]; ok {
 			continue
 		}
-		if err := s.define(ctx, session, fmt.Sprintf("CREATE TABLE IF NOT EXISTS %s.%s %s", s.config.Keyspace, name, clusterTables[name]), name); err != nil {
+		if err := s.define(ctx, session, fmt.Sprintf("CREATE TABLE IF NOT EXISTS %s.%s %s", s.config.Keyspace, name,
+			clusterTables[name]), name); err != nil {
 			return err
 		}
 	}
@@ -57,7 +60,8 @@ func (s *Store) createClusterTables(ctx context.Context, session *gocql.Session,
 // clustered says of an error that there are no tables for clusters, if that is so.
 func (s *Store) clustered(err error) error {
 	if code, ok := codeOf(err); ok && code == codeInvalid {
-		return fmt.Errorf("%w: keyspace %s has no tables for clusters: bowstring store init makes them (%s)", schema.ErrNotFound, s.config.Keyspace, err.Error())
+		return fmt.Errorf("%w: keyspace %s has no tables for clusters: bowstring store init makes them (%s)",
+			schema.ErrNotFound, s.config.Keyspace, err.Error())
 	}
 	return err
 }
@@ -69,7 +73,8 @@ func (s *Store) PutLease(ctx context.Context, cluster, id string, lease []byte, 
 		return err
 	}
 	defer s.life.RUnlock()
-	q := s.db.Query(putLease, cluster, id, lease, int(ttl.Seconds())).Consistency(s.catalogLevel()).DefaultTimestamp(false).Idempotent(true)
+	q := s.db.Query(putLease, cluster, id, lease,
+		int(ttl.Seconds())).Consistency(s.catalogLevel()).DefaultTimestamp(false).Idempotent(true)
 	return s.clustered(s.exec(ctx, q, tableLeases, "write the lease of a node"))
 }
 
@@ -112,7 +117,8 @@ func (s *Store) PutLayout(ctx context.Context, name string, record []byte, ttl t
 		return err
 	}
 	defer s.life.RUnlock()
-	q := s.db.Query(putLayout, name, record, int(ttl.Seconds())).Consistency(s.catalogLevel()).DefaultTimestamp(false).Idempotent(true)
+	q := s.db.Query(putLayout, name, record,
+		int(ttl.Seconds())).Consistency(s.catalogLevel()).DefaultTimestamp(false).Idempotent(true)
 	return s.clustered(s.exec(ctx, q, tableLayouts, "keep a layout"))
 }
 
@@ -141,7 +147,8 @@ const claimAttempts = 5
 // ClaimLayout implements members.Shared. What was claimed never changes, so it is looked up first at
 // less cost. A claim whose outcome is not known is settled by a read at serial consistency:
 // whichever stands, all see the same.
-func (s *Store) ClaimLayout(ctx context.Context, cluster, plan string, epoch uint64, name string, ttl time.Duration) (string, error) {
+func (s *Store) ClaimLayout(ctx context.Context, cluster, plan string, epoch uint64, name string,
+	ttl time.Duration) (string, error) {
 	if err := s.enter(ctx); err != nil {
 		return "", err
 	}
@@ -155,7 +162,8 @@ func (s *Store) ClaimLayout(ctx context.Context, cluster, plan string, epoch uin
 		if err != nil || winner != "" || name == "" {
 			return winner, err
 		}
-		q := s.db.Query(putClaim, cluster, plan, int64(epoch), name, int(ttl.Seconds())).WithContext(ctx).Consistency(s.catalogLevel()).
+		q := s.db.Query(putClaim, cluster, plan, int64(epoch), name,
+			int(ttl.Seconds())).WithContext(ctx).Consistency(s.catalogLevel()).
 			DefaultTimestamp(false).RetryPolicy(movingRetries(0))
 		before := map[string]any{}
 		applied, err := q.MapScanCAS(before)
@@ -173,7 +181,8 @@ func (s *Store) ClaimLayout(ctx context.Context, cluster, plan string, epoch uin
 var errUnsettled = errors.New("a claim was neither made nor lost")
 
 // claimed is which layout was claimed; "" if none was.
-func (s *Store) claimed(ctx context.Context, level gocql.Consistency, cluster, plan string, epoch uint64) (string, error) {
+func (s *Store) claimed(ctx context.Context, level gocql.Consistency, cluster, plan string,
+	epoch uint64) (string, error) {
 	iter := s.db.Query(selectClaim, cluster, plan, int64(epoch)).WithContext(ctx).Consistency(level).Iter()
 	host := iter.Host()
 	var name string

@@ -46,7 +46,8 @@ func TestClusterMembers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		n := layout.Node{ID: fmt.Sprintf("n%d", i), Address: fmt.Sprintf("grpc://n%d:1", i), Weight: 1, Capacity: 1 << 30}
+		n := layout.Node{ID: fmt.Sprintf("n%d", i), Address: fmt.Sprintf("grpc://n%d:1", i), Weight: 1,
+			Capacity: 1 << 30}
 		if err := m.Start(t.Context(), n); err != nil {
 			t.Fatal(err)
 		}

@@ -38,7 +38,8 @@ func TestNodeLost(t *testing.T) {
 		}
 		options := Options{Logger: slog.New(slog.NewTextHandler(t.Output(), nil))}
 		s, err := Open(t.Context(), address+parameters, options)
-		// Right after a node was killed the others, on a small machine, may take too long for a quorum: then it is to be tried again.
+		// Right after a node was killed the others, on a small machine, may take too long for a quorum: then it is to
+		// be tried again.
 		for try := 0; errors.Is(err, schema.ErrUnavailable) && try < 5; try++ {
 			t.Log(err)
 			s, err = Open(t.Context(), address+parameters, options)
@@ -63,8 +64,8 @@ func TestNodeLost(t *testing.T) {
 		}
 	}
 	t.Run("reads", func(t *testing.T) {
-		// Nobody tries these again or hedges: the driver has to. Three servers may keep a small machine so busy that one that runs
-		// does not answer for some seconds.
+		// Nobody tries these again or hedges: the driver has to. Three servers may keep a small machine so busy that
+		// one that runs does not answer for some seconds.
 		s := open(t, "&timeout=8s&conns=2")
 		data := blobs("lost", 200, 5000)
 		if _, err := importInto(t.Context(), s, "reads", 0, data); err != nil {
@@ -102,7 +103,8 @@ func TestNodeLost(t *testing.T) {
 		})
 	})
 	t.Run("imports", func(t *testing.T) {
-		if _, err := importInto(t.Context(), open(t, "&timeout=60s"), "imports", 0, blobs("after", 5, 100)); err != nil {
+		if _, err := importInto(t.Context(), open(t, "&timeout=60s"), "imports", 0,
+			blobs("after", 5, 100)); err != nil {
 			t.Errorf("an import with a node down: %v", err)
 		}
 	})
@@ -193,7 +195,8 @@ func streamThrough(t *testing.T, s *Store, events []event) {
 		}
 	}
 	stats := engine.Stats()
-	t.Logf("%d epochs, %d hedges (%d won), %d retries, %d bytes of buffers mapped", epochs, stats.Hedges, stats.HedgesWon, stats.Retries, s.buffers.stats().mapped)
+	t.Logf("%d epochs, %d hedges (%d won), %d retries, %d bytes of buffers mapped", epochs, stats.Hedges,
+		stats.HedgesWon, stats.Retries, s.buffers.stats().mapped)
 }
 
 // importAtOnce imports many blobs.

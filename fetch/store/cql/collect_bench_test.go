@@ -41,7 +41,8 @@ func BenchmarkCollect(b *testing.B) {
 		makers.Go(func() error {
 			name := fmt.Sprint("d", at)
 			for n := range int64(min(perDataset, snapshots-at)) {
-				if _, err := importInto(ctx, near, name, n, blobs(fmt.Sprint(name, "/", n), blobsOfEach, 100)); err != nil {
+				if _, err := importInto(ctx, near, name, n,
+					blobs(fmt.Sprint(name, "/", n), blobsOfEach, 100)); err != nil {
 					return err
 				}
 			}

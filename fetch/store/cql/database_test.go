@@ -62,9 +62,11 @@ func TestSwap(t *testing.T) {
 		{"of a later version", 1, protocol.Change{Put: put("a", "0")}, true, nil, 0},
 		{"the first", 0, protocol.Change{Put: put("a", "1", "b", "")}, false, map[string]string{"a": "1", "b": ""}, 1},
 		{"the first again", 0, protocol.Change{Put: put("a", "2")}, true, map[string]string{"a": "1", "b": ""}, 1},
-		{"put and delete", 1, protocol.Change{Put: put("c", "3"), Delete: []string{"a", "absent"}}, false, map[string]string{"b": "", "c": "3"}, 2},
+		{"put and delete", 1, protocol.Change{Put: put("c", "3"), Delete: []string{"a", "absent"}}, false,
+			map[string]string{"b": "", "c": "3"}, 2},
 		{"of an older version", 1, protocol.Change{Put: put("c", "4")}, true, map[string]string{"b": "", "c": "3"}, 2},
-		{"put what is deleted", 2, protocol.Change{Put: put("b", "5"), Delete: []string{"b"}}, false, map[string]string{"b": "5", "c": "3"}, 3},
+		{"put what is deleted", 2, protocol.Change{Put: put("b", "5"), Delete: []string{"b"}}, false,
+			map[string]string{"b": "5", "c": "3"}, 3},
 		{"nothing", 3, protocol.Change{}, false, map[string]string{"b": "5", "c": "3"}, 4},
 		{"delete all", 4, protocol.Change{Delete: []string{"b", "c"}}, false, nil, 5},
 		{"of a partition without rows, as if it were new", 0, protocol.Change{Put: put("a", "6")}, true, nil, 5},
@@ -117,7 +119,8 @@ func TestSwapsExclude(t *testing.T) {
 					continue
 				}
 				// Each counts the rows that it has seen.
-				err = d.Swap(t.Context(), "p", p.Version, protocol.Change{Put: map[string][]byte{row: fmt.Append(nil, len(p.Rows))}})
+				err = d.Swap(t.Context(), "p", p.Version,
+					protocol.Change{Put: map[string][]byte{row: fmt.Append(nil, len(p.Rows))}})
 				switch {
 				case err == nil:
 					n++
@@ -192,7 +195,8 @@ func TestTornPages(t *testing.T) {
 				t.Fatal(err)
 			}
 			if len(p.Rows) != 22 || !bytes.Equal(p.Rows["a"], p.Rows["z"]) {
-				t.Fatalf("version %d has %d rows, a is %s and z is %s", p.Version, len(p.Rows), p.Rows["a"], p.Rows["z"])
+				t.Fatalf("version %d has %d rows, a is %s and z is %s", p.Version, len(p.Rows), p.Rows["a"],
+					p.Rows["z"])
 			}
 		}
 	}
@@ -210,7 +214,8 @@ func TestPartitions(t *testing.T) {
 	want := []string{protocol.Control} // the store was founded
 	for i := range 50 {
 		name := fmt.Sprintf("p%02d", i)
-		if err := d.Swap(t.Context(), name, 0, protocol.Change{Put: map[string][]byte{"a": nil, "b": nil}}); err != nil {
+		if err := d.Swap(t.Context(), name, 0, protocol.Change{Put: map[string][]byte{"a": nil,
+			"b": nil}}); err != nil {
 			t.Fatal(err)
 		}
 		want = append(want, name)
@@ -247,7 +252,8 @@ func TestUncertainSwap(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := d.Swap(ctx, "p", 1, protocol.Change{}); !errors.Is(err, context.Canceled) || errors.Is(err, protocol.ErrUncertain) {
+	if err := d.Swap(ctx, "p", 1, protocol.Change{}); !errors.Is(err, context.Canceled) ||
+		errors.Is(err, protocol.ErrUncertain) {
 		t.Errorf("a swap that was never begun: %v", err)
 	}
 }
@@ -304,8 +310,10 @@ func TestBlobEpochs(t *testing.T) {
 		{"deleted", []op{{"touch", 5}, {"write", 5}, {"delete", 6}}, -1, 0, 0},
 		{"deleted before", []op{{"touch", 5}, {"write", 5}, {"delete", 5}}, parts, 5, 5},
 		{"touched and deleted", []op{{"touch", 5}, {"write", 5}, {"touch", 6}, {"delete", 6}}, -1, 0, 6},
-		{"written again and deleted", []op{{"touch", 5}, {"write", 5}, {"touch", 6}, {"write", 6}, {"delete", 6}}, parts, 6, 6},
-		{"deleted and written again", []op{{"touch", 5}, {"write", 5}, {"delete", 6}, {"touch", 6}, {"write", 6}}, parts, 6, 6},
+		{"written again and deleted", []op{{"touch", 5}, {"write", 5}, {"touch", 6}, {"write", 6}, {"delete", 6}},
+			parts, 6, 6},
+		{"deleted and written again", []op{{"touch", 5}, {"write", 5}, {"delete", 6}, {"touch", 6}, {"write", 6}},
+			parts, 6, 6},
 		{"written too late", []op{{"touch", 5}, {"write", 5}, {"delete", 6}, {"touch", 5}, {"write", 5}}, -1, 0, 0},
 		{"unfinished and deleted", []op{{"touch", 5}, {"parts", 5}, {"delete", 6}}, -1, 0, 0},
 		{"deleted in the first epoch", []op{{"touch", 1}, {"write", 1}, {"delete", 1}}, parts, 1, 1},
@@ -363,7 +371,8 @@ func TestBlobEpochs(t *testing.T) {
 			if err = errors.Join(err, mu.Wait()); err != nil {
 				t.Fatal(err)
 			}
-			if tt.touched == 0 && len(scanned) != 0 || tt.touched != 0 && !slices.Equal(scanned, []protocol.BlobRow{want}) {
+			if tt.touched == 0 && len(scanned) != 0 || tt.touched != 0 &&
+				!slices.Equal(scanned, []protocol.BlobRow{want}) {
 				t.Errorf("a scan finds %+v, want %+v", scanned, want)
 			}
 		})

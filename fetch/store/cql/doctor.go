@@ -96,7 +96,8 @@ func (e *examination) connect(ctx context.Context, hosts []string) (session *goc
 		cl.Hosts = []string{host}
 		cl.NumConns = 1
 		cl.DisableInitialHostLookup = true
-		cl.Events.DisableNodeStatusEvents, cl.Events.DisableTopologyEvents, cl.Events.DisableSchemaEvents = true, true, true
+		cl.Events.DisableNodeStatusEvents, cl.Events.DisableTopologyEvents, cl.Events.DisableSchemaEvents = true, true,
+			true
 		cl.Consistency = gocql.LocalOne
 		session, failed := connect(ctx, cl)
 		if failed == nil {
@@ -113,12 +114,14 @@ func (e *examination) connect(ctx context.Context, hosts []string) (session *goc
 // settings looks at what the servers' own tables say.
 func (e *examination) settings(ctx context.Context) {
 	if err := e.findMembers(ctx); err != nil {
-		e.Problem(checkNodes, "grant the user SELECT on system.local and system.peers", "the members of the cluster cannot be listed: %v", err)
+		e.Problem(checkNodes, "grant the user SELECT on system.local and system.peers",
+			"the members of the cluster cannot be listed: %v", err)
 		return
 	}
 	dc := cmp.Or(e.s.config.DC, e.members[0].dc)
 	if err := e.lookAtReplication(ctx, dc); err != nil {
-		e.Problem(checkReplication, "grant the user SELECT on system_schema", "the keyspace cannot be looked at: %v", err)
+		e.Problem(checkReplication, "grant the user SELECT on system_schema", "the keyspace cannot be looked at: %v",
+			err)
 		return
 	}
 	if !e.keyspace {
@@ -157,7 +160,8 @@ func (e *examination) centers() map[string]int {
 func (e *examination) lookAtReplication(ctx context.Context, dc string) error {
 	c := e.s.config
 	options := map[string]string{}
-	err := e.session.Query("SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = ?", c.Keyspace).WithContext(ctx).Scan(&options)
+	err := e.session.Query("SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = ?",
+		c.Keyspace).WithContext(ctx).Scan(&options)
 	if errors.Is(err, gocql.ErrNotFound) {
 		e.Problem(checkReplication, "bowstring store init makes it", "the cluster has no keyspace %s", c.Keyspace)
 		return nil
@@ -176,19 +180,23 @@ func (e *examination) lookAtReplication(ctx context.Context, dc string) error {
 
 // judgeReplication says what is wrong with how a keyspace is replicated in a cluster of
 // so many nodes in each datacenter, and how many replicas there are in dc.
-func judgeReplication(c *Config, options map[string]string, nodes map[string]int, dc string) (f store.Findings, replicas int) {
+func judgeReplication(c *Config, options map[string]string, nodes map[string]int,
+	dc string) (f store.Findings, replicas int) {
 	class := options["class"][strings.LastIndexByte(options["class"], '.')+1:]
 	alter := func(n int) string {
-		return fmt.Sprintf("ALTER KEYSPACE %s WITH replication = {'class': 'NetworkTopologyStrategy', '%s': %d}, then nodetool repair -full %s on every node",
+		return fmt.Sprintf("ALTER KEYSPACE %s WITH replication = {'class': 'NetworkTopologyStrategy', '%s': %d}, "+
+			"then nodetool repair -full %s on every node",
 			c.Keyspace, dc, n, c.Keyspace)
 	}
 	if nodes[dc] == 0 {
-		f.Problem(checkReplication, "name one of "+strings.Join(slices.Sorted(maps.Keys(nodes)), ", ")+" by the parameter dc",
+		f.Problem(checkReplication, "name one of "+strings.Join(slices.Sorted(maps.Keys(nodes)), ", ")+
+			" by the parameter dc",
 			"the cluster has no datacenter %s", dc)
 		return f, 0
 	}
 	if class == "SimpleStrategy" && len(nodes) > 1 {
-		f.Problem(checkReplication, alter(min(3, nodes[dc])), "SimpleStrategy in a cluster of %d datacenters: replicas fall anywhere, and LOCAL_QUORUM means nothing", len(nodes))
+		f.Problem(checkReplication, alter(min(3, nodes[dc])), "SimpleStrategy in a cluster of %d datacenters: "+
+			"replicas fall anywhere, and LOCAL_QUORUM means nothing", len(nodes))
 	}
 	any := map[string]any{}
 	for k, v := range options {
@@ -198,17 +206,21 @@ func judgeReplication(c *Config, options map[string]string, nodes map[string]int
 	total := nodes[dc]
 	switch {
 	case replicas == 0 && class != "LocalStrategy":
-		f.Problem(checkReplication, alter(min(3, total)), "keyspace %s has no replicas in datacenter %s (%v)", c.Keyspace, dc, options)
+		f.Problem(checkReplication, alter(min(3, total)), "keyspace %s has no replicas in datacenter %s (%v)",
+			c.Keyspace, dc, options)
 	case replicas > total:
 		f.Problem(checkReplication, fmt.Sprintf("add nodes, or: %s", alter(total)),
-			"%d replicas in datacenter %s, which has %s: what needs all or a quorum of them fails", replicas, dc, nodesOf(total))
+			"%d replicas in datacenter %s, which has %s: what needs all or a quorum of them fails", replicas, dc,
+			nodesOf(total))
 	case replicas == 1 && total > 1:
 		f.Problem(checkReplication, alter(min(3, total)),
 			"one replica of everything in a cluster of %d nodes: each node that is down takes its part of every dataset with it, and each disk that fails, for good", total)
 	case replicas == 1:
-		f.Warning(checkReplication, "add nodes and replicas before the data is worth more than it costs to import again", "one node, and one replica of everything")
+		f.Warning(checkReplication, "add nodes and replicas before the data is worth more than it costs to "+
+			"import again", "one node, and one replica of everything")
 	case replicas == 2:
-		f.Warning(checkReplication, alter(min(3, total)), "two replicas: a quorum of them is both, so that imports stop while either is down")
+		f.Warning(checkReplication, alter(min(3, total)), "two replicas: a quorum of them is both, so that imports "+
+			"stop while either is down")
 	default:
 		f.OK(checkReplication, "%d replicas on %s of datacenter %s", replicas, nodesOf(total), dc)
 	}
@@ -228,25 +240,30 @@ func judgeConsistency(c *Config, replicas int, several bool) (f store.Findings) 
 	case gocql.Any, gocql.One, gocql.LocalOne:
 		if replicas > 1 {
 			f.Problem(checkConsistency, "leave the parameter write out: it is local_quorum then",
-				"blobs are written at %v: what one of %d replicas has taken counts as stored, and is gone with it", c.Write, replicas)
+				"blobs are written at %v: what one of %d replicas has taken counts as stored, and is gone with it",
+				c.Write, replicas)
 			return f
 		}
 	case gocql.Two:
 		if replicas > 3 {
-			f.Warning(checkConsistency, "leave the parameter write out: it is local_quorum then", "blobs are written at %v, which is no quorum of %d", c.Write, replicas)
+			f.Warning(checkConsistency, "leave the parameter write out: it is local_quorum then",
+				"blobs are written at %v, which is no quorum of %d", c.Write, replicas)
 			return f
 		}
 	case gocql.All:
-		f.Warning(checkConsistency, "leave the parameter write out: it is local_quorum then", "blobs are written at ALL: imports stop while any node is down")
+		f.Warning(checkConsistency, "leave the parameter write out: it is local_quorum then",
+			"blobs are written at ALL: imports stop while any node is down")
 		return f
 	}
 	if c.Read != gocql.LocalOne && c.Read != gocql.One {
-		f.Warning(checkConsistency, "leave the parameter consistency out: blobs never change, and one that is not found is asked for at a quorum",
+		f.Warning(checkConsistency, "leave the parameter consistency out: blobs never change, and one that is not "+
+			"found is asked for at a quorum",
 			"blobs are read at %v, each from several replicas", c.Read)
 		return f
 	}
 	if c.LocalSerial && several {
-		f.Warning(checkConsistency, "leave serial=local_serial out unless every import and collection runs in one datacenter",
+		f.Warning(checkConsistency, "leave serial=local_serial out unless every import and collection runs in "+
+			"one datacenter",
 			"transactions are serial within one datacenter only, and the keyspace spans several")
 		return f
 	}
@@ -261,7 +278,8 @@ func (e *examination) eachNode(ctx context.Context) {
 	for _, m := range e.members {
 		l, err := e.lookAtNode(ctx, m)
 		if err != nil {
-			e.Problem(checkNodes, "nodetool status on another node says whether it is up; clients need its address and port "+strconv.Itoa(e.s.config.Port),
+			e.Problem(checkNodes, "nodetool status on another node says whether it is up; clients need its "+
+				"address and port "+strconv.Itoa(e.s.config.Port),
 				"node %s (%s) cannot be reached: %v", m.address, m.dc, err)
 			continue
 		}
@@ -295,7 +313,8 @@ func (e *examination) lookAtNode(ctx context.Context, m member) (l look, err err
 		var now gocql.UUID // when the node answered
 		var schema gocql.UUID
 		sent := time.Now()
-		if err := session.Query("SELECT now(), schema_version FROM system.local").WithContext(ctx).Scan(&now, &schema); err != nil {
+		if err := session.Query("SELECT now(), schema_version FROM system.local").WithContext(ctx).Scan(&now,
+			&schema); err != nil {
 			return l, err
 		}
 		took := time.Since(sent)
@@ -339,24 +358,29 @@ func judgeNodes(looks []look) (f store.Findings) {
 	}
 	names := strings.Join(slices.Sorted(maps.Keys(versions)), ", ")
 	if len(versions) > 1 {
-		f.Warning(checkNodes, "finish the upgrade: schemas cannot be changed while it is under way", "%s of versions %s", nodesOf(len(looks)), names)
+		f.Warning(checkNodes, "finish the upgrade: schemas cannot be changed while it is under way",
+			"%s of versions %s", nodesOf(len(looks)), names)
 	} else {
 		f.OK(checkNodes, "%s of version %s answered", nodesOf(len(looks)), names)
 	}
 	if len(schemas) > 1 {
-		f.Problem(checkAgreement, "nodetool describecluster shows who disagrees; restart the node that stays behind", "the nodes have %d versions of the schema", len(schemas))
+		f.Problem(checkAgreement, "nodetool describecluster shows who disagrees; restart the node that stays behind",
+			"the nodes have %d versions of the schema", len(schemas))
 	} else {
 		f.OK(checkAgreement, "all nodes have one version of the schema")
 	}
 	switch off := worst.offset.Abs() - worst.uncertain; {
 	case off > clockWarning:
-		f.Problem(checkClocks, "run NTP or PTP on every node and here: deletions carry write times, and the grace of a collection covers differences (the parameter grace)",
+		f.Problem(checkClocks, "run NTP or PTP on every node and here: deletions carry write times, and the grace of "+
+			"a collection covers differences (the parameter grace)",
 			"the clock of %s and this machine's differ by %v", worst.name(), worst.offset.Round(time.Millisecond))
 	default:
-		f.OK(checkClocks, "no node's clock is off from this machine's by more than %v", (worst.offset.Abs() + worst.uncertain).Round(time.Millisecond))
+		f.OK(checkClocks, "no node's clock is off from this machine's by more than %v",
+			(worst.offset.Abs() + worst.uncertain).Round(time.Millisecond))
 	}
 	if len(far) > 0 {
-		f.Warning(checkLatency, "look at the network and the load of these nodes; they lose their reads to others meanwhile", "%s answer late: %s",
+		f.Warning(checkLatency, "look at the network and the load of these nodes; they lose their reads to "+
+			"others meanwhile", "%s answer late: %s",
 			strings.Join(far, ", "), strings.Join(list, ", "))
 	} else {
 		f.OK(checkLatency, "%s", strings.Join(list, ", "))

@@ -32,8 +32,10 @@ func TestExamine(t *testing.T) {
 		seen[f.Check] += f.Level + ": " + f.Says
 	}
 	for check, want := range map[string]string{
-		checkNodes: "ok: 1 node of version 5", checkLatency: "ok: 127.0.0.1", checkClocks: "ok: no node's clock", checkAgreement: "ok:",
-		checkConsistency: "ok:", checkLWT: "ok: lightweight transactions work", checkRights: "ok: the user may write", checkTables: "ok: the ",
+		checkNodes: "ok: 1 node of version 5", checkLatency: "ok: 127.0.0.1", checkClocks: "ok: no node's clock",
+		checkAgreement:   "ok:",
+		checkConsistency: "ok:", checkLWT: "ok: lightweight transactions work", checkRights: "ok: the user may write",
+		checkTables: "ok: the ",
 	} {
 		if !strings.HasPrefix(seen[check], want) {
 			t.Errorf("%s says %q, want %q first", check, seen[check], want)
@@ -42,8 +44,10 @@ func TestExamine(t *testing.T) {
 	session := newSession(t, uri)
 	defer session.Close()
 	for _, stmt := range []string{
-		"ALTER TABLE " + keyspace + ".blob_parts WITH compression = {'class': 'LZ4Compressor'} AND gc_grace_seconds = 60",
-		"ALTER TABLE " + keyspace + ".blobs WITH default_time_to_live = 1000 AND compaction = {'class': 'TimeWindowCompactionStrategy'}",
+		"ALTER TABLE " + keyspace + ".blob_parts WITH compression = {'class': 'LZ4Compressor'} AND " +
+			"gc_grace_seconds = 60",
+		"ALTER TABLE " + keyspace + ".blobs WITH default_time_to_live = 1000 AND compaction = {'class': " +
+			"'TimeWindowCompactionStrategy'}",
 		"DROP TABLE " + keyspace + ".attached",
 	} {
 		if err := session.Query(stmt).Exec(); err != nil {
@@ -52,7 +56,8 @@ func TestExamine(t *testing.T) {
 	}
 	// The store that is open says the same of them, by its own connections.
 	for _, found := range []store.Findings{examine(), s.Examine(t.Context())} {
-		for _, says := range []string{"gc_grace_seconds = 60", "default_time_to_live = 1000", "lacks the tables attached"} {
+		for _, says := range []string{"gc_grace_seconds = 60", "default_time_to_live = 1000",
+			"lacks the tables attached"} {
 			wantFindings(t, found, store.LevelProblem, says)
 		}
 		text := ""

@@ -27,7 +27,8 @@ type settingsOf struct {
 
 func (e *examination) lookAtTables(ctx context.Context) error {
 	found := map[string]settingsOf{}
-	iter := e.session.Query("SELECT table_name, comment, compaction, compression, caching, gc_grace_seconds, default_time_to_live "+
+	iter := e.session.Query("SELECT table_name, comment, compaction, compression, caching, gc_grace_seconds, "+
+		"default_time_to_live "+
 		"FROM system_schema.tables WHERE keyspace_name = ?", e.s.config.Keyspace).WithContext(ctx).Iter()
 	for {
 		var name string
@@ -54,13 +55,15 @@ func judgeTables(keyspace string, found map[string]settingsOf) (f store.Findings
 			missing = append(missing, name)
 		case !strings.HasPrefix(t.comment, formatMark):
 			f.Problem(checkTables, "name another keyspace, or use the release of bowstring that made it",
-				"table %s.%s is of another format or program: its comment is %q, want %q first", keyspace, name, t.comment, formatMark)
+				"table %s.%s is of another format or program: its comment is %q, want %q first", keyspace, name,
+				t.comment, formatMark)
 		default:
 			f = append(f, judgeTable(keyspace, name, t)...)
 		}
 	}
 	if len(missing) > 0 {
-		f.Problem(checkTables, "bowstring store init makes them", "keyspace %s lacks the tables %s", keyspace, strings.Join(missing, ", "))
+		f.Problem(checkTables, "bowstring store init makes them", "keyspace %s lacks the tables %s", keyspace,
+			strings.Join(missing, ", "))
 	}
 	if f.Worst() == store.LevelOK {
 		f.OK(checkTables, "the %d tables have the settings that they are made with, or as good ones", len(tables))
@@ -90,13 +93,15 @@ func judgeTable(keyspace, name string, t settingsOf) (f store.Findings) {
 	switch {
 	case t.grace < min(graceLeast, wanted):
 		f.Problem(checkTables, alter("gc_grace_seconds = %d", wanted),
-			"%s has gc_grace_seconds = %d: a node that is down for longer brings back what was deleted meanwhile", full, t.grace)
+			"%s has gc_grace_seconds = %d: a node that is down for longer brings back what was deleted meanwhile", full,
+			t.grace)
 	case t.grace < wanted:
 		f.Warning(checkTables, "repair every node more often than that, or: "+alter("gc_grace_seconds = %d", wanted),
 			"%s has gc_grace_seconds = %d, less than the %d it is made with", full, t.grace, wanted)
 	}
 	if t.ttl != 0 {
-		f.Problem(checkTables, alter("default_time_to_live = 0"), "%s has default_time_to_live = %d: what is stored vanishes after that time", full, t.ttl)
+		f.Problem(checkTables, alter("default_time_to_live = 0"),
+			"%s has default_time_to_live = %d: what is stored vanishes after that time", full, t.ttl)
 	}
 	class := t.compaction["class"][strings.LastIndexByte(t.compaction["class"], '.')+1:]
 	switch {
@@ -104,16 +109,19 @@ func judgeTable(keyspace, name string, t settingsOf) (f store.Findings) {
 		f.Warning(checkTables, alter("compaction = {'class': 'SizeTieredCompactionStrategy'}"),
 			"%s is compacted by %s, which never gives back the space of what a collection deletes: it is for rows with a time to live", full, class)
 	case t.compaction["enabled"] == "false":
-		f.Warning(checkTables, alter("compaction = {'class': '%s', 'enabled': 'true'}", class), "%s is not compacted: deleted rows keep their space", full)
+		f.Warning(checkTables, alter("compaction = {'class': '%s', 'enabled': 'true'}", class),
+			"%s is not compacted: deleted rows keep their space", full)
 	case name == tableParts && strings.HasPrefix(class, "Leveled"):
 		f.Warning(checkTables, alter("compaction = {'class': 'SizeTieredCompactionStrategy'}"),
 			"%s is compacted by levels, which writes each part about ten times; parts never change and each is in one file anyway", full)
 	}
 	if strings.Contains(made, "compression = {'enabled': 'false'}") && compressed(t.compression) {
 		f.Warning(checkTables, alter("compression = {'enabled': 'false'}")+", then nodetool upgradesstables -a",
-			"%s is compressed (%s): images and audio do not shrink, and each read decompresses whole chunks", full, t.compression["class"]+t.compression["sstable_compression"])
+			"%s is compressed (%s): images and audio do not shrink, and each read decompresses whole chunks", full,
+			t.compression["class"]+t.compression["sstable_compression"])
 	}
-	if rows := t.caching["rows_per_partition"]; name == tableParts && rows != "" && !strings.EqualFold(rows, "NONE") && t.caching["enabled"] == "" {
+	if rows := t.caching["rows_per_partition"]; name == tableParts && rows != "" && !strings.EqualFold(rows, "NONE") &&
+		t.caching["enabled"] == "" {
 		// Scylla says ALL of every table, and keeps rows by use.
 		f.Warning(checkTables, alter("caching = {'keys': 'ALL', 'rows_per_partition': 'NONE'}"),
 			"%s caches rows: blobs push everything else out of the row cache, and the page cache has them anyway", full)
@@ -132,7 +140,8 @@ func compressed(options map[string]string) bool {
 // lookAtTablets asks Scylla how the keyspace is spread; Cassandra has no such table.
 func (e *examination) lookAtTablets(ctx context.Context) {
 	var initial *int
-	err := e.session.Query("SELECT initial_tablets FROM system_schema.scylla_keyspaces WHERE keyspace_name = ?", e.s.config.Keyspace).
+	err := e.session.Query("SELECT initial_tablets FROM system_schema.scylla_keyspaces WHERE keyspace_name = ?",
+		e.s.config.Keyspace).
 		WithContext(ctx).Scan(&initial)
 	switch {
 	case err != nil: // no Scylla, one without tablets, or a keyspace that has none
@@ -167,12 +176,15 @@ func (e *examination) transactions(ctx context.Context) {
 		e.OK(checkRights, "the user may write to the keyspace")
 		e.OK(checkLWT, "lightweight transactions work")
 	case code == codeUnauthorized:
-		e.Problem(checkRights, fmt.Sprintf("GRANT SELECT, MODIFY ON KEYSPACE %s TO the user; reading datasets works without", e.s.config.Keyspace),
+		e.Problem(checkRights, fmt.Sprintf("GRANT SELECT, MODIFY ON KEYSPACE %s TO the user; reading datasets "+
+			"works without", e.s.config.Keyspace),
 			"the user may not write: imports, drops and collections fail")
 	case code == codeInvalid && strings.Contains(strings.ToLower(err.Error()), "tablet"):
-		e.Problem(checkLWT, "make the keyspace anew WITH tablets = {'enabled': false}, or use a release of Scylla that has both",
+		e.Problem(checkLWT, "make the keyspace anew WITH tablets = {'enabled': false}, or use a release of Scylla "+
+			"that has both",
 			"lightweight transactions do not work on this keyspace's tablets, and every commit is one: %v", err)
 	default:
-		e.Problem(checkLWT, "every commit is one: look at the nodes that are down, and at the servers' logs", "a lightweight transaction failed: %v", err)
+		e.Problem(checkLWT, "every commit is one: look at the nodes that are down, and at the servers' logs",
+			"a lightweight transaction failed: %v", err)
 	}
 }

@@ -84,7 +84,8 @@ func classify(err error, doing, where string, c *Config) error {
 	unavailable := func(check string) error {
 		return fmt.Errorf("%w: %s: %s: %w; %s", schema.ErrUnavailable, doing, where, err, check)
 	}
-	if errors.Is(err, schema.ErrNotFound) || errors.Is(err, schema.ErrDataLoss) || errors.Is(err, schema.ErrUnavailable) {
+	if errors.Is(err, schema.ErrNotFound) || errors.Is(err, schema.ErrDataLoss) ||
+		errors.Is(err, schema.ErrUnavailable) {
 		return fmt.Errorf("%s: %s: %w", doing, where, err)
 	}
 	if code, ok := codeOf(err); ok {
@@ -92,9 +93,11 @@ func classify(err error, doing, where string, c *Config) error {
 		case codeCredentials:
 			return rejected(err, doing, where)
 		case codeUnauthorized:
-			return fmt.Errorf("%s: %s: %w; grant the user SELECT and MODIFY on keyspace %s, and CREATE to make its tables", doing, where, err, c.Keyspace)
+			return fmt.Errorf("%s: %s: %w; grant the user SELECT and MODIFY on keyspace %s, and CREATE to "+
+				"make its tables", doing, where, err, c.Keyspace)
 		case codeUnavailable:
-			return unavailable("too few replicas are up for the consistency asked for: check nodetool status, the keyspace's replication and the parameters consistency and write")
+			return unavailable("too few replicas are up for the consistency asked for: check nodetool status, the " +
+				"keyspace's replication and the parameters consistency and write")
 		case codeOverloaded:
 			return unavailable("the server sheds load: fewer reads in flight, or more nodes")
 		case codeBootstrapping:
@@ -110,12 +113,14 @@ func classify(err error, doing, where string, c *Config) error {
 	case errors.Is(err, gocql.ErrSessionClosed):
 		return unavailable("the store is being closed")
 	case errors.Is(err, gocql.ErrTimeoutNoResponse):
-		return unavailable(fmt.Sprintf("no answer within %v: check the network and the node, or raise the parameter timeout", c.Timeout))
+		return unavailable(fmt.Sprintf("no answer within %v: check the network and the node, or raise the "+
+			"parameter timeout", c.Timeout))
 	case errors.Is(err, gocql.ErrNoConnections), errors.Is(err, gocql.ErrNoConnectionsStarted):
 		return unavailable(connectAdvice(c))
 	case errors.Is(err, gocql.ErrNoStreams):
 		return unavailable("every connection is full of requests: raise the parameter conns")
-	case errors.As(err, new(gocql.MarshalError)), errors.As(err, new(gocql.UnmarshalError)), errors.Is(err, gocql.ErrQueryArgLength):
+	case errors.As(err, new(gocql.MarshalError)), errors.As(err, new(gocql.UnmarshalError)),
+		errors.Is(err, gocql.ErrQueryArgLength):
 		return fmt.Errorf("%s: %s: %w", doing, where, err) // a table of other columns than this program's
 	}
 	// What is left are connections that were cut, refused or silent, some of

@@ -25,10 +25,13 @@ func TestFaults(t *testing.T) {
 		params string
 		says   string
 	}{
-		"overloaded":    {deed: deed{answer: &message.Overloaded{ErrorMessage: "busy"}}, says: "sheds load"},
-		"unavailable":   {deed: deed{answer: &message.Unavailable{ErrorMessage: "down", Consistency: primitive.ConsistencyLevelLocalOne, Required: 1}}, says: "too few replicas"},
-		"read timeout":  {deed: deed{answer: &message.ReadTimeout{ErrorMessage: "slow", Consistency: primitive.ConsistencyLevelLocalOne, BlockFor: 1}}, says: "too slow"},
-		"read failure":  {deed: deed{answer: &message.ReadFailure{ErrorMessage: "bad disk", Consistency: primitive.ConsistencyLevelLocalOne, BlockFor: 1, NumFailures: 1}}, says: "its log"},
+		"overloaded": {deed: deed{answer: &message.Overloaded{ErrorMessage: "busy"}}, says: "sheds load"},
+		"unavailable": {deed: deed{answer: &message.Unavailable{ErrorMessage: "down",
+			Consistency: primitive.ConsistencyLevelLocalOne, Required: 1}}, says: "too few replicas"},
+		"read timeout": {deed: deed{answer: &message.ReadTimeout{ErrorMessage: "slow",
+			Consistency: primitive.ConsistencyLevelLocalOne, BlockFor: 1}}, says: "too slow"},
+		"read failure": {deed: deed{answer: &message.ReadFailure{ErrorMessage: "bad disk",
+			Consistency: primitive.ConsistencyLevelLocalOne, BlockFor: 1, NumFailures: 1}}, says: "its log"},
 		"server error":  {deed: deed{answer: &message.ServerError{ErrorMessage: "oops"}}, says: "its log"},
 		"bootstrapping": {deed: deed{answer: &message.IsBootstrapping{ErrorMessage: "joining"}}, says: "joining"},
 		"cut":           {deed: deed{cut: true}, says: "check"},
@@ -49,7 +52,8 @@ func TestFaults(t *testing.T) {
 				t.Fatalf("a read that should have been tried again: %v", err)
 			}
 			if len(a.reads()) != 1 || len(b.reads()) != 1 {
-				t.Errorf("%d and %d reads of the servers, want one of each: the other is asked", len(a.reads()), len(b.reads()))
+				t.Errorf("%d and %d reads of the servers, want one of each: the other is asked", len(a.reads()),
+					len(b.reads()))
 			}
 		})
 		t.Run(name+" always", func(t *testing.T) {
@@ -59,13 +63,15 @@ func TestFaults(t *testing.T) {
 			if !errors.Is(err, schema.ErrUnavailable) {
 				t.Fatalf("%v, want one that can be tried again", err)
 			}
-			for _, word := range []string{"mock." + tableParts, "127.0.0.1:" + strconv.Itoa(port), c.says, m.ref().Key.String()} {
+			for _, word := range []string{"mock." + tableParts, "127.0.0.1:" + strconv.Itoa(port), c.says,
+				m.ref().Key.String()} {
 				if !strings.Contains(err.Error(), word) {
 					t.Errorf("the error %q does not say %q", err, word)
 				}
 			}
 			if n := len(m.reads()); n != 1 {
-				t.Errorf("the only server was asked %d times, want 1: whether to wait and ask again is the caller's business", n)
+				t.Errorf("the only server was asked %d times, want 1: whether to wait and ask again is the "+
+					"caller's business", n)
 			}
 		})
 	}
@@ -138,7 +144,8 @@ func TestMissingRow(t *testing.T) {
 	if err := m.read(t.Context(), s); err != nil {
 		t.Fatal(err)
 	}
-	want := []primitive.ConsistencyLevel{primitive.ConsistencyLevelLocalOne, primitive.ConsistencyLevelLocalQuorum, primitive.ConsistencyLevelQuorum}
+	want := []primitive.ConsistencyLevel{primitive.ConsistencyLevelLocalOne, primitive.ConsistencyLevelLocalQuorum,
+		primitive.ConsistencyLevelQuorum}
 	if got := m.reads(); !slices.Equal(got, want) {
 		t.Errorf("read at %v, want %v", got, want)
 	}

@@ -16,7 +16,8 @@ import (
 
 const (
 	selectAttached = "SELECT prefix, keyspace_name, table_name, id_column, data_column FROM " + tableAttached
-	insertAttached = "INSERT INTO " + tableAttached + " (prefix, keyspace_name, table_name, id_column, data_column) VALUES (?, ?, ?, ?, ?)"
+	insertAttached = "INSERT INTO " + tableAttached + " (prefix, keyspace_name, table_name, id_column, data_column) " +
+		"VALUES (?, ?, ?, ?, ?)"
 )
 
 // A cell of a foreign table is a blob whose key is not the hash of its content

@@ -74,7 +74,8 @@ func (s *Store) oldDatasets(ctx context.Context) ([]string, error) {
 // them. Transactions whose outcome is open are settled by it.
 func (s *Store) oldDataset(ctx context.Context, name string, selections bool) (*oldDataset, error) {
 	d := &oldDataset{name: name}
-	iter := s.db.Query(selectOldPartition, name).WithContext(ctx).Consistency(s.serialLevel()).PageSize(rowsAtOnce).Iter()
+	iter := s.db.Query(selectOldPartition,
+		name).WithContext(ctx).Consistency(s.serialLevel()).PageSize(rowsAtOnce).Iter()
 	host := iter.Host()
 	for {
 		var number, droppedTo, last *int64
@@ -104,7 +105,8 @@ func (s *Store) oldDataset(ctx context.Context, name string, selections bool) (*
 }
 
 func (s *Store) readOldSelections(ctx context.Context, d *oldDataset) error {
-	iter := s.db.Query(selectOldSelections, d.name).WithContext(ctx).Consistency(s.catalogLevel()).PageSize(rowsAtOnce).Iter()
+	iter := s.db.Query(selectOldSelections,
+		d.name).WithContext(ctx).Consistency(s.catalogLevel()).PageSize(rowsAtOnce).Iter()
 	host := iter.Host()
 	var record string
 	var fault error
@@ -146,4 +148,5 @@ func (s *Store) oldRecord(ctx context.Context, dataset string, number int64) (*s
 	return snap, nil
 }
 
-var zstdDecoder, _ = zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(1<<30)) // a nil reader cannot fail
+// a nil reader cannot fail
+var zstdDecoder, _ = zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(1<<30))

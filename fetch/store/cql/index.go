@@ -14,11 +14,12 @@ import (
 
 const (
 	selectRow   = "SELECT size, parts, WRITETIME(size), WRITETIME(parts) FROM " + tableBlobs + " WHERE key = ?"
-	selectIndex = "SELECT key, size, parts, WRITETIME(size), WRITETIME(parts) FROM " + tableBlobs + " WHERE token(key) > ? AND token(key) <= ?"
-	touchBlob   = "UPDATE " + tableBlobs + " SET parts = ? WHERE key = ?"
-	finishBlob  = "UPDATE " + tableBlobs + " SET size = ?, parts = ? WHERE key = ?"
-	unsizeBlob  = "DELETE size FROM " + tableBlobs + " WHERE key = ?"
-	deleteBlob  = "DELETE FROM " + tableBlobs + " WHERE key = ?"
+	selectIndex = "SELECT key, size, parts, WRITETIME(size), WRITETIME(parts) FROM " + tableBlobs +
+		" WHERE token(key) > ? AND token(key) <= ?"
+	touchBlob  = "UPDATE " + tableBlobs + " SET parts = ? WHERE key = ?"
+	finishBlob = "UPDATE " + tableBlobs + " SET size = ?, parts = ? WHERE key = ?"
+	unsizeBlob = "DELETE size FROM " + tableBlobs + " WHERE key = ?"
+	deleteBlob = "DELETE FROM " + tableBlobs + " WHERE key = ?"
 
 	// It says that the bytes are there, and brings none.
 	findPart = "SELECT WRITETIME(data) FROM " + tableParts + " WHERE key = ? AND part = ?"
@@ -190,8 +191,10 @@ func (d database) Scan(ctx context.Context, visit func(context.Context, protocol
 	return g.Wait()
 }
 
-func (s *Store) scanRange(ctx context.Context, between pair, visit func(context.Context, protocol.BlobRow) error) error {
-	iter := s.db.Query(selectIndex, between.start, between.end).WithContext(ctx).Consistency(s.scanLevel()).PageSize(rowsAtOnce).Iter()
+func (s *Store) scanRange(ctx context.Context, between pair,
+	visit func(context.Context, protocol.BlobRow) error) error {
+	iter := s.db.Query(selectIndex, between.start,
+		between.end).WithContext(ctx).Consistency(s.scanLevel()).PageSize(rowsAtOnce).Iter()
 	host := iter.Host()
 	for {
 		var key []byte
@@ -200,7 +203,8 @@ func (s *Store) scanRange(ctx context.Context, between pair, visit func(context.
 			break
 		}
 		if len(key) != len(schema.Key{}) {
-			return errors.Join(fmt.Errorf("%w: %s has a key of %d bytes", schema.ErrDataLoss, s.where(host, tableBlobs), len(key)), iter.Close())
+			return errors.Join(fmt.Errorf("%w: %s has a key of %d bytes", schema.ErrDataLoss, s.where(host, tableBlobs),
+				len(key)), iter.Close())
 		}
 		if err := visit(ctx, r.of(schema.Key(key))); err != nil {
 			return errors.Join(err, iter.Close())

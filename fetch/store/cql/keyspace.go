@@ -73,7 +73,8 @@ type NoReplicationError struct {
 
 // Error implements error.
 func (e *NoReplicationError) Error() string {
-	return fmt.Sprintf("keyspace %s is to be made: say by --replication how many replicas it is to have, such as 3 or %s=3 (nodes now: %s)",
+	return fmt.Sprintf("keyspace %s is to be made: say by --replication how many replicas it is to have, such as 3 "+
+		"or %s=3 (nodes now: %s)",
 		e.Keyspace, e.DC, e.Now())
 }
 
@@ -184,7 +185,8 @@ func (s *Store) look(ctx context.Context) (_ *gocql.Session, _ *survey, err erro
 		v.dc = s.config.DC
 	}
 	if v.nodes[v.dc] == 0 {
-		return nil, nil, &schema.FieldError{Field: "dc", Got: quoted(v.dc), Want: "one of " + strings.Join(slices.Sorted(maps.Keys(v.nodes)), ", ")}
+		return nil, nil, &schema.FieldError{Field: "dc", Got: quoted(v.dc),
+			Want: "one of " + strings.Join(slices.Sorted(maps.Keys(v.nodes)), ", ")}
 	}
 	return session, v, s.lookAtKeyspace(ctx, session, v)
 }
@@ -218,7 +220,8 @@ func (s *Store) createKeyspace(ctx context.Context, session *gocql.Session, v *s
 	for dc := range want {
 		if v.nodes[dc] == 0 {
 			return &schema.FieldError{
-				Field: "replication", Got: quoted(dc), Want: "datacenters of the cluster: " + strings.Join(slices.Sorted(maps.Keys(v.nodes)), ", "),
+				Field: "replication", Got: quoted(dc), Want: "datacenters of the cluster: " +
+					strings.Join(slices.Sorted(maps.Keys(v.nodes)), ", "),
 			}
 		}
 	}
@@ -272,7 +275,8 @@ func (s *Store) lookAtKeyspace(ctx context.Context, session *gocql.Session, v *s
 		}
 	}
 	v.tables = map[string]string{}
-	iter := session.Query("SELECT table_name, comment FROM system_schema.tables WHERE keyspace_name = ?", s.config.Keyspace).
+	iter := session.Query("SELECT table_name, comment FROM system_schema.tables WHERE keyspace_name = ?",
+		s.config.Keyspace).
 		WithContext(ctx).Iter()
 	var name, comment string
 	for iter.Scan(&name, &comment) {

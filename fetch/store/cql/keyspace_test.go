@@ -11,7 +11,8 @@ import (
 func TestParseReplication(t *testing.T) {
 	for text, want := range map[string]Replication{
 		"3": {"": 3}, "dc1=3": {"dc1": 3}, "dc1=3,dc2=2": {"dc1": 3, "dc2": 2}, "dc1=3, dc2=2": {"dc1": 3, "dc2": 2},
-		"": nil, "0": nil, "-1": nil, "three": nil, "dc1": nil, "dc1=": nil, "=3": nil, "dc1=0": nil, "3,2": nil, "3,dc1=3": nil,
+		"": nil, "0": nil, "-1": nil, "three": nil, "dc1": nil, "dc1=": nil, "=3": nil, "dc1=0": nil, "3,2": nil,
+		"3,dc1=3":     nil,
 		"dc1=3,dc1=3": nil, "100": nil, "dc1=3,": nil,
 	} {
 		got, err := ParseReplication(text)

@@ -10,7 +10,8 @@ import (
 )
 
 const (
-	writeMember   = "INSERT INTO " + tableMembers + " (id, holder, acked, beat, holds) VALUES (?, ?, ?, ?, ?) USING TTL ?"
+	writeMember = "INSERT INTO " + tableMembers + " (id, holder, acked, beat, holds) VALUES (?, ?, ?, ?, ?) " +
+		"USING TTL ?"
 	deleteMember  = "DELETE FROM " + tableMembers + " WHERE id = ?"
 	selectMembers = "SELECT id, holder, acked, beat, holds FROM " + tableMembers
 )
@@ -23,7 +24,8 @@ const memberTTL = time.Minute
 func (d database) Announce(ctx context.Context, m protocol.Member) error {
 	s := d.s
 	if m.Beat <= 0 {
-		return fmt.Errorf("%w: beat %d of member %s", schema.ErrInvalid, m.Beat, m.ID) // the driver would take 0 for now
+		// the driver would take 0 for now
+		return fmt.Errorf("%w: beat %d of member %s", schema.ErrInvalid, m.Beat, m.ID)
 	}
 	q := s.db.Query(writeMember, m.ID, m.Holder, int64(m.Acked), m.Beat, m.Holds, int(s.options.Lapse.Seconds())).
 		Consistency(s.catalogLevel()).WithTimestamp(m.Beat)

@@ -23,14 +23,17 @@ func (m *mock) topology(query string, c net.Conn) message.Message {
 		members, address = m.peers, "native_address"
 	}
 	port := binary.BigEndian.AppendUint32(nil, uint32(c.LocalAddr().(*net.TCPAddr).Port))
-	names := []string{"peer", "broadcast_address", address, "native_port", "data_center", "rack", "host_id", "schema_version", "release_version", "partitioner", "tokens"}
+	names := []string{"peer", "broadcast_address", address, "native_port", "data_center", "rack", "host_id",
+		"schema_version", "release_version", "partitioner", "tokens"}
 	types := []datatype.DataType{
-		datatype.Inet, datatype.Inet, datatype.Inet, datatype.Int, datatype.Varchar, datatype.Varchar, datatype.Uuid, datatype.Uuid,
+		datatype.Inet, datatype.Inet, datatype.Inet, datatype.Int, datatype.Varchar, datatype.Varchar, datatype.Uuid,
+		datatype.Uuid,
 		datatype.Varchar, datatype.Varchar, datatype.NewSet(datatype.Varchar),
 	}
 	answer := &message.RowsResult{Metadata: &message.RowsMetadata{ColumnCount: int32(len(names))}}
 	for i := range names {
-		answer.Metadata.Columns = append(answer.Metadata.Columns, &message.ColumnMetadata{Keyspace: "system", Table: "local", Name: names[i], Type: types[i]})
+		answer.Metadata.Columns = append(answer.Metadata.Columns,
+			&message.ColumnMetadata{Keyspace: "system", Table: "local", Name: names[i], Type: types[i]})
 	}
 	for _, member := range members {
 		ip := net.ParseIP(member).To4()
@@ -72,21 +75,24 @@ const (
 
 func preparedSchema(query string) *message.PreparedResult {
 	p := &message.PreparedResult{
-		PreparedQueryId: []byte{nothingID}, VariablesMetadata: &message.VariablesMetadata{}, ResultMetadata: &message.RowsMetadata{},
+		PreparedQueryId: []byte{nothingID}, VariablesMetadata: &message.VariablesMetadata{},
+		ResultMetadata: &message.RowsMetadata{},
 	}
 	if strings.Contains(query, "system_schema.keyspaces") {
 		p.PreparedQueryId, p.ResultMetadata = []byte{keyspacesID}, keyspaceColumns
 	}
 	for range strings.Count(query, "?") {
 		p.VariablesMetadata.Columns = append(p.VariablesMetadata.Columns,
-			&message.ColumnMetadata{Keyspace: "system_schema", Table: "keyspaces", Name: "keyspace_name", Type: datatype.Varchar})
+			&message.ColumnMetadata{Keyspace: "system_schema", Table: "keyspaces", Name: "keyspace_name",
+				Type: datatype.Varchar})
 	}
 	return p
 }
 
 var keyspaceColumns = &message.RowsMetadata{ColumnCount: 2, Columns: []*message.ColumnMetadata{
 	{Keyspace: "system_schema", Table: "keyspaces", Name: "durable_writes", Type: datatype.Boolean},
-	{Keyspace: "system_schema", Table: "keyspaces", Name: "replication", Type: datatype.NewMap(datatype.Varchar, datatype.Varchar)},
+	{Keyspace: "system_schema", Table: "keyspaces", Name: "replication",
+		Type: datatype.NewMap(datatype.Varchar, datatype.Varchar)},
 }}
 
 func (m *mock) schema(id byte) message.Message {
@@ -94,7 +100,8 @@ func (m *mock) schema(id byte) message.Message {
 		return &message.RowsResult{Metadata: &message.RowsMetadata{}, Data: message.RowSet{}}
 	}
 	options := binary.BigEndian.AppendUint32(nil, 2)
-	for _, text := range []string{"class", "org.apache.cassandra.locator.NetworkTopologyStrategy", "dc1", strconv.Itoa(m.replicas)} {
+	for _, text := range []string{"class", "org.apache.cassandra.locator.NetworkTopologyStrategy", "dc1",
+		strconv.Itoa(m.replicas)} {
 		options = append(binary.BigEndian.AppendUint32(options, uint32(len(text))), text...)
 	}
 	return &message.RowsResult{Metadata: keyspaceColumns, Data: message.RowSet{{[]byte{1}, options}}}

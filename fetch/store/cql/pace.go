@@ -258,6 +258,7 @@ func (h *host) probed(r *reading, took, now time.Duration) {
 	}
 	h.mu.Unlock()
 	if back {
-		h.steering.log.Info("a database host is quick again", "host", h.steering.name(h.info), "answers_in", took.Round(time.Millisecond))
+		h.steering.log.Info("a database host is quick again", "host", h.steering.name(h.info), "answers_in",
+			took.Round(time.Millisecond))
 	}
 }

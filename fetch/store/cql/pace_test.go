@@ -28,7 +28,9 @@ func TestReplicasAlike(t *testing.T) {
 			},
 			giveUp: func(*replicas) time.Duration { return 3 * time.Second },
 		},
-		"twice as far": {answers: func(r *replicas, host, size int) time.Duration { return near(r, host, size) * time.Duration(1+host/2) }},
+		"twice as far": {answers: func(r *replicas, host, size int) time.Duration {
+			return near(r, host, size) * time.Duration(1+host/2)
+		}},
 		"large rows at one host": {
 			answers: func(_ *replicas, _, size int) time.Duration {
 				return 10*time.Millisecond + time.Duration(size)*time.Millisecond/5000
@@ -102,7 +104,8 @@ func TestReplicaRecovers(t *testing.T) {
 		if rise := m.share - before.share; m.at > to && rise > 0 {
 			steps++
 			if rise > shareStep || m.at-before.at < paceEvery/2 {
-				t.Errorf("the share of the host that is quick again rises from %d to %d within %v", before.share, m.share, m.at-before.at)
+				t.Errorf("the share of the host that is quick again rises from %d to %d within %v", before.share,
+					m.share, m.at-before.at)
 			}
 		}
 	}
@@ -155,7 +158,8 @@ func TestOverloadedReplica(t *testing.T) {
 		low, high = min(low, share), max(high, share)
 	}
 	if low < 0.03 || high > 0.32 {
-		t.Errorf("in spans of 5 s, the weak host is asked for %.3f to %.3f of the reads, want some all the time", low, high)
+		t.Errorf("in spans of 5 s, the weak host is asked for %.3f to %.3f of the reads, want some all the time", low,
+			high)
 	}
 }
 
@@ -184,7 +188,8 @@ func TestFewReads(t *testing.T) {
 	c.want(c.order(2, 1), "1 2 0", "another attempt asks another host")
 	c.want(c.order(2, 2), "2 0 1", "and a third one the last that is left")
 	c.want(c.order(1, 0), "1 0 2", "behind other replicas")
-	c.want(c.names(c.Pick(plainQuery{ctx: context.WithValue(context.Background(), placeKey{}, 2)})), "0 1 2", "another query")
+	c.want(c.names(c.Pick(plainQuery{ctx: context.WithValue(context.Background(), placeKey{}, 2)})), "0 1 2",
+		"another query")
 }
 
 // TestShareIsOfTheSameRows: which reads a host keeps of its own depends on their keys.
@@ -226,7 +231,8 @@ func TestRoutesAllocateNothing(t *testing.T) {
 	next := r.route.next
 	q := &r.route.query
 	*q = inOrder{plainQuery{ctx: r}}
-	hosts := [...]gocql.SelectedHost{plainHost{info: c.hosts[0]}, plainHost{info: c.hosts[1]}, plainHost{info: c.hosts[2]}}
+	hosts := [...]gocql.SelectedHost{plainHost{info: c.hosts[0]}, plainHost{info: c.hosts[1]},
+		plainHost{info: c.hosts[2]}}
 	at := 0
 	ring := gocql.NextHost(func() gocql.SelectedHost { at++; return hosts[(at-1)%3] })
 	c.HostSelectionPolicy = fixedPolicy{rest: ring}

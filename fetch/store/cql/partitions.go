@@ -124,7 +124,8 @@ func (d database) read(
 		}
 	}
 	if err := iter.Close(); err != nil {
-		return protocol.Partition{}, false, s.fault(ctx, err, host, tableCatalog, fmt.Sprintf("read partition %q of the catalog", name))
+		return protocol.Partition{}, false, s.fault(ctx, err, host, tableCatalog,
+			fmt.Sprintf("read partition %q of the catalog", name))
 	}
 	return p, torn, nil
 }

@@ -153,11 +153,13 @@ func newApart(tb testing.TB, rows, size int) *apart {
 			tb.Error(err)
 		}
 	})
-	sch, err := schema.NewSchema([]arrow.Field{{Name: "label", Type: arrow.PrimitiveTypes.Int64}}, []arrow.Field{schema.BlobField("image", "", false)})
+	sch, err := schema.NewSchema([]arrow.Field{{Name: "label", Type: arrow.PrimitiveTypes.Int64}},
+		[]arrow.Field{schema.BlobField("image", "", false)})
 	if err != nil {
 		tb.Fatal(err)
 	}
-	w, err := importing.New(tb.Context(), catalog, importing.Options{Dataset: "d", Source: "test", Schema: sch, Mode: importing.Replace})
+	w, err := importing.New(tb.Context(), catalog, importing.Options{Dataset: "d", Source: "test", Schema: sch,
+		Mode: importing.Replace})
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -37,13 +37,14 @@ func TestSecure(t *testing.T) {
 	certified := trusted + "&cert=" + keys.Cert + "&key=" + keys.Key
 	named := certified + "&server_name=" + keys.Name
 	for name, c := range map[string]struct{ parameters, says string }{
-		"no tls":            {"connect=2s" + password(right), "tls"},
-		"unknown authority": {"server_name=" + keys.Name + "&cert=" + keys.Cert + "&key=" + keys.Key + password(right), "parameter ca"},
-		"wrong name":        {certified + password(right), "server_name"},
-		"other name":        {certified + "&server_name=other.test" + password(right), "server_name"},
-		"no certificate":    {trusted + "&server_name=" + keys.Name + password(right), "cert and key"},
-		"no password":       {named, "password_file"},
-		"wrong password":    {named + password(wrong), "password_file"},
+		"no tls": {"connect=2s" + password(right), "tls"},
+		"unknown authority": {"server_name=" + keys.Name + "&cert=" + keys.Cert + "&key=" + keys.Key + password(right),
+			"parameter ca"},
+		"wrong name":     {certified + password(right), "server_name"},
+		"other name":     {certified + "&server_name=other.test" + password(right), "server_name"},
+		"no certificate": {trusted + "&server_name=" + keys.Name + password(right), "cert and key"},
+		"no password":    {named, "password_file"},
+		"wrong password": {named + password(wrong), "password_file"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var log logText
@@ -112,7 +113,8 @@ func TestSecure(t *testing.T) {
 		if err := has(t, s, blobs("secure", 3, 1000)[0]); err != nil {
 			t.Errorf("reading a blob: %v", err)
 		}
-		if _, err := s.Begin(t.Context(), "d"); err == nil || errors.Is(err, schema.ErrUnavailable) || !strings.Contains(err.Error(), "grant") {
+		if _, err := s.Begin(t.Context(), "d"); err == nil || errors.Is(err, schema.ErrUnavailable) ||
+			!strings.Contains(err.Error(), "grant") {
 			t.Errorf("beginning an ingest without permission: %v", err)
 		}
 		found, err := Examine(t.Context(), node.URI("secure", named), Options{})

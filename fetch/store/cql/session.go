@@ -161,11 +161,15 @@ func (s *Store) connectFault(ctx context.Context, err error) error {
 	var verification *tls.CertificateVerificationError
 	text := err.Error()
 	switch {
-	case errors.As(err, &hostname), strings.Contains(text, "x509: certificate is valid for"), strings.Contains(text, "doesn't contain any IP SANs"):
+	case errors.As(err, &hostname), strings.Contains(text, "x509: certificate is valid for"),
+		strings.Contains(text, "doesn't contain any IP SANs"):
 		return fmt.Errorf("%s: %s: %w; the parameter server_name says which name to expect", doing, where, err)
 	case errors.As(err, &unknown), errors.As(err, &verification), strings.Contains(text, "x509:"):
-		return fmt.Errorf("%s: %s: %w; the parameter ca names the file with the authority that signed the servers' certificates", doing, where, err)
-	case strings.Contains(text, "tls: certificate required"), strings.Contains(text, "remote error: tls: bad certificate"), strings.Contains(text, "remote error: tls: certificate"):
+		return fmt.Errorf("%s: %s: %w; the parameter ca names the file with the authority that signed the servers' "+
+			"certificates", doing, where, err)
+	case strings.Contains(text, "tls: certificate required"),
+		strings.Contains(text, "remote error: tls: bad certificate"),
+		strings.Contains(text, "remote error: tls: certificate"):
 		return fmt.Errorf("%s: %s: %w; the servers want a certificate: the parameters cert and key", doing, where, err)
 	case strings.Contains(text, "first record does not look like a TLS handshake"):
 		return fmt.Errorf("%s: %s: %w; the servers do not use TLS: leave the parameter tls out", doing, where, err)

@@ -122,7 +122,8 @@ func blobs(name string, count, size int) [][]byte {
 }
 
 // importInto commits the blobs as a snapshot, on top of parent.
-func importInto(ctx context.Context, s store.Store, dataset string, parent int64, data [][]byte) (_ *schema.Snapshot, err error) {
+func importInto(ctx context.Context, s store.Store, dataset string, parent int64,
+	data [][]byte) (_ *schema.Snapshot, err error) {
 	in, err := s.Begin(ctx, dataset)
 	if err != nil {
 		return nil, err
@@ -183,7 +184,8 @@ func TestTwoImporters(t *testing.T) {
 					return err
 				}
 				// Half of the blobs are the other's too.
-				snap, err := importInto(t.Context(), s, "shared", parent, append(blobs(name, 3, 500), blobs(fmt.Sprint(n), 3, 500)...))
+				snap, err := importInto(t.Context(), s, "shared", parent,
+					append(blobs(name, 3, 500), blobs(fmt.Sprint(n), 3, 500)...))
 				if errors.Is(err, schema.ErrConflict) {
 					continue
 				} else if err != nil {
@@ -320,7 +322,8 @@ func TestSupersededIngest(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if _, err := in.Commit(t.Context(), snap); !errors.Is(err, schema.ErrUnavailable) || !strings.Contains(err.Error(), "begin again") {
+		if _, err := in.Commit(t.Context(), snap); !errors.Is(err, schema.ErrUnavailable) ||
+			!strings.Contains(err.Error(), "begin again") {
 			t.Errorf("a superseded ingest was committed: %v", err)
 		}
 	}
@@ -343,7 +346,8 @@ func TestManyDatasets(t *testing.T) {
 	g.SetLimit(64)
 	for i := range count {
 		g.Go(func() error { // as swaps leave it
-			q := s.db.Query("INSERT INTO "+tableCatalog+" (partition, row, value, version) VALUES (?, 'head', 0x00, 1)", fmt.Sprintf("d%d", i))
+			q := s.db.Query("INSERT INTO "+tableCatalog+" (partition, row, value, version) VALUES (?, 'head', 0x00, 1)",
+				fmt.Sprintf("d%d", i))
 			return s.exec(t.Context(), q, tableCatalog, "fill")
 		})
 	}
@@ -398,11 +402,13 @@ func TestForeignKeyspaceIsLeftAlone(t *testing.T) {
 	if err := Init(t.Context(), uri, InitOptions{Logger: quiet}); !errors.Is(err, schema.ErrInvalid) {
 		t.Errorf("a keyspace with a table of that name: %v", err)
 	}
-	if _, err := Open(t.Context(), cassandratest.Shared(t).URI("absent", ""), Options{Logger: quiet}); !errors.Is(err, schema.ErrNotFound) {
+	if _, err := Open(t.Context(), cassandratest.Shared(t).URI("absent", ""), Options{Logger: quiet}); !errors.Is(err,
+		schema.ErrNotFound) {
 		t.Errorf("an absent keyspace: %v", err)
 	}
 	var field *schema.FieldError
-	if _, err := Open(t.Context(), uri+"?dc=mars", Options{Logger: quiet}); !errors.As(err, &field) || field.Field != "dc" {
+	if _, err := Open(t.Context(), uri+"?dc=mars", Options{Logger: quiet}); !errors.As(err, &field) ||
+		field.Field != "dc" {
 		t.Errorf("an absent datacenter: %v", err)
 	}
 }

@@ -61,13 +61,14 @@ const (
 func (s *Store) newSteering(keyspace string) *steering {
 	start := time.Now()
 	st := &steering{
-		HostSelectionPolicy: gocql.TokenAwareHostPolicy(gocql.DCAwareRoundRobinPolicy(s.dc), gocql.NonLocalReplicasFallback()),
-		dc:                  s.dc,
-		keyspace:            keyspace,
-		log:                 s.log,
-		ask:                 s.keepAsking,
-		now:                 func() time.Duration { return time.Since(start) },
-		name:                func(h *gocql.HostInfo) string { return h.ConnectAddress().String() },
+		HostSelectionPolicy: gocql.TokenAwareHostPolicy(gocql.DCAwareRoundRobinPolicy(s.dc),
+			gocql.NonLocalReplicasFallback()),
+		dc:       s.dc,
+		keyspace: keyspace,
+		log:      s.log,
+		ask:      s.keepAsking,
+		now:      func() time.Duration { return time.Since(start) },
+		name:     func(h *gocql.HostInfo) string { return h.ConnectAddress().String() },
 	}
 	st.repeat = st.repeatAt
 	return st

@@ -162,7 +162,8 @@ func TestSilentHostIsAskedLast(t *testing.T) {
 	c.want(c.order(0, 0), "0 2 3 4 1", "too late, a read of another host")
 	c.want(c.order(3, 1), "4 0 3 2 1", "not among the replicas")
 	// What is no read of a blob avoids it too.
-	c.want(c.names(c.Pick(plainQuery{ctx: context.WithValue(context.Background(), placeKey{}, 1)})), "2 3 4 0 1", "another query")
+	c.want(c.names(c.Pick(plainQuery{ctx: context.WithValue(context.Background(), placeKey{}, 1)})), "2 3 4 0 1",
+		"another query")
 	if !slices.Equal(c.asked, []string{"1"}) {
 		t.Errorf("the hosts %v are asked whether they answer, want the silent one, once", c.asked)
 	}

@@ -95,10 +95,12 @@ func (v *survey) formats(keyspace string) (f formats, err error) {
 		case name == tableCatalog && strings.HasPrefix(comment, upgradeMark):
 			f.upgrade = true
 		case strings.HasPrefix(comment, "bowstring format "):
-			return f, fmt.Errorf("%w: table %s.%s is of a format that this program does not know (%q, want %q): a newer bowstring made it",
+			return f, fmt.Errorf("%w: table %s.%s is of a format that this program does not know (%q, want %q): a "+
+				"newer bowstring made it",
 				schema.ErrInvalid, keyspace, name, comment, formatMark)
 		default:
-			return f, fmt.Errorf("%w: keyspace %s has a table %s that is not of a bowstring store: name another keyspace",
+			return f, fmt.Errorf("%w: keyspace %s has a table %s that is not of a bowstring store: name "+
+				"another keyspace",
 				schema.ErrInvalid, keyspace, name)
 		}
 	}
@@ -109,14 +111,16 @@ func (v *survey) formats(keyspace string) (f formats, err error) {
 // ready is an error unless the keyspace holds a store of this format.
 func (v *survey) ready(c *Config) error {
 	if !v.exists {
-		return fmt.Errorf("%w: the cluster has no keyspace %s; bowstring store init --replication N makes it", schema.ErrNotFound, c.Keyspace)
+		return fmt.Errorf("%w: the cluster has no keyspace %s; bowstring store init --replication N makes it",
+			schema.ErrNotFound, c.Keyspace)
 	}
 	f, err := v.formats(c.Keyspace)
 	switch {
 	case err != nil || f.complete:
 		return err
 	case len(f.old) > 0 || f.upgrade:
-		return fmt.Errorf("%w: the store in keyspace %s is of format 1; end all processes of the older program, and upgrade it by bowstring store init",
+		return fmt.Errorf("%w: the store in keyspace %s is of format 1; end all processes of the older program, and "+
+			"upgrade it by bowstring store init",
 			schema.ErrInvalid, c.Keyspace)
 	}
 	return fmt.Errorf("%w: keyspace %s holds no store (it lacks the tables %s); bowstring store init makes one",
@@ -138,7 +142,8 @@ func (s *Store) createTables(ctx context.Context, session *gocql.Session, names 
 
 // mark changes the comment of a table.
 func (s *Store) mark(ctx context.Context, session *gocql.Session, name, mark string) error {
-	return s.define(ctx, session, fmt.Sprintf("ALTER TABLE %s.%s WITH comment = %s", s.config.Keyspace, name, comment(mark, name)), name)
+	return s.define(ctx, session, fmt.Sprintf("ALTER TABLE %s.%s WITH comment = %s", s.config.Keyspace, name,
+		comment(mark, name)), name)
 }
 
 // define runs a statement that changes the schema, and waits until all nodes

@@ -63,7 +63,8 @@ func (s *Store) Refer(ctx context.Context, tables []store.AttachedTable) error {
 		}
 		i := slices.IndexFunc(src.columns, func(c column) bool { return c.name == t.Data && c.table != nil })
 		if src.id != t.ID || i < 0 {
-			return fmt.Errorf("%w: table %s of this cluster has no blob column %s beside a key %s", schema.ErrInvalid, name, t.Data, t.ID)
+			return fmt.Errorf("%w: table %s of this cluster has no blob column %s beside a key %s", schema.ErrInvalid,
+				name, t.Data, t.ID)
 		}
 		list = append(list, src.columns[i].table)
 	}

@@ -71,7 +71,8 @@ func TestUnknownOutcome(t *testing.T) {
 			t.Fatal(err)
 		}
 		if read.Number != snap.Number || !read.Created.Equal(snap.Created) {
-			t.Errorf("read %s of %v, committed %s of %v", fmt.Sprint(read.Number), read.Created, fmt.Sprint(snap.Number), snap.Created)
+			t.Errorf("read %s of %v, committed %s of %v", fmt.Sprint(read.Number), read.Created,
+				fmt.Sprint(snap.Number), snap.Created)
 		}
 	}
 	if cut.cuts.Load() < 3 {

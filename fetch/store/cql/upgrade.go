@@ -71,7 +71,8 @@ func (s *Store) oldAtWork(ctx context.Context, v *survey) error {
 	}
 	holders, err := s.oldHolders(ctx)
 	if err == nil && len(holders) > 0 {
-		err = fmt.Errorf("%w: processes of the older program are at work on it, or were within the last minute: %s; end them before the upgrade",
+		err = fmt.Errorf("%w: processes of the older program are at work on it, or were within the last minute: %s; "+
+			"end them before the upgrade",
 			schema.ErrUnavailable, strings.Join(holders, "; "))
 	}
 	return err
@@ -117,7 +118,8 @@ func (s *Store) adopt(ctx context.Context, v *survey) error {
 		if err != nil {
 			return fmt.Errorf("copy dataset %q: %w", name, err)
 		}
-		s.log.InfoContext(ctx, "copied a dataset", "dataset", name, "snapshots", len(old.live), "selections", len(old.selections),
+		s.log.InfoContext(ctx, "copied a dataset", "dataset", name, "snapshots", len(old.live), "selections",
+			len(old.selections),
 			"done", i+1, "of", len(names))
 	}
 	return nil

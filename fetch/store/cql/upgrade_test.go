@@ -38,13 +38,15 @@ func newFormat1(t *testing.T, uri, keyspace string) *format1 {
 	for name, columns := range map[string]string{
 		"blobs":      "key blob PRIMARY KEY, size bigint, parts int",
 		"blob_parts": "key blob, part int, data blob, PRIMARY KEY ((key, part))",
-		"snapshots": "dataset text, number bigint, version bigint static, last bigint static, dropped_to bigint static, " +
+		"snapshots": "dataset text, number bigint, version bigint static, last bigint static, dropped_to " +
+			"bigint static, " +
 			"record blob, created timestamp, commit_id uuid, dropped timestamp, PRIMARY KEY (dataset, number)",
 		"selections": "dataset text, key blob, record text, PRIMARY KEY (dataset, key)",
 		"leases":     "id text PRIMARY KEY, holder text, collection uuid, ingest bigint, snapshots frozen<set<text>>",
 		"attached":   "prefix blob PRIMARY KEY, keyspace_name text, table_name text, id_column text, data_column text",
 	} {
-		o.run(fmt.Sprintf("CREATE TABLE %s.%s (%s) WITH comment = 'bowstring format 1: of a test'", keyspace, name, columns))
+		o.run(fmt.Sprintf("CREATE TABLE %s.%s (%s) WITH comment = 'bowstring format 1: of a test'", keyspace, name,
+			columns))
 	}
 	return o
 }
@@ -100,8 +102,10 @@ func (o *format1) commit(dataset string, version, number int64, data [][]byte, a
 		o.t.Fatal(err)
 	}
 	defer encoder.Close()
-	stmt := "UPDATE KS.snapshots SET version = ?, last = ?, record = ?, created = ?, commit_id = ? WHERE dataset = ? AND number = ? IF version = "
-	args := []any{version + 1, number, encoder.EncodeAll(text, nil), snap.Created, gocql.MustRandomUUID(), dataset, number}
+	stmt := "UPDATE KS.snapshots SET version = ?, last = ?, record = ?, created = ?, commit_id = ? WHERE dataset = ? " +
+		"AND number = ? IF version = "
+	args := []any{version + 1, number, encoder.EncodeAll(text, nil), snap.Created, gocql.MustRandomUUID(), dataset,
+		number}
 	if version == 0 {
 		stmt += "null"
 	} else {
@@ -116,13 +120,15 @@ func (o *format1) selection(snap *schema.Snapshot, bitmap []byte, at int64) sche
 	o.t.Helper()
 	sel := schema.Selection{
 		Dataset: snap.Dataset, Snapshot: snap.Number, Rows: 2, Bitmap: o.put(bitmap, at), Owner: "ann",
-		Created: time.Now().UTC().Truncate(time.Microsecond), Expires: time.Now().UTC().Add(time.Hour).Truncate(time.Second),
+		Created: time.Now().UTC().Truncate(time.Microsecond),
+		Expires: time.Now().UTC().Add(time.Hour).Truncate(time.Second),
 	}
 	text, err := json.Marshal(&sel)
 	if err != nil {
 		o.t.Fatal(err)
 	}
-	o.run("INSERT INTO KS.selections (dataset, key, record) VALUES (?, ?, ?)", sel.Dataset, sel.Bitmap.Key[:], string(text))
+	o.run("INSERT INTO KS.selections (dataset, key, record) VALUES (?, ?, ?)", sel.Dataset, sel.Bitmap.Key[:],
+		string(text))
 	return sel
 }
 
@@ -154,9 +160,11 @@ func TestUpgrade(t *testing.T) {
 	past := time.Now().Add(-time.Hour).UnixMicro()
 	kept, newer, gone := blobs("kept", 5, 300), blobs("newer", 40, 200), blobs("gone", 3, 3*PartBytes/2)
 	var want []*schema.Snapshot
-	want = append(want, o.commit("a", 0, 1, kept, past), o.commit("a", 1, 2, append(slices.Clone(kept), newer...), ahead))
+	want = append(want, o.commit("a", 0, 1, kept, past), o.commit("a", 1, 2, append(slices.Clone(kept), newer...),
+		ahead))
 	o.commit("a", 2, 3, gone, ahead)
-	o.run("UPDATE KS.snapshots SET version = ?, dropped = ? WHERE dataset = ? AND number = ? IF version = ?", 4, time.Now(), "a", 3, 3)
+	o.run("UPDATE KS.snapshots SET version = ?, dropped = ? WHERE dataset = ? AND number = ? IF version = ?", 4,
+		time.Now(), "a", 3, 3)
 	o.commit("dropped", 0, 1, gone, past)
 	o.commit("dropped", 1, 2, gone, past)
 	o.run("UPDATE KS.snapshots SET version = ?, dropped_to = ? WHERE dataset = ? IF version = ?", 3, 2, "dropped", 2)
@@ -170,7 +178,8 @@ func TestUpgrade(t *testing.T) {
 		if err == nil {
 			t.Fatal(errors.Join(errors.New("a store of format 1 was opened"), s.Close()))
 		}
-		if !errors.Is(err, schema.ErrInvalid) || !strings.Contains(err.Error(), "bowstring store init") || strings.Contains(err.Error(), "\n") {
+		if !errors.Is(err, schema.ErrInvalid) || !strings.Contains(err.Error(), "bowstring store init") ||
+			strings.Contains(err.Error(), "\n") {
 			t.Errorf("the refusal is %q", err)
 		}
 	}
@@ -201,7 +210,8 @@ func TestUpgrade(t *testing.T) {
 
 	s := openWith(t, keyspace, Options{Logger: quiet})
 	list, err := s.Datasets(t.Context())
-	if err != nil || !reflect.DeepEqual(list, []store.Dataset{{Name: "a", Snapshots: []int64{1, 2}}, {Name: "z", Snapshots: []int64{1}}}) {
+	if err != nil || !reflect.DeepEqual(list, []store.Dataset{{Name: "a", Snapshots: []int64{1, 2}},
+		{Name: "z", Snapshots: []int64{1}}}) {
 		t.Fatalf("the catalog is %+v: %v", list, err)
 	}
 	for _, snap := range want {
@@ -209,7 +219,8 @@ func TestUpgrade(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !got.Created.Equal(snap.Created) || got.Parent != snap.Parent || !reflect.DeepEqual(got.Chunks, snap.Chunks) || !got.Schema.Equal(snap.Schema) {
+		if !got.Created.Equal(snap.Created) || got.Parent != snap.Parent ||
+			!reflect.DeepEqual(got.Chunks, snap.Chunks) || !got.Schema.Equal(snap.Schema) {
 			t.Errorf("%s@%d is %+v, was %+v", snap.Dataset, snap.Number, got, snap)
 		}
 	}
@@ -262,14 +273,17 @@ func TestInit(t *testing.T) {
 	keyspace := newKeyspace(t)
 	node := cassandratest.Shared(t)
 	uri := node.URI(keyspace, "")
-	if _, err := Open(t.Context(), uri, Options{Logger: quiet}); !errors.Is(err, schema.ErrNotFound) || !strings.Contains(err.Error(), "bowstring store init") {
+	if _, err := Open(t.Context(), uri, Options{Logger: quiet}); !errors.Is(err, schema.ErrNotFound) ||
+		!strings.Contains(err.Error(), "bowstring store init") {
 		t.Errorf("a keyspace that is missing is opened: %v", err)
 	}
 	var missing *NoReplicationError
-	if err := Init(t.Context(), uri, InitOptions{Logger: quiet}); !errors.As(err, &missing) || missing.Nodes["datacenter1"] != 1 {
+	if err := Init(t.Context(), uri, InitOptions{Logger: quiet}); !errors.As(err, &missing) ||
+		missing.Nodes["datacenter1"] != 1 {
 		t.Errorf("without a replication: %v", err)
 	}
-	if err := Init(t.Context(), uri, InitOptions{Logger: quiet, Replication: Replication{"mars": 1}}); !errors.Is(err, schema.ErrInvalid) {
+	if err := Init(t.Context(), uri, InitOptions{Logger: quiet, Replication: Replication{"mars": 1}}); !errors.Is(err,
+		schema.ErrInvalid) {
 		t.Errorf("with a datacenter that is not there: %v", err)
 	}
 	session := newSession(t, uri)

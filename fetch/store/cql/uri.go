@@ -120,7 +120,8 @@ func ParseURI(uri string) (*Config, error) {
 	}
 	hosts, keyspace, _ := strings.Cut(rest, "/")
 	if strings.Contains(hosts, "@") { // never repeated: it may hold a password
-		return nil, bad("user", "credentials before the host", "the parameter user, and the password in password_file, "+EnvPassword+" or "+EnvPasswordFile)
+		return nil, bad("user", "credentials before the host",
+			"the parameter user, and the password in password_file, "+EnvPassword+" or "+EnvPasswordFile)
 	}
 	c := &Config{
 		Port: defaultPort, Keyspace: keyspace,
@@ -132,7 +133,8 @@ func ParseURI(uri string) (*Config, error) {
 		return nil, err
 	}
 	if !keyspaceName.MatchString(keyspace) {
-		return nil, bad("keyspace", keyspace, "a lower-case letter, then up to 47 lower-case letters, digits and underscores")
+		return nil, bad("keyspace", keyspace, "a lower-case letter, then up to 47 lower-case letters, digits and "+
+			"underscores")
 	}
 	if strings.HasPrefix(keyspace, "system") {
 		return nil, bad("keyspace", keyspace, "a keyspace that is not the server's own")
@@ -150,7 +152,8 @@ func ParseURI(uri string) (*Config, error) {
 		set, ok := parameters[name]
 		switch {
 		case strings.Contains(strings.ToLower(name), "password") && !ok:
-			return nil, bad(quoted(name), "a password in the address", "password_file, "+EnvPassword+" or "+EnvPasswordFile)
+			return nil, bad(quoted(name), "a password in the address", "password_file, "+EnvPassword+" or "+
+				EnvPasswordFile)
 		case !ok:
 			want := "one of " + strings.Join(parameterNames(), ", ")
 			if near := schema.Nearest(name, parameterNames()); near != "" {
@@ -200,7 +203,8 @@ func (c *Config) parseHosts(list string) error {
 				return bad("host", s, want)
 			}
 		}
-		if ip := net.ParseIP(host); ip == nil && !hostName.MatchString(host) || strings.Contains(host, ":") != strings.HasPrefix(s, "[") {
+		if ip := net.ParseIP(host); ip == nil && !hostName.MatchString(host) ||
+			strings.Contains(host, ":") != strings.HasPrefix(s, "[") {
 			return bad("host", s, want)
 		}
 		if p != "" {
@@ -237,9 +241,13 @@ var parameters = map[string]func(c *Config, value string) (want string){
 	"conns": func(c *Config, v string) string {
 		return integer(&c.Conns, v, 1, 256)
 	},
-	"proto":         func(c *Config, v string) string { return integer(&c.Proto, v, 3, 4) },
-	"timeout":       func(c *Config, v string) string { return duration(&c.Timeout, v, 10*time.Millisecond, time.Hour) },
-	"connect":       func(c *Config, v string) string { return duration(&c.Connect, v, 10*time.Millisecond, time.Hour) },
+	"proto": func(c *Config, v string) string { return integer(&c.Proto, v, 3, 4) },
+	"timeout": func(c *Config, v string) string {
+		return duration(&c.Timeout, v, 10*time.Millisecond, time.Hour)
+	},
+	"connect": func(c *Config, v string) string {
+		return duration(&c.Connect, v, 10*time.Millisecond, time.Hour)
+	},
 	"grace":         func(c *Config, v string) string { return duration(&c.Grace, v, 0, 30*24*time.Hour) },
 	"user":          func(c *Config, v string) string { return text(&c.User, v, "a user name") },
 	"password_file": func(c *Config, v string) string { return text(&c.PasswordFile, v, "the path of a file") },
@@ -266,7 +274,8 @@ func parameterNames() []string {
 }
 
 // consistencies are those at which blobs can be both written and read.
-var consistencies = []gocql.Consistency{gocql.LocalOne, gocql.One, gocql.Two, gocql.Three, gocql.LocalQuorum, gocql.Quorum, gocql.All}
+var consistencies = []gocql.Consistency{gocql.LocalOne, gocql.One, gocql.Two, gocql.Three, gocql.LocalQuorum,
+	gocql.Quorum, gocql.All}
 
 func consistency(c *gocql.Consistency, v string) string {
 	var names []string
@@ -410,7 +419,8 @@ func (c *Config) credentials() (user, password string, err error) {
 	case user == "" && password != "":
 		return "", "", bad("user", "a password without a user", "the parameter user, or "+EnvUser)
 	case user != "" && password == "":
-		return "", "", bad("password_file", "user "+quoted(user)+" without a password", "password_file, "+EnvPassword+" or "+EnvPasswordFile)
+		return "", "", bad("password_file", "user "+quoted(user)+" without a password", "password_file, "+EnvPassword+
+			" or "+EnvPasswordFile)
 	}
 	return user, password, nil
 }

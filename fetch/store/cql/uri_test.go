@@ -24,7 +24,8 @@ func TestParseURI(t *testing.T) {
 		Hosts: []string{"a.example", "10.0.0.2", "fd00::1"}, Port: 9142, Keyspace: "images",
 		Read: gocql.One, Write: gocql.Quorum, LocalSerial: true, DC: "dc1", RF: 2, Conns: 16, Proto: 3,
 		Timeout: 2 * time.Second, Connect: time.Second, Grace: 5 * time.Minute,
-		User: "ann", PasswordFile: "/run/secret", TLS: true, CA: "ca.pem", Cert: "c.pem", Key: "k.pem", ServerName: "db",
+		User: "ann", PasswordFile: "/run/secret", TLS: true, CA: "ca.pem", Cert: "c.pem", Key: "k.pem",
+		ServerName: "db",
 	}
 	if !slices.Equal(c.Hosts, want.Hosts) {
 		t.Errorf("hosts %v, want %v", c.Hosts, want.Hosts)
@@ -37,7 +38,8 @@ func TestParseURI(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.Port != 9042 || c.Read != gocql.LocalOne || c.Write != gocql.LocalQuorum || c.Proto != 4 || c.TLS || c.LocalSerial {
+	if c.Port != 9042 || c.Read != gocql.LocalOne || c.Write != gocql.LocalQuorum || c.Proto != 4 || c.TLS ||
+		c.LocalSerial {
 		t.Errorf("the defaults are %+v", c)
 	}
 	if got := c.String(); got != "cql://localhost:9042/b" {
@@ -122,15 +124,19 @@ func TestCredentials(t *testing.T) {
 		user, password string
 		fails          string
 	}{
-		"none":                   {},
-		"file":                   {config: Config{User: "u", PasswordFile: file}, user: "u", password: "from file"},
-		"environment":            {env: map[string]string{EnvUser: "e", EnvPassword: "from env"}, user: "e", password: "from env"},
-		"file in environment":    {env: map[string]string{EnvUser: "e", EnvPasswordFile: file}, user: "e", password: "from file"},
-		"address first":          {config: Config{User: "u", PasswordFile: file}, env: map[string]string{EnvUser: "e", EnvPassword: "from env"}, user: "u", password: "from file"},
-		"no file":                {config: Config{User: "u", PasswordFile: file + "?"}, fails: "password file"},
-		"user alone":             {config: Config{User: "u"}, fails: "password_file"},
-		"password alone":         {env: map[string]string{EnvPassword: "from env"}, fails: EnvUser},
-		"two in the environment": {env: map[string]string{EnvUser: "e", EnvPassword: "from env", EnvPasswordFile: file}, fails: EnvPasswordFile},
+		"none": {},
+		"file": {config: Config{User: "u", PasswordFile: file}, user: "u", password: "from file"},
+		"environment": {env: map[string]string{EnvUser: "e", EnvPassword: "from env"}, user: "e",
+			password: "from env"},
+		"file in environment": {env: map[string]string{EnvUser: "e", EnvPasswordFile: file}, user: "e",
+			password: "from file"},
+		"address first": {config: Config{User: "u", PasswordFile: file},
+			env: map[string]string{EnvUser: "e", EnvPassword: "from env"}, user: "u", password: "from file"},
+		"no file":        {config: Config{User: "u", PasswordFile: file + "?"}, fails: "password file"},
+		"user alone":     {config: Config{User: "u"}, fails: "password_file"},
+		"password alone": {env: map[string]string{EnvPassword: "from env"}, fails: EnvUser},
+		"two in the environment": {env: map[string]string{EnvUser: "e", EnvPassword: "from env", EnvPasswordFile: file},
+			fails: EnvPasswordFile},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, env := range []string{EnvUser, EnvPassword, EnvPasswordFile} {
@@ -152,7 +158,8 @@ func TestCredentials(t *testing.T) {
 
 func FuzzParseURI(f *testing.F) {
 	for _, seed := range []string{
-		"cql://a/b", "cql://a:9042,[::1]/b?consistency=one&tls=1&verify=0", "cql://a/b?timeout=1h1m&ca=%2Fx&password_file=p&user=%C3%BC",
+		"cql://a/b", "cql://a:9042,[::1]/b?consistency=one&tls=1&verify=0",
+		"cql://a/b?timeout=1h1m&ca=%2Fx&password_file=p&user=%C3%BC",
 		"cql://u:p@a/b", "cql://[/b", "cql://a/b?%", "cql://a/b?dc=%00",
 	} {
 		f.Add(seed)

@@ -49,7 +49,8 @@ func (s servers) DialContext(context.Context, string, string) (net.Conn, error) 
 }
 
 // through runs f in a bubble, where time passes only when all wait, with a link.
-func through(t *testing.T, config delay.Config, f func(t *testing.T, l *delay.Link, dial func() (client, server net.Conn))) {
+func through(t *testing.T, config delay.Config, f func(t *testing.T, l *delay.Link,
+	dial func() (client, server net.Conn))) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		far := make(servers, 1)
@@ -154,7 +155,8 @@ func TestDialEndsWithItsContext(t *testing.T) {
 }
 
 // both runs f with what is sent from the client (up), which takes a round trip, and from the server.
-func both(t *testing.T, config delay.Config, f func(t *testing.T, takes time.Duration, dial func() (from, to net.Conn))) {
+func both(t *testing.T, config delay.Config, f func(t *testing.T, takes time.Duration,
+	dial func() (from, to net.Conn))) {
 	t.Helper()
 	through(t, config, func(t *testing.T, _ *delay.Link, dial func() (net.Conn, net.Conn)) { f(t, config.RTT, dial) })
 	through(t, config, func(t *testing.T, _ *delay.Link, dial func() (net.Conn, net.Conn)) {
@@ -167,14 +169,15 @@ func both(t *testing.T, config delay.Config, f func(t *testing.T, takes time.Dur
 
 func TestWindowBoundsThroughput(t *testing.T) {
 	const window, rounds = 1 << 20, 20
-	both(t, delay.Config{RTT: rtt, Window: window}, func(t *testing.T, takes time.Duration, dial func() (from, to net.Conn)) {
-		from, to := dial()
-		since := clock()
-		go write(t, from, rounds*window)
-		read(t, to, rounds*window)
-		// Each window but the first waits for the one before to be acknowledged.
-		equal(t, "time", since(), takes+(rounds-1)*rtt)
-	})
+	both(t, delay.Config{RTT: rtt, Window: window},
+		func(t *testing.T, takes time.Duration, dial func() (from, to net.Conn)) {
+			from, to := dial()
+			since := clock()
+			go write(t, from, rounds*window)
+			read(t, to, rounds*window)
+			// Each window but the first waits for the one before to be acknowledged.
+			equal(t, "time", since(), takes+(rounds-1)*rtt)
+		})
 }
 
 func TestWindowHoldsForEachSpanOfARoundTrip(t *testing.T) {
@@ -182,117 +185,122 @@ func TestWindowHoldsForEachSpanOfARoundTrip(t *testing.T) {
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
 	const window = 200_000
-	through(t, delay.Config{RTT: rtt, Window: window}, func(t *testing.T, _ *delay.Link, dial func() (net.Conn, net.Conn)) {
-		client, server := dial()
-		go func() {
-			write(t, server, 5_000_000)
-			_ = server.Close()
-		}()
-		type piece struct {
-			at time.Duration
-			n  int
-		}
-		var span []piece
-		under, most := 0, 0
-		since := clock()
-		for {
-			n, err := client.Read(make([]byte, 1+rng.IntN(100_000)))
-			if err != nil {
-				break
+	through(t, delay.Config{RTT: rtt, Window: window},
+		func(t *testing.T, _ *delay.Link, dial func() (net.Conn, net.Conn)) {
+			client, server := dial()
+			go func() {
+				write(t, server, 5_000_000)
+				_ = server.Close()
+			}()
+			type piece struct {
+				at time.Duration
+				n  int
 			}
-			span, under = append(span, piece{since(), n}), under+n
-			for span[0].at+rtt <= since() {
-				span, under = span[1:], under-span[0].n
+			var span []piece
+			under, most := 0, 0
+			since := clock()
+			for {
+				n, err := client.Read(make([]byte, 1+rng.IntN(100_000)))
+				if err != nil {
+					break
+				}
+				span, under = append(span, piece{since(), n}), under+n
+				for span[0].at+rtt <= since() {
+					span, under = span[1:], under-span[0].n
+				}
+				most = max(most, under)
+				time.Sleep(time.Duration(rng.Int64N(int64(rtt / 10)))) // fake
 			}
-			most = max(most, under)
-			time.Sleep(time.Duration(rng.Int64N(int64(rtt / 10)))) // fake
-		}
-		if most > window || most < window*15/16 {
-			t.Errorf("most that was read in a round trip: %d", most)
-		}
-	})
+			if most > window || most < window*15/16 {
+				t.Errorf("most that was read in a round trip: %d", most)
+			}
+		})
 }
 
 func TestWindowOfASlowReader(t *testing.T) {
 	const window = 1 << 20
-	through(t, delay.Config{RTT: rtt, Window: window}, func(t *testing.T, _ *delay.Link, dial func() (net.Conn, net.Conn)) {
-		client, server := dial()
-		if err := client.SetWriteDeadline(time.Now().Add(time.Hour)); err != nil {
-			t.Fatal(err)
-		}
-		n, err := client.Write(make([]byte, 4*window))
-		equal(t, "the server reads nothing: sent", n, window)
-		equal(t, "the server reads nothing: deadline", errors.Is(err, os.ErrDeadlineExceeded), true)
-		_ = server.Close()
-	})
+	through(t, delay.Config{RTT: rtt, Window: window},
+		func(t *testing.T, _ *delay.Link, dial func() (net.Conn, net.Conn)) {
+			client, server := dial()
+			if err := client.SetWriteDeadline(time.Now().Add(time.Hour)); err != nil {
+				t.Fatal(err)
+			}
+			n, err := client.Write(make([]byte, 4*window))
+			equal(t, "the server reads nothing: sent", n, window)
+			equal(t, "the server reads nothing: deadline", errors.Is(err, os.ErrDeadlineExceeded), true)
+			_ = server.Close()
+		})
 }
 
 func TestBandwidthIsShared(t *testing.T) {
 	const bandwidth, conns, each = 10_000_000, 4, 5_000_000
-	both(t, delay.Config{RTT: rtt, Bandwidth: bandwidth}, func(t *testing.T, takes time.Duration, dial func() (from, to net.Conn)) {
-		var ends [conns]time.Duration
-		var running sync.WaitGroup
-		var pairs [conns][2]net.Conn
-		for i := range pairs {
-			pairs[i][0], pairs[i][1] = dial()
-		}
-		since := clock()
-		for i, p := range pairs {
-			running.Go(func() { write(t, p[0], each) })
-			running.Go(func() {
-				read(t, p[1], each)
-				ends[i] = since()
-			})
-		}
-		running.Wait()
-		whole := (takes + conns*each*time.Second/bandwidth).Seconds()
-		within(t, "all", since().Seconds(), whole, 1e-3)
-		for _, end := range ends {
-			within(t, "each, as they take turns", end.Seconds(), whole, 0.01)
-		}
-	})
+	both(t, delay.Config{RTT: rtt, Bandwidth: bandwidth},
+		func(t *testing.T, takes time.Duration, dial func() (from, to net.Conn)) {
+			var ends [conns]time.Duration
+			var running sync.WaitGroup
+			var pairs [conns][2]net.Conn
+			for i := range pairs {
+				pairs[i][0], pairs[i][1] = dial()
+			}
+			since := clock()
+			for i, p := range pairs {
+				running.Go(func() { write(t, p[0], each) })
+				running.Go(func() {
+					read(t, p[1], each)
+					ends[i] = since()
+				})
+			}
+			running.Wait()
+			whole := (takes + conns*each*time.Second/bandwidth).Seconds()
+			within(t, "all", since().Seconds(), whole, 1e-3)
+			for _, end := range ends {
+				within(t, "each, as they take turns", end.Seconds(), whole, 0.01)
+			}
+		})
 }
 
 func TestBandwidthDelaysAnAnswer(t *testing.T) {
 	const bandwidth, size = 1_000_000, 200_000
-	through(t, delay.Config{RTT: rtt, Bandwidth: bandwidth}, func(t *testing.T, _ *delay.Link, dial func() (net.Conn, net.Conn)) {
-		client, server := dial()
-		go func() {
-			read(t, server, 1)
-			write(t, server, size)
-		}()
-		since := clock()
-		write(t, client, 1)
-		read(t, client, size)
-		within(t, "seconds", since().Seconds(), (rtt + size*time.Second/bandwidth).Seconds(), 1e-2)
-	})
+	through(t, delay.Config{RTT: rtt, Bandwidth: bandwidth},
+		func(t *testing.T, _ *delay.Link, dial func() (net.Conn, net.Conn)) {
+			client, server := dial()
+			go func() {
+				read(t, server, 1)
+				write(t, server, size)
+			}()
+			since := clock()
+			write(t, client, 1)
+			read(t, client, size)
+			within(t, "seconds", since().Seconds(), (rtt + size*time.Second/bandwidth).Seconds(), 1e-2)
+		})
 }
 
 func TestSlowStartDoubles(t *testing.T) {
 	const first, rounds, limit = 14600, 6, 14600 << 3
-	both(t, delay.Config{RTT: rtt, SlowStart: true, Window: limit}, func(t *testing.T, takes time.Duration, dial func() (from, to net.Conn)) {
-		from, to := dial()
-		since := clock()
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			_, _ = from.Write(make([]byte, 10*limit))
-		}()
-		var got [rounds]int
-		b := make([]byte, 2*limit)
-		for {
-			n, err := to.Read(b)
-			round := int((since() - takes) / rtt)
-			if err != nil || round == rounds {
-				break
+	both(t, delay.Config{RTT: rtt, SlowStart: true, Window: limit},
+		func(t *testing.T, takes time.Duration, dial func() (from, to net.Conn)) {
+			from, to := dial()
+			since := clock()
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				_, _ = from.Write(make([]byte, 10*limit))
+			}()
+			var got [rounds]int
+			b := make([]byte, 2*limit)
+			for {
+				n, err := to.Read(b)
+				round := int((since() - takes) / rtt)
+				if err != nil || round == rounds {
+					break
+				}
+				got[round] += n
 			}
-			got[round] += n
-		}
-		equal(t, "bytes in each round trip", got, [rounds]int{first, 2 * first, 4 * first, limit, limit, limit})
-		_ = from.Close()
-		_ = to.Close()
-		<-done
-	})
+			equal(t, "bytes in each round trip", got, [rounds]int{first, 2 * first, 4 * first, limit, limit, limit})
+			_ = from.Close()
+			_ = to.Close()
+			<-done
+		})
 }
 
 func TestOrderIsKeptUnderJitter(t *testing.T) {
@@ -303,7 +311,8 @@ func TestOrderIsKeptUnderJitter(t *testing.T) {
 	for i := range data {
 		data[i] = byte(rng.Uint32())
 	}
-	config := delay.Config{RTT: rtt, Jitter: 40 * ms, Seed: seed, Window: 1 + rng.Int64N(200_000), Bandwidth: 1e7 + rng.Int64N(1e8)}
+	config := delay.Config{RTT: rtt, Jitter: 40 * ms, Seed: seed, Window: 1 + rng.Int64N(200_000),
+		Bandwidth: 1e7 + rng.Int64N(1e8)}
 	through(t, config, func(t *testing.T, _ *delay.Link, dial func() (net.Conn, net.Conn)) {
 		client, server := dial()
 		sizes := func() int { return 1 + rng.IntN(1<<rng.IntN(18)) }
@@ -341,20 +350,21 @@ func TestOrderIsKeptUnderJitter(t *testing.T) {
 
 // arrivals are the times at which single chunks arrive, of several connections.
 func arrivals(t *testing.T, seed uint64) (times [3][20]time.Duration) {
-	through(t, delay.Config{RTT: rtt, Jitter: 10 * ms, Seed: seed}, func(t *testing.T, _ *delay.Link, dial func() (net.Conn, net.Conn)) {
-		for k := range times {
-			client, server := dial()
-			for n := range times[k] {
-				since := clock()
-				write(t, client, 1)
-				read(t, server, 1)
-				times[k][n] = since()
-				if d := times[k][n]; d < rtt || d > rtt+10*ms+rtt/1000 {
-					t.Errorf("seed %d: connection %d, chunk %d: delay %s", seed, k, n, d)
+	through(t, delay.Config{RTT: rtt, Jitter: 10 * ms, Seed: seed},
+		func(t *testing.T, _ *delay.Link, dial func() (net.Conn, net.Conn)) {
+			for k := range times {
+				client, server := dial()
+				for n := range times[k] {
+					since := clock()
+					write(t, client, 1)
+					read(t, server, 1)
+					times[k][n] = since()
+					if d := times[k][n]; d < rtt || d > rtt+10*ms+rtt/1000 {
+						t.Errorf("seed %d: connection %d, chunk %d: delay %s", seed, k, n, d)
+					}
 				}
 			}
-		}
-	})
+		})
 	return times
 }
 
@@ -455,46 +465,48 @@ func (f failing) Read(b []byte) (int, error) {
 }
 
 func TestDeadlines(t *testing.T) {
-	through(t, delay.Config{RTT: rtt, Window: 64 << 10}, func(t *testing.T, _ *delay.Link, dial func() (net.Conn, net.Conn)) {
-		client, server := dial()
-		since := clock()
-		timedOut := func(what string, err error, at time.Duration) {
-			t.Helper()
-			var timeout net.Error
-			equal(t, what, errors.Is(err, os.ErrDeadlineExceeded) && errors.As(err, &timeout) && timeout.Timeout(), true)
-			equal(t, what, since(), at)
-		}
-		b := make([]byte, 1)
-		_ = client.SetReadDeadline(time.Now().Add(20 * ms))
-		_, err := client.Read(b)
-		timedOut("read", err, 20*ms)
-		_, err = client.Read(b)
-		timedOut("read again", err, 20*ms)
-		// A deadline that is set while Read waits holds for it.
-		_ = client.SetReadDeadline(time.Time{})
-		go func() {
-			time.Sleep(10 * ms) // fake
-			_ = client.SetReadDeadline(time.Now().Add(10 * ms))
-		}()
-		_, err = client.Read(b)
-		timedOut("read, set later", err, 40*ms)
-		// Data that arrives before its deadline is read, and the deadline can be lifted.
-		go write(t, server, 2)
-		_ = client.SetReadDeadline(time.Now().Add(rtt))
-		if _, err = client.Read(b); err != nil {
-			t.Error(err)
-		}
-		equal(t, "read in time", since(), 40*ms)
-		_ = client.SetDeadline(time.Now().Add(-1))
-		_, err = client.Read(b)
-		timedOut("a deadline in the past", err, 40*ms)
-		_, err = client.Write(b)
-		timedOut("a deadline in the past", err, 40*ms)
-		_ = client.SetDeadline(time.Time{})
-		if _, err = client.Read(b); err != nil {
-			t.Error(err)
-		}
-	})
+	through(t, delay.Config{RTT: rtt, Window: 64 << 10},
+		func(t *testing.T, _ *delay.Link, dial func() (net.Conn, net.Conn)) {
+			client, server := dial()
+			since := clock()
+			timedOut := func(what string, err error, at time.Duration) {
+				t.Helper()
+				var timeout net.Error
+				equal(t, what, errors.Is(err, os.ErrDeadlineExceeded) && errors.As(err, &timeout) && timeout.Timeout(),
+					true)
+				equal(t, what, since(), at)
+			}
+			b := make([]byte, 1)
+			_ = client.SetReadDeadline(time.Now().Add(20 * ms))
+			_, err := client.Read(b)
+			timedOut("read", err, 20*ms)
+			_, err = client.Read(b)
+			timedOut("read again", err, 20*ms)
+			// A deadline that is set while Read waits holds for it.
+			_ = client.SetReadDeadline(time.Time{})
+			go func() {
+				time.Sleep(10 * ms) // fake
+				_ = client.SetReadDeadline(time.Now().Add(10 * ms))
+			}()
+			_, err = client.Read(b)
+			timedOut("read, set later", err, 40*ms)
+			// Data that arrives before its deadline is read, and the deadline can be lifted.
+			go write(t, server, 2)
+			_ = client.SetReadDeadline(time.Now().Add(rtt))
+			if _, err = client.Read(b); err != nil {
+				t.Error(err)
+			}
+			equal(t, "read in time", since(), 40*ms)
+			_ = client.SetDeadline(time.Now().Add(-1))
+			_, err = client.Read(b)
+			timedOut("a deadline in the past", err, 40*ms)
+			_, err = client.Write(b)
+			timedOut("a deadline in the past", err, 40*ms)
+			_ = client.SetDeadline(time.Time{})
+			if _, err = client.Read(b); err != nil {
+				t.Error(err)
+			}
+		})
 }
 
 // limited are configurations in which a Read, or a Write, of more than 64 KiB waits for a
@@ -592,25 +604,26 @@ func TestReadAllocatesNothing(t *testing.T) {
 }
 
 func TestCloseUnblocks(t *testing.T) {
-	through(t, delay.Config{RTT: rtt, Window: 64 << 10}, func(t *testing.T, _ *delay.Link, dial func() (net.Conn, net.Conn)) {
-		client, _ := dial()
-		var running sync.WaitGroup
-		for range 3 {
-			running.Go(func() {
-				_, err := client.Read(make([]byte, 1))
-				equal(t, "read", errors.Is(err, net.ErrClosed), true)
-			})
-			running.Go(func() {
-				_, err := client.Write(make([]byte, 1<<20))
-				equal(t, "write", errors.Is(err, net.ErrClosed), true)
-			})
-		}
-		synctest.Wait()
-		since := clock()
-		_ = client.Close()
-		running.Wait()
-		equal(t, "at once", since(), 0)
-	})
+	through(t, delay.Config{RTT: rtt, Window: 64 << 10},
+		func(t *testing.T, _ *delay.Link, dial func() (net.Conn, net.Conn)) {
+			client, _ := dial()
+			var running sync.WaitGroup
+			for range 3 {
+				running.Go(func() {
+					_, err := client.Read(make([]byte, 1))
+					equal(t, "read", errors.Is(err, net.ErrClosed), true)
+				})
+				running.Go(func() {
+					_, err := client.Write(make([]byte, 1<<20))
+					equal(t, "write", errors.Is(err, net.ErrClosed), true)
+				})
+			}
+			synctest.Wait()
+			since := clock()
+			_ = client.Close()
+			running.Wait()
+			equal(t, "at once", since(), 0)
+		})
 }
 
 func TestLinkCloseCuts(t *testing.T) {
@@ -630,7 +643,8 @@ func TestLinkCloseCuts(t *testing.T) {
 }
 
 func TestConfigCheck(t *testing.T) {
-	for _, bad := range []delay.Config{{RTT: -1}, {Jitter: 2 * time.Hour}, {Bandwidth: -1}, {Window: -1}, {SlowShare: 1.5}, {SlowShare: -0.1}, {SlowBy: -1}} {
+	for _, bad := range []delay.Config{{RTT: -1}, {Jitter: 2 * time.Hour}, {Bandwidth: -1}, {Window: -1},
+		{SlowShare: 1.5}, {SlowShare: -0.1}, {SlowBy: -1}} {
 		var fault *schema.FieldError
 		if err := bad.Check(); !errors.As(err, &fault) {
 			t.Errorf("%+v: got %v, want a FieldError", bad, err)

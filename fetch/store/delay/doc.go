@@ -35,8 +35,8 @@
 // # What is not modelled
 //
 // What a server sends unasked, the end of its stream among it, takes no time. Answers have no jitter of their own: it
-// is that of their requests. One way cannot have another delay or bandwidth than the other. Packets are neither lost nor
-// reordered. Connections share the bottleneck fairly by Reads: one that asks for less than a chunk gets less.
+// is that of their requests. One way cannot have another delay or bandwidth than the other. Packets are neither lost
+// nor reordered. Connections share the bottleneck fairly by Reads: one that asks for less than a chunk gets less.
 //
 // # Seed
 //

@@ -44,7 +44,8 @@ type Dialer interface {
 func (c *Config) Check() error {
 	for name, d := range map[string]time.Duration{"rtt": c.RTT, "jitter": c.Jitter, "slow-by": c.SlowBy} {
 		if d < 0 || d > maxDelay {
-			return &schema.FieldError{Field: name, Got: d.String(), Want: fmt.Sprintf("a duration from 0 to %s", maxDelay)}
+			return &schema.FieldError{Field: name, Got: d.String(),
+				Want: fmt.Sprintf("a duration from 0 to %s", maxDelay)}
 		}
 	}
 	for name, n := range map[string]int64{"bandwidth": c.Bandwidth, "window": c.Window} {

@@ -26,7 +26,8 @@ const (
 // SlowShare of the calls it takes SlowBy longer: the n-th is one of them if Seed and
 // n say so, whichever blob it asks for. It returns at once when its context ends.
 // Each blob is read from inner once and kept in memory until GC or the end of
-// the store, so that what is measured is the link; the first read of a blob takes as long as inner does if that is longer.
+// the store, so that what is measured is the link; the first read of a blob takes as long as inner does if that is
+// longer.
 //
 // Calls of the catalog take an RTT and a jitter, then do what inner does. An
 // ingest, once begun, is inner's own. Stats counts what was read through the link.
@@ -264,7 +265,8 @@ func (s *distant) Tagged(ctx context.Context, dataset, name string) (int64, erro
 }
 
 // GC implements store.Store. It also empties the memory, which may hold what is freed.
-func (s *distant) GC(ctx context.Context, opts store.GCOptions, inUse func() []*schema.Snapshot) (store.GCReport, error) {
+func (s *distant) GC(ctx context.Context, opts store.GCOptions,
+	inUse func() []*schema.Snapshot) (store.GCReport, error) {
 	if err := s.call(ctx); err != nil {
 		return store.GCReport{}, err
 	}

@@ -215,7 +215,8 @@ func (s *Store) selection(dataset string, key schema.Key) (*schema.Selection, er
 	if err != nil {
 		return nil, err
 	}
-	return nil, fmt.Errorf("%w: dataset %q has no selection %s among its %d", schema.ErrNotFound, dataset, key, len(list))
+	return nil, fmt.Errorf("%w: dataset %q has no selection %s among its %d", schema.ErrNotFound, dataset, key,
+		len(list))
 }
 
 // RenewSelection implements store.Store.

@@ -12,7 +12,8 @@ import (
 )
 
 // mirrored are the prefixes of the rows that the journal has as well.
-var mirrored = [][]byte{{prefixCounter}, {prefixFreed}, {prefixSegment}, {prefixSelection}, {prefixSnapshot}, {prefixTag}, keySegment}
+var mirrored = [][]byte{{prefixCounter}, {prefixFreed}, {prefixSegment}, {prefixSelection}, {prefixSnapshot},
+	{prefixTag}, keySegment}
 
 func isMirrored(key string) bool {
 	return slices.ContainsFunc(mirrored, func(prefix []byte) bool { return bytes.HasPrefix([]byte(key), prefix) })
@@ -165,7 +166,8 @@ func (s *Store) checkCatalog() error {
 	case h.damage == nil && h.version.change == s.version.change && h.digest != s.version.digest && v != nil:
 		return damaged("read the catalog", fmt.Errorf("change %d is not what the journal says", h.version.change))
 	case h.damage != nil, v != nil && h.version.change+1 < s.version.change:
-		s.log.Warn("the catalog's journal is damaged; the database is whole, and the next change writes the journal anew",
+		s.log.Warn("the catalog's journal is damaged; the database is whole, and the next change writes the "+
+			"journal anew",
 			"directory", s.journal.dir, "change", h.version.change, "of", s.version.change, "error", h.damage)
 	}
 	if v == nil {

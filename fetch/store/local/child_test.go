@@ -91,7 +91,8 @@ func makeBlobs(source string) [][]byte {
 }
 
 // importSource commits the blobs of a source as the newest snapshot.
-func importSource(ctx context.Context, s *Store, dataset, source string, progress func(string)) (_ *schema.Snapshot, err error) {
+func importSource(ctx context.Context, s *Store, dataset, source string,
+	progress func(string)) (_ *schema.Snapshot, err error) {
 	in, err := s.Begin(ctx, dataset)
 	if err != nil {
 		return nil, err

@@ -59,7 +59,8 @@ func requireExact(t *testing.T, s *Store) {
 	}
 	st := s.Stats()
 	if len(v.Damaged) != 0 || v.Blobs != st.Blobs || v.Bytes != st.StoredBytes {
-		t.Fatalf("%d of %d blobs are damaged; there are %d bytes; the store counts %+v", len(v.Damaged), v.Blobs, v.Bytes, st)
+		t.Fatalf("%d of %d blobs are damaged; there are %d bytes; the store counts %+v", len(v.Damaged), v.Blobs,
+			v.Bytes, st)
 	}
 }
 
@@ -146,7 +147,8 @@ func TestPowerLoss(t *testing.T) {
 					t.Fatalf("generation %d: %v", generation, err)
 				}
 				if newest := requireWhole(t, s); newest < acked {
-					t.Fatalf("generation %d: the newest snapshot is %d, and %d was committed", generation, newest, acked)
+					t.Fatalf("generation %d: the newest snapshot is %d, and %d was committed", generation, newest,
+						acked)
 				}
 				for i := range r.IntN(4) {
 					snap, err := importSource(t.Context(), s, "d", fmt.Sprintf("%d/%d", generation, i), func(string) {})

@@ -30,7 +30,8 @@ func damageSample(t *testing.T, clean bool) (image string, has committed) {
 		}
 		for i := range 2 {
 			name := fmt.Sprint("d", (generation+i)%3)
-			if _, err := importSource(t.Context(), s, name, fmt.Sprintf("%d/%d", generation, i), func(string) {}); err != nil {
+			if _, err := importSource(t.Context(), s, name, fmt.Sprintf("%d/%d", generation, i),
+				func(string) {}); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -49,7 +49,8 @@ func openDamaged(ctx context.Context, dir string, opts Options) (_ *Store, err e
 	inMemory := opts
 	inMemory.fs = vfs.NewMem()
 	s := newStore(dir, inMemory)
-	s.damaged = damaged("change the store in "+dir, errors.New("its database is damaged, so that it is open for reading only"))
+	s.damaged = damaged("change the store in "+dir,
+		errors.New("its database is damaged, so that it is open for reading only"))
 	if s.db, err = openDatabase(s.pebble(), inMemory, writing); err != nil {
 		s.end()
 		return nil, err

@@ -101,7 +101,8 @@ func environmental(err error) bool {
 // database's errors have several, and stacks.
 func damaged(doing string, err error) error {
 	text, _, _ := strings.Cut(err.Error(), "\n")
-	return fmt.Errorf("%w: %s: %s; what is whole can be brought back: bowstring store rebuild", schema.ErrDataLoss, doing, text)
+	return fmt.Errorf("%w: %s: %s; what is whole can be brought back: bowstring store rebuild", schema.ErrDataLoss,
+		doing, text)
 }
 
 // dbError is the error of an operation on the database.

@@ -39,7 +39,8 @@ func checkDirectory(dir string) (exists bool, err error) {
 	if _, err := os.Stat(filepath.Join(dir, pebbleDir)); errors.Is(err, fs.ErrNotExist) {
 		ids, err := segment.List(filepath.Join(dir, segmentsDir))
 		if err == nil && len(ids) > 0 {
-			return false, fmt.Errorf("%w: the store in %s has %d segments and no catalog: %s is missing; bowstring store rebuild makes it anew",
+			return false, fmt.Errorf("%w: the store in %s has %d segments and no catalog: %s is missing; bowstring "+
+				"store rebuild makes it anew",
 				schema.ErrDataLoss, dir, len(ids), pebbleDir)
 		}
 	}
@@ -59,7 +60,8 @@ func checkFormat(dir string) (exists bool, err error) {
 		for _, e := range entries {
 			// What the making of a store may have left when it was killed.
 			if !slices.Contains([]string{lockFile, formatTemp, "lost+found"}, e.Name()) {
-				return false, fmt.Errorf("%w: %s is not a Bowstring store: it has no file %s, and it is not empty (%s); name another directory",
+				return false, fmt.Errorf("%w: %s is not a Bowstring store: it has no file %s, and it is not empty "+
+					"(%s); name another directory",
 					schema.ErrInvalid, dir, formatFile, e.Name())
 			}
 		}
@@ -73,7 +75,8 @@ func checkFormat(dir string) (exists bool, err error) {
 			schema.ErrInvalid, dir, formatFile, formatName)
 	}
 	if f.Version != formatNumber {
-		return false, fmt.Errorf("%w: the store in %s has format version %d, this program reads version %d; use the release of Bowstring that wrote it, or a newer one",
+		return false, fmt.Errorf("%w: the store in %s has format version %d, this program reads version %d; use the "+
+			"release of Bowstring that wrote it, or a newer one",
 			schema.ErrInvalid, dir, f.Version, formatNumber)
 	}
 	return true, nil

@@ -36,8 +36,10 @@ const spaceLow = 5 << 30
 
 // networks are file systems whose server may forget locks, or what was synced.
 var networks = map[int64]string{
-	unix.NFS_SUPER_MAGIC: "NFS", unix.SMB_SUPER_MAGIC: "SMB", unix.CIFS_SUPER_MAGIC: "SMB", unix.SMB2_SUPER_MAGIC: "SMB",
-	unix.V9FS_MAGIC: "9p", unix.CEPH_SUPER_MAGIC: "CephFS", unix.AFS_SUPER_MAGIC: "AFS", unix.FUSE_SUPER_MAGIC: "FUSE",
+	unix.NFS_SUPER_MAGIC: "NFS", unix.SMB_SUPER_MAGIC: "SMB", unix.CIFS_SUPER_MAGIC: "SMB",
+	unix.SMB2_SUPER_MAGIC: "SMB",
+	unix.V9FS_MAGIC:       "9p", unix.CEPH_SUPER_MAGIC: "CephFS", unix.AFS_SUPER_MAGIC: "AFS",
+	unix.FUSE_SUPER_MAGIC: "FUSE",
 }
 
 // Examine looks at the directory of a store and at the disk it is on, without opening
@@ -51,7 +53,8 @@ func Examine(dir string, cheap bool) store.Findings {
 		e.Problem(checkDir, "name another directory by --store, or put back what is missing", "%v", err)
 		return e.Findings
 	case !exists:
-		e.Problem(checkDir, "bowstring store init makes a store, --store names another directory", "there is no store in %s", dir)
+		e.Problem(checkDir, "bowstring store init makes a store, --store names another directory",
+			"there is no store in %s", dir)
 		return e.Findings
 	}
 	e.OK(checkDir, "%s holds a store of format %d", dir, formatNumber)
@@ -77,10 +80,12 @@ func (e *examination) rights() {
 	case err != nil:
 		e.Problem(checkRights, "run bowstring as the user that the store belongs to", "%v", err)
 	case unix.Access(e.dir, unix.W_OK|unix.X_OK) != nil:
-		e.Problem(checkRights, "run bowstring as the user that the store belongs to, or give this one the right to write",
+		e.Problem(checkRights, "run bowstring as the user that the store belongs to, or give this one the "+
+			"right to write",
 			"this user may not write to %s", e.dir)
 	case info.Mode().Perm()&0o007 != 0:
-		e.Warning(checkRights, "chmod o= "+e.dir, "every user of the machine may look into %s (mode %04o): samples are in plain files", e.dir, info.Mode().Perm())
+		e.Warning(checkRights, "chmod o= "+e.dir, "every user of the machine may look into %s (mode %04o): samples "+
+			"are in plain files", e.dir, info.Mode().Perm())
 	default:
 		e.OK(checkRights, "mode %04o", info.Mode().Perm())
 	}
@@ -94,7 +99,8 @@ func (e *examination) system() {
 		return
 	}
 	if name, network := networks[st.Type]; network {
-		e.Warning(checkSystem, "keep the store on a disk of the machine: the lock on it, mapped files and fsync hold only as well as the server and the mount options make them",
+		e.Warning(checkSystem, "keep the store on a disk of the machine: the lock on it, mapped files and fsync hold "+
+			"only as well as the server and the mount options make them",
 			"the store is on %s", name)
 	} else {
 		e.OK(checkSystem, "a disk of this machine (type 0x%x)", st.Type)
@@ -105,9 +111,11 @@ func (e *examination) system() {
 	case st.Files > 0 && st.Ffree == 0:
 		e.Problem(checkSpace, "remove files that are not the store's", "no inode is free")
 	case free < 64<<20:
-		e.Problem(checkSpace, "free some: imports stop here, and a collection (bowstring gc) needs room to move what it keeps", "%s", says)
+		e.Problem(checkSpace, "free some: imports stop here, and a collection (bowstring gc) needs room to move "+
+			"what it keeps", "%s", says)
 	case free < spaceLow:
-		e.Warning(checkSpace, "bowstring gc frees what no snapshot refers to; drop what is not needed first", "%s", says)
+		e.Warning(checkSpace, "bowstring gc frees what no snapshot refers to; drop what is not needed first", "%s",
+			says)
 	default:
 		e.OK(checkSpace, "%s", says)
 	}
@@ -130,7 +138,8 @@ func (e *examination) sync() {
 		return segment.SyncDir(e.dir)
 	}()
 	if err != nil {
-		e.Problem(checkSync, "look at the kernel's log and the disk: nothing that is imported would survive a power cut", "a file cannot be written and synced: %v", err)
+		e.Problem(checkSync, "look at the kernel's log and the disk: nothing that is imported would survive "+
+			"a power cut", "a file cannot be written and synced: %v", err)
 		return
 	}
 	e.OK(checkSync, "a file was written and synced")
@@ -153,7 +162,8 @@ func (e *examination) contents() {
 		e.OK(checkOwner, "by nobody")
 	}
 	if err := e.database(); err != nil {
-		e.Problem(checkIndex, "keep a copy of the directory before anything else is done to it", "the database cannot be read: %v", err)
+		e.Problem(checkIndex, "keep a copy of the directory before anything else is done to it",
+			"the database cannot be read: %v", err)
 	}
 }
 
@@ -182,7 +192,8 @@ func (e *examination) database() (err error) {
 	if left.Clean {
 		e.OK(checkShutdown, "the store was closed in order")
 	} else {
-		e.Warning(checkShutdown, "nothing: the next open checks what may not have reached the disk", "the store was not closed in order")
+		e.Warning(checkShutdown, "nothing: the next open checks what may not have reached the disk",
+			"the store was not closed in order")
 	}
 	var total count
 	if v, err = s.value(keyCount); err == nil && v != nil {
@@ -191,7 +202,8 @@ func (e *examination) database() (err error) {
 	if err != nil {
 		return err
 	}
-	e.OK(checkIndex, "%s on disk for %s blobs of %s", humanize.IBytes(sizeOf(dir)), humanize.Comma(total.blobs), humanize.IBytes(uint64(total.bytes)))
+	e.OK(checkIndex, "%s on disk for %s blobs of %s", humanize.IBytes(sizeOf(dir)), humanize.Comma(total.blobs),
+		humanize.IBytes(uint64(total.bytes)))
 	return e.segments(s)
 }
 
@@ -231,7 +243,8 @@ func (e *examination) segments(s *Store) error {
 			filepath.Join(e.dir, segmentsDir), few(missing))
 	}
 	if len(unknown) > 0 {
-		e.Warning(checkSegments, "find out whether an older copy of the directory "+pebbleDir+" was put back; the files are kept",
+		e.Warning(checkSegments, "find out whether an older copy of the directory "+pebbleDir+
+			" was put back; the files are kept",
 			"the index is older than these files, which it does not know: %s", few(unknown))
 	}
 	if len(missing) == 0 && len(unknown) == 0 {

@@ -154,7 +154,8 @@ func (c *collection) mark(opts store.GCOptions, inUse func() []*schema.Snapshot)
 
 // dropExpired removes the selections whose time has been over for a while, unless
 // they were renewed since they were listed, and returns the others.
-func (c *collection) dropExpired(opts store.GCOptions, listed []*schema.Selection) (kept []*schema.Selection, err error) {
+func (c *collection) dropExpired(opts store.GCOptions,
+	listed []*schema.Selection) (kept []*schema.Selection, err error) {
 	s, before := c.s, time.Now().Add(-store.ExpiredGrace)
 	s.catalog.Lock()
 	defer s.catalog.Unlock()

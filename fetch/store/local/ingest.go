@@ -217,7 +217,8 @@ func (s *Store) SaveSelection(ctx context.Context, in store.Ingest, sel schema.S
 	}
 	defer s.life.RUnlock()
 	if sel.Dataset != own.dataset {
-		return fmt.Errorf("%w: a selection of %q saved through an ingest into %q", schema.ErrInvalid, sel.Dataset, own.dataset)
+		return fmt.Errorf("%w: a selection of %q saved through an ingest into %q", schema.ErrInvalid, sel.Dataset,
+			own.dataset)
 	}
 	if err := s.present(sel.Bitmap); err != nil {
 		return fmt.Errorf("selection bitmap: %w", err)

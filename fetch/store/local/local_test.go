@@ -74,10 +74,13 @@ func TestOpenRefuses(t *testing.T) {
 		kind  error
 		says  []string
 	}{
-		"somebody else's files": {map[string]string{"photo.jpg": "x"}, schema.ErrInvalid, []string{"not a Bowstring store", "photo.jpg"}},
-		"a newer format":        {map[string]string{"FORMAT": `{"format":"bowstring-local","version":2}`}, schema.ErrInvalid, []string{"version 2", "reads version 1"}},
-		"another format":        {map[string]string{"FORMAT": `{"format":"something","version":1}`}, schema.ErrInvalid, []string{"not a Bowstring store"}},
-		"no format":             {map[string]string{"FORMAT": "?"}, schema.ErrInvalid, []string{"not a Bowstring store"}},
+		"somebody else's files": {map[string]string{"photo.jpg": "x"}, schema.ErrInvalid,
+			[]string{"not a Bowstring store", "photo.jpg"}},
+		"a newer format": {map[string]string{"FORMAT": `{"format":"bowstring-local","version":2}`}, schema.ErrInvalid,
+			[]string{"version 2", "reads version 1"}},
+		"another format": {map[string]string{"FORMAT": `{"format":"something","version":1}`}, schema.ErrInvalid,
+			[]string{"not a Bowstring store"}},
+		"no format": {map[string]string{"FORMAT": "?"}, schema.ErrInvalid, []string{"not a Bowstring store"}},
 		"segments without a catalog": {map[string]string{
 			"FORMAT": `{"format":"bowstring-local","version":1}`, "segments/00000000.seg": "x",
 		}, schema.ErrDataLoss, []string{"pebble"}},
@@ -156,7 +159,8 @@ func TestSecondProcess(t *testing.T) {
 		t.Fatalf("the lock file holds %q, %v", stale, err)
 	}
 	s := openTest(t, dir, Options{})
-	if _, err := Open(dir, Options{}); !errors.Is(err, schema.ErrUnavailable) || !strings.Contains(err.Error(), fmt.Sprint(os.Getpid())) {
+	if _, err := Open(dir, Options{}); !errors.Is(err, schema.ErrUnavailable) ||
+		!strings.Contains(err.Error(), fmt.Sprint(os.Getpid())) {
 		t.Errorf("opened twice by one process: %v", err)
 	}
 	if _, err := s.Datasets(t.Context()); err != nil {
@@ -234,7 +238,8 @@ func TestLeftovers(t *testing.T) {
 		requireWhole(t, s)
 		ids, err := segment.List(segments)
 		if err != nil || ids[0] != alien || ids[len(ids)-1] <= alien {
-			t.Errorf("the segments are %v, %v; want the unknown one and new ones above it, and not the one that was freed", ids, err)
+			t.Errorf("the segments are %v, %v; want the unknown one and new ones above it, and not the one "+
+				"that was freed", ids, err)
 		}
 		if err := s.Close(); err != nil {
 			t.Fatal(err)

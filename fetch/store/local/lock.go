@@ -71,7 +71,8 @@ func inUse(dir string, f *os.File) error {
 	n, _ := f.ReadAt(buf, 0) // what cannot be read is described as unknown
 	var h holder
 	if json.Unmarshal(buf[:n], &h) != nil || h.PID == 0 {
-		return fmt.Errorf("%w: the store in %s is in use by another process, which is just starting or ending", schema.ErrUnavailable, dir)
+		return fmt.Errorf("%w: the store in %s is in use by another process, which is just starting or ending",
+			schema.ErrUnavailable, dir)
 	}
 	msg := fmt.Sprintf("the store in %s is in use by process %d on host %s since %s (%s)",
 		dir, h.PID, h.Host, h.Since.Format(time.RFC3339), h.Command)

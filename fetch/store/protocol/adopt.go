@@ -68,7 +68,8 @@ func Adopt(ctx context.Context, db Database, a Adopted) error {
 			return err
 		}
 		if snap.Number <= h.Newest || snap.Number > a.Last {
-			return fmt.Errorf("%w: snapshot %s after %d, and of %d", schema.ErrDataLoss, snapshotName(a.Name, snap.Number), h.Newest, a.Last)
+			return fmt.Errorf("%w: snapshot %s after %d, and of %d", schema.ErrDataLoss,
+				snapshotName(a.Name, snap.Number), h.Newest, a.Last)
 		}
 		h.Newest = snap.Number
 		row := snapshotRecord{Commit: fmt.Sprintf("adopted/%d", snap.Number), Created: snap.Created, Rows: snap.Rows()}
@@ -109,7 +110,8 @@ func once(ctx context.Context, db Database, name string, change Change) error {
 			return err
 		}
 		err = db.Swap(ctx, name, 0, change)
-		if err == nil || ctx.Err() != nil || !errors.Is(err, ErrMoved) && !errors.Is(err, ErrUncertain) || try == uncertainTries {
+		if err == nil || ctx.Err() != nil || !errors.Is(err, ErrMoved) && !errors.Is(err, ErrUncertain) ||
+			try == uncertainTries {
 			return err
 		}
 	}

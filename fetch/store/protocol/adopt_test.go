@@ -42,10 +42,12 @@ func TestAdopt(t *testing.T) {
 			}
 			var snaps []*schema.Snapshot
 			for i, number := range []int64{2, 5} {
-				snap := &schema.Snapshot{Dataset: "d", Number: number, Created: time.Unix(number, 0).UTC(), Schema: empty}
+				snap := &schema.Snapshot{Dataset: "d", Number: number, Created: time.Unix(number, 0).UTC(),
+					Schema: empty}
 				if i == 1 { // whose record is a blob
 					for n := range 200 {
-						snap.Chunks = append(snap.Chunks, schema.Chunk{BlobRef: schema.RefOf(fmt.Append(nil, n)), Rows: 1})
+						snap.Chunks = append(snap.Chunks, schema.Chunk{BlobRef: schema.RefOf(fmt.Append(nil, n)),
+							Rows: 1})
 					}
 				}
 				snaps = append(snaps, snap)
@@ -89,7 +91,8 @@ func TestAdopt(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if !got.Created.Equal(want.Created) || fmt.Sprint(got.Chunks) != fmt.Sprint(want.Chunks) || !got.Schema.Equal(want.Schema) {
+				if !got.Created.Equal(want.Created) || fmt.Sprint(got.Chunks) != fmt.Sprint(want.Chunks) ||
+					!got.Schema.Equal(want.Schema) {
 					t.Errorf("snapshot %d is %+v, was %+v", want.Number, got, want)
 				}
 			}

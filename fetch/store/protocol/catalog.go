@@ -106,7 +106,8 @@ func (s *Store) Snapshot(ctx context.Context, dataset string, number int64) (*sc
 
 // snapshot reads one and holds it, nil if there is none or it was dropped. Its row may
 // be known, as that of one that has just been found to be there.
-func (s *Store) snapshot(ctx context.Context, dataset string, number int64, known *snapshotRecord) (*schema.Snapshot, error) {
+func (s *Store) snapshot(ctx context.Context, dataset string, number int64,
+	known *snapshotRecord) (*schema.Snapshot, error) {
 	row := snapshotRow(number)
 	look := func() (snapshotRecord, bool, error) {
 		d, err := s.peek(ctx, dataset, row)
@@ -156,7 +157,8 @@ func (s *Store) record(ctx context.Context, dataset string, number int64, r snap
 	blob, err := s.db.Read(ctx, *r.Blob)
 	if errors.Is(err, schema.ErrNotFound) {
 		gone := err.Error() // what is missing here is lost, not absent
-		return nil, fmt.Errorf("%w: the record of snapshot %s is gone: %s", schema.ErrDataLoss, snapshotName(dataset, number), gone)
+		return nil, fmt.Errorf("%w: the record of snapshot %s is gone: %s", schema.ErrDataLoss,
+			snapshotName(dataset, number), gone)
 	} else if err != nil {
 		return nil, fmt.Errorf("the record of snapshot %s: %w", snapshotName(dataset, number), err)
 	}
@@ -247,7 +249,8 @@ func (s *Store) noSelection(ctx context.Context, dataset, name string) error {
 	if d.newest() == 0 {
 		return s.missing(ctx, dataset, 0)
 	}
-	return fmt.Errorf("%w: dataset %q has no selection %s among its %d", schema.ErrNotFound, dataset, name, len(d.selections))
+	return fmt.Errorf("%w: dataset %q has no selection %s among its %d", schema.ErrNotFound, dataset, name,
+		len(d.selections))
 }
 
 // RenewSelection implements store.Store.

@@ -12,7 +12,8 @@ import (
 
 // fenced is the error for an ingest whose registration is gone.
 func (in *Ingest) fenced() error {
-	return fmt.Errorf("%w: a collection took the process that ingests into %q for dead, and may have freed what it had put: begin again",
+	return fmt.Errorf("%w: a collection took the process that ingests into %q for dead, and may have freed what it "+
+		"had put: begin again",
 		schema.ErrUnavailable, in.dataset)
 }
 
@@ -74,7 +75,8 @@ func (in *Ingest) save(ctx context.Context, snap schema.Snapshot, restored bool)
 
 // commit makes the row the newest snapshot's. What makes it safe is that the
 // registration is in the partition of the version that the swap is made for.
-func (in *Ingest) commit(ctx context.Context, row snapshotRecord, snap *schema.Snapshot, restored bool) (number int64, err error) {
+func (in *Ingest) commit(ctx context.Context, row snapshotRecord, snap *schema.Snapshot,
+	restored bool) (number int64, err error) {
 	err = in.s.update(ctx, in.dataset, func(d *datasetState, e *edit) error {
 		registered, ok := d.ingests[in.id]
 		if ok && registered.Commit == row.Commit && !in.s.planted(bugCommitTwice) { // an attempt whose answer was lost
@@ -130,7 +132,8 @@ func (in *Ingest) SaveSelection(ctx context.Context, sel schema.Selection) error
 	s := in.s
 	defer s.calls.done()
 	if sel.Dataset != in.dataset {
-		return fmt.Errorf("%w: a selection of %q saved through an ingest into %q", schema.ErrInvalid, sel.Dataset, in.dataset)
+		return fmt.Errorf("%w: a selection of %q saved through an ingest into %q", schema.ErrInvalid, sel.Dataset,
+			in.dataset)
 	}
 	if err := in.present(ctx, sel.Bitmap); err != nil {
 		return fmt.Errorf("selection bitmap: %w", err)

@@ -45,8 +45,8 @@
 // and was not touched since the oldest registered ingest began is removed.
 //
 // Once it has the roots, a collection looks whether it is the one that runs still, and ends if not. Else what a later
-// one finds live could have been dropped before this one's roots were loaded: dead here, and relied upon by puts as soon
-// as the later one has ended. If it is, whatever a later one finds live and this one does not was made so by an
+// one finds live could have been dropped before this one's roots were loaded: dead here, and relied upon by puts as
+// soon as the later one has ended. If it is, whatever a later one finds live and this one does not was made so by an
 // ingest that knew of this one, and is stored in its epoch or later.
 //
 // A dropped snapshot that nobody reads is taken out of its partition before its

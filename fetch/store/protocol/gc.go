@@ -245,7 +245,8 @@ func (c *collection) end(ctx context.Context, whole bool) error {
 		case state.Epoch == c.epoch && state.Run == "":
 			return nil // an attempt whose answer was lost
 		default:
-			return fmt.Errorf("%w: %s has taken the collection for dead and begun another", schema.ErrUnavailable, state.Holder)
+			return fmt.Errorf("%w: %s has taken the collection for dead and begun another", schema.ErrUnavailable,
+				state.Holder)
 		}
 		state.Run, state.Member, state.Holder = "", "", ""
 		state.Ended = s.env.Now().UTC().Truncate(time.Microsecond)
@@ -262,7 +263,8 @@ func (c *collection) end(ctx context.Context, whole bool) error {
 		return nil
 	})
 	if !whole && err != nil {
-		s.log.WarnContext(ctx, "a collection that failed is taken for one that runs, until this process ends or collects again", "error", err)
+		s.log.WarnContext(ctx, "a collection that failed is taken for one that runs, until this process ends or "+
+			"collects again", "error", err)
 		return nil
 	}
 	return err

@@ -111,7 +111,8 @@ func (in *Ingest) put(ctx context.Context, ref schema.BlobRef, data []byte) erro
 
 // touch says that a blob is wanted, and finds out whether it is there, and whether
 // it can be left as it is.
-func (s *Store) touch(ctx context.Context, g *generation, began Epoch, ref schema.BlobRef) (there, keep bool, err error) {
+func (s *Store) touch(ctx context.Context, g *generation, began Epoch,
+	ref schema.BlobRef) (there, keep bool, err error) {
 	var old BlobRow
 	err = each(ctx, s.env, 2, 2, func(ctx context.Context, i int) (err error) {
 		if i == 0 {

@@ -142,7 +142,8 @@ func (c *collection) markChunk(ctx context.Context, m *marks, snap *schema.Snaps
 // references visits what the rows of a chunk refer to. It releases the blob.
 func references(snap *schema.Snapshot, chunk schema.Chunk, blob schema.Blob, visit func(schema.Key)) error {
 	// One chunk at a time: a manifest of the whole would pin it all.
-	part := &schema.Snapshot{Dataset: snap.Dataset, Number: snap.Number, Schema: snap.Schema, Chunks: []schema.Chunk{chunk}}
+	part := &schema.Snapshot{Dataset: snap.Dataset, Number: snap.Number, Schema: snap.Schema,
+		Chunks: []schema.Chunk{chunk}}
 	man, err := schema.OpenManifest(part, []schema.Blob{blob})
 	if err != nil {
 		return err

@@ -272,7 +272,8 @@ func (s *Store) renewals() {
 		}
 		ctx, cancel := s.within(s.ctx, 5*s.options.RenewEvery)
 		if err := s.renew(ctx); err != nil && s.ctx.Err() == nil {
-			s.log.Warn("the row of this process could not be renewed; its imports fail unless it can be soon", "error", err)
+			s.log.Warn("the row of this process could not be renewed; its imports fail unless it can be soon", "error",
+				err)
 		}
 		m.mu.Lock()
 		left := slices.Clone(m.release)

@@ -29,7 +29,8 @@ type memoryBlob struct {
 }
 
 func newMemory() *memory {
-	return &memory{partitions: map[string]Partition{}, members: map[string]Member{}, blobs: map[schema.Key]*memoryBlob{}}
+	return &memory{partitions: map[string]Partition{}, members: map[string]Member{},
+		blobs: map[schema.Key]*memoryBlob{}}
 }
 
 func (m *memory) lock(ctx context.Context) (unlock func(), err error) {

@@ -245,7 +245,8 @@ func decodeRecord(dataset string, number int64, record []byte) (*schema.Snapshot
 		err = fmt.Errorf("it is of %q", snap.Dataset)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: the record of snapshot %s: %w", schema.ErrDataLoss, snapshotName(dataset, number), err)
+		return nil, fmt.Errorf("%w: the record of snapshot %s: %w", schema.ErrDataLoss, snapshotName(dataset, number),
+			err)
 	}
 	snap.Number = number
 	return snap, nil

@@ -45,7 +45,8 @@ func (w *world) launch(name string, bugs bug, roles ...func(*actor)) {
 	}
 	w.procs = append(w.procs, p)
 	p.Go(func() {
-		s := New(&client{p, w.db}, p, Options{Holder: name, RenewEvery: 5 * time.Second, Parallel: 3, References: simReferences})
+		s := New(&client{p, w.db}, p, Options{Holder: name, RenewEvery: 5 * time.Second, Parallel: 3,
+			References: simReferences})
 		s.bugs, s.memo = bugs, &w.memo
 		a := &actor{w: w, p: p, s: s}
 		if w.chance(2) {
@@ -176,7 +177,8 @@ func (a *actor) commits(in *Ingest) bool {
 			snap.Chunks = append(snap.Chunks, parent.Chunks...)
 		}
 	}
-	snap.Chunks = append(snap.Chunks, schema.Chunk{BlobRef: ref, Rows: int64(len(chunk) / len(schema.Key{})), BlobBytes: []int64{0}})
+	snap.Chunks = append(snap.Chunks, schema.Chunk{BlobRef: ref, Rows: int64(len(chunk) / len(schema.Key{})),
+		BlobBytes: []int64{0}})
 	if w.chance(3) {
 		a.sleep(10 * time.Second)
 	}

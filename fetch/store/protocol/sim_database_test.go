@@ -33,14 +33,15 @@ type faults struct {
 	raise    bool // rows come back from the dead
 
 	// Those that some calls have and others not, so that what is rare happens often.
-	deletions int    // deletions that are very late
-	stall     string // in calls of this kind a collection is suspended until another has ended, before which no put ends
-	bytes     int    // bytes that are lost, after which an ingest stays open
-	touches   int    // of puts that are slow
-	states    int    // answers about the state of collections that are late
-	scans     int    // that are slow
-	patient   bool   // who calls waits long for an answer
-	few       bool   // blobs there are, so that the same ones are put again
+	deletions int // deletions that are very late
+	// in calls of this kind a collection is suspended until another has ended, before which no put ends
+	stall   string
+	bytes   int  // bytes that are lost, after which an ingest stays open
+	touches int  // of puts that are slow
+	states  int  // answers about the state of collections that are late
+	scans   int  // that are slow
+	patient bool // who calls waits long for an answer
+	few     bool // blobs there are, so that the same ones are put again
 }
 
 // patience is how long a client waits for an answer.

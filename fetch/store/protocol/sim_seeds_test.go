@@ -150,7 +150,8 @@ func TestSimulation(t *testing.T) {
 	told.Seeds, told.Seconds = n, time.Since(begun).Seconds()
 	if err != nil {
 		told.Violations++
-		t.Errorf("seed %d: %v\nrun it by: go test -run '^TestSimulation$' ./fetch/store/protocol -v -args -seed=%d", failed, err, failed)
+		t.Errorf("seed %d: %v\nrun it by: go test -run '^TestSimulation$' ./fetch/store/protocol -v -args -seed=%d",
+			failed, err, failed)
 	}
 	tell(t)
 }

@@ -14,7 +14,8 @@ import (
 func (w *world) drawFaults() {
 	pick := func(values ...int) int { return values[w.rng.IntN(len(values))] }
 	w.faults = faults{
-		lose: pick(0, 0, 200, 30), silence: pick(0, 0, 150, 20), slow: pick(0, 20, 5), delay: pick(0, 0, 100, 20), double: pick(0, 0, 30),
+		lose: pick(0, 0, 200, 30), silence: pick(0, 0, 150, 20), slow: pick(0, 20, 5), delay: pick(0, 0, 100, 20),
+		double: pick(0, 0, 30),
 		accept: pick(0, 0, 40, 8), lag: pick(0, 5), suspends: pick(0, 1, 2, 3), kills: pick(0, 0, 1),
 		clocks: w.chance(2), raise: w.chance(3),
 	}

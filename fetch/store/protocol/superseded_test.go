@@ -64,7 +64,8 @@ func supersededRoots(t *testing.T, bugs bug) (lost int) {
 		must(err)
 		chunk, err := in.Put(ctx, ref.Key[:])
 		must(err)
-		snap := schema.Snapshot{Schema: simSchema, Chunks: []schema.Chunk{{BlobRef: chunk, Rows: 1, BlobBytes: []int64{ref.Size}}}}
+		snap := schema.Snapshot{Schema: simSchema,
+			Chunks: []schema.Chunk{{BlobRef: chunk, Rows: 1, BlobBytes: []int64{ref.Size}}}}
 		_, err = in.Commit(ctx, snap)
 		must(err)
 		return ref
@@ -75,7 +76,8 @@ func supersededRoots(t *testing.T, bugs bug) (lost int) {
 		if name != "d" {
 			return
 		}
-		superseded.Do(func() { // its row lapses, another collection begins and ends, and what that found live is dropped
+		// its row lapses, another collection begins and ends, and what that found live is dropped
+		superseded.Do(func() {
 			must(db.Leave(ctx, a.member.id))
 			_, err := b.GC(ctx, store.GCOptions{}, nil)
 			must(err)

@@ -55,7 +55,10 @@ func TestTags(t *testing.T) {
 		{"tag again", func() error { return s.Tag(ctx, "d", "prod", 1) }, nil, ""},
 		{"drop what is tagged", func() error { return s.Drop(ctx, "d", 1) }, schema.ErrInvalid, "d@1 has the tag prod"},
 		{"drop all with what is tagged", func() error { return s.Drop(ctx, "d", 0) }, schema.ErrInvalid, "prod"},
-		{"look for another tag", func() error { _, err := s.Tagged(ctx, "d", "test"); return err }, schema.ErrNotFound, "prod"},
+		{"look for another tag", func() error {
+			_, err := s.Tagged(ctx, "d", "test")
+			return err
+		}, schema.ErrNotFound, "prod"},
 		{"move it", func() error { return s.Tag(ctx, "d", "prod", 2) }, nil, ""},
 		{"drop what was tagged", func() error { return s.Drop(ctx, "d", 1) }, nil, ""},
 		{"remove another", func() error { return s.Untag(ctx, "d", "test") }, schema.ErrNotFound, "prod"},
@@ -69,7 +72,8 @@ func TestTags(t *testing.T) {
 		t.Errorf("prod is %d (%v), want 2", number, err)
 	}
 	list, err := s.Datasets(ctx)
-	if want := (store.Dataset{Name: "d", Snapshots: []int64{2}, Tags: []store.Tag{{Name: "prod", Snapshot: 2}}}); err != nil ||
+	if want := (store.Dataset{Name: "d", Snapshots: []int64{2},
+		Tags: []store.Tag{{Name: "prod", Snapshot: 2}}}); err != nil ||
 		len(list) != 1 || fmt.Sprint(list[0]) != fmt.Sprint(want) {
 		t.Errorf("the datasets are %v (%v), want %v", list, err, want)
 	}

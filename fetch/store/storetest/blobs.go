@@ -48,7 +48,8 @@ func dedup(b *bench) {
 	got := b.store.Stats()
 	b.that(got.BlobWrites == first.BlobWrites && got.WrittenBytes == first.WrittenBytes && got.Blobs == first.Blobs,
 		"importing the same again went from %+v to %+v", first, got)
-	b.that(got.BlobDedups == 2*first.BlobWrites, "%d puts found their blob, want %d", got.BlobDedups, 2*first.BlobWrites)
+	b.that(got.BlobDedups == 2*first.BlobWrites, "%d puts found their blob, want %d", got.BlobDedups,
+		2*first.BlobWrites)
 	reads := got.BlobReads
 	b.has(blobs[0])
 	got = b.store.Stats()
@@ -122,5 +123,6 @@ func stress(b *bench) {
 	for _, ref := range put {
 		distinct[ref.Key] = true
 	}
-	b.that(b.store.Stats().Blobs == int64(len(distinct)), "the store has %d blobs, want %d", b.store.Stats().Blobs, len(distinct))
+	b.that(b.store.Stats().Blobs == int64(len(distinct)), "the store has %d blobs, want %d", b.store.Stats().Blobs,
+		len(distinct))
 }

@@ -43,13 +43,15 @@ func commitAndRead(b *bench) {
 	b.ok(in.Close(), "close the ingest")
 	b.ok(in.Close(), "close the ingest again")
 	b.that(snap.Number == 0 && snap.Created.IsZero() && snap.Dataset == "", "commit changed its argument: %+v", snap)
-	b.that(got.Dataset == "flowers" && got.Number == 1 && got.Parent == 0, "committed %s@%d with parent %d, want flowers@1 with 0",
+	b.that(got.Dataset == "flowers" && got.Number == 1 && got.Parent == 0,
+		"committed %s@%d with parent %d, want flowers@1 with 0",
 		got.Dataset, got.Number, got.Parent)
 	b.that(got.Created.After(before.Add(-time.Minute)) && got.Created.Before(time.Now().Add(time.Minute)),
 		"created %v, want about %v", got.Created, before)
 	for _, number := range []int64{0, 1} {
 		read := b.snapshot("flowers", number)
-		b.that(read.Number == 1 && read.Created.Equal(got.Created) && read.Source == "storetest", "read %+v, want what commit returned", read)
+		b.that(read.Number == 1 && read.Created.Equal(got.Created) && read.Source == "storetest",
+			"read %+v, want what commit returned", read)
 		b.that(read.Schema.Equal(snap.Schema), "the schema came back as %s, want %s", read.Schema, snap.Schema)
 		b.that(fmt.Sprint(read.Splits) == fmt.Sprint(snap.Splits), "splits %v, want %v", read.Splits, snap.Splits)
 		b.that(fmt.Sprint(read.Chunks) == fmt.Sprint(snap.Chunks), "chunks %v, want %v", read.Chunks, snap.Chunks)
@@ -57,7 +59,8 @@ func commitAndRead(b *bench) {
 	}
 	b.ingest("birds", 0, blobs[:3])
 	b.ingest("flowers", 1, blobs[3:])
-	b.catalog(store.Dataset{Name: "birds", Snapshots: []int64{1}}, store.Dataset{Name: "flowers", Snapshots: []int64{1, 2}})
+	b.catalog(store.Dataset{Name: "birds", Snapshots: []int64{1}},
+		store.Dataset{Name: "flowers", Snapshots: []int64{1, 2}})
 
 	_, err = b.store.Snapshot(b.ctx, "flowers", 9)
 	b.fails(err, schema.ErrNotFound, "absent snapshot")
@@ -100,7 +103,8 @@ func commitRefuses(b *bench) {
 	_, err = in.Commit(b.ctx, without)
 	b.fails(err, schema.ErrInvalid, "commit without a schema")
 	dangling := snap
-	dangling.Chunks = append(slices.Clone(snap.Chunks), schema.Chunk{BlobRef: schema.RefOf([]byte("never put")), Rows: 1})
+	dangling.Chunks = append(slices.Clone(snap.Chunks), schema.Chunk{BlobRef: schema.RefOf([]byte("never put")),
+		Rows: 1})
 	_, err = in.Commit(b.ctx, dangling)
 	b.fails(err, schema.ErrInvalid, "commit of a chunk that was not put")
 	b.catalog()
@@ -161,10 +165,12 @@ func numbering(b *bench) {
 	expect(1, 2)
 	expect(2, 3)
 	b.ok(b.store.Drop(b.ctx, "count", 3), "drop the newest")
-	b.that(b.snapshot("count", 0).Number == 2, "the newest is %d after 3 was dropped, want 2", b.snapshot("count", 0).Number)
+	b.that(b.snapshot("count", 0).Number == 2, "the newest is %d after 3 was dropped, want 2",
+		b.snapshot("count", 0).Number)
 	expect(2, 4)
 	b.ok(b.store.Drop(b.ctx, "count", 2), "drop one in the middle")
-	b.that(b.snapshot("count", 0).Number == 4, "the newest is %d after 2 was dropped, want 4", b.snapshot("count", 0).Number)
+	b.that(b.snapshot("count", 0).Number == 4, "the newest is %d after 2 was dropped, want 4",
+		b.snapshot("count", 0).Number)
 	b.catalog(store.Dataset{Name: "count", Snapshots: []int64{1, 4}})
 	b.reopen()
 	expect(4, 5)
@@ -219,7 +225,8 @@ func concurrentCommitters(b *bench) {
 	all := make([]*schema.Snapshot, writers*each+1)
 	for w := range wins {
 		for i, got := range wins[w] {
-			b.that(got.Number >= 1 && got.Number < int64(len(all)), "the snapshot got number %d of %d", got.Number, len(all)-1)
+			b.that(got.Number >= 1 && got.Number < int64(len(all)), "the snapshot got number %d of %d", got.Number,
+				len(all)-1)
 			b.that(all[got.Number] == nil, "two commits got number %d", got.Number)
 			b.that(got.Parent == got.Number-1, "snapshot %d has parent %d, want the one before", got.Number, got.Parent)
 			all[got.Number] = got
@@ -247,11 +254,13 @@ func reopen(b *bench) {
 		b.holds(b.snapshot("kept", 0), second)
 		got, err := b.store.Selection(b.ctx, "kept", sel.Name())
 		b.ok(err, "selection after reopening")
-		b.that(got.Bitmap == sel.Bitmap && got.Rows == sel.Rows && got.Snapshot == 2, "the selection came back as %+v, want %+v", got, sel)
+		b.that(got.Bitmap == sel.Bitmap && got.Rows == sel.Rows && got.Snapshot == 2,
+			"the selection came back as %+v, want %+v", got, sel)
 		b.has(blobOf("bitmap", 64))
 		now := b.store.Stats()
 		b.that(now.Blobs == stats.Blobs && now.StoredBytes == stats.StoredBytes,
-			"the store has %d blobs of %d bytes after reopening, had %d of %d", now.Blobs, now.StoredBytes, stats.Blobs, stats.StoredBytes)
+			"the store has %d blobs of %d bytes after reopening, had %d of %d", now.Blobs, now.StoredBytes, stats.Blobs,
+			stats.StoredBytes)
 	}
 	b.ingest("kept", 2, first[:4])
 	b.holds(b.snapshot("kept", 3), first[:4])
@@ -280,9 +289,11 @@ func (b *bench) saveSelection(dataset string, number int64, bitmap []byte) schem
 }
 
 // saveUntil saves a selection of an owner that expires.
-func (b *bench) saveUntil(dataset string, number int64, bitmap []byte, owner string, expires time.Time) schema.Selection {
+func (b *bench) saveUntil(dataset string, number int64, bitmap []byte, owner string,
+	expires time.Time) schema.Selection {
 	in := b.begin(dataset)
-	sel := schema.Selection{Dataset: dataset, Snapshot: number, Rows: 3, Bitmap: b.put(in, bitmap), Owner: owner, Expires: expires}
+	sel := schema.Selection{Dataset: dataset, Snapshot: number, Rows: 3, Bitmap: b.put(in, bitmap), Owner: owner,
+		Expires: expires}
 	b.ok(b.store.SaveSelection(b.ctx, in, sel), "save a selection")
 	b.ok(b.store.SaveSelection(b.ctx, in, sel), "save it again")
 	b.ok(in.Close(), "close the ingest")
@@ -296,7 +307,8 @@ func selections(b *bench) {
 	b.saveSelection("s", 1, blobOf("bits", 8))
 	got, err := b.store.Selection(b.ctx, "s", sel.Name())
 	b.ok(err, "selection")
-	b.that(got.Dataset == "s" && got.Snapshot == 1 && got.Rows == 3 && got.Bitmap == sel.Bitmap, "got %+v, want %+v", got, sel)
+	b.that(got.Dataset == "s" && got.Snapshot == 1 && got.Rows == 3 && got.Bitmap == sel.Bitmap, "got %+v, want %+v",
+		got, sel)
 	b.that(!got.Created.IsZero(), "the selection has no time of creation")
 
 	_, err = b.store.Selection(b.ctx, "other", sel.Name())
@@ -333,7 +345,8 @@ func selectionsExpire(b *bench) {
 	expires := func(sel schema.Selection, want time.Time) {
 		got, err := b.store.Selection(b.ctx, "e", sel.Name())
 		b.ok(err, "selection")
-		b.that(got.Expires.Equal(want) && got.Owner == "ann", "the selection is %s's and expires on %s, want ann's and %s", got.Owner, got.Expires, want)
+		b.that(got.Expires.Equal(want) && got.Owner == "ann",
+			"the selection is %s's and expires on %s, want ann's and %s", got.Owner, got.Expires, want)
 	}
 	sel := b.saveUntil("e", 1, blobOf("bits", 8), "ann", later)
 	expires(sel, later)
@@ -345,7 +358,8 @@ func selectionsExpire(b *bench) {
 	expires(sel, later.Add(time.Minute))
 	b.ok(b.store.RenewSelection(b.ctx, "e", sel.Name(), later.Add(time.Hour)), "renew it")
 	expires(sel, later.Add(time.Hour))
-	b.fails(b.store.RenewSelection(b.ctx, "e", schema.RefOf([]byte("no such")).Key.String(), later), schema.ErrNotFound, "renew an absent selection")
+	b.fails(b.store.RenewSelection(b.ctx, "e", schema.RefOf([]byte("no such")).Key.String(), later), schema.ErrNotFound,
+		"renew an absent selection")
 
 	// One without an end keeps having none.
 	ever := b.saveUntil("e", 1, blobOf("ever", 8), "ann", time.Time{})

@@ -78,7 +78,8 @@ func Put(ctx context.Context, in store.Ingest, blobs [][]byte, pageRows int) (_ 
 		if want := schema.RefOf(blob); ref != want {
 			return snap, fmt.Errorf("put of %d bytes returned %+v, want %+v", len(blob), ref, want)
 		}
-		if err := builder.Append(schema.SampleID("storetest", fmt.Sprint(i)), nil, 0, []*schema.BlobRef{&ref}); err != nil {
+		if err := builder.Append(schema.SampleID("storetest", fmt.Sprint(i)), nil, 0,
+			[]*schema.BlobRef{&ref}); err != nil {
 			return snap, err
 		}
 		if builder.Rows() == pageRows {
@@ -146,7 +147,8 @@ func holds(ctx context.Context, s store.Store, snap *schema.Snapshot, want [][]b
 }
 
 // ingest imports blobs as one snapshot after parent.
-func ingest(ctx context.Context, s store.Store, dataset string, parent int64, blobs [][]byte) (_ *schema.Snapshot, err error) {
+func ingest(ctx context.Context, s store.Store, dataset string, parent int64,
+	blobs [][]byte) (_ *schema.Snapshot, err error) {
 	in, err := s.Begin(ctx, dataset)
 	if err != nil {
 		return nil, err
@@ -219,5 +221,6 @@ func (b *bench) gc(opts store.GCOptions, inUse ...*schema.Snapshot) store.GCRepo
 func (b *bench) catalog(want ...store.Dataset) {
 	got, err := b.store.Datasets(b.ctx)
 	b.ok(err, "list the datasets")
-	b.that(len(got) == 0 && len(want) == 0 || fmt.Sprint(got) == fmt.Sprint(want), "the datasets are %v, want %v", got, want)
+	b.that(len(got) == 0 && len(want) == 0 || fmt.Sprint(got) == fmt.Sprint(want), "the datasets are %v, want %v", got,
+		want)
 }

@@ -21,11 +21,13 @@ func gcFrees(b *bench) {
 	b.ingest("g", 1, slices.Concat(shared, only2))
 	full := b.store.Stats()
 	r := b.gc(store.GCOptions{})
-	b.that(r.DeadBlobs == 0 && r.LiveBlobs == full.Blobs && r.LiveBytes == full.StoredBytes, "nothing is dead, but gc reports %+v of %+v", r, full)
+	b.that(r.DeadBlobs == 0 && r.LiveBlobs == full.Blobs && r.LiveBytes == full.StoredBytes,
+		"nothing is dead, but gc reports %+v of %+v", r, full)
 
 	b.ok(b.store.Drop(b.ctx, "g", 1), "drop")
 	r = b.gc(store.GCOptions{})
-	b.that(r.DeadBlobs >= 10 && r.DeadBytes >= 10*gcBlob, "gc found %+v dead, want the 10 blobs of the dropped snapshot alone", r)
+	b.that(r.DeadBlobs >= 10 && r.DeadBytes >= 10*gcBlob,
+		"gc found %+v dead, want the 10 blobs of the dropped snapshot alone", r)
 	b.that(r.FreedBytes > 0, "gc freed nothing of %d dead bytes", r.DeadBytes)
 	now := b.store.Stats()
 	b.that(now.Blobs == full.Blobs-r.DeadBlobs && now.Blobs == r.LiveBlobs && now.StoredBytes == r.LiveBytes,
@@ -56,7 +58,8 @@ func gcDryRun(b *bench) {
 	b.ok(b.store.Drop(b.ctx, "g", 1), "drop")
 	before := b.store.Stats()
 	r := b.gc(store.GCOptions{DryRun: true})
-	b.that(r.DeadBlobs >= 10 && r.DeadBytes >= 10*gcBlob && r.FreedBytes == 0 && r.MovedBytes == 0, "a dry run reports %+v", r)
+	b.that(r.DeadBlobs >= 10 && r.DeadBytes >= 10*gcBlob && r.FreedBytes == 0 && r.MovedBytes == 0,
+		"a dry run reports %+v", r)
 	b.that(b.store.Stats() == before, "a dry run changed the store from %+v to %+v", before, b.store.Stats())
 	for _, data := range blobs {
 		b.has(data)

@@ -53,7 +53,8 @@ func (s *broken) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, erro
 	return b, err
 }
 
-func (s *broken) GC(ctx context.Context, opts store.GCOptions, inUse func() []*schema.Snapshot) (store.GCReport, error) {
+func (s *broken) GC(ctx context.Context, opts store.GCOptions,
+	inUse func() []*schema.Snapshot) (store.GCReport, error) {
 	if s.gc != nil {
 		return s.gc(ctx, opts, inUse)
 	}
@@ -176,12 +177,14 @@ func TestFindsFaults(t *testing.T) {
 			}
 		}},
 		"collects in a dry run": {"gc dry run", func(s *broken) {
-			s.gc = func(ctx context.Context, _ store.GCOptions, inUse func() []*schema.Snapshot) (store.GCReport, error) {
+			s.gc = func(ctx context.Context, _ store.GCOptions, inUse func() []*schema.Snapshot) (store.GCReport,
+				error) {
 				return s.Store.GC(ctx, store.GCOptions{}, inUse)
 			}
 		}},
 		"collects what is in use": {"gc spares snapshots in use", func(s *broken) {
-			s.gc = func(ctx context.Context, opts store.GCOptions, inUse func() []*schema.Snapshot) (store.GCReport, error) {
+			s.gc = func(ctx context.Context, opts store.GCOptions, inUse func() []*schema.Snapshot) (store.GCReport,
+				error) {
 				inUse()
 				return s.Store.GC(ctx, opts, nil)
 			}

@@ -110,7 +110,8 @@ func repair(b *bench) {
 		b.ok(r.Repair(b.ctx, schema.RefOf(data), data), "repair")
 	}
 	got := b.store.Stats()
-	b.that(got.Blobs == before.Blobs && got.StoredBytes == before.StoredBytes, "repairs went from %+v to %+v", before, got)
+	b.that(got.Blobs == before.Blobs && got.StoredBytes == before.StoredBytes, "repairs went from %+v to %+v", before,
+		got)
 	b.fails(r.Repair(b.ctx, schema.RefOf(blobs[0]), blobs[1]), schema.ErrInvalid, "repair with other bytes")
 	b.holds(b.snapshot("r", 0), blobs)
 	b.gc(store.GCOptions{})

@@ -70,7 +70,8 @@ func (s referring) Refer(_ context.Context, list []store.AttachedTable) error {
 }
 
 func openTables(t *testing.T, name string) *tables {
-	return &tables{Store: open(t, filepath.Join(t.TempDir(), name)), cells: map[schema.Key][]byte{}, read: map[schema.Key]int{}}
+	return &tables{Store: open(t, filepath.Join(t.TempDir(), name)), cells: map[schema.Key][]byte{},
+		read: map[schema.Key]int{}}
 }
 
 // attach appends a chunk of two pages to a dataset: rows with a label, a cell in each of two columns, some
@@ -219,14 +220,16 @@ func TestCopyByValue(t *testing.T) {
 	if got := contents(t, to, back); !slices.Equal(got, was[1]) {
 		t.Errorf("the rows are\n%v, were\n%v", got, was[1])
 	}
-	if !back.Created.Equal(two.Created) || back.Parent != 1 || back.Source != two.Source || asJSON(t, back.Splits) != asJSON(t, two.Splits) {
+	if !back.Created.Equal(two.Created) || back.Parent != 1 || back.Source != two.Source ||
+		asJSON(t, back.Splits) != asJSON(t, two.Splits) {
 		t.Errorf("it became %s of %s", asJSON(t, back), asJSON(t, two))
 	}
 	found, err := tend.Verify(t.Context(), scopeOf(t, to, 0), tend.VerifyOptions{})
 	if err != nil || len(found.Damaged) > 0 {
 		t.Errorf("verify: %s, %v", asJSON(t, found), err)
 	}
-	if _, err := tend.Copy(t.Context(), to, open(t, filepath.Join(t.TempDir(), "third")), []*schema.Snapshot{back}, tend.CopyOptions{}); err != nil {
+	if _, err := tend.Copy(t.Context(), to, open(t, filepath.Join(t.TempDir(), "third")), []*schema.Snapshot{back},
+		tend.CopyOptions{}); err != nil {
 		t.Errorf("the copy is copied: %v", err)
 	}
 }
@@ -243,7 +246,8 @@ func TestCopyByValueChanged(t *testing.T) {
 	}
 	to := open(t, filepath.Join(t.TempDir(), "to"))
 	for _, opts := range []tend.CopyOptions{{}, {Renumber: true}} {
-		if _, err := tend.Copy(t.Context(), from, to, []*schema.Snapshot{snap}, opts); !errors.Is(err, schema.ErrDataLoss) {
+		if _, err := tend.Copy(t.Context(), from, to, []*schema.Snapshot{snap}, opts); !errors.Is(err,
+			schema.ErrDataLoss) {
 			t.Errorf("%+v: %v", opts, err)
 		}
 	}
@@ -258,7 +262,8 @@ func TestCopyByReference(t *testing.T) {
 	from := openTables(t, "from")
 	snap := from.attach(t, "d", 25)
 	opts := tend.CopyOptions{Attached: tend.ByReference}
-	if _, err := tend.Copy(t.Context(), from, open(t, filepath.Join(t.TempDir(), "local")), []*schema.Snapshot{snap}, opts); !errors.Is(err, schema.ErrInvalid) {
+	if _, err := tend.Copy(t.Context(), from, open(t, filepath.Join(t.TempDir(), "local")), []*schema.Snapshot{snap},
+		opts); !errors.Is(err, schema.ErrInvalid) {
 		t.Errorf("a target that reaches no table: %v", err)
 	}
 	to := referring{openTables(t, "to")}
@@ -271,7 +276,8 @@ func TestCopyByReference(t *testing.T) {
 	_, err = tend.Copy(t.Context(), from, to, []*schema.Snapshot{snap}, opts)
 	must(t, err)
 	if len(from.read) != 0 || len(to.read) != len(from.cells) || len(to.referred) != 1 || to.referred[0] != photos {
-		t.Errorf("%d cells were read in the source and %d of %d in the target, which knows %v", len(from.read), len(to.read), len(from.cells), to.referred)
+		t.Errorf("%d cells were read in the source and %d of %d in the target, which knows %v", len(from.read),
+			len(to.read), len(from.cells), to.referred)
 	}
 	back, err := to.Snapshot(t.Context(), "d", 1)
 	must(t, err)

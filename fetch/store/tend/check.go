@@ -32,14 +32,16 @@ func check(ref schema.BlobRef, data []byte, hashed bool) error {
 		_, _ = key.Write(piece)
 	}
 	if got := schema.Sum(sum.Sum64()); got != ref.Sum {
-		return fmt.Errorf("%w: blob %s has checksum %s, the manifest says %s", schema.ErrDataLoss, ref.Key, got, ref.Sum)
+		return fmt.Errorf("%w: blob %s has checksum %s, the manifest says %s", schema.ErrDataLoss, ref.Key, got,
+			ref.Sum)
 	}
 	return checkKey(ref, schema.Key(key.Sum(nil)))
 }
 
 func checkKey(ref schema.BlobRef, got schema.Key) error {
 	if got != ref.Key {
-		return fmt.Errorf("%w: blob %s has the content of %s, though its checksum is right", schema.ErrDataLoss, ref.Key, got)
+		return fmt.Errorf("%w: blob %s has the content of %s, though its checksum is right", schema.ErrDataLoss,
+			ref.Key, got)
 	}
 	return nil
 }

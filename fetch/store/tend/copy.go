@@ -92,7 +92,8 @@ type copier struct {
 // A snapshot that the target has already is left as it is; where snapshots get numbers of their own, those that the
 // target's newest are copies of. A schema.ErrConflict says that
 // it has another one of that number, or has given out greater ones.
-func Copy(ctx context.Context, from Source, to store.Store, snaps []*schema.Snapshot, opts CopyOptions) (Copied, error) {
+func Copy(ctx context.Context, from Source, to store.Store, snaps []*schema.Snapshot,
+	opts CopyOptions) (Copied, error) {
 	c := &copier{from: from, to: to, opts: opts, made: map[schema.Key]schema.Chunk{}}
 	if err := c.attach(ctx, snaps); err != nil {
 		return c.done, err
@@ -114,7 +115,8 @@ func Copy(ctx context.Context, from Source, to store.Store, snaps []*schema.Snap
 			as = snap.Number
 		}
 		if there {
-			c.done.Snapshots = append(c.done.Snapshots, CopiedSnapshot{snap.Dataset, snap.Number, as, snap.Rows(), true})
+			c.done.Snapshots = append(c.done.Snapshots, CopiedSnapshot{snap.Dataset, snap.Number, as, snap.Rows(),
+				true})
 			numbers[nameOf(snap)] = as
 		} else {
 			missing = append(missing, snap)
@@ -139,7 +141,8 @@ func Copy(ctx context.Context, from Source, to store.Store, snaps []*schema.Snap
 			if err != nil {
 				return c.done, fmt.Errorf("copy %s@%d: %w", snap.Dataset, snap.Number, err)
 			}
-			c.done.Snapshots = append(c.done.Snapshots, CopiedSnapshot{snap.Dataset, snap.Number, as, snap.Rows(), there})
+			c.done.Snapshots = append(c.done.Snapshots, CopiedSnapshot{snap.Dataset, snap.Number, as, snap.Rows(),
+				there})
 		}
 		numbers[nameOf(snap)] = as
 		if opts.Selections {
@@ -175,7 +178,8 @@ func (c *copier) standing(ctx context.Context, snap *schema.Snapshot) (there boo
 	}
 	restorer, ok := c.to.(store.Restorer)
 	if !ok {
-		return false, fmt.Errorf("%w: the target cannot take in a snapshot under a given number: copy it as the next one with --renumber",
+		return false, fmt.Errorf("%w: the target cannot take in a snapshot under a given number: copy it as the next "+
+			"one with --renumber",
 			schema.ErrInvalid)
 	}
 	if err := restorer.Restorable(ctx, snap); err != nil {

@@ -115,7 +115,8 @@ func TestCopyEndsAnywhere(t *testing.T) {
 			last, err := to.LastNumber(t.Context(), "d")
 			must(t, err)
 			if !reflect.DeepEqual(is, was) || len(selections) != 2 || last != 3 {
-				t.Errorf("ended at step %d, %t: %+v with %d selections, and numbers to %d; want %+v", steps, late, is, len(selections), last, was)
+				t.Errorf("ended at step %d, %t: %+v with %d selections, and numbers to %d; want %+v", steps, late, is,
+					len(selections), last, was)
 			}
 		}
 	}

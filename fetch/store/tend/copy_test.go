@@ -108,8 +108,9 @@ func TestCopyConflicts(t *testing.T) {
 		name tend.Name
 		want string
 	}{
-		{tend.Name{Dataset: "d", Number: 1}, `conflict: the target has another snapshot d@1, of 5 rows from "storetest": drop what is there, ` +
-			`take another store, or copy it as the next snapshot with --renumber`},
+		{tend.Name{Dataset: "d", Number: 1},
+			`conflict: the target has another snapshot d@1, of 5 rows from "storetest": drop what is there, ` +
+				`take another store, or copy it as the next snapshot with --renumber`},
 		{tend.Name{Dataset: "d", Number: 2}, ""},
 	} {
 		snaps, err := tend.Snapshots(t.Context(), from, []tend.Name{tt.name})

@@ -85,7 +85,8 @@ func (f *fetching) visit(ctx context.Context, ref schema.BlobRef) error {
 			return err
 		}
 	case f.opts.Attached != ByReference:
-		return fmt.Errorf("%w: a manifest chunk has cells of attached tables after blobs of the store", schema.ErrInvalid)
+		return fmt.Errorf("%w: a manifest chunk has cells of attached tables after blobs of the store",
+			schema.ErrInvalid)
 	default:
 		src = f.opts.Through
 	}

@@ -72,11 +72,13 @@ func TestIndexAndPageAreRepaired(t *testing.T) {
 	damage(t, dir, c.Key, pages[0].Key)
 	s = open(t, dir)
 	resume := filepath.Join(filepath.Dir(dir), "resume")
-	got, err := tend.Verify(t.Context(), scopeOf(t, s, 0), tend.VerifyOptions{Resume: resume, Repair: s, Elsewhere: []tend.Place{{Name: "copy", Get: to.Get}}})
+	got, err := tend.Verify(t.Context(), scopeOf(t, s, 0), tend.VerifyOptions{Resume: resume, Repair: s,
+		Elsewhere: []tend.Place{{Name: "copy", Get: to.Get}}})
 	if err != nil || len(got.Damaged) != 2 || got.Repaired != 2 || got.Lasting() != 0 {
 		t.Errorf("%+v, %v", got, err)
 	}
-	if got, err = tend.Verify(t.Context(), scopeOf(t, s, 0), tend.VerifyOptions{}); err != nil || len(got.Damaged) != 0 {
+	if got, err = tend.Verify(t.Context(), scopeOf(t, s, 0), tend.VerifyOptions{}); err != nil ||
+		len(got.Damaged) != 0 {
 		t.Errorf("after the repair: %+v, %v", got, err)
 	}
 }

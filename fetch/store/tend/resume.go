@@ -88,7 +88,8 @@ func Resumed(path string) ([]Name, error) {
 		dataset, number, _ := strings.Cut(s, "@")
 		n, err := strconv.ParseInt(number, 10, 64)
 		if err != nil {
-			return nil, fmt.Errorf("%w: %s names the snapshot %q: remove the file to begin anew", schema.ErrInvalid, path, s)
+			return nil, fmt.Errorf("%w: %s names the snapshot %q: remove the file to begin anew", schema.ErrInvalid,
+				path, s)
 		}
 		names = append(names, Name{Dataset: dataset, Number: n})
 	}

@@ -148,7 +148,8 @@ func TestSnapshotsDroppedMeanwhile(t *testing.T) {
 		t.Errorf("there are %d", numbers)
 	}
 	s.after(1, func() { must(t, s.Drop(t.Context(), "d", 3)) })
-	if _, err := tend.Snapshots(t.Context(), s, []tend.Name{{Dataset: "d"}, {Dataset: "d", Number: 3}}); !errors.Is(err, schema.ErrNotFound) {
+	if _, err := tend.Snapshots(t.Context(), s, []tend.Name{{Dataset: "d"}, {Dataset: "d", Number: 3}}); !errors.Is(err,
+		schema.ErrNotFound) {
 		t.Errorf("one that was named: %v", err)
 	}
 }

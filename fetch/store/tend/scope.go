@@ -67,7 +67,8 @@ func (s *Scope) pages(ctx context.Context, c chunkOf) ([]pageOf, error) {
 			blob.Release()
 		}
 		if err != nil {
-			return nil, fmt.Errorf("index of manifest chunk %d of %s@%d: %w", c.index, c.snap.Dataset, c.snap.Number, err)
+			return nil, fmt.Errorf("index of manifest chunk %d of %s@%d: %w", c.index, c.snap.Dataset, c.snap.Number,
+				err)
 		}
 	}
 	pages := make([]pageOf, len(list))
@@ -230,7 +231,8 @@ func passOf(k *schema.Key, of int) int {
 
 // cells visits the blob cells of a manifest chunk that are not null, but for those of pages that are in without. row is
 // counted from the chunk's first.
-func (s *Scope) cells(ctx context.Context, c chunkOf, without map[schema.Key]bool, visit func(column int, row int64, ref schema.BlobRef)) error {
+func (s *Scope) cells(ctx context.Context, c chunkOf, without map[schema.Key]bool,
+	visit func(column int, row int64, ref schema.BlobRef)) error {
 	return s.eachPage(ctx, c, without, func(p pageOf, m *schema.Manifest) error {
 		for col := range schema.BlobFields(c.snap.Schema) {
 			for row := range m.Rows() {

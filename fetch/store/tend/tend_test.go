@@ -84,7 +84,8 @@ func selectRows(t *testing.T, s store.Store, snap *schema.Snapshot, bitmap []byt
 	defer func() { must(t, in.Close()) }()
 	ref, err := in.Put(ctx, bitmap)
 	must(t, err)
-	sel := schema.Selection{Dataset: snap.Dataset, Snapshot: snap.Number, Rows: 3, Bitmap: ref, Created: time.Unix(1e9, 0).UTC()}
+	sel := schema.Selection{Dataset: snap.Dataset, Snapshot: snap.Number, Rows: 3, Bitmap: ref,
+		Created: time.Unix(1e9, 0).UTC()}
 	must(t, s.SaveSelection(ctx, in, sel))
 	return sel
 }
@@ -153,7 +154,8 @@ func TestVerifySaysWhatIsDamagedAndWhoHasIt(t *testing.T) {
 			{Dataset: "d", Snapshot: 1, What: "column data", Rows: []int64{0}, Count: 1},
 			{Dataset: "d", Snapshot: 2, What: "column data", Rows: []int64{0, 80}, Count: 2},
 		},
-		schema.RefOf(rows[57]).Key.String(): {{Dataset: "d", Snapshot: 1, What: "column data", Rows: []int64{57}, Count: 1}},
+		schema.RefOf(rows[57]).Key.String(): {{Dataset: "d", Snapshot: 1, What: "column data", Rows: []int64{57},
+			Count: 1}},
 		schema.RefOf(rows[99]).Key.String(): {
 			{Dataset: "d", Snapshot: 2, What: "column data", Rows: []int64{79}, Count: 1},
 			{Dataset: "e", Snapshot: 1, What: "column data", Rows: []int64{9}, Count: 1},
@@ -237,7 +239,8 @@ func TestRepair(t *testing.T) {
 	// What was replaced is garbage, and collecting it harms nothing.
 	_, err = s.GC(t.Context(), store.GCOptions{}, nil)
 	must(t, err)
-	if found, err = tend.Verify(t.Context(), scopeOf(t, s, 0), tend.VerifyOptions{}); err != nil || len(found.Damaged) != 0 {
+	if found, err = tend.Verify(t.Context(), scopeOf(t, s, 0), tend.VerifyOptions{}); err != nil ||
+		len(found.Damaged) != 0 {
 		t.Errorf("after a collection: %v, %s", err, asJSON(t, found.Damaged))
 	}
 	if _, err := s.Selection(t.Context(), "d", sel.Name()); err != nil {
@@ -247,7 +250,8 @@ func TestRepair(t *testing.T) {
 
 func TestRepairTakesNothingElse(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "store"))
-	if err := s.Repair(t.Context(), schema.RefOf([]byte("right")), []byte("wrong")); !errors.Is(err, schema.ErrInvalid) {
+	if err := s.Repair(t.Context(), schema.RefOf([]byte("right")), []byte("wrong")); !errors.Is(err,
+		schema.ErrInvalid) {
 		t.Errorf("a repair with other bytes: %v", err)
 	}
 }
@@ -272,7 +276,8 @@ func TestDamagedManifest(t *testing.T) {
 	for _, d := range found.Damaged {
 		switch {
 		case d.Key == page:
-			if in := asJSON(t, d.In); in != `[{"dataset":"d","snapshot":1,"what":"manifest","rows":[16,31],"count":16}]` {
+			if in := asJSON(t,
+				d.In); in != `[{"dataset":"d","snapshot":1,"what":"manifest","rows":[16,31],"count":16}]` {
 				t.Error(in)
 			}
 		case d.Key != schema.RefOf(rows[2]).Key: // row 20 is in the chunk that cannot be read

@@ -148,7 +148,10 @@ func (v *verifier) lists(ctx context.Context, passes int) error {
 		if list == lists(passes)-1 {
 			v.state.Next = 0 // selections come and go
 		}
-		err = v.crew.each(ctx, refs, min(v.state.Next, len(refs)), v.visit, func(next int) { v.state.Next = next; v.save(false) })
+		err = v.crew.each(ctx, refs, min(v.state.Next, len(refs)), v.visit, func(next int) {
+			v.state.Next = next
+			v.save(false)
+		})
 		if err != nil {
 			return err
 		}

@@ -108,7 +108,8 @@ func notThere(b *bench) {
 	}
 	unknown := schema.RefOf(blobOf("unknown", 100))
 	err := lacks("a blob that is not there", unknown)
-	b.that(errors.Is(err, schema.ErrNotFound), "Get of a blob that is not there: got the error %q, want one that wraps %q", err, schema.ErrNotFound)
+	b.that(errors.Is(err, schema.ErrNotFound), "Get of a blob that is not there: got the error %q, want one "+
+		"that wraps %q", err, schema.ErrNotFound)
 	data := blobOf("known", 1000)
 	ref := b.put(data)
 	_ = lacks("a blob that is not there, while another is", unknown)

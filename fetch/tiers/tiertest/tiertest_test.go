@@ -266,9 +266,13 @@ var faults = map[string]struct {
 			return b, nil
 		}
 	}},
-	"goes by the key alone": {"blobs that are not there", "another checksum", false, func(m *memory) { m.blind = true }},
-	"returns wrong bytes":   {"checked bytes are right", "other bytes", false, func(m *memory) { m.blind = true }},
-	"does not end":          {"get ends with its context", "Get does not return", true, func(m *memory) { m.deaf = true }},
+	"goes by the key alone": {"blobs that are not there", "another checksum", false, func(m *memory) {
+		m.blind = true
+	}},
+	"returns wrong bytes": {"checked bytes are right", "other bytes", false, func(m *memory) { m.blind = true }},
+	"does not end": {"get ends with its context", "Get does not return", true, func(m *memory) {
+		m.deaf = true
+	}},
 	"has waits for ever": {"blobs that are there", "Has does not return", true, func(m *memory) {
 		m.has = func(bool) bool { <-m.ended; return true }
 	}},

@@ -105,11 +105,13 @@ func (c *container) remove() {
 func (r *runtime) prepare(object *corev1.Pod) (*container, error) {
 	spec := object.Spec
 	if len(spec.Containers) != 1 || len(spec.InitContainers) != 0 {
-		return nil, fmt.Errorf("%d containers and %d before them, want one", len(spec.Containers), len(spec.InitContainers))
+		return nil, fmt.Errorf("%d containers and %d before them, want one", len(spec.Containers),
+			len(spec.InitContainers))
 	}
 	number := r.count.Add(1)
 	c := &container{
-		runtime: r, name: fmt.Sprintf("pod%d", number), address: fmt.Sprintf("10.213.%d.%d", 1+number/250, 1+number%250),
+		runtime: r, name: fmt.Sprintf("pod%d", number), address: fmt.Sprintf("10.213.%d.%d", 1+number/250,
+			1+number%250),
 	}
 	c.bundle = filepath.Join(r.dir, "bundles", c.name)
 	mounts, err := r.volumes(object)
@@ -137,7 +139,8 @@ func (r *runtime) prepare(object *corev1.Pod) (*container, error) {
 	if err := connect(c.name, c.address); err != nil {
 		return nil, err
 	}
-	c.log, err = os.OpenFile(filepath.Join(logs, object.Namespace+"_"+object.Name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	c.log, err = os.OpenFile(filepath.Join(logs, object.Namespace+"_"+object.Name+".log"),
+		os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return nil, err
 	}
@@ -183,7 +186,8 @@ func (r *runtime) bundle(object *corev1.Pod, name string, mounts []mount) map[st
 	for _, v := range spec.Env { // Virtual Kubelet has looked up where they come from
 		env = append(env, v.Name+"="+v.Value)
 	}
-	readonly := spec.SecurityContext != nil && spec.SecurityContext.ReadOnlyRootFilesystem != nil && *spec.SecurityContext.ReadOnlyRootFilesystem
+	readonly := spec.SecurityContext != nil && spec.SecurityContext.ReadOnlyRootFilesystem != nil &&
+		*spec.SecurityContext.ReadOnlyRootFilesystem
 	args := r.image.run
 	if len(spec.Command) > 0 {
 		args = spec.Command
@@ -203,7 +207,8 @@ func (r *runtime) bundle(object *corev1.Pod, name string, mounts []mount) map[st
 		"root":   map[string]any{"path": r.image.root, "readonly": readonly},
 		"mounts": all,
 		"linux": map[string]any{"namespaces": []map[string]string{
-			{"type": "pid"}, {"type": "ipc"}, {"type": "uts"}, {"type": "mount"}, {"type": "network", "path": "/run/netns/" + name},
+			{"type": "pid"}, {"type": "ipc"}, {"type": "uts"}, {"type": "mount"},
+			{"type": "network", "path": "/run/netns/" + name},
 		}},
 	}
 }

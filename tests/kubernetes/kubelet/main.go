@@ -2,8 +2,9 @@
 // the cluster's DNS. It is for the tests, which have a real control plane and no machines.
 //
 // What it does of a kubelet's work is what the chart relies on: volumes (configMap, secret, emptyDir, claims of local
-// volumes), environment, security contexts (user, groups, read-only root, no capabilities), HTTP probes, preStop by sleep,
-// grace periods, restarts. It runs in a network namespace of its own, where the bridge br0 is (kubernetes.sh makes it).
+// volumes), environment, security contexts (user, groups, read-only root, no capabilities), HTTP probes, preStop by
+// sleep, grace periods, restarts. It runs in a network namespace of its own, where the bridge br0 is (kubernetes.sh
+// makes it).
 package main
 
 import (

@@ -17,7 +17,8 @@ import (
 	"k8s.io/client-go/tools/record"
 )
 
-// node registers with the control plane and hands its pods to the runtime. Virtual Kubelet watches, retries and deletes.
+// node registers with the control plane and hands its pods to the runtime. Virtual Kubelet watches, retries and
+// deletes.
 type node struct {
 	name    string
 	client  kubernetes.Interface
@@ -32,9 +33,10 @@ type node struct {
 }
 
 func (n *node) prepare() (err error) {
-	n.pods = informers.NewSharedInformerFactoryWithOptions(n.client, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
-		o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", n.name).String()
-	}))
+	n.pods = informers.NewSharedInformerFactoryWithOptions(n.client, 0,
+		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+			o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", n.name).String()
+		}))
 	n.events = record.NewBroadcaster()
 	n.events.StartRecordingToSink(&typed.EventSinkImpl{Interface: n.client.CoreV1().Events("")})
 	n.provider = &provider{runtime: n.runtime, pods: map[string]*pod{}}

@@ -26,7 +26,8 @@ type pod struct {
 }
 
 func newPod(r *runtime, object *corev1.Pod, notify func(*corev1.Pod)) *pod {
-	return &pod{runtime: r, notify: notify, object: object.DeepCopy(), ending: make(chan int64, 1), ended: make(chan struct{})}
+	return &pod{runtime: r, notify: notify, object: object.DeepCopy(), ending: make(chan int64, 1),
+		ended: make(chan struct{})}
 }
 
 func (p *pod) copy() *corev1.Pod {
@@ -108,7 +109,8 @@ func (p *pod) run() {
 		p.tell(func(_ *corev1.PodStatus, c *corev1.ContainerStatus) {
 			c.Ready = false
 			c.RestartCount++
-			c.State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff", Message: fmt.Sprint(err)}}
+			c.State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff",
+				Message: fmt.Sprint(err)}}
 		})
 		select {
 		case grace := <-p.ending:

@@ -56,7 +56,8 @@ func (p *provider) DeletePod(_ context.Context, object *corev1.Pod) error {
 	return nil
 }
 
-// forget takes a pod that has ended off the API server, as a kubelet does. Virtual Kubelet would wait for the whole grace period.
+// forget takes a pod that has ended off the API server, as a kubelet does. Virtual Kubelet would wait for the whole
+// grace period.
 func (p *provider) forget(one *pod, object *corev1.Pod) {
 	<-one.ended
 	p.mu.Lock()
@@ -67,8 +68,8 @@ func (p *provider) forget(one *pod, object *corev1.Pod) {
 	if p.runtime.closing.Load() {
 		return
 	}
-	// Not before its last status is there: of a pod that is followed by one of the same name, Virtual Kubelet would look for
-	// a status that the new one does not have yet, and panic.
+	// Not before its last status is there: of a pod that is followed by one of the same name, Virtual Kubelet would
+	// look for a status that the new one does not have yet, and panic.
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	pods := p.runtime.client.CoreV1().Pods(object.Namespace)

@@ -46,7 +46,8 @@ func (p *proxy) listed() (list []*corev1.Service) {
 		return nil
 	}
 	for _, s := range all {
-		if s.Spec.ClusterIP != "" && s.Spec.ClusterIP != corev1.ClusterIPNone && s.Namespace != corev1.NamespaceDefault {
+		if s.Spec.ClusterIP != "" && s.Spec.ClusterIP != corev1.ClusterIPNone &&
+			s.Namespace != corev1.NamespaceDefault {
 			list = append(list, s)
 		}
 	}
@@ -74,7 +75,8 @@ func (p *proxy) run(ctx context.Context) error {
 				if listening[at] {
 					continue
 				}
-				_ = exec.CommandContext(ctx, "ip", "addr", "add", s.Spec.ClusterIP+"/32", "dev", "lo").Run() // it may be there
+				// it may be there
+				_ = exec.CommandContext(ctx, "ip", "addr", "add", s.Spec.ClusterIP+"/32", "dev", "lo").Run()
 				l, err := new(net.ListenConfig).Listen(ctx, "tcp", at)
 				if err != nil {
 					slog.Warn("a service cannot be listened for", "address", at, "error", err)
@@ -118,7 +120,8 @@ func (p *proxy) forward(ctx context.Context, client net.Conn, namespace, service
 	for _, s := range list {
 		for _, e := range s.Endpoints {
 			for _, known := range s.Ports {
-				if e.Conditions.Ready != nil && *e.Conditions.Ready && known.Name != nil && *known.Name == port && known.Port != nil {
+				if e.Conditions.Ready != nil && *e.Conditions.Ready && known.Name != nil && *known.Name == port &&
+					known.Port != nil {
 					at = append(at, fmt.Sprintf("%s:%d", e.Addresses[0], *known.Port))
 				}
 			}

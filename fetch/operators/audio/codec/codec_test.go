@@ -64,7 +64,8 @@ func TestFLAC(t *testing.T) {
 			file := load(t, name)
 			info, out := whole(t, file)
 			got := Info{Rate: info.Rate, Channels: info.Channels, Bits: info.Bits, Frames: info.Frames}
-			if got.Rate != want.Rate || got.Channels != want.Channels || got.Bits != want.Bits || got.Frames != want.Frames {
+			if got.Rate != want.Rate || got.Channels != want.Channels || got.Bits != want.Bits ||
+				got.Frames != want.Frames {
 				t.Fatalf("%+v, want %+v", got, want)
 			}
 			if sum := md5.Sum(samples(out, info.Bits)); !slices.Equal(sum[:], file[8+18:8+34]) {
@@ -187,7 +188,8 @@ func wav(kind, channels, rate, bits int, data []byte) []byte {
 }
 
 func TestWAV(t *testing.T) {
-	f32, f64 := binary.LittleEndian.AppendUint32(nil, math.Float32bits(-0.3)), binary.LittleEndian.AppendUint64(nil, math.Float64bits(0.7))
+	f32, f64 := binary.LittleEndian.AppendUint32(nil, math.Float32bits(-0.3)),
+		binary.LittleEndian.AppendUint64(nil, math.Float64bits(0.7))
 	for name, c := range map[string]struct {
 		file []byte
 		want []float32
@@ -222,8 +224,10 @@ func TestHeaders(t *testing.T) {
 		"mono.opus":  {Format: Opus, Rate: 16000, Channels: 1, Frames: 4000},
 	} {
 		got, err := Read(load(t, name))
-		if err != nil || got.Format != want.Format || got.Rate != want.Rate || got.Channels != want.Channels || got.Frames != want.Frames {
-			t.Errorf("%s: %v %d Hz, %d channels of %d samples (%v), want %+v", name, got.Format, got.Rate, got.Channels, got.Frames, err, want)
+		if err != nil || got.Format != want.Format || got.Rate != want.Rate || got.Channels != want.Channels ||
+			got.Frames != want.Frames {
+			t.Errorf("%s: %v %d Hz, %d channels of %d samples (%v), want %+v", name, got.Format, got.Rate, got.Channels,
+				got.Frames, err, want)
 		}
 	}
 	if _, out := whole(t, load(t, "mono.mp3")); Lossy() == "go-mp3" {

@@ -158,7 +158,8 @@ const mp3Slack = 2 * 1152
 
 // short fills up what a lossy decoder did not give, where that is little.
 func short(f Format, out [][]float32, done int, err error) error {
-	if missing := len(out[0]) - done; missing > mp3Slack || err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+	if missing := len(out[0]) - done; missing > mp3Slack || err != nil && !errors.Is(err, io.EOF) &&
+		!errors.Is(err, io.ErrUnexpectedEOF) {
 		return damaged("%s: it ends %d samples too early: %v", f, missing, err)
 	}
 	for _, x := range out {

@@ -35,7 +35,8 @@ func readOgg(file []byte) (Info, error) {
 	return info, nil
 }
 
-// opusRate is the rate that Opus is decoded at: the lowest of its own that keeps what the source had, as libsndfile chooses.
+// opusRate is the rate that Opus is decoded at: the lowest of its own that keeps what the source had, as libsndfile
+// chooses.
 func opusRate(source int) int {
 	for _, rate := range []int{8000, 12000, 16000, 24000} {
 		if source > 0 && source <= rate {

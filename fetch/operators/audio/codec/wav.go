@@ -38,7 +38,8 @@ func readWAV(file []byte) (Info, error) {
 			info.Float = kind == wavFloat
 			if !wavReadable(kind, info.Bits) {
 				return info, damaged("WAV: samples of format %d and %d bits; "+
-					"whole numbers of 8, 16, 24 and 32 bits and floating-point ones of 32 and 64 can be read", kind, info.Bits)
+					"whole numbers of 8, 16, 24 and 32 bits and floating-point ones of 32 and 64 can be read", kind,
+					info.Bits)
 			}
 		case "data":
 			if kind == 0 {

@@ -121,7 +121,8 @@ func (m *Mel) four(powers []float32, bins int, out []float32, stride int) {
 	for k := range m.bands {
 		b := &m.bands[k]
 		weight := b.weight
-		q0, q1, q2, q3 := p0[b.at:][:len(weight)], p1[b.at:][:len(weight)], p2[b.at:][:len(weight)], p3[b.at:][:len(weight)]
+		q0, q1, q2, q3 := p0[b.at:][:len(weight)], p1[b.at:][:len(weight)], p2[b.at:][:len(weight)],
+			p3[b.at:][:len(weight)]
 		var s0, s1, s2, s3 float32
 		for j, w := range weight {
 			s0 += float32(q0[j] * w)

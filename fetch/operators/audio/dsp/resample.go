@@ -12,7 +12,8 @@ const MaxTaps = 1 << 20
 type ResampleOptions struct {
 	// From and To are in samples a second.
 	From, To int
-	// Width is how many zeros of the sinc are on either side; Rolloff times the lower Nyquist frequency is where it cuts.
+	// Width is how many zeros of the sinc are on either side; Rolloff times the lower Nyquist frequency is where it
+	// cuts.
 	Width   int
 	Rolloff float64
 	// Kaiser takes a Kaiser window of Beta, and not Hann's.

@@ -102,7 +102,8 @@ func (s sndfile) read(file []byte, q request, out []float32) int64 {
 	if len(file) == 0 || len(out) == 0 {
 		return notOpened
 	}
-	return int64(C.snd_decode((*C.char)(unsafe.Pointer(&file[0])), C.int64_t(len(file)), C.int(q.Channels), C.int(q.Rate),
+	return int64(C.snd_decode((*C.char)(unsafe.Pointer(&file[0])), C.int64_t(len(file)), C.int(q.Channels),
+		C.int(q.Rate),
 		C.int64_t(q.Offset), (*C.float)(unsafe.Pointer(&out[0])), C.int64_t(q.Frames)))
 }
 

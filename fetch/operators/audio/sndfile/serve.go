@@ -100,7 +100,8 @@ func Serve(in io.Reader, out io.Writer) error {
 func reply(lib library, q request, file []byte, room []float32, out io.Writer) error {
 	before := processor()
 	n := lib.read(file, q, room)
-	if err := binary.Write(out, binary.LittleEndian, answer{Frames: n, Nanos: int64(processor() - before)}); err != nil {
+	if err := binary.Write(out, binary.LittleEndian,
+		answer{Frames: n, Nanos: int64(processor() - before)}); err != nil {
 		return fmt.Errorf("answering: %w", err)
 	}
 	if n <= 0 {

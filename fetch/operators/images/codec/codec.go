@@ -97,7 +97,8 @@ func Read(cell []byte) (Header, error) {
 		}
 		return checked(h, err)
 	}
-	return Header{}, fmt.Errorf("%w: the first bytes are %q, and neither JPEG, PNG, GIF, WebP nor TIFF", ErrFormat, cell[:min(len(cell), 8)])
+	return Header{}, fmt.Errorf("%w: the first bytes are %q, and neither JPEG, PNG, GIF, WebP nor TIFF", ErrFormat,
+		cell[:min(len(cell), 8)])
 }
 
 func readJPEG(cell []byte) (Header, error) {
@@ -106,7 +107,8 @@ func readJPEG(cell []byte) (Header, error) {
 		return Header{}, wrong(JPEG, err)
 	}
 	return Header{
-		Format: JPEG, Width: j.Width, Height: j.Height, Orientation: j.Orientation, Profile: j.Profile, Bytes: j.Bytes(), jpeg: j,
+		Format: JPEG, Width: j.Width, Height: j.Height, Orientation: j.Orientation, Profile: j.Profile,
+		Bytes: j.Bytes(), jpeg: j,
 	}, nil
 }
 

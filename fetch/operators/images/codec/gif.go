@@ -40,7 +40,8 @@ func firstFrame(cell []byte) (image.Image, error) {
 		whole.Pix[i] = ground
 	}
 	for y := frame.Rect.Min.Y; y < frame.Rect.Max.Y; y++ {
-		copy(whole.Pix[whole.PixOffset(frame.Rect.Min.X, y):], frame.Pix[frame.PixOffset(frame.Rect.Min.X, y):][:frame.Rect.Dx()])
+		copy(whole.Pix[whole.PixOffset(frame.Rect.Min.X, y):],
+			frame.Pix[frame.PixOffset(frame.Rect.Min.X, y):][:frame.Rect.Dx()])
 	}
 	return whole, nil
 }

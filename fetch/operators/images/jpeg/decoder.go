@@ -189,7 +189,8 @@ func (d *Decoder) checkScan(sc *scan) error {
 		if needDC && !d.dc[c.dcTable].standard(0, c.dcTable) || needAC && !d.ac[c.acTable].standard(1, c.acTable) {
 			return damaged("there is no table of codes %d or %d", c.dcTable, c.acTable)
 		}
-		if sc.high == 0 && d.refined[at]&band != 0 || sc.high != 0 && d.refined[at]&band != band || sc.first > 0 && d.refined[at]&1 == 0 {
+		if sc.high == 0 && d.refined[at]&band != 0 || sc.high != 0 && d.refined[at]&band != band || sc.first > 0 &&
+			d.refined[at]&1 == 0 {
 			return damaged("scans come in an order that makes no sense")
 		}
 		d.refined[at] |= band

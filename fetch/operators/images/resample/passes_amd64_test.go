@@ -37,7 +37,8 @@ func TestWide(t *testing.T) {
 	r := rand.New(rand.NewPCG(seed, 0))
 	var resizer Resizer
 	for range 300 {
-		j := Job{Width: 1 + r.IntN(90), Height: 1 + r.IntN(90), Channels: 1 + 2*r.IntN(2), To: image.Pt(1+r.IntN(60), 1+r.IntN(60))}
+		j := Job{Width: 1 + r.IntN(90), Height: 1 + r.IntN(90), Channels: 1 + 2*r.IntN(2),
+			To: image.Pt(1+r.IntN(60), 1+r.IntN(60))}
 		x, y := r.IntN(j.To.X), r.IntN(j.To.Y)
 		j.Window = image.Rect(x, y, x+1+r.IntN(j.To.X-x), y+1+r.IntN(j.To.Y-y))
 		j.FlipX, j.FlipY, j.Filter = r.IntN(2) == 0, r.IntN(2) == 0, Filter(r.IntN(int(Lanczos)+1))

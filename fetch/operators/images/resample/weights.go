@@ -42,7 +42,8 @@ func (w *weights) set(in, out, from, to int, filter Filter, reversed bool) {
 	support := filter.support() * wide
 	w.size = int(math.Ceil(support))*2 + 1
 	n := to - from
-	w.first, w.count, w.values, w.line = grow(w.first, n), grow(w.count, n), grow(w.values, n*w.size), grow(w.line, w.size)
+	w.first, w.count, w.values, w.line = grow(w.first, n), grow(w.count, n), grow(w.values, n*w.size),
+		grow(w.line, w.size)
 	clear(w.values)
 	narrow := 1 / wide
 	most := 0

@@ -34,11 +34,13 @@ func NewKeys(t testing.TB) Keys {
 	const password = "keys for tests"
 	write(t, filepath.Join(dir, "password"), []byte(password))
 	keystore, truststore := filepath.Join(dir, "keystore.p12"), filepath.Join(dir, "truststore.p12")
-	keytool(t, "-genkeypair", "-alias", "node", "-keyalg", "EC", "-groupname", "secp256r1", "-dname", "CN=node", "-validity", "2",
+	keytool(t, "-genkeypair", "-alias", "node", "-keyalg", "EC", "-groupname", "secp256r1", "-dname", "CN=node",
+		"-validity", "2",
 		"-ext", "san=dns:"+k.Name, "-keystore", keystore, "-storetype", "PKCS12", "-storepass", password)
 	keytool(t, "-exportcert", "-rfc", "-alias", "node", "-file", k.CA, "-keystore", keystore, "-storepass", password)
 	newCertificate(t, k.Cert, k.Key)
-	keytool(t, "-importcert", "-noprompt", "-alias", "client", "-file", k.Cert, "-keystore", truststore, "-storetype", "PKCS12", "-storepass", password)
+	keytool(t, "-importcert", "-noprompt", "-alias", "client", "-file", k.Cert, "-keystore", truststore, "-storetype",
+		"PKCS12", "-storepass", password)
 	return k
 }
 

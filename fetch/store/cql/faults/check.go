@@ -52,7 +52,8 @@ func (s Stats) String() string {
 	for _, k := range slices.Sorted(maps.Keys(s.Ended)) {
 		parts = append(parts, fmt.Sprintf("%s %d", k, s.Ended[k]))
 	}
-	return fmt.Sprintf("%d events, %d snapshots, %d read whole; %s", s.Events, s.Numbers, s.Reads, strings.Join(parts, ", "))
+	return fmt.Sprintf("%d events, %d snapshots, %d read whole; %s", s.Events, s.Numbers, s.Reads,
+		strings.Join(parts, ", "))
 }
 
 // op is an operation: between invoke and end it took effect, if it did.
@@ -91,7 +92,8 @@ func Check(events []Event) ([]Anomaly, Stats) {
 			}
 		case Left:
 			if o.how == OK && o.Count != 0 {
-				c.found(Garbage, o.Dataset, "%d rows are left when everything was dropped and collected: %s", o.Count, o.Error)
+				c.found(Garbage, o.Dataset, "%d rows are left when everything was dropped and collected: %s", o.Count,
+					o.Error)
 			}
 		default:
 			byDataset[o.Dataset] = append(byDataset[o.Dataset], o)
@@ -140,7 +142,8 @@ func (c *checker) pair(events []Event) []*op {
 			o = &op{Event: e, invoke: e.At, end: neverEnded, how: Info}
 			open[at] = o
 			ops = append(ops, o)
-		case e.Type == Invoke || o == nil || o.end != neverEnded || o.Do != e.Do || o.Dataset != e.Dataset || e.At < o.invoke:
+		case e.Type == Invoke || o == nil || o.end != neverEnded || o.Do != e.Do || o.Dataset != e.Dataset ||
+			e.At < o.invoke:
 			c.found(BadHistory, e.Dataset, "event %+v does not fit what %s did before", e, e.Process)
 		default:
 			o.Event, o.how = e, e.Type

@@ -116,7 +116,8 @@ func (d *dataset) check() {
 		}
 		for _, n := range slices.Sorted(maps.Keys(d.snapshots)) {
 			if s := d.snapshots[n]; absent(o, n) && o.invoke > s.known && o.end < s.drop {
-				d.found(LostCommit, d.name, "%v did not find %d, which %v had, and which nobody had dropped", o, n, s.seen)
+				d.found(LostCommit, d.name, "%v did not find %d, which %v had, and which nobody had dropped", o, n,
+					s.seen)
 			}
 		}
 	}

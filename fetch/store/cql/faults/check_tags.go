@@ -121,7 +121,8 @@ func (r register) zones(d *dataset, tag string) {
 	for i, a := range forward {
 		for _, b := range forward[:i] {
 			if a.ends < b.lasts && b.ends < a.lasts {
-				d.found(StaleTag, d.name, "%s named %d, then %d, then the first again, though each was given once", tag, a.value, b.value)
+				d.found(StaleTag, d.name, "%s named %d, then %d, then the first again, though each was given once", tag,
+					a.value, b.value)
 			}
 		}
 		for _, b := range backward {

@@ -34,7 +34,8 @@ func (s *story) op(process, do string, invoke, end int64, how string, e Event) {
 
 // commit is one of an import that has the number's name, unless another is said.
 func (s *story) commit(invoke, end, number, parent int64) {
-	s.op("importer", Commit, invoke, end, OK, Event{Number: number, Parent: parent, Import: fmt.Sprint("import", number), Digest: fmt.Sprint("digest", number)})
+	s.op("importer", Commit, invoke, end, OK, Event{Number: number, Parent: parent,
+		Import: fmt.Sprint("import", number), Digest: fmt.Sprint("digest", number)})
 }
 
 func (s *story) read(invoke, end, number int64) {
@@ -42,7 +43,8 @@ func (s *story) read(invoke, end, number int64) {
 }
 
 func (s *story) readBy(process string, invoke, end, number int64) {
-	s.op(process, Read, invoke, end, OK, Event{Number: number, Import: fmt.Sprint("import", number), Digest: fmt.Sprint("digest", number)})
+	s.op(process, Read, invoke, end, OK, Event{Number: number, Import: fmt.Sprint("import", number),
+		Digest: fmt.Sprint("digest", number)})
 }
 
 func (s *story) absent(invoke, end, number int64) {

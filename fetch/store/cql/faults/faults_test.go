@@ -27,7 +27,8 @@ var (
 	length  = flag.Duration("length", 0, "for how long there are faults; the test is skipped without")
 	seed    = flag.Uint64("seed", 0, "what the schedule and the processes are drawn from; 0 for any")
 	keep    = flag.String("keep", "", "a folder for logs and histories of runs that fail; default a temporary one")
-	address = flag.String("address", "", "a store's address, on a cluster that runs: only the processes are then killed and stopped")
+	address = flag.String("address", "", "a store's address, on a cluster that runs: only the processes are then "+
+		"killed and stopped")
 )
 
 func init() { atEnd = cassandratest.Stop }
@@ -320,7 +321,9 @@ func reasons(t *testing.T, events []Event) {
 			count[fmt.Sprintf("%s %s: %.*s", e.Do, e.Type, long, e.Error)]++
 		}
 	}
-	most := slices.SortedFunc(maps.Keys(count), func(a, b string) int { return cmp.Or(count[b]-count[a], strings.Compare(a, b)) })
+	most := slices.SortedFunc(maps.Keys(count), func(a, b string) int {
+		return cmp.Or(count[b]-count[a], strings.Compare(a, b))
+	})
 	for _, why := range most[:min(shown, len(most))] {
 		t.Logf("%4d times %s", count[why], why)
 	}

@@ -77,7 +77,8 @@ func freePort(t *testing.T) int {
 
 // address of a store on the cluster.
 func (c *cluster) address() string {
-	return fmt.Sprintf("cql://%s,%s,%s:%d/faults?rf=3&timeout=5s&connect=3s&conns=2", nodeIP(0), nodeIP(1), nodeIP(2), c.port)
+	return fmt.Sprintf("cql://%s,%s,%s:%d/faults?rf=3&timeout=5s&connect=3s&conns=2", nodeIP(0), nodeIP(1), nodeIP(2),
+		c.port)
 }
 
 // setClock makes a node's clock wrong, or right again. The library reads the file each second.

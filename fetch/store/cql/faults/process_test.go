@@ -210,17 +210,18 @@ func (p *process) dropOne(ctx context.Context) error {
 }
 
 func (p *process) drop(ctx context.Context, dataset string, number int64) error {
-	return p.do(ctx, Event{Do: Drop, Dataset: dataset, Number: number}, func(ctx context.Context, e *Event) (string, error) {
-		err := p.store.Drop(ctx, dataset, number)
-		switch {
-		case errors.Is(err, schema.ErrNotFound):
-			e.Absent = true
-			return Fail, err
-		case errors.Is(err, schema.ErrInvalid): // it has a tag
-			return Fail, err
-		}
-		return OK, err
-	})
+	return p.do(ctx, Event{Do: Drop, Dataset: dataset, Number: number},
+		func(ctx context.Context, e *Event) (string, error) {
+			err := p.store.Drop(ctx, dataset, number)
+			switch {
+			case errors.Is(err, schema.ErrNotFound):
+				e.Absent = true
+				return Fail, err
+			case errors.Is(err, schema.ErrInvalid): // it has a tag
+				return Fail, err
+			}
+			return OK, err
+		})
 }
 
 // tagOne gives a snapshot a tag that nobody has given it before, reads one, or removes one.
@@ -242,7 +243,8 @@ func (p *process) tagOne(ctx context.Context) error {
 	if p.rand.IntN(6) == 0 {
 		return p.untag(ctx, name, tag)
 	}
-	return p.do(ctx, Event{Do: Tagged, Dataset: name, Tag: tag}, func(ctx context.Context, e *Event) (how string, err error) {
+	return p.do(ctx, Event{Do: Tagged, Dataset: name, Tag: tag}, func(ctx context.Context, e *Event) (how string,
+		err error) {
 		e.Number, err = p.store.Tagged(ctx, name, tag)
 		if errors.Is(err, schema.ErrNotFound) {
 			e.Number, err = 0, nil
@@ -252,14 +254,15 @@ func (p *process) tagOne(ctx context.Context) error {
 }
 
 func (p *process) tag(ctx context.Context, dataset, tag string, n int64) error {
-	return p.do(ctx, Event{Do: Tag, Dataset: dataset, Tag: tag, Number: n}, func(ctx context.Context, e *Event) (string, error) {
-		err := p.store.Tag(ctx, dataset, tag, n)
-		if errors.Is(err, schema.ErrNotFound) {
-			e.Absent = true
-			return Fail, err
-		}
-		return OK, err
-	})
+	return p.do(ctx, Event{Do: Tag, Dataset: dataset, Tag: tag, Number: n},
+		func(ctx context.Context, e *Event) (string, error) {
+			err := p.store.Tag(ctx, dataset, tag, n)
+			if errors.Is(err, schema.ErrNotFound) {
+				e.Absent = true
+				return Fail, err
+			}
+			return OK, err
+		})
 }
 
 func (p *process) untag(ctx context.Context, dataset, tag string) error {

@@ -33,7 +33,8 @@ func TestSchedule(t *testing.T) {
 			}
 		}
 		if longest[StopNode] < 2*time.Minute || longest[StopProcess] < 2*time.Minute {
-			t.Errorf("seed %d: stops of a node take up to %s, and of a process %s", seed, longest[StopNode], longest[StopProcess])
+			t.Errorf("seed %d: stops of a node take up to %s, and of a process %s", seed, longest[StopNode],
+				longest[StopProcess])
 		}
 		without := 0
 		for _, n := range gone {
@@ -45,7 +46,8 @@ func TestSchedule(t *testing.T) {
 			t.Errorf("seed %d: for %d of %d s two nodes are away:\n%s", seed, without, len(gone), s)
 		}
 	}
-	for _, k := range []Kind{KillNode, StopNode, Clock, Isolate, OneWay, Slow, Lossy, Clients, KillProcess, StopProcess} {
+	for _, k := range []Kind{KillNode, StopNode, Clock, Isolate, OneWay, Slow, Lossy, Clients, KillProcess,
+		StopProcess} {
 		if kinds[k] < 20 {
 			t.Errorf("in 20 runs %s comes %d times", k, kinds[k])
 		}
