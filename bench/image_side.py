@@ -66,7 +66,7 @@ def dali(rng: random.Random) -> Callable[[bytes], Any]:
 
     size = 8
 
-    @pipeline_def(batch_size=size, num_threads=1, device_id=None, prefetch_queue_depth=1, seed=rng.randrange(1 << 30))
+    @pipeline_def(batch_size=size, num_threads=1, device_id=None, prefetch_queue_depth=1, seed=rng.randrange(1 << 30))  # type: ignore[untyped-decorator]
     def crops() -> Any:
         files = fn.external_source(name="files", batch=True)
         images = fn.decoders.image_random_crop(files, random_area=[0.08, 1.0], random_aspect_ratio=[3 / 4, 4 / 3])

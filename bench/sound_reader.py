@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -25,7 +26,7 @@ def samples(blob: bytes) -> object:
     return soundfile.read(io.BytesIO(blob), dtype="int16")[0]
 
 
-def log_mel() -> Callable[[bytes], object]:
+def log_mel() -> Callable[[bytes], Any]:
     """The transform of 80 bands, 25 ms every 10 ms."""
     import torch
 

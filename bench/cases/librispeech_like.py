@@ -7,6 +7,8 @@ They use soundfile and torchaudio.
 
 from __future__ import annotations
 
+from typing import Any
+
 from harness import Context, Figure, Result, emit, median
 from ready import read
 from samples import SIZE
@@ -24,7 +26,7 @@ def run(context: Context) -> Result:
     """Interleave the three; what counts is wall time."""
     gains: dict[str, list[float]] = {"workers": [], "threads": []}
     rates = []
-    usual = {"media": "audio", "batch": BATCH}
+    usual: dict[str, Any] = {"media": "audio", "batch": BATCH}
     with (
         spill(context.folder, ROOM) as flags,
         Server(context.binary, stored(context, "store-speech", CLIPS), *flags, rtt=RTT) as ours,

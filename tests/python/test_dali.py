@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from importlib.util import find_spec
+from typing import Any
 
 import bowstring
 import numpy as np
@@ -58,7 +59,7 @@ def test_reset_begins_the_epoch_again(node: Node) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"), [({"batch": 0}, "batch: got 0"), ({"batch": 1, "rank": 2, "world_size": 2}, "rank: got 2")]
 )
-def test_wrong_arguments(node: Node, arguments: dict[str, int], said: str) -> None:
+def test_wrong_arguments(node: Node, arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         external_source(node.url, "photos", **arguments)
 
@@ -67,7 +68,7 @@ def test_wrong_arguments(node: Node, arguments: dict[str, int], said: str) -> No
 def test_a_pipeline_decodes_what_it_is_given(node: Node) -> None:
     from nvidia.dali import fn, pipeline_def
 
-    @pipeline_def(batch_size=16, num_threads=2, device_id=None)
+    @pipeline_def(batch_size=16, num_threads=2, device_id=None)  # type: ignore[untyped-decorator]
     def photos(source: object) -> object:
         images, labels, positions = fn.external_source(source, num_outputs=3, batch=True)
         return fn.decoders.image(images), labels, positions
