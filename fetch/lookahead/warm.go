@@ -197,6 +197,7 @@ func (w *warmer) keep(o tiers.Outcome) {
 	case w.filler.keep(o):
 		w.Stored++
 		w.Bytes += o.Ref.Size
+	case o.Err == nil && w.ahead.opts.Spare(o.Ref.Key): // there may be room yet for what this node owns
 	case o.Err == nil:
 		w.Full = true // what is there is worth more
 	default:

@@ -30,8 +30,7 @@ type directory struct {
 // newDirectory makes the directory of a view in which self is one of the nodes, or leaves.
 //
 //   - The first owner of a slot reads from the store. Each node keeps as much as it can, so that the whole of the
-//     caches
-//     is owned once.
+//     caches is owned once.
 //   - Where the jobs that run read less than all caches hold, slots have second owners, in as many as there is room for
 //     ([layout.New]). They ask the first.
 //   - In each other zone one node acts for the zone ([layout.Layout.Keepers]): it alone asks the first owner, and keeps

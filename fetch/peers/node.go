@@ -44,6 +44,7 @@ type node struct {
 	typical time.Duration     // how long answers take: the longest of late, falling slowly
 	watch   *time.Timer       // runs while something is under way
 	looked  time.Time         // when it last fired, or was set
+	late    bool              // that look was late
 }
 
 // ask is a blob that a node is being asked for.
@@ -181,9 +182,11 @@ func (n *node) look() {
 	}
 	n.watch.Reset(n.opts.Patience / 4)
 	now := time.Now()
-	late := now.Sub(n.looked) > n.opts.Patience/2
-	if n.looked = now; late {
-		return // this process was not run: what came meanwhile has not been read yet
+	late := now.Sub(n.looked) > n.opts.Patience/2 && !n.late
+	if n.looked, n.late = now, late; late {
+		// This process was not run: what came meanwhile has not been read yet. A second look that is late as well
+		// counts, as they all are on a machine with too much to do.
+		return
 	}
 	quiet := now.Sub(n.heard)
 	bound := max(n.opts.Patience, patienceFactor*n.typical)

@@ -149,6 +149,10 @@ var errTooOld = fmt.Errorf("%w: its version knows nothing of nodes that leave", 
 // what is wanted only if it is held is not asked of it; and it asks nobody else for it, which costs a read of the store
 // and no wrong byte.
 func (l *Link) Get(ctx context.Context, what peers.Ask) (schema.Blob, error) {
+	if what.Ref.Size > peers.MaxBlob {
+		return schema.Blob{}, fmt.Errorf("%w: a blob of %d bytes, and nodes ask each other for %d at most",
+			schema.ErrLimit, what.Ref.Size, peers.MaxBlob)
+	}
 	w := &waiter{what.Ref.Size, make(chan answer, 1)}
 	l.mu.Lock()
 	switch {
@@ -305,7 +309,7 @@ func (l *Link) serve(ctx context.Context, opened func()) error {
 			cancel(err)
 		}
 	})
-	asking.Go(func() { w.watch(ctx) })
+	asking.Go(func() { w.watch(ctx, cancel) })
 	for err == nil {
 		if n, err = w.next(); err == nil {
 			err = l.deliver(w, n)

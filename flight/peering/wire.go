@@ -7,6 +7,7 @@ import (
 	"crypto/tls"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"sync"
@@ -180,20 +181,28 @@ func (w *wire) close() error {
 	return nil
 }
 
-// watch asks the other side whether it is there when it has said nothing for long, and closes the connection if it is
-// not. It returns when ctx ends.
-func (w *wire) watch(ctx context.Context) {
+// watch asks the other side whether it is there when it has said nothing for long, and ends the call if it is not. It
+// returns when ctx ends.
+func (w *wire) watch(ctx context.Context, end context.CancelCauseFunc) {
 	tick := time.NewTicker(keepaliveAnswer)
 	defer tick.Stop()
+	looked := time.Now()
 	for {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
 			return
 		}
+		now := time.Now()
+		late := now.Sub(looked) > 2*keepaliveAnswer
+		if looked = now; late {
+			// This process was not run: what came meanwhile has not been read yet.
+			w.last.Store(int64(time.Since(w.made)))
+			continue
+		}
 		switch quiet := time.Since(w.made) - time.Duration(w.last.Load()); {
 		case quiet >= keepaliveTime+keepaliveAnswer:
-			_ = w.close() // whoever reads sees it
+			end(fmt.Errorf("it has said nothing for %s", quiet.Round(time.Second)))
 			return
 		case quiet >= keepaliveTime && w.writing.TryLock(): // who writes meanwhile may wait for the other side
 			if w.out.WritePing(false, [8]byte{}) == nil {

@@ -70,6 +70,9 @@ func (w *wire) take(f http2.Frame) error {
 		if f.IsAck() {
 			return nil
 		}
+		if err := f.ForeachSetting(http2.Setting.Valid); err != nil {
+			return fmt.Errorf("%w: %w", errAnswers, err)
+		}
 		w.settings(f)
 		return w.write(w.out.WriteSettingsAck)
 	case *http2.PingFrame:

@@ -89,9 +89,9 @@ func voiceTables(root, asked string) (read, others []string, err error) {
 	return read, others, nil
 }
 
-// clip is where a recording lies. Old releases leave out its extension.
+// clip is where a recording lies; "" where a name leads out of the folder. Old releases leave out its extension.
 func clip(name string) string {
-	if name == "" {
+	if !filepath.IsLocal(name) {
 		return ""
 	}
 	if !isAudioName(name) {

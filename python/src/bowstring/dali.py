@@ -69,14 +69,20 @@ class ExternalSource:
                 self._batch * self._world_size, rank=self._rank, world_size=self._world_size, epoch=self.epoch
             )
         try:
-            record = next(self._batches)
+            records = [next(self._batches)]
+            while self._batches.place is not None and not self._batches.place["last"]:  # a step comes in several
+                records.append(next(self._batches))
         except StopIteration:
             self.reset()
             self.epoch += 1
             raise
-        return [
-            _cells(record.schema.field(index).name, column, self._batch) for index, column in enumerate(record.columns)
-        ]
+        found: list[list[Cell]] = [[] for _ in records[0].columns]
+        for record in records:
+            for index, column in enumerate(record.columns):
+                found[index] += _cells(record.schema.field(index).name, column)
+        if len(found[0]) > self._batch:
+            raise InvalidRequest(f"batch: {len(found[0])} rows came, and DALI takes {self._batch}")
+        return found
 
     def reset(self) -> None:
         """Give up the epoch that is being read; the next call begins `epoch`."""
@@ -85,12 +91,10 @@ class ExternalSource:
             self._batches = None
 
 
-def _cells(name: str, column: pa.Array, most: int) -> list[Cell]:
+def _cells(name: str, column: pa.Array) -> list[Cell]:
     """A column as arrays of single samples."""
     if column.null_count:
         raise InvalidRequest(f"column {name!r} has nulls, which DALI cannot take; narrow the dataset by where")
-    if len(column) > most:
-        raise InvalidRequest(f"column {name!r} has {len(column)} rows in a batch, and DALI takes {most}")
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
     kind = column.type

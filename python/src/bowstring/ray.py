@@ -98,7 +98,7 @@ def read(
             one. Blocks come node by node then, each with its share of every 262,144 rows of the order.
         parallelism: How many read tasks. Without it, four for each processor, or more where each would read more than
             Ray's `target_max_block_size`, or less where each would read less than 16 MiB.
-        concurrency: How many of them run at once.
+        concurrency: How many of them run at once; with `assign="local"` of each node's.
         num_cpus: Processors that each of them reserves.
         memory: Bytes of memory likewise.
         token: Of the connection, if `source` is an address.

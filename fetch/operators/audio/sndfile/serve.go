@@ -82,7 +82,7 @@ func Serve(in io.Reader, out io.Writer) error {
 			}
 			return fmt.Errorf("reading a request: %w", err)
 		}
-		if int64(cap(file)) < q.Bytes || cap(file) > kept {
+		if int64(cap(file)) < q.Bytes {
 			file = make([]byte, q.Bytes)
 		}
 		file = file[:q.Bytes]
@@ -91,6 +91,9 @@ func Serve(in io.Reader, out io.Writer) error {
 		}
 		select {
 		case todo <- work{q, file}:
+			if cap(file) > kept {
+				file = nil
+			}
 		case err := <-failed:
 			return err
 		}
