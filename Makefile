@@ -173,7 +173,7 @@ nightly-image: $(VENV)/.package build ## The container image, run by runc: a rea
 
 .PHONY: nightly-clients
 nightly-clients: $(VENV)/.test build ## Flight clients in Java and Rust, from Maven Central and crates.io, through the doors (needs a JDK 17, Maven and Rust).
-	@$(STAGE) nightly-clients $(PY) -m pytest -m clients tests/test_clients.py
+	@$(STAGE) nightly-clients $(PY) -m pytest -m clients tests/test_clients.py tests/python/test_ray_nodes.py
 
 # A program that renders the chart by Helm's own library; three minutes of processor time, once.
 RENDER := build/helm/render

@@ -20,7 +20,8 @@ from node import Node
 from nodes import stored
 from wire import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+# A node that joins by `ray start` is found by every `ray.init` of the machine: no other test may run beside.
+pytestmark = [pytest.mark.slow, pytest.mark.clients, pytest.mark.timeout(600)]
 
 SAMPLES, SIZE, TASKS = 400, 4_000, 6
 SECOND = "127.0.0.2"  # where the second node of Ray is; the first has the address that Ray gives this machine
