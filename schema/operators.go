@@ -23,8 +23,8 @@ const (
 // never its result.
 const (
 	PlaceServer = "server"
-	PlaceClient = "client" // not yet
-	PlaceAuto   = "auto"   // not yet
+	PlaceClient = "client" // blobs are served as they are
+	PlaceAuto   = "auto"   // a client decides, and asks for one of the others
 )
 
 // Operators say by blob column what becomes of its cells before they are sent.
@@ -255,10 +255,17 @@ func (r *Request) checkPlace() error {
 	switch r.Place {
 	case PlaceServer:
 		return r.checkWithOperators("place")
-	case PlaceClient, PlaceAuto:
-		return &FieldError{Field: "place", Got: Quote(r.Place), Want: `"server": operators run nowhere else yet`}
+	case PlaceClient:
+		if r.OnError == OnErrorSkip {
+			return &FieldError{Field: "on_error", Got: Quote(string(r.OnError)) + ` with place "client"`,
+				Want: `"fail" or "null": who runs the operators has no other samples to put in`}
+		}
+		return r.checkWithOperators("place")
+	case PlaceAuto:
+		return &FieldError{Field: "place", Got: Quote(r.Place),
+			Want: `"server" or "client": between them clients decide, as they see both ends`}
 	}
-	return &FieldError{Field: "place", Got: Quote(r.Place), Want: `"server"`}
+	return &FieldError{Field: "place", Got: Quote(r.Place), Want: `"server" or "client"`}
 }
 
 func (r *Request) checkWithOperators(field string) error {

@@ -186,6 +186,28 @@ func NewProjectionWithin(snap *Snapshot, within *Restriction, columns []string, 
 	return p, nil
 }
 
+// OperatorsKey is the key of the metadata of a blob column that has operators which the
+// client runs: a [Pipeline] as JSON.
+const OperatorsKey = "bowstring.operators"
+
+// WithOperators returns a projection of the same columns whose schema says which operators
+// there are for them.
+func (p *Projection) WithOperators(operators Operators) *Projection {
+	told := *p
+	fields := slices.Clone(p.Schema.Fields())
+	for i, f := range fields {
+		pipeline, ok := operators[f.Name]
+		if !ok {
+			continue
+		}
+		fields[i].Metadata = arrow.NewMetadata(append(slices.Clone(f.Metadata.Keys()), OperatorsKey),
+			append(slices.Clone(f.Metadata.Values()), string(marshal(pipeline))))
+	}
+	meta := p.Schema.Metadata()
+	told.Schema = arrow.NewSchema(fields, &meta)
+	return &told
+}
+
 // reads has a blob column read, by its ordinal, and returns its index in p.blobs. Several
 // columns may show what comes of it.
 func (p *Projection) reads(ordinal int) int {

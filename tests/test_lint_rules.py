@@ -50,6 +50,7 @@ FORBIDDEN = [
     ("cmd/bowstring/console", "bowstring/fetch", "is a Flight client with the rights of who looks"),
     ("cmd/bowstring/console", "bowstring/fetch/store", "is a Flight client with the rights of who looks"),
     ("cmd/bowstring/links", "bowstring/fetch", "carries bytes between processes"),
+    ("cmd/bowstring/apply", "bowstring/fetch", "makes cells of what comes over a pipe"),
     ("cmd/bowstring/watch", "bowstring/fetch/streams", "computes from a server's statistics"),
     ("cmd/bowstring/simulate", "bowstring/flight", "runs engines and clusters over models"),
     ("cmd/bowstring/simulate", "bowstring/fetch/store/local", "runs engines and clusters over models"),
@@ -68,6 +69,7 @@ ALLOWED = [
     ("flight/rules", "bowstring/fetch/admission"),
     ("cmd/bowstring", "bowstring/flight"),
     ("cmd/bowstring/links", "bowstring/fetch/store/delay"),
+    ("cmd/bowstring/apply", "bowstring/fetch/operators"),
     ("cmd/bowstring/metrics", "bowstring/flight"),
     ("cmd/bowstring/console", "bowstring/flight"),
 ]

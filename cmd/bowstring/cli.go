@@ -49,6 +49,7 @@ type CLI struct {
 	Config    ConfigCmd    `cmd:"" help:"Show the configuration."`
 	Version   VersionCmd   `cmd:"" help:"Show the version."`
 	Lineage   LineageCmd   `cmd:"" help:"Say which samples a step of a job held, on which rank."`
+	Apply     ApplyCmd     `cmd:"" nosettings:"" hidden:"" help:"Make cells of blobs by operators, between the standard input and output."`
 	Simulate  SimulateCmd  `cmd:"" nosettings:"" help:"Run a cluster in virtual time: real engines on made-up links, disks, stores and trainers."`
 }
 

@@ -98,14 +98,27 @@ func (js *Jobs) fill(snap *schema.Snapshot, req schema.Request) (schema.Request,
 		if s.operators, err = operators.CompileSet(js.kinds, snap.Schema, req.Within, req.Operators); err != nil {
 			return req, s, err
 		}
-		req.Operators, req.Place = s.operators.Canonical(), ""
+		req.Operators = s.operators.Canonical()
+		if req.Place != schema.PlaceClient {
+			req.Place = ""
+		}
 		if err := req.Check(); err != nil { // written in full they are longer
 			return req, s, err
 		}
 	}
+	if req.Place == schema.PlaceClient {
+		// They are checked here, and run elsewhere.
+		if err := checkElsewhere(snap, req, s.operators); err != nil {
+			return req, s, err
+		}
+		s.operators = nil
+	}
 	if s.projection, err = schema.NewProjectionWithin(snap, req.Within, req.Columns, req.Layout,
 		s.operators.Forms()); err != nil {
 		return req, s, err
+	}
+	if req.Place == schema.PlaceClient {
+		s.projection = s.projection.WithOperators(req.Operators)
 	}
 	if req.Operators != nil {
 		if err := checkShown(snap, req, s.projection); err != nil {
@@ -120,6 +133,17 @@ func (js *Jobs) fill(snap *schema.Snapshot, req schema.Request) (schema.Request,
 	}
 	req, err = fillBuckets(snap, req)
 	return req, s, err
+}
+
+// checkElsewhere fails if a request whose operators run elsewhere wants a column that comes of them.
+func checkElsewhere(snap *schema.Snapshot, req schema.Request, set *operators.Set) error {
+	for i, name := range req.Columns {
+		if _, _, ok := schema.MadePart(snap.Schema, set.Forms(), name); ok {
+			return &schema.FieldError{Field: fmt.Sprintf("columns[%d]", i), Got: schema.Quote(name) + ` with place "client"`,
+				Want: "it left out: it tells of what operators made, and they run at the client"}
+		}
+	}
+	return nil
 }
 
 // checkShown fails if a column has operators and nothing is shown of it: its name may be a slip.

@@ -119,7 +119,7 @@ func kindOf(kinds Kinds, field arrow.Field, p schema.Pipeline) (name string, kin
 		err = &schema.FieldError{Field: at + ".kind", Got: schema.Quote(name), Want: "one of " + known}
 	case p.Contract != "" && p.Contract != kind.Contract:
 		err = &schema.FieldError{Field: at + ".contract", Got: schema.Quote(p.Contract),
-			Want: strconv.Quote(kind.Contract) + ", the version of this server: others make other bytes"}
+			Want: strconv.Quote(kind.Contract) + ", the version of what runs here: others make other bytes"}
 	}
 	return name, kind, err
 }

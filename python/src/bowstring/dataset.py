@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.flight as fl
 
+from bowstring._making import MadeBatches
 from bowstring._rows import rows_of
 from bowstring._wire import Positions, decoded, to_arrow, to_numpy
 from bowstring.connection import Connection
@@ -282,6 +283,7 @@ class Dataset:
         batch_bytes: int | None = None,
         assign: Literal["plan", "local"] | None = None,
         bucket_by_length: str | Mapping[str, Any] | None = None,
+        place: Literal["server", "client", "auto"] | None = None,
     ) -> Dataset:
         """How rows are served; what is not given stays as it is.
 
@@ -295,7 +297,11 @@ class Dataset:
                 rank's stream goes to its node, and to others when that is gone.
             bucket_by_length: Batches of samples of like length, for less padding: the column that says how long they
                 are, of numbers or of bytes; or `{"column": …, "window": …}`, with how many steps a sample may move.
+            place: Where operators run: at the `server`; at the `client`, in a process beside this one; or `auto`, where
+                less is waited for, which may change while a stream is read. Rows, bytes and schema are the same.
         """
+        if place not in (None, "server", "client", "auto"):
+            raise InvalidRequest(f'place: got {place!r}, want "server", "client" or "auto"')
         if isinstance(bucket_by_length, str):
             bucket_by_length = {"column": bucket_by_length}
         given = {
@@ -305,6 +311,7 @@ class Dataset:
             "layout": layout,
             "batch_bytes": batch_bytes,
             "assign": assign,
+            "place": place,
             "bucket_by_length": None if bucket_by_length is None else dict(bucket_by_length),
         }
         changed = self._with_options(**{k: v for k, v in given.items() if v is not None})
@@ -351,7 +358,7 @@ class Dataset:
             request["batch"] = batch
         if world_size != 1:
             request["world"] = {"size": world_size}
-        request.update(self._options)
+        request.update({name: value for name, value in self._options.items() if name != "place"})
         if "operators" in request and self._columns is not None:
             shown = {part for name in self._columns for part in (name, name.rpartition(".")[0])}
             made = request["operators"]
@@ -378,6 +385,8 @@ class Dataset:
     ) -> dict[str, Any]:
         """A ticket, made here: what one stream of an epoch serves. The protocol says what each field means."""
         ticket = self.request(batch=batch, world_size=world_size, epoch=epoch) | {"rank": rank, "step": step}
+        if "operators" in ticket and "place" in self._options:
+            ticket["place"] = self._options["place"]
         if row:
             ticket["row"] = row
         if stride != 1:
@@ -432,9 +441,10 @@ class Dataset:
 
     def _stream(self, ticket: dict[str, Any]) -> Batches:
         """The batches of a ticket, from where it is best redeemed."""
+        kind = Batches if ticket.get("place", "server") == "server" else MadeBatches
         if ticket.get("assign") != "local":
-            return Batches(self._client, ticket)
-        of_one = ("rank", "step", "row", "stride", "stop", "epochs", "served")
+            return kind(self._client, ticket)
+        of_one = ("place", "rank", "step", "row", "stride", "stop", "epochs", "served")
         request = {name: value for name, value in ticket.items() if name not in of_one}
         descriptor = fl.FlightDescriptor.for_command(json.dumps(request))
         with translate():
@@ -442,7 +452,7 @@ class Dataset:
         share = plan_of(info).ranks[ticket.get("rank", 0)]
         # The layout of the epoch, by its name: every node that is asked means the same by the ticket.
         named = {name: share.ticket[name] for name in ("owners", "ranks") if name in share.ticket}
-        return Batches(self._client, ticket | named, locations=share.locations)
+        return kind(self._client, ticket | named, locations=share.locations)
 
     def positions(self) -> Positions:
         """The positions of its rows in the snapshot, in order: what `take` and `select` go by."""
@@ -489,7 +499,7 @@ class Dataset:
         """The first rows, to look at: a notebook shows images as thumbnails."""
         if n < 1:
             raise InvalidRequest(f"n: got {n}, want 1 or more")
-        with Batches(self._client, self.ticket(batch=n, stop=1)) as batches:
+        with self._stream(self.ticket(batch=n, stop=1)) as batches:
             table = pa.Table.from_batches(batches, self.schema)
         return Preview(table, self._title(), self.num_rows)
 

@@ -66,8 +66,6 @@ class Batches(Iterator[pa.RecordBatch]):
         place: What came with the batch that was given last: `epoch`, `step`, `row`, `rows`, `last`, `wait`, `faults`,
             `plan`; and `transport`, which is `shared` where its blobs came by memory that a server on this node shares,
             else `tcp`. None before the first.
-        ticket: What goes on after that batch, for [Dataset.resume][bowstring.Dataset.resume]. Before the first batch,
-            the ticket asked for.
         waits: Where the server's time went, in seconds by kind: `store`, `spill`, `peer`, `window`, `encode`,
             `consumer`; and `quota` where the tenant is served only so fast.
         waited: Seconds that this process has waited for batches.
@@ -75,7 +73,7 @@ class Batches(Iterator[pa.RecordBatch]):
 
     def __init__(self, connection: Connection, ticket: dict[str, Any], locations: Sequence[str] = ()) -> None:
         self.place: dict[str, Any] | None = None
-        self.ticket = ticket
+        self._resume = ticket  # goes on after what has come
         self.waits: dict[str, float] = {}
         self.waited = 0.0
         self._connection = connection
@@ -94,6 +92,14 @@ class Batches(Iterator[pa.RecordBatch]):
         self._lock = threading.RLock()  # held while a batch is read
         self._ended = False
         self._closed = False
+
+    @property
+    def ticket(self) -> dict[str, Any]:
+        """What goes on after the batch given last, for [Dataset.resume][bowstring.Dataset.resume].
+
+        Before the first batch it is the ticket asked for.
+        """
+        return self._resume
 
     def __iter__(self) -> Batches:
         return self
@@ -153,7 +159,7 @@ class Batches(Iterator[pa.RecordBatch]):
                     if self._closed or self._reader is not reader:
                         continue
                     raise ServerError("the server says that blobs lie in memory that this stream has not asked for")
-                self.ticket = place.pop("resume")
+                self._resume = place.pop("resume")
                 for kind, microseconds in place["wait"].items():
                     self.waits[kind] = self.waits.get(kind, 0.0) + microseconds / 1e6
                 place["transport"] = "tcp" if shared is None else "shared"
@@ -186,7 +192,7 @@ class Batches(Iterator[pa.RecordBatch]):
         """The call, made now if there is none."""
         reader = self._reader
         if reader is None:
-            ticket = fl.Ticket(json.dumps(self.ticket).encode())
+            ticket = fl.Ticket(json.dumps(self._resume).encode())
             connection = self._at()
             with _fork.connecting():
                 self._uri = connection.uri

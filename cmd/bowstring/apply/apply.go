@@ -1,0 +1,306 @@
+package apply
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/apache/arrow/go/v17/arrow"
+
+	"bowstring/fetch/admission"
+	"bowstring/fetch/operators"
+	"bowstring/fetch/operators/draw"
+	"bowstring/schema"
+)
+
+const (
+	// ahead is how many batches may wait for one that is being made.
+	ahead = 2
+	// maxBody bounds the bytes of a batch that come, and those that are made of it.
+	maxBody = 2 << 30
+)
+
+// Options says what runs.
+type Options struct {
+	// Kinds are the operators that there are.
+	Kinds operators.Kinds
+	// Logger receives what is wrong with operators, rather than with samples. Default slog.Default().
+	Logger *slog.Logger
+}
+
+// Run makes cells of the blobs that come from in and writes them to out, batch by batch in
+// the order they came, until in ends. Where the frames are not understood it answers with an
+// error and returns it. A cell that nothing can be made of is a fault in its batch's answer.
+func Run(ctx context.Context, in io.Reader, out io.Writer, opts Options) error {
+	r := bufio.NewReaderSize(in, 1<<16)
+	var h hello
+	if err := readHeader(r, &h); err != nil {
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		return errors.Join(err, writeHeader(out, welcome{Error: err.Error(), Code: codeOf(err)}))
+	}
+	m, err := newMaker(&h, opts)
+	if err != nil {
+		return errors.Join(err, writeHeader(out, welcome{Error: err.Error(), Code: codeOf(err)}))
+	}
+	defer m.close()
+	if err := writeHeader(out, welcome{Forms: m.set.Forms()}); err != nil {
+		return err
+	}
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	batches := make(chan *batch, ahead)
+	var writing sync.WaitGroup
+	writing.Go(func() {
+		for b := range batches {
+			if err := b.write(ctx, out); err != nil {
+				stop(err) // nobody reads any more: what comes is read to its end, and not made
+			}
+			b.release()
+		}
+	})
+	defer writing.Wait()
+	defer close(batches)
+	for {
+		var a asked
+		if err := readHeader(r, &a); err != nil {
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			batches <- failed(err)
+			return err
+		}
+		positions, blobs, err := a.readBody(r, m.known)
+		if err != nil {
+			batches <- failed(err)
+			return err
+		}
+		if err := context.Cause(ctx); err != nil {
+			return err
+		}
+		batches <- m.begin(ctx, &a, positions, blobs)
+	}
+}
+
+// maker makes batches of one list of operators.
+type maker struct {
+	set   *operators.Set
+	seed  uint64
+	known map[string]bool
+	stage *operators.Stage
+	place *operators.Place
+}
+
+func newMaker(h *hello, opts Options) (*maker, error) {
+	var wanted schema.Operators
+	var err error
+	if len(h.Operators) > 0 {
+		if wanted, err = schema.ParseOperators(h.Operators); err != nil {
+			return nil, err
+		}
+	}
+	if len(wanted) == 0 || !wanted.Resolved() {
+		return nil, &schema.FieldError{Field: "operators", Got: "a list that is not written in full", Want: "those of a ticket"}
+	}
+	m := &maker{seed: h.Seed, known: map[string]bool{}}
+	fields := []arrow.Field{}
+	for _, name := range slices.Sorted(maps.Keys(wanted)) {
+		m.known[name] = true
+		fields = append(fields, schema.BlobField(name, "", true))
+	}
+	if m.set, err = operators.CompileSet(opts.Kinds, arrow.NewSchema(fields, nil), nil, wanted); err != nil {
+		return nil, err
+	}
+	limits := admission.Limits{Making: 256 << 20 * int64(runtime.GOMAXPROCS(0))}
+	limits.EnsureDefaults()
+	m.stage, err = operators.NewStage(operators.Options{
+		Workers: cmp.Or(h.Workers, runtime.GOMAXPROCS(0)), Ledger: admission.NewLedger(limits), Logger: opts.Logger,
+	})
+	if err != nil {
+		return nil, err
+	}
+	m.place = m.stage.Open("", "")
+	return m, nil
+}
+
+// close ends the stage. Every batch was released.
+func (m *maker) close() {
+	m.place.Close()
+	m.stage.Close()
+}
+
+// batch is what is made of one frame. It implements operators.Receiver.
+type batch struct {
+	maker     *maker
+	rows      int
+	names     []string
+	positions []int64
+	blobs     [][]schema.Blob // what came, by column and row
+
+	err   error // nothing is made
+	bytes atomic.Int64
+
+	tasks sync.WaitGroup // one for each cell that is not told of
+
+	mu     sync.Mutex
+	cells  [][]schema.Blob // guarded by mu until tasks is done
+	faults []fault         // guarded by mu until tasks is done
+}
+
+func failed(err error) *batch { return &batch{err: err} }
+
+// cell is where a task belongs.
+type cell struct{ column, row int }
+
+// begin has the cells of a batch made.
+func (m *maker) begin(ctx context.Context, a *asked, positions []int64, blobs [][]schema.Blob) *batch {
+	b := &batch{maker: m, rows: a.Rows, positions: positions, blobs: blobs}
+	var tasks []*operators.Task
+	for i, c := range a.Columns {
+		column := m.set.Column(c.Name)
+		if size := column.Form.CellBytes(); size > 0 && b.bytes.Add(size*int64(a.Rows)) > maxBody {
+			return failed(errTooMuch())
+		}
+		b.names = append(b.names, c.Name)
+		b.cells = append(b.cells, make([]schema.Blob, a.Rows))
+		for row, size := range c.Sizes {
+			if size < 0 {
+				continue
+			}
+			tasks = append(tasks, &operators.Task{
+				Column: column, Cell: blobs[i][row], Context: ctx, To: b, Of: cell{i, row},
+				Draws: column.Draws(draw.Key{Seed: m.seed, Epoch: a.Epoch, Position: uint64(positions[row])}),
+			})
+		}
+	}
+	b.tasks.Add(len(tasks))
+	for _, t := range tasks {
+		m.place.Put(t)
+	}
+	return b
+}
+
+func errTooMuch() error {
+	return fmt.Errorf("%w: a batch would become more than %d bytes; ask for a smaller batch", schema.ErrLimit, int64(maxBody))
+}
+
+// Room implements operators.Receiver.
+func (b *batch) Room(t *operators.Task, bytes int64) bool {
+	if b.bytes.Add(bytes) <= maxBody {
+		return true
+	}
+	b.Made(t, operators.Outcome{Err: errTooMuch()})
+	return false
+}
+
+// Made implements operators.Receiver.
+func (b *batch) Made(t *operators.Task, o operators.Outcome) {
+	defer b.tasks.Done()
+	at := t.Of.(cell)
+	t.Cell.Release()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if o.Err == nil {
+		b.cells[at.column][at.row] = o.Blob
+		return
+	}
+	f := fault{Row: at.row, Position: b.positions[at.row], Column: b.names[at.column], Cause: o.Err.Error(), Code: codeOf(o.Err)}
+	if made, ok := errors.AsType[*operators.FaultError](o.Err); ok {
+		f.Operator = made.Operator
+	}
+	b.faults = append(b.faults, f)
+}
+
+// write waits for the batch and writes its frame.
+func (b *batch) write(ctx context.Context, out io.Writer) error {
+	b.tasks.Wait()
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	if b.err != nil {
+		return writeHeader(out, answered{Error: b.err.Error(), Code: codeOf(b.err)})
+	}
+	slices.SortFunc(b.faults, func(x, y fault) int {
+		return cmp.Or(cmp.Compare(x.Row, y.Row), cmp.Compare(x.Column, y.Column))
+	})
+	header := answered{Columns: make([]madeColumn, len(b.names)), Faults: b.faults}
+	for i, name := range b.names {
+		header.Columns[i] = b.column(i, name)
+	}
+	if err := writeHeader(out, header); err != nil {
+		return err
+	}
+	for i, name := range b.names {
+		size := b.maker.set.Column(name).Form.CellBytes()
+		for row := range b.cells[i] {
+			if err := writeCell(out, &b.cells[i][row], size); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (b *batch) column(i int, name string) madeColumn {
+	c := madeColumn{Name: name, Sizes: make([]int64, b.rows), Params: make([]*string, b.rows)}
+	form := b.maker.set.Column(name).Form
+	if !form.Encoded() && form.CellBytes() < 0 {
+		c.Shapes = make([][]int32, b.rows)
+	}
+	for row := range b.cells[i] {
+		made := b.cells[i][row].Made()
+		if made == nil {
+			c.Sizes[row] = -1
+			continue
+		}
+		c.Sizes[row] = int64(len(b.cells[i][row].Bytes()))
+		c.Bytes += c.Sizes[row]
+		drawn := string(made.Params)
+		c.Params[row] = &drawn
+		if c.Shapes != nil {
+			c.Shapes[row] = made.Shape
+		}
+	}
+	if size := form.CellBytes(); size >= 0 {
+		c.Bytes = size * int64(b.rows)
+	}
+	return c
+}
+
+var zeros [64 << 10]byte
+
+// writeCell writes a cell; zeros for a null, where all cells have size bytes.
+func writeCell(out io.Writer, made *schema.Blob, size int64) error {
+	if made.Made() != nil {
+		_, err := out.Write(made.Bytes())
+		return err
+	}
+	for size > 0 {
+		n, err := out.Write(zeros[:min(size, int64(len(zeros)))])
+		if err != nil {
+			return err
+		}
+		size -= int64(n)
+	}
+	return nil
+}
+
+// release waits for the tasks and gives back what was made.
+func (b *batch) release() {
+	b.tasks.Wait()
+	for i := range b.cells {
+		for row := range b.cells[i] {
+			b.cells[i][row].Release()
+		}
+	}
+}

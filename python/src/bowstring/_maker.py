@@ -1,0 +1,239 @@
+"""The process that runs operators beside this one: `bowstring apply`, and the frames that go to it and come back.
+
+It is the server's own program, so what it makes is what the server makes, byte for byte. It belongs to one stream of
+one process; a forked child starts its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from bowstring._wire import to_numpy
+from bowstring.errors import (
+    BowstringError,
+    DataLoss,
+    InvalidRequest,
+    LimitExceeded,
+    ServerError,
+    Unsupported,
+)
+
+_PIPE = 1 << 20  # bytes that a pipe holds, where the kernel allows so many
+_CODES: dict[str, type[BowstringError]] = {e.code: e for e in (InvalidRequest, LimitExceeded, DataLoss, ServerError)}
+
+Json = dict[str, Any]
+
+
+def program() -> str:
+    """The path of the program `bowstring`: what BOWSTRING_PROGRAM names, the one of this environment, or of PATH."""
+    if named := os.environ.get("BOWSTRING_PROGRAM"):
+        return named
+    beside = Path(sys.executable).with_name("bowstring")
+    found = str(beside) if beside.exists() else shutil.which("bowstring")
+    if found is None:
+        raise Unsupported(
+            'place: operators at the client need the program bowstring, which is neither beside Python nor on PATH; '
+            'install a wheel that has it, set BOWSTRING_PROGRAM, or use place="server"'
+        )
+    return found
+
+
+def error_of(code: str, text: str) -> BowstringError:
+    """The exception that the server would have raised."""
+    return _CODES.get(code, ServerError)(text)
+
+
+class Maker:
+    """A process that makes cells of blobs. `send` and `receive` go in turns, at most three batches apart.
+
+    Attributes:
+        columns: The columns that have operators.
+        forms: What is known of their cells before they are made, by column.
+    """
+
+    def __init__(self, operators: Json, seed: int) -> None:
+        self.columns = sorted(operators)
+        self._pid = os.getpid()
+        self._process = subprocess.Popen([program(), "apply"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):  # it is only slower
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE)  # type: ignore[arg-type]
+        _makers.add(self)
+        self._write_header({"operators": operators, "seed": seed})
+        welcome = self._read_header()
+        if "error" in welcome:
+            self.close()
+            raise error_of(welcome["code"], f"operators at the client: {welcome['error']}")
+        self.forms: dict[str, Json] = welcome["forms"]
+
+    def send(self, batch: pa.RecordBatch, epoch: int) -> None:
+        """Hand a batch over: its positions, and the blobs of the columns that have operators."""
+        blobs = [_blobs(batch.column(name)) for name in self.columns]
+        header = {
+            "epoch": epoch,
+            "rows": batch.num_rows,
+            "columns": [
+                {"name": name, "sizes": sizes.tolist()} for name, (sizes, _) in zip(self.columns, blobs, strict=True)
+            ],
+        }
+        self._write_header(header)
+        self._write(memoryview(np.ascontiguousarray(to_numpy(batch.column("position")), "<i8")).cast("B"))
+        for _, content in blobs:
+            self._write(content)
+
+    def receive(self) -> tuple[dict[str, tuple[Json, pa.Buffer]], list[Json]]:
+        """What was made of the batch sent first: by column what is known of its cells, and their bytes; and faults."""
+        header = self._read_header()
+        if "error" in header:
+            raise error_of(header["code"], f"operators at the client: {header['error']}")
+        made = {}
+        for column in header["columns"]:
+            made[column["name"]] = column, self._read(column["bytes"])
+        return made, header.get("faults") or []
+
+    def close(self) -> None:
+        """End the process, and wait for it."""
+        if self._pid != os.getpid():
+            return
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()  # type: ignore[union-attr]
+        self._process.kill()
+        self._process.wait()
+
+    def _leave(self) -> None:
+        """In a forked child: the parent's process is to see the end of its input when the parent closes it."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()  # type: ignore[union-attr]
+
+    def __del__(self) -> None:
+        if getattr(self, "_process", None) is not None:
+            self.close()
+
+    def _write_header(self, header: Json) -> None:
+        text = json.dumps(header).encode()
+        self._write(memoryview(struct.pack("<I", len(text)) + text))
+
+    def _read_header(self) -> Json:
+        (size,) = struct.unpack("<I", self._read(4))
+        found: Json = json.loads(self._read(size).to_pybytes())
+        return found
+
+    def _write(self, content: memoryview) -> None:
+        try:
+            while content:
+                content = content[self._process.stdin.write(content) :]  # type: ignore[union-attr]
+        except BrokenPipeError:
+            raise self._gone() from None
+
+    def _read(self, size: int) -> pa.Buffer:
+        content = np.empty(size, np.uint8)
+        left = memoryview(content)
+        while left:
+            got = self._process.stdout.readinto(left)  # type: ignore[union-attr]
+            if not got:
+                raise self._gone()
+            left = left[got:]
+        return pa.py_buffer(content)
+
+    def _gone(self) -> ServerError:
+        status = self._process.wait()
+        return ServerError(f"the process that runs operators at the client has ended with status {status}")
+
+
+_makers: weakref.WeakSet[Maker] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for maker in list(_makers):
+        maker._leave()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def _blobs(column: pa.Array) -> tuple[npt.NDArray[np.int64], memoryview]:
+    """The sizes of a column's blobs, -1 of a null, and their bytes, one after another."""
+    wide = pa.types.is_large_binary(column.type)
+    width = 8 if wide else 4
+    buffers = column.buffers()
+    offsets = np.frombuffer(buffers[1], "<i8" if wide else "<i4", len(column) + 1, column.offset * width)
+    sizes = np.diff(offsets.astype(np.int64))
+    first, last = int(offsets[0]), int(offsets[-1])
+    if column.null_count:
+        missing = ~column.is_valid().to_numpy(zero_copy_only=False)
+        if sizes[missing].any():
+            raise ServerError("the server sent bytes for blobs that are null")
+        sizes[missing] = -1
+    content = memoryview(b"") if buffers[2] is None else memoryview(buffers[2])[first:last]
+    return sizes, content
+
+
+def validity(valid: npt.NDArray[np.bool_]) -> pa.Buffer | None:
+    """The bitmap of Arrow; None where nothing is null."""
+    return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little").tobytes())
+
+
+def array_of(field: pa.Field, about: Json, content: pa.Buffer) -> pa.Array:
+    """What was made of a column, as the server would have sent it."""
+    sizes = np.asarray(about["sizes"], np.int64)
+    rows = len(sizes)
+    valid = sizes >= 0
+    bitmap = validity(valid)
+    nulls = rows - int(valid.sum())
+    ends = np.concatenate([[0], np.cumsum(np.maximum(sizes, 0))])
+    if pa.types.is_large_binary(field.type) or pa.types.is_binary(field.type):
+        offsets = ends.astype("<i8" if pa.types.is_large_binary(field.type) else "<i4")
+        return pa.Array.from_buffers(field.type, rows, [bitmap, pa.py_buffer(offsets), content], nulls)
+    storage = field.type.storage_type if isinstance(field.type, pa.BaseExtensionType) else field.type
+    if pa.types.is_fixed_size_list(storage):
+        values = pa.Array.from_buffers(storage.value_type, rows * storage.list_size, [None, content])
+        found = pa.Array.from_buffers(storage, rows, [bitmap], nulls, children=[values])
+    else:
+        lists, shapes = storage.field("data").type, storage.field("shape").type
+        width = lists.value_type.bit_width // 8
+        elements = pa.Array.from_buffers(lists.value_type, int(ends[-1]) // width, [None, content])
+        bounds = pa.py_buffer((ends // width).astype("<i4"))
+        data = pa.Array.from_buffers(lists, rows, [None, bounds], 0, children=[elements])
+        none = [0] * shapes.list_size
+        flat = np.asarray([s or none for s in about["shapes"]], "<i4").reshape(-1)
+        numbers = pa.Array.from_buffers(pa.int32(), len(flat), [None, pa.py_buffer(flat)])
+        shape = pa.Array.from_buffers(shapes, rows, [None], 0, children=[numbers])
+        found = pa.Array.from_buffers(storage, rows, [bitmap], nulls, children=[data, shape])
+    if isinstance(field.type, pa.BaseExtensionType):
+        found = pa.ExtensionArray.from_storage(field.type, found)
+    return found
+
+
+def part_of(name: str, field: pa.Field, about: Json, form: Json) -> pa.Array:
+    """The column `image.params` or `audio.length`."""
+    if name.endswith(".params"):
+        return pa.array(about["params"], field.type)
+    axis = form["shape"].index(None)
+    return pa.array([s and s[axis] for s in about["shapes"]], field.type)
+
+
+def parts(columns: Sequence[str], operators: Json) -> dict[str, str]:
+    """The columns that tell of what operators made, and of which column each tells."""
+    found = {}
+    for name in columns:
+        base, _, part = name.rpartition(".")
+        if base in operators and part in ("params", "length"):
+            found[name] = base
+    return found

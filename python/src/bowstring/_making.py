@@ -1,0 +1,235 @@
+"""Streams whose operators run here, or wherever it takes less time."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from bowstring._maker import Json, Maker, array_of, error_of, part_of, parts
+from bowstring.connection import Connection
+from bowstring.errors import BowstringError, InvalidRequest, translate
+from bowstring.stream import Batches
+
+# Batches that are with the process that runs operators. It takes as many in before it has written one.
+_AHEAD = 3
+# Batches of one place that are looked at before the other is tried, beside the first, which opens the stream.
+_LOOK = 6
+# How much longer than a look it stays with what was better, before it looks again.
+_STAY = 32
+# A share of the time that is not worth a move.
+_LITTLE = 0.02
+
+
+class Chooser:
+    """Where operators run, by what the consumer has waited for: see "Where operators run" in docs/operators.md."""
+
+    def __init__(self) -> None:
+        self.place = "server"
+        self._waits: dict[str, float] = {}  # seconds a row, by place
+        self._begun = time.perf_counter()
+        self._waited = 0.0
+        self._rows = 0
+        self._batches = 0
+        self._enough = _LOOK
+
+    def note(self, rows: int, waited: float) -> None:
+        """A batch was given, and waited for."""
+        self._batches += 1
+        if self._batches == 1:  # it has opened the stream
+            self._begun = time.perf_counter()
+            return
+        self._waited += waited
+        self._rows += rows
+
+    def moves(self) -> bool:
+        """Whether the next batch is to come of the other place. It is `place` then."""
+        if self._batches <= self._enough or not self._rows:
+            return False
+        self._waits[self.place] = self._waited / self._rows
+        lived = time.perf_counter() - self._begun
+        other = "client" if self.place == "server" else "server"
+        if self._waited < _LITTLE * lived:
+            self._again(_LOOK * _STAY)  # nothing is waited for
+            return False
+        if other not in self._waits:
+            self.place = other
+            self._again(_LOOK)
+            return True
+        best = min(self._waits, key=lambda place: self._waits[place])
+        moved = best != self.place
+        self._waits = {}
+        self.place = best
+        self._again(_LOOK * _STAY)
+        return moved
+
+    def settling(self) -> bool:
+        """Whether a move may come next, for which what is ahead has to be given first."""
+        return self._batches >= self._enough
+
+    def _again(self, enough: int) -> None:
+        self._waited, self._rows, self._batches, self._enough = 0.0, 0, 0, enough
+
+
+class MadeBatches(Batches):
+    """Batches whose operators run in a process beside this one, where the ticket's place says so.
+
+    What is given is what the server would have given: the same rows, bytes and schema. `place["place"]` says where a
+    batch was made.
+    """
+
+    def __init__(self, connection: Connection, ticket: Json, locations: Sequence[str] = ()) -> None:
+        if ticket.get("on_error") == "skip":
+            raise InvalidRequest(
+                'on_error: got "skip" with operators at the client, want "fail" or "null": '
+                "the server alone has other samples to put in"
+            )
+        self._chooser = Chooser() if ticket["place"] == "auto" else None
+        self._where = "server" if self._chooser else "client"
+        self._wanted = ticket  # as it was asked for
+        self._schema: pa.Schema | None = None  # of what is given
+        self._pending: deque[tuple[Json, Json, pa.RecordBatch]] = deque()
+        self._raw_ended = False
+        self._maker: Maker | None = None
+        self._maker_pid = os.getpid()
+        self._given = ticket  # goes on after what was given
+        super().__init__(connection, ticket, locations)
+        self._resume = {}  # is made when the schema is known
+
+    @property
+    def ticket(self) -> Json:
+        """As of Batches, and with the place that was asked for."""
+        return self._given
+
+    def _next(self) -> pa.RecordBatch:
+        if self._maker_pid != os.getpid():  # what waits is of the parent's process
+            self._pending.clear()
+            self._maker, self._maker_pid, self._resume = None, os.getpid(), {}
+            self._ended = self._raw_ended = False
+        ended = self._ended or self._raw_ended
+        if self._chooser is not None and not self._pending and not ended and self._chooser.moves():
+            self._where = self._chooser.place
+            self._cancel()
+            self._resume = {}
+        if not self._resume:
+            self._resume = self._asked()
+        began = time.perf_counter()
+        batch = super()._next() if self._where == "server" else self._made()
+        assert self.place is not None
+        if self._where == "server":
+            self._given = self._as_wanted(self._resume)
+        self.place["place"] = self._where
+        if self._chooser is not None:
+            self._chooser.note(batch.num_rows, time.perf_counter() - began)
+        return batch
+
+    def _made(self) -> pa.RecordBatch:
+        while len(self._pending) < self._most() and not self._raw_ended:
+            try:
+                raw = super()._next()
+            except StopIteration:
+                self._raw_ended = True
+                break
+            except BowstringError:
+                if self._pending:  # what came before is given first
+                    break
+                raise
+            assert self.place is not None
+            if self._maker is None:
+                self._maker = self._begin(raw.schema)
+            self._maker.send(raw, self.place.get("epoch", 0))
+            self._pending.append((self.place, self._resume, raw))
+        if not self._pending:
+            self._end()
+            raise StopIteration
+        assert self._maker is not None
+        self.place, ticket, raw = self._pending.popleft()
+        made, faults = self._maker.receive()
+        self._told(faults, raw)
+        self._given = self._as_wanted(ticket)
+        return self._assembled(raw, made)
+
+    def _most(self) -> int:
+        """How many batches are ahead: none where the stream is about to move."""
+        return 1 if self._chooser is not None and self._chooser.settling() else _AHEAD
+
+    def _begin(self, schema: pa.Schema) -> Maker:
+        told = {f.name: (f.metadata or {}).get(b"bowstring.operators") for f in schema}
+        operators = {name: json.loads(text) for name, text in told.items() if text is not None}
+        return Maker(operators, (self._wanted.get("shuffle") or {}).get("seed", 0))
+
+    def _asked(self) -> Json:
+        """The ticket that goes on after what was given, for the place where operators run now."""
+        ticket = {name: value for name, value in self._given.items() if name != "place"}
+        if self._where == "server":
+            return ticket
+        wanted = self._target().names
+        told = parts(wanted, ticket["operators"])
+        columns = [name for name in wanted if name not in told]
+        columns += [base for base in dict.fromkeys(told.values()) if base not in columns]
+        if "position" not in columns:
+            columns.append("position")
+        return {**ticket, "columns": columns, "place": "client"}
+
+    def _as_wanted(self, ticket: Json) -> Json:
+        """A ticket of the server's in the terms of who asked."""
+        given = {name: value for name, value in ticket.items() if name != "columns"}
+        if "columns" in self._wanted:
+            given["columns"] = self._wanted["columns"]
+        return {**given, "place": self._wanted["place"]}
+
+    def _target(self) -> pa.Schema:
+        """What batches are like that the server makes."""
+        if self._schema is None:
+            of_one = ("rank", "step", "row", "stride", "stop", "epochs", "served", "place")
+            request = {name: value for name, value in self._wanted.items() if name not in of_one}
+            descriptor = fl.FlightDescriptor.for_command(json.dumps(request))
+            with translate():
+                self._schema = self._connection.flight().get_schema(descriptor, self._connection.options()).schema
+        return self._schema
+
+    def _told(self, faults: list[Json], raw: pa.RecordBatch) -> None:
+        """Raise what ends the stream, and note what does not."""
+        assert self.place is not None
+        if not faults:
+            return
+        if self._wanted.get("on_error", "fail") == "fail":
+            first = faults[0]
+            where = f"position {first['position']} of {self._wanted['dataset']}@{self._wanted['snapshot']}"
+            raise error_of(first["code"], f"sample ({where}), column \"{first['column']}\": {first['cause']}")
+        known = self.place.setdefault("faults", [])
+        for fault in faults:
+            known.append({name: fault[name] for name in ("position", "column", "operator", "cause") if name in fault})
+        known.sort(key=lambda fault: fault["position"])
+
+    def _assembled(self, raw: pa.RecordBatch, made: dict[str, tuple[Json, pa.Buffer]]) -> pa.RecordBatch:
+        target = self._target()
+        arrays = []
+        told = parts(target.names, made)
+        for field in target:
+            if field.name in made:
+                arrays.append(array_of(field, *made[field.name]))
+            elif field.name in told:
+                base = told[field.name]
+                form = self._maker.forms[base]  # type: ignore[union-attr] # it has made the batch
+                arrays.append(part_of(field.name, field, made[base][0], form))
+            else:
+                arrays.append(raw.column(field.name))
+        return pa.RecordBatch.from_arrays(arrays, schema=target)
+
+    def _end(self) -> None:
+        maker, self._maker = self._maker, None
+        if maker is not None:
+            maker.close()
+
+    def close(self) -> None:
+        """As of Batches."""
+        super().close()
+        self._pending.clear()
+        self._end()

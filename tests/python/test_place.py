@@ -1,0 +1,215 @@
+"""Operators at the client: the same rows, bytes, schema and faults as at the server, wherever a batch is made."""
+
+import io
+import os
+import random
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import bowstring
+import numpy as np
+import pyarrow as pa
+import pytest
+from bowstring import _making, operators
+from bowstring.torch import BowstringDataset
+from conftest import StartNode
+from PIL import Image
+from torch.utils.data import DataLoader
+
+ROWS = 40
+DAMAGED = {7, ROWS - 1}
+CROP = [{"Decode": {}}, {"RandomResizedCrop": {"size": [24, 32]}}, {"RandomHorizontalFlip": {}}]
+LISTS: dict[str, list[dict[str, Any]]] = {
+    "one shape": CROP,
+    "floats": [*CROP, {"ToImage": {}}, {"ToDtype": {"dtype": "float16", "scale": True}}],
+    "many shapes": [{"Decode": {}}, {"RandomVerticalFlip": {}}],
+    "files": [*CROP, {"EncodeJPEG": {"quality": 80}}],
+}
+
+
+def picture(i: int) -> bytes:
+    rng = np.random.default_rng(i)
+    out = io.BytesIO()
+    Image.fromarray(rng.integers(0, 256, (40 + i, 60, 3), np.uint8)).save(out, "PNG" if i % 2 else "JPEG")
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory, binary: Path) -> Path:
+    """A dataset of images, two of which are damaged."""
+    folder = tmp_path_factory.mktemp("pictures")
+    for i in range(ROWS):
+        data = picture(i)
+        (folder / f"{i:03}.png").write_bytes(data[: len(data) // 2] if i in DAMAGED else data)
+    made = tmp_path_factory.mktemp("store") / "s"
+    command = [binary, "import", folder, "photos", "--store", made, "--verify", "none"]
+    subprocess.run(command, check=True, capture_output=True)
+    return made
+
+
+@pytest.fixture
+def photos(
+    store: Path, binary: Path, start: StartNode, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[bowstring.Dataset]:
+    """It, served, with the program where the package finds it."""
+    monkeypatch.setenv("BOWSTRING_PROGRAM", str(binary))
+    with bowstring.connect(start(store=store).url) as client:
+        yield client.dataset("photos").shuffle(5)
+
+
+def both(dataset: bowstring.Dataset, **options: Any) -> tuple[pa.Table, pa.Table]:
+    """An epoch as the server makes it, and as it is made here, with the faults of each as a column."""
+    return read(dataset, **options), read(dataset.options(place="client"), **options)
+
+
+def read(dataset: bowstring.Dataset, **options: Any) -> pa.Table:
+    faults = []
+    found = []
+    with dataset.batches(7, epoch=3, **options) as batches:
+        for batch in batches:
+            found.append(batch)
+            assert batches.place is not None
+            faults += [(f["position"], f["column"], f["operator"]) for f in batches.place.get("faults", [])]
+    assert sorted(p for p, _, _ in faults) == sorted(DAMAGED)
+    return pa.Table.from_batches(found, dataset.schema)
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_the_same_bytes(photos: bowstring.Dataset, name: str) -> None:
+    columns = ["id", "image", "position", "image.params", "image.size"]
+    made = photos.operators(image=LISTS[name]).columns(columns).options(on_error="null")
+    ours, theirs = both(made)
+    assert ours.schema.equals(theirs.schema, check_metadata=True)
+    assert ours.equals(theirs)
+    assert theirs["image"].null_count == len(DAMAGED)
+    for fewer in (["image", "file_name"], ["image.params", "width"]):  # without what it goes by
+        ours, theirs = both(made.columns(fewer))
+        assert ours.equals(theirs)
+
+
+def test_what_cannot_be_made(photos: bowstring.Dataset) -> None:
+    made = photos.columns(["image"]).operators(image=CROP)
+    for place in ("server", "client"):
+        with pytest.raises(bowstring.DataLoss, match="position"):
+            list(made.options(place=place).batches(5))
+    with pytest.raises(bowstring.InvalidRequest, match="on_error"):
+        made.options(place="client", on_error="skip").batches(5)
+    with pytest.raises(bowstring.InvalidRequest, match="place: got 'there'"):
+        made.options(place="there")
+
+
+def test_it_goes_on_where_it_was(photos: bowstring.Dataset) -> None:
+    """From every batch's ticket, in either place and in one that is chosen, comes what the server would have sent."""
+    made = photos.columns(["image", "position"]).operators(image=CROP).options(on_error="null")
+    whole = list(made.batches(7, epoch=3))
+    tickets = []
+    with made.options(place="client").batches(7, epoch=3) as batches:
+        for _ in batches:
+            tickets.append(batches.ticket)
+    assert len(tickets) == len(whole)
+    for i, ticket in enumerate(tickets):
+        for place in ("server", "client", "auto"):
+            with made.resume({**ticket, "place": place} if place != "server" else without_place(ticket)) as rest:
+                assert list(rest) == whole[i + 1 :]
+
+
+def without_place(ticket: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in ticket.items() if name != "place"}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_moves_change_nothing(photos: bowstring.Dataset, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """However often it moves, at whatever batch, every row comes once, with the same bytes."""
+    drawn = random.Random(seed)
+
+    class Restless(_making.Chooser):
+        def settling(self) -> bool:
+            return drawn.random() < 0.5
+
+        def moves(self) -> bool:
+            if drawn.random() < 0.5:
+                return False
+            self.place = "client" if self.place == "server" else "server"
+            return True
+
+    made = photos.operators(image=CROP).columns(["image", "position", "image.params"]).options(on_error="null")
+    whole = [list(made.batches(3, epoch=e, rank=r, world_size=2)) for e in (3, 4) for r in range(2)]
+    monkeypatch.setattr(_making, "Chooser", Restless)
+    chosen = made.options(place="auto")
+    places = set()
+    for i, (epoch, rank) in enumerate((e, r) for e in (3, 4) for r in range(2)):
+        with chosen.batches(3, epoch=epoch, rank=rank, world_size=2) as batches:
+            found = []
+            for batch in batches:
+                found.append(batch)
+                assert batches.place is not None
+                places.add(batches.place["place"])
+        assert found == whole[i], f"seed {seed}"
+    assert places == {"server", "client"}
+
+
+def test_chooser() -> None:
+    """It tries both, stays where less is waited for, and looks again; where nothing is waited for, it stays."""
+    for quicker in ("server", "client"):
+        chooser = _making.Chooser()
+        batches = {"server": 0, "client": 0}
+        for _ in range(400):
+            chooser.note(10, 0.001 if chooser.place == quicker else 0.01)
+            batches[chooser.place] += 1
+            chooser._begun -= 0.02  # the clock goes on
+            chooser.moves()
+        assert batches[quicker] > 300
+        assert min(batches.values()) >= _making._LOOK
+    idle = _making.Chooser()
+    for _ in range(400):
+        idle.note(10, 0.0)
+        idle._begun -= 1
+        assert not idle.moves()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_of_torch(photos: bowstring.Dataset, method: str) -> None:
+    made = photos.columns(["image", "position"]).operators(image=CROP).options(on_error="null", place="client")
+    next(made.batches(7))  # this process has one of its own, too
+    want = {int(p): x for b in made.batches(7) for p, x in zip(b["position"].to_pylist(), images(b), strict=True)}
+    loaded = BowstringDataset(made, batch_size=6)
+    seen = 0
+    for batch in DataLoader(loaded, batch_size=None, num_workers=2, multiprocessing_context=method):
+        for position, image in zip(batch["position"].tolist(), batch["image"], strict=True):
+            seen += 1
+            if position not in DAMAGED:
+                assert np.array_equal(image.numpy(), want[position])
+    assert seen == ROWS
+
+
+def images(batch: pa.RecordBatch) -> Any:
+    return operators.arrays(batch)["image"]
+
+
+def test_the_process_ends(photos: bowstring.Dataset) -> None:
+    """With the stream; and where it is killed, the stream says so."""
+    made = photos.columns(["image"]).operators(image=CROP).options(on_error="null", place="client")
+    batches = made.batches(2)
+    assert isinstance(batches, _making.MadeBatches)
+    next(batches)
+    assert batches._maker is not None
+    process = batches._maker._process
+    batches.close()
+    assert process.returncode is not None
+    with made.batches(2) as killed:
+        next(killed)
+        assert isinstance(killed, _making.MadeBatches)
+        assert killed._maker is not None
+        killed._maker._process.kill()
+        with pytest.raises(bowstring.ServerError, match="has ended with status -9"):
+            list(killed)
+
+
+def test_no_program(photos: bowstring.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BOWSTRING_PROGRAM")
+    monkeypatch.setenv("PATH", os.devnull)
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    with pytest.raises(bowstring.Unsupported, match="BOWSTRING_PROGRAM"):
+        list(photos.columns(["image"]).operators(image=CROP).options(place="client").batches(2))
