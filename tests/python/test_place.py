@@ -6,7 +6,7 @@ import random
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import bowstring
 import numpy as np
@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 ROWS = 40
 DAMAGED = {7, ROWS - 1}
-CROP = [{"Decode": {}}, {"RandomResizedCrop": {"size": [24, 32]}}, {"RandomHorizontalFlip": {}}]
+CROP: list[dict[str, Any]] = [{"Decode": {}}, {"RandomResizedCrop": {"size": [24, 32]}}, {"RandomHorizontalFlip": {}}]
 LISTS: dict[str, list[dict[str, Any]]] = {
     "one shape": CROP,
     "floats": [*CROP, {"ToImage": {}}, {"ToDtype": {"dtype": "float16", "scale": True}}],
@@ -44,15 +44,13 @@ def store(tmp_path_factory: pytest.TempPathFactory, binary: Path) -> Path:
         data = picture(i)
         (folder / f"{i:03}.png").write_bytes(data[: len(data) // 2] if i in DAMAGED else data)
     made = tmp_path_factory.mktemp("store") / "s"
-    command = [binary, "import", folder, "photos", "--store", made, "--verify", "none"]
+    command = [str(word) for word in (binary, "import", folder, "photos", "--store", made, "--verify", "none")]
     subprocess.run(command, check=True, capture_output=True)
     return made
 
 
 @pytest.fixture
-def photos(
-    store: Path, binary: Path, start: StartNode, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[bowstring.Dataset]:
+def photos(store: Path, binary: Path, start: StartNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[bowstring.Dataset]:
     """It, served, with the program where the package finds it."""
     monkeypatch.setenv("BOWSTRING_PROGRAM", str(binary))
     with bowstring.connect(start(store=store).url) as client:
@@ -91,23 +89,23 @@ def test_the_same_bytes(photos: bowstring.Dataset, name: str) -> None:
 
 def test_what_cannot_be_made(photos: bowstring.Dataset) -> None:
     made = photos.columns(["image"]).operators(image=CROP)
-    for place in ("server", "client"):
+    places: tuple[Literal["server", "client"], ...] = ("server", "client")
+    for place in places:
         with pytest.raises(bowstring.DataLoss, match="position"):
             list(made.options(place=place).batches(5))
     with pytest.raises(bowstring.InvalidRequest, match="on_error"):
         made.options(place="client", on_error="skip").batches(5)
     with pytest.raises(bowstring.InvalidRequest, match="place: got 'there'"):
-        made.options(place="there")
+        made.options(place="there")  # type: ignore[arg-type]
 
 
 def test_it_goes_on_where_it_was(photos: bowstring.Dataset) -> None:
     """From every batch's ticket, in either place and in one that is chosen, comes what the server would have sent."""
     made = photos.columns(["image", "position"]).operators(image=CROP).options(on_error="null")
     whole = list(made.batches(7, epoch=3))
-    tickets = []
+    tickets: list[dict[str, Any]] = []
     with made.options(place="client").batches(7, epoch=3) as batches:
-        for _ in batches:
-            tickets.append(batches.ticket)
+        tickets += [batches.ticket for _ in batches]
     assert len(tickets) == len(whole)
     for i, ticket in enumerate(tickets):
         for place in ("server", "client", "auto"):

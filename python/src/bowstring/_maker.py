@@ -47,7 +47,7 @@ def program() -> str:
     found = str(beside) if beside.exists() else shutil.which("bowstring")
     if found is None:
         raise Unsupported(
-            'place: operators at the client need the program bowstring, which is neither beside Python nor on PATH; '
+            "place: operators at the client need the program bowstring, which is neither beside Python nor on PATH; "
             'install a wheel that has it, set BOWSTRING_PROGRAM, or use place="server"'
         )
     return found
@@ -92,7 +92,7 @@ class Maker:
             ],
         }
         self._write_header(header)
-        self._write(memoryview(np.ascontiguousarray(to_numpy(batch.column("position")), "<i8")).cast("B"))
+        self._write(np.ascontiguousarray(to_numpy(batch.column("position")), "<i8").data.cast("B"))
         for _, content in blobs:
             self._write(content)
 
@@ -144,7 +144,7 @@ class Maker:
 
     def _read(self, size: int) -> pa.Buffer:
         content = np.empty(size, np.uint8)
-        left = memoryview(content)
+        left = content.data
         while left:
             got = self._process.stdout.readinto(left)  # type: ignore[union-attr]
             if not got:
@@ -174,7 +174,8 @@ def _blobs(column: pa.Array) -> tuple[npt.NDArray[np.int64], memoryview]:
     width = 8 if wide else 4
     buffers = column.buffers()
     offsets = np.frombuffer(buffers[1], "<i8" if wide else "<i4", len(column) + 1, column.offset * width)
-    sizes = np.diff(offsets.astype(np.int64))
+    ends = offsets.astype(np.int64)
+    sizes: npt.NDArray[np.int64] = ends[1:] - ends[:-1]
     first, last = int(offsets[0]), int(offsets[-1])
     if column.null_count:
         missing = ~column.is_valid().to_numpy(zero_copy_only=False)

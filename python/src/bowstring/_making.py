@@ -7,7 +7,6 @@ import os
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as fl
@@ -94,7 +93,7 @@ class MadeBatches(Batches):
         self._where = "server" if self._chooser else "client"
         self._wanted = ticket  # as it was asked for
         self._schema: pa.Schema | None = None  # of what is given
-        self._pending: deque[tuple[Json, Json, pa.RecordBatch]] = deque()
+        self._pending: deque[tuple[Maker, Json, Json, pa.RecordBatch]] = deque()
         self._raw_ended = False
         self._maker: Maker | None = None
         self._maker_pid = os.getpid()
@@ -121,10 +120,9 @@ class MadeBatches(Batches):
             self._resume = self._asked()
         began = time.perf_counter()
         batch = super()._next() if self._where == "server" else self._made()
-        assert self.place is not None
         if self._where == "server":
             self._given = self._as_wanted(self._resume)
-        self.place["place"] = self._where
+        self.place = {**(self.place or {}), "place": self._where}
         if self._chooser is not None:
             self._chooser.note(batch.num_rows, time.perf_counter() - began)
         return batch
@@ -140,20 +138,19 @@ class MadeBatches(Batches):
                 if self._pending:  # what came before is given first
                     break
                 raise
-            assert self.place is not None
-            if self._maker is None:
-                self._maker = self._begin(raw.schema)
-            self._maker.send(raw, self.place.get("epoch", 0))
-            self._pending.append((self.place, self._resume, raw))
+            place = self.place or {}
+            maker = self._maker = self._maker or self._begin(raw.schema)
+            maker.send(raw, place["epoch"])
+            self._pending.append((maker, place, self._resume, raw))
         if not self._pending:
             self._end()
             raise StopIteration
-        assert self._maker is not None
-        self.place, ticket, raw = self._pending.popleft()
-        made, faults = self._maker.receive()
-        self._told(faults, raw)
-        self._given = self._as_wanted(ticket)
-        return self._assembled(raw, made)
+        maker, place, ticket, raw = self._pending.popleft()
+        made, faults = maker.receive()
+        if faults:
+            self._told(faults, place)
+        self.place, self._given = place, self._as_wanted(ticket)
+        return self._assembled(raw, made, maker.forms)
 
     def _most(self) -> int:
         """How many batches are ahead: none where the stream is about to move."""
@@ -194,21 +191,20 @@ class MadeBatches(Batches):
                 self._schema = self._connection.flight().get_schema(descriptor, self._connection.options()).schema
         return self._schema
 
-    def _told(self, faults: list[Json], raw: pa.RecordBatch) -> None:
-        """Raise what ends the stream, and note what does not."""
-        assert self.place is not None
-        if not faults:
-            return
+    def _told(self, faults: list[Json], place: Json) -> None:
+        """Raise what ends the stream, and note in a batch's place what does not."""
         if self._wanted.get("on_error", "fail") == "fail":
             first = faults[0]
             where = f"position {first['position']} of {self._wanted['dataset']}@{self._wanted['snapshot']}"
-            raise error_of(first["code"], f"sample ({where}), column \"{first['column']}\": {first['cause']}")
-        known = self.place.setdefault("faults", [])
+            raise error_of(first["code"], f'sample ({where}), column "{first["column"]}": {first["cause"]}')
+        known = place.setdefault("faults", [])
         for fault in faults:
             known.append({name: fault[name] for name in ("position", "column", "operator", "cause") if name in fault})
         known.sort(key=lambda fault: fault["position"])
 
-    def _assembled(self, raw: pa.RecordBatch, made: dict[str, tuple[Json, pa.Buffer]]) -> pa.RecordBatch:
+    def _assembled(
+        self, raw: pa.RecordBatch, made: dict[str, tuple[Json, pa.Buffer]], forms: dict[str, Json]
+    ) -> pa.RecordBatch:
         target = self._target()
         arrays = []
         told = parts(target.names, made)
@@ -217,8 +213,7 @@ class MadeBatches(Batches):
                 arrays.append(array_of(field, *made[field.name]))
             elif field.name in told:
                 base = told[field.name]
-                form = self._maker.forms[base]  # type: ignore[union-attr] # it has made the batch
-                arrays.append(part_of(field.name, field, made[base][0], form))
+                arrays.append(part_of(field.name, field, made[base][0], forms[base]))
             else:
                 arrays.append(raw.column(field.name))
         return pa.RecordBatch.from_arrays(arrays, schema=target)
