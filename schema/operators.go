@@ -257,7 +257,7 @@ func (r *Request) checkPlace() error {
 		return r.checkWithOperators("place")
 	case PlaceClient:
 		if r.OnError == OnErrorSkip {
-			return &FieldError{Field: "on_error", Got: Quote(string(r.OnError)) + ` with place "client"`,
+			return &FieldError{Field: "on_error", Got: Quote(r.OnError) + ` with place "client"`,
 				Want: `"fail" or "null": who runs the operators has no other samples to put in`}
 		}
 		return r.checkWithOperators("place")
