@@ -1,16 +1,12 @@
 package ingest
 
 import (
-	"bytes"
-	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"math/rand/v2"
 	"reflect"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 
 	"github.com/apache/arrow/go/v17/arrow"
@@ -18,204 +14,10 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/memory"
 	"go.uber.org/goleak"
 
-	"bowstring/fetch/store"
-	"bowstring/fetch/store/local"
 	"bowstring/schema"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-func openStore(t *testing.T) *local.Store {
-	t.Helper()
-	s, err := local.Open(t.TempDir(), local.Options{Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return s
-}
-
-var (
-	metaFields = []arrow.Field{
-		schema.ClassField("label", []string{"ant", "bee"}),
-		{Name: "name", Type: arrow.BinaryTypes.String},
-	}
-	blobFields = []arrow.Field{schema.BlobField("image", schema.MediaImage, false), schema.BlobField("mask", "", true)}
-)
-
-func testSchema(t *testing.T) *arrow.Schema {
-	t.Helper()
-	s, err := schema.NewSchema(metaFields, blobFields)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
-}
-
-// rows are the rows numbered from to to; what a row holds depends on its number alone.
-type rows struct {
-	ids   []schema.ID
-	meta  arrow.Record
-	blobs [][][]byte
-}
-
-func makeRows(mem memory.Allocator, from, to int) rows {
-	b := array.NewRecordBuilder(mem, arrow.NewSchema(metaFields, nil))
-	defer b.Release()
-	r := rows{blobs: make([][][]byte, 2)}
-	for i := from; i < to; i++ {
-		r.ids = append(r.ids, schema.SampleID("d", fmt.Sprint(i)))
-		if i%7 == 0 {
-			b.Field(0).AppendNull()
-		} else {
-			b.Field(0).(*array.Int64Builder).Append(int64(i % 2))
-		}
-		b.Field(1).(*array.StringBuilder).Append(fmt.Sprintf("row %d", i))
-		r.blobs[0] = append(r.blobs[0], image(i))
-		r.blobs[1] = append(r.blobs[1], mask(i))
-	}
-	r.meta = b.NewRecord()
-	return r
-}
-
-func image(i int) []byte { return bytes.Repeat([]byte{byte(i), byte(i >> 8), byte(i >> 16)}, 1+i%5) }
-
-func mask(i int) []byte {
-	switch i % 3 {
-	case 0:
-		return nil
-	case 1:
-		return []byte{} // empty is not null
-	default:
-		return []byte{byte(i % 4)}
-	}
-}
-
-// part is one call of Write.
-type part struct {
-	split    string
-	from, to int
-}
-
-// write opens a Writer, writes the parts and commits.
-func write(t *testing.T, store store.Store, mode Mode, parts ...part) (*schema.Snapshot, bool, error) {
-	t.Helper()
-	mem := memory.NewCheckedAllocator(memory.DefaultAllocator)
-	defer mem.AssertSize(t, 0)
-	w, err := New(t.Context(), store, Options{Dataset: "d", Source: "test", Schema: testSchema(t), Mode: mode, Mem: mem,
-		Workers: 3})
-	if err != nil {
-		return nil, false, err
-	}
-	defer func() {
-		if err := w.Close(); err != nil {
-			t.Error(err)
-		}
-	}()
-	for _, p := range parts {
-		r := makeRows(mem, p.from, p.to)
-		err := w.Write(t.Context(), p.split, r.ids, r.meta, r.blobs)
-		r.meta.Release()
-		if err != nil {
-			return nil, false, err
-		}
-	}
-	return w.Commit(t.Context())
-}
-
-func mustWrite(t *testing.T, store store.Store, mode Mode, parts ...part) *schema.Snapshot {
-	t.Helper()
-	s, changed, err := write(t, store, mode, parts...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !changed {
-		t.Fatalf("nothing changed, want a new snapshot")
-	}
-	return s
-}
-
-// contents reads a snapshot back, one line a row.
-func contents(t *testing.T, store store.Store, snap *schema.Snapshot) []string {
-	t.Helper()
-	var chunks []schema.Blob
-	for _, c := range snap.Chunks {
-		b, err := store.Get(t.Context(), c.BlobRef)
-		if err != nil {
-			t.Fatal(err)
-		}
-		chunks = append(chunks, b)
-	}
-	m, err := schema.OpenManifest(snap, chunks)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer m.Close()
-	names, err := m.Column("name")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var text []string
-	for _, a := range names {
-		for i := range a.Len() {
-			text = append(text, a.ValueStr(i))
-		}
-	}
-	var lines []string
-	for pos := range m.Rows() {
-		line := fmt.Sprintf("%x %s %s", m.ID(pos), m.SplitOf(pos), text[pos])
-		for col := range 2 {
-			ref, ok := m.Blob(col, pos)
-			if !ok {
-				line += " null"
-				continue
-			}
-			b, err := store.Get(t.Context(), ref)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := ref.Check(b.Bytes()); err != nil {
-				t.Error(err)
-			}
-			line += fmt.Sprintf(" %x", b.Bytes())
-			b.Release()
-		}
-		lines = append(lines, line)
-	}
-	return lines
-}
-
-// want is what contents gives for the parts.
-func want(parts ...part) (lines []string) {
-	for _, p := range parts {
-		for i := p.from; i < p.to; i++ {
-			line := fmt.Sprintf("%x %s row %d %x", schema.SampleID("d", fmt.Sprint(i)), p.split, i, image(i))
-			if m := mask(i); m == nil {
-				line += " null"
-			} else {
-				line += fmt.Sprintf(" %x", m)
-			}
-			lines = append(lines, line)
-		}
-	}
-	return lines
-}
-
-func same(t *testing.T, got, want []string) {
-	t.Helper()
-	if len(got) != len(want) {
-		t.Fatalf("%d rows, want %d", len(got), len(want))
-	}
-	for i := range got {
-		if got[i] != want[i] {
-			t.Fatalf("row %d: %s, want %s", i, got[i], want[i])
-		}
-	}
-}
 
 func TestCreate(t *testing.T) {
 	store := openStore(t)
@@ -369,74 +171,6 @@ func TestDuplicates(t *testing.T) {
 	}
 }
 
-// other is a store in which another writer commits just before the first n commits.
-type other struct {
-	store.Store
-	before func()
-	n      atomic.Int32
-}
-
-type otherIngest struct {
-	store.Ingest
-	o *other
-}
-
-func (o *other) Begin(ctx context.Context, dataset string) (store.Ingest, error) {
-	in, err := o.Store.Begin(ctx, dataset)
-	return otherIngest{in, o}, err
-}
-
-func (i otherIngest) Commit(ctx context.Context, s schema.Snapshot) (*schema.Snapshot, error) {
-	if i.o.n.Add(-1) >= 0 {
-		i.o.before()
-	}
-	return i.Ingest.Commit(ctx, s)
-}
-
-func TestConflict(t *testing.T) {
-	t.Run("append", func(t *testing.T) {
-		store := openStore(t)
-		mustWrite(t, store, Create, part{"train", 0, 10})
-		next := 1000
-		o := &other{Store: store, before: func() {
-			mustWrite(t, store, Append, part{"val", next, next + 5})
-			next += 5
-		}}
-		o.n.Store(2)
-		snap := mustWrite(t, o, Append, part{"train", 10, 20})
-		if snap.Number != 4 || snap.Parent != 3 {
-			t.Errorf("snapshot %d on %d, want 4 on 3", snap.Number, snap.Parent)
-		}
-		same(t, contents(t, store, snap), want(part{"train", 0, 10}, part{"val", 1000, 1010}, part{"train", 10, 20}))
-	})
-	t.Run("append of what the other appends", func(t *testing.T) {
-		store := openStore(t)
-		mustWrite(t, store, Create, part{"train", 0, 10})
-		o := &other{Store: store, before: func() { mustWrite(t, store, Append, part{"train", 15, 30}) }}
-		o.n.Store(1)
-		if _, _, err := write(t, o, Append, part{"train", 10, 20}); !errors.Is(err, schema.ErrInvalid) {
-			t.Errorf("%v, want ErrInvalid", err)
-		}
-	})
-	t.Run("create", func(t *testing.T) {
-		store := openStore(t)
-		o := &other{Store: store, before: func() { mustWrite(t, store, Create, part{"train", 0, 1}) }}
-		o.n.Store(1)
-		if _, _, err := write(t, o, Create, part{"train", 0, 10}); !errors.Is(err, schema.ErrExists) {
-			t.Errorf("%v, want ErrExists", err)
-		}
-	})
-	t.Run("without end", func(t *testing.T) {
-		store := openStore(t)
-		next := 0
-		o := &other{Store: store, before: func() { mustWrite(t, store, Replace, part{"val", next, next + 1}); next++ }}
-		o.n.Store(1000)
-		if _, _, err := write(t, o, Replace, part{"train", 0, 10}); !errors.Is(err, schema.ErrConflict) {
-			t.Errorf("%v, want ErrConflict", err)
-		}
-	})
-}
-
 func TestWrongRows(t *testing.T) {
 	store := openStore(t)
 	mem := memory.NewCheckedAllocator(memory.DefaultAllocator)
@@ -509,61 +243,6 @@ func TestWithoutMetadata(t *testing.T) {
 	}
 	if snap.Rows() != 2 || snap.Splits[0].Name != DefaultSplit {
 		t.Errorf("%d rows in %v", snap.Rows(), snap.Splits)
-	}
-}
-
-// failing is a store whose nth put fails.
-type failing struct {
-	store.Store
-	left atomic.Int64
-}
-
-var errDisk = errors.New("the disk is gone")
-
-func (f *failing) Begin(ctx context.Context, dataset string) (store.Ingest, error) {
-	in, err := f.Store.Begin(ctx, dataset)
-	return failingIngest{in, f}, err
-}
-
-type failingIngest struct {
-	store.Ingest
-	f *failing
-}
-
-func (i failingIngest) Put(ctx context.Context, data []byte) (schema.BlobRef, error) {
-	if i.f.left.Add(-1) < 0 {
-		return schema.BlobRef{}, errDisk
-	}
-	return i.Ingest.Put(ctx, data)
-}
-
-func TestFailingStore(t *testing.T) {
-	for _, puts := range []int64{0, 1, 100, 166} { // of 100 images, 66 masks and a chunk
-		store := openStore(t)
-		f := &failing{Store: store}
-		f.left.Store(puts)
-		if _, _, err := write(t, f, Create, part{"train", 0, 100}); !errors.Is(err, errDisk) {
-			t.Errorf("after %d puts: %v, want %v", puts, err, errDisk)
-		}
-		if list, err := store.Datasets(t.Context()); err != nil || len(list) != 0 {
-			t.Errorf("after %d puts: datasets %v, error %v, want none", puts, list, err)
-		}
-	}
-}
-
-func TestCancelled(t *testing.T) {
-	store := openStore(t)
-	w, err := New(t.Context(), store, Options{Dataset: "d", Schema: testSchema(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = w.Close() }()
-	ctx, cancel := context.WithCancelCause(t.Context())
-	cancel(errDisk)
-	r := makeRows(memory.DefaultAllocator, 0, 10)
-	defer r.meta.Release()
-	if err := w.Write(ctx, "train", r.ids, r.meta, r.blobs); !errors.Is(err, errDisk) {
-		t.Errorf("%v, want the cause of the cancellation", err)
 	}
 }
 

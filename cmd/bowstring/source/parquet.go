@@ -6,9 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"iter"
-	"os"
 	"path/filepath"
 	"slices"
 
@@ -344,58 +342,9 @@ func (s *parquetSource) sample(sh shard, row int64, rec arrow.Record, i int) Sam
 	return out
 }
 
-func storage(a arrow.Array) arrow.Array {
-	if e, ok := a.(array.ExtensionArray); ok {
-		return storage(e.Storage())
-	}
-	return a
-}
-
 func (l *layout) looksParquet() bool {
 	if !l.dir {
 		return extension(l.path) == "parquet" && !l.looksList()
 	}
 	return l.any(func(name string) bool { return extension(name) == "parquet" && !isMetadata(filepath.Base(name)) })
-}
-
-// findShards lists the files below a directory that match, or the one file.
-func findShards(path string, match func(name string) bool) ([]shard, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", schema.ErrNotFound, err)
-	}
-	if !info.IsDir() {
-		return []shard{{path: path, rel: filepath.Base(path)}}, nil
-	}
-	root, err := filepath.EvalSymlinks(path)
-	if err != nil {
-		return nil, err
-	}
-	var found []shard
-	err = filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return err
-		case p != root && hidden(d.Name()):
-			if d.IsDir() {
-				return fs.SkipDir
-			}
-		case !d.IsDir() && match(d.Name()):
-			rel, err := filepath.Rel(root, p)
-			if err != nil {
-				return err
-			}
-			found = append(found, shard{path: p, rel: filepath.ToSlash(rel)})
-		}
-		return nil
-	})
-	return addMissing(found, nil), err
-}
-
-// absolute names a path for people, wherever they are.
-func absolute(path string) string {
-	if abs, err := filepath.Abs(path); err == nil {
-		return abs
-	}
-	return path
 }

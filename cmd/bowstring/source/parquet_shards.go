@@ -1,0 +1,62 @@
+package source
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
+
+	"bowstring/schema"
+)
+
+func storage(a arrow.Array) arrow.Array {
+	if e, ok := a.(array.ExtensionArray); ok {
+		return storage(e.Storage())
+	}
+	return a
+}
+
+// findShards lists the files below a directory that match, or the one file.
+func findShards(path string, match func(name string) bool) ([]shard, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", schema.ErrNotFound, err)
+	}
+	if !info.IsDir() {
+		return []shard{{path: path, rel: filepath.Base(path)}}, nil
+	}
+	root, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return nil, err
+	}
+	var found []shard
+	err = filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case p != root && hidden(d.Name()):
+			if d.IsDir() {
+				return fs.SkipDir
+			}
+		case !d.IsDir() && match(d.Name()):
+			rel, err := filepath.Rel(root, p)
+			if err != nil {
+				return err
+			}
+			found = append(found, shard{path: p, rel: filepath.ToSlash(rel)})
+		}
+		return nil
+	})
+	return addMissing(found, nil), err
+}
+
+// absolute names a path for people, wherever they are.
+func absolute(path string) string {
+	if abs, err := filepath.Abs(path); err == nil {
+		return abs
+	}
+	return path
+}

@@ -1,0 +1,98 @@
+package storetest
+
+import (
+	"time"
+
+	"bowstring/schema"
+)
+
+func (b *bench) saveSelection(dataset string, number int64, bitmap []byte) schema.Selection {
+	return b.saveUntil(dataset, number, bitmap, "", time.Time{})
+}
+
+// saveUntil saves a selection of an owner that expires.
+func (b *bench) saveUntil(dataset string, number int64, bitmap []byte, owner string,
+	expires time.Time) schema.Selection {
+	in := b.begin(dataset)
+	sel := schema.Selection{Dataset: dataset, Snapshot: number, Rows: 3, Bitmap: b.put(in, bitmap), Owner: owner,
+		Expires: expires}
+	b.ok(b.store.SaveSelection(b.ctx, in, sel), "save a selection")
+	b.ok(b.store.SaveSelection(b.ctx, in, sel), "save it again")
+	b.ok(in.Close(), "close the ingest")
+	return sel
+}
+
+func selections(b *bench) {
+	b.ingest("s", 0, blobsOf("s", 8, 100))
+	b.ingest("other", 0, blobsOf("s", 8, 100))
+	sel := b.saveSelection("s", 1, blobOf("bits", 8))
+	b.saveSelection("s", 1, blobOf("bits", 8))
+	got, err := b.store.Selection(b.ctx, "s", sel.Name())
+	b.ok(err, "selection")
+	b.that(got.Dataset == "s" && got.Snapshot == 1 && got.Rows == 3 && got.Bitmap == sel.Bitmap, "got %+v, want %+v",
+		got, sel)
+	b.that(!got.Created.IsZero(), "the selection has no time of creation")
+
+	_, err = b.store.Selection(b.ctx, "other", sel.Name())
+	b.fails(err, schema.ErrNotFound, "selection of another dataset")
+	_, err = b.store.Selection(b.ctx, "s", schema.RefOf([]byte("no such")).Key.String())
+	b.fails(err, schema.ErrNotFound, "absent selection")
+	_, err = b.store.Selection(b.ctx, "s", "not a name")
+	b.fails(err, schema.ErrInvalid, "selection by a name that is none")
+
+	in := b.begin("s")
+	missing := schema.Selection{Dataset: "s", Snapshot: 1, Rows: 1, Bitmap: schema.RefOf([]byte("not put"))}
+	b.fails(b.store.SaveSelection(b.ctx, in, missing), schema.ErrInvalid, "save a selection whose bitmap was not put")
+	nowhere := schema.Selection{Dataset: "s", Snapshot: 9, Rows: 1, Bitmap: b.put(in, blobOf("bits9", 8))}
+	b.fails(b.store.SaveSelection(b.ctx, in, nowhere), schema.ErrNotFound, "save a selection of an absent snapshot")
+	b.ok(in.Close(), "close the ingest")
+
+	// The same positions of a later snapshot go by the same name.
+	b.ingest("s", 1, blobsOf("t", 8, 100))
+	b.saveSelection("s", 2, blobOf("bits", 8))
+	got, err = b.store.Selection(b.ctx, "s", sel.Name())
+	b.ok(err, "selection")
+	b.that(got.Snapshot == 2, "the selection is of snapshot %d, want the one it was last saved for", got.Snapshot)
+
+	b.ok(b.store.Drop(b.ctx, "s", 0), "drop the dataset")
+	_, err = b.store.Selection(b.ctx, "s", sel.Name())
+	b.fails(err, schema.ErrNotFound, "selection of a dropped dataset")
+}
+
+// selectionsExpire: a selection lives until it expires, which use and uploading it
+// again put off and never bring forward.
+func selectionsExpire(b *bench) {
+	b.ingest("e", 0, blobsOf("e", 8, 100))
+	later := time.Now().Add(time.Hour).UTC().Truncate(time.Second)
+	expires := func(sel schema.Selection, want time.Time) {
+		got, err := b.store.Selection(b.ctx, "e", sel.Name())
+		b.ok(err, "selection")
+		b.that(got.Expires.Equal(want) && got.Owner == "ann",
+			"the selection is %s's and expires on %s, want ann's and %s", got.Owner, got.Expires, want)
+	}
+	sel := b.saveUntil("e", 1, blobOf("bits", 8), "ann", later)
+	expires(sel, later)
+	b.saveUntil("e", 1, blobOf("bits", 8), "bob", later.Add(-time.Minute))
+	expires(sel, later)
+	b.saveUntil("e", 1, blobOf("bits", 8), "bob", later.Add(time.Minute))
+	expires(sel, later.Add(time.Minute))
+	b.ok(b.store.RenewSelection(b.ctx, "e", sel.Name(), later), "renew it for less")
+	expires(sel, later.Add(time.Minute))
+	b.ok(b.store.RenewSelection(b.ctx, "e", sel.Name(), later.Add(time.Hour)), "renew it")
+	expires(sel, later.Add(time.Hour))
+	b.fails(b.store.RenewSelection(b.ctx, "e", schema.RefOf([]byte("no such")).Key.String(), later), schema.ErrNotFound,
+		"renew an absent selection")
+
+	// One without an end keeps having none.
+	ever := b.saveUntil("e", 1, blobOf("ever", 8), "ann", time.Time{})
+	b.ok(b.store.RenewSelection(b.ctx, "e", ever.Name(), later), "renew what does not expire")
+	b.saveUntil("e", 1, blobOf("ever", 8), "ann", later)
+	expires(ever, time.Time{})
+
+	over := b.saveUntil("e", 1, blobOf("over", 8), "bob", time.Now().Add(-time.Minute))
+	_, err := b.store.Selection(b.ctx, "e", over.Name())
+	b.fails(err, schema.ErrNotFound, "an expired selection")
+	b.fails(b.store.RenewSelection(b.ctx, "e", over.Name(), later), schema.ErrNotFound, "renew an expired selection")
+	again := b.saveUntil("e", 1, blobOf("over", 8), "ann", later)
+	expires(again, later)
+}

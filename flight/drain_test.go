@@ -1,0 +1,171 @@
+package flight
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/apache/arrow/go/v17/arrow/flight"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health/grpc_health_v1"
+)
+
+// draining begins a shutdown and waits until it is seen.
+func (f *fixture) draining(ctx context.Context) chan error {
+	f.t.Helper()
+	ended := make(chan error, 1)
+	health := grpc_health_v1.NewHealthClient(f.conn())
+	watch, err := health.Watch(f.t.Context(), &grpc_health_v1.HealthCheckRequest{Service: flightService})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	if r, err := watch.Recv(); err != nil || r.Status != grpc_health_v1.HealthCheckResponse_SERVING {
+		f.t.Fatalf("health is %v, %v", r, err)
+	}
+	go func() { ended <- f.server.Shutdown(ctx) }()
+	if r, err := watch.Recv(); err != nil || r.Status != grpc_health_v1.HealthCheckResponse_NOT_SERVING {
+		f.t.Fatalf("health is %v, %v", r, err)
+	}
+	return ended
+}
+
+// TestDrain: streams that end in time end well, new calls are refused by name,
+// and the health watcher does not hold the server up.
+func TestDrain(t *testing.T) {
+	f := serve(t, Options{DrainTimeout: time.Minute})
+	f.fillLarge("big")
+	get := f.stalled(t.Context(), `{"dataset": "big", "batch": 4}`)
+	put, w := f.uploading(t.Context(), f.client, path("d"))
+	x := f.exchange(t.Context(), command(`{"take": {"dataset": "big", "columns": ["id"]}}`), positionSchema)
+	if err := x.ask(positions(1)); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := x.answer(); err != nil {
+		t.Fatal(err)
+	}
+
+	ended := f.draining(t.Context())
+	const why = "the server is draining"
+	_, err := f.client.GetFlightInfo(t.Context(), path("big"))
+	wantCode(t, err, codes.Unavailable, why)
+	_, err = f.get(&flight.Ticket{Ticket: []byte(`{"dataset": "big"}`)})
+	wantCode(t, err, codes.Unavailable, why)
+	_, err = f.act("list", ``)
+	wantCode(t, err, codes.Unavailable, why)
+	_, err = f.put(path("e"), samples(0, 1))
+	wantCode(t, err, codes.Unavailable, why)
+
+	// What runs goes on.
+	if err := drainStream(get); err != nil {
+		t.Errorf("DoGet: %v", err)
+	}
+	if err := w.Write(samples(50, 60)); err != nil {
+		t.Fatal(err)
+	}
+	if err := put.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	results, err := resultsOf(put)
+	if err != nil {
+		t.Fatalf("DoPut: %v", err)
+	}
+	if got := last[putAck](t, results); got.Rows != 60 {
+		t.Errorf("got %+v", got)
+	}
+	if err := x.ask(positions(2)); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := x.answer(); err != nil {
+		t.Errorf("DoExchange: %v", err)
+	}
+	select {
+	case err := <-ended:
+		t.Fatalf("the server stopped under a stream: %v", err)
+	default:
+	}
+	if err := x.stream.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := x.answer(); !errors.Is(err, io.EOF) {
+		t.Errorf("DoExchange: got %v, want its end", err)
+	}
+	if err := <-ended; err != nil {
+		t.Errorf("Shutdown: %v", err)
+	}
+	f.wantDatasets("big", "d")
+}
+
+// TestDrainDeadline: what has not ended by then is cut off, whether the client
+// does not read, does not write or is just slow; those that listen are told.
+func TestDrainDeadline(t *testing.T) {
+	f := serve(t, Options{DrainTimeout: time.Minute})
+	f.fillLarge("big")
+	stalled := f.stalled(t.Context(), `{"dataset": "big", "batch": 4}`)
+	put, _ := f.uploading(t.Context(), f.client, path("d"))
+	idle := f.exchange(t.Context(), command(`{"take": {"dataset": "big"}}`), positionSchema)
+	if _, err := idle.stream.Recv(); err != nil { // its schema
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := f.draining(ctx)
+	cancel()
+	if err := <-ended; err == nil || !strings.Contains(err.Error(), "3 calls were cut off") {
+		t.Errorf("Shutdown: got %v, want 3 calls cut off", err)
+	}
+	const why = "the server stopped"
+	_, err := resultsOf(put)
+	wantCode(t, err, codes.Unavailable, why)
+	wantCode(t, drainStream(idle.stream), codes.Unavailable, why)
+	wantCode(t, drainStream(stalled), codes.Unavailable, "")
+	f.wantDatasets("big")
+}
+
+// TestShutdownTwice: the second call finds nothing left to do.
+func TestShutdownTwice(t *testing.T) {
+	f := serve(t, Options{})
+	for range 2 {
+		if err := f.server.Shutdown(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestVanishedClients kills connections in the middle of everything; the
+// fixture's end checks that nothing stays.
+func TestVanishedClients(t *testing.T) {
+	f := serve(t, Options{})
+	f.fillLarge("big")
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	src := rand.New(rand.NewPCG(seed, 0))
+	for i := range 20 {
+		c := f.dial()
+		stream, err := c.DoGet(t.Context(), &flight.Ticket{Ticket: []byte(`{"dataset": "big", "batch": 3}`)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range src.IntN(10) {
+			if _, err := stream.Recv(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if i%2 == 0 {
+			f.uploading(t.Context(), c, path(fmt.Sprintf("d%d", i)))
+		}
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := f.server.Shutdown(t.Context()); err != nil {
+		t.Error(err)
+	}
+	f.wantDatasets("big")
+	if st := f.engine.Stats(); st.LiveStreams != 0 {
+		t.Errorf("%d streams live on", st.LiveStreams)
+	}
+}

@@ -1,0 +1,261 @@
+package flight
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	"github.com/apache/arrow/go/v17/arrow"
+
+	"bowstring/schema"
+)
+
+// Names of field metadata that an upload may carry into the dataset.
+const (
+	classesKey     = "bowstring.classes"
+	huggingFaceKey = "huggingface"
+)
+
+// incomingField is a column of the stream, as it is stored.
+type incomingField struct {
+	arrow.Field
+	source
+}
+
+// newUpload decides what each column is. Blob columns are those that put
+// names, else those whose field metadata says so, else every binary and
+// large_binary one; columns in the Hugging Face layout always are.
+func newUpload(put *putCommand, in *arrow.Schema) (*upload, error) {
+	u := &upload{dataset: put.Dataset, split: put.Split}
+	hints := huggingFaceHints(in)
+	var meta, blobs []incomingField
+	var path *incomingField
+	for i, f := range in.Fields() {
+		if f.Name == schema.IDColumn {
+			u.id = &source{f.Name, i, -1}
+			continue
+		}
+		if f.Name == schema.PositionColumn {
+			return nil, &schema.FieldError{Field: fmt.Sprintf("column %q", f.Name), Got: "it in an upload",
+				Want: "another name: this one is computed"}
+		}
+		f.Type = valueType(f.Type)
+		if f.Name == schema.SplitColumn {
+			if !isText(f.Type) {
+				return nil, &schema.FieldError{Field: fmt.Sprintf("column %q", f.Name), Got: f.Type.String(),
+					Want: "utf8: the split of each row"}
+			}
+			u.splitFrom = &source{f.Name, i, -1}
+			continue
+		}
+		if bytes, at, ok := huggingFaceStruct(f.Type); ok {
+			col := incomingField{f, source{f.Name, i, bytes}}
+			col.Type = arrow.BinaryTypes.LargeBinary
+			col.Nullable = true // the struct or its bytes may be
+			blobs = append(blobs, col)
+			if at >= 0 && path == nil {
+				path = &incomingField{arrow.Field{Name: schema.PathColumn, Type: arrow.BinaryTypes.String,
+					Nullable: true}, source{f.Name + ".path", i, at}}
+				path.Type = f.Type.(*arrow.StructType).Field(at).Type
+			}
+			continue
+		}
+		col := incomingField{f, source{f.Name, i, -1}}
+		if isBlob, err := put.isBlob(f, in); err != nil {
+			return nil, err
+		} else if isBlob {
+			blobs = append(blobs, col)
+		} else {
+			meta = append(meta, col)
+		}
+	}
+	if path != nil && !slices.ContainsFunc(in.Fields(), func(f arrow.Field) bool {
+		return f.Name == schema.PathColumn
+	}) {
+		meta = append(meta, *path)
+	}
+	if err := put.checkNames(in, blobs); err != nil {
+		return nil, err
+	}
+
+	metaFields, blobFields := make([]arrow.Field, len(meta)), make([]arrow.Field, len(blobs))
+	for i, f := range meta {
+		metaFields[i] = arrow.Field{Name: f.Name, Type: f.Type, Nullable: f.Nullable, Metadata: classes(f.Field, hints)}
+		u.metaFrom = append(u.metaFrom, f.source)
+		if put.Key == f.Name {
+			u.key = &f.source
+		}
+	}
+	for i, f := range blobs {
+		blobFields[i] = schema.BlobField(f.Name, put.mediaOf(f.Field, hints, f.child >= 0), f.Nullable)
+		u.blobFrom = append(u.blobFrom, f.source)
+	}
+	if put.Key != "" && u.key == nil {
+		return nil, &schema.FieldError{Field: "put.key", Got: fmt.Sprintf("%q", put.Key),
+			Want: "a metadata column of the upload" + known(metaFields)}
+	}
+	if put.Key != "" && u.id != nil {
+		return nil, &schema.FieldError{Field: "put.key", Got: fmt.Sprintf("%q", put.Key),
+			Want: "no key, as the upload has a column \"id\""}
+	}
+	if u.splitFrom != nil && u.id == nil && u.key == nil {
+		return nil, &schema.FieldError{Field: fmt.Sprintf("column %q", schema.SplitColumn), Got: "it without ids",
+			Want: "a column \"id\" or put.key beside it: rows of several splits are not numbered"}
+	}
+	var err error
+	if u.schema, err = schema.NewSchema(metaFields, blobFields); err != nil {
+		return nil, err
+	}
+	u.meta = arrow.NewSchema(metaFields, nil)
+	return u, nil
+}
+
+func known(fields []arrow.Field) string {
+	if len(fields) == 0 {
+		return "; it has none"
+	}
+	s := ": "
+	for i, f := range fields {
+		if i > 0 {
+			s += ", "
+		}
+		s += f.Name
+	}
+	return s
+}
+
+// valueType is the type that values of t are stored in.
+func valueType(t arrow.DataType) arrow.DataType {
+	switch dt := t.(type) {
+	case *arrow.DictionaryType:
+		return valueType(dt.ValueType)
+	case arrow.ExtensionType:
+		return valueType(dt.StorageType())
+	}
+	return t
+}
+
+func isBinary(t arrow.DataType) bool {
+	return t.ID() == arrow.BINARY || t.ID() == arrow.LARGE_BINARY
+}
+
+func isText(t arrow.DataType) bool { return t.ID() == arrow.STRING || t.ID() == arrow.LARGE_STRING }
+
+// huggingFaceStruct recognises struct<bytes: binary, path: string>, and returns
+// where its children are; path may be absent (-1).
+func huggingFaceStruct(t arrow.DataType) (bytes, path int, ok bool) {
+	st, isStruct := t.(*arrow.StructType)
+	if !isStruct {
+		return 0, 0, false
+	}
+	bytes, path = -1, -1
+	for i, f := range st.Fields() {
+		switch {
+		case f.Name == "bytes" && isBinary(f.Type):
+			bytes = i
+		case f.Name == "path" && isText(f.Type):
+			path = i
+		default:
+			return 0, 0, false
+		}
+	}
+	return bytes, path, bytes >= 0
+}
+
+// feature is what Hugging Face's schema metadata says of a column.
+type feature struct {
+	Type  string   `json:"_type"`
+	Names []string `json:"names"`
+}
+
+// huggingFaceHints reads a schema's huggingface metadata, if it has any that
+// can be understood: it is another project's, so what is strange is passed over.
+func huggingFaceHints(s *arrow.Schema) map[string]feature {
+	md := s.Metadata()
+	i := md.FindKey(huggingFaceKey)
+	if i < 0 {
+		return nil
+	}
+	var doc struct {
+		Info struct {
+			Features map[string]json.RawMessage `json:"features"`
+		} `json:"info"`
+	}
+	if json.Unmarshal([]byte(md.Values()[i]), &doc) != nil {
+		return nil
+	}
+	hints := map[string]feature{}
+	for name, raw := range doc.Info.Features {
+		var f feature
+		if json.Unmarshal(raw, &f) == nil {
+			hints[name] = f
+		}
+	}
+	return hints
+}
+
+// classes is the field metadata that a metadata column keeps: its class names.
+func classes(f arrow.Field, hints map[string]feature) arrow.Metadata {
+	if i := f.Metadata.FindKey(classesKey); i >= 0 {
+		return arrow.NewMetadata([]string{classesKey}, []string{f.Metadata.Values()[i]})
+	}
+	if h := hints[f.Name]; h.Type == "ClassLabel" && len(h.Names) > 0 && arrow.IsInteger(f.Type.ID()) {
+		return schema.ClassField(f.Name, h.Names).Metadata
+	}
+	return arrow.Metadata{}
+}
+
+// isBlob decides whether a column holds blobs.
+func (p *putCommand) isBlob(f arrow.Field, in *arrow.Schema) (bool, error) {
+	switch {
+	case p.Blobs != nil:
+		if !slices.Contains(p.Blobs, f.Name) {
+			return false, nil
+		}
+	case slices.ContainsFunc(in.Fields(), schema.IsBlob):
+		if !schema.IsBlob(f) {
+			return false, nil
+		}
+	default:
+		return isBinary(f.Type), nil
+	}
+	if !isBinary(f.Type) {
+		return false, &schema.FieldError{Field: fmt.Sprintf("column %q", f.Name), Got: f.Type.String(),
+			Want: "binary or large_binary for a blob column"}
+	}
+	return true, nil
+}
+
+// checkNames reports names in the command that the upload lacks.
+func (p *putCommand) checkNames(in *arrow.Schema, blobs []incomingField) error {
+	for _, name := range p.Blobs {
+		if len(in.FieldIndices(name)) == 0 {
+			return &schema.FieldError{Field: "put.blobs", Got: schema.Quote(name), Want: "columns of the upload" +
+				known(in.Fields())}
+		}
+	}
+	for name, media := range p.Media {
+		if !slices.ContainsFunc(blobs, func(f incomingField) bool { return f.Field.Name == name }) {
+			return &schema.FieldError{Field: "put.media", Got: schema.Quote(name), Want: "blob columns of the upload"}
+		}
+		if media != schema.MediaImage && media != schema.MediaAudio {
+			return &schema.FieldError{Field: "put.media." + name, Got: schema.Quote(media), Want: `"image" or "audio"`}
+		}
+	}
+	return nil
+}
+
+// mediaOf is what a blob column holds, "" if nobody says.
+func (p *putCommand) mediaOf(f arrow.Field, hints map[string]feature, huggingFace bool) string {
+	switch {
+	case p.Media[f.Name] != "":
+		return p.Media[f.Name]
+	case schema.Media(f) != "":
+		return schema.Media(f)
+	case hints[f.Name].Type == "Audio":
+		return schema.MediaAudio
+	case hints[f.Name].Type == "Image" || huggingFace:
+		return schema.MediaImage
+	}
+	return ""
+}
