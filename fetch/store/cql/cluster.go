@@ -73,7 +73,11 @@ func (s *Store) PutLease(ctx context.Context, cluster, id string, lease []byte, 
 		return err
 	}
 	defer s.life.RUnlock()
-	q := s.db.Query(putLease, cluster, id, lease,
+	db, err := s.controlled(ctx)
+	if err != nil {
+		return err
+	}
+	q := db.Query(putLease, cluster, id, lease,
 		int(ttl.Seconds())).Consistency(s.catalogLevel()).DefaultTimestamp(false).Idempotent(true)
 	return s.clustered(s.exec(ctx, q, tableLeases, "write the lease of a node"))
 }
@@ -84,7 +88,11 @@ func (s *Store) Leases(ctx context.Context, cluster string) (map[string][]byte, 
 		return nil, err
 	}
 	defer s.life.RUnlock()
-	iter := s.db.Query(selectLeases, cluster).WithContext(ctx).Consistency(s.catalogLevel()).PageSize(rowsAtOnce).Iter()
+	db, err := s.controlled(ctx)
+	if err != nil {
+		return nil, err
+	}
+	iter := db.Query(selectLeases, cluster).WithContext(ctx).Consistency(s.catalogLevel()).PageSize(rowsAtOnce).Iter()
 	host := iter.Host()
 	found := map[string][]byte{}
 	for {
@@ -107,7 +115,11 @@ func (s *Store) RemoveLease(ctx context.Context, cluster, id string) error {
 		return err
 	}
 	defer s.life.RUnlock()
-	q := s.db.Query(deleteLease, cluster, id).Consistency(s.catalogLevel()).DefaultTimestamp(false).Idempotent(true)
+	db, err := s.controlled(ctx)
+	if err != nil {
+		return err
+	}
+	q := db.Query(deleteLease, cluster, id).Consistency(s.catalogLevel()).DefaultTimestamp(false).Idempotent(true)
 	return s.exec(ctx, q, tableLeases, "remove the lease of a node")
 }
 
@@ -117,7 +129,11 @@ func (s *Store) PutLayout(ctx context.Context, name string, record []byte, ttl t
 		return err
 	}
 	defer s.life.RUnlock()
-	q := s.db.Query(putLayout, name, record,
+	db, err := s.controlled(ctx)
+	if err != nil {
+		return err
+	}
+	q := db.Query(putLayout, name, record,
 		int(ttl.Seconds())).Consistency(s.catalogLevel()).DefaultTimestamp(false).Idempotent(true)
 	return s.clustered(s.exec(ctx, q, tableLayouts, "keep a layout"))
 }
@@ -128,7 +144,11 @@ func (s *Store) Layout(ctx context.Context, name string) ([]byte, error) {
 		return nil, err
 	}
 	defer s.life.RUnlock()
-	iter := s.db.Query(selectLayout, name).WithContext(ctx).Consistency(s.catalogLevel()).Iter()
+	db, err := s.controlled(ctx)
+	if err != nil {
+		return nil, err
+	}
+	iter := db.Query(selectLayout, name).WithContext(ctx).Consistency(s.catalogLevel()).Iter()
 	host := iter.Host()
 	var record []byte
 	found := iter.Scan(&record)
@@ -153,16 +173,20 @@ func (s *Store) ClaimLayout(ctx context.Context, cluster, plan string, epoch uin
 		return "", err
 	}
 	defer s.life.RUnlock()
+	db, err := s.controlled(ctx)
+	if err != nil {
+		return "", err
+	}
 	for attempt := 1; ; attempt++ {
 		level := s.catalogLevel()
 		if attempt > 1 {
 			level = s.serialLevel()
 		}
-		winner, err := s.claimed(ctx, level, cluster, plan, epoch)
+		winner, err := s.claimed(ctx, db, level, cluster, plan, epoch)
 		if err != nil || winner != "" || name == "" {
 			return winner, err
 		}
-		q := s.db.Query(putClaim, cluster, plan, int64(epoch), name,
+		q := db.Query(putClaim, cluster, plan, int64(epoch), name,
 			int(ttl.Seconds())).WithContext(ctx).Consistency(s.catalogLevel()).
 			DefaultTimestamp(false).RetryPolicy(movingRetries(0))
 		before := map[string]any{}
@@ -181,9 +205,9 @@ func (s *Store) ClaimLayout(ctx context.Context, cluster, plan string, epoch uin
 var errUnsettled = errors.New("a claim was neither made nor lost")
 
 // claimed is which layout was claimed; "" if none was.
-func (s *Store) claimed(ctx context.Context, level gocql.Consistency, cluster, plan string,
+func (s *Store) claimed(ctx context.Context, db *gocql.Session, level gocql.Consistency, cluster, plan string,
 	epoch uint64) (string, error) {
-	iter := s.db.Query(selectClaim, cluster, plan, int64(epoch)).WithContext(ctx).Consistency(level).Iter()
+	iter := db.Query(selectClaim, cluster, plan, int64(epoch)).WithContext(ctx).Consistency(level).Iter()
 	host := iter.Host()
 	var name string
 	iter.Scan(&name)

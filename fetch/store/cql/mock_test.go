@@ -304,7 +304,7 @@ func mockStoreOver(t testing.TB, uri string, dialer Dialer) *Store {
 	}
 	s := newStore(config, Options{Logger: quiet, Dialer: dialer})
 	s.dc = "dc1"
-	if s.db, err = s.session(context.Background(), config.Keyspace); err != nil {
+	if s.db, s.steering, err = s.session(context.Background(), config.Keyspace, config.connsPerHost(s.nodes)); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

@@ -102,25 +102,22 @@ func (c *Config) tls() (*tls.Config, error) {
 	return config, nil
 }
 
-// session opens a session for a keyspace, whose replicas it then knows.
-func (s *Store) session(ctx context.Context, keyspace string) (*gocql.Session, error) {
+// session opens a session of some connections to each host for a keyspace, whose replicas it then knows.
+func (s *Store) session(ctx context.Context, keyspace string, conns int) (*gocql.Session, *steering, error) {
 	cl, err := s.config.cluster(s.options)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	cl.Keyspace = keyspace
-	cl.NumConns = s.config.connsPerHost(s.nodes)
+	cl.NumConns = conns
 	st := s.newSteering(keyspace)
 	cl.PoolConfig.HostSelectionPolicy = st
 	session, err := connect(ctx, cl)
 	if err != nil {
-		return nil, s.connectFault(ctx, err)
+		return nil, nil, s.connectFault(ctx, err)
 	}
 	st.countReplicas()
-	if keyspace == s.config.Keyspace {
-		s.steering = st
-	}
-	return session, nil
+	return session, st, nil
 }
 
 // connect opens a session, and gives up waiting for it when ctx ends: the driver

@@ -49,7 +49,8 @@ type Store struct {
 	spread   bool   // over several datacenters
 	db       *gocql.Session
 	steering *steering // of db
-	pageRows int       // of a partition of the catalog
+	control  control
+	pageRows int // of a partition of the catalog
 
 	// life is read-locked by each call and locked by Close.
 	life   sync.RWMutex
@@ -140,7 +141,7 @@ func (o *Options) ensureDefaults() {
 // join opens the session that everything but a look at the schema uses.
 func (s *Store) join(ctx context.Context, v *survey) (err error) {
 	s.dc, s.nodes, s.spread = v.dc, v.nodes[v.dc], len(v.replication) > 1
-	s.db, err = s.session(ctx, s.config.Keyspace)
+	s.db, s.steering, err = s.session(ctx, s.config.Keyspace, s.config.connsPerHost(s.nodes))
 	return err
 }
 
@@ -149,6 +150,7 @@ func newStore(config *Config, opts Options) *Store {
 	s := &Store{
 		config: config, options: opts, log: opts.Logger,
 		pageRows: rowsAtOnce,
+		control:  newControl(),
 		buffers:  arena{period: arenaPeriod, spare: arenaSpare},
 	}
 	s.ending, s.end = context.WithCancel(context.Background())
@@ -184,6 +186,7 @@ func (s *Store) Close() error {
 	s.closed = true
 	s.foreign.close()
 	s.asking.Wait()
+	s.control.closeLocked()
 	s.db.Close()
 	return errors.Join(err, s.buffers.close())
 }
