@@ -87,7 +87,7 @@ func TestProviderWithoutEnd(t *testing.T) {
 		t.Errorf("its keys have no end: %v", err)
 	}
 	p.Endless(false)
-	if _, err := d.Authenticate(token()); err != nil {
+	if _, err := settled(d, p.Sign(p.Claims("a", nil))); err != nil {
 		t.Errorf("it answers again: %v", err)
 	}
 }
