@@ -245,7 +245,8 @@ func (r *Reader) keeps(rd *read) bool {
 // waits. Meanwhile they hold it, so that nobody reads it again.
 func (r *Reader) finish(a Attempt, o Outcome) {
 	rd := a.read
-	if o.Err == nil && r.keeps(rd) {
+	// What is for this node to keep may have changed since the read began: nothing is kept that was not checked.
+	if o.Err == nil && !rd.unchecked && r.keeps(rd) {
 		for i := range r.lanes[:o.Tier] {
 			if k := r.lanes[i].keeper; k != nil {
 				rd.refs.Add(1)

@@ -1,11 +1,15 @@
 package tiers_test
 
 import (
+	"context"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 
+	"bowstring/fetch/store"
 	"bowstring/fetch/tiers"
+	"bowstring/schema"
 	"bowstring/spill"
 )
 
@@ -93,5 +97,47 @@ func flip(t *testing.T, name string, at int64) {
 	}
 	if err2 := f.Close(); err != nil || err2 != nil {
 		t.Fatal(err, err2)
+	}
+}
+
+// turning is a store during whose reads this node becomes one that is to keep blobs.
+type turning struct {
+	store.Store
+	keeps *atomic.Bool
+}
+
+func (turning) Mapped() bool { return true }
+
+func (s turning) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
+	s.keeps.Store(true)
+	return s.Store.Get(ctx, ref)
+}
+
+// What nobody has checked is not kept, whatever changes between the read's beginning and its end.
+func TestUncheckedIsNotKept(t *testing.T) {
+	s, in := newLocal(t, t.TempDir())
+	cache := newSpill(t, t.TempDir())
+	at := spill.Place{Dataset: cache.Dataset("d@1")}
+	var keeps atomic.Bool
+	r := newReader(t, tiers.Options{NoHedge: true, Keeps: func(schema.Key) bool { return keeps.Load() }},
+		tiers.Spill(cache), tiers.Store(turning{s, &keeps}))
+	var refs []schema.BlobRef
+	for i, unchecked := range []bool{true, false} { // the second one is kept: what was offered before is, by then
+		data, ref := content(i)
+		if _, err := in.Put(t.Context(), data); err != nil {
+			t.Fatal(err)
+		}
+		to := newTold()
+		want(t, r, tiers.Want{Ref: ref, At: at, To: to, Late: true})
+		o := to.next(t)
+		if o.Err != nil || o.Blob.Unchecked() != unchecked {
+			t.Fatalf("read %d: unchecked: %t, %v", i, o.Blob.Unchecked(), o.Err)
+		}
+		o.Blob.Release()
+		refs = append(refs, ref)
+	}
+	until(t, "the second one is kept", func() bool { return cache.Has(refs[1]) })
+	if cache.Has(refs[0]) {
+		t.Error("a blob is kept that nobody has checked")
 	}
 }
