@@ -1,8 +1,12 @@
-"""audio_ops: FLAC to samples and to log-mel spectrograms, beside soundfile and torchaudio, by processor time."""
+"""audio_ops: FLAC to samples and to log-mel spectrograms, by processor time.
+
+Beside soundfile and torchaudio, and DALI where `make nightly-dali` has installed it.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -39,9 +43,10 @@ def build(context: Context) -> Path:
     return tool
 
 
-def rate(*command: str | Path) -> float:
+def rate(*command: str | Path, packages: Path | None = None) -> float:
     """Clips for each second of processor time, as a side prints it."""
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    env = dict(os.environ) | ({"PYTHONPATH": str(packages)} if packages else {})
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=env)
     if done.returncode:
         raise RuntimeError(f"{command[0]} ended with {done.returncode}: {done.stderr}")
     return float(json.loads(done.stdout)["per_cpu_second"])
@@ -51,6 +56,7 @@ def run(context: Context) -> Result:
     """Interleave the sides; what counts is the median of ratios within rounds."""
     paths, tool = write(context.folder / "audio"), build(context)
     reader = context.root / "bench" / "sound_reader.py"
+    dali = context.root / "build" / "dali"
     rounds = []
     for _ in range(context.rounds):
         found = {
@@ -59,11 +65,17 @@ def run(context: Context) -> Result:
             "torchaudio": rate(sys.executable, reader, "torchaudio", str(TURN_S), *paths),
             "log_mel": rate(tool, "-seconds", str(TURN_S), "-steps", json.dumps(LOG_MEL), *paths),
         }
+        if dali.exists():
+            found["dali"] = rate(sys.executable, reader, "dali", str(TURN_S), *paths, packages=dali)
         emit(case="audio_ops", **{name: round(value, 1) for name, value in found.items()})
         rounds.append(found)
+    optional = (
+        [Figure("vs_dali", median(r["log_mel"] / r["dali"] for r in rounds), at_least=1.5)] if dali.exists() else []
+    )
     return Result(
         "audio_ops",
         [
+            *optional,
             Figure("go_flac_vs_soundfile", median(r["flac"] / r["soundfile"] for r in rounds), at_least=1.0),
             Figure("vs_torchaudio", median(r["log_mel"] / r["torchaudio"] for r in rounds), at_least=1.0),
         ],
