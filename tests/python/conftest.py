@@ -1,0 +1,12 @@
+"""What the tests of the Python package share."""
+
+from __future__ import annotations
+
+import bowstring
+import pytest
+from node import Node
+
+
+@pytest.fixture
+def photos(node: Node) -> bowstring.Dataset:
+    return bowstring.connect(node.url).dataset("photos", split="train").shuffle(3)

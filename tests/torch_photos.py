@@ -1,0 +1,49 @@
+"""Photographs as torch reads them, and what of them is looked at: for the tests of several modules."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import bowstring
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("torchdata")
+
+from bowstring.torch import BowstringDataset  # noqa: E402
+
+JOB = Path(__file__).parent / "python" / "torch_job.py"
+TRAIN = 270  # photographs of the split
+BATCH = 32  # so that the last step has 14
+
+
+def positions(photos: bowstring.Dataset, epoch: int = 0, batch: int = BATCH) -> list[list[int]]:
+    """What each step of an epoch holds, read without torch."""
+    found = photos.columns(["position"]).batches(batch, epoch=epoch)
+    return [record.column(0).to_pylist() for record in found]
+
+
+def seen(loader: Any) -> list[list[int]]:
+    return [batch["position"].tolist() for batch in loader]
+
+
+def small(photos: bowstring.Dataset, **more: Any) -> BowstringDataset:
+    return BowstringDataset(photos, columns=["position"], **{"batch_size": BATCH, "rank": 0, "world_size": 1, **more})
+
+
+def job(**spec: Any) -> subprocess.Popen[bytes]:
+    """A rank in a process of its own."""
+    return subprocess.Popen([sys.executable, JOB, json.dumps(spec)])
+
+
+def lines(log: Path) -> list[Any]:
+    """Whole lines: the last may be cut."""
+    return [json.loads(line) for line in log.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def size(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "image": sample["image"][:, :32, :32].float().mean((1, 2))}
