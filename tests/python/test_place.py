@@ -12,7 +12,7 @@ import bowstring
 import numpy as np
 import pyarrow as pa
 import pytest
-from bowstring import _making, operators
+from bowstring import _chooser, _making, operators
 from bowstring.torch import BowstringDataset
 from conftest import StartNode
 from PIL import Image
@@ -122,7 +122,7 @@ def test_moves_change_nothing(photos: bowstring.Dataset, monkeypatch: pytest.Mon
     """However often it moves, at whatever batch, every row comes once, with the same bytes."""
     drawn = random.Random(seed)
 
-    class Restless(_making.Chooser):
+    class Restless(_chooser.Chooser):
         def settling(self) -> bool:
             return drawn.random() < 0.5
 
@@ -146,25 +146,6 @@ def test_moves_change_nothing(photos: bowstring.Dataset, monkeypatch: pytest.Mon
                 places.add(batches.place["place"])
         assert found == whole[i], f"seed {seed}"
     assert places == {"server", "client"}
-
-
-def test_chooser() -> None:
-    """It tries both, stays where less is waited for, and looks again; where nothing is waited for, it stays."""
-    for quicker in ("server", "client"):
-        chooser = _making.Chooser()
-        batches = {"server": 0, "client": 0}
-        for _ in range(400):
-            chooser.note(10, 0.001 if chooser.place == quicker else 0.01)
-            batches[chooser.place] += 1
-            chooser._begun -= 0.02  # the clock goes on
-            chooser.moves()
-        assert batches[quicker] > 300
-        assert min(batches.values()) >= _making._LOOK
-    idle = _making.Chooser()
-    for _ in range(400):
-        idle.note(10, 0.0)
-        idle._begun -= 1
-        assert not idle.moves()
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

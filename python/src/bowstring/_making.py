@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from bowstring._chooser import Chooser
 from bowstring._maker import Json, Maker, array_of, error_of, part_of, parts
 from bowstring.connection import Connection
 from bowstring.errors import BowstringError, InvalidRequest, translate
@@ -18,62 +19,8 @@ from bowstring.stream import Batches
 
 # Batches that are with the process that runs operators. It takes as many in before it has written one.
 _AHEAD = 3
-# Batches of one place that are looked at before the other is tried, beside the first, which opens the stream.
-_LOOK = 6
-# How much longer than a look it stays with what was better, before it looks again.
-_STAY = 32
-# A share of the time that is not worth a move.
-_LITTLE = 0.02
-
-
-class Chooser:
-    """Where operators run, by what the consumer has waited for: see "Where operators run" in docs/operators.md."""
-
-    def __init__(self) -> None:
-        self.place = "server"
-        self._waits: dict[str, float] = {}  # seconds a row, by place
-        self._begun = time.perf_counter()
-        self._waited = 0.0
-        self._rows = 0
-        self._batches = 0
-        self._enough = _LOOK
-
-    def note(self, rows: int, waited: float) -> None:
-        """A batch was given, and waited for."""
-        self._batches += 1
-        if self._batches == 1:  # it has opened the stream
-            self._begun = time.perf_counter()
-            return
-        self._waited += waited
-        self._rows += rows
-
-    def moves(self) -> bool:
-        """Whether the next batch is to come of the other place. It is `place` then."""
-        if self._batches <= self._enough or not self._rows:
-            return False
-        self._waits[self.place] = self._waited / self._rows
-        lived = time.perf_counter() - self._begun
-        other = "client" if self.place == "server" else "server"
-        if self._waited < _LITTLE * lived:
-            self._again(_LOOK * _STAY)  # nothing is waited for
-            return False
-        if other not in self._waits:
-            self.place = other
-            self._again(_LOOK)
-            return True
-        best = min(self._waits, key=lambda place: self._waits[place])
-        moved = best != self.place
-        self._waits = {}
-        self.place = best
-        self._again(_LOOK * _STAY)
-        return moved
-
-    def settling(self) -> bool:
-        """Whether a move may come next, for which what is ahead has to be given first."""
-        return self._batches >= self._enough
-
-    def _again(self, enough: int) -> None:
-        self._waited, self._rows, self._batches, self._enough = 0.0, 0, 0, enough
+# As many while a place is looked at: enough for its pace to be seen, and few to wait for where it is slow.
+_LOOKING = 2
 
 
 class MadeBatches(Batches):
@@ -154,7 +101,11 @@ class MadeBatches(Batches):
 
     def _most(self) -> int:
         """How many batches are ahead: none where the stream is about to move."""
-        return 1 if self._chooser is not None and self._chooser.settling() else _AHEAD
+        if self._chooser is None:
+            return _AHEAD
+        if self._chooser.settling():
+            return 1
+        return _LOOKING if self._chooser.looking else _AHEAD
 
     def _begin(self, schema: pa.Schema) -> Maker:
         told = {f.name: (f.metadata or {}).get(b"bowstring.operators") for f in schema}
