@@ -115,7 +115,7 @@ type Receiver interface {
 type Outcome struct {
 	// Blob is the receiver's to release. Its Made says more of it.
 	Blob schema.Blob
-	// Err is a *FaultError where the cell is at fault.
+	// Err is a *FaultError where operators could make nothing of the cell.
 	Err error
 	// Queued is how long it waited for its turn, Took how long it ran, and Processor how
 	// much processor time it took.

@@ -73,12 +73,13 @@ func (p *pipeline) begin(cell []byte) (codec.Info, extent, error) {
 	return info, e, p.at(0, err)
 }
 
-// at says which step failed, and that the cell is at fault.
+// at says which step failed, and that the cell is at fault where it does not say otherwise.
 func (p *pipeline) at(i int, err error) error {
 	if err == nil {
 		return nil
 	}
-	if errors.Is(err, program.ErrDamaged) || errors.Is(err, program.ErrTooLarge) {
+	if errors.Is(err, program.ErrDamaged) || errors.Is(err, program.ErrTooLarge) ||
+		errors.Is(err, program.ErrUnavailable) {
 		return fmt.Errorf("step %d (%s): %w", i, p.names[i], err)
 	}
 	return fmt.Errorf("step %d (%s): %w: %w", i, p.names[i], program.ErrDamaged, err)

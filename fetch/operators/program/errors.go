@@ -10,6 +10,8 @@ var (
 	ErrDamaged = errors.New("damaged sample")
 	// ErrTooLarge says that a cell would become larger than the limits allow.
 	ErrTooLarge = errors.New("sample too large")
+	// ErrUnavailable says that the cell is not at fault: what makes something of it is not there just now.
+	ErrUnavailable = errors.New("cannot be made just now")
 )
 
 // StepError says which step of a list is wrong, and how.

@@ -108,6 +108,7 @@ type Program interface {
 	// and neither it nor the result is held after Run returns. The result's dimensions
 	// are those of Result with every Unknown filled in. Run fails with ErrDamaged where
 	// the cell's bytes are at fault, and names the step, and with ErrTooLarge where it is beyond [Ceiling].
+	// Where Run or Cost fails with ErrUnavailable, the cell is not at fault.
 	Run(cell []byte, by Draws, alloc func(n int) []byte) (Outcome, error)
 }
 

@@ -157,19 +157,24 @@ func Decode(file []byte, info Info, offset int, out [][]float32) (time.Duration,
 	case FLAC:
 		return 0, decodeFLAC(info, offset, out)
 	}
-	if version, _ := sndfile.Version(); version == "" {
+	if version, _, err := sndfile.Version(); err != nil {
+		return 0, noProcess(info.Format, err)
+	} else if version == "" {
 		return 0, decodeMP3(info, offset, out)
 	}
 	return decodeNative(file, info, offset, out)
 }
 
-// Readable fails with ErrNoDecoder where this process cannot decode the file.
+// Readable fails with ErrNoDecoder where this process cannot decode the file, and with program.ErrUnavailable where it
+// cannot just now.
 func (i Info) Readable() error {
 	if i.Format == WAV || i.Format == FLAC {
 		return nil
 	}
-	version, missing := sndfile.Version()
+	version, missing, err := sndfile.Version()
 	switch {
+	case err != nil:
+		return noProcess(i.Format, err)
 	case version != "" || i.Format == MP3 && i.Rate >= lowestGoMP3:
 		return nil
 	case i.Format == MP3:

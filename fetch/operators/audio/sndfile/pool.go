@@ -1,37 +1,83 @@
 package sndfile
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
+
+	"golang.org/x/sync/singleflight"
 )
 
 // pool is the processes that decode: as many as calls at a time, of which some are kept.
 // They end with this process, as their pipe does.
 type pool struct {
 	library  string
-	patience time.Duration // for a file, besides what its length takes
+	binary   string              // that is started; empty: the one that runs
+	patience time.Duration       // for a file, besides what its length takes
+	pause    func(time.Duration) // before another try to start a process; nil: time.Sleep
+
+	asking singleflight.Group // for what version finds
+	found  atomic.Pointer[found]
 
 	mu   sync.Mutex
 	idle []*process
 }
 
+// found is what there is to say of a library.
+type found struct{ version, missing string }
+
+// pauses are between tries to start a process: what the machine has none of may come back.
+var pauses = []time.Duration{20 * time.Millisecond, 100 * time.Millisecond, 500 * time.Millisecond}
+
 // slowest is the rate below which a decoder is taken to hang, in samples of all channels a second.
 const slowest = 1_000_000
 
-// version asks a process for the library's.
-func (l *pool) version() (version, missing string) {
-	p, missing, err := start(l.library)
-	switch {
-	case err != nil:
-		return "", "cannot be used: " + err.Error()
-	case missing != "":
-		return "", missing
+// version asks a process for the library's, once for all who want to know.
+func (l *pool) version() (version, missing string, err error) {
+	f := l.found.Load()
+	if f == nil {
+		_, err, _ = l.asking.Do("", func() (any, error) { return nil, l.find() })
+		if f = l.found.Load(); f == nil {
+			return "", "", err
+		}
 	}
-	l.put(p)
-	return p.detail, ""
+	return f.version, f.missing, nil
+}
+
+func (l *pool) find() error {
+	p, missing, err := l.start()
+	if err != nil {
+		return err
+	}
+	f := &found{missing: missing}
+	if p != nil {
+		f.version = p.detail
+		l.put(p)
+	}
+	l.found.Store(f)
+	return nil
+}
+
+// start starts a process, in some tries. The error is an ErrNoProcess.
+func (l *pool) start() (p *process, missing string, err error) {
+	for n := 0; ; n++ {
+		p, missing, err = start(cmp.Or(l.binary, "/proc/self/exe"), l.library)
+		switch {
+		case err == nil:
+			return p, missing, nil
+		case n == len(pauses) || errors.Is(err, os.ErrDeadlineExceeded): // it has taken its time already
+			return nil, "", fmt.Errorf("%w: %w", ErrNoProcess, err)
+		case l.pause != nil:
+			l.pause(pauses[n])
+		default:
+			time.Sleep(pauses[n])
+		}
+	}
 }
 
 func (l *pool) take() *process {
@@ -77,8 +123,11 @@ func (l *pool) decode(file []byte, q request, out [][]float32) (int, time.Durati
 		if p == nil {
 			var missing string
 			var err error
-			if p, missing, err = start(l.library); err != nil || p == nil {
-				return 0, 0, fmt.Errorf("starting libsndfile's process: %s: %w", missing, err)
+			if p, missing, err = l.start(); err != nil {
+				return 0, 0, err
+			}
+			if p == nil { // it was there before
+				return 0, 0, fmt.Errorf("%w: the library %s", ErrNoProcess, missing)
 			}
 		}
 		a, err := p.ask(file, q, out, time.Now().Add(took))

@@ -30,9 +30,9 @@ const (
 	helloBytes = 4096
 )
 
-// start starts this binary once more, and waits until it has said what library it has.
+// start starts a binary to decode, and waits until it has said what library it has.
 // A missing library is no error: then missing says why.
-func start(library string) (p *process, missing string, err error) {
+func start(binary, library string) (p *process, missing string, err error) {
 	if strings.ContainsRune(library, filepath.Separator) {
 		if library, err = filepath.Abs(library); err != nil {
 			return nil, "", err
@@ -49,9 +49,9 @@ func start(library string) (p *process, missing string, err error) {
 	widen(to)
 	widen(from)
 	p = &process{to: to, from: from, read: bufio.NewReaderSize(from, helloBytes)}
-	p.cmd = exec.Command("/proc/self/exe", Command) //nolint:gosec,noctx // the binary that runs; its end is waited for in end
+	p.cmd = exec.Command(binary, Command) //nolint:gosec,noctx // the binary that runs; its end is waited for in end
 	p.cmd.Dir, p.cmd.Stdin, p.cmd.Stdout = "/", theirIn, theirOut
-	p.cmd.Env = []string{Library + "=" + library, "LD_LIBRARY_PATH=" + os.Getenv("LD_LIBRARY_PATH"), "GOMAXPROCS=2"}
+	p.cmd.Env = []string{theirs + "=" + library, "LD_LIBRARY_PATH=" + os.Getenv("LD_LIBRARY_PATH"), "GOMAXPROCS=2"}
 	p.cmd.SysProcAttr = apart() // a terminal's interrupt is not for it
 	err = errors.Join(p.cmd.Start(), theirIn.Close(), theirOut.Close())
 	if p.cmd.Process == nil {

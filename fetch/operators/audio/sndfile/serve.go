@@ -44,7 +44,7 @@ const kept = 16 << 20
 // requests until in ends. That ends the process, whatever the library is doing.
 func Serve(in io.Reader, out io.Writer) error {
 	confine()
-	lib, missing := load(os.Getenv(Library))
+	lib, missing := load(os.Getenv(theirs))
 	hello := "-" + missing
 	if lib != nil {
 		hello = "+" + lib.version()

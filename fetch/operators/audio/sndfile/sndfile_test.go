@@ -23,12 +23,21 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(status int) {
+		if err := os.RemoveAll(folder); err != nil {
+			_, _ = os.Stderr.WriteString(err.Error() + "\n")
+			status = 1
+		}
+		os.Exit(status)
+	}))
 }
 
+// folder is where built leaves the library; empty where it was not called.
+var folder string
+
 var built = sync.OnceValues(func() (string, error) {
-	folder, err := os.MkdirTemp("", "sndfile")
-	if err != nil {
+	var err error
+	if folder, err = os.MkdirTemp("", "sndfile"); err != nil {
 		return "", err
 	}
 	path := filepath.Join(folder, "bad.so")
@@ -48,8 +57,8 @@ func bad(t *testing.T) *pool {
 	}
 	l := &pool{library: path, patience: time.Minute}
 	t.Cleanup(l.close)
-	if version, missing := l.version(); version != "bad-1" {
-		t.Fatalf("version %q: %s", version, missing)
+	if version, missing, err := l.version(); version != "bad-1" {
+		t.Fatalf("version %q: %s, %v", version, missing, err)
 	}
 	return l
 }
@@ -153,8 +162,54 @@ func TestSecrets(t *testing.T) {
 
 func TestNoLibrary(t *testing.T) {
 	l := &pool{library: filepath.Join(t.TempDir(), "none.so"), patience: time.Minute}
-	if version, missing := l.version(); version != "" || !strings.Contains(missing, "cannot be loaded") {
-		t.Errorf("version %q: %s", version, missing)
+	version, missing, err := l.version()
+	if version != "" || !strings.Contains(missing, "cannot be loaded") || err != nil {
+		t.Errorf("version %q: %s, %v", version, missing, err)
+	}
+}
+
+// TestNotStarted holds that a process which cannot be started is no file's fault, is tried again, and is not
+// remembered.
+func TestNotStarted(t *testing.T) {
+	path, err := built()
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tries := 0
+	l := &pool{library: path, binary: filepath.Join(t.TempDir(), "later"), patience: time.Minute,
+		pause: func(time.Duration) { tries++ }}
+	t.Cleanup(l.close)
+	if version, missing, err := l.version(); !errors.Is(err, ErrNoProcess) || version != "" || missing != "" {
+		t.Errorf("version %q: %s, %v", version, missing, err)
+	}
+	if _, err := text(l, "a file", 0, 6); !errors.Is(err, ErrNoProcess) || errors.Is(err, ErrDied) {
+		t.Errorf("a file for which no process can be started: %v", err)
+	}
+	if want := 2 * len(pauses); tries != want {
+		t.Errorf("after %d pauses it was tried again, want %d", tries, want)
+	}
+	l.pause = func(time.Duration) { // the first try fails
+		if err := os.Symlink(self, l.binary); err != nil {
+			t.Error(err)
+		}
+	}
+	holds(t, l)
+	if version, missing, err := l.version(); version != "bad-1" || err != nil {
+		t.Errorf("version %q: %s, %v", version, missing, err)
+	}
+}
+
+// TestStartsNone holds that a process which decodes is told of no library that it would start a process for.
+func TestStartsNone(t *testing.T) {
+	l := bad(t)
+	for _, entry := range l.idle[0].cmd.Env {
+		if strings.HasPrefix(entry, Library+"=") {
+			t.Error(entry)
+		}
 	}
 }
 
