@@ -297,13 +297,14 @@ func someOf(blobs []drawn, sizes [2]int64) [][]int64 {
 
 // drawBlobs draws blobs of a job at random.
 func (e *Engine) drawBlobs(ctx context.Context, j *Job) ([]drawn, error) {
-	rows, n := j.Plan().Rows(), int64(probeBlobs)
+	// Of the selection, not of the plan: where lengths order that, each row would have a window put in order.
+	selection, n := j.Selection(), int64(probeBlobs)
 	if !j.Manifest().Resident() {
 		n = probePages
 	}
-	positions := make([]int64, min(n, rows))
+	positions := make([]int64, min(n, selection.Len()))
 	for i := range positions {
-		positions[i] = j.Plan().Position(rand.Int64N(rows))
+		positions[i] = selection.At(rand.Int64N(selection.Len()))
 	}
 	slices.Sort(positions)
 	positions = slices.Compact(positions)

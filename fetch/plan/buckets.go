@@ -20,15 +20,21 @@ type Lengths []uint32
 // and the window say, where the order is shuffled. A short last batch stays the last, and gets
 // what is longest in its window. So each sample comes exactly once as ever, and steps are as many and as large.
 //
-// A window is put in order when one of its samples is asked for, and some are kept. A
-// Buckets is safe for concurrent use.
+// A window is put in order when one of its samples is asked for, and those that were used last are kept, within a
+// bound: ranks and streams walk through windows that are far apart. A Buckets is safe for concurrent use.
 type Buckets struct {
 	lengths Lengths
 	rows    int64 // of a window
 
-	mu    sync.Mutex
-	kept  map[windowKey][]int32
-	order []windowKey // of kept, the oldest first
+	mu   sync.Mutex
+	kept map[windowKey]*ordered
+	uses int64
+}
+
+// ordered is a window that was put in order.
+type ordered struct {
+	rows []int32
+	used int64 // when it last was, counted by uses
 }
 
 // windowKey names a window of an epoch.
@@ -40,10 +46,15 @@ type windowKey struct {
 const (
 	// MaxWindowRows bounds the samples of a window: one is put in order in some milliseconds.
 	MaxWindowRows = 1 << 16
-	// keptWindows is how many are kept: a stream walks through one, and who looks ahead of
-	// it through the next ones.
-	keptWindows = 8
+	// minKept is how many are kept at least: a stream walks through one, and who looks ahead of
+	// it through the next ones. Of small windows as many are as have keptRows, or maxKept.
+	minKept  = 8
+	maxKept  = 256
+	keptRows = 1 << 20
 )
+
+// keptWindows is how many windows of so many rows are kept.
+func keptWindows(rows int64) int64 { return min(max(keptRows/rows, minKept), maxKept) }
 
 // NewBuckets returns the buckets of a plan's samples, for windows of so many rows, which is
 // a number of whole batches. It takes BucketsBytes at most.
@@ -52,11 +63,11 @@ func NewBuckets(lengths Lengths, rows int64) (*Buckets, error) {
 		return nil, &schema.FieldError{Field: "bucket_by_length.window", Got: strconv.FormatInt(rows, 10) + " rows",
 			Want: "windows of 1 to " + strconv.Itoa(MaxWindowRows) + " rows"}
 	}
-	return &Buckets{lengths: lengths, rows: rows, kept: map[windowKey][]int32{}}, nil
+	return &Buckets{lengths: lengths, rows: rows, kept: map[windowKey]*ordered{}}, nil
 }
 
 // BucketsBytes is what windows of so many rows take.
-func BucketsBytes(rows int64) int64 { return 4*keptWindows*rows + 8*rows }
+func BucketsBytes(rows int64) int64 { return 4*keptWindows(rows)*rows + 8*rows }
 
 // at is which index of the order without buckets stands at an index of p's.
 func (b *Buckets) at(p *Plan, index int64) int64 {
@@ -80,16 +91,29 @@ func (b *Buckets) window(p *Plan, window int64) []int32 {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if rows := b.kept[key]; rows != nil {
-		return rows
+	b.uses++
+	if w := b.kept[key]; w != nil {
+		w.used = b.uses
+		return w.rows
 	}
-	rows := b.sort(p, key)
-	if len(b.order) >= keptWindows {
-		delete(b.kept, b.order[0])
-		b.order = slices.Delete(b.order, 0, 1)
+	if int64(len(b.kept)) >= keptWindows(b.rows) {
+		b.forgetLocked()
 	}
-	b.kept[key], b.order = rows, append(b.order, key)
-	return rows
+	w := &ordered{b.sort(p, key), b.uses}
+	b.kept[key] = w
+	return w.rows
+}
+
+// forgetLocked forgets the window that was not used for longest. That takes less than putting one in order.
+func (b *Buckets) forgetLocked() {
+	var oldest windowKey
+	least := b.uses
+	for key, w := range b.kept {
+		if w.used < least {
+			oldest, least = key, w.used
+		}
+	}
+	delete(b.kept, oldest)
 }
 
 // sort puts a window in order.
