@@ -3,6 +3,7 @@ package operators
 import (
 	"bytes"
 	"crypto/sha256"
+	"errors"
 	"sync"
 	"time"
 
@@ -149,7 +150,7 @@ func (s *Stage) best(t *Task, clock processorClock) (*cell, int, error) {
 	case how != split || !b.make(w):
 		return s.whole(t, t.Column.Program, in)
 	}
-	c, n, _, err := b.finish()
+	c, n, _, err := b.finish(0)
 	if err != nil { // whatever it is, the whole list says what there is to say
 		return s.whole(t, t.Column.Program, in)
 	}
@@ -165,7 +166,7 @@ func (s *Stage) try(b *between, w *worth) (*cell, int, error) {
 	if err != nil || b.n == 0 && !b.make(nil) { // a cell that cannot be made tells nothing
 		return c, n, err
 	}
-	other, m, tail, err := b.finish()
+	other, m, tail, err := b.finish(t.cost.Result) // besides the first result
 	if err != nil {
 		return c, n, nil
 	}
@@ -197,8 +198,12 @@ type between struct {
 	cell *cell       // that was made
 	n    int         // bytes; 0 if there are none
 	hold *admission.Hold
-	took time.Duration // that making it took
+	more *admission.Hold // of the steps after it
+	took time.Duration   // that making it took
 }
+
+// errNoTime says that there is no memory to make something in two parts just now.
+var errNoTime = errors.New("there is no memory for it just now")
 
 // find looks for it in the spill.
 func (b *between) find() {
@@ -256,14 +261,30 @@ func (b *between) offer(w *worth) {
 	}
 }
 
-// finish makes the result of it, and says how long that took.
-func (b *between) finish() (*cell, int, time.Duration, error) {
-	began := b.task.spent(b.clock)
-	c, n, err := b.stage.whole(b.task, b.task.Column.prefix.tail, b.bytes())
-	if err == nil && b.cell == nil {
-		b.stage.count.prefixesFound.Add(1)
+// finish makes the result of it, and says how long that took. It works in what the task has for the whole list, in
+// what that is less than the rest of the steps take, and in so many bytes more.
+func (b *between) finish(more int64) (*cell, int, time.Duration, error) {
+	s, t := b.stage, b.task
+	tail := t.Column.prefix.tail
+	var cost program.Cost
+	if err := s.shielded(t, func() (err error) {
+		cost, err = tail.Cost(b.bytes(), s.opts.Limits)
+		return err
+	}); err != nil {
+		return nil, 0, 0, err
 	}
-	return c, n, b.task.spent(b.clock) - began, err
+	if more += max(cost.Working-t.cost.Working, 0); more > 0 {
+		var ok bool
+		if b.more, ok = s.opts.Ledger.TryFor(admission.Making, t.Tenant, more); !ok {
+			return nil, 0, 0, errNoTime
+		}
+	}
+	began := t.spent(b.clock)
+	c, n, err := s.whole(t, tail, b.bytes())
+	if err == nil && b.cell == nil {
+		s.count.prefixesFound.Add(1)
+	}
+	return c, n, t.spent(b.clock) - began, err
 }
 
 func (b *between) release() {
@@ -272,4 +293,5 @@ func (b *between) release() {
 		b.cell.Unpin()
 	}
 	b.hold.Release()
+	b.more.Release()
 }
