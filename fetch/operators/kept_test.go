@@ -3,6 +3,7 @@ package operators_test
 import (
 	"bytes"
 	"encoding/json"
+	"slices"
 	"testing"
 	"time"
 
@@ -45,6 +46,13 @@ type counted struct {
 	worked []int64
 }
 
+// Cost says that results may be longer than they are.
+func (c *counted) Cost(cell []byte, limits program.Limits) (program.Cost, error) {
+	cost, err := c.Program.Cost(cell, limits)
+	cost.Result *= 2
+	return cost, err
+}
+
 func (c *counted) Run(cell []byte, by program.Draws, alloc func(int) []byte) (program.Outcome, error) {
 	c.worked = append(c.worked, c.ledger.Limit(admission.Making)-c.ledger.Free(admission.Making))
 	return c.Program.Run(cell, by, alloc)
@@ -55,9 +63,11 @@ type refusing struct {
 	cache *oneResult
 	again chan *operators.Task
 	done  chan operators.Outcome
+	asked []int64
 }
 
-func (r *refusing) Room(t *operators.Task, _ int64) bool {
+func (r *refusing) Room(t *operators.Task, bytes int64) bool {
+	r.asked = append(r.asked, bytes)
 	if r.cache.data == nil {
 		return true
 	}
@@ -69,7 +79,7 @@ func (r *refusing) Room(t *operators.Task, _ int64) bool {
 func (r *refusing) Made(_ *operators.Task, o operators.Outcome) { r.done <- o }
 
 // TestKeptResultGoes holds that a result which was found, and has gone when there is room for it, is made within
-// the memory that its making takes.
+// the memory that its making takes, and once there is room for what that may make.
 func TestKeptResultGoes(t *testing.T) {
 	var limits admission.Limits
 	limits.EnsureDefaults()
@@ -115,5 +125,8 @@ func TestKeptResultGoes(t *testing.T) {
 	}
 	if len(p.worked) != 2 || p.worked[0] == 0 || p.worked[1] != p.worked[0] {
 		t.Errorf("runs had %v bytes to work in", p.worked)
+	}
+	if want := []int64{10_000, 5000, 10_000}; !slices.Equal(to.asked, want) {
+		t.Errorf("there was to be room for %v, want %v", to.asked, want)
 	}
 }

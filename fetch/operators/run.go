@@ -197,7 +197,8 @@ func (s *Stage) work(t *Task) {
 		}
 		t.cost, t.measured = cost, true
 	}
-	if t.Column.Form.CellBytes() < 0 && !t.roomy && !t.To.Room(t, t.cost.Result) {
+	// A result that was kept when there was no room for it may have gone since, and to make it may take more.
+	if t.Column.Form.CellBytes() < 0 && (!t.roomy || t.cost.Result > t.room) && !t.To.Room(t, t.cost.Result) {
 		found.Release()
 		return // the receiver has it now
 	}

@@ -90,7 +90,8 @@ type Task struct {
 
 	cost     program.Cost
 	measured bool // cost is known
-	roomy    bool // there is room for the result
+	roomy    bool // there is room for a result of room bytes
+	room     int64
 	put      time.Time
 	place    *Place
 	// elsewhere is processor time of other processes for it.
@@ -252,7 +253,7 @@ func (p *Place) Put(t *Task) {
 
 // Again is Put of a task that there was no room for, and now is.
 func (p *Place) Again(t *Task) {
-	t.roomy = true
+	t.roomy, t.room = true, t.cost.Result
 	p.Put(t)
 }
 
