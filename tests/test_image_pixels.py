@@ -6,6 +6,7 @@ import io
 import json
 import struct
 import subprocess
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -250,3 +251,46 @@ def test_profiles_that_are_refused(apply: Apply, photo: Path, tmp_path: Path) ->
         apply.run(photo, [step("Decode", icc_profile="srgb", mode="L")])
     answer, data = apply.run(photo, [TO_SRGB])  # without one it is sRGB already
     np.testing.assert_array_equal(pixels(answer, data), np.asarray(image))
+
+
+def deep_png(values: npt.NDArray[np.uint16]) -> bytes:
+    """A PNG of 16 bits a channel, which Pillow does not write in colours."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    height, width = values.shape[:2]
+    header = struct.pack(">IIBBBBB", width, height, 16, 2 if values.ndim == 3 else 0, 0, 0, 0)
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    parts = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + parts
+
+
+def test_sixteen_bits(apply: Apply, photo: Path, tmp_path: Path) -> None:
+    """Values of 16 bits are Pillow's and torchvision's, bit for bit."""
+    import torch
+
+    rng = np.random.default_rng(8)
+    colours = rng.integers(0, 65536, (37, 41, 3)).astype(np.uint16)
+    grey = colours[:, :, 0]
+    (tmp_path / "grey.png").write_bytes(deep_png(grey))
+    (tmp_path / "colours.png").write_bytes(deep_png(colours))
+    Image.fromarray(grey).save(tmp_path / "grey.tif")
+    Image.fromarray(grey).save(tmp_path / "deflated.tif", compression="tiff_adobe_deflate")
+
+    def ours(name: str, mode: str, *more: dict[str, Any]) -> npt.NDArray[np.uint16]:
+        answer, data = apply.run(tmp_path / name, [step("Decode", mode=mode), *more])
+        return np.frombuffer(data, "<u2").reshape(answer["dims"])
+
+    for name in ("grey.png", "grey.tif", "deflated.tif"):
+        with Image.open(tmp_path / name) as image:
+            assert image.mode == "I;16"
+            want = np.asarray(image)
+        np.testing.assert_array_equal(want, grey)
+        np.testing.assert_array_equal(ours(name, "I;16")[:, :, 0], want)
+        np.testing.assert_array_equal(ours(name, "RGB;16"), np.stack([want] * 3, -1))
+    tensor = torchvision.io.decode_image(str(tmp_path / "colours.png"), torchvision.io.ImageReadMode.UNCHANGED)
+    assert tensor.dtype == torch.uint16
+    np.testing.assert_array_equal(ours("colours.png", "RGB;16", step("ToImage")), tensor.numpy())
+    with pytest.raises(AssertionError, match="it has 8 bits a channel"):
+        apply.run(photo, [step("Decode", mode="RGB;16")])

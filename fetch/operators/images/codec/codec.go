@@ -36,7 +36,14 @@ const (
 	// Unchanged is what the file has: one channel of grey or of indices into a palette, three of RGB, four with
 	// alpha or of CMYK.
 	Unchanged
+	// Grey16 and RGB16 are one channel and three of 16 bits, in the order of bytes of tensors: little-endian. Files of 16
+	// bits have them.
+	Grey16
+	RGB16
 )
+
+// Deep reports whether a mode gives 16 bits a channel.
+func (m Mode) Deep() bool { return m == Grey16 || m == RGB16 }
 
 // Format is a kind of file.
 type Format uint8
