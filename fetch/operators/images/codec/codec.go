@@ -36,9 +36,9 @@ const (
 	// Unchanged is what the file has: one channel of grey or of indices into a palette, three of RGB, four with
 	// alpha or of CMYK.
 	Unchanged
-	// Grey16 and RGB16 are one channel and three of 16 bits, in the order of bytes of tensors: little-endian. Files of 16
-	// bits have them.
+	// Grey16 is one channel of 16 bits, in the order of bytes of tensors: little-endian. Files of 16 bits have them.
 	Grey16
+	// RGB16 is three of these.
 	RGB16
 )
 

@@ -45,10 +45,11 @@ func formulaOf(kind uint16, list ...float64) []byte {
 }
 
 func profileOf(space, pcs string, tags ...tag) []byte {
-	b := make([]byte, headerBytes)
-	copy(b[16:], space)
-	copy(b[20:], pcs)
-	copy(b[36:], "acsp")
+	header := make([]byte, headerBytes)
+	copy(header[16:], space)
+	copy(header[20:], pcs)
+	copy(header[36:], "acsp")
+	b := slices.Clone(header)
 	b = binary.BigEndian.AppendUint32(b, uint32(len(tags)))
 	at := len(b) + 12*len(tags)
 	var body []byte
