@@ -195,7 +195,7 @@ func answer(out *sender, job *fetch.Job, request int64, t taken) error {
 	defer t.close()
 	if t.stream == nil {
 		empty, err := job.Projection().AssembleRows(job.Manifest().Form(), nil, nil,
-			make([][]schema.Blob, len(job.Projection().BlobColumns())))
+			make([][]schema.Blob, len(job.Projection().BlobColumns())), nil)
 		if err != nil {
 			return err
 		}

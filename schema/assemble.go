@@ -16,21 +16,23 @@ func (p *Projection) Assemble(m *Manifest, positions []int64, blobs [][]Blob) (*
 		releaseBlobs(blobs)
 		return nil, err
 	}
-	return p.AssembleRows(m.form, positions, rows, blobs)
+	return p.AssembleRows(m.form, positions, rows, blobs, nil)
 }
 
 // AssembleRows makes the batch of the samples at positions, in that order; repeats
 // are allowed. rows says where they lie; their pages must stay open until the batch is
 // released. blobs holds the blobs of each column that BlobColumns names, by
 // row; the zero Blob is a null. The batch owns the pins from now on; when
-// AssembleRows fails they are released.
+// AssembleRows fails they are released. computed holds the columns that Computed names, of as many
+// rows, which the batch goes on to point at; without rows it may be nil.
 //
 // Neither blobs nor long runs of consecutive rows are copied: the batch
 // points at them. Gathered cells are copied into memory that the batch owns.
-func (p *Projection) AssembleRows(f *Form, positions []int64, rows []Row, blobs [][]Blob) (*Batch, error) {
+func (p *Projection) AssembleRows(f *Form, positions []int64, rows []Row, blobs [][]Blob,
+	computed []Vector) (*Batch, error) {
 	b := &Batch{Schema: p.Schema, Rows: len(positions), Blobs: blobs, arena: newArena(len(positions))}
 	err := Guard(func() error {
-		if err := p.assemble(b, f, positions, rows); err != nil {
+		if err := p.assemble(b, f, positions, rows, computed); err != nil {
 			return err
 		}
 		// Who sends the batch has no way to tell of a page that cannot be read. Blobs were just checked.
@@ -48,7 +50,7 @@ func (p *Projection) AssembleRows(f *Form, positions []int64, rows []Row, blobs 
 	return b, nil
 }
 
-func (p *Projection) assemble(b *Batch, f *Form, positions []int64, rows []Row) error {
+func (p *Projection) assemble(b *Batch, f *Form, positions []int64, rows []Row, computed []Vector) error {
 	if len(rows) != len(positions) {
 		return fmt.Errorf("%w: %d rows at %d positions", ErrInvalid, len(rows), len(positions))
 	}
@@ -59,6 +61,10 @@ func (p *Projection) assemble(b *Batch, f *Form, positions []int64, rows []Row) 
 		if len(b.Blobs[i]) != len(positions) {
 			return fmt.Errorf("%w: %d blobs for %d rows", ErrInvalid, len(b.Blobs[i]), len(positions))
 		}
+	}
+	if len(computed) != len(p.computed) && len(positions) > 0 {
+		return fmt.Errorf("%w: %d columns were computed, the projection has %d", ErrInvalid, len(computed),
+			len(p.computed))
 	}
 	m := gatherer{form: f, rows: rows}
 	runs := m.runs(b.arena)
@@ -102,6 +108,8 @@ func (p *Projection) assemble(b *Batch, f *Form, positions []int64, rows []Row) 
 			v, err = paramsColumn(b.arena, b.Blobs[c.src])
 		case outLength:
 			v = lengthColumn(b.arena, b.Blobs[c.src], c.form.ragged())
+		case outComputed:
+			v, err = p.computedColumn(b.arena, computed, c.src, n)
 		}
 		if err != nil {
 			return fmt.Errorf("column %q: %w", p.Schema.Field(i).Name, err)
@@ -109,6 +117,20 @@ func (p *Projection) assemble(b *Batch, f *Form, positions []int64, rows []Row) 
 		b.Columns[i] = v
 	}
 	return nil
+}
+
+// computedColumn is a column that was handed over. Where there are no rows, it may have been left out.
+func (p *Projection) computedColumn(a *arena, computed []Vector, at, n int) (Vector, error) {
+	dt := p.computed[at].Type
+	if n == 0 {
+		v := emptyView(dt)
+		return gather(a, []*view{&v}, nil, 0)
+	}
+	if v := computed[at]; v.Len != n || !arrow.TypeEqual(v.Type, dt) {
+		return Vector{}, fmt.Errorf("%w: what was computed is %d rows of %s, want %d of %s", ErrInvalid, v.Len, v.Type,
+			n, dt)
+	}
+	return computed[at], nil
 }
 
 // blobColumn lays out blobs without copying them. It asks for references where blobs were not checked.

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // Limits of operators. A ticket repeats them, also each that batches carry.
@@ -27,7 +28,8 @@ const (
 	PlaceAuto   = "auto"   // a client decides, and asks for one of the others
 )
 
-// Operators say by blob column what becomes of its cells before they are sent.
+// Operators say by blob column what becomes of its cells before they are sent, and by the name of a new
+// column what its values are.
 type Operators map[string]Pipeline
 
 // Pipeline is the operators of one column. As JSON it is a list of steps, or an object
@@ -41,7 +43,10 @@ type Pipeline struct {
 	// Follows names another column with operators, whose steps these cells go through as its
 	// masks: the same geometry with the same numbers, and nothing that mixes pixels. "": none.
 	Follows string
-	// Steps are applied one after the other. There are none where the column follows another.
+	// Expression makes a new column of metadata columns, and has nothing beside it but a Contract. "": none.
+	Expression string
+	// Steps are applied one after the other. There are none where the column follows another, or is made by an
+	// expression.
 	Steps []Step
 }
 
@@ -59,15 +64,18 @@ func (p Pipeline) MarshalJSON() ([]byte, error) {
 		return json.Marshal(p.Steps)
 	}
 	return json.Marshal(struct {
-		Kind     string `json:"kind,omitempty"`
-		Contract string `json:"contract,omitempty"`
-		Follows  string `json:"follows,omitempty"`
-		Steps    []Step `json:"steps,omitempty"`
-	}{p.Kind, p.Contract, p.Follows, p.Steps})
+		Kind       string `json:"kind,omitempty"`
+		Contract   string `json:"contract,omitempty"`
+		Follows    string `json:"follows,omitempty"`
+		Expression string `json:"expression,omitempty"`
+		Steps      []Step `json:"steps,omitempty"`
+	}{p.Kind, p.Contract, p.Follows, p.Expression, p.Steps})
 }
 
 // listed reports whether the steps say all.
-func (p Pipeline) listed() bool { return p.Kind == "" && p.Contract == "" && p.Follows == "" }
+func (p Pipeline) listed() bool {
+	return p.Kind == "" && p.Contract == "" && p.Follows == "" && p.Expression == ""
+}
 
 // StepsAt is the path of the steps in a request, where at is that of the pipeline.
 func (p Pipeline) StepsAt(at string) string {
@@ -121,8 +129,9 @@ func (o *Operators) decodeJSON(path string, raw []byte) error {
 }
 
 func (p *Pipeline) decode(path string, raw []byte) error {
-	const want = `a list of steps, or an object {"kind": …, "steps": […]} or {"follows": …}`
-	texts := map[string]*string{"kind": &p.Kind, "contract": &p.Contract, "follows": &p.Follows}
+	const want = `a list of steps, or an object {"kind": …, "steps": […]}, {"follows": …} or {"expression": …}`
+	texts := map[string]*string{"kind": &p.Kind, "contract": &p.Contract, "follows": &p.Follows,
+		"expression": &p.Expression}
 	switch raw[0] {
 	case '[':
 		return p.decodeSteps(path, raw)
@@ -146,18 +155,18 @@ func (p *Pipeline) decode(path string, raw []byte) error {
 			if err := p.decodeSteps(at, value); err != nil {
 				return err
 			}
-		case "kind", "contract", "follows":
-			if value[0] != '"' || len(value) == len(`""`) || len(value) > MaxNameLen {
+		case "kind", "contract", "follows", "expression":
+			if value[0] != '"' || len(value) == len(`""`) || len(value) > MaxNameLen && name != "expression" {
 				return wrongType(at, value, map[string]string{
 					"kind": `"image" or "audio"`, "follows": "the name of a column that has operators",
-					"contract": "the version of a contract"}[name])
+					"contract": "the version of a contract", "expression": "an expression over metadata columns"}[name])
 			}
 			*texts[name] = unquote(value)
 		default:
-			return unknownField(path+".", name, []string{"kind", "contract", "follows", "steps"})
+			return unknownField(path+".", name, []string{"kind", "contract", "follows", "expression", "steps"})
 		}
 	}
-	if !seen["steps"] && !seen["follows"] {
+	if !seen["steps"] && !seen["follows"] && !seen["expression"] {
 		return &FieldError{Field: path + ".steps", Got: "nothing", Want: "a list of steps"}
 	}
 	return nil
@@ -198,8 +207,15 @@ func (p *Pipeline) decodeSteps(path string, raw []byte) error {
 	return nil
 }
 
-// Columns are the names of the columns that have operators, sorted.
-func (o Operators) Columns() []string { return slices.Sorted(maps.Keys(o)) }
+// Columns are the names of the blob columns that have operators, sorted.
+func (o Operators) Columns() []string {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(o)), func(name string) bool { return o[name].Expression != "" })
+}
+
+// Expressions are the names of the columns that expressions make, sorted.
+func (o Operators) Expressions() []string {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(o)), func(name string) bool { return o[name].Expression == "" })
+}
 
 // Resolved reports whether the operators are as a server writes them, with every parameter and the
 // versions of contracts.
@@ -218,6 +234,11 @@ func (r *Request) checkOperators() error {
 		return &FieldError{Field: "operators", Got: fmt.Sprintf("%d columns", n),
 			Want: fmt.Sprintf("1 to %d; leave the field out for cells as they are", MaxOperatorColumns)}
 	}
+	for _, column := range r.Operators.Expressions() {
+		if err := r.Operators[column].checkExpression(column); err != nil {
+			return err
+		}
+	}
 	for _, column := range r.Operators.Columns() {
 		p, at := r.Operators[column], "operators."+shown(column)
 		if n := len(p.Steps); p.Follows == "" && (n == 0 || n > MaxSteps) {
@@ -232,7 +253,7 @@ func (r *Request) checkOperators() error {
 		case len(p.Steps) > 0:
 			return &FieldError{Field: at + ".steps", Got: fmt.Sprintf("%d steps", len(p.Steps)),
 				Want: fmt.Sprintf("it left out: the steps are those of %s", p.Follows)}
-		case !ok || p.Follows == column:
+		case !ok || p.Follows == column || other.Expression != "":
 			return &FieldError{Field: at + ".follows", Got: Quote(p.Follows), Want: "another column that has operators"}
 		case other.Follows != "":
 			return &FieldError{Field: at + ".follows", Got: fmt.Sprintf("%q, which follows %q itself", p.Follows,
@@ -243,9 +264,26 @@ func (r *Request) checkOperators() error {
 		return &FieldError{Field: "operators", Got: fmt.Sprintf("%d bytes", n),
 			Want: fmt.Sprintf("at most %d, as each ticket repeats them", MaxOperatorsBytes)}
 	}
-	if r.Layout == LayoutHuggingFace {
+	if r.Layout == LayoutHuggingFace && len(r.Operators.Columns()) > 0 {
 		return &FieldError{Field: "layout", Got: Quote(string(r.Layout)) + " with operators",
 			Want: "it left out: the datasets library decodes by itself"}
+	}
+	return nil
+}
+
+// checkExpression checks a pipeline that is an expression, and the name of its column.
+func (p Pipeline) checkExpression(column string) error {
+	at := "operators." + shown(column)
+	switch {
+	case len(p.Steps) > 0 || p.Kind != "" || p.Follows != "":
+		return &FieldError{Field: at, Got: "an expression, and steps, a kind or what it follows", Want: "one of them: " +
+			"an expression makes a column of metadata, steps make something of blobs"}
+	case column == IDColumn || checkColumnName(column) != nil:
+		return &FieldError{Field: "operators", Got: Quote(column) + " with an expression", Want: fmt.Sprintf(
+			"the name of a new column, of 1 to %d bytes, that is neither id, position nor split", MaxNameLen)}
+	case strings.TrimSpace(p.Expression) == "":
+		return &FieldError{Field: at + ".expression", Got: Quote(p.Expression),
+			Want: "an expression over metadata columns"}
 	}
 	return nil
 }

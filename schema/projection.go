@@ -13,15 +13,16 @@ type Projection struct {
 	// Schema is what the client sees.
 	Schema *arrow.Schema
 
-	columns []outColumn
-	blobs   []int // ordinals of the blob columns to read
+	columns  []outColumn
+	blobs    []int         // ordinals of the blob columns to read
+	computed []arrow.Field // columns that are handed over with the rows
 }
 
 // outColumn is one column that a client gets.
 type outColumn struct {
 	kind outKind
 	// stored column: its index in the schema; blob: its index in Projection.blobs; outSize, outKey: the blob column's
-	// ordinal
+	// ordinal; outComputed: its index in Projection.computed
 	src  int
 	path int       // outMedia: index of the column that fills path, -1 for none
 	form *MadeForm // of what operators made
@@ -44,6 +45,7 @@ const (
 	outMade   // tensors
 	outParams // what was drawn for them
 	outLength // their sizes along an axis
+	outComputed
 )
 
 var keyType = &arrow.FixedSizeBinaryType{ByteWidth: len(Key{})}
@@ -66,14 +68,15 @@ var mediaType = arrow.StructOf(
 // text and fixed_size_binary is binary, as the library has no such type; every
 // field is nullable; and the schema's metadata describes the features.
 func NewProjection(snap *Snapshot, columns []string, layout Layout) (*Projection, error) {
-	return NewProjectionWithin(snap, nil, columns, layout, nil)
+	return NewProjectionWithin(snap, nil, columns, layout, nil, nil)
 }
 
 // NewProjectionWithin is NewProjection where a restriction holds: what it hides does
 // not exist. Of the blob columns in made, operators make something of that form before
-// they are served.
+// they are served. The fields in computed are columns that come on top of those stored, the
+// last where columns is nil; whoever assembles batches hands them over. Their names are taken by nothing else.
 func NewProjectionWithin(snap *Snapshot, within *Restriction, columns []string, layout Layout,
-	made map[string]*MadeForm) (*Projection, error) {
+	made map[string]*MadeForm, computed []arrow.Field) (*Projection, error) {
 	switch layout {
 	case "":
 		layout = LayoutLargeBinary
@@ -99,6 +102,9 @@ func NewProjectionWithin(snap *Snapshot, within *Restriction, columns []string, 
 		columns = slices.DeleteFunc(slices.Clone(stored), func(name string) bool {
 			return within.Hides(snap.Schema, name)
 		})
+		for _, f := range computed {
+			columns = append(columns, f.Name)
+		}
 	}
 	p := &Projection{}
 	fields := make([]arrow.Field, 0, len(columns))
@@ -115,6 +121,11 @@ func NewProjectionWithin(snap *Snapshot, within *Restriction, columns []string, 
 		case SplitColumn:
 			p.columns = append(p.columns, outColumn{kind: outSplit})
 			fields = append(fields, arrow.Field{Name: name, Type: arrow.BinaryTypes.String})
+			continue
+		}
+		if i := slices.IndexFunc(computed, func(f arrow.Field) bool { return f.Name == name }); i >= 0 {
+			p.columns = append(p.columns, outColumn{kind: outComputed, src: len(p.computed)})
+			p.computed, fields = append(p.computed, computed[i]), append(fields, computed[i])
 			continue
 		}
 		if blob, part, ok := MadePart(snap.Schema, made, name); ok {
@@ -197,7 +208,7 @@ func (p *Projection) WithOperators(operators Operators) *Projection {
 	fields := slices.Clone(p.Schema.Fields())
 	for i, f := range fields {
 		pipeline, ok := operators[f.Name]
-		if !ok {
+		if !ok || pipeline.Expression != "" {
 			continue
 		}
 		fields[i].Metadata = arrow.NewMetadata(append(slices.Clone(f.Metadata.Keys()), OperatorsKey),
@@ -222,3 +233,7 @@ func (p *Projection) reads(ordinal int) int {
 // snapshot's blob columns, in order of appearance. The caller does not change
 // it.
 func (p *Projection) BlobColumns() []int { return p.blobs }
+
+// Computed returns the fields of the columns that whoever assembles a batch hands over, in that
+// order. The caller does not change it.
+func (p *Projection) Computed() []arrow.Field { return p.computed }

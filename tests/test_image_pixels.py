@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 import subprocess
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from PIL import Image
+from PIL import Image, ImageCms
 
 ROOT = Path(__file__).parent.parent
 torchvision = pytest.importorskip("torchvision")
@@ -143,3 +145,152 @@ def test_encoded_as_pillow_saves(apply: Apply, photo: Path) -> None:
     saved = io.BytesIO()
     Image.open(photo).convert("RGB").save(saved, "JPEG", quality=60)
     assert data == saved.getvalue()
+
+
+def fixed(*numbers: float) -> bytes:
+    """Numbers as an ICC profile has them."""
+    return b"".join(struct.pack(">i", round(number * 65536)) for number in numbers)
+
+
+def profile(space: bytes, tags: dict[str, bytes]) -> bytes:
+    """An ICC profile of a display."""
+    tags = {
+        "desc": b"desc\0\0\0\0" + struct.pack(">I", 2) + b"x\0" + b"\0" * 78,
+        "wtpt": b"XYZ \0\0\0\0" + fixed(0.9642, 1, 0.8249),
+        "cprt": b"text\0\0\0\0x\0\0\0",
+        **tags,
+    }
+    begin = 132 + 12 * len(tags)
+    table, body = struct.pack(">I", len(tags)), b""
+    for name, data in tags.items():
+        table += name.encode() + struct.pack(">II", begin + len(body), len(data))
+        body += data + b"\0" * (-len(data) % 4)
+    header = struct.pack(">I4sI4s4s4s", begin + len(body), b"test", 0x02400000, b"mntr", space, b"XYZ ")
+    header += bytes(12) + b"acsp" + bytes(28) + fixed(0.9642, 1, 0.8249)
+    return header.ljust(128, b"\0") + table + body
+
+
+def formula(kind: int, *numbers: float) -> bytes:
+    return b"para\0\0\0\0" + struct.pack(">HH", kind, 0) + fixed(*numbers)
+
+
+def table(*values: int) -> bytes:
+    return b"curv\0\0\0\0" + struct.pack(f">I{len(values)}H", len(values), *values)
+
+
+def of_rgb(red: list[float], green: list[float], blue: list[float], curve: bytes) -> bytes:
+    colours = {"rXYZ": red, "gXYZ": green, "bXYZ": blue}
+    tags = {name: b"XYZ \0\0\0\0" + fixed(*xyz) for name, xyz in colours.items()}
+    return profile(b"RGB ", tags | dict.fromkeys(("rTRC", "gTRC", "bTRC"), curve))
+
+
+P3 = [0.515102, 0.241182, -0.001049], [0.291965, 0.692236, 0.041882], [0.157153, 0.066582, 0.784378]
+ADOBE = [0.60974, 0.31111, 0.01947], [0.20528, 0.62567, 0.06087], [0.14919, 0.06322, 0.74457]
+PROPHOTO = [0.79767, 0.28804, 0.0], [0.13519, 0.71188, 0.0], [0.03134, 0.00008, 0.82491]
+PROFILES = {
+    "Display P3": of_rgb(*P3, formula(3, 2.4, 1 / 1.055, 0.055 / 1.055, 1 / 12.92, 0.04045)),
+    "Adobe RGB": of_rgb(*ADOBE, table(563)),
+    "ProPhoto": of_rgb(*PROPHOTO, table(*[round(65535 * (i / 1023) ** 1.8) for i in range(1024)])),
+    "linear": of_rgb(*P3, table()),
+    "BT.709": of_rgb(*ADOBE, formula(4, 1 / 0.45, 1 / 1.099, 0.099 / 1.099, 1 / 4.5, 0.081, 0, 0)),
+    "sRGB": ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes(),
+}
+TO_SRGB = step("Decode", icc_profile="srgb")
+
+
+def in_srgb(image: Image.Image, colours: bytes) -> npt.NDArray[np.int64]:
+    """What Little CMS makes of an image."""
+    source = ImageCms.ImageCmsProfile(io.BytesIO(colours))
+    made = ImageCms.profileToProfile(image, source, ImageCms.createProfile("sRGB"), outputMode="RGB")
+    assert made is not None
+    return np.asarray(made).astype(np.int64)
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_profiles_as_little_cms(apply: Apply, tmp_path: Path, name: str) -> None:
+    colours = PROFILES[name]
+    image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (128, 256, 3), np.uint8))
+    image.save(tmp_path / "a.png", icc_profile=colours)
+    image.save(tmp_path / "b.tif", icc_profile=colours)
+    image.save(tmp_path / "c.webp", icc_profile=colours, lossless=True)
+    # A JPEG has profiles of more than 64 KiB in several segments.
+    image.save(tmp_path / "d.jpg", icc_profile=colours + b"\0" * 70_000, quality=95)
+    for file in sorted(tmp_path.iterdir()):
+        far = np.abs(pixels(*apply.run(file, [TO_SRGB])) - in_srgb(Image.open(file).convert("RGB"), colours))
+        assert far.max() <= 1, file.name
+        assert (far > 0).mean() < 0.03, file.name
+    # A crop decodes a part, and resizes what is converted.
+    crop = [TO_SRGB, step("CenterCrop", size=[40, 60])]
+    whole = pixels(*apply.run(tmp_path / "d.jpg", [TO_SRGB]))
+    np.testing.assert_array_equal(pixels(*apply.run(tmp_path / "d.jpg", crop)), whole[44:84, 98:158])
+
+
+def test_profiles_of_grey(apply: Apply, tmp_path: Path) -> None:
+    grey = Image.fromarray(np.tile(np.arange(256, dtype=np.uint8), (4, 1)))
+    colours = profile(b"GRAY", {"kTRC": table(563)})
+    grey.save(tmp_path / "grey.png", icc_profile=colours)
+    got = pixels(*apply.run(tmp_path / "grey.png", [TO_SRGB]))
+    # Little CMS mixes what a table of some entries has.
+    assert np.abs(got - in_srgb(grey, colours)).max() <= 2
+
+
+def test_profiles_that_are_refused(apply: Apply, photo: Path, tmp_path: Path) -> None:
+    image = Image.open(photo)
+    cases = {
+        "a table of colours": profile(b"RGB ", {"A2B0": bytes(40)}),
+        'it is one of "CMYK"': profile(b"CMYK", {}),
+        "one of grey, and its pixels are RGB": profile(b"GRAY", {"kTRC": table(563)}),
+        "it has no header": b"nonsense, but long enough to be a profile",
+    }
+    for cause, colours in cases.items():
+        image.save(tmp_path / "x.jpg", icc_profile=colours)
+        with pytest.raises(AssertionError, match=cause):
+            apply.run(tmp_path / "x.jpg", [TO_SRGB])
+        apply.run(tmp_path / "x.jpg", [step("Decode")])
+    with pytest.raises(AssertionError, match=r'icc_profile.*got "srgb" with mode "L"'):
+        apply.run(photo, [step("Decode", icc_profile="srgb", mode="L")])
+    answer, data = apply.run(photo, [TO_SRGB])  # without one it is sRGB already
+    np.testing.assert_array_equal(pixels(answer, data), np.asarray(image))
+
+
+def deep_png(values: npt.NDArray[np.uint16]) -> bytes:
+    """A PNG of 16 bits a channel, which Pillow does not write in colours."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    height, width = values.shape[:2]
+    header = struct.pack(">IIBBBBB", width, height, 16, 2 if values.ndim == 3 else 0, 0, 0, 0)
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    parts = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + parts
+
+
+def test_sixteen_bits(apply: Apply, photo: Path, tmp_path: Path) -> None:
+    """Values of 16 bits are Pillow's and torchvision's, bit for bit."""
+    import torch
+
+    rng = np.random.default_rng(8)
+    colours = rng.integers(0, 65536, (37, 41, 3)).astype(np.uint16)
+    grey = colours[:, :, 0]
+    (tmp_path / "grey.png").write_bytes(deep_png(grey))
+    (tmp_path / "colours.png").write_bytes(deep_png(colours))
+    Image.fromarray(grey).save(tmp_path / "grey.tif")
+    Image.fromarray(grey).save(tmp_path / "deflated.tif", compression="tiff_adobe_deflate")
+
+    def ours(name: str, mode: str, *more: dict[str, Any]) -> npt.NDArray[np.uint16]:
+        answer, data = apply.run(tmp_path / name, [step("Decode", mode=mode), *more])
+        return np.frombuffer(data, "<u2").reshape(answer["dims"])
+
+    for name in ("grey.png", "grey.tif", "deflated.tif"):
+        with Image.open(tmp_path / name) as image:
+            assert image.mode == "I;16"
+            want = np.asarray(image)
+        np.testing.assert_array_equal(want, grey)
+        np.testing.assert_array_equal(ours(name, "I;16")[:, :, 0], want)
+        np.testing.assert_array_equal(ours(name, "RGB;16"), np.stack([want] * 3, -1))
+    tensor = torchvision.io.decode_image(str(tmp_path / "colours.png"), torchvision.io.ImageReadMode.UNCHANGED)
+    assert tensor.dtype == torch.uint16
+    np.testing.assert_array_equal(ours("colours.png", "RGB;16", step("ToImage")), tensor.numpy())
+    with pytest.raises(AssertionError, match="it has 8 bits a channel"):
+        apply.run(photo, [step("Decode", mode="RGB;16")])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,12 +12,15 @@ from typing import Any
 
 import datasets
 import local_ray
+import numpy as np
 import photos
 import polars as pl
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 import ray
+import soundfile
+from conftest import StartNode
 from node import Node
 from PIL import Image
 from ray_data import FlightDatasource
@@ -65,6 +70,40 @@ def test_datasets_streams_from_a_generator(client: fl.FlightClient) -> None:
     features = datasets.Features.from_arrow_schema(info.schema)
     first = next(iter(rows()))
     assert features.decode_example(first)["image"].size[0] > 100
+
+
+def test_datasets_takes_sound(binary: Path, start: StartNode, tmp_path: Path) -> None:
+    """The library knows a column of sound for what it is, and finds the very files in it.
+
+    What decodes them is another package's, which the library asks for when it is to.
+    """
+    clips = {f"{i}.wav": np.full(800 + i, i / 10, np.float32) for i in range(5)}
+    (tmp_path / "clips").mkdir()
+    for name, samples in clips.items():
+        soundfile.write(tmp_path / "clips" / name, samples, 16000, subtype="FLOAT")
+    store = tmp_path / "sound"
+    subprocess.run([binary, "import", tmp_path / "clips", "clips", "--store", store], check=True, capture_output=True)
+    client = fl.connect(start(store=store).url)
+    operators = {"twice": {"expression": "audio.size * 2"}}
+    table = read(client, dataset="clips", layout="huggingface", operators=operators)
+    assert table.schema.field("audio").type == pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    assert isinstance(datasets.Features.from_arrow_schema(table.schema)["audio"], datasets.Audio)
+    own = datasets.Dataset(datasets.table.InMemoryTable(table))
+    assert isinstance(own.features["audio"], datasets.Audio)
+    assert own.features["twice"] == datasets.Value("int64")
+    own.to_parquet(str(tmp_path / "clips.parquet"))
+    back = datasets.Dataset.from_parquet(str(tmp_path / "clips.parquet"), cache_dir=str(tmp_path / "cache"))
+    assert isinstance(back.features["audio"], datasets.Audio)
+    for rows in (own, back):
+        files = rows.cast_column("audio", datasets.Audio(decode=False))
+        assert sorted(row["audio"]["path"] for row in files) == sorted(clips)
+        for row in files:
+            data = row["audio"]["bytes"]
+            assert row["twice"] == 2 * len(data)
+            assert data == (tmp_path / "clips" / row["audio"]["path"]).read_bytes()
+            samples, rate = soundfile.read(io.BytesIO(data), dtype="float32")
+            assert rate == 16000
+            assert np.array_equal(samples, clips[row["audio"]["path"]])
 
 
 def test_path_is_the_file_name(client: fl.FlightClient) -> None:

@@ -11,6 +11,7 @@ import (
 	"bowstring/fetch/manifest"
 	"bowstring/fetch/operators"
 	"bowstring/fetch/plan"
+	"bowstring/fetch/where"
 	"bowstring/schema"
 )
 
@@ -27,6 +28,8 @@ type Job struct {
 	plan       *plan.Plan
 	projection *schema.Projection
 	operators  *operators.Set // nil if there are none
+	makers     []*where.Maker // of projection.Computed
+	turn       where.Turn
 	holdings
 	local     *local // nil where ranks get what the plan gives them, and so is sharing
 	sharing   *sharing
@@ -96,7 +99,7 @@ func (js *Jobs) resolve(ctx context.Context, snap *openSnapshot, req schema.Requ
 	j := &Job{
 		local: o.local, sharing: shared, request: o.Request, id: o.ID, group: digest(withEpoch(o.Request, 0)),
 		snapshot: snap, selection: o.Plan.Config().Selection, plan: o.Plan, projection: o.Projection,
-		operators: o.Operators, holdings: has,
+		operators: o.Operators, makers: o.makers, turn: js.turn, holdings: has,
 	}
 	j.holds.Store(1)
 	return j, nil

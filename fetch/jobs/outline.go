@@ -3,11 +3,13 @@ package jobs
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/apache/arrow/go/v17/arrow"
 
 	"bowstring/fetch/operators"
 	"bowstring/fetch/plan"
+	"bowstring/fetch/where"
 	"bowstring/schema"
 )
 
@@ -19,13 +21,14 @@ type Outline struct {
 	Plan       *plan.Plan     // without buckets, which change neither counts nor sizes, where no rows were read
 	Projection *schema.Projection
 	Operators  *operators.Set // nil if there are none
+	makers     []*where.Maker // of Projection.Computed
 	local      *local         // as of a job
 }
 
 // Outline is what the job is an outline of, and more.
 func (j *Job) Outline() *Outline {
 	return &Outline{Request: j.request, ID: j.id, Plan: j.plan, Projection: j.projection, Operators: j.operators,
-		local: j.local}
+		makers: j.makers, local: j.local}
 }
 
 // Outline resolves a request against a snapshot without opening its manifest. The
@@ -86,6 +89,7 @@ func (js *Jobs) Schema(snap *schema.Snapshot, req schema.Request) (*arrow.Schema
 type shown struct {
 	projection *schema.Projection
 	operators  *operators.Set
+	makers     []*where.Maker // of the columns that projection.Computed names
 }
 
 // fill puts the snapshot's number and the defaults that depend on its columns in, and operators
@@ -99,6 +103,12 @@ func (js *Jobs) fill(snap *schema.Snapshot, req schema.Request) (schema.Request,
 			return req, s, err
 		}
 		req.Operators = s.operators.Canonical()
+		if err := s.express(snap, req); err != nil {
+			return req, s, err
+		}
+		if len(req.Operators.Columns()) == 0 {
+			s.operators = nil // there is nothing to make of blobs
+		}
 		if req.Place != schema.PlaceClient {
 			req.Place = ""
 		}
@@ -114,9 +124,10 @@ func (js *Jobs) fill(snap *schema.Snapshot, req schema.Request) (schema.Request,
 		s.operators = nil
 	}
 	if s.projection, err = schema.NewProjectionWithin(snap, req.Within, req.Columns, req.Layout,
-		s.operators.Forms()); err != nil {
+		s.operators.Forms(), s.fields()); err != nil {
 		return req, s, err
 	}
+	s.order()
 	if req.Place == schema.PlaceClient {
 		s.projection = s.projection.WithOperators(req.Operators)
 	}
@@ -153,7 +164,10 @@ func checkShown(snap *schema.Snapshot, req schema.Request, p *schema.Projection)
 	for _, ordinal := range p.BlobColumns() {
 		read[blobs[ordinal].Name] = true
 	}
-	for _, name := range req.Operators.Columns() {
+	for _, f := range p.Computed() {
+		read[f.Name] = true
+	}
+	for _, name := range slices.Concat(req.Operators.Columns(), req.Operators.Expressions()) {
 		if !read[name] {
 			return &schema.FieldError{Field: "operators." + name, Got: "a column that columns does not name",
 				Want: "it left out, or the column to be shown"}
@@ -175,5 +189,6 @@ func newOutline(req schema.Request, s shown, selection plan.Selection, buckets *
 	if err != nil {
 		return nil, err
 	}
-	return &Outline{Request: req, ID: digest(req), Plan: p, Projection: s.projection, Operators: s.operators}, nil
+	return &Outline{Request: req, ID: digest(req), Plan: p, Projection: s.projection, Operators: s.operators,
+		makers: s.makers}, nil
 }

@@ -21,7 +21,7 @@ import (
 // width of a fixed-width type (one byte for a bool), the values of a list, and
 // nothing for a null. It is exact, and leaves out what the encoding adds:
 // offsets, bitmaps, padding, headers. It is -1 where operators make cells whose sizes are
-// not known before they are made. Where they are known it counts every cell that is no null in the
+// not known before they are made, and where an expression makes a column that may have nulls or texts. Where they are known it counts every cell that is no null in the
 // snapshot; on_error may make nulls of some.
 func (js *Jobs) TotalBytes(ctx context.Context, j *Job) (int64, error) {
 	if !j.sized() {
@@ -39,6 +39,9 @@ func (js *Jobs) TotalBytes(ctx context.Context, j *Job) (int64, error) {
 
 // sized reports whether the sizes of all cells are known from the manifest.
 func (j *Job) sized() bool {
+	if slices.ContainsFunc(j.projection.Computed(), func(f arrow.Field) bool { return f.Nullable }) {
+		return false
+	}
 	forms := j.operators.Forms()
 	for _, f := range j.projection.Schema.Fields() {
 		if form := forms[f.Name]; form != nil && form.CellBytes() < 0 {
@@ -232,8 +235,12 @@ func newCellSizes(j *Job) (*cellSizes, error) {
 	s := &cellSizes{manifest: m}
 	blobs := schema.BlobFields(m.Snapshot().Schema)
 	forms := j.operators.Forms()
+	s.fixed = int64(len(j.projection.Computed())) // each is a bool
 	for _, f := range j.projection.Schema.Fields() {
 		name := f.Name
+		if slices.ContainsFunc(j.projection.Computed(), func(c arrow.Field) bool { return c.Name == name }) {
+			continue
+		}
 		made, width := name, int64(-1)
 		if form := forms[name]; form != nil {
 			width = form.CellBytes()

@@ -64,6 +64,9 @@ func CompileSet(kinds Kinds, snapshot *arrow.Schema, within *schema.Restriction,
 	blobs := slices.DeleteFunc(schema.BlobFields(snapshot), func(f arrow.Field) bool {
 		return within.Hides(snapshot, f.Name)
 	})
+	for _, name := range wanted.Expressions() {
+		set.canonical[name] = wanted[name] // whoever knows metadata compiles it
+	}
 	for _, name := range wanted.Columns() {
 		i := slices.IndexFunc(blobs, func(f arrow.Field) bool { return f.Name == name })
 		if i < 0 {

@@ -38,7 +38,7 @@ func (s *Stream) Next() (*Batch, error) {
 		return nil, err
 	}
 	start = time.Now()
-	assembled, err := s.job.Projection().AssembleRows(s.job.Manifest().Form(), p.positions, p.rows, p.blobs)
+	assembled, err := s.assemble(p)
 	if err != nil {
 		s.free(p.reserved)
 		err = fmt.Errorf("putting step %d of %s together: %w", p.walk.step, s.job.SnapshotName(), err)
@@ -62,6 +62,16 @@ func (s *Stream) Next() (*Batch, error) {
 	b.held[0] = schema.NewBlob(nil, &b.hold)
 	assembled.Blobs = append(assembled.Blobs, b.held[:])
 	return b, nil
+}
+
+// assemble puts a batch together. What p has pinned is the batch's then, or was given back.
+func (s *Stream) assemble(p *part) (*schema.Batch, error) {
+	computed, err := s.job.Computed(s.context(), p.positions, p.rows)
+	if err != nil {
+		p.release()
+		return nil, err
+	}
+	return s.job.Projection().AssembleRows(s.job.Manifest().Form(), p.positions, p.rows, p.blobs, computed)
 }
 
 // epochOf is the epoch's number, 0 where nothing is shuffled.

@@ -29,6 +29,7 @@ func newSizer(j *jobs.Job) sizer {
 		}
 		z.rowBytes /= rows
 	}
+	z.rowBytes += j.ComputedBytes()
 	return z
 }
 

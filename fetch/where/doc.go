@@ -1,4 +1,4 @@
-// Package where selects samples by an expression over their metadata, such as
+// Package where selects samples by an expression over their metadata, and makes columns of one, such as
 //
 //	label < 10 and width >= 400
 //	split == "train" and file_name contains "cat"
@@ -35,6 +35,12 @@
 // # Ranges
 //
 // x in 1..9 means x >= 1 and x <= 9. A range is good for nothing else.
+//
+// # Columns that are made
+//
+// [CompileColumn] takes any expression of which the value is a bool, an int, a float, a
+// string, a time or a duration: it makes a column of them for rows that are served. A value is
+// null where a column is that it needs; a test is false there, as in a selection.
 //
 // # Limits
 //

@@ -18,12 +18,13 @@ type Error struct {
 	Column  int    // in characters, from 1
 	Message string // what is wrong and what would be right
 	Snippet string // the line, and below it a caret at the place; may be empty
+	Field   string // of the request that has the expression; "" stands for where
 
 	kind error // nil stands for schema.ErrInvalid
 }
 
 func (e *Error) Error() string {
-	return fmt.Sprintf("where:%d:%d: %s%s", e.Line, e.Column, e.Message, e.Snippet)
+	return fmt.Sprintf("%s:%d:%d: %s%s", cmp.Or(e.Field, "where"), e.Line, e.Column, e.Message, e.Snippet)
 }
 
 // Unwrap returns schema.ErrInvalid or schema.ErrLimit.

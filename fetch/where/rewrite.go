@@ -113,13 +113,13 @@ func (p *prepare) walk(node *ast.Node, inPredicates, conditionals int) error {
 	case *ast.ArrayNode:
 		return list(n.Nodes)
 	case *ast.VariableDeclaratorNode:
-		return fail(p.text, n, "let has no place in a where expression: write the value out")
+		return fail(p.text, n, "let has no place in an expression: write the value out")
 	case *ast.SequenceNode:
-		return fail(p.text, n, "a where expression is one expression, without semicolons")
+		return fail(p.text, n, "an expression is one expression, without semicolons")
 	case *ast.MapNode, *ast.PairNode:
-		return fail(p.text, n, "a map has no place in a where expression")
+		return fail(p.text, n, "a map has no place in an expression")
 	}
-	return fail(p.text, *node, "this has no place in a where expression")
+	return fail(p.text, *node, "this has no place in an expression")
 }
 
 func (p *prepare) column(n *ast.IdentifierNode) error {

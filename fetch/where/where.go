@@ -3,6 +3,7 @@ package where
 import (
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -36,6 +37,9 @@ const Scratch = 1 << 20
 type Expr struct {
 	text    string
 	columns []string // that it names, virtual ones included, in alphabetical order
+	// value says that it is no condition, but gives a value of type made.
+	value bool
+	made  reflect.Type
 	// plain is for chunks whose columns have no nulls, guarded for the others.
 	plain, guarded *vm.Program
 	// decide tells what the expression comes to in a page that was not read, by statistics of the columns that
@@ -58,6 +62,11 @@ type term struct {
 // Compile checks an expression against a logical schema and compiles it. An
 // error is an *Error.
 func Compile(text string, s *arrow.Schema) (*Expr, error) {
+	return compile(&Expr{text: text}, s)
+}
+
+func compile(e *Expr, s *arrow.Schema) (*Expr, error) {
+	text := e.text
 	if len(text) > schema.MaxWhereBytes {
 		return nil, at("", file.Location{}, fmt.Sprintf("expression of %d bytes, want at most %d", len(text),
 			schema.MaxWhereBytes))
@@ -65,7 +74,6 @@ func Compile(text string, s *arrow.Schema) (*Expr, error) {
 	if strings.TrimSpace(text) == "" {
 		return nil, at(text, file.Location{}, "the expression is empty; leave it out for all rows")
 	}
-	e := &Expr{text: text}
 	var err error
 	if e.plain, err = e.compile(s, false); err != nil {
 		return nil, err
@@ -170,7 +178,7 @@ func (e *Expr) compile(s *arrow.Schema, guarded bool) (program *vm.Program, err 
 		default:
 			t := typeOf(f.Type)
 			if t == nil {
-				return nil, fmt.Errorf("%w: column %q has type %s, which where cannot read", schema.ErrInvalid, f.Name,
+				return nil, fmt.Errorf("%w: column %q has type %s, which expressions cannot read", schema.ErrInvalid, f.Name,
 					f.Type)
 			}
 			env[f.Name] = t
@@ -179,8 +187,11 @@ func (e *Expr) compile(s *arrow.Schema, guarded bool) (program *vm.Program, err 
 		}
 	}
 	config := conf.CreateNew()
-	for _, option := range []expr.Option{expr.Env(env), expr.AsBool(), expr.DisableAllBuiltins()} {
+	for _, option := range []expr.Option{expr.Env(env), expr.DisableAllBuiltins()} {
 		option(config)
+	}
+	if !e.value {
+		expr.AsBool()(config)
 	}
 	for _, name := range functions {
 		if _, taken := env[name]; !taken { // a column hides the function
@@ -202,16 +213,21 @@ func (e *Expr) compile(s *arrow.Schema, guarded bool) (program *vm.Program, err 
 	}
 	e.columns = slices.Sorted(maps.Keys(p.used))
 	maps.Copy(config.Functions, e.patterns.functions())
-	if _, err := checker.Check(tree, config); err != nil {
+	kind, err := checker.Check(tree, config)
+	if err != nil {
 		return nil, located(e.text, err)
 	}
+	e.made = kind
 	f := &fold{text: e.text}
 	if ast.Walk(&tree.Node, f); f.err != nil {
 		return nil, f.err
 	}
-	if guarded {
+	switch {
+	case guarded && e.value:
+		tree.Node = g.value(tree.Node, kind)
+	case guarded:
 		tree.Node = g.condition(tree.Node)
-	} else {
+	case !e.value:
 		d := &deciding{g: g}
 		e.decide = d.condition(tree.Node)
 		e.named, e.deciding = d.names, d.size

@@ -138,6 +138,58 @@ def test_from_torchvision(photos: bowstring.Dataset) -> None:
         photos.operators(image=[{"Decode": {}}, {"Resize": {"size": 0}}])
 
 
+def test_expressions(photos: bowstring.Dataset, binary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expressions over metadata make columns, beside tensors, at server and client, in pyarrow, torch and exchanges."""
+    monkeypatch.setenv("BOWSTRING_PROGRAM", str(binary))
+    made = photos.shuffle(5).operators(
+        number=operators.expression("int(trimSuffix(file_name, '.png')[-3:]) * 2"),
+        size=operators.expression("image.size / 1000"),
+        odd=operators.expression("position % 2 == 1"),
+        name=operators.expression("upper(file_name)"),
+        image=CROP,
+    )
+    assert made.schema.names[-4:] == ["name", "number", "odd", "size"]  # in order of their names
+    made = made.columns(["position", "image", "number", "size", "odd", "name"])
+    types = {"number": pa.int64(), "size": pa.float64(), "odd": pa.bool_(), "name": pa.string()}
+    assert {name: made.schema.field(name).type for name in types} == types
+    assert made.nbytes == -1
+
+    def check(row: dict[str, object]) -> None:
+        position = row["position"]
+        assert isinstance(position, int)
+        data = picture(position)
+        size = len(data) if position < ROWS - 1 else len(data) // 2
+        assert row["number"] == 2 * position
+        assert row["size"] == pytest.approx(size / 1000, abs=0)
+        assert row["odd"] is (position % 2 == 1)
+        assert row["name"] == f"{position:03}.PNG"
+
+    given = pa.Table.from_batches(made.batches(7, epoch=1), made.schema)
+    for row in given.drop_columns("image").to_pylist():
+        check(row)
+    assert sorted(given["position"].to_pylist()) == list(range(ROWS))
+    for place in ("client", "auto"):
+        there = made.options(place=place)
+        assert pa.Table.from_batches(there.batches(7, epoch=1), there.schema).equals(given)
+    only = made.columns(["position", "number", "size", "odd", "name"])
+    for row in pa.Table.from_batches(only.options(place="client").batches(7), only.schema).to_pylist():
+        check(row)
+    for row in only.exchange().take([3, 0, 3]).to_pylist():
+        check(row)
+    found = 0
+    for batch in BowstringDataset(only, batch_size=6):
+        assert batch["number"].dtype == torch.int64
+        assert batch["size"].dtype == torch.float64
+        assert batch["odd"].dtype == torch.bool
+        for position, number, odd in zip(batch["position"], batch["number"], batch["odd"], strict=True):
+            found += 1
+            assert int(number) == 2 * int(position)
+            assert bool(odd) == (int(position) % 2 == 1)
+    assert found == ROWS
+    with pytest.raises(bowstring.InvalidRequest, match=r"operators\.n\.expression:1:1: no column .*did you mean"):
+        photos.operators(n=operators.expression("file_nam + 1"))
+
+
 def test_get_operators(photos: bowstring.Dataset, binary: Path, tmp_path: Path) -> None:
     """The command writes tensors to files."""
     get: list[str | Path] = [binary, "get", "photos", "--server", photos.client.uri]

@@ -4,6 +4,7 @@ import (
 	"image"
 
 	"bowstring/fetch/operators/images/codec"
+	"bowstring/fetch/operators/images/icc"
 	"bowstring/fetch/operators/images/jpeg"
 	"bowstring/fetch/operators/images/resample"
 )
@@ -45,6 +46,7 @@ type canvas struct {
 	file     []byte
 	header   codec.Header
 	mode     codec.Mode
+	colours  *icc.Transform // of the file's pixels; nil: none
 	pix      []byte
 	borrowed bool // pix is the input's, and only read
 	width    int  // of the source, as are height and channels
@@ -193,6 +195,9 @@ func (c *canvas) Row(y int, spare []byte) []byte {
 	if c.file != nil {
 		left := (c.s.decoder.Region().Min.X - c.box.Min.X) * c.channels
 		c.s.decoder.Row(y, spare[left:])
+		if c.colours != nil {
+			c.colours.Convert(spare[left:][:c.s.decoder.Region().Dx()*c.channels])
+		}
 		return spare
 	}
 	at := (y*c.width + c.box.Min.X) * c.channels

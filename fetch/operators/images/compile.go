@@ -49,6 +49,7 @@ type builder struct {
 	channels int
 	planar   bool
 	dtype    program.DType
+	wide     bool // pixels have 16 bits a channel
 	table    *floats
 	stages   []stage
 	erasures []stage
@@ -101,7 +102,7 @@ func compile(in program.Form, steps []program.Step, from int, mask bool) (progra
 		}
 	}
 	p.stages, p.erasures, p.encoder = b.stages, b.erasures, b.encoder
-	p.planar, p.dtype, p.result = b.planar, b.dtype, b.form()
+	p.planar, p.dtype, p.wide, p.result = b.planar, b.dtype, b.wide, b.form()
 	if b.table != nil {
 		p.table = b.table.bits()
 	}
@@ -189,13 +190,35 @@ func (b *builder) bytes() *program.StepError {
 	if b.table != nil {
 		return b.fail("it takes uint8; put it before ToDtype")
 	}
+	if b.wide {
+		return b.fail("it takes uint8, and Decode gives uint16 here; what moves pixels as they are takes both")
+	}
 	return nil
+}
+
+// moves reports whether an operator moves pixels as they are, whatever is in them.
+func moves(o operator) bool {
+	switch o := o.(type) {
+	case *decode, *centerCrop:
+		return true
+	case *randomCrop:
+		return o.padding.empty()
+	case *pad:
+		return o.empty()
+	case *resize:
+		return o.filter == resample.Nearest
+	case *randomResizedCrop:
+		return o.filter == resample.Nearest
+	}
+	return false
 }
 
 // pixels adds an operator on pixels of bytes.
 func (b *builder) pixels(o operator, random bool) *program.StepError {
-	if err := b.bytes(); err != nil {
-		return err
+	if !b.wide || !moves(o) {
+		if err := b.bytes(); err != nil {
+			return err
+		}
 	}
 	b.put(o, random)
 	return nil

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"image"
 	"math"
+	"slices"
 
 	"bowstring/fetch/operators/draw"
 	"bowstring/fetch/operators/images/resample"
@@ -231,6 +232,11 @@ func (p *params) fill(b *builder, name string) []byte {
 	return colour
 }
 
+// empty says that what is filled is zeros.
+func (m *margins) empty() bool {
+	return m.mode != "constant" || !slices.ContainsFunc(m.fill, func(v byte) bool { return v != 0 })
+}
+
 // fits says whether the image is large enough to be mirrored into its margin.
 func (m *margins) fits(w, h int) error {
 	across, down := max(m.left, m.right), max(m.top, m.bottom)
@@ -250,7 +256,7 @@ func (c *canvas) pad(m margins) {
 	w, h, n := c.width, c.height, c.channels
 	tw, th := w+m.left+m.right, h+m.top+m.bottom
 	to := c.s.buffer(tw * th * n)
-	fill := []byte{0, 0, 0, 0}
+	fill := make([]byte, 8) // more than a pixel has bytes
 	for i := range fill {
 		if len(m.fill) > 0 {
 			fill[i] = m.fill[min(i, len(m.fill)-1)]

@@ -18,6 +18,9 @@ func newEncodeJPEG(b *builder, p *params) *program.StepError {
 	if b.table != nil {
 		return b.fail("it takes uint8; leave ToDtype out")
 	}
+	if err := b.bytes(); err != nil {
+		return err
+	}
 	if b.channels != 1 && b.channels != 3 {
 		return b.fail("it takes images of 1 or 3 channels, and gets %s; Decode can make RGB", known(b.channels))
 	}

@@ -35,6 +35,9 @@ func newRandomErasing(b *builder, p *params) *program.StepError {
 		p.fail("value", "it has %d numbers, and the image has %s channels", len(o.values), known(b.channels))
 	}
 	if b.table == nil {
+		if err := b.bytes(); err != nil {
+			return err
+		}
 		for _, v := range o.values {
 			if v != math.Trunc(v) || v < 0 || v > 255 {
 				p.fail("value", "got %s, takes whole numbers from 0 to 255 for uint8", text(v))

@@ -8,6 +8,7 @@ import (
 
 	"bowstring/fetch/operators/draw"
 	"bowstring/fetch/operators/images/codec"
+	"bowstring/fetch/operators/images/icc"
 	"bowstring/fetch/operators/images/resample"
 	"bowstring/fetch/operators/program"
 )
@@ -21,14 +22,21 @@ type decode struct {
 }
 
 func newDecode(b *builder, p *params) *program.StepError {
-	mode := p.word("mode", "RGB", "RGB", "L", "UNCHANGED")
+	mode := p.word("mode", "RGB", "RGB", "L", "UNCHANGED", "I;16", "RGB;16")
 	o := &decode{orient: p.boolean("apply_exif_orientation", false), profile: p.word("icc_profile", "ignore", "ignore",
-		"fail"), mask: b.mask}
+		"fail", "srgb"), mask: b.mask}
+	if o.profile == "srgb" && mode != "RGB" && !b.mask {
+		p.fail("icc_profile", `got "srgb" with mode %q, takes mode "RGB"; Grayscale makes grey of it`, mode)
+	}
 	switch {
 	case b.mask:
 		o.mode, b.channels = codec.Unchanged, 1
 	case mode == "RGB":
 		o.mode, b.channels = codec.RGB, 3
+	case mode == "I;16":
+		o.mode, b.channels, b.wide, b.dtype = codec.Grey16, 1, true, program.Uint16
+	case mode == "RGB;16":
+		o.mode, b.channels, b.wide, b.dtype = codec.RGB16, 3, true, program.Uint16
 	case mode == "UNCHANGED":
 		o.mode, b.channels = codec.Unchanged, program.Unknown
 	default:
@@ -47,8 +55,13 @@ func (o *decode) apply(c *canvas, _ *draw.Source) ([]program.Value, error) {
 		return nil, errors.New("it has an ICC profile, which icc_profile refuses: colours are not converted")
 	}
 	c.header, c.mode, c.width, c.height = h, o.mode, h.Width, h.Height
+	if h.Profile && o.profile == "srgb" && !o.mask {
+		if c.colours, err = coloursOf(c.file, h); err != nil {
+			return nil, err
+		}
+	}
 	c.view(h.Width, h.Height)
-	c.channels = map[codec.Mode]int{codec.RGB: 3, codec.L: 1}[o.mode] // otherwise known with the pixels
+	c.channels = map[codec.Mode]int{codec.RGB: 3, codec.L: 1, codec.Grey16: 2, codec.RGB16: 6}[o.mode] // otherwise known with the pixels
 	if o.mask {
 		// How many channels there are is known with the pixels, and a mask may have one.
 		if c.raster(); c.err == nil && c.channels != 1 {
@@ -59,6 +72,22 @@ func (o *decode) apply(c *canvas, _ *draw.Source) ([]program.Value, error) {
 		c.orient(h.Orientation)
 	}
 	return nil, nil
+}
+
+// coloursOf is how pixels of a file, as RGB, become those of sRGB.
+func coloursOf(file []byte, h codec.Header) (*icc.Transform, error) {
+	data, err := codec.Profile(file, h, icc.MaxBytes)
+	if err != nil {
+		return nil, err
+	}
+	t, err := icc.New(data)
+	if err != nil {
+		return nil, err
+	}
+	if grey := t.Space() == icc.Grey; h.Space != codec.SpaceUnknown && grey != (h.Space == codec.SpaceGrey) {
+		return nil, fmt.Errorf("its ICC profile is one of %v, and its pixels are %v", t.Space(), h.Space)
+	}
+	return t, nil
 }
 
 // turns says whether the image is turned by what Exif says. TIFF always is, as in Pillow.

@@ -2,11 +2,13 @@ package images
 
 import (
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"hash/crc32"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"reflect"
 	"testing"
 	"time"
 
@@ -139,6 +141,7 @@ func TestFlipped(t *testing.T) {
 	programs := []program.Program{
 		compiledOf(t, everything),
 		compiledOf(t, `[{"name":"Decode","params":{"mode":"UNCHANGED","apply_exif_orientation":true}}]`),
+		compiledOf(t, converted), compiledOf(t, deep),
 	}
 	rounds := 60
 	if testing.Short() {
@@ -168,10 +171,57 @@ func FuzzRun(f *testing.F) {
 	for _, cell := range bombs() {
 		f.Add(cell, uint64(1))
 	}
-	p := compiledOf(f, everything)
-	whole := compiledOf(f, `[{"name":"Decode","params":{"mode":"UNCHANGED","apply_exif_orientation":true}}]`)
+	programs := []program.Program{compiledOf(f, everything), compiledOf(f, converted), compiledOf(f, deep),
+		compiledOf(f, `[{"name":"Decode","params":{"mode":"UNCHANGED","apply_exif_orientation":true}}]`)}
 	f.Fuzz(func(t *testing.T, cell []byte, position uint64) {
-		hostile(t, p, cell, position)
-		hostile(t, whole, cell, position)
+		for _, p := range programs {
+			hostile(t, p, cell, position)
+		}
 	})
 }
+
+// FuzzCompile has any list compiled, and what compiles run. It may be refused, and it may make nothing of a
+// file, but only as the interface says.
+func FuzzCompile(f *testing.F) {
+	for _, list := range []string{everything, converted, deep,
+		`[{"name":"Decode"},{"name":"RandomRotation","params":{"degrees":[-40,90],"expand":true,"fill":[1,2,3]}}]`,
+		`[{"name":"Decode"},{"name":"RandAugment","params":{"num_ops":3}},{"name":"EncodeJPEG","params":{"quality":9}}]`,
+		`[{"name":"Decode","params":{"mode":"L"}},{"name":"Resize","params":{"size":[9,300],"interpolation":"lanczos"}}]`,
+	} {
+		f.Add([]byte(list), uint64(3))
+	}
+	files := corpus(f)
+	f.Fuzz(func(t *testing.T, text []byte, position uint64) {
+		var list []struct {
+			Name   string          `json:"name"`
+			Params json.RawMessage `json:"params"`
+		}
+		if len(text) > 4096 || json.Unmarshal(text, &list) != nil || len(list) > 8 {
+			return
+		}
+		steps := make([]program.Step, len(list))
+		for i, s := range list {
+			steps[i] = program.Step(s)
+		}
+		p, err := Compile(encoded, steps)
+		if err != nil {
+			if _, ok := errors.AsType[*program.StepError](err); !ok {
+				t.Fatalf("%v is no error of a step", err)
+			}
+			return
+		}
+		again, err := Compile(encoded, p.Steps())
+		if err != nil || !reflect.DeepEqual(again.Steps(), p.Steps()) {
+			t.Fatalf("the canonical list is %s, which becomes %v, %v", p.Steps(), again, err)
+		}
+		for _, name := range []string{"420-17x33.jpg", "rgba.png", "deep.png"} {
+			hostile(t, p, files[name], position)
+		}
+	})
+}
+
+const (
+	converted = `[{"name":"Decode","params":{"icc_profile":"srgb","apply_exif_orientation":true}}]`
+	deep      = `[{"name":"Decode","params":{"mode":"RGB;16"}},{"name":"RandomCrop","params":{"size":9,"pad_if_needed":true}},
+		{"name":"RandomHorizontalFlip"},{"name":"ToImage"}]`
+)

@@ -15,6 +15,7 @@ type output struct {
 	planar        bool
 	dtype         program.DType
 	table         *table
+	wide          bool // pixels have 16 bits a channel
 }
 
 // table has a value for each byte, for each channel or for all: its bits as they lie
@@ -44,6 +45,10 @@ func (t *table) of(channel int) *[256]uint32 {
 // Row lays out one row.
 func (o *output) Row(y int, pixels []byte) {
 	n := o.width * o.channels
+	if o.wide {
+		o.deep(y, pixels[:2*n])
+		return
+	}
 	pixels = pixels[:n]
 	if !o.planar || o.channels == 1 {
 		o.interleaved(o.dst[y*n*sizeOf(o.dtype):], pixels)
@@ -52,6 +57,21 @@ func (o *output) Row(y int, pixels []byte) {
 	for c := range o.channels {
 		at := (c*o.height + y) * o.width * sizeOf(o.dtype)
 		o.plane(o.dst[at:at+o.width*sizeOf(o.dtype)], pixels, c)
+	}
+}
+
+// deep lays out one row of 16 bits a channel.
+func (o *output) deep(y int, pixels []byte) {
+	if !o.planar || o.channels == 1 {
+		copy(o.dst[y*len(pixels):], pixels)
+		return
+	}
+	for c := range o.channels {
+		to := o.dst[2*(c*o.height+y)*o.width:]
+		for x := range o.width {
+			at := 2 * (x*o.channels + c)
+			to[2*x], to[2*x+1] = pixels[at], pixels[at+1]
+		}
 	}
 }
 

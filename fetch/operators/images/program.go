@@ -21,6 +21,7 @@ type compiled struct {
 	erasures      []stage // after the result is laid out
 	encoder       *encodeJPEG
 	planar        bool
+	wide          bool // pixels have 16 bits a channel; so extents count two for each
 	dtype         program.DType
 	table         *table
 	result        program.Form
@@ -69,6 +70,9 @@ func (p *compiled) opened(cell []byte, limits program.Limits) (extent, program.C
 		return e, cost, about(p.from, p.steps[0].Name, program.ErrTooLarge,
 			fmt.Errorf("the %v is %d x %d, %d pixels, and may have %d", header.Format, e.w, e.h, pixels, most))
 	}
+	if p.wide {
+		e.channels = 6
+	}
 	cost.Working = header.Bytes
 	if p.stages[0].operator.(*decode).turns(header) && header.Orientation > 4 {
 		e.w, e.h = e.h, e.w
@@ -94,6 +98,9 @@ func (e extent) through(stages []stage, cost *program.Cost) extent {
 func (p *compiled) costFrom(e extent, cost program.Cost, from int, limits program.Limits) (program.Cost, error) {
 	e = e.through(p.stages[from:], &cost)
 	cost.Result = e.bytes() * int64(sizeOf(p.dtype))
+	if p.wide {
+		cost.Result = e.bytes()
+	}
 	if p.encoder != nil {
 		cost.Result = p.encoder.bound(e.w, e.h)
 		cost.Working += cost.Result
@@ -185,7 +192,7 @@ func (p *compiled) layOut(c *canvas, by program.Draws, outcome program.Outcome,
 	alloc func(n int) []byte) (program.Outcome, error) {
 	o := &c.s.output
 	o.width, o.height = c.size()
-	o.planar, o.dtype, o.table = p.planar, p.dtype, p.table
+	o.planar, o.dtype, o.table, o.wide = p.planar, p.dtype, p.table, p.wide
 	t := begin{o: o, alloc: alloc, c: c}
 	c.finish(&t)
 	if c.err != nil {
@@ -217,6 +224,9 @@ var _ resample.Sink = (*begin)(nil)
 func (t *begin) Row(y int, pixels []byte) {
 	if y == 0 {
 		t.o.channels = t.c.channels
+		if t.o.wide {
+			t.o.channels /= 2
+		}
 		t.o.dst = t.alloc(t.o.width * t.o.height * t.o.channels * sizeOf(t.o.dtype))
 	}
 	t.o.Row(y, pixels)

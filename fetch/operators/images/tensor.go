@@ -111,7 +111,7 @@ func (f *floats) bits() *table {
 	return t
 }
 
-var dtypes = map[string]program.DType{"uint8": program.Uint8, "float16": program.Float16, "float32": program.Float32}
+var dtypes = map[string]program.DType{"uint8": program.Uint8, "uint16": program.Uint16, "float16": program.Float16, "float32": program.Float32}
 
 func newToDtype(b *builder, p *params) *program.StepError {
 	if p.get("dtype") == nil {
@@ -119,7 +119,11 @@ func newToDtype(b *builder, p *params) *program.StepError {
 	} else if s := string(p.raw["dtype"]); strings.HasPrefix(s, `"torch.`) {
 		p.raw["dtype"] = []byte(`"` + s[len(`"torch.`):])
 	}
-	to := dtypes[p.word("dtype", "uint8", "uint8", "float16", "float32")]
+	names := []string{"uint8", "float16", "float32"}
+	if b.wide {
+		names = []string{"uint16"}
+	}
+	to := dtypes[p.word("dtype", names[0], names...)]
 	scale := p.boolean("scale", false)
 	if p.err != nil {
 		return p.err
@@ -131,7 +135,7 @@ func newToDtype(b *builder, p *params) *program.StepError {
 		return err
 	}
 	if b.table == nil {
-		if to == program.Uint8 {
+		if to == program.Uint8 || b.wide {
 			return nil
 		}
 		b.table = identity()

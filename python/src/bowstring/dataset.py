@@ -17,7 +17,7 @@ from bowstring._wire import Positions, decoded, to_arrow, to_numpy
 from bowstring.connection import Connection
 from bowstring.errors import BowstringError, InvalidRequest, NotFound, translate
 from bowstring.exchange import Exchange
-from bowstring.operators import checked
+from bowstring.operators import checked, runs_on_blobs
 from bowstring.plan import Plan, plan_of
 from bowstring.preview import Explanation, Preview, explained, schema_html, size_text, spill_text, split_columns
 from bowstring.stream import Batches
@@ -329,7 +329,8 @@ class Dataset:
         ```
 
         Each is a list of steps; or a transform of torchvision; or `{"follows": "image"}`, for masks that are to get
-        their image's geometry; or None, to have the bytes as they are. `docs/operators.md` lists the operators.
+        their image's geometry; or None, to have the bytes as they are. `docs/operators.md` lists the operators. A name
+        that there is not yet takes an [expression][bowstring.operators.expression] over metadata columns.
         """
         given = {**(columns or {}), **more}
         kept = {name: o for name, o in self._options.get("operators", {}).items() if name not in given}
@@ -385,7 +386,7 @@ class Dataset:
     ) -> dict[str, Any]:
         """A ticket, made here: what one stream of an epoch serves. The protocol says what each field means."""
         ticket = self.request(batch=batch, world_size=world_size, epoch=epoch) | {"rank": rank, "step": step}
-        if "operators" in ticket and "place" in self._options:
+        if "place" in self._options and runs_on_blobs(ticket.get("operators", {})):
             ticket["place"] = self._options["place"]
         if row:
             ticket["row"] = row

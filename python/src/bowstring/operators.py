@@ -28,13 +28,26 @@ from bowstring.errors import InvalidRequest
 
 Step = dict[str, dict[str, Any]]
 
-__all__ = ["NoOperator", "arrays", "from_torchvision", "tensors"]
+__all__ = ["NoOperator", "arrays", "expression", "from_torchvision", "tensors"]
 
 
 class NoOperator(InvalidRequest):
     """A transform that the server has no operator for; the text names it, and its parameter."""
 
     code = "INVALID_ARGUMENT"
+
+
+def expression(text: str) -> dict[str, str]:
+    """A new column of metadata, by an expression in the language of `where`.
+
+    ```python
+    dataset.operators(area=operators.expression("width * height"), wide=operators.expression("width > height"))
+    ```
+
+    The column is of bool, int64, double, string, timestamp or duration, as the expression says, and null where a column
+    is that the value needs. A test of what is null is false, as in `where`.
+    """
+    return {"expression": text}
 
 
 # Transforms by name, with the attributes that are their parameters. None stands for a default that differs.
@@ -128,7 +141,10 @@ def _plain(value: Any, at: str) -> Any:
 
 
 def checked(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Operators by column as a request has them. A column's are a list, JSON of one, or a transform of torchvision."""
+    """Operators by column as a request has them.
+
+    A column's are a list, JSON of one, a transform of torchvision, or an expression.
+    """
     made: dict[str, Any] = {}
     for name, steps in columns.items():
         if isinstance(steps, str):
@@ -141,6 +157,11 @@ def checked(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_list(steps: Any) -> bool:
     return isinstance(steps, (list, tuple)) and all(isinstance(step, Mapping) for step in steps)
+
+
+def runs_on_blobs(columns: Mapping[str, Any]) -> bool:
+    """Whether any of the operators of a request makes something of blobs: expressions make columns of metadata."""
+    return any("expression" not in steps for steps in columns.values())
 
 
 def is_ragged(field: pa.Field) -> bool:

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"image"
+	"image/color"
 	"image/gif"
 	"image/png"
 
@@ -35,7 +36,14 @@ const (
 	// Unchanged is what the file has: one channel of grey or of indices into a palette, three of RGB, four with
 	// alpha or of CMYK.
 	Unchanged
+	// Grey16 is one channel of 16 bits, in the order of bytes of tensors: little-endian. Files of 16 bits have them.
+	Grey16
+	// RGB16 is three of these.
+	RGB16
 )
+
+// Deep reports whether a mode gives 16 bits a channel.
+func (m Mode) Deep() bool { return m == Grey16 || m == RGB16 }
 
 // Format is a kind of file.
 type Format uint8
@@ -49,6 +57,19 @@ const (
 	TIFF
 )
 
+// Space is what pixels are.
+type Space uint8
+
+// What pixels are. Those of a palette are colours.
+const (
+	SpaceUnknown Space = iota
+	SpaceGrey
+	SpaceColour
+	SpaceCMYK
+)
+
+func (s Space) String() string { return [...]string{"unknown", "grey", "RGB", "CMYK"}[s] }
+
 var names = [...]string{JPEG: "JPEG", PNG: "PNG", GIF: "GIF", WebP: "WebP", TIFF: "TIFF"}
 
 func (f Format) String() string { return names[f] }
@@ -61,6 +82,10 @@ type Header struct {
 	Orientation int
 	// Profile says that there is an ICC profile.
 	Profile bool
+	// Space is what the pixels are, as far as it is known.
+	Space Space
+	// Deep says that there are 16 bits a channel.
+	Deep bool
 	// Bytes bounds what decoding takes.
 	Bytes int64
 
@@ -80,6 +105,9 @@ func Read(cell []byte) (Header, error) {
 		c, err := png.DecodeConfig(bytes.NewReader(cell))
 		h := headerOf(PNG, c)
 		h.Orientation, h.Profile = chunksOf(cell)
+		if err == nil && cell[25]&3 == 0 { // with alpha or without
+			h.Space = SpaceGrey
+		}
 		return checked(h, err)
 	case bytes.HasPrefix(cell, []byte("GIF8")):
 		c, err := gif.DecodeConfig(bytes.NewReader(cell))
@@ -95,6 +123,7 @@ func Read(cell []byte) (Header, error) {
 		if o := jpeg.Orientation(cell); o != 0 {
 			h.Orientation = o
 		}
+		_, h.Profile = tiffEntry(cell, tiffProfile)
 		return checked(h, err)
 	}
 	return Header{}, fmt.Errorf("%w: the first bytes are %q, and neither JPEG, PNG, GIF, WebP nor TIFF", ErrFormat,
@@ -108,6 +137,7 @@ func readJPEG(cell []byte) (Header, error) {
 	}
 	return Header{
 		Format: JPEG, Width: j.Width, Height: j.Height, Orientation: j.Orientation, Profile: j.Profile,
+		Space: map[int]Space{1: SpaceGrey, 3: SpaceColour, 4: SpaceCMYK}[j.Components],
 		Bytes: j.Bytes(), jpeg: j,
 	}, nil
 }
@@ -115,7 +145,19 @@ func readJPEG(cell []byte) (Header, error) {
 func headerOf(f Format, c image.Config) Header {
 	// The libraries hold the pixels, of at most eight bytes, and a row or a tile of them besides.
 	pixels := int64(c.Width) * int64(c.Height)
-	return Header{Format: f, Width: c.Width, Height: c.Height, Orientation: 1, Bytes: 10*pixels + 1<<20}
+	h := Header{Format: f, Width: c.Width, Height: c.Height, Orientation: 1, Bytes: 10*pixels + 1<<20,
+		Space: SpaceColour}
+	switch c.ColorModel {
+	case color.GrayModel, color.Gray16Model:
+		h.Space = SpaceGrey
+	case color.CMYKModel:
+		h.Space = SpaceCMYK
+	}
+	switch c.ColorModel {
+	case color.Gray16Model, color.RGBA64Model, color.NRGBA64Model:
+		h.Deep = true
+	}
+	return h
 }
 
 func checked(h Header, err error) (Header, error) {

@@ -2,6 +2,7 @@ package codec
 
 import (
 	"bytes"
+	"errors"
 	"image"
 	"image/png"
 
@@ -27,6 +28,9 @@ type Decoder struct {
 // the cell must not change until then.
 func (d *Decoder) Decode(cell []byte, h Header, mode Mode, region image.Rectangle) error {
 	d.header, d.mode, d.region, d.other = h, mode, region, nil
+	if err := h.gives(mode); err != nil {
+		return wrong(h.Format, err)
+	}
 	if h.Format == JPEG {
 		if err := d.jpeg.Decode(cell, region); err != nil {
 			return wrong(JPEG, err)
@@ -66,9 +70,26 @@ func channelsOf(mode Mode, natural int) int {
 		return 3
 	case L:
 		return 1
+	case Grey16:
+		return 2
+	case RGB16:
+		return 6
 	default:
 		return natural
 	}
+}
+
+// gives fails if a mode of 16 bits is wanted of a file that has none, or of colours.
+func (h *Header) gives(mode Mode) error {
+	switch {
+	case !mode.Deep():
+		return nil
+	case !h.Deep:
+		return errors.New("it has 8 bits a channel, and a mode of 16 takes files that have 16")
+	case mode == Grey16 && h.Space != SpaceGrey:
+		return errors.New("its pixels are colours, and the mode takes grey")
+	}
+	return nil
 }
 
 // Channels is how many bytes a pixel has.

@@ -31,6 +31,10 @@ func channelsIn(m image.Image, f Format) int {
 // rowOther gives a row of an image of the libraries: alpha is left out where three
 // channels or one are wanted, and sixteen bits become their higher eight.
 func (d *Decoder) rowOther(y int, out []byte) {
+	if d.mode.Deep() {
+		d.rowDeep(y, out)
+		return
+	}
 	n := d.region.Dx()
 	x, y := d.other.Bounds().Min.X+d.region.Min.X, d.other.Bounds().Min.Y+y
 	switch m := d.other.(type) {

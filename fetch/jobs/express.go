@@ -1,0 +1,86 @@
+package jobs
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/apache/arrow/go/v17/arrow"
+
+	"bowstring/fetch/where"
+	"bowstring/schema"
+)
+
+// express compiles the expressions that make columns of a request, of what its caller may see, and writes their
+// contract into it.
+func (s *shown) express(snap *schema.Snapshot, req schema.Request) error {
+	visible := req.Within.Visible(snap.Schema)
+	for _, name := range req.Operators.Expressions() {
+		p, at := req.Operators[name], "operators."+name
+		if p.Contract != "" && p.Contract != where.ColumnContract {
+			return &schema.FieldError{Field: at + ".contract", Got: schema.Quote(p.Contract),
+				Want: strconv.Quote(where.ColumnContract) + ", the version of what runs here: others make other values"}
+		}
+		_, _, part := schema.MadePart(visible, s.operators.Forms(), name)
+		if _, _, _, ok := schema.BlobPart(visible, name); ok || part || visible.HasField(name) {
+			return &schema.FieldError{Field: at, Got: "an expression for a column that there is",
+				Want: "the name of a new column"}
+		}
+		m, err := where.CompileColumn(name, at+".expression", p.Expression, visible)
+		if err != nil {
+			return err
+		}
+		for _, used := range m.Columns() { // as checkHidden does
+			if req.Within.Hides(snap.Schema, used) {
+				return &where.Error{Line: 1, Column: 1, Field: at + ".expression",
+					Message: fmt.Sprintf("no column %q", used)}
+			}
+		}
+		p.Contract = where.ColumnContract
+		req.Operators[name] = p
+		s.makers = append(s.makers, m)
+	}
+	return nil
+}
+
+// fields are the columns that expressions make.
+func (s *shown) fields() []arrow.Field {
+	fields := make([]arrow.Field, len(s.makers))
+	for i, m := range s.makers {
+		fields[i] = m.Field()
+	}
+	return fields
+}
+
+// order has the makers in the order of the projection's columns, without those that are not shown.
+func (s *shown) order() {
+	all := s.makers
+	s.makers = nil
+	for _, f := range s.projection.Computed() {
+		i := slices.IndexFunc(all, func(m *where.Maker) bool { return m.Field().Name == f.Name })
+		s.makers = append(s.makers, all[i])
+	}
+}
+
+// Computed makes the columns that Projection().Computed names, for rows that lie open. It waits for
+// turns where that takes long.
+func (j *Job) Computed(ctx context.Context, positions []int64, rows []schema.Row) ([]schema.Vector, error) {
+	var out []schema.Vector
+	for _, m := range j.makers {
+		v, err := m.Make(ctx, j.Manifest().Form(), positions, rows, j.turn)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, v)
+	}
+	return out, nil
+}
+
+// ComputedBytes bounds what those columns take for a row.
+func (j *Job) ComputedBytes() (n int64) {
+	for _, m := range j.makers {
+		n += m.RowBytes()
+	}
+	return n
+}

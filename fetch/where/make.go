@@ -1,0 +1,357 @@
+package where
+
+import (
+	"context"
+	little "encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"reflect"
+	"time"
+	"unicode/utf8"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/expr-lang/expr/ast"
+	"github.com/expr-lang/expr/file"
+	"github.com/expr-lang/expr/vm"
+
+	"bowstring/schema"
+)
+
+// ColumnContract is the version of what expressions mean that make columns. It changes whenever a
+// value of one does.
+const ColumnContract = "expression/1"
+
+// Bounds of an expression that makes a column, for a row. They are less than those of a
+// condition, as rows are made while a consumer waits for their batch.
+const (
+	// MaxMadeSteps bounds the steps.
+	MaxMadeSteps = 1 << 14
+	// MaxMadeText bounds the bytes of a text.
+	MaxMadeText = 4096
+)
+
+// fewSteps are those that a batch may take without a turn: some hundred microseconds.
+const fewSteps = 1 << 14
+
+// Maker is a compiled expression that makes a column. It is immutable and safe for
+// concurrent use.
+type Maker struct {
+	expr  *Expr
+	field arrow.Field
+	place string // in the request
+}
+
+// CompileColumn checks an expression against a logical schema and compiles it to what makes
+// the column of that name. place is what errors call the expression. An error is an *Error.
+func CompileColumn(name, place, text string, s *arrow.Schema) (*Maker, error) {
+	m := &Maker{place: place, field: arrow.Field{Name: name}}
+	e, err := compile(&Expr{text: text, value: true}, s)
+	if err != nil {
+		return nil, m.placed(err)
+	}
+	m.expr = e
+	if m.field.Type = typeMade(e.made); m.field.Type == nil {
+		return nil, m.placed(at(text, file.Location{}, fmt.Sprintf("it gives %s, which no column can have; wanted is a "+
+			"bool, an integer, a float, a text, a time or a duration: int(…), float(…) or string(…) make one, as "+
+			"does an item or a field of a list or a struct", madeName(e.made))))
+	}
+	m.field.Nullable = m.field.Type.ID() != arrow.BOOL
+	return m, m.checkSteps(make([]float64, 2*len(e.cost.columns)), "a row")
+}
+
+// Field is the column's. Columns of a bool have no nulls: a test of what is null is false.
+func (m *Maker) Field() arrow.Field { return m.field }
+
+// RowBytes bounds what a row of the column takes.
+func (m *Maker) RowBytes() int64 {
+	if m.field.Type.ID() == arrow.STRING {
+		return MaxMadeText + 8
+	}
+	return 8
+}
+
+// Columns are those that the expression names, as of Expr.
+func (m *Maker) Columns() []string { return m.expr.Columns() }
+
+// placed says of an error whose expression is at fault.
+func (m *Maker) placed(err error) error {
+	if e, ok := errors.AsType[*Error](err); ok {
+		e.Field = m.place
+	}
+	return err
+}
+
+func (m *Maker) checkSteps(sizes []float64, row string) error {
+	if n := m.expr.rowSteps(sizes); n > MaxMadeSteps {
+		return m.placed(m.expr.beyond(sizes, "it takes up to %.3g steps for %s, at most %d are allowed where a column "+
+			"is made", n, row, int64(MaxMadeSteps)))
+	}
+	return nil
+}
+
+// made are the types of columns by those of values.
+var made = map[reflect.Type]arrow.DataType{
+	reflect.TypeFor[bool]():          arrow.FixedWidthTypes.Boolean,
+	reflect.TypeFor[int]():           arrow.PrimitiveTypes.Int64,
+	reflect.TypeFor[float64]():       arrow.PrimitiveTypes.Float64,
+	reflect.TypeFor[string]():        arrow.BinaryTypes.String,
+	reflect.TypeFor[time.Time]():     arrow.FixedWidthTypes.Timestamp_us,
+	reflect.TypeFor[time.Duration](): arrow.FixedWidthTypes.Duration_us,
+}
+
+// typeMade is the type of a column of such values; nil if there is none.
+func typeMade(t reflect.Type) arrow.DataType { return made[t] }
+
+func madeName(t reflect.Type) string {
+	switch {
+	case t == nil || t.Kind() == reflect.Interface:
+		return "what only each row tells"
+	case t.Kind() == reflect.Slice || t.Kind() == reflect.Array:
+		return "a list"
+	case t.Kind() == reflect.Map:
+		return "a struct"
+	}
+	return "a " + t.String()
+}
+
+// value rewrites the whole of an expression that gives a value of a type: it is nil where a column is null
+// that it needs. A condition is as elsewhere.
+func (g *guard) value(n ast.Node, t reflect.Type) ast.Node {
+	if t != nil && t.Kind() == reflect.Bool {
+		return g.condition(n)
+	}
+	g.inner(n)
+	need := g.needs(n)
+	if len(need) == 0 {
+		return n
+	}
+	c := &ast.ConditionalNode{Ternary: true, Cond: and(need...), Exp1: n, Exp2: &ast.NilNode{}}
+	c.SetLocation(n.Location())
+	return c
+}
+
+// Make evaluates the expression for the rows at positions and returns the column, in memory of its
+// own. The rows' pages stay open meanwhile. It takes long only by turns. A row that cannot be
+// evaluated is an *Error that says which.
+func (m *Maker) Make(ctx context.Context, f *schema.Form, positions []int64, rows []schema.Row,
+	turn Turn) (schema.Vector, error) {
+	w := &making{maker: m, form: f, positions: positions, rows: rows, pages: map[*schema.Page]*pageGetters{},
+		env:   make(map[string]any, len(m.expr.columns)),
+		vm:    vm.VM{MemoryBudget: rowBudget},
+		sizes: make([]float64, 2*len(m.expr.cost.columns)), out: builderOf(m.field.Type, len(rows))}
+	if len(m.expr.terms) == 0 && m.expr.constant*float64(len(rows)) <= fewSteps {
+		turn = func(_ context.Context, piece func() error) error { return piece() }
+	}
+	for w.at < len(rows) {
+		if err := ctx.Err(); err != nil {
+			return schema.Vector{}, context.Cause(ctx)
+		}
+		if err := turn(ctx, func() error { return schema.Guard(w.piece) }); err != nil {
+			return schema.Vector{}, m.placed(err)
+		}
+	}
+	return w.out.vector(m.field.Type), nil
+}
+
+// making is a column that is being made.
+type making struct {
+	maker     *Maker
+	form      *schema.Form
+	positions []int64
+	rows      []schema.Row
+	at        int
+	pages     map[*schema.Page]*pageGetters
+	vm        vm.VM
+	env       map[string]any
+	sizes     []float64
+	out       *columnBuilder
+}
+
+// pageGetters read the columns of a page that an expression names.
+type pageGetters struct {
+	gets  []getter
+	cells []arrow.Array // of those that differ in size
+}
+
+func (w *making) open(p *schema.Page, start int64) (*pageGetters, error) {
+	if g := w.pages[p]; g != nil {
+		return g, nil
+	}
+	if err := p.Touch(); err != nil { // a fault within an expression would count as the expression's
+		return nil, err
+	}
+	e, g := w.maker.expr, &pageGetters{}
+	for _, name := range e.columns {
+		get, _, err := e.getter(w.form, name, start, p)
+		if err != nil {
+			return nil, err
+		}
+		g.gets = append(g.gets, get)
+	}
+	for _, name := range e.cost.columns {
+		i, err := w.form.ColumnIndex(name)
+		if err != nil {
+			return nil, err
+		}
+		g.cells = append(g.cells, p.Column(i))
+	}
+	w.pages[p] = g
+	return g, nil
+}
+
+// piece makes as many rows as a turn has time for.
+func (w *making) piece() error {
+	m := w.maker
+	for spent := 0.0; w.at < len(w.rows) && spent < turnSteps; w.at++ {
+		row, pos := w.rows[w.at], w.positions[w.at]
+		g, err := w.open(row.Page, pos-int64(row.At))
+		if err != nil {
+			return err
+		}
+		for c, cells := range g.cells {
+			w.sizes[2*c] = sizeOf(cells, row.At)
+			w.sizes[2*c+1] = countOf(cells, row.At, w.sizes[2*c])
+		}
+		steps := m.expr.rowSteps(w.sizes)
+		if steps > MaxMadeSteps {
+			return m.checkSteps(w.sizes, fmt.Sprintf("position %d", pos))
+		}
+		spent += steps
+		for c, get := range g.gets {
+			w.env[m.expr.columns[c]] = get(row.At)
+		}
+		v, err := w.vm.Run(m.expr.guarded, w.env)
+		if err == nil {
+			err = w.out.add(v)
+		}
+		if err != nil {
+			e := located(m.expr.text, err)
+			e.Message = fmt.Sprintf("position %d: %s", pos, e.Message)
+			return e
+		}
+	}
+	return nil
+}
+
+// columnBuilder collects the values of a column.
+type columnBuilder struct {
+	id     arrow.Type
+	fixed  []byte // values of a fixed width, or bits
+	ends   []int32
+	text   []byte
+	absent []int // rows that are null
+	rows   int
+}
+
+func builderOf(t arrow.DataType, rows int) *columnBuilder {
+	b := &columnBuilder{id: t.ID()}
+	switch b.id {
+	case arrow.STRING:
+		b.ends = append(make([]int32, 0, rows+1), 0)
+	case arrow.BOOL:
+		b.fixed = make([]byte, 0, (rows+7)/8)
+	default:
+		b.fixed = make([]byte, 0, 8*rows)
+	}
+	return b
+}
+
+// errValue says that an expression gave a value of another type than it was compiled to.
+var errValue = errors.New("it gives a value of another type here")
+
+func (b *columnBuilder) add(v any) error {
+	if v == nil && b.id != arrow.BOOL {
+		b.absent = append(b.absent, b.rows)
+	}
+	switch b.id {
+	case arrow.BOOL:
+		if b.rows%8 == 0 {
+			b.fixed = append(b.fixed, 0)
+		}
+		if v == true {
+			b.fixed[b.rows/8] |= 1 << (b.rows % 8)
+		}
+	case arrow.STRING:
+		text, ok := v.(string)
+		switch {
+		case v != nil && !ok:
+			return errValue
+		case len(text) > MaxMadeText:
+			return fmt.Errorf("it gives a text of %d bytes, at most %d are allowed where a column is made", len(text),
+				MaxMadeText)
+		case !utf8.ValidString(text):
+			return errors.New("it gives bytes that are no UTF-8, and no text")
+		}
+		b.text = append(b.text, text...)
+		b.ends = append(b.ends, int32(len(b.text)))
+	default:
+		bits, err := bitsOf(b.id, v)
+		if err != nil {
+			return err
+		}
+		b.fixed = little.LittleEndian.AppendUint64(b.fixed, bits)
+	}
+	b.rows++
+	return nil
+}
+
+// bitsOf are the eight bytes of a value; zero of null.
+func bitsOf(id arrow.Type, v any) (uint64, error) {
+	switch v := v.(type) {
+	case nil:
+		return 0, nil
+	case time.Time:
+		if id == arrow.TIMESTAMP {
+			return uint64(v.UnixMicro()), nil
+		}
+	case time.Duration:
+		if id == arrow.DURATION {
+			return uint64(v.Microseconds()), nil
+		}
+	case int:
+		switch id {
+		case arrow.INT64:
+			return uint64(v), nil
+		case arrow.FLOAT64:
+			return math.Float64bits(float64(v)), nil
+		}
+	case float64:
+		if id == arrow.FLOAT64 {
+			return math.Float64bits(v), nil
+		}
+	}
+	return 0, errValue
+}
+
+// vector is the column of what was added.
+func (b *columnBuilder) vector(t arrow.DataType) schema.Vector {
+	v := schema.Vector{Type: t, Len: b.rows, Nulls: len(b.absent), Buffers: []schema.Buffer{{}}}
+	if v.Nulls > 0 {
+		valid := make([]byte, (b.rows+7)/8)
+		for i := range b.rows {
+			valid[i/8] |= 1 << (i % 8)
+		}
+		for _, i := range b.absent {
+			valid[i/8] &^= 1 << (i % 8)
+		}
+		v.Buffers[0] = bufferOf(valid)
+	}
+	if b.id != arrow.STRING {
+		v.Buffers = append(v.Buffers, bufferOf(b.fixed))
+		return v
+	}
+	offsets := make([]byte, 0, 4*len(b.ends))
+	for _, end := range b.ends {
+		offsets = little.LittleEndian.AppendUint32(offsets, uint32(end))
+	}
+	v.Buffers = append(v.Buffers, bufferOf(offsets), bufferOf(b.text))
+	return v
+}
+
+func bufferOf(b []byte) schema.Buffer {
+	if len(b) == 0 {
+		return schema.Buffer{}
+	}
+	return schema.Buffer{Pieces: [][]byte{b}, Len: int64(len(b))}
+}
