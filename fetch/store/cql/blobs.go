@@ -71,10 +71,7 @@ func (s *Store) get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error
 func (s *Store) readParts(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
 	n := partsOf(ref.Size)
 	if n == 1 {
-		r := newReading(ctx, selectPart, int(ref.Size))
-		r.arena = &s.buffers
-		err := s.readPart(r, &ref, 0)
-		return r.blob(err)
+		return s.readOne(ctx, &ref)
 	}
 	buf, err := s.buffers.take(ref.Size)
 	if err != nil {
@@ -95,6 +92,23 @@ func (s *Store) readParts(ctx context.Context, ref schema.BlobRef) (schema.Blob,
 		return schema.Blob{}, err
 	}
 	return schema.NewBlob(buf.data, buf), nil
+}
+
+// readOne reads a blob of one part, with others where that is possible.
+func (s *Store) readOne(ctx context.Context, ref *schema.BlobRef) (schema.Blob, error) {
+	b, by, err := s.gathering.read(ctx, ref)
+	switch {
+	case b != nil:
+		return schema.NewBlob(b.data, b), nil
+	case err != nil:
+		return schema.Blob{}, fmt.Errorf("read blob %s: %w", ref.Key, err)
+	}
+	r := newReading(ctx, selectPart, int(ref.Size))
+	r.route.attempt = by.attempt
+	r.arena = &s.buffers
+	err = s.readPart(r, ref, 0)
+	by.end(err)
+	return r.blob(err)
 }
 
 func (s *Store) readPart(r *reading, ref *schema.BlobRef, part int) error {

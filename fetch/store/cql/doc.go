@@ -57,10 +57,14 @@
 // move step by step; pace.go says more. The driver asks one more host at once where one fails;
 // to wait and to try again is the caller's business.
 //
+// Where many blobs are wanted at once, some are asked for together by one statement, and read one by one if that
+// fails: gather.go says when.
+//
 // # Goroutines
 //
 // A store has those of the protocol, which renew its row once it has read a snapshot
-// or begun an ingest, and one for each host that is silent or slow. The driver has two for each
+// or begun an ingest, one for each host that is silent or slow, and one for each statement that reads
+// have gathered in; Close waits for them. The driver has two for each
 // connection and a few for each session; they end soon after Close, which does not wait
 // for the last of them, because the driver does not.
 package cql

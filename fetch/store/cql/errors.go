@@ -55,6 +55,7 @@ const (
 	codeReadFailure   = 0x1300
 	codeWriteFailure  = 0x1500
 	codeCASUnknown    = 0x1700
+	codeSyntax        = 0x2000
 	codeUnauthorized  = 0x2100
 	codeInvalid       = 0x2200
 	codeAlreadyExists = 0x2400

@@ -28,6 +28,8 @@ type host struct {
 	usual   time.Duration // from since to an answer, a moving mean
 	fresh   time.Duration // reads sent before then met a silent host
 	pace    pace
+
+	gathered gathered // of the session that reads the store's own blobs
 }
 
 const (
@@ -42,7 +44,7 @@ const (
 )
 
 func newHost(st *steering, info *gocql.HostInfo) *host {
-	h := &host{info: info, steering: st, gone: make(chan struct{})}
+	h := &host{info: info, steering: st, gone: make(chan struct{}), gathered: gathered{conns: st.conns}}
 	h.share.Store(fullShare)
 	return h
 }

@@ -67,11 +67,50 @@ var (
 	}
 )
 
-// Statements about the schema: of keyspaces, and of what else there is none of.
+// Statements about the schema, of keyspaces, and of what else there is none of; and the one for several blobs.
 const (
 	keyspacesID = 2
 	nothingID   = 3
+	gatheredID  = 4
 )
+
+var (
+	gatheredColumns = []*message.ColumnMetadata{
+		{Keyspace: "mock", Table: tableParts, Name: "key", Type: datatype.Blob}, partColumns[0],
+	}
+	preparedGathered = &message.PreparedResult{
+		PreparedQueryId: []byte{gatheredID},
+		VariablesMetadata: &message.VariablesMetadata{Columns: []*message.ColumnMetadata{
+			{Keyspace: "mock", Table: tableParts, Name: "in(key)", Type: datatype.NewList(datatype.Blob)},
+		}},
+		ResultMetadata: &message.RowsMetadata{ColumnCount: 2, Columns: gatheredColumns},
+	}
+)
+
+// keysIn reads a bound list.
+func keysIn(list []byte) (keys [][]byte) {
+	n := binary.BigEndian.Uint32(list)
+	list = list[4:]
+	for range n {
+		end := 4 + binary.BigEndian.Uint32(list)
+		keys = append(keys, list[4:end])
+		list = list[end:]
+	}
+	return keys
+}
+
+// rows is the answer to a gathered read: one for each different key that there is.
+func (m *mock) rows(keys [][]byte) *message.RowsResult {
+	rows := &message.RowsResult{Metadata: &message.RowsMetadata{ColumnCount: 2, Columns: gatheredColumns}}
+	seen := map[string]bool{}
+	for _, key := range keys {
+		if cell := m.cells(key, 0); cell != nil && !seen[string(key)] {
+			seen[string(key)] = true
+			rows.Data = append(rows.Data, message.Row{key, cell})
+		}
+	}
+	return rows
+}
 
 func preparedSchema(query string) *message.PreparedResult {
 	p := &message.PreparedResult{

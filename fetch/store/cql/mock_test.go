@@ -33,13 +33,14 @@ type mock struct {
 	tokens   func(member net.IP) []string
 	replicas int
 
-	cells   func(key []byte, part int) []byte // in place of the blob
+	cells   func(key []byte, part int) []byte // in place of the blob; nil for no row
 	latency atomic.Int64                      // of reads, which do not wait for one another; 0 for none
 
 	shards    int // 0 for a server that is no Scylla
 	awarePort int
-	do        func(n int) deed // what to do with the nth read, from 1
-	connected chan int         // the shard of each connection to awarePort
+	do        func(n int) deed         // what to do with the nth read, from 1
+	gathered  func(keys [][]byte) deed // what to do with a gathered read; nil: what do says
+	connected chan int                 // the shard of each connection to awarePort
 
 	late  sync.WaitGroup
 	ended chan struct{}
@@ -48,6 +49,7 @@ type mock struct {
 	conns  []net.Conn
 	levels []primitive.ConsistencyLevel // of the reads so far
 	places []int                        // the shards that the reads came to
+	lists  [][][]byte                   // the keys of each read, one unless it is a gathered one
 }
 
 // mockConn is a connection to a mock.
@@ -184,9 +186,12 @@ func (m *mock) answer(r *frame.Frame, c *mockConn) *frame.Frame {
 		if strings.Contains(msg.Query, "system_schema.") && m.replicas > 0 {
 			return reply(preparedSchema(msg.Query))
 		}
+		if msg.Query == selectGathered {
+			return reply(preparedGathered)
+		}
 		return reply(prepared)
 	case *message.Execute:
-		if len(msg.QueryId) == 1 && msg.QueryId[0] != prepared.PreparedQueryId[0] {
+		if len(msg.QueryId) == 1 && msg.QueryId[0] != prepared.PreparedQueryId[0] && msg.QueryId[0] != gatheredID {
 			return reply(m.schema(msg.QueryId[0]))
 		}
 		return m.execute(r, msg, c)
@@ -209,18 +214,34 @@ func (m *mock) execute(r *frame.Frame, msg *message.Execute, c *mockConn) *frame
 	m.levels = append(m.levels, msg.Options.Consistency)
 	m.places = append(m.places, c.shard)
 	n := len(m.levels)
+	values := msg.Options.PositionalValues
+	keys := [][]byte{values[0].Contents}
+	gathered := msg.QueryId[0] == gatheredID
+	if gathered {
+		keys = keysIn(values[0].Contents)
+	}
+	m.lists = append(m.lists, keys)
 	m.mu.Unlock()
-	d := m.do(n)
+	var d deed
+	if gathered && m.gathered != nil {
+		d = m.gathered(keys)
+	} else {
+		d = m.do(n)
+	}
 	if d.arrive != nil {
 		d.arrive()
 	}
-	if d.answer == nil {
+	if d.answer == nil && gathered {
+		d.answer = m.rows(keys)
+	} else if d.answer == nil {
 		cell := m.blob
 		if m.cells != nil {
-			values := msg.Options.PositionalValues
 			cell = m.cells(values[0].Contents, int(binary.BigEndian.Uint32(values[1].Contents)))
 		}
 		rows := part(message.Row{cell})
+		if m.cells != nil && cell == nil {
+			rows = part()
+		}
 		if d.pages {
 			rows = part()
 			rows.Metadata.PagingState = []byte("more")
@@ -307,9 +328,11 @@ func mockStoreOver(t testing.TB, uri string, dialer Dialer) *Store {
 	if s.db, s.steering, err = s.session(context.Background(), config.Keyspace, config.connsPerHost(s.nodes)); err != nil {
 		t.Fatal(err)
 	}
+	s.gathering = newGathering(s)
 	t.Cleanup(func() {
 		s.end()
 		s.asking.Wait()
+		s.gathering.running.Wait()
 		s.db.Close()
 		if err := s.buffers.close(); err != nil {
 			t.Error(err)

@@ -31,6 +31,7 @@ import (
 type steering struct {
 	gocql.HostSelectionPolicy // the token-aware one
 	dc, keyspace              string
+	conns                     int // to each host
 	log                       *slog.Logger
 	now                       func() time.Duration // since some time
 	name                      func(*gocql.HostInfo) string
@@ -65,6 +66,7 @@ func (s *Store) newSteering(keyspace string) *steering {
 			gocql.NonLocalReplicasFallback()),
 		dc:       s.dc,
 		keyspace: keyspace,
+		conns:    s.config.connsPerHost(s.nodes),
 		log:      s.log,
 		ask:      s.keepAsking,
 		now:      func() time.Duration { return time.Since(start) },

@@ -63,8 +63,9 @@ type Store struct {
 
 	foreign foreignTables
 
-	asking  sync.WaitGroup // silent hosts
-	buffers arena
+	asking    sync.WaitGroup // silent hosts
+	gathering *gathering     // nil where there is none, as in tests
+	buffers   arena
 
 	reads, readBytes atomic.Int64
 }
@@ -142,6 +143,9 @@ func (o *Options) ensureDefaults() {
 func (s *Store) join(ctx context.Context, v *survey) (err error) {
 	s.dc, s.nodes, s.spread = v.dc, v.nodes[v.dc], len(v.replication) > 1
 	s.db, s.steering, err = s.session(ctx, s.config.Keyspace, s.config.connsPerHost(s.nodes))
+	if err == nil {
+		s.gathering = newGathering(s)
+	}
 	return err
 }
 
@@ -186,6 +190,7 @@ func (s *Store) Close() error {
 	s.closed = true
 	s.foreign.close()
 	s.asking.Wait()
+	s.gathering.running.Wait()
 	s.control.closeLocked()
 	s.db.Close()
 	return errors.Join(err, s.buffers.close())

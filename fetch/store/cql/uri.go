@@ -42,6 +42,8 @@ const (
 //	             where store init is given no replication
 //	conns        connections to each host; default 32 for all hosts of the
 //	             datacenter together, and 2 to each where that is more
+//	keys         blobs that one statement asks for at most; 1: each is asked for by
+//	             itself; default 16, and 1 where hosts have shards
 //	proto        version of the native protocol, 3 or 4; default 4
 //	timeout      of one request; default 10s
 //	connect      timeout of making a connection; default 5s
@@ -65,6 +67,7 @@ type Config struct {
 	DC          string
 	RF          int
 	Conns       int // to each host; 0 for as many as suit the number of hosts
+	Keys        int // in a statement; 0 for as many as suit the hosts
 	Proto       int
 	Timeout     time.Duration
 	Connect     time.Duration
@@ -241,6 +244,7 @@ var parameters = map[string]func(c *Config, value string) (want string){
 	"conns": func(c *Config, v string) string {
 		return integer(&c.Conns, v, 1, 256)
 	},
+	"keys":  func(c *Config, v string) string { return integer(&c.Keys, v, 1, 64) },
 	"proto": func(c *Config, v string) string { return integer(&c.Proto, v, 3, 4) },
 	"timeout": func(c *Config, v string) string {
 		return duration(&c.Timeout, v, 10*time.Millisecond, time.Hour)
@@ -368,6 +372,7 @@ func (c *Config) String() string {
 	set("dc", c.DC, c.DC == "")
 	set("rf", strconv.Itoa(c.RF), c.RF == 0)
 	set("conns", strconv.Itoa(c.Conns), c.Conns == 0)
+	set("keys", strconv.Itoa(c.Keys), c.Keys == 0)
 	set("proto", strconv.Itoa(c.Proto), c.Proto == 4)
 	set("timeout", c.Timeout.String(), c.Timeout == defaultTimeout)
 	set("connect", c.Connect.String(), c.Connect == defaultConnect)

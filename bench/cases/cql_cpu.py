@@ -1,0 +1,82 @@
+"""cql_cpu: processor time of the server and of Cassandra for a GB, with reads that gather and with reads one by one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from cassandra_node import Cassandra, stored, warm
+from harness import Context, Figure, Result, TimedReaders, cpu_seconds, emit, median, shuffled
+from samples import image_folder
+from server import Server
+
+SMALL_COUNT, SMALL_SIZE = 8_000, 8_000
+SECONDS = int(os.environ.get("SECONDS_EACH", "10"))
+KEYS = {"one": "&keys=1", "gathered": ""}  # by what the store's address says
+FAR = {"rtt": "150ms", "window": "6MiB"}
+LINKS: dict[str, dict[str, Any]] = {"near": {}, "far": FAR, "slow_start": {**FAR, "slow_start": "true"}}
+
+
+@dataclass
+class Cost:
+    """What a GB took, in seconds of processor time, and how fast it came."""
+
+    server: float
+    cassandra: float
+    mb_per_s: float
+    first_s: float
+
+
+def cost(server: Server, node: Cassandra, ticket: dict[str, Any]) -> Cost:
+    """Read for some seconds."""
+    before = cpu_seconds(server.pid), cpu_seconds(node.pid)
+    (stream,) = TimedReaders(server.url, SECONDS, [{"ticket": ticket}]).run()
+    gb = sum(n for _, _, n in stream.marks) / 1e9
+    ours, theirs = cpu_seconds(server.pid) - before[0], cpu_seconds(node.pid) - before[1]
+    return Cost(ours / gb, theirs / gb, stream.mb_per_s(), stream.first_s)
+
+
+def run(context: Context) -> Result:
+    """Interleave both ways of reading, over each link: photographs everywhere, small ones where the store is near."""
+    found: dict[tuple[str, str], list[Cost]] = {}
+    with contextlib.ExitStack() as stack:
+        node = stack.enter_context(stored(context))
+        source = context.folder / "imagefolder-small"
+        image_folder(source, SMALL_COUNT, SMALL_SIZE)
+        context.bowstring("import", "--store", node.uri(), source / "images", "small")
+        servers = {
+            (link, keys): stack.enter_context(Server(context.binary, node.uri() + address, **LINKS[link]))
+            for link in LINKS
+            for keys, address in KEYS.items()
+        }
+        for keys in KEYS:  # each statement has a way of its own through the JVM
+            warm(servers["near", keys].url)
+        for round_ in range(context.rounds):
+            for place, dataset in {**dict.fromkeys(LINKS, "bench"), "near_small": "small"}.items():
+                link = place.removesuffix("_small")
+                for keys in sorted(KEYS, reverse=round_ % 2 == 1):
+                    ticket = shuffled(seed=3, epoch=1000 * round_, dataset=dataset)
+                    c = cost(servers[link, keys], node, ticket)
+                    found.setdefault((place, keys), []).append(c)
+                    emit(case="cql_cpu", place=place, keys=keys, **vars(c))
+    details = {
+        f"{place}_{name}": round(
+            median(
+                getattr(new, name) / getattr(old, name)
+                for new, old in zip(found[place, "gathered"], found[place, "one"], strict=True)
+            ),
+            3,
+        )
+        for place in ("near", "far", "slow_start", "near_small")
+        for name in ("server", "cassandra", "mb_per_s", "first_s")
+    }
+    return Result(
+        "cql_cpu",
+        [
+            Figure("server_s_per_gb", median(c.server for c in found["near", "gathered"]), at_most=0.8),
+            Figure("cassandra_ratio", details["near_cassandra"], at_most=0.75),
+        ],
+        details,
+    )

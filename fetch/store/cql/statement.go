@@ -1,0 +1,216 @@
+package cql
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/gocql/gocql"
+
+	"bowstring/schema"
+)
+
+// selectGathered asks for several blobs of one part each. One list is bound, so the server prepares one statement for
+// all numbers of keys.
+const selectGathered = "SELECT key, data FROM " + tableParts + " WHERE key IN ? AND part = 0"
+
+// statement asks for several blobs. Its members are written until it is sent, under gathered.mu.
+type statement struct {
+	gathering *gathering
+	host      *gathered
+	class     **statement // where it is while it is open
+	members   []*joined
+	bytes     int64           // of those that have not left; guarded by gathered.mu, as is waiting
+	full      chan struct{}   // closed when no more may join
+	context   context.Context //nolint:containedctx // ends when nobody waits any more
+	cancel    context.CancelCauseFunc
+	waiting   int // members that have not left
+}
+
+// Stages of a member.
+const (
+	memberWaits int32 = iota
+	memberServed
+	memberLeft
+)
+
+// joined is one read of a statement.
+type joined struct {
+	ref   schema.BlobRef
+	stage atomic.Int32 // who moves it from memberWaits decides its outcome
+	ended chan struct{}
+
+	// Written before ended is closed.
+	buffer *buffer // the reader's; nil if the blob is to be read alone
+	moved  bool    // from the next replica on
+}
+
+// errCut is why a statement is given up that takes far longer than others.
+var errCut = errors.New("a statement for several blobs took far longer than usual")
+
+// leave says that a member does not wait any more. A statement that nobody waits for is given up.
+func (st *statement) leave(m *joined) {
+	h := st.host
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.reads--
+	st.waiting--
+	st.bytes -= m.ref.Size
+	if st.waiting == 0 {
+		if *st.class == st {
+			h.closeLocked(st.class)
+		}
+		st.cancel(context.Canceled)
+	}
+}
+
+// run sends a statement when others have had the time to join it, and serves its members.
+func (st *statement) run(linger time.Duration) {
+	defer st.cancel(nil)
+	timer := time.NewTimer(linger)
+	defer timer.Stop()
+	select {
+	case <-st.full:
+	case <-timer.C:
+	}
+	h := st.host
+	h.mu.Lock()
+	if *st.class == st {
+		h.closeLocked(st.class)
+	}
+	several, patience := st.waiting > 1, st.gathering.patience(h.usual)
+	h.mu.Unlock()
+	moved := several && st.send(patience)
+	for _, m := range st.members {
+		if m.stage.CompareAndSwap(memberWaits, memberServed) {
+			m.moved = moved
+			close(m.ended)
+		}
+	}
+}
+
+// send asks for the blobs of those members that still wait, and hands out what comes. It reports whether what did not
+// come is to be read from another host.
+func (st *statement) send(patience time.Duration) (moved bool) {
+	g, s := st.gathering, st.gathering.store
+	var total int64
+	answer := answered{arena: &s.buffers}
+	for _, m := range st.members {
+		if m.stage.Load() == memberWaits {
+			answer.members = append(answer.members, m)
+			total += m.ref.Size
+		}
+	}
+	if len(answer.members) == 0 {
+		return false
+	}
+	g.statements.Add(1)
+	g.shared.Add(int64(len(answer.members)))
+	first := &answer.members[0].ref.Key
+	r := newReading(st.context, selectGathered, int(total))
+	r.bind(keysOf(answer.members))
+	r.route.draw = drawOf(first, 0)
+	cut := time.AfterFunc(patience, func() { st.cancel(errCut) })
+	defer cut.Stop()
+	sent := time.Now()
+	q, made := r.query(s.db)
+	// A single read has the retry.
+	iter := q.RoutingKey(routingKey(first)).Consistency(s.config.Read).RetryPolicy(movingRetries(0)).PageSize(0).Iter()
+	into := [2]any{(*answeredKey)(&answer), &answer}
+	for iter.Scan(into[:]...) {
+	}
+	err := iter.Close()
+	r.route.end(err)
+	made.Release()
+	switch {
+	case err == nil:
+		st.host.took(time.Since(sent), true)
+		return false
+	case errors.Is(context.Cause(st.context), errCut):
+		st.host.took(patience, false)
+	case refuses(err):
+		g.refuse(len(answer.members), err)
+		return false
+	}
+	return true
+}
+
+// refuses says whether a server has taken a statement for one that it does not answer.
+func refuses(err error) bool {
+	code, ok := codeOf(err)
+	return ok && (code == codeInvalid || code == codeSyntax)
+}
+
+// refuse has statements ask for fewer blobs than one that was refused.
+func (g *gathering) refuse(keys int, err error) {
+	before := g.most.Load()
+	if int(before) < keys || !g.most.CompareAndSwap(before, int32(keys/2)) {
+		return // others have seen to it
+	}
+	g.store.log.Warn("the database refuses statements with several keys: they ask for fewer from now on, which costs "+
+		"more; see partition_keys_in_select_fail_threshold, or give the store's address the parameter keys",
+		"keys", keys, "keys_from_now_on", keys/2, "error", err)
+}
+
+// answered has the rows of an answer copied to the members that asked for them. The driver's buffer is not held.
+type answered struct {
+	arena   *arena
+	members []*joined
+	key     schema.Key // of the row being read
+}
+
+// answeredKey is the first column.
+type answeredKey answered
+
+// UnmarshalCQL implements gocql.Unmarshaler.
+func (a *answeredKey) UnmarshalCQL(_ gocql.TypeInfo, data []byte) error {
+	a.key = schema.Key{}
+	if len(data) == len(a.key) {
+		copy(a.key[:], data)
+	}
+	return nil
+}
+
+// UnmarshalCQL implements gocql.Unmarshaler. The driver lends its buffer only. A cell that is not what was asked for is
+// left to a single read, whose errors say more.
+func (a *answered) UnmarshalCQL(_ gocql.TypeInfo, data []byte) error {
+	for _, m := range a.members {
+		if int64(len(data)) != m.ref.Size || !bytes.Equal(a.key[:], m.ref.Key[:]) ||
+			!m.stage.CompareAndSwap(memberWaits, memberServed) {
+			continue
+		}
+		if b, err := a.arena.take(m.ref.Size); err == nil { // a single read says why not
+			copy(b.data, data)
+			m.buffer = b
+		}
+		close(m.ended)
+	}
+	return nil
+}
+
+// boundKeys is a list of keys as a value for a statement.
+type boundKeys []byte
+
+// MarshalCQL implements gocql.Marshaler.
+func (k boundKeys) MarshalCQL(gocql.TypeInfo) ([]byte, error) { return k, nil }
+
+func keysOf(members []*joined) boundKeys {
+	k := make(boundKeys, 0, 4+len(members)*(4+len(schema.Key{})))
+	k = binary.BigEndian.AppendUint32(k, uint32(len(members)))
+	for _, m := range members {
+		k = binary.BigEndian.AppendUint32(k, uint32(len(m.ref.Key)))
+		k = append(k, m.ref.Key[:]...)
+	}
+	return k
+}
+
+// routingKey is the key of the partition of a blob's first part, as tokens are hashed of it.
+func routingKey(key *schema.Key) []byte {
+	k := make([]byte, 0, 2+len(key)+1+2+4+1)
+	k = binary.BigEndian.AppendUint16(k, uint16(len(key)))
+	k = append(append(k, key[:]...), 0)
+	return append(k, 0, 4, 0, 0, 0, 0, 0)
+}
