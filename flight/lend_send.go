@@ -51,6 +51,7 @@ func (l *lending) send(ctx context.Context) error {
 			}
 			select {
 			case <-l.ready:
+				runtime.Gosched() // what else is there by then goes in the same message
 				continue
 			case <-late: // a message of no answers
 			case <-ctx.Done():

@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -345,6 +346,8 @@ func (o *Options) check(other Hello) error {
 func (l *Link) ask(ctx context.Context, w *wire) error {
 	told := map[uint64]bool{} // streams whose ticket was sent
 	for {
+		// Those who have just been told of a blob are about to ask for the next: one message has them all.
+		runtime.Gosched()
 		l.mu.Lock()
 		doing := l.doing
 		l.doing = nil
