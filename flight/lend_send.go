@@ -51,7 +51,6 @@ func (l *lending) send(ctx context.Context) error {
 			}
 			select {
 			case <-l.ready:
-				runtime.Gosched() // what else is there by then goes in the same message
 				continue
 			case <-late: // a message of no answers
 			case <-ctx.Done():

@@ -63,6 +63,14 @@ type Link interface {
 	Close() error
 }
 
+// Quitter is a Link that gives up all that was asked for at once. Without it each ask has a context of its own, which
+// costs as much as all else that is done for one.
+type Quitter interface {
+	Link
+	// GiveUp has all calls of Get that wait now return an error. It must not block.
+	GiveUp(cause error)
+}
+
 // Progress is how far a stream of this node is, for others to know what it will use next.
 type Progress struct {
 	// ID is the stream's among those of this node.
@@ -224,6 +232,7 @@ func (t *Tier) node(name string) (*node, error) {
 		return nil, fmt.Errorf("%w: node %s: %w", schema.ErrUnavailable, name, err)
 	}
 	n := &node{name: name, link: link, opts: &t.opts, made: time.Now()}
+	n.quitter, _ = link.(Quitter)
 	nodes := make(map[string]*node, len(old)+1)
 	for k, v := range old {
 		nodes[k] = v

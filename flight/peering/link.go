@@ -8,7 +8,6 @@ import (
 	"io"
 	"log/slog"
 	"maps"
-	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -189,6 +188,22 @@ func (l *Link) Get(ctx context.Context, what peers.Ask) (schema.Blob, error) {
 	return schema.Blob{}, context.Cause(ctx)
 }
 
+// GiveUp implements peers.Quitter.
+func (l *Link) GiveUp(cause error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.asks = nil
+	l.failLocked(cause)
+}
+
+// failLocked has all that is waited for fail.
+func (l *Link) failLocked(cause error) {
+	for id, w := range l.waiting {
+		w.answer <- answer{err: cause}
+		delete(l.waiting, id)
+	}
+}
+
 // key is the header that shows the cluster's key.
 func (l *Link) key() []hpack.HeaderField {
 	if len(l.opts.Key) == 0 {
@@ -346,8 +361,6 @@ func (o *Options) check(other Hello) error {
 func (l *Link) ask(ctx context.Context, w *wire) error {
 	told := map[uint64]bool{} // streams whose ticket was sent
 	for {
-		// Those who have just been told of a blob are about to ask for the next: one message has them all.
-		runtime.Gosched()
 		l.mu.Lock()
 		doing := l.doing
 		l.doing = nil
@@ -414,8 +427,5 @@ func (l *Link) down(err error) {
 	l.up.Store(false)
 	l.protocol.Store(0)
 	l.asks = nil
-	for id, w := range l.waiting {
-		w.answer <- answer{err: fmt.Errorf("%w: the connection broke: %w", schema.ErrUnavailable, err)}
-		delete(l.waiting, id)
-	}
+	l.failLocked(fmt.Errorf("%w: the connection broke: %w", schema.ErrUnavailable, err))
 }
