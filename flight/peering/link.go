@@ -188,22 +188,6 @@ func (l *Link) Get(ctx context.Context, what peers.Ask) (schema.Blob, error) {
 	return schema.Blob{}, context.Cause(ctx)
 }
 
-// GiveUp implements peers.Quitter.
-func (l *Link) GiveUp(cause error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.asks = nil
-	l.failLocked(cause)
-}
-
-// failLocked has all that is waited for fail.
-func (l *Link) failLocked(cause error) {
-	for id, w := range l.waiting {
-		w.answer <- answer{err: cause}
-		delete(l.waiting, id)
-	}
-}
-
 // key is the header that shows the cluster's key.
 func (l *Link) key() []hpack.HeaderField {
 	if len(l.opts.Key) == 0 {
@@ -418,14 +402,4 @@ func progressMessage(list []peers.Progress, told map[uint64]bool) []byte {
 		panic(err) // tickets are JSON
 	}
 	return append([]byte{KindProgress}, b...)
-}
-
-// down fails what is under way.
-func (l *Link) down(err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.up.Store(false)
-	l.protocol.Store(0)
-	l.asks = nil
-	l.failLocked(fmt.Errorf("%w: the connection broke: %w", schema.ErrUnavailable, err))
 }
