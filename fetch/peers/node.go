@@ -25,10 +25,11 @@ const stalledFactor = 10
 // nothing at all for long is silent: what it was asked for fails, so that the
 // store is read, and it is asked for one blob now and then, until it answers.
 type node struct {
-	name string
-	link Link
-	opts *Options
-	made time.Time
+	name    string
+	link    Link
+	quitter Quitter // the link, if it is one
+	opts    *Options
+	made    time.Time
 
 	silent atomic.Bool
 	probed atomic.Int64 // when a silent node was last asked, as age tells
@@ -39,7 +40,8 @@ type node struct {
 	asked, answered, bytes, refused, wrong, full, absent atomic.Int64
 
 	mu      sync.Mutex
-	asks    map[*ask]struct{} // under way
+	under   int               // how many asks are under way
+	asks    map[*ask]struct{} // those, where the link is no Quitter
 	heard   time.Time         // when it last answered, or was asked after none was under way
 	typical time.Duration     // how long answers take: the longest of late, falling slowly
 	watch   *time.Timer       // runs while something is under way
@@ -75,21 +77,18 @@ func (n *node) admit() bool {
 
 // get asks for a blob.
 func (n *node) get(ctx context.Context, what Ask) (schema.Blob, error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	a := &ask{cancel}
+	var a *ask
+	if n.quitter == nil {
+		own, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
+		ctx, a = own, &ask{cancel}
+	}
 	began := time.Now()
 	n.begin(a, began)
 	n.asked.Add(1)
 	n.pending.Add(1)
-	blob, err := n.link.Get(ctx, what)
+	blob, err := n.fetch(ctx, what)
 	n.pending.Add(-1)
-	if err == nil {
-		if err = what.Ref.Check(blob.Bytes()); err != nil {
-			blob.Release()
-			n.distrust(err)
-		}
-	}
 	n.end(a, began, err)
 	switch {
 	case errors.Is(err, ErrNotHeld):
@@ -111,6 +110,23 @@ func (n *node) get(ctx context.Context, what Ask) (schema.Blob, error) {
 	return blob, nil
 }
 
+// fetch asks for a blob and compares what comes. The other node is spared doing so too: a blob that lies in its cache
+// goes out as it lies. Where that is other bytes, the node is asked again for what it has compared: it finds what is
+// wrong with its cache, and reads the blob from the store.
+func (n *node) fetch(ctx context.Context, what Ask) (blob schema.Blob, err error) {
+	for _, what.Unchecked = range []bool{true, false} {
+		if blob, err = n.link.Get(ctx, what); err != nil {
+			return schema.Blob{}, err
+		}
+		if err = what.Ref.Check(blob.Bytes()); err == nil {
+			return blob, nil
+		}
+		blob.Release()
+	}
+	n.distrust(err)
+	return schema.Blob{}, err
+}
+
 // distrust takes note that the node has sent other bytes than it was asked for: until it has sent right ones, it is
 // asked as one that is silent is.
 func (n *node) distrust(err error) {
@@ -126,16 +142,19 @@ func (n *node) distrust(err error) {
 func (n *node) begin(a *ask, now time.Time) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.asks == nil {
-		n.asks = map[*ask]struct{}{}
-	}
-	if len(n.asks) == 0 {
+	if n.under++; n.under == 1 {
 		n.heard, n.looked = now, now
 		if n.watch == nil {
 			n.watch = time.AfterFunc(n.opts.Patience/4, n.look)
 		} else {
 			n.watch.Reset(n.opts.Patience / 4)
 		}
+	}
+	if a == nil {
+		return
+	}
+	if n.asks == nil {
+		n.asks = map[*ask]struct{}{}
 	}
 	n.asks[a] = struct{}{}
 }
@@ -145,7 +164,7 @@ func (n *node) end(a *ask, began time.Time, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.asks, a)
-	if len(n.asks) == 0 {
+	if n.under--; n.under == 0 {
 		n.watch.Stop()
 	}
 	switch {
@@ -177,7 +196,7 @@ func (n *node) answersLocked() {
 func (n *node) look() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if len(n.asks) == 0 {
+	if n.under == 0 {
 		return
 	}
 	n.watch.Reset(n.opts.Patience / 4)
@@ -200,11 +219,20 @@ func (n *node) look() {
 	if !n.silent.Swap(true) {
 		n.opts.Logger.LogAttrs(context.Background(), slog.LevelWarn,
 			"another node was asked and brings nothing; the store is read instead",
-			slog.String("node", n.name), slog.Duration("silent", quiet), slog.Int("asks", len(n.asks)))
+			slog.String("node", n.name), slog.Duration("silent", quiet), slog.Int("asks", n.under))
 	}
 	n.typical /= 2 // or an owner whose store is slow would never be heard in time
+	n.giveUpLocked(fmt.Errorf("it has brought nothing for %s", quiet.Round(time.Millisecond)))
+}
+
+// giveUpLocked ends all that is under way.
+func (n *node) giveUpLocked(cause error) {
+	if n.quitter != nil {
+		n.quitter.GiveUp(cause)
+		return
+	}
 	for a := range n.asks {
-		a.cancel(fmt.Errorf("it has brought nothing for %s", quiet.Round(time.Millisecond)))
+		a.cancel(cause)
 	}
 }
 
@@ -214,16 +242,14 @@ func (n *node) stats() NodeStats {
 	return NodeStats{
 		Node: n.name, Up: n.link.Up(), Silent: n.silent.Load(), Asked: n.asked.Load(), Answered: n.answered.Load(),
 		Bytes: n.bytes.Load(), Refused: n.refused.Load(), Wrong: n.wrong.Load(), Full: n.full.Load(),
-		Absent: n.absent.Load(), InFlight: len(n.asks),
+		Absent: n.absent.Load(), InFlight: n.under,
 		Typical: n.typical.Microseconds(), Protocol: n.link.Protocol(),
 	}
 }
 
 func (n *node) close() error {
 	n.mu.Lock()
-	for a := range n.asks {
-		a.cancel(fmt.Errorf("%w: the node has left", schema.ErrUnavailable))
-	}
+	n.giveUpLocked(fmt.Errorf("%w: the node has left", schema.ErrUnavailable))
 	n.mu.Unlock()
 	return n.link.Close()
 }

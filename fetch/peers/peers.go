@@ -32,6 +32,9 @@ type Ask struct {
 	Onward bool
 	// Held says that it is to answer from its cache alone.
 	Held bool
+	// Unchecked says that the node that asks compares what comes with the reference, and asks anew without this where it
+	// differs: the bytes may be sent as they lie.
+	Unchecked bool
 }
 
 // Errors of a node that was asked.
@@ -58,6 +61,14 @@ type Link interface {
 	Protocol() int
 	// Close ends what is under way and gives the link up.
 	Close() error
+}
+
+// Quitter is a Link that gives up all that was asked for at once. Without it each ask has a context of its own, which
+// costs as much as all else that is done for one.
+type Quitter interface {
+	Link
+	// GiveUp has all calls of Get that wait now return an error. It must not block.
+	GiveUp(cause error)
 }
 
 // Progress is how far a stream of this node is, for others to know what it will use next.
@@ -221,6 +232,7 @@ func (t *Tier) node(name string) (*node, error) {
 		return nil, fmt.Errorf("%w: node %s: %w", schema.ErrUnavailable, name, err)
 	}
 	n := &node{name: name, link: link, opts: &t.opts, made: time.Now()}
+	n.quitter, _ = link.(Quitter)
 	nodes := make(map[string]*node, len(old)+1)
 	for k, v := range old {
 		nodes[k] = v

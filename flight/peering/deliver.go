@@ -8,42 +8,112 @@ import (
 	"bowstring/schema"
 )
 
-// deliver gives the answers of a message of n bytes to those who wait for them. They are read to where they stay.
-func (l *Link) deliver(r io.Reader, n int) error {
-	answers, err := readAnswers(r, n)
+const (
+	// atOnceBytes is how much memory is made ready for blobs that are announced, before any byte of them has come: what
+	// one system call reads. atOnceBlobs is how many they are at most.
+	atOnceBytes = 256 << 10
+	atOnceBlobs = 64
+)
+
+// arrivals are blobs of a message that are being read, in their order. Of one goroutine.
+type arrivals struct {
+	ids   []uint32
+	blobs []schema.Blob
+	left  [][]byte // what is still to come of each
+}
+
+// deliver gives the answers of a message of n bytes to those who wait for them. They are read to where they stay,
+// several by one system call.
+func (l *Link) deliver(w *wire, n int) error {
+	answers, err := readAnswers(w, n)
 	if err != nil {
 		return err
 	}
 	n -= answersHead + len(answers)*answerBytes
+	var come arrivals
+	defer come.discard()
+	bytes := 0
 	for _, a := range answers {
 		n -= a.Size
 		l.mu.Lock()
-		w := l.waiting[a.ID]
+		to := l.waiting[a.ID]
 		asked := int32(a.ID-l.next) <= 0 // numbers begin anew some day
 		l.mu.Unlock()
-		if !asked {
+		switch {
+		case !asked:
 			return errAnswers
+		case to != nil && a.Status == Here && int64(a.Size) != to.size:
+			return fmt.Errorf("%w: it has sent %d bytes of a blob of %d", schema.ErrUnavailable, a.Size, to.size)
+		case to != nil && a.Status == Here && a.Size > 0:
+			come.add(a)
+			if bytes += a.Size; bytes < atOnceBytes && len(come.ids) < atOnceBlobs {
+				continue
+			}
+			bytes = 0
+			if err := l.arrive(w, &come); err != nil {
+				return err
+			}
+			continue
 		}
+		if err := l.arrive(w, &come); err != nil { // what comes before it
+			return err
+		}
+		bytes = 0
 		var is answer
 		switch {
-		case w == nil: // it has left
-			err = discard(r, a.Size)
-		case a.Status == Here && int64(a.Size) != w.size:
-			return fmt.Errorf("%w: it has sent %d bytes of a blob of %d", schema.ErrUnavailable, a.Size, w.size)
-		case a.Status == Here:
-			b := newBuffer(a.Size)
-			is.blob = schema.NewBlob(b.memory[:a.Size:a.Size], b)
-			_, err = io.ReadFull(r, b.memory[:a.Size])
-		default:
-			is.err, err = readWhy(r, a)
+		case to == nil: // it has left
+			err = discard(w, a.Size)
+		case a.Status != Here:
+			is.err, err = readWhy(w, a)
 		}
 		if err != nil {
-			is.blob.Release()
 			return err
 		}
 		l.answered(a.ID, is)
 	}
-	return discard(r, n) // what a later version says
+	if err := l.arrive(w, &come); err != nil {
+		return err
+	}
+	return discard(w, n) // what a later version says
+}
+
+// add makes memory ready for a blob.
+func (c *arrivals) add(a Answer) {
+	b := newBuffer(a.Size)
+	memory := b.memory[:a.Size:a.Size]
+	c.ids, c.blobs, c.left = append(c.ids, a.ID), append(c.blobs, schema.NewBlob(memory, b)), append(c.left, memory)
+}
+
+// arrive reads all blobs for which memory was made ready. Each is handed over as it is whole.
+func (l *Link) arrive(w *wire, c *arrivals) error {
+	for len(c.left) > 0 {
+		n, err := w.fill(c.left)
+		if err != nil {
+			return err
+		}
+		whole := 0
+		for n > 0 {
+			if first := c.left[whole]; n < len(first) {
+				c.left[whole] = first[n:]
+				break
+			}
+			n -= len(c.left[whole])
+			whole++
+		}
+		for i := range whole {
+			l.answered(c.ids[i], answer{blob: c.blobs[i]})
+		}
+		c.ids, c.blobs, c.left = c.ids[whole:], c.blobs[whole:], c.left[whole:]
+	}
+	*c = arrivals{}
+	return nil
+}
+
+// discard releases what has not come.
+func (c *arrivals) discard() {
+	for _, b := range c.blobs {
+		b.Release()
+	}
 }
 
 // answered gives an answer to who waits for it, if he still does: it may have taken long to come in.

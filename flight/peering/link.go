@@ -403,16 +403,3 @@ func progressMessage(list []peers.Progress, told map[uint64]bool) []byte {
 	}
 	return append([]byte{KindProgress}, b...)
 }
-
-// down fails what is under way.
-func (l *Link) down(err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.up.Store(false)
-	l.protocol.Store(0)
-	l.asks = nil
-	for id, w := range l.waiting {
-		w.answer <- answer{err: fmt.Errorf("%w: the connection broke: %w", schema.ErrUnavailable, err)}
-		delete(l.waiting, id)
-	}
-}

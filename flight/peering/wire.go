@@ -7,7 +7,6 @@ import (
 	"crypto/tls"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"sync"
@@ -50,6 +49,7 @@ type wire struct {
 
 	// Of the goroutine that receives.
 	in      *bufio.Reader
+	vectors *vectorReader // nil where there is none
 	head    [frameHead]byte
 	rest    *bytes.Reader // of head, for frames
 	frames  *http2.Framer // of all but data
@@ -103,6 +103,9 @@ func dialWire(ctx context.Context, address string, config *tls.Config, method st
 		conn: conn, made: time.Now(), heard: heard, in: bufio.NewReaderSize(conn, wireBuffer),
 		rest:  bytes.NewReader(nil),
 		flush: bufio.NewWriter(conn), own: leastWindow, all: leastWindow, initial: leastWindow, longest: 16 << 10,
+	}
+	if config == nil {
+		w.vectors = newVectorReader(conn) // over TLS nothing is where it stays before it was decrypted
 	}
 	w.grown.L = &w.mu
 	w.frames = http2.NewFramer(nil, &headFirst{w})
@@ -181,38 +184,6 @@ func (w *wire) close() error {
 	return nil
 }
 
-// watch asks the other side whether it is there when it has said nothing for long, and ends the call if it is not. It
-// returns when ctx ends.
-func (w *wire) watch(ctx context.Context, end context.CancelCauseFunc) {
-	tick := time.NewTicker(keepaliveAnswer)
-	defer tick.Stop()
-	looked := time.Now()
-	for {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return
-		}
-		now := time.Now()
-		late := now.Sub(looked) > 2*keepaliveAnswer
-		if looked = now; late {
-			// This process was not run: what came meanwhile has not been read yet.
-			w.last.Store(int64(time.Since(w.made)))
-			continue
-		}
-		switch quiet := time.Since(w.made) - time.Duration(w.last.Load()); {
-		case quiet >= keepaliveTime+keepaliveAnswer:
-			end(fmt.Errorf("it has said nothing for %s", quiet.Round(time.Second)))
-			return
-		case quiet >= keepaliveTime && w.writing.TryLock(): // who writes meanwhile may wait for the other side
-			if w.out.WritePing(false, [8]byte{}) == nil {
-				_ = w.flush.Flush() // likewise
-			}
-			w.writing.Unlock()
-		}
-	}
-}
-
 // send sends a message: what it holds is the value of a protobuf BytesValue.
 func (w *wire) send(value []byte) error {
 	field := protowire.AppendTag(nil, 1, protowire.BytesType)
@@ -269,19 +240,33 @@ func (w *wire) Read(p []byte) (int, error) {
 		}
 	}
 	n, err := w.in.Read(p[:min(len(p), w.left)])
+	return n, w.came(n, err)
+}
+
+// fill reads to several places, the first of them first, as much as is there: at least a byte. They have room for one.
+func (w *wire) fill(to [][]byte) (int, error) {
+	if w.vectors == nil || w.left == 0 || w.in.Buffered() > 0 {
+		return w.Read(to[0])
+	}
+	n, err := w.vectors.read(to, w.left)
+	return n, w.came(n, err)
+}
+
+// came takes note of n bytes of data that were read.
+func (w *wire) came(n int, err error) error {
 	w.left -= n
 	w.last.Store(int64(time.Since(w.made)))
 	w.heard()
 	if err != nil {
-		return n, err
+		return err
 	}
 	if w.left == 0 && w.padding > 0 {
 		if _, err := w.in.Discard(w.padding); err != nil {
-			return n, err
+			return err
 		}
 		w.padding = 0
 	}
-	return n, w.grant(uint32(n))
+	return w.grant(uint32(n))
 }
 
 // grant lets the other side send as much again as has come, now and then.
