@@ -10,22 +10,9 @@ import (
 // are: before any byte of them leaves, and those that are copied in the copy. Memory is read once for both then, and
 // what was checked is what the client reads, whatever becomes of the file.
 
-// rereader brings a blob of a batch's row once more, checked, where it has proved wrong.
+// rereader brings a blob of a batch's row once more, checked, where it has proved wrong. It may be called by several
+// goroutines at once.
 type rereader func(ctx context.Context, row int, ref schema.BlobRef) (schema.Blob, error)
-
-// fill copies a buffer to the beginning of memory.
-func fill(ctx context.Context, memory []byte, b *schema.Buffer, again rereader) error {
-	for i, p := range b.Pieces {
-		to := memory[:len(p)]
-		memory = memory[len(p):]
-		if b.Unchecked == nil {
-			copy(to, p)
-		} else if err := copyChecked(ctx, to, p, b.Unchecked[i], again); err != nil {
-			return err
-		}
-	}
-	return nil
-}
 
 // copyChecked copies a blob, and checks the copy while the processor's cache has it.
 func copyChecked(ctx context.Context, to, from []byte, want schema.Unchecked, again rereader) error {

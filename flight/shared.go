@@ -24,6 +24,7 @@ const (
 type shared struct {
 	ring *samenode.Ring
 	call uint64
+	todo copies // of the batch at hand
 }
 
 // sharing returns the ring that a call has named, to be left in the end; nil if it has named none, or one
@@ -41,7 +42,7 @@ func (s *Server) sharing(ctx context.Context) (*shared, error) {
 	if ring == nil {
 		return nil, nil
 	}
-	return &shared{ring, call}, nil
+	return &shared{ring: ring, call: call}, nil
 }
 
 func (s *shared) leave() {
@@ -81,34 +82,31 @@ func (s *shared) share(ctx context.Context, b *schema.Batch, again rereader) (*l
 	}
 	l := &lies{Slot: slot.Number, slot: slot, waited: time.Since(start)}
 	memory, at, index := slot.Bytes(), int64(0), int64(0)
+	defer s.todo.reset()
 	for i := range b.Columns {
-		if at, index, err = l.copy(ctx, &b.Columns[i], memory, at, index, again); err != nil {
-			l.dropped()
-			return nil, err
-		}
+		at, index = l.place(&b.Columns[i], memory, at, index, &s.todo)
+	}
+	if err := s.todo.run(ctx, again); err != nil {
+		l.dropped()
+		return nil, err
 	}
 	return l, nil
 }
 
-// copy copies a column's large buffers to memory[at:]. index is that of the column's first buffer.
-func (l *lies) copy(ctx context.Context, v *schema.Vector, memory []byte, at, index int64,
-	again rereader) (nextAt, nextIndex int64, err error) {
+// place has a column's large buffers copied to memory[at:]. index is that of the column's first buffer.
+func (l *lies) place(v *schema.Vector, memory []byte, at, index int64, todo *copies) (nextAt, nextIndex int64) {
 	for i := range v.Buffers {
 		if b := &v.Buffers[i]; b.Len >= sharedBytes {
 			l.Buffers = append(l.Buffers, [3]int64{index, l.slot.Offset + at, b.Len})
-			if err := fill(ctx, memory[at:], b, again); err != nil {
-				return 0, 0, err
-			}
+			todo.add(memory[at:], b)
 			at += padded(b.Len)
 		}
 		index++
 	}
 	for i := range v.Children {
-		if at, index, err = l.copy(ctx, &v.Children[i], memory, at, index, again); err != nil {
-			return 0, 0, err
-		}
+		at, index = l.place(&v.Children[i], memory, at, index, todo)
 	}
-	return at, index, nil
+	return at, index
 }
 
 // has reports whether a buffer went by the ring.

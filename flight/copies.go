@@ -1,0 +1,141 @@
+package flight
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+
+	"bowstring/schema"
+)
+
+const (
+	// copyPart is how many bytes a goroutine copies before it looks what is left: a fraction of a core's cache, and long
+	// against what it takes to look.
+	copyPart = 256 << 10
+	// copyAlone is up to how many parts a batch is copied by its stream's goroutine alone: there is no time to gain.
+	copyAlone = 4
+)
+
+// copies is what is to be copied of a batch into memory that a client shares. The stream's goroutine and a helper take
+// its parts in turn: one core does not move as many bytes as memory delivers, and a client that reads bytes faster than
+// its stream copies them leaves its own core idle. Where no core is idle the helper comes late, finds nothing left, and
+// has cost next to nothing. It never outlives run.
+type copies struct {
+	parts []part
+	next  atomic.Int64 // part that nobody has taken
+
+	mu       sync.Mutex
+	err      error  // of the first part that failed, by its place; guarded by mu
+	at       int    // which one that is; guarded by mu
+	panicked any    // what the helper has panicked with; guarded by mu
+	stack    []byte // where; guarded by mu
+}
+
+// part is some pieces of a buffer that lie one behind the other, and where they go.
+type part struct {
+	to         []byte
+	buffer     *schema.Buffer
+	first, end int
+}
+
+// reset forgets what was copied, and nothing refers to it any more.
+func (c *copies) reset() {
+	clear(c.parts)
+	c.parts = c.parts[:0]
+	c.next.Store(0)
+	c.err, c.panicked, c.stack = nil, nil, nil
+}
+
+// add has a buffer copied to the beginning of memory.
+func (c *copies) add(memory []byte, b *schema.Buffer) {
+	first, size := 0, 0
+	for i := range b.Pieces {
+		size += len(b.Pieces[i])
+		if size >= copyPart || i == len(b.Pieces)-1 {
+			c.parts = append(c.parts, part{memory[:size:size], b, first, i + 1})
+			memory = memory[size:]
+			first, size = i+1, 0
+		}
+	}
+}
+
+// run copies all. Of several parts that fail, the error is that of the first one. again may be called by two goroutines
+// at once.
+func (c *copies) run(ctx context.Context, again rereader) error {
+	if len(c.parts) <= copyAlone || runtime.GOMAXPROCS(0) == 1 {
+		c.work(ctx, again)
+		return c.err
+	}
+	var helper sync.WaitGroup
+	helper.Go(func() {
+		defer func() {
+			// Panics are caught for each call, and this goroutine has none.
+			if p := recover(); p != nil {
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				c.panicked, c.stack = p, debug.Stack()
+			}
+		}()
+		c.work(ctx, again)
+	})
+	func() {
+		defer helper.Wait() // also where this goroutine panics: it is about to give the memory back
+		c.work(ctx, again)
+	}()
+	if c.panicked != nil {
+		panic(fmt.Sprintf("%v; where a batch is copied:\n%s", c.panicked, c.stack))
+	}
+	return c.err
+}
+
+// work copies parts until none is left, or one has failed.
+func (c *copies) work(ctx context.Context, again rereader) {
+	for {
+		i := int(c.next.Add(1)) - 1
+		if i >= len(c.parts) {
+			return
+		}
+		if err := c.parts[i].copy(ctx, again); err != nil {
+			c.failed(i, err)
+			return
+		}
+	}
+}
+
+// failed notes that a part could not be copied. No other one is begun.
+func (c *copies) failed(i int, err error) {
+	c.next.Store(int64(len(c.parts)))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err == nil || i < c.at {
+		c.err, c.at = err, i
+	}
+}
+
+// copy copies a part, and checks what was not checked yet.
+func (p *part) copy(ctx context.Context, again rereader) error {
+	memory := p.to
+	for i, from := range p.buffer.Pieces[p.first:p.end] {
+		to := memory[:len(from)]
+		memory = memory[len(from):]
+		if p.buffer.Unchecked != nil {
+			if err := copyChecked(ctx, to, from, p.buffer.Unchecked[p.first+i], again); err != nil {
+				return err
+			}
+		} else if err := copyGuarded(to, from); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// copyGuarded copies what was checked before; a page of it may be unreadable by now.
+func copyGuarded(to, from []byte) error {
+	return schema.Guard(func() error {
+		copy(to, from)
+		return nil
+	})
+}
