@@ -2,6 +2,8 @@ package flight
 
 import (
 	"context"
+	"errors"
+	"io"
 	"runtime"
 	"testing"
 	"time"
@@ -35,7 +37,7 @@ func TestUploadsTakeTurns(t *testing.T) {
 	putting, give := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer give()
 	stream, writer := f.uploading(putting, f.client, path("large"))
-	if err := writer.Write(large); err != nil {
+	if err := writer.Write(large); err != nil && !errors.Is(err, io.EOF) { // its time may be over by now
 		t.Fatal(err)
 	}
 	if err := stream.CloseSend(); err != nil {

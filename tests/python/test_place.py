@@ -3,8 +3,6 @@
 import io
 import os
 import random
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,45 +14,12 @@ from bowstring import _chooser, _making, operators
 from bowstring.torch import BowstringDataset
 from conftest import StartNode
 from PIL import Image
+from place_photos import CROP, DAMAGED, LISTS, ROWS, photos, store
 from torch.utils.data import DataLoader
 
-ROWS = 40
-DAMAGED = {7, ROWS - 1}
-CROP: list[dict[str, Any]] = [{"Decode": {}}, {"RandomResizedCrop": {"size": [24, 32]}}, {"RandomHorizontalFlip": {}}]
-LISTS: dict[str, list[dict[str, Any]]] = {
-    "one shape": CROP,
-    "floats": [*CROP, {"ToImage": {}}, {"ToDtype": {"dtype": "float16", "scale": True}}],
-    "many shapes": [{"Decode": {}}, {"RandomVerticalFlip": {}}],
-    "files": [*CROP, {"EncodeJPEG": {"quality": 80}}],
-}
+__all__ = ["photos", "store"]  # fixtures
 
-
-def picture(i: int) -> bytes:
-    rng = np.random.default_rng(i)
-    out = io.BytesIO()
-    Image.fromarray(rng.integers(0, 256, (40 + i, 60, 3), np.uint8)).save(out, "PNG" if i % 2 else "JPEG")
-    return out.getvalue()
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory, binary: Path) -> Path:
-    """A dataset of images, two of which are damaged."""
-    folder = tmp_path_factory.mktemp("pictures")
-    for i in range(ROWS):
-        data = picture(i)
-        (folder / f"{i:03}.png").write_bytes(data[: len(data) // 2] if i in DAMAGED else data)
-    made = tmp_path_factory.mktemp("store") / "s"
-    command = [str(word) for word in (binary, "import", folder, "photos", "--store", made, "--verify", "none")]
-    subprocess.run(command, check=True, capture_output=True)
-    return made
-
-
-@pytest.fixture
-def photos(store: Path, binary: Path, start: StartNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[bowstring.Dataset]:
-    """It, served, with the program where the package finds it."""
-    monkeypatch.setenv("BOWSTRING_PROGRAM", str(binary))
-    with bowstring.connect(start(store=store).url) as client:
-        yield client.dataset("photos").shuffle(5)
+PLACES: tuple[Literal["server", "client"], ...] = ("server", "client")
 
 
 def both(dataset: bowstring.Dataset, **options: Any) -> tuple[pa.Table, pa.Table]:
@@ -87,10 +52,45 @@ def test_the_same_bytes(photos: bowstring.Dataset, name: str) -> None:
         assert ours.equals(theirs)
 
 
+def png(mode: str, seed: int, size: tuple[int, int]) -> bytes:
+    shape = (size[1], size[0], 3) if mode == "RGB" else (size[1], size[0])
+    out = io.BytesIO()
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, shape, np.uint8), mode).save(out, "PNG")
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("steps", [CROP, LISTS["many shapes"]], ids=["one shape", "many shapes"])
+def test_masks(
+    start: StartNode, binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[dict[str, Any]]
+) -> None:
+    """What follows an image gets its geometry at the client, too, whichever columns are asked for, nulls included."""
+    monkeypatch.setenv("BOWSTRING_PROGRAM", str(binary))
+    sizes = [(40 + i, 60) for i in range(12)]
+    table = pa.table(
+        {
+            "image": pa.array([png("RGB", i, s) for i, s in enumerate(sizes)], pa.large_binary()),
+            "mask": pa.array(
+                [None if i == 5 else png("L", 100 + i, s) for i, s in enumerate(sizes)], pa.large_binary()
+            ),
+        }
+    )
+    with bowstring.connect(start(store=tmp_path / "s").url) as client:
+        client.ingest("masked", table, media={"image": "image", "mask": "image"}, progress=False)
+        made = client.dataset("masked").shuffle(5).operators(image=steps, mask={"follows": "image"})
+        for columns in (["mask", "position", "image"], ["image", "mask", "image.params"]):
+            found = []
+            for place in PLACES:
+                with made.columns(columns).options(place=place).batches(5, epoch=2) as batches:
+                    found.append(pa.Table.from_batches(batches))
+            assert found[0].num_rows == len(sizes)
+            assert found[0]["mask"].null_count == 1
+            assert found[0].schema.equals(found[1].schema, check_metadata=True)
+            assert found[0].equals(found[1])
+
+
 def test_what_cannot_be_made(photos: bowstring.Dataset) -> None:
     made = photos.columns(["image"]).operators(image=CROP)
-    places: tuple[Literal["server", "client"], ...] = ("server", "client")
-    for place in places:
+    for place in PLACES:
         with pytest.raises(bowstring.DataLoss, match="position"):
             list(made.options(place=place).batches(5))
     with pytest.raises(bowstring.InvalidRequest, match="on_error"):

@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"math"
 	"runtime"
 	"slices"
 	"sync"
@@ -25,8 +26,9 @@ import (
 const (
 	// ahead is how many batches may wait for one that is being made.
 	ahead = 2
-	// maxBody bounds the bytes of a batch that come, and those that are made of it.
-	maxBody = 2 << 30
+	// maxBody bounds the bytes of a batch that come, and those that are made of it: offsets
+	// of 32 bits reach no further.
+	maxBody = math.MaxInt32
 )
 
 // Options says what runs.
@@ -35,12 +37,33 @@ type Options struct {
 	Kinds operators.Kinds
 	// Logger receives what is wrong with operators, rather than with samples. Default slog.Default().
 	Logger *slog.Logger
+	// MaxBytes bounds the bytes of a batch that come, and those that are made of it.
+	// Default, and at most, 2^31-1.
+	MaxBytes int64
+}
+
+// EnsureDefaults fills in what is not given.
+func (o *Options) EnsureDefaults() {
+	o.Logger = cmp.Or(o.Logger, slog.Default())
+	o.MaxBytes = cmp.Or(o.MaxBytes, maxBody)
+}
+
+// Validate says what is wrong.
+func (o *Options) Validate() error {
+	if o.MaxBytes < 1 || o.MaxBytes > maxBody {
+		return fmt.Errorf("%w: a bound of %d bytes, want 1 to %d", schema.ErrInvalid, o.MaxBytes, maxBody)
+	}
+	return nil
 }
 
 // Run makes cells of the blobs that come from in and writes them to out, batch by batch in
 // the order they came, until in ends. Where the frames are not understood it answers with an
 // error and returns it. A cell that nothing can be made of is a fault in its batch's answer.
 func Run(ctx context.Context, in io.Reader, out io.Writer, opts Options) error {
+	opts.EnsureDefaults()
+	if err := opts.Validate(); err != nil {
+		return err
+	}
 	r := bufio.NewReaderSize(in, 1<<16)
 	var h hello
 	if err := readHeader(r, &h); err != nil {
@@ -80,7 +103,7 @@ func Run(ctx context.Context, in io.Reader, out io.Writer, opts Options) error {
 			batches <- failed(err)
 			return err
 		}
-		positions, blobs, err := a.readBody(r, m.known)
+		positions, blobs, err := a.readBody(r, m.known, m.most)
 		if err != nil {
 			batches <- failed(err)
 			return err
@@ -97,6 +120,7 @@ type maker struct {
 	set   *operators.Set
 	seed  uint64
 	known map[string]bool
+	most  int64 // bytes of a batch
 	stage *operators.Stage
 	place *operators.Place
 }
@@ -112,7 +136,7 @@ func newMaker(h *hello, opts Options) (*maker, error) {
 	if len(wanted) == 0 || !wanted.Resolved() {
 		return nil, &schema.FieldError{Field: "operators", Got: "a list that is not written in full", Want: "those of a ticket"}
 	}
-	m := &maker{seed: h.Seed, known: map[string]bool{}}
+	m := &maker{seed: h.Seed, known: map[string]bool{}, most: opts.MaxBytes}
 	fields := []arrow.Field{}
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
 		m.known[name] = true
@@ -147,12 +171,15 @@ type batch struct {
 	positions []int64
 	blobs     [][]schema.Blob // what came, by column and row
 
-	err   error // nothing is made
+	// bytes are those of the cells that were made, and of those that will be, where all have
+	// one size. How large others may become is no part of them: re-encoded images have but a
+	// tenth of it.
 	bytes atomic.Int64
 
 	tasks sync.WaitGroup // one for each cell that is not told of
 
 	mu     sync.Mutex
+	err    error           // no cell is sent; guarded by mu until tasks is done
 	cells  [][]schema.Blob // guarded by mu until tasks is done
 	faults []fault         // guarded by mu until tasks is done
 }
@@ -168,8 +195,8 @@ func (m *maker) begin(ctx context.Context, a *asked, positions []int64, blobs []
 	var tasks []*operators.Task
 	for i, c := range a.Columns {
 		column := m.set.Column(c.Name)
-		if size := column.Form.CellBytes(); size > 0 && b.bytes.Add(size*int64(a.Rows)) > maxBody {
-			return failed(errTooMuch())
+		if size := column.Form.CellBytes(); size > 0 && b.bytes.Add(size*int64(a.Rows)) > m.most {
+			return failed(errTooMuch(m.most))
 		}
 		b.names = append(b.names, c.Name)
 		b.cells = append(b.cells, make([]schema.Blob, a.Rows))
@@ -190,21 +217,26 @@ func (m *maker) begin(ctx context.Context, a *asked, positions []int64, blobs []
 	return b
 }
 
-func errTooMuch() error {
-	return fmt.Errorf("%w: a batch would become more than %d bytes; ask for a smaller batch", schema.ErrLimit, int64(maxBody))
+func errTooMuch(most int64) error {
+	return fmt.Errorf("%w: a batch would become more than %d bytes; ask for a smaller batch", schema.ErrLimit, most)
 }
 
-// Room implements operators.Receiver.
-func (b *batch) Room(t *operators.Task, bytes int64) bool {
-	if b.bytes.Add(bytes) <= maxBody {
+// Room implements operators.Receiver. There is room until the batch is too much, which ends
+// the batch and not a cell: no cell of it is at fault. What is being made meanwhile is
+// bounded by the stage's ledger.
+func (b *batch) Room(t *operators.Task, _ int64) bool {
+	if b.bytes.Load() <= b.maker.most {
 		return true
 	}
-	b.Made(t, operators.Outcome{Err: errTooMuch()})
+	b.end(t, operators.Outcome{})
 	return false
 }
 
 // Made implements operators.Receiver.
-func (b *batch) Made(t *operators.Task, o operators.Outcome) {
+func (b *batch) Made(t *operators.Task, o operators.Outcome) { b.end(t, o) }
+
+// end takes what became of a task; the zero Outcome where it was not begun.
+func (b *batch) end(t *operators.Task, o operators.Outcome) {
 	defer b.tasks.Done()
 	at := t.Of.(cell)
 	t.Cell.Release()
@@ -212,6 +244,9 @@ func (b *batch) Made(t *operators.Task, o operators.Outcome) {
 	defer b.mu.Unlock()
 	if o.Err == nil {
 		b.cells[at.column][at.row] = o.Blob
+		if t.Column.Form.CellBytes() < 0 && b.bytes.Add(int64(len(o.Blob.Bytes()))) > b.maker.most {
+			b.err = errTooMuch(b.maker.most)
+		}
 		return
 	}
 	f := fault{Row: at.row, Position: b.positions[at.row], Column: b.names[at.column], Cause: o.Err.Error(), Code: codeOf(o.Err)}

@@ -5,8 +5,10 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -125,7 +127,9 @@ func TestWrongFrames(t *testing.T) {
 		"few sizes":      {frame(hello, "") + frame(`{"rows":1,"columns":[{"name":"image","sizes":[]}]}`, ""), "0 sizes"},
 		"other column":   {frame(hello, "") + frame(`{"rows":1,"columns":[{"name":"x","sizes":[1]}]}`, ""), "of one that has operators"},
 		"huge blob":      {frame(hello, "") + frame(`{"rows":1,"columns":[{"name":"image","sizes":[9000000000000000000]}]}`, ""), "a blob of"},
-		"negative blob":  {frame(hello, "") + frame(`{"rows":1,"columns":[{"name":"image","sizes":[-2]}]}`, ""), "a blob of -2"},
+		"one byte more than offsets of 32 bits reach": {frame(hello, "") + frame(
+			`{"rows":3,"columns":[{"name":"image","sizes":[1073741824,1073741800,0]}]}`, ""), "a batch of more than 2147483647"},
+		"negative blob": {frame(hello, "") + frame(`{"rows":1,"columns":[{"name":"image","sizes":[-2]}]}`, ""), "a blob of -2"},
 	} {
 		out, err := run(t, test.frames)
 		if err == nil || !bytes.Contains(out, []byte(test.want)) || !bytes.Contains(out, []byte(`"error"`)) {
@@ -134,6 +138,67 @@ func TestWrongFrames(t *testing.T) {
 	}
 	if out, err := run(t); err != nil || len(out) != 0 {
 		t.Errorf("without a frame: %v, %q", err, out)
+	}
+}
+
+// What cells might have become does not count, what they became does. Where it is too much,
+// the batch is refused by that, no cell of it is at fault, and the next batch is made.
+func TestTooMuch(t *testing.T) {
+	const most = 1000
+	hello := strings.Replace(hello, `{"Crop":{"size":4}}`, `{"RandomRepeat":{}},{"Encode":{}}`, 1)
+	ask := func(rows, size int) string {
+		body := positions(make([]int64, rows)...) + strings.Repeat("x", rows*size)
+		sizes := strings.TrimSuffix(strings.Repeat(strconv.Itoa(size)+",", rows), ",")
+		return frame(fmt.Sprintf(`{"rows":%d,"columns":[{"name":"image","sizes":[%s]}]}`, rows, sizes), body)
+	}
+	opts := options()
+	opts.MaxBytes = most
+	// Position 0 draws the same number for each row. Of 8 rows, what there might be at most is too much.
+	var times int
+	for _, size := range []int{1, 40, 80, 1} {
+		var out bytes.Buffer
+		in := frame(hello, "") + ask(8, size) + ask(1, 1)
+		if err := apply.Run(t.Context(), strings.NewReader(in), &out, opts); err != nil {
+			t.Fatal(err)
+		}
+		_, rest := split(t, out.Bytes())
+		for _, rows := range []int{8, 1} {
+			var header string
+			header, rest = split(t, rest)
+			var got struct {
+				Columns []struct{ Bytes int }
+				Faults  []any
+				Code    string
+			}
+			if err := json.Unmarshal([]byte(header), &got); err != nil {
+				t.Fatal(err)
+			}
+			if rows == 1 {
+				size = 1
+			}
+			if times == 0 {
+				times = got.Columns[0].Bytes / 8
+			}
+			if len(got.Faults) > 0 {
+				t.Errorf("%d rows of %d bytes: cells are at fault: %s", rows, size, header)
+			}
+			if want := rows * size * times; want > most {
+				if got.Code != "RESOURCE_EXHAUSTED" {
+					t.Errorf("%d rows of %d bytes, made %d times: %s", rows, size, times, header)
+				}
+			} else if len(got.Columns) != 1 || got.Columns[0].Bytes != want {
+				t.Errorf("%d rows of %d bytes: %s, want %d bytes", rows, size, header, want)
+			} else {
+				rest = rest[want:]
+			}
+		}
+	}
+	if times != 2 && times != 3 {
+		t.Errorf("%d times: with the seed, want 2 or 3, which tell what is made from what might be", times)
+	}
+	opts.MaxBytes = 1 << 31
+	if err := apply.Run(t.Context(), strings.NewReader(""), io.Discard, opts); err == nil {
+		t.Error("a bound that offsets do not reach is taken")
 	}
 }
 

@@ -127,8 +127,8 @@ func writeHeader(w io.Writer, header any) error {
 }
 
 // readBody checks the header of a batch against the columns there are, and reads its body.
-// The blobs point into it.
-func (a *asked) readBody(r io.Reader, known map[string]bool) (positions []int64, blobs [][]schema.Blob, err error) {
+// The blobs point into it. It has at most so many bytes.
+func (a *asked) readBody(r io.Reader, known map[string]bool, most int64) (positions []int64, blobs [][]schema.Blob, err error) {
 	if a.Rows < 0 || a.Rows > schema.MaxBatch {
 		return nil, nil, fmt.Errorf("%w: rows: got %d, want 0 to %d", schema.ErrInvalid, a.Rows, schema.MaxBatch)
 	}
@@ -139,8 +139,8 @@ func (a *asked) readBody(r io.Reader, known map[string]bool) (positions []int64,
 				schema.ErrInvalid, len(c.Sizes), c.Name, a.Rows)
 		}
 		for _, n := range c.Sizes {
-			if total += max(n, 0); n < -1 || n > schema.MaxBatchBytes || total > maxBody {
-				return nil, nil, fmt.Errorf("%w: a batch of more than %d bytes, or a blob of %d", schema.ErrLimit, maxBody, n)
+			if total += max(n, 0); n < -1 || n > schema.MaxBatchBytes || total > most {
+				return nil, nil, fmt.Errorf("%w: a batch of more than %d bytes, or a blob of %d", schema.ErrLimit, most, n)
 			}
 		}
 	}

@@ -14,6 +14,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,6 +62,8 @@ def error_of(code: str, text: str) -> BowstringError:
 class Maker:
     """A process that makes cells of blobs. `send` and `receive` go in turns, at most three batches apart.
 
+    `close` may be called from another thread: what is under way then fails. After an error only `close` is of use.
+
     Attributes:
         columns: The columns that have operators.
         forms: What is known of their cells before they are made, by column.
@@ -69,17 +72,42 @@ class Maker:
     def __init__(self, operators: Json, seed: int) -> None:
         self.columns = sorted(operators)
         self._pid = os.getpid()
-        self._process = subprocess.Popen([program(), "apply"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        self._pipes = threading.RLock()  # held while they are written and read, and when they are closed
+        self._program = program()
+        try:
+            self._process = subprocess.Popen(
+                [self._program, "apply"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+            )
+        except OSError as error:
+            raise self._unfit(str(error)) from error
         for pipe in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(OSError):  # it is only slower
                 fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE)  # type: ignore[arg-type]
         _makers.add(self)
-        self._write_header({"operators": operators, "seed": seed})
-        welcome = self._read_header()
-        if "error" in welcome:
+        try:
+            self.forms: dict[str, Json] = self._welcome(operators, seed)
+        except BaseException:
             self.close()
+            raise
+
+    def _welcome(self, operators: Json, seed: int) -> dict[str, Json]:
+        try:
+            self._write_header({"operators": operators, "seed": seed})
+            welcome = self._read_header()
+        except (ServerError, ValueError) as error:
+            raise self._unfit(f"`apply` gave no answer: {error}") from error
+        if "error" in welcome:
             raise error_of(welcome["code"], f"operators at the client: {welcome['error']}")
-        self.forms: dict[str, Json] = welcome["forms"]
+        if "forms" not in welcome:
+            raise self._unfit("`apply` gave an answer of another kind")
+        forms: dict[str, Json] = welcome["forms"]
+        return forms
+
+    def _unfit(self, cause: str) -> Unsupported:
+        return Unsupported(
+            f"place: the program {self._program!r} does not run operators: {cause}; install a wheel that has "
+            'bowstring, set BOWSTRING_PROGRAM to the path of one that has `apply`, or use place="server"'
+        )
 
     def send(self, batch: pa.RecordBatch, epoch: int) -> None:
         """Hand a batch over: its positions, and the blobs of the columns that have operators."""
@@ -91,30 +119,34 @@ class Maker:
                 {"name": name, "sizes": sizes.tolist()} for name, (sizes, _) in zip(self.columns, blobs, strict=True)
             ],
         }
-        self._write_header(header)
-        self._write(np.ascontiguousarray(to_numpy(batch.column("position")), "<i8").data.cast("B"))
-        for _, content in blobs:
-            self._write(content)
+        positions = np.ascontiguousarray(to_numpy(batch.column("position")), "<i8")
+        with self._pipes:
+            self._write_header(header)
+            self._write(positions.view(np.uint8).data)
+            for _, content in blobs:
+                self._write(content)
 
     def receive(self) -> tuple[dict[str, tuple[Json, pa.Buffer]], list[Json]]:
         """What was made of the batch sent first: by column what is known of its cells, and their bytes; and faults."""
-        header = self._read_header()
-        if "error" in header:
-            raise error_of(header["code"], f"operators at the client: {header['error']}")
-        made = {}
-        for column in header["columns"]:
-            made[column["name"]] = column, self._read(column["bytes"])
+        with self._pipes:
+            header = self._read_header()
+            if "error" in header:
+                raise error_of(header["code"], f"operators at the client: {header['error']}")
+            made = {}
+            for column in header["columns"]:
+                made[column["name"]] = column, self._read(column["bytes"])
         return made, header.get("faults") or []
 
     def close(self) -> None:
-        """End the process, and wait for it."""
+        """End the process, and wait for it. A thread that waits for the process is woken by its end."""
         if self._pid != os.getpid():
             return
-        for pipe in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(OSError):
-                pipe.close()  # type: ignore[union-attr]
         self._process.kill()
         self._process.wait()
+        with self._pipes:  # not before: a number of a file that is closed may be another file's
+            for pipe in (self._process.stdin, self._process.stdout):
+                with contextlib.suppress(OSError):
+                    pipe.close()  # type: ignore[union-attr]
 
     def _leave(self) -> None:
         """In a forked child: the parent's process is to see the end of its input when the parent closes it."""
@@ -139,14 +171,17 @@ class Maker:
         try:
             while content:
                 content = content[self._process.stdin.write(content) :]  # type: ignore[union-attr]
-        except BrokenPipeError:
+        except (BrokenPipeError, ValueError):  # it has ended, or the pipe is closed
             raise self._gone() from None
 
     def _read(self, size: int) -> pa.Buffer:
         content = np.empty(size, np.uint8)
         left = content.data
         while left:
-            got = self._process.stdout.readinto(left)  # type: ignore[union-attr]
+            try:
+                got = self._process.stdout.readinto(left)  # type: ignore[union-attr]
+            except ValueError:  # the pipe is closed
+                got = 0
             if not got:
                 raise self._gone()
             left = left[got:]
@@ -170,6 +205,8 @@ os.register_at_fork(after_in_child=_forked)
 
 def _blobs(column: pa.Array) -> tuple[npt.NDArray[np.int64], memoryview]:
     """The sizes of a column's blobs, -1 of a null, and their bytes, one after another."""
+    if not len(column):  # it may have no buffers
+        return np.empty(0, np.int64), memoryview(b"")
     wide = pa.types.is_large_binary(column.type)
     width = 8 if wide else 4
     buffers = column.buffers()
@@ -213,7 +250,7 @@ def array_of(field: pa.Field, about: Json, content: pa.Buffer) -> pa.Array:
         bounds = pa.py_buffer((ends // width).astype("<i4"))
         data = pa.Array.from_buffers(lists, rows, [None, bounds], 0, children=[elements])
         none = [0] * shapes.list_size
-        flat = np.asarray([s or none for s in about["shapes"]], "<i4").reshape(-1)
+        flat = np.asarray([s or none for s in about.get("shapes", ())], "<i4").reshape(-1)
         numbers = pa.Array.from_buffers(pa.int32(), len(flat), [None, pa.py_buffer(flat)])
         shape = pa.Array.from_buffers(shapes, rows, [None], 0, children=[numbers])
         found = pa.Array.from_buffers(storage, rows, [bitmap], nulls, children=[data, shape])
@@ -227,7 +264,7 @@ def part_of(name: str, field: pa.Field, about: Json, form: Json) -> pa.Array:
     if name.endswith(".params"):
         return pa.array(about["params"], field.type)
     axis = form["shape"].index(None)
-    return pa.array([s and s[axis] for s in about["shapes"]], field.type)
+    return pa.array([s and s[axis] for s in about.get("shapes", ())], field.type)
 
 
 def parts(columns: Sequence[str], operators: Json) -> dict[str, str]:
@@ -238,3 +275,40 @@ def parts(columns: Sequence[str], operators: Json) -> dict[str, str]:
         if base in operators and part in ("params", "length"):
             found[name] = base
     return found
+
+
+def raw_columns(wanted: Sequence[str], operators: Json) -> list[str]:
+    """The columns to ask for, with operators at the client, where others are wanted."""
+    told = parts(wanted, operators)
+    columns = [name for name in wanted if name not in told]
+    columns += [base for base in dict.fromkeys(told.values()) if base not in columns]
+    return columns if "position" in columns else [*columns, "position"]
+
+
+def maker_of(schema: pa.Schema, seed: int) -> Maker:
+    """A process for what the server says is to become of columns."""
+    told = {f.name: (f.metadata or {}).get(b"bowstring.operators") for f in schema}
+    return Maker({name: json.loads(text) for name, text in told.items() if text is not None}, seed)
+
+
+def fault_of(fault: Json, snapshot: str) -> BowstringError:
+    """The exception of a cell that nothing could be made of."""
+    where = f'sample (position {fault["position"]} of {snapshot}), column "{fault["column"]}"'
+    return error_of(fault["code"], f"{where}: {fault['cause']}")
+
+
+def assembled(
+    target: pa.Schema, raw: pa.RecordBatch, made: dict[str, tuple[Json, pa.Buffer]], forms: dict[str, Json]
+) -> pa.RecordBatch:
+    """The batch that the server would have sent, of what it did send and what was made of that."""
+    told = parts(target.names, made)
+    arrays = []
+    for field in target:
+        if field.name in made:
+            arrays.append(array_of(field, *made[field.name]))
+        elif field.name in told:
+            base = told[field.name]
+            arrays.append(part_of(field.name, field, made[base][0], forms[base]))
+        else:
+            arrays.append(raw.column(field.name))
+    return pa.RecordBatch.from_arrays(arrays, schema=target)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from bowstring._chooser import Chooser
-from bowstring._maker import Json, Maker, array_of, error_of, part_of, parts
+from bowstring._maker import Json, Maker, assembled, fault_of, maker_of, raw_columns
 from bowstring.connection import Connection
 from bowstring.errors import BowstringError, InvalidRequest, translate
 from bowstring.stream import Batches
@@ -54,6 +54,8 @@ class MadeBatches(Batches):
         return self._given
 
     def _next(self) -> pa.RecordBatch:
+        if self._closed:
+            raise StopIteration
         if self._maker_pid != os.getpid():  # what waits is of the parent's process
             self._pending.clear()
             self._maker, self._maker_pid, self._resume = None, os.getpid(), {}
@@ -75,6 +77,26 @@ class MadeBatches(Batches):
         return batch
 
     def _made(self) -> pa.RecordBatch:
+        """The next batch. Whatever ends this, of what was not given nothing is lost: it is asked for again."""
+        try:
+            return self._next_made()
+        except StopIteration:
+            raise
+        except BaseException as error:
+            self._abandon()
+            if self._closed and isinstance(error, Exception):  # from another thread
+                raise StopIteration from None
+            raise
+
+    def _abandon(self) -> None:
+        """Drop what was asked for and not given. The next batch is asked for by the ticket of the last one given."""
+        self._pending.clear()
+        self._end()
+        self._cancel()
+        self._resume = {}
+        self._ended = self._raw_ended = False
+
+    def _next_made(self) -> pa.RecordBatch:
         while len(self._pending) < self._most() and not self._raw_ended:
             try:
                 raw = super()._next()
@@ -87,6 +109,9 @@ class MadeBatches(Batches):
                 raise
             place = self.place or {}
             maker = self._maker = self._maker or self._begin(raw.schema)
+            if self._closed:  # before there was one to be ended
+                self._end()
+                raise StopIteration
             maker.send(raw, place["epoch"])
             self._pending.append((maker, place, self._resume, raw))
         if not self._pending:
@@ -96,8 +121,9 @@ class MadeBatches(Batches):
         made, faults = maker.receive()
         if faults:
             self._told(faults, place)
+        batch = assembled(self._target(), raw, made, maker.forms)
         self.place, self._given = place, self._as_wanted(ticket)
-        return self._assembled(raw, made, maker.forms)
+        return batch
 
     def _most(self) -> int:
         """How many batches are ahead: none where the stream is about to move."""
@@ -108,21 +134,14 @@ class MadeBatches(Batches):
         return _LOOKING if self._chooser.looking else _AHEAD
 
     def _begin(self, schema: pa.Schema) -> Maker:
-        told = {f.name: (f.metadata or {}).get(b"bowstring.operators") for f in schema}
-        operators = {name: json.loads(text) for name, text in told.items() if text is not None}
-        return Maker(operators, (self._wanted.get("shuffle") or {}).get("seed", 0))
+        return maker_of(schema, (self._wanted.get("shuffle") or {}).get("seed", 0))
 
     def _asked(self) -> Json:
         """The ticket that goes on after what was given, for the place where operators run now."""
         ticket = {name: value for name, value in self._given.items() if name != "place"}
         if self._where == "server":
             return ticket
-        wanted = self._target().names
-        told = parts(wanted, ticket["operators"])
-        columns = [name for name in wanted if name not in told]
-        columns += [base for base in dict.fromkeys(told.values()) if base not in columns]
-        if "position" not in columns:
-            columns.append("position")
+        columns = raw_columns(self._target().names, ticket["operators"])
         return {**ticket, "columns": columns, "place": "client"}
 
     def _as_wanted(self, ticket: Json) -> Json:
@@ -145,29 +164,11 @@ class MadeBatches(Batches):
     def _told(self, faults: list[Json], place: Json) -> None:
         """Raise what ends the stream, and note in a batch's place what does not."""
         if self._wanted.get("on_error", "fail") == "fail":
-            first = faults[0]
-            where = f"position {first['position']} of {self._wanted['dataset']}@{self._wanted['snapshot']}"
-            raise error_of(first["code"], f'sample ({where}), column "{first["column"]}": {first["cause"]}')
+            raise fault_of(faults[0], f"{self._wanted['dataset']}@{self._wanted['snapshot']}")
         known = place.setdefault("faults", [])
         for fault in faults:
             known.append({name: fault[name] for name in ("position", "column", "operator", "cause") if name in fault})
         known.sort(key=lambda fault: fault["position"])
-
-    def _assembled(
-        self, raw: pa.RecordBatch, made: dict[str, tuple[Json, pa.Buffer]], forms: dict[str, Json]
-    ) -> pa.RecordBatch:
-        target = self._target()
-        arrays = []
-        told = parts(target.names, made)
-        for field in target:
-            if field.name in made:
-                arrays.append(array_of(field, *made[field.name]))
-            elif field.name in told:
-                base = told[field.name]
-                arrays.append(part_of(field.name, field, made[base][0], forms[base]))
-            else:
-                arrays.append(raw.column(field.name))
-        return pa.RecordBatch.from_arrays(arrays, schema=target)
 
     def _end(self) -> None:
         maker, self._maker = self._maker, None
@@ -179,3 +180,8 @@ class MadeBatches(Batches):
         super().close()
         self._pending.clear()
         self._end()
+
+
+def kind_of(ticket: Json) -> type[Batches]:
+    """What reads a ticket."""
+    return Batches if ticket.get("place", "server") == "server" else MadeBatches

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.flight as fl
 
-from bowstring._making import MadeBatches
+from bowstring._making import kind_of
 from bowstring._rows import rows_of
+from bowstring._taking import MadeExchange
 from bowstring._wire import Positions, decoded, to_arrow, to_numpy
 from bowstring.connection import Connection
 from bowstring.errors import BowstringError, InvalidRequest, NotFound, translate
@@ -299,6 +300,7 @@ class Dataset:
                 are, of numbers or of bytes; or `{"column": …, "window": …}`, with how many steps a sample may move.
             place: Where operators run: at the `server`; at the `client`, in a process beside this one; or `auto`, where
                 less is waited for, which may change while a stream is read. Rows, bytes and schema are the same.
+                `take` asks the server where it is `auto`: single rows are too few to go by.
         """
         if place not in (None, "server", "client", "auto"):
             raise InvalidRequest(f'place: got {place!r}, want "server", "client" or "auto"')
@@ -386,8 +388,7 @@ class Dataset:
     ) -> dict[str, Any]:
         """A ticket, made here: what one stream of an epoch serves. The protocol says what each field means."""
         ticket = self.request(batch=batch, world_size=world_size, epoch=epoch) | {"rank": rank, "step": step}
-        if "place" in self._options and runs_on_blobs(ticket.get("operators", {})):
-            ticket["place"] = self._options["place"]
+        ticket = self.placed(ticket)
         if row:
             ticket["row"] = row
         if stride != 1:
@@ -397,6 +398,12 @@ class Dataset:
         elif epochs != 1:
             ticket["epochs"] = epochs
         return ticket
+
+    def placed(self, ticket: dict[str, Any]) -> dict[str, Any]:
+        """A ticket with where its operators run, as `options` says."""
+        if "place" in self._options and runs_on_blobs(ticket.get("operators", {})):
+            return {**ticket, "place": self._options["place"]}
+        return dict(ticket)
 
     def plan(self, *, batch: int | None = None, world_size: int = 1, epoch: int = 0) -> Plan:
         """Ask the server what an epoch comes to: rows, bytes, steps, and a ticket for each rank."""
@@ -442,7 +449,7 @@ class Dataset:
 
     def _stream(self, ticket: dict[str, Any]) -> Batches:
         """The batches of a ticket, from where it is best redeemed."""
-        kind = Batches if ticket.get("place", "server") == "server" else MadeBatches
+        kind = kind_of(ticket)
         if ticket.get("assign") != "local":
             return kind(self._client, ticket)
         of_one = ("place", "rank", "step", "row", "stride", "stop", "epochs", "served")
@@ -483,7 +490,8 @@ class Dataset:
         take.update({k: v for k, v in self.request(epoch=epoch).items() if k in _TAKEN})
         if "operators" not in take:
             take.pop("shuffle", None)
-        return Exchange(self._client, take, self.schema)
+        at_client = self._options.get("place") == "client" and runs_on_blobs(take.get("operators", {}))
+        return (MadeExchange if at_client else Exchange)(self._client, take, self.schema)
 
     def reader(self) -> pa.RecordBatchReader:
         """All rows, as a reader of record batches: what DuckDB, Polars and others take."""

@@ -34,10 +34,10 @@ from ray.data.datasource import Datasource, ReadTask
 from ray.data.expressions import Expr
 
 from bowstring import _where
+from bowstring._making import kind_of
 from bowstring._ray_filters import columns_of, translate
 from bowstring._source import opened
 from bowstring.errors import InvalidRequest
-from bowstring.stream import Batches
 
 if TYPE_CHECKING:
     from bowstring.client import Client
@@ -301,7 +301,7 @@ class BowstringDatasource(Datasource):
         chosen = self._dataset.request()
         tasks = []
         for rank in self._ranks(plan):
-            ticket = dict(rank.ticket)
+            ticket = self._dataset.placed(rank.ticket)
             if "batch_bytes" not in chosen:
                 ticket["batch_bytes"] = batch_bytes
             rows = rank.rows
@@ -340,7 +340,7 @@ def _blocks(
     if empty is not None:
         yield empty.empty_table()
         return
-    with Batches(_client(client), ticket, locations) as batches:
+    with kind_of(ticket)(_client(client), ticket, locations) as batches:
         for batch in batches:
             table = pa.Table.from_batches([batch])
             if residual is not None:
