@@ -104,10 +104,11 @@ func (o *epochOrder) owned(position int64) (owned, known bool) {
 	return known && o.owns(w), known
 }
 
-// owns reports whether one of a slot's owners is such a node.
+// owns reports whether one of a slot's owners is such a node. What the layout gives nobody, as caches do not hold all,
+// goes to any rank, which asks whoever keeps it: that may be this node.
 func (o *epochOrder) owns(w layout.Owners) bool {
 	nodes := *o.nodes.Load()
-	return w.First != layout.None && nodes[w.First] || w.Second != layout.None && nodes[w.Second]
+	return w.First == layout.None || nodes[w.First] || w.Second != layout.None && nodes[w.Second]
 }
 
 // serves reports whether an index is in the share of a rank that is served here.
