@@ -100,13 +100,14 @@ def put(url: str, name: str) -> None:
                 pass
 
 
-def stored(context: Context) -> Path:
-    """A store with the datasets."""
+def stored(context: Context, settings: list[Setting]) -> Path:
+    """A store with the datasets of some settings, and the one to calibrate with."""
     store = context.folder / "store-explain"
-    if not store.exists():
-        with Node(context.binary, store) as node:
-            for name in SIZES:
+    with Node(context.binary, store) as node:
+        for name in {CALIBRATED: None} | {s.dataset: None for s in settings}:
+            if not (made := context.folder / f"explain-has-{name}").exists():
                 put(node.url, name)
+                made.touch()
     return store
 
 
@@ -177,7 +178,7 @@ def measured(server: Server, s: Setting) -> tuple[float, str]:
 
 def errors_of(context: Context, case: str, settings: list[Setting]) -> tuple[list[float], int]:
     """Calibrate each link once, then explain and run each setting on a server of its own; errors, the least first."""
-    store = stored(context)
+    store = stored(context, settings)
     rates = {}
     for link in {s.link: None for s in settings}:
         rates[link] = calibrated(context, store, link)

@@ -20,10 +20,6 @@ const (
 	grace = 10 * time.Minute
 	// warmGrace is how long what was brought for a job waits for it to begin.
 	warmGrace = time.Hour
-	// sameJob is how far from where a job is, as a part of an epoch, a stream of the
-	// same plan may begin and belong to it. Another one is a job of its own: the
-	// same, started again.
-	sameJob = 1.0 / 8
 	// maxJobs is how many jobs are known at once. Each costs time at every eviction.
 	// Where there are more, those without a stream that end soonest are forgotten
 	// first; then streams that come belong to none.
@@ -42,7 +38,8 @@ type running struct {
 	base    uint64 // the epoch that is the order's 0
 	order   *epochOrder
 	future  *spill.Job
-	ahead   scan // the filler's
+	ahead   scan          // the filler's
+	begun   map[int]int64 // by rank, the last of the job's epochs that a stream of it has begun
 
 	warming   int // Warms that bring it, which nobody else needs to do
 	streams   int
@@ -107,10 +104,11 @@ func (o *epochOrder) owned(position int64) (owned, known bool) {
 	return known && o.owns(w), known
 }
 
-// owns reports whether one of a slot's owners is such a node.
+// owns reports whether one of a slot's owners is such a node. What the layout gives nobody, as caches do not hold all,
+// goes to any rank, which asks whoever keeps it: that may be this node.
 func (o *epochOrder) owns(w layout.Owners) bool {
 	nodes := *o.nodes.Load()
-	return w.First != layout.None && nodes[w.First] || w.Second != layout.None && nodes[w.Second]
+	return w.First == layout.None || nodes[w.First] || w.Second != layout.None && nodes[w.Second]
 }
 
 // serves reports whether an index is in the share of a rank that is served here.
@@ -197,8 +195,9 @@ func (a *Ahead) follow(j *jobs.Job, tenant uint16, rank int, at, epochs int64, c
 	if number == 0 {
 		return nil
 	}
-	l, epoch, ended := a.join(j, number, at, epochs, func(l *running) {
+	l, epoch, ended := a.join(j, number, rank, at, epochs, func(l *running, epoch int64) {
 		l.order.serveLocked(rank)
+		l.noteLocked(rank, epoch)
 		*count(l)++
 		l.tenant = cmp.Or(l.tenant, tenant)
 	})
@@ -209,21 +208,21 @@ func (a *Ahead) follow(j *jobs.Job, tenant uint16, rank int, at, epochs int64, c
 	return &Part{a, l, epoch, count(l)}
 }
 
-// join finds or begins the running job that a stream, or a Warm, belongs to, and
+// join finds or begins the running job that a stream of a rank, or a Warm (allRanks), belongs to, and
 // has it count that in while the lock is held. l is nil if there are too many.
-func (a *Ahead) join(j *jobs.Job, number uint32, at, epochs int64,
-	count func(*running)) (l *running, epoch int64, ended []*running) {
+func (a *Ahead) join(j *jobs.Job, number uint32, rank int, at, epochs int64,
+	count func(l *running, epoch int64)) (l *running, epoch int64, ended []*running) {
 	mean := j.MeanBytes() // touches pages, so without the lock
 	now := time.Now()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	ended = a.forgetLocked(now)
-	if l, epoch = a.findLocked(j, at); l == nil {
+	if l, epoch = a.findLocked(j, rank, at); l == nil {
 		if l = a.beginLocked(j, number, mean, at, epochs, now); l == nil {
 			return nil, 0, ended
 		}
 	}
-	count(l)
+	count(l, epoch)
 	return l, epoch, ended
 }
 
@@ -319,88 +318,6 @@ func (p *Part) Count(bytes int64, from tiers.From) {
 		l.storeReads.Add(1)
 		l.storeBytes.Add(bytes)
 	}
-}
-
-// findLocked returns the running job that a stream which begins at an index of its
-// epoch belongs to, nil if there is none, and which of the job's epochs that is.
-// Where nothing is shuffled, one epoch is like the other, and it is the nearest.
-func (a *Ahead) findLocked(j *jobs.Job, index int64) (l *running, epoch int64) {
-	for _, l := range a.jobs {
-		if l.group != j.Group() {
-			continue
-		}
-		rows, served := l.order.Rows(), l.future.Served()
-		epoch := int64(j.EpochNumber() - l.base)
-		if j.Request().Shuffle == nil {
-			epoch = max(0, (served-index+rows/2)/rows)
-		}
-		at := float64(epoch)*float64(rows) + float64(index)
-		near := max(sameJob*float64(rows), float64(4*j.Request().Batch))
-		if at >= float64(served)-near && at <= float64(served)+near {
-			return l, epoch
-		}
-	}
-	return nil, 0
-}
-
-// beginLocked makes a job of a stream, or of what will be one, and tells the
-// spill; nil if there are too many.
-func (a *Ahead) beginLocked(j *jobs.Job, number uint32, mean, index, epochs int64, now time.Time) *running {
-	if len(a.jobs) >= maxJobs {
-		return nil
-	}
-	l := &running{
-		group: j.Group(), dataset: j.SnapshotName(), number: number, mean: mean, base: j.EpochNumber(),
-		order: newEpochOrder(j),
-		ahead: scan{fullAt: -1},
-	}
-	// A client that shuffles and does not say for how many epochs has another one
-	// follow. One that does not shuffle looks through the data once.
-	if epochs == 0 && j.Request().Shuffle == nil {
-		epochs = 1
-	}
-	var err error
-	j.Retain()
-	l.future, err = a.opts.Future.Add(spill.JobOptions{
-		Dataset: number, Order: l.order, Epochs: epochs, At: index,
-		Positions: j.Manifest().Rows(), RowBytes: mean,
-	}, spillTime(now))
-	if err != nil {
-		panic(err) // a job was checked
-	}
-	a.jobs = append(a.jobs, l)
-	return l
-}
-
-// forgetLocked takes out the jobs that will not go on, and as many more of those
-// without a stream as there have to be for another one. It returns them, to be
-// released without the lock.
-func (a *Ahead) forgetLocked(now time.Time) (ended []*running) {
-	idle := func(l *running) bool { return l.streams+l.elsewhere == 0 && l.warming == 0 }
-	drop := func(gone func(*running) bool) {
-		a.jobs = slices.DeleteFunc(a.jobs, func(l *running) bool {
-			if !gone(l) {
-				return false
-			}
-			a.opts.Future.Remove(l.future)
-			ended = append(ended, l)
-			return true
-		})
-	}
-	drop(func(l *running) bool { return idle(l) && !now.Before(l.until) })
-	for len(a.jobs) >= maxJobs {
-		var first *running
-		for _, l := range a.jobs {
-			if idle(l) && (first == nil || l.until.Before(first.until)) {
-				first = l
-			}
-		}
-		if first == nil {
-			break
-		}
-		drop(func(l *running) bool { return l == first })
-	}
-	return ended
 }
 
 // release lets go of the snapshots of jobs that have ended.

@@ -134,7 +134,7 @@ func (a *Ahead) newWarmer(j *jobs.Job, tenant uint16) (*warmer, error) {
 		ahead:        a, job: j, dataset: a.Dataset(j), tenant: tenant, filler: a.newFiller(),
 	}
 	if w.Rows > 0 {
-		l, _, ended := a.join(j, w.dataset, 0, 0, func(l *running) {
+		l, _, ended := a.join(j, w.dataset, allRanks, 0, 0, func(l *running, _ int64) {
 			if l.streams+l.elsewhere == 0 && l.warming == 0 {
 				l.order.serveAllLocked(int(j.Request().WorldSize())) // whichever will be served here
 			}

@@ -223,6 +223,8 @@ func (m *Members) Mine(key schema.Key) bool {
 
 // direct has Route go by the view as it is now. The first use of a view takes some milliseconds.
 func (m *Members) direct() error {
+	m.directing.Lock()
+	defer m.directing.Unlock()
 	v := m.View()
 	v.Wants = roundWants(v.Wants)
 	if d := m.directory.Load(); d != nil && d.view.Wants == v.Wants && slices.Equal(d.view.Nodes, v.Nodes) &&

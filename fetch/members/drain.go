@@ -37,8 +37,10 @@ func (m *Members) SetDraining(ctx context.Context, d *Draining) error {
 // maxWants is how many snapshots a node says that its jobs read: the largest.
 const maxWants = 32
 
-// SetWants says what the jobs of this node read: bytes by snapshot. Others are told with the next renewal.
-func (m *Members) SetWants(wants map[string]int64) {
+// SetWants says what the jobs of this node read: bytes by snapshot. Route goes by it at once, and others are told with
+// the next renewal: where they know of the jobs themselves, as nodes tell each other, nobody waits for leases to be read
+// before the caches' room beyond what jobs read gets second owners.
+func (m *Members) SetWants(wants map[string]int64) error {
 	if len(wants) > maxWants {
 		names := slices.SortedFunc(maps.Keys(wants), func(a, b string) int {
 			return int(min(max(wants[b]-wants[a], -1), 1))
@@ -50,10 +52,17 @@ func (m *Members) SetWants(wants map[string]int64) {
 		wants = most
 	}
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.self != nil {
-		m.self.Wants = wants
+	if m.self == nil {
+		m.mu.Unlock()
+		return nil
 	}
+	same := maps.Equal(m.self.Wants, wants)
+	m.self.Wants = wants
+	m.mu.Unlock()
+	if same {
+		return nil
+	}
+	return m.direct()
 }
 
 // Ordered reports whether somebody has ordered this process to drain, and not taken it back.

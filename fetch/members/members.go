@@ -108,6 +108,7 @@ type Members struct {
 	layouts layouts
 
 	directory atomic.Pointer[directory] // nil before Start
+	directing sync.Mutex                // held while it is made: the last one goes by the latest view
 
 	claims   *rate.Limiter
 	renewing sync.Mutex // held while the lease is written: the last word is the last that was said

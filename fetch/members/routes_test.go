@@ -25,7 +25,9 @@ func zoned(t *testing.T, zones, each int, wants int64) map[string]*members.Membe
 			t.Fatal(err)
 		}
 		if wants > 0 {
-			all[n.ID].SetWants(map[string]int64{"d@1": wants})
+			if err := all[n.ID].SetWants(map[string]int64{"d@1": wants}); err != nil {
+				t.Fatal(err)
+			}
 			if err := all[n.ID].SetDraining(t.Context(), &members.Draining{}); err != nil { // it is told at once
 				t.Fatal(err)
 			}
@@ -146,6 +148,35 @@ func TestZones(t *testing.T) {
 		}
 		t.Logf("%d zones of %d nodes, %d bytes wanted: %d copies of %d blobs, %d moved, %d between zones", test.zones,
 			test.each, test.wants, copies, blobs, c.moved, crossings)
+	}
+}
+
+// Who keeps what beside its first owner follows from what jobs read as soon as that is known, before leases are read.
+func TestWantsAtOnce(t *testing.T) {
+	all := zoned(t, 1, 2, 0)
+	kept := func() (n int) {
+		for slot := range layout.Slots {
+			if all["n00"].Route(schema.Key{byte(slot >> 8), byte(slot)}).Keep {
+				n++
+			}
+		}
+		return n
+	}
+	before := kept()
+	for _, step := range []struct {
+		wants map[string]int64
+		least int
+	}{{map[string]int64{"d@1": 1 << 30}, layout.Slots * 99 / 100}, {map[string]int64{"d@1": 1 << 31}, before}} {
+		if err := all["n00"].SetWants(step.wants); err != nil {
+			t.Fatal(err)
+		}
+		if n := kept(); n < step.least || n > max(step.least, before)*102/100 {
+			t.Errorf("the node keeps %d slots of jobs that read %v, %d before; want %d", n, step.wants, before,
+				step.least)
+		}
+	}
+	if before > layout.Slots*51/100 {
+		t.Errorf("the node keeps %d slots beside a job that nobody has told of", before)
 	}
 }
 

@@ -173,7 +173,9 @@ func (c *Cluster) Run(ctx context.Context, e *fetch.Engine) {
 		if err := c.Look(); err != nil {
 			c.opts.Logger.WarnContext(ctx, "the nodes of the cluster cannot be gone by", "error", err)
 		}
-		c.opts.Members.SetWants(e.Wants())
+		if err := c.opts.Members.SetWants(e.Wants()); err != nil {
+			c.opts.Logger.WarnContext(ctx, "what jobs read cannot be gone by", "error", err)
+		}
 		c.tier.Tell(e.Progress())
 		select {
 		case <-tick.C:
