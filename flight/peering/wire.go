@@ -112,6 +112,7 @@ func dialWire(ctx context.Context, address string, config *tls.Config, method st
 	w.frames.SetMaxReadFrameSize(maxHeaders)
 	w.frames.ReadMetaHeaders, w.frames.MaxHeaderListSize = hpack.NewDecoder(4096, nil), maxHeaders
 	w.out = http2.NewFramer(w.flush, nil)
+	w.flush.Reset(timely{conn, writeTime})
 	w.stop = context.AfterFunc(ctx, func() { _ = w.conn.Close() }) // whoever reads or writes sees why
 	fields := append([]hpack.HeaderField{
 		{Name: ":method", Value: "POST"}, {Name: ":scheme", Value: scheme}, {Name: ":path", Value: method},

@@ -1,6 +1,7 @@
 package peering
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/binary"
@@ -8,7 +9,10 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"os"
+	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
@@ -134,11 +138,17 @@ func TestWireReads(t *testing.T) {
 func TestWireSends(t *testing.T) {
 	value := bytes.Repeat([]byte("x"), 200_000)
 	var got int
-	ended := make(chan struct{})
+	known, ended := make(chan struct{}), make(chan struct{})
 	w := wireTo(t, func(f far) {
 		defer close(ended)
-		f.must(f.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1000}))
-		granted := leastWindow // what was sent before the setting came counts by the least window
+		const initial = 1000
+		f.must(f.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: initial}))
+		f.await(func(fr http2.Frame) bool {
+			s, ok := fr.(*http2.SettingsFrame)
+			return ok && s.IsAck()
+		})
+		close(known) // nothing was sent before
+		granted := initial
 		for got < len(value)+prefixBytes+4 {
 			f.await(func(fr http2.Frame) bool {
 				d, ok := fr.(*http2.DataFrame)
@@ -159,6 +169,7 @@ func TestWireSends(t *testing.T) {
 		defer cancel()
 		_, _ = w.next()
 	}()
+	<-known
 	if err := w.send(value); err != nil {
 		t.Fatal(err)
 	}
@@ -168,4 +179,32 @@ func TestWireSends(t *testing.T) {
 	if err := w.send(value); err == nil {
 		t.Error("a closed wire sends")
 	}
+}
+
+// A write to who takes nothing ends; so nobody who holds the lock for writing keeps others from finding that out.
+func TestWritesEnd(t *testing.T) {
+	here, there := net.Pipe()
+	defer there.Close()
+	defer here.Close()
+	out := bufio.NewWriter(timely{here, 1})
+	if _, err := out.WriteString("ping"); err != nil {
+		t.Fatal(err)
+	}
+	if err := out.Flush(); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("to nobody: %v", err)
+	}
+	// The time is that of one write.
+	out.Reset(timely{here, time.Hour})
+	var writing sync.WaitGroup
+	writing.Go(func() {
+		_, err := out.WriteString("pong")
+		if err = errors.Join(err, out.Flush()); err != nil {
+			t.Error(err)
+		}
+	})
+	b := make([]byte, 4)
+	if _, err := io.ReadFull(there, b); err != nil || string(b) != "pong" {
+		t.Errorf("%q, %v", b, err)
+	}
+	writing.Wait()
 }
