@@ -65,7 +65,8 @@ func everything(ctx context.Context, c flight.Client, conn grpc.ClientConnInterf
 	}
 	reflect, err := grpc_reflection_v1.NewServerReflectionClient(conn).ServerReflectionInfo(ctx)
 	out["reflection"] = one(func() error {
-		_ = reflect.Send(&grpc_reflection_v1.ServerReflectionRequest{MessageRequest: &grpc_reflection_v1.ServerReflectionRequest_ListServices{}})
+		_ = reflect.Send(&grpc_reflection_v1.ServerReflectionRequest{
+			MessageRequest: &grpc_reflection_v1.ServerReflectionRequest_ListServices{}})
 		_, err := reflect.Recv()
 		return err
 	}, err)

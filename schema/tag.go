@@ -40,7 +40,8 @@ func ParseSnapshotName(field, text string) (dataset string, number int64, tag st
 	}
 	if CheckTag(field, version) != nil {
 		return "", 0, "", &FieldError{Field: field, Got: Quote(text), Want: fmt.Sprintf(
-			"after the @ a snapshot number, or a tag of 1 to %d letters, digits, '.', '_' and '-', the first a letter or digit", MaxNameLen)}
+			"after the @ a snapshot number, or a tag of 1 to %d letters, digits, '.', '_' and '-', the first a letter "+
+				"or digit", MaxNameLen)}
 	}
 	return dataset, 0, version, nil
 }

@@ -112,7 +112,8 @@ func (c *results) reserve(tenant string, bytes int64) (*admission.Hold, error) {
 		if own < bytes && all >= bytes {
 			most := c.ledger.MostFor(admission.Evaluation, tenant)
 			e := &schema.LimitError{Limit: admission.LimitEvaluation, Message: fmt.Sprintf(
-				"%d bytes would be needed for the selection; tenant %s may have %d at most, %d of them beside what it and others have for running jobs",
+				"%d bytes would be needed for the selection; tenant %s may have %d at most, %d of them beside what it "+
+					"and others have for running jobs",
 				bytes, schema.Quote(cmp.Or(tenant, "(none)")), most, max(own, 0))}
 			if bytes <= most {
 				e.After = schema.Jittered(selectionDelay)

@@ -210,7 +210,8 @@ func TestPrefixes(t *testing.T) {
 		st := keeping.Stats()
 		t.Logf("%s %d cells: trials %d, kept %d, found %d", of.list, len(cells), st.PrefixTrials, st.PrefixesKept,
 			st.PrefixesFound)
-		if st.PrefixTrials < 4 || st.PrefixesKept == 0 || st.PrefixesFound == 0 || st.Panics > 0 || plain.Stats().PrefixTrials > 0 {
+		if st.PrefixTrials < 4 || st.PrefixesKept == 0 || st.PrefixesFound == 0 || st.Panics > 0 ||
+			plain.Stats().PrefixTrials > 0 {
 			t.Errorf("%s: %+v", of.list, st)
 		}
 		if n := cache.tenants[1] + cache.tenants[2]; int64(n) != st.PrefixesKept {

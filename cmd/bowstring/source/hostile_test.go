@@ -204,7 +204,8 @@ func TestTarBombs(t *testing.T) {
 	if err := samples.member(nil, tarMember{name: "a.two", ext: "two", size: 11}); err != nil {
 		t.Fatal(err)
 	}
-	if want := "with member a.two it has 2147483649 bytes, more than the 2147483648 that a sample may have"; samples.sample.Bad != want {
+	want := "with member a.two it has 2147483649 bytes, more than the 2147483648 that a sample may have"
+	if samples.sample.Bad != want {
 		t.Errorf("got %q, want %q", samples.sample.Bad, want)
 	}
 }

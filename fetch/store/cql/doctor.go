@@ -214,7 +214,8 @@ func judgeReplication(c *Config, options map[string]string, nodes map[string]int
 			nodesOf(total))
 	case replicas == 1 && total > 1:
 		f.Problem(checkReplication, alter(min(3, total)),
-			"one replica of everything in a cluster of %d nodes: each node that is down takes its part of every dataset with it, and each disk that fails, for good", total)
+			"one replica of everything in a cluster of %d nodes: each node that is down takes its part of every "+
+				"dataset with it, and each disk that fails, for good", total)
 	case replicas == 1:
 		f.Warning(checkReplication, "add nodes and replicas before the data is worth more than it costs to "+
 			"import again", "one node, and one replica of everything")

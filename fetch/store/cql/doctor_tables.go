@@ -107,13 +107,15 @@ func judgeTable(keyspace, name string, t settingsOf) (f store.Findings) {
 	switch {
 	case strings.HasPrefix(class, "TimeWindow"), strings.HasPrefix(class, "DateTiered"):
 		f.Warning(checkTables, alter("compaction = {'class': 'SizeTieredCompactionStrategy'}"),
-			"%s is compacted by %s, which never gives back the space of what a collection deletes: it is for rows with a time to live", full, class)
+			"%s is compacted by %s, which never gives back the space of what a collection deletes: it is for rows "+
+				"with a time to live", full, class)
 	case t.compaction["enabled"] == "false":
 		f.Warning(checkTables, alter("compaction = {'class': '%s', 'enabled': 'true'}", class),
 			"%s is not compacted: deleted rows keep their space", full)
 	case name == tableParts && strings.HasPrefix(class, "Leveled"):
 		f.Warning(checkTables, alter("compaction = {'class': 'SizeTieredCompactionStrategy'}"),
-			"%s is compacted by levels, which writes each part about ten times; parts never change and each is in one file anyway", full)
+			"%s is compacted by levels, which writes each part about ten times; parts never change and each is in one "+
+				"file anyway", full)
 	}
 	if strings.Contains(made, "compression = {'enabled': 'false'}") && compressed(t.compression) {
 		f.Warning(checkTables, alter("compression = {'enabled': 'false'}")+", then nodetool upgradesstables -a",

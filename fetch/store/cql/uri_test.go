@@ -15,8 +15,10 @@ import (
 )
 
 func TestParseURI(t *testing.T) {
-	c, err := ParseURI("cql://a.example:9142,10.0.0.2,[fd00::1]/images?consistency=ONE&write=quorum&serial=local_serial&dc=dc1&rf=2&conns=16" +
-		"&proto=3&timeout=2s&connect=1s&grace=5m&user=ann&password_file=%2Frun%2Fsecret&ca=ca.pem&cert=c.pem&key=k.pem&server_name=db")
+	c, err := ParseURI("cql://a.example:9142,10.0.0.2,[fd00::1]/images?consistency=ONE&write=quorum&serial=local_serial&dc=dc1" +
+		"&rf=2&conns=16" +
+		"&proto=3&timeout=2s&connect=1s&grace=5m&user=ann&password_file=%2Frun%2Fsecret&ca=ca.pem&cert=c.pem" +
+		"&key=k.pem&server_name=db")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -109,7 +109,8 @@ func TestResampler(t *testing.T) {
 		y := make([]float32, ResampledLength(len(x), c[0], c[1]))
 		NewResampler(o).Run(x, y)
 		for j := len(y) / 4; j < 3*len(y)/4; j++ {
-			if want := math.Sin(2 * math.Pi * f * float64(j) * float64(c[0]) / float64(c[1])); math.Abs(float64(y[j])-want) > 5e-3 {
+			want := math.Sin(2 * math.Pi * f * float64(j) * float64(c[0]) / float64(c[1]))
+			if math.Abs(float64(y[j])-want) > 5e-3 {
 				t.Fatalf("%v: sample %d is %g, want %g", c, j, y[j], want)
 			}
 		}

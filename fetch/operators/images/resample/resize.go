@@ -41,7 +41,8 @@ type Resizer struct {
 
 // Held is how many bytes it keeps for its next use.
 func (r *Resizer) Held() int {
-	return cap(r.spare) + cap(r.middle) + cap(r.line) + 4*(cap(r.sums)+cap(r.columns)+cap(r.rows)) + r.across.held() + r.down.held()
+	return cap(r.spare) + cap(r.middle) + cap(r.line) + 4*(cap(r.sums)+cap(r.columns)+cap(r.rows)) +
+		r.across.held() + r.down.held()
 }
 
 func (w *weights) held() int { return 4*(cap(w.first)+cap(w.count)+cap(w.values)) + 8*cap(w.line) }
