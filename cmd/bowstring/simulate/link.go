@@ -29,7 +29,7 @@ func (l *link) Heard() time.Time {
 }
 
 // Protocol implements peers.Link: all nodes speak the same.
-func (*link) Protocol() int { return 1 }
+func (*link) Protocol() int { return 2 }
 
 // Close implements peers.Link.
 func (l *link) Close() error {
@@ -144,7 +144,8 @@ func (b *borrower) read(ctx context.Context, ask peers.Ask) (fetch.Answer, error
 			a.Blob.Release()
 		}
 	}
-	loan := fetch.Loan{ID: id, Tenant: ask.Tenant, Ref: ask.Ref, Snapshot: ask.Snapshot, Position: ask.Position}
+	loan := fetch.Loan{ID: id, Tenant: ask.Tenant, Ref: ask.Ref, Snapshot: ask.Snapshot, Position: ask.Position,
+		Onward: ask.Onward, Held: ask.Held}
 	if err := b.borrower.Lend(ctx, loan); err != nil {
 		b.mu.Lock()
 		delete(b.waiting, id)
