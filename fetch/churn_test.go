@@ -171,8 +171,7 @@ func (l *churnLink) Get(ctx context.Context, ask peers.Ask) (schema.Blob, error)
 	both, stop := context.WithCancel(ctx)
 	defer stop()
 	defer context.AfterFunc(gone, stop)()
-	if err := b.Lend(both, fetch.Loan{ID: 1, Ref: ask.Ref, Onward: ask.Onward, Held: ask.Held,
-		Unchecked: ask.Unchecked}); err != nil {
+	if err := b.Lend(both, fetch.Loan{ID: 1, Ref: ask.Ref, Onward: ask.Onward, Held: ask.Held}); err != nil {
 		return schema.Blob{}, fmt.Errorf("%w: %w", schema.ErrUnavailable, err)
 	}
 	var a fetch.Answer

@@ -194,7 +194,7 @@ func (l *lending) receive(ctx context.Context, borrower *fetch.Borrower) error {
 				return err
 			}
 			loan := fetch.Loan{ID: a.ID, Tenant: a.Tenant, Ref: a.Ref, Snapshot: a.Snapshot, Position: a.Position,
-				Onward: a.Onward, Held: a.Held, Unchecked: a.Unchecked}
+				Onward: a.Onward, Held: a.Held}
 			if !l.server.egress.Admit(l.node, l.zone, a.Tenant, l.server.termsOf(a.Tenant).Weight, a.Ref.Size) {
 				l.answered(fetch.Answer{ID: a.ID, Err: peers.ErrFull, Loan: loan})
 				return nil

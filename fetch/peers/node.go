@@ -87,8 +87,14 @@ func (n *node) get(ctx context.Context, what Ask) (schema.Blob, error) {
 	n.begin(a, began)
 	n.asked.Add(1)
 	n.pending.Add(1)
-	blob, err := n.fetch(ctx, what)
+	blob, err := n.link.Get(ctx, what)
 	n.pending.Add(-1)
+	if err == nil {
+		if err = what.Ref.Check(blob.Bytes()); err != nil {
+			blob.Release()
+			n.distrust(err)
+		}
+	}
 	n.end(a, began, err)
 	switch {
 	case errors.Is(err, ErrNotHeld):
@@ -108,23 +114,6 @@ func (n *node) get(ctx context.Context, what Ask) (schema.Blob, error) {
 	n.answered.Add(1)
 	n.bytes.Add(what.Ref.Size)
 	return blob, nil
-}
-
-// fetch asks for a blob and compares what comes. The other node is spared doing so too: a blob that lies in its cache
-// goes out as it lies. Where that is other bytes, the node is asked again for what it has compared: it finds what is
-// wrong with its cache, and reads the blob from the store.
-func (n *node) fetch(ctx context.Context, what Ask) (blob schema.Blob, err error) {
-	for _, what.Unchecked = range []bool{true, false} {
-		if blob, err = n.link.Get(ctx, what); err != nil {
-			return schema.Blob{}, err
-		}
-		if err = what.Ref.Check(blob.Bytes()); err == nil {
-			return blob, nil
-		}
-		blob.Release()
-	}
-	n.distrust(err)
-	return schema.Blob{}, err
 }
 
 // distrust takes note that the node has sent other bytes than it was asked for: until it has sent right ones, it is

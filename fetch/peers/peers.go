@@ -32,9 +32,6 @@ type Ask struct {
 	Onward bool
 	// Held says that it is to answer from its cache alone.
 	Held bool
-	// Unchecked says that the node that asks compares what comes with the reference, and asks anew without this where it
-	// differs: the bytes may be sent as they lie.
-	Unchecked bool
 }
 
 // Errors of a node that was asked.

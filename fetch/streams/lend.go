@@ -29,8 +29,6 @@ type Loan struct {
 	Onward bool
 	// Held says that it is wanted only if it is held here.
 	Held bool
-	// Unchecked says that the other node compares the bytes: they may be sent as they lie.
-	Unchecked bool
 }
 
 // Answer is what became of a loan. The blob is the receiver's to release; until
@@ -128,7 +126,6 @@ func (b *Borrower) Lend(ctx context.Context, l Loan) error {
 	want := tiers.Want{
 		Ref: l.Ref, At: at, Context: peers.WithLoan(store.WithCaller(context.WithoutCancel(ctx), caller)), To: b,
 		Token: tiers.Token{Of: &loan{l, held}},
-		Late:  l.Unchecked,
 		Here:  l.Held || b.set.opts.Onward == nil || !b.set.opts.Onward(l.Ref.Key, l.Onward),
 	}
 	b.mu.Lock()

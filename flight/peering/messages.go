@@ -116,9 +116,8 @@ func AppendAsks(b []byte, asks []Ask) []byte { return appendAsks(append(b, KindA
 
 // Flags of an ask. Those that are not known are passed over.
 const (
-	flagOnward    = 1 << iota // peers.Ask.Onward
-	flagHeld                  // peers.Ask.Held
-	flagUnchecked             // peers.Ask.Unchecked
+	flagOnward = 1 << iota // peers.Ask.Onward
+	flagHeld               // peers.Ask.Held
 )
 
 // AppendFlagged is AppendAsks with kind KindFlagged, and four bytes more for each ask: its flags u32, in the end.
@@ -170,9 +169,6 @@ func (a *Ask) flags() (f uint32) {
 	}
 	if a.Held {
 		f |= flagHeld
-	}
-	if a.Unchecked {
-		f |= flagUnchecked
 	}
 	return f
 }
@@ -231,7 +227,6 @@ func ParseAsks(b []byte, do func(Ask) error) error {
 		if flagged {
 			flags := binary.LittleEndian.Uint32(rest[askBytes:])
 			a.Onward, a.Held = flags&flagOnward != 0, flags&flagHeld != 0
-			a.Unchecked = flags&flagUnchecked != 0
 		}
 		if err := do(a); err != nil {
 			return err

@@ -77,7 +77,7 @@ func TestProtocol1(t *testing.T) {
 // Flags come out as they went in.
 func TestFlags(t *testing.T) {
 	asks := oldAsks()
-	asks[0].Onward, asks[1].Held, asks[1].Unchecked = true, true, true
+	asks[0].Onward, asks[1].Held = true, true
 	var got []Ask
 	if err := ParseAsks(AppendFlagged(nil, asks), func(a Ask) error {
 		got = append(got, a)

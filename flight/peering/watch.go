@@ -27,12 +27,14 @@ func (w *wire) watch(ctx context.Context, end context.CancelCauseFunc) {
 			end(fmt.Errorf("it has said nothing for %s", now.Sub(heard).Round(time.Second)))
 			return
 		case doubted:
-			if w.writing.TryLock() { // who writes meanwhile may wait for the other side
-				if w.out.WritePing(false, [8]byte{}) == nil {
-					_ = w.flush.Flush() // likewise
-				}
-				w.writing.Unlock()
+			if !w.writing.TryLock() { // who writes meanwhile may wait for the other side, for a minute at most
+				quiet.asked = time.Time{}
+				continue
 			}
+			if w.out.WritePing(false, [8]byte{}) == nil {
+				_ = w.flush.Flush() // likewise
+			}
+			w.writing.Unlock()
 		case lively:
 		}
 	}

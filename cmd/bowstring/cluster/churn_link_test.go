@@ -187,7 +187,7 @@ func (l *churnLife) answer(ctx context.Context, ask peers.Ask) (fetch.Answer, er
 		}
 	}()
 	loan := fetch.Loan{ID: 1, Ref: ask.Ref, Snapshot: ask.Snapshot, Position: ask.Position, Onward: ask.Onward,
-		Held: ask.Held, Unchecked: ask.Unchecked}
+		Held: ask.Held}
 	if err := b.Lend(ctx, loan); err != nil {
 		return fetch.Answer{}, fmt.Errorf("%w: %w", schema.ErrUnavailable, err)
 	}
