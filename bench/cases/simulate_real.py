@@ -126,6 +126,8 @@ def errors(real: list[Json], report: Json, setting: Setting) -> tuple[float, flo
 def run(context: Context) -> Result:
     """Calibrate, measure, simulate and compare."""
     chosen = [name for name in os.environ.get("SETTINGS", "").split(",") if name] or list(SETTINGS)
+    if unknown := [name for name in chosen if name not in SETTINGS]:
+        raise ValueError(f"SETTINGS: got {', '.join(unknown)}, want some of {', '.join(SETTINGS)}")
     by_bytes: dict[str, float] = {}
     by_time: dict[str, float] = {}
     with Cassandra(context.folder / "cassandra-real", **HEAP) as cassandra:
