@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -59,7 +60,8 @@ class Chooser:
         self._looking = True  # at this place; otherwise it stays with it
         self._known: _Window | None = None  # of the other place, while it looks at this one
         self._took = 0.0  # seconds of the longer look of two, with opening the stream
-        self._best = 0.0  # seconds a row where it stays, when it was chosen
+        self._pace: float | None = None  # seconds a row where it stays, in the first full window there
+        self._other = math.inf  # and at the other place, when that was looked at
         self._until = 0.0  # when it looks again
         self._going = False  # it is to look again, or has seen enough
         self._opened = False  # this place's first batch has come
@@ -102,7 +104,9 @@ class Chooser:
             return True
         stays = known is None or seen.a_row <= known.a_row
         self._looking, self._known = False, None
-        self._best = seen.a_row if known is None else min(seen.a_row, known.a_row)
+        # What the first batches of a stream were waited for says little: buffers on the way fill meanwhile.
+        self._pace = None
+        self._other = math.inf if known is None else max(seen.a_row, known.a_row)
         self._until = now + _STAY * self._took
         if stays:
             self._window = _Window(now)
@@ -133,4 +137,7 @@ class Chooser:
         seen = self._window
         if not self._opened or not seen.full or seen.idle:
             return False
-        return self._clock() >= self._until or seen.a_row > _WORSE * self._best
+        if self._pace is None:
+            self._pace = seen.a_row
+            return seen.a_row > _WORSE * self._other
+        return self._clock() >= self._until or seen.a_row > _WORSE * self._pace
