@@ -45,3 +45,11 @@ func (c *control) closeLocked() {
 		c.session.Close()
 	}
 }
+
+// reader is the steering that sees reads of blobs, for a session of the same keyspace that makes none.
+func (s *Store) reader(keyspace string) *steering {
+	if keyspace != s.config.Keyspace {
+		return nil // attached tables are read by the session itself
+	}
+	return s.steering // nil while the first session is opened, which is for reads
+}

@@ -41,6 +41,9 @@ type steering struct {
 	// repeat makes a read again, at one host.
 	repeat func(ctx context.Context, h *host, r *reading) error
 
+	// reads is the steering of the session that reads blobs, if that is another one: it knows which hosts are silent.
+	reads *steering
+
 	session  *gocql.Session
 	replicas atomic.Int32 // in dc; 0 if that is not known
 	silent   atomic.Int32 // hosts
@@ -70,6 +73,7 @@ func (s *Store) newSteering(keyspace string) *steering {
 		log:      s.log,
 		ask:      s.keepAsking,
 		now:      func() time.Duration { return time.Since(start) },
+		reads:    s.reader(keyspace),
 		name:     func(h *gocql.HostInfo) string { return h.ConnectAddress().String() },
 	}
 	st.repeat = st.repeatAt
@@ -130,6 +134,31 @@ func (st *steering) host(info *gocql.HostInfo) *host {
 	return h.(*host)
 }
 
+// seen is the steering whose reads tell how hosts do.
+func (st *steering) seen() *steering {
+	if st.reads != nil {
+		return st.reads
+	}
+	return st
+}
+
+// avoids reports whether a host is to be asked after the others.
+func (st *steering) avoids(info *gocql.HostInfo) bool {
+	if st.reads == nil {
+		return st.host(info).avoided()
+	}
+	avoided := false
+	st.reads.hosts.Range(func(_, value any) bool { // each session has infos of its own
+		h := value.(*host)
+		if h.info.HostID() == info.HostID() {
+			avoided = h.avoided()
+			return false
+		}
+		return true
+	})
+	return avoided
+}
+
 // Pick implements gocql.HostSelectionPolicy.
 func (st *steering) Pick(q gocql.ExecutableQuery) gocql.NextHost {
 	if q != nil {
@@ -142,7 +171,7 @@ func (st *steering) Pick(q gocql.ExecutableQuery) gocql.NextHost {
 		}
 	}
 	next := st.HostSelectionPolicy.Pick(q)
-	if st.silent.Load() == 0 && st.partial.Load() == 0 {
+	if seen := st.seen(); seen.silent.Load() == 0 && seen.partial.Load() == 0 {
 		return next
 	}
 	var late []gocql.SelectedHost
@@ -156,7 +185,7 @@ func (st *steering) Pick(q gocql.ExecutableQuery) gocql.NextHost {
 				h, late = late[0], late[1:]
 				return h
 			}
-			if info := h.Info(); info == nil || !st.host(info).avoided() {
+			if info := h.Info(); info == nil || !st.avoids(info) {
 				return h
 			}
 			late = append(late, h)

@@ -395,3 +395,22 @@ func BenchmarkRoute(b *testing.B) {
 		r.route.end(nil)
 	}
 }
+
+// A session that reads no blobs asks hosts that are silent to another one's reads after the others.
+func TestSessionsShareWhatReadsSee(t *testing.T) {
+	reads := &steering{}
+	silent := new(gocql.HostInfo)
+	reads.host(silent).quiet.Store(true)
+	reads.silent.Store(1)
+	control := &steering{reads: reads}
+	if control.seen() != reads || reads.seen() != reads {
+		t.Error("each looks at itself")
+	}
+	if info := new(gocql.HostInfo); !control.avoids(info) { // of the same id, which is that of none
+		t.Error("a silent host is asked like others")
+	}
+	reads.host(silent).quiet.Store(false)
+	if control.avoids(new(gocql.HostInfo)) {
+		t.Error("a host that answers is asked after others")
+	}
+}
