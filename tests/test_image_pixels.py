@@ -247,6 +247,9 @@ def test_profiles_that_are_refused(apply: Apply, photo: Path, tmp_path: Path) ->
         with pytest.raises(AssertionError, match=cause):
             apply.run(tmp_path / "x.jpg", [TO_SRGB])
         apply.run(tmp_path / "x.jpg", [step("Decode")])
+    image.convert("CMYK").save(tmp_path / "x.jpg", icc_profile=PROFILES["Display P3"])
+    with pytest.raises(AssertionError, match="one of RGB, and its pixels are CMYK"):
+        apply.run(tmp_path / "x.jpg", [TO_SRGB])
     with pytest.raises(AssertionError, match=r'icc_profile.*got "srgb" with mode "L"'):
         apply.run(photo, [step("Decode", icc_profile="srgb", mode="L")])
     answer, data = apply.run(photo, [TO_SRGB])  # without one it is sRGB already

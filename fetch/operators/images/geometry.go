@@ -84,7 +84,8 @@ func coloursOf(file []byte, h codec.Header) (*icc.Transform, error) {
 	if err != nil {
 		return nil, err
 	}
-	if grey := t.Space() == icc.Grey; h.Space != codec.SpaceUnknown && grey != (h.Space == codec.SpaceGrey) {
+	grey := t.Space() == icc.Grey
+	if h.Space == codec.SpaceCMYK || h.Space != codec.SpaceUnknown && grey != (h.Space == codec.SpaceGrey) {
 		return nil, fmt.Errorf("its ICC profile is one of %v, and its pixels are %v", t.Space(), h.Space)
 	}
 	return t, nil
