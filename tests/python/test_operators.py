@@ -186,6 +186,13 @@ def test_expressions(photos: bowstring.Dataset, binary: Path, monkeypatch: pytes
             assert int(number) == 2 * int(position)
             assert bool(odd) == (int(position) % 2 == 1)
     assert found == ROWS
+    # A name may be one by which others tell of what was made.
+    named = photos.operators({"image": CROP, "image.length": operators.expression("position + 1")})
+    named = named.operators({"n": operators.expression("position"), "n.params": operators.expression("-position")})
+    named = named.columns(["position", "image", "image.length", "n", "n.params", "image.params"])
+    told = pa.Table.from_batches(named.batches(7), named.schema)
+    assert pa.Table.from_batches(named.options(place="client").batches(7), named.schema).equals(told)
+    assert told["image.length"].to_pylist() == [p + 1 for p in told["position"].to_pylist()]
     with pytest.raises(bowstring.InvalidRequest, match=r"operators\.n\.expression:1:1: no column .*did you mean"):
         photos.operators(n=operators.expression("file_nam + 1"))
 

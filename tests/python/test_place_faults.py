@@ -211,3 +211,18 @@ def test_another_program(crops: bowstring.Dataset, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("BOWSTRING_PROGRAM", os.devnull)
     with pytest.raises(bowstring.Unsupported, match=os.devnull):
         next(at_client(crops))
+
+
+def test_failures_are_those_of_the_server() -> None:
+    """Whatever `apply` says of a failure, the exception is the one that has its code."""
+    for code in ("INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "DATA_LOSS", "UNAVAILABLE", "INTERNAL"):
+        assert _maker.error_of(code, "why").code == code
+
+
+def test_an_interrupt_is_not_for_the_program(crops: bowstring.Dataset) -> None:
+    """A terminal interrupts all of a session: a trainer that survives goes on."""
+    batches = at_client(crops, on_error="null")
+    with batches:
+        next(batches)
+        assert batches._maker is not None
+        assert os.getsid(batches._maker._process.pid) != os.getsid(0)

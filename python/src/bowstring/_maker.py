@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,14 @@ from bowstring.errors import (
     InvalidRequest,
     LimitExceeded,
     ServerError,
+    Unavailable,
     Unsupported,
 )
 
 _PIPE = 1 << 20  # bytes that a pipe holds, where the kernel allows so many
-_CODES: dict[str, type[BowstringError]] = {e.code: e for e in (InvalidRequest, LimitExceeded, DataLoss, ServerError)}
+_CODES: dict[str, type[BowstringError]] = {
+    e.code: e for e in (InvalidRequest, LimitExceeded, DataLoss, Unavailable, ServerError)
+}
 
 Json = dict[str, Any]
 
@@ -75,8 +78,13 @@ class Maker:
         self._pipes = threading.RLock()  # held while they are written and read, and when they are closed
         self._program = program()
         try:
+            # In a session of its own: an interrupt at the terminal is this process's to deal with.
             self._process = subprocess.Popen(
-                [self._program, "apply"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+                [self._program, "apply"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,
             )
         except OSError as error:
             raise self._unfit(str(error)) from error
@@ -267,19 +275,21 @@ def part_of(name: str, field: pa.Field, about: Json, form: Json) -> pa.Array:
     return pa.array([s and s[axis] for s in about.get("shapes", ())], field.type)
 
 
-def parts(columns: Sequence[str], operators: Json) -> dict[str, str]:
-    """The columns that tell of what operators made, and of which column each tells."""
+def parts(columns: Sequence[str], made: Collection[str]) -> dict[str, str]:
+    """The columns that tell of what was made of blobs, and of which column each tells."""
     found = {}
     for name in columns:
         base, _, part = name.rpartition(".")
-        if base in operators and part in ("params", "length"):
+        if base in made and part in ("params", "length"):
             found[name] = base
     return found
 
 
 def raw_columns(wanted: Sequence[str], operators: Json) -> list[str]:
     """The columns to ask for, with operators at the client, where others are wanted."""
-    told = parts(wanted, operators)
+    # An expression may have a name by which others tell of what was made.
+    made = [name for name, steps in operators.items() if "expression" not in steps]
+    told = parts([name for name in wanted if name not in operators], made)
     columns = [name for name in wanted if name not in told]
     columns += [base for base in dict.fromkeys(told.values()) if base not in columns]
     return columns if "position" in columns else [*columns, "position"]
@@ -301,7 +311,7 @@ def assembled(
     target: pa.Schema, raw: pa.RecordBatch, made: dict[str, tuple[Json, pa.Buffer]], forms: dict[str, Json]
 ) -> pa.RecordBatch:
     """The batch that the server would have sent, of what it did send and what was made of that."""
-    told = parts(target.names, made)
+    told = parts([name for name in target.names if name not in raw.schema.names], made)
     arrays = []
     for field in target:
         if field.name in made:
