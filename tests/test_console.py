@@ -212,7 +212,7 @@ def test_explain(served: Served, page: Page) -> None:
     with fl.connect(served.node.url) as client:
         rates = {"store": {"latency_ms": 20, "bytes_per_s": 1_000_000}}
         list(client.do_action(("calibrate", json.dumps({"rates": rates}).encode())))
-        page.get_by_label("Epochs").fill("3")
+        page.get_by_label("Epochs", exact=True).fill("3")
         page.get_by_role("button", name="Explain").click()
         expect(page.get_by_role("region", name="Prediction")).to_contain_text("link: store.bytes_per_s")
         expect(page.get_by_role("region", name="Epochs, and more nodes").get_by_role("row")).to_have_count(7)
