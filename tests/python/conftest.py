@@ -10,3 +10,8 @@ from node import Node
 @pytest.fixture
 def photos(node: Node) -> bowstring.Dataset:
     return bowstring.connect(node.url).dataset("photos", split="train").shuffle(3)
+
+
+@pytest.fixture
+def here(node: Node) -> bowstring.Client:
+    return bowstring.connect(node.url)

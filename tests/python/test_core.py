@@ -1,16 +1,9 @@
-"""Clients and datasets: what they are, that they survive pickling and forks, and what they ask for."""
+"""Clients and datasets: what they are, what they ask for, and what they tell."""
 
 from __future__ import annotations
 
-import json
-import multiprocessing
-import os
 import pickle
 import shutil
-import subprocess
-import sys
-import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,13 +16,6 @@ import pytest
 from conftest import StartNode
 from node import Node
 from wire import command, until
-
-SECONDS = 30  # for a child process
-
-
-@pytest.fixture
-def here(node: Node) -> bowstring.Client:
-    return bowstring.connect(node.url)
 
 
 def test_what_there_is(here: bowstring.Client, client: fl.FlightClient) -> None:
@@ -186,141 +172,6 @@ def test_take_after_a_restart(start: StartNode) -> None:
         assert exchange.take([2])["position"].to_pylist() == [2]
 
 
-def test_pickles_are_small_and_read_the_same(here: bowstring.Client) -> None:
-    photos = here.dataset("photos", split="train").where("width > 100").shuffle(1).select(range(0, 300, 3))
-    assert photos.num_rows
-    _ = photos.schema
-    data = pickle.dumps(photos)
-    assert len(data) < 2500
-    copy = pickle.loads(data)
-    assert copy == photos
-    assert copy.columns(["id"]).to_arrow().equals(photos.columns(["id"]).to_arrow())
-    assert len(pickle.dumps(photos.select(np.arange(0, 300)))) < 2500
-
-
-def child(dataset: bowstring.Dataset, results: Any) -> None:
-    results.put((os.getpid(), dataset.to_arrow().num_rows, dataset.take([1, 2]).num_rows))
-
-
-@pytest.mark.parametrize("how", ["fork", "spawn", "forkserver"])
-def test_in_another_process(here: bowstring.Client, how: Any) -> None:
-    """The client, a stream and an exchange are in use in the parent; both go on."""
-    photos = here.dataset("photos", split="train").columns(["position", "image"])
-    batches = photos.batches(10)
-    seen = next(batches)["position"].to_pylist()
-    with photos.exchange() as exchange:
-        assert exchange.take([5]).num_rows == 1
-        context: Any = multiprocessing.get_context(how)
-        results = context.Queue()
-        children = [context.Process(target=child, args=(photos, results), daemon=True) for _ in range(2)]
-        for c in children:
-            c.start()
-        found = [results.get(timeout=SECONDS) for _ in children]
-        assert {(rows, taken) for _, rows, taken in found} == {(270, 2)}
-        assert len({pid for pid, *_ in found} | {os.getpid()}) == 3
-        for c in children:
-            c.join(SECONDS)
-            assert c.exitcode == 0
-        assert exchange.take([6]).num_rows == 1
-    for batch in batches:
-        seen += batch["position"].to_pylist()
-    assert seen == list(range(270))
-
-
-def test_forks_while_threads_read(here: bowstring.Client) -> None:
-    """Each thread gets every row once, however often the process forks meanwhile."""
-    photos = here.dataset("photos").columns(["position"]).shuffle(3)
-    found: list[list[int]] = []
-
-    def read(seed: int) -> None:
-        rows: list[int] = []
-        for batch in photos.shuffle(seed).batches(2, epochs=4):
-            rows += batch["position"].to_pylist()
-        found.append(rows)
-
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(3)]
-    for t in threads:
-        t.start()
-    for _ in range(10):
-        pid = os.fork()
-        if pid == 0:
-            status = 1
-            try:
-                status = 0 if photos.to_arrow().num_rows == 300 else 2
-            finally:
-                os._exit(status)
-        assert os.waitpid(pid, 0)[1] == 0
-    for t in threads:
-        t.join(SECONDS)
-    assert [sorted(rows) for rows in found] == [sorted(list(range(300)) * 4)] * 3
-
-
-def test_a_fork_during_an_upload_says_so(here: bowstring.Client) -> None:
-    script = """
-import bowstring, os, pyarrow as pa, sys
-client = bowstring.connect(sys.argv[1])
-def rows():
-    yield pa.record_batch({"a": [1]})
-    pid = os.fork()
-    if pid == 0:
-        try:
-            client.datasets()
-        except bowstring.BowstringError as error:
-            os._exit(7 if "upload" in str(error) else 8)
-        os._exit(9)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
-    yield pa.record_batch({"a": [2]})
-print(client.ingest("forked", rows(), progress=False).rows)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script, here.uri], check=False, capture_output=True, text=True, timeout=SECONDS
-    )
-    assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
-    here.drop("forked")
-
-
-@pytest.mark.slow
-def test_a_fork_beside_a_client_that_is_not_the_packages(here: bowstring.Client) -> None:
-    """The child works, or it says what is wrong; it does not wait for ever."""
-    script = """
-import bowstring, os, pyarrow.flight as fl, sys
-client = bowstring.connect(sys.argv[1])
-client.datasets()
-own = fl.connect(sys.argv[1])
-list(own.list_actions())
-for _ in range(2):
-    pid = os.fork()
-    if pid == 0:
-        try:
-            client.datasets()
-        except bowstring.BowstringError as error:
-            os._exit(7 if "FlightClient" in str(error) else 8)
-        os._exit(7)
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-    client.datasets()
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script, here.uri], check=False, capture_output=True, text=True, timeout=SECONDS
-    )
-    assert (done.returncode, done.stdout) == (0, "7\n7\n"), done.stderr
-
-
-@pytest.mark.slow
-def test_many_forks(here: bowstring.Client) -> None:
-    """The last thread of gRPC goes some time after the others."""
-    script = """
-import bowstring, os, sys
-photos = bowstring.connect(sys.argv[1]).dataset("photos").columns(["position"])
-for _ in range(60):
-    assert photos.to_arrow().num_rows == 300
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0 if photos.to_arrow().num_rows == 300 else 1)
-    assert os.waitpid(pid, 0)[1] == 0
-"""
-    subprocess.run([sys.executable, "-c", script, here.uri], check=True, timeout=2 * SECONDS)
-
-
 def test_a_client_closes_and_opens(here: bowstring.Client) -> None:
     with here as client:
         client.datasets()
@@ -346,82 +197,6 @@ def test_one_client_for_many_threads(here: bowstring.Client) -> None:
 def test_bad_arguments(arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         bowstring.connect(**arguments)
-
-
-class Guard(fl.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Lets only calls with the token in."""
-
-    def start_call(self, _info: fl.CallInfo, headers: dict[str, list[str]]) -> None:
-        if headers.get("authorization") != ["Bearer secret"]:
-            raise fl.FlightUnauthenticatedError("the token is not known")
-
-
-class Fake(fl.FlightServerBase):  # type: ignore[misc]
-    """A server with a list of datasets and no more."""
-
-    def do_action(self, _context: Any, action: fl.Action) -> Iterator[fl.Result]:
-        if action.type == "drop":
-            raise fl.FlightUnauthorizedError("the token is for reading")
-        yield fl.Result(json.dumps({"dataset": "fake", "rows": 1}).encode())
-
-
-def certificate(folder: Path) -> tuple[bytes, bytes]:
-    """A certificate for `data.example`, signed by itself, and its key."""
-    files = folder / "cert.pem", folder / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=data.example"]
-    command += ["-addext", "subjectAltName=DNS:data.example", "-out", str(files[0]), "-keyout", str(files[1])]
-    subprocess.run(command, check=True, capture_output=True)
-    return files[0].read_bytes(), files[1].read_bytes()
-
-
-def test_token() -> None:
-    with Fake("grpc://127.0.0.1:0", middleware={"guard": Guard()}) as server:
-        uri = f"grpc://127.0.0.1:{server.port}"
-        client = bowstring.connect(uri, token="secret")
-        assert [d.name for d in client.datasets()] == ["fake"]
-        assert [d.name for d in pickle.loads(pickle.dumps(client)).datasets()] == ["fake"]
-        assert "secret" not in repr(client)
-        with pytest.raises(bowstring.PermissionDenied, match=r"^the token is for reading"):
-            client.drop("fake")
-        for token in (None, "wrong"):
-            with pytest.raises(bowstring.Unauthenticated, match=r"^the token is not known"):
-                bowstring.connect(uri, token=token).datasets()
-    with pytest.warns(UserWarning, match="unencrypted"):
-        bowstring.connect("grpc://data.example:1", token="secret")
-
-
-def test_tls(tmp_path: Path) -> None:
-    cert, key = certificate(tmp_path)
-    guard = {"guard": Guard()}
-    with Fake("grpc+tls://127.0.0.1:0", tls_certificates=[(cert, key)], middleware=guard) as server:
-        address = f"127.0.0.1:{server.port}"
-        for trust in (cert, tmp_path / "cert.pem", str(tmp_path / "cert.pem")):
-            tls = bowstring.Tls(root_certs=trust, server_name="data.example")
-            for uri in (f"grpc://{address}", f"grpc+tls://{address}"):
-                client = bowstring.connect(uri, token="secret", tls=tls)
-                assert client.uri == f"grpc+tls://{address}"
-                assert [d.name for d in client.datasets()] == ["fake"]
-        unverified = bowstring.connect(f"grpc://{address}", token="secret", tls=bowstring.Tls(verify=False))
-        assert [d.name for d in unverified.datasets()] == ["fake"]
-        with pytest.raises(bowstring.Unavailable):  # nobody vouches for the certificate
-            bowstring.connect(f"grpc+tls://{address}", token="secret").datasets()
-        with pytest.raises(bowstring.Unavailable):  # it is another server's
-            bowstring.connect(f"grpc+tls://{address}", tls=bowstring.Tls(root_certs=cert)).datasets()
-    with pytest.raises(FileNotFoundError):
-        bowstring.connect(f"grpc://{address}", tls=bowstring.Tls(root_certs="/nowhere.pem")).datasets()
-    assert "KEY" not in repr(bowstring.Tls(key=key))
-
-
-def test_mutual_tls(tmp_path: Path) -> None:
-    cert, key = certificate(tmp_path)
-    with Fake(
-        "grpc+tls://127.0.0.1:0", tls_certificates=[(cert, key)], verify_client=True, root_certificates=cert
-    ) as server:
-        uri = f"grpc://127.0.0.1:{server.port}"
-        tls = bowstring.Tls(root_certs=cert, server_name="data.example", cert=cert, key=key)
-        assert [d.name for d in bowstring.connect(uri, tls=tls).datasets()] == ["fake"]
-        with pytest.raises(bowstring.Unavailable):
-            bowstring.connect(uri, tls=bowstring.Tls(root_certs=cert, server_name="data.example")).datasets()
 
 
 def test_warm(imported: Path, binary: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

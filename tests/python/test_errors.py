@@ -35,11 +35,6 @@ CODES: dict[str, tuple[type[bowstring.BowstringError], type[Exception]]] = {
 }
 
 
-@pytest.fixture
-def here(node: Node) -> bowstring.Client:
-    return bowstring.connect(node.url)
-
-
 @pytest.mark.parametrize("code", CODES)
 def test_each_class(code: str) -> None:
     kind, built_in = CODES[code]

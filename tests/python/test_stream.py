@@ -12,15 +12,9 @@ from typing import Any
 import bowstring
 import pytest
 from conftest import StartNode
-from node import Node
 from wire import until
 
 EVERY = list(range(300))
-
-
-@pytest.fixture
-def here(node: Node) -> bowstring.Client:
-    return bowstring.connect(node.url)
 
 
 def slow(client: bowstring.Client) -> bowstring.Dataset:

@@ -1,0 +1,90 @@
+"""Clients with tokens and certificates: whom they trust, and what a server that refuses them is to them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import bowstring
+import pyarrow.flight as fl
+import pytest
+
+
+class Guard(fl.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Lets only calls with the token in."""
+
+    def start_call(self, _info: fl.CallInfo, headers: dict[str, list[str]]) -> None:
+        if headers.get("authorization") != ["Bearer secret"]:
+            raise fl.FlightUnauthenticatedError("the token is not known")
+
+
+class Fake(fl.FlightServerBase):  # type: ignore[misc]
+    """A server with a list of datasets and no more."""
+
+    def do_action(self, _context: Any, action: fl.Action) -> Iterator[fl.Result]:
+        if action.type == "drop":
+            raise fl.FlightUnauthorizedError("the token is for reading")
+        yield fl.Result(json.dumps({"dataset": "fake", "rows": 1}).encode())
+
+
+def certificate(folder: Path) -> tuple[bytes, bytes]:
+    """A certificate for `data.example`, signed by itself, and its key."""
+    files = folder / "cert.pem", folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=data.example"]
+    command += ["-addext", "subjectAltName=DNS:data.example", "-out", str(files[0]), "-keyout", str(files[1])]
+    subprocess.run(command, check=True, capture_output=True)
+    return files[0].read_bytes(), files[1].read_bytes()
+
+
+def test_token() -> None:
+    with Fake("grpc://127.0.0.1:0", middleware={"guard": Guard()}) as server:
+        uri = f"grpc://127.0.0.1:{server.port}"
+        client = bowstring.connect(uri, token="secret")
+        assert [d.name for d in client.datasets()] == ["fake"]
+        assert [d.name for d in pickle.loads(pickle.dumps(client)).datasets()] == ["fake"]
+        assert "secret" not in repr(client)
+        with pytest.raises(bowstring.PermissionDenied, match=r"^the token is for reading"):
+            client.drop("fake")
+        for token in (None, "wrong"):
+            with pytest.raises(bowstring.Unauthenticated, match=r"^the token is not known"):
+                bowstring.connect(uri, token=token).datasets()
+    with pytest.warns(UserWarning, match="unencrypted"):
+        bowstring.connect("grpc://data.example:1", token="secret")
+
+
+def test_tls(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path)
+    guard = {"guard": Guard()}
+    with Fake("grpc+tls://127.0.0.1:0", tls_certificates=[(cert, key)], middleware=guard) as server:
+        address = f"127.0.0.1:{server.port}"
+        for trust in (cert, tmp_path / "cert.pem", str(tmp_path / "cert.pem")):
+            tls = bowstring.Tls(root_certs=trust, server_name="data.example")
+            for uri in (f"grpc://{address}", f"grpc+tls://{address}"):
+                client = bowstring.connect(uri, token="secret", tls=tls)
+                assert client.uri == f"grpc+tls://{address}"
+                assert [d.name for d in client.datasets()] == ["fake"]
+        unverified = bowstring.connect(f"grpc://{address}", token="secret", tls=bowstring.Tls(verify=False))
+        assert [d.name for d in unverified.datasets()] == ["fake"]
+        with pytest.raises(bowstring.Unavailable):  # nobody vouches for the certificate
+            bowstring.connect(f"grpc+tls://{address}", token="secret").datasets()
+        with pytest.raises(bowstring.Unavailable):  # it is another server's
+            bowstring.connect(f"grpc+tls://{address}", tls=bowstring.Tls(root_certs=cert)).datasets()
+    with pytest.raises(FileNotFoundError):
+        bowstring.connect(f"grpc://{address}", tls=bowstring.Tls(root_certs="/nowhere.pem")).datasets()
+    assert "KEY" not in repr(bowstring.Tls(key=key))
+
+
+def test_mutual_tls(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path)
+    with Fake(
+        "grpc+tls://127.0.0.1:0", tls_certificates=[(cert, key)], verify_client=True, root_certificates=cert
+    ) as server:
+        uri = f"grpc://127.0.0.1:{server.port}"
+        tls = bowstring.Tls(root_certs=cert, server_name="data.example", cert=cert, key=key)
+        assert [d.name for d in bowstring.connect(uri, tls=tls).datasets()] == ["fake"]
+        with pytest.raises(bowstring.Unavailable):
+            bowstring.connect(uri, tls=bowstring.Tls(root_certs=cert, server_name="data.example")).datasets()
