@@ -15,19 +15,18 @@ Tensors of one shape are an `Array` of that shape. Polars has no type for UUIDs:
 
 from __future__ import annotations
 
-import io
-import json
 import logging
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import polars as pl
 import pyarrow as pa
 from polars.io.plugins import register_io_source
 
 from bowstring import _where
+from bowstring._polars_filters import conjuncts, every, translate
 from bowstring._source import opened
-from bowstring._where import Column, Condition, Instant, Rows
+from bowstring._where import Rows
 from bowstring.dataset import INLINE
 from bowstring.errors import InvalidRequest, ServerError
 
@@ -158,7 +157,7 @@ class _Query:
         self._shuffled = "shuffle" in dataset.request()
         self._view, exact = dataset, False
         if predicate is not None and rows is None:  # of the first rows, some are chosen: the server would choose first
-            early, late = (_all(translate(p, schema) for p in side).true for side in (self._early, self._late))
+            early, late = (every(translate(p, schema) for p in side).true for side in (self._early, self._late))
             self._view, taken = _pushed(dataset, early & late)
             exact = taken and early.exact
         self._one_pass = exact or not self._early or not blobs.intersection(self._needed)
@@ -225,203 +224,3 @@ def _pushed(dataset: Dataset, rows: Rows) -> tuple[Dataset, bool]:
     except InvalidRequest as error:  # a column of an unusual type or name
         _LOG.warning("the server does not take the filter %s, so Polars applies it alone: %s", rows.text, error)
         return dataset, False
-
-
-# --- from the filters of Polars to expressions of the server --------------------------------------------------
-
-_COMPARISONS = {"Eq": "==", "NotEq": "!=", "Lt": "<", "LtEq": "<=", "Gt": ">", "GtEq": ">="}
-_STRING_TESTS = {"StartsWith": "startsWith", "EndsWith": "endsWith"}
-_REGEX = frozenset("\\.+*?()|[]{}^$")
-_UNITS = {"ms": 1_000_000, "us": 1_000, "ns": 1}
-
-
-def conjuncts(predicate: pl.Expr) -> list[pl.Expr]:
-    """The parts of a condition that all have to be true."""
-    try:
-        node = json.loads(predicate.meta.serialize(format="json"))
-        if node["BinaryExpr"]["op"] not in ("And", "LogicalAnd"):
-            return [predicate]
-        parts = predicate.meta.pop()
-    except (KeyError, TypeError, ValueError, pl.exceptions.PolarsError):
-        return [predicate]
-    if len(parts) != 2:
-        return [predicate]
-    return [part for side in reversed(parts) for part in conjuncts(side)]
-
-
-def translate(predicate: pl.Expr, schema: pa.Schema) -> Condition:
-    """A filter of Polars as expressions of the server, as far as that goes.
-
-    It is read in the form in which Polars writes it down. Whatever is not known there, as it is new or has changed,
-    stands for all rows.
-    """
-    try:
-        node = json.loads(predicate.meta.serialize(format="json"))
-    except (ValueError, pl.exceptions.PolarsError):
-        return _where.UNKNOWN
-    return _Reader(schema).condition(node)
-
-
-class _Reader:
-    """Reads the tree of an expression."""
-
-    def __init__(self, schema: pa.Schema) -> None:
-        self._schema = schema
-
-    def condition(self, node: Any) -> Condition:
-        try:
-            return self._condition(node)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError, pl.exceptions.PolarsError):
-            return _where.UNKNOWN
-
-    def _condition(self, node: Any) -> Condition:
-        kind, body = _only(node)
-        match kind:
-            case "BinaryExpr":
-                return self._binary(body["op"], body["left"], body["right"])
-            case "Function":
-                return self._function(body["function"], body["input"])
-            case "Column":
-                return _where.is_true(self._column(node))
-            case "Literal":
-                value = self._value(node)
-                return _where.constant(value) if value is None or isinstance(value, bool) else _where.UNKNOWN
-        return _where.UNKNOWN
-
-    def _binary(self, op: str, left: Any, right: Any) -> Condition:
-        if op in ("And", "LogicalAnd"):
-            return self.condition(left) & self.condition(right)
-        if op in ("Or", "LogicalOr"):
-            return self.condition(left) | self.condition(right)
-        missing = op in ("EqValidity", "NotEqValidity")  # null is a value among others
-        symbol = {"EqValidity": "==", "NotEqValidity": "!="}.get(op) or _COMPARISONS[op]
-        if self._is_literal(left):
-            left, right, symbol = right, left, _where.MIRRORED[symbol]
-        column = self._column(left)
-        if not self._is_literal(right):
-            return _where.UNKNOWN if missing else _where.compare_columns(column, symbol, self._column(right))
-        value = self._value(right)
-        if not missing:
-            return _where.compare(column, symbol, value, nan_is_greatest=True)
-        if value is None:
-            null = _where.is_null(column)
-            return null if symbol == "==" else ~null
-        equal = _where.compare(column, "==", value, nan_is_greatest=True)
-        null = _where.is_null(column)
-        equal = Condition(equal.true, equal.false | null.true)
-        return equal if symbol == "==" else ~equal
-
-    def _function(self, function: Any, inputs: list[Any]) -> Condition:
-        family, which = _only(function)
-        name, options = _only(which)
-        match family, name:
-            case "Boolean", "Not":
-                return ~self.condition(inputs[0])
-            case "Boolean", "IsNull":
-                return _where.is_null(self._column(inputs[0]))
-            case "Boolean", "IsNotNull":
-                return ~_where.is_null(self._column(inputs[0]))
-            case "Boolean", "AllHorizontal":
-                return _all(map(self.condition, inputs))
-            case "Boolean", "AnyHorizontal":
-                return ~_all(~self.condition(i) for i in inputs)
-            case "Boolean", "IsBetween":
-                low, high = {"Both": (">=", "<="), "Left": (">=", "<"), "Right": (">", "<="), "None": (">", "<")}[
-                    options["closed"]
-                ]
-                return self._binary_symbol(inputs[0], low, inputs[1]) & self._binary_symbol(inputs[0], high, inputs[2])
-            case "Boolean", "IsIn":
-                return self._is_in(inputs[0], inputs[1], options["nulls_equal"])
-            case "StringExpr", "Contains":
-                value = self._value(inputs[1])
-                if not options["literal"] and (not isinstance(value, str) or _REGEX.intersection(value)):
-                    return _where.UNKNOWN
-                return _where.string_test(self._column(inputs[0]), "contains", value)
-            case "StringExpr", ("StartsWith" | "EndsWith"):
-                return _where.string_test(self._column(inputs[0]), _STRING_TESTS[name], self._value(inputs[1]))
-            case "ListExpr", "Contains":
-                return _where.has_item(self._column(inputs[0]), self._value(inputs[1]))
-        return _where.UNKNOWN
-
-    def _binary_symbol(self, left: Any, symbol: str, right: Any) -> Condition:
-        return _where.compare(self._column(left), symbol, self._value(right), nan_is_greatest=True)
-
-    def _is_in(self, left: Any, right: Any, nulls_equal: bool) -> Condition:
-        column = self._column(left)
-        items = self._series(right)
-        if items.dtype not in (pl.List, pl.Array):
-            return _where.UNKNOWN
-        values = items.explode().to_list()
-        found = _where.is_in(column, [v for v in values if v is not None])
-        if nulls_equal:
-            null = _where.is_null(column)
-            found = found | null if None in values else Condition(found.true, found.false | null.true)
-        return found
-
-    def _column(self, node: Any) -> Column:
-        """The column that a node is, or that it casts to a type that holds all its values. KeyError if it is none."""
-        kind, body = _only(node)
-        if kind == "Column":
-            return Column(self._schema.field(body))
-        if kind == "Function" and body["function"] == {"BinaryExpr": "Size"}:  # known without the blob
-            blob = self._schema.field(_only(body["input"][0])[1])
-            if not _where.is_blob(blob) or not pa.types.is_large_binary(blob.type):
-                raise KeyError(blob.name)
-            return Column(pa.field(f"{blob.name}.size", pa.int64()))
-        if kind == "Cast":
-            column = self._column(body["expr"])
-            dtype = body["dtype"]["Literal"]
-            signed = {"Int8": 8, "Int16": 16, "Int32": 32, "Int64": 64}
-            unsigned = {"UInt8": 8, "UInt16": 16, "UInt32": 32, "UInt64": 64}
-            ours = str(column.field.type)  # such as int32
-            if column.kind == "int" and not column.as_float:
-                bits = column.field.type.bit_width
-                wide = signed.get(dtype, 0) - ours.startswith("uint")
-                if (unsigned.get(dtype, 0) if ours.startswith("uint") else 0) >= bits or wide >= bits:
-                    return column
-                if dtype == "Float64":
-                    return Column(column.field, as_float=True)
-            if column.kind == "float" and dtype == "Float64":
-                return Column(column.field, as_float=True)
-        raise KeyError(kind)
-
-    def _is_literal(self, node: Any) -> bool:
-        return _only(node)[0] == "Literal"
-
-    def _series(self, node: Any) -> pl.Series:
-        """Let Polars itself say what a literal is."""
-        if not self._is_literal(node):
-            raise KeyError("Literal")
-        literal = pl.Expr.deserialize(io.BytesIO(json.dumps(node).encode()), format="json")
-        series = pl.select(literal).to_series()
-        if len(series) != 1:
-            raise ValueError("a literal is one value")
-        return series
-
-    def _value(self, node: Any) -> _where.Value:
-        series = self._series(node)
-        if series.dtype == pl.Date:
-            days = series.to_physical().item()
-            return None if days is None else Instant(days * 86_400_000_000_000)
-        if isinstance(series.dtype, pl.Datetime):
-            ticks = series.to_physical().item()
-            return None if ticks is None else Instant(ticks * _UNITS[series.dtype.time_unit])
-        value = series.item()
-        if value is None or isinstance(value, (bool, int, float, str)):
-            return value
-        raise ValueError(f"a literal of type {series.dtype}")
-
-
-def _only(node: Any) -> tuple[str, Any]:
-    """A node's kind and body; some have no body."""
-    if isinstance(node, str):
-        return node, None
-    ((kind, body),) = node.items()
-    return kind, body
-
-
-def _all(conditions: Iterable[Condition]) -> Condition:
-    out = _where.constant(True)
-    for condition in conditions:
-        out = out & condition
-    return out
