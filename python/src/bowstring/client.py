@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from bowstring._request import snapshot_named
 from bowstring._upload import IngestResult, upload
 from bowstring._wire import progress_bar
 from bowstring.connection import Connection, Tls
-from bowstring.dataset import Dataset, snapshot_named
+from bowstring.dataset import Dataset
 from bowstring.errors import ServerError
 from bowstring.forecast import Forecast
 from bowstring.lineage import Held, RecordedJob, held, jobs_on_record
