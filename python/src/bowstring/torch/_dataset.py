@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -17,6 +16,7 @@ from bowstring.connection import Tls
 from bowstring.dataset import Dataset
 from bowstring.preview import Explanation
 from bowstring.torch import _share
+from bowstring.torch._arguments import check_output, global_size, loader_size, of_images
 from bowstring.torch._columns import Batch, tune_malloc
 from bowstring.torch._decode import Decode
 from bowstring.torch._iterator import DatasetIterator, Job
@@ -25,7 +25,6 @@ from bowstring.torch._rows import steps_for
 from bowstring.torch._state import Place, Share, State, check, place_for, portable
 from bowstring.torch._state import portable_state as portable_state_of
 
-_SIZE = 64  # of a global batch, if nothing is said
 _WORKERS = 1024  # that a loader may have
 _EPOCH, _EXPLICIT, _LOADS, _ITERATED, _USED = range(5)  # of what processes share; from _USED on, one for each worker
 
@@ -114,31 +113,14 @@ class BowstringDataset(IterableDataset[Any]):
         token: str | None = None,
         tls: Tls | None = None,
     ) -> None:
-        if global_batch_size is not None and batch_size is not None:
-            raise ValueError(
-                f"global_batch_size, batch_size: got {global_batch_size!r} and {batch_size!r}, want one of them: both "
-                "are the samples of a step, all ranks together"
-            )
-        given = "global_batch_size" if batch_size is None else "batch_size"
-        size = next((size for size in (global_batch_size, batch_size) if size is not None), _SIZE)
-        size = _size_of(size, given)
-        if loader_batch_size is not None:
-            loader_batch_size = _size_of(loader_batch_size, "loader_batch_size")
-            if output != "samples":
-                raise ValueError("loader_batch_size: goes with output='samples'; whole batches are made by the server")
-        if output not in ("batches", "samples", "dlpack"):
-            raise ValueError(f"output: got {output!r}, want 'batches', 'samples' or 'dlpack'")
-        if output == "dlpack" and (decode is not None or transform is not None or collate is not None):
-            raise ValueError(
-                "output: 'dlpack' gives what the server made; decode, transform and collate go with others"
-            )
-        if output == "samples" and collate is not None:
-            raise ValueError("collate: goes with output='batches'; for samples, give collate_fn to the DataLoader")
+        size = global_size(global_batch_size, batch_size)
+        loader_batch_size = loader_size(loader_batch_size, output)
+        check_output(output, decode, transform, collate)
         dataset = opened(
             source, name, split=split, snapshot=snapshot, columns=columns, where=where, token=token, tls=tls
         )
         if operators is not None:
-            dataset = dataset.operators(operators if isinstance(operators, Mapping) else _of_images(dataset, operators))
+            dataset = dataset.operators(operators if isinstance(operators, Mapping) else of_images(dataset, operators))
         if shuffle is True:
             raise ValueError("shuffle: got True, want the seed, an integer, such as 0; or False")
         if shuffle is not None:
@@ -414,17 +396,3 @@ class BowstringDataset(IterableDataset[Any]):
         self._pending = found
         if not self._shared[_EXPLICIT]:
             self._shared[_EPOCH] = found["epoch"]
-
-
-def _of_images(dataset: Dataset, transform: Any) -> dict[str, Any]:
-    """The same operators for each column of images."""
-    images = [f.name for f in dataset.schema if (f.metadata or {}).get(b"bowstring.media") == b"image"]
-    if not images:
-        raise ValueError(f"operators: no column holds images; there are {', '.join(dataset.schema.names)}")
-    return dict.fromkeys(images, transform)
-
-
-def _size_of(size: Any, name: str) -> int:
-    if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
-        raise ValueError(f"{name}: got {size!r}, want an integer, 1 or more")
-    return int(size)
