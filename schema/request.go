@@ -117,63 +117,10 @@ type Request struct {
 	Within *Restriction `json:"-"`
 }
 
-// SelectionRef gives a set of positions: by the name of an uploaded selection,
-// or as a list. Exactly one of the two is set.
-type SelectionRef struct {
-	Name      string  `json:"name,omitempty"`      // as Selection.Name
-	Positions []int64 `json:"positions,omitempty"` // ascending and unique; ParseRequest sorts them
-}
-
 // Shuffle asks for the permutation that seed and epoch determine.
 type Shuffle struct {
 	Seed  uint64 `json:"seed"`
 	Epoch uint64 `json:"epoch"`
-}
-
-// BucketByLength has batches made of samples of like length: those of some steps that follow one another are put in
-// order of their length and shared out anew among these steps.
-type BucketByLength struct {
-	// Column says how long a sample is: a metadata column of integers or of floating point, or a blob column, by the
-	// bytes of its cells. Null is 0, as is what is less.
-	Column string `json:"column"`
-	// Window is in how many steps a sample may move; 0: DefaultBucketWindow, or fewer where that would be more than
-	// MaxBucketRows samples.
-	Window int64 `json:"window,omitempty"`
-}
-
-// check implements checker.
-func (b *BucketByLength) check(field string) error {
-	switch field {
-	case "column":
-		if b.Column == "" {
-			return &FieldError{Field: "bucket_by_length.column", Got: `""`,
-				Want: "the column that says how long samples are"}
-		}
-	case "window":
-		return checkRange("bucket_by_length.window", b.Window, 1, MaxBucketRows)
-	}
-	return nil
-}
-
-// checkBuckets checks BucketByLength, which is given, as far as Batch is.
-func (r *Request) checkBuckets() error {
-	b := r.BucketByLength
-	if err := checkAll(b); err != nil {
-		return err
-	}
-	if mode, _ := r.OrderOf(); mode != OrderStrict {
-		return &FieldError{Field: "order", Got: Quote(r.Order),
-			Want: fmt.Sprintf("%q, as other orders take batches of bucket_by_length apart", OrderStrict)}
-	}
-	if r.Batch > MaxBucketRows {
-		return &FieldError{Field: "batch", Got: strconv.FormatInt(r.Batch, 10),
-			Want: fmt.Sprintf("at most %d with bucket_by_length", MaxBucketRows)}
-	}
-	if r.Batch > 0 && b.Window > MaxBucketRows/r.Batch {
-		return &FieldError{Field: "bucket_by_length.window", Got: strconv.FormatInt(b.Window, 10),
-			Want: fmt.Sprintf("at most %d steps of %d samples", MaxBucketRows/r.Batch, r.Batch)}
-	}
-	return nil
 }
 
 // World says how many ranks share each global batch.
@@ -398,56 +345,6 @@ func checkColumns(columns []string) error {
 			return &FieldError{Field: path, Got: Quote(c) + " again", Want: "each column once"}
 		}
 		seen[c] = true
-	}
-	return nil
-}
-
-// sort brings the positions, if there are any, in ascending order.
-func (s *SelectionRef) sort() {
-	if s != nil {
-		slices.Sort(s.Positions)
-	}
-}
-
-// checkSet checks that one of the fields is given, and it.
-func (s *SelectionRef) checkSet() error {
-	switch {
-	case s.Name != "" && s.Positions != nil:
-		return &FieldError{Field: "selection", Got: "both name and positions", Want: "one of them"}
-	case s.Name == "" && s.Positions == nil:
-		return &FieldError{Field: "selection", Got: "neither name nor positions", Want: "one of them"}
-	}
-	return checkAll(s)
-}
-
-// check checks a field that is given.
-func (s *SelectionRef) check(field string) error {
-	path := "selection." + field
-	if field == "name" {
-		if k, err := ParseKey(s.Name); err != nil || k.String() != s.Name {
-			return &FieldError{Field: path, Got: Quote(s.Name),
-				Want: "the 64 lower-case hexadecimal digits that name an uploaded selection"}
-		}
-		return nil
-	}
-	if n := len(s.Positions); n == 0 || n > MaxPositions {
-		return &FieldError{Field: path, Got: fmt.Sprintf("%d positions", n),
-			Want: fmt.Sprintf("1 to %d, as each ticket repeats them; upload a longer selection by DoPut with "+
-				"the command "+
-				`{"selection": {"dataset": …}} and a column "position", and give the name that it answers`,
-				MaxPositions)}
-	}
-	for i, p := range s.Positions {
-		if p < 0 {
-			return &FieldError{Field: path, Got: strconv.FormatInt(p, 10), Want: "positions from 0"}
-		}
-		if i > 0 && p == s.Positions[i-1] {
-			return &FieldError{Field: path, Got: fmt.Sprintf("%d twice", p), Want: "each position once"}
-		}
-		if i > 0 && p < s.Positions[i-1] {
-			return &FieldError{Field: path, Got: fmt.Sprintf("%d after %d", p, s.Positions[i-1]),
-				Want: "ascending positions"}
-		}
 	}
 	return nil
 }
