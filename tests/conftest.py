@@ -22,12 +22,16 @@ PHOTOGRAPHS = 300
 # The files that take longest, in the order in which processes of pytest take them: none is left alone at the end.
 FIRST = [
     "test_notebooks",
+    "test_console",
     "test_torch",
-    "test_ray",
-    "test_coming_from",
-    "test_cassandra",
-    "test_torch_state",
+    "test_torch_resume",
+    "test_cluster_nodes",
     "test_examples",
+    "test_cassandra",
+    "test_cassandra_tended",
+    "test_cassandra_stores",
+    "test_cassandra_attached",
+    "test_cassandra_shared",
 ]
 
 StartNode = Callable[..., Node]

@@ -1,4 +1,4 @@
-"""Samples with metadata of many types, a server of them, and what it has sent, for tests of lazy frames."""
+"""Samples with metadata of many types, and a server of them, for tests of lazy frames."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import datetime as dt
 import decimal
 import math
 import random
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from node import Node
+from sent import Sent, sent_since
 
 ROWS, BLOB = 3_000, 4_000
 UTC = dt.timezone.utc
@@ -98,34 +98,7 @@ def scan(served: Served) -> pl.LazyFrame:
     return bowstring.polars.scan(served.dataset)
 
 
-class Sent(NamedTuple):
-    """What a server sent."""
-
-    rows: int
-    bytes: int
-    calls: int
-
-
 @pytest.fixture
 def sent(served: Served) -> Callable[[], Sent]:
     """What the server has sent since the last call."""
-
-    def now() -> Sent:
-        # A stream that was closed early is counted when the server has noticed.
-        deadline = time.monotonic() + 30
-        while (stats := served.dataset.client.stats())["streams"]:
-            assert time.monotonic() < deadline, stats["streams"]
-            time.sleep(0.01)
-        server = stats["server"]
-        return Sent(server["rows"], server["bytes"], server["calls"])
-
-    before = now()
-
-    def since() -> Sent:
-        nonlocal before
-        after = now()
-        difference = Sent(*(a - b for a, b in zip(after, before, strict=True)))
-        before = after
-        return difference
-
-    return since
+    return sent_since(served.dataset.client)

@@ -17,7 +17,8 @@ import pytest
 from node import Node
 from PIL import Image
 from polars.testing import assert_frame_equal
-from polars_samples import BLOB, ROWS, Sent, Served, mixed, scan, sent, served
+from polars_samples import BLOB, ROWS, Served, mixed, scan, sent, served
+from sent import Sent
 
 __all__ = ["scan", "sent", "served"]  # fixtures
 

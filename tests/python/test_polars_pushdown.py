@@ -10,7 +10,8 @@ import polars as pl
 import pytest
 from bowstring import _where
 from polars.testing import assert_frame_equal
-from polars_samples import BLOB, ROWS, Sent, Served, scan, sent, served
+from polars_samples import BLOB, ROWS, Served, scan, sent, served
+from sent import Sent
 
 __all__ = ["scan", "sent", "served"]  # fixtures
 

@@ -30,7 +30,7 @@ from polars.testing import assert_frame_equal
 from ray.data.datatype import DataType
 from ray.data.expressions import col, udf
 from ray_samples import BLOB, COLUMNS, ROWS, Served, samples, served
-from wire import until
+from sent import Sent, sent_since
 
 __all__ = ["served"]  # fixtures
 
@@ -55,32 +55,16 @@ def cluster() -> Iterator[None]:
 
 
 @pytest.fixture
-def sent(served: Served) -> Callable[[], tuple[int, int]]:
-    """Rows and bytes that the server has sent since the last call."""
-    client = served.dataset.client
-
-    def now() -> dict[str, int]:
-        until(lambda: not client.stats()["streams"], "the end of all streams")
-        found: dict[str, int] = client.stats()["server"]
-        return found
-
-    before = now()
-
-    def since() -> tuple[int, int]:
-        nonlocal before
-        after = now()
-        rows, size = after["rows"] - before["rows"], after["bytes"] - before["bytes"]
-        before = after
-        return rows, size
-
-    return since
+def sent(served: Served) -> Callable[[], Sent]:
+    """What the server has sent since the last call."""
+    return sent_since(served.dataset.client)
 
 
 def keys(rows: ray.data.Dataset) -> list[str]:
     return [row["key"] for row in rows.select_columns(["key"]).take_all()]
 
 
-def test_counts_and_schema(served: Served, sent: Callable[[], tuple[int, int]]) -> None:
+def test_counts_and_schema(served: Served, sent: Callable[[], Sent]) -> None:
     rows = bowstring.ray.read(served.dataset)
     assert rows.count() == ROWS
     schema = rows.schema()
@@ -139,14 +123,14 @@ def test_blocks_are_of_the_size_that_ray_wants(served: Served) -> None:
 # --- what is pushed down --------------------------------------------------
 
 
-def test_columns_are_pushed_down(served: Served, sent: Callable[[], tuple[int, int]]) -> None:
+def test_columns_are_pushed_down(served: Served, sent: Callable[[], Sent]) -> None:
     rows = bowstring.ray.read(served.dataset, parallelism=2).select_columns(["label", "key"])
     assert rows.schema().names == ["label", "key"]
     assert len(rows.take_all()) == ROWS
-    assert sent()[1] < ROWS * 50
+    assert sent().bytes < ROWS * 50
 
 
-def test_filters_are_pushed_down(served: Served, sent: Callable[[], tuple[int, int]]) -> None:
+def test_filters_are_pushed_down(served: Served, sent: Callable[[], Sent]) -> None:
     rows = bowstring.ray.read(served.dataset, parallelism=2)
     expected = [r["key"] for r in served.table.select(["key", "label"]).to_pylist() if r["label"] == 3]
     low = rows.filter(expr=col("label") == 3).select_columns(["key", "image"])
@@ -159,7 +143,7 @@ def test_filters_are_pushed_down(served: Served, sent: Callable[[], tuple[int, i
     assert rows.filter(expr=col("label") == 77).count() == 0
 
 
-def test_filters_that_the_server_does_in_part(served: Served, sent: Callable[[], tuple[int, int]]) -> None:
+def test_filters_that_the_server_does_in_part(served: Served, sent: Callable[[], Sent]) -> None:
     rows = bowstring.ray.read(served.dataset, parallelism=2)
     both = (col("label") == 3) & (col("position") * 2 % 10 == 4)
     expected = [
@@ -168,7 +152,7 @@ def test_filters_that_the_server_does_in_part(served: Served, sent: Callable[[],
         if r["label"] == 3 and r["position"] * 2 % 10 == 4
     ]
     assert sorted(keys(rows.filter(expr=both))) == sorted(expected)
-    assert sent()[0] == served.table["label"].to_pylist().count(3)
+    assert sent().rows == served.table["label"].to_pylist().count(3)
     assert rows.filter(expr=both).count() == len(expected)
     assert rows.filter(expr=both).limit(3).count() == 3
     # By function, and by an expression that only Ray can evaluate.
@@ -182,11 +166,11 @@ def test_filters_that_the_server_does_in_part(served: Served, sent: Callable[[],
     assert rows.filter(expr=predicate).count() == served.table["label"].to_pylist().count(3)
 
 
-def test_rows_are_pushed_down(served: Served, sent: Callable[[], tuple[int, int]]) -> None:
+def test_rows_are_pushed_down(served: Served, sent: Callable[[], Sent]) -> None:
     rows = bowstring.ray.read(served.dataset, parallelism=2)
     first = rows.map(lambda row: {"key": row["key"]}).limit(5)
     assert len(first.take_all()) == 5
-    assert sent()[0] <= 2 * 5
+    assert sent().rows <= 2 * 5
     assert len(rows.limit(5).take_all()) == 5
     assert rows.limit(0).take_all() == []
 
