@@ -22,9 +22,9 @@ PHOTOGRAPHS = 300
 # The files that take longest, in the order in which processes of pytest take them: none is left alone at the end.
 FIRST = [
     "test_notebooks",
-    "test_console",
     "test_torch",
     "test_torch_resume",
+    "test_console",
     "test_cluster_nodes",
     "test_examples",
     "test_cassandra",

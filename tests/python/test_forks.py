@@ -14,7 +14,7 @@ import bowstring
 import numpy as np
 import pytest
 
-SECONDS = 30  # for a child process
+SECONDS = 90  # for a child process
 
 
 def test_pickles_are_small_and_read_the_same(here: bowstring.Client) -> None:

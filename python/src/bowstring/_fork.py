@@ -24,6 +24,7 @@ from bowstring.errors import BowstringError
 
 _LULL = 0.01  # seconds
 _PATIENCE = 3.0  # seconds for gRPC's threads to end; they take 2 to 4 ms where the machine has time for them
+_HANGS = 10.0  # seconds after which a call that takes some ms, on a machine that has time for it, is taken to hang
 # gRPC's, as Linux shows their names. The last of them, grpc_shutdown, holds a lock that a child would wait for.
 _THREADS = {"event_engine", "lifeguard", "grpc_global_tim", "grpc_shutdown"}
 
@@ -123,14 +124,14 @@ def _quiet(seconds: float) -> bool:
 
 def _call() -> None:
     with contextlib.suppress(pa.ArrowException, OSError):  # nobody listens there
-        list(fl.connect("grpc://127.0.0.1:1").list_actions(fl.FlightCallOptions(timeout=_PATIENCE / 2)))
+        list(fl.connect("grpc://127.0.0.1:1").list_actions(fl.FlightCallOptions(timeout=_HANGS / 2)))
 
 
 def _probe() -> None:
     """Make a call that nobody needs, in a thread that may hang."""
     thread = threading.Thread(target=_call, daemon=True)
     thread.start()
-    thread.join(_PATIENCE)
+    thread.join(_HANGS)
     if thread.is_alive():
         _state.poisoned = (
             "this process was forked while its parent had a connection of gRPC's that is not this package's, such as a "
