@@ -2,6 +2,7 @@ package cql
 
 import (
 	"context"
+	"sync"
 
 	"github.com/gocql/gocql"
 )
@@ -10,37 +11,55 @@ import (
 // other on a connection, and a link of limited rate may have seconds of blobs under way: a node that is at work would
 // seem gone. It is opened when it is first asked for: a process that is no node of a cluster has none.
 type control struct {
-	turn    chan struct{} // holds one token while nobody looks at session
+	running sync.WaitGroup
+
+	mu      sync.Mutex
 	session *gocql.Session
+	opening *opening // nil while nobody opens one
 }
 
-func newControl() control {
-	c := control{turn: make(chan struct{}, 1)}
-	c.turn <- struct{}{}
-	return c
+// opening is an attempt at a session, for all who wait for it.
+type opening struct {
+	ended   chan struct{} // closed when the others are there
+	session *gocql.Session
+	err     error
 }
 
-// controlled returns the session. The caller holds life, and so has it until it lets go.
+// controlled returns the session. The caller holds life, and so has it until it lets go. A caller whose context ends
+// goes away; the session is opened all the same, for the next one.
 func (s *Store) controlled(ctx context.Context) (*gocql.Session, error) {
+	c := &s.control
+	c.mu.Lock()
+	if c.session != nil {
+		defer c.mu.Unlock()
+		return c.session, nil
+	}
+	o := c.opening
+	if o == nil {
+		o = &opening{ended: make(chan struct{})}
+		c.opening = o
+		c.running.Go(func() {
+			o.session, _, o.err = s.session(s.ending, s.config.Keyspace, 1)
+			c.mu.Lock()
+			c.session, c.opening = o.session, nil
+			c.mu.Unlock()
+			close(o.ended)
+		})
+	}
+	c.mu.Unlock()
 	select {
-	case <-s.control.turn:
+	case <-o.ended:
+		return o.session, o.err
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
-	defer func() { s.control.turn <- struct{}{} }()
-	if s.control.session != nil {
-		return s.control.session, nil
-	}
-	session, _, err := s.session(ctx, s.config.Keyspace, 1)
-	if err != nil {
-		return nil, err
-	}
-	s.control.session = session
-	return session, nil
 }
 
-// closeLocked ends the session. The store's life is locked: nobody asks for it.
-func (c *control) closeLocked() {
+// close ends the session. The store's context has ended, and its life is locked: nobody asks for it.
+func (c *control) close() {
+	c.running.Wait()
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if c.session != nil {
 		c.session.Close()
 	}

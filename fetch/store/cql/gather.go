@@ -37,6 +37,9 @@ const (
 	cutLeast = 500 * time.Millisecond
 	// usualStatement is the inverse of what one answer counts for in what is usual.
 	usualStatement = 8
+	// Where statements were refused, twice as many keys are tried after raiseAfter: what was refused may have been
+	// something else, as while a table is altered.
+	raiseAfter = time.Minute
 )
 
 // gathering asks for several blobs of one host by one statement, where many are wanted at the same time. Each
@@ -57,8 +60,13 @@ const (
 type gathering struct {
 	store   *Store
 	query   *gocql.Query // what keyed stands on; never sent
-	most    atomic.Int32 // blobs in a statement; less than 2: nothing is gathered
+	wanted  int32        // blobs in a statement, as the address says
+	most    atomic.Int32 // of them, what hosts take; less than 2: nothing is gathered
 	running sync.WaitGroup
+
+	mu      sync.Mutex
+	refused time.Duration // when most was changed, by the steering's clock
+	lowest  int32         // that most has been
 
 	// linger is how long a statement stays open, patience for how long it is waited for, by how long one usually takes.
 	linger, patience func(usual time.Duration) time.Duration
@@ -73,20 +81,29 @@ type gathered struct {
 	mu    sync.Mutex
 	reads int           // that have begun and not ended
 	least time.Duration // an answer took; 0: none came yet
+	kinds [2]kind       // of statements: for small blobs, and for others
+}
+
+// kind is what is known of the statements of a host that are for blobs of like sizes.
+type kind struct {
+	open  *statement    // that reads may join; nil if there is none
 	usual time.Duration // from a statement to its answer, a moving mean
-	open  [2]*statement // of small blobs and of others, that reads may join; nil if there is none
+	cut   time.Time     // when one was given up
 }
 
 func newGathering(s *Store) *gathering {
-	g := &gathering{store: s, query: s.db.Query(selectPart)}
-	g.linger = func(usual time.Duration) time.Duration { return min(usual/lingerShare, lingerMost) }
-	g.patience = func(usual time.Duration) time.Duration { return max(cutLeast, cutTimes*usual) }
-	g.most.Store(int32(s.config.Keys))
-	if s.config.Keys == 0 {
-		g.most.Store(gatherKeys)
+	g := &gathering{store: s, query: s.db.Query(selectPart), linger: lingerBy, patience: patienceBy}
+	if g.wanted = int32(s.config.Keys); g.wanted == 0 {
+		g.wanted = gatherKeys
 	}
+	g.most.Store(g.wanted)
+	g.lowest = g.wanted
 	return g
 }
+
+func lingerBy(usual time.Duration) time.Duration { return min(usual/lingerShare, lingerMost) }
+
+func patienceBy(usual time.Duration) time.Duration { return max(cutLeast, cutTimes*usual) }
 
 // single is how a read goes on by itself.
 type single struct {
@@ -113,7 +130,7 @@ func (a *single) end(err error) {
 // alone: the caller ends single when it has been.
 func (g *gathering) read(ctx context.Context, ref *schema.BlobRef) (*buffer, single, error) {
 	by := single{attempt: store.AttemptFrom(ctx)}
-	if g == nil || by.attempt > 0 || ref.Size == 0 || ref.Size > gatherLargest || g.most.Load() < 2 {
+	if g == nil || by.attempt > 0 || ref.Size == 0 || ref.Size > gatherLargest || g.keys() < 2 {
 		return nil, by, nil
 	}
 	host := g.hostOf(ref)
@@ -182,34 +199,34 @@ func (h *gathered) perLaneLocked() int {
 
 // joinLocked has a read join the statement that is open, or a new one. It wants host.mu held.
 func (g *gathering) joinLocked(host *gathered, m *joined) *statement {
-	class := &host.open[0]
+	k := &host.kinds[0]
 	if m.ref.Size > gatherSmall {
-		class = &host.open[1]
+		k = &host.kinds[1]
 	}
-	if *class != nil && (*class).bytes+m.ref.Size > gatherBytes {
-		host.closeLocked(class)
+	if k.open != nil && k.open.bytes+m.ref.Size > gatherBytes {
+		k.closeLocked()
 	}
-	st := *class
+	st := k.open
 	if st == nil {
-		st = &statement{gathering: g, host: host, class: class, full: make(chan struct{})}
+		st = &statement{gathering: g, host: host, kind: k, full: make(chan struct{})}
 		st.context, st.cancel = context.WithCancelCause(context.Background())
-		*class = st
-		linger := g.linger(host.usual)
+		k.open = st
+		linger := g.linger(k.usual)
 		g.running.Go(func() { st.run(linger) })
 	}
 	st.members = append(st.members, m)
 	st.bytes += m.ref.Size
 	st.waiting++
 	if st.waiting >= min(int(g.most.Load()), host.perLaneLocked()) {
-		host.closeLocked(class)
+		k.closeLocked()
 	}
 	return st
 }
 
-// closeLocked has nobody join an open statement any more. It wants mu held.
-func (h *gathered) closeLocked(class **statement) {
-	close((*class).full)
-	*class = nil
+// closeLocked has nobody join the open statement any more. It wants gathered.mu held.
+func (k *kind) closeLocked() {
+	close(k.open.full)
+	k.open = nil
 }
 
 // answeredLocked takes note of how long an answer took.
@@ -219,17 +236,31 @@ func (h *gathered) answeredLocked(took time.Duration) {
 	}
 }
 
-// took takes note of how long a statement took, or of after which time it was given up.
-func (h *gathered) took(d time.Duration, answered bool) {
+// took takes note of how long a statement took that was sent at some time.
+func (h *gathered) took(k *kind, sent, now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if answered {
-		h.answeredLocked(d)
+	h.answeredLocked(now.Sub(sent))
+	k.tookLocked(now.Sub(sent))
+}
+
+// gaveUp takes note that a statement was given up which was sent at some time. Of those that were on their way at the
+// same time the first one counts: the others waited behind the same.
+func (h *gathered) gaveUp(k *kind, sent, now time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if sent.Before(k.cut) {
+		return
 	}
-	if h.usual == 0 {
-		h.usual = d
+	k.cut = now
+	k.tookLocked(now.Sub(sent))
+}
+
+func (k *kind) tookLocked(d time.Duration) {
+	if k.usual == 0 {
+		k.usual = d
 	} else {
-		h.usual += (d - h.usual) / usualStatement
+		k.usual += (d - k.usual) / usualStatement
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -25,6 +26,7 @@ type crowd struct {
 	t     *testing.T
 	mock  *mock
 	refs  []schema.BlobRef
+	clock atomic.Int64 // of steering
 	mu    sync.Mutex
 	cells map[schema.Key][]byte
 }
@@ -60,15 +62,15 @@ func (c *crowd) begin(port int, uri string, sizes ...int) {
 	}
 	startMock(t, c.mock, "127.0.0.1", port)
 	c.Store = mockStore(t, uri)
-	c.steering.now = func() time.Duration { return 0 } // on a machine under load no host is silent
+	c.steering.now = func() time.Duration { return time.Duration(c.clock.Load()) } // it stands: no host is silent
 	c.gathering.linger = func(time.Duration) time.Duration { return time.Hour }
 	c.gathering.patience = c.gathering.linger
 	h := c.host()
 	h.reads, h.least = crowdReads, 1
 	t.Cleanup(func() {
 		c.gathering.running.Wait()
-		if h.reads != crowdReads || h.open[0] != nil || h.open[1] != nil {
-			t.Errorf("%d reads are counted, want %d; open are %v", h.reads, crowdReads, h.open)
+		if h.reads != crowdReads || h.kinds[0].open != nil || h.kinds[1].open != nil {
+			t.Errorf("%d reads are counted, want %d; open are %v", h.reads, crowdReads, h.kinds)
 		}
 		if s := c.buffers.stats(); s.buffers != 0 {
 			t.Errorf("%d buffers are held", s.buffers)
@@ -124,7 +126,7 @@ func (c *crowd) waiting(n int) {
 	h := c.host()
 	for {
 		h.mu.Lock()
-		st := h.open[1]
+		st := h.kinds[1].open
 		there := st != nil && len(st.members) == n
 		h.mu.Unlock()
 		if there {
@@ -318,9 +320,16 @@ func TestGatherFaults(t *testing.T) {
 	}
 }
 
-// TestGatherRefused: a server that takes fewer keys gets fewer from then on, and none together if it takes one.
+// TestGatherRefused: a server that takes fewer keys gets fewer, and none together if it takes one. More are tried
+// after a while: what was refused may have been something else.
 func TestGatherRefused(t *testing.T) {
-	m := &mock{gathered: func([][]byte) deed { return deed{answer: &message.Invalid{ErrorMessage: "too many keys"}} }}
+	var takes atomic.Bool
+	m := &mock{gathered: func([][]byte) deed {
+		if takes.Load() {
+			return deed{}
+		}
+		return deed{answer: &message.Invalid{ErrorMessage: "too many keys"}}
+	}}
 	c := newCrowd(t, m, large(crowdKeys)...)
 	refs := c.refs
 	for _, want := range []struct{ reads, most int }{{4, 2}, {2, 1}, {4, 1}} {
@@ -331,6 +340,22 @@ func TestGatherRefused(t *testing.T) {
 		}
 	}
 	c.gets(2, 10)
+	c.clock.Add(int64(raiseAfter))
+	c.refs = refs[:2]
+	c.well(c.all()) // two are tried, and refused
+	c.gets(3, 12)
+	takes.Store(true)
+	for _, want := range []int{2, 4, 4} {
+		c.clock.Add(int64(raiseAfter - 1))
+		before := c.gathering.keys()
+		c.clock.Add(1)
+		c.refs = refs[:want]
+		c.well(c.all())
+		if got := c.gathering.keys(); int(got) != want || int(before) > want {
+			t.Errorf("statements ask for %d blobs before their time and %d after, want %d", before, got, want)
+		}
+	}
+	c.gets(6, 12)
 }
 
 // TestGatherCancel: who goes away is not asked for, and holds up nobody.

@@ -112,17 +112,16 @@ func (s *Store) session(ctx context.Context, keyspace string, conns int) (*gocql
 	cl.NumConns = conns
 	st := s.newSteering(keyspace)
 	cl.PoolConfig.HostSelectionPolicy = st
-	session, err := connect(ctx, cl)
+	session, err := connect(ctx, cl, st.countReplicas)
 	if err != nil {
 		return nil, nil, s.connectFault(ctx, err)
 	}
-	st.countReplicas()
 	return session, st, nil
 }
 
-// connect opens a session, and gives up waiting for it when ctx ends: the driver
+// connect opens a session and has ready ask it something, and gives up waiting for it when ctx ends: the driver
 // knows no context there. What it opens after all is closed.
-func connect(ctx context.Context, cl *gocql.ClusterConfig) (*gocql.Session, error) {
+func connect(ctx context.Context, cl *gocql.ClusterConfig, ready func()) (*gocql.Session, error) {
 	type result struct {
 		session *gocql.Session
 		err     error
@@ -130,6 +129,9 @@ func connect(ctx context.Context, cl *gocql.ClusterConfig) (*gocql.Session, erro
 	opened := make(chan result, 1)
 	go func() {
 		session, err := cl.CreateSession()
+		if err == nil {
+			ready()
+		}
 		opened <- result{session, err}
 	}()
 	select {

@@ -21,7 +21,7 @@ const selectGathered = "SELECT key, data FROM " + tableParts + " WHERE key IN ? 
 type statement struct {
 	gathering *gathering
 	host      *gathered
-	class     **statement // where it is while it is open
+	kind      *kind // where it is open
 	members   []*joined
 	bytes     int64           // of those that have not left; guarded by gathered.mu, as is waiting
 	full      chan struct{}   // closed when no more may join
@@ -60,8 +60,8 @@ func (st *statement) leave(m *joined) {
 	st.waiting--
 	st.bytes -= m.ref.Size
 	if st.waiting == 0 {
-		if *st.class == st {
-			h.closeLocked(st.class)
+		if st.kind.open == st {
+			st.kind.closeLocked()
 		}
 		st.cancel(context.Canceled)
 	}
@@ -78,10 +78,10 @@ func (st *statement) run(linger time.Duration) {
 	}
 	h := st.host
 	h.mu.Lock()
-	if *st.class == st {
-		h.closeLocked(st.class)
+	if st.kind.open == st {
+		st.kind.closeLocked()
 	}
-	several, patience := st.waiting > 1, st.gathering.patience(h.usual)
+	several, patience := st.waiting > 1, st.gathering.patience(st.kind.usual)
 	h.mu.Unlock()
 	moved := several && st.send(patience)
 	for _, m := range st.members {
@@ -127,10 +127,10 @@ func (st *statement) send(patience time.Duration) (moved bool) {
 	made.Release()
 	switch {
 	case err == nil:
-		st.host.took(time.Since(sent), true)
+		st.host.took(st.kind, sent, time.Now())
 		return false
 	case errors.Is(context.Cause(st.context), errCut):
-		st.host.took(patience, false)
+		st.host.gaveUp(st.kind, sent, time.Now())
 	case refuses(err):
 		g.refuse(len(answer.members), err)
 		return false
@@ -146,13 +146,38 @@ func refuses(err error) bool {
 
 // refuse has statements ask for fewer blobs than one that was refused.
 func (g *gathering) refuse(keys int, err error) {
-	before := g.most.Load()
-	if int(before) < keys || !g.most.CompareAndSwap(before, int32(keys/2)) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if int(g.most.Load()) < keys {
 		return // others have seen to it
 	}
-	g.store.log.Warn("the database refuses statements with several keys: they ask for fewer from now on, which costs "+
-		"more; see partition_keys_in_select_fail_threshold, or give the store's address the parameter keys",
-		"keys", keys, "keys_from_now_on", keys/2, "error", err)
+	fewer := int32(keys / 2)
+	g.most.Store(fewer)
+	g.refused = g.store.steering.now()
+	if fewer >= g.lowest {
+		return // it was said then
+	}
+	g.lowest = fewer
+	g.store.log.Warn("the database refuses statements with several keys: they ask for fewer for now, which costs more; "+
+		"see partition_keys_in_select_fail_threshold, or give the store's address the parameter keys",
+		"keys", keys, "keys_for_now", fewer, "error", err)
+}
+
+// keys is how many blobs a statement may ask for.
+func (g *gathering) keys() int32 {
+	most := g.most.Load()
+	if most >= g.wanted {
+		return most
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	most = g.most.Load()
+	if now := g.store.steering.now(); most < g.wanted && now-g.refused >= raiseAfter {
+		most = min(2*max(most, 1), g.wanted)
+		g.most.Store(most)
+		g.refused = now
+	}
+	return most
 }
 
 // answered has the rows of an answer copied to the members that asked for them. The driver's buffer is not held.

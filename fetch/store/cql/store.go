@@ -105,6 +105,7 @@ func open(ctx context.Context, config *Config, opts Options) (_ *Store, err erro
 	}
 	defer func() {
 		if err != nil {
+			s.gathering.running.Wait()
 			s.db.Close()
 		}
 	}()
@@ -154,7 +155,6 @@ func newStore(config *Config, opts Options) *Store {
 	s := &Store{
 		config: config, options: opts, log: opts.Logger,
 		pageRows: rowsAtOnce,
-		control:  newControl(),
 		buffers:  arena{period: arenaPeriod, spare: arenaSpare},
 	}
 	s.ending, s.end = context.WithCancel(context.Background())
@@ -191,7 +191,7 @@ func (s *Store) Close() error {
 	s.foreign.close()
 	s.asking.Wait()
 	s.gathering.running.Wait()
-	s.control.closeLocked()
+	s.control.close()
 	s.db.Close()
 	return errors.Join(err, s.buffers.close())
 }
