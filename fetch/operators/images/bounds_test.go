@@ -43,11 +43,8 @@ func blackPNG(t *testing.T, width, height int, bits, colours byte, size int, int
 		if across < 1 || down < 1 {
 			continue
 		}
-		row := make([]byte, 1+across*size)
-		for range down {
-			if _, err := w.Write(row); err != nil {
-				t.Fatal(err)
-			}
+		if _, err := w.Write(make([]byte, down*(1+across*size))); err != nil {
+			t.Fatal(err)
 		}
 	}
 	if err := w.Close(); err != nil {
