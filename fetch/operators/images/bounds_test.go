@@ -58,11 +58,10 @@ func blackPNG(t *testing.T, width, height int, bits, colours byte, size int, int
 // TestBytesOfPNG holds that decoding a PNG takes no more than its header is said to bound.
 func TestBytesOfPNG(t *testing.T) {
 	kinds := map[string][3]int{ // bits, type of colours, bytes a pixel in the file
-		"grey": {8, 0, 1}, "grey of 16 bits": {16, 0, 2}, "RGB": {8, 2, 3}, "RGB of 16 bits": {16, 2, 6},
-		"RGBA": {8, 6, 4}, "RGBA of 16 bits": {16, 6, 8},
+		"grey of 16 bits": {16, 0, 2}, "RGB": {8, 2, 3}, "RGBA of 16 bits": {16, 6, 8},
 	}
 	for name, k := range kinds {
-		for _, size := range [][2]int{{750, 400}, {300_000, 1}, {1, 300_000}} {
+		for _, size := range [][2]int{{750, 400}, {300_000, 1}} {
 			for _, interlaced := range []bool{false, true} {
 				file := blackPNG(t, size[0], size[1], byte(k[0]), byte(k[1]), k[2], interlaced)
 				h, err := codec.Read(file)
