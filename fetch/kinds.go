@@ -9,9 +9,9 @@ import (
 // OperatorKinds are the kinds of samples that there are operators for.
 func OperatorKinds() operators.Kinds {
 	return operators.Kinds{
-		"image": {Contract: images.ContractVersion, Operators: images.Names(), Compile: images.Compile,
+		"image": {Contract: operators.Always(images.ContractVersion), Operators: images.Names(), Compile: images.Compile,
 			Follow: images.CompileMask},
-		"audio": {Contract: audio.Contract(), Operators: audio.Names(), Compile: audio.Compile},
+		"audio": {Contract: audio.Contract, Operators: audio.Names(), Compile: audio.Compile},
 	}
 }
 

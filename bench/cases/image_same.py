@@ -66,6 +66,8 @@ def run(context: Context) -> Result:
             Figure("differing", exact["differing"], at_most=0),
             Figure("torchvision_most", near["most"], at_most=1),
             Figure("torchvision_share", near["differing"] / near["total"], at_most=0.003),
+            # Bytes of torchvision's that are not the contract's with weights of 16 bits, as its kernel has them.
+            Figure("torchvision_other", near["other"], at_most=0),
         ],
         details={"bytes": exact["total"]},
     )

@@ -27,7 +27,7 @@ func (s *shown) express(snap *schema.Snapshot, req schema.Request) error {
 			return &schema.FieldError{Field: at, Got: "an expression for a column that there is",
 				Want: "the name of a new column"}
 		}
-		m, err := where.CompileColumn(name, at+".expression", p.Expression, visible)
+		m, err := where.CompileColumn(name, at+".expression", p.Expression, visible, req.OnError)
 		if err != nil {
 			return err
 		}
@@ -63,18 +63,34 @@ func (s *shown) order() {
 	}
 }
 
+// ComputedFault is a row for which a column that Projection().Computed names cannot be made.
+type ComputedFault struct {
+	Row    int
+	Column string
+	Err    error
+}
+
 // Computed makes the columns that Projection().Computed names, for rows that lie open. It waits for
-// turns where that takes long.
-func (j *Job) Computed(ctx context.Context, positions []int64, rows []schema.Row) ([]schema.Vector, error) {
+// turns where that takes long. Rows that cannot be told are faults, and null; where the request's on_error is fail,
+// there is one fault and no column.
+func (j *Job) Computed(ctx context.Context, positions []int64, rows []schema.Row) ([]schema.Vector, []ComputedFault,
+	error) {
 	var out []schema.Vector
+	var faults []ComputedFault
 	for _, m := range j.makers {
-		v, err := m.Make(ctx, j.Manifest().Form(), positions, rows, j.turn)
+		v, wrong, err := m.Make(ctx, j.Manifest().Form(), positions, rows, j.turn)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
+		}
+		for _, f := range wrong {
+			faults = append(faults, ComputedFault{f.Row, m.Field().Name, f.Err})
+		}
+		if len(faults) > 0 && !j.Tolerant() {
+			return nil, faults, nil
 		}
 		out = append(out, v)
 	}
-	return out, nil
+	return out, faults, nil
 }
 
 // ComputedBytes bounds what those columns take for a row.

@@ -39,7 +39,7 @@ func (js *Jobs) TotalBytes(ctx context.Context, j *Job) (int64, error) {
 
 // sized reports whether the sizes of all cells are known from the manifest.
 func (j *Job) sized() bool {
-	if slices.ContainsFunc(j.projection.Computed(), func(f arrow.Field) bool { return f.Nullable }) {
+	if slices.ContainsFunc(j.projection.Computed(), func(f arrow.Field) bool { return f.Type.ID() != arrow.BOOL }) {
 		return false
 	}
 	forms := j.operators.Forms()

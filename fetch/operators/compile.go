@@ -20,8 +20,9 @@ import (
 // Kind is how operators on samples of one kind are compiled.
 type Kind struct {
 	// Contract names the rules that results keep to, byte by byte. Where a release changes a
-	// byte of any result, it has another one.
-	Contract string
+	// byte of any result, it has another one. It is asked for by each request, and fails with
+	// program.ErrUnavailable where it cannot be known just now. Once it is known it stays the same.
+	Contract func() (string, error)
 	// Operators are the names of all operators.
 	Operators []string
 	// Compile checks a list of steps and makes a program of it. Errors are of type
@@ -30,6 +31,11 @@ type Kind struct {
 	// Follow makes the program of what goes along with samples, such as the masks of images,
 	// from the list of these; nil if nothing can.
 	Follow func(in program.Form, steps []program.Step) (program.Program, error)
+}
+
+// Always is a contract that is known beforehand.
+func Always(contract string) func() (string, error) {
+	return func() (string, error) { return contract, nil }
 }
 
 // Kinds are those that there are, by the name that requests and the media of columns have.
@@ -101,8 +107,8 @@ func noColumn(name string, blobs []arrow.Field) error {
 	return &schema.FieldError{Field: "operators", Got: schema.Quote(name), Want: want}
 }
 
-// kindOf says what the cells of a column are.
-func kindOf(kinds Kinds, field arrow.Field, p schema.Pipeline) (name string, kind Kind, err error) {
+// kindOf says what the cells of a column are, and by which contract something is made of them.
+func kindOf(kinds Kinds, field arrow.Field, p schema.Pipeline) (name string, kind Kind, contract string, err error) {
 	at := "operators." + field.Name
 	if name = p.Kind; name == "" {
 		name = schema.Media(field)
@@ -120,16 +126,22 @@ func kindOf(kinds Kinds, field arrow.Field, p schema.Pipeline) (name string, kin
 			Want: "media, or a kind, that is one of " + known}
 	case !ok:
 		err = &schema.FieldError{Field: at + ".kind", Got: schema.Quote(name), Want: "one of " + known}
-	case p.Contract != "" && p.Contract != kind.Contract:
-		err = &schema.FieldError{Field: at + ".contract", Got: schema.Quote(p.Contract),
-			Want: strconv.Quote(kind.Contract) + ", the version of what runs here: others make other bytes"}
 	}
-	return name, kind, err
+	if err != nil {
+		return name, kind, "", err
+	}
+	if contract, err = kind.Contract(); errors.Is(err, program.ErrUnavailable) {
+		err = fmt.Errorf("%s: %w: %w", at, schema.ErrUnavailable, err)
+	} else if err == nil && p.Contract != "" && p.Contract != contract {
+		err = &schema.FieldError{Field: at + ".contract", Got: schema.Quote(p.Contract),
+			Want: strconv.Quote(contract) + ", the version of what runs here: others make other bytes"}
+	}
+	return name, kind, contract, err
 }
 
 func compileColumn(kinds Kinds, blobs []arrow.Field, field arrow.Field, wanted schema.Operators) (*Column, error) {
 	p, at := wanted[field.Name], "operators."+field.Name
-	name, kind, err := kindOf(kinds, field, p)
+	name, kind, contract, err := kindOf(kinds, field, p)
 	if err != nil {
 		return nil, err
 	}
@@ -139,7 +151,7 @@ func compileColumn(kinds Kinds, blobs []arrow.Field, field arrow.Field, wanted s
 		if led < 0 {
 			return nil, noColumn(p.Follows, blobs)
 		}
-		ledName, _, err := kindOf(kinds, blobs[led], wanted[p.Follows])
+		ledName, _, _, err := kindOf(kinds, blobs[led], wanted[p.Follows])
 		if err != nil {
 			return nil, err
 		}
@@ -158,7 +170,7 @@ func compileColumn(kinds Kinds, blobs []arrow.Field, field arrow.Field, wanted s
 	if err != nil {
 		return nil, placed(list.StepsAt(at), err, kind.Operators)
 	}
-	form := formOf(prog.Result(), kind.Contract)
+	form := formOf(prog.Result(), contract)
 	if err := form.Check(); err != nil {
 		return nil, fmt.Errorf("%s: %w", at, err)
 	}

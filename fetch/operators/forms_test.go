@@ -30,7 +30,7 @@ func TestWholeSamples(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	kinds := Kinds{"audio": {Contract: audio.Contract(), Operators: audio.Names(), Compile: audio.Compile}}
+	kinds := Kinds{"audio": {Contract: audio.Contract, Operators: audio.Names(), Compile: audio.Compile}}
 	set, err := CompileSet(kinds, s, nil,
 		schema.Operators{"audio": {Steps: []schema.Step{{Name: "Decode"}, {Name: "Mono"},
 			{Name: "RandomCrop", Params: json.RawMessage(`{"length": 100}`)},

@@ -63,9 +63,9 @@ func (c *results) Offer(ref schema.BlobRef, at spill.Place, _ time.Duration, blo
 
 func kindsOf() operators.Kinds {
 	return operators.Kinds{
-		"image": {Contract: images.ContractVersion, Operators: images.Names(), Compile: images.Compile,
+		"image": {Contract: operators.Always(images.ContractVersion), Operators: images.Names(), Compile: images.Compile,
 			Follow: images.CompileMask},
-		"audio": {Contract: audio.Contract(), Operators: audio.Names(), Compile: audio.Compile},
+		"audio": {Contract: audio.Contract, Operators: audio.Names(), Compile: audio.Compile},
 	}
 }
 

@@ -48,10 +48,11 @@ type rowState struct {
 	taken   bool  // it was delivered
 }
 
-// fault is a cell that could not be read.
+// fault is a cell that could not be read, or a value that could not be made.
 type fault struct {
-	row, column int
-	err         error
+	row    int
+	column string
+	err    error
 }
 
 // ahead is what a stream has planned, is reading, or holds for its consumer, in

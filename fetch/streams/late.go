@@ -37,7 +37,7 @@ func (b *Batch) Again(ctx context.Context, row int, ref schema.BlobRef) (schema.
 			column = c
 		}
 	}
-	err = s.sampleError(pos, b.rows[row], column, err)
+	err = s.sampleError(pos, b.rows[row], s.columns[column].name, err)
 	s.fail(err)
 	return schema.Blob{}, err
 }

@@ -3,6 +3,7 @@ package streams
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -179,7 +180,7 @@ func (s *Stream) starvedLocked() error {
 			return context.Cause(s.context())
 		}
 		row, column := m.cell/len(s.columns), m.cell%len(s.columns)
-		err = errNoMemory(s.sampleError(m.run.positions[row], m.run.rows[row], column, err), "making the next sample")
+		err = errNoMemory(s.sampleError(m.run.positions[row], m.run.rows[row], s.columns[column].name, err), "making the next sample")
 		s.fail(err)
 		return err
 	}
@@ -238,12 +239,20 @@ func (s *Stream) settleLocked(m *making, raw, size int64) {
 	s.hold.Shrink(less + raw)
 }
 
-// faultLocked notes that a cell cannot be had.
+// faultLocked notes that a cell cannot be had. What cannot make it just now is no fault of the sample: that ends the
+// stream, whatever on_error is, and whoever goes on by its last ticket gets the sample.
 func (s *Stream) faultLocked(r *run, row, column int, err error) {
-	if !s.job.Tolerant() {
-		s.fail(s.sampleError(r.positions[row], r.rows[row], column, err))
+	name := s.columns[column].name
+	if !s.job.Tolerant() || noEngine(err) {
+		s.fail(s.sampleError(r.positions[row], r.rows[row], name, err))
 	}
-	r.faults = append(r.faults, fault{row, column, err})
+	r.faults = append(r.faults, fault{row, name, err})
+}
+
+// noEngine reports whether what makes something of a cell is not there just now.
+func noEngine(err error) bool {
+	_, made := errors.AsType[*operators.FaultError](err)
+	return made && errors.Is(err, schema.ErrUnavailable)
 }
 
 // idle reports whether nothing is in flight that comes by itself.

@@ -3,29 +3,38 @@ package streams
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"bowstring/fetch/operators"
 	"bowstring/fetch/plan"
+	"bowstring/fetch/where"
 	"bowstring/schema"
 )
 
-// maxSubstitutes is how many samples are tried in the place of one that cannot
-// be read.
-const maxSubstitutes = 16
+const (
+	// maxSubstitutes is how many samples are tried in the place of one that cannot
+	// be read.
+	maxSubstitutes = 16
+	// maxCause bounds the bytes of what a fault says.
+	maxCause = 4096
+)
 
 // mend does with a part's faults what the request's on_error says, and reports
 // each. Nothing is ever exchanged silently.
-func (s *Stream) mend(p *part) ([]Fault, error) {
-	if len(p.faults) == 0 {
+func (s *Stream) mend(p *part) ([]Fault, error) { return s.mended(p, p.faults) }
+
+// mended is mend for some of a part's faults.
+func (s *Stream) mended(p *part, wrong []fault) ([]Fault, error) {
+	if len(wrong) == 0 {
 		return nil, nil
 	}
-	faults := make([]Fault, len(p.faults))
-	for i, f := range p.faults {
-		pos := p.positions[f.row]
-		faults[i] = Fault{
-			Position: pos, ID: s.job.ShownID(p.rows[f.row].ID()),
-			Column: s.columns[f.column].name, Cause: f.err.Error(),
+	faults := make([]Fault, len(wrong))
+	for i, f := range wrong {
+		if noEngine(f.err) {
+			return nil, s.faultError(p, f)
 		}
+		pos := p.positions[f.row]
+		faults[i] = Fault{Position: pos, ID: s.job.ShownID(p.rows[f.row].ID()), Column: f.column, Cause: causeOf(f.err)}
 		if made, ok := errors.AsType[*operators.FaultError](f.err); ok {
 			faults[i].Operator = made.Operator
 		}
@@ -35,7 +44,7 @@ func (s *Stream) mend(p *part) ([]Fault, error) {
 		return faults, nil // the cell's zero Blob is a null
 	case schema.OnErrorSkip:
 		substitutes := map[int]int64{} // by row, as several cells of a row may have failed
-		for i, f := range p.faults {
+		for i, f := range wrong {
 			if _, ok := substitutes[f.row]; !ok {
 				sub, err := s.substitute(p, f)
 				if err != nil {
@@ -48,8 +57,60 @@ func (s *Stream) mend(p *part) ([]Fault, error) {
 		}
 		return faults, nil
 	}
-	f := p.faults[0]
-	return nil, s.sampleError(p.positions[f.row], p.rows[f.row], f.column, f.err)
+	return nil, s.faultError(p, wrong[0])
+}
+
+// compute makes the columns of a mended part that its job computes, and does with rows that cannot be told what
+// on_error says: faults has those of the part before. The part has all of them then.
+func (s *Stream) compute(p *part, faults []Fault) ([]schema.Vector, []Fault, error) {
+	columns, wrong, err := s.job.Computed(s.context(), p.positions, p.rows)
+	if err != nil || len(wrong) == 0 {
+		return columns, faults, err
+	}
+	added := make([]fault, len(wrong))
+	for i, f := range wrong {
+		added[i] = fault{f.Row, f.Column, f.Err}
+	}
+	more, err := s.mended(p, added)
+	if err != nil {
+		return nil, nil, err
+	}
+	if s.job.Request().OnError == schema.OnErrorSkip {
+		if columns, wrong, err = s.job.Computed(s.context(), p.positions, p.rows); err != nil {
+			return nil, nil, err
+		}
+		if len(wrong) > 0 { // a substitute was made columns of before
+			return nil, nil, s.faultError(p, fault{wrong[0].Row, wrong[0].Column, wrong[0].Err})
+		}
+	}
+	p.faults = append(p.faults, added...)
+	return columns, append(faults, more...), nil
+}
+
+// computable fails where a column that the job computes cannot be made for a sample.
+func (s *Stream) computable(pos int64, row schema.Row) error {
+	_, wrong, err := s.job.Computed(s.context(), []int64{pos}, []schema.Row{row})
+	if err == nil && len(wrong) > 0 {
+		err = s.sampleError(pos, row, wrong[0].Column, wrong[0].Err)
+	}
+	return err
+}
+
+// causeOf is an error as a fault tells it. An expression is in the request: its text is left out.
+func causeOf(err error) string {
+	cause := err.Error()
+	if e, ok := errors.AsType[*where.Error](err); ok {
+		cause = fmt.Sprintf("%s:%d:%d: %s", e.Field, e.Line, e.Column, e.Message)
+	}
+	if len(cause) > maxCause {
+		cause = strings.ToValidUTF8(cause[:maxCause], "") + "…"
+	}
+	return cause
+}
+
+// faultError is the error of a fault that ends the stream.
+func (s *Stream) faultError(p *part, f fault) error {
+	return s.sampleError(p.positions[f.row], p.rows[f.row], f.column, f.err)
 }
 
 // manifestLost fails the stream, as it cannot know which blobs come next.
@@ -76,6 +137,9 @@ func (s *Stream) substitute(p *part, f fault) (int64, error) {
 		}
 		row, at, err := s.readRow(p.walk.lap, pos)
 		if err != nil {
+			if noEngine(err) || s.context().Err() != nil {
+				return 0, err
+			}
 			causes = append(causes, err)
 			continue
 		}
@@ -98,6 +162,9 @@ func (s *Stream) readRow(lap, pos int64) ([]schema.Blob, schema.Row, error) {
 	if err != nil {
 		return nil, schema.Row{}, err
 	}
+	if err := s.computable(pos, rows[0]); err != nil {
+		return nil, schema.Row{}, err
+	}
 	cells := make([]schema.Blob, len(s.columns))
 	for c := range s.columns {
 		ref, ok, err := rows[0].TryBlob(s.columns[c].ordinal)
@@ -115,7 +182,7 @@ func (s *Stream) readRow(lap, pos int64) ([]schema.Blob, schema.Row, error) {
 			for i := range cells {
 				cells[i].Release()
 			}
-			return nil, schema.Row{}, s.sampleError(pos, rows[0], c, err)
+			return nil, schema.Row{}, s.sampleError(pos, rows[0], s.columns[c].name, err)
 		}
 		cells[c] = b
 	}

@@ -19,6 +19,7 @@ func (s *Stream) Next() (*Batch, error) {
 	}
 	start := time.Now()
 	var faults []Fault
+	var computed []schema.Vector
 	if p.pieces != nil {
 		if p.positions, err = s.positionsOf(p.pieces); err == nil {
 			p.rows, err = s.job.Manifest().At(s.context(), p.positions)
@@ -27,7 +28,9 @@ func (s *Stream) Next() (*Batch, error) {
 	}
 	if err == nil {
 		err = schema.Guard(func() (err error) {
-			faults, err = s.mend(p)
+			if faults, err = s.mend(p); err == nil {
+				computed, faults, err = s.compute(p, faults)
+			}
 			return err
 		})
 	}
@@ -38,7 +41,7 @@ func (s *Stream) Next() (*Batch, error) {
 		return nil, err
 	}
 	start = time.Now()
-	assembled, err := s.assemble(p)
+	assembled, err := s.job.Projection().AssembleRows(s.job.Manifest().Form(), p.positions, p.rows, p.blobs, computed)
 	if err != nil {
 		s.free(p.reserved)
 		err = fmt.Errorf("putting step %d of %s together: %w", p.walk.step, s.job.SnapshotName(), err)
@@ -62,16 +65,6 @@ func (s *Stream) Next() (*Batch, error) {
 	b.held[0] = schema.NewBlob(nil, &b.hold)
 	assembled.Blobs = append(assembled.Blobs, b.held[:])
 	return b, nil
-}
-
-// assemble puts a batch together. What p has pinned is the batch's then, or was given back.
-func (s *Stream) assemble(p *part) (*schema.Batch, error) {
-	computed, err := s.job.Computed(s.context(), p.positions, p.rows)
-	if err != nil {
-		p.release()
-		return nil, err
-	}
-	return s.job.Projection().AssembleRows(s.job.Manifest().Form(), p.positions, p.rows, p.blobs, computed)
 }
 
 // epochOf is the epoch's number, 0 where nothing is shuffled.
@@ -210,6 +203,9 @@ func (s *Stream) awaitLocked() error {
 	return nil
 }
 
+// maxUnreadFaults bounds the faults of a batch that has no blobs.
+const maxUnreadFaults = 4096
+
 // unread makes a batch that has no blobs: metadata, or nothing at all.
 func (s *Stream) unread() (*part, Wait, error) {
 	if s.context().Err() != nil {
@@ -223,6 +219,9 @@ func (s *Stream) unread() (*part, Wait, error) {
 	rows := min(s.slot.left(), schema.DefaultMetaBatch)
 	if most := min(s.sizer.batchBytes, s.set.pieceBytes(s.tenant)); s.sizer.rowBytes > 0 {
 		rows = min(rows, max(most/s.sizer.rowBytes, 1))
+	}
+	if s.job.Tolerant() && len(s.job.Projection().Computed()) > 0 {
+		rows = min(rows, maxUnreadFaults) // each may be a fault
 	}
 	reserved := rows * s.sizer.rowBytes
 	s.mu.Unlock()

@@ -248,7 +248,7 @@ func (s *Stream) Close() {
 }
 
 // sampleError says which sample failed.
-func (s *Stream) sampleError(position int64, row schema.Row, column int, err error) error {
+func (s *Stream) sampleError(position int64, row schema.Row, column string, err error) error {
 	return fmt.Errorf("sample %s (position %d of %s), column %q: %w",
-		cmp.Or(s.job.ShownID(row.ID()), "of hidden id"), position, s.job.SnapshotName(), s.columns[column].name, err)
+		cmp.Or(s.job.ShownID(row.ID()), "of hidden id"), position, s.job.SnapshotName(), column, err)
 }

@@ -40,12 +40,14 @@ type Maker struct {
 	expr  *Expr
 	field arrow.Field
 	place string // in the request
+	fails bool   // a row that cannot be evaluated ends the making
 }
 
 // CompileColumn checks an expression against a logical schema and compiles it to what makes
-// the column of that name. place is what errors call the expression. An error is an *Error.
-func CompileColumn(name, place, text string, s *arrow.Schema) (*Maker, error) {
-	m := &Maker{place: place, field: arrow.Field{Name: name}}
+// the column of that name. place is what errors call the expression. onError is the request's. An error is an *Error.
+func CompileColumn(name, place, text string, s *arrow.Schema, onError string) (*Maker, error) {
+	m := &Maker{place: place, field: arrow.Field{Name: name},
+		fails: onError != schema.OnErrorNull && onError != schema.OnErrorSkip}
 	e, err := compile(&Expr{text: text, value: true}, s)
 	if err != nil {
 		return nil, m.placed(err)
@@ -56,11 +58,12 @@ func CompileColumn(name, place, text string, s *arrow.Schema) (*Maker, error) {
 			"bool, an integer, a float, a text, a time or a duration: int(…), float(…) or string(…) make one, as "+
 			"does an item or a field of a list or a struct", madeName(e.made))))
 	}
-	m.field.Nullable = m.field.Type.ID() != arrow.BOOL
+	m.field.Nullable = m.field.Type.ID() != arrow.BOOL || onError == schema.OnErrorNull
 	return m, m.checkSteps(make([]float64, 2*len(e.cost.columns)), "a row")
 }
 
-// Field is the column's. Columns of a bool have no nulls: a test of what is null is false.
+// Field is the column's. Columns of a bool have no nulls but for rows that cannot be evaluated: a test of what is null
+// is false.
 func (m *Maker) Field() arrow.Field { return m.field }
 
 // RowBytes bounds what a row of the column takes.
@@ -131,11 +134,17 @@ func (g *guard) value(n ast.Node, t reflect.Type) ast.Node {
 	return c
 }
 
+// RowFault is a row that an expression cannot be evaluated for.
+type RowFault struct {
+	Row int
+	Err error // an *Error
+}
+
 // Make evaluates the expression for the rows at positions and returns the column, in memory of its
-// own. The rows' pages stay open meanwhile. It takes long only by turns. A row that cannot be
-// evaluated is an *Error that says which.
+// own. The rows' pages stay open meanwhile. It takes long only by turns. Rows that cannot be
+// evaluated are faults, and null in the column; where on_error lets none be, there is one fault and no column.
 func (m *Maker) Make(ctx context.Context, f *schema.Form, positions []int64, rows []schema.Row,
-	turn Turn) (schema.Vector, error) {
+	turn Turn) (schema.Vector, []RowFault, error) {
 	w := &making{maker: m, form: f, positions: positions, rows: rows, pages: map[*schema.Page]*pageGetters{},
 		env:   make(map[string]any, len(m.expr.columns)),
 		vm:    vm.VM{MemoryBudget: rowBudget},
@@ -145,13 +154,16 @@ func (m *Maker) Make(ctx context.Context, f *schema.Form, positions []int64, row
 	}
 	for w.at < len(rows) {
 		if err := ctx.Err(); err != nil {
-			return schema.Vector{}, context.Cause(ctx)
+			return schema.Vector{}, nil, context.Cause(ctx)
 		}
 		if err := turn(ctx, func() error { return schema.Guard(w.piece) }); err != nil {
-			return schema.Vector{}, m.placed(err)
+			return schema.Vector{}, nil, m.placed(err)
+		}
+		if m.fails && len(w.faults) > 0 {
+			return schema.Vector{}, w.faults, nil
 		}
 	}
-	return w.out.vector(m.field.Type), nil
+	return w.out.vector(m.field.Type), w.faults, nil
 }
 
 // making is a column that is being made.
@@ -166,6 +178,7 @@ type making struct {
 	env       map[string]any
 	sizes     []float64
 	out       *columnBuilder
+	faults    []RowFault
 }
 
 // pageGetters read the columns of a page that an expression names.
@@ -213,23 +226,33 @@ func (w *making) piece() error {
 			w.sizes[2*c] = sizeOf(cells, row.At)
 			w.sizes[2*c+1] = countOf(cells, row.At, w.sizes[2*c])
 		}
-		steps := m.expr.rowSteps(w.sizes)
-		if steps > MaxMadeSteps {
-			return m.checkSteps(w.sizes, fmt.Sprintf("position %d", pos))
+		spent += min(m.expr.rowSteps(w.sizes), MaxMadeSteps)
+		if err := w.row(g, row.At); err != nil {
+			w.faults = append(w.faults, RowFault{w.at, m.placed(err)})
+			if m.fails {
+				return nil
+			}
+			w.out.fault()
 		}
-		spent += steps
-		for c, get := range g.gets {
-			w.env[m.expr.columns[c]] = get(row.At)
-		}
-		v, err := w.vm.Run(m.expr.guarded, w.env)
-		if err == nil {
-			err = w.out.add(v)
-		}
-		if err != nil {
-			e := located(m.expr.text, err)
-			e.Message = fmt.Sprintf("position %d: %s", pos, e.Message)
-			return e
-		}
+	}
+	return nil
+}
+
+// row makes the value of a row whose sizes are known. An error is an *Error: nothing was added.
+func (w *making) row(g *pageGetters, at int) error {
+	m := w.maker
+	if err := m.checkSteps(w.sizes, "a row"); err != nil {
+		return err
+	}
+	for c, get := range g.gets {
+		w.env[m.expr.columns[c]] = get(at)
+	}
+	v, err := w.vm.Run(m.expr.guarded, w.env)
+	if err == nil {
+		err = w.out.add(v)
+	}
+	if err != nil {
+		return located(m.expr.text, err)
 	}
 	return nil
 }
@@ -259,6 +282,14 @@ func builderOf(t arrow.DataType, rows int) *columnBuilder {
 
 // errValue says that an expression gave a value of another type than it was compiled to.
 var errValue = errors.New("it gives a value of another type here")
+
+// fault adds a null, in columns of a bool, too.
+func (b *columnBuilder) fault() {
+	if b.id == arrow.BOOL {
+		b.absent = append(b.absent, b.rows)
+	}
+	_ = b.add(nil) // which every column can have
+}
 
 func (b *columnBuilder) add(v any) error {
 	if v == nil && b.id != arrow.BOOL {

@@ -16,7 +16,7 @@ import (
 // column is what an expression makes of rows, as JSON, by way of a batch that shows it.
 func column(t testing.TB, s *arrow.Schema, m whole, text string, positions []int64) (string, arrow.DataType, error) {
 	t.Helper()
-	maker, err := CompileColumn("made", "operators.made.expression", text, s)
+	maker, err := CompileColumn("made", "operators.made.expression", text, s, "")
 	if err != nil {
 		return "", nil, err
 	}
@@ -24,9 +24,12 @@ func column(t testing.TB, s *arrow.Schema, m whole, text string, positions []int
 	if err != nil {
 		t.Fatal(err)
 	}
-	v, err := maker.Make(t.Context(), m.Form(), positions, at, now)
+	v, faults, err := maker.Make(t.Context(), m.Form(), positions, at, now)
 	if err != nil {
 		return "", nil, err
+	}
+	if len(faults) > 0 {
+		return "", nil, fmt.Errorf("row %d: %w", faults[0].Row, faults[0].Err)
 	}
 	f := maker.Field()
 	if v.Nulls > 0 && !f.Nullable {
@@ -153,13 +156,13 @@ func TestMakeColumnErrors(t *testing.T) {
 		"[1, 'a'][label % 2]":            "int(…), float(…) or string(…) make one",
 		"image":                          "is a blob column",
 		"let x = 1; x":                   "let has no place in an expression",
-		"12 % label":                     "position 0: ",
+		"12 % label":                     "integer divide by zero",
 		"file_name[90:] + file_name[99]": "", // whatever it is, it is an error that names the row or the place
 		fmt.Sprintf("all(%s, all(%s, # >= 0))", listOf(200), listOf(200)): "at most 16384 are allowed where a column is made",
 	} {
 		got, _, err := column(t, s, m, text, []int64{0, 1})
 		var e *Error
-		if !errors.As(err, &e) || !strings.HasPrefix(err.Error(), "operators.made.expression:") ||
+		if !errors.As(err, &e) || !strings.Contains(err.Error(), "operators.made.expression:") ||
 			!strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %s, %v; want %q", text, got, err, want)
 		}
@@ -174,7 +177,7 @@ func TestMakeColumnErrors(t *testing.T) {
 		t.Errorf("a text as long as may be: %v", err)
 	}
 	if _, _, err := column(t, s, m, "file_name + 'y'", []int64{1, 0}); err == nil ||
-		!strings.Contains(err.Error(), "position 0: it gives a text of 4097 bytes, at most 4096 are allowed") {
+		!strings.Contains(err.Error(), "row 1: operators.made.expression:1:1: it gives a text of 4097 bytes, at most 4096 are allowed") {
 		t.Errorf("a longer one: %v", err)
 	}
 	if _, _, err := column(t, s, m, "raw", []int64{1}); err == nil || !strings.Contains(err.Error(), "no UTF-8") {
@@ -182,11 +185,65 @@ func TestMakeColumnErrors(t *testing.T) {
 	}
 }
 
+// Where on_error lets there be faults, rows that cannot be told are faults and null, whatever the column's type, and
+// the others are what they are.
+func TestMakeColumnFaults(t *testing.T) {
+	s := testSchema(t)
+	m := manifestOf(t, s, recordOf(t, s, rows), recordOf(t, s, rows))
+	positions := []int64{1, 0, 5, 0, 2}
+	at, err := m.At(positions)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for text, want := range map[string]string{
+		"12 % position":              "[0,(null),2,(null),0]",
+		"12 % position == 0":         "[true,(null),false,(null),true]",
+		"string(12 % position)":      `["0",(null),"2",(null),"0"]`,
+		"float(12 % position) + 0.5": "[0.5,(null),2.5,(null),0.5]",
+	} {
+		for _, onError := range []string{schema.OnErrorNull, schema.OnErrorSkip, schema.OnErrorFail} {
+			maker, err := CompileColumn("made", "operators.made.expression", text, s, onError)
+			if err != nil {
+				t.Fatalf("%s: %v", text, err)
+			}
+			if f := maker.Field(); f.Nullable != (f.Type.ID() != arrow.BOOL || onError == schema.OnErrorNull) {
+				t.Errorf("%s: with on_error %s the column is %v", text, onError, f)
+			}
+			v, faults, err := maker.Make(t.Context(), m.Form(), positions, at, now)
+			if err != nil {
+				t.Fatalf("%s: %v", text, err)
+			}
+			if onError == schema.OnErrorFail {
+				if len(faults) != 1 || faults[0].Row != 1 {
+					t.Errorf("%s: the faults are %v", text, faults)
+				}
+				continue
+			}
+			if len(faults) != 2 || faults[0].Row != 1 || faults[1].Row != 3 || v.Nulls != 2 || v.Len != 5 {
+				t.Errorf("%s: %d nulls of %d, the faults are %v", text, v.Nulls, v.Len, faults)
+			}
+			var e *Error
+			if !errors.As(faults[0].Err, &e) || e.Field != "operators.made.expression" {
+				t.Errorf("%s: the fault is %v", text, faults[0].Err)
+			}
+			b := schema.Batch{Schema: arrow.NewSchema([]arrow.Field{maker.Field()}, nil), Rows: 5, Columns: []schema.Vector{v}}
+			rec, err := b.Record(memory.DefaultAllocator)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := fmt.Sprint(rec.Column(0)); strings.ReplaceAll(got, " ", ",") != want {
+				t.Errorf("%s: %s, want %s", text, got, want)
+			}
+			rec.Release()
+		}
+	}
+}
+
 // A column is made by turns, and ends with its context.
 func TestMakeColumnTurns(t *testing.T) {
 	s := testSchema(t)
 	m := manifestOf(t, s, recordOf(t, s, rows))
-	maker, err := CompileColumn("made", "x", fmt.Sprintf("count(%s, # >= (width ?? 0))", listOf(500)), s)
+	maker, err := CompileColumn("made", "x", fmt.Sprintf("count(%s, # >= (width ?? 0))", listOf(500)), s, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -198,7 +255,7 @@ func TestMakeColumnTurns(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
 	turns, cause := 0, errors.New("enough")
-	_, err = maker.Make(ctx, m.Form(), positions, at, func(_ context.Context, piece func() error) error {
+	_, _, err = maker.Make(ctx, m.Form(), positions, at, func(_ context.Context, piece func() error) error {
 		if turns++; turns == 2 {
 			cancel(cause)
 		}

@@ -197,6 +197,35 @@ def test_expressions(photos: bowstring.Dataset, binary: Path, monkeypatch: pytes
         photos.operators(n=operators.expression("file_nam + 1"))
 
 
+def test_expressions_that_cannot_be_told(
+    photos: bowstring.Dataset, binary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They follow on_error, as what cannot be made of a blob does, at either place."""
+    monkeypatch.setenv("BOWSTRING_PROGRAM", str(binary))
+    made = photos.operators(rest=operators.expression("60 % (position % 10)"), image=CROP)
+    made = made.columns(["position", "image", "rest"])
+    lost = {p for p in range(ROWS) if p % 10 == 0}
+    given = []
+    for place in ("server", "client"):
+        there = made.options(place=place, on_error="null")
+        with there.batches(7) as batches:
+            faults = set()
+            for batch in batches:
+                given.append(batch)
+                found = (batches.place or {}).get("faults", [])
+                faults |= {fault["position"] for fault in found if fault["column"] == "rest"}
+        assert faults == lost
+    half = len(given) // 2
+    assert given[:half] == given[half:]
+    told = pa.Table.from_batches(given[:half]).to_pydict()
+    assert {p for p, rest in zip(told["position"], told["rest"], strict=True) if rest is None} == lost
+    skipped = pa.Table.from_batches(made.options(on_error="skip").batches(7)).to_pydict()
+    assert len(skipped["position"]) == ROWS
+    assert not lost & set(skipped["position"])
+    with pytest.raises(bowstring.InvalidRequest, match=r'position 0 of photos@1\), column "rest"'):
+        list(made.columns(["rest"]).options(on_error="fail").batches(7))
+
+
 def test_get_operators(photos: bowstring.Dataset, binary: Path, tmp_path: Path) -> None:
     """The command writes tensors to files."""
     get: list[str | Path] = [binary, "get", "photos", "--server", photos.client.uri]

@@ -58,7 +58,8 @@ func (o *Options) Validate() error {
 
 // Run makes cells of the blobs that come from in and writes them to out, batch by batch in
 // the order they came, until in ends. Where the frames are not understood it answers with an
-// error and returns it. A cell that nothing can be made of is a fault in its batch's answer.
+// error, reads what else comes to its end, so that a writer who reads answers later is not stopped, and returns the
+// error. A cell that nothing can be made of is a fault in its batch's answer.
 func Run(ctx context.Context, in io.Reader, out io.Writer, opts Options) error {
 	opts.EnsureDefaults()
 	if err := opts.Validate(); err != nil {
@@ -100,19 +101,25 @@ func Run(ctx context.Context, in io.Reader, out io.Writer, opts Options) error {
 			if errors.Is(err, io.EOF) {
 				return nil
 			}
-			batches <- failed(err)
-			return err
+			return refused(batches, r, err)
 		}
 		positions, blobs, err := a.readBody(r, m.known, m.most)
 		if err != nil {
-			batches <- failed(err)
-			return err
+			return refused(batches, r, err)
 		}
 		if err := context.Cause(ctx); err != nil {
 			return err
 		}
 		batches <- m.begin(ctx, &a, positions, blobs)
 	}
+}
+
+// refused answers a frame that is not understood, or too large, and reads what follows to its end. Its body may be
+// on its way, and answers of the batches before it be unread until that is written.
+func refused(batches chan<- *batch, r io.Reader, err error) error {
+	batches <- failed(err)
+	_, lost := io.Copy(io.Discard, r)
+	return errors.Join(err, lost)
 }
 
 // maker makes batches of one list of operators.

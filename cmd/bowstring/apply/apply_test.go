@@ -15,6 +15,7 @@ import (
 	"bowstring/cmd/bowstring/apply"
 	"bowstring/fetch"
 	"bowstring/fetch/operators/operatorstest"
+	"bowstring/schema"
 )
 
 func options() apply.Options {
@@ -199,6 +200,60 @@ func TestTooMuch(t *testing.T) {
 	opts.MaxBytes = 1 << 31
 	if err := apply.Run(t.Context(), strings.NewReader(""), io.Discard, opts); err == nil {
 		t.Error("a bound that offsets do not reach is taken")
+	}
+}
+
+// A body that is refused is read to its end: whoever writes it reads what was made of the batches before it later, as
+// pipes hold less than either.
+func TestRefusedBodyIsRead(t *testing.T) {
+	in, to := io.Pipe()
+	from, out := io.Pipe()
+	opts := options()
+	opts.MaxBytes = 10_000
+	ended := make(chan error, 1)
+	go func() { ended <- apply.Run(t.Context(), in, out, opts); _ = out.Close() }()
+	write := func(frame string) {
+		t.Helper()
+		if _, err := io.WriteString(to, frame); err != nil {
+			t.Fatal(err)
+		}
+	}
+	batch := frame(`{"rows":1,"columns":[{"name":"image","sizes":[7]}]}`, positions(1)+"content")
+	write(frame(hello, ""))
+	var prefix [4]byte
+	if _, err := io.ReadFull(from, prefix[:]); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.CopyN(io.Discard, from, int64(binary.LittleEndian.Uint32(prefix[:]))); err != nil {
+		t.Fatal(err)
+	}
+	write(batch)
+	write(batch)
+	large := strings.Repeat("x", 1<<20)
+	write(frame(fmt.Sprintf(`{"rows":1,"columns":[{"name":"image","sizes":[%d]}]}`, len(large)), positions(2)+large))
+	write(batch) // which is not answered
+	if err := to.Close(); err != nil {
+		t.Fatal(err)
+	}
+	answers, err := io.ReadAll(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		var header string
+		header, answers = split(t, answers)
+		if !strings.Contains(header, `"bytes":4`) {
+			t.Errorf("a batch before it: %s", header)
+		}
+		answers = answers[4:]
+	}
+	header, answers := split(t, answers)
+	if !strings.Contains(header, "a batch of more than 10000 bytes") || !strings.Contains(header, "RESOURCE_EXHAUSTED") ||
+		len(answers) != 0 {
+		t.Errorf("%s, and %d bytes", header, len(answers))
+	}
+	if err := <-ended; !errors.Is(err, schema.ErrLimit) {
+		t.Error(err)
 	}
 }
 

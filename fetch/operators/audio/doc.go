@@ -16,8 +16,15 @@ const ContractVersion = "audio-1"
 
 // Contract names what the bytes of a result depend on besides the canonical list and the
 // cell: the version, and what decodes MP3 and Ogg here, as decoders of these differ by
-// rounding. A list does not say which files it will meet, so all lists have it.
-func Contract() string { return ContractVersion + "/" + codec.Lossy() }
+// rounding. A list does not say which files it will meet, so all lists have it. It is a program.ErrUnavailable where
+// that cannot be asked just now; once it is known it stays what it is.
+func Contract() (string, error) {
+	lossy, err := codec.Lossy()
+	if err != nil {
+		return "", err
+	}
+	return ContractVersion + "/" + lossy, nil
+}
 
 // Engine names what decodes files in this process: "go", or "go, libsndfile 1.2.2"
 // where that library was named and found. WAV and FLAC have equal samples with each; those of MP3

@@ -14,7 +14,7 @@ import (
 
 // Kinds has the kind "bytes", and images and audio made of the same operators.
 func Kinds() operators.Kinds {
-	kind := operators.Kind{Contract: "test/1", Operators: []string{"Decode", "Reverse", "RandomBytes", "RandomRepeat",
+	kind := operators.Kind{Contract: operators.Always("test/1"), Operators: []string{"Decode", "Reverse", "RandomBytes", "RandomRepeat",
 		"Crop", "Encode"}, Compile: Compile, Follow: Compile}
 	return operators.Kinds{"bytes": kind, "image": kind, "audio": kind}
 }

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import select
 import shutil
 import struct
 import subprocess
@@ -36,6 +37,9 @@ from bowstring.errors import (
 )
 
 _PIPE = 1 << 20  # bytes that a pipe holds, where the kernel allows so many
+_MOST = 2**31 - 1  # bytes of a batch that the process takes
+_PATIENCE = 10.0  # seconds for a process that was killed to be gone
+_POLL = 200  # milliseconds between two looks at a process, where the kernel does not tell of its end
 _CODES: dict[str, type[BowstringError]] = {
     e.code: e for e in (InvalidRequest, LimitExceeded, DataLoss, Unavailable, ServerError)
 }
@@ -77,20 +81,25 @@ class Maker:
         self._pid = os.getpid()
         self._pipes = threading.RLock()  # held while they are written and read, and when they are closed
         self._program = program()
+        self._end: int | None = None  # readable when the process has ended
         try:
             # In a session of its own: an interrupt at the terminal is this process's to deal with.
-            self._process = subprocess.Popen(
-                [self._program, "apply"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                bufsize=0,
-                start_new_session=True,
-            )
+            with _starting:
+                self._process = subprocess.Popen(
+                    [self._program, "apply"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    bufsize=0,
+                    start_new_session=True,
+                )
         except OSError as error:
             raise self._unfit(str(error)) from error
         for pipe in (self._process.stdin, self._process.stdout):
+            os.set_blocking(pipe.fileno(), False)  # type: ignore[union-attr]
             with contextlib.suppress(OSError):  # it is only slower
                 fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE)  # type: ignore[arg-type]
+        with contextlib.suppress(OSError, AttributeError):  # an old kernel, or another one
+            self._end = os.pidfd_open(self._process.pid)  # the end of a pipe does not tell: others may hold it
         _makers.add(self)
         try:
             self.forms: dict[str, Json] = self._welcome(operators, seed)
@@ -128,6 +137,12 @@ class Maker:
             ],
         }
         positions = np.ascontiguousarray(to_numpy(batch.column("position")), "<i8")
+        size = positions.nbytes + sum(len(content) for _, content in blobs)
+        if size > _MOST:
+            raise LimitExceeded(
+                f"operators at the client: a batch of {batch.num_rows} rows has {size} bytes of blobs, at most {_MOST} "
+                "are taken; ask for fewer rows at a time, or for smaller batches by batch or batch_bytes"
+            )
         with self._pipes:
             self._write_header(header)
             self._write(positions.view(np.uint8).data)
@@ -146,21 +161,30 @@ class Maker:
         return made, header.get("faults") or []
 
     def close(self) -> None:
-        """End the process, and wait for it. A thread that waits for the process is woken by its end."""
+        """End the process, and wait for it. A thread that waits for the process is woken by its end.
+
+        It returns within some seconds, whatever the process does, and whoever else holds the pipes.
+        """
         if self._pid != os.getpid():
             return
         self._process.kill()
-        self._process.wait()
-        with self._pipes:  # not before: a number of a file that is closed may be another file's
-            for pipe in (self._process.stdin, self._process.stdout):
-                with contextlib.suppress(OSError):
-                    pipe.close()  # type: ignore[union-attr]
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel has it; it is waited for by subprocess, later
+            self._process.wait(_PATIENCE)
+        # Not before: a number of a file that is closed may be another file's.
+        if self._pipes.acquire(timeout=_PATIENCE):
+            try:
+                self._leave()
+            finally:
+                self._pipes.release()
 
     def _leave(self) -> None:
-        """In a forked child: the parent's process is to see the end of its input when the parent closes it."""
+        """Close what leads to the process. A forked child does, so that it sees the end of its input by the parent."""
         for pipe in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(OSError):
                 pipe.close()  # type: ignore[union-attr]
+        end, self._end = self._end, None
+        if end is not None:
+            os.close(end)
 
     def __del__(self) -> None:
         if getattr(self, "_process", None) is not None:
@@ -178,16 +202,24 @@ class Maker:
     def _write(self, content: memoryview) -> None:
         try:
             while content:
-                content = content[self._process.stdin.write(content) :]  # type: ignore[union-attr]
+                taken = self._process.stdin.write(content)  # type: ignore[union-attr]
+                if taken is not None:
+                    content = content[taken:]
+                elif self._wait(self._process.stdin, select.POLLOUT):
+                    raise self._gone()
         except (BrokenPipeError, ValueError):  # it has ended, or the pipe is closed
             raise self._gone() from None
 
     def _read(self, size: int) -> pa.Buffer:
         content = np.empty(size, np.uint8)
         left = content.data
+        ended = False
         while left:
             try:
                 got = self._process.stdout.readinto(left)  # type: ignore[union-attr]
+                if got is None and not ended:
+                    ended = self._wait(self._process.stdout, select.POLLIN)  # what it has written is read yet
+                    continue
             except ValueError:  # the pipe is closed
                 got = 0
             if not got:
@@ -195,20 +227,42 @@ class Maker:
             left = left[got:]
         return pa.py_buffer(content)
 
+    def _wait(self, pipe: Any, event: int) -> bool:
+        """Wait until a pipe goes on, or the process has ended: whether it has."""
+        poll = select.poll()
+        poll.register(pipe, event)
+        if self._end is not None:
+            poll.register(self._end, select.POLLIN)
+        while True:
+            happened = poll.poll(None if self._end is not None else _POLL)
+            if self._process.poll() is not None:
+                return True
+            if happened:
+                return False
+
     def _gone(self) -> ServerError:
-        status = self._process.wait()
+        """What to say of a process that has ended, or has closed its pipes, which is as good."""
+        try:
+            self._process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.close()
+        status = self._process.poll()
         return ServerError(f"the process that runs operators at the client has ended with status {status}")
 
 
 _makers: weakref.WeakSet[Maker] = weakref.WeakSet()
+# Held while a process is started, and through a fork: a child that is forked meanwhile would hold the process's ends of
+# the pipes, and nobody would see that it has ended.
+_starting = threading.RLock()
 
 
 def _forked() -> None:
+    _starting.release()
     for maker in list(_makers):
         maker._leave()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(before=_starting.acquire, after_in_parent=_starting.release, after_in_child=_forked)
 
 
 def _blobs(column: pa.Array) -> tuple[npt.NDArray[np.int64], memoryview]:

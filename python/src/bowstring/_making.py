@@ -14,7 +14,7 @@ import pyarrow.flight as fl
 from bowstring._chooser import Chooser
 from bowstring._maker import Json, Maker, assembled, fault_of, maker_of, raw_columns
 from bowstring.connection import Connection
-from bowstring.errors import BowstringError, InvalidRequest, translate
+from bowstring.errors import BowstringError, InvalidRequest, Unavailable, translate
 from bowstring.stream import Batches
 
 # Batches that are with the process that runs operators. It takes as many in before it has written one.
@@ -163,8 +163,12 @@ class MadeBatches(Batches):
 
     def _told(self, faults: list[Json], place: Json) -> None:
         """Raise what ends the stream, and note in a batch's place what does not."""
+        # What could not be made just now is no fault of the sample, whatever on_error is.
+        ends = [fault for fault in faults if fault["code"] == Unavailable.code]
         if self._wanted.get("on_error", "fail") == "fail":
-            raise fault_of(faults[0], f"{self._wanted['dataset']}@{self._wanted['snapshot']}")
+            ends = faults
+        if ends:
+            raise fault_of(ends[0], f"{self._wanted['dataset']}@{self._wanted['snapshot']}")
         known = place.setdefault("faults", [])
         for fault in faults:
             known.append({name: fault[name] for name in ("position", "column", "operator", "cause") if name in fault})

@@ -8,8 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from bowstring._maker import Json, Maker, assembled, fault_of, maker_of, raw_columns
+from bowstring._maker import _PATIENCE, Json, Maker, assembled, fault_of, maker_of, raw_columns
 from bowstring.connection import Connection
+from bowstring.errors import Cancelled
 from bowstring.exchange import Exchange
 
 
@@ -23,10 +24,12 @@ class MadeExchange(Exchange):
         self._of = f"{take['dataset']}@{take['snapshot']}"
         self._maker: Maker | None = None
         self._turn = threading.Lock()  # held while the process makes a table
+        self._closes = 0  # how often this was closed: a take that began before ends then
         self._made_pid = os.getpid()
 
     def take(self, rows: Any) -> pa.Table:
-        """As of Exchange."""
+        """As of Exchange. A take that another thread closes the exchange under fails."""
+        closes = self._closes
         raw = super().take(rows)
         if not raw.num_rows:
             return self._schema.empty_table()
@@ -34,14 +37,18 @@ class MadeExchange(Exchange):
             self._maker, self._turn, self._made_pid = None, threading.Lock(), os.getpid()
         with self._turn:
             try:
-                return pa.Table.from_batches([self._made(batch) for batch in raw.to_batches()], self._schema)
-            except BaseException:  # what it answers next may be of this batch
+                return pa.Table.from_batches([self._made(batch, closes) for batch in raw.to_batches()], self._schema)
+            except BaseException as error:  # what it answers next may be of this batch
                 self._end()
+                if self._closes != closes and isinstance(error, Exception):
+                    raise Cancelled("take: the exchange was closed meanwhile, by another thread") from None
                 raise
 
-    def _made(self, raw: pa.RecordBatch) -> pa.RecordBatch:
-        if self._maker is None:
+    def _made(self, raw: pa.RecordBatch, closes: int) -> pa.RecordBatch:
+        if self._maker is None and self._closes == closes:
             self._maker = maker_of(raw.schema, self._drawn["seed"])
+        if self._maker is None or self._closes != closes:  # closed before there was a process to be ended
+            raise Cancelled("take: the exchange is closed")
         self._maker.send(raw, self._drawn["epoch"])
         made, faults = self._maker.receive()
         if faults:
@@ -55,7 +62,13 @@ class MadeExchange(Exchange):
 
     def close(self) -> None:
         """As of Exchange."""
+        self._closes += 1
+        maker = self._maker
+        if maker is not None:
+            maker.close()  # whoever waits for it is woken, and gives the turn up
         super().close()
-        if self._made_pid == os.getpid():
-            with self._turn:
+        if self._made_pid == os.getpid() and self._turn.acquire(timeout=_PATIENCE):
+            try:
                 self._end()
+            finally:
+                self._turn.release()

@@ -11,30 +11,34 @@ import (
 	"bowstring/fetch/operators/program"
 )
 
-// Lossy names what decodes MP3, and Ogg where that can be read.
-//
-// It is "libsndfile" where that is named and cannot be asked just now: nothing is decoded by another then.
-func Lossy() string {
+// Lossy names what decodes MP3, and Ogg where that can be read. Once it is known it stays what it is. It is a
+// program.ErrUnavailable where libsndfile is named and cannot be asked just now: which it is, nobody knows then.
+func Lossy() (string, error) {
 	switch version, _, err := sndfile.Version(); {
 	case err != nil:
-		return "libsndfile"
+		return "", unavailable("what decodes MP3 and Ogg", err)
 	case version != "":
-		return version
+		return version, nil
 	}
-	return "go-mp3"
+	return "go-mp3", nil
 }
 
 // Engine names what decodes.
 func Engine() string {
-	if lossy := Lossy(); lossy != "go-mp3" {
+	switch lossy, err := Lossy(); {
+	case err != nil:
+		return "go, libsndfile (which cannot be started just now)"
+	case lossy != "go-mp3":
 		return "go, " + lossy
 	}
 	return "go"
 }
 
 // noProcess says that a file cannot be read just now.
-func noProcess(f Format, err error) error {
-	return fmt.Errorf("%w: %s: %s", program.ErrUnavailable, f, strings.ReplaceAll(err.Error(), "\n", "; "))
+func noProcess(f Format, err error) error { return unavailable(string(f), err) }
+
+func unavailable(what string, err error) error {
+	return fmt.Errorf("%w: %s: %s", program.ErrUnavailable, what, strings.ReplaceAll(err.Error(), "\n", "; "))
 }
 
 // decodeNative decodes by libsndfile, in another process.

@@ -129,6 +129,12 @@ func (l *pool) decode(file []byte, q request, out [][]float32) (int, time.Durati
 			if p == nil { // it was there before
 				return 0, 0, fmt.Errorf("%w: the library %s", ErrNoProcess, missing)
 			}
+			if f := l.found.Load(); f != nil && f.version != p.detail {
+				now := p.detail
+				_ = p.end(nil)
+				return 0, 0, fmt.Errorf("%w: the library is %s, and was %s before; what one has decoded is not what "+
+					"the other does: restart to go on with this one", ErrNoProcess, now, f.version)
+			}
 		}
 		a, err := p.ask(file, q, out, time.Now().Add(took))
 		switch {

@@ -203,6 +203,21 @@ func TestNotStarted(t *testing.T) {
 	}
 }
 
+// TestOtherLibrary holds that what a library decodes is never put beside what the one decodes that was there before: its
+// processes are not used, as the contract names the one that was found.
+func TestOtherLibrary(t *testing.T) {
+	l := bad(t)
+	l.close() // as if its process had ended
+	l.found.Store(&found{version: "bad-0"})
+	if got, err := text(l, "a file", 0, 6); !errors.Is(err, ErrNoProcess) || got != "" ||
+		!strings.Contains(err.Error(), "is bad-1, and was bad-0 before") {
+		t.Errorf("%q, %v", got, err)
+	}
+	if len(l.idle) != 0 {
+		t.Error("its process was kept")
+	}
+}
+
 // TestStartsNone holds that a process which decodes is told of no library that it would start a process for.
 func TestStartsNone(t *testing.T) {
 	l := bad(t)

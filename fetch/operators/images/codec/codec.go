@@ -104,6 +104,9 @@ func Read(cell []byte) (Header, error) {
 	case bytes.HasPrefix(cell, []byte("\x89PNG\r\n\x1a\n")):
 		c, err := png.DecodeConfig(bytes.NewReader(cell))
 		h := headerOf(PNG, c)
+		if err == nil {
+			h.Bytes = pngBytes(c.Width, c.Height, cell[24], cell[28] != 0)
+		}
 		h.Orientation, h.Profile = chunksOf(cell)
 		if err == nil && cell[25]&3 == 0 { // with alpha or without
 			h.Space = SpaceGrey
@@ -158,6 +161,20 @@ func headerOf(f Format, c image.Config) Header {
 		h.Deep = true
 	}
 	return h
+}
+
+// pngBytes is what the library allocates for a PNG of so many bits a channel: its pixels, and two rows of the file. Of
+// an interlaced one each of seven passes has an image of its own, which together have all pixels once more, and rows
+// that together are less than three.
+func pngBytes(width, height int, bits byte, interlaced bool) int64 {
+	pixels, row, room := 4*int64(width)*int64(height), 4*int64(width), int64(1<<20)
+	if bits == 16 {
+		pixels, row = 2*pixels, 2*row
+	}
+	if interlaced {
+		return 2*pixels + 6*row + room
+	}
+	return pixels + 2*row + room
 }
 
 func checked(h Header, err error) (Header, error) {

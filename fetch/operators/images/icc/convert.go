@@ -50,7 +50,11 @@ func New(data []byte) (*Transform, error) {
 		}
 		black := darkest(c(0))
 		for i := range t.grey {
-			light := (min(max(c(float64(i)/255), 0), 1) - black) / (1 - black)
+			v, err := light(c, "kTRC", i)
+			if err != nil {
+				return nil, err
+			}
+			light := (min(max(v, 0), 1) - black) / (1 - black)
 			t.grey[i] = byteOf(encode(max(light, 0)))
 		}
 		return t, nil
@@ -63,7 +67,11 @@ func New(data []byte) (*Transform, error) {
 			return nil, err
 		}
 		for i := range t.shape[k] {
-			t.shape[k][i] = fixedOf(c(float64(i) / 255))
+			v, err := light(c, name+"TRC", i)
+			if err != nil {
+				return nil, err
+			}
+			t.shape[k][i] = fixedOf(v)
 		}
 		xyz, err := p.column(name + "XYZ")
 		if err != nil {
@@ -89,6 +97,15 @@ func New(data []byte) (*Transform, error) {
 	return t, nil
 }
 
+// light is what a curve makes of a value. Where that is no number, or has no end, the profile is of no use.
+func light(c curve, name string, value int) (float64, error) {
+	v := c(float64(value) / 255)
+	if math.IsNaN(v) || math.IsInf(v, 0) {
+		return 0, wrong("%s makes %v of the value %d, which is no light", name, v, value)
+	}
+	return v, nil
+}
+
 // darkest is the light that becomes none: black point compensation, which Little CMS carries out for
 // sRGB. What is brighter than L* = 50 counts as that.
 func darkest(y float64) float64 {
@@ -100,9 +117,6 @@ func darkest(y float64) float64 {
 const most = 8
 
 func fixedOf(v float64) int32 {
-	if v != v { // no number
-		return 0
-	}
 	return int32(math.Floor(min(max(v, -most), most)*one + 0.5))
 }
 

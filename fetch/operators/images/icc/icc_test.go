@@ -114,17 +114,20 @@ func TestRefused(t *testing.T) {
 		profile []byte
 		want    string
 	}{
-		"nothing":     {nil, "no header"},
-		"half":        {whole[:len(whole)/2], "bytes"},
-		"a table":     {rgb(srgbCurve, displayP3, tag{"A2B0", make([]byte, 40)}), "a table of colours (A2B0)"},
-		"a printer":   {profileOf("CMYK", "Lab "), `one of "CMYK"`},
-		"Lab":         {profileOf("RGB ", "Lab "), `converts to "Lab "`},
-		"no curve":    {profileOf("RGB ", "XYZ "), "it has no rTRC"},
-		"a formula":   {rgb(formulaOf(9, 1), displayP3), "formula 9"},
-		"short":       {rgb(formulaOf(4, 1), displayP3), "formula 4 of 4 bytes"},
-		"zero":        {rgb(formulaOf(1, 2, 0, 1), displayP3), "divides by zero"},
-		"another":     {rgb(numbers("mft2", 1, 2), displayP3), `is a "mft2"`},
-		"few entries": {rgb(append(curveOf(1, 2, 3), 0)[:15], displayP3), "entries"},
+		"nothing":             {nil, "no header"},
+		"no end":              {rgb(formulaOf(0, -2), ownSRGB), "rTRC makes +Inf of the value 0, which is no light"},
+		"no end in the midst": {rgb(formulaOf(3, -1, 1, -128.0/255, 1, 0), ownSRGB), "makes"},
+		"no number":           {profileOf("GRAY", "XYZ ", tag{"kTRC", formulaOf(4, -1, 1, 0, 1, 0, -1, 0)}), "of the value 0, which is no light"},
+		"half":                {whole[:len(whole)/2], "bytes"},
+		"a table":             {rgb(srgbCurve, displayP3, tag{"A2B0", make([]byte, 40)}), "a table of colours (A2B0)"},
+		"a printer":           {profileOf("CMYK", "Lab "), `one of "CMYK"`},
+		"Lab":                 {profileOf("RGB ", "Lab "), `converts to "Lab "`},
+		"no curve":            {profileOf("RGB ", "XYZ "), "it has no rTRC"},
+		"a formula":           {rgb(formulaOf(9, 1), displayP3), "formula 9"},
+		"short":               {rgb(formulaOf(4, 1), displayP3), "formula 4 of 4 bytes"},
+		"zero":                {rgb(formulaOf(1, 2, 0, 1), displayP3), "divides by zero"},
+		"another":             {rgb(numbers("mft2", 1, 2), displayP3), `is a "mft2"`},
+		"few entries":         {rgb(append(curveOf(1, 2, 3), 0)[:15], displayP3), "entries"},
 	} {
 		_, err := New(c.profile)
 		if !errors.Is(err, ErrProfile) || !strings.Contains(err.Error(), c.want) {
