@@ -10,8 +10,7 @@ import (
 
 const (
 	// writevBytes is the most that one system call sends: all that a connection takes over. It takes some 200 µs. A call
-	// costs much beside its bytes, as each wakes the reader up: by calls of 256 KiB, a GB takes a tenth to a fifth more
-	// processor time in all.
+	// costs much beside its bytes: by calls of 256 KiB, a GB takes a tenth to a fifth more processor time of the server.
 	writevBytes = gatherBytes
 	// writevSlices is how many slices the kernel gathers at once (IOV_MAX).
 	writevSlices = 1024
