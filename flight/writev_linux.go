@@ -9,8 +9,9 @@ import (
 )
 
 const (
-	// writevBytes is the most that one system call sends. It takes some 50 µs.
-	writevBytes = 256 << 10
+	// writevBytes is the most that one system call sends: all that a connection takes over. It takes some 200 µs. A call
+	// costs much beside its bytes: by calls of 256 KiB, a GB takes a tenth to a fifth more processor time of the server.
+	writevBytes = gatherBytes
 	// writevSlices is how many slices the kernel gathers at once (IOV_MAX).
 	writevSlices = 1024
 )
@@ -22,7 +23,7 @@ const (
 // thread in the kernel at nearly every look, hand its processor to another thread and look
 // again 20 µs later, for as long as bytes go out; that costs as much as a third of the
 // copy into the kernel. The price is a pause of one call's length whenever the collector
-// stops the world, which is why calls are short.
+// stops the world, which is why calls are bounded.
 type vectorWriter struct {
 	conn    syscall.RawConn // nil if the connection is no socket
 	vectors []syscall.Iovec

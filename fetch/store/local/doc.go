@@ -36,7 +36,8 @@
 //
 // # Locks
 //
-// An index entry is looked up and changed under the stripe lock of its key;
+// An index entry is looked up and changed under the stripe lock of its key, and
+// the places in memory are told of it before the lock is given back;
 // the catalog, and what is recorded of segments, under Store.catalog. A stripe
 // is taken before the lock of the segment set, and that before Store.catalog,
 // which is never held while a segment is written to or synced, but before the

@@ -108,6 +108,7 @@ func (s *Store) relocate(key *schema.Key, from, to segment.Location) error {
 		return fmt.Errorf("%w: blob %s changed its place while it was moved", schema.ErrDataLoss, key)
 	}
 	e.Location = to
+	defer s.places.forget(key)
 	var buf [33]byte
 	var value [entrySize]byte
 	if err := s.db.Set(blobKey(&buf, key), e.encode(&value), pebble.NoSync); err != nil {

@@ -278,6 +278,7 @@ func (c *collection) forget(key *schema.Key) (bool, error) {
 	if !ok || e.touch >= c.keep {
 		return false, nil
 	}
+	defer s.places.forget(key)
 	var buf [33]byte
 	b := s.db.NewBatch()
 	defer b.Close()

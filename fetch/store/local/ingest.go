@@ -85,6 +85,7 @@ func (in *ingest) put(ref schema.BlobRef, data []byte) error {
 	if err != nil {
 		return fmt.Errorf("store blob %s: %w", ref.Key, err)
 	}
+	defer s.places.forget(&ref.Key)
 	e := entry{Location: loc, sum: ref.Sum, touch: s.epoch.Load()}
 	grown := count{1, ref.Size}
 	if found { // an entry whose bytes a crash took

@@ -71,6 +71,7 @@ type Store struct {
 	writable atomic.Bool
 
 	stripes [1024]sync.Mutex // by key: see the package documentation
+	places  places           // of blobs that were read of late
 
 	catalog sync.Mutex       // guards what follows
 	synced  map[uint32]int64 // segments' synced lengths as recorded
@@ -302,6 +303,14 @@ func (s *Store) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error
 func (s *Store) Mapped() bool { return true }
 
 func (s *Store) get(key schema.Key) (schema.Blob, int64, error) {
+	at, changes, ok := s.places.find(&key)
+	if ok {
+		if b, err := s.set.Get(at); err == nil {
+			return b, at.Length, nil
+		}
+		s.places.forget(&key) // the index may say otherwise by now, and else tells what is wrong
+		_, changes, _ = s.places.find(&key)
+	}
 	var last segment.Location
 	for {
 		e, ok, err := s.entry(key)
@@ -313,6 +322,7 @@ func (s *Store) get(key schema.Key) (schema.Blob, int64, error) {
 		}
 		b, err := s.set.Get(e.Location)
 		if err == nil {
+			s.places.put(&key, e.Location, changes)
 			return b, e.Length, nil
 		}
 		// A collection may have moved the blob between the two steps. If it is

@@ -82,6 +82,7 @@ func (s *Store) replace(ref schema.BlobRef, data []byte) error {
 	if found {
 		grown = count{0, ref.Size - old.Length}
 	}
+	defer s.places.forget(&ref.Key)
 	e := entry{Location: loc, sum: ref.Sum, touch: s.epoch.Load()}
 	var key [33]byte
 	var value [entrySize]byte
