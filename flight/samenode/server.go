@@ -50,6 +50,14 @@ type Options struct {
 	// UserMemory bounds the rings of one user. Default: half of Memory, but a ring at least, where Mode lets others
 	// than the server's own user connect; else Memory.
 	UserMemory int64
+	// References has batches refer to blobs in files of the server's, which the client maps, where that saves a copy. It
+	// can read all of such a file then, whatever it was sent: this is for servers all of whose clients may see all.
+	References bool
+	// PinnedBytes bounds the blobs that the slots of a ring refer to. What does not fit is copied. Default: a quarter of
+	// AllPinnedBytes.
+	PinnedBytes int64
+	// AllPinnedBytes bounds those of all rings together. A cache cannot evict them. Default 1 GiB.
+	AllPinnedBytes int64
 	// Lease is for how long a client may say nothing while a batch waits for room in its ring. Then the ring is
 	// abandoned: nothing more is written to it, and what comes goes by TCP. A trainer that pauses is such a client,
 	// too. Default 10 minutes.
@@ -74,6 +82,16 @@ func (o *Options) EnsureDefaults() {
 		if o.Mode&0o022 != 0 {
 			o.UserMemory = max(o.Memory/2, o.RingBytes)
 		}
+	}
+	if o.References {
+		if o.AllPinnedBytes == 0 {
+			o.AllPinnedBytes = 1 << 30
+		}
+		if o.PinnedBytes == 0 {
+			o.PinnedBytes = o.AllPinnedBytes / 4
+		}
+	} else {
+		o.PinnedBytes, o.AllPinnedBytes = 0, 0
 	}
 	if o.Lease == 0 {
 		o.Lease = 10 * time.Minute
@@ -106,6 +124,9 @@ func (o *Options) Validate() error {
 	case o.UserMemory < o.RingBytes || o.UserMemory > o.Memory:
 		return &schema.FieldError{Field: "UserMemory", Got: fmt.Sprint(o.UserMemory),
 			Want: fmt.Sprintf("at least one ring, %d, and no more than all, %d", o.RingBytes, o.Memory)}
+	case o.PinnedBytes < 0 || o.PinnedBytes > o.AllPinnedBytes:
+		return &schema.FieldError{Field: "PinnedBytes", Got: fmt.Sprint(o.PinnedBytes),
+			Want: fmt.Sprintf("no more than all, %d", o.AllPinnedBytes)}
 	case o.Lease < 0:
 		return &schema.FieldError{Field: "Lease", Got: o.Lease.String(), Want: "a positive time"}
 	}
@@ -126,6 +147,7 @@ type Server struct {
 	running  sync.WaitGroup // the acceptor, and a goroutine for each client
 	memory   atomic.Int64   // of rings that are mapped, in bytes; grows under counting
 
+	pinned   *pinned          // of all rings
 	counting sync.Mutex       // after a ring's mutex, and with none after it
 	users    map[uint32]int64 // bytes of rings by user, none of who has none; guarded by counting
 
@@ -149,6 +171,10 @@ type Stats struct {
 	Refused int64 `json:"refused"` // clients that got no ring
 	// Abandoned is how many rings ever were, as their clients said nothing while a batch waited.
 	Abandoned int64 `json:"abandoned"`
+
+	Pinned   int64 `json:"pinned"`   // bytes of blobs that slots refer to
+	Referred int64 `json:"referred"` // bytes ever that were referred to, and not sent by a ring
+	Copied   int64 `json:"copied"`   // batches that were copied to a ring, as too much was pinned
 }
 
 // Listen makes the socket and serves it until Close.
@@ -172,7 +198,7 @@ func Listen(opts Options) (*Server, error) {
 		return nil, errors.Join(fmt.Errorf("cannot listen on %s: %w", opts.Path, err), l.Close(), os.Remove(hidden))
 	}
 	s := &Server{opts: opts, name: newName(), listener: l, users: map[uint32]int64{}, rings: map[string]*Ring{},
-		conns: map[*net.UnixConn]struct{}{}}
+		conns: map[*net.UnixConn]struct{}{}, pinned: &pinned{most: opts.AllPinnedBytes}}
 	s.running.Go(s.accept)
 	return s, nil
 }
@@ -230,6 +256,7 @@ func (s *Server) Stats() Stats {
 	defer s.mu.Unlock()
 	t := s.gone
 	t.Rings, t.Bytes, t.Given = len(s.rings), s.memory.Load(), s.given
+	t.Pinned = s.pinned.bytes.Load()
 	for _, r := range s.rings {
 		r.addTo(&t)
 	}
@@ -242,6 +269,8 @@ func (r *Ring) addTo(t *Stats) {
 	t.Sent += r.sent
 	t.Waits += r.waits
 	t.Inline += r.inline
+	t.Referred += r.referred
+	t.Copied += r.copied
 	if r.abandoned {
 		t.Abandoned++
 	}
@@ -251,7 +280,8 @@ func (r *Ring) addTo(t *Stats) {
 }
 
 // Close ends all rings, and waits until nothing of the server runs. Calls that have a ring
-// keep its memory until they leave.
+// keep its memory until they leave. What rings refer to is pinned no more, though clients
+// read it still: it comes after whatever could evict it has ended.
 func (s *Server) Close() error {
 	s.mu.Lock()
 	s.closed = true
@@ -369,7 +399,7 @@ func (s *Server) known(c *net.UnixConn) (uid uint32, err error) {
 func (s *Server) give(c *net.UnixConn, uid uint32, err error) (*Ring, error) {
 	var r *Ring
 	if err == nil {
-		r, err = s.newRing(uid)
+		r, err = s.newRing(uid, c)
 	}
 	hello := greeting{Version: Version, Server: s.name}
 	var rights []byte

@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import collections
 import contextlib
+import ctypes
 import json
 import mmap
 import os
@@ -23,6 +24,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
 import pyarrow as pa
 
 _RECORD = struct.Struct("<B7xQ")
@@ -35,19 +37,59 @@ _MOST_RECORDS = 256  # of a message to the server
 class _Lease:
     """A slot that this process has. When nothing refers to it any more, the server is told."""
 
-    __slots__ = ("_forks", "_number", "_ring")
+    __slots__ = ("_forks", "_number", "_refers", "_ring")
 
-    def __init__(self, ring: Ring, number: int) -> None:
+    def __init__(self, ring: Ring, number: int, refers: bool = False) -> None:
         self._ring = ring
         self._number = number
         self._forks = ring.forks
+        self._refers = refers
         ring.leases += 1
+        if refers:
+            ring.referring.add(number)
 
     def __del__(self) -> None:
         if self._forks == self._ring.forks:
             self._ring.leases -= 1
             self._ring.say(_RELEASED, self._number)
         # Else a child that was forked meanwhile may read it still: it stays until the ring's end.
+        if self._refers:
+            self._ring.forget(self._number)
+
+
+class _Mapped:
+    """A file of the server's, mapped for reading as far as it may ever reach."""
+
+    __slots__ = ("_end", "_known", "address", "length")
+
+    def __init__(self, descriptor: int, length: int) -> None:
+        # Not by `mmap`: that wants a file to be as long as it is mapped already.
+        address = _libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+        if address in (None, ctypes.c_void_p(-1).value):
+            raise OSError(ctypes.get_errno(), f"a file of the server's of {length} bytes cannot be mapped")
+        self.address: int = address
+        self.length = length
+        self._end, self._known = _libc.munmap, _spans  # are there as long as this is, also when the interpreter ends
+        _spans[address] = address + length
+
+    def __del__(self) -> None:
+        if hasattr(self, "address"):
+            self._known.pop(self.address, None)
+            self._end(self.address, self.length)
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+if sys.platform == "linux":
+    _libc.mmap.restype = ctypes.c_void_p
+    _libc.mmap.argtypes = (
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_long,
+    )
+    _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 class Ring:
@@ -59,6 +101,9 @@ class Ring:
     def __init__(self, path: str, server: str) -> None:
         self.leases = 0  # slots that this process has
         self.forks = 0  # how often it forked while it had some
+        self.referring: set[int] = set()  # slots that this process has, from before a fork too, which refer to files
+        self._files: dict[int, _Mapped] = {}
+        self._closing = False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         self._calls = 0
         self._pid = os.getpid()
@@ -98,10 +143,46 @@ class Ring:
         """Nothing more is taken of the calls so far."""
         self.say(_ENDED, self._calls)
 
-    def take(self, number: int) -> _Lease:
+    def take(self, number: int, refers: bool = False) -> _Lease:
         """The slot of a batch that has come."""
         self.say(_TAKEN, number)
-        return _Lease(self, number)
+        return _Lease(self, number, refers)
+
+    def forget(self, number: int) -> None:
+        """A slot that refers to files is let go."""
+        self.referring.discard(number)
+        if self._closing and not self.referring:
+            self._socket.close()
+
+    def _file(self, number: int) -> _Mapped:
+        """A file that the server has handed over, before it said what lies there."""
+        while number not in self._files:
+            said, descriptors = _received(self._socket, socket.MSG_DONTWAIT)
+            try:
+                if "file" not in said or len(descriptors) != 1:
+                    raise OSError("the server says what is not understood")
+                for gone in said.get("forget", ()):
+                    self._files.pop(gone, None)
+                self._files[said["file"]] = _Mapped(descriptors[0], said["bytes"])
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+        return self._files[number]
+
+    def referred(self, lease: _Lease, table: tuple[int, int]) -> list[pa.Buffer]:
+        """The blobs that lie in files, each a buffer that keeps the slot and the file's mapping."""
+        entries = np.frombuffer(self.buffer(lease, *table), "<i8").reshape(-1, 3)
+        holders: dict[int, tuple[_Mapped, _Lease]] = {}
+        for number in np.unique(entries[:, 0]).tolist():
+            holders[number] = (self._file(number), lease)
+        buffers = []
+        foreign = pa.foreign_buffer
+        for number, offset, length in entries.tolist():
+            mapped = holders[number][0]
+            if offset < 0 or length < 0 or offset + length > mapped.length:
+                raise OSError(f"the server names {length} bytes at {offset} of a file of {mapped.length}")
+            buffers.append(foreign(mapped.address + offset, length, holders[number]))
+        return buffers
 
     def buffer(self, lease: _Lease, offset: int, length: int) -> pa.Buffer:
         """A part of a slot. It keeps the slot."""
@@ -159,14 +240,20 @@ class Ring:
             return False
 
     def close(self) -> None:
-        """Let the server have it. What is mapped stays so until the last buffer is collected."""
-        self._socket.close()
+        """Let the server have it. What is mapped stays so until the last buffer is collected.
+
+        Where buffers lie in files of the server's, the socket stays open that long, too, in each process that has them:
+        the server changes nothing in those meanwhile.
+        """
+        self._closing = True
+        if not self.referring:
+            self._socket.close()
 
 
-def _received(connected: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """The server's greeting, and the descriptors that come with it."""
+def _received(connected: socket.socket, flags: int = 0) -> tuple[dict[str, Any], list[int]]:
+    """A message of the server's, and the descriptors that come with it."""
     size = array.array("i").itemsize
-    message, ancillary, _, _ = connected.recvmsg(4096, socket.CMSG_SPACE(size), socket.MSG_CMSG_CLOEXEC)
+    message, ancillary, _, _ = connected.recvmsg(4096, socket.CMSG_SPACE(size), socket.MSG_CMSG_CLOEXEC | flags)
     descriptors = array.array("i")
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -198,7 +285,7 @@ def _before_fork() -> None:
 
 def _in_child() -> None:
     for ring in list(_rings):
-        ring.close()  # the parent has it, and its end alone is the ring's
+        ring.close()  # the parent has it, and its end is the ring's; unless this process reads files of the server's
 
 
 os.register_at_fork(before=_before_fork, after_in_child=_in_child)
@@ -264,14 +351,80 @@ class Rings:
 def with_shared(batch: pa.RecordBatch, shared: dict[str, Any], ring: Ring, lease: Any) -> pa.RecordBatch:
     """The batch, with the buffers that came by the ring, of whose slot there is a lease."""
     found = {index: ring.buffer(lease, offset, length) for index, offset, length in shared["buffers"]}
+    views = {r["buffer"]: r for r in shared.get("references", ())}
     columns = []
     first = 0
     for column in batch.columns:
         buffers = column.buffers()
-        here = {index - first: found[index] for index in range(first, first + len(buffers)) if index in found}
-        columns.append(_rebuilt(column, iter([here.get(i, old) for i, old in enumerate(buffers)])) if here else column)
+        of_column = range(first, first + len(buffers))
+        here = {index - first: found[index] for index in of_column if index in found}
+        referring = [views[index] for index in of_column if index in views]
+        if referring:
+            column = _viewed(column, buffers[0], referring[0], ring, lease)  # noqa: PLW2901
+        elif here:
+            old = enumerate(buffers)
+            column = _rebuilt(column, iter([here.get(i, buffer) for i, buffer in old]))  # noqa: PLW2901
+        columns.append(column)
         first += len(buffers)
-    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+    if not views:
+        return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+    return pa.RecordBatch.from_arrays(columns, schema=_schema_of(batch.schema, columns))
+
+
+def _schema_of(schema: pa.Schema, columns: list[pa.Array]) -> pa.Schema:
+    fields = [field.with_type(column.type) for field, column in zip(schema, columns, strict=True)]
+    return pa.schema(fields, schema.metadata)
+
+
+def _viewed(like: pa.Array, valid: pa.Buffer | None, said: dict[str, Any], ring: Ring, lease: Any) -> pa.Array:
+    """A column whose blobs lie partly in files of the server's."""
+    views = ring.buffer(lease, *said["views"])
+    data = [ring.buffer(lease, *said["data"]), *ring.referred(lease, said["table"])]
+    return pa.Array.from_buffers(pa.binary_view(), len(like), [valid, views, *data], like.null_count)
+
+
+def with_views(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch with columns of bytes as views, of the same memory: so all batches of a stream have one schema."""
+    columns = [_as_views(column) for column in batch.columns]
+    if all(new is old for new, old in zip(columns, batch.columns, strict=True)):
+        return batch
+    return pa.RecordBatch.from_arrays(columns, schema=_schema_of(batch.schema, columns))
+
+
+_VIEW = np.dtype([("length", "<i4"), ("prefix", "S4"), ("buffer", "<i4"), ("offset", "<i4")])
+_PART = 1 << 30  # of a buffer, whose views begin in it: offsets have 31 bits
+_INLINE = 12  # so long a value lies in its view
+
+
+def _as_views(column: pa.Array) -> pa.Array:
+    kind = column.type
+    if kind not in (pa.binary(), pa.large_binary()):
+        return column
+    valid, bounds, values = column.buffers()
+    rows = len(column)
+    views = np.zeros(rows, _VIEW)
+    parts = []
+    if rows and bounds is not None and values is not None and values.size:
+        width = np.int64 if kind == pa.large_binary() else np.int32
+        offsets = np.frombuffer(bounds, width, rows + 1 + column.offset)[column.offset :].astype(np.int64)
+        starts, lengths = offsets[:-1], np.diff(offsets)
+        if lengths.max(initial=0) > np.iinfo(np.int32).max:
+            raise OSError("a view has no place for a blob of 2 GiB and more; read it without references")
+        content = np.frombuffer(values, np.uint8)
+        views["length"] = lengths
+        long = lengths > _INLINE
+        first = starts[long]
+        prefixes = content[first[:, None] + np.arange(4)] if len(first) else np.empty((0, 4), np.uint8)
+        raw = views.view(np.uint8).reshape(rows, 16)
+        raw[long, 4:8] = prefixes
+        views["buffer"][long] = first // _PART
+        views["offset"][long] = first % _PART
+        for row in np.flatnonzero(~long & (lengths > 0)).tolist():
+            raw[row, 4 : 4 + lengths[row]] = content[starts[row] : starts[row] + lengths[row]]
+        parts = [values.slice(at) for at in range(0, values.size, _PART)]
+    if column.offset and valid is not None:
+        valid = column.is_valid().buffers()[1]
+    return pa.Array.from_buffers(pa.binary_view(), rows, [valid, pa.py_buffer(views.view(np.uint8)), *parts], column.null_count)
 
 
 def _rebuilt(like: pa.Array, buffers: Iterator[pa.Buffer | None]) -> pa.Array:
