@@ -79,7 +79,7 @@ func refersTo(v *schema.Vector, index int64) *references {
 // refer is share for a batch of whose blobs some are referred to: the slot holds them, and all else that is large is
 // copied. total is the length of what is large. It returns nil where nothing can be referred to, or no more may be.
 func (s *shared) refer(ctx context.Context, b *schema.Batch, total int64, again rereader) (*lies, error) {
-	l := &lies{}
+	l := &lies{Buffers: [][3]int64{}}
 	index, pinned := int64(0), int64(0)
 	for i := range b.Columns {
 		v := &b.Columns[i]
@@ -98,7 +98,7 @@ func (s *shared) refer(ctx context.Context, b *schema.Batch, total int64, again 
 	if err != nil || !ok {
 		return nil, err
 	}
-	l.slot, l.waited = slot, time.Since(start)
+	l.Slot, l.slot, l.waited = slot.Number, slot, time.Since(start)
 	if err := s.fill(ctx, b, l, again); err != nil {
 		l.dropped()
 		if errors.Is(err, errWrong) {

@@ -33,9 +33,9 @@ type Segment struct {
 	mem      []byte
 	capacity int64
 	lent
-	model    *Model // in place of file and mem, if not nil
-	refs     atomic.Int64
-	end      atomic.Int64 // data ends here: the limit of every read
+	model *Model // in place of file and mem, if not nil
+	refs  atomic.Int64
+	end   atomic.Int64 // data ends here: the limit of every read
 
 	syncing sync.Mutex // held over a Sync; before mu
 	durable atomic.Int64
