@@ -40,7 +40,7 @@ def far(imported: Path, binary: Path, tmp_path: Path) -> Iterator[StartFar]:
     shutil.copytree(imported, store)
     size = "16MiB"
     flags = ["--spill", str(tmp_path / "spill"), "--spill-bytes", size, "--spill-min-bytes", size]
-    flags += ["--spill-keep-free=1MiB", "--local", str(tmp_path / "socket"), "--local-ring=16MiB"]
+    flags += ["--spill-keep-free=1MiB", "--spill-policy=lru", "--local", str(tmp_path / "socket"), "--local-ring=16MiB"]
     flags += ["--local-references", "--local-all-pinned=8MiB", "--local-pinned=8MiB"]
 
     def begin() -> Node:
@@ -145,7 +145,7 @@ def test_what_is_read_is_not_evicted(far: StartFar, monkeypatch: pytest.MonkeyPa
         kept.append((batch, seen))
         kept = kept[-5:]
     assert "referenced" in came
-    assert client.stats()["engine"]["spill"]["evicted"] > 300
+    assert client.stats()["engine"]["spill"]["evicted"] > 100
     assert all(digests(batch) == seen for batch, seen in kept)
     del batch
     kept.clear()
@@ -188,7 +188,7 @@ def test_what_was_read_outlives_the_server(far: StartFar, monkeypatch: pytest.Mo
         before = client.stats()["engine"]["spill"]["evicted"]
         for batch in photos(client).batches(8):
             assert digests(batch).items() <= want.items()
-        return client.stats()["engine"]["spill"]["evicted"] > before + 100
+        return bool(client.stats()["engine"]["spill"]["evicted"] > before)
 
     until(evicts, "the spill evicts again")
 
@@ -290,9 +290,7 @@ def test_an_interpreter_ends_with_batches(shared: Node) -> None:
         (["--store", "cql://127.0.0.1:1/nowhere"], "there is no spill"),
     ],
 )
-def test_where_others_could_read_it_is_refused(
-    binary: Path, tmp_path: Path, flags: list[str], says: str
-) -> None:
+def test_where_others_could_read_it_is_refused(binary: Path, tmp_path: Path, flags: list[str], says: str) -> None:
     local = ["--local", str(tmp_path / "socket"), "--local-references", "--listen", "127.0.0.1:0"]
     store = [] if "--store" in flags else ["--store", str(tmp_path / "store")]
     done = subprocess.run([binary, "serve", *store, *local, *flags], capture_output=True, text=True, check=False)

@@ -24,6 +24,7 @@ from local_photos import Seen, digests, photos, rings
 from node import Node
 from wire import until
 
+
 @pytest.fixture
 def shared(start: StartNode, tmp_path: Path) -> Node:
     return start("--local", str(tmp_path / "socket"), "--local-ring=16MiB")

@@ -360,10 +360,10 @@ def with_shared(batch: pa.RecordBatch, shared: dict[str, Any], ring: Ring, lease
         here = {index - first: found[index] for index in of_column if index in found}
         referring = [views[index] for index in of_column if index in views]
         if referring:
-            column = _viewed(column, buffers[0], referring[0], ring, lease)  # noqa: PLW2901
+            column = _viewed(column, buffers[0], referring[0], ring, lease)
         elif here:
             old = enumerate(buffers)
-            column = _rebuilt(column, iter([here.get(i, buffer) for i, buffer in old]))  # noqa: PLW2901
+            column = _rebuilt(column, iter([here.get(i, buffer) for i, buffer in old]))
         columns.append(column)
         first += len(buffers)
     if not views:
@@ -385,8 +385,9 @@ def _viewed(like: pa.Array, valid: pa.Buffer | None, said: dict[str, Any], ring:
 
 def with_views(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The batch with columns of bytes as views, of the same memory: so all batches of a stream have one schema."""
-    columns = [_as_views(column) for column in batch.columns]
-    if all(new is old for new, old in zip(columns, batch.columns, strict=True)):
+    came = batch.columns
+    columns = [_as_views(column) for column in came]
+    if all(new is old for new, old in zip(columns, came, strict=True)):
         return batch
     return pa.RecordBatch.from_arrays(columns, schema=_schema_of(batch.schema, columns))
 
@@ -424,7 +425,9 @@ def _as_views(column: pa.Array) -> pa.Array:
         parts = [values.slice(at) for at in range(0, values.size, _PART)]
     if column.offset and valid is not None:
         valid = column.is_valid().buffers()[1]
-    return pa.Array.from_buffers(pa.binary_view(), rows, [valid, pa.py_buffer(views.view(np.uint8)), *parts], column.null_count)
+    return pa.Array.from_buffers(
+        pa.binary_view(), rows, [valid, pa.py_buffer(views.view(np.uint8)), *parts], column.null_count
+    )
 
 
 def _rebuilt(like: pa.Array, buffers: Iterator[pa.Buffer | None]) -> pa.Array:
