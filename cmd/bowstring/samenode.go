@@ -54,7 +54,7 @@ func (f *sameNodeFlags) check() error {
 // checkReferences refuses references where somebody could read by them what he may not, or where there is nothing that
 // could be referred to. far says that the store's files are not this process's.
 func (c *ServeCmd) checkReferences(far bool, spill *spillConfig) error {
-	guard := ""
+	var guard string
 	switch {
 	case !c.LocalReferences:
 		return nil

@@ -268,6 +268,19 @@ def test_a_client_that_dies_pins_nothing(shared: Node) -> None:
     until(lambda: rings(client)["pinned"] == 0, "pinned is 0")
 
 
+def test_a_ring_ends_with_its_server_whatever_it_has_not_heard(shared: Node) -> None:
+    """A file that was handed over for a batch which nobody took."""
+    batches = photos(bowstring.connect(shared.url)).batches(16, references=True)
+    batches._open().read_chunk()
+    ring = batches._ring
+    assert ring is not None
+    batches.close()
+    assert ring.alive
+    assert ring._files
+    shared.kill()
+    assert not ring.alive
+
+
 LEFT = """
 import sys, bowstring
 dataset = bowstring.connect(sys.argv[1]).dataset("photos").columns(["image"])

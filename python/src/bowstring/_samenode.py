@@ -114,7 +114,8 @@ class Ring:
         try:
             self._socket.settimeout(_PATIENCE)
             self._socket.connect(path)
-            said, descriptors = _received(self._socket)
+            greeting, descriptors = _received(self._socket)
+            said = greeting or {}
             try:
                 if said.get("version") != _VERSION or said.get("server") != server:
                     raise OSError(f"another server listens on {path}")
@@ -154,19 +155,27 @@ class Ring:
         if self._closing and not self.referring:
             self._socket.close()
 
+    def _hear(self) -> bool:
+        """Take a file that the server has handed over. False if it has ended its side; BlockingIOError if none came."""
+        said, descriptors = _received(self._socket, socket.MSG_DONTWAIT)
+        try:
+            if said is None:
+                return False
+            if "file" not in said or len(descriptors) != 1:
+                raise OSError("the server says what is not understood")
+            for gone in said.get("forget", ()):
+                self._files.pop(gone, None)
+            self._files[said["file"]] = _Mapped(descriptors[0], said["bytes"])
+            return True
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
     def _file(self, number: int) -> _Mapped:
         """A file that the server has handed over, before it said what lies there."""
         while number not in self._files:
-            said, descriptors = _received(self._socket, socket.MSG_DONTWAIT)
-            try:
-                if "file" not in said or len(descriptors) != 1:
-                    raise OSError("the server says what is not understood")
-                for gone in said.get("forget", ()):
-                    self._files.pop(gone, None)
-                self._files[said["file"]] = _Mapped(descriptors[0], said["bytes"])
-            finally:
-                for descriptor in descriptors:
-                    os.close(descriptor)
+            if not self._hear():
+                raise OSError("the server is gone before it has handed over what it names")
         return self._files[number]
 
     def referred(self, lease: _Lease, table: tuple[int, int]) -> list[pa.Buffer]:
@@ -233,7 +242,9 @@ class Ring:
         if self._pid != os.getpid():
             return False
         try:
-            return self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+            while self._hear():  # of a stream that has ended before it used that
+                pass
+            return False
         except BlockingIOError:
             return True
         except OSError:
@@ -250,14 +261,16 @@ class Ring:
             self._socket.close()
 
 
-def _received(connected: socket.socket, flags: int = 0) -> tuple[dict[str, Any], list[int]]:
-    """A message of the server's, and the descriptors that come with it."""
+def _received(connected: socket.socket, flags: int = 0) -> tuple[dict[str, Any] | None, list[int]]:
+    """A message of the server's, None at the end, and the descriptors that come with it."""
     size = array.array("i").itemsize
     message, ancillary, _, _ = connected.recvmsg(4096, socket.CMSG_SPACE(size), socket.MSG_CMSG_CLOEXEC | flags)
     descriptors = array.array("i")
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(data[: len(data) - len(data) % size])
+    if not message:
+        return None, list(descriptors)
     try:
         said = json.loads(message)
     except ValueError:
