@@ -16,7 +16,8 @@ import pyarrow.flight as fl
 import tenacity
 
 from bowstring import _fork
-from bowstring._samenode import Ring, with_shared, with_views
+from bowstring._samenode import Ring
+from bowstring._views import with_shared, with_views
 from bowstring._wire import keep_forever
 from bowstring.connection import Connection, safe_after
 from bowstring.errors import Cancelled, LimitExceeded, ServerError, Unavailable, translate
