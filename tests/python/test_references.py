@@ -177,7 +177,7 @@ def test_what_was_read_outlives_the_server(far: StartFar, monkeypatch: pytest.Mo
     node.wait()
     after = far()
     client = bowstring.connect(after.url)
-    for _ in range(2):
+    for _ in range(6):
         for batch in photos(client).batches(8, epochs=4):
             assert digests(batch).items() <= want.items()
         assert all(digests(old) == seen for old, seen in kept)
