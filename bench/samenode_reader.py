@@ -1,6 +1,6 @@
 """A client process on the server's node: reads epochs, by the package or by pyarrow alone.
 
-    python bench/samenode_reader.py package|pyarrow sum|none URL TICKET_IN_HEX PASSES
+    python bench/samenode_reader.py package|references|pyarrow sum|none URL TICKET_IN_HEX PASSES
 
 Reads once to warm up, prints `ready`, reads PASSES times when told `go`, and prints one JSON object. With
 `sum` each byte of the blobs is touched.
@@ -20,13 +20,18 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 
-def by_package(client: Any, ticket: bytes) -> Iterator[tuple[pa.RecordBatch, str]]:
+def by_package(client: Any, ticket: bytes, references: bool = False) -> Iterator[tuple[pa.RecordBatch, str]]:
     """The batches of a ticket by the package."""
     from bowstring.stream import Batches
 
-    stream = Batches(client, json.loads(ticket))
+    stream = Batches(client, json.loads(ticket), references=references)
     for batch in stream:
         yield batch, (stream.place or {})["transport"]
+
+
+def by_references(client: Any, ticket: bytes) -> Iterator[tuple[pa.RecordBatch, str]]:
+    """By the package, where they lie in the server's files."""
+    return by_package(client, ticket, references=True)
 
 
 def by_pyarrow(client: fl.FlightClient, ticket: bytes) -> Iterator[tuple[pa.RecordBatch, str]]:
@@ -38,11 +43,11 @@ def by_pyarrow(client: fl.FlightClient, ticket: bytes) -> Iterator[tuple[pa.Reco
 def main() -> None:
     who, touch, url, ticket, passes = sys.argv[1:]
     wanted = bytes.fromhex(ticket)
-    if who == "package":
+    if who != "pyarrow":
         import bowstring
 
         client: Any = bowstring.connect(url)
-        batches = by_package
+        batches = by_references if who == "references" else by_package
     else:
         client = fl.connect(url)
         batches = by_pyarrow
@@ -51,12 +56,12 @@ def main() -> None:
         rows = size = 0
         ways = set()
         for batch, way in batches(client, wanted):
-            blobs = batch.column(batch.num_columns - 1).buffers()[2]
             rows += batch.num_rows
-            size += blobs.size
             ways.add(way)
-            if touch == "sum":
-                np.frombuffer(blobs, np.uint64, blobs.size // 8).sum()
+            for blobs in batch.column(batch.num_columns - 1).buffers()[2:]:  # one of all blobs, or one of each
+                size += blobs.size
+                if touch == "sum":
+                    np.frombuffer(blobs, np.uint64, blobs.size // 8).sum()
         return rows, size, ways
 
     read()

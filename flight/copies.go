@@ -2,6 +2,7 @@ package flight
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"runtime/debug"
@@ -34,7 +35,8 @@ type copies struct {
 	stack    []byte // where; guarded by mu
 }
 
-// part is some pieces of a buffer that lie one behind the other, and where they go.
+// part is some pieces of a buffer that lie one behind the other, and where they go; nil if they stay where they are,
+// and are only checked.
 type part struct {
 	to         []byte
 	buffer     *schema.Buffer
@@ -57,6 +59,21 @@ func (c *copies) add(memory []byte, b *schema.Buffer) {
 		if size >= copyPart || i == len(b.Pieces)-1 {
 			c.parts = append(c.parts, part{memory[:size:size], b, first, i + 1})
 			memory = memory[size:]
+			first, size = i+1, 0
+		}
+	}
+}
+
+// check has a buffer checked where it lies, if it was not yet.
+func (c *copies) check(b *schema.Buffer) {
+	if b.Unchecked == nil {
+		return
+	}
+	first, size := 0, 0
+	for i := range b.Pieces {
+		size += len(b.Pieces[i])
+		if size >= copyPart || i == len(b.Pieces)-1 {
+			c.parts = append(c.parts, part{nil, b, first, i + 1})
 			first, size = i+1, 0
 		}
 	}
@@ -117,6 +134,9 @@ func (c *copies) failed(i int, err error) {
 
 // copy copies a part, and checks what was not checked yet.
 func (p *part) copy(ctx context.Context, again rereader) error {
+	if p.to == nil {
+		return p.check()
+	}
 	memory := p.to
 	for i, from := range p.buffer.Pieces[p.first:p.end] {
 		to := memory[:len(from)]
@@ -127,6 +147,19 @@ func (p *part) copy(ctx context.Context, again rereader) error {
 			}
 		} else if err := copyGuarded(to, from); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// errWrong says that a blob cannot be referred to, as it is not what it has to be.
+var errWrong = errors.New("a blob has proved wrong where it lies")
+
+// check compares a part with what it has to be. Where something is wrong, or cannot be read, it is errWrong.
+func (p *part) check() error {
+	for i := p.first; i < p.end; i++ {
+		if p.buffer.Unchecked[i].Ref.Check(p.buffer.Pieces[i]) != nil {
+			return errWrong
 		}
 	}
 	return nil

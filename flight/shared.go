@@ -15,6 +15,8 @@ import (
 const (
 	// ringHeader is what a call says that has a ring: its name, a slash, and the call's number.
 	ringHeader = "bowstring-ring"
+	// referencesHeader is what a call says besides that can do with references in place of bytes.
+	referencesHeader = "bowstring-references"
 	// sharedBytes is from which length on a buffer goes by shared memory: below, a socket is as good.
 	sharedBytes = 64 << 10
 )
@@ -22,9 +24,10 @@ const (
 // shared is the ring of a call, by which it sends the large buffers of its batches. It is
 // used by one goroutine. nil shares nothing.
 type shared struct {
-	ring *samenode.Ring
-	call uint64
-	todo copies // of the batch at hand
+	ring   *samenode.Ring
+	call   uint64
+	refers bool   // to blobs where they lie
+	todo   copies // of the batch at hand
 }
 
 // sharing returns the ring that a call has named, to be left in the end; nil if it has named none, or one
@@ -42,7 +45,10 @@ func (s *Server) sharing(ctx context.Context) (*shared, error) {
 	if ring == nil {
 		return nil, nil
 	}
-	return &shared{ring: ring, call: call}, nil
+	wants := metadata.ValueFromIncomingContext(ctx, referencesHeader)
+	// Rights to rows and columns would not hold for who reads whole files.
+	refers := len(wants) > 0 && ring.Refers() && s.opts.Rules == nil && s.opts.Tenants == nil
+	return &shared{ring: ring, call: call, refers: refers}, nil
 }
 
 func (s *shared) leave() {
@@ -57,6 +63,8 @@ type lies struct {
 	// Buffers have three numbers each: which of the message's buffers it is, from 0 on,
 	// and in bytes where it begins in the ring, and its length.
 	Buffers [][3]int64 `json:"buffers"`
+	// References are of columns whose blobs lie elsewhere.
+	References []*references `json:"references,omitempty"`
 
 	slot   *samenode.Slot
 	waited time.Duration // for the client to let go of another
@@ -74,6 +82,11 @@ func (s *shared) share(ctx context.Context, b *schema.Batch, again rereader) (*l
 	}
 	if total == 0 {
 		return nil, nil
+	}
+	if s.refers {
+		if l, err := s.refer(ctx, b, total, again); l != nil || err != nil {
+			return l, err
+		}
 	}
 	start := time.Now()
 	slot, ok, err := s.ring.Reserve(ctx, s.call, total)
@@ -96,7 +109,7 @@ func (s *shared) share(ctx context.Context, b *schema.Batch, again rereader) (*l
 // place has a column's large buffers copied to memory[at:]. index is that of the column's first buffer.
 func (l *lies) place(v *schema.Vector, memory []byte, at, index int64, todo *copies) (nextAt, nextIndex int64) {
 	for i := range v.Buffers {
-		if b := &v.Buffers[i]; b.Len >= sharedBytes {
+		if b := &v.Buffers[i]; b.Len >= sharedBytes && !l.refers(index) {
 			l.Buffers = append(l.Buffers, [3]int64{index, l.slot.Offset + at, b.Len})
 			todo.add(memory[at:], b)
 			at += padded(b.Len)
@@ -109,16 +122,19 @@ func (l *lies) place(v *schema.Vector, memory []byte, at, index int64, todo *cop
 	return at, index
 }
 
-// has reports whether a buffer went by the ring.
+// has reports whether a buffer went by the ring, or is referred to.
 func (l *lies) has(b *schema.Buffer) bool { return l != nil && b.Len >= sharedBytes }
 
-// bytes is what went by the ring.
+// bytes is what went by the ring, and what is referred to.
 func (l *lies) bytes() (n int64) {
 	if l == nil {
 		return 0
 	}
 	for _, b := range l.Buffers {
 		n += b[2]
+	}
+	for _, r := range l.References {
+		n += r.pinned + r.Data[1]
 	}
 	return n
 }

@@ -97,9 +97,11 @@ func (p *Projection) assemble(b *Batch, f *Form, positions []int64, rows []Row, 
 		case outBlob8:
 			v, err = blobColumn[int64](b.arena, arrow.BinaryTypes.LargeBinary, b.Blobs[c.src], m.emptyOf(p, c),
 				m.refsOf(p.blobs[c.src]))
+			v.Blobs = b.Blobs[c.src]
 		case outBlob4:
 			v, err = blobColumn[int32](b.arena, arrow.BinaryTypes.Binary, b.Blobs[c.src], m.emptyOf(p, c),
 				m.refsOf(p.blobs[c.src]))
+			v.Blobs = b.Blobs[c.src]
 		case outMedia:
 			v, err = m.mediaColumn(b.arena, c, b.Blobs[c.src], p.blobs[c.src], runs)
 		case outMade:

@@ -10,6 +10,9 @@ type Extent struct {
 	File *os.File
 	// Offset and Length are in bytes. Length is that of the blob.
 	Offset, Length int64
+	// Limit is how long the file may become. It is never shortened below the end of a blob that is held. It is 0 where
+	// nobody else may be given the file.
+	Limit int64
 }
 
 // Locator is an Owner whose blobs may lie in files.

@@ -28,6 +28,9 @@ type Vector struct {
 	// is always the validity bitmap, empty where there are no nulls.
 	Buffers  []Buffer
 	Children []Vector
+	// Blobs are those of the rows of a column that has them one after another in its last buffer; else nil. They are
+	// the batch's, of which each may be taken over in its place.
+	Blobs []Blob
 }
 
 // Bytes is the space of the vector's buffers in the body of a message, each

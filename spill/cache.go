@@ -42,6 +42,7 @@ type Cache struct {
 	queued    atomic.Int64
 	gathering gathering
 	reaper    reaper
+	elsewhere elsewhere
 	workers   sync.WaitGroup
 
 	count counters
@@ -78,6 +79,7 @@ func open(opts Options) (_ *Cache, err error) {
 	}
 	c.trouble = trouble{log: opts.Logger, clock: opts.Clock}
 	c.reaper.wake = make(chan struct{}, 1)
+	c.elsewhere.end, c.elsewhere.pause = make(chan struct{}), 100*time.Millisecond
 	c.gathering.pause = time.NewTimer(gatherTime)
 	c.gathering.pause.Stop()
 	if opts.Model != nil {
@@ -106,6 +108,7 @@ func open(opts Options) (_ *Cache, err error) {
 		opts.Logger.Warn("the spill cannot be read and begins anew", "directory", opts.Dir, "error", err)
 		c.table = table{byHash: map[uint64]uint32{}}
 		c.sets, c.numbers = []*dataset{{}}, map[string]uint32{}
+		c.elsewhere.segments = nil
 		if err := emptyDirectory(opts.Dir); err != nil {
 			return nil, err
 		}
@@ -123,6 +126,9 @@ func (c *Cache) start() {
 	for range c.opts.Writers {
 		c.workers.Go(c.writeOffers)
 	}
+	if len(c.elsewhere.segments) > 0 {
+		c.workers.Go(c.watchElsewhere)
+	}
 	c.trim() // the budget or the disk may have become smaller
 }
 
@@ -139,6 +145,7 @@ func (c *Cache) Close() error {
 	c.life.Unlock()
 
 	c.reaper.stop()
+	close(c.elsewhere.end)
 	c.workers.Wait()
 	if err := c.space.roll(); err != nil { // gives back what was taken ahead
 		c.notGivenBack(err)

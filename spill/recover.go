@@ -140,8 +140,12 @@ func (c *Cache) attach(sizes map[uint32]int64, next *uint32, clean bool) (err er
 			}
 			continue
 		}
-		if err := c.survey(g, path, within[id], clean); err != nil {
+		held := g.Elsewhere()
+		if err := c.survey(g, path, within[id], clean, held); err != nil {
 			return err
+		}
+		if held {
+			c.pinElsewhere(g, within[id])
 		}
 		if sp.blocks[id].live == 0 {
 			if err := sp.retire(id); err != nil {
@@ -161,8 +165,8 @@ func (c *Cache) forget(i uint32) {
 }
 
 // survey counts the blocks of a segment. If the cache was not closed in order it also forgets blobs in blocks that were
-// given back already, and gives back blocks in which there is no blob.
-func (c *Cache) survey(g *segment.Segment, path string, slots []uint64, clean bool) error {
+// given back already, and gives back blocks in which there is no blob, but not where somebody else reads the segment.
+func (c *Cache) survey(g *segment.Segment, path string, slots []uint64, clean, elsewhere bool) error {
 	sp := &c.space
 	b := &blocks{users: []uint8{1}}
 	sp.blocks[g.ID()] = b
@@ -205,13 +209,16 @@ func (c *Cache) survey(g *segment.Segment, path string, slots []uint64, clean bo
 			return err
 		}
 		for _, r := range runs {
+			if elsewhere {
+				break
+			}
 			if err := c.punchUnused(g, b, r); err != nil {
 				return err
 			}
 		}
 	}
 	held, err := allocated(path)
-	if err == nil && !clean && held > used {
+	if err == nil && !clean && !elsewhere && held > used {
 		// Space that was taken and never written is a hole to look at, and is not.
 		err = c.punchUnused(g, b, run{0, g.Allocated()})
 		if err == nil {

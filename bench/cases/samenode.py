@@ -45,7 +45,7 @@ def read(who: str, touch: str, url: str, clients: int, pid: int) -> dict[str, fl
             if process.stdin:
                 process.stdin.close()
             process.wait()
-    want = ["shared"] if who == "package" else ["tcp"]
+    want = {"package": ["shared"], "references": ["referenced"], "pyarrow": ["tcp"]}[who]
     if any(a["rows"] != COUNT * PASSES or a["ways"] != want for a in answers):
         raise RuntimeError(f"want {COUNT * PASSES} rows by {want}, got {answers}")
     gigabytes = COUNT * SIZE * PASSES * clients / 1e9
@@ -65,9 +65,15 @@ def run(context: Context) -> Result:
     )
     try:
         peer_url = peer.stdout.readline().strip() if peer.stdout else ""
-        with Node(context.binary, stored(context), "--local", str(context.folder / "socket")) as node:
-            sides = {"package": (node.url, node.pid), "pyarrow": (peer_url, peer.pid)}
+        local = ["--local", str(context.folder / "socket"), "--local-references"]
+        with Node(context.binary, stored(context), *local) as node:
+            sides = {
+                "package": (node.url, node.pid),
+                "references": (node.url, node.pid),
+                "pyarrow": (peer_url, peer.pid),
+            }
             ratios: dict[tuple[int, str], list[float]] = {(1, "sum"): [], (2, "sum"): [], (1, "none"): []}
+            refs: dict[tuple[int, str], list[float]] = {case: [] for case in ratios}
             cpu: list[float] = []
             for round_ in range(-1, context.rounds):  # the first one warms
                 for (clients, touch), found in ratios.items():
@@ -77,6 +83,7 @@ def run(context: Context) -> Result:
                     for who, figures in got.items():
                         emit(case="samenode", side=who, clients=clients, touch=touch, **figures)
                     found.append(got["package"]["gb_per_s"] / got["pyarrow"]["gb_per_s"])
+                    refs[clients, touch].append(got["references"]["gb_per_s"] / got["pyarrow"]["gb_per_s"])
                     both = {w: g["server_cpu_s_per_gb"] + g["client_cpu_s_per_gb"] for w, g in got.items()}
                     cpu.append(both["package"] / both["pyarrow"])
     finally:
@@ -89,5 +96,8 @@ def run(context: Context) -> Result:
             Figure("ratio_2", median(ratios[2, "sum"]), at_least=2.5),
             Figure("ratio_1_none", median(ratios[1, "none"]), at_least=4),
             Figure("cpu_ratio", median(cpu), at_most=0.4),
+            Figure("refs_ratio_1", median(refs[1, "sum"]), at_least=3.3),
+            Figure("refs_ratio_2", median(refs[2, "sum"]), at_least=3),
+            Figure("refs_ratio_none", median(refs[1, "none"]), at_least=4),
         ],
     )

@@ -14,6 +14,7 @@ import (
 	"github.com/dustin/go-humanize"
 
 	"bowstring/cmd/bowstring/cluster"
+	"bowstring/fetch/store/cql"
 	"bowstring/flight"
 )
 
@@ -135,6 +136,9 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 	if l.spill, err = c.spillFlags.config(app); err != nil {
 		return errors.Join(err, closeLink(app.Link))
 	}
+	if err := c.checkReferences(app.Link != nil || cql.IsURI(app.cli.Globals.Store), &l.spill); err != nil {
+		return errors.Join(err, closeLink(app.Link))
+	}
 	if l.flight.Door, err = c.doorFlags.open(ctx, app, c.Listen); err != nil {
 		return errors.Join(err, closeLink(app.Link))
 	}
@@ -144,7 +148,7 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 	if l.cluster, err = c.clusterFlags.part(l.flight.Door); err != nil {
 		return errors.Join(err, closeLink(app.Link))
 	}
-	if l.flight.SameNode, err = c.sameNodeFlags.open(app.Log); err != nil {
+	if l.flight.SameNode, err = c.sameNodeFlags.open(app.Log, l.spill.bytes); err != nil {
 		return errors.Join(err, closeLink(app.Link))
 	}
 	if local := l.flight.SameNode; local != nil {

@@ -2,12 +2,13 @@ package samenode
 
 import (
 	"fmt"
+	"net"
 
 	"bowstring/schema"
 )
 
-// newRing makes a ring for a user, within what all may have and what one may.
-func (s *Server) newRing(uid uint32) (*Ring, error) {
+// newRing makes a ring for a user at the other end of a socket, within what all may have and what one may.
+func (s *Server) newRing(uid uint32, c *net.UnixConn) (*Ring, error) {
 	n := s.opts.RingBytes
 	if err := s.reserve(uid, n); err != nil {
 		s.mu.Lock()
@@ -22,6 +23,7 @@ func (s *Server) newRing(uid uint32) (*Ring, error) {
 		return nil, err
 	}
 	r := newRing(newName(), m)
+	r.most, r.node, r.conn = s.opts.PinnedBytes, s.pinned, c
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.rings[r.id] = r

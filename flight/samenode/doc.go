@@ -8,8 +8,10 @@
 // the client says what it has taken and what it has let go of. A slot is written again
 // only after that.
 //
-// No file of the server's is ever handed out, and nobody else's memory: a client can
-// reach the bytes that it was sent and no others.
+// No file of the server's is handed out, and nobody else's memory: a client can
+// reach the bytes that it was sent and no others. With Options.References it is otherwise: a
+// slot may then refer to blobs in files of the server's, which the client is handed for
+// reading. The slot holds them until it is free.
 //
 // Here live the socket, the rings and their bookkeeping. What a batch is, and who may read
 // what, is the business of package flight.

@@ -20,6 +20,10 @@ func newMemory(int64, func()) (*memory, error) {
 
 func userOf(*net.UnixConn) (uint32, error) { return 0, errors.New("not known here") }
 
+func handOver(*net.UnixConn, []byte, *os.File) error { return errors.New("not possible here") }
+
+func isGone(*os.File) bool { return false }
+
 func (*memory) given() {}
 func (*memory) free()  {}
 

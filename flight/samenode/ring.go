@@ -38,6 +38,9 @@ type Ring struct {
 	sent      int64     // bytes that ever went by the ring
 	waits     int64     // reservations that ever had to wait
 	inline    int64     // reservations that were refused for want of room
+
+	pins // of the blobs that slots refer to; guarded by mu
+	lending
 }
 
 // Slot is a part of a ring, for the buffers of one batch.
@@ -51,6 +54,9 @@ type Slot struct {
 	length int64
 	call   uint64
 	state  slotState
+	pinned int64         // bytes that are counted for it
+	held   []schema.Blob // what it refers to; released when the slot is free
+	files  []*lentFile   // in which that lies
 }
 
 type slotState uint8
@@ -89,11 +95,14 @@ func (r *Ring) Leave() {
 // may keep it for ever. Then, and where n is more than the ring could hold beside another
 // batch, ok is false: the batch has to go by the socket.
 func (r *Ring) Reserve(ctx context.Context, call uint64, n int64) (slot *Slot, ok bool, err error) {
-	if n > r.size/2 {
-		r.mu.Lock()
-		r.inline++
-		r.mu.Unlock()
-		return nil, false, nil
+	return r.reserve(ctx, call, n, 0)
+}
+
+// reserve is Reserve and ReserveReferring, which counts pinned bytes.
+func (r *Ring) reserve(ctx context.Context, call uint64, n, pinned int64) (slot *Slot, ok bool, err error) {
+	refused := &r.inline
+	if pinned > 0 {
+		refused = &r.copied
 	}
 	for waited := false; ; waited = true {
 		r.mu.Lock()
@@ -101,15 +110,31 @@ func (r *Ring) Reserve(ctx context.Context, call uint64, n int64) (slot *Slot, o
 			r.mu.Unlock()
 			return nil, false, nil
 		}
-		if slot = r.placeLocked(call, n); slot != nil {
+		if n > r.size/2 || pinned > r.most/2 {
+			*refused++
 			r.mu.Unlock()
-			return slot, true, nil
+			return nil, false, nil
+		}
+		room := r.pinned+pinned <= r.most
+		if room && !r.node.reserve(pinned) { // other clients have them, for as long as they like
+			*refused++
+			r.mu.Unlock()
+			return nil, false, nil
+		}
+		if room {
+			if slot = r.placeLocked(call, n); slot != nil {
+				slot.pinned = pinned
+				r.pinned += pinned
+				r.mu.Unlock()
+				return slot, true, nil
+			}
+			r.node.free(pinned)
 		}
 		if !waited {
 			r.waits++
 		}
 		if !slices.ContainsFunc(r.slots, func(s *Slot) bool { return s.state != taken }) {
-			r.inline++
+			*refused++
 			r.mu.Unlock()
 			return nil, false, nil
 		}
@@ -173,10 +198,11 @@ func (s *Slot) Bytes() []byte {
 func (s *Slot) Sent() {
 	r := s.ring
 	r.mu.Lock()
-	defer r.mu.Unlock()
+	defer r.unlock()
 	s.state = sent
 	r.sent += s.length
-	if s.call <= r.ended {
+	r.referred += s.pinned
+	if s.call <= r.ended || r.closed {
 		r.freeLocked(s)
 	}
 }
@@ -184,7 +210,7 @@ func (s *Slot) Sent() {
 // Drop frees a slot that the client was not and will not be told of.
 func (s *Slot) Drop() {
 	s.ring.mu.Lock()
-	defer s.ring.mu.Unlock()
+	defer s.ring.unlock()
 	s.ring.freeLocked(s)
 }
 
@@ -202,7 +228,7 @@ func (r *Ring) take(number uint64) {
 
 func (r *Ring) release(number uint64) {
 	r.mu.Lock()
-	defer r.mu.Unlock()
+	defer r.unlock()
 	if s := r.slotLocked(number); s != nil && s.state != writing {
 		r.freeLocked(s)
 	}
@@ -210,9 +236,15 @@ func (r *Ring) release(number uint64) {
 
 func (r *Ring) end(call uint64) {
 	r.mu.Lock()
-	defer r.mu.Unlock()
+	defer r.unlock()
 	r.ended = max(r.ended, call)
-	r.slots = slices.DeleteFunc(r.slots, func(s *Slot) bool { return s.state == sent && s.call <= r.ended })
+	r.slots = slices.DeleteFunc(r.slots, func(s *Slot) bool {
+		over := s.state == sent && s.call <= r.ended
+		if over {
+			r.unpinLocked(s)
+		}
+		return over
+	})
 	r.wakeLocked()
 }
 
@@ -228,6 +260,7 @@ func (r *Ring) slotLocked(number uint64) *Slot {
 func (r *Ring) freeLocked(s *Slot) {
 	if i := slices.Index(r.slots, s); i >= 0 {
 		r.slots = slices.Delete(r.slots, i, i+1)
+		r.unpinLocked(s)
 		r.wakeLocked()
 	}
 }
@@ -238,12 +271,17 @@ func (r *Ring) wakeLocked() {
 }
 
 // close ends the ring. Its memory is given back when the last call has left; what the
-// client has mapped stays the client's.
+// client has mapped of it stays the client's. What slots refer to is pinned no more.
 func (r *Ring) close() {
 	r.mu.Lock()
-	defer r.mu.Unlock()
+	defer r.unlock()
 	if !r.closed {
 		r.closed = true
+		for _, s := range r.slots {
+			if s.state != writing {
+				r.unpinLocked(s)
+			}
+		}
 		r.wakeLocked()
 		r.unmapLocked()
 	}

@@ -7,10 +7,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -35,89 +33,6 @@ const (
 	saysEnded    = 3
 )
 
-// Options tunes a Server. The zero value of each field but Path stands for its default.
-type Options struct {
-	// Path is the socket's, which is made, and removed in the end.
-	Path string
-	// Mode is who may connect, by the file's rights. Default 0600: the server's own user.
-	Mode os.FileMode
-	// UIDs are the users who may connect, of those whom Mode lets. Default: all of them.
-	UIDs []uint32
-	// RingBytes is the length of a ring. Default 64 MiB.
-	RingBytes int64
-	// Memory bounds all rings together. Default 1 GiB.
-	Memory int64
-	// UserMemory bounds the rings of one user. Default: half of Memory, but a ring at least, where Mode lets others
-	// than the server's own user connect; else Memory.
-	UserMemory int64
-	// Lease is for how long a client may say nothing while a batch waits for room in its ring. Then the ring is
-	// abandoned: nothing more is written to it, and what comes goes by TCP. A trainer that pauses is such a client,
-	// too. Default 10 minutes.
-	Lease time.Duration
-	// Logger receives what operators should know. Default slog.Default().
-	Logger *slog.Logger
-}
-
-// EnsureDefaults fills in the fields that are zero.
-func (o *Options) EnsureDefaults() {
-	if o.Mode == 0 {
-		o.Mode = 0o600
-	}
-	if o.RingBytes == 0 {
-		o.RingBytes = 64 << 20
-	}
-	if o.Memory == 0 {
-		o.Memory = 1 << 30
-	}
-	if o.UserMemory == 0 {
-		o.UserMemory = o.Memory
-		if o.Mode&0o022 != 0 {
-			o.UserMemory = max(o.Memory/2, o.RingBytes)
-		}
-	}
-	if o.Lease == 0 {
-		o.Lease = 10 * time.Minute
-	}
-	if o.Logger == nil {
-		o.Logger = slog.Default()
-	}
-}
-
-// Validate returns an error that names the first field without a sensible value.
-func (o *Options) Validate() error {
-	const page = 64 << 10 // a multiple of every page size
-	switch {
-	case !Supported:
-		return fmt.Errorf("%w: memory can be shared with clients on Linux only", schema.ErrInvalid)
-	case !filepath.IsAbs(o.Path):
-		return &schema.FieldError{Field: "Path", Got: fmt.Sprintf("%q", o.Path), Want: "an absolute path"}
-	case len(o.hidden()) > maxName:
-		return &schema.FieldError{Field: "Path", Got: fmt.Sprintf("%d bytes", len(o.Path)),
-			Want: fmt.Sprintf("at most %d, so that a unix socket's name is long enough for it and a suffix",
-				maxName-len(o.hidden())+len(o.Path))}
-	case o.Mode&^0o777 != 0:
-		return &schema.FieldError{Field: "Mode", Got: fmt.Sprintf("%#o", uint32(o.Mode)), Want: "rights such as 0660"}
-	case o.RingBytes < 1<<20 || o.RingBytes%page != 0:
-		return &schema.FieldError{Field: "RingBytes", Got: fmt.Sprint(o.RingBytes),
-			Want: "a multiple of 64 KiB, 1 MiB or more"}
-	case o.Memory < o.RingBytes:
-		return &schema.FieldError{Field: "Memory", Got: fmt.Sprint(o.Memory),
-			Want: fmt.Sprintf("at least one ring, %d", o.RingBytes)}
-	case o.UserMemory < o.RingBytes || o.UserMemory > o.Memory:
-		return &schema.FieldError{Field: "UserMemory", Got: fmt.Sprint(o.UserMemory),
-			Want: fmt.Sprintf("at least one ring, %d, and no more than all, %d", o.RingBytes, o.Memory)}
-	case o.Lease < 0:
-		return &schema.FieldError{Field: "Lease", Got: o.Lease.String(), Want: "a positive time"}
-	}
-	return nil
-}
-
-// maxName is how many bytes a unix socket's name has.
-const maxName = 107
-
-// hidden is the socket's name before it is renamed into place.
-func (o *Options) hidden() string { return fmt.Sprintf("%s.%d", o.Path, os.Getpid()) }
-
 // Server gives rings to clients on this node. It is safe for concurrent use.
 type Server struct {
 	opts     Options
@@ -126,6 +41,7 @@ type Server struct {
 	running  sync.WaitGroup // the acceptor, and a goroutine for each client
 	memory   atomic.Int64   // of rings that are mapped, in bytes; grows under counting
 
+	pinned   *pinned          // of all rings
 	counting sync.Mutex       // after a ring's mutex, and with none after it
 	users    map[uint32]int64 // bytes of rings by user, none of who has none; guarded by counting
 
@@ -149,6 +65,10 @@ type Stats struct {
 	Refused int64 `json:"refused"` // clients that got no ring
 	// Abandoned is how many rings ever were, as their clients said nothing while a batch waited.
 	Abandoned int64 `json:"abandoned"`
+
+	Pinned   int64 `json:"pinned"`   // bytes of blobs that slots refer to
+	Referred int64 `json:"referred"` // bytes ever that were referred to, and not sent by a ring
+	Copied   int64 `json:"copied"`   // batches that were copied to a ring, as too much was pinned
 }
 
 // Listen makes the socket and serves it until Close.
@@ -172,7 +92,7 @@ func Listen(opts Options) (*Server, error) {
 		return nil, errors.Join(fmt.Errorf("cannot listen on %s: %w", opts.Path, err), l.Close(), os.Remove(hidden))
 	}
 	s := &Server{opts: opts, name: newName(), listener: l, users: map[uint32]int64{}, rings: map[string]*Ring{},
-		conns: map[*net.UnixConn]struct{}{}}
+		conns: map[*net.UnixConn]struct{}{}, pinned: &pinned{most: opts.AllPinnedBytes}}
 	s.running.Go(s.accept)
 	return s, nil
 }
@@ -230,6 +150,7 @@ func (s *Server) Stats() Stats {
 	defer s.mu.Unlock()
 	t := s.gone
 	t.Rings, t.Bytes, t.Given = len(s.rings), s.memory.Load(), s.given
+	t.Pinned = s.pinned.bytes.Load()
 	for _, r := range s.rings {
 		r.addTo(&t)
 	}
@@ -242,6 +163,8 @@ func (r *Ring) addTo(t *Stats) {
 	t.Sent += r.sent
 	t.Waits += r.waits
 	t.Inline += r.inline
+	t.Referred += r.referred
+	t.Copied += r.copied
 	if r.abandoned {
 		t.Abandoned++
 	}
@@ -251,7 +174,8 @@ func (r *Ring) addTo(t *Stats) {
 }
 
 // Close ends all rings, and waits until nothing of the server runs. Calls that have a ring
-// keep its memory until they leave.
+// keep its memory until they leave. What rings refer to is pinned no more, though clients
+// read it still: it comes after whatever could evict it has ended.
 func (s *Server) Close() error {
 	s.mu.Lock()
 	s.closed = true
@@ -369,7 +293,7 @@ func (s *Server) known(c *net.UnixConn) (uid uint32, err error) {
 func (s *Server) give(c *net.UnixConn, uid uint32, err error) (*Ring, error) {
 	var r *Ring
 	if err == nil {
-		r, err = s.newRing(uid)
+		r, err = s.newRing(uid, c)
 	}
 	hello := greeting{Version: Version, Server: s.name}
 	var rights []byte

@@ -32,9 +32,10 @@ type Segment struct {
 	// only what lies below end is backed by data.
 	mem      []byte
 	capacity int64
-	model    *Model // in place of file and mem, if not nil
-	refs     atomic.Int64
-	end      atomic.Int64 // data ends here: the limit of every read
+	lent
+	model *Model // in place of file and mem, if not nil
+	refs  atomic.Int64
+	end   atomic.Int64 // data ends here: the limit of every read
 
 	syncing sync.Mutex // held over a Sync; before mu
 	durable atomic.Int64
@@ -183,7 +184,7 @@ func (s *Segment) Extent(data []byte) (schema.Extent, bool) {
 		return schema.Extent{}, false
 	}
 	at, ok := offsetIn(s.mem, data)
-	return schema.Extent{File: s.file, Offset: at, Length: int64(len(data))}, ok
+	return schema.Extent{File: s.file, Offset: at, Length: int64(len(data)), Limit: s.limit()}, ok
 }
 
 // read returns the bytes at off, pinned. Its caller holds a pin, which passes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import multiprocessing
 import os
 import signal
@@ -21,35 +20,14 @@ import pytest
 from bowstring import _fork
 from bowstring._samenode import Ring
 from conftest import StartNode
+from local_photos import Seen, digests, photos, rings
 from node import Node
 from wire import until
-
-Seen = dict[int, str]
 
 
 @pytest.fixture
 def shared(start: StartNode, tmp_path: Path) -> Node:
     return start("--local", str(tmp_path / "socket"), "--local-ring=16MiB")
-
-
-def photos(client: bowstring.Client, **options: Any) -> bowstring.Dataset:
-    return client.dataset("photos").columns(["position", "image", "label"]).shuffle(5).options(**options)
-
-
-def digest(value: Any) -> str:
-    """Of one cell, in any layout."""
-    value = value.as_py()
-    return hashlib.sha256(value["bytes"] if isinstance(value, dict) else value).hexdigest()
-
-
-def digests(batch: pa.RecordBatch) -> Seen:
-    batch.validate(full=True)
-    return {p.as_py(): digest(image) for p, image in zip(batch["position"], batch["image"], strict=True)}
-
-
-def rings(client: bowstring.Client) -> dict[str, int]:
-    found: dict[str, int] = client.stats()["samenode"]
-    return found
 
 
 @pytest.mark.parametrize("layout", ["large_binary", "binary", "huggingface"])

@@ -128,6 +128,10 @@ var (
 	ringWaits    = counter("samenode_waits_total", "Batches that waited for room in a ring.")
 	ringsLapsed  = counter("samenode_abandoned_total", "Rings that were abandoned, as their clients said nothing "+
 		"while a batch waited for room.")
+	ringPinned   = gauge("samenode_pinned_bytes", "Bytes of blobs that clients on this node read where they lie.")
+	ringReferred = counter("samenode_referred_bytes_total", "Bytes that clients were referred to, and were not sent.")
+	ringCopied   = counter("samenode_copied_total", "Batches that were copied to a ring, as too much was pinned.")
+
 	ringInline = counter("samenode_inline_total", "Batches that went by TCP as their ring had no room.")
 
 	readSeconds = histogram("read_seconds", "Time of reads that brought the right blob, by tier.", "tier")

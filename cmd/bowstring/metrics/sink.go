@@ -92,6 +92,9 @@ func (ch sink) sameNode(st *flight.Stats) {
 	ch.send(ringWaits, float64(s.Waits))
 	ch.send(ringsLapsed, float64(s.Abandoned))
 	ch.send(ringInline, float64(s.Inline))
+	ch.send(ringPinned, float64(s.Pinned))
+	ch.send(ringReferred, float64(s.Referred))
+	ch.send(ringCopied, float64(s.Copied))
 }
 
 // uses are the labels of what admission.Use counts, in its order.

@@ -59,6 +59,9 @@ type SameNode struct {
 	InlinePerS  float64 `json:"inline_per_s"` // that went by TCP for want of it
 	Refused     int64   `json:"refused"`      // clients, since the server began
 	Abandoned   int64   `json:"abandoned"`    // rings, likewise
+	Pinned      int64   `json:"pinned_bytes"` // of blobs that clients read where they lie
+	ReferPerSec float64 `json:"referred_bytes_per_s"`
+	CopiedPerS  float64 `json:"copied_per_s"` // batches that were copied as too much was pinned
 }
 
 // Tenant is what is done on an account.
@@ -106,11 +109,13 @@ func Between(target string, a, b *Look) *View {
 		v.SpillHeld, v.SpillBudget = s.HeldBytes, s.BudgetBytes
 	}
 	if s := b.Stats.SameNode; s != nil {
-		v.SameNode = &SameNode{Rings: s.Rings, Bytes: s.Bytes, Held: s.Held, Refused: s.Refused, Abandoned: s.Abandoned}
+		v.SameNode = &SameNode{Rings: s.Rings, Bytes: s.Bytes, Held: s.Held, Refused: s.Refused, Abandoned: s.Abandoned,
+			Pinned: s.Pinned}
 		if was := a.Stats.SameNode; was != nil {
 			n := v.SameNode
 			n.SentPerSec, n.WaitsPerSec, n.InlinePerS = perSec(s.Sent-was.Sent), perSec(s.Waits-was.Waits),
 				perSec(s.Inline-was.Inline)
+			n.ReferPerSec, n.CopiedPerS = perSec(s.Referred-was.Referred), perSec(s.Copied-was.Copied)
 		}
 	}
 	return v

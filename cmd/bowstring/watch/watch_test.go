@@ -117,10 +117,10 @@ func TestSameNode(t *testing.T) {
 	from := time.Now()
 	look := func(at time.Duration, n int64) *watch.Look {
 		return &watch.Look{At: from.Add(at), Stats: flight.Stats{SameNode: &samenode.Stats{Rings: 2, Bytes: 64, Held: 7,
-			Sent: 100 * n, Waits: 2 * n, Inline: n, Refused: 3, Abandoned: 1}}}
+			Sent: 100 * n, Waits: 2 * n, Inline: n, Refused: 3, Abandoned: 1, Pinned: 5, Referred: 20 * n, Copied: 4 * n}}}
 	}
 	want := watch.SameNode{Rings: 2, Bytes: 64, Held: 7, SentPerSec: 150, WaitsPerSec: 3, InlinePerS: 1.5, Refused: 3,
-		Abandoned: 1}
+		Abandoned: 1, Pinned: 5, ReferPerSec: 30, CopiedPerS: 6}
 	if v := watch.Between("", look(0, 1), look(2*time.Second, 4)); v.SameNode == nil || *v.SameNode != want {
 		t.Errorf("got %+v, want %+v", v.SameNode, want)
 	}

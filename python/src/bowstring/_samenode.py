@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import collections
 import contextlib
+import ctypes
 import json
 import mmap
 import os
@@ -19,10 +20,10 @@ import struct
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
 import pyarrow as pa
 
 _RECORD = struct.Struct("<B7xQ")
@@ -35,19 +36,59 @@ _MOST_RECORDS = 256  # of a message to the server
 class _Lease:
     """A slot that this process has. When nothing refers to it any more, the server is told."""
 
-    __slots__ = ("_forks", "_number", "_ring")
+    __slots__ = ("_forks", "_number", "_refers", "_ring")
 
-    def __init__(self, ring: Ring, number: int) -> None:
+    def __init__(self, ring: Ring, number: int, refers: bool = False) -> None:
         self._ring = ring
         self._number = number
         self._forks = ring.forks
+        self._refers = refers
         ring.leases += 1
+        if refers:
+            ring.referring.add(number)
 
     def __del__(self) -> None:
         if self._forks == self._ring.forks:
             self._ring.leases -= 1
             self._ring.say(_RELEASED, self._number)
         # Else a child that was forked meanwhile may read it still: it stays until the ring's end.
+        if self._refers:
+            self._ring.forget(self._number)
+
+
+class _Mapped:
+    """A file of the server's, mapped for reading as far as it may ever reach."""
+
+    __slots__ = ("_end", "_known", "address", "length")
+
+    def __init__(self, descriptor: int, length: int) -> None:
+        # Not by `mmap`: that wants a file to be as long as it is mapped already.
+        address = _libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+        if address in (None, ctypes.c_void_p(-1).value):
+            raise OSError(ctypes.get_errno(), f"a file of the server's of {length} bytes cannot be mapped")
+        self.address: int = address
+        self.length = length
+        self._end, self._known = _libc.munmap, _spans  # are there as long as this is, also when the interpreter ends
+        _spans[address] = address + length
+
+    def __del__(self) -> None:
+        if hasattr(self, "address"):
+            self._known.pop(self.address, None)
+            self._end(self.address, self.length)
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+if sys.platform == "linux":
+    _libc.mmap.restype = ctypes.c_void_p
+    _libc.mmap.argtypes = (
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_long,
+    )
+    _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 class Ring:
@@ -59,6 +100,9 @@ class Ring:
     def __init__(self, path: str, server: str) -> None:
         self.leases = 0  # slots that this process has
         self.forks = 0  # how often it forked while it had some
+        self.referring: set[int] = set()  # slots that this process has, from before a fork too, which refer to files
+        self._files: dict[int, _Mapped] = {}
+        self._closing = False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         self._calls = 0
         self._pid = os.getpid()
@@ -69,7 +113,8 @@ class Ring:
         try:
             self._socket.settimeout(_PATIENCE)
             self._socket.connect(path)
-            said, descriptors = _received(self._socket)
+            greeting, descriptors = _received(self._socket)
+            said = greeting or {}
             try:
                 if said.get("version") != _VERSION or said.get("server") != server:
                     raise OSError(f"another server listens on {path}")
@@ -98,10 +143,54 @@ class Ring:
         """Nothing more is taken of the calls so far."""
         self.say(_ENDED, self._calls)
 
-    def take(self, number: int) -> _Lease:
+    def take(self, number: int, refers: bool = False) -> _Lease:
         """The slot of a batch that has come."""
         self.say(_TAKEN, number)
-        return _Lease(self, number)
+        return _Lease(self, number, refers)
+
+    def forget(self, number: int) -> None:
+        """A slot that refers to files is let go."""
+        self.referring.discard(number)
+        if self._closing and not self.referring:
+            self._socket.close()
+
+    def _hear(self) -> bool:
+        """Take a file that the server has handed over. False if it has ended its side; BlockingIOError if none came."""
+        said, descriptors = _received(self._socket, socket.MSG_DONTWAIT)
+        try:
+            if said is None:
+                return False
+            if "file" not in said or len(descriptors) != 1:
+                raise OSError("the server says what is not understood")
+            for gone in said.get("forget", ()):
+                self._files.pop(gone, None)
+            self._files[said["file"]] = _Mapped(descriptors[0], said["bytes"])
+            return True
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _file(self, number: int) -> _Mapped:
+        """A file that the server has handed over, before it said what lies there."""
+        while number not in self._files:
+            if not self._hear():
+                raise OSError("the server is gone before it has handed over what it names")
+        return self._files[number]
+
+    def referred(self, lease: _Lease, table: tuple[int, int]) -> list[pa.Buffer]:
+        """The blobs that lie in files, each a buffer that keeps the slot and the file's mapping."""
+        entries = np.frombuffer(self.buffer(lease, *table), "<i8").reshape(-1, 3)
+        holders: dict[int, tuple[_Mapped, _Lease]] = {}
+        for number in np.unique(entries[:, 0]).tolist():
+            holders[number] = (self._file(number), lease)
+        buffers = []
+        foreign = pa.foreign_buffer
+        for number, offset, length in entries.tolist():
+            mapped = holders[number][0]
+            if offset < 0 or length < 0 or offset + length > mapped.length:
+                raise OSError(f"the server names {length} bytes at {offset} of a file of {mapped.length}")
+            buffers.append(foreign(mapped.address + offset, length, holders[number]))
+        return buffers
 
     def buffer(self, lease: _Lease, offset: int, length: int) -> pa.Buffer:
         """A part of a slot. It keeps the slot."""
@@ -152,25 +241,35 @@ class Ring:
         if self._pid != os.getpid():
             return False
         try:
-            return self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+            while self._hear():  # of a stream that has ended before it used that
+                pass
         except BlockingIOError:
             return True
         except OSError:
-            return False
+            pass
+        return False
 
     def close(self) -> None:
-        """Let the server have it. What is mapped stays so until the last buffer is collected."""
-        self._socket.close()
+        """Let the server have it. What is mapped stays so until the last buffer is collected.
+
+        Where buffers lie in files of the server's, the socket stays open that long, too, in each process that has them:
+        the server changes nothing in those meanwhile.
+        """
+        self._closing = True
+        if not self.referring:
+            self._socket.close()
 
 
-def _received(connected: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """The server's greeting, and the descriptors that come with it."""
+def _received(connected: socket.socket, flags: int = 0) -> tuple[dict[str, Any] | None, list[int]]:
+    """A message of the server's, None at the end, and the descriptors that come with it."""
     size = array.array("i").itemsize
-    message, ancillary, _, _ = connected.recvmsg(4096, socket.CMSG_SPACE(size), socket.MSG_CMSG_CLOEXEC)
+    message, ancillary, _, _ = connected.recvmsg(4096, socket.CMSG_SPACE(size), socket.MSG_CMSG_CLOEXEC | flags)
     descriptors = array.array("i")
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(data[: len(data) - len(data) % size])
+    if not message:
+        return None, list(descriptors)
     try:
         said = json.loads(message)
     except ValueError:
@@ -198,7 +297,7 @@ def _before_fork() -> None:
 
 def _in_child() -> None:
     for ring in list(_rings):
-        ring.close()  # the parent has it, and its end alone is the ring's
+        ring.close()  # the parent has it, and its end is the ring's; unless this process reads files of the server's
 
 
 os.register_at_fork(before=_before_fork, after_in_child=_in_child)
@@ -259,37 +358,6 @@ class Rings:
         with contextlib.suppress(IndexError):  # all are given back
             while True:
                 self._free.pop().close()
-
-
-def with_shared(batch: pa.RecordBatch, shared: dict[str, Any], ring: Ring, lease: Any) -> pa.RecordBatch:
-    """The batch, with the buffers that came by the ring, of whose slot there is a lease."""
-    found = {index: ring.buffer(lease, offset, length) for index, offset, length in shared["buffers"]}
-    columns = []
-    first = 0
-    for column in batch.columns:
-        buffers = column.buffers()
-        here = {index - first: found[index] for index in range(first, first + len(buffers)) if index in found}
-        columns.append(_rebuilt(column, iter([here.get(i, old) for i, old in enumerate(buffers)])) if here else column)
-        first += len(buffers)
-    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
-
-
-def _rebuilt(like: pa.Array, buffers: Iterator[pa.Buffer | None]) -> pa.Array:
-    """An array like another, but over the buffers that come next."""
-    kind = like.type
-    if isinstance(kind, pa.BaseExtensionType):
-        return pa.ExtensionArray.from_storage(kind, _rebuilt(like.storage, buffers))
-    own = [next(buffers) for _ in range(kind.num_buffers)]
-    children = [_rebuilt(child, buffers) for child in _children(like)]
-    return pa.Array.from_buffers(kind, len(like), own, like.null_count, like.offset, children or None)
-
-
-def _children(like: pa.Array) -> list[pa.Array]:
-    if pa.types.is_struct(like.type):
-        return [like.field(i) for i in range(like.type.num_fields)]
-    if pa.types.is_list(like.type) or pa.types.is_large_list(like.type) or pa.types.is_fixed_size_list(like.type):
-        return [like.values]
-    return []
 
 
 def here(uri: str) -> bool:

@@ -211,11 +211,15 @@ class Connection:
             self.rings.known(answer)
         return self.rings.borrow()
 
-    def options(self, *, stream: bool = False, ring: str | None = None) -> fl.FlightCallOptions:
+    def options(
+        self, *, stream: bool = False, ring: str | None = None, references: bool = False
+    ) -> fl.FlightCallOptions:
         """What goes with a call: the token, and the timeout, which a stream has none of as it may run for hours."""
         headers = [] if self._token is None else [(b"authorization", f"Bearer {self._token}".encode())]
         if ring is not None:
             headers.append((b"bowstring-ring", ring.encode()))
+            if references:
+                headers.append((b"bowstring-references", b"1"))
         return fl.FlightCallOptions(headers=headers, timeout=None if stream else self._timeout)
 
     def stats(self) -> dict[str, Any]:

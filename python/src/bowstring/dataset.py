@@ -238,6 +238,7 @@ class Dataset(Request):
         epoch: int = 0,
         epochs: int = 1,
         step: int = 0,
+        references: bool = False,
     ) -> Batches:
         """The record batches of an epoch, or of one rank's share of it.
 
@@ -248,23 +249,38 @@ class Dataset(Request):
             epoch: Which epoch of the shuffle.
             epochs: How many, one after another; the first batch of each is read ahead while the one before is used.
             step: The step to begin with.
+            references: Read blobs where they lie in the files of a server on this node that allows it (`serve
+                --local-references`), without any copy. Columns of bytes are `binary_view` then, whatever way a batch
+                came. What of them is kept, the server cannot evict, so it is bounded, and the rest is copied. Arrow
+                computes little on views: `column.cast(pa.large_binary())` makes what it was, by a copy.
         """
         return self._stream(
-            self.ticket(batch=batch_size, rank=rank, world_size=world_size, epoch=epoch, epochs=epochs, step=step)
+            self.ticket(batch=batch_size, rank=rank, world_size=world_size, epoch=epoch, epochs=epochs, step=step),
+            references=references,
         )
 
-    def resume(self, ticket: dict[str, Any]) -> Batches:
-        """Go on from a ticket that [Batches.ticket][bowstring.Batches] gave, here or in another process."""
+    def resume(self, ticket: dict[str, Any], *, references: bool = False) -> Batches:
+        """Go on from a ticket that [Batches.ticket][bowstring.Batches] gave, here or in another process.
+
+        `references` is as for [batches][bowstring.Dataset.batches].
+        """
         if ticket.get("dataset") != self._name or ticket.get("snapshot") != self._snapshot:
             theirs = f"{ticket.get('dataset')}@{ticket.get('snapshot')}"
             raise InvalidRequest(f"ticket: got one of {theirs}, want one of {self._name}@{self._snapshot}")
-        return self._stream(dict(ticket))
+        return self._stream(dict(ticket), references=references)
 
-    def _stream(self, ticket: dict[str, Any]) -> Batches:
+    def _stream(self, ticket: dict[str, Any], *, references: bool = False) -> Batches:
         """The batches of a ticket, from where it is best redeemed."""
         kind = kind_of(ticket)
+        options: dict[str, Any] = {}
+        if references:
+            if kind is not Batches:
+                raise InvalidRequest(
+                    "references: got True with operators at the client, want False: operators read blobs and give none"
+                )
+            options["references"] = True
         if ticket.get("assign") != "local":
-            return kind(self._client, ticket)
+            return kind(self._client, ticket, **options)
         of_one = ("place", "rank", "step", "row", "stride", "stop", "epochs", "served")
         request = {name: value for name, value in ticket.items() if name not in of_one}
         descriptor = fl.FlightDescriptor.for_command(json.dumps(request))
@@ -273,7 +289,7 @@ class Dataset(Request):
         share = plan_of(info).ranks[ticket.get("rank", 0)]
         # The layout of the epoch, by its name: every node that is asked means the same by the ticket.
         named = {name: share.ticket[name] for name in ("owners", "ranks") if name in share.ticket}
-        return kind(self._client, ticket | named, locations=share.locations)
+        return kind(self._client, ticket | named, locations=share.locations, **options)
 
     def positions(self) -> Positions:
         """The positions of its rows in the snapshot, in order: what `take` and `select` go by."""

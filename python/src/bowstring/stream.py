@@ -16,7 +16,8 @@ import pyarrow.flight as fl
 import tenacity
 
 from bowstring import _fork
-from bowstring._samenode import Ring, with_shared
+from bowstring._samenode import Ring
+from bowstring._views import with_shared, with_views
 from bowstring._wire import keep_forever
 from bowstring.connection import Connection, safe_after
 from bowstring.errors import Cancelled, LimitExceeded, ServerError, Unavailable, translate
@@ -65,13 +66,21 @@ class Batches(Iterator[pa.RecordBatch]):
     Attributes:
         place: What came with the batch that was given last: `epoch`, `step`, `row`, `rows`, `last`, `wait`, `faults`,
             `plan`; and `transport`, which is `shared` where its blobs came by memory that a server on this node shares,
-            else `tcp`. None before the first.
+            `referenced` where some are read where they lie in its files, else `tcp`. None before the first.
         waits: Where the server's time went, in seconds by kind: `store`, `spill`, `peer`, `window`, `encode`,
             `consumer`; and `quota` where the tenant is served only so fast.
         waited: Seconds that this process has waited for batches.
     """
 
-    def __init__(self, connection: Connection, ticket: dict[str, Any], locations: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        ticket: dict[str, Any],
+        locations: Sequence[str] = (),
+        *,
+        references: bool = False,
+    ) -> None:
+        self._references = references
         self.place: dict[str, Any] | None = None
         self._resume = ticket  # goes on after what has come
         self.waits: dict[str, float] = {}
@@ -152,7 +161,8 @@ class Batches(Iterator[pa.RecordBatch]):
                     raise
                 place: dict[str, Any] = json.loads(chunk.app_metadata.to_pybytes())
                 shared = place.pop("shared", None)
-                lease = None if shared is None or ring is None else ring.take(shared["slot"])
+                refers = shared is not None and "references" in shared
+                lease = None if shared is None or ring is None else ring.take(shared["slot"], refers)
                 if shared is not None and (lease is None or self._ring is not ring):
                     # Closed from another thread, or let go for a fork, before the slot was taken: the server may write
                     # it anew. The batch was not given, and comes again where the stream goes on.
@@ -162,12 +172,13 @@ class Batches(Iterator[pa.RecordBatch]):
                 self._resume = place.pop("resume")
                 for kind, microseconds in place["wait"].items():
                     self.waits[kind] = self.waits.get(kind, 0.0) + microseconds / 1e6
-                place["transport"] = "tcp" if shared is None else "shared"
+                place["transport"] = "tcp" if shared is None else "referenced" if refers else "shared"
                 self.place = place
                 self._moves = 0
-                if shared is None or ring is None:
-                    return chunk.data
-                return with_shared(chunk.data, shared, ring, lease)
+                batch: pa.RecordBatch = chunk.data
+                if shared is not None and ring is not None:
+                    batch = with_shared(batch, shared, ring, lease)
+                return with_views(batch) if self._references else batch
         raise StopIteration
 
     def _move(self, error: Unavailable) -> bool:
@@ -200,7 +211,8 @@ class Batches(Iterator[pa.RecordBatch]):
                 named = None if ring is None else ring.begin()
                 self._leave()
                 self._ring, self._rings = ring, rings
-                reader = connection.flight().do_get(ticket, connection.options(stream=True, ring=named))
+                options = connection.options(stream=True, ring=named, references=self._references)
+                reader = connection.flight().do_get(ticket, options)
                 self._reader = reader
                 _fork.hold(self)
         return reader

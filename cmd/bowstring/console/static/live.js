@@ -59,8 +59,9 @@ export function live(main) {
     show(f.Trouble, count(v.lost), "lost", count(v.failed_reads) + " failed reads, " + count(v.hedges) + " hedges", v.lost > 0);
     const m = v.samenode;
     shared.hidden = !m;
-    if (m) fill(memory, table(["#Rings", "#Memory", "#Held by clients", "#Bytes/s", "#Waits/s", "#By TCP/s", "#Refused", "#Abandoned"], [[count(m.rings), bytes(m.bytes), bytes(m.held_bytes), bytes(m.sent_bytes_per_s),
-      count(m.waits_per_s), count(m.inline_per_s), count(m.refused), count(m.abandoned)]]));
+    if (m) fill(memory, table(["#Rings", "#Memory", "#Held by clients", "#Bytes/s", "#Waits/s", "#By TCP/s", "#Refused", "#Abandoned", "#Pinned", "#Referred/s", "#Copied/s"], [[count(m.rings), bytes(m.bytes), bytes(m.held_bytes), bytes(m.sent_bytes_per_s),
+      count(m.waits_per_s), count(m.inline_per_s), count(m.refused), count(m.abandoned),
+      bytes(m.pinned_bytes), bytes(m.referred_bytes_per_s), count(m.copied_per_s)]]));
     const sum = together(v.streams);
     paint(all, sum);
     const most = parts.reduce((a, b) => (sum[b] > sum[a] ? b : a));

@@ -1,0 +1,31 @@
+"""What tests of memory shared on a node read: photographs, and what is to come of them."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import bowstring
+import pyarrow as pa
+
+Seen = dict[int, str]
+
+
+def photos(client: bowstring.Client, **options: Any) -> bowstring.Dataset:
+    return client.dataset("photos").columns(["position", "image", "label"]).shuffle(5).options(**options)
+
+
+def digest(value: Any) -> str:
+    """Of one cell, in any layout."""
+    value = value.as_py()
+    return hashlib.sha256(value["bytes"] if isinstance(value, dict) else value).hexdigest()
+
+
+def digests(batch: pa.RecordBatch) -> Seen:
+    batch.validate(full=True)
+    return {p.as_py(): digest(image) for p, image in zip(batch["position"], batch["image"], strict=True)}
+
+
+def rings(client: bowstring.Client) -> dict[str, int]:
+    found: dict[str, int] = client.stats()["samenode"]
+    return found
