@@ -79,7 +79,7 @@ func open(opts Options) (_ *Cache, err error) {
 	}
 	c.trouble = trouble{log: opts.Logger, clock: opts.Clock}
 	c.reaper.wake = make(chan struct{}, 1)
-	c.elsewhere.end, c.elsewhere.pause = make(chan struct{}), 100*time.Millisecond
+	c.elsewhere.end, c.elsewhere.over, c.elsewhere.pause = make(chan struct{}), make(chan struct{}), 100*time.Millisecond
 	c.gathering.pause = time.NewTimer(gatherTime)
 	c.gathering.pause.Stop()
 	if opts.Model != nil {
@@ -108,7 +108,7 @@ func open(opts Options) (_ *Cache, err error) {
 		opts.Logger.Warn("the spill cannot be read and begins anew", "directory", opts.Dir, "error", err)
 		c.table = table{byHash: map[uint64]uint32{}}
 		c.sets, c.numbers = []*dataset{{}}, map[string]uint32{}
-		c.elsewhere.segments = nil
+		c.elsewhere.segments, c.elsewhere.unswept = nil, false
 		if err := emptyDirectory(opts.Dir); err != nil {
 			return nil, err
 		}
@@ -152,7 +152,7 @@ func (c *Cache) Close() error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	clean := true
+	clean := !c.elsewhere.unswept
 	for i := range c.table.slots {
 		switch s := c.table.at(uint32(i)); {
 		case s.state == live && s.marks&changed != 0:

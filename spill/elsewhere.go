@@ -12,7 +12,10 @@ import (
 type elsewhere struct {
 	segments map[*segment.Segment][]uint32 // the slots that are pinned for that
 	end      chan struct{}                 // closed by Close
-	pause    time.Duration                 // between two looks
+	over     chan struct{}                 // closed when nobody looks any more
+	// unswept says that blocks in which no blob lies were left as they were: the next start looks for them.
+	unswept bool
+	pause   time.Duration // between two looks
 }
 
 // pinElsewhere pins what a segment has. It is called before anybody else uses the cache.
@@ -33,6 +36,7 @@ func (c *Cache) pinElsewhere(g *segment.Segment, slots []uint64) {
 
 // watchElsewhere looks who has let go. It ends when all have, or with the cache.
 func (c *Cache) watchElsewhere() {
+	defer close(c.elsewhere.over)
 	tick := time.NewTicker(c.elsewhere.pause)
 	defer tick.Stop()
 	for len(c.elsewhere.segments) > 0 {

@@ -205,6 +205,7 @@ func (c *Cache) survey(g *segment.Segment, path string, slots []uint64, clean, e
 		}
 	}
 	if !clean {
+		c.elsewhere.unswept = c.elsewhere.unswept || elsewhere
 		if err := g.Cut(); err != nil {
 			return err
 		}
