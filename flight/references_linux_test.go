@@ -67,8 +67,9 @@ func referable(t *testing.T, rng *rand.Rand, file *os.File, rows int, out *atomi
 		t.Fatal(err)
 	}
 	kind := arrow.BinaryTypes.LargeBinary
-	return &schema.Batch{Schema: arrow.NewSchema([]arrow.Field{{Name: "image", Type: kind, Nullable: true}}, nil), Rows: rows,
-		Blobs: [][]schema.Blob{blobs},
+	return &schema.Batch{
+		Schema: arrow.NewSchema([]arrow.Field{{Name: "image", Type: kind, Nullable: true}}, nil),
+		Rows:   rows, Blobs: [][]schema.Blob{blobs},
 		Columns: []schema.Vector{{Type: kind, Len: rows, Blobs: blobs,
 			Buffers: []schema.Buffer{{}, {Pieces: [][]byte{offsets}, Len: int64(len(offsets))}, values}}}}, want
 }

@@ -15,7 +15,8 @@ type pinnedBlob struct{ out *atomic.Int64 }
 func (p pinnedBlob) Unpin() { p.out.Add(-1) }
 
 // referringRing is a testRing that may have so many bytes pinned, and a way to make a slot that refers to some.
-func referringRing(most, all int64) (r *Ring, out *atomic.Int64, refer func(ctx context.Context, n int64) (*Slot, bool, error)) {
+func referringRing(most, all int64) (r *Ring, out *atomic.Int64,
+	refer func(ctx context.Context, n int64) (*Slot, bool, error)) {
 	r, _ = testRing(1 << 14)
 	r.most, r.node = most, &pinned{most: all}
 	out = &atomic.Int64{}
