@@ -28,7 +28,7 @@ func TestLocalStreamsGivenUp(t *testing.T) {
 				st.Close()
 				j.Close()
 			}
-			deadline := time.Now().Add(5 * time.Second)
+			deadline := time.Now().Add(time.Minute)
 			for {
 				if _, err := e.GC(t.Context(), store.GCOptions{}); err != nil {
 					t.Fatal(err)

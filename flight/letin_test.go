@@ -140,7 +140,7 @@ func TestWrongWaysIn(t *testing.T) {
 			"Bearer " + p.Sign(p.Claims(audience, map[string]any{"exp": time.Now().Add(-time.Minute).Unix()}))},
 		"JWT, no expiry": {"authorization", "Bearer " + p.Sign(p.Claims(audience, map[string]any{"exp": nil}))},
 		"JWT, not yet": {"authorization",
-			"Bearer " + p.Sign(p.Claims(audience, map[string]any{"nbf": time.Now().Add(time.Minute).Unix()}))},
+			"Bearer " + p.Sign(p.Claims(audience, map[string]any{"nbf": time.Now().Add(time.Hour).Unix()}))},
 		"JWT, from the future": {"authorization",
 			"Bearer " + p.Sign(p.Claims(audience, map[string]any{"iat": time.Now().Add(time.Hour).Unix()}))},
 		"JWT, times as text": {"authorization",

@@ -35,8 +35,8 @@ func TestFaults(t *testing.T) {
 		"server error":  {deed: deed{answer: &message.ServerError{ErrorMessage: "oops"}}, says: "its log"},
 		"bootstrapping": {deed: deed{answer: &message.IsBootstrapping{ErrorMessage: "joining"}}, says: "joining"},
 		"cut":           {deed: deed{cut: true}, says: "check"},
-		"hang":          {deed: deed{hang: true}, params: "&timeout=200ms", says: "no answer within 200ms"},
-		"wrong stream":  {deed: deed{stream: 1000}, params: "&timeout=200ms", says: "no answer within 200ms"},
+		"hang":          {deed: deed{hang: true}, params: "&timeout=1s", says: "no answer within 1s"},
+		"wrong stream":  {deed: deed{stream: 1000}, params: "&timeout=1s", says: "no answer within 1s"},
 	} {
 		t.Run(name+" once", func(t *testing.T) {
 			var did atomic.Bool // one of the servers does it

@@ -123,3 +123,13 @@ func defaultFS(fs vfs.FS) vfs.FS {
 	}
 	return fs
 }
+
+// state is how the store was left.
+type state struct {
+	Clean bool   `json:"clean"` // closed in order
+	Boot  string `json:"boot"`  // the kernel run it was last written in
+}
+
+func (st state) encode() []byte {
+	return fmt.Appendf(nil, `{"clean":%t,"boot":%q}`, st.Clean, st.Boot)
+}

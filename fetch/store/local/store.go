@@ -393,13 +393,3 @@ func (s *Store) number(key []byte) (uint32, error) {
 	}
 	return binary.LittleEndian.Uint32(v), nil
 }
-
-// state is how the store was left.
-type state struct {
-	Clean bool   `json:"clean"` // closed in order
-	Boot  string `json:"boot"`  // the kernel run it was last written in
-}
-
-func (st state) encode() []byte {
-	return fmt.Appendf(nil, `{"clean":%t,"boot":%q}`, st.Clean, st.Boot)
-}

@@ -336,7 +336,7 @@ func TestFindsFaults(t *testing.T) {
 			}
 			limit := time.Minute
 			if fault.hangs {
-				limit = time.Second / 2
+				limit = 3 * time.Second
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), limit)
 			defer cancel()
