@@ -36,7 +36,7 @@ func (d *gated) DialContext(ctx context.Context, network, addr string) (net.Conn
 func TestControlOutlivesItsFirstCaller(t *testing.T) {
 	_, port := mockAlone(t, well)
 	dialer := &gated{first: make(chan struct{})}
-	s := mockStoreOver(t, fmt.Sprintf("cql://127.0.0.1:%d/mock", port), dialer)
+	s := mockStoreOver(t, fmt.Sprintf("cql://127.0.0.1:%d/mock?conns=1", port), dialer)
 	t.Cleanup(s.control.close)
 	gate := make(chan struct{})
 	dialer.gate.Store(&gate)
