@@ -138,14 +138,18 @@ def test_what_is_read_is_not_evicted(far: StartFar, monkeypatch: pytest.MonkeyPa
     want = by_tcp(node, monkeypatch)
     kept: list[tuple[pa.RecordBatch, Seen]] = []
     came = set()
-    for batch, way in ways(photos(client).batches(8, epochs=8, references=True)):
+    evicted = 0
+    for batch, way in ways(photos(client).batches(8, epochs=200, references=True)):
         seen = digests(batch)
         assert seen.items() <= want.items()
         came.add(way)
         kept.append((batch, seen))
         kept = kept[-5:]
+        evicted = client.stats()["engine"]["spill"]["evicted"]
+        if evicted > 100 and "referenced" in came:
+            break  # how much the spill takes in of an epoch depends on how busy it is
     assert "referenced" in came
-    assert client.stats()["engine"]["spill"]["evicted"] > 100
+    assert evicted > 100
     assert all(digests(batch) == seen for batch, seen in kept)
     del batch
     kept.clear()
@@ -156,7 +160,7 @@ def test_what_is_read_is_not_evicted(far: StartFar, monkeypatch: pytest.MonkeyPa
 def referenced(node: Node, want: Seen, keep: int = 4) -> list[tuple[pa.RecordBatch, Seen]]:
     """Batches that lie in the spill, at least partly."""
     kept = []
-    for batch, way in ways(photos(bowstring.connect(node.url)).batches(8, epochs=20, references=True)):
+    for batch, way in ways(photos(bowstring.connect(node.url)).batches(8, epochs=200, references=True)):
         if way == "referenced":
             seen = digests(batch)
             assert seen.items() <= want.items()
