@@ -79,7 +79,8 @@ func open(opts Options) (_ *Cache, err error) {
 	}
 	c.trouble = trouble{log: opts.Logger, clock: opts.Clock}
 	c.reaper.wake = make(chan struct{}, 1)
-	c.elsewhere.end, c.elsewhere.over, c.elsewhere.pause = make(chan struct{}), make(chan struct{}), 100*time.Millisecond
+	c.elsewhere.end, c.elsewhere.over = make(chan struct{}), make(chan struct{})
+	c.elsewhere.pause = 100 * time.Millisecond
 	c.gathering.pause = time.NewTimer(gatherTime)
 	c.gathering.pause.Stop()
 	if opts.Model != nil {

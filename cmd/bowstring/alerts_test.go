@@ -162,7 +162,10 @@ func TestAlertsFire(t *testing.T) {
 		before := o.flat()
 		o.store.now.Store(int32(slow))
 		o.mustRead(1)
-		for try := 0; try < 20 && !slices.Contains(firing(t, replayOf(before, o.flat())), "BowstringStoreBound"); try++ {
+		for range 20 {
+			if slices.Contains(firing(t, replayOf(before, o.flat())), "BowstringStoreBound") {
+				break
+			}
 			before = o.flat() // the machine did something else meanwhile
 			o.mustRead(1)
 		}

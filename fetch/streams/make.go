@@ -180,7 +180,8 @@ func (s *Stream) starvedLocked() error {
 			return context.Cause(s.context())
 		}
 		row, column := m.cell/len(s.columns), m.cell%len(s.columns)
-		err = errNoMemory(s.sampleError(m.run.positions[row], m.run.rows[row], s.columns[column].name, err), "making the next sample")
+		err = s.sampleError(m.run.positions[row], m.run.rows[row], s.columns[column].name, err)
+		err = errNoMemory(err, "making the next sample")
 		s.fail(err)
 		return err
 	}

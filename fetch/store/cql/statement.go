@@ -158,8 +158,8 @@ func (g *gathering) refuse(keys int, err error) {
 		return // it was said then
 	}
 	g.lowest = fewer
-	g.store.log.Warn("the database refuses statements with several keys: they ask for fewer for now, which costs more; "+
-		"see partition_keys_in_select_fail_threshold, or give the store's address the parameter keys",
+	g.store.log.Warn("the database refuses statements with several keys: they ask for fewer for now, which costs "+
+		"more; see partition_keys_in_select_fail_threshold, or give the store's address the parameter keys",
 		"keys", keys, "keys_for_now", fewer, "error", err)
 }
 
