@@ -31,8 +31,9 @@ const (
 	// lingerShare is for which part of what an answer usually takes a read waits for others, and lingerMost bounds it.
 	lingerShare = 8
 	lingerMost  = 2 * time.Millisecond
-	// A statement without an answer is given up after cutTimes what one usually takes, and cutLeast at least: its blobs
-	// are read one by one then, so that a slow one holds up no other.
+	// A statement without an answer is given up after cutTimes what one usually takes, and cutLeast at least, if one was
+	// answered that was sent after it: its blobs are read one by one then, so that a slow one holds up no other.
+	// Whether it was is looked at every cutLeast.
 	cutTimes = 8
 	cutLeast = 500 * time.Millisecond
 	// usualStatement is the inverse of what one answer counts for in what is usual.
@@ -81,6 +82,7 @@ type gathered struct {
 	mu    sync.Mutex
 	reads int           // that have begun and not ended
 	least time.Duration // an answer took; 0: none came yet
+	last  time.Time     // that something was sent which has been answered
 	kinds [2]kind       // of statements: for small blobs, and for others
 }
 
@@ -120,7 +122,7 @@ func (a *single) end(err error) {
 	h := a.host
 	h.mu.Lock()
 	if err == nil {
-		h.answeredLocked(time.Since(a.began))
+		h.answeredLocked(a.began, time.Now())
 	}
 	h.reads--
 	h.mu.Unlock()
@@ -229,10 +231,13 @@ func (k *kind) closeLocked() {
 	k.open = nil
 }
 
-// answeredLocked takes note of how long an answer took.
-func (h *gathered) answeredLocked(took time.Duration) {
-	if h.least == 0 || took < h.least {
+// answeredLocked takes note of an answer to what was sent at some time.
+func (h *gathered) answeredLocked(sent, now time.Time) {
+	if took := now.Sub(sent); h.least == 0 || took < h.least {
 		h.least = took
+	}
+	if sent.After(h.last) {
+		h.last = sent
 	}
 }
 
@@ -240,7 +245,7 @@ func (h *gathered) answeredLocked(took time.Duration) {
 func (h *gathered) took(k *kind, sent, now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.answeredLocked(now.Sub(sent))
+	h.answeredLocked(sent, now)
 	k.tookLocked(now.Sub(sent))
 }
 

@@ -27,6 +27,7 @@ type crowd struct {
 	mock  *mock
 	refs  []schema.BlobRef
 	clock atomic.Int64 // of steering
+	busy  atomic.Pointer[gathered]
 	mu    sync.Mutex
 	cells map[schema.Key][]byte
 }
@@ -67,6 +68,7 @@ func (c *crowd) begin(port int, uri string, sizes ...int) {
 	c.gathering.patience = c.gathering.linger
 	h := c.host()
 	h.reads, h.least = crowdReads, 1
+	c.busy.Store(h)
 	t.Cleanup(func() {
 		c.gathering.running.Wait()
 		if h.reads != crowdReads || h.kinds[0].open != nil || h.kinds[1].open != nil {
@@ -93,6 +95,14 @@ func (c *crowd) set(ref schema.BlobRef, cell []byte) {
 
 // host is what is known of the first replica of the first blob.
 func (c *crowd) host() *gathered { return c.gathering.hostOf(&c.refs[0]) }
+
+// overtake has something answered that was sent now.
+func (c *crowd) overtake() {
+	h := c.busy.Load()
+	h.mu.Lock()
+	h.last = time.Now()
+	h.mu.Unlock()
+}
 
 // reading begins a read.
 func (c *crowd) reading(ctx context.Context, ref schema.BlobRef) <-chan error {
@@ -301,9 +311,13 @@ func TestGatherFaults(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			port := freePort(t)
-			first := &mock{peers: []string{"127.0.0.2"}, gathered: func([][]byte) deed { return c.deed }}
+			first := &mock{peers: []string{"127.0.0.2"}}
 			second := &mock{peers: []string{"127.0.0.1"}, do: well}
 			crowd := &crowd{t: t, mock: first, cells: map[schema.Key][]byte{}}
+			first.gathered = func([][]byte) deed {
+				crowd.overtake()
+				return c.deed
+			}
 			second.cells = crowd.cell
 			startMock(t, second, "127.0.0.2", port)
 			crowd.begin(port, fmt.Sprintf("cql://127.0.0.1:%d,127.0.0.2/mock?conns=4&keys=%d", port, crowdKeys),
@@ -457,6 +471,7 @@ func TestGatherAtOnce(t *testing.T) {
 	t.Logf("seed %d", seed)
 	var mu sync.Mutex
 	chance := rand.New(rand.NewPCG(seed, 0))
+	var all atomic.Pointer[crowd]
 	m := &mock{gathered: func([][]byte) deed {
 		mu.Lock()
 		defer mu.Unlock()
@@ -464,6 +479,7 @@ func TestGatherAtOnce(t *testing.T) {
 		case 0:
 			return deed{answer: &message.Overloaded{ErrorMessage: "busy"}}
 		case 1:
+			all.Load().overtake()
 			return deed{hang: true}
 		}
 		return deed{}
@@ -473,6 +489,7 @@ func TestGatherAtOnce(t *testing.T) {
 		sizes[i] = 1 + chance.IntN(2*gatherSmall)
 	}
 	c := newCrowd(t, m, sizes...)
+	all.Store(c)
 	missing := c.refs[0]
 	c.set(missing, nil)
 	c.gathering.linger = func(time.Duration) time.Duration { return time.Millisecond }

@@ -81,9 +81,9 @@ func (st *statement) run(linger time.Duration) {
 	if st.kind.open == st {
 		st.kind.closeLocked()
 	}
-	several, patience := st.waiting > 1, st.gathering.patience(st.kind.usual)
+	several := st.waiting > 1
 	h.mu.Unlock()
-	moved := several && st.send(patience)
+	moved := several && st.send()
 	for _, m := range st.members {
 		if m.stage.CompareAndSwap(memberWaits, memberServed) {
 			m.moved = moved
@@ -94,7 +94,7 @@ func (st *statement) run(linger time.Duration) {
 
 // send asks for the blobs of those members that still wait, and hands out what comes. It reports whether what did not
 // come is to be read from another host.
-func (st *statement) send(patience time.Duration) (moved bool) {
+func (st *statement) send() (moved bool) {
 	g, s := st.gathering, st.gathering.store
 	var total int64
 	answer := answered{arena: &s.buffers}
@@ -113,9 +113,8 @@ func (st *statement) send(patience time.Duration) (moved bool) {
 	r := newReading(st.context, selectGathered, int(total))
 	r.bind(keysOf(answer.members))
 	r.route.draw = drawOf(first, 0)
-	cut := time.AfterFunc(patience, func() { st.cancel(errCut) })
-	defer cut.Stop()
 	sent := time.Now()
+	defer st.cutWhenOverdue(sent).Stop()
 	q, made := r.query(s.db)
 	// A single read has the retry.
 	iter := q.RoutingKey(routingKey(first)).Consistency(s.config.Read).RetryPolicy(movingRetries(0)).PageSize(0).Iter()
@@ -136,6 +135,38 @@ func (st *statement) send(patience time.Duration) (moved bool) {
 		return false
 	}
 	return true
+}
+
+// cutWhenOverdue gives the statement up once it is overdue, until the timer is stopped and its context has ended.
+func (st *statement) cutWhenOverdue(sent time.Time) *time.Timer {
+	var timer *time.Timer
+	timer = time.AfterFunc(time.Hour, func() {
+		if st.context.Err() != nil {
+			return
+		}
+		overdue, wait := st.overdue(sent, time.Now())
+		if overdue {
+			st.cancel(errCut)
+			return
+		}
+		timer.Reset(wait)
+	})
+	_, wait := st.overdue(sent, sent)
+	timer.Reset(wait)
+	return timer
+}
+
+// overdue says whether the statement, which was sent at some time, is to be given up, or else when to ask again. While
+// nothing is answered that was sent after it, all wait for the same thing, such as a link that has become slow: to read
+// its blobs again would add to that.
+func (st *statement) overdue(sent, now time.Time) (overdue bool, wait time.Duration) {
+	h := st.host
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if left := st.gathering.patience(st.kind.usual) - now.Sub(sent); left > 0 {
+		return false, left
+	}
+	return h.last.After(sent), cutLeast
 }
 
 // refuses says whether a server has taken a statement for one that it does not answer.

@@ -56,6 +56,48 @@ func TestWaits(t *testing.T) {
 	}
 }
 
+// TestStatementOverdue: a statement is given up after its time, if one was answered that was sent after it. Where all wait for
+// the same thing, none is.
+func TestStatementOverdue(t *testing.T) {
+	const ms = time.Millisecond
+	began := time.Now()
+	at := func(d time.Duration) time.Time { return began.Add(d) }
+	for name, c := range map[string]struct {
+		usual, last, now time.Duration
+		overdue          bool
+		wait             time.Duration
+	}{
+		"just sent":                      {usual: 100 * ms, wait: 800 * ms},
+		"nothing was answered yet":       {now: cutLeast - ms, wait: ms},
+		"nothing is answered":            {now: time.Hour, wait: cutLeast},
+		"in its time":                    {usual: 100 * ms, last: 600 * ms, now: 799 * ms, wait: ms},
+		"what was before it, late":       {usual: 100 * ms, last: -ms, now: 800 * ms, wait: cutLeast},
+		"what was sent with it, late":    {usual: 100 * ms, last: 0, now: 800 * ms, wait: cutLeast},
+		"what was sent after it, late":   {usual: 100 * ms, last: ms, now: 800 * ms, overdue: true, wait: cutLeast},
+		"the same, on a link grown slow": {usual: time.Second, last: ms, now: 800 * ms, wait: 7200 * ms},
+	} {
+		h := &gathered{last: at(c.last)}
+		st := &statement{gathering: &gathering{patience: patienceBy}, host: h, kind: &h.kinds[1]}
+		st.kind.usual = c.usual
+		overdue, wait := st.overdue(began, at(c.now))
+		if overdue != c.overdue || wait != c.wait {
+			t.Errorf("%s: overdue %v, wait %s, want %v, %s", name, overdue, wait, c.overdue, c.wait)
+		}
+	}
+	h := &gathered{}
+	h.took(&h.kinds[0], at(5*ms), at(6*ms))
+	h.took(&h.kinds[1], at(3*ms), at(7*ms))
+	if h.last != at(5*ms) {
+		t.Errorf("the last that was answered was sent at %s, want 5ms", h.last.Sub(began))
+	}
+	single := single{host: h, began: at(6 * ms)}
+	h.reads = 1
+	single.end(nil)
+	if h.last != at(6*ms) {
+		t.Errorf("after a single read the last was sent at %s, want 6ms", h.last.Sub(began))
+	}
+}
+
 // TestRoutingKey: a partition key of several columns is hashed as each column's length, its bytes and a zero.
 func TestRoutingKey(t *testing.T) {
 	key := schema.RefOf([]byte("a blob")).Key
