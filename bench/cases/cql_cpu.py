@@ -14,6 +14,7 @@ from server import Server
 
 SMALL_COUNT, SMALL_SIZE = 8_000, 8_000
 SECONDS = int(os.environ.get("SECONDS_EACH", "10"))
+WINDOW = "--window-memory=128MiB"  # less than an epoch, or the next one finds there what this one has read
 KEYS = {"one": "&keys=1", "gathered": ""}  # by what the store's address says
 FAR = {"rtt": "150ms", "window": "6MiB"}
 LINKS: dict[str, dict[str, Any]] = {"near": {}, "far": FAR, "slow_start": {**FAR, "slow_start": "true"}}
@@ -21,21 +22,23 @@ LINKS: dict[str, dict[str, Any]] = {"near": {}, "far": FAR, "slow_start": {**FAR
 
 @dataclass
 class Cost:
-    """What a GB took, in seconds of processor time, and how fast it came."""
+    """What a GB from the store took, in seconds of processor time, and how fast it came."""
 
     server: float
     cassandra: float
     mb_per_s: float
     first_s: float
+    share: float  # of what the client got that was read for it; the rest was still there from the epoch before
 
 
 def cost(server: Server, node: Cassandra, ticket: dict[str, Any]) -> Cost:
     """Read for some seconds."""
-    before = cpu_seconds(server.pid), cpu_seconds(node.pid)
+    before = cpu_seconds(server.pid), cpu_seconds(node.pid), server.fetched()["read_bytes"]
     (stream,) = TimedReaders(server.url, SECONDS, [{"ticket": ticket}]).run()
-    gb = sum(n for _, _, n in stream.marks) / 1e9
+    gb = (server.fetched()["read_bytes"] - before[2]) / 1e9
     ours, theirs = cpu_seconds(server.pid) - before[0], cpu_seconds(node.pid) - before[1]
-    return Cost(ours / gb, theirs / gb, stream.mb_per_s(), stream.first_s)
+    share = gb * 1e9 / sum(n for _, _, n in stream.marks)
+    return Cost(ours / gb, theirs / gb, stream.mb_per_s() * share, stream.first_s, share)
 
 
 def run(context: Context) -> Result:
@@ -47,7 +50,7 @@ def run(context: Context) -> Result:
         image_folder(source, SMALL_COUNT, SMALL_SIZE)
         context.bowstring("import", "--store", node.uri(), source / "images", "small")
         servers = {
-            (link, keys): stack.enter_context(Server(context.binary, node.uri() + address, **LINKS[link]))
+            (link, keys): stack.enter_context(Server(context.binary, node.uri() + address, WINDOW, **LINKS[link]))
             for link in LINKS
             for keys, address in KEYS.items()
         }

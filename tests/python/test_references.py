@@ -139,7 +139,7 @@ def test_what_is_read_is_not_evicted(far: StartFar, monkeypatch: pytest.MonkeyPa
     kept: list[tuple[pa.RecordBatch, Seen]] = []
     came = set()
     evicted = 0
-    for batch, way in ways(photos(client).batches(8, epochs=200, references=True)):
+    for batch, way in ways(photos(client).batches(8, epochs=20_000, references=True)):
         seen = digests(batch)
         assert seen.items() <= want.items()
         came.add(way)
@@ -147,7 +147,7 @@ def test_what_is_read_is_not_evicted(far: StartFar, monkeypatch: pytest.MonkeyPa
         kept = kept[-5:]
         evicted = client.stats()["engine"]["spill"]["evicted"]
         if evicted > 100 and "referenced" in came:
-            break  # how much the spill takes in of an epoch depends on how busy it is
+            break  # the busier the machine is, the less of an epoch the spill takes in
     assert "referenced" in came
     assert evicted > 100
     assert all(digests(batch) == seen for batch, seen in kept)
