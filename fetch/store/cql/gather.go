@@ -25,7 +25,7 @@ const (
 
 	// nearLanes are the lanes of a near host. A host is near that has answered within nearAnswer: there, what TCP needs
 	// to open its windows is nothing.
-	nearLanes  = 8
+	nearLanes  = 4
 	nearAnswer = 5 * time.Millisecond
 
 	// lingerShare is for which part of what an answer usually takes a read waits for others, and lingerMost bounds it.
