@@ -27,6 +27,7 @@ from bowstring.torch import (  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 from torch_photos import BATCH, TRAIN, job, lines, positions, seen, small  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
+from wire import until  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,
@@ -271,7 +272,16 @@ def test_server_restarted(start: StartNode, photos: bowstring.Dataset, end: str)
     found = [next(loader)["position"].tolist() for _ in range(3)]
     if end == "stop":
         server.terminate()
-        time.sleep(0.1)
+        until(lambda: refuses(server.url), "the server draining")
     server.kill()
     server.start(listen=f"127.0.0.1:{server.port}")
     assert found + seen(loader) == positions(photos, batch=8)
+
+
+def refuses(url: str) -> bool:
+    """Whether a server takes no more calls."""
+    try:
+        bowstring.connect(url, retries=0).dataset("photos")
+    except bowstring.Unavailable:
+        return True
+    return False
