@@ -283,20 +283,8 @@ def test_policy(served: Served, page: Page) -> None:
         assert refused.value.code == 403, headers
 
 
-# Counts the lines of the list: the most at once, and how many were ever made.
-LINES = """
-window.lines = { most: 0, made: 0 };
-new MutationObserver((changes) => {
-  for (const c of changes) for (const n of c.addedNodes) {
-    if (n.nodeType === 1) lines.made += n.matches(".rows .line") + n.querySelectorAll(".rows .line").length;
-  }
-  lines.most = Math.max(lines.most, document.querySelectorAll(".rows .line").length);
-}).observe(document, { childList: true, subtree: true });
-"""
-
-
 def test_a_thousand_streams(served: Served, page: Page) -> None:
-    page.add_init_script(LINES)
+    page.add_init_script(chromium.LINES)
     with (
         fl.connect(served.node.url) as one,
         fl.connect(served.node.url, generic_options=[("grpc.use_local_subchannel_pool", 1)]) as two,
