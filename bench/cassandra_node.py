@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
 from harness import Context, TimedReaders, shuffled
+from ports import free_port
 from samples import COUNT, SIZE, image_folder
 
 SCRIPT = Path(__file__).parent.parent / "tests/cassandra/cassandra.sh"
@@ -27,13 +27,6 @@ HEAP = "2g"
 MEMTABLE = "256MiB"
 JVM = "-XX:+UseParallelGC -XX:TLABSize=2m -XX:-ResizeTLAB -XX:+UseTransparentHugePages -XX:+AlwaysPreTouch"
 WARM_SECONDS = 40
-
-
-def free_port() -> int:
-    """A port of the loopback interface that nobody listens on."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 class Cassandra:

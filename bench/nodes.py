@@ -15,7 +15,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -29,6 +28,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as fl
 from node import Node
+from ports import free_port
 
 INDEX = 8 << 20  # what a spill sets aside of its budget for its index
 HEADER = 256  # and for each blob, its header included
@@ -85,13 +85,6 @@ class Links:
         self._process.wait()
         if self._process.stdout:
             self._process.stdout.close()
-
-
-def free_port() -> int:
-    """A port of the loopback interface that nobody listens on."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def spill_bytes(samples: float, size: int) -> int:

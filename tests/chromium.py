@@ -14,6 +14,16 @@ INSTALL = (
     "apt-get -qq -y -o DPkg::Lock::Timeout=300 --no-install-recommends install chromium fonts-dejavu-core"
 )
 NAMES = ("chromium", "chromium-browser", "google-chrome")
+# Counts the lines of the list: the most at once, and how many were ever made.
+LINES = """
+window.lines = { most: 0, made: 0 };
+new MutationObserver((changes) => {
+  for (const c of changes) for (const n of c.addedNodes) {
+    if (n.nodeType === 1) lines.made += n.matches(".rows .line") + n.querySelectorAll(".rows .line").length;
+  }
+  lines.most = Math.max(lines.most, document.querySelectorAll(".rows .line").length);
+}).observe(document, { childList: true, subtree: true });
+"""
 
 
 def find() -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import photos
 import pyarrow.flight as fl
 import pytest
 from node import Node
+from ports import free_port
 
 ROOT = Path(__file__).parent.parent
 PHOTOGRAPHS = 300
@@ -133,13 +133,6 @@ def start(imported: Path, binary: Path, tmp_path: Path) -> Iterator[StartNode]:
 # --- Cassandra -----------------------------------------------------------------------------------------------------
 
 CASSANDRA = ROOT / "tests" / "cassandra" / "cassandra.sh"
-
-
-def free_port() -> int:
-    """Return a port of the loopback interface that nobody listens on."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 class Cassandra(NamedTuple):

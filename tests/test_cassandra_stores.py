@@ -15,8 +15,9 @@ from typing import Any
 import pyarrow.flight as fl
 import pytest
 from cassandra.cluster import Session
-from conftest import Cassandra, StartCassandra, StartNode, free_port
+from conftest import Cassandra, StartCassandra, StartNode
 from keyspaces import Bowstring, Keyspace, cql, new_keyspace, new_store
+from ports import free_port
 from wire import PATIENCE, UNREAD, act, stats, stream, ticket, until
 
 __all__ = ["cql", "new_keyspace", "new_store"]  # fixtures

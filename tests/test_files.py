@@ -12,13 +12,7 @@ NOT_OURS = {"build", "node_modules", "vendor"}
 
 # Files that may be longer, each with its reason: which one table it holds, or that it is to be split.
 LONG = {
-    "fetch/store/cql/buffers.go": "to be split",
-    "fetch/store/cql/gather_test.go": "to be split",
-    "fetch/store/cql/shared_test.go": "to be split",
-    "fetch/store/cql/steering_test.go": "to be split",
-    "flight/gate_test.go": "to be split",
     "flight/peering/link.go": "to be split",
-    "spill/segment/segment.go": "to be split",
 }
 
 

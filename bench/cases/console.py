@@ -15,9 +15,10 @@ from typing import Any
 import pyarrow.flight as fl
 from harness import Context, Figure, Result, emit, median
 from node import Node
+from ports import free_port
 
 from .loopback import stored, ticket
-from .observe import free_port, read
+from .observe import read
 
 VIEWERS = 10
 SECONDS = 15.0

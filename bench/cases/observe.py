@@ -5,27 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import socket
 import threading
 import urllib.request
 from collections.abc import Iterator
 
 from harness import Context, Figure, Readers, Result, cpu_seconds, emit, go_benchmark, median
 from node import Node
+from ports import free_port
 from samples import COUNT, SIZE
 
 from .loopback import stored, ticket
 
 PASSES = 3
 SERIES = 2000  # of a server with one job
-
-
-def free_port() -> int:
-    """A port that nobody has in this moment."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port: int = s.getsockname()[1]
-    return port
 
 
 def scrape(port: int) -> str:

@@ -34,8 +34,9 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "examples")]
 
 import pyarrow.flight as fl  # noqa: E402
-from cassandra_node import Cassandra, free_port  # noqa: E402
+from cassandra_node import Cassandra  # noqa: E402
 from harness import median  # noqa: E402
+from ports import free_port  # noqa: E402
 from server import Server  # noqa: E402
 
 KIT = Path(os.environ.get("PEERS", ""))

@@ -99,3 +99,96 @@ func freeSpace(f *os.File) (int64, error) {
 	}
 	return int64(st.Bavail) * st.Bsize, nil
 }
+
+// Room is how many bytes of payload can be appended in space that is allocated
+// already; 0 if the segment is sealed.
+func (s *Segment) Room() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.sealed {
+		return 0
+	}
+	return max(0, min(s.reserved, s.capacity)-s.end.Load()-HeaderSize)
+}
+
+// Allocated is the space that the file takes, in whole blocks, if nothing was
+// punched.
+func (s *Segment) Allocated() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return Blocks(max(s.reserved, s.end.Load()))
+}
+
+// Trim gives the space back that is allocated beyond the end of a sealed
+// segment, and returns how many bytes that are. Of one that is not sealed it
+// gives back none.
+func (s *Segment) Trim() (int64, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	end := s.end.Load()
+	n := s.reserved - Blocks(end)
+	if !s.sealed || n <= 0 {
+		return 0, nil
+	}
+	if err := s.failing(OpTrim); err != nil {
+		return 0, fmt.Errorf("trim segment %d: %w", s.id, err)
+	}
+	// The end is not below anything that was written or is being written.
+	if s.model == nil {
+		if err := s.file.Truncate(end); err != nil {
+			return 0, fmt.Errorf("trim segment %d: %w", s.id, err)
+		}
+	}
+	s.reserved = Blocks(end)
+	return n, nil
+}
+
+// Cut gives back what is allocated beyond the end of the data of a segment that
+// is not appended to, as a process that was killed may leave it.
+func (s *Segment) Cut() error {
+	if err := s.file.Truncate(s.end.Load()); err != nil {
+		return fmt.Errorf("trim segment %d: %w", s.id, err)
+	}
+	return nil
+}
+
+// Punch gives the blocks from one offset to another, multiples of Block, back
+// to the file system. They read as zeros from then on: the caller knows that no
+// blob in them is pinned, or will be asked for. A file system that cannot do it
+// is errors.ErrUnsupported.
+func (s *Segment) Punch(from, to int64) error {
+	if err := s.failing(OpPunch); err != nil {
+		return fmt.Errorf("punch segment %d: %w", s.id, err)
+	}
+	for s.model == nil {
+		err := unix.Fallocate(int(s.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, from, to-from)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return fmt.Errorf("punch segment %d: %w", s.id, err)
+		default:
+			return nil
+		}
+	}
+	return nil
+}
+
+// DataRuns yields the stretches of the file that are not holes, in order. Space that is
+// allocated and was never written counts as a hole.
+func (s *Segment) DataRuns(yield func(from, to int64) bool) error {
+	fd := int(s.file.Fd())
+	for at := int64(0); ; {
+		from, err := unix.Seek(fd, at, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			return nil // no more data
+		} else if err != nil {
+			return fmt.Errorf("find the data of segment %d: %w", s.id, err)
+		}
+		if at, err = unix.Seek(fd, from, unix.SEEK_HOLE); err != nil {
+			return fmt.Errorf("find the holes of segment %d: %w", s.id, err)
+		}
+		if !yield(from, at) {
+			return nil
+		}
+	}
+}

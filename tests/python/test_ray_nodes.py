@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ import ray
 from bowstring.ray import BowstringDatasource, _beside, _node_of
 from node import Node
 from nodes import stored
+from ports import free_port
 from wire import until
 
 # A node that joins by `ray start` is found by every `ray.init` of the machine: no other test may run beside.
@@ -25,12 +25,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.clients, pytest.mark.timeout(600)]
 
 SAMPLES, SIZE, TASKS = 400, 4_000, 6
 SECOND = "127.0.0.2"  # where the second node of Ray is; the first has the address that Ray gives this machine
-
-
-def port(address: str) -> int:
-    with socket.socket() as s:
-        s.bind((address, 0))
-        return int(s.getsockname()[1])
 
 
 def known(url: str) -> int:
@@ -50,7 +44,7 @@ def urls(
             for name, address in zip("ab", rays, strict=True):
                 options = ["--insecure", "--cluster=rays", f"--node={name}", f"--spill={folder / name}"]
                 nodes.append(Node(binary, uri, *options, log=folder / "log"))
-                nodes[-1].start(f"{address}:{port(address)}")
+                nodes[-1].start(f"{address}:{free_port(address)}")
             until(lambda: all(known(n.url) == len(nodes) for n in nodes), "the nodes know each other")
             yield [n.url for n in nodes]
         finally:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import bowstring
 import pyarrow as pa
 import pytest
-from conftest import StartNode, free_port
+from conftest import StartNode
 from node import Node
 
 torch = pytest.importorskip("torch")
@@ -126,7 +126,7 @@ def test_ranks_share_each_step(photos: bowstring.Dataset, world: int, workers: i
 @pytest.mark.parametrize("workers", [0, 2])
 def test_ranks_never_wait_for_each_other_for_ever(node: Node, tmp_path: Path, workers: int) -> None:
     """DDP and gloo: of 270 samples in steps of 269, the last step has one, which is no batch for the first rank."""
-    group = f"tcp://127.0.0.1:{free_port()}"
+    group = (tmp_path / "group").as_uri()
     spec = {"url": node.url, "workers": workers, "batch": 269, "epochs": 2, "group": group, "world": 2, "ddp": True}
     ranks = [
         job(**spec, rank=r, log=str(tmp_path / f"log{r}"), checkpoint=str(tmp_path / f"checkpoint{r}"))

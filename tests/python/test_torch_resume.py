@@ -13,7 +13,7 @@ from typing import Any
 
 import bowstring
 import pytest
-from conftest import StartNode, free_port
+from conftest import StartNode
 from node import Node
 
 torch = pytest.importorskip("torch")
@@ -27,6 +27,7 @@ from bowstring.torch import (  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 from torch_photos import BATCH, TRAIN, job, lines, positions, seen, small  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
+from wire import until  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,
@@ -231,8 +232,8 @@ def test_killed_and_resumed(node: Node, photos: bowstring.Dataset, tmp_path: Pat
 def test_torch_distributed(node: Node, photos: bowstring.Dataset, tmp_path: Path) -> None:
     """Two processes with gloo stop in the middle and go on; then one alone goes on where they were."""
 
-    def run(**more: Any) -> list[Any]:
-        group = f"tcp://127.0.0.1:{free_port()}"
+    def run(name: str, **more: Any) -> list[Any]:
+        group = (tmp_path / name).as_uri()
         ranks = [
             job(
                 url=node.url,
@@ -251,13 +252,13 @@ def test_torch_distributed(node: Node, photos: bowstring.Dataset, tmp_path: Path
         assert [process.wait(120) for process in ranks] == [0, 0]
         return [lines(tmp_path / f"log{rank}") for rank in range(2)]
 
-    run(stop=4)
+    run("first", stop=4)
     states = [json.loads((tmp_path / f"checkpoint{rank}").read_text())["loader"] for rank in range(2)]
     alone = small(photos, batch_size=30)
     alone.load_state_dict(states)
     assert seen(DataLoader(alone, batch_size=None, num_workers=3)) == positions(photos, 0, batch=30)[4:]
 
-    one, other = run()
+    one, other = run("second")
     wanted = positions(photos, 0, batch=30) + positions(photos, 1, batch=30)  # 30 divides them: nothing is padded
     assert [a + b for (_, _, a), (_, _, b) in zip(one, other, strict=True)] == wanted
 
@@ -271,7 +272,16 @@ def test_server_restarted(start: StartNode, photos: bowstring.Dataset, end: str)
     found = [next(loader)["position"].tolist() for _ in range(3)]
     if end == "stop":
         server.terminate()
-        time.sleep(0.1)
+        until(lambda: refuses(server.url), "the server draining")
     server.kill()
     server.start(listen=f"127.0.0.1:{server.port}")
     assert found + seen(loader) == positions(photos, batch=8)
+
+
+def refuses(url: str) -> bool:
+    """Whether a server takes no more calls."""
+    try:
+        bowstring.connect(url, retries=0).dataset("photos")
+    except bowstring.Unavailable:
+        return True
+    return False

@@ -2,8 +2,9 @@
 
     python torch_job.py '{"url": ..., "workers": 2, "batch": 16, "epochs": 2, "log": ..., "checkpoint": ...}'
 
-With `group` (an address for torch.distributed) it is rank `rank` of `world`; with `ddp`, too, each step waits for the
-others'. With `pause` it sleeps so many seconds after each step; with `stop` it ends after so many steps.
+With `group` (the URI of a file for torch.distributed, which is not there yet) it is rank `rank` of `world`; with
+`ddp`, too, each step waits for the others'. With `pause` it sleeps so many seconds after each step; with `stop` it ends
+after so many steps.
 """
 
 from __future__ import annotations

@@ -1,0 +1,27 @@
+"""Ports for servers that are told which one is theirs, before they listen."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+from pathlib import Path
+
+LEAST = 10_000
+RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")  # what connections get that ask for none
+
+
+def free_port(address: str = "127.0.0.1") -> int:
+    """A port that nobody listens on.
+
+    No connection gets it by chance, as many as other processes make until something listens there: a Cassandra needs
+    half a minute to begin, and a server that is killed comes again on the same port.
+    """
+    first = int(RANGE.read_text().split()[0])
+    for port in random.sample(range(LEAST, first), min(100, max(0, first - LEAST))):
+        with contextlib.suppress(OSError), socket.socket() as s:  # one that somebody has
+            s.bind((address, port))
+            return port
+    with socket.socket() as s:  # connections may get any
+        s.bind((address, 0))
+        return int(s.getsockname()[1])
