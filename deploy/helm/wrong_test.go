@@ -37,6 +37,14 @@ func TestWrongValues(t *testing.T) {
 		{"an audit log of a DaemonSet", open + "kind: DaemonSet\nspill: {volume: none}\naudit: {size: 1Gi}",
 			"audit.size: a DaemonSet has no claims"},
 		{"no path", open + "spill: {volume: hostPath}", "spill.path: there is none"},
+		{"memory shared by several servers", open + "local: {path: /run/bowstring}",
+			"local.path: several servers of a StatefulSet"},
+		{"references to nothing", open + "local: {references: true}", "local.references: nothing is shared"},
+		{"references beside rules", open + "kind: DaemonSet\nspill: {volume: emptyDir}\nrules: a\n" +
+			"local: {path: /run/bowstring, references: true}", "can read every blob of the spill"},
+		{"references beside tenants", open + "kind: DaemonSet\nspill: {volume: emptyDir}\nconfig: {tenants: a}\n" +
+			"local: {path: /run/bowstring, references: true}", "can read every blob of the spill"},
+		{"a mode that is a number", open + "local: {mode: 600}", "/local/mode"},
 		{"a cluster of a DaemonSet", open + "kind: DaemonSet\nspill: {volume: emptyDir}\ncluster: {name: c}",
 			"cluster.name: only servers of a StatefulSet"},
 		{"a cluster without caches", open + "spill: {volume: none}\ncluster: {name: c}",

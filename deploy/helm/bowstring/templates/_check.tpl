@@ -52,6 +52,15 @@
 {{- if and (eq $v.spill.volume "hostPath") (not $v.spill.path) -}}
 {{- fail "spill.path: there is none; give the directory on each node, which user 65532 can write" -}}
 {{- end -}}
+{{- if and $v.local.path (ne $v.kind "DaemonSet") -}}
+{{- fail "local.path: several servers of a StatefulSet may be on one node, and have one socket; give kind: DaemonSet" -}}
+{{- end -}}
+{{- if and $v.local.references (not $v.local.path) -}}
+{{- fail "local.references: nothing is shared; give local.path" -}}
+{{- end -}}
+{{- if and $v.local.references (or $v.rules (hasKey $v.config "tenants")) -}}
+{{- fail "local.references: who has them can read every blob of the spill, whatever rules and tenants say; give false, or neither" -}}
+{{- end -}}
 {{- if and (eq $v.service.sameNode "only") (ne $v.kind "DaemonSet") -}}
 {{- fail "service.sameNode: only takes a server on each node, which a DaemonSet has; give prefer" -}}
 {{- end -}}
@@ -64,7 +73,7 @@
 {{- if gt (int $v.autoscaling.min) (int $v.autoscaling.max) -}}
 {{- fail (printf "autoscaling.min: got %d, want no more than autoscaling.max, %d" (int $v.autoscaling.min) (int $v.autoscaling.max)) -}}
 {{- end -}}
-{{- range $own := list "admin" "admin-cert" "admin-key" "admin-token-file" "advertise" "audit" "cluster" "cluster-ca" "cluster-key-file" "drain-timeout" "insecure" "listen" "node" "ready-file" "rules" "spill" "spill-bytes" "spill-keep-free" "tls-cert" "tls-client-ca" "tls-key" "tokens" -}}
+{{- range $own := list "admin" "admin-cert" "admin-key" "admin-token-file" "advertise" "audit" "cluster" "cluster-ca" "cluster-key-file" "drain-timeout" "insecure" "listen" "local" "local-mode" "local-references" "local-uid" "node" "ready-file" "rules" "spill" "spill-bytes" "spill-keep-free" "tls-cert" "tls-client-ca" "tls-key" "tokens" -}}
 {{- if hasKey $v.config $own -}}
 {{- fail (printf "config.%s: the chart sets it; there is a value for it" $own) -}}
 {{- end -}}

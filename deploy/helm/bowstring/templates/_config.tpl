@@ -45,6 +45,18 @@ cluster-ca: /etc/bowstring/tls/ca.crt
 {{- if .Values.rules }}
 rules: /etc/bowstring/rules/rules.yaml
 {{- end }}
+{{- with .Values.local }}
+{{- if .path }}
+local: /local/socket
+local-mode: {{ .mode | quote }}
+{{- with .uids }}
+local-uid: {{ join "," . | quote }}
+{{- end }}
+{{- if .references }}
+local-references: true
+{{- end }}
+{{- end }}
+{{- end }}
 {{- if .Values.audit.size }}
 audit: /audit/audit.jsonl
 {{- end }}

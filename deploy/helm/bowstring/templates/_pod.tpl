@@ -107,6 +107,9 @@ spec:
         {{- if ne .Values.spill.volume "none" }}
         - {name: spill, mountPath: /spill}
         {{- end }}
+        {{- if .Values.local.path }}
+        - {name: local, mountPath: /local}
+        {{- end }}
   volumes:
     - name: config
       configMap: {name: {{ include "bowstring.fullname" . }}}
@@ -144,6 +147,10 @@ spec:
     {{- else if eq .Values.spill.volume "hostPath" }}
     - name: spill
       hostPath: {path: {{ .Values.spill.path | quote }}, type: Directory}
+    {{- end }}
+    {{- with .Values.local.path }}
+    - name: local
+      hostPath: {path: {{ . | quote }}, type: Directory}
     {{- end }}
 {{- end -}}
 
