@@ -61,7 +61,12 @@ func (c *ConfigPrintCmd) Run(app *App) error {
 			}
 			name = "  " + name[i+1:]
 		}
-		value, err := yaml.Marshal(s.Value)
+		var node yaml.Node
+		if err := node.Encode(s.Value); err != nil {
+			return err
+		}
+		node.Style |= yaml.FlowStyle // a list is a line, too
+		value, err := yaml.Marshal(&node)
 		if err != nil {
 			return err
 		}

@@ -209,14 +209,17 @@ func (s *settings) check(key string, f *kong.Flag, node *yaml.Node) error {
 func (s *settings) value(f *kong.Flag, node *yaml.Node) (any, error) {
 	switch {
 	case node.Kind == yaml.SequenceNode && f.IsSlice():
-		var list []any
+		var list []string
 		for _, item := range node.Content {
 			if item.Kind != yaml.ScalarNode {
 				return nil, s.fault(item, "%s: want a list of plain values", f.Name)
 			}
 			list = append(list, item.Value)
 		}
-		return list, nil
+		if len(list) == 0 {
+			return []any{}, nil
+		}
+		return kong.JoinEscaped(list, f.Tag.Sep), nil // as on the command line: a list there may be of numbers
 	case node.Kind != yaml.ScalarNode:
 		return nil, s.fault(node, "%s: want one value", f.Name)
 	}
