@@ -40,6 +40,8 @@ func TestWrongValues(t *testing.T) {
 		{"memory shared by several servers", open + "local: {path: /run/bowstring}",
 			"local.path: several servers of a StatefulSet"},
 		{"references to nothing", open + "local: {references: true}", "local.references: nothing is shared"},
+		{"references without a spill", open + "kind: DaemonSet\nspill: {volume: none}\n" +
+			"local: {path: /run/bowstring, references: true}", "there is no spill whose files could be read"},
 		{"references beside rules", open + "kind: DaemonSet\nspill: {volume: emptyDir}\nrules: a\n" +
 			"local: {path: /run/bowstring, references: true}", "can read every blob of the spill"},
 		{"references beside tenants", open + "kind: DaemonSet\nspill: {volume: emptyDir}\nconfig: {tenants: a}\n" +

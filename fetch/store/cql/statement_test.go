@@ -56,8 +56,8 @@ func TestWaits(t *testing.T) {
 	}
 }
 
-// TestStatementOverdue: a statement is given up after its time, if one was answered that was sent after it. Where all wait for
-// the same thing, none is.
+// TestStatementOverdue: a statement is given up after its time, if one was answered that was sent after it. Where all
+// wait for the same thing, none is.
 func TestStatementOverdue(t *testing.T) {
 	const ms = time.Millisecond
 	began := time.Now()

@@ -58,6 +58,9 @@
 {{- if and $v.local.references (not $v.local.path) -}}
 {{- fail "local.references: nothing is shared; give local.path" -}}
 {{- end -}}
+{{- if and $v.local.references (eq $v.spill.volume "none") -}}
+{{- fail "local.references: there is no spill whose files could be read; give a spill.volume, or false" -}}
+{{- end -}}
 {{- if and $v.local.references (or $v.rules (hasKey $v.config "tenants")) -}}
 {{- fail "local.references: who has them can read every blob of the spill, whatever rules and tenants say; give false, or neither" -}}
 {{- end -}}

@@ -49,7 +49,9 @@ rules: /etc/bowstring/rules/rules.yaml
 {{- if .path }}
 local: /local/socket
 local-mode: {{ .mode | quote }}
-{{- with .uids }}
+{{- $uids := list }}
+{{- range .uids }}{{ $uids = append $uids (int64 .) }}{{ end }}{{- /* or a large one is 1e+09 */}}
+{{- with $uids }}
 local-uid: {{ join "," . | quote }}
 {{- end }}
 {{- if .references }}
