@@ -151,7 +151,8 @@ sys.stdin.read()
             begun = reader.read() is not None  # or it had timed out already, and is tried with more time
             if end == "timed out":
                 assert not begun or reader.read() is None
-                with pytest.raises(fl.FlightTimedOutError):
+                # Server and client keep time each by itself. Where the server is first, the call was cancelled.
+                with pytest.raises((fl.FlightTimedOutError, fl.FlightCancelledError)):
                     writer.close()
             else:
                 with pytest.raises(pa.ArrowInvalid, match="commit"):
