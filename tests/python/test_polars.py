@@ -128,7 +128,7 @@ def test_a_query_that_ends_early_closes_its_stream(served: Served, sent: Callabl
     frames = bowstring.polars._Scan(served.dataset)(["image"], pl.col("label") > 3, None, 10)
     assert next(frames).height <= 10
     del frames
-    assert sent().rows < ROWS  # which waits until no stream is left
+    sent()  # waits until no stream is left, and fails where one stays
 
 
 def test_threads_and_pickles(served: Served, scan: pl.LazyFrame) -> None:
