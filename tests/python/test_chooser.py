@@ -74,7 +74,7 @@ def test_batches_without_rows_are_no_reason() -> None:
 
 
 def test_what_is_ahead_is_given_before_a_move() -> None:
-    """Once a move may come it stays so, until it has been decided."""
+    """Once a move is to come it stays so, until it is made."""
     now = [0.0]
     clock: Callable[[], float] = lambda: now[0]  # noqa: E731
     chooser = Chooser(clock)
@@ -88,3 +88,79 @@ def test_what_is_ahead_is_given_before_a_move() -> None:
     assert chooser.moves()
     assert chooser.place == "client"
     assert not chooser.settling()
+
+
+def test_what_was_ahead_tells_nothing_of_a_pace() -> None:
+    """Batches that were made before a move was to come are given at once, however slow the place is."""
+    consumer = Consumer(server=0.04, client=0.03)
+    while consumer.chooser.place == "server" or consumer.chooser.looking:
+        consumer.read(0.001)
+    while not consumer.chooser.settling():  # it looks again
+        consumer.read(0.001)
+    for _ in range(12):
+        consumer.chooser.note(ROWS, 0.0)
+    consumer.waits["server"] = 0.02
+    consumer.read(1)
+    assert consumer.chooser.place == "server"
+
+
+def test_where_it_stays_what_is_ahead_stays() -> None:
+    """A look that ends in staying lets nothing run dry."""
+    consumer = Consumer(server=0.02, client=0.01)
+    settled = []
+    while consumer.chooser.looking:
+        consumer.read(0.001)
+        if consumer.chooser.place == "client":
+            settled.append(consumer.chooser.settling())
+    assert len(settled) > 1
+    assert not any(settled)
+
+
+def looks_at_client(consumer: Consumer) -> Chooser:
+    """Reads until a batch is to come of the client, for the first time."""
+    while not consumer.chooser.settling():
+        consumer.read(0.001)
+    assert consumer.chooser.moves()
+    return consumer.chooser
+
+
+def test_what_comes_too_slowly_is_left_at_once() -> None:
+    """The place where blobs alone take longer than whole batches elsewhere has no batch to make for its look."""
+    consumer = Consumer(server=0.11, client=0.4)
+    chooser = looks_at_client(consumer)
+    chooser.came(ROWS, 0.4)
+    assert not chooser.settling(), "its first batch has not come"
+    chooser.note(ROWS, 0.9)
+    assert chooser.moves()
+    assert (chooser.place, chooser.looking) == ("server", False)
+
+
+@pytest.mark.parametrize("waited", [0.15, 0.25])
+def test_what_may_win_is_looked_at(waited: float) -> None:
+    """A pause of a moment, or a pace that is not twice as long, is no bound."""
+    consumer = Consumer(server=0.14 if waited > 0.2 else 0.01, client=0.4)
+    chooser = looks_at_client(consumer)
+    chooser.came(ROWS, waited)
+    chooser.note(ROWS, 0.5)
+    assert not chooser.settling()
+
+
+def test_slow_batches_are_few() -> None:
+    """Where a batch takes as long as a look may, two of a place are enough: that which opens it, and one."""
+    consumer = Consumer(server=0.6, client=0.3)
+    consumer.read(10)
+    assert consumer.batches["server"] == 2
+    assert consumer.moves == 1
+
+
+def test_worse_than_it_was_and_still_better() -> None:
+    """What is slow elsewhere is not looked at again before its time because this place has become slower, too."""
+    consumer = Consumer(server=0.1, client=0.4)
+    consumer.read(5)
+    assert (consumer.chooser.place, consumer.chooser.looking, consumer.moves) == ("server", False, 2)
+    consumer.waits["server"] = 0.25
+    consumer.read(20)
+    assert consumer.moves == 2
+    consumer.waits["server"] = 0.5
+    consumer.read(10)
+    assert (consumer.chooser.place, consumer.chooser.looking) == ("client", False)

@@ -3,6 +3,7 @@
 import io
 import os
 import random
+import types
 from pathlib import Path
 from typing import Any, Literal
 
@@ -111,6 +112,33 @@ def test_it_goes_on_where_it_was(photos: bowstring.Dataset) -> None:
         for place in ("server", "client", "auto"):
             with made.resume({**ticket, "place": place} if place != "server" else without_place(ticket)) as rest:
                 assert list(rest) == whole[i + 1 :]
+
+
+@pytest.mark.parametrize(("comes", "made", "ahead"), [(1.0, 0.1, [1, 1, 1, 1]), (0.1, 1.0, [1, 2, 2, 2])])
+def test_what_is_ahead(
+    photos: bowstring.Dataset, monkeypatch: pytest.MonkeyPatch, comes: float, made: float, ahead: list[int]
+) -> None:
+    """One batch suffices where blobs are longer on their way than they take to make; the process has two otherwise."""
+    now = [0.0]
+
+    def taking(seconds: float, usual: Any) -> Any:
+        def timed(self: Any) -> Any:
+            now[0] += seconds
+            return usual(self)
+
+        return timed
+
+    monkeypatch.setattr(_making, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(bowstring.Batches, "_next", taking(comes, bowstring.Batches._next))
+    monkeypatch.setattr(_making.Maker, "receive", taking(made, _making.Maker.receive))
+    crops = photos.columns(["image"]).operators(image=CROP).options(on_error="null", place="client")
+    with crops.batches(3) as batches:
+        assert isinstance(batches, _making.MadeBatches)
+        found = []
+        for _ in ahead:
+            next(batches)
+            found.append(len(batches._pending))
+    assert found == ahead
 
 
 def without_place(ticket: dict[str, Any]) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from bowstring.stream import Batches
 
 # Batches that are with the process that runs operators. It takes as many in before it has written one.
 _AHEAD = 3
-# As many while a place is looked at: enough for its pace to be seen, and few to wait for where it is slow.
-_LOOKING = 2
+# As many at first: so many suffice where what it runs on is longer on its way, and are sooner there to begin with.
+_AT_FIRST = 2
 
 
 class MadeBatches(Batches):
@@ -44,6 +44,7 @@ class MadeBatches(Batches):
         self._raw_ended = False
         self._maker: Maker | None = None
         self._maker_pid = os.getpid()
+        self._ahead = _AT_FIRST
         self._given = ticket  # goes on after what was given
         super().__init__(connection, ticket, locations)
         self._resume = {}  # is made when the schema is known
@@ -64,7 +65,7 @@ class MadeBatches(Batches):
         if self._chooser is not None and not self._pending and not ended and self._chooser.moves():
             self._where = self._chooser.place
             self._cancel()
-            self._resume = {}
+            self._resume, self._ahead = {}, _AT_FIRST
         if not self._resume:
             self._resume = self._asked()
         began = time.perf_counter()
@@ -97,7 +98,9 @@ class MadeBatches(Batches):
         self._ended = self._raw_ended = False
 
     def _next_made(self) -> pa.RecordBatch:
+        came = 0.0
         while len(self._pending) < self._most() and not self._raw_ended:
+            opened, began = self._reader is not None, time.perf_counter()
             try:
                 raw = super()._next()
             except StopIteration:
@@ -107,6 +110,10 @@ class MadeBatches(Batches):
                 if self._pending:  # what came before is given first
                     break
                 raise
+            took = time.perf_counter() - began
+            came += took
+            if opened and self._chooser is not None:
+                self._chooser.came(raw.num_rows, took)
             place = self.place or {}
             maker = self._maker = self._maker or self._begin(raw.schema)
             if self._closed:  # before there was one to be ended
@@ -118,7 +125,10 @@ class MadeBatches(Batches):
             self._end()
             raise StopIteration
         maker, place, ticket, raw = self._pending.popleft()
+        began = time.perf_counter()
         made, faults = maker.receive()
+        if time.perf_counter() - began > came:  # it is the process that is waited for
+            self._ahead = _AHEAD
         if faults:
             self._told(faults, place)
         batch = assembled(self._target(), raw, made, maker.forms)
@@ -128,10 +138,10 @@ class MadeBatches(Batches):
     def _most(self) -> int:
         """How many batches are ahead: none where the stream is about to move."""
         if self._chooser is None:
-            return _AHEAD
+            return self._ahead
         if self._chooser.settling():
             return 1
-        return _LOOKING if self._chooser.looking else _AHEAD
+        return _AT_FIRST if self._chooser.looking else self._ahead
 
     def _begin(self, schema: pa.Schema) -> Maker:
         return maker_of(schema, (self._wanted.get("shuffle") or {}).get("seed", 0))
