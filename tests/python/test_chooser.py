@@ -153,6 +153,18 @@ def test_slow_batches_are_few() -> None:
     assert consumer.moves == 1
 
 
+def test_a_pause_is_no_pace() -> None:
+    """Who is compared is looked at for a second: half of one may be a pause of a busy machine."""
+    consumer = Consumer(server=0.3, client=0.2)
+    chooser = looks_at_client(consumer)
+    consumer.read(0.001)
+    consumer.waits["client"] = 0.6
+    consumer.read(0.001)
+    consumer.waits["client"] = 0.1
+    consumer.read(1)
+    assert (chooser.place, chooser.looking) == ("client", False)
+
+
 def test_worse_than_it_was_and_still_better() -> None:
     """What is slow elsewhere is not looked at again before its time because this place has become slower, too."""
     consumer = Consumer(server=0.1, client=0.4)

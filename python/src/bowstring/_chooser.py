@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 # Batches that are looked at, after the first of a stream, which opens it.
 _LOOK = 6
-# Seconds of waiting that end a look, too.
-_LONG = 0.5
+# Seconds of waiting that end a look, too: the first, and one at a place that is compared, where staying costs nothing.
+_LONG, _LONGER = 0.5, 1.0
 # Seconds that one batch takes, at least, for its pace to tell of a place that cannot win.
 _SURE = 0.2
 # How many times as long as at the other place it has to take for that.
@@ -145,7 +145,7 @@ class Chooser:
             return True
         if seen.rows == 0:
             return False
-        if seen.full or seen.waited > _LONG:
+        if seen.full or seen.waited > (_LONG if known is None else _LONGER):
             return True
         return known is not None and seen.waited > known.waited * _LOOK / known.batches
 
