@@ -52,6 +52,7 @@ def scan(
     where: str | None = None,
     token: str | None = None,
     tls: Tls | None = None,
+    references: bool = False,
 ) -> pl.LazyFrame:
     """A dataset as a lazy frame. Nothing is read before the query is collected.
 
@@ -73,10 +74,13 @@ def scan(
         where: Which rows, in the server's language. It goes with the filters of queries.
         token: Of the connection, if `source` is an address.
         tls: Likewise.
+        references: Read blobs where they lie in the files of a server on this node that allows it, as for
+            [batches][bowstring.Dataset.batches]. Polars' `Binary` is made of the same views, so frames point there. A
+            frame that is kept, also of a few rows of a batch, keeps those of the batch from being evicted.
     """
     dataset = opened(source, name, split=split, snapshot=snapshot, columns=columns, where=where, token=token, tls=tls)
     return register_io_source(
-        _Scan(dataset),
+        _Scan(dataset, references),
         schema=_schema(dataset.schema),
         is_pure=True,  # of one snapshot
         explain_name=f"bowstring {dataset.name}@{dataset.snapshot}",
@@ -120,9 +124,10 @@ def _nested(tensors: pa.FixedShapeTensorArray) -> pa.Array:
 class _Scan:
     """What Polars calls for each scan of a query. It is pickled with the query."""
 
-    def __init__(self, dataset: Dataset) -> None:
+    def __init__(self, dataset: Dataset, references: bool) -> None:
         # All rows, in the order of the plan: what is read of them at different times has to fit together.
         self._dataset = dataset.options(order="strict", remainder="uneven")
+        self._references = references
 
     def __call__(
         self, columns: list[str] | None, predicate: pl.Expr | None, rows: int | None, batch_rows: int | None
@@ -134,7 +139,8 @@ class _Scan:
             total = self._dataset.num_rows
             yield pl.DataFrame(height=total if rows is None else min(rows, total))
             return
-        for frame in _Query(self._dataset, names, predicate, rows, batch_rows or BATCH_ROWS).frames():
+        query = _Query(self._dataset, names, predicate, rows, batch_rows or BATCH_ROWS, self._references)
+        for frame in query.frames():
             yield frame if names else pl.DataFrame(height=frame.height)
 
 
@@ -142,7 +148,13 @@ class _Query:
     """One scan: which columns, which rows, and how they are read."""
 
     def __init__(
-        self, dataset: Dataset, names: list[str], predicate: pl.Expr | None, rows: int | None, batch_rows: int
+        self,
+        dataset: Dataset,
+        names: list[str],
+        predicate: pl.Expr | None,
+        rows: int | None,
+        batch_rows: int,
+        references: bool,
     ) -> None:
         schema = dataset.schema
         blobs = {f.name for f in schema if _where.is_blob(f)}
@@ -154,6 +166,7 @@ class _Query:
         self._first = list(dict.fromkeys(["position", *looked_at]))
         self._rest = [c for c in self._needed if c not in self._first]
         self._names, self._rows, self._batch_rows = names, rows, batch_rows
+        self._references = references
         self._shuffled = "shuffle" in dataset.request()
         self._view, exact = dataset, False
         if predicate is not None and rows is None:  # of the first rows, some are chosen: the server would choose first
@@ -183,9 +196,9 @@ class _Query:
         """All rows, or as many as Polars wants."""
         view = self._view._but(_columns=tuple(columns))
         if self._rows is None:
-            stream = view.batches(self._batch_rows)
+            stream = view.batches(self._batch_rows, references=self._references)
         else:
-            stream = view.resume(view.ticket(batch=self._rows, stop=1))
+            stream = view.resume(view.ticket(batch=self._rows, stop=1), references=self._references)
         with stream:
             for batch in stream:
                 yield from _frame(batch).iter_slices(self._batch_rows)
@@ -194,7 +207,8 @@ class _Query:
         """Add the columns that are left to what was read of some rows."""
         if not rows.height:
             return
-        with plain.select(rows["position"]).batches(self._batch_rows) as batches:
+        chosen = plain.select(rows["position"])
+        with chosen.batches(self._batch_rows, references=self._references) as batches:
             pieces: Iterator[pl.DataFrame] = map(_frame, batches)
             if self._shuffled:  # the server sends them in order of position
                 sent = pl.concat(pieces, rechunk=False)
