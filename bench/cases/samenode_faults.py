@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import subprocess
 import sys
@@ -14,16 +15,19 @@ from server import Server, spill
 from .loopback import stored
 
 CLIENTS, SERVERS = 200, 50
+SIDES = {"ring": "shared", "references": "referenced"}  # and how their batches come
 SEED = 7
+ROOM = 400  # photographs that the spill has room for
 READER = """
 import sys, json, hashlib, bowstring
 url, seed = sys.argv[1], int(sys.argv[2])
 dataset = bowstring.connect(url, retries=20).dataset("bench").columns(["position", "image"]).shuffle(seed)
 want = json.load(open(sys.argv[3]))
+references = sys.argv[4] == "references"
 wrong = 0
 kept = []
 for epoch in range(1000):
-    for batch in (batches := dataset.batches(16, epoch=epoch)):
+    for batch in (batches := dataset.batches(16, epoch=epoch, references=references)):
         kept = [*kept[-2:], batch]
         for old in kept:  # also what came before, which must not have been written anew
             row = (seed * 7 + epoch) % old.num_rows
@@ -51,9 +55,9 @@ json.dump([found[i] for i in range(len(found))], open(sys.argv[2], "w"))
 class Reader:
     """A client process, and what it has said so far."""
 
-    def __init__(self, url: str, seed: int, want: Path) -> None:
+    def __init__(self, url: str, seed: int, want: Path, side: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", READER, url, str(seed), want],
+            [sys.executable, "-c", READER, url, str(seed), want, side],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -73,60 +77,98 @@ class Reader:
         self.process.wait()
 
 
+@dataclasses.dataclass
+class Found:
+    """What has become of it."""
+
+    wrong: int = 0
+    leaked: int = 0
+    held_after: float = 0.0
+    batches: int = 0  # that came by the side's own way
+    evictions: int = 0
+
+    def batch(self, reader: Reader, side: str) -> int:
+        """Wait for a batch; how many samples were wrong so far."""
+        wrong, way = reader.batch()
+        self.batches += way == SIDES[side]
+        return wrong
+
+
+def held(server: Server) -> int:
+    """Bytes that the server has for clients: of rings, and of blobs that are pinned in its files."""
+    rings = server.stats()["samenode"]
+    return int(rings["bytes"] + rings["pinned"])
+
+
 def held_after(server: Server) -> float:
-    """Seconds until the server has no memory of rings any more."""
+    """Seconds until the server has nothing for clients any more."""
     start = time.monotonic()
-    while server.stats()["samenode"]["bytes"]:
+    while held(server):
         if time.monotonic() - start > 30:
             break
         time.sleep(0.005)
     return time.monotonic() - start
 
 
-def run(context: Context) -> Result:
+def kill(context: Context, side: str) -> Found:
     """Kill clients under one server, then servers under clients, with a spill that evicts all the while."""
     rng = random.Random(SEED)
-    wrong = leaked = shared = evictions = 0
-    slowest = 0.0
+    found = Found()
     want = context.folder / "digests.json"
-    socket = context.folder / "socket"
-    with spill(context.folder, 400) as flags:
-        server = Server(context.binary, stored(context), f"--local={socket}", *flags, rtt="1ms")
+    local = [f"--local={context.folder / 'socket'}"]
+    if side == "references":
+        local += ["--local-references"]
+    with spill(context.folder, ROOM) as flags:
+        server = Server(context.binary, stored(context), *local, *flags, rtt="1ms")
         with server:
             digests(server.url, want)
             for at in range(CLIENTS):
-                reader = Reader(server.url, at, want)
+                reader = Reader(server.url, at, want, side)
+                wrong = 0
                 for _ in range(rng.randrange(1, 12)):
-                    bad, way = reader.batch()
-                    shared += way == "shared"
+                    wrong = found.batch(reader, side)
                 reader.kill()
-                wrong += bad
-                slowest = max(slowest, held_after(server))
-            leaked += server.stats()["samenode"]["bytes"]
-            evictions += server.fetched().get("spill", {}).get("evicted", 0)
-            emit(case="samenode_faults", clients=CLIENTS, wrong=wrong, leaked=leaked, held_after_s=slowest)
+                found.wrong += wrong
+                found.held_after = max(found.held_after, held_after(server))
+            found.leaked += held(server)
+            found.evictions += server.fetched().get("spill", {}).get("evicted", 0)
+            emit(case="samenode_faults", side=side, clients=CLIENTS, **dataclasses.asdict(found))
         server.start()
         port = server.port
-        reader = Reader(server.url, 1, want)
+        reader = Reader(server.url, 1, want, side)
         for _ in range(SERVERS):
             for _ in range(rng.randrange(1, 6)):
-                bad, way = reader.batch()
-                shared += way == "shared"
+                found.batch(reader, side)
             server.kill()
             server.start(f"127.0.0.1:{port}")
-        bad, _ = reader.batch()
-        wrong += bad
+        found.wrong += found.batch(reader, side)
         reader.kill()
-        slowest = max(slowest, held_after(server))
-        leaked += server.stats()["samenode"]["bytes"]
+        found.held_after = max(found.held_after, held_after(server))
+        found.leaked += held(server)
         server.stop()
-    leaked += sum(f.stat().st_size for f in Path("/dev/shm").glob("bowstring*"))  # noqa: S108
+    found.leaked += sum(f.stat().st_size for f in Path("/dev/shm").glob("bowstring*"))  # noqa: S108
+    emit(case="samenode_faults", side=side, servers=SERVERS, **dataclasses.asdict(found))
+    return found
+
+
+def run(context: Context) -> Result:
+    """Both ways: copies in rings, and blobs that are read where they lie in files which the spill evicts from."""
+    ring, refs = (kill(context, side) for side in SIDES)
     return Result(
         "samenode_faults",
         [
-            Figure("wrong", wrong, at_most=0),
-            Figure("leaked_bytes", leaked, at_most=0),
-            Figure("held_after_s", slowest, at_most=1),
+            Figure("wrong", ring.wrong, at_most=0),
+            Figure("leaked_bytes", ring.leaked, at_most=0),
+            Figure("held_after_s", ring.held_after, at_most=1),
+            Figure("refs_wrong", refs.wrong, at_most=0),
+            Figure("refs_leaked_bytes", refs.leaked, at_most=0),
+            Figure("refs_held_after_s", refs.held_after, at_most=1),
+            Figure("refs_batches", refs.batches, at_least=1),
         ],
-        {"batches_shared": shared, "evictions": evictions, "seed": SEED},
+        {
+            "batches_shared": ring.batches,
+            "evictions": ring.evictions,
+            "refs_evictions": refs.evictions,
+            "seed": SEED,
+        },
     )
