@@ -26,7 +26,7 @@ def _some(frame: pl.LazyFrame, query: str) -> pl.LazyFrame:
     """Each way in which a scan reads blobs."""
     if query == "head":
         return frame.head(40)
-    if query == "filtered":  # by what no server knows, so blobs come by position
+    if query == "filtered":  # by what no server knows
         odd = pl.col("position").map_batches(lambda s: s % 7 == 1, return_dtype=pl.Boolean)
         return frame.filter(odd)
     return frame
