@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from bowstring import _chooser, _making, operators
+from bowstring._maker import Maker
 from bowstring.torch import BowstringDataset
 from conftest import StartNode
 from PIL import Image
@@ -130,7 +131,7 @@ def test_what_is_ahead(
 
     monkeypatch.setattr(_making, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(bowstring.Batches, "_next", taking(comes, bowstring.Batches._next))
-    monkeypatch.setattr(_making.Maker, "receive", taking(made, _making.Maker.receive))
+    monkeypatch.setattr(Maker, "receive", taking(made, Maker.receive))
     crops = photos.columns(["image"]).operators(image=CROP).options(on_error="null", place="client")
     with crops.batches(3) as batches:
         assert isinstance(batches, _making.MadeBatches)

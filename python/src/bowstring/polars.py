@@ -124,7 +124,7 @@ def _nested(tensors: pa.FixedShapeTensorArray) -> pa.Array:
 class _Scan:
     """What Polars calls for each scan of a query. It is pickled with the query."""
 
-    def __init__(self, dataset: Dataset, references: bool) -> None:
+    def __init__(self, dataset: Dataset, references: bool = False) -> None:
         # All rows, in the order of the plan: what is read of them at different times has to fit together.
         self._dataset = dataset.options(order="strict", remainder="uneven")
         self._references = references
