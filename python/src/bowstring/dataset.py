@@ -11,9 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.flight as fl
 
-from bowstring._making import kind_of
+from bowstring._making import MadeBatches, kind_of
 from bowstring._request import Request
 from bowstring._rows import rows_of
+from bowstring._several import SeveralBatches
 from bowstring._taking import MadeExchange
 from bowstring._wire import Positions, decoded, to_arrow, to_numpy
 from bowstring.errors import BowstringError, InvalidRequest, translate
@@ -239,6 +240,7 @@ class Dataset(Request):
         epochs: int = 1,
         step: int = 0,
         references: bool = False,
+        connections: int = 1,
     ) -> Batches:
         """The record batches of an epoch, or of one rank's share of it.
 
@@ -253,28 +255,40 @@ class Dataset(Request):
                 --local-references`), without any copy. Columns of bytes are `binary_view` then, whatever way a batch
                 came. What of them is kept, the server cannot evict, so it is bounded, and the rest is copied. Arrow
                 computes little on views: `column.cast(pa.large_binary())` makes what it was, by a copy.
+            connections: How many connections read, each by a thread of this process, from a server on another node: one
+                processor of the client's reads about 3 GB a second. What comes, its order, and `ticket` are those of
+                one connection. The server counts each as a stream. Where it shares its memory, one reads.
         """
         return self._stream(
             self.ticket(batch=batch_size, rank=rank, world_size=world_size, epoch=epoch, epochs=epochs, step=step),
             references=references,
+            connections=connections,
         )
 
-    def resume(self, ticket: dict[str, Any], *, references: bool = False) -> Batches:
+    def resume(self, ticket: dict[str, Any], *, references: bool = False, connections: int = 1) -> Batches:
         """Go on from a ticket that [Batches.ticket][bowstring.Batches] gave, here or in another process.
 
-        `references` is as for [batches][bowstring.Dataset.batches].
+        `references` and `connections` are as for [batches][bowstring.Dataset.batches]. The connections need not be as
+        many as before.
         """
         if ticket.get("dataset") != self._name or ticket.get("snapshot") != self._snapshot:
             theirs = f"{ticket.get('dataset')}@{ticket.get('snapshot')}"
             raise InvalidRequest(f"ticket: got one of {theirs}, want one of {self._name}@{self._snapshot}")
-        return self._stream(dict(ticket), references=references)
+        return self._stream(dict(ticket), references=references, connections=connections)
 
-    def _stream(self, ticket: dict[str, Any], *, references: bool = False) -> Batches:
+    def _stream(self, ticket: dict[str, Any], *, references: bool = False, connections: int = 1) -> Batches:
         """The batches of a ticket, from where it is best redeemed."""
         kind = kind_of(ticket)
         options: dict[str, Any] = {}
+        if connections != 1:
+            if kind is MadeBatches:
+                raise InvalidRequest(
+                    f"connections: got {connections} with operators at the client, want 1: these have a process, which "
+                    "one connection keeps busy"
+                )
+            kind, options["connections"] = SeveralBatches, connections
         if references:
-            if kind is not Batches:
+            if kind is MadeBatches:
                 raise InvalidRequest(
                     "references: got True with operators at the client, want False: operators read blobs and give none"
                 )

@@ -7,7 +7,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -31,7 +31,7 @@ def worth_retrying(error: BaseException) -> bool:
     return isinstance(error, Unavailable) or (isinstance(error, LimitExceeded) and error.retry_after is not None)
 
 
-def retrying(retries: int, failed: BaseException) -> tenacity.Retrying:
+def retrying(retries: int, failed: BaseException, sleep: Callable[[float], None] | None = None) -> tenacity.Retrying:
     """Try again what failed as the server could not be reached: at once, after 0.25 s, three times that, and so on.
 
     The five attempts that are usual take about ten seconds, which is longer than a server needs to start. Where the
@@ -44,9 +44,11 @@ def retrying(retries: int, failed: BaseException) -> tenacity.Retrying:
         after = error.retry_after if isinstance(error, LimitExceeded) else None
         return usual(state) if after is None else after
 
+    sleep = sleep or time.sleep
     if isinstance(failed, LimitExceeded):
-        time.sleep(failed.retry_after or 0)
+        sleep(failed.retry_after or 0)
     return tenacity.Retrying(
+        sleep=sleep,
         retry=tenacity.retry_if_exception(worth_retrying),
         stop=tenacity.stop_after_attempt(retries),
         wait=wait,
@@ -122,9 +124,13 @@ class Batches(Iterator[pa.RecordBatch]):
                 if not self._connection.retries or not worth_retrying(error):
                     raise
                 failed = error
-            return retrying(self._connection.retries, failed)(self._next)
+            return retrying(self._connection.retries, failed, self._sleep)(self._next)
         finally:
             self.waited += time.perf_counter() - start
+
+    def _sleep(self, seconds: float) -> None:
+        """Wait before another attempt."""
+        time.sleep(seconds)
 
     def _next(self) -> pa.RecordBatch:
         if self._pid != os.getpid():
