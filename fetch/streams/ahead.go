@@ -262,7 +262,7 @@ func (s *Stream) Receive(t tiers.Token, o tiers.Outcome) {
 		}
 	} else {
 		r.cells[cell] = o.Blob
-		s.window.completed(o.At, bytes, s.path.Slow, s.waiting)
+		s.window.completed(o.At, bytes, s.path.Slow, s.waiting && !s.woken)
 	}
 	s.from = from
 	s.backLocked(r, row)
@@ -278,7 +278,7 @@ func (s *Stream) backLocked(r *run, row int) {
 	r.state[row].pending--
 	if r.state[row].pending > 0 {
 		if s.waiting && s.ahead.idle() {
-			s.cond.Signal()
+			s.wakeLocked()
 		}
 		return
 	}
@@ -292,8 +292,14 @@ func (s *Stream) backLocked(r *run, row int) {
 		a.readySize += r.state[row].size
 	}
 	if s.waiting && s.wakesLocked(r.seq+int64(row)) {
-		s.cond.Signal()
+		s.wakeLocked()
 	}
+}
+
+// wakeLocked has Next go on.
+func (s *Stream) wakeLocked() {
+	s.woken = true
+	s.cond.Signal()
 }
 
 // takeLocked moves a row that is back into a batch.

@@ -119,7 +119,7 @@ func (s *Stream) Room(t *operators.Task, bytes int64) bool {
 			return cmp.Or(cmp.Compare(x1.run.seq, y1.run.seq), cmp.Compare(x1.cell, y1.cell))
 		})
 		if s.waiting && a.idle() {
-			s.cond.Signal()
+			s.wakeLocked()
 		}
 		return false
 	} else if extra > 0 {
@@ -217,7 +217,7 @@ func (s *Stream) Made(t *operators.Task, o operators.Outcome) {
 		if c := &s.columns[column]; raw > 0 {
 			c.ratio.made, c.ratio.of = c.ratio.made+size, c.ratio.of+raw
 		}
-		s.window.completed(time.Now(), size, s.path.Slow, s.waiting)
+		s.window.completed(time.Now(), size, s.path.Slow, s.waiting && !s.woken)
 	}
 	s.settleLocked(m, raw, size)
 	s.processor += o.Processor

@@ -192,7 +192,7 @@ func (s *Stream) awaitLocked() error {
 	if s.ahead.paused || s.ahead.backs != before || s.ahead.idle() && !s.ahead.loading() {
 		return nil // planning goes on, or something has come meanwhile
 	}
-	s.waiting = true
+	s.waiting, s.woken = true, false
 	s.set.waiting.Add(1)
 	s.cond.Wait()
 	s.waiting = false

@@ -133,11 +133,22 @@ func (s *Set) take(q *queued, class int) admission.Taken {
 	}
 }
 
+// moreAtOnce is how many more reads a goroutine begins at most before it makes its own: others come back meanwhile, and
+// there may be room without end. What is left is begun as these come back.
+const moreAtOnce = 8
+
 // More is what the reader's goroutines ask what to read next.
 func (s *Set) More() tiers.Attempt {
 	first := s.next()
-	if first != (tiers.Attempt{}) {
-		s.pump() // a read that has come may have made room for several
+	if first == (tiers.Attempt{}) {
+		return first
+	}
+	for range moreAtOnce { // a read that has come may have made room for several
+		a := s.next()
+		if a == (tiers.Attempt{}) {
+			break
+		}
+		s.opts.Reader.Start(a)
 	}
 	return first
 }

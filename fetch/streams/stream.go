@@ -67,6 +67,7 @@ type Stream struct {
 	sizer     sizer
 	wanted    wanted // what Next waits for, while waiting
 	waiting   bool
+	woken     bool          // while waiting: what it waits for is there, and it is only a processor that it needs
 	from      tiers.From    // where what came back last came from
 	processor time.Duration // of operators, since the last batch
 	making    time.Duration // what operators took for it

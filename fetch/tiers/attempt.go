@@ -31,25 +31,49 @@ const maxIdle = 256
 // ended is in Reader.spent, for the next: a burst makes as many as reads may be in flight.
 type worker struct {
 	run  func()
-	next chan Attempt // the zero Attempt where the reader closes
+	wake chan bool // false where the reader closes
 }
 
-// startLocked makes an attempt in a goroutine of its own: one that waits, or a new one.
+// due is the attempts that are to be made, the oldest first. It is guarded by Reader.mu.
+type due struct {
+	list []Attempt
+	at   int // the first that nobody has taken
+}
+
+func (d *due) add(a Attempt) { d.list = append(d.list, a) }
+
+// take returns the oldest attempt; the zero Attempt if there is none.
+func (d *due) take() (a Attempt) {
+	if d.at < len(d.list) {
+		a, d.list[d.at] = d.list[d.at], Attempt{}
+		d.at++
+	}
+	if d.at == len(d.list) {
+		d.list, d.at = d.list[:0], 0
+	}
+	return a
+}
+
+// startLocked has an attempt made, and wakes a goroutine for it: one that waits, or a new one. It is made by whichever
+// goroutine is the first to have nothing else to do. Where all processors are busy, those that are running go on from
+// read to read, and one that was just woken waits for its turn: the attempt would, too, and it may be of the very
+// blob that a consumer waits for.
 func (r *Reader) startLocked(a Attempt) {
+	r.due.add(a)
 	if last := len(r.idle) - 1; last >= 0 {
 		w := r.idle[last]
 		r.idle = r.idle[:last]
-		w.next <- a // there is room: it has nothing
+		w.wake <- true // there is room: it waits
 		return
 	}
 	var w *worker
 	if last := len(r.spent) - 1; last >= 0 {
 		w, r.spent = r.spent[last], r.spent[:last]
 	} else {
-		w = &worker{next: make(chan Attempt, 1)}
+		w = &worker{wake: make(chan bool, 1)}
 		w.run = func() { r.work(w) }
 	}
-	w.next <- a
+	w.wake <- true
 	r.running.Add(1)
 	go w.run()
 }
@@ -57,8 +81,8 @@ func (r *Reader) startLocked(a Attempt) {
 // work makes attempts until there is nothing to read and enough others wait.
 func (r *Reader) work(w *worker) {
 	defer r.running.Done()
-	for a := <-w.next; a.read != nil; a = <-w.next {
-		r.attempt(a)
+	for <-w.wake {
+		r.attempts()
 		r.mu.Lock()
 		if r.closed || len(r.idle) >= maxIdle {
 			r.spent = append(r.spent, w)
@@ -73,14 +97,20 @@ func (r *Reader) work(w *worker) {
 // dismissLocked ends the goroutines that wait. The reader is closed: none comes after them.
 func (r *Reader) dismissLocked() {
 	for _, w := range r.idle {
-		w.next <- Attempt{}
+		w.wake <- false
 	}
-	r.idle = nil
+	r.idle, r.due = nil, due{}
 }
 
-// attempt makes attempts at a read until one succeeds or there is no sense in
-// another, and then at whatever is to be read next.
-func (r *Reader) attempt(a Attempt) {
+// attempts makes the attempts that are due, and then those at whatever is to be read next: at each read until one
+// succeeds or there is no sense in another.
+func (r *Reader) attempts() {
+	r.mu.Lock()
+	a := r.due.take()
+	r.mu.Unlock()
+	if a.read == nil { // another goroutine has made it, and has not asked for more
+		a = r.opts.More()
+	}
 	for a.read != nil {
 		began := time.Now()
 		blob, unchecked, err := r.get(a)
@@ -135,7 +165,7 @@ func (r *Reader) get(a Attempt) (b schema.Blob, unchecked bool, err error) {
 
 // next is what follows an attempt.
 type next struct {
-	again   Attempt     // another one at the same read, if not zero
+	again   Attempt     // another one at the same read, or one that is due, if not zero
 	pause   *time.Timer // to wait for before, if not nil
 	slow    bool        // it was
 	told    bool        // the read is over, and who waits is told of the outcome
@@ -144,9 +174,17 @@ type next struct {
 
 // ended takes note of how an attempt, made since began, ended.
 func (r *Reader) ended(a Attempt, began time.Time, blob schema.Blob, unchecked bool, err error) next {
-	rd := a.read
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	then := r.endedLocked(a, began, blob, unchecked, err)
+	if then.again.read == nil {
+		then.again = r.due.take()
+	}
+	return then
+}
+
+func (r *Reader) endedLocked(a Attempt, began time.Time, blob schema.Blob, unchecked bool, err error) next {
+	rd := a.read
 	rd.running--
 	if rd.over {
 		blob.Release()

@@ -101,7 +101,8 @@ type Reader struct {
 	watch          *time.Timer
 	watching       bool
 	stats          counters
-	fresh          []read    // reads that are none yet: see newLocked
+	fresh          []read // reads that are none yet: see newLocked
+	due            due
 	idle           []*worker // goroutines that have nothing to read
 	spent          []*worker // that have ended
 
