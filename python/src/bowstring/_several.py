@@ -257,9 +257,10 @@ class _Readers:
         self._stopped.set()
         for part in self._parts:
             part.batches.close()
-        for thread in self._threads:
-            if thread is not threading.current_thread():  # where the collector runs in one of them
+        if threading.current_thread() not in self._threads:
+            for thread in self._threads:
                 thread.join()
+        # Else the collector runs in one of them: it may hold the condition, which the others need to end.
         for one in self._own:
             one.close()
         for part in self._parts:
