@@ -34,26 +34,6 @@ type worker struct {
 	wake chan bool // false where the reader closes
 }
 
-// due is the attempts that are to be made, the oldest first. It is guarded by Reader.mu.
-type due struct {
-	list []Attempt
-	at   int // the first that nobody has taken
-}
-
-func (d *due) add(a Attempt) { d.list = append(d.list, a) }
-
-// take returns the oldest attempt; the zero Attempt if there is none.
-func (d *due) take() (a Attempt) {
-	if d.at < len(d.list) {
-		a, d.list[d.at] = d.list[d.at], Attempt{}
-		d.at++
-	}
-	if d.at == len(d.list) {
-		d.list, d.at = d.list[:0], 0
-	}
-	return a
-}
-
 // startLocked has an attempt made, and wakes a goroutine for it: one that waits, or a new one. It is made by whichever
 // goroutine is the first to have nothing else to do. Where all processors are busy, those that are running go on from
 // read to read, and one that was just woken waits for its turn: the attempt would, too, and it may be of the very
