@@ -209,9 +209,12 @@ func holdsBound(t *testing.T, file []byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	took := int64(after.TotalAlloc - before.TotalAlloc)
-	if took > h.Bytes {
-		t.Errorf("it takes %d bytes, bound by %d", took, h.Bytes)
+	took, most := int64(after.TotalAlloc-before.TotalAlloc), h.Bytes
+	if underRace {
+		most *= 2 // what a bytes.Buffer grows by is made twice
 	}
-	t.Logf("%d bytes, bound by %d", took, h.Bytes)
+	if took > most {
+		t.Errorf("it takes %d bytes, bound by %d", took, most)
+	}
+	t.Logf("%d bytes, bound by %d", took, most)
 }
