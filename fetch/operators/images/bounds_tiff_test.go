@@ -174,7 +174,7 @@ func TestBytesOfTIFF(t *testing.T) {
 			if f.stored == 0 {
 				f.stored = f.width * f.height / n * f.samples * f.bits / 8
 			}
-			block := []byte(nil)
+			var block []byte
 			if f.compression == fax {
 				block = faxed(t, f.height)
 			} else {
