@@ -18,8 +18,8 @@ func connect(ctx context.Context, cl *gocql.ClusterConfig, ready func()) (*gocql
 	stop := context.AfterFunc(ctx, func() { d.end(context.Cause(ctx)) })
 	defer stop()
 	policy := &introduced{HostSelectionPolicy: own.PoolConfig.HostSelectionPolicy}
-	if policy.HostSelectionPolicy == nil {
-		policy.HostSelectionPolicy = gocql.TokenAwareHostPolicy(gocql.RoundRobinHostPolicy())
+	if policy.HostSelectionPolicy == nil { // of one host alone
+		policy.HostSelectionPolicy = gocql.RoundRobinHostPolicy()
 	}
 	own.PoolConfig.HostSelectionPolicy = policy
 	session, err := own.CreateSession()
