@@ -141,8 +141,8 @@ test-quick: $(VENV)/.package build ## The part of pytest that takes no more than
 
 .PHONY: test-gocql
 test-gocql: go-check ## fetch/store/cql with gocql itself, without its replacement, against a real Cassandra.
-	@$(STAGE) gocql-build $(GO) build -modfile=go.gocql.mod ./...
-	@$(STAGE) --go test-gocql tests/cassandra/cassandra.sh with $(GO_TEST) -timeout 30m -tags cassandra -modfile=go.gocql.mod $(CQL)
+	@$(STAGE) gocql-build $(GO) build -modfile=go.gocql.mod -tags gocql ./...
+	@$(STAGE) --go test-gocql tests/cassandra/cassandra.sh with $(GO_TEST) -timeout 30m -tags cassandra,gocql -modfile=go.gocql.mod $(CQL)
 
 .PHONY: test-faults
 test-faults: go-check ## Three nodes of Cassandra for FAULT_TIME (600) seconds of kills, stops, lost messages and wrong clocks; FAULT_ARGS=-seed=S repeats a schedule.

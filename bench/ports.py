@@ -9,6 +9,15 @@ from pathlib import Path
 
 LEAST = 10_000
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")  # what connections get that ask for none
+IANA = 49_152  # where that begins on systems that have no such file, such as macOS and Windows
+
+
+def first_given() -> int:
+    """The least port that a connection may get by chance."""
+    try:
+        return int(RANGE.read_text().split()[0])
+    except OSError:
+        return IANA
 
 
 def free_port(address: str = "127.0.0.1") -> int:
@@ -17,7 +26,7 @@ def free_port(address: str = "127.0.0.1") -> int:
     No connection gets it by chance, as many as other processes make until something listens there: a Cassandra needs
     half a minute to begin, and a server that is killed comes again on the same port.
     """
-    first = int(RANGE.read_text().split()[0])
+    first = first_given()
     for port in random.sample(range(LEAST, first), min(100, max(0, first - LEAST))):
         with contextlib.suppress(OSError), socket.socket() as s:  # one that somebody has
             s.bind((address, port))

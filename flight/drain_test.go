@@ -105,6 +105,7 @@ func TestDrain(t *testing.T) {
 func TestDrainDeadline(t *testing.T) {
 	f := serve(t, Options{DrainTimeout: time.Minute})
 	f.fillLarge("big")
+	f.untilIdle() // the call that has put it ends a little after its client knows
 	stalled := f.stalled(t.Context(), `{"dataset": "big", "batch": 4}`)
 	put, _ := f.uploading(t.Context(), f.client, path("d"))
 	idle := f.exchange(t.Context(), command(`{"take": {"dataset": "big"}}`), positionSchema)

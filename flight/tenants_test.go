@@ -47,7 +47,9 @@ func serveTenants(t *testing.T, text string, opts Options) *tenanted {
 	s := &tenanted{}
 	s.set(t, text)
 	opts.Tenants = s.tenants.Load
-	book, err := usage.Open(usage.Options{Dir: t.TempDir(), Logger: slog.New(slog.DiscardHandler)})
+	today := time.Now()
+	book, err := usage.Open(usage.Options{Dir: t.TempDir(), Logger: slog.New(slog.DiscardHandler),
+		Now: func() time.Time { return today }}) // what is used before and after midnight is of two days
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -67,12 +67,26 @@ def test_what_is_in_it(rootfs: Path, config: dict[str, Any], manifest: dict[str,
     assert sum(layer["size"] for layer in manifest["layers"]) <= 60e6
 
 
-@contextmanager
-def container(rootfs: Path, data: Path, config: dict[str, Any], *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command of the image on this machine's network. /data is the folder data."""
-    runc = shutil.which("runc")
-    if runc is None:
+def _runc() -> str:
+    found = shutil.which("runc")
+    if found is None:
         pytest.fail("there is no runc (on Debian: apt install runc)")
+    return found
+
+
+def ids(name: str) -> dict[str, set[str]]:
+    """The users and groups, of each kind, that the first process of a container has."""
+    state = json.loads(subprocess.run([_runc(), "state", name], check=True, capture_output=True).stdout)
+    lines = (line.split() for line in Path(f"/proc/{state['pid']}/status").read_text().splitlines())
+    return {words[0]: set(words[1:]) for words in lines if words[0] in ("Uid:", "Gid:")}
+
+
+@contextmanager
+def container(
+    rootfs: Path, data: Path, config: dict[str, Any], *words: str
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Run a command of the image on this machine's network, by a name. /data is the folder data."""
+    runc = _runc()
     bundle = rootfs.parent
     (bundle / "config.json").unlink(missing_ok=True)
     subprocess.run([runc, "spec"], cwd=bundle, check=True)
@@ -97,7 +111,7 @@ def container(rootfs: Path, data: Path, config: dict[str, Any], *words: str) -> 
         [runc, "run", "--bundle", bundle, name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as p:
         try:
-            yield p
+            yield p, name
         finally:
             subprocess.run([runc, "kill", name, "TERM"], check=False, capture_output=True)
             p.wait(60)
@@ -109,11 +123,11 @@ def test_it_imports_and_serves(rootfs: Path, config: dict[str, Any], folder: Pat
     shutil.copytree(folder, data / "photos")
     for path in [data, *data.rglob("*")]:
         os.chown(path, 65532, 65532)
-    with container(rootfs, data, config, "import", "/data/photos", "photos") as importing:
+    with container(rootfs, data, config, "import", "/data/photos", "photos") as (importing, _):
         out, _ = importing.communicate(timeout=60)
         assert importing.returncode == 0, out
     listen = ["--listen", "127.0.0.1:0", "--ready-file", "/data/ready"]
-    with container(rootfs, data, config, *config["config"]["Cmd"], *listen) as serving:
+    with container(rootfs, data, config, *config["config"]["Cmd"], *listen) as (serving, name):
         while not (data / "ready").exists():
             assert serving.poll() is None, serving.communicate()[0]
             time.sleep(0.02)
@@ -121,7 +135,6 @@ def test_it_imports_and_serves(rootfs: Path, config: dict[str, Any], folder: Pat
         info = client.get_flight_info(fl.FlightDescriptor.for_path("photos", "train"))
         rows = sum(client.do_get(e.ticket).read_all().num_rows for e in info.endpoints)
         assert rows == info.total_records > 0
-        status = Path(f"/proc/{serving.pid}/status")
-        assert status.exists()
+        assert ids(name) == {"Uid:": {"65532"}, "Gid:": {"65532"}}
     assert serving.returncode == 0
     assert not (rootfs / "store").exists()

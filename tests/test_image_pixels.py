@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torchvision
+import torchvision.transforms.v2
 from PIL import Image, ImageCms
 
 ROOT = Path(__file__).parent.parent
-torchvision = pytest.importorskip("torchvision")
-pytest.importorskip("torchvision.transforms.v2")
 pytestmark = pytest.mark.slow
 
 

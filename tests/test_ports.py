@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+from pathlib import Path
 
 import ports
 import pytest
@@ -11,10 +12,15 @@ import pytest
 
 def test_no_connection_gets_it_by_chance() -> None:
     """But for a machine on which connections may have any."""
-    first = int(ports.RANGE.read_text().split()[0])
+    first = ports.first_given()
     found = {ports.free_port() for _ in range(20)}
     assert all(port < first for port in found) or first <= ports.LEAST
     assert len(found) > 1
+
+
+def test_a_system_without_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(ports, "RANGE", tmp_path / "nothing")
+    assert ports.LEAST <= ports.free_port() < ports.IANA
 
 
 def test_nobody_listens_there(monkeypatch: pytest.MonkeyPatch) -> None:

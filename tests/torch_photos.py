@@ -9,12 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import bowstring
-import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("torchdata")
-
-from bowstring.torch import BowstringDataset  # noqa: E402
+from bowstring.torch import BowstringDataset
 
 JOB = Path(__file__).parent / "python" / "torch_job.py"
 TRAIN = 270  # photographs of the split

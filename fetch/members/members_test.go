@@ -318,39 +318,41 @@ func TestLayouts(t *testing.T) {
 
 // Each blob has one owner, which all that are of one view name, and which asks nobody itself.
 func TestOwners(t *testing.T) {
-	s := memshared.New()
-	if got := member(t, s).Route(schema.Key{}); len(got.Ask) > 0 || !got.Keep {
-		t.Errorf("a member that has not started asks %v", got)
-	}
-	started(t, s, "a")
-	b, c := started(t, s, "b"), started(t, s, "c") // b has not seen c yet
-	asked := map[string]int{}
-	for i := range 3000 {
-		key := schema.Key{byte(i >> 8), byte(i), 0, 1}
-		for _, id := range c.Route(key).Ask {
-			asked[id]++
+	synctest.Test(t, func(t *testing.T) { // whose clock stands: nobody reads or renews meanwhile
+		s := memshared.New()
+		if got := member(t, s).Route(schema.Key{}); len(got.Ask) > 0 || !got.Keep {
+			t.Errorf("a member that has not started asks %v", got)
 		}
-		for _, id := range b.Route(key).Ask {
-			if id != "a" {
-				t.Fatalf("b asks %s", id)
+		started(t, s, "a")
+		b, c := started(t, s, "b"), started(t, s, "c") // b has not seen c yet
+		asked := map[string]int{}
+		for i := range 3000 {
+			key := schema.Key{byte(i >> 8), byte(i), 0, 1}
+			for _, id := range c.Route(key).Ask {
+				asked[id]++
+			}
+			for _, id := range b.Route(key).Ask {
+				if id != "a" {
+					t.Fatalf("b asks %s", id)
+				}
 			}
 		}
-	}
-	if asked["a"] < 800 || asked["b"] < 800 || len(asked) != 2 {
-		t.Errorf("c asks %v of 3000", asked)
-	}
-	for slot := range layout.Slots {
-		for _, m := range []*members.Members{b, c} {
-			key := layout.KeyIn(uint16(slot))
-			if r, got := m.Route(key), m.Mine(key); layout.SlotOf(key) != uint16(slot) ||
-				got != (r.Keep || len(r.Ask) == 0) {
-				t.Fatalf("slot %d, which %+v is the route to: Mine says %v", slot, r, got)
+		if asked["a"] < 800 || asked["b"] < 800 || len(asked) != 2 {
+			t.Errorf("c asks %v of 3000", asked)
+		}
+		for slot := range layout.Slots {
+			for _, m := range []*members.Members{b, c} {
+				key := layout.KeyIn(uint16(slot))
+				if r, got := m.Route(key), m.Mine(key); layout.SlotOf(key) != uint16(slot) ||
+					got != (r.Keep || len(r.Ask) == 0) {
+					t.Fatalf("slot %d, which %+v is the route to: Mine says %v", slot, r, got)
+				}
 			}
 		}
-	}
-	if n := testing.AllocsPerRun(100, func() { c.Route(schema.Key{1, 2}) }); n != 0 {
-		t.Errorf("%g allocations", n)
-	}
+		if n := testing.AllocsPerRun(100, func() { c.Route(schema.Key{1, 2}) }); n != 0 {
+			t.Errorf("%g allocations", n)
+		}
+	})
 }
 
 func TestOptions(t *testing.T) {

@@ -264,7 +264,7 @@ def test_get_operators(photos: bowstring.Dataset, binary: Path, tmp_path: Path) 
 
 def test_polars(photos: bowstring.Dataset) -> None:
     """Polars gets arrays that have the tensor's shape, and nulls as nulls."""
-    pl = pytest.importorskip("polars")
+    import polars as pl
     from bowstring.polars import scan
 
     made = photos.shuffle(5).operators(image=CROP).columns(["position", "image"])

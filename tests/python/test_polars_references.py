@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 import bowstring
@@ -27,9 +28,8 @@ def _some(frame: pl.LazyFrame, query: str) -> pl.LazyFrame:
     """Each way in which a scan reads blobs."""
     if query == "head":
         return frame.head(40)
-    if query == "filtered":  # by what no server knows
-        odd = pl.col("position").map_batches(lambda s: s % 7 == 1, return_dtype=pl.Boolean)
-        return frame.filter(odd)
+    if query == "filtered":  # by what the server does not know
+        return frame.filter(pl.col("position") % 7 == 1)
     return frame
 
 
@@ -46,6 +46,38 @@ def test_a_frame_points_into_files(shared: Node, monkeypatch: pytest.MonkeyPatch
     assert rings(client)["referred"] > 0
     gc.collect()
     assert rings(client)["pinned"] > 0  # the frame was not copied
+    assert_frame_equal(found, want)
+    del found
+    gc.collect()
+    until(lambda: rings(client)["pinned"] == 0, "pinned is 0")
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["by metadata", "by bytes, too"])
+def test_rows_by_position(shared: Node, monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
+    """Rows that Polars alone chooses are asked for by their positions, in the order of these."""
+    read = bowstring.polars._Query._with_rest
+    asked: list[int] = []
+
+    def with_rest(
+        self: bowstring.polars._Query, plain: bowstring.Dataset, rows: pl.DataFrame
+    ) -> Iterator[pl.DataFrame]:
+        asked.extend(rows["position"])
+        yield from read(self, plain, rows)
+
+    monkeypatch.setattr(bowstring.polars._Query, "_with_rest", with_rest)
+    chosen = pl.col("position") % 7 == 1  # which the server does not know
+    if late:
+        chosen &= pl.col("image").bin.size() % 2 == 0
+    client = bowstring.connect(shared.url)
+    dataset = client.dataset("photos").columns(["position", "image", "label"])
+    want = bowstring.polars.scan(dataset).collect().filter(chosen)
+    assert 1 < want.height < 60
+    assert rings(client)["referred"] == 0
+    found = bowstring.polars.scan(dataset, references=True).filter(chosen).collect()
+    assert asked == list(range(1, dataset.num_rows, 7))
+    assert rings(client)["referred"] > 0
+    gc.collect()
+    assert rings(client)["pinned"] > 0  # the rows that are left point into the files
     assert_frame_equal(found, want)
     del found
     gc.collect()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import io
 import logging
 import os
@@ -244,37 +245,34 @@ def test_a_worker_is_killed(served: Served, tmp_path: Path) -> None:
     context = ray.data.DataContext.get_current()
     before = context.target_max_block_size
     context.target_max_block_size = 1 << 20
-    marks = tmp_path / "marks"
+    marks, victim, given = tmp_path / "marks", tmp_path / "victim", tmp_path / "given"
     marks.mkdir()
+    os.mkfifo(given)
 
-    def slowly(batch: dict[str, Any]) -> dict[str, Any]:
-        with (marks / str(os.getpid())).open("a") as mark:
-            mark.write("x")
-        time.sleep(0.05)
+    def dies(batch: dict[str, Any]) -> dict[str, Any]:
+        mark = marks / str(os.getpid())
+        with mark.open("a") as out:
+            out.write("x")
+        if mark.stat().st_size >= 6:  # it has made blocks, and is not done
+            with contextlib.suppress(FileExistsError):
+                victim.touch(exist_ok=False)
+                with given.open("rb", buffering=0) as told:
+                    told.read(1)
+                os.kill(os.getpid(), signal.SIGKILL)
         return batch  # with the images, so that blocks are full, and given, again and again
 
-    killed: list[int] = []
-    done = threading.Event()
-
-    def kill() -> None:
-        while not killed and not done.is_set():
-            for mark in list(marks.iterdir()):
-                if mark.stat().st_size >= 6:  # it has given blocks, and is not done
-                    os.kill(int(mark.name), signal.SIGKILL)
-                    killed.append(int(mark.name))
-                    return
-            time.sleep(0.01)
-
-    rows = bowstring.ray.read(served.dataset, shuffle=5, parallelism=2).map_batches(slowly, batch_size=64)
-    killer = threading.Thread(target=kill)
-    killer.start()
+    rows = bowstring.ray.read(served.dataset, shuffle=5, parallelism=2).map_batches(dies, batch_size=64)
+    tell = os.open(given, os.O_RDWR)  # so that neither side waits for the other to open it
+    found: list[str] = []
     try:
-        found = [key for batch in rows.iter_batches(batch_size=100) for key in batch["key"]]
+        for batch in rows.iter_batches(batch_size=100):
+            if not found:
+                os.write(tell, b"x")
+            found.extend(batch["key"])
     finally:
-        done.set()
-        killer.join()
+        os.close(tell)
         context.target_max_block_size = before
-    assert killed, "no worker was killed"
+    assert victim.exists(), "no worker was killed"
     assert sum(mark.stat().st_size for mark in marks.iterdir()) > ROWS // 64 + 4  # some was done again
     assert collections.Counter(found) == collections.Counter(served.table["key"].to_pylist())
 

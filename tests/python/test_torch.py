@@ -14,22 +14,18 @@ from typing import Any, Literal
 import bowstring
 import pyarrow as pa
 import pytest
-from conftest import StartNode
-from node import Node
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("torchdata")
-
-from bowstring.torch import (  # noqa: E402
+from bowstring.torch import (
     Batch,
     BowstringDataset,
     DecodeError,
     collate,
 )
-from bowstring.torch._columns import column_of  # noqa: E402
-from torch.utils.data import DataLoader  # noqa: E402
-from torch_photos import BATCH, TRAIN, job, lines, positions, seen, small  # noqa: E402
-from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
+from bowstring.torch._columns import column_of
+from conftest import StartNode
+from node import Node
+from torch.utils.data import DataLoader
+from torch_photos import BATCH, TRAIN, job, lines, positions, seen, small
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 pytestmark = [
     pytest.mark.slow,

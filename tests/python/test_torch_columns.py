@@ -8,20 +8,17 @@ from typing import Any
 import bowstring
 import pyarrow as pa
 import pytest
-from conftest import StartNode
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("torchdata")
-
-from bowstring.torch import (  # noqa: E402
+import torch
+from bowstring.torch import (
     Batch,
     Blobs,
     BowstringDataset,
     DecodeError,
 )
-from bowstring.torch._columns import batch_of, column_of  # noqa: E402
-from torch.utils.data import DataLoader  # noqa: E402
-from torch_photos import size  # noqa: E402
+from bowstring.torch._columns import batch_of, column_of
+from conftest import StartNode
+from torch.utils.data import DataLoader
+from torch_photos import size
 
 pytestmark = [
     pytest.mark.slow,
@@ -143,8 +140,6 @@ def test_to_a_device(photos: bowstring.Dataset) -> None:
 @pytest.mark.parametrize("decode", ["torchvision", "pillow"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_decoded_in_the_worker(photos: bowstring.Dataset, decode: str, workers: int) -> None:
-    if decode == "torchvision":
-        pytest.importorskip("torchvision")
     columns = ["image", "width", "height", "label"]
     dataset = BowstringDataset(photos, columns=columns, batch_size=16, decode=decode)
     for batch in itertools.islice(DataLoader(dataset, batch_size=None, num_workers=workers), 3):
@@ -161,7 +156,6 @@ def test_decoded_in_the_worker(photos: bowstring.Dataset, decode: str, workers: 
 
 
 def test_decoders_agree(photos: bowstring.Dataset) -> None:
-    pytest.importorskip("torchvision")
     one, other = (
         next(iter(BowstringDataset(photos, columns=["image"], batch_size=8, decode=d)))["image"]
         for d in ("torchvision", "pillow")

@@ -9,17 +9,13 @@ import sys
 
 import bowstring
 import pytest
-from node import Node
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("torchdata")
-
-from bowstring.torch import (  # noqa: E402
+from bowstring.torch import (
     BowstringMapDataset,
     collate,
 )
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler  # noqa: E402
-from torch_photos import TRAIN, seen, size  # noqa: E402
+from node import Node
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch_photos import TRAIN, seen, size
 
 pytestmark = [
     pytest.mark.slow,

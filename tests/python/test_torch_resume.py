@@ -13,21 +13,17 @@ from typing import Any
 
 import bowstring
 import pytest
-from conftest import StartNode
-from node import Node
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("torchdata")
-
-from bowstring.torch import (  # noqa: E402
+from bowstring.torch import (
     BowstringDataset,
     StateMismatch,
     portable_state,
 )
-from torch.utils.data import DataLoader  # noqa: E402
-from torch_photos import BATCH, TRAIN, job, lines, positions, seen, small  # noqa: E402
-from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
-from wire import until  # noqa: E402
+from conftest import StartNode
+from node import Node
+from torch.utils.data import DataLoader
+from torch_photos import BATCH, TRAIN, job, lines, positions, seen, small
+from torchdata.stateful_dataloader import StatefulDataLoader
+from wire import until
 
 pytestmark = [
     pytest.mark.slow,

@@ -7,9 +7,6 @@ import random
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 from bowstring.torch import StateMismatch, portable_state
 from bowstring.torch._state import Place, Share, State, check, of_worker, place_for, portable
 

@@ -167,9 +167,11 @@ func TestWhoMaySeeWhat(t *testing.T) {
 	} else {
 		resp.Body.Close()
 	}
+	// The server answers before it has read the rest. That is little enough for the client to have sent it by then: one
+	// that still sends gets no answer, but an error.
 	if code, _ := ask(t, client, open+"/metrics", "X-Long",
-		strings.Repeat("x", 1<<20)); code != http.StatusRequestHeaderFieldsTooLarge {
-		t.Errorf("a header of 1 MiB: %d", code)
+		strings.Repeat("x", 24<<10)); code != http.StatusRequestHeaderFieldsTooLarge {
+		t.Errorf("a header of 24 KiB: %d", code)
 	}
 }
 

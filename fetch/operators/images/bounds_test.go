@@ -6,11 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
-	"image"
-	"runtime"
 	"testing"
-
-	"bowstring/fetch/operators/images/codec"
 )
 
 // blackPNG is a file of zeros: of a colour type of the specification, with so many bytes a pixel in the file.
@@ -64,22 +60,9 @@ func TestBytesOfPNG(t *testing.T) {
 		for _, size := range [][2]int{{750, 400}, {300_000, 1}} {
 			for _, interlaced := range []bool{false, true} {
 				file := blackPNG(t, size[0], size[1], byte(k[0]), byte(k[1]), k[2], interlaced)
-				h, err := codec.Read(file)
-				if err != nil {
-					t.Fatal(err)
-				}
-				var d codec.Decoder
-				var before, after runtime.MemStats
-				runtime.ReadMemStats(&before)
-				err = d.Decode(file, h, codec.RGB, image.Rect(0, 0, h.Width, h.Height))
-				runtime.ReadMemStats(&after)
-				if err != nil {
-					t.Fatal(err)
-				}
-				what := fmt.Sprintf("%s of %v, interlaced %t", name, size, interlaced)
-				if took := int64(after.TotalAlloc - before.TotalAlloc); took > h.Bytes {
-					t.Errorf("%s: it takes %d bytes, bound by %d", what, took, h.Bytes)
-				}
+				t.Run(fmt.Sprintf("%s of %v, interlaced %t", name, size, interlaced), func(t *testing.T) {
+					holdsBound(t, file)
+				})
 			}
 		}
 	}

@@ -27,7 +27,8 @@ func bombs() map[string][]byte {
 	png = append(png, "\x00\x00\x00\x00IDAT\x35\xaf\x06\x1e"...)
 	jpeg := []byte("\xff\xd8\xff\xc2\x00\x0b\x08\x9c\x40\x9c\x40\x01\x01\x11\x00\xff\xda\x00\x08\x01\x01\x00\x00\x00\x00")
 	gif := []byte("GIF89a\x40\x9c\x40\x9c\x00\x00\x00,\x00\x00\x00\x00\x40\x9c\x40\x9c\x00")
-	return map[string][]byte{"png": png, "jpeg": jpeg, "gif": gif}
+	tif := tiffFile{width: side, height: side, bits: 8, samples: 3, blocks: [][]byte{{}}}.bytes()
+	return map[string][]byte{"png": png, "jpeg": jpeg, "gif": gif, "tif": tif}
 }
 
 // TestBombs holds that the header alone refuses what is too large.

@@ -64,7 +64,8 @@
 //
 // A store has those of the protocol, which renew its row once it has read a snapshot
 // or begun an ingest, one for each host that is silent or slow, and one for each statement that reads
-// have gathered in; Close waits for them. The driver has two for each
+// have gathered in; Close waits for them. A session that is opened ends with its context, and whoever opens it waits for
+// the driver (dialing.go). The driver has two for each
 // connection and a few for each session; they end soon after Close, which does not wait
 // for the last of them, because the driver does not.
 package cql

@@ -171,7 +171,7 @@ func TestGatherRefused(t *testing.T) {
 		if takes.Load() {
 			return deed{}
 		}
-		return deed{answer: &message.Invalid{ErrorMessage: "too many keys"}}
+		return deed{answer: &message.Invalid{ErrorMessage: tooManyKeys}}
 	}}
 	c := newCrowd(t, m, large(crowdKeys)...)
 	refs := c.refs

@@ -16,21 +16,12 @@ func TestMain(m *testing.M) {
 	code := m.Run()
 	cassandratest.Stop()
 	if code == 0 {
-		if err := findLeaks(unopened...); err != nil {
+		if err := findLeaks(); err != nil {
 			_, _ = fmt.Fprintln(os.Stderr, err)
 			code = 1
 		}
 	}
 	os.Exit(code)
-}
-
-// unopened are goroutines that ScyllaDB's fork leaves behind where a session
-// could not be opened, such as for a wrong password.
-var unopened = []goleak.Option{
-	goleak.IgnoreAnyFunction("github.com/gocql/gocql/tablets.(*opQueue).run"),
-	goleak.IgnoreAnyFunction("github.com/gocql/gocql/debounce.(*RefreshDebouncer).flusher"),
-	goleak.IgnoreAnyFunction("github.com/gocql/gocql.(*eventDebouncer).flusher"),
-	goleak.IgnoreAnyFunction("github.com/gocql/gocql/internal/eventbus.(*EventBus[...]).run"),
 }
 
 // findLeaks waits for the driver's attempts to connect, which sleep a second

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -35,6 +36,11 @@ func (m *mock) topology(query string, c net.Conn) message.Message {
 		answer.Metadata.Columns = append(answer.Metadata.Columns,
 			&message.ColumnMetadata{Keyspace: "system", Table: "local", Name: names[i], Type: types[i]})
 	}
+	version := bytes.Repeat([]byte{2}, 16)
+	if address == "native_address" && m.behind.Load() > 0 {
+		m.behind.Add(-1)
+		version[0]++
+	}
 	for _, member := range members {
 		ip := net.ParseIP(member).To4()
 		id := bytes.Repeat([]byte{1}, 16)
@@ -48,11 +54,31 @@ func (m *mock) topology(query string, c net.Conn) message.Message {
 			tokens = append(binary.BigEndian.AppendUint32(tokens, uint32(len(token))), token...)
 		}
 		answer.Data = append(answer.Data, message.Row{
-			ip, ip, ip, port, []byte("dc1"), []byte("rack1"), id, bytes.Repeat([]byte{2}, 16),
+			ip, ip, ip, port, []byte("dc1"), []byte("rack1"), id, version,
 			[]byte("3.11.2"), []byte("org.apache.cassandra.dht.Murmur3Partitioner"), tokens,
 		})
 	}
-	return answer
+	return chosen(query, answer)
+}
+
+// chosen leaves the columns that a query names, or all. Any that the answer does not have is an address.
+func chosen(query string, answer *message.RowsResult) *message.RowsResult {
+	list, _, _ := strings.Cut(strings.TrimPrefix(query, "SELECT "), " FROM")
+	if list == "*" {
+		return answer
+	}
+	some := &message.RowsResult{Metadata: &message.RowsMetadata{}, Data: make(message.RowSet, len(answer.Data))}
+	for name := range strings.SplitSeq(list, ", ") {
+		at := max(0, slices.IndexFunc(answer.Metadata.Columns, func(c *message.ColumnMetadata) bool {
+			return c.Name == name
+		}))
+		some.Metadata.Columns = append(some.Metadata.Columns, answer.Metadata.Columns[at])
+		for i, row := range answer.Data {
+			some.Data[i] = append(some.Data[i], row[at])
+		}
+	}
+	some.Metadata.ColumnCount = int32(len(some.Metadata.Columns))
+	return some
 }
 
 var (

@@ -34,6 +34,8 @@ type mock struct {
 	tokens   func(member net.IP) []string
 	replicas int
 
+	behind atomic.Int32 // how many more times the others have another schema
+
 	cells   func(key []byte, part int) []byte // in place of the blob; nil for no row
 	latency atomic.Int64                      // of reads, which do not wait for one another; 0 for none
 
@@ -185,7 +187,7 @@ func (m *mock) answer(r *frame.Frame, c *mockConn) *frame.Frame {
 	case *message.Startup, *message.Register:
 		return reply(&message.Ready{})
 	case *message.Prepare:
-		if strings.Contains(msg.Query, "system_schema.") && m.replicas > 0 {
+		if strings.Contains(msg.Query, "system_schema.") && m.replicas > 0 || strings.HasPrefix(msg.Query, "CREATE ") {
 			return reply(preparedSchema(msg.Query))
 		}
 		if msg.Query == selectGathered {

@@ -119,34 +119,6 @@ func (s *Store) session(ctx context.Context, keyspace string, conns int) (*gocql
 	return session, st, nil
 }
 
-// connect opens a session and has ready ask it something, and gives up waiting for it when ctx ends: the driver
-// knows no context there. What it opens after all is closed.
-func connect(ctx context.Context, cl *gocql.ClusterConfig, ready func()) (*gocql.Session, error) {
-	type result struct {
-		session *gocql.Session
-		err     error
-	}
-	opened := make(chan result, 1)
-	go func() {
-		session, err := cl.CreateSession()
-		if err == nil {
-			ready()
-		}
-		opened <- result{session, err}
-	}()
-	select {
-	case r := <-opened:
-		return r.session, r.err
-	case <-ctx.Done():
-		go func() { // ends when the connect timeout has passed
-			if r := <-opened; r.session != nil {
-				r.session.Close()
-			}
-		}()
-		return nil, context.Cause(ctx)
-	}
-}
-
 // connectFault explains why no session could be opened. The driver gives most
 // reasons as text only.
 func (s *Store) connectFault(ctx context.Context, err error) error {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"regexp"
 	"sync/atomic"
 	"time"
 
@@ -169,11 +170,20 @@ func (st *statement) overdue(sent, now time.Time) (overdue bool, wait time.Durat
 	return h.last.After(sent), cutLeast
 }
 
-// refuses says whether a server has taken a statement for one that it does not answer.
+// refuses says whether a server does not answer statements for several keys, or for so many. A server that cannot read
+// the statement does not know the form: its text never changes. What is invalid may be something else, such as a table
+// that is missing, which fewer keys are no help against; protocol and servers have no code for what it is, so the text
+// decides.
 func refuses(err error) bool {
 	code, ok := codeOf(err)
-	return ok && (code == codeInvalid || code == codeSyntax)
+	return ok && (code == codeSyntax || code == codeInvalid && aboutKeys.MatchString(err.Error()))
 }
+
+// aboutKeys is what servers say of too many keys. Cassandra has two limits, whose texts are "Aborting query with
+// partition keys in IN clause ..." and "Aborting query because the cartesian product of the IN restrictions ..."; before
+// version 2.2 it is "Partition KEY part key cannot be restricted by IN relation". Scylla's is "partition key cartesian
+// product size ...".
+var aboutKeys = regexp.MustCompile(`\bIN\b|\bpartition[ _]keys\b|\bcartesian product\b`)
 
 // refuse has statements ask for fewer blobs than one that was refused.
 func (g *gathering) refuse(keys int, err error) {

@@ -105,8 +105,7 @@ func open(ctx context.Context, config *Config, opts Options) (_ *Store, err erro
 	}
 	defer func() {
 		if err != nil {
-			s.gathering.running.Wait()
-			s.db.Close()
+			s.db.Close() // no blob was read: no statement is under way
 		}
 	}()
 	s.catalog = protocol.New(database{s}, protocol.SystemAt(opts.Clock), protocol.Options{

@@ -123,6 +123,9 @@ func Read(cell []byte) (Header, error) {
 	case bytes.HasPrefix(cell, []byte("II*\x00")), bytes.HasPrefix(cell, []byte("MM\x00*")):
 		c, err := tiff.DecodeConfig(bytes.NewReader(cell))
 		h := headerOf(TIFF, c)
+		if err == nil {
+			h.Bytes = tiffBytes(cell, c)
+		}
 		if o := jpeg.Orientation(cell); o != 0 {
 			h.Orientation = o
 		}
@@ -146,7 +149,7 @@ func readJPEG(cell []byte) (Header, error) {
 }
 
 func headerOf(f Format, c image.Config) Header {
-	// The libraries hold the pixels, of at most eight bytes, and a row or a tile of them besides.
+	// The libraries hold the pixels, of at most eight bytes, and a row of them besides.
 	pixels := int64(c.Width) * int64(c.Height)
 	h := Header{Format: f, Width: c.Width, Height: c.Height, Orientation: 1, Bytes: 10*pixels + 1<<20,
 		Space: SpaceColour}

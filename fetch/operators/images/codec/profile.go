@@ -9,9 +9,6 @@ import (
 	"io"
 )
 
-// tiffProfile is the tag of a TIFF's ICC profile.
-const tiffProfile = 34675
-
 // Profile is the ICC profile of a file whose header says that it has one: no more than most bytes of it. The
 // result may point into the cell.
 func Profile(cell []byte, h Header, most int) (profile []byte, err error) {
@@ -116,34 +113,4 @@ func riffChunk(cell []byte, name string) []byte {
 		rest = rest[min(8+n+n&1, uint64(len(rest))):]
 	}
 	return nil
-}
-
-// tiffEntry is the bytes of a tag of the first image of a TIFF.
-func tiffEntry(cell []byte, tag uint16) (data []byte, ok bool) {
-	if len(cell) < 8 {
-		return nil, false
-	}
-	var order binary.ByteOrder = binary.LittleEndian
-	if cell[0] == 'M' {
-		order = binary.BigEndian
-	}
-	at := uint64(order.Uint32(cell[4:]))
-	if at+2 > uint64(len(cell)) {
-		return nil, false
-	}
-	entries := cell[at+2:]
-	for range order.Uint16(cell[at:]) {
-		if len(entries) < 12 {
-			return nil, false
-		}
-		if order.Uint16(entries) == tag {
-			from, n := uint64(order.Uint32(entries[8:])), uint64(order.Uint32(entries[4:]))
-			if n <= 4 || from+n > uint64(len(cell)) { // of bytes; a profile has more than four
-				return nil, true
-			}
-			return cell[from:][:n], true
-		}
-		entries = entries[12:]
-	}
-	return nil, false
 }

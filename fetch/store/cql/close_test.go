@@ -1,0 +1,38 @@
+package cql
+
+import (
+	"fmt"
+	"testing"
+
+	"bowstring/fetch/store/protocol"
+)
+
+// TestCloseWaitsForStatements: what a store has sent is answered, or has failed, before its session is closed.
+func TestCloseWaitsForStatements(t *testing.T) {
+	m, port := mockAlone(t, well)
+	s := unconnected(t, fmt.Sprintf("cql://127.0.0.1:%d/mock?conns=1", port), nil)
+	var err error
+	if s.db, s.steering, err = s.session(t.Context(), "mock", 1); err != nil {
+		t.Fatal(err)
+	}
+	s.gathering = newGathering(s)
+	s.catalog = protocol.New(database{s}, protocol.System(), protocol.Options{Log: quiet})
+	var failed error
+	s.gathering.running.Go(func() { // as a statement whose members have left
+		<-s.ending.Done()
+		for range 200 { // for longer than Close takes otherwise
+			if failed = m.read(t.Context(), s); failed != nil {
+				return
+			}
+		}
+	})
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if failed != nil {
+		t.Errorf("the session was closed under a statement: %v", failed)
+	}
+	if n := len(m.reads()); n != 200 {
+		t.Errorf("Close has returned after %d reads of 200", n)
+	}
+}
