@@ -179,6 +179,7 @@ def stored(args: argparse.Namespace) -> Iterator[Cassandra]:
         if not node.running():
             files = HOME / "data/s3root/peers/files"
             with node:
+                subprocess.run([args.bowstring, "store", "init", "--store", node.uri("peers")], check=True)
                 subprocess.run([args.bowstring, "import", "--store", node.uri("peers"), files, "peers"], check=True)
             # Started again, it has all in tables on disk and nothing left to write or to merge.
             if args.cassandra:
