@@ -30,7 +30,7 @@ type decoder struct {
 	previous  int         // half the samples of that block; 0 for none
 	curves    []curve
 	flat      []float32 // of all channels, side by side, for residues of kind 2
-	classes   []uint8
+	room      residueRoom
 	points    []point
 	vectors   [][]float32
 }
@@ -47,7 +47,8 @@ func newDecoder(s *setup) *decoder {
 		d.before, room = append(d.before, room[:n:n]), room[n:]
 	}
 	d.flat = room
-	d.classes, d.points = make([]uint8, n*s.channels), make([]point, n/2)
+	d.room = residueRoom{classes: make([]uint8, n*s.channels), entries: make([]int32, n)}
+	d.points = make([]point, n/2)
 	return d
 }
 
@@ -111,7 +112,7 @@ func (d *decoder) residues(r *bitReader, m *mapping, number, half int, sounds *[
 		}
 	}
 	if res.kind != 2 {
-		res.decode(r, d.vectors, d.classes)
+		res.decode(r, d.vectors, &d.room)
 		return
 	}
 	if !any {
@@ -119,7 +120,7 @@ func (d *decoder) residues(r *bitReader, m *mapping, number, half int, sounds *[
 	}
 	flat := d.flat[:count*half]
 	clear(flat)
-	res.decode(r, append(d.vectors, flat), d.classes)
+	res.decode(r, append(d.vectors, flat), &d.room)
 	at := 0
 	for c, of := range m.of {
 		if of == number {

@@ -83,8 +83,8 @@ var crcTable = func() (t [256]uint32) {
 	return t
 }()
 
-// whole says whether a page has its checksum, which counts itself as zeros.
-func whole(b []byte) bool {
+// sealed says whether a page has its checksum, which counts itself as zeros.
+func sealed(b []byte) bool {
 	crc := uint32(0)
 	for i, v := range b {
 		if i >= 22 && i < 26 {
@@ -148,7 +148,7 @@ func (p *packets) turn() (bool, error) {
 	q := &p.page
 	p.at, p.segment = 0, 0
 	switch {
-	case !whole(p.file[q.at:q.end]):
+	case !sealed(p.file[q.at:q.end]):
 		return false, damaged("the page at byte %d has not its checksum", q.at)
 	case p.begun && q.first:
 		return false, damaged("the page at byte %d begins another stream of the same number", q.at)

@@ -49,16 +49,22 @@ func (s *setup) readResidue(r *bitReader) (*residue, string) {
 	return res, ""
 }
 
+// residueRoom is what decoding residues needs besides.
+type residueRoom struct {
+	classes []uint8 // of the partitions of all channels
+	entries []int32 // of a partition
+}
+
 // decode adds to vectors, each as long as half a block, or to one of all channels for kind 2. Where the packet ends,
-// it does. Classes is room.
-func (res *residue) decode(r *bitReader, vectors [][]float32, classes []uint8) {
+// it does.
+func (res *residue) decode(r *bitReader, vectors [][]float32, room *residueRoom) {
 	if len(vectors) == 0 {
 		return
 	}
 	n := len(vectors[0])
 	begin, end := min(res.begin, n), min(res.end, n)
 	parts := max(end-begin, 0) / res.size
-	words := res.class.dims
+	words, classes := res.class.dims, room.classes
 	for pass := range 8 {
 		for at := 0; at < parts; at += words {
 			if pass == 0 {
@@ -82,7 +88,13 @@ func (res *residue) decode(r *bitReader, vectors [][]float32, classes []uint8) {
 						continue
 					}
 					from := begin + k*res.size
-					if !book.add(r, out[from:from+res.size], res.kind == 0) {
+					part, more := out[from:from+res.size], false
+					if res.kind == 0 {
+						more = book.addInterleaved(r, part, room.entries)
+					} else {
+						more = book.add(r, part)
+					}
+					if !more {
 						return
 					}
 				}
@@ -91,22 +103,9 @@ func (res *residue) decode(r *bitReader, vectors [][]float32, classes []uint8) {
 	}
 }
 
-// add adds vectors of a codebook to a partition: one after the other, or interleaved as kind 0 has them.
-func (b *codebook) add(r *bitReader, out []float32, interleaved bool) bool {
+// add adds vectors of a codebook to a partition, one after the other.
+func (b *codebook) add(r *bitReader, out []float32) bool {
 	dims := b.dims
-	if interleaved {
-		step := len(out) / dims
-		for i := range step {
-			e := b.decode(r)
-			if e < 0 {
-				return false
-			}
-			for k, v := range b.vectors[e*dims:][:dims] {
-				out[i+k*step] += v
-			}
-		}
-		return true
-	}
 	for len(out) > 0 {
 		e := b.decode(r)
 		if e < 0 {
@@ -121,6 +120,26 @@ func (b *codebook) add(r *bitReader, out []float32, interleaved bool) bool {
 			to[k] += x
 		}
 		out = out[len(v):]
+	}
+	return true
+}
+
+// addInterleaved does so as kind 0 has them. Where the packet ends in a partition libvorbis leaves that out, and so do
+// we. Entries is room.
+func (b *codebook) addInterleaved(r *bitReader, out []float32, entries []int32) bool {
+	step := len(out) / b.dims
+	entries = entries[:step]
+	for i := range entries {
+		e := b.decode(r)
+		if e < 0 {
+			return false
+		}
+		entries[i] = int32(e)
+	}
+	for i, e := range entries {
+		for k, v := range b.vectors[int(e)*b.dims:][:b.dims] {
+			out[i+k*step] += v
+		}
 	}
 	return true
 }
