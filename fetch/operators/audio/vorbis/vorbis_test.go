@@ -301,6 +301,7 @@ func FuzzDecode(f *testing.F) {
 		f.Add(load(f, name), uint16(5000))
 	}
 	f.Fuzz(func(t *testing.T, file []byte, at uint16) {
+		file = slices.Clone(file)
 		for p := (page{}); len(file) >= 27; {
 			if more, err := readPage(file, p.end, file[14:18], &p); !more || err != nil {
 				break
