@@ -88,7 +88,8 @@ func (res *residue) decode(r *bitReader, vectors [][]float32, room *residueRoom)
 						continue
 					}
 					from := begin + k*res.size
-					part, more := out[from:from+res.size], false
+					part := out[from : from+res.size]
+					var more bool
 					if res.kind == 0 {
 						more = book.addInterleaved(r, part, room.entries)
 					} else {

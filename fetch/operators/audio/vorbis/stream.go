@@ -75,7 +75,12 @@ func Decode(file []byte, offset int, out [][]float32) (int, error) {
 			}
 			// The last packet of the page is what the next one overlaps.
 			sought, position = 0, p.page.position
-			d.previous = d.block(packet)
+			if d.previous = d.block(packet); d.previous == 0 {
+				// It is none of sound. From the beginning nothing has to be sought.
+				p.from(b.audio)
+				position = b.start
+				continue
+			}
 			d.swap()
 			continue
 		}
