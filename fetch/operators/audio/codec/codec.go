@@ -12,6 +12,7 @@ package codec
 import (
 	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	"bowstring/fetch/operators/audio/sndfile"
@@ -166,7 +167,7 @@ func Decode(file []byte, info Info, offset int, out [][]float32) (time.Duration,
 	if info.Format == Vorbis {
 		got, err := vorbis.Decode(file, offset, out)
 		if err == nil && got < n {
-			err = short(Vorbis, out, got, nil)
+			err = short(Vorbis, out, got, io.EOF)
 		}
 		return 0, err
 	}

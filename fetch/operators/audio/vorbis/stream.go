@@ -1,7 +1,5 @@
 package vorbis
 
-import "fmt"
-
 // Working bounds what decoding holds besides its result and a packet of the file, in bytes.
 func Working(channels int) int64 {
 	const half = 1 << 12
@@ -44,16 +42,15 @@ func (b *begin) seek(first int64) (from, sought int, err error) {
 	}
 }
 
-// Decode gives samples from frame offset on, each channel's in one slice of out, all of one length. It gives how many
-// there were: the file may have fewer than its last page says.
+// Decode gives samples from frame offset on, which is 0 at least, each channel's in one slice of out, all of one
+// length. It gives how many there were: the file may have fewer than its last page says.
 func Decode(file []byte, offset int, out [][]float32) (int, error) {
 	s, b, err := open(file, true)
 	if err != nil {
 		return 0, err
 	}
-	if s.channels != len(out) || offset < 0 {
-		return 0, fmt.Errorf("vorbis: samples of %d channels from %d are asked for; there are %d channels",
-			len(out), offset, s.channels)
+	if s.channels != len(out) {
+		return 0, damaged("it has %d channels where %d are asked for", s.channels, len(out))
 	}
 	first := int64(offset) + max(b.start, 0)
 	from, sought, err := b.seek(first)

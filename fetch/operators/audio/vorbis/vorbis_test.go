@@ -269,8 +269,7 @@ func TestFlipped(t *testing.T) {
 				for c := range out {
 					out[c] = make([]float32, 9000)
 				}
-				if _, err := Decode(b, 0, out); err != nil && !errors.Is(err, program.ErrDamaged) &&
-					!strings.Contains(err.Error(), "channels") {
+				if _, err := Decode(b, 0, out); err != nil && !errors.Is(err, program.ErrDamaged) {
 					t.Fatalf("%s, byte %d: %v", name, at, err)
 				}
 			}
@@ -314,7 +313,7 @@ func FuzzDecode(f *testing.F) {
 		const most = 30000
 		all, err := decoded(file, 0, most)
 		if err != nil {
-			if !errors.Is(err, program.ErrDamaged) && !strings.Contains(err.Error(), "channels") {
+			if !errors.Is(err, program.ErrDamaged) {
 				t.Fatal(err)
 			}
 			return
