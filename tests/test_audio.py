@@ -52,6 +52,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "mono.mp3": (mono, 16000, {"format": "MP3"}),
         "stereo.mp3": (stereo, 44100, {"format": "MP3"}),
         "mono.ogg": (mono, 16000, {"format": "OGG", "subtype": "VORBIS"}),
+        "stereo.ogg": (stereo, 44100, {"format": "OGG", "subtype": "VORBIS"}),
         "stereo.opus": (stereo, 48000, {"format": "OGG", "subtype": "OPUS"}),
     }
     for name, (samples, rate, how) in made.items():
@@ -108,6 +109,11 @@ def test_samples_are_those_of_soundfile(tool: Path, files: dict[str, Path], name
 def test_mp3_has_the_length_and_the_sound_of_soundfile(tool: Path, files: dict[str, Path], name: str) -> None:
     # The library in Go gives 16 bits: what goes beyond full scale is cut off. libsndfile keeps it.
     assert decibels(run(tool, files[name]), reference(files[name]).clip(-1, 32767 / 32768)) >= 60
+
+
+@pytest.mark.parametrize("name", ["mono.ogg", "stereo.ogg"])
+def test_vorbis_is_that_of_soundfile(tool: Path, files: dict[str, Path], name: str) -> None:
+    assert decibels(run(tool, files[name]), reference(files[name])) >= 120
 
 
 def test_mp3_beyond_full_scale_is_cut_off(tool: Path, files: dict[str, Path]) -> None:

@@ -28,6 +28,7 @@ FORBIDDEN = [
     ("fetch/store/cql/faults", "bowstring/fetch/store/protocol", "judges the store by what was asked and told"),
     ("fetch/admission", "bowstring/fetch/store", "fetch/admission shares out turns"),
     ("fetch/operators/audio", "bowstring/fetch/admission", "makes bytes of bytes"),
+    ("fetch/operators/audio/vorbis", "bowstring/fetch/operators/audio/codec", "decodes one format"),
     ("fetch/operators", "bowstring/fetch/streams", "fetch/operators makes something of cells"),
     ("fetch/manifest", "bowstring/fetch/store", "fetch/manifest gives rows"),
     ("fetch/operators/images", "bowstring/fetch/streams", "fetch/operators/images makes pixels"),

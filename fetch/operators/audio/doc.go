@@ -5,7 +5,7 @@
 // and compute what it computes: see each operator's type. Computations are in single
 // precision, whatever the result's type, and equal bit for bit on every machine.
 //
-// Package codec reads files, package sndfile those that take a library in C, and package dsp
+// Package codec reads files, package vorbis those of Ogg Vorbis, package sndfile those that take a library in C, and dsp
 // computes; this one knows names, shapes and order. It does no I/O but by these, and starts no goroutine.
 package audio
 
@@ -28,5 +28,5 @@ func Contract() (string, error) {
 
 // Engine names what decodes files in this process: "go", or "go, libsndfile 1.2.2"
 // where that library was named and found. WAV and FLAC have equal samples with each; those of MP3
-// differ by rounding (some 100 dB below the signal), and Ogg Vorbis and Opus need the library.
+// and Ogg Vorbis differ by rounding (some 100 dB below the signal and less), and Opus needs the library.
 func Engine() string { return codec.Engine() }

@@ -1,8 +1,8 @@
 // Package codec reads files of sound: what their headers say, and their samples.
 //
 // WAV and FLAC are read by code of this package, bit for bit as every other decoder
-// has them; MP3 by a library in Go. Where libsndfile is named, MP3, Ogg Vorbis and Opus are read
-// by it, in another process: see package sndfile. [Engine] says what there is.
+// has them; MP3 by a library in Go, and Ogg Vorbis by package vorbis. Where libsndfile is named, MP3, Ogg Vorbis and
+// Opus are read by it, in another process: see package sndfile. [Engine] says what there is.
 //
 // Bytes are hostile: whatever they are, nothing panics, no loop is longer than the
 // bytes and the samples that were asked for, and nothing is allocated by what a header
@@ -12,9 +12,11 @@ package codec
 import (
 	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	"bowstring/fetch/operators/audio/sndfile"
+	"bowstring/fetch/operators/audio/vorbis"
 	"bowstring/fetch/operators/program"
 )
 
@@ -159,10 +161,17 @@ func Decode(file []byte, info Info, offset int, out [][]float32) (time.Duration,
 	}
 	if version, _, err := sndfile.Version(); err != nil {
 		return 0, noProcess(info.Format, err)
-	} else if version == "" {
-		return 0, decodeMP3(info, offset, out)
+	} else if version != "" {
+		return decodeNative(file, info, offset, out)
 	}
-	return decodeNative(file, info, offset, out)
+	if info.Format == Vorbis {
+		got, err := vorbis.Decode(file, offset, out)
+		if err == nil && got < n {
+			err = short(Vorbis, out, got, io.EOF)
+		}
+		return 0, err
+	}
+	return 0, decodeMP3(info, offset, out)
 }
 
 // Readable fails with ErrNoDecoder where this process cannot decode the file, and with program.ErrUnavailable where it
@@ -175,7 +184,7 @@ func (i Info) Readable() error {
 	switch {
 	case err != nil:
 		return noProcess(i.Format, err)
-	case version != "" || i.Format == MP3 && i.Rate >= lowestGoMP3:
+	case version != "" || i.Format == Vorbis || i.Format == MP3 && i.Rate >= lowestGoMP3:
 		return nil
 	case i.Format == MP3:
 		return fmt.Errorf("%w: MP3 of %d samples a second (MPEG 2.5) is read by libsndfile, which %s",

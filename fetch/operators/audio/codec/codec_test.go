@@ -95,7 +95,7 @@ func samples(out [][]float32, bits int) []byte {
 
 // TestParts holds that a part is what the whole has there, wherever it begins.
 func TestParts(t *testing.T) {
-	for _, name := range []string{"mono16.flac", "stereo16.flac", "mono16.wav", "mono.mp3", "stereo.mp3"} {
+	for _, name := range []string{"mono16.flac", "stereo16.flac", "mono16.wav", "mono.mp3", "stereo.mp3", "mono.ogg"} {
 		file := load(t, name)
 		info, all := whole(t, file)
 		for _, at := range []int{0, 1, 599, 4095, 4096, 8192, 8193, info.Frames - 1, info.Frames} {

@@ -11,7 +11,10 @@ import (
 	"bowstring/fetch/operators/program"
 )
 
-// Lossy names what decodes MP3, and Ogg where that can be read. Once it is known it stays what it is. It is a
+// ours names what decodes MP3 and Ogg Vorbis where libsndfile is not named.
+const ours = "go-mp3+vorbis"
+
+// Lossy names what decodes MP3 and Ogg. Once it is known it stays what it is. It is a
 // program.ErrUnavailable where libsndfile is named and cannot be asked just now: which it is, nobody knows then.
 func Lossy() (string, error) {
 	switch version, _, err := sndfile.Version(); {
@@ -20,7 +23,7 @@ func Lossy() (string, error) {
 	case version != "":
 		return version, nil
 	}
-	return "go-mp3", nil
+	return ours, nil
 }
 
 // Engine names what decodes.
@@ -28,7 +31,7 @@ func Engine() string {
 	switch lossy, err := Lossy(); {
 	case err != nil:
 		return "go, libsndfile (which cannot be started just now)"
-	case lossy != "go-mp3":
+	case lossy != ours:
 		return "go, " + lossy
 	}
 	return "go"

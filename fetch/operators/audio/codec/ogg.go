@@ -3,6 +3,8 @@ package codec
 import (
 	"bytes"
 	"encoding/binary"
+
+	"bowstring/fetch/operators/audio/vorbis"
 )
 
 // readOgg reads the first page, which says what the stream is, and the last, which says how long.
@@ -31,7 +33,17 @@ func readOgg(file []byte) (Info, error) {
 		return info, damaged("%s: its last page has no position", info.Format)
 	}
 	info.Frames = (int(last) - skip) / per
+	if info.Format == Vorbis {
+		// A stream that was cut out of a longer one does not begin at 0. Where its headers cannot be read, decoding
+		// says so.
+		if n, err := vorbis.Length(file, int64(last)); err == nil {
+			info.Frames = int(n)
+		}
+	}
 	info.Working = 1<<20 + int64(info.Frames)*int64(info.Channels)*4
+	if info.Format == Vorbis {
+		info.Working = max(info.Working, vorbis.Working(info.Channels))
+	}
 	return info, nil
 }
 
