@@ -24,6 +24,7 @@ from bowstring.errors import Cancelled, LimitExceeded, ServerError, Unavailable,
 
 # How often a stream moves from node to node without a batch: nodes that leave may name each other.
 _MOST_MOVES = 8
+_PATIENCE = 1.0  # seconds for another thread that reads to let go of its call before a fork
 
 
 def worth_retrying(error: BaseException) -> bool:
@@ -101,6 +102,7 @@ class Batches(Iterator[pa.RecordBatch]):
         self._rings = connection.rings  # that the ring is of
         self._pid = os.getpid()
         self._lock = threading.RLock()  # held while a batch is read
+        self._waits = False  # who has it waits to make a call, and has nothing of gRPC's
         self._ended = False
         self._closed = False
 
@@ -211,7 +213,9 @@ class Batches(Iterator[pa.RecordBatch]):
         if reader is None:
             ticket = fl.Ticket(json.dumps(self._resume).encode())
             connection = self._at()
+            self._waits = True
             with _fork.connecting():
+                self._waits = False
                 self._uri = connection.uri
                 ring, rings = connection.ring(), connection.rings
                 named = None if ring is None else ring.begin()
@@ -221,6 +225,8 @@ class Batches(Iterator[pa.RecordBatch]):
                 reader = connection.flight().do_get(ticket, options)
                 self._reader = reader
                 _fork.hold(self)
+                if self._closed:  # by another thread, which has seen no call
+                    self._cancel()
         return reader
 
     @property
@@ -246,8 +252,11 @@ class Batches(Iterator[pa.RecordBatch]):
 
     def _let_go(self) -> None:
         self._cancel()
-        if self._lock.acquire(timeout=1):  # who was reading has let go, too
-            self._lock.release()
+        end = time.monotonic() + _PATIENCE
+        while not self._waits and time.monotonic() < end:  # until who was reading has let go, too
+            if self._lock.acquire(timeout=0.001):
+                self._lock.release()
+                return
 
     def _leave(self) -> None:
         """Give the ring back, if there is one. What came by it stays."""
