@@ -20,6 +20,8 @@ from bowstring.stream import Batches
 MOST = 64  # connections of a stream
 # Batches that each connection has read ahead, beside the one that it is just reading.
 _AHEAD = 2
+# Seconds for the threads to end. A call that a server does not answer cannot be ended before it does.
+_PATIENCE = 2.0
 
 
 class SeveralBatches(Batches):
@@ -248,7 +250,11 @@ class _Readers:
             return found
 
     def stop(self) -> None:
-        """End all calls, and wait for the threads. What they have brought and nobody has taken comes again."""
+        """End all calls, and wait for the threads. What they have brought and nobody has taken comes again.
+
+        A thread that does not end, as its server is silent or as whoever stops it has what it waits for, is left: it
+        ends with its call, or with the process.
+        """
         if self.pid != os.getpid():
             return
         with self._changed:
@@ -258,8 +264,9 @@ class _Readers:
         for part in self._parts:
             part.batches.close()
         if threading.current_thread() not in self._threads:
+            end = time.monotonic() + _PATIENCE
             for thread in self._threads:
-                thread.join()
+                thread.join(max(0.0, end - time.monotonic()))
         # Else the collector runs in one of them: it may hold the condition, which the others need to end.
         for one in self._own:
             one.close()
