@@ -20,7 +20,7 @@ from bowstring._samenode import Ring
 from bowstring._views import with_shared, with_views
 from bowstring._wire import keep_forever
 from bowstring.connection import Connection, safe_after
-from bowstring.errors import Cancelled, LimitExceeded, ServerError, Unavailable, translate
+from bowstring.errors import BowstringError, Cancelled, LimitExceeded, ServerError, Unavailable, translate
 
 # How often a stream moves from node to node without a batch: nodes that leave may name each other.
 _MOST_MOVES = 8
@@ -135,6 +135,15 @@ class Batches(Iterator[pa.RecordBatch]):
         time.sleep(seconds)
 
     def _next(self) -> pa.RecordBatch:
+        try:
+            return self._read()
+        except (StopIteration, BowstringError):
+            raise
+        except BaseException:  # such as a signal's: what the call has brought may be lost, and has to come again
+            self._cancel()
+            raise
+
+    def _read(self) -> pa.RecordBatch:
         if self._pid != os.getpid():
             if self._reader is not None:
                 keep_forever(self._reader)  # the fork was hidden from Python
@@ -177,16 +186,19 @@ class Batches(Iterator[pa.RecordBatch]):
                     if self._closed or self._reader is not reader:
                         continue
                     raise ServerError("the server says that blobs lie in memory that this stream has not asked for")
-                self._resume = place.pop("resume")
+                batch: pa.RecordBatch = chunk.data
+                if shared is not None and ring is not None:
+                    batch = with_shared(batch, shared, ring, lease)
+                if self._references:
+                    batch = with_views(batch)
+                resume = place.pop("resume")
                 for kind, microseconds in place["wait"].items():
                     self.waits[kind] = self.waits.get(kind, 0.0) + microseconds / 1e6
                 place["transport"] = "tcp" if shared is None else "referenced" if refers else "shared"
                 self.place = place
                 self._moves = 0
-                batch: pa.RecordBatch = chunk.data
-                if shared is not None and ring is not None:
-                    batch = with_shared(batch, shared, ring, lease)
-                return with_views(batch) if self._references else batch
+                self._resume = resume  # last: until then the batch was not given
+                return batch
         raise StopIteration
 
     def _move(self, error: Unavailable) -> bool:
