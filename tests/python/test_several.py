@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import bowstring
+import numpy as np
 import pytest
 from bowstring import _fork, _several
 from bowstring._several import SeveralBatches
@@ -101,9 +102,13 @@ def test_a_part_of_an_epoch(photos: bowstring.Dataset) -> None:
 
 
 def test_what_cannot_be_divided(photos: bowstring.Dataset) -> None:
-    for count in (0, -1, _several.MOST + 1):
-        with pytest.raises(bowstring.InvalidRequest, match=f"connections: got {count}, want 1 to 64"):
+    counts: list[Any] = [0, -1, _several.MOST + 1, 2.5, "4", None]
+    for count in counts:
+        with pytest.raises(bowstring.InvalidRequest, match=f"connections: got {count!r}, want 1 to 64"):
             photos.batches(16, connections=count)
+    two: Any = np.int64(2)  # as whole a number as any
+    with photos.batches(16, connections=two) as batches:
+        assert next(batches).num_rows == 16
     for order in ("free", "window:2"):
         with pytest.raises(bowstring.InvalidRequest, match=f"connections: got 2 with order '{order}', want 1"):
             photos.options(order=order).batches(16, connections=2)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from bowstring.connection import Connection
@@ -40,8 +41,8 @@ class SeveralBatches(Batches):
         references: bool = False,
         connections: int,
     ) -> None:
-        if not 1 <= connections <= MOST:
-            raise InvalidRequest(f"connections: got {connections}, want 1 to {MOST}")
+        if not isinstance(connections, (int, np.integer)) or not 1 <= connections <= MOST:
+            raise InvalidRequest(f"connections: got {connections!r}, want 1 to {MOST}")
         order = ticket.get("order", "strict")
         if connections > 1 and order != "strict":
             raise InvalidRequest(
@@ -50,7 +51,7 @@ class SeveralBatches(Batches):
             )
         super().__init__(connection, ticket, locations, references=references)
         self._locations = locations
-        self._count = connections
+        self._count = int(connections)
         self._readers: _Readers | None = None
         self._finalizer: Any = None
 
