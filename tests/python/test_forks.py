@@ -13,6 +13,7 @@ from typing import Any
 import bowstring
 import numpy as np
 import pytest
+from bowstring import stream
 
 SECONDS = 90  # for a child process
 
@@ -84,6 +85,22 @@ def test_forks_while_threads_read(here: bowstring.Client) -> None:
     for t in threads:
         t.join(SECONDS)
     assert [sorted(rows) for rows in found] == [sorted(list(range(300)) * 4)] * 3
+
+
+@pytest.mark.timeout(60)
+def test_a_fork_does_not_wait_for_threads_that_wait_for_it(
+    here: bowstring.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads whose calls are let go make them again, which has to wait until the fork is over."""
+    monkeypatch.setattr(stream, "_PATIENCE", 3600.0)
+    monkeypatch.setenv("BOWSTRING_LOCAL", "off")
+    with here.dataset("photos").columns(["position"]).shuffle(3).batches(2, epochs=50, connections=3) as batches:
+        for _ in range(10):
+            next(batches)
+            pid = os.fork()
+            if pid == 0:
+                os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 0
 
 
 def test_a_fork_during_an_upload_says_so(here: bowstring.Client) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import os
 import random
+import signal
 import threading
 from pathlib import Path
 from typing import Any
 
 import bowstring
+import numpy as np
 import pytest
-from bowstring import _several
+from bowstring import _fork, _several
 from bowstring._several import SeveralBatches
 from conftest import StartNode
 from local_photos import photos as shared_photos
@@ -99,9 +102,13 @@ def test_a_part_of_an_epoch(photos: bowstring.Dataset) -> None:
 
 
 def test_what_cannot_be_divided(photos: bowstring.Dataset) -> None:
-    for count in (0, -1, _several.MOST + 1):
-        with pytest.raises(bowstring.InvalidRequest, match=f"connections: got {count}, want 1 to 64"):
+    counts: list[Any] = [0, -1, _several.MOST + 1, 2.5, "4", None]
+    for count in counts:
+        with pytest.raises(bowstring.InvalidRequest, match=f"connections: got {count!r}, want 1 to 64"):
             photos.batches(16, connections=count)
+    two: Any = np.int64(2)  # as whole a number as any
+    with photos.batches(16, connections=two) as batches:
+        assert next(batches).num_rows == 16
     for order in ("free", "window:2"):
         with pytest.raises(bowstring.InvalidRequest, match=f"connections: got 2 with order '{order}', want 1"):
             photos.options(order=order).batches(16, connections=2)
@@ -131,6 +138,43 @@ def test_it_ends_early(photos: bowstring.Dataset, end: str) -> None:
         closing.join()
     until(lambda: not reading(), "the end of its threads")
     until(lambda: not client.stats()["streams"], "the end of all streams")
+
+
+@pytest.mark.timeout(60)
+def test_it_ends_though_its_threads_cannot(start: StartNode) -> None:
+    """A server that is silent answers no call, so that none can be ended: whoever closes the stream goes on."""
+    node = start()
+    photos = bowstring.connect(node.url).dataset("photos").columns(["position"])
+    photos.schema  # noqa: B018 - asked for while there is an answer
+    batches = photos.batches(2, connections=3)
+    os.kill(node.pid, signal.SIGSTOP)
+    try:
+        waiting = threading.Thread(target=lambda: next(batches, None))
+        waiting.start()
+        until(lambda: len(reading()) == 3, "threads that make calls")
+        batches.close()
+        assert reading()
+    finally:
+        os.kill(node.pid, signal.SIGCONT)
+    waiting.join()
+    until(lambda: not reading(), "the end of its threads")
+    until(lambda: not photos.client.stats()["streams"], "the end of all streams")
+
+
+@pytest.mark.timeout(60)
+def test_it_ends_where_nobody_may_connect(photos: bowstring.Dataset) -> None:
+    """The collector may run in a thread that makes a connection, or forks, which the stream's own wait for."""
+    batches = photos.batches(2, epochs=50, connections=3)
+    next(batches)
+    assert isinstance(batches, SeveralBatches)
+    assert batches._readers is not None
+    with _fork.connecting():
+        for part in batches._readers._parts:
+            part.batches._let_go()  # they make their calls again
+        del part
+        batches.close()
+    until(lambda: not reading(), "the end of its threads")
+    until(lambda: not photos.client.stats()["streams"], "the end of all streams")
 
 
 def test_it_fails_as_one_does(start: StartNode) -> None:

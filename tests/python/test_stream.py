@@ -200,6 +200,41 @@ def test_close_from_another_thread(here: bowstring.Client) -> None:
     assert 0 < count < 1000 * len(EVERY)
 
 
+@pytest.mark.parametrize("where", ["off", "shared"])
+def test_an_interrupt_loses_nothing(
+    start: StartNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """What a signal's handler raises comes when a batch has been read, and is not given yet: it comes again."""
+    if where == "off":
+        monkeypatch.setenv("BOWSTRING_LOCAL", "off")
+    node = start("--local", str(tmp_path / "socket"))
+    photos = bowstring.connect(node.url).dataset("photos").columns(["position", "image"])
+
+    class Interrupted:
+        first = True
+
+        def __init__(self, reader: Any) -> None:
+            self.reader = reader
+
+        def read_chunk(self) -> Any:
+            chunk, first, self.first = self.reader.read_chunk(), self.first, False
+            if first:
+                raise KeyboardInterrupt
+            return chunk
+
+        def cancel(self) -> None:
+            self.reader.cancel()
+
+    with photos.batches(50) as batches:
+        seen = next(batches)["position"].to_pylist()
+        batches._reader = Interrupted(batches._reader)
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+        for batch in batches:
+            seen += batch["position"].to_pylist()
+    assert seen == list(range(300))
+
+
 def test_no_batch(here: bowstring.Client) -> None:
     nothing = here.dataset("photos").where("width < 0")
     assert nothing.num_rows == 0

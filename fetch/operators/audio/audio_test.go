@@ -145,6 +145,7 @@ func TestStepErrors(t *testing.T) {
 		`[{"Decode": {}}, {"ToDtype": {"dtype": "int16"}}, {"ToDtype": {"dtype": "float32"}}]`: `there is one ToDtype`,
 		`[{"Decode": {}}, {"Normalize": {"mean": [1, 2], "std": 1}}]`:                          `mean: got 2 numbers; how many channels there are is not known`,
 		`[{"Decode": {}}, {"Normalize": {"mean": "x", "std": 1}}]`:                             `a number or a list of numbers`,
+		`[{"Decode": {}}, {"Normalize": {"mean": [null], "std": 1}}]`:                          `a number or a list of numbers`,
 		`[{"Decode": {}}, {"RandomCrop": {}}]`:                                                 `length: got 0; it takes 1 to`,
 		`[{"Decode": {}}, {"Vol": {}}]`:                                                        `gain: got -1`,
 	} {

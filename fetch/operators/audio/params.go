@@ -109,7 +109,12 @@ func between(param string, got, low, high float64) error {
 type numbers []float64
 
 func (n *numbers) UnmarshalJSON(b []byte) error {
-	if err := json.Unmarshal(b, (*[]float64)(n)); err == nil {
+	var several []*float64 // a null among them is no number: it would be left as it is, and so count as 0
+	if err := json.Unmarshal(b, &several); err == nil && !slices.Contains(several, nil) {
+		*n = numbers{}
+		for _, v := range several {
+			*n = append(*n, *v)
+		}
 		return nil
 	}
 	var one float64

@@ -55,6 +55,9 @@ func TestMistakes(t *testing.T) {
 			"", "before ToDtype"},
 		{`[{"name":"Decode"},{"name":"ToDtype","params":{"dtype":"float32"}},{"name":"Normalize","params":{"mean":[0,1],"std":[1]}}]`, 2, "mean", "has 2 numbers"},
 		{`[{"name":"Decode"},{"name":"ToDtype","params":{"dtype":"float32"}},{"name":"Normalize","params":{"mean":[0],"std":[0]}}]`, 2, "std", "divided"},
+		{`[{"name":"Decode"},{"name":"ToDtype","params":{"dtype":"float32"}},` +
+			`{"name":"Normalize","params":{"mean":[0.5,null,0.5],"std":[1]}}]`, 2, "mean", "got [0.5,null,0.5]"},
+		{`[{"name":"Decode"},{"name":"Pad","params":{"padding":[null,1]}}]`, 1, "padding", "got [null,1]"},
 		{`[{"name":"Decode","params":{"mode":"UNCHANGED"}},{"name":"ColorJitter"}]`, 1, "", "Decode can make RGB"},
 		{`[{"name":"Decode"},{"name":"ColorJitter","params":{"hue":0.6}}]`, 1, "hue", "0.5"},
 		{`[{"name":"Decode"},{"name":"GaussianBlur","params":{"kernel_size":4}}]`, 1, "kernel_size", "odd"},

@@ -98,12 +98,16 @@ func (p *params) numbers(name, takes string, counts ...int) []float64 {
 		return nil
 	}
 	var one float64
+	var several []*float64 // a null among them is no number: it would be left as it is, and so count as 0
 	list := []float64{}
 	if json.Unmarshal(raw, &one) == nil {
 		list = append(list, one)
-	} else if json.Unmarshal(raw, &list) != nil {
+	} else if json.Unmarshal(raw, &several) != nil || slices.Contains(several, nil) {
 		p.fail(name, "got %s, takes %s", short(raw), takes)
 		return nil
+	}
+	for _, v := range several {
+		list = append(list, *v)
 	}
 	if !slices.Contains(counts, len(list)) {
 		p.fail(name, "got %s, takes %s", short(raw), takes)

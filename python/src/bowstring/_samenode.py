@@ -314,12 +314,13 @@ class Rings:
         self._server: tuple[str, str] | None = None  # the socket and the server's name
         self._asked = False
 
-    def known(self, answer: list[dict[str, Any]]) -> None:
-        """What the server has answered when asked for its socket."""
-        self._asked = True
+    def known(self, answer: list[dict[str, Any]]) -> bool:
+        """What the server has answered when asked for its socket. Whether that is new."""
+        before, self._asked = self._server, True
         for said in answer:
             if said.get("version") == _VERSION:
                 self._server = said["socket"], said["server"]
+        return self._server != before
 
     @property
     def asked(self) -> bool:
@@ -340,7 +341,7 @@ class Rings:
         try:
             return Ring(os.environ.get("BOWSTRING_LOCAL") or path, server)
         except OSError:
-            self._asked = False  # it may be another server by now: the next stream asks
+            self._asked = False  # it may be another server by now
             return None
 
     def back(self, ring: Ring) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from bowstring.connection import Connection
@@ -20,6 +21,8 @@ from bowstring.stream import Batches
 MOST = 64  # connections of a stream
 # Batches that each connection has read ahead, beside the one that it is just reading.
 _AHEAD = 2
+# Seconds for the threads to end. A call that a server does not answer cannot be ended before it does.
+_PATIENCE = 2.0
 
 
 class SeveralBatches(Batches):
@@ -38,8 +41,8 @@ class SeveralBatches(Batches):
         references: bool = False,
         connections: int,
     ) -> None:
-        if not 1 <= connections <= MOST:
-            raise InvalidRequest(f"connections: got {connections}, want 1 to {MOST}")
+        if not isinstance(connections, (int, np.integer)) or not 1 <= connections <= MOST:
+            raise InvalidRequest(f"connections: got {connections!r}, want 1 to {MOST}")
         order = ticket.get("order", "strict")
         if connections > 1 and order != "strict":
             raise InvalidRequest(
@@ -48,7 +51,7 @@ class SeveralBatches(Batches):
             )
         super().__init__(connection, ticket, locations, references=references)
         self._locations = locations
-        self._count = connections
+        self._count = int(connections)
         self._readers: _Readers | None = None
         self._finalizer: Any = None
 
@@ -248,7 +251,11 @@ class _Readers:
             return found
 
     def stop(self) -> None:
-        """End all calls, and wait for the threads. What they have brought and nobody has taken comes again."""
+        """End all calls, and wait for the threads. What they have brought and nobody has taken comes again.
+
+        A thread that does not end, as its server is silent or as whoever stops it has what it waits for, is left: it
+        ends with its call, or with the process.
+        """
         if self.pid != os.getpid():
             return
         with self._changed:
@@ -258,8 +265,9 @@ class _Readers:
         for part in self._parts:
             part.batches.close()
         if threading.current_thread() not in self._threads:
+            end = time.monotonic() + _PATIENCE
             for thread in self._threads:
-                thread.join()
+                thread.join(max(0.0, end - time.monotonic()))
         # Else the collector runs in one of them: it may hold the condition, which the others need to end.
         for one in self._own:
             one.close()

@@ -204,12 +204,19 @@ class Connection:
     def ring(self) -> _samenode.Ring | None:
         """Memory that the server shares with this process, for a stream; None where it is on another node."""
         if not self.rings.asked:
-            answer: list[dict[str, Any]] = []
-            if _samenode.here(self.uri):
-                with contextlib.suppress(BowstringError):  # an older server
-                    answer = self.action("samenode")
-            self.rings.known(answer)
-        return self.rings.borrow()
+            self._ask()
+        ring = self.rings.borrow()
+        if ring is None and not self.rings.asked and self._ask():  # the server has been started again
+            ring = self.rings.borrow()
+        return ring
+
+    def _ask(self) -> bool:
+        """Ask the server for its socket. Whether it says anything else than before."""
+        answer: list[dict[str, Any]] = []
+        if _samenode.here(self.uri):
+            with contextlib.suppress(BowstringError):  # an older server
+                answer = self.action("samenode")
+        return self.rings.known(answer)
 
     def options(
         self, *, stream: bool = False, ring: str | None = None, references: bool = False

@@ -20,10 +20,11 @@ from bowstring._samenode import Ring
 from bowstring._views import with_shared, with_views
 from bowstring._wire import keep_forever
 from bowstring.connection import Connection, safe_after
-from bowstring.errors import Cancelled, LimitExceeded, ServerError, Unavailable, translate
+from bowstring.errors import BowstringError, Cancelled, LimitExceeded, ServerError, Unavailable, translate
 
 # How often a stream moves from node to node without a batch: nodes that leave may name each other.
 _MOST_MOVES = 8
+_PATIENCE = 1.0  # seconds for another thread that reads to let go of its call before a fork
 
 
 def worth_retrying(error: BaseException) -> bool:
@@ -101,6 +102,7 @@ class Batches(Iterator[pa.RecordBatch]):
         self._rings = connection.rings  # that the ring is of
         self._pid = os.getpid()
         self._lock = threading.RLock()  # held while a batch is read
+        self._waits = False  # who has it waits to make a call, and has nothing of gRPC's
         self._ended = False
         self._closed = False
 
@@ -133,6 +135,15 @@ class Batches(Iterator[pa.RecordBatch]):
         time.sleep(seconds)
 
     def _next(self) -> pa.RecordBatch:
+        try:
+            return self._read()
+        except (StopIteration, BowstringError):
+            raise
+        except BaseException:  # such as a signal's: what the call has brought may be lost, and has to come again
+            self._cancel()
+            raise
+
+    def _read(self) -> pa.RecordBatch:
         if self._pid != os.getpid():
             if self._reader is not None:
                 keep_forever(self._reader)  # the fork was hidden from Python
@@ -175,16 +186,19 @@ class Batches(Iterator[pa.RecordBatch]):
                     if self._closed or self._reader is not reader:
                         continue
                     raise ServerError("the server says that blobs lie in memory that this stream has not asked for")
-                self._resume = place.pop("resume")
+                batch: pa.RecordBatch = chunk.data
+                if shared is not None and ring is not None:
+                    batch = with_shared(batch, shared, ring, lease)
+                if self._references:
+                    batch = with_views(batch)
+                resume = place.pop("resume")
                 for kind, microseconds in place["wait"].items():
                     self.waits[kind] = self.waits.get(kind, 0.0) + microseconds / 1e6
                 place["transport"] = "tcp" if shared is None else "referenced" if refers else "shared"
                 self.place = place
                 self._moves = 0
-                batch: pa.RecordBatch = chunk.data
-                if shared is not None and ring is not None:
-                    batch = with_shared(batch, shared, ring, lease)
-                return with_views(batch) if self._references else batch
+                self._resume = resume  # last: until then the batch was not given
+                return batch
         raise StopIteration
 
     def _move(self, error: Unavailable) -> bool:
@@ -211,7 +225,9 @@ class Batches(Iterator[pa.RecordBatch]):
         if reader is None:
             ticket = fl.Ticket(json.dumps(self._resume).encode())
             connection = self._at()
+            self._waits = True
             with _fork.connecting():
+                self._waits = False
                 self._uri = connection.uri
                 ring, rings = connection.ring(), connection.rings
                 named = None if ring is None else ring.begin()
@@ -221,6 +237,8 @@ class Batches(Iterator[pa.RecordBatch]):
                 reader = connection.flight().do_get(ticket, options)
                 self._reader = reader
                 _fork.hold(self)
+                if self._closed:  # by another thread, which has seen no call
+                    self._cancel()
         return reader
 
     @property
@@ -246,8 +264,11 @@ class Batches(Iterator[pa.RecordBatch]):
 
     def _let_go(self) -> None:
         self._cancel()
-        if self._lock.acquire(timeout=1):  # who was reading has let go, too
-            self._lock.release()
+        end = time.monotonic() + _PATIENCE
+        while not self._waits and time.monotonic() < end:  # until who was reading has let go, too
+            if self._lock.acquire(timeout=0.001):
+                self._lock.release()
+                return
 
     def _leave(self) -> None:
         """Give the ring back, if there is one. What came by it stays."""
