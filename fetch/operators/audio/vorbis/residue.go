@@ -73,7 +73,11 @@ func (res *residue) decode(r *bitReader, vectors [][]float32, room *residueRoom)
 					if word < 0 {
 						return
 					}
-					for k := words - 1; k >= 0; k-- {
+					last := words - 1
+					if res.classes == 1 { // all digits are 0, and there may be far more than partitions
+						last = min(last, parts-at-1)
+					}
+					for k := last; k >= 0; k-- {
 						if at+k < parts {
 							classes[v*parts+at+k] = uint8(word % res.classes)
 						}

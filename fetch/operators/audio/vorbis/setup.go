@@ -223,12 +223,11 @@ func (b *begin) findStart(s *setup) error {
 			return err
 		}
 		if m := s.mode(packet); m != nil {
-			if half := s.half[m.long]; before > 0 {
+			half := s.half[m.long]
+			if before > 0 {
 				count += int64(before+half) / 2
-				before = half
-			} else {
-				before = half
 			}
+			before = half
 		}
 		if p.done() {
 			b.start = p.page.position - count
