@@ -99,7 +99,6 @@ def _child(batch: pa.RecordBatch, before: Seen, go: Any, answer: Any) -> None:
     answer.put(digests(batch) == before)
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_stream_goes_on_by_the_memory_of_a_server_that_was_started_again(shared: Node) -> None:
     with photos(bowstring.connect(shared.url)).batches(16, epochs=12) as batches:
         next(batches)
@@ -109,6 +108,7 @@ def test_a_stream_goes_on_by_the_memory_of_a_server_that_was_started_again(share
     assert ways[-1] == "shared"
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_keeps_what_its_parent_lets_go(shared: Node) -> None:
     context = multiprocessing.get_context("fork")
     client = bowstring.connect(shared.url)
