@@ -51,6 +51,7 @@ func (l *gatherListener) Accept() (net.Conn, error) {
 			l.refuse(c, why)
 			continue
 		}
+		onMachine(c)
 		if l.encrypts {
 			return &rawConn{
 				corkedConn: &corkedConn{Conn: c},

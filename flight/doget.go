@@ -73,10 +73,8 @@ func (s *Server) DoGet(ticket *flight.Ticket, stream flight.FlightService_DoGetS
 		return err
 	}
 	defer ring.leave()
-	if ring != nil {
-		ctx = fetch.CheckedLate(ctx) // see sender.batch
-	}
-	batches, err := s.engine.Stream(ctx, job, t)
+	// As late as sender.batch: what was checked is copied to the client next, while the processor's cache has it.
+	batches, err := s.engine.Stream(fetch.CheckedLate(ctx), job, t)
 	if err != nil {
 		return err
 	}
