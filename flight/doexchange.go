@@ -101,7 +101,7 @@ func (s *Server) DoExchange(stream flight.FlightService_DoExchangeServer) error 
 		return err
 	}
 
-	out := &sender{server: s, ctx: ctx, stream: stream, encoder: newEncoder(job.Projection().Schema)}
+	out := &sender{server: s, ctx: ctx, stop: stop, stream: stream, encoder: newEncoder(job.Projection().Schema)}
 	// Before the first request: clients wait for the schema before they ask.
 	if err := out.open(); err != nil {
 		return err
@@ -199,7 +199,7 @@ func answer(out *sender, job *fetch.Job, request int64, t taken) error {
 		if err != nil {
 			return err
 		}
-		return out.batch(empty, nil, partInfo{Request: request, Last: true})
+		return out.batch(empty, partInfo{Request: request, Last: true})
 	}
 	part := int64(0)
 	err := out.all(t.stream, func(b *fetch.Batch, wait waitMetadata) any {

@@ -70,6 +70,14 @@ func (p *Paces) Wait(ctx context.Context, tenant string) (waited time.Duration, 
 	}
 }
 
+// Unlimited reports whether a tenant has no ceiling now.
+func (p *Paces) Unlimited(tenant string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	b, _ := p.bucketLocked(tenant)
+	return b == nil
+}
+
 // Served takes n bytes out of a tenant's bucket.
 func (p *Paces) Served(tenant string, n int64) {
 	p.mu.Lock()

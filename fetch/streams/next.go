@@ -67,6 +67,21 @@ func (s *Stream) Next() (*Batch, error) {
 	return b, nil
 }
 
+// Ready reports whether Next would return a whole batch at once, as far as is known without looking at other streams.
+// It is false where it does not matter: of a stream without blobs, out of order, or at its end.
+func (s *Stream) Ready() bool {
+	if len(s.columns) == 0 || s.order.loose {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.slot.left() == 0 || s.context().Err() != nil {
+		return false
+	}
+	s.sizer.maxBytes = min(s.sizer.batchBytes, s.set.pieceBytes(s.tenant))
+	return s.prefixLocked(false)
+}
+
 // epochOf is the epoch's number, 0 where nothing is shuffled.
 func (s *Stream) epochOf(lap int64) uint64 {
 	if s.ticket.Shuffle == nil {

@@ -83,7 +83,7 @@ func (s *Stream) gatherLocked() *part {
 		if !s.enoughLocked() {
 			return nil
 		}
-	} else if !s.prefixLocked() {
+	} else if !s.prefixLocked(true) {
 		return nil
 	}
 	a := &s.ahead
@@ -136,12 +136,12 @@ func (s *Stream) fillLooseLocked(p *part) {
 }
 
 // prefixLocked reports whether the rows of the next batch are there, in strict
-// order; or some of them, where memory has no room for more.
-func (s *Stream) prefixLocked() bool {
+// order; or some of them, where few says that they do and memory has no room for more.
+func (s *Stream) prefixLocked(few bool) bool {
 	s.wanted = wanted{}
 	s.sizer.reset()
 	a := &s.ahead
-	stuck := a.idle() && (len(a.hungry) > 0 || !s.fullSince.IsZero())
+	stuck := few && a.idle() && (len(a.hungry) > 0 || !s.fullSince.IsZero())
 	left := s.slot.left()
 	for i := 0; left > 0 && (i < len(a.runs) || s.planLocked()); i++ {
 		r := a.runs[i]

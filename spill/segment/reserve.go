@@ -157,7 +157,7 @@ func (s *Set) create(n int64) error {
 		s.alloc.giveBack(Block)
 		return fmt.Errorf("create segment: %w", err)
 	}
-	g.fault, g.noSync = s.opts.Fault, s.opts.NoSync
+	g.fault, g.noSync, g.present = s.opts.Fault, s.opts.NoSync, &s.present
 	if s.opts.Direct && s.opts.Model == nil {
 		g.direct, g.io = openDirect(path), &s.io
 	}

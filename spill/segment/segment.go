@@ -27,6 +27,8 @@ type Segment struct {
 	// direct is the file once more, for writes past the page cache; nil if there are none. io is the set's.
 	direct *os.File
 	io     *directIO
+	// present is the set's, once the segment is in it.
+	present *presence
 	// mem is the mapping. It covers all that the file may grow to, which is capacity;
 	// only what lies below end is backed by data.
 	mem      []byte
@@ -202,7 +204,7 @@ func (s *Segment) read(off, n int64) (schema.Blob, error) {
 		return s.model.read(s, n), nil
 	}
 	data := s.mem[off : off+n : off+n]
-	if resident(data) || populate(data) == nil {
+	if s.present.holds(data) || populate(data) == nil {
 		return schema.NewBlob(data, s), nil
 	}
 	// Either the kernel cannot populate a mapping, or the pages cannot be

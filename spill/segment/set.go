@@ -85,6 +85,8 @@ type Set struct {
 	opts  Options
 	alloc allocator
 	io    directIO
+	// present is what is known of pages, of all segments together.
+	present presence
 	// table is replaced, never changed, so that readers need no lock.
 	table atomic.Pointer[map[uint32]*Segment]
 
@@ -152,7 +154,7 @@ func (s *Set) Attach(id uint32, end, durable int64, appendTo bool) (*Segment, er
 		return nil, err
 	}
 	g.durable.Store(min(durable, end))
-	g.fault = s.opts.Fault
+	g.fault, g.present = s.opts.Fault, &s.present
 	s.replace(func(t map[uint32]*Segment) { t[id] = g })
 	if capacity > 0 {
 		s.active = g

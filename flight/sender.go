@@ -1,0 +1,246 @@
+package flight
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"time"
+
+	"bowstring/fetch"
+	"bowstring/schema"
+)
+
+// messageStream is the sending half of a grpc stream.
+type messageStream interface {
+	SendMsg(any) error
+}
+
+// sender sends batches as frames, the schema first. It is used by one goroutine, and has another one while it sends all
+// batches of a stream.
+type sender struct {
+	server  *Server
+	ctx     context.Context // the call's
+	stop    func()          // ends ctx
+	stream  messageStream
+	encoder *encoder
+	ring    *shared // nil if all goes by the connection
+	moves   bool    // its client can go on elsewhere, from the last batch
+
+	opened   bool
+	began    bool          // a batch was sent
+	lastSend time.Duration // how long the batch before took to be taken by the transport
+}
+
+// outgoing is a batch that is ready to be sent: its blobs are checked, and those that go by a ring are copied there.
+type outgoing struct {
+	batch  *schema.Batch
+	beside *lies         // what goes by the ring; nil if nothing does
+	took   time.Duration // to make it ready
+
+	fetched *fetch.Batch  // what it is of
+	quota   time.Duration // it was held back
+}
+
+// drop releases a batch that will not be sent.
+func (o *outgoing) drop() {
+	o.beside.dropped()
+	o.batch.Release()
+}
+
+// all sends every batch with the metadata that describe makes of it. While one is being sent, another goroutine makes
+// the next one ready.
+func (s *sender) all(batches *fetch.Stream, describe func(*fetch.Batch, waitMetadata) any) error {
+	if err := s.open(); err != nil {
+		return err
+	}
+	ready := make(chan outgoing)
+	sent := make(chan struct{}, 1) // for each batch of ready, when it was sent
+	var failed error
+	s.server.sending.Go(func() {
+		defer close(ready)
+		failed = s.server.guard(s.ctx, "sending", func() error { return s.makeReady(batches, ready, sent) })
+	})
+	for o := range ready {
+		if err := s.fetched(&o, describe); err != nil {
+			s.stop()
+			for o := range ready {
+				o.drop()
+			}
+			return err
+		}
+		sent <- struct{}{} // there is room: it has waited for the one before
+	}
+	return failed
+}
+
+// makeReady makes one batch after another ready. A batch is taken from its stream before the one ahead of it was sent
+// only if it is there by then: what is waited for, be it a read or the tenant's turn, keeps nothing else from its way,
+// and counts as waited for by the consumer.
+func (s *sender) makeReady(batches *fetch.Stream, ready chan<- outgoing, sent <-chan struct{}) error {
+	tenant := fetch.CallerFrom(s.ctx).Tenant
+	var stored int64
+	defer func() { countStored(s.ctx, batches.StoreBytes()-stored) }()
+	for sending := false; ; sending = true {
+		beside := sending && s.server.paces.Unlimited(tenant) && batches.Ready()
+		if sending && !beside {
+			if err := s.await(sent); err != nil {
+				return err
+			}
+		}
+		now := batches.StoreBytes()
+		countStored(s.ctx, now-stored)
+		stored = now
+		o, err := s.take(batches)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if beside {
+			err = s.await(sent)
+		}
+		if err == nil {
+			select {
+			case ready <- o:
+				continue
+			case <-s.ctx.Done():
+				err = context.Cause(s.ctx)
+			}
+		}
+		o.drop()
+		return err
+	}
+}
+
+// await waits until the batch that was handed over last was sent.
+func (s *sender) await(sent <-chan struct{}) error {
+	select {
+	case <-sent:
+		return nil
+	case <-s.ctx.Done():
+		return context.Cause(s.ctx)
+	}
+}
+
+// take takes the next batch of a stream, and makes it ready.
+func (s *sender) take(batches *fetch.Stream) (o outgoing, err error) {
+	if s.moves {
+		if err := s.server.moved(); err != nil {
+			return o, err
+		}
+	}
+	quota, err := s.server.pace(s.ctx)
+	if err != nil {
+		return o, err
+	}
+	start := time.Now()
+	b, err := batches.Next()
+	if err != nil {
+		// What there is to wait for here are reads; a stream that was given up in
+		// the meantime has no batch that tells.
+		countWaits(s.ctx, fetch.Wait{Store: time.Since(start)}, 0, 0)
+		return o, err
+	}
+	o, err = s.prepare(b.Batch, b.Again)
+	o.fetched, o.quota = b, quota
+	return o, err
+}
+
+// prepare takes a batch over and makes it ready: blobs that were not checked yet are so now, those that go by a ring in
+// their copies there; again brings what is wrong.
+func (s *sender) prepare(b *schema.Batch, again rereader) (outgoing, error) {
+	start := time.Now()
+	beside, err := s.ring.share(s.ctx, b, again)
+	if err == nil {
+		err = checkInPlace(s.ctx, b, beside, again)
+	}
+	o := outgoing{batch: b, beside: beside, took: time.Since(start)}
+	if beside != nil {
+		o.took -= beside.waited
+	}
+	if err != nil {
+		o.drop()
+	}
+	return o, err
+}
+
+// open sends the schema, once.
+func (s *sender) open() error {
+	if s.opened {
+		return nil
+	}
+	f, err := s.encoder.schemaFrame()
+	if err != nil {
+		return err
+	}
+	s.opened = true
+	return s.stream.SendMsg(f)
+}
+
+// fetched sends a batch of a stream with the metadata that describe makes of it.
+func (s *sender) fetched(o *outgoing, describe func(*fetch.Batch, waitMetadata) any) error {
+	b := o.fetched
+	b.Wait.Encode += o.took
+	wait := waitMetadata{
+		Store:     b.Wait.Store.Microseconds(),
+		Spill:     b.Wait.Spill.Microseconds(),
+		Peer:      b.Wait.Peer.Microseconds(),
+		Operators: b.Wait.Operators.Microseconds(),
+		Window:    b.Wait.Window.Microseconds(),
+		Encode:    b.Wait.Encode.Microseconds(),
+		Consumer:  s.lastSend.Microseconds(),
+		Quota:     o.quota.Microseconds(),
+	}
+	err := s.send(o, describe(b, wait))
+	countWaits(s.ctx, b.Wait, s.lastSend, len(b.Faults))
+	countProcessor(s.ctx, b.Processor)
+	return err
+}
+
+// batch sends one batch, which it takes over.
+func (s *sender) batch(b *schema.Batch, metadata any) error {
+	o, err := s.prepare(b, nil)
+	if err != nil {
+		return err
+	}
+	return s.send(&o, metadata)
+}
+
+// send sends a batch that is ready, which it takes over.
+func (s *sender) send(o *outgoing, metadata any) error {
+	s.lastSend = 0
+	meta, err := json.Marshal(metadata)
+	if err == nil {
+		meta, err = o.beside.told(meta)
+	}
+	if err != nil {
+		o.drop()
+		return err
+	}
+	f, err := s.encoder.batchFrame(o.batch, o.beside, meta)
+	if err != nil {
+		o.beside.dropped()
+		return err
+	}
+	o.beside.sent()
+	if conn := gatherOf(s.ctx); conn != nil && f.hold != nil {
+		f.hold.conn = conn
+		conn.expect(f)
+	}
+	rows, size := o.batch.Rows, f.size()+o.beside.bytes()
+	start := time.Now()
+	err = s.stream.SendMsg(f)
+	f.discard()
+	s.lastSend = time.Since(start)
+	if err == nil {
+		count(s.ctx, rows, size)
+		s.server.paces.Served(fetch.CallerFrom(s.ctx).Tenant, size)
+		if !s.began {
+			s.began = true
+			observeFirst(s.ctx)
+		}
+	}
+	return err
+}

@@ -1,0 +1,100 @@
+package flight
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"bowstring/fetch"
+	"bowstring/fetch/admission"
+	"bowstring/schema"
+)
+
+// held is a stream whose messages are taken one by one, when the test says so.
+type held struct {
+	came chan struct{} // a message is there
+	take chan error    // how it is taken
+}
+
+func (h *held) SendMsg(any) error {
+	h.came <- struct{}{}
+	return <-h.take
+}
+
+// sending sends all of a dataset of n rows in batches of one to a held stream, the schema of which is taken. ended
+// brings the outcome.
+func (f *fixture) sending(n int) (h *held, ended chan error) {
+	f.t.Helper()
+	f.fill("few", n)
+	ctx, stop := context.WithCancel(f.t.Context())
+	job, err := f.engine.Open(ctx, schema.Request{Dataset: "few", Batch: 1})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	batches, err := f.engine.Stream(fetch.CheckedLate(ctx), job, schema.Ticket{Request: schema.Request{Dataset: "few",
+		Batch: 1}})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	h, ended = &held{make(chan struct{}), make(chan error)}, make(chan error, 1)
+	send := &sender{server: f.server, ctx: ctx, stop: stop, stream: h, encoder: newEncoder(job.Projection().Schema)}
+	go func() {
+		defer stop()
+		defer job.Close()
+		defer batches.Close()
+		ended <- send.all(batches, func(b *fetch.Batch, _ waitMetadata) any { return b.Step })
+	}()
+	<-h.came
+	h.take <- nil
+	return h, ended
+}
+
+// While a batch is being sent the next one is made ready, and no more than that.
+func TestNextIsMadeReady(t *testing.T) {
+	f := serve(t, Options{})
+	const rows = 6
+	h, ended := f.sending(rows)
+	for i := int64(1); i <= rows; i++ {
+		<-h.came
+		if got := f.engine.Stats().Batches; got > i+1 {
+			t.Errorf("while batch %d is being sent, %d are taken", i, got)
+		}
+		waitFor(t, "the next batch", func() bool { return f.engine.Stats().Batches == min(i+1, rows) })
+		h.take <- nil
+	}
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// A tenant that is served only so fast gets no batch made ready before the one ahead is sent, and counted.
+func TestNextWaitsForTurn(t *testing.T) {
+	f := serve(t, Options{})
+	f.server.paces.SetTerms(func(string) admission.Terms { return admission.Terms{BytesPerSecond: 1 << 40} })
+	const rows = 6
+	h, ended := f.sending(rows)
+	for i := int64(1); i <= rows; i++ {
+		<-h.came
+		if got := f.engine.Stats().Batches; got != i {
+			t.Errorf("while batch %d is being sent, %d are taken", i, got)
+		}
+		h.take <- nil
+	}
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// What was made ready is released where the batch ahead of it cannot be sent.
+func TestReadyIsDropped(t *testing.T) {
+	f := serve(t, Options{})
+	h, ended := f.sending(6)
+	<-h.came
+	waitFor(t, "the next batch", func() bool { return f.engine.Stats().Batches == 2 })
+	broken := errors.New("the connection is gone")
+	h.take <- broken
+	if err := <-ended; !errors.Is(err, broken) {
+		t.Errorf("got %v, want %v", err, broken)
+	}
+	waitFor(t, "memory", func() bool { return f.engine.Stats().WindowUsed == 0 })
+}
