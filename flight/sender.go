@@ -61,16 +61,24 @@ func (s *sender) all(batches *fetch.Stream, describe func(*fetch.Batch, waitMeta
 		defer close(ready)
 		failed = s.server.guard(s.ctx, "sending", func() error { return s.makeReady(batches, ready, sent) })
 	})
+	over := false
+	defer func() {
+		if over {
+			return
+		}
+		// The goroutine ends before what it uses: the ring, the stream.
+		s.stop()
+		for o := range ready {
+			o.drop()
+		}
+	}()
 	for o := range ready {
 		if err := s.fetched(&o, describe); err != nil {
-			s.stop()
-			for o := range ready {
-				o.drop()
-			}
 			return err
 		}
 		sent <- struct{}{} // there is room: it has waited for the one before
 	}
+	over = true
 	return failed
 }
 

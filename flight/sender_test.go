@@ -1,8 +1,11 @@
 package flight
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"runtime"
 	"testing"
 
 	"bowstring/fetch"
@@ -24,6 +27,11 @@ func (h *held) SendMsg(any) error {
 // sending sends all of a dataset of n rows in batches of one to a held stream, the schema of which is taken. ended
 // brings the outcome.
 func (f *fixture) sending(n int) (h *held, ended chan error) {
+	return f.describing(n, func(b *fetch.Batch, _ waitMetadata) any { return b.Step })
+}
+
+// describing is sending with metadata of its own. A panic is an outcome.
+func (f *fixture) describing(n int, describe func(*fetch.Batch, waitMetadata) any) (h *held, ended chan error) {
 	f.t.Helper()
 	f.fill("few", n)
 	ctx, stop := context.WithCancel(f.t.Context())
@@ -42,7 +50,12 @@ func (f *fixture) sending(n int) (h *held, ended chan error) {
 		defer stop()
 		defer job.Close()
 		defer batches.Close()
-		ended <- send.all(batches, func(b *fetch.Batch, _ waitMetadata) any { return b.Step })
+		defer func() {
+			if p := recover(); p != nil {
+				ended <- fmt.Errorf("panic: %v", p)
+			}
+		}()
+		ended <- send.all(batches, describe)
 	}()
 	<-h.came
 	h.take <- nil
@@ -97,4 +110,24 @@ func TestReadyIsDropped(t *testing.T) {
 		t.Errorf("got %v, want %v", err, broken)
 	}
 	waitFor(t, "memory", func() bool { return f.engine.Stats().WindowUsed == 0 })
+}
+
+// What makes batches ready has ended when the call ends by a panic: what it uses is given back right after.
+func TestPanicWaitsForReady(t *testing.T) {
+	f := serve(t, Options{})
+	h, ended := f.describing(6, func(b *fetch.Batch, _ waitMetadata) any {
+		if b.Step == 1 {
+			panic("a defect")
+		}
+		return b.Step
+	})
+	<-h.came
+	h.take <- nil
+	if err := <-ended; err == nil || err.Error() != "panic: a defect" {
+		t.Errorf("got %v", err)
+	}
+	stacks := make([]byte, 1<<20)
+	if bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("(*sender).makeReady")) {
+		t.Error("the goroutine goes on")
+	}
 }
