@@ -91,6 +91,7 @@ def run(context: Context) -> Result:
             cpu: list[float] = []
             cpu_ratios: list[float] = []
             for _ in range(context.rounds):
+                sides = dict(reversed(sides.items()))  # neither is always the second
                 for connections, found in ratios.items():
                     got = {name: read(url, connections, pid) for name, (url, pid) in sides.items()}
                     for name, figures in got.items():

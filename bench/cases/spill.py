@@ -54,6 +54,7 @@ def hits(context: Context) -> list[dict[str, dict[str, float]]]:
         before = far.fetched()
         found = []
         for _ in range(context.rounds):
+            sides = dict(reversed(sides.items()))  # neither is always the second
             for connections in (1, 2):
                 got = {name: read(node.url, connections, node.pid) for name, node in sides.items()}
                 for name, figures in got.items():
