@@ -2,13 +2,9 @@ package cql
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
-
-	"github.com/gocql/gocql"
-	"golang.org/x/sync/errgroup"
 
 	"bowstring/fetch/store"
 	"bowstring/fetch/store/protocol"
@@ -98,32 +94,6 @@ func (s *Store) GC(ctx context.Context, opts store.GCOptions, inUse func() []*sc
 		err = s.recount(ctx)
 	}
 	return report, err
-}
-
-// Prepare does what would otherwise cost the first reader some round trips: the
-// statements that reading takes are prepared, by asking for what no name can
-// name, the process's row is written, and some memory for blobs is touched, in bytes.
-func (s *Store) Prepare(ctx context.Context, memory int64) error {
-	if err := s.enter(ctx); err != nil {
-		return err
-	}
-	defer s.life.RUnlock()
-	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return s.buffers.touch(memory) })
-	g.Go(func() error { return s.catalog.Ready(ctx) })
-	g.Go(func() error {
-		_, err := database{s}.Peek(ctx, " ", " ")
-		return err
-	})
-	g.Go(func() error {
-		r := newReading(ctx, selectPart, 0)
-		r.bind(&r.key, 0)
-		if err := s.readCell(s.db, r, s.config.Read, tableParts); !errors.Is(err, gocql.ErrNotFound) {
-			return err
-		}
-		return nil
-	})
-	return g.Wait()
 }
 
 // census is what is known of how many blobs there are, which nobody counts for
