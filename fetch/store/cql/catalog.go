@@ -14,6 +14,7 @@ import (
 // What follows is done by the protocol that all stores share.
 var (
 	_ store.Store      = (*Store)(nil)
+	_ store.Namer      = (*Store)(nil)
 	_ store.Tagger     = (*Store)(nil)
 	_ store.UseWatcher = (*Store)(nil)
 )
@@ -22,6 +23,9 @@ var (
 func (s *Store) Datasets(ctx context.Context) ([]store.Dataset, error) {
 	return s.catalog.Datasets(ctx)
 }
+
+// Names implements store.Namer.
+func (s *Store) Names(ctx context.Context) ([]string, error) { return s.catalog.Names(ctx) }
 
 // Snapshot implements store.Store.
 func (s *Store) Snapshot(ctx context.Context, dataset string, number int64) (*schema.Snapshot, error) {
