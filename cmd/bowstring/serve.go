@@ -195,6 +195,7 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 			app.Log.WarnContext(ctx, "the store could not be prepared for reading", "error", err)
 		}
 		n.engine.OpenAhead()
+		keepHeapRoom()
 	}
 	if n.members != nil {
 		self, err := c.clusterFlags.described(l.cluster.node, listener.Addr(), l.flight.Door.Encrypts(), l.spill.bytes)
