@@ -290,6 +290,9 @@ func (e *Engine) Open(ctx context.Context, req schema.Request) (*Job, error) {
 	return j, err
 }
 
+// OpenAhead opens datasets that will probably be asked for: see [jobs.Jobs.OpenAhead].
+func (e *Engine) OpenAhead() { e.jobs.OpenAhead() }
+
 // Pin puts the number of a snapshot in the place of its tag: see [jobs.Jobs.Pin].
 func (e *Engine) Pin(ctx context.Context, req schema.Request) (schema.Request, error) {
 	return e.jobs.Pin(ctx, req)

@@ -194,6 +194,8 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 		if err := far.Prepare(ctx, min(l.windowBytes/8, readyMemory)); err != nil { // the first reader will be told
 			app.Log.WarnContext(ctx, "the store could not be prepared for reading", "error", err)
 		}
+		n.engine.OpenAhead()
+		keepHeapRoom()
 	}
 	if n.members != nil {
 		self, err := c.clusterFlags.described(l.cluster.node, listener.Addr(), l.flight.Door.Encrypts(), l.spill.bytes)

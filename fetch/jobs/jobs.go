@@ -82,6 +82,7 @@ type Jobs struct {
 	layouts   Layouts
 	kinds     operators.Kinds
 	assigning computations[*stepShare]
+	ahead     ahead
 
 	sharingsMu sync.Mutex
 	sharings   map[string]*sharing // by what is the same in all epochs
@@ -116,6 +117,7 @@ func New(s store.Store, read func(context.Context, schema.BlobRef) (schema.Blob,
 		return nil, err
 	}
 	j.snapshots.init(s, pages, opts)
+	j.ahead.init()
 	return j, nil
 }
 
@@ -136,6 +138,7 @@ func (js *Jobs) Doubt(dataset string) { js.snapshots.doubt(dataset) }
 // nobody uses, now and whenever one is used no more. No job can be opened
 // afterwards.
 func (js *Jobs) Close() {
+	js.ahead.end()
 	js.computing.close()
 	js.assigning.close()
 	js.snapshots.close()

@@ -37,10 +37,11 @@ type fixture struct {
 	gate func(context.Context, schema.BlobRef) error // called before each read; guarded by mu
 }
 
-// counting counts what writes to a store.
+// counting counts what writes to a store, and how often it is asked for a snapshot.
 type counting struct {
 	store.Store
-	begun, renewed atomic.Int64
+	begun, renewed, asked atomic.Int64
+	listed                func() // called when its names were listed, if not nil
 }
 
 func (c *counting) Begin(ctx context.Context, dataset string) (store.Ingest, error) {

@@ -57,6 +57,12 @@ type Store interface {
 	Close() error
 }
 
+// Namer is a Store that lists its datasets at less cost than Datasets does.
+type Namer interface {
+	// Names lists the datasets by name in ascending order. Some may have no snapshots.
+	Names(ctx context.Context) ([]string, error)
+}
+
 // Ingest is one import under way. Put may be called from many goroutines.
 type Ingest interface {
 	// Put stores a blob, once, and returns its reference. data is not kept.

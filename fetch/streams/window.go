@@ -12,6 +12,10 @@ const (
 	// where other streams have shown that the path carries it.
 	nearWindow = 4 << 20
 	farWindow  = 32 << 20
+	// longWindow is it of a store that answers after longLatency, and that part of it of a nearer one, if that is more
+	// than farWindow.
+	longWindow  = 64 << 20
+	longLatency = 150 * time.Millisecond
 	// headroom is how many times what the consumer takes during a slow read the
 	// window may grow to.
 	headroom = 2
@@ -27,7 +31,8 @@ const (
 // were not yet released.
 //
 // It starts small and grows by each read that completes while the consumer
-// waits, which doubles it every round trip. It stops at twice what the consumer
+// waits: by twice its bytes, as they lie in the window until their batch is taken,
+// and as many more are to be asked for in every round trip. It stops at twice what the consumer
 // takes, at its fastest, while a slow read is under way (the 99th percentile
 // of late, or a hedged one): more could not keep it from waiting; and at the stream's share of
 // the node's memory. It shrinks as those do. So a distant store soon sees
@@ -50,7 +55,7 @@ type window struct {
 func (w *window) init(now time.Time, path tiers.Path, share int64) {
 	w.least = nearWindow
 	if path.Far() {
-		w.least = max(farWindow, path.Limit)
+		w.least = max(farWindow, int64(longWindow*min(path.Latency, longLatency)/longLatency), path.Limit)
 	}
 	w.size, w.period = w.least, now
 	w.setLimit(share)
@@ -75,7 +80,7 @@ func (w *window) completed(now time.Time, n int64, slow time.Duration, waiting b
 		}
 	}
 	if waiting && (w.rate == 0 || w.size < w.most(slow)) {
-		w.size = min(w.size+n, w.limit)
+		w.size = min(w.size+2*n, w.limit)
 	}
 }
 

@@ -38,6 +38,10 @@ const (
 	fewReads    = 8
 	manyReads   = 256
 	manyLatency = time.Millisecond
+	// At first, more is in flight to a store that is far away: farReads at farLatency. To double what is in
+	// flight takes a round trip.
+	farReads    = 512
+	farLatency  = 150 * time.Millisecond
 	flowCrowded = 4
 	flowFree    = 2
 )
@@ -93,6 +97,9 @@ func (f *flow) init(maxReads int, sharers func() int) {
 // floor is how many reads may be in flight whatever was measured.
 func (f *flow) floor() int {
 	many := min(int(manyReads*f.latency/manyLatency), manyReads)
+	if f.startup {
+		many = max(many, min(int(farReads*f.latency/farLatency), farReads))
+	}
 	if f.crowded || f.startup {
 		many /= max(f.sharers(), 1)
 	}

@@ -2,13 +2,9 @@ package cql
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
-
-	"github.com/gocql/gocql"
-	"golang.org/x/sync/errgroup"
 
 	"bowstring/fetch/store"
 	"bowstring/fetch/store/protocol"
@@ -18,6 +14,7 @@ import (
 // What follows is done by the protocol that all stores share.
 var (
 	_ store.Store      = (*Store)(nil)
+	_ store.Namer      = (*Store)(nil)
 	_ store.Tagger     = (*Store)(nil)
 	_ store.UseWatcher = (*Store)(nil)
 )
@@ -26,6 +23,9 @@ var (
 func (s *Store) Datasets(ctx context.Context) ([]store.Dataset, error) {
 	return s.catalog.Datasets(ctx)
 }
+
+// Names implements store.Namer.
+func (s *Store) Names(ctx context.Context) ([]string, error) { return s.catalog.Names(ctx) }
 
 // Snapshot implements store.Store.
 func (s *Store) Snapshot(ctx context.Context, dataset string, number int64) (*schema.Snapshot, error) {
@@ -98,32 +98,6 @@ func (s *Store) GC(ctx context.Context, opts store.GCOptions, inUse func() []*sc
 		err = s.recount(ctx)
 	}
 	return report, err
-}
-
-// Prepare does what would otherwise cost the first reader some round trips: the
-// statements that reading takes are prepared, by asking for what no name can
-// name, the process's row is written, and some memory for blobs is touched, in bytes.
-func (s *Store) Prepare(ctx context.Context, memory int64) error {
-	if err := s.enter(ctx); err != nil {
-		return err
-	}
-	defer s.life.RUnlock()
-	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return s.buffers.touch(memory) })
-	g.Go(func() error { return s.catalog.Ready(ctx) })
-	g.Go(func() error {
-		_, err := database{s}.Peek(ctx, " ", " ")
-		return err
-	})
-	g.Go(func() error {
-		r := newReading(ctx, selectPart, 0)
-		r.bind(&r.key, 0)
-		if err := s.readCell(s.db, r, s.config.Read, tableParts); !errors.Is(err, gocql.ErrNotFound) {
-			return err
-		}
-		return nil
-	})
-	return g.Wait()
 }
 
 // census is what is known of how many blobs there are, which nobody counts for

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"bowstring/fetch/store"
 	"bowstring/schema"
 )
 
@@ -120,6 +121,14 @@ func (c *crowd) all() []error {
 		errs[i] = <-ended[i]
 	}
 	return errs
+}
+
+// alone reads a blob at the host that an attempt begins with.
+func (c *crowd) alone(attempt int) {
+	c.t.Helper()
+	if err := <-c.reading(store.WithAttempt(c.t.Context(), attempt), c.refs[0]); err != nil {
+		c.t.Error(err)
+	}
 }
 
 // waiting waits until the open statement of large blobs has n members.

@@ -213,7 +213,11 @@ func (g *gathering) joinLocked(host *gathered, m *joined) *statement {
 		st = &statement{gathering: g, host: host, kind: k, full: make(chan struct{})}
 		st.context, st.cancel = context.WithCancelCause(context.Background())
 		k.open = st
-		linger := g.linger(k.usual)
+		usual := k.usual
+		if usual == 0 { // no statement of the kind was answered yet
+			usual = host.least
+		}
+		linger := g.linger(usual)
 		g.running.Go(func() { st.run(linger) })
 	}
 	st.members = append(st.members, m)

@@ -53,6 +53,9 @@ type mock struct {
 	levels []primitive.ConsistencyLevel // of the reads so far
 	places []int                        // the shards that the reads came to
 	lists  [][][]byte                   // the keys of each read, one unless it is a gathered one
+
+	prepared []string                           // the statements that were to be prepared so far
+	prepare  func(query string) message.Message // what to answer in place of a prepared statement; nil for that
 }
 
 // mockConn is a connection to a mock.
@@ -187,7 +190,16 @@ func (m *mock) answer(r *frame.Frame, c *mockConn) *frame.Frame {
 	case *message.Startup, *message.Register:
 		return reply(&message.Ready{})
 	case *message.Prepare:
-		if strings.Contains(msg.Query, "system_schema.") && m.replicas > 0 || strings.HasPrefix(msg.Query, "CREATE ") {
+		m.mu.Lock()
+		m.prepared = append(m.prepared, msg.Query)
+		m.mu.Unlock()
+		if m.prepare != nil {
+			if answer := m.prepare(msg.Query); answer != nil {
+				return reply(answer)
+			}
+		}
+		if strings.Contains(msg.Query, "system_schema.") && m.replicas > 0 || strings.HasPrefix(msg.Query, "CREATE ") ||
+			strings.Contains(msg.Query, " "+tableCatalog+" ") {
 			return reply(preparedSchema(msg.Query))
 		}
 		if msg.Query == selectGathered {
@@ -294,6 +306,15 @@ func (m *mock) reads() []primitive.ConsistencyLevel {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Clone(m.levels)
+}
+
+// prepares lists the statements about blobs and the catalog that were to be prepared so far.
+func (m *mock) prepares() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(m.prepared), func(query string) bool {
+		return !strings.Contains(query, tableParts) && !strings.Contains(query, " "+tableCatalog+" ")
+	})
 }
 
 // mockPair starts servers that are one cluster.

@@ -160,7 +160,7 @@ func (st *steering) compare(now time.Duration, r *reading) {
 	}
 }
 
-// known are the hosts that reads have been sent to.
+// known are the hosts of the cluster.
 func (st *steering) known() func(yield func(*host) bool) {
 	return func(yield func(*host) bool) {
 		st.hosts.Range(func(_, h any) bool { return yield(h.(*host)) })

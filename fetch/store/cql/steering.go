@@ -118,6 +118,12 @@ func replicasIn(dc string, options map[string]any) int32 {
 	return 0
 }
 
+// AddHost implements gocql.HostSelectionPolicy.
+func (st *steering) AddHost(info *gocql.HostInfo) {
+	st.HostSelectionPolicy.AddHost(info)
+	st.host(info)
+}
+
 // RemoveHost implements gocql.HostSelectionPolicy.
 func (st *steering) RemoveHost(info *gocql.HostInfo) {
 	st.HostSelectionPolicy.RemoveHost(info)

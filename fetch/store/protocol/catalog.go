@@ -20,6 +20,15 @@ func (s *Store) Datasets(ctx context.Context) ([]store.Dataset, error) {
 	return s.datasets(ctx)
 }
 
+// Names implements store.Namer.
+func (s *Store) Names(ctx context.Context) ([]string, error) {
+	if err := s.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer s.calls.done()
+	return s.partitions(ctx)
+}
+
 func (s *Store) datasets(ctx context.Context) ([]store.Dataset, error) {
 	names, err := s.partitions(ctx)
 	if err != nil {

@@ -77,6 +77,9 @@ func TestTags(t *testing.T) {
 		len(list) != 1 || fmt.Sprint(list[0]) != fmt.Sprint(want) {
 		t.Errorf("the datasets are %v (%v), want %v", list, err, want)
 	}
+	if names, err := s.Names(ctx); err != nil || fmt.Sprint(names) != "[d]" {
+		t.Errorf("the datasets' names are %v (%v)", names, err)
+	}
 	if err := s.Untag(ctx, "d", "prod"); err != nil {
 		t.Error(err)
 	}
