@@ -168,7 +168,7 @@ class MadeBatches(Batches):
             request = {name: value for name, value in self._wanted.items() if name not in of_one}
             descriptor = fl.FlightDescriptor.for_command(json.dumps(request))
             with translate():
-                self._schema = self._connection.flight().get_schema(descriptor, self._connection.options()).schema
+                self._schema = self._connection.call("get_schema", descriptor, self._connection.options()).schema
         return self._schema
 
     def _told(self, faults: list[Json], place: Json) -> None:

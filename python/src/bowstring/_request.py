@@ -86,7 +86,7 @@ class Request:
         if self._schema is None:
             descriptor = fl.FlightDescriptor.for_command(json.dumps(self.request()))
             with translate():
-                self._schema = self._client.flight().get_schema(descriptor, self._client.options()).schema
+                self._schema = self._client.call("get_schema", descriptor, self._client.options()).schema
         return self._schema
 
     @property
@@ -205,8 +205,8 @@ class Request:
         """Ask the server what an epoch comes to: rows, bytes, steps, and a ticket for each rank."""
         command = json.dumps(self.request(batch=batch, world_size=world_size, epoch=epoch))
         with translate():
-            info = self._client.flight().get_flight_info(
-                fl.FlightDescriptor.for_command(command), self._client.options()
+            info = self._client.call(
+                "get_flight_info", fl.FlightDescriptor.for_command(command), self._client.options()
             )
         return plan_of(info)
 

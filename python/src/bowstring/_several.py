@@ -21,7 +21,7 @@ from bowstring.stream import Batches
 MOST = 64  # connections of a stream
 # Batches that each connection has read ahead, beside the one that it is just reading.
 _AHEAD = 2
-# Seconds for the threads to end. A call that a server does not answer cannot be ended before it does.
+# Seconds for the threads to end. They cannot while whoever stops them has what they wait for.
 _PATIENCE = 2.0
 
 
@@ -68,16 +68,17 @@ class SeveralBatches(Batches):
         """Whether one connection reads: it does already, or the server shares its memory."""
         if self._count == 1 or self._reader is not None:
             return True
-        connection = self._at()
-        ring = connection.ring()
-        if ring is not None:
-            connection.rings.back(ring)
-        return ring is not None
+        self._renew()
+        found: list[bool] = []
+        while not (found or self._closed):
+            self._wait_for(self._at().shares, bool, found.append)
+        return found == [True]
 
     def _merged(self) -> pa.RecordBatch:
         """The next batch of all connections, each of which has tried again by itself where it broke."""
-        if self._pid != os.getpid():  # threads are not forked, and whoever held the lock is not there
-            self._readers, self._lock, self._pid = None, threading.RLock(), os.getpid()
+        if self._readers is not None and self._readers.pid != os.getpid():  # threads are not forked
+            self._readers = None
+        self._renew()
         with self._lock:
             if self._closed or self._ended:
                 raise StopIteration
@@ -110,6 +111,10 @@ class SeveralBatches(Batches):
         """End the stream, whatever is left of it. The server is told. May be called from another thread."""
         super().close()
         self._stop()
+
+    def _let_go(self) -> None:
+        if self._readers is None:  # else their streams let go
+            super()._let_go()
 
     def _stop(self) -> None:
         readers, self._readers = self._readers, None
@@ -253,8 +258,8 @@ class _Readers:
     def stop(self) -> None:
         """End all calls, and wait for the threads. What they have brought and nobody has taken comes again.
 
-        A thread that does not end, as its server is silent or as whoever stops it has what it waits for, is left: it
-        ends with its call, or with the process.
+        A thread that does not end, as whoever stops it has what it waits for, is left: it ends when it has that, or
+        with the process.
         """
         if self.pid != os.getpid():
             return

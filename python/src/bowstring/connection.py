@@ -13,11 +13,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import pyarrow as pa
 import pyarrow.flight as fl
 
 from bowstring import _fork, _samenode
 from bowstring._wire import decoded, keep_forever
-from bowstring.errors import BowstringError, translate
+from bowstring.errors import BowstringError, Unavailable, translate
 
 if TYPE_CHECKING:
     from typing import Self
@@ -29,6 +30,7 @@ _OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),  # a server that restarts is found soon
     ("grpc.max_reconnect_backoff_ms", 2000),
 ]
+_READING = ("describe", "explain", "lineage", "list", "samenode", "stats")  # actions that change nothing
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,28 @@ def safe_after(uri: str, left: str) -> bool:
     return urlsplit(left).scheme != "grpc+tls" or urlsplit(uri).scheme == "grpc+tls"
 
 
+@dataclass
+class Opened:
+    """A stream's call, and the ring that its server has for it."""
+
+    reader: Any
+    uri: str
+    ring: _samenode.Ring | None
+    rings: _samenode.Rings  # that the ring is of
+
+    def leave(self) -> None:
+        """Give the ring back, if there is one. What came by it stays."""
+        ring, self.ring = self.ring, None
+        if ring is not None:
+            self.rings.back(ring)
+
+    def end(self) -> None:
+        """End the call that nobody wants any more."""
+        with contextlib.suppress(pa.ArrowException, OSError):
+            self.reader.cancel()
+        self.leave()
+
+
 class Connection:
     """A server, by its address: what streams and datasets call it by. [Client][bowstring.Client] is one."""
 
@@ -116,6 +140,7 @@ class Connection:
         if token is not None and scheme in ("grpc", "grpc+tcp") and urlsplit(self.uri).hostname not in _LOCAL:
             warnings.warn(f"the token goes to {self.uri} unencrypted; grpc+tls:// protects it", stacklevel=3)
         self._flight: Any = None
+        self._mark = 0  # of its sockets
         self._pid = os.getpid()
         self.rings = _samenode.Rings()
 
@@ -195,28 +220,94 @@ class Connection:
                     self._flight, self._pid = None, os.getpid()
                 if self._flight is None:
                     arguments = self._tls._arguments() if self._tls else {}
+                    self._mark, marks = _fork.marked()
                     with translate():
-                        self._flight = fl.connect(self.uri, generic_options=_OPTIONS, **arguments)
+                        self._flight = fl.connect(self.uri, generic_options=[*_OPTIONS, *marks], **arguments)
                     _fork.hold(self)
                 flight = self._flight
         return flight
 
+    def call(self, name: str, *arguments: Any) -> Any:
+        """What a method of the FlightClient gives that only reads. It is called again if a fork cuts it off."""
+        while True:
+            with _fork.connecting():
+                flight = self.flight()
+                call = _fork.begin(self._mark, again=True)
+            try:
+                with translate():
+                    return getattr(flight, name)(*arguments)
+            except Unavailable:
+                if not call.cut:
+                    raise
+            finally:
+                del flight
+                _fork.end(call)
+
+    @contextlib.contextmanager
+    def once(self) -> Iterator[fl.FlightClient]:
+        """The FlightClient, for a call that is not repeated: no fork cuts it off."""
+        with _fork.connecting():
+            flight = self.flight()
+            call = _fork.begin(self._mark, again=False)
+        try:
+            yield flight
+        finally:
+            _fork.end(call)
+
+    def stream(self, ticket: dict[str, Any], *, references: bool = False) -> Opened:
+        """Make the call of a stream, and wait until its server answers."""
+        asked = fl.Ticket(json.dumps(ticket).encode())
+        while True:
+            with _fork.connecting():
+                uri, rings = self.uri, self.rings
+            ring = self._lent(uri, rings)
+            opened = Opened(None, uri, ring, rings)
+            try:
+                named = None if ring is None else ring.begin()
+                options = self.options(stream=True, ring=named, references=references)
+                with _fork.connecting():
+                    if self.rings is not rings:  # it has moved to another server, which does not know the ring
+                        continue
+                    flight = self.flight()
+                    call = _fork.begin(self._mark, again=True)
+                try:
+                    with translate():
+                        opened.reader = flight.do_get(asked, options)
+                finally:
+                    del flight
+                    _fork.end(call)
+                return opened
+            finally:
+                if opened.reader is None:
+                    opened.leave()
+
     def ring(self) -> _samenode.Ring | None:
         """Memory that the server shares with this process, for a stream; None where it is on another node."""
-        if not self.rings.asked:
-            self._ask()
-        ring = self.rings.borrow()
-        if ring is None and not self.rings.asked and self._ask():  # the server has been started again
-            ring = self.rings.borrow()
+        return self._lent(self.uri, self.rings)
+
+    def shares(self) -> bool:
+        """Whether the server has memory for a stream of this process."""
+        rings = self.rings
+        ring = self._lent(self.uri, rings)
+        if ring is not None:
+            rings.back(ring)
+        return ring is not None
+
+    def _lent(self, uri: str, rings: _samenode.Rings) -> _samenode.Ring | None:
+        if not rings.asked:
+            self._ask(uri, rings)
+        ring = rings.borrow()
+        if ring is None and not rings.asked and self._ask(uri, rings):  # the server has been started again
+            ring = rings.borrow()
         return ring
 
-    def _ask(self) -> bool:
+    def _ask(self, uri: str, rings: _samenode.Rings) -> bool:
         """Ask the server for its socket. Whether it says anything else than before."""
         answer: list[dict[str, Any]] = []
-        if _samenode.here(self.uri):
+        if _samenode.here(uri):
             with contextlib.suppress(BowstringError):  # an older server
                 answer = self.action("samenode")
-        return self.rings.known(answer)
+        return rings.known(answer)
 
     def options(
         self, *, stream: bool = False, ring: str | None = None, references: bool = False
@@ -238,12 +329,25 @@ class Connection:
         return list(self._results(name, json.dumps(body).encode()))
 
     def _results(self, name: str, body: bytes, *, stream: bool = False) -> Iterator[dict[str, Any]]:
-        with translate():
-            results = iter(self.flight().do_action((name, body), self.options(stream=stream)))
         while True:
-            with translate():
-                try:
-                    result = next(results)
-                except StopIteration:
-                    return
-            yield decoded(result.body)
+            with _fork.connecting():
+                flight, results = self.flight(), None
+                call = _fork.begin(self._mark, again=name in _READING)
+            begun = False
+            try:
+                with translate():
+                    results = iter(flight.do_action((name, body), self.options(stream=stream)))
+                while True:
+                    with translate():
+                        try:
+                            result = next(results)
+                        except StopIteration:
+                            return
+                    begun = True
+                    yield decoded(result.body)
+            except Unavailable:
+                if begun or not call.cut:
+                    raise
+            finally:
+                del flight, results
+                _fork.end(call)

@@ -136,8 +136,8 @@ class Dataset(Request):
         put = {"selection": {"dataset": self._name, "snapshot": self._snapshot}}
         descriptor = fl.FlightDescriptor.for_command(json.dumps(put))
         batch = pa.record_batch([rows], names=[column])
-        with translate():
-            writer, reader = self._client.flight().do_put(descriptor, batch.schema, self._client.options(stream=True))
+        with translate(), self._client.once() as flight:
+            writer, reader = flight.do_put(descriptor, batch.schema, self._client.options(stream=True))
             with writer:
                 writer.write_batch(batch)
                 writer.done_writing()
@@ -299,7 +299,7 @@ class Dataset(Request):
         request = {name: value for name, value in ticket.items() if name not in of_one}
         descriptor = fl.FlightDescriptor.for_command(json.dumps(request))
         with translate():
-            info = self._client.flight().get_flight_info(descriptor, self._client.options())
+            info = self._client.call("get_flight_info", descriptor, self._client.options())
         share = plan_of(info).ranks[ticket.get("rank", 0)]
         # The layout of the epoch, by its name: every node that is asked means the same by the ticket.
         named = {name: share.ticket[name] for name in ("owners", "ranks") if name in share.ticket}

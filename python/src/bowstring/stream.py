@@ -8,19 +8,22 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
-import pyarrow.flight as fl
 import tenacity
 
 from bowstring import _fork
+from bowstring._opening import Opening
 from bowstring._samenode import Ring
 from bowstring._views import with_shared, with_views
 from bowstring._wire import keep_forever
-from bowstring.connection import Connection, safe_after
+from bowstring.connection import Connection, Opened, safe_after
 from bowstring.errors import BowstringError, Cancelled, LimitExceeded, ServerError, Unavailable, translate
+
+T = TypeVar("T")
 
 # How often a stream moves from node to node without a batch: nodes that leave may name each other.
 _MOST_MOVES = 8
@@ -98,11 +101,12 @@ class Batches(Iterator[pa.RecordBatch]):
         self._uri = connection.uri  # where the stream was opened
         self._moves = 0  # since the last batch
         self._reader: Any = None
+        self._opening: Opening[Any] | None = None  # of the call, while its server has not answered
         self._ring: Ring | None = None
         self._rings = connection.rings  # that the ring is of
         self._pid = os.getpid()
         self._lock = threading.RLock()  # held while a batch is read
-        self._waits = False  # who has it waits to make a call, and has nothing of gRPC's
+        self._waits = False  # who has it waits for a call to be made, and has nothing of gRPC's
         self._ended = False
         self._closed = False
 
@@ -144,11 +148,7 @@ class Batches(Iterator[pa.RecordBatch]):
             raise
 
     def _read(self) -> pa.RecordBatch:
-        if self._pid != os.getpid():
-            if self._reader is not None:
-                keep_forever(self._reader)  # the fork was hidden from Python
-            self._reader, self._lock, self._pid = None, threading.RLock(), os.getpid()
-            self._ring = None
+        self._renew()
         while not (self._ended or self._closed):
             with self._lock:
                 reader: Any = None
@@ -156,6 +156,8 @@ class Batches(Iterator[pa.RecordBatch]):
                 try:
                     with translate():
                         reader = self._open()
+                        if reader is None:
+                            continue
                         ring = self._ring
                         if ring is not None:
                             ring.flush()
@@ -219,27 +221,45 @@ class Batches(Iterator[pa.RecordBatch]):
         self._turn += 1
         return self._turn % len(self._places) > 0
 
+    def _renew(self) -> None:
+        """Forget what is the parent's, if this is a child whose fork was hidden from Python."""
+        if self._pid != os.getpid():
+            for kept in (self._reader, self._opening):
+                if kept is not None:
+                    keep_forever(kept)
+            self._reader, self._lock, self._pid = None, threading.RLock(), os.getpid()
+            self._opening, self._waits, self._ring = None, False, None
+
     def _open(self) -> Any:
-        """The call, made now if there is none."""
-        reader = self._reader
-        if reader is None:
-            ticket = fl.Ticket(json.dumps(self._resume).encode())
+        """The call, made now if there is none. None if it was given up meanwhile: it is closed, or was forked."""
+        if self._reader is None:
+            self._leave()
             connection = self._at()
-            self._waits = True
+            self._uri = connection.uri
+            make = partial(connection.stream, self._resume, references=self._references)
+            self._wait_for(make, Opened.end, self._has)
+        return self._reader
+
+    def _has(self, opened: Opened) -> None:
+        self._reader, self._uri = opened.reader, opened.uri
+        self._ring, self._rings = opened.ring, opened.rings
+
+    def _wait_for(self, make: Callable[[], T], drop: Callable[[T], object], keep: Callable[[T], object]) -> bool:
+        """Wait for what takes the server's answer. False if it was given up."""
+        self._waits = True
+        try:
             with _fork.connecting():
-                self._waits = False
-                self._uri = connection.uri
-                ring, rings = connection.ring(), connection.rings
-                named = None if ring is None else ring.begin()
-                self._leave()
-                self._ring, self._rings = ring, rings
-                options = connection.options(stream=True, ring=named, references=self._references)
-                reader = connection.flight().do_get(ticket, options)
-                self._reader = reader
                 _fork.hold(self)
-                if self._closed:  # by another thread, which has seen no call
-                    self._cancel()
-        return reader
+                self._opening = opening = Opening(make, drop)
+            if self._closed:  # by another thread, which has seen nothing
+                self._cancel()
+            try:
+                return opening.take(keep)
+            except BaseException:  # such as a signal's
+                opening.give_up()
+                raise
+        finally:
+            self._waits = False
 
     @property
     def uri(self) -> str:
@@ -277,6 +297,9 @@ class Batches(Iterator[pa.RecordBatch]):
             self._rings.back(ring)  # of the server that it was opened at
 
     def _cancel(self) -> None:
+        opening, self._opening = self._opening, None
+        if opening is not None and self._pid == os.getpid():
+            opening.give_up()
         reader, self._reader = self._reader, None
         if reader is not None and self._pid != os.getpid():
             keep_forever(reader)

@@ -1,0 +1,108 @@
+"""Calls that are being made: only who makes one waits for its server.
+
+pyarrow hands a stream over when its server has answered, and has no way to give it up before. So another thread makes
+the call, and who wants it waits for that thread, where signals, other threads and forks can end the waiting. The call
+of one that was given up ends when the server answers, or when a fork cuts the connection off.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import queue
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+_KEPT = 4  # threads without work: to start one takes as long as a call to a server nearby
+
+
+class _Thread:
+    """A thread that does one thing after another. A forked child has none of its parent's."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="bowstring waits", daemon=True).start()
+
+    def do(self, work: Callable[[], None]) -> None:
+        self._work.put(work)
+
+    def _run(self) -> None:
+        while True:
+            self._work.get()()
+            if len(_idle) >= _KEPT:
+                return
+            _idle.append(self)
+
+
+_idle: collections.deque[_Thread] = collections.deque()
+os.register_at_fork(after_in_child=_idle.clear)
+
+
+def _idle_thread() -> _Thread:
+    try:
+        return _idle.pop()
+    except IndexError:
+        return _Thread()
+
+
+class Opening(Generic[T]):
+    """What another thread makes."""
+
+    def __init__(self, make: Callable[[], T], drop: Callable[[T], object]) -> None:
+        self._make = make
+        self._drop = drop  # ends what was made and given up
+        self._lock = threading.Lock()
+        self._ready = threading.Event()
+        self._made: list[T] = []
+        self._error: BaseException | None = None
+        self._over = False  # it was taken, or given up
+        _idle_thread().do(self._run)
+
+    def _run(self) -> None:
+        made: list[T] = []
+        try:
+            made.append(self._make())
+        except BaseException as error:  # noqa: BLE001 - who takes raises it
+            self._error = error
+        with self._lock:
+            if not self._over:
+                self._made, made = made, []
+            self._ready.set()
+        if made:
+            self._drop(made.pop())
+        if self._over:
+            self._error = None
+
+    def take(self, keep: Callable[[T], object], seconds: float | None = None) -> bool:
+        """Wait for it, and hand it over. False if it was given up meanwhile, or if it takes longer than some seconds.
+
+        Whoever gives it up finds it either here or where `keep` has put it.
+        """
+        if not self._ready.wait(seconds):
+            return False
+        with self._lock:
+            if self._over:
+                return False
+            self._over = True
+            if self._error is None:
+                keep(self._made.pop())
+                return True
+        error, self._error = self._error, None
+        try:
+            raise error
+        finally:
+            del error  # its traceback has this frame
+
+    def give_up(self) -> None:
+        """Wake who waits for it. What is made is ended."""
+        with self._lock:
+            if self._over:
+                return
+            self._over = True
+            made, self._made = self._made, []
+            self._ready.set()
+        if made:
+            self._drop(made.pop())
