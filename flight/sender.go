@@ -27,16 +27,19 @@ type sender struct {
 	ring    *shared // nil if all goes by the connection
 	moves   bool    // its client can go on elsewhere, from the last batch
 
-	opened   bool
-	began    bool          // a batch was sent
-	lastSend time.Duration // how long the batch before took to be taken by the transport
+	opened    bool
+	began     bool          // a batch was sent
+	sentAt    time.Time     // when the batch before was taken by the transport
+	lastSend  time.Duration // how long that took, and before it the ring to have room
+	lastFrame time.Duration // how long its frame took to be put together
 }
 
 // outgoing is a batch that is ready to be sent: its blobs are checked, and those that go by a ring are copied there.
 type outgoing struct {
 	batch  *schema.Batch
 	beside *lies         // what goes by the ring; nil if nothing does
-	took   time.Duration // to make it ready
+	began  time.Time     // when it began to be made ready
+	took   time.Duration // to make it ready, without the wait for room in the ring
 
 	fetched *fetch.Batch  // what it is of
 	quota   time.Duration // it was held back
@@ -132,6 +135,15 @@ func (s *sender) await(sent <-chan struct{}) error {
 	}
 }
 
+// waited is how long the consumer let it wait for room in the ring, as far as nothing else was waiting for him: since the
+// batch before it was sent.
+func (o *outgoing) waited(sentBefore time.Time) time.Duration {
+	if o.beside == nil {
+		return 0
+	}
+	return max(0, min(o.beside.waited, o.began.Add(o.beside.waited).Sub(sentBefore)))
+}
+
 // take takes the next batch of a stream, and makes it ready.
 func (s *sender) take(batches *fetch.Stream) (o outgoing, err error) {
 	if s.moves {
@@ -164,7 +176,7 @@ func (s *sender) prepare(b *schema.Batch, again rereader) (outgoing, error) {
 	if err == nil {
 		err = checkInPlace(s.ctx, b, beside, again)
 	}
-	o := outgoing{batch: b, beside: beside, took: time.Since(start)}
+	o := outgoing{batch: b, beside: beside, began: start, took: time.Since(start)}
 	if beside != nil {
 		o.took -= beside.waited
 	}
@@ -197,11 +209,12 @@ func (s *sender) fetched(o *outgoing, describe func(*fetch.Batch, waitMetadata) 
 		Peer:      b.Wait.Peer.Microseconds(),
 		Operators: b.Wait.Operators.Microseconds(),
 		Window:    b.Wait.Window.Microseconds(),
-		Encode:    b.Wait.Encode.Microseconds(),
+		Encode:    (b.Wait.Encode + s.lastFrame).Microseconds(), // its own frame's time is not known yet
 		Consumer:  s.lastSend.Microseconds(),
 		Quota:     o.quota.Microseconds(),
 	}
 	err := s.send(o, describe(b, wait))
+	b.Wait.Encode += s.lastFrame
 	countWaits(s.ctx, b.Wait, s.lastSend, len(b.Faults))
 	countProcessor(s.ctx, b.Processor)
 	return err
@@ -218,7 +231,8 @@ func (s *sender) batch(b *schema.Batch, metadata any) error {
 
 // send sends a batch that is ready, which it takes over.
 func (s *sender) send(o *outgoing, metadata any) error {
-	s.lastSend = 0
+	s.lastSend, s.lastFrame = 0, 0
+	begun := time.Now()
 	meta, err := json.Marshal(metadata)
 	if err == nil {
 		meta, err = o.beside.told(meta)
@@ -238,10 +252,13 @@ func (s *sender) send(o *outgoing, metadata any) error {
 		conn.expect(f)
 	}
 	rows, size := o.batch.Rows, f.size()+o.beside.bytes()
+	waited := o.waited(s.sentAt)
 	start := time.Now()
+	s.lastFrame = start.Sub(begun)
 	err = s.stream.SendMsg(f)
 	f.discard()
-	s.lastSend = time.Since(start)
+	s.sentAt = time.Now()
+	s.lastSend = s.sentAt.Sub(start) + waited
 	if err == nil {
 		count(s.ctx, rows, size)
 		s.server.paces.Served(fetch.CallerFrom(s.ctx).Tenant, size)
