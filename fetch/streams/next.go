@@ -68,7 +68,8 @@ func (s *Stream) Next() (*Batch, error) {
 }
 
 // Ready reports whether Next would return a whole batch at once, as far as is known without looking at other streams.
-// It is false where it does not matter: of a stream without blobs, out of order, or at its end.
+// It is false where it does not matter: of a stream without blobs, out of order, or at its end. And it is where memory
+// is scarce: a batch that was taken is never given back to streams that have nothing, as what is read ahead is.
 func (s *Stream) Ready() bool {
 	if len(s.columns) == 0 || s.order.loose {
 		return false
@@ -79,7 +80,7 @@ func (s *Stream) Ready() bool {
 		return false
 	}
 	s.sizer.maxBytes = min(s.sizer.batchBytes, s.set.pieceBytes(s.tenant))
-	return s.prefixLocked(false)
+	return s.prefixLocked(false) && s.set.roomy(s.tenant, s.sizer.bytes)
 }
 
 // epochOf is the epoch's number, 0 where nothing is shuffled.

@@ -252,6 +252,15 @@ func pieceOf(all, transit, n int64) int64 {
 	return all / (8 * n * int64(bits.Len64(uint64(2*n))))
 }
 
+// roomyPart is of which part of the memory what is on its way to consumers is at most, if a batch is made ready before
+// its consumer has taken the one ahead.
+const roomyPart = 4
+
+// roomy reports whether a batch of so many bytes may be made ready before it is wanted.
+func (s *Set) roomy(t *tenant, batch int64) bool {
+	return s.transit.Load()+batch <= s.opts.WindowBytes/roomyPart && t.transit.Load()+batch <= t.most.Load()/roomyPart
+}
+
 // reclaimPeriod is how often a stream that waits for memory looks whether others
 // hold some that they have no use for.
 const reclaimPeriod = time.Second

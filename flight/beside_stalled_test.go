@@ -1,0 +1,62 @@
+package flight
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/apache/arrow/go/v17/arrow/flight"
+
+	"bowstring/fetch"
+)
+
+// A client that does not read holds what its transport takes, and the next sample; no batch is made ready behind that
+// where memory has room for few. So another client goes on.
+func TestLittleMemoryBesideStalled(t *testing.T) {
+	f := serve(t, Options{})
+	f.fillLarge("big") // of samples of 1 MiB
+	discard := slog.New(slog.DiscardHandler)
+	engine, err := fetch.NewEngine(f.store, fetch.Options{WindowBytes: 5 << 20, Logger: discard})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := New(engine, Options{Logger: discard, DrainTimeout: time.Second})
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(lis) }()
+	f.addr = lis.Addr().String()
+	f.client = f.dial()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer func() {
+		cancel()
+		_ = server.Shutdown(context.Background()) // it may have cut off what did not read
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+		if err := engine.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	f.stalled(ctx, `{"dataset": "big", "batch": 1}`)
+	used := int64(-1)
+	waitFor(t, "the stalled stream to take nothing more", func() bool {
+		before := used
+		used = engine.Stats().WindowUsed
+		time.Sleep(50 * time.Millisecond)
+		return used > 2<<20 && used == before
+	})
+	ctx, stop := context.WithTimeout(ctx, 20*time.Second)
+	defer stop()
+	other, err := f.dial().DoGet(ctx, &flight.Ticket{Ticket: []byte(`{"dataset": "big", "batch": 1}`)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := drainStream(other); err != nil {
+		t.Errorf("beside one that stands still: %v; %d bytes are held", err, engine.Stats().WindowUsed)
+	}
+}
