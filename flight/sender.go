@@ -135,8 +135,8 @@ func (s *sender) await(sent <-chan struct{}) error {
 	}
 }
 
-// waited is how long the consumer let it wait for room in the ring, as far as nothing else was waiting for him: since the
-// batch before it was sent.
+// waited is how long the consumer let it wait for room in the ring since the batch before it was sent: until then that
+// one's time is counted.
 func (o *outgoing) waited(sentBefore time.Time) time.Duration {
 	if o.beside == nil {
 		return 0
