@@ -65,6 +65,7 @@ type piece struct {
 type hold struct {
 	left  atomic.Int32
 	batch *batchRef
+	frame *frame      // whose pieces they are: kept as long as grpc has one
 	conn  *gatherConn // which may still have to send what grpc has freed; may be nil
 }
 
@@ -204,7 +205,8 @@ func (e *encoder) schemaFrame() (*frame, error) {
 func (e *encoder) batchFrame(b *schema.Batch, elsewhere *lies, appMetadata []byte) (*frame, error) {
 	ref := &batchRef{batch: b}
 	e.elsewhere = elsewhere
-	if err := e.layout(b); err != nil {
+	// Small pieces are copied, and may lie in a file.
+	if err := schema.Guard(func() error { return e.layout(b) }); err != nil {
 		ref.release()
 		return nil, err
 	}
@@ -215,7 +217,7 @@ func (e *encoder) batchFrame(b *schema.Batch, elsewhere *lies, appMetadata []byt
 		ref.release()
 		return f, nil
 	}
-	f.hold = &hold{batch: ref}
+	f.hold = &hold{batch: ref, frame: f}
 	f.hold.left.Store(e.held)
 	// grpc forgets what a broken connection had queued without freeing it. It
 	// is out of everyone's reach then, and this runs.

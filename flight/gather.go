@@ -6,8 +6,11 @@ import (
 	"net"
 	"sync"
 	"time"
+	"weak"
 
 	"google.golang.org/grpc/peer"
+
+	"bowstring/schema"
 )
 
 const (
@@ -32,26 +35,27 @@ const (
 // Over TLS it is the same but for the kernel: see sealedConn.
 //
 // A frame's batch stays in place until its bytes are in the kernel: what
-// grpc frees before that is passed to retire.
+// grpc frees before that is passed to retire. Of a call that has ended grpc drops
+// frames without a word. So they are not kept here, but by their buffers.
 type gatherConn struct {
 	net.Conn
 
 	within bool // from within this process
 
 	mu       sync.Mutex
-	work     sync.Cond   // the writer waits for pending, or closing
-	room     sync.Cond   // Write waits for less pending
-	pending  net.Buffers // what to write next; guarded by mu
-	size     int         // bytes of pending; guarded by mu
-	copied   []byte      // the block that small writes are copied into; guarded by mu
-	run      int         // how much of the block's end is the last slice of pending; guarded by mu
-	frames   []*frame    // expected; guarded by mu
-	payload  int         // bytes that the transport has still to write of a DATA frame; guarded by mu
-	open     []byte      // the header of the last frame of pending, if DATA; guarded by mu
-	retired  []*hold     // to release once pending is written; guarded by mu
-	writing  bool        // the writer is in the kernel; guarded by mu
-	closing  bool        // guarded by mu
-	writeErr error       // guarded by mu
+	work     sync.Cond             // the writer waits for pending, or closing
+	room     sync.Cond             // Write waits for less pending
+	pending  net.Buffers           // what to write next; guarded by mu
+	size     int                   // bytes of pending; guarded by mu
+	copied   []byte                // the block that small writes are copied into; guarded by mu
+	run      int                   // how much of the block's end is the last slice of pending; guarded by mu
+	frames   []weak.Pointer[frame] // expected, as long as grpc may write them; guarded by mu
+	payload  int                   // bytes that the transport has still to write of a DATA frame; guarded by mu
+	open     []byte                // the header of the last frame of pending, if DATA; guarded by mu
+	retired  []*hold               // to release once pending is written; guarded by mu
+	writing  bool                  // the writer is in the kernel; guarded by mu
+	closing  bool                  // guarded by mu
+	writeErr error                 // guarded by mu
 
 	reading settingsReader
 }
@@ -87,7 +91,7 @@ func (g *gatherConn) expect(f *frame) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !g.closing && g.writeErr == nil {
-		g.frames = append(g.frames, f)
+		g.frames = append(g.frames, weak.Make(f))
 	}
 }
 
@@ -97,7 +101,7 @@ func (g *gatherConn) expect(f *frame) {
 func (g *gatherConn) retire(h *hold) {
 	g.mu.Lock()
 	for i := range g.frames {
-		if g.frames[i].hold == h {
+		if f := g.frames[i].Value(); f != nil && f.hold == h {
 			g.forget(i)
 			break
 		}
@@ -115,7 +119,7 @@ func (g *gatherConn) retire(h *hold) {
 // forget removes an expected frame; mu is held.
 func (g *gatherConn) forget(i int) {
 	last := len(g.frames) - 1
-	g.frames[i], g.frames[last] = g.frames[last], nil
+	g.frames[i], g.frames[last] = g.frames[last], weak.Pointer[frame]{}
 	g.frames = g.frames[:last]
 }
 
@@ -147,8 +151,9 @@ func (g *gatherConn) Write(b []byte) (int, error) {
 	if g.payload > 0 || !g.data(b) { // else it is the header of a DATA frame, dealt with
 		if part := g.expected(b); len(part) > inlineBytes {
 			g.refer(part)
-		} else {
-			g.copy(b)
+		} else if g.writeErr = g.copyGuarded(b); g.writeErr != nil {
+			g.work.Signal() // the writer ends the connection
+			return 0, g.writeErr
 		}
 		g.payload = max(0, g.payload-len(b))
 	}
@@ -191,6 +196,18 @@ func (g *gatherConn) copy(b []byte) {
 	}
 }
 
+// copyGuarded is copy of what may lie in a file, a page of which cannot be read any more. mu is held.
+func (g *gatherConn) copyGuarded(b []byte) error {
+	if g.payload == 0 {
+		g.copy(b)
+		return nil
+	}
+	return schema.Guard(func() error {
+		g.copy(b)
+		return nil
+	})
+}
+
 // data takes over b if it is the header of a DATA frame, which the transport
 // writes by itself. If the frame continues the one before it, that one is made
 // longer instead, up to what the client accepts: the transport cuts messages
@@ -215,7 +232,13 @@ func (g *gatherConn) data(b []byte) bool {
 // expected returns b as part of its piece, if it is what comes next of an expected frame;
 // else nil.
 func (g *gatherConn) expected(b []byte) []byte {
-	for i, f := range g.frames {
+	for i := 0; i < len(g.frames); i++ {
+		f := g.frames[i].Value()
+		if f == nil { // it was dropped
+			g.forget(i)
+			i--
+			continue
+		}
 		if part := f.next(b); part != nil {
 			if f.written == len(f.pieces) {
 				g.forget(i)
@@ -233,7 +256,7 @@ func (g *gatherConn) write() {
 	var spare net.Buffers
 	vectors := newVectorWriter(g.Conn)
 	for g.writeErr == nil {
-		for len(g.pending) == 0 && !g.closing {
+		for len(g.pending) == 0 && !g.closing && g.writeErr == nil {
 			g.work.Wait()
 		}
 		if len(g.pending) == 0 {
@@ -248,7 +271,7 @@ func (g *gatherConn) write() {
 		rest := batch // which WriteTo eats
 		var err error
 		if sealed, ok := g.Conn.(*sealedConn); ok {
-			err = sealed.writeBuffers(rest)
+			err = schema.Guard(func() error { return sealed.writeBuffers(rest) })
 		} else {
 			err = vectors.write(g.Conn, rest)
 		}
@@ -257,7 +280,9 @@ func (g *gatherConn) write() {
 		releaseAll(written)
 
 		g.mu.Lock()
-		g.writeErr, g.writing = err, false
+		if g.writing = false; g.writeErr == nil {
+			g.writeErr = err
+		}
 		if len(g.pending) == 0 {
 			// Retired while the last of their bytes went out.
 			written, g.retired = g.retired, nil

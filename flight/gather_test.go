@@ -7,6 +7,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -362,5 +363,6 @@ func TestPiecesAreJoined(t *testing.T) {
 		} else if len(got) != len(message)+frameHeader*((len(message)+defaultMaxFrame-1)/defaultMaxFrame) {
 			t.Errorf("%s: %d bytes of a message of %d", name, len(got), len(message))
 		}
+		runtime.KeepAlive(f) // the connection does not keep it
 	}
 }

@@ -123,6 +123,12 @@ func answersFrame(answers []fetch.Answer, protocol int) *frame {
 	pieces := make([]piece, 1, 1+len(answers))
 	held := int32(0)
 	for i, a := range answers {
+		var small []byte
+		if a.Err == nil && len(a.Blob.Bytes()) <= inlineBytes {
+			if small, a.Err = cloned(a.Blob.Bytes()); a.Err != nil {
+				a.Blob.Release()
+			}
+		}
 		head[i] = peering.Answer{ID: a.ID, Status: peering.Here, Size: len(a.Blob.Bytes())}
 		if a.Err != nil {
 			why := []byte(schema.Quote(a.Err.Error()))
@@ -143,7 +149,7 @@ func answersFrame(answers []fetch.Answer, protocol int) *frame {
 			pieces = append(pieces, piece{bytes: b[:len(b):len(b)], held: true})
 			held++
 		} else if len(b) > 0 {
-			pieces = append(pieces, piece{bytes: slices.Clone(b)})
+			pieces = append(pieces, piece{bytes: small})
 		}
 		blobs = append(blobs, a.Blob)
 	}
@@ -153,8 +159,17 @@ func answersFrame(answers []fetch.Answer, protocol int) *frame {
 		ref.release()
 		return f
 	}
-	f.hold = &hold{batch: ref}
+	f.hold = &hold{batch: ref, frame: f}
 	f.hold.left.Store(held)
 	runtime.AddCleanup(f.hold, (*batchRef).release, ref) // see encoder.batchFrame
 	return f
+}
+
+// cloned is a copy of bytes that may lie in a file.
+func cloned(b []byte) (to []byte, err error) {
+	err = schema.Guard(func() error {
+		to = slices.Clone(b)
+		return nil
+	})
+	return to, err
 }

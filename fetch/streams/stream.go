@@ -248,8 +248,15 @@ func (s *Stream) Close() {
 	})
 }
 
-// sampleError says which sample failed.
+// sampleError says which sample failed. Its id lies in the manifest, which may be what cannot be read.
 func (s *Stream) sampleError(position int64, row schema.Row, column string, err error) error {
-	return fmt.Errorf("sample %s (position %d of %s), column %q: %w",
-		cmp.Or(s.job.ShownID(row.ID()), "of hidden id"), position, s.job.SnapshotName(), column, err)
+	var id schema.ID
+	shown := "of unreadable id"
+	if schema.Guard(func() error {
+		id = row.ID()
+		return nil
+	}) == nil {
+		shown = cmp.Or(s.job.ShownID(id), "of hidden id")
+	}
+	return fmt.Errorf("sample %s (position %d of %s), column %q: %w", shown, position, s.job.SnapshotName(), column, err)
 }

@@ -69,7 +69,7 @@ func (s *Store) prepareHosts(ctx context.Context) {
 				q := s.db.Query(st[0].(string), st[1:]...).Consistency(gocql.LocalOne).
 					RetryPolicy(movingRetries(0)).WithContext(asking{ctx, h})
 				if err := q.Iter().Close(); err != nil {
-					s.log.Debug("a statement was not prepared ahead of its use", "host", s.steering.name(h.info),
+					s.log.DebugContext(ctx, "a statement was not prepared ahead of its use", "host", s.steering.name(h.info),
 						"statement", st[0], "error", err)
 				}
 				return nil
