@@ -13,8 +13,9 @@ const (
 	flowShare = 0.25
 	// flowFull is by how much the bandwidth must have grown over a round for the
 	// path to be taken for not yet full, flowFullRounds for how many rounds it
-	// must not have. Nor must every read of a round have taken longer than
-	// flowSlower times the least latency, and flowSlack.
+	// must not have: one is enough where every read of it took longer than flowSlower
+	// times the least latency, and flowSlack. Reads also take longer, and the rate
+	// grows, while connections open their windows.
 	flowFull       = 1.25
 	flowFullRounds = 3
 	flowSlower     = 1.25
@@ -52,8 +53,8 @@ const (
 // ACM Queue 2016): the path is known by the rate at which bytes come back and
 // the least latency of a read. At first each read that completes makes room for
 // one more, which doubles what is in flight in every round trip, until the rate
-// stands still, or, as HyStart has it (Ha and Rhee: "Taming the elephants", 2011),
-// all reads take longer. Then one and a half times rate × latency may be in
+// stands still, at once if, as HyStart has it (Ha and Rhee: "Taming the elephants", 2011),
+// all reads take longer as well. Then one and a half times rate × latency may be in
 // flight: where latency rises and the rate does not, the limit stays, and it
 // falls when the rate does. Every ten seconds the path is emptied to measure its
 // latency again.
@@ -216,7 +217,7 @@ func (f *flow) fill(rate float64) {
 		f.still++
 	}
 	slower := f.quickest > time.Duration(flowSlower*float64(f.latency))+flowSlack
-	f.startup = !slower && f.still < flowFullRounds
+	f.startup = (!slower || f.still == 0) && f.still < flowFullRounds
 }
 
 // probe begins and ends the rounds in which the path is emptied.
