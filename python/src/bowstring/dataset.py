@@ -257,7 +257,8 @@ class Dataset(Request):
                 computes little on views: `column.cast(pa.large_binary())` makes what it was, by a copy.
             connections: How many connections read, each by a thread of this process, from a server on another node: one
                 processor of the client's reads about 3 GB a second. What comes, its order, and `ticket` are those of
-                one connection. The server counts each as a stream. Where it shares its memory, one reads.
+                one connection. The server counts each as a stream. Where it shares its memory, one reads. More than one
+                pays only where the client has idle processors: see the guide.
         """
         return self._stream(
             self.ticket(batch=batch_size, rank=rank, world_size=world_size, epoch=epoch, epochs=epochs, step=step),
