@@ -11,7 +11,7 @@ import pytest
 from bowstring.torch import BowstringDataset
 from torch.utils.data import DataLoader
 
-LARGE = 33 << 20  # bytes that glibc maps by themselves, whatever was freed before, if nobody has told it not to
+LARGE = 900 << 20  # bytes: glibc maps such a block by itself unless it was told not to, and no heap has as much free
 MAPPED = 2  # of the flags that are a part of a block's size
 
 pytestmark = [
