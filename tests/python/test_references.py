@@ -34,7 +34,10 @@ def shared(start: StartNode, tmp_path: Path) -> Node:
 
 @pytest.fixture
 def far(imported: Path, binary: Path, tmp_path: Path) -> Iterator[StartFar]:
-    """Start servers of the test's own that keep a third of the photographs in a spill."""
+    """Start servers of the test's own that keep a third of the photographs in a spill, and fewer in windows.
+
+    A window that holds all photographs takes the next epoch's from itself: the spill is asked for nothing then.
+    """
     started: list[Node] = []
     store = tmp_path / "store"
     shutil.copytree(imported, store)
@@ -42,6 +45,7 @@ def far(imported: Path, binary: Path, tmp_path: Path) -> Iterator[StartFar]:
     flags = ["--spill", str(tmp_path / "spill"), "--spill-bytes", size, "--spill-min-bytes", size]
     flags += ["--spill-keep-free=1MiB", "--spill-policy=lru", "--local", str(tmp_path / "socket"), "--local-ring=16MiB"]
     flags += ["--local-references", "--local-all-pinned=8MiB", "--local-pinned=8MiB"]
+    flags += ["--window-memory=8MiB"]
 
     def begin() -> Node:
         log = tmp_path / f"far{len(started)}.log"
