@@ -1,7 +1,10 @@
 package fetch_test
 
 import (
+	"encoding/binary"
+	"path/filepath"
 	"testing"
+	"time"
 
 	"bowstring/fetch"
 	"bowstring/fetch/peers"
@@ -36,6 +39,51 @@ func TestLookAhead(t *testing.T) {
 	if again := far.reads.Load() - n; again != 0 {
 		t.Errorf("%d reads of what was there", again)
 	}
+}
+
+// TestLookAheadEnds has a job of which the spill has everything: no row is looked for any more, until some are evicted.
+func TestLookAheadEnds(t *testing.T) {
+	store := newStore(t)
+	put(t, store, "ds", 300)
+	future := &spill.Future{}
+	cache, err := spill.Open(spill.Options{Dir: filepath.Join(t.TempDir(), "spill"), Bytes: spill.MinBytes + (8 << 20),
+		Oracle: future, Policy: spill.LRU(), Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := cache.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	e := newEngine(t, store, fetch.Options{Spill: cache, Future: future, NoHedge: true})
+	epoch, looked := uint64(0), int64(0)
+	read := func(epochs int) {
+		for range epochs {
+			for range batches(t, begin(t, e, shuffled("ds", 1, epoch), 0, 0)) {
+				continue
+			}
+			epoch++
+		}
+	}
+	begins := func() bool { read(1); return e.Stats().Looked > looked }
+	ends := func() bool {
+		looked = e.Stats().Looked
+		read(30) // the goroutine that looks has its turn in some of them
+		return e.Stats().Looked == looked
+	}
+	until(t, "rows are looked for", begins)
+	until(t, "no row is looked for", ends)
+	put(t, store, "ds", 301) // the same request is for another snapshot now
+	until(t, "rows of another snapshot are looked for", begins)
+	until(t, "none of them is", ends)
+	until(t, "something is evicted", func() bool {
+		b := make([]byte, 64<<10)
+		binary.LittleEndian.PutUint64(b, uint64(cache.Stats().Stored))
+		cache.Put(schema.RefOf(b), spill.Place{Dataset: cache.Dataset("another")}, time.Millisecond, b)
+		return cache.Stats().Datasets["ds@2"].Evicted > 0
+	})
+	until(t, "rows are looked for again", begins)
 }
 
 // TestLookAheadWaits has nothing brought while a consumer waits.

@@ -45,6 +45,7 @@ type Stats struct {
 	Memory      []admission.Account `json:"memory"`       // that requests take, by what for
 
 	Fills      int64           `json:"fills"`       // blobs read for the spill alone, before a stream wanted them
+	Looked     int64           `json:"looked"`      // rows of jobs that were looked for in the spill
 	SpillReads int64           `json:"spill_reads"` // blobs found in the spill and right
 	SpillBytes int64           `json:"spill_bytes"`
 	PeerReads  int64           `json:"peer_reads"` // blobs that other nodes had
@@ -119,7 +120,7 @@ func (e *Engine) Stats() Stats {
 		Latency:     Latency{r.P50.Microseconds(), r.P95.Microseconds(), r.P99.Microseconds(), r.Max.Microseconds()},
 		Path:        Path{r.MinLatency.Microseconds(), r.BytesPerSec},
 		WindowLimit: e.opts.WindowBytes, WindowUsed: s.WindowUsed, Windows: s.Windows,
-		Snapshots: e.jobs.OpenSnapshots(), Memory: e.ledger.Accounts(), Jobs: e.ahead.Jobs(readTime),
+		Snapshots: e.jobs.OpenSnapshots(), Memory: e.ledger.Accounts(), Jobs: e.ahead.Jobs(readTime), Looked: e.ahead.Looked(),
 		Operators: e.stage.Stats(),
 	}
 	if e.opts.Spill != nil {

@@ -35,6 +35,7 @@ type Cache struct {
 	numbers map[string]uint32
 	payers  payers
 	offered map[uint64]*offer // by hash, those that wait in offers
+	refused int64             // offers that came to nothing
 	quiet   Time              // nothing is stored before then, as the disk has failed
 	backoff Time              // how long that is to be, if it fails again
 
@@ -224,6 +225,13 @@ func (c *Cache) Has(ref schema.BlobRef) bool {
 	}
 	o := c.offered[hash]
 	return o != nil && o.ref == ref
+}
+
+// Removed counts what Has reported once and does no more: while it stays the same, what was there is there.
+func (c *Cache) Removed() int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.table.taken + c.refused
 }
 
 // Ref is the reference of the blob that is in the cache under a key, or about to be; false if there is none. What it

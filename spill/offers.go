@@ -156,6 +156,7 @@ func (w *offerWriter) write(c *Cache) {
 		c.finish(&w.begun[i], w.writes[i].Err)
 	}
 	c.mu.Lock()
+	c.refused += int64(len(w.batch) - len(w.begun))
 	for _, o := range w.batch {
 		delete(c.offered, hashOf(&o.ref.Key))
 	}

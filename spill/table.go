@@ -102,6 +102,7 @@ type table struct {
 	slots  int
 	empty  []uint32
 	byHash map[uint64]uint32
+	taken  int64 // off it, since the cache was opened
 }
 
 const chunkSlots = 1 << 12
@@ -138,6 +139,7 @@ func (t *table) add(hash uint64, st state) (uint32, *slot) {
 // take takes a blob off the table. Its slot is in use until it is freed.
 func (t *table) take(s *slot) {
 	delete(t.byHash, s.hash)
+	t.taken++
 	s.state = gone
 }
 

@@ -52,13 +52,15 @@ type Ahead struct {
 
 	blocked atomic.Int32 // fillers that have something to read, and no room
 	moved   atomic.Bool  // jobs have gone on since the fillers were told
+	looked  atomic.Int64 // rows that were looked for
 
 	mu       sync.Mutex
 	closed   bool
 	jobs     []*running
 	fillers  map[*filler]struct{}
-	measured spill.Demand // when waits was last found out
-	waits    bool         // consumers wait for the store
+	whole    map[wholeKey]int64 // jobs of which the spill had every blob, and what it had removed by then
+	measured spill.Demand       // when waits was last found out
+	waits    bool               // consumers wait for the store
 
 	closing chan struct{}  // closed by Close
 	filling sync.WaitGroup // Warm and the goroutine that looks ahead; grows under mu only while not closed
@@ -75,7 +77,17 @@ func New(opts Options) (*Ahead, error) {
 	if opts.Mine == nil {
 		opts.Mine = func(schema.Key) bool { return true }
 	}
-	return &Ahead{opts: opts, fillers: map[*filler]struct{}{}, closing: make(chan struct{})}, nil
+	return &Ahead{
+		opts: opts, fillers: map[*filler]struct{}{}, whole: map[wholeKey]int64{}, closing: make(chan struct{}),
+	}, nil
+}
+
+// Looked counts the rows of jobs that were looked for in the spill.
+func (a *Ahead) Looked() int64 {
+	if a == nil {
+		return 0
+	}
+	return a.looked.Load()
 }
 
 // Start begins to look ahead, once all that Options names is there. Stop ends it.

@@ -168,6 +168,9 @@ type scan struct {
 	column int
 	fullAt int64 // where the job was when the spill would keep no more of it; -1: it would
 	blocks [2]*block
+
+	whole   bool  // all of the epoch was there from its first row on, as far as was looked
+	removed int64 // what the spill had removed when that row was looked at
 }
 
 // candidate is a blob that will be used and is not there.
@@ -256,23 +259,36 @@ func (f *filler) missing(l *running, displace bool) (c *candidate, before int64,
 	}
 	at.fullAt = -1
 	if at.at < served {
-		at.at, at.column = served, 0
+		at.at, at.column, at.whole = served, 0, false
 	}
+	removed := a.opts.Cache.Removed()
 	a.mu.Lock()
-	tenant := l.tenant
+	tenant, whole := l.tenant, a.wholeLocked(l, removed)
 	a.mu.Unlock()
+	if whole {
+		return nil, 0, false
+	}
 	columns := l.order.job.Projection().BlobColumns()
 	end := min(served+rows, l.future.End())
-	for scanned := 0; at.at < end && scanned < scanRows; scanned++ {
+	scanned := 0
+	defer func() { a.looked.Add(int64(scanned)) }()
+	for ; at.at < end && scanned < scanRows; scanned++ {
 		b := f.block(l, at.at, end)
 		if b == nil {
 			return nil, 0, false // the filler is woken when it is there
+		}
+		if at.at%rows == 0 && at.column == 0 {
+			at.whole, at.removed = true, removed
 		}
 		i := at.at - b.first
 		pos, here := b.positions[i], b.here[i] && b.err == nil // what is lost, the job's streams will tell
 		for ; here && at.column < len(columns); at.column++ {
 			ref, ok, err := b.rows[i].TryBlob(columns[at.column])
-			if err != nil || !ok || !a.opts.Mine(ref.Key) || a.opts.Cache.Has(ref) {
+			if err == nil && (!ok || a.opts.Mine(ref.Key) && a.opts.Cache.Has(ref)) {
+				continue
+			}
+			at.whole = false
+			if err != nil || !a.opts.Mine(ref.Key) {
 				continue
 			}
 			place := spill.Place{Dataset: l.number, Tenant: tenant, Position: pos}
@@ -285,7 +301,12 @@ func (f *filler) missing(l *running, displace bool) (c *candidate, before int64,
 			}
 			return &candidate{ref, place, at}, at.at - served, true
 		}
-		at.at, at.column = at.at+1, 0
+		at.whole = at.whole && here
+		if at.at, at.column = at.at+1, 0; at.at%rows == 0 && at.whole {
+			a.noteWhole(l, at.removed)
+			scanned++
+			return nil, 0, false
+		}
 	}
 	return nil, 0, at.at < end
 }

@@ -1,0 +1,25 @@
+package lookahead
+
+// wholeKey is what jobs have in common that read the same blobs, in whatever order.
+type wholeKey struct {
+	group  string
+	number uint32 // the spill's of the snapshot
+}
+
+// noteWhole notes that the spill has every blob of a job, which was found out since it had removed so many. Until it
+// removes another one, nothing is looked for: each row costs more than a microsecond, of a processor that may be the one
+// which a stream needs to send what is all there.
+func (a *Ahead) noteWhole(l *running, removed int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.whole) >= maxJobs {
+		clear(a.whole) // what is true of them will be found out again
+	}
+	a.whole[wholeKey{l.group, l.number}] = removed
+}
+
+// wholeLocked reports whether the spill, which has removed so many blobs, has every one of a job as far as is known.
+func (a *Ahead) wholeLocked(l *running, removed int64) bool {
+	then, known := a.whole[wholeKey{l.group, l.number}]
+	return known && then == removed
+}
