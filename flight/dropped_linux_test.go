@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"bowstring/fetch"
 	"bowstring/schema"
 )
 
@@ -118,8 +119,13 @@ func TestFileCutShortUnderMessage(t *testing.T) {
 	_, err = g.Write([]byte{1})
 	wantDataLoss(t, "what follows", err)
 	runtime.KeepAlive(f)
-	_, err = cloned(b[:10])
-	wantDataLoss(t, "a small blob for another node", err)
+	out.Add(1)
+	answers := []fetch.Answer{{Blob: schema.NewBlob(b[:10], counted{&out})}, {Blob: schema.NewBlob([]byte("here"), nil)}}
+	small := cloneSmall(answers)
+	wantDataLoss(t, "a small blob for another node", answers[0].Err)
+	if out.Load() != 0 || answers[1].Err != nil || string(small[1]) != "here" {
+		t.Errorf("%d blobs are held; the other one is %q, %v", out.Load(), small[1], answers[1].Err)
+	}
 }
 
 // A file of the store that is cut short while a stream reads it ends the stream, and not the process: whatever is just

@@ -57,6 +57,7 @@ func (l *lending) send(ctx context.Context) error {
 				return nil
 			}
 		}
+		small := cloneSmall(answers)
 		blobs, bytes := int64(0), int64(0)
 		for i := range answers {
 			if answers[i].Err == nil {
@@ -64,7 +65,7 @@ func (l *lending) send(ctx context.Context) error {
 			}
 		}
 		l.bill(answers)
-		f := answersFrame(answers, l.protocol)
+		f := answersFrame(answers, small, l.protocol)
 		if conn := gatherOf(ctx); conn != nil && f.hold != nil {
 			f.hold.conn = conn
 			conn.expect(f)
@@ -116,19 +117,31 @@ func (l *lending) discard() {
 	}
 }
 
-// answersFrame makes a message of answers, whose blobs it takes over, for a node that speaks a protocol.
-func answersFrame(answers []fetch.Answer, protocol int) *frame {
+// cloneSmall copies the blobs that go within the head of a message, by answer. An answer whose blob cannot be read any
+// more becomes an error; the blob is released.
+func cloneSmall(answers []fetch.Answer) [][]byte {
+	small := make([][]byte, len(answers))
+	for i := range answers {
+		a := &answers[i]
+		if a.Err != nil || len(a.Blob.Bytes()) > inlineBytes {
+			continue
+		}
+		if small[i], a.Err = cloned(a.Blob.Bytes()); a.Err != nil {
+			a.Blob.Release()
+			a.Blob = schema.Blob{}
+		}
+	}
+	return small
+}
+
+// answersFrame makes a message of answers, whose blobs it takes over, for a node that speaks a protocol. small is what
+// cloneSmall has made of them.
+func answersFrame(answers []fetch.Answer, small [][]byte, protocol int) *frame {
 	head := make([]peering.Answer, len(answers))
 	blobs := make([]schema.Blob, 0, len(answers))
 	pieces := make([]piece, 1, 1+len(answers))
 	held := int32(0)
 	for i, a := range answers {
-		var small []byte
-		if a.Err == nil && len(a.Blob.Bytes()) <= inlineBytes {
-			if small, a.Err = cloned(a.Blob.Bytes()); a.Err != nil {
-				a.Blob.Release()
-			}
-		}
 		head[i] = peering.Answer{ID: a.ID, Status: peering.Here, Size: len(a.Blob.Bytes())}
 		if a.Err != nil {
 			why := []byte(schema.Quote(a.Err.Error()))
@@ -149,7 +162,7 @@ func answersFrame(answers []fetch.Answer, protocol int) *frame {
 			pieces = append(pieces, piece{bytes: b[:len(b):len(b)], held: true})
 			held++
 		} else if len(b) > 0 {
-			pieces = append(pieces, piece{bytes: small})
+			pieces = append(pieces, piece{bytes: small[i]})
 		}
 		blobs = append(blobs, a.Blob)
 	}

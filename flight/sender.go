@@ -163,6 +163,7 @@ func (s *sender) take(batches *fetch.Stream) (o outgoing, err error) {
 		countWaits(s.ctx, fetch.Wait{Store: time.Since(start)}, 0, 0)
 		return o, err
 	}
+	countProcessor(s.ctx, b.Processor) // whether it will be sent or not
 	o, err = s.prepare(b.Batch, b.Again)
 	o.fetched, o.quota = b, quota
 	return o, err
@@ -216,7 +217,6 @@ func (s *sender) fetched(o *outgoing, describe func(*fetch.Batch, waitMetadata) 
 	err := s.send(o, describe(b, wait))
 	b.Wait.Encode += s.lastFrame
 	countWaits(s.ctx, b.Wait, s.lastSend, len(b.Faults))
-	countProcessor(s.ctx, b.Processor)
 	return err
 }
 

@@ -121,7 +121,7 @@ def start(imported: Path, binary: Path, tmp_path: Path) -> Iterator[StartNode]:
             store = tmp_path / f"store{len(started)}"
             shutil.copytree(imported, store)
         own = Node(binary, store, *options, log=tmp_path / f"server{len(started)}.log")
-        own.start()
+        own.start(f"127.0.0.1:{free_port()}")  # where it can be started again: no connection gets the port meanwhile
         started.append(own)
         return own
 
