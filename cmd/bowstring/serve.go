@@ -14,6 +14,7 @@ import (
 	"github.com/dustin/go-humanize"
 
 	"bowstring/cmd/bowstring/cluster"
+	"bowstring/fetch/admission"
 	"bowstring/fetch/store/cql"
 	"bowstring/flight"
 )
@@ -195,7 +196,7 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 			app.Log.WarnContext(ctx, "the store could not be prepared for reading", "error", err)
 		}
 		n.engine.OpenAhead()
-		keepHeapRoom()
+		defer keepHeapRoom(func() int64 { return n.engine.Ledger().Free(admission.Windows) })()
 	}
 	if n.members != nil {
 		self, err := c.clusterFlags.described(l.cluster.node, listener.Addr(), l.flight.Door.Encrypts(), l.spill.bytes)
