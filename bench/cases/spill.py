@@ -41,9 +41,9 @@ def fill(server: Server) -> None:
 
 
 def hits(context: Context) -> list[dict[str, dict[str, float]]]:
-    """What reading from a full spill and from a local store took; of each round, at one connection and at two.
+    """What reading from a full spill and from a local store took; of each pair of servers, with one connection and two.
 
-    Each round has servers and a spill of its own: where their pages happen to lie makes as much as a tenth.
+    A round has two pairs, each with a spill of its own: where their pages happen to lie makes as much as a tenth.
     """
     found: list[dict[str, dict[str, float]]] = []
     order = ["local", "spill"]

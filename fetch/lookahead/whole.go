@@ -6,9 +6,9 @@ type wholeKey struct {
 	number uint32 // the spill's of the snapshot
 }
 
-// noteWhole notes that the spill has every blob of a job, which was found out since it had removed so many. Until it
-// removes another one, nothing is looked for: each row costs more than a microsecond, of a processor that may be the one
-// which a stream needs to send what is all there.
+// noteWhole notes that the spill has every blob of a job. removed is how many it had removed when the first of them was
+// looked for. Until it removes another one, nothing is looked for: a row costs more than a microsecond of a processor,
+// which streams may need.
 func (a *Ahead) noteWhole(l *running, removed int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

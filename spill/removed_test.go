@@ -1,0 +1,37 @@
+package spill
+
+import (
+	"testing"
+
+	"bowstring/schema"
+)
+
+// released is told when a blob that was offered is let go of.
+type released chan struct{}
+
+func (r released) Unpin() { close(r) }
+
+// What Has has reported is counted when it is gone: an offer that was not stored, and what was stored and taken out.
+func TestRemoved(t *testing.T) {
+	c := openCache(t, testOptions(t.TempDir()))
+	if !put(c, 1) || !requireRight(t, c, 1) || c.Removed() != 0 {
+		t.Fatalf("%d are removed of one that is there", c.Removed())
+	}
+	data := make([]byte, 12<<20) // more than one blob may have of the budget
+	ref, gone := schema.RefOf(data), make(released)
+	if !c.Offer(ref, Place{}, 1e6, schema.NewBlob(data, gone)) {
+		t.Fatal("it was not taken")
+	}
+	<-gone
+	if c.Has(ref) || c.Removed() != 1 {
+		t.Errorf("%d are removed after an offer that was not stored: %+v", c.Removed(), c.Stats())
+	}
+	_, ref = content(1)
+	c.mu.Lock()
+	i, s := c.table.find(hashOf(&ref.Key))
+	c.mu.Unlock()
+	c.lost(i, s, hashOf(&ref.Key), schema.ErrDataLoss)
+	if c.Has(ref) || c.Removed() != 2 {
+		t.Errorf("%d are removed after one that was lost: %+v", c.Removed(), c.Stats())
+	}
+}
