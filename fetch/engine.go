@@ -290,6 +290,14 @@ func (e *Engine) Open(ctx context.Context, req schema.Request) (*Job, error) {
 	return j, err
 }
 
+// OpenEarly opens a job of which nothing may be told before its Confirm: see [jobs.Jobs.OpenEarly].
+func (e *Engine) OpenEarly(ctx context.Context, req schema.Request) (*Job, error) {
+	ctx, span := begin(ctx, "plan", attribute.String("bowstring.dataset", req.Dataset))
+	j, err := e.jobs.OpenEarly(ctx, req)
+	end(span, err)
+	return j, err
+}
+
 // OpenAhead opens datasets that will probably be asked for: see [jobs.Jobs.OpenAhead].
 func (e *Engine) OpenAhead() { e.jobs.OpenAhead() }
 

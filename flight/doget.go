@@ -1,12 +1,15 @@
 package flight
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 
 	"github.com/apache/arrow/go/v17/arrow/flight"
 
 	"bowstring/fetch"
+	"bowstring/fetch/jobs"
 	"bowstring/flight/rules"
 	"bowstring/schema"
 )
@@ -49,20 +52,7 @@ func (s *Server) DoGet(ticket *flight.Ticket, stream flight.FlightService_DoGetS
 	if err != nil {
 		return err
 	}
-	job, err := s.open(stream.Context(), t.Request, rules.Read)
-	if err != nil {
-		return err
-	}
-	defer job.Close() // the stream keeps the snapshot open for itself
-	if err := s.moved(); err != nil {
-		return err
-	}
-	ctx, end, err := s.beginStream(stream.Context(), "DoGet", job.ID())
-	if err != nil {
-		return err
-	}
-	defer end()
-	ctx, stop := context.WithCancel(ctx)
+	ctx, stop := context.WithCancel(stream.Context())
 	defer stop()
 	if onlyLooks(ctx) {
 		ctx = fetch.Unrecorded(ctx)
@@ -73,10 +63,15 @@ func (s *Server) DoGet(ticket *flight.Ticket, stream flight.FlightService_DoGetS
 	}
 	defer ring.leave()
 	// As late as in sender.prepare: what was checked is copied to the client next, while the processor's cache has it.
-	batches, err := s.engine.Stream(fetch.CheckedLate(ctx), job, t)
+	ctx = fetch.CheckedLate(ctx)
+	job, batches, err := s.serveTicket(ctx, t, s.openEarly)
+	if errors.Is(err, jobs.ErrSuperseded) {
+		job, batches, err = s.serveTicket(ctx, t, s.open)
+	}
 	if err != nil {
 		return err
 	}
+	defer job.Close() // the stream keeps the snapshot open for itself
 	defer batches.Close()
 	send := &sender{server: s, ctx: ctx, stop: stop, stream: stream, encoder: newEncoder(job.Projection().Schema),
 		ring: ring, moves: true}
@@ -86,4 +81,40 @@ func (s *Server) DoGet(ticket *flight.Ticket, stream flight.FlightService_DoGetS
 			Rows: b.Rows, Last: b.Last, Resume: b.Resume.Marshal(), Wait: wait, Faults: b.Faults,
 		}
 	})
+}
+
+// serveTicket starts to serve a ticket: it opens a job, counts the call in as its stream, and begins to read. The
+// stream is counted out with the call. jobs.ErrSuperseded says that the job was opened early, and is the wrong one.
+func (s *Server) serveTicket(ctx context.Context, t schema.Ticket,
+	open func(context.Context, schema.Request, rules.Right) (*fetch.Job, error)) (*fetch.Job, *fetch.Stream, error) {
+	job, err := open(ctx, t.Request, rules.Read)
+	if err != nil {
+		return nil, nil, err
+	}
+	batches, err := s.serveJob(ctx, job, t)
+	if err != nil {
+		job.Close()
+		return nil, nil, err
+	}
+	return job, batches, nil
+}
+
+func (s *Server) serveJob(ctx context.Context, job *fetch.Job, t schema.Ticket) (*fetch.Stream, error) {
+	if err := s.moved(); err != nil {
+		return nil, err
+	}
+	ctx, _, err := s.beginStream(ctx, "DoGet", job.ID())
+	if err != nil {
+		return nil, err
+	}
+	batches, err := s.engine.Stream(ctx, job, t)
+	if err != nil {
+		return nil, cmp.Or(s.confirm(ctx, job, t.Request), err) // or it is of the wrong snapshot
+	}
+	if err := s.confirm(ctx, job, t.Request); err != nil {
+		countStored(ctx, batches.StoreBytes()) // somebody's account has to have it
+		batches.Close()
+		return nil, err
+	}
+	return batches, nil
 }

@@ -25,6 +25,7 @@ import (
 
 	"bowstring/fetch"
 	"bowstring/fetch/lineage"
+	"bowstring/fetch/store"
 	"bowstring/fetch/store/local"
 	"bowstring/schema"
 )
@@ -66,6 +67,12 @@ func (l *lockedBuffer) String() string {
 // plain.
 func serve(t *testing.T, opts Options, dial ...grpc.DialOption) *fixture {
 	t.Helper()
+	return serveOver(t, opts, func(s *local.Store) store.Store { return s }, dial...)
+}
+
+// serveOver starts a server over what is made of a store.
+func serveOver(t *testing.T, opts Options, over func(*local.Store) store.Store, dial ...grpc.DialOption) *fixture {
+	t.Helper()
 	if len(dial) == 0 {
 		dial = []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}
 	}
@@ -80,7 +87,7 @@ func serve(t *testing.T, opts Options, dial ...grpc.DialOption) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if f.engine, err = fetch.NewEngine(f.store, fetch.Options{Logger: opts.Logger, Lineage: record}); err != nil {
+	if f.engine, err = fetch.NewEngine(over(f.store), fetch.Options{Logger: opts.Logger, Lineage: record}); err != nil {
 		t.Fatal(err)
 	}
 	f.server = New(f.engine, opts)

@@ -1,6 +1,7 @@
 package flight
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -169,16 +170,38 @@ func (s *Server) misfit(ctx context.Context, d rules.Decision, err error) bool {
 
 // open opens a job with what the caller may see.
 func (s *Server) open(ctx context.Context, req schema.Request, right rules.Right) (*fetch.Job, error) {
+	return s.openBy(ctx, req, right, s.engine.Open)
+}
+
+// openEarly opens a job of which the caller is told nothing before confirm.
+func (s *Server) openEarly(ctx context.Context, req schema.Request, right rules.Right) (*fetch.Job, error) {
+	return s.openBy(ctx, req, right, s.engine.OpenEarly)
+}
+
+// confirm waits until it is certain that a job that was opened early is of the snapshot that the request means.
+// jobs.ErrSuperseded if it is not.
+func (s *Server) confirm(ctx context.Context, job *fetch.Job, req schema.Request) error {
+	err := job.Confirm(ctx)
+	if err == nil || errors.Is(err, jobs.ErrSuperseded) {
+		return err
+	}
+	return s.notFor(ctx, s.decide(ctx, req.Dataset), req.Dataset, req.Snapshot, err)
+}
+
+// openBy opens a job by what opens jobs.
+func (s *Server) openBy(ctx context.Context, req schema.Request, right rules.Right,
+	by func(context.Context, schema.Request) (*fetch.Job, error)) (*fetch.Job, error) {
 	d, err := s.may(ctx, req.Dataset, right)
 	if err != nil {
 		return nil, err
 	}
 	req.Within = d.Restriction
-	job, err := s.engine.Open(ctx, req)
+	job, err := by(ctx, req)
 	if err != nil {
 		return nil, s.notFor(ctx, d, req.Dataset, req.Snapshot, err)
 	}
 	if err := s.fits(ctx, d, job.Manifest().Snapshot()); err != nil {
+		err = cmp.Or(s.confirm(ctx, job, req), err) // or it is of the wrong snapshot
 		job.Close()
 		return nil, err
 	}

@@ -21,9 +21,14 @@ func (c *counting) Names(ctx context.Context) (names []string, err error) {
 	return names, err
 }
 
-// Snapshot counts.
+// Snapshot counts, and asks first.
 func (c *counting) Snapshot(ctx context.Context, dataset string, number int64) (*schema.Snapshot, error) {
 	c.asked.Add(1)
+	if c.ask != nil {
+		if err := c.ask(ctx); err != nil {
+			return nil, err
+		}
+	}
 	return c.Store.Snapshot(ctx, dataset, number)
 }
 

@@ -33,6 +33,7 @@ type Job struct {
 	holdings
 	local     *local // nil where ranks get what the plan gives them, and so is sharing
 	sharing   *sharing
+	asked     *question // nil if it was not opened early
 	holds     atomic.Int64
 	closeOnce sync.Once
 }
@@ -64,6 +65,11 @@ func (js *Jobs) Open(ctx context.Context, req schema.Request) (*Job, error) {
 	if err != nil {
 		return nil, err
 	}
+	return js.open(ctx, req)
+}
+
+// open resolves a request that was checked and names no tag.
+func (js *Jobs) open(ctx context.Context, req schema.Request) (*Job, error) {
 	snap, err := js.snapshots.get(ctx, req.Dataset, req.Snapshot)
 	if err != nil {
 		return nil, err
@@ -173,7 +179,14 @@ func (j *Job) PlanOf(lap int64) *plan.Plan {
 }
 
 // Close lets go of the job. Further calls do nothing.
-func (j *Job) Close() { j.closeOnce.Do(j.Release) }
+func (j *Job) Close() {
+	j.closeOnce.Do(func() {
+		if j.asked != nil {
+			j.asked.cancel()
+		}
+		j.Release()
+	})
+}
 
 // Request returns the request with the snapshot's number and the defaults
 // filled in.

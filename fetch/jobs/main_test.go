@@ -41,7 +41,8 @@ type fixture struct {
 type counting struct {
 	store.Store
 	begun, renewed, asked atomic.Int64
-	listed                func() // called when its names were listed, if not nil
+	listed                func()                      // called when its names were listed, if not nil
+	ask                   func(context.Context) error // called before it is asked for a snapshot, if not nil
 }
 
 func (c *counting) Begin(ctx context.Context, dataset string) (store.Ingest, error) {

@@ -26,6 +26,7 @@ type openSnapshot struct {
 	splits   map[string]plan.Selection // those asked for so far; guarded by splitsMu
 
 	believed time.Time // until when the catalog need not be asked whether it is there; guarded by cache.mu
+	newest   time.Time // when it was asked that called it the newest last; guarded by cache.mu
 	refs     int       // jobs, streams and batches that use it; guarded by cache.mu
 	lastUsed int64     // cache.clock when refs last became 0; guarded by cache.mu
 }
@@ -54,10 +55,14 @@ type snapshotCache struct {
 	maxIdle int
 	opening computations[*openSnapshot]
 
+	// of jobs that were opened early; grows under mu only while not closed
+	questions sync.WaitGroup
+
 	mu     sync.Mutex
 	byKey  map[snapshotKey]*openSnapshot // guarded by mu
 	clock  int64                         // guarded by mu
 	doubts int64                         // drops so far; guarded by mu
+	took   time.Duration                 // by the catalog, to answer last; guarded by mu
 	closed bool                          // guarded by mu: idle snapshots are not kept any more
 }
 
@@ -84,7 +89,11 @@ func (c *snapshotCache) get(ctx context.Context, dataset string, number int64) (
 		return nil, err
 	}
 	key := snapshotKey{snap.Dataset, snap.Number}
-	there := answer{asked.Add((1 + trust) * time.Since(asked)), doubts}
+	took := time.Since(asked)
+	there := answer{until: asked.Add((1 + trust) * took), doubts: doubts, took: took}
+	if number == 0 {
+		there.newest = asked
+	}
 	if s := c.shared(key, time.Time{}, there); s != nil {
 		return s, nil
 	}
@@ -108,7 +117,9 @@ func (c *snapshotCache) get(ctx context.Context, dataset string, number int64) (
 // then, unless something was dropped since it was asked.
 type answer struct {
 	until  time.Time
-	doubts int64 // snapshotCache.doubts before it was asked
+	newest time.Time     // when it was asked, if it was for the newest one
+	took   time.Duration // to answer
+	doubts int64         // snapshotCache.doubts before it was asked
 }
 
 // shared takes a hold of a snapshot that is open, and believed to be there at
@@ -126,8 +137,18 @@ func (c *snapshotCache) shared(key snapshotKey, at time.Time, there answer) *ope
 }
 
 func (c *snapshotCache) believeLocked(s *openSnapshot, there answer) {
-	if there.doubts == c.doubts && there.until.After(s.believed) {
+	if there.until.IsZero() {
+		return // nobody was asked
+	}
+	c.took = there.took
+	if there.doubts != c.doubts {
+		return
+	}
+	if there.until.After(s.believed) {
 		s.believed = there.until
+	}
+	if there.newest.After(s.newest) {
+		s.newest = there.newest
 	}
 }
 
@@ -231,6 +252,7 @@ func (c *snapshotCache) close() {
 	c.closed = true
 	c.mu.Unlock()
 	c.opening.close()
+	c.questions.Wait()
 	c.closeIdle()
 	c.pages.Close()
 }

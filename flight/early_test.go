@@ -1,0 +1,157 @@
+package flight
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/apache/arrow/go/v17/arrow/flight"
+	"google.golang.org/grpc/codes"
+
+	"bowstring/fetch/store"
+	"bowstring/fetch/store/local"
+	"bowstring/schema"
+)
+
+// farStore is a store whose catalog takes long. While it has a gate, it answers when that is opened.
+type farStore struct {
+	*local.Store
+	gate atomic.Pointer[gate]
+}
+
+type gate struct {
+	read chan struct{} // gets one for each blob that is read
+	open chan struct{} // closed when the catalog may answer
+}
+
+func (s *farStore) Snapshot(ctx context.Context, dataset string, number int64) (*schema.Snapshot, error) {
+	time.Sleep(10 * time.Millisecond)
+	if g := s.gate.Load(); g != nil {
+		<-g.open
+	}
+	return s.Store.Snapshot(ctx, dataset, number)
+}
+
+func (s *farStore) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
+	if g := s.gate.Load(); g != nil {
+		select {
+		case g.read <- struct{}{}:
+		default:
+		}
+	}
+	return s.Store.Get(ctx, ref)
+}
+
+// serveFar serves a dataset d of 100 samples from a far store, which it has been read from once.
+func serveFar(t *testing.T) (*fixture, *farStore) {
+	t.Helper()
+	far := &farStore{}
+	f := serveOver(t, Options{}, func(s *local.Store) store.Store {
+		far.Store = s
+		return far
+	})
+	f.fill("d", 100)
+	f.gets(`{"dataset":"d","columns":["position"],"batch":50}`, 100)
+	return f, far
+}
+
+// gets reads a ticket, which is to bring so many different rows by one stream.
+func (f *fixture) gets(ticket string, rows int) {
+	f.t.Helper()
+	streams := func() int64 {
+		_, sums, _, _ := f.server.calls.snapshot(nil, true)
+		return sums.Streams
+	}
+	before := streams()
+	got, err := f.deliveries([]byte(ticket))
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	var all []int64
+	for _, d := range got {
+		all = append(all, d.positions...)
+	}
+	slices.Sort(all)
+	if n := len(slices.Compact(slices.Clone(all))); n != rows || len(all) != n {
+		f.t.Errorf("%s: %d rows, %d of them different, want %d", ticket, len(all), n, rows)
+	}
+	if n := streams() - before; n != 1 {
+		f.t.Errorf("%s: counted as %d streams", ticket, n)
+	}
+}
+
+// replace commits a snapshot of d that has n samples.
+func (f *fixture) replace(n int) {
+	f.t.Helper()
+	_, err := f.put(command(`{"put": {"dataset": "d", "key": "file_name", "mode": "replace", "media": {"image": "image"}}}`),
+		samples(0, n))
+	if err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// TestEarly: blobs are read before a catalog that takes long has said which snapshot is the newest. The client is told
+// nothing before.
+func TestEarly(t *testing.T) {
+	f, far := serveFar(t)
+	g := &gate{read: make(chan struct{}, 100), open: make(chan struct{})}
+	far.gate.Store(g)
+	stream, err := f.client.DoGet(t.Context(), &flight.Ticket{
+		Ticket: []byte(`{"dataset":"d","columns":["image"],"shuffle":{"seed":5},"batch":16}`)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var answered atomic.Bool
+	received := make(chan error, 1)
+	go func() {
+		_, err := stream.Recv()
+		if !answered.Load() {
+			err = fmt.Errorf("the client is told something (error %v) before the catalog has answered", err)
+		}
+		received <- err
+	}()
+	for range 100 {
+		<-g.read
+	}
+	for range 20 { // what would have been sent is there after so many calls
+		actions, err := f.client.ListActions(t.Context(), &flight.Empty{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for err == nil {
+			_, err = actions.Recv()
+		}
+	}
+	answered.Store(true)
+	close(g.open)
+	if err := <-received; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestEarlyOfAnother: where the newest snapshot is not the one that was taken for it, the client gets the newest alone,
+// and whatever is wrong is wrong of that one.
+func TestEarlyOfAnother(t *testing.T) {
+	f, _ := serveFar(t)
+	f.replace(200)
+	f.gets(`{"dataset":"d","columns":["position"],"batch":16,"order":"free","step":6,"row":3,"served":"Aw=="}`, 99)
+	f.replace(100)
+	f.gets(`{"dataset":"d","columns":["position","image"],"shuffle":{"seed":5},"batch":16}`, 100)
+	f.replace(300)
+	f.gets(`{"dataset":"d","columns":["position","image"],"selection":{"positions":[250]},"batch":16}`, 1)
+	f.replace(400)
+	f.gets(`{"dataset":"d","columns":["position","image"],"batch":100,"step":3}`, 100)
+	f.replace(100)
+	_, err := f.deliveries([]byte(`{"dataset":"d","columns":["position","image"],"batch":100,"step":3}`))
+	wantCode(t, err, codes.InvalidArgument, "step")
+	f.replace(200)
+	if err := f.store.Drop(t.Context(), "d", 7); err != nil {
+		t.Fatal(err)
+	}
+	f.gets(`{"dataset":"d","columns":["position","image"],"batch":16}`, 100)
+	_, err = f.deliveries([]byte(`{"dataset":"d","columns":["position","image"],"batch":16,"snapshot":7}`))
+	wantCode(t, err, codes.NotFound, "7")
+}
