@@ -280,7 +280,7 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 
 // readyMemory is how much memory for blobs a server has ready when it says that
 // it serves, at most.
-const readyMemory = 256 << 20
+const readyMemory = 512 << 20
 
 // announce says to those who wait for the server that it is there.
 func (c *ServeCmd) announce(app *App, n *node, address string) error {

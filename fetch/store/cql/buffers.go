@@ -21,9 +21,10 @@ import (
 //
 // Slabs without a pinned buffer are kept as long as there are not more of them,
 // together with those in use, than were in use at some time in the last two
-// periods, and some to spare, for the shares of the sizes vary. The others are
-// unmapped by a timer, which runs while there are any, and before new ones are
-// mapped.
+// periods, and some to spare, for the shares of the sizes vary; or than were
+// touched ahead of their use. The others are unmapped by a timer, which runs
+// while there are any, and before new ones are mapped. One of the right size
+// becomes what another class needs.
 //
 // What is pinned for long, by consumers that stand still, may be spread over many
 // slabs. Where what lies free between pinned buffers is much, the pages of
@@ -41,6 +42,7 @@ type arena struct {
 	// In bytes of slabs: mapped, those with pinned buffers, and the most of
 	// these in this period and in the one before.
 	mapped, used, peak, before int64
+	ready                      int64    // as much stays mapped, if it ever was
 	touched                    [][]byte // mappings for small slabs that wait for their first use
 
 	buffers int64 // pinned
@@ -90,20 +92,25 @@ func (a *arena) take(n int64) (*buffer, error) {
 	s := a.available(c)
 	if s == nil {
 		z, count := slabOf(size)
-		doomed := a.surplus(a.keep(a.used+z) - z)
-		a.mapped += z // also while it is being mapped
-		a.mu.Unlock()
-		err := unmap(doomed)
-		if err == nil {
-			s, err = newSlab(a, c, size, z, count)
-		}
-		a.mu.Lock()
-		if err != nil {
-			a.mapped -= z
+		if mapping := a.unused(z); mapping != nil {
+			s = newSlab(a, c, size, mapping, z, count)
+		} else {
+			doomed := a.surplus(a.keep(a.used+z) - z)
+			a.mapped += z // also while it is being mapped
 			a.mu.Unlock()
-			return nil, err
+			err := unmap(doomed)
+			if err == nil {
+				mapping, err = mapSlab(z)
+			}
+			a.mu.Lock()
+			if err != nil {
+				a.mapped -= z
+				a.mu.Unlock()
+				return nil, err
+			}
+			a.maps++
+			s = newSlab(a, c, size, mapping, z, count)
 		}
-		a.maps++
 		a.use(s)
 		if count > 1 {
 			a.classes[c].partial.push(s)
@@ -225,7 +232,31 @@ func (a *arena) retire(s *slab) *slab {
 // keep is how much may stay mapped where least bytes are needed now.
 func (a *arena) keep(least int64) int64 {
 	n := max(a.peak, a.before, least)
-	return n + min(n, a.spare)
+	return max(n+min(n, a.spare), a.ready)
+}
+
+// unused returns the mapping of a slab of that size that nobody uses: one that was touched ahead of its use, or where as
+// much is mapped as may be, that of another class that became idle first. It returns nil if there is none.
+func (a *arena) unused(size int64) []byte {
+	if last := len(a.touched) - 1; last >= 0 && size == smallSlab {
+		mapping := a.touched[last]
+		a.touched = a.touched[:last]
+		return mapping
+	}
+	if size > largeSlab || a.mapped+size <= a.keep(a.used+size) {
+		return nil
+	}
+	var oldest *slab
+	for c := range a.classes {
+		if s := a.classes[c].idle.last; s != nil && s.size == size && (oldest == nil || s.order < oldest.order) {
+			oldest = s
+		}
+	}
+	if oldest == nil {
+		return nil
+	}
+	a.classes[oldest.class].idle.remove(oldest)
+	return oldest.mapping
 }
 
 // surplus takes out the idle slabs that exceed what is to stay mapped, those
@@ -254,7 +285,7 @@ func (a *arena) tick() {
 	doomed := a.surplus(a.keep(0))
 	a.before, a.peak = a.peak, a.used
 	a.timer = nil
-	if a.mapped > a.used && !a.closed {
+	if a.mapped > max(a.used, a.ready) && !a.closed {
 		a.timer = time.AfterFunc(a.period, a.tick)
 	}
 	a.mu.Unlock()
@@ -272,6 +303,7 @@ func (a *arena) close() error {
 	doomed := a.surplus(0)
 	for _, mapping := range a.touched {
 		doomed = &slab{mapping: mapping, next: doomed}
+		a.mapped -= smallSlab
 	}
 	a.touched = nil
 	a.mu.Unlock()
@@ -291,35 +323,23 @@ func (a *arena) stats() arenaStats {
 	return arenaStats{buffers: a.buffers, bytes: a.bytes, mapped: a.mapped, idle: a.mapped - a.used, maps: a.maps}
 }
 
-// touch maps and touches memory for small slabs, some bytes in all, so that the
-// first reads need not: the kernel clears it, and where it is a guest, its host
-// finds it first. What is not used stays until close.
+// touch maps and touches memory for small slabs, some bytes in all, so that
+// reads need not: the kernel clears it, and where it is a guest, its host
+// finds it first. As much stays until close.
 func (a *arena) touch(n int64) error {
 	for ; n >= smallSlab; n -= smallSlab {
 		mapping, err := mapSlab(smallSlab)
 		if err != nil {
 			return err
 		}
-		memory := aligned(mapping, smallSlab)
-		for i := 0; i < len(memory); i += smallPage {
-			memory[i] = 0
+		for i := 0; i < len(mapping); i += smallPage {
+			mapping[i] = 0
 		}
 		a.mu.Lock()
 		a.touched = append(a.touched, mapping)
+		a.ready += smallSlab
+		a.mapped += smallSlab
 		a.mu.Unlock()
 	}
 	return nil
-}
-
-// smallSlab maps a small slab, or takes one that was touched before.
-func (a *arena) smallSlab() ([]byte, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	n := len(a.touched)
-	if n == 0 {
-		return mapSlab(smallSlab)
-	}
-	mapping := a.touched[n-1]
-	a.touched = a.touched[:n-1]
-	return mapping, nil
 }

@@ -253,11 +253,53 @@ func TestBuffersAreKept(t *testing.T) {
 	want(2, 5)
 	// Buffers of another size take the place of those that nobody needs.
 	fill(32, smallSlab/32-smallPage)
-	want(2, 6)
+	want(2, 5)
 	for range 3 {
 		a.tick()
 	}
-	want(0, 6)
+	want(0, 5)
+}
+
+// TestBuffersReady: what was touched ahead of its use is used first, and stays.
+func TestBuffersReady(t *testing.T) {
+	a := newArena(t)
+	if err := a.touch(4*smallSlab + 1); err != nil {
+		t.Fatal(err)
+	}
+	want := func(mapped, idle, maps int64) {
+		t.Helper()
+		if s := a.stats(); s.mapped != mapped*smallSlab || s.idle != idle*smallSlab || s.maps != maps {
+			t.Errorf("%+v, want %d slabs, %d of them idle, and %d mapped since", s, mapped, idle, maps)
+		}
+	}
+	want(4, 4, 0)
+	var list []*buffer
+	use := func(n int, size int64) {
+		for range n {
+			list = append(list, a.mustTake(t, size))
+		}
+	}
+	release := func() {
+		for _, b := range list {
+			b.Unpin()
+		}
+		list = nil
+	}
+	use(3*16, smallSlab/16-smallPage)
+	want(4, 1, 0)
+	use(2*16, smallSlab/16-smallPage)
+	want(5, 0, 1)
+	release()
+	for range 3 {
+		a.tick()
+	}
+	want(4, 4, 1)
+	if a.timer != nil {
+		t.Error("what stays is looked at every period")
+	}
+	use(2*32, smallSlab/32-smallPage) // of another class
+	want(4, 2, 1)
+	release()
 }
 
 // TestBuffersToSpare: sizes that take turns do not take each other's memory.

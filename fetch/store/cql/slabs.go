@@ -1,6 +1,7 @@
 package cql
 
 import (
+	"errors"
 	"fmt"
 	"math/bits"
 	"unsafe"
@@ -20,8 +21,8 @@ const (
 	// again after it was unmapped comes five times as fast in pages of this size.
 	hugePage  = 2 << 20
 	smallPage = 4 << 10
-	// smallSlab and largeSlab hold buffers up to a sixteenth and up to a quarter
-	// of them; larger buffers have a slab each.
+	// smallSlab and largeSlab hold buffers up to a quarter of them; larger buffers have
+	// a slab each.
 	smallSlab, largeSlab = hugePage, 4 * hugePage
 )
 
@@ -43,7 +44,7 @@ func classOf(n int64) (c int, size int64) {
 // slabOf is the size of a slab of buffers of that size, and how many it holds.
 func slabOf(size int64) (slab int64, n int) {
 	switch {
-	case size <= smallSlab/16:
+	case size <= smallSlab/4:
 		return smallSlab, int(smallSlab / size)
 	case size <= largeSlab/4:
 		return largeSlab, int(largeSlab / size)
@@ -54,7 +55,7 @@ func slabOf(size int64) (slab int64, n int) {
 // slab is one mapping.
 type slab struct {
 	class   int
-	mapping []byte // as the kernel gave it
+	mapping []byte
 	size    int64
 	buffers []buffer
 	free    []*buffer // the last was used last
@@ -63,51 +64,59 @@ type slab struct {
 	prev, next *slab
 }
 
-// mapSlab maps a slab of that size, and as much more as aligned may need.
+// mapSlab maps a slab of that size, from the beginning of a huge page on. Neighbours have nothing between them, so that
+// the kernel, which bounds how many mappings a process has, joins them.
 func mapSlab(size int64) ([]byte, error) {
-	length := size + hugePage - 1
-	mapping, err := unix.Mmap(-1, 0, int(length), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
-	if err != nil {
-		return nil, fmt.Errorf("map %d bytes for blobs: %w", length, err)
+	memory, err := mapMemory(size)
+	if err == nil && uintptr(memory)%hugePage != 0 {
+		if err = unix.MunmapPtr(memory, uintptr(size)); err == nil {
+			memory, err = mapAligned(size)
+		}
 	}
-	memory := aligned(mapping, size)
-	adviseHuge(memory[:size/hugePage*hugePage])
+	if err != nil {
+		return nil, fmt.Errorf("map %d bytes for blobs: %w", size, err)
+	}
+	mapping := unsafe.Slice((*byte)(memory), size)
+	adviseHuge(mapping[:size/hugePage*hugePage])
 	return mapping, nil
 }
 
-// aligned is the part of a mapping that begins at a huge page.
-func aligned(mapping []byte, size int64) []byte {
-	begin := -uintptr(unsafe.Pointer(unsafe.SliceData(mapping))) % hugePage
-	return mapping[begin:][:size]
+func mapMemory(size int64) (unsafe.Pointer, error) {
+	return unix.MmapPtr(-1, 0, nil, uintptr(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 }
 
-// newSlab maps memory for n buffers of that size.
-func newSlab(a *arena, c int, size, slabSize int64, n int) (*slab, error) {
-	var mapping []byte
-	var err error
-	if slabSize == smallSlab {
-		mapping, err = a.smallSlab()
-	} else {
-		mapping, err = mapSlab(slabSize)
-	}
+// mapAligned maps more than is asked for, and gives back what lies before a huge page and after the last one.
+func mapAligned(size int64) (unsafe.Pointer, error) {
+	size = (size + smallPage - 1) / smallPage * smallPage
+	begin, err := mapMemory(size + hugePage)
 	if err != nil {
 		return nil, err
 	}
+	before := -uintptr(begin) % hugePage
+	memory := unsafe.Add(begin, before)
+	if before > 0 {
+		err = unix.MunmapPtr(begin, before)
+	}
+	return memory, errors.Join(err, unix.MunmapPtr(unsafe.Add(memory, size), hugePage-before))
+}
+
+// newSlab makes n buffers of that size of a mapping.
+func newSlab(a *arena, c int, size int64, mapping []byte, slabSize int64, n int) *slab {
 	s := &slab{class: c, mapping: mapping, size: slabSize, buffers: make([]buffer, n), free: make([]*buffer, n)}
-	memory := aligned(mapping, slabSize)
 	for i := range s.buffers {
 		at := int64(i) * size
-		s.buffers[i] = buffer{arena: a, slab: s, memory: memory[at : at+size : at+size]}
+		s.buffers[i] = buffer{arena: a, slab: s, memory: mapping[at : at+size : at+size]}
 		s.free[n-1-i] = &s.buffers[i]
 	}
-	return s, nil
+	return s
 }
 
 // unmap returns a list of slabs to the operating system.
 func unmap(list *slab) error {
 	var first error
 	for s := list; s != nil; s = s.next {
-		if err := unix.Munmap(s.mapping); err != nil && first == nil {
+		if err := unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(s.mapping)), uintptr(len(s.mapping))); err != nil &&
+			first == nil {
 			first = fmt.Errorf("unmap %d bytes of blobs: %w", len(s.mapping), err)
 		}
 	}
