@@ -299,7 +299,7 @@ func (e *Engine) OpenEarly(ctx context.Context, req schema.Request) (*Job, error
 }
 
 // OpenAhead opens datasets that will probably be asked for: see [jobs.Jobs.OpenAhead].
-func (e *Engine) OpenAhead() { e.jobs.OpenAhead() }
+func (e *Engine) OpenAhead() <-chan struct{} { return e.jobs.OpenAhead() }
 
 // Pin puts the number of a snapshot in the place of its tag: see [jobs.Jobs.Pin].
 func (e *Engine) Pin(ctx context.Context, req schema.Request) (schema.Request, error) {

@@ -35,7 +35,7 @@ sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "examples")]
 
 import pyarrow.flight as fl  # noqa: E402
 from cassandra_node import Cassandra  # noqa: E402
-from harness import median  # noqa: E402
+from harness import cpu_seconds, median  # noqa: E402
 from ports import free_port  # noqa: E402
 from server import Server  # noqa: E402
 
@@ -47,7 +47,7 @@ OURS: dict[str, dict[str, Any]] = {  # name: options of p_bowstring
 }
 PEERS = "bowstring,bowstring-x2,lance-take,mosaicml-tuned,torch-s3-concurrent-64,webdataset-8w"
 LINK = ("bw", "window", "jitter", "slowstart")  # run.py's flags of the proxy beside the round trip
-WARM_EPOCHS = 15
+WARM_EPOCHS, WARM = 10, 0.97  # so many epochs take at least this share of what as many before took
 
 
 def kit() -> Any:
@@ -155,11 +155,17 @@ def proxy(args: argparse.Namespace, target: int, seen: dict[str, int]) -> Iterat
         seen.update((k, int(v)) for k, v in re.findall(r"(conns|max_open|bytes)=(\d+)", process.stdout.read()))
 
 
-def warm(binary: Path, store: str) -> None:
-    """Read the dataset until the JVM has compiled what reads it."""
-    with Server(binary, store) as server:
-        for epoch in range(WARM_EPOCHS):
-            print(f"warm {epoch}: {read_epoch(server.url, seed=2, epoch=epoch):.0f} MB/s", file=sys.stderr, flush=True)
+def warm(binary: Path, node: Cassandra) -> None:
+    """Read the dataset until the JVM has compiled what reads it: its processor time for an epoch stands still."""
+    took: list[float] = []
+    with Server(binary, node.uri("peers"), "--window-memory=128MiB") as server:  # all of an epoch is read
+        while len(took) < 2 * WARM_EPOCHS or median(took[-WARM_EPOCHS:]) < WARM * median(
+            took[-2 * WARM_EPOCHS : -WARM_EPOCHS]
+        ):
+            before = cpu_seconds(node.pid)
+            rate = read_epoch(server.url, seed=2, epoch=len(took))
+            took.append(cpu_seconds(node.pid) - before)
+            print(f"warm: {rate:.0f} MB/s, {took[-1]:.2f} s of Cassandra's processor time", file=sys.stderr, flush=True)
 
 
 def read_epoch(url: str, seed: int, epoch: int = 0) -> float:
@@ -186,7 +192,7 @@ def stored(args: argparse.Namespace) -> Iterator[Cassandra]:
                 node.start()
             else:
                 stack.enter_context(node)
-            warm(args.bowstring, node.uri("peers"))
+            warm(args.bowstring, node)
         yield node
 
 

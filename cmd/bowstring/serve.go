@@ -192,10 +192,15 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 	if far, ok := n.store.(interface {
 		Prepare(ctx context.Context, memory int64) error
 	}); ok {
+		opened := n.engine.OpenAhead()
 		if err := far.Prepare(ctx, min(l.windowBytes/8, readyMemory)); err != nil { // the first reader will be told
 			app.Log.WarnContext(ctx, "the store could not be prepared for reading", "error", err)
 		}
-		n.engine.OpenAhead()
+		select {
+		case <-opened:
+		case <-time.After(openWithin): // it goes on
+		case <-ctx.Done():
+		}
 		defer keepHeapRoom(func() int64 { return n.engine.Ledger().Free(admission.Windows) })()
 	}
 	if n.members != nil {
@@ -281,6 +286,9 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 // readyMemory is how much memory for blobs a server has ready when it says that
 // it serves, at most.
 const readyMemory = 512 << 20
+
+// openWithin is for how long a server waits, when its store is prepared, for datasets to be open.
+const openWithin = 2 * time.Second
 
 // announce says to those who wait for the server that it is there.
 func (c *ServeCmd) announce(app *App, n *node, address string) error {

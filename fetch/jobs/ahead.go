@@ -22,16 +22,19 @@ func (a *ahead) end() {
 	a.running.Wait()
 }
 
-// OpenAhead begins to open the newest snapshot of each dataset, and does not wait for that: of a store that is far away
-// the first job would, for some round trips. Where there are more datasets than stay open while nobody reads them, nobody
+// OpenAhead begins to open the newest snapshot of each dataset: of a store that is far away the first job would wait for
+// that for some round trips. Where there are more datasets than stay open while nobody reads them, nobody
 // knows which of them will be wanted, and none is opened. What cannot be opened is left to who asks for it. It is called
-// once at most, before Close, which ends it.
-func (js *Jobs) OpenAhead() {
+// once at most, before Close, which ends it. The channel is closed when it has ended.
+func (js *Jobs) OpenAhead() (ended <-chan struct{}) {
+	done := make(chan struct{})
 	namer, ok := js.store.(store.Namer)
 	if !ok {
-		return
+		close(done)
+		return done
 	}
 	js.ahead.running.Go(func() {
+		defer close(done)
 		ctx := js.ahead.context
 		names, err := namer.Names(ctx)
 		if err != nil {
@@ -41,14 +44,17 @@ func (js *Jobs) OpenAhead() {
 		if len(names) > js.snapshots.maxIdle {
 			return
 		}
+		var opening sync.WaitGroup
+		defer opening.Wait()
 		for _, name := range names {
-			js.ahead.running.Go(func() {
+			opening.Go(func() {
 				if err := js.openAhead(ctx, name); err != nil {
 					js.logger.DebugContext(ctx, "a dataset is not opened ahead of its use", "dataset", name, "error", err)
 				}
 			})
 		}
 	})
+	return done
 }
 
 func (js *Jobs) openAhead(ctx context.Context, dataset string) (err error) {

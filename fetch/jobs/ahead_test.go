@@ -43,9 +43,18 @@ func TestOpenAhead(t *testing.T) {
 		<-gate
 		return nil
 	}
-	f.OpenAhead()
+	ended := f.OpenAhead()
 	lists := map[schema.Key]bool{<-arrived: true, <-arrived: true}
+	select {
+	case <-ended:
+		t.Error("it has ended before what it opens is open")
+	default:
+	}
 	close(gate)
+	<-ended
+	if n := f.OpenSnapshots(); n != 2 {
+		t.Errorf("it has ended, and %d snapshots are open", n)
+	}
 	f.open(t, schema.Request{Dataset: "a"})
 	f.open(t, schema.Request{Dataset: "b"})
 	close(arrived)
@@ -87,7 +96,8 @@ func TestOpenAheadEnds(t *testing.T) {
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}
-	f.OpenAhead()
+	ended := f.OpenAhead()
 	<-arrived
 	f.Close() // or the test hangs
+	<-ended
 }
