@@ -54,8 +54,8 @@ def run(context: Context) -> Result:
             for link in LINKS
             for keys, address in KEYS.items()
         }
-        for keys in KEYS:  # each statement has a way of its own through the JVM
-            warm(servers["near", keys].url)
+        for address in KEYS.values():  # each statement has a way of its own through the JVM
+            warm(context.binary, node.uri() + address)
         for round_ in range(context.rounds):
             for place, dataset in {**dict.fromkeys(LINKS, "bench"), "near_small": "small"}.items():
                 link = place.removesuffix("_small")

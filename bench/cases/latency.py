@@ -38,7 +38,7 @@ def run(context: Context) -> Result:
         urls = {
             name: stack.enter_context(Server(context.binary, node.uri(), rtt=name, window=WINDOW)).url for name in LINKS
         }
-        emit(case="latency", warm_mb_per_s=[round(r) for r in warm(urls["0ms"])])
+        emit(case="latency", warm_mb_per_s=[round(r) for r in warm(context.binary, node.uri())])
         for round_ in range(context.rounds):
             for name, url in urls.items():
                 (rate,) = throughput(url, SECONDS, SKIP, shuffled(seed=7, epoch=1000 * round_))

@@ -74,8 +74,7 @@ def measure(context: Context, uri: str, round_: int) -> tuple[float, float]:
 def run(context: Context) -> Result:
     """Cassandra holds the samples, so that all that the server has in memory is its own."""
     with in_cassandra(context) as node:
-        with Server(context.binary, node.uri()) as server:
-            warm(server.url)
+        warm(context.binary, node.uri())
         found = [measure(context, node.uri(), r) for r in range(context.rounds)]
     return Result(
         "memory",

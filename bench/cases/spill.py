@@ -99,8 +99,7 @@ def fill_cost(context: Context) -> float:
     """The part of a stream's throughput from Cassandra that filling a new spill takes."""
     costs = []
     with in_cassandra(context, fill=FILLED) as node:
-        with Server(context.binary, node.uri(), rtt="0ms") as server:
-            emit(case="spill", warm_mb_per_s=[round(r) for r in warm(server.url)])
+        emit(case="spill", warm_mb_per_s=[round(r) for r in warm(context.binary, node.uri())])
         epoch(context, node.uri(), 0, [])  # nobody has read these tables yet
         for round_ in range(2 * context.rounds):  # a small difference
             rates = {}

@@ -60,8 +60,7 @@ def run(context: Context) -> Result:
     """Interleave a window of reads without a spill and with one, on each link; one read at a time is measured once."""
     found: dict[str, list[dict[str, float]]] = {rtt: [] for rtt in LINKS}
     with stored(context, wait=PHOTOGRAPHS) as node:
-        with Server(context.binary, node.uri(), rtt="0ms") as server:
-            emit(case="wait", warm_mb_per_s=[round(r) for r in warm(server.url)])
+        emit(case="wait", warm_mb_per_s=[round(r) for r in warm(context.binary, node.uri())])
         alone = {rtt: serial(context, node.uri(), rtt) for rtt in LINKS}
         emit(case="wait", side="serial", waited_s=alone)
         for round_ in range(context.rounds):
