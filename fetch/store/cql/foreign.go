@@ -107,7 +107,7 @@ func (s *Store) sessionFor(ctx context.Context, keyspace string) (*gocql.Session
 	if session := f.sessions[keyspace]; session != nil {
 		return session, nil
 	}
-	session, _, err := s.session(ctx, keyspace, s.config.connsPerHost(s.nodes))
+	session, _, err := s.session(ctx, keyspace, s.conns)
 	if err != nil {
 		return nil, fmt.Errorf("keyspace %s: %w", keyspace, err)
 	}

@@ -142,6 +142,7 @@ type survey struct {
 	exists      bool           // the keyspace
 	replication Replication    // of it
 	tables      map[string]string
+	answered    time.Duration // within which the node does, some round trips
 }
 
 // defineTimeout is for statements that change the schema, which all nodes take part in.
@@ -169,10 +170,13 @@ func (s *Store) look(ctx context.Context) (_ *gocql.Session, _ *survey, err erro
 		}
 	}()
 	v := &survey{nodes: map[string]int{}}
+	asked := time.Now()
 	if err := session.Query("SELECT data_center FROM system.local").WithContext(ctx).Scan(&v.dc); err != nil {
 		return nil, nil, s.fault(ctx, err, nil, "system.local", "look at the cluster")
 	}
+	v.answered = time.Since(asked)
 	v.nodes[v.dc]++ // peers lists the other nodes only
+	asked = time.Now()
 	iter := session.Query("SELECT data_center FROM system.peers").WithContext(ctx).Iter()
 	var center string
 	for iter.Scan(&center) {
@@ -181,6 +185,7 @@ func (s *Store) look(ctx context.Context) (_ *gocql.Session, _ *survey, err erro
 	if err := iter.Close(); err != nil {
 		return nil, nil, s.fault(ctx, err, nil, "system.peers", "look at the cluster")
 	}
+	v.answered = min(v.answered, time.Since(asked))
 	if s.config.DC != "" {
 		v.dc = s.config.DC
 	}

@@ -349,8 +349,8 @@ func mockStoreOver(t testing.TB, uri string, dialer Dialer) *Store {
 		t.Fatal(err)
 	}
 	s := newStore(config, Options{Logger: quiet, Dialer: dialer})
-	s.dc = "dc1"
-	if s.db, s.steering, err = s.session(context.Background(), config.Keyspace, config.connsPerHost(s.nodes)); err != nil {
+	s.dc, s.conns = "dc1", config.connsPerHost(1, time.Second)
+	if s.db, s.steering, err = s.session(context.Background(), config.Keyspace, s.conns); err != nil {
 		t.Fatal(err)
 	}
 	s.gathering = newGathering(s)

@@ -34,7 +34,6 @@ func (c *Config) cluster(opts Options) (*gocql.ClusterConfig, error) {
 	cl.ProtoVersion = c.Proto
 	cl.Timeout = c.Timeout
 	cl.ConnectTimeout = c.Connect
-	cl.NumConns = c.connsPerHost(1)
 	cl.Consistency = c.Read
 	cl.SerialConsistency = gocql.Serial
 	if c.LocalSerial {

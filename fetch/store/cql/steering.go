@@ -69,7 +69,7 @@ func (s *Store) newSteering(keyspace string) *steering {
 			gocql.NonLocalReplicasFallback()),
 		dc:       s.dc,
 		keyspace: keyspace,
-		conns:    s.config.connsPerHost(s.nodes),
+		conns:    s.conns,
 		log:      s.log,
 		ask:      s.keepAsking,
 		now:      func() time.Duration { return time.Since(start) },

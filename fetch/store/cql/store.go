@@ -45,7 +45,7 @@ type Store struct {
 	options  Options
 	log      *slog.Logger
 	dc       string // where the driver sends requests first
-	nodes    int    // in dc, when the store was opened
+	conns    int    // to each of its hosts
 	spread   bool   // over several datacenters
 	db       *gocql.Session
 	steering *steering // of db
@@ -141,8 +141,8 @@ func (o *Options) ensureDefaults() {
 
 // join opens the session that everything but a look at the schema uses.
 func (s *Store) join(ctx context.Context, v *survey) (err error) {
-	s.dc, s.nodes, s.spread = v.dc, v.nodes[v.dc], len(v.replication) > 1
-	s.db, s.steering, err = s.session(ctx, s.config.Keyspace, s.config.connsPerHost(s.nodes))
+	s.dc, s.conns, s.spread = v.dc, s.config.connsPerHost(v.nodes[v.dc], v.answered), len(v.replication) > 1
+	s.db, s.steering, err = s.session(ctx, s.config.Keyspace, s.conns)
 	if err == nil {
 		s.gathering = newGathering(s)
 	}

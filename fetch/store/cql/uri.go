@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/url"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -31,8 +32,9 @@ const Scheme = "cql://"
 //	dc           datacenter to prefer; default that of the first host that answers
 //	rf           replicas in that datacenter of a keyspace that is yet to be made,
 //	             where store init is given no replication
-//	conns        connections to each host; default 32 for all hosts of the
-//	             datacenter together, and 2 to each where that is more
+//	conns        connections to each host; default 4 to 32 for all hosts of the
+//	             datacenter together, the more the longer a host takes to answer,
+//	             and 2 to each where that is more
 //	keys         blobs that one statement asks for at most; 1: each is asked for by
 //	             itself; default 16, and 1 where hosts have shards
 //	proto        version of the native protocol, 3 or 4; default 4
@@ -57,7 +59,7 @@ type Config struct {
 	LocalSerial bool
 	DC          string
 	RF          int
-	Conns       int // to each host; 0 for as many as suit the number of hosts
+	Conns       int // to each host; 0 for as many as suit the number of hosts and the way to them
 	Keys        int // in a statement; 0 for as many as suit the hosts
 	Proto       int
 	Timeout     time.Duration
@@ -75,14 +77,20 @@ type Config struct {
 
 const (
 	defaultPort = 9042
-	// defaultConns is how many connections all nodes of the datacenter share. A
+	// mostConns is how many connections all nodes of the datacenter share at most. A
 	// connection carries at most a window each round trip, which ends at 6 MiB
 	// with Linux's own settings, or half of that where the kernel sets the other
 	// half of the buffer aside: 40 or 20 MB/s where a round trip takes 150 ms. So 32
 	// carry 640 MB/s at worst. They also begin with 32 times TCP's initial window
 	// together, which spares five doublings, each a round trip, of a slow start.
-	// On a short way fewer would do, but an idle one costs little: see docs/formats.md.
-	defaultConns = 32
+	mostConns = 32
+	// Fewer do on a short way, where each more costs: the driver keeps buffers of up to
+	// a mebibyte for each connection and processor, and makes those anew that were not
+	// used between two collections of garbage. connPer is what part of the time that a
+	// node takes to answer makes one connection.
+	connPer               = time.Millisecond
+	nearConns             = 4
+	nearConnsPerProcessor = 2
 	// leastConns keeps one connection's loss or long response from stopping a host.
 	leastConns     = 2
 	defaultTimeout = 10 * time.Second
@@ -176,12 +184,13 @@ func (c *Config) check() error {
 	return nil
 }
 
-// connsPerHost is the number of connections to each of so many hosts.
-func (c *Config) connsPerHost(hosts int) int {
+// connsPerHost is the number of connections to each of so many hosts, the nearest of which answers within that time.
+func (c *Config) connsPerHost(hosts int, answered time.Duration) int {
 	if c.Conns > 0 {
 		return c.Conns
 	}
-	return max(leastConns, (defaultConns+hosts-1)/max(1, hosts))
+	near := max(nearConns, nearConnsPerProcessor*runtime.GOMAXPROCS(0), int(answered/connPer))
+	return max(leastConns, (min(mostConns, near)+hosts-1)/max(1, hosts))
 }
 
 func (c *Config) parseHosts(list string) error {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -196,6 +197,31 @@ func TestRing(t *testing.T) {
 			if p.start >= p.end || i > 0 && p.start != parts[i-1].end {
 				t.Errorf("%d parts: part %d is %v", n, i, p)
 			}
+		}
+	}
+}
+
+// TestConnsPerHost: there are as many connections as the way takes milliseconds, within bounds, and shared by hosts.
+func TestConnsPerHost(t *testing.T) {
+	near := min(mostConns, max(nearConns, nearConnsPerProcessor*runtime.GOMAXPROCS(0)))
+	far := Config{}
+	for _, tt := range []struct {
+		config   Config
+		hosts    int
+		answered time.Duration
+		want     int
+	}{
+		{far, 1, 0, near},
+		{far, 1, 2 * time.Millisecond, near},
+		{far, 1, time.Duration(near+1) * time.Millisecond, min(near+1, mostConns)},
+		{far, 1, 150 * time.Millisecond, mostConns},
+		{far, 3, 150 * time.Millisecond, 11},
+		{far, 100, 150 * time.Millisecond, leastConns},
+		{far, 100, 0, leastConns},
+		{Config{Conns: 7}, 3, 0, 7},
+	} {
+		if got := tt.config.connsPerHost(tt.hosts, tt.answered); got != tt.want {
+			t.Errorf("%d hosts that answer within %s: %d connections to each, want %d", tt.hosts, tt.answered, got, tt.want)
 		}
 	}
 }
