@@ -2,7 +2,6 @@ package flight
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -109,7 +108,7 @@ func TestEarly(t *testing.T) {
 	go func() {
 		_, err := stream.Recv()
 		if !answered.Load() {
-			err = fmt.Errorf("the client is told something (error %v) before the catalog has answered", err)
+			t.Error("the client is told something before the catalog has answered")
 		}
 		received <- err
 	}()
