@@ -24,7 +24,8 @@ import (
 // periods, and some to spare, for the shares of the sizes vary; or than were
 // touched ahead of their use. The others are unmapped by a timer, which runs
 // while there are any, and before new ones are mapped. One of the right size
-// becomes what another class needs.
+// becomes what another class needs, and what was touched for small slabs
+// makes room for large ones.
 //
 // What is pinned for long, by consumers that stand still, may be spread over many
 // slabs. Where what lies free between pinned buffers is much, the pages of
@@ -259,10 +260,17 @@ func (a *arena) unused(size int64) []byte {
 	return oldest.mapping
 }
 
-// surplus takes out the idle slabs that exceed what is to stay mapped, those
-// first that became idle first. It returns them as a list.
+// surplus takes out what nobody uses and exceeds what is to stay mapped: first what was touched ahead of a use that has
+// not come, or that would stay at the cost of what is used now and then, then the slabs that became idle first. It
+// returns them as a list.
 func (a *arena) surplus(stay int64) (doomed *slab) {
 	for a.mapped > max(stay, a.used) {
+		if last := len(a.touched) - 1; last >= 0 {
+			doomed = &slab{mapping: a.touched[last], next: doomed}
+			a.touched[last], a.touched = nil, a.touched[:last]
+			a.mapped -= smallSlab
+			continue
+		}
 		var oldest *slab
 		for c := range a.classes {
 			if s := a.classes[c].idle.last; s != nil && (oldest == nil || s.order < oldest.order) {
@@ -301,11 +309,6 @@ func (a *arena) close() error {
 		a.timer = nil
 	}
 	doomed := a.surplus(0)
-	for _, mapping := range a.touched {
-		doomed = &slab{mapping: mapping, next: doomed}
-		a.mapped -= smallSlab
-	}
-	a.touched = nil
 	a.mu.Unlock()
 	return unmap(doomed)
 }

@@ -302,8 +302,22 @@ func TestBuffersReady(t *testing.T) {
 	release()
 }
 
-// TestBuffersToSpare: sizes that take turns do not take each other's memory.
+// TestBuffersToSpare: sizes that take turns do not take each other's memory, nor does what was touched for others.
 func TestBuffersToSpare(t *testing.T) {
+	ready := newArena(t)
+	ready.spare = arenaSpare
+	if err := ready.touch(64 * smallSlab); err != nil {
+		t.Fatal(err)
+	}
+	for range 100 {
+		for _, size := range []int64{3 << 20, 900_000, 20 << 20} {
+			ready.mustTake(t, size).Unpin()
+		}
+		ready.tick()
+	}
+	if s := ready.stats(); s.maps != 3 || s.mapped > 64*smallSlab || len(ready.touched) == 0 {
+		t.Errorf("%+v, with %d slabs touched, want 3 mapped since, and no more memory", s, len(ready.touched))
+	}
 	a := newArena(t)
 	a.spare = arenaSpare
 	for range 100 {
