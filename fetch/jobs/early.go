@@ -34,6 +34,10 @@ func (js *Jobs) OpenEarly(ctx context.Context, req schema.Request) (*Job, error)
 	if err != nil {
 		return nil, err
 	}
+	if req.Assign == schema.AssignLocal && req.Owners == "" {
+		// Its layout is claimed, which is written for good, and asks the catalog itself.
+		return js.open(ctx, req)
+	}
 	if snap, asked := js.snapshots.early(ctx, req.Dataset, req.Snapshot); snap != nil {
 		j, err := js.resolve(ctx, snap, req)
 		if err == nil {

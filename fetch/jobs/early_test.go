@@ -3,11 +3,13 @@ package jobs_test
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 	"time"
 
 	"bowstring/fetch/admission"
 	"bowstring/fetch/jobs"
+	"bowstring/fetch/layout"
 	"bowstring/schema"
 )
 
@@ -138,5 +140,35 @@ func TestEarlyEnds(t *testing.T) {
 	f.store.ask = nil
 	if _, err := f.OpenEarly(t.Context(), schema.Request{Dataset: "d"}); !errors.Is(err, schema.ErrUnavailable) {
 		t.Errorf("after Close a job is opened early: %v", err)
+	}
+}
+
+// claims are layouts that are claimed: by which plan, and how often.
+type claims struct {
+	mu   sync.Mutex
+	made map[string]int
+}
+
+// Layout implements jobs.Layouts.
+func (*claims) Layout(context.Context, string) (*layout.Layout, error) { return layout.Lone(), nil }
+
+// Claim implements jobs.Layouts.
+func (c *claims) Claim(_ context.Context, plan string, _ uint64, _ int64, _ []string) (*layout.Layout, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.made[plan]++
+	return layout.Lone(), nil
+}
+
+// TestEarlyClaimsNothing: no layout is claimed for a job that may be of the wrong snapshot.
+func TestEarlyClaimsNothing(t *testing.T) {
+	made := &claims{made: map[string]int{}}
+	f := newFixture(t, jobs.Options{Layouts: made}, admission.Limits{})
+	f.put(t, "d", 10)
+	f.slowly(t)
+	f.put(t, "d", 20)
+	f.early(t, schema.Request{Dataset: "d", Assign: schema.AssignLocal, Batch: 4}, 2)
+	if len(made.made) != 1 {
+		t.Errorf("layouts of %d plans were claimed for one job", len(made.made))
 	}
 }
