@@ -24,12 +24,22 @@ type access struct {
 	right    rules.Right
 	decision rules.Decision
 	refused  bool // it was not let do it
+	early    bool // and it is not certain yet that it is of the snapshot that was asked for
 }
 
 // used notes what the caller has been let do, for the audit log, and for others who ask
 // for running streams.
 func used(ctx context.Context, a access) {
 	if c := callFrom(ctx); c != nil {
+		c.registry.note(c, a)
+	}
+}
+
+// certain notes that what the caller has been let do is what was asked for.
+func certain(ctx context.Context) {
+	if c := callFrom(ctx); c != nil {
+		a := c.registry.accessOf(c)
+		a.early = false
 		c.registry.note(c, a)
 	}
 }
@@ -125,6 +135,8 @@ func (s *Server) auditCall(ctx context.Context, c *call, code codes.Code) {
 	switch {
 	case a.refused:
 		e.Event = audit.Deny
+	case a.early: // nothing was sent
+		return
 	case a.right != rules.Read || strings.HasSuffix(c.method, "/DoPut"):
 		return
 	}

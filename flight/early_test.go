@@ -2,6 +2,8 @@ package flight
 
 import (
 	"context"
+	"log/slog"
+	"path/filepath"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -12,6 +14,7 @@ import (
 
 	"bowstring/fetch/store"
 	"bowstring/fetch/store/local"
+	"bowstring/flight/audit"
 	"bowstring/schema"
 )
 
@@ -45,10 +48,10 @@ func (s *farStore) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, er
 }
 
 // serveFar serves a dataset d of 100 samples from a far store, which it has been read from once.
-func serveFar(t *testing.T) (*fixture, *farStore) {
+func serveFar(t *testing.T, opts Options) (*fixture, *farStore) {
 	t.Helper()
 	far := &farStore{}
-	f := serveOver(t, Options{}, func(s *local.Store) store.Store {
+	f := serveOver(t, opts, func(s *local.Store) store.Store {
 		far.Store = s
 		return far
 	})
@@ -95,7 +98,7 @@ func (f *fixture) replace(n int) {
 // TestEarly: blobs are read before a catalog that takes long has said which snapshot is the newest. The client is told
 // nothing before.
 func TestEarly(t *testing.T) {
-	f, far := serveFar(t)
+	f, far := serveFar(t, Options{})
 	g := &gate{read: make(chan struct{}, 100), open: make(chan struct{})}
 	far.gate.Store(g)
 	stream, err := f.client.DoGet(t.Context(), &flight.Ticket{
@@ -134,7 +137,7 @@ func TestEarly(t *testing.T) {
 // TestEarlyOfAnother: where the newest snapshot is not the one that was taken for it, the client gets the newest alone,
 // and whatever is wrong is wrong of that one.
 func TestEarlyOfAnother(t *testing.T) {
-	f, _ := serveFar(t)
+	f, _ := serveFar(t, Options{})
 	f.replace(200)
 	f.gets(`{"dataset":"d","columns":["position"],"batch":16,"order":"free","step":6,"row":3,"served":"Aw=="}`, 99)
 	f.replace(100)
@@ -153,4 +156,38 @@ func TestEarlyOfAnother(t *testing.T) {
 	f.gets(`{"dataset":"d","columns":["position","image"],"batch":16}`, 100)
 	_, err = f.deliveries([]byte(`{"dataset":"d","columns":["position","image"],"batch":16,"snapshot":7}`))
 	wantCode(t, err, codes.NotFound, "7")
+}
+
+// TestEarlyAudited: the audit log has no snapshot that the caller did not mean, whatever becomes of the call.
+func TestEarlyAudited(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "audit")
+	log, err := audit.Open(audit.Options{Path: file, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	f, _ := serveFar(t, Options{Audit: log}) // reads snapshot 1
+	f.replace(200)
+	const ticket = `{"dataset":"d","columns":["position"],"batch":100}`
+	f.gets(ticket, 200)
+	if err := f.store.Drop(t.Context(), "d", 0); err != nil {
+		t.Fatal(err)
+	}
+	_, err = f.deliveries([]byte(ticket))
+	wantCode(t, err, codes.NotFound, "d")
+	if err := f.server.Shutdown(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := log.Close(); err != nil {
+		t.Fatal(err)
+	}
+	var read []int64
+	for _, e := range lines(t, file) {
+		if e.Event == audit.Read {
+			read = append(read, e.Snapshot)
+		}
+	}
+	if !slices.Equal(read, []int64{1, 2}) {
+		t.Errorf("the audit log says that snapshots %v were read, want 1 and 2", read)
+	}
 }

@@ -182,7 +182,11 @@ func (s *Server) openEarly(ctx context.Context, req schema.Request, right rules.
 // jobs.ErrSuperseded if it is not.
 func (s *Server) confirm(ctx context.Context, job *fetch.Job, req schema.Request) error {
 	err := job.Confirm(ctx)
-	if err == nil || errors.Is(err, jobs.ErrSuperseded) {
+	switch {
+	case err == nil:
+		certain(ctx)
+		return nil
+	case errors.Is(err, jobs.ErrSuperseded):
 		return err
 	}
 	return s.notFor(ctx, s.decide(ctx, req.Dataset), req.Dataset, req.Snapshot, err)
@@ -206,7 +210,7 @@ func (s *Server) openBy(ctx context.Context, req schema.Request, right rules.Rig
 		return nil, err
 	}
 	used(ctx, access{dataset: req.Dataset, snapshot: job.Request().Snapshot, right: right, decision: d, plan: job.ID(),
-		group: job.Group()})
+		group: job.Group(), early: job.Early()})
 	// Whoever changes the rules ends what is noted by now; this is what is not.
 	if !s.decide(ctx, req.Dataset).Same(d) {
 		job.Close()

@@ -65,6 +65,9 @@ func (j *Job) Confirm(ctx context.Context) error {
 	}
 }
 
+// Early reports whether Confirm has something to say.
+func (j *Job) Early() bool { return j.asked != nil }
+
 // early takes a hold of the open snapshot that is probably meant, and asks the catalog whether it is. It returns nil if
 // there is none, if the catalog need not be asked, and if its answers are worth waiting for. The question ends with ctx.
 func (c *snapshotCache) early(ctx context.Context, dataset string, number int64) (*openSnapshot, *question) {
