@@ -84,11 +84,12 @@ func (c *snapshotCache) early(ctx context.Context, dataset string, number int64)
 		return nil, nil
 	}
 	s.refs++
-	ctx, cancel := context.WithCancel(ctx)
-	q := &question{cancel: cancel, done: make(chan struct{})}
+	ctx, cancel := context.WithCancelCause(ctx)
+	q := &question{cancel: func() { cancel(nil) }, done: make(chan struct{})}
 	c.questions.Go(func() {
 		defer close(q.done)
-		defer cancel()
+		defer q.cancel()
+		defer context.AfterFunc(c.closing, func() { cancel(errClosing()) })()
 		defer recovered(ctx, c.opening.logger, &q.err)
 		q.err = c.isMeant(ctx, s.key, number)
 	})

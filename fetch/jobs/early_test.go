@@ -129,14 +129,19 @@ func TestNotEarly(t *testing.T) {
 	f.early(t, schema.Request{Dataset: "d"}, 4)
 }
 
-// TestEarlyEnds: a question ends with its job.
+// TestEarlyEnds: a question ends with its job, and with all jobs.
 func TestEarlyEnds(t *testing.T) {
 	f := newFixture(t, jobs.Options{}, admission.Limits{})
 	f.put(t, "d", 10)
 	f.slowly(t)
 	f.store.ask = func(ctx context.Context) error { <-ctx.Done(); return context.Cause(ctx) }
 	f.early(t, schema.Request{Dataset: "d"}, 1).Close()
+	j := f.early(t, schema.Request{Dataset: "d"}, 1)
 	f.Close() // or the test hangs
+	if err := j.Confirm(t.Context()); !errors.Is(err, schema.ErrUnavailable) {
+		t.Errorf("a job that was open then is confirmed with %v", err)
+	}
+	j.Close()
 	f.store.ask = nil
 	if _, err := f.OpenEarly(t.Context(), schema.Request{Dataset: "d"}); !errors.Is(err, schema.ErrUnavailable) {
 		t.Errorf("after Close a job is opened early: %v", err)

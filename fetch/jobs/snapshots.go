@@ -57,6 +57,8 @@ type snapshotCache struct {
 
 	// of jobs that were opened early; grows under mu only while not closed
 	questions sync.WaitGroup
+	closing   context.Context //nolint:containedctx // ends them
+	end       context.CancelFunc
 
 	mu     sync.Mutex
 	byKey  map[snapshotKey]*openSnapshot // guarded by mu
@@ -69,6 +71,7 @@ type snapshotCache struct {
 func (c *snapshotCache) init(store store.Store, pages *manifest.Cache, opts Options) {
 	c.store, c.pages, c.maxIdle, c.opening.logger = store, pages, opts.IdleSnapshots, opts.Logger
 	c.byKey = map[snapshotKey]*openSnapshot{}
+	c.closing, c.end = context.WithCancel(context.Background())
 }
 
 // get opens a snapshot, or shares the open one; number 0 is the newest. The
@@ -252,6 +255,7 @@ func (c *snapshotCache) close() {
 	c.closed = true
 	c.mu.Unlock()
 	c.opening.close()
+	c.end()
 	c.questions.Wait()
 	c.closeIdle()
 	c.pages.Close()
