@@ -33,8 +33,7 @@ def is_kept(_: Any) -> bool:
 
 def first(photos: bowstring.Dataset, *, workers: int, **options: Any) -> Any:
     dataset = BowstringDataset(photos.columns(["position"]), global_batch_size=270, collate=is_kept, **options)
-    # A new process: only the heap that a process begins with can hold such a block, and a fork may use another.
-    context = "spawn" if workers else None
+    context = "fork" if workers else None
     return next(iter(DataLoader(dataset, batch_size=None, num_workers=workers, multiprocessing_context=context)))
 
 
