@@ -184,7 +184,7 @@ func (c *Config) check() error {
 	return nil
 }
 
-// connsPerHost is the number of connections to each of so many hosts, the nearest of which answers within that time.
+// connsPerHost is the number of connections to each of so many hosts; the one asked first answers within that time.
 func (c *Config) connsPerHost(hosts int, answered time.Duration) int {
 	if c.Conns > 0 {
 		return c.Conns
