@@ -86,10 +86,11 @@ type ahead struct {
 	ready     int   // rows of near runs that are back and not delivered
 	readySize int64 // bytes of those
 
-	hungry   []*operators.Task // cells whose results have no room; they count as in flight
-	granted  int64             // bytes of the ledger that the next row has
-	starving int64             // bytes that it would need, where nothing is held and there are none
-	wants    []queued
+	hungry    []*operators.Task // cells whose results have no room; they count as in flight
+	reserving bool              // Next waits for bytes of the ledger
+	granted   int64             // bytes of the ledger that the next row has
+	starving  int64             // bytes that it would need, where nothing is held and there are none
+	wants     []queued
 }
 
 // init begins to plan where a ticket says, but for the rows that it says were served.

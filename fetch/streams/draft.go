@@ -147,18 +147,19 @@ func (a *ahead) undraftLocked() {
 	a.drafts, a.drafted = nil, 0
 }
 
-// redraftLocked makes a run that is taken out a draft again: where its rows lie is known. Of the drafts, those that are
-// used last are given up where they are too many.
-func (s *Stream) redraftLocked(r *run) {
-	a := &s.ahead
+// redraftLocked makes a run that is taken out a draft again, from one of its rows on: where they lie is known. Of the
+// drafts, those that are used last are given up where they are too many.
+func (s *Stream) redraftLocked(r *run, first int) {
+	a, from := &s.ahead, r.from
+	from.at += int64(first)
 	if s.job.Manifest().Resident() {
 		a.undraftLocked() // it costs nothing to look them up again
-		a.walk, a.dseq = r.from, r.seq
+		a.walk, a.dseq = from, r.seq+int64(first)
 		return
 	}
-	d := &draft{from: r.from, positions: r.positions, rows: slices.Clone(r.rows), ready: true}
-	for i := range r.state {
-		if r.state[i].taken {
+	d := &draft{from: from, positions: r.positions[first:], rows: slices.Clone(r.rows[first:]), ready: true}
+	for i := range d.rows {
+		if r.state[first+i].taken {
 			d.rows[i] = schema.Row{}
 		}
 	}

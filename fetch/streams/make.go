@@ -140,7 +140,7 @@ func (s *Stream) grownLocked(m *making, extra int64) {
 // feedLocked gives room to what is hungry, the first in the plan first, as far as there is some.
 func (s *Stream) feedLocked() {
 	a := &s.ahead
-	for len(a.hungry) > 0 {
+	for len(a.hungry) > 0 && !a.reserving {
 		m := a.hungry[0].Of.(*making)
 		extra := a.hungry[0].ResultBytes() - m.run.guess[m.cell]
 		if !s.hold.TryGrow(extra) {
@@ -162,7 +162,7 @@ func (s *Stream) fedLocked(m *making, extra int64) {
 // starvedLocked waits for room for what is hungry, where nothing else goes on. What was read
 // ahead beyond the first run is given back, to be read again.
 func (s *Stream) starvedLocked() error {
-	s.giveBackLocked(0)
+	s.giveBackLocked(0, 1)
 	s.feedLocked()
 	a := &s.ahead
 	if len(a.hungry) == 0 || !a.idle() {
@@ -171,10 +171,7 @@ func (s *Stream) starvedLocked() error {
 	first := a.hungry[0]
 	m := first.Of.(*making)
 	extra := first.ResultBytes() - m.run.guess[m.cell]
-	s.mu.Unlock()
-	s.set.pump()
-	more, err := s.set.reserve(s.context(), s.tenant, extra)
-	s.mu.Lock()
+	more, err := s.obtainLocked(extra)
 	if err != nil {
 		if s.context().Err() != nil {
 			return context.Cause(s.context())
@@ -185,8 +182,8 @@ func (s *Stream) starvedLocked() error {
 		s.fail(err)
 		return err
 	}
-	if s.gone || len(a.hungry) == 0 || a.hungry[0] != first {
-		more.Release() // it was given back, or fed, meanwhile
+	if s.gone {
+		more.Release() // nobody would
 		return context.Cause(s.context())
 	}
 	s.hold.Take(more)

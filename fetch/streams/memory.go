@@ -102,7 +102,7 @@ func (s *Stream) reserveLocked(r *run, row int) bool {
 	a.starving = 0
 	next := int64(a.rows) < s.slot.left() && a.bytes+r.state[row].size <= s.sizer.maxBytes // the batch needs it
 	full := s.window.used+n > s.window.size || int64(a.rows)*leastRow > max(s.window.size, s.window.least)
-	if full && a.rows > 0 && !next || len(a.hungry) > 0 {
+	if full && a.rows > 0 && !next || len(a.hungry) > 0 || a.reserving {
 		return false
 	}
 	if a.granted >= n {
@@ -143,18 +143,20 @@ func (s *Stream) free(n int64) {
 
 // giveBack drops what was read ahead last, as far as the stream holds more than
 // so many bytes: it is planned and read again when there is room. Where its rows lie stays known.
+// What Next is about to take stays.
 func (s *Stream) giveBack(most int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.gone || s.waiting {
+	if s.gone || s.asked {
 		return
 	}
-	s.giveBackLocked(most)
+	s.giveBackLocked(most, 0)
 }
 
-func (s *Stream) giveBackLocked(most int64) {
+// giveBackLocked is it, but for so many runs at the front.
+func (s *Stream) giveBackLocked(most int64, but int) {
 	a := &s.ahead
-	for s.window.used > most && len(a.runs) > 1 {
+	for s.window.used > most && len(a.runs) > but {
 		r := a.runs[len(a.runs)-1]
 		r.dropped = true
 		mine := func(to tiers.Receiver, t tiers.Token) bool { return to == tiers.Receiver(s) && t.Of == any(r) }
@@ -191,8 +193,12 @@ func (s *Stream) unplanLocked(r *run) {
 	s.window.used -= bytes
 	s.hold.Shrink(bytes)
 	a.runs = a.runs[:len(a.runs)-1]
-	s.redraftLocked(r)
-	a.seq, a.ended, a.far = r.seq, false, false
+	delivered := 0 // at the front: they are not planned again
+	for len(a.runs) == 0 && r.state[delivered].taken {
+		delivered++
+	}
+	s.redraftLocked(r, delivered)
+	a.seq, a.ended, a.far = r.seq+int64(delivered), false, false
 	a.reading, a.near = min(a.reading, len(a.runs)), min(a.near, len(a.runs))
 }
 

@@ -6,6 +6,7 @@ import (
 	"io"
 	"time"
 
+	"bowstring/fetch/admission"
 	"bowstring/fetch/tiers"
 	"bowstring/schema"
 )
@@ -126,7 +127,11 @@ func (s *Stream) head() (*part, Wait, error) {
 	}
 	path := s.set.opts.Reader.Path()
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.asked = true
+	defer func() {
+		s.asked = false
+		s.mu.Unlock()
+	}()
 	s.path = path
 	if s.context().Err() != nil {
 		return nil, Wait{}, context.Cause(s.context())
@@ -178,13 +183,9 @@ func (s *Stream) awaitLocked() error {
 	if len(s.ahead.hungry) > 0 && s.ahead.idle() {
 		return s.starvedLocked()
 	}
-	need := s.ahead.needs()
-	s.mu.Unlock()
-	s.set.pump()
-	if need > 0 {
+	if need := s.ahead.needs(); need > 0 {
 		// Not even the next sample has room: others have it all.
-		more, err := s.set.reserve(s.context(), s.tenant, need)
-		s.mu.Lock()
+		more, err := s.obtainLocked(need)
 		if err != nil {
 			if s.context().Err() != nil {
 				return context.Cause(s.context())
@@ -201,6 +202,8 @@ func (s *Stream) awaitLocked() error {
 		s.ahead.granted += need
 		return nil
 	}
+	s.mu.Unlock()
+	s.set.pump()
 	s.mu.Lock()
 	if s.context().Err() != nil {
 		return context.Cause(s.context())
@@ -217,6 +220,18 @@ func (s *Stream) awaitLocked() error {
 		return context.Cause(s.context())
 	}
 	return nil
+}
+
+// obtainLocked waits for memory that the stream needs to go on at all, and gives up the lock meanwhile. What others, or
+// the stream's own batches, give back goes to this reservation: read ahead by it, Next would wait for more.
+func (s *Stream) obtainLocked(need int64) (*admission.Hold, error) {
+	s.ahead.reserving = true
+	s.mu.Unlock()
+	s.set.pump()
+	more, err := s.set.reserve(s.context(), s.tenant, need)
+	s.mu.Lock()
+	s.ahead.reserving = false
+	return more, err
 }
 
 // maxUnreadFaults bounds the faults of a batch that has no blobs.

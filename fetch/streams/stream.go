@@ -66,6 +66,7 @@ type Stream struct {
 	slot      walk // how far was delivered
 	sizer     sizer
 	wanted    wanted // what Next waits for, while waiting
+	asked     bool   // Next waits for a batch, or takes it
 	waiting   bool
 	woken     bool          // while waiting: what it waits for is there, and it is only a processor that it needs
 	from      tiers.From    // where what came back last came from
