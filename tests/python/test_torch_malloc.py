@@ -11,7 +11,10 @@ import pytest
 from bowstring.torch import BowstringDataset
 from torch.utils.data import DataLoader
 
-LARGE = 900 << 20  # bytes: glibc maps such a block by itself unless it was told not to, and no heap has as much free
+# glibc maps a block of so many bytes by itself unless it was told not to: 32 MiB is the most that it goes up to alone.
+# One of the heaps that it has beside the first holds 64 MiB.
+LARGE = 40 << 20
+BLOCKS = 24  # no heap has as much free
 MAPPED = 2  # of the flags that are a part of a block's size
 
 pytestmark = [
@@ -25,9 +28,10 @@ def is_kept(_: Any) -> bool:
     """Whether a large block comes from memory that glibc keeps: it notes before a block whether it is mapped alone."""
     libc = ctypes.CDLL("libc.so.6")
     libc.malloc.restype = ctypes.c_void_p
-    address: int = libc.malloc(ctypes.c_size_t(LARGE))
-    flags = ctypes.c_size_t.from_address(address - ctypes.sizeof(ctypes.c_size_t)).value
-    libc.free(ctypes.c_void_p(address))
+    blocks: list[int] = [libc.malloc(ctypes.c_size_t(LARGE)) for _ in range(BLOCKS)]
+    flags = ctypes.c_size_t.from_address(blocks[-1] - ctypes.sizeof(ctypes.c_size_t)).value
+    for address in blocks:
+        libc.free(ctypes.c_void_p(address))
     return not flags & MAPPED
 
 
