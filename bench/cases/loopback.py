@@ -29,25 +29,26 @@ def stored(context: Context, name: str = "store-4000") -> Path:
     return store
 
 
-def ticket(epoch: int) -> bytes:
-    """A shuffled epoch of everything."""
+def ticket(epoch: int, epochs: int = 1) -> bytes:
+    """A shuffled epoch of everything, and those after it."""
     request = {
         "dataset": "bench",
         "columns": ["id", "label", "image"],
         "batch": BATCH,
         "shuffle": {"seed": 7, "epoch": epoch},
+        "epochs": epochs,
         "rank": 0,
         "step": 0,
     }
     return json.dumps(request).encode()
 
 
-def read(url: str, connections: int, pid: int) -> dict[str, float]:
-    """Read some epochs on each of some connections; what it took."""
-    readers = Readers(url, [ticket(i) for i in range(connections)], PASSES)
+def read(url: str, connections: int, pid: int, epochs: int = 1) -> dict[str, float]:
+    """Read some streams of so many epochs on each of some connections; what it took."""
+    readers = Readers(url, [ticket(i, epochs) for i in range(connections)], PASSES)
     before = cpu_seconds(pid)
     got = readers.run()
-    samples = COUNT * PASSES * connections
+    samples = COUNT * PASSES * connections * epochs
     if got["rows"] != samples:
         raise RuntimeError(f"{got['rows']} rows instead of {samples}")
     gigabytes = samples * SIZE / 1e9

@@ -27,6 +27,7 @@ RTT = "20ms"  # to the store from which the spill has all; nothing is read from 
 FILLED = 16_000  # photographs that a spill is filled with: an epoch of some seconds
 SETTLED = 0.2  # part of the epoch after which its throughput is taken
 AT_MOST_S = 300  # for an epoch
+AT_ONCE = 3  # epochs of a stream whose hits are measured: before each stream its catalog is asked, 20 ms away
 EPOCHS = 10  # in which a spill with room for all has all
 HEDGED = 0.001  # part of the hits at most that are not back in time, so that the store is asked, too
 
@@ -40,12 +41,15 @@ def fill(server: Server) -> None:
     raise RuntimeError(f"after {EPOCHS} epochs the spill has not all {COUNT} photographs: {server.fetched()['spill']}")
 
 
-def hits(context: Context) -> list[dict[str, dict[str, float]]]:
+def hits(context: Context) -> tuple[list[dict[str, dict[str, float]]], list[float]]:
     """What reading from a full spill and from a local store took; of each pair of servers, with one connection and two.
+
+    And the ratio of both with one connection where each epoch is a stream of its own.
 
     A round has two pairs, each with a spill of its own: where their pages happen to lie makes as much as a tenth.
     """
     found: list[dict[str, dict[str, float]]] = []
+    opening: list[float] = []
     order = ["local", "spill"]
     for _ in range(2 * context.rounds):
         order.reverse()  # neither is always the second
@@ -60,15 +64,19 @@ def hits(context: Context) -> list[dict[str, dict[str, float]]]:
                 read(node.url, 2, node.pid)
             before = far.fetched()
             for connections in (1, 2):
-                got = {name: read(sides[name].url, connections, sides[name].pid) for name in order}
+                got = {name: read(sides[name].url, connections, sides[name].pid, AT_ONCE) for name in order}
                 for name, figures in got.items():
                     emit(case="spill", side=name, connections=connections, **figures)
                 found.append(got)
+            alone = {name: read(sides[name].url, 1, sides[name].pid) for name in order}
+            for name, figures in alone.items():
+                emit(case="spill", side=name, connections=1, epochs_of_a_stream=1, **figures)
+            opening.append(alone["spill"]["gb_per_s"] / alone["local"]["gb_per_s"])
             after = far.fetched()
         reads = after["reads"] - before["reads"]
         if reads > HEDGED * (after["spill"]["hits"] - before["spill"]["hits"]):
             raise RuntimeError(f"{reads} reads were no hits: {after['spill']}")
-    return found
+    return found, opening
 
 
 def settled(stream: Stream) -> float:
@@ -112,7 +120,7 @@ def fill_cost(context: Context) -> float:
 
 def run(context: Context) -> Result:
     """Hits from memory far away, filling from Cassandra, opening by the package's own benchmark."""
-    found = hits(context)
+    found, opening = hits(context)
     one, two = found[::2], found[1::2]
     ratios = [median(got["spill"]["gb_per_s"] / got["local"]["gb_per_s"] for got in side) for side in (one, two)]
     cpu = {name: median(got[name]["server_cpu_s_per_gb"] for got in found) for name in ("spill", "local")}
@@ -129,6 +137,7 @@ def run(context: Context) -> Result:
         {
             "ratio_1conn": round(ratios[0], 3),
             "ratio_2conn": round(ratios[1], 3),
+            "ratio_by_epoch": round(median(opening), 3),
             "local_cpu_s_per_gb": round(cpu["local"], 3),
         },
     )
