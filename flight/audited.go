@@ -44,6 +44,13 @@ func certain(ctx context.Context) {
 	}
 }
 
+// mistaken notes that the plan that a call serves is not of the snapshot that was asked for.
+func mistaken(ctx context.Context) {
+	if c := callFrom(ctx); c != nil {
+		c.registry.unname(c)
+	}
+}
+
 // denied notes that the rules refused a call, and returns the error.
 func (s *Server) denied(ctx context.Context, dataset string, err error) error {
 	if s.rules() != nil {

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -156,6 +157,19 @@ func TestEarlyOfAnother(t *testing.T) {
 	f.gets(`{"dataset":"d","columns":["position","image"],"batch":16}`, 100)
 	_, err = f.deliveries([]byte(`{"dataset":"d","columns":["position","image"],"batch":16,"snapshot":7}`))
 	wantCode(t, err, codes.NotFound, "7")
+	if err := f.store.Drop(t.Context(), "d", 0); err != nil {
+		t.Fatal(err)
+	}
+	_, err = f.deliveries([]byte(`{"dataset":"d","columns":["position","image"],"batch":16}`))
+	wantCode(t, err, codes.NotFound, "d")
+	if err := f.server.Shutdown(t.Context()); err != nil { // all calls are in the log
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(f.log.String()) {
+		if strings.Contains(line, "code=NotFound") && strings.Contains(line, "plan=") {
+			t.Errorf("the log names a plan of a snapshot that is not there: %s", line)
+		}
+	}
 }
 
 // TestEarlyAudited: the audit log has no snapshot that the caller did not mean, whatever becomes of the call.

@@ -187,6 +187,7 @@ func (s *Server) confirm(ctx context.Context, job *fetch.Job, req schema.Request
 		certain(ctx)
 		return nil
 	case errors.Is(err, jobs.ErrSuperseded):
+		mistaken(ctx)
 		return err
 	}
 	return s.notFor(ctx, s.decide(ctx, req.Dataset), req.Dataset, req.Snapshot, err)

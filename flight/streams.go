@@ -200,6 +200,13 @@ func (r *registry) beginStream(c *call, kind, plan string, terms fetch.Terms) er
 	return nil
 }
 
+// unname takes back which plan a call serves.
+func (r *registry) unname(c *call) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c.plan = ""
+}
+
 func (r *registry) endStream(c *call) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
