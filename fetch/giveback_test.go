@@ -91,7 +91,7 @@ func ofBatches(list []*fetch.Batch) (bytes int) {
 // stream, which then waits for as much again.
 func TestReleaseBesideNext(t *testing.T) {
 	st := newStore(t)
-	const n, epochs = 2000, 20
+	const n, epochs = 2000, 10
 	put(t, st, "d", n)
 	e := newEngine(t, st, fetch.Options{WindowBytes: 3500}) // for one sample of the largest
 	req := schema.Request{Dataset: "d", Columns: []string{"image"}, Batch: 1}

@@ -35,7 +35,7 @@ func (s *Stream) refillLocked() {
 	cols := len(s.columns)
 	a.paused = false
 	s.feedLocked()
-	if s.gone || cols == 0 || s.context().Err() != nil {
+	if s.gone || s.still.Load() || cols == 0 || s.context().Err() != nil {
 		return
 	}
 	s.window.setLimit(s.tenant.share.Load())

@@ -127,9 +127,9 @@ func (s *Stream) head() (*part, Wait, error) {
 	}
 	path := s.set.opts.Reader.Path()
 	s.mu.Lock()
-	s.asked = true
+	s.comeLocked()
 	defer func() {
-		s.asked = false
+		s.leaveLocked()
 		s.mu.Unlock()
 	}()
 	s.path = path
@@ -202,7 +202,11 @@ func (s *Stream) awaitLocked() error {
 		s.ahead.granted += need
 		return nil
 	}
+	full := s.window.size == s.window.limit
 	s.mu.Unlock()
+	if full {
+		s.set.cramped()
+	}
 	s.set.pump()
 	s.mu.Lock()
 	if s.context().Err() != nil {

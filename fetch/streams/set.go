@@ -75,6 +75,7 @@ type Set struct {
 	count   counters
 	orphans orphans
 	ids     atomic.Uint64 // of streams
+	looked  atomic.Int64  // when it was last looked for streams that stand still, in nanoseconds
 
 	mu      sync.Mutex
 	closed  bool
@@ -261,10 +262,6 @@ func (s *Set) roomy(t *tenant, batch int64) bool {
 	return s.transit.Load()+batch <= s.opts.WindowBytes/roomyPart && t.transit.Load()+batch <= t.most.Load()/roomyPart
 }
 
-// reclaimPeriod is how often a stream that waits for memory looks whether others
-// hold some that they have no use for.
-const reclaimPeriod = time.Second
-
 // reserve counts in what a stream of a tenant needs that has nothing, as soon as
 // others have given it back.
 func (s *Set) reserve(ctx context.Context, t *tenant, need int64) (*admission.Hold, error) {
@@ -275,33 +272,6 @@ func (s *Set) reserve(ctx context.Context, t *tenant, need int64) (*admission.Ho
 		cancel()
 		if err == nil || ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
 			return h, err
-		}
-	}
-}
-
-// reclaim has the streams whose consumers do not wait give back what they have
-// read ahead: what is beyond their share, and all if that is not enough. Somebody
-// of the tenant has nothing, and needs so many bytes. Where it is the tenant's own
-// ceiling that is in the way, only its own streams can help.
-func (s *Set) reclaim(t *tenant, need int64) {
-	s.mu.Lock()
-	list := make([]*Stream, 0, len(s.streams))
-	for st := range s.streams {
-		if len(st.columns) > 0 {
-			list = append(list, st)
-		}
-	}
-	s.mu.Unlock()
-	for _, part := range []int64{1, 0} {
-		for _, st := range list {
-			own, all := s.opts.Ledger.Left(admission.Windows, t.name)
-			if own >= need && all >= need {
-				return
-			}
-			if all >= need && st.tenant != t {
-				continue
-			}
-			st.giveBack(part * st.tenant.share.Load())
 		}
 	}
 }

@@ -51,6 +51,7 @@ type Stream struct {
 	opened    time.Time     // when it began
 	steps     int64         // of an epoch, 0 if there is no plan
 	queued    atomic.Int64  // cells that wait for their turn
+	still     atomic.Bool   // its consumer has not come for long; changes under mu, and the set shares anew then
 	told      told
 	record    *lineage.Recorder // of what is handed out; nil if nobody keeps it
 	trace     *tiers.Trace      // nil if nobody traces it, as is the next one
@@ -65,8 +66,9 @@ type Stream struct {
 	ahead     ahead
 	slot      walk // how far was delivered
 	sizer     sizer
-	wanted    wanted // what Next waits for, while waiting
-	asked     bool   // Next waits for a batch, or takes it
+	wanted    wanted    // what Next waits for, while waiting
+	asked     bool      // Next waits for a batch, or takes it
+	left      time.Time // when Next returned last, or the stream was opened
 	waiting   bool
 	woken     bool          // while waiting: what it waits for is there, and it is only a processor that it needs
 	from      tiers.From    // where what came back last came from
@@ -157,6 +159,7 @@ func (s *Set) start(ctx context.Context, st *Stream) error {
 		st.columns = append(st.columns, blobColumn{ordinal: ordinal, name: name, made: j.Operators().Column(name)})
 	}
 	st.opened = time.Now()
+	st.left = st.opened
 	st.call.Store(newCall(ctx))
 	if st.slot.list == nil {
 		st.steps = j.Plan().Steps()

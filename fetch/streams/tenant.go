@@ -14,6 +14,7 @@ type tenant struct {
 	reads   *tiers.Tenant // likewise
 	terms   admission.Terms
 	streams int
+	readers int // streams that do not stand still
 	places  int // of other nodes that read on this account
 
 	live    atomic.Int64 // streams
@@ -22,13 +23,12 @@ type tenant struct {
 	most    atomic.Int64 // bytes that all of them may have
 }
 
-// enterLocked gives a stream its tenant, and has all streams share anew.
+// enterLocked gives a stream its tenant.
 func (s *Set) enterLocked(st *Stream) {
 	t := s.tenantLocked(st.caller.Tenant)
 	t.streams++
 	t.live.Add(1)
 	st.tenant = t
-	s.shareLocked()
 }
 
 func (s *Set) leaveLocked(st *Stream) {
@@ -36,7 +36,6 @@ func (s *Set) leaveLocked(st *Stream) {
 	t.live.Add(-1)
 	t.streams--
 	s.forgetLocked(t)
-	s.shareLocked()
 }
 
 // tenantLocked returns a tenant, which is forgotten when nobody reads on its account any more.
@@ -95,12 +94,20 @@ func (s *Set) weightFor(name string) int64 {
 }
 
 // shareLocked divides the memory between tenants by weight, within their ceilings, and
-// of each between its streams. Streams see it when they look. It is a bound on what
-// is read ahead, and not a reservation: see Ledger for what holds.
+// of each between its streams, as if those that stand still were not there. Streams see it when they look. It is a
+// bound on what is read ahead, and not a reservation: see Ledger for what holds.
 func (s *Set) shareLocked() {
+	for _, t := range s.tenants {
+		t.readers = 0
+	}
+	for st := range s.streams {
+		if !st.still.Load() {
+			st.tenant.readers++
+		}
+	}
 	var sum int64
 	for _, t := range s.tenants {
-		if t.streams > 0 {
+		if t.readers > 0 {
 			sum += weight(&t.terms)
 		}
 	}
@@ -108,10 +115,13 @@ func (s *Set) shareLocked() {
 		if t.streams == 0 {
 			continue
 		}
-		most := s.opts.Ledger.MostFor(admission.Windows, t.name)
+		most, of := s.opts.Ledger.MostFor(admission.Windows, t.name), sum
+		if t.readers == 0 {
+			of += weight(&t.terms)
+		}
 		t.most.Store(min(most, s.opts.WindowBytes))
-		part := int64(float64(s.opts.WindowBytes) * float64(weight(&t.terms)) / float64(sum))
-		t.share.Store(max(min(part, most)/int64(t.streams), 1))
+		part := int64(float64(s.opts.WindowBytes) * float64(weight(&t.terms)) / float64(of))
+		t.share.Store(max(min(part, most)/int64(max(t.readers, 1)), 1))
 	}
 }
 
