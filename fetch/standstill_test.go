@@ -1,6 +1,8 @@
 package fetch_test
 
 import (
+	"fmt"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -10,52 +12,113 @@ import (
 )
 
 // The memory is for those who read: streams whose consumers stand still for seconds take no part of it but what they
-// have, and give that back where it is short. One that reads beside twenty of them is a third as fast as alone at least, and each of
-// them goes on when its consumer does.
+// have, and give that back where it is short. One that reads beside twenty of them is a third as fast as alone at least,
+// whether it was there before or not, and each of them goes on when its consumer does.
 func TestStandingStillTakesNoShare(t *testing.T) {
 	st := newStore(t)
 	put(t, st, "d", 1000)
-	far(t, newRemote(st, 20*time.Millisecond, 0), fetch.Options{WindowBytes: 400_000}, func(t *testing.T, e *fetch.Engine) {
-		begin := func(seed uint64) (*fetch.Job, *fetch.Stream) {
-			req := schema.Request{Dataset: "d", Columns: []string{"image"}, Batch: 64, Shuffle: &schema.Shuffle{Seed: seed}}
-			j := resolve(t, e, req)
-			tk := ticket(req, 0)
-			tk.Epochs = 1000
-			return j, start(t, e, j, tk)
+	for _, c := range []struct {
+		held   int // batches that each of those that stand still does not release
+		tenant string
+		before bool // whether the one that reads was there before
+	}{{held: 2}, {tenant: "other", before: true}} {
+		t.Run(fmt.Sprintf("held=%d,tenant=%s,before=%t", c.held, c.tenant, c.before), func(t *testing.T) {
+			far(t, newRemote(st, 20*time.Millisecond, 0), fetch.Options{WindowBytes: 400_000}, func(t *testing.T, e *fetch.Engine) {
+				besideStill(t, e, c.held, c.tenant, c.before)
+			})
+		})
+	}
+}
+
+// endless starts a stream of a job of its own, on a tenant's account.
+func endless(t *testing.T, e *fetch.Engine, tenant string, seed uint64, batch int64) (*fetch.Stream, func()) {
+	req := schema.Request{Dataset: "d", Columns: []string{"image"}, Batch: batch, Shuffle: &schema.Shuffle{Seed: seed}}
+	j := resolve(t, e, req)
+	tk := ticket(req, 0)
+	tk.Epochs = 1000
+	s := must(e.Stream(fetch.WithCaller(t.Context(), fetch.Caller{Tenant: tenant}), j, tk))
+	return s, func() {
+		s.Close()
+		j.Close()
+	}
+}
+
+func besideStill(t *testing.T, e *fetch.Engine, held int, tenant string, before bool) {
+	reader, done := endless(t, e, "", 0, 64)
+	rate := func() float64 {
+		bytes, took := pull(t, reader, time.Second, 3*time.Second)
+		return float64(bytes) / took.Seconds()
+	}
+	alone := rate()
+	if !before {
+		done()
+	}
+	var still []*fetch.Stream
+	var batches []*fetch.Batch
+	for i := range uint64(20) {
+		if before {
+			pull(t, reader, 0, 100*time.Millisecond)
 		}
-		rate := func(seed uint64) float64 {
-			j, s := begin(seed)
-			defer j.Close()
-			defer s.Close()
-			bytes, took := pull(t, s, time.Second, 3*time.Second)
-			return float64(bytes) / took.Seconds()
-		}
-		alone := rate(0)
-		var still []*fetch.Stream
-		var held []*fetch.Batch
-		for i := range uint64(20) {
-			j, s := begin(1 + i)
-			defer j.Close()
-			still = append(still, s)
-			held = append(held, must(s.Next()), must(s.Next()))
-		}
-		time.Sleep(10 * time.Second)
-		synctest.Wait()
-		if beside := rate(0); beside < alone/3 {
-			t.Errorf("%.0f bytes a second beside streams that stand still, %.0f alone", beside, alone)
-		}
-		for _, b := range held {
-			b.Release()
-		}
-		for i, s := range still {
-			for range 3 {
-				b, err := s.Next()
-				if err != nil {
-					t.Fatalf("stream %d: %v", i, err)
-				}
+		s, done := endless(t, e, tenant, 1+i, 64)
+		defer done()
+		still = append(still, s)
+		for k := range 2 {
+			b := must(s.Next())
+			if k < held {
+				batches = append(batches, b)
+			} else {
 				b.Release()
 			}
-			s.Close()
 		}
+	}
+	if before {
+		pull(t, reader, 0, 10*time.Second)
+	} else {
+		time.Sleep(10 * time.Second)
+		reader, done = endless(t, e, "", 0, 64)
+	}
+	if beside := rate(); beside < alone/3 {
+		t.Errorf("%.0f bytes a second beside streams that stand still, %.0f alone", beside, alone)
+	}
+	done()
+	for _, b := range batches {
+		b.Release()
+	}
+	for i, s := range still {
+		for range 3 {
+			b, err := s.Next()
+			if err != nil {
+				t.Fatalf("stream %d: %v", i, err)
+			}
+			b.Release()
+		}
+	}
+}
+
+// A consumer that takes a batch every six seconds counts as one that stands still, and finds each batch there: what it
+// gives back to one that reads without pause is what comes after that.
+func TestSlowConsumerFindsItsBatch(t *testing.T) {
+	st := newStore(t)
+	put(t, st, "d", 1000)
+	far(t, newRemote(st, 20*time.Millisecond, 0), fetch.Options{WindowBytes: 400_000}, func(t *testing.T, e *fetch.Engine) {
+		slow, done := endless(t, e, "", 1, 8)
+		defer done()
+		reader, readerDone := endless(t, e, "", 2, 64)
+		var reading sync.WaitGroup
+		reading.Go(func() {
+			pull(t, reader, 0, time.Minute)
+			readerDone()
+		})
+		for i := range 10 {
+			began := time.Now()
+			b := must(slow.Next())
+			if waited := time.Since(began); i > 0 && waited > 0 {
+				t.Errorf("batch %d was waited for: %v", i, waited)
+			}
+			b.Release()
+			time.Sleep(6 * time.Second)
+		}
+		reading.Wait()
+		synctest.Wait()
 	})
 }

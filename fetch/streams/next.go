@@ -202,7 +202,7 @@ func (s *Stream) awaitLocked() error {
 		s.ahead.granted += need
 		return nil
 	}
-	full := s.window.size == s.window.limit
+	full := s.window.size == s.window.limit || !s.fullSince.IsZero()
 	s.mu.Unlock()
 	if full {
 		s.set.cramped()

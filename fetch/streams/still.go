@@ -76,36 +76,68 @@ func (s *Set) shareAgain() {
 	s.shareLocked()
 }
 
-// cramped looks now and then whether some streams stand still: one has all of its share under way, and waits.
+// nextPart is of which part of the memory what streams keep that stand still is at most, all of them together.
+const nextPart = 8
+
+// giveBackStill is giveBack of a stream that stands still: it keeps its next batch, as far as that is not large, so
+// that a consumer that comes every ten seconds finds it.
+func (s *Stream) giveBackStill() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.gone || s.asked {
+		return
+	}
+	rows := s.slot.left()
+	bytes := min(s.sizer.batchBytes, s.set.opts.WindowBytes/(nextPart*max(s.set.reading.Load(), 1)))
+	kept := 0
+	for ; kept < len(s.ahead.runs) && rows > 0; kept++ {
+		r := s.ahead.runs[kept]
+		rows -= int64(r.left)
+		for row := range r.state {
+			if !r.state[row].taken {
+				bytes -= s.rowSize(r, row)
+			}
+		}
+		if bytes < 0 {
+			break
+		}
+	}
+	s.giveBackLocked(0, kept)
+}
+
+// cramped looks now and then whether some streams stand still, for one that waits and has all under way that it has room
+// for. Those give back what they have no use for, where memory is short.
 func (s *Set) cramped() {
 	now := time.Now().UnixNano()
-	if last := s.looked.Load(); now-last >= int64(reclaimPeriod) && s.looked.CompareAndSwap(last, now) {
-		s.findStill(s.readers())
+	if last := s.looked.Load(); now-last < int64(reclaimPeriod) || !s.looked.CompareAndSwap(last, now) {
+		return
+	}
+	still := s.findStill(s.readers())
+	if s.opts.Ledger.Free(admission.Windows) < s.opts.WindowBytes/nextPart {
+		for _, st := range still {
+			st.giveBackStill()
+		}
 	}
 }
 
 // reclaim has the streams whose consumers do not wait give back what they have
-// read ahead: those that stand still, then what is beyond others' shares, and all if that is not enough. Somebody
-// of the tenant has nothing, and needs so many bytes. Where it is the tenant's own
+// read ahead: those that stand still but for their next batch, then what is beyond shares, and all if that is not
+// enough. Somebody of the tenant has nothing, and needs so many bytes. Where it is the tenant's own
 // ceiling that is in the way, only its own streams can help.
 func (s *Set) reclaim(t *tenant, need int64) {
 	list := s.readers()
-	enough := func(st *Stream) (done, idle bool) {
+	short := func(st *Stream) bool {
 		own, all := s.opts.Ledger.Left(admission.Windows, t.name)
-		return own >= need && all >= need, all >= need && st.tenant != t
+		return all < need || own < need && st.tenant == t
 	}
 	for _, st := range s.findStill(list) {
-		if _, idle := enough(st); !idle {
-			st.giveBack(0)
+		if short(st) {
+			st.giveBackStill()
 		}
 	}
 	for _, part := range []int64{1, 0} {
 		for _, st := range list {
-			done, idle := enough(st)
-			if done {
-				return
-			}
-			if !idle {
+			if short(st) {
 				st.giveBack(part * st.tenant.share.Load())
 			}
 		}
