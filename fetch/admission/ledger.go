@@ -155,6 +155,10 @@ func (l *Ledger) holdFor(use Use, tenant string) *Hold {
 	return &Hold{ledger: l, use: use, tenant: tenant}
 }
 
+// Beside returns a hold of nothing on the same account, whatever the tenants' terms are by now: see [Hold.Take]. It may
+// be called while another goroutine has the hold.
+func (h *Hold) Beside() *Hold { return &Hold{ledger: h.ledger, use: h.use, tenant: h.tenant} }
+
 // Bytes is how much the hold has.
 func (h *Hold) Bytes() int64 { return h.bytes }
 

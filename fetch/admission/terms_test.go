@@ -259,3 +259,23 @@ func TestQueueSetsAside(t *testing.T) {
 		t.Error("no place")
 	}
 }
+
+// What is reserved beside a hold is on that one's account, though tenants have no terms any more.
+func TestBesideAHold(t *testing.T) {
+	l := newLedger(100, 100)
+	l.SetTerms(termsOf(map[string]admission.Terms{"small": {Windows: 0.3}}))
+	h, _ := l.TryFor(admission.Windows, "small", 10)
+	l.SetTerms(nil)
+	more := h.Beside()
+	if err := more.Grow(t.Context(), 5); err != nil {
+		t.Fatal(err)
+	}
+	h.Take(more)
+	if n := l.UsedBy(admission.Windows, "small"); n != 15 || h.Bytes() != 15 {
+		t.Errorf("the tenant has %d bytes, the hold %d; want 15", n, h.Bytes())
+	}
+	h.Release()
+	if n := l.UsedBy(admission.Windows, "small"); n != 0 {
+		t.Errorf("in the end the tenant has %d bytes", n)
+	}
+}

@@ -232,7 +232,7 @@ func (s *Stream) obtainLocked(need int64) (*admission.Hold, error) {
 	s.ahead.reserving = true
 	s.mu.Unlock()
 	s.set.pump()
-	more, err := s.set.reserve(s.context(), s.tenant, need)
+	more, err := s.set.reserve(s.context(), s, need)
 	s.mu.Lock()
 	s.ahead.reserving = false
 	return more, err
@@ -260,7 +260,7 @@ func (s *Stream) unread() (*part, Wait, error) {
 	}
 	reserved := rows * s.sizer.rowBytes
 	s.mu.Unlock()
-	more, err := s.set.reserve(s.context(), s.tenant, reserved)
+	more, err := s.set.reserve(s.context(), s, reserved)
 	s.mu.Lock()
 	if err != nil {
 		if s.context().Err() != nil {

@@ -262,13 +262,13 @@ func (s *Set) roomy(t *tenant, batch int64) bool {
 	return s.transit.Load()+batch <= s.opts.WindowBytes/roomyPart && t.transit.Load()+batch <= t.most.Load()/roomyPart
 }
 
-// reserve counts in what a stream of a tenant needs that has nothing, as soon as
-// others have given it back.
-func (s *Set) reserve(ctx context.Context, t *tenant, need int64) (*admission.Hold, error) {
+// reserve counts in what a stream needs that has nothing, as soon as others have given it back.
+func (s *Set) reserve(ctx context.Context, st *Stream, need int64) (*admission.Hold, error) {
+	h := st.hold.Beside()
 	for {
-		s.reclaim(t, need)
+		s.reclaim(st.tenant, need)
 		round, cancel := context.WithTimeout(ctx, reclaimPeriod)
-		h, err := s.opts.Ledger.ReserveFor(round, admission.Windows, t.name, need)
+		err := h.Grow(round, need)
 		cancel()
 		if err == nil || ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
 			return h, err
