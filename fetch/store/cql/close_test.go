@@ -36,3 +36,23 @@ func TestCloseWaitsForStatements(t *testing.T) {
 		t.Errorf("Close has returned after %d reads of 200", n)
 	}
 }
+
+// TestCloseBesideSilence: a store is closed though the servers answer nothing any more, not even whether they are there.
+func TestCloseBesideSilence(t *testing.T) {
+	m, port := mockAlone(t, well)
+	s := unconnected(t, fmt.Sprintf("cql://127.0.0.1:%d/mock?conns=1&timeout=1h&connect=1h", port), nil)
+	var err error
+	if s.db, s.steering, err = s.session(t.Context(), "mock", 1); err != nil {
+		t.Fatal(err)
+	}
+	s.gathering = newGathering(s)
+	s.catalog = protocol.New(database{s}, protocol.System(), protocol.Options{Log: quiet})
+	asked := make(chan struct{}, 1000)
+	m.mute.Store(&asked)
+	for range 2 { // on the connection for reads, and on the driver's own; each after a second
+		<-asked
+	}
+	if err := s.Close(); err != nil { // or the test hangs
+		t.Error(err)
+	}
+}

@@ -3,7 +3,9 @@ package cql
 import (
 	"context"
 	"net"
+	"slices"
 	"sync"
+	"syscall"
 
 	"github.com/gocql/gocql"
 )
@@ -11,7 +13,8 @@ import (
 // connect opens a session and has ready ask it something. When ctx ends meanwhile it gives up and returns the cause.
 // The driver knows no context there: what it waits for are connections, all of which end with ctx until the session is
 // open. So connect waits for the driver in any case, which may sleep for a second between two attempts.
-func connect(ctx context.Context, cl *gocql.ClusterConfig, ready func()) (*gocql.Session, error) {
+// The session's connections end with life.
+func connect(ctx, life context.Context, cl *gocql.ClusterConfig, ready func()) (*gocql.Session, error) {
 	own := *cl
 	d := newDialing(&own)
 	defer d.end(context.Canceled) // for those who dial, if any are left
@@ -25,7 +28,7 @@ func connect(ctx context.Context, cl *gocql.ClusterConfig, ready func()) (*gocql
 	session, err := own.CreateSession()
 	if err == nil {
 		ready()
-		if d.open() {
+		if d.open(life) {
 			return session, nil
 		}
 		err = context.Cause(d.ended)
@@ -51,15 +54,16 @@ func (p *introduced) Init(s *gocql.Session) {
 	p.HostSelectionPolicy.Init(s)
 }
 
-// dialing makes the connections of a session. Until that is open, all of them end together.
+// dialing makes the connections of a session. Until that is open, all of them end together; and then with the session's
+// life.
 type dialing struct {
 	dialer Dialer
-	ended  context.Context //nolint:containedctx // ends when the session is given up that is being opened
+	ended  context.Context //nolint:containedctx // ends when the session is given up
 	cancel context.CancelCauseFunc
 
 	mu     sync.Mutex
 	opened bool
-	conns  []net.Conn // made so far; nil once the session is open
+	conns  []net.Conn // made so far, but for some that were closed
 }
 
 func (d *dialing) begin(dialer Dialer) {
@@ -67,12 +71,18 @@ func (d *dialing) begin(dialer Dialer) {
 	d.ended, d.cancel = context.WithCancelCause(context.Background())
 }
 
-// open says that the session is open: from now on nothing ends its connections. It is false if they have been ended.
-func (d *dialing) open() bool {
+// open says that the session is open: from now on its connections end with life. It is false if they have been ended.
+func (d *dialing) open(life context.Context) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.opened = d.ended.Err() == nil
-	d.conns = nil
+	if d.opened {
+		context.AfterFunc(life, func() {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			d.cutLocked(context.Cause(life))
+		})
+	}
 	return d.opened
 }
 
@@ -80,9 +90,13 @@ func (d *dialing) open() bool {
 func (d *dialing) end(cause error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.opened {
-		return
+	if !d.opened {
+		d.cutLocked(cause)
 	}
+}
+
+// cutLocked ends all connections, and has none made any more.
+func (d *dialing) cutLocked(cause error) {
 	d.cancel(cause)
 	for _, c := range d.conns {
 		_ = c.Close() // the driver may have closed it
@@ -115,10 +129,19 @@ func (d *dialing) DialContext(ctx context.Context, network, addr string) (net.Co
 		}
 		// The driver does not try again, which it does after a pause, where an error is of this type.
 		return nil, &net.OpError{Op: "dial", Net: network, Err: context.Cause(d.ended)}
-	case err == nil && !d.opened:
-		d.conns = append(d.conns, c)
+	case err == nil:
+		d.conns = append(slices.DeleteFunc(d.conns, isClosed), c)
 	}
 	return c, err
+}
+
+// isClosed reports whether a connection is known to be closed on this side.
+func isClosed(c net.Conn) bool {
+	if s, ok := c.(syscall.Conn); ok {
+		raw, err := s.SyscallConn()
+		return err != nil || raw.Control(func(uintptr) {}) != nil
+	}
+	return false
 }
 
 // LookupIP has the addresses of a host looked up, until the session is given up.

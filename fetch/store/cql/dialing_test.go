@@ -136,7 +136,7 @@ func TestDialingAfterTheEnd(t *testing.T) {
 	if _, err := there.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("the connection is open: %v", err)
 	}
-	if d.open() {
+	if d.open(t.Context()) {
 		t.Error("what was given up is open")
 	}
 }

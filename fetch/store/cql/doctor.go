@@ -99,7 +99,7 @@ func (e *examination) connect(ctx context.Context, hosts []string) (session *goc
 		cl.Events.DisableNodeStatusEvents, cl.Events.DisableTopologyEvents, cl.Events.DisableSchemaEvents = true, true,
 			true
 		cl.Consistency = gocql.LocalOne
-		session, failed := connect(ctx, cl, func() {})
+		session, failed := connect(ctx, e.s.connected, cl, func() {})
 		if failed == nil {
 			return session, nil
 		}

@@ -203,7 +203,7 @@ func (s *Store) connectAny(ctx context.Context, cl *gocql.ClusterConfig) (sessio
 	for _, host := range s.config.Hosts {
 		one := *cl
 		one.Hosts = []string{host}
-		if session, err = connect(ctx, &one, func() {}); err == nil {
+		if session, err = connect(ctx, s.connected, &one, func() {}); err == nil {
 			return session, nil
 		}
 		err = s.connectFault(ctx, err)

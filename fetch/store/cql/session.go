@@ -111,7 +111,7 @@ func (s *Store) session(ctx context.Context, keyspace string, conns int) (*gocql
 	cl.NumConns = conns
 	st := s.newSteering(keyspace)
 	cl.PoolConfig.HostSelectionPolicy = st
-	session, err := connect(ctx, cl, st.countReplicas)
+	session, err := connect(ctx, s.connected, cl, st.countReplicas)
 	if err != nil {
 		return nil, nil, s.connectFault(ctx, err)
 	}

@@ -57,6 +57,9 @@ type Store struct {
 	closed bool
 	ending context.Context //nolint:containedctx // done when Close begins, to stop what takes long
 	end    context.CancelFunc
+	// connected ends the connections of all sessions with it.
+	connected  context.Context //nolint:containedctx // done when the sessions are closed, or take long to close
+	disconnect context.CancelFunc
 
 	catalog *protocol.Store
 	census  census
@@ -157,6 +160,7 @@ func newStore(config *Config, opts Options) *Store {
 		buffers:  arena{period: arenaPeriod, spare: arenaSpare},
 	}
 	s.ending, s.end = context.WithCancel(context.Background())
+	s.connected, s.disconnect = context.WithCancel(context.Background())
 	s.foreign.tables.Store(&map[[prefixLen]byte]*foreignTable{})
 	return s
 }
@@ -177,6 +181,10 @@ func (s *Store) enter(ctx context.Context) error {
 	return nil
 }
 
+// closeAfter is how long the driver may take to close its sessions. It waits for servers to answer that it has asked
+// whether they are there, and for connections that it is making: with servers that do not answer, for half a minute.
+const closeAfter = time.Second
+
 // Close implements store.Store. A collection under way is stopped.
 func (s *Store) Close() error {
 	s.end()
@@ -187,11 +195,14 @@ func (s *Store) Close() error {
 		return nil
 	}
 	s.closed = true
-	s.foreign.close()
 	s.asking.Wait()
 	s.gathering.running.Wait()
+	patience := time.AfterFunc(closeAfter, s.disconnect)
+	defer patience.Stop()
+	s.foreign.close()
 	s.control.close()
 	s.db.Close()
+	s.disconnect()
 	return errors.Join(err, s.buffers.close())
 }
 
