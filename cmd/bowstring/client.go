@@ -57,8 +57,8 @@ func (a *App) connect(create bool) (*client, error) {
 	} else {
 		c.target = a.cli.Globals.Store
 		var err error
-		if c.node, err = newNode(c.target, create, limits{windowBytes: defaultWindow()}, a.Link,
-			a.quietLog()); err != nil {
+		if c.node, err = newNode(context.Background(), c.target, create, limits{windowBytes: defaultWindow()},
+			a.Link, a.quietLog()); err != nil {
 			return nil, err
 		}
 		pipe := bufconn.Listen(pipeBytes)

@@ -350,7 +350,7 @@ func testApp(t *testing.T, args ...string) *App {
 // an import into the store makes.
 func TestImportToServer(t *testing.T) {
 	root, dir := photos(t, 30), filepath.Join(t.TempDir(), "store")
-	n, err := newNode(dir, true, limits{}, nil, slog.New(slog.DiscardHandler))
+	n, err := newNode(t.Context(), dir, true, limits{}, nil, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -64,11 +64,11 @@ func (l *limits) check(log *slog.Logger) error {
 
 // newNode opens the store at dir, which is created if create says so. It is
 // reached through link, which the node closes, unless that is nil.
-func newNode(dir string, create bool, l limits, link *delay.Link, log *slog.Logger) (*node, error) {
+func newNode(ctx context.Context, dir string, create bool, l limits, link *delay.Link, log *slog.Logger) (*node, error) {
 	if err := l.check(log); err != nil {
 		return nil, errors.Join(err, closeLink(link))
 	}
-	store, err := openFarStore(dir, create, link, log)
+	store, err := openFarStore(ctx, dir, create, link, log)
 	if err != nil {
 		return nil, errors.Join(err, closeLink(link))
 	}

@@ -180,7 +180,11 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 		return errors.Join(err, closeLink(app.Link))
 	}
 	seen.watch(&l.flight)
-	n, err := newNode(dir, true, l, app.Link, app.Log)
+	n, err := newNode(ctx, dir, true, l, app.Link, app.Log)
+	if err != nil && ctx.Err() != nil {
+		app.Log.InfoContext(ctx, "stopped before the store was open", "error", err)
+		return seen.close()
+	}
 	if err != nil {
 		return errors.Join(err, seen.close())
 	}
@@ -193,9 +197,11 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 		Prepare(ctx context.Context, memory int64) error
 	}); ok {
 		opened := n.engine.OpenAhead()
-		if err := far.Prepare(ctx, min(l.windowBytes/8, readyMemory)); err != nil { // the first reader will be told
+		within, cancel := context.WithTimeout(ctx, prepareWithin)
+		if err := far.Prepare(within, min(l.windowBytes/8, readyMemory)); err != nil { // the first reader will be told
 			app.Log.WarnContext(ctx, "the store could not be prepared for reading", "error", err)
 		}
+		cancel()
 		select {
 		case <-opened:
 		case <-time.After(openWithin): // it goes on
@@ -286,6 +292,9 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 // readyMemory is how much memory for blobs a server has ready when it says that
 // it serves, at most.
 const readyMemory = 512 << 20
+
+// prepareWithin is for how long a server prepares its store before it serves.
+const prepareWithin = 5 * time.Second
 
 // openWithin is for how long a server waits, when its store is prepared, for datasets to be open.
 const openWithin = 2 * time.Second

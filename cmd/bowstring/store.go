@@ -97,18 +97,18 @@ func (a *App) ownStore(command string) (string, error) {
 // that holds no store is an error rather than a new store, so that a mistyped
 // one is found out.
 func openStore(addr string, create bool, log *slog.Logger) (store.Store, error) {
-	return openFarStore(addr, create, nil, log)
+	// Not to be interrupted: every step of it has a timeout.
+	return openFarStore(context.Background(), addr, create, nil, log)
 }
 
-// openFarStore opens a store as openStore does, at the far end of a link if there is one.
-func openFarStore(addr string, create bool, link *delay.Link, log *slog.Logger) (store.Store, error) {
+// openFarStore opens a store as openStore does, at the far end of a link if there is one, until ctx ends.
+func openFarStore(ctx context.Context, addr string, create bool, link *delay.Link, log *slog.Logger) (store.Store, error) {
 	if cql.IsURI(addr) {
 		options := cql.Options{Logger: log}
 		if link != nil {
 			options.Dialer = link
 		}
-		// Not to be interrupted: every step of it has a timeout.
-		return cql.Open(context.Background(), addr, options)
+		return cql.Open(ctx, addr, options)
 	}
 	if !create {
 		entries, err := os.ReadDir(addr)

@@ -32,28 +32,27 @@ func (s *Set) readers() []*Stream {
 // findStill looks which streams stand still by now, and has the others share what those have no use for. It returns
 // all that do.
 func (s *Set) findStill(list []*Stream) []*Stream {
-	now, before := time.Now(), 0
-	still := slices.Clone(list)
-	still = slices.DeleteFunc(still, func(st *Stream) bool {
-		if st.still.Load() {
-			before++
-		}
-		return !st.standsStill(now)
+	now, more := time.Now(), false
+	still := slices.DeleteFunc(slices.Clone(list), func(st *Stream) bool {
+		is, since := st.standsStill(now)
+		more = more || since
+		return !is
 	})
-	if len(still) > before {
+	if more {
 		s.shareAgain()
 	}
 	return still
 }
 
-// standsStill reports whether the stream stands still. If so, it reads nothing more before its consumer comes.
-func (s *Stream) standsStill(now time.Time) bool {
+// standsStill reports whether the stream stands still, and whether that is found just now. If so, it reads nothing more
+// before its consumer comes.
+func (s *Stream) standsStill(now time.Time) (is, found bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.gone && !s.asked && now.Sub(s.left) >= stillAfter {
-		s.still.Store(true)
+		found = !s.still.Swap(true)
 	}
-	return s.still.Load()
+	return s.still.Load(), found
 }
 
 // comeLocked notes that the consumer asks for a batch. The lock is given up meanwhile, where the stream stood still.
