@@ -8,8 +8,7 @@ import (
 )
 
 // stillAfter is how long a stream stands still whose consumer does not ask for a batch before it counts as one that
-// does not read. A consumer that comes back later than that has waited longer than what was read ahead of it takes to
-// be read again.
+// does not read. What was read ahead of it can be read again in less time.
 const stillAfter = 5 * time.Second
 
 // reclaimPeriod is how often a stream that waits for memory looks whether others

@@ -95,6 +95,8 @@ func open(ctx context.Context, config *Config, opts Options) (_ *Store, err erro
 			s.end()
 		}
 	}()
+	stop := context.AfterFunc(ctx, s.disconnect) // or closing what was begun takes long
+	defer stop()
 	session, v, err := s.look(ctx)
 	if err != nil {
 		return nil, err
@@ -120,10 +122,16 @@ func open(ctx context.Context, config *Config, opts Options) (_ *Store, err erro
 			err = errors.Join(err, s.catalog.Close())
 		}
 	}()
-	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return s.loadAttached(ctx) })
-	g.Go(func() error { return s.recount(ctx) })
-	return s, g.Wait()
+	g, within := errgroup.WithContext(ctx)
+	g.Go(func() error { return s.loadAttached(within) })
+	g.Go(func() error { return s.recount(within) })
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	if !stop() {
+		return nil, context.Cause(ctx)
+	}
+	return s, nil
 }
 
 func (o *Options) ensureDefaults() {
