@@ -7,16 +7,23 @@ import (
 	"bowstring/fetch/store/protocol"
 )
 
-// TestCloseWaitsForStatements: what a store has sent is answered, or has failed, before its session is closed.
-func TestCloseWaitsForStatements(t *testing.T) {
+// closable is a store on a mock that the test closes.
+func closable(t *testing.T, params string) (*mock, *Store) {
+	t.Helper()
 	m, port := mockAlone(t, well)
-	s := unconnected(t, fmt.Sprintf("cql://127.0.0.1:%d/mock?conns=1", port), nil)
+	s := unconnected(t, fmt.Sprintf("cql://127.0.0.1:%d/mock?conns=1%s", port, params), nil)
 	var err error
 	if s.db, s.steering, err = s.session(t.Context(), "mock", 1); err != nil {
 		t.Fatal(err)
 	}
 	s.gathering = newGathering(s)
 	s.catalog = protocol.New(database{s}, protocol.System(), protocol.Options{Log: quiet})
+	return m, s
+}
+
+// TestCloseWaitsForStatements: what a store has sent is answered, or has failed, before its session is closed.
+func TestCloseWaitsForStatements(t *testing.T) {
+	m, s := closable(t, "")
 	var failed error
 	s.gathering.running.Go(func() { // as a statement whose members have left
 		<-s.ending.Done()
@@ -39,14 +46,7 @@ func TestCloseWaitsForStatements(t *testing.T) {
 
 // TestCloseBesideSilence: a store is closed though the servers answer nothing any more, not even whether they are there.
 func TestCloseBesideSilence(t *testing.T) {
-	m, port := mockAlone(t, well)
-	s := unconnected(t, fmt.Sprintf("cql://127.0.0.1:%d/mock?conns=1&timeout=1h&connect=1h", port), nil)
-	var err error
-	if s.db, s.steering, err = s.session(t.Context(), "mock", 1); err != nil {
-		t.Fatal(err)
-	}
-	s.gathering = newGathering(s)
-	s.catalog = protocol.New(database{s}, protocol.System(), protocol.Options{Log: quiet})
+	m, s := closable(t, "&timeout=1h&connect=1h")
 	asked := make(chan struct{}, 1000)
 	m.mute.Store(&asked)
 	for range 2 { // on the connection for reads, and on the driver's own; each after a second
