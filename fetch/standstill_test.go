@@ -72,9 +72,9 @@ func besideStill(t *testing.T, e *fetch.Engine, held int, tenant string, before 
 		}
 	}
 	if before {
-		pull(t, reader, 0, 10*time.Second)
+		pull(t, reader, 0, 7*time.Second)
 	} else {
-		time.Sleep(10 * time.Second)
+		time.Sleep(7 * time.Second)
 		reader, done = endless(t, e, "", 0, 64)
 	}
 	if beside := rate(); beside < alone/3 {
@@ -106,10 +106,10 @@ func TestSlowConsumerFindsItsBatch(t *testing.T) {
 		reader, readerDone := endless(t, e, "", 2, 64)
 		var reading sync.WaitGroup
 		reading.Go(func() {
-			pull(t, reader, 0, time.Minute)
+			pull(t, reader, 0, 24*time.Second)
 			readerDone()
 		})
-		for i := range 10 {
+		for i := range 4 {
 			began := time.Now()
 			b := must(slow.Next())
 			if waited := time.Since(began); i > 0 && waited > 0 {

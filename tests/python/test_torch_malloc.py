@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 from typing import Any
 
@@ -43,6 +44,8 @@ def first(photos: bowstring.Dataset, *, workers: int, **options: Any) -> Any:
 
 @pytest.mark.parametrize("told", ["nothing", "not to", "by the environment"])
 def test_workers(photos: bowstring.Dataset, monkeypatch: pytest.MonkeyPatch, told: str) -> None:
+    for name in [name for name in os.environ if name.startswith("MALLOC_")]:
+        monkeypatch.delenv(name)  # of a test before
     if told == "by the environment":
         monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
     options = {"tune_malloc": False} if told == "not to" else {}
