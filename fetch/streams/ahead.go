@@ -82,7 +82,7 @@ type ahead struct {
 	rows      int   // begun to be read, or back, and not delivered
 	bytes     int64 // of those
 	inFlight  int   // cells
-	backs     int   // rows that ever came back
+	news      int   // rows that ever came back, and drafts that were found: what Next waits for
 	ready     int   // rows of near runs that are back and not delivered
 	readySize int64 // bytes of those
 
@@ -284,7 +284,7 @@ func (s *Stream) backLocked(r *run, row int) {
 		return
 	}
 	a := &s.ahead
-	a.backs++
+	a.news++
 	if s.order.loose {
 		a.back.add(r.seq + int64(row))
 	}

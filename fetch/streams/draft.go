@@ -132,6 +132,7 @@ func (s *Stream) found(d *draft, positions []int64, rows []schema.Row, served []
 	} else {
 		d.positions = positions
 		d.foundLocked(rows, served)
+		s.ahead.news++
 		s.refillLocked()
 	}
 	s.cond.Broadcast() // Next may wait for it

@@ -178,7 +178,7 @@ func (s *Stream) head() (*part, Wait, error) {
 // waits until s.wanted is there, or more of it can be asked for. It fails where
 // the stream has ended, or a sample is too large for all memory.
 func (s *Stream) awaitLocked() error {
-	before := s.ahead.backs
+	before := s.ahead.news
 	s.refillLocked()
 	if len(s.ahead.hungry) > 0 && s.ahead.idle() {
 		return s.starvedLocked()
@@ -212,7 +212,7 @@ func (s *Stream) awaitLocked() error {
 	if s.context().Err() != nil {
 		return context.Cause(s.context())
 	}
-	if s.ahead.paused || s.ahead.backs != before || s.ahead.idle() && !s.ahead.loading() {
+	if s.ahead.paused || s.ahead.news != before || s.ahead.idle() && !s.ahead.loading() {
 		return nil // planning goes on, or something has come meanwhile
 	}
 	s.waiting, s.woken = true, false
