@@ -15,9 +15,10 @@ their names, which the extras `[torch]`, `[ray]` and `[polars]` install.
 
 from importlib.metadata import PackageNotFoundError, version
 
+from bowstring._tls import Tls
 from bowstring._upload import IngestResult
 from bowstring.client import Client, DatasetInfo, Datasets, WarmResult, connect
-from bowstring.connection import Connection, Tls
+from bowstring.connection import Connection
 from bowstring.dataset import Dataset
 from bowstring.errors import (
     AlreadyExists,

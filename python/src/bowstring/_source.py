@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from bowstring._tls import Tls
 from bowstring.client import Client, connect
-from bowstring.connection import Tls
 from bowstring.dataset import Dataset
 
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from bowstring._request import snapshot_named
+from bowstring._tls import Tls
 from bowstring._upload import IngestResult, upload
 from bowstring._wire import progress_bar
-from bowstring.connection import Connection, Tls
+from bowstring.connection import Connection
 from bowstring.dataset import Dataset
 from bowstring.errors import ServerError
 from bowstring.forecast import Forecast

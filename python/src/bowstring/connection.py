@@ -7,8 +7,7 @@ import json
 import os
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -16,7 +15,8 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from bowstring import _fork, _samenode
+from bowstring import _doget, _fork, _samenode
+from bowstring._tls import Tls
 from bowstring._wire import decoded, keep_forever
 from bowstring.errors import BowstringError, Unavailable, translate
 
@@ -31,50 +31,6 @@ _OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 2000),
 ]
 _READING = ("describe", "explain", "lineage", "list", "samenode", "stats")  # actions that change nothing
-
-
-@dataclass(frozen=True)
-class Tls:
-    """How a connection is encrypted.
-
-    Certificates and keys are PEM: the bytes, or a path, which is read in each process that connects.
-
-    Attributes:
-        root_certs: Whom to trust, where it is not the system's list.
-        cert: The client's own certificate, for mutual TLS.
-        key: Its private key.
-        server_name: The name that the server's certificate is for, if it is not that of the address.
-        verify: Whether the server's certificate is checked. Without that anybody can be the server.
-    """
-
-    root_certs: str | os.PathLike[str] | bytes | None = None
-    cert: str | os.PathLike[str] | bytes | None = None
-    key: str | os.PathLike[str] | bytes | None = field(default=None, repr=False)
-    server_name: str | None = None
-    verify: bool = True
-
-    @classmethod
-    def from_environment(cls) -> Self | None:
-        """What BOWSTRING_SERVER_CA, BOWSTRING_CLIENT_CERT and BOWSTRING_CLIENT_KEY name, as for the command line."""
-        names = ("BOWSTRING_SERVER_CA", "BOWSTRING_CLIENT_CERT", "BOWSTRING_CLIENT_KEY")
-        root, cert, key = (os.environ.get(name) or None for name in names)
-        return cls(root_certs=root, cert=cert, key=key) if root or cert or key else None
-
-    def _arguments(self) -> dict[str, Any]:
-        given = {
-            "tls_root_certs": _pem(self.root_certs),
-            "cert_chain": _pem(self.cert),
-            "private_key": _pem(self.key),
-            "override_hostname": self.server_name,
-            "disable_server_verification": None if self.verify else True,
-        }
-        return {name: value for name, value in given.items() if value is not None}
-
-
-def _pem(given: str | os.PathLike[str] | bytes | None) -> bytes | None:
-    if given is None or isinstance(given, bytes):
-        return given
-    return Path(given).read_bytes()
 
 
 def safe_after(uri: str, left: str) -> bool:
@@ -142,18 +98,21 @@ class Connection:
         self._flight: Any = None
         self._mark = 0  # of its sockets
         self._pid = os.getpid()
+        self._door: _doget.Door | None = None  # that streams were last opened by
         self.rings = _samenode.Rings()
 
     def __repr__(self) -> str:
         return f"<bowstring.{type(self).__name__} {self.uri}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_flight", "_pid", "rings")}
+        own = ("_flight", "_pid", "_door", "rings")
+        return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._flight = None
         self._pid = os.getpid()
+        self._door = None
         self.rings = _samenode.Rings()
 
     def __enter__(self) -> Self:
@@ -190,6 +149,7 @@ class Connection:
     def _call(self, uri: str) -> None:
         """Call another server from now on. The connection to this one is not closed: streams of it may go on."""
         self.uri, self._flight = uri, None
+        self._shut()
         self.rings.close()
         self.rings = _samenode.Rings()
 
@@ -198,6 +158,7 @@ class Connection:
         if self._pid != os.getpid():
             return  # there is none
         self.rings.close()
+        self._shut()
         flight, self._flight = self._flight, None
         if flight is not None:
             with translate():
@@ -205,6 +166,13 @@ class Connection:
 
     def _let_go(self) -> None:
         self._flight = None  # not closed: another thread may be in the middle of a call
+        self._shut()
+
+    def _shut(self) -> None:
+        """Close the connections that no stream has."""
+        door, self._door = self._door, None
+        if door is not None:
+            door.close()
 
     def _at(self, uri: str) -> Self:
         """A client of another server, that is reached as this one is."""
@@ -219,7 +187,7 @@ class Connection:
                     keep_forever(self._flight)
                     self._flight, self._pid = None, os.getpid()
                 if self._flight is None:
-                    arguments = self._tls._arguments() if self._tls else {}
+                    arguments = self._tls.arguments() if self._tls else {}
                     self._mark, marks = _fork.marked()
                     with translate():
                         self._flight = fl.connect(self.uri, generic_options=[*_OPTIONS, *marks], **arguments)
@@ -256,30 +224,44 @@ class Connection:
 
     def stream(self, ticket: dict[str, Any], *, references: bool = False) -> Opened:
         """Make the call of a stream, and wait until its server answers."""
-        asked = fl.Ticket(json.dumps(ticket).encode())
+        asked = json.dumps(ticket).encode()
         while True:
             with _fork.connecting():
                 uri, rings = self.uri, self.rings
-            ring = self._lent(uri, rings)
-            opened = Opened(None, uri, ring, rings)
+            opened = Opened(None, uri, self._lent(uri, rings), rings)
             try:
-                named = None if ring is None else ring.begin()
-                options = self.options(stream=True, ring=named, references=references)
-                with _fork.connecting():
-                    if self.rings is not rings:  # it has moved to another server, which does not know the ring
-                        continue
-                    flight = self.flight()
-                    call = _fork.begin(self._mark, again=True)
-                try:
-                    with translate():
-                        opened.reader = flight.do_get(asked, options)
-                finally:
-                    del flight
-                    _fork.end(call)
-                return opened
+                headers = self._headers(None if opened.ring is None else opened.ring.begin(), references=references)
+                opened.reader = self._received(opened, asked, headers) or self._read(opened, asked, headers)
+                if opened.reader is not None:
+                    return opened
             finally:
                 if opened.reader is None:
                     opened.leave()
+
+    def _received(self, opened: Opened, ticket: bytes, headers: list[tuple[bytes, bytes]]) -> Any:
+        """The call of a stream, by a connection of its own. None if it has to be pyarrow's, or all has moved."""
+        with _fork.connecting():
+            if self.rings is not opened.rings:
+                return None
+            door = self._door
+            if door is None or door.uri != opened.uri:
+                door = self._door = _doget.Door(opened.uri, self._tls)
+                _fork.hold(self)
+        return door.get(ticket, headers) if door.usable else None
+
+    def _read(self, opened: Opened, ticket: bytes, headers: list[tuple[bytes, bytes]]) -> Any:
+        """The call of a stream, by pyarrow. None if all has moved to a server that does not know the ring."""
+        with _fork.connecting():
+            if self.rings is not opened.rings:
+                return None
+            flight = self.flight()
+            call = _fork.begin(self._mark, again=True)
+        try:
+            with translate():
+                return flight.do_get(fl.Ticket(ticket), fl.FlightCallOptions(headers=headers))
+        finally:
+            del flight
+            _fork.end(call)
 
     def ring(self) -> _samenode.Ring | None:
         """Memory that the server shares with this process, for a stream; None where it is on another node."""
@@ -309,16 +291,18 @@ class Connection:
                 answer = self.action("samenode")
         return rings.known(answer)
 
-    def options(
-        self, *, stream: bool = False, ring: str | None = None, references: bool = False
-    ) -> fl.FlightCallOptions:
+    def options(self, *, stream: bool = False) -> fl.FlightCallOptions:
         """What goes with a call: the token, and the timeout, which a stream has none of as it may run for hours."""
+        return fl.FlightCallOptions(headers=self._headers(), timeout=None if stream else self._timeout)
+
+    def _headers(self, ring: str | None = None, *, references: bool = False) -> list[tuple[bytes, bytes]]:
+        """Who calls, and where blobs may lie."""
         headers = [] if self._token is None else [(b"authorization", f"Bearer {self._token}".encode())]
         if ring is not None:
             headers.append((b"bowstring-ring", ring.encode()))
             if references:
                 headers.append((b"bowstring-references", b"1"))
-        return fl.FlightCallOptions(headers=headers, timeout=None if stream else self._timeout)
+        return headers
 
     def stats(self) -> dict[str, Any]:
         """The server's counters: docs/protocol.md says what they are."""

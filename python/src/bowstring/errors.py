@@ -130,6 +130,23 @@ _WORDS: dict[str, type[BowstringError]] = {
     "internal": ServerError,
     "failed": ServerError,  # UNKNOWN
 }
+# gRPC's codes by number.
+_NUMBERS: dict[int, type[BowstringError]] = {
+    1: Cancelled,
+    3: InvalidRequest,
+    4: TimedOut,
+    5: NotFound,
+    6: AlreadyExists,
+    7: PermissionDenied,
+    8: LimitExceeded,
+    9: InvalidRequest,
+    10: Unavailable,
+    11: InvalidRequest,
+    12: Unsupported,
+    14: Unavailable,
+    15: DataLoss,
+    16: Unauthenticated,
+}
 # For what comes without such words, as from the client's own library.
 _CLASSES: list[tuple[type[BaseException], type[BowstringError]]] = [
     (fl.FlightUnavailableError, Unavailable),
@@ -151,6 +168,11 @@ _WORDING = re.compile(
 _TRY_AGAIN = re.compile(r"\(try again in (\d+(?:\.\d+)?) s\)")
 _GO_ON = re.compile(r"\(go on at ([^()\s]+(?:, [^()\s]+)*)\)")
 _CONTEXT = re.compile(r"\.? gRPC client debug context: .*|\.? Client context: .*|\.? Detail: [A-Z]\w*$", re.DOTALL)
+
+
+def by_number(code: int, text: str) -> BowstringError:
+    """The exception for a code of gRPC's that is not OK."""
+    return _NUMBERS.get(code, ServerError)(text)
 
 
 def translated(error: BaseException) -> BowstringError | None:

@@ -31,8 +31,8 @@ from bowstring.dataset import INLINE
 from bowstring.errors import InvalidRequest, ServerError
 
 if TYPE_CHECKING:
+    from bowstring._tls import Tls
     from bowstring.client import Client
-    from bowstring.connection import Tls
     from bowstring.dataset import Dataset
 
 __all__ = ["scan"]

@@ -40,8 +40,8 @@ from bowstring._source import opened
 from bowstring.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from bowstring._tls import Tls
     from bowstring.client import Client
-    from bowstring.connection import Tls
     from bowstring.dataset import Dataset
     from bowstring.plan import Plan, RankPlan
 

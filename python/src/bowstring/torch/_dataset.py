@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from bowstring._source import opened
+from bowstring._tls import Tls
 from bowstring.client import Client
-from bowstring.connection import Tls
 from bowstring.dataset import Dataset
 from bowstring.preview import Explanation
 from bowstring.torch import _share

@@ -10,8 +10,8 @@ import torch
 from torch.utils.data import Dataset as TorchDataset
 
 from bowstring._source import opened
+from bowstring._tls import Tls
 from bowstring.client import Client
-from bowstring.connection import Tls
 from bowstring.dataset import Dataset
 from bowstring.exchange import Exchange
 from bowstring.torch import _share

@@ -1,0 +1,353 @@
+"""DoGet by a connection of the package's own: record batches whose bodies stay where they were received."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import socket
+import ssl
+import struct
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+from urllib.parse import SplitResult, urlsplit
+from urllib.request import proxy_bypass
+
+import pyarrow as pa
+
+import bowstring
+from bowstring import _landing
+from bowstring._http2 import CONNECT, Filling, Link
+from bowstring._tls import Tls, pem
+from bowstring.errors import BowstringError, ServerError, Unavailable
+
+_METHOD = "/arrow.flight.protocol.FlightService/DoGet"
+_HEAD = 16 << 10  # bytes of a message that are looked at before it is known where its body goes
+_FIELDS = 20  # bytes that a field's number and length have at most
+_HEADER, _METADATA, _BODY = 2, 3, 1000  # fields of FlightData
+_KEPT = 4  # connections without a stream
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+
+
+class Chunk(NamedTuple):
+    """A batch and what came with it, as of a `pyarrow.flight.FlightStreamReader`."""
+
+    data: pa.RecordBatch
+    app_metadata: pa.Buffer
+
+
+@dataclass
+class _Message:
+    """A FlightData."""
+
+    header: bytes = b""
+    metadata: bytes = b""
+    body: pa.Buffer | None = None
+
+    def parts(self) -> list[Any]:
+        """What a reader of Arrow's stream format reads, read by read."""
+        padding = -len(self.header) % 8
+        length = struct.pack("<i", len(self.header) + padding)
+        found: list[Any] = [b"\xff\xff\xff\xff", length, self.header + bytes(padding)]
+        return [*found, self.body] if self.body else found
+
+
+class _Messages:
+    """Makes messages of bytes. It is a Taker."""
+
+    def __init__(self) -> None:
+        self.ready: collections.deque[_Message] = collections.deque()
+        self._blocks = _landing.of_process()
+        self._parser = self._parse()
+        self._view = next(self._parser)
+
+    def room(self) -> memoryview:
+        return self._view
+
+    def filled(self, count: int) -> None:
+        self._view = self._view[count:]
+        if not self._view:
+            self._view = next(self._parser)
+
+    def _parse(self) -> Filling:
+        prefix = bytearray(5)
+        while True:
+            yield memoryview(prefix)
+            if prefix[0]:
+                raise ServerError("a message is compressed, which nobody asked for")
+            message, left = _Message(), int.from_bytes(prefix[1:], "big")
+            known, at = bytearray(), 0
+            while left or at < len(known):
+                if left and len(known) - at < _FIELDS:
+                    more = bytearray(min(left, _HEAD))
+                    yield memoryview(more)
+                    left -= len(more)
+                    known, at = known[at:] + more, 0
+                key, at = _varint(known, at)
+                size, at = _varint(known, at)
+                if key & 7 != 2 or size > left + len(known) - at:
+                    raise ServerError(f"field {key >> 3} of a message is not what it should be")
+                body = None
+                if key >> 3 == _BODY:
+                    view, body = _landing.landing(self._blocks, size)
+                    message.body = body
+                else:
+                    part = bytearray(size)
+                    view = memoryview(part)
+                there = min(size, len(known) - at)
+                view[:there] = known[at : at + there]
+                at += there
+                if there < size:
+                    yield view[there:]
+                    left -= size - there
+                if key >> 3 == _HEADER:
+                    message.header = bytes(part)
+                elif key >> 3 == _METADATA:
+                    message.metadata = bytes(part)
+            self.ready.append(message)
+            del message, body, view
+
+
+def _varint(given: bytearray, at: int) -> tuple[int, int]:
+    """A number of protobuf's, and where it ends."""
+    value = shift = 0
+    for end in range(at, min(at + 10, len(given))):
+        value |= (given[end] & 127) << shift
+        shift += 7
+        if given[end] < 128:
+            return value, end + 1
+    raise ServerError("a message ends in the middle of a number")
+
+
+class _File:
+    """The messages of a call as a file in Arrow's stream format, which is read part by part."""
+
+    closed = False
+
+    def __init__(self, link: Link, back: Callable[[Link], None], headers: list[tuple[str, str]], ticket: bytes) -> None:
+        self.metadata = b""  # that came last
+        self.failed: BaseException | None = None
+        self._link = link
+        self._back = back
+        self._messages = _Messages()
+        self._parts: collections.deque[Any] = collections.deque()
+        message = b"\x0a" + _as_varint(len(ticket)) + ticket
+        with link.lock:
+            link.begin(headers, struct.pack(">BI", 0, len(message)) + message, self._messages)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """A file can be closed. This one has nothing of its own."""
+
+    def read(self, size: int) -> Any:
+        """The next part; nothing after the last."""
+        try:
+            while not self._parts:
+                message = self._next()
+                if message is None:
+                    return b""
+                if message.metadata:
+                    self.metadata = message.metadata
+                if message.header:
+                    self._parts.extend(message.parts())
+            part = self._parts.popleft()
+            if len(part) != size:
+                raise ServerError(f"a message has a part of {len(part)} bytes where {size} belong")  # noqa: TRY301
+        except BaseException as error:
+            self.failed = error
+            raise
+        return part
+
+    def _next(self) -> _Message | None:
+        """The next message; None after the last."""
+        link, ready = self._link, self._messages.ready
+        with link.lock:
+            while not ready:
+                if link.over:
+                    break
+                link.advance()
+            else:
+                return ready.popleft()
+            link.end()
+        self._back(link)
+        return None
+
+    def cancel(self) -> None:
+        if not self._link.over:
+            self._link.cancel()
+
+
+class Reader:
+    """The batches of a call, in place of a `pyarrow.flight.FlightStreamReader`.
+
+    For one thread at a time; `cancel` may be called by any.
+    """
+
+    def __init__(self, link: Link, back: Callable[[Link], None], headers: list[tuple[str, str]], ticket: bytes) -> None:
+        self._file = _File(link, back, headers, ticket)
+        self._batches = self._raising(partial(pa.ipc.open_stream, pa.PythonFile(self._file, "r")))
+
+    def read_chunk(self) -> Chunk:
+        """The next batch; StopIteration after the last."""
+        self._file.metadata = b""
+        batch = self._raising(self._batches.read_next_batch)
+        return Chunk(batch, pa.py_buffer(self._file.metadata))
+
+    def cancel(self) -> None:
+        """End the call. The server is told."""
+        self._file.cancel()
+
+    def _raising(self, what: Callable[[], Any]) -> Any:
+        """What Arrow gives that reads the file. What the file has raised comes out as it was."""
+        try:
+            return what()
+        except BaseException:
+            failed, self._file.failed = self._file.failed, None
+            if failed is not None:
+                raise failed from None
+            raise
+
+
+def _as_varint(number: int) -> bytes:
+    found = b""
+    while number > 127:
+        found += bytes([number & 127 | 128])
+        number >>= 7
+    return found + bytes([number])
+
+
+class Door:
+    """How a server is reached, and the connections to it that no stream has.
+
+    Attributes:
+        uri: The server's address.
+        usable: Whether streams can be opened by it. Else pyarrow has to: it knows proxies, and other certificates.
+    """
+
+    def __init__(self, uri: str, tls: Tls | None) -> None:
+        self.uri = uri
+        self._parts = parts = urlsplit(uri)
+        self.usable = _direct(parts)
+        self._name = (tls.server_name if tls is not None else None) or parts.hostname
+        self._tls = tls if parts.scheme == "grpc+tls" else None
+        self._context: ssl.SSLContext | None = None
+        self._free: collections.deque[Link] = collections.deque()
+
+    def get(self, ticket: bytes, headers: list[tuple[bytes, bytes]]) -> Reader | None:
+        """Make a call, and wait until the server answers. None where it proves not to be usable."""
+        sent = [
+            (":method", "POST"),
+            (":scheme", "http" if self._tls is None else "https"),
+            (":path", _METHOD),
+            (":authority", self._authority()),
+            ("te", "trailers"),
+            ("content-type", "application/grpc"),
+            ("user-agent", f"bowstring-python/{bowstring.__version__}"),
+            *((name.decode(), value.decode()) for name, value in headers),
+        ]
+        link = self._idle()
+        if link is not None:
+            with contextlib.suppress(Unavailable):  # it may have been closed just now
+                return Reader(link, self._back, sent, ticket)
+        connected = self._connected()
+        return Reader(Link(connected), self._back, sent, ticket) if connected is not None else None
+
+    def _authority(self) -> str:
+        """The server's name, as it is called."""
+        if self._parts.scheme == "grpc+unix":
+            return "localhost"
+        named = self._tls is not None and self._tls.server_name
+        return named or self._parts.netloc
+
+    def _idle(self) -> Link | None:
+        """A connection that no stream has, and that is there still."""
+        with contextlib.suppress(IndexError):  # there is none
+            while True:
+                link = self._free.pop()
+                with link.lock, contextlib.suppress(BowstringError):
+                    while link.advance(wait=False):
+                        pass
+                if link.reusable:
+                    return link
+                link.cancel()
+        return None
+
+    def _back(self, link: Link) -> None:
+        """A call has ended."""
+        if link.reusable and len(self._free) < _KEPT:
+            self._free.append(link)
+        else:
+            link.cancel()
+
+    def close(self) -> None:
+        """Close the connections that no stream has."""
+        with contextlib.suppress(IndexError):  # all are closed
+            while True:
+                self._free.pop().cancel()
+
+    def _connected(self) -> socket.socket | None:
+        """A connection; None where the server's certificate is not known to Python."""
+        parts = self._parts
+        try:
+            if parts.scheme == "grpc+unix":
+                connected = socket.socket(socket.AF_UNIX)
+                connected.settimeout(CONNECT)
+                connected.connect(parts.path)
+            else:
+                connected = socket.create_connection((parts.hostname, parts.port), CONNECT)
+                _set(connected)
+            if self._tls is not None:
+                self._context = self._context or _context(self._tls)
+                connected = self._context.wrap_socket(connected, server_hostname=self._name)
+        except ssl.SSLCertVerificationError:
+            self.usable = False  # pyarrow has a list of its own of whom to trust
+            return None
+        except OSError as error:
+            raise Unavailable(f"{self.uri} cannot be reached: {error.strerror or error}") from error
+        return connected
+
+
+def _set(connected: socket.socket) -> None:
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a machine may vanish without a word
+    for name, value in ("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3):
+        if hasattr(socket, name):
+            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _direct(parts: SplitResult) -> bool:
+    """Whether a server is reached by its address alone. `BOWSTRING_HTTP2=off` says that it is not."""
+    if os.environ.get("BOWSTRING_HTTP2") == "off":
+        return False
+    if parts.scheme == "grpc+unix":
+        return True
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return False
+    if host is None or port is None:
+        return False
+    proxied = any(os.environ.get(name) or os.environ.get(name.upper()) for name in _PROXIES)
+    return not proxied or proxy_bypass(host)
+
+
+def _context(tls: Tls) -> ssl.SSLContext:
+    root, cert, key = (pem(given) for given in (tls.root_certs, tls.cert, tls.key))
+    context = ssl.create_default_context(cadata=None if root is None else root.decode("ascii", "replace"))
+    if not tls.verify:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if cert is not None:
+        with tempfile.NamedTemporaryFile() as both:  # ssl reads files alone
+            both.write(cert + b"\n" + (key or b""))
+            both.flush()
+            context.load_cert_chain(both.name)
+    context.set_alpn_protocols(["h2"])
+    return context

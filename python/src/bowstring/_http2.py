@@ -1,0 +1,385 @@
+"""Calls of gRPC over HTTP/2 whose answer is received into the place where it stays.
+
+pyarrow's own transport reads a message in parts, and joins them: a client spends most of its time on that. Here the
+bytes of a message go from the kernel to where they stay. A connection has one call at a time, of which one request
+goes to the server, and messages come from there: what DoGet needs, and no more. It follows RFC 9113 and gRPC's
+"gRPC over HTTP2".
+
+No thread reads a connection whose consumer does something else. But a server asks now and then whether its client is
+still there, and takes one for dead whose socket is full. So where a consumer has not come for some seconds, a thread of
+the process takes in what has arrived, as far as the server may send ahead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import ssl
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Generator
+from typing import Any, Protocol
+from urllib.parse import unquote
+
+import hpack
+
+from bowstring.errors import BowstringError, Cancelled, ServerError, Unavailable, by_number
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PUSH_PROMISE, _PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = (
+    0, 1, 3, 4, 5, 6, 7, 8, 9,
+)  # fmt: skip
+_END_STREAM, _ACK, _END_HEADERS, _PADDED, _PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
+_HEADER_TABLE_SIZE, _ENABLE_PUSH, _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE = 1, 2, 4, 5
+_LARGEST_FRAME = (1 << 24) - 1  # bytes: a server may send so many by one call of the kernel's
+_AHEAD = 32 << 20  # bytes that a server may send ahead of what was taken in
+_LARGEST_HEADERS = 1 << 20  # bytes
+_LARGEST_CONTROL = 1 << 16  # bytes of a frame that has no message
+# HTTP/2's reasons why a stream ends, where they say more than INTERNAL, as gRPC's codes.
+_RESETS = {0x3: 14, 0x7: 14, 0x8: 1, 0xB: 8, 0xC: 7}
+_STATUS = {"400": 13, "401": 16, "403": 7, "404": 12, "429": 14, "502": 14, "503": 14, "504": 14}
+
+CONNECT = 20.0  # seconds to connect
+LULL = 5.0  # seconds without a consumer after which what has come is taken in
+
+Filling = Generator[memoryview, None, None]
+
+
+class Taker(Protocol):
+    """What a call's answer goes to."""
+
+    def room(self) -> memoryview:
+        """Where the next bytes go: at least one."""
+
+    def filled(self, count: int) -> None:
+        """So many bytes of that have come."""
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    """A frame of HTTP/2."""
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+class Link:
+    """A connection to a server, for one call at a time.
+
+    Whoever calls a method holds `lock`, but for `cancel`, which any thread may call at any time.
+    """
+
+    def __init__(self, connected: socket.socket) -> None:
+        self.lock = threading.Lock()
+        self.reusable = True  # another call may be made when this one has ended
+        self.looked = time.monotonic()  # when the socket was last read
+        self._socket = connected
+        self._pid = os.getpid()
+        self._cancelled = False
+        self._broken: BowstringError | None = None
+        self._decoder, self._encoder = hpack.Decoder(_LARGEST_HEADERS), hpack.Encoder()
+        self._stream = -1
+        self._taker: Taker | None = None
+        self._error: BowstringError | None = None
+        self._over = True
+        self._window, self._stream_window = 65535, 65535  # bytes that may be sent
+        self._initial_window, self._largest = 65535, 16384
+        self._taken = 0  # bytes of messages that came, and that the server does not know to have been taken in
+        self._parser = self._frames()
+        self._view = next(self._parser)
+        settings = struct.pack(
+            ">HIHIHI", _ENABLE_PUSH, 0, _INITIAL_WINDOW_SIZE, _AHEAD, _MAX_FRAME_SIZE, _LARGEST_FRAME
+        )
+        more = struct.pack(">I", _AHEAD - 65535)
+        self._unsent = _PREFACE + frame(_SETTINGS, 0, 0, settings) + frame(_WINDOW_UPDATE, 0, 0, more)
+        _keep(self)
+
+    def begin(self, headers: list[tuple[str, str]], request: bytes, taker: Taker) -> None:
+        """Make a call. Its answer goes to `taker`."""
+        self._stream += 2
+        self._taker, self._error, self._over = taker, None, False
+        self._stream_window = self._initial_window
+        kind, block = _HEADERS, self._encoder.encode([_field(name, value) for name, value in headers])
+        for at in range(0, len(block), self._largest):
+            flags = _END_HEADERS if at + self._largest >= len(block) else 0
+            self._unsent += frame(kind, flags, self._stream, block[at : at + self._largest])
+            kind = _CONTINUATION
+        at = 0
+        while at < len(request) and not self._over:
+            n = min(len(request) - at, self._largest, self._window, self._stream_window)
+            if n <= 0:
+                self._flush()
+                self.advance()  # until the server has room
+                continue
+            self._window -= n
+            self._stream_window -= n
+            flags = _END_STREAM if at + n == len(request) else 0
+            self._unsent += frame(_DATA, flags, self._stream, request[at : at + n])
+            at += n
+        self._flush()
+
+    @property
+    def over(self) -> bool:
+        """Whether the call's answer has ended."""
+        return self._over
+
+    def end(self) -> None:
+        """Raise what the call has ended with, if that is an error."""
+        if self._error is not None:
+            raise self._error
+
+    def advance(self, *, wait: bool = True) -> bool:
+        """Receive more, as one call of the kernel's brings it. False if nothing has come.
+
+        Who waits takes the messages, too: the server may send as much as has come.
+        """
+        if self._broken is not None:
+            raise self._broken
+        self.looked = time.monotonic()
+        try:
+            n = self._receive(wait=wait)
+            if n is None:
+                return False
+            if n == 0:
+                raise ConnectionResetError("the server has closed it")
+            self._view = self._view[n:]
+            if not self._view:
+                self._view = next(self._parser)
+            if wait and self._taken >= _AHEAD // 4:
+                self._allow()
+            self._flush()
+        except (OSError, ValueError, hpack.HPACKError, BowstringError) as error:
+            self._break(error)
+        return True
+
+    def _break(self, error: Exception) -> None:
+        """The connection is of no more use."""
+        self.reusable = False
+        broken: BowstringError
+        if self._cancelled:
+            broken = Cancelled("the call was cancelled")
+        elif isinstance(error, OSError):
+            broken = Unavailable(f"the connection broke: {error.strerror or error}")
+        else:
+            broken = ServerError(f"the server's answer cannot be understood: {error}")
+        self._broken = broken
+        raise broken from error
+
+    def _receive(self, *, wait: bool) -> int | None:
+        if self._cancelled:
+            raise ConnectionAbortedError
+        if isinstance(self._socket, ssl.SSLSocket):
+            self._socket.settimeout(None if wait else 0)
+            with contextlib.suppress(ssl.SSLWantReadError):
+                return self._socket.recv_into(self._view)
+            return None
+        with contextlib.suppress(BlockingIOError):
+            return self._socket.recv_into(self._view, 0, socket.MSG_WAITALL if wait else socket.MSG_DONTWAIT)
+        return None
+
+    def cancel(self) -> None:
+        """End the connection, and the call with it. Whoever waits for it is woken."""
+        self._cancelled, self.reusable = True, False
+        with contextlib.suppress(OSError):
+            if self._pid == os.getpid():
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # TLS forgets its state by its own one
+
+    def drop(self) -> None:
+        """Close this process's descriptor, and tell nobody."""
+        self._cancelled, self.reusable = True, False
+        self._socket.close()
+
+    def _flush(self) -> None:
+        """Send what is to be sent."""
+        unsent, self._unsent = self._unsent, b""
+        if not unsent:
+            return
+        try:
+            self._socket.settimeout(None)
+            self._socket.sendall(unsent)
+        except OSError as error:
+            self._break(error)
+
+    def _frames(self) -> Filling:
+        """Take in one frame after another."""
+        head = bytearray(9)
+        while True:
+            yield memoryview(head)
+            size = int.from_bytes(head[:3], "big")
+            kind, flags = head[3], head[4]
+            stream = int.from_bytes(head[5:], "big") & 0x7FFFFFFF
+            if size > _LARGEST_FRAME or (kind != _DATA and size > _LARGEST_CONTROL):
+                raise ServerError(f"the server sent a frame of {size} bytes of kind {kind}")
+            if kind == _DATA:
+                yield from self._data(size, flags, stream)
+                continue
+            payload = bytearray(size)
+            if size:
+                yield memoryview(payload)
+            if kind == _HEADERS:
+                yield from self._headers(bytes(payload), flags, stream)
+            else:
+                self._control(kind, flags, stream, bytes(payload))
+
+    def _data(self, size: int, flags: int, stream: int) -> Filling:
+        """Take in bytes of messages: they go where the taker has room for them."""
+        left, padding = size, 0
+        if flags & _PADDED:
+            pad = bytearray(1)
+            yield memoryview(pad)
+            padding = pad[0]
+            left -= 1 + padding
+        if left < 0:
+            raise ServerError("the server sent a frame whose padding is longer than itself")
+        taker = self._taker if stream == self._stream and not self._over else None
+        while left:
+            view = memoryview(bytearray(left)) if taker is None else taker.room()  # none: of a call that has ended
+            view = view[:left]
+            yield view
+            left -= len(view)
+            self._taken += len(view)
+            if taker is not None:
+                taker.filled(len(view))
+        if padding:
+            yield memoryview(bytearray(padding))
+        if flags & _PADDED:
+            self._taken += 1 + padding
+        if flags & _END_STREAM and stream == self._stream:
+            self._ended(ServerError("it ended without a status"))
+
+    def _allow(self) -> None:
+        """Let the server send as much as was taken in."""
+        more, self._taken = struct.pack(">I", self._taken), 0
+        self._unsent += frame(_WINDOW_UPDATE, 0, 0, more)
+        if not self._over:
+            self._unsent += frame(_WINDOW_UPDATE, 0, self._stream, more)
+
+    def _headers(self, block: bytes, flags: int, stream: int) -> Filling:
+        """Take in headers: those of an answer, or those after it, which say how it ended."""
+        start, end = 0, len(block)
+        if flags & _PADDED:
+            start, end = 1, end - block[0]
+        if flags & _PRIORITY:
+            start += 5
+        block = block[start:end]
+        last = flags & _END_HEADERS
+        while not last:
+            head = bytearray(9)
+            yield memoryview(head)
+            size = int.from_bytes(head[:3], "big")
+            if head[3] != _CONTINUATION or len(block) + size > _LARGEST_HEADERS:
+                raise ServerError("the server sent headers that do not end")
+            part = bytearray(size)
+            if size:
+                yield memoryview(part)
+            block += part
+            last = head[4] & _END_HEADERS
+        found = {str(name): str(value) for name, value in self._decoder.decode(block)}
+        if stream != self._stream or self._over:
+            return
+        if (status := found.get(":status", "200")) != "200":
+            self._ended(by_number(_STATUS.get(status, 2), f"the server answered with HTTP status {status}"))
+        elif flags & _END_STREAM:
+            code, text = found.get("grpc-status"), unquote(found.get("grpc-message", ""))
+            if code is None:
+                self._ended(ServerError("the server ended the stream without a status"))
+            else:
+                self._ended(None if code == "0" else by_number(int(code), text))
+
+    def _control(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        """Take in a frame that is about the connection."""
+        if kind == _SETTINGS and not flags & _ACK:
+            self._settings(payload)
+            self._unsent += frame(_SETTINGS, _ACK, 0, b"")
+        elif kind == _PING and not flags & _ACK:
+            self._unsent += frame(_PING, _ACK, 0, payload)
+        elif kind == _WINDOW_UPDATE:
+            more = int.from_bytes(payload, "big")
+            if stream == 0:
+                self._window += more
+            elif stream == self._stream:
+                self._stream_window += more
+        elif kind == _RST_STREAM and stream == self._stream:
+            reason = int.from_bytes(payload, "big")
+            self._ended(by_number(_RESETS.get(reason, 13), f"the server reset the stream, HTTP/2 error {reason}"))
+        elif kind == _GOAWAY:
+            self.reusable = False
+            if int.from_bytes(payload[:4], "big") & 0x7FFFFFFF < self._stream:
+                why = payload[8:].decode(errors="replace")
+                self._ended(Unavailable(f"the server takes no more calls by this connection: {why}"))
+        elif kind == _PUSH_PROMISE:
+            raise ServerError("the server pushes what nobody asked for")
+
+    def _settings(self, payload: bytes) -> None:
+        for at in range(0, len(payload) - 5, 6):
+            name, value = struct.unpack_from(">HI", payload, at)
+            if name == _INITIAL_WINDOW_SIZE:
+                self._stream_window += value - self._initial_window
+                self._initial_window = value
+            elif name == _MAX_FRAME_SIZE:
+                self._largest = value
+            elif name == _HEADER_TABLE_SIZE:
+                self._encoder.header_table_size = min(value, 4096)
+
+    def _ended(self, error: BowstringError | None) -> None:
+        if not self._over:
+            self._error, self._over = error, True
+
+
+def _field(name: str, value: str) -> Any:
+    """A header, which nobody on the way may remember if it is a secret."""
+    return hpack.NeverIndexedHeaderTuple(name, value) if name == "authorization" else (name, value)
+
+
+class _Keeper:
+    """The thread that looks after connections which nobody reads at the moment. It ends when there are none."""
+
+    def __init__(self) -> None:
+        self._links: weakref.WeakSet[Link] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._runs = False
+
+    def add(self, link: Link) -> None:
+        with self._lock:
+            self._links.add(link)
+            if not self._runs:
+                self._runs = True
+                threading.Thread(target=self._run, name="bowstring keeps", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(LULL)
+            with self._lock:
+                links = list(self._links)
+                self._runs = bool(links)
+            if not links:
+                return
+            for link in links:
+                if time.monotonic() - link.looked >= LULL and link.lock.acquire(blocking=False):
+                    with contextlib.suppress(BowstringError):  # who takes what came is told
+                        while link.advance(wait=False):
+                            pass
+                    link.lock.release()
+            del link, links
+
+    def forget(self) -> None:
+        """Close the connections of the process that this one is a child of. They go on there."""
+        for link in list(self._links):
+            link.drop()
+
+
+_keeper = _Keeper()
+
+
+def _keep(link: Link) -> None:
+    _keeper.add(link)
+
+
+def _in_child() -> None:
+    global _keeper
+    parent, _keeper = _keeper, _Keeper()
+    parent.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
