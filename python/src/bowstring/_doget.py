@@ -8,7 +8,6 @@ import os
 import socket
 import ssl
 import struct
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -21,8 +20,8 @@ import pyarrow as pa
 import bowstring
 from bowstring import _landing
 from bowstring._http2 import CONNECT, Filling, Link
-from bowstring._tls import Tls, pem
-from bowstring.errors import BowstringError, ServerError, Unavailable
+from bowstring._tls import Encrypted, Tls, context
+from bowstring.errors import ServerError, Unavailable
 
 _METHOD = "/arrow.flight.protocol.FlightService/DoGet"
 _HEAD = 16 << 10  # bytes of a message that are looked at before it is known where its body goes
@@ -60,8 +59,7 @@ class _Messages:
 
     def __init__(self) -> None:
         self.ready: collections.deque[_Message] = collections.deque()
-        self._blocks = _landing.of_process()
-        self._parser = self._parse()
+        self._parser = _parsed(self.ready, _landing.of_process())
         self._view = next(self._parser)
 
     def room(self) -> memoryview:
@@ -72,43 +70,45 @@ class _Messages:
         if not self._view:
             self._view = next(self._parser)
 
-    def _parse(self) -> Filling:
-        prefix = bytearray(5)
-        while True:
-            yield memoryview(prefix)
-            if prefix[0]:
-                raise ServerError("a message is compressed, which nobody asked for")
-            message, left = _Message(), int.from_bytes(prefix[1:], "big")
-            known, at = bytearray(), 0
-            while left or at < len(known):
-                if left and len(known) - at < _FIELDS:
-                    more = bytearray(min(left, _HEAD))
-                    yield memoryview(more)
-                    left -= len(more)
-                    known, at = known[at:] + more, 0
-                key, at = _varint(known, at)
-                size, at = _varint(known, at)
-                if key & 7 != 2 or size > left + len(known) - at:
-                    raise ServerError(f"field {key >> 3} of a message is not what it should be")
-                body = None
-                if key >> 3 == _BODY:
-                    view, body = _landing.landing(self._blocks, size)
-                    message.body = body
-                else:
-                    part = bytearray(size)
-                    view = memoryview(part)
-                there = min(size, len(known) - at)
-                view[:there] = known[at : at + there]
-                at += there
-                if there < size:
-                    yield view[there:]
-                    left -= size - there
-                if key >> 3 == _HEADER:
-                    message.header = bytes(part)
-                elif key >> 3 == _METADATA:
-                    message.metadata = bytes(part)
-            self.ready.append(message)
-            del message, body, view
+
+def _parsed(ready: collections.deque[_Message], blocks: _landing.Blocks) -> Filling:
+    """Memory for what comes next, again and again. What was filled becomes messages."""
+    prefix = bytearray(5)
+    while True:
+        yield memoryview(prefix)
+        if prefix[0]:
+            raise ServerError("a message is compressed, which nobody asked for")
+        message, left = _Message(), int.from_bytes(prefix[1:], "big")
+        known, at = bytearray(), 0
+        while left or at < len(known):
+            if left and len(known) - at < _FIELDS:
+                more = bytearray(min(left, _HEAD))
+                yield memoryview(more)
+                left -= len(more)
+                known, at = known[at:] + more, 0
+            key, at = _varint(known, at)
+            size, at = _varint(known, at)
+            if key & 7 != 2 or size > left + len(known) - at:
+                raise ServerError(f"field {key >> 3} of a message is not what it should be")
+            body = None
+            if key >> 3 == _BODY:
+                view, body = _landing.landing(blocks, size)
+                message.body = body
+            else:
+                part = bytearray(size)
+                view = memoryview(part)
+            there = min(size, len(known) - at)
+            view[:there] = known[at : at + there]
+            at += there
+            if there < size:
+                yield view[there:]
+                left -= size - there
+            if key >> 3 == _HEADER:
+                message.header = bytes(part)
+            elif key >> 3 == _METADATA:
+                message.metadata = bytes(part)
+        ready.append(message)
+        del message, body, view
 
 
 def _varint(given: bytearray, at: int) -> tuple[int, int]:
@@ -240,6 +240,7 @@ class Door:
         self._tls = tls if parts.scheme == "grpc+tls" else None
         self._context: ssl.SSLContext | None = None
         self._free: collections.deque[Link] = collections.deque()
+        self._closed = False
 
     def get(self, ticket: bytes, headers: list[tuple[bytes, bytes]]) -> Reader | None:
         """Make a call, and wait until the server answers. None where it proves not to be usable."""
@@ -272,46 +273,49 @@ class Door:
         with contextlib.suppress(IndexError):  # there is none
             while True:
                 link = self._free.pop()
-                with link.lock, contextlib.suppress(BowstringError):
-                    while link.advance(wait=False):
-                        pass
-                if link.reusable:
+                if link.lively():
                     return link
                 link.cancel()
         return None
 
     def _back(self, link: Link) -> None:
         """A call has ended."""
-        if link.reusable and len(self._free) < _KEPT:
+        if link.reusable and not self._closed and len(self._free) < _KEPT:
             self._free.append(link)
         else:
             link.cancel()
 
     def close(self) -> None:
-        """Close the connections that no stream has."""
+        """Close the connections that no stream has, now or later."""
+        self._closed = True
         with contextlib.suppress(IndexError):  # all are closed
             while True:
                 self._free.pop().cancel()
 
-    def _connected(self) -> socket.socket | None:
+    def _connected(self) -> socket.socket | Encrypted | None:
         """A connection; None where the server's certificate is not known to Python."""
         parts = self._parts
-        try:
-            if parts.scheme == "grpc+unix":
-                connected = socket.socket(socket.AF_UNIX)
-                connected.settimeout(CONNECT)
-                connected.connect(parts.path)
-            else:
-                connected = socket.create_connection((parts.hostname, parts.port), CONNECT)
-                _set(connected)
-            if self._tls is not None:
-                self._context = self._context or _context(self._tls)
-                connected = self._context.wrap_socket(connected, server_hostname=self._name)
-        except ssl.SSLCertVerificationError:
-            self.usable = False  # pyarrow has a list of its own of whom to trust
-            return None
-        except OSError as error:
-            raise Unavailable(f"{self.uri} cannot be reached: {error.strerror or error}") from error
+        with contextlib.ExitStack() as failing:
+            try:
+                if parts.scheme == "grpc+unix":
+                    plain = failing.enter_context(socket.socket(socket.AF_UNIX))
+                    plain.settimeout(CONNECT)
+                    plain.connect(parts.path)
+                else:
+                    plain = socket.create_connection((parts.hostname, parts.port), CONNECT)
+                    failing.enter_context(plain)
+                    _set(plain)
+                connected: socket.socket | Encrypted = plain
+                if self._tls is not None:
+                    self._context = self._context or context(self._tls)
+                    connected = Encrypted(plain, self._context, self._name)
+                plain.settimeout(None)
+            except ssl.SSLCertVerificationError:
+                self.usable = False  # pyarrow has a list of its own of whom to trust
+                return None
+            except OSError as error:
+                raise Unavailable(f"{self.uri} cannot be reached: {error.strerror or error}") from error
+            failing.pop_all()
         return connected
 
 
@@ -337,17 +341,3 @@ def _direct(parts: SplitResult) -> bool:
         return False
     proxied = any(os.environ.get(name) or os.environ.get(name.upper()) for name in _PROXIES)
     return not proxied or proxy_bypass(host)
-
-
-def _context(tls: Tls) -> ssl.SSLContext:
-    root, cert, key = (pem(given) for given in (tls.root_certs, tls.cert, tls.key))
-    context = ssl.create_default_context(cadata=None if root is None else root.decode("ascii", "replace"))
-    if not tls.verify:
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    if cert is not None:
-        with tempfile.NamedTemporaryFile() as both:  # ssl reads files alone
-            both.write(cert + b"\n" + (key or b""))
-            both.flush()
-            context.load_cert_chain(both.name)
-    context.set_alpn_protocols(["h2"])
-    return context

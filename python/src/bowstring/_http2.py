@@ -5,9 +5,7 @@ bytes of a message go from the kernel to where they stay. A connection has one c
 goes to the server, and messages come from there: what DoGet needs, and no more. It follows RFC 9113 and gRPC's
 "gRPC over HTTP2".
 
-No thread reads a connection whose consumer does something else. But a server asks now and then whether its client is
-still there, and takes one for dead whose socket is full. So where a consumer has not come for some seconds, a thread of
-the process takes in what has arrived, as far as the server may send ahead.
+No thread reads a connection while its consumer does something else, but for the one of `_keeper`.
 """
 
 from __future__ import annotations
@@ -15,17 +13,17 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import ssl
 import struct
 import threading
 import time
-import weakref
 from collections.abc import Generator
 from typing import Any, Protocol
 from urllib.parse import unquote
 
 import hpack
 
+from bowstring import _keeper
+from bowstring._tls import Encrypted
 from bowstring.errors import BowstringError, Cancelled, ServerError, Unavailable, by_number
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -43,7 +41,6 @@ _RESETS = {0x3: 14, 0x7: 14, 0x8: 1, 0xB: 8, 0xC: 7}
 _STATUS = {"400": 13, "401": 16, "403": 7, "404": 12, "429": 14, "502": 14, "503": 14, "504": 14}
 
 CONNECT = 20.0  # seconds to connect
-LULL = 5.0  # seconds without a consumer after which what has come is taken in
 
 Filling = Generator[memoryview, None, None]
 
@@ -69,7 +66,7 @@ class Link:
     Whoever calls a method holds `lock`, but for `cancel`, which any thread may call at any time.
     """
 
-    def __init__(self, connected: socket.socket) -> None:
+    def __init__(self, connected: socket.socket | Encrypted) -> None:
         self.lock = threading.Lock()
         self.reusable = True  # another call may be made when this one has ended
         self.looked = time.monotonic()  # when the socket was last read
@@ -92,7 +89,7 @@ class Link:
         )
         more = struct.pack(">I", _AHEAD - 65535)
         self._unsent = _PREFACE + frame(_SETTINGS, 0, 0, settings) + frame(_WINDOW_UPDATE, 0, 0, more)
-        _keep(self)
+        _keeper.keep(self)
 
     def begin(self, headers: list[tuple[str, str]], request: bytes, taker: Taker) -> None:
         """Make a call. Its answer goes to `taker`."""
@@ -117,6 +114,20 @@ class Link:
             self._unsent += frame(_DATA, flags, self._stream, request[at : at + n])
             at += n
         self._flush()
+
+    def lively(self) -> bool:
+        """Whether another call can be made. What the server has said meanwhile is heard."""
+        if not self.reusable:
+            return False  # in a child, too: whoever had the lock may not be there
+        with self.lock, contextlib.suppress(BowstringError):
+            self.catch_up()
+            return self.reusable
+        return False
+
+    def catch_up(self) -> None:
+        """Receive what has come."""
+        while self.advance(wait=False):
+            pass
 
     @property
     def over(self) -> bool:
@@ -163,16 +174,12 @@ class Link:
         else:
             broken = ServerError(f"the server's answer cannot be understood: {error}")
         self._broken = broken
+        self._close()
         raise broken from error
 
     def _receive(self, *, wait: bool) -> int | None:
         if self._cancelled:
             raise ConnectionAbortedError
-        if isinstance(self._socket, ssl.SSLSocket):
-            self._socket.settimeout(None if wait else 0)
-            with contextlib.suppress(ssl.SSLWantReadError):
-                return self._socket.recv_into(self._view)
-            return None
         with contextlib.suppress(BlockingIOError):
             return self._socket.recv_into(self._view, 0, socket.MSG_WAITALL if wait else socket.MSG_DONTWAIT)
         return None
@@ -180,14 +187,24 @@ class Link:
     def cancel(self) -> None:
         """End the connection, and the call with it. Whoever waits for it is woken."""
         self._cancelled, self.reusable = True, False
+        if self._pid != os.getpid():
+            return
         with contextlib.suppress(OSError):
-            if self._pid == os.getpid():
-                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # TLS forgets its state by its own one
+            self._socket.shutdown(socket.SHUT_RDWR)
+        if self.lock.acquire(blocking=False):  # else who has it finds the connection shut, and closes it
+            self._close()
+            self.lock.release()
 
     def drop(self) -> None:
         """Close this process's descriptor, and tell nobody."""
         self._cancelled, self.reusable = True, False
         self._socket.close()
+
+    def _close(self) -> None:
+        """Give the socket back, and what is known of the connection: nothing of it is left to the collector."""
+        self._socket.close()
+        self._parser.close()
+        self._view, self._taker = memoryview(b""), None
 
     def _flush(self) -> None:
         """Send what is to be sent."""
@@ -195,7 +212,6 @@ class Link:
         if not unsent:
             return
         try:
-            self._socket.settimeout(None)
             self._socket.sendall(unsent)
         except OSError as error:
             self._break(error)
@@ -207,6 +223,8 @@ class Link:
             yield memoryview(head)
             size = int.from_bytes(head[:3], "big")
             kind, flags = head[3], head[4]
+            if head.startswith(b"HTTP/"):
+                raise ServerError("it is not HTTP/2")
             stream = int.from_bytes(head[5:], "big") & 0x7FFFFFFF
             if size > _LARGEST_FRAME or (kind != _DATA and size > _LARGEST_CONTROL):
                 raise ServerError(f"the server sent a frame of {size} bytes of kind {kind}")
@@ -323,63 +341,9 @@ class Link:
 
     def _ended(self, error: BowstringError | None) -> None:
         if not self._over:
-            self._error, self._over = error, True
+            self._error, self._over, self._taker = error, True, None
 
 
 def _field(name: str, value: str) -> Any:
     """A header, which nobody on the way may remember if it is a secret."""
     return hpack.NeverIndexedHeaderTuple(name, value) if name == "authorization" else (name, value)
-
-
-class _Keeper:
-    """The thread that looks after connections which nobody reads at the moment. It ends when there are none."""
-
-    def __init__(self) -> None:
-        self._links: weakref.WeakSet[Link] = weakref.WeakSet()
-        self._lock = threading.Lock()
-        self._runs = False
-
-    def add(self, link: Link) -> None:
-        with self._lock:
-            self._links.add(link)
-            if not self._runs:
-                self._runs = True
-                threading.Thread(target=self._run, name="bowstring keeps", daemon=True).start()
-
-    def _run(self) -> None:
-        while True:
-            time.sleep(LULL)
-            with self._lock:
-                links = list(self._links)
-                self._runs = bool(links)
-            if not links:
-                return
-            for link in links:
-                if time.monotonic() - link.looked >= LULL and link.lock.acquire(blocking=False):
-                    with contextlib.suppress(BowstringError):  # who takes what came is told
-                        while link.advance(wait=False):
-                            pass
-                    link.lock.release()
-            del link, links
-
-    def forget(self) -> None:
-        """Close the connections of the process that this one is a child of. They go on there."""
-        for link in list(self._links):
-            link.drop()
-
-
-_keeper = _Keeper()
-
-
-def _keep(link: Link) -> None:
-    _keeper.add(link)
-
-
-def _in_child() -> None:
-    global _keeper
-    parent, _keeper = _keeper, _Keeper()
-    parent.forget()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)

@@ -64,7 +64,10 @@ class _Private:
 
     def __init__(self, size: int) -> None:
         self.size = -(-size // _GRAIN) * _GRAIN
-        self._memory = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        try:
+            self._memory = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise MemoryError(f"no memory for {size} bytes of a batch") from error
         if _HUGE is not None:
             self._memory.madvise(_HUGE)
         self.address: int = np.frombuffer(self._memory, np.uint8, 1).ctypes.data

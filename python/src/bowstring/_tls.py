@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
+import ssl
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,3 +58,91 @@ def pem(given: str | os.PathLike[str] | bytes | None) -> bytes | None:
     if given is None or isinstance(given, bytes):
         return given
     return Path(given).read_bytes()
+
+
+def context(tls: Tls) -> ssl.SSLContext:
+    """What Python has to know to speak HTTP/2 by it."""
+    root, cert, key = (pem(given) for given in (tls.root_certs, tls.cert, tls.key))
+    made = ssl.create_default_context(cadata=None if root is None else root.decode("ascii", "replace"))
+    if not tls.verify:
+        made.check_hostname, made.verify_mode = False, ssl.CERT_NONE
+    if cert is not None:
+        with tempfile.NamedTemporaryFile() as both:  # it reads files alone
+            both.write(cert + b"\n" + (key or b""))
+            both.flush()
+            made.load_cert_chain(both.name)
+    made.set_alpn_protocols(["h2"])
+    return made
+
+
+_READ = 256 << 10  # bytes from the kernel at once: a socket of Python's own asks for each 16 KiB twice
+
+
+class Encrypted:
+    """A connected socket by TLS, with those of a socket's methods that HTTP/2 needs."""
+
+    def __init__(self, connected: socket.socket, known: ssl.SSLContext, name: str | None) -> None:
+        self._socket = connected
+        self._came, self._goes = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = known.wrap_bio(self._came, self._goes, server_hostname=name)
+        self._buffer = bytearray(_READ)
+        self._view = memoryview(self._buffer)
+        while True:
+            try:
+                self._tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                self._flush()
+                if not self._read(0):
+                    raise ConnectionResetError("the server ended the handshake") from None
+            except ssl.SSLError:
+                self._flush()  # it is told why
+                raise
+        self._flush()
+        if self._tls.selected_alpn_protocol() != "h2":
+            raise ConnectionAbortedError("the server does not speak HTTP/2")
+
+    def _read(self, flags: int) -> int:
+        """Take what the kernel has; 0 at the end."""
+        n = self._socket.recv_into(self._view, 0, flags)
+        self._came.write(self._view[:n])
+        return n
+
+    def _flush(self) -> None:
+        if self._goes.pending:
+            self._socket.sendall(self._goes.read())
+
+    def recv_into(self, view: memoryview, size: int, flags: int) -> int:
+        """As a socket's: `flags` says whether to wait until the view is full, or not at all."""
+        got, size = 0, size or len(view)
+        while got < size:
+            try:
+                n: Any = self._tls.read(size - got, view[got:])
+                if not n:
+                    break
+                got += n
+            except ssl.SSLZeroReturnError:
+                break
+            except ssl.SSLWantReadError:
+                try:
+                    if not self._read(flags & socket.MSG_DONTWAIT):
+                        break
+                except BlockingIOError:
+                    if not got:
+                        raise
+                    break
+        self._flush()  # TLS has messages of its own
+        return got
+
+    def sendall(self, given: bytes) -> None:
+        """As a socket's."""
+        self._tls.write(given)
+        self._flush()
+
+    def shutdown(self, how: int) -> None:
+        """As a socket's."""
+        self._socket.shutdown(how)
+
+    def close(self) -> None:
+        """As a socket's."""
+        self._socket.close()
