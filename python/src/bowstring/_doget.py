@@ -176,8 +176,8 @@ class _File:
                 link.advance()
             else:
                 return ready.popleft()
-            link.end()
         self._back(link)
+        link.end()
         return None
 
     def cancel(self) -> None:
@@ -236,8 +236,7 @@ class Door:
         self.uri = uri
         self._parts = parts = urlsplit(uri)
         self.usable = _direct(parts)
-        self._name = (tls.server_name if tls is not None else None) or parts.hostname
-        self._tls = tls if parts.scheme == "grpc+tls" else None
+        self._tls = (tls or Tls()) if parts.scheme == "grpc+tls" else None
         self._context: ssl.SSLContext | None = None
         self._free: collections.deque[Link] = collections.deque()
         self._closed = False
@@ -265,8 +264,7 @@ class Door:
         """The server's name, as it is called."""
         if self._parts.scheme == "grpc+unix":
             return "localhost"
-        named = self._tls is not None and self._tls.server_name
-        return named or self._parts.netloc
+        return (self._tls.server_name if self._tls is not None else None) or self._parts.netloc
 
     def _idle(self) -> Link | None:
         """A connection that no stream has, and that is there still."""
@@ -308,7 +306,7 @@ class Door:
                 connected: socket.socket | Encrypted = plain
                 if self._tls is not None:
                     self._context = self._context or context(self._tls)
-                    connected = Encrypted(plain, self._context, self._name)
+                    connected = Encrypted(plain, self._context, self._tls.server_name or parts.hostname)
                 plain.settimeout(None)
             except ssl.SSLCertVerificationError:
                 self.usable = False  # pyarrow has a list of its own of whom to trust

@@ -101,6 +101,14 @@ class Link:
             flags = _END_HEADERS if at + self._largest >= len(block) else 0
             self._unsent += frame(kind, flags, self._stream, block[at : at + self._largest])
             kind = _CONTINUATION
+        try:
+            self._request(request)
+            self._flush()
+        except OSError as error:
+            self._break(error)
+
+    def _request(self, request: bytes) -> None:
+        """Send it as far as the server has room, again and again."""
         at = 0
         while at < len(request) and not self._over:
             n = min(len(request) - at, self._largest, self._window, self._stream_window)
@@ -113,7 +121,6 @@ class Link:
             flags = _END_STREAM if at + n == len(request) else 0
             self._unsent += frame(_DATA, flags, self._stream, request[at : at + n])
             at += n
-        self._flush()
 
     def lively(self) -> bool:
         """Whether another call can be made. What the server has said meanwhile is heard."""
@@ -148,6 +155,9 @@ class Link:
             raise self._broken
         self.looked = time.monotonic()
         try:
+            if wait and self._taken >= _AHEAD // 4:
+                self._allow()
+                self._flush()
             n = self._receive(wait=wait)
             if n is None:
                 return False
@@ -156,8 +166,6 @@ class Link:
             self._view = self._view[n:]
             if not self._view:
                 self._view = next(self._parser)
-            if wait and self._taken >= _AHEAD // 4:
-                self._allow()
             self._flush()
         except (OSError, ValueError, hpack.HPACKError, BowstringError) as error:
             self._break(error)
@@ -165,6 +173,8 @@ class Link:
 
     def _break(self, error: Exception) -> None:
         """The connection is of no more use."""
+        if self._broken is not None:
+            raise self._broken
         self.reusable = False
         broken: BowstringError
         if self._cancelled:
@@ -209,12 +219,8 @@ class Link:
     def _flush(self) -> None:
         """Send what is to be sent."""
         unsent, self._unsent = self._unsent, b""
-        if not unsent:
-            return
-        try:
+        if unsent:
             self._socket.sendall(unsent)
-        except OSError as error:
-            self._break(error)
 
     def _frames(self) -> Filling:
         """Take in one frame after another."""

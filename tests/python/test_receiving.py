@@ -1,0 +1,327 @@
+"""Streams that the package receives by connections of its own: what comes is what pyarrow brings, where it stays."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import random
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import bowstring
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as fl
+import pytest
+from bowstring import _doget, _http2, _keeper, _landing
+from conftest import StartNode
+from node import Node
+from wire import until
+
+from .test_client_doors import certificate
+
+EPOCHS = 3
+
+
+def by_pyarrow(monkeypatch: pytest.MonkeyPatch, read: Callable[[], Any]) -> Any:
+    """What something reads with pyarrow's own transport."""
+    with monkeypatch.context() as here:
+        here.setenv("BOWSTRING_HTTP2", "off")
+        return read()
+
+
+@pytest.fixture(autouse=True)
+def over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOWSTRING_LOCAL", "off")
+
+
+@pytest.mark.parametrize(
+    "request_of",
+    [
+        lambda d: d.columns(["id", "label", "image"]).shuffle(5),
+        lambda d: d.columns(["position", "image"]).options(order="free"),
+        lambda d: d.columns(["position", "label"]),  # no blobs
+        lambda d: d.where("width < 0"),  # no rows
+    ],
+    ids=["all", "out of order", "metadata", "no rows"],
+)
+def test_what_comes_is_what_pyarrow_brings(
+    node: Node, monkeypatch: pytest.MonkeyPatch, request_of: Callable[[bowstring.Dataset], bowstring.Dataset]
+) -> None:
+    def read() -> list[Any]:
+        dataset = request_of(bowstring.connect(node.url).dataset("photos", split="train"))
+        found: list[Any] = []
+        with dataset.batches(7, epochs=EPOCHS) as batches:
+            for batch in batches:
+                batch.validate(full=True)
+                assert batches.place is not None
+                found.append(({n: v for n, v in batches.place.items() if n != "wait"}, batch.to_pylist()))
+        if dataset.request().get("order") == "free":
+            return sorted((row["position"], row["image"]) for _, rows in found for row in rows)
+        return found
+
+    assert read() == by_pyarrow(monkeypatch, read)
+
+
+def test_it_is_not_pyarrow_that_reads(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reader() -> Any:
+        with bowstring.connect(node.url).dataset("photos").batches(7) as batches:
+            next(batches)
+            return batches._reader
+
+    assert isinstance(reader(), _doget.Reader)
+    assert isinstance(by_pyarrow(monkeypatch, reader), fl.FlightStreamReader)
+
+
+@pytest.mark.parametrize(
+    "ticket",
+    [
+        {"dataset": "nothing"},
+        {"dataset": "photos", "columns": ["nothing"]},
+        {"dataset": "photos", "batch": -1},
+        {"dataset": "photos", "where": "größe > 1"},
+        {"dataset": "photos", "step": 10**9},
+        {"dataset": "photos", "snapshot": 77},
+    ],
+    ids=str,
+)
+def test_errors_are_the_same(node: Node, monkeypatch: pytest.MonkeyPatch, ticket: dict[str, Any]) -> None:
+    def error() -> tuple[type, str]:
+        with pytest.raises(bowstring.BowstringError) as caught:
+            bowstring.connect(node.url).stream(ticket)
+        return caught.type, str(caught.value)
+
+    assert error() == by_pyarrow(monkeypatch, error)
+
+
+def test_a_ticket_larger_than_a_window(node: Node) -> None:
+    """Which the server grants bit by bit: 65,535 bytes at first."""
+    client = bowstring.connect(node.url)
+    positions = list(range(300)) * 200
+    with pytest.raises(bowstring.InvalidRequest):  # it has been read to its end, and has an unknown field there
+        client.stream({"dataset": "photos", "positions": positions, "zzz": 1})
+
+
+def test_connections_are_used_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    connect = socket.create_connection
+
+    def counted(*given: Any) -> socket.socket:
+        made.append(given)
+        return connect(*given)
+
+    monkeypatch.setattr(socket, "create_connection", counted)
+    with bowstring.connect(node.url) as client:
+        dataset = client.dataset("photos").columns(["position"])
+        for _ in range(5):
+            assert sum(batch.num_rows for batch in dataset.batches(7)) == 300
+        assert len(made) == 1
+        with pytest.raises(bowstring.NotFound):
+            client.stream({"dataset": "nothing"})
+        one, other = dataset.batches(7), dataset.batches(7)
+        next(one), next(other)  # at once: each has its own
+        assert len(made) == 2
+        one.close()  # in the middle: its connection is of no more use
+        assert sum(batch.num_rows for batch in other) == 293
+        assert sum(batch.num_rows for batch in dataset.batches(7)) == 300
+        assert len(made) == 2
+
+
+def test_a_server_that_was_started_again(start: StartNode) -> None:
+    """The connection that is kept is broken, and who has no other attempt is not told."""
+    node = start()
+    client = bowstring.connect(node.url, retries=0)
+    ticket = client.dataset("photos").columns(["position"]).ticket(batch=7)
+    assert len(list(bowstring.stream.Batches(client, ticket))) == 43
+    port = node.port
+    node.kill()
+    node.start(f"127.0.0.1:{port}")
+    assert len(list(bowstring.stream.Batches(client, ticket))) == 43
+
+
+def test_nobody_listens() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        uri = f"grpc://127.0.0.1:{probe.getsockname()[1]}"
+        with pytest.raises(bowstring.Unavailable, match=f"^{uri} cannot be reached: Connection refused"):
+            bowstring.connect(uri).stream({"dataset": "photos"})
+
+
+def digest(values: Any) -> str:
+    return hashlib.sha256(b"".join(values)).hexdigest()
+
+
+def test_memory_is_not_used_again_while_anything_refers_to_it(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_landing, "SMALL", 1)
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    dataset = bowstring.connect(node.url).dataset("photos").columns(["image"]).shuffle(5)
+    kept: list[tuple[Any, str]] = []
+    for batch in dataset.batches(13, epochs=5):
+        images = batch["image"]
+        match rng.randrange(5):
+            case 0:
+                kept.append((batch, digest(images.to_pylist())))
+            case 1:
+                part = images.slice(3, 2)
+                kept.append((pa.record_batch([part], ["image"]), digest(part.to_pylist())))
+            case 2:
+                buffer = images.buffers()[2]
+                kept.append((np.frombuffer(buffer, np.uint8), hashlib.sha256(buffer).hexdigest()))
+            case 3 if kept:
+                kept.pop(rng.randrange(len(kept)))
+        del batch, images
+    for thing, expected in kept:
+        found = digest(thing["image"].to_pylist()) if isinstance(thing, pa.RecordBatch) else hashlib.sha256(thing)
+        assert (found if isinstance(found, str) else found.hexdigest()) == expected
+
+
+def test_memory_is_used_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    monkeypatch.setattr(_landing, "SMALL", 1)
+
+    class Counted(_landing._Private):
+        def __init__(self, size: int) -> None:
+            made.append(size)
+            super().__init__(size)
+
+    monkeypatch.setattr(_landing, "_Private", Counted)
+    dataset = bowstring.connect(node.url).dataset("photos").columns(["image"])
+    batches = 0
+    for _ in dataset.batches(13, epochs=10):
+        batches += 1
+    # A new one only where a batch is larger than all before, or the one before is still referred to.
+    assert batches == 240
+    assert len(made) < 40
+
+
+def silent(link: _http2.Link) -> bool:
+    """Whether nothing comes at the moment."""
+    with link.lock:
+        return not link.advance(wait=False)
+
+
+def test_who_pauses_is_read_ahead_for(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a server may send ahead is taken in while nobody reads, and no more; pings are answered. Then it goes on."""
+    monkeypatch.setattr(_keeper, "LULL", 0.01)
+    monkeypatch.setattr(_http2, "_AHEAD", 1 << 20)
+    dataset = bowstring.connect(node.url).dataset("photos").columns(["position", "image"])
+    with dataset.batches(4, epochs=20) as batches:
+        rows = [next(batches)["position"].to_pylist()]
+        link, ready = batches._reader._file._link, batches._reader._file._messages.ready
+        until(lambda: link._taken > 900_000, "reading ahead")
+        assert ready
+        until(lambda: silent(link), "the server's stop")
+        assert link._taken <= 1 << 20
+        rows += [batch["position"].to_pylist() for batch in batches]
+    assert [position for batch in rows for position in batch] == list(range(300)) * 20
+
+
+def test_the_thread_ends_with_the_connections(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_keeper, "LULL", 0.01)
+    monkeypatch.setattr(_keeper, "_keeper", _keeper._Keeper())
+    before = set(threading.enumerate())
+    with bowstring.connect(node.url) as client:
+        assert sum(batch.num_rows for batch in client.dataset("photos").batches(300)) == 300
+        keepers = [t for t in set(threading.enumerate()) - before if t.name == "bowstring keeps"]
+        assert len(keepers) == 1
+    gc.collect()
+    until(lambda: not keepers[0].is_alive(), "the end of the thread")
+
+
+@pytest.mark.parametrize(
+    ("environment", "usable"),
+    [
+        ({}, True),
+        ({"https_proxy": "http://proxy:1"}, False),
+        ({"GRPC_PROXY": "http://proxy:1"}, False),
+        ({"https_proxy": "http://proxy:1", "no_proxy": "127.0.0.1"}, True),
+        ({"BOWSTRING_HTTP2": "off"}, False),
+    ],
+    ids=str,
+)
+def test_proxies_are_left_to_pyarrow(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], usable: bool
+) -> None:
+    for name in ("grpc_proxy", "http_proxy", "https_proxy", "no_proxy"):
+        for spelled in (name, name.upper()):
+            monkeypatch.delenv(spelled, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert _doget.Door("grpc://127.0.0.1:1", None).usable == usable
+
+
+class Foreign(fl.FlightServerBase):  # type: ignore[misc]
+    """Another implementation of the protocol, in C++, whose streams have all that Arrow has."""
+
+    table = pa.table(
+        {
+            "code": pa.array(["a", "b", None, "a"] * 500).dictionary_encode(),
+            "nested": pa.array([[{"x": i}] for i in range(2000)]),
+            "blob": pa.array([bytes([i % 251]) * (i % 977) for i in range(2000)], pa.large_binary()),
+            "none": pa.nulls(2000),
+        }
+    )
+
+    def do_get(self, _context: Any, ticket: fl.Ticket) -> fl.FlightDataStream:
+        asked = json.loads(ticket.ticket)
+        table = self.table.slice(0, asked["rows"])
+        options = pa.ipc.IpcWriteOptions(compression=asked.get("compression"))
+        batches = table.to_batches(max_chunksize=asked["chunk"]) or [pa.record_batch(table.schema.empty_table())]
+        return fl.RecordBatchStream(pa.RecordBatchReader.from_batches(table.schema, batches), options=options)
+
+
+@pytest.mark.parametrize("way", ["plain", "tls", "unix"])
+def test_another_server(tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of Arrow's types, in messages small and large, with pieces of which none fits another."""
+    monkeypatch.setattr(_landing, "SMALL", 1000)
+    tls, options = None, {}
+    location: Any = "grpc://127.0.0.1:0"
+    if way == "tls":
+        cert, key = certificate(tmp_path)
+        options = {"tls_certificates": [(cert, key)]}
+        location = "grpc+tls://127.0.0.1:0"
+        tls = bowstring.Tls(root_certs=cert, server_name="data.example")
+    elif way == "unix":
+        location = fl.Location.for_grpc_unix(str(tmp_path / "socket"))
+    with Foreign(location, **options) as server:
+        uri = {"unix": f"grpc+unix://{tmp_path}/socket", "tls": f"grpc+tls://127.0.0.1:{server.port}"}.get(
+            way, f"grpc://127.0.0.1:{server.port}"
+        )
+        door = _doget.Door(uri, tls)
+        for chunk in (1, 7, 100, 2000):
+            for compression in (None, "zstd"):
+                ticket = {"rows": 2000, "chunk": chunk, "compression": compression}
+                reader = door.get(json.dumps(ticket).encode(), [])
+                assert reader is not None
+                found = []
+                for _ in range(-(-2000 // chunk)):
+                    came = reader.read_chunk()
+                    assert not came.app_metadata
+                    found.append(came.data)
+                with pytest.raises(StopIteration):
+                    reader.read_chunk()
+                assert pa.Table.from_batches(found).equals(Foreign.table)
+                del found, came
+        door.close()
+
+
+def test_a_certificate_that_python_does_not_know(tmp_path: Path) -> None:
+    """pyarrow, which knows others, has its say; here it knows it as little."""
+    cert, key = certificate(tmp_path)
+    with Foreign("grpc+tls://127.0.0.1:0", tls_certificates=[(cert, key)]) as server:
+        client = bowstring.connect(f"grpc+tls://127.0.0.1:{server.port}", retries=0)
+        with pytest.raises(bowstring.Unavailable):
+            client.stream({"rows": 10, "chunk": 10})
+        assert client._door is not None
+        assert not client._door.usable
+        trusting = bowstring.connect(f"grpc+tls://127.0.0.1:{server.port}", tls=bowstring.Tls(verify=False), retries=0)
+        opened = trusting.stream({"rows": 10, "chunk": 10})
+        assert isinstance(opened.reader, _doget.Reader)
+        assert opened.reader.read_chunk().data.num_rows == 10
+        opened.end()
