@@ -64,7 +64,7 @@ func (c *BackupCmd) Run(ctx context.Context, app *App) error {
 }
 
 func (c *BackupCmd) write(ctx context.Context, app *App, addr, dir string) (err error) {
-	src, err := openStore(addr, false, app.quietLog())
+	src, err := openStore(ctx, addr, false, app.quietLog())
 	if err != nil {
 		return err
 	}

@@ -69,7 +69,7 @@ func (c *BenchStreamCmd) Run(ctx context.Context, app *App) (err error) {
 	if app.Link, err = c.link(app, false); err != nil {
 		return err
 	}
-	return app.with(false, func(client *client) error {
+	return app.with(ctx, false, func(client *client) error {
 		request := c.request()
 		info, err := client.GetFlightInfo(ctx, &arrowflight.FlightDescriptor{Type: arrowflight.DescriptorCMD,
 			Cmd: request.Marshal()})

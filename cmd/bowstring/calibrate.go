@@ -72,7 +72,7 @@ func (c *CalibrateCmd) Run(ctx context.Context, app *App) error {
 	if app.cli.Globals.Server == "" {
 		return usagef("calibrate measures a running server: name it, or set --server")
 	}
-	return app.with(false, func(client *client) error {
+	return app.with(ctx, false, func(client *client) error {
 		found, err := actOne[calibrated](ctx, client, "calibrate",
 			map[string]any{"dataset": c.Dataset, "seconds": c.Seconds, "busy": c.Busy})
 		if err != nil {

@@ -33,9 +33,9 @@ type client struct {
 // pipeBytes is what the connection within the process may hold.
 const pipeBytes = 4 << 20
 
-// connect returns a client of the server or of the store that the flags name.
+// connect returns a client of the server or of the store that the flags name; ctx ends the opening of a store.
 // The store is created if create says so.
-func (a *App) connect(create bool) (*client, error) {
+func (a *App) connect(ctx context.Context, create bool) (*client, error) {
 	options := []grpc.DialOption{
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(math.MaxInt32), grpc.MaxCallSendMsgSize(math.MaxInt32)),
 		grpc.WithUserAgent("bowstring/" + thisBuild().Version),
@@ -57,7 +57,7 @@ func (a *App) connect(create bool) (*client, error) {
 	} else {
 		c.target = a.cli.Globals.Store
 		var err error
-		if c.node, err = newNode(context.Background(), c.target, create, limits{windowBytes: defaultWindow()},
+		if c.node, err = newNode(ctx, c.target, create, limits{windowBytes: defaultWindow()},
 			a.Link, a.quietLog()); err != nil {
 			return nil, err
 		}
@@ -161,8 +161,8 @@ func actOne[T any](ctx context.Context, c *client, name string, body any) (T, er
 }
 
 // with runs f with a client of what the flags name, and adds to a failure to reach it where that is.
-func (a *App) with(create bool, f func(c *client) error) error {
-	c, err := a.connect(create)
+func (a *App) with(ctx context.Context, create bool, f func(c *client) error) error {
+	c, err := a.connect(ctx, create)
 	if err != nil {
 		return err
 	}
@@ -174,10 +174,10 @@ func (a *App) with(create bool, f func(c *client) error) error {
 }
 
 // at calls f with a client of another server, that is reached as the one of --server is.
-func (a *App) at(address string, f func(c *client) error) error {
+func (a *App) at(ctx context.Context, address string, f func(c *client) error) error {
 	other := *a
 	other.cli.Globals.Server = address
-	return other.with(false, f)
+	return other.with(ctx, false, f)
 }
 
 // unreachable says whether err is that no connection could be made, and why.

@@ -32,7 +32,7 @@ func (c *ClusterDrainCmd) Run(ctx context.Context, app *App) error {
 	if err != nil {
 		return err
 	}
-	m, done, err := lookAt(app, addr, c.Name)
+	m, done, err := lookAt(ctx, app, addr, c.Name)
 	if err != nil {
 		return err
 	}
@@ -83,7 +83,7 @@ func (c *ClusterUndrainCmd) Run(ctx context.Context, app *App) error {
 	if err != nil {
 		return err
 	}
-	m, done, err := lookAt(app, addr, c.Name)
+	m, done, err := lookAt(ctx, app, addr, c.Name)
 	if err != nil {
 		return err
 	}

@@ -65,7 +65,7 @@ func (c *ClusterStatusCmd) Run(ctx context.Context, app *App) error {
 	if err != nil {
 		return err
 	}
-	m, done, err := lookAt(app, addr, c.Name)
+	m, done, err := lookAt(ctx, app, addr, c.Name)
 	if err != nil {
 		return err
 	}
@@ -97,8 +97,8 @@ func (c *ClusterStatusCmd) Run(ctx context.Context, app *App) error {
 }
 
 // lookAt returns the members of a cluster, of whom the caller is none, and what ends looking at them.
-func lookAt(app *App, addr, name string) (*members.Members, func(), error) {
-	s, err := openStore(addr, false, app.quietLog())
+func lookAt(ctx context.Context, app *App, addr, name string) (*members.Members, func(), error) {
+	s, err := openStore(ctx, addr, false, app.quietLog())
 	if err != nil {
 		return nil, nil, err
 	}

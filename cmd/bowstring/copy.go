@@ -53,7 +53,7 @@ func (c *CopyCmd) Run(ctx context.Context, app *App) (err error) {
 	if err := c.check(); err != nil {
 		return err
 	}
-	from, err := openSource(c.From, 0, app.quietLog())
+	from, err := openSource(ctx, c.From, 0, app.quietLog())
 	if err != nil {
 		return fmt.Errorf("from %s: %w", c.From, err)
 	}
@@ -77,7 +77,7 @@ func (f *transferFlags) transfer(
 	ctx context.Context, app *App, what string, from tend.Source, addr string, snaps []*schema.Snapshot,
 	opts tend.CopyOptions,
 ) (err error) {
-	to, err := openStore(addr, true, app.quietLog())
+	to, err := openStore(ctx, addr, true, app.quietLog())
 	if err != nil {
 		return fmt.Errorf("to %s: %w", addr, err)
 	}

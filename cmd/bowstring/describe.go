@@ -73,7 +73,7 @@ func datasetBody(ref datasetRef) any {
 
 // Run describes a snapshot.
 func (c *DescribeCmd) Run(ctx context.Context, app *App) error {
-	return app.with(false, func(client *client) error {
+	return app.with(ctx, false, func(client *client) error {
 		if c.JSON { // what the server says, whole
 			raw, err := actOne[json.RawMessage](ctx, client, "describe", datasetBody(c.Dataset))
 			if err != nil {

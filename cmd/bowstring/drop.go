@@ -22,7 +22,7 @@ func (c *DropCmd) Run(ctx context.Context, app *App) error {
 	if !c.Yes && !app.Interactive {
 		return usagef("drop asks before it acts, and there is no terminal to ask on: use --yes")
 	}
-	return app.with(false, func(client *client) error {
+	return app.with(ctx, false, func(client *client) error {
 		if !c.Yes {
 			d, err := describe(ctx, client, c.Dataset)
 			if err != nil {
@@ -82,7 +82,7 @@ type GCCmd struct {
 
 // Run collects garbage.
 func (c *GCCmd) Run(ctx context.Context, app *App) error {
-	return app.with(false, func(client *client) error {
+	return app.with(ctx, false, func(client *client) error {
 		body := struct {
 			DryRun bool `json:"dry_run,omitempty"`
 		}{c.DryRun}

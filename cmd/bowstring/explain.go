@@ -110,7 +110,7 @@ func (c *ExplainCmd) Run(ctx context.Context, app *App) error {
 		}
 		body.Rates = r
 	}
-	return app.with(false, func(client *client) error {
+	return app.with(ctx, false, func(client *client) error {
 		raw, err := actOne[json.RawMessage](ctx, client, "explain", body)
 		if err != nil {
 			return err

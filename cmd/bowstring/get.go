@@ -101,7 +101,7 @@ func (c *GetCmd) format() string {
 
 // Run copies what was asked for.
 func (c *GetCmd) Run(ctx context.Context, app *App) error {
-	return app.with(false, func(client *client) error {
+	return app.with(ctx, false, func(client *client) error {
 		request := c.request()
 		request.Layout, request.OnError, request.Operators = schema.Layout(c.Layout), c.OnError, c.Operators.operators
 		splits := false

@@ -175,7 +175,7 @@ func (c *ImportCmd) open(ctx context.Context, app *App, src source.Source, reade
 	if err != nil {
 		return nil, err
 	}
-	store, err := openStore(app.cli.Globals.Store, true, app.quietLog())
+	store, err := openStore(ctx, app.cli.Globals.Store, true, app.quietLog())
 	if err != nil {
 		return nil, err
 	}

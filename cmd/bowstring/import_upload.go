@@ -72,7 +72,7 @@ func openUpload(ctx context.Context, app *App, c *ImportCmd, src source.Source,
 	if err != nil {
 		return nil, err
 	}
-	client, err := app.connect(false)
+	client, err := app.connect(ctx, false)
 	if err != nil {
 		return nil, err
 	}

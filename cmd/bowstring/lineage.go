@@ -141,7 +141,7 @@ func (c *LineageCmd) ask(ctx context.Context, app *App) ([]lineageResult, error)
 		}
 	}
 	var missing error
-	err := app.with(false, func(client *client) error {
+	err := app.with(ctx, false, func(client *client) error {
 		err := act(ctx, client, "lineage", body, take(""))
 		if isNotFound(err) && !c.Here { // another node may know
 			missing = err
@@ -164,7 +164,7 @@ func (c *LineageCmd) ask(ctx context.Context, app *App) ([]lineageResult, error)
 		if c.Step != nil && c.Epoch == nil && len(list) > 0 {
 			body["epoch"] = list[0].Epoch
 		}
-		err := app.at(address, func(client *client) error { return act(ctx, client, "lineage", body, take(address)) })
+		err := app.at(ctx, address, func(client *client) error { return act(ctx, client, "lineage", body, take(address)) })
 		if err != nil && !isNotFound(err) {
 			app.Notef("%s cannot be asked, and may know more: %v", address, err)
 		}

@@ -57,7 +57,7 @@ func (c *LsCmd) Run(ctx context.Context, app *App) error {
 		return c.cache(ctx, app)
 	}
 	lines := []listed{}
-	err := app.with(false, func(client *client) error {
+	err := app.with(ctx, false, func(client *client) error {
 		var criteria []byte
 		if c.Dataset != "" {
 			var err error

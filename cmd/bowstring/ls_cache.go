@@ -43,7 +43,7 @@ func (c *LsCmd) cache(ctx context.Context, app *App) error {
 	if err := app.needServer("ls --cache"); err != nil {
 		return err
 	}
-	return app.with(false, func(client *client) error {
+	return app.with(ctx, false, func(client *client) error {
 		stats, err := actOne[struct {
 			Engine fetch.Stats     `json:"engine"`
 			Scale  *scale.Decision `json:"spill_scale"`

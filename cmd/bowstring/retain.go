@@ -37,7 +37,7 @@ func (c *RetainCmd) Run(ctx context.Context, app *App) (err error) {
 			return usageError{err.Error()}
 		}
 	}
-	s, err := openStore(c.Of, false, app.quietLog())
+	s, err := openStore(ctx, c.Of, false, app.quietLog())
 	if err != nil {
 		return err
 	}

@@ -47,7 +47,7 @@ func (c *StoreInitCmd) Run(ctx context.Context, app *App) error {
 		return usagef("--replication is of a keyspace (--store cql://HOST/KEYSPACE), and %s is a directory", addr)
 	} else {
 		var made store.Store
-		if made, err = openStore(addr, true, app.quietLog()); err == nil {
+		if made, err = openStore(ctx, addr, true, app.quietLog()); err == nil {
 			err = made.Close()
 		}
 	}
@@ -96,9 +96,8 @@ func (a *App) ownStore(command string) (string, error) {
 // Scylla or Cassandra, which store init alone makes. Without create, a directory
 // that holds no store is an error rather than a new store, so that a mistyped
 // one is found out.
-func openStore(addr string, create bool, log *slog.Logger) (store.Store, error) {
-	// Not to be interrupted: every step of it has a timeout.
-	return openFarStore(context.Background(), addr, create, nil, log)
+func openStore(ctx context.Context, addr string, create bool, log *slog.Logger) (store.Store, error) {
+	return openFarStore(ctx, addr, create, nil, log)
 }
 
 // openFarStore opens a store as openStore does, at the far end of a link if there is one, until ctx ends.

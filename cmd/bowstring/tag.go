@@ -34,7 +34,7 @@ func (c *TagCmd) Run(ctx context.Context, app *App) error {
 	if c.Tag == "" {
 		return c.list(ctx, app)
 	}
-	return app.with(false, func(client *client) error {
+	return app.with(ctx, false, func(client *client) error {
 		done, err := actOne[taggedSnapshot](ctx, client, "tag", struct {
 			Dataset  string `json:"dataset"`
 			Snapshot int64  `json:"snapshot,omitempty"`
@@ -54,7 +54,7 @@ func (c *TagCmd) Run(ctx context.Context, app *App) error {
 
 func (c *TagCmd) list(ctx context.Context, app *App) error {
 	list := []taggedSnapshot{}
-	err := app.with(false, func(client *client) error {
+	err := app.with(ctx, false, func(client *client) error {
 		body := map[string]string{}
 		if c.Snapshot.Name != "" {
 			body["dataset"] = c.Snapshot.String()
@@ -89,7 +89,7 @@ func (c *UntagCmd) Run(ctx context.Context, app *App) error {
 	if c.Snapshot.Tag == "" {
 		return usagef("untag: got %s, want DATASET@TAG, such as %s@prod", c.Snapshot, c.Snapshot.Name)
 	}
-	return app.with(false, func(client *client) error {
+	return app.with(ctx, false, func(client *client) error {
 		done, err := actOne[taggedSnapshot](ctx, client, "untag", struct {
 			Dataset string `json:"dataset"`
 			Name    string `json:"name"`

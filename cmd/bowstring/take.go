@@ -50,7 +50,7 @@ func (c *TakeCmd) Validate() error {
 
 // Run shows or writes the samples.
 func (c *TakeCmd) Run(ctx context.Context, app *App) error {
-	return app.with(false, func(client *client) error {
+	return app.with(ctx, false, func(client *client) error {
 		d, err := describe(ctx, client, c.Dataset)
 		if err != nil {
 			return err

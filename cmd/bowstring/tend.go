@@ -25,11 +25,11 @@ type openedSource interface {
 }
 
 // openSource opens what is at addr: a store, or a generation of a backup, the newest if 0.
-func openSource(addr string, generation int64, log *slog.Logger) (openedSource, error) {
+func openSource(ctx context.Context, addr string, generation int64, log *slog.Logger) (openedSource, error) {
 	if !cql.IsURI(addr) && backup.Is(addr) {
 		return backup.Open(addr, generation)
 	}
-	return openStore(addr, false, log)
+	return openStore(ctx, addr, false, log)
 }
 
 // openIdleSpill opens a spill that no server has, and takes nothing out of it to make room.

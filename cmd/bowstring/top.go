@@ -37,7 +37,7 @@ func (c *TopCmd) Run(ctx context.Context, app *App) error {
 	if app.cli.Globals.Server == "" {
 		return usagef("top looks at a running server: name it by --server")
 	}
-	return app.with(false, func(client *client) error {
+	return app.with(ctx, false, func(client *client) error {
 		look := func() (*watch.Look, error) {
 			st, err := actOne[flight.Stats](ctx, client, "stats", struct{}{})
 			return &watch.Look{At: time.Now(), Stats: st}, err

@@ -39,7 +39,7 @@ func (c *UsageCmd) Run(ctx context.Context, app *App) error {
 		}
 	}
 	list := []usage.Entry{}
-	err := app.with(false, func(client *client) error {
+	err := app.with(ctx, false, func(client *client) error {
 		return act(ctx, client, "usage", body, func(e usage.Entry) error {
 			list = append(list, e)
 			return nil

@@ -52,7 +52,7 @@ func (c *VerifyCmd) Run(ctx context.Context, app *App) (err error) {
 		return usagef("--workers: got %d, want 1 or more", c.Workers)
 	}
 	lowestPriority()
-	src, err := openSource(c.Of, 0, app.quietLog())
+	src, err := openSource(ctx, c.Of, 0, app.quietLog())
 	if err != nil {
 		return err
 	}
@@ -77,7 +77,7 @@ func (c *VerifyCmd) Run(ctx context.Context, app *App) (err error) {
 		found.Spill = &v
 	}
 	if c.From != "" {
-		other, err := openSource(c.From, 0, app.quietLog())
+		other, err := openSource(ctx, c.From, 0, app.quietLog())
 		if err != nil {
 			return err
 		}

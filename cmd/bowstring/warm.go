@@ -35,7 +35,7 @@ func (c *WarmCmd) Run(ctx context.Context, app *App) error {
 	if err := app.needServer("warm"); err != nil {
 		return err
 	}
-	return app.with(false, func(client *client) error {
+	return app.with(ctx, false, func(client *client) error {
 		var last fetch.WarmProgress
 		bar := app.progress(-1, "samples") // the first result says how many there are
 		defer func() { _ = bar.Exit() }()
