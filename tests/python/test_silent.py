@@ -131,12 +131,12 @@ def test_a_fork_cuts_off_no_client_but_the_packages(here: bowstring.Client, node
         plain = Running(lambda: own.do_get(ticket).read_all().num_rows)
         relay.waits_for_a_client()
         asking = Running(lambda: positions(photos.batches(50)))
-        until(lambda: relay.connections == 2, "the package's own connection")
+        until(lambda: relay.connections == 3, "the stream's own connection, beside the package's")
         pid = os.fork()
         if pid == 0:
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        until(lambda: relay.connections == 3, "the package's next connection")
+        until(lambda: relay.connections == 4, "the stream's next connection")
         relay.talks()
         assert plain.ends() == 300
         assert asking.ends() == EVERY
