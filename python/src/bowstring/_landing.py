@@ -6,6 +6,7 @@ A new block costs the kernel as much as the bytes in it do: its pages are found 
 from __future__ import annotations
 
 import collections
+import contextlib
 import mmap
 from typing import Any, Protocol
 
@@ -69,7 +70,8 @@ class _Private:
         except OSError as error:
             raise MemoryError(f"no memory for {size} bytes of a batch") from error
         if _HUGE is not None:
-            self._memory.madvise(_HUGE)
+            with contextlib.suppress(OSError):  # a kernel without such pages
+                self._memory.madvise(_HUGE)
         self.address: int = np.frombuffer(self._memory, np.uint8, 1).ctypes.data
 
     def view(self, size: int) -> memoryview:
