@@ -124,6 +124,7 @@ class Encrypted:
             except ssl.SSLZeroReturnError:
                 break
             except ssl.SSLWantReadError:
+                self._flush()  # TLS has messages of its own
                 try:
                     if not self._read(flags & socket.MSG_DONTWAIT):
                         break
@@ -131,7 +132,7 @@ class Encrypted:
                     if not got:
                         raise
                     break
-        self._flush()  # TLS has messages of its own
+        self._flush()
         return got
 
     def sendall(self, given: bytes) -> None:
