@@ -21,7 +21,7 @@ import bowstring
 from bowstring import _landing
 from bowstring._http2 import CONNECT, Filling, Link
 from bowstring._tls import Encrypted, Tls, context
-from bowstring.errors import ServerError, Unavailable
+from bowstring.errors import BowstringError, ServerError, Unavailable
 
 _METHOD = "/arrow.flight.protocol.FlightService/DoGet"
 _HEAD = 16 << 10  # bytes of a message that are looked at before it is known where its body goes
@@ -59,8 +59,14 @@ class _Messages:
 
     def __init__(self) -> None:
         self.ready: collections.deque[_Message] = collections.deque()
-        self._parser = _parsed(self.ready, _landing.of_process())
+        self._prefix = bytearray(5)
+        self._parser = _parsed(self._prefix, self.ready, _landing.of_process())
         self._view = next(self._parser)
+
+    @property
+    def whole(self) -> bool:
+        """Whether each message that has begun has come to its end."""
+        return self._view.obj is self._prefix and len(self._view) == len(self._prefix)
 
     def room(self) -> memoryview:
         return self._view
@@ -71,15 +77,16 @@ class _Messages:
             self._view = next(self._parser)
 
 
-def _parsed(ready: collections.deque[_Message], blocks: _landing.Blocks) -> Filling:
+def _parsed(prefix: bytearray, ready: collections.deque[_Message], blocks: _landing.Blocks) -> Filling:
     """Memory for what comes next, again and again. What was filled becomes messages."""
-    prefix = bytearray(5)
+    view: memoryview | None
     while True:
         yield memoryview(prefix)
         if prefix[0]:
             raise ServerError("a message is compressed, which nobody asked for")
         message, left = _Message(), int.from_bytes(prefix[1:], "big")
         known, at = bytearray(), 0
+        view = body = None
         while left or at < len(known):
             if left and len(known) - at < _FIELDS:
                 more = bytearray(min(left, _HEAD))
@@ -90,7 +97,6 @@ def _parsed(ready: collections.deque[_Message], blocks: _landing.Blocks) -> Fill
             size, at = _varint(known, at)
             if key & 7 != 2 or size > left + len(known) - at:
                 raise ServerError(f"field {key >> 3} of a message is not what it should be")
-            body = None
             if key >> 3 == _BODY:
                 view, body = _landing.landing(blocks, size)
                 message.body = body
@@ -108,7 +114,7 @@ def _parsed(ready: collections.deque[_Message], blocks: _landing.Blocks) -> Fill
             elif key >> 3 == _METADATA:
                 message.metadata = bytes(part)
         ready.append(message)
-        del message, body, view
+        message, body, view = _Message(), None, None  # nothing of it is kept here
 
 
 def _varint(given: bytearray, at: int) -> tuple[int, int]:
@@ -131,12 +137,20 @@ class _File:
         self.metadata = b""  # that came last
         self.failed: BaseException | None = None
         self._link = link
+        self._owned = collections.deque([link])  # whoever takes it from there gives it back, or cancels it: once
         self._back = back
+        self._ended = False
+        self._failure: Callable[[], BowstringError] | None = None  # what it has ended with
+        self._began = False
         self._messages = _Messages()
         self._parts: collections.deque[Any] = collections.deque()
         message = b"\x0a" + _as_varint(len(ticket)) + ticket
-        with link.lock:
-            link.begin(headers, struct.pack(">BI", 0, len(message)) + message, self._messages)
+        try:
+            with link.lock:
+                link.begin(headers, struct.pack(">BI", 0, len(message)) + message, self._messages)
+        except BaseException:
+            link.cancel()
+            raise
 
     def readable(self) -> bool:
         return True
@@ -153,10 +167,13 @@ class _File:
             while not self._parts:
                 message = self._next()
                 if message is None:
+                    if not self._began:
+                        raise ServerError("the server never sent a schema")  # noqa: TRY301
                     return b""
                 if message.metadata:
                     self.metadata = message.metadata
                 if message.header:
+                    self._began = True
                     self._parts.extend(message.parts())
             part = self._parts.popleft()
             if len(part) != size:
@@ -168,21 +185,38 @@ class _File:
 
     def _next(self) -> _Message | None:
         """The next message; None after the last."""
-        link, ready = self._link, self._messages.ready
-        with link.lock:
-            while not ready:
-                if link.over:
-                    break
-                link.advance()
-            else:
-                return ready.popleft()
-        self._back(link)
-        link.end()
+        ready = self._messages.ready
+        if not ready and not self._ended:
+            self._advance()
+        if ready:
+            return ready.popleft()
+        if self._failure is not None:
+            raise self._failure()
         return None
 
+    def _advance(self) -> None:
+        """Receive until there is a message, or the end of the call. Its connection is given back then."""
+        link, messages = self._link, self._messages
+        try:
+            with link.lock:
+                while not messages.ready:
+                    if link.over:
+                        self._failure = link.failure
+                        if self._failure is None and not messages.whole:
+                            self._failure = partial(ServerError, "the server ended the stream within a message")
+                        self._ended = True
+                        break
+                    link.advance()
+        finally:
+            link.settle()
+        if self._ended:
+            with contextlib.suppress(IndexError):  # it was cancelled
+                self._back(self._owned.pop())
+
     def cancel(self) -> None:
-        if not self._link.over:
-            self._link.cancel()
+        """End the call, if it has not ended. Its connection may be another's by now, and is left alone then."""
+        with contextlib.suppress(IndexError):
+            self._owned.pop().cancel()
 
 
 class Reader:
@@ -193,7 +227,11 @@ class Reader:
 
     def __init__(self, link: Link, back: Callable[[Link], None], headers: list[tuple[str, str]], ticket: bytes) -> None:
         self._file = _File(link, back, headers, ticket)
-        self._batches = self._raising(partial(pa.ipc.open_stream, pa.PythonFile(self._file, "r")))
+        try:
+            self._batches = self._raising(partial(pa.ipc.open_stream, pa.PythonFile(self._file, "r")))
+        except BaseException:
+            self.cancel()
+            raise
 
     def read_chunk(self) -> Chunk:
         """The next batch; StopIteration after the last."""
@@ -205,15 +243,22 @@ class Reader:
         """End the call. The server is told."""
         self._file.cancel()
 
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self.cancel()
+
     def _raising(self, what: Callable[[], Any]) -> Any:
         """What Arrow gives that reads the file. What the file has raised comes out as it was."""
         try:
             return what()
         except BaseException:
             failed, self._file.failed = self._file.failed, None
-            if failed is not None:
+            if failed is None:
+                raise
+            try:
                 raise failed from None
-            raise
+            finally:
+                del failed  # its traceback has this frame
 
 
 def _as_varint(number: int) -> bytes:
@@ -278,8 +323,10 @@ class Door:
 
     def _back(self, link: Link) -> None:
         """A call has ended."""
-        if link.reusable and not self._closed and len(self._free) < _KEPT:
+        if link.reusable and len(self._free) < _KEPT:
             self._free.append(link)
+            if self._closed:
+                self.close()
         else:
             link.cancel()
 
@@ -289,6 +336,9 @@ class Door:
         with contextlib.suppress(IndexError):  # all are closed
             while True:
                 self._free.pop().cancel()
+
+    def __del__(self) -> None:
+        self.close()
 
     def _connected(self) -> socket.socket | Encrypted | None:
         """A connection; None where the server's certificate is not known to Python."""

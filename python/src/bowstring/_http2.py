@@ -16,7 +16,8 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any, Protocol
 from urllib.parse import unquote
 
@@ -37,7 +38,7 @@ _AHEAD = 32 << 20  # bytes that a server may send ahead of what was taken in
 _LARGEST_HEADERS = 1 << 20  # bytes
 _LARGEST_CONTROL = 1 << 16  # bytes of a frame that has no message
 # HTTP/2's reasons why a stream ends, where they say more than INTERNAL, as gRPC's codes.
-_RESETS = {0x3: 14, 0x7: 14, 0x8: 1, 0xB: 8, 0xC: 7}
+_RESETS = {0x7: 14, 0x8: 1, 0xB: 8, 0xC: 7}
 _STATUS = {"400": 13, "401": 16, "403": 7, "404": 12, "429": 14, "502": 14, "503": 14, "504": 14}
 
 CONNECT = 20.0  # seconds to connect
@@ -73,11 +74,11 @@ class Link:
         self._socket = connected
         self._pid = os.getpid()
         self._cancelled = False
-        self._broken: BowstringError | None = None
+        self._broken: Callable[[], BowstringError] | None = None  # no error itself: those keep who has seen them
         self._decoder, self._encoder = hpack.Decoder(_LARGEST_HEADERS), hpack.Encoder()
         self._stream = -1
         self._taker: Taker | None = None
-        self._error: BowstringError | None = None
+        self.failure: Callable[[], BowstringError] | None = None  # what the call has ended with, if that is an error
         self._over = True
         self._window, self._stream_window = 65535, 65535  # bytes that may be sent
         self._initial_window, self._largest = 65535, 16384
@@ -94,7 +95,7 @@ class Link:
     def begin(self, headers: list[tuple[str, str]], request: bytes, taker: Taker) -> None:
         """Make a call. Its answer goes to `taker`."""
         self._stream += 2
-        self._taker, self._error, self._over = taker, None, False
+        self._taker, self.failure, self._over = taker, None, False
         self._stream_window = self._initial_window
         kind, block = _HEADERS, self._encoder.encode([_field(name, value) for name, value in headers])
         for at in range(0, len(block), self._largest):
@@ -104,8 +105,10 @@ class Link:
         try:
             self._request(request)
             self._flush()
-        except OSError as error:
-            self._break(error)
+        except BaseException as error:
+            if (told := self._break(error)) is None:
+                raise
+            raise told() from error
 
     def _request(self, request: bytes) -> None:
         """Send it as far as the server has room, again and again."""
@@ -126,8 +129,9 @@ class Link:
         """Whether another call can be made. What the server has said meanwhile is heard."""
         if not self.reusable:
             return False  # in a child, too: whoever had the lock may not be there
-        with self.lock, contextlib.suppress(BowstringError):
-            self.catch_up()
+        with contextlib.suppress(BowstringError):
+            with self.lock:
+                self.catch_up()
             return self.reusable
         return False
 
@@ -141,51 +145,52 @@ class Link:
         """Whether the call's answer has ended."""
         return self._over
 
-    def end(self) -> None:
-        """Raise what the call has ended with, if that is an error."""
-        if self._error is not None:
-            raise self._error
-
     def advance(self, *, wait: bool = True) -> bool:
         """Receive more, as one call of the kernel's brings it. False if nothing has come.
 
         Who waits takes the messages, too: the server may send as much as has come.
         """
         if self._broken is not None:
-            raise self._broken
+            raise self._broken()
         self.looked = time.monotonic()
         try:
-            if wait and self._taken >= _AHEAD // 4:
-                self._allow()
-                self._flush()
+            self._answer(wait=wait)  # before it is waited for: the server may have sent all that it may
             n = self._receive(wait=wait)
             if n is None:
                 return False
             if n == 0:
-                raise ConnectionResetError("the server has closed it")
+                raise ConnectionResetError("the server has closed it")  # noqa: TRY301
             self._view = self._view[n:]
             if not self._view:
                 self._view = next(self._parser)
-            self._flush()
-        except (OSError, ValueError, hpack.HPACKError, BowstringError) as error:
-            self._break(error)
+            self._answer(wait=wait)
+        except BaseException as error:  # such as a signal's, too: what has come may be lost
+            if (told := self._break(error)) is None:
+                raise
+            raise told() from error
         return True
 
-    def _break(self, error: Exception) -> None:
-        """The connection is of no more use."""
+    def _answer(self, *, wait: bool) -> None:
+        """Send what the server waits for."""
+        if wait and self._taken >= _AHEAD // 4:
+            self._allow()
+        self._flush()
+
+    def _break(self, error: BaseException) -> Callable[[], BowstringError] | None:
+        """The connection is of no more use. What is to be raised for the error, if it is not the error itself."""
         if self._broken is not None:
-            raise self._broken
+            return None
         self.reusable = False
-        broken: BowstringError
-        if self._cancelled:
-            broken = Cancelled("the call was cancelled")
-        elif isinstance(error, OSError):
-            broken = Unavailable(f"the connection broke: {error.strerror or error}")
-        else:
-            broken = ServerError(f"the server's answer cannot be understood: {error}")
-        self._broken = broken
         self._close()
-        raise broken from error
+        text, told = f"the connection was left in the middle of an answer: {error!r}", False
+        if isinstance(error, OSError):
+            text, told = f"the connection broke: {error.strerror or error}", True
+        self._broken = partial(Unavailable, text)
+        if isinstance(error, (ValueError, hpack.HPACKError, ServerError)):
+            self._broken, told = partial(ServerError, f"the server's answer cannot be understood: {error}"), True
+        if self._cancelled:
+            self._broken = partial(Cancelled, "the call was cancelled")
+        return self._broken if told else None
 
     def _receive(self, *, wait: bool) -> int | None:
         if self._cancelled:
@@ -201,7 +206,11 @@ class Link:
             return
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        if self.lock.acquire(blocking=False):  # else who has it finds the connection shut, and closes it
+        self.settle()
+
+    def settle(self) -> None:
+        """Close a connection that was cancelled. Whoever has held `lock` says so, as others could not close it then."""
+        if self._cancelled and self.lock.acquire(blocking=False):
             self._close()
             self.lock.release()
 
@@ -230,7 +239,7 @@ class Link:
             size = int.from_bytes(head[:3], "big")
             kind, flags = head[3], head[4]
             if head.startswith(b"HTTP/"):
-                raise ServerError("it is not HTTP/2")
+                raise ConnectionError("the server does not speak HTTP/2")
             stream = int.from_bytes(head[5:], "big") & 0x7FFFFFFF
             if size > _LARGEST_FRAME or (kind != _DATA and size > _LARGEST_CONTROL):
                 raise ServerError(f"the server sent a frame of {size} bytes of kind {kind}")
@@ -269,7 +278,7 @@ class Link:
         if flags & _PADDED:
             self._taken += 1 + padding
         if flags & _END_STREAM and stream == self._stream:
-            self._ended(ServerError("it ended without a status"))
+            self._ended(partial(ServerError, "the server ended the stream without a status"))
 
     def _allow(self) -> None:
         """Let the server send as much as was taken in."""
@@ -282,9 +291,11 @@ class Link:
         """Take in headers: those of an answer, or those after it, which say how it ended."""
         start, end = 0, len(block)
         if flags & _PADDED:
-            start, end = 1, end - block[0]
+            start, end = 1, end - int.from_bytes(block[:1], "big")
         if flags & _PRIORITY:
             start += 5
+        if start > end:
+            raise ServerError("the server sent headers whose padding is longer than themselves")
         block = block[start:end]
         last = flags & _END_HEADERS
         while not last:
@@ -302,13 +313,13 @@ class Link:
         if stream != self._stream or self._over:
             return
         if (status := found.get(":status", "200")) != "200":
-            self._ended(by_number(_STATUS.get(status, 2), f"the server answered with HTTP status {status}"))
+            self._ended(partial(by_number, _STATUS.get(status, 2), f"the server answered with HTTP status {status}"))
         elif flags & _END_STREAM:
             code, text = found.get("grpc-status"), unquote(found.get("grpc-message", ""))
             if code is None:
-                self._ended(ServerError("the server ended the stream without a status"))
+                self._ended(partial(ServerError, "the server ended the stream without a status"))
             else:
-                self._ended(None if code == "0" else by_number(int(code), text))
+                self._ended(None if code == "0" else partial(by_number, int(code), text))
 
     def _control(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         """Take in a frame that is about the connection."""
@@ -325,12 +336,13 @@ class Link:
                 self._stream_window += more
         elif kind == _RST_STREAM and stream == self._stream:
             reason = int.from_bytes(payload, "big")
-            self._ended(by_number(_RESETS.get(reason, 13), f"the server reset the stream, HTTP/2 error {reason}"))
+            text = f"the server reset the stream, HTTP/2 error {reason}"
+            self._ended(partial(by_number, _RESETS.get(reason, 13), text))
         elif kind == _GOAWAY:
             self.reusable = False
             if int.from_bytes(payload[:4], "big") & 0x7FFFFFFF < self._stream:
                 why = payload[8:].decode(errors="replace")
-                self._ended(Unavailable(f"the server takes no more calls by this connection: {why}"))
+                self._ended(partial(Unavailable, f"the server takes no more calls by this connection: {why}"))
         elif kind == _PUSH_PROMISE:
             raise ServerError("the server pushes what nobody asked for")
 
@@ -345,9 +357,9 @@ class Link:
             elif name == _HEADER_TABLE_SIZE:
                 self._encoder.header_table_size = min(value, 4096)
 
-    def _ended(self, error: BowstringError | None) -> None:
+    def _ended(self, failure: Callable[[], BowstringError] | None) -> None:
         if not self._over:
-            self._error, self._over, self._taker = error, True, None
+            self.failure, self._over, self._taker = failure, True, None
 
 
 def _field(name: str, value: str) -> Any:

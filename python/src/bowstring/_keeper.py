@@ -27,6 +27,9 @@ class Kept(Protocol):
     def catch_up(self) -> None:
         """Take in what has come. The caller holds `lock`."""
 
+    def settle(self) -> None:
+        """`lock` was let go of."""
+
     def drop(self) -> None:
         """Close it in this process, a forked child. It goes on in the parent."""
 
@@ -43,8 +46,8 @@ class _Keeper:
         with self._lock:
             self._links.add(link)
             if not self._runs:
-                self._runs = True
                 threading.Thread(target=self._run, name="bowstring keeps", daemon=True).start()
+                self._runs = True
 
     def _run(self) -> None:
         while True:
@@ -67,10 +70,11 @@ def _look(link: Kept) -> None:
     if time.monotonic() - link.looked < LULL or not link.lock.acquire(blocking=False):
         return
     try:
-        with contextlib.suppress(BowstringError):  # who reads it next is told
+        with contextlib.suppress(BowstringError, MemoryError):  # who reads it next is told
             link.catch_up()
     finally:
         link.lock.release()
+        link.settle()
 
 
 _keeper = _Keeper()
