@@ -278,13 +278,13 @@ class Door:
     """
 
     def __init__(self, uri: str, tls: Tls | None) -> None:
+        self._free: collections.deque[Link] = collections.deque()
+        self._closed = False
         self.uri = uri
         self._parts = parts = urlsplit(uri)
         self.usable = _direct(parts)
         self._tls = (tls or Tls()) if parts.scheme == "grpc+tls" else None
         self._context: ssl.SSLContext | None = None
-        self._free: collections.deque[Link] = collections.deque()
-        self._closed = False
 
     def get(self, ticket: bytes, headers: list[tuple[bytes, bytes]]) -> Reader | None:
         """Make a call, and wait until the server answers. None where it proves not to be usable."""

@@ -55,7 +55,8 @@ class _Lease:
         self._block = block
 
     def __del__(self) -> None:
-        self._blocks.give(self._block)
+        if hasattr(self, "_block"):  # else a signal ended it as it was made
+            self._blocks.give(self._block)
 
 
 class _Private:
