@@ -1,11 +1,13 @@
 package cql
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"reflect"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -291,7 +293,17 @@ func TestGatherNot(t *testing.T) {
 			t.Errorf("reads of a host with shards are gathered: %v; the driver asks the shard that has the blob: %v",
 				h != nil, fork)
 		}
+		filled()
 	})
+}
+
+// filled waits until the driver has filled its pools. One that it fills for shards must not be closed meanwhile: what it
+// looks at then is written without the lock that it holds.
+func filled() {
+	stacks := make([]byte, 1<<20)
+	for bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("(*hostConnPool).fill")) {
+		runtime.Gosched()
+	}
 }
 
 // TestGatherAtOnce is for the race detector: reads that come, go and fail as they like.
