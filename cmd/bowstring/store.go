@@ -95,7 +95,7 @@ func (a *App) ownStore(command string) (string, error) {
 // openStore opens the store at addr: a directory, or the address of one in
 // Scylla or Cassandra, which store init alone makes. Without create, a directory
 // that holds no store is an error rather than a new store, so that a mistyped
-// one is found out.
+// one is found out. It gives up when ctx ends.
 func openStore(ctx context.Context, addr string, create bool, log *slog.Logger) (store.Store, error) {
 	return openFarStore(ctx, addr, create, nil, log)
 }

@@ -222,6 +222,28 @@ def test_who_pauses_is_read_ahead_for(node: Node, monkeypatch: pytest.MonkeyPatc
     assert [position for batch in rows for position in batch] == list(range(300)) * 20
 
 
+@pytest.mark.parametrize("error", [IndexError, MemoryError, bowstring.Unavailable])
+def test_the_thread_goes_on_whatever_a_connection_does(error: type[Exception]) -> None:
+    class Broken:
+        lock = threading.Lock()
+        looked = -_keeper.LULL
+        settled = False
+
+        def catch_up(self) -> None:
+            raise error("its fault")
+
+        def settle(self) -> None:
+            self.settled = True
+
+        def drop(self) -> None:
+            raise AssertionError("nobody has forked")
+
+    broken = Broken()
+    _keeper._look(broken)
+    assert broken.settled
+    assert not broken.lock.locked()
+
+
 def test_the_thread_ends_with_the_connections(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_keeper, "LULL", 0.01)
     monkeypatch.setattr(_keeper, "_keeper", _keeper._Keeper())

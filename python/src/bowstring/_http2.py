@@ -64,7 +64,8 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 class Link:
     """A connection to a server, for one call at a time.
 
-    Whoever calls a method holds `lock`, but for `cancel`, which any thread may call at any time.
+    Whoever calls `begin`, `advance` or `catch_up` holds `lock`; the others take it where they need it. `cancel` may be
+    called by any thread at any time.
     """
 
     def __init__(self, connected: socket.socket | Encrypted) -> None:

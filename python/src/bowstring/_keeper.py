@@ -13,8 +13,6 @@ import time
 import weakref
 from typing import Protocol
 
-from bowstring.errors import BowstringError
-
 LULL = 5.0  # seconds without a consumer; servers wait for twenty and more
 
 
@@ -70,7 +68,7 @@ def _look(link: Kept) -> None:
     if time.monotonic() - link.looked < LULL or not link.lock.acquire(blocking=False):
         return
     try:
-        with contextlib.suppress(BowstringError, MemoryError):  # who reads it next is told
+        with contextlib.suppress(Exception):  # who reads it next is told
             link.catch_up()
     finally:
         link.lock.release()
