@@ -14,13 +14,9 @@ import (
 // goroutines at once.
 type rereader func(ctx context.Context, row int, ref schema.BlobRef) (schema.Blob, error)
 
-// copyChecked copies a blob, and checks the copy while the processor's cache has it.
-func copyChecked(ctx context.Context, to, from []byte, want schema.Unchecked, again rereader) error {
-	err := schema.Guard(func() error {
-		copy(to, from)
-		return want.Ref.Check(to)
-	})
-	if err == nil {
+// copyChecked copies a blob, and checks what it has written. next is the blob that will be copied next, if it is known.
+func copyChecked(ctx context.Context, to, from, next []byte, want schema.Unchecked, again rereader) error {
+	if want.Ref.CheckedCopy(to, from, next) == nil {
 		return nil
 	}
 	blob, err := again(ctx, want.Row, want.Ref)
@@ -28,10 +24,7 @@ func copyChecked(ctx context.Context, to, from []byte, want schema.Unchecked, ag
 		return err
 	}
 	defer blob.Release()
-	return schema.Guard(func() error {
-		copy(to, blob.Bytes())
-		return want.Ref.Check(to)
-	})
+	return want.Ref.CheckedCopy(to, blob.Bytes(), nil)
 }
 
 // checkInPlace checks what goes out from where it lies. What is wrong, is put right: the batch has other bytes then.
@@ -51,7 +44,11 @@ func checkVector(ctx context.Context, batch *schema.Batch, v *schema.Vector, els
 			continue
 		}
 		for k, want := range b.Unchecked {
-			if want.Ref.Check(b.Pieces[k]) == nil {
+			var next []byte
+			if k+1 < len(b.Pieces) {
+				next = b.Pieces[k+1]
+			}
+			if want.Ref.CheckBefore(b.Pieces[k], next) == nil {
 				continue
 			}
 			blob, err := again(ctx, want.Row, want.Ref)

@@ -115,11 +115,19 @@ func (c *copies) work(ctx context.Context, again rereader) {
 		if i >= len(c.parts) {
 			return
 		}
-		if err := c.parts[i].copy(ctx, again); err != nil {
+		if err := c.parts[i].copy(ctx, again, c.soon); err != nil {
 			c.failed(i, err)
 			return
 		}
 	}
+}
+
+// soon returns the piece that the next part begins with: whoever has done a part is probably the one to take that.
+func (c *copies) soon() []byte {
+	if i := c.next.Load(); i < int64(len(c.parts)) {
+		return c.parts[i].buffer.Pieces[c.parts[i].first]
+	}
+	return nil
 }
 
 // failed notes that a part could not be copied. No other one is begun.
@@ -132,17 +140,18 @@ func (c *copies) failed(i int, err error) {
 	}
 }
 
-// copy copies a part, and checks what was not checked yet.
-func (p *part) copy(ctx context.Context, again rereader) error {
+// copy copies a part, and checks what was not checked yet. soon is asked what comes after it.
+func (p *part) copy(ctx context.Context, again rereader, soon func() []byte) error {
 	if p.to == nil {
-		return p.check()
+		return p.check(soon)
 	}
 	memory := p.to
 	for i, from := range p.buffer.Pieces[p.first:p.end] {
 		to := memory[:len(from)]
 		memory = memory[len(from):]
 		if p.buffer.Unchecked != nil {
-			if err := copyChecked(ctx, to, from, p.buffer.Unchecked[p.first+i], again); err != nil {
+			want := p.buffer.Unchecked[p.first+i]
+			if err := copyChecked(ctx, to, from, p.after(p.first+i, soon), want, again); err != nil {
 				return err
 			}
 		} else if err := copyGuarded(to, from); err != nil {
@@ -152,13 +161,21 @@ func (p *part) copy(ctx context.Context, again rereader) error {
 	return nil
 }
 
+// after returns the piece that comes after piece i, which may be in another part; nil if nobody knows.
+func (p *part) after(i int, soon func() []byte) []byte {
+	if i+1 < p.end {
+		return p.buffer.Pieces[i+1]
+	}
+	return soon()
+}
+
 // errWrong says that a blob cannot be referred to, as it is not what it has to be.
 var errWrong = errors.New("a blob has proved wrong where it lies")
 
 // check compares a part with what it has to be. Where something is wrong, or cannot be read, it is errWrong.
-func (p *part) check() error {
+func (p *part) check(soon func() []byte) error {
 	for i := p.first; i < p.end; i++ {
-		if p.buffer.Unchecked[i].Ref.Check(p.buffer.Pieces[i]) != nil {
+		if p.buffer.Unchecked[i].Ref.CheckBefore(p.buffer.Pieces[i], p.after(i, soon)) != nil {
 			return errWrong
 		}
 	}

@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"strconv"
 
-	"github.com/zeebo/xxh3"
+	"bowstring/schema/checksum"
 )
 
 // Key is the SHA-256 of a blob's content: its name in every store.
@@ -59,10 +59,7 @@ type Sum uint64
 // each blob can be checked on its way out: from memory that is not in the
 // processor's cache at about twice the speed of a hardware CRC-32C.
 func Checksum(b []byte) Sum {
-	// Processors read ahead within a page only, and look up one page after another. Loads from all pages at once, which
-	// wait for nothing, have the checksum take a fifth less time where the bytes are not in the cache.
-	touch(b)
-	return Sum(xxh3.Hash(b))
+	return Sum(checksum.Of(b, nil))
 }
 
 // String returns the checksum as 16 hexadecimal digits, as xxhsum -H3 prints it.
@@ -93,12 +90,29 @@ func RefOf(b []byte) BlobRef {
 
 // Check reports an ErrDataLoss if b is not the content r names. It compares
 // size and checksum; the content hash is computed at import only.
-func (r BlobRef) Check(b []byte) error {
-	if int64(len(b)) != r.Size {
-		return fmt.Errorf("%w: blob %s has %d bytes, the manifest says %d", ErrDataLoss, r.Key, len(b), r.Size)
+func (r BlobRef) Check(b []byte) error { return r.CheckBefore(b, nil) }
+
+// CheckBefore is Check where next will be checked next, as far as is known: its beginning is brought from memory
+// meanwhile.
+func (r BlobRef) CheckBefore(b, next []byte) error {
+	return r.check(len(b), func() Sum { return Sum(checksum.Of(b, next)) })
+}
+
+// CheckedCopy copies b to the beginning of to, which is at least as long, and reports an ErrDataLoss if what it has
+// written is not the content r names. The bytes are brought from memory once for both, and leave the processor's cache
+// to others: they are for who reads them elsewhere. next is what will be copied next, as for [BlobRef.CheckBefore]. In
+// case of an error, part of to may be written.
+func (r BlobRef) CheckedCopy(to, b, next []byte) error {
+	return r.check(len(b), func() Sum { return Sum(checksum.Copy(to, b, next)) })
+}
+
+// check compares r with a size, and if that is right with a checksum, for which mapped memory may be read.
+func (r BlobRef) check(size int, sum func() Sum) error {
+	if int64(size) != r.Size {
+		return fmt.Errorf("%w: blob %s has %d bytes, the manifest says %d", ErrDataLoss, r.Key, size, r.Size)
 	}
 	var got Sum
-	if err := Guard(func() error { got = Checksum(b); return nil }); err != nil {
+	if err := Guard(func() error { got = sum(); return nil }); err != nil {
 		return fmt.Errorf("blob %s: %w", r.Key, err)
 	}
 	if got != r.Sum {

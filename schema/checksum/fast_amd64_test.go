@@ -1,0 +1,14 @@
+package checksum
+
+import "testing"
+
+// What processors without these instructions do passes the same tests.
+func TestWithout(t *testing.T) {
+	if !fast {
+		t.Skip("this processor is one of them")
+	}
+	fast = false
+	defer func() { fast = true }()
+	t.Run("Of", TestOf)
+	t.Run("Copy", TestCopy)
+}
