@@ -207,8 +207,8 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 		case <-time.After(openWithin): // it goes on
 		case <-ctx.Done():
 		}
-		defer keepHeapRoom(func() int64 { return n.engine.Ledger().Free(admission.Windows) })()
 	}
+	defer keepHeapRoom(func() int64 { return n.engine.Ledger().Free(admission.Windows) })()
 	if n.members != nil {
 		self, err := c.clusterFlags.described(l.cluster.node, listener.Addr(), l.flight.Door.Encrypts(), l.spill.bytes)
 		if err == nil {

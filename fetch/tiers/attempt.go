@@ -34,12 +34,36 @@ type worker struct {
 	wake chan bool // false where the reader closes
 }
 
-// startLocked has an attempt made, and wakes a goroutine for it: one that waits, or a new one. It is made by whichever
+// quick reports whether an attempt most likely takes less time than it takes to wake a goroutine: it finds where bytes
+// are mapped, and reads none of them.
+func (a *Attempt) quick() bool { return a.nth == 0 && a.read.late && a.lane.index == a.read.entry }
+
+// startLocked has an attempt made, and wakes a goroutine for it. It is made by whichever
 // goroutine is the first to have nothing else to do. Where all processors are busy, those that are running go on from
 // read to read, and one that was just woken waits for its turn: the attempt would, too, and it may be of the very
 // blob that a consumer waits for.
+//
+// For quick ones a goroutine is woken only if none is on its way: one that begins wakes the next, if there are still
+// quick ones due. So most of them are made by one goroutine, and no one of them that proves slow holds up the others.
 func (r *Reader) startLocked(a Attempt) {
 	r.due.add(a)
+	if quick := a.quick(); !quick || !r.waking {
+		r.waking = r.waking || quick
+		r.wakeLocked()
+	}
+}
+
+// beginLocked takes the attempt that a goroutine begins with, which was woken.
+func (r *Reader) beginLocked() Attempt {
+	a := r.due.take()
+	if r.waking = r.due.quick > 0; r.waking {
+		r.wakeLocked()
+	}
+	return a
+}
+
+// wakeLocked has a goroutine begin: one that waits, or a new one.
+func (r *Reader) wakeLocked() {
 	if last := len(r.idle) - 1; last >= 0 {
 		w := r.idle[last]
 		r.idle = r.idle[:last]
@@ -86,7 +110,7 @@ func (r *Reader) dismissLocked() {
 // succeeds or there is no sense in another.
 func (r *Reader) attempts() {
 	r.mu.Lock()
-	a := r.due.take()
+	a := r.beginLocked()
 	r.mu.Unlock()
 	if a.read == nil { // another goroutine has made it, and has not asked for more
 		a = r.opts.More()

@@ -103,6 +103,7 @@ type Reader struct {
 	stats          counters
 	fresh          []read // reads that are none yet: see newLocked
 	due            due
+	waking         bool      // a goroutine was woken for quick ones that are due, and has not begun
 	idle           []*worker // goroutines that have nothing to read
 	spent          []*worker // that have ended
 
