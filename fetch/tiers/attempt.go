@@ -32,41 +32,45 @@ const maxIdle = 256
 type worker struct {
 	run  func()
 	wake chan bool // false where the reader closes
+	// serves says that it makes the quick attempts that are due, one after another; guarded by Reader.mu.
+	serves bool
 }
 
 // quick reports whether an attempt most likely takes less time than it takes to wake a goroutine: it finds where bytes
 // are mapped, and reads none of them.
-func (a *Attempt) quick() bool { return a.nth == 0 && a.read.late && a.lane.index == a.read.entry }
+func (a *Attempt) quick() bool {
+	return a.read != nil && a.nth == 0 && a.read.late && a.lane.index == a.read.entry
+}
 
 // startLocked has an attempt made, and wakes a goroutine for it. It is made by whichever
 // goroutine is the first to have nothing else to do. Where all processors are busy, those that are running go on from
 // read to read, and one that was just woken waits for its turn: the attempt would, too, and it may be of the very
 // blob that a consumer waits for.
 //
-// For quick ones a goroutine is woken only if none is on its way: one that begins wakes the next, if there are still
-// quick ones due. So most of them are made by one goroutine, and no one of them that proves slow holds up the others.
+// Quick ones are left to one goroutine. Several would spend more time on waiting for each other than on what they do.
+// Where one proves slow after all, lookForSlow has another goroutine go on.
 func (r *Reader) startLocked(a Attempt) {
 	r.due.add(a)
-	if quick := a.quick(); !quick || !r.waking {
-		r.waking = r.waking || quick
-		r.wakeLocked()
+	switch {
+	case !a.quick():
+		r.wakeLocked(false)
+	case !r.serving:
+		r.serveLocked()
 	}
 }
 
-// beginLocked takes the attempt that a goroutine begins with, which was woken.
-func (r *Reader) beginLocked() Attempt {
-	a := r.due.take()
-	if r.waking = r.due.quick > 0; r.waking {
-		r.wakeLocked()
-	}
-	return a
+// serveLocked has a goroutine make the quick attempts that are due.
+func (r *Reader) serveLocked() {
+	r.serving = true
+	r.wakeLocked(true)
 }
 
 // wakeLocked has a goroutine begin: one that waits, or a new one.
-func (r *Reader) wakeLocked() {
+func (r *Reader) wakeLocked(serves bool) {
 	if last := len(r.idle) - 1; last >= 0 {
 		w := r.idle[last]
 		r.idle = r.idle[:last]
+		w.serves = serves
 		w.wake <- true // there is room: it waits
 		return
 	}
@@ -77,17 +81,39 @@ func (r *Reader) wakeLocked() {
 		w = &worker{wake: make(chan bool, 1)}
 		w.run = func() { r.work(w) }
 	}
+	w.serves = serves
 	w.wake <- true
 	r.running.Add(1)
 	go w.run()
+}
+
+// retireLocked has a goroutine serve no longer, if it does. Another one goes on, if quick attempts are left.
+func (r *Reader) retireLocked(w *worker) {
+	if !w.serves {
+		return
+	}
+	w.serves, r.serving = false, false
+	if r.due.quick > 0 {
+		r.serveLocked()
+	}
+}
+
+// takeLocked takes what is due, for a goroutine that makes it next.
+func (r *Reader) takeLocked(w *worker) Attempt {
+	a := r.due.take()
+	if a.read != nil && !a.quick() {
+		r.retireLocked(w) // it may take long
+	}
+	return a
 }
 
 // work makes attempts until there is nothing to read and enough others wait.
 func (r *Reader) work(w *worker) {
 	defer r.running.Done()
 	for <-w.wake {
-		r.attempts()
+		r.attempts(w)
 		r.mu.Lock()
+		r.retireLocked(w)
 		if r.closed || len(r.idle) >= maxIdle {
 			r.spent = append(r.spent, w)
 			r.mu.Unlock()
@@ -108,17 +134,17 @@ func (r *Reader) dismissLocked() {
 
 // attempts makes the attempts that are due, and then those at whatever is to be read next: at each read until one
 // succeeds or there is no sense in another.
-func (r *Reader) attempts() {
+func (r *Reader) attempts(w *worker) {
 	r.mu.Lock()
-	a := r.beginLocked()
+	a := r.takeLocked(w)
 	r.mu.Unlock()
 	if a.read == nil { // another goroutine has made it, and has not asked for more
-		a = r.opts.More()
+		a = r.more(w)
 	}
 	for a.read != nil {
 		began := time.Now()
 		blob, unchecked, err := r.get(a)
-		then := r.ended(a, began, blob, unchecked, err)
+		then := r.ended(w, a, began, blob, unchecked, err)
 		if t := a.read.trace; t != nil {
 			t.attempt(a, began, then.slow, err)
 		}
@@ -133,9 +159,20 @@ func (r *Reader) attempts() {
 			r.finish(a, then.outcome)
 		}
 		if a = then.again; a.read == nil {
-			a = r.opts.More()
+			a = r.more(w)
 		}
 	}
+}
+
+// more asks what to read next. What is begun meanwhile and quick, w makes, if it serves: it comes back for it.
+func (r *Reader) more(w *worker) Attempt {
+	a := r.opts.More()
+	if a.read != nil && !a.quick() {
+		r.mu.Lock()
+		r.retireLocked(w)
+		r.mu.Unlock()
+	}
+	return a
 }
 
 // get reads a blob once, and checks it, unless that is left to those who wait.
@@ -177,12 +214,14 @@ type next struct {
 }
 
 // ended takes note of how an attempt, made since began, ended.
-func (r *Reader) ended(a Attempt, began time.Time, blob schema.Blob, unchecked bool, err error) next {
+func (r *Reader) ended(w *worker, a Attempt, began time.Time, blob schema.Blob, unchecked bool, err error) next {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	then := r.endedLocked(a, began, blob, unchecked, err)
-	if then.again.read == nil {
-		then.again = r.due.take()
+	if then.again.read != nil {
+		r.retireLocked(w) // it may take long
+	} else {
+		then.again = r.takeLocked(w)
 	}
 	return then
 }

@@ -103,7 +103,7 @@ type Reader struct {
 	stats          counters
 	fresh          []read // reads that are none yet: see newLocked
 	due            due
-	waking         bool      // a goroutine was woken for quick ones that are due, and has not begun
+	serving        bool      // a goroutine makes the quick attempts that are due, or was woken for them
 	idle           []*worker // goroutines that have nothing to read
 	spent          []*worker // that have ended
 

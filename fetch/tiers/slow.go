@@ -39,7 +39,8 @@ func (r *Reader) keepWatchLocked() {
 	r.watch.Reset(watchPeriod)
 }
 
-// lookForSlow begins another attempt, at the last tier, at the reads that are slow.
+// lookForSlow begins another attempt, at the last tier, at the reads that are slow. It has another goroutine go on with
+// quick attempts that nobody has made yet.
 func (r *Reader) lookForSlow() {
 	defer r.running.Done()
 	r.mu.Lock()
@@ -49,6 +50,9 @@ func (r *Reader) lookForSlow() {
 		return
 	}
 	defer r.keepWatchLocked()
+	if r.due.quick > 0 {
+		r.serveLocked() // who does may wait for a disk
+	}
 	store, remote := r.patienceLocked(&r.latency), r.patienceLocked(&r.remote)
 	remote.silent = max(remote.silent, awayLeast)
 	soonest := min(store.hedge, store.silent, remote.hedge, remote.silent)

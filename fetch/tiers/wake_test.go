@@ -2,54 +2,74 @@ package tiers
 
 import "testing"
 
-// idlers gives a reader goroutines that wait, of which there is nothing but the channel; woken is how many were.
-func idlers(r *Reader, n int) (woken func() int) {
-	var all []*worker
-	for range n {
-		w := &worker{wake: make(chan bool, 1)}
-		all = append(all, w)
-	}
-	r.idle = append(r.idle, all...)
-	return func() (n int) {
-		for _, w := range all {
-			n += len(w.wake)
-		}
-		return n
-	}
-}
-
-// A goroutine is woken for each attempt that may take long, and for quick ones one at a time.
+// A goroutine is woken for each attempt that may take long, and one for all that are quick, unless it goes.
 func TestWake(t *testing.T) {
 	r := &Reader{lanes: make([]lane, 1)}
-	woken := idlers(r, 20)
+	var all []*worker
+	for range 20 {
+		all = append(all, &worker{wake: make(chan bool, 1)})
+	}
+	r.idle = append(r.idle, all...)
+	server := func() (w *worker) {
+		t.Helper()
+		for _, each := range all {
+			if each.serves {
+				if w != nil {
+					t.Fatal("two serve")
+				}
+				w = each
+			}
+		}
+		if (w != nil) != r.serving {
+			t.Fatalf("one serves: %t, but the reader says %t", w != nil, r.serving)
+		}
+		return w
+	}
+	take := func(w *worker, quick bool) {
+		t.Helper()
+		if a := r.takeLocked(w); a.read == nil || a.quick() != quick {
+			t.Fatalf("attempt %v is taken, quick: %t; want one that is: %t", a, a.quick(), quick)
+		}
+	}
+	other := all[0] // is woken last
 	quick := func() Attempt { return Attempt{read: &read{late: true}, lane: &r.lanes[0]} }
 	slow := func() Attempt { return Attempt{read: &read{}, lane: &r.lanes[0]} }
 	again := func() Attempt { a := quick(); a.nth = 1; return a }
-	steps := []struct {
+	for i, s := range []struct {
 		what  string
 		do    func()
 		woken int // in all
 	}{
-		{"the first quick one", func() { r.startLocked(quick()) }, 1},
-		{"two more", func() { r.startLocked(quick()); r.startLocked(quick()) }, 1},
-		{"a goroutine begins, and two are left", func() { r.beginLocked() }, 2},
-		{"one is added", func() { r.startLocked(quick()) }, 2},
+		{"a slow one", func() { r.startLocked(slow()) }, 1},
+		{"another goroutine takes it", func() { take(other, false) }, 1},
+		{"a quick one", func() { r.startLocked(quick()) }, 2},
+		{"two more", func() { r.startLocked(quick()); r.startLocked(quick()) }, 2},
+		{"who serves takes one", func() { take(server(), true) }, 2},
+		{"another goroutine takes one", func() { take(other, true) }, 2},
+		{"a quick one", func() { r.startLocked(quick()) }, 2},
 		{"a slow one", func() { r.startLocked(slow()) }, 3},
 		{"one that is made again", func() { r.startLocked(again()) }, 4},
-		{"another goroutine takes two", func() { r.due.take(); r.due.take() }, 4},
-		{"one begins with the last quick one", func() { r.beginLocked() }, 4},
-		{"one begins with the slow one", func() { r.beginLocked() }, 4},
-		{"one begins with the other", func() { r.beginLocked() }, 4},
-		{"one finds nothing", func() { r.beginLocked() }, 4},
-		{"a slow one", func() { r.startLocked(slow()) }, 5},
+		{"a quick one", func() { r.startLocked(quick()) }, 4},
+		{"who serves takes two", func() { take(server(), true); take(server(), true) }, 4},
+		{"who serves takes the slow one: another serves", func() { take(server(), false) }, 5},
+		{"who serves takes the one that is made again", func() { take(server(), false) }, 6},
+		{"who serves takes the last", func() { take(server(), true) }, 6},
+		{"who serves finds nothing, and goes on", func() { r.takeLocked(server()) }, 6},
 		{"a quick one", func() { r.startLocked(quick()) }, 6},
-		{"who was woken for the one begins with the other", func() { r.beginLocked() }, 7},
-		{"and the next", func() { r.beginLocked() }, 7},
-	}
-	for i, s := range steps {
+		{"who serves waits, with one left: another serves", func() { r.retireLocked(server()) }, 7},
+		{"who does not serve waits", func() { r.retireLocked(other) }, 7},
+		{"who serves takes it", func() { take(server(), true) }, 7},
+		{"who serves waits", func() { r.retireLocked(server()) }, 7},
+		{"a quick one", func() { r.startLocked(quick()) }, 8},
+	} {
 		s.do()
-		if got := woken(); got != s.woken {
-			t.Fatalf("step %d, %s: %d goroutines were woken so far, want %d", i, s.what, got, s.woken)
+		woken := 0
+		for _, w := range all {
+			woken += len(w.wake)
 		}
+		if woken != s.woken {
+			t.Fatalf("step %d, %s: %d goroutines were woken so far, want %d", i, s.what, woken, s.woken)
+		}
+		server()
 	}
 }
