@@ -48,20 +48,22 @@ func (a *Attempt) quick() bool {
 // blob that a consumer waits for.
 //
 // Quick ones are left to one goroutine. Several would spend more time on waiting for each other than on what they do.
-// Where one proves slow after all, lookForSlow has another goroutine go on.
+// Where one proves slow after all, lookForSlow has others go on.
 func (r *Reader) startLocked(a Attempt) {
-	r.due.add(a)
-	switch {
-	case !a.quick():
+	if !a.quick() {
+		r.due.add(a)
 		r.wakeLocked(false)
-	case !r.serving:
+		return
+	}
+	r.quick.add(a)
+	if r.servers == 0 {
 		r.serveLocked()
 	}
 }
 
 // serveLocked has a goroutine make the quick attempts that are due.
 func (r *Reader) serveLocked() {
-	r.serving = true
+	r.servers++
 	r.wakeLocked(true)
 }
 
@@ -92,15 +94,23 @@ func (r *Reader) retireLocked(w *worker) {
 	if !w.serves {
 		return
 	}
-	w.serves, r.serving = false, false
-	if r.due.quick > 0 {
+	w.serves = false
+	if r.servers--; r.servers == 0 && r.quick.len() > 0 {
 		r.serveLocked()
 	}
 }
 
-// takeLocked takes what is due, for a goroutine that makes it next.
+// takeLocked takes what is due, for a goroutine that makes it next: what it was woken for before anything else. So none
+// that may take long waits for quick ones that prove slow.
 func (r *Reader) takeLocked(w *worker) Attempt {
-	a := r.due.take()
+	first, second := &r.due, &r.quick
+	if w.serves {
+		first, second = second, first
+	}
+	a := first.take()
+	if a.read == nil {
+		a = second.take()
+	}
 	if a.read != nil && !a.quick() {
 		r.retireLocked(w) // it may take long
 	}
@@ -129,7 +139,7 @@ func (r *Reader) dismissLocked() {
 	for _, w := range r.idle {
 		w.wake <- false
 	}
-	r.idle, r.due = nil, due{}
+	r.idle, r.due, r.quick = nil, due{}, due{}
 }
 
 // attempts makes the attempts that are due, and then those at whatever is to be read next: at each read until one

@@ -101,9 +101,10 @@ type Reader struct {
 	watch          *time.Timer
 	watching       bool
 	stats          counters
-	fresh          []read // reads that are none yet: see newLocked
-	due            due
-	serving        bool      // a goroutine makes the quick attempts that are due, or was woken for them
+	fresh          []read    // reads that are none yet: see newLocked
+	due            due       // attempts that may take long
+	quick          due       // those that most likely take no time
+	servers        int       // goroutines that make quick ones, or were woken for them; more than 0 while any is due
 	idle           []*worker // goroutines that have nothing to read
 	spent          []*worker // that have ended
 

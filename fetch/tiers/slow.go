@@ -39,8 +39,8 @@ func (r *Reader) keepWatchLocked() {
 	r.watch.Reset(watchPeriod)
 }
 
-// lookForSlow begins another attempt, at the last tier, at the reads that are slow. It has another goroutine go on with
-// quick attempts that nobody has made yet.
+// lookForSlow begins another attempt, at the last tier, at the reads that are slow. It has more goroutines go on with
+// quick attempts that nobody has made yet, each time as many as there are.
 func (r *Reader) lookForSlow() {
 	defer r.running.Done()
 	r.mu.Lock()
@@ -50,8 +50,10 @@ func (r *Reader) lookForSlow() {
 		return
 	}
 	defer r.keepWatchLocked()
-	if r.due.quick > 0 {
-		r.serveLocked() // who does may wait for a disk
+	if r.quick.len() > 0 { // who makes them may wait for a disk
+		for range min(r.servers, r.quick.len(), maxIdle-r.servers) {
+			r.serveLocked()
+		}
 	}
 	store, remote := r.patienceLocked(&r.latency), r.patienceLocked(&r.remote)
 	remote.silent = max(remote.silent, awayLeast)

@@ -20,8 +20,8 @@ func TestWake(t *testing.T) {
 				w = each
 			}
 		}
-		if (w != nil) != r.serving {
-			t.Fatalf("one serves: %t, but the reader says %t", w != nil, r.serving)
+		if (w != nil) != (r.servers == 1) {
+			t.Fatalf("one serves: %t, but the reader says %d", w != nil, r.servers)
 		}
 		return w
 	}
@@ -51,16 +51,17 @@ func TestWake(t *testing.T) {
 		{"one that is made again", func() { r.startLocked(again()) }, 4},
 		{"a quick one", func() { r.startLocked(quick()) }, 4},
 		{"who serves takes two", func() { take(server(), true); take(server(), true) }, 4},
-		{"who serves takes the slow one: another serves", func() { take(server(), false) }, 5},
-		{"who serves takes the one that is made again", func() { take(server(), false) }, 6},
-		{"who serves takes the last", func() { take(server(), true) }, 6},
+		{"another goroutine takes the slow one, before the quick one", func() { take(other, false) }, 4},
+		{"who serves takes the last quick one", func() { take(server(), true) }, 4},
+		{"who serves takes the one that is made again, and serves no longer", func() { take(server(), false) }, 4},
+		{"two quick ones", func() { r.startLocked(quick()); r.startLocked(quick()) }, 5},
+		{"who serves waits, with two left: another serves", func() { r.retireLocked(server()) }, 6},
+		{"who does not serve waits", func() { r.retireLocked(other) }, 6},
+		{"who serves takes both", func() { take(server(), true); take(server(), true) }, 6},
 		{"who serves finds nothing, and goes on", func() { r.takeLocked(server()) }, 6},
 		{"a quick one", func() { r.startLocked(quick()) }, 6},
-		{"who serves waits, with one left: another serves", func() { r.retireLocked(server()) }, 7},
-		{"who does not serve waits", func() { r.retireLocked(other) }, 7},
-		{"who serves takes it", func() { take(server(), true) }, 7},
-		{"who serves waits", func() { r.retireLocked(server()) }, 7},
-		{"a quick one", func() { r.startLocked(quick()) }, 8},
+		{"who serves takes it, and waits", func() { take(server(), true); r.retireLocked(server()) }, 6},
+		{"a quick one", func() { r.startLocked(quick()) }, 7},
 	} {
 		s.do()
 		woken := 0
@@ -71,5 +72,35 @@ func TestWake(t *testing.T) {
 			t.Fatalf("step %d, %s: %d goroutines were woken so far, want %d", i, s.what, woken, s.woken)
 		}
 		server()
+	}
+}
+
+// While quick attempts are due, the timer has more goroutines make them, as those that do may wait for a disk: twice as
+// many each time, as many more as there are attempts at most, and no more than are kept.
+func TestMoreServe(t *testing.T) {
+	r := &Reader{lanes: make([]lane, 1)}
+	for range maxIdle + 1 {
+		r.idle = append(r.idle, &worker{wake: make(chan bool, 1)})
+	}
+	due := func(n int) {
+		for range n {
+			r.startLocked(Attempt{read: &read{late: true}, lane: &r.lanes[0]})
+		}
+	}
+	for i, s := range []struct{ due, servers int }{
+		{5, 2}, {0, 4}, {0, 8}, {0, 13}, {1000, 26}, {0, 52}, {0, 104}, {0, 208}, {0, maxIdle}, {0, maxIdle},
+	} {
+		due(s.due)
+		r.running.Add(1)
+		r.lookForSlow()
+		if r.servers != s.servers {
+			t.Fatalf("look %d: %d goroutines serve with %d attempts due, want %d", i, r.servers, r.quick.len(), s.servers)
+		}
+	}
+	for r.quick.take().read != nil {
+	}
+	r.running.Add(1)
+	if r.lookForSlow(); r.servers != maxIdle {
+		t.Errorf("%d goroutines serve where nothing is due, want %d as before", r.servers, maxIdle)
 	}
 }
