@@ -144,8 +144,9 @@ class Ring:
         self.say(_ENDED, self._calls)
 
     def take(self, number: int, refers: bool = False) -> _Lease:
-        """The slot of a batch that has come."""
-        self.say(_TAKEN, number)
+        """The slot of a batch that has come. The server is told with what is said next, or before it is waited for."""
+        if self._pid == os.getpid():
+            self._unsaid.append(_RECORD.pack(_TAKEN, number))
         return _Lease(self, number, refers)
 
     def forget(self, number: int) -> None:
