@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	// copyPart is how many bytes a goroutine copies before it looks what is left: a fraction of a core's cache, and long
-	// against what it takes to look.
+	// copyPart is how many bytes a goroutine copies before it looks what is left: a fraction of a core's cache, and
+	// long against what it takes to look.
 	copyPart = 256 << 10
 	// copyAlone is up to how many parts a batch is copied by its stream's goroutine alone: there is no time to gain.
 	copyAlone = 4
@@ -22,8 +22,8 @@ const (
 
 // copies is what is to be copied of a batch into memory that a client shares. The stream's goroutine and a helper take
 // its parts in turn: one core does not move as many bytes as memory delivers, and a client that reads bytes faster than
-// its stream copies them leaves its own core idle. Where no core is idle, one of the two comes late, finds nothing left, and
-// has cost next to nothing. The helper never outlives run.
+// its stream copies them leaves its own core idle. Where no core is idle, one of the two comes late, finds nothing
+// left, and has cost next to nothing. The helper never outlives run.
 type copies struct {
 	parts []part
 	next  atomic.Int64 // part that nobody has taken
@@ -98,8 +98,8 @@ func (c *copies) run(ctx context.Context, again rereader) error {
 		}()
 		c.work(ctx, again)
 	})
-	// A processor that is idle takes what waits for any of them at once, but for what a running one goes on with next it
-	// sleeps first, for some 70 µs. So the helper begins here, and this goroutine is taken.
+	// A processor that is idle takes what waits for any of them at once, but for what a running one goes on with next
+	// it sleeps first, for some 70 µs. So the helper begins here, and this goroutine is taken.
 	runtime.Gosched()
 	func() {
 		defer helper.Wait() // also where this goroutine panics: it is about to give the memory back

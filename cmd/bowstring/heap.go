@@ -9,9 +9,9 @@ import (
 )
 
 // heapRoom is how much a server allocates at least between two garbage collections, in bytes. By itself a heap that is
-// small is collected each time that it has doubled: ten times a second where bytes come at the rate of memory, which is 4 %
-// of all that a server does. And each collection takes the database driver's buffers away, which
-// are then allocated anew: a new server would spend a fifth of its first second on that.
+// small is collected each time that it has doubled: ten times a second where bytes come at the rate of memory, which is
+// 4 % of all that a server does. And each collection takes the database driver's buffers away, which are then allocated
+// anew: a new server would spend a fifth of its first second on that.
 const heapRoom = 64 << 20
 
 // What streams hold lies outside of the heap. The less of that memory is free, the less room the heap has: at last

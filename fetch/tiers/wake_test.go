@@ -94,7 +94,8 @@ func TestMoreServe(t *testing.T) {
 		r.running.Add(1)
 		r.lookForSlow()
 		if r.servers != s.servers {
-			t.Fatalf("look %d: %d goroutines serve with %d attempts due, want %d", i, r.servers, r.quick.len(), s.servers)
+			t.Fatalf("look %d: %d goroutines serve with %d attempts due, want %d", i, r.servers, r.quick.len(),
+				s.servers)
 		}
 	}
 	for r.quick.take().read != nil {

@@ -21,8 +21,8 @@ func Of(b, next []byte) uint64 {
 // these very bytes, whatever becomes of from meanwhile. They overlap nowhere. next is what will be copied next, as for
 // [Of]. Copy panics as any load does where a page of from cannot be read; then part of to may be written.
 //
-// Many bytes are written past the processor's cache: whoever reads them next is another process, and a cache that had to
-// fetch each line before all of it is overwritten would cost a third of the memory's rate.
+// Many bytes are written past the processor's cache: whoever reads them next is another process, and a cache that had
+// to fetch each line before all of it is overwritten would cost a third of the memory's rate.
 func Copy(to, from, next []byte) uint64 {
 	to = to[:len(from)]
 	if fast && len(from) >= fastBytes {

@@ -11,7 +11,8 @@ import (
 // aheadBytes is how many of the next bytes are asked for.
 const aheadBytes = 4 * block
 
-// sizes are those at which something else begins: code for many bytes, a block, a stripe, what is worked through at once.
+// sizes are those at which something else begins: code for many bytes, a block, a stripe, what is worked through at
+// once.
 func sizes(r *rand.Rand) []int {
 	list := []int{0, 1, 2, 3, 4, 8, 9, 16, 17, 128, 129, 240, 241, 1024, 1025}
 	for _, n := range []int{
@@ -39,7 +40,8 @@ func TestOf(t *testing.T) {
 	}
 }
 
-// Copy writes what it is given, and nothing beside, wherever in a line of the cache it begins, and returns the XXH3 of it.
+// Copy writes what it is given, and nothing beside, wherever in a line of the cache it begins, and returns the XXH3 of
+// it.
 func TestCopy(t *testing.T) {
 	r := testRand(t)
 	for _, n := range sizes(r) {

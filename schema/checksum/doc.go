@@ -2,6 +2,6 @@
 // processor's cache: of bytes where they lie, and of bytes as they are copied.
 //
 // A library computes it where bytes are few, and on processors that this package has no code for. What is here is how
-// many bytes are brought from memory, looked at once, and written past the cache. What a blob is, and what becomes of one
-// that is wrong, is said elsewhere.
+// many bytes are brought from memory, looked at once, and written past the cache. What a blob is, and what becomes of
+// one that is wrong, is said elsewhere.
 package checksum

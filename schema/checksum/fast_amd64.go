@@ -23,8 +23,8 @@ func mix(s *sums, from, ahead *byte, n int, secret *byte)
 
 // mixCopy mixes n blocks in that lie at from, one or more, asks for those at ahead, and copies by way of the scratch: a
 // block lies there behind the last 64 bytes of the one before. Of these some are still to be written. What it writes is
-// whole lines of the cache, of 64 bytes: the first one lies at line, and begins with the scratch's byte at skip. As many
-// bytes are left to be written in the end as were in the beginning.
+// whole lines of the cache, of 64 bytes: the first one lies at line, and begins with the scratch's byte at skip. As
+// many bytes are left to be written in the end as were in the beginning.
 //
 //go:noescape
 func mixCopy(s *sums, line, from, ahead *byte, n int, scratch *[stripe + block]byte, skip int, secret *byte)
@@ -55,7 +55,8 @@ func ofFast(b, next []byte) uint64 {
 func copyFast(to, from, next []byte) uint64 {
 	var scratch [stripe + block]byte
 	s, n := newSums(), (len(from)-1)/block
-	// The first block is written up to where a line begins. What is left, fewer bytes than a line has, goes with the next.
+	// The first block is written up to where a line begins. What is left, fewer bytes than a line has, goes with the
+	// next.
 	copy(scratch[stripe:], from[:block])
 	mix(&s, &scratch[stripe], &from[block], 1, &secret[0])
 	left := int(uintptr(unsafe.Pointer(&to[0])) % stripe)

@@ -1,8 +1,9 @@
 #include "textflag.h"
 
-// Bytes come from memory that the cache does not have: what there is to gain is that they are asked for early. Processors
-// read ahead by themselves, but within a page alone. So each stripe has another one asked for, at R10, that is wanted some
-// pages later: into the second level of the cache, as the first one can wait for fewer lines at once. Asking never fails.
+// Bytes come from memory that the cache does not have: what there is to gain is that they are asked for early.
+// Processors read ahead by themselves, but within a page alone. So each stripe has another one asked for, at R10, that
+// is wanted a page later: into the second level of the cache, as the first one can wait for fewer lines at once.
+// Asking never fails.
 
 DATA prime<>+0(SB)/8, $0x9E3779B1 // prime32x1
 GLOBL prime<>(SB), RODATA|NOPTR, $8

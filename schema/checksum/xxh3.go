@@ -6,9 +6,9 @@ import (
 )
 
 // XXH3 of more than 240 bytes, as its author specifies it (Collet, "XXH3 specification",
-// github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md): eight sums of 64 bits run over stripes of 64 bytes. Each stripe
-// of a block is mixed with another part of a secret, and the sums are scrambled after each block. The last stripe is mixed
-// in once more than the blocks say, and the sums are folded into one.
+// github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md): eight sums of 64 bits run over stripes of 64 bytes. Each
+// stripe of a block is mixed with another part of a secret, and the sums are scrambled after each block. The last
+// stripe is mixed in once more than the blocks say, and the sums are folded into one.
 const (
 	stripe     = 64
 	block      = 16 * stripe
@@ -41,8 +41,8 @@ func (s *sums) add(b, key []byte) {
 	}
 }
 
-// finish returns the checksum of size bytes. rest is what lies behind the last block that was mixed in, 1 to 1,024 bytes,
-// and last the last stripe of all.
+// finish returns the checksum of size bytes. rest is what lies behind the last block that was mixed in, 1 to 1,024
+// bytes, and last the last stripe of all.
 func (s *sums) finish(rest, last []byte, size int) uint64 {
 	for i := range (len(rest) - 1) / stripe {
 		s.add(rest[i*stripe:], secret[i*keyStep:])
