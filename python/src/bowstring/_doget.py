@@ -161,20 +161,30 @@ class _File:
     def close(self) -> None:
         """A file can be closed. This one has nothing of its own."""
 
+    def wait(self) -> None:
+        """Wait until a part is there, or the end of the call.
+
+        Before Arrow is told to read, and not when it reads: a thread that waits while the interpreter ends is ended
+        where it is, and Arrow, if that is within it, ends the process.
+        """
+        while not self._parts:
+            message = self._next()
+            if message is None:
+                break
+            if message.metadata:
+                self.metadata = message.metadata
+            if message.header:
+                self._began = True
+                self._parts.extend(message.parts())
+
     def read(self, size: int) -> Any:
         """The next part; nothing after the last."""
         try:
-            while not self._parts:
-                message = self._next()
-                if message is None:
-                    if not self._began:
-                        raise ServerError("the server never sent a schema")  # noqa: TRY301
-                    return b""
-                if message.metadata:
-                    self.metadata = message.metadata
-                if message.header:
-                    self._began = True
-                    self._parts.extend(message.parts())
+            self.wait()
+            if not self._parts:
+                if not self._began:
+                    raise ServerError("the server never sent a schema")  # noqa: TRY301
+                return b""
             part = self._parts.popleft()
             if len(part) != size:
                 raise ServerError(f"a message has a part of {len(part)} bytes where {size} belong")  # noqa: TRY301
@@ -228,6 +238,7 @@ class Reader:
     def __init__(self, link: Link, back: Callable[[Link], None], headers: list[tuple[str, str]], ticket: bytes) -> None:
         self._file = _File(link, back, headers, ticket)
         try:
+            self._file.wait()
             self._batches = self._raising(partial(pa.ipc.open_stream, pa.PythonFile(self._file, "r")))
         except BaseException:
             self.cancel()
@@ -236,6 +247,7 @@ class Reader:
     def read_chunk(self) -> Chunk:
         """The next batch; StopIteration after the last."""
         self._file.metadata = b""
+        self._file.wait()
         batch = self._raising(self._batches.read_next_batch)
         return Chunk(batch, pa.py_buffer(self._file.metadata))
 
