@@ -74,7 +74,7 @@ func TestNodeLost(t *testing.T) {
 		defer signal(t, nodes[1], syscall.SIGCONT)
 		var done atomic.Int64
 		var g errgroup.Group
-		g.SetLimit(16)
+		g.SetLimit(atOnceBesideALoss)
 		for i, b := range data {
 			if i == len(data)/2 {
 				signal(t, nodes[1], syscall.SIGSTOP)

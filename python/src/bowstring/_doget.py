@@ -162,11 +162,7 @@ class _File:
         """A file can be closed. This one has nothing of its own."""
 
     def wait(self) -> None:
-        """Wait until a part is there, or the end of the call.
-
-        Before Arrow is told to read, and not when it reads: a thread that waits while the interpreter ends is ended
-        where it is, and Arrow, if that is within it, ends the process.
-        """
+        """Wait for a part, or the end; not in Arrow: threads that wait may end with Python, which it cannot bear."""
         while not self._parts:
             message = self._next()
             if message is None:
