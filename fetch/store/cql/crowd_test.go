@@ -88,6 +88,13 @@ func (c *crowd) set(ref schema.BlobRef, cell []byte) {
 // host is what is known of the first replica of the first blob.
 func (c *crowd) host() *gathered { return c.gathering.hostOf(&c.refs[0]) }
 
+// pass lets time pass when no statement is on its way any more: a read has its blob before the statement has ended, and
+// a host that owes its end for so long would be silent.
+func (c *crowd) pass(d time.Duration) {
+	c.gathering.running.Wait()
+	c.clock.Add(int64(d))
+}
+
 // overtake has something answered that was sent now.
 func (c *crowd) overtake() {
 	h := c.busy.Load()

@@ -185,15 +185,15 @@ func TestGatherRefused(t *testing.T) {
 		}
 	}
 	c.gets(2, 10)
-	c.clock.Add(int64(raiseAfter))
+	c.pass(raiseAfter)
 	c.refs = refs[:2]
 	c.well(c.all()) // two are tried, and refused
 	c.gets(3, 12)
 	takes.Store(true)
 	for _, want := range []int{2, 4, 4} {
-		c.clock.Add(int64(raiseAfter - 1))
+		c.pass(raiseAfter - 1)
 		before := c.gathering.keys()
-		c.clock.Add(1)
+		c.pass(1)
 		c.refs = refs[:want]
 		c.well(c.all())
 		if got := c.gathering.keys(); int(got) != want || int(before) > want {
