@@ -71,8 +71,10 @@ func startWhole(t *testing.T, s store.Store, shared members.Shared, id, dir stri
 	})
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	check()
+	// It says that it has room for one copy of little. Else second copies are kept once a node has told what its jobs
+	// read, and what is there already is not handed over.
 	err = w.members.Start(t.Context(), layout.Node{ID: id, Address: "grpc://" + lis.Addr().String(), Weight: 1,
-		Capacity: 256 << 20})
+		Capacity: 4096})
 	check()
 	served := make(chan error, 1)
 	go func() { served <- w.server.Serve(lis) }()
