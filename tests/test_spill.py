@@ -85,7 +85,14 @@ def spill(client: fl.FlightClient) -> dict[str, Any]:
 
 
 def read_from_store(client: fl.FlightClient) -> int:
-    return int(stats(client)["store"]["blob_reads"])
+    """Blobs that came from the store. What it was asked for as the disk took long is not among them: see hedged."""
+    reasons = stats(client)["engine"]["read_reasons"]
+    return sum(reasons.values()) - int(reasons.get("hedge", 0))
+
+
+def hedged(client: fl.FlightClient) -> int:
+    """Blobs that the store brought as the disk took long."""
+    return int(stats(client)["engine"]["read_reasons"].get("hedge", 0))
 
 
 def fill(client: fl.FlightClient, files: dict[str, bytes]) -> None:
@@ -276,7 +283,8 @@ def test_warm_and_then_nothing_is_read_from_the_store(
         reads = read_from_store(client)
         epoch(client, files, seed=5, number=2, split="train")
         assert read_from_store(client) == reads
-        assert stats(client)["engine"]["spill_reads"] == TRAIN
+        spilled = stats(client)["engine"]["spill_reads"]
+        assert spilled <= TRAIN <= spilled + hedged(client)  # both may have brought one
 
         # Once more fetches what is new.
         *_, last = act(client, "warm", dataset="photos", columns=["image"])
