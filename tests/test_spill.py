@@ -86,8 +86,8 @@ def spill(client: fl.FlightClient) -> dict[str, Any]:
 
 def read_from_store(client: fl.FlightClient) -> int:
     """Blobs that came from the store. What it was asked for as the disk took long is not among them: see hedged."""
-    reasons = stats(client)["engine"]["read_reasons"]
-    return sum(reasons.values()) - int(reasons.get("hedge", 0))
+    reasons: dict[str, int] = stats(client)["engine"]["read_reasons"]
+    return sum(reasons.values()) - reasons.get("hedge", 0)
 
 
 def hedged(client: fl.FlightClient) -> int:
