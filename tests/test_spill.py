@@ -280,9 +280,11 @@ def test_warm_and_then_nothing_is_read_from_the_store(
     assert done["there"] == done["failed"] == 0
     with fl.connect(node.url) as client:
         assert done["bytes"] == spill(client)["bytes"]
-        reads = read_from_store(client)
+        before, reads = spill(client), read_from_store(client)
         epoch(client, files, seed=5, number=2, split="train")
         assert read_from_store(client) == reads
+        after = spill(client)
+        assert (after["hits"] - before["hits"], after["misses"] - before["misses"]) == (TRAIN, 0)
         spilled = stats(client)["engine"]["spill_reads"]
         assert spilled <= TRAIN <= spilled + hedged(client)  # both may have brought one
 

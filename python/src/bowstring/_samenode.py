@@ -36,21 +36,16 @@ _MOST_RECORDS = 256  # of a message to the server
 class _Lease:
     """A slot that this process has. When nothing refers to it any more, the server is told."""
 
-    __slots__ = ("_files", "_forks", "_number", "_refers", "_ring")
+    __slots__ = ("_forks", "_number", "_refers", "_ring")
 
     def __init__(self, ring: Ring, number: int, refers: bool = False) -> None:
         self._ring = ring
         self._number = number
         self._forks = ring.forks
         self._refers = refers
-        self._files: list[dict[int, _Mapped]] = []
         ring.leases += 1
         if refers:
             ring.referring.add(number)
-
-    def keep(self, files: dict[int, _Mapped]) -> None:
-        """Files that the slot refers to stay mapped as long as it is had."""
-        self._files.append(files)
 
     def __del__(self) -> None:
         if self._forks == self._ring.forks:
@@ -184,17 +179,17 @@ class Ring:
         return self._files[number]
 
     def referred(self, lease: _Lease, table: tuple[int, int]) -> list[pa.Buffer]:
-        """The blobs that lie in files, each a buffer that keeps the slot, which keeps the files' mappings."""
+        """The blobs that lie in files, each a buffer that keeps the slot and the files' mappings."""
         entries = np.frombuffer(self.buffer(lease, *table), "<i8").reshape(-1, 3).tolist()
         files = {number: self._file(number) for number in {entry[0] for entry in entries}}
-        lease.keep(files)
+        holder = files, lease
         buffers = []
         foreign = pa.foreign_buffer
         for number, offset, length in entries:
             mapped = files[number]
             if not 0 <= offset <= offset + length <= mapped.length:
                 raise OSError(f"the server names {length} bytes at {offset} of a file of {mapped.length}")
-            buffers.append(foreign(mapped.address + offset, length, lease))
+            buffers.append(foreign(mapped.address + offset, length, holder))
         return buffers
 
     def buffer(self, lease: _Lease, offset: int, length: int) -> pa.Buffer:
