@@ -24,8 +24,11 @@ func (c *counting) Names(ctx context.Context) (names []string, err error) {
 // Snapshot counts, and asks first.
 func (c *counting) Snapshot(ctx context.Context, dataset string, number int64) (*schema.Snapshot, error) {
 	c.asked.Add(1)
-	if c.ask != nil {
-		if err := c.ask(ctx); err != nil {
+	c.mu.Lock()
+	ask := c.ask
+	c.mu.Unlock()
+	if ask != nil {
+		if err := ask(ctx); err != nil {
 			return nil, err
 		}
 	}

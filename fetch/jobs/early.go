@@ -12,10 +12,6 @@ import (
 // ErrSuperseded says that a job that was opened early is not of the snapshot that its request means.
 var ErrSuperseded = errors.New("the snapshot is not the one that is meant")
 
-// worthwhile is how long the catalog has to take for an answer that a job does not wait for. One that answers
-// sooner costs less than reading what nobody wants would, where the answer is another one.
-const worthwhile = 5 * time.Millisecond
-
 // question is what the catalog is asked while a job that was opened early is at work already.
 type question struct {
 	cancel context.CancelFunc
@@ -73,7 +69,7 @@ func (j *Job) Early() bool { return j.asked != nil }
 func (c *snapshotCache) early(ctx context.Context, dataset string, number int64) (*openSnapshot, *question) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.closed || c.took < worthwhile {
+	if c.closed || c.took < c.worthwhile {
 		return nil, nil
 	}
 	s := c.byKey[snapshotKey{dataset, number}]

@@ -16,7 +16,7 @@ import (
 // slowly makes the catalog of a fixture one that takes long, and has the newest snapshot of d asked for once.
 func (f *fixture) slowly(t *testing.T) {
 	t.Helper()
-	f.store.ask = func(context.Context) error { time.Sleep(10 * time.Millisecond); return nil }
+	f.store.askFirst(func(context.Context) error { time.Sleep(10 * time.Millisecond); return nil })
 	f.open(t, schema.Request{Dataset: "d"}).Close()
 }
 
@@ -40,7 +40,7 @@ func TestOpenEarly(t *testing.T) {
 	f.put(t, "d", 10)
 	f.slowly(t)
 	asked, gate := make(chan struct{}, 1), make(chan struct{})
-	f.store.ask = func(context.Context) error { asked <- struct{}{}; <-gate; return nil }
+	f.store.askFirst(func(context.Context) error { asked <- struct{}{}; <-gate; return nil })
 	j := f.early(t, schema.Request{Dataset: "d"}, 1)
 	<-asked
 	gone, cancel := context.WithCancelCause(t.Context())
@@ -63,13 +63,13 @@ func TestOpenEarlyNumbered(t *testing.T) {
 	f.put(t, "d", 10)
 	f.slowly(t)
 	gate := make(chan struct{})
-	f.store.ask = func(context.Context) error {
+	f.store.askFirst(func(context.Context) error {
 		select {
 		case <-gate:
 		case <-time.After(50 * time.Millisecond): // the belief may end while a job is opened, which asks then itself
 		}
 		return nil
-	}
+	})
 	gone, cancel := context.WithCancelCause(t.Context())
 	cancel(errGone)
 	for {
@@ -100,7 +100,7 @@ func TestSuperseded(t *testing.T) {
 			}
 		}, also: schema.ErrNotFound},
 		"the catalog fails": {change: func(_ *testing.T, f *fixture) {
-			f.store.ask = func(context.Context) error { return broken }
+			f.store.askFirst(func(context.Context) error { return broken })
 		}, also: broken},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -119,12 +119,15 @@ func TestSuperseded(t *testing.T) {
 // TestNotEarly: nothing is opened early where the catalog answers soon, where the snapshot is in doubt, and where the
 // request does not fit the snapshot that is probably meant.
 func TestNotEarly(t *testing.T) {
-	f := newFixture(t, jobs.Options{}, admission.Limits{})
+	f := newFixture(t, jobs.Options{Worthwhile: time.Hour}, admission.Limits{})
 	f.put(t, "d", 10)
-	f.open(t, schema.Request{Dataset: "d"}).Close()
+	f.slowly(t)
 	f.put(t, "d", 20)
 	f.early(t, schema.Request{Dataset: "d"}, 2)
 
+	f = newFixture(t, jobs.Options{}, admission.Limits{})
+	f.put(t, "d", 10)
+	f.put(t, "d", 20)
 	f.slowly(t)
 	f.put(t, "d", 30)
 	list := schema.SelectionRef{Positions: []int64{25}} // the one before ends at 20
@@ -140,7 +143,7 @@ func TestEarlyEnds(t *testing.T) {
 	f := newFixture(t, jobs.Options{}, admission.Limits{})
 	f.put(t, "d", 10)
 	f.slowly(t)
-	f.store.ask = func(ctx context.Context) error { <-ctx.Done(); return context.Cause(ctx) }
+	f.store.askFirst(func(ctx context.Context) error { <-ctx.Done(); return context.Cause(ctx) })
 	f.early(t, schema.Request{Dataset: "d"}, 1).Close()
 	j := f.early(t, schema.Request{Dataset: "d"}, 1)
 	f.Close() // or the test hangs
@@ -148,7 +151,7 @@ func TestEarlyEnds(t *testing.T) {
 		t.Errorf("a job that was open then is confirmed with %v", err)
 	}
 	j.Close()
-	f.store.ask = nil
+	f.store.askFirst(nil)
 	if _, err := f.OpenEarly(t.Context(), schema.Request{Dataset: "d"}); !errors.Is(err, schema.ErrUnavailable) {
 		t.Errorf("after Close a job is opened early: %v", err)
 	}

@@ -28,6 +28,9 @@ type Options struct {
 	Resident int64
 	// ReadPage reads a blob of a manifest, which may be kept for its place. Default is what reads other blobs.
 	ReadPage manifest.ReadFunc
+	// Worthwhile is how long the catalog has to take for an answer that OpenEarly does not wait for. One that answers
+	// sooner costs less than reading what nobody wants would, where the answer is another one. Default 5 ms.
+	Worthwhile time.Duration
 	// Layouts says which node owns what. Default: those of a server that is in no cluster.
 	Layouts Layouts
 	// Kinds compiles the operators of requests. Default: there are none.
@@ -43,6 +46,9 @@ func (o *Options) EnsureDefaults() {
 	}
 	if o.SelectionLifetime == 0 {
 		o.SelectionLifetime = 30 * 24 * time.Hour
+	}
+	if o.Worthwhile == 0 {
+		o.Worthwhile = 5 * time.Millisecond
 	}
 	if o.Layouts == nil {
 		o.Layouts = lone{}
@@ -61,6 +67,9 @@ func (o *Options) Validate() error {
 	if o.SelectionLifetime < 0 {
 		return fmt.Errorf("%w: SelectionLifetime is %s; want a time, or 0 for the default", schema.ErrInvalid,
 			o.SelectionLifetime)
+	}
+	if o.Worthwhile < 0 {
+		return fmt.Errorf("%w: Worthwhile is %s; want a time, or 0 for the default", schema.ErrInvalid, o.Worthwhile)
 	}
 	return nil
 }

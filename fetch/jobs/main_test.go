@@ -41,8 +41,17 @@ type fixture struct {
 type counting struct {
 	store.Store
 	begun, renewed, asked atomic.Int64
-	listed                func()                      // called when its names were listed, if not nil
-	ask                   func(context.Context) error // called before it is asked for a snapshot, if not nil
+	listed                func() // called when its names were listed, if not nil
+
+	mu  sync.Mutex
+	ask func(context.Context) error // called before it is asked for a snapshot, if not nil; guarded by mu
+}
+
+// askFirst has ask called before the store is asked for a snapshot.
+func (c *counting) askFirst(ask func(context.Context) error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ask = ask
 }
 
 func (c *counting) Begin(ctx context.Context, dataset string) (store.Ingest, error) {

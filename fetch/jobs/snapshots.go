@@ -50,10 +50,11 @@ func (s *openSnapshot) Release() { s.cache.release(s) }
 
 // snapshotCache keeps manifests open while somebody uses them, and a few more.
 type snapshotCache struct {
-	store   store.Store
-	pages   *manifest.Cache
-	maxIdle int
-	opening computations[*openSnapshot]
+	store      store.Store
+	pages      *manifest.Cache
+	maxIdle    int
+	opening    computations[*openSnapshot]
+	worthwhile time.Duration // as Options say
 
 	// of jobs that were opened early; grows under mu only while not closed
 	questions sync.WaitGroup
@@ -70,7 +71,7 @@ type snapshotCache struct {
 
 func (c *snapshotCache) init(store store.Store, pages *manifest.Cache, opts Options) {
 	c.store, c.pages, c.maxIdle, c.opening.logger = store, pages, opts.IdleSnapshots, opts.Logger
-	c.byKey = map[snapshotKey]*openSnapshot{}
+	c.worthwhile, c.byKey = opts.Worthwhile, map[snapshotKey]*openSnapshot{}
 	c.closing, c.end = context.WithCancel(context.Background())
 }
 
