@@ -97,6 +97,24 @@ func TestComputationHoldsSnapshot(t *testing.T) {
 	}
 }
 
+// After Close no job is opened, also on a snapshot that is open for another one.
+func TestNoneAfterClose(t *testing.T) {
+	f := newFixture(t, jobs.Options{}, admission.Limits{})
+	f.put(t, "d", 10)
+	held := f.open(t, schema.Request{Dataset: "d"})
+	f.Close()
+	for _, number := range []int64{0, 1} {
+		j, err := f.Open(t.Context(), schema.Request{Dataset: "d", Snapshot: number})
+		if !errors.Is(err, schema.ErrUnavailable) {
+			t.Errorf("after Close a job on snapshot %d is opened: %v", number, err)
+		}
+		if err == nil {
+			j.Close()
+		}
+	}
+	held.Close()
+}
+
 // Callers come and go while expressions are evaluated and bytes added up, and the
 // snapshots that they read are dropped and collected. A page that is unmapped
 // under one of them would end the process.

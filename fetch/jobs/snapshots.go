@@ -86,8 +86,11 @@ func (c *snapshotCache) get(ctx context.Context, dataset string, number int64) (
 		return s, nil
 	}
 	c.mu.Lock()
-	doubts := c.doubts
+	doubts, closed := c.doubts, c.closed
 	c.mu.Unlock()
+	if closed {
+		return nil, errClosing()
+	}
 	snap, err := c.store.Snapshot(ctx, dataset, number)
 	if err != nil {
 		return nil, err
@@ -127,12 +130,12 @@ type answer struct {
 }
 
 // shared takes a hold of a snapshot that is open, and believed to be there at
-// that time; from now on it is as the answer says. Otherwise it returns nil.
+// that time; from now on it is as the answer says. Otherwise, and once closed, it returns nil.
 func (c *snapshotCache) shared(key snapshotKey, at time.Time, there answer) *openSnapshot {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.byKey[key]
-	if s == nil || s.believed.Before(at) {
+	if s == nil || c.closed || s.believed.Before(at) {
 		return nil
 	}
 	c.believeLocked(s, there)
