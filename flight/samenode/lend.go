@@ -47,6 +47,9 @@ func (s *Slot) Refer(file *os.File, limit int64) (number uint64, ok bool) {
 	i := slices.IndexFunc(r.files, func(f *lentFile) bool { return f.file == file })
 	if i < 0 {
 		if !r.hand(file, limit) {
+			r.mu.Lock()
+			r.copied++
+			r.mu.Unlock()
 			return 0, false
 		}
 		i = len(r.files) - 1

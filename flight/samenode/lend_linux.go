@@ -31,9 +31,8 @@ func handOver(c *net.UnixConn, message []byte, file *os.File) error {
 	}
 	rights := unix.UnixRights(int(read.Fd()))
 	var sent error
-	err = raw.Write(func(fd uintptr) bool {
+	err = raw.Control(func(fd uintptr) { // no Write: the connection has the deadline that the ring was handed over by
 		sent = unix.Sendmsg(int(fd), message, rights, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
-		return true
 	})
 	return errors.Join(err, sent)
 }

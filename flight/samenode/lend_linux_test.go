@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -144,6 +145,25 @@ func TestFilesCanOnlyBeRead(t *testing.T) {
 	}
 }
 
+// A client is handed files for as long as it is there, long after the time that it had to take its ring.
+func TestFilesAreHandedOverLate(t *testing.T) {
+	_, c, r := referring(t)
+	defer r.Leave()
+	if err := r.conn.SetWriteDeadline(time.Now().Add(-time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	slot := slotOf(t, r)
+	defer slot.Drop()
+	if _, ok := slot.Refer(aFile(t, ""), 1); !ok {
+		t.Fatal("the file cannot be had")
+	}
+	h, fd := handedOver(t, c)
+	_ = unix.Close(fd)
+	if h.File != 1 {
+		t.Errorf("the client was told %+v", h)
+	}
+}
+
 // A client that takes nothing of what it is handed keeps nobody waiting: it gets copies.
 func TestWhoTakesNothingGetsNoMore(t *testing.T) {
 	_, c, r := referring(t)
@@ -156,6 +176,9 @@ func TestWhoTakesNothingGetsNoMore(t *testing.T) {
 	}
 	if n > maxFiles {
 		t.Errorf("%d files were handed over, want %d at most", n, maxFiles)
+	}
+	if r.copied != 1 {
+		t.Errorf("%d batches are said to be copied, want 1", r.copied)
 	}
 	slot.Drop()
 	r.Leave()

@@ -17,7 +17,7 @@ type pins struct {
 	node     *pinned       // of all rings
 	pinned   int64         // now
 	referred int64         // bytes ever
-	copied   int64         // batches that could not be referred to, as too much was pinned
+	copied   int64         // batches that could not be referred to, as too much was pinned, or for want of a file
 	loose    []schema.Blob // to be released when mu is given up
 }
 

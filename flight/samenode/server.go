@@ -68,7 +68,7 @@ type Stats struct {
 
 	Pinned   int64 `json:"pinned"`   // bytes of blobs that slots refer to
 	Referred int64 `json:"referred"` // bytes ever that were referred to, and not sent by a ring
-	Copied   int64 `json:"copied"`   // batches that were copied to a ring, as too much was pinned
+	Copied   int64 `json:"copied"`   // batches that were copied: too much was pinned, or a file could not be had
 }
 
 // Listen makes the socket and serves it until Close.

@@ -130,7 +130,7 @@ var (
 		"while a batch waited for room.")
 	ringPinned   = gauge("samenode_pinned_bytes", "Bytes of blobs that clients on this node read where they lie.")
 	ringReferred = counter("samenode_referred_bytes_total", "Bytes that clients were referred to, and were not sent.")
-	ringCopied   = counter("samenode_copied_total", "Batches that were copied to a ring, as too much was pinned.")
+	ringCopied   = counter("samenode_copied_total", "Batches that were copied to a ring, as too much was pinned, or as the client could not be handed a file.")
 
 	ringInline = counter("samenode_inline_total", "Batches that went by TCP as their ring had no room.")
 

@@ -61,7 +61,7 @@ type SameNode struct {
 	Abandoned   int64   `json:"abandoned"`    // rings, likewise
 	Pinned      int64   `json:"pinned_bytes"` // of blobs that clients read where they lie
 	ReferPerSec float64 `json:"referred_bytes_per_s"`
-	CopiedPerS  float64 `json:"copied_per_s"` // batches that were copied as too much was pinned
+	CopiedPerS  float64 `json:"copied_per_s"` // batches that were copied though they might have been referred to
 }
 
 // Tenant is what is done on an account.
