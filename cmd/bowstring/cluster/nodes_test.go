@@ -153,9 +153,9 @@ type nodes struct {
 type clusterOptions struct {
 	key, wrongKey []byte // of the cluster, and what node 0 sends instead
 	through       func(addr string) string
-	patience      time.Duration
-	spillBytes    int64 // 0 for plenty
-	keepFree      int64 // of the disk; 0 for as good as nothing
+	patience      time.Duration // with nodes that say nothing; 0 for more than a busy machine needs
+	spillBytes    int64         // 0 for plenty
+	keepFree      int64         // of the disk; 0 for as good as nothing
 }
 
 // newNodes starts n nodes over a store, named "a", "b" and so on.
@@ -226,7 +226,8 @@ func (c *nodes) start(s store.Store, name string, names []string, i int, o clust
 		key = o.wrongKey
 	}
 	n.tier, err = peers.New(peers.Options{
-		Directory: n.dir, SnapshotName: n.spill.DatasetName, Patience: o.patience, Logger: log,
+		Directory: n.dir, SnapshotName: n.spill.DatasetName, Logger: log,
+		Patience: cmp.Or(o.patience, time.Minute),
 		Dial: func(name string) (peers.Link, error) {
 			c.mu.Lock()
 			addr := c.addr[name]
