@@ -10,6 +10,7 @@ import (
 	"math"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -146,7 +147,18 @@ func (s *Store) connectFault(ctx context.Context, err error) error {
 	case strings.Contains(text, "assword") || strings.Contains(text, "uthentic"):
 		return rejected(err, doing, where)
 	}
-	return classify(err, doing, where, s.config)
+	fault := classify(err, doing, where, s.config)
+	if s.config.TLS && s.config.Cert == "" && cutOff(text) {
+		return fmt.Errorf("%w; if the servers want a certificate: the parameters cert and key", fault)
+	}
+	return fault
+}
+
+// cutOff reports whether a connection was ended, and nothing was heard of why. A server that misses a certificate says
+// so and ends the connection; who writes meanwhile may learn of the end alone.
+func cutOff(text string) bool {
+	return slices.ContainsFunc([]string{"no response to connection startup", "connection reset by peer", "broken pipe"},
+		func(end string) bool { return strings.Contains(text, end) })
 }
 
 // pair is an interval of tokens, open at its start and closed at its end.
