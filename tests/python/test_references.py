@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,14 @@ def test_a_batch_holds_its_own_bytes_alone(shared: Node) -> None:
         assert size <= image.nbytes < size + 100_000
         assert digests(pickle.loads(pickle.dumps(batch))) == digests(batch)
         assert image.cast(pa.large_binary()).to_pylist() == image.to_pylist()
+
+
+def test_who_has_been_there_for_long_is_handed_files(shared: Node) -> None:
+    client = bowstring.connect(shared.url)
+    assert {way for _, way in ways(photos(client).batches(16))} == {"shared"}  # by a ring, and no file
+    time.sleep(1.2)  # more than the server gives a client for taking a ring
+    assert {way for _, way in ways(photos(client).batches(16, references=True))} == {"referenced"}
+    assert rings(client)["rings"] == 1
 
 
 def test_who_keeps_everything_gets_the_rest_copied(shared: Node) -> None:
