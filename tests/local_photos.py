@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from typing import Any
 
 import bowstring
 import pyarrow as pa
+from bowstring._samenode import Ring
 
 Seen = dict[int, str]
 
@@ -29,3 +31,16 @@ def digests(batch: pa.RecordBatch) -> Seen:
 def rings(client: bowstring.Client) -> dict[str, int]:
     found: dict[str, int] = client.stats()["samenode"]
     return found
+
+
+def a_ring(client: bowstring.Client) -> Ring:
+    assert client.ring() is not None  # asks for the socket
+    ring = client.rings.borrow()
+    assert ring is not None
+    return ring
+
+
+def ways(batches: bowstring.Batches) -> Iterator[tuple[pa.RecordBatch, str]]:
+    for batch in batches:
+        assert batches.place is not None
+        yield batch, batches.place["transport"]

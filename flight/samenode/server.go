@@ -234,7 +234,7 @@ func (s *Server) serve(c *net.UnixConn) {
 			if r.lapse(s.opts.Lease) {
 				s.opts.Logger.Warn("a client on this node says nothing while a batch waits for room in its shared "+
 					"memory; it gets what follows by TCP", "uid", uid, "lease", s.opts.Lease)
-				_ = c.CloseWrite() // so that it asks for another ring when it wakes
+				_ = c.CloseWrite() // so that its next stream asks for another ring
 			}
 			continue
 		}

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ import pyarrow as pa
 import pytest
 from bowstring._views import with_views
 from conftest import StartNode
-from local_photos import Seen, digests, photos, rings
+from local_photos import Seen, digests, photos, rings, ways
 from node import Node
 from wire import until
 
@@ -58,12 +57,6 @@ def far(imported: Path, binary: Path, tmp_path: Path) -> Iterator[StartFar]:
     yield begin
     for own in started:
         own.kill()
-
-
-def ways(batches: bowstring.Batches) -> Iterator[tuple[pa.RecordBatch, str]]:
-    for batch in batches:
-        assert batches.place is not None
-        yield batch, batches.place["transport"]
 
 
 def by_tcp(node: Node, monkeypatch: pytest.MonkeyPatch) -> Seen:
@@ -112,14 +105,6 @@ def test_a_batch_holds_its_own_bytes_alone(shared: Node) -> None:
         assert size <= image.nbytes < size + 100_000
         assert digests(pickle.loads(pickle.dumps(batch))) == digests(batch)
         assert image.cast(pa.large_binary()).to_pylist() == image.to_pylist()
-
-
-def test_who_has_been_there_for_long_is_handed_files(shared: Node) -> None:
-    client = bowstring.connect(shared.url)
-    assert {way for _, way in ways(photos(client).batches(16))} == {"shared"}  # by a ring, and no file
-    time.sleep(1.2)  # more than the server gives a client for taking a ring
-    assert {way for _, way in ways(photos(client).batches(16, references=True))} == {"referenced"}
-    assert rings(client)["rings"] == 1
 
 
 def test_who_keeps_everything_gets_the_rest_copied(shared: Node) -> None:

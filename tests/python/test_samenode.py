@@ -20,7 +20,7 @@ import pytest
 from bowstring import _fork
 from bowstring._samenode import Ring
 from conftest import StartNode
-from local_photos import Seen, digests, photos, rings
+from local_photos import Seen, a_ring, digests, photos, rings
 from node import Node
 from wire import until
 
@@ -206,13 +206,6 @@ def test_what_comes_as_the_process_forks_comes_again(shared: Node) -> None:
         for batch in batches:
             seen.extend(digests(batch))
     assert sorted(seen) == list(range(300))
-
-
-def a_ring(client: bowstring.Client) -> Ring:
-    assert client.ring() is not None  # asks for the socket
-    ring = client.rings.borrow()
-    assert ring is not None
-    return ring
 
 
 def test_a_slot_is_taken_before_its_call_ends(shared: Node) -> None:

@@ -1,4 +1,4 @@
-"""The thread that looks after connections which nobody reads at the moment.
+"""The thread that looks after connections which nobody reads at the moment, and memory that servers share.
 
 A server asks now and then whether its client is still there, and takes one for dead whose socket stays full. So where a
 consumer has not come for some seconds, what has arrived is taken in, as far as the server may send ahead.
@@ -7,6 +7,7 @@ consumer has not come for some seconds, what has arrived is taken in, as far as 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -30,6 +31,23 @@ class Kept(Protocol):
 
     def drop(self) -> None:
         """Close it in this process, a forked child. It goes on in the parent."""
+
+
+class Tended:
+    """Something else that is looked at now and then, whoever uses it meanwhile."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.looked = -math.inf
+
+    def catch_up(self) -> None:
+        """Do what is to be done now and then, at any time beside those who use it."""
+
+    def settle(self) -> None:
+        """Nothing has waited for `lock`."""
+
+    def drop(self) -> None:
+        """Nothing is to be done in a child."""
 
 
 class _Keeper:

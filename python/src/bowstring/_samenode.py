@@ -11,6 +11,7 @@ import array
 import collections
 import contextlib
 import ctypes
+import errno
 import json
 import mmap
 import os
@@ -21,14 +22,16 @@ import sys
 import threading
 import weakref
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
 
+from bowstring import _keeper
+from bowstring.errors import Unavailable
+
 _RECORD = struct.Struct("<B7xQ")
 _TAKEN, _RELEASED, _ENDED = 1, 2, 3
-_VERSION = 1
+VERSION = 1
 _PATIENCE = 2.0  # seconds for the server to hand a ring over, or to take what it is told
 _MOST_RECORDS = 256  # of a message to the server
 
@@ -91,14 +94,17 @@ if sys.platform == "linux":
     _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
-class Ring:
+class Ring(_keeper.Tended):
     """Memory shared by one server with this process. It is used by one stream at a time.
 
     The mapping lives as long as anything refers to it, whatever becomes of the server.
     """
 
     def __init__(self, path: str, server: str) -> None:
+        super().__init__()
         self.leases = 0  # slots that this process has
+        self.rested = 0.0  # since when no stream has it, by the monotonic clock
+        self.whole = True  # nothing was lost of what the server has handed over, which it does once
         self.forks = 0  # how often it forked while it had some
         self.referring: set[int] = set()  # slots that this process has, from before a fork too, which refer to files
         self._files: dict[int, _Mapped] = {}
@@ -116,7 +122,7 @@ class Ring:
             greeting, descriptors = _received(self._socket)
             said = greeting or {}
             try:
-                if said.get("version") != _VERSION or said.get("server") != server:
+                if said.get("version") != VERSION or said.get("server") != server:
                     raise OSError(f"another server listens on {path}")
                 if "ring" not in said or len(descriptors) != 1:
                     raise OSError(str(said.get("error", "the server shares no memory")))
@@ -133,6 +139,12 @@ class Ring:
         except BaseException:
             self._socket.close()
             raise
+        _keeper.keep(self)
+
+    def catch_up(self) -> None:
+        """Tell the server what is unsaid. Nothing else may come to be said for long."""
+        if self._pid == os.getpid():
+            self._tell()
 
     def begin(self) -> str:
         """The header of the next call."""
@@ -157,7 +169,12 @@ class Ring:
 
     def _hear(self) -> bool:
         """Take a file that the server has handed over. False if it has ended its side; BlockingIOError if none came."""
-        said, descriptors = _received(self._socket, socket.MSG_DONTWAIT)
+        whole, self.whole = self.whole, False  # also where a signal comes between
+        try:
+            said, descriptors = _received(self._socket, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            self.whole = whole
+            raise
         try:
             if said is None:
                 return False
@@ -166,16 +183,24 @@ class Ring:
             for gone in said.get("forget", ()):
                 self._files.pop(gone, None)
             self._files[said["file"]] = _Mapped(descriptors[0], said["bytes"])
+            self.whole = whole
             return True
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
 
     def _file(self, number: int) -> _Mapped:
-        """A file that the server has handed over, before it said what lies there."""
-        while number not in self._files:
-            if not self._hear():
-                raise OSError("the server is gone before it has handed over what it names")
+        """A file that the server has handed over, before it said what lies there.
+
+        Where this process could not take it, the ring is of no more use to streams.
+        """
+        try:
+            while number not in self._files:
+                if not self._hear():
+                    raise OSError("the server is gone before it has handed over what it names")  # noqa: TRY301
+        except OSError as error:
+            self.whole = False
+            raise Unavailable(f"a file of the server's cannot be read here: {error.strerror or error}") from error
         return self._files[number]
 
     def referred(self, lease: _Lease, table: tuple[int, int]) -> list[pa.Buffer]:
@@ -237,14 +262,14 @@ class Ring:
 
     @property
     def alive(self) -> bool:
-        """Whether the server has the ring still, and this process made it."""
+        """Whether the server has the ring still, and this process made it, and has all that was handed over."""
         if self._pid != os.getpid():
             return False
         try:
-            while self._hear():  # of a stream that has ended before it used that
+            while self.whole and self._hear():  # of a stream that has ended before it used that
                 pass
         except BlockingIOError:
-            return True
+            return self.whole
         except OSError:
             pass
         return False
@@ -263,11 +288,13 @@ class Ring:
 def _received(connected: socket.socket, flags: int = 0) -> tuple[dict[str, Any] | None, list[int]]:
     """A message of the server's, None at the end, and the descriptors that come with it."""
     size = array.array("i").itemsize
-    message, ancillary, _, _ = connected.recvmsg(4096, socket.CMSG_SPACE(size), socket.MSG_CMSG_CLOEXEC | flags)
+    message, ancillary, lost, _ = connected.recvmsg(4096, socket.CMSG_SPACE(size), socket.MSG_CMSG_CLOEXEC | flags)
     descriptors = array.array("i")
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(data[: len(data) - len(data) % size])
+    if lost & socket.MSG_CTRUNC and not descriptors:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     if not message:
         return None, list(descriptors)
     try:
@@ -301,85 +328,3 @@ def _in_child() -> None:
 
 
 os.register_at_fork(before=_before_fork, after_in_child=_in_child)
-
-
-class Rings:
-    """The rings of a process that no stream has at the moment, for the server of one connection."""
-
-    KEPT = 4  # rings without a stream
-
-    def __init__(self) -> None:
-        # A deque and no lock: streams give rings back from the collector, too, and a child has nobody to unlock it.
-        self._free: collections.deque[Ring] = collections.deque()
-        self._server: tuple[str, str] | None = None  # the socket and the server's name
-        self._asked = False
-
-    def known(self, answer: list[dict[str, Any]]) -> bool:
-        """What the server has answered when asked for its socket. Whether that is new."""
-        before, self._asked = self._server, True
-        for said in answer:
-            if said.get("version") == _VERSION:
-                self._server = said["socket"], said["server"]
-        return self._server != before
-
-    @property
-    def asked(self) -> bool:
-        """Whether the server was asked for its socket."""
-        return self._asked
-
-    def borrow(self) -> Ring | None:
-        """A ring for a stream; None where the server has none to give, or is on another node."""
-        if self._server is None:
-            return None
-        with contextlib.suppress(IndexError):  # there is none
-            while True:
-                ring = self._free.pop()
-                if ring.alive:
-                    return ring
-                ring.close()
-        path, server = self._server
-        try:
-            return Ring(os.environ.get("BOWSTRING_LOCAL") or path, server)
-        except OSError:
-            self._asked = False  # it may be another server by now
-            return None
-
-    def back(self, ring: Ring) -> None:
-        """A stream has ended that had a ring."""
-        ring.end()
-        # A connection that was closed meanwhile, or has moved to another server, needs none.
-        if ring.forks or self._server is None or len(self._free) >= self.KEPT:
-            ring.close()
-        else:
-            self._free.append(ring)
-
-    def close(self) -> None:
-        """Give the rings back that no stream has, and ask the server anew when there is a stream."""
-        self._server, self._asked = None, False
-        with contextlib.suppress(IndexError):  # all are given back
-            while True:
-                self._free.pop().close()
-
-
-def here(uri: str) -> bool:
-    """Whether the server at a URI may be on this node: by its address, or as BOWSTRING_LOCAL names its socket.
-
-    `BOWSTRING_LOCAL=off` says that it is not.
-    """
-    said = os.environ.get("BOWSTRING_LOCAL", "")
-    if said == "off" or sys.platform != "linux":
-        return False
-    if said:
-        return True
-    parts = urlsplit(uri)
-    if parts.scheme == "grpc+unix":
-        return True
-    try:
-        found = socket.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_DGRAM)
-    except OSError:
-        return False
-    for family, kind, protocol, _, address in found:
-        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
-            probe.bind((address[0], 0, *address[2:]))  # possible where the address is this machine's alone
-            return True
-    return False

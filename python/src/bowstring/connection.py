@@ -15,10 +15,12 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from bowstring import _doget, _fork, _samenode
+from bowstring import _doget, _fork
+from bowstring._rings import Rings, here
+from bowstring._samenode import Ring
 from bowstring._tls import Tls
 from bowstring._wire import decoded, keep_forever
-from bowstring.errors import BowstringError, Unavailable, translate
+from bowstring.errors import BowstringError, LimitExceeded, Unavailable, translate
 
 if TYPE_CHECKING:
     from typing import Self
@@ -44,8 +46,8 @@ class Opened:
 
     reader: Any
     uri: str
-    ring: _samenode.Ring | None
-    rings: _samenode.Rings  # that the ring is of
+    ring: Ring | None
+    rings: Rings  # that the ring is of
 
     def leave(self) -> None:
         """Give the ring back, if there is one. What came by it stays."""
@@ -99,7 +101,7 @@ class Connection:
         self._mark = 0  # of its sockets
         self._pid = os.getpid()
         self._door: _doget.Door | None = None  # that streams were last opened by
-        self.rings = _samenode.Rings()
+        self.rings = Rings()
 
     def __repr__(self) -> str:
         return f"<bowstring.{type(self).__name__} {self.uri}>"
@@ -113,7 +115,7 @@ class Connection:
         self._flight = None
         self._pid = os.getpid()
         self._door = None
-        self.rings = _samenode.Rings()
+        self.rings = Rings()
 
     def __enter__(self) -> Self:
         return self
@@ -151,7 +153,7 @@ class Connection:
         self.uri, self._flight = uri, None
         self._shut()
         self.rings.close()
-        self.rings = _samenode.Rings()
+        self.rings = Rings()
 
     def close(self) -> None:
         """Close this process's connection. The next call makes a new one."""
@@ -263,7 +265,7 @@ class Connection:
             del flight
             _fork.end(call)
 
-    def ring(self) -> _samenode.Ring | None:
+    def ring(self) -> Ring | None:
         """Memory that the server shares with this process, for a stream; None where it is on another node."""
         return self._lent(self.uri, self.rings)
 
@@ -275,20 +277,24 @@ class Connection:
             rings.back(ring)
         return ring is not None
 
-    def _lent(self, uri: str, rings: _samenode.Rings) -> _samenode.Ring | None:
-        if not rings.asked:
-            self._ask(uri, rings)
+    def _lent(self, uri: str, rings: Rings) -> Ring | None:
+        if not rings.asked and self._ask(uri, rings) is None:
+            return None
         ring = rings.borrow()
         if ring is None and not rings.asked and self._ask(uri, rings):  # the server has been started again
             ring = rings.borrow()
         return ring
 
-    def _ask(self, uri: str, rings: _samenode.Rings) -> bool:
-        """Ask the server for its socket. Whether it says anything else than before."""
+    def _ask(self, uri: str, rings: Rings) -> bool | None:
+        """Ask the server for its socket. Whether it says anything else than before; None where it does not answer."""
         answer: list[dict[str, Any]] = []
-        if _samenode.here(uri):
-            with contextlib.suppress(BowstringError):  # an older server
+        if here(uri):
+            try:
                 answer = self.action("samenode")
+            except (Unavailable, LimitExceeded):
+                return None  # it may later
+            except BowstringError:  # an older server
+                pass
         return rings.known(answer)
 
     def options(self, *, stream: bool = False) -> fl.FlightCallOptions:

@@ -123,6 +123,7 @@ class Batches(Iterator[pa.RecordBatch]):
 
     def __next__(self) -> pa.RecordBatch:
         start = time.perf_counter()
+        failed: BowstringError | None = None
         try:
             try:
                 return self._next()  # the usual case, without the machinery for the others
@@ -132,6 +133,7 @@ class Batches(Iterator[pa.RecordBatch]):
                 failed = error
             return retrying(self._connection.retries, failed, self._sleep)(self._next)
         finally:
+            failed = None  # its traceback has this frame, and those that have the batch
             self.waited += time.perf_counter() - start
 
     def _sleep(self, seconds: float) -> None:
@@ -190,7 +192,11 @@ class Batches(Iterator[pa.RecordBatch]):
                     raise ServerError("the server says that blobs lie in memory that this stream has not asked for")
                 batch: pa.RecordBatch = chunk.data
                 if shared is not None and ring is not None:
-                    batch = with_shared(batch, shared, ring, lease)
+                    try:
+                        batch = with_shared(batch, shared, ring, lease)
+                    except Unavailable:  # by another ring it comes again
+                        self._cancel()
+                        raise
                 if self._references:
                     batch = with_views(batch)
                 resume = place.pop("resume")
