@@ -333,6 +333,27 @@ def test_another_server(tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatc
         door.close()
 
 
+def test_a_certificate_that_is_put_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Certificates do not last for long, and processes do."""
+    cert, key = certificate(tmp_path)
+    with Foreign("grpc+tls://127.0.0.1:0", tls_certificates=[(cert, key)]) as server:
+        trusted = tmp_path / "trusted.pem"
+        trusted.write_bytes(certificate(tmp_path)[0])
+        uri, ticket = f"grpc+tls://127.0.0.1:{server.port}", json.dumps({"rows": 10, "chunk": 10}).encode()
+        door = _doget.Door(uri, bowstring.Tls(root_certs=trusted, server_name="data.example"))
+        assert door.get(ticket, []) is None
+        usable = [door.usable]
+        trusted.write_bytes(cert)
+        monkeypatch.setattr(_doget, "_BELIEF", 0.0)
+        usable.append(door.usable)
+        assert usable == [False, True]
+        reader = door.get(ticket, [])
+        assert reader is not None
+        assert reader.read_chunk().data.num_rows == 10
+        reader.cancel()
+        door.close()
+
+
 def test_a_certificate_that_python_does_not_know(tmp_path: Path) -> None:
     """pyarrow, which knows others, has its say; here it knows it as little."""
     cert, key = certificate(tmp_path)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import os
+import math
 import socket
 import ssl
 import struct
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
-from urllib.parse import SplitResult, urlsplit
-from urllib.request import proxy_bypass
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 
 import bowstring
-from bowstring import _landing
+from bowstring import _dial, _landing
 from bowstring._http2 import CONNECT, Filling, Link
 from bowstring._tls import Encrypted, Tls, context
 from bowstring.errors import BowstringError, ServerError, Unavailable
@@ -28,7 +28,7 @@ _HEAD = 16 << 10  # bytes of a message that are looked at before it is known whe
 _FIELDS = 20  # bytes that a field's number and length have at most
 _HEADER, _METADATA, _BODY = 2, 3, 1000  # fields of FlightData
 _KEPT = 4  # connections without a stream
-_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+_BELIEF = 60.0  # seconds for which what was read and found of certificates holds
 
 
 class Chunk(NamedTuple):
@@ -282,7 +282,6 @@ class Door:
 
     Attributes:
         uri: The server's address.
-        usable: Whether streams can be opened by it. Else pyarrow has to: it knows proxies, and other certificates.
     """
 
     def __init__(self, uri: str, tls: Tls | None) -> None:
@@ -290,9 +289,16 @@ class Door:
         self._closed = False
         self.uri = uri
         self._parts = parts = urlsplit(uri)
-        self.usable = _direct(parts)
+        self._direct = _dial.direct(parts)
+        self._doubted = -math.inf  # when Python did not know the server's certificate
         self._tls = (tls or Tls()) if parts.scheme == "grpc+tls" else None
         self._context: ssl.SSLContext | None = None
+        self._read = -math.inf  # when that was made of files
+
+    @property
+    def usable(self) -> bool:
+        """Whether streams can be opened by it. Else pyarrow has to: it knows proxies, and other certificates."""
+        return self._direct and time.monotonic() - self._doubted >= _BELIEF
 
     def get(self, ticket: bytes, headers: list[tuple[bytes, bytes]]) -> Reader | None:
         """Make a call, and wait until the server answers. None where it proves not to be usable."""
@@ -350,50 +356,20 @@ class Door:
 
     def _connected(self) -> socket.socket | Encrypted | None:
         """A connection; None where the server's certificate is not known to Python."""
-        parts = self._parts
         with contextlib.ExitStack() as failing:
             try:
-                if parts.scheme == "grpc+unix":
-                    plain = failing.enter_context(socket.socket(socket.AF_UNIX))
-                    plain.settimeout(CONNECT)
-                    plain.connect(parts.path)
-                else:
-                    plain = socket.create_connection((parts.hostname, parts.port), CONNECT)
-                    failing.enter_context(plain)
-                    _set(plain)
+                plain = failing.enter_context(_dial.connect(self._parts, CONNECT))
                 connected: socket.socket | Encrypted = plain
                 if self._tls is not None:
-                    self._context = self._context or context(self._tls)
-                    connected = Encrypted(plain, self._context, self._tls.server_name or parts.hostname)
+                    if self._context is None or time.monotonic() - self._read >= _BELIEF:
+                        self._context, self._read = context(self._tls), time.monotonic()
+                    connected = Encrypted(plain, self._context, self._tls.server_name or self._parts.hostname)
                 plain.settimeout(None)
             except ssl.SSLCertVerificationError:
-                self.usable = False  # pyarrow has a list of its own of whom to trust
+                # pyarrow has a list of its own of whom to trust. Or a certificate, or a clock, is to be put right.
+                self._doubted = time.monotonic()
                 return None
             except OSError as error:
                 raise Unavailable(f"{self.uri} cannot be reached: {error.strerror or error}") from error
             failing.pop_all()
         return connected
-
-
-def _set(connected: socket.socket) -> None:
-    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a machine may vanish without a word
-    for name, value in ("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 60_000):
-        if hasattr(socket, name):
-            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def _direct(parts: SplitResult) -> bool:
-    """Whether a server is reached by its address alone. `BOWSTRING_HTTP2=off` says that it is not."""
-    if os.environ.get("BOWSTRING_HTTP2") == "off":
-        return False
-    if parts.scheme == "grpc+unix":
-        return True
-    try:
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        return False
-    if host is None or port is None:
-        return False
-    proxied = any(os.environ.get(name) or os.environ.get(name.upper()) for name in _PROXIES)
-    return not proxied or proxy_bypass(host)
