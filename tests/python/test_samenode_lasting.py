@@ -14,7 +14,7 @@ from typing import Any
 
 import bowstring
 import pytest
-from bowstring import _rings, _samenode
+from bowstring import _keeper, _rings, _samenode
 from conftest import StartNode
 from local_photos import Seen, a_ring, digests, photos, rings, ways
 from node import Node
@@ -22,8 +22,10 @@ from wire import until
 
 
 @pytest.fixture
-def shared(start: StartNode, tmp_path: Path) -> Node:
-    """A server whose blobs lie in the files of its embedded store."""
+def shared(start: StartNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    """A server whose blobs lie in the files of its embedded store, and a thread that looks after rings often."""
+    monkeypatch.setattr(_keeper, "LULL", 0.1)
+    monkeypatch.setattr(_keeper, "_keeper", _keeper._Keeper())  # the process's may sleep for long
     return start("--local", str(tmp_path / "socket"), "--local-ring=16MiB", "--local-references")
 
 
