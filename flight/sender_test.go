@@ -39,6 +39,7 @@ func (f *fixture) describing(n int, describe func(*fetch.Batch, waitMetadata) an
 	if err != nil {
 		f.t.Fatal(err)
 	}
+	before := f.engine.Stats().Reads
 	batches, err := f.engine.Stream(fetch.CheckedLate(ctx), job, schema.Ticket{Request: schema.Request{Dataset: "few",
 		Batch: 1}})
 	if err != nil {
@@ -58,6 +59,11 @@ func (f *fixture) describing(n int, describe func(*fetch.Batch, waitMetadata) an
 		ended <- send.all(batches, describe)
 	}()
 	<-h.came
+	// A batch that is not there yet when the one ahead of it is handed over is not made ready beside it.
+	waitFor(f.t, "all to be read", func() bool {
+		st := f.engine.Stats()
+		return st.Reads-before >= int64(n) && st.ReadsInFlight == 0
+	})
 	h.take <- nil
 	return h, ended
 }
