@@ -15,13 +15,23 @@ import (
 
 // held is a stream whose messages are taken one by one, when the test says so.
 type held struct {
-	came chan struct{} // a message is there
-	take chan error    // how it is taken
+	came chan struct{}   // a message is there
+	take chan error      // how it is taken
+	over <-chan struct{} // closed when the test is, which may have failed in between
 }
 
 func (h *held) SendMsg(any) error {
-	h.came <- struct{}{}
-	return <-h.take
+	select {
+	case h.came <- struct{}{}:
+	case <-h.over:
+		return context.Canceled
+	}
+	select {
+	case err := <-h.take:
+		return err
+	case <-h.over:
+		return context.Canceled
+	}
 }
 
 // sending sends all of a dataset of n rows in batches of one to a held stream, the schema of which is taken. ended
@@ -45,7 +55,7 @@ func (f *fixture) describing(n int, describe func(*fetch.Batch, waitMetadata) an
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	h, ended = &held{make(chan struct{}), make(chan error)}, make(chan error, 1)
+	h, ended = &held{make(chan struct{}), make(chan error), f.t.Context().Done()}, make(chan error, 1)
 	send := &sender{server: f.server, ctx: ctx, stop: stop, stream: h, encoder: newEncoder(job.Projection().Schema)}
 	go func() {
 		defer stop()

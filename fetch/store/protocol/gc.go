@@ -33,7 +33,7 @@ func (s *Store) GC(ctx context.Context, opts store.GCOptions, inUse func() []*sc
 	defer s.collecting.give(struct{}{})
 	c := &collection{s: s, opts: opts, inUse: inUse, pace: newPace(s.env, opts)}
 	if err := c.run(ctx); err != nil {
-		if ended := ctx.Err(); ended != nil && errors.Is(err, ended) {
+		if ended := ctx.Err(); ended != nil && errors.Is(err, ended) && !errors.Is(err, schema.ErrDataLoss) {
 			err = context.Cause(ctx) // a database may say that the context has ended, and not why
 		}
 		return c.report, fmt.Errorf("collect garbage: %w", err)

@@ -12,14 +12,15 @@ _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 def connect(parts: SplitResult, seconds: float) -> socket.socket:
     """A socket that is connected within so many seconds, which are its timeout. OSError if it cannot be."""
-    if parts.scheme != "grpc+unix":
-        connected = socket.create_connection((parts.hostname, parts.port), seconds)
-        _set(connected)
-        return connected
-    connected = socket.socket(socket.AF_UNIX)
+    unix = parts.scheme == "grpc+unix"
+    address = parts.hostname, parts.port
+    connected = socket.socket(socket.AF_UNIX) if unix else socket.create_connection(address, seconds)
     try:
-        connected.settimeout(seconds)
-        connected.connect(parts.path)
+        if unix:
+            connected.settimeout(seconds)
+            connected.connect(parts.path)
+        else:
+            _set(connected)
     except BaseException:
         connected.close()
         raise

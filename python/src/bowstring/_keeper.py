@@ -51,7 +51,7 @@ class Tended:
 
 
 class _Keeper:
-    """The thread, which ends when there are no connections."""
+    """The thread, which ends when there is nothing to look after."""
 
     def __init__(self) -> None:
         self._links: weakref.WeakSet[Kept] = weakref.WeakSet()

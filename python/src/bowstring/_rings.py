@@ -75,17 +75,11 @@ class Rings(_keeper.Tended):
 
         What such a one maps of its files keeps the server after it from using them.
         """
-        kept = []
-        with contextlib.suppress(IndexError):  # streams have them
-            for _ in range(len(self._free)):
-                ring = self._free.popleft()
-                if self._server is not None and time.monotonic() - ring.rested < _REST and ring.alive:
-                    kept.append(ring)
-                else:
+        for ring in list(self._free):  # each stays there meanwhile, for a stream to have
+            with contextlib.suppress(ValueError):  # a stream has it
+                if time.monotonic() - ring.rested >= _REST or ring.left:
+                    self._free.remove(ring)
                     ring.close()
-        self._free.extendleft(reversed(kept))
-        if self._server is None:  # closed meanwhile
-            self.close()
 
     def close(self) -> None:
         """Give the rings back that no stream has, and ask the server anew when there is a stream."""

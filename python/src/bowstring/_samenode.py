@@ -274,6 +274,13 @@ class Ring(_keeper.Tended):
             pass
         return False
 
+    @property
+    def left(self) -> bool:
+        """Whether the server has ended its side. Nothing of what it has said is taken: any thread may ask."""
+        ended = select.poll()
+        ended.register(self._socket, select.POLLRDHUP)
+        return bool(ended.poll(0))
+
     def close(self) -> None:
         """Let the server have it. What is mapped stays so until the last buffer is collected.
 
