@@ -58,10 +58,10 @@ test: go-check cc-check python-check ## Everything that has to pass: lint, every
 
 .PHONY: nightly
 nightly: go-check cc-check python-check ## What repeats, hours of it: all under the race detector and without, gocql itself, fuzzing, soak.
-	@$(STAGES) $(BESIDE) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-go nightly-race nightly-spec nightly-wheels nightly-sbom nightly-image nightly-helm nightly-dali nightly-kubernetes nightly-clients test-cassandra test-gocql test-faults nightly-churn test-python nightly-fuzz nightly-soak
+	@$(STAGES) $(BESIDE) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-vulnerabilities nightly-go nightly-race nightly-spec nightly-wheels nightly-sbom nightly-image nightly-helm nightly-dali nightly-kubernetes nightly-clients test-cassandra test-gocql test-faults nightly-churn test-python nightly-fuzz nightly-soak
 
 .PHONY: lint
-lint: lint-go lint-python docs ## golangci-lint with the import rule, ruff and mypy, the documents' references.
+lint: lint-go lint-python lint-vulnerabilities docs ## golangci-lint with the import rule, ruff and mypy, known vulnerabilities, the documents' references.
 
 .PHONY: bench
 bench: $(VENV)/.package build ## Measure side by side: all cases, or one with CASE=name.
@@ -95,6 +95,15 @@ lint-go: $(LINT) ## golangci-lint alone.
 .PHONY: lint-python
 lint-python: $(VENV)/.lint $(VENV)/.package ## ruff and mypy alone.
 	@$(STAGE) lint-python sh -e -c '$(VENV)/bin/ruff check $(PY_SRC); $(VENV)/bin/ruff format --check $(PY_SRC); $(VENV)/bin/mypy'
+
+# The advisories come as a Go module, of a fixed version: a commit that passed keeps passing. make nightly takes the newest.
+VULNDB ?= golang.org/x/vulndb@v0.0.0-20261105234957-e22db6528018
+VULNCHECK := build/tools/govulncheck
+
+.PHONY: lint-vulnerabilities
+lint-vulnerabilities: $(VULNCHECK) build ## govulncheck alone: no function with a known vulnerability is in the program.
+	@$(STAGE) lint-vulnerabilities sh -e -c 'db=$$($(GO) -C tools/vuln mod download -json $(VULNDB) | sed -n "s/.*\"Dir\": \"\(.*\)\".*/\1/p"); \
+	  $(VULNCHECK) -format json -mode binary -db "file://$$db/data/osv" $(BIN) | $(PYTHON) tests/vulnerabilities.py go.mod'
 
 .PHONY: docs
 docs: $(VENV)/.docs ## Build the documentation of the Python package in build/docs; a reference to nothing is an error.
@@ -157,6 +166,10 @@ nightly-go: go-check
 .PHONY: nightly-race
 nightly-race: go-check cc-check
 	@$(STAGE) --go nightly-race $(GO_TEST) -count=1 -timeout 90m -race ./...
+
+.PHONY: nightly-vulnerabilities
+nightly-vulnerabilities: ## govulncheck with the newest advisories.
+	@$(MAKE) --no-print-directory lint-vulnerabilities VULNDB=golang.org/x/vulndb@latest
 
 .PHONY: nightly-spec
 nightly-spec: ## The protocol of stores, written in TLA+, by the model checker TLC from Maven Central (needs Java and Maven).
@@ -257,6 +270,10 @@ $(LINT): tools/go.mod tools/go.sum | go-check
 	@mkdir -p $(@D)
 	@$(STAGE) install-golangci-lint env CGO_ENABLED=0 $(GO) -C tools build -trimpath -ldflags '-s -w' -o ../$@ tool
 
+$(VULNCHECK): tools/vuln/go.mod tools/vuln/go.sum | go-check
+	@mkdir -p $(@D)
+	@$(STAGE) install-govulncheck env CGO_ENABLED=0 $(GO) -C tools/vuln build -trimpath -o ../../$@ golang.org/x/vuln/cmd/govulncheck
+
 $(VENV)/.python: | python-check
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "Python's venv module is needed (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
 	@rm -rf $(VENV)
@@ -312,7 +329,9 @@ wheel: $(VENV)/.package ## Build the Python package in build/wheel, and install 
 
 # A wheel for each processor, with the program in it. The program is static, and the same bytes wherever it is built.
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' python/pyproject.toml)
-RELEASE = env CGO_ENABLED=0 GOOS=linux $(GO) build -trimpath -ldflags '-s -w -buildid= -X main.version=$(VERSION)'
+# Releases are built with the toolchain that go.mod names, whichever is installed.
+TOOLCHAIN = $(shell sed -n 's/^toolchain //p' go.mod)
+RELEASE = env CGO_ENABLED=0 GOOS=linux GOTOOLCHAIN=$(TOOLCHAIN) $(GO) build -trimpath -ldflags '-s -w -buildid= -X main.version=$(VERSION)'
 
 .PHONY: wheels
 wheels: $(VENV)/.test go-check ## Build wheels with the program in them, for x86-64 and arm64, in build/wheels.
