@@ -7,7 +7,6 @@ import json
 from typing import Any
 
 import pytest
-
 import vulnerabilities
 
 GO_MOD = "module x\n\ngo 1.26.0\n\ntoolchain go1.26.10\n"
