@@ -74,7 +74,7 @@ func wantedOf(tb testing.TB, list []schema.Step, column string, seed, epoch uint
 	}
 	p := must(operatorstest.Compile(program.Form{Kind: program.Encoded}, in))
 	var out []byte
-	o, err := p.Run(cell, program.Draws{Key: draw.Key{Seed: seed, Epoch: epoch, Position: uint64(pos)}, Column: column},
+	o, err := p.Run(tb.Context(), cell, program.Draws{Key: draw.Key{Seed: seed, Epoch: epoch, Position: uint64(pos)}, Column: column},
 		func(n int) []byte {
 			out = make([]byte, n)
 			return out

@@ -2,6 +2,7 @@ package fetch_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -20,11 +21,12 @@ type engineless struct {
 	unavailable func(cell []byte) bool
 }
 
-func (p engineless) Run(cell []byte, by program.Draws, alloc func(int) []byte) (program.Outcome, error) {
+func (p engineless) Run(ctx context.Context, cell []byte, by program.Draws,
+	alloc func(int) []byte) (program.Outcome, error) {
 	if p.unavailable(cell) {
 		return program.Outcome{}, fmt.Errorf("%w: no process", program.ErrUnavailable)
 	}
-	return p.Program.Run(cell, by, alloc)
+	return p.Program.Run(ctx, cell, by, alloc)
 }
 
 func withoutEngine(unavailable func(cell []byte) bool) fetch.Options {

@@ -9,6 +9,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -103,7 +104,7 @@ func one(p program.Program, file []byte, position int) (line, []byte) {
 	cost, err := p.Cost(file, program.Limits{Samples: *samples, Bytes: math.MaxInt64})
 	if err == nil {
 		var o program.Outcome
-		o, err = p.Run(file, program.Draws{Key: draw.Key{Seed: *seed, Position: uint64(position)}, Column: "audio"},
+		o, err = p.Run(context.Background(), file, program.Draws{Key: draw.Key{Seed: *seed, Position: uint64(position)}, Column: "audio"},
 			func(n int) []byte { result = make([]byte, n); return result })
 		if err == nil {
 			return line{Dims: o.Dims, Drawn: o.Drawn, Cost: cost}, result
@@ -135,7 +136,7 @@ func measure(p program.Program, files [][]byte) error {
 			if _, err := p.Cost(b, program.Limits{Samples: *samples, Bytes: math.MaxInt64}); err != nil {
 				return err
 			}
-			o, err := p.Run(b, program.Draws{Key: draw.Key{Position: uint64(i)}, Column: "audio"}, alloc)
+			o, err := p.Run(context.Background(), b, program.Draws{Key: draw.Key{Position: uint64(i)}, Column: "audio"}, alloc)
 			if err != nil {
 				return err
 			}

@@ -1,6 +1,7 @@
 package operators_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"testing"
@@ -16,7 +17,7 @@ type failing struct {
 	err error
 }
 
-func (f *failing) Run([]byte, program.Draws, func(int) []byte) (program.Outcome, error) {
+func (f *failing) Run(context.Context, []byte, program.Draws, func(int) []byte) (program.Outcome, error) {
 	return program.Outcome{}, fmt.Errorf("step 0: %w", f.err)
 }
 

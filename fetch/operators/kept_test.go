@@ -2,6 +2,7 @@ package operators_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"slices"
 	"testing"
@@ -49,13 +50,14 @@ type counted struct {
 // Cost says that results may be longer than they are.
 func (c *counted) Cost(cell []byte, limits program.Limits) (program.Cost, error) {
 	cost, err := c.Program.Cost(cell, limits)
-	cost.Result *= 2
+	cost.Result = cost.Result.Times(2)
 	return cost, err
 }
 
-func (c *counted) Run(cell []byte, by program.Draws, alloc func(int) []byte) (program.Outcome, error) {
+func (c *counted) Run(ctx context.Context, cell []byte, by program.Draws,
+	alloc func(int) []byte) (program.Outcome, error) {
 	c.worked = append(c.worked, c.ledger.Limit(admission.Making)-c.ledger.Free(admission.Making))
-	return c.Program.Run(cell, by, alloc)
+	return c.Program.Run(ctx, cell, by, alloc)
 }
 
 // refusing has no room at first, and has the cache lose what it has.

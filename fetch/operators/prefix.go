@@ -166,7 +166,7 @@ func (s *Stage) try(b *between, w *worth) (*cell, int, error) {
 	if err != nil || b.n == 0 && !b.make(nil) { // a cell that cannot be made tells nothing
 		return c, n, err
 	}
-	other, m, tail, err := b.finish(t.cost.Result) // besides the first result
+	other, m, tail, err := b.finish(t.ResultBytes()) // besides the first result
 	if err != nil {
 		return c, n, nil
 	}
@@ -232,17 +232,17 @@ func (b *between) make(w *worth) bool {
 		cost, err = head.Cost(t.Cell.Bytes(), s.opts.Limits)
 		return err
 	})
-	if err != nil || cost.Working+cost.Result > s.opts.Limits.Bytes || w != nil &&
-		!s.opts.Cache.Wants(t.At, cost.Result, false) {
+	if err != nil || cost.Working.Plus(cost.Result).Beyond(s.opts.Limits.Bytes) || w != nil &&
+		!s.opts.Cache.Wants(t.At, cost.Result.Int64(), false) {
 		return false
 	}
 	began := b.task.spent(b.clock)
-	hold, ok := s.opts.Ledger.TryFor(admission.Making, t.Tenant, cost.Working+cost.Result)
+	hold, ok := s.opts.Ledger.TryFor(admission.Making, t.Tenant, cost.Working.Plus(cost.Result).Int64())
 	if !ok {
 		return false // it is no time for this
 	}
 	b.hold = hold
-	c, n, _, err := s.make(t, head, t.Cell.Bytes(), cost.Result)
+	c, n, _, err := s.make(t, head, t.Cell.Bytes(), cost.Result.Int64())
 	if err != nil {
 		return false
 	}
@@ -273,7 +273,7 @@ func (b *between) finish(more int64) (*cell, int, time.Duration, error) {
 	}); err != nil {
 		return nil, 0, 0, err
 	}
-	if more += max(cost.Working-t.cost.Working, 0); more > 0 {
+	if more += max(cost.Working.Int64()-t.cost.Working.Int64(), 0); more > 0 {
 		var ok bool
 		if b.more, ok = s.opts.Ledger.TryFor(admission.Making, t.Tenant, more); !ok {
 			return nil, 0, 0, errNoTime

@@ -132,8 +132,8 @@ func stageOf(tb testing.TB, cache operators.Cache, perByte float64) *operators.S
 // takes.
 type dear struct{ program.Splitter }
 
-func (d dear) Run(cell []byte, by program.Draws, alloc func(int) []byte) (program.Outcome, error) {
-	o, err := d.Splitter.Run(cell, by, alloc)
+func (d dear) Run(ctx context.Context, cell []byte, by program.Draws, alloc func(int) []byte) (program.Outcome, error) {
+	o, err := d.Splitter.Run(ctx, cell, by, alloc)
 	o.Elsewhere += time.Hour
 	return o, err
 }
@@ -230,9 +230,10 @@ func (l lying) Split() (head, tail program.Program, ok bool) {
 
 type wrongTail struct{ program.Program }
 
-func (w wrongTail) Run(cell []byte, by program.Draws, alloc func(int) []byte) (program.Outcome, error) {
+func (w wrongTail) Run(ctx context.Context, cell []byte, by program.Draws,
+	alloc func(int) []byte) (program.Outcome, error) {
 	var out []byte
-	o, err := w.Program.Run(cell, by, func(n int) []byte {
+	o, err := w.Program.Run(ctx, cell, by, func(n int) []byte {
 		out = alloc(n)
 		return out
 	})

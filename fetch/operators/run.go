@@ -55,12 +55,12 @@ func (s *Stage) cost(t *Task) (cost program.Cost, err error) {
 		cost, err = t.Column.Program.Cost(t.Cell.Bytes(), s.opts.Limits)
 		return err
 	})
-	if err == nil && (cost.Result < 0 || cost.Working < 0 || cost.Result > s.opts.Limits.Bytes-cost.Working) {
-		err = fmt.Errorf("%w: it would take %d bytes, and %d beside while it is made; a sample may take %d",
+	if err == nil && cost.Result.Plus(cost.Working).Beyond(s.opts.Limits.Bytes) {
+		err = fmt.Errorf("%w: it would take %v bytes, and %v beside while it is made; a sample may take %d",
 			program.ErrTooLarge, cost.Result, cost.Working, s.opts.Limits.Bytes)
 	}
 	if size := t.Column.Form.CellBytes(); err == nil && size >= 0 {
-		cost.Result = size
+		cost.Result = program.Count(size)
 	}
 	if err != nil {
 		return cost, t.Column.faultOf(err)
@@ -73,7 +73,7 @@ func (s *Stage) cost(t *Task) (cost program.Cost, err error) {
 func (s *Stage) make(t *Task, p program.Program, in []byte,
 	most int64) (c *cell, n int, outcome program.Outcome, err error) {
 	err = s.shielded(t, func() (err error) {
-		outcome, err = p.Run(in, t.Draws, func(size int) []byte {
+		outcome, err = p.Run(t.Context, in, t.Draws, func(size int) []byte {
 			if int64(size) > most {
 				panic(fmt.Sprintf("the program makes %d bytes, where it said that it would make %d at most", size,
 					most))
@@ -96,7 +96,7 @@ func (s *Stage) make(t *Task, p program.Program, in []byte,
 
 // whole makes the result of a task by a program, from the cell or from what lies between.
 func (s *Stage) whole(t *Task, p program.Program, in []byte) (*cell, int, error) {
-	c, n, outcome, err := s.make(t, p, in, t.cost.Result)
+	c, n, outcome, err := s.make(t, p, in, t.cost.Result.Int64())
 	if err != nil {
 		return nil, 0, err
 	}
@@ -188,7 +188,7 @@ func (s *Stage) work(t *Task) {
 	}
 	if o.Kept {
 		// It is not measured: it may have gone when there is room for it.
-		t.cost = program.Cost{Result: int64(len(found.Bytes()))}
+		t.cost = program.Cost{Result: program.Count(int64(len(found.Bytes())))}
 	} else if !t.measured {
 		cost, err := s.cost(t)
 		if err != nil {
@@ -198,7 +198,7 @@ func (s *Stage) work(t *Task) {
 		t.cost, t.measured = cost, true
 	}
 	// A result that was kept when there was no room for it may have gone since, and to make it may take more.
-	if t.Column.Form.CellBytes() < 0 && (!t.roomy || t.cost.Result > t.room) && !t.To.Room(t, t.cost.Result) {
+	if t.Column.Form.CellBytes() < 0 && (!t.roomy || t.cost.Result.Beyond(t.room)) && !t.To.Room(t, t.ResultBytes()) {
 		found.Release()
 		return // the receiver has it now
 	}
@@ -207,7 +207,7 @@ func (s *Stage) work(t *Task) {
 		o.Blob = found
 		return
 	}
-	hold, err := s.opts.Ledger.ReserveFor(t.Context, admission.Making, t.Tenant, t.cost.Working)
+	hold, err := s.opts.Ledger.ReserveFor(t.Context, admission.Making, t.Tenant, t.cost.Working.Int64())
 	if err != nil {
 		o.Err = err
 		return

@@ -35,7 +35,8 @@ type stepped struct {
 	each []byte       // whose cells, in the order in which they began
 }
 
-func (p *stepped) Run(cell []byte, by program.Draws, alloc func(int) []byte) (program.Outcome, error) {
+func (p *stepped) Run(ctx context.Context, cell []byte, by program.Draws,
+	alloc func(int) []byte) (program.Outcome, error) {
 	who := cell[0]
 	p.mu.Lock()
 	p.now[who]++
@@ -47,7 +48,7 @@ func (p *stepped) Run(cell []byte, by program.Draws, alloc func(int) []byte) (pr
 	p.mu.Lock()
 	p.now[who]--
 	p.mu.Unlock()
-	return p.Program.Run(cell, by, alloc)
+	return p.Program.Run(ctx, cell, by, alloc)
 }
 
 // steppedStage is a stage of so many workers, and the column that its cells are of.

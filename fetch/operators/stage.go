@@ -99,7 +99,7 @@ type Task struct {
 }
 
 // ResultBytes is how large the result may become, once Room was called.
-func (t *Task) ResultBytes() int64 { return t.cost.Result }
+func (t *Task) ResultBytes() int64 { return t.cost.Result.Int64() }
 
 // Receiver is told what became of tasks, by a goroutine of the stage with no lock held. It
 // must not block for long.
@@ -253,7 +253,7 @@ func (p *Place) Put(t *Task) {
 
 // Again is Put of a task that there was no room for, and now is.
 func (p *Place) Again(t *Task) {
-	t.roomy, t.room = true, t.cost.Result
+	t.roomy, t.room = true, t.ResultBytes()
 	p.Put(t)
 }
 

@@ -1,6 +1,7 @@
 package operators_test
 
 import (
+	"context"
 	"log/slog"
 	"math/rand/v2"
 	"sync/atomic"
@@ -37,16 +38,17 @@ const heavyBytes = 20 << 20
 
 func (h *heavyTail) Cost(cell []byte, limits program.Limits) (program.Cost, error) {
 	cost, err := h.Program.Cost(cell, limits)
-	cost.Working = heavyBytes
+	cost.Working = program.Count(heavyBytes)
 	return cost, err
 }
 
-func (h *heavyTail) Run(cell []byte, by program.Draws, alloc func(int) []byte) (program.Outcome, error) {
+func (h *heavyTail) Run(ctx context.Context, cell []byte, by program.Draws,
+	alloc func(int) []byte) (program.Outcome, error) {
 	held := h.ledger.Limit(admission.Making) - h.ledger.Free(admission.Making)
 	if h.runs.Add(1) == 1 || held < h.least.Load() {
 		h.least.Store(held)
 	}
-	return h.Program.Run(cell, by, alloc)
+	return h.Program.Run(ctx, cell, by, alloc)
 }
 
 // TestTailsMemory holds that what a tail works in, and the second result of a trial, are counted; and that where there

@@ -31,8 +31,8 @@ func (e extent) native() string {
 }
 
 // size is how many numbers a cell has, of which all sizes are known.
-func (e extent) size() int64 {
-	return int64(e.channels) * int64(max(e.features, 1)) * int64(e.frames)
+func (e extent) size() program.Amount {
+	return program.Product(e.channels, max(e.features, 1), e.frames)
 }
 
 func (e extent) along(axis rune) int {
@@ -136,7 +136,7 @@ func (e extent) filled(bytes int) (extent, error) {
 			e.frames = n
 		}
 	}
-	if e.size()*int64(width) != int64(bytes) || n == 0 {
+	if e.size().Times(int64(width)).Int64() != int64(bytes) || n == 0 {
 		return e, fmt.Errorf("%w: %d bytes are no tensor of dimensions %v with elements of %d bytes",
 			program.ErrDamaged, bytes, dims, width)
 	}

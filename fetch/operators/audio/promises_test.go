@@ -21,7 +21,7 @@ func TestBombsAtOnce(t *testing.T) {
 		`[{"Decode": {}}]`: hour,
 		`[{"Decode": {}}, {"Pad": {"length": 1000000000}}]`: file(t, "mono16.flac"),
 	} {
-		_, err := compiled(t, encoded, list).Run(cell, program.Draws{}, func(int) []byte {
+		_, err := compiled(t, encoded, list).Run(t.Context(), cell, program.Draws{}, func(int) []byte {
 			t.Errorf("%s: memory was asked for", list)
 			return nil
 		})

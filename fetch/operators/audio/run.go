@@ -1,6 +1,7 @@
 package audio
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync"
@@ -108,35 +109,35 @@ func (p *pipeline) cost(info codec.Info, e extent, limits program.Limits) (progr
 // costFrom is the cost of the steps from one on, which get a cell of that extent.
 func (p *pipeline) costFrom(info codec.Info, e extent, from int, limits program.Limits) (program.Cost, error) {
 	var err error
-	cost := program.Cost{Working: info.Working + 64<<10}
-	most := int64(0)
+	cost := program.Cost{Working: program.Count(info.Working).Plus(program.Count(64 << 10))}
+	most := program.Amount{}
 	for i := from; ; i++ {
 		n := e.size()
-		if e.kind == program.Audio && n > limits.Samples {
-			return cost, p.at(max(i-1, 0), fmt.Errorf("%w: a waveform of %d channels of %d samples, %d in all; at "+
+		if e.kind == program.Audio && n.Beyond(limits.Samples) {
+			return cost, p.at(max(i-1, 0), fmt.Errorf("%w: a waveform of %d channels of %d samples, %v in all; at "+
 				"most %d are allowed",
 				program.ErrTooLarge, e.channels, e.frames, n, limits.Samples))
 		}
-		most = max(most, 4*n)
-		if 2*most+cost.Working > limits.Bytes {
-			return cost, p.at(max(i-1, 0), fmt.Errorf("%w: it takes %d bytes; at most %d are allowed",
-				program.ErrTooLarge, 2*most+cost.Working, limits.Bytes))
+		most = most.Or(n.Times(4))
+		if takes := most.Times(2).Plus(cost.Working); takes.Beyond(limits.Bytes) {
+			return cost, p.at(max(i-1, 0), fmt.Errorf("%w: it takes %v bytes; at most %d are allowed",
+				program.ErrTooLarge, takes, limits.Bytes))
 		}
 		if i >= len(p.steps) {
 			break
 		}
 		if t, ok := p.steps[i].(tabled); ok {
-			cost.Working += t.tables(e)
+			cost.Working = cost.Working.Plus(program.Count(t.tables(e)))
 		}
 		if e, err = p.steps[i].next(e); err != nil {
 			return cost, p.at(i, err)
 		}
 	}
-	cost.Working += 2 * most
-	cost.Result = e.size() * int64(widths[e.dtype])
-	if cost.Working+cost.Result > limits.Bytes {
-		return cost, p.at(max(len(p.steps)-1, 0), fmt.Errorf("%w: it takes %d bytes; at most %d are allowed",
-			program.ErrTooLarge, cost.Working+cost.Result, limits.Bytes))
+	cost.Working = cost.Working.Plus(most.Times(2))
+	cost.Result = e.size().Times(int64(widths[e.dtype]))
+	if takes := cost.Working.Plus(cost.Result); takes.Beyond(limits.Bytes) {
+		return cost, p.at(max(len(p.steps)-1, 0), fmt.Errorf("%w: it takes %v bytes; at most %d are allowed",
+			program.ErrTooLarge, takes, limits.Bytes))
 	}
 	return cost, nil
 }
@@ -159,10 +160,11 @@ func (p *pipeline) cropped() *randomCrop {
 }
 
 // Run implements program.Program.
-func (p *pipeline) Run(cell []byte, by program.Draws, alloc func(n int) []byte) (out program.Outcome, err error) {
+func (p *pipeline) Run(ctx context.Context, cell []byte, by program.Draws,
+	alloc func(n int) []byte) (out program.Outcome, err error) {
 	var dims []int
 	out, err = p.run(cell, by, func(s *sound) {
-		write(s, alloc(int(s.size())*widths[s.dtype]))
+		write(s, alloc(int(s.size().Int64())*widths[s.dtype]))
 		dims = s.dims()
 	})
 	out.Dims = dims
@@ -188,7 +190,7 @@ func (p *pipeline) run(cell []byte, by program.Draws, done func(s *sound)) (prog
 			return out, p.at(0, err)
 		}
 	} else {
-		s.take(s.spare(int(e.size())))
+		s.take(s.spare(int(e.size().Int64())))
 		read(s, cell)
 	}
 	if err := p.rest(s, i, by, &out); err != nil {
@@ -229,7 +231,7 @@ func (p *pipeline) open(s *sound, cell []byte, info codec.Info, by program.Draws
 		start = crop.start(whole, &from)
 		s.frames = min(whole, crop.Length)
 	}
-	s.take(s.spare(int(s.size())))
+	s.take(s.spare(int(s.size().Int64())))
 	s.room.planes = s.room.planes[:0]
 	for c := range s.channels {
 		s.room.planes = append(s.room.planes, s.row(c))

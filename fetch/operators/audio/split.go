@@ -1,6 +1,7 @@
 package audio
 
 import (
+	"context"
 	"fmt"
 
 	"bowstring/fetch/operators/audio/codec"
@@ -28,12 +29,13 @@ func (h *splitHead) Result() program.Form {
 // Cost implements program.Program.
 func (h *splitHead) Cost(cell []byte, limits program.Limits) (program.Cost, error) {
 	cost, err := h.pipeline.Cost(cell, limits)
-	cost.Result += program.BetweenHeader
+	cost.Result = cost.Result.Plus(program.Count(program.BetweenHeader))
 	return cost, err
 }
 
 // Run implements program.Program.
-func (h *splitHead) Run(cell []byte, by program.Draws, alloc func(n int) []byte) (program.Outcome, error) {
+func (h *splitHead) Run(ctx context.Context, cell []byte, by program.Draws,
+	alloc func(n int) []byte) (program.Outcome, error) {
 	outcome, err := h.run(cell, by, func(s *sound) {
 		b := program.Between{Kind: s.kind, Type: program.Float32, Dims: s.dims(), Rate: s.rate}
 		to := alloc(int(b.Size()))
@@ -82,7 +84,8 @@ func (t *splitTail) Cost(cell []byte, limits program.Limits) (program.Cost, erro
 }
 
 // Run implements program.Program.
-func (t *splitTail) Run(cell []byte, by program.Draws, alloc func(n int) []byte) (program.Outcome, error) {
+func (t *splitTail) Run(ctx context.Context, cell []byte, by program.Draws,
+	alloc func(n int) []byte) (program.Outcome, error) {
 	e, elements, err := t.parse(cell)
 	if err != nil {
 		return program.Outcome{}, err
@@ -93,13 +96,13 @@ func (t *splitTail) Run(cell []byte, by program.Draws, alloc func(n int) []byte)
 	r := rooms.Get().(*room)
 	defer r.free()
 	s := &sound{extent: e, room: r}
-	s.take(s.spare(int(e.size())))
+	s.take(s.spare(int(e.size().Int64())))
 	read(s, elements)
 	var out program.Outcome
 	if err := t.rest(s, t.from, by, &out); err != nil {
 		return out, err
 	}
-	write(s, alloc(int(s.size())*widths[s.dtype]))
+	write(s, alloc(int(s.size().Int64())*widths[s.dtype]))
 	out.Dims = s.dims()
 	return out, nil
 }

@@ -2,6 +2,7 @@ package audio
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -45,9 +46,9 @@ func madeBy(p program.Program, cell []byte, by program.Draws) (out []byte, o pro
 	if err != nil {
 		return nil, o, err
 	}
-	o, err = p.Run(cell, by, func(n int) []byte {
-		if int64(n) > cost.Result {
-			panic(fmt.Sprintf("%d bytes, and the cost said %d", n, cost.Result))
+	o, err = p.Run(context.Background(), cell, by, func(n int) []byte {
+		if cost.Result.Int64() < int64(n) {
+			panic(fmt.Sprintf("%d bytes, and the cost said %v", n, cost.Result))
 		}
 		out = bytes.Repeat([]byte{0xa5}, n)
 		return out

@@ -43,7 +43,7 @@ func BenchmarkRecipe(b *testing.B) {
 	began, n := processorSeconds(b), 0
 	for b.Loop() {
 		by := program.Draws{Key: draw.Key{Seed: 1, Position: uint64(n)}, Column: "image"}
-		if _, err := p.Run(cells[n%len(cells)], by, alloc); err != nil {
+		if _, err := p.Run(b.Context(), cells[n%len(cells)], by, alloc); err != nil {
 			b.Fatal(err)
 		}
 		n++

@@ -2,6 +2,7 @@ package images
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"sync"
 
@@ -39,7 +40,7 @@ func about(step int, name string, kind, err error) error {
 // extent is the most that an image has at a step.
 type extent struct{ w, h, channels int }
 
-func (e extent) bytes() int64 { return int64(e.w) * int64(e.h) * int64(e.channels) }
+func (e extent) bytes() program.Amount { return program.Product(e.w, e.h, e.channels) }
 
 // Cost bounds by the header what a run takes. A limit of zero is the ceiling's.
 func (p *compiled) Cost(cell []byte, limits program.Limits) (program.Cost, error) {
@@ -55,7 +56,7 @@ func (p *compiled) opened(cell []byte, limits program.Limits) (extent, program.C
 	cost := program.Cost{}
 	if p.in.Kind == program.Image {
 		e := extent{h: p.in.Dims[0], w: p.in.Dims[1], channels: p.in.Dims[2]}
-		if int64(len(cell)) != e.bytes() {
+		if int64(len(cell)) != e.bytes().Int64() {
 			return e, cost, about(p.from, p.steps[0].Name, program.ErrDamaged,
 				fmt.Errorf("there are %d bytes of %v", len(cell), p.in.Dims))
 		}
@@ -73,7 +74,7 @@ func (p *compiled) opened(cell []byte, limits program.Limits) (extent, program.C
 	if p.wide {
 		e.channels = 6
 	}
-	cost.Working = header.Bytes
+	cost.Working = program.Count(header.Bytes)
 	if p.stages[0].operator.(*decode).turns(header) && header.Orientation > 4 {
 		e.w, e.h = e.h, e.w
 	}
@@ -82,37 +83,37 @@ func (p *compiled) opened(cell []byte, limits program.Limits) (extent, program.C
 
 // through is what stages make of an image, and adds what they take to cost.
 func (e extent) through(stages []stage, cost *program.Cost) extent {
-	most := int64(e.w) * int64(e.h)
+	most := program.Product(e.w, e.h)
 	for _, s := range stages {
 		w, h, extra := s.bound(e.w, e.h, e.channels)
-		cost.Working += extra
+		cost.Working = cost.Working.Plus(program.Count(extra))
 		e.w, e.h = w, h
-		most = max(most, int64(w)*int64(h))
+		most = most.Or(program.Product(w, h))
 	}
 	// Two buffers, of the pixels before and after an operator.
-	cost.Working += 2*most*int64(e.channels) + 1<<16
+	cost.Working = cost.Working.Plus(most.Times(2 * int64(e.channels))).Plus(program.Count(1 << 16))
 	return e
 }
 
 // costFrom is the cost of the stages from one on, and of the result.
 func (p *compiled) costFrom(e extent, cost program.Cost, from int, limits program.Limits) (program.Cost, error) {
 	e = e.through(p.stages[from:], &cost)
-	cost.Result = e.bytes() * int64(sizeOf(p.dtype))
+	cost.Result = e.bytes().Times(int64(sizeOf(p.dtype)))
 	if p.wide {
 		cost.Result = e.bytes()
 	}
 	if p.encoder != nil {
-		cost.Result = p.encoder.bound(e.w, e.h)
-		cost.Working += cost.Result
+		cost.Result = program.Count(p.encoder.bound(e.w, e.h))
+		cost.Working = cost.Working.Plus(cost.Result)
 	}
 	return cost, p.held(cost, limits)
 }
 
 // held holds a cost against the limits.
 func (p *compiled) held(cost program.Cost, limits program.Limits) error {
-	if most := cmp.Or(limits.Bytes, program.Ceiling.Bytes); cost.Working+cost.Result > most {
+	if most := cmp.Or(limits.Bytes, program.Ceiling.Bytes); cost.Working.Plus(cost.Result).Beyond(most) {
 		return about(p.from, p.steps[0].Name, program.ErrTooLarge,
-			fmt.Errorf("it takes up to %d bytes and makes %d of them, and may take %d", cost.Working, cost.Result,
+			fmt.Errorf("it takes up to %v bytes and makes %v of them, and may take %d", cost.Working, cost.Result,
 				most))
 	}
 	return nil
@@ -121,7 +122,8 @@ func (p *compiled) held(cost program.Cost, limits program.Limits) error {
 var pool = sync.Pool{New: func() any { return new(scratch) }}
 
 // Run makes the result of a cell.
-func (p *compiled) Run(cell []byte, by program.Draws, alloc func(n int) []byte) (outcome program.Outcome, err error) {
+func (p *compiled) Run(ctx context.Context, cell []byte, by program.Draws,
+	alloc func(n int) []byte) (outcome program.Outcome, err error) {
 	if _, err := p.Cost(cell, program.Ceiling); err != nil {
 		return program.Outcome{}, err
 	}

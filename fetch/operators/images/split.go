@@ -2,6 +2,7 @@ package images
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 
@@ -49,12 +50,12 @@ func (h *splitHead) Cost(cell []byte, limits program.Limits) (program.Cost, erro
 		return cost, err
 	}
 	e = e.through(p.stages[:h.stages], &cost)
-	cost.Result = program.BetweenHeader + e.bytes()
+	cost.Result = e.bytes().Plus(program.Count(program.BetweenHeader))
 	return cost, p.held(cost, limits)
 }
 
 // Run implements program.Program.
-func (h *splitHead) Run(cell []byte, _ program.Draws, alloc func(n int) []byte) (program.Outcome, error) {
+func (h *splitHead) Run(ctx context.Context, cell []byte, _ program.Draws, alloc func(n int) []byte) (program.Outcome, error) {
 	if _, err := h.Cost(cell, program.Ceiling); err != nil {
 		return program.Outcome{}, err
 	}
@@ -120,7 +121,8 @@ func (t *splitTail) Cost(cell []byte, limits program.Limits) (program.Cost, erro
 }
 
 // Run implements program.Program.
-func (t *splitTail) Run(cell []byte, by program.Draws, alloc func(n int) []byte) (outcome program.Outcome, err error) {
+func (t *splitTail) Run(ctx context.Context, cell []byte, by program.Draws,
+	alloc func(n int) []byte) (outcome program.Outcome, err error) {
 	if _, err := t.Cost(cell, program.Ceiling); err != nil {
 		return outcome, err
 	}

@@ -4,6 +4,7 @@ package operatorstest
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -116,11 +117,12 @@ func (p *prog) Cost(cell []byte, limits program.Limits) (program.Cost, error) {
 	if p.fixed > 0 {
 		n = p.most * max(p.fixed, int64(len(cell)))
 	}
-	return program.Cost{Working: 2 * n, Result: n}, nil
+	return program.Cost{Working: program.Count(2 * n), Result: program.Count(n)}, nil
 }
 
 // Run implements program.Program.
-func (p *prog) Run(cell []byte, by program.Draws, alloc func(int) []byte) (program.Outcome, error) {
+func (p *prog) Run(ctx context.Context, cell []byte, by program.Draws,
+	alloc func(int) []byte) (program.Outcome, error) {
 	var o program.Outcome
 	b := bytes.Clone(cell)
 	for i, s := range p.steps {

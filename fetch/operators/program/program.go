@@ -8,6 +8,7 @@
 package program
 
 import (
+	"context"
 	"encoding/json"
 	"time"
 
@@ -71,9 +72,12 @@ type Step struct {
 // Cost bounds what one run takes.
 type Cost struct {
 	// Working is the most bytes that Run holds besides its input and its result.
-	Working int64
+	Working Amount
 	// Result is the most bytes of the result.
-	Result int64
+	Result Amount
+	// Steps is the most work that Run does. A step is about what a nanosecond of one processor does: one
+	// multiplication and addition with its share of loads and stores.
+	Steps Amount
 }
 
 // Limits bound what a single cell may become. They are checked against its header,
@@ -85,11 +89,13 @@ type Limits struct {
 	Samples int64
 	// Bytes is the most of Cost.Working and Cost.Result together.
 	Bytes int64
+	// Steps is the most of Cost.Steps.
+	Steps int64
 }
 
 // Ceiling is what no cell goes beyond, whatever the limits are that Cost was asked with. Run
 // holds a cell's header against it, so that whoever has not asked for the cost is safe, too.
-var Ceiling = Limits{Pixels: 1 << 27, Samples: 1 << 28, Bytes: 1 << 31}
+var Ceiling = Limits{Pixels: 1 << 27, Samples: 1 << 28, Bytes: 1 << 31, Steps: 1 << 40}
 
 // Program is a compiled pipeline of one column. It is immutable and safe for
 // concurrent use.
@@ -108,8 +114,9 @@ type Program interface {
 	// and neither it nor the result is held after Run returns. The result's dimensions
 	// are those of Result with every Unknown filled in. Run fails with ErrDamaged where
 	// the cell's bytes are at fault, and names the step, and with ErrTooLarge where it is beyond [Ceiling].
-	// Where Run or Cost fails with ErrUnavailable, the cell is not at fault.
-	Run(cell []byte, by Draws, alloc func(n int) []byte) (Outcome, error)
+	// Where Run or Cost fails with ErrUnavailable, the cell is not at fault. Run looks at ctx at least once in
+	// each 2^24 steps, and fails with its cause when it has ended.
+	Run(ctx context.Context, cell []byte, by Draws, alloc func(n int) []byte) (Outcome, error)
 }
 
 // Draws says where a run's random numbers come from.

@@ -4,6 +4,7 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -55,15 +56,15 @@ func carryOut(r *request) (a answer, err error) {
 		return a, err
 	}
 	var result []byte
-	outcome, err := p.Run(cell, program.Draws{Key: r.Key, Column: "image"}, func(n int) []byte {
+	outcome, err := p.Run(context.Background(), cell, program.Draws{Key: r.Key, Column: "image"}, func(n int) []byte {
 		result = make([]byte, n)
 		for i := range result {
 			result[i] = 0xA5 // what is not written is seen
 		}
 		return result
 	})
-	if err == nil && int64(len(result)) > cost.Result {
-		err = fmt.Errorf("%d bytes, bound by %d", len(result), cost.Result)
+	if err == nil && cost.Result.Int64() < int64(len(result)) {
+		err = fmt.Errorf("%d bytes, bound by %v", len(result), cost.Result)
 	}
 	if err != nil {
 		return a, err
