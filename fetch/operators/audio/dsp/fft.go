@@ -10,12 +10,16 @@ type pass struct {
 	roots       []point // of the radix, where it has no butterfly of its own
 }
 
-// fft is a forward complex transform of a fixed length: Stockham's, which needs no
-// reordering, with radices 4, 2, 3, 5 and, slowly, any other prime. It is immutable.
+// fft is a forward complex transform of a fixed length: Stockham's, which needs no reordering, with radices 4, 2, 3, 5
+// and, more slowly, other primes up to largestRadix. A length with a larger prime factor goes by a chirp. It is immutable.
 type fft struct {
 	n      int
 	passes []pass
+	chirp  *chirp // in place of passes
 }
+
+// largestRadix is the largest prime for which a pass by definition takes less time than a chirp.
+const largestRadix = 31
 
 func turn(k, n int) point {
 	k %= n
@@ -25,6 +29,10 @@ func turn(k, n int) point {
 
 func newFFT(n int) *fft {
 	f := &fft{n: n}
+	if largestPrime(n) > largestRadix {
+		f.chirp = newChirp(n)
+		return f
+	}
 	for left, s := n, 1; left > 1; {
 		r := radixOf(left)
 		m := left / r
@@ -61,8 +69,47 @@ func radixOf(n int) int {
 	return n
 }
 
-// run transforms x, with y as room, and returns whichever of the two has the result.
+// largestPrime is the largest prime factor of n, or 1.
+func largestPrime(n int) int {
+	largest := 1
+	for p := 2; p*p <= n; p++ {
+		for n%p == 0 {
+			largest, n = p, n/p
+		}
+	}
+	return max(largest, n)
+}
+
+// points is how many points each of run's two buffers has at least.
+func (f *fft) points() int {
+	if f.chirp != nil {
+		return len(f.chirp.kernel)
+	}
+	return f.n
+}
+
+// steps is about how many multiplications and additions with their loads and stores a run takes.
+func (f *fft) steps() int64 {
+	if f.chirp != nil {
+		return 2*f.chirp.inner.steps() + 12*int64(f.points())
+	}
+	n := int64(0)
+	for _, p := range f.passes {
+		n += int64(f.n) * int64(max(2, p.radix))
+		if p.roots != nil {
+			n += 3 * int64(f.n) * int64(p.radix)
+		}
+	}
+	return n
+}
+
+// run transforms the first n points of x, with y as room, and returns them in whichever of the two has the result. Both
+// have as many as points says.
 func (f *fft) run(x, y []point) []point {
+	if f.chirp != nil {
+		return f.chirp.run(x, y)
+	}
+	x, y = x[:f.n], y[:f.n]
 	for i := range f.passes {
 		p := &f.passes[i]
 		switch p.radix {

@@ -77,19 +77,28 @@ func NewSpectrum(o SpectrumOptions) *Spectrum {
 // Bins is how many frequencies there are.
 func (s *Spectrum) Bins() int { return s.n/2 + 1 }
 
+// Steps is about how many multiplications and additions with their loads and stores a Frame takes.
+func (s *Spectrum) Steps() int64 { return s.fft.steps() + 8*int64(s.n) }
+
+// RoomBytes is how much memory a SpectrumRoom takes once a Frame has used it.
+func (s *Spectrum) RoomBytes() int64 { return 2 * 8 * int64(s.fft.points()) }
+
+// Bytes is how much memory a room takes.
+func (r *SpectrumRoom) Bytes() int64 { return 8 * int64(len(r.a)+len(r.b)) }
+
 // Frame gives the power of each frequency of the frame x, of N samples, in out, of Bins numbers.
 func (s *Spectrum) Frame(x, out []float32, room *SpectrumRoom) {
 	n, window := s.n, s.window
-	if len(room.a) < s.fft.n {
-		room.a, room.b = make([]point, s.fft.n), make([]point, s.fft.n)
+	if points := s.fft.points(); len(room.a) < points {
+		room.a, room.b = make([]point, points), make([]point, points)
 	}
-	a, b := room.a[:s.fft.n], room.b[:s.fft.n]
+	a := room.a[:s.fft.n]
 	x = x[:n]
 	if n%2 != 0 {
 		for i := range a {
 			a[i] = point{re: float32(x[i] * window[i])}
 		}
-		z := s.fft.run(a, b)
+		z := s.fft.run(room.a, room.b)
 		for k := range out {
 			out[k] = float32(z[k].re*z[k].re) + float32(z[k].im*z[k].im)
 		}
@@ -97,7 +106,7 @@ func (s *Spectrum) Frame(x, out []float32, room *SpectrumRoom) {
 		for i := range a {
 			a[i] = point{float32(x[2*i] * window[2*i]), float32(x[2*i+1] * window[2*i+1])}
 		}
-		s.powers(s.fft.run(a, b), out)
+		s.powers(s.fft.run(room.a, room.b), out)
 	}
 	if s.magn {
 		for k, v := range out {
