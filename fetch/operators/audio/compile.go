@@ -16,8 +16,10 @@ import (
 type step interface {
 	// next says what a cell becomes, where sizes may be unknown, or why it cannot be taken.
 	next(e extent) (extent, error)
-	// run does it to a cell that next has let pass. It says what it drew.
-	run(s *sound, from *draw.Source) []program.Value
+	// work bounds the steps that run takes for a cell all of whose sizes are known.
+	work(e extent) program.Amount
+	// run does it to a cell that next has let pass, and spends steps before it takes them. It says what it drew.
+	run(s *sound, from *draw.Source) ([]program.Value, error)
 }
 
 // random is a step that draws.

@@ -10,18 +10,34 @@ import (
 
 // These steps cut and lengthen the last axis: samples of waveforms, frames of spectrograms.
 
+// moving is how many steps a number takes that is copied.
+const moving = 1
+
+// moved is the work of copying every number of a cell once, or as many as it has in the end.
+func moved(e, next extent) program.Amount { return e.size().Or(next.size()).Times(moving) }
+
 // cut keeps n frames of each row, from start on.
-func (s *sound) cut(start, n int) {
+func (s *sound) cut(start, n int) error {
 	for i := range s.rows() {
+		if err := s.spend(n, moving); err != nil {
+			return err
+		}
 		copy(s.data[i*n:(i+1)*n], s.data[i*s.frames+start:])
 	}
 	s.data, s.frames = s.data[:s.rows()*n], n
+	return nil
 }
 
 // lengthen puts value around each row, to n frames, of which before come first.
-func (s *sound) lengthen(before, n int, value float32) {
-	out := s.spare(s.rows() * n)
+func (s *sound) lengthen(before, n int, value float32) error {
+	out, err := s.spare(s.rows() * n)
+	if err != nil {
+		return err
+	}
 	for i := range s.rows() {
+		if err := s.spend(n, moving); err != nil {
+			return err
+		}
 		to := out[i*n : (i+1)*n]
 		for k := range to[:before] {
 			to[k] = value
@@ -33,6 +49,7 @@ func (s *sound) lengthen(before, n int, value float32) {
 	}
 	s.take(out)
 	s.frames = n
+	return nil
 }
 
 // trim leaves out silence at both ends, as librosa.effects.trim: frames more than
@@ -63,15 +80,27 @@ func (t *trim) next(e extent) (extent, error) {
 }
 
 // tables implements tabled: the energies of all frames.
-func (t *trim) tables(e extent) int64 { return 8 * int64(e.frames/t.Hop+1) }
+func (t *trim) tables(e extent) program.Amount { return program.Product(8, e.frames/t.Hop+1) }
 
-func (t *trim) run(s *sound, _ *draw.Source) []program.Value {
+func (t *trim) work(e extent) program.Amount {
+	windows := program.Product(e.channels, e.frames/t.Hop+1, min(t.Length, e.frames)+8).Times(2)
+	return windows.Plus(moved(e, e))
+}
+
+func (t *trim) run(s *sound, _ *draw.Source) ([]program.Value, error) {
+	if err := s.meter.Hold(t.tables(s.extent).Int64()); err != nil {
+		return nil, err
+	}
 	energy := make([]float64, s.frames/t.Hop+1)
 	for c := range s.channels {
 		x := s.row(c)
 		for k := range energy {
 			middle, sum := k*t.Hop, 0.0
-			for _, v := range x[min(max(0, middle-t.Length/2), len(x)):min(len(x), middle-t.Length/2+t.Length)] {
+			window := x[min(max(0, middle-t.Length/2), len(x)):min(len(x), middle-t.Length/2+t.Length)]
+			if err := s.spend(len(window)+8, 2); err != nil {
+				return nil, err
+			}
+			for _, v := range window {
 				sum += float64(float64(v) * float64(v))
 			}
 			energy[k] = max(energy[k], sum/float64(t.Length))
@@ -93,12 +122,10 @@ func (t *trim) run(s *sound, _ *draw.Source) []program.Value {
 		}
 	}
 	if first < 0 {
-		s.cut(0, 0)
-		return nil
+		return nil, s.cut(0, 0)
 	}
 	start := min(first*t.Hop, s.frames)
-	s.cut(start, min((last+1)*t.Hop, s.frames)-start)
-	return nil
+	return nil, s.cut(start, min((last+1)*t.Hop, s.frames)-start)
 }
 
 // truncate keeps the first length frames.
@@ -121,11 +148,13 @@ func (t *truncate) next(e extent) (extent, error) {
 	return e, nil
 }
 
-func (t *truncate) run(s *sound, _ *draw.Source) []program.Value {
+func (t *truncate) work(e extent) program.Amount { return moved(e, e) }
+
+func (t *truncate) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 	if s.frames > t.Length {
-		s.cut(0, t.Length)
+		return nil, s.cut(0, t.Length)
 	}
-	return nil
+	return nil, nil
 }
 
 // pad lengthens to length frames. What is longer stays as long, or is cut: as torchaudio's PadTrim was.
@@ -160,15 +189,24 @@ func (p *pad) next(e extent) (extent, error) {
 	return e, nil
 }
 
-func (p *pad) run(s *sound, _ *draw.Source) []program.Value {
+func (p *pad) work(e extent) program.Amount { return lengthened(e, p.Length) }
+
+// lengthened is the work of cutting or lengthening a cell to so many frames.
+func lengthened(e extent, frames int) program.Amount {
+	next := e
+	next.frames = frames
+	return moved(e, next)
+}
+
+func (p *pad) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 	if s.frames > p.Length && p.Cut {
-		s.cut(0, p.Length)
+		return nil, s.cut(0, p.Length)
 	}
 	if missing := p.Length - s.frames; missing > 0 {
 		before := map[string]int{"end": 0, "start": missing, "both": missing / 2}[p.Side]
-		s.lengthen(before, p.Length, float32(p.Value))
+		return nil, s.lengthen(before, p.Length, float32(p.Value))
 	}
-	return nil
+	return nil, nil
 }
 
 // randomCrop keeps length frames from a uniform start on. What is shorter is
@@ -214,18 +252,22 @@ func (r *randomCrop) drawn(start, frames int) []program.Value {
 }
 
 // fill lengthens what was shorter.
-func (r *randomCrop) fill(s *sound) {
+func (r *randomCrop) fill(s *sound) error {
 	if r.PadIfNeeded && s.frames < r.Length {
-		s.lengthen(0, r.Length, float32(r.Fill))
+		return s.lengthen(0, r.Length, float32(r.Fill))
 	}
+	return nil
 }
 
-func (r *randomCrop) run(s *sound, from *draw.Source) []program.Value {
+func (r *randomCrop) work(e extent) program.Amount { return lengthened(e, r.Length) }
+
+func (r *randomCrop) run(s *sound, from *draw.Source) ([]program.Value, error) {
 	whole := s.frames
 	start := r.start(whole, from)
 	if whole > r.Length {
-		s.cut(start, r.Length)
+		if err := s.cut(start, r.Length); err != nil {
+			return nil, err
+		}
 	}
-	r.fill(s)
-	return r.drawn(start, whole)
+	return r.drawn(start, whole), r.fill(s)
 }

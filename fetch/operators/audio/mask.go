@@ -26,7 +26,8 @@ type masks struct {
 	each     bool // channel has masks of its own
 }
 
-func (m masks) apply(s *sound, from *draw.Source, value float32, drawn []program.Value) []program.Value {
+// apply appends what it draws to drawn.
+func (m masks) apply(s *sound, from *draw.Source, value float32, drawn []program.Value) ([]program.Value, error) {
 	size := s.features
 	if m.time {
 		size = s.frames
@@ -47,7 +48,9 @@ func (m masks) apply(s *sound, from *draw.Source, value float32, drawn []program
 			if param >= 1 {
 				start, end = max(int(place), 0), min(max(int(place)+int(width), 0), size)
 				for c := g * channels; c < (g+1)*channels; c++ {
-					s.mask(c, m.time, start, end, value)
+					if err := s.mask(c, m.time, start, end, value); err != nil {
+						return nil, err
+					}
 				}
 			}
 			name := fmt.Sprintf("%s%d", m.name, k*groups+g)
@@ -55,11 +58,21 @@ func (m masks) apply(s *sound, from *draw.Source, value float32, drawn []program
 				program.Value{Name: name + ".length", Number: float64(max(end-start, 0))})
 		}
 	}
-	return drawn
+	return drawn, nil
 }
 
+// masked is the work of so many masks, and what they have drawn, which is some 128 bytes for each mask of a channel.
+func masked(e extent, n int) program.Amount {
+	return e.size().Plus(program.Product(e.channels, 256)).Times(int64(n))
+}
+
+func maskTables(e extent, n int) program.Amount { return program.Product(e.channels, 128, n) }
+
 // mask sets a band of channel c.
-func (s *sound) mask(c int, time bool, start, end int, value float32) {
+func (s *sound) mask(c int, time bool, start, end int, value float32) error {
+	if err := s.spend(s.features*s.frames, 1); err != nil {
+		return err
+	}
 	for f := range s.features {
 		row := s.row(c*s.features + f)
 		if !time {
@@ -75,6 +88,7 @@ func (s *sound) mask(c int, time bool, start, end int, value float32) {
 			row[i] = value
 		}
 	}
+	return nil
 }
 
 // frequencyMasking is torchaudio.transforms.FrequencyMasking.
@@ -95,7 +109,11 @@ func (m *frequencyMasking) draws() {}
 
 func (m *frequencyMasking) next(e extent) (extent, error) { return e.spectral() }
 
-func (m *frequencyMasking) run(s *sound, from *draw.Source) []program.Value {
+func (m *frequencyMasking) work(e extent) program.Amount { return masked(e, 1) }
+
+func (m *frequencyMasking) tables(e extent) program.Amount { return maskTables(e, 1) }
+
+func (m *frequencyMasking) run(s *sound, from *draw.Source) ([]program.Value, error) {
 	return masks{name: "freq", n: 1, param: m.Param, p: 1, each: m.IID}.apply(s, from, 0, nil)
 }
 
@@ -121,7 +139,11 @@ func (m *timeMasking) draws() {}
 
 func (m *timeMasking) next(e extent) (extent, error) { return e.spectral() }
 
-func (m *timeMasking) run(s *sound, from *draw.Source) []program.Value {
+func (m *timeMasking) work(e extent) program.Amount { return masked(e, 1) }
+
+func (m *timeMasking) tables(e extent) program.Amount { return maskTables(e, 1) }
+
+func (m *timeMasking) run(s *sound, from *draw.Source) ([]program.Value, error) {
 	return masks{name: "time", n: 1, param: m.Param, p: m.P, time: true, each: m.IID}.apply(s, from, 0, nil)
 }
 
@@ -157,20 +179,35 @@ func (a *specAugment) draws() {}
 
 func (a *specAugment) next(e extent) (extent, error) { return e.spectral() }
 
-func (a *specAugment) run(s *sound, from *draw.Source) []program.Value {
+func (a *specAugment) work(e extent) program.Amount {
+	return masked(e, a.TimeMasks+a.FreqMasks).Plus(e.size().Times(2))
+}
+
+func (a *specAugment) tables(e extent) program.Amount { return maskTables(e, a.TimeMasks+a.FreqMasks) }
+
+func (a *specAugment) run(s *sound, from *draw.Source) ([]program.Value, error) {
 	value := float32(0)
 	if !a.Zero && len(s.data) > 0 {
-		value = float32(s.mean())
+		mean, err := s.mean()
+		if err != nil {
+			return nil, err
+		}
+		value = float32(mean)
 	}
-	drawn := masks{name: "time", n: a.TimeMasks, param: a.TimeParam, p: a.P, time: true, each: a.IID}.apply(s, from,
-		value, nil)
+	drawn, err := masks{name: "time", n: a.TimeMasks, param: a.TimeParam, p: a.P, time: true, each: a.IID}.apply(s,
+		from, value, nil)
+	if err != nil {
+		return nil, err
+	}
 	return masks{name: "freq", n: a.FreqMasks, param: a.FreqParam, p: a.P, each: a.IID}.apply(s, from, value, drawn)
 }
 
-func (s *sound) mean() float64 {
+func (s *sound) mean() (float64, error) {
 	sum := 0.0
-	for _, v := range s.data {
-		sum += float64(v)
-	}
-	return sum / float64(len(s.data))
+	err := s.inParts(s.data, 2, func(x []float32) {
+		for _, v := range x {
+			sum += float64(v)
+		}
+	})
+	return sum / float64(len(s.data)), err
 }

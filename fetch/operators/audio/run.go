@@ -1,6 +1,7 @@
 package audio
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,14 +16,37 @@ import (
 // sound is a cell between two steps. Its data is room's, in the order of extent.native.
 type sound struct {
 	extent
-	data []float32
-	room *room
+	data  []float32
+	room  *room
+	meter *program.Meter
+}
+
+// chunk is how many numbers a step computes between two calls of the meter.
+const chunk = 1 << 20
+
+// spend says to the meter that each of n numbers takes so many steps.
+func (s *sound) spend(n int, each int64) error {
+	return s.meter.Spend(program.Count(int64(n)).Times(each).Int64())
+}
+
+// inParts calls f for one part of x after another. Each number takes so many steps.
+func (s *sound) inParts(x []float32, each int64, f func(part []float32)) error {
+	for len(x) > 0 {
+		n := min(len(x), chunk)
+		if err := s.spend(n, each); err != nil {
+			return err
+		}
+		f(x[:n])
+		x = x[n:]
+	}
+	return nil
 }
 
 // room is memory that runs use again. Two buffers take turns.
 type room struct {
 	buffers  [2][]float32
 	current  int
+	held     [2]int64 // bytes of buffers that the meter of the run knows of
 	planes   [][]float32
 	frame    []float32
 	powers   []float32
@@ -35,18 +59,26 @@ var rooms = sync.Pool{New: func() any { return new(room) }}
 const keptRoom = 64 << 20
 
 func (r *room) free() {
-	if 4*(cap(r.buffers[0])+cap(r.buffers[1])) <= keptRoom {
+	numbers := cap(r.buffers[0]) + cap(r.buffers[1]) + cap(r.frame) + cap(r.powers)
+	if r.held = [2]int64{}; 4*int64(numbers)+r.spectrum.Bytes() <= keptRoom {
 		rooms.Put(r)
 	}
 }
 
 // spare is n numbers of the buffer that has no data. They are not zeroed.
-func (s *sound) spare(n int) []float32 {
-	b := &s.room.buffers[1-s.room.current]
+func (s *sound) spare(n int) ([]float32, error) {
+	i := 1 - s.room.current
+	if more := 4*int64(n) - s.room.held[i]; more > 0 {
+		if err := s.meter.Hold(more); err != nil {
+			return nil, err
+		}
+		s.room.held[i] += more
+	}
+	b := &s.room.buffers[i]
 	if cap(*b) < n {
 		*b = make([]float32, n)
 	}
-	return (*b)[:n]
+	return (*b)[:n], nil
 }
 
 // take makes what was written to spare the data.
@@ -87,7 +119,7 @@ func (p *pipeline) at(i int, err error) error {
 }
 
 // tabled is a step that makes tables for each rate that it meets.
-type tabled interface{ tables(e extent) int64 }
+type tabled interface{ tables(e extent) program.Amount }
 
 // Cost implements program.Program.
 func (p *pipeline) Cost(cell []byte, limits program.Limits) (program.Cost, error) {
@@ -106,10 +138,23 @@ func (p *pipeline) cost(info codec.Info, e extent, limits program.Limits) (progr
 	return p.costFrom(info, e, p.first(), limits)
 }
 
+// granted is what a run may take that the limits let pass. A file in which the place of a sample is not found by its index
+// is decoded from its beginning: that is no part of the cost, as it is rare, and bounded by itself.
+func granted(cost program.Cost, info codec.Info) program.Cost {
+	const rereading = 1 << 34
+	whole := info.Work(0, info.Frames).Int64()
+	cost.Steps = cost.Steps.Plus(program.Count(min(whole, rereading)))
+	return cost
+}
+
 // costFrom is the cost of the steps from one on, which get a cell of that extent.
 func (p *pipeline) costFrom(info codec.Info, e extent, from int, limits program.Limits) (program.Cost, error) {
 	var err error
-	cost := program.Cost{Working: program.Count(info.Working).Plus(program.Count(64 << 10))}
+	cost := program.Cost{Working: program.Count(info.Working).Plus(program.Count(64 << 10)), Steps: program.Count(1 << 16)}
+	if from > 0 && info.Format != "" {
+		cost.Steps = cost.Steps.Plus(info.Work(p.steps[0].(*decode).FrameOffset, e.frames))
+	}
+	cost.Steps = cost.Steps.Plus(e.size().Times(layingOut))
 	most := program.Amount{}
 	for i := from; ; i++ {
 		n := e.size()
@@ -127,12 +172,19 @@ func (p *pipeline) costFrom(info codec.Info, e extent, from int, limits program.
 			break
 		}
 		if t, ok := p.steps[i].(tabled); ok {
-			cost.Working = cost.Working.Plus(program.Count(t.tables(e)))
+			cost.Working = cost.Working.Plus(t.tables(e))
 		}
+		was := e
 		if e, err = p.steps[i].next(e); err != nil {
 			return cost, p.at(i, err)
 		}
+		cost.Steps = cost.Steps.Plus(p.steps[i].work(was))
+		if most := cmp.Or(limits.Steps, program.Ceiling.Steps); cost.Steps.Beyond(most) {
+			return cost, p.at(i, fmt.Errorf("%w: it takes %v steps of work; at most %d are allowed", program.ErrTooLarge,
+				cost.Steps, most))
+		}
 	}
+	cost.Steps = cost.Steps.Plus(e.size().Times(layingOut))
 	cost.Working = cost.Working.Plus(most.Times(2))
 	cost.Result = e.size().Times(int64(widths[e.dtype]))
 	if takes := cost.Working.Plus(cost.Result); takes.Beyond(limits.Bytes) {
@@ -163,41 +215,63 @@ func (p *pipeline) cropped() *randomCrop {
 func (p *pipeline) Run(ctx context.Context, cell []byte, by program.Draws,
 	alloc func(n int) []byte) (out program.Outcome, err error) {
 	var dims []int
-	out, err = p.run(cell, by, func(s *sound) {
-		write(s, alloc(int(s.size().Int64())*widths[s.dtype]))
+	out, err = p.run(ctx, cell, by, func(s *sound) error {
 		dims = s.dims()
+		return write(s, alloc(int(s.size().Int64())*widths[s.dtype]))
 	})
 	out.Dims = dims
 	return out, err
 }
 
 // run carries all steps out, and calls done with what became of the cell.
-func (p *pipeline) run(cell []byte, by program.Draws, done func(s *sound)) (program.Outcome, error) {
+func (p *pipeline) run(ctx context.Context, cell []byte, by program.Draws,
+	done func(s *sound) error) (program.Outcome, error) {
 	info, e, err := p.begin(cell)
 	if err != nil {
 		return program.Outcome{}, err
 	}
-	if _, err := p.cost(info, e, program.Ceiling); err != nil {
+	cost, err := p.cost(info, e, program.Ceiling)
+	if err != nil {
 		return program.Outcome{}, err
 	}
 	r := rooms.Get().(*room)
 	defer r.free()
-	s := &sound{extent: e, room: r}
+	s := &sound{extent: e, room: r, meter: program.NewMeter(ctx, granted(cost, info))}
 	var out program.Outcome
 	i := p.first()
 	if i == 1 {
-		if i, err = p.open(s, cell, info, by, &out); err != nil {
-			return out, p.at(0, err)
-		}
+		i, err = p.open(ctx, s, cell, info, by, &out)
 	} else {
-		s.take(s.spare(int(e.size().Int64())))
-		read(s, cell)
+		err = s.fill(cell)
+	}
+	if err != nil {
+		return out, s.because(p.at(0, err))
 	}
 	if err := p.rest(s, i, by, &out); err != nil {
-		return out, err
+		return out, s.because(err)
 	}
-	done(s)
-	return out, nil
+	return out, s.because(done(s))
+}
+
+// because is why a run failed: the end of its context, if that has ended, is the fault of no step.
+func (s *sound) because(err error) error {
+	if err == nil {
+		return nil
+	}
+	if cause := s.meter.Look(); cause != nil && !errors.Is(cause, program.ErrTooLarge) {
+		return cause
+	}
+	return err
+}
+
+// fill makes the numbers of a decoded cell the data.
+func (s *sound) fill(cell []byte) error {
+	data, err := s.spare(int(s.size().Int64()))
+	if err != nil {
+		return err
+	}
+	s.take(data)
+	return read(s, cell)
 }
 
 // rest carries out the steps from one on.
@@ -212,7 +286,10 @@ func (p *pipeline) rest(s *sound, i int, by program.Draws, out *program.Outcome)
 		if draws {
 			from = by.Source(i)
 		}
-		values := p.steps[i].run(s, &from)
+		values, err := p.steps[i].run(s, &from)
+		if err != nil {
+			return p.at(i, err)
+		}
 		s.kind, s.axes, s.dtype, s.rate = next.kind, next.axes, next.dtype, next.rate
 		if draws {
 			out.Drawn = append(out.Drawn, program.Drawn{Step: i, Values: values})
@@ -222,7 +299,8 @@ func (p *pipeline) rest(s *sound, i int, by program.Draws, out *program.Outcome)
 }
 
 // open decodes, and of a file that is cropped next only what the crop takes. It gives the step that comes next.
-func (p *pipeline) open(s *sound, cell []byte, info codec.Info, by program.Draws, out *program.Outcome) (int, error) {
+func (p *pipeline) open(ctx context.Context, s *sound, cell []byte, info codec.Info, by program.Draws,
+	out *program.Outcome) (int, error) {
 	offset, next := p.steps[0].(*decode).FrameOffset, 1
 	whole, start := s.frames, 0
 	crop := p.cropped()
@@ -231,17 +309,23 @@ func (p *pipeline) open(s *sound, cell []byte, info codec.Info, by program.Draws
 		start = crop.start(whole, &from)
 		s.frames = min(whole, crop.Length)
 	}
-	s.take(s.spare(int(s.size().Int64())))
+	data, err := s.spare(int(s.size().Int64()))
+	if err != nil {
+		return next, err
+	}
+	s.take(data)
 	s.room.planes = s.room.planes[:0]
 	for c := range s.channels {
 		s.room.planes = append(s.room.planes, s.row(c))
 	}
-	var err error
-	if out.Elsewhere, err = codec.Decode(cell, info, offset+start, s.room.planes); err != nil {
+	out.Elsewhere, err = codec.Decode(ctx, s.meter, cell, info, offset+start, s.room.planes)
+	if err != nil {
 		return next, err
 	}
 	if crop != nil {
-		crop.fill(s)
+		if err := crop.fill(s); err != nil {
+			return next, err
+		}
 		out.Drawn = append(out.Drawn, program.Drawn{Step: 1, Values: crop.drawn(start, whole)})
 		next++
 	}

@@ -3,6 +3,7 @@ package audio
 import (
 	"encoding/json"
 	"math"
+	"slices"
 
 	"bowstring/fetch/operators/audio/dsp"
 	"bowstring/fetch/operators/draw"
@@ -30,23 +31,32 @@ func newAmplitudeToDB(raw json.RawMessage) (step, error) {
 
 func (a *amplitudeToDB) next(e extent) (extent, error) { return e.spectral() }
 
-func (a *amplitudeToDB) run(s *sound, _ *draw.Source) []program.Value {
+// ofLog is how many steps a logarithm takes.
+const ofLog = 16
+
+func (a *amplitudeToDB) work(e extent) program.Amount { return e.size().Times(ofLog + 4) }
+
+func (a *amplitudeToDB) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 	scale := 10 / math.Ln10
 	if a.Stype == "magnitude" {
 		scale *= 2
 	}
-	dsp.Log32(s.data, 0, 1e-10, float32(scale))
-	if a.TopDB != nil && len(s.data) > 0 {
-		loudest := s.data[0]
-		for _, v := range s.data {
-			loudest = max(loudest, v)
-		}
-		least := loudest - float32(*a.TopDB)
-		for i, v := range s.data {
-			s.data[i] = max(v, least)
-		}
+	if err := s.inParts(s.data, ofLog, func(x []float32) { dsp.Log32(x, 0, 1e-10, float32(scale)) }); err != nil {
+		return nil, err
 	}
-	return nil
+	if a.TopDB == nil || len(s.data) == 0 {
+		return nil, nil
+	}
+	loudest := s.data[0]
+	if err := s.inParts(s.data, 2, func(x []float32) { loudest = max(loudest, slices.Max(x)) }); err != nil {
+		return nil, err
+	}
+	least := loudest - float32(*a.TopDB)
+	return nil, s.inParts(s.data, 2, func(x []float32) {
+		for i, v := range x {
+			x[i] = max(v, least)
+		}
+	})
 }
 
 // logOf is torch.log(x + offset), of what is at least the smallest normal number.
@@ -64,9 +74,10 @@ func newLog(raw json.RawMessage) (step, error) {
 
 func (l *logOf) next(e extent) (extent, error) { return e.spectral() }
 
-func (l *logOf) run(s *sound, _ *draw.Source) []program.Value {
-	dsp.Log32(s.data, float32(l.Offset), 0x1p-126, 1)
-	return nil
+func (l *logOf) work(e extent) program.Amount { return e.size().Times(ofLog) }
+
+func (l *logOf) run(s *sound, _ *draw.Source) ([]program.Value, error) {
+	return nil, s.inParts(s.data, ofLog, func(x []float32) { dsp.Log32(x, float32(l.Offset), 0x1p-126, 1) })
 }
 
 // normalize takes mean away and divides by std: one of each, or one for each channel of a waveform or feature of a
@@ -114,15 +125,20 @@ func (n *normalize) next(e extent) (extent, error) {
 	return e, nil
 }
 
-func (n *normalize) run(s *sound, _ *draw.Source) []program.Value {
+func (n *normalize) work(e extent) program.Amount { return e.size().Times(4) }
+
+func (n *normalize) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 	for i := range s.rows() {
 		mean, std := float32(n.Mean[i%len(n.Mean)]), float32(n.Std[i%len(n.Std)])
-		row := s.row(i)
-		for k, v := range row {
-			row[k] = (v - mean) / std
+		if err := s.inParts(s.row(i), 4, func(x []float32) {
+			for k, v := range x {
+				x[k] = (v - mean) / std
+			}
+		}); err != nil {
+			return nil, err
 		}
 	}
-	return nil
+	return nil, nil
 }
 
 // standardize gives a cell mean 0 and variance 1: the whole of it, or each channel or feature over time.
@@ -144,32 +160,48 @@ func newStandardize(raw json.RawMessage) (step, error) {
 
 func (n *standardize) next(e extent) (extent, error) { return e, nil }
 
-func (n *standardize) run(s *sound, _ *draw.Source) []program.Value {
+// standardizing is how many steps each of the three passes takes for a number.
+const standardizing = 4
+
+func (n *standardize) work(e extent) program.Amount { return e.size().Times(3 * standardizing) }
+
+func (n *standardize) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 	if n.Per == "cell" {
-		n.scale(s.data)
-		return nil
+		return nil, n.scale(s, s.data)
 	}
 	for i := range s.rows() {
-		n.scale(s.row(i))
+		if err := n.scale(s, s.row(i)); err != nil {
+			return nil, err
+		}
 	}
-	return nil
+	return nil, nil
 }
 
-func (n *standardize) scale(x []float32) {
+func (n *standardize) scale(s *sound, x []float32) error {
 	if len(x) == 0 {
-		return
+		return nil
 	}
 	sum, squares := 0.0, 0.0
-	for _, v := range x {
-		sum += float64(v)
+	if err := s.inParts(x, standardizing, func(part []float32) {
+		for _, v := range part {
+			sum += float64(v)
+		}
+	}); err != nil {
+		return err
 	}
 	mean := sum / float64(len(x))
-	for _, v := range x {
-		d := float64(v) - mean
-		squares += float64(d * d)
+	if err := s.inParts(x, standardizing, func(part []float32) {
+		for _, v := range part {
+			d := float64(v) - mean
+			squares += float64(d * d)
+		}
+	}); err != nil {
+		return err
 	}
 	std := math.Sqrt(squares/float64(len(x)) + n.Eps)
-	for i, v := range x {
-		x[i] = float32((float64(v) - mean) / std)
-	}
+	return s.inParts(x, standardizing, func(part []float32) {
+		for i, v := range part {
+			part[i] = float32((float64(v) - mean) / std)
+		}
+	})
 }

@@ -110,41 +110,80 @@ func (s *spectrogram) next(e extent) (extent, error) {
 	return e, err
 }
 
-// tables implements tabled: a waveform with its edges.
-func (s *spectrogram) tables(e extent) int64 {
-	return 4 * (int64(e.frames) + int64(4*s.NFFT) + int64(2*s.Pad))
+// tables implements tabled.
+func (s *spectrogram) tables(e extent) program.Amount { return s.tablesFor(e, s.spectrum.Bins()) }
+
+// tablesFor is a waveform with its edges, the powers of some frames, and what a transform needs.
+func (s *spectrogram) tablesFor(e extent, features int) program.Amount {
+	return program.Count(int64(s.edged(e.frames))).Plus(program.Product(together, s.spectrum.Bins()+features)).Times(4).
+		Plus(program.Count(s.spectrum.RoomBytes()))
 }
 
-func (s *spectrogram) run(o *sound, _ *draw.Source) []program.Value {
-	s.each(o, s.spectrum.Bins(), func(powers []float32, bins int, out []float32, stride int) {
+// edged is how many samples a waveform of n has with its edges.
+func (s *spectrogram) edged(n int) int { return n + 2*s.Pad + 2*(s.NFFT/2) }
+
+func (s *spectrogram) work(e extent) program.Amount {
+	return s.workFor(e, s.spectrum.Steps(), s.spectrum.Bins())
+}
+
+// edging is how many steps a sample takes on its way into a waveform with edges, and laying a number out by frequency.
+const edging = 2
+
+// workFor is the work of frames that take so many steps, of which each becomes so many features.
+func (s *spectrogram) workFor(e extent, steps int64, features int) program.Amount {
+	frames, err := s.count(e.frames)
+	if err != nil {
+		return program.Amount{} // next has refused it
+	}
+	each := program.Count(steps).Plus(program.Count(int64(features)).Times(edging))
+	// Frames are computed some at a time.
+	all := each.Times(int64(frames + together)).Plus(program.Count(int64(s.edged(e.frames))).Times(edging))
+	return all.Times(int64(e.channels))
+}
+
+func (s *spectrogram) run(o *sound, _ *draw.Source) ([]program.Value, error) {
+	return nil, s.each(o, s.spectrum.Steps(), s.spectrum.Bins(), func(powers []float32, bins int, out []float32, stride int) {
 		for i := range len(powers) / bins {
 			for k, v := range powers[i*bins:][:bins] {
 				out[k*stride+i] = v
 			}
 		}
 	})
-	return nil
 }
 
 // together is how many frames are computed before they are laid out by frequency.
 const together = 16
 
-// each gives the powers of some frames at a time to sum, which makes features numbers of each.
-func (s *spectrogram) each(o *sound, features int, sum func(powers []float32, bins int, out []float32, stride int)) {
+// each gives the powers of some frames at a time to sum, which makes features numbers of each. A frame takes so many
+// steps, with what sum takes of it.
+func (s *spectrogram) each(o *sound, steps int64, features int,
+	sum func(powers []float32, bins int, out []float32, stride int)) error {
 	frames, err := s.count(o.frames)
 	if err != nil {
 		panic("audio: a spectrogram of what next has refused: " + err.Error())
 	}
 	n, bins, r := s.NFFT, s.spectrum.Bins(), o.room
+	if err := o.meter.Hold(s.tablesFor(o.extent, features).Int64()); err != nil {
+		return err
+	}
 	r.powers = slices.Grow(r.powers[:0], together*(bins+features))
 	powers := r.powers[:together*bins]
 	block := r.powers[len(powers) : len(powers)+together*features]
-	out := o.spare(o.channels * features * frames)
+	out, err := o.spare(o.channels * features * frames)
+	if err != nil {
+		return err
+	}
 	for c := range o.channels {
+		if err := o.spend(s.edged(o.frames), edging); err != nil {
+			return err
+		}
 		x := s.padded(o.row(c), r)
 		to := out[c*features*frames:][:features*frames]
 		for t := 0; t < frames; t += together {
 			k := min(together, frames-t)
+			if err := o.spend(k, steps+edging*int64(features)); err != nil {
+				return err
+			}
 			for i := range k {
 				s.spectrum.Frame(x[(t+i)*s.HopLength:][:n], powers[i*bins:][:bins], &r.spectrum)
 			}
@@ -156,6 +195,7 @@ func (s *spectrogram) each(o *sound, features int, sum func(powers []float32, bi
 	}
 	o.take(out)
 	o.features, o.frames = features, frames
+	return nil
 }
 
 // padded is x with its edges, in room's memory.
@@ -246,7 +286,13 @@ func (m *melSpectrogram) next(e extent) (extent, error) {
 	return e, err
 }
 
-func (m *melSpectrogram) run(o *sound, _ *draw.Source) []program.Value {
-	m.each(o, m.NMels, m.mel.Sum)
-	return nil
+func (m *melSpectrogram) run(o *sound, _ *draw.Source) ([]program.Value, error) {
+	return nil, m.each(o, m.steps(), m.NMels, m.mel.Sum)
 }
+
+// steps is how many a frame takes.
+func (m *melSpectrogram) steps() int64 { return m.spectrum.Steps() + 2*m.mel.Weights() }
+
+func (m *melSpectrogram) work(e extent) program.Amount { return m.workFor(e, m.steps(), m.NMels) }
+
+func (m *melSpectrogram) tables(e extent) program.Amount { return m.tablesFor(e, m.NMels) }

@@ -36,11 +36,11 @@ func (h *splitHead) Cost(cell []byte, limits program.Limits) (program.Cost, erro
 // Run implements program.Program.
 func (h *splitHead) Run(ctx context.Context, cell []byte, by program.Draws,
 	alloc func(n int) []byte) (program.Outcome, error) {
-	outcome, err := h.run(cell, by, func(s *sound) {
+	outcome, err := h.run(ctx, cell, by, func(s *sound) error {
 		b := program.Between{Kind: s.kind, Type: program.Float32, Dims: s.dims(), Rate: s.rate}
 		to := alloc(int(b.Size()))
 		b.PutHeader(to)
-		write(s, to[program.BetweenHeader:])
+		return write(s, to[program.BetweenHeader:])
 	})
 	outcome.Dims = nil
 	return outcome, err
@@ -90,19 +90,20 @@ func (t *splitTail) Run(ctx context.Context, cell []byte, by program.Draws,
 	if err != nil {
 		return program.Outcome{}, err
 	}
-	if _, err := t.costFrom(codec.Info{}, e, t.from, program.Ceiling); err != nil {
+	cost, err := t.costFrom(codec.Info{}, e, t.from, program.Ceiling)
+	if err != nil {
 		return program.Outcome{}, err
 	}
 	r := rooms.Get().(*room)
 	defer r.free()
-	s := &sound{extent: e, room: r}
-	s.take(s.spare(int(e.size().Int64())))
-	read(s, elements)
+	s := &sound{extent: e, room: r, meter: program.NewMeter(ctx, cost)}
 	var out program.Outcome
-	if err := t.rest(s, t.from, by, &out); err != nil {
-		return out, err
+	if err := s.fill(elements); err != nil {
+		return out, s.because(t.at(t.from, err))
 	}
-	write(s, alloc(int(s.size().Int64())*widths[s.dtype]))
+	if err := t.rest(s, t.from, by, &out); err != nil {
+		return out, s.because(err)
+	}
 	out.Dims = s.dims()
-	return out, nil
+	return out, s.because(write(s, alloc(int(s.size().Int64())*widths[s.dtype])))
 }

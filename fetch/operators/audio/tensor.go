@@ -37,7 +37,9 @@ func (t *toDtype) next(e extent) (extent, error) {
 	return e, nil
 }
 
-func (t *toDtype) run(*sound, *draw.Source) []program.Value { return nil }
+func (t *toDtype) work(extent) program.Amount { return program.Amount{} }
+
+func (t *toDtype) run(*sound, *draw.Source) ([]program.Value, error) { return nil, nil }
 
 // layout says in which order the result's axes are: C (channels), F (features), T (time). C may be left out of what has
 // one channel.
@@ -61,7 +63,9 @@ func (l *layout) next(e extent) (extent, error) {
 	return e, nil
 }
 
-func (l *layout) run(*sound, *draw.Source) []program.Value { return nil }
+func (l *layout) work(extent) program.Amount { return program.Amount{} }
+
+func (l *layout) run(*sound, *draw.Source) ([]program.Value, error) { return nil, nil }
 
 // strides are the steps of a cell's axes in its bytes' elements, by their place in native.
 func (e extent) strides() (channel, feature, frame int) {
@@ -80,19 +84,29 @@ func (e extent) strides() (channel, feature, frame int) {
 	return channel, feature, frame
 }
 
-// rowsOf calls f for each row of the data with where its elements lie in the bytes: at, and step apart.
-func (s *sound) rowsOf(f func(row []float32, at, step int)) {
+// layingOut is how many steps a number takes between the bytes of a cell and the numbers that steps work on.
+const layingOut = 4
+
+// rowsOf calls f for parts of each row of the data with where their elements lie in the bytes: at, and step apart.
+func (s *sound) rowsOf(f func(row []float32, at, step int)) error {
 	channel, feature, frame := s.strides()
 	for c := range s.channels {
 		for k := range max(s.features, 1) {
-			f(s.row(c*max(s.features, 1)+k), c*channel+k*feature, frame)
+			at := c*channel + k*feature
+			if err := s.inParts(s.row(c*max(s.features, 1)+k), layingOut, func(part []float32) {
+				f(part, at, frame)
+				at += len(part) * frame
+			}); err != nil {
+				return err
+			}
 		}
 	}
+	return nil
 }
 
 // write gives the bytes of the result.
-func write(s *sound, to []byte) {
-	s.rowsOf(func(row []float32, at, step int) {
+func write(s *sound, to []byte) error {
+	return s.rowsOf(func(row []float32, at, step int) {
 		switch s.dtype {
 		case program.Float32:
 			for i, v := range row {
@@ -120,8 +134,8 @@ func toInt16(v float32) int16 {
 }
 
 // read has the numbers of a cell that is decoded.
-func read(s *sound, from []byte) {
-	s.rowsOf(func(row []float32, at, step int) {
+func read(s *sound, from []byte) error {
+	return s.rowsOf(func(row []float32, at, step int) {
 		switch s.dtype {
 		case program.Float32:
 			for i := range row {

@@ -2,6 +2,7 @@ package audio
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"sync"
 
@@ -63,7 +64,10 @@ func (d *decode) opened(info codec.Info) (extent, error) {
 	return e, nil
 }
 
-func (d *decode) run(*sound, *draw.Source) []program.Value { return nil }
+// work is none: codec.Info says what decoding takes.
+func (d *decode) work(extent) program.Amount { return program.Amount{} }
+
+func (d *decode) run(*sound, *draw.Source) ([]program.Value, error) { return nil, nil }
 
 // resample is torchaudio.transforms.Resample. What has the rate already passes as it is.
 type resample struct {
@@ -142,21 +146,38 @@ func (r *resample) next(e extent) (extent, error) {
 }
 
 // tables implements tabled.
-func (r *resample) tables(e extent) int64 {
+func (r *resample) tables(e extent) program.Amount {
 	if e.rate == r.NewFreq {
-		return 0
+		return program.Amount{}
 	}
-	return r.options(e.rate).Bytes()
+	return program.Count(r.options(e.rate).Bytes())
 }
 
-func (r *resample) table(from int) *dsp.Resampler {
+// work has the making of the table, too, which may be there.
+func (r *resample) work(e extent) program.Amount {
+	if e.rate == r.NewFreq {
+		return program.Amount{}
+	}
+	o := r.options(e.rate)
+	n := dsp.ResampledLength(e.frames, e.rate, r.NewFreq)
+	return program.Product(e.channels, n, o.Taps()+filtering).Plus(program.Count(o.Steps()))
+}
+
+// filtering is how many steps an output sample takes besides its taps.
+const filtering = 8
+
+func (r *resample) table(s *sound, from int) (*dsp.Resampler, error) {
 	r.tablesByRate.mu.Lock()
 	t := r.tablesByRate.kept[from]
 	r.tablesByRate.mu.Unlock()
 	if t != nil {
-		return t
+		return t, nil
 	}
-	t = dsp.NewResampler(r.options(from))
+	o := r.options(from)
+	if err := errors.Join(s.meter.Hold(o.Bytes()), s.meter.Spend(o.Steps())); err != nil {
+		return nil, err
+	}
+	t = dsp.NewResampler(o)
 	r.tablesByRate.mu.Lock()
 	defer r.tablesByRate.mu.Unlock()
 	if len(r.tablesByRate.kept) < keptResamplers {
@@ -165,22 +186,37 @@ func (r *resample) table(from int) *dsp.Resampler {
 		}
 		r.tablesByRate.kept[from] = t
 	}
-	return t
+	return t, nil
 }
 
-func (r *resample) run(s *sound, _ *draw.Source) []program.Value {
+func (r *resample) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 	if s.rate == r.NewFreq {
-		return nil
+		return nil, nil
 	}
 	n := dsp.ResampledLength(s.frames, s.rate, r.NewFreq)
-	out := s.spare(s.channels * n)
-	t := r.table(s.rate)
+	out, err := s.spare(s.channels * n)
+	if err != nil {
+		return nil, err
+	}
+	t, err := r.table(s, s.rate)
+	if err != nil {
+		return nil, err
+	}
+	each := r.options(s.rate).Taps() + filtering
 	for c := range s.channels {
-		t.Run(s.row(c), out[c*n:(c+1)*n])
+		x, y := s.row(c), out[c*n:(c+1)*n]
+		for at := 0; at < n; {
+			part := y[at:min(n, at+max(1, chunk/each))]
+			if err := s.spend(len(part), int64(each)); err != nil {
+				return nil, err
+			}
+			t.Run(x, part, at)
+			at += len(part)
+		}
 	}
 	s.take(out)
 	s.frames = n
-	return nil
+	return nil, nil
 }
 
 // mono is the mean of channels, as waveform.mean(0, keepdim=True).
@@ -197,22 +233,34 @@ func (m *mono) next(e extent) (extent, error) {
 	return e, err
 }
 
-func (m *mono) run(s *sound, _ *draw.Source) []program.Value {
+func (m *mono) work(e extent) program.Amount { return e.size().Times(4) }
+
+func (m *mono) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 	if s.channels == 1 {
-		return nil
+		return nil, nil
 	}
 	sum := s.row(0)
 	for c := 1; c < s.channels; c++ {
-		for i, v := range s.row(c) {
-			sum[i] += v
+		at := 0
+		if err := s.inParts(s.row(c), 2, func(x []float32) {
+			for i, v := range x {
+				sum[at+i] += v
+			}
+			at += len(x)
+		}); err != nil {
+			return nil, err
 		}
 	}
 	n := float32(s.channels)
-	for i := range sum {
-		sum[i] /= n
+	if err := s.inParts(sum, 4, func(x []float32) {
+		for i := range x {
+			x[i] /= n
+		}
+	}); err != nil {
+		return nil, err
 	}
 	s.data, s.channels = sum, 1
-	return nil
+	return nil, nil
 }
 
 // vol is torchaudio.transforms.Vol: samples times a ratio, kept within -1 to 1.
@@ -237,22 +285,28 @@ func newVol(raw json.RawMessage) (step, error) {
 
 func (v *vol) next(e extent) (extent, error) { return e.waveform() }
 
-func (v *vol) run(s *sound, _ *draw.Source) []program.Value {
+// amplifying is how many steps a sample takes.
+const amplifying = 4
+
+func (v *vol) work(e extent) program.Amount { return e.size().Times(amplifying) }
+
+func (v *vol) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 	switch {
 	case v.GainType == "db":
-		s.amplify(float32(dsp.Exp10(v.Gain / 20)))
+		return nil, s.amplify(float32(dsp.Exp10(v.Gain / 20)))
 	case v.GainType == "power" && v.Gain > 0:
-		s.amplify(float32(dsp.Exp10(dsp.Log10(v.Gain) / 2)))
+		return nil, s.amplify(float32(dsp.Exp10(dsp.Log10(v.Gain) / 2)))
 	default:
-		s.amplify(float32(v.Gain))
+		return nil, s.amplify(float32(v.Gain))
 	}
-	return nil
 }
 
-func (s *sound) amplify(ratio float32) {
-	for i, v := range s.data {
-		s.data[i] = min(max(float32(v*ratio), -1), 1)
-	}
+func (s *sound) amplify(ratio float32) error {
+	return s.inParts(s.data, amplifying, func(x []float32) {
+		for i, v := range x {
+			x[i] = min(max(float32(v*ratio), -1), 1)
+		}
+	})
 }
 
 // randomGain is Vol in decibels, uniform between two bounds and whole in thousandths, with probability p.
@@ -280,15 +334,15 @@ func (g *randomGain) draws() {}
 
 func (g *randomGain) next(e extent) (extent, error) { return e.waveform() }
 
-func (g *randomGain) run(s *sound, from *draw.Source) []program.Value {
+func (g *randomGain) work(e extent) program.Amount { return e.size().Times(amplifying) }
+
+func (g *randomGain) run(s *sound, from *draw.Source) ([]program.Value, error) {
 	applied, low := from.Chance(g.P), g.Low
 	db := float64(int(float64(from.Uniform(low, g.High)*1000))) / 1000
 	if !applied {
-		db = 0
-	} else {
-		s.amplify(float32(dsp.Exp10(db / 20)))
+		return []program.Value{{Name: "gain_db", Number: 0}}, nil
 	}
-	return []program.Value{{Name: "gain_db", Number: db}}
+	return []program.Value{{Name: "gain_db", Number: db}}, s.amplify(float32(dsp.Exp10(db / 20)))
 }
 
 // preemphasis is torchaudio.transforms.Preemphasis: a sample less coeff times the one before.
@@ -306,13 +360,20 @@ func newPreemphasis(raw json.RawMessage) (step, error) {
 
 func (p *preemphasis) next(e extent) (extent, error) { return e.waveform() }
 
-func (p *preemphasis) run(s *sound, _ *draw.Source) []program.Value {
+func (p *preemphasis) work(e extent) program.Amount { return e.size().Times(2) }
+
+func (p *preemphasis) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 	k := float32(p.Coeff)
 	for c := range s.channels {
 		x := s.row(c)
-		for i := len(x) - 1; i > 0; i-- {
-			x[i] -= float32(k * x[i-1])
+		for end := len(x); end > 1; end -= min(chunk, end) { // from the end: a sample takes the one before as it was
+			if err := s.spend(min(chunk, end), 2); err != nil {
+				return nil, err
+			}
+			for i := end - 1; i >= max(end-chunk, 1); i-- {
+				x[i] -= float32(k * x[i-1])
+			}
 		}
 	}
-	return nil
+	return nil, nil
 }

@@ -10,6 +10,7 @@
 package codec
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -56,6 +57,7 @@ type Info struct {
 	Working int64
 
 	data  []byte // the samples of WAV, the frames of FLAC
+	steps int64  // of a sample of Ogg Vorbis, at most
 	block int    // most samples of a block of FLAC, or what comes too much at the beginning of MP3
 }
 
@@ -136,8 +138,10 @@ func skipID3(b []byte) []byte {
 
 // Decode gives samples from frame offset on, each channel's in one slice of out, all of
 // the same length. They are in [-1, 1), as torchaudio's. The info is what Read gave for the same bytes.
-// The duration is processor time that another process has taken for it.
-func Decode(file []byte, info Info, offset int, out [][]float32) (time.Duration, error) {
+// The duration is processor time that another process has taken for it. Decode spends steps before it takes them, and
+// ends when ctx does, which is the meter's.
+func Decode(ctx context.Context, m *program.Meter, file []byte, info Info, offset int,
+	out [][]float32) (time.Duration, error) {
 	if len(out) != info.Channels || offset < 0 || offset > info.Frames {
 		return 0, fmt.Errorf("codec: frames from %d of %d channels are asked for, of %d frames of %d channels",
 			offset, len(out), info.Frames, info.Channels)
@@ -154,24 +158,23 @@ func Decode(file []byte, info Info, offset int, out [][]float32) (time.Duration,
 	}
 	switch info.Format {
 	case WAV:
-		decodeWAV(info, offset, out)
-		return 0, nil
+		return 0, decodeWAV(m, info, offset, out)
 	case FLAC:
-		return 0, decodeFLAC(info, offset, out)
+		return 0, decodeFLAC(m, info, offset, out)
 	}
 	if version, _, err := sndfile.Version(); err != nil {
 		return 0, noProcess(info.Format, err)
 	} else if version != "" {
-		return decodeNative(file, info, offset, out)
+		return decodeNative(ctx, m, file, info, offset, out)
 	}
 	if info.Format == Vorbis {
-		got, err := vorbis.Decode(file, offset, out)
+		got, err := vorbis.Decode(m, file, offset, out)
 		if err == nil && got < n {
 			err = short(Vorbis, out, got, io.EOF)
 		}
 		return 0, err
 	}
-	return 0, decodeMP3(info, offset, out)
+	return 0, decodeMP3(m, info, offset, out)
 }
 
 // Readable fails with ErrNoDecoder where this process cannot decode the file, and with program.ErrUnavailable where it

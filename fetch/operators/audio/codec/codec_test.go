@@ -1,6 +1,7 @@
 package codec
 
 import (
+	"context"
 	"crypto/md5"
 	"encoding/binary"
 	"errors"
@@ -33,7 +34,7 @@ func decoded(file []byte, info Info, offset, frames int) ([][]float32, error) {
 	for c := range out {
 		out[c] = make([]float32, frames)
 	}
-	_, err := Decode(file, info, offset, out)
+	_, err := Decode(context.Background(), nil, file, info, offset, out)
 	return out, err
 }
 
@@ -132,7 +133,7 @@ func TestSeekFLAC(t *testing.T) {
 			found++
 		}
 		out := [][]float32{make([]float32, 100)}
-		if err := decodeFLAC(long, offset, out); err != nil {
+		if err := decodeFLAC(nil, long, offset, out); err != nil {
 			t.Fatal(err)
 		}
 		if !slices.Equal(out[0], all[0][17:117]) {

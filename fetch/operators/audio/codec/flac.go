@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"math"
 	"sync"
+
+	"bowstring/fetch/operators/program"
 )
 
 // readFLAC reads the metadata of a native FLAC stream (RFC 9639).
@@ -170,19 +172,19 @@ type flacRoom struct{ samples []int64 }
 var flacRooms = sync.Pool{New: func() any { return new(flacRoom) }}
 
 // decodeFLAC decodes from the frame that has the first sample asked for.
-func decodeFLAC(info Info, offset int, out [][]float32) error {
+func decodeFLAC(m *program.Meter, info Info, offset int, out [][]float32) error {
 	room := flacRooms.Get().(*flacRoom)
 	defer flacRooms.Put(room)
 	if n := info.block * info.Channels; len(room.samples) < n {
 		room.samples = make([]int64, n)
 	}
 	if at, sample := seekFLAC(&info, offset); at > 0 {
-		if flacFrom(&info, room, at, sample, offset, out) == nil {
-			return nil
+		if err := flacFrom(m, &info, room, at, sample, offset, out); err == nil || m.Look() != nil {
+			return err
 		}
 		// What looked like a header was not one. From the beginning nothing has to be guessed.
 	}
-	return flacFrom(&info, room, 0, 0, offset, out)
+	return flacFrom(m, &info, room, 0, 0, offset, out)
 }
 
 // seekFLAC finds a frame that begins at or before sample offset, by halving. It gives its place, or zeros.
@@ -210,7 +212,7 @@ func seekFLAC(info *Info, offset int) (at, sample int) {
 }
 
 // flacFrom decodes frames from byte at, whose first sample is number sample, until out is full.
-func flacFrom(info *Info, room *flacRoom, at, sample, offset int, out [][]float32) error {
+func flacFrom(m *program.Meter, info *Info, room *flacRoom, at, sample, offset int, out [][]float32) error {
 	var channels [8][]int64
 	scale := float32(math.Ldexp(1, 1-info.Bits))
 	for end := offset + len(out[0]); sample < end; {
@@ -223,6 +225,9 @@ func flacFrom(info *Info, room *flacRoom, at, sample, offset int, out [][]float3
 			return damaged("FLAC: no frame begins at sample %d", sample)
 		case !h.fits(info) || h.begins(info) != sample:
 			return damaged("FLAC: the frame at sample %d is not of its stream", sample)
+		}
+		if err := m.Spend(int64(h.block) * int64(info.Channels) * ofFLAC); err != nil {
+			return err
 		}
 		for c := range info.Channels {
 			channels[c] = room.samples[c*info.block:][:h.block]

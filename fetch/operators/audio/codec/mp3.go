@@ -7,6 +7,8 @@ import (
 	"io"
 
 	"github.com/hajimehoshi/go-mp3"
+
+	"bowstring/fetch/operators/program"
 )
 
 // mp3Frame is what the header of a frame of MPEG audio, layer III, says.
@@ -120,7 +122,7 @@ func xing(b []byte) (frames, skip, end int) {
 }
 
 // decodeMP3 decodes from the beginning: frames refer to those before.
-func decodeMP3(info Info, offset int, out [][]float32) (err error) {
+func decodeMP3(m *program.Meter, info Info, offset int, out [][]float32) (err error) {
 	defer func() {
 		// The library indexes tables by what it has read.
 		if r := recover(); r != nil {
@@ -135,6 +137,9 @@ func decodeMP3(info Info, offset int, out [][]float32) (err error) {
 	const width = 4 // two channels of 16 bits, whatever the file has
 	buffer := make([]byte, 1152*width)
 	for at, done := -info.block-offset, 0; done < len(out[0]); {
+		if err := m.Spend(1152 * 2 * ofMP3); err != nil {
+			return err
+		}
 		n, err := io.ReadFull(d, buffer)
 		for b := buffer[:n-n%width]; len(b) > 0 && done < len(out[0]); b = b[width:] {
 			if at++; at <= 0 {

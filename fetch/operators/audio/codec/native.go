@@ -1,6 +1,7 @@
 package codec
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -45,9 +46,15 @@ func unavailable(what string, err error) error {
 }
 
 // decodeNative decodes by libsndfile, in another process.
-func decodeNative(file []byte, info Info, offset int, out [][]float32) (time.Duration, error) {
-	got, spent, err := sndfile.Decode(file, info.Rate, offset, out)
+func decodeNative(ctx context.Context, m *program.Meter, file []byte, info Info, offset int,
+	out [][]float32) (time.Duration, error) {
+	if err := m.Spend(info.Work(offset, len(out[0])).Int64()); err != nil {
+		return 0, err
+	}
+	got, spent, err := sndfile.Decode(ctx, file, info.Rate, offset, out)
 	switch {
+	case ctx.Err() != nil && err != nil:
+		return spent, context.Cause(ctx)
 	case errors.Is(err, sndfile.ErrNoProcess):
 		return spent, noProcess(info.Format, err)
 	case err != nil:

@@ -36,8 +36,8 @@ func readOgg(file []byte) (Info, error) {
 	if info.Format == Vorbis {
 		// A stream that was cut out of a longer one does not begin at 0. Where its headers cannot be read, decoding
 		// says so.
-		if n, err := vorbis.Length(file, int64(last)); err == nil {
-			info.Frames = int(n)
+		if n, steps, err := vorbis.Length(file, int64(last)); err == nil {
+			info.Frames, info.steps = int(n), steps
 		}
 	}
 	info.Working = 1<<20 + int64(info.Frames)*int64(info.Channels)*4

@@ -3,6 +3,8 @@ package codec
 import (
 	"encoding/binary"
 	"math"
+
+	"bowstring/fetch/operators/program"
 )
 
 const (
@@ -71,10 +73,27 @@ func wavReadable(kind, bits int) bool {
 	}
 }
 
-func decodeWAV(info Info, offset int, out [][]float32) {
+func decodeWAV(m *program.Meter, info Info, offset int, out [][]float32) error {
+	const together = 1 << 16 // samples of each channel between two calls of the meter
+	stride := info.Bits / 8 * len(out)
+	part := make([][]float32, len(out))
+	for at := 0; at < len(out[0]); at += together {
+		n := min(together, len(out[0])-at)
+		if err := m.Spend(int64(n) * int64(len(out)) * ofWAV); err != nil {
+			return err
+		}
+		for c := range out {
+			part[c] = out[c][at:][:n]
+		}
+		wavSamples(&info, info.data[(offset+at)*stride:][:n*stride], part)
+	}
+	return nil
+}
+
+// wavSamples converts all samples of some frames.
+func wavSamples(info *Info, all []byte, out [][]float32) {
 	width := info.Bits / 8
 	stride := width * len(out)
-	all := info.data[offset*stride:][:len(out[0])*stride]
 	for c, dst := range out {
 		b := all[c*width:]
 		switch {

@@ -107,7 +107,7 @@ func TestResampler(t *testing.T) {
 			x[i] = float32(math.Sin(2 * math.Pi * f * float64(i)))
 		}
 		y := make([]float32, ResampledLength(len(x), c[0], c[1]))
-		NewResampler(o).Run(x, y)
+		NewResampler(o).Run(x, y, 0)
 		for j := len(y) / 4; j < 3*len(y)/4; j++ {
 			want := math.Sin(2 * math.Pi * f * float64(j) * float64(c[0]) / float64(c[1]))
 			if math.Abs(float64(y[j])-want) > 5e-3 {

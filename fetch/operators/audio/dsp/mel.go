@@ -94,6 +94,15 @@ func NewMel(o MelOptions) *Mel {
 	return m
 }
 
+// Weights is how many numbers of a frame are summed, over all bands.
+func (m *Mel) Weights() int64 {
+	n := int64(len(m.bands))
+	for i := range m.bands {
+		n += int64(len(m.bands[i].weight))
+	}
+	return n
+}
+
 // Sum gives the bands of frames, which are rows of powers of bins frequencies, side by
 // side: band b of frame i in out[b·stride+i].
 func (m *Mel) Sum(powers []float32, bins int, out []float32, stride int) {

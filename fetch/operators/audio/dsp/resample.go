@@ -118,10 +118,12 @@ func ResampledLength(n, from, to int) int {
 	return min(int(math.Ceil(float64(float32(exact)))), to*(n/from+1))
 }
 
-// Run resamples x into y, of ResampledLength samples. Samples beyond x count as zero.
-func (r *Resampler) Run(x, y []float32) {
-	for j, block := 0, 0; j < len(y); block += r.from {
-		for i := 0; i < len(r.phases) && j < len(y); i++ {
+// Run resamples x into y: a part, from sample first on, of the ResampledLength samples that there are. Samples beyond x
+// count as zero.
+func (r *Resampler) Run(x, y []float32, first int) {
+	block, i := first/len(r.phases)*r.from, first%len(r.phases)
+	for j := 0; j < len(y); block, i = block+r.from, 0 {
+		for ; i < len(r.phases) && j < len(y); i++ {
 			p := &r.phases[i]
 			at, taps := block+p.at, p.taps
 			if at < 0 {
@@ -153,6 +155,18 @@ func dot(x, w []float32) float32 {
 		a += float32(x[i] * w[i])
 	}
 	return (a + b) + (c + d)
+}
+
+// Taps bounds how many multiplications an output sample takes.
+func (o ResampleOptions) Taps() int {
+	_, _, taps := o.taps()
+	return taps
+}
+
+// Steps bounds the work of making the table: each number takes a sine, and a Bessel function or a cosine.
+func (o ResampleOptions) Steps() int64 {
+	_, to, taps := o.taps()
+	return int64(to) * int64(taps) * 256
 }
 
 // Bytes bounds what the table takes.

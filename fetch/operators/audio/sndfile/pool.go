@@ -2,6 +2,7 @@ package sndfile
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -112,10 +113,13 @@ func (l *pool) close() {
 
 // decode is Decode. A process that ended may have been ended by others, even before it had the file: so a
 // new one has the file once more.
-func (l *pool) decode(file []byte, q request, out [][]float32) (int, time.Duration, error) {
+func (l *pool) decode(ctx context.Context, file []byte, q request, out [][]float32) (int, time.Duration, error) {
 	q.Bytes, q.Channels, q.Frames = int64(len(file)), int64(len(out)), int64(len(out[0]))
 	took := l.patience + time.Duration(q.Frames*q.Channels)*time.Second/slowest
 	for last := false; ; last = true {
+		if ctx.Err() != nil {
+			return 0, 0, context.Cause(ctx)
+		}
 		var p *process
 		if !last {
 			p = l.take()
@@ -136,12 +140,15 @@ func (l *pool) decode(file []byte, q request, out [][]float32) (int, time.Durati
 					"the other does: restart to go on with this one", ErrNoProcess, now, f.version)
 			}
 		}
-		a, err := p.ask(file, q, out, time.Now().Add(took))
+		a, err := p.ask(ctx, file, q, out, time.Now().Add(took))
 		switch {
 		case err == nil:
 			l.put(p)
 			spent := time.Duration(a.Nanos)
 			return int(max(a.Frames, 0)), spent, said(a.Frames)
+		case ctx.Err() != nil:
+			_ = p.end(nil)
+			return 0, 0, context.Cause(ctx)
 		case os.IsTimeout(err):
 			_ = p.end(nil)
 			return 0, 0, fmt.Errorf("%w: it took longer than %v", ErrDied, took)

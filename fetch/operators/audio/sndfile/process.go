@@ -2,6 +2,7 @@ package sndfile
 
 import (
 	"bufio"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -102,18 +103,33 @@ func (p *process) end(err error) error {
 	return fmt.Errorf("%w (%w)", err, state)
 }
 
-// ask has the process decode a file. After an error that is no code the process is of no use any longer.
-func (p *process) ask(file []byte, q request, out [][]float32, until time.Time) (answer, error) {
+// ask has the process decode a file. After an error that is no code the process is of no use any longer. When ctx ends,
+// reading and writing fail.
+func (p *process) ask(ctx context.Context, file []byte, q request, out [][]float32,
+	until time.Time) (a answer, err error) {
 	if err := errors.Join(p.to.SetWriteDeadline(until), p.from.SetReadDeadline(until)); err != nil {
 		return answer{}, err
 	}
+	ended := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(ended)
+		past := time.Unix(1, 0)
+		_, _ = p.to.SetWriteDeadline(past), p.from.SetReadDeadline(past)
+	})
+	defer func() {
+		if !stop() {
+			<-ended
+			if err == nil { // deadlines that have passed are of no use to the next file
+				err = context.Cause(ctx)
+			}
+		}
+	}()
 	if err := binary.Write(p.to, binary.LittleEndian, q); err != nil {
 		return answer{}, err
 	}
 	if _, err := p.to.Write(file); err != nil {
 		return answer{}, err
 	}
-	var a answer
 	if err := binary.Read(p.read, binary.LittleEndian, &a); err != nil {
 		return answer{}, err
 	}

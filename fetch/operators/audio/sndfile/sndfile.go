@@ -11,6 +11,7 @@
 package sndfile
 
 import (
+	"context"
 	"errors"
 	"os"
 	"time"
@@ -62,9 +63,10 @@ func Version() (version, missing string, err error) {
 }
 
 // Decode reads frames from offset on into out, one slice for each channel, all of one length, and gives how
-// many there were and what processor time the other process took. It is safe for concurrent
+// many there were and what processor time the other process took. When ctx ends, so do the call, with its cause, and the
+// process. It is safe for concurrent
 // use; each call at a time has a process. Version has to have found the library. An error is the file's
 // fault, but for ErrNoProcess.
-func Decode(file []byte, rate, offset int, out [][]float32) (int, time.Duration, error) {
-	return processes.decode(file, request{Offset: int64(offset), Rate: int64(rate)}, out)
+func Decode(ctx context.Context, file []byte, rate, offset int, out [][]float32) (int, time.Duration, error) {
+	return processes.decode(ctx, file, request{Offset: int64(offset), Rate: int64(rate)}, out)
 }

@@ -3,6 +3,7 @@
 package sndfile
 
 import (
+	"context"
 	"errors"
 	"os"
 	"os/exec"
@@ -66,7 +67,7 @@ func bad(t *testing.T) *pool {
 // text decodes a file of which each byte is a sample.
 func text(l *pool, file string, offset, frames int) (string, error) {
 	out := [][]float32{make([]float32, frames)}
-	got, _, err := l.decode([]byte(file), request{Offset: int64(offset), Rate: 16000}, out)
+	got, _, err := l.decode(context.Background(), []byte(file), request{Offset: int64(offset), Rate: 16000}, out)
 	var b strings.Builder
 	for _, x := range out[0][:got] {
 		b.WriteByte(byte(x * 128))
@@ -97,7 +98,7 @@ func TestFaults(t *testing.T) {
 		t.Errorf("beyond its end: %v", err)
 	}
 	out := [][]float32{make([]float32, 1), make([]float32, 1)}
-	if _, _, err := l.decode([]byte("one channel"), request{Rate: 16000}, out); !errors.Is(err, ErrOther) {
+	if _, _, err := l.decode(t.Context(), []byte("one channel"), request{Rate: 16000}, out); !errors.Is(err, ErrOther) {
 		t.Errorf("two channels of one: %v", err)
 	}
 	holds(t, l)
@@ -107,6 +108,35 @@ func TestFaults(t *testing.T) {
 	}
 	l.patience = time.Minute
 	holds(t, l)
+}
+
+// TestCancelled holds that a call ends with its context, and the process with the call.
+func TestCancelled(t *testing.T) {
+	l := bad(t)
+	started, why := filepath.Join(t.TempDir(), "started"), errors.New("the stream has ended")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	ended := make(chan error)
+	go func() {
+		_, _, err := l.decode(ctx, []byte("HANG "+started), request{Rate: 16000}, [][]float32{make([]float32, 5)})
+		ended <- err
+	}()
+	for {
+		if _, err := os.Stat(started); err == nil {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	cancel(why)
+	if err := <-ended; !errors.Is(err, why) {
+		t.Errorf("it ends with %v", err)
+	}
+	if len(l.idle) != 0 {
+		t.Error("the process is kept")
+	}
+	holds(t, l)
+	if _, _, err := l.decode(ctx, []byte("late"), request{Rate: 16000}, [][]float32{nil}); !errors.Is(err, why) {
+		t.Errorf("after its end: %v", err)
+	}
 }
 
 // TestKilled holds that a process which others end costs no sample, be it idle or in the middle of a file.
@@ -239,7 +269,7 @@ func BenchmarkPipe(b *testing.B) {
 	file, out := make([]byte, 64<<10), [][]float32{make([]float32, 480_000)}
 	copy(file, "0000")
 	for b.Loop() {
-		if _, _, err := l.decode(file, request{Rate: 16000}, out); err != nil {
+		if _, _, err := l.decode(b.Context(), file, request{Rate: 16000}, out); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -49,6 +49,27 @@ func readFirst(b []byte) (*setup, error) {
 	return s, nil
 }
 
+// steps is how many steps a sample of a channel takes at most: those of residues, of the transform and of overlapping, and
+// of a floor that is a filter.
+func (s *setup) steps() int64 {
+	most := 0
+	for _, f := range s.floors {
+		if f, ok := f.(*floor0); ok {
+			most = max(most, f.order)
+		}
+	}
+	return 60 + 2*int64(most)
+}
+
+// work is how many steps a packet takes at most.
+func (s *setup) work(packet []byte) int64 {
+	m := s.mode(packet)
+	if m == nil {
+		return int64(len(packet))
+	}
+	return int64(s.half[m.long]) * int64(s.channels) * s.steps()
+}
+
 // readSetup reads the third header. Codebooks are built only where something is to be decoded.
 func (s *setup) readSetup(b []byte, build bool) error {
 	if len(b) < 7 || string(b[:7]) != "\x05vorbis" {

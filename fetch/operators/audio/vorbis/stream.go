@@ -1,5 +1,7 @@
 package vorbis
 
+import "bowstring/fetch/operators/program"
+
 // Working bounds what decoding holds besides its result and a packet of the file, in bytes.
 func Working(channels int) int64 {
 	const half = 1 << 12
@@ -7,13 +9,20 @@ func Working(channels int) int64 {
 	return tables + int64(channels)*half*4*4
 }
 
-// Length gives how many samples each channel has, where the last page's position is known.
-func Length(file []byte, last int64) (int64, error) {
-	_, b, err := open(file, false)
+// SetupSteps bounds the work of reading a stream's headers and of making its tables.
+const SetupSteps = 1 << 26
+
+// LongestBlock is the most samples of each channel that a packet completes.
+const LongestBlock = 1 << 12
+
+// Length gives how many samples each channel has, where the last page's position is known, and how many steps of work
+// each of them takes at most.
+func Length(file []byte, last int64) (samples, steps int64, err error) {
+	s, b, err := open(file, false)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
-	return max(last-max(b.start, 0), 0), nil
+	return max(last-max(b.start, 0), 0), s.steps(), nil
 }
 
 // seek finds the last page that ends at a position of at most first, and the page on which the last packet begins
@@ -43,8 +52,12 @@ func (b *begin) seek(first int64) (from, sought int, err error) {
 }
 
 // Decode gives samples from frame offset on, which is 0 at least, each channel's in one slice of out, all of one
-// length. It gives how many there were: the file may have fewer than its last page says.
-func Decode(file []byte, offset int, out [][]float32) (int, error) {
+// length. It gives how many there were: the file may have fewer than its last page says. It spends steps of m before it
+// takes them.
+func Decode(m *program.Meter, file []byte, offset int, out [][]float32) (int, error) {
+	if err := m.Spend(SetupSteps); err != nil {
+		return 0, err
+	}
 	s, b, err := open(file, true)
 	if err != nil {
 		return 0, err
@@ -64,6 +77,9 @@ func Decode(file []byte, offset int, out [][]float32) (int, error) {
 	for done < len(out[0]) {
 		packet, err := p.next()
 		if err != nil || packet == nil {
+			return done, err
+		}
+		if err := m.Spend(s.work(packet)); err != nil {
 			return done, err
 		}
 		if sought > 0 {

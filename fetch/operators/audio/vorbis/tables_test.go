@@ -90,12 +90,12 @@ func TestWorking(t *testing.T) {
 		for c := range out {
 			out[c] = make([]float32, 9000)
 		}
-		if _, err := Decode(file, 0, out); err != nil { // and makes what is made once
+		if _, err := Decode(nil, file, 0, out); err != nil { // and makes what is made once
 			t.Fatal(err)
 		}
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
-		if _, err := Decode(file, 0, out); err != nil {
+		if _, err := Decode(nil, file, 0, out); err != nil {
 			t.Fatal(err)
 		}
 		runtime.ReadMemStats(&after)

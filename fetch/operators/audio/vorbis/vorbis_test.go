@@ -53,7 +53,7 @@ func decoded(file []byte, offset, frames int) ([][]float32, error) {
 	for c := range out {
 		out[c] = make([]float32, frames)
 	}
-	n, err := Decode(file, offset, out)
+	n, err := Decode(nil, file, offset, out)
 	for c := range out {
 		out[c] = out[c][:n]
 	}
@@ -62,7 +62,7 @@ func decoded(file []byte, offset, frames int) ([][]float32, error) {
 
 func whole(t testing.TB, file []byte) [][]float32 {
 	t.Helper()
-	frames, err := Length(file, last(file))
+	frames, _, err := Length(file, last(file))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -191,7 +191,7 @@ func TestPositions(t *testing.T) {
 			if name == "another stream follows" {
 				copy(c.file[len(file)+14:], "othr") // of another number in its first page
 			}
-			frames, err := Length(c.file, last(c.file))
+			frames, _, err := Length(c.file, last(c.file))
 			if err != nil || int(frames) != len(c.want) {
 				t.Fatalf("%d samples (%v), want %d", frames, err, len(c.want))
 			}
@@ -244,7 +244,7 @@ func TestDamaged(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			out := [][]float32{make([]float32, 2*n)}
-			got, err := Decode(c.file, 0, out)
+			got, err := Decode(nil, c.file, 0, out)
 			if c.why == "" {
 				if err != nil || got != 0 {
 					t.Errorf("%d samples, %v; want none", got, err)
@@ -269,7 +269,7 @@ func TestFlipped(t *testing.T) {
 				for c := range out {
 					out[c] = make([]float32, 9000)
 				}
-				if _, err := Decode(b, 0, out); err != nil && !errors.Is(err, program.ErrDamaged) {
+				if _, err := Decode(nil, b, 0, out); err != nil && !errors.Is(err, program.ErrDamaged) {
 					t.Fatalf("%s, byte %d: %v", name, at, err)
 				}
 			}
@@ -346,7 +346,7 @@ func BenchmarkDecode(b *testing.B) {
 			}
 			b.SetBytes(int64(len(out) * len(out[0]) * 4))
 			for b.Loop() {
-				if _, err := Decode(file, 0, out); err != nil {
+				if _, err := Decode(nil, file, 0, out); err != nil {
 					b.Fatal(err)
 				}
 			}

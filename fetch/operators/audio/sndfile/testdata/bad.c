@@ -2,6 +2,7 @@
 //   CRASH        ends by SIGSEGV
 //   ONCE PATH    ends by SIGKILL in the middle of the file, unless PATH exists, which it makes
 //   HANG         does not end
+//   HANG PATH    makes PATH, and does not end
 // Anything else has one channel at 16000 a second, of the bytes as samples.
 #include <fcntl.h>
 #include <signal.h>
@@ -30,7 +31,8 @@ int64_t sf_readf_float(void *file, float *out, int64_t frames) {
 		int fd = open(text + 5, O_CREAT | O_EXCL, 0600);
 		if (fd >= 0) kill(getpid(), SIGKILL);
 	}
-	while (!strcmp(text, "HANG")) pause();
+	if (!strncmp(text, "HANG ", 5)) close(open(text + 5, O_CREAT, 0600));
+	while (!strncmp(text, "HANG", 4)) pause();
 	int64_t n = 0;
 	for (; n < frames && at < size; n++) out[n] = text[at++] / 128.0f;
 	return n;
