@@ -64,7 +64,10 @@ func (s *Server) streamCall(srv any, ss grpc.ServerStream, info *grpc.StreamServ
 		s.calls.end(c)
 		return toStatus(err)
 	}
-	in, err := s.newReceiver(ctx, c, info)
+	var in *receiver
+	if c.lane, err = newLane(ctx); err == nil {
+		in, err = s.newReceiver(ctx, c, info)
+	}
 	if err != nil {
 		s.observeRefused(ctx, info.FullMethod, err)
 		s.calls.end(c)

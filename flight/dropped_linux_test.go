@@ -4,7 +4,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"runtime"
 	"sync/atomic"
 	"testing"
 
@@ -17,17 +16,6 @@ import (
 	"bowstring/fetch"
 	"bowstring/schema"
 )
-
-// droppable is a frame as an encoder makes it, of a batch that out counts.
-func droppable(t *testing.T, out *atomic.Int64) *frame {
-	t.Helper()
-	out.Add(1)
-	f, err := newEncoder(imageSchema()).batchFrame(imageBatch(make([]byte, 10*inlineBytes), counted{out}), nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return f
-}
 
 func imageSchema() *arrow.Schema {
 	return arrow.NewSchema([]arrow.Field{{Name: "image", Type: arrow.BinaryTypes.LargeBinary}}, nil)
@@ -43,36 +31,6 @@ func imageBatch(blob []byte, owner schema.Owner) *schema.Batch {
 		Columns: []schema.Vector{{Len: 1, Buffers: []schema.Buffer{{}, {Len: 16, Pieces: [][]byte{offsets}},
 			{Len: n, Pieces: [][]byte{blob}}}}},
 		Blobs: [][]schema.Blob{{schema.NewBlob(blob, owner)}},
-	}
-}
-
-// The transport drops frames of calls that have ended without freeing them. What they hold is released though their
-// connection lives on.
-func TestDroppedFrameIsReleased(t *testing.T) {
-	g, _ := gathered(t)
-	var out atomic.Int64
-	func() {
-		f := droppable(t, &out)
-		f.hold.conn = g
-		g.expect(f)
-		buffers := f.buffers()
-		runtime.GC()
-		if out.Load() != 1 {
-			t.Error("a frame was released while the transport had it")
-		}
-		runtime.KeepAlive(buffers)
-	}()
-	waitFor(t, "the batch", func() bool { return out.Load() == 0 })
-	if _, err := g.Write(dataHeader(1, 1)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := g.Write([]byte{1}); err != nil {
-		t.Fatal(err)
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if n := len(g.frames); n != 0 {
-		t.Errorf("%d frames are expected", n)
 	}
 }
 
@@ -110,7 +68,9 @@ func TestFileCutShortUnderMessage(t *testing.T) {
 	}
 	g, _ := gathered(t)
 	f := &frame{pieces: []piece{{bytes: b}}}
-	g.expect(f)
+	if err := laneFor(g, 1).expect(t.Context(), f); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := g.Write(dataHeader(1, len(b))); err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +78,6 @@ func TestFileCutShortUnderMessage(t *testing.T) {
 	wantDataLoss(t, "a small part of a blob", err)
 	_, err = g.Write([]byte{1})
 	wantDataLoss(t, "what follows", err)
-	runtime.KeepAlive(f)
 	out.Add(1)
 	answers := []fetch.Answer{{Blob: schema.NewBlob(b[:10], counted{&out})}, {Blob: schema.NewBlob([]byte("here"), nil)}}
 	small := cloneSmall(answers)

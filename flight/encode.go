@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"runtime"
 	"sync/atomic"
 
 	"github.com/apache/arrow/go/v17/arrow"
@@ -42,13 +41,17 @@ var zeros [bufferAlignment]byte
 // frame is one FlightData message ready for the wire: its protobuf fields as
 // a list of slices, of which the large ones point at where the bytes lie.
 //
-// A frame owns its batch, which is released when grpc has written or dropped
-// the last slice that points into it. A frame is sent once.
+// A frame owns its batch. It is sent once, by a lane, which knows when the batch
+// can be released.
 type frame struct {
-	pieces  []piece
-	hold    *hold // nil if every piece was copied
-	adopted bool  // grpc has the buffers and will free them
+	pieces   []piece
+	batch    *schema.Batch // nil if every piece was copied
+	left     atomic.Int32  // pieces that lie in the batch and that grpc has still to free
+	released atomic.Bool
+	adopted  bool  // grpc has the buffers and will free them, or drop them
+	lane     *lane // by which it is sent; nil before
 
+	sending bool // grpc's SendMsg has it; guarded by lane.conn.mu
 	// How much of it grpc has written to a gatherConn, whose mu guards both.
 	written int // whole pieces
 	offset  int // bytes of the next one
@@ -60,46 +63,39 @@ type piece struct {
 	held  bool // lies in the batch, not in the frame's own memory
 }
 
-// hold counts the pieces of a frame that grpc has still to free, and is the
-// mem.BufferPool that they are freed to.
-type hold struct {
-	left  atomic.Int32
-	batch *batchRef
-	frame *frame      // whose pieces they are: kept as long as grpc has one
-	conn  *gatherConn // which may still have to send what grpc has freed; may be nil
+// newFrame makes a frame of pieces, of which so many lie in the batch. It takes the batch over.
+func newFrame(pieces []piece, b *schema.Batch, held int32) *frame {
+	f := &frame{pieces: pieces}
+	if held == 0 {
+		b.Release()
+		return f
+	}
+	f.batch = b
+	f.left.Store(held)
+	return f
 }
 
-// release releases the batch as soon as its bytes are not needed any more.
-func (h *hold) release() {
-	if h.conn != nil {
-		h.conn.retire(h)
-	} else {
-		h.batch.release()
+// release releases the batch, once.
+func (f *frame) release() {
+	if f.batch != nil && !f.released.Swap(true) {
+		f.batch.Release()
 	}
 }
 
-// batchRef releases a batch once, whoever comes first.
-type batchRef struct {
-	batch    *schema.Batch
-	released atomic.Bool
-}
-
-func (r *batchRef) release() {
-	if !r.released.Swap(true) {
-		r.batch.Release()
-	}
-}
-
-// Get implements mem.BufferPool; grpc takes nothing from a hold.
-func (h *hold) Get(n int) *[]byte {
+// Get implements mem.BufferPool; grpc takes nothing from a frame.
+func (f *frame) Get(n int) *[]byte {
 	b := make([]byte, n)
 	return &b
 }
 
 // Put implements mem.BufferPool: grpc calls it when it is done with a piece.
-func (h *hold) Put(*[]byte) {
-	if h.left.Add(-1) == 0 {
-		h.release()
+func (f *frame) Put(*[]byte) {
+	switch {
+	case f.left.Add(-1) > 0:
+	case f.lane != nil:
+		f.lane.conn.retire(f)
+	default:
+		f.release()
 	}
 }
 
@@ -110,7 +106,7 @@ func (f *frame) buffers() mem.BufferSlice {
 	for i := range f.pieces {
 		p := &f.pieces[i]
 		if p.held {
-			out[i] = mem.NewBuffer(&p.bytes, f.hold)
+			out[i] = mem.NewBuffer(&p.bytes, f)
 		} else {
 			out[i] = mem.SliceBuffer(p.bytes)
 		}
@@ -120,8 +116,8 @@ func (f *frame) buffers() mem.BufferSlice {
 
 // discard releases a frame that grpc did not take. It is safe to call always.
 func (f *frame) discard() {
-	if !f.adopted && f.hold != nil {
-		f.hold.release()
+	if !f.adopted {
+		f.release()
 	}
 }
 
@@ -203,25 +199,15 @@ func (e *encoder) schemaFrame() (*frame, error) {
 // batchFrame encodes a batch, but for the bytes of those of its buffers that go another
 // way. It takes the batch over, also when it fails.
 func (e *encoder) batchFrame(b *schema.Batch, elsewhere *lies, appMetadata []byte) (*frame, error) {
-	ref := &batchRef{batch: b}
 	e.elsewhere = elsewhere
 	// Small pieces are copied, and may lie in a file.
 	if err := schema.Guard(func() error { return e.layout(b) }); err != nil {
-		ref.release()
+		b.Release()
 		return nil, err
 	}
 	e.pieces[0].bytes = prefix(e.header(int64(b.Rows)), appMetadata, e.body)
-	f := &frame{pieces: append([]piece(nil), e.pieces...)}
+	f := newFrame(append([]piece(nil), e.pieces...), b, e.held)
 	clear(e.pieces)
-	if e.held == 0 {
-		ref.release()
-		return f, nil
-	}
-	f.hold = &hold{batch: ref, frame: f}
-	f.hold.left.Store(e.held)
-	// grpc forgets what a broken connection had queued without freeing it. It
-	// is out of everyone's reach then, and this runs.
-	runtime.AddCleanup(f.hold, (*batchRef).release, ref)
 	return f, nil
 }
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -133,7 +132,6 @@ func waitFor(t *testing.T, what string, cond func() bool) {
 		case <-deadline.C:
 			t.Fatalf("waited in vain for %s", what)
 		case <-tick.C:
-			runtime.GC()
 		}
 	}
 }
@@ -146,6 +144,10 @@ func TestVanishedClientReleasesBlobs(t *testing.T) {
 			var out atomic.Int64
 			ended := make(chan error, 1)
 			client, conns := frameClient(t, func(s grpc.ServerStream) error {
+				l, err := newLane(s.Context())
+				if err != nil {
+					return err
+				}
 				var enc *encoder
 				for i := 0; ; i++ {
 					b, want := encodable(t, schema.LayoutLargeBinary, 64, 20_000, 3, &out)
@@ -164,10 +166,7 @@ func TestVanishedClientReleasesBlobs(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					expectFrame(s, f)
-					err = s.SendMsg(f)
-					f.discard()
-					if err != nil {
+					if err := l.send(s.Context(), s, f); err != nil {
 						ended <- err
 						return err
 					}

@@ -6,7 +6,6 @@ import (
 	"net"
 	"sync"
 	"time"
-	"weak"
 
 	"google.golang.org/grpc/peer"
 
@@ -24,10 +23,13 @@ const (
 	lastFlush = time.Second
 )
 
+// nothing is written in place of what a client no longer wants.
+var nothing [defaultMaxFrame]byte
+
 // gatherConn is a connection whose writes go out by writev, straight from
 // where a frame's bytes lie. grpc's transport writes each slice of a frame by
 // itself if it has no write buffer; a gatherConn recognises the slices of
-// frames that it was told of (expect) and keeps them by reference. All else it
+// frames that it was told of (see lane) and keeps them by reference. All else it
 // copies. Its writer sends what has come together while it was sending, so
 // that writes are large when there is much to send and prompt when there is
 // little.
@@ -35,33 +37,35 @@ const (
 // Over TLS it is the same but for the kernel: see sealedConn.
 //
 // A frame's batch stays in place until its bytes are in the kernel: what
-// grpc frees before that is passed to retire. Of a call that has ended grpc drops
-// frames without a word. So they are not kept here, but by their buffers.
+// grpc frees before that is passed to retire. What grpc drops without freeing it
+// is released when its stream or the connection ends: see lane.
 type gatherConn struct {
 	net.Conn
 
 	within bool // from within this process
 
 	mu       sync.Mutex
-	work     sync.Cond             // the writer waits for pending, or closing
-	room     sync.Cond             // Write waits for less pending
-	pending  net.Buffers           // what to write next; guarded by mu
-	size     int                   // bytes of pending; guarded by mu
-	copied   []byte                // the block that small writes are copied into; guarded by mu
-	run      int                   // how much of the block's end is the last slice of pending; guarded by mu
-	frames   []weak.Pointer[frame] // expected, as long as grpc may write them; guarded by mu
-	payload  int                   // bytes that the transport has still to write of a DATA frame; guarded by mu
-	open     []byte                // the header of the last frame of pending, if DATA; guarded by mu
-	retired  []*hold               // to release once pending is written; guarded by mu
-	writing  bool                  // the writer is in the kernel; guarded by mu
-	closing  bool                  // guarded by mu
-	writeErr error                 // guarded by mu
+	work     sync.Cond        // the writer waits for pending, or closing
+	room     sync.Cond        // Write waits for less pending
+	pending  net.Buffers      // what to write next; guarded by mu
+	size     int              // bytes of pending; guarded by mu
+	copied   []byte           // the block that small writes are copied into; guarded by mu
+	run      int              // how much of the block's end is the last slice of pending; guarded by mu
+	lanes    map[uint32]*lane // by stream, where grpc has frames; guarded by mu
+	cut      int              // lanes of them that are cut; guarded by mu
+	lane     *lane            // of the DATA frame that the transport writes, or nil; guarded by mu
+	payload  int              // bytes that the transport has still to write of a DATA frame; guarded by mu
+	open     []byte           // the header of the last frame of pending, if DATA; guarded by mu
+	retired  []*frame         // to release once pending is written; guarded by mu
+	writing  bool             // the writer is in the kernel; guarded by mu
+	closing  bool             // guarded by mu
+	writeErr error            // guarded by mu
 
 	reading settingsReader
 }
 
 func newGatherConn(c net.Conn) *gatherConn {
-	g := &gatherConn{Conn: c}
+	g := &gatherConn{Conn: c, lanes: map[uint32]*lane{}}
 	g.work.L, g.room.L = &g.mu, &g.mu
 	return g
 }
@@ -86,45 +90,31 @@ func gatherOf(ctx context.Context) *gatherConn {
 	return nil
 }
 
-// expect tells of a frame that the transport is about to write.
-func (g *gatherConn) expect(f *frame) {
+// retire releases a frame that grpc has freed: the transport writes no more of it.
+func (g *gatherConn) retire(f *frame) {
 	g.mu.Lock()
-	defer g.mu.Unlock()
-	if !g.closing && g.writeErr == nil {
-		g.frames = append(g.frames, weak.Make(f))
-	}
-}
-
-// retire releases a frame's batch when no byte of it is pending. The transport
-// writes no more of the frame. Until then the hold itself is kept: were it out
-// of reach, its cleanup would release the batch.
-func (g *gatherConn) retire(h *hold) {
-	g.mu.Lock()
-	for i := range g.frames {
-		if f := g.frames[i].Value(); f != nil && f.hold == h {
-			g.forget(i)
-			break
-		}
-	}
-	wait := g.writing || len(g.pending) > 0
-	if wait {
-		g.retired = append(g.retired, h)
-	}
+	f.lane.forgetLocked(f)
+	free := g.retireLocked(f)
 	g.mu.Unlock()
-	if !wait {
-		h.batch.release()
+	releaseAll(free)
+}
+
+// retireLocked has a frame released as soon as no byte of it is pending; now, if it returns it.
+func (g *gatherConn) retireLocked(f *frame) (free []*frame) {
+	if g.writing || len(g.pending) > 0 {
+		g.retired = append(g.retired, f)
+		return nil
 	}
+	return []*frame{f}
 }
 
-// forget removes an expected frame; mu is held.
-func (g *gatherConn) forget(i int) {
-	last := len(g.frames) - 1
-	g.frames[i], g.frames[last] = g.frames[last], weak.Pointer[frame]{}
-	g.frames = g.frames[:last]
-}
-
-// Read implements net.Conn, looking for the client's settings in passing.
+// Read implements net.Conn, looking for the client's settings in passing, and for streams that it resets. The transport
+// reads on only when it has dealt with those.
 func (g *gatherConn) Read(b []byte) (int, error) {
+	if r := &g.reading; len(r.resets) > 0 {
+		g.reset(r.resets)
+		r.resets = r.resets[:0]
+	}
 	n, err := g.Conn.Read(b)
 	if !g.reading.see(b[:n]) {
 		return 0, errFlood
@@ -148,20 +138,59 @@ func (g *gatherConn) Write(b []byte) (int, error) {
 	case len(b) == 0:
 		return 0, nil
 	}
-	if g.payload > 0 || !g.data(b) { // else it is the header of a DATA frame, dealt with
-		if part := g.expected(b); len(part) > inlineBytes {
-			g.refer(part)
-		} else if g.writeErr = g.copyGuarded(b); g.writeErr != nil {
+	begins := g.payload == 0   // a frame of HTTP/2: the transport writes all but DATA frames at once
+	if !begins || !g.data(b) { // else it is the header of a DATA frame, dealt with
+		if g.writeErr = g.take(b); g.writeErr != nil {
 			g.work.Signal() // the writer ends the connection
 			return 0, g.writeErr
 		}
 		g.payload = max(0, g.payload-len(b))
+	}
+	if begins {
+		g.follow(b)
 	}
 	g.size += len(b)
 	if !g.writing {
 		g.work.Signal()
 	}
 	return len(b), nil
+}
+
+// take appends to pending what the transport writes, but for headers of DATA frames; mu is held.
+func (g *gatherConn) take(b []byte) error {
+	if g.payload > 0 && g.lane != nil {
+		if g.lane.cut { // its batch may have been released
+			for n := len(b); n > 0; n -= len(nothing) {
+				g.refer(nothing[:min(n, len(nothing))])
+			}
+			return nil
+		}
+		if part := g.lane.next(b); len(part) > inlineBytes {
+			g.refer(part)
+			return nil
+		}
+	}
+	return g.copyGuarded(b)
+}
+
+// follow looks at the beginning of a frame that the transport has written, for what it says of streams: that one has
+// ended, or that grpc has come to one that is newer than those that are cut. mu is held.
+func (g *gatherConn) follow(b []byte) {
+	if len(b) < frameHeader {
+		return
+	}
+	stream := frameStream(b)
+	if l := g.lanes[stream]; l != nil && (b[3] == typeReset || b[3] == typeHeaders && b[4]&flagEndStream != 0) {
+		l.overLocked()
+	}
+	if g.cut == 0 {
+		return
+	}
+	for _, l := range g.lanes {
+		if l.cut && l.newest < stream {
+			l.endLocked()
+		}
+	}
 }
 
 // refer appends part of a piece to pending; mu is held. The transport cuts pieces as it
@@ -218,7 +247,7 @@ func (g *gatherConn) data(b []byte) bool {
 		g.open = nil
 		return false
 	}
-	g.payload = frameLength(b)
+	g.payload, g.lane = frameLength(b), g.lanes[frameStream(b)]
 	if g.open != nil && bytes.Equal(g.open[3:], b[3:]) && b[4] == 0 &&
 		frameLength(g.open)+g.payload <= g.reading.maxFrame() {
 		putFrameLength(g.open, frameLength(g.open)+g.payload)
@@ -227,26 +256,6 @@ func (g *gatherConn) data(b []byte) bool {
 	g.copy(b)
 	g.open = g.copied[len(g.copied)-frameHeader:]
 	return true
-}
-
-// expected returns b as part of its piece, if it is what comes next of an expected frame;
-// else nil.
-func (g *gatherConn) expected(b []byte) []byte {
-	for i := 0; i < len(g.frames); i++ {
-		f := g.frames[i].Value()
-		if f == nil { // it was dropped
-			g.forget(i)
-			i--
-			continue
-		}
-		if part := f.next(b); part != nil {
-			if f.written == len(f.pieces) {
-				g.forget(i)
-			}
-			return part
-		}
-	}
-	return nil
 }
 
 // write is the connection's writer. It ends, and closes the connection, after
@@ -292,7 +301,12 @@ func (g *gatherConn) write() {
 		}
 	}
 	retired := g.retired
-	g.pending, g.retired, g.frames, g.size = nil, nil, nil, 0
+	g.pending, g.retired, g.size = nil, nil, 0
+	for _, l := range g.lanes { // of which no byte is read any more
+		retired = append(retired, l.giveUpLocked()...)
+		l.ended, l.listed, l.frames = true, false, nil
+	}
+	g.lanes, g.lane, g.cut = nil, nil, 0
 	g.closing = true
 	g.room.Broadcast()
 	g.mu.Unlock()
@@ -300,9 +314,9 @@ func (g *gatherConn) write() {
 	_ = g.Conn.Close() // what there was to say is said, or the error is known
 }
 
-func releaseAll(list []*hold) {
-	for _, h := range list {
-		h.batch.release()
+func releaseAll(list []*frame) {
+	for _, f := range list {
+		f.release()
 	}
 }
 

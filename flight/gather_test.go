@@ -7,7 +7,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
-	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -47,9 +46,7 @@ func gathered(t *testing.T) (*gatherConn, net.Conn) {
 // counts the batch's blob out until it is released.
 func fakeFrame(rng *rand.Rand, pieces int, out *atomic.Int64) *frame {
 	out.Add(1)
-	f := &frame{hold: &hold{batch: &batchRef{batch: &schema.Batch{
-		Blobs: [][]schema.Blob{{schema.NewBlob(nil, counted{out})}},
-	}}}}
+	f := &frame{batch: &schema.Batch{Blobs: [][]schema.Blob{{schema.NewBlob(nil, counted{out})}}}}
 	for i := range pieces {
 		b := make([]byte, 1+rng.IntN(40_000))
 		for k := range b {
@@ -58,6 +55,16 @@ func fakeFrame(rng *rand.Rand, pieces int, out *atomic.Int64) *frame {
 		f.pieces = append(f.pieces, piece{bytes: b, held: i%3 != 0})
 	}
 	return f
+}
+
+// laneFor returns the lane that g has for a stream, or a new one.
+func laneFor(g *gatherConn, stream uint32) *lane {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if l := g.lanes[stream]; l != nil {
+		return l
+	}
+	return &lane{conn: g, stream: stream}
 }
 
 // dataHeader is the header of a DATA frame.
@@ -93,8 +100,9 @@ func TestGatherConn(t *testing.T) {
 				for i := range 30 {
 					stream := uint32(1 + 2*rng.IntN(3))
 					f := fakeFrame(rng, 1+rng.IntN(9), &out)
-					f.hold.conn = g
-					g.expect(f)
+					if err := laneFor(g, stream).expect(t.Context(), f); err != nil {
+						return err
+					}
 					var message []byte
 					for _, p := range f.pieces {
 						message = append(message, p.bytes...)
@@ -132,7 +140,7 @@ func TestGatherConn(t *testing.T) {
 							}
 						}
 					}
-					f.hold.release()
+					g.retire(f)
 				}
 				return g.Close()
 			}()
@@ -188,10 +196,17 @@ func TestGatherConnHoldsWhatIsPending(t *testing.T) {
 	write := func() error {
 		f := fakeFrame(rng, 1, &out)
 		f.pieces = []piece{{bytes: make([]byte, 64<<10), held: true}}
-		f.hold.conn = g
-		g.expect(f)
-		_, err := g.Write(f.pieces[0].bytes)
-		f.hold.release()
+		l := laneFor(g, 1)
+		if err := l.expect(t.Context(), f); err != nil {
+			f.release()
+			return err
+		}
+		_, err := g.Write(dataHeader(1, 64<<10))
+		if err == nil {
+			_, err = g.Write(f.pieces[0].bytes)
+		}
+		l.sent(f)
+		g.retire(f)
 		return err
 	}
 	blocked := make(chan error, 1)
@@ -334,7 +349,9 @@ func TestPiecesAreJoined(t *testing.T) {
 			f.pieces = append(f.pieces, piece{bytes: p})
 			message = append(message, p...)
 		}
-		g.expect(f)
+		if err := laneFor(g, 1).expect(t.Context(), f); err != nil {
+			t.Fatal(err)
+		}
 		left := 0 // of a DATA frame
 		for _, p := range pieces {
 			for len(p) > 0 {
@@ -363,6 +380,5 @@ func TestPiecesAreJoined(t *testing.T) {
 		} else if len(got) != len(message)+frameHeader*((len(message)+defaultMaxFrame-1)/defaultMaxFrame) {
 			t.Errorf("%s: %d bytes of a message of %d", name, len(got), len(message))
 		}
-		runtime.KeepAlive(f) // the connection does not keep it
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -66,14 +65,8 @@ func (l *lending) send(ctx context.Context) error {
 		}
 		l.bill(answers)
 		f := answersFrame(answers, small, l.protocol)
-		if conn := gatherOf(ctx); conn != nil && f.hold != nil {
-			f.hold.conn = conn
-			conn.expect(f)
-		}
 		size := f.size()
-		err := l.ss.SendMsg(f)
-		f.discard()
-		if err != nil {
+		if err := laneOf(ctx).send(ctx, l.ss, f); err != nil {
 			return err
 		}
 		count(ctx, len(answers), size)
@@ -167,15 +160,7 @@ func answersFrame(answers []fetch.Answer, small [][]byte, protocol int) *frame {
 		blobs = append(blobs, a.Blob)
 	}
 	pieces[0].bytes = peering.AppendAnswers(nil, head)
-	f, ref := &frame{pieces: pieces}, &batchRef{batch: &schema.Batch{Blobs: [][]schema.Blob{blobs}}}
-	if held == 0 {
-		ref.release()
-		return f
-	}
-	f.hold = &hold{batch: ref, frame: f}
-	f.hold.left.Store(held)
-	runtime.AddCleanup(f.hold, (*batchRef).release, ref) // see encoder.batchFrame
-	return f
+	return newFrame(pieces, &schema.Batch{Blobs: [][]schema.Blob{blobs}}, held)
 }
 
 // cloned is a copy of bytes that may lie in a file.

@@ -59,7 +59,7 @@ type receiver struct {
 func (s *Server) newReceiver(ctx context.Context, c *call, info *grpc.StreamServerInfo) (*receiver, error) {
 	from, ok := grpc.ServerTransportStreamFromContext(ctx).(incomingBytes)
 	if !ok {
-		return nil, errors.New("the transport of grpc is not the one that this server was made for")
+		return nil, errTransport
 	}
 	r := &receiver{server: s, call: c, from: from, client: info.IsClientStream, lease: s.memory.lease(ctx, c.host)}
 	c.incoming = r.lease

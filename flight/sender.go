@@ -247,16 +247,11 @@ func (s *sender) send(o *outgoing, metadata any) error {
 		return err
 	}
 	o.beside.sent()
-	if conn := gatherOf(s.ctx); conn != nil && f.hold != nil {
-		f.hold.conn = conn
-		conn.expect(f)
-	}
 	rows, size := o.batch.Rows, f.size()+o.beside.bytes()
 	waited := o.waited(s.sentAt)
 	start := time.Now()
 	s.lastFrame = start.Sub(begun)
-	err = s.stream.SendMsg(f)
-	f.discard()
+	err = laneOf(s.ctx).send(s.ctx, s.stream, f)
 	s.sentAt = time.Now()
 	s.lastSend = s.sentAt.Sub(start) + waited
 	if err == nil {

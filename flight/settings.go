@@ -3,6 +3,7 @@ package flight
 import (
 	"encoding/binary"
 	"errors"
+	"math"
 	"sync/atomic"
 	"time"
 )
@@ -13,13 +14,14 @@ const (
 	frameHeader      = 9  // length (24 bits), type, flags, stream
 	defaultMaxFrame  = 16 << 10
 	typeData         = 0
+	typeHeaders      = 1
 	typePriority     = 2
 	typeReset        = 3
 	typeSettings     = 4
 	typePing         = 6
 	typeContinuation = 9
 	flagAck          = 1 // of SETTINGS and PING
-	flagEndStream    = 1 // of DATA
+	flagEndStream    = 1 // of DATA and HEADERS
 	settingSize      = 6 // identifier (16 bits), value (32 bits)
 	settingMaxFrame  = 5
 )
@@ -28,13 +30,16 @@ func frameLength(header []byte) int {
 	return int(header[0])<<16 | int(header[1])<<8 | int(header[2])
 }
 
+func frameStream(header []byte) uint32 { return binary.BigEndian.Uint32(header[5:]) & math.MaxInt32 }
+
 func putFrameLength(header []byte, n int) {
 	header[0], header[1], header[2] = byte(n>>16), byte(n>>8), byte(n)
 }
 
 // settingsReader follows what a client sends, to learn how large a frame it
-// accepts (SETTINGS_MAX_FRAME_SIZE), which the transport keeps to itself. see
-// is called by the one goroutine that reads; maxFrame by any.
+// accepts (SETTINGS_MAX_FRAME_SIZE) and which streams it resets, which the
+// transport keeps to itself. see is called by the one goroutine that reads;
+// maxFrame by any.
 type settingsReader struct {
 	max      atomic.Int32 // 0 before the client has said anything
 	began    bool
@@ -42,6 +47,9 @@ type settingsReader struct {
 	settings bool   // part is of a SETTINGS frame's payload, else of a frame's header
 	want     int    // bytes of part to wait for
 	part     []byte // what there is of it
+
+	newest uint32   // the newest stream that was begun
+	resets []uint32 // streams that were reset, until the one who reads has taken note of them
 
 	control bucket
 	flooded atomic.Bool // see has refused to go on
@@ -114,6 +122,9 @@ func (r *settingsReader) see(b []byte) bool {
 			r.flooded.Store(true)
 			return false
 		}
+		if !r.settings {
+			r.stream(r.part)
+		}
 		if r.settings {
 			r.take(r.part)
 			r.settings, r.want = false, frameHeader
@@ -126,6 +137,16 @@ func (r *settingsReader) see(b []byte) bool {
 		r.part = r.part[:0]
 	}
 	return true
+}
+
+// stream takes note of what the header of a frame says of a stream.
+func (r *settingsReader) stream(header []byte) {
+	switch id := frameStream(header); header[3] {
+	case typeHeaders:
+		r.newest = max(r.newest, id)
+	case typeReset:
+		r.resets = append(r.resets, id)
+	}
 }
 
 // take reads the payload of a SETTINGS frame.

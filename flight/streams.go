@@ -31,6 +31,7 @@ type call struct {
 	incoming *lease // of what came in last, set before the handler runs
 
 	conn     *gatherConn // what it came by, or nil; set before the handler runs
+	lane     *lane       // of conn, or nil; set before the handler runs
 	observer Observer    // or nil, likewise
 	span     trace.Span  // or nil, likewise
 

@@ -133,9 +133,6 @@ func (s *Stream) free(n int64) {
 	s.mu.Lock()
 	s.window.used -= n
 	s.hold.Shrink(n)
-	if s.orphaned {
-		s.set.orphans.remove(n)
-	}
 	s.refillLocked()
 	s.mu.Unlock()
 	s.set.pump()

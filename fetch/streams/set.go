@@ -73,7 +73,6 @@ type Set struct {
 	transit atomic.Int64 // bytes of batches that were not released
 	waiting atomic.Int64 // streams whose consumer waits for a read
 	count   counters
-	orphans orphans
 	ids     atomic.Uint64 // of streams
 	looked  atomic.Int64  // when it was last looked for streams that stand still, in nanoseconds
 
@@ -289,7 +288,6 @@ func (s *Set) Close() {
 // Wait waits until every stream is closed.
 func (s *Set) Wait() {
 	s.live.Wait()
-	s.orphans.close()
 }
 
 // errNoMemory says that a sample is larger than all windows together, or than those

@@ -75,7 +75,6 @@ type Stream struct {
 	processor time.Duration // of operators, since the last batch
 	making    time.Duration // what operators took for it
 	gone      bool          // closed
-	orphaned  bool          // what it has now is batches that were not released
 
 	fullSince time.Time     // since when reading stands still for want of room, zero if it does not
 	fullFor   time.Duration // how long it did since the last batch
@@ -241,8 +240,6 @@ func (s *Stream) Close() {
 		}
 		s.mu.Lock()
 		s.releaseLocked()
-		s.orphaned = true
-		s.set.orphans.add(s.window.used)
 		s.mu.Unlock()
 		s.part.Leave()
 		s.set.remove(s)
