@@ -38,8 +38,8 @@ type Options struct {
 	// MaxReads caps the reads in flight to the store over all streams, whatever
 	// is measured. Default 4096.
 	MaxReads int
-	// ReadTimeout is for how long a sample is tried, where the store is
-	// unavailable, before it counts as one that cannot be read. Default 30 s.
+	// ReadTimeout is how long a blob is tried, whatever the store does, before its stream ends as unavailable. A
+	// second is added for each mebibyte of the blob. Default 30 s.
 	ReadTimeout time.Duration
 	// NoHedge leaves slow reads alone. Otherwise one that takes longer than
 	// nearly all of late is made a second time, which costs 5 % more reads at most.

@@ -32,7 +32,7 @@ type ServeCmd struct {
 	RequestTimeout        time.Duration `setting:"" default:"10s" placeholder:"DURATION" help:"How long a connection may take to begin, and a call to say what it wants (default: ${default})."`
 	UploadMemory          size          `setting:"" default:"512MiB" placeholder:"SIZE" help:"Memory for what clients send and is being decoded, all together; one address may take three quarters (default: ${default})."`
 	MaxReads              int           `setting:"" default:"4096" placeholder:"N" help:"Most reads in flight to the store, over all streams; how many there are is measured (default: ${default})."`
-	ReadTimeout           time.Duration `setting:"" default:"30s" placeholder:"DURATION" help:"How long a sample is tried, while the store is unavailable, before it counts as unreadable (default: ${default})."`
+	ReadTimeout           time.Duration `setting:"" default:"30s" placeholder:"DURATION" help:"How long a read of a sample takes at most, whatever the store does, before its stream ends as unavailable; a second more for each mebibyte (default: ${default})."`
 	MaxRequest            size          `setting:"" default:"2MiB" placeholder:"SIZE" help:"Largest descriptor, ticket or action body accepted (default: ${default})."`
 	MaxMessage            size          `setting:"" default:"256MiB" placeholder:"SIZE" help:"Largest record batch accepted from a client that uploads (default: ${default})."`
 	GCEvery               time.Duration `setting:"" default:"0s" placeholder:"DURATION" help:"Free what nothing refers to about that often, as gc does; what streams read stays (default: never)."`

@@ -15,6 +15,13 @@ import (
 	"bowstring/schema"
 )
 
+const (
+	// slowRead is what a slow read takes more.
+	slowRead = 3 * time.Second
+	// readTimeout is beyond all that a read takes which is slow alone.
+	readTimeout = 10 * time.Second
+)
+
 // ram is a store in memory, in virtual time: each call takes some, and reads
 // fail as they are told to. What was released is overwritten, and chunks of
 // manifests are mapped memory that nobody may touch any more.
@@ -128,7 +135,7 @@ func (m *ram) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) 
 	this := luck/100 < fault.share                  // this attempt alone
 	switch {
 	case fault.kind == "slow" && this:
-		took += 3 * time.Second
+		took += slowRead
 	case fault.kind == "silent" && this:
 		select {
 		case <-fault.over:

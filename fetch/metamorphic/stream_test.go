@@ -262,7 +262,7 @@ func (s *stream) read() {
 func (s *stream) over(at *progress, before, err error) {
 	excused := s.w.excused(err, s.since)
 	if excused && s.since.ctx.Err() == nil && s.job.job.Request().OnError == schema.OnErrorNull {
-		excused = errors.Is(err, schema.ErrUnavailable) && s.w.stopping()
+		excused = errors.Is(err, schema.ErrUnavailable)
 	}
 	switch {
 	case before != nil:

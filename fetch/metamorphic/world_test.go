@@ -70,7 +70,7 @@ func run(t *testing.T, ops []op) (trace string, err error) {
 func (w *world) begin(o op) {
 	w.first = o
 	opts := fetch.Options{
-		WindowBytes: o.Window, MaxReads: o.Reads, ReadTimeout: 2 * time.Second, IdleSnapshots: o.Snapshot,
+		WindowBytes: o.Window, MaxReads: o.Reads, ReadTimeout: readTimeout, IdleSnapshots: o.Snapshot,
 		Logger: slog.New(&log{w}),
 	}
 	if o.Spill { // with blobs that do not all fit into the smallest there is
@@ -291,7 +291,7 @@ func (w *world) excused(err error, since span) bool {
 	case errors.Is(err, schema.ErrDataLoss):
 		return w.store.failed(since.faults, "missing", "wrong")
 	case errors.Is(err, schema.ErrUnavailable):
-		return w.stopping() || w.store.failed(since.faults, "unavailable")
+		return w.stopping() || w.store.failed(since.faults, "unavailable", "silent")
 	}
 	return false
 }

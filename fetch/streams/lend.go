@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/semaphore"
 
@@ -125,6 +126,7 @@ func (b *Borrower) Lend(ctx context.Context, l Loan) error {
 	caller.Tenant = l.Tenant
 	want := tiers.Want{
 		Ref: l.Ref, At: at, Context: peers.WithLoan(store.WithCaller(context.WithoutCancel(ctx), caller)), To: b,
+		Since: time.Now(),
 		Token: tiers.Token{Of: &loan{l, held}},
 		Here:  l.Held || b.set.opts.Onward == nil || !b.set.opts.Onward(l.Ref.Key, l.Onward),
 	}

@@ -237,20 +237,21 @@ func (s *Stream) settleLocked(m *making, raw, size int64) {
 	s.hold.Shrink(less + raw)
 }
 
-// faultLocked notes that a cell cannot be had. What cannot make it just now is no fault of the sample: that ends the
-// stream, whatever on_error is, and whoever goes on by its last ticket gets the sample.
+// faultLocked notes that a cell cannot be had. A store that does not answer, or an engine that is not there, is no fault
+// of the sample: that ends the stream, whatever on_error is, and a client that goes on by its last ticket gets the
+// sample. Otherwise an outage would fill a training set with nulls, and each substitute would wait for the whole time
+// of a read.
 func (s *Stream) faultLocked(r *run, row, column int, err error) {
 	name := s.columns[column].name
-	if !s.job.Tolerant() || noEngine(err) {
+	if !s.job.Tolerant() || passes(err) {
 		s.fail(s.sampleError(r.positions[row], r.rows[row], name, err))
 	}
 	r.faults = append(r.faults, fault{row, name, err})
 }
 
-// noEngine reports whether what makes something of a cell is not there just now.
-func noEngine(err error) bool {
-	_, made := errors.AsType[*operators.FaultError](err)
-	return made && errors.Is(err, schema.ErrUnavailable)
+// passes reports whether an error may pass by itself: the store, or what makes something of a cell, is not there now.
+func passes(err error) bool {
+	return errors.Is(err, schema.ErrUnavailable) && !errors.Is(err, schema.ErrDataLoss)
 }
 
 // idle reports whether nothing is in flight that comes by itself.

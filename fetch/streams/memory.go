@@ -44,6 +44,7 @@ func (s *Stream) refillLocked() {
 	if room > 0 {
 		s.roomAgainLocked()
 	}
+	now := time.Now()
 	for cells := 0; len(a.wants) < room; cells++ {
 		if cells == maxSlice {
 			a.paused = true
@@ -82,7 +83,7 @@ func (s *Stream) refillLocked() {
 		r.inFlight++
 		a.wants = append(a.wants, queued{Want: tiers.Want{
 			Ref: ref, At: spill.Place{Dataset: s.dataset, Tenant: s.payer, Position: pos}, Context: s.context(), To: s,
-			Account: &s.account, Trace: s.trace,
+			Since: now, Account: &s.account, Trace: s.trace,
 			Token: tiers.Token{Of: r, N: cell}, Late: s.late && s.columns[column].made == nil,
 		}})
 	}

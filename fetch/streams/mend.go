@@ -30,7 +30,7 @@ func (s *Stream) mended(p *part, wrong []fault) ([]Fault, error) {
 	}
 	faults := make([]Fault, len(wrong))
 	for i, f := range wrong {
-		if noEngine(f.err) {
+		if passes(f.err) {
 			return nil, s.faultError(p, f)
 		}
 		pos := p.positions[f.row]
@@ -137,7 +137,7 @@ func (s *Stream) substitute(p *part, f fault) (int64, error) {
 		}
 		row, at, err := s.readRow(p.walk.lap, pos)
 		if err != nil {
-			if noEngine(err) || s.context().Err() != nil {
+			if passes(err) || s.context().Err() != nil {
 				return 0, err
 			}
 			causes = append(causes, err)

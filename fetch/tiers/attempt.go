@@ -188,6 +188,9 @@ func (r *Reader) more(w *worker) Attempt {
 // get reads a blob once, and checks it, unless that is left to those who wait.
 func (r *Reader) get(a Attempt) (b schema.Blob, unchecked bool, err error) {
 	rd, l := a.read, a.lane
+	if n := r.stuck.Load(); n >= maxStuck {
+		return b, false, stuckError(n)
+	}
 	if a.nth == 0 && l.index == rd.entry && r.keeps(rd) {
 		for i := range r.lanes[:l.index] {
 			if k := r.lanes[i].keeper; k != nil {
@@ -240,6 +243,9 @@ func (r *Reader) endedLocked(a Attempt, began time.Time, blob schema.Blob, unche
 	rd := a.read
 	rd.running--
 	if rd.over {
+		if rd.overdue {
+			r.stuck.Add(-1)
+		}
 		blob.Release()
 		return next{}
 	}
@@ -266,7 +272,11 @@ func (r *Reader) endedLocked(a Attempt, began time.Time, blob schema.Blob, unche
 		return next{again: Attempt{rd, a.nth, below, a.why}}
 	}
 	rd.failed++
+	rd.why = err
 	r.stats.failedReads++
+	if errors.Is(err, schema.ErrNotFound) || errors.Is(err, schema.ErrDataLoss) {
+		r.hearLocked(now)
+	}
 	pause, again := r.pauseAfterLocked(rd, now, err)
 	switch {
 	case again:
@@ -300,6 +310,7 @@ func (r *Reader) broughtLocked(a Attempt, now time.Time, took time.Duration, blo
 		rd.trace.exampleLocked(&l.times, took, now)
 	}
 	if l == r.last {
+		r.hearLocked(now)
 		r.latency.add(now, took)
 		r.stats.reads++
 		r.stats.reasons[r.reasonLocked(a)]++

@@ -39,6 +39,9 @@ func (l *lane) beganLocked(r *read) {
 	if r.counted&l.bit() != 0 {
 		return
 	}
+	if l.last {
+		r.reader.listenLocked(time.Now())
+	}
 	r.counted |= l.bit()
 	if l.traits.Parallel > 0 {
 		l.reads++

@@ -20,7 +20,8 @@ type read struct {
 	reader *Reader
 	ref    schema.BlobRef
 	start  time.Time
-	trace  *Trace // of who wanted it first, or nil; never changes
+	since  time.Time // when it was wanted first, before start where it had to wait for its turn
+	trace  *Trace    // of who wanted it first, or nil; never changes
 
 	account *Account // of who wanted it first, or nil; never changes
 
@@ -34,6 +35,7 @@ type read struct {
 	attempts int       // begun
 	running  int       // under way
 	failed   int       // attempts at the last tier that ended badly
+	why      error     // of the last of those
 	latest   time.Time // when the last attempt began
 	hedged   bool      // an attempt was begun because the first was slow
 	here     bool      // no other node is asked
@@ -41,6 +43,7 @@ type read struct {
 	asked    bool      // another node was asked, and has not sent it
 	fill     bool      // whoever wanted it first keeps it; set before its first attempt is made
 	over     bool      // brought, failed for good, or no longer wanted
+	overdue  bool      // it had its time and brought nothing
 
 	older, newer *read // reads under way in the order they began
 

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"bowstring/schema"
@@ -18,8 +19,8 @@ type Options struct {
 	// MaxReads caps the reads in flight on a way that is measured, whatever was
 	// found. Default 4096.
 	MaxReads int
-	// ReadTimeout is for how long a blob is tried, where the store is unavailable,
-	// before it counts as one that cannot be read. Default 30 s.
+	// ReadTimeout is how long a blob is tried before it counts as one that cannot be read, whatever the store does:
+	// it fails, or says nothing. A second is added for each mebibyte of the blob. Default 30 s.
 	ReadTimeout time.Duration
 	// NoHedge leaves slow reads alone. Otherwise one that takes longer than nearly
 	// all of late is made a second time, which costs 5 % more reads at most.
@@ -97,6 +98,8 @@ type Reader struct {
 	latency        latencies         // of the last tier
 	remote         latencies         // of other nodes
 	slow           time.Duration     // how long a slow read takes, brought up to date by the timer
+	heard          time.Time         // when the last tier said something of a blob, or was first asked since
+	silent         bool              // a read of it has had its time, and nothing was heard since
 	hedges         float64           // that may be made now
 	watch          *time.Timer
 	watching       bool
@@ -108,6 +111,7 @@ type Reader struct {
 	idle           []*worker // goroutines that have nothing to read
 	spent          []*worker // that have ended
 
+	stuck   atomic.Int64 // attempts at reads that were given up, which have not ended
 	trouble trouble
 	running sync.WaitGroup // goroutines that read, and the timer's; grows under mu only while not closed
 }
@@ -250,7 +254,8 @@ func (r *Reader) tryLocked(w *Want, l *lane, always bool) (v Verdict, first Atte
 		return Enough, Attempt{}, schema.Blob{}
 	}
 	rd := r.newLocked()
-	*rd = read{reader: r, ref: w.Ref, start: time.Now(), first: waiter{w.To, w.Token}, place: w.At, entry: l.index,
+	now := time.Now()
+	*rd = read{reader: r, ref: w.Ref, start: now, since: w.since(now), first: waiter{w.To, w.Token}, place: w.At, entry: l.index,
 		older: r.newest, trace: w.Trace, here: w.Here, account: w.Account}
 	rd.values = w.Context
 	rd.attemptLocked(rd.start)

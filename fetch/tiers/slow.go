@@ -39,17 +39,31 @@ func (r *Reader) keepWatchLocked() {
 	r.watch.Reset(watchPeriod)
 }
 
-// lookForSlow begins another attempt, at the last tier, at the reads that are slow. It has more goroutines go on with
-// quick attempts that nobody has made yet, each time as many as there are.
+// lookForSlow ends the reads that have had their time, and looks after those that are slow.
 func (r *Reader) lookForSlow() {
 	defer r.running.Done()
+	if list := r.look(); len(list) > 0 {
+		r.tell(list)
+	}
+}
+
+// look ends the reads that have had their time, and begins another attempt, at the last tier, at those that are slow. It
+// has more goroutines go on with quick attempts that nobody has made yet, each time as many as there are.
+func (r *Reader) look() (overdue []late) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.watching = false
 	if r.closed {
-		return
+		return nil
 	}
-	defer r.keepWatchLocked()
+	now := time.Now()
+	overdue = r.giveUpLocked(now)
+	r.lookLocked(now)
+	r.keepWatchLocked()
+	return overdue
+}
+
+func (r *Reader) lookLocked(now time.Time) {
 	if r.quick.len() > 0 { // who makes them may wait for a disk
 		for range min(r.servers, r.quick.len(), maxIdle-r.servers) {
 			r.serveLocked()
@@ -61,7 +75,6 @@ func (r *Reader) lookForSlow() {
 	p95, _ := r.latency.quantile(0.95)
 	p99, _ := r.latency.quantile(0.99)
 	r.slow = max(p99, 3*p95) // a hedge and what went before it
-	now := time.Now()
 	for rd := r.oldest; rd != nil; rd = rd.newer {
 		if now.Sub(rd.start) < soonest {
 			return

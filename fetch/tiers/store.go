@@ -16,10 +16,24 @@ func Store(s store.Store) Tier {
 	return storeTier{s}
 }
 
+// Placed is a Tier, or a store, that says where it is, for errors.
+type Placed interface {
+	// Where names the place, such as a table at an address, or a directory.
+	Where() string
+}
+
 type storeTier struct{ store store.Store }
 
 // Name implements Tier.
 func (storeTier) Name() string { return "store" }
+
+// Where implements Placed.
+func (t storeTier) Where() string {
+	if p, ok := t.store.(Placed); ok {
+		return p.Where()
+	}
+	return ""
+}
 
 // Has implements Tier.
 func (storeTier) Has(schema.BlobRef) bool { return true }

@@ -17,6 +17,9 @@ type Want struct {
 	// Context is on whose behalf: what it carries is seen by the store. That it
 	// ends does not end the read, which others may want: see [Reader.Leave].
 	Context context.Context //nolint:containedctx // its values alone are used
+	// Since is when it was first wanted, where that was before the read begins. It is part of the time that the read
+	// has while the store says nothing: those that wait for their turn do not begin their time then.
+	Since time.Time
 	// To is told what became of it, once, with Token.
 	To Receiver
 	// Account is the stream's, nil if nobody keeps one.
@@ -31,6 +34,14 @@ type Want struct {
 	// Late says that the receiver compares the blob's bytes with the reference himself if they are said to be unchecked
 	// ([schema.Blob.Unchecked]), and reads what is wrong by [Reader.GetAt].
 	Late bool
+}
+
+// since is when the blob was wanted, of a read that begins now.
+func (w *Want) since(now time.Time) time.Time {
+	if w.Since.IsZero() {
+		return now
+	}
+	return w.Since
 }
 
 // Token says to a Receiver which of its wants something is about.

@@ -176,6 +176,9 @@ func newStore(config *Config, opts Options) *Store {
 // String is the store's address, without credentials.
 func (s *Store) String() string { return s.config.String() }
 
+// Where names the keyspace and its servers, for errors.
+func (s *Store) Where() string { return s.where(nil, "") }
+
 // enter begins a call; the caller ends it with s.life.RUnlock.
 func (s *Store) enter(ctx context.Context) error {
 	if ctx.Err() != nil {

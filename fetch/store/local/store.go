@@ -121,6 +121,9 @@ func newStore(dir string, opts Options) *Store {
 	return s
 }
 
+// Where names the directory, for errors.
+func (s *Store) Where() string { return "the store in " + s.dir }
+
 // Open opens the store in dir, and makes one if dir does not exist or is empty.
 // It is a schema.ErrUnavailable if another process has it open, whose name and
 // server address the message gives, and a schema.ErrInvalid if dir holds
