@@ -312,13 +312,13 @@ func (e *Engine) PlanID(ctx context.Context, req schema.Request) (string, error)
 }
 
 // Outline resolves a request without opening a manifest: see [jobs.Jobs.Outline].
-func (e *Engine) Outline(snap *schema.Snapshot, req schema.Request) (*Outline, error) {
-	return e.jobs.Outline(snap, req)
+func (e *Engine) Outline(ctx context.Context, snap *schema.Snapshot, req schema.Request) (*Outline, error) {
+	return e.jobs.Outline(ctx, snap, req)
 }
 
 // Schema is what batches of a request look like, of a snapshot whose manifest need not be open.
-func (e *Engine) Schema(snap *schema.Snapshot, req schema.Request) (*arrow.Schema, error) {
-	return e.jobs.Schema(snap, req)
+func (e *Engine) Schema(ctx context.Context, snap *schema.Snapshot, req schema.Request) (*arrow.Schema, error) {
+	return e.jobs.Schema(ctx, snap, req)
 }
 
 // KnownBytes is what TotalBytes would be of an outline, if that is known: see

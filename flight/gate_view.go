@@ -93,10 +93,10 @@ func (s *Server) eachNewest(ctx context.Context, f datasetFilter, visit func(sto
 }
 
 // schemaOf is what batches of a request look like for who sees that much of a snapshot.
-func (s *Server) schemaOf(snap *schema.Snapshot, within *schema.Restriction,
+func (s *Server) schemaOf(ctx context.Context, snap *schema.Snapshot, within *schema.Restriction,
 	req schema.Request) (*arrow.Schema, error) {
 	req.Within = within
-	return s.engine.Schema(snap, req)
+	return s.engine.Schema(ctx, snap, req)
 }
 
 // outline says what a request for all of a split, or all rows, means, and its bytes where
@@ -112,7 +112,7 @@ func (s *Server) outline(ctx context.Context, v *seen, split string) (*fetch.Out
 		return &fetch.Outline{Request: job.Request(), ID: job.ID(), Plan: job.Plan(), Projection: job.Projection()}, -1,
 			nil
 	}
-	o, err := s.engine.Outline(v.snap, req)
+	o, err := s.engine.Outline(ctx, v.snap, req)
 	if err != nil {
 		return nil, 0, err
 	}

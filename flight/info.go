@@ -218,7 +218,7 @@ func (s *Server) GetSchema(ctx context.Context, d *flight.FlightDescriptor) (*fl
 	if err := v.hasSplit(req.Split); err != nil {
 		return nil, err
 	}
-	columns, err := s.schemaOf(snap, granted.Restriction, req)
+	columns, err := s.schemaOf(ctx, snap, granted.Restriction, req)
 	if err != nil {
 		return nil, err
 	}

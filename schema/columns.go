@@ -106,12 +106,16 @@ func BlobPart(s *arrow.Schema, name string) (ordinal int, blob arrow.Field, part
 	if part != SizePart && part != KeyPart {
 		return 0, blob, "", false
 	}
-	for i, f := range BlobFields(s) {
-		if f.Name == name[:dot] {
-			return i, f, part, true
+	at := s.FieldIndices(name[:dot])
+	if len(at) == 0 || !IsBlob(s.Field(at[0])) {
+		return 0, blob, "", false
+	}
+	for i := range at[0] {
+		if IsBlob(s.Field(i)) {
+			ordinal++
 		}
 	}
-	return 0, blob, "", false
+	return ordinal, s.Field(at[0]), part, true
 }
 
 // Media returns the media kind that a blob field declares, "" for none.
@@ -294,14 +298,14 @@ func CheckName(field, name string) error {
 // Nearest returns the member of names most like name, "" if none is close
 // enough to be a likely slip of the keyboard.
 func Nearest(name string, names []string) string {
-	const longest = 2 * MaxNameLen // what is longer is no slip, and would be slow to compare
+	const longest = 64 // what is longer is no slip, and would be slow to compare
 	if len(name) > longest {
 		return ""
 	}
 	best, at := max(1, len(name)/3)+1, ""
 	for _, n := range names {
-		if len(n) > longest {
-			continue
+		if len(n)-len(name) >= best || len(name)-len(n) >= best {
+			continue // each byte more is an insertion
 		}
 		if d := distance(strings.ToLower(name), strings.ToLower(n)); d < best {
 			best, at = d, n

@@ -154,10 +154,8 @@ func (f *Form) splitAt(pos int64) *splitRange {
 
 // ColumnIndex finds a stored column.
 func (f *Form) ColumnIndex(name string) (int, error) {
-	for i, field := range f.snap.Schema.Fields() {
-		if field.Name == name {
-			return i, nil
-		}
+	if at := f.snap.Schema.FieldIndices(name); len(at) > 0 {
+		return at[0], nil
 	}
 	return 0, fmt.Errorf("%w: %s@%d has no stored column %s", ErrNotFound, f.snap.Dataset, f.snap.Number, Quote(name))
 }

@@ -13,8 +13,8 @@ import (
 )
 
 // express compiles the expressions that make columns of a request, of what its caller may see, and writes their
-// contract into it.
-func (s *shown) express(snap *schema.Snapshot, req schema.Request) error {
+// contract into it. They are compiled by turns.
+func (s *shown) express(ctx context.Context, turn where.Turn, snap *schema.Snapshot, req schema.Request) error {
 	visible := req.Within.Visible(snap.Schema)
 	for _, name := range req.Operators.Expressions() {
 		p, at := req.Operators[name], "operators."+name
@@ -27,7 +27,7 @@ func (s *shown) express(snap *schema.Snapshot, req schema.Request) error {
 			return &schema.FieldError{Field: at, Got: "an expression for a column that there is",
 				Want: "the name of a new column"}
 		}
-		m, err := where.CompileColumn(name, at+".expression", p.Expression, visible, req.OnError)
+		m, err := where.CompileColumn(ctx, name, at+".expression", p.Expression, visible, req.OnError, turn)
 		if err != nil {
 			return err
 		}

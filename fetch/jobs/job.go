@@ -113,7 +113,7 @@ func (js *Jobs) resolve(ctx context.Context, snap *openSnapshot, req schema.Requ
 
 func (js *Jobs) outline(ctx context.Context, snap *openSnapshot, req schema.Request,
 	sees *result) (o *Outline, has holdings, err error) {
-	req, s, err := js.fill(snap.manifest.Snapshot(), req)
+	req, s, err := js.fill(ctx, snap.manifest.Snapshot(), req)
 	if err != nil {
 		return nil, has, err
 	}

@@ -296,7 +296,7 @@ func TestOutline(t *testing.T) {
 		{Dataset: "d", Columns: []string{"label"}, Batch: 7}} {
 		f.CloseIdle()
 		before := f.OpenSnapshots() // what was computed for the job before may still end
-		o, err := f.Outline(snap, req)
+		o, err := f.Outline(t.Context(), snap, req)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -320,7 +320,7 @@ func TestOutline(t *testing.T) {
 		}
 		j.Close()
 	}
-	if _, err := f.Outline(snap, schema.Request{Dataset: "d", Where: "label < 1"}); !errors.Is(err, schema.ErrInvalid) {
+	if _, err := f.Outline(t.Context(), snap, schema.Request{Dataset: "d", Where: "label < 1"}); !errors.Is(err, schema.ErrInvalid) {
 		t.Errorf("where: %v", err)
 	}
 }

@@ -34,11 +34,11 @@ func (j *Job) Outline() *Outline {
 // Outline resolves a request against a snapshot without opening its manifest. The
 // request has neither where nor a selection, and its caller may see all rows: else the
 // rows are needed.
-func (js *Jobs) Outline(snap *schema.Snapshot, req schema.Request) (*Outline, error) {
+func (js *Jobs) Outline(ctx context.Context, snap *schema.Snapshot, req schema.Request) (*Outline, error) {
 	if req.Where != "" || req.Selection != nil || req.Within.HidesRows() {
 		return nil, fmt.Errorf("%w: an outline of where or a selection", schema.ErrInvalid)
 	}
-	req, shown, err := js.fill(snap, req)
+	req, shown, err := js.fill(ctx, snap, req)
 	if err != nil {
 		return nil, err
 	}
@@ -66,7 +66,7 @@ func (js *Jobs) ID(ctx context.Context, req schema.Request) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		if req, _, err = js.fill(snap, req); err != nil {
+		if req, _, err = js.fill(ctx, snap, req); err != nil {
 			return "", err
 		}
 		if req, _, err = js.localize(ctx, snap, req); err != nil {
@@ -77,8 +77,8 @@ func (js *Jobs) ID(ctx context.Context, req schema.Request) (string, error) {
 }
 
 // Schema is what batches of a request look like.
-func (js *Jobs) Schema(snap *schema.Snapshot, req schema.Request) (*arrow.Schema, error) {
-	_, s, err := js.fill(snap, req)
+func (js *Jobs) Schema(ctx context.Context, snap *schema.Snapshot, req schema.Request) (*arrow.Schema, error) {
+	_, s, err := js.fill(ctx, snap, req)
 	if err != nil {
 		return nil, err
 	}
@@ -94,7 +94,7 @@ type shown struct {
 
 // fill puts the snapshot's number and the defaults that depend on its columns in, and operators
 // as they are written in full.
-func (js *Jobs) fill(snap *schema.Snapshot, req schema.Request) (schema.Request, shown, error) {
+func (js *Jobs) fill(ctx context.Context, snap *schema.Snapshot, req schema.Request) (schema.Request, shown, error) {
 	req.Snapshot, req.Tag = snap.Number, ""
 	var s shown
 	var err error
@@ -103,7 +103,7 @@ func (js *Jobs) fill(snap *schema.Snapshot, req schema.Request) (schema.Request,
 			return req, s, err
 		}
 		req.Operators = s.operators.Canonical()
-		if err := s.express(snap, req); err != nil {
+		if err := s.express(ctx, js.turn, snap, req); err != nil {
 			return req, s, err
 		}
 		if len(req.Operators.Columns()) == 0 {

@@ -112,13 +112,10 @@ func (js *Jobs) matches(ctx context.Context, snap *openSnapshot, restriction *sc
 	what := string(within(schema.Request{Within: restriction}, "where\x00"+text))
 	return js.derive(ctx, snap.key, what, snap, func(ctx context.Context) (*result, error) {
 		m := snap.manifest
-		var expr *where.Expr
-		err := js.turn(ctx, func() (err error) {
-			if expr, err = where.Compile(text, restriction.Visible(m.Snapshot().Schema)); err == nil {
-				err = checkHidden(expr, m.Snapshot(), restriction)
-			}
-			return err
-		})
+		expr, err := where.Compile(ctx, text, restriction.Visible(m.Snapshot().Schema), js.turn)
+		if err == nil {
+			err = checkHidden(expr, m.Snapshot(), restriction)
+		}
 		if err != nil {
 			return nil, err
 		}

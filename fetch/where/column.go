@@ -181,32 +181,67 @@ func boxInt(n int) any {
 // stringOf views b as a string, without copying.
 func stringOf(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 
-// getter returns what reads a column of a page that begins at start, and whether
-// it may have nulls in it.
-func (e *Expr) getter(f *schema.Form, name string, start int64, p *schema.Page) (get getter, nulls bool, err error) {
-	switch name {
-	case schema.PositionColumn:
-		return func(i int) any { return boxInt(int(start) + i) }, false, nil
-	case schema.SplitColumn:
-		boxed := map[string]any{"": ""}
-		for _, s := range f.Snapshot().Splits {
-			boxed[s.Name] = s.Name
+// source is where the values of a name come from.
+type source struct {
+	name     string
+	column   int    // of the manifest, or the ordinal of a blob column
+	part     string // of a blob column
+	nullable bool   // of parts
+}
+
+// sourcesOf finds what an expression names in a snapshot, once for all of its pages.
+func sourcesOf(f *schema.Form, names []string) ([]source, error) {
+	s := f.Snapshot().Schema
+	c := &columns{s}
+	var ordinals map[string]int // of blob columns
+	out := make([]source, len(names))
+	for i, name := range names {
+		out[i].name = name
+		if name == schema.PositionColumn || name == schema.SplitColumn || name == schema.IDColumn {
+			continue
 		}
-		return func(i int) any { return boxed[f.SplitOf(start+int64(i))] }, false, nil
-	case schema.IDColumn:
-		return func(i int) any { return schema.FormatID(p.ID(i)) }, false, nil
+		blob, part, ok := c.part(name)
+		if !ok {
+			var err error
+			if out[i].column, err = f.ColumnIndex(name); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		if ordinals == nil {
+			ordinals = map[string]int{}
+			for n, b := range schema.BlobFields(s) {
+				ordinals[b.Name] = n
+			}
+		}
+		out[i].column, out[i].part, out[i].nullable = ordinals[blob.Name], part, blob.Nullable
 	}
-	if col, field, part, ok := schema.BlobPart(f.Snapshot().Schema, name); ok {
-		return partOf(p, col, part), field.Nullable, nil
+	return out, nil
+}
+
+// getter returns what reads the values in a page that begins at start, and whether
+// it may have nulls in it. It is for one goroutine.
+func (s *source) getter(f *schema.Form, start int64, p *schema.Page) (get getter, nulls bool) {
+	switch {
+	case s.name == schema.PositionColumn:
+		return func(i int) any { return boxInt(int(start) + i) }, false
+	case s.name == schema.SplitColumn:
+		last, boxed := "", any("") // of the row before, which is mostly in the same split
+		return func(i int) any {
+			if name := f.SplitOf(start + int64(i)); name != last {
+				last, boxed = name, name
+			}
+			return boxed
+		}, false
+	case s.name == schema.IDColumn:
+		return func(i int) any { return schema.FormatID(p.ID(i)) }, false
+	case s.part != "":
+		return partOf(p, s.column, s.part), s.nullable
 	}
-	col, err := f.ColumnIndex(name)
-	if err != nil {
-		return nil, false, err
-	}
-	a := p.Column(col)
+	a := p.Column(s.column)
 	// Nulls below the top are not looked for.
 	_, nested := a.DataType().(arrow.NestedType)
-	return getterOf(a), nested || a.NullN() > 0, nil
+	return getterOf(a), nested || a.NullN() > 0
 }
 
 // partOf reads the size or, in hexadecimal digits, the key of the blobs of a page.

@@ -1,13 +1,14 @@
 package where
 
 import (
-	"errors"
+	"cmp"
 	"reflect"
 	"slices"
 	"time"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/expr-lang/expr/ast"
+	"github.com/expr-lang/expr/file"
 
 	"bowstring/schema"
 )
@@ -35,14 +36,15 @@ type cost struct {
 	total poly
 	// parts are the tests of the expression that may take long by themselves, for
 	// errors to point at.
-	parts []costPart
+	parts     []costPart
+	termSteps int // that it took to bound it
 	// columns are those whose cells differ in size: of a cell of columns[i], variable
 	// 2i+1 is the size, and 2i+2 the number of items.
 	columns []string
 }
 
 type costPart struct {
-	node  ast.Node
+	place file.Location
 	what  string
 	steps poly
 }
@@ -60,11 +62,13 @@ func (c *cost) costliest(sizes []float64) (part costPart, steps float64) {
 // meter computes the cost of an expression from its checked tree.
 type meter struct {
 	cost
+	algebra
 	patterns *patterns
-	types    map[string]arrow.DataType // of metadata columns
-	cells    map[string]extent         // of columns
-	scopes   []*scope                  // the expression itself, and the predicates that are being gone through
-	complex  ast.Node                  // where the bound gets too complicated
+	schema   *arrow.Schema
+	cells    map[string]extent // of columns
+	bound    map[string]extent // of values that have a name
+	scopes   []*scope          // the expression itself, and the predicates that are being gone through
+	complex  ast.Node          // where the bound gets too complicated
 }
 
 // scope is the expression, or a predicate within it.
@@ -76,43 +80,27 @@ type scope struct {
 // itemVariable is above the variables of columns; those of items follow it.
 const itemVariable = 1 << 15
 
-var errTooComplex = errors.New("lists are gone through within lists too often to tell what this costs: it would " +
-	"be too much")
-
 // measure returns the cost of a tree.
 func (m *meter) measure(root ast.Node) (*cost, error) {
-	m.cells, m.scopes = map[string]extent{}, []*scope{{steps: poly{}}}
+	m.cells, m.bound, m.scopes = map[string]extent{}, map[string]extent{}, []*scope{{steps: poly{}}}
 	m.size(root)
-	if m.complex != nil {
-		return nil, errTooComplex
-	}
 	m.total = m.scopes[0].steps
 	for _, cell := range m.cells {
-		m.total.add(cell.size, 2) // the cells are read
+		m.add(m.total, cell.size, 2) // the cells are read
 	}
-	m.total.add(constant(4), 1)
+	m.add(m.total, constant(4), 1)
+	if m.err != nil {
+		m.complex = cmp.Or(m.complex, root)
+		return nil, m.err
+	}
+	m.termSteps = m.taken
 	return &m.cost, nil
 }
 
 func (m *meter) steps() poly { return m.scopes[len(m.scopes)-1].steps }
 
 // spend counts steps.
-func (m *meter) spend(n ast.Node, p poly, factor float64) {
-	if p == nil {
-		m.complex = n
-		return
-	}
-	m.steps().add(p, factor)
-}
-
-func (m *meter) product(n ast.Node, p, q poly) poly {
-	out := times(p, q)
-	if out == nil {
-		m.complex = n
-		return constant(1)
-	}
-	return out
-}
+func (m *meter) spend(p poly, factor float64) { m.add(m.steps(), p, factor) }
 
 // extent bounds how much a value is.
 type extent struct {
@@ -128,11 +116,14 @@ func same(size poly) extent { return extent{size, size} }
 
 // value counts the steps of a node, and bounds its value.
 func (m *meter) value(node ast.Node) extent {
-	if m.complex != nil || node == nil {
+	if m.err != nil || node == nil {
 		return one()
 	}
-	m.spend(node, constant(1), 1)
+	m.spend(constant(1), 1)
 	v := m.valueOf(node)
+	if m.err != nil && m.complex == nil {
+		m.complex = node
+	}
 	if scalar(node.Type()) {
 		return one()
 	}
@@ -173,7 +164,7 @@ func (m *meter) valueOf(node ast.Node) extent {
 	case *ast.ChainNode:
 		return m.value(n.Node)
 	case *ast.MemberNode:
-		m.spend(n, constant(3), 1)
+		m.spend(constant(3), 1)
 		m.size(n.Property)
 		return same(m.size(n.Node))
 	case *ast.SliceNode:
@@ -190,13 +181,16 @@ func (m *meter) valueOf(node ast.Node) extent {
 	case *ast.ConditionalNode:
 		m.size(n.Cond)
 		a, b := m.value(n.Exp1), m.value(n.Exp2)
-		return extent{plus(a.size, b.size), plus(a.count, b.count)}
+		return extent{m.plus(a.size, b.size), m.plus(a.count, b.count)}
 	case *ast.ArrayNode:
 		out := constant(1)
 		for _, item := range n.Nodes {
-			out.add(m.size(item), 1)
+			m.add(out, m.size(item), 1)
 		}
 		return extent{out, constant(float64(len(n.Nodes)))}
+	case *ast.VariableDeclaratorNode:
+		m.bound[n.Name] = m.value(n.Value)
+		return m.value(n.Expr)
 	}
 	return one()
 }
@@ -204,21 +198,21 @@ func (m *meter) valueOf(node ast.Node) extent {
 func (m *meter) binary(n *ast.BinaryNode) poly {
 	left := m.size(n.Left)
 	if array, ok := n.Right.(*ast.ArrayNode); ok && n.Operator == "in" && isTable(array) {
-		m.spend(n, left, 2) // looked up in a table
+		m.spend(left, 2) // looked up in a table
 		return constant(1)
 	}
 	right := m.size(n.Right)
-	both := plus(left, right)
+	both := m.plus(left, right)
 	switch {
 	case scalar(n.Left.Type()) && scalar(n.Right.Type()):
 	case n.Operator != "==" && n.Operator != "!=":
-		m.spend(n, both, 2)
+		m.spend(both, 2)
 	case isShort(n.Left):
-		m.spend(n, left, 2)
+		m.spend(left, 2)
 	case isShort(n.Right):
-		m.spend(n, right, 2)
+		m.spend(right, 2)
 	default:
-		m.spend(n, both, 2)
+		m.spend(both, 2)
 	}
 	return both
 }
@@ -252,8 +246,8 @@ func (m *meter) call(n ast.Node, name string, args []ast.Node) extent {
 	if p := m.patterns.byName[name]; p != nil {
 		text := m.size(args[0])
 		steps := constant(4)
-		steps.add(text, 2*float64(p.size))
-		m.spend(n, steps, 1)
+		m.add(steps, text, 2*float64(p.size))
+		m.spend(steps, 1)
 		m.part(n, "matches", steps)
 		return one()
 	}
@@ -266,20 +260,20 @@ func (m *meter) call(n ast.Node, name string, args []ast.Node) extent {
 	all := poly{}
 	for i, a := range args {
 		values[i] = m.value(a)
-		all.add(values[i].size, 1)
+		m.add(all, values[i].size, 1)
 	}
-	m.spend(n, constant(4), 1)
+	m.spend(constant(4), 1)
 	switch name {
 	case "date":
 		// One layout is tried after the other; a time zone is looked up in files.
-		m.spend(n, constant(map[bool]float64{true: 4000, false: 150}[len(args) > 2]), 1)
+		m.spend(constant(map[bool]float64{true: 4000, false: 150}[len(args) > 2]), 1)
 	case "len", "hasPrefix", "hasSuffix", "indexOf", "lastIndexOf":
-		m.spend(n, all, 1)
+		m.spend(all, 1)
 	case "trim", "trimPrefix", "trimSuffix":
-		m.spend(n, m.product(n, all, all), 16)
+		m.spend(m.times(all, all), 16)
 	case "lower", "upper":
-		m.spend(n, all, 6)
-		return same(plus(all, all, all))
+		m.spend(all, 6)
+		return same(m.plus(all, all, all))
 	case "string":
 		made := poly{}
 		switch t := args[0].Type(); {
@@ -288,11 +282,11 @@ func (m *meter) call(n ast.Node, name string, args []ast.Node) extent {
 		case t != nil && t.Kind() == reflect.String:
 			return same(all)
 		}
-		made.add(all, 20) // names of fields are written with each
-		m.spend(n, made, 1)
+		m.add(made, all, 20) // names of fields are written with each
+		m.spend(made, 1)
 		return same(made)
 	default:
-		m.spend(n, all, 8)
+		m.spend(all, 8)
 	}
 	return same(all)
 }
@@ -304,30 +298,20 @@ func (m *meter) predicate(n ast.Node, name string, list ast.Node, predicate *ast
 	m.scopes = append(m.scopes, inner)
 	made := m.size(predicate.Node)
 	m.scopes = m.scopes[:len(m.scopes)-1]
-	steps := inner.steps.over(inner.item, items)
-	m.spend(n, steps, 1)
-	if steps != nil {
-		m.part(n, name+"(…)", steps)
-	}
+	steps := m.over(inner.steps, inner.item, items)
+	m.spend(steps, 1)
+	m.part(n, name+"(…)", steps)
 	switch name {
 	case "map":
-		size := plus(constant(1), made).over(inner.item, items)
-		m.spend(n, size, 1)
-		if size == nil {
-			return one()
-		}
+		size := m.over(m.plus(constant(1), made), inner.item, items)
+		m.spend(size, 1)
 		return extent{size, items.count}
 	case "filter":
 		return items
 	case "find", "findLast":
 		return same(items.size)
 	case "sum":
-		size := plus(constant(1), made).over(inner.item, items)
-		if size == nil {
-			m.complex = n
-			return one()
-		}
-		return same(size)
+		return same(m.over(m.plus(constant(1), made), inner.item, items))
 	}
 	return one()
 }
@@ -335,17 +319,21 @@ func (m *meter) predicate(n ast.Node, name string, list ast.Node, predicate *ast
 // part notes a test that may take long, if it is not within another one.
 func (m *meter) part(n ast.Node, what string, steps poly) {
 	if len(m.scopes) == 1 {
-		m.parts = append(m.parts, costPart{n, what, steps})
+		m.parts = append(m.parts, costPart{n.Location(), what, steps})
 	}
 }
 
 // column bounds a column's cells.
 func (m *meter) column(name string) extent {
+	if v, ok := m.bound[name]; ok {
+		return v
+	}
 	if v, ok := m.cells[name]; ok {
 		return v
 	}
 	var v extent
-	switch t, ok := m.types[name]; {
+	f, ok := (&columns{m.schema}).field(name)
+	switch {
 	case name == schema.IDColumn:
 		v = same(constant(textSize(36)))
 	case name == schema.SplitColumn:
@@ -353,9 +341,9 @@ func (m *meter) column(name string) extent {
 	case !ok: // part of a blob column: the longest is a key's digits
 		v = same(constant(textSize(2 * len(schema.Key{}))))
 	default:
-		if n, fixed := cellSize(t); fixed {
+		if n, fixed := cellSize(f.Type); fixed {
 			v = same(constant(n))
-			if list, ok := t.(*arrow.FixedSizeListType); ok {
+			if list, ok := f.Type.(*arrow.FixedSizeListType); ok {
 				v.count = constant(float64(list.Len()))
 			}
 			break

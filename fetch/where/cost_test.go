@@ -38,7 +38,7 @@ func TestCostOfRow(t *testing.T) {
 		"beside others":      fmt.Sprintf("label == 1 and none(%s, any(%s, # == width))", listOf(1500), listOf(1500)),
 		"mapped":             fmt.Sprintf("len(map(%s, len(map(%s, # + 1)))) > 0", listOf(2000), listOf(2000)),
 	} {
-		_, err := Compile(text, s)
+		_, err := Compile(t.Context(), text, s, now)
 		var e *Error
 		if !errors.As(err, &e) || !errors.Is(err, schema.ErrLimit) {
 			t.Errorf("%s: %v", name, err)
@@ -50,14 +50,15 @@ func TestCostOfRow(t *testing.T) {
 			}
 		}
 	}
-	if _, err := Compile(fmt.Sprintf("all(%s, all(%s, # >= 0))", listOf(100), listOf(100)), s); err != nil {
+	text := fmt.Sprintf("all(%s, all(%s, # >= 0))", listOf(100), listOf(100))
+	if _, err := Compile(t.Context(), text, s, now); err != nil {
 		t.Errorf("short lists within lists: %v", err)
 	}
 }
 
 // What costs too much for all rows is refused before the first is evaluated.
 func TestCostOfRows(t *testing.T) {
-	e, err := Compile(fmt.Sprintf("all(%s, all(%s, # >= 0))", listOf(200), listOf(200)), testSchema(t))
+	e, err := Compile(t.Context(), fmt.Sprintf("all(%s, all(%s, # >= 0))", listOf(200), listOf(200)), testSchema(t), now)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +90,7 @@ func TestCostOfHonestExpressions(t *testing.T) {
 		`count(boxes, #.w > 10 and #.tag == "cat") >= 3 and image.size > 1000`,
 		`sum(map(boxes, #.w ?? 0)) > 100 and max(vec) > 0.5`,
 	} {
-		e, err := Compile(text, s)
+		e, err := Compile(t.Context(), text, s, now)
 		if err != nil {
 			t.Errorf("%s: %v", text, err)
 			continue
@@ -118,7 +119,7 @@ func TestCostOfCells(t *testing.T) {
 		strings.TrimSuffix(strings.Repeat("file_name+", 100), "+") + ` == ""`: "position 7",
 		`any(tags, len(file_name + file_name + #) < 0)`:                       "",
 	} {
-		e, err := Compile(text, s)
+		e, err := Compile(t.Context(), text, s, now)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -138,7 +139,7 @@ func TestEvalByTurns(t *testing.T) {
 	s := testSchema(t)
 	m := manifestOf(t, s, recordOf(t, s, rows))
 	defer m.Close()
-	e, err := Compile(fmt.Sprintf("all(%s, all(%s, # >= 0))", listOf(200), listOf(200)), s)
+	e, err := Compile(t.Context(), fmt.Sprintf("all(%s, all(%s, # >= 0))", listOf(200), listOf(200)), s, now)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -167,20 +168,21 @@ func TestPatterns(t *testing.T) {
 		`((a{10}){10}){10}b{1000}(c{100}){10}`, `(\\pL{30}){30}`, strings.Repeat("a?", 1500),
 		`(?:` + strings.Repeat("longer", 300) + `){1000}`,
 	} {
-		_, err := Compile(`file_name matches "`+text+`"`, s)
+		_, err := Compile(t.Context(), `file_name matches "`+text+`"`, s, now)
 		var e *Error
 		if !errors.As(err, &e) || !strings.Contains(e.Message, "at most 2048 are allowed") || e.Column < 19 {
 			t.Errorf("%s: %v", text, err)
 		}
 	}
-	e, err := Compile(`file_name matches "(ab){20}" or (file_name matches "(ab){20}" and raw matches "c+")`, s)
+	e, err := Compile(t.Context(), `file_name matches "(ab){20}" or (file_name matches "(ab){20}" and raw matches "c+")`, s,
+		now)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(e.patterns.byName) != 2 {
 		t.Errorf("%d patterns, want 2", len(e.patterns.byName))
 	}
-	if _, err := Compile(`width matches "a"`, s); err == nil ||
+	if _, err := Compile(t.Context(), `width matches "a"`, s, now); err == nil ||
 		!strings.Contains(err.Error(), "mismatched types int and string") {
 		t.Errorf("a number: %v", err)
 	}
@@ -210,41 +212,48 @@ func FuzzEval(f *testing.F) {
 	m := manifestOf(f, s, rec)
 	defer m.Close()
 	f.Fuzz(func(t *testing.T, text string) {
-		e, err := Compile(text, s)
+		e, err := Compile(t.Context(), text, s, now)
 		if err != nil {
 			if e := (*Error)(nil); !errors.As(err, &e) {
 				t.Errorf("%q: an error without a place: %v", text, err)
 			}
 			return
 		}
-		ev := &evaluation{expr: e, form: m.Form(), turn: now}
-		w, err := ev.worker()
-		if err != nil {
-			t.Fatal(err)
-		}
-		for c := range m.Chunks() {
-			page := m.Page(c)
-			for k, col := range w.sized {
-				w.cells[k] = page.Column(col)
-			}
-			for i := range page.Rows() {
-				steps := w.measure(i)
-				for _, name := range e.columns {
-					get, _, err := e.getter(m.Form(), name, m.ChunkStart(c), page)
-					if err != nil {
-						t.Fatal(err)
-					}
-					w.env[name] = get(i)
-				}
-				var before, after runtime.MemStats
-				runtime.ReadMemStats(&before)
-				_, _ = w.vm.Run(e.guarded, w.env)
-				runtime.ReadMemStats(&after)
-				if made := float64(after.TotalAlloc - before.TotalAlloc); made > 1<<16+128*steps {
-					t.Fatalf("%q made %.0f bytes for row %d, which was measured to take %.0f steps", text, made, i,
-						steps)
-				}
-			}
-		}
+		evaluateWithin(t, e, m)
 	})
+}
+
+// evaluateWithin evaluates an expression for each row, and fails the test if that makes more than it was measured to
+// cost.
+func evaluateWithin(t *testing.T, e *Expr, m whole) {
+	t.Helper()
+	ev := &evaluation{expr: e, form: m.Form(), turn: now}
+	var err error
+	if ev.sources, err = sourcesOf(m.Form(), e.columns); err != nil {
+		t.Fatal(err)
+	}
+	w, err := ev.worker()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for c := range m.Chunks() {
+		page := m.Page(c)
+		for k, col := range w.sized {
+			w.cells[k] = page.Column(col)
+		}
+		for i := range page.Rows() {
+			steps := w.measure(i)
+			for k := range w.sources {
+				get, _ := w.sources[k].getter(m.Form(), m.ChunkStart(c), page)
+				w.env[e.columns[k]] = get(i)
+			}
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			_, _ = w.vm.Run(e.guarded, w.env)
+			runtime.ReadMemStats(&after)
+			if made := float64(after.TotalAlloc - before.TotalAlloc); made > 1<<16+128*steps {
+				t.Fatalf("%q made %.0f bytes for row %d, which was measured to take %.0f steps", e.text, made, i, steps)
+			}
+		}
+	}
 }

@@ -46,8 +46,10 @@ type place struct {
 // the tree means, with nulls and errors. Nothing is kept of the tree.
 type deciding struct {
 	g     *guard
-	names []string // columns
-	size  int      // of what is made, in nodes and literals
+	names []string       // columns, each once
+	at    map[string]int // of names
+	size  int            // of what is made, in nodes and literals
+	bound map[string]valuation
 }
 
 // condition mirrors guard.condition: what it does not know by itself is a test.
@@ -81,6 +83,11 @@ func (d *deciding) condition(n ast.Node) condition {
 			}
 			return out
 		}
+	case *ast.VariableDeclaratorNode:
+		if v := d.value(n.Value); v != nil {
+			d.bind(n.Name, v)
+			return d.condition(n.Expr)
+		}
 	}
 	if t := d.test(n); t != nil {
 		return t
@@ -89,6 +96,14 @@ func (d *deciding) condition(n ast.Node) condition {
 		return always(either)
 	}
 	return always(unknown)
+}
+
+// bind gives a value a name.
+func (d *deciding) bind(name string, v valuation) {
+	if d.bound == nil {
+		d.bound = map[string]valuation{}
+	}
+	d.bound[name] = v
 }
 
 func always(o outcome) condition { return func(*facts) outcome { return o } }
@@ -300,6 +315,8 @@ func (d *deciding) total(n ast.Node) bool {
 		return all(n.Nodes...)
 	case *ast.ConditionalNode:
 		return all(n.Cond, n.Exp1, n.Exp2)
+	case *ast.VariableDeclaratorNode:
+		return all(n.Value, n.Expr)
 	case *ast.CallNode:
 		id, ok := n.Callee.(*ast.IdentifierNode)
 		return ok && strings.HasPrefix(id.Value, patternPrefix) && all(n.Arguments...)
@@ -346,8 +363,8 @@ func placesOf(form *schema.Form, names []string) []place {
 	places := make([]place, len(names))
 	s := form.Snapshot().Schema
 	for i, name := range names {
-		if ordinal, _, part, ok := schema.BlobPart(s, name); ok {
-			column, err := form.ColumnIndex(schema.BlobFields(s)[ordinal].Name)
+		if _, blob, part, ok := schema.BlobPart(s, name); ok {
+			column, err := form.ColumnIndex(blob.Name)
 			places[i] = place{column, part, err == nil}
 			continue
 		}

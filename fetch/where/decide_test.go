@@ -110,7 +110,7 @@ func TestStatisticsDecideRight(t *testing.T) {
 		}
 		for range 60 {
 			text := f.expression(rng.IntN(4))
-			e, err := Compile(text, s)
+			e, err := Compile(t.Context(), text, s, now)
 			if err != nil {
 				continue // two kinds of values
 			}
@@ -184,7 +184,7 @@ func TestPagesThatAreNotRead(t *testing.T) {
 		`10 % height == 0 and width > 550`:           6, // that can
 		`len(tags) > 1`:                              6,
 	} {
-		e, err := Compile(expr, s)
+		e, err := Compile(t.Context(), expr, s, now)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -210,7 +210,7 @@ func TestStatisticsOfHiddenRows(t *testing.T) {
 	for _, pos := range []int64{0, 1, 2, 3, 10, 11, 12, 13, 14} {
 		within.Set(pos)
 	}
-	e, err := Compile("height < 0", s)
+	e, err := Compile(t.Context(), "height < 0", s, now)
 	if err != nil {
 		t.Fatal(err)
 	}

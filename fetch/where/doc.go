@@ -34,7 +34,8 @@
 //
 // # Ranges
 //
-// x in 1..9 means x >= 1 and x <= 9. A range is good for nothing else.
+// x in 1..9 means x >= 1 and x <= 9, and 1 < x < 9 means 1 < x and x < 9; x is evaluated once. A range is good for
+// nothing else.
 //
 // # Columns that are made
 //
@@ -44,11 +45,19 @@
 //
 // # Limits
 //
-// Expressions are at most schema.MaxWhereBytes long, predicates such as any are
-// nested at most two deep and conditionals four, patterns of matches are literals
-// that come to 2,048 instructions at most, and what an expression may cost is
-// bounded, in steps: [MaxRowSteps] for a row, which bounds what is made for it too,
-// and [MaxSteps] or, if that is more, [FreeSteps] for each row for all. What an
-// expression takes for a row is computed from it and from the sizes of the row's
-// cells before the row is evaluated.
+// Of the text: schema.MaxWhereBytes bytes, brackets 256 deep, predicates such as any two deep, conditionals four, paths
+// such as a.b.c of 32 steps. Patterns of matches are literals that come to 2,048 instructions at most, with 16 classes
+// such as \pL or [a-ÿ].
+//
+// Of the form that is compiled: 32,768 nodes. A node is a name, a literal, an operator or a call; 64 bytes of text that
+// literals are joined to are one more, and a date in a time zone is 64. The form has tests for nulls: those of a column
+// that may be null for each test that needs it, and the condition of a ?: again where what it chooses may be null. It is
+// counted before it is compiled. So compiling takes time in proportion to the nodes, some microseconds for each, and
+// allocates 2 KiB at most for each byte of the text or, if they are more, for each node, and 256 KiB. [Compile] takes
+// two turns for it and [CompileColumn] one; both end with their context. What a row costs is told in 262,144 steps, or
+// refused.
+//
+// What an expression may cost is bounded, in steps: [MaxRowSteps] for a row, and [MaxSteps] or, if that is more,
+// [FreeSteps] for each row for all. What an expression takes for a row is computed from it and from the sizes of the
+// row's cells before the row is evaluated; 128 bytes at most are made for each step, and 64 KiB.
 package where

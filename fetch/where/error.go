@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/expr-lang/expr/ast"
 	"github.com/expr-lang/expr/file"
@@ -17,14 +18,17 @@ type Error struct {
 	Line    int    // from 1
 	Column  int    // in characters, from 1
 	Message string // what is wrong and what would be right
-	Snippet string // the line, and below it a caret at the place; may be empty
 	Field   string // of the request that has the expression; "" stands for where
 
-	kind error // nil stands for schema.ErrInvalid
+	text  string // of the expression: many rows may have an error in the same
+	place file.Location
+	kind  error // nil stands for schema.ErrInvalid
 }
 
+// Error is the message with its place, the line, and below it a caret at the place.
 func (e *Error) Error() string {
-	return fmt.Sprintf("%s:%d:%d: %s%s", cmp.Or(e.Field, "where"), e.Line, e.Column, e.Message, e.Snippet)
+	shown := (&file.Error{Location: e.place}).Bind(file.NewSource(e.text)).Snippet
+	return fmt.Sprintf("%s:%d:%d: %s%s", cmp.Or(e.Field, "where"), e.Line, e.Column, e.Message, shown)
 }
 
 // Unwrap returns schema.ErrInvalid or schema.ErrLimit.
@@ -36,22 +40,40 @@ func fail(text string, node ast.Node, format string, args ...any) error {
 }
 
 // beyond makes an Error of an expression that would take too long.
-func beyond(text string, node ast.Node, format string, args ...any) error {
-	e := at(text, node.Location(), fmt.Sprintf(format, args...))
+func beyond(text string, place file.Location, format string, args ...any) error {
+	e := at(text, place, fmt.Sprintf(format, args...))
 	e.kind = schema.ErrLimit
 	return e
 }
 
 func at(text string, place file.Location, message string) *Error {
-	e := (&file.Error{Location: place, Message: message}).Bind(file.NewSource(text))
-	return &Error{Line: e.Line, Column: e.Column + 1, Message: e.Message, Snippet: e.Snippet}
+	e := &Error{Line: 1, Column: 1, Message: message, text: text, place: place}
+	count := 0
+	for _, r := range text {
+		if count == place.From {
+			break
+		}
+		if count++; r == '\n' {
+			e.Line, e.Column = e.Line+1, 1
+		} else {
+			e.Column++
+		}
+	}
+	return e
 }
+
+// maxMessage bounds what the library says of a row in bytes: it quotes the row's values.
+const maxMessage = 1024
 
 // located turns an error of the expression library into an Error.
 func located(text string, err error) *Error {
 	var e *file.Error
-	if errors.As(err, &e) {
-		return at(text, e.Location, e.Message)
+	if !errors.As(err, &e) {
+		e = &file.Error{Message: err.Error()}
 	}
-	return at(text, file.Location{}, err.Error())
+	place, message := e.Location, e.Message
+	if len(message) > maxMessage {
+		message = strings.ToValidUTF8(message[:maxMessage], "") + "…"
+	}
+	return at(text, place, message)
 }

@@ -55,6 +55,10 @@ func (e *Expr) EvalWithin(ctx context.Context, m Rows, within *plan.Bitmap, turn
 	if err := e.checkRows(ev.rows); err != nil {
 		return nil, err
 	}
+	var err error
+	if ev.sources, err = sourcesOf(m.Form(), e.columns); err != nil {
+		return nil, err
+	}
 	// As many as may have a turn at once.
 	workers := make(chan *worker, max(1, runtime.GOMAXPROCS(0)/2))
 	for range cap(workers) {
@@ -64,7 +68,7 @@ func (e *Expr) EvalWithin(ctx context.Context, m Rows, within *plan.Bitmap, turn
 		}
 		workers <- w
 	}
-	err := m.Walk(ctx, 0, all, ev.need, func(ctx context.Context, start int64, p *schema.Page) error {
+	err = m.Walk(ctx, 0, all, ev.need, func(ctx context.Context, start int64, p *schema.Page) error {
 		select {
 		case w := <-workers:
 			defer func() { workers <- w }()
@@ -104,13 +108,14 @@ const skipSteps = 1.0 / 16
 
 // evaluation is an expression going through a manifest.
 type evaluation struct {
-	expr   *Expr
-	form   *schema.Form
-	within *plan.Bitmap // the samples that there are; nil if all
-	rows   int64        // as many as these
-	turn   Turn
-	places []place // of expr.named
-	ctx    context.Context
+	expr    *Expr
+	form    *schema.Form
+	within  *plan.Bitmap // the samples that there are; nil if all
+	rows    int64        // as many as these
+	turn    Turn
+	places  []place  // of expr.named
+	sources []source // of expr.columns
+	ctx     context.Context
 
 	mu    sync.Mutex
 	out   *plan.Bitmap // guarded by mu
@@ -192,11 +197,8 @@ func (w *worker) evaluate(ctx context.Context, start int64, p *schema.Page) erro
 // page evaluates the rows of a page.
 func (w *worker) page(ctx context.Context, start int64, p *schema.Page) error {
 	program := w.expr.plain
-	for i, name := range w.expr.columns {
-		get, nulls, err := w.expr.getter(w.form, name, start, p)
-		if err != nil {
-			return err
-		}
+	for i := range w.sources {
+		get, nulls := w.sources[i].getter(w.form, start, p)
 		if w.gets[i] = get; nulls {
 			program = w.expr.guarded
 		}

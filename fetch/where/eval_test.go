@@ -124,7 +124,7 @@ func TestEval(t *testing.T) {
 	for _, chunks := range [][]int64{{6}, {3, 3}, {1, 2, 3}, {1, 1, 1, 1, 1, 1}} {
 		m := testManifest(t, chunks...)
 		for _, test := range tests {
-			e, err := Compile(test.expr, m.Snapshot().Schema)
+			e, err := Compile(t.Context(), test.expr, m.Snapshot().Schema, now)
 			if err != nil {
 				t.Errorf("%s: %v", test.expr, err)
 				continue
@@ -172,7 +172,7 @@ func TestEvalTimes(t *testing.T) {
 		`taken + took > date("2025-01-01") and day == date("2025-01-01")`: 1,
 		`taken.Year() == 2024`:                                            -1,
 	} {
-		e, err := Compile(text, s)
+		e, err := Compile(t.Context(), text, s, now)
 		if want < 0 {
 			if !errors.Is(err, schema.ErrInvalid) {
 				t.Errorf("%s: %v", text, err)
@@ -192,7 +192,7 @@ func TestEvalTimes(t *testing.T) {
 			t.Errorf("%s: %d rows, want %d", text, got.Len(), want)
 		}
 	}
-	if _, err := Compile(`taken > date("yesterday")`, s); !errors.Is(err, schema.ErrInvalid) {
+	if _, err := Compile(t.Context(), `taken > date("yesterday")`, s, now); !errors.Is(err, schema.ErrInvalid) {
 		t.Error(err)
 	}
 }
@@ -204,7 +204,7 @@ func TestEvalErrors(t *testing.T) {
 		`height % (height - 50) == 0`: "position 4: ",
 		`len(map(tags, map(tags, #))) > 3 or 1 % (position - 2) == 7`: "position 2: ",
 	} {
-		e, err := Compile(text, m.Snapshot().Schema)
+		e, err := Compile(t.Context(), text, m.Snapshot().Schema, now)
 		if err != nil {
 			t.Errorf("%s: %v", text, err)
 			continue
@@ -215,7 +215,7 @@ func TestEvalErrors(t *testing.T) {
 			t.Errorf("%s: %v, want %q", text, err, want)
 		}
 	}
-	e, err := Compile("width > 3", m.Snapshot().Schema)
+	e, err := Compile(t.Context(), "width > 3", m.Snapshot().Schema, now)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -259,7 +259,7 @@ func BenchmarkEval(b *testing.B) {
 			`split == "train" and file_name contains "cat"`,
 		} {
 			b.Run(fmt.Sprintf("nulls=%t/%s", withNulls, text), func(b *testing.B) {
-				e, err := Compile(text, s)
+				e, err := Compile(b.Context(), text, s, now)
 				if err != nil {
 					b.Fatal(err)
 				}

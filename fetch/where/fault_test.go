@@ -43,7 +43,7 @@ func TestEvalOfALostManifest(t *testing.T) {
 		})
 		return mem
 	}, rec)
-	e, err := Compile("label == 1", s)
+	e, err := Compile(t.Context(), "label == 1", s, now)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,7 +1,9 @@
 package where
 
 import (
+	"reflect"
 	"slices"
+	"strconv"
 
 	"github.com/expr-lang/expr/ast"
 )
@@ -9,10 +11,7 @@ import (
 // guard rewrites an expression so that no operation ever sees a null. In the
 // place of a condition, each test that needs columns that may be null comes to
 // be (column != nil and test).
-type guard struct {
-	nullable map[string]bool // columns
-	structs  map[string]bool // columns of structs
-}
+type guard struct{ columns *columns }
 
 // condition rewrites a node that is a condition.
 func (g *guard) condition(n ast.Node) ast.Node {
@@ -35,12 +34,37 @@ func (g *guard) condition(n ast.Node) ast.Node {
 	case *ast.ConditionalNode:
 		n.Cond, n.Exp1, n.Exp2 = g.condition(n.Cond), g.condition(n.Exp1), g.condition(n.Exp2)
 		return n
+	case *ast.VariableDeclaratorNode:
+		g.inner(n.Value)
+		n.Expr = g.condition(n.Expr)
+		return guarded(g.needs(n.Value), n)
 	}
 	g.inner(n)
-	if need := g.needs(n); len(need) > 0 {
-		return and(append(need, n)...)
+	return guarded(g.needs(n), n)
+}
+
+// value rewrites the whole of an expression that gives a value of a type: it is nil where a column is null
+// that it needs. A condition is as elsewhere.
+func (g *guard) value(n ast.Node, t reflect.Type) ast.Node {
+	if t != nil && t.Kind() == reflect.Bool {
+		return g.condition(n)
 	}
-	return n
+	g.inner(n)
+	need := g.needs(n)
+	if len(need) == 0 {
+		return n
+	}
+	c := &ast.ConditionalNode{Ternary: true, Cond: and(need...), Exp1: n, Exp2: &ast.NilNode{}}
+	c.SetLocation(n.Location())
+	return c
+}
+
+// guarded is a test where it can be made, and false elsewhere.
+func guarded(need []ast.Node, test ast.Node) ast.Node {
+	if len(need) == 0 {
+		return test
+	}
+	return and(append(need, test)...)
 }
 
 // inner rewrites the conditions within a test: those of predicates and
@@ -90,87 +114,120 @@ func (g *guard) inner(n ast.Node) {
 		for _, a := range n.Nodes {
 			g.inner(a)
 		}
+	case *ast.VariableDeclaratorNode:
+		g.inner(n.Value)
+		g.inner(n.Expr)
 	}
 }
 
 // needs returns the conditions under which a value can be computed: that the
 // columns it needs are not null.
 func (g *guard) needs(n ast.Node) []ast.Node {
-	if path := g.prefixes(n); path != nil {
-		return tests(path)
-	}
-	var out []ast.Node
-	all := func(nodes ...ast.Node) []ast.Node {
-		for _, n := range nodes {
-			if n == nil {
-				continue
-			}
-			for _, need := range g.needs(n) {
-				// The same column is mostly needed more than once.
-				if !slices.ContainsFunc(out, func(have ast.Node) bool { return have.String() == need.String() }) {
-					out = append(out, need)
-				}
-			}
+	need := &needed{guard: g}
+	need.add(n)
+	return need.tests
+}
+
+// needed collects conditions. The same column is mostly needed more than once, and tested once; of what else is needed
+// nothing is compared, which would take long.
+type needed struct {
+	*guard
+	tests []ast.Node
+	paths map[string]bool
+}
+
+func (d *needed) add(nodes ...ast.Node) {
+	for _, n := range nodes {
+		if n != nil {
+			d.of(n)
 		}
-		return out
+	}
+}
+
+func (d *needed) of(n ast.Node) {
+	if path := d.prefixes(n); path != nil {
+		d.path(path)
+		return
 	}
 	switch n := n.(type) {
-	case *ast.UnaryNode:
-		return all(n.Node)
 	case *ast.BinaryNode:
-		switch n.Operator {
-		case "??":
-			left, ok := g.lenient(n.Left)
-			if !ok {
-				return all(n.Left, n.Right)
-			}
-			right := g.needs(n.Right)
-			if len(right) == 0 {
-				return nil
-			}
-			return []ast.Node{binary(n, "or", binary(n, "!=", left, &ast.NilNode{}), and(right...))}
-		case "==", "!=":
-			if g.nilTest(n) {
-				return nil
-			}
-		}
-		return all(n.Left, n.Right)
-	case *ast.ChainNode:
-		return all(n.Node)
-	case *ast.MemberNode:
-		return all(n.Node, n.Property)
-	case *ast.SliceNode:
-		return all(n.Node, n.From, n.To)
-	case *ast.CallNode:
-		return all(n.Arguments...)
+		d.binary(n)
 	case *ast.BuiltinNode:
-		for _, a := range n.Arguments {
-			if p, ok := a.(*ast.PredicateNode); ok {
-				if slices.Contains(predicates, n.Name) {
-					continue // guarded in itself
-				}
-				for _, need := range g.needs(p.Node) {
-					if !contains(need, func(n ast.Node) bool { _, ok := n.(*ast.PointerNode); return ok }) {
-						out = append(out, need)
-					}
-				}
-				continue
-			}
-			all(a)
-		}
-		return out
+		d.builtin(n)
 	case *ast.ConditionalNode:
-		first, second := g.needs(n.Exp1), g.needs(n.Exp2)
+		first, second := d.needs(n.Exp1), d.needs(n.Exp2)
 		if len(first)+len(second) == 0 {
-			return nil
+			return
 		}
 		c := &ast.ConditionalNode{Ternary: true, Cond: n.Cond, Exp1: and(first...), Exp2: and(second...)}
 		c.SetLocation(n.Location())
-		return []ast.Node{c}
-	case *ast.ArrayNode:
-		return all(n.Nodes...)
+		d.tests = append(d.tests, c)
+	case *ast.PredicateNode:
+	default:
+		d.add(children(n)...)
 	}
-	return nil
+}
+
+// path adds that parts of a path are not null.
+func (d *needed) path(parts []ast.Node) {
+	if d.paths == nil {
+		d.paths = map[string]bool{}
+	}
+	for i, n := range parts {
+		if key := pathKey(n); !d.paths[key] {
+			d.paths[key] = true
+			d.tests = append(d.tests, tests(parts[i:i+1])...)
+		}
+	}
+}
+
+// pathKey is the same for two nodes if they are the same path.
+func pathKey(n ast.Node) string {
+	switch n := n.(type) {
+	case *ast.IdentifierNode:
+		return strconv.Quote(n.Value)
+	case *ast.ChainNode:
+		return pathKey(n.Node)
+	case *ast.MemberNode:
+		return pathKey(n.Node) + "." + n.Property.String()
+	}
+	return n.String()
+}
+
+func (d *needed) binary(n *ast.BinaryNode) {
+	switch n.Operator {
+	case "??":
+		left, ok := d.lenient(n.Left)
+		if !ok {
+			break
+		}
+		if right := d.needs(n.Right); len(right) > 0 {
+			d.tests = append(d.tests, binary(n, "or", binary(n, "!=", left, &ast.NilNode{}), and(right...)))
+		}
+		return
+	case "==", "!=":
+		if d.nilTest(n) {
+			return
+		}
+	}
+	d.add(n.Left, n.Right)
+}
+
+func (d *needed) builtin(n *ast.BuiltinNode) {
+	for _, a := range n.Arguments {
+		p, ok := a.(*ast.PredicateNode)
+		switch {
+		case !ok:
+			d.add(a)
+		case slices.Contains(predicates, n.Name): // guarded in itself
+		default:
+			for _, need := range d.needs(p.Node) {
+				if !contains(need, func(n ast.Node) bool { _, ok := n.(*ast.PointerNode); return ok }) {
+					d.tests = append(d.tests, need)
+				}
+			}
+		}
+	}
 }
 
 // prefixes returns the parts of a path such as a.b.c that may be null, the
@@ -178,7 +235,7 @@ func (g *guard) needs(n ast.Node) []ast.Node {
 func (g *guard) prefixes(n ast.Node) []ast.Node {
 	switch n := n.(type) {
 	case *ast.IdentifierNode:
-		if g.nullable[n.Value] {
+		if g.columns.isNullable(n.Value) {
 			return []ast.Node{n}
 		}
 	case *ast.ChainNode:
@@ -197,7 +254,7 @@ func (g *guard) prefixes(n ast.Node) []ast.Node {
 func (g *guard) isStruct(n ast.Node) bool {
 	switch n := n.(type) {
 	case *ast.IdentifierNode:
-		return g.structs[n.Value]
+		return g.columns.isStruct(n.Value)
 	case *ast.PointerNode:
 		return true
 	case *ast.ChainNode:

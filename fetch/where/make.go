@@ -11,7 +11,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/apache/arrow/go/v17/arrow"
-	"github.com/expr-lang/expr/ast"
 	"github.com/expr-lang/expr/file"
 	"github.com/expr-lang/expr/vm"
 
@@ -43,12 +42,14 @@ type Maker struct {
 	fails bool   // a row that cannot be evaluated ends the making
 }
 
-// CompileColumn checks an expression against a logical schema and compiles it to what makes
-// the column of that name. place is what errors call the expression. onError is the request's. An error is an *Error.
-func CompileColumn(name, place, text string, s *arrow.Schema, onError string) (*Maker, error) {
+// CompileColumn checks an expression against a logical schema and compiles it, by turns, to what makes
+// the column of that name. place is what errors call the expression. onError is the request's. An error of the
+// expression is an *Error.
+func CompileColumn(ctx context.Context, name, place, text string, s *arrow.Schema, onError string,
+	turn Turn) (*Maker, error) {
 	m := &Maker{place: place, field: arrow.Field{Name: name},
 		fails: onError != schema.OnErrorNull && onError != schema.OnErrorSkip}
-	e, err := compile(&Expr{text: text, value: true}, s)
+	e, err := compile(ctx, &Expr{text: text, value: true}, s, turn)
 	if err != nil {
 		return nil, m.placed(err)
 	}
@@ -118,22 +119,6 @@ func madeName(t reflect.Type) string {
 	return "a " + t.String()
 }
 
-// value rewrites the whole of an expression that gives a value of a type: it is nil where a column is null
-// that it needs. A condition is as elsewhere.
-func (g *guard) value(n ast.Node, t reflect.Type) ast.Node {
-	if t != nil && t.Kind() == reflect.Bool {
-		return g.condition(n)
-	}
-	g.inner(n)
-	need := g.needs(n)
-	if len(need) == 0 {
-		return n
-	}
-	c := &ast.ConditionalNode{Ternary: true, Cond: and(need...), Exp1: n, Exp2: &ast.NilNode{}}
-	c.SetLocation(n.Location())
-	return c
-}
-
 // RowFault is a row that an expression cannot be evaluated for.
 type RowFault struct {
 	Row int
@@ -149,6 +134,9 @@ func (m *Maker) Make(ctx context.Context, f *schema.Form, positions []int64, row
 		env:   make(map[string]any, len(m.expr.columns)),
 		vm:    vm.VM{MemoryBudget: rowBudget},
 		sizes: make([]float64, 2*len(m.expr.cost.columns)), out: builderOf(m.field.Type, len(rows))}
+	if err := w.find(); err != nil {
+		return schema.Vector{}, nil, err
+	}
 	if len(m.expr.terms) == 0 && m.expr.constant*float64(len(rows)) <= fewSteps {
 		turn = func(_ context.Context, piece func() error) error { return piece() }
 	}
@@ -173,6 +161,8 @@ type making struct {
 	positions []int64
 	rows      []schema.Row
 	at        int
+	sources   []source // of expr.columns
+	sized     []int    // columns of expr.cost.columns
 	pages     map[*schema.Page]*pageGetters
 	vm        vm.VM
 	env       map[string]any
@@ -187,6 +177,21 @@ type pageGetters struct {
 	cells []arrow.Array // of those that differ in size
 }
 
+// find finds the columns that the expression names.
+func (w *making) find() (err error) {
+	e := w.maker.expr
+	if w.sources, err = sourcesOf(w.form, e.columns); err != nil {
+		return err
+	}
+	w.sized = make([]int, len(e.cost.columns))
+	for i, name := range e.cost.columns {
+		if w.sized[i], err = w.form.ColumnIndex(name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (w *making) open(p *schema.Page, start int64) (*pageGetters, error) {
 	if g := w.pages[p]; g != nil {
 		return g, nil
@@ -194,19 +199,12 @@ func (w *making) open(p *schema.Page, start int64) (*pageGetters, error) {
 	if err := p.Touch(); err != nil { // a fault within an expression would count as the expression's
 		return nil, err
 	}
-	e, g := w.maker.expr, &pageGetters{}
-	for _, name := range e.columns {
-		get, _, err := e.getter(w.form, name, start, p)
-		if err != nil {
-			return nil, err
-		}
+	g := &pageGetters{}
+	for i := range w.sources {
+		get, _ := w.sources[i].getter(w.form, start, p)
 		g.gets = append(g.gets, get)
 	}
-	for _, name := range e.cost.columns {
-		i, err := w.form.ColumnIndex(name)
-		if err != nil {
-			return nil, err
-		}
+	for _, i := range w.sized {
 		g.cells = append(g.cells, p.Column(i))
 	}
 	w.pages[p] = g

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -16,7 +17,7 @@ import (
 // column is what an expression makes of rows, as JSON, by way of a batch that shows it.
 func column(t testing.TB, s *arrow.Schema, m whole, text string, positions []int64) (string, arrow.DataType, error) {
 	t.Helper()
-	maker, err := CompileColumn("made", "operators.made.expression", text, s, "")
+	maker, err := CompileColumn(t.Context(), "made", "operators.made.expression", text, s, "", now)
 	if err != nil {
 		return "", nil, err
 	}
@@ -124,7 +125,7 @@ func TestMakeColumnAsWhere(t *testing.T) {
 	m := manifestOf(t, s, recordOf(t, s, rows))
 	for _, text := range []string{"width > 250", "not (width > 250)", "ok", "not ok", "box.w > 5 or label == 5",
 		"file_name endsWith 'jpg'", "score < 0 ? ok : width > 100"} {
-		e, err := Compile(text, s)
+		e, err := Compile(t.Context(), text, s, now)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -202,7 +203,7 @@ func TestMakeColumnFaults(t *testing.T) {
 		"float(12 % position) + 0.5": "[0.5,(null),2.5,(null),0.5]",
 	} {
 		for _, onError := range []string{schema.OnErrorNull, schema.OnErrorSkip, schema.OnErrorFail} {
-			maker, err := CompileColumn("made", "operators.made.expression", text, s, onError)
+			maker, err := CompileColumn(t.Context(), "made", "operators.made.expression", text, s, onError, now)
 			if err != nil {
 				t.Fatalf("%s: %v", text, err)
 			}
@@ -243,7 +244,8 @@ func TestMakeColumnFaults(t *testing.T) {
 func TestMakeColumnTurns(t *testing.T) {
 	s := testSchema(t)
 	m := manifestOf(t, s, recordOf(t, s, rows))
-	maker, err := CompileColumn("made", "x", fmt.Sprintf("count(%s, # >= (width ?? 0))", listOf(500)), s, "")
+	maker, err := CompileColumn(t.Context(), "made", "x", fmt.Sprintf("count(%s, # >= (width ?? 0))", listOf(500)), s, "",
+		now)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -263,5 +265,35 @@ func TestMakeColumnTurns(t *testing.T) {
 	})
 	if !errors.Is(err, cause) || turns != 2 {
 		t.Errorf("%d turns, %v", turns, err)
+	}
+}
+
+// Of a long expression that fails for every row of a batch, the faults do not each have a copy.
+func TestFaultsAreSmall(t *testing.T) {
+	s := testSchema(t)
+	m := manifestOf(t, s, recordOf(t, s, rows))
+	text := `tags[99] == "` + strings.Repeat("x", 15_000) + `"`
+	maker, err := CompileColumn(t.Context(), "made", "x", text, s, schema.OnErrorNull, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const n = 2000
+	positions := make([]int64, n)
+	at, err := m.At(positions)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	_, faults, err := maker.Make(t.Context(), m.Form(), positions, at, now)
+	runtime.ReadMemStats(&after)
+	if err != nil || len(faults) != n {
+		t.Fatalf("%d faults: %v", len(faults), err)
+	}
+	if made := after.TotalAlloc - before.TotalAlloc; made > n*4096 {
+		t.Errorf("%d faults took %d bytes", n, made)
+	}
+	if shown := faults[n-1].Err.Error(); !strings.Contains(shown, "x:1:5: ") || !strings.Contains(shown, text) {
+		t.Errorf("the error does not show the place: %.200s", shown)
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"reflect"
 	"regexp"
 	"regexp/syntax"
+	"strings"
+	"unicode/utf8"
 
 	"github.com/expr-lang/expr/ast"
 	"github.com/expr-lang/expr/builtin"
@@ -30,12 +32,34 @@ type patterns struct {
 	byText map[string]string // names
 	byName map[string]*pattern
 	size   int64
+	wide   int // classes
+}
+
+// maxWideClasses is how many classes of characters the patterns of an expression may have that take long to read, each
+// some milliseconds.
+const maxWideClasses = 16
+
+// wideClasses counts classes that take long to read whatever they compile to: those of Unicode, such as \pL, of which
+// each has hundreds of ranges, and ranges beyond ASCII, such as [a-\x{1E942}], of which each character is looked up
+// where case is folded.
+func wideClasses(text string) (n int) {
+	n = strings.Count(text, `\p`) + strings.Count(text, `\P`)
+	for _, from := range strings.SplitAfter(text, "-")[1:] {
+		if from != "" && (from[0] >= utf8.RuneSelf || strings.HasPrefix(from, `\x`)) {
+			n++
+		}
+	}
+	return n
 }
 
 // add compiles a pattern, unless that was done, and returns the function's name.
 func (p *patterns) add(text string) (name string, err error) {
 	if name, ok := p.byText[text]; ok {
 		return name, nil
+	}
+	if p.wide += wideClasses(text); p.wide > maxWideClasses {
+		return "", fmt.Errorf(`the patterns of the expression have %d classes such as \pL or [a-ÿ], at most %d are `+
+			"allowed: they take long to read", p.wide, maxWideClasses)
 	}
 	tree, err := syntax.Parse(text, syntax.Perl)
 	if err != nil {

@@ -1,6 +1,10 @@
 package where
 
-import "slices"
+import (
+	"errors"
+	"fmt"
+	"slices"
+)
 
 // maxDegree is how many variables a product may have.
 const maxDegree = 4
@@ -13,45 +17,69 @@ type product [maxDegree]uint16
 // of products of variables, each with a factor.
 type poly map[product]float64
 
+// maxTermSteps is how many terms may be gone through to bound what an expression costs.
+const maxTermSteps = 1 << 18
+
+var (
+	errTooDeep = errors.New("lists are gone through within lists too often to tell what this costs: it would " +
+		"be too much")
+	errTooManyTerms = fmt.Errorf("what the expression costs depends on too many columns at once: to tell it takes more "+
+		"than %d steps, at most that many are allowed", maxTermSteps)
+)
+
+// algebra computes with bounds, and counts the terms that it goes through.
+type algebra struct {
+	taken int
+	err   error // what is too complicated; what is computed from then on has no meaning
+}
+
+// take counts so many terms.
+func (a *algebra) take(n int) {
+	if a.taken += n; a.taken > maxTermSteps && a.err == nil {
+		a.err = errTooManyTerms
+	}
+}
+
 // constant is a bound that no cell changes.
 func constant(n float64) poly { return poly{product{}: n} }
 
 // variable is the bound that is a variable, numbered from 1.
 func variable(v uint16) poly { return poly{product{maxDegree - 1: v}: 1} }
 
-// add adds q, so many times.
-func (p poly) add(q poly, times float64) {
+// add adds q to p, so many times.
+func (a *algebra) add(p, q poly, times float64) {
+	if a.take(len(q)); a.err != nil {
+		return
+	}
 	for vars, factor := range q {
 		p[vars] += factor * times
 	}
 }
 
 // plus is the sum.
-func plus(list ...poly) poly {
+func (a *algebra) plus(list ...poly) poly {
 	sum := poly{}
 	for _, p := range list {
-		sum.add(p, 1)
+		a.add(sum, p, 1)
 	}
 	return sum
 }
 
-// maxTerms is how many terms a product may have.
-const maxTerms = 4096
-
-// times is the product, nil where it is too complicated.
-func times(p, q poly) poly {
-	if len(p)*len(q) > maxTerms {
-		return nil
-	}
+// times is the product.
+func (a *algebra) times(p, q poly) poly {
 	out := poly{}
-	for a, x := range p {
-		for b, y := range q {
-			all := append(a[:], b[:]...)
+	if a.take(len(p) * len(q)); a.err != nil {
+		return out
+	}
+	for x, n := range p {
+		for y, m := range q {
+			all := append(x[:], y[:]...)
 			slices.Sort(all)
 			if all[maxDegree-1] != 0 {
-				return nil
+				a.err = errTooDeep
+				return out
 			}
-			out[product(all[maxDegree:])] += x * y
+			out[product(all[maxDegree:])] += n * m
 		}
 	}
 	return out
@@ -60,8 +88,8 @@ func times(p, q poly) poly {
 // over bounds the sum of p over the items of a list, where v stands for the size
 // of an item and v+1 for the number of its items. The sizes of all items add up to
 // that of the list at most, so what is linear in them need not be multiplied by
-// the number of items. It is nil where that is too complicated.
-func (p poly) over(v uint16, list extent) poly {
+// the number of items.
+func (a *algebra) over(p poly, v uint16, list extent) poly {
 	sum := poly{}
 	for vars, factor := range p {
 		var without product
@@ -79,11 +107,11 @@ func (p poly) over(v uint16, list extent) poly {
 			n, by = 1, list.count
 		}
 		for range n {
-			if term = times(term, by); term == nil {
-				return nil
-			}
+			term = a.times(term, by)
 		}
-		sum.add(term, 1)
+		if a.add(sum, term, 1); a.err != nil {
+			break
+		}
 	}
 	return sum
 }

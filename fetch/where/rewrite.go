@@ -5,14 +5,14 @@ import (
 	"strings"
 
 	"github.com/expr-lang/expr/ast"
-	"github.com/expr-lang/expr/builtin"
 
 	"bowstring/schema"
 )
 
 const (
-	maxPredicates   = 2 // any(…, any(…))
-	maxConditionals = 4 // a ? b : (c ? d : …)
+	maxPredicates   = 2  // any(…, any(…))
+	maxConditionals = 4  // a ? b : (c ? d : …)
+	maxPath         = 32 // a.b.c
 )
 
 // functions are those of the library that an expression may call: pure, and
@@ -29,12 +29,13 @@ var predicates = []string{"all", "any", "count", "filter", "find", "findIndex", 
 	"one"}
 
 // prepare checks what the library would allow but a selection must not have,
-// replaces ranges and $env, folds constant dates, and notes the columns.
+// replaces ranges and $env, and notes the columns. Afterwards each node is in the tree once, but for
+// names and literals: what a test needs twice has a name, and is evaluated once.
 type prepare struct {
-	text  string
-	names []string // columns that may be used, and parts of blob columns, such as image.size
-	blobs []string
-	used  map[string]bool
+	text    string
+	columns *columns
+	used    map[string]bool
+	bound   int // values that have a name
 
 	patterns *patterns // of matches
 }
@@ -72,6 +73,9 @@ func (p *prepare) walk(node *ast.Node, inPredicates, conditionals int) error {
 	case *ast.ChainNode:
 		return each(&n.Node)
 	case *ast.MemberNode:
+		if pathLen(n) > maxPath {
+			return fail(p.text, n, "a path of more than %d steps", maxPath)
+		}
 		if id, ok := n.Node.(*ast.IdentifierNode); ok && id.Value == "$env" {
 			name, ok := n.Property.(*ast.StringNode)
 			if !ok {
@@ -82,7 +86,7 @@ func (p *prepare) walk(node *ast.Node, inPredicates, conditionals int) error {
 			*node = column
 			return p.column(column)
 		}
-		if id, ok := n.Node.(*ast.IdentifierNode); ok && slices.Contains(p.blobs, id.Value) {
+		if id, ok := n.Node.(*ast.IdentifierNode); ok && p.columns.isBlob(id.Value) {
 			if part, ok := n.Property.(*ast.StringNode); ok {
 				column := &ast.IdentifierNode{Value: id.Value + "." + part.Value}
 				column.SetLocation(n.Location())
@@ -109,6 +113,11 @@ func (p *prepare) walk(node *ast.Node, inPredicates, conditionals int) error {
 		if conditionals++; conditionals > maxConditionals {
 			return fail(p.text, n, "conditionals are nested more than %d deep", maxConditionals)
 		}
+		if n.Exp1 == n.Cond { // a ?: b, where a is true if it is the value
+			yes := &ast.BoolNode{Value: true}
+			yes.SetLocation(n.Cond.Location())
+			n.Exp1 = yes
+		}
 		return each(&n.Cond, &n.Exp1, &n.Exp2)
 	case *ast.ArrayNode:
 		return list(n.Nodes)
@@ -124,20 +133,20 @@ func (p *prepare) walk(node *ast.Node, inPredicates, conditionals int) error {
 
 func (p *prepare) column(n *ast.IdentifierNode) error {
 	switch {
-	case slices.Contains(p.names, n.Value):
+	case p.columns.has(n.Value):
 		p.used[n.Value] = true
 		return nil
-	case slices.Contains(p.blobs, n.Value):
+	case p.columns.isBlob(n.Value):
 		return fail(p.text, n, "%q is a blob column, which has no value here but %[1]s.size and %[1]s.key; "+
-			"there are %s", n.Value, strings.Join(p.names, ", "))
+			"there are %s", n.Value, listed(p.columns.names()))
 	case n.Value == "$env":
 		return fail(p.text, n, `$env takes the name of a column, as in $env["file name"]`)
 	}
-	if near := schema.Nearest(n.Value, p.names); near != "" {
-		return fail(p.text, n, "no column %q (did you mean %q?); there are %s", n.Value, near,
-			strings.Join(p.names, ", "))
+	names := p.columns.names()
+	if near := schema.Nearest(n.Value, names); near != "" {
+		return fail(p.text, n, "no column %s (did you mean %q?); there are %s", schema.Quote(n.Value), near, listed(names))
 	}
-	return fail(p.text, n, "no column %q; there are %s", n.Value, strings.Join(p.names, ", "))
+	return fail(p.text, n, "no column %s; there are %s", schema.Quote(n.Value), listed(names))
 }
 
 func (p *prepare) unknownFunction(n ast.Node, name string) error {
@@ -171,15 +180,27 @@ func (p *prepare) binary(node *ast.Node, n *ast.BinaryNode, each func(...*ast.No
 		if !ok || r.Operator != ".." {
 			break
 		}
-		// The left side is evaluated twice; a conditional in it could double
-		// again and again.
-		if contains(n.Left, func(n ast.Node) bool { _, ok := n.(*ast.ConditionalNode); return ok }) {
-			return fail(p.text, n.Left, "a conditional has no place to the left of in with a range")
-		}
 		if err := each(&n.Left, &r.Left, &r.Right); err != nil {
 			return err
 		}
-		*node = and(binary(n, ">=", n.Left, r.Left), binary(n, "<=", n.Left, r.Right))
+		*node = p.once(n, n.Left, func(of ast.Node) ast.Node {
+			return and(binary(n, ">=", of, r.Left), binary(n, "<=", of, r.Right))
+		})
+		return nil
+	case "&&":
+		tests := chain(n)
+		if tests == nil {
+			break
+		}
+		if err := each(&tests[0].Left); err != nil {
+			return err
+		}
+		for _, t := range tests {
+			if err := each(&t.Right); err != nil {
+				return err
+			}
+		}
+		*node = p.chained(tests[0].Left, tests)
 		return nil
 	}
 	return each(&n.Left, &n.Right)
@@ -194,41 +215,4 @@ func (p *prepare) call(node *ast.Node, n *ast.CallNode, list func([]ast.Node) er
 		return p.unknownFunction(n, id.Value)
 	}
 	return list(n.Arguments)
-}
-
-// fold replaces date("…") and duration("…") by their values.
-type fold struct {
-	text string
-	err  error
-}
-
-// Visit implements ast.Visitor.
-func (f *fold) Visit(node *ast.Node) {
-	var name string
-	var args []ast.Node
-	switch n := (*node).(type) {
-	case *ast.BuiltinNode:
-		name, args = n.Name, n.Arguments
-	case *ast.CallNode:
-		if id, ok := n.Callee.(*ast.IdentifierNode); ok {
-			name, args = id.Value, n.Arguments
-		}
-	}
-	if f.err != nil || name != "date" && name != "duration" {
-		return
-	}
-	values := make([]any, len(args))
-	for i, a := range args {
-		s, ok := a.(*ast.StringNode)
-		if !ok {
-			return
-		}
-		values[i] = s.Value
-	}
-	v, err := builtin.Builtins[builtin.Index[name]].Func(values...)
-	if err != nil {
-		f.err = fail(f.text, *node, "%s: %v", name, err)
-		return
-	}
-	ast.Patch(node, &ast.ConstantNode{Value: v})
 }

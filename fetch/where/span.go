@@ -113,6 +113,9 @@ func (d *deciding) value(n ast.Node) valuation {
 			return a.instead(b)
 		}
 	}
+	if id, ok := n.(*ast.IdentifierNode); ok && d.bound[id.Value] != nil {
+		return d.bound[id.Value]
+	}
 	if name, path, ok := d.path(n); ok {
 		return d.column(name, path)
 	}
@@ -174,8 +177,15 @@ func (d *deciding) column(name string, path []string) valuation {
 	case schema.IDColumn:
 		return func(*facts) (span, bool) { return span{kind: kindText, open: true, some: true}, true }
 	}
-	at := len(d.names)
-	d.names = append(d.names, name)
+	at, ok := d.at[name]
+	if !ok {
+		at = len(d.names)
+		d.names = append(d.names, name)
+		if d.at == nil {
+			d.at = map[string]int{}
+		}
+		d.at[name] = at
+	}
 	return func(f *facts) (span, bool) {
 		p := f.columns[at]
 		if !f.known || !p.ok {
@@ -338,6 +348,9 @@ func constantOf(n ast.Node) (s span, ok bool) {
 
 // arithmetic computes sums, differences and products of literals.
 func arithmetic(n *ast.BinaryNode) (k kind, v scalarValue, ok bool) {
+	if n.Operator != "+" && n.Operator != "-" && n.Operator != "*" {
+		return k, v, false
+	}
 	a, okA := constantOf(n.Left)
 	b, okB := constantOf(n.Right)
 	if !okA || !okB {
@@ -352,10 +365,8 @@ func arithmetic(n *ast.BinaryNode) (k kind, v scalarValue, ok bool) {
 		v.i, v.f = x.i+y.i, x.f+y.f
 	case "-":
 		v.i, v.f = x.i-y.i, x.f-y.f
-	case "*":
-		v.i, v.f = x.i*y.i, x.f*y.f
 	default:
-		return k, v, false
+		v.i, v.f = x.i*y.i, x.f*y.f
 	}
 	return a.kind, v, true
 }

@@ -2,29 +2,56 @@ package where
 
 import (
 	"fmt"
-	"strings"
 
 	"github.com/expr-lang/expr/conf"
 	"github.com/expr-lang/expr/file"
 	"github.com/expr-lang/expr/parser"
-
-	"bowstring/schema"
+	"github.com/expr-lang/expr/parser/lexer"
 )
+
+// maxNesting is how many brackets may be open at once: each takes some of the stack.
+const maxNesting = 256
 
 // CheckSyntax checks an expression as far as one can without knowing the columns. An
 // error is an *Error.
 func CheckSyntax(text string) error {
-	switch {
-	case strings.TrimSpace(text) == "":
-		return at(text, file.Location{}, "the expression is empty; leave it out for all rows")
-	case len(text) > schema.MaxWhereBytes:
-		return at("", file.Location{}, fmt.Sprintf("expression of %d bytes, want at most %d", len(text),
-			schema.MaxWhereBytes))
+	if err := checkText(text); err != nil {
+		return err
 	}
 	config := conf.CreateNew()
-	config.Strict = false
-	if _, err := parser.ParseWithConfig(text, config); err != nil {
-		return located(text, err)
+	config.Strict, config.MaxNodes = false, 0
+	_, err := parse(text, config)
+	return err
+}
+
+// parse makes a tree of a text. Its words are looked at before: the parser would bind an error in one of them to the
+// text again for each bracket that is open.
+func parse(text string, config *conf.Config) (*parser.Tree, error) {
+	l := lexer.New()
+	l.Reset(file.NewSource(text))
+	for open := 0; ; {
+		t, err := l.Next()
+		if err != nil {
+			return nil, located(text, err)
+		}
+		if t.Kind == lexer.EOF {
+			break
+		}
+		if t.Kind != lexer.Bracket {
+			continue
+		}
+		switch t.Value {
+		case "(", "[", "{":
+			if open++; open > maxNesting {
+				return nil, at(text, t.Location, fmt.Sprintf("brackets are nested more than %d deep", maxNesting))
+			}
+		default:
+			open--
+		}
 	}
-	return nil
+	tree, err := parser.ParseWithConfig(text, config)
+	if err != nil {
+		return nil, located(text, err)
+	}
+	return tree, nil
 }

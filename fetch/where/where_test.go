@@ -136,7 +136,8 @@ func testManifest(t testing.TB, chunkRows ...int64) whole {
 }
 
 func TestColumns(t *testing.T) {
-	e, err := Compile(`width > 3 and ($env["odd name"] == 1 or split == "x") and any(boxes, .w > width)`, testSchema(t))
+	const text = `width > 3 and ($env["odd name"] == 1 or split == "x") and any(boxes, .w > width)`
+	e, err := Compile(t.Context(), text, testSchema(t), now)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -190,7 +191,7 @@ func TestBlobParts(t *testing.T) {
 		fmt.Sprintf(`image.key == "%s"`, blobs[3].Key):     {3},
 		`$env["image.size"] + $env["odd name.size"] == 40`: {0, 2, 3, 4},
 	} {
-		e, err := Compile(expr, s)
+		e, err := Compile(t.Context(), expr, s, now)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -237,7 +238,6 @@ func TestCompileErrors(t *testing.T) {
 		{`len(1..1000000000) > 3`, "1:", "a range stands to the right of in"},
 		{`all(1..1000000, all(1..1000000, true))`, "1:", "a range stands"},
 		{`file_name in 1..3`, "1:", "mismatched types"},
-		{`(ok ? 1 : 2) in 1..3`, "1:", "conditional"},
 		{`file_name matches raw`, "1:19", "literal string"},
 		{`file_name matches "("`, "1:", "missing closing"},
 		{`any(tags, any(tags, any(tags, true)))`, "1:", "predicates are nested more than 2 deep"},
@@ -245,10 +245,9 @@ func TestCompileErrors(t *testing.T) {
 		{`file_name.len() > 3`, "1:", "only functions can be called"},
 		{`box.depth > 3`, "1:", "unknown field depth"},
 		{strings.Repeat("(", 20000), "1:1", "expression of 20000 bytes, want at most 16384"},
-		{strings.Repeat("1+", 8000) + "1 > 0", "1:", "maximum allowed nodes"},
 		{`took > duration("soon")`, "1:8", "duration"},
 	} {
-		_, err := Compile(test.expr, s)
+		_, err := Compile(t.Context(), test.expr, s, now)
 		var e *Error
 		if !errors.As(err, &e) || !errors.Is(err, schema.ErrInvalid) {
 			t.Errorf("%.60s: %v", test.expr, err)
@@ -261,7 +260,7 @@ func TestCompileErrors(t *testing.T) {
 			t.Errorf("%.60s: error at %s, want %s", test.expr, at, test.at)
 		}
 	}
-	_, err := Compile("width > 3 and\n zzz == 1", s)
+	_, err := Compile(t.Context(), "width > 3 and\n zzz == 1", s, now)
 	if want := "\n |  zzz == 1\n | .^"; err == nil || !strings.HasSuffix(err.Error(), want) {
 		t.Errorf("got %q, want it to end in %q", err, want)
 	}
@@ -280,7 +279,7 @@ func FuzzCompile(f *testing.F) {
 	}
 	m := testManifest(f, 2, 4)
 	f.Fuzz(func(t *testing.T, text string) {
-		e, err := Compile(text, m.Snapshot().Schema)
+		e, err := compileWithin(t, text, m.Snapshot().Schema)
 		if err == nil {
 			_, err = e.Eval(t.Context(), m, now)
 		}
