@@ -34,7 +34,7 @@ type Cache struct {
 	sets    []*dataset // by number; [0] is that of no dataset
 	numbers map[string]uint32
 	payers  payers
-	offered map[uint64]*offer // by hash, those that wait in offers
+	offered map[schema.Key]*offer // those that wait in offers
 	refused int64             // offers that came to nothing
 	quiet   Time              // nothing is stored before then, as the disk has failed
 	backoff Time              // how long that is to be, if it fails again
@@ -71,11 +71,11 @@ func open(opts Options) (_ *Cache, err error) {
 	opts.EnsureDefaults()
 	c := &Cache{
 		opts:    opts,
-		table:   table{byHash: map[uint64]uint32{}},
+		table:   newTable(),
 		chooser: NewChooser(opts.Policy, opts.Candidates, opts.Seed),
 		sets:    []*dataset{{}},
 		numbers: map[string]uint32{},
-		offered: map[uint64]*offer{},
+		offered: map[schema.Key]*offer{},
 		offers:  make(chan *offer, maxOffers),
 	}
 	c.trouble = trouble{log: opts.Logger, clock: opts.Clock}
@@ -108,7 +108,7 @@ func open(opts Options) (_ *Cache, err error) {
 	}
 	if err := c.recover(); err != nil {
 		opts.Logger.Warn("the spill cannot be read and begins anew", "directory", opts.Dir, "error", err)
-		c.table = table{byHash: map[uint64]uint32{}}
+		c.table = newTable()
 		c.sets, c.numbers = []*dataset{{}}, map[string]uint32{}
 		c.elsewhere.segments, c.elsewhere.unswept = nil, false
 		if err := emptyDirectory(opts.Dir); err != nil {
@@ -217,13 +217,12 @@ func (c *Cache) set(number uint32) *dataset {
 
 // Has reports whether a blob is in the cache, or about to be. It counts for nothing.
 func (c *Cache) Has(ref schema.BlobRef) bool {
-	hash := hashOf(&ref.Key)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, s := c.table.find(hash); s != nil {
+	if _, s := c.table.find(&ref.Key); s != nil {
 		return int64(s.length) == ref.Size && s.sum == ref.Sum
 	}
-	o := c.offered[hash]
+	o := c.offered[ref.Key]
 	return o != nil && o.ref == ref
 }
 
@@ -234,16 +233,14 @@ func (c *Cache) Removed() int64 {
 	return c.table.taken + c.refused
 }
 
-// Ref is the reference of the blob that is in the cache under a key, or about to be; false if there is none. What it
-// names goes by 64 bits of the key: who does not know the content compares it with something of his own.
+// Ref is the reference of the blob that is in the cache under a key, or about to be; false if there is none.
 func (c *Cache) Ref(key schema.Key) (schema.BlobRef, bool) {
-	hash := hashOf(&key)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if o := c.offered[hash]; o != nil {
-		return o.ref, o.ref.Key == key
+	if o := c.offered[key]; o != nil {
+		return o.ref, true
 	}
-	_, s := c.table.find(hash)
+	_, s := c.table.find(&key)
 	if s == nil || s.state != live {
 		return schema.BlobRef{}, false
 	}
@@ -297,18 +294,18 @@ func (c *Cache) move(s *slot, at Place) {
 }
 
 // lost takes a blob out that could not be read.
-func (c *Cache) lost(i uint32, s *slot, hash uint64, err error) {
+func (c *Cache) lost(i uint32, s *slot, key schema.Key, err error) {
 	if c.closed.Load() {
 		return
 	}
 	c.mu.Lock()
-	if s.state != live || s.hash != hash {
+	if s.state != live || s.key != key {
 		c.mu.Unlock() // evicted meanwhile, or by another reader
 		return
 	}
 	c.evict(s)
 	c.mu.Unlock()
-	c.index.remove(hash)
+	c.index.remove(key)
 	if errors.Is(err, schema.ErrDataLoss) {
 		c.count.damaged.Add(1)
 	} else {

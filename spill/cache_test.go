@@ -300,7 +300,7 @@ func TestForeignDirectoryIsRefused(t *testing.T) {
 
 func TestOtherFormatBeginsAnew(t *testing.T) {
 	for _, text := range []string{`{"format":"bowstring-spill","version":0}`,
-		`{"format":"bowstring-spill","version":2}`, `{"for`, ""} {
+		`{"format":"bowstring-spill","version":1}`, `{"format":"bowstring-spill","version":3}`, `{"for`, ""} {
 		opts := testOptions(t.TempDir())
 		c := openCache(t, opts)
 		put(c, 1)

@@ -25,7 +25,7 @@ const (
 	indexDir     = "index"
 	blobsDir     = "blobs"
 	formatName   = "bowstring-spill"
-	formatNumber = 1
+	formatNumber = 2
 )
 
 // format is the content of the file FORMAT.

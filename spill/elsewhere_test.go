@@ -16,7 +16,7 @@ import (
 func evictNow(t *testing.T, c *Cache, ref schema.BlobRef) {
 	t.Helper()
 	c.mu.Lock()
-	i, s := c.table.find(hashOf(&ref.Key))
+	i, s := c.table.find(&ref.Key)
 	if s == nil || s.state != live {
 		c.mu.Unlock()
 		t.Error("there is nothing to evict")
@@ -156,9 +156,8 @@ func TestElsewhereEnds(t *testing.T) {
 	again, _ := handOut(t, &b)
 	_ = again.Close()
 	b.Release()
-	hash := hashOf(&ref.Key)
 	c.mu.Lock()
-	_, s := c.table.find(hash)
+	_, s := c.table.find(&ref.Key)
 	pins := s.pins.Load()
 	c.mu.Unlock()
 	if pins != 0 {

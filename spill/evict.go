@@ -1,6 +1,7 @@
 package spill
 
 import (
+	"bowstring/schema"
 	"bowstring/spill/segment"
 )
 
@@ -70,7 +71,7 @@ func (c *Cache) Resize(bytes int64) {
 // victim is a blob that is evicted.
 type victim struct {
 	index uint32
-	hash  uint64
+	key   schema.Key
 }
 
 // maxVictims bounds how much is evicted for one blob.
@@ -116,7 +117,7 @@ func (c *Cache) pick(chooser *Chooser, of Table, room, need int64, e *Entry) (vi
 		s := c.table.at(i)
 		s.state = live
 		if ok || e == nil {
-			victims = append(victims, victim{i, s.hash})
+			victims = append(victims, victim{i, s.key})
 			c.evicted(s)
 			c.evict(s) // it has no pins, or it would not have been a candidate
 		}
@@ -146,23 +147,23 @@ func (c *Cache) reclaimSegment(need int64, e *Entry) bool {
 		}
 	}
 	var victims []victim
-	var pinned []uint64
+	var pinned []schema.Key
 	c.mu.Lock()
 	for i := range c.table.slots {
 		if s := c.table.at(uint32(i)); s.state == live && s.segment == id {
-			hash := s.hash
+			key := s.key
 			c.evicted(s)
 			need -= c.footprint(int64(s.length))
 			if c.evict(s) {
-				victims = append(victims, victim{uint32(i), hash})
+				victims = append(victims, victim{uint32(i), key})
 			} else {
-				pinned = append(pinned, hash)
+				pinned = append(pinned, key)
 			}
 		}
 	}
 	c.mu.Unlock()
-	for _, hash := range pinned {
-		c.index.remove(hash)
+	for _, key := range pinned {
+		c.index.remove(key)
 	}
 	c.releaseAll(victims)
 	return need <= 0 || len(victims) > 0
@@ -177,7 +178,7 @@ func (c *Cache) evicted(s *slot) {
 // releaseAll finishes the eviction of blobs without pins.
 func (c *Cache) releaseAll(victims []victim) {
 	for _, v := range victims {
-		c.index.remove(v.hash)
+		c.index.remove(v.key)
 		c.release(v.index)
 	}
 }

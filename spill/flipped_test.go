@@ -47,7 +47,7 @@ func TestFlippedBits(t *testing.T) {
 	}
 	for k := range live {
 		i := r.IntN(blobs)
-		_, s := c.table.find(hashOf(&refs[i].Key))
+		_, s := c.table.find(&refs[i].Key)
 		at := s.location()
 		flipBit(t, filepath.Join(c.path(blobsDir), segment.FileName(at.Segment)), 8*at.Offset+r.Int64N(8*at.Length))
 		if n := right(c); n != blobs-1 || c.Stats().Damaged != int64(k+1) {

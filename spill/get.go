@@ -19,19 +19,18 @@ func (c *Cache) GetUnchecked(ref schema.BlobRef, at Place) (b schema.Blob, unche
 func (c *Cache) get(ref schema.BlobRef, at Place, check bool) (_ schema.Blob, unchecked, ok bool) {
 	c.life.RLock()
 	defer c.life.RUnlock()
-	hash := hashOf(&ref.Key)
 	isSpare := c.isSpare(ref.Key)
 	now := c.opts.Clock()
 	c.mu.Lock()
 	ds := c.set(at.Dataset)
-	if o := c.offered[hash]; o != nil && o.ref == ref { // it was right when it was offered, and is in memory
+	if o := c.offered[ref.Key]; o != nil && o.ref == ref { // it was right when it was offered, and is in memory
 		o.holds.Add(1)
 		c.mu.Unlock()
 		ds.hits.Add(1)
 		ds.hitBytes.Add(ref.Size)
 		return schema.NewBlob(o.blob.Bytes(), o), false, true
 	}
-	i, s := c.table.find(hash)
+	i, s := c.table.find(&ref.Key)
 	if s == nil || c.closed.Load() || s.state != live || int64(s.length) != ref.Size || s.sum != ref.Sum {
 		c.mu.Unlock()
 		ds.misses.Add(1)
@@ -60,7 +59,7 @@ func (c *Cache) get(ref schema.BlobRef, at Place, check bool) (_ schema.Blob, un
 		}
 	}
 	if err != nil {
-		c.lost(i, s, hash, err)
+		c.lost(i, s, ref.Key, err)
 		c.unpin(i, s)
 		ds.misses.Add(1)
 		ds.missBytes.Add(ref.Size)

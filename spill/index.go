@@ -17,7 +17,7 @@ import (
 
 // The key space of the index.
 const (
-	prefixEntry   = 'e' // + hash u64 BE -> entry
+	prefixEntry   = 'e' // + key[32] -> entry
 	prefixDataset = 'd' // + number u32 BE -> name
 )
 
@@ -29,6 +29,7 @@ const (
 	indexCache   = 1 << 20 // it is read on opening only
 	indexQueue   = 4096    // changes that wait to be written
 	entrySize    = 48
+	entryKey     = 1 + len(schema.Key{})
 
 	// batchTime is how long changes wait for others to go with.
 	batchTime = 20 * time.Millisecond
@@ -50,7 +51,7 @@ type index struct {
 
 // change is a change of the index: an entry (value), its removal, or a dataset's name.
 type change struct {
-	hash   uint64
+	key    schema.Key
 	remove bool
 	number uint32
 	name   string
@@ -96,7 +97,7 @@ func openIndex(dir string, fs vfs.FS, log *slog.Logger) (_ *index, err error) {
 
 // load reads the index. It takes note that the cache is in use from now on.
 func (x *index) load(dataset func(number uint32, name string),
-	entry func(hash uint64, value *[entrySize]byte)) (clean bool, err error) {
+	entry func(key *schema.Key, value *[entrySize]byte)) (clean bool, err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("%w: read the index: %v", schema.ErrDataLoss, r)
@@ -109,8 +110,8 @@ func (x *index) load(dataset func(number uint32, name string),
 	for it.First(); it.Valid(); it.Next() {
 		k, v := it.Key(), it.Value()
 		switch {
-		case len(k) == 9 && k[0] == prefixEntry && len(v) == entrySize:
-			entry(binary.BigEndian.Uint64(k[1:]), (*[entrySize]byte)(v))
+		case len(k) == entryKey && k[0] == prefixEntry && len(v) == entrySize:
+			entry((*schema.Key)(k[1:]), (*[entrySize]byte)(v))
 		case len(k) == 5 && k[0] == prefixDataset:
 			dataset(binary.BigEndian.Uint32(k[1:]), string(v))
 		case string(k) == string(keyClean):
@@ -169,7 +170,7 @@ func (x *index) write() {
 
 func (x *index) put(b *pebble.Batch, c *change) {
 	var err error
-	var key [9]byte
+	var key [entryKey]byte
 	switch {
 	case c.name != "":
 		key[0] = prefixDataset
@@ -177,11 +178,11 @@ func (x *index) put(b *pebble.Batch, c *change) {
 		err = b.Set(key[:5], []byte(c.name), nil)
 	case c.remove:
 		key[0] = prefixEntry
-		binary.BigEndian.PutUint64(key[1:], c.hash)
+		copy(key[1:], c.key[:])
 		err = b.Delete(key[:], nil)
 	default:
 		key[0] = prefixEntry
-		binary.BigEndian.PutUint64(key[1:], c.hash)
+		copy(key[1:], c.key[:])
 		err = b.Set(key[:], c.value[:], nil)
 	}
 	if err != nil {
@@ -191,7 +192,7 @@ func (x *index) put(b *pebble.Batch, c *change) {
 
 // setOf is the change that records what is in a slot.
 func setOf(s *slot) change {
-	c := change{hash: s.hash}
+	c := change{key: s.key}
 	encodeEntry(s, &c.value)
 	return c
 }
@@ -205,12 +206,12 @@ func (x *index) note(c change) {
 
 // remove removes what is recorded of a blob. It does not wait: an entry that stays tells of bytes that are gone, which
 // a reader finds out.
-func (x *index) remove(hash uint64) {
+func (x *index) remove(key schema.Key) {
 	if x.db == nil {
 		return
 	}
 	select {
-	case x.changes <- change{hash: hash, remove: true}:
+	case x.changes <- change{key: key, remove: true}:
 	default:
 		x.dropped.Add(1)
 	}

@@ -37,10 +37,9 @@ func (o *offer) Extent([]byte) (schema.Extent, bool) { return o.blob.Extent() }
 func (c *Cache) Offer(ref schema.BlobRef, at Place, cost time.Duration, blob schema.Blob) bool {
 	c.life.RLock()
 	defer c.life.RUnlock()
-	hash := hashOf(&ref.Key)
 	c.mu.Lock()
-	_, s := c.table.find(hash)
-	if c.closed.Load() || s != nil || c.offered[hash] != nil {
+	_, s := c.table.find(&ref.Key)
+	if c.closed.Load() || s != nil || c.offered[ref.Key] != nil {
 		c.mu.Unlock()
 		blob.Release()
 		return false
@@ -50,7 +49,7 @@ func (c *Cache) Offer(ref schema.BlobRef, at Place, cost time.Duration, blob sch
 		o.holds.Store(1)
 		select {
 		case c.offers <- o:
-			c.offered[hash] = o
+			c.offered[ref.Key] = o
 			c.mu.Unlock()
 			return true
 		default:
@@ -158,7 +157,7 @@ func (w *offerWriter) write(c *Cache) {
 	c.mu.Lock()
 	c.refused += int64(len(w.batch) - len(w.begun))
 	for _, o := range w.batch {
-		delete(c.offered, hashOf(&o.ref.Key))
+		delete(c.offered, o.ref.Key)
 	}
 	c.mu.Unlock()
 	for _, o := range w.batch {

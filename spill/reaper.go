@@ -115,7 +115,7 @@ func (c *Cache) rehome(i, id uint32) {
 		c.mu.Unlock()
 		return
 	}
-	size, hash := c.space.set.Footprint(int64(s.length)), s.hash
+	size, key := c.space.set.Footprint(int64(s.length)), s.key
 	if float64(c.count.moved.Load()+size) > movedShare*float64(c.count.written.Load()) {
 		c.drop(i, s) // unlocks
 		return
@@ -124,7 +124,7 @@ func (c *Cache) rehome(i, id uint32) {
 	from := s.location()
 	c.mu.Unlock()
 
-	to, err := c.copyOf(from, s.sum)
+	to, err := c.copyOf(from, key, s.sum)
 	c.mu.Lock()
 	switch {
 	case err != nil && s.state == live && !errors.Is(err, schema.ErrDataLoss):
@@ -136,7 +136,7 @@ func (c *Cache) rehome(i, id uint32) {
 		if err == nil {
 			c.giveBack(to)
 		} else {
-			c.lost(i, s, hash, err)
+			c.lost(i, s, key, err)
 		}
 		c.unpin(i, s)
 		return
@@ -152,27 +152,23 @@ func (c *Cache) rehome(i, id uint32) {
 
 // drop evicts a blob. c.mu is held, and unlocked.
 func (c *Cache) drop(i uint32, s *slot) {
-	hash := s.hash
+	key := s.key
 	c.evicted(s)
 	unpinned := c.evict(s)
 	c.mu.Unlock()
-	c.index.remove(hash)
+	c.index.remove(key)
 	if unpinned {
 		c.release(i)
 	}
 }
 
 // copyOf writes a blob, which is pinned, once more.
-func (c *Cache) copyOf(from segment.Location, sum schema.Sum) (to segment.Location, err error) {
+func (c *Cache) copyOf(from segment.Location, key schema.Key, sum schema.Sum) (to segment.Location, err error) {
 	b, err := c.space.set.Get(from)
 	if err != nil {
 		return to, err
 	}
 	defer b.Release()
-	key, err := c.space.set.KeyAt(from)
-	if err != nil {
-		return to, err
-	}
 	if err := (schema.BlobRef{Key: key, Size: from.Length, Sum: sum}).Check(b.Bytes()); err != nil {
 		return to, err
 	}

@@ -38,15 +38,15 @@ func (c *Cache) recover() (err error) {
 				c.numbers[name] = number
 			}
 		},
-		func(hash uint64, value *[entrySize]byte) {
+		func(key *schema.Key, value *[entrySize]byte) {
 			var s slot
 			decodeEntry(value, &s)
 			next = max(next, s.segment+1)
 			if l := s.location(); l.Offset < 2*segment.HeaderSize || l.Offset+l.Length > sizes[s.segment] {
-				c.index.note(change{hash: hash, remove: true})
+				c.index.note(change{key: *key, remove: true})
 				return
 			}
-			_, to := c.table.add(hash, live)
+			_, to := c.table.add(key, live)
 			decodeEntry(value, to)
 		})
 	if err != nil {
@@ -159,7 +159,7 @@ func (c *Cache) attach(sizes map[uint32]int64, next *uint32, clean bool) (err er
 // forget takes a blob off the table that is not there any more.
 func (c *Cache) forget(i uint32) {
 	s := c.table.at(i)
-	c.index.note(change{hash: s.hash, remove: true})
+	c.index.note(change{key: s.key, remove: true})
 	c.table.take(s)
 	c.table.free(i)
 }

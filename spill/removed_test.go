@@ -28,9 +28,9 @@ func TestRemoved(t *testing.T) {
 	}
 	_, ref = content(1)
 	c.mu.Lock()
-	i, s := c.table.find(hashOf(&ref.Key))
+	i, s := c.table.find(&ref.Key)
 	c.mu.Unlock()
-	c.lost(i, s, hashOf(&ref.Key), schema.ErrDataLoss)
+	c.lost(i, s, ref.Key, schema.ErrDataLoss)
 	if c.Has(ref) || c.Removed() != 2 {
 		t.Errorf("%d are removed after one that was lost: %+v", c.Removed(), c.Stats())
 	}

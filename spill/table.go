@@ -1,21 +1,17 @@
 package spill
 
 import (
+	"hash/maphash"
 	"sync/atomic"
 	"time"
-
-	"github.com/zeebo/xxh3"
 
 	"bowstring/schema"
 	"bowstring/spill/segment"
 )
 
-// slot is what is in memory of a blob: 64 bytes, and about 24 more in the map that finds it by its key.
-//
-// Of the key there is a hash of 64 bits. Two blobs whose keys have the same are not kept together, and one is
-// never taken for the other, as a reader compares size and checksum.
+// slot is what is in memory of a blob: 96 bytes, and about 26 more in the map that finds it by a hash of its key.
 type slot struct {
-	hash     uint64
+	key      schema.Key
 	sum      schema.Sum
 	position int64
 	dataset  uint32
@@ -30,6 +26,7 @@ type slot struct {
 	tenant   uint16       // on whose account it is kept; not in the index
 	state    state
 	marks    marks
+	next     uint32 // the slot after it of those whose keys have the same hash, plus 1; 0 for none
 }
 
 // marks are what else is known of a blob; none is in the index.
@@ -61,8 +58,6 @@ const dying = 1 << 30
 
 // maxLength is the size of the largest blob that is kept: a length has to fit its slot.
 const maxLength = 1<<32 - 1
-
-func hashOf(k *schema.Key) uint64 { return xxh3.Hash(k[:]) }
 
 func (s *slot) location() segment.Location {
 	return segment.Location{Segment: s.segment, Offset: int64(s.offset) * segment.Align, Length: int64(s.length)}
@@ -101,8 +96,17 @@ type table struct {
 	chunks [][]slot
 	slots  int
 	empty  []uint32
-	byHash map[uint64]uint32
-	taken  int64 // off it, since the cache was opened
+	// first is the first slot of those whose keys have a hash. A look-up compares whole keys: the hash has 64 bits, of a
+	// map with the keys themselves each entry would take 30 bytes more.
+	first map[uint64]uint32
+	hash  func(key *schema.Key) uint64
+	taken int64 // off it, since the cache was opened
+}
+
+// newTable returns an empty table. Its hash is another one in each process.
+func newTable() table {
+	seed := maphash.MakeSeed()
+	return table{first: map[uint64]uint32{}, hash: func(key *schema.Key) uint64 { return maphash.Bytes(seed, key[:]) }}
 }
 
 const chunkSlots = 1 << 12
@@ -110,16 +114,24 @@ const chunkSlots = 1 << 12
 func (t *table) at(i uint32) *slot { return &t.chunks[i/chunkSlots][i%chunkSlots] }
 
 // find returns the slot of a blob that is there or being written.
-func (t *table) find(hash uint64) (uint32, *slot) {
-	i, ok := t.byHash[hash]
+func (t *table) find(key *schema.Key) (uint32, *slot) {
+	i, ok := t.first[t.hash(key)]
 	if !ok {
 		return 0, nil
 	}
-	return i, t.at(i)
+	for s := t.at(i); ; s = t.at(i) {
+		switch {
+		case s.key == *key:
+			return i, s
+		case s.next == 0:
+			return 0, nil
+		}
+		i = s.next - 1
+	}
 }
 
 // add takes an empty slot for a blob that is not there.
-func (t *table) add(hash uint64, st state) (uint32, *slot) {
+func (t *table) add(key *schema.Key, st state) (uint32, *slot) {
 	var i uint32
 	if n := len(t.empty); n > 0 {
 		i, t.empty = t.empty[n-1], t.empty[:n-1]
@@ -131,14 +143,30 @@ func (t *table) add(hash uint64, st state) (uint32, *slot) {
 		t.slots++
 	}
 	s := t.at(i)
-	s.hash, s.state = hash, st
-	t.byHash[hash] = i
+	hash := t.hash(key)
+	s.key, s.state, s.next = *key, st, 0
+	if first, ok := t.first[hash]; ok {
+		s.next = first + 1
+	}
+	t.first[hash] = i
 	return i, s
 }
 
 // take takes a blob off the table. Its slot is in use until it is freed.
 func (t *table) take(s *slot) {
-	delete(t.byHash, s.hash)
+	hash := t.hash(&s.key)
+	first := t.first[hash]
+	switch before := t.at(first); {
+	case before != s:
+		for t.at(before.next-1) != s {
+			before = t.at(before.next - 1)
+		}
+		before.next = s.next
+	case s.next == 0:
+		delete(t.first, hash)
+	default:
+		t.first[hash] = s.next - 1
+	}
 	t.taken++
 	s.state = gone
 }

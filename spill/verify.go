@@ -32,12 +32,12 @@ func (c *Cache) Verify(ctx context.Context) Verification {
 			continue
 		}
 		s.pins.Add(1)
-		loc, sum, hash := s.location(), s.sum, s.hash
+		loc, sum, key := s.location(), s.sum, s.key
 		c.mu.Unlock()
 
 		err := c.intact(loc, sum)
 		if err != nil {
-			c.lost(i, s, hash, err)
+			c.lost(i, s, key, err)
 			v.Damaged++
 		}
 		c.unpin(i, s)

@@ -41,10 +41,10 @@ type pending struct {
 func (c *Cache) begin(ref schema.BlobRef, at Place, cost time.Duration, n int64) (p pending, ok bool) {
 	need := c.footprint(n)
 	now := c.opts.Clock()
-	hash, isSpare := hashOf(&ref.Key), c.isSpare(ref.Key)
+	isSpare := c.isSpare(ref.Key)
 	c.mu.Lock()
 	ds := c.set(at.Dataset)
-	if _, s := c.table.find(hash); s != nil || n != ref.Size || c.closed.Load() {
+	if _, s := c.table.find(&ref.Key); s != nil || n != ref.Size || c.closed.Load() {
 		c.mu.Unlock()
 		return p, false
 	}
@@ -53,7 +53,7 @@ func (c *Cache) begin(ref schema.BlobRef, at Place, cost time.Duration, n int64)
 		ds.bypassed.Add(1)
 		return p, false
 	}
-	i, s := c.table.add(hash, writing)
+	i, s := c.table.add(&ref.Key, writing)
 	s.sum, s.dataset, s.tenant, s.position, s.length = ref.Sum, at.Dataset, at.Tenant, at.Position, uint32(n)
 	c.payers.count(s.tenant, need)
 	s.mark(spare, isSpare)

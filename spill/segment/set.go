@@ -1,7 +1,6 @@
 package segment
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -214,32 +213,6 @@ func (s *Set) Get(loc Location) (schema.Blob, error) {
 		return schema.Blob{}, fmt.Errorf("segment %d: %w", loc.Segment, ErrRetired)
 	}
 	return g.read(loc.Offset, loc.Length)
-}
-
-// KeyAt returns the key in the header of the record whose payload is at loc.
-func (s *Set) KeyAt(loc Location) (schema.Key, error) {
-	if s.opts.Model != nil {
-		return schema.Key{}, nil // blobs are not told apart
-	}
-	b, err := s.Get(Location{Segment: loc.Segment, Offset: loc.Offset - HeaderSize, Length: HeaderSize})
-	if err != nil {
-		return schema.Key{}, err
-	}
-	defer b.Release()
-	var r Record
-	var reason string
-	err = schema.Guard(func() error {
-		r, reason = decodeRecordHeader(b.Bytes(), loc.Segment, loc.Offset-HeaderSize, loc.Offset+loc.Length)
-		return nil
-	})
-	if err != nil {
-		return schema.Key{}, err
-	}
-	if reason != "" || r.Length != loc.Length {
-		return schema.Key{}, fmt.Errorf("%w: segment %d, offset %d: %s", schema.ErrDataLoss, loc.Segment, loc.Offset,
-			cmp.Or(reason, "another length"))
-	}
-	return r.Key, nil
 }
 
 // Active is the number of the segment that is appended to, if there is one.
