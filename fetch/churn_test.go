@@ -142,6 +142,9 @@ func (*churnLink) Tell([]peers.Progress) {}
 // Heard implements peers.Link.
 func (*churnLink) Heard() time.Time { return time.Time{} }
 
+// Secure implements peers.Link.
+func (*churnLink) Secure() bool { return true }
+
 // Close implements peers.Link.
 func (*churnLink) Close() error { return nil }
 

@@ -10,7 +10,7 @@ import (
 	"bowstring/schema/checksum"
 )
 
-// Key is the SHA-256 of a blob's content: its name in every store.
+// Key is the SHA-256 of a blob's content, or an address: its name in every store. See [AddressKey].
 type Key [sha256.Size]byte
 
 // String returns the key as lower-case hexadecimal, as sha256sum prints it.
@@ -89,7 +89,8 @@ func RefOf(b []byte) BlobRef {
 }
 
 // Check reports an ErrDataLoss if b is not the content r names. It compares
-// size and checksum; the content hash is computed at import only.
+// size and checksum, which find any accident. Bytes that somebody may have made up
+// are compared by [BlobRef.CheckHash].
 func (r BlobRef) Check(b []byte) error { return r.CheckBefore(b, nil) }
 
 // CheckBefore is Check where next will be checked next, as far as is known: its beginning is brought from memory

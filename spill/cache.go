@@ -35,9 +35,9 @@ type Cache struct {
 	numbers map[string]uint32
 	payers  payers
 	offered map[schema.Key]*offer // those that wait in offers
-	refused int64             // offers that came to nothing
-	quiet   Time              // nothing is stored before then, as the disk has failed
-	backoff Time              // how long that is to be, if it fails again
+	refused int64                 // offers that came to nothing
+	quiet   Time                  // nothing is stored before then, as the disk has failed
+	backoff Time                  // how long that is to be, if it fails again
 
 	offers    chan *offer
 	queued    atomic.Int64

@@ -9,7 +9,7 @@ import (
 	"bowstring/spill/segment"
 )
 
-// slot is what is in memory of a blob: 96 bytes, and about 26 more in the map that finds it by a hash of its key.
+// slot is what is in memory of a blob: 96 bytes, and about 35 more in the map that finds it by a hash of its key.
 type slot struct {
 	key      schema.Key
 	sum      schema.Sum

@@ -17,6 +17,7 @@ func (still) Tell([]Progress)                               {}
 func (still) Up() bool                                      { return true }
 func (still) Protocol() int                                 { return 1 }
 func (still) Heard() time.Time                              { return time.Time{} }
+func (still) Secure() bool                                  { return true }
 func (still) Close() error                                  { return nil }
 
 // Who was not run himself does not take others for silent before he has had time to read what they said.

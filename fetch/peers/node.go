@@ -63,6 +63,18 @@ func (n *node) usable() bool {
 	return n.link.Up() && (!n.silent.Load() || n.age()-n.probed.Load() >= int64(n.opts.Retry))
 }
 
+// vouches reports whether what the node sends for a blob can be relied on: it can be compared with its hash, or comes by
+// a way by which nothing comes but what the node has sent.
+func (n *node) vouches(ref schema.BlobRef) bool { return ref.Hashed() || n.link.Secure() }
+
+// check compares what the node has sent with all that is known of a blob.
+func check(ref schema.BlobRef, data []byte) error {
+	if ref.Hashed() {
+		return ref.CheckHash(data)
+	}
+	return ref.Check(data)
+}
+
 // admit is usable of who asks next: of a silent node, one at a time may.
 func (n *node) admit() bool {
 	if !n.link.Up() {
@@ -90,7 +102,7 @@ func (n *node) get(ctx context.Context, what Ask) (schema.Blob, error) {
 	blob, err := n.link.Get(ctx, what)
 	n.pending.Add(-1)
 	if err == nil {
-		if err = what.Ref.Check(blob.Bytes()); err != nil {
+		if err = check(what.Ref, blob.Bytes()); err != nil { // here, where bytes are in the cache, and no socket waits
 			blob.Release()
 			n.distrust(err)
 		}

@@ -32,6 +32,7 @@ func (*mute) Get(ctx context.Context, _ peers.Ask) (schema.Blob, error) {
 func (*mute) Tell([]peers.Progress) {}
 func (*mute) Up() bool              { return true }
 func (*mute) Protocol() int         { return 1 }
+func (*mute) Secure() bool          { return false }
 func (*mute) Close() error          { return nil }
 
 func (l *mute) Heard() time.Time {
@@ -61,7 +62,7 @@ func TestGivenUp(t *testing.T) {
 			}
 			defer tier.Close()
 			began := time.Now()
-			if _, err := tier.Get(t.Context(), schema.BlobRef{Size: 1}, spill.Place{}); err == nil {
+			if _, err := tier.Get(t.Context(), schema.RefOf([]byte{0}), spill.Place{}); err == nil {
 				t.Fatal("a node that answers nothing has brought a blob")
 			}
 			least, most := 500*time.Millisecond, 700*time.Millisecond
@@ -108,7 +109,7 @@ func TestTotals(t *testing.T) {
 	for range 2 { // links
 		for name := range says {
 			ask.name = name
-			if _, err := tier.Get(t.Context(), schema.BlobRef{Size: 1}, spill.Place{}); err == nil {
+			if _, err := tier.Get(t.Context(), schema.RefOf([]byte{0}), spill.Place{}); err == nil {
 				t.Fatalf("node %s has brought a blob", name)
 			}
 		}
@@ -171,7 +172,7 @@ func TestAskedElsewhere(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ref := schema.BlobRef{Sum: schema.Checksum(nil)}
+		ref := schema.RefOf(nil)
 		b, err := tier.Get(t.Context(), ref, spill.Place{})
 		if err != nil {
 			t.Fatalf("of %v: %v", list, err)

@@ -56,6 +56,9 @@ type Link interface {
 	Heard() time.Time
 	// Protocol is what is spoken with it, 0 while it is not up. It must not block.
 	Protocol() int
+	// Secure reports whether what comes by the link is from the node and unchanged: whether the node has proven who it
+	// is, and nobody between can write. Without it only blobs are asked for whose key is the hash of their content.
+	Secure() bool
 	// Close ends what is under way and gives the link up.
 	Close() error
 }
@@ -161,7 +164,7 @@ func (*Tier) Traits() tiers.Traits { return tiers.Traits{Remote: true, Checked: 
 // MaxBlob is how long a blob may be, in bytes, that another node is asked for.
 const MaxBlob = 64 << 20
 
-// Has implements tiers.Tier: whether somebody else has the blob, or owns it, who can be asked.
+// Has implements tiers.Tier: whether another node has the blob, or owns it, and can be asked.
 func (t *Tier) Has(ref schema.BlobRef) bool {
 	r := t.opts.Directory.Route(ref.Key)
 	if len(r.Ask) == 0 || ref.Size > MaxBlob {
@@ -169,7 +172,7 @@ func (t *Tier) Has(ref schema.BlobRef) bool {
 	}
 	nodes := *t.nodes.Load()
 	for _, name := range r.Ask {
-		if n := nodes[name]; n == nil || n.usable() {
+		if n := nodes[name]; n == nil || n.usable() && n.vouches(ref) {
 			return true // one that was never asked may be
 		}
 	}
@@ -185,7 +188,7 @@ func (t *Tier) Get(ctx context.Context, ref schema.BlobRef, at spill.Place) (sch
 	if loan, _ := ctx.Value(loanKey{}).(bool); loan && !r.Keep {
 		return schema.Blob{}, errNobody // the view has changed since it was asked for
 	}
-	n, err := t.choose(r)
+	n, err := t.choose(r, ref)
 	if err != nil {
 		return schema.Blob{}, err
 	}
@@ -202,7 +205,7 @@ func (t *Tier) Get(ctx context.Context, ref schema.BlobRef, at spill.Place) (sch
 	ask.Onward = false
 	for _, name := range r.Ask {
 		if name != n.name {
-			if other, err := t.choose(Route{Ask: []string{name}}); err == nil {
+			if other, err := t.choose(Route{Ask: []string{name}}, ref); err == nil {
 				return other.get(ctx, ask)
 			}
 		}

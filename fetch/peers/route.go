@@ -72,8 +72,8 @@ func (t *Tier) Mine(key schema.Key) bool {
 // Spare reports whether what this node keeps of blobs of a key is kept near by, too, by who has it from the store.
 func (t *Tier) Spare(key schema.Key) bool { return t.opts.Directory.Route(key).Spare }
 
-// choose returns a node of a route that can be asked: of the near ones, that with least under way.
-func (t *Tier) choose(r Route) (*node, error) {
+// choose returns a node of a route that can be asked for a blob: of the near ones, that with least under way.
+func (t *Tier) choose(r Route, ref schema.BlobRef) (*node, error) {
 	var best *node
 	var least int64
 	for i, name := range r.Ask {
@@ -84,7 +84,7 @@ func (t *Tier) choose(r Route) (*node, error) {
 		if err != nil {
 			return nil, err
 		}
-		if !n.usable() {
+		if !n.usable() || !n.vouches(ref) {
 			continue
 		}
 		if load := n.pending.Load(); best == nil || load < least {

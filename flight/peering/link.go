@@ -128,6 +128,9 @@ func (l *Link) Heard() time.Time { return l.made.Add(time.Duration(l.heard.Load(
 // Protocol implements peers.Link.
 func (l *Link) Protocol() int { return int(l.protocol.Load()) }
 
+// Secure implements peers.Link.
+func (l *Link) Secure() bool { return l.opts.TLS != nil && len(l.opts.Key) > 0 }
+
 // Close implements peers.Link.
 func (l *Link) Close() error {
 	l.mu.Lock()

@@ -10,8 +10,8 @@ import (
 	"bowstring/schema"
 )
 
-// churnLink is a way from a server to a node, without a network. As a connection does it agrees on a protocol: with a
-// program of protocol 1, which knows no flags.
+// churnLink is a way from a server to a node, without a network. As with a connection there is none to a program that
+// speaks another protocol.
 type churnLink struct {
 	from *churnLife
 	to   *churnNode
@@ -21,15 +21,25 @@ func (l *churnLink) way() [2]int  { return [2]int{l.from.node.index, l.to.index}
 func (l *churnLink) back() [2]int { return [2]int{l.to.index, l.from.node.index} }
 
 // Up implements peers.Link.
-func (l *churnLink) Up() bool { return l.to.lives() != nil }
+func (l *churnLink) Up() bool {
+	to := l.to.lives()
+	if to != nil && to.protocol != l.from.protocol {
+		l.to.world.total.add(&l.to.world.total.old, 1)
+		return false
+	}
+	return to != nil
+}
 
 // Protocol implements peers.Link.
 func (l *churnLink) Protocol() int {
-	if to := l.to.lives(); to != nil {
-		return min(l.from.protocol, to.protocol)
+	if l.Up() {
+		return l.from.protocol
 	}
 	return 0
 }
+
+// Secure implements peers.Link.
+func (*churnLink) Secure() bool { return true }
 
 // Heard implements peers.Link: a node that runs and can be reached says all the time that it is there.
 func (l *churnLink) Heard() time.Time {
@@ -104,7 +114,7 @@ func (l *churnLink) Get(ctx context.Context, ask peers.Ask) (schema.Blob, error)
 	n, w := l.to, l.to.world
 	n.mu.Lock()
 	there := n.life
-	if there == nil {
+	if there == nil || there.protocol != l.from.protocol {
 		n.mu.Unlock()
 		return schema.Blob{}, schema.ErrUnavailable
 	}
@@ -114,13 +124,6 @@ func (l *churnLink) Get(ctx context.Context, ask peers.Ask) (schema.Blob, error)
 	both, stop := context.WithCancel(ctx)
 	defer stop()
 	defer context.AfterFunc(there.gone, stop)()
-	if min(l.from.protocol, there.protocol) == 1 {
-		w.total.add(&w.total.old, 1)
-		if ask.Held {
-			return schema.Blob{}, fmt.Errorf("%w: its version knows nothing of nodes that leave", peers.ErrNotHeld)
-		}
-		ask.Onward = false
-	}
 	if err := l.pass(both, l.way()); err != nil {
 		return schema.Blob{}, err
 	}

@@ -217,7 +217,7 @@ func TestClusterChurn(t *testing.T) {
 		}
 	}
 	t.Logf("in %d s %d blobs came from other nodes, %d of them damaged, %d from nodes that left, %d by who acts for "+
-		"a zone, %d asked by protocol 1; "+
+		"a zone, %d refused for their protocol; "+
 		"%d drains ended, %d were taken back, %d nodes joined, %d with their old caches, views were split %d times",
 		total.seconds, total.reads, total.damaged, total.held, total.onward, total.old, total.drains, total.stays,
 		total.joins, total.kept, total.splits)
@@ -318,8 +318,11 @@ func (w *churnWorld) agree() error {
 			return fmt.Errorf("node %s goes by layout %s, another by %s", n.id, now, name)
 		}
 		for _, st := range l.cluster.Tier().Stats() {
-			if !st.Up { // one that has sent wrong bytes may be asked for little, until it is asked for something
-				return fmt.Errorf("node %s cannot ask node %s", n.id, st.Node)
+			other := w.nodes[slices.IndexFunc(w.nodes, func(n *churnNode) bool { return n.id == st.Node })].lives()
+			// One that has sent wrong bytes may be asked for little, until it is asked for something.
+			if st.Up != (other.protocol == l.protocol) {
+				return fmt.Errorf("node %s can ask node %s: %v; they speak protocols %d and %d", n.id, st.Node, st.Up,
+					l.protocol, other.protocol)
 			}
 		}
 	}

@@ -17,6 +17,7 @@ import (
 
 	"bowstring/fetch/peers"
 	"bowstring/flight/peering"
+	"bowstring/schema"
 )
 
 // rawCodec sends bytes as they are.
@@ -106,10 +107,22 @@ func TestHostileOwner(t *testing.T) {
 	zeros := func(more int) func(peering.Ask) []byte {
 		return func(a peering.Ask) []byte { return make([]byte, a.Ref.Size+int64(more)) }
 	}
+	forged := map[schema.Key][]byte{}
+	for i := range n {
+		forged[schema.RefOf(content(i)).Key] = forgedContent(i)
+	}
 	is := peering.Hello{Node: "hostile", Protocols: []int{peering.Protocol}}
 	for name, what := range map[string]func(asks []peering.Ask) ([][]byte, error){
 		"wrong bytes": func(asks []peering.Ask) ([][]byte, error) {
 			return [][]byte{answers(asks, peering.Here, zeros(0))}, nil
+		},
+		"bytes with the right checksum": func(asks []peering.Ask) ([][]byte, error) {
+			return [][]byte{answers(asks, peering.Here, func(a peering.Ask) []byte {
+				if b := forged[a.Ref.Key]; b != nil && a.Ref.Check(b) == nil {
+					return b
+				}
+				return zeros(0)(a)
+			})}, nil
 		},
 		"a byte more": func(asks []peering.Ask) ([][]byte, error) {
 			return [][]byte{answers(asks, peering.Here, zeros(1))}, nil
@@ -151,7 +164,8 @@ func TestHostileOwner(t *testing.T) {
 			addr, heard := serveHostile(t, is, what)
 			c := &nodes{t: t, addr: map[string]string{"hostile": addr}}
 			o := clusterOptions{patience: 20 * time.Millisecond}
-			if name == "wrong bytes" {
+			wrong := name == "wrong bytes" || name == "bytes with the right checksum"
+			if wrong {
 				o.patience = 0 // what it says counts, however late it comes
 			}
 			a := c.start(newStore(t, n), "a", []string{"hostile"}, 0, o)
@@ -182,7 +196,7 @@ func TestHostileOwner(t *testing.T) {
 				t.Errorf("%d blobs were asked for in %d messages, and %d are said to have come", asked[0], heard.Load(),
 					st.Answered)
 			}
-			if name == "wrong bytes" && (st.Wrong == 0 || asked[1]-asked[0] > n/2) {
+			if wrong && (st.Wrong == 0 || asked[1]-asked[0] > n/2) {
 				t.Errorf("a node that sends wrong bytes (%d) was asked for %d more", st.Wrong, asked[1]-asked[0])
 			}
 		})

@@ -30,6 +30,7 @@ import (
 	"bowstring/flight"
 	"bowstring/flight/peering"
 	"bowstring/schema"
+	"bowstring/schema/checksum/forge"
 	"bowstring/spill"
 )
 
@@ -62,6 +63,17 @@ func (c *counted) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, err
 
 // content is the blob of sample i.
 func content(i int) []byte {
+	one, _ := forge.Twins(plainContent(i))
+	return one
+}
+
+// forgedContent has the size and the checksum of content, and is other bytes.
+func forgedContent(i int) []byte {
+	_, other := forge.Twins(plainContent(i))
+	return other
+}
+
+func plainContent(i int) []byte {
 	return bytes.Repeat(fmt.Appendf(nil, "sample %06d. ", i), blobBytes/15+i%10)
 }
 

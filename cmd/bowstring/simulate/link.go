@@ -31,6 +31,9 @@ func (l *link) Heard() time.Time {
 // Protocol implements peers.Link: all nodes speak the same.
 func (*link) Protocol() int { return 2 }
 
+// Secure implements peers.Link.
+func (*link) Secure() bool { return true }
+
 // Close implements peers.Link.
 func (l *link) Close() error {
 	if to := l.to.lives(); to != nil {

@@ -3,7 +3,6 @@ package cql
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync"
@@ -21,16 +20,9 @@ const (
 )
 
 // A cell of a foreign table is a blob whose key is not the hash of its content
-// but its address:
-//
-//	bytes  0-11  the beginning of the SHA-256 of the table's and columns' names
-//	bytes 12-15  the low half of the content's checksum, big-endian
-//	bytes 16-31  the row's uuid
-//
-// So a reference alone says where to read, with no index of its own, and a
-// cell that has changed since it was attached, and is attached again, gets
-// another key. That a content hash begins with one of the few registered
-// prefixes has odds of 2^-96.
+// but its address (schema.AddressKey), with the beginning of the SHA-256 of the
+// table's and columns' names. That a content hash begins with one of the few
+// registered prefixes has odds of 2^-96.
 const prefixLen = 12
 
 // foreignTable is a column of a table that some other program keeps.
@@ -56,11 +48,8 @@ func (t *foreignTable) qualified() string {
 }
 
 // key is the address of a cell.
-func (t *foreignTable) key(id schema.ID, sum schema.Sum) (k schema.Key) {
-	copy(k[:], t.prefix[:])
-	binary.BigEndian.PutUint32(k[prefixLen:], uint32(sum))
-	copy(k[16:], id[:])
-	return k
+func (t *foreignTable) key(id schema.ID, sum schema.Sum) schema.Key {
+	return schema.AddressKey(t.prefix, sum, id)
 }
 
 // foreignTables are those attached to the store, and a session for each

@@ -1,0 +1,123 @@
+package peers_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"testing"
+
+	"bowstring/fetch/peers"
+	"bowstring/schema"
+	"bowstring/schema/checksum/forge"
+	"bowstring/spill"
+)
+
+// sends is a link to a node that sends the same bytes to everybody.
+type sends struct {
+	mute
+	data   []byte
+	secure bool
+	asked  int
+}
+
+func (s *sends) Secure() bool { return s.secure }
+
+func (s *sends) Get(context.Context, peers.Ask) (schema.Blob, error) {
+	s.asked++
+	return schema.NewBlob(bytes.Clone(s.data), nil), nil
+}
+
+// askedOf returns what a tier says whose node "b" is at a link.
+func askedOf(t *testing.T, link peers.Link, ref schema.BlobRef) (got []byte, has bool, st peers.NodeStats, err error) {
+	t.Helper()
+	tier, err := peers.New(peers.Options{
+		Directory: one{}, Dial: func(string) (peers.Link, error) { return link, nil },
+		SnapshotName: func(uint32) string { return "" }, Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tier.Close()
+	if err := tier.SetNodes([]string{"b"}); err != nil {
+		t.Fatal(err)
+	}
+	has = tier.Has(ref)
+	b, err := tier.Get(t.Context(), ref, spill.Place{})
+	if err == nil {
+		got = bytes.Clone(b.Bytes())
+		b.Release()
+	}
+	return got, has, tier.Stats()[0], err
+}
+
+// Bytes that were made to have the checksum of others pass for them at no node: their hash is another one. That is so
+// by any way, and for long blobs as for short ones.
+func TestForgedBytesAreWrong(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	for _, n := range []int{300, 20_000, 64 << 10, 64<<10 + 1, 1 << 20} {
+		data := make([]byte, n)
+		for i := range data {
+			data[i] = byte(rng.Uint32())
+		}
+		right, forged := forge.Twins(data)
+		ref := schema.RefOf(right)
+		if ref.Check(forged) != nil {
+			t.Fatal("the checksum tells the twins apart")
+		}
+		for _, secure := range []bool{false, true} {
+			_, _, st, err := askedOf(t, &sends{data: forged, secure: secure}, ref)
+			if !errors.Is(err, schema.ErrDataLoss) || st.Wrong != 1 || !st.Silent || st.Answered != 0 {
+				t.Errorf("%d forged bytes: %v, %+v; want that they are wrong", n, err, st)
+			}
+			got, has, st, err := askedOf(t, &sends{data: right, secure: secure}, ref)
+			if err != nil || !has || !bytes.Equal(got, right) || st.Answered != 1 {
+				t.Errorf("%d right bytes: there %v, %v, %+v", n, has, err, st)
+			}
+		}
+	}
+}
+
+// A cell of another program's table has no hash: a node is asked for it only by a way by which nothing comes but what
+// that node has sent.
+func TestAddressesAreAskedBySecureWays(t *testing.T) {
+	data := []byte("a cell of another program's table")
+	ref := schema.BlobRef{Size: int64(len(data)), Sum: schema.Checksum(data)}
+	ref.Key = schema.AddressKey([12]byte{1, 2, 3}, ref.Sum, schema.SampleID("d", "1"))
+	if ref.Hashed() || !schema.RefOf(data).Hashed() {
+		t.Fatal("an address is taken for a hash, or a hash for an address")
+	}
+	link := &sends{data: data}
+	if _, has, _, err := askedOf(t, link, ref); has || !errors.Is(err, schema.ErrUnavailable) || link.asked != 0 {
+		t.Errorf("by any way: there %v, %v, asked %d times; want never", has, err, link.asked)
+	}
+	link.secure = true
+	if got, has, _, err := askedOf(t, link, ref); !has || err != nil || !bytes.Equal(got, data) {
+		t.Errorf("by a secure way: there %v, %v, %q", has, err, got)
+	}
+	link.data = []byte("A cell of another program's table")
+	if _, _, st, err := askedOf(t, link, ref); !errors.Is(err, schema.ErrDataLoss) || st.Wrong != 1 {
+		t.Errorf("another cell: %v, %+v", err, st)
+	}
+}
+
+// BenchmarkCheck is what a blob that came from a node costs to compare, and what it costs with the checksum alone.
+func BenchmarkCheck(b *testing.B) {
+	for _, n := range []int{4 << 10, 110_000, 4 << 20} {
+		data := bytes.Repeat([]byte{1, 2, 3, 4, 5, 6, 7}, n/7+1)[:n]
+		ref := schema.RefOf(data)
+		for name, check := range map[string]func([]byte) error{"checksum": ref.Check, "hash": ref.CheckHash} {
+			b.Run(name, func(b *testing.B) {
+				b.SetBytes(int64(n))
+				for b.Loop() {
+					if err := check(data); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
+	}
+}
