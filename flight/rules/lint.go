@@ -36,7 +36,14 @@ func (rs *Rules) Lint() []Finding {
 		if slices.Contains(r.Groups, anonymous) {
 			add(r, "names a group %q: callers without a name are in no group; they are principals: [%[1]s]", anonymous)
 		}
-		admin = admin || r.Rights&Admin != 0 && slices.Contains(r.Datasets, everything)
+		if r.Rights&Admin != 0 && slices.Contains(r.Datasets, everything) {
+			admin = true
+			if before := rs.narrower(i); before != nil {
+				add(r, "grants admin on the datasets \"*\", and the %s decides before it on some of them without "+
+					"admin: callers that both are for cannot collect garbage or see what the server as a whole does; put "+
+					"the rule of administrators first", before)
+			}
+		}
 	}
 	if !admin {
 		found = append(found,
@@ -44,6 +51,28 @@ func (rs *Rules) Lint() []Finding {
 				`no rule grants admin on the datasets "*": nobody can collect garbage, or see what the server as a whole does`})
 	}
 	return found
+}
+
+// narrower returns the first rule before the one at i that grants no admin, and may be for a caller that the one at i
+// is for; nil if there is none.
+func (rs *Rules) narrower(i int) *Rule {
+	r := rs.rules[i]
+	for _, before := range rs.rules[:i] {
+		if before.Rights&Admin == 0 && (overlap(before.Principals, r.Principals) || overlap(before.Groups, r.Groups) ||
+			len(r.Groups) > 0 && slices.Contains(before.Principals, everything)) {
+			return before
+		}
+	}
+	return nil
+}
+
+// overlap reports whether a pattern of one list covers one of the other.
+func overlap(a, b []string) bool {
+	return slices.ContainsFunc(a, func(x string) bool {
+		return slices.ContainsFunc(b, func(y string) bool {
+			return (x == anonymous) == (y == anonymous) && (covers(x, y) || covers(y, x))
+		})
+	})
 }
 
 // shadows reports whether the rule, coming first, decides all that the other is for.

@@ -113,23 +113,32 @@ func (d Decision) Same(other Decision) bool {
 // Decide says what a caller may do with a dataset, whether there is one of that name or
 // not. It costs a look at each rule up to the one that decides.
 func (rs *Rules) Decide(who Who, dataset string) Decision {
-	return rs.decide(who, func(r *Rule) bool { return anyMatch(r.Datasets, dataset) })
-}
-
-// Server says what a caller may do with the server as a whole, that is, with all
-// datasets, those to come included: what the first rule grants that is for the caller
-// and for the dataset pattern "*".
-func (rs *Rules) Server(who Who) Decision {
-	return rs.decide(who, func(r *Rule) bool { return slices.Contains(r.Datasets, everything) })
-}
-
-func (rs *Rules) decide(who Who, of func(*Rule) bool) Decision {
 	if rs == nil {
 		return Decision{Rights: all}
 	}
 	for _, r := range rs.rules {
-		if r.isFor(who) && of(r) {
+		if r.isFor(who) && anyMatch(r.Datasets, dataset) {
 			return Decision{r.Rights, r.Restriction, r}
+		}
+	}
+	return Decision{}
+}
+
+// Server says what a caller may do with the server as a whole, that is, with every dataset,
+// those to come included: what the first rule grants that is for the caller and for the
+// dataset pattern "*", less what an earlier rule for the caller does not grant on datasets
+// of its own. So it never grants what Decide does not for some name.
+func (rs *Rules) Server(who Who) Decision {
+	if rs == nil {
+		return Decision{Rights: all}
+	}
+	rights := all
+	for _, r := range rs.rules {
+		if !r.isFor(who) {
+			continue
+		}
+		if rights &= r.Rights; slices.Contains(r.Datasets, everything) {
+			return Decision{rights, r.Restriction, r}
 		}
 	}
 	return Decision{}
