@@ -2,9 +2,9 @@ package flight
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -132,13 +132,11 @@ func streamed(desc grpc.ServiceDesc) *grpc.ServiceDesc {
 	return &desc
 }
 
-// guard runs f, and makes an error of a panic, with the stack in the log.
+// guard runs f, and makes an error of a panic, which the log has by the error's id.
 func (s *Server) guard(ctx context.Context, method string, f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			s.log.LogAttrs(ctx, slog.LevelError, "panic in a call",
-				slog.String("method", method), slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
-			err = status.Errorf(codes.Internal, "a defect of the server ended the call; its log says where")
+			err = schema.Recovered(p).Log(ctx, s.log, "panic in a call", slog.String("method", method))
 		}
 	}()
 	return f()
@@ -151,6 +149,9 @@ func (s *Server) finish(ctx context.Context, c *call, err error) {
 	st := status.New(codes.OK, "")
 	if err != nil {
 		st = statusOf(err)
+	}
+	if defect, ok := errors.AsType[*schema.DefectError](err); ok { // of a package that has no log
+		defect.Log(ctx, s.log, "panic in a call", slog.String("method", c.method))
 	}
 	s.observeEnd(ctx, c, st)
 	level := slog.LevelInfo

@@ -183,6 +183,10 @@ func TestPanicAtTheDoor(t *testing.T) {
 	f.fill("d", 10)
 	_, err := f.client.GetFlightInfo(metadata.AppendToOutgoingContext(t.Context(), "test-panic", "1"), path("d"))
 	wantCode(t, err, codes.Internal, "a defect of the server")
+	id := regexp.MustCompile("[0-9a-f]{16}").FindString(err.Error())
+	if log := f.log.String(); id == "" || !strings.Contains(log, id) || !strings.Contains(log, "what a stranger has") {
+		t.Errorf("the log has not the panic of id %q: %s", id, log)
+	}
 	if strings.Contains(err.Error(), "stranger") {
 		t.Errorf("the client is told what only the log says: %v", err)
 	}

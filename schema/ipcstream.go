@@ -45,7 +45,7 @@ func encodeSchema(s *arrow.Schema) ([]byte, error) {
 func decodeSchema(b []byte) (s *arrow.Schema, err error) {
 	defer func() {
 		if p := recover(); p != nil { // the decoder panics on broken flatbuffers
-			s, err = nil, fmt.Errorf("%w: decode schema: %v", ErrDataLoss, p)
+			s, err = nil, fmt.Errorf("%w: decode schema: it leads out of itself", ErrDataLoss)
 		}
 	}()
 	meta, _, _, err := nextMessage(b)
@@ -223,7 +223,7 @@ func decodeStream(b []byte, want *arrow.Schema, wantMessage []byte,
 	orWant *arrow.Schema) (cols []view, rows int, err error) {
 	defer func() {
 		if p := recover(); p != nil { // an offset in a flatbuffer led out of it
-			cols, rows, err = nil, 0, fmt.Errorf("%w: %w: %v", ErrDataLoss, errBroken, p)
+			cols, rows, err = nil, 0, fmt.Errorf("%w: %w: it leads out of itself", ErrDataLoss, errBroken)
 		}
 	}()
 	rest, ok := bytes.CutPrefix(b, wantMessage)

@@ -167,7 +167,7 @@ func TestPanic(t *testing.T) {
 		}
 		panics(true)
 		_, err := f.Open(t.Context(), schema.Request{Dataset: "d", Selection: ref})
-		if err == nil || !strings.Contains(err.Error(), "a defect of the server: a defect") {
+		if _, ok := errors.AsType[*schema.DefectError](err); !ok {
 			t.Errorf("selection %v: %v", ref, err)
 		}
 		for _, known := range []error{schema.ErrInvalid, schema.ErrNotFound, schema.ErrLimit, schema.ErrUnavailable,

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"runtime/debug"
 	"sync"
 
 	"bowstring/schema"
@@ -113,13 +112,10 @@ func (c *computations[V]) recovered(ctx context.Context, compute func(context.Co
 	return v, err
 }
 
-// recovered, deferred, makes an error of a panic. It is no error of the request
-// or the data, but a defect: the stack is logged.
+// recovered, deferred, makes an error of a panic, and logs it.
 func recovered(ctx context.Context, logger *slog.Logger, err *error) {
 	if p := recover(); p != nil {
-		logger.ErrorContext(ctx, "panic while a request was resolved", "panic", fmt.Sprint(p), "stack",
-			string(debug.Stack()))
-		*err = fmt.Errorf("a defect of the server: %v", p)
+		*err = schema.Recovered(p).Log(ctx, logger, "panic while a request was resolved")
 	}
 }
 

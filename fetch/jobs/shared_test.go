@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+
+	"bowstring/schema"
 )
 
 // counted counts its holds.
@@ -110,11 +112,13 @@ func TestComputationThatPanics(t *testing.T) {
 	c := computations[*counted]{logger: slog.New(slog.NewTextHandler(&log, nil))}
 	reads := &counted{}
 	_, err := c.do(t.Context(), "key", reads, func(context.Context) (*counted, error) { panic("index out of range") })
-	if err == nil || !strings.Contains(err.Error(), "a defect of the server: index out of range") {
-		t.Error(err)
+	defect, ok := errors.AsType[*schema.DefectError](err)
+	if !ok || strings.Contains(err.Error(), "index out of range") {
+		t.Fatal(err)
 	}
 	c.close()
-	if reads.holds.Load() != 0 || !strings.Contains(log.String(), "shared_test.go") {
+	if reads.holds.Load() != 0 || !strings.Contains(log.String(), "shared_test.go") ||
+		!strings.Contains(log.String(), "index out of range") || !strings.Contains(log.String(), defect.ID) {
 		t.Errorf("%d holds; logged: %s", reads.holds.Load(), log.String())
 	}
 	if _, err := c.do(t.Context(), "key", reads, nil); !errors.Is(err, errClosing()) && err == nil {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"runtime/debug"
 	"sync"
 
 	"bowstring/fetch/admission"
@@ -213,9 +212,7 @@ func (e *entry) open() (err error) {
 	c, ctx, want := e.cache, e.ctx, e.want
 	defer func() {
 		if p := recover(); p != nil { // a defect must not end the process
-			c.opts.Logger.ErrorContext(ctx, "panic while a manifest was read", "panic", fmt.Sprint(p), "stack",
-				string(debug.Stack()))
-			err = fmt.Errorf("a defect of the server: %v", p)
+			err = schema.Recovered(p).Log(ctx, c.opts.Logger, "panic while a manifest was read")
 		}
 	}()
 	if ctx.Err() != nil { // nobody wanted it any more when its turn came
@@ -353,9 +350,8 @@ func (c *Cache) safely(work func() error) func() error {
 	return func() (err error) {
 		defer func() {
 			if p := recover(); p != nil {
-				c.opts.Logger.Error("panic while a manifest was gone through", "panic", fmt.Sprint(p), "stack",
-					string(debug.Stack()))
-				err = fmt.Errorf("a defect of the server: %v", p)
+				err = schema.Recovered(p).Log(context.Background(), c.opts.Logger,
+					"panic while a manifest was gone through")
 			}
 		}()
 		return work()

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime/debug"
+	"log/slog"
 	"time"
 
 	"bowstring/fetch/admission"
@@ -134,8 +134,7 @@ func (c *Column) checkOutcome(o *program.Outcome, made int) error {
 func (s *Stage) shielded(t *Task, f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = fmt.Errorf("the program has panicked: %v", p)
-			s.panicked(t, fmt.Sprint(p), debug.Stack())
+			err = s.panicked(t, p)
 		}
 	}()
 	return schema.Guard(f)
@@ -144,21 +143,27 @@ func (s *Stage) shielded(t *Task, f func() error) (err error) {
 // maxPanics is how many different panics are logged.
 const maxPanics = 32
 
-// panicked logs a panic, once for each column's operators and each text.
-func (s *Stage) panicked(t *Task, text string, stack []byte) {
+// errPanicked is what is said of a panic that is not logged, as enough others were.
+var errPanicked = errors.New("the program has panicked")
+
+// panicked makes an error of a panic, and logs it, once for each column's operators and each text. The error goes to
+// clients: it has the id of what was logged and not the text.
+func (s *Stage) panicked(t *Task, p any) error {
 	s.count.panics.Add(1)
-	key := string(t.Column.id[:]) + text
+	key := string(t.Column.id[:]) + fmt.Sprint(p)
 	s.mu.Lock()
-	_, known := s.panics[key]
-	if known = known || len(s.panics) >= maxPanics; !known {
-		s.panics[key] = struct{}{}
+	defect, known := s.panics[key]
+	if !known && len(s.panics) < maxPanics {
+		defect = schema.Recovered(p)
+		s.panics[key] = defect
 	}
 	s.mu.Unlock()
-	if !known {
-		s.opts.Logger.ErrorContext(t.Context, "a program of operators has panicked; the sample counts as one that "+
-			"cannot be made",
-			"column", t.Column.Name, "position", t.Draws.Key.Position, "panic", text, "stack", string(stack))
+	if defect == nil {
+		return errPanicked
 	}
+	defect.Log(t.Context, s.opts.Logger, "a program of operators has panicked; the sample counts as one that cannot be "+
+		"made", slog.String("column", t.Column.Name), slog.Uint64("position", t.Draws.Key.Position))
+	return fmt.Errorf("%w: %w", errPanicked, defect)
 }
 
 // spent is the processor time so far of a task that is under way, whichever process took it.

@@ -138,9 +138,9 @@ type Stage struct {
 	running int
 	terms   func(tenant string) admission.Terms // nil: all are alike
 	tenants map[string]*tenant
-	panics  map[string]struct{} // that were logged
-	worths  map[worthKey]*worth // of prefixes
-	workers sync.WaitGroup      // grows under mu only while not closed
+	panics  map[string]*schema.DefectError // that were logged
+	worths  map[worthKey]*worth            // of prefixes
+	workers sync.WaitGroup                 // grows under mu only while not closed
 }
 
 // tenant is what one account has of the stage. It is there as long as it has a place.
@@ -167,7 +167,8 @@ func NewStage(opts Options) (*Stage, error) {
 	if err := opts.Validate(); err != nil {
 		return nil, err
 	}
-	s := &Stage{opts: opts, tenants: map[string]*tenant{}, panics: map[string]struct{}{}, worths: map[worthKey]*worth{}}
+	s := &Stage{opts: opts, tenants: map[string]*tenant{}, panics: map[string]*schema.DefectError{},
+		worths: map[worthKey]*worth{}}
 	s.queue = admission.NewQueue(1, func(**Task) int { return 0 }, s.take)
 	return s, nil
 }

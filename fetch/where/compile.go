@@ -93,7 +93,7 @@ type compilation struct {
 func (c *compilation) recovered(pass func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = at(c.text, file.Location{}, fmt.Sprint(p))
+			err = schema.Recovered(p)
 		}
 	}()
 	return pass()

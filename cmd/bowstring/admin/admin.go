@@ -87,7 +87,7 @@ func New(opts Options) (*Server, error) {
 	}
 	s := &Server{opts: opts, served: make(chan error, 1)}
 	s.http = http.Server{
-		Handler: s.handler(), TLSConfig: opts.TLS, MaxHeaderBytes: maxHeaderBytes,
+		Handler: s.shield(s.handler()), TLSConfig: opts.TLS, MaxHeaderBytes: maxHeaderBytes,
 		ReadHeaderTimeout: headerTimeout, ReadTimeout: readTimeout, WriteTimeout: writeTimeout,
 		IdleTimeout: idleTimeout,
 		ErrorLog:    slog.NewLogLogger(opts.Logger.Handler(), slog.LevelDebug), // whoever scans ports is no news

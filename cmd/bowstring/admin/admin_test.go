@@ -1,6 +1,7 @@
 package admin_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -33,7 +34,10 @@ func start(t *testing.T, opts admin.Options) string {
 	t.Helper()
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(prometheus.NewGauge(prometheus.GaugeOpts{Name: "bowstring_test", Help: "Is there."}))
-	opts.Metrics, opts.Logger = registry, slog.New(slog.DiscardHandler)
+	opts.Metrics = registry
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.DiscardHandler)
+	}
 	if opts.Ready == nil {
 		opts.Ready = func() error { return nil }
 	}
@@ -172,6 +176,24 @@ func TestWhoMaySeeWhat(t *testing.T) {
 	if code, _ := ask(t, client, open+"/metrics", "X-Long",
 		strings.Repeat("x", 24<<10)); code != http.StatusRequestHeaderFieldsTooLarge {
 		t.Errorf("a header of 24 KiB: %d", code)
+	}
+}
+
+// A panic is answered with an id; its text and stack are in the log, under the id.
+func TestPanic(t *testing.T) {
+	var log bytes.Buffer
+	url := "http://" + start(t, admin.Options{Logger: slog.New(slog.NewTextHandler(&log, nil)),
+		Console: http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("what others do") })})
+	code, text := ask(t, newClient(t, nil), url+"/console/x")
+	id := text[strings.LastIndexByte(strings.TrimSpace(text), ' ')+1:]
+	id = strings.TrimSpace(id)
+	if code != http.StatusInternalServerError || strings.Contains(text, "others") || len(id) < 16 {
+		t.Errorf("%d %q", code, text)
+	}
+	for _, want := range []string{id, "what others do", "admin_test.go"} {
+		if !strings.Contains(log.String(), want) {
+			t.Errorf("the log has no %q: %s", want, log.String())
+		}
 	}
 }
 

@@ -126,7 +126,7 @@ func decodeMP3(m *program.Meter, info Info, offset int, out [][]float32) (err er
 	defer func() {
 		// The library indexes tables by what it has read.
 		if r := recover(); r != nil {
-			err = damaged("MP3: %v", r)
+			err = damaged("MP3: it leads the decoder out of its tables")
 		}
 	}()
 	// Without Seek the library does not look at all frames first.
