@@ -44,6 +44,48 @@ func certain(ctx context.Context) {
 	}
 }
 
+// beginRead records that the caller is about to be told something of rows, once for a call. A server that records it on
+// stable storage, and cannot, lets nothing be read.
+func (s *Server) beginRead(ctx context.Context) error {
+	c := callFrom(ctx)
+	if s.opts.Audit == nil || c == nil || !s.calls.beginsRead(c) {
+		return nil
+	}
+	err := s.opts.Audit.Begin(ctx, s.readEvent(ctx, c, audit.Begin))
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	s.log.LogAttrs(ctx, slog.LevelError, "the audit log cannot be written", slog.Any("error", err))
+	return fmt.Errorf("%w: the server cannot record in its audit log who reads; nothing was read", schema.ErrUnavailable)
+}
+
+// beginsRead reports whether a call was let read, which is not on record yet, and notes that it is.
+func (r *registry) beginsRead(c *call) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if c.reads || !c.access.reads(c) {
+		return false
+	}
+	c.reads = true
+	return true
+}
+
+// reads reports whether it is certain that a call reads: of an upload, the snapshot is on record.
+func (a *access) reads(c *call) bool {
+	return !a.refused && !a.early && a.right == rules.Read && !strings.HasSuffix(c.method, "/DoPut")
+}
+
+// readEvent is that of a call that was let read.
+func (s *Server) readEvent(ctx context.Context, c *call, phase string) audit.Event {
+	a := s.calls.accessOf(c)
+	e := s.event(ctx, audit.Read)
+	e.Phase, e.Dataset, e.Snapshot, e.Plan = phase, a.dataset, a.snapshot, a.plan
+	if a.decision.Rule != nil {
+		e.Rule = a.decision.Rule.String()
+	}
+	return e
+}
+
 // mistaken notes that the plan that a call serves is not of the snapshot that was asked for.
 func mistaken(ctx context.Context) {
 	if c := callFrom(ctx); c != nil {
@@ -138,18 +180,16 @@ func (s *Server) auditCall(ctx context.Context, c *call, code codes.Code) {
 		return
 	}
 	a := s.calls.accessOf(c)
-	e := s.event(ctx, audit.Read)
-	switch {
-	case a.refused:
-		e.Event = audit.Deny
-	case a.early: // nothing was sent
-		return
-	case a.right != rules.Read || strings.HasSuffix(c.method, "/DoPut"):
+	if !a.refused && !a.reads(c) { // nothing was sent
 		return
 	}
-	e.Dataset, e.Snapshot, e.Plan = a.dataset, a.snapshot, a.plan
-	if a.decision.Rule != nil {
-		e.Rule = a.decision.Rule.String()
+	phase := audit.Done
+	if code != codes.OK {
+		phase = audit.Failed
+	}
+	e := s.readEvent(ctx, c, phase)
+	if a.refused {
+		e.Event, e.Phase = audit.Deny, ""
 	}
 	e.Rows, e.Bytes, e.Code = c.rows.Load(), c.bytes.Load(), code.String()
 	s.opts.Audit.Read(e)

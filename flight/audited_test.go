@@ -69,9 +69,13 @@ func TestAudit(t *testing.T) {
 	for _, e := range lines(t, file)[2:] {
 		seen[e.Event+e.Phase] = e
 	}
-	if e := seen[audit.Read]; e.Principal != "alice" || e.Door != "DoGet" || e.Dataset != "shared" || e.Snapshot != 1 ||
+	if e := seen[audit.Read+audit.Done]; e.Principal != "alice" || e.Door != "DoGet" || e.Dataset != "shared" || e.Snapshot != 1 ||
 		e.Rows != read.rows || e.Bytes < read.bytes ||
 		e.Rule != `rule "alice" on line 4` || e.Code != "OK" || e.Plan == "" || e.Peer == "" {
+		t.Errorf("%+v", e)
+	}
+	if e := seen[audit.Read+audit.Begin]; e.Principal != "alice" || e.Dataset != "shared" || e.Snapshot != 1 ||
+		e.Plan == "" || e.Call != seen[audit.Read+audit.Done].Call || e.Rows != 0 {
 		t.Errorf("%+v", e)
 	}
 	if e := seen[audit.Deny]; e.Principal != "alice" || e.Dataset != "zzz1" || e.Code != "NotFound" {
@@ -120,4 +124,37 @@ func TestAuditFails(t *testing.T) {
 	if o := root.get(`{"dataset": "shared"}`); o.err != nil || o.rows != 10 {
 		t.Error(o) // reading goes on
 	}
+}
+
+// While a read is under way its beginning is on record already, whatever becomes of the server.
+func TestRunningReadIsOnRecord(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "audit")
+	log, err := audit.Open(audit.Options{Path: file, Logger: slog.New(slog.DiscardHandler), SyncReads: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	r := serveRules(t, wrongRules, Options{Audit: log})
+	rec := samples(0, 100)
+	defer rec.Release()
+	if o := r.as("root").put(command(`{"put": {"dataset": "shared", "key": "file_name"}}`), rec); o.err != nil {
+		t.Fatal(o.err)
+	}
+	plan, end := r.as("bob").streaming(`{"dataset": "shared", "batch": 1, "batch_bytes": 1, "rank": 0, "epochs": 1000}`)
+	begun := 0
+	for _, e := range lines(t, file) {
+		if e.Event == audit.Read && e.Plan == plan {
+			if begun++; e.Phase != audit.Begin || e.Principal != "bob" || e.Snapshot != 1 {
+				t.Errorf("%+v", e)
+			}
+		}
+	}
+	if begun != 1 {
+		t.Errorf("the stream that runs is on record %d times", begun)
+	}
+	end()
+	if err := log.Close(); err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, r.as("bob").get(`{"dataset": "shared"}`).err, codes.Unavailable, "nothing was read")
 }

@@ -116,7 +116,7 @@ func (s *Server) snapshot(ctx context.Context, ref snapshotRef,
 		return nil, d, err
 	}
 	used(ctx, access{dataset: dataset, snapshot: snap.Number, right: right, decision: d})
-	return snap, d, nil
+	return snap, d, s.beginRead(ctx)
 }
 
 // exists looks a snapshot up as snapshot does, and fails also if the rule's where does
@@ -185,7 +185,7 @@ func (s *Server) confirm(ctx context.Context, job *fetch.Job, req schema.Request
 	switch {
 	case err == nil:
 		certain(ctx)
-		return nil
+		return s.beginRead(ctx)
 	case errors.Is(err, jobs.ErrSuperseded):
 		mistaken(ctx)
 		return err
@@ -216,6 +216,10 @@ func (s *Server) openBy(ctx context.Context, req schema.Request, right rules.Rig
 	if !s.decide(ctx, req.Dataset).Same(d) {
 		job.Close()
 		return nil, errRules
+	}
+	if err := s.beginRead(ctx); err != nil {
+		job.Close()
+		return nil, err
 	}
 	return job, nil
 }

@@ -48,6 +48,7 @@ type call struct {
 	streamed   bool   // was told to be a stream; guarded by registry.mu
 	streaming  bool   // counts towards MaxStreams; guarded by registry.mu
 	access     access // what the rules let it do; guarded by registry.mu
+	reads      bool   // that it reads is on record; guarded by registry.mu
 	billed     billed // what of it is in the book; guarded by registry.mu
 	action     string // what DoAction was asked for; guarded by registry.mu
 	cause      error  // why it was killed; guarded by registry.mu, fixed once killed is closed

@@ -47,6 +47,7 @@ type ServeCmd struct {
 	Audit        string `setting:"" type:"path" placeholder:"FILE" help:"File to record in who reads, writes and drops what, as JSON lines (default: none)."`
 	AuditSize    size   `setting:"" default:"100MiB" placeholder:"SIZE" help:"How long that file may get before it is put aside as FILE.1, FILE.2 and so on (default: ${default})."`
 	AuditKeep    int    `setting:"" default:"0" placeholder:"N" help:"How many of those are kept, the newest (default: all)."`
+	AuditSync    bool   `setting:"" help:"Have the beginning of each read on stable storage before its first row is sent, and refuse reads that cannot be recorded."`
 	spillFlags
 	clusterFlags
 	sameNodeFlags

@@ -44,7 +44,7 @@ func (c *ServeCmd) guards(app *App, l *limits) (files guardFiles, err error) {
 	}
 	if c.Audit != "" {
 		log, err := audit.Open(audit.Options{Path: c.Audit, MaxBytes: int64(c.AuditSize), Keep: c.AuditKeep,
-			Logger: app.Log})
+			SyncReads: c.AuditSync, Logger: app.Log})
 		if err != nil {
 			return files, errors.Join(err, l.closeRecords())
 		}

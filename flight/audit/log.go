@@ -22,8 +22,13 @@ type Options struct {
 	MaxBytes int64
 	// Keep is how many of those are kept, the newest. Default: all.
 	Keep int
-	// Queue is how many reads wait to be written, at most. Default 4,096.
+	// Queue is how many lines about reads wait to be written, at most. Default 4,096.
 	Queue int
+	// SyncReads has the beginning of a read be on stable storage before [Log.Begin] returns, which fails where it
+	// cannot be. Otherwise the kernel has it by then, and Begin waits for Patience at most.
+	SyncReads bool
+	// Patience is how long the beginning of a read waits for a disk that hangs. Default 1 s.
+	Patience time.Duration
 	// Logger is told when reads could not be recorded. Default slog.Default().
 	Logger *slog.Logger
 }
@@ -35,6 +40,9 @@ func (o *Options) EnsureDefaults() {
 	}
 	if o.Queue == 0 {
 		o.Queue = 4096
+	}
+	if o.Patience == 0 {
+		o.Patience = time.Second
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -52,6 +60,8 @@ func (o *Options) Validate() error {
 		return &schema.FieldError{Field: "Keep", Got: fmt.Sprint(o.Keep), Want: "0 for all, or how many"}
 	case o.Queue < 1:
 		return &schema.FieldError{Field: "Queue", Got: fmt.Sprint(o.Queue), Want: "1 or more"}
+	case o.Patience < 0:
+		return &schema.FieldError{Field: "Patience", Got: o.Patience.String(), Want: "a positive time"}
 	}
 	return nil
 }
@@ -59,8 +69,9 @@ func (o *Options) Validate() error {
 // Log is a record that is being written. It is safe for concurrent use.
 type Log struct {
 	logger  *slog.Logger
-	reads   chan Event
-	dropped atomic.Int64 // reads that were not recorded, since that was recorded last
+	opts    Options
+	reads   chan entry
+	dropped atomic.Int64 // lines about reads that were not recorded, since that was recorded last
 	total   atomic.Int64 // and ever
 	done    chan struct{}
 
@@ -69,6 +80,12 @@ type Log struct {
 
 	mu   sync.Mutex
 	file *file // guarded by mu
+}
+
+// entry is a line that waits to be written.
+type entry struct {
+	event   Event
+	written chan error // told what became of it, if not nil; has room for that
 }
 
 // Open opens or creates the record. Its goroutine ends with Close.
@@ -81,24 +98,61 @@ func Open(opts Options) (*Log, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening the audit log: %w", err)
 	}
-	l := &Log{logger: opts.Logger, reads: make(chan Event, opts.Queue), done: make(chan struct{}), file: f}
+	l := &Log{logger: opts.Logger, opts: opts, reads: make(chan entry, opts.Queue), done: make(chan struct{}), file: f}
 	go l.run()
 	return l, nil
 }
 
-// Read records what changes nothing. It does not wait; if the queue is full, the event
+// Read records that a read has ended, or was refused. It does not wait; if the queue is full, the event
 // is counted and not recorded.
 func (l *Log) Read(e Event) {
+	if !l.put(entry{event: stamped(e)}) {
+		l.drop()
+	}
+}
+
+// Begin records that a read begins, before the caller of the read is sent anything. With Options.SyncReads stable
+// storage has it when Begin returns nil. Without, the kernel has it, or the event is counted and not recorded, or the
+// disk has hung for Options.Patience: reading goes on, and Begin fails only with ctx's cause.
+func (l *Log) Begin(ctx context.Context, e Event) error {
+	line := entry{event: stamped(e), written: make(chan error, 1)}
+	if !l.put(line) {
+		l.drop()
+		if l.opts.SyncReads {
+			return errors.New("writing the audit log: it is closed, or the queue of reads is full")
+		}
+		return nil
+	}
+	var late <-chan time.Time // never
+	if !l.opts.SyncReads {
+		timer := time.NewTimer(l.opts.Patience)
+		defer timer.Stop()
+		late = timer.C
+	}
+	select {
+	case err := <-line.written:
+		if l.opts.SyncReads {
+			return err
+		}
+	case <-late:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+// put queues a line; false if there is no room, or the log is closed.
+func (l *Log) put(e entry) bool {
 	l.closing.RLock()
 	defer l.closing.RUnlock()
 	if l.closed {
-		l.drop()
-		return
+		return false
 	}
 	select {
-	case l.reads <- stamped(e):
+	case l.reads <- e:
+		return true
 	default:
-		l.drop()
+		return false
 	}
 }
 
@@ -107,7 +161,7 @@ func (l *Log) drop() {
 	l.total.Add(1)
 }
 
-// Lost is how many reads were not recorded since the Log was opened.
+// Lost is how many lines about reads were not recorded since the Log was opened.
 func (l *Log) Lost() int64 { return l.total.Load() }
 
 // Write records what changes something. It is on stable storage when Write returns nil.
@@ -148,16 +202,51 @@ func (l *Log) Close() error {
 	return err
 }
 
+// atOnce is how many lines are written before those that wait for stable storage are told.
+const atOnce = 256
+
 func (l *Log) run() {
 	defer close(l.done)
 	for e := range l.reads {
 		l.confess()
-		if err := l.append(e); err != nil {
-			l.drop()
-			l.logger.WarnContext(context.Background(), "a read could not be recorded in the audit log", "error", err)
+		batch := append(make([]entry, 0, atOnce), e)
+		for more := true; more && len(batch) < atOnce; {
+			select {
+			case e, ok := <-l.reads:
+				if more = ok; ok {
+					batch = append(batch, e)
+				}
+			default:
+				more = false
+			}
 		}
+		l.writeAll(batch)
 	}
 	l.confess()
+}
+
+// writeAll writes lines, and tells those who wait for them.
+func (l *Log) writeAll(batch []entry) {
+	errs := make([]error, len(batch))
+	waited := false
+	for i := range batch {
+		if errs[i] = l.append(batch[i].event); errs[i] != nil {
+			l.drop()
+			l.logger.WarnContext(context.Background(), "a read could not be recorded in the audit log", "error", errs[i])
+		}
+		waited = waited || batch[i].written != nil
+	}
+	var synced error
+	if waited && l.opts.SyncReads {
+		l.mu.Lock()
+		synced = l.file.sync()
+		l.mu.Unlock()
+	}
+	for i := range batch {
+		if batch[i].written != nil {
+			batch[i].written <- errors.Join(errs[i], synced)
+		}
+	}
 }
 
 // confess records how many reads were not, if any.

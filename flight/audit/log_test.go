@@ -1,20 +1,38 @@
 package audit
 
 import (
+	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// killedEnv has this binary be a process that records the beginning of a read, and is killed then.
+const killedEnv = "BOWSTRING_AUDIT_KILLED"
+
+func TestMain(m *testing.M) {
+	if path := os.Getenv(killedEnv); path != "" {
+		l, err := Open(Options{Path: path})
+		if err == nil {
+			err = l.Begin(context.Background(), Event{Event: Read, Phase: Begin, Principal: "ada", Dataset: "d"})
+		}
+		fmt.Println("begun", err)
+		select {}
+	}
+	goleak.VerifyTestMain(m)
+}
 
 func open(t *testing.T, opts Options) *Log {
 	t.Helper()
@@ -105,6 +123,88 @@ func TestReadsNeverWait(t *testing.T) {
 	if reads+lost != 1000 || lost != l.Lost() {
 		t.Errorf("%d reads and %d that were lost are recorded, of 1000; Lost says %d", reads, lost, l.Lost())
 	}
+}
+
+// The beginning of a read is in the file when Begin returns: a process that is killed then has recorded it.
+func TestBeginOutlivesSIGKILL(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "audit")
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), killedEnv+"="+path)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	said, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil || said != "begun <nil>\n" {
+		t.Error(said, err)
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err == nil {
+		t.Fatal("the process was not killed")
+	}
+	if got := events(t, path); len(got) != 1 || got[0].Phase != Begin || got[0].Principal != "ada" {
+		t.Errorf("%+v", got)
+	}
+}
+
+// Where the disk hangs or fails, a read begins all the same, but where it has to be on stable storage first.
+func TestBeginOfABadDisk(t *testing.T) {
+	for _, strict := range []bool{false, true} {
+		path := filepath.Join(t.TempDir(), "audit")
+		l := open(t, Options{Path: path, Queue: 2, Patience: time.Millisecond, SyncReads: strict})
+		l.mu.Lock() // the disk hangs
+		ctx, cancel := context.WithCancelCause(t.Context())
+		began := make(chan error, 1)
+		go func() { began <- l.Begin(ctx, Event{Event: Read, Phase: Begin}) }()
+		if strict {
+			cancel(errors.New("the client has gone"))
+		}
+		if err := <-began; (err != nil) != strict {
+			t.Errorf("strict %t: %v", strict, err)
+		}
+		cancel(nil)
+		l.mu.Unlock()
+		if err := l.Begin(t.Context(), Event{Event: Read, Phase: Begin}); err != nil {
+			t.Errorf("strict %t: %v", strict, err)
+		}
+		l.mu.Lock()
+		was := l.file.out
+		l.file.out = must(os.Open(path)) // cannot be written
+		l.mu.Unlock()
+		if err := l.Begin(t.Context(), Event{Event: Read, Phase: Begin}); (err != nil) != strict {
+			t.Errorf("strict %t, of a disk that fails: %v", strict, err)
+		}
+		l.mu.Lock()
+		l.file.out.Close()
+		l.file.out = was
+		l.mu.Unlock()
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Begin(t.Context(), Event{Event: Read, Phase: Begin}); (err != nil) != strict {
+			t.Errorf("strict %t, after Close: %v", strict, err)
+		}
+		begun, lost := 0, int64(0)
+		for _, e := range events(t, path) {
+			begun += strings.Count(e.Phase, Begin)
+			lost += e.Count
+		}
+		if begun != 2 || lost != 1 || l.Lost() != 2 {
+			t.Errorf("strict %t: %d are recorded, and that %d are not; %d are lost", strict, begun, lost, l.Lost())
+		}
+	}
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
 }
 
 // Files are put aside before they get too long; as many as are to be kept are, and no
