@@ -36,8 +36,8 @@ func (d *DefectError) Error() string {
 // Log logs the panic with its stack, once for each error. It returns d.
 func (d *DefectError) Log(ctx context.Context, logger *slog.Logger, what string, attrs ...slog.Attr) *DefectError {
 	d.logging.Do(func() {
-		logger.LogAttrs(ctx, slog.LevelError, what, append(attrs, slog.String("id", d.ID), slog.String("panic", d.text),
-			slog.String("stack", d.stack))...)
+		attrs = append(attrs, slog.String("id", d.ID), slog.String("panic", d.text), slog.String("stack", d.stack))
+		logger.LogAttrs(ctx, slog.LevelError, what, attrs...) //nolint:sloglint // a constant of the caller
 	})
 	return d
 }

@@ -22,6 +22,7 @@ import (
 	"bowstring/fetch"
 	"bowstring/flight"
 	"bowstring/flight/door"
+	"bowstring/schema"
 )
 
 // adminTokenVariable holds the token where no file does. It is no setting, which
@@ -125,6 +126,7 @@ func (c *observeFlags) open(ctx context.Context, app *App, d *door.Door,
 		}, Times: func() []fetch.Times { return o.node.engine.Times() },
 		Collections: o.collections, MemoryLimit: memoryLimit(), Version: b.Version, GoVersion: b.Go,
 	}
+	about.AdminGuesses = o.guesses
 	about.Cluster = func() *metrics.Cluster { return o.node.clusterNow() }
 	ends := map[string]func() time.Time{}
 	if d.Encrypts() {
@@ -220,8 +222,11 @@ func (o *observation) start(ctx context.Context, n *node) error {
 	}
 	if !o.flags.NoConsole {
 		var err error
-		if o.console, err = console.New(console.Options{Server: n.server, Token: o.options.Token,
-			Logger: o.app.Log}); err != nil {
+		viewers := console.Options{Server: n.server, Token: o.options.Token, Logger: o.app.Log}
+		if viewers.Token != nil {
+			viewers.CheckToken = o.checkToken
+		}
+		if o.console, err = console.New(viewers); err != nil {
 			return err
 		}
 	}
@@ -233,6 +238,26 @@ func (o *observation) start(ctx context.Context, n *node) error {
 	o.listener = nil
 	o.app.Log.InfoContext(ctx, "the admin listener answers", "address", scheme+dialable(o.server.Addr()))
 	return nil
+}
+
+// checkToken checks a token that is typed in at the console: guesses there and at the metrics are counted together.
+func (o *observation) checkToken(ctx context.Context, addr, token string) error {
+	err := o.server.CheckToken(ctx, addr, token)
+	switch {
+	case errors.Is(err, admin.ErrUnknown):
+		return fmt.Errorf("%w: %w", schema.ErrUnauthenticated, err)
+	case errors.Is(err, admin.ErrTooMany):
+		return fmt.Errorf("%w: %w", schema.ErrLimit, err)
+	}
+	return err
+}
+
+// guesses is how many wrong tokens came to the admin listener, and how many requests it refused unheard.
+func (o *observation) guesses() (wrong, limited int64) {
+	if o.server == nil { // it is about to be made
+		return 0, 0
+	}
+	return o.server.Guesses()
 }
 
 // serveConsole answers below /console/; the listener is started when the console is there.

@@ -39,7 +39,7 @@ type Options struct {
 	// Token returns what callers have to present as a bearer token; nil if there is none.
 	Token func() ([]byte, error)
 	// Authorize says whether a request for something may be answered, in place of
-	// the token: nil, ErrUnknown or ErrForbidden. Health is not asked for.
+	// the token: nil, ErrUnknown, ErrTooMany or ErrForbidden. Health is not asked for.
 	Authorize func(r *http.Request, right Right) error
 	// Hosts are names under which the server is known beside its addresses, localhost and
 	// the machine's name. Where there is no token, requests by other names are refused.
@@ -54,9 +54,6 @@ type Options struct {
 func (o *Options) EnsureDefaults() {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
-	}
-	if o.Authorize == nil {
-		o.Authorize = o.authorize
 	}
 }
 
@@ -77,6 +74,9 @@ type Server struct {
 	http   http.Server
 	addr   net.Addr   // set by Start
 	served chan error // what Serve returned
+
+	may     func(r *http.Request, right Right) error
+	guesses *guesses
 }
 
 // New returns a Server, which Start starts.
@@ -85,7 +85,10 @@ func New(opts Options) (*Server, error) {
 	if err := opts.Validate(); err != nil {
 		return nil, err
 	}
-	s := &Server{opts: opts, served: make(chan error, 1)}
+	s := &Server{opts: opts, served: make(chan error, 1), may: opts.Authorize, guesses: newGuesses()}
+	if s.may == nil {
+		s.may = s.authorize
+	}
 	s.http = http.Server{
 		Handler: s.shield(s.handler()), TLSConfig: opts.TLS, MaxHeaderBytes: maxHeaderBytes,
 		ReadHeaderTimeout: headerTimeout, ReadTimeout: readTimeout, WriteTimeout: writeTimeout,

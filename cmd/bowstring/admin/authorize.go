@@ -1,9 +1,11 @@
 package admin
 
 import (
+	"context"
 	"crypto/sha256"
 	"crypto/subtle"
 	"errors"
+	"log/slog"
 	"net"
 	"net/http"
 	"strings"
@@ -23,6 +25,8 @@ const (
 var (
 	// ErrUnknown says that nobody knows who asks.
 	ErrUnknown = errors.New("this takes a token: Authorization: Bearer TOKEN")
+	// ErrTooMany says that too many wrong tokens came from an address: what it sends is not looked at.
+	ErrTooMany = errors.New("too many wrong tokens came from this address; wait a minute")
 	// ErrForbidden says that whoever asks may not see it.
 	ErrForbidden = errors.New("profiles are shown to callers on this machine, or to those who have the token that " +
 		"--admin-token-file sets")
@@ -31,7 +35,7 @@ var (
 // guard shows something to those who may see it.
 func (s *Server) guard(right Right, h http.Handler) http.Handler {
 	guarded := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		switch err := s.opts.Authorize(r, right); {
+		switch err := s.may(r, right); {
 		case err == nil:
 			h.ServeHTTP(w, r)
 		case errors.Is(err, ErrForbidden):
@@ -39,6 +43,10 @@ func (s *Server) guard(right Right, h http.Handler) http.Handler {
 		case errors.Is(err, ErrUnknown):
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			say(w, http.StatusUnauthorized, ErrUnknown.Error())
+		case errors.Is(err, ErrTooMany):
+			w.Header().Set("Retry-After", "60")
+			say(w, http.StatusTooManyRequests, ErrTooMany.Error())
+		case r.Context().Err() != nil: // the client that asked is gone
 		default: // the cause is for the log alone
 			s.opts.Logger.ErrorContext(r.Context(), "it cannot be said who may see the metrics", "error", err)
 			say(w, http.StatusInternalServerError, "it cannot be said who may see this; the server's log says why")
@@ -51,25 +59,52 @@ func (s *Server) guard(right Right, h http.Handler) http.Handler {
 }
 
 // authorize is the rule where no other is set.
-func (o *Options) authorize(r *http.Request, right Right) error {
-	if o.Token != nil {
-		want, err := o.Token()
-		if err != nil {
-			return err
-		}
-		// The scheme's name is case-insensitive. Hashes have one length whatever the token's.
+func (s *Server) authorize(r *http.Request, right Right) error {
+	if s.opts.Token != nil {
 		scheme, got, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-		a, b := sha256.Sum256([]byte(strings.TrimSpace(got))), sha256.Sum256(want)
-		if !strings.EqualFold(scheme, "Bearer") || len(want) == 0 || subtle.ConstantTimeCompare(a[:], b[:]) != 1 {
+		if !strings.EqualFold(scheme, "Bearer") { // the scheme's name is case-insensitive
 			return ErrUnknown
 		}
-		return nil
+		return s.CheckToken(r.Context(), r.RemoteAddr, strings.TrimSpace(got))
 	}
 	if right == Profiles && (!isLoopback(r.RemoteAddr) || !isLoopback(r.Host)) {
 		return ErrForbidden
 	}
 	return nil
 }
+
+// CheckToken returns nil if a token that came from an address (HOST:PORT) is the one of Options.Token, else ErrUnknown,
+// or ErrTooMany where the address has sent too many wrong ones: then it is not looked at. It may wait for a second.
+func (s *Server) CheckToken(ctx context.Context, addr, token string) error {
+	if token == "" { // which is no guess
+		return ErrUnknown
+	}
+	peer := guesser(addr)
+	err := s.guesses.begin(ctx, peer)
+	if err == nil {
+		var want []byte
+		if want, err = s.opts.Token(); err != nil {
+			return err
+		}
+		// Hashes have one length whatever the token's.
+		a, b := sha256.Sum256([]byte(token)), sha256.Sum256(want)
+		if len(want) > 0 && subtle.ConstantTimeCompare(a[:], b[:]) == 1 {
+			s.guesses.right(peer)
+			return nil
+		}
+		s.guesses.missed()
+		err = ErrUnknown
+	}
+	if n, ok := s.guesses.toLog(); ok {
+		s.opts.Logger.LogAttrs(ctx, slog.LevelWarn, "wrong tokens at the admin listener", slog.String("peer", peer),
+			slog.Bool("limited", errors.Is(err, ErrTooMany)), slog.Int64("count", n))
+	}
+	return err
+}
+
+// Guesses is how many wrong tokens came, and how many requests were refused unheard as too many had come from their
+// addresses.
+func (s *Server) Guesses() (wrong, limited int64) { return s.guesses.counts() }
 
 // isLoopback reports whether an address is this machine's own. The host that a
 // request names is looked at, too: a page of somebody else's in a browser here

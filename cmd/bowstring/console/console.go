@@ -19,6 +19,10 @@ type Options struct {
 	// Token returns the token that viewers need where the server does not know its
 	// callers; nil if there is none.
 	Token func() ([]byte, error)
+	// CheckToken returns nil if a token that came from an address is the one of Token, or else
+	// schema.ErrUnauthenticated, or schema.ErrLimit where too many wrong ones came from there. It
+	// must be set where Token is.
+	CheckToken func(ctx context.Context, addr, token string) error
 	// Every is the time between two looks. Default 1 s.
 	Every time.Duration
 	// Logger receives what operators should know. Default slog.Default().
@@ -40,6 +44,8 @@ func (o *Options) Validate() error {
 	switch {
 	case o.Server == nil:
 		return errors.New("console: Server is nil; want the server to look at")
+	case (o.Token == nil) != (o.CheckToken == nil):
+		return errors.New("console: one of Token and CheckToken is nil; want both, or neither")
 	case o.Every < 10*time.Millisecond:
 		return errors.New("console: Every is too short; want 10ms or more")
 	}

@@ -277,6 +277,21 @@ func (c *Console) whoAmI(w http.ResponseWriter, r *http.Request) {
 
 var errToken = errors.New("this token is not one that lets anybody in")
 
+// refuse answers a viewer whose token is not the one of operators.
+func (c *Console) refuse(w http.ResponseWriter, r *http.Request, err error) {
+	switch {
+	case errors.Is(err, schema.ErrUnauthenticated):
+		fail(w, http.StatusUnauthorized, "UNAUTHENTICATED", errToken.Error())
+	case errors.Is(err, schema.ErrLimit):
+		fail(w, http.StatusTooManyRequests, "RESOURCE_EXHAUSTED", err.Error())
+	case r.Context().Err() != nil: // the browser that asked is gone
+	default:
+		c.opts.Logger.ErrorContext(r.Context(), "it cannot be said who may see the console", "error", err)
+		fail(w, http.StatusInternalServerError, "INTERNAL",
+			"it cannot be said who may see this; the server's log says why")
+	}
+}
+
 // signIn takes a token, once, and gives a cookie that stands for it: scripts cannot read
 // it, and pages of other sites do not send it.
 func (c *Console) signIn(w http.ResponseWriter, r *http.Request) {
@@ -296,19 +311,11 @@ func (c *Console) signIn(w http.ResponseWriter, r *http.Request) {
 	mode := c.mode()
 	var hash [sha256.Size]byte
 	if mode == byToken {
-		want, err := c.opts.Token()
-		if err != nil {
-			c.opts.Logger.ErrorContext(r.Context(), "it cannot be said who may see the console", "error", err)
-			fail(w, http.StatusInternalServerError, "INTERNAL",
-				"it cannot be said who may see this; the server's log says why")
+		if err := c.opts.CheckToken(r.Context(), r.RemoteAddr, token); err != nil {
+			c.refuse(w, r, err)
 			return
 		}
 		hash = sha256.Sum256([]byte(token))
-		now := sha256.Sum256(want)
-		if len(want) == 0 || subtle.ConstantTimeCompare(now[:], hash[:]) != 1 {
-			fail(w, http.StatusUnauthorized, "UNAUTHENTICATED", errToken.Error())
-			return
-		}
 	}
 	s, err := c.newSession(r, token)
 	switch {

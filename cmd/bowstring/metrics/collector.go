@@ -31,6 +31,9 @@ type Options struct {
 	// Certificates returns when the certificates end that are presented to
 	// clients, by listener; nil if there are none.
 	Certificates func() map[string]time.Time
+	// AdminGuesses counts wrong tokens of the admin listener, and requests that it refused unheard; nil if there is
+	// none.
+	AdminGuesses func() (wrong, limited int64)
 	// Cluster returns what the server is in its cluster, nil if it is in none; it may be nil itself.
 	Cluster func() *Cluster
 	// MemoryLimit is what the process may use, in bytes; 0 if that is not known.
@@ -159,6 +162,11 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 	}
 	if st.SameNode != nil {
 		ch.sameNode(&st)
+	}
+	if c.opts.AdminGuesses != nil {
+		wrong, limited := c.opts.AdminGuesses()
+		ch.send(adminRefused, float64(wrong), "wrong")
+		ch.send(adminRefused, float64(limited), "limited")
 	}
 	if c.opts.Certificates != nil {
 		for listener, end := range c.opts.Certificates() {
