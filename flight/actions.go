@@ -51,6 +51,8 @@ func actions() []action {
 			`What tenants have used, by day, tenant and dataset, one result each: the caller's own, or all for who has the right admin. Body: {"tenant", "dataset", "since": "YYYY-MM-DD", "until"}, each optional. Result: {"day", "tenant", "dataset", "streams", "rows", "bytes", "store_bytes", "rows_in", "bytes_in", "seconds"}.`, (*Server).usage},
 		{"samenode",
 			`Where clients on this node are given memory that the server shares with them. Body: none. Result: {"version", "server", "socket"}, or none where there is no such way.`, (*Server).sameNode},
+		{"nodes",
+			`Addresses of the other nodes of the server's cluster, at which streams may go on. Body: none. Result: {"locations": [URI]}.`, (*Server).otherNodes},
 		{"lineage",
 			`Which samples a step of a job held, on which rank, as far as this server has handed them out; without a step, the jobs on record. Body: {"job": its name or a plan's, "epoch": optional, "step", "rank": optional}. Results: {"since", "node", "others"}, then {"job", "dataset", "snapshot", "epoch", "step", "rank", "world", "row", "of", "positions", "ids", "faults", "stands", "stream"} for each piece of a share.`, (*Server).lineage},
 		{"cancel", `Ends the running streams of a plan. Body: {"plan"}. Result: {"plan", "cancelled": COUNT}.`,

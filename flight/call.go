@@ -49,7 +49,7 @@ func (s *Server) streamCall(srv any, ss grpc.ServerStream, info *grpc.StreamServ
 	ctx, c, err := s.calls.begin(ss.Context(), info.FullMethod, peerOf(ss.Context()))
 	if err != nil {
 		s.observeRefused(ss.Context(), info.FullMethod, err)
-		return toStatus(err)
+		return ended(ss, err)
 	}
 	// What strangers send is read here: a panic must not end more than their call.
 	known := ctx
@@ -62,7 +62,7 @@ func (s *Server) streamCall(srv any, ss grpc.ServerStream, info *grpc.StreamServ
 		c.caller = fetch.Caller{} // what was said cannot be
 		s.observeRefused(ctx, info.FullMethod, err)
 		s.calls.end(c)
-		return toStatus(err)
+		return ended(ss, err)
 	}
 	var in *receiver
 	if c.lane, err = newLane(ctx); err == nil {
@@ -71,11 +71,11 @@ func (s *Server) streamCall(srv any, ss grpc.ServerStream, info *grpc.StreamServ
 	if err != nil {
 		s.observeRefused(ctx, info.FullMethod, err)
 		s.calls.end(c)
-		return toStatus(err)
+		return ended(ss, err)
 	}
 	c.observer, c.conn = s.opts.Observer, gatherOf(ctx)
 	ctx, c.span = s.beginSpan(ctx, info.FullMethod)
-	ended := make(chan error, 1)
+	over := make(chan error, 1)
 	s.sending.Go(func() {
 		err := c.outcome(s.guard(ctx, info.FullMethod, func() error {
 			return handler(srv, &callStream{ServerStream: ss, ctx: ctx, call: c, in: in,
@@ -83,13 +83,13 @@ func (s *Server) streamCall(srv any, ss grpc.ServerStream, info *grpc.StreamServ
 		}))
 		s.finish(ctx, c, err)
 		in.close()
-		ended <- toStatus(err)
+		over <- ended(ss, err)
 	})
 	select {
-	case err := <-ended:
+	case err := <-over:
 		return err
 	case <-c.killed:
-		return toStatus(c.cause)
+		return ended(ss, c.cause)
 	}
 }
 

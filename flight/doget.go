@@ -52,6 +52,9 @@ func (s *Server) DoGet(ticket *flight.Ticket, stream flight.FlightService_DoGetS
 	if err != nil {
 		return err
 	}
+	if err := s.nameNodes(stream); err != nil {
+		return err
+	}
 	ctx, stop := context.WithCancel(stream.Context())
 	defer stop()
 	if onlyLooks(ctx) {

@@ -6,8 +6,11 @@ import (
 	"strings"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/protoadapt"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"bowstring/schema"
@@ -42,45 +45,76 @@ var errCancelled = errors.New("cancelled")
 // where a byte can take three and clients accept 8 KiB.
 const maxMessage = 2000
 
-// toStatus makes a gRPC status of an error. What is a status already stays one.
-func toStatus(err error) error {
+const (
+	// maxDetailed bounds the message of a status with details in bytes: such a message travels three times.
+	maxDetailed = 600
+	// movedReason is the reason of an ErrorInfo that says where a stream goes on.
+	movedReason = "MOVED"
+	// detailsHeader is what a client sends that reads details by pyarrow.
+	detailsHeader = "bowstring-details"
+	// arrowIOError is the status code of Arrow C++ for what goes wrong on the way.
+	arrowIOError = "5"
+)
+
+// ended makes a gRPC status of the error that a call ends with. What is a status already stays one.
+func ended(ss grpc.ServerStream, err error) error {
 	if err == nil {
 		return nil
 	}
-	return statusOf(err).Err()
+	st := statusOf(err)
+	if trailers := detailTrailers(ss.Context(), st); trailers != nil {
+		ss.SetTrailer(trailers)
+	}
+	return st.Err()
 }
 
 func statusOf(err error) *status.Status {
 	for _, c := range codeOf {
 		if errors.Is(err, c.err) {
-			return retryable(status.New(c.code, abridge(err.Error())), err)
+			return detailed(status.New(c.code, abridge(err.Error(), maxMessage)), err)
 		}
 	}
 	if st, ok := status.FromError(err); ok {
 		return st
 	}
-	return status.New(codes.Internal, abridge(err.Error()))
+	return status.New(codes.Internal, abridge(err.Error(), maxMessage))
 }
 
-// retryable says when to try again, where that may help: as google.rpc.RetryInfo, for
-// those who look at details. The message ends in the same.
-func retryable(st *status.Status, err error) *status.Status {
-	limit, ok := errors.AsType[*schema.LimitError](err)
-	if !ok || limit.After <= 0 {
+// detailed adds to a status what programs go by, as details of google.rpc: when to try again as a RetryInfo, and where
+// to go on as an ErrorInfo. A message is for people: it may hold names from data, so that nothing is read from it.
+func detailed(st *status.Status, err error) *status.Status {
+	var detail protoadapt.MessageV1
+	if limit, ok := errors.AsType[*schema.LimitError](err); ok && limit.After > 0 {
+		detail = &errdetails.RetryInfo{RetryDelay: durationpb.New(limit.After)}
+	} else if moved, ok := errors.AsType[*movedError](err); ok {
+		detail = &errdetails.ErrorInfo{Reason: movedReason, Domain: "bowstring",
+			Metadata: map[string]string{"locations": strings.Join(moved.to, " ")}}
+	} else {
 		return st
 	}
-	if with, err := st.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(limit.After)}); err == nil {
+	short := status.New(st.Code(), abridge(st.Message(), maxDetailed))
+	if with, err := short.WithDetails(detail); err == nil {
 		return with
 	}
 	return st
 }
 
-// abridge makes a message fit a status: valid UTF-8 of at most maxMessage bytes.
-func abridge(msg string) string {
+// detailTrailers are the trailers by which pyarrow hands over a status's details, as extra_info of its exception; nil
+// for a status without. They go to clients that ask by detailsHeader, as pyarrow's exceptions have other classes then.
+func detailTrailers(ctx context.Context, st *status.Status) metadata.MD {
+	asked := metadata.ValueFromIncomingContext(ctx, detailsHeader)
+	if len(asked) != 1 || asked[0] != "1" || len(st.Details()) == 0 {
+		return nil
+	}
+	return metadata.Pairs("x-arrow-status", arrowIOError, "x-arrow-status-message-bin", st.Message())
+}
+
+// abridge makes a message fit a status: valid UTF-8 of at most so many bytes.
+func abridge(msg string, most int) string {
 	msg = strings.ToValidUTF8(msg, "\uFFFD")
-	if len(msg) <= maxMessage {
+	if len(msg) <= most {
 		return msg
 	}
 	const more = "…"
-	return strings.ToValidUTF8(msg[:maxMessage-len(more)], "") + more
+	return strings.ToValidUTF8(msg[:most-len(more)], "") + more
 }

@@ -113,6 +113,7 @@ func TestWrongWaysAreAll(t *testing.T) {
 		"Handshake":         "says who calls",
 		"ListActions":       "is the same for everybody",
 		"DoAction/samenode": "says where a socket is, which gives memory and no bytes",
+		"DoAction/nodes":    "says what each GetFlightInfo says, too: where the cluster's nodes are",
 		"DoAction":          "is covered by its actions",
 		"DoAction/stats":    "has a test of its own: TestStatsAreOnesOwn",
 	}

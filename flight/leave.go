@@ -6,7 +6,9 @@ import (
 	"strings"
 	"sync"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
 
 	"bowstring/schema"
 )
@@ -18,8 +20,14 @@ type leaving struct {
 	turn      int             // of who is sent elsewhere
 }
 
-// maxSent is how many places one is told to go on at.
-const maxSent = 4
+const (
+	// maxSent is how many places one is told to go on at.
+	maxSent = 4
+	// maxNamed is how many nodes are named ahead of a stream: headers are at most 8 KiB.
+	maxNamed = 48
+	// nodesHeader is what comes ahead of a stream, with the addresses of other nodes.
+	nodesHeader = "bowstring-nodes"
+)
 
 // Leave has clients go on elsewhere: streams that read end at the end of the batch that is being sent, with UNAVAILABLE
 // and where to go on, and no new DoGet, DoExchange or warm begins. All else is answered as before: other nodes may read
@@ -49,9 +57,23 @@ func (s *Server) Leaving() bool {
 	return s.leaving.locations != nil
 }
 
+// movedError is the end of a stream that is to go on at another node. Clients read the addresses in the details of the
+// status, and never in its message.
+type movedError struct {
+	to []string // addresses, the best first
+}
+
+// Error implements error. The addresses are for people.
+func (e *movedError) Error() string {
+	return fmt.Sprintf("%v: this node leaves its cluster; continue from where the stream ended, at %s",
+		schema.ErrUnavailable, strings.Join(e.to, ", "))
+}
+
+// Unwrap makes every movedError an ErrUnavailable.
+func (e *movedError) Unwrap() error { return schema.ErrUnavailable }
+
 // moved is the error of a stream that is to go on elsewhere; nil if the server stays. Successive
-// streams are sent to different places first. The message ends in what clients look for that see the text alone:
-// "(go on at grpc://HOST:PORT, grpc://HOST:PORT)".
+// streams are sent to different places first.
 func (s *Server) moved() error {
 	s.leaving.mu.Lock()
 	defer s.leaving.mu.Unlock()
@@ -66,8 +88,37 @@ func (s *Server) moved() error {
 	at := s.leaving.turn % len(list)
 	s.leaving.turn++
 	list = append(append([]string{}, list[at:]...), list[:at]...)
-	return fmt.Errorf("%w: this node leaves its cluster; continue from where the stream ended (go on at %s)",
-		schema.ErrUnavailable, strings.Join(list[:min(len(list), maxSent)], ", "))
+	return &movedError{to: list[:min(len(list), maxSent)]}
+}
+
+// nameNodes sends the addresses of the other nodes ahead of a stream. A client goes on at those and at no others.
+func (s *Server) nameNodes(stream grpc.ServerStream) error {
+	if s.opts.Others == nil {
+		return nil
+	}
+	list := s.opts.Others()
+	if len(list) == 0 {
+		return nil
+	}
+	named := strings.Join(list[:min(len(list), maxNamed)], " ")
+	if err := stream.SetHeader(metadata.Pairs(nodesHeader, named)); err != nil {
+		return fmt.Errorf("sending headers: %w", err)
+	}
+	return nil
+}
+
+// otherNodes is the action nodes, for clients that hear of an address after their stream began.
+func (s *Server) otherNodes(_ context.Context, b []byte, send func([]byte) error) error {
+	if err := body(b, &struct{}{}); err != nil {
+		return err
+	}
+	list := []string{}
+	if s.opts.Others != nil {
+		list = append(list, s.opts.Others()...)
+	}
+	return sendJSON(send, struct {
+		Locations []string `json:"locations"`
+	}{list})
 }
 
 // WaitStreams waits until no DoGet runs, or ctx ends; it returns how many do.

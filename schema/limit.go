@@ -14,7 +14,7 @@ type LimitError struct {
 	After   time.Duration // when to try again; 0: that does not help by itself
 }
 
-// Error ends in what clients look for that see the text alone: "(try again in 1.250 s)".
+// Error ends in when to try again, for people. Programs read the google.rpc.RetryInfo of the status.
 func (e *LimitError) Error() string {
 	if e.After <= 0 {
 		return fmt.Sprintf("%s: %s: %s", ErrLimit, e.Limit, e.Message)

@@ -52,8 +52,31 @@ def test_token() -> None:
         for token in (None, "wrong"):
             with pytest.raises(bowstring.Unauthenticated, match=r"^the token is not known"):
                 bowstring.connect(uri, token=token).datasets()
-    with pytest.warns(UserWarning, match="unencrypted"):
-        bowstring.connect("grpc://data.example:1", token="secret")
+
+
+def test_a_token_belongs_to_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leaves the machine encrypted only, and that of the environment goes where the environment says."""
+    for uri in ("grpc://data.example:1", "grpc://127.0.0.1.data.example:1", "grpc://10.0.0.1:1", "data.example:1"):
+        with pytest.raises(ValueError, match="unencrypted"):
+            bowstring.connect(uri, token="secret")
+        bowstring.connect(uri, token="secret", plaintext_token=True)
+        bowstring.connect(uri)
+    for uri in ("grpc+tls://data.example:1", "grpc://127.0.0.1:1", "grpc://[::1]:1", "grpc://localhost:1"):
+        bowstring.connect(uri, token="secret")
+    monkeypatch.setenv("BOWSTRING_TOKEN", "secret")
+    with pytest.raises(ValueError, match="unencrypted"):
+        bowstring.connect("grpc://data.example:1")
+    assert bowstring.connect("grpc+tls://data.example:1")._token == "secret"
+    monkeypatch.setenv("BOWSTRING_SERVER", "grpc+tls://data.example:1")
+    assert bowstring.connect("grpc+tls://data.example:1")._token == "secret"
+    for other in ("grpc+tls://evil.example:1", "grpc+tls://data.example:2", "grpc://127.0.0.1:1"):
+        with pytest.raises(ValueError, match="BOWSTRING_TOKEN belongs to"):
+            bowstring.connect(other)
+        assert bowstring.connect(other, token="")._token is None
+        assert bowstring.connect(other, token="its own")._token == "its own"
+    monkeypatch.delenv("BOWSTRING_SERVER")
+    monkeypatch.setenv("BOWSTRING_PLAINTEXT_TOKEN", "1")
+    bowstring.connect("grpc://data.example:1")
 
 
 def test_tls(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import pyarrow as pa
 import bowstring
 from bowstring import _dial, _landing
 from bowstring._http2 import CONNECT, Filling, Link
+from bowstring._origins import NODES, Known
 from bowstring._tls import Encrypted, Tls, context
 from bowstring.errors import BowstringError, ServerError, Unavailable
 
@@ -277,6 +278,11 @@ def _as_varint(number: int) -> bytes:
     return found + bytes([number])
 
 
+def _heard(known: Known, headers: dict[str, str]) -> None:
+    """Headers have come ahead of an answer."""
+    known.add(headers.get(NODES, "").split())
+
+
 class Door:
     """How a server is reached, and the connections to it that no stream has.
 
@@ -284,7 +290,8 @@ class Door:
         uri: The server's address.
     """
 
-    def __init__(self, uri: str, tls: Tls | None) -> None:
+    def __init__(self, uri: str, tls: Tls | None, known: Known | None = None) -> None:
+        self._known = known or Known()
         self._free: collections.deque[Link] = collections.deque()
         self._closed = False
         self.uri = uri
@@ -317,7 +324,7 @@ class Door:
             with contextlib.suppress(Unavailable):  # it may have been closed just now
                 return Reader(link, self._back, sent, ticket)
         connected = self._connected()
-        return Reader(Link(connected), self._back, sent, ticket) if connected is not None else None
+        return Reader(Link(connected, partial(_heard, self._known)), self._back, sent, ticket) if connected is not None else None
 
     def _authority(self) -> str:
         """The server's name, as it is called."""

@@ -24,6 +24,7 @@ from urllib.parse import unquote
 import hpack
 
 from bowstring import _keeper
+from bowstring._status import of_header
 from bowstring._tls import Encrypted
 from bowstring.errors import BowstringError, Cancelled, ServerError, Unavailable, by_number
 
@@ -68,7 +69,10 @@ class Link:
     called by any thread at any time.
     """
 
-    def __init__(self, connected: socket.socket | Encrypted) -> None:
+    def __init__(
+        self, connected: socket.socket | Encrypted, heard: Callable[[dict[str, str]], object] | None = None
+    ) -> None:
+        self._heard = heard  # is told the headers that come ahead of an answer
         self.lock = threading.Lock()
         self.reusable = True  # another call may be made when this one has ended
         self.looked = time.monotonic()  # when the socket was last read
@@ -315,12 +319,16 @@ class Link:
             return
         if (status := found.get(":status", "200")) != "200":
             self._ended(partial(by_number, _STATUS.get(status, 2), f"the server answered with HTTP status {status}"))
-        elif flags & _END_STREAM:
+        elif not flags & _END_STREAM:
+            if self._heard is not None:
+                self._heard(found)
+        else:
             code, text = found.get("grpc-status"), unquote(found.get("grpc-message", ""))
             if code is None:
                 self._ended(partial(ServerError, "the server ended the stream without a status"))
             else:
-                self._ended(None if code == "0" else partial(by_number, int(code), text))
+                details = of_header(found.get("grpc-status-details-bin", ""))
+                self._ended(None if code == "0" else partial(by_number, int(code), text, details))
 
     def _control(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         """Take in a frame that is about the connection."""

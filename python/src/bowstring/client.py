@@ -263,13 +263,15 @@ def connect(
     key: str | os.PathLike[str] | bytes | None = None,
     timeout: float | None = None,
     retries: int = 5,
+    plaintext_token: bool | None = None,
 ) -> Client:
     """A client of the server at `uri`. Nothing is sent before it is used.
 
     Args:
         uri: `grpc://HOST:PORT`, `grpc+tls://HOST:PORT`, or `grpc+unix:///PATH`.
         token: Sent with every call as `authorization: Bearer TOKEN`; without it, what the environment has in
-            `BOWSTRING_TOKEN`.
+            `BOWSTRING_TOKEN`. That belongs to the server of `BOWSTRING_SERVER`, where the environment names one, and is
+            sent to no other. An empty text is no token.
         tls: Certificates; with it, `grpc://` is encrypted too. Without it, what `BOWSTRING_SERVER_CA`,
             `BOWSTRING_CLIENT_CERT` and `BOWSTRING_CLIENT_KEY` name counts for `grpc+tls://`.
         tls_root_certs: Short for `Tls(root_certs=...)`.
@@ -277,9 +279,11 @@ def connect(
         key: Short for `Tls(key=...)`.
         timeout: Seconds that a call may take. Streams have no limit.
         retries: How often in a row a stream that breaks is opened again, where it stood, before it fails.
+        plaintext_token: Whether the token may leave this machine unencrypted; without it, what the environment says by
+            `BOWSTRING_PLAINTEXT_TOKEN=1`. Otherwise a token with a `grpc://` address of another machine is an error.
     """
     if tls_root_certs is not None or cert is not None or key is not None:
         if tls is not None:
             raise ValueError("tls: give it, or tls_root_certs, cert and key, and not both")
         tls = Tls(root_certs=tls_root_certs, cert=cert, key=key)
-    return Client(uri, token=token, tls=tls, timeout=timeout, retries=retries)
+    return Client(uri, token=token, tls=tls, timeout=timeout, retries=retries, plaintext_token=plaintext_token)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from bowstring import _doget, _fork
+from bowstring._origins import Known, follows, on_this_machine, plaintext_allowed, token_of_environment
 from bowstring._rings import Rings, here
 from bowstring._samenode import Ring
 from bowstring._tls import Tls
@@ -26,18 +26,12 @@ if TYPE_CHECKING:
     from typing import Self
 
 _SCHEMES = ("grpc", "grpc+tcp", "grpc+tls", "grpc+unix")
-_LOCAL = ("localhost", "127.0.0.1", "::1")
 _OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),  # a connection for each client: two clients read twice as fast as one
     ("grpc.initial_reconnect_backoff_ms", 100),  # a server that restarts is found soon
     ("grpc.max_reconnect_backoff_ms", 2000),
 ]
 _READING = ("describe", "explain", "lineage", "list", "samenode", "stats")  # actions that change nothing
-
-
-def safe_after(uri: str, left: str) -> bool:
-    """Whether what was said to the server at `left` may be said to the one at `uri`: encrypted stays encrypted."""
-    return urlsplit(left).scheme != "grpc+tls" or urlsplit(uri).scheme == "grpc+tls"
 
 
 @dataclass
@@ -73,9 +67,8 @@ class Connection:
         tls: Tls | None = None,
         timeout: float | None = None,
         retries: int = 5,
+        plaintext_token: bool | None = None,
     ) -> None:
-        if token is None:
-            token = os.environ.get("BOWSTRING_TOKEN") or None
         if "://" not in uri:
             uri = f"grpc://{uri}"
         scheme, _, rest = uri.partition("://")
@@ -90,13 +83,20 @@ class Connection:
         if retries < 0:
             raise ValueError(f"retries: got {retries}, want 0 or more")
         self.uri = f"{scheme}://{rest}"
+        if token is None:
+            token = token_of_environment(self.uri)
+        self._plaintext = plaintext_allowed() if plaintext_token is None else plaintext_token
+        token = token or None
+        if token is not None and not (self._plaintext or scheme == "grpc+tls" or on_this_machine(urlsplit(self.uri))):
+            raise ValueError(
+                f"the token would go to {self.uri} unencrypted: use grpc+tls://, or say plaintext_token=True"
+            )
+        self._known = Known([self.uri])
         self._nodes: list[str] = []  # other nodes of the cluster that are known, the next first
         self.retries = retries
         self._token = token
         self._tls = tls
         self._timeout = timeout
-        if token is not None and scheme in ("grpc", "grpc+tcp") and urlsplit(self.uri).hostname not in _LOCAL:
-            warnings.warn(f"the token goes to {self.uri} unencrypted; grpc+tls:// protects it", stacklevel=3)
         self._flight: Any = None
         self._mark = 0  # of its sockets
         self._pid = os.getpid()
@@ -128,18 +128,33 @@ class Connection:
     def move(self, left: str, named: list[str]) -> bool:
         """Call another node of the cluster from now on, as the one at `left` has left it and named others.
 
-        False if there is none to call: a connection that is encrypted is not moved to one that is not. Where another
-        stream has moved it already, it stays there. What was known before is remembered: see `turn`.
+        False if there is none to call: see `allowed`. Where another stream has moved it already, it stays there. What
+        was known before is remembered: see `turn`.
         """
+        if self.uri != left:
+            return True
+        named = self.allowed(left, named)
         with _fork.connecting():
             if self.uri != left:
                 return True
-            named = [uri for uri in named if uri != left and safe_after(uri, left)]
             if not named:
                 return False
             self._nodes = [*named[1:], *(uri for uri in (*self._nodes, left) if uri not in named)]
             self._call(named[0])
         return True
+
+    def learn(self, locations: Iterable[str]) -> None:
+        """Know more addresses of the cluster: those of a FlightInfo's endpoints."""
+        self._known.add(locations)
+
+    def allowed(self, left: str, named: list[str]) -> list[str]:
+        """Those of the addresses named by the server at `left` that its cluster is known by, and that are as safe."""
+        secret = self._token is not None and not self._plaintext
+        named = [uri for uri in named if uri != left and follows(uri, left, secret=secret)]
+        if any(uri not in self._known for uri in named) and self.uri == left:
+            with contextlib.suppress(BowstringError, IndexError, KeyError):  # it has left, or is an older one
+                self._known.add(self.action("nodes")[0]["locations"])
+        return [uri for uri in named if uri in self._known]
 
     def turn(self, left: str) -> None:
         """Call the next of the nodes that are known, if there are several and the one at `left` cannot be reached."""
@@ -178,7 +193,19 @@ class Connection:
 
     def _at(self, uri: str) -> Self:
         """A client of another server, that is reached as this one is."""
-        return type(self)(uri, token=self._token, tls=self._tls, timeout=self._timeout, retries=self.retries)
+        secret = self._token is not None and not self._plaintext
+        if uri != self.uri and not follows(uri, self.uri, secret=secret):
+            raise Unavailable(f"{uri} is not called: it is less safe than {self.uri}, which names it")
+        one = type(self)(
+            uri,
+            token=self._token or "",
+            tls=self._tls,
+            timeout=self._timeout,
+            retries=self.retries,
+            plaintext_token=self._plaintext,
+        )
+        one._known = self._known
+        return one
 
     def flight(self) -> fl.FlightClient:
         """The `pyarrow.flight.FlightClient` of the process that asks. Ask each time: it does not survive a fork."""
@@ -192,7 +219,12 @@ class Connection:
                     arguments = self._tls.arguments() if self._tls else {}
                     self._mark, marks = _fork.marked()
                     with translate():
-                        self._flight = fl.connect(self.uri, generic_options=[*_OPTIONS, *marks], **arguments)
+                        self._flight = fl.connect(
+                            self.uri,
+                            generic_options=[*_OPTIONS, *marks],
+                            middleware=[self._known.middleware()],
+                            **arguments,
+                        )
                     _fork.hold(self)
                 flight = self._flight
         return flight
@@ -247,7 +279,7 @@ class Connection:
                 return None
             door = self._door
             if door is None or door.uri != opened.uri:
-                door = self._door = _doget.Door(opened.uri, self._tls)
+                door = self._door = _doget.Door(opened.uri, self._tls, self._known)
                 _fork.hold(self)
         return door.get(ticket, headers) if door.usable else None
 
@@ -303,7 +335,9 @@ class Connection:
 
     def _headers(self, ring: str | None = None, *, references: bool = False) -> list[tuple[bytes, bytes]]:
         """Who calls, and where blobs may lie."""
-        headers = [] if self._token is None else [(b"authorization", f"Bearer {self._token}".encode())]
+        headers = [(b"bowstring-details", b"1")]
+        if self._token is not None:
+            headers.append((b"authorization", f"Bearer {self._token}".encode()))
         if ring is not None:
             headers.append((b"bowstring-ring", ring.encode()))
             if references:

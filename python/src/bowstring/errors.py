@@ -14,11 +14,14 @@ from typing import ClassVar
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from bowstring._status import Details, decoded
+
 
 class BowstringError(Exception):
     """Any failure of a call to a server; `code` is gRPC's name of what failed, the text is the server's."""
 
     code: ClassVar[str] = "UNKNOWN"
+    _details: Details | None = None  # that programs go by, as the text may hold any name
 
 
 class InvalidRequest(BowstringError, ValueError):
@@ -47,8 +50,7 @@ class LimitExceeded(BowstringError):
     @property
     def retry_after(self) -> float | None:
         """Seconds after which the server says that trying again may help; None where it does not."""
-        found = _TRY_AGAIN.search(str(self))
-        return float(found[1]) if found else None
+        return None if self._details is None else self._details.retry_after
 
 
 class Unavailable(BowstringError, ConnectionError):
@@ -59,8 +61,7 @@ class Unavailable(BowstringError, ConnectionError):
     @property
     def elsewhere(self) -> list[str]:
         """Addresses at which a node that leaves its cluster has one go on, the best first; empty if it names none."""
-        found = _GO_ON.search(str(self))
-        return found[1].split(", ") if found else []
+        return [] if self._details is None else list(self._details.elsewhere)
 
 
 class DataLoss(BowstringError):
@@ -161,25 +162,30 @@ _CLASSES: list[tuple[type[BaseException], type[BowstringError]]] = [
     (pa.ArrowException, ServerError),
 ]
 _WORDING = re.compile(
+    r"(?:(?:Unknown|Unknown error|IOError): )?"
     r"(?:(?:Flight|gRPC) returned (?:an? )?(?P<word>[a-z -]+?) error,|Flight (?P<call>cancelled) call,"
     r"|Flight RPC (?P<rpc>failed)) with message: (?P<text>.*)",
     re.DOTALL,
 )
-_TRY_AGAIN = re.compile(r"\(try again in (\d+(?:\.\d+)?) s\)")
-_GO_ON = re.compile(r"\(go on at ([^()\s]+(?:, [^()\s]+)*)\)")
 _CONTEXT = re.compile(r"\.? gRPC client debug context: .*|\.? Client context: .*|\.? Detail: [A-Z]\w*$", re.DOTALL)
 
 
-def by_number(code: int, text: str) -> BowstringError:
-    """The exception for a code of gRPC's that is not OK."""
-    return _NUMBERS.get(code, ServerError)(text)
+def by_number(code: int, text: str, details: bytes = b"") -> BowstringError:
+    """The exception for a code of gRPC's that is not OK, and the details that came with it."""
+    error = _NUMBERS.get(code, ServerError)(text)
+    error._details = decoded(details)
+    return error
 
 
 def translated(error: BaseException) -> BowstringError | None:
     """The exception of this package for one of pyarrow's; None for those that are none of Flight's."""
     if isinstance(error, BowstringError):
         return None
-    found = _WORDING.search(str(error)) if isinstance(error, (pa.ArrowException, OSError)) else None
+    extra = getattr(error, "extra_info", None)
+    if isinstance(extra, bytes) and (details := decoded(extra)) is not None:
+        return by_number(details.code, details.message, extra)
+    # pyarrow's words come first: the server's text after them may hold the same ones.
+    found = _WORDING.match(str(error)) if isinstance(error, (pa.ArrowException, OSError)) else None
     if found and (word := found["word"] or found["call"] or found["rpc"]) in _WORDS:
         return _WORDS[word](_CONTEXT.sub("", found["text"]))
     for theirs, ours in _CLASSES:

@@ -20,7 +20,7 @@ from bowstring._opening import Opening
 from bowstring._samenode import Ring
 from bowstring._views import with_shared, with_views
 from bowstring._wire import keep_forever
-from bowstring.connection import Connection, Opened, safe_after
+from bowstring.connection import Connection, Opened
 from bowstring.errors import BowstringError, Cancelled, LimitExceeded, ServerError, Unavailable, translate
 
 T = TypeVar("T")
@@ -92,6 +92,7 @@ class Batches(Iterator[pa.RecordBatch]):
         self.waits: dict[str, float] = {}
         self.waited = 0.0
         self._connection = connection
+        connection.learn(locations)
         # Who serves the ticket: the next one when one cannot be reached, and in the end the server that was asked. That
         # is None here, as its connection may move.
         places = [None if place == connection.uri else place for place in locations]
@@ -219,7 +220,7 @@ class Batches(Iterator[pa.RecordBatch]):
                 return False
             if own:
                 return self._connection.move(self._uri, named)
-            if named := [uri for uri in named if safe_after(uri, self._uri)]:
+            if named := self._at().allowed(self._uri, named):
                 self._places[at] = named[0]
                 return True
         if own:

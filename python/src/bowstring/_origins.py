@@ -1,0 +1,105 @@
+"""Where a token may go, and at which addresses a stream may go on."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+import pyarrow.flight as fl
+
+NODES = "bowstring-nodes"  # a header ahead of a stream: the addresses of the cluster's other nodes
+_MOST = 4096  # addresses that are remembered of a cluster
+_TLS, _PLAIN = "grpc+tls", ("grpc", "grpc+tcp")
+
+
+def on_this_machine(parts: SplitResult) -> bool:
+    """Whether what is sent to an address does not leave the machine."""
+    if parts.scheme == "grpc+unix" or parts.hostname == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(parts.hostname or "").is_loopback
+    except ValueError:
+        return False
+
+
+def plaintext_allowed() -> bool:
+    """Whether the environment says that tokens may go unencrypted, as for the command line."""
+    return os.environ.get("BOWSTRING_PLAINTEXT_TOKEN", "").lower() in ("1", "true", "yes")
+
+
+def origin(uri: str) -> tuple[str, str | None, int | None, str]:
+    """What a token belongs to: the scheme, the host, the port, or the path of a socket."""
+    parts = urlsplit(uri if "://" in uri else f"grpc://{uri}")
+    scheme = "grpc" if parts.scheme in _PLAIN else parts.scheme
+    return scheme, parts.hostname, parts.port, parts.path.rstrip("/")
+
+
+def token_of_environment(uri: str) -> str | None:
+    """The token of BOWSTRING_TOKEN. It belongs to the server that BOWSTRING_SERVER names, if that names one."""
+    token = os.environ.get("BOWSTRING_TOKEN", "").strip() or None
+    server = os.environ.get("BOWSTRING_SERVER", "")
+    if token is not None and server and origin(server) != origin(uri):
+        raise ValueError(
+            f"BOWSTRING_TOKEN belongs to the server of BOWSTRING_SERVER, {server!r}, and is not sent to {uri!r}: give "
+            "the token of that server as token=, or token='' for none"
+        )
+    return token
+
+
+def follows(uri: str, left: str, *, secret: bool) -> bool:
+    """Whether what was said to the server at `left` may be said to the one at `uri`.
+
+    Encrypted stays encrypted, and a secret leaves the machine encrypted only.
+    """
+    try:
+        to = urlsplit(uri)
+        whole = to.hostname is not None and to.port is not None and not (to.path or to.query or to.fragment)
+    except ValueError:
+        return False
+    if not whole or to.username is not None or to.scheme not in (_TLS, *_PLAIN):
+        return False
+    if to.scheme == _TLS:
+        return True
+    return urlsplit(left).scheme != _TLS and (not secret or on_this_machine(to))
+
+
+class Known:
+    """The addresses that a cluster is known by. Its server says them, in headers and answers, never in messages."""
+
+    def __init__(self, uris: Iterable[str] = ()) -> None:
+        self._uris = dict.fromkeys(uris)
+
+    def __contains__(self, uri: str) -> bool:
+        return uri in self._uris
+
+    def add(self, uris: Iterable[str]) -> None:
+        """Learn addresses."""
+        for uri in uris:
+            if len(self._uris) < _MOST:
+                self._uris[uri] = None
+
+    def middleware(self) -> fl.ClientMiddlewareFactory:
+        """What has pyarrow's client learn them from headers."""
+        return _Listens(self)
+
+
+class _Listens(fl.ClientMiddlewareFactory):  # type: ignore[misc]
+    def __init__(self, known: Known) -> None:
+        super().__init__()
+        self._known = known
+
+    def start_call(self, info: Any) -> fl.ClientMiddleware | None:
+        return _Hears(self._known) if info.method == fl.FlightMethod.DO_GET else None
+
+
+class _Hears(fl.ClientMiddleware):  # type: ignore[misc]
+    def __init__(self, known: Known) -> None:
+        super().__init__()
+        self._known = known
+
+    def received_headers(self, headers: dict[str, Any]) -> None:
+        for named in headers.get(NODES, ()):
+            self._known.add(str(named).split())
