@@ -21,6 +21,11 @@ func (s *Server) letIn(ctx context.Context, c *call) (context.Context, error) {
 	if isNodes(c.method) && s.opts.Cluster != nil {
 		return ctx, s.letInNode(ctx)
 	}
+	if !d.Open(c.method) {
+		if err := s.opts.Sources.Closed(); err != nil {
+			return ctx, err
+		}
+	}
 	// A handshake says who calls in its own way.
 	if !d.Authenticates() || c.method == handshakeMethod || d.Open(c.method) {
 		return ctx, nil

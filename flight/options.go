@@ -73,6 +73,8 @@ type Options struct {
 	// Door recognises callers and encrypts, the caller's to close after Shutdown.
 	// Default none: anybody may call, on whatever account they say.
 	Door *door.Door
+	// Sources says whether it can be read who may call and what callers may do; nil if that is not to be read.
+	Sources *door.Sources
 	// NoReflection keeps the methods from being listed. With a Door that
 	// authenticates, only callers that it knows may list them anyway, unless its
 	// OpenReflection is set.

@@ -15,12 +15,13 @@ import (
 const rulesPeriod = time.Second
 
 // watchedFile is a file that is read again when it changes. One that cannot be read, or
-// is wrong, changes nothing: what was read before holds on. A new text holds once it was
+// is wrong, changes nothing: what was read before holds on, for the grace time of its sources. A new text holds once it was
 // read twice, as one that is half written may be right, and grant more.
 type watchedFile[T any] struct {
 	what    string // "rules", "tenants"
 	path    string
 	log     *slog.Logger
+	noted   *door.Source // is told whether the file can be read
 	parse   func(file string, text []byte) (*T, error)
 	size    func(*T) int
 	current atomic.Pointer[T]
@@ -33,10 +34,10 @@ type watchedFile[T any] struct {
 type RulesFile struct{ watchedFile[rules.Rules] }
 
 // OpenRules reads a file of rules, which must be right.
-func OpenRules(path string, log *slog.Logger) (*RulesFile, error) {
+func OpenRules(path string, sources *door.Sources, log *slog.Logger) (*RulesFile, error) {
 	f := &RulesFile{watchedFile[rules.Rules]{what: "rules", path: path, log: log, parse: rules.Parse,
 		size: func(rs *rules.Rules) int { return len(rs.List()) }}}
-	return f, f.open()
+	return f, f.open(sources)
 }
 
 // Rules returns the rules that hold now.
@@ -46,16 +47,17 @@ func (f *RulesFile) Rules() *rules.Rules { return f.current.Load() }
 type TenantsFile struct{ watchedFile[rules.Tenants] }
 
 // OpenTenants reads a file of tenants, which must be right.
-func OpenTenants(path string, log *slog.Logger) (*TenantsFile, error) {
+func OpenTenants(path string, sources *door.Sources, log *slog.Logger) (*TenantsFile, error) {
 	f := &TenantsFile{watchedFile[rules.Tenants]{what: "tenants", path: path, log: log, parse: rules.ParseTenants,
 		size: func(ts *rules.Tenants) int { return len(ts.List()) }}}
-	return f, f.open()
+	return f, f.open(sources)
 }
 
 // Tenants returns the tenants that there are now.
 func (f *TenantsFile) Tenants() *rules.Tenants { return f.current.Load() }
 
-func (f *watchedFile[T]) open() error {
+func (f *watchedFile[T]) open(sources *door.Sources) error {
+	f.noted = sources.Add("the file of "+f.what, true)
 	text, v, err := f.read()
 	if err != nil {
 		return err
@@ -86,6 +88,7 @@ func (f *watchedFile[T]) read() (string, *T, error) {
 // wrong with it is logged once. It is for one goroutine at a time.
 func (f *watchedFile[T]) Check(ctx context.Context) (changed bool) {
 	text, v, err := f.read()
+	f.noted.Note(ctx, err)
 	if err != nil {
 		f.next = "" // it is to be the same twice in a row
 		if f.trouble != err.Error() {

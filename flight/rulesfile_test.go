@@ -22,17 +22,17 @@ func TestRulesFile(t *testing.T) {
 	}
 	var buf lockedBuffer
 	log := slog.New(slog.NewTextHandler(&buf, nil))
-	if _, err := OpenRules(name, log); err == nil {
+	if _, err := OpenRules(name, nil, log); err == nil {
 		t.Error("a file that is not there was opened")
 	}
 	const first = "rules:\n  - {principals: [ada], datasets: [d], rights: [read], where: 'a == 1'}\n"
 	write("rules:\n  - {principals: [ada]}")
-	if _, err := OpenRules(name, log); err == nil ||
+	if _, err := OpenRules(name, nil, log); err == nil ||
 		!strings.Contains(err.Error(), name+":2:5: the rule is for no dataset") {
 		t.Error(err)
 	}
 	write(first)
-	f, err := OpenRules(name, log)
+	f, err := OpenRules(name, nil, log)
 	if err != nil {
 		t.Fatal(err)
 	}

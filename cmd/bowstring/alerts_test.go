@@ -18,6 +18,7 @@ import (
 	"bowstring/fetch"
 	"bowstring/fetch/admission"
 	ourflight "bowstring/flight"
+	"bowstring/flight/door"
 	"bowstring/schema"
 )
 
@@ -49,6 +50,7 @@ func TestNoAlertFires(t *testing.T) {
 		certificates: func() map[string]time.Time {
 			return map[string]time.Time{"admin": time.Now().Add(90 * 24 * time.Hour)}
 		},
+		sources: func() map[string]bool { return map[string]bool{"tokens": false} },
 	})
 	for o.server.Stats().Engine.Spill.Entries < observedRows {
 		o.mustRead(1)
@@ -292,6 +294,12 @@ func TestAlertsFire(t *testing.T) {
 			},
 		})
 		expect(t, o, o.flat(), "BowstringCertificateEnds", "BowstringCollectionOverdue")
+	})
+	t.Run("source unreadable", func(t *testing.T) {
+		sources := door.NewSources(time.Hour, quiet)
+		sources.Add("tokens", true).Note(t.Context(), os.ErrPermission)
+		o := newObserved(t, observedOptions{sources: func() map[string]bool { return unreadable(sources) }})
+		expect(t, o, o.flat(), "BowstringSourceUnreadable")
 	})
 	t.Run("cluster", func(t *testing.T) {
 		for name := range clusterTroubles(t) {

@@ -49,6 +49,7 @@ func everything(t *testing.T) flat {
 			return &metrics.Cluster{Name: "lab", Node: "a", View: "v", Members: 2, Share: 0.5, Read: time.Now(), Up: 1}
 		},
 		certificates: func() map[string]time.Time { return map[string]time.Time{"admin": time.Now()} },
+		sources:      func() map[string]bool { return map[string]bool{"tokens": false} },
 	})
 	o.mustRead(2)
 	if _, err := o.read(t.Context(), schema.Request{Dataset: "nothing"}, ""); err == nil {

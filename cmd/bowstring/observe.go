@@ -86,7 +86,7 @@ type observation struct {
 }
 
 // open makes ready what is to look at a server. Its listener answers from start on.
-func (c *observeFlags) open(ctx context.Context, app *App, d *door.Door,
+func (c *observeFlags) open(ctx context.Context, app *App, d *door.Door, sources *door.Sources,
 	collectEvery time.Duration) (_ *observation, err error) {
 	o := &observation{app: app, flags: c}
 	defer func() {
@@ -117,7 +117,7 @@ func (c *observeFlags) open(ctx context.Context, app *App, d *door.Door,
 	if !c.NoConsole {
 		o.options.Console = http.HandlerFunc(o.serveConsole)
 	}
-	if o.options.Token, err = c.token(); err != nil {
+	if o.options.Token, err = c.token(sources); err != nil {
 		return nil, err
 	}
 	about := metrics.Options{
@@ -133,7 +133,8 @@ func (c *observeFlags) open(ctx context.Context, app *App, d *door.Door,
 		ends["flight"] = d.CertificateEnds
 	}
 	if c.AdminCert != "" {
-		cert, err := admin.LoadCertificate(c.AdminCert, c.AdminKey)
+		cert, err := admin.LoadCertificate(c.AdminCert, c.AdminKey,
+			sources.Add("the admin listener's certificate", false))
 		if err != nil {
 			return nil, fmt.Errorf("the certificate of the admin listener: %w", err)
 		}
@@ -147,6 +148,7 @@ func (c *observeFlags) open(ctx context.Context, app *App, d *door.Door,
 		}
 		return now
 	}
+	about.Sources = func() map[string]bool { return unreadable(sources) }
 	if o.collector, err = metrics.New(about); err != nil {
 		return nil, err
 	}
@@ -170,10 +172,19 @@ func (c *observeFlags) open(ctx context.Context, app *App, d *door.Door,
 	return o, nil
 }
 
+// unreadable says of each source whether it cannot be read just now.
+func unreadable(sources *door.Sources) map[string]bool {
+	now := map[string]bool{}
+	for _, one := range sources.List() {
+		now[one.What] = !one.Since.IsZero()
+	}
+	return now
+}
+
 // token returns what reads the token; nil if there is none.
-func (c *observeFlags) token() (func() ([]byte, error), error) {
+func (c *observeFlags) token(sources *door.Sources) (func() ([]byte, error), error) {
 	if c.AdminTokenFile != "" {
-		return admin.LoadToken(c.AdminTokenFile)
+		return admin.LoadToken(c.AdminTokenFile, sources.Add("the admin listener's token", false))
 	}
 	text := os.Getenv(adminTokenVariable)
 	if text == "" {

@@ -92,6 +92,7 @@ type observedOptions struct {
 	engine       fetch.Options
 	collections  *metrics.Collections
 	certificates func() map[string]time.Time
+	sources      func() map[string]bool
 	memoryLimit  int64
 	cluster      func() *metrics.Cluster
 }
@@ -124,7 +125,7 @@ func newObserved(t *testing.T, opts observedOptions) *observed {
 	}
 	collector, err := metrics.New(metrics.Options{
 		Stats: func() ourflight.Stats { return o.server.Stats() }, Times: o.times(opts), Collections: opts.collections,
-		Certificates: opts.certificates, MemoryLimit: opts.memoryLimit, Cluster: opts.cluster, Version: "test",
+		Certificates: opts.certificates, Sources: opts.sources, MemoryLimit: opts.memoryLimit, Cluster: opts.cluster, Version: "test",
 		GoVersion: "go",
 	})
 	if err != nil {

@@ -17,6 +17,7 @@ import (
 	"bowstring/fetch/admission"
 	"bowstring/fetch/store/cql"
 	"bowstring/flight"
+	"bowstring/flight/door"
 )
 
 // ServeCmd is bowstring serve.
@@ -141,7 +142,8 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 	if err := c.checkReferences(app.Link != nil || cql.IsURI(app.cli.Globals.Store), &l.spill); err != nil {
 		return errors.Join(err, closeLink(app.Link))
 	}
-	if l.flight.Door, err = c.doorFlags.open(ctx, app, c.Listen); err != nil {
+	l.flight.Sources = door.NewSources(c.SourceGrace, app.Log)
+	if l.flight.Door, err = c.doorFlags.open(ctx, app, l.flight.Sources, c.Listen); err != nil {
 		return errors.Join(err, closeLink(app.Link))
 	}
 	if d := l.flight.Door; d != nil {
@@ -176,7 +178,7 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 		}
 	}
 	dir := app.cli.Globals.Store
-	seen, err := c.observeFlags.open(ctx, app, l.flight.Door, c.GCEvery)
+	seen, err := c.observeFlags.open(ctx, app, l.flight.Door, l.flight.Sources, c.GCEvery)
 	if err != nil {
 		return errors.Join(err, closeLink(app.Link))
 	}

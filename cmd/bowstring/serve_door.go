@@ -27,6 +27,7 @@ type doorFlags struct {
 	OIDCSkew         time.Duration `name:"oidc-skew" setting:"" default:"30s" placeholder:"DURATION" help:"How far the provider's clock may be off (default: ${default})."`
 	OIDCCA           string        `name:"oidc-ca" setting:"" type:"path" placeholder:"FILE" help:"Roots of the provider's certificate, as PEM (default: the system's)."`
 	Reflection       string        `setting:"" enum:"callers,all,none" default:"callers" help:"Who may list the server's methods: ${enum} (default: ${default}, those that are let in)."`
+	SourceGrace      time.Duration `setting:"" default:"5m" placeholder:"DURATION" help:"How long what was read last holds where the files of tokens, rules, tenants or certificates cannot be read; then no calls are let in (default: ${default})."`
 	Insecure         bool          `setting:"" help:"Listen beyond this machine without TLS or without knowing who calls."`
 }
 
@@ -52,8 +53,9 @@ func (f *doorFlags) options(app *App) door.Options {
 }
 
 // open opens the door of a server that listens on addr; nil if it has none.
-func (f *doorFlags) open(ctx context.Context, app *App, addr string) (*door.Door, error) {
+func (f *doorFlags) open(ctx context.Context, app *App, sources *door.Sources, addr string) (*door.Door, error) {
 	o := f.options(app)
+	o.Sources = sources
 	if err := o.CheckExposed(addr); err != nil {
 		if !f.Insecure {
 			return nil, usagef("--listen: %v", err)

@@ -19,13 +19,13 @@ type guardFiles struct {
 // what is handed out, where there are any. The caller closes the latter three.
 func (c *ServeCmd) guards(app *App, l *limits) (files guardFiles, err error) {
 	if c.Rules != "" {
-		if files.rules, err = flight.OpenRules(c.Rules, app.Log); err != nil {
+		if files.rules, err = flight.OpenRules(c.Rules, l.flight.Sources, app.Log); err != nil {
 			return files, err
 		}
 		l.flight.Rules = files.rules.Rules
 	}
 	if c.Tenants != "" {
-		if files.tenants, err = flight.OpenTenants(c.Tenants, app.Log); err != nil {
+		if files.tenants, err = flight.OpenTenants(c.Tenants, l.flight.Sources, app.Log); err != nil {
 			return files, err
 		}
 		l.flight.Tenants = files.tenants.Tenants

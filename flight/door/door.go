@@ -72,6 +72,7 @@ func New(ctx context.Context, opts Options) (*Door, error) {
 		sources = append(sources, &source{what: "tokens", paths: []string{opts.Tokens}, load: d.tokens.load})
 	}
 	for _, s := range sources {
+		s.noted = opts.Sources.Add(s.what, true)
 		if _, err := s.read(); err != nil {
 			if s.what == "tokens" && errors.Is(err, fs.ErrNotExist) {
 				err = fmt.Errorf("%w; `bowstring token create` makes it", err)
@@ -84,6 +85,7 @@ func New(ctx context.Context, opts Options) (*Door, error) {
 		if d.provider, err = newProvider(&d.opts.OIDC, d.log, func() time.Time { return d.now() }); err != nil {
 			return nil, fmt.Errorf("%w: OIDC.CA: %w", schema.ErrInvalid, err)
 		}
+		d.provider.noted = opts.Sources.add("the provider of tokens", false, keysGrace)
 		// A provider that does not answer keeps nobody from starting: it is asked again
 		// by the calls that need it.
 		_, _ = d.provider.discover(ctx) // it is logged
@@ -93,6 +95,9 @@ func New(ctx context.Context, opts Options) (*Door, error) {
 	if len(sources) > 0 {
 		w := &watcher{sources: sources, poll: opts.Poll, log: d.log}
 		d.running.Go(func() { w.run(running) })
+	}
+	if d.provider != nil {
+		d.running.Go(func() { d.provider.run(running) })
 	}
 	if opts.Authenticates() {
 		d.running.Go(func() { d.sessions.run(running, opts.Recheck) })
@@ -135,7 +140,7 @@ func (d *Door) Encrypt(ctx context.Context, below net.Conn) (*tls.Conn, *Peer, e
 // Open reports whether anybody may call a method.
 func (d *Door) Open(method string) bool {
 	return strings.HasPrefix(method, "/grpc.health.v1.Health/") ||
-		d.opts.OpenReflection && strings.HasPrefix(method, "/grpc.reflection.")
+		d != nil && d.opts.OpenReflection && strings.HasPrefix(method, "/grpc.reflection.")
 }
 
 // Authenticate returns who makes a call, by its context. A credential that is
@@ -192,6 +197,9 @@ func (d *Door) accept(ctx context.Context, cred credential, err error) (*Identit
 	case d.tokens != nil && isOurs(cred.token):
 		id, err = d.tokens.identify(cred.token, d.now())
 	case d.provider != nil:
+		if err = d.provider.closed(); err != nil {
+			break
+		}
 		var known bool
 		if id, known = d.provider.known(cred.token); known {
 			break

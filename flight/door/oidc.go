@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
 	"os"
@@ -33,6 +32,10 @@ const (
 	// tokens that were verified are remembered: so many, so long.
 	maxVerified  = 4096
 	keepVerified = 5 * time.Minute
+	// refreshKeys is how often the provider is asked for its configuration and keys anew: a key that it has withdrawn
+	// is not known any longer then. refreshAgain is how soon after a failure, and keysGrace how long the keys hold that
+	// it said last.
+	refreshKeys, refreshAgain, keysGrace = 10 * time.Minute, time.Minute, 24 * time.Hour
 	// maxProviderAnswer bounds what the provider says, decompressed: its configuration and
 	// its keys have some kilobytes.
 	maxProviderAnswer = 1 << 20
@@ -59,6 +62,7 @@ type provider struct {
 	now    func() time.Time
 	client *http.Client
 	asking *asking
+	noted  *Source // is told whether the provider answers
 
 	turn chan struct{} // held by who asks for the configuration
 
@@ -89,75 +93,16 @@ func newProvider(o *OIDCOptions, log *slog.Logger, now func() time.Time) (*provi
 		transport.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
 	}
 	ask := &asking{next: transport, limit: rate.NewLimiter(keysPerSecond, keysBurst)}
+	ask.plain = strings.HasPrefix(o.Issuer, "http://") // on this machine, as Options.Validate has seen
 	return &provider{
-		opts: o, log: log, now: now, asking: ask, client: &http.Client{Transport: ask, Timeout: askTimeout},
-		turn: make(chan struct{}, 1), verified: map[[sha256.Size]byte]verifiedID{},
+		opts: o, log: log, now: now, asking: ask,
+		client: &http.Client{Transport: ask, Timeout: askTimeout, CheckRedirect: sameServer},
+		turn:   make(chan struct{}, 1), verified: map[[sha256.Size]byte]verifiedID{},
 	}, nil
 }
 
 // close ends idle connections; nobody may ask any more.
 func (p *provider) close() { p.client.CloseIdleConnections() }
-
-// asking bounds how often the provider is asked, and notes when it could not be.
-type asking struct {
-	next  http.RoundTripper
-	limit *rate.Limiter
-
-	mu     sync.Mutex
-	failed time.Time // guarded by mu
-}
-
-// CloseIdleConnections is called by http.Client.
-func (a *asking) CloseIdleConnections() {
-	if c, ok := a.next.(interface{ CloseIdleConnections() }); ok {
-		c.CloseIdleConnections()
-	}
-}
-
-// RoundTrip implements http.RoundTripper.
-func (a *asking) RoundTrip(r *http.Request) (*http.Response, error) {
-	if !a.limit.Allow() {
-		// No failure of the provider: somebody sends tokens that are not its own. Were
-		// its keys exchanged just now, those tokens have let them be fetched, too.
-		return nil, errors.New("the provider is asked too often")
-	}
-	answer, err := a.next.RoundTrip(r)
-	if err != nil || answer.StatusCode >= http.StatusInternalServerError {
-		a.note()
-	}
-	if err == nil {
-		answer.Body = &boundedBody{http.MaxBytesReader(nil, answer.Body, maxProviderAnswer), a}
-	}
-	return answer, err
-}
-
-// boundedBody is an answer of the provider. One that is too long, or breaks off, is a
-// failure of the provider, and not of the token that it was asked for.
-type boundedBody struct {
-	io.ReadCloser
-	asking *asking
-}
-
-// Read implements io.Reader.
-func (b *boundedBody) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
-	if err != nil && !errors.Is(err, io.EOF) {
-		b.asking.note()
-	}
-	return n, err
-}
-
-func (a *asking) note() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.failed = time.Now()
-}
-
-func (a *asking) failedSince(t time.Time) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return !a.failed.Before(t)
-}
 
 // discover asks the provider for its configuration, unless it has answered
 // before. One call does so at a time, and not at once after a failure.
@@ -183,7 +128,7 @@ func (p *provider) discover(ctx context.Context) (*oidc.IDTokenVerifier, error) 
 	// context's client for later, not the context.
 	asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), askTimeout)
 	defer cancel()
-	found, err := oidc.NewProvider(oidc.ClientContext(asking, p.client), p.opts.Issuer)
+	verifier, err := p.ask(asking)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err != nil {
@@ -192,11 +137,64 @@ func (p *provider) discover(ctx context.Context) (*oidc.IDTokenVerifier, error) 
 			slog.String("issuer", p.opts.Issuer), slog.String("error", err.Error()))
 		return nil, unreachable
 	}
-	p.verifier = found.Verifier(&oidc.Config{
+	p.verifier = verifier
+	return verifier, nil
+}
+
+// ask asks the provider for its configuration. The verifier that comes of it has no keys yet.
+func (p *provider) ask(ctx context.Context) (*oidc.IDTokenVerifier, error) {
+	found, err := oidc.NewProvider(oidc.ClientContext(ctx, p.client), p.opts.Issuer)
+	p.noted.Note(ctx, err)
+	if err != nil {
+		return nil, err
+	}
+	return found.Verifier(&oidc.Config{
 		ClientID: p.opts.Audience, SupportedSigningAlgs: algorithms,
 		SkipExpiryCheck: true, // times are checked here, by the clock's skew
-	})
-	return p.verifier, nil
+	}), nil
+}
+
+// run asks the provider again and again until ctx ends.
+func (p *provider) run(ctx context.Context) {
+	wait := time.NewTimer(refreshKeys)
+	defer wait.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-wait.C:
+		}
+		next := refreshKeys
+		if err := p.refresh(ctx); err != nil {
+			next = refreshAgain
+		}
+		wait.Reset(next)
+	}
+}
+
+// refresh takes over what the provider says now. What it said before holds where it does not answer.
+func (p *provider) refresh(ctx context.Context) error {
+	asking, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	verifier, err := p.ask(asking)
+	if err != nil {
+		p.log.LogAttrs(ctx, slog.LevelError, "the provider of tokens does not say its keys anew: those that are known "+
+			"hold on", slog.String("issuer", p.opts.Issuer), slog.String("error", err.Error()))
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.verifier = verifier
+	return nil
+}
+
+// closed says why tokens of the provider are refused, if they are.
+func (p *provider) closed() error {
+	if p.noted.Closed() == nil {
+		return nil
+	}
+	return fmt.Errorf("%w: the provider of tokens has not answered for %s, and its keys do not hold any longer; try "+
+		"again later", schema.ErrUnavailable, keysGrace)
 }
 
 // known returns who has a token that was verified a short time ago.

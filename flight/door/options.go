@@ -28,6 +28,8 @@ type Options struct {
 	// Recheck how often calls are that outlive what let them in. Default 2 s and
 	// 1 s: a token that is revoked has no call left within the sum of both.
 	Poll, Recheck time.Duration
+	// Sources is told whether the files, and the provider's keys, can be read; nil if that does not matter.
+	Sources *Sources
 	// Logger is told of what is read again, and of refusals. Default slog.Default().
 	Logger *slog.Logger
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/google/renameio/v2"
@@ -74,11 +75,15 @@ func RevokeToken(path, id string) (Token, error) {
 	})
 }
 
+// newMode is the mode of a file of tokens that is new.
+const newMode = 0o600
+
 // changeTokens replaces a file, from one moment to the next, by what change makes
-// of it. One process at a time does so.
+// of it. One process at a time does so. The file keeps its owner, its group and its mode, so that the server can read
+// it, whichever user changes it.
 func changeTokens(path string, create bool, change func([]Token) ([]Token, error)) (err error) {
-	if real, err := filepath.EvalSymlinks(path); err == nil {
-		path = real // the file is replaced, not the link to it
+	if path, err = unlinked(path); err != nil {
+		return err
 	}
 	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {
@@ -99,5 +104,75 @@ func changeTokens(path string, create bool, change func([]Token) ([]Token, error
 	if err != nil {
 		return err
 	}
-	return renameio.WriteFile(path, append(b, '\n'), 0o600, renameio.IgnoreUmask())
+	if err := replace(path, append(b, '\n')); err != nil {
+		return err
+	}
+	return dir.Sync() // else the old tokens may be back after a crash
+}
+
+// unlinked returns the path of the file that a link leads to: that file is replaced, and not the link. It refuses a
+// link of another user, who could have this user's rights replace any file.
+func unlinked(path string) (string, error) {
+	for range maxLinks {
+		info, err := os.Lstat(path)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return path, nil
+		case err != nil:
+			return "", err
+		case info.Mode().Type() != fs.ModeSymlink:
+			return path, nil
+		}
+		if owner := ownerOf(info); owner.Uid != 0 && int(owner.Uid) != os.Geteuid() {
+			return "", fmt.Errorf("%w: %s is a symbolic link of user %d; name the file that it leads to",
+				schema.ErrInvalid, path, owner.Uid)
+		}
+		to, err := os.Readlink(path)
+		if err != nil {
+			return "", err
+		}
+		if !filepath.IsAbs(to) {
+			to = filepath.Join(filepath.Dir(path), to)
+		}
+		path = to
+	}
+	return "", fmt.Errorf("%w: %s: too many symbolic links", schema.ErrInvalid, path)
+}
+
+// maxLinks is how many links to links are followed.
+const maxLinks = 8
+
+func ownerOf(info fs.FileInfo) *syscall.Stat_t { return info.Sys().(*syscall.Stat_t) }
+
+// replace writes a file anew under its name, with the owner, the group and the mode that it has.
+func replace(path string, b []byte) (err error) {
+	mode, uid, gid := fs.FileMode(newMode), -1, -1
+	switch info, err := os.Lstat(path); {
+	case err == nil && !info.Mode().IsRegular():
+		return fmt.Errorf("%w: %s is no regular file (%s)", schema.ErrInvalid, path, info.Mode())
+	case err == nil:
+		owner := ownerOf(info)
+		mode, uid, gid = info.Mode().Perm(), int(owner.Uid), int(owner.Gid)
+	case !errors.Is(err, fs.ErrNotExist):
+		return err
+	}
+	t, err := renameio.NewPendingFile(path, renameio.WithTempDir(filepath.Dir(path)),
+		renameio.WithStaticPermissions(newMode))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, t.Cleanup()) }() // which does nothing once the file is replaced
+	if uid >= 0 {
+		if err := t.Chown(uid, gid); err != nil {
+			return fmt.Errorf("%s belongs to user %d and group %d, which would lose it: change it as that user, or as "+
+				"root: %w", path, uid, gid, err)
+		}
+	}
+	if err := t.Chmod(mode); err != nil {
+		return err
+	}
+	if _, err := t.Write(b); err != nil {
+		return err
+	}
+	return t.CloseAtomicallyReplace()
 }

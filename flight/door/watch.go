@@ -32,7 +32,11 @@ type source struct {
 	// was.
 	load func(contents [][]byte) error
 
+	// noted is told whether they could be read.
+	noted *Source
+
 	seen   [sha256.Size]byte // of the contents that load was given last
+	wrong  error             // what load said to them
 	failed string            // why they could not be read, when they could not
 }
 
@@ -50,10 +54,10 @@ func (s *source) read() (loaded bool, err error) {
 	}
 	now := [sha256.Size]byte(sum.Sum(nil))
 	if now == s.seen {
-		return false, nil
+		return false, s.wrong
 	}
-	s.seen = now
-	return true, s.load(contents)
+	s.seen, s.wrong = now, s.load(contents)
+	return true, s.wrong
 }
 
 // ReadFile reads a file of at most so many bytes. What is no regular file is not read: a
@@ -159,6 +163,7 @@ func (w *watcher) events(ctx context.Context) (_ <-chan struct{}, stop func()) {
 func (w *watcher) look(ctx context.Context) {
 	for _, s := range w.sources {
 		loaded, err := s.read()
+		s.noted.Note(ctx, err)
 		switch {
 		case err != nil:
 			if why := err.Error(); loaded || why != s.failed {

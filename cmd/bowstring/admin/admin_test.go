@@ -234,7 +234,7 @@ func TestTLS(t *testing.T) {
 	dir := t.TempDir()
 	end := time.Now().Add(24 * time.Hour).Truncate(time.Second)
 	own := writeCertificate(t, dir, 1, end)
-	cert, err := admin.LoadCertificate(filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem"))
+	cert, err := admin.LoadCertificate(filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem"), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -253,7 +253,7 @@ func TestTLS(t *testing.T) {
 		resp.Body.Close()
 		t.Error("TLS 1.1 is spoken")
 	}
-	if _, err := admin.LoadCertificate(filepath.Join(dir, "none.pem"), filepath.Join(dir, "key.pem")); err == nil {
+	if _, err := admin.LoadCertificate(filepath.Join(dir, "none.pem"), filepath.Join(dir, "key.pem"), nil); err == nil {
 		t.Error("a certificate that is not there has no error")
 	}
 }

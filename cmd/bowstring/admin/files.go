@@ -2,6 +2,7 @@ package admin
 
 import (
 	"bytes"
+	"context"
 	"crypto/tls"
 	"fmt"
 	"os"
@@ -12,11 +13,18 @@ import (
 // checkEvery is how often a file is looked at, at most.
 const checkEvery = 10 * time.Second
 
+// Noted is told whether files can be read, and says when what they held does not hold any longer.
+type Noted interface {
+	Note(ctx context.Context, err error)
+	Closed() error
+}
+
 // file is something read from files, again whenever they have changed. It is safe
 // for concurrent use.
 type file[T any] struct {
 	paths []string
 	parse func() (T, error)
+	noted Noted // may be nil
 
 	mu      sync.Mutex
 	value   T
@@ -30,12 +38,12 @@ type stamp struct {
 }
 
 // get returns what is in the files. What was read before holds where they cannot
-// be read, or make no sense, later on: they may be about to be replaced.
+// be read, or make no sense, later on, for a grace time: they may be about to be replaced.
 func (f *file[T]) get() (T, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.stamps != nil && time.Since(f.checked) < checkEvery {
-		return f.value, nil
+		return f.value, f.closed()
 	}
 	f.checked = time.Now()
 	stamps, err := f.look()
@@ -45,10 +53,21 @@ func (f *file[T]) get() (T, error) {
 			f.value, f.stamps = v, stamps
 		}
 	}
+	if f.noted != nil {
+		f.noted.Note(context.Background(), err)
+	}
 	if f.stamps != nil {
-		err = nil
+		err = f.closed()
 	}
 	return f.value, err
+}
+
+// closed says why what was read last does not hold any longer; nil while it does.
+func (f *file[T]) closed() error {
+	if f.noted == nil {
+		return nil
+	}
+	return f.noted.Closed()
 }
 
 func (f *file[T]) look() ([]stamp, error) {
@@ -79,8 +98,8 @@ func same(a, b []stamp) bool {
 type Certificate struct{ file file[*tls.Certificate] }
 
 // LoadCertificate reads a certificate with its key.
-func LoadCertificate(cert, key string) (*Certificate, error) {
-	c := &Certificate{file[*tls.Certificate]{paths: []string{cert, key}, parse: func() (*tls.Certificate, error) {
+func LoadCertificate(cert, key string, noted Noted) (*Certificate, error) {
+	c := &Certificate{file[*tls.Certificate]{paths: []string{cert, key}, noted: noted, parse: func() (*tls.Certificate, error) {
 		pair, err := tls.LoadX509KeyPair(cert, key)
 		return &pair, err
 	}}}
@@ -110,8 +129,8 @@ const leastToken = 16
 
 // LoadToken returns a function for Options.Token that reads it from a file, again
 // when that is replaced.
-func LoadToken(path string) (func() ([]byte, error), error) {
-	f := &file[[]byte]{paths: []string{path}, parse: func() ([]byte, error) {
+func LoadToken(path string, noted Noted) (func() ([]byte, error), error) {
+	f := &file[[]byte]{paths: []string{path}, noted: noted, parse: func() ([]byte, error) {
 		text, err := os.ReadFile(path)
 		if err != nil {
 			return nil, err

@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"strings"
@@ -44,15 +45,58 @@ func TestTokenIsReadAgain(t *testing.T) {
 	expect("the second, a longer one")
 }
 
+// noted is a source of which a test says whether its grace time is over.
+type noted struct {
+	err  error
+	over bool
+}
+
+func (n *noted) Note(_ context.Context, err error) { n.err = err }
+
+func (n *noted) Closed() error {
+	if n.over {
+		return n.err
+	}
+	return nil
+}
+
+// A token that cannot be read holds for the grace time, and no longer.
+func TestTokenThatCannotBeReadEnds(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(path, []byte("a token of many letters\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n := &noted{}
+	token, err := LoadToken(path, n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &file[[]byte]{paths: []string{path}, noted: n, parse: token}
+	if _, err := f.get(); err != nil || n.err != nil {
+		t.Fatal(err, n.err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	f.checked = time.Time{} // it was looked at long ago
+	if _, err := f.get(); err != nil || n.err == nil {
+		t.Errorf("within the grace time: %v; noted is %v", err, n.err)
+	}
+	n.over = true
+	if _, err := f.get(); err == nil {
+		t.Error("after the grace time the token holds on")
+	}
+}
+
 func TestTokenThatCannotBe(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "token")
-	if _, err := LoadToken(path); err == nil {
+	if _, err := LoadToken(path, nil); err == nil {
 		t.Error("a file that is not there has no error")
 	}
 	if err := os.WriteFile(path, []byte("hunter2\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	_, err := LoadToken(path)
+	_, err := LoadToken(path, nil)
 	if err == nil || strings.Contains(err.Error(), "hunter2") || !strings.Contains(err.Error(), "7 characters") {
 		t.Errorf("a short token: %v", err)
 	}

@@ -235,4 +235,6 @@ var (
 		"`wrong`, or `limited` where their address had sent too many wrong ones.", "reason")
 	certificate = gauge("certificate_not_after_timestamp_seconds",
 		"When a certificate that is presented to clients ends to be valid.", "listener")
+	sourceUnread = gauge("source_unreadable", "1 while a file, or the keys of a provider, that says which callers come "+
+		"in and what they may do cannot be read, else 0. What was read last holds for a grace time.", "source")
 )

@@ -34,6 +34,9 @@ type Options struct {
 	// AdminGuesses counts wrong tokens of the admin listener, and requests that it refused unheard; nil if there is
 	// none.
 	AdminGuesses func() (wrong, limited int64)
+	// Sources returns what is read that says which callers come in and what they may do, and whether it cannot be read
+	// just now; nil if there is nothing.
+	Sources func() map[string]bool
 	// Cluster returns what the server is in its cluster, nil if it is in none; it may be nil itself.
 	Cluster func() *Cluster
 	// MemoryLimit is what the process may use, in bytes; 0 if that is not known.
@@ -171,6 +174,11 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 	if c.opts.Certificates != nil {
 		for listener, end := range c.opts.Certificates() {
 			ch.at(certificate, end, listener)
+		}
+	}
+	if c.opts.Sources != nil {
+		for what, unread := range c.opts.Sources() {
+			ch.truth(sourceUnread, unread, what)
 		}
 	}
 }

@@ -24,12 +24,12 @@ func (ch sink) seconds(m *metric, nanos int64, labels ...string) {
 	ch.send(m, time.Duration(nanos).Seconds(), labels...)
 }
 
-func (ch sink) truth(m *metric, is bool) {
+func (ch sink) truth(m *metric, is bool, labels ...string) {
 	v := 0.0
 	if is {
 		v = 1
 	}
-	ch.send(m, v)
+	ch.send(m, v, labels...)
 }
 
 // at sends a time, 0 for none.

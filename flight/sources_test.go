@@ -1,0 +1,55 @@
+package flight
+
+import (
+	"errors"
+	"log/slog"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health/grpc_health_v1"
+
+	"bowstring/flight/door"
+)
+
+// A server that cannot read who may call lets in no calls, and ends those that run, until it can.
+func TestSourcesCloseTheServer(t *testing.T) {
+	t.Parallel()
+	sources := door.NewSources(1, slog.New(slog.DiscardHandler)) // a nanosecond
+	f := serve(t, Options{Sources: sources})
+	f.fillLarge("big")
+	running := f.stalled(t.Context(), `{"dataset": "big", "batch": 4}`)
+	rules := sources.Add("the file of rules", true)
+	rules.Note(t.Context(), errors.New("permission denied"))
+	if !closedNow(sources) {
+		t.Fatal("the grace time is not over")
+	}
+	rules.Note(t.Context(), errors.New("permission denied"))
+	const why = "cannot read who may call"
+	var err error
+	for err == nil {
+		_, err = running.Recv()
+	}
+	wantCode(t, err, codes.Unavailable, why)
+	_, err = f.client.GetFlightInfo(t.Context(), path("big"))
+	wantCode(t, err, codes.Unavailable, why)
+	_, err = f.act("list", "")
+	wantCode(t, err, codes.Unavailable, why)
+	r, err := grpc_health_v1.NewHealthClient(f.conn()).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{})
+	if err != nil {
+		t.Errorf("health: %v, %v", r, err)
+	}
+	rules.Note(t.Context(), nil)
+	if _, err := f.act("list", ""); err != nil {
+		t.Error(err)
+	}
+}
+
+// closedNow waits for the nanosecond to pass.
+func closedNow(s *door.Sources) bool {
+	for range 1 << 20 {
+		if s.Closed() != nil {
+			return true
+		}
+	}
+	return false
+}
