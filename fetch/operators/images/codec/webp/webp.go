@@ -1,0 +1,260 @@
+package webp
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"image"
+	"io"
+
+	"golang.org/x/image/vp8"
+
+	"bowstring/fetch/operators/program"
+)
+
+// ErrFormat says that bytes are no WebP that the package decodes.
+var ErrFormat = errors.New("webp")
+
+func wrong(format string, values ...any) error {
+	return fmt.Errorf("%w: %s", ErrFormat, fmt.Sprintf(format, values...))
+}
+
+// Header is what a file says before its pixels.
+type Header struct {
+	Width, Height int
+	// Bytes bounds what decoding holds at once, and Steps its work.
+	Bytes, Steps int64
+
+	lossless bool
+	alpha    []byte // the chunk that has it, if there is one
+	data     []byte // the chunk that has the pixels
+}
+
+const (
+	headerBytes = 12 // "RIFF", a size, "WEBP"
+	extended    = 10 // bytes of VP8X
+	alphaFlag   = 1 << 4
+)
+
+// chunks are those of a file.
+type chunks struct{ rest []byte }
+
+// next gives a chunk. Data that the file does not have in full is cut off.
+func (c *chunks) next() (name string, data []byte, whole bool, err error) {
+	if len(c.rest) < 8 {
+		return "", nil, false, wrong("it has no pixels")
+	}
+	name = string(c.rest[:4])
+	n := int64(binary.LittleEndian.Uint32(c.rest[4:]))
+	c.rest = c.rest[8:]
+	have := min(n, int64(len(c.rest)))
+	data = c.rest[:have:have]
+	c.rest = c.rest[min(n+n&1, int64(len(c.rest))):]
+	return name, data, have == n, nil
+}
+
+// Read reads the chunks up to that of the pixels. It allocates nothing that depends on what the data says.
+func Read(cell []byte) (Header, error) {
+	if len(cell) < headerBytes || string(cell[:4]) != "RIFF" || string(cell[8:12]) != "WEBP" {
+		return Header{}, wrong("it does not begin as a WebP")
+	}
+	size := int64(binary.LittleEndian.Uint32(cell[4:]))
+	c := chunks{cell[headerBytes:max(min(size+8, int64(len(cell))), headerBytes)]}
+	h, canvas, wantAlpha := Header{}, false, false
+	for {
+		name, data, whole, err := c.next()
+		if err != nil {
+			return Header{}, err
+		}
+		switch name {
+		case "VP8X":
+			if canvas || len(data) != extended {
+				return Header{}, wrong("its VP8X chunk makes no sense")
+			}
+			canvas, wantAlpha = true, data[0]&alphaFlag != 0
+			h.Width, h.Height = 1+int(uint24(data[4:])), 1+int(uint24(data[7:]))
+		case "ALPH":
+			if !wantAlpha || h.alpha != nil || len(data) < 1 || !whole {
+				return Header{}, wrong("its ALPH chunk makes no sense")
+			}
+			h.alpha = data
+		case "VP8 ", "VP8L":
+			h.data, h.lossless = data, name == "VP8L"
+			if !h.lossless && (!whole || wantAlpha && h.alpha == nil) || h.lossless && h.alpha != nil {
+				return Header{}, wrong("its %s chunk makes no sense", name)
+			}
+			return h.sized(canvas)
+		}
+	}
+}
+
+func uint24(b []byte) uint32 { return uint32(b[0]) | uint32(b[1])<<8 | uint32(b[2])<<16 }
+
+// sized reads how large the pixels' chunk says that the image is, which has to be the size of the canvas.
+func (h *Header) sized(canvas bool) (Header, error) {
+	var w, height int
+	if h.lossless {
+		if len(h.data) < losslessHeader || h.data[0] != losslessMagic || h.data[4]>>5 != 0 {
+			return Header{}, wrong("its VP8L chunk does not begin as one")
+		}
+		bits := binary.LittleEndian.Uint32(h.data[1:])
+		w, height = 1+int(bits&0x3fff), 1+int(bits>>14&0x3fff)
+	} else {
+		if len(h.data) < 10 || h.data[0]&1 != 0 || string(h.data[3:6]) != "\x9d\x01\x2a" {
+			return Header{}, wrong("its VP8 chunk does not begin with a key frame")
+		}
+		w, height = int(binary.LittleEndian.Uint16(h.data[6:])&0x3fff), int(binary.LittleEndian.Uint16(h.data[8:])&0x3fff)
+	}
+	if canvas && (w != h.Width || height != h.Height) {
+		return Header{}, wrong("it is %d x %d, and its pixels are %d x %d", h.Width, h.Height, w, height)
+	}
+	if h.Width, h.Height = w, height; w == 0 || height == 0 {
+		return Header{}, wrong("it is %d x %d pixels", w, height)
+	}
+	h.bound()
+	return *h, nil
+}
+
+const (
+	losslessHeader = 5
+	losslessMagic  = 0x2f
+	roomBytes      = 64 << 10 // for what is small: the state of decoders
+	lossySteps     = 60       // of a pixel
+	filterSteps    = 4        // of a pixel's alpha
+)
+
+// bound says what decoding takes.
+func (h *Header) bound() {
+	h.Bytes, h.Steps = roomBytes, 1<<16
+	if h.lossless {
+		h.losslessBound(len(h.data))
+		return
+	}
+	blocks := int64(over(h.Width, 4)) * int64(over(h.Height, 4))
+	pixels := int64(h.Width) * int64(h.Height)
+	// Luma and chroma of whole blocks, what filters them, and the data once more.
+	h.Bytes += blocks*(16*16*3/2+4) + int64(over(h.Width, 4))*8 + int64(len(h.data))
+	h.Steps += blocks*16*16*lossySteps + int64(len(h.data))
+	if h.alpha != nil {
+		h.Bytes += pixels
+		h.Steps += pixels * filterSteps
+		if h.alpha[0]&3 == 1 {
+			h.losslessBound(len(h.alpha))
+		}
+	}
+}
+
+// losslessBound bounds what decoding n bytes of an image without losses takes. Of memory that is the most that a file of
+// this size can have. Trees may take more steps than are counted here, as none does that was made for its pixels: such a
+// file is refused when it has taken them.
+func (h *Header) losslessBound(n int) {
+	w, pixels := int64(h.Width), int64(h.Width)*int64(h.Height)
+	tiles := int64(over(h.Width, 2)) * int64(over(h.Height, 2))
+	const (
+		side        = 4                                                                 // transforms, and the tiles' groups, that are images
+		alphabet    = literals + lengthCodes + 1<<maxCache + 3*literals + distanceCodes // of a group
+		leastGroup  = 4 * trees                                                         // bits
+		perByte     = 3 * 8                                                             // lengths of symbols: six by two bits
+		cacheBytes  = 4 << maxCache
+		paletteSize = 4 * 256
+	)
+	groups := side + min(maxGroups, tiles, int64(n)*8/leastGroup+1)
+	symbols := min(groups*alphabet, int64(n)*perByte+groups)
+	h.Bytes += 4*pixels + 4*((w+1)/2)*int64(h.Height) + 3*4*tiles + paletteSize + (1+side)*cacheBytes +
+		groups*trees*treeBytes + symbols*symbolBytes
+	h.Steps += (pixels+3*tiles)*pixelSteps + 4*pixels*undoSteps + int64(n)*150 + 1<<20
+}
+
+// Decode gives the pixels of a file whose header this is. It takes no more of the meter than the header says.
+func Decode(h *Header, meter *program.Meter) (image.Image, error) {
+	if h.lossless {
+		d := decoder{data: h.data[losslessHeader:], meter: meter}
+		m, err := d.lossless(h.Width, h.Height)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrFormat, err)
+		}
+		return m, nil
+	}
+	alpha, err := h.plane(meter)
+	if err != nil {
+		return nil, fmt.Errorf("%w: its alpha: %w", ErrFormat, err)
+	}
+	lossy := *h
+	lossy.alpha = nil
+	lossy.bound()
+	if err := meter.Hold(lossy.Bytes - roomBytes); err != nil {
+		return nil, err
+	}
+	if err := meter.Spend(lossy.Steps - 1<<16); err != nil {
+		return nil, err
+	}
+	d := vp8.NewDecoder()
+	d.Init(meter.Reader(bytes.NewReader(h.data)), len(h.data))
+	if _, err = d.DecodeFrameHeader(); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrFormat, err)
+	}
+	m, err := d.DecodeFrame()
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrFormat, err)
+	}
+	if alpha != nil {
+		return &image.NYCbCrA{YCbCr: *m, A: alpha, AStride: h.Width}, nil
+	}
+	return m, nil
+}
+
+// plane decodes the alpha of a lossy image; nil if it has none.
+func (h *Header) plane(meter *program.Meter) ([]byte, error) {
+	if h.alpha == nil {
+		return nil, nil
+	}
+	n, flags, data := h.Width*h.Height, h.alpha[0], h.alpha[1:]
+	if err := meter.Hold(int64(n)); err != nil {
+		return nil, err
+	}
+	if err := meter.Spend(int64(n) * filterSteps); err != nil {
+		return nil, err
+	}
+	switch flags & 3 {
+	case 0:
+		if len(data) < n {
+			return nil, io.ErrUnexpectedEOF
+		}
+		alpha := bytes.Clone(data[:n])
+		unfilter(alpha, h.Width, flags>>2&3)
+		return alpha, nil
+	case 1:
+		d := decoder{data: data, meter: meter}
+		m, err := d.lossless(h.Width, h.Height)
+		if err != nil {
+			return nil, err
+		}
+		alpha := make([]byte, n)
+		for i := range alpha {
+			alpha[i] = m.Pix[4*i+1] // green
+		}
+		unfilter(alpha, h.Width, flags>>2&3)
+		return alpha, nil
+	}
+	return nil, fmt.Errorf("it is compressed by method %d", flags&3)
+}
+
+// unfilter undoes the prediction of alpha from the pixels before and above.
+func unfilter(alpha []byte, w int, filter byte) {
+	if filter == 0 {
+		return
+	}
+	for i := 1; i < len(alpha); i++ {
+		x, row := i%w, i-i%w
+		switch {
+		case row == 0, x > 0 && filter == 1: // by what is left
+			alpha[i] += alpha[i-1]
+		case x == 0, filter == 2: // by what is above
+			alpha[i] += alpha[i-w]
+		default:
+			v := int(alpha[i-1]) + int(alpha[i-w]) - int(alpha[i-w-1])
+			alpha[i] += uint8(min(max(v, 0), 255))
+		}
+	}
+}

@@ -1,0 +1,104 @@
+package webp
+
+import (
+	"bytes"
+	"errors"
+	"image"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"reflect"
+	"testing"
+
+	"go.uber.org/goleak"
+	library "golang.org/x/image/webp"
+
+	"bowstring/fetch/operators/program"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func files(t testing.TB) map[string][]byte {
+	t.Helper()
+	all := map[string][]byte{}
+	for _, pattern := range []string{"testdata/*.webp", "../../testdata/*.webp"} {
+		names, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range names {
+			if all[filepath.Base(n)], err = os.ReadFile(n); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if len(all) < 4 {
+		t.Fatalf("there are %d files", len(all))
+	}
+	return all
+}
+
+// decoded decodes a file, and holds that it takes no more than its header has said.
+func decoded(t *testing.T, file []byte) (image.Image, error) {
+	t.Helper()
+	h, err := Read(file)
+	if err != nil {
+		return nil, err
+	}
+	m, err := Decode(&h, program.NewMeter(t.Context(), program.Cost{Working: program.Count(h.Bytes),
+		Steps: program.Count(h.Steps)}))
+	if err != nil && !errors.Is(err, ErrFormat) && !errors.Is(err, program.ErrTooLarge) {
+		t.Errorf("%v is no error of the package", err)
+	}
+	return m, err
+}
+
+// same holds that a file gives what the library gives.
+func same(t *testing.T, file []byte) {
+	t.Helper()
+	got, err := decoded(t, file)
+	if errors.Is(err, program.ErrTooLarge) {
+		return
+	}
+	c, wantErr := library.DecodeConfig(bytes.NewReader(file))
+	if wantErr == nil && c.Width*c.Height > 1<<20 {
+		return
+	}
+	want, wantErr := library.Decode(bytes.NewReader(file))
+	if wantErr == nil && err == nil && !reflect.DeepEqual(got, want) {
+		t.Error("the pixels are others than the library's")
+	}
+	if wantErr == nil && err != nil {
+		t.Errorf("%v, where the library decodes it", err)
+	}
+}
+
+// TestSame holds that pixels are those of golang.org/x/image/webp, also those of damaged files that can be decoded.
+func TestSame(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 1))
+	for name, file := range files(t) {
+		if _, err := decoded(t, file); err != nil && filepath.Ext(name) == ".webp" && name[0] != '_' {
+			t.Errorf("%s: %v", name, err)
+		}
+		same(t, file)
+		for range 200 {
+			b := bytes.Clone(file)
+			for range 1 + random.IntN(3) {
+				b[random.IntN(len(b))] = byte(random.Uint32())
+			}
+			if same(t, b); t.Failed() {
+				t.Fatalf("in %s", name)
+			}
+		}
+	}
+}
+
+// FuzzSame is TestSame of any bytes.
+func FuzzSame(f *testing.F) {
+	for _, file := range files(f) {
+		f.Add(file)
+	}
+	f.Fuzz(func(t *testing.T, file []byte) { same(t, file) })
+}

@@ -1,5 +1,0 @@
-//go:build race
-
-package images
-
-const underRace = true
