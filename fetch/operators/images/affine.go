@@ -28,8 +28,11 @@ func (c *canvas) transform(m affine, w, h int, bilinear bool, fill []byte) {
 			colour[i] = fill[min(i, len(fill)-1)]
 		}
 	}
-	fillRow(to[:w*h*n], colour[:n])
-	t := warp{m: m, in: pix, width: c.width, height: c.height, channels: n, out: to, w: w, h: h}
+	for y := range h {
+		c.spend(w * fillSteps)
+		fillRow(to[y*w*n:][:w*n], colour[:n])
+	}
+	t := warp{s: c.s, m: m, in: pix, width: c.width, height: c.height, channels: n, out: to, w: w, h: h}
 	switch {
 	case bilinear:
 		t.bilinear()
@@ -45,6 +48,7 @@ func (c *canvas) transform(m affine, w, h int, bilinear bool, fill []byte) {
 
 // warp is one transformation.
 type warp struct {
+	s                       *scratch
 	m                       affine
 	in, out                 []byte
 	width, height, channels int
@@ -69,6 +73,7 @@ func coordinate(v float64) int {
 func (t *warp) scale() {
 	y := t.m[5] + float64(t.m[4]*0.5)
 	for i := range t.h {
+		t.s.spend(t.w * warpSteps)
 		x := t.m[2] + float64(t.m[0]*0.5)
 		for j := range t.w {
 			t.put(j, i, coordinate(x), coordinate(y))
@@ -96,6 +101,7 @@ func (t *warp) fixed() {
 	x0 := fix(float64(m[2]+float64(m[0]*0.5)) + float64(m[1]*0.5))
 	y0 := fix(float64(m[5]+float64(m[3]*0.5)) + float64(m[4]*0.5))
 	for i := range t.h {
+		t.s.spend(t.w * warpSteps)
 		x, y := x0, y0
 		for j := range t.w {
 			t.put(j, i, int(x>>16), int(y>>16))
@@ -112,6 +118,7 @@ func (t *warp) nearest() {
 	x0 := float64(m[2]+float64(m[1]*0.5)) + float64(m[0]*0.5)
 	y0 := float64(m[5]+float64(m[4]*0.5)) + float64(m[3]*0.5)
 	for i := range t.h {
+		t.s.spend(t.w * warpSteps)
 		x, y := x0, y0
 		for j := range t.w {
 			t.put(j, i, coordinate(x), coordinate(y))
@@ -126,6 +133,7 @@ func (t *warp) nearest() {
 func (t *warp) bilinear() {
 	n := t.channels
 	for i := range t.h {
+		t.s.spend(t.w * mixedSteps)
 		for j := range t.w {
 			x, y := t.m.at(float64(j)+0.5, float64(i)+0.5)
 			if !(x >= 0 && x < float64(t.width) && y >= 0 && y < float64(t.height)) {
@@ -255,10 +263,18 @@ func (o *rotation) apply(c *canvas, numbers *draw.Source) ([]program.Value, erro
 	return []program.Value{{Name: "angle", Number: angle}}, nil
 }
 
-func (o *rotation) bound(w, h, _ int) (int, int, int64) {
+func (o *rotation) bound(e extent) (extent, program.Cost) {
 	if o.expand {
-		side := int(math.Hypot(float64(w), float64(h))) + 3
-		return side, side, 0
+		side := int(math.Hypot(float64(e.w), float64(e.h))) + 3
+		e = e.of(side, side)
 	}
-	return w, h, 0
+	return e, e.each(warped(o.bilinear))
+}
+
+// warped is what a pixel of a transformed image takes, or one that is turned by a quarter.
+func warped(bilinear bool) int {
+	if bilinear {
+		return fillSteps + mixedSteps
+	}
+	return fillSteps + warpSteps
 }

@@ -148,4 +148,9 @@ func colour(c *canvas, kind int, m float64) {
 	}
 }
 
-func (o *randAugment) bound(w, h, _ int) (int, int, int64) { return w, h, 0 }
+func (o *randAugment) bound(e extent) (extent, program.Cost) {
+	// The one that takes most, and pixels that are laid out for it.
+	most := max(warped(o.bilinear), saturateSteps, (sharpenSteps+1)*e.channels, binSteps*e.channels,
+		lumaSteps+mapSteps*e.channels)
+	return e, e.each(o.ops * (most + (2*rowSteps+1)*e.channels))
+}

@@ -1,20 +1,27 @@
 package images
 
 import (
+	"cmp"
 	"image"
 
 	"bowstring/fetch/operators/images/codec"
 	"bowstring/fetch/operators/images/icc"
 	"bowstring/fetch/operators/images/jpeg"
 	"bowstring/fetch/operators/images/resample"
+	"bowstring/fetch/operators/program"
 )
 
 // scratch is the memory of one run, used again by later ones.
 type scratch struct {
+	meter   *program.Meter
 	decoder codec.Decoder
 	resizer resample.Resizer
 	pixels  [2][]byte
-	used    int // which of pixels the canvas is on
+	charged [2]int // bytes of pixels that the run has counted
+	used    int    // which of pixels the canvas is on
+	// The step that is under way.
+	step    int
+	name    string
 	canvas  canvas
 	output  output
 	encoder jpeg.Encoder
@@ -28,12 +35,31 @@ func (s *scratch) held() int {
 	return cap(s.pixels[0]) + cap(s.pixels[1]) + s.encoder.Held() + 2*cap(s.middle) + s.resizer.Held() + s.decoder.Held()
 }
 
+// spend counts steps that are about to be taken. It does not return where the run may not take them.
+func (s *scratch) spend(steps int) {
+	if err := s.meter.Spend(int64(steps)); err != nil {
+		panic(stopped{err})
+	}
+}
+
+// hold counts memory, whether it is allocated now or was kept of an earlier run. It does not return where the run may
+// not have it.
+func (s *scratch) hold(bytes int64) {
+	if err := s.meter.Hold(bytes); err != nil {
+		panic(stopped{err})
+	}
+}
+
 // buffer gives n bytes, beside those that the canvas is on.
 func (s *scratch) buffer(n int) []byte {
 	s.used = 1 - s.used
-	// Rows are read in larger units than bytes.
-	if cap(s.pixels[s.used]) < n+32 {
-		s.pixels[s.used] = make([]byte, n+32)
+	need := n + 32 // rows are read in larger units than bytes
+	if more := need - s.charged[s.used]; more > 0 {
+		s.hold(int64(more))
+		s.charged[s.used] = need
+	}
+	if cap(s.pixels[s.used]) < need {
+		s.pixels[s.used] = make([]byte, need)
 	}
 	return s.pixels[s.used][:n]
 }
@@ -59,7 +85,11 @@ type canvas struct {
 	window       image.Rectangle
 	flipX, flipY bool
 	err          error
+
+	perRow, perLine int // steps of a row of the source, and of the result, while it is finished
 }
+
+func (c *canvas) spend(steps int) { c.s.spend(steps) }
 
 // reset begins with pixels.
 func (c *canvas) reset(pix []byte, w, h, channels int) {
@@ -136,6 +166,7 @@ func (c *canvas) own() []byte {
 	pix := c.raster()
 	if c.borrowed {
 		to := c.s.buffer(len(pix))
+		c.spend(len(pix))
 		copy(to, pix)
 		c.pix, c.borrowed = to, false
 	}
@@ -156,6 +187,7 @@ type toRaster struct {
 }
 
 func (t *toRaster) Row(y int, pixels []byte) {
+	t.c.spend(t.c.perLine)
 	if t.pix == nil {
 		t.pix = t.c.s.buffer(t.w * t.h * t.c.channels)
 	}
@@ -169,12 +201,45 @@ func (c *canvas) finish(sink resample.Sink) {
 		Width: c.box.Dx(), Height: c.box.Dy(), To: c.to, Window: c.window, FlipX: c.flipX, FlipY: c.flipY,
 		Filter: c.filter,
 	}
+	held := c.room(&j)
 	c.decode(&j)
 	if c.err != nil {
 		return
 	}
 	j.Channels = c.channels
+	c.plan(&j)
 	c.s.resizer.Do(&j, c, sink)
+	c.s.meter.Free(held)
+}
+
+// room counts the memory of a job, and says how much that is.
+func (c *canvas) room(j *resample.Job) int64 {
+	channels := cmp.Or(c.channels, 4) // they may not be known before the file is decoded
+	// Rows that are read, and one of the result.
+	bytes := rowBytes(max(j.Width, j.To.X), channels)
+	if c.resized() {
+		bytes = bytes.Plus(passes(extent{j.Width, j.Height, channels}, j.To.X, j.To.Y).Working)
+	}
+	c.s.hold(bytes.Int64())
+	return bytes.Int64()
+}
+
+// plan counts what the rows of a job take.
+func (c *canvas) plan(j *resample.Job) {
+	width := j.Window.Dx() * j.Channels
+	c.perRow, c.perLine = (j.Width*j.Channels)*rowSteps, width*rowSteps
+	if c.colours != nil && c.file != nil {
+		c.perRow += j.Width * profileSteps
+	}
+	if j.To.X != j.Width {
+		c.perRow += width * taps(j.Width, j.To.X) * acrossSteps
+	}
+	if j.To.Y != j.Height {
+		c.perLine += width * taps(j.Height, j.To.Y) * downSteps
+	}
+	if c.resized() {
+		c.spend((j.To.X*weightsOf(j.Width, j.To.X) + j.To.Y*weightsOf(j.Height, j.To.Y)) * weightSteps)
+	}
 }
 
 // decode reads what of the file a job needs.
@@ -183,7 +248,7 @@ func (c *canvas) decode(j *resample.Job) {
 		return
 	}
 	region := c.s.resizer.Reach(j).Add(c.box.Min)
-	if c.err = c.s.decoder.Decode(c.file, c.header, c.mode, region); c.err != nil {
+	if c.err = c.s.decoder.Decode(c.file, c.header, c.mode, region, c.s.meter); c.err != nil {
 		return
 	}
 	c.channels = c.s.decoder.Channels()
@@ -191,6 +256,7 @@ func (c *canvas) decode(j *resample.Job) {
 
 // Row gives row y of the box.
 func (c *canvas) Row(y int, spare []byte) []byte {
+	c.spend(c.perRow)
 	y += c.box.Min.Y
 	if c.file != nil {
 		left := (c.s.decoder.Region().Min.X - c.box.Min.X) * c.channels

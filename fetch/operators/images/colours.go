@@ -1,7 +1,9 @@
 package images
 
 import (
+	"iter"
 	"math"
+	"slices"
 
 	"bowstring/fetch/operators/images/codec"
 )
@@ -21,25 +23,45 @@ func blend(degenerate, pixel uint8, factor float32) uint8 {
 	return uint8(v)
 }
 
+// parts gives an image's pixels for writing, some at a time. A pixel of them takes so many steps, and as many for each of
+// its channels as perChannel says.
+func (c *canvas) parts(steps, perChannel int) iter.Seq[[]byte] {
+	pix := c.own()
+	steps += perChannel * c.channels
+	return func(yield func([]byte) bool) {
+		for part := range slices.Chunk(pix, partPixels*c.channels) {
+			c.spend(len(part) / c.channels * steps)
+			if !yield(part) {
+				return
+			}
+		}
+	}
+}
+
+// partPixels are those that are worked on between two looks at the context.
+const partPixels = 1 << 16
+
 // through replaces each byte by a table's.
-func through(pix []byte, t *[256]uint8) {
-	for i, v := range pix {
-		pix[i] = t[v]
+func (c *canvas) through(t *[256]uint8) {
+	for pix := range c.parts(0, mapSteps) {
+		for i, v := range pix {
+			pix[i] = t[v]
+		}
 	}
 }
 
 // toward blends all pixels with one value.
-func toward(pix []byte, value uint8, factor float64) {
+func (c *canvas) toward(value uint8, factor float64) {
 	var t [256]uint8
 	for i := range t {
 		t[i] = blend(value, uint8(i), float32(factor))
 	}
-	through(pix, &t)
+	c.through(&t)
 }
 
 func (c *canvas) brightness(factor float64) {
 	if float32(factor) != 1 {
-		toward(c.own(), 0, factor)
+		c.toward(0, factor)
 	}
 }
 
@@ -48,16 +70,18 @@ func (c *canvas) contrast(factor float64) {
 	if float32(factor) == 1 {
 		return
 	}
-	pix := c.own()
-	sum, n := uint64(0), len(pix)/c.channels
-	for i := range n {
-		if c.channels == 3 {
-			sum += uint64(codec.Luma(pix[3*i], pix[3*i+1], pix[3*i+2]))
-		} else {
-			sum += uint64(pix[i])
+	sum, n := uint64(0), 0
+	for pix := range c.parts(lumaSteps, 0) {
+		n += len(pix) / c.channels
+		for i := range len(pix) / c.channels {
+			if c.channels == 3 {
+				sum += uint64(codec.Luma(pix[3*i], pix[3*i+1], pix[3*i+2]))
+			} else {
+				sum += uint64(pix[i])
+			}
 		}
 	}
-	toward(pix, uint8(float64(sum)/float64(n)+0.5), factor)
+	c.toward(uint8(float64(sum)/float64(n)+0.5), factor)
 }
 
 // saturation blends with the luma of each pixel.
@@ -65,10 +89,12 @@ func (c *canvas) saturation(factor float64) {
 	if c.channels != 3 || float32(factor) == 1 {
 		return
 	}
-	pix, f := c.own(), float32(factor)
-	for i := 0; i+2 < len(pix); i += 3 {
-		l := codec.Luma(pix[i], pix[i+1], pix[i+2])
-		pix[i], pix[i+1], pix[i+2] = blend(l, pix[i], f), blend(l, pix[i+1], f), blend(l, pix[i+2], f)
+	f := float32(factor)
+	for pix := range c.parts(saturateSteps, 0) {
+		for i := 0; i+2 < len(pix); i += 3 {
+			l := codec.Luma(pix[i], pix[i+1], pix[i+2])
+			pix[i], pix[i+1], pix[i+2] = blend(l, pix[i], f), blend(l, pix[i+1], f), blend(l, pix[i+2], f)
+		}
 	}
 }
 
@@ -78,10 +104,11 @@ func (c *canvas) hue(factor float64) {
 		return
 	}
 	shift := uint8(int32(float64(factor * 255)))
-	pix := c.own()
-	for i := 0; i+2 < len(pix); i += 3 {
-		h, s, v := toHSV(pix[i], pix[i+1], pix[i+2])
-		pix[i], pix[i+1], pix[i+2] = fromHSV(h+shift, s, v)
+	for pix := range c.parts(hueSteps, 0) {
+		for i := 0; i+2 < len(pix); i += 3 {
+			h, s, v := toHSV(pix[i], pix[i+1], pix[i+2])
+			pix[i], pix[i+1], pix[i+2] = fromHSV(h+shift, s, v)
+		}
 	}
 }
 
@@ -145,6 +172,7 @@ func (c *canvas) sharpness(factor float64) {
 	to := c.s.buffer(len(pix))
 	copy(to, pix)
 	for y := 1; y < h-1; y++ {
+		c.spend(w * n * sharpenSteps)
 		row := y * w * n
 		for at := row + n; at < row+(w-1)*n; at++ {
 			sum := 4 * int(pix[at])
@@ -159,9 +187,11 @@ func (c *canvas) sharpness(factor float64) {
 }
 
 func (c *canvas) posterize(bits int) {
-	pix, mask := c.own(), byte(0xFF)<<(8-bits)
-	for i := range pix {
-		pix[i] &= mask
+	mask := byte(0xFF) << (8 - bits)
+	for pix := range c.parts(0, mapSteps) {
+		for i := range pix {
+			pix[i] &= mask
+		}
 	}
 }
 
@@ -172,20 +202,29 @@ func (c *canvas) solarize(threshold float64) {
 			t[i] = 255 - uint8(i)
 		}
 	}
-	through(c.own(), &t)
+	c.through(&t)
 }
 
 // perChannel maps each channel by a table that is made of its histogram.
 func (c *canvas) perChannel(make func(bins *[256]int) [256]uint8) {
-	pix, n := c.own(), c.channels
-	for k := range n {
-		var bins [256]int
-		for i := k; i < len(pix); i += n {
-			bins[pix[i]]++
+	var bins [4][256]int
+	for pix := range c.parts(0, binSteps/2) {
+		for k := range c.channels {
+			for i := k; i < len(pix); i += c.channels {
+				bins[k][pix[i]]++
+			}
 		}
-		t := make(&bins)
-		for i := k; i < len(pix); i += n {
-			pix[i] = t[pix[i]]
+	}
+	var tables [4][256]uint8
+	for k := range c.channels {
+		tables[k] = make(&bins[k])
+	}
+	for pix := range c.parts(0, binSteps/2) {
+		for k := range c.channels {
+			t := &tables[k]
+			for i := k; i < len(pix); i += c.channels {
+				pix[i] = t[pix[i]]
+			}
 		}
 	}
 }

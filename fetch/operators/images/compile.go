@@ -1,6 +1,7 @@
 package images
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -24,9 +25,8 @@ func Engine() string {
 type operator interface {
 	// apply changes the canvas. What is at fault in the sample is an error.
 	apply(c *canvas, numbers *draw.Source) ([]program.Value, error)
-	// bound is what an image of at most w x h pixels becomes at most, and the bytes that it takes besides the
-	// pixels before and after.
-	bound(w, h, channels int) (width, height int, bytes int64)
+	// bound is what an image becomes at most, and what that takes besides the pixels before and after.
+	bound(e extent) (extent, program.Cost)
 }
 
 // stage is an operator at its place in the list.
@@ -106,7 +106,34 @@ func compile(in program.Form, steps []program.Step, from int, mask bool) (progra
 	if b.table != nil {
 		p.table = b.table.bits()
 	}
+	if wrong, ok := errors.AsType[*program.StepError](p.possible()); ok {
+		return nil, wrong
+	}
 	return p, nil
+}
+
+// possible refuses a list that makes more of an image than any may become, whatever the image is: from the first step on
+// that gives it a size.
+func (p *compiled) possible() error {
+	e, known := extent{}, p.in.Kind == program.Image
+	if known {
+		e = extent{h: p.in.Dims[0], w: p.in.Dims[1], channels: p.in.Dims[2]}
+	}
+	for i := range p.stages {
+		s := &p.stages[i]
+		if known {
+			var cost program.Cost
+			next, err := e.through(p.stages[i:i+1], &cost, program.Ceiling)
+			if err != nil {
+				return err
+			}
+			e = next
+		}
+		if after := p.after[s.step-p.from]; after.w != program.Unknown && after.h != program.Unknown {
+			e, known = extent{w: after.w, h: after.h, channels: max(after.channels, 1)}, true
+		}
+	}
+	return nil
 }
 
 func (b *builder) fail(format string, values ...any) *program.StepError {

@@ -62,8 +62,8 @@ func (o *randomResizedCrop) apply(c *canvas, numbers *draw.Source) ([]program.Va
 	return boxValues(box), nil
 }
 
-func (o *randomResizedCrop) bound(w, h, channels int) (int, int, int64) {
-	return o.w, o.h, passes(w, h, o.w, o.h, channels)
+func (o *randomResizedCrop) bound(e extent) (extent, program.Cost) {
+	return e.of(o.w, o.h), passes(e, o.w, o.h)
 }
 
 // centerCrop takes the middle; around what is smaller come zeros.
@@ -88,8 +88,8 @@ func (o *centerCrop) apply(c *canvas, _ *draw.Source) ([]program.Value, error) {
 	return nil, nil
 }
 
-func (o *centerCrop) bound(w, h, channels int) (int, int, int64) {
-	return o.w, o.h, int64(max(w, o.w)) * int64(max(h, o.h)) * int64(channels) * 2
+func (o *centerCrop) bound(e extent) (extent, program.Cost) {
+	return e.of(o.w, o.h), e.of(max(e.w, o.w), max(e.h, o.h)).padded()
 }
 
 // randomCrop takes a part of the size given.
@@ -136,13 +136,21 @@ func (o *randomCrop) apply(c *canvas, numbers *draw.Source) ([]program.Value, er
 	return boxValues(box), nil
 }
 
-func (o *randomCrop) bound(w, h, channels int) (int, int, int64) {
+func (o *randomCrop) bound(e extent) (extent, program.Cost) {
 	m := o.padding
-	pw, ph := w+m.left+m.right, h+m.top+m.bottom
+	w, h := e.w+m.left+m.right, e.h+m.top+m.bottom
 	if o.fit {
-		pw, ph = pw+2*o.w, ph+2*o.h
+		w, h = w+2*o.w, h+2*o.h
 	}
-	return o.w, o.h, 2 * int64(pw) * int64(ph) * int64(channels)
+	return e.of(o.w, o.h), e.of(w, h).padded()
+}
+
+// padded is what it takes to pad an image to this size, before a part of it is taken.
+func (e extent) padded() program.Cost {
+	takes := e.each(padSteps)
+	takes.Working = e.bytes().Times(2)
+	takes.Steps = takes.Steps.Plus(e.bytes().Times(rowSteps))
+	return takes
 }
 
 // pad puts a margin around.
@@ -173,8 +181,9 @@ func (o *pad) apply(c *canvas, _ *draw.Source) ([]program.Value, error) {
 	return nil, nil
 }
 
-func (o *pad) bound(w, h, _ int) (int, int, int64) {
-	return w + o.left + o.right, h + o.top + o.bottom, 0
+func (o *pad) bound(e extent) (extent, program.Cost) {
+	next := e.of(e.w+o.left+o.right, e.h+o.top+o.bottom)
+	return next, next.each(padSteps)
 }
 
 // margins says what comes around an image.
@@ -263,6 +272,7 @@ func (c *canvas) pad(m margins) {
 		}
 	}
 	for y := range th {
+		c.spend(tw * padSteps)
 		row := to[y*tw*n:][:tw*n]
 		from := beyond(y-m.top, h, m.mode)
 		if from < 0 {

@@ -28,7 +28,16 @@ func newEncodeJPEG(b *builder, p *params) *program.StepError {
 	return nil
 }
 
-func (o *encodeJPEG) bound(w, h int) int64 { return jpeg.MaxEncoded(w, h) }
+// bound is what it takes to encode an image, and the most bytes of the result. As many are worked in: planes, and the
+// result before it is copied.
+func (o *encodeJPEG) bound(e extent) (takes program.Cost, result program.Amount) {
+	result = program.Count(jpeg.MaxEncoded(e.w, e.h))
+	side := e.of(e.w+15, e.h+15) // whole units
+	takes = side.each(encodeSteps)
+	takes.Working = result
+	takes.Steps = takes.Steps.Plus(e.bytes().Times(rowSteps))
+	return takes, result
+}
 
 // encode makes the result of what the steps before have made.
 func (p *compiled) encode(c *canvas, alloc func(n int) []byte) error {
@@ -41,7 +50,18 @@ func (p *compiled) encode(c *canvas, alloc func(n int) []byte) error {
 		return about(step, "EncodeJPEG", program.ErrDamaged,
 			fmt.Errorf("an image of %d x %d is larger than a JPEG may be", c.width, c.height))
 	}
-	out := c.s.encoder.Encode(pix, c.width, c.height, c.channels, p.encoder.quality)
-	copy(alloc(len(out)), out)
+	c.s.step, c.s.name = step, "EncodeJPEG"
+	c.s.hold(jpeg.MaxEncoded(c.width, c.height))
+	out, err := c.s.encoder.Encode(pix, c.width, c.height, c.channels, p.encoder.quality, func(rows int) error {
+		return c.s.meter.Spend(int64(rows) * int64(c.width+15) * encodeSteps)
+	})
+	if err != nil {
+		return err
+	}
+	to := alloc(len(out))
+	if len(to) < len(out) {
+		return about(step, "EncodeJPEG", program.ErrTooLarge, fmt.Errorf("there is no memory for %d bytes", len(out)))
+	}
+	copy(to, out)
 	return nil
 }

@@ -77,6 +77,7 @@ func (o *erasing) apply(c *canvas, numbers *draw.Source) ([]program.Value, error
 	if !box.Empty() {
 		pix := c.own()
 		for y := box.Min.Y; y < box.Max.Y; y++ {
+			c.spend(box.Dx() * c.channels * eraseSteps)
 			for x := box.Min.X; x < box.Max.X; x++ {
 				for k := range c.channels {
 					pix[(y*w+x)*c.channels+k] = uint8(o.value(k))
@@ -87,15 +88,18 @@ func (o *erasing) apply(c *canvas, numbers *draw.Source) ([]program.Value, error
 	return boxValues(box), nil
 }
 
-func (o *erasing) bound(w, h, _ int) (int, int, int64) { return w, h, 0 }
+func (o *erasing) bound(e extent) (extent, program.Cost) {
+	return e, e.each(e.channels * (eraseSteps + 1))
+}
 
 // lay erases in the result.
-func (o *erasing) lay(out *output, numbers *draw.Source) []program.Value {
+func (o *erasing) lay(c *canvas, out *output, numbers *draw.Source) []program.Value {
 	box := o.box(out.width, out.height, numbers)
 	size := sizeOf(out.dtype)
 	for k := range out.channels {
 		bits := element(float32(o.value(k)), out.dtype)
 		for y := box.Min.Y; y < box.Max.Y; y++ {
+			c.spend(box.Dx() * eraseSteps)
 			for x := box.Min.X; x < box.Max.X; x++ {
 				at := (y*out.width+x)*out.channels + k
 				if out.planar {

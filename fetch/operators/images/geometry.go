@@ -56,6 +56,8 @@ func (o *decode) apply(c *canvas, _ *draw.Source) ([]program.Value, error) {
 	}
 	c.header, c.mode, c.width, c.height = h, o.mode, h.Width, h.Height
 	if h.Profile && o.profile == "srgb" && !o.mask {
+		c.s.hold(profileBytes)
+		c.spend(baseSteps)
 		if c.colours, err = coloursOf(c.file, h); err != nil {
 			return nil, err
 		}
@@ -97,7 +99,15 @@ func (o *decode) turns(h codec.Header) bool {
 }
 
 // bound takes what the orientation makes of the header's size: Cost has turned it.
-func (o *decode) bound(w, h, _ int) (int, int, int64) { return w, h, 0 }
+func (o *decode) bound(e extent) (extent, program.Cost) {
+	takes := e.each(turnSteps)
+	if o.profile == "srgb" {
+		takes = with(takes, e.each(profileSteps))
+		takes.Working = program.Count(profileBytes)
+		takes.Steps = takes.Steps.Plus(program.Count(baseSteps))
+	}
+	return e, takes
+}
 
 // orient undoes what Exif says of how the camera was held.
 func (c *canvas) orient(orientation int) {
@@ -113,6 +123,7 @@ func (c *canvas) orient(orientation int) {
 	w, h, n := c.width, c.height, c.channels
 	to := c.s.buffer(len(pix))
 	for y := range h {
+		c.spend(w * turnSteps)
 		for x := range w {
 			copy(to[(x*h+y)*n:(x*h+y)*n+n], pix[(y*w+x)*n:])
 		}
@@ -144,14 +155,6 @@ func (p *params) antialias() {
 		p.fail("antialias", "got false, takes true: images are always resized with antialiasing")
 	}
 }
-
-// passes bounds the memory of a resize: rows of the new width, and weights.
-func passes(w, h, tw, th, channels int) int64 {
-	weights := func(in, out int) int64 { return int64(out) * (7*int64(max(ceil(in, out), 1)) + 16) * 4 }
-	return int64(tw)*int64(h)*int64(channels) + weights(w, tw) + weights(h, th) + 16*int64(w+tw)
-}
-
-func ceil(a, b int) int { return (a + b - 1) / b }
 
 // resize changes the size: to height and width, or the shorter side to short.
 type resize struct {
@@ -228,9 +231,9 @@ func (o *resize) apply(c *canvas, _ *draw.Source) ([]program.Value, error) {
 	return nil, nil
 }
 
-func (o *resize) bound(w, h, channels int) (int, int, int64) {
-	tw, th := o.target(w, h)
-	return tw, th, passes(w, h, tw, th, channels)
+func (o *resize) bound(e extent) (extent, program.Cost) {
+	w, h := o.target(e.w, e.h)
+	return e.of(w, h), passes(e, w, h)
 }
 
 // flip mirrors with a probability.
@@ -260,7 +263,7 @@ func (o *flip) apply(c *canvas, numbers *draw.Source) ([]program.Value, error) {
 	return []program.Value{{Name: "flip", Number: v}}, nil
 }
 
-func (o *flip) bound(w, h, _ int) (int, int, int64) { return w, h, 0 }
+func (o *flip) bound(e extent) (extent, program.Cost) { return e, program.Cost{} }
 
 // round is Python's.
 func round(v float64) int { return int(math.RoundToEven(v)) }

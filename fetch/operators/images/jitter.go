@@ -85,7 +85,15 @@ func (o *jitter) apply(c *canvas, numbers *draw.Source) ([]program.Value, error)
 	return values, nil
 }
 
-func (o *jitter) bound(w, h, _ int) (int, int, int64) { return w, h, 0 }
+func (o *jitter) bound(e extent) (extent, program.Cost) {
+	each := e.channels
+	for i, steps := range [4]int{mapSteps * e.channels, lumaSteps + mapSteps*e.channels, saturateSteps, hueSteps} {
+		if !o.unset[i] {
+			each += steps
+		}
+	}
+	return e, e.each(each)
+}
 
 // blur is Gaussian.
 type blur struct {
@@ -143,12 +151,14 @@ func (o *blur) apply(c *canvas, numbers *draw.Source) ([]program.Value, error) {
 		return nil, fmt.Errorf("an image of %d x %d is too small for a kernel of %d x %d", w, h, o.kx, o.ky)
 	}
 	to := c.s.buffer(len(pix))
+	c.s.hold(2 * int64(len(pix)))
 	if cap(c.s.middle) < len(pix) {
 		c.s.middle = make([]uint16, len(pix))
 	}
 	middle := c.s.middle[:len(pix)]
 	across, down := kernel(o.kx, sigma), kernel(o.ky, sigma)
 	for y := range h {
+		c.spend(w * n * o.kx * tapSteps)
 		row, out := pix[y*w*n:][:w*n], middle[y*w*n:][:w*n]
 		for x := range w {
 			for k := range n {
@@ -161,6 +171,7 @@ func (o *blur) apply(c *canvas, numbers *draw.Source) ([]program.Value, error) {
 		}
 	}
 	for y := range h {
+		c.spend(w * n * o.ky * tapSteps)
 		out := to[y*w*n:][:w*n]
 		for x := range out {
 			sum := uint64(1 << 23)
@@ -171,6 +182,7 @@ func (o *blur) apply(c *canvas, numbers *draw.Source) ([]program.Value, error) {
 		}
 	}
 	c.replace(to, w, h, n)
+	c.s.meter.Free(2 * int64(len(pix)))
 	return []program.Value{{Name: "sigma", Number: sigma}}, nil
 }
 
@@ -184,6 +196,6 @@ func mirrored(i, n int) int {
 	return i
 }
 
-func (o *blur) bound(w, h, channels int) (int, int, int64) {
-	return w, h, 2 * int64(w) * int64(h) * int64(channels)
+func (o *blur) bound(e extent) (extent, program.Cost) {
+	return e, program.Cost{Working: e.bytes().Times(2), Steps: e.bytes().Times(int64(o.kx+o.ky) * tapSteps)}
 }

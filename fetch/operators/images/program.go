@@ -3,6 +3,7 @@ package images
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 
@@ -37,11 +38,6 @@ func about(step int, name string, kind, err error) error {
 	return fmt.Errorf("step %d (%s): %w: %w", step, name, kind, err)
 }
 
-// extent is the most that an image has at a step.
-type extent struct{ w, h, channels int }
-
-func (e extent) bytes() program.Amount { return program.Product(e.w, e.h, e.channels) }
-
 // Cost bounds by the header what a run takes. A limit of zero is the ceiling's.
 func (p *compiled) Cost(cell []byte, limits program.Limits) (program.Cost, error) {
 	e, cost, err := p.opened(cell, limits)
@@ -74,47 +70,46 @@ func (p *compiled) opened(cell []byte, limits program.Limits) (extent, program.C
 	if p.wide {
 		e.channels = 6
 	}
-	cost.Working = program.Count(header.Bytes)
+	cost.Working, cost.Steps = program.Count(header.Bytes), program.Count(header.Steps)
 	if p.stages[0].operator.(*decode).turns(header) && header.Orientation > 4 {
 		e.w, e.h = e.h, e.w
 	}
 	return e, cost, nil
 }
 
-// through is what stages make of an image, and adds what they take to cost.
-func (e extent) through(stages []stage, cost *program.Cost) extent {
-	most := program.Product(e.w, e.h)
-	for _, s := range stages {
-		w, h, extra := s.bound(e.w, e.h, e.channels)
-		cost.Working = cost.Working.Plus(program.Count(extra))
-		e.w, e.h = w, h
-		most = most.Or(program.Product(w, h))
-	}
-	// Two buffers, of the pixels before and after an operator.
-	cost.Working = cost.Working.Plus(most.Times(2 * int64(e.channels))).Plus(program.Count(1 << 16))
-	return e
-}
-
 // costFrom is the cost of the stages from one on, and of the result.
 func (p *compiled) costFrom(e extent, cost program.Cost, from int, limits program.Limits) (program.Cost, error) {
-	e = e.through(p.stages[from:], &cost)
+	e, err := e.through(p.stages[from:], &cost, limits)
+	if err != nil {
+		return cost, err
+	}
 	cost.Result = e.bytes().Times(int64(sizeOf(p.dtype)))
 	if p.wide {
 		cost.Result = e.bytes()
 	}
+	// The result's elements, and those that are erased.
+	cost.Steps = cost.Steps.Plus(e.bytes().Times(int64(rowSteps + layoutSteps + eraseSteps*len(p.erasures))))
 	if p.encoder != nil {
-		cost.Result = program.Count(p.encoder.bound(e.w, e.h))
-		cost.Working = cost.Working.Plus(cost.Result)
+		var takes program.Cost
+		takes, cost.Result = p.encoder.bound(e)
+		cost = with(cost, takes)
 	}
 	return cost, p.held(cost, limits)
 }
 
+func bytesOf(limits program.Limits) int64 { return cmp.Or(limits.Bytes, program.Ceiling.Bytes) }
+func stepsOf(limits program.Limits) int64 { return cmp.Or(limits.Steps, program.Ceiling.Steps) }
+
 // held holds a cost against the limits.
 func (p *compiled) held(cost program.Cost, limits program.Limits) error {
-	if most := cmp.Or(limits.Bytes, program.Ceiling.Bytes); cost.Working.Plus(cost.Result).Beyond(most) {
+	if most := bytesOf(limits); cost.Working.Plus(cost.Result).Beyond(most) {
 		return about(p.from, p.steps[0].Name, program.ErrTooLarge,
 			fmt.Errorf("it takes up to %v bytes and makes %v of them, and may take %d", cost.Working, cost.Result,
 				most))
+	}
+	if most := stepsOf(limits); cost.Steps.Beyond(most) {
+		return about(p.from, p.steps[0].Name, program.ErrTooLarge,
+			fmt.Errorf("it takes up to %v steps of work, and may take %d", cost.Steps, most))
 	}
 	return nil
 }
@@ -124,10 +119,11 @@ var pool = sync.Pool{New: func() any { return new(scratch) }}
 // Run makes the result of a cell.
 func (p *compiled) Run(ctx context.Context, cell []byte, by program.Draws,
 	alloc func(n int) []byte) (outcome program.Outcome, err error) {
-	if _, err := p.Cost(cell, program.Ceiling); err != nil {
+	cost, err := p.Cost(cell, program.Ceiling)
+	if err != nil {
 		return program.Outcome{}, err
 	}
-	err = withScratch(func(s *scratch) error {
+	err = withScratch(program.NewMeter(ctx, cost), func(s *scratch) error {
 		c := &s.canvas
 		c.s = s
 		if p.in.Kind == program.Image {
@@ -142,20 +138,46 @@ func (p *compiled) Run(ctx context.Context, cell []byte, by program.Draws,
 	return outcome, err
 }
 
-// withScratch calls f with memory to work in.
-func withScratch(f func(s *scratch) error) error {
-	s := pool.Get().(*scratch)
-	err := f(s)
-	s.release()
-	if s.held() <= keep {
-		pool.Put(s)
+// stopped ends a run in the midst of a pass: withScratch makes its error of it.
+type stopped struct{ err error }
+
+// withScratch calls f with memory to work in, and a meter that f and what it calls are held to. What the meter says is
+// the error then, whatever f makes of it.
+func withScratch(meter *program.Meter, f func(s *scratch) error) (err error) {
+	if err := meter.Look(); err != nil {
+		return err
 	}
-	return err
+	s := pool.Get().(*scratch)
+	s.meter = meter
+	defer func() {
+		if p := recover(); p != nil {
+			stop, ok := p.(stopped)
+			if !ok {
+				panic(p)
+			}
+			err = s.ended(stop.err)
+		} else if failed := meter.Look(); err != nil && failed != nil {
+			err = s.ended(failed)
+		}
+		s.release()
+		if s.held() <= keep {
+			pool.Put(s)
+		}
+	}()
+	return f(s)
 }
 
-// release lets go of the input and the result.
+// ended names the step in which a meter has ended the run.
+func (s *scratch) ended(err error) error {
+	if errors.Is(err, program.ErrTooLarge) {
+		return fmt.Errorf("%w: %w", err, &program.StepError{Step: s.step, Name: s.name, Reason: "the run was ended in it"})
+	}
+	return fmt.Errorf("step %d (%s): %w", s.step, s.name, err)
+}
+
+// release lets go of the input, the result and the run.
 func (s *scratch) release() {
-	s.canvas, s.output = canvas{}, output{}
+	s.canvas, s.output, s.meter, s.charged, s.step, s.name = canvas{}, output{}, nil, [2]int{}, 0, ""
 	s.decoder.Release()
 }
 
@@ -163,6 +185,7 @@ func (s *scratch) release() {
 func (p *compiled) apply(c *canvas, stages []stage, by program.Draws, outcome *program.Outcome) error {
 	for i := range stages {
 		g := &stages[i]
+		c.s.step, c.s.name = g.step, g.name
 		numbers := by.Source(g.step)
 		values, err := g.apply(c, &numbers)
 		if err == nil {
@@ -203,7 +226,7 @@ func (p *compiled) layOut(c *canvas, by program.Draws, outcome program.Outcome,
 	for i := range p.erasures {
 		g := &p.erasures[i]
 		numbers := by.Source(g.step)
-		values := g.operator.(*erasing).lay(o, &numbers)
+		values := g.operator.(*erasing).lay(c, o, &numbers)
 		outcome.Drawn = append(outcome.Drawn, program.Drawn{Step: g.step, Values: values})
 	}
 	outcome.Dims = []int{o.height, o.width, o.channels}
@@ -229,7 +252,11 @@ func (t *begin) Row(y int, pixels []byte) {
 		if t.o.wide {
 			t.o.channels /= 2
 		}
-		t.o.dst = t.alloc(t.o.width * t.o.height * t.o.channels * sizeOf(t.o.dtype))
+		n := t.o.width * t.o.height * t.o.channels * sizeOf(t.o.dtype)
+		if t.o.dst = t.alloc(n); len(t.o.dst) < n {
+			panic(stopped{fmt.Errorf("%w: there is no memory for a result of %d bytes", program.ErrTooLarge, n)})
+		}
 	}
+	t.c.spend(t.c.perLine + t.o.width*t.o.channels*layoutSteps)
 	t.o.Row(y, pixels)
 }

@@ -49,18 +49,23 @@ func (h *splitHead) Cost(cell []byte, limits program.Limits) (program.Cost, erro
 	if err != nil {
 		return cost, err
 	}
-	e = e.through(p.stages[:h.stages], &cost)
+	if e, err = e.through(p.stages[:h.stages], &cost, limits); err != nil {
+		return cost, err
+	}
+	cost.Steps = cost.Steps.Plus(e.bytes().Times(rowSteps))
 	cost.Result = e.bytes().Plus(program.Count(program.BetweenHeader))
 	return cost, p.held(cost, limits)
 }
 
 // Run implements program.Program.
-func (h *splitHead) Run(ctx context.Context, cell []byte, _ program.Draws, alloc func(n int) []byte) (program.Outcome, error) {
-	if _, err := h.Cost(cell, program.Ceiling); err != nil {
+func (h *splitHead) Run(ctx context.Context, cell []byte, _ program.Draws,
+	alloc func(n int) []byte) (program.Outcome, error) {
+	cost, err := h.Cost(cell, program.Ceiling)
+	if err != nil {
 		return program.Outcome{}, err
 	}
 	var outcome program.Outcome
-	return outcome, withScratch(func(s *scratch) error {
+	return outcome, withScratch(program.NewMeter(ctx, cost), func(s *scratch) error {
 		c := &s.canvas
 		c.s, c.file = s, cell
 		if err := h.whole.apply(c, h.whole.stages[:h.stages], program.Draws{}, &outcome); err != nil {
@@ -71,7 +76,11 @@ func (h *splitHead) Run(ctx context.Context, cell []byte, _ program.Draws, alloc
 			return about(h.whole.from, h.whole.steps[0].Name, program.ErrDamaged, c.err)
 		}
 		b := program.Between{Kind: program.Image, Type: program.Uint8, Dims: []int{c.height, c.width, c.channels}}
+		c.spend(len(pix))
 		to := alloc(int(b.Size()))
+		if int64(len(to)) < b.Size() {
+			return fmt.Errorf("%w: there is no memory for %d bytes between two steps", program.ErrTooLarge, b.Size())
+		}
 		b.PutHeader(to)
 		copy(to[program.BetweenHeader:], pix)
 		return nil
@@ -123,14 +132,15 @@ func (t *splitTail) Cost(cell []byte, limits program.Limits) (program.Cost, erro
 // Run implements program.Program.
 func (t *splitTail) Run(ctx context.Context, cell []byte, by program.Draws,
 	alloc func(n int) []byte) (outcome program.Outcome, err error) {
-	if _, err := t.Cost(cell, program.Ceiling); err != nil {
+	cost, err := t.Cost(cell, program.Ceiling)
+	if err != nil {
 		return outcome, err
 	}
 	dims, pix, err := t.pixels(cell, program.Ceiling)
 	if err != nil {
 		return outcome, err
 	}
-	err = withScratch(func(s *scratch) error {
+	err = withScratch(program.NewMeter(ctx, cost), func(s *scratch) error {
 		c := &s.canvas
 		c.s = s
 		c.reset(pix, dims.w, dims.h, dims.channels)

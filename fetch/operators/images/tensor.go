@@ -38,6 +38,9 @@ func (o *grayscale) apply(c *canvas, _ *draw.Source) ([]program.Value, error) {
 	}
 	to := c.s.buffer(w * h * o.channels)
 	for i := range w * h {
+		if i%w == 0 {
+			c.spend(w * lumaSteps)
+		}
 		v := pix[i*from]
 		if from == 3 {
 			v = codec.Luma(v, pix[i*3+1], pix[i*3+2])
@@ -50,7 +53,7 @@ func (o *grayscale) apply(c *canvas, _ *draw.Source) ([]program.Value, error) {
 	return nil, nil
 }
 
-func (o *grayscale) bound(w, h, _ int) (int, int, int64) { return w, h, 0 }
+func (o *grayscale) bound(e extent) (extent, program.Cost) { return e, e.each(lumaSteps) }
 
 // newToImage lays the result out with its channels first, as tensors have them, or last.
 func newToImage(b *builder, p *params) *program.StepError {

@@ -1,5 +1,5 @@
-// Package codec reads files of images: JPEG by Bowstring's own decoder; PNG and GIF by
-// the standard library; WebP and TIFF by golang.org/x/image. Pixels are those that
+// Package codec reads files of images: JPEG and WebP without losses by Bowstring's own decoders; PNG and GIF by
+// the standard library; lossy WebP and TIFF by golang.org/x/image. Pixels are those that
 // Pillow 12.1 gives, but for grey of 16 bits: Pillow makes all that is above 255 white,
 // and the higher eight bits are taken here.
 //
@@ -15,10 +15,11 @@ import (
 	"image/color"
 	"image/gif"
 	"image/png"
+	"math"
 
 	"golang.org/x/image/tiff"
-	"golang.org/x/image/webp"
 
+	"bowstring/fetch/operators/images/codec/webp"
 	"bowstring/fetch/operators/images/jpeg"
 )
 
@@ -86,10 +87,11 @@ type Header struct {
 	Space Space
 	// Deep says that there are 16 bits a channel.
 	Deep bool
-	// Bytes bounds what decoding takes.
-	Bytes int64
+	// Bytes bounds what decoding holds at once, and Steps its work without the rows that are asked for afterwards.
+	Bytes, Steps int64
 
 	jpeg jpeg.Header
+	webp webp.Header
 }
 
 var errSize = errors.New("its pixels are not as many as its header says")
@@ -106,6 +108,7 @@ func Read(cell []byte) (Header, error) {
 		h := headerOf(PNG, c)
 		if err == nil {
 			h.Bytes = pngBytes(c.Width, c.Height, cell[24], cell[28] != 0)
+			h.Steps = pngSteps(cell, c)
 		}
 		h.Orientation, h.Profile = chunksOf(cell)
 		if err == nil && cell[25]&3 == 0 { // with alpha or without
@@ -114,17 +117,29 @@ func Read(cell []byte) (Header, error) {
 		return checked(h, err)
 	case bytes.HasPrefix(cell, []byte("GIF8")):
 		c, err := gif.DecodeConfig(bytes.NewReader(cell))
-		return checked(headerOf(GIF, c), err)
+		h := headerOf(GIF, c)
+		// The first frame, and the screen that it is laid on.
+		h.Bytes = 2*int64(c.Width)*int64(c.Height) + roomBytes
+		h.Steps = int64(c.Width)*int64(c.Height)*gifSteps + int64(len(cell))*2*byteSteps + roomSteps
+		return checked(h, err)
 	case len(cell) >= 12 && string(cell[:4]) == "RIFF" && string(cell[8:12]) == "WEBP":
-		c, err := webp.DecodeConfig(bytes.NewReader(cell))
-		h := headerOf(WebP, c)
+		w, err := webp.Read(cell)
+		h := Header{Format: WebP, Width: w.Width, Height: w.Height, Bytes: w.Bytes, Steps: w.Steps, Space: SpaceColour,
+			webp: w}
 		h.Orientation, h.Profile = riffOf(cell)
 		return checked(h, err)
 	case bytes.HasPrefix(cell, []byte("II*\x00")), bytes.HasPrefix(cell, []byte("MM\x00*")):
+		if n := tiffEntries(cell); 12*n > int64(len(cell)) { // the library makes room for them before it reads them
+			return Header{}, wrong(TIFF, fmt.Errorf("it has no room for %d tags", n))
+		}
 		c, err := tiff.DecodeConfig(bytes.NewReader(cell))
 		h := headerOf(TIFF, c)
 		if err == nil {
-			h.Bytes = tiffBytes(cell, c)
+			if int64(c.Width)*int64(c.Height) > tiffPixels {
+				h.Bytes, h.Steps = math.MaxInt64, math.MaxInt64
+			} else {
+				h.Bytes, h.Steps = tiffBytes(cell, c), tiffSteps(cell, c)
+			}
 		}
 		if o := jpeg.Orientation(cell); o != 0 {
 			h.Orientation = o
@@ -144,15 +159,12 @@ func readJPEG(cell []byte) (Header, error) {
 	return Header{
 		Format: JPEG, Width: j.Width, Height: j.Height, Orientation: j.Orientation, Profile: j.Profile,
 		Space: map[int]Space{1: SpaceGrey, 3: SpaceColour, 4: SpaceCMYK}[j.Components],
-		Bytes: j.Bytes(), jpeg: j,
+		Bytes: j.Bytes(), Steps: j.Steps(cell), jpeg: j,
 	}, nil
 }
 
 func headerOf(f Format, c image.Config) Header {
-	// The libraries hold the pixels, of at most eight bytes, and a row of them besides.
-	pixels := int64(c.Width) * int64(c.Height)
-	h := Header{Format: f, Width: c.Width, Height: c.Height, Orientation: 1, Bytes: 10*pixels + 1<<20,
-		Space: SpaceColour}
+	h := Header{Format: f, Width: c.Width, Height: c.Height, Orientation: 1, Space: SpaceColour}
 	switch c.ColorModel {
 	case color.GrayModel, color.Gray16Model:
 		h.Space = SpaceGrey
@@ -164,20 +176,6 @@ func headerOf(f Format, c image.Config) Header {
 		h.Deep = true
 	}
 	return h
-}
-
-// pngBytes is what the library allocates for a PNG of so many bits a channel: its pixels, and two rows of the file. Of
-// an interlaced one each of seven passes has an image of its own, which together have all pixels once more, and rows
-// that together are less than three.
-func pngBytes(width, height int, bits byte, interlaced bool) int64 {
-	pixels, row, room := 4*int64(width)*int64(height), 4*int64(width), int64(1<<20)
-	if bits == 16 {
-		pixels, row = 2*pixels, 2*row
-	}
-	if interlaced {
-		return 2*pixels + 6*row + room
-	}
-	return pixels + 2*row + room
 }
 
 func checked(h Header, err error) (Header, error) {

@@ -5,11 +5,13 @@ import (
 	"errors"
 	"image"
 	"image/png"
+	"io"
 
 	"golang.org/x/image/tiff"
-	"golang.org/x/image/webp"
 
+	"bowstring/fetch/operators/images/codec/webp"
 	"bowstring/fetch/operators/images/jpeg"
+	"bowstring/fetch/operators/program"
 )
 
 // Decoder holds the memory that decoding needs, to be used again. It is not safe for
@@ -25,20 +27,23 @@ type Decoder struct {
 }
 
 // Decode reads a file for a region of its image. Row gives the pixels afterwards, and
-// the cell must not change until then.
-func (d *Decoder) Decode(cell []byte, h Header, mode Mode, region image.Rectangle) error {
+// the cell must not change until then. Decode takes no more of the meter than the header's Bytes and Steps.
+func (d *Decoder) Decode(cell []byte, h Header, mode Mode, region image.Rectangle, meter *program.Meter) error {
 	d.header, d.mode, d.region, d.other = h, mode, region, nil
 	if err := h.gives(mode); err != nil {
 		return wrong(h.Format, err)
 	}
 	if h.Format == JPEG {
-		if err := d.jpeg.Decode(cell, region); err != nil {
+		if err := meter.Hold(h.Bytes); err != nil {
+			return err
+		}
+		if err := d.jpeg.Decode(cell, region, meter); err != nil {
 			return wrong(JPEG, err)
 		}
 		d.channels = channelsOf(mode, h.jpeg.Components)
 		return nil
 	}
-	m, err := decodeOther(cell, h.Format)
+	m, err := decodeOther(cell, &h, meter)
 	if err != nil {
 		return wrong(h.Format, err)
 	}
@@ -50,18 +55,42 @@ func (d *Decoder) Decode(cell []byte, h Header, mode Mode, region image.Rectangl
 	return nil
 }
 
-func decodeOther(cell []byte, f Format) (image.Image, error) {
-	in := bytes.NewReader(cell)
-	switch f {
-	case PNG:
-		return png.Decode(in)
-	case GIF:
-		return firstFrame(cell)
-	case WebP:
-		return webp.Decode(in)
-	default:
-		return tiff.Decode(in)
+// decodeOther decodes a file by a library. All but WebP's know no meter: what they take is counted beforehand, and what
+// they read looks at the context.
+func decodeOther(cell []byte, h *Header, meter *program.Meter) (image.Image, error) {
+	if h.Format == WebP {
+		return webp.Decode(&h.webp, meter)
 	}
+	if err := meter.Hold(h.Bytes); err != nil {
+		return nil, err
+	}
+	if err := meter.Spend(h.Steps); err != nil {
+		return nil, err
+	}
+	switch h.Format {
+	case PNG:
+		return png.Decode(meter.Reader(bytes.NewReader(cell)))
+	case GIF:
+		return firstFrame(cell, meter)
+	default:
+		return tiff.Decode(tiffReader{bytes.NewReader(cell), meter})
+	}
+}
+
+// tiffReader is a file that is read at any place, until the meter's context ends.
+type tiffReader struct {
+	*bytes.Reader
+	meter *program.Meter
+}
+
+var _ io.ReaderAt = tiffReader{}
+
+// ReadAt implements io.ReaderAt.
+func (r tiffReader) ReadAt(p []byte, at int64) (int, error) {
+	if err := r.meter.Look(); err != nil {
+		return 0, err
+	}
+	return r.Reader.ReadAt(p, at)
 }
 
 func channelsOf(mode Mode, natural int) int {

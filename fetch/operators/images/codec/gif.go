@@ -5,16 +5,18 @@ import (
 	"image"
 	"image/color"
 	"image/gif"
+
+	"bowstring/fetch/operators/program"
 )
 
 // firstFrame lays the first frame of a GIF on its screen, which is of the transparent
 // colour, or of the first.
-func firstFrame(cell []byte) (image.Image, error) {
+func firstFrame(cell []byte, meter *program.Meter) (image.Image, error) {
 	config, err := gif.DecodeConfig(bytes.NewReader(cell))
 	if err != nil {
 		return nil, err
 	}
-	m, err := gif.Decode(bytes.NewReader(cell))
+	m, err := gif.Decode(meter.Reader(bytes.NewReader(cell)))
 	if err != nil {
 		return nil, err
 	}

@@ -4,7 +4,8 @@ import (
 	"encoding/binary"
 	"image"
 	"image/color"
-	"math"
+
+	"bowstring/fetch/operators/program"
 )
 
 // Tags of a TIFF, of its specification's version 6.0 and of ICC's.
@@ -33,39 +34,72 @@ const (
 // may become as large, and its buffer has up to twice that, and half of it as much again before.
 func tiffBytes(cell []byte, c image.Config) int64 {
 	width, height := int64(c.Width), int64(c.Height)
-	if width*height > tiffPixels {
-		return math.MaxInt64 / 4
+	total := width*height*tiffPixel(c.ColorModel) + tiffEntries(cell)*12 + roomBytes
+	b := tiffBlocksOf(cell, width, height)
+	if b.refused {
+		return total
 	}
-	total := width*height*tiffPixel(c.ColorModel) + 1<<20
-	across, rows, counts := width, height, uint16(tiffStripCounts)
-	if w := tiffValue(cell, tiffTileWidth); w != 0 {
-		across, rows, counts = w, tiffValue(cell, tiffTileLength), tiffTileCounts
-		if across < 8 || rows < 8 || across > max(width+16, 1024) || rows > max(height+16, 1024) {
-			return total // the library refuses tiles like these
-		}
-	} else if n := tiffValue(cell, tiffRowsPerStrip); n > 0 {
-		rows = min(rows, n)
-	}
-	blocks := (width + across - 1) / across * ((height + rows - 1) / rows)
 	// Where each begins and how long it is: as numbers, and as they are in the file.
-	total += 2*8*blocks + 2*read(8*blocks)
-	most := 8 * across * rows
-	switch tiffValue(cell, tiffCompression) {
+	total += 2*8*b.n + 2*read(8*b.n)
+	switch b.compression {
 	case 0, 1: // none: each has a buffer of its own
-		v := tiffValues(cell, counts)
-		for i := range min(blocks, v.n) {
-			if n := v.at(i); n <= most { // or the library refuses it
+		for i := range min(b.n, b.counts.n) {
+			if n := b.counts.at(i); n <= b.most { // or the library refuses it
 				total += read(n)
 			}
 		}
 	case 3, 4: // fax: it has one bit a pixel, and two rows of bytes besides
-		total += doubled(rows*((across+7)/8)) + 2*across
+		total += doubled(b.rows*((b.across+7)/8)) + 2*b.across
 	case 32773: // PackBits
-		total += grown(1024, most+128)
+		total += grown(1024, b.most+128)
 	default: // all share a buffer
-		total += doubled(most)
+		total += doubled(b.most)
 	}
 	return total
+}
+
+// tiffSteps bounds the work. A strip may become as large as the library allows, and each is read as often as it is named.
+func tiffSteps(cell []byte, c image.Config) int64 {
+	width, height := int64(c.Width), int64(c.Height)
+	b := tiffBlocksOf(cell, width, height)
+	if b.refused {
+		return roomSteps
+	}
+	read := program.Count(0)
+	for i := range min(b.n, b.counts.n) {
+		read = read.Plus(program.Count(min(b.counts.at(i), int64(len(cell)))))
+	}
+	steps := read.Times(byteSteps).Plus(program.Count(b.n).Times(stripSteps))
+	steps = steps.Plus(program.Count(b.n).Times(b.most).Times(inflatedSteps))
+	return steps.Plus(program.Count(width * height).Times(pixelSteps)).Plus(program.Count(roomSteps)).Int64()
+}
+
+// tiffBlocks are the strips or tiles of an image.
+type tiffBlocks struct {
+	across, rows int64 // of each
+	n            int64
+	most         int64 // bytes of each, decompressed
+	counts       tiffNumbers
+	compression  int64
+	refused      bool // the library refuses tiles like these
+}
+
+func tiffBlocksOf(cell []byte, width, height int64) tiffBlocks {
+	b := tiffBlocks{across: width, rows: height, compression: tiffValue(cell, tiffCompression)}
+	counts := uint16(tiffStripCounts)
+	if w := tiffValue(cell, tiffTileWidth); w != 0 {
+		b.across, b.rows, counts = w, tiffValue(cell, tiffTileLength), tiffTileCounts
+		if b.across < 8 || b.rows < 8 || b.across > max(width+16, 1024) || b.rows > max(height+16, 1024) {
+			b.refused = true
+			return b
+		}
+	} else if n := tiffValue(cell, tiffRowsPerStrip); n > 0 {
+		b.rows = min(b.rows, n)
+	}
+	b.n = (width + b.across - 1) / b.across * ((height + b.rows - 1) / b.rows)
+	b.most = 8 * b.across * b.rows
+	b.counts = tiffValues(cell, counts)
+	return b
 }
 
 // tiffPixel is how many bytes a pixel has in the library's images.
@@ -137,6 +171,22 @@ func tiffField(cell []byte, tag uint16) (entry []byte, order binary.ByteOrder) {
 		entries = entries[12:]
 	}
 	return nil, order
+}
+
+// tiffEntries is how many tags the first image of a TIFF says that it has.
+func tiffEntries(cell []byte) int64 {
+	if len(cell) < 8 {
+		return 0
+	}
+	order := binary.ByteOrder(binary.LittleEndian)
+	if cell[0] == 'M' {
+		order = binary.BigEndian
+	}
+	at := int64(order.Uint32(cell[4:]))
+	if at+2 > int64(len(cell)) {
+		return 0
+	}
+	return int64(order.Uint16(cell[at:]))
 }
 
 // tiffNumbers are the values of a tag.

@@ -44,6 +44,10 @@ func (d *Decoder) baseline(sc *scan) error {
 	var block [blockSize]int32
 	left, next := d.restart, byte(0)
 	for y := range rows {
+		from := in.at
+		if err := d.meter.Spend(sc.steps(sc.across, len(unit)) + int64(sc.across*len(unit))*transformSteps); err != nil {
+			return err
+		}
 		for x := range sc.across {
 			if d.restart > 0 {
 				if left == 0 {
@@ -82,6 +86,9 @@ func (d *Decoder) baseline(sc *scan) error {
 		}
 		if in.over() {
 			return damaged("a scan's data ends early")
+		}
+		if err := d.meter.Spend(int64(in.at-from) * byteSteps); err != nil {
+			return err
 		}
 	}
 	return nil

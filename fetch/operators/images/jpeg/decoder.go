@@ -1,12 +1,17 @@
 package jpeg
 
-import "image"
+import (
+	"image"
+
+	"bowstring/fetch/operators/program"
+)
 
 // Decoder holds the memory that decoding needs, to be used again. It is not safe for
 // concurrent use.
 type Decoder struct {
 	parser
 	tables
+	meter   *program.Meter
 	region  image.Rectangle
 	planes  []byte
 	stored  []int16
@@ -18,9 +23,10 @@ type Decoder struct {
 }
 
 // Decode reads data for the pixels of a region, which must lie in the image. Row gives
-// them afterwards. The data must not change until then.
-func (d *Decoder) Decode(data []byte, region image.Rectangle) error {
-	d.parser = parser{data: data}
+// them afterwards. The data must not change until then. Decode spends no more on the meter than Header.Steps says, and
+// fails where that does.
+func (d *Decoder) Decode(data []byte, region image.Rectangle, meter *program.Meter) error {
+	d.parser, d.meter, d.tables.meter = parser{data: data}, meter, meter
 	d.restart = 0
 	d.hasQuant = [4]bool{}
 	for i := range d.dc {
@@ -46,8 +52,7 @@ func (d *Decoder) Decode(data []byte, region image.Rectangle) error {
 			if d.scans == 0 {
 				return damaged("there is no scan")
 			}
-			d.transformStored()
-			return nil
+			return d.transformStored()
 		case markSOS:
 			sc, err := d.scanOf(s)
 			if err != nil {
@@ -62,8 +67,7 @@ func (d *Decoder) Decode(data []byte, region image.Rectangle) error {
 				return err
 			}
 			if sequential && d.complete() {
-				d.transformStored()
-				return nil
+				return d.transformStored()
 			}
 		case markSOF0, markSOF1, markSOF2:
 			return damaged("it has two frames")
@@ -119,7 +123,8 @@ type scan struct {
 	at            int
 	index         []int // of the components in the frame
 	interleaved   bool
-	across, count int // units in a row, and in all
+	stored        bool // its coefficients are kept
+	across, count int  // units in a row, and in all
 }
 
 func (d *Decoder) scanOf(s []byte) (*scan, error) {
@@ -217,4 +222,4 @@ func (d *Decoder) Held() int {
 }
 
 // Release lets go of the data decoded last.
-func (d *Decoder) Release() { d.parser = parser{} }
+func (d *Decoder) Release() { d.parser, d.meter, d.tables.meter = parser{}, nil, nil }

@@ -50,6 +50,11 @@ type Header struct {
 	Orientation int
 	// Profile says that there is an ICC profile.
 	Profile bool
+
+	frame [4]struct { // the components
+		id     byte
+		blocks int32 // with those that pad the frame
+	}
 }
 
 // zigzag gives a coefficient's place in a block. As in libjpeg, there are 16 more, for runs that lead out of

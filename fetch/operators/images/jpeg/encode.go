@@ -62,8 +62,9 @@ func MaxEncoded(width, height int) int64 {
 }
 
 // Encode gives the stream of an image of 1 or 3 channels, of a quality from 1 to 100.
-// What it gives is valid until the next call.
-func (e *Encoder) Encode(pix []byte, width, height, channels, quality int) []byte {
+// What it gives is valid until the next call. It calls spend for every few rows of the image, and fails where that does.
+func (e *Encoder) Encode(pix []byte, width, height, channels, quality int,
+	spend func(rows int) error) ([]byte, error) {
 	e.out, e.acc, e.n, e.last = e.out[:0], 0, 0, [3]int32{}
 	scale := 200 - 2*quality
 	if quality < 50 {
@@ -75,15 +76,17 @@ func (e *Encoder) Encode(pix []byte, width, height, channels, quality int) []byt
 		}
 	}
 	e.header(width, height, channels)
+	encode := e.colour
 	if channels == 1 {
-		e.grey(pix, width, height)
-	} else {
-		e.colour(pix, width, height)
+		encode = e.grey
+	}
+	if err := encode(pix, width, height, spend); err != nil {
+		return nil, err
 	}
 	if e.n > 0 {
 		e.put(0x7F, 7) // the last byte is filled with ones
 	}
-	return append(e.out, 0xFF, markEOI)
+	return append(e.out, 0xFF, markEOI), nil
 }
 
 func (e *Encoder) segment(m byte, data ...byte) {
@@ -132,7 +135,7 @@ func (e *Encoder) plane(i, width, height int) []byte {
 	return e.planes[i]
 }
 
-func (e *Encoder) grey(pix []byte, width, height int) {
+func (e *Encoder) grey(pix []byte, width, height int, spend func(rows int) error) error {
 	across, down := ceil(width, 8), ceil(height, 8)
 	y := e.plane(0, across*8, down*8)
 	for i := range down * 8 {
@@ -141,10 +144,14 @@ func (e *Encoder) grey(pix []byte, width, height int) {
 		extendRow(row, width)
 	}
 	for by := range down {
+		if err := spend(8); err != nil {
+			return err
+		}
 		for bx := range across {
 			e.block(0, bx, by)
 		}
 	}
+	return nil
 }
 
 // extendRow repeats the last pixel.
@@ -155,7 +162,7 @@ func extendRow(row []byte, width int) {
 }
 
 // colour converts, halves chroma, and writes units of four blocks of luma and two of chroma.
-func (e *Encoder) colour(pix []byte, width, height int) {
+func (e *Encoder) colour(pix []byte, width, height int, spend func(rows int) error) error {
 	across, down := ceil(width, 8), ceil(height, 8)
 	ux, uy := ceil(width, 16), ceil(height, 16)
 	luma := e.plane(0, ux*16, uy*16)
@@ -166,6 +173,9 @@ func (e *Encoder) colour(pix []byte, width, height int) {
 		e.rows = make([]byte, 4*w)
 	}
 	for y := range uy * 8 {
+		if err := spend(1); err != nil { // half of what the two rows take
+			return err
+		}
 		if 2*y >= height { // libjpeg repeats rows that were halved
 			for c := range chroma {
 				copy(chroma[c][y*w/2:][:w/2], chroma[c][(y-1)*w/2:])
@@ -191,6 +201,9 @@ func (e *Encoder) colour(pix []byte, width, height int) {
 		}
 	}
 	for y := range uy {
+		if err := spend(8); err != nil {
+			return err
+		}
 		for x := range ux {
 			for k := range 4 {
 				bx, by := 2*x+k&1, 2*y+k>>1
@@ -204,6 +217,7 @@ func (e *Encoder) colour(pix []byte, width, height int) {
 			e.block(2, x, y)
 		}
 	}
+	return nil
 }
 
 func fromRGB(rgb, y, cb, cr []byte) {

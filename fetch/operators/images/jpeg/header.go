@@ -3,6 +3,8 @@ package jpeg
 import (
 	"encoding/binary"
 	"fmt"
+
+	"bowstring/fetch/operators/program"
 )
 
 const (
@@ -44,6 +46,7 @@ type tables struct {
 	hasQuant [4]bool
 	dc, ac   [4]huffman
 	restart  int
+	meter    *program.Meter
 }
 
 // parser walks over markers.
@@ -192,6 +195,7 @@ func (p *parser) sof(m byte, s []byte) error {
 			return damaged("component %d samples %d x %d of %d x %d, no whole part", i, c.h, c.v, p.hmax, p.vmax)
 		}
 		c.layout(h, p.hmax, p.vmax)
+		h.frame[i].id, h.frame[i].blocks = byte(c.id), int32(c.padded*c.paddedDown)
 	}
 	p.frame = frame
 	return nil
@@ -277,9 +281,10 @@ func Orientation(tiff []byte) int {
 func (h *Header) Bytes() int64 {
 	units := int64(ceil(h.Width, 8*maxFactor)) * int64(ceil(h.Height, 8*maxFactor))
 	samples := units * blockSize * maxFactor * maxFactor * int64(h.Components)
+	rows := int64(h.Width)*int64(h.Components+4) + 1<<12 // components that are upsampled, and pixels before they are converted
 	if h.Progressive || h.Components > 1 {
 		// Coefficients of two bytes: of sequential streams, too, where components have scans of their own.
-		return 3 * samples
+		return 3*samples + rows
 	}
-	return samples
+	return samples + rows
 }

@@ -178,6 +178,9 @@ func (t *tables) defineHuffman(s []byte) error {
 		if class == 1 {
 			table = &t.ac[n]
 		}
+		if err := t.meter.Spend(tableSteps); err != nil {
+			return err
+		}
 		if err := table.build(s[1:17], s[17:17+total], class == 0); err != nil {
 			return err
 		}

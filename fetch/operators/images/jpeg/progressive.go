@@ -4,12 +4,20 @@ package jpeg
 // stream, or of a sequential one that has a scan for each component.
 func (d *Decoder) storedScan(sc *scan) error {
 	d.store()
+	sc.stored = d.header.Progressive
 	unit := d.unitOf(sc)
 	in := reader{data: d.data, at: sc.at}
 	var predicted [4]int32
 	left, next := d.restart, byte(0)
 	d.eobRun = 0
+	from := in.at
 	for n := range sc.count {
+		if n%sc.across == 0 {
+			if err := d.meter.Spend(sc.steps(sc.across, len(unit)) + int64(in.at-from)*byteSteps); err != nil {
+				return err
+			}
+			from = in.at
+		}
 		if d.restart > 0 {
 			if left == 0 {
 				if err := in.restart(next); err != nil {
@@ -41,7 +49,7 @@ func (d *Decoder) storedScan(sc *scan) error {
 		return damaged("a scan's data ends early")
 	}
 	d.at = in.at
-	return nil
+	return d.meter.Spend(int64(in.at-from) * byteSteps)
 }
 
 // store gives the coefficients of all blocks memory, before the first scan.
@@ -181,12 +189,15 @@ func (b *reader) correct(block *[blockSize]int16, k, last, run int, plus int16) 
 }
 
 // transformStored makes samples of the blocks that the region needs.
-func (d *Decoder) transformStored() {
+func (d *Decoder) transformStored() error {
 	var block [blockSize]int32
 	for i := range d.frame {
 		c := &d.frame[i]
 		quant := &d.quant[c.quant]
 		for by := c.top; by < c.bottom; by++ {
+			if err := d.meter.Spend(int64(c.right-c.left) * transformSteps); err != nil {
+				return err
+			}
 			for bx := c.left; bx < c.right; bx++ {
 				at := (by*c.padded + bx) * blockSize
 				columns := uint8(0)
@@ -200,4 +211,5 @@ func (d *Decoder) transformStored() {
 			}
 		}
 	}
+	return nil
 }
