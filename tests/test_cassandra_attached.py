@@ -91,6 +91,36 @@ def test_attached_tables_are_served_as_they_are(
         assert read(own, dataset="plugin", columns=["data"])["data"].null_count == 0
 
 
+@pytest.mark.parametrize("gone", ["TABLE {}.plain", "KEYSPACE {}"])
+def test_an_attached_table_that_was_dropped(
+    gone: str,
+    new_keyspace: Callable[[], Keyspace],
+    new_store: Callable[[], Keyspace],
+    bowstring: Bowstring,
+    start: StartNode,
+    cql: Session,
+) -> None:
+    """Its bytes are lost: the error names the table, on_error goes on without them, and verify lists each."""
+    name, store = new_keyspace().name, new_store().uri()
+    cql.execute(f"CREATE KEYSPACE {name} WITH replication = {{'class': 'SimpleStrategy', 'replication_factor': 1}}")
+    cql.execute(f"CREATE TABLE {name}.plain (id uuid PRIMARY KEY, data blob)")
+    insert = cql.prepare(f"INSERT INTO {name}.plain (id, data) VALUES (?, ?)")  # noqa: S608
+    for i in range(5):
+        cql.execute(insert, (uuid.UUID(int=i + 1), bytes([i]) * 10))
+    bowstring("attach", "plain", f"{name}.plain", "--store", store)
+    with fl.connect(start(store=store).url) as own:
+        assert read(own, dataset="plain", columns=["data"])["data"].null_count == 0
+        cql.execute("DROP " + gone.format(name))
+        with pytest.raises(pa.ArrowException, match=rf"(?s){name}\.plain.*DATA_LOSS|data loss.*{name}\.plain"):
+            read(own, dataset="plain", columns=["data"])
+        assert read(own, dataset="plain", columns=["data"], on_error="null")["data"].null_count == 5
+        with pytest.raises(pa.ArrowException, match="data loss"):  # there is no whole sample to put in
+            read(own, dataset="plain", columns=["data"], on_error="skip")
+    report = json.loads(bowstring("verify", store, "--json", status=1).stdout)
+    assert len(report["damaged"]) == 5
+    assert all(name in d["problem"] for d in report["damaged"])
+
+
 def test_attach_refuses(
     foreign: Foreign, new_store: Callable[[], Keyspace], folder: Path, bowstring: Bowstring, cql: Session
 ) -> None:

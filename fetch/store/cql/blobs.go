@@ -231,7 +231,7 @@ func (s *Store) readCell(session *gocql.Session, r *reading, level gocql.Consist
 	case r.fault != nil:
 		return r.fault
 	case err != nil:
-		return s.fault(r.Context, err, host, table, "read")
+		return s.cellFault(r.Context, err, host, table)
 	case !found || r.null:
 		return gocql.ErrNotFound
 	case r.size != r.want:

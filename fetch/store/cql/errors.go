@@ -28,6 +28,32 @@ func (s *Store) fault(ctx context.Context, err error, host *gocql.HostInfo, tabl
 	return classify(err, doing, where, s.config)
 }
 
+// cellFault is fault for a read of bytes that a manifest names. It is:
+//
+//   - a [schema.ErrDataLoss] where the server has no such table or column, or one of another type: the bytes are gone;
+//   - a [schema.ErrUnavailable] where the store's user may not read the table: the bytes are there, and can be read
+//     again once an operator has granted it. The client's own rights are others, and do not matter.
+func (s *Store) cellFault(ctx context.Context, err error, host *gocql.HostInfo, table string) error {
+	code, ok := codeOf(err)
+	switch {
+	case ctx.Err() != nil:
+	case ok && code == codeInvalid, otherColumns(err):
+		return fmt.Errorf("%w: read: %s: the table or the column that was read is gone, or is another one now: %w; "+
+			"make the table again from a copy, or drop the snapshots that refer to it", schema.ErrDataLoss,
+			s.where(host, table), err)
+	case ok && code == codeUnauthorized:
+		return fmt.Errorf("%w: read: %s: the store's user may not read the table: %w; GRANT SELECT on it to that user",
+			schema.ErrUnavailable, s.where(host, table), err)
+	}
+	return s.fault(ctx, err, host, table, "read")
+}
+
+// otherColumns reports whether a table has columns of other types than this program's statements.
+func otherColumns(err error) bool {
+	return errors.As(err, new(gocql.MarshalError)) || errors.As(err, new(gocql.UnmarshalError)) ||
+		errors.Is(err, gocql.ErrQueryArgLength)
+}
+
 // where names the table and the host.
 func (s *Store) where(host *gocql.HostInfo, table string) string {
 	at := strings.Join(s.config.Hosts, ",")
@@ -120,9 +146,8 @@ func classify(err error, doing, where string, c *Config) error {
 		return unavailable(connectAdvice(c))
 	case errors.Is(err, gocql.ErrNoStreams):
 		return unavailable("every connection is full of requests: raise the parameter conns")
-	case errors.As(err, new(gocql.MarshalError)), errors.As(err, new(gocql.UnmarshalError)),
-		errors.Is(err, gocql.ErrQueryArgLength):
-		return fmt.Errorf("%s: %s: %w", doing, where, err) // a table of other columns than this program's
+	case otherColumns(err):
+		return fmt.Errorf("%s: %s: %w", doing, where, err)
 	}
 	// What is left are connections that were cut, refused or silent, some of
 	// which the driver reports as text only.

@@ -9,12 +9,14 @@ import (
 	"sync/atomic"
 
 	"github.com/gocql/gocql"
+	"golang.org/x/sync/semaphore"
 
 	"bowstring/schema"
 )
 
 const (
 	selectAttached = "SELECT prefix, keyspace_name, table_name, id_column, data_column FROM " + tableAttached
+	selectKeyspace = "SELECT keyspace_name FROM system_schema.keyspaces WHERE keyspace_name = ?"
 	insertAttached = "INSERT INTO " + tableAttached + " (prefix, keyspace_name, table_name, id_column, data_column) " +
 		"VALUES (?, ?, ?, ?, ?)"
 )
@@ -58,8 +60,17 @@ func (t *foreignTable) key(id schema.ID, sum schema.Sum) schema.Key {
 type foreignTables struct {
 	tables atomic.Pointer[map[[prefixLen]byte]*foreignTable] // never changed, replaced
 
+	opening *semaphore.Weighted // one session is opened at a time; those who wait for it can leave
+
 	mu       sync.Mutex
 	sessions map[string]*gocql.Session
+}
+
+// session is that of a keyspace, nil if there is none yet.
+func (f *foreignTables) session(keyspace string) *gocql.Session {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.sessions[keyspace]
 }
 
 // of returns the table that a key is an address in, nil if it is a hash.
@@ -91,20 +102,42 @@ func (s *Store) sessionFor(ctx context.Context, keyspace string) (*gocql.Session
 		return s.db, nil
 	}
 	f := &s.foreign
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if session := f.sessions[keyspace]; session != nil {
+	if session := f.session(keyspace); session != nil {
 		return session, nil
+	}
+	if err := f.opening.Acquire(ctx, 1); err != nil {
+		return nil, context.Cause(ctx)
+	}
+	defer f.opening.Release(1)
+	if session := f.session(keyspace); session != nil {
+		return session, nil
+	}
+	if err := s.keyspaceLost(ctx, keyspace); err != nil {
+		return nil, err // the driver would say that it cannot connect
 	}
 	session, _, err := s.session(ctx, keyspace, s.conns)
 	if err != nil {
 		return nil, fmt.Errorf("keyspace %s: %w", keyspace, err)
 	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	if f.sessions == nil {
 		f.sessions = map[string]*gocql.Session{}
 	}
 	f.sessions[keyspace] = session
 	return session, nil
+}
+
+// keyspaceLost is a schema.ErrDataLoss if the cluster says that it has no such keyspace.
+func (s *Store) keyspaceLost(ctx context.Context, keyspace string) error {
+	iter := s.db.Query(selectKeyspace, keyspace).WithContext(ctx).Iter()
+	var name string
+	found := iter.Scan(&name)
+	if err := iter.Close(); err != nil || found {
+		return nil //nolint:nilerr // what is asked for next says what is wrong
+	}
+	return fmt.Errorf("%w: %s: the cluster has no keyspace %s any more; make it again from a copy, or drop the snapshots "+
+		"that refer to its tables", schema.ErrDataLoss, s.where(nil, ""), keyspace)
 }
 
 func (f *foreignTables) close() {
@@ -117,13 +150,13 @@ func (f *foreignTables) close() {
 
 // getForeign reads a cell of an attached table. A row that is gone, or whose
 // cell has another size, is a schema.ErrDataLoss: the table changed after it
-// was attached.
+// was attached. So is one whose table, column or keyspace is gone.
 func (s *Store) getForeign(ctx context.Context, t *foreignTable, ref schema.BlobRef) (schema.Blob, error) {
+	id := gocql.UUID(ref.Key[16:])
 	session, err := s.sessionFor(ctx, t.keyspace)
 	if err != nil {
-		return schema.Blob{}, err
+		return schema.Blob{}, fmt.Errorf("read attached cell %s of row %s in table %s: %w", t.data, id, t.name(), err)
 	}
-	id := gocql.UUID(ref.Key[16:])
 	r := newReading(ctx, t.query, int(ref.Size))
 	r.arena = &s.buffers
 	r.bind(id)
@@ -137,6 +170,12 @@ func (s *Store) getForeign(ctx context.Context, t *foreignTable, ref schema.Blob
 	if errors.Is(err, gocql.ErrNotFound) {
 		err = fmt.Errorf("%w: %s has no row %s with a value in %s, though it had when it was attached",
 			schema.ErrDataLoss, s.where(nil, t.name()), id, t.data)
+	}
+	if errors.Is(err, schema.ErrUnavailable) && session != s.db {
+		// No connection is made to a keyspace that is gone.
+		if lost := s.keyspaceLost(ctx, t.keyspace); lost != nil {
+			err = fmt.Errorf("table %s: %w", t.name(), lost)
+		}
 	}
 	if err != nil {
 		err = fmt.Errorf("read attached cell %s of row %s: %w", t.data, id, err)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gocql/gocql"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
 
 	"bowstring/fetch/store/protocol"
 	"bowstring/schema"
@@ -169,6 +170,7 @@ func newStore(config *Config, opts Options) *Store {
 	}
 	s.ending, s.end = context.WithCancel(context.Background())
 	s.connected, s.disconnect = context.WithCancel(context.Background())
+	s.foreign.opening = semaphore.NewWeighted(1)
 	s.foreign.tables.Store(&map[[prefixLen]byte]*foreignTable{})
 	return s
 }
