@@ -74,12 +74,16 @@ func (o *Options) Validate() error {
 type Log struct {
 	opts Options
 	lock *os.File
+	sync func(*os.File) error // brings a file to the disk
 
 	looking sync.Mutex // held by the one look into the record that there is
 	paused  atomic.Int64
 
+	syncing sync.WaitGroup // the goroutine that brings files to the disk; grows under mu only while not closed
+
 	mu      sync.Mutex
 	closed  bool
+	busy    bool       // that goroutine runs
 	list    []*segment // the oldest first; the last one is written to
 	pieces  uint32
 	streams int64 // the last stream's number
@@ -91,6 +95,7 @@ type segment struct {
 	begun  time.Time // no stream in it began earlier; zero if there is none
 	mine   bool      // this process has begun it: to others, whose ends may be torn, nothing is added
 	size   int64     // guarded by Log.mu
+	synced bool      // it is on the disk, or on its way there; guarded by Log.mu
 
 	mu   sync.Mutex
 	file *os.File // nil once it is gone
@@ -115,7 +120,7 @@ func Open(opts Options) (*Log, error) {
 		return nil, errors.Join(fmt.Errorf("%w: another server keeps what it served in %s: %w", schema.ErrUnavailable,
 			opts.Dir, err), lock.Close())
 	}
-	l := &Log{opts: opts, lock: lock}
+	l := &Log{opts: opts, lock: lock, sync: (*os.File).Sync}
 	if err := l.load(); err != nil {
 		return nil, errors.Join(fmt.Errorf("lineage: %w", err), l.Close())
 	}
@@ -190,11 +195,6 @@ func (l *Log) currentLocked(size int64) (*segment, error) {
 			return nil, err
 		}
 	}
-	if n := len(l.list); n > 0 {
-		if err := l.list[n-1].file.Sync(); err != nil {
-			return nil, err
-		}
-	}
 	path := l.path(s)
 	var err error
 	if s.file, err = os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o640); err != nil {
@@ -206,7 +206,39 @@ func (l *Log) currentLocked(size int64) (*segment, error) {
 	}
 	s.size = int64(len(header))
 	l.list = append(l.list, s)
+	if !l.busy {
+		l.busy = true
+		l.syncing.Go(l.syncFull)
+	}
 	return s, nil
+}
+
+// syncFull brings the files to the disk that are not written to any more, one after the other. Nothing is locked
+// meanwhile: streams go on, however long the disk takes.
+func (l *Log) syncFull() {
+	for {
+		file := l.nextFull()
+		if file == nil {
+			return
+		}
+		if err := l.sync(file); err != nil && !errors.Is(err, os.ErrClosed) { // it was the oldest, and is gone
+			l.failed(err)
+		}
+	}
+}
+
+// nextFull returns a file that is to be brought to the disk; nil if there is none, and the goroutine ends.
+func (l *Log) nextFull() *os.File {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, s := range l.list[:max(len(l.list)-1, 0)] {
+		if !s.synced {
+			s.synced = true
+			return s.file
+		}
+	}
+	l.busy = false
+	return nil
 }
 
 func (l *Log) path(s *segment) string {
@@ -324,21 +356,28 @@ func (l *Log) Close() error {
 	if l == nil {
 		return nil
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed {
+	list, ok := l.end()
+	if !ok {
 		return nil
 	}
-	l.closed = true
+	l.syncing.Wait()
 	var err error
-	for _, s := range l.list {
+	for _, s := range list {
 		if s.mine {
-			err = errors.Join(err, s.file.Sync())
+			err = errors.Join(err, l.sync(s.file))
 		}
 		err = errors.Join(err, s.close())
 	}
-	l.list = nil
 	return errors.Join(err, l.lock.Close())
+}
+
+// end has nothing more be written, and returns the files; ok is false if it was called before.
+func (l *Log) end() (list []*segment, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	ok = !l.closed
+	l.closed, list, l.list = true, l.list, nil
+	return list, ok
 }
 
 func (s *segment) close() error {
