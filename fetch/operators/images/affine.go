@@ -271,7 +271,7 @@ func (o *rotation) bound(e extent) (extent, program.Cost) {
 	return e, e.each(warped(o.bilinear))
 }
 
-// warped is what a pixel of a transformed image takes, or one that is turned by a quarter.
+// warped is what a pixel of a transformed image takes, and more than one that is turned by a quarter.
 func warped(bilinear bool) int {
 	if bilinear {
 		return fillSteps + mixedSteps

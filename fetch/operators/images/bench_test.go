@@ -50,3 +50,27 @@ func BenchmarkRecipe(b *testing.B) {
 	}
 	b.ReportMetric(float64(n)/(processorSeconds(b)-began), "images/cpu-s")
 }
+
+// BenchmarkSteps says how many nanoseconds of processor time a counted step takes, for each kind of work. Between a
+// third and one and a half is as it should be: the count is a bound.
+func BenchmarkSteps(b *testing.B) {
+	for name, c := range allPasses(b, 1024) {
+		b.Run(name, func(b *testing.B) {
+			cost, err := c.p.Cost(c.cell, program.Ceiling)
+			if err != nil {
+				b.Fatal(err)
+			}
+			memory := make([]byte, cost.Result.Int64())
+			alloc := func(n int) []byte { return memory[:n] }
+			began, n := processorSeconds(b), 0
+			for b.Loop() {
+				if _, err := c.p.Run(b.Context(), c.cell, program.Draws{Key: draw.Key{Position: uint64(n)}}, alloc); err != nil {
+					b.Fatal(err)
+				}
+				n++
+			}
+			b.ReportMetric((processorSeconds(b)-began)*1e9/float64(n)/float64(cost.Steps.Int64()), "ns/step")
+			b.ReportMetric(float64(cost.Steps.Int64()), "steps")
+		})
+	}
+}

@@ -10,7 +10,7 @@ import (
 )
 
 // blackPNG is a file of zeros: of a colour type of the specification, with so many bytes a pixel in the file.
-func blackPNG(t *testing.T, width, height int, bits, colours byte, size int, interlaced bool) []byte {
+func blackPNG(t testing.TB, width, height int, bits, colours byte, size int, interlaced bool) []byte {
 	t.Helper()
 	file := []byte("\x89PNG\r\n\x1a\n")
 	chunk := func(name string, data []byte) {

@@ -218,7 +218,7 @@ func (c *canvas) room(j *resample.Job) int64 {
 	// Rows that are read, and one of the result.
 	bytes := rowBytes(max(j.Width, j.To.X), channels)
 	if c.resized() {
-		bytes = bytes.Plus(passes(extent{j.Width, j.Height, channels}, j.To.X, j.To.Y).Working)
+		bytes = bytes.Plus(passes(extent{j.Width, j.Height, channels}, j.To.X, j.To.Y, j.Filter).Working)
 	}
 	c.s.hold(bytes.Int64())
 	return bytes.Int64()
@@ -228,18 +228,19 @@ func (c *canvas) room(j *resample.Job) int64 {
 func (c *canvas) plan(j *resample.Job) {
 	width := j.Window.Dx() * j.Channels
 	c.perRow, c.perLine = (j.Width*j.Channels)*rowSteps, width*rowSteps
-	if c.colours != nil && c.file != nil {
+	if c.file != nil {
+		c.perRow += j.Width * j.Channels * fileSteps
+	}
+	if c.file != nil && c.colours != nil {
 		c.perRow += j.Width * profileSteps
 	}
-	if j.To.X != j.Width {
-		c.perRow += width * taps(j.Width, j.To.X) * acrossSteps
+	if !c.resized() {
+		return
 	}
-	if j.To.Y != j.Height {
-		c.perLine += width * taps(j.Height, j.To.Y) * downSteps
-	}
-	if c.resized() {
-		c.spend((j.To.X*weightsOf(j.Width, j.To.X) + j.To.Y*weightsOf(j.Height, j.To.Y)) * weightSteps)
-	}
+	across, down := j.Filter.Taps(j.Width, j.To.X), j.Filter.Taps(j.Height, j.To.Y)
+	c.perRow += width * ceil(across, weighed)
+	c.perLine += width * ceil(down, weighed)
+	c.spend((j.To.X*(across+4) + j.To.Y*(down+4)) * weightSteps)
 }
 
 // decode reads what of the file a job needs.

@@ -63,7 +63,7 @@ func (o *randomResizedCrop) apply(c *canvas, numbers *draw.Source) ([]program.Va
 }
 
 func (o *randomResizedCrop) bound(e extent) (extent, program.Cost) {
-	return e.of(o.w, o.h), passes(e, o.w, o.h)
+	return e.of(o.w, o.h), passes(e, o.w, o.h, o.filter)
 }
 
 // centerCrop takes the middle; around what is smaller come zeros.

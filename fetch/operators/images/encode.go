@@ -35,7 +35,6 @@ func (o *encodeJPEG) bound(e extent) (takes program.Cost, result program.Amount)
 	side := e.of(e.w+15, e.h+15) // whole units
 	takes = side.each(encodeSteps)
 	takes.Working = result
-	takes.Steps = takes.Steps.Plus(e.bytes().Times(rowSteps))
 	return takes, result
 }
 

@@ -100,7 +100,7 @@ func (o *decode) turns(h codec.Header) bool {
 
 // bound takes what the orientation makes of the header's size: Cost has turned it.
 func (o *decode) bound(e extent) (extent, program.Cost) {
-	takes := e.each(turnSteps)
+	takes := e.each(e.channels * fileSteps)
 	if o.profile == "srgb" {
 		takes = with(takes, e.each(profileSteps))
 		takes.Working = program.Count(profileBytes)
@@ -233,7 +233,7 @@ func (o *resize) apply(c *canvas, _ *draw.Source) ([]program.Value, error) {
 
 func (o *resize) bound(e extent) (extent, program.Cost) {
 	w, h := o.target(e.w, e.h)
-	return e.of(w, h), passes(e, w, h)
+	return e.of(w, h), passes(e, w, h, o.filter)
 }
 
 // flip mirrors with a probability.

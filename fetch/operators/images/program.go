@@ -73,6 +73,7 @@ func (p *compiled) opened(cell []byte, limits program.Limits) (extent, program.C
 	cost.Working, cost.Steps = program.Count(header.Bytes), program.Count(header.Steps)
 	if p.stages[0].operator.(*decode).turns(header) && header.Orientation > 4 {
 		e.w, e.h = e.h, e.w
+		cost.Steps = cost.Steps.Plus(e.pixels().Times(turnSteps)).Plus(e.bytes().Times(2 * rowSteps))
 	}
 	return e, cost, nil
 }
@@ -87,8 +88,8 @@ func (p *compiled) costFrom(e extent, cost program.Cost, from int, limits progra
 	if p.wide {
 		cost.Result = e.bytes()
 	}
-	// The result's elements, and those that are erased.
-	cost.Steps = cost.Steps.Plus(e.bytes().Times(int64(rowSteps + layoutSteps + eraseSteps*len(p.erasures))))
+	// What was put off, the result's elements, and those that are erased.
+	cost.Steps = cost.Steps.Plus(e.bytes().Times(int64(2*rowSteps + layoutSteps + eraseSteps*len(p.erasures))))
 	if p.encoder != nil {
 		var takes program.Cost
 		takes, cost.Result = p.encoder.bound(e)
@@ -156,8 +157,10 @@ func withScratch(meter *program.Meter, f func(s *scratch) error) (err error) {
 				panic(p)
 			}
 			err = s.ended(stop.err)
-		} else if failed := meter.Look(); err != nil && failed != nil {
-			err = s.ended(failed)
+		} else if err != nil {
+			if failed := meter.Look(); failed != nil {
+				err = s.ended(failed)
+			}
 		}
 		s.release()
 		if s.held() <= keep {

@@ -52,7 +52,7 @@ func (h *splitHead) Cost(cell []byte, limits program.Limits) (program.Cost, erro
 	if e, err = e.through(p.stages[:h.stages], &cost, limits); err != nil {
 		return cost, err
 	}
-	cost.Steps = cost.Steps.Plus(e.bytes().Times(rowSteps))
+	cost.Steps = cost.Steps.Plus(e.bytes().Times(2*rowSteps + 1))
 	cost.Result = e.bytes().Plus(program.Count(program.BetweenHeader))
 	return cost, p.held(cost, limits)
 }

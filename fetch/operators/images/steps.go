@@ -3,32 +3,33 @@ package images
 import (
 	"fmt"
 
+	"bowstring/fetch/operators/images/resample"
 	"bowstring/fetch/operators/program"
 )
 
-// Steps of work by what they are done on, each about a nanosecond; bench_test.go measures them.
+// Steps of work by what they are done on, each about a nanosecond of a processor of 2024. BenchmarkSteps measures them.
 const (
-	rowSteps      = 6       // of a byte that is read from a file or an image, and laid into the next one
-	layoutSteps   = 3       // of an element of the result
-	acrossSteps   = 1       // of a byte of the result and a byte of the source that is weighed in it, along rows
-	downSteps     = 1       // the same, along columns
-	weightSteps   = 40      // of a weight: a filter is computed
-	profileSteps  = 30      // of a pixel whose colours are converted
-	turnSteps     = 16      // of a pixel that is turned by a quarter
-	padSteps      = 8       // of a pixel of a padded image
-	fillSteps     = 8       // of a pixel of one colour
-	warpSteps     = 20      // of a pixel of a transformed image
-	mixedSteps    = 60      // the same, of four pixels mixed
-	mapSteps      = 3       // of a byte that goes through a table
-	lumaSteps     = 8       // of a pixel that luma is made of
-	saturateSteps = 24      // of a pixel
-	hueSteps      = 90      // of a pixel
-	sharpenSteps  = 10      // of a byte
+	rowSteps      = 1       // of a byte that is read from an image, or laid into the next one
+	fileSteps     = 4       // of a byte that is read from a file's pixels
+	layoutSteps   = 1       // of an element of the result
+	weightSteps   = 20      // of a weight: a filter is computed
+	profileSteps  = 20      // of a pixel whose colours are converted
+	turnSteps     = 8       // of a pixel that is turned by a quarter
+	padSteps      = 4       // of a pixel of a padded image
+	fillSteps     = 2       // of a pixel of one colour
+	warpSteps     = 8       // of a pixel of a transformed image
+	mixedSteps    = 22      // the same, of four pixels mixed
+	mapSteps      = 1       // of a byte that goes through a table
+	lumaSteps     = 3       // of a pixel that luma is made of
+	saturateSteps = 10      // of a pixel
+	hueSteps      = 55      // of a pixel
+	sharpenSteps  = 5       // of a byte
 	binSteps      = 4       // of a byte that is counted, and goes through a table
-	tapSteps      = 3       // of a byte and a weight of a blur
-	eraseSteps    = 8       // of a byte
-	encodeSteps   = 50      // of a pixel that is encoded
-	baseSteps     = 1 << 20 // of a run: headers, tables, kernels
+	tapSteps      = 2       // of a byte and a weight of a blur
+	eraseSteps    = 4       // of a byte
+	encodeSteps   = 40      // of a pixel that is encoded
+	baseSteps     = 1 << 18 // of a run: headers, tables, kernels
+	weighed       = 4       // bytes that are weighed in a step, of a resize
 )
 
 // Working memory besides pixels.
@@ -38,29 +39,22 @@ const (
 )
 
 // passes bounds what it takes to resize from e to w x h: rows of the new width, and weights.
-func passes(e extent, w, h int) program.Cost {
-	weights := func(in, out int) program.Amount { return program.Product(out, weightsOf(in, out)) }
-	all := weights(e.w, w).Plus(weights(e.h, h))
-	bytes := program.Product(w, e.h, e.channels).Plus(all.Times(4)).Plus(program.Product(w, 24)).
-		Plus(program.Product(max(ceil(e.w, w), ceil(e.h, h)), 64))
-	steps := all.Times(weightSteps).
-		Plus(program.Product(w, e.h, e.channels, taps(e.w, w), acrossSteps)).
-		Plus(program.Product(w, h, e.channels, taps(e.h, h), downSteps))
-	return program.Cost{Working: bytes.Plus(program.Product(e.w, 8)), Steps: steps}
+func passes(e extent, w, h int, filter resample.Filter) program.Cost {
+	across, down := filter.Taps(e.w, w), filter.Taps(e.h, h)
+	weights := program.Product(w, across+4).Plus(program.Product(h, down+4))
+	bytes := program.Product(w, e.h, e.channels).Plus(weights.Times(4)).Plus(program.Product(w, 24)).
+		Plus(program.Product(max(across, down), 8)).Plus(program.Product(e.w, 8))
+	steps := weights.Times(weightSteps).Plus(program.Product(w, e.h, e.channels, ceil(across, weighed))).
+		Plus(program.Product(w, h, e.channels, ceil(down, weighed)))
+	return program.Cost{Working: bytes, Steps: steps}
 }
+
+func ceil(a, b int) int { return (a + b - 1) / b }
 
 // rowBytes bounds the rows that are read and written while an image is w pixels wide.
 func rowBytes(w, channels int) program.Amount {
 	return program.Product(w, channels, 4).Plus(program.Count(64))
 }
-
-// taps is the most pixels of one axis that one of the result is made of: three on either side, of the larger grid.
-func taps(in, out int) int { return 6*ceil(in, out) + 3 }
-
-// weightsOf is how many numbers there are of one pixel of the result.
-func weightsOf(in, out int) int { return taps(in, out) + 8 }
-
-func ceil(a, b int) int { return (a + b - 1) / b }
 
 // extent is the most that an image has at a step.
 type extent struct{ w, h, channels int }

@@ -8,10 +8,10 @@ import (
 // Steps of work, each about a nanosecond. A scan costs by its blocks, by the coefficients of a block that it looks at,
 // and by the bytes of its data.
 const (
-	blockSteps       = 20  // of a block in a scan
-	coefficientSteps = 2   // of a coefficient that a scan of a progressive stream may look at
-	transformSteps   = 130 // of a block that is transformed
-	byteSteps        = 24  // of a byte of a scan's data
+	blockSteps       = 20 // of a block in a scan
+	coefficientSteps = 2  // of a coefficient that a scan of a progressive stream may look at
+	transformSteps   = 80 // of a block that is transformed
+	byteSteps        = 14 // of a byte of a scan's data
 	tableSteps       = 8000
 	leastTable       = 17 // bytes of a table of codes in its segment
 )

@@ -35,6 +35,14 @@ func (f Filter) support() float64 {
 	}
 }
 
+// Taps is the most pixels of one axis that one of the result is made of.
+func (f Filter) Taps(in, out int) int {
+	if f == Nearest {
+		return 1
+	}
+	return int(math.Ceil(f.support()*max(float64(in)/float64(out), 1)))*2 + 1
+}
+
 // The conversions to float64 below keep compilers from fusing products with sums,
 // which would round otherwise on some processors.
 

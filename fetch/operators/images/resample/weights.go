@@ -1,7 +1,5 @@
 package resample
 
-import "math"
-
 const (
 	precision = 32 - 8 - 2
 	half      = 1 << (precision - 1)
@@ -40,7 +38,7 @@ func (w *weights) set(in, out, from, to int, filter Filter, reversed bool) {
 	scale := float64(in) / float64(out)
 	wide := max(scale, 1)
 	support := filter.support() * wide
-	w.size = int(math.Ceil(support))*2 + 1
+	w.size = filter.Taps(in, out)
 	n := to - from
 	w.first, w.count, w.values, w.line = grow(w.first, n), grow(w.count, n), grow(w.values, n*w.size),
 		grow(w.line, w.size)

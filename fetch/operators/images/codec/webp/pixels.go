@@ -5,7 +5,7 @@
 package webp
 
 // pixelSteps are those of a pixel that is decoded.
-const pixelSteps = 40
+const pixelSteps = 30
 
 // cache is the colours that were seen last.
 type cache struct {

@@ -17,7 +17,7 @@ const (
 	transforms
 
 	// undoSteps are those of a pixel whose transform is undone.
-	undoSteps = 20
+	undoSteps = 12
 )
 
 // transform is one that can be undone.
