@@ -215,12 +215,10 @@ type stepShare struct {
 // share returns the sharing of a job, with a hold for the caller.
 func (js *Jobs) share(ctx context.Context, snap *openSnapshot, o *Outline) (*sharing, error) {
 	key := digest(withEpoch(o.Request, 0))
-	js.sharingsMu.Lock()
-	defer js.sharingsMu.Unlock()
-	if s := js.sharings[key]; s != nil {
-		s.refs++
+	if s := js.sharingOf(key, nil); s != nil {
 		return s, nil
 	}
+	// Nothing is locked while it waits for the table: each job that ends gives its sharing up.
 	table, err := js.slotTable(ctx, snap, o.local.column)
 	if err != nil {
 		return nil, err
@@ -236,19 +234,49 @@ func (js *Jobs) share(ctx context.Context, snap *openSnapshot, o *Outline) (*sha
 		table.Release()
 		return nil, fmt.Errorf("sharing out batches of %d rows: %w", batch, err)
 	}
-	js.sharings[key] = s
+	if first := js.sharingOf(key, s); first != s {
+		s.end() // another job of these rows came at the same time
+		return first, nil
+	}
 	return s, nil
+}
+
+// sharingOf returns the sharing of a key, with a hold for the caller; made, which has one already, if there is none.
+func (js *Jobs) sharingOf(key string, made *sharing) *sharing {
+	js.sharingsMu.Lock()
+	defer js.sharingsMu.Unlock()
+	if s := js.sharings[key]; s != nil {
+		s.refs++
+		return s
+	}
+	if made != nil {
+		js.sharings[key] = made
+	}
+	return made
 }
 
 // release gives a hold up.
 func (s *sharing) release() {
+	if s.leave() {
+		s.end()
+	}
+}
+
+// leave counts a hold out, and reports whether it was the last one.
+func (s *sharing) leave() bool {
 	s.jobs.sharingsMu.Lock()
 	defer s.jobs.sharingsMu.Unlock()
-	if s.refs--; s.refs == 0 {
-		delete(s.jobs.sharings, s.key)
-		s.memory.Release()
-		s.table.Release()
+	if s.refs--; s.refs > 0 {
+		return false
 	}
+	delete(s.jobs.sharings, s.key)
+	return true
+}
+
+// end gives back what it has.
+func (s *sharing) end() {
+	s.memory.Release()
+	s.table.Release()
 }
 
 // try returns what is kept of a step.
