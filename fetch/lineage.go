@@ -46,14 +46,37 @@ func Unrecorded(ctx context.Context) context.Context { return streams.Unrecorded
 // CheckedLate returns a context whose streams leave checksums to whoever copies their blobs: see [streams.CheckedLate].
 func CheckedLate(ctx context.Context) context.Context { return streams.CheckedLate(ctx) }
 
-// Recorded returns what was recorded of the streams that match tells, in the order in which they began. ok is
-// false if no record is kept.
-func (e *Engine) Recorded(match func(*PieceHead) bool) (pieces []*Piece, ok bool, err error) {
+// Recorded returns what was recorded of the streams that match tells, in the order in which they began. ok is false if
+// no record is kept. The caller has the memory of [Engine.ReserveLineage].
+func (e *Engine) Recorded(ctx context.Context, match func(*PieceHead) bool) (pieces []*Piece, ok bool, err error) {
+	return e.look(ctx, lineage.Query{Match: match, MaxBytes: maxLineageBytes})
+}
+
+// RecordedRows goes through what was recorded: the rows of each stream are added to what sum returns, nil to leave them
+// out. ok is false if no record is kept.
+func (e *Engine) RecordedRows(ctx context.Context, sum func(*PieceHead) *int64) (ok bool, err error) {
+	_, ok, err = e.look(ctx, lineage.Query{Sum: sum})
+	return ok, err
+}
+
+func (e *Engine) look(ctx context.Context, q lineage.Query) (pieces []*Piece, ok bool, err error) {
 	if e.opts.Lineage == nil {
 		return nil, false, nil
 	}
-	pieces, err = e.opts.Lineage.Look(match)
+	tenant := store.CallerFrom(ctx).Tenant
+	q.Turn = func(f func() error) error { return e.work.Do(ctx, tenant, f) }
+	pieces, err = e.opts.Lineage.Look(ctx, q)
 	return pieces, true, err
+}
+
+// ReserveLineage counts the memory in that Recorded and Lineage take for one caller, who releases it.
+func (e *Engine) ReserveLineage(ctx context.Context) (*admission.Hold, error) {
+	h, err := e.ledger.ReserveFor(ctx, admission.Results, store.CallerFrom(ctx).Tenant,
+		min(maxLineageBytes+maxLineageRows*lineageRowBytes, e.ledger.Limit(admission.Results)))
+	if err != nil {
+		return nil, fmt.Errorf("looking into the record of what was handed out: %w", err)
+	}
+	return h, nil
 }
 
 // RecordedSince is since when what is handed out is on record, zero if nothing is.
@@ -65,21 +88,19 @@ func (e *Engine) RecordedSince() time.Time {
 	return since
 }
 
-// maxLineageRows is how many rows of a step are told at once, and lineageRowBytes what one takes meanwhile.
+// maxLineageRows is how many rows of a step are told at once, and lineageRowBytes what one takes meanwhile;
+// maxLineageBytes is what pieces of the record may take.
 const (
 	maxLineageRows  = 1 << 20
 	lineageRowBytes = 16
+	maxLineageBytes = 8 << 20
 )
 
 // Lineage says what pieces, of streams of one course in the order of Recorded, handed out in a step of an epoch: by
 // rank, and of each in the order of its rows. rank is negative for all.
+//
+// The caller has the memory of [Engine.ReserveLineage].
 func (e *Engine) Lineage(ctx context.Context, pieces []*Piece, epoch uint64, step int64, rank int) ([]Share, error) {
-	memory, err := e.ledger.ReserveFor(ctx, admission.Results, store.CallerFrom(ctx).Tenant,
-		min(maxLineageRows*lineageRowBytes, e.ledger.Limit(admission.Results)))
-	if err != nil {
-		return nil, fmt.Errorf("looking up step %d: %w", step, err)
-	}
-	defer memory.Release()
 	var list []Share
 	var rows int64
 	jobs := map[string]*Job{} // that the pieces are of: most have the same one
@@ -89,7 +110,7 @@ func (e *Engine) Lineage(ctx context.Context, pieces []*Piece, epoch uint64, ste
 		}
 	}()
 	for _, p := range pieces {
-		if rank >= 0 && p.Head.Ticket.Rank != rank || !mayCover(&p.Head.Ticket, epoch) {
+		if rank >= 0 && p.Head.Ticket.Rank != rank || !MayCover(&p.Head, epoch) {
 			continue
 		}
 		s, err := e.share(ctx, jobs, p, epoch, step)
@@ -108,8 +129,9 @@ func (e *Engine) Lineage(ctx context.Context, pieces []*Piece, epoch uint64, ste
 	return settle(list), nil
 }
 
-// mayCover reports whether a ticket may be of an epoch.
-func mayCover(t *schema.Ticket, epoch uint64) bool {
+// MayCover reports whether a piece may be of an epoch.
+func MayCover(h *PieceHead, epoch uint64) bool {
+	t := &h.Ticket
 	if t.Shuffle == nil {
 		return epoch == 0
 	}

@@ -228,7 +228,7 @@ func (tr *training) ranks(req schema.Request, from int64, stop *int64, epochs, l
 // compare asks for all steps.
 func (tr *training) compare(req schema.Request, course string, epochs, steps int64) {
 	t := tr.t
-	pieces, ok, err := tr.e.Recorded(func(h *fetch.PieceHead) bool { return h.Job == course })
+	pieces, ok, err := tr.e.Recorded(t.Context(), func(h *fetch.PieceHead) bool { return h.Job == course })
 	if err != nil || !ok {
 		t.Fatal(ok, err)
 	}

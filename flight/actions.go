@@ -331,7 +331,7 @@ func (s *Server) warm(ctx context.Context, b []byte, send func([]byte) error) er
 // renewFlightEndpoint is Flight's own.
 func (s *Server) renewFlightEndpoint(ctx context.Context, b []byte, send func([]byte) error) error {
 	var req flight.RenewFlightEndpointRequest
-	if err := unmarshal(b, &req); err != nil {
+	if err := s.unmarshal(ctx, b, &req); err != nil {
 		return err
 	}
 	e := req.GetEndpoint()
@@ -344,14 +344,6 @@ func (s *Server) renewFlightEndpoint(ctx context.Context, b []byte, send func([]
 	}
 	e.ExpirationTime = s.expiration()
 	return sendProto(send, e)
-}
-
-func unmarshal(b []byte, m proto.Message) error {
-	if err := proto.Unmarshal(b, m); err != nil {
-		return &schema.FieldError{Field: "body", Got: err.Error(),
-			Want: fmt.Sprintf("a protobuf %s", m.ProtoReflect().Descriptor().Name())}
-	}
-	return nil
 }
 
 func sendProto(send func([]byte) error, m proto.Message) error {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/apache/arrow/go/v17/arrow/flight"
 
+	"bowstring/fetch"
 	"bowstring/schema"
 )
 
@@ -62,32 +63,33 @@ func (s *Server) cancel(ctx context.Context, b []byte, send func([]byte) error) 
 	}{req.Plan, n})
 }
 
+const (
+	// maxCancelled is how many plans a CancelFlightInfo names at most: each costs a look at all calls. An answer of
+	// GetFlightInfo has one.
+	maxCancelled = 16
+	// ticketsAtOnce is how many tickets are read before others have a turn.
+	ticketsAtOnce = 256
+)
+
 // cancelFlightInfo is Flight's own: the plans are those of the info's tickets.
 func (s *Server) cancelFlightInfo(ctx context.Context, b []byte, send func([]byte) error) error {
 	var req flight.CancelFlightInfoRequest
-	if err := unmarshal(b, &req); err != nil {
+	if err := s.unmarshal(ctx, b, &req); err != nil {
 		return err
 	}
-	endpoints := req.GetInfo().GetEndpoint()
-	if len(endpoints) == 0 {
-		return &schema.FieldError{Field: "info.endpoint", Got: "none", Want: "the endpoints that GetFlightInfo gave"}
+	requests, err := s.requestsOf(ctx, req.GetInfo().GetEndpoint())
+	if err != nil {
+		return err
 	}
 	// A plan's id depends on no row: nothing is opened or evaluated, and the snapshot
 	// may be gone.
-	plans, seen := map[string]bool{}, map[string]bool{}
-	for i, e := range endpoints {
-		t, err := schema.ParseTicket(e.GetTicket().GetTicket())
+	plans := map[string]bool{}
+	for _, r := range requests {
+		id, err := s.planID(ctx, r.Request)
 		if err != nil {
-			return fmt.Errorf("endpoint %d: %w", i, err)
+			return fmt.Errorf("endpoint %d: %w", r.endpoint, err)
 		}
-		if req := string(t.Request.Marshal()); !seen[req] { // as a rule they are all the same
-			seen[req] = true
-			id, err := s.planID(ctx, t.Request)
-			if err != nil {
-				return fmt.Errorf("endpoint %d: %w", i, err)
-			}
-			plans[id] = true
-		}
+		plans[id] = true
 	}
 	result := flight.CancelFlightInfoResult{Status: flight.CancelStatusCancelled}
 	_, gone, err := s.cancelPlans(ctx, plans)
@@ -98,4 +100,51 @@ func (s *Server) cancelFlightInfo(ctx context.Context, b []byte, send func([]byt
 		result.Status = flight.CancelStatusCancelling
 	}
 	return sendProto(send, &result)
+}
+
+// endpointRequest is a request, and the first endpoint whose ticket has it.
+type endpointRequest struct {
+	schema.Request
+	endpoint int
+}
+
+// requestsOf returns the different requests of the tickets of endpoints: as a rule they all have the same.
+func (s *Server) requestsOf(ctx context.Context, endpoints []*flight.FlightEndpoint) ([]endpointRequest, error) {
+	switch n := len(endpoints); {
+	case n == 0:
+		return nil, &schema.FieldError{Field: "info.endpoint", Got: "none", Want: "the endpoints that GetFlightInfo gave"}
+	case n > s.opts.MaxEndpoints:
+		return nil, fmt.Errorf("%w: the info has %d endpoints, MaxEndpoints is %d; one endpoint of each plan is enough",
+			schema.ErrLimit, n, s.opts.MaxEndpoints)
+	}
+	var list []endpointRequest
+	known := map[string]bool{}
+	for from := 0; from < len(endpoints); from += ticketsAtOnce {
+		err := s.turn(ctx, func() error {
+			for i, e := range endpoints[from:min(from+ticketsAtOnce, len(endpoints))] {
+				t, err := schema.ParseTicket(e.GetTicket().GetTicket())
+				if err != nil {
+					return fmt.Errorf("endpoint %d: %w", from+i, err)
+				}
+				if key := string(t.Request.Marshal()); !known[key] {
+					known[key] = true
+					list = append(list, endpointRequest{t.Request, from + i})
+				}
+				if len(list) > maxCancelled {
+					return fmt.Errorf("%w: the tickets of the info are of more than %d requests; an answer of "+
+						"GetFlightInfo has one, send one info for each", schema.ErrLimit, maxCancelled)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return list, nil
+}
+
+// turn runs f when it is the turn of the caller's tenant: what it does takes processors and waits for nothing.
+func (s *Server) turn(ctx context.Context, f func() error) error {
+	return s.work.Do(ctx, fetch.CallerFrom(ctx).Tenant, f)
 }

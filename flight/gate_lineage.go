@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"bowstring/fetch"
+	"bowstring/fetch/admission"
 	"bowstring/flight/rules"
 	"bowstring/schema"
 )
@@ -33,12 +33,34 @@ func (s *Server) onRecord(ctx context.Context) func(*fetch.PieceHead) bool {
 // recorded returns what the caller may know of the streams that match tells.
 func (s *Server) recorded(ctx context.Context, match func(*fetch.PieceHead) bool) ([]*fetch.Piece, error) {
 	mine := s.onRecord(ctx)
-	pieces, kept, err := s.engine.Recorded(func(h *fetch.PieceHead) bool { return match(h) && mine(h) })
+	pieces, kept, err := s.engine.Recorded(ctx, func(h *fetch.PieceHead) bool { return match(h) && mine(h) })
+	return pieces, keptOr(kept, err)
+}
+
+// recordedRows goes through the streams that the caller may know of: the rows of each are added to what sum returns,
+// nil to leave them out.
+func (s *Server) recordedRows(ctx context.Context, sum func(*fetch.PieceHead) *int64) error {
+	mine := s.onRecord(ctx)
+	kept, err := s.engine.RecordedRows(ctx, func(h *fetch.PieceHead) *int64 {
+		if !mine(h) {
+			return nil
+		}
+		return sum(h)
+	})
+	return keptOr(kept, err)
+}
+
+func keptOr(kept bool, err error) error {
 	if err == nil && !kept {
 		err = fmt.Errorf("%w: this server keeps no record of what it hands out; it does with serve --lineage DIR",
 			schema.ErrNotFound)
 	}
-	return pieces, err
+	return err
+}
+
+// reserveLineage counts in what a look into the record takes.
+func (s *Server) reserveLineage(ctx context.Context) (*admission.Hold, error) {
+	return s.engine.ReserveLineage(ctx)
 }
 
 // lineageHeader is the first result of the action: what the record is.
@@ -50,12 +72,11 @@ func (s *Server) lineageHeader() lineageHeader {
 	return h
 }
 
-// shown tells the pieces of snapshots that exist for the caller, and whether he sees all their rows.
-func (s *Server) shown(ctx context.Context) func(*fetch.Piece) (exists, whole bool, err error) {
+// shown tells the snapshots that exist for the caller, and whether he sees all their rows.
+func (s *Server) shown(ctx context.Context) func(snapshotRef) (exists, whole bool, err error) {
 	type answer struct{ exists, whole bool }
 	known := map[snapshotRef]answer{}
-	return func(p *fetch.Piece) (bool, bool, error) {
-		ref := snapshotRef{Dataset: p.Head.Ticket.Dataset, Snapshot: p.Head.Ticket.Snapshot}
+	return func(ref snapshotRef) (bool, bool, error) {
 		a, ok := known[ref]
 		if !ok {
 			_, err := s.exists(ctx, ref, rules.Read)
@@ -69,36 +90,54 @@ func (s *Server) shown(ctx context.Context) func(*fetch.Piece) (exists, whole bo
 	}
 }
 
-// course finds the streams of a job, by any of its names, and the epoch that is meant where the caller names none.
-func (s *Server) course(ctx context.Context, name string) (pieces []*fetch.Piece, epoch uint64, err error) {
-	courses := map[string]bool{}
-	var planned *uint64 // of the plan that has the name
-	_, err = s.recorded(ctx, func(h *fetch.PieceHead) bool {
+// course is what a job is on record as.
+type course struct {
+	jobs    map[string]bool  // what its streams are of: more than one only if somebody made requests so
+	first   *fetch.PieceHead // of the stream of its name that began first
+	planned *uint64          // the epoch of the plan that has the name, if that is what it names
+}
+
+// course finds the streams of a job, by any of its names.
+func (s *Server) course(ctx context.Context, name string) (*course, error) {
+	c := &course{jobs: map[string]bool{}}
+	err := s.recordedRows(ctx, func(h *fetch.PieceHead) *int64 {
 		if h.Job != name && h.Group != name && h.Plan != name {
-			return false
+			return nil
 		}
-		if e := epochOf(h); h.Plan == name && h.Group != name && h.Job != name && (planned == nil || e < *planned) {
-			planned = &e
+		if e := epochOf(h); h.Plan == name && h.Group != name && h.Job != name && (c.planned == nil || e < *c.planned) {
+			c.planned = &e
 		}
-		courses[h.Job] = true
-		return false
+		if c.jobs[h.Job] = true; c.first == nil || h.Stream < c.first.Stream {
+			c.first = h
+		}
+		return nil
 	})
-	if err != nil {
-		return nil, 0, err
-	}
-	pieces, err = s.recorded(ctx, func(h *fetch.PieceHead) bool { return courses[h.Job] })
-	if err != nil {
-		return nil, 0, err
-	}
-	if len(pieces) == 0 {
-		return nil, 0, fmt.Errorf("%w: job %s is not on record here: it ran elsewhere, or is older than what is "+
+	if err == nil && c.first == nil {
+		err = fmt.Errorf("%w: job %s is not on record here: it ran elsewhere, or is older than what is "+
 			"kept; lineage without a job lists those there are", schema.ErrNotFound, schema.Quote(name))
 	}
-	if planned != nil {
-		return pieces, *planned, nil
+	return c, err
+}
+
+// epoch is the one that is meant where the caller names none: that of the plan, or the one that the stream which began
+// last came to.
+func (s *Server) epoch(ctx context.Context, c *course) (uint64, error) {
+	if c.planned != nil {
+		return *c.planned, nil
 	}
-	epoch, err = s.engine.LastEpoch(ctx, pieces[len(pieces)-1])
-	return pieces, epoch, s.hides(ctx, pieces[0], err)
+	last, rows := c.first, new(int64)
+	err := s.recordedRows(ctx, func(h *fetch.PieceHead) *int64 {
+		if h.Job != c.first.Job || h.Stream < last.Stream {
+			return nil
+		}
+		last, rows = h, new(int64)
+		return rows
+	})
+	if err != nil {
+		return 0, err
+	}
+	epoch, err := s.engine.LastEpoch(ctx, &fetch.Piece{Head: *last, Rows: *rows})
+	return epoch, s.hides(ctx, last, err)
 }
 
 func epochOf(h *fetch.PieceHead) uint64 {
@@ -110,35 +149,39 @@ func epochOf(h *fetch.PieceHead) uint64 {
 
 // hides is an error in finding out what was handed out. It may tell of what the stream's caller could see: who may see
 // less now is told that it cannot be said.
-func (s *Server) hides(ctx context.Context, p *fetch.Piece, err error) error {
+func (s *Server) hides(ctx context.Context, h *fetch.PieceHead, err error) error {
 	if err == nil {
 		return nil
 	}
-	d := s.decide(ctx, p.Head.Ticket.Dataset)
-	if d.Restriction.Key() != p.Head.Restriction().Key() && !errors.Is(err, schema.ErrUnavailable) &&
+	d := s.decide(ctx, h.Ticket.Dataset)
+	if d.Restriction.Key() != h.Restriction().Key() && !errors.Is(err, schema.ErrUnavailable) &&
 		!errors.Is(err, schema.ErrLimit) {
 		return fmt.Errorf("%w: what this job was handed out cannot be said any more", schema.ErrNotFound)
 	}
 	return err
 }
 
-// heldStep looks a step up, and the job by which the caller sees its samples, which he closes.
-func (s *Server) heldStep(ctx context.Context, pieces []*fetch.Piece, epoch uint64, step int64,
+// heldStep looks a step up, and the job by which the caller sees its samples, which he closes. One name may stand for
+// streams of several courses, if somebody made a request so: it is the one of the stream that began first.
+func (s *Server) heldStep(ctx context.Context, c *course, epoch uint64, step int64,
 	rank int) ([]fetch.Share, *fetch.Job, error) {
-	first := pieces[0].Head.Ticket
+	first := &c.first.Ticket
 	see, err := s.open(ctx, schema.Request{Dataset: first.Dataset, Snapshot: first.Snapshot,
 		Columns: []string{schema.PositionColumn}}, rules.Read)
 	if err != nil {
 		return nil, nil, err
 	}
-	// One name may stand for streams of several courses, if somebody made a request so: each for itself.
-	pieces = slices.DeleteFunc(slices.Clone(pieces), func(p *fetch.Piece) bool {
-		return p.Head.Job != pieces[0].Head.Job
+	pieces, err := s.recorded(ctx, func(h *fetch.PieceHead) bool {
+		return h.Job == c.first.Job && (rank < 0 || h.Ticket.Rank == rank) && fetch.MayCover(h, epoch)
 	})
+	if err != nil {
+		see.Close()
+		return nil, nil, err
+	}
 	shares, err := s.engine.Lineage(ctx, pieces, epoch, step, rank)
 	if err != nil {
 		see.Close()
-		return nil, nil, s.hides(ctx, pieces[0], err)
+		return nil, nil, s.hides(ctx, c.first, err)
 	}
 	return shares, see, nil
 }

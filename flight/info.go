@@ -100,7 +100,7 @@ func (s *Server) flightInfo(ctx context.Context, d *flight.FlightDescriptor,
 		return nil, fmt.Errorf("an answer with %d endpoints: %w", req.WorldSize(), err)
 	}
 	context.AfterFunc(ctx, memory.Release)
-	return s.infoOf(d, job.Outline(), bytes, nil)
+	return s.infoOf(ctx, d, job.Outline(), bytes, nil)
 }
 
 // maxAnswerBytes bounds the answer of a GetFlightInfo. As many ranks as there may
@@ -134,7 +134,7 @@ func (s *Server) checkAnswer(req schema.Request) error {
 }
 
 // infoOf says what an outline means, with an endpoint for each rank.
-func (s *Server) infoOf(d *flight.FlightDescriptor, o *fetch.Outline, bytes int64,
+func (s *Server) infoOf(ctx context.Context, d *flight.FlightDescriptor, o *fetch.Outline, bytes int64,
 	tags []store.Tag) (*flight.FlightInfo, error) {
 	req, plan := o.Request, o.Plan
 	ranks := req.WorldSize()
@@ -156,13 +156,32 @@ func (s *Server) infoOf(d *flight.FlightDescriptor, o *fetch.Outline, bytes int6
 		AppMetadata:      about,
 	}
 	expires := s.expiration()
-	for rank := range ranks {
-		node, locations := locationsOf(o, int(rank))
-		share, err := encodeJSON(rankInfo{Rank: rank, Rows: plan.RankRows(int(rank)), Steps: plan.Steps(), Node: node})
+	if ranks <= endpointsAtOnce {
+		return info, endpoints(info, o, 0, ranks, expires)
+	}
+	for from := int64(0); from < ranks; from += endpointsAtOnce {
+		err := s.turn(ctx, func() error {
+			return endpoints(info, o, from, min(from+endpointsAtOnce, ranks), expires)
+		})
 		if err != nil {
 			return nil, err
 		}
-		ticket := schema.Ticket{Request: req, Rank: int(rank)}
+	}
+	return info, nil
+}
+
+// endpointsAtOnce is how many endpoints are made before others have a turn.
+const endpointsAtOnce = 1024
+
+// endpoints makes those of the ranks from one on and before another.
+func endpoints(info *flight.FlightInfo, o *fetch.Outline, from, to int64, expires *timestamppb.Timestamp) error {
+	for rank := from; rank < to; rank++ {
+		node, locations := locationsOf(o, int(rank))
+		share, err := encodeJSON(rankInfo{Rank: rank, Rows: o.Plan.RankRows(int(rank)), Steps: o.Plan.Steps(), Node: node})
+		if err != nil {
+			return err
+		}
+		ticket := schema.Ticket{Request: o.Request, Rank: int(rank)}
 		info.Endpoint[rank] = &flight.FlightEndpoint{
 			Location:       locations,
 			Ticket:         &flight.Ticket{Ticket: ticket.Marshal()},
@@ -170,7 +189,7 @@ func (s *Server) infoOf(d *flight.FlightDescriptor, o *fetch.Outline, bytes int6
 			AppMetadata:    share,
 		}
 	}
-	return info, nil
+	return nil
 }
 
 // maxLocations is how many locations an endpoint has at most.
@@ -309,5 +328,5 @@ func (s *Server) listed(ctx context.Context, d store.Dataset, v *seen, path []st
 	if err != nil {
 		return nil, err
 	}
-	return s.infoOf(&flight.FlightDescriptor{Type: flight.DescriptorPATH, Path: path}, o, bytes, d.Tags)
+	return s.infoOf(ctx, &flight.FlightDescriptor{Type: flight.DescriptorPATH, Path: path}, o, bytes, d.Tags)
 }

@@ -109,21 +109,29 @@ func (s *Server) lineage(ctx context.Context, b []byte, send func([]byte) error)
 	if err := req.check(); err != nil {
 		return err
 	}
-	if req.Step == nil {
-		return s.lineageJobs(ctx, req.Job, send)
-	}
-	pieces, epoch, err := s.course(ctx, req.Job)
+	memory, err := s.reserveLineage(ctx)
 	if err != nil {
 		return err
 	}
+	defer memory.Release()
+	if req.Step == nil {
+		return s.lineageJobs(ctx, req.Job, send)
+	}
+	job, err := s.course(ctx, req.Job)
+	if err != nil {
+		return err
+	}
+	var epoch uint64
 	if req.Epoch != nil {
 		epoch = *req.Epoch
+	} else if epoch, err = s.epoch(ctx, job); err != nil {
+		return err
 	}
 	rank := -1
 	if req.Rank != nil {
 		rank = *req.Rank
 	}
-	shares, see, err := s.heldStep(ctx, pieces, epoch, *req.Step, rank)
+	shares, see, err := s.heldStep(ctx, job, epoch, *req.Step, rank)
 	if err != nil {
 		return err
 	}
@@ -138,56 +146,6 @@ func (s *Server) lineage(ctx context.Context, b []byte, send func([]byte) error)
 	}
 	for i := range shares {
 		if err := s.sendShare(ctx, see, &shares[i], send); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// lineageJobs lists the jobs on record, or one.
-func (s *Server) lineageJobs(ctx context.Context, name string, send func([]byte) error) error {
-	var pieces []*fetch.Piece
-	var err error
-	if name == "" {
-		pieces, err = s.recorded(ctx, func(*fetch.PieceHead) bool { return true })
-	} else {
-		pieces, _, err = s.course(ctx, name)
-	}
-	if err != nil {
-		return err
-	}
-	if err := sendJSON(send, s.lineageHeader()); err != nil {
-		return err
-	}
-	byName, order := map[string]*lineageJob{}, []string{}
-	last := map[string]int64{}
-	look := s.shown(ctx)
-	for _, p := range pieces { // in the order in which streams began
-		h := &p.Head
-		exists, whole, err := look(p)
-		if err != nil {
-			return err
-		}
-		if !exists {
-			continue
-		}
-		j := byName[h.Job]
-		if j == nil {
-			j = &lineageJob{Job: h.Job, Dataset: h.Ticket.Dataset, Snapshot: h.Ticket.Snapshot, First: h.Opened()}
-			byName[h.Job], order = j, append(order, h.Job)
-		}
-		j.Order, _ = h.Ticket.OrderOf()
-		j.Plan, j.World, j.Last = h.Plan, h.Ticket.WorldSize(), h.Opened()
-		if whole {
-			j.Rows += p.Rows
-		}
-		if last[h.Job] != h.Stream {
-			last[h.Job] = h.Stream
-			j.Streams++
-		}
-	}
-	for _, name := range order {
-		if err := sendJSON(send, byName[name]); err != nil {
 			return err
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"bowstring/fetch"
+	"bowstring/fetch/admission"
 	"bowstring/flight/rules"
 	"bowstring/flight/usage"
 	"bowstring/schema"
@@ -106,25 +107,52 @@ func (s *Server) usage(ctx context.Context, b []byte, send func([]byte) error) e
 		}
 		f.Tenant = caller.Tenant
 	}
-	s.CountUsage()
-	list, err := s.opts.Usage.List(f)
+	memory, err := s.opts.Ledger.ReserveFor(ctx, admission.Results, caller.Tenant,
+		min(s.opts.Usage.Bytes(), s.opts.Ledger.Limit(admission.Results)))
 	if err != nil {
-		return err
+		return fmt.Errorf("reading what was used: %w", err)
 	}
-	exists := map[string]bool{usage.Other: true} // for the caller
-	for _, e := range list {
-		if !all {
-			if _, known := exists[e.Dataset]; !known {
-				_, err := s.exists(ctx, snapshotRef{Dataset: e.Dataset}, rules.List)
-				exists[e.Dataset] = err == nil
-			}
-			if e.Tenant != caller.Tenant || !exists[e.Dataset] {
-				continue
-			}
-		}
-		if err := sendJSON(send, e); err != nil {
+	defer memory.Release()
+	exists := func(string) (bool, error) { return true, nil }
+	if !all {
+		if exists, err = s.existing(ctx); err != nil {
 			return err
 		}
 	}
-	return nil
+	s.CountUsage()
+	return s.opts.Usage.Each(ctx, f, func(do func() error) error { return s.turn(ctx, do) },
+		func(e *usage.Entry) error {
+			if shown, err := exists(e.Dataset); err != nil || !shown {
+				return err
+			}
+			return sendJSON(send, e)
+		})
+}
+
+// existing tells the datasets that exist for the caller. It asks the catalog once, and beside it only for datasets of
+// which the caller does not see all.
+func (s *Server) existing(ctx context.Context) (func(dataset string) (bool, error), error) {
+	list, err := s.datasets(ctx)
+	if err != nil {
+		return nil, err
+	}
+	known := map[string]bool{usage.Other: true}
+	whole := make(map[string]bool, len(list))
+	for _, d := range list {
+		whole[d.Name] = len(d.Snapshots) > 0
+	}
+	return func(dataset string) (bool, error) {
+		is, ok := known[dataset]
+		if ok {
+			return is, nil
+		}
+		if is = whole[dataset]; is && s.decide(ctx, dataset).Restriction != nil {
+			_, err := s.exists(ctx, snapshotRef{Dataset: dataset}, rules.List)
+			if is = err == nil; ctx.Err() != nil {
+				return false, context.Cause(ctx)
+			}
+		}
+		known[dataset] = is
+		return is, nil
+	}, nil
 }

@@ -2,6 +2,7 @@ package lineage
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -27,6 +28,11 @@ func must[T any](v T, err error) T {
 		panic(err)
 	}
 	return v
+}
+
+// lookAt returns the pieces that match tells.
+func lookAt(l *Log, match func(*Head) bool) ([]*Piece, error) {
+	return l.Look(context.Background(), Query{Match: match})
 }
 
 func headOf(order string, served []byte) Head {
@@ -95,7 +101,7 @@ func TestAnyOrderIsTold(t *testing.T) {
 			left, b.Rows, want = keep, int64(len(b.Seqs)), append(want, b.Seqs...)
 			r.Batch(b)
 		}
-		pieces := must(l.Look(func(*Head) bool { return true }))
+		pieces := must(lookAt(l, func(*Head) bool { return true }))
 		if len(want) == 0 {
 			if len(pieces) > 0 {
 				t.Fatalf("%d pieces of nothing", len(pieces))
@@ -132,7 +138,7 @@ func TestInOrderIsACount(t *testing.T) {
 		if _, bytes := l.Kept(); bytes != first || first-before > 400 {
 			t.Errorf("%s: %d bytes, then %d", order, first-before, bytes-before)
 		}
-		pieces := must(l.Look(func(h *Head) bool { return h.Ticket.Order == order }))
+		pieces := must(lookAt(l, func(h *Head) bool { return h.Ticket.Order == order }))
 		if got := rowsOf(t, pieces[0], 1<<40+5, 1<<40+8); pieces[0].Rows != 1<<40+64000 ||
 			!slices.Equal(got, []int64{1<<40 + 5, 1<<40 + 6, 1<<40 + 7}) {
 			t.Errorf("%s: %d rows, %v", order, pieces[0].Rows, got)
@@ -173,12 +179,12 @@ func TestRecordIsARing(t *testing.T) {
 	if onDisk > leastBytes || kept != onDisk || kept < leastBytes/2 {
 		t.Errorf("%d bytes on disk, %d by its own count, want up to %d", onDisk, kept, leastBytes)
 	}
-	if pieces := must(l.Look(func(h *Head) bool {
+	if pieces := must(lookAt(l, func(h *Head) bool {
 		return h.Ticket.Step == 0
 	})); len(pieces) != 0 || !since.After(time.Unix(1e9, 0).Add(time.Hour)) {
 		t.Errorf("%d pieces from the beginning, on record since %s", len(pieces), since)
 	}
-	pieces := must(l.Look(func(*Head) bool { return true }))
+	pieces := must(lookAt(l, func(*Head) bool { return true }))
 	var last [streams]int64
 	for _, p := range pieces {
 		h := p.Head.Ticket
@@ -195,6 +201,58 @@ func TestRecordIsARing(t *testing.T) {
 		if step != 20_000 {
 			t.Errorf("rank %d is on record to step %d", rank, step)
 		}
+	}
+}
+
+// A look takes the memory that it may, and no more; it ends with its caller, and so does one that waits for another.
+// What is only added up is not kept.
+func TestLookIsBounded(t *testing.T) {
+	l := must(Open(Options{Dir: t.TempDir(), MaxBytes: 8 << 20, Logger: quiet}))
+	defer l.Close()
+	const streams = 2000
+	for i := range streams {
+		h := headOf("free", nil)
+		h.Job = fmt.Sprint("job ", i)
+		r := l.Begin(h, nil)
+		r.Batch(Batch{Rows: 3, Seqs: []int64{1, 3, 5}})
+		r.Batch(Batch{Rows: 2})
+	}
+	all := func(*Head) bool { return true }
+	if _, err := l.Look(t.Context(), Query{Match: all, MaxBytes: streams * headBytes}); !errors.Is(err, schema.ErrLimit) {
+		t.Errorf("%d pieces: %v", streams, err)
+	}
+	if list, err := l.Look(t.Context(), Query{Match: func(h *Head) bool { return h.Job == "job 7" },
+		MaxBytes: 4 * headBytes}); err != nil || len(list) != 1 || list[0].Rows != 5 {
+		t.Errorf("%d pieces, %v", len(list), err)
+	}
+	var rows int64
+	turns := 0
+	list, err := l.Look(t.Context(), Query{Sum: func(*Head) *int64 { return &rows }, MaxBytes: 1,
+		Turn: func(f func() error) error { turns++; return f() }})
+	if err != nil || len(list) > 0 || rows != 5*streams || turns < 1 {
+		t.Errorf("%d rows and %d pieces in %d turns, %v", rows, len(list), turns, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	inTurn, goOn, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	go func() {
+		_, err := l.Look(t.Context(), Query{Match: all, Turn: func(f func() error) error {
+			select {
+			case inTurn <- struct{}{}:
+				<-goOn
+			default:
+			}
+			return f()
+		}})
+		ended <- err
+	}()
+	<-inTurn // it has the record
+	cancel()
+	if _, err := l.Look(ctx, Query{Match: all}); !errors.Is(err, context.Canceled) {
+		t.Errorf("a look that waits, whose caller has gone: %v", err)
+	}
+	close(goOn)
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
 }
 
@@ -276,7 +334,7 @@ func TestDiskFails(t *testing.T) {
 	r.Batch(Batch{Rows: 10, Next: step(4)}) // not tried again so soon
 	at = at.Add(2 * pause)
 	r.Batch(Batch{Rows: 10, Next: step(5)})
-	pieces := must(l.Look(func(*Head) bool { return true }))
+	pieces := must(lookAt(l, func(*Head) bool { return true }))
 	if len(pieces) != 2 || pieces[0].Rows != 10 || pieces[1].Rows != 10 || pieces[1].Head.Ticket.Step != 4 {
 		t.Errorf("%+v", pieces)
 	}
@@ -291,7 +349,7 @@ func TestDiskFails(t *testing.T) {
 	long.Batch(Batch{Rows: 1, Next: h.Ticket})
 	long.Batch(Batch{Rows: 1, Next: h.Ticket})
 	r.Batch(Batch{Rows: 5})
-	if pieces := must(l.Look(func(*Head) bool { return true })); len(pieces) != 2 || pieces[1].Rows != 15 {
+	if pieces := must(lookAt(l, func(*Head) bool { return true })); len(pieces) != 2 || pieces[1].Rows != 15 {
 		t.Errorf("%+v", pieces)
 	}
 	for _, o := range []Options{{}, {Dir: dir, MaxBytes: 5}, {Dir: dir, PieceBytes: -1}} {

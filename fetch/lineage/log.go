@@ -76,7 +76,7 @@ type Log struct {
 	lock *os.File
 	sync func(*os.File) error // brings a file to the disk
 
-	looking sync.Mutex // held by the one look into the record that there is
+	looking chan struct{} // has room for the one look into a file that there is
 	paused  atomic.Int64
 
 	syncing sync.WaitGroup // the goroutine that brings files to the disk; grows under mu only while not closed
@@ -120,7 +120,7 @@ func Open(opts Options) (*Log, error) {
 		return nil, errors.Join(fmt.Errorf("%w: another server keeps what it served in %s: %w", schema.ErrUnavailable,
 			opts.Dir, err), lock.Close())
 	}
-	l := &Log{opts: opts, lock: lock, sync: (*os.File).Sync}
+	l := &Log{opts: opts, lock: lock, sync: (*os.File).Sync, looking: make(chan struct{}, 1)}
 	if err := l.load(); err != nil {
 		return nil, errors.Join(fmt.Errorf("lineage: %w", err), l.Close())
 	}

@@ -114,29 +114,31 @@ type record struct {
 	body  []byte
 }
 
-// parse calls visit with the records of a file's content, up to the first that is not whole.
-func parse(b []byte, visit func(*record) error) error {
+// begun is the records of a file's content.
+func begun(b []byte) []byte {
 	if len(b) < 2*8 || string(b[:8]) != magic {
 		return nil // it was begun when the machine went down
 	}
-	for b = b[16:]; len(b) >= headerSize; {
-		n := int64(binary.LittleEndian.Uint32(b))
-		size := headerSize + (n+7)/8*8
-		if size > int64(len(b)) {
-			return nil
-		}
-		body := b[headerSize : headerSize+n]
-		if crc32.Update(crc32.Checksum(b[8:16], castagnoli), castagnoli, body) != binary.LittleEndian.Uint32(b[4:]) {
-			return nil
-		}
-		count, err := countOf(b[16:])
-		if err != nil {
-			return nil //nolint:nilerr // as of a record that is not whole: the rest is not believed
-		}
-		if err := visit(&record{b[8], binary.LittleEndian.Uint32(b[12:]), count, body}); err != nil {
-			return err
-		}
-		b = b[size:]
+	return b[16:]
+}
+
+// nextRecord returns the first of records, and the others; nil where it is not whole: the rest is not believed.
+func nextRecord(b []byte) (rec *record, rest []byte) {
+	if len(b) < headerSize {
+		return nil, nil
 	}
-	return nil
+	n := int64(binary.LittleEndian.Uint32(b))
+	size := headerSize + (n+7)/8*8
+	if size > int64(len(b)) {
+		return nil, nil
+	}
+	body := b[headerSize : headerSize+n]
+	if crc32.Update(crc32.Checksum(b[8:16], castagnoli), castagnoli, body) != binary.LittleEndian.Uint32(b[4:]) {
+		return nil, nil
+	}
+	count, err := countOf(b[16:])
+	if err != nil {
+		return nil, nil
+	}
+	return &record{b[8], binary.LittleEndian.Uint32(b[12:]), count, body}, b[size:]
 }

@@ -182,19 +182,67 @@ func (b *Book) Totals() map[string]Amount {
 	return totals
 }
 
-// List returns the entries that a filter names, by day, tenant and dataset.
-func (b *Book) List(f Filter) ([]Entry, error) {
+// MaxDays is how many days one filter may name.
+const MaxDays = 1000
+
+// Bytes is about what Each takes in memory: it has the entries of one day at a time.
+func (b *Book) Bytes() int64 { return int64(b.opts.Entries) * 512 }
+
+// Each calls visit with the entries that a filter names, by day, tenant and dataset. turn runs what takes a processor
+// for a while, a day at once, when it may. It is a schema.ErrLimit if the filter names more than MaxDays days that there
+// is a record of.
+func (b *Book) Each(ctx context.Context, f Filter, turn func(func() error) error, visit func(*Entry) error) error {
 	if err := f.Check(); err != nil {
-		return nil, err
+		return err
 	}
+	names, err := b.named(&f)
+	if err != nil {
+		return err
+	}
+	if len(names) > MaxDays {
+		return fmt.Errorf("%w: %d days are on record between %q and %q, at most %d are told at once; name fewer by since "+
+			"and until", schema.ErrLimit, len(names), f.Since, f.Until, MaxDays)
+	}
+	for _, name := range names {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		var list []Entry
+		err := turn(func() (err error) {
+			list, err = b.entries(name, &f)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		for i := range list {
+			if err := visit(&list[i]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// named lists the days that a filter names of which there is something, in their order.
+func (b *Book) named(f *Filter) ([]string, error) {
 	names, err := b.onDisk()
 	if err != nil {
 		return nil, err
 	}
-	list := []Entry{}
 	b.mu.Lock()
-	inMemory := slices.Collect(maps.Keys(b.days))
-	for name, d := range b.days {
+	names = slices.AppendSeq(names, maps.Keys(b.days))
+	b.mu.Unlock()
+	names = slices.DeleteFunc(names, func(name string) bool { return !f.days(name) })
+	slices.Sort(names)
+	return slices.Compact(names), nil
+}
+
+// entries returns those of a day that a filter names, sorted.
+func (b *Book) entries(name string, f *Filter) (list []Entry, err error) {
+	b.mu.Lock()
+	d := b.days[name]
+	if d != nil {
 		for k, a := range d.entries {
 			if e := (Entry{name, k.tenant, k.dataset, a}); f.match(&e) {
 				list = append(list, e)
@@ -202,19 +250,12 @@ func (b *Book) List(f Filter) ([]Entry, error) {
 		}
 	}
 	b.mu.Unlock()
-	for _, name := range names {
-		if slices.Contains(inMemory, name) || !f.days(name) {
-			continue
-		}
-		entries, err := readDay(b.path(name), name)
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
+	if d == nil {
+		list, err = readDay(b.path(name), name)
+		if err != nil {
 			return nil, fmt.Errorf("%w: what was used on %s cannot be read: %w", schema.ErrDataLoss, name, err)
 		}
-		for _, e := range entries {
-			if f.match(&e) {
-				list = append(list, e)
-			}
-		}
+		list = slices.DeleteFunc(list, func(e Entry) bool { return !f.match(&e) })
 	}
 	return sorted(list), nil
 }

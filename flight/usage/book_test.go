@@ -1,6 +1,7 @@
 package usage
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -42,13 +43,22 @@ func opened(t *testing.T, o Options) *Book {
 	return b
 }
 
+// list is what Each visits.
+func list(b *Book, f Filter) (entries []Entry, err error) {
+	err = b.Each(context.Background(), f, func(do func() error) error { return do() }, func(e *Entry) error {
+		entries = append(entries, *e)
+		return nil
+	})
+	return entries, err
+}
+
 func listed(t *testing.T, b *Book, f Filter) (out []string) {
 	t.Helper()
-	list, err := b.List(f)
+	entries, err := list(b, f)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, e := range list {
+	for _, e := range entries {
 		out = append(out, fmt.Sprintf("%s %s %s %d", e.Day, e.Tenant, e.Dataset, e.Rows))
 	}
 	return out
@@ -100,7 +110,7 @@ func TestBookSurvives(t *testing.T) {
 	want(t, listed(t, b, Filter{Tenant: "a", Dataset: "e"}), "2026-03-01 a e 1004")
 	want(t, listed(t, b, Filter{Since: "2026-03-02"}), "2026-03-02 a d 16")
 	want(t, listed(t, b, Filter{Until: "2026-03-01", Dataset: "d"}), "2026-03-01 a d 103")
-	if _, err := b.List(Filter{Since: "yesterday"}); !errors.Is(err, schema.ErrInvalid) {
+	if _, err := list(b, Filter{Since: "yesterday"}); !errors.Is(err, schema.ErrInvalid) {
 		t.Error(err)
 	}
 }
@@ -118,12 +128,12 @@ func TestBookIsBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	list, err := b.List(Filter{})
+	entries, err := list(b, Filter{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	days, rows := map[string]int{}, int64(0)
-	for _, e := range list {
+	for _, e := range entries {
 		days[e.Day]++
 		rows += e.Rows
 	}
@@ -178,7 +188,7 @@ func TestBookTogether(t *testing.T) {
 			for n := range 200 {
 				b.Add("a", fmt.Sprint("d", n%5), Amount{Rows: 1})
 				if n%50 == i {
-					_, _ = b.List(Filter{})
+					_, _ = list(b, Filter{})
 					_ = b.Flush()
 				}
 			}
@@ -188,12 +198,44 @@ func TestBookTogether(t *testing.T) {
 	if err := b.Close(); err != nil {
 		t.Fatal(err)
 	}
-	list, err := opened(t, Options{Dir: dir}).List(Filter{})
+	entries, err := list(opened(t, Options{Dir: dir}), Filter{})
 	var rows int64
-	for _, e := range list {
+	for _, e := range entries {
 		rows += e.Rows
 	}
 	if err != nil || rows != 800 {
 		t.Errorf("%d rows, %v", rows, err)
+	}
+}
+
+// A day at a time is gone through, each in a turn; a caller that has gone ends it, and so do too many days.
+func TestEachIsBounded(t *testing.T) {
+	dir := t.TempDir()
+	b := opened(t, Options{Dir: dir, Keep: 5000})
+	day, last := must(time.Parse(time.DateOnly, "2020-01-01")), ""
+	for range MaxDays + 1 {
+		last = day.Format(time.DateOnly)
+		text := fmt.Sprintf("{\"day\":%q,\"tenant\":\"a\",\"dataset\":\"d\",\"rows\":1}\n", last)
+		if err := os.WriteFile(filepath.Join(dir, last+suffix), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		day = day.AddDate(0, 0, 1)
+	}
+	if _, err := list(b, Filter{}); !errors.Is(err, schema.ErrLimit) {
+		t.Errorf("%d days: %v", MaxDays+1, err)
+	}
+	if entries, err := list(b, Filter{Since: "2020-01-02"}); err != nil || len(entries) != MaxDays {
+		t.Errorf("%d days: %d, %v", MaxDays, len(entries), err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	turns := 0
+	err := b.Each(ctx, Filter{Since: "2020-01-02"}, func(do func() error) error {
+		if turns++; turns == 3 {
+			cancel()
+		}
+		return do()
+	}, func(*Entry) error { return nil })
+	if !errors.Is(err, context.Canceled) || turns != 3 {
+		t.Errorf("%v after %d turns", err, turns)
 	}
 }

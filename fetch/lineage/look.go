@@ -1,0 +1,205 @@
+package lineage
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+
+	"bowstring/schema"
+)
+
+// Query says what a look into the record is for.
+type Query struct {
+	// Match tells the streams whose pieces are returned; nil: none.
+	Match func(*Head) bool
+	// Sum returns where the rows that a piece has handed out are added up, nil to leave them out. Of the piece nothing
+	// is kept. Sum itself may be nil.
+	Sum func(*Head) *int64
+	// MaxBytes is what the pieces that are returned may take in memory; 0 is no bound.
+	MaxBytes int64
+	// Turn runs what takes a processor for some milliseconds, when it may; nil runs it at once.
+	Turn func(func() error) error
+}
+
+// atOnce is how many bytes of the record are gone through in a turn.
+const atOnce = 1 << 20
+
+// Look goes through the record, and returns the pieces that a query names in the order in which their streams were
+// begun. It has one file in memory at a time, and so do all looks together. It ends with ctx, and with schema.ErrLimit
+// where the pieces take too much. The memory of the pieces is the caller's.
+func (l *Log) Look(ctx context.Context, q Query) ([]*Piece, error) {
+	l.mu.Lock()
+	list := slices.Clone(l.list)
+	l.mu.Unlock()
+	look := newLook(q)
+	for _, s := range list {
+		select {
+		case l.looking <- struct{}{}:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+		err := look.through(ctx, s)
+		<-l.looking
+		if err != nil {
+			return nil, fmt.Errorf("lineage: %w", err)
+		}
+	}
+	slices.SortStableFunc(look.all, func(a, b *Piece) int { return int(min(max(a.Head.Stream-b.Head.Stream, -1), 1)) })
+	return look.all, nil
+}
+
+// look is one that is under way.
+type look struct {
+	Query
+	all   []*Piece
+	bytes int64
+}
+
+func newLook(q Query) *look {
+	if q.Turn == nil {
+		q.Turn = func(f func() error) error { return f() }
+	}
+	return &look{Query: q}
+}
+
+// read reads a file; none of it once it is gone.
+func (s *segment) read(match func(*Head) bool) ([]*Piece, error) {
+	l := newLook(Query{Match: match})
+	err := l.through(context.Background(), s)
+	return l.all, err
+}
+
+// through goes through a file. A piece lies in one file.
+func (l *look) through(ctx context.Context, s *segment) error {
+	rest, err := s.content()
+	if err != nil {
+		return err
+	}
+	f := &fileLook{look: l, pieces: map[uint32]*Piece{}, sums: map[uint32]*int64{}}
+	from := len(l.all)
+	rest = begun(rest)
+	for len(rest) > 0 && err == nil {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		err = l.Turn(func() (err error) {
+			for some := len(rest) - atOnce; len(rest) > max(some, 0) && err == nil; {
+				var rec *record
+				if rec, rest = nextRecord(rest); rec != nil {
+					err = f.take(rec)
+				}
+			}
+			return err
+		})
+	}
+	for _, p := range l.all[from:] { // what was noted of a batch that was not
+		p.Faults = slices.DeleteFunc(p.Faults, func(f Fault) bool { return f.Row >= p.Rows })
+	}
+	return err
+}
+
+// fileLook is what is found in one file.
+type fileLook struct {
+	*look
+	pieces map[uint32]*Piece // by number
+	sums   map[uint32]*int64
+}
+
+// take takes a record in.
+func (l *fileLook) take(rec *record) error {
+	if rec.kind == kindHead {
+		return l.head(rec)
+	}
+	p, sum := l.pieces[rec.piece], l.sums[rec.piece]
+	if p == nil && sum == nil {
+		return nil
+	}
+	switch rec.kind {
+	case kindMoves:
+		runs, err := decodeRuns(rec.body)
+		if err != nil {
+			return err
+		}
+		rows := rec.count
+		for _, r := range runs {
+			rows += r.take
+		}
+		if sum != nil {
+			*sum += rows
+		}
+		if p != nil {
+			p.Rows += rows
+			p.steps = append(p.steps, moved{slices.Clone(rec.body), rec.count}) // and not all of the file
+			return l.kept(int64(len(rec.body)) + stepBytes)
+		}
+	case kindFaults:
+		if p == nil {
+			return nil
+		}
+		var faults []Fault
+		if err := json.Unmarshal(rec.body, &faults); err != nil {
+			return fmt.Errorf("%w: the record of a stream's faults: %w", schema.ErrDataLoss, err)
+		}
+		p.Faults = append(p.Faults, faults...)
+		return l.kept(textFactor * int64(len(rec.body)))
+	}
+	return nil
+}
+
+// head takes the beginning of a piece in.
+func (l *fileLook) head(rec *record) error {
+	p := &Piece{}
+	if err := json.Unmarshal(rec.body, &p.Head); err != nil {
+		return fmt.Errorf("%w: the record of a stream: %w", schema.ErrDataLoss, err)
+	}
+	if l.Sum != nil {
+		if sum := l.Sum(&p.Head); sum != nil {
+			*sum += rec.count
+			l.sums[rec.piece] = sum
+		}
+	}
+	if l.Match == nil || !l.Match(&p.Head) {
+		return nil
+	}
+	p.Rows, p.steps = rec.count, []moved{{nil, rec.count}}
+	l.pieces[rec.piece] = p
+	l.all = append(l.all, p)
+	return l.kept(textFactor*int64(len(rec.body)) + headBytes)
+}
+
+// What a piece takes in memory beside its bytes in the file, and how much more these take once they are decoded.
+const (
+	headBytes  = 1024
+	stepBytes  = 64
+	textFactor = 4
+)
+
+// kept counts what is kept in memory.
+func (l *look) kept(n int64) error {
+	if l.bytes += n; l.MaxBytes > 0 && l.bytes > l.MaxBytes {
+		return fmt.Errorf("%w: what is on record takes more than %d bytes of memory; ask for less: one job, one epoch, "+
+			"one rank", schema.ErrLimit, l.MaxBytes)
+	}
+	return nil
+}
+
+// content is what a file holds now.
+func (s *segment) content() ([]byte, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.file == nil {
+		return nil, nil
+	}
+	info, err := s.file.Stat()
+	if err != nil {
+		return nil, err
+	}
+	b := make([]byte, info.Size())
+	n, err := s.file.ReadAt(b, 0)
+	if err == io.EOF { //nolint:errorlint // ReadAt returns it as it is
+		err = nil
+	}
+	return b[:n], err
+}

@@ -1,0 +1,78 @@
+package flight
+
+import (
+	"context"
+	"fmt"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"bowstring/fetch"
+	"bowstring/fetch/admission"
+	"bowstring/schema"
+)
+
+const (
+	// messageCost is about what a decoded message takes in memory beside its texts, and textCost what one of its texts
+	// or bytes fields does, in bytes. Two bytes of protobuf can be either.
+	messageCost = 160
+	textCost    = 32
+	// maxNesting is how deep messages lie in each other at most.
+	maxNesting = 16
+)
+
+// unmarshal decodes a protobuf in the body of an action. What it takes in memory is counted before it is decoded, on the
+// caller's account, until the call ends.
+func (s *Server) unmarshal(ctx context.Context, b []byte, m proto.Message) error {
+	about := m.ProtoReflect().Descriptor()
+	cost, err := decodedCost(b, about, 0)
+	if err == nil {
+		var memory *admission.Hold
+		if memory, err = s.opts.Ledger.ReserveFor(ctx, admission.Results, fetch.CallerFrom(ctx).Tenant, cost); err != nil {
+			return fmt.Errorf("a %s of %d bytes: %w", about.Name(), len(b), err)
+		}
+		context.AfterFunc(ctx, memory.Release)
+		err = proto.Unmarshal(b, m)
+	}
+	if err != nil {
+		return &schema.FieldError{Field: "body", Got: err.Error(), Want: fmt.Sprintf("a protobuf %s", about.Name())}
+	}
+	return nil
+}
+
+// decodedCost is what a message takes once it is decoded, in bytes. It allocates nothing.
+func decodedCost(b []byte, about protoreflect.MessageDescriptor, depth int) (int64, error) {
+	if depth > maxNesting {
+		return 0, fmt.Errorf("messages lie %d deep in each other", depth)
+	}
+	cost := int64(messageCost)
+	for len(b) > 0 {
+		number, kind, n := protowire.ConsumeTag(b)
+		if n < 0 {
+			return 0, protowire.ParseError(n)
+		}
+		value := b[n:]
+		if n = protowire.ConsumeFieldValue(number, kind, value); n < 0 {
+			return 0, protowire.ParseError(n)
+		}
+		b = value[n:]
+		field := about.Fields().ByNumber(number)
+		switch {
+		case field == nil: // kept as it is, in a buffer that grows
+			cost += 4 * int64(n+protowire.SizeTag(number))
+		case kind != protowire.BytesType:
+			cost += 8
+		case field.Message() != nil:
+			inner, _ := protowire.ConsumeBytes(value)
+			more, err := decodedCost(inner, field.Message(), depth+1)
+			if err != nil {
+				return 0, err
+			}
+			cost += more
+		default:
+			cost += textCost + int64(n)
+		}
+	}
+	return cost, nil
+}
