@@ -146,7 +146,7 @@ func (b *Borrower) Lend(ctx context.Context, l Loan) error {
 	b.out.Add(1)
 	of.Put(queued{Want: want})
 	b.mu.Unlock()
-	b.set.pump()
+	b.set.plans.read() // and not here, where the other node's connection is read
 	return nil
 }
 
@@ -215,5 +215,5 @@ func (b *Borrower) Close() {
 		b.out.Done()
 	}
 	b.out.Wait()
-	b.set.pump() // others may have what it had
+	b.set.plans.read() // others may have what it had
 }

@@ -257,12 +257,15 @@ func passes(err error) bool {
 // idle reports whether nothing is in flight that comes by itself.
 func (a *ahead) idle() bool { return a.inFlight == len(a.hungry) }
 
-// unmakeLocked takes back what waits to be made of a run.
-func (s *Stream) unmakeLocked(r *run) {
+// unmakeLocked takes back what waits to be made of runs that were dropped.
+func (s *Stream) unmakeLocked() {
 	if s.stage == nil {
 		return
 	}
-	of := func(t *operators.Task) bool { return t.Of.(*making).run == r }
+	of := func(t *operators.Task) bool {
+		r := t.Of.(*making).run
+		return r != nil && r.dropped
+	}
 	for _, t := range s.stage.Drop(of) {
 		t.Cell.Release()
 	}

@@ -129,14 +129,13 @@ func (a *ahead) needs() int64 {
 	return a.starving
 }
 
-// free gives back bytes of the window.
+// free gives back bytes of the window. Any goroutine may call it, and none of them plans: see plans.
 func (s *Stream) free(n int64) {
 	s.mu.Lock()
 	s.window.used -= n
 	s.hold.Shrink(n)
-	s.refillLocked()
 	s.mu.Unlock()
-	s.set.pump()
+	s.set.plans.plan(s)
 }
 
 // giveBack drops what was read ahead last, as far as the stream holds more than
@@ -154,14 +153,27 @@ func (s *Stream) giveBack(most int64) {
 // giveBackLocked is it, but for so many runs at the front.
 func (s *Stream) giveBackLocked(most int64, but int) {
 	a := &s.ahead
+	asked := 0 // cells
 	for s.window.used > most && len(a.runs) > but {
 		r := a.runs[len(a.runs)-1]
 		r.dropped = true
-		mine := func(to tiers.Receiver, t tiers.Token) bool { return to == tiers.Receiver(s) && t.Of == any(r) }
-		s.queued.Add(-int64(s.place.Drop(func(q *queued) bool { return mine(q.To, q.Token) })))
-		s.set.opts.Reader.Leave(mine)
+		asked += r.inFlight
 		s.unplanLocked(r)
 	}
+	if asked == 0 {
+		return
+	}
+	// What waits and what is read is gone through once, whatever the number of runs.
+	mine := func(to tiers.Receiver, t tiers.Token) bool {
+		r, ok := t.Of.(*run)
+		return ok && to == tiers.Receiver(s) && r.dropped
+	}
+	left := s.place.Drop(func(q *queued) bool { return mine(q.To, q.Token) })
+	s.queued.Add(-int64(left))
+	if left < asked {
+		s.set.leave(mine)
+	}
+	s.unmakeLocked()
 }
 
 // unplanLocked takes the last run out.
@@ -186,7 +198,6 @@ func (s *Stream) unplanLocked(r *run) {
 		}
 	}
 	a.inFlight -= r.inFlight
-	s.unmakeLocked(r)
 	r.release()
 	s.window.used -= bytes
 	s.hold.Shrink(bytes)

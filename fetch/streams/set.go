@@ -67,6 +67,8 @@ func (o *Options) Validate() error {
 type Set struct {
 	opts  Options
 	queue *admission.Queue[queued]
+	leave func(match func(tiers.Receiver, tiers.Token) bool) int // of the reader
+	plans plans
 
 	// Below are what streams share without a lock.
 	reading atomic.Int64 // streams that read
@@ -105,7 +107,8 @@ func NewSet(opts Options) (*Set, error) {
 	if err := opts.Validate(); err != nil {
 		return nil, err
 	}
-	s := &Set{opts: opts, streams: map[*Stream]struct{}{}, tenants: map[string]*tenant{}}
+	s := &Set{opts: opts, leave: opts.Reader.Leave, streams: map[*Stream]struct{}{}, tenants: map[string]*tenant{}}
+	s.plans.set = s
 	// The first class is what windows hold, which always has room; the others are the tiers.
 	s.queue = admission.NewQueue(1+opts.Reader.Tiers(), s.look, s.take)
 	return s, nil
@@ -288,6 +291,7 @@ func (s *Set) Close() {
 // Wait waits until every stream is closed.
 func (s *Set) Wait() {
 	s.live.Wait()
+	s.plans.close()
 }
 
 // errNoMemory says that a sample is larger than all windows together, or than those

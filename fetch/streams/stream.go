@@ -26,7 +26,7 @@ import (
 // another.
 //
 // Single cells are asked for in the plan's order; whichever comes back first is
-// kept until a batch is whole. A stream has no goroutine.
+// kept until a batch is whole. A stream has no goroutine: see plans for what is planned where memory is given back.
 type Stream struct {
 	set       *Set
 	job       *jobs.Job
@@ -53,6 +53,7 @@ type Stream struct {
 	queued    atomic.Int64  // cells that wait for their turn
 	still     atomic.Bool   // its consumer has not come for long; changes under mu, and the set shares anew then
 	told      told
+	due       bool              // it waits to be planned; guarded by plans.mu
 	record    *lineage.Recorder // of what is handed out; nil if nobody keeps it
 	trace     *tiers.Trace      // nil if nobody traces it, as is the next one
 	traceMade *operators.Trace
