@@ -81,9 +81,13 @@ class Watched(Server):
             found: str = answer.read().decode()
         return found
 
-    def goroutines(self) -> str:
-        """What its goroutines do, those that do the same together."""
-        return self._ask("/debug/pprof/goroutine?debug=1")
+    def goroutines(self) -> list[str]:
+        """What its goroutines do, after how many do the same; but for those that wait for something to read.
+
+        The engine keeps as many of these as it has read at once, 256 at most.
+        """
+        _, _, text = self._ask("/debug/pprof/goroutine?debug=1").partition("\n")
+        return [group for group in text.strip().split("\n\n") if "tiers.(*Reader).work" not in group]
 
     def kept(self) -> Kept:
         """What it has now."""
@@ -92,7 +96,7 @@ class Watched(Server):
         return Kept(
             window_kept_mb=stats["engine"]["window_used"] / MIB,
             pins=sum(shared.get(name, 0) for name in ("rings", "held", "pinned")),
-            goroutines=int(self.goroutines().split(maxsplit=4)[3]),
+            goroutines=sum(int(group.split(maxsplit=1)[0]) for group in self.goroutines()),
             descriptors=len(os.listdir(f"/proc/{self.pid}/fd")),
             rss_mb=anonymous_mb(self.pid),
         )
@@ -204,7 +208,9 @@ def _measure(context: Context, store: str, count: int) -> Kept:
                 emit(case="broken_off", store=store, way=way, streams=count, seconds=seconds, **dataclasses.asdict(more))
             found = breakers.settled(before)
             if found.goroutines > before.goroutines:
-                (context.folder / f"goroutines-{store}").write_text(plain.goroutines() + sealed.goroutines())
+                (context.folder / f"goroutines-{store}").write_text(
+                    "\n\n".join(plain.goroutines() + sealed.goroutines())
+                )
         return found - before
 
 
