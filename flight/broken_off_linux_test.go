@@ -301,7 +301,7 @@ func closeRights(t *testing.T, rights []byte) {
 // TestBrokenOff: whatever way streams are broken off, over whatever store, alone and many at once, nothing is left of
 // them: no memory of windows, no pin, no read, no ring, no goroutine, no descriptor. Nothing collects garbage meanwhile.
 func TestBrokenOff(t *testing.T) {
-	const rounds, atOnce = 4, 3
+	const rounds, atOnce = 2, 3
 	for _, name := range []string{"embedded", "remote", "tls"} {
 		t.Run(name, func(t *testing.T) {
 			b := newBreaking(t, name)
