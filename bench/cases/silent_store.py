@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -105,7 +106,7 @@ def late(server: Node, links: Links, cassandra: Cassandra, way: Way) -> dict[str
             client.get_flight_info(fl.FlightDescriptor.for_command(command))
 
     for number in range(STREAMS):
-        streams.begin(f"stream {number}", lambda number=number: stream(number))
+        streams.begin(f"stream {number}", functools.partial(stream, number))
     while not all(came):
         time.sleep(0.05)
     with way(links, cassandra) as lasts:

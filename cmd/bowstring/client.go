@@ -12,11 +12,13 @@ import (
 	"net"
 	"strconv"
 	"strings"
+	"time"
 
 	arrowflight "github.com/apache/arrow/go/v17/arrow/flight"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 )
@@ -29,6 +31,13 @@ type client struct {
 
 	dial func() (flightClient, error) // makes one more connection
 }
+
+const (
+	// serverSilent is after which silence a server is asked whether it is there, serverAnswer how long it may take to
+	// say so. A call of one that is stopped, or whose machine is gone, ends then.
+	serverSilent = 20 * time.Second
+	serverAnswer = 20 * time.Second
+)
 
 // pipeBytes is what the connection within the process may hold.
 const pipeBytes = 4 << 20
@@ -53,6 +62,8 @@ func (a *App) connect(ctx context.Context, create bool) (*client, error) {
 			return nil, err
 		}
 		options = append(options, door...)
+		options = append(options, grpc.WithKeepaliveParams(keepalive.ClientParameters{
+			Time: serverSilent, Timeout: serverAnswer}))
 		addr = "passthrough:///" + host
 	} else {
 		c.target = a.cli.Globals.Store
