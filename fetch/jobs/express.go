@@ -8,6 +8,8 @@ import (
 
 	"github.com/apache/arrow/go/v17/arrow"
 
+	"bowstring/fetch/admission"
+	"bowstring/fetch/store"
 	"bowstring/fetch/where"
 	"bowstring/schema"
 )
@@ -42,6 +44,25 @@ func (s *shown) express(ctx context.Context, turn where.Turn, snap *schema.Snaps
 		s.makers = append(s.makers, m)
 	}
 	return nil
+}
+
+// littleMade is what the makers of a job may take that is not counted: as much as those of some short expressions.
+const littleMade = 64 << 10
+
+// keep counts in what a job keeps of expressions, on the account of the caller that ctx carries; nil if that is little.
+func (s *shown) keep(ctx context.Context, results *results) (*admission.Hold, error) {
+	var n int64
+	for _, m := range s.makers {
+		n += m.Bytes()
+	}
+	if n <= littleMade {
+		return nil, nil //nolint:nilnil // a Hold may be nil
+	}
+	h, err := results.reserve(store.CallerFrom(ctx).Tenant, n)
+	if err != nil {
+		return nil, fmt.Errorf("columns by expression: %w", err)
+	}
+	return h, nil
 }
 
 // fields are the columns that expressions make.

@@ -1,9 +1,11 @@
 package jobs_test
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"bowstring/fetch/admission"
 	"bowstring/fetch/jobs"
@@ -114,4 +116,56 @@ func TestExpressionsInPlans(t *testing.T) {
 		`"made": {"dtype": "int64", "_type": "Value"}`) {
 		t.Errorf("features are %v", md)
 	}
+}
+
+// Expressions are compiled by turns that all requests share, and compiling them ends with the call.
+func TestExpressionsAreCompiledByTurns(t *testing.T) {
+	f := newFixture(t, jobs.Options{}, admission.Limits{})
+	f.put(t, "d", 20)
+	made := schema.Request{Dataset: "d", Operators: expressed("made", "label * 2")}
+	matching := schema.Request{Dataset: "d", Where: "label * 2 > 3"}
+	snap := f.open(t, schema.Request{Dataset: "d"}).Manifest().Snapshot()
+	for name, open := range map[string]func(context.Context) error{
+		"a column": func(ctx context.Context) error { return opened(f.Open(ctx, made)) },
+		"where":    func(ctx context.Context) error { return opened(f.Open(ctx, matching)) },
+		"its outline": func(ctx context.Context) error {
+			_, err := f.Outline(ctx, snap, made)
+			return err
+		},
+		"its schema": func(ctx context.Context) error {
+			_, err := f.Schema(ctx, snap, made)
+			return err
+		},
+		"its name": func(ctx context.Context) error {
+			_, err := f.ID(ctx, made)
+			return err
+		},
+	} {
+		end := f.busy(t)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		waits := make(chan error, 1)
+		go func() { waits <- open(ctx) }()
+		select {
+		case err := <-waits:
+			t.Errorf("%s: it is compiled while others have all turns: %v", name, err)
+			cancel(nil)
+		case <-time.After(20 * time.Millisecond): // time enough to be wrong
+			cancel(errGone)
+			if err := <-waits; !errors.Is(err, errGone) {
+				t.Errorf("%s: %v, want that it ends with the call", name, err)
+			}
+		}
+		end()
+		if err := open(t.Context()); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// opened closes a job at once.
+func opened(j *jobs.Job, err error) error {
+	if err == nil {
+		j.Close()
+	}
+	return err
 }

@@ -44,6 +44,7 @@ type holdings struct {
 	sees    *result         // what the caller may see, a bitmap; nil if all
 	lengths *result         // of samples, where these are served by length
 	windows *admission.Hold // the memory of windows then
+	makers  *admission.Hold // that of compiled expressions
 }
 
 func (h *holdings) release() {
@@ -53,6 +54,7 @@ func (h *holdings) release() {
 		}
 	}
 	h.windows.Release()
+	h.makers.Release()
 }
 
 // Open resolves a request. Errors wrap schema.ErrInvalid or ErrNotFound where
@@ -126,6 +128,9 @@ func (js *Jobs) outline(ctx context.Context, snap *openSnapshot, req schema.Requ
 			has.release()
 		}
 	}()
+	if has.makers, err = s.keep(ctx, &js.results); err != nil {
+		return nil, has, err
+	}
 	var selection plan.Selection
 	if selection, has.result, err = js.selection(ctx, snap, req, sees.bitmapIn()); err != nil {
 		return nil, has, err

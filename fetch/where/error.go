@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/expr-lang/expr/ast"
 	"github.com/expr-lang/expr/file"
@@ -27,8 +28,28 @@ type Error struct {
 
 // Error is the message with its place, the line, and below it a caret at the place.
 func (e *Error) Error() string {
-	shown := (&file.Error{Location: e.place}).Bind(file.NewSource(e.text)).Snippet
-	return fmt.Sprintf("%s:%d:%d: %s%s", cmp.Or(e.Field, "where"), e.Line, e.Column, e.Message, shown)
+	return fmt.Sprintf("%s:%d:%d: %s%s", cmp.Or(e.Field, "where"), e.Line, e.Column, e.Message, e.shown())
+}
+
+// shownAround is how many characters of a long line are shown on each side of the place.
+const shownAround = 80
+
+// shown is the line, and below it a caret at the place; "" if the line is empty.
+func (e *Error) shown() string {
+	lines := strings.SplitN(e.text, "\n", e.Line+1)
+	line, at := []rune(strings.ReplaceAll(lines[min(e.Line, len(lines))-1], "\t", " ")), e.Column-1
+	if len(line) == 0 {
+		return ""
+	}
+	before, after := "", ""
+	if cut := at - shownAround; cut > 0 {
+		line, at, before = line[cut:], shownAround, "…"
+	}
+	if most := at + shownAround; len(line) > most {
+		line, after = line[:most], "…"
+	}
+	dots := strings.Repeat(".", utf8.RuneCountInString(before)+at)
+	return fmt.Sprintf("\n | %s%s%s\n | %s^", before, string(line), after, dots)
 }
 
 // Unwrap returns schema.ErrInvalid or schema.ErrLimit.

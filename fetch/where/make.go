@@ -75,6 +75,13 @@ func (m *Maker) RowBytes() int64 {
 	return 8
 }
 
+// programNode is what a node of an expression takes in memory at most once it is compiled: instructions with their
+// places, and an entry of a table.
+const programNode = 128
+
+// Bytes bounds what the maker itself takes in memory.
+func (m *Maker) Bytes() int64 { return programNode*int64(m.expr.nodes) + 4*int64(len(m.expr.text)) }
+
 // Columns are those that the expression names, as of Expr.
 func (m *Maker) Columns() []string { return m.expr.Columns() }
 

@@ -293,7 +293,35 @@ func TestFaultsAreSmall(t *testing.T) {
 	if made := after.TotalAlloc - before.TotalAlloc; made > n*4096 {
 		t.Errorf("%d faults took %d bytes", n, made)
 	}
-	if shown := faults[n-1].Err.Error(); !strings.Contains(shown, "x:1:5: ") || !strings.Contains(shown, text) {
+	if shown := faults[n-1].Err.Error(); !strings.Contains(shown, "x:1:5: ") || !strings.Contains(shown, "\n | "+text[:20]) {
 		t.Errorf("the error does not show the place: %.200s", shown)
+	}
+}
+
+// What a compiled expression takes in memory is bounded, and of its tree nothing is kept.
+func TestMakerIsSmall(t *testing.T) {
+	s := testSchema(t)
+	for name, text := range map[string]string{
+		"sum": repeated(400, " + ", "(height == N ? label : width)"), "table": "label in [" + repeated(3000, ",", "N") + "]",
+		"texts": `file_name in [` + repeated(1500, ",", `"N"`) + "]", "or": repeated(1200, " or ", "ok"),
+	} {
+		const n = 8
+		var before, after runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&before)
+		var kept []*Maker
+		for range n {
+			m, err := CompileColumn(t.Context(), "made", "x", text, s, schema.OnErrorNull, now)
+			if err != nil {
+				t.Fatal(name, err)
+			}
+			kept = append(kept, m)
+		}
+		runtime.GC()
+		runtime.ReadMemStats(&after)
+		took := (int64(after.HeapAlloc) - int64(before.HeapAlloc)) / n
+		if took > kept[0].Bytes() {
+			t.Errorf("%s: a maker takes %d bytes, and says %d", name, took, kept[0].Bytes())
+		}
 	}
 }

@@ -266,6 +266,25 @@ func TestCompileErrors(t *testing.T) {
 	}
 }
 
+// An error shows the line where it is, and of a long one what is around the place.
+func TestErrorsShowThePlace(t *testing.T) {
+	s := testSchema(t)
+	long := strings.Repeat("ok or ", 100)
+	for text, want := range map[string]string{
+		"zzz == 1":                        "\n | zzz == 1\n | ^",
+		"ok and\n\tzzz == 1\n or ok":      "\n |  zzz == 1\n | .^",
+		"ok or file_name == \"ü\" or zzz": "\n | ok or file_name == \"ü\" or zzz\n | " + strings.Repeat(".", 26) + "^",
+		long + "zzz or " + long + "ok": "\n | …" + long[len(long)-shownAround:] + ("zzz or " + long)[:shownAround] + "…\n | " +
+			strings.Repeat(".", shownAround+1) + "^",
+		long + "zzz": "\n | …" + long[len(long)-shownAround:] + "zzz\n | " + strings.Repeat(".", shownAround+1) + "^",
+	} {
+		_, err := Compile(t.Context(), text, s, now)
+		if err == nil || !strings.HasSuffix(err.Error(), want) {
+			t.Errorf("%.40s: got %q, want it to end in %q", text, err, want)
+		}
+	}
+}
+
 // Whatever the text, Compile gives an Error or an expression that evaluates to
 // a bitmap or an Error.
 func FuzzCompile(f *testing.F) {
