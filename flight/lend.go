@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"slices"
 	"sync"
 	"time"
 
@@ -25,12 +24,15 @@ import (
 type Cluster struct {
 	// Name is the cluster's, and Node this node's.
 	Name, Node string
-	// Key is what the nodes know each other by: whoever has it reads any blob whose
-	// key it knows, without being asked for rules. No Key lets anybody where there are
+	// Address is where others reach it, as HOST:PORT. nil, or "": it is not known. A node that looks for another address
+	// is not let in.
+	Address func() string
+	// Keys are what the nodes know each other by: whoever has one reads any blob whose
+	// key it knows, without being asked for rules. No key lets anybody in where there are
 	// neither rules nor callers that are to be known, and else nobody.
-	Key []byte
-	// Newest is the newest protocol that is spoken with other nodes; 0 for [peering.Protocol].
-	Newest int
+	Keys *peering.Keys
+	// Protocol is the only one that is spoken with other nodes; 0 for those of this program.
+	Protocol int
 	// Met is told the name of each node that has called and was let in; nil for nobody. It must not block.
 	Met func(node string)
 	// Egress counts what is sent to other nodes, and bounds it. Default: nothing is bounded.
@@ -67,7 +69,7 @@ var lendService = grpc.ServiceDesc{
 		StreamName: peering.Method, ServerStreams: true, ClientStreams: true,
 		Handler: func(srv any, ss grpc.ServerStream) error { return srv.(*Server).lend(ss) },
 	}, {
-		StreamName: peering.WarmMethod, ServerStreams: true,
+		StreamName: peering.WarmMethod, ServerStreams: true, ClientStreams: true,
 		Handler: func(srv any, ss grpc.ServerStream) error { return srv.(*Server).warmFor(ss) },
 	}},
 }
@@ -75,42 +77,18 @@ var lendService = grpc.ServiceDesc{
 // lend serves another node. What it asks for is read as streams of its tenants
 // would be, and sent in whatever order it comes.
 func (s *Server) lend(ss grpc.ServerStream) error {
-	var first wrapperspb.BytesValue
-	if err := ss.RecvMsg(&first); err != nil {
-		return err
-	}
-	var hello peering.Hello
-	if err := json.Unmarshal(first.GetValue(), &hello); err != nil {
-		return &schema.FieldError{Field: "hello", Got: schema.Quote(string(first.GetValue())),
-			Want: "a node's name and protocols as JSON"}
-	}
-	protocol := peering.Agree(s.opts.Cluster.Newest, hello.Protocols)
-	if protocol == 0 {
-		return &schema.FieldError{Field: "protocols", Got: fmt.Sprint(hello.Protocols),
-			Want: fmt.Sprintf("one of %v among them", peering.Spoken(s.opts.Cluster.Newest))}
-	}
-	if name := s.opts.Cluster.Name; name != "" && hello.Cluster != "" && hello.Cluster != name {
-		return &schema.FieldError{Field: "cluster", Got: schema.Quote(hello.Cluster),
-			Want: name + ", whose node this is"}
-	}
-	both := slices.DeleteFunc(peering.Features(s.opts.Cluster.Newest), func(f string) bool {
-		return !slices.Contains(hello.Features, f)
-	})
-	answer, err := json.Marshal(peering.Hello{Cluster: s.opts.Cluster.Name, Node: s.opts.Cluster.Node,
-		Protocols: []int{protocol}, Features: both})
+	hello, stopped, err := s.meet(ss, lendMethod)
 	if err != nil {
-		return fmt.Errorf("encoding a hello: %w", err)
-	}
-	if err := ss.SendMsg(&frame{pieces: []piece{{bytes: answer}}}); err != nil {
 		return err
 	}
+	defer stopped()
 	if met := s.opts.Cluster.Met; met != nil {
 		met(hello.Node)
 	}
 	ctx, stop := context.WithCancelCause(ss.Context())
 	defer stop(nil)
 	l := &lending{
-		server: s, node: hello.Node, zone: hello.Zone, protocol: protocol,
+		server: s, node: hello.Node, zone: hello.Zone,
 		ss: ss, lent: s.lent.to(hello.Node), ready: make(chan struct{}, 1), sent: make(chan struct{}, 1),
 		doing: make(chan []fetch.Progress, 1),
 	}
@@ -151,7 +129,6 @@ func (s *Server) follow(ctx context.Context, node string, doing <-chan []fetch.P
 type lending struct {
 	server     *Server
 	node, zone string // as it says
-	protocol   int    // that both speak
 
 	ss    grpc.ServerStream
 	lent  *lentTo

@@ -64,7 +64,7 @@ func (l *lending) send(ctx context.Context) error {
 			}
 		}
 		l.bill(answers)
-		f := answersFrame(answers, small, l.protocol)
+		f := answersFrame(answers, small)
 		size := f.size()
 		if err := laneOf(ctx).send(ctx, l.ss, f); err != nil {
 			return err
@@ -127,9 +127,8 @@ func cloneSmall(answers []fetch.Answer) [][]byte {
 	return small
 }
 
-// answersFrame makes a message of answers, whose blobs it takes over, for a node that speaks a protocol. small is what
-// cloneSmall has made of them.
-func answersFrame(answers []fetch.Answer, small [][]byte, protocol int) *frame {
+// answersFrame makes a message of answers, whose blobs it takes over. small is what cloneSmall has made of them.
+func answersFrame(answers []fetch.Answer, small [][]byte) *frame {
 	head := make([]peering.Answer, len(answers))
 	blobs := make([]schema.Blob, 0, len(answers))
 	pieces := make([]piece, 1, 1+len(answers))
@@ -142,9 +141,9 @@ func answersFrame(answers []fetch.Answer, small [][]byte, protocol int) *frame {
 			switch {
 			case errors.Is(a.Err, schema.ErrDataLoss), errors.Is(a.Err, schema.ErrNotFound):
 				head[i].Status = peering.Lost
-			case protocol > 1 && errors.Is(a.Err, peers.ErrNotHeld):
+			case errors.Is(a.Err, peers.ErrNotHeld):
 				head[i].Status = peering.NotHeld
-			case protocol > 1 && errors.Is(a.Err, peers.ErrFull):
+			case errors.Is(a.Err, peers.ErrFull):
 				head[i].Status = peering.Full
 			}
 			pieces = append(pieces, piece{bytes: why})

@@ -1,12 +1,13 @@
 package flight
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"io"
-	"strings"
+	"slices"
 	"testing"
 	"testing/synctest"
 
@@ -20,7 +21,6 @@ import (
 
 	"bowstring/fetch/admission"
 	"bowstring/fetch/peers"
-	"bowstring/flight/door"
 	"bowstring/flight/peering"
 	"bowstring/schema"
 )
@@ -40,24 +40,27 @@ func (c rawCodec) Unmarshal(data mem.BufferSlice, v any) error {
 	return c.CodecV2.Unmarshal(data, v)
 }
 
-// lender opens a stream as another node would, with those headers.
-func (f *fixture) lender(how []grpc.DialOption, headers ...string) grpc.ClientStream {
+// lender opens a stream as another node would.
+func (f *fixture) lender() grpc.ClientStream { return f.callOf(lendMethod) }
+
+// callOf opens a call of a method, with those headers. It ends with the test.
+func (f *fixture) callOf(method string, headers ...string) grpc.ClientStream {
 	f.t.Helper()
-	stream, _ := f.lenderToCancel(how, headers...)
+	stream, _ := f.callToCancel(method, headers...)
 	return stream
 }
 
-func (f *fixture) lenderToCancel(how []grpc.DialOption, headers ...string) (grpc.ClientStream, context.CancelFunc) {
+func (f *fixture) callToCancel(method string, headers ...string) (grpc.ClientStream, context.CancelFunc) {
 	f.t.Helper()
-	conn, err := grpc.NewClient("passthrough:///"+f.addr,
-		append(how, grpc.WithDefaultCallOptions(grpc.ForceCodecV2(rawCodec{encoding.GetCodecV2("proto")})))...)
+	conn, err := grpc.NewClient("passthrough:///"+f.addr, append(f.how[:len(f.how):len(f.how)],
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(rawCodec{encoding.GetCodecV2("proto")})))...)
 	if err != nil {
 		f.t.Fatal(err)
 	}
 	f.t.Cleanup(func() { _ = conn.Close() })
 	ctx, cancel := context.WithCancel(metadata.AppendToOutgoingContext(context.Background(), headers...))
 	f.t.Cleanup(cancel)
-	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, lendMethod)
+	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, method)
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -92,75 +95,10 @@ func helloOf(protocols ...int) []byte {
 	return b
 }
 
-// Where there are rules, a cluster without a key lets nobody in. Whoever guesses keys is
-// told no more, and no more often, than who guesses tokens.
-func TestLendIsGuarded(t *testing.T) {
-	r := serveRules(t, "rules: []", Options{Cluster: &Cluster{Node: "b"}})
-	if got, err := say(t, r.lender(r.how), helloOf(peering.Protocol)); status.Code(err) != codes.Unauthenticated ||
-		len(got) > 0 {
-		t.Errorf("without a key, beside rules: %d messages came, and %v", len(got), err)
-	}
-	d := newDoors(t, func(o *door.Options) { o.WrongBurst, o.WrongPerMinute = 3, 1 })
-	f := serve(t, Options{Door: d.door, Cluster: &Cluster{Node: "b", Key: clusterKey}}, d.trust(nil, nil))
-	for i := range 6 {
-		_, err := say(t, f.lender(f.how, "authorization", "Bearer guess"), helloOf(peering.Protocol))
-		want := codes.Unauthenticated
-		if i >= 3 {
-			want = codes.ResourceExhausted
-		}
-		if status.Code(err) != want || strings.Contains(err.Error(), "cluster") {
-			t.Errorf("guess %d: %v, want %s", i, err, want)
-		}
-	}
-	if got, err := say(t, f.lender(f.how, "authorization", "Bearer "+string(clusterKey)),
-		helloOf(peering.Protocol)); !errors.Is(err, io.EOF) || len(got) != 1 {
-		t.Errorf("the key, after guesses: %d messages, %v", len(got), err)
-	}
-}
-
-// Nobody reads by way of a server as another node would but who has the cluster's key: not even who may do everything.
-func TestLendWrongWays(t *testing.T) {
-	d := newDoors(t, nil)
-	f := serve(t, Options{Door: d.door, Cluster: &Cluster{Node: "b", Key: clusterKey}}, d.trust(nil, nil))
-	token := d.token(door.Token{Principal: "admin"})
-	ask := peering.AppendAsks(nil, []peering.Ask{{ID: 1, Ask: peers.Ask{Ref: schema.RefOf(content(1))}}})
-	for name, headers := range map[string][]string{
-		"nothing":        nil,
-		"another key":    {"authorization", "Bearer " + strings.Repeat("x", len(clusterKey))},
-		"no scheme":      {"authorization", string(clusterKey)},
-		"another scheme": {"authorization", "Basic " + string(clusterKey)},
-		"twice":          {"authorization", "Bearer " + string(clusterKey), "authorization", "Bearer x"},
-		"a part":         {"authorization", "Bearer " + string(clusterKey[:10])},
-		"nothing of it":  {"authorization", "Bearer "},
-		"a caller's":     {"authorization", "Bearer " + token},
-		"another header": {"bowstring-cluster", string(clusterKey)},
-	} {
-		got, err := say(t, f.lender(f.how[:len(f.how):len(f.how)], headers...), helloOf(peering.Protocol), ask)
-		if status.Code(err) != codes.Unauthenticated || len(got) > 0 {
-			t.Errorf("%s: %d messages came, and %v; want none, and UNAUTHENTICATED", name, len(got), err)
-		}
-		if err != nil && strings.Contains(err.Error(), string(clusterKey)) {
-			t.Errorf("%s: the key is in the error", name)
-		}
-	}
-	if strings.Contains(f.log.String()+d.log.String(), string(clusterKey)) {
-		t.Error("the key is in the log")
-	}
-	if got, err := say(t, f.lender(f.how, "authorization", "Bearer "+string(clusterKey)),
-		helloOf(peering.Protocol)); !errors.Is(err, io.EOF) || len(got) != 1 {
-		t.Errorf("with the key: %d messages came, and %v; want a hello, and the end", len(got), err)
-	}
-	// The key opens that door alone.
-	ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+string(clusterKey))
-	if _, err := f.client.GetFlightInfo(ctx, path("d", "train")); status.Code(err) != codes.Unauthenticated {
-		t.Errorf("the cluster's key as a caller's token: %v, want UNAUTHENTICATED", err)
-	}
-}
-
 // A server that is in no cluster has no such method.
 func TestLendAlone(t *testing.T) {
 	f := serve(t, Options{})
-	if got, err := say(t, f.lender(f.how), helloOf(peering.Protocol)); status.Code(err) != codes.Unimplemented ||
+	if got, err := say(t, f.lender(), helloOf(peering.Protocol)); status.Code(err) != codes.Unimplemented ||
 		len(got) > 0 {
 		t.Errorf("%d messages came, and %v; want none, and UNIMPLEMENTED", len(got), err)
 	}
@@ -180,13 +118,15 @@ func TestLendHostile(t *testing.T) {
 		"half an ask":          {hello, asks[:len(asks)-1]},
 		"more than it says":    {hello, append(asks[:len(asks):len(asks)], 0)},
 		"names without an end": {hello, {peering.KindAsks, 255, 255}},
+		"protocols of before":  {helloOf(2, 1)},
+		"a long hello":         {append(helloOf(peering.Protocol), bytes.Repeat([]byte(" "), 64<<10)...)},
 		"progress":             {hello, append([]byte{peering.KindProgress}, "{}"...)},
 		"progress, cut":        {hello, append([]byte{peering.KindProgress}, `[{"id":1`...)},
 		"a blob too large": {hello, peering.AppendAsks(nil,
 			[]peering.Ask{{Ask: peers.Ask{Ref: schema.BlobRef{Size: peers.MaxBlob + 1}}}})},
 		"a position too small": {hello, peering.AppendAsks(nil, []peering.Ask{{Ask: peers.Ask{Position: -1}}})},
 	} {
-		if _, err := say(t, f.lender(f.how), messages...); status.Code(err) != codes.InvalidArgument {
+		if _, err := say(t, f.lender(), messages...); status.Code(err) != codes.InvalidArgument {
 			t.Errorf("%s: %v, want INVALID_ARGUMENT", name, err)
 		}
 	}
@@ -196,7 +136,7 @@ func TestLendHostile(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = say(t, of.lender(of.how), hello)
+		_, err = say(t, of.lender(), hello)
 		if errors.Is(err, io.EOF) {
 			err = nil
 		}
@@ -206,62 +146,48 @@ func TestLendHostile(t *testing.T) {
 	}
 	// Streams that there cannot be are not followed, and the way stays.
 	progress := append([]byte{peering.KindProgress}, `[{"id":1,"ticket":{"dataset":"none"}},{"id":2,"ticket":17}]`...)
-	if got, err := say(t, f.lender(f.how), hello, progress, asks); !errors.Is(err, io.EOF) || len(got) < 1 {
+	if got, err := say(t, f.lender(), hello, progress, asks); !errors.Is(err, io.EOF) || len(got) < 1 {
 		t.Errorf("after progress of streams that there cannot be, %d messages and %v; want a hello and the end",
 			len(got), err)
 	}
 }
 
-// A node of an older version is answered as it understands: with the protocol that it speaks, and no status that it
-// does not know. One that asks for what is held gets nothing else.
-func TestLendAcrossVersions(t *testing.T) {
+// A node is answered with the newest protocol that both speak, and that its asks want: one that asks for what is held
+// gets nothing else.
+func TestLendStatuses(t *testing.T) {
 	full := admission.NewEgress(admission.EgressLimits{Zones: map[string]int64{"far": 1}})
 	full.Admit("y", "far", "", 1, 1<<20)
 	f := serve(t, Options{Cluster: &Cluster{Node: "b", Egress: full}})
 	f.fill("d", 10)
-	asks := []peering.Ask{{ID: 1, Ask: peers.Ask{Ref: schema.RefOf(content(1))}}}
-	far := func(protocols ...int) []byte {
-		b, err := json.Marshal(peering.Hello{Node: "y", Zone: "far", Protocols: protocols})
-		if err != nil {
+	ask := func(held bool) []byte {
+		return peering.AppendAsks(nil, []peering.Ask{{ID: 1, Ask: peers.Ask{Ref: schema.RefOf(content(1)), Held: held}}})
+	}
+	for name, test := range map[string]struct {
+		zone   string
+		ask    []byte
+		status peering.Status
+	}{
+		"what there is": {"", ask(false), peering.Here},
+		"what is held":  {"", ask(true), peering.NotHeld},
+		"of a full one": {"far", ask(false), peering.Full},
+	} {
+		stream := f.lender()
+		other, err := introduce(stream, lendMethod, nil, peering.Hello{Node: "y", Zone: test.zone})
+		if err != nil || !slices.Equal(other.Protocols, []int{peering.Protocol}) {
+			t.Fatalf("%s: %+v, %v", name, other, err)
+		}
+		if err := stream.SendMsg(&wrapperspb.BytesValue{Value: test.ask}); err != nil {
 			t.Fatal(err)
 		}
-		return b
-	}
-	held := []peering.Ask{{ID: 1, Ask: peers.Ask{Ref: schema.RefOf(content(1)), Held: true}}}
-	for name, test := range map[string]struct {
-		hello, ask []byte
-		protocol   int
-		status     peering.Status
-	}{
-		"an old one":               {helloOf(1), peering.AppendAsks(nil, asks), 1, peering.Here},
-		"a new one":                {helloOf(2, 1), peering.AppendFlagged(nil, asks), 2, peering.Here},
-		"a newer one":              {helloOf(3, 2), peering.AppendFlagged(nil, asks), 2, peering.Here},
-		"for what is held":         {helloOf(2), peering.AppendFlagged(nil, held), 2, peering.NotHeld},
-		"an old one, of a full":    {far(1), peering.AppendAsks(nil, asks), 1, peering.Failed},
-		"a new one, of a full one": {far(2), peering.AppendFlagged(nil, asks), 2, peering.Full},
-	} {
-		stream := f.lender(f.how)
-		for _, m := range [][]byte{test.hello, test.ask} {
-			if err := stream.SendMsg(&wrapperspb.BytesValue{Value: m}); err != nil {
-				t.Fatal(err)
-			}
-		}
-		var first, second raw
-		var hello peering.Hello
-		err := errors.Join(stream.RecvMsg(&first), stream.RecvMsg(&second))
-		for err == nil && binary.LittleEndian.Uint32(second) == 0 { // it says only that it is there
-			err = stream.RecvMsg(&second)
-		}
-		if err == nil {
-			err = json.Unmarshal(first, &hello)
+		var m raw
+		err = stream.RecvMsg(&m)
+		for err == nil && binary.LittleEndian.Uint32(m) == 0 { // it says only that it is there
+			err = stream.RecvMsg(&m)
 		}
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		if len(hello.Protocols) != 1 || hello.Protocols[0] != test.protocol {
-			t.Errorf("%s: the protocol is %v, want %d", name, hello.Protocols, test.protocol)
-		}
-		if got := peering.Status(binary.LittleEndian.Uint32(second[8:])); got != test.status {
+		if got := peering.Status(binary.LittleEndian.Uint32(m[8:])); got != test.status {
 			t.Errorf("%s: the answer has status %d, want %d", name, got, test.status)
 		}
 		if err := stream.CloseSend(); err != nil {
@@ -274,7 +200,7 @@ func TestLendAcrossVersions(t *testing.T) {
 func TestLendToADeafNode(t *testing.T) {
 	f := serve(t, Options{Cluster: &Cluster{Node: "b"}})
 	f.fill("d", 1000)
-	stream, cancel := f.lenderToCancel(f.how)
+	stream, cancel := f.callToCancel(lendMethod)
 	if err := stream.SendMsg(&wrapperspb.BytesValue{Value: helloOf(peering.Protocol)}); err != nil {
 		t.Fatal(err)
 	}
@@ -334,7 +260,7 @@ func TestRefusalsAreBounded(t *testing.T) {
 		full.Admit("y", "", "", 1, 1<<40)
 		asks := make([]peering.Ask, perMessage)
 		l := &lending{
-			server: &Server{egress: full}, ss: &deaf{message: peering.AppendFlagged(nil, asks), left: messages},
+			server: &Server{egress: full}, ss: &deaf{message: peering.AppendAsks(nil, asks), left: messages},
 			ready: make(chan struct{}, 1), sent: make(chan struct{}, 1), doing: make(chan []peers.Progress, 1),
 		}
 		ended := make(chan error, 1)

@@ -155,6 +155,11 @@ func (w *warming) tellLocked(over bool) error {
 
 // warmFor brings this node's part of what another node was asked to warm.
 func (s *Server) warmFor(ss grpc.ServerStream) error {
+	_, stopped, err := s.meet(ss, warmMethod)
+	if err != nil {
+		return err
+	}
+	defer stopped()
 	var first wrapperspb.BytesValue
 	if err := ss.RecvMsg(&first); err != nil {
 		return err

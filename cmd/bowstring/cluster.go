@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"crypto/tls"
 	"crypto/x509"
@@ -33,13 +32,14 @@ type clusterFlags struct {
 	Zone      string `setting:"" placeholder:"NAME" help:"Where it is: a zone, a rack. Bytes between zones are dear (default: all are in one)."`
 	NodeRanks int64  `setting:"" default:"1" placeholder:"N" help:"How many ranks run beside it, in proportion to others: so much it owns (default: ${default})."`
 
-	ClusterKeyFile  string        `setting:"" type:"path" placeholder:"FILE" help:"What the nodes know each other by: a secret of 32 characters or more, the same for all. Without it they read from each other only where everybody may read everything."`
+	ClusterKeyFile  string        `setting:"" type:"path" placeholder:"FILE" help:"What the nodes know each other by: a secret of 32 characters or more, the same for all, or two, one a line. Read again when it changes. Without it they read from each other only where everybody may read everything."`
+	PeerPlaintext   bool          `setting:"" help:"Ask other nodes whose address is grpc:// too, though this one has a certificate: what they say can be read, and changed, by whoever is on the way."`
 	PeerEgress      size          `setting:"" default:"auto" placeholder:"SIZE" help:"How many bytes a second are sent to other nodes at most, fairly between the tenants that ask; what is more, they read from the store (default: auto, any)."`
 	PeerEgressZones string        `setting:"" placeholder:"ZONE=SIZE,..." help:"Likewise of what goes to the nodes of a zone: b=100MB,c=1GB (default: any)."`
 	HandoverTimeout time.Duration `setting:"" default:"10m" placeholder:"DURATION" help:"For how long a node that cluster drain has leave hands its cache over to others (default: ${default}). After SIGTERM it is nine tenths of --drain-timeout."`
 	HandoverBytes   size          `setting:"" default:"auto" placeholder:"SIZE" help:"How much of its cache it hands over at most (default: auto, all that pays)."`
 
-	PeerProtocol int `hidden:"" help:"The newest protocol to speak with other nodes, as an older program would: for tests of upgrades."`
+	PeerProtocol int `hidden:"" help:"The only protocol to speak with other nodes, as another program would: for tests of upgrades."`
 
 	ClusterCA string `setting:"" name:"cluster-ca" type:"path" placeholder:"FILE" help:"Who has signed the other nodes' certificates (default: who the system trusts)."`
 }
@@ -47,9 +47,10 @@ type clusterFlags struct {
 // check is called as part of Validate.
 func (f *clusterFlags) check() error {
 	if f.Cluster == "" {
-		if f.Node != "" || f.Advertise != "" || f.Zone != "" || f.ClusterKeyFile != "" || f.ClusterCA != "" {
-			return fmt.Errorf("--node, --advertise, --zone, --cluster-key-file and --cluster-ca are of a node of a " +
-				"cluster: --cluster names it")
+		if f.Node != "" || f.Advertise != "" || f.Zone != "" || f.ClusterKeyFile != "" || f.ClusterCA != "" ||
+			f.PeerPlaintext {
+			return fmt.Errorf("--node, --advertise, --zone, --cluster-key-file, --cluster-ca and --peer-plaintext are " +
+				"of a node of a cluster: --cluster names it")
 		}
 		return nil
 	}
@@ -60,7 +61,7 @@ func (f *clusterFlags) check() error {
 		return fmt.Errorf("--handover-timeout: got %s, want more than 0", f.HandoverTimeout)
 	}
 	if f.PeerProtocol < 0 || f.PeerProtocol > peering.Protocol {
-		return fmt.Errorf("--peer-protocol: got %d, want %d to %d", f.PeerProtocol, peering.Oldest, peering.Protocol)
+		return fmt.Errorf("--peer-protocol: got %d, want 1 to %d", f.PeerProtocol, peering.Protocol)
 	}
 	if _, err := f.egress(); err != nil {
 		return err
@@ -89,11 +90,8 @@ func (f *clusterFlags) egress() (admission.EgressLimits, error) {
 	return limits, nil
 }
 
-// leastKey is how many characters a cluster's key has at least.
-const leastKey = 32
-
 // part is what a server takes on as a node; nil if it is none.
-func (f *clusterFlags) part(door *door.Door) (*clusterPart, error) {
+func (f *clusterFlags) part(door *door.Door, log *slog.Logger) (*clusterPart, error) {
 	if f.Cluster == "" {
 		return nil, nil
 	}
@@ -101,8 +99,8 @@ func (f *clusterFlags) part(door *door.Door) (*clusterPart, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &clusterPart{name: f.Cluster, node: f.Node, zone: f.Zone, newest: f.PeerProtocol,
-		egress: admission.NewEgress(limits)}
+	p := &clusterPart{name: f.Cluster, node: f.Node, zone: f.Zone, protocol: f.PeerProtocol,
+		plaintext: f.PeerPlaintext || !door.Encrypts(), egress: admission.NewEgress(limits)}
 	if p.node == "" {
 		host, err := os.Hostname()
 		if err != nil {
@@ -111,16 +109,11 @@ func (f *clusterFlags) part(door *door.Door) (*clusterPart, error) {
 		p.node = host
 	}
 	if f.ClusterKeyFile != "" {
-		text, err := os.ReadFile(f.ClusterKeyFile)
-		if err != nil {
-			return nil, fmt.Errorf("--cluster-key-file: %w", err)
-		}
-		if p.key = bytes.TrimSpace(text); len(p.key) < leastKey {
-			return nil, usagef("--cluster-key-file: %s has a key of %d characters; want %d or more, such as openssl "+
-				"rand -hex 32 makes", f.ClusterKeyFile, len(p.key), leastKey)
+		if p.keys, err = flight.OpenKeys(f.ClusterKeyFile, log); err != nil {
+			return nil, usagef("--cluster-key-file: %v", err)
 		}
 	}
-	p.lends = len(p.key) > 0 || !door.Authenticates()
+	p.lends = p.keys != nil || !door.Authenticates()
 	p.tls = &tls.Config{MinVersion: tls.VersionTLS13}
 	if f.ClusterCA != "" {
 		text, err := os.ReadFile(f.ClusterCA)
@@ -138,9 +131,10 @@ func (f *clusterFlags) part(door *door.Door) (*clusterPart, error) {
 // clusterPart is a server's part in a cluster.
 type clusterPart struct {
 	name, node, zone string
-	key              []byte
+	keys             *flight.KeysFile // nil if there are none
 	tls              *tls.Config
-	newest           int  // protocol that is spoken with other nodes; 0 for the newest there is
+	protocol         int  // the only one that is spoken with other nodes; 0 for those that there are
+	plaintext        bool // nodes whose address is grpc:// are asked
 	lends            bool // other nodes read by way of it, and it by way of them
 	egress           *admission.Egress
 }
@@ -174,17 +168,23 @@ func (p *clusterPart) join(n *node, to *flight.Options, log *slog.Logger) (err e
 		return addresses
 	}
 	if !p.lends || n.spill == nil {
-		log.Info("blobs are not read from other nodes, nor by them", "key", len(p.key) > 0, "spill", n.spill != nil)
+		log.Info("blobs are not read from other nodes, nor by them", "key", p.keys != nil, "spill", n.spill != nil)
 		return nil
 	}
+	var keys *peering.Keys
+	if p.keys != nil {
+		keys = p.keys.Keys()
+	}
 	n.cluster, err = cluster.New(cluster.Options{Name: p.name, Node: p.node, Zone: p.zone, Members: n.members,
-		SnapshotName: n.spill.DatasetName, Key: p.key, TLS: p.tls, Newest: p.newest, Logger: log})
+		SnapshotName: n.spill.DatasetName, Keys: keys, TLS: p.tls, Plaintext: p.plaintext, Protocol: p.protocol,
+		Logger: log})
 	if err != nil {
 		return err
 	}
 	n.figures.tier = n.cluster.Tier()
-	to.Cluster = &flight.Cluster{Name: p.name, Node: p.node, Key: p.key, Newest: p.newest, Met: n.cluster.Met,
-		Egress: p.egress, WarmOthers: n.cluster.WarmOthers}
+	to.Cluster = &flight.Cluster{Name: p.name, Node: p.node, Keys: keys, Protocol: p.protocol, Met: n.cluster.Met,
+		Address: func() string { return cluster.HostOf(n.members.Self().Address) },
+		Egress:  p.egress, WarmOthers: n.cluster.WarmOthers}
 	return nil
 }
 
@@ -202,6 +202,10 @@ func (f *clusterFlags) described(id string, listen net.Addr, encrypted bool, spi
 		if encrypted {
 			n.Address = "grpc+tls://" + tcp.String()
 		}
+	}
+	if encrypted && !f.PeerPlaintext && !strings.HasPrefix(n.Address, "grpc+tls://") {
+		return n, usagef("--advertise: got %s, want grpc+tls://HOST:PORT: the server has a certificate, and whoever asks "+
+			"it uses TLS; --peer-plaintext says that something before it takes off TLS", n.Address)
 	}
 	return n, n.Check()
 }

@@ -149,7 +149,7 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 	if d := l.flight.Door; d != nil {
 		defer func() { err = errors.Join(err, d.Close()) }() // when the node is closed
 	}
-	if l.cluster, err = c.clusterFlags.part(l.flight.Door); err != nil {
+	if l.cluster, err = c.clusterFlags.part(l.flight.Door, app.Log); err != nil {
 		return errors.Join(err, closeLink(app.Link))
 	}
 	if l.flight.SameNode, err = c.sameNodeFlags.open(app.Log, l.spill.bytes); err != nil {
@@ -258,6 +258,9 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 			beside.Go(func() { book.Run(draining, n.server.CountUsage) })
 		}
 		beside.Go(func() { c.collect(serving, app, n.engine, seen.collections) })
+		if l.cluster != nil && l.cluster.keys != nil {
+			beside.Go(func() { l.cluster.keys.Watch(draining) })
+		}
 		if n.cluster != nil {
 			beside.Go(func() { n.cluster.Run(draining, n.engine) }) // what it holds is lent while it leaves
 		}

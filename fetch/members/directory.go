@@ -231,17 +231,21 @@ func (m *Members) direct() error {
 		slices.EqualFunc(d.view.Leaving, v.Leaving, func(a, b Leaving) bool { return a.Node == b.Node }) {
 		return nil
 	}
-	d, err := newDirectory(v, m.id(), m.opts.NewLayout)
+	d, err := newDirectory(v, m.Self().ID, m.opts.NewLayout)
 	if err == nil {
 		m.directory.Store(d)
 	}
 	return err
 }
 
-func (m *Members) id() string {
+// Self is this node as the others are to know it; the zero Node before Start.
+func (m *Members) Self() layout.Node {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.self.Node.ID
+	if m.self == nil {
+		return layout.Node{}
+	}
+	return m.self.Node
 }
 
 // roundWants rounds up to a power of two or one and a half times that, so that owners do not change with every job.

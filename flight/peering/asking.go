@@ -27,11 +27,7 @@ func (l *Link) ask(ctx context.Context, w *wire) error {
 			err = w.send(progressMessage(doing, told))
 		}
 		if n > 0 && err == nil {
-			message := AppendFlagged
-			if l.protocol.Load() == 1 {
-				message = AppendAsks
-			}
-			err = w.send(message(nil, asks))
+			err = w.send(AppendAsks(nil, asks))
 		}
 		if err != nil {
 			_ = w.close()

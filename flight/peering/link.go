@@ -3,23 +3,14 @@ package peering
 import (
 	"context"
 	"crypto/tls"
-	"encoding/json"
 	"fmt"
-	"io"
 	"log/slog"
-	"slices"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
-	"golang.org/x/net/http2/hpack"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/encoding"
-	"google.golang.org/grpc/keepalive"
-	"google.golang.org/grpc/metadata"
 
 	"bowstring/fetch/peers"
 	"bowstring/schema"
@@ -32,6 +23,8 @@ const (
 	maxMessage = peers.MaxBlob + 4<<20
 	// maxHello is how long a Hello may be.
 	maxHello = 64 << 10
+	// maxProgress is how long what a node says of its warming may be.
+	maxProgress = 64 << 10
 	// maxWhy is how much is kept of what a node says of a blob that it does not send.
 	maxWhy = 1 << 10
 	// maxTickets is how many bytes of tickets are told at a time.
@@ -48,14 +41,15 @@ const (
 
 // Options says what a Link works with.
 type Options struct {
-	Cluster string       // whose nodes both are; "" for any
-	Node    string       // this node's name, for the other's log
-	Other   string       // the name of the node that is to be there; "" for any
-	Zone    string       // where it is: the other limits by it what it sends
-	Key     []byte       // of the cluster; none if the other side wants none
-	TLS     *tls.Config  // nil for none
-	Newest  int          // the newest protocol that is spoken; 0 for Protocol
-	Logger  *slog.Logger // default slog.Default()
+	Cluster string      // whose nodes both are; "" for any
+	Node    string      // this node's name, for the other's log
+	Other   string      // the name of the node that is to be there; "" for any
+	Zone    string      // where it is: the other limits by it what it sends
+	Keys    *Keys       // of the cluster; none if the other side wants none
+	TLS     *tls.Config // nil for none
+	// Protocol is the only one that is spoken; 0 for those of this program.
+	Protocol int
+	Logger   *slog.Logger // default slog.Default()
 }
 
 // Link is a way to a node: see [peers.Link]. It is safe for concurrent use.
@@ -63,7 +57,6 @@ type Link struct {
 	opts    Options
 	address string
 	made    time.Time
-	conn    *grpc.ClientConn // of all calls but that by which blobs come
 	cancel  context.CancelFunc
 	running sync.WaitGroup
 	wake    chan struct{} // told when there is something to ask
@@ -72,7 +65,6 @@ type Link struct {
 	heard    atomic.Int64
 	up       atomic.Bool  // changed with mu held
 	protocol atomic.Int32 // that is spoken; 0 while it is not up
-	warms    atomic.Bool  // the other side has FeatureWarm
 
 	mu      sync.Mutex
 	closed  bool
@@ -99,21 +91,11 @@ func Dial(address string, opts Options) (*Link, error) {
 	if opts.Logger == nil {
 		opts.Logger = slog.Default()
 	}
-	creds := insecure.NewCredentials()
-	if opts.TLS != nil {
-		creds = credentials.NewTLS(opts.TLS)
-	}
-	conn, err := grpc.NewClient("passthrough:///"+address, []grpc.DialOption{
-		grpc.WithTransportCredentials(creds),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: keepaliveTime, Timeout: keepaliveAnswer}),
-		grpc.WithDefaultCallOptions(
-			grpc.ForceCodecV2(codec{encoding.GetCodecV2("proto")}), grpc.MaxCallRecvMsgSize(maxMessage)),
-	}...)
-	if err != nil {
-		return nil, fmt.Errorf("address %q of a node: %w", address, err)
+	if _, _, err := net.SplitHostPort(address); err != nil {
+		return nil, fmt.Errorf("%w: address %q of a node: %w", schema.ErrInvalid, address, err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	l := &Link{opts: opts, address: address, made: time.Now(), conn: conn, cancel: cancel, wake: make(chan struct{}, 1),
+	l := &Link{opts: opts, address: address, made: time.Now(), cancel: cancel, wake: make(chan struct{}, 1),
 		waiting: map[uint32]*waiter{}}
 	l.running.Go(func() { l.run(ctx) })
 	return l, nil
@@ -129,7 +111,7 @@ func (l *Link) Heard() time.Time { return l.made.Add(time.Duration(l.heard.Load(
 func (l *Link) Protocol() int { return int(l.protocol.Load()) }
 
 // Secure implements peers.Link.
-func (l *Link) Secure() bool { return l.opts.TLS != nil && len(l.opts.Key) > 0 }
+func (l *Link) Secure() bool { return l.opts.TLS != nil && l.opts.Keys.Any() }
 
 // Close implements peers.Link.
 func (l *Link) Close() error {
@@ -138,18 +120,16 @@ func (l *Link) Close() error {
 	l.mu.Unlock()
 	l.cancel()
 	l.running.Wait()
-	return l.conn.Close()
+	return nil
 }
 
 // errDown says that there is no way to the node now.
 var errDown = fmt.Errorf("%w: there is no connection to it", schema.ErrUnavailable)
 
-// errTooOld says that the other node cannot be told what is asked of it.
-var errTooOld = fmt.Errorf("%w: its version knows nothing of nodes that leave", peers.ErrNotHeld)
+// errKeyGone says that the other node has proven to know a key that is the cluster's no longer.
+var errKeyGone = fmt.Errorf("%w: the key that the node has proven to know is accepted no longer", schema.ErrUnavailable)
 
-// Get implements peers.Link. A node of protocol 1 knows no flags: it reads whatever it is asked for from the store, so
-// what is wanted only if it is held is not asked of it; and it asks nobody else for it, which costs a read of the store
-// and no wrong byte.
+// Get implements peers.Link.
 func (l *Link) Get(ctx context.Context, what peers.Ask) (schema.Blob, error) {
 	if what.Ref.Size > peers.MaxBlob {
 		return schema.Blob{}, fmt.Errorf("%w: a blob of %d bytes, and nodes ask each other for %d at most",
@@ -157,13 +137,9 @@ func (l *Link) Get(ctx context.Context, what peers.Ask) (schema.Blob, error) {
 	}
 	w := &waiter{what.Ref.Size, make(chan answer, 1)}
 	l.mu.Lock()
-	switch {
-	case !l.up.Load():
+	if !l.up.Load() {
 		l.mu.Unlock()
 		return schema.Blob{}, errDown
-	case what.Held && l.protocol.Load() == 1:
-		l.mu.Unlock()
-		return schema.Blob{}, errTooOld
 	}
 	l.next++
 	id := l.next
@@ -188,22 +164,6 @@ func (l *Link) Get(ctx context.Context, what peers.Ask) (schema.Blob, error) {
 		a.blob.Release()
 	}
 	return schema.Blob{}, context.Cause(ctx)
-}
-
-// key is the header that shows the cluster's key.
-func (l *Link) key() []hpack.HeaderField {
-	if len(l.opts.Key) == 0 {
-		return nil
-	}
-	return []hpack.HeaderField{{Name: "authorization", Value: "Bearer " + string(l.opts.Key), Sensitive: true}}
-}
-
-// authorized returns a context that shows the cluster's key.
-func (l *Link) authorized(ctx context.Context) context.Context {
-	if len(l.opts.Key) == 0 {
-		return ctx
-	}
-	return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+string(l.opts.Key))
 }
 
 // Tell implements peers.Link.
@@ -252,56 +212,48 @@ func (l *Link) run(ctx context.Context) {
 	}
 }
 
-// serve opens the stream, tells of it, and serves it until it breaks.
-func (l *Link) serve(ctx context.Context, opened func()) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	hello, err := json.Marshal(Hello{Cluster: l.opts.Cluster, Node: l.opts.Node, Zone: l.opts.Zone,
-		Protocols: Spoken(l.opts.Newest), Features: Features(l.opts.Newest)})
-	if err != nil {
-		return fmt.Errorf("encoding a hello: %w", err)
-	}
+// open begins a call of a method, over a connection of its own, once both sides know each other. All ends when ctx
+// does; cancel ends it. The caller closes the wire, and calls stop.
+func (l *Link) open(ctx context.Context, cancel context.CancelCauseFunc,
+	method string) (w *wire, protocol int, stop func() bool, err error) {
 	late := time.AfterFunc(helloTimeout, func() {
 		cancel(fmt.Errorf("it has not said who it is for %s", helloTimeout))
 	})
 	defer late.Stop()
-	w, err := dialWire(ctx, l.address, l.opts.TLS, "/"+Service+"/"+Method, func() {
-		l.heard.Store(int64(time.Since(l.made)))
-	}, l.key()...)
+	method = "/" + Service + "/" + method
+	w, err = dialWire(ctx, l.address, l.opts.TLS, method, func() { l.heard.Store(int64(time.Since(l.made))) })
 	if err != nil {
-		return because(ctx, err)
+		return nil, 0, nil, because(ctx, err)
 	}
-	defer func() { _ = w.close() }() // it has broken already
-	if err := w.send(hello); err != nil {
-		return because(ctx, err)
+	guest := Guest{
+		Hello: Hello{Cluster: l.opts.Cluster, Node: l.opts.Node, Zone: l.opts.Zone, Other: l.opts.Other,
+			Address: l.address},
+		Keys: l.opts.Keys, Protocol: l.opts.Protocol,
 	}
-	n, err := w.next()
-	if err == nil && n > maxHello {
-		err = errAnswers
+	other, known, err := guest.Meet(Way{Method: method, Binding: w.binding, Send: w.send,
+		Receive: func() ([]byte, error) { return w.message(maxHello) }})
+	if err == nil && !late.Stop() {
+		err = context.Cause(ctx)
 	}
 	if err != nil {
-		return because(ctx, err)
+		_ = w.close() // it has broken already
+		return nil, 0, nil, because(ctx, err)
 	}
-	answer := make([]byte, n)
-	if _, err := io.ReadFull(w, answer); err != nil {
-		return because(ctx, err)
-	}
-	var other Hello
-	err = json.Unmarshal(answer, &other)
-	speaks := Agree(l.opts.Newest, other.Protocols)
-	if err != nil || speaks == 0 {
-		return fmt.Errorf("%w: it speaks protocols %v; want one of %v", schema.ErrUnavailable, other.Protocols,
-			Spoken(l.opts.Newest))
-	}
-	if err := l.opts.check(other); err != nil {
+	return w, other.Protocols[0], known.Ends(func() { cancel(errKeyGone) }), nil
+}
+
+// serve opens the stream, tells of it, and serves it until it breaks.
+func (l *Link) serve(ctx context.Context, opened func()) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	w, speaks, stop, err := l.open(ctx, cancel, Method)
+	if err != nil {
 		return err
 	}
-	if !late.Stop() {
-		return context.Cause(ctx)
-	}
+	defer stop()
+	defer func() { _ = w.close() }() // it has broken already
 	l.mu.Lock()
 	l.protocol.Store(int32(speaks))
-	l.warms.Store(slices.Contains(other.Features, FeatureWarm))
 	l.up.Store(!l.closed)
 	l.mu.Unlock()
 	opened()
@@ -313,6 +265,7 @@ func (l *Link) serve(ctx context.Context, opened func()) error {
 	})
 	asking.Go(func() { w.watch(ctx, cancel) })
 	for err == nil {
+		var n int
 		if n, err = w.next(); err == nil {
 			err = l.deliver(w, n)
 		}
@@ -329,16 +282,4 @@ func because(ctx context.Context, err error) error {
 		return cause
 	}
 	return err
-}
-
-// check returns an error if it is not the node that is to be there: addresses are used again, by other machines.
-func (o *Options) check(other Hello) error {
-	if o.Cluster != "" && other.Cluster != "" && other.Cluster != o.Cluster {
-		return fmt.Errorf("%w: it is of cluster %s; want %s", schema.ErrUnavailable, schema.Quote(other.Cluster),
-			o.Cluster)
-	}
-	if o.Other != "" && other.Node != o.Other {
-		return fmt.Errorf("%w: it is node %s; want %s", schema.ErrUnavailable, schema.Quote(other.Node), o.Other)
-	}
-	return nil
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"slices"
 
 	"bowstring/fetch/peers"
 	"bowstring/schema"
@@ -21,33 +20,17 @@ const (
 	// progress, as the action warm sends it.
 	WarmMethod = "Warm"
 	// Protocol is the version of what is said on it: the newest. Two nodes speak the newest that both do.
-	Protocol = 2
-	// Oldest is the oldest that is spoken: asks without flags, and answers that only say that there is none. What
-	// another node would have to be told by a flag is not asked of it: see [Link.Get].
-	Oldest = 1
+	Protocol = 3
+	// Oldest is the oldest that is spoken. Nodes of protocols 1 and 2 sent the cluster's key itself: they are not asked,
+	// nor answered, and the store is read instead.
+	Oldest = 3
 
 	maxAsks     = 256 // in a message
-	askBytes    = 4 + 32 + 8 + 8 + 2 + 2 + 8
-	flagBytes   = 4
+	askBytes    = 4 + 32 + 8 + 8 + 2 + 2 + 8 + 4
 	answersHead = 4
 	answerBytes = 4 + 4 + 8
 	maxName     = math.MaxUint16
 )
-
-// Hello is the first message of each side, as JSON. The asking side says which
-// protocols it speaks, the answering side which of them it is to be. What a node does not know
-// of it, it passes over.
-type Hello struct {
-	// Cluster is the cluster's name. Nodes of different clusters do not read from each other; one that says none
-	// is of a version that did not.
-	Cluster   string `json:"cluster,omitempty"`
-	Node      string `json:"node"`
-	Zone      string `json:"zone,omitempty"` // where the asking side is
-	Protocols []int  `json:"protocols"`
-	// Features are what a side can beyond its protocol: the asking side says all, the answering side those
-	// that both have.
-	Features []string `json:"features,omitempty"`
-}
 
 // Warm is what a node is asked to warm, as JSON. The node that asks has made sure that the caller may read it, all of
 // it.
@@ -56,44 +39,10 @@ type Warm struct {
 	Tenant  string          `json:"tenant,omitempty"`
 }
 
-// Spoken are the protocols that are spoken, the newest first. The newest is Protocol, or an older one that is given: a
-// node may be held to it. 0 is none.
-func Spoken(newest int) []int {
-	if newest == 0 {
-		newest = Protocol
-	}
-	list := make([]int, 0, Protocol-Oldest+1)
-	for p := newest; p >= Oldest; p-- {
-		list = append(list, p)
-	}
-	return list
-}
-
-// Agree returns the newest protocol that is spoken here, see Spoken, and is among those; 0 if none is.
-func Agree(newest int, theirs []int) int {
-	for _, p := range Spoken(newest) {
-		if slices.Contains(theirs, p) {
-			return p
-		}
-	}
-	return 0
-}
-
-// FeatureWarm says that a node can be asked to warm its part of a request: see [WarmMethod].
-const FeatureWarm = "warm"
-
-// Features are what this program can; nothing where it is held to protocol 1, whose programs say nothing of features.
-func Features(newest int) []string {
-	if newest == 1 {
-		return nil
-	}
-	return []string{FeatureWarm}
-}
-
 // Kinds of messages of the asking side, their first byte.
 const (
-	KindAsks     = 'a' // asks, see AppendAsks
-	KindFlagged  = 'f' // asks with flags, see AppendFlagged; from protocol 2 on
+	KindProof    = 'k' // that the node knows the cluster's key, see Guest
+	KindAsks     = 'f' // asks, see AppendAsks
 	KindProgress = 'p' // what the node's streams do, as JSON: a list of peers.Progress
 )
 
@@ -104,28 +53,22 @@ type Ask struct {
 	peers.Ask
 }
 
-// AppendAsks appends a message of up to maxAsks asks:
-//
-//	kind   KindAsks
-//	names  u16, and for each its length (u16) and bytes
-//	asks   u16, and for each: id u32, key 32 bytes, size u64, checksum u64, the numbers of the
-//	       snapshot's and the tenant's name u16, position u64
-//
-// All numbers are little-endian. Name 0 is the empty one, and is not sent. Flags are not.
-func AppendAsks(b []byte, asks []Ask) []byte { return appendAsks(append(b, KindAsks), asks, false) }
-
 // Flags of an ask. Those that are not known are passed over.
 const (
 	flagOnward = 1 << iota // peers.Ask.Onward
 	flagHeld               // peers.Ask.Held
 )
 
-// AppendFlagged is AppendAsks with kind KindFlagged, and four bytes more for each ask: its flags u32, in the end.
-func AppendFlagged(b []byte, asks []Ask) []byte {
-	return appendAsks(append(b, KindFlagged), asks, true)
-}
-
-func appendAsks(b []byte, asks []Ask, flagged bool) []byte {
+// AppendAsks appends a message of up to maxAsks asks:
+//
+//	kind   KindAsks
+//	names  u16, and for each its length (u16) and bytes
+//	asks   u16, and for each: id u32, key 32 bytes, size u64, checksum u64, the numbers of the
+//	       snapshot's and the tenant's name u16, position u64, flags u32
+//
+// All numbers are little-endian. Name 0 is the empty one, and is not sent.
+func AppendAsks(b []byte, asks []Ask) []byte {
+	b = append(b, KindAsks)
 	numbers, names := map[string]uint16{"": 0}, []string(nil)
 	number := func(name string) uint16 {
 		n, ok := numbers[name]
@@ -156,9 +99,7 @@ func appendAsks(b []byte, asks []Ask, flagged bool) []byte {
 		b = binary.LittleEndian.AppendUint16(b, number(a.Snapshot))
 		b = binary.LittleEndian.AppendUint16(b, number(a.Tenant))
 		b = binary.LittleEndian.AppendUint64(b, uint64(a.Position))
-		if flagged {
-			b = binary.LittleEndian.AppendUint32(b, a.flags())
-		}
+		b = binary.LittleEndian.AppendUint32(b, a.flags())
 	}
 	return b
 }
@@ -173,14 +114,10 @@ func (a *Ask) flags() (f uint32) {
 	return f
 }
 
-// ParseAsks reads a message of asks, of either kind, and gives each to do until that fails.
+// ParseAsks reads a message of asks, and gives each to do until that fails.
 func ParseAsks(b []byte, do func(Ask) error) error {
-	if len(b) == 0 || b[0] != KindAsks && b[0] != KindFlagged {
+	if len(b) == 0 || b[0] != KindAsks {
 		return &schema.FieldError{Field: "message", Got: fmt.Sprintf("%d bytes of another kind", len(b)), Want: "asks"}
-	}
-	flagged, size := b[0] == KindFlagged, askBytes
-	if flagged {
-		size += flagBytes
 	}
 	b = b[1:]
 	broken := func(what string) error {
@@ -208,10 +145,10 @@ func ParseAsks(b []byte, do func(Ask) error) error {
 		names, rest = append(names, string(rest[:n])), rest[n:]
 	}
 	count, ok = short()
-	if !ok || count > maxAsks || len(rest) != count*size {
-		return broken(fmt.Sprintf("up to %d asks of %d bytes", maxAsks, size))
+	if !ok || count > maxAsks || len(rest) != count*askBytes {
+		return broken(fmt.Sprintf("up to %d asks of %d bytes", maxAsks, askBytes))
 	}
-	for ; count > 0; count, rest = count-1, rest[size:] {
+	for ; count > 0; count, rest = count-1, rest[askBytes:] {
 		var a Ask
 		a.ID = binary.LittleEndian.Uint32(rest)
 		copy(a.Ref.Key[:], rest[4:])
@@ -224,10 +161,8 @@ func ParseAsks(b []byte, do func(Ask) error) error {
 			return broken(fmt.Sprintf("names that are there, sizes up to %d and positions from 0 on", peers.MaxBlob))
 		}
 		a.Snapshot, a.Tenant = names[snapshot], names[tenant]
-		if flagged {
-			flags := binary.LittleEndian.Uint32(rest[askBytes:])
-			a.Onward, a.Held = flags&flagOnward != 0, flags&flagHeld != 0
-		}
+		flags := binary.LittleEndian.Uint32(rest[64:])
+		a.Onward, a.Held = flags&flagOnward != 0, flags&flagHeld != 0
 		if err := do(a); err != nil {
 			return err
 		}
@@ -239,8 +174,8 @@ func ParseAsks(b []byte, do func(Ask) error) error {
 type Status uint32
 
 // What an answer is: a text that says why there is no blob, the blob, or a text that
-// says that the store has none, or a damaged one. From protocol 2 on also texts that say that what was wanted
-// if it is held is not, and that the node has sent as much as it may.
+// says that the store has none, or a damaged one; that what was wanted
+// if it is held is not; and that the node has sent as much as it may.
 const (
 	Failed Status = iota
 	Here

@@ -27,6 +27,7 @@ func TestAsksGoThere(t *testing.T) {
 				Ref:      schema.BlobRef{Size: rng.Int64N(peers.MaxBlob + 1), Sum: schema.Sum(rng.Uint64())},
 				Snapshot: []string{"", "d@1", "imagenet@17"}[rng.IntN(3)], Position: rng.Int64(),
 				Tenant: []string{"", fmt.Sprint("tenant ", rng.IntN(300))}[rng.IntN(2)],
+				Onward: rng.IntN(2) == 0, Held: rng.IntN(2) == 0,
 			}}
 			for k := range asks[i].Ref.Key {
 				asks[i].Ref.Key[k] = byte(rng.Uint32())
@@ -46,7 +47,7 @@ func TestAsksGoThere(t *testing.T) {
 func FuzzAsks(f *testing.F) {
 	f.Add(AppendAsks(nil,
 		[]Ask{{7, peers.Ask{Snapshot: "d@1", Tenant: "t", Position: 5, Ref: schema.BlobRef{Size: 9}}}}))
-	f.Add(AppendFlagged(nil, []Ask{{7, peers.Ask{Held: true, Position: 5, Ref: schema.BlobRef{Size: 9}}}}))
+	f.Add(AppendAsks(nil, []Ask{{7, peers.Ask{Held: true, Position: 5, Ref: schema.BlobRef{Size: 9}}}}))
 	f.Add([]byte{KindAsks, 0, 0, 0, 0})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var got []Ask
@@ -54,7 +55,7 @@ func FuzzAsks(f *testing.F) {
 			return
 		}
 		var again []Ask
-		if err := ParseAsks(AppendFlagged(nil, got), func(a Ask) error {
+		if err := ParseAsks(AppendAsks(nil, got), func(a Ask) error {
 			again = append(again, a)
 			return nil
 		}); err != nil || !slices.Equal(got, again) {

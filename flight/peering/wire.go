@@ -41,11 +41,12 @@ const (
 //
 // One goroutine receives, any may send. All ends when the context of dialWire does.
 type wire struct {
-	conn  net.Conn
-	stop  func() bool  // has the connection outlive the context
-	last  atomic.Int64 // when anything came, in nanoseconds since made
-	made  time.Time
-	heard func() // told when bytes of a message have come
+	conn    net.Conn
+	binding []byte       // of TLS, see Binding; nil without
+	stop    func() bool  // has the connection outlive the context
+	last    atomic.Int64 // when anything came, in nanoseconds since made
+	made    time.Time
+	heard   func() // told when bytes of a message have come
 
 	// Of the goroutine that receives.
 	in      *bufio.Reader
@@ -74,8 +75,11 @@ type wire struct {
 // frameHead is how long the head of a frame is.
 const frameHead = 9
 
-// errEnded is the end of a call whose other side says no more of it.
-var errEnded = errors.New("the other side has ended the call")
+// errEnded is the end of a call that has come to its end, errBroken of one that the other side has broken off.
+var (
+	errEnded  = errors.New("the other side has ended the call")
+	errBroken = errors.New("the other side has broken the call off")
+)
 
 // dialWire connects and begins a call of a method, with more headers. It waits for no answer.
 func dialWire(ctx context.Context, address string, config *tls.Config, method string, heard func(),
@@ -85,7 +89,7 @@ func dialWire(ctx context.Context, address string, config *tls.Config, method st
 	if err != nil {
 		return nil, err
 	}
-	scheme := "http"
+	scheme, binding := "http", []byte(nil)
 	if config != nil {
 		scheme = "https"
 		config = config.Clone()
@@ -97,10 +101,13 @@ func dialWire(ctx context.Context, address string, config *tls.Config, method st
 		if err := secure.HandshakeContext(ctx); err != nil {
 			return nil, errors.Join(err, conn.Close())
 		}
+		if binding, err = Binding(secure.ConnectionState()); err != nil {
+			return nil, errors.Join(err, secure.Close())
+		}
 		conn = secure
 	}
 	w := &wire{
-		conn: conn, made: time.Now(), heard: heard, in: bufio.NewReaderSize(conn, wireBuffer),
+		conn: conn, binding: binding, made: time.Now(), heard: heard, in: bufio.NewReaderSize(conn, wireBuffer),
 		rest:  bytes.NewReader(nil),
 		flush: bufio.NewWriter(conn), own: leastWindow, all: leastWindow, initial: leastWindow, longest: 16 << 10,
 	}
@@ -231,6 +238,20 @@ func (w *wire) next() (int, error) {
 		return 0, errAnswers
 	}
 	return int(n), nil
+}
+
+// message waits for a message of at most so many bytes, and returns all of it.
+func (w *wire) message(most int) ([]byte, error) {
+	n, err := w.next()
+	if err == nil && n > most {
+		err = errAnswers
+	}
+	if err != nil {
+		return nil, err
+	}
+	b := make([]byte, n)
+	_, err = io.ReadFull(w, b)
+	return b, err
 }
 
 // Read implements io.Reader: it reads what messages consist of, one after another.

@@ -85,10 +85,10 @@ func (w *wire) take(f http2.Frame) error {
 	case *http2.MetaHeadersFrame:
 		return w.headers(f)
 	case *http2.RSTStreamFrame:
-		return fmt.Errorf("%w: %s", errEnded, f.ErrCode)
+		return fmt.Errorf("%w: %s", errBroken, f.ErrCode)
 	case *http2.GoAwayFrame:
 		if f.LastStreamID < wireStream { // else it goes on until it ends
-			return fmt.Errorf("%w: %s %q", errEnded, f.ErrCode, f.DebugData())
+			return fmt.Errorf("%w: %s %q", errBroken, f.ErrCode, f.DebugData())
 		}
 	}
 	return nil
@@ -124,7 +124,7 @@ func (w *wire) windows(f *http2.WindowUpdateFrame) error {
 // headers looks at headers, which may say that the call is over, and why.
 func (w *wire) headers(f *http2.MetaHeadersFrame) error {
 	if s := f.PseudoValue("status"); s != "" && s != "200" {
-		return fmt.Errorf("%w: HTTP status %s", errEnded, s)
+		return fmt.Errorf("%w: HTTP status %s", errBroken, s)
 	}
 	code, message := codes.OK, ""
 	for _, h := range f.RegularFields() {

@@ -38,12 +38,14 @@ type Options struct {
 	SnapshotName func(number uint32) string
 	// Zone is where it is.
 	Zone string
-	// Key is what the nodes know each other by; none for none.
-	Key []byte
+	// Keys are what the nodes know each other by; nil for none.
+	Keys *peering.Keys
 	// TLS is how the others are reached whose address is grpc+tls://.
 	TLS *tls.Config
-	// Newest is the newest protocol that is spoken with the others; 0 for [peering.Protocol].
-	Newest int
+	// Plaintext says that others are asked whose address is grpc://.
+	Plaintext bool
+	// Protocol is the only one that is spoken with the others; 0 for those of this program.
+	Protocol int
 	// Dial returns the link to a node. Default: a connection to its address.
 	Dial   func(node layout.Node) (peers.Link, error)
 	Logger *slog.Logger // default slog.Default()
@@ -102,14 +104,19 @@ func (c *Cluster) dial(id string) (peers.Link, error) {
 		return c.opts.Dial(node)
 	}
 	address := node.Address
-	opts := peering.Options{Cluster: c.opts.Name, Node: c.opts.Node, Other: id, Zone: c.opts.Zone, Key: c.opts.Key,
-		Newest: c.opts.Newest, Logger: c.opts.Logger}
+	opts := peering.Options{Cluster: c.opts.Name, Node: c.opts.Node, Other: id, Zone: c.opts.Zone, Keys: c.opts.Keys,
+		Protocol: c.opts.Protocol, Logger: c.opts.Logger}
 	where, err := url.Parse(address)
 	if err != nil || where.Port() == "" {
 		return nil, fmt.Errorf("%w: node %s has the address %q; want grpc://HOST:PORT or grpc+tls://HOST:PORT",
 			schema.ErrInvalid, id, address)
 	}
-	if where.Scheme == "grpc+tls" {
+	switch {
+	case where.Scheme != "grpc+tls" && !c.opts.Plaintext:
+		c.opts.Logger.Warn("another node is not asked, as its address says that it has no certificate, and this one has "+
+			"one; the store is read instead", "node", id, "address", address)
+		return refused{}, nil
+	case where.Scheme == "grpc+tls":
 		if opts.TLS = c.opts.TLS; opts.TLS == nil {
 			opts.TLS = &tls.Config{MinVersion: tls.VersionTLS13}
 		}

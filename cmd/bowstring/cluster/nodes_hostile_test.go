@@ -1,7 +1,6 @@
 package cluster_test
 
 import (
-	"encoding/json"
 	"fmt"
 	"net"
 	"strings"
@@ -38,14 +37,11 @@ func serveHostile(t *testing.T, hello peering.Hello,
 	heard = &atomic.Int64{}
 	serve := func(_ any, ss grpc.ServerStream) error {
 		var m wrapperspb.BytesValue
-		if err := ss.RecvMsg(&m); err != nil {
-			return err
-		}
-		b, err := json.Marshal(hello)
-		if err != nil {
-			return err
-		}
-		if err := ss.SendMsg(b); err != nil {
+		host := peering.Host{Cluster: hello.Cluster, Node: hello.Node}
+		if _, _, err := host.Meet(peering.Way{
+			Receive: func() ([]byte, error) { err := ss.RecvMsg(&m); return m.GetValue(), err },
+			Send:    func(b []byte) error { return ss.SendMsg(b) },
+		}); err != nil {
 			return err
 		}
 		for {

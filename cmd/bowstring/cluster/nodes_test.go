@@ -237,6 +237,12 @@ func (c *nodes) start(s store.Store, name string, names []string, i int, o clust
 	if i == 0 && o.wrongKey != nil {
 		key = o.wrongKey
 	}
+	keysOf := func(secret []byte) *peering.Keys {
+		if secret == nil {
+			return nil
+		}
+		return peering.NewKeys(secret)
+	}
 	n.tier, err = peers.New(peers.Options{
 		Directory: n.dir, SnapshotName: n.spill.DatasetName, Logger: log,
 		Patience: cmp.Or(o.patience, time.Minute),
@@ -244,14 +250,14 @@ func (c *nodes) start(s store.Store, name string, names []string, i int, o clust
 			c.mu.Lock()
 			addr := c.addr[name]
 			c.mu.Unlock()
-			return peering.Dial(addr, peering.Options{Node: n.name, Key: key, Logger: log})
+			return peering.Dial(addr, peering.Options{Node: n.name, Keys: keysOf(key), Logger: log})
 		},
 	})
 	check()
 	n.engine, err = fetch.NewEngine(s, fetch.Options{WindowBytes: 16 << 20, NoHedge: true, Spill: n.spill,
 		Future: future, Peers: n.tier, Logger: log})
 	check()
-	n.server = flight.New(n.engine, flight.Options{Cluster: &flight.Cluster{Node: name, Key: o.key}, Logger: log,
+	n.server = flight.New(n.engine, flight.Options{Cluster: &flight.Cluster{Node: name, Keys: keysOf(o.key)}, Logger: log,
 		Ledger: n.engine.Ledger()})
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	check()

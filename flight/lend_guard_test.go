@@ -1,0 +1,180 @@
+package flight
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"bowstring/flight/door"
+	"bowstring/flight/peering"
+)
+
+// introduce has the stream of a lender meet the server.
+func introduce(stream grpc.ClientStream, method string, keys *peering.Keys, hello peering.Hello) (peering.Hello, error) {
+	way := peering.Way{
+		Method: method,
+		Send:   func(b []byte) error { return stream.SendMsg(&wrapperspb.BytesValue{Value: b}) },
+		Receive: func() ([]byte, error) {
+			var m raw
+			err := stream.RecvMsg(&m)
+			return m, err
+		},
+	}
+	if p, ok := peer.FromContext(stream.Context()); ok {
+		if secure, ok := p.AuthInfo.(credentials.TLSInfo); ok {
+			var err error
+			if way.Binding, err = peering.Binding(secure.State); err != nil {
+				return hello, err
+			}
+		}
+	}
+	guest := peering.Guest{Hello: hello, Keys: keys}
+	other, _, err := guest.Meet(way)
+	return other, err
+}
+
+// Where there are rules, a cluster without a key lets nobody in. Whoever guesses keys is
+// told no more, and no more often, than who guesses tokens.
+func TestLendIsGuarded(t *testing.T) {
+	r := serveRules(t, "rules: []", Options{Cluster: &Cluster{Node: "b"}})
+	if got, err := say(t, r.lender(), helloOf(peering.Protocol)); status.Code(err) != codes.Unauthenticated ||
+		len(got) > 0 {
+		t.Errorf("without a key, beside rules: %d messages came, and %v", len(got), err)
+	}
+	d := newDoors(t, func(o *door.Options) { o.WrongBurst, o.WrongPerMinute = 3, 1 })
+	f := serve(t, Options{Door: d.door, Cluster: &Cluster{Node: "b", Keys: peering.NewKeys(clusterKey)}},
+		d.trust(nil, nil))
+	guess := peering.NewKeys([]byte("guess"))
+	for i := range 6 {
+		_, err := introduce(f.lender(), lendMethod, guess, peering.Hello{Node: "x"})
+		want := codes.Unauthenticated
+		if i >= 3 {
+			want = codes.ResourceExhausted
+		}
+		if status.Code(err) != want || strings.Contains(err.Error(), "cluster") {
+			t.Errorf("guess %d: %v, want %s", i, err, want)
+		}
+	}
+	other, err := introduce(f.lender(), lendMethod, peering.NewKeys(clusterKey), peering.Hello{Node: "x"})
+	if err != nil || other.Node != "b" {
+		t.Errorf("the key, after guesses: %+v, %v", other, err)
+	}
+}
+
+// Nobody reads by way of a server as another node would, nor has it warm, but who proves to know the cluster's key: not
+// even who may do everything, nor who sends the key itself, as nodes of older versions do.
+func TestLendWrongWays(t *testing.T) {
+	d := newDoors(t, nil)
+	f := serve(t, Options{Door: d.door, Cluster: &Cluster{Node: "b", Keys: peering.NewKeys(clusterKey)}},
+		d.trust(nil, nil))
+	token := d.token(door.Token{Principal: "admin"})
+	for _, method := range []string{lendMethod, warmMethod} {
+		for name, test := range map[string]struct {
+			headers []string
+			key     []byte
+			code    codes.Code
+		}{
+			"nothing":        {nil, nil, codes.Unauthenticated},
+			"another key":    {nil, []byte(strings.Repeat("x", len(clusterKey))), codes.Unauthenticated},
+			"a part":         {nil, clusterKey[:10], codes.Unauthenticated},
+			"the key itself": {[]string{"authorization", "Bearer " + string(clusterKey)}, nil, codes.Unauthenticated},
+			"a caller's":     {[]string{"authorization", "Bearer " + token}, nil, codes.Unauthenticated},
+			"a caller's, and another key": {[]string{"authorization", "Bearer " + token}, []byte("guess"),
+				codes.Unauthenticated},
+		} {
+			var keys *peering.Keys
+			if test.key != nil {
+				keys = peering.NewKeys(test.key)
+			}
+			_, err := introduce(f.callOf(method, test.headers...), method, keys, peering.Hello{Node: "x"})
+			if status.Code(err) != test.code {
+				t.Errorf("%s, %s: %v, want %s", method, name, err, test.code)
+			}
+			if err != nil && strings.Contains(err.Error(), string(clusterKey)) {
+				t.Errorf("%s, %s: the key is in the error", method, name)
+			}
+		}
+		// An older node sends the key, and is answered by nothing that it understands.
+		old := f.callOf(method, "authorization", "Bearer "+string(clusterKey))
+		if got, err := say(t, old, helloOf(2, 1)); status.Code(err) != codes.InvalidArgument || len(got) > 0 {
+			t.Errorf("%s, an older node: %d messages, %v", method, len(got), err)
+		}
+		if other, err := introduce(f.callOf(method), method, peering.NewKeys(clusterKey),
+			peering.Hello{Node: "x"}); err != nil || other.Node != "b" {
+			t.Errorf("%s, with a proof: %+v, %v", method, other, err)
+		}
+	}
+	if strings.Contains(f.log.String()+d.log.String(), string(clusterKey)) {
+		t.Error("the key is in the log")
+	}
+	// The key opens that door alone.
+	ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+string(clusterKey))
+	if _, err := f.client.GetFlightInfo(ctx, path("d", "train")); status.Code(err) != codes.Unauthenticated {
+		t.Errorf("the cluster's key as a caller's token: %v, want UNAUTHENTICATED", err)
+	}
+}
+
+// What a node has proven holds for one connection: who passes on by TLS what a node says to him by TLS is not let in,
+// and learns nothing by which he could be.
+func TestLendIsNotPassedOn(t *testing.T) {
+	d := newDoors(t, nil)
+	f := serve(t, Options{Door: d.door, Cluster: &Cluster{Node: "b", Keys: peering.NewKeys(clusterKey)}},
+		d.trust(nil, nil))
+	to := f.lender()
+	guest := peering.Guest{Hello: peering.Hello{Node: "x", Other: "b"}, Keys: peering.NewKeys(clusterKey)}
+	_, _, err := guest.Meet(peering.Way{Method: lendMethod, Binding: []byte("of the connection to who passes it on"),
+		Send: func(b []byte) error { return to.SendMsg(&wrapperspb.BytesValue{Value: b}) },
+		Receive: func() ([]byte, error) {
+			var m raw
+			err := to.RecvMsg(&m)
+			return m, err
+		}})
+	if status.Code(err) != codes.Unauthenticated {
+		t.Errorf("what was passed on: %v, want UNAUTHENTICATED", err)
+	}
+	// Where there is no TLS, the address that the node has dialled tells.
+	plain := serve(t, Options{Cluster: &Cluster{Node: "b", Keys: peering.NewKeys(clusterKey),
+		Address: func() string { return "10.0.0.1:8815" }}})
+	for address, code := range map[string]codes.Code{"10.0.0.9:8815": codes.InvalidArgument, "10.0.0.1:8815": codes.OK,
+		"": codes.OK} {
+		_, err := introduce(plain.lender(), lendMethod, peering.NewKeys(clusterKey),
+			peering.Hello{Node: "x", Address: address})
+		if status.Code(err) != code {
+			t.Errorf("a node that has dialled %q: %v, want %s", address, err, code)
+		}
+	}
+}
+
+// A node that says nothing of the key has as long as any call has to say what it wants.
+func TestProofInTime(t *testing.T) {
+	f := serve(t, Options{RequestTimeout: 50 * time.Millisecond,
+		Cluster: &Cluster{Node: "b", Keys: peering.NewKeys(clusterKey)}})
+	hello, err := json.Marshal(peering.Hello{Node: "x", Protocols: []int{peering.Protocol}, Nonce: make([]byte, 32)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream := f.lender()
+	if err := stream.SendMsg(&wrapperspb.BytesValue{Value: hello}); err != nil {
+		t.Fatal(err)
+	}
+	for messages := 0; ; messages++ {
+		var m raw
+		err := stream.RecvMsg(&m)
+		if err == nil {
+			continue
+		}
+		if status.Code(err) != codes.ResourceExhausted || messages != 1 {
+			t.Errorf("%d messages came, and %v; want one, and RESOURCE_EXHAUSTED", messages, err)
+		}
+		return
+	}
+}
