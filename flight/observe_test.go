@@ -156,7 +156,7 @@ func TestTenantsAreBounded(t *testing.T) {
 		c := &call{}
 		c.caller.Tenant = strings.Repeat("t", i+1)
 		c.bytes.Store(1)
-		list.ended(c)
+		list.ended(c, time.Now())
 	}
 	found := list.list(nil)
 	if len(found) != maxTenants+1 || !found[len(found)-1].Others {

@@ -134,15 +134,19 @@ func (t *totals) add(c *call, now time.Time) {
 	}
 }
 
-// maxTenants is how many tenants are counted by name. Who calls may name as many
-// as he likes.
-const maxTenants = 64
+// maxTenants is how many tenants are counted by name, and tenantIdle how long one of them has made no call when another
+// one may take its place. Clients may name as many tenants as they like: so few new names appear, in metrics as well,
+// and those that are there stay.
+const (
+	maxTenants = 64
+	tenantIdle = time.Hour
+)
 
-// tenants counts by tenant, and the others together, who made no call for longest.
-// It is guarded by registry.mu.
+// tenants counts by tenant, and the others together. It is guarded by registry.mu.
 type tenants struct {
 	named  map[string]*tenantCalls
 	others TenantInfo
+	full   time.Time // until then no place becomes free
 }
 
 type tenantCalls struct {
@@ -151,26 +155,23 @@ type tenantCalls struct {
 }
 
 // ended counts a call that ended.
-func (t *tenants) ended(c *call) {
-	n := t.of(c.caller.Tenant)
-	n.add(c)
-	n.last = time.Now()
-}
+func (t *tenants) ended(c *call, now time.Time) { t.of(c.caller.Tenant, now).add(c) }
 
-// of returns the counters of a tenant, for which others may have to make room.
-func (t *tenants) of(name string) *tenantCalls {
+// of returns the counters of a tenant that did something now: its own if there is a place, or else those of the others.
+func (t *tenants) of(name string, now time.Time) *TenantInfo {
 	n := t.named[name]
-	if n == nil {
+	if n == nil && (len(t.named) < maxTenants || t.makeRoom(now)) {
 		if t.named == nil {
 			t.named = map[string]*tenantCalls{}
 		}
-		if len(t.named) == maxTenants {
-			t.mergeOldest()
-		}
-		n = &tenantCalls{TenantInfo: TenantInfo{Tenant: name}, last: time.Now()}
+		n = &tenantCalls{TenantInfo: TenantInfo{Tenant: name}}
 		t.named[name] = n
 	}
-	return n
+	if n == nil {
+		return &t.others
+	}
+	n.last = now
+	return &n.TenantInfo
 }
 
 func (i *TenantInfo) add(c *call) {
@@ -184,13 +185,21 @@ func (i *TenantInfo) add(c *call) {
 	}
 }
 
-// mergeOldest adds to the others who made no call for longest.
-func (t *tenants) mergeOldest() {
+// makeRoom adds the tenant that made no call for longest to the others, if that is long enough, and reports whether it
+// did.
+func (t *tenants) makeRoom(now time.Time) bool {
+	if now.Before(t.full) { // a flood of names costs no search each
+		return false
+	}
 	var oldest *tenantCalls
 	for _, n := range t.named {
 		if oldest == nil || n.last.Before(oldest.last) {
 			oldest = n
 		}
+	}
+	if free := oldest.last.Add(tenantIdle); now.Before(free) {
+		t.full = free
+		return false
 	}
 	delete(t.named, oldest.Tenant)
 	t.others.Calls += oldest.Calls
@@ -200,6 +209,7 @@ func (t *tenants) mergeOldest() {
 	t.others.ProcessorNanos += oldest.ProcessorNanos
 	t.others.StreamNanos += oldest.StreamNanos
 	t.others.Refused += oldest.Refused
+	return true
 }
 
 // list is all tenants, with the calls that run.
@@ -231,7 +241,7 @@ func (t *tenants) list(running map[*call]struct{}) []TenantInfo {
 		list = append(list, *one)
 	}
 	slices.SortFunc(list, func(a, b TenantInfo) int { return cmp.Compare(a.Tenant, b.Tenant) })
-	if others.Calls > 0 {
+	if others.Calls > 0 || others.Streams > 0 || others.Refused > 0 {
 		list = append(list, others)
 	}
 	return list

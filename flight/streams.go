@@ -172,7 +172,7 @@ func (r *registry) end(c *call) {
 		delete(r.peers, c.host)
 	}
 	r.totals.add(c, time.Now())
-	r.tenants.ended(c)
+	r.tenants.ended(c, time.Now())
 	close(r.ended)
 	r.ended = make(chan struct{})
 }

@@ -56,7 +56,7 @@ func (r *registry) admitLocked(tenant string, terms fetch.Terms) error {
 	}
 	if terms.Streams > 0 && t.running >= terms.Streams {
 		t.refused++
-		r.tenants.of(tenant).Refused++
+		r.tenants.of(tenant, time.Now()).Refused++
 		after := min(streamDelay*time.Duration(1+min(t.refused/terms.Streams, 1000)), lastStreamDelay)
 		return &schema.LimitError{
 			Limit: admission.LimitStreams, After: schema.Jittered(after),

@@ -20,16 +20,17 @@ type payer struct {
 	chooser *Chooser
 }
 
-// maxPayers is how many tenants have numbers: one fits a slot.
-const maxPayers = 1<<16 - 1
+// maxPayers is how many tenants have numbers. A file of tenants names 10,000 at most; other nodes may know others.
+const maxPayers = 16384
 
-// Tenant returns the number by which places name a tenant; 0 where there are too many. It stays the same until the
-// cache is closed.
+// Tenant returns the number by which places name a tenant, which stays the same until the cache is closed. It is 0
+// where there are too many, and where there are no shares: then callers may name any number of tenants, and no blob
+// need be on the account of one.
 func (c *Cache) Tenant(name string) uint16 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	p := &c.payers
-	if n, ok := p.numbers[name]; ok || name == "" {
+	if n, ok := p.numbers[name]; ok || name == "" || p.share == nil {
 		return n
 	}
 	if p.numbers == nil {
@@ -39,11 +40,8 @@ func (c *Cache) Tenant(name string) uint16 {
 		return 0
 	}
 	n := uint16(len(p.list))
-	one := &payer{name: name, chooser: NewChooser(c.opts.Policy, c.opts.Candidates, c.opts.Seed+uint64(n))}
-	if p.share != nil {
-		one.share = p.share(name)
-	}
-	p.list = append(p.list, one)
+	p.list = append(p.list, &payer{name: name, share: p.share(name),
+		chooser: NewChooser(c.opts.Policy, c.opts.Candidates, c.opts.Seed+uint64(n))})
 	p.numbers[name] = n
 	return n
 }

@@ -1,6 +1,7 @@
 package spill
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"testing"
 )
@@ -14,11 +15,11 @@ func TestTenantsShare(t *testing.T) {
 	opts := testOptions(t.TempDir())
 	opts.Policy = LRU()
 	c := openCache(t, opts)
+	c.SetShares(func(tenant string) float64 { return map[string]float64{"small": 0.1}[tenant] })
 	small, large := c.Tenant("small"), c.Tenant("large")
 	if small == 0 || large == 0 || small == large || c.Tenant("small") != small {
 		t.Fatalf("numbers %d, %d", small, large)
 	}
-	c.SetShares(func(tenant string) float64 { return map[string]float64{"small": 0.1}[tenant] })
 	number := c.Dataset("d@1")
 	store := func(tenant uint16, i, size int) bool {
 		data, ref := fill(rand.New(rand.NewPCG(uint64(tenant), uint64(i))), size)
@@ -71,6 +72,7 @@ func TestTenantsTakeOver(t *testing.T) {
 	dir := t.TempDir()
 	opts := testOptions(dir)
 	c := openCache(t, opts)
+	c.SetShares(func(string) float64 { return 0 })
 	one, other := c.Tenant("one"), c.Tenant("other")
 	number := c.Dataset("d@1")
 	data, ref := content(1)
@@ -97,10 +99,35 @@ func TestTenantsTakeOver(t *testing.T) {
 	closeCache(t, c)
 	again := openCache(t, opts)
 	number = again.Dataset("d@1")
+	again.SetShares(func(string) float64 { return 0 })
 	third := again.Tenant("third")
 	use(again, third)
 	if again.TenantBytes("third") != n {
 		t.Error("after a restart it is not that of who uses it")
 	}
 	again.Resize(MinBytes)
+}
+
+// Tenants that callers make up leave nothing behind where there are no shares, and are bounded where there are.
+func TestMadeUpTenants(t *testing.T) {
+	c := openCache(t, testOptions(t.TempDir()))
+	for i := range 100_000 {
+		if n := c.Tenant(fmt.Sprint("made up ", i)); n != 0 {
+			t.Fatalf("tenant %d has the number %d", i, n)
+		}
+	}
+	if n, m := len(c.payers.list), len(c.payers.numbers); n != 0 || m != 0 {
+		t.Errorf("%d tenants and %d names are kept", n, m)
+	}
+	c.SetShares(func(string) float64 { return 0.5 })
+	known := c.Tenant("known")
+	for i := range 100_000 {
+		c.Tenant(fmt.Sprint("made up ", i))
+	}
+	if n := len(c.payers.list); n > maxPayers+1 {
+		t.Errorf("%d tenants are kept", n)
+	}
+	if known == 0 || c.Tenant("known") != known || c.Tenant("one more") != 0 {
+		t.Error("a number has changed, or there is one too many")
+	}
 }

@@ -78,7 +78,6 @@ type Book struct {
 	mu     sync.Mutex
 	closed bool            // guarded by mu
 	days   map[string]*day // in memory: those that were added to of late; guarded by mu
-	total  map[key]Amount  // since the Book was opened; guarded by mu
 	failed string          // what was logged last, "" if nothing is wrong; guarded by writing
 }
 
@@ -107,7 +106,7 @@ func Open(opts Options) (*Book, error) {
 		return nil, errors.Join(fmt.Errorf("%w: another server keeps what is used in %s: %w", schema.ErrUnavailable,
 			opts.Dir, err), lock.Close())
 	}
-	return &Book{opts: opts, lock: lock, days: map[string]*day{}, total: map[key]Amount{}}, nil
+	return &Book{opts: opts, lock: lock, days: map[string]*day{}}, nil
 }
 
 // Add counts what a tenant has used of a dataset now. It does not wait for a disk, but
@@ -123,7 +122,6 @@ func (b *Book) Add(tenant, dataset string, a Amount) {
 	}
 	d := b.dayLocked(dayOf(b.opts.Now()))
 	add(d.entries, b.opts.Entries, key{tenant, dataset}, a)
-	add(b.total, b.opts.Entries, key{tenant: tenant}, a)
 	d.changed = true
 }
 
@@ -167,20 +165,6 @@ func (b *Book) load(name string) map[key]Amount {
 }
 
 func (b *Book) path(day string) string { return filepath.Join(b.opts.Dir, day+suffix) }
-
-// Totals is what each tenant has used since the Book was opened, for counters that fall
-// only with the process.
-func (b *Book) Totals() map[string]Amount {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	totals := map[string]Amount{}
-	for k, a := range b.total {
-		sum := totals[k.tenant]
-		sum.Add(a)
-		totals[k.tenant] = sum
-	}
-	return totals
-}
 
 // MaxDays is how many days one filter may name.
 const MaxDays = 1000

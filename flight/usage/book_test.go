@@ -145,9 +145,6 @@ func TestBookIsBounded(t *testing.T) {
 			t.Errorf("%d entries on %s", n, day)
 		}
 	}
-	if totals := b.Totals(); len(totals) > 11 {
-		t.Errorf("%d tenants are counted", len(totals))
-	}
 }
 
 // What is damaged is put aside, and what cannot be written is written later.
