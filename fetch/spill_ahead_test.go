@@ -261,6 +261,7 @@ func TestFollowedStreamsHaveTenants(t *testing.T) {
 	e := newEngine(t, newCounted(store, snap), fetch.Options{Spill: cache, Future: future})
 	req := shuffled("ds", 1, 0)
 	j := open(t, e, req)
+	e.SetTerms(func(string) fetch.Terms { return fetch.Terms{} }) // where no tenant has terms, blobs are on no account
 	f := e.Follow()
 	defer f.Close()
 	told := fetch.Progress{ID: 1, Ticket: schema.Ticket{Request: j.Request()}.Marshal(), Tenant: "theirs"}

@@ -92,7 +92,7 @@ var (
 		"code")
 	firstBatch = histogram("first_batch_seconds", "Time from the beginning of a stream to its first batch sent.")
 
-	tenantStreams = gauge("tenant_streams", "Streams that run, by tenant; the 64 tenants of late by name, all others "+
+	tenantStreams = gauge("tenant_streams", "Streams that run, by tenant; 64 tenants by name, all others "+
 		"as `other`.", "tenant")
 	tenantRows   = counter("tenant_rows_total", "Rows sent or received, by tenant.", "tenant")
 	tenantBytes  = counter("tenant_bytes_total", "Bytes sent or received, by tenant.", "tenant")
