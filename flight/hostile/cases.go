@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"google.golang.org/grpc/codes"
@@ -26,7 +27,11 @@ type Case struct {
 	// Heavy cases keep the server busy until their deadline, as those who sent
 	// them are entitled to: their own share of it.
 	Heavy bool
-	Run   func(ctx context.Context, t Target) error
+	// Admin says that the case is of the admin listener, which a target may not have.
+	Admin bool
+	// Pending is what a server has to learn before it withstands the case; "" if it does.
+	Pending string
+	Run     func(ctx context.Context, t Target) error
 }
 
 // Check is nil if err is what the case is to be answered with.
@@ -63,7 +68,7 @@ var (
 
 // Cases are all there are.
 func Cases() []Case {
-	return append(append(uploads(), requests()...), connections()...)
+	return slices.Concat(uploads(), requests(), actionsAndNames(), samplesAndExpressions(), connections())
 }
 
 // asking is a case that makes one call.

@@ -67,6 +67,8 @@ var errGone = errors.New("the server ended the connection or the stream")
 type Target struct {
 	Addr string // host:port, of loopback
 	From net.IP // the address to call from
+	// Admin is host:port of the admin listener, of loopback; "" if there is none.
+	Admin string
 }
 
 // dialRaw opens a connection that says nothing.
@@ -241,6 +243,13 @@ func (s *Stream) Write(ctx context.Context, b []byte, end bool) error {
 		s.window, c.window, b = s.window-n, c.window-n, b[max(0, n):]
 	}
 	return nil
+}
+
+// forget lets go of a call that has ended, on a connection that has very many.
+func (s *Stream) forget() {
+	s.conn.mu.Lock()
+	defer s.conn.mu.Unlock()
+	delete(s.conn.streams, s.ID)
 }
 
 // Status waits for the end of the call.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strings"
 	"sync/atomic"
@@ -16,6 +17,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 )
 
 // attacker is another address of this machine than the honest client's.
@@ -101,6 +103,73 @@ func (h *honest) epoch(t *testing.T) {
 	}
 }
 
+// bystander asks for a where that is new each time, and a batch, on another tenant's account.
+type bystander struct {
+	cancel  context.CancelFunc
+	ended   chan error
+	longest time.Duration // it waited; read after ended
+}
+
+func startBystander(t *testing.T, addr string) *bystander {
+	t.Helper()
+	b := &bystander{ended: make(chan error, 1)}
+	var ctx context.Context
+	ctx, b.cancel = context.WithCancel(metadata.AppendToOutgoingContext(t.Context(), "bowstring-tenant", "other"))
+	go func() { b.ended <- b.ask(ctx, addr) }()
+	return b
+}
+
+// stop ends it, and returns the longest that it waited for an answer.
+func (b *bystander) stop() (time.Duration, error) {
+	b.cancel()
+	err := <-b.ended
+	return b.longest, err
+}
+
+func (b *bystander) ask(ctx context.Context, addr string) error {
+	c, err := arrowflight.NewClientWithMiddleware(addr, nil, nil,
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	for i := 0; ctx.Err() == nil; i++ {
+		began := time.Now()
+		where := fmt.Sprintf(`{"dataset": %q, "where": "position != %d", "columns": ["position"]}`, Dataset, i)
+		info, err := c.GetFlightInfo(ctx, &arrowflight.FlightDescriptor{Type: arrowflight.DescriptorCMD,
+			Cmd: []byte(where)})
+		if err == nil {
+			err = b.read(ctx, c, info.Endpoint[0].Ticket)
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		b.longest = max(b.longest, time.Since(began))
+		select {
+		case <-time.After(10 * time.Millisecond): // it is no attacker
+		case <-ctx.Done():
+		}
+	}
+	return nil
+}
+
+func (b *bystander) read(ctx context.Context, c arrowflight.Client, ticket *arrowflight.Ticket) error {
+	stream, err := c.DoGet(ctx, ticket)
+	if err != nil {
+		return err
+	}
+	for {
+		if _, err := stream.Recv(); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+	}
+}
+
 // Whatever is sent, the server lives within its memory, says what is wrong with
 // it, and goes on giving an honest client its samples.
 func TestHostile(t *testing.T) {
@@ -110,8 +179,15 @@ func TestHostile(t *testing.T) {
 	v := startVictim(t)
 	h := startHonest(t, v.addr)
 	h.epoch(t)
+	other := startBystander(t, v.addr)
 	for _, c := range Cases() {
 		t.Run(c.Name, func(t *testing.T) {
+			switch {
+			case c.Pending != "":
+				t.Skipf("it is withstood when %s", c.Pending)
+			case c.Admin:
+				t.Skip("this server has no admin listener; cmd/bowstring/admin tests it")
+			}
 			limit := patience
 			if c.Heavy {
 				limit = heavy
@@ -119,7 +195,7 @@ func TestHostile(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), limit)
 			defer cancel()
 			before := h.rows.Load()
-			got := c.Run(ctx, Target{v.addr, attacker})
+			got := c.Run(ctx, Target{Addr: v.addr, From: attacker})
 			t.Logf("the honest client read %d rows; answered with: %.300v", h.rows.Load()-before, got)
 			if err := c.Check(got); err != nil {
 				t.Error(err)
@@ -136,6 +212,11 @@ func TestHostile(t *testing.T) {
 	began := time.Now()
 	h.epoch(t)
 	t.Logf("an epoch after all of that took %s", time.Since(began))
+	longest, err := other.stop()
+	if err != nil {
+		t.Errorf("another tenant: %v", err)
+	}
+	t.Logf("another tenant waited for %s at most", longest)
 	h.cancel()
 	if err := <-h.ended; err != nil {
 		t.Errorf("the honest client: %v", err)

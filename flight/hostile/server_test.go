@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -24,8 +25,10 @@ import (
 	"bowstring/fetch"
 	"bowstring/fetch/admission"
 	"bowstring/fetch/ingest"
+	"bowstring/fetch/lineage"
 	"bowstring/fetch/store/local"
 	"bowstring/flight"
+	"bowstring/flight/usage"
 	"bowstring/schema"
 )
 
@@ -55,14 +58,22 @@ func serveUntilTold(dir string) error {
 	if err != nil {
 		return err
 	}
+	record, err := lineage.Open(lineage.Options{Dir: dir + "-lineage", Logger: log})
+	if err != nil {
+		return err
+	}
 	engine, err := fetch.NewEngine(store, fetch.Options{
-		WindowBytes: 128 << 20, Memory: admission.Limits{Uploads: 256 << 20}, Logger: log,
+		Lineage: record, WindowBytes: 128 << 20, Memory: admission.Limits{Uploads: 256 << 20}, Logger: log,
 	})
 	if err != nil {
 		return err
 	}
+	book, err := usage.Open(usage.Options{Dir: dir + "-usage", Logger: log})
+	if err != nil {
+		return err
+	}
 	server := flight.New(engine, flight.Options{
-		MaxMessageBytes: 64 << 20, RequestTimeout: 2 * time.Second, MessageTimeout: 2 * time.Second,
+		Usage: book, MaxMessageBytes: 64 << 20, RequestTimeout: 2 * time.Second, MessageTimeout: 2 * time.Second,
 		Ledger: engine.Ledger(), DrainTimeout: 5 * time.Second, Logger: log,
 	})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -77,10 +88,7 @@ func serveUntilTold(dir string) error {
 	if err := <-served; err != nil {
 		return err
 	}
-	if err := engine.Close(); err != nil {
-		return err
-	}
-	return store.Close()
+	return errors.Join(engine.Close(), record.Close(), book.Close(), store.Close())
 }
 
 // fillStore makes the honest client's dataset.

@@ -23,11 +23,13 @@ const heavy = 2 * time.Second
 
 func main() {
 	addr := flag.String("addr", "", "host:port of the server, on this machine")
+	admin := flag.String("admin", "", "host:port of the server's admin listener, on this machine")
+	pending := flag.Bool("pending", false, "send also what servers of this version are not known to withstand")
 	seconds := flag.Float64("seconds", 60, "how long")
 	flag.Parse()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(*seconds*float64(time.Second)))
 	defer cancel()
-	if err := attack(ctx, *addr); err != nil {
+	if err := attack(ctx, *addr, *admin, *pending); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1) //nolint:gocritic // the context's timer ends with the process
 	}
@@ -41,13 +43,16 @@ type line struct {
 	Wrong   string  `json:"wrong,omitempty"`
 }
 
-func attack(ctx context.Context, addr string) error {
-	target := hostile.Target{Addr: addr, From: net.IPv4(127, 0, 0, 2)}
+func attack(ctx context.Context, addr, admin string, pending bool) error {
+	target := hostile.Target{Addr: addr, From: net.IPv4(127, 0, 0, 2), Admin: admin}
 	out := json.NewEncoder(os.Stdout)
 	for ctx.Err() == nil {
 		for _, c := range hostile.Cases() {
 			if ctx.Err() != nil {
 				break
+			}
+			if c.Admin && admin == "" || c.Pending != "" && !pending {
+				continue
 			}
 			l := one(ctx, c, target)
 			if err := out.Encode(l); err != nil {
