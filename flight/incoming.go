@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 	"runtime"
+	"strings"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/flight"
@@ -158,11 +159,16 @@ func (o *oneMessage) Recv() (*flight.FlightData, error) {
 	return fd, nil
 }
 
+// libraryPanic is in the errors that the Arrow library makes of its panics.
+const libraryPanic = "unknown error while reading"
+
 // decodeSchema reads a schema that has passed checkSchema.
 func decodeSchema(fd *flight.FlightData) (s *arrow.Schema, err error) {
 	broken := func(why any) error {
 		if _, ok := errors.AsType[runtime.Error](err); ok {
 			why = "it leads out of itself" // a panic is nothing that a client could read
+		} else if err != nil && strings.Contains(err.Error(), libraryPanic) {
+			why = "it holds what the library does not expect" // nor is one that the library has made an error of
 		}
 		return fmt.Errorf("%w: the stream does not begin with a schema of Arrow IPC: %.200v", schema.ErrInvalid, why)
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"image"
@@ -11,12 +12,22 @@ import (
 	"strings"
 )
 
-// The datasets that attackers upload, of one cell each.
-const samplesName = "hostile-%s"
+// samplesName begins the names of the datasets that attackers upload, of one cell each.
+const samplesName = "hostile-"
 
 // reading uploads a cell, and reads it by what is said of operators. An attacker has the cell that he likes.
 func reading(name, media string, cell func() []byte, steps, pending string) Case {
-	dataset := fmt.Sprintf(samplesName, strings.ReplaceAll(name, " ", "-"))
+	return readingEach(name, media, cell, []string{steps}, pending)
+}
+
+// readingEach reads the cell by several lists of steps, one after another.
+func readingEach(name, media string, cell func() []byte, lists []string, pending string) Case {
+	dataset := samplesName + strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
+			return r
+		}
+		return '-'
+	}, strings.ToLower(name))
 	return Case{Name: name, Heavy: true, Pending: pending, Run: func(ctx context.Context, t Target) error {
 		b := cell()
 		head := schemaMessage(field{name: "key", kind: typeUtf8}, field{name: "cell", kind: typeBinary})
@@ -27,8 +38,18 @@ func reading(name, media string, cell func() []byte, steps, pending string) Case
 		if err := t.Ask(ctx, "DoPut", data(command, head, nil), rec.record()); err != nil {
 			return fmt.Errorf("uploading the cell: %w", err)
 		}
-		return t.Ask(ctx, "DoGet", textField(1, fmt.Sprintf(`{"dataset": %q, "columns": ["cell"], "epochs": 1000, `+
-			`"shuffle": {"seed": 1}, "operators": {"cell": [%s]}}`, dataset, steps)))
+		var err error
+		for _, steps := range lists {
+			if ctx.Err() != nil {
+				break
+			}
+			err = t.Ask(ctx, "DoGet", textField(1, fmt.Sprintf(`{"dataset": %q, "columns": ["cell"], "epochs": %d, `+
+				`"shuffle": {"seed": 1}, "operators": {"cell": [%s]}}`, dataset, 1000/len(lists), steps)))
+			if errors.Is(err, errGone) {
+				break
+			}
+		}
+		return err
 	}}
 }
 
@@ -39,10 +60,10 @@ func samplesAndExpressions() []Case {
 		_ = png.Encode(&b, image.NewGray(image.Rect(0, 0, 64, 64))) // into a buffer
 		return b.Bytes()
 	}
-	sound := func() []byte { return wave(16000 * 20) }
+	sound := func() []byte { return wave(16000 * 4) }
 	nested := "position"
 	for range 16 {
-		nested = "(" + nested + " in 0..9 ? 1 : 0)"
+		nested = "count([" + nested + " in 0..9], #)"
 	}
 	where := func(name, expression, pending string) Case {
 		c := asking(name, "GetFlightInfo", nil, "", descriptor(fmt.Sprintf(`{"dataset": %q, "where": %q}`, Dataset,
@@ -50,11 +71,11 @@ func samplesAndExpressions() []Case {
 		c.Heavy, c.Pending = true, pending
 		return c
 	}
-	columns := make([]string, 200)
+	columns := make([]string, 64)
 	for i := range columns {
 		columns[i] = fmt.Sprintf(`"c%d": {"expression": "position %% %d in [1, 2, 3] ? position : 0"}`, i, i+2)
 	}
-	computed := asking("200 columns of expressions", "GetFlightInfo", nil, "",
+	computed := asking("64 columns of expressions", "GetFlightInfo", nil, "",
 		descriptor(fmt.Sprintf(`{"dataset": %q, "operators": {%s}}`, Dataset, strings.Join(columns, ", "))))
 	computed.Heavy = true
 	return []Case{
@@ -63,18 +84,15 @@ func samplesAndExpressions() []Case {
 		where("conditions of conditions", strings.Repeat("(position > 1 ? ", 500)+"1"+strings.Repeat(" : 0)", 500)+" == 1",
 			""),
 		computed,
-		reading("image operators whose cost wraps", "image", picture, `{"Decode": {}}, {"Resize": {"size": [64, 64]}}, `+
-			strings.Repeat(`{"RandomRotation": {"degrees": [45, 45], "expand": true}}, `, 37)+
-			strings.TrimSuffix(strings.Repeat(`{"Pad": {"padding": 2000000000}}, `, 4), ", "),
-			"costs of operators saturate"),
-		reading("a resize to 65,535 pixels", "image", picture, `{"Decode": {}}, {"Resize": {"size": [65535, 65535]}}`, ""),
-		reading("a blur of a kernel of 4,001", "image", picture,
-			`{"Decode": {}}, {"Resize": {"size": [2000, 2000]}}, {"GaussianBlur": {"kernel_size": 4001, "sigma": [900, 900]}}`,
+		readingEach("image operators whose cost wraps", "image", picture, wrapping(), "costs of operators saturate"),
+		reading("a resize to 32,768 pixels", "image", picture, `{"Decode": {}}, {"Resize": {"size": [32768, 32768]}}`, ""),
+		reading("a blur of a kernel of 255", "image", picture,
+			`{"Decode": {}}, {"Resize": {"size": [1500, 1500]}}, {"GaussianBlur": {"kernel_size": 255, "sigma": [90, 90]}}`,
 			"operators have a bound of steps"),
 		reading("a spectrogram of a prime length", "audio", sound,
-			`{"Decode": {}}, {"Spectrogram": {"n_fft": 32749, "hop_length": 1}}`, "operators have a bound of steps"),
+			`{"Decode": {}}, {"Spectrogram": {"n_fft": 32749, "hop_length": 128}}`, "operators have a bound of steps"),
 		reading("a resampling to a prime rate", "audio", sound,
-			`{"Decode": {}}, {"Resample": {"new_freq": 191999, "lowpass_filter_width": 512}}`,
+			`{"Decode": {}}, {"Resample": {"new_freq": 4001, "lowpass_filter_width": 256}}`,
 			"operators have a bound of steps"),
 		reading("a picture that claims 30,000 x 30,000 pixels", "image", func() []byte {
 			return claimingPNG(30_000, 30_000)
@@ -87,6 +105,18 @@ func samplesAndExpressions() []Case {
 			return b
 		}, `{"Decode": {}}`, ""),
 	}
+}
+
+// wrapping is lists of steps each of which doubles what comes out, to some power of two around 2^63.
+func wrapping() (lists []string) {
+	for _, size := range []int{1, 64, 333, 1024, 30_000} {
+		for rotations := 28; rotations <= 58; rotations += 3 {
+			lists = append(lists, fmt.Sprintf(`{"Decode": {}}, {"Resize": {"size": [%d, %d]}}, `, size, size)+
+				strings.Repeat(`{"RandomRotation": {"degrees": [45, 45], "expand": true}}, `, rotations)+
+				strings.TrimSuffix(strings.Repeat(`{"Pad": {"padding": 4096}}, `, 4), ", "))
+		}
+	}
+	return lists
 }
 
 // wave is a file of silence of that many samples.
