@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
 import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+import pyarrow.flight as fl
 from harness import Context, Figure, Result, Stream, TimedReaders, anonymous_mb, emit, median
+from ports import free_port
 from samples import COUNT, SIZE, image_folder
 from server import Server
 
@@ -43,6 +47,61 @@ class Watch:
         self._over.set()
 
 
+@dataclass
+class Other:
+    """Another tenant, that asks for a `where` which is new and for a batch, again and again."""
+
+    url: str
+    waits: list[tuple[float, float, str]] = field(default_factory=list)  # begun, seconds, what
+    failed: str = ""
+    _over: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        """Ask until told to stop."""
+        options = fl.FlightCallOptions(headers=[(b"bowstring-tenant", b"other")], timeout=60)
+        try:
+            with fl.connect(self.url) as client:
+                turn = 0
+                while not self._over.wait(0.05):
+                    turn += 1
+                    self._where(client, options, turn)
+                    self._batch(client, options, turn)
+        except fl.FlightError as error:
+            self.failed = str(error)
+
+    def _where(self, client: fl.FlightClient, options: fl.FlightCallOptions, turn: int) -> None:
+        begun = time.monotonic()
+        command = {"dataset": "honest", "columns": ["position"], "where": f"position != {turn}"}
+        client.get_flight_info(fl.FlightDescriptor.for_command(json.dumps(command)), options)
+        self.waits.append((begun, time.monotonic() - begun, "where"))
+
+    def _batch(self, client: fl.FlightClient, options: fl.FlightCallOptions, turn: int) -> None:
+        begun = time.monotonic()
+        ticket = {
+            "dataset": "honest",
+            "columns": ["id", "image"],
+            "batch": 8,
+            "stop": 1,
+            "shuffle": {"seed": turn},
+            "rank": 0,
+        }
+        for _ in client.do_get(fl.Ticket(json.dumps(ticket)), options):
+            pass
+        self.waits.append((begun, time.monotonic() - begun, "batch"))
+
+    def stop(self) -> None:
+        """Ask no more."""
+        self._over.set()
+
+    def longest(self, start: float, end: float) -> dict[str, float]:
+        """The longest that it waited for each of those that it began meanwhile."""
+        found = {"where": 0.0, "batch": 0.0}
+        for begun, seconds, what in self.waits:
+            if start <= begun < end:
+                found[what] = max(found[what], seconds)
+        return found
+
+
 def stored(context: Context) -> Path:
     """An embedded store with the samples, under the name that the cases know."""
     store = context.folder / "store-honest"
@@ -58,28 +117,49 @@ def rate(stream: Stream, start: float) -> float:
     return sum(size for at, _, size in stream.marks if start <= at < start + 1) / 1e6
 
 
-def attacked(context: Context, attacker: Path) -> tuple[Stream, Watch, int]:
-    """One server, one honest stream, and one attacker in the middle of its time."""
-    os.environ["GOMEMLIMIT"] = f"{LIMIT_MB * 9 // 10}MiB"
+@dataclass
+class Seen:
+    """What became of a server that was attacked."""
+
+    stream: Stream
+    watch: Watch
+    others: dict[str, float]
+    failed: str
+    wrong: int
+
+
+def attacked(context: Context, attacker: Path, folder: Path) -> Seen:
+    """One server, one honest stream, another tenant, and one attacker in the middle of their time."""
+    admin = f"127.0.0.1:{free_port()}"
+    own = {"GOMEMLIMIT": f"{LIMIT_MB * 9 // 10}MiB", "BOWSTRING_ADMIN_TOKEN": "only the operators of it know"}
+    os.environ.update(own)
     try:
-        server = Server(context.binary, stored(context), *OPTIONS)
+        records = (f"--usage={folder / 'usage'}", f"--lineage={folder / 'lineage'}", f"--admin={admin}")
+        server = Server(context.binary, stored(context), *OPTIONS, *records)
         server.start()
     finally:
-        del os.environ["GOMEMLIMIT"]
-    watch = Watch(server.pid)
-    watcher = threading.Thread(target=watch.run)
+        for name in own:
+            del os.environ[name]
+    watch, other = Watch(server.pid), Other(server.url)
+    beside = [threading.Thread(target=watch.run), threading.Thread(target=other.run)]
     wrong = 0
+    began = ended = 0.0
 
     def attack() -> None:
-        nonlocal wrong
+        nonlocal wrong, began, ended
+        began = time.monotonic()
         address = server.url.removeprefix("grpc://")
         done = subprocess.run(
             # Its own work is another machine's: it takes the processors that nobody else wants.
-            ["nice", "-n", "19", attacker, "-addr", address, "-seconds", str(ATTACK_S)],  # noqa: S607
+            [  # noqa: S607
+                *("nice", "-n", "19", attacker, "-addr", address, "-admin", admin),
+                *("-pending", "-seconds", str(ATTACK_S)),
+            ],
             check=False,
             capture_output=True,
             text=True,
         )
+        ended = time.monotonic()
         for line in done.stdout.splitlines():
             found = json.loads(line)
             wrong += "wrong" in found
@@ -95,23 +175,28 @@ def attacked(context: Context, attacker: Path) -> tuple[Stream, Watch, int]:
             "epochs": 100_000,
         }
         readers = TimedReaders(server.url, ALONE_S + ATTACK_S + AFTER_S, [{"ticket": ticket}])
-        watcher.start()
+        for thread in beside:
+            thread.start()
         timer.start()
         (stream,) = readers.run()
     finally:
         timer.cancel()
         timer.join()
         watch.stop()
-        watcher.join()
+        other.stop()
+        for thread in beside:
+            thread.join()
         watch.gone = watch.gone or server.stop() != 0
-    return stream, watch, wrong
+    return Seen(stream, watch, other.longest(began, ended), other.failed, wrong)
 
 
 def run(context: Context) -> Result:
     """Read alone, under attack, and after it."""
     attacker = context.folder / "attacker"
     subprocess.run(["go", "build", "-o", attacker, "./flight/hostile/attacker"], cwd=context.root, check=True)  # noqa: S607
-    stream, watch, wrong = attacked(context, attacker)
+    with tempfile.TemporaryDirectory(prefix="hostile-", dir=context.folder) as folder:
+        seen = attacked(context, attacker, Path(folder))
+    stream, watch = seen.stream, seen.watch
     alone = median(rate(stream, s) for s in range(WARM_S, ALONE_S - 1))
     under = [rate(stream, s) / alone for s in range(ALONE_S, ALONE_S + ATTACK_S - 1)]
     end = ALONE_S + ATTACK_S
@@ -122,10 +207,13 @@ def run(context: Context) -> Result:
             Figure("crashes", int(watch.gone), at_most=0),
             Figure("honest_share", min(under), at_least=0.5),
             Figure("rss_over_limit_mb", max(0.0, watch.peak_mb - LIMIT_MB), at_most=0),
+            Figure("others_wait_s", float(ATTACK_S) if seen.failed else max(seen.others.values()), at_most=1),
             Figure("after_s", back, at_most=1),
         ],
         {
-            "wrong_answers": wrong,
+            "wrong_answers": seen.wrong,
+            "others": {what: round(seconds, 3) for what, seconds in seen.others.items()},
+            "others_failed": seen.failed,
             "alone_mb_per_s": round(alone, 1),
             "worst_seconds": {i: round(under[i], 2) for i in sorted(range(len(under)), key=under.__getitem__)[:5]},
             "median_share": round(median(under), 3),
