@@ -163,7 +163,7 @@ def test_list_of_paths(
         frame.write_csv(file)
     else:
         frame.write_parquet(file)
-    bowstring("import", file, "listed", "--format", "list", "--store", store)
+    bowstring("import", file, "listed", "--format", "list", "--allow-outside", "--store", store)
     with serve(store) as client:
         table = read(client, dataset="listed", columns=["image", "kind"])
     assert table["image"].to_pylist() == [p.read_bytes() for p in some]
@@ -302,8 +302,12 @@ def test_a_missing_label(bowstring: Bowstring, store: Path, some: list[Path], tm
 
 def test_a_listed_file_that_is_not_there(bowstring: Bowstring, store: Path, some: list[Path], tmp_path: Path) -> None:
     pl.DataFrame({"path": [str(some[0]), "/nowhere/gone.jpg"]}).write_csv(tmp_path / "files.csv")
-    done = bowstring("import", tmp_path / "files.csv", "listed", "--format", "list", "--store", store, status=1)
-    assert "/nowhere/gone.jpg" in done.stderr
+    given = ("import", tmp_path / "files.csv", "listed", "--format", "list", "--store", store)
+    done = bowstring(*given, "--allow-outside", status=1)
+    assert "/nowhere/gone.jpg: unreadable" in done.stderr
+    assert str(some[0]) not in done.stderr
+    done = bowstring(*given, status=1)  # it is in no folder that the table's author has handed over
+    assert f"{some[0]}: a path out of the folder" in done.stderr
     assert is_empty(bowstring, store)
 
 

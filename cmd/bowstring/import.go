@@ -25,18 +25,18 @@ type ImportCmd struct {
 	Path    string `arg:"" help:"Directory, file or pattern to import: folders of images, Hugging Face Parquet, WebDataset tars (train-{0000..0011}.tar), MosaicML MDS, or a table of paths."`
 	Dataset string `arg:"" optional:"" help:"Dataset to import into (default: PATH's last part, without an extension)."`
 
-	Format      string        `enum:"auto,imagefolder,audiofolder,parquet,webdataset,mds,commonvoice,list" default:"auto" help:"Format of PATH: ${enum}."`
-	Mode        string        `enum:"create,append,replace" default:"replace" help:"What becomes of samples that are there: create fails if there is a snapshot, append keeps them, replace makes a snapshot of just the new ones, and none if it would be the same (${default})."`
-	Split       string        `placeholder:"NAME" help:"Split of all samples if the source tells no splits (default: train); otherwise the one to import."`
-	PathColumn  string        `placeholder:"NAME" help:"Column of a table that holds paths (default: path, file_name, filename or file)."`
-	Verify      source.Verify `enum:"none,header,decode" default:"header" help:"How images are checked: not at all, by header and end mark, or by decoding them (${default})."`
-	FollowLinks bool          `help:"Take links in a folder of images that lead out of it."`
-	Limit       int64         `placeholder:"N" help:"Import the first N samples only."`
-	DryRun      bool          `help:"Read and check everything, and import nothing."`
-	SkipBad     bool          `help:"Import what is good, and list what is not."`
-	BadList     string        `type:"path" placeholder:"FILE" help:"Write what cannot be imported to FILE, as JSON lines (with --skip-bad default: DATASET-bad.jsonl)."`
-	Workers     int           `placeholder:"N" help:"Samples read at a time, and stored at a time (default: twice the processors)."`
-	JSON        bool          `name:"json" help:"Print the summary as a JSON object."`
+	Format     string        `enum:"auto,imagefolder,audiofolder,parquet,webdataset,mds,commonvoice,list" default:"auto" help:"Format of PATH: ${enum}."`
+	Mode       string        `enum:"create,append,replace" default:"replace" help:"What becomes of samples that are there: create fails if there is a snapshot, append keeps them, replace makes a snapshot of just the new ones, and none if it would be the same (${default})."`
+	Split      string        `placeholder:"NAME" help:"Split of all samples if the source tells no splits (default: train); otherwise the one to import."`
+	PathColumn string        `placeholder:"NAME" help:"Column of a table that holds paths (default: path, file_name, filename or file)."`
+	Verify     source.Verify `enum:"none,header,decode" default:"header" help:"How images are checked: not at all, by header and end mark, or by decoding them (${default})."`
+	Outside    bool          `name:"allow-outside" help:"Take files outside of the folder of PATH, to which links in it and paths in its tables lead."`
+	Limit      int64         `placeholder:"N" help:"Import the first N samples only."`
+	DryRun     bool          `help:"Read and check everything, and import nothing."`
+	SkipBad    bool          `help:"Import what is good, and list what is not."`
+	BadList    string        `type:"path" placeholder:"FILE" help:"Write what cannot be imported to FILE, as JSON lines (with --skip-bad default: DATASET-bad.jsonl)."`
+	Workers    int           `placeholder:"N" help:"Samples read at a time, and stored at a time (default: twice the processors)."`
+	JSON       bool          `name:"json" help:"Print the summary as a JSON object."`
 }
 
 // Run imports.
@@ -46,7 +46,7 @@ func (c *ImportCmd) Run(ctx context.Context, app *App) (err error) {
 	}
 	begun := time.Now()
 	src, err := source.Open(ctx, c.Path, source.Options{Format: c.Format, Split: c.Split, PathColumn: c.PathColumn,
-		FollowLinks: c.FollowLinks})
+		Outside: c.Outside})
 	if err != nil {
 		return err
 	}

@@ -40,9 +40,15 @@ func openCommonVoice(ctx context.Context, root string, opts Options) (Source, er
 	if len(others) > 0 {
 		s.notes = append(s.notes, quotedList(others)+" were not read; --split takes one of them")
 	}
+	if s.in, err = boundsOf(s.dir, opts); err != nil {
+		return nil, err
+	}
 	t := &looseTable{index: map[string]int{}}
 	for _, split := range splits {
 		file := split + ".tsv"
+		if err := s.in.check(filepath.Join(s.dir, file)); err != nil {
+			return nil, err
+		}
 		if err := readFile(filepath.Join(s.dir, file), func(r io.Reader) error {
 			return t.readVoice(ctx, file, r)
 		}); err != nil {

@@ -221,12 +221,12 @@ func TestLinksOut(t *testing.T) {
 	); err != nil {
 		t.Fatal(err)
 	}
-	why := "a link out of the folder, to " + filepath.Join(outside, "private.jpg") + "; --follow-links takes it"
+	why := "a link out of the folder, to " + filepath.Join(outside, "private.jpg") + "; --allow-outside takes it"
 	if r := readAll(t, root, Options{}, ReadOptions{}); !slices.Equal(r.keys, []string{"a/1.jpg", "a/4.jpg"}) ||
 		!slices.Equal(badOf(r), []string{"a/2.jpg: " + why, "a/3.jpg: " + why}) {
 		t.Errorf("keys %q, bad %q", r.keys, badOf(r))
 	}
-	if r := readAll(t, root, Options{FollowLinks: true}, ReadOptions{}); len(r.keys) != 4 || r.bad != nil {
+	if r := readAll(t, root, Options{Outside: true}, ReadOptions{}); len(r.keys) != 4 || r.bad != nil {
 		t.Errorf("keys %q, bad %q", r.keys, badOf(r))
 	}
 	// The folder itself may be one.
@@ -245,7 +245,7 @@ func TestLinksOut(t *testing.T) {
 		!strings.Contains(err.Error(), "a/metadata.csv is a link out of the folder, to ") {
 		t.Errorf("metadata: %v", err)
 	}
-	if _, err := Open(t.Context(), root, Options{FollowLinks: true}); err != nil {
+	if _, err := Open(t.Context(), root, Options{Outside: true}); err != nil {
 		t.Errorf("metadata: %v", err)
 	}
 }

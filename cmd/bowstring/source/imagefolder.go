@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -33,8 +32,8 @@ type imageFolder struct {
 	media   string                 // schema.MediaImage or schema.MediaAudio
 	isMedia func(name string) bool // whether a file is a sample
 	split   string                 // the only one to read, if told apart
-	follow  bool                   // links out of the folder
-	classes []string               // sorted; nil if there are none
+	in      *bounds
+	classes []string // sorted; nil if there are none
 
 	meta  *table // joined columns, or nil
 	label int    // column of meta that is the label, or -1
@@ -57,7 +56,10 @@ func openFolder(ctx context.Context, root string, opts Options, s *imageFolder) 
 	if resolved, err = filepath.Abs(resolved); err != nil {
 		return nil, err
 	}
-	s.path, s.split, s.follow, s.label = resolved, opts.Split, opts.FollowLinks, -1
+	s.path, s.split, s.label = resolved, opts.Split, -1
+	if s.in, err = boundsOf(resolved, opts); err != nil {
+		return nil, err
+	}
 	if err := s.survey(ctx); err != nil {
 		return nil, err
 	}
@@ -182,10 +184,8 @@ func (s *imageFolder) readMetadata(ctx context.Context) error {
 	}
 	dirs := map[string]string{}
 	for _, f := range s.files {
-		if info, err := os.Lstat(filepath.Join(s.path, f)); err == nil && info.Mode()&fs.ModeSymlink != 0 && !s.follow {
-			if why := s.linkedOut(filepath.Join(s.path, f)); why != "" {
-				return fmt.Errorf("%w: %s is %s", schema.ErrInvalid, Quoted(f), why)
-			}
+		if why := s.in.outside(filepath.Join(s.path, f)); why != "" {
+			return fmt.Errorf("%w: %s is %s", schema.ErrInvalid, Quoted(f), why)
 		}
 		if other, ok := dirs[path.Dir(f)]; ok {
 			return fmt.Errorf("%w: %s and %s: two metadata files in one folder", schema.ErrInvalid, Quoted(other),

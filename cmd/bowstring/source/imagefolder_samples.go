@@ -76,8 +76,8 @@ func (s *imageFolder) visit(p, split string, d fs.DirEntry, err error, seen []bo
 		return nil
 	default:
 		sample = s.sample(rel, p, split, seen)
-		if d.Type()&fs.ModeSymlink != 0 && !s.follow && sample.Bad == "" {
-			sample.Bad = s.linkedOut(p)
+		if d.Type()&fs.ModeSymlink != 0 && sample.Bad == "" {
+			sample.Bad = s.in.outside(p)
 		}
 	}
 	if !yield(sample, nil) {
@@ -87,18 +87,6 @@ func (s *imageFolder) visit(p, split string, d fs.DirEntry, err error, seen []bo
 		return fs.SkipDir // a folder named like an image
 	}
 	return nil
-}
-
-// linkedOut says where a link leads, if that is out of the folder.
-func (s *imageFolder) linkedOut(p string) string {
-	to, err := filepath.EvalSymlinks(p)
-	if err != nil {
-		return reason(err)
-	}
-	if rel, err := filepath.Rel(s.path, to); err == nil && filepath.IsLocal(rel) {
-		return ""
-	}
-	return fmt.Sprintf("a link out of the folder, to %s; --follow-links takes it", Quoted(to))
 }
 
 func (s *imageFolder) sample(rel, p, split string, seen []bool) Sample {

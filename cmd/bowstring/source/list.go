@@ -16,12 +16,13 @@ import (
 // pathColumns are the columns that hold paths where none is named.
 var pathColumns = []string{"path", "file_name", "filename", "file"}
 
-// list is a table of paths, absolute or relative to the table's folder. A column
+// list is a table of paths, absolute or relative to the table's folder, in which the files lie. A column
 // split tells the split, label the class: a number, or a name of which the
 // sorted ones are the classes. The other columns are metadata.
 type list struct {
 	about
 	dir   string
+	in    *bounds
 	files []string // by row of the table
 	split []string // likewise; nil if there is no column
 	order []int    // rows to read
@@ -38,6 +39,9 @@ func openList(ctx context.Context, path string, opts Options) (Source, error) {
 	s := &list{about: about{format: "list", path: abs}, dir: filepath.Dir(abs)}
 	t, err := readTable(ctx, s.dir, []string{filepath.Base(abs)})
 	if err != nil {
+		return nil, err
+	}
+	if s.in, err = boundsOf(s.dir, opts); err != nil {
 		return nil, err
 	}
 	names := pathColumns
@@ -131,8 +135,12 @@ func (s *list) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 
 // sample makes the sample of a row; first holds the row of each file so far.
 func (s *list) sample(row int, first map[string]int) Sample {
-	name, at := s.files[row], s.meta.lines[row]
+	name := s.files[row]
 	key := filepath.ToSlash(filepath.Clean(name))
+	at, file := s.meta.lines[row], filepath.FromSlash(name)
+	if !filepath.IsAbs(file) {
+		file = filepath.Join(s.dir, file)
+	}
 	var out Sample
 	other, twice := first[key]
 	switch {
@@ -144,10 +152,12 @@ func (s *list) sample(row int, first map[string]int) Sample {
 		out = Sample{Key: key, Bad: fmt.Sprintf("label missing in %s", at)}
 	case s.splits != nil && s.split[row] == "":
 		out = Sample{Key: key, Bad: fmt.Sprintf("split missing in %s", at)}
-	case filepath.IsAbs(name):
-		out = fileSample(key, name)
 	default:
-		out = fileSample(key, filepath.Join(s.dir, filepath.FromSlash(name)))
+		if why := s.in.outside(file); why != "" {
+			out = Sample{Key: key, Bad: why}
+		} else {
+			out = fileSample(key, file)
+		}
 	}
 	if !twice {
 		first[key] = row

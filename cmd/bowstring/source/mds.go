@@ -53,7 +53,11 @@ func openMDS(ctx context.Context, root string, opts Options) (Source, error) {
 		root = filepath.Dir(root)
 	}
 	s := &mds{about: about{format: "mds", path: absolute(root)}}
-	if err := s.findParts(opts.Split); err != nil {
+	in, err := boundsOf(s.path, opts)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.findParts(opts.Split, in); err != nil {
 		return nil, err
 	}
 	for _, p := range s.parts {
@@ -68,7 +72,7 @@ func openMDS(ctx context.Context, root string, opts Options) (Source, error) {
 }
 
 // findParts reads the index of the directory, or those of its folders.
-func (s *mds) findParts(asked string) error {
+func (s *mds) findParts(asked string, in *bounds) error {
 	dirs := map[string]string{}
 	if _, err := os.Stat(filepath.Join(s.path, "index.json")); err == nil {
 		dirs[""] = s.path
@@ -101,6 +105,9 @@ func (s *mds) findParts(asked string) error {
 			continue
 		}
 		p := mdsPart{split: split, dir: dir}
+		if err := in.check(filepath.Join(dir, "index.json")); err != nil {
+			return err
+		}
 		data, err := readWhole(filepath.Join(dir, "index.json"), maxIndex)
 		if err != nil {
 			return fmt.Errorf("%w: %s: %s", schema.ErrInvalid, Quoted(filepath.Join(dir, "index.json")), reason(err))
@@ -116,6 +123,14 @@ func (s *mds) findParts(asked string) error {
 					Quoted(sh.Raw.Basename))
 			}
 			seen[sh.Raw.Basename] = true
+			for _, f := range []*mdsFile{&sh.Raw, sh.Zip} {
+				if f == nil || !filepath.IsLocal(f.Basename) { // which addColumns refuses
+					continue
+				}
+				if err := in.check(filepath.Join(dir, f.Basename)); err != nil {
+					return err
+				}
+			}
 		}
 		p.shards = index.Shards
 		s.parts = append(s.parts, p)

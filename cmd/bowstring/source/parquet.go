@@ -73,7 +73,7 @@ type blobColumn struct {
 }
 
 func openParquet(ctx context.Context, path string, opts Options) (Source, error) {
-	all, err := findShards(path, func(name string) bool { return extension(name) == "parquet" && !isMetadata(name) })
+	all, err := findShards(path, opts, func(name string) bool { return extension(name) == "parquet" && !isMetadata(name) })
 	if err != nil {
 		return nil, err
 	}

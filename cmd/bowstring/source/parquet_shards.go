@@ -20,7 +20,7 @@ func storage(a arrow.Array) arrow.Array {
 }
 
 // findShards lists the files below a directory that match, or the one file.
-func findShards(path string, match func(name string) bool) ([]shard, error) {
+func findShards(path string, opts Options, match func(name string) bool) ([]shard, error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", schema.ErrNotFound, err)
@@ -29,6 +29,10 @@ func findShards(path string, match func(name string) bool) ([]shard, error) {
 		return []shard{{path: path, rel: filepath.Base(path)}}, nil
 	}
 	root, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return nil, err
+	}
+	in, err := boundsOf(root, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -42,6 +46,9 @@ func findShards(path string, match func(name string) bool) ([]shard, error) {
 				return fs.SkipDir
 			}
 		case !d.IsDir() && match(d.Name()):
+			if err := in.check(absolute(p)); err != nil {
+				return err
+			}
 			rel, err := filepath.Rel(root, p)
 			if err != nil {
 				return err

@@ -23,10 +23,10 @@ func isTarName(name string) bool {
 func isPattern(path string) bool { return strings.ContainsAny(path, "*?[{") }
 
 // findTars lists the tars in a directory, of a pattern, or the one file.
-func findTars(pattern string) ([]shard, error) {
+func findTars(pattern string, opts Options) ([]shard, error) {
 	var found []shard
 	if _, err := os.Stat(pattern); err == nil || !isPattern(pattern) {
-		if found, err = findShards(pattern, isTarName); err != nil {
+		if found, err = findShards(pattern, opts, isTarName); err != nil {
 			return nil, err
 		}
 		if len(found) == 0 {
@@ -66,7 +66,14 @@ func findTars(pattern string) ([]shard, error) {
 			common = filepath.Dir(common)
 		}
 	}
+	in, err := boundsOf(common, opts)
+	if err != nil {
+		return nil, err
+	}
 	for i := range found {
+		if err := in.check(absolute(found[i].path)); err != nil {
+			return nil, err
+		}
 		rel, err := filepath.Rel(common, found[i].path)
 		if err != nil {
 			return nil, err

@@ -101,9 +101,9 @@ type Options struct {
 	Split string
 	// PathColumn is the column of a table that holds paths; "" recognises it.
 	PathColumn string
-	// FollowLinks takes links in a folder of images that lead out of it. What they lead to is not
-	// what whoever hands over the folder has handed over.
-	FollowLinks bool
+	// Outside takes files outside of the folder of the data set, to which its links and paths lead. The author of the
+	// data set names them, and has not handed them over.
+	Outside bool
 }
 
 // format is one way to lay out a data set.

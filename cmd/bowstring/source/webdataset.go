@@ -72,7 +72,7 @@ var (
 )
 
 func openWebDataset(ctx context.Context, pattern string, opts Options) (Source, error) {
-	all, err := findTars(pattern)
+	all, err := findTars(pattern, opts)
 	if err != nil {
 		return nil, err
 	}
