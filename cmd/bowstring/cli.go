@@ -60,7 +60,7 @@ type Globals struct {
 	clientFlags
 	LogLevel  string `setting:"" enum:"debug,info,warn,error" default:"info" help:"Least level of the messages logged: ${enum}. Commands other than serve log warnings unless it is set."`
 	LogFormat string `setting:"" enum:"text,json" default:"text" help:"Form of the messages logged: ${enum}."`
-	Config    string `type:"path" env:"BOWSTRING_CONFIG" placeholder:"FILE" help:"Configuration file (default: the first there is of bowstring.yaml and ${config_default})."`
+	Config    string `type:"path" env:"BOWSTRING_CONFIG" placeholder:"FILE" help:"Configuration file (default: ${config_default}, if there is one)."`
 }
 
 // newParser builds the command line's grammar around app.
@@ -92,6 +92,10 @@ func (c *CLI) BeforeResolve(ctx *kong.Context, app *App) error {
 // command line wins, and two set in the same place are a mistake.
 func (c *CLI) AfterApply(ctx *kong.Context, app *App) error {
 	app.settings.parsed(ctx)
+	if name := app.settings.unread(); name != "" && ctx.Command() != "version" {
+		app.Notef("%s of this folder is not read, as it could say where tokens go: name it by --config %s, or "+
+			"BOWSTRING_CONFIG", name, name)
+	}
 	store, server := app.settings.origin("store"), app.settings.origin("server")
 	if c.Globals.Store == "" {
 		store.level = fromDefault

@@ -21,6 +21,8 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
+
+	"bowstring/schema"
 )
 
 // client talks Flight to a server, or to a node of its own on a store.
@@ -57,7 +59,15 @@ func (a *App) connect(ctx context.Context, create bool) (*client, error) {
 		if err != nil {
 			return nil, err
 		}
-		door, err := a.cli.Globals.dialOptions(host, encrypted)
+		token := a.cluster
+		if token == nil {
+			own, err := a.token()
+			if err != nil {
+				return nil, err
+			}
+			token = &own
+		}
+		door, err := a.cli.Globals.dialOptions(*token, host, encrypted)
 		if err != nil {
 			return nil, err
 		}
@@ -184,10 +194,23 @@ func (a *App) with(ctx context.Context, create bool, f func(c *client) error) er
 	return errors.Join(err, c.Close())
 }
 
-// at calls f with a client of another server, that is reached as the one of --server is.
+// at calls f with a client of another server of the same cluster, that is reached as the one of --server is. The server
+// names the address: it is not called if it is less safe.
 func (a *App) at(ctx context.Context, address string, f func(c *client) error) error {
+	token, err := a.token()
+	if err != nil {
+		return err
+	}
+	_, had, err := serverAddr(a.cli.Globals.Server)
+	if err != nil {
+		return err
+	}
+	if _, has, err := serverAddr(address); err != nil || had && !has {
+		return errors.Join(err, fmt.Errorf("%w: %q is not as safe as %s, which names it", schema.ErrInvalid, address,
+			a.cli.Globals.Server))
+	}
 	other := *a
-	other.cli.Globals.Server = address
+	other.cli.Globals.Server, other.cluster = address, &token
 	return other.with(ctx, false, f)
 }
 

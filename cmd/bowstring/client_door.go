@@ -25,14 +25,12 @@ type clientFlags struct {
 	ServerCA   string `name:"server-ca" setting:"" type:"path" placeholder:"FILE" help:"Roots of the certificate of a --server grpc+tls://…, as PEM (default: the system's)."`
 	ClientCert string `setting:"" type:"path" placeholder:"FILE" help:"Certificate to show to it, as PEM."`
 	ClientKey  string `setting:"" type:"path" placeholder:"FILE" help:"Its private key, as PEM."`
+	// PlaintextToken is for networks that encrypt by themselves.
+	PlaintextToken bool `setting:"" help:"Send the token also to a --server grpc://… of another machine, unencrypted."`
 }
 
 // dialOptions are those of a connection to a server at addr (HOST:PORT).
-func (f *clientFlags) dialOptions(addr string, encrypted bool) ([]grpc.DialOption, error) {
-	token, err := f.token()
-	if err != nil {
-		return nil, err
-	}
+func (f *clientFlags) dialOptions(token, addr string, encrypted bool) ([]grpc.DialOption, error) {
 	var options []grpc.DialOption
 	if encrypted {
 		config, err := f.tls()
@@ -50,27 +48,79 @@ func (f *clientFlags) dialOptions(addr string, encrypted bool) ([]grpc.DialOptio
 		return options, nil
 	}
 	host, _, err := net.SplitHostPort(addr)
-	if ip := net.ParseIP(host); !encrypted && (err != nil || host != "localhost" && (ip == nil || !ip.IsLoopback())) {
-		return nil, usagef("a token would go to %s for everybody on the way to read: use --server grpc+tls://%s", addr,
-			addr)
+	if ip := net.ParseIP(host); !encrypted && !f.PlaintextToken &&
+		(err != nil || host != "localhost" && (ip == nil || !ip.IsLoopback())) {
+		return nil, usagef("a token would go to %s for everybody on the way to read: use --server grpc+tls://%s, or "+
+			"say --plaintext-token", addr, addr)
 	}
 	return append(options, grpc.WithPerRPCCredentials(bearer(token))), nil
 }
 
-// token is what the server is to know the caller by, if anything.
-func (f *clientFlags) token() (string, error) {
-	if f.TokenFile == "" {
-		return strings.TrimSpace(os.Getenv(tokenVariable)), nil
+// token is what the server that the user has named is to know the caller by, if anything. Of a token in a file and one
+// in the environment it is the one that is set closer to the command line. It belongs to the server that is named where
+// it is, if one is, and is sent to no other.
+func (a *App) token() (string, error) {
+	f := &a.cli.Globals.clientFlags
+	from := a.settings.origin("token-file")
+	token, what := strings.TrimSpace(os.Getenv(tokenVariable)), tokenVariable
+	switch {
+	case f.TokenFile != "" && (token == "" || from.level >= fromEnv):
+		var err error
+		if token, err = readToken(f.TokenFile); err != nil {
+			return "", err
+		}
+		what = "the token of " + f.TokenFile
+	case token == "":
+		return "", nil
+	default:
+		from = origin{fromEnv, tokenVariable}
 	}
-	b, err := os.ReadFile(f.TokenFile)
+	owner := a.settings.serverAt(from.level)
+	if owner == "" || sameServer(owner, a.cli.Globals.Server) {
+		return token, nil
+	}
+	return "", usagef("%s belongs to %s, which is named beside it (%s), and is not sent to %s: give a token for that by "+
+		"--token-file", what, owner, from, a.cli.Globals.Server)
+}
+
+// readToken reads the token of --token-file.
+func readToken(path string) (string, error) {
+	b, err := os.ReadFile(path)
 	if err != nil {
 		return "", fmt.Errorf("--token-file: %w", err)
 	}
 	token := strings.TrimSpace(string(b))
 	if token == "" || strings.ContainsAny(token, " \t\r\n") {
-		return "", fmt.Errorf("--token-file: %s does not hold one token", f.TokenFile)
+		return "", fmt.Errorf("--token-file: %s does not hold one token", path)
 	}
 	return token, nil
+}
+
+// serverAt is the server that is named at a level, "" if none is.
+func (s *settings) serverAt(at level) string {
+	switch at {
+	case fromFlag:
+		if flag := s.known["server"]; s.flags[flag] {
+			server, _ := flag.Target.Interface().(string)
+			return server
+		}
+	case fromEnv:
+		if name, set := environment(s.known["server"]); set {
+			return os.Getenv(name)
+		}
+	case fromFile:
+		if node := s.file["server"]; node != nil {
+			return node.Value
+		}
+	}
+	return ""
+}
+
+// sameServer reports whether two addresses are of one server, reached in one way.
+func sameServer(a, b string) bool {
+	one, oneTLS, err := serverAddr(a)
+	other, otherTLS, otherErr := serverAddr(b)
+	return err == nil && otherErr == nil && oneTLS == otherTLS && strings.EqualFold(one, other)
 }
 
 // tls is whom to trust, and what to show.

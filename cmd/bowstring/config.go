@@ -84,8 +84,8 @@ type ConfigPathCmd struct{}
 // Run prints the path.
 func (c *ConfigPathCmd) Run(app *App) error {
 	if app.settings.path == "" {
-		return fmt.Errorf("no configuration file: neither bowstring.yaml nor %s exists, and --config and "+
-			"BOWSTRING_CONFIG name none", homely(defaultConfig()))
+		return fmt.Errorf("no configuration file: %s does not exist, and --config and BOWSTRING_CONFIG name none",
+			homely(defaultConfig()))
 	}
 	return app.Printf("%s\n", app.settings.path)
 }

@@ -114,6 +114,8 @@ type App struct {
 	Link *delay.Link
 
 	settings settings
+	// cluster is the token for other servers of the cluster of the one that the user has named; nil for that one.
+	cluster *string
 }
 
 // Printf writes data to standard output.

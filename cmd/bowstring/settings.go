@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
+	"syscall"
 
 	"github.com/alecthomas/kong"
 	"github.com/dustin/go-humanize"
@@ -107,8 +108,8 @@ func loadSettings(ctx *kong.Context) (settings, error) {
 	return s, s.read(data)
 }
 
-// configPath returns the file that --config or the environment names, or the
-// first there is of the default ones, or "".
+// configPath returns the file that --config or the environment names, or the user's, or "". The folder that the command
+// runs in has no say: its files are of any author, and would decide where tokens and passwords go.
 func configPath(ctx *kong.Context) (string, error) {
 	for _, f := range ctx.Model.Flags {
 		if f.Name != "config" {
@@ -118,15 +119,46 @@ func configPath(ctx *kong.Context) (string, error) {
 			return path, nil
 		}
 	}
-	for _, path := range []string{"bowstring.yaml", defaultConfig()} {
-		switch _, err := os.Stat(path); {
-		case err == nil:
-			return filepath.Abs(path)
-		case !errors.Is(err, fs.ErrNotExist):
-			return "", fmt.Errorf("configuration file: %w", err)
-		}
+	path := defaultConfig()
+	switch info, err := os.Stat(path); {
+	case errors.Is(err, fs.ErrNotExist):
+		return "", nil
+	case err != nil:
+		return "", fmt.Errorf("configuration file: %w", err)
+	default:
+		return path, trusted(path, info)
 	}
-	return "", nil
+}
+
+// trusted refuses a file that another user decides about.
+func trusted(path string, info fs.FileInfo) error {
+	owner, known := info.Sys().(*syscall.Stat_t)
+	switch {
+	case !known:
+		return nil
+	case owner.Uid != 0 && int(owner.Uid) != os.Geteuid():
+		return fmt.Errorf("configuration file: %s belongs to user %d, and is not read: it says where tokens go; "+
+			"--config names a file all the same", path, owner.Uid)
+	case info.Mode().Perm()&0o002 != 0:
+		return fmt.Errorf("configuration file: %s can be written by every user, and is not read: it says where tokens "+
+			"go; chmod o-w %s", path, path)
+	}
+	return nil
+}
+
+// folderConfig was once read in any folder.
+const folderConfig = "bowstring.yaml"
+
+// unread is the file of the folder that is not read, for a message; "" if there is none, or it is the one that is read.
+func (s *settings) unread() string {
+	mine, err := os.Stat(folderConfig)
+	if err != nil {
+		return ""
+	}
+	if read, err := os.Stat(s.path); err == nil && os.SameFile(mine, read) {
+		return ""
+	}
+	return folderConfig
 }
 
 // read takes in the text of the configuration file, and rejects what it does not know.
