@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 
+	"bowstring/flight/door"
 	"bowstring/flight/peering"
 	"bowstring/schema"
 )
@@ -24,10 +25,10 @@ type KeysFile struct {
 }
 
 // OpenKeys reads a file of keys, which must be right.
-func OpenKeys(path string, log *slog.Logger) (*KeysFile, error) {
+func OpenKeys(path string, sources *door.Sources, log *slog.Logger) (*KeysFile, error) {
 	f := &KeysFile{file: watchedFile[[][]byte]{what: "keys of the cluster", path: path, log: log, parse: parseKeys,
 		size: func(keys *[][]byte) int { return len(*keys) }}}
-	if err := f.file.open(); err != nil {
+	if err := f.file.open(sources); err != nil {
 		return nil, err
 	}
 	f.keys = peering.NewKeys(*f.file.current.Load()...)

@@ -91,7 +91,7 @@ func (f *clusterFlags) egress() (admission.EgressLimits, error) {
 }
 
 // part is what a server takes on as a node; nil if it is none.
-func (f *clusterFlags) part(door *door.Door, log *slog.Logger) (*clusterPart, error) {
+func (f *clusterFlags) part(d *door.Door, sources *door.Sources, log *slog.Logger) (*clusterPart, error) {
 	if f.Cluster == "" {
 		return nil, nil
 	}
@@ -100,7 +100,7 @@ func (f *clusterFlags) part(door *door.Door, log *slog.Logger) (*clusterPart, er
 		return nil, err
 	}
 	p := &clusterPart{name: f.Cluster, node: f.Node, zone: f.Zone, protocol: f.PeerProtocol,
-		plaintext: f.PeerPlaintext || !door.Encrypts(), egress: admission.NewEgress(limits)}
+		plaintext: f.PeerPlaintext || !d.Encrypts(), egress: admission.NewEgress(limits)}
 	if p.node == "" {
 		host, err := os.Hostname()
 		if err != nil {
@@ -109,11 +109,11 @@ func (f *clusterFlags) part(door *door.Door, log *slog.Logger) (*clusterPart, er
 		p.node = host
 	}
 	if f.ClusterKeyFile != "" {
-		if p.keys, err = flight.OpenKeys(f.ClusterKeyFile, log); err != nil {
+		if p.keys, err = flight.OpenKeys(f.ClusterKeyFile, sources, log); err != nil {
 			return nil, usagef("--cluster-key-file: %v", err)
 		}
 	}
-	p.lends = p.keys != nil || !door.Authenticates()
+	p.lends = p.keys != nil || !d.Authenticates()
 	p.tls = &tls.Config{MinVersion: tls.VersionTLS13}
 	if f.ClusterCA != "" {
 		text, err := os.ReadFile(f.ClusterCA)

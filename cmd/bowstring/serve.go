@@ -149,7 +149,7 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 	if d := l.flight.Door; d != nil {
 		defer func() { err = errors.Join(err, d.Close()) }() // when the node is closed
 	}
-	if l.cluster, err = c.clusterFlags.part(l.flight.Door, app.Log); err != nil {
+	if l.cluster, err = c.clusterFlags.part(l.flight.Door, l.flight.Sources, app.Log); err != nil {
 		return errors.Join(err, closeLink(app.Link))
 	}
 	if l.flight.SameNode, err = c.sameNodeFlags.open(app.Log, l.spill.bytes); err != nil {

@@ -30,11 +30,13 @@ const (
 	Loans
 	// Making is what programs of operators work in, beside the blob and the result.
 	Making
+	// LongMaking is the same of cells that take long to make: they do not keep what others work in.
+	LongMaking
 	uses
 )
 
 var useNames = [uses]string{"windows of streams", "uploads", "selections and indexes of ids", "answers",
-	"pages of manifests", "blobs for other nodes", "operators at work"}
+	"pages of manifests", "blobs for other nodes", "operators at work", "long operators at work"}
 
 // String names the use in words, as errors and statistics show it.
 func (u Use) String() string { return useNames[u] }
@@ -48,12 +50,14 @@ type Limits struct {
 	Manifests  int64 // default 128 MiB
 	Loans      int64 // default 128 MiB
 	Making     int64 // default 256 MiB
+	LongMaking int64 // default 256 MiB
 }
 
 // EnsureDefaults fills in the fields that are zero.
 func (l *Limits) EnsureDefaults() {
 	for at, most := range map[*int64]int64{&l.Windows: 512 << 20, &l.Uploads: 512 << 20, &l.Evaluation: 256 << 20,
-		&l.Results: 64 << 20, &l.Manifests: 128 << 20, &l.Loans: 128 << 20, &l.Making: 256 << 20} {
+		&l.Results: 64 << 20, &l.Manifests: 128 << 20, &l.Loans: 128 << 20, &l.Making: 256 << 20,
+		&l.LongMaking: 256 << 20} {
 		if *at == 0 {
 			*at = most
 		}
@@ -62,7 +66,8 @@ func (l *Limits) EnsureDefaults() {
 
 // Validate returns an error that names the first field without a sensible value.
 func (l *Limits) Validate() error {
-	for u, n := range [uses]int64{l.Windows, l.Uploads, l.Evaluation, l.Results, l.Manifests, l.Loans, l.Making} {
+	for u, n := range [uses]int64{l.Windows, l.Uploads, l.Evaluation, l.Results, l.Manifests, l.Loans, l.Making,
+		l.LongMaking} {
 		if n <= 0 {
 			return fmt.Errorf("%w: the limit of memory for %s is %d; want a positive number of bytes",
 				schema.ErrInvalid, Use(u), n)
@@ -104,7 +109,7 @@ type reservation struct {
 func NewLedger(limits Limits) *Ledger {
 	l := &Ledger{}
 	for u, n := range [uses]int64{limits.Windows, limits.Uploads, limits.Evaluation, limits.Results, limits.Manifests,
-		limits.Loans, limits.Making} {
+		limits.Loans, limits.Making, limits.LongMaking} {
 		l.accounts[u].limit = n
 	}
 	return l

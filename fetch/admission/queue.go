@@ -136,13 +136,30 @@ func (q *Queue[T]) SetWeights(weight func(tenant string) int64) {
 // It takes no lock: it may be called where an item is taken.
 func (q *Queue[T]) Again() { q.again.Store(true) }
 
-// Put appends items to what the stream waits for. They are copied.
-func (s *Stream[T]) Put(items ...T) {
+// Charge counts a cost that was not known when an item was taken: the stream's tenant and job have their next turn in the
+// class as much later.
+func (s *Stream[T]) Charge(class int, cost int64) {
+	q, t := s.queue, s.job.tenant
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	p, at := &t.classes[class], &s.job.classes[class]
+	p.tag += max(cost, 0) / t.weight
+	at.tag += max(cost, 0)
+	if len(at.turns) > 0 {
+		heap.Fix(&p.jobs, at.at)
+	}
+	if len(p.jobs) > 0 && !p.aside {
+		heap.Fix(&q.classes[class].tenants, p.at)
+	}
+}
+
+// Put appends items to what the stream waits for. They are copied. It reports whether they wait: not after Close.
+func (s *Stream[T]) Put(items ...T) bool {
 	q := s.queue
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if s.closed || len(items) == 0 {
-		return
+		return !s.closed
 	}
 	q.waiting += len(items)
 	idle := len(s.items) == 0
@@ -150,6 +167,7 @@ func (s *Stream[T]) Put(items ...T) {
 	if idle {
 		q.enterLocked(s)
 	}
+	return true
 }
 
 // Drop takes the items out that match, and returns how many.

@@ -202,8 +202,8 @@ type between struct {
 	took time.Duration   // that making it took
 }
 
-// errNoTime says that there is no memory to make something in two parts just now.
-var errNoTime = errors.New("there is no memory for it just now")
+// errNoTime says that there is no memory, or no time, to make something in two parts just now.
+var errNoTime = errors.New("there is no room for it just now")
 
 // find looks for it in the spill.
 func (b *between) find() {
@@ -232,16 +232,20 @@ func (b *between) make(w *worth) bool {
 		cost, err = head.Cost(t.Cell.Bytes(), s.opts.Limits)
 		return err
 	})
-	if err != nil || cost.Working.Plus(cost.Result).Beyond(s.opts.Limits.Bytes) || w != nil &&
+	if err != nil || cost.Working.Plus(cost.Result).Beyond(s.opts.Limits.Bytes) ||
+		cost.Steps.Beyond(s.opts.Limits.Steps) || cost.Steps.Beyond(longSteps) && !t.long || w != nil &&
 		!s.opts.Cache.Wants(t.At, cost.Result.Int64(), false) {
 		return false
 	}
 	began := b.task.spent(b.clock)
-	hold, ok := s.opts.Ledger.TryFor(admission.Making, t.Tenant, cost.Working.Plus(cost.Result).Int64())
+	hold, ok := s.opts.Ledger.TryFor(t.use(), t.Tenant, cost.Working.Plus(cost.Result).Int64())
 	if !ok {
 		return false // it is no time for this
 	}
 	b.hold = hold
+	if w == nil { // it comes besides what the list takes at once
+		t.place.place.Charge(classOfTask(&t), cost.Steps.Int64()/stepsPerByte)
+	}
 	c, n, _, err := s.make(t, head, t.Cell.Bytes(), cost.Result.Int64())
 	if err != nil {
 		return false
@@ -273,9 +277,12 @@ func (b *between) finish(more int64) (*cell, int, time.Duration, error) {
 	}); err != nil {
 		return nil, 0, 0, err
 	}
+	if cost.Steps.Beyond(s.opts.Limits.Steps) || cost.Steps.Beyond(longSteps) && !t.long {
+		return nil, 0, 0, errNoTime
+	}
 	if more += max(cost.Working.Int64()-t.cost.Working.Int64(), 0); more > 0 {
 		var ok bool
-		if b.more, ok = s.opts.Ledger.TryFor(admission.Making, t.Tenant, more); !ok {
+		if b.more, ok = s.opts.Ledger.TryFor(t.use(), t.Tenant, more); !ok {
 			return nil, 0, 0, errNoTime
 		}
 	}

@@ -1,6 +1,7 @@
 package operators
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -55,6 +56,10 @@ func (s *Stage) cost(t *Task) (cost program.Cost, err error) {
 		cost, err = t.Column.Program.Cost(t.Cell.Bytes(), s.opts.Limits)
 		return err
 	})
+	if err == nil && cost.Steps.Beyond(s.opts.Limits.Steps) {
+		err = fmt.Errorf("%w: it would take %v steps of work; a sample may take %d", program.ErrTooLarge, cost.Steps,
+			s.opts.Limits.Steps)
+	}
 	if err == nil && cost.Result.Plus(cost.Working).Beyond(s.opts.Limits.Bytes) {
 		err = fmt.Errorf("%w: it would take %v bytes, and %v beside while it is made; a sample may take %d",
 			program.ErrTooLarge, cost.Result, cost.Working, s.opts.Limits.Bytes)
@@ -72,11 +77,13 @@ func (s *Stage) cost(t *Task) (cost program.Cost, err error) {
 // cell is the caller's, with what the program said of its result.
 func (s *Stage) make(t *Task, p program.Program, in []byte,
 	most int64) (c *cell, n int, outcome program.Outcome, err error) {
+	var refused error
 	err = s.shielded(t, func() (err error) {
 		outcome, err = p.Run(t.Context, in, t.Draws, func(size int) []byte {
-			if int64(size) > most {
-				panic(fmt.Sprintf("the program makes %d bytes, where it said that it would make %d at most", size,
-					most))
+			if size < 0 || int64(size) > most {
+				refused = fmt.Errorf("%w: the program makes %d bytes, where it said that it would make %d at most",
+					program.ErrTooLarge, size, most)
+				return nil
 			}
 			c, n = newCell(size), size
 			return c.memory[:n:n]
@@ -84,6 +91,9 @@ func (s *Stage) make(t *Task, p program.Program, in []byte,
 		return err
 	})
 	t.elsewhere += outcome.Elsewhere
+	if refused != nil {
+		err = refused
+	}
 	if err == nil && c == nil {
 		err = errors.New("the program has made nothing")
 	}
@@ -169,6 +179,17 @@ func (s *Stage) panicked(t *Task, p any) error {
 // spent is the processor time so far of a task that is under way, whichever process took it.
 func (t *Task) spent(clock processorClock) time.Duration { return clock.so() + t.elsewhere }
 
+// errClosed is what becomes of a task whose place was closed while it ran.
+var errClosed = errors.New("operators: the stream has ended")
+
+// use is what the task's working memory is counted as.
+func (t *Task) use() admission.Use {
+	if t.long {
+		return admission.LongMaking
+	}
+	return admission.Making
+}
+
 // work does a task to its end, or as far as there is room for it.
 func (s *Stage) work(t *Task) {
 	if err := context.Cause(t.Context); err != nil {
@@ -201,6 +222,15 @@ func (s *Stage) work(t *Task) {
 			return
 		}
 		t.cost, t.measured = cost, true
+		t.long = t.long || cost.Steps.Beyond(longSteps)
+		if t.long {
+			if t.place.again(t) {
+				return // it has its turn among those that take long
+			}
+			o.Err, o.done = cmp.Or(context.Cause(t.Context), errClosed), true
+			return
+		}
+		t.charge()
 	}
 	// A result that was kept when there was no room for it may have gone since, and to make it may take more.
 	if t.Column.Form.CellBytes() < 0 && (!t.roomy || t.cost.Result.Beyond(t.room)) && !t.To.Room(t, t.ResultBytes()) {
@@ -212,7 +242,7 @@ func (s *Stage) work(t *Task) {
 		o.Blob = found
 		return
 	}
-	hold, err := s.opts.Ledger.ReserveFor(t.Context, admission.Making, t.Tenant, t.cost.Working.Int64())
+	hold, err := s.opts.Ledger.ReserveFor(t.Context, t.use(), t.Tenant, t.cost.Working.Int64())
 	if err != nil {
 		o.Err = err
 		return
@@ -221,7 +251,9 @@ func (s *Stage) work(t *Task) {
 	c, n, err := s.best(t, clock)
 	hold.Release()
 	if err != nil {
-		o.Err = t.Column.faultOf(err)
+		if o.Err = context.Cause(t.Context); o.Err == nil { // otherwise it was interrupted, whatever it says
+			o.Err = t.Column.faultOf(err)
+		}
 		return
 	}
 	if s.keeps(t) {

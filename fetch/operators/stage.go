@@ -21,7 +21,7 @@ type Options struct {
 	// Workers is how many cells are made at once. Default: one for each processor.
 	Workers int
 	// Limits bound what a cell may become. Default: 2^27 pixels, 2^28 samples, and 256 MiB,
-	// or what the ledger has for windows or for making, if that is less.
+	// or what the ledger has for windows or for making, if that is less; 6e10 steps, about a minute of a processor.
 	Limits program.Limits
 	// Ledger counts the memory that programs work in.
 	Ledger *admission.Ledger
@@ -40,7 +40,8 @@ func (o *Options) EnsureDefaults() {
 	o.Limits.Pixels = cmp.Or(o.Limits.Pixels, 1<<27)
 	o.Limits.Samples = cmp.Or(o.Limits.Samples, 1<<28)
 	o.Limits.Bytes = cmp.Or(o.Limits.Bytes, min(256<<20, o.Ledger.Limit(admission.Windows),
-		o.Ledger.Limit(admission.Making)))
+		o.Ledger.Limit(admission.Making), o.Ledger.Limit(admission.LongMaking)))
+	o.Limits.Steps = cmp.Or(o.Limits.Steps, 60_000_000_000)
 	o.KeepNanosPerByte = cmp.Or(o.KeepNanosPerByte, 4)
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -53,12 +54,12 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("%w: Workers is %d; want 1 or more", schema.ErrInvalid, o.Workers)
 	}
 	for name, n := range map[string]int64{"Limits.Pixels": o.Limits.Pixels, "Limits.Samples": o.Limits.Samples,
-		"Limits.Bytes": o.Limits.Bytes} {
+		"Limits.Bytes": o.Limits.Bytes, "Limits.Steps": o.Limits.Steps} {
 		if n < 1 {
 			return fmt.Errorf("%w: %s is %d; want 1 or more", schema.ErrInvalid, name, n)
 		}
 	}
-	if most := o.Ledger.Limit(admission.Making); o.Limits.Bytes > most {
+	if most := min(o.Ledger.Limit(admission.Making), o.Ledger.Limit(admission.LongMaking)); o.Limits.Bytes > most {
 		return fmt.Errorf("%w: Limits.Bytes is %d, and all programs together may work in %d", schema.ErrInvalid,
 			o.Limits.Bytes, most)
 	}
@@ -89,8 +90,10 @@ type Task struct {
 	Of any
 
 	cost     program.Cost
-	measured bool // cost is known
-	roomy    bool // there is room for a result of room bytes
+	measured bool  // cost is known
+	long     bool  // it waits, or runs, among the cells that take long
+	paid     int64 // what it has counted for so far between tenants and jobs
+	roomy    bool  // there is room for a result of room bytes
 	room     int64
 	put      time.Time
 	place    *Place
@@ -132,6 +135,8 @@ type Stage struct {
 	opts  Options
 	queue *admission.Queue[*Task]
 	count counters
+	// Cells that are being made. They grow while the queue is locked.
+	short, long atomic.Int64
 
 	mu      sync.Mutex
 	closed  bool
@@ -169,35 +174,12 @@ func NewStage(opts Options) (*Stage, error) {
 	}
 	s := &Stage{opts: opts, tenants: map[string]*tenant{}, panics: map[string]*schema.DefectError{},
 		worths: map[worthKey]*worth{}}
-	s.queue = admission.NewQueue(1, func(**Task) int { return 0 }, s.take)
+	s.queue = admission.NewQueue(2, classOfTask, s.take)
 	return s, nil
 }
 
-// Workers is how many cells are made at once.
+// Workers is how many cells are made at once, without those that take long.
 func (s *Stage) Workers() int { return s.opts.Workers }
-
-// take says whether a task may run. It is called with the queue locked.
-func (s *Stage) take(t **Task, class int) admission.Taken {
-	of := (*t).place.tenant
-	if most := of.most.Load(); most > 0 && of.running.Load() >= most {
-		return admission.Taken{Class: class, Aside: true}
-	}
-	of.running.Add(1)
-	return admission.Taken{OK: true, Class: class, Cost: (*t).share()}
-}
-
-// share is what a task counts for between tenants and jobs, in bytes. What it takes is not known before it has
-// run: the bytes that go in and come out, or are about to, are as good a guess as any.
-func (t *Task) share() int64 {
-	if t.roomy {
-		return 1 // its first turn, in which there was no room, has counted for all of it
-	}
-	out := t.Column.Form.CellBytes()
-	if out < 0 {
-		out = max(t.Guess, 0)
-	}
-	return int64(len(t.Cell.Bytes())) + out
-}
 
 // SetTerms has tenants get what terms says; nil has all get the same.
 func (s *Stage) SetTerms(terms func(tenant string) admission.Terms) {
@@ -214,7 +196,8 @@ func (s *Stage) SetTerms(terms func(tenant string) admission.Terms) {
 		return terms(name).Weight
 	})
 	s.queue.Again()
-	s.kick()
+	s.kick(classShort)
+	s.kick(classLong)
 }
 
 func (s *Stage) limitLocked(name string, t *tenant) {
@@ -248,8 +231,17 @@ func (s *Stage) Open(tenantName, jobName string) *Place {
 // Put has a task wait for its turn. The place is not closed.
 func (p *Place) Put(t *Task) {
 	t.put, t.place = time.Now(), p
-	p.place.Put(t)
-	p.stage.kick()
+	p.again(t)
+}
+
+// again has a task wait, as long as the place is not closed.
+func (p *Place) again(t *Task) bool {
+	class := classOfTask(&t)
+	if !p.place.Put(t) {
+		return false
+	}
+	p.stage.kick(class)
+	return true
 }
 
 // Again is Put of a task that there was no room for, and now is.
@@ -283,11 +275,11 @@ func (p *Place) Close() (dropped []*Task) {
 	return dropped
 }
 
-// kick has one more worker begin, if there may be one.
-func (s *Stage) kick() {
+// kick has one more worker begin for a cell of a class, if there may be one. Where there may not, one that ends finds it.
+func (s *Stage) kick(class int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed || s.running >= s.opts.Workers {
+	if s.closed || s.running >= 2*s.opts.Workers || !s.room(class) {
 		return
 	}
 	s.running++
@@ -307,8 +299,9 @@ func (s *Stage) run() {
 			}
 			s.mu.Unlock()
 		}
-		of := t.place.tenant
+		of, class := t.place.tenant, classOfTask(&t)
 		s.work(t)
+		s.runningOf(class).Add(-1)
 		if of.running.Add(-1); of.most.Load() > 0 {
 			s.queue.Again()
 		}
