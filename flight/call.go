@@ -65,7 +65,10 @@ func (s *Server) streamCall(srv any, ss grpc.ServerStream, info *grpc.StreamServ
 		return ended(ss, err)
 	}
 	var in *receiver
-	if c.lane, err = newLane(ctx); err == nil {
+	if err = uncompressed(ctx); err == nil {
+		c.lane, err = newLane(ctx)
+	}
+	if err == nil {
 		in, err = s.newReceiver(ctx, c, info)
 	}
 	if err != nil {

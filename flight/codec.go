@@ -1,6 +1,9 @@
 package flight
 
 import (
+	"context"
+	"fmt"
+
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/encoding"
 	_ "google.golang.org/grpc/encoding/proto" // registers the codec that everything but a frame goes through
@@ -15,6 +18,22 @@ type codec struct{ encoding.CodecV2 }
 // codecOption makes a server send frames.
 func codecOption() grpc.ServerOption {
 	return grpc.ForceServerCodecV2(codec{encoding.GetCodecV2("proto")})
+}
+
+// uncompressed has grpc send the answers of a call as they are. It would compress them for a client that says that it
+// compresses its requests, and read blobs for that by itself: no page of a file that cannot be read would be dealt with.
+func uncompressed(ctx context.Context) error {
+	stream, ok := grpc.ServerTransportStreamFromContext(ctx).(interface{ RecvCompress() string })
+	if !ok {
+		return errTransport
+	}
+	if stream.RecvCompress() == "" {
+		return nil
+	}
+	if err := grpc.SetSendCompressor(ctx, encoding.Identity); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("sending answers uncompressed: %w", err)
+	}
+	return context.Cause(ctx)
 }
 
 // Marshal implements encoding.CodecV2. grpc frees the buffers it returns.
