@@ -86,6 +86,9 @@ func (o *Options) EnsureDefaults() {
 	}
 	o.Memory.Windows = o.WindowBytes
 	o.Memory.EnsureDefaults()
+	if o.ReadTimeout == 0 {
+		o.ReadTimeout = tiers.DefaultReadTimeout
+	}
 	if o.Future == nil {
 		o.Future = &spill.Future{}
 	}
@@ -158,7 +161,8 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	if err := opts.Validate(); err != nil {
 		return nil, err
 	}
-	e := &Engine{opts: opts, store: s, ledger: admission.NewLedger(opts.Memory), work: admission.NewWork(0)}
+	catalog := store.Patient(s, opts.ReadTimeout)
+	e := &Engine{opts: opts, store: catalog, ledger: admission.NewLedger(opts.Memory), work: admission.NewWork(0)}
 	var list []tiers.Tier
 	if opts.Spill != nil {
 		list = append(list, tiers.Spill(opts.Spill))
@@ -185,7 +189,7 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	if errs[0] != nil {
 		return nil, errs[0]
 	}
-	e.jobs, errs[1] = jobs.New(s, e.reader.Get, e.ledger, e.work, jobs.Options{
+	e.jobs, errs[1] = jobs.New(catalog, e.reader.Get, e.ledger, e.work, jobs.Options{
 		IdleSnapshots: opts.IdleSnapshots, Resident: opts.Resident, ReadPage: e.readPage, Layouts: opts.Layouts,
 		Kinds: opts.Kinds, Logger: opts.Logger,
 	})
@@ -258,7 +262,7 @@ func (e *Engine) SetTerms(terms func(tenant string) Terms) {
 	e.set.SetTerms(terms)
 }
 
-// Store returns the store that the engine reads.
+// Store returns the store that the engine reads. Looks into its catalog take ReadTimeout at most.
 func (e *Engine) Store() store.Store { return e.store }
 
 // Ledger returns the account of the memory that requests take.

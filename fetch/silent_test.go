@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"bowstring/fetch"
+	"bowstring/fetch/store"
 	"bowstring/schema"
 )
 
@@ -98,4 +99,73 @@ func TestStreamsOverASilentStoreEndInTime(t *testing.T) {
 			})
 		})
 	}
+}
+
+// silentCatalog is a store whose catalog says nothing.
+type silentCatalog struct{ store.Store }
+
+func (silentCatalog) Snapshot(ctx context.Context, _ string, _ int64) (*schema.Snapshot, error) {
+	<-ctx.Done()
+	return nil, fmt.Errorf("looking: %w", ctx.Err())
+}
+
+func (silentCatalog) Datasets(ctx context.Context) ([]store.Dataset, error) {
+	<-ctx.Done()
+	return nil, context.Cause(ctx)
+}
+
+func (silentCatalog) Selection(ctx context.Context, _, _ string) (*schema.Selection, error) {
+	<-ctx.Done()
+	return nil, context.Cause(ctx)
+}
+
+// A look into a catalog that says nothing ends, though its caller has no deadline. One whose caller has gone ends with
+// that.
+func TestCatalogThatSaysNothing(t *testing.T) {
+	st := newStore(t)
+	put(t, st, "d", 10)
+	const limit = 8 * time.Second
+	r := newRemote(silentCatalog{st}, 0, 0)
+	far(t, r, fetch.Options{ReadTimeout: limit}, func(t *testing.T, e *fetch.Engine) {
+		for what, c := range map[string]struct {
+			call  func(ctx context.Context) error
+			takes time.Duration
+		}{
+			"open": {func(ctx context.Context) error {
+				_, err := e.Open(ctx, schema.Request{Dataset: "d"})
+				return err
+			}, limit},
+			"open early": {func(ctx context.Context) error {
+				_, err := e.OpenEarly(ctx, schema.Request{Dataset: "d", Snapshot: 1})
+				return err
+			}, limit},
+			"plan": {func(ctx context.Context) error {
+				_, err := e.PlanID(ctx, schema.Request{Dataset: "d"})
+				return err
+			}, limit},
+			"selection": {func(ctx context.Context) error {
+				_, err := e.Store().Selection(ctx, "d", "s")
+				return err
+			}, limit},
+			"list": {func(ctx context.Context) error {
+				_, err := e.Store().Datasets(ctx)
+				return err
+			}, 4 * limit},
+		} {
+			began := time.Now()
+			err := c.call(t.Context())
+			if took := time.Since(began); took != c.takes || !errors.Is(err, schema.ErrUnavailable) ||
+				!strings.Contains(err.Error(), fmt.Sprintf("not answered for %s", c.takes)) {
+				t.Errorf("%s: after %s: %v", what, took, err)
+			}
+			gone := errors.New("the caller has gone")
+			ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, gone)
+			began = time.Now()
+			err = c.call(ctx)
+			cancel()
+			if took := time.Since(began); took != time.Second || errors.Is(err, schema.ErrUnavailable) || err == nil {
+				t.Errorf("%s: of a caller that goes: after %s: %v", what, took, err)
+			}
+		}
+	})
 }

@@ -14,13 +14,16 @@ import (
 	"bowstring/spill"
 )
 
+// DefaultReadTimeout is the default of [Options.ReadTimeout].
+const DefaultReadTimeout = 30 * time.Second
+
 // Options tunes a Reader. The zero value of each field stands for its default.
 type Options struct {
 	// MaxReads caps the reads in flight on a way that is measured, whatever was
 	// found. Default 4096.
 	MaxReads int
 	// ReadTimeout is how long a blob is tried before it counts as one that cannot be read, whatever the store does:
-	// it fails, or says nothing. A second is added for each mebibyte of the blob. Default 30 s.
+	// it fails, or says nothing. A second is added for each mebibyte of the blob. Default DefaultReadTimeout.
 	ReadTimeout time.Duration
 	// NoHedge leaves slow reads alone. Otherwise one that takes longer than nearly
 	// all of late is made a second time, which costs 5 % more reads at most.
@@ -48,7 +51,7 @@ func (o *Options) EnsureDefaults() {
 		o.MaxReads = 4096
 	}
 	if o.ReadTimeout == 0 {
-		o.ReadTimeout = 30 * time.Second
+		o.ReadTimeout = DefaultReadTimeout
 	}
 	if o.More == nil {
 		o.More = func() Attempt { return Attempt{} }
