@@ -63,6 +63,6 @@ func parseKeys(file string, text []byte) (*[][]byte, error) {
 func (f *KeysFile) Keys() *peering.Keys { return f.keys }
 
 // Watch looks at the file every second until ctx ends.
-func (f *KeysFile) Watch(ctx context.Context) {
-	f.file.Watch(ctx, func() { f.keys.Set(*f.file.current.Load()...) })
-}
+func (f *KeysFile) Watch(ctx context.Context) { f.file.Watch(ctx, f.exchange) }
+
+func (f *KeysFile) exchange() { f.keys.Set(*f.file.current.Load()...) }

@@ -1,7 +1,11 @@
 package flight
 
 import (
+	"bytes"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -14,8 +18,10 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"bowstring/fetch/peers"
 	"bowstring/flight/door"
 	"bowstring/flight/peering"
+	"bowstring/schema"
 )
 
 // introduce has the stream of a lender meet the server.
@@ -176,5 +182,55 @@ func TestProofInTime(t *testing.T) {
 			t.Errorf("%d messages came, and %v; want one, and RESOURCE_EXHAUSTED", messages, err)
 		}
 		return
+	}
+}
+
+// By TLS and with the key nodes read from each other, and have each other warm. A node with another key is not asked,
+// and asks nothing.
+func TestLendByTLS(t *testing.T) {
+	d := newDoors(t, nil)
+	f := serve(t, Options{Door: d.door, Cluster: &Cluster{Name: "c", Node: "b", Keys: peering.NewKeys(clusterKey)}},
+		d.trust(nil, nil), grpc.WithPerRPCCredentials(withHeaders{
+			"authorization": "Bearer " + d.token(door.Token{Principal: "somebody"})}))
+	f.fill("d", 10)
+	dial := func(secret []byte) *peering.Link {
+		config := &tls.Config{RootCAs: x509.NewCertPool(), MinVersion: tls.VersionTLS13}
+		if !config.RootCAs.AppendCertsFromPEM(d.authority.PEM) {
+			t.Fatal("no certificate of the authority")
+		}
+		link, err := peering.Dial(f.addr, peering.Options{Cluster: "c", Node: "a", Other: "b", TLS: config,
+			Keys: peering.NewKeys(secret), Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := link.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		return link
+	}
+	link := dial(clusterKey)
+	waitFor(t, "a way by TLS", link.Up)
+	if !link.Secure() {
+		t.Error("a way by TLS, with a key, is not secure")
+	}
+	b, err := link.Get(t.Context(), peers.Ask{Ref: schema.RefOf(content(1))})
+	if err != nil || !bytes.Equal(b.Bytes(), content(1)) {
+		t.Errorf("a blob by TLS: %v", err)
+	}
+	b.Release()
+	var said []byte
+	err = link.Warm(t.Context(), peering.Warm{Request: schema.Request{Dataset: "d", Snapshot: 1}.Marshal()},
+		func(b []byte) { said = b })
+	// The server has no spill to warm: it has understood what it is to do.
+	if err == nil || !strings.Contains(err.Error(), "spill") {
+		t.Errorf("warming by TLS: %v, %s", err, said)
+	}
+	before := d.door.Stats().Refused
+	wrong := dial([]byte("another key"))
+	waitFor(t, "a refusal", func() bool { return d.door.Stats().Refused > before })
+	if _, err := wrong.Get(t.Context(), peers.Ask{Ref: schema.RefOf(content(1))}); err == nil || wrong.Up() {
+		t.Errorf("with another key: %v", err)
 	}
 }

@@ -149,6 +149,8 @@ type node struct {
 	spill  *spill.Cache
 	tier   *peers.Tier
 	server *flight.Server
+	keys   *peering.Keys // of the server, and of the ways to the others
+	at     atomic.Value  // where it says that it is reached; nothing if that is not known
 	served chan error
 	addr   string
 	once   sync.Once
@@ -233,15 +235,12 @@ func (c *nodes) start(s store.Store, name string, names []string, i int, o clust
 		Bytes: cmp.Or(o.spillBytes, 256<<20), KeepFree: cmp.Or(o.keepFree, 1), Policy: policy, Oracle: future,
 		Logger: log})
 	check()
-	key := o.key
-	if i == 0 && o.wrongKey != nil {
-		key = o.wrongKey
+	if o.key != nil {
+		n.keys = peering.NewKeys(o.key)
 	}
-	keysOf := func(secret []byte) *peering.Keys {
-		if secret == nil {
-			return nil
-		}
-		return peering.NewKeys(secret)
+	keys := n.keys
+	if i == 0 && o.wrongKey != nil {
+		keys = peering.NewKeys(o.wrongKey)
 	}
 	n.tier, err = peers.New(peers.Options{
 		Directory: n.dir, SnapshotName: n.spill.DatasetName, Logger: log,
@@ -250,14 +249,14 @@ func (c *nodes) start(s store.Store, name string, names []string, i int, o clust
 			c.mu.Lock()
 			addr := c.addr[name]
 			c.mu.Unlock()
-			return peering.Dial(addr, peering.Options{Node: n.name, Keys: keysOf(key), Logger: log})
+			return peering.Dial(addr, peering.Options{Node: n.name, Keys: keys, Logger: log})
 		},
 	})
 	check()
 	n.engine, err = fetch.NewEngine(s, fetch.Options{WindowBytes: 16 << 20, NoHedge: true, Spill: n.spill,
 		Future: future, Peers: n.tier, Logger: log})
 	check()
-	n.server = flight.New(n.engine, flight.Options{Cluster: &flight.Cluster{Node: name, Keys: keysOf(o.key)}, Logger: log,
+	n.server = flight.New(n.engine, flight.Options{Cluster: &flight.Cluster{Node: name, Keys: n.keys, Address: n.advertised}, Logger: log,
 		Ledger: n.engine.Ledger()})
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	check()
@@ -271,6 +270,12 @@ func (c *nodes) start(s store.Store, name string, names []string, i int, o clust
 	go func() { n.served <- n.server.Serve(lis) }()
 	t.Cleanup(func() { c.stop(n) })
 	return n
+}
+
+// advertised is where the node says that it is reached.
+func (n *node) advertised() string {
+	address, _ := n.at.Load().(string)
+	return address
 }
 
 // stop ends a node, once.

@@ -1,0 +1,97 @@
+package flight
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"bowstring/schema"
+)
+
+// A file of keys has one or two, of 32 characters or more, one a line.
+func TestParseKeys(t *testing.T) {
+	one, two := strings.Repeat("1", 32), strings.Repeat("2", 40)
+	for text, want := range map[string][]string{
+		one:                           {one},
+		one + "\n":                    {one},
+		"\n " + one + " \r\n" + two:   {one, two},
+		two + "\n\n" + one + "\n":     {two, one},
+		"":                            nil,
+		"\n \n":                       nil,
+		one[1:]:                       nil,
+		one + "\n" + one[1:]:          nil,
+		one + "\n" + two + "\n" + one: nil,
+	} {
+		keys, err := parseKeys("FILE", []byte(text))
+		if want == nil {
+			if !errors.Is(err, schema.ErrInvalid) || strings.Contains(err.Error(), one[:8]) {
+				t.Errorf("%q: %v, want that it is invalid, and nothing of a key", text, err)
+			}
+			continue
+		}
+		if err != nil || len(*keys) != len(want) {
+			t.Errorf("%q: %q, %v", text, keys, err)
+			continue
+		}
+		for i := range want {
+			if string((*keys)[i]) != want[i] {
+				t.Errorf("%q: key %d is %q, want %q", text, i, (*keys)[i], want[i])
+			}
+		}
+	}
+}
+
+// Keys change as their file does. One that is wrong, or gone, changes nothing. No key is in the log.
+func TestKeysFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "cluster.key")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first, second := strings.Repeat("first", 8), strings.Repeat("second", 8)
+	write(first + "\n")
+	log := &lockedBuffer{}
+	f, err := OpenKeys(path, slog.New(slog.NewTextHandler(log, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	changed := func() (yes bool) {
+		for range 3 { // a new text holds once it was read twice
+			if f.file.Check(t.Context()) {
+				f.exchange()
+				yes = true
+			}
+		}
+		return yes
+	}
+	if !f.Keys().Any() || changed() {
+		t.Error("a file that has not changed has changed the keys")
+	}
+	for _, test := range []struct {
+		text    string
+		changes bool
+	}{{first + "\n" + second, true}, {second + "\n" + first, true}, {"short", false}, {"", false}, {second, true}} {
+		write(test.text)
+		if got := changed(); got != test.changes {
+			t.Errorf("%d characters change the keys: %v, want %v", len(test.text), got, test.changes)
+		}
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if changed() || !f.Keys().Any() {
+		t.Error("a file that is gone has changed the keys")
+	}
+	if text := log.String(); strings.Contains(text, first[:5]) || strings.Contains(text, second[:6]) ||
+		!strings.Contains(text, "entries=2") {
+		t.Errorf("the log says %s", text)
+	}
+	if _, err := OpenKeys(path, slog.New(slog.DiscardHandler)); err == nil {
+		t.Error("a file that is not there was opened")
+	}
+}
