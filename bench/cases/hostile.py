@@ -186,7 +186,10 @@ def attacked(context: Context, attacker: Path, folder: Path) -> Seen:
         other.stop()
         for thread in beside:
             thread.join()
-        watch.gone = watch.gone or server.stop() != 0
+        try:
+            watch.gone = watch.gone or server.stop() != 0
+        except subprocess.TimeoutExpired:  # what it was sent holds it: no better than a crash
+            watch.gone = True
     return Seen(stream, watch, other.longest(began, ended), other.failed, wrong)
 
 
