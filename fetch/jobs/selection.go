@@ -246,8 +246,8 @@ func bitmapOf(rows int64, positions []int64) (*plan.Bitmap, error) {
 }
 
 // SaveSelection stores a set of positions of a snapshot under the hash of its
-// content, which it returns: the name by which requests select it. It belongs to
-// the caller that ctx carries, and expires when it was not used for
+// content, which it returns: the name by which requests select it. It names
+// the caller that ctx carries as its first uploader, which gives no right, and expires when it was not used for
 // Options.SelectionLifetime. Saving it again only puts that off.
 func (js *Jobs) SaveSelection(ctx context.Context, dataset string, snapshot int64,
 	positions []int64) (name string, err error) {
