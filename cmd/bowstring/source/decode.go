@@ -88,10 +88,23 @@ func decodedBytes(b []byte, format string, cfg image.Config) (need uint64, width
 	}
 	over, pixels := bits.Mul64(uint64(width), uint64(height))
 	over2, need := bits.Mul64(pixels, pixel)
-	if over|over2 != 0 {
+	if more := need + webpTrees(b, format, pixels); over|over2 != 0 || more < need {
 		need = math.MaxUint64
+	} else {
+		need = more
 	}
 	return need, width, height
+}
+
+// webpTrees bounds what the library takes for the trees of a WebP without losses: one group for 16 pixels, of up to 2,600
+// groups. A file of a megabyte can have all of them.
+func webpTrees(b []byte, format string, pixels uint64) uint64 {
+	const groups, groupBytes = 2600, 96 << 10
+	if format != "webp" || !bytes.Contains(b, []byte("VP8L")) && !bytes.Contains(b, []byte("ALPH")) {
+		return 0
+	}
+	// Those of images that transforms have, and of tiles at an edge, come besides.
+	return min(groups, pixels/4+8, 8*uint64(len(b))/20+8) * groupBytes
 }
 
 // pixelBytes bounds the bytes of a pixel in memory.

@@ -11,12 +11,16 @@ import (
 	"math"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"bowstring/fetch/operators/program"
+	"bowstring/fetch/operators/program/programtest"
 )
 
 // The test binary runs itself as another process, whose memory is limited.
@@ -224,16 +228,32 @@ func FuzzDecode(f *testing.F) {
 	for _, format := range []string{"jpeg", "png", "gif", "bmp", "tiff"} {
 		f.Add(picture(f, format, 3, 10, 10))
 	}
+	const hostile = "../../../fetch/operators/images/testdata/hostile"
+	files, err := os.ReadDir(hostile)
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, file := range files {
+		b, err := os.ReadFile(filepath.Join(hostile, file.Name()))
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		cfg, format, err := decodeConfig(b)
 		if err != nil {
 			return
 		}
-		if need, _, _ := decodedBytes(b, format, cfg); need > 64<<20 {
+		if need, w, h := decodedBytes(b, format, cfg); need > 300<<20 || w*h > 1<<22 {
 			return // what is allowed, but slow to look for faults in
 		}
-		if info, err := inspect(b, VerifyDecode); err == nil &&
-			(int(info.Width) != cfg.Width || int(info.Height) != cfg.Height || info.Width < 1) {
+		need, _, _ := decodedBytes(b, format, cfg)
+		// Windows and tables of decompressors, and buffers of the file's bytes.
+		room := int64(1<<20 + 2*len(b))
+		var info imageInfo
+		programtest.Within(t, program.Count(int64(need)+room), func() { info, err = inspect(b, VerifyDecode) })
+		if err == nil && (int(info.Width) != cfg.Width || int(info.Height) != cfg.Height || info.Width < 1) {
 			t.Errorf("decoded as %v, the header says %d × %d", info, cfg.Width, cfg.Height)
 		}
 	})

@@ -159,7 +159,7 @@ func allPasses(t testing.TB, side int) map[string]pass {
 		"PNG":         {decode, blackPNG(t, side, side, 8, 2, 3, true)},
 		"TIFF":        {decode, strips.bytes()},
 		"encode":      encode,
-		"blur":        of(`{"name":"GaussianBlur","params":{"kernel_size":9}}`),
+		"blur":        of(`{"name":"GaussianBlur","params":{"kernel_size":3}}`),
 		"lanczos":     of(`{"name":"Resize","params":{"size":[300,500],"interpolation":"lanczos"}}`),
 		"enlarge":     of(`{"name":"Resize","params":{"size":[3000,2500]}}`),
 		"nearest":     of(`{"name":"RandomRotation","params":{"degrees":[20,20],"expand":true}}`),
@@ -169,7 +169,7 @@ func allPasses(t testing.TB, side int) map[string]pass {
 		"contrast":    of(`{"name":"ColorJitter","params":{"brightness":0.5,"contrast":0.5}}`),
 		"hue":         of(`{"name":"ColorJitter","params":{"hue":[0.3,0.4]}}`),
 		"saturation":  of(`{"name":"ColorJitter","params":{"saturation":[0.5,0.6]}}`),
-		"augment":     of(`{"name":"RandAugment","params":{"num_ops":16}}`),
+		"augment":     of(`{"name":"RandAugment","params":{"num_ops":3}}`),
 		"grey":        of(`{"name":"Grayscale","params":{"num_output_channels":3}}`),
 		"tensor":      of(`{"name":"ToDtype","params":{"dtype":"float32","scale":true}},{"name":"ToImage"}`),
 		"erase a tensor": of(`{"name":"ToDtype","params":{"dtype":"float32"}},
@@ -207,7 +207,7 @@ func TestEnds(t *testing.T) {
 			if all < 2 || all < cost.Steps.Int64()>>24/20 {
 				t.Errorf("it looked %d times, and takes %v steps", all, cost.Steps)
 			}
-			for _, k := range []int64{0, 1, all - 1} {
+			for _, k := range []int64{0, (all + 1) / 2} {
 				n, err := looks(c.p, c.cell, k)
 				if !errors.Is(err, context.Canceled) || errors.Is(err, program.ErrDamaged) {
 					t.Errorf("its context ended after %d of %d looks: %v after %d", k, all, err, n)

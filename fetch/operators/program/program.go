@@ -80,8 +80,8 @@ type Cost struct {
 	Steps Amount
 }
 
-// Limits bound what a single cell may become. They are checked against its header,
-// before anything is allocated.
+// Limits bound what a single cell may become. They are checked against its header, before memory for its pixels or samples
+// is allocated. A [Meter] holds the run to what was counted.
 type Limits struct {
 	// Pixels is the most that an encoded image may have, width times height.
 	Pixels int64
@@ -110,7 +110,8 @@ type Program interface {
 	// Cost reads the header of a cell. It fails with ErrDamaged or ErrTooLarge.
 	Cost(cell []byte, limits Limits) (Cost, error)
 	// Run makes the result of a cell in memory that alloc gives, which is of exactly
-	// the length asked for and need not be zeroed. It asks once. The cell is only read,
+	// the length asked for and need not be zeroed. It asks once. alloc gives nil where that is more than Cost has
+	// said: Run fails with ErrTooLarge then. The cell is only read,
 	// and neither it nor the result is held after Run returns. The result's dimensions
 	// are those of Result with every Unknown filled in. Run fails with ErrDamaged where
 	// the cell's bytes are at fault, and names the step, and with ErrTooLarge where it is beyond [Ceiling].

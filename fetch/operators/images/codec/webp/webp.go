@@ -104,6 +104,9 @@ func (h *Header) sized(canvas bool) (Header, error) {
 		if len(h.data) < 10 || h.data[0]&1 != 0 || string(h.data[3:6]) != "\x9d\x01\x2a" {
 			return Header{}, wrong("its VP8 chunk does not begin with a key frame")
 		}
+		if first := int(uint24(h.data) >> 5); first > len(h.data)-10 { // the library makes room for it before it reads it
+			return Header{}, wrong("its first partition has %d bytes, in %d", first, len(h.data))
+		}
 		w, height = int(binary.LittleEndian.Uint16(h.data[6:])&0x3fff), int(binary.LittleEndian.Uint16(h.data[8:])&0x3fff)
 	}
 	if canvas && (w != h.Width || height != h.Height) {
@@ -145,25 +148,23 @@ func (h *Header) bound() {
 	}
 }
 
-// losslessBound bounds what decoding n bytes of an image without losses takes. Of memory that is the most that a file of
-// this size can have. Trees may take more steps than are counted here, as none does that was made for its pixels: such a
-// file is refused when it has taken them.
+// losslessBound bounds what decoding n bytes of an image without losses takes. Trees may take more than is counted for
+// them here: a few bytes make a large one. No file that was made for its pixels has so many; one that does is refused when
+// its trees have taken that.
 func (h *Header) losslessBound(n int) {
 	w, pixels := int64(h.Width), int64(h.Width)*int64(h.Height)
 	tiles := int64(over(h.Width, 2)) * int64(over(h.Height, 2))
 	const (
-		side        = 4                                                                 // transforms, and the tiles' groups, that are images
-		alphabet    = literals + lengthCodes + 1<<maxCache + 3*literals + distanceCodes // of a group
-		leastGroup  = 4 * trees                                                         // bits
-		perByte     = 3 * 8                                                             // lengths of symbols: six by two bits
+		side        = 4 // transforms, and the tiles' groups, that are images
 		cacheBytes  = 4 << maxCache
 		paletteSize = 4 * 256
+		treesByte   = 24 // bytes of trees, and steps that it takes to make them, for one of the file
+		treesSteps  = 150
+		firstTrees  = 512 << 10 // bytes of those of a small file
 	)
-	groups := side + min(maxGroups, tiles, int64(n)*8/leastGroup+1)
-	symbols := min(groups*alphabet, int64(n)*perByte+groups)
 	h.Bytes += 4*pixels + 4*((w+1)/2)*int64(h.Height) + 3*4*tiles + paletteSize + (1+side)*cacheBytes +
-		groups*trees*treeBytes + symbols*symbolBytes
-	h.Steps += (pixels+3*tiles)*pixelSteps + 4*pixels*undoSteps + int64(n)*150 + 1<<20
+		firstTrees + int64(n)*treesByte
+	h.Steps += (pixels+3*tiles)*pixelSteps + 4*pixels*undoSteps + int64(n)*treesSteps + 1<<20
 }
 
 // Decode gives the pixels of a file whose header this is. It takes no more of the meter than the header says.
