@@ -204,10 +204,6 @@ func (s *space) retire(id uint32) error {
 		return nil
 	}
 	n := g.Allocated() - b.punched
-	if g.Lent() && !s.wholeOnly.Load() {
-		// A mapping of somebody's keeps the file, but nothing that anybody reads. Where that fails, so be it.
-		_ = g.Punch(0, segment.Blocks(g.Size()))
-	}
 	if err := s.set.Retire(id); err != nil {
 		return fmt.Errorf("remove segment %d: %w", id, err) // it keeps its space
 	}

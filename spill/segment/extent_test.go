@@ -3,7 +3,10 @@ package segment
 import (
 	"bytes"
 	"fmt"
+	"os"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"bowstring/schema"
 )
@@ -79,5 +82,74 @@ func TestExtentOfOthers(t *testing.T) {
 		if at, ok := offsetIn(mem, c.b); at != c.at || ok != c.ok {
 			t.Errorf("%d bytes: %d, %t; want %d, %t", len(c.b), at, ok, c.at, c.ok)
 		}
+	}
+}
+
+// A process that was handed a segment's file has nothing of it any more once the segment was retired and its last blob
+// released: neither a descriptor nor a mapping keeps disk space, with the lock or without. What clients of an earlier
+// process have stays as it is until they unlock it.
+func TestRetiredSegmentsTakeNoSpace(t *testing.T) {
+	for _, c := range []struct{ locked, earlier, stays bool }{
+		{true, false, false}, {false, false, false}, {true, true, true}, {false, true, false},
+	} {
+		t.Run(fmt.Sprintf("locked=%t,earlier=%t", c.locked, c.earlier), func(t *testing.T) {
+			s, dir := newSet(t, Options{MaxBytes: 1 << 20})
+			data := content("x", 200_000)
+			loc := appendBlob(t, s, data)
+			s.Roll()
+			b, err := s.Get(loc)
+			if err != nil {
+				t.Fatal(err)
+			}
+			e, ok := b.Extent()
+			if !ok {
+				t.Fatal("the blob lies in no file")
+			}
+			theirs, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", e.File.Fd()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer theirs.Close()
+			if c.locked {
+				if err := unix.Flock(int(theirs.Fd()), unix.LOCK_SH|unix.LOCK_NB); err != nil {
+					t.Fatal(err)
+				}
+			}
+			mapped, err := unix.Mmap(int(theirs.Fd()), 0, int(loc.Offset)+len(data), unix.PROT_READ, unix.MAP_SHARED)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = unix.Munmap(mapped) }()
+			if c.earlier {
+				end := s.Segment(loc.Segment).Size()
+				b.Release()
+				s.Close()
+				s = NewSet(dir, Options{MaxBytes: 1 << 20})
+				defer s.Close()
+				if _, err := s.Attach(loc.Segment, end, end, false); err != nil {
+					t.Fatal(err)
+				}
+				if b, err = s.Get(loc); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := s.Retire(loc.Segment); err != nil {
+				t.Fatal(err)
+			}
+			if got := mapped[loc.Offset:]; !bytes.Equal(got, data) || !bytes.Equal(b.Bytes(), data) {
+				t.Error("the blob is gone that is held")
+			}
+			b.Release()
+			var st unix.Stat_t
+			if err := unix.Fstat(int(theirs.Fd()), &st); err != nil {
+				t.Fatal(err)
+			}
+			if stays := st.Blocks > 0; stays != c.stays {
+				t.Errorf("of a segment that is gone %d blocks are kept", st.Blocks)
+			}
+			if c.stays && !bytes.Equal(mapped[loc.Offset:], data) {
+				t.Error("a client of an earlier process has lost what it reads")
+			}
+		})
 	}
 }

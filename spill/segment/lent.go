@@ -7,11 +7,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lent says who else may read a segment's file. Whoever was told of an extent may hand the file to other processes, by
-// a descriptor with a shared lock (flock), which lasts as long as one of them has the file or a mapping of it.
+// lent is about other processes that read a segment's file. A caller that was told of an extent may hand the file to
+// other processes, by a descriptor with a shared lock (flock), which lasts as long as one of them has the file or a
+// mapping of it.
 type lent struct {
-	out       atomic.Bool // an extent was told
 	elsewhere atomic.Bool // an earlier process has handed it out, and somebody has it still
+	earlier   bool        // likewise, when it was opened
 }
 
 // limit is the Limit of extents.
@@ -19,15 +20,20 @@ func (s *Segment) limit() int64 {
 	if s.elsewhere.Load() {
 		return 0 // or nobody would ever know when they have let go
 	}
-	if !s.out.Load() {
-		s.out.Store(true)
-	}
 	return s.capacity
 }
 
-// Lent reports whether somebody was told an extent of the segment since it was opened, who may have mapped it: as long as
-// he has, the file keeps its space after Retire.
-func (s *Segment) Lent() bool { return s.out.Load() }
+// giveSpaceBack gives the disk space of a file back that has no name any more. A process that was handed a descriptor
+// keeps the file for as long as it likes, a lock or none, and would keep the space with it, which is counted nowhere. The
+// last blob read from the segment was released: no client of this process reads the file any more, if it keeps to the
+// rules. A client of an earlier process may, as long as it has the lock.
+func (s *Segment) giveSpaceBack() {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(s.file.Fd()), &st); err != nil || st.Nlink > 0 || s.earlier && s.locked() {
+		return
+	}
+	_ = s.file.Truncate(0)
+}
 
 // Elsewhere reports whether other processes have the file, whom an earlier process has handed it to: what it holds must
 // stay as it is. It is to be asked before anybody reads the segment, and until it is false: extents are of no use to
@@ -36,11 +42,16 @@ func (s *Segment) Elsewhere() bool {
 	if s.model != nil {
 		return false
 	}
+	s.elsewhere.Store(s.locked())
+	return s.elsewhere.Load()
+}
+
+// locked reports whether another process has the file, or a mapping of it, that was handed it.
+func (s *Segment) locked() bool {
 	fd := int(s.file.Fd())
 	err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
 	if err == nil {
 		err = unix.Flock(fd, unix.LOCK_UN)
 	}
-	s.elsewhere.Store(errors.Is(err, unix.EWOULDBLOCK))
-	return s.elsewhere.Load()
+	return errors.Is(err, unix.EWOULDBLOCK)
 }

@@ -107,6 +107,7 @@ func openSegment(path string, id uint32, end, capacity int64, readOnly bool) (*S
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open segment %s: %w", path, err), f.Close())
 	}
+	s.earlier = !readOnly && s.locked()
 	s.end.Store(end)
 	s.sealed = capacity <= end
 	s.reserved, s.flushed = end, end
@@ -165,6 +166,7 @@ func (s *Segment) Unpin() {
 	case n == 0:
 		// Nothing can be done about a failure, and nothing depends on it.
 		_ = unix.Munmap(s.mem)
+		s.giveSpaceBack()
 		_ = s.file.Close()
 		if s.direct != nil {
 			_ = s.direct.Close()
