@@ -50,7 +50,7 @@ func actions() []action {
 		{"usage",
 			`What tenants have used, by day, tenant and dataset, one result each: the caller's own, or all for who has the right admin. Body: {"tenant", "dataset", "since": "YYYY-MM-DD", "until"}, each optional. Result: {"day", "tenant", "dataset", "streams", "rows", "bytes", "store_bytes", "rows_in", "bytes_in", "seconds"}.`, (*Server).usage},
 		{"samenode",
-			`Where clients on this node are given memory that the server shares with them. Body: none. Result: {"version", "server", "socket"}, or none where there is no such way.`, (*Server).sameNode},
+			`Where clients on this node are given memory that the server shares with them. Body: none. Result: {"version", "server", "socket", "uid", "caller", "key"}, or none where there is no such way.`, (*Server).sameNode},
 		{"nodes",
 			`Addresses of the other nodes of the server's cluster, at which streams may go on. Body: none. Result: {"locations": [URI]}.`, (*Server).otherNodes},
 		{"lineage",

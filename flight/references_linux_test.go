@@ -88,7 +88,7 @@ func sharingFixture(t *testing.T) (s *shared, memory []byte) {
 		}
 	})
 	name, memory := ringClient(t, local)
-	ring := local.Ring(name)
+	ring := local.Ring(name, "")
 	if ring == nil {
 		t.Fatal("the server does not know the ring that it gave")
 	}

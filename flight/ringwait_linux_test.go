@@ -6,16 +6,15 @@ import (
 	"errors"
 	"io"
 	"log/slog"
-	"net"
 	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/apache/arrow/go/v17/arrow/flight"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/metadata"
 
 	"bowstring/flight/samenode"
+	"bowstring/flight/samenode/samenodetest"
 )
 
 // What a client takes for its steps shows as time of the consumer also where it has a ring, of which the messages are
@@ -34,28 +33,21 @@ func TestStepsByRingAreTheConsumers(t *testing.T) {
 	}()
 	f := serve(t, Options{SameNode: local})
 	f.fillLarge("big")
-	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: local.Path(), Net: "unixpacket"})
+	g, err := samenodetest.Visit(local.Path(), "", local.Key(""))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close()
-	said, rights := make([]byte, 4096), make([]byte, unix.CmsgSpace(4))
-	n, _, _, _, err := c.ReadMsgUnix(said, rights)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var hello struct{ Ring string }
-	mustUnmarshal(t, said[:n], &hello)
+	defer g.Close()
 	letGo := func(slot uint64) {
 		var records [32]byte
 		records[0], records[16] = 1, 2 // taken, released
 		binary.LittleEndian.PutUint64(records[8:], slot)
 		binary.LittleEndian.PutUint64(records[24:], slot)
-		if _, err := c.Write(records[:]); err != nil {
+		if _, err := g.Conn.Write(records[:]); err != nil {
 			t.Error(err)
 		}
 	}
-	stream, err := f.client.DoGet(metadata.AppendToOutgoingContext(t.Context(), ringHeader, hello.Ring+"/1"),
+	stream, err := f.client.DoGet(metadata.AppendToOutgoingContext(t.Context(), ringHeader, g.Ring+"/1"),
 		&flight.Ticket{Ticket: []byte(`{"dataset": "big", "batch": 4}`)})
 	if err != nil {
 		t.Fatal(err)

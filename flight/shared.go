@@ -2,12 +2,15 @@ package flight
 
 import (
 	"context"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"os"
 	"time"
 
 	"google.golang.org/grpc/metadata"
 
+	"bowstring/fetch"
 	"bowstring/flight/samenode"
 	"bowstring/schema"
 )
@@ -41,7 +44,7 @@ func (s *Server) sharing(ctx context.Context) (*shared, error) {
 	if err != nil {
 		return nil, err
 	}
-	ring := s.opts.SameNode.Ring(id)
+	ring := s.opts.SameNode.Ring(id, fetch.CallerFrom(ctx).Principal)
 	if ring == nil {
 		return nil, nil
 	}
@@ -179,7 +182,7 @@ func largeBytes(v *schema.Vector) (n int64) {
 func padded(n int64) int64 { return (n + bufferAlignment - 1) &^ (bufferAlignment - 1) }
 
 // sameNode is the action that says where rings are to be had.
-func (s *Server) sameNode(_ context.Context, b []byte, send func([]byte) error) error {
+func (s *Server) sameNode(ctx context.Context, b []byte, send func([]byte) error) error {
 	if err := body(b, &struct{}{}); err != nil {
 		return err
 	}
@@ -187,11 +190,15 @@ func (s *Server) sameNode(_ context.Context, b []byte, send func([]byte) error) 
 	if local == nil {
 		return nil
 	}
+	caller := fetch.CallerFrom(ctx).Principal
 	said, err := json.Marshal(struct {
 		Version int    `json:"version"`
 		Server  string `json:"server"`
 		Socket  string `json:"socket"`
-	}{samenode.Version, local.Name(), local.Path()})
+		UID     int    `json:"uid"` // that the socket's program has, as the kernel reports it
+		Caller  string `json:"caller"`
+		Key     string `json:"key"`
+	}{samenode.Version, local.Name(), local.Path(), os.Geteuid(), caller, hex.EncodeToString(local.Key(caller))})
 	if err != nil {
 		return err
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"net"
 	"path/filepath"
 	"slices"
 	"sync/atomic"
@@ -17,46 +16,27 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"bowstring/flight/samenode"
+	"bowstring/flight/samenode/samenodetest"
 	"bowstring/schema"
 )
 
 // ringClient is a client on the server's node: it has a ring's name, and maps the ring.
 func ringClient(t *testing.T, s *samenode.Server) (name string, memory []byte) {
 	t.Helper()
-	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: s.Path(), Net: "unixpacket"})
+	g, err := samenodetest.Visit(s.Path(), "", s.Key(""))
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = c.Close() })
-	said, rights := make([]byte, 4096), make([]byte, unix.CmsgSpace(4))
-	n, rn, _, _, err := c.ReadMsgUnix(said, rights)
-	if err != nil {
-		t.Fatal(err)
+	t.Cleanup(g.Close)
+	if g.Ring == "" {
+		t.Fatal(g.Refused)
 	}
-	var hello struct {
-		Ring  string
-		Bytes int
-	}
-	if err := json.Unmarshal(said[:n], &hello); err != nil {
-		t.Fatal(err)
-	}
-	messages, err := unix.ParseSocketControlMessage(rights[:rn])
-	if err != nil || len(messages) != 1 {
-		t.Fatalf("%d control messages: %v", len(messages), err)
-	}
-	fds, err := unix.ParseUnixRights(&messages[0])
-	if err != nil || len(fds) != 1 {
-		t.Fatalf("%d descriptors: %v", len(fds), err)
-	}
-	memory, err = unix.Mmap(fds[0], 0, hello.Bytes, unix.PROT_READ, unix.MAP_SHARED)
-	if err := unix.Close(fds[0]); err != nil {
-		t.Error(err)
-	}
+	memory, err = unix.Mmap(int(g.File.Fd()), 0, int(g.Bytes), unix.PROT_READ, unix.MAP_SHARED)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Munmap(memory) })
-	return hello.Ring, memory
+	return g.Ring, memory
 }
 
 // bodyOf is a frame as a client reads it.
@@ -89,7 +69,7 @@ func TestSharedIsTheSameBatch(t *testing.T) {
 		}
 	}()
 	name, memory := ringClient(t, local)
-	ring := local.Ring(name)
+	ring := local.Ring(name, "")
 	if ring == nil {
 		t.Fatal("the server does not know the ring that it gave")
 	}

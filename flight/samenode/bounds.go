@@ -7,8 +7,8 @@ import (
 	"bowstring/schema"
 )
 
-// newRing makes a ring for a user at the other end of a socket, within what all may have and what one may.
-func (s *Server) newRing(uid uint32, c *net.UnixConn) (*Ring, error) {
+// newRing makes a ring for a caller, a program of a user at the other end of a socket, within what all may have and what one may.
+func (s *Server) newRing(caller string, uid uint32, c *net.UnixConn) (*Ring, error) {
 	n := s.opts.RingBytes
 	if err := s.reserve(uid, n); err != nil {
 		s.mu.Lock()
@@ -16,13 +16,14 @@ func (s *Server) newRing(uid uint32, c *net.UnixConn) (*Ring, error) {
 		s.mu.Unlock()
 		return nil, err
 	}
-	freed := func() { s.unreserve(uid, n) }
-	m, err := newMemory(n, freed)
+	gone := func() { s.unreserve(uid, n) }
+	m, err := newMemory(n, s.watch, gone)
 	if err != nil {
-		freed()
+		gone()
 		return nil, err
 	}
 	r := newRing(newName(), m)
+	r.caller = caller
 	r.most, r.node, r.conn = s.opts.PinnedBytes, s.pinned, c
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -31,17 +32,18 @@ func (s *Server) newRing(uid uint32, c *net.UnixConn) (*Ring, error) {
 	return r, nil
 }
 
-// reserve counts a ring of a user.
+// reserve counts a ring of a user, until the kernel has its memory back: see watch.
 func (s *Server) reserve(uid uint32, n int64) error {
 	s.counting.Lock()
 	defer s.counting.Unlock()
 	var err error
 	if all, own := s.memory.Load(), s.users[uid]; all+n > s.opts.Memory {
-		err = fmt.Errorf("%w: clients on this node have shared memory of %d bytes, and may have %d together",
+		err = fmt.Errorf("%w: clients on this node have shared memory of %d bytes, that of ended rings included "+
+			"which they have not let go of, and may have %d together",
 			schema.ErrLimit, all, s.opts.Memory)
 	} else if own+n > s.opts.UserMemory {
-		err = fmt.Errorf("%w: user %d has shared memory of %d bytes, and may have %d", schema.ErrLimit, uid, own,
-			s.opts.UserMemory)
+		err = fmt.Errorf("%w: user %d has shared memory of %d bytes, that of ended rings included which its "+
+			"processes have not let go of, and may have %d", schema.ErrLimit, uid, own, s.opts.UserMemory)
 	}
 	if err != nil {
 		return err

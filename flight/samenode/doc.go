@@ -1,8 +1,9 @@
 // Package samenode shares memory with clients on the server's node, so that the bytes of
 // blobs need not go through a socket.
 //
-// A client connects to a unix socket and is given a [Ring]: a piece of memory of its own,
-// which it maps and can only read. The socket's end is the ring's end. Calls come by
+// A client connects to a unix socket. It and the server prove to each other who they are, and it is given a [Ring]: a
+// piece of memory of its own, which it maps and can only read. The socket's end is the ring's end; its memory counts
+// until the kernel has it back, which is when no process has a descriptor or a mapping of it any more. Calls come by
 // Flight as ever and name the ring; the server then puts the large buffers of a record
 // batch into it, one copy, and says in the batch's metadata where they lie. By the socket
 // the client says what it has taken and what it has let go of. A slot is written again

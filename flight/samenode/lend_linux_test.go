@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"bowstring/flight/samenode/samenodetest"
 )
 
 // handedOver reads the next thing that the server hands over, and its descriptor.
@@ -69,14 +71,14 @@ func isLocked(t *testing.T, f *os.File) bool {
 	return true
 }
 
-func referring(t *testing.T) (s *Server, c *net.UnixConn, r *Ring) {
+func referring(t *testing.T) (s *Server, g *samenodetest.Guest, r *Ring) {
 	t.Helper()
 	s = listen(t, Options{RingBytes: 1 << 20, References: true})
-	c, hello, _ := visit(t, s)
-	if r = s.Ring(hello.Ring); r == nil {
+	g = visit(t, s)
+	if r = s.Ring(g.Ring, ""); r == nil {
 		t.Fatal("the server does not know the ring that it gave")
 	}
-	return s, c, r
+	return s, g, r
 }
 
 func slotOf(t *testing.T, r *Ring) *Slot {
@@ -91,7 +93,7 @@ func slotOf(t *testing.T, r *Ring) *Slot {
 // A client can read the file that it was handed, once for all slots, and nothing else, also when it has lost its name;
 // and as long as it has a mapping of it, others can tell.
 func TestFilesCanOnlyBeRead(t *testing.T) {
-	_, c, r := referring(t)
+	_, g, r := referring(t)
 	defer r.Leave()
 	f := aFile(t, "content of a segment")
 	if err := os.Remove(f.Name()); err != nil {
@@ -106,7 +108,7 @@ func TestFilesCanOnlyBeRead(t *testing.T) {
 		}
 		slot.Sent()
 	}
-	h, fd := handedOver(t, c)
+	h, fd := handedOver(t, g.Conn)
 	if h.File != 1 || h.Bytes != 4096 || len(h.Forget) != 0 {
 		t.Errorf("the client was told %+v", h)
 	}
@@ -147,7 +149,7 @@ func TestFilesCanOnlyBeRead(t *testing.T) {
 
 // A client is handed files for as long as it is there, long after the time that it had to take its ring.
 func TestFilesAreHandedOverLate(t *testing.T) {
-	_, c, r := referring(t)
+	_, g, r := referring(t)
 	defer r.Leave()
 	if err := r.conn.SetWriteDeadline(time.Now().Add(-time.Hour)); err != nil {
 		t.Fatal(err)
@@ -157,7 +159,7 @@ func TestFilesAreHandedOverLate(t *testing.T) {
 	if _, ok := slot.Refer(aFile(t, ""), 1); !ok {
 		t.Fatal("the file cannot be had")
 	}
-	h, fd := handedOver(t, c)
+	h, fd := handedOver(t, g.Conn)
 	_ = unix.Close(fd)
 	if h.File != 1 {
 		t.Errorf("the client was told %+v", h)
@@ -166,7 +168,7 @@ func TestFilesAreHandedOverLate(t *testing.T) {
 
 // A client that takes nothing of what it is handed keeps nobody waiting: it gets copies.
 func TestWhoTakesNothingGetsNoMore(t *testing.T) {
-	_, c, r := referring(t)
+	_, g, r := referring(t)
 	slot := slotOf(t, r)
 	n := 0
 	for ; n < 10*maxFiles; n++ {
@@ -182,26 +184,15 @@ func TestWhoTakesNothingGetsNoMore(t *testing.T) {
 	}
 	slot.Drop()
 	r.Leave()
-	goAwayUnread(t, c)
+	goAway(t, g)
 	if _, ok := (&Slot{ring: r}).Refer(aFile(t, ""), 1); ok {
 		t.Error("a client that is gone was handed a file")
 	}
 }
 
-// goAwayUnread is goAway for a client that has not read all.
-func goAwayUnread(t *testing.T, c *net.UnixConn) {
-	t.Helper()
-	if err := c.CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
-	for n := 1; n > 0; {
-		n, _ = c.Read(make([]byte, 4096))
-	}
-}
-
 // Files that are gone are forgotten when another is handed over, but for those that a slot refers to.
 func TestFilesAreForgotten(t *testing.T) {
-	_, c, r := referring(t)
+	_, g, r := referring(t)
 	defer r.Leave()
 	kept, done := slotOf(t, r), slotOf(t, r)
 	names := map[string]*os.File{}
@@ -215,7 +206,7 @@ func TestFilesAreForgotten(t *testing.T) {
 		if _, ok := slot.Refer(f, 1); !ok {
 			t.Fatalf("%s cannot be handed over", name)
 		}
-		handedOver(t, c)
+		handedOver(t, g.Conn)
 		if name != "there" && name != "closed" {
 			if err := os.Remove(f.Name()); err != nil {
 				t.Fatal(err)
@@ -227,7 +218,7 @@ func TestFilesAreForgotten(t *testing.T) {
 	if _, ok := kept.Refer(aFile(t, ""), 1); !ok {
 		t.Fatal("no more files")
 	}
-	h, _ := handedOver(t, c)
+	h, _ := handedOver(t, g.Conn)
 	if h.File != 5 || !slices.Equal(h.Forget, []uint64{2, 3}) {
 		t.Errorf("the client was told %+v, want that 2 and 3 are gone", h)
 	}
@@ -235,14 +226,14 @@ func TestFilesAreForgotten(t *testing.T) {
 	if _, ok := slotOf(t, r).Refer(aFile(t, ""), 1); !ok {
 		t.Fatal("no more files")
 	}
-	if h, _ := handedOver(t, c); !slices.Equal(h.Forget, []uint64{1}) {
+	if h, _ := handedOver(t, g.Conn); !slices.Equal(h.Forget, []uint64{1}) {
 		t.Errorf("the client was told %+v, want that 1 is gone", h)
 	}
 }
 
 // Whatever a client says, it lets go of its own slots alone, and gets no file that it was not referred to.
 func TestClientsThatLieAboutReferences(t *testing.T) {
-	s, c, r := referring(t)
+	s, g, r := referring(t)
 	defer r.Leave()
 	slot := slotOf(t, r)
 	f := aFile(t, "mine")
@@ -250,7 +241,7 @@ func TestClientsThatLieAboutReferences(t *testing.T) {
 		t.Fatal("no file")
 	}
 	slot.Sent()
-	liar, hello, _ := visit(t, s)
+	liar := visit(t, s)
 	var lies []byte
 	for kind := byte(saysTaken); kind <= saysEnded; kind++ {
 		for number := range uint64(80) {
@@ -258,23 +249,23 @@ func TestClientsThatLieAboutReferences(t *testing.T) {
 		}
 	}
 	for range 2 {
-		if _, err := liar.Write(lies); err != nil {
+		if _, err := liar.Conn.Write(lies); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := liar.Write(make([]byte, record)); err != nil { // no kind: there is nothing that asks for a file
+	if _, err := liar.Conn.Write(make([]byte, record)); err != nil { // no kind: there is nothing that asks for a file
 		t.Fatal(err)
 	}
-	if n, err := liar.Read(make([]byte, 1)); n > 0 || err == nil {
+	if n, err := liar.Conn.Read(make([]byte, 1)); n > 0 || err == nil {
 		t.Errorf("the server says %d bytes to who asks for a file: %v", n, err)
 	}
-	if s.Ring(hello.Ring) != nil {
+	if s.Ring(liar.Ring, "") != nil {
 		t.Error("the ring of a client that was sent away is lent")
 	}
 	if st := s.Stats(); st.Pinned != 1 || st.Referred != 1 {
 		t.Errorf("%+v: want the other client's reference", st)
 	}
-	goAwayUnread(t, c)
+	goAway(t, g)
 	if st := s.Stats(); st.Pinned != 0 {
 		t.Errorf("%d bytes are pinned after the client's end", st.Pinned)
 	}

@@ -15,11 +15,11 @@ type memory struct {
 	bytes []byte
 	give  *os.File // for the client
 	once  sync.Once
-	freed func()
 }
 
-// newMemory makes n bytes. They are zeros, and take no room before they are written.
-func newMemory(n int64, freed func()) (m *memory, err error) {
+// newMemory makes n bytes. They are zeros, and take no room before they are written. If there is no error, w calls gone
+// when the kernel has them back: this process has freed them, and no other one has them.
+func newMemory(n int64, w *watch, gone func()) (m *memory, err error) {
 	fd, err := unix.MemfdCreate("bowstring-ring", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
 		return nil, fmt.Errorf("memfd_create: %w", err)
@@ -45,19 +45,23 @@ func newMemory(n int64, freed func()) (m *memory, err error) {
 		_ = unix.Munmap(bytes)
 		return nil, fmt.Errorf("sealing shared memory: %w", err)
 	}
-	return &memory{bytes: bytes, give: f, freed: freed}, nil
+	if err := w.add(f, gone); err != nil {
+		_ = unix.Munmap(bytes)
+		return nil, err
+	}
+	return &memory{bytes: bytes, give: f}, nil
 }
 
 // given closes the server's end of what the client has by now. The mapping stays.
 func (m *memory) given() { _ = m.give.Close() }
 
-// free gives the memory back. Further calls do nothing.
+// free lets go of the memory in this process. The kernel has it back once clients have let go of it, too. Further calls
+// do nothing.
 func (m *memory) free() {
 	m.once.Do(func() {
 		_ = m.give.Close()
 		_ = unix.Munmap(m.bytes)
 		m.bytes = nil
-		m.freed()
 	})
 }
 

@@ -4,6 +4,7 @@ package samenode
 
 import (
 	"errors"
+	"log/slog"
 	"net"
 	"os"
 )
@@ -14,7 +15,15 @@ type memory struct {
 	give  *os.File
 }
 
-func newMemory(int64, func()) (*memory, error) {
+// watch reports when memory that was shared is gone.
+type watch struct{}
+
+func newWatch() (*watch, error) { return nil, errors.New("not possible here") }
+
+func (*watch) run(*slog.Logger) {}
+func (*watch) close() error     { return nil }
+
+func newMemory(int64, *watch, func()) (*memory, error) {
 	return nil, errors.New("memory can be shared with clients on Linux only")
 }
 

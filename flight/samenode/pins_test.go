@@ -17,7 +17,7 @@ func (p pinnedBlob) Unpin() { p.out.Add(-1) }
 // referringRing is a testRing that may have so many bytes pinned, and a way to make a slot that refers to some.
 func referringRing(most, all int64) (r *Ring, out *atomic.Int64,
 	refer func(ctx context.Context, n int64) (*Slot, bool, error)) {
-	r, _ = testRing(1 << 14)
+	r = testRing(1 << 14)
 	r.most, r.node = most, &pinned{most: all}
 	out = &atomic.Int64{}
 	return r, out, func(ctx context.Context, n int64) (*Slot, bool, error) {
@@ -155,7 +155,7 @@ func TestPinsAreBounded(t *testing.T) {
 
 // Without the option nothing is referred to.
 func TestNothingIsReferredTo(t *testing.T) {
-	r, _ := testRing(1 << 14)
+	r := testRing(1 << 14)
 	if r.Refers() {
 		t.Error("a ring refers to blobs that was not told to")
 	}

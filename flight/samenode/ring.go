@@ -21,6 +21,7 @@ const align = 64
 // lets go. Its bytes are the server's to write only while it is being written.
 type Ring struct {
 	id     string
+	caller string // who was given it
 	memory *memory
 	size   int64
 
@@ -270,8 +271,8 @@ func (r *Ring) wakeLocked() {
 	r.changed = make(chan struct{})
 }
 
-// close ends the ring. Its memory is given back when the last call has left; what the
-// client has mapped of it stays the client's. What slots refer to is pinned no more.
+// close ends the ring. This process lets go of its memory when the last call has left; what the client has mapped of it
+// stays the client's, and counts as long as the client has it. What slots refer to is pinned no more.
 func (r *Ring) close() {
 	r.mu.Lock()
 	defer r.unlock()

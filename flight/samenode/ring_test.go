@@ -10,12 +10,10 @@ import (
 )
 
 // testRing is a ring over ordinary memory.
-func testRing(n int64) (*Ring, *bool) {
-	freed := false
-	m := &memory{bytes: make([]byte, n), freed: func() { freed = true }}
+func testRing(n int64) *Ring {
+	m := &memory{bytes: make([]byte, n)}
 	m.once.Do(func() {}) // there is nothing to unmap
-	r := newRing("ring", m)
-	return r, &freed
+	return newRing("ring", m)
 }
 
 // Slots never overlap, whatever a client says and in whatever order, and what is writing
@@ -24,7 +22,7 @@ func TestRingNeverOverlaps(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 1))
-	r, _ := testRing(1 << 14)
+	r := testRing(1 << 14)
 	type held struct {
 		slot *Slot
 		mark byte
@@ -93,7 +91,7 @@ func TestRingWaits(t *testing.T) {
 		return s
 	}
 	synctest.Test(t, func(t *testing.T) {
-		r, _ := testRing(1 << 20)
+		r := testRing(1 << 20)
 		a, b := reserve(r, 1<<19), reserve(r, 1<<19)
 		a.Sent()
 		b.Sent()
@@ -138,7 +136,7 @@ func TestRingWaits(t *testing.T) {
 // A call that is cancelled waits no longer, and has nothing. Another call on the ring waits on.
 func TestRingCancelled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r, _ := testRing(1 << 20)
+		r := testRing(1 << 20)
 		var full []*Slot
 		for range 2 {
 			s, _, err := r.Reserve(t.Context(), 1, 1<<19)
@@ -178,7 +176,7 @@ func TestRingCancelled(t *testing.T) {
 
 // A call that the client has ended gets nothing more, and what it was sent and did not take is free.
 func TestRingEndedCall(t *testing.T) {
-	r, _ := testRing(1 << 20)
+	r := testRing(1 << 20)
 	one, _, _ := r.Reserve(t.Context(), 1, 1<<16)
 	two, _, _ := r.Reserve(t.Context(), 1, 1<<16)
 	late, _, _ := r.Reserve(t.Context(), 1, 1<<16)
@@ -200,7 +198,7 @@ func TestRingEndedCall(t *testing.T) {
 
 // What makes no sense is not believed.
 func TestRingHears(t *testing.T) {
-	r, _ := testRing(1 << 20)
+	r := testRing(1 << 20)
 	for _, b := range [][]byte{make([]byte, 1), make([]byte, record), append([]byte{9}, make([]byte, record-1)...)} {
 		if r.hear(b) {
 			t.Errorf("% x was believed", b)
@@ -211,7 +209,7 @@ func TestRingHears(t *testing.T) {
 func FuzzRingHears(f *testing.F) {
 	f.Add([]byte{saysTaken, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		r, _ := testRing(1 << 20)
+		r := testRing(1 << 20)
 		s, _, _ := r.Reserve(t.Context(), 5, 1<<16)
 		r.hear(b)
 		if !slices.Contains(r.slots, s) {

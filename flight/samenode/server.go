@@ -3,13 +3,11 @@ package samenode
 import (
 	"crypto/rand"
 	"encoding/binary"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"os"
-	"slices"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,7 +19,7 @@ import (
 
 const (
 	// Version is that of what is said by the socket.
-	Version = 1
+	Version = 2
 	// record is the length of what a client says, by the socket, about one slot or call.
 	record = 16
 	// maxRecords is how many a message may have.
@@ -36,10 +34,12 @@ const (
 // Server gives rings to clients on this node. It is safe for concurrent use.
 type Server struct {
 	opts     Options
-	name     string // of this server, so that a client knows whom it has found
+	name     string   // of this server, so that a client knows which one it has found
+	secret   [32]byte // that callers' keys are made of
 	listener *net.UnixListener
-	running  sync.WaitGroup // the acceptor, and a goroutine for each client
-	memory   atomic.Int64   // of rings that are mapped, in bytes; grows under counting
+	running  sync.WaitGroup // the acceptor, a goroutine for each client, and the watch
+	watch    *watch         // of the memory of rings
+	memory   atomic.Int64   // of rings, in bytes, as long as any process has it; grows under counting
 
 	pinned   *pinned          // of all rings
 	counting sync.Mutex       // after a ring's mutex, and with none after it
@@ -49,14 +49,17 @@ type Server struct {
 	rings  map[string]*Ring
 	conns  map[*net.UnixConn]struct{}
 	closed bool
-	given  int64 // rings that ever were given
-	gone   Stats // what was counted by rings that are closed
+	// greeted are clients that have yet to prove who they are, by user, none of which has none.
+	greeted map[uint32]int
+	given   int64 // rings that ever were given
+	gone    Stats // what was counted by rings that are closed
 }
 
 // Stats says what there is and what ever was.
 type Stats struct {
 	Rings   int   `json:"rings"`   // that clients have
-	Bytes   int64 `json:"bytes"`   // mapped for them, those included that a call is about to leave
+	Bytes   int64 `json:"bytes"`   // that rings take, from the ring's beginning until the kernel has its memory back
+	Kept    int64 `json:"kept"`    // of those, of rings that have ended: a client, or a call, has not let go yet
 	Held    int64 `json:"held"`    // of those, in slots that are not free
 	Given   int64 `json:"given"`   // rings ever
 	Sent    int64 `json:"sent"`    // bytes that ever went by a ring
@@ -80,21 +83,40 @@ func Listen(opts Options) (*Server, error) {
 	if err := removeStale(opts.Path); err != nil {
 		return nil, err
 	}
+	opts.warnOfFolder()
 	// The file has the right mode before anybody can connect: it is renamed into place.
 	hidden := opts.hidden()
 	_ = os.Remove(hidden)
+	w, err := newWatch()
+	if err != nil {
+		return nil, err
+	}
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: hidden, Net: "unixpacket"})
 	if err != nil {
-		return nil, fmt.Errorf("cannot listen on %s: %w", opts.Path, err)
+		return nil, errors.Join(fmt.Errorf("cannot listen on %s: %w", opts.Path, err), w.close())
 	}
 	l.SetUnlinkOnClose(false)
 	if err := errors.Join(os.Chmod(hidden, opts.Mode), os.Rename(hidden, opts.Path)); err != nil {
-		return nil, errors.Join(fmt.Errorf("cannot listen on %s: %w", opts.Path, err), l.Close(), os.Remove(hidden))
+		return nil, errors.Join(fmt.Errorf("cannot listen on %s: %w", opts.Path, err), l.Close(), os.Remove(hidden),
+			w.close())
 	}
-	s := &Server{opts: opts, name: newName(), listener: l, users: map[uint32]int64{}, rings: map[string]*Ring{},
-		conns: map[*net.UnixConn]struct{}{}, pinned: &pinned{most: opts.AllPinnedBytes}}
+	s := &Server{opts: opts, name: newName(), listener: l, watch: w, users: map[uint32]int64{},
+		rings: map[string]*Ring{}, greeted: map[uint32]int{}, conns: map[*net.UnixConn]struct{}{},
+		pinned: &pinned{most: opts.AllPinnedBytes}}
+	_, _ = rand.Read(s.secret[:]) // never fails
 	s.running.Go(s.accept)
+	s.running.Go(func() { w.run(opts.Logger) })
 	return s, nil
+}
+
+// warnOfFolder tells the operator of a folder in which others can put a program of theirs in the socket's place. Clients
+// find that out, and are served by TCP.
+func (o *Options) warnOfFolder() {
+	folder := filepath.Dir(o.Path)
+	if info, err := os.Stat(folder); err == nil && info.Mode()&0o022 != 0 && info.Mode()&os.ModeSticky == 0 {
+		o.Logger.Warn("other users can replace the socket by which clients on this node get shared memory: they may "+
+			"write to its folder", "folder", folder, "mode", info.Mode().Perm().String())
+	}
 }
 
 // removeStale removes a socket that nobody serves any more.
@@ -110,20 +132,17 @@ func removeStale(path string) error {
 	}
 	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: path, Net: "unixpacket"})
 	if err == nil {
+		uid, err := userOf(c)
 		_ = c.Close()
-		return fmt.Errorf("%w: another server listens on %s", schema.ErrExists, path)
+		if err != nil {
+			return fmt.Errorf("%w: another server listens on %s", schema.ErrExists, path)
+		}
+		return fmt.Errorf("%w: another server listens on %s, a program of user %d", schema.ErrExists, path, uid)
 	}
 	if !errors.Is(err, unix.ECONNREFUSED) {
 		return fmt.Errorf("socket %s: %w", path, err)
 	}
 	return os.Remove(path)
-}
-
-// newName is an identifier that nobody can guess.
-func newName() string {
-	var b [16]byte
-	_, _ = rand.Read(b[:]) // never fails
-	return hex.EncodeToString(b[:])
 }
 
 // Name is this server's, which it says to clients by the socket and by Flight.
@@ -132,13 +151,13 @@ func (s *Server) Name() string { return s.name }
 // Path is the socket's.
 func (s *Server) Path() string { return s.opts.Path }
 
-// Ring returns the ring of that name for a call, which leaves it in the end; nil if there
-// is none. Whoever can name it has been given it.
-func (s *Server) Ring(id string) *Ring {
+// Ring returns the ring of that name for a call, which leaves it in the end; nil if there is none, or if another caller
+// was given it.
+func (s *Server) Ring(id, caller string) *Ring {
 	s.mu.Lock()
 	r := s.rings[id]
 	s.mu.Unlock()
-	if r == nil || !r.enter() {
+	if r == nil || r.caller != caller || !r.enter() {
 		return nil
 	}
 	return r
@@ -150,6 +169,7 @@ func (s *Server) Stats() Stats {
 	defer s.mu.Unlock()
 	t := s.gone
 	t.Rings, t.Bytes, t.Given = len(s.rings), s.memory.Load(), s.given
+	t.Kept = max(t.Bytes-int64(len(s.rings))*s.opts.RingBytes, 0)
 	t.Pinned = s.pinned.bytes.Load()
 	for _, r := range s.rings {
 		r.addTo(&t)
@@ -174,7 +194,7 @@ func (r *Ring) addTo(t *Stats) {
 }
 
 // Close ends all rings, and waits until nothing of the server runs. Calls that have a ring
-// keep its memory until they leave. What rings refer to is pinned no more, though clients
+// keep its memory until they leave, and clients what they have mapped. What rings refer to is pinned no more, though clients
 // read it still: it comes after whatever could evict it has ended.
 func (s *Server) Close() error {
 	s.mu.Lock()
@@ -183,7 +203,7 @@ func (s *Server) Close() error {
 		_ = c.Close()
 	}
 	s.mu.Unlock()
-	err := errors.Join(s.listener.Close(), os.Remove(s.opts.Path))
+	err := errors.Join(s.listener.Close(), os.Remove(s.opts.Path), s.watch.close())
 	s.running.Wait()
 	return err
 }
@@ -219,8 +239,11 @@ func (s *Server) serve(c *net.UnixConn) {
 		s.mu.Unlock()
 		_ = c.Close() // last: who waits for it knows that all is given back
 	}()
-	uid, err := s.known(c)
-	r, err := s.give(c, uid, err)
+	caller, uid, err := s.greet(c)
+	var r *Ring
+	if err == nil {
+		r, err = s.give(c, caller, uid)
+	}
 	if err != nil {
 		s.opts.Logger.Info("a client on this node gets no shared memory", "error", err)
 		return
@@ -268,53 +291,4 @@ func (r *Ring) hear(b []byte) bool {
 		}
 	}
 	return true
-}
-
-// greeting is what the server says first, with the ring's file beside it.
-type greeting struct {
-	Version int    `json:"version"`
-	Server  string `json:"server"`
-	Ring    string `json:"ring,omitempty"`
-	Bytes   int64  `json:"bytes,omitempty"`
-	// Error says why there is no ring.
-	Error string `json:"error,omitempty"`
-}
-
-// known returns the client's user, and an error unless that one may have shared memory.
-func (s *Server) known(c *net.UnixConn) (uid uint32, err error) {
-	uid, err = userOf(c)
-	if err == nil && len(s.opts.UIDs) > 0 && !slices.Contains(s.opts.UIDs, uid) {
-		err = fmt.Errorf("%w: user %d may not have memory shared by this server", schema.ErrDenied, uid)
-	}
-	return uid, err
-}
-
-// give makes a ring for a user and hands it over, unless there is an error already.
-func (s *Server) give(c *net.UnixConn, uid uint32, err error) (*Ring, error) {
-	var r *Ring
-	if err == nil {
-		r, err = s.newRing(uid, c)
-	}
-	hello := greeting{Version: Version, Server: s.name}
-	var rights []byte
-	if err != nil {
-		hello.Error = err.Error()
-	} else {
-		hello.Ring, hello.Bytes = r.id, r.size
-		rights = unix.UnixRights(int(r.memory.give.Fd()))
-	}
-	said, jsonErr := json.Marshal(hello)
-	if jsonErr != nil {
-		return nil, jsonErr
-	}
-	_ = c.SetWriteDeadline(time.Now().Add(time.Second))
-	if _, _, sendErr := c.WriteMsgUnix(said, rights, nil); err == nil && sendErr != nil {
-		s.forget(r)
-		err = fmt.Errorf("handing shared memory over: %w", sendErr)
-	}
-	if err != nil {
-		return nil, err
-	}
-	r.memory.given()
-	return r, nil
 }

@@ -1,7 +1,6 @@
 package samenode
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -16,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"bowstring/flight/samenode/samenodetest"
 	"bowstring/schema"
 )
 
@@ -28,11 +28,9 @@ func listen(t *testing.T, opts Options) *Server {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
+		counted(t, s, 0) // clients have let go by now
 		if err := s.Close(); err != nil {
 			t.Error(err)
-		}
-		if n := s.memory.Load(); n != 0 {
-			t.Errorf("%d bytes are mapped after Close", n)
 		}
 		if _, err := os.Lstat(opts.Path); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("the socket is left: %v", err)
@@ -41,42 +39,43 @@ func listen(t *testing.T, opts Options) *Server {
 	return s
 }
 
-// visit connects as a client does.
-func visit(t *testing.T, s *Server) (c *net.UnixConn, hello greeting, fd int) {
+// visit connects as a client does, on behalf of nobody.
+func visit(t *testing.T, s *Server) *samenodetest.Guest {
 	t.Helper()
-	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: s.Path(), Net: "unixpacket"})
+	g, err := samenodetest.Visit(s.Path(), "", s.Key(""))
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = c.Close() })
-	said, rights := make([]byte, 4096), make([]byte, unix.CmsgSpace(4))
-	n, rn, _, _, err := c.ReadMsgUnix(said, rights)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal(said[:n], &hello); err != nil {
-		t.Fatal(err)
-	}
-	fd = -1
-	if messages, err := unix.ParseSocketControlMessage(rights[:rn]); err == nil && len(messages) == 1 {
-		fds, err := unix.ParseUnixRights(&messages[0])
-		if err != nil || len(fds) != 1 {
-			t.Fatalf("%d descriptors: %v", len(fds), err)
-		}
-		fd = fds[0]
-		t.Cleanup(func() { _ = unix.Close(fd) })
-	}
-	return c, hello, fd
+	t.Cleanup(g.Close)
+	return g
 }
 
-// goAway ends a client, and waits until the server has noticed: it closes its end last.
-func goAway(t *testing.T, c *net.UnixConn) {
+// goAway ends a client's socket, and waits until the server has noticed: it closes its end last.
+func goAway(t *testing.T, g *samenodetest.Guest) {
 	t.Helper()
-	if err := c.CloseWrite(); err != nil {
+	if err := g.Conn.CloseWrite(); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := c.Read(make([]byte, 1)); n > 0 || err == nil {
-		t.Fatalf("the server says %d bytes more: %v", n, err)
+	for n := 1; n > 0; { // what it was handed
+		n, _ = g.Conn.Read(make([]byte, 4096))
+	}
+}
+
+// letGo is goAway, and the client keeps no descriptor. It waits until the server counts n bytes.
+func letGo(t *testing.T, s *Server, g *samenodetest.Guest, n int64) {
+	t.Helper()
+	goAway(t, g)
+	g.Close()
+	counted(t, s, n)
+}
+
+// counted waits until the server counts n bytes of rings.
+func counted(t *testing.T, s *Server, n int64) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); s.Stats().Bytes != n; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%+v is counted, want %d bytes", s.Stats(), n)
+		}
 	}
 }
 
@@ -84,11 +83,12 @@ func goAway(t *testing.T, c *net.UnixConn) {
 // not write, not change its size, not take the seals off.
 func TestClientCanOnlyRead(t *testing.T) {
 	s := listen(t, Options{RingBytes: 1 << 20})
-	c, hello, fd := visit(t, s)
-	if hello.Version != Version || hello.Server != s.Name() || hello.Bytes != 1<<20 || fd < 0 {
-		t.Fatalf("the greeting is %+v, with descriptor %d", hello, fd)
+	g := visit(t, s)
+	if g.Bytes != 1<<20 || g.File == nil {
+		t.Fatalf("the client has %+v", g)
 	}
-	r := s.Ring(hello.Ring)
+	fd := int(g.File.Fd())
+	r := s.Ring(g.Ring, "")
 	if r == nil {
 		t.Fatal("the server does not know the ring that it gave")
 	}
@@ -130,8 +130,8 @@ func TestClientCanOnlyRead(t *testing.T) {
 		_ = f.Close()
 	}
 	// It goes while the call is under way: the memory stays until the call leaves it.
-	goAway(t, c)
-	if s.Ring(hello.Ring) != nil {
+	goAway(t, g)
+	if s.Ring(g.Ring, "") != nil {
 		t.Error("a ring whose client is gone is lent again")
 	}
 	copy(slot.Bytes(), "still mapped")
@@ -140,28 +140,26 @@ func TestClientCanOnlyRead(t *testing.T) {
 		t.Error("the ring's memory was given back under a call")
 	}
 	r.Leave()
-	if n := s.memory.Load(); n != 0 {
-		t.Errorf("%d bytes are mapped after the last call left", n)
-	}
 	if got := string(seen[slot.Offset:][:5]); got != "still" {
 		t.Errorf("what the client has mapped says %q after the ring's end", got)
+	}
+	if st := s.Stats(); st.Bytes != 1<<20 || st.Kept != 1<<20 || st.Rings != 0 {
+		t.Errorf("the client has a ring that has ended; %+v", st)
 	}
 }
 
 // Memory is bounded, and comes free with a client's end. Who gets none is told why.
 func TestMemoryIsBounded(t *testing.T) {
 	s := listen(t, Options{RingBytes: 1 << 20, Memory: 2 << 20})
-	one, _, _ := visit(t, s)
-	_, two, _ := visit(t, s)
-	_, three, fd := visit(t, s)
-	if two.Ring == "" || three.Ring != "" || fd >= 0 || three.Error == "" {
+	one, two, three := visit(t, s), visit(t, s), visit(t, s)
+	if two.Ring == "" || three.Ring != "" || three.File != nil || three.Refused == "" {
 		t.Errorf("the third client was told %+v", three)
 	}
 	if n := s.Stats().Refused; n != 1 {
 		t.Errorf("%d clients were refused", n)
 	}
-	goAway(t, one)
-	if _, four, _ := visit(t, s); four.Ring == "" {
+	letGo(t, s, one, 1<<20)
+	if four := visit(t, s); four.Ring == "" {
 		t.Errorf("where one is gone the next is told %+v", four)
 	}
 }
@@ -169,11 +167,11 @@ func TestMemoryIsBounded(t *testing.T) {
 // Users who may not are told so.
 func TestUsers(t *testing.T) {
 	me := uint32(os.Getuid())
-	if _, hello, _ := visit(t, listen(t, Options{UIDs: []uint32{me + 1}})); hello.Ring != "" || hello.Error == "" {
-		t.Errorf("a user who may not was told %+v", hello)
+	if g := visit(t, listen(t, Options{UIDs: []uint32{me + 1}})); g.Ring != "" || g.Refused == "" {
+		t.Errorf("a user who may not was told %+v", g)
 	}
-	if _, hello, _ := visit(t, listen(t, Options{UIDs: []uint32{me + 1, me}})); hello.Ring == "" {
-		t.Errorf("a user who may was told %+v", hello)
+	if g := visit(t, listen(t, Options{UIDs: []uint32{me + 1, me}})); g.Ring == "" {
+		t.Errorf("a user who may was told %+v", g)
 	}
 }
 
@@ -213,8 +211,7 @@ func TestStaleSocket(t *testing.T) {
 // or of no kind, ends it. The other's ring is none the worse.
 func TestClientsThatLie(t *testing.T) {
 	s := listen(t, Options{RingBytes: 1 << 20})
-	_, good, _ := visit(t, s)
-	r := s.Ring(good.Ring)
+	r := s.Ring(visit(t, s).Ring, "")
 	if r == nil {
 		t.Fatal("the server does not know the ring that it gave")
 	}
@@ -230,16 +227,16 @@ func TestClientsThatLie(t *testing.T) {
 		many[len(many)-8] = byte(i)
 	}
 	for _, last := range [][]byte{{1}, make([]byte, record), many[:record*3/2]} {
-		c, hello, _ := visit(t, s)
+		g := visit(t, s)
 		for _, b := range [][]byte{many, many, last} {
-			if _, err := c.Write(b); err != nil {
+			if _, err := g.Conn.Write(b); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if n, err := c.Read(make([]byte, 1)); n > 0 || err == nil {
+		if n, err := g.Conn.Read(make([]byte, 1)); n > 0 || err == nil {
 			t.Errorf("after % x the server says %d bytes: %v", last, n, err)
 		}
-		if s.Ring(hello.Ring) != nil {
+		if s.Ring(g.Ring, "") != nil {
 			t.Error("the ring of a client that was sent away is lent")
 		}
 	}
@@ -254,8 +251,17 @@ func TestClientsComeAndGo(t *testing.T) {
 	var clients sync.WaitGroup
 	for range 8 {
 		clients.Go(func() {
-			for range 100 {
-				c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: s.Path(), Net: "unixpacket"})
+			for i := range 100 {
+				if i%2 == 0 {
+					g, err := samenodetest.Visit(s.Path(), "", s.Key(""))
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					g.Close()
+					continue
+				}
+				c, err := samenodetest.Dial(s.Path())
 				if err != nil {
 					t.Error(err)
 					return
@@ -269,8 +275,9 @@ func TestClientsComeAndGo(t *testing.T) {
 		})
 	}
 	clients.Wait()
-	if st := s.Stats(); st.Rings != 0 || st.Bytes != 0 || st.Given+st.Refused == 0 {
-		t.Errorf("after all have gone: %+v", st)
+	counted(t, s, 0)
+	if st := s.Stats(); st.Rings != 0 || st.Given+st.Refused == 0 || len(s.greeted) != 0 {
+		t.Errorf("after all have gone: %+v, and %v are greeted", st, s.greeted)
 	}
 }
 
@@ -297,14 +304,13 @@ func TestLongestPath(t *testing.T) {
 // One user has so much and no more, and has it again when a client of his has gone.
 func TestUserMemoryIsBounded(t *testing.T) {
 	s := listen(t, Options{Mode: 0o666, RingBytes: 1 << 20, Memory: 4 << 20})
-	one, _, _ := visit(t, s)
-	_, two, _ := visit(t, s)
-	if _, three, fd := visit(t, s); two.Ring == "" || three.Ring != "" || fd >= 0 ||
-		!strings.Contains(three.Error, fmt.Sprintf("user %d", os.Getuid())) {
+	one, two := visit(t, s), visit(t, s)
+	if three := visit(t, s); two.Ring == "" || three.Ring != "" || three.File != nil ||
+		!strings.Contains(three.Refused, fmt.Sprintf("user %d", os.Getuid())) {
 		t.Errorf("the third client of a user was told %+v", three)
 	}
-	goAway(t, one)
-	if _, four, _ := visit(t, s); four.Ring == "" {
+	letGo(t, s, one, 1<<20)
+	if four := visit(t, s); four.Ring == "" {
 		t.Errorf("where one is gone the next is told %+v", four)
 	}
 }
@@ -313,13 +319,14 @@ func TestUserMemoryIsBounded(t *testing.T) {
 // and the client is told by the socket's end. What it says afterwards is still heard.
 func TestLease(t *testing.T) {
 	s := listen(t, Options{RingBytes: 1 << 20, Lease: 20 * time.Millisecond})
-	c, hello, fd := visit(t, s)
-	seen, err := unix.Mmap(fd, 0, 1<<20, unix.PROT_READ, unix.MAP_SHARED)
+	g := visit(t, s)
+	c := g.Conn
+	seen, err := unix.Mmap(int(g.File.Fd()), 0, 1<<20, unix.PROT_READ, unix.MAP_SHARED)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = unix.Munmap(seen) }()
-	r := s.Ring(hello.Ring)
+	r := s.Ring(g.Ring, "")
 	if r == nil {
 		t.Fatal("the server does not know the ring that it gave")
 	}
@@ -338,7 +345,7 @@ func TestLease(t *testing.T) {
 	if n, err := c.Read(make([]byte, 1)); n > 0 || err == nil {
 		t.Errorf("the client reads %d bytes: %v", n, err)
 	}
-	if s.Ring(hello.Ring) != nil {
+	if s.Ring(g.Ring, "") != nil {
 		t.Error("an abandoned ring is lent to another call")
 	}
 	if st := s.Stats(); st.Abandoned != 1 || st.Bytes != 1<<20 || st.Held != 1<<20 {

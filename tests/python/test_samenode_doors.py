@@ -1,18 +1,33 @@
-"""Shared memory beside TLS, tokens and rules: who gets blobs by it gets what the rules let through, and no more."""
+"""Shared memory beside TLS, tokens and rules: who gets blobs by it gets what the rules let through, and no more.
+
+And each end of the socket knows the other: programs that stand in for one are found out.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import json
+import mmap
+import multiprocessing
+import os
+import socket
 import subprocess
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import bowstring as package  # a fixture has its name
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
-from bowstring import _samenode
+from bowstring import _greeting, _samenode
+from conftest import StartNode
+from local_photos import Seen, a_ring, digests, photos, rings, ways
 from node import Node
 from pki import Authority
+from wire import until
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -69,3 +84,153 @@ def test_rules_hold(binary: Path, bowstring: Run, tmp_path: Path) -> None:
             pytest.raises(package.Unauthenticated),
         ):
             next(iter(client.dataset("seen").columns(["image"]).batches(ROWS)))
+
+
+@contextlib.contextmanager
+def standing_in(path: Path, says: Callable[[socket.socket, dict[str, Any]], None]) -> Iterator[list[dict[str, Any]]]:
+    """A program at a socket, which does something with the first message of each client."""
+    heard: list[dict[str, Any]] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):  # the test is over
+                while True:
+                    client, _ = listener.accept()
+                    with client, contextlib.suppress(OSError, ValueError):
+                        heard.append(json.loads(client.recv(4096)))
+                        says(client, heard[-1])
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield heard
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def test_a_stand_in_at_the_socket_is_found_out(
+    start: StartNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It knows the server's name, which every client is told, and shares memory of its own."""
+    node = start("--local", str(tmp_path / "socket"))
+    (place,) = package.connect(node.url).action("samenode")
+    shared = os.memfd_create("ring")
+    os.ftruncate(shared, 1 << 26)
+
+    def lie(client: socket.socket, hello: dict[str, Any]) -> None:
+        proof = _greeting._proof(b"a guess", "server", hello["nonce"], "0" * 32).decode()
+        said = {"version": _greeting.VERSION, "server": place["server"], "nonce": "0" * 32, "proof": proof}
+        client.send(json.dumps(said).encode())
+        given = json.dumps({"ring": "ring", "bytes": 1 << 26}).encode()
+        socket.send_fds(client, [given], [shared])
+        client.recv(4096)
+
+    monkeypatch.setenv("BOWSTRING_LOCAL", str(tmp_path / "taken"))
+    with standing_in(tmp_path / "taken", lie) as heard:
+        client = package.connect(node.url)
+        seen: Seen = {}
+        with pytest.warns(RuntimeWarning, match="does not know the key"):
+            came = [(batch, way) for batch, way in ways(photos(client).batches(16))]
+        for batch, _ in came:
+            seen.update(digests(batch))
+    os.close(shared)
+    assert heard
+    assert all(place["key"] not in json.dumps(hello) for hello in heard)
+    assert {way for _, way in came} == {"tcp"}
+    assert len(seen) == 300
+
+
+def test_a_program_of_another_user_is_found_out(start: StartNode, tmp_path: Path) -> None:
+    """Also one that would pass on what client and server say: nothing is said to it."""
+    node = start("--local", str(tmp_path / "socket"))
+    client = package.connect(node.url)
+    assert client.shares()
+    client.rings.close()
+    (told,) = client.action("samenode")
+    assert told["uid"] == os.geteuid()
+    client.rings.known([told | {"uid": told["uid"] + 1}])
+    with pytest.warns(RuntimeWarning, match=f"a program of user {os.geteuid()} listens"):
+        assert client.rings.borrow() is None
+    client.rings.known([told])
+    assert client.rings.borrow() is not None
+
+
+def test_a_ring_is_of_no_use_to_another_caller(binary: Path, bowstring: Run, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.json"
+    alice, bob = (
+        bowstring("token", "create", "--tokens", tokens, "--principal", who).stdout.strip() for who in ("alice", "bob")
+    )
+    flags = ["--tokens", tokens, "--local", tmp_path / "socket", "--insecure"]
+    with Node(binary, tmp_path / "store", *map(str, flags)) as node:
+        mine, theirs = package.connect(node.url, token=alice), package.connect(node.url, token=bob)
+        table = pa.table({"image": pa.array([image(i) for i in range(ROWS)], pa.large_binary())})
+        mine.ingest("seen", table)
+        (told,), (other) = mine.action("samenode"), theirs.action("samenode")
+        assert (told["caller"], other[0]["caller"]) == ("alice", "bob")
+        assert told["key"] != other[0]["key"]
+        ring = a_ring(mine)
+        for token, shared in ((bob, False), (alice, True)):
+            headers = [(b"authorization", f"Bearer {token}".encode()), (b"bowstring-ring", ring.begin().encode())]
+            reader = fl.connect(node.url).do_get(
+                fl.Ticket(json.dumps({"dataset": "seen", "batch": ROWS}).encode()),
+                fl.FlightCallOptions(headers=headers),
+            )
+            chunk = reader.read_chunk()
+            assert (b'"shared"' in chunk.app_metadata.to_pybytes()) == shared
+        # Nor does anybody get one in the name of another.
+        place = _greeting.Place.told(told)
+        with pytest.raises(OSError, match="does not know the key"):
+            _samenode.Ring(place._replace(key=bytes.fromhex(other[0]["key"])))
+
+
+def test_what_a_client_keeps_of_ended_rings_counts(start: StartNode, tmp_path: Path) -> None:
+    """A client that takes rings, ends them and keeps their memory has no more than its user may."""
+    node = start("--local", str(tmp_path / "socket"), "--local-ring=1MiB", "--local-memory=4MiB")
+    client = package.connect(node.url)
+    (told,) = client.action("samenode")
+    kept: list[mmap.mmap] = []
+    refused = 0
+    for _ in range(20):
+        try:
+            ring = _samenode.Ring(_greeting.Place.told(told))
+        except OSError as error:
+            assert "have not let go of" in str(error)  # noqa: PT017
+            refused += 1
+            continue
+        kept.append(ring._memory)
+        ring.close()
+    until(lambda: rings(client)["rings"] == 0, "all rings have ended")
+    assert (len(kept), refused) == (4, 16)
+    assert rings(client)["kept"] == rings(client)["bytes"] == 4 << 20
+    del ring
+    kept.clear()
+    gc.collect()
+    until(lambda: rings(client)["bytes"] == 0, "nothing is kept")
+
+
+def _wait(go: Any) -> None:
+    go.wait()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_keeps_nothing_of_rings_that_it_has_no_batch_of(start: StartNode, tmp_path: Path) -> None:
+    node = start("--local", str(tmp_path / "socket"))
+    client = package.connect(node.url)
+    with photos(client).batches(16) as batches:
+        next(batches)
+    assert rings(client)["bytes"] > 0
+    context = multiprocessing.get_context("fork")
+    go = context.Event()
+    child = context.Process(target=_wait, args=(go,))
+    child.start()
+    try:
+        client.rings.close()
+        del batches
+        gc.collect()
+        until(lambda: rings(client)["bytes"] == 0, "nothing is kept")
+    finally:
+        go.set()
+        child.join()

@@ -119,8 +119,10 @@ var (
 	makingNow     = gauge("operator_cells", "Cells being made, and those that wait for their turn.", "state")
 	makingWorkers = gauge("operator_workers", "Cells that may be made at once.")
 
-	ringsNow     = gauge("samenode_rings", "Rings of shared memory that clients on this node have.")
-	ringBytes    = gauge("samenode_bytes", "Bytes of rings that are mapped.")
+	ringsNow  = gauge("samenode_rings", "Rings of shared memory that clients on this node have.")
+	ringBytes = gauge("samenode_bytes", "Bytes that rings take, until the kernel has the memory back.")
+	ringKept  = gauge("samenode_kept_bytes", "Bytes of rings that have ended, of which a process has a descriptor "+
+		"or a mapping still.")
 	ringHeld     = gauge("samenode_held_bytes", "Bytes of rings in slots that clients have, or are about to have.")
 	ringsGiven   = counter("samenode_rings_total", "Rings given to clients.")
 	ringsRefused = counter("samenode_refused_total", "Clients on this node that got no ring.")

@@ -85,6 +85,7 @@ func (ch sink) sameNode(st *flight.Stats) {
 	s := st.SameNode
 	ch.send(ringsNow, float64(s.Rings))
 	ch.send(ringBytes, float64(s.Bytes))
+	ch.send(ringKept, float64(s.Kept))
 	ch.send(ringHeld, float64(s.Held))
 	ch.send(ringsGiven, float64(s.Given))
 	ch.send(ringsRefused, float64(s.Refused))

@@ -8,11 +8,13 @@ import os
 import socket
 import sys
 import time
+import warnings
 from typing import Any
 from urllib.parse import urlsplit
 
 from bowstring import _keeper
-from bowstring._samenode import VERSION, Ring
+from bowstring._greeting import VERSION, Place, StandInError
+from bowstring._samenode import Ring
 
 _REST = 60.0  # seconds that a ring is kept without a stream: others may need its memory
 
@@ -26,7 +28,7 @@ class Rings(_keeper.Tended):
         super().__init__()
         # A deque and no lock: streams give rings back from the collector, too, and a child has nobody to unlock it.
         self._free: collections.deque[Ring] = collections.deque()
-        self._server: tuple[str, str] | None = None  # the socket and the server's name
+        self._server: Place | None = None
         self._asked = False
 
     def known(self, answer: list[dict[str, Any]]) -> bool:
@@ -34,7 +36,7 @@ class Rings(_keeper.Tended):
         before, self._asked = self._server, True
         for said in answer:
             if said.get("version") == VERSION:
-                self._server = said["socket"], said["server"]
+                self._server = Place.told(said)
         return self._server != before
 
     @property
@@ -52,12 +54,14 @@ class Rings(_keeper.Tended):
                 if ring.alive:
                     return ring
                 ring.close()
-        path, server = self._server
+        place = self._server
         _keeper.keep(self)
         try:
-            return Ring(os.environ.get("BOWSTRING_LOCAL") or path, server)
-        except OSError:
+            return Ring(place._replace(path=os.environ.get("BOWSTRING_LOCAL") or place.path))
+        except OSError as error:
             self._asked = False  # it may be another server by now
+            if isinstance(error, StandInError):
+                warnings.warn(f"{error}; batches come by TCP", RuntimeWarning, stacklevel=2)
             return None
 
     def back(self, ring: Ring) -> None:

@@ -7,12 +7,9 @@ to write again when the last buffer over it is collected.
 
 from __future__ import annotations
 
-import array
 import collections
 import contextlib
 import ctypes
-import errno
-import json
 import mmap
 import os
 import select
@@ -21,17 +18,16 @@ import struct
 import sys
 import threading
 import weakref
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from bowstring import _keeper
+from bowstring._greeting import Place, greet, received
 from bowstring.errors import Unavailable
 
 _RECORD = struct.Struct("<B7xQ")
 _TAKEN, _RELEASED, _ENDED = 1, 2, 3
-VERSION = 1
 _PATIENCE = 2.0  # seconds for the server to hand a ring over, or to take what it is told
 _MOST_RECORDS = 256  # of a message to the server
 
@@ -100,7 +96,7 @@ class Ring(_keeper.Tended):
     The mapping lives as long as anything refers to it, whatever becomes of the server.
     """
 
-    def __init__(self, path: str, server: str) -> None:
+    def __init__(self, place: Place) -> None:
         super().__init__()
         self.leases = 0  # slots that this process has
         self.rested = 0.0  # since when no stream has it, by the monotonic clock
@@ -118,12 +114,11 @@ class Ring(_keeper.Tended):
         self._saying = threading.Lock()
         try:
             self._socket.settimeout(_PATIENCE)
-            self._socket.connect(path)
-            greeting, descriptors = _received(self._socket)
-            said = greeting or {}
+            self._socket.connect(place.path)
+            greet(self._socket, place)
+            given, descriptors = received(self._socket)
+            said = given or {}
             try:
-                if said.get("version") != VERSION or said.get("server") != server:
-                    raise OSError(f"another server listens on {path}")
                 if "ring" not in said or len(descriptors) != 1:
                     raise OSError(str(said.get("error", "the server shares no memory")))
                 self._memory = mmap.mmap(descriptors[0], said["bytes"], mmap.MAP_SHARED, mmap.PROT_READ)
@@ -134,7 +129,8 @@ class Ring(_keeper.Tended):
             self._socket.setblocking(False)
             self._address: int = pa.py_buffer(self._memory).address
             _spans[self._address] = self._address + len(self._memory)
-            weakref.finalize(self, _spans.pop, self._address, None).atexit = False
+            self._spanned = weakref.finalize(self, _spans.pop, self._address, None)
+            self._spanned.atexit = False
             _rings.add(self)
         except BaseException:
             self._socket.close()
@@ -171,7 +167,7 @@ class Ring(_keeper.Tended):
         """Take a file that the server has handed over. False if it has ended its side; BlockingIOError if none came."""
         whole, self.whole = self.whole, False  # also where a signal comes between
         try:
-            said, descriptors = _received(self._socket, socket.MSG_DONTWAIT)
+            said, descriptors = received(self._socket, socket.MSG_DONTWAIT)
         except BlockingIOError:
             self.whole = whole
             raise
@@ -291,24 +287,11 @@ class Ring(_keeper.Tended):
         if not self.referring:
             self._socket.close()
 
-
-def _received(connected: socket.socket, flags: int = 0) -> tuple[dict[str, Any] | None, list[int]]:
-    """A message of the server's, None at the end, and the descriptors that come with it."""
-    size = array.array("i").itemsize
-    message, ancillary, lost, _ = connected.recvmsg(4096, socket.CMSG_SPACE(size), socket.MSG_CMSG_CLOEXEC | flags)
-    descriptors = array.array("i")
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            descriptors.frombytes(data[: len(data) - len(data) % size])
-    if lost & socket.MSG_CTRUNC and not descriptors:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-    if not message:
-        return None, list(descriptors)
-    try:
-        said = json.loads(message)
-    except ValueError:
-        said = {}
-    return said if isinstance(said, dict) else {}, list(descriptors)
+    def unmap(self) -> None:
+        """Let go of the memory, of which this process has no slot: the server counts it as long as a process has it."""
+        with contextlib.suppress(BufferError, ValueError):
+            self._memory.close()
+            self._spanned()
 
 
 # All rings of the process: what a fork has to know of.
@@ -332,6 +315,8 @@ def _before_fork() -> None:
 def _in_child() -> None:
     for ring in list(_rings):
         ring.close()  # the parent has it, and its end is the ring's; unless this process reads files of the server's
+        if not (ring.leases or ring.forks or ring.referring):
+            ring.unmap()
 
 
 os.register_at_fork(before=_before_fork, after_in_child=_in_child)

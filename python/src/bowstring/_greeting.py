@@ -1,0 +1,84 @@
+"""Who a process and a server on its node are to each other, before the server shares memory with it."""
+
+from __future__ import annotations
+
+import array
+import errno
+import hashlib
+import hmac
+import json
+import os
+import socket
+import struct
+from typing import Any, NamedTuple
+
+VERSION = 2
+
+
+class Place(NamedTuple):
+    """Where a server shares memory with its callers, as it has told one of them by Flight."""
+
+    path: str  # of the socket
+    server: str
+    uid: int  # of the user whose program listens there
+    caller: str  # who is told, as the server names him
+    key: bytes  # by which both ends of the socket know each other
+
+    @classmethod
+    def told(cls, said: dict[str, Any]) -> Place:
+        return cls(said["socket"], said["server"], said["uid"], said["caller"], bytes.fromhex(said["key"]))
+
+
+class StandInError(OSError):
+    """At a server's socket there is a program that is not that server."""
+
+
+def greet(connected: socket.socket, place: Place) -> None:
+    """Make sure that the program at the other end is the server, and prove to it who calls.
+
+    Each end shows that it knows the key. A program in between, which passes on what both say, is found by its user: the
+    kernel says whose program listens, the server has said by Flight whose that is.
+    """
+    _, uid, _ = struct.unpack("3i", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    if uid != place.uid:
+        raise StandInError(
+            f"a program of user {uid} listens on {place.path}, and the server is one of user {place.uid}"
+        )
+    nonce = os.urandom(16).hex()
+    connected.send(json.dumps({"version": VERSION, "caller": place.caller, "nonce": nonce}).encode())
+    answer, descriptors = received(connected)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    said = answer or {}
+    if said.get("version") != VERSION or said.get("server") != place.server:
+        raise OSError(f"another server listens on {place.path}")
+    if "error" in said:
+        raise OSError(str(said["error"]))
+    theirs = str(said.get("nonce"))
+    if not hmac.compare_digest(_proof(place.key, "server", nonce, theirs), str(said.get("proof")).encode()):
+        raise StandInError(f"what listens on {place.path} has the server's name, and does not know the key")
+    connected.send(json.dumps({"proof": _proof(place.key, "client", nonce, theirs).decode()}).encode())
+
+
+def _proof(key: bytes, end: str, ours: str, theirs: str) -> bytes:
+    said = f"bowstring samenode {VERSION} {end} {ours} {theirs}".encode()
+    return hmac.new(key, said, hashlib.sha256).hexdigest().encode()
+
+
+def received(connected: socket.socket, flags: int = 0) -> tuple[dict[str, Any] | None, list[int]]:
+    """A message of the server's, None at the end, and the descriptors that come with it."""
+    size = array.array("i").itemsize
+    message, ancillary, lost, _ = connected.recvmsg(4096, socket.CMSG_SPACE(size), socket.MSG_CMSG_CLOEXEC | flags)
+    descriptors = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(data[: len(data) - len(data) % size])
+    if lost & socket.MSG_CTRUNC and not descriptors:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    if not message:
+        return None, list(descriptors)
+    try:
+        said = json.loads(message)
+    except ValueError:
+        said = {}
+    return said if isinstance(said, dict) else {}, list(descriptors)
