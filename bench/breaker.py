@@ -73,12 +73,14 @@ class Breaker:
 
     def ring(self, turn: int) -> None:
         """The same by shared memory; the client is closed then, so that its ring is given back."""
-        with bowstring.connect(self.url) as client:
-            with client.dataset("bench").columns(["image"]).shuffle(turn).batches(BATCH) as batches:
-                for _ in range(TAKEN):
-                    next(batches)
-                if batches.place is None or batches.place["transport"] != "shared":
-                    raise RuntimeError(f"a batch came by {batches.place}")
+        with (
+            bowstring.connect(self.url) as client,
+            client.dataset("bench").columns(["image"]).shuffle(turn).batches(BATCH) as batches,
+        ):
+            for _ in range(TAKEN):
+                next(batches)
+            if batches.place is None or batches.place["transport"] != "shared":
+                raise RuntimeError(f"a batch came by {batches.place}")
 
     def operators(self, turn: int) -> None:
         """Columns that are made while the stream is served."""

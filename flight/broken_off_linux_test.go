@@ -123,7 +123,7 @@ func (b *breaking) settled(way string, before kept) {
 		}
 	}
 	_, what := running()
-	b.t.Errorf("%s: %+v, and before %+v\n%s", way, now, before, what)
+	b.t.Fatalf("%s: %+v, and before %+v\n%s", way, now, before, what)
 }
 
 // connected is a connection of its own.

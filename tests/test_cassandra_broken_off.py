@@ -32,6 +32,11 @@ def goroutines(admin: int) -> int:
     return sum(int(g.split(maxsplit=1)[0]) for g in groups)
 
 
+def files(pid: int) -> int:
+    """Descriptors that a process has open."""
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
 def break_off(url: str, count: int) -> None:
     """Break off so many streams by each way, all ways at the same time."""
     script = ROOT / "bench" / "breaker.py"
@@ -63,9 +68,9 @@ def test_nothing_is_kept(
                 shared["rings"] + shared["held"] + shared["pinned"]  # fmt: skip
 
         until(lambda: has() == (0, 0, 0), "that nothing is held")
-        descriptors, running = len(os.listdir(f"/proc/{node.pid}/fd")), goroutines(admin)
+        descriptors, running = files(node.pid), goroutines(admin)
         break_off(node.url, STREAMS)
         until(lambda: has() == (0, 0, 0), "that nothing is held")
-        until(lambda: len(os.listdir(f"/proc/{node.pid}/fd")) <= descriptors, "that files are closed")
+        until(lambda: files(node.pid) <= descriptors, "that files are closed")
         until(lambda: goroutines(admin) <= running, "that goroutines end")
         assert read(client, dataset="bench", columns=["image"]).num_rows > 0  # there is room for others

@@ -97,7 +97,7 @@ class Watched(Server):
             window_kept_mb=stats["engine"]["window_used"] / MIB,
             pins=sum(shared.get(name, 0) for name in ("rings", "held", "pinned")),
             goroutines=sum(int(group.split(maxsplit=1)[0]) for group in self.goroutines()),
-            descriptors=len(os.listdir(f"/proc/{self.pid}/fd")),
+            descriptors=len(list(Path(f"/proc/{self.pid}/fd").iterdir())),
             rss_mb=anonymous_mb(self.pid),
         )
 
@@ -205,7 +205,9 @@ def _measure(context: Context, store: str, count: int) -> Kept:
                 breakers.break_off(way, count)
                 more = breakers.settled(before) - before
                 seconds = round(time.monotonic() - start, 1)
-                emit(case="broken_off", store=store, way=way, streams=count, seconds=seconds, **dataclasses.asdict(more))
+                emit(
+                    case="broken_off", store=store, way=way, streams=count, seconds=seconds, **dataclasses.asdict(more)
+                )
             found = breakers.settled(before)
             if found.goroutines > before.goroutines:
                 (context.folder / f"goroutines-{store}").write_text(

@@ -83,9 +83,8 @@ type Stream struct {
 }
 
 // call is what a stream serves: a context that it can end. A stream lets go of it
-// when it is closed: it leads to what a transport has, batches of this stream
-// among it, and nothing that a batch leads to may, or the collector would never
-// find one that was dropped.
+// when it is closed: it leads to what a transport has, and a consumer may keep a
+// batch, which leads to its stream, for long.
 type call struct {
 	ctx    context.Context //nolint:containedctx // a stream is a call under way
 	cancel context.CancelCauseFunc
