@@ -299,7 +299,7 @@ func closeRights(t *testing.T, rights []byte) {
 }
 
 // TestBrokenOff: whatever way streams are broken off, over whatever store, alone and many at once, nothing is left of
-// them: no memory of windows, no pin, no read, no ring, no goroutine, no descriptor. Nothing collects garbage meanwhile.
+// them: no memory of windows, no pin, no read, no ring, no goroutine, no descriptor. No garbage is collected for that.
 func TestBrokenOff(t *testing.T) {
 	const rounds, atOnce = 2, 3
 	for _, name := range []string{"embedded", "remote", "tls"} {
