@@ -56,7 +56,7 @@ func TestKeysFile(t *testing.T) {
 	first, second := strings.Repeat("first", 8), strings.Repeat("second", 8)
 	write(first + "\n")
 	log := &lockedBuffer{}
-	f, err := OpenKeys(path, slog.New(slog.NewTextHandler(log, nil)))
+	f, err := OpenKeys(path, nil, slog.New(slog.NewTextHandler(log, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +91,7 @@ func TestKeysFile(t *testing.T) {
 		!strings.Contains(text, "entries=2") {
 		t.Errorf("the log says %s", text)
 	}
-	if _, err := OpenKeys(path, slog.New(slog.DiscardHandler)); err == nil {
+	if _, err := OpenKeys(path, nil, slog.New(slog.DiscardHandler)); err == nil {
 		t.Error("a file that is not there was opened")
 	}
 }

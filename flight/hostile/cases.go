@@ -101,6 +101,15 @@ func requests() []Case {
 			descriptor(slow("all(["+zeros+"], all(["+zeros+"], # >= 0))"))),
 		asking("where with regular expressions", "GetFlightInfo", invalid, "instructions",
 			descriptor(slow(`file_name matches "`+strings.Repeat("a{1,1000}", 1500)+`"`))),
+		asking("where with classes of characters", "GetFlightInfo", invalid, "classes such as",
+			descriptor(slow("id matches `(?i)"+strings.Repeat("[B-\U0001e942]", 1800)+"`"))),
+		asking("where with a long path", "GetFlightInfo", invalid, "a path of more than",
+			descriptor(slow(`any([1, "x"], #`+strings.Repeat(".a", 8000)+" == 1)"))),
+		asking("where with literals that are joined", "GetFlightInfo", invalid, "nodes",
+			descriptor(slow(`id == "`+strings.Repeat("x", 8000)+`"`+strings.Repeat(`+"a"`, 2000)))),
+		info("where of ranges within ranges", slow(ranges(120)+" == 1")),
+		info("columns of ranges within ranges", fmt.Sprintf(
+			`{"dataset": %q, "operators": {"a": {"expression": %q}, "b": {"expression": %[2]q}}}`, Dataset, ranges(120))),
 		info("endpoints with a long where", fmt.Sprintf(`{"dataset": %q, "world": {"size": 65536}, "where": %q}`,
 			Dataset, strings.Repeat("position >= 0 and ", 800)+"true")),
 		info("pad of a batch of 2^31-1", fmt.Sprintf(`{"dataset": %q, "batch": 2147483647, "remainder": "pad"}`,
@@ -165,4 +174,9 @@ func numbers(n int) string {
 		list[i] = fmt.Sprint(i * 3)
 	}
 	return strings.Join(list, ",")
+}
+
+// ranges is a number that is found by so many ranges, each within the next one.
+func ranges(n int) string {
+	return strings.Repeat("len(string(", n) + "position" + strings.Repeat(" in 1..9))", n)
 }
