@@ -15,13 +15,6 @@ import (
 	"bowstring/schema"
 )
 
-const (
-	// slowRead is what a slow read takes more.
-	slowRead = 3 * time.Second
-	// readTimeout is beyond all that a read takes which is slow alone.
-	readTimeout = 10 * time.Second
-)
-
 // ram is a store in memory, in virtual time: each call takes some, and reads
 // fail as they are told to. What was released is overwritten, and chunks of
 // manifests are mapped memory that nobody may touch any more.

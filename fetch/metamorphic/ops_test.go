@@ -6,8 +6,16 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"time"
 
 	"bowstring/schema"
+)
+
+const (
+	// slowRead is what a slow read takes more.
+	slowRead = 3 * time.Second
+	// readTimeout is beyond all that a read takes which is slow alone.
+	readTimeout = 10 * time.Second
 )
 
 // op is an operation: a JSON line. ID names what it makes, On what it acts upon;
