@@ -27,7 +27,7 @@ from wire import command, read, until
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 SAMPLES, SIZE, ROWS, EPOCHS = 400, 20_000, 60, 6
-OLD = "--peer-protocol=1"
+OLD = "--peer-protocol=2"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -73,6 +73,18 @@ def protocols(nodes: Nodes) -> set[int]:
     return {p["protocol"] for m in nodes.members for p in m.stats()["cluster"]["peers"] if p["up"]}
 
 
+def settled(nodes: Nodes, new: set[str]) -> bool:
+    """Whether each node knows all, and can ask those that speak its protocol: the new ones, or the others."""
+    names = {m.name for m in nodes.members}
+    for member in nodes.members:
+        cluster = member.stats()["cluster"]
+        alike = new if member.name in new else names - new
+        up = {p["node"] for p in cluster.get("peers", []) if p["up"]}
+        if {n["id"] for n in cluster["nodes"]} != names or up != alike - {member.name}:
+            return False
+    return True
+
+
 def attached(member: Member) -> dict[uuid.UUID, bytes]:
     with fl.connect(member.url) as client:
         return {row["id"]: row["data"] for row in read(client, dataset="attached", columns=["id", "data"]).to_pylist()}
@@ -80,29 +92,33 @@ def attached(member: Member) -> dict[uuid.UUID, bytes]:
 
 @pytest.mark.parametrize("nodes", [(OLD,)], indirect=True)
 def test_rolling_upgrade(nodes: Nodes) -> None:
-    """Programs of two protocols are one cluster: streams go on while nodes are replaced, one by one."""
+    """Programs of two protocols are one cluster: streams go on while nodes are replaced, one by one.
+
+    Nodes read from each other where they speak the same protocol, and from the store where they do not.
+    """
     whole = {uuid.UUID(int=i + 1): blob(i, SIZE) for i in range(ROWS)}
-    assert protocols(nodes) == {1}
+    assert protocols(nodes) == {2}
     found = Outcome(0)
     with Ranks(nodes, job(3, 32, 3, assign="local"), 3, until=True, compute=0.02) as ranks:
         ranks.go()
-        mixed = set()
+        mixed, new = set(), set[str]()
         for member in nodes.members:
             # A table of another program's, by way of nodes that were not there when it was first asked for.
             assert attached(member) == whole
             again(member, OLD)
-            nodes.whole()
+            new.add(member.name)
+            until(lambda: settled(nodes, new), "nodes find those of their protocol")
             mixed |= protocols(nodes)
             assert attached(member) == whole
         ranks.go()
         said = ranks.rest()
-    assert mixed == {1, 2}
-    assert protocols(nodes) == {2}
+    assert mixed == {2, 3}
+    assert protocols(nodes) == {3}
     judge(found, said, SAMPLES, 3)
     assert (found.lost, found.doubled, found.wrong) == (0, 0, 0), found
     assert found.epochs > 0
     assert found.broken > 0
-    # The blobs of attached tables were asked for from node to node, too.
+    # Nodes read from each other. Of attached tables, whose cells have no hash, they would by TLS alone.
     before = {m.name: m.stats()["engine"]["peer_reads"] for m in nodes.members}
     assert sum(before.values()) > 0
     for member in nodes.members:
