@@ -44,17 +44,17 @@ func parseKeys(file string, text []byte) (*[][]byte, error) {
 		case len(key) == 0:
 			continue
 		case len(key) < leastKey:
-			return nil, fmt.Errorf("%w: %s has a key of %d characters; want %d or more, such as openssl rand -hex 32 makes",
-				schema.ErrInvalid, file, len(key), leastKey)
+			return nil, fmt.Errorf("%w: %s has a key of %d characters; want %d or more, such as openssl rand -hex 32 "+
+				"makes", schema.ErrInvalid, file, len(key), leastKey)
 		case len(keys) == mostKeys:
-			return nil, fmt.Errorf("%w: %s has more than %d keys; want one a line, the one that this node proves with first",
-				schema.ErrInvalid, file, mostKeys)
+			return nil, fmt.Errorf("%w: %s has more than %d keys; want one a line, the one that this node proves with "+
+				"first", schema.ErrInvalid, file, mostKeys)
 		}
 		keys = append(keys, bytes.Clone(key))
 	}
 	if len(keys) == 0 {
-		return nil, fmt.Errorf("%w: %s has no key; want one of %d characters or more, such as openssl rand -hex 32 makes",
-			schema.ErrInvalid, file, leastKey)
+		return nil, fmt.Errorf("%w: %s has no key; want one of %d characters or more, such as openssl rand -hex 32 "+
+			"makes", schema.ErrInvalid, file, leastKey)
 	}
 	return &keys, nil
 }

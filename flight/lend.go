@@ -24,8 +24,8 @@ import (
 type Cluster struct {
 	// Name is the cluster's, and Node this node's.
 	Name, Node string
-	// Address is where others reach it, as HOST:PORT. nil, or "": it is not known. A node that looks for another address
-	// is not let in.
+	// Address is where others reach it, as HOST:PORT. nil, or "": it is not known. A node that looks for another
+	// address is not let in.
 	Address func() string
 	// Keys are what the nodes know each other by: whoever has one reads any blob whose
 	// key it knows, without being asked for rules. No key lets anybody in where there are

@@ -25,7 +25,8 @@ import (
 )
 
 // introduce has the stream of a lender meet the server.
-func introduce(stream grpc.ClientStream, method string, keys *peering.Keys, hello peering.Hello) (peering.Hello, error) {
+func introduce(stream grpc.ClientStream, method string, keys *peering.Keys,
+	hello peering.Hello) (peering.Hello, error) {
 	way := peering.Way{
 		Method: method,
 		Send:   func(b []byte) error { return stream.SendMsg(&wrapperspb.BytesValue{Value: b}) },

@@ -160,7 +160,8 @@ func TestLendStatuses(t *testing.T) {
 	f := serve(t, Options{Cluster: &Cluster{Node: "b", Egress: full}})
 	f.fill("d", 10)
 	ask := func(held bool) []byte {
-		return peering.AppendAsks(nil, []peering.Ask{{ID: 1, Ask: peers.Ask{Ref: schema.RefOf(content(1)), Held: held}}})
+		what := peers.Ask{Ref: schema.RefOf(content(1)), Held: held}
+		return peering.AppendAsks(nil, []peering.Ask{{ID: 1, Ask: what}})
 	}
 	for name, test := range map[string]struct {
 		zone   string

@@ -96,8 +96,8 @@ type table struct {
 	chunks [][]slot
 	slots  int
 	empty  []uint32
-	// first is the first slot of those whose keys have a hash. A look-up compares whole keys: the hash has 64 bits, of a
-	// map with the keys themselves each entry would take 30 bytes more.
+	// first is the first slot of those whose keys have a hash. A look-up compares whole keys: the hash has 64 bits, of
+	// a map with the keys themselves each entry would take 30 bytes more.
 	first map[uint64]uint32
 	hash  func(key *schema.Key) uint64
 	taken int64 // off it, since the cache was opened

@@ -49,8 +49,8 @@ func (f *clusterFlags) check() error {
 	if f.Cluster == "" {
 		if f.Node != "" || f.Advertise != "" || f.Zone != "" || f.ClusterKeyFile != "" || f.ClusterCA != "" ||
 			f.PeerPlaintext {
-			return fmt.Errorf("--node, --advertise, --zone, --cluster-key-file, --cluster-ca and --peer-plaintext are " +
-				"of a node of a cluster: --cluster names it")
+			return fmt.Errorf("--node, --advertise, --zone, --cluster-key-file, --cluster-ca and --peer-plaintext " +
+				"are of a node of a cluster: --cluster names it")
 		}
 		return nil
 	}
@@ -204,8 +204,8 @@ func (f *clusterFlags) described(id string, listen net.Addr, encrypted bool, spi
 		}
 	}
 	if encrypted && !f.PeerPlaintext && !strings.HasPrefix(n.Address, "grpc+tls://") {
-		return n, usagef("--advertise: got %s, want grpc+tls://HOST:PORT: the server has a certificate, and whoever asks "+
-			"it uses TLS; --peer-plaintext says that something before it takes off TLS", n.Address)
+		return n, usagef("--advertise: got %s, want grpc+tls://HOST:PORT: the server has a certificate, and who asks it "+
+			"uses TLS; --peer-plaintext says that something before it takes off TLS", n.Address)
 	}
 	return n, n.Check()
 }

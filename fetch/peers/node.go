@@ -63,8 +63,8 @@ func (n *node) usable() bool {
 	return n.link.Up() && (!n.silent.Load() || n.age()-n.probed.Load() >= int64(n.opts.Retry))
 }
 
-// vouches reports whether what the node sends for a blob can be relied on: it can be compared with its hash, or comes by
-// a way by which nothing comes but what the node has sent.
+// vouches reports whether what the node sends for a blob can be relied on: it can be compared with its hash, or comes
+// by a way by which nothing comes but what the node has sent.
 func (n *node) vouches(ref schema.BlobRef) bool { return ref.Hashed() || n.link.Secure() }
 
 // check compares what the node has sent with all that is known of a blob.

@@ -28,6 +28,12 @@ type key struct {
 	end    context.CancelFunc
 }
 
+func newKey(secret []byte) *key {
+	k := &key{secret: bytes.Clone(secret)}
+	k.gone, k.end = context.WithCancel(context.Background())
+	return k
+}
+
 // NewKeys returns keys with these secrets.
 func NewKeys(secrets ...[]byte) *Keys {
 	k := &Keys{}
@@ -46,8 +52,7 @@ func (k *Keys) Set(secrets ...[]byte) {
 			list[i] = k.list[at]
 			continue
 		}
-		list[i] = &key{secret: bytes.Clone(secret)}
-		list[i].gone, list[i].end = context.WithCancel(context.Background())
+		list[i] = newKey(secret)
 	}
 	for _, old := range k.list {
 		if !slices.Contains(list, old) {

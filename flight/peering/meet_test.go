@@ -14,9 +14,9 @@ import (
 )
 
 var (
-	oldKey   = bytes.Repeat([]byte("old "), 8)
-	newKey   = bytes.Repeat([]byte("new "), 8)
-	otherKey = bytes.Repeat([]byte("other "), 8)
+	firstKey  = bytes.Repeat([]byte("old "), 8)
+	secondKey = bytes.Repeat([]byte("new "), 8)
+	otherKey  = bytes.Repeat([]byte("other "), 8)
 )
 
 var errStranger = errors.New("the node is not let in")
@@ -91,10 +91,10 @@ func together(method, binding string) [2]Way {
 	return [2]Way{w, w}
 }
 
-// Two nodes that have a key in common get to know each other, whichever of two keys each proves with; so do two that have
-// none. In a rotation each step goes with the one before it and the one after it.
+// Two nodes that have a key in common get to know each other, whichever of two keys each proves with; so do two that
+// have none. In a rotation each step goes with the one before it and the one after it.
 func TestMeet(t *testing.T) {
-	steps := [][][]byte{{oldKey}, {oldKey, newKey}, {newKey, oldKey}, {newKey}}
+	steps := [][][]byte{{firstKey}, {firstKey, secondKey}, {secondKey, firstKey}, {secondKey}}
 	for i, of := range steps {
 		for j, with := range steps {
 			m := meet(guestWith(of...), hostWith(with...), together("m", "tls"), nil)
@@ -102,7 +102,8 @@ func TestMeet(t *testing.T) {
 				if err := errors.Join(m.guest, m.host); err != nil {
 					t.Errorf("a node of step %d asks one of step %d: %v", i, j, err)
 				}
-				if m.other.Node != "b" || m.hello.Node != "a" || m.hello.Zone != "z" || m.other.Protocols[0] != Protocol {
+				if m.other.Node != "b" || m.hello.Node != "a" || m.hello.Zone != "z" ||
+					m.other.Protocols[0] != Protocol {
 					t.Errorf("they know each other as %+v and %+v", m.other, m.hello)
 				}
 				if !bytes.Equal(m.hostKey.key.secret, of[0]) || !bytes.Equal(m.guestKey.key.secret, with[0]) {
@@ -110,7 +111,7 @@ func TestMeet(t *testing.T) {
 				}
 			}
 			for _, sent := range slices.Concat(m.fromGuest, m.spoke) {
-				for _, secret := range [][]byte{oldKey, newKey} {
+				for _, secret := range [][]byte{firstKey, secondKey} {
 					if bytes.Contains(sent, secret) {
 						t.Fatal("a key was sent")
 					}
@@ -130,10 +131,10 @@ func TestMeetStrangers(t *testing.T) {
 		guest Guest
 		host  Host
 	}{
-		"another key":  {guestWith(otherKey), hostWith(oldKey)},
-		"no key":       {guestWith(), hostWith(oldKey)},
-		"a part of it": {guestWith(oldKey[:31]), hostWith(oldKey)},
-		"an old one":   {guestWith(oldKey), hostWith(newKey)},
+		"another key":  {guestWith(otherKey), hostWith(firstKey)},
+		"no key":       {guestWith(), hostWith(firstKey)},
+		"a part of it": {guestWith(firstKey[:31]), hostWith(firstKey)},
+		"an old one":   {guestWith(firstKey), hostWith(secondKey)},
 	} {
 		m := meet(test.guest, test.host, together("m", "tls"), nil)
 		if !errors.Is(m.host, errStranger) || m.guest == nil {
@@ -143,7 +144,7 @@ func TestMeetStrangers(t *testing.T) {
 			t.Errorf("%s: a stranger was told %s", name, said)
 		}
 	}
-	m := meet(guestWith(oldKey), hostWith(), together("m", "tls"), nil)
+	m := meet(guestWith(firstKey), hostWith(), together("m", "tls"), nil)
 	if !errors.Is(m.guest, schema.ErrUnavailable) || len(m.fromGuest) != 1 {
 		t.Errorf("a host without the key, which wants no proof: %v, after %d messages", m.guest, len(m.fromGuest))
 	}
@@ -153,11 +154,11 @@ func TestMeetStrangers(t *testing.T) {
 		"zeros":         func([]byte) []byte { return make([]byte, proofBytes) },
 		"what it heard": func(proof []byte) []byte { return proof[1:] },
 	} {
-		g, err := guestWith(oldKey), error(nil)
+		g := guestWith(firstKey)
 		talk := newSaid("m", nil)
 		var heard []byte
 		answers := [][]byte{[]byte(`{"protocols":[3],"nonce":"` + strings.Repeat("A", 43) + `="}`)}
-		_, _, err = g.Meet(Way{Method: "m",
+		_, _, err := g.Meet(Way{Method: "m",
 			Send: func(b []byte) error { heard = b; talk.add(b); return nil },
 			Receive: func() ([]byte, error) {
 				if len(answers) > 0 {
@@ -175,20 +176,21 @@ func TestMeetStrangers(t *testing.T) {
 
 // What was heard once lets nobody in again, neither as the asking side nor as the answering one.
 func TestMeetReplayed(t *testing.T) {
-	heard := meet(guestWith(oldKey), hostWith(oldKey), together("m", "tls"), nil)
+	heard := meet(guestWith(firstKey), hostWith(firstKey), together("m", "tls"), nil)
 	if err := errors.Join(heard.guest, heard.host); err != nil || len(heard.fromGuest) != 2 || len(heard.spoke) != 2 {
 		t.Fatalf("%v; %d and %d messages", err, len(heard.fromGuest), len(heard.spoke))
 	}
-	m := meet(guestWith(otherKey), hostWith(oldKey), together("m", "tls"), func(fromGuest bool, nth int, b []byte) []byte {
+	again := func(fromGuest bool, nth int, b []byte) []byte {
 		if fromGuest {
 			return heard.fromGuest[nth-1]
 		}
 		return b
-	})
+	}
+	m := meet(guestWith(otherKey), hostWith(firstKey), together("m", "tls"), again)
 	if !errors.Is(m.host, errStranger) || len(m.spoke) != 1 {
 		t.Errorf("a node that says again what another has said: %v", m.host)
 	}
-	g, said := guestWith(oldKey), heard.spoke
+	g, said := guestWith(firstKey), heard.spoke
 	_, _, err := g.Meet(Way{Method: "m", Binding: []byte("tls"), Send: func([]byte) error { return nil },
 		Receive: func() ([]byte, error) {
 			b := said[0]
@@ -209,7 +211,8 @@ func TestMeetIsBound(t *testing.T) {
 		"TLS on one side":    {{Method: "m", Binding: []byte("tls")}, {Method: "m"}},
 		"the other side":     {{Method: "m"}, {Method: "m", Binding: []byte("tls")}},
 	} {
-		if m := meet(guestWith(oldKey), hostWith(oldKey), ways, nil); !errors.Is(m.host, errStranger) || m.guest == nil {
+		m := meet(guestWith(firstKey), hostWith(firstKey), ways, nil)
+		if !errors.Is(m.host, errStranger) || m.guest == nil {
 			t.Errorf("%s: %v, %v", name, m.host, m.guest)
 		}
 	}
@@ -223,14 +226,15 @@ func TestMeetIsBound(t *testing.T) {
 		"the host's name": {"4", `"node":"b"`, `"node":"b","x":1`},
 	} {
 		changed := false
-		m := meet(guestWith(oldKey), hostWith(oldKey), together("m", ""), func(fromGuest bool, nth int, b []byte) []byte {
+		on := func(fromGuest bool, nth int, b []byte) []byte {
 			if fromGuest == (change[0] == "1") && nth == map[string]int{"1": 1, "4": 2}[change[0]] {
 				to := bytes.Replace(b, []byte(change[1]), []byte(change[2]), 1)
 				changed = !bytes.Equal(to, b)
 				return to
 			}
 			return b
-		})
+		}
+		m := meet(guestWith(firstKey), hostWith(firstKey), together("m", ""), on)
 		if !changed {
 			t.Fatalf("%s was not changed: %s", name, m.fromGuest[0])
 		}
@@ -245,8 +249,8 @@ func TestMeetIsBound(t *testing.T) {
 		"another node":    {Hello: Hello{Cluster: "c", Node: "a", Other: "m", Address: "b:1"}},
 		"another address": {Hello: Hello{Cluster: "c", Node: "a", Other: "b", Address: "m:1"}},
 	} {
-		g.Keys = NewKeys(oldKey)
-		m := meet(g, hostWith(oldKey), together("m", ""), nil)
+		g.Keys = NewKeys(firstKey)
+		m := meet(g, hostWith(firstKey), together("m", ""), nil)
 		if !errors.Is(m.host, schema.ErrInvalid) || m.guest == nil || len(m.spoke) != 1 {
 			t.Errorf("%s: %v, %v, %d answers", name, m.host, m.guest, len(m.spoke))
 		}
@@ -255,10 +259,10 @@ func TestMeetIsBound(t *testing.T) {
 
 // What was proven with a key ends when that is accepted no longer, and goes on while it is, whichever is the first.
 func TestKeysEnd(t *testing.T) {
-	keys := NewKeys(oldKey)
+	keys := NewKeys(firstKey)
 	h := hostWith()
 	h.Keys = keys
-	m := meet(guestWith(oldKey), h, together("m", ""), nil)
+	m := meet(guestWith(firstKey), h, together("m", ""), nil)
 	if err := errors.Join(m.guest, m.host); err != nil {
 		t.Fatal(err)
 	}
@@ -266,7 +270,7 @@ func TestKeysEnd(t *testing.T) {
 	m.hostKey.Ends(func() { close(ended) })
 	kept := make(chan struct{})
 	stop := m.hostKey.Ends(func() { close(kept) })
-	for _, list := range [][][]byte{{oldKey, newKey}, {newKey, oldKey}} {
+	for _, list := range [][][]byte{{firstKey, secondKey}, {secondKey, firstKey}} {
 		keys.Set(list...)
 		if m.hostKey.key.gone.Err() != nil {
 			t.Fatal("a key that is still accepted has ended")
@@ -275,7 +279,7 @@ func TestKeysEnd(t *testing.T) {
 	if !stop() {
 		t.Error("it was ended before")
 	}
-	keys.Set(newKey)
+	keys.Set(secondKey)
 	<-ended
 	select {
 	case <-kept:

@@ -21,8 +21,8 @@ const (
 	WarmMethod = "Warm"
 	// Protocol is the version of what is said on it: the newest. Two nodes speak the newest that both do.
 	Protocol = 3
-	// Oldest is the oldest that is spoken. Nodes of protocols 1 and 2 sent the cluster's key itself: they are not asked,
-	// nor answered, and the store is read instead.
+	// Oldest is the oldest that is spoken. Nodes of protocols 1 and 2 sent the cluster's key itself: they are not
+	// asked, nor answered, and the store is read instead.
 	Oldest = 3
 
 	maxAsks     = 256 // in a message

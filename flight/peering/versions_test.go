@@ -96,7 +96,8 @@ func TestAgree(t *testing.T) {
 		theirs []int
 		want   int
 	}{
-		{0, []int{99, 3, 2}, 3}, {0, []int{3}, 3}, {0, []int{2, 1}, 0}, {0, []int{1}, 0}, {0, []int{99}, 0}, {0, nil, 0},
+		{0, []int{99, 3, 2}, 3}, {0, []int{3}, 3}, {0, []int{2, 1}, 0}, {0, []int{1}, 0}, {0, []int{99}, 0},
+		{0, nil, 0},
 		{2, []int{2, 1}, 2}, {2, []int{3}, 0},
 	} {
 		if got := Agree(test.only, test.theirs); got != test.want {

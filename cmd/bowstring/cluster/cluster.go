@@ -113,8 +113,8 @@ func (c *Cluster) dial(id string) (peers.Link, error) {
 	}
 	switch {
 	case where.Scheme != "grpc+tls" && !c.opts.Plaintext:
-		c.opts.Logger.Warn("another node is not asked, as its address says that it has no certificate, and this one has "+
-			"one; the store is read instead", "node", id, "address", address)
+		c.opts.Logger.Warn("another node is not asked, as its address says that it has no certificate, and this one "+
+			"has one; the store is read instead", "node", id, "address", address)
 		return refused{}, nil
 	case where.Scheme == "grpc+tls":
 		if opts.TLS = c.opts.TLS; opts.TLS == nil {

@@ -60,8 +60,8 @@ func startWhole(t *testing.T, s store.Store, shared members.Shared, id, dir stri
 	w.spill, err = spill.Open(spill.Options{Dir: dir, Bytes: 256 << 20, KeepFree: 1, Policy: policy, Oracle: future,
 		Logger: log})
 	check()
-	w.cluster, err = cluster.New(cluster.Options{Node: id, Members: w.members, SnapshotName: w.spill.DatasetName, Plaintext: true,
-		Logger: log})
+	w.cluster, err = cluster.New(cluster.Options{Node: id, Members: w.members, SnapshotName: w.spill.DatasetName,
+		Plaintext: true, Logger: log})
 	check()
 	w.engine, err = fetch.NewEngine(s, fetch.Options{WindowBytes: 16 << 20, NoHedge: true, Spill: w.spill,
 		Future: future, Peers: w.cluster.Tier(), Layouts: w.members, Logger: log})

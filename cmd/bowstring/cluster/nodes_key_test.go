@@ -266,8 +266,8 @@ func TestListenerGetsNothing(t *testing.T) {
 		}
 	}
 	if want := strconv.Itoa(int(codes.Unauthenticated)); outcome != want || lent() != before {
-		t.Errorf("what was heard once, said again: status %s, want %s; %d blobs were sent, want %d", outcome, want, lent(),
-			before)
+		t.Errorf("what was heard once, said again: status %s, want %s; %d blobs were sent, want %d", outcome, want,
+			lent(), before)
 	}
 	for _, heard := range append(l.heard, once.heard...) {
 		if bytes.Contains(heard, firstKey) {
@@ -301,7 +301,8 @@ func TestPlaintextIsRefused(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := m.Start(t.Context(), layout.Node{ID: id, Address: address, Weight: 1, Capacity: 1 << 30}); err != nil {
+			self := layout.Node{ID: id, Address: address, Weight: 1, Capacity: 1 << 30}
+			if err := m.Start(t.Context(), self); err != nil {
 				t.Fatal(err)
 			}
 			return m

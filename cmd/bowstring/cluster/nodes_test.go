@@ -256,7 +256,8 @@ func (c *nodes) start(s store.Store, name string, names []string, i int, o clust
 	n.engine, err = fetch.NewEngine(s, fetch.Options{WindowBytes: 16 << 20, NoHedge: true, Spill: n.spill,
 		Future: future, Peers: n.tier, Logger: log})
 	check()
-	n.server = flight.New(n.engine, flight.Options{Cluster: &flight.Cluster{Node: name, Keys: n.keys, Address: n.advertised}, Logger: log,
+	n.server = flight.New(n.engine, flight.Options{
+		Cluster: &flight.Cluster{Node: name, Keys: n.keys, Address: n.advertised}, Logger: log,
 		Ledger: n.engine.Ledger()})
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	check()
