@@ -154,7 +154,7 @@ func (s *Server) finish(ctx context.Context, c *call, err error) {
 		st = statusOf(err)
 	}
 	if defect, ok := errors.AsType[*schema.DefectError](err); ok { // of a package that has no log
-		defect.Log(ctx, s.log, "panic in a call", slog.String("method", c.method))
+		_ = defect.Log(ctx, s.log, "panic in a call", slog.String("method", c.method))
 	}
 	s.observeEnd(ctx, c, st)
 	level := slog.LevelInfo

@@ -171,7 +171,7 @@ func (s *Stage) panicked(t *Task, p any) error {
 	if defect == nil {
 		return errPanicked
 	}
-	defect.Log(t.Context, s.opts.Logger, "a program of operators has panicked; the sample counts as one that cannot be "+
+	_ = defect.Log(t.Context, s.opts.Logger, "a program of operators has panicked; the sample counts as one that cannot be "+
 		"made", slog.String("column", t.Column.Name), slog.Uint64("position", t.Draws.Key.Position))
 	return fmt.Errorf("%w: %w", errPanicked, defect)
 }

@@ -209,11 +209,11 @@ func TestBookTogether(t *testing.T) {
 func TestEachIsBounded(t *testing.T) {
 	dir := t.TempDir()
 	b := opened(t, Options{Dir: dir, Keep: 5000})
-	day, last := must(time.Parse(time.DateOnly, "2020-01-01")), ""
+	day := must(time.Parse(time.DateOnly, "2020-01-01"))
 	for range MaxDays + 1 {
-		last = day.Format(time.DateOnly)
-		text := fmt.Sprintf("{\"day\":%q,\"tenant\":\"a\",\"dataset\":\"d\",\"rows\":1}\n", last)
-		if err := os.WriteFile(filepath.Join(dir, last+suffix), []byte(text), 0o600); err != nil {
+		name := day.Format(time.DateOnly)
+		text := fmt.Sprintf("{\"day\":%q,\"tenant\":\"a\",\"dataset\":\"d\",\"rows\":1}\n", name)
+		if err := os.WriteFile(filepath.Join(dir, name+suffix), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		day = day.AddDate(0, 0, 1)
