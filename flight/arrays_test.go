@@ -73,7 +73,7 @@ func FuzzUpload(f *testing.F) {
 			var rows *uploadedRows
 			if err == nil {
 				err = bounded(func() (err error) {
-					rows, err = up.rows(in.mem, in.lease, rec, 0)
+					rows, err = up.rows(in.mem, in.lease, rec, 0, nil)
 					return err
 				})
 			}

@@ -9,6 +9,7 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/flight"
 
 	"bowstring/fetch"
+	"bowstring/fetch/admission"
 	"bowstring/flight/rules"
 	"bowstring/schema"
 )
@@ -216,7 +217,7 @@ func answer(out *sender, job *fetch.Job, request int64, t taken) error {
 // "position" or "id". Those that the job's caller may not see are not there.
 func (in *incoming) positions(ctx context.Context, job *fetch.Job, rec *batch) (positions []int64, err error) {
 	var wanted []schema.ID
-	err = in.turnOf(rec.rows, func() (err error) {
+	err = in.turnOf(rec.rows, func(*admission.Turn) (err error) {
 		positions, wanted, err = in.wanted(job, rec)
 		return err
 	})

@@ -9,6 +9,7 @@ import (
 
 	"github.com/apache/arrow/go/v17/arrow/flight"
 
+	"bowstring/fetch/admission"
 	"bowstring/fetch/ingest"
 	"bowstring/flight/rules"
 	"bowstring/schema"
@@ -224,7 +225,9 @@ func (s *Server) putRows(ctx context.Context, put *putCommand, in *incoming, out
 	}
 	w, err := s.ingest(ctx, ingest.Options{
 		Dataset: put.Dataset, Split: put.Split, Source: put.Source, Schema: up.schema, Mode: mode, Mem: s.mem,
-		Turn: in.turn,
+		Turn: func(piece func() error) error {
+			return in.turn(func(*admission.Turn) error { return piece() })
+		},
 	})
 	if err != nil {
 		return err
@@ -281,9 +284,9 @@ func (s *Server) storeBatch(ctx context.Context, in *incoming, up *upload, w *in
 		return err
 	}
 	var rows *uploadedRows
-	err := in.turnOf(rec.rows, func() error {
+	err := in.turnOf(rec.rows, func(turn *admission.Turn) error {
 		return bounded(func() (err error) {
-			rows, err = up.rows(in.mem, in.lease, rec, up.first+ack.Rows)
+			rows, err = up.rows(in.mem, in.lease, rec, up.first+ack.Rows, turn)
 			return err
 		})
 	})

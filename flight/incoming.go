@@ -55,13 +55,22 @@ func (in *incoming) close() { in.kept.release() }
 // takes less than a turn of another.
 const rowsAtOnce = 1024
 
-// turn runs f when it is its turn.
-func (in *incoming) turn(f func() error) error { return in.work.Do(in.ctx, in.who, f) }
+// turn runs f when it is its turn. Where what f makes waits for memory, the turn is others' meanwhile.
+func (in *incoming) turn(f func(*admission.Turn) error) error {
+	return in.work.DoInPieces(in.ctx, in.who, func(t *admission.Turn) error {
+		in.lease.account.during(t)
+		defer in.lease.account.during(nil)
+		return f(t)
+	})
+}
+
+// rowsAPiece is how many rows are worked on before others have a turn: some milliseconds.
+const rowsAPiece = 1 << 15
 
 // turnOf is turn for work on n rows.
-func (in *incoming) turnOf(n int, f func() error) error {
+func (in *incoming) turnOf(n int, f func(*admission.Turn) error) error {
 	if n <= rowsAtOnce {
-		return f()
+		return f(nil)
 	}
 	return in.turn(f)
 }

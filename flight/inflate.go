@@ -11,6 +11,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"github.com/pierrec/lz4/v4"
 
+	"bowstring/fetch/admission"
 	"bowstring/schema"
 )
 
@@ -56,7 +57,7 @@ func (d *decoder) inflate(b []byte) ([]byte, error) {
 		return nil, err
 	}
 	out := aligned(int(n))
-	err := d.in.turn(func() error {
+	err := d.in.turn(func(*admission.Turn) error {
 		switch d.codec {
 		case codecZstd:
 			got, err := zstdDecoder().DecodeAll(b, out[:0])

@@ -73,6 +73,14 @@ type account struct {
 	mu       sync.Mutex
 	own, all *admission.Hold // guarded by mu
 	leases   int             // guarded by mu
+	turn     *admission.Turn // of the work that takes memory now, or nil; guarded by mu
+}
+
+// during notes in whose turn memory is taken from now on.
+func (a *account) during(t *admission.Turn) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.turn = t
 }
 
 // lease is a part of an account. It is safe for concurrent use: a call may end
@@ -122,14 +130,23 @@ func (a *account) growLocked(n int64) error {
 		schema.ErrLimit, n, uploadPatience)
 	ctx, cancel := context.WithTimeoutCause(a.ctx, uploadPatience, busy)
 	defer cancel()
-	if err := a.own.Grow(ctx, n); err != nil {
-		return err
-	}
-	if err := a.all.Grow(ctx, n); err != nil {
+	grown := false
+	err := a.turn.Without(func() error {
+		if err := a.own.Grow(ctx, n); err != nil {
+			return err
+		}
+		if err := a.all.Grow(ctx, n); err != nil {
+			a.own.Shrink(n)
+			return err
+		}
+		grown = true
+		return nil
+	})
+	if err != nil && grown { // the call has ended while it waited for its turn
+		a.all.Shrink(n)
 		a.own.Shrink(n)
-		return err
 	}
-	return nil
+	return err
 }
 
 func (l *lease) shrink(n int64) {

@@ -9,6 +9,7 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/array"
 	"github.com/apache/arrow/go/v17/arrow/memory"
 
+	"bowstring/fetch/admission"
 	"bowstring/fetch/ingest"
 	"bowstring/schema"
 )
@@ -111,7 +112,8 @@ func (r *uploadedRows) release() {
 
 // rows takes a batch of the stream apart. first is the number in its split of
 // the batch's first row. The caller releases the result.
-func (u *upload) rows(mem memory.Allocator, lease *lease, rec *batch, first int64) (_ *uploadedRows, err error) {
+func (u *upload) rows(mem memory.Allocator, lease *lease, rec *batch, first int64,
+	turn *admission.Turn) (_ *uploadedRows, err error) {
 	r := &uploadedRows{mem: mem, lease: lease}
 	defer func() {
 		if err != nil {
@@ -142,6 +144,11 @@ func (u *upload) rows(mem memory.Allocator, lease *lease, rec *batch, first int6
 		}
 		column := make([][]byte, n)
 		for i := range column {
+			if i%rowsAPiece == rowsAPiece-1 {
+				if err := turn.Pause(); err != nil {
+					return nil, err
+				}
+			}
 			v, ok := at(i)
 			if !ok {
 				continue
@@ -158,7 +165,7 @@ func (u *upload) rows(mem memory.Allocator, lease *lease, rec *batch, first int6
 	if r.runs, err = u.splits(columns, n); err != nil {
 		return nil, err
 	}
-	r.ids, err = u.ids(columns, n, first)
+	r.ids, err = u.ids(columns, n, first, turn)
 	return r, err
 }
 
@@ -245,7 +252,7 @@ func structText(s *array.Struct, child int) (func(int) ([]byte, bool), error) {
 }
 
 // ids reads or derives the ids of the rows.
-func (u *upload) ids(columns []arrow.Array, n int, first int64) ([]schema.ID, error) {
+func (u *upload) ids(columns []arrow.Array, n int, first int64, turn *admission.Turn) ([]schema.ID, error) {
 	out := make([]schema.ID, n)
 	if u.id != nil {
 		at, err := ids(u.id.name, columns[u.id.column])
@@ -253,6 +260,11 @@ func (u *upload) ids(columns []arrow.Array, n int, first int64) ([]schema.ID, er
 			return nil, err
 		}
 		for i := range out {
+			if i%rowsAPiece == rowsAPiece-1 {
+				if err := turn.Pause(); err != nil {
+					return nil, err
+				}
+			}
 			if out[i], err = at(i); err != nil {
 				return nil, err
 			}
@@ -264,6 +276,11 @@ func (u *upload) ids(columns []arrow.Array, n int, first int64) ([]schema.ID, er
 		return nil, err
 	}
 	for i := range out {
+		if i%rowsAPiece == rowsAPiece-1 {
+			if err := turn.Pause(); err != nil {
+				return nil, err
+			}
+		}
 		key, ok := at(i)
 		if !ok {
 			return nil, &schema.FieldError{Field: fmt.Sprintf("column %q, row %d of its batch", u.key.name, i),

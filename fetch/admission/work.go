@@ -72,6 +72,50 @@ func (w *Work) Do(ctx context.Context, tenant string, f func() error) error {
 	return f()
 }
 
+// Turn is the place that a piece of work has. It is for the goroutine that works.
+type Turn struct {
+	work   *Work
+	ctx    context.Context //nolint:containedctx // of the one call of DoInPieces that it is for
+	tenant string
+	held   bool
+}
+
+// DoInPieces runs f as Do does. f pauses now and then, and gives the place up while it waits for something.
+func (w *Work) DoInPieces(ctx context.Context, tenant string, f func(*Turn) error) error {
+	if err := w.enter(ctx, tenant); err != nil {
+		return err
+	}
+	t := &Turn{work: w, ctx: ctx, tenant: tenant, held: true}
+	defer func() {
+		if t.held {
+			w.leave(tenant)
+		}
+	}()
+	return f(t)
+}
+
+// Pause gives the place to others that wait, and returns when it is the tenant's turn again; with an error, after which
+// the work ends, where ctx has ended before that. Calls on a nil Turn do nothing.
+func (t *Turn) Pause() error { return t.Without(func() error { return nil }) }
+
+// Without runs f, which waits for something, without the place, and returns its error when it is the tenant's turn again.
+// On a nil Turn it runs f.
+func (t *Turn) Without(f func() error) error {
+	if t == nil || !t.held {
+		return f()
+	}
+	t.work.leave(t.tenant)
+	t.held = false
+	if err := f(); err != nil {
+		return err // the work ends with it
+	}
+	if err := t.work.enter(t.ctx, t.tenant); err != nil {
+		return err
+	}
+	t.held = true
+	return nil
+}
+
 func (w *Work) enter(ctx context.Context, tenant string) error {
 	w.mu.Lock()
 	t := w.tenantLocked(tenant)
