@@ -37,7 +37,7 @@ func anyIntegers(a arrow.Array) (func(int) int64, error) {
 func integers(name string, a arrow.Array) (func(int) int64, error) {
 	at, err := anyIntegers(a)
 	if err != nil {
-		return nil, &schema.FieldError{Field: fmt.Sprintf("column %q", name), Got: a.DataType().String(),
+		return nil, &schema.FieldError{Field: fmt.Sprintf("column %q", name), Got: schema.ShownType(a.DataType()),
 			Want: "integers"}
 	}
 	return at, noNulls(name, a)
@@ -78,7 +78,7 @@ func ids(name string, a arrow.Array) (func(int) (schema.ID, error), error) {
 		at = func(i int) (schema.ID, error) { return parse(i, a.Value(i)) }
 	}
 	if at == nil {
-		return nil, &schema.FieldError{Field: fmt.Sprintf("column %q", name), Got: a.DataType().String(),
+		return nil, &schema.FieldError{Field: fmt.Sprintf("column %q", name), Got: schema.ShownType(a.DataType()),
 			Want: "fixed_size_binary[16], arrow.uuid or utf8"}
 	}
 	return at, noNulls(name, a)

@@ -194,7 +194,7 @@ func (d *decoder) data(dt arrow.DataType, rows int64) (arrow.ArrayData, error) {
 		}
 		add(values)
 	default:
-		return nil, fmt.Errorf("%w: type %s is not supported", schema.ErrInvalid, dt)
+		return nil, fmt.Errorf("%w: type %s is not supported", schema.ErrInvalid, schema.ShownType(dt))
 	}
 	return array.NewData(dt, int(length), buffers, children, int(nulls), 0), nil
 }
@@ -207,13 +207,14 @@ func product(rows, each int64, dt arrow.DataType) (int64, error) {
 	}
 	hi, lo := bits.Mul64(uint64(rows), uint64(each))
 	if hi != 0 || lo > math.MaxInt64/2 {
-		return 0, fmt.Errorf("%w: %d rows of %s are more than there can be", schema.ErrInvalid, rows, dt)
+		return 0, fmt.Errorf("%w: %d rows of %s are more than there can be", schema.ErrInvalid, rows,
+			schema.ShownType(dt))
 	}
 	return int64(lo), nil
 }
 
 func noBytes(dt arrow.DataType) error {
-	return fmt.Errorf("%w: values of type %s take no bytes; want a type of some width", schema.ErrInvalid, dt)
+	return fmt.Errorf("%w: values of type %s take no bytes; want a type of some width", schema.ErrInvalid, schema.ShownType(dt))
 }
 
 // checkOffsets checks the offsets of a list or binary array into limit items or bytes.

@@ -246,7 +246,7 @@ func (s *Server) GetSchema(ctx context.Context, d *flight.FlightDescriptor) (*fl
 
 func noSplit(snap *schema.Snapshot, name string, have []string) error {
 	return fmt.Errorf("%w: dataset %s@%d has no split %q; it has %s", schema.ErrNotFound, snap.Dataset, snap.Number,
-		name, cmp.Or(strings.Join(have, ", "), "none"))
+		name, cmp.Or(schema.ShownList(have), "none"))
 }
 
 // datasetFilter is the JSON that ListFlights and the list action take.

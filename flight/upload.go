@@ -309,7 +309,7 @@ func (u *upload) keys(columns []arrow.Array, first int64) (func(int) (string, bo
 	at, err := u.text(columns, *u.key)
 	if err != nil {
 		return nil, &schema.FieldError{Field: "put.key", Got: fmt.Sprintf("%q, a column of type %s", u.key.name,
-			col.DataType()), Want: "a column of text, binary or integers"}
+			schema.ShownType(col.DataType())), Want: "a column of text, binary or integers"}
 	}
 	return func(i int) (string, bool) {
 		v, ok := at(i)

@@ -42,7 +42,7 @@ func newUpload(put *putCommand, in *arrow.Schema) (*upload, error) {
 		f.Type = valueType(f.Type)
 		if f.Name == schema.SplitColumn {
 			if !isText(f.Type) {
-				return nil, &schema.FieldError{Field: fmt.Sprintf("column %q", f.Name), Got: f.Type.String(),
+				return nil, &schema.FieldError{Field: fmt.Sprintf("column %q", f.Name), Got: schema.ShownType(f.Type),
 					Want: "utf8: the split of each row"}
 			}
 			u.splitFrom = &source{f.Name, i, -1}
@@ -119,7 +119,7 @@ func known(fields []arrow.Field) string {
 		if i > 0 {
 			s += ", "
 		}
-		s += f.Name
+		s += schema.Shown(f.Name)
 	}
 	return s
 }
@@ -220,7 +220,7 @@ func (p *putCommand) isBlob(f arrow.Field, in *arrow.Schema) (bool, error) {
 		return isBinary(f.Type), nil
 	}
 	if !isBinary(f.Type) {
-		return false, &schema.FieldError{Field: fmt.Sprintf("column %q", f.Name), Got: f.Type.String(),
+		return false, &schema.FieldError{Field: fmt.Sprintf("column %q", f.Name), Got: schema.ShownType(f.Type),
 			Want: "binary or large_binary for a blob column"}
 	}
 	return true, nil
@@ -239,7 +239,7 @@ func (p *putCommand) checkNames(in *arrow.Schema, blobs []incomingField) error {
 			return &schema.FieldError{Field: "put.media", Got: schema.Quote(name), Want: "blob columns of the upload"}
 		}
 		if media != schema.MediaImage && media != schema.MediaAudio {
-			return &schema.FieldError{Field: "put.media." + name, Got: schema.Quote(media), Want: `"image" or "audio"`}
+			return &schema.FieldError{Field: "put.media." + schema.Shown(name), Got: schema.Quote(media), Want: `"image" or "audio"`}
 		}
 	}
 	return nil

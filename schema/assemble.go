@@ -129,8 +129,8 @@ func (p *Projection) computedColumn(a *arena, computed []Vector, at, n int) (Vec
 		return gather(a, []*view{&v}, nil, 0)
 	}
 	if v := computed[at]; v.Len != n || !arrow.TypeEqual(v.Type, dt) {
-		return Vector{}, fmt.Errorf("%w: what was computed is %d rows of %s, want %d of %s", ErrInvalid, v.Len, v.Type,
-			n, dt)
+		return Vector{}, fmt.Errorf("%w: what was computed is %d rows of %s, want %d of %s", ErrInvalid, v.Len,
+			ShownType(v.Type), n, ShownType(dt))
 	}
 	return computed[at], nil
 }

@@ -61,8 +61,8 @@ func (b *Batch) Record(mem memory.Allocator) (arrow.Record, error) {
 	for i := range b.Columns {
 		f, v := b.Schema.Field(i), &b.Columns[i]
 		if !arrow.TypeEqual(f.Type, v.Type) {
-			return nil, fmt.Errorf("%w: column %q is of type %s, its field of type %s", ErrInvalid, f.Name, v.Type,
-				f.Type)
+			return nil, fmt.Errorf("%w: column %q is of type %s, its field of type %s", ErrInvalid, f.Name,
+				ShownType(v.Type), ShownType(f.Type))
 		}
 		data := v.data(mem)
 		cols = append(cols, array.MakeFromData(data))

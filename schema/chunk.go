@@ -161,7 +161,7 @@ func (b *ChunkBuilder) checkMeta(meta arrow.Record, row, n int) error {
 		arr := meta.Column(i)
 		if !arrow.TypeEqual(arr.DataType(), c.field.Type) {
 			return fmt.Errorf("%w: metadata column %q has type %s, the schema says %s", ErrInvalid, c.field.Name,
-				arr.DataType(), c.field.Type)
+				ShownType(arr.DataType()), ShownType(c.field.Type))
 		}
 		v := viewOf(arr.Data(), row, n)
 		if err := c.check(&v, 0, n); err != nil {

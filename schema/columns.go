@@ -177,7 +177,7 @@ func CheckSchema(s *arrow.Schema) error {
 	if f := s.Field(0); f.Name != IDColumn || f.Nullable || !arrow.TypeEqual(f.Type, IDField().Type) ||
 		fieldMeta(f, extensionNameKey) != extensionUUID {
 		return fmt.Errorf("%w: first column is %q of type %s, want %q, not null, fixed_size_binary[16] as %s",
-			ErrInvalid, f.Name, f.Type, IDColumn, extensionUUID)
+			ErrInvalid, f.Name, ShownType(f.Type), IDColumn, extensionUUID)
 	}
 	seen := make(map[string]bool, s.NumFields())
 	blobs := false
@@ -195,7 +195,8 @@ func CheckSchema(s *arrow.Schema) error {
 		if IsBlob(f) {
 			blobs = true
 			if f.Type.ID() != arrow.LARGE_BINARY {
-				return fmt.Errorf("%w: blob column %q has type %s, want large_binary", ErrInvalid, f.Name, f.Type)
+				return fmt.Errorf("%w: blob column %q has type %s, want large_binary", ErrInvalid, f.Name,
+					ShownType(f.Type))
 			}
 			if m := Media(f); m != "" && m != MediaImage && m != MediaAudio {
 				return fmt.Errorf("%w: blob column %q has media %q, want %q, %q or none", ErrInvalid, f.Name, m,
@@ -246,14 +247,14 @@ func checkMetaType(name string, dt arrow.DataType, depth int) error {
 		return nil
 	case *arrow.FixedSizeBinaryType:
 		if dt.ByteWidth < 1 {
-			return fmt.Errorf("%w: column %q has type %s, want a width of at least 1", ErrInvalid, name, dt)
+			return fmt.Errorf("%w: column %q has type %s, want a width of at least 1", ErrInvalid, name, ShownType(dt))
 		}
 		return nil
 	case *arrow.ListType:
 		return checkMetaType(name, dt.Elem(), depth+1)
 	case *arrow.FixedSizeListType:
 		if dt.Len() < 1 {
-			return fmt.Errorf("%w: column %q has type %s, want a length of at least 1", ErrInvalid, name, dt)
+			return fmt.Errorf("%w: column %q has type %s, want a length of at least 1", ErrInvalid, name, ShownType(dt))
 		}
 		return checkMetaType(name, dt.Elem(), depth+1)
 	case *arrow.StructType:
@@ -269,7 +270,7 @@ func checkMetaType(name string, dt arrow.DataType, depth int) error {
 	}
 	return fmt.Errorf("%w: column %q has type %s, want bool, int8 to int64, uint8 to uint64, float16 to float64, "+
 		"utf8, large_utf8, binary, fixed_size_binary, date32, date64, time32, time64, timestamp, duration, decimal128, "+
-		"or list, fixed_size_list or struct of these", ErrInvalid, name, dt)
+		"or list, fixed_size_list or struct of these", ErrInvalid, name, ShownType(dt))
 }
 
 // CheckName reports a FieldError unless name is fit for a dataset or a split:

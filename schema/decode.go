@@ -248,7 +248,7 @@ func decodeMap(path string, raw []byte, v reflect.Value) error {
 	v.Set(reflect.MakeMap(v.Type()))
 	for text, value := range members(raw) {
 		key, elem := reflect.ValueOf(unquote(text)), reflect.New(v.Type().Elem()).Elem()
-		at := path + "." + shown(key.String())
+		at := path + "." + Shown(key.String())
 		if v.MapIndex(key).IsValid() {
 			return givenTwice(at, value)
 		}
@@ -320,7 +320,7 @@ func unknownField(prefix, name string, names []string) error {
 	if n := Nearest(name, names); n != "" {
 		want += fmt.Sprintf(" (did you mean %q?)", n)
 	}
-	return &FieldError{Field: prefix + shown(name), Got: "an unknown field", Want: want}
+	return &FieldError{Field: prefix + Shown(name), Got: "an unknown field", Want: want}
 }
 
 func givenTwice(path string, raw []byte) error {
@@ -331,22 +331,17 @@ func wrongType(path string, raw []byte, want string) error {
 	return &FieldError{Field: path, Got: abridge(raw), Want: want}
 }
 
-// shown is a field name as messages have it: in quotes unless it is a plain one.
-func shown(name string) string {
-	odd := func(c rune) bool { return c <= ' ' || c > '~' || c == '"' }
-	if name == "" || len(name) > 40 || strings.ContainsFunc(name, odd) {
-		return Quote(name)
-	}
-	return name
-}
-
-// abridge shows a JSON value as the client wrote it, shortened.
+// abridge shows a JSON value as the client wrote it, shortened: in quotes where it would not end, or does not print.
 func abridge(raw []byte) string {
 	const most = 60
-	if len(raw) <= most {
-		return string(raw)
+	text := string(raw)
+	if len(raw) > most {
+		return fmt.Sprintf("%q… (%d bytes)", clip(text, most), len(raw))
 	}
-	return fmt.Sprintf("%s… (%d bytes)", clip(string(raw), most), len(raw))
+	if strings.ContainsFunc(text, func(c rune) bool { return !strconv.IsPrint(c) }) {
+		return strconv.Quote(text)
+	}
+	return text
 }
 
 // Quote renders what a client wrote for an error message: quoted, and shortened.

@@ -95,7 +95,8 @@ func (l *loader) load(f arrow.Field, n int) (view, error) {
 			need = lo
 		}
 		if uint64(len(v.values)) < need {
-			return view{}, fmt.Errorf("%w: %d bytes of values for %d rows of %s", ErrDataLoss, len(v.values), n, v.dt)
+			return view{}, fmt.Errorf("%w: %d bytes of values for %d rows of %s", ErrDataLoss, len(v.values), n,
+				ShownType(v.dt))
 		}
 		v.values = v.values[:need]
 	case shapeBytes, shapeBytes8:
@@ -129,7 +130,7 @@ func (l *loader) load(f arrow.Field, n int) (view, error) {
 		v.children = []view{child}
 	case shapeFixedList:
 		if v.width != 0 && n > math.MaxInt32/v.width {
-			return view{}, fmt.Errorf("%w: %d rows of %s", ErrDataLoss, n, v.dt)
+			return view{}, fmt.Errorf("%w: %d rows of %s", ErrDataLoss, n, ShownType(v.dt))
 		}
 		child, err := l.load(f.Type.(*arrow.FixedSizeListType).ElemField(), n*v.width)
 		if err != nil {
@@ -145,7 +146,7 @@ func (l *loader) load(f arrow.Field, n int) (view, error) {
 			v.children = append(v.children, child)
 		}
 	default:
-		return view{}, fmt.Errorf("%w: type %s", ErrDataLoss, v.dt)
+		return view{}, fmt.Errorf("%w: type %s", ErrDataLoss, ShownType(v.dt))
 	}
 	return v, nil
 }

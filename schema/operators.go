@@ -115,7 +115,7 @@ func (o *Operators) decodeJSON(path string, raw []byte) error {
 	*o = Operators{}
 	for text, value := range members(raw) {
 		column := unquote(text)
-		at := path + "." + shown(column)
+		at := path + "." + Shown(column)
 		if _, ok := (*o)[column]; ok {
 			return givenTwice(at, value)
 		}
@@ -142,7 +142,7 @@ func (p *Pipeline) decode(path string, raw []byte) error {
 	seen := map[string]bool{}
 	for text, value := range members(raw) {
 		name := unquote(text)
-		at := path + "." + shown(name)
+		at := path + "." + Shown(name)
 		if seen[name] {
 			return givenTwice(at, value)
 		}
@@ -189,7 +189,7 @@ func (p *Pipeline) decodeSteps(path string, raw []byte) error {
 			}
 			name := unquote(text)
 			if value[0] != '{' {
-				return wrongType(at+"."+shown(name), value, "an object of parameters, {} for none")
+				return wrongType(at+"."+Shown(name), value, "an object of parameters, {} for none")
 			}
 			var compact bytes.Buffer
 			if err := json.Compact(&compact, value); err != nil {
@@ -240,7 +240,7 @@ func (r *Request) checkOperators() error {
 		}
 	}
 	for _, column := range r.Operators.Columns() {
-		p, at := r.Operators[column], "operators."+shown(column)
+		p, at := r.Operators[column], "operators."+Shown(column)
 		if n := len(p.Steps); p.Follows == "" && (n == 0 || n > MaxSteps) {
 			return &FieldError{Field: at, Got: fmt.Sprintf("%d steps", n),
 				Want: fmt.Sprintf("1 to %d; leave the column out for its cells as they are", MaxSteps)}
@@ -252,7 +252,7 @@ func (r *Request) checkOperators() error {
 		switch {
 		case len(p.Steps) > 0:
 			return &FieldError{Field: at + ".steps", Got: fmt.Sprintf("%d steps", len(p.Steps)),
-				Want: fmt.Sprintf("it left out: the steps are those of %s", p.Follows)}
+				Want: fmt.Sprintf("it left out: the steps are those of %s", Shown(p.Follows))}
 		case !ok || p.Follows == column || other.Expression != "":
 			return &FieldError{Field: at + ".follows", Got: Quote(p.Follows), Want: "another column that has operators"}
 		case other.Follows != "":
@@ -273,7 +273,7 @@ func (r *Request) checkOperators() error {
 
 // checkExpression checks a pipeline that is an expression, and the name of its column.
 func (p Pipeline) checkExpression(column string) error {
-	at := "operators." + shown(column)
+	at := "operators." + Shown(column)
 	switch {
 	case len(p.Steps) > 0 || p.Kind != "" || p.Follows != "":
 		return &FieldError{Field: at, Got: "an expression, and steps, a kind or what it follows", Want: "one of them: " +

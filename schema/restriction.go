@@ -5,7 +5,6 @@ import (
 	"encoding/hex"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/apache/arrow/go/v17/arrow"
 )
@@ -91,7 +90,7 @@ func knownColumns(s *arrow.Schema, within *Restriction) []string {
 
 // unknownColumn is the FieldError for a column that does not exist, or cannot be seen.
 func unknownColumn(field, name string, known []string) error {
-	want := "one of " + strings.Join(known, ", ")
+	want := "one of " + ShownList(known)
 	if n := Nearest(name, known); n != "" {
 		want += fmt.Sprintf(" (did you mean %q?)", n)
 	}

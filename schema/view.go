@@ -213,7 +213,7 @@ func gather(a *arena, views []*view, runs []run, n int) (Vector, error) {
 			}
 		}
 	default:
-		return Vector{}, fmt.Errorf("%w: column of type %s", ErrInvalid, v0.dt)
+		return Vector{}, fmt.Errorf("%w: column of type %s", ErrInvalid, ShownType(v0.dt))
 	}
 	return out, nil
 }

@@ -194,7 +194,7 @@ func schemaDiff(have, got *arrow.Schema) string {
 }
 
 func describeField(f arrow.Field) string {
-	s := f.Type.String()
+	s := schema.ShownType(f.Type)
 	if schema.IsBlob(f) {
 		s = "blob"
 	}

@@ -123,8 +123,8 @@ func (w *Writer) check(ids []schema.ID, meta arrow.Record, blobs [][][]byte) err
 			return fmt.Errorf("%w: metadata column %d is %q, the schema has %q", schema.ErrInvalid, i, name, f.Name)
 		}
 		if !arrow.TypeEqual(col.DataType(), f.Type) {
-			return fmt.Errorf("%w: column %q is %s, the schema says %s", schema.ErrInvalid, f.Name, col.DataType(),
-				f.Type)
+			return fmt.Errorf("%w: column %q is %s, the schema says %s", schema.ErrInvalid, f.Name,
+				schema.ShownType(col.DataType()), schema.ShownType(f.Type))
 		}
 		if !f.Nullable && col.NullN() > 0 {
 			return fmt.Errorf("%w: column %q has %d nulls and must have none", schema.ErrInvalid, f.Name, col.NullN())

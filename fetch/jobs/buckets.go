@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"strings"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
@@ -54,7 +53,7 @@ func lengthColumn(snap *schema.Snapshot, within *schema.Restriction, name string
 		have = append(have, f.Name)
 	}
 	return 0, false, &schema.FieldError{Field: "bucket_by_length.column", Got: schema.Quote(name),
-		Want: "a column of integers or floating point, or of blobs: " + strings.Join(have, ", ")}
+		Want: "a column of integers or floating point, or of blobs: " + schema.ShownList(have)}
 }
 
 // measures reports whether values of a type can be lengths.
@@ -124,7 +123,7 @@ func (js *Jobs) lengths(ctx context.Context, snap *openSnapshot, within *schema.
 			})
 			if err != nil {
 				memory.Release()
-				return nil, fmt.Errorf("reading column %s for bucket_by_length: %w", name, err)
+				return nil, fmt.Errorf("reading column %q for bucket_by_length: %w", name, err)
 			}
 			return &result{lengths: found, memory: memory}, nil
 		})

@@ -19,7 +19,7 @@ import (
 func (s *shown) express(ctx context.Context, turn where.Turn, snap *schema.Snapshot, req schema.Request) error {
 	visible := req.Within.Visible(snap.Schema)
 	for _, name := range req.Operators.Expressions() {
-		p, at := req.Operators[name], "operators."+name
+		p, at := req.Operators[name], "operators."+schema.Shown(name)
 		if p.Contract != "" && p.Contract != where.ColumnContract {
 			return &schema.FieldError{Field: at + ".contract", Got: schema.Quote(p.Contract),
 				Want: strconv.Quote(where.ColumnContract) + ", the version of what runs here: others make other values"}

@@ -169,7 +169,7 @@ func checkShown(snap *schema.Snapshot, req schema.Request, p *schema.Projection)
 	}
 	for _, name := range slices.Concat(req.Operators.Columns(), req.Operators.Expressions()) {
 		if !read[name] {
-			return &schema.FieldError{Field: "operators." + name, Got: "a column that columns does not name",
+			return &schema.FieldError{Field: "operators." + schema.Shown(name), Got: "a column that columns does not name",
 				Want: "it left out, or the column to be shown"}
 		}
 	}

@@ -68,7 +68,7 @@ func checkSplit(snap *schema.Snapshot, name string, seen *plan.Bitmap) error {
 
 func noSplit(snap *schema.Snapshot, name string, have []string) error {
 	return fmt.Errorf("%w: dataset %s@%d has no split %q; it has %s", schema.ErrNotFound, snap.Dataset, snap.Number,
-		name, cmp.Or(strings.Join(have, ", "), "none"))
+		name, cmp.Or(schema.ShownList(have), "none"))
 }
 
 // SeenSplit is a split, and how many of its samples can be seen.

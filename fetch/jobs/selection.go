@@ -151,7 +151,7 @@ func (js *Jobs) saved(ctx context.Context, snap *openSnapshot, name string) (*re
 				}
 			}
 			if err != nil {
-				return nil, fmt.Errorf("reading selection %s: %w", name, err)
+				return nil, fmt.Errorf("reading selection %s: %w", schema.Shown(name), err)
 			}
 			return b, nil
 		})

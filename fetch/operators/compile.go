@@ -99,7 +99,7 @@ func noColumn(name string, blobs []arrow.Field) error {
 	}
 	want := "a column of blobs, of which there are none"
 	if len(names) > 0 {
-		want = "one of the columns of blobs: " + strings.Join(names, ", ")
+		want = "one of the columns of blobs: " + schema.ShownList(names)
 	}
 	if n := schema.Nearest(name, names); n != "" {
 		want += fmt.Sprintf(" (did you mean %q?)", n)
@@ -109,7 +109,7 @@ func noColumn(name string, blobs []arrow.Field) error {
 
 // kindOf says what the cells of a column are, and by which contract something is made of them.
 func kindOf(kinds Kinds, field arrow.Field, p schema.Pipeline) (name string, kind Kind, contract string, err error) {
-	at := "operators." + field.Name
+	at := "operators." + schema.Shown(field.Name)
 	if name = p.Kind; name == "" {
 		name = schema.Media(field)
 	}
@@ -140,7 +140,7 @@ func kindOf(kinds Kinds, field arrow.Field, p schema.Pipeline) (name string, kin
 }
 
 func compileColumn(kinds Kinds, blobs []arrow.Field, field arrow.Field, wanted schema.Operators) (*Column, error) {
-	p, at := wanted[field.Name], "operators."+field.Name
+	p, at := wanted[field.Name], "operators."+schema.Shown(field.Name)
 	name, kind, contract, err := kindOf(kinds, field, p)
 	if err != nil {
 		return nil, err
@@ -157,10 +157,10 @@ func compileColumn(kinds Kinds, blobs []arrow.Field, field arrow.Field, wanted s
 		}
 		if kind.Follow == nil || ledName != name {
 			return nil, &schema.FieldError{Field: at + ".follows",
-				Got:  fmt.Sprintf("%s of kind %s, for what is of kind %s", p.Follows, ledName, name),
+				Got:  fmt.Sprintf("%s of kind %s, for what is of kind %s", schema.Shown(p.Follows), ledName, name),
 				Want: "images that follow images"}
 		}
-		compile, list, draws, at = kind.Follow, wanted[p.Follows], p.Follows, "operators."+p.Follows
+		compile, list, draws, at = kind.Follow, wanted[p.Follows], p.Follows, "operators."+schema.Shown(p.Follows)
 	}
 	steps := make([]program.Step, len(list.Steps))
 	for i, s := range list.Steps {
@@ -214,7 +214,7 @@ func placed(at string, err error, operators []string) error {
 	at += "[" + strconv.Itoa(wrong.Step) + "]"
 	for _, part := range []string{wrong.Name, wrong.Param} {
 		if part != "" {
-			at += "." + part
+			at += "." + schema.Shown(part)
 		}
 	}
 	hint := ""

@@ -123,7 +123,7 @@ func (c *columns) names() []string {
 // listed is a list of names as an error shows it.
 func listed(names []string) string {
 	if more := len(names) - shownNames; more > 0 {
-		return fmt.Sprintf("%s, and %d more", strings.Join(names[:shownNames], ", "), more)
+		return fmt.Sprintf("%s, and %d more", schema.ShownList(names[:shownNames]), more)
 	}
-	return strings.Join(names, ", ")
+	return schema.ShownList(names)
 }

@@ -49,7 +49,7 @@ func (a *attachment) describe(ctx context.Context) error {
 	}
 	for _, name := range append(slices.Clone(a.opts.Columns), a.opts.SplitColumn) {
 		if name != "" && !slices.Contains(known, name) {
-			return bad("columns", name, "some of "+strings.Join(known, ", "))
+			return bad("columns", name, "some of "+schema.ShownList(known))
 		}
 	}
 	if len(blobs) == 0 {
