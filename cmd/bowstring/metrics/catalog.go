@@ -233,8 +233,8 @@ var (
 		"When a collection of this server last came to its end; before the first, when this server began.")
 	collections = counter("collections_total", "Collections of this server, by what became of them: `done`, "+
 		"`failed`, or `elsewhere`, as another server was at it or the store was away.", "result")
-	adminRefused = counter("admin_tokens_refused_total", "Requests of the admin listener refused for their token, by reason: "+
-		"`wrong`, or `limited` where their address had sent too many wrong ones.", "reason")
+	adminRefused = counter("admin_tokens_refused_total", "Requests of the admin listener refused for their token, by "+
+		"reason: `wrong`, or `limited` where their address had sent too many wrong ones.", "reason")
 	certificate = gauge("certificate_not_after_timestamp_seconds",
 		"When a certificate that is presented to clients ends to be valid.", "listener")
 	sourceUnread = gauge("source_unreadable", "1 while a file, or the keys of a provider, that says which callers come "+
