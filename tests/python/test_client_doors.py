@@ -54,6 +54,11 @@ def test_token() -> None:
                 bowstring.connect(uri, token=token).datasets()
 
 
+def sent(uri: str, **options: Any) -> bytes | None:
+    """What a client sends to a server that it may know it by."""
+    return dict(bowstring.connect(uri, **options)._headers()).get(b"authorization")
+
+
 def test_a_token_belongs_to_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """It leaves the machine encrypted only, and that of the environment goes where the environment says."""
     for uri in ("grpc://data.example:1", "grpc://127.0.0.1.data.example:1", "grpc://10.0.0.1:1", "data.example:1"):
@@ -66,14 +71,14 @@ def test_a_token_belongs_to_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOWSTRING_TOKEN", "secret")
     with pytest.raises(ValueError, match="unencrypted"):
         bowstring.connect("grpc://data.example:1")
-    assert bowstring.connect("grpc+tls://data.example:1")._token == "secret"
+    assert sent("grpc+tls://data.example:1") == b"Bearer secret"
     monkeypatch.setenv("BOWSTRING_SERVER", "grpc+tls://data.example:1")
-    assert bowstring.connect("grpc+tls://data.example:1")._token == "secret"
+    assert sent("grpc+tls://data.example:1") == b"Bearer secret"
     for other in ("grpc+tls://evil.example:1", "grpc+tls://data.example:2", "grpc://127.0.0.1:1"):
         with pytest.raises(ValueError, match="BOWSTRING_TOKEN belongs to"):
             bowstring.connect(other)
-        assert bowstring.connect(other, token="")._token is None
-        assert bowstring.connect(other, token="its own")._token == "its own"
+        assert sent(other, token="") is None
+        assert sent(other, token="its own") == b"Bearer its own"
     monkeypatch.delenv("BOWSTRING_SERVER")
     monkeypatch.setenv("BOWSTRING_PLAINTEXT_TOKEN", "1")
     bowstring.connect("grpc://data.example:1")

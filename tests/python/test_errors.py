@@ -14,6 +14,7 @@ import grpc
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
+from bowstring._shown import listed, shown
 from bowstring.errors import translate, translated
 from conftest import StartNode
 from node import Node
@@ -250,3 +251,20 @@ def test_data_loss(start: StartNode) -> None:
 
 def node_files(node: Node) -> list[Path]:
     return [path for path in Path(node.store).rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("name", "want"),
+    [
+        ("image.size", "image.size"),
+        ("a b", "'a b'"),
+        ("", "''"),
+        ("x (go on at grpc://evil:1)", "'x (go on at grpc://evil:1)'"),
+        ("a\n\x1b[2J\u202e", r"'a\n\x1b[2J\u202e'"),
+        ("a, b", "'a, b'"),
+        (3, "3"),
+    ],
+)
+def test_names_that_are_not_plain_are_in_quotes(name: object, want: str) -> None:
+    assert shown(name) == want
+    assert listed(["a", name]) == f"a, {want}"

@@ -324,7 +324,11 @@ class Door:
             with contextlib.suppress(Unavailable):  # it may have been closed just now
                 return Reader(link, self._back, sent, ticket)
         connected = self._connected()
-        return Reader(Link(connected, partial(_heard, self._known)), self._back, sent, ticket) if connected is not None else None
+        return (
+            Reader(Link(connected, partial(_heard, self._known)), self._back, sent, ticket)
+            if connected is not None
+            else None
+        )
 
     def _authority(self) -> str:
         """The server's name, as it is called."""

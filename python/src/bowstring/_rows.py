@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from bowstring._shown import listed
 from bowstring._wire import to_arrow
 from bowstring.errors import InvalidRequest
 
@@ -21,9 +22,7 @@ def rows_of(rows: Any) -> pa.Array:
         for name in ("position", "id"):
             if name in names:
                 return rows_of(rows[name])
-        raise InvalidRequest(
-            f"rows: got a table without a column `position` or `id`; it has {', '.join(map(str, names))}"
-        )
+        raise InvalidRequest(f"rows: got a table without a column `position` or `id`; it has {listed(names)}")
     if isinstance(rows, (str, bytes, uuid.UUID, int)):
         raise TypeError(f"rows: got one {type(rows).__name__}, want a list of them: [{rows!r}]")
     array = _array(rows)

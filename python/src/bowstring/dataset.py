@@ -15,6 +15,7 @@ from bowstring._making import MadeBatches, kind_of
 from bowstring._request import Request
 from bowstring._rows import rows_of
 from bowstring._several import SeveralBatches
+from bowstring._shown import listed, shown
 from bowstring._taking import MadeExchange
 from bowstring._wire import Positions, decoded, to_arrow, to_numpy
 from bowstring.errors import BowstringError, InvalidRequest, translate
@@ -51,7 +52,7 @@ class Dataset(Request):
         if self._selection is not None:
             parts.append("a selection")
         if self._columns is not None:
-            parts.append(f"columns {', '.join(self._columns)}")
+            parts.append(f"columns {listed(self._columns)}")
         if self._seed is not None:
             parts.append(f"shuffled by {self._seed}")
         parts += [f"{name}={value!r}" for name, value in self._options.items()]
@@ -274,7 +275,7 @@ class Dataset(Request):
         """
         if ticket.get("dataset") != self._name or ticket.get("snapshot") != self._snapshot:
             theirs = f"{ticket.get('dataset')}@{ticket.get('snapshot')}"
-            raise InvalidRequest(f"ticket: got one of {theirs}, want one of {self._name}@{self._snapshot}")
+            raise InvalidRequest(f"ticket: got one of {shown(theirs)}, want one of {self._name}@{self._snapshot}")
         return self._stream(dict(ticket), references=references, connections=connections)
 
     def _stream(self, ticket: dict[str, Any], *, references: bool = False, connections: int = 1) -> Batches:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from bowstring._shown import listed
 from bowstring.dataset import Dataset
 
 _SIZE = 64  # of a global batch, if nothing is said
@@ -46,7 +47,7 @@ def of_images(dataset: Dataset, transform: Any) -> dict[str, Any]:
     """The same operators for each column of images."""
     images = [f.name for f in dataset.schema if (f.metadata or {}).get(b"bowstring.media") == b"image"]
     if not images:
-        raise ValueError(f"operators: no column holds images; there are {', '.join(dataset.schema.names)}")
+        raise ValueError(f"operators: no column holds images; there are {listed(dataset.schema.names)}")
     return dict.fromkeys(images, transform)
 
 

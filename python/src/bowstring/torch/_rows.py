@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from bowstring._shown import listed, shown
 from bowstring.dataset import Dataset
 from bowstring.operators import is_ragged
 from bowstring.torch._columns import Batch, Blobs, batch_of
@@ -73,7 +74,7 @@ class Steps:
                 image, error = _attempt(decode, data, valid is None or bool(valid[i]))
                 if error is not None:
                     if not self.skip:
-                        raise DecodeError(f"{_name(batch, i)}, column {name}: {error}") from error
+                        raise DecodeError(f"{_name(batch, i)}, column {shown(name)}: {error}") from error
                     bad.add(i)
                 images.append(image)
             batch[name] = images
@@ -115,12 +116,12 @@ def steps_for(
     schema = dataset.schema
     if isinstance(decode, Mapping):
         if missing := [name for name in decode if name not in schema.names]:
-            raise ValueError(f"decode: there is no column {missing[0]!r}; there are {', '.join(schema.names)}")
+            raise ValueError(f"decode: there is no column {missing[0]!r}; there are {listed(schema.names)}")
         wanted = {name: decoder(d) for name, d in decode.items()}
     else:
         images = [f.name for f in schema if _is_image(f)]
         if not images:
-            raise ValueError(f"decode: no column holds images; there are {', '.join(schema.names)}")
+            raise ValueError(f"decode: no column holds images; there are {listed(schema.names)}")
         wanted = {name: decoder(decode) for name in images}
     steps.decode = {name: d for name, d in wanted.items() if d is not None}
     steps.hidden = tuple(name for name in NAMES if name not in schema.names)
