@@ -152,7 +152,8 @@ func newMaker(h *hello, opts Options) (*maker, error) {
 	if m.set, err = operators.CompileSet(opts.Kinds, arrow.NewSchema(fields, nil), nil, wanted); err != nil {
 		return nil, err
 	}
-	limits := admission.Limits{Making: 256 << 20 * int64(runtime.GOMAXPROCS(0))}
+	room := 256 << 20 * int64(runtime.GOMAXPROCS(0))
+	limits := admission.Limits{Making: room, LongMaking: room}
 	limits.EnsureDefaults()
 	m.stage, err = operators.NewStage(operators.Options{
 		Workers: cmp.Or(h.Workers, runtime.GOMAXPROCS(0)), Ledger: admission.NewLedger(limits), Logger: opts.Logger,

@@ -10,6 +10,9 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"bowstring/fetch/operators/program"
+	"bowstring/fetch/operators/program/programtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -144,7 +147,10 @@ func FuzzNew(f *testing.F) {
 	f.Add(rgb(formulaOf(2, 2.2, 1.1, -0.1, 0.5), displayP3))
 	f.Add(profileOf("GRAY", "XYZ ", tag{"kTRC", curveOf(563)}))
 	f.Fuzz(func(t *testing.T, profile []byte) {
-		tr, err := New(profile)
+		var tr *Transform
+		var err error
+		// Three curves, each of which may be most of the profile, and the tables that are made of them.
+		programtest.Within(t, program.Count(int64(3*len(profile)+1<<16)), func() { tr, err = New(profile) })
 		if err != nil {
 			if !errors.Is(err, ErrProfile) {
 				t.Fatal(err)
