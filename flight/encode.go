@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"sync/atomic"
+	"time"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/ipc"
@@ -50,6 +51,8 @@ type frame struct {
 	released atomic.Bool
 	adopted  bool  // grpc has the buffers and will free them, or drop them
 	lane     *lane // by which it is sent; nil before
+	// resident is until when its pieces are known to be in memory; zero for always. It is set before grpc has them.
+	resident time.Time
 
 	sending bool // grpc's SendMsg has it; guarded by lane.conn.mu
 	// How much of it grpc has written to a gatherConn, whose mu guards both.

@@ -49,6 +49,7 @@ type gatherConn struct {
 	room     sync.Cond        // Write waits for less pending
 	pending  net.Buffers      // what to write next; guarded by mu
 	size     int              // bytes of pending; guarded by mu
+	resident time.Time        // until when pending is known to be in memory, zero for always; guarded by mu
 	copied   []byte           // the block that small writes are copied into; guarded by mu
 	run      int              // how much of the block's end is the last slice of pending; guarded by mu
 	lanes    map[uint32]*lane // by stream, where grpc has frames; guarded by mu
@@ -231,6 +232,9 @@ func (g *gatherConn) copyGuarded(b []byte) error {
 		g.copy(b)
 		return nil
 	}
+	if isStale(g.resident) {
+		_ = schema.Populate(b)
+	}
 	return schema.Guard(func() error {
 		g.copy(b)
 		return nil
@@ -271,8 +275,8 @@ func (g *gatherConn) write() {
 		if len(g.pending) == 0 {
 			break
 		}
-		batch, written := g.pending, g.retired
-		g.pending, g.retired = spare, nil
+		batch, written, resident := g.pending, g.retired, g.resident
+		g.pending, g.retired, g.resident = spare, nil, time.Time{}
 		g.size, g.run, g.open, g.writing = 0, 0, nil, true
 		g.room.Broadcast()
 		g.mu.Unlock()
@@ -280,9 +284,12 @@ func (g *gatherConn) write() {
 		rest := batch // which WriteTo eats
 		var err error
 		if sealed, ok := g.Conn.(*sealedConn); ok {
+			if isStale(resident) {
+				bringBack(rest)
+			}
 			err = schema.Guard(func() error { return sealed.writeBuffers(rest) })
 		} else {
-			err = vectors.write(g.Conn, rest)
+			err = vectors.write(g.Conn, rest, resident)
 		}
 		clear(batch)
 		spare = batch[:0]

@@ -151,6 +151,7 @@ func (l *lane) giveUpLocked() (free []*frame) {
 func (l *lane) next(b []byte) []byte {
 	for _, f := range l.frames {
 		if part := f.next(b); part != nil {
+			l.conn.resident = sooner(l.conn.resident, f.resident)
 			return part
 		}
 	}

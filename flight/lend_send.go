@@ -159,7 +159,11 @@ func answersFrame(answers []fetch.Answer, small [][]byte) *frame {
 		blobs = append(blobs, a.Blob)
 	}
 	pieces[0].bytes = peering.AppendAnswers(nil, head)
-	return newFrame(pieces, &schema.Batch{Blobs: [][]schema.Blob{blobs}}, held)
+	f := newFrame(pieces, &schema.Batch{Blobs: [][]schema.Blob{blobs}}, held)
+	if f.batch != nil {
+		f.resident = freshUntil(f.batch, time.Now())
+	}
+	return f
 }
 
 // cloned is a copy of bytes that may lie in a file.

@@ -112,7 +112,7 @@ func (c *corkedConn) flushLocked() error {
 	if c.vectors == nil {
 		c.vectors = newVectorWriter(c.Conn)
 	}
-	err := c.vectors.write(c.Conn, net.Buffers{*c.held})
+	err := c.vectors.write(c.Conn, net.Buffers{*c.held}, time.Time{})
 	*c.held = (*c.held)[:0]
 	corks.Put(c.held)
 	c.held = nil

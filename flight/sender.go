@@ -40,6 +40,8 @@ type outgoing struct {
 	beside *lies         // what goes by the ring; nil if nothing does
 	began  time.Time     // when it began to be made ready
 	took   time.Duration // to make it ready, without the wait for room in the ring
+	// resident is until when its bytes are known to be in memory; zero for always
+	resident time.Time
 
 	fetched *fetch.Batch  // what it is of
 	quota   time.Duration // it was held back
@@ -177,7 +179,8 @@ func (s *sender) prepare(b *schema.Batch, again rereader) (outgoing, error) {
 	if err == nil {
 		err = checkInPlace(s.ctx, b, beside, again)
 	}
-	o := outgoing{batch: b, beside: beside, began: start, took: time.Since(start)}
+	ready := time.Now()
+	o := outgoing{batch: b, beside: beside, began: start, took: ready.Sub(start), resident: freshUntil(b, ready)}
 	if beside != nil {
 		o.took -= beside.waited
 	}
@@ -246,6 +249,7 @@ func (s *sender) send(o *outgoing, metadata any) error {
 		o.beside.dropped()
 		return err
 	}
+	f.resident = o.resident
 	o.beside.sent()
 	rows, size := o.batch.Rows, f.size()+o.beside.bytes()
 	waited := o.waited(s.sentAt)

@@ -5,6 +5,7 @@ import (
 	"net"
 	"runtime"
 	"syscall"
+	"time"
 	"unsafe"
 )
 
@@ -18,19 +19,20 @@ const (
 
 // vectorWriter writes slices to a socket. It is used by one goroutine at a time.
 //
-// The socket never blocks: what does not fit is waited for by the runtime's poller. So
-// the scheduler is not told of the system call. Were it told, its monitor would find the
-// thread in the kernel at nearly every look, hand its processor to another thread and look
-// again 20 µs later, for as long as bytes go out; that costs as much as a third of the
-// copy into the kernel. The price is a pause of one call's length whenever the collector
-// stops the world, which is why calls are bounded.
+// The socket never blocks: what does not fit is waited for by the runtime's poller. So the scheduler is not told of the
+// system call, as long as the bytes are known to be in memory. Were it told, its monitor would find the thread in the
+// kernel at nearly every look, hand its processor to another thread and look again 20 µs later, for as long as bytes go
+// out: a tenth more processor time. The price is a pause of one call's length whenever the collector stops the world,
+// which is why calls are bounded. Where a page may have to be read from a disk first, the scheduler is told: a disk that
+// hangs would hold a processor, and with it the collector and the whole server.
 type vectorWriter struct {
 	conn    syscall.RawConn // nil if the connection is no socket
 	vectors []syscall.Iovec
 
-	rest net.Buffers // what is left to write; set while writing
-	err  error
-	try  func(fd uintptr) bool // sends once; made once, so that a call allocates nothing
+	rest     net.Buffers // what is left to write; set while writing
+	resident time.Time   // until when that is known to be in memory, zero for always
+	err      error
+	try      func(fd uintptr) bool // sends once; made once, so that a call allocates nothing
 }
 
 func newVectorWriter(c net.Conn) *vectorWriter {
@@ -44,13 +46,14 @@ func newVectorWriter(c net.Conn) *vectorWriter {
 	return w
 }
 
-// write writes all buffers to c, of which w was made. It eats them.
-func (w *vectorWriter) write(c net.Conn, buffers net.Buffers) error {
+// write writes all buffers to c, of which w was made. It eats them. resident is until when they are known to be in
+// memory, zero for always.
+func (w *vectorWriter) write(c net.Conn, buffers net.Buffers, resident time.Time) error {
 	if w.conn == nil {
 		_, err := buffers.WriteTo(c)
 		return err
 	}
-	w.rest, w.err = buffers, nil
+	w.rest, w.resident, w.err = buffers, resident, nil
 	for len(w.rest) > 0 && w.err == nil {
 		if err := w.conn.Write(w.try); err != nil {
 			w.err = err // the deadline, or the connection is closed
@@ -82,8 +85,14 @@ func (w *vectorWriter) send(fd uintptr) bool {
 		w.rest = nil
 		return true
 	}
-	n, _, errno := syscall.RawSyscall(syscall.SYS_WRITEV, fd, uintptr(unsafe.Pointer(unsafe.SliceData(w.vectors))),
-		uintptr(len(w.vectors)))
+	var n uintptr
+	var errno syscall.Errno
+	first, count := unsafe.Pointer(unsafe.SliceData(w.vectors)), uintptr(len(w.vectors))
+	if isStale(w.resident) {
+		n, _, errno = syscall.Syscall(syscall.SYS_WRITEV, fd, uintptr(first), count)
+	} else {
+		n, _, errno = syscall.RawSyscall(syscall.SYS_WRITEV, fd, uintptr(first), count)
+	}
 	runtime.KeepAlive(w.rest)
 	switch errno {
 	case 0:

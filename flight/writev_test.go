@@ -61,7 +61,7 @@ func TestVectorWriter(t *testing.T) {
 	failed := make(chan error, 1)
 	go func() {
 		for _, list := range writes {
-			if err := w.write(near, list); err != nil {
+			if err := w.write(near, list, time.Time{}); err != nil {
 				failed <- err
 				break
 			}
@@ -84,12 +84,12 @@ func TestVectorWriterFails(t *testing.T) {
 	if err := near.SetWriteDeadline(time.Now().Add(20 * time.Millisecond)); err != nil {
 		t.Fatal(err)
 	}
-	if err := newVectorWriter(near).write(near, large()); !errors.Is(err, os.ErrDeadlineExceeded) {
+	if err := newVectorWriter(near).write(near, large(), time.Time{}); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("a peer that does not read: %v, want the deadline's error", err)
 	}
 	near, far := tcpPair(t)
 	_ = far.Close()
-	if err := newVectorWriter(near).write(near, large()); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+	if err := newVectorWriter(near).write(near, large(), time.Time{}); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("a peer that is gone: %v", err)
 	}
 	near, far = tcpPair(t)
@@ -97,7 +97,7 @@ func TestVectorWriterFails(t *testing.T) {
 		_, _ = io.ReadFull(far, make([]byte, 1<<20))
 		_ = near.Close()
 	}()
-	if err := newVectorWriter(near).write(near, large()); !errors.Is(err, net.ErrClosed) {
+	if err := newVectorWriter(near).write(near, large(), time.Time{}); !errors.Is(err, net.ErrClosed) {
 		t.Errorf("closed meanwhile: %v, want net.ErrClosed", err)
 	}
 }

@@ -1,21 +1,15 @@
 package segment
 
 import (
-	"errors"
 	"os"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"bowstring/schema"
 )
 
 var pageMask = uintptr(os.Getpagesize() - 1)
-
-// pagesOf is the run of whole pages of a mapping that hold b.
-func pagesOf(b []byte) []byte {
-	head := uintptr(unsafe.Pointer(unsafe.SliceData(b))) & pageMask
-	first := unsafe.Add(unsafe.Pointer(unsafe.SliceData(b)), -int(head))
-	return unsafe.Slice((*byte)(first), (uintptr(len(b))+head+pageMask)&^pageMask)
-}
 
 // offsetIn returns where in mem the piece b of it begins; false if b is no piece of it, or empty.
 func offsetIn(mem, b []byte) (int64, bool) {
@@ -27,10 +21,10 @@ func offsetIn(mem, b []byte) (int64, bool) {
 }
 
 // resident reports whether the pages that hold b are in memory. That costs a
-// quarter of populating pages that are there.
+// quarter of populating pages that are there (schema.Populate).
 func resident(b []byte) bool {
 	var state [256]byte // one a page
-	pages := pagesOf(b)
+	pages := schema.Pages(b)
 	size := int(pageMask) + 1
 	for len(pages) > 0 {
 		n := min(len(pages), len(state)*size)
@@ -48,21 +42,4 @@ func resident(b []byte) bool {
 		pages = pages[n:]
 	}
 	return true
-}
-
-// populate brings the pages that hold b into memory within a system call, so
-// that the Go scheduler can run others meanwhile, which a page fault does not
-// let it do.
-func populate(b []byte) error {
-	pages := pagesOf(b)
-	// One read of just these pages, where each fault would read what lies
-	// around it: more reads at once get half as much again from the disk. A
-	// hint, so that its failing does not matter.
-	_ = unix.Madvise(pages, unix.MADV_WILLNEED)
-	for {
-		err := unix.Madvise(pages, unix.MADV_POPULATE_READ)
-		if !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EAGAIN) {
-			return err
-		}
-	}
 }

@@ -206,7 +206,7 @@ func (s *Segment) read(off, n int64) (schema.Blob, error) {
 		return s.model.read(s, n), nil
 	}
 	data := s.mem[off : off+n : off+n]
-	if s.present.holds(data) || populate(data) == nil {
+	if s.present.holds(data) || schema.Populate(data) == nil {
 		return schema.NewBlob(data, s), nil
 	}
 	// Either the kernel cannot populate a mapping, or the pages cannot be

@@ -1,0 +1,8 @@
+//go:build !linux
+
+package schema
+
+import "errors"
+
+// Populate would bring the pages that hold b into memory.
+func Populate([]byte) error { return errors.ErrUnsupported }
