@@ -217,7 +217,7 @@ func (p *pipeline) Run(ctx context.Context, cell []byte, by program.Draws,
 	var dims []int
 	out, err = p.run(ctx, cell, by, func(s *sound) error {
 		dims = s.dims()
-		return write(s, alloc(int(s.size().Int64())*widths[s.dtype]))
+		return s.write(alloc, 0)
 	})
 	out.Dims = dims
 	return out, err

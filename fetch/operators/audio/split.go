@@ -38,9 +38,13 @@ func (h *splitHead) Run(ctx context.Context, cell []byte, by program.Draws,
 	alloc func(n int) []byte) (program.Outcome, error) {
 	outcome, err := h.run(ctx, cell, by, func(s *sound) error {
 		b := program.Between{Kind: s.kind, Type: program.Float32, Dims: s.dims(), Rate: s.rate}
-		to := alloc(int(b.Size()))
-		b.PutHeader(to)
-		return write(s, to[program.BetweenHeader:])
+		return s.write(func(n int) []byte {
+			to := alloc(n)
+			if len(to) == n {
+				b.PutHeader(to)
+			}
+			return to
+		}, program.BetweenHeader)
 	})
 	outcome.Dims = nil
 	return outcome, err
@@ -105,5 +109,5 @@ func (t *splitTail) Run(ctx context.Context, cell []byte, by program.Draws,
 		return out, s.because(err)
 	}
 	out.Dims = s.dims()
-	return out, s.because(write(s, alloc(int(s.size().Int64())*widths[s.dtype])))
+	return out, s.because(s.write(alloc, 0))
 }

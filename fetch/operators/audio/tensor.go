@@ -3,6 +3,7 @@ package audio
 import (
 	"encoding/binary"
 	"encoding/json"
+	"fmt"
 	"math"
 	"strings"
 
@@ -104,8 +105,14 @@ func (s *sound) rowsOf(f func(row []float32, at, step int)) error {
 	return nil
 }
 
-// write gives the bytes of the result.
-func write(s *sound, to []byte) error {
+// write puts the bytes of the result into memory that alloc gives, behind a header of so many bytes.
+func (s *sound) write(alloc func(n int) []byte, header int) error {
+	n := header + int(s.size().Int64())*widths[s.dtype]
+	to := alloc(n)
+	if len(to) < n {
+		return fmt.Errorf("%w: the result has %d bytes, more than were counted for it", program.ErrTooLarge, n)
+	}
+	to = to[header:]
 	return s.rowsOf(func(row []float32, at, step int) {
 		switch s.dtype {
 		case program.Float32:

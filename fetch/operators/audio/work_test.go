@@ -184,3 +184,25 @@ func TestAllocations(t *testing.T) {
 		t.Run(name, func(t *testing.T) { holds(t, compiled(t, encoded, logMel), file(t, name), program.Ceiling) })
 	}
 }
+
+// TestNoMemory holds that a run fails where there is no memory for its result.
+func TestNoMemory(t *testing.T) {
+	p := compiled(t, encoded, `[{"Decode": {}}, {"RandomGain": {}}]`)
+	head, tail, _ := p.(program.Splitter).Split()
+	var between []byte
+	if _, err := head.Run(t.Context(), wav(1, 16000, 100), program.Draws{}, func(n int) []byte {
+		between = make([]byte, n)
+		return between
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for name, one := range map[string]struct {
+		program.Program
+		cell []byte
+	}{"whole": {p, wav(1, 16000, 100)}, "head": {head, wav(1, 16000, 100)}, "tail": {tail, between}} {
+		if _, err := one.Run(t.Context(), one.cell, program.Draws{}, func(int) []byte { return nil }); !errors.Is(err,
+			program.ErrTooLarge) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
