@@ -232,7 +232,7 @@ func (g *gatherConn) copyGuarded(b []byte) error {
 		g.copy(b)
 		return nil
 	}
-	if isStale(g.resident) {
+	if isStale(g.resident) && !schema.Resident(b) {
 		_ = schema.Populate(b)
 	}
 	return schema.Guard(func() error {

@@ -52,7 +52,7 @@ func isStale(until time.Time) bool { return !until.IsZero() && !time.Now().Befor
 // when they are touched next. Where it fails they are missing then, and what cannot be read at all shows.
 func bringBack(list [][]byte) {
 	for _, b := range list {
-		if len(b) > inlineBytes {
+		if len(b) > inlineBytes && !schema.Resident(b) {
 			_ = schema.Populate(b)
 		}
 	}

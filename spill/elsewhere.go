@@ -1,6 +1,7 @@
 package spill
 
 import (
+	"sync/atomic"
 	"time"
 
 	"bowstring/spill/segment"
@@ -11,6 +12,7 @@ import (
 // given back, until the last of them has let go.
 type elsewhere struct {
 	segments map[*segment.Segment][]uint32 // the slots that are pinned for that
+	bytes    atomic.Int64                  // of blobs in those
 	end      chan struct{}                 // closed by Close
 	over     chan struct{}                 // closed when nobody looks any more
 	// unswept says that blocks in which no blob lies were left as they were: the next start looks for them.
@@ -25,6 +27,7 @@ func (c *Cache) pinElsewhere(g *segment.Segment, slots []uint64) {
 		i := uint32(k)
 		if s := c.table.at(i); s.state == live && s.segment == g.ID() {
 			s.pins.Add(1)
+			c.elsewhere.bytes.Add(int64(s.length))
 			pinned = append(pinned, i)
 		}
 	}
@@ -53,7 +56,9 @@ func (c *Cache) watchElsewhere() {
 			for _, i := range slots {
 				c.mu.Lock()
 				s := c.table.at(i)
+				length := int64(s.length)
 				c.mu.Unlock()
+				c.elsewhere.bytes.Add(-length)
 				c.unpin(i, s)
 			}
 		}

@@ -111,6 +111,9 @@ func TestElsewhere(t *testing.T) {
 	if at, ok := b.Extent(); !ok || at.Limit != 0 {
 		t.Errorf("it may be handed out again: %+v", at)
 	}
+	if n := c.Stats().ElsewhereBytes; n < int64(len(want)) {
+		t.Errorf("%d bytes are said to be kept by others, want the blob's %d at least", n, len(want))
+	}
 	b.Release()
 	evictNow(t, c, ref)
 	requireThere(t, f, e, want)
@@ -162,6 +165,9 @@ func TestElsewhereEnds(t *testing.T) {
 	c.mu.Unlock()
 	if pins != 0 {
 		t.Errorf("it has %d pins when nobody reads it", pins)
+	}
+	if n := c.Stats().ElsewhereBytes; n != 0 {
+		t.Errorf("%d bytes are said to be kept by others when all have let go", n)
 	}
 }
 

@@ -36,6 +36,8 @@ type Stats struct {
 	BudgetBytes int64  `json:"budget_bytes"`
 	HeldBytes   int64  `json:"held_bytes"` // of the disk, dead space and an allowance for the index included
 	Segments    int    `json:"segments"`   // files
+	// ElsewhereBytes are of blobs that cannot be evicted, as clients of an earlier server have their files still.
+	ElsewhereBytes int64 `json:"elsewhere_bytes"`
 
 	DatasetStats // of all
 
@@ -96,7 +98,7 @@ func (c *Cache) Stats() Stats {
 		DiskFull: c.count.diskFull.Load(), Busy: c.count.busy.Load(), IndexLost: c.index.lost(),
 		Datasets: map[string]DatasetStats{},
 	}
-	st.Segments = int(c.space.files.Load())
+	st.Segments, st.ElsewhereBytes = int(c.space.files.Load()), c.elsewhere.bytes.Load()
 	c.mu.Lock()
 	sets := c.sets
 	c.mu.Unlock()

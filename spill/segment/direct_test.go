@@ -159,11 +159,11 @@ func TestDirectTakesNoMemory(t *testing.T) {
 	data := content("blob", 200_000)
 	loc := appendBlob(t, s, data)
 	b := s.Segment(loc.Segment).mem[loc.Offset : loc.Offset+loc.Length]
-	if resident(b) {
+	if schema.Resident(b) {
 		t.Error("the pages of a blob written past the page cache are in it")
 	}
 	requireBlob(t, s, loc, data)
-	if !resident(b) {
+	if !schema.Resident(b) {
 		t.Error("the pages of a blob that was read are not in memory")
 	}
 }
@@ -185,7 +185,7 @@ func testDirectRefused(t *testing.T, waiting bool) {
 	s.io.buffers.give(odd[1-uintptr(unsafe.Pointer(unsafe.SliceData(odd)))%2:][:directSize])
 	data := content("blob", 100_000)
 	loc := appendBlob(t, s, data)
-	if b := s.Segment(loc.Segment).mem[loc.Offset : loc.Offset+loc.Length]; !resident(b) {
+	if b := s.Segment(loc.Segment).mem[loc.Offset : loc.Offset+loc.Length]; !schema.Resident(b) {
 		t.Error("a blob from a buffer at an odd address was written directly: nothing was refused")
 	}
 	requireBlob(t, s, loc, data)

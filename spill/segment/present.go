@@ -1,6 +1,10 @@
 package segment
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+
+	"bowstring/schema"
+)
 
 const (
 	// presentRun is after how many reads in a row that found their pages in memory only some are looked at.
@@ -20,7 +24,7 @@ func (p *presence) holds(b []byte) bool {
 	if n := p.run.Add(1); n > presentRun && n%presentEach != 0 {
 		return true
 	}
-	if resident(b) {
+	if schema.Resident(b) {
 		return true
 	}
 	p.run.Store(0)

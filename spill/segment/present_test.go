@@ -1,6 +1,7 @@
 package segment
 
 import (
+	"os"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -8,7 +9,7 @@ import (
 
 // TestPresence looks at pages that are in memory, and at ones that are not.
 func TestPresence(t *testing.T) {
-	page := int(pageMask) + 1
+	page := os.Getpagesize()
 	mem, err := unix.Mmap(-1, 0, 2*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
 		t.Fatal(err)

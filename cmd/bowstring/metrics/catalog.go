@@ -169,6 +169,8 @@ var (
 	spillBudget = gauge("spill_budget_bytes", "Bytes of the disk that the spill may hold now.")
 	spillHeld   = gauge("spill_held_bytes", "Bytes of the disk that the spill holds, dead space and an allowance "+
 		"for the index included.")
+	spillAbroad = gauge("spill_elsewhere_bytes", "Bytes of blobs in the spill that cannot be evicted, as clients of an "+
+		"earlier server on this node have their files still.")
 	spillBlobs    = gauge("spill_blobs", "Blobs in the spill.")
 	spillFiles    = gauge("spill_segments", "Files of the spill.")
 	spillWritten  = counter("spill_written_bytes_total", "Bytes written to the spill, headers and padding included.")

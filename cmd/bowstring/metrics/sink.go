@@ -167,7 +167,7 @@ func progress(j *fetch.JobStats) float64 { return float64(j.Row) / float64(max(j
 
 func (ch sink) spill(s *fetch.SpillStats) {
 	for m, v := range map[*metric]int64{
-		spillBudget: s.BudgetBytes, spillHeld: s.HeldBytes, spillBlobs: s.Entries, spillFiles: int64(s.Segments),
+		spillBudget: s.BudgetBytes, spillHeld: s.HeldBytes, spillAbroad: s.ElsewhereBytes, spillBlobs: s.Entries, spillFiles: int64(s.Segments),
 		spillBypassed: s.Bypassed, spillWritten: s.WrittenBytes, spillMoved: s.MovedBytes,
 	} {
 		ch.send(m, float64(v))
