@@ -28,7 +28,12 @@ func TestPopulate(t *testing.T) {
 	if Resident(mem) {
 		t.Error("the page beyond is said to be there")
 	}
-	if got := len(Pages(mem[page+1 : page+2])); got != page {
-		t.Errorf("one byte lies in pages of %d bytes", got)
+	if _, n := pagesOf(mem[page+1 : page+2]); n != uintptr(page) {
+		t.Errorf("one byte lies in pages of %d bytes", n)
+	}
+	small := make([]byte, 512) // of Go's heap
+	small[0] = 1
+	if err := Populate(small); err != nil || !Resident(small) {
+		t.Errorf("memory that was written is said to be gone: %v", err)
 	}
 }
