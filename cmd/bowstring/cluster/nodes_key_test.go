@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -309,8 +310,9 @@ func TestPlaintextIsRefused(t *testing.T) {
 		}
 		b := join("b", "grpc://"+lis.Addr().String())
 		a := join("a", "grpc+tls://127.0.0.1:1")
+		var log bytes.Buffer
 		c, err := cluster.New(cluster.Options{Node: "a", Members: a, SnapshotName: func(uint32) string { return "" },
-			Keys: peering.NewKeys(firstKey), Plaintext: plaintext, Logger: slog.New(slog.DiscardHandler)})
+			Keys: peering.NewKeys(firstKey), Plaintext: plaintext, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -328,6 +330,10 @@ func TestPlaintextIsRefused(t *testing.T) {
 			t.Error(err)
 		}
 		serving.Wait()
+		if refused := strings.Contains(log.String(), "another node is not asked"); refused == plaintext {
+			t.Errorf("a node without a certificate is refused: %v, want %v; the log says %s", refused, !plaintext,
+				log.String())
+		}
 		if !plaintext && dialled.Load() > 0 {
 			t.Errorf("a node without a certificate was dialled %d times", dialled.Load())
 		}
