@@ -151,7 +151,7 @@ def attacked(context: Context, attacker: Path, folder: Path) -> Seen:
         address = server.url.removeprefix("grpc://")
         done = subprocess.run(
             # Its own work is another machine's: it takes the processors that nobody else wants.
-            [  # noqa: S607
+            [
                 *("nice", "-n", "19", attacker, "-addr", address, "-admin", admin),
                 *("-pending", "-seconds", str(ATTACK_S)),
             ],

@@ -125,7 +125,8 @@ func newObserved(t *testing.T, opts observedOptions) *observed {
 	}
 	collector, err := metrics.New(metrics.Options{
 		Stats: func() ourflight.Stats { return o.server.Stats() }, Times: o.times(opts), Collections: opts.collections,
-		Certificates: opts.certificates, Sources: opts.sources, MemoryLimit: opts.memoryLimit, Cluster: opts.cluster, Version: "test",
+		Certificates: opts.certificates, Sources: opts.sources, MemoryLimit: opts.memoryLimit, Cluster: opts.cluster,
+		AdminGuesses: func() (wrong, limited int64) { return 2, 1 }, Version: "test",
 		GoVersion: "go",
 	})
 	if err != nil {

@@ -75,7 +75,7 @@ class Node(grpc.GenericRpcHandler):  # type: ignore[misc]
         raw = status(code.value[0], text, *details)
 
         def end(context: Any) -> None:
-            trailers = [("grpc-status-details-bin", raw)]
+            trailers: list[tuple[str, str | bytes]] = [("grpc-status-details-bin", raw)]
             if ("bowstring-details", "1") in context.invocation_metadata():
                 trailers += [("x-arrow-status", "5"), ("x-arrow-status-message-bin", text.encode())]
             context.set_trailing_metadata(trailers)
