@@ -322,3 +322,19 @@ func TestResetsAreSeen(t *testing.T) {
 		}
 	}
 }
+
+// A stream counts as reset when the whole frame has come: a call may begin to send between its header and the rest.
+func TestResetInParts(t *testing.T) {
+	g, peer := gathered(t)
+	var out atomic.Int64
+	l := laneFor(g, 1)
+	reset := resetFrame(1)
+	see(t, g, peer, slices.Concat(make([]byte, clientPreface), headersFrame(1), reset[:frameHeader]))
+	see(t, g, peer, reset[frameHeader:frameHeader+1])
+	l.sent(sentFrame(t, l, &out))
+	see(t, g, peer, reset[frameHeader+1:])
+	see(t, g, peer, resetFrame(3))
+	if n := out.Load(); n != 0 {
+		t.Errorf("%d frames are held of a stream that was reset", n)
+	}
+}

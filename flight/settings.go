@@ -49,6 +49,7 @@ type settingsReader struct {
 	part     []byte // what there is of it
 
 	newest uint32   // the newest stream that was begun
+	ending uint32   // the stream of a RST_STREAM whose payload has not come wholly; 0 for none
 	resets []uint32 // streams that were reset, until the one who reads has taken note of them
 
 	control bucket
@@ -111,6 +112,9 @@ func (r *settingsReader) see(b []byte) bool {
 	for len(b) > 0 {
 		if n := min(r.skip, len(b)); n > 0 {
 			r.skip, b = r.skip-n, b[n:]
+			if r.skip == 0 && r.ending != 0 {
+				r.resets, r.ending = append(r.resets, r.ending), 0
+			}
 			continue
 		}
 		n := min(r.want-len(r.part), len(b))
@@ -139,13 +143,14 @@ func (r *settingsReader) see(b []byte) bool {
 	return true
 }
 
-// stream takes note of what the header of a frame says of a stream.
+// stream takes note of what the header of a frame says of a stream. A reset counts when the whole frame has come: the
+// transport knows of it no sooner.
 func (r *settingsReader) stream(header []byte) {
 	switch id := frameStream(header); header[3] {
 	case typeHeaders:
 		r.newest = max(r.newest, id)
 	case typeReset:
-		r.resets = append(r.resets, id)
+		r.ending = id
 	}
 }
 
