@@ -69,7 +69,8 @@ func (b *bounds) resolve(path string) (string, error) {
 	if info.Mode()&fs.ModeSymlink != 0 {
 		return filepath.EvalSymlinks(path)
 	}
-	folder := filepath.Dir(path)
+	// Not filepath.Dir, which removes a folder before "..": the system goes on from where a link leads.
+	folder, name := filepath.Split(path)
 	to, known := b.folders[folder]
 	if !known {
 		if to, err = filepath.EvalSymlinks(folder); err != nil {
@@ -77,7 +78,7 @@ func (b *bounds) resolve(path string) (string, error) {
 		}
 		b.folders[folder] = to
 	}
-	return filepath.Join(to, filepath.Base(path)), nil
+	return filepath.Join(to, name), nil
 }
 
 // below reports whether a path is in a folder, by their names.

@@ -40,11 +40,12 @@ func leadings(t *testing.T) (list []leading) {
 
 	// Tables of paths.
 	for kind, written := range map[string]string{
-		"an absolute path": secret,
-		"a relative path":  "../" + filepath.Base(private) + "/secret.jpg",
-		"dots within":      "in/../../" + filepath.Base(private) + "/secret.jpg",
-		"a linked folder":  "linked/secret.jpg",
-		"a linked file":    "in/linked.jpg",
+		"an absolute path":  secret,
+		"a relative path":   "../" + filepath.Base(private) + "/secret.jpg",
+		"dots within":       "in/../../" + filepath.Base(private) + "/secret.jpg",
+		"a linked folder":   "linked/secret.jpg",
+		"a linked file":     "in/linked.jpg",
+		"dots after a link": "DIR/linked/../" + filepath.Base(private) + "/secret.jpg",
 	} {
 		parent := filepath.Dir(private)
 		dir, err := os.MkdirTemp(parent, "list-*")
@@ -53,7 +54,7 @@ func leadings(t *testing.T) (list []leading) {
 		}
 		if err := errors.Join(os.Mkdir(filepath.Join(dir, "in"), 0o700), os.WriteFile(filepath.Join(dir, "in/x.jpg"),
 			[]byte(picture), 0o600), os.WriteFile(filepath.Join(dir, "t.csv"),
-			[]byte("path\n"+written+"\nin/x.jpg\n"+filepath.Join(dir, "in/./x.jpg")+"\n"), 0o600)); err != nil {
+			[]byte("path\n"+strings.Replace(written, "DIR", dir, 1)+"\nin/x.jpg\n"+filepath.Join(dir, "in/./x.jpg")+"\n"), 0o600)); err != nil {
 			t.Fatal(err)
 		}
 		link(t, private, filepath.Join(dir, "linked"))
