@@ -23,8 +23,11 @@ type Sources struct {
 	grace time.Duration
 	log   *slog.Logger
 	now   func() time.Time
+	made  time.Time
 
-	closing atomic.Int64 // when the server is closed, as Unix nanoseconds; 0 if all can be read
+	// closing is when the server is closed, 0 if all can be read: nanoseconds since made, as the wall clock may be set
+	// meanwhile.
+	closing atomic.Int64
 
 	mu     sync.Mutex
 	list   []*Source   // guarded by mu
@@ -52,7 +55,7 @@ type SourceState struct {
 
 // NewSources returns sources with a grace time.
 func NewSources(grace time.Duration, log *slog.Logger) *Sources {
-	return &Sources{grace: grace, log: log, now: time.Now}
+	return &Sources{grace: grace, log: log, now: time.Now, made: time.Now()}
 }
 
 // Add lists a source. closes says whether the server is closed after the grace time, or only what asks for it by
@@ -86,7 +89,7 @@ func (s *Sources) Closed() error {
 	if s == nil {
 		return nil
 	}
-	if at := s.closing.Load(); at == 0 || s.now().UnixNano() < at {
+	if at := s.closing.Load(); at == 0 || int64(s.now().Sub(s.made)) < at {
 		return nil
 	}
 	return errClosed
@@ -171,7 +174,7 @@ func (s *Sources) closeLocked() {
 		if !one.closes || one.failed.IsZero() {
 			continue
 		}
-		if at := one.failed.Add(one.grace).UnixNano(); first == 0 || at < first {
+		if at := max(1, int64(one.failed.Sub(s.made)+one.grace)); first == 0 || at < first {
 			first = at
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unsafe"
 
 	"bowstring/flight/door/doortest"
 	"bowstring/schema"
@@ -100,6 +101,40 @@ func TestSourcesClose(t *testing.T) {
 	none.Add("x", true).Note(ctx, broken)
 	if none.Closed() != nil || none.List() != nil {
 		t.Error("no sources are closed")
+	}
+}
+
+// step sets the wall clock, and not the monotonic one, as an administrator or a time server does.
+func (c *clock) step(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	// time.Time with a monotonic reading has the seconds of the wall clock above 30 bits of nanoseconds.
+	wall := (*uint64)(unsafe.Pointer(&c.at))
+	*wall += uint64(int64(d/time.Second)) << 30
+}
+
+// A wall clock that is set neither lengthens the grace time nor ends it.
+func TestSourcesWithoutTheWallClock(t *testing.T) {
+	s, at, _ := timed(time.Minute)
+	a := s.Add("a", true)
+	before := at.now()
+	at.step(-time.Hour)
+	if passed := at.now().Sub(before); passed != 0 || !at.now().Round(0).Before(before.Round(0)) {
+		t.Fatalf("the test sets both clocks: %s passed", passed)
+	}
+	a.Note(t.Context(), errors.New("permission denied"))
+	at.step(2 * time.Hour)
+	if s.Closed() != nil {
+		t.Error("it is closed early, as the clock was set forward")
+	}
+	at.step(-time.Hour)
+	at.move(time.Minute)
+	if s.Closed() == nil {
+		t.Error("it is not closed, as the clock was set back")
+	}
+	at.step(-time.Hour)
+	if s.Closed() == nil {
+		t.Error("it is open again, as the clock was set back")
 	}
 }
 
