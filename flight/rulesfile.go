@@ -9,10 +9,14 @@ import (
 
 	"bowstring/flight/door"
 	"bowstring/flight/rules"
+	"bowstring/schema"
 )
 
 // rulesPeriod is how often a file of rules or tenants is looked at.
 const rulesPeriod = time.Second
+
+// mostTexts is how many texts a file may have in a row, each read once.
+const mostTexts = 5
 
 // watchedFile is a file that is read again when it changes. One that cannot be read, or
 // is wrong, changes nothing: what was read before holds on, for the grace time of its sources. A new text holds once it was
@@ -27,6 +31,7 @@ type watchedFile[T any] struct {
 	current atomic.Pointer[T]
 	text    string // that current is of; for Check's goroutine
 	next    string // that was read last, and is not that of current; for Check's goroutine
+	texts   int    // that were read in a row, each of them another one; for Check's goroutine
 	trouble string // what was logged last, "" if nothing is wrong; for Check's goroutine
 }
 
@@ -88,9 +93,20 @@ func (f *watchedFile[T]) read() (string, *T, error) {
 // wrong with it is logged once. It is for one goroutine at a time.
 func (f *watchedFile[T]) Check(ctx context.Context) (changed bool) {
 	text, v, err := f.read()
+	next := ""
+	if err == nil && text != f.text {
+		next = text
+	}
+	if next == "" || next == f.next {
+		f.texts = 0
+	} else if f.texts++; f.texts > mostTexts {
+		err = fmt.Errorf("%w: %s: %s has another text each time that it is read; a text holds once it was read twice, "+
+			"%s apart", schema.ErrInvalid, f.what, f.path, rulesPeriod)
+	}
+	before := f.next
+	f.next = next // it is to be the same twice in a row
 	f.noted.Note(ctx, err)
 	if err != nil {
-		f.next = "" // it is to be the same twice in a row
 		if f.trouble != err.Error() {
 			f.trouble = err.Error()
 			f.log.LogAttrs(ctx, slog.LevelError, "a file was not read again: what it said before holds on",
@@ -103,15 +119,10 @@ func (f *watchedFile[T]) Check(ctx context.Context) (changed bool) {
 			slog.String("file", f.path))
 	}
 	f.trouble = ""
-	if text == f.text {
-		f.next = ""
+	if next == "" || next != before {
 		return false
 	}
-	if text != f.next {
-		f.next = text
-		return false
-	}
-	f.text = text
+	f.text, f.next = text, ""
 	f.current.Store(v)
 	f.log.LogAttrs(ctx, slog.LevelInfo, "a file has changed, and what it says holds", slog.String("what", f.what),
 		slog.String("file", f.path), slog.Int("entries", f.size(v)))

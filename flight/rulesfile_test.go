@@ -1,12 +1,14 @@
 package flight
 
 import (
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"bowstring/flight/door"
 	"bowstring/flight/rules"
 )
 
@@ -65,5 +67,40 @@ func TestRulesFile(t *testing.T) {
 	write(first)
 	if f.Check(t.Context()); !f.Check(t.Context()) || rights() != "list, read" {
 		t.Error("the right text was not taken:", rights())
+	}
+}
+
+// A file that has another text each time that it is read is one that cannot be read: what it said first does not hold
+// for ever. One that is changed twice in a row is not.
+func TestRulesFileThatChangesAlways(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "rules.yaml")
+	write := func(n int) {
+		t.Helper()
+		text := fmt.Sprintf("# %d\nrules:\n  - {principals: [ada], datasets: [d], rights: [read]}\n", n)
+		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	log := slog.New(slog.DiscardHandler)
+	sources := door.NewSources(0, log)
+	write(0)
+	f, err := OpenRules(name, sources, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := 1; n <= mostTexts; n++ {
+		write(n)
+		if f.Check(t.Context()) || sources.Closed() != nil {
+			t.Fatalf("after %d changes: %v", n, sources.Closed())
+		}
+	}
+	for n := mostTexts + 1; n < mostTexts+5; n++ {
+		write(n)
+		if f.Check(t.Context()) || sources.Closed() == nil {
+			t.Fatalf("after %d changes in a row the first text holds", n)
+		}
+	}
+	if !f.Check(t.Context()) || sources.Closed() != nil {
+		t.Errorf("a text that stays is not taken: %v", sources.Closed())
 	}
 }
