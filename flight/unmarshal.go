@@ -17,7 +17,10 @@ const (
 	// messageCost is about what a decoded message takes in memory beside its texts, and textCost what one of its texts
 	// or bytes fields does, in bytes. Two bytes of protobuf can be either.
 	messageCost = 160
-	textCost    = 32
+	textCost    = 64
+	// unknownCost is what a byte of a field takes that is kept as it is: it is in a buffer that grows by a quarter, and
+	// all that the buffer was before is memory until it is collected.
+	unknownCost = 8
 	// maxNesting is how deep messages lie in each other at most.
 	maxNesting = 16
 )
@@ -59,10 +62,9 @@ func decodedCost(b []byte, about protoreflect.MessageDescriptor, depth int) (int
 		b = value[n:]
 		field := about.Fields().ByNumber(number)
 		switch {
-		case field == nil: // kept as it is, in a buffer that grows
-			cost += 4 * int64(n+protowire.SizeTag(number))
-		case kind != protowire.BytesType:
-			cost += 8
+		case field == nil || !delimited(field) || kind != protowire.BytesType:
+			// A number, or what is kept as it is: no field has that number, or it is of another type, such as a group.
+			cost += unknownCost * int64(n+protowire.SizeTag(number))
 		case field.Message() != nil:
 			inner, _ := protowire.ConsumeBytes(value)
 			more, err := decodedCost(inner, field.Message(), depth+1)
@@ -75,4 +77,14 @@ func decodedCost(b []byte, about protoreflect.MessageDescriptor, depth int) (int
 		}
 	}
 	return cost, nil
+}
+
+// delimited reports whether a field is written with its length before it: a message, a text or bytes.
+func delimited(field protoreflect.FieldDescriptor) bool {
+	switch field.Kind() {
+	case protoreflect.MessageKind, protoreflect.StringKind, protoreflect.BytesKind:
+		return true
+	default:
+		return false
+	}
 }
