@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from typing import Any
@@ -176,6 +177,25 @@ def test_addresses_that_no_cluster_is_known_by_are_not_called(nodes: tuple[Node,
     assert other.calls == []
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.usefixtures("way")
+def test_no_proxy_is_asked_for_a_server_of_this_machine(
+    nodes: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The token would leave the machine unencrypted."""
+    one, _ = nodes
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        for name in ("grpc_proxy", "http_proxy", "https_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        for name in ("no_grpc_proxy", "no_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        error = read(one.uri)
+        assert (type(error), str(error)) == (bowstring.DataLoss, "here")
+        proxy.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            proxy.accept()
+
+
 @pytest.mark.parametrize(
     ("uri", "left", "secret", "want"),
     [
@@ -233,3 +253,17 @@ def test_what_a_cluster_is_known_by_is_bounded() -> None:
     known.add(f"grpc://b:{i}" for i in range(100_000))
     assert "grpc://a:1" in known
     assert "grpc://b:99999" not in known
+
+
+@pytest.mark.parametrize("seconds", [24 * 3600 + 1, 1 << 40, (1 << 64) - 5], ids=["days", "ages", "below 0"])
+def test_no_server_has_its_client_wait_for_ever(seconds: int) -> None:
+    error = by_number(8, "x", status(8, "x", retry(seconds)))
+    assert isinstance(error, bowstring.LimitExceeded)
+    assert error.retry_after is None
+
+
+def test_a_server_that_the_environment_misspells_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOWSTRING_TOKEN", KEPT)
+    monkeypatch.setenv("BOWSTRING_SERVER", "grpc://127.0.0.1:99999")
+    with pytest.raises(ValueError, match=r"BOWSTRING_SERVER: got 'grpc://127\.0\.0\.1:99999', want grpc://HOST:PORT"):
+        bowstring.connect("grpc://127.0.0.1:1")

@@ -257,25 +257,26 @@ def test_the_thread_ends_with_the_connections(node: Node, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("environment", "usable"),
+    ("host", "environment", "usable"),
     [
-        ({}, True),
-        ({"https_proxy": "http://proxy:1"}, False),
-        ({"GRPC_PROXY": "http://proxy:1"}, False),
-        ({"https_proxy": "http://proxy:1", "no_proxy": "127.0.0.1"}, True),
-        ({"BOWSTRING_HTTP2": "off"}, False),
+        ("192.0.2.1", {}, True),
+        ("192.0.2.1", {"https_proxy": "http://proxy:1"}, False),
+        ("192.0.2.1", {"GRPC_PROXY": "http://proxy:1"}, False),
+        ("192.0.2.1", {"https_proxy": "http://proxy:1", "no_proxy": "192.0.2.1"}, True),
+        ("127.0.0.1", {"https_proxy": "http://proxy:1"}, True),
+        ("127.0.0.1", {"BOWSTRING_HTTP2": "off"}, False),
     ],
     ids=str,
 )
 def test_proxies_are_left_to_pyarrow(
-    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], usable: bool
+    monkeypatch: pytest.MonkeyPatch, host: str, environment: dict[str, str], usable: bool
 ) -> None:
     for name in ("grpc_proxy", "http_proxy", "https_proxy", "no_proxy"):
         for spelled in (name, name.upper()):
             monkeypatch.delenv(spelled, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert _doget.Door("grpc://127.0.0.1:1", None).usable == usable
+    assert _doget.Door(f"grpc://{host}:1", None).usable == usable
 
 
 class Foreign(fl.FlightServerBase):  # type: ignore[misc]

@@ -14,6 +14,7 @@ import os
 import socket
 import subprocess
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,32 @@ def test_a_stand_in_at_the_socket_is_found_out(
     assert all(place["key"] not in json.dumps(hello) for hello in heard)
     assert {way for _, way in came} == {"tcp"}
     assert len(seen) == 300
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"[" * 4000,
+        b"[]",
+        b'{"version": %d, "server": "%s", "nonce": "\\ud800", "proof": "\\ud800"}',
+        b'{"version": %d, "server": "%s", "nonce": 1e999, "proof": null}',
+        b'{"version": %d, "server": "%s", "error": ["x"]}',
+        b"\xff",
+    ],
+    ids=["deep", "a list", "no characters", "numbers", "an error", "no text"],
+)
+def test_whatever_a_stand_in_says_batches_come_by_tcp(start: StartNode, tmp_path: Path, said: bytes) -> None:
+    node = start("--local", str(tmp_path / "socket"))
+    client = package.connect(node.url)
+    (told,) = client.action("samenode")
+    if b"%d" in said:
+        said = said % (_greeting.VERSION, told["server"].encode())
+    with standing_in(tmp_path / "taken", lambda caller, _: caller.sendall(said)) as heard:
+        client.rings.known([told | {"socket": str(tmp_path / "taken")}])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            assert client.rings.borrow() is None
+    assert heard
 
 
 def test_a_program_of_another_user_is_found_out(start: StartNode, tmp_path: Path) -> None:

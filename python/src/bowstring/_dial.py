@@ -7,6 +7,8 @@ import socket
 from urllib.parse import SplitResult
 from urllib.request import proxy_bypass
 
+from bowstring._origins import on_this_machine
+
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 
@@ -39,13 +41,17 @@ def direct(parts: SplitResult) -> bool:
     """Whether a server is reached by its address alone. `BOWSTRING_HTTP2=off` says that it is not."""
     if os.environ.get("BOWSTRING_HTTP2") == "off":
         return False
-    if parts.scheme == "grpc+unix":
-        return True
-    try:
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        return False
+    if on_this_machine(parts):
+        return parts.scheme == "grpc+unix" or _port(parts) is not None  # no proxy is on the way
+    host, port = parts.hostname, _port(parts)
     if host is None or port is None:
         return False
     proxied = any(os.environ.get(name) or os.environ.get(name.upper()) for name in _PROXIES)
     return not proxied or proxy_bypass(host)
+
+
+def _port(parts: SplitResult) -> int | None:
+    try:
+        return parts.port
+    except ValueError:
+        return None

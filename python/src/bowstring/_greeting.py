@@ -13,6 +13,7 @@ import struct
 from typing import Any, NamedTuple
 
 VERSION = 2
+_PEER = struct.Struct("iII")  # of the kernel: a process, its user and its group
 
 
 class Place(NamedTuple):
@@ -39,7 +40,7 @@ def greet(connected: socket.socket, place: Place) -> None:
     Each end shows that it knows the key. A program in between, which passes on what both say, is found by its user: the
     kernel says whose program listens, the server has said by Flight whose that is.
     """
-    _, uid, _ = struct.unpack("3i", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    _, uid, _ = _PEER.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     if uid != place.uid:
         raise StandInError(
             f"a program of user {uid} listens on {place.path}, and the server is one of user {place.uid}"
@@ -55,13 +56,15 @@ def greet(connected: socket.socket, place: Place) -> None:
     if "error" in said:
         raise OSError(str(said["error"]))
     theirs = str(said.get("nonce"))
-    if not hmac.compare_digest(_proof(place.key, "server", nonce, theirs), str(said.get("proof")).encode()):
+    if not hmac.compare_digest(
+        _proof(place.key, "server", nonce, theirs), str(said.get("proof")).encode(errors="replace")
+    ):
         raise StandInError(f"what listens on {place.path} has the server's name, and does not know the key")
     connected.send(json.dumps({"proof": _proof(place.key, "client", nonce, theirs).decode()}).encode())
 
 
 def _proof(key: bytes, end: str, ours: str, theirs: str) -> bytes:
-    said = f"bowstring samenode {VERSION} {end} {ours} {theirs}".encode()
+    said = f"bowstring samenode {VERSION} {end} {ours} {theirs}".encode(errors="replace")
     return hmac.new(key, said, hashlib.sha256).hexdigest().encode()
 
 
@@ -79,6 +82,6 @@ def received(connected: socket.socket, flags: int = 0) -> tuple[dict[str, Any] |
         return None, list(descriptors)
     try:
         said = json.loads(message)
-    except ValueError:
+    except (ValueError, RecursionError):
         said = {}
     return said if isinstance(said, dict) else {}, list(descriptors)

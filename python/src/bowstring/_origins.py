@@ -41,12 +41,20 @@ def token_of_environment(uri: str) -> str | None:
     """The token of BOWSTRING_TOKEN. It belongs to the server that BOWSTRING_SERVER names, if that names one."""
     token = os.environ.get("BOWSTRING_TOKEN", "").strip() or None
     server = os.environ.get("BOWSTRING_SERVER", "")
-    if token is not None and server and origin(server) != origin(uri):
+    if token is not None and server and _known_origin(server) != origin(uri):
         raise ValueError(
             f"BOWSTRING_TOKEN belongs to the server of BOWSTRING_SERVER, {server!r}, and is not sent to {uri!r}: give "
             "the token of that server as token=, or token='' for none"
         )
     return token
+
+
+def _known_origin(server: str) -> tuple[str, str | None, int | None, str]:
+    """The origin of BOWSTRING_SERVER."""
+    try:
+        return origin(server)
+    except ValueError as error:
+        raise ValueError(f"BOWSTRING_SERVER: got {server!r}, want grpc://HOST:PORT or grpc+tls://HOST:PORT") from error
 
 
 def follows(uri: str, left: str, *, secret: bool) -> bool:

@@ -10,6 +10,7 @@ import binascii
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+_LONGEST = 24 * 3600.0  # seconds that a server may have its client wait
 _RETRY, _INFO = b"google.rpc.RetryInfo", b"google.rpc.ErrorInfo"
 
 
@@ -67,7 +68,8 @@ def _seconds(body: bytes) -> float | None:
     if not isinstance(delay, bytes):
         return None
     of = dict(_fields(delay))
-    return int(of.get(1, 0)) + int(of.get(2, 0)) / 1e9
+    seconds = int(of.get(1, 0)) + int(of.get(2, 0)) / 1e9
+    return seconds if seconds <= _LONGEST else None  # negative numbers are large ones here
 
 
 def _elsewhere(body: bytes) -> tuple[str, ...]:

@@ -218,6 +218,9 @@ class Connection:
                 if self._flight is None:
                     arguments = self._tls.arguments() if self._tls else {}
                     self._mark, marks = _fork.marked()
+                    if on_this_machine(urlsplit(self.uri)):
+                        # gRPC asks a proxy for addresses of this machine, too: the token would leave it unencrypted.
+                        marks = [*marks, ("grpc.enable_http_proxy", 0)]
                     with translate():
                         self._flight = fl.connect(
                             self.uri,
