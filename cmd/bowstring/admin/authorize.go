@@ -84,6 +84,7 @@ func (s *Server) CheckToken(ctx context.Context, addr, token string) error {
 	if err == nil {
 		var want []byte
 		if want, err = s.opts.Token(); err != nil {
+			s.guesses.unheard(peer)
 			return err
 		}
 		// Hashes have one length whatever the token's.

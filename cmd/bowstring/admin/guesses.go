@@ -100,11 +100,7 @@ func (g *guesses) take(peer string) (wait bool, err error) {
 func (g *guesses) right(peer string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if b := g.peers[peer]; b != nil { // its address may have been forgotten
-		if b.n--; b.n <= 0 {
-			delete(g.peers, peer)
-		}
-	}
+	g.undoLocked(peer)
 	if _, known := g.holders[peer]; !known && len(g.holders) >= maxHolders {
 		oldest, at := "", time.Time{}
 		for p, t := range g.holders {
@@ -115,6 +111,22 @@ func (g *guesses) right(peer string) {
 		delete(g.holders, oldest)
 	}
 	g.holders[peer] = g.now()
+}
+
+// unheard takes note that a guess was not looked at.
+func (g *guesses) unheard(peer string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.undoLocked(peer)
+}
+
+// undoLocked has what begin has counted last not be counted.
+func (g *guesses) undoLocked(peer string) {
+	if b := g.peers[peer]; b != nil { // its address may have been forgotten
+		if b.n--; b.n <= 0 {
+			delete(g.peers, peer)
+		}
+	}
 }
 
 // missed takes note that a guess was wrong.

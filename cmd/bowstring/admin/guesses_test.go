@@ -105,6 +105,25 @@ func TestGuessesTogether(t *testing.T) {
 	}
 }
 
+// While the token cannot be read nothing is a guess: its holder is let in as soon as it can be.
+func TestNoGuessesWithoutAToken(t *testing.T) {
+	g := guessedServer(t)
+	token, broken := g.opts.Token, errors.New("permission denied")
+	g.opts.Token = func() ([]byte, error) { return nil, broken }
+	for i := range 10 * guessBurst {
+		if err := g.try("192.0.2.1", rightToken); !errors.Is(err, broken) {
+			t.Fatalf("request %d: %v", i, err)
+		}
+	}
+	g.opts.Token = token
+	if err := g.try("192.0.2.1", rightToken); err != nil {
+		t.Errorf("the holder, now: %v", err)
+	}
+	if n := len(g.guesses.peers); n != 0 {
+		t.Errorf("%d addresses are remembered", n)
+	}
+}
+
 // A flood from many addresses keeps nobody out, and takes bounded memory: who had the right token before is answered
 // at once, others after a delay.
 func TestFloodOfGuesses(t *testing.T) {
