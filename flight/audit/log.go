@@ -74,6 +74,9 @@ type Log struct {
 	dropped atomic.Int64 // lines about reads that were not recorded, since that was recorded last
 	total   atomic.Int64 // and ever
 	done    chan struct{}
+	now     func() time.Time
+
+	complained time.Time // when the log said last that reads cannot be recorded; for run's goroutine
 
 	closing sync.RWMutex // held for reading while something is put in the queue
 	closed  bool         // guarded by closing
@@ -98,7 +101,8 @@ func Open(opts Options) (*Log, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening the audit log: %w", err)
 	}
-	l := &Log{logger: opts.Logger, opts: opts, reads: make(chan entry, opts.Queue), done: make(chan struct{}), file: f}
+	l := &Log{logger: opts.Logger, opts: opts, reads: make(chan entry, opts.Queue), done: make(chan struct{}),
+		now: time.Now, file: f}
 	go l.run()
 	return l, nil
 }
@@ -232,7 +236,7 @@ func (l *Log) writeAll(batch []entry) {
 	for i := range batch {
 		if errs[i] = l.append(batch[i].event); errs[i] != nil {
 			l.drop()
-			l.logger.WarnContext(context.Background(), "a read could not be recorded in the audit log", "error", errs[i])
+			l.complain(errs[i])
 		}
 		waited = waited || batch[i].written != nil
 	}
@@ -255,10 +259,26 @@ func (l *Log) confess() {
 	if n == 0 {
 		return
 	}
-	l.logger.WarnContext(context.Background(), "reads were not recorded in the audit log", "count", n)
 	if err := l.append(stamped(Event{Event: Dropped, Count: n})); err != nil {
 		l.dropped.Add(n) // to be told next time
+		l.complain(err)
+		return
 	}
+	l.logger.WarnContext(context.Background(), "reads were not recorded in the audit log", "count", n)
+}
+
+// complainedEvery is how often the server's log says that the record cannot be written: its disk may be full, too.
+const complainedEvery = 10 * time.Second
+
+// complain logs why reads are not recorded, once a while. It is for run's goroutine.
+func (l *Log) complain(err error) {
+	now := l.now()
+	if !l.complained.IsZero() && now.Sub(l.complained) < complainedEvery {
+		return
+	}
+	l.complained = now
+	l.logger.WarnContext(context.Background(), "reads cannot be recorded in the audit log", "error", err, "lost",
+		l.Lost())
 }
 
 func (l *Log) append(e Event) error {

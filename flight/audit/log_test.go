@@ -200,6 +200,44 @@ func TestBeginOfABadDisk(t *testing.T) {
 	}
 }
 
+// A disk that is full has the server's log not be filled, too: it says so once a while, however many reads there are,
+// and when reads are recorded again, how many were not.
+func TestAFullDiskFillsNoLog(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "audit")
+	l := open(t, Options{Path: path})
+	var logged strings.Builder
+	now := time.Unix(1e9, 0)
+	l.mu.Lock() // before anything is written
+	l.logger, l.now = slog.New(slog.NewTextHandler(&logged, nil)), func() time.Time { return now }
+	was := l.file.out
+	l.file.out = must(os.Open(path)) // cannot be written
+	l.mu.Unlock()
+	begin := func(n int) {
+		for range n {
+			if err := l.Begin(t.Context(), Event{Event: Read, Phase: Begin}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	begin(1000)
+	now = now.Add(complainedEvery)
+	begin(1000)
+	l.mu.Lock()
+	l.file.out.Close()
+	l.file.out = was
+	l.mu.Unlock()
+	begin(2)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(logged.String(), "\n"); n != 3 || !strings.Contains(logged.String(), "count=2000") {
+		t.Errorf("the log has %d lines, want 3:\n%.2000s", n, &logged)
+	}
+	if n := l.Lost(); n != 2000 {
+		t.Errorf("%d are lost", n)
+	}
+}
+
 func must[T any](v T, err error) T {
 	if err != nil {
 		panic(err)
