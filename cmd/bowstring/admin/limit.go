@@ -20,7 +20,7 @@ type boundedListener struct {
 
 	mu    sync.Mutex
 	open  int            // guarded by mu
-	peers map[string]int // connections by address; guarded by mu
+	peers map[string]int // connections by address, as guesses are counted; guarded by mu
 }
 
 func newBoundedListener(l net.Listener, most, mostOf int) *boundedListener {
@@ -34,7 +34,7 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		host := hostOf(c.RemoteAddr().String())
+		host := guesser(c.RemoteAddr().String())
 		if l.admit(host) {
 			return &boundedConn{Conn: c, leave: func() { l.leave(host) }}, nil
 		}
