@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"bowstring/fetch/admission"
 	"bowstring/fetch/lineage"
 	"bowstring/fetch/store"
 	"bowstring/fetch/streams"
@@ -47,7 +46,7 @@ func Unrecorded(ctx context.Context) context.Context { return streams.Unrecorded
 func CheckedLate(ctx context.Context) context.Context { return streams.CheckedLate(ctx) }
 
 // Recorded returns what was recorded of the streams that match tells, in the order in which they began. ok is false if
-// no record is kept. The caller has the memory of [Engine.ReserveLineage].
+// no record is kept. The caller has counted [LineageBytes] in.
 func (e *Engine) Recorded(ctx context.Context, match func(*PieceHead) bool) (pieces []*Piece, ok bool, err error) {
 	return e.look(ctx, lineage.Query{Match: match, MaxBytes: maxLineageBytes})
 }
@@ -69,16 +68,6 @@ func (e *Engine) look(ctx context.Context, q lineage.Query) (pieces []*Piece, ok
 	return pieces, true, err
 }
 
-// ReserveLineage counts the memory in that Recorded and Lineage take for one caller, who releases it.
-func (e *Engine) ReserveLineage(ctx context.Context) (*admission.Hold, error) {
-	h, err := e.ledger.ReserveFor(ctx, admission.Results, store.CallerFrom(ctx).Tenant,
-		min(maxLineageBytes+maxLineageRows*lineageRowBytes, e.ledger.Limit(admission.Results)))
-	if err != nil {
-		return nil, fmt.Errorf("looking into the record of what was handed out: %w", err)
-	}
-	return h, nil
-}
-
 // RecordedSince is since when what is handed out is on record, zero if nothing is.
 func (e *Engine) RecordedSince() time.Time {
 	if e.opts.Lineage == nil {
@@ -87,6 +76,9 @@ func (e *Engine) RecordedSince() time.Time {
 	since, _ := e.opts.Lineage.Kept()
 	return since
 }
+
+// LineageBytes is what Recorded and Lineage take for one caller, in memory.
+const LineageBytes = maxLineageBytes + maxLineageRows*lineageRowBytes
 
 // maxLineageRows is how many rows of a step are told at once, and lineageRowBytes what one takes meanwhile;
 // maxLineageBytes is what pieces of the record may take.
@@ -99,7 +91,7 @@ const (
 // Lineage says what pieces, of streams of one course in the order of Recorded, handed out in a step of an epoch: by
 // rank, and of each in the order of its rows. rank is negative for all.
 //
-// The caller has the memory of [Engine.ReserveLineage].
+// The caller has counted [LineageBytes] in.
 func (e *Engine) Lineage(ctx context.Context, pieces []*Piece, epoch uint64, step int64, rank int) ([]Share, error) {
 	var list []Share
 	var rows int64

@@ -107,7 +107,7 @@ func uploading(t testing.TB, stream flight.DataStreamReader) (in *incoming, done
 	ledger := admission.NewLedger(admission.Limits{Windows: 1, Uploads: 8 << 20, Evaluation: 1, Results: 1})
 	opts := Options{MaxMessageBytes: 1 << 20, Ledger: ledger}
 	opts.EnsureDefaults()
-	all := newShares(ledger)
+	all := newShares(ledger, admission.Uploads)
 	in = &incoming{
 		stream: stream, opts: &opts, ctx: t.Context(), work: admission.NewWork(0), who: "somebody",
 		lease: all.lease(t.Context(), "somebody"),

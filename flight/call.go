@@ -256,9 +256,12 @@ func (c *callStream) SendMsg(m any) error {
 	late := time.AfterFunc(s.opts.MessageTimeout, func() {
 		s.calls.killCall(c.call, fmt.Errorf("%w: the client did not read its answer, and MessageTimeout is %s",
 			schema.ErrLimit, s.opts.MessageTimeout))
+		if c.call.conn != nil {
+			_ = c.call.conn.Close() // the answer stays in memory as long as the connection is open
+		}
 	})
 	defer late.Stop()
-	return c.ServerStream.SendMsg(m)
+	return c.answer(m)
 }
 
 // checkRequest enforces MaxRequestBytes and MaxMessageBytes.

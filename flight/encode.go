@@ -46,8 +46,8 @@ var zeros [bufferAlignment]byte
 // can be released.
 type frame struct {
 	pieces   []piece
-	batch    *schema.Batch // nil if every piece was copied
-	left     atomic.Int32  // pieces that lie in the batch and that grpc has still to free
+	batch    releaser     // nil if every piece was copied
+	left     atomic.Int32 // pieces that lie in the batch and that grpc has still to free
 	released atomic.Bool
 	adopted  bool  // grpc has the buffers and will free them, or drop them
 	lane     *lane // by which it is sent; nil before
@@ -60,6 +60,9 @@ type frame struct {
 	offset  int // bytes of the next one
 }
 
+// releaser is what a frame's pieces lie in: a schema.Batch, or an answer.
+type releaser interface{ Release() }
+
 // piece is a part of a frame.
 type piece struct {
 	bytes []byte
@@ -67,7 +70,7 @@ type piece struct {
 }
 
 // newFrame makes a frame of pieces, of which so many lie in the batch. It takes the batch over.
-func newFrame(pieces []piece, b *schema.Batch, held int32) *frame {
+func newFrame(pieces []piece, b releaser, held int32) *frame {
 	f := &frame{pieces: pieces}
 	if held == 0 {
 		b.Release()

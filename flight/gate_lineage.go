@@ -6,7 +6,6 @@ import (
 	"fmt"
 
 	"bowstring/fetch"
-	"bowstring/fetch/admission"
 	"bowstring/flight/rules"
 	"bowstring/schema"
 )
@@ -58,9 +57,13 @@ func keptOr(kept bool, err error) error {
 	return err
 }
 
-// reserveLineage counts in what a look into the record takes.
-func (s *Server) reserveLineage(ctx context.Context) (*admission.Hold, error) {
-	return s.engine.ReserveLineage(ctx)
+// reserveLineage counts in what a look into the record takes, until release.
+func (s *Server) reserveLineage(ctx context.Context) (release func(), err error) {
+	release, err = s.reserveAnswer(ctx, min(fetch.LineageBytes, s.answers.most))
+	if err != nil {
+		return nil, fmt.Errorf("looking into the record of what was handed out: %w", err)
+	}
+	return release, nil
 }
 
 // lineageHeader is the first result of the action: what the record is.

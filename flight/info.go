@@ -11,7 +11,6 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"bowstring/fetch"
-	"bowstring/fetch/admission"
 	"bowstring/fetch/store"
 	"bowstring/flight/rules"
 	"bowstring/schema"
@@ -95,11 +94,11 @@ func (s *Server) flightInfo(ctx context.Context, d *flight.FlightDescriptor,
 	}
 	// It is in memory until it was sent, and the call is over: once as it is made,
 	// once as a message.
-	memory, err := s.opts.Ledger.Reserve(ctx, admission.Results, 2*answerBytes(job.Request()))
+	release, err := s.reserveAnswer(ctx, 2*answerBytes(job.Request()))
 	if err != nil {
 		return nil, fmt.Errorf("an answer with %d endpoints: %w", req.WorldSize(), err)
 	}
-	context.AfterFunc(ctx, memory.Release)
+	context.AfterFunc(ctx, release)
 	return s.infoOf(ctx, d, job.Outline(), bytes, nil)
 }
 

@@ -159,9 +159,10 @@ func answersFrame(answers []fetch.Answer, small [][]byte) *frame {
 		blobs = append(blobs, a.Blob)
 	}
 	pieces[0].bytes = peering.AppendAnswers(nil, head)
-	f := newFrame(pieces, &schema.Batch{Blobs: [][]schema.Blob{blobs}}, held)
+	batch := &schema.Batch{Blobs: [][]schema.Blob{blobs}}
+	f := newFrame(pieces, batch, held)
 	if f.batch != nil {
-		f.resident = freshUntil(f.batch, time.Now())
+		f.resident = freshUntil(batch, time.Now())
 	}
 	return f
 }

@@ -109,11 +109,11 @@ func (s *Server) lineage(ctx context.Context, b []byte, send func([]byte) error)
 	if err := req.check(); err != nil {
 		return err
 	}
-	memory, err := s.reserveLineage(ctx)
+	release, err := s.reserveLineage(ctx)
 	if err != nil {
 		return err
 	}
-	defer memory.Release()
+	defer release()
 	if req.Step == nil {
 		return s.lineageJobs(ctx, req.Job, send)
 	}

@@ -16,42 +16,66 @@ import (
 // Who waits may hold some, so that it has to give up some time.
 const uploadPatience = 10 * time.Second
 
-// shares counts the memory that what comes in takes: by address, which may take
-// three quarters, and all together. It is safe for concurrent use.
+// shares counts the memory of one use: by address, which may take three quarters, and all together. So a client that
+// holds what it may keeps no other address waiting. It is safe for concurrent use.
 type shares struct {
 	all  *admission.Ledger
+	use  admission.Use
 	most int64 // for one address
 
 	mu    sync.Mutex
-	peers map[string]*share // that have a lease; guarded by mu
+	peers map[string]*share // that have some, or wait for it; guarded by mu
 }
 
 // share is what one address has.
 type share struct {
 	ledger *admission.Ledger
-	leases int // guarded by shares.mu
+	users  int // leases, and calls of reserve; guarded by shares.mu
 }
 
-func newShares(all *admission.Ledger) *shares {
-	limit := all.Accounts()[admission.Uploads].Limit
-	return &shares{all: all, most: max(1, limit/4*3), peers: map[string]*share{}}
+func newShares(all *admission.Ledger, use admission.Use) *shares {
+	return &shares{all: all, use: use, most: max(1, all.Limit(use)/4*3), peers: map[string]*share{}}
 }
 
-// lease returns a lease without memory, which the caller releases.
-func (s *shares) lease(ctx context.Context, peer string) *lease {
+// enter returns the share of an address. The caller calls done when it has given back what it took.
+func (s *shares) enter(peer string) *share {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p := s.peers[peer]
 	if p == nil {
-		limits := admission.Limits{Uploads: s.most}
+		limits := admission.Limits{Uploads: s.most, Results: s.most}
 		limits.EnsureDefaults()
 		p = &share{ledger: admission.NewLedger(limits)}
 		s.peers[peer] = p
 	}
-	p.leases++
+	p.users++
+	return p
+}
+
+// reserve counts n bytes in for an address, on a tenant's account, as soon as they fit. They are given back by release.
+// It fails with schema.ErrLimit where they never would fit, and with ctx's cause where that ends first.
+func (s *shares) reserve(ctx context.Context, peer, tenant string, n int64) (release func(), err error) {
+	own, err := s.enter(peer).ledger.Reserve(ctx, s.use, n)
+	if err == nil {
+		var all *admission.Hold
+		if all, err = s.all.ReserveFor(ctx, s.use, tenant, n); err == nil {
+			return sync.OnceFunc(func() {
+				all.Release()
+				own.Release()
+				s.done(peer)
+			}), nil
+		}
+	}
+	own.Release()
+	s.done(peer)
+	return nil, err
+}
+
+// lease returns a lease without memory, which the caller releases.
+func (s *shares) lease(ctx context.Context, peer string) *lease {
 	a := &account{ctx: ctx, shares: s, peer: peer, leases: 1}
-	a.own, _ = p.ledger.Try(admission.Uploads, 0)
-	a.all, _ = s.all.Try(admission.Uploads, 0)
+	a.own, _ = s.enter(peer).ledger.Try(s.use, 0)
+	a.all, _ = s.all.Try(s.use, 0)
 	return &lease{account: a}
 }
 
@@ -59,7 +83,7 @@ func (s *shares) done(peer string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p := s.peers[peer]
-	if p.leases--; p.leases == 0 {
+	if p.users--; p.users == 0 {
 		delete(s.peers, peer)
 	}
 }

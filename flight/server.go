@@ -50,6 +50,7 @@ type Server struct {
 	log     *slog.Logger
 	mem     memory.Allocator // what decoding an upload takes beyond its messages
 	memory  *shares          // counts what comes in, and what is made of it
+	answers *shares          // counts what is put together whole to be sent
 	work    *admission.Work  // bounds what works on uploads at once
 	grpc    *grpc.Server
 	health  *health.Server
@@ -80,7 +81,8 @@ func New(engine *fetch.Engine, opts Options) *Server {
 		log:     opts.Logger,
 		mem:     memory.DefaultAllocator,
 		health:  health.NewServer(),
-		memory:  newShares(opts.Ledger),
+		memory:  newShares(opts.Ledger, admission.Uploads),
+		answers: newShares(opts.Ledger, admission.Results),
 		work:    engine.Work(),
 		calls:   newRegistry(&opts),
 		paces:   admission.NewPaces(),

@@ -8,8 +8,6 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
-	"bowstring/fetch"
-	"bowstring/fetch/admission"
 	"bowstring/schema"
 )
 
@@ -31,11 +29,11 @@ func (s *Server) unmarshal(ctx context.Context, b []byte, m proto.Message) error
 	about := m.ProtoReflect().Descriptor()
 	cost, err := decodedCost(b, about, 0)
 	if err == nil {
-		var memory *admission.Hold
-		if memory, err = s.opts.Ledger.ReserveFor(ctx, admission.Results, fetch.CallerFrom(ctx).Tenant, cost); err != nil {
+		var release func()
+		if release, err = s.reserveAnswer(ctx, cost); err != nil {
 			return fmt.Errorf("a %s of %d bytes: %w", about.Name(), len(b), err)
 		}
-		context.AfterFunc(ctx, memory.Release)
+		context.AfterFunc(ctx, release)
 		err = proto.Unmarshal(b, m)
 	}
 	if err != nil {

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"bowstring/fetch"
-	"bowstring/fetch/admission"
 	"bowstring/flight/rules"
 	"bowstring/flight/usage"
 	"bowstring/schema"
@@ -107,12 +106,11 @@ func (s *Server) usage(ctx context.Context, b []byte, send func([]byte) error) e
 		}
 		f.Tenant = caller.Tenant
 	}
-	memory, err := s.opts.Ledger.ReserveFor(ctx, admission.Results, caller.Tenant,
-		min(s.opts.Usage.Bytes(), s.opts.Ledger.Limit(admission.Results)))
+	release, err := s.reserveAnswer(ctx, min(s.opts.Usage.Bytes(), s.answers.most))
 	if err != nil {
 		return fmt.Errorf("reading what was used: %w", err)
 	}
-	defer memory.Release()
+	defer release()
 	exists := func(string) (bool, error) { return true, nil }
 	if !all {
 		if exists, err = s.existing(ctx); err != nil {
