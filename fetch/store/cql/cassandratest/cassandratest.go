@@ -189,23 +189,43 @@ func StartClusterOf(t testing.TB, each [3]Options) [3]*Node {
 		seeds = append(seeds, net.JoinHostPort(o.IP, strconv.Itoa(o.StoragePort)))
 	}
 	tokens := []string{"-9223372036854775808", "-3074457345618258603", "3074457345618258602"}
-	var nodes [3]*Node
+	for i := range each {
+		each[i].Seeds, each[i].Token = strings.Join(seeds, ","), tokens[i]
+	}
+	nodes, err := startTogether(each)
+	// A node that hears nothing of the others for half a minute ends, and on a busy machine they may take as long to start.
+	for try := 1; err != nil && try < clusterTries; try++ {
+		t.Logf("no Cassandra cluster at the %d. try: %v", try, err)
+		nodes, err = startTogether(each)
+	}
+	if err != nil {
+		t.Fatalf("no Cassandra cluster to test with: %v", err)
+	}
+	for _, n := range nodes {
+		t.Cleanup(n.Kill)
+	}
+	return nodes
+}
+
+// clusterTries is how often a cluster is started that does not come up.
+const clusterTries = 3
+
+// startTogether starts three nodes at the same time, as each waits for the others. Where one fails it kills all.
+func startTogether(each [3]Options) (nodes [3]*Node, err error) {
 	var wg sync.WaitGroup
 	errs := make([]error, 3)
-	for i, o := range each { // at the same time: each waits for the others
-		o.Seeds, o.Token = strings.Join(seeds, ","), tokens[i]
+	for i, o := range each {
 		wg.Go(func() { nodes[i], errs[i] = start(o) })
 	}
 	wg.Wait()
-	for _, n := range nodes {
-		if n != nil {
-			t.Cleanup(n.Kill)
+	if err = errors.Join(errs...); err != nil {
+		for _, n := range nodes {
+			if n != nil {
+				n.Kill()
+			}
 		}
 	}
-	if err := errors.Join(errs...); err != nil {
-		t.Fatalf("no Cassandra cluster to test with: %v", err)
-	}
-	return nodes
+	return nodes, err
 }
 
 // Stop kills all nodes. It is called by TestMain.
