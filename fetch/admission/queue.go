@@ -198,14 +198,15 @@ func (s *Stream[T]) Idle() bool {
 	return len(s.items) == 0
 }
 
-// Close gives the place up, and what waits. Further calls do nothing.
-func (s *Stream[T]) Close() {
+// Close gives the place up, and returns what waits. Further calls do nothing.
+func (s *Stream[T]) Close() (dropped []T) {
 	q := s.queue
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if s.closed {
-		return
+		return nil
 	}
+	dropped = slices.Clone(s.items)
 	s.dropLocked(func(*T) bool { return true })
 	s.closed = true
 	j := s.job
@@ -215,6 +216,7 @@ func (s *Stream[T]) Close() {
 			delete(q.tenants, j.tenant.name)
 		}
 	}
+	return dropped
 }
 
 // Waiting is how many items wait, of all streams.

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"math"
+	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"bowstring/fetch/operators"
 	"bowstring/fetch/operators/program"
@@ -198,5 +200,33 @@ func TestMoreThanGranted(t *testing.T) {
 	}
 	if n := stage.Stats().Panics; n != 0 {
 		t.Errorf("%d panics", n)
+	}
+}
+
+// TestLongCellsClose holds that each cell is told of or given back, once, where its place closes while it goes to those
+// that take long.
+func TestLongCellsClose(t *testing.T) {
+	const cells = 8
+	stage, column, p := costlyStage(t, 2, map[byte]int64{'l': 1 << 34})
+	close(p.gate)
+	p.began = make(chan byte, 1<<20)
+	for round := range 1000 {
+		place := stage.Open("a", "job")
+		made := make(ended, cells)
+		for range cells {
+			place.Put(&operators.Task{Column: column, Cell: cellOf('l', 1), Context: t.Context(), To: made})
+		}
+		for range round % 200 {
+			runtime.Gosched()
+		}
+		back := len(place.Close())
+		for range cells - back {
+			select {
+			case o := <-made:
+				o.Blob.Release()
+			case <-time.After(10 * time.Second):
+				t.Fatalf("round %d: %d cells were given back, %d were made; want %d together", round, back, len(made), cells)
+			}
+		}
 	}
 }

@@ -264,8 +264,7 @@ func (p *Place) Drop(match func(*Task) bool) (dropped []*Task) {
 
 // Close gives the place up, once, and returns what waits there. What runs is told of.
 func (p *Place) Close() (dropped []*Task) {
-	dropped = p.Drop(func(*Task) bool { return true })
-	p.place.Close()
+	dropped = p.place.Close()
 	s := p.stage
 	s.mu.Lock()
 	defer s.mu.Unlock()
