@@ -137,10 +137,11 @@ func (s *Stream) grownLocked(m *making, extra int64) {
 	s.window.used += extra
 }
 
-// feedLocked gives room to what is hungry, the first in the plan first, as far as there is some.
+// feedLocked gives room to what is hungry, the first in the plan first, as far as there is some. The place of a stream
+// that is gone takes nothing: closeStage has what is hungry then.
 func (s *Stream) feedLocked() {
 	a := &s.ahead
-	for len(a.hungry) > 0 && !a.reserving {
+	for !s.gone && len(a.hungry) > 0 && !a.reserving {
 		m := a.hungry[0].Of.(*making)
 		extra := a.hungry[0].ResultBytes() - m.run.guess[m.cell]
 		if !s.hold.TryGrow(extra) {

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"bowstring/fetch/operators"
 	"bowstring/fetch/tiers"
 )
 
@@ -101,6 +102,23 @@ func TestReleaseAfterClose(t *testing.T) {
 	f.Close()
 	f.Wait()
 	b.Release()
+}
+
+// A stream that is closed has nothing made any more, when a worker comes to it: what is hungry stays for Close to release.
+func TestClosedStreamFeedsNothing(t *testing.T) {
+	f := newFixture(t, 40, 1<<20)
+	st := f.open(t)
+	st.Close()
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.stage = f.opts.Stage.Open("", "")
+	st.stage.Close()
+	r := &run{guess: []int64{0}, state: make([]rowState, 1)}
+	st.ahead.hungry = []*operators.Task{{Of: &making{run: r}}}
+	st.refillLocked()
+	if len(st.ahead.hungry) != 1 {
+		t.Error("a cell was put at a place that is closed, and lost")
+	}
 }
 
 // A stream that gives back what it has read ahead goes through what is read once, and not for each of its runs.
