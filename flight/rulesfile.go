@@ -92,6 +92,7 @@ func (f *watchedFile[T]) read() (string, *T, error) {
 // Check reads the file again, and reports whether it says something else now. What is
 // wrong with it is logged once. It is for one goroutine at a time.
 func (f *watchedFile[T]) Check(ctx context.Context) (changed bool) {
+	f.noted.Begin(ctx)
 	text, v, err := f.read()
 	next := ""
 	if err == nil && text != f.text {

@@ -3,6 +3,7 @@ package door
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -11,6 +12,9 @@ import (
 
 	"bowstring/schema"
 )
+
+// patience is how long reading a source may take at least, whatever the grace time.
+const patience = 10 * time.Second
 
 // DefaultGrace is how long what was read last holds, where no other time is set.
 const DefaultGrace = 5 * time.Minute
@@ -24,6 +28,7 @@ type Sources struct {
 	log   *slog.Logger
 	now   func() time.Time
 	made  time.Time
+	least time.Duration // patience
 
 	// closing is when the server is closed, 0 if all can be read: nanoseconds since made, as the wall clock may be set
 	// meanwhile.
@@ -41,6 +46,10 @@ type Source struct {
 	closes bool // the server, and not only what reads it
 	grace  time.Duration
 
+	began time.Time   // when the read began that goes on; zero if none does; guarded by all.mu
+	late  *time.Timer // of that read; guarded by all.mu
+	nth   int         // of reads that have begun or ended; guarded by all.mu
+
 	failed time.Time // since when it cannot be read; zero if it can be; guarded by all.mu
 	why    error     // guarded by all.mu
 	closed bool      // it is known that the grace time is over; guarded by all.mu
@@ -55,7 +64,7 @@ type SourceState struct {
 
 // NewSources returns sources with a grace time.
 func NewSources(grace time.Duration, log *slog.Logger) *Sources {
-	return &Sources{grace: grace, log: log, now: time.Now, made: time.Now()}
+	return &Sources{grace: grace, log: log, now: time.Now, made: time.Now(), least: patience}
 }
 
 // Add lists a source. closes says whether the server is closed after the grace time, or only what asks for it by
@@ -113,20 +122,54 @@ func (s *Sources) List() []SourceState {
 	return list
 }
 
-// Note says that the source was read, or why it could not be.
-func (one *Source) Note(ctx context.Context, err error) {
+// errHangs is why a source cannot be read whose read does not end.
+var errHangs = errors.New("reading it has not come to an end")
+
+// Begin says that the source is about to be read, which Note ends. A read that takes as long as the grace time has
+// failed since it began: file systems of networks may hang.
+func (one *Source) Begin(ctx context.Context) {
 	if one == nil {
 		return
 	}
 	s := one.all
 	s.mu.Lock()
+	defer s.mu.Unlock()
+	one.nth++
+	nth := one.nth
+	one.began = s.now()
+	one.late = time.AfterFunc(max(one.grace, s.least), func() { one.note(ctx, errHangs, nth) })
+}
+
+// Note says that the source was read, or why it could not be.
+func (one *Source) Note(ctx context.Context, err error) {
+	if one != nil {
+		one.note(ctx, err, 0)
+	}
+}
+
+// note is Note, for the end of a read, or for one that goes on if its number is still nth.
+func (one *Source) note(ctx context.Context, err error, nth int) {
+	s := one.all
+	s.mu.Lock()
+	if nth != 0 && nth != one.nth {
+		s.mu.Unlock()
+		return
+	}
+	since := s.now()
+	if !one.began.IsZero() {
+		since = one.began
+	}
+	if nth == 0 && one.late != nil {
+		one.late.Stop()
+		one.nth, one.began, one.late = one.nth+1, time.Time{}, nil
+	}
 	var end func(error)
 	was := one.closed
 	if err == nil {
 		one.failed, one.why, one.closed = time.Time{}, nil, false
 	} else {
 		if one.failed.IsZero() {
-			one.failed = s.now()
+			one.failed = since
 		}
 		one.why, one.closed = err, one.overLocked()
 		if one.closed && !was && one.closes {

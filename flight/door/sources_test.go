@@ -138,6 +138,35 @@ func TestSourcesWithoutTheWallClock(t *testing.T) {
 	}
 }
 
+// A source whose read does not end closes the server after the grace time, too, until the read has ended.
+func TestSourcesThatHang(t *testing.T) {
+	s := NewSources(time.Millisecond, slog.New(slog.DiscardHandler))
+	s.least = 0
+	a := s.Add("a", true)
+	closed := make(chan error, 4)
+	s.WhenClosed(func(err error) { closed <- err })
+	a.Begin(t.Context())
+	if err := <-closed; !errors.Is(err, schema.ErrUnavailable) || s.Closed() == nil || a.Closed() == nil {
+		t.Errorf("running calls were ended for %v; new ones: %v", err, s.Closed())
+	}
+	a.Note(t.Context(), nil)
+	if s.Closed() != nil {
+		t.Error("the read has ended, and the server is closed")
+	}
+	a.Begin(t.Context())
+	late, nth := a.late, a.nth
+	a.Note(t.Context(), nil)
+	if late.Stop() {
+		t.Error("a read that has ended is waited for")
+	}
+	a.note(t.Context(), errHangs, nth) // which came at the same time
+	a.Begin(t.Context())
+	a.Note(t.Context(), nil)
+	if s.Closed() != nil || !s.List()[0].Since.IsZero() {
+		t.Errorf("%+v after reads that have ended", s.List())
+	}
+}
+
 // A file of tokens that is taken away, or made wrong, closes the door after the grace time.
 func TestTokensThatCannotBeRead(t *testing.T) {
 	for name, damage := range map[string]func(path string) error{

@@ -162,6 +162,7 @@ func (w *watcher) events(ctx context.Context) (_ <-chan struct{}, stop func()) {
 // once.
 func (w *watcher) look(ctx context.Context) {
 	for _, s := range w.sources {
+		s.noted.Begin(ctx)
 		loaded, err := s.read()
 		s.noted.Note(ctx, err)
 		switch {
