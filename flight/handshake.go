@@ -18,13 +18,13 @@ const handshakeMethod = "/" + flightService + "/Handshake"
 // call ends when what let it in does.
 func (s *Server) letIn(ctx context.Context, c *call) (context.Context, error) {
 	d := s.opts.Door
-	if isNodes(c.method) && s.opts.Cluster != nil {
-		return ctx, s.letInNode(ctx)
-	}
 	if !d.Open(c.method) {
 		if err := s.opts.Sources.Closed(); err != nil {
 			return ctx, err
 		}
+	}
+	if isNodes(c.method) && s.opts.Cluster != nil {
+		return ctx, s.letInNode(ctx)
 	}
 	// A handshake says who calls in its own way.
 	if !d.Authenticates() || c.method == handshakeMethod || d.Open(c.method) {

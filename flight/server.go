@@ -96,7 +96,9 @@ func New(engine *fetch.Engine, opts Options) *Server {
 		s.egress = opts.Cluster.Egress
 	}
 	s.draining, s.drain = context.WithCancelCause(context.Background())
-	opts.Sources.WhenClosed(func(why error) { s.calls.kill(why, func(c *call) bool { return isFlight(c.method) }) })
+	opts.Sources.WhenClosed(func(why error) {
+		s.calls.kill(why, func(c *call) bool { return isFlight(c.method) || isNodes(c.method) })
+	})
 	s.handshaking, s.stopGreeting = context.WithCancel(context.Background())
 	transport := s.chain()
 	if opts.Door.Encrypts() {

@@ -5,10 +5,12 @@ import (
 	"log/slog"
 	"testing"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/health/grpc_health_v1"
 
 	"bowstring/flight/door"
+	"bowstring/flight/peering"
 )
 
 // A server that cannot read who may call lets in no calls, and ends those that run, until it can.
@@ -40,6 +42,36 @@ func TestSourcesCloseTheServer(t *testing.T) {
 	}
 	rules.Note(t.Context(), nil)
 	if _, err := f.act("list", ""); err != nil {
+		t.Error(err)
+	}
+}
+
+// Nor does it let other nodes in: the file that cannot be read may be that of the cluster's keys.
+func TestSourcesCloseTheDoorForNodes(t *testing.T) {
+	t.Parallel()
+	sources := door.NewSources(1, slog.New(slog.DiscardHandler)) // a nanosecond
+	f := serve(t, Options{Sources: sources, Cluster: &Cluster{Node: "b", Keys: peering.NewKeys(clusterKey)}})
+	meet := func() (grpc.ClientStream, error) {
+		call := f.lender()
+		_, err := introduce(call, lendMethod, peering.NewKeys(clusterKey), peering.Hello{Node: "a"})
+		return call, err
+	}
+	running, err := meet()
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys := sources.Add("the file of keys", true)
+	keys.Note(t.Context(), errors.New("permission denied"))
+	if !closedNow(sources) {
+		t.Fatal("the grace time is not over")
+	}
+	keys.Note(t.Context(), errors.New("permission denied"))
+	var m raw
+	wantCode(t, running.RecvMsg(&m), codes.Unavailable, "cannot read who may call")
+	_, err = meet()
+	wantCode(t, err, codes.Unavailable, "cannot read who may call")
+	keys.Note(t.Context(), nil)
+	if _, err := meet(); err != nil {
 		t.Error(err)
 	}
 }

@@ -239,7 +239,7 @@ func (l *Link) open(ctx context.Context, cancel context.CancelCauseFunc,
 		_ = w.close() // it has broken already
 		return nil, 0, nil, because(ctx, err)
 	}
-	return w, other.Protocols[0], known.Ends(func() { cancel(errKeyGone) }), nil
+	return w, Agree(l.opts.Protocol, other.Protocols), known.Ends(func() { cancel(errKeyGone) }), nil
 }
 
 // serve opens the stream, tells of it, and serves it until it breaks.
