@@ -32,10 +32,9 @@ type file[T any] struct {
 	checked time.Time
 }
 
-type stamp struct {
-	at   time.Time
-	size int64
-}
+// stamp tells a file from what was there before. Its inode is a part of it: a file that takes another's place may be as
+// old and as long.
+type stamp struct{ info os.FileInfo }
 
 // get returns what is in the files. What was read before holds where they cannot
 // be read, or make no sense, later on, for a grace time: they may be about to be replaced.
@@ -77,7 +76,7 @@ func (f *file[T]) look() ([]stamp, error) {
 		if err != nil {
 			return nil, err
 		}
-		stamps[i] = stamp{st.ModTime(), st.Size()}
+		stamps[i] = stamp{st}
 	}
 	return stamps, nil
 }
@@ -87,7 +86,8 @@ func same(a, b []stamp) bool {
 		return false
 	}
 	for i := range a {
-		if !a[i].at.Equal(b[i].at) || a[i].size != b[i].size {
+		now, before := a[i].info, b[i].info
+		if !os.SameFile(now, before) || !now.ModTime().Equal(before.ModTime()) || now.Size() != before.Size() {
 			return false
 		}
 	}

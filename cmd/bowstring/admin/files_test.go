@@ -2,6 +2,7 @@ package admin
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -37,12 +38,24 @@ func TestTokenIsReadAgain(t *testing.T) {
 	expect("the first of two tokens")
 	write("the second, a longer one\n")
 	expect("the second, a longer one")
+	// Another file may be as long, and as old.
+	if err := os.WriteFile(path+".new", []byte("the third, a longer one.\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(path)
+	if err == nil {
+		err = errors.Join(os.Chtimes(path+".new", info.ModTime(), info.ModTime()), os.Rename(path+".new", path))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	expect("the third, a longer one.")
 	write("short")
-	expect("the second, a longer one")
+	expect("the third, a longer one.")
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	expect("the second, a longer one")
+	expect("the third, a longer one.")
 }
 
 // noted is a source of which a test says whether its grace time is over.
