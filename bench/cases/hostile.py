@@ -153,7 +153,7 @@ def attacked(context: Context, attacker: Path, folder: Path) -> Seen:
             # Its own work is another machine's: it takes the processors that nobody else wants.
             [
                 *("nice", "-n", "19", attacker, "-addr", address, "-admin", admin),
-                *("-pending", "-seconds", str(ATTACK_S)),
+                *("-seconds", str(ATTACK_S)),
             ],
             check=False,
             capture_output=True,

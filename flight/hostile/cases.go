@@ -29,9 +29,7 @@ type Case struct {
 	Heavy bool
 	// Admin says that the case is of the admin listener, which a target may not have.
 	Admin bool
-	// Pending is what a server has to learn before it withstands the case; "" if it does.
-	Pending string
-	Run     func(ctx context.Context, t Target) error
+	Run   func(ctx context.Context, t Target) error
 }
 
 // Check is nil if err is what the case is to be answered with.

@@ -24,12 +24,11 @@ const heavy = 2 * time.Second
 func main() {
 	addr := flag.String("addr", "", "host:port of the server, on this machine")
 	admin := flag.String("admin", "", "host:port of the server's admin listener, on this machine")
-	pending := flag.Bool("pending", false, "send also what servers of this version are not known to withstand")
 	seconds := flag.Float64("seconds", 60, "how long")
 	flag.Parse()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(*seconds*float64(time.Second)))
 	defer cancel()
-	if err := attack(ctx, *addr, *admin, *pending); err != nil {
+	if err := attack(ctx, *addr, *admin); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1) //nolint:gocritic // the context's timer ends with the process
 	}
@@ -39,11 +38,12 @@ func main() {
 type line struct {
 	Case    string  `json:"case"`
 	Answer  string  `json:"answer"`
+	Began   float64 `json:"began"` // in seconds since 1970
 	Seconds float64 `json:"seconds"`
 	Wrong   string  `json:"wrong,omitempty"`
 }
 
-func attack(ctx context.Context, addr, admin string, pending bool) error {
+func attack(ctx context.Context, addr, admin string) error {
 	target := hostile.Target{Addr: addr, From: net.IPv4(127, 0, 0, 2), Admin: admin}
 	out := json.NewEncoder(os.Stdout)
 	for ctx.Err() == nil {
@@ -51,7 +51,7 @@ func attack(ctx context.Context, addr, admin string, pending bool) error {
 			if ctx.Err() != nil {
 				break
 			}
-			if c.Admin && admin == "" || c.Pending != "" && !pending {
+			if c.Admin && admin == "" {
 				continue
 			}
 			l := one(ctx, c, target)
@@ -72,7 +72,8 @@ func one(ctx context.Context, c hostile.Case, target hostile.Target) line {
 	}
 	began := time.Now()
 	answer := c.Run(ctx, target)
-	l := line{Case: c.Name, Answer: fmt.Sprintf("%.200v", answer), Seconds: time.Since(began).Seconds()}
+	l := line{Case: c.Name, Answer: fmt.Sprintf("%.200v", answer), Began: float64(began.UnixMilli()) / 1e3,
+		Seconds: time.Since(began).Seconds()}
 	if err := c.Check(answer); err != nil && whole.Err() == nil {
 		l.Wrong = err.Error()
 	}
