@@ -52,7 +52,7 @@ class Other:
     """Another tenant, that asks for a `where` which is new and for a batch, again and again."""
 
     url: str
-    waits: list[tuple[float, float, str]] = field(default_factory=list)  # begun, seconds, what
+    waits: list[tuple[float, float, str]] = field(default_factory=list)  # begun (seconds since 1970), seconds, what
     failed: str = ""
     _over: threading.Event = field(default_factory=threading.Event)
 
@@ -70,13 +70,13 @@ class Other:
             self.failed = str(error)
 
     def _where(self, client: fl.FlightClient, options: fl.FlightCallOptions, turn: int) -> None:
-        begun = time.monotonic()
+        begun = time.time()
         command = {"dataset": "honest", "columns": ["position"], "where": f"position != {turn}"}
         client.get_flight_info(fl.FlightDescriptor.for_command(json.dumps(command)), options)
-        self.waits.append((begun, time.monotonic() - begun, "where"))
+        self.waits.append((begun, time.time() - begun, "where"))
 
     def _batch(self, client: fl.FlightClient, options: fl.FlightCallOptions, turn: int) -> None:
-        begun = time.monotonic()
+        begun = time.time()
         ticket = {
             "dataset": "honest",
             "columns": ["id", "image"],
@@ -87,7 +87,7 @@ class Other:
         }
         for _ in client.do_get(fl.Ticket(json.dumps(ticket)), options):
             pass
-        self.waits.append((begun, time.monotonic() - begun, "batch"))
+        self.waits.append((begun, time.time() - begun, "batch"))
 
     def stop(self) -> None:
         """Ask no more."""
@@ -100,6 +100,14 @@ class Other:
             if start <= begun < end:
                 found[what] = max(found[what], seconds)
         return found
+
+    def waited_for(self, sent: list[tuple[float, float, str]]) -> list[tuple[float, list[str]]]:
+        """The longest waits, and the cases that were sent meanwhile."""
+        longest = sorted(self.waits, key=lambda wait: wait[1], reverse=True)[:3]
+        return [
+            (round(seconds, 3), [case for at, took, case in sent if at < begun + seconds and begun < at + took])
+            for begun, seconds, _ in longest
+        ]
 
 
 def stored(context: Context) -> Path:
@@ -124,6 +132,7 @@ class Seen:
     stream: Stream
     watch: Watch
     others: dict[str, float]
+    waited_for: list[tuple[float, list[str]]]
     failed: str
     wrong: int
 
@@ -144,10 +153,11 @@ def attacked(context: Context, attacker: Path, folder: Path) -> Seen:
     beside = [threading.Thread(target=watch.run), threading.Thread(target=other.run)]
     wrong = 0
     began = ended = 0.0
+    sent: list[tuple[float, float, str]] = []  # begun, seconds, case
 
     def attack() -> None:
         nonlocal wrong, began, ended
-        began = time.monotonic()
+        began = time.time()
         address = server.url.removeprefix("grpc://")
         done = subprocess.run(
             # Its own work is another machine's: it takes the processors that nobody else wants.
@@ -159,10 +169,11 @@ def attacked(context: Context, attacker: Path, folder: Path) -> Seen:
             capture_output=True,
             text=True,
         )
-        ended = time.monotonic()
+        ended = time.time()
         for line in done.stdout.splitlines():
             found = json.loads(line)
             wrong += "wrong" in found
+            sent.append((found["began"], found["seconds"], found["case"]))
             emit(**{**found, "case": "hostile", "sent": found["case"]})
 
     timer = threading.Timer(ALONE_S, attack)
@@ -190,7 +201,7 @@ def attacked(context: Context, attacker: Path, folder: Path) -> Seen:
             watch.gone = watch.gone or server.stop() != 0
         except subprocess.TimeoutExpired:  # what it was sent holds it: no better than a crash
             watch.gone = True
-    return Seen(stream, watch, other.longest(began, ended), other.failed, wrong)
+    return Seen(stream, watch, other.longest(began, ended), other.waited_for(sent), other.failed, wrong)
 
 
 def run(context: Context) -> Result:
@@ -216,6 +227,7 @@ def run(context: Context) -> Result:
         {
             "wrong_answers": seen.wrong,
             "others": {what: round(seconds, 3) for what, seconds in seen.others.items()},
+            "others_waited_for": seen.waited_for,
             "others_failed": seen.failed,
             "alone_mb_per_s": round(alone, 1),
             "worst_seconds": {i: round(under[i], 2) for i in sorted(range(len(under)), key=under.__getitem__)[:5]},
