@@ -11,7 +11,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"bowstring/schema"
 )
@@ -281,50 +280,6 @@ func testListener(l net.Listener, spawn func(func())) *gatherListener {
 	var opts Options
 	opts.EnsureDefaults()
 	return newListener(l, spawn, &opts)
-}
-
-// What a client needs of control frames gets through, a flood does not.
-func TestControlFrames(t *testing.T) {
-	frame := func(kind, flags byte, payload int) []byte {
-		b := make([]byte, frameHeader+payload)
-		putFrameLength(b, payload)
-		b[3], b[4] = kind, flags
-		return b
-	}
-	for _, tt := range []struct {
-		name  string
-		frame []byte
-		flood bool
-	}{
-		{"resets", frame(typeReset, 0, 4), true},
-		{"pings", frame(typePing, 0, 8), true},
-		{"settings", frame(typeSettings, 0, 0), true},
-		{"priorities", frame(typePriority, 0, 5), true},
-		{"continuations", frame(typeContinuation, 0, 0), true},
-		{"empty data", frame(typeData, 0, 0), true},
-		{"ends of streams", frame(typeData, flagEndStream, 0), false},
-		{"answers to pings", frame(typePing, flagAck, 8), false},
-		{"windows", frame(8, 0, 4), false},
-		{"data", frame(typeData, 0, 5), false},
-	} {
-		var r settingsReader
-		r.see(make([]byte, clientPreface))
-		r.control.at = time.Now().Add(time.Hour) // time stands still
-		ok := true
-		for range controlBurst + 1 {
-			ok = r.see(tt.frame) && ok
-		}
-		if ok == tt.flood || r.flooded.Load() != tt.flood {
-			t.Errorf("%s: got through is %t", tt.name, ok)
-		}
-	}
-	var b bucket
-	now := time.Now()
-	for range 10 * controlBurst {
-		if now = now.Add(time.Second / controlPerSec); !b.take(now) {
-			t.Fatal("as many as may be in a second were refused in the end")
-		}
-	}
 }
 
 // A piece that the transport has cut is whole again when the kernel or TLS gets it, as long

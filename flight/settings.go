@@ -62,38 +62,50 @@ type settingsReader struct {
 const (
 	controlBurst  = 10_000
 	controlPerSec = 1_000
+	// A stream that is begun and reset at once counts as many: the call begins, and its client does not wait for a word
+	// of it ("HTTP/2 Rapid Reset", CVE-2023-44487).
+	rapidReset = 10
 )
 
 // errFlood ends a connection.
 var errFlood = errors.New("the client sends more control frames than any client needs")
 
-// bucket lets so many through at once, and so many a second.
+// bucket lets through what costs so much at once, and so much a second.
 type bucket struct {
 	spent float64
 	at    time.Time
 }
 
-func (b *bucket) take(now time.Time) bool {
+func (b *bucket) take(now time.Time, cost float64) bool {
 	if passed := now.Sub(b.at); passed > 0 {
 		b.spent = max(0, b.spent-controlPerSec*passed.Seconds())
 		b.at = now
 	}
-	b.spent++
+	b.spent += cost
 	return b.spent <= controlBurst
 }
 
-// counts reports whether a frame with that header is one of those.
-func counts(header []byte) bool {
-	flags := header[4]
+// costOf is what a frame with that header counts, 0 if it is none of those. Streams beyond known have begun in the bytes
+// that the frame came with.
+func costOf(header []byte, known uint32) float64 {
+	flags, counted := header[4], false
 	switch header[3] {
-	case typePriority, typeReset, typeContinuation:
-		return true
+	case typeReset:
+		if frameStream(header) > known {
+			return rapidReset
+		}
+		counted = true
+	case typePriority, typeContinuation:
+		counted = true
 	case typeSettings, typePing:
-		return flags&flagAck == 0
+		counted = flags&flagAck == 0
 	case typeData:
-		return frameLength(header) == 0 && flags&flagEndStream == 0
+		counted = frameLength(header) == 0 && flags&flagEndStream == 0
 	}
-	return false
+	if counted {
+		return 1
+	}
+	return 0
 }
 
 // maxFrame is the greatest payload of a frame that the client accepts.
@@ -109,6 +121,7 @@ func (r *settingsReader) see(b []byte) bool {
 	if !r.began {
 		r.began, r.skip, r.want = true, clientPreface, frameHeader
 	}
+	known := r.newest
 	for len(b) > 0 {
 		if n := min(r.skip, len(b)); n > 0 {
 			r.skip, b = r.skip-n, b[n:]
@@ -122,9 +135,11 @@ func (r *settingsReader) see(b []byte) bool {
 		if len(r.part) < r.want {
 			return true
 		}
-		if !r.settings && counts(r.part) && !r.control.take(time.Now()) {
-			r.flooded.Store(true)
-			return false
+		if !r.settings {
+			if cost := costOf(r.part, known); cost > 0 && !r.control.take(time.Now(), cost) {
+				r.flooded.Store(true)
+				return false
+			}
 		}
 		if !r.settings {
 			r.stream(r.part)

@@ -8,7 +8,9 @@ import (
 	"io"
 	"net"
 	"strings"
+	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -232,4 +234,37 @@ func TestHostile(t *testing.T) {
 	if bytes.Contains(v.log.Bytes(), []byte("panic")) {
 		t.Error("a case made the server panic")
 	}
+}
+
+// TestStopsUnderAttack holds that a server that is told to stop does so within its time to drain, whatever it has under way:
+// every evaluation, cell and look ends with its context.
+func TestStopsUnderAttack(t *testing.T) {
+	if testing.Short() {
+		t.Skip("the server drains for some seconds")
+	}
+	v := startVictim(t)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	var all sync.WaitGroup
+	for _, c := range Cases() {
+		if c.Heavy {
+			all.Go(func() { _ = c.Run(ctx, Target{Addr: v.addr, From: attacker}) }) // answered somehow, or not at all
+		}
+	}
+	time.Sleep(heavy) // they are under way, as far as they come to it
+	began := time.Now()
+	ended := make(chan error, 1)
+	go func() { ended <- v.stop() }()
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Errorf("the server ended: %v", err)
+		}
+		t.Logf("it took %s, of which %s are for calls to end by themselves", time.Since(began), drainTimeout)
+	case <-time.After(drainTimeout + patience/2):
+		_ = v.cmd.Process.Signal(syscall.SIGQUIT) // its log has all goroutines
+		t.Errorf("the server has not ended: %v", <-ended)
+	}
+	cancel()
+	all.Wait()
 }

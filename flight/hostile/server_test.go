@@ -39,6 +39,8 @@ const (
 	memoryLimit = 1 << 30 // what it may take; Go's runtime is told a tenth less
 	dataLimit   = 3 << 30 // where the kernel ends it: also what is mapped and not touched counts
 
+	drainTimeout = 5 * time.Second
+
 	rows      = 2200
 	blobBytes = 4000
 )
@@ -74,7 +76,7 @@ func serveUntilTold(dir string) error {
 	}
 	server := flight.New(engine, flight.Options{
 		Usage: book, MaxMessageBytes: 64 << 20, RequestTimeout: 2 * time.Second, MessageTimeout: 2 * time.Second,
-		Ledger: engine.Ledger(), DrainTimeout: 5 * time.Second, Logger: log,
+		Ledger: engine.Ledger(), DrainTimeout: drainTimeout, Logger: log,
 	})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
