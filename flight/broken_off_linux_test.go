@@ -19,7 +19,6 @@ import (
 
 	"github.com/apache/arrow/go/v17/arrow/flight"
 	"github.com/apache/arrow/go/v17/arrow/ipc"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
@@ -28,6 +27,7 @@ import (
 	"bowstring/fetch/store/local"
 	"bowstring/flight/door"
 	"bowstring/flight/samenode"
+	"bowstring/flight/samenode/samenodetest"
 	"bowstring/schema"
 )
 
@@ -261,40 +261,14 @@ func (b *breaking) ways() map[string]func() {
 			}
 		},
 		"ring": func() {
-			c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: b.local.Path(), Net: "unixpacket"})
+			g, err := samenodetest.Visit(b.local.Path(), "", b.local.Key(""))
 			if err != nil {
 				b.t.Fatal(err)
 			}
-			defer c.Close()
-			said, rights := make([]byte, 4096), make([]byte, unix.CmsgSpace(4))
-			n, rn, _, _, err := c.ReadMsgUnix(said, rights)
-			if err != nil {
-				b.t.Fatal(err)
-			}
-			closeRights(b.t, rights[:rn])
-			var hello struct{ Ring string }
-			mustUnmarshal(b.t, said[:n], &hello)
-			cancelled(metadata.AppendToOutgoingContext(b.t.Context(), ringHeader, hello.Ring+"/1", referencesHeader, "1"),
+			defer g.Close()
+			cancelled(metadata.AppendToOutgoingContext(b.t.Context(), ringHeader, g.Ring+"/1", referencesHeader, "1"),
 				b.client)
 		},
-	}
-}
-
-// closeRights closes descriptors that came by a socket.
-func closeRights(t *testing.T, rights []byte) {
-	t.Helper()
-	messages, err := unix.ParseSocketControlMessage(rights)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, m := range messages {
-		fds, err := unix.ParseUnixRights(&m)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, fd := range fds {
-			_ = unix.Close(fd)
-		}
 	}
 }
 
