@@ -66,7 +66,7 @@ func (c *noiseClient) take(f http2.Frame) error {
 	case *http2.GoAwayFrame:
 		return fmt.Errorf("%w: %v, %s", errNoise, f.ErrCode, f.DebugData())
 	case *http2.RSTStreamFrame:
-		if s != nil && !s.reset && !(s.ended && f.ErrCode == http2.ErrCodeNo) {
+		if s != nil && !s.reset && (!s.ended || f.ErrCode != http2.ErrCodeNo) {
 			return fmt.Errorf("%w: stream %d is reset: %v", errNoise, h.StreamID, f.ErrCode)
 		}
 	case *http2.HeadersFrame:
