@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strings"
 	"time"
 
 	"bowstring/flight/hostile"
@@ -24,11 +25,12 @@ const heavy = 2 * time.Second
 func main() {
 	addr := flag.String("addr", "", "host:port of the server, on this machine")
 	admin := flag.String("admin", "", "host:port of the server's admin listener, on this machine")
+	only := flag.String("case", "", "send only the cases with this in their names")
 	seconds := flag.Float64("seconds", 60, "how long")
 	flag.Parse()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(*seconds*float64(time.Second)))
 	defer cancel()
-	if err := attack(ctx, *addr, *admin); err != nil {
+	if err := attack(ctx, *addr, *admin, *only); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1) //nolint:gocritic // the context's timer ends with the process
 	}
@@ -43,7 +45,7 @@ type line struct {
 	Wrong   string  `json:"wrong,omitempty"`
 }
 
-func attack(ctx context.Context, addr, admin string) error {
+func attack(ctx context.Context, addr, admin, only string) error {
 	target := hostile.Target{Addr: addr, From: net.IPv4(127, 0, 0, 2), Admin: admin}
 	out := json.NewEncoder(os.Stdout)
 	for ctx.Err() == nil {
@@ -51,7 +53,7 @@ func attack(ctx context.Context, addr, admin string) error {
 			if ctx.Err() != nil {
 				break
 			}
-			if c.Admin && admin == "" {
+			if c.Admin && admin == "" || !strings.Contains(c.Name, only) {
 				continue
 			}
 			l := one(ctx, c, target)
