@@ -190,9 +190,10 @@ func TestProofInTime(t *testing.T) {
 // and asks nothing.
 func TestLendByTLS(t *testing.T) {
 	d := newDoors(t, nil)
+	token := d.token(door.Token{Principal: "somebody"})
+	d.await(func() bool { return d.known(token) })
 	f := serve(t, Options{Door: d.door, Cluster: &Cluster{Name: "c", Node: "b", Keys: peering.NewKeys(clusterKey)}},
-		d.trust(nil, nil), grpc.WithPerRPCCredentials(withHeaders{
-			"authorization": "Bearer " + d.token(door.Token{Principal: "somebody"})}))
+		d.trust(nil, nil), grpc.WithPerRPCCredentials(withHeaders{"authorization": "Bearer " + token}))
 	f.fill("d", 10)
 	dial := func(secret []byte) *peering.Link {
 		config := &tls.Config{RootCAs: x509.NewCertPool(), MinVersion: tls.VersionTLS13}

@@ -95,6 +95,7 @@ type watcher struct {
 func (w *watcher) run(ctx context.Context) {
 	events, stop := w.events(ctx)
 	defer stop()
+	w.look(ctx) // at what has changed before the kernel was asked to tell
 	tick := time.NewTicker(w.poll)
 	defer tick.Stop()
 	var settled <-chan time.Time
