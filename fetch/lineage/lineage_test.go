@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -234,13 +235,13 @@ func TestLookIsBounded(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	inTurn, goOn, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	var first sync.Once
 	go func() {
 		_, err := l.Look(t.Context(), Query{Match: all, Turn: func(f func() error) error {
-			select {
-			case inTurn <- struct{}{}:
+			first.Do(func() {
+				inTurn <- struct{}{}
 				<-goOn
-			default:
-			}
+			})
 			return f()
 		}})
 		ended <- err
