@@ -5,11 +5,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"runtime"
 	"strings"
 	"testing"
 
 	"bowstring/fetch/operators/program"
+	"bowstring/fetch/operators/program/programtest"
 )
 
 // wav is a file of n samples of 8 bits of each channel.
@@ -138,15 +138,6 @@ func TestStepsEnd(t *testing.T) {
 	}
 }
 
-// allocated is how many bytes f allocates.
-func allocated(f func()) int64 {
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-	f()
-	runtime.ReadMemStats(&after)
-	return int64(after.TotalAlloc - before.TotalAlloc)
-}
-
 // slack is what a run may allocate besides what is counted for it: errors, what it drew, and the tables that the first run of
 // a kind makes for all. MP3's library allocates for each frame what the next collection takes.
 func slack(cell []byte) int64 { return 2<<20 + 64*int64(len(cell)) }
@@ -161,7 +152,7 @@ func holds(t testing.TB, p program.Program, cell []byte, limits program.Limits) 
 		}
 		return
 	}
-	got := allocated(func() {
+	got := programtest.Allocated(func() {
 		_, err = p.Run(t.Context(), cell, program.Draws{}, func(n int) []byte { return make([]byte, n) })
 	})
 	if err != nil && !errors.Is(err, program.ErrDamaged) {
