@@ -64,7 +64,7 @@ nightly: go-check cc-check python-check ## What repeats, hours of it: all under 
 lint: lint-go lint-python lint-vulnerabilities docs ## golangci-lint with the import rule, ruff and mypy, known vulnerabilities, the documents' references.
 
 .PHONY: bench
-bench: $(VENV)/.package build ## Measure side by side: all cases, or one with CASE=name.
+bench: $(VENV)/.package build $(if $(filter own_data,$(or $(CASE),own_data)),build/mosaicml/.installed) ## Measure side by side: all cases, or one with CASE=name.
 	@$(PY) bench/run.py $(CASE)
 
 .PHONY: build
@@ -316,6 +316,11 @@ build/dali/.installed: $(VENV)/.test $(REQ)/dali.txt
 	$(VENV)/bin/uv pip install --quiet --python $(PY) --require-hashes --target build/dali -r $(REQ)/dali.txt
 	@touch $@
 
+build/mosaicml/.installed: $(VENV)/.test $(REQ)/mosaicml.txt
+	@rm -rf build/mosaicml
+	$(VENV)/bin/uv pip install --quiet --python $(PY) --require-hashes --no-deps --target build/mosaicml -r $(REQ)/mosaicml.txt
+	@touch $@
+
 # The package is used as its users have it: built as a wheel, and installed from
 # that. Its dependencies are in test.txt; hatchling builds it without a network.
 $(VENV)/.package: $(VENV)/.test python/pyproject.toml python/README.md python/LICENSE python/hatch_build.py $(shell find python/src -name '*.py' -o -name '*.jpg' -o -name py.typed)
@@ -363,3 +368,5 @@ lock: $(VENV)/.uv ## Resolve python/requirements/*.in again, with hashes.
 	cd $(REQ) && for set in uv demo test lint docs helm dali; do \
 	  ../../$(VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.10 --generate-hashes $$set.in -o $$set.txt || exit 1; \
 	done
+	cd $(REQ) && ../../$(VENV)/bin/uv pip compile --quiet --upgrade --no-deps --universal --python-version 3.10 \
+	  --generate-hashes mosaicml.in -o mosaicml.txt
