@@ -32,6 +32,7 @@ var codeOf = []struct {
 	{schema.ErrConflict, codes.Unavailable},
 	{schema.ErrUnavailable, codes.Unavailable},
 	{schema.ErrDataLoss, codes.DataLoss},
+	{schema.ErrNotSupported, codes.Unimplemented},
 	{schema.ErrUnauthenticated, codes.Unauthenticated},
 	{errCancelled, codes.Canceled},
 	{context.Canceled, codes.Canceled},

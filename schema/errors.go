@@ -25,6 +25,8 @@ var (
 	ErrUnavailable = errors.New("unavailable")
 	// ErrDataLoss: stored bytes do not match their checksum, or are gone though the manifest names them.
 	ErrDataLoss = errors.New("data loss")
+	// ErrNotSupported: the data may well be what it says, and is of a kind that this server does not read.
+	ErrNotSupported = errors.New("not supported")
 	// ErrUnauthenticated: nobody knows who asks. The message never says what is wrong with the credentials.
 	ErrUnauthenticated = errors.New("unauthenticated")
 )

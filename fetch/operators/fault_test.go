@@ -27,8 +27,8 @@ func TestFaults(t *testing.T) {
 	close(p.gate)
 	place := stage.Open("", "job")
 	defer place.Close()
-	sentinels := []error{schema.ErrDataLoss, schema.ErrLimit, schema.ErrUnavailable}
-	for i, err := range []error{program.ErrDamaged, program.ErrTooLarge, program.ErrUnavailable} {
+	sentinels := []error{schema.ErrDataLoss, schema.ErrLimit, schema.ErrUnavailable, schema.ErrNotSupported}
+	for i, err := range []error{program.ErrDamaged, program.ErrTooLarge, program.ErrUnavailable, program.ErrNotSupported} {
 		p.Program = &failing{p.Program, err}
 		to := make(ended, 1)
 		place.Put(&operators.Task{Column: column, Cell: cellOf('a', 10), Context: t.Context(), To: to})

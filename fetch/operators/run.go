@@ -13,8 +13,8 @@ import (
 	"bowstring/schema"
 )
 
-// FaultError is why operators could make nothing of a cell: schema.ErrDataLoss or schema.ErrLimit where the cell is at
-// fault, schema.ErrUnavailable where another try may succeed.
+// FaultError is why operators could make nothing of a cell: schema.ErrDataLoss, schema.ErrNotSupported or schema.ErrLimit where the
+// cell is at fault, schema.ErrUnavailable where another try may succeed.
 type FaultError struct {
 	// Operator is the name of the step, where it is known.
 	Operator string
@@ -42,6 +42,8 @@ func (c *Column) faultOf(err error) error {
 	case errors.Is(err, schema.ErrDataLoss): // a page of a file that cannot be read
 	case errors.Is(err, program.ErrUnavailable):
 		f.err = fmt.Errorf("%w: %w", schema.ErrUnavailable, err)
+	case errors.Is(err, program.ErrNotSupported):
+		f.err = fmt.Errorf("%w: %w", schema.ErrNotSupported, err)
 	case errors.Is(err, program.ErrTooLarge):
 		f.err = fmt.Errorf("%w: %w", schema.ErrLimit, err)
 	default:

@@ -215,7 +215,7 @@ def test_another_program(crops: bowstring.Dataset, monkeypatch: pytest.MonkeyPat
 
 def test_failures_are_those_of_the_server() -> None:
     """Whatever `apply` says of a failure, the exception is the one that has its code."""
-    for code in ("INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "DATA_LOSS", "UNAVAILABLE", "INTERNAL"):
+    for code in ("INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "DATA_LOSS", "UNIMPLEMENTED", "UNAVAILABLE", "INTERNAL"):
         assert _maker.error_of(code, "why").code == code
 
 

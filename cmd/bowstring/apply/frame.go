@@ -87,6 +87,8 @@ func codeOf(err error) string {
 		return "RESOURCE_EXHAUSTED"
 	case errors.Is(err, schema.ErrDataLoss):
 		return "DATA_LOSS"
+	case errors.Is(err, schema.ErrNotSupported):
+		return "UNIMPLEMENTED"
 	case errors.Is(err, schema.ErrUnavailable):
 		return "UNAVAILABLE"
 	}

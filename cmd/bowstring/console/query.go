@@ -80,6 +80,7 @@ var statusOf = map[codes.Code]struct {
 	codes.ResourceExhausted: {http.StatusTooManyRequests, "RESOURCE_EXHAUSTED"},
 	codes.Unavailable:       {http.StatusServiceUnavailable, "UNAVAILABLE"},
 	codes.DeadlineExceeded:  {http.StatusGatewayTimeout, "DEADLINE_EXCEEDED"},
+	codes.Unimplemented:     {http.StatusNotImplemented, "UNIMPLEMENTED"},
 	codes.DataLoss:          {http.StatusBadGateway, "DATA_LOSS"},
 }
 

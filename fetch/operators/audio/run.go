@@ -111,8 +111,8 @@ func (p *pipeline) at(i int, err error) error {
 	if err == nil {
 		return nil
 	}
-	if errors.Is(err, program.ErrDamaged) || errors.Is(err, program.ErrTooLarge) ||
-		errors.Is(err, program.ErrUnavailable) {
+	if errors.Is(err, program.ErrDamaged) || errors.Is(err, program.ErrNotSupported) ||
+		errors.Is(err, program.ErrTooLarge) || errors.Is(err, program.ErrUnavailable) {
 		return fmt.Errorf("step %d (%s): %w", i, p.names[i], err)
 	}
 	return fmt.Errorf("step %d (%s): %w: %w", i, p.names[i], program.ErrDamaged, err)

@@ -8,6 +8,8 @@ import (
 var (
 	// ErrDamaged says that a cell's bytes are not what the first step takes.
 	ErrDamaged = errors.New("damaged sample")
+	// ErrNotSupported says that a cell is of a kind, or of a variant of one, that no decoder here reads. It may be whole.
+	ErrNotSupported = errors.New("not supported")
 	// ErrTooLarge says that a cell would become larger than the limits allow.
 	ErrTooLarge = errors.New("sample too large")
 	// ErrUnavailable says that the cell is not at fault: what makes something of it is not there just now.

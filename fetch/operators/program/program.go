@@ -107,7 +107,8 @@ type Program interface {
 	Steps() []Step
 	// Deterministic is how many steps, from the first, draw nothing.
 	Deterministic() int
-	// Cost reads the header of a cell. It fails with ErrDamaged or ErrTooLarge.
+	// Cost reads the header of a cell. It fails with ErrDamaged, ErrNotSupported or
+	// ErrTooLarge.
 	Cost(cell []byte, limits Limits) (Cost, error)
 	// Run makes the result of a cell in memory that alloc gives, which is of exactly
 	// the length asked for and need not be zeroed. It asks once. alloc gives nil where that is more than Cost has

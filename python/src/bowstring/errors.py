@@ -95,7 +95,7 @@ class PermissionDenied(BowstringError, PermissionError):
 
 
 class Unsupported(BowstringError, NotImplementedError):
-    """The server does not have this call."""
+    """The server does not have this call, or does not decode a file of this kind; the file may be whole."""
 
     code = "UNIMPLEMENTED"
 
