@@ -72,3 +72,35 @@ func TestAudioFolder(t *testing.T) {
 		t.Errorf("durations of %v, %d null; want 3 of %g, and a null", seconds, nulls, want)
 	}
 }
+
+// TestDamagedSound holds that a file of a format that is read, and whose header makes no sense, is bad. One of another
+// format is imported as it is.
+func TestDamagedSound(t *testing.T) {
+	flac, err := os.ReadFile("../../../fetch/operators/audio/codec/testdata/stereo16.flac")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const format = "RIFF\x00\x00\x00\x00WAVEfmt \x10\x00\x00\x00\x01\x00\x01\x00\x40\x1f\x00\x00\x80\x3e\x00\x00\x02\x00\x10\x00"
+	root := tree(t, map[string]string{
+		"cut.flac":    string(flac[:30]),
+		"empty.wav":   format + "data\x00\x00\x00\x00",
+		"no-size.wav": format + "data\x00\x00\x00\x00\x01\x02\x03\x04",
+		"other.m4a":   "\x00\x00\x00\x20ftypM4A \x00\x00\x00\x00",
+	})
+	found := readAll(t, root, Options{}, ReadOptions{Dataset: "sound"}).text()
+	for _, want := range []string{
+		"no-size.wav: damaged sample: WAV: its chunk of samples says that it is empty, and 4 bytes follow",
+		"cut.flac: damaged sample: FLAC",
+	} {
+		if !strings.Contains(found, want) {
+			t.Errorf("no %q in:\n%s", want, found)
+		}
+	}
+	if !strings.Contains(found, "train other.m4a") || !strings.Contains(found, "train empty.wav") {
+		t.Errorf("what is not damaged is bad:\n%s", found)
+	}
+	found = readAll(t, root, Options{}, ReadOptions{Dataset: "sound", Verify: VerifyNone}).text()
+	if strings.Contains(found, "damaged") {
+		t.Errorf("unasked, files are looked at:\n%s", found)
+	}
+}

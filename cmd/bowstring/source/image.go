@@ -38,7 +38,7 @@ var imageExtensions = []string{"jpg", "jpeg", "png", "gif", "webp", "bmp", "tif"
 
 func isImageName(name string) bool { return slices.Contains(imageExtensions, extension(name)) }
 
-var audioExtensions = []string{"wav", "flac", "mp3", "ogg", "opus", "m4a"}
+var audioExtensions = []string{"wav", "flac", "mp3", "ogg", "opus", "m4a", "w64"}
 
 func isAudioName(name string) bool { return slices.Contains(audioExtensions, extension(name)) }
 

@@ -2,6 +2,7 @@ package source
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"runtime"
@@ -15,6 +16,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"bowstring/fetch/operators/audio/codec"
+	"bowstring/fetch/operators/program"
 	"bowstring/schema"
 )
 
@@ -248,8 +250,13 @@ func (r *Reader) process(s *slot) {
 			}
 			continue
 		}
-		if c == r.sound {
-			if info, err := codec.Read(data); err == nil {
+		if schema.Media(f) == schema.MediaAudio {
+			info, err := codec.Read(data)
+			if err != nil && r.opts.Verify != VerifyNone && codec.Recognised(data) && errors.Is(err, program.ErrDamaged) {
+				s.Bad = r.about(f, err)
+				return
+			}
+			if err == nil && c == r.sound {
 				s.sound = codec.Info{Rate: info.Rate, Channels: info.Channels, Frames: info.Frames}
 			}
 		}
@@ -258,10 +265,7 @@ func (r *Reader) process(s *slot) {
 		}
 		info, err := inspect(data, r.opts.Verify)
 		if err != nil && r.opts.Verify != VerifyNone {
-			s.Bad = err.Error()
-			if len(r.blobs) > 1 {
-				s.Bad = Quoted(f.Name) + ": " + s.Bad
-			}
+			s.Bad = r.about(f, err)
 			return
 		}
 		if c == r.image {
@@ -274,6 +278,14 @@ func (r *Reader) process(s *slot) {
 			return
 		}
 	}
+}
+
+// about says what is wrong with a blob, and which it is where there are several.
+func (r *Reader) about(f arrow.Field, err error) string {
+	if len(r.blobs) > 1 {
+		return Quoted(f.Name) + ": " + err.Error()
+	}
+	return err.Error()
 }
 
 // validText says whether all text in a value is valid UTF-8, which Arrow's readers take for granted.

@@ -12,7 +12,7 @@ package audio
 import "bowstring/fetch/operators/audio/codec"
 
 // ContractVersion changes when equal pipelines of equal cells may give other bytes with the same engine.
-const ContractVersion = "audio-2"
+const ContractVersion = "audio-3"
 
 // Contract names what the bytes of a result depend on besides the canonical list and the
 // cell: the version, and what decodes MP3 and Ogg here, as decoders of these differ by

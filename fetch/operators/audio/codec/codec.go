@@ -11,7 +11,6 @@ package codec
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -34,7 +33,7 @@ const (
 )
 
 // ErrNoDecoder says that this build cannot read a format.
-var ErrNoDecoder = errors.New("no decoder in this build")
+var ErrNoDecoder = fmt.Errorf("%w: no decoder in this build", program.ErrNotSupported)
 
 // MaxChannels is the most that a file may have.
 const MaxChannels = 64
@@ -53,9 +52,12 @@ type Info struct {
 	Bits int
 	// Float says that samples are floating-point numbers.
 	Float bool
+	// Law is what companded samples of 8 bits are: one of G.711's laws, or LawNone.
+	Law Law
 	// Working bounds what decoding holds besides its result, in bytes.
 	Working int64
 
+	width int    // bytes of a sample of WAV
 	data  []byte // the samples of WAV, the frames of FLAC
 	steps int64  // of a sample of Ogg Vorbis, at most
 	block int    // most samples of a block of FLAC, or what comes too much at the beginning of MP3
@@ -64,6 +66,11 @@ type Info struct {
 // damaged is an error that says what is wrong with the bytes.
 func damaged(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", program.ErrDamaged, fmt.Sprintf(format, args...))
+}
+
+// unsupported is an error that names what is not read.
+func unsupported(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", program.ErrNotSupported, fmt.Sprintf(format, args...))
 }
 
 // MIME is the type that a format's files are told by.
@@ -103,7 +110,7 @@ func Read(file []byte) (Info, error) {
 func header(file []byte) (Info, error) {
 	body := skipID3(file)
 	switch {
-	case has(file, 0, "RIFF") && has(file, 8, "WAVE"), has(file, 0, "RF64") && has(file, 8, "WAVE"):
+	case looksWAV(file):
 		return readWAV(file)
 	case has(body, 0, "fLaC"):
 		return readFLAC(body)
@@ -111,10 +118,18 @@ func header(file []byte) (Info, error) {
 		return readOgg(file)
 	case looksMP3(body):
 		return readMP3(body)
-	default:
-		return Info{}, damaged("these %d bytes are no WAV, FLAC, MP3, Ogg Vorbis or Opus: they begin with %q",
-			len(file), file[:min(8, len(file))])
 	}
+	if name := otherFormat(file); name != "" {
+		return Info{}, unsupported("%s; WAV, FLAC, MP3, Ogg Vorbis and Opus can be read", name)
+	}
+	return Info{}, damaged("these %d bytes are no WAV, FLAC, MP3, Ogg Vorbis or Opus: they begin with %q",
+		len(file), file[:min(8, len(file))])
+}
+
+// Recognised reports whether the bytes begin as those of a format that the package reads.
+func Recognised(file []byte) bool {
+	body := skipID3(file)
+	return looksWAV(file) || has(body, 0, "fLaC") || has(file, 0, "OggS") || looksMP3(body)
 }
 
 func has(b []byte, at int, word string) bool {

@@ -258,7 +258,9 @@ func TestDamaged(t *testing.T) {
 		"cut FLAC":       {flac[:len(flac)-700], "FLAC: the frame at sample 8192"},
 		"no frames":      {flac[:200], "FLAC: "},
 		"flipped bit":    {flipped, "checksum"},
-		"WAV of A-law":   {wav(6, 1, 8000, 8, []byte{1}), "format 6 and 8 bits"},
+		"WAV, no size":   {append(wav(1, 1, 8000, 16, nil), 1, 2, 3, 4), "says that it is empty, and 4 bytes follow"},
+		"WAV, zeros":     {append(wav(1, 1, 8000, 16, nil), make([]byte, 32)...), "says that it is empty"},
+		"RF64, no ds64":  {slices.Concat([]byte("RF64"), wav(1, 1, 8000, 16, nil)[4:]), "has no chunk ds64"},
 		"no channel":     {wav(1, 0, 8000, 16, []byte{1, 2}), "no channel"},
 		"fast WAV":       {wav(1, 1, 1<<30, 16, []byte{1, 2}), "samples a second"},
 		"cut MP3":        {mp3[:len(mp3)/3], ""},
@@ -290,10 +292,13 @@ func FuzzDecode(f *testing.F) {
 		f.Add(load(f, filepath.Base(name)), uint16(100))
 	}
 	f.Add(wav(1, 3, 8000, 24, make([]byte, 90)), uint16(3))
+	for _, c := range longWAVs() {
+		f.Add(c.file, uint16(1))
+	}
 	f.Fuzz(func(t *testing.T, file []byte, at uint16) {
 		info, err := Read(file)
 		if err != nil {
-			if !errors.Is(err, program.ErrDamaged) {
+			if !errors.Is(err, program.ErrDamaged) && !errors.Is(err, program.ErrNotSupported) {
 				t.Fatal(err)
 			}
 			return

@@ -26,7 +26,7 @@ func readOgg(file []byte) (Info, error) {
 		info.Rate = opusRate(int(binary.LittleEndian.Uint32(head[12:])))
 		per = 48000 / info.Rate
 	default:
-		return info, damaged("Ogg: a stream that begins with %q; Vorbis and Opus can be read", head[:min(8, len(head))])
+		return info, unsupported("Ogg: a stream that begins with %q; Vorbis and Opus can be read", head[:min(8, len(head))])
 	}
 	last := lastGranule(file, file[14:18])
 	if last < uint64(skip) || last > 1<<40 {
