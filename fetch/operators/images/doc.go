@@ -13,4 +13,4 @@ package images
 
 // ContractVersion names what the bytes of a result depend on besides the canonical
 // steps and the input. It changes whenever any result does.
-const ContractVersion = "images/1"
+const ContractVersion = "images/2"

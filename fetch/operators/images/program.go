@@ -33,8 +33,11 @@ func (p *compiled) Result() program.Form  { return p.result }
 func (p *compiled) Steps() []program.Step { return p.steps }
 func (p *compiled) Deterministic() int    { return p.deterministic }
 
-// about wraps what is wrong with a sample.
+// about wraps what is wrong with a sample. What is not supported is that, and not damaged.
 func about(step int, name string, kind, err error) error {
+	if errors.Is(err, program.ErrNotSupported) {
+		return fmt.Errorf("step %d (%s): %w", step, name, err)
+	}
 	return fmt.Errorf("step %d (%s): %w: %w", step, name, kind, err)
 }
 

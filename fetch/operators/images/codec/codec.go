@@ -1,6 +1,6 @@
-// Package codec reads files of images: JPEG and WebP without losses by Bowstring's own decoders; PNG and GIF by
-// the standard library; lossy WebP and TIFF by golang.org/x/image. Pixels are those that
-// Pillow 12.1 gives, but for grey of 16 bits: Pillow makes all that is above 255 white,
+// Package codec reads files of images: JPEG, BMP, TIFF and WebP without losses by Bowstring's own decoders; PNG and
+// GIF by the standard library; lossy WebP by golang.org/x/image. Pixels are those that
+// Pillow 12 gives, but for grey of 16 bits: Pillow makes all that is above 255 white,
 // and the higher eight bits are taken here.
 //
 // Files are hostile: [Read] says how large an image becomes before anything is
@@ -15,12 +15,12 @@ import (
 	"image/color"
 	"image/gif"
 	"image/png"
-	"math"
 
-	"golang.org/x/image/tiff"
-
+	"bowstring/fetch/operators/images/codec/bmp"
+	"bowstring/fetch/operators/images/codec/tiff"
 	"bowstring/fetch/operators/images/codec/webp"
 	"bowstring/fetch/operators/images/jpeg"
+	"bowstring/fetch/operators/program"
 )
 
 // ErrFormat says that bytes are no image that the package decodes.
@@ -56,6 +56,7 @@ const (
 	GIF
 	WebP
 	TIFF
+	BMP
 )
 
 // Space is what pixels are.
@@ -71,7 +72,7 @@ const (
 
 func (s Space) String() string { return [...]string{"unknown", "grey", "RGB", "CMYK"}[s] }
 
-var names = [...]string{JPEG: "JPEG", PNG: "PNG", GIF: "GIF", WebP: "WebP", TIFF: "TIFF"}
+var names = [...]string{JPEG: "JPEG", PNG: "PNG", GIF: "GIF", WebP: "WebP", TIFF: "TIFF", BMP: "BMP"}
 
 func (f Format) String() string { return names[f] }
 
@@ -92,11 +93,19 @@ type Header struct {
 
 	jpeg jpeg.Header
 	webp webp.Header
+	tiff tiff.Header
+	bmp  bmp.Header
 }
 
 var errSize = errors.New("its pixels are not as many as its header says")
 
-func wrong(format Format, err error) error { return fmt.Errorf("%w: %v: %w", ErrFormat, format, err) }
+// wrong says what is wrong with a file. What is not supported says so itself, and names the format.
+func wrong(format Format, err error) error {
+	if errors.Is(err, program.ErrNotSupported) {
+		return err
+	}
+	return fmt.Errorf("%w: %v: %w", ErrFormat, format, err)
+}
 
 // Read says what a file is. It allocates no more than a palette.
 func Read(cell []byte) (Header, error) {
@@ -124,32 +133,33 @@ func Read(cell []byte) (Header, error) {
 		return checked(h, err)
 	case len(cell) >= 12 && string(cell[:4]) == "RIFF" && string(cell[8:12]) == "WEBP":
 		w, err := webp.Read(cell)
-		h := Header{Format: WebP, Width: w.Width, Height: w.Height, Bytes: w.Bytes, Steps: w.Steps, Space: SpaceColour,
+		h := Header{Format: WebP, Width: w.Canvas.X, Height: w.Canvas.Y, Bytes: w.Bytes, Steps: w.Steps, Space: SpaceColour,
 			webp: w}
 		h.Orientation, h.Profile = riffOf(cell)
 		return checked(h, err)
-	case bytes.HasPrefix(cell, []byte("II*\x00")), bytes.HasPrefix(cell, []byte("MM\x00*")):
-		if n := tiffEntries(cell); 12*n > int64(len(cell)) { // the library makes room for them before it reads them
-			return Header{}, wrong(TIFF, fmt.Errorf("it has no room for %d tags", n))
+	case tiff.Recognised(cell):
+		t, err := tiff.Read(cell)
+		h := Header{Format: TIFF, Width: t.Width, Height: t.Height, Orientation: t.Orientation, Profile: t.Profile != nil,
+			Space: SpaceColour, Deep: t.Deep && t.Layout != tiff.CMYK, Bytes: t.Bytes, Steps: t.Steps, tiff: t}
+		switch t.Layout {
+		case tiff.Grey, tiff.Number:
+			h.Space = SpaceGrey
+		case tiff.CMYK:
+			h.Space = SpaceCMYK
 		}
-		c, err := tiff.DecodeConfig(bytes.NewReader(cell))
-		h := headerOf(TIFF, c)
-		if err == nil {
-			if int64(c.Width)*int64(c.Height) > tiffPixels {
-				h.Bytes, h.Steps = math.MaxInt64, math.MaxInt64
-			} else {
-				h.Bytes, h.Steps = tiffBytes(cell, c), tiffSteps(cell, c)
-			}
-		}
-		if o := jpeg.Orientation(cell); o != 0 {
-			h.Orientation = o
-		}
-		_, h.Profile = tiffEntry(cell, tiffProfile)
 		return checked(h, err)
+	case bmp.Recognised(cell):
+		b, err := bmp.Read(cell)
+		return checked(Header{Format: BMP, Width: b.Width, Height: b.Height, Orientation: 1, Space: SpaceColour,
+			Bytes: b.Bytes, Steps: b.Steps, bmp: b}, err)
 	}
-	return Header{}, fmt.Errorf("%w: the first bytes are %q, and neither JPEG, PNG, GIF, WebP nor TIFF", ErrFormat,
-		cell[:min(len(cell), 8)])
+	if name := otherFormat(cell); name != "" {
+		return Header{}, fmt.Errorf("%w: %s; %s can be read", program.ErrNotSupported, name, formats)
+	}
+	return Header{}, fmt.Errorf("%w: the first bytes are %q, and none of %s", ErrFormat, cell[:min(len(cell), 8)], formats)
 }
+
+const formats = "JPEG, PNG, GIF, WebP, TIFF and BMP"
 
 func readJPEG(cell []byte) (Header, error) {
 	j, err := jpeg.ReadHeader(cell)

@@ -5,11 +5,9 @@ import (
 	"errors"
 	"image"
 	"image/png"
-	"io"
 
-	"golang.org/x/image/tiff"
-
-	"bowstring/fetch/operators/images/codec/webp"
+	"bowstring/fetch/operators/images/codec/bmp"
+	"bowstring/fetch/operators/images/codec/tiff"
 	"bowstring/fetch/operators/images/jpeg"
 	"bowstring/fetch/operators/program"
 )
@@ -43,7 +41,7 @@ func (d *Decoder) Decode(cell []byte, h Header, mode Mode, region image.Rectangl
 		d.channels = channelsOf(mode, h.jpeg.Components)
 		return nil
 	}
-	m, err := decodeOther(cell, &h, meter)
+	m, err := d.decodeOther(cell, &h, meter)
 	if err != nil {
 		return wrong(h.Format, err)
 	}
@@ -55,11 +53,16 @@ func (d *Decoder) Decode(cell []byte, h Header, mode Mode, region image.Rectangl
 	return nil
 }
 
-// decodeOther decodes a file by a library. All but WebP's know no meter: what they take is counted beforehand, and what
-// they read looks at the context.
-func decodeOther(cell []byte, h *Header, meter *program.Meter) (image.Image, error) {
-	if h.Format == WebP {
-		return webp.Decode(&h.webp, meter)
+// decodeOther decodes a file that is no JPEG. The standard library knows no meter: what it takes is counted beforehand,
+// and what it reads looks at the context.
+func (d *Decoder) decodeOther(cell []byte, h *Header, meter *program.Meter) (image.Image, error) {
+	switch h.Format {
+	case WebP:
+		return d.decodeWebP(&h.webp, meter)
+	case TIFF:
+		return tiff.Decode(&h.tiff, meter)
+	case BMP:
+		return bmp.Decode(&h.bmp, meter)
 	}
 	if err := meter.Hold(h.Bytes); err != nil {
 		return nil, err
@@ -67,30 +70,10 @@ func decodeOther(cell []byte, h *Header, meter *program.Meter) (image.Image, err
 	if err := meter.Spend(h.Steps); err != nil {
 		return nil, err
 	}
-	switch h.Format {
-	case PNG:
+	if h.Format == PNG {
 		return png.Decode(meter.Reader(bytes.NewReader(cell)))
-	case GIF:
-		return firstFrame(cell, meter)
-	default:
-		return tiff.Decode(tiffReader{bytes.NewReader(cell), meter})
 	}
-}
-
-// tiffReader is a file that is read at any place, until the meter's context ends.
-type tiffReader struct {
-	*bytes.Reader
-	meter *program.Meter
-}
-
-var _ io.ReaderAt = tiffReader{}
-
-// ReadAt implements io.ReaderAt.
-func (r tiffReader) ReadAt(p []byte, at int64) (int, error) {
-	if err := r.meter.Look(); err != nil {
-		return 0, err
-	}
-	return r.Reader.ReadAt(p, at)
+	return firstFrame(cell, meter)
 }
 
 func channelsOf(mode Mode, natural int) int {

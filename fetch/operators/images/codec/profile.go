@@ -20,7 +20,7 @@ func Profile(cell []byte, h Header, most int) (profile []byte, err error) {
 	case WebP:
 		profile = riffChunk(cell, "ICCP")
 	case TIFF:
-		profile, _ = tiffEntry(cell, tiffProfile)
+		profile = h.tiff.Profile
 	}
 	if err == nil && len(profile) == 0 {
 		err = errors.New("it cannot be found")

@@ -26,7 +26,12 @@ type Decoder struct {
 // them afterwards. The data must not change until then. Decode spends no more on the meter than Header.Steps says, and
 // fails where that does.
 func (d *Decoder) Decode(data []byte, region image.Rectangle, meter *program.Meter) error {
-	d.parser, d.meter, d.tables.meter = parser{data: data}, meter, meter
+	return d.DecodeAs(0, data, region, meter)
+}
+
+// DecodeAs does so where it is known what the components are, whatever the data says: they have to be as many.
+func (d *Decoder) DecodeAs(told Space, data []byte, region image.Rectangle, meter *program.Meter) error {
+	d.parser, d.meter, d.tables.meter = parser{data: data, told: told}, meter, meter
 	d.restart = 0
 	d.hasQuant = [4]bool{}
 	for i := range d.dc {

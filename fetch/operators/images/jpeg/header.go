@@ -17,6 +17,18 @@ const (
 	markTEM                      = 0x01
 )
 
+// otherFrames are those that are not decoded.
+var otherFrames = map[byte]string{
+	0xC3: "lossless compression", 0xC5: "hierarchical frames", 0xC6: "hierarchical frames", 0xC7: "hierarchical frames",
+	0xC8: "an extension", 0xC9: "arithmetic coding", 0xCA: "arithmetic coding", 0xCB: "lossless compression",
+	0xCD: "hierarchical frames", 0xCE: "hierarchical frames", 0xCF: "hierarchical frames",
+}
+
+// unsupported names what a JPEG has that is not decoded.
+func unsupported(format string, values ...any) error {
+	return fmt.Errorf("%w: JPEG with %s", program.ErrNotSupported, fmt.Sprintf(format, values...))
+}
+
 func damaged(format string, values ...any) error {
 	return fmt.Errorf("%w: %s", ErrFormat, fmt.Sprintf(format, values...))
 }
@@ -61,6 +73,7 @@ type parser struct {
 	jfif      bool
 	adobe     bool
 	transform byte
+	told      Space // what the components are, where that is known otherwise
 }
 
 // ReadHeader reads up to the first scan. It allocates nothing that depends on what the
@@ -130,7 +143,7 @@ func (p *parser) toScan(t *tables) error {
 		case markSOF0, markSOF1, markSOF2:
 			err = p.sof(m, segment)
 		case 0xC3, 0xC5, 0xC6, 0xC7, 0xC8, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF:
-			err = damaged("frames of type %#x, lossless, hierarchical or arithmetic, are not decoded", m)
+			err = unsupported("%s", otherFrames[m])
 		case markAPP0:
 			p.jfif = p.jfif || len(segment) >= 14 && string(segment[:5]) == "JFIF\x00"
 		case markAPP1:
@@ -163,7 +176,7 @@ func (p *parser) sof(m byte, s []byte) error {
 		return damaged("the frame's segment has a wrong length")
 	}
 	if s[0] != 8 {
-		return damaged("samples of %d bits are not decoded, 8 are", s[0])
+		return unsupported("samples of %d bits", s[0])
 	}
 	h := &p.header
 	h.Height, h.Width = int(binary.BigEndian.Uint16(s[1:])), int(binary.BigEndian.Uint16(s[3:]))
@@ -214,6 +227,10 @@ func (c *component) layout(h *Header, hmax, vmax int) {
 // space decides as libjpeg does what the components are.
 func (p *parser) space() {
 	h := &p.header
+	if p.told != 0 {
+		h.Space = p.told
+		return
+	}
 	switch h.Components {
 	case 1:
 		h.Space = Grey

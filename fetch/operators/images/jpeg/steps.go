@@ -81,3 +81,17 @@ func (sc *scan) steps(units, blocks int) int64 {
 	}
 	return int64(units) * int64(blocks) * each
 }
+
+// Bound bounds what decoding takes of any stream of such a frame that is not progressive, with tables that come before
+// it: the memory, and the steps without those of its bytes, of tables of its own beyond some, and of rows.
+func Bound(width, height, components int, before []byte) (held, steps int64) {
+	const own = 16 // tables
+	h := Header{Width: width, Height: height, Components: components}
+	blocks := int64(ceil(width, 8*maxFactor)) * int64(ceil(height, 8*maxFactor)) * maxFactor * maxFactor * int64(components)
+	tables := int64(own + len(before)/leastTable)
+	return h.Bytes(), blocks*(blockSteps+blockSize*coefficientSteps+transformSteps) + tables*tableSteps +
+		int64(len(before)+64)*byteSteps
+}
+
+// ByteSteps bounds the work of a byte of a stream.
+const ByteSteps = byteSteps

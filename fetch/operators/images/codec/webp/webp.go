@@ -20,9 +20,14 @@ func wrong(format string, values ...any) error {
 	return fmt.Errorf("%w: %s", ErrFormat, fmt.Sprintf(format, values...))
 }
 
-// Header is what a file says before its pixels.
+// Header is what a file says before its pixels. Of one that moves it is the first frame's.
 type Header struct {
+	// Width and Height are those of the pixels that are decoded.
 	Width, Height int
+	// Canvas is the size of the image, and At where the pixels are on it.
+	Canvas, At image.Point
+	// Clear says that what the pixels leave of the canvas is transparent, and not black.
+	Clear bool
 	// Bytes bounds what decoding holds at once, and Steps its work.
 	Bytes, Steps int64
 
@@ -35,6 +40,8 @@ const (
 	headerBytes = 12 // "RIFF", a size, "WEBP"
 	extended    = 10 // bytes of VP8X
 	alphaFlag   = 1 << 4
+	movesFlag   = 1 << 1
+	frameHeader = 16 // bytes of ANMF before the chunks of the frame
 )
 
 // chunks are those of a file.
@@ -61,7 +68,7 @@ func Read(cell []byte) (Header, error) {
 	}
 	size := int64(binary.LittleEndian.Uint32(cell[4:]))
 	c := chunks{cell[headerBytes:max(min(size+8, int64(len(cell))), headerBytes)]}
-	h, canvas, wantAlpha := Header{}, false, false
+	h, canvas, wantAlpha, moves := Header{}, false, false, false
 	for {
 		name, data, whole, err := c.next()
 		if err != nil {
@@ -72,8 +79,12 @@ func Read(cell []byte) (Header, error) {
 			if canvas || len(data) != extended {
 				return Header{}, wrong("its VP8X chunk makes no sense")
 			}
-			canvas, wantAlpha = true, data[0]&alphaFlag != 0
+			canvas, wantAlpha, moves = true, data[0]&alphaFlag != 0, data[0]&movesFlag != 0
 			h.Width, h.Height = 1+int(uint24(data[4:])), 1+int(uint24(data[7:]))
+		case "ANMF":
+			if moves {
+				return h.frame(data, wantAlpha)
+			}
 		case "ALPH":
 			if !wantAlpha || h.alpha != nil || len(data) < 1 || !whole {
 				return Header{}, wrong("its ALPH chunk makes no sense")
@@ -85,6 +96,40 @@ func Read(cell []byte) (Header, error) {
 				return Header{}, wrong("its %s chunk makes no sense", name)
 			}
 			return h.sized(canvas)
+		}
+	}
+}
+
+// frame reads the first frame of a file that moves, whose canvas h has.
+func (h *Header) frame(b []byte, clear bool) (Header, error) {
+	if len(b) < frameHeader {
+		return Header{}, wrong("its ANMF chunk makes no sense")
+	}
+	f := Header{Canvas: image.Pt(h.Width, h.Height), Clear: clear,
+		At:    image.Pt(2*int(uint24(b)), 2*int(uint24(b[3:]))),
+		Width: 1 + int(uint24(b[6:])), Height: 1 + int(uint24(b[9:]))}
+	if f.At.X+f.Width > h.Width || f.At.Y+f.Height > h.Height {
+		return Header{}, wrong("its first frame of %d x %d at %v lies outside of %d x %d", f.Width, f.Height, f.At, h.Width,
+			h.Height)
+	}
+	c := chunks{b[frameHeader:]}
+	for {
+		name, data, whole, err := c.next()
+		if err != nil {
+			return Header{}, err
+		}
+		switch name {
+		case "ALPH":
+			if f.alpha != nil || len(data) < 1 || !whole {
+				return Header{}, wrong("its ALPH chunk makes no sense")
+			}
+			f.alpha = data
+		case "VP8 ", "VP8L":
+			f.data, f.lossless = data, name == "VP8L"
+			if !f.lossless && !whole || f.lossless && f.alpha != nil {
+				return Header{}, wrong("its %s chunk makes no sense", name)
+			}
+			return f.sized(true)
 		}
 	}
 }
@@ -116,6 +161,14 @@ func (h *Header) sized(canvas bool) (Header, error) {
 		return Header{}, wrong("it is %d x %d pixels", w, height)
 	}
 	h.bound()
+	if h.Canvas == (image.Point{}) {
+		h.Canvas = image.Pt(w, height)
+	}
+	if h.Composed() {
+		pixels := int64(h.Canvas.X) * int64(h.Canvas.Y) // less than 2^48
+		h.Bytes += 4 * pixels
+		h.Steps += pixels * composeSteps
+	}
 	return *h, nil
 }
 
@@ -124,8 +177,12 @@ const (
 	losslessMagic  = 0x2f
 	roomBytes      = 64 << 10 // for what is small: the state of decoders
 	lossySteps     = 60       // of a pixel
+	composeSteps   = 10       // of a pixel of a canvas
 	filterSteps    = 4        // of a pixel's alpha
 )
+
+// Composed says that the canvas is larger than the pixels.
+func (h *Header) Composed() bool { return h.Canvas != image.Pt(h.Width, h.Height) }
 
 // bound says what decoding takes.
 func (h *Header) bound() {

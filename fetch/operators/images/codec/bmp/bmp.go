@@ -1,0 +1,334 @@
+// Package bmp decodes Windows and OS/2 bitmaps, within memory that their headers bound: palettes of 1, 2, 4 and 8 bits,
+// also with run lengths, and colours of 16, 24 and 32 bits with masks or without. Pixels are those of Pillow.
+package bmp
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"image"
+	"image/color"
+	"math/bits"
+
+	"bowstring/fetch/operators/program"
+)
+
+// ErrFormat says that bytes are no BMP that the package decodes.
+var ErrFormat = errors.New("bmp")
+
+func damaged(format string, values ...any) error {
+	return fmt.Errorf("%w: %s", ErrFormat, fmt.Sprintf(format, values...))
+}
+
+func unsupported(format string, values ...any) error {
+	return fmt.Errorf("%w: BMP with %s", program.ErrNotSupported, fmt.Sprintf(format, values...))
+}
+
+// Ways of compression.
+const (
+	plain = iota
+	rle8
+	rle4
+	masked
+	jpegInside
+	pngInside
+	maskedAlpha
+)
+
+const (
+	fileHeader  = 14
+	coreHeader  = 12
+	infoHeader  = 40
+	os2Header   = 64
+	maxSide     = 1 << 24
+	roomBytes   = 16 << 10
+	readSteps   = 10 // of a byte of the file
+	pixelSteps  = 8
+	leastHeader = fileHeader + coreHeader
+)
+
+// Header is what a file says before its pixels.
+type Header struct {
+	Width, Height int
+	// Alpha says that pixels have a channel of alpha.
+	Alpha bool
+	// Bytes bounds what decoding holds at once, and Steps its work.
+	Bytes, Steps int64
+
+	bits        int
+	compression uint32
+	downwards   bool // the first row is the upper one
+	colours     []byte
+	colourBytes int // of each of the palette's colours
+	masks       [4]uint32
+	data        []byte
+}
+
+// Recognised reports whether a file begins as a BMP. Two letters say little: what follows has to be a header, too.
+func Recognised(cell []byte) bool {
+	if len(cell) < leastHeader || string(cell[:2]) != "BM" {
+		return false
+	}
+	switch n := binary.LittleEndian.Uint32(cell[fileHeader:]); n {
+	case coreHeader, 16, infoHeader, 52, 56, os2Header, 108, 124:
+		return true
+	}
+	return false
+}
+
+// Read reads the headers. It allocates nothing that depends on what they say.
+func Read(cell []byte) (Header, error) {
+	h := Header{colourBytes: 4}
+	if !Recognised(cell) {
+		return h, damaged("it does not begin as a BMP")
+	}
+	at, size := binary.LittleEndian.Uint32(cell[10:]), int(binary.LittleEndian.Uint32(cell[fileHeader:]))
+	if len(cell) < fileHeader+size {
+		return h, damaged("it ends in its header")
+	}
+	b, entries := cell[fileHeader:][:size], uint32(0)
+	if size == coreHeader {
+		h.Width, h.Height = int(binary.LittleEndian.Uint16(b[4:])), int(binary.LittleEndian.Uint16(b[6:]))
+		h.bits, h.colourBytes = int(binary.LittleEndian.Uint16(b[10:])), 3
+	} else {
+		h.Width, h.Height = int(int32(binary.LittleEndian.Uint32(b[4:]))), int(int32(binary.LittleEndian.Uint32(b[8:])))
+		h.bits = int(binary.LittleEndian.Uint16(b[14:]))
+		if h.downwards = h.Height < 0; h.downwards {
+			h.Height = -h.Height
+		}
+	}
+	if size >= infoHeader {
+		h.compression, entries = binary.LittleEndian.Uint32(b[16:]), binary.LittleEndian.Uint32(b[32:])
+	}
+	if h.Width < 1 || h.Height < 1 || h.Width > maxSide || h.Height > maxSide {
+		return h, damaged("it is %d x %d pixels", h.Width, h.Height)
+	}
+	if err := h.checked(size); err != nil {
+		return h, err
+	}
+	if err := h.palette(cell, size, entries, &at); err != nil {
+		return h, err
+	}
+	if int64(at) > int64(len(cell)) {
+		return h, damaged("its pixels lie beyond its end")
+	}
+	h.data = cell[at:]
+	pixels, each := program.Count(int64(h.Width)).Times(int64(h.Height)), int64(4)
+	if h.bits <= 8 {
+		each = 1
+	}
+	h.Bytes = pixels.Times(each).Plus(program.Count(roomBytes)).Int64()
+	h.Steps = pixels.Times(pixelSteps).Plus(program.Count(int64(len(h.data))).Times(readSteps)).
+		Plus(program.Count(1 << 16)).Int64()
+	return h, nil
+}
+
+// checked refuses what is not decoded.
+func (h *Header) checked(size int) error {
+	os2 := size == 16 || size == os2Header
+	switch c := h.compression; {
+	case c == jpegInside && !os2:
+		return unsupported("JPEG in it")
+	case c == pngInside && !os2:
+		return unsupported("PNG in it")
+	case os2 && c > rle4:
+		return unsupported("compression %d of OS/2", c)
+	case c > maskedAlpha:
+		return unsupported("compression %d", c)
+	case c == rle8 && h.bits != 8, c == rle4 && h.bits != 4:
+		return damaged("run lengths of %d bits", h.bits)
+	case c >= masked && h.bits != 16 && h.bits != 24 && h.bits != 32:
+		return damaged("masks of %d bits", h.bits)
+	}
+	switch h.bits {
+	case 1, 2, 4, 8, 16, 24, 32:
+		return nil
+	}
+	return unsupported("%d bits a pixel", h.bits)
+}
+
+// palette finds the colours, or the masks of channels.
+func (h *Header) palette(cell []byte, size int, entries uint32, at *uint32) error {
+	rest := cell[fileHeader+size:]
+	if h.bits <= 8 {
+		n := int64(entries)
+		if n == 0 {
+			n = 1 << h.bits
+		}
+		if n > 1<<16 {
+			return damaged("it has %d colours", n)
+		}
+		if *at == uint32(fileHeader+size) {
+			*at += uint32(n) * uint32(h.colourBytes) // some programs leave the palette out of it
+		}
+		n = min(n, 1<<h.bits)
+		if int64(len(rest)) < n*int64(h.colourBytes) {
+			return damaged("it ends in its palette")
+		}
+		h.colours = rest[:int(n)*h.colourBytes]
+		return nil
+	}
+	if h.bits == 16 {
+		h.masks = [4]uint32{0x7c00, 0x3e0, 0x1f, 0}
+	} else {
+		h.masks = [4]uint32{0xff0000, 0xff00, 0xff, 0}
+	}
+	if h.compression < masked {
+		return nil
+	}
+	from, n := rest, 3
+	if size >= 52 {
+		from = cell[fileHeader+infoHeader:]
+		if size >= 56 {
+			n = 4
+		}
+	} else if h.compression == maskedAlpha {
+		n = 4
+	}
+	if len(from) < 4*n {
+		return damaged("it ends in its masks")
+	}
+	all := uint32(0)
+	for i := range n {
+		m := binary.LittleEndian.Uint32(from[4*i:])
+		if all&m != 0 || h.bits < 32 && m>>h.bits != 0 || m>>bits.TrailingZeros32(m)&(m>>bits.TrailingZeros32(m)+1) != 0 {
+			return unsupported("the masks %x", from[:4*n])
+		}
+		all |= m
+		h.masks[i] = m
+	}
+	if all == 0 && h.bits == 32 { // as Pillow has it
+		h.masks = [4]uint32{0xff0000, 0xff00, 0xff, 0xff000000}
+	}
+	h.Alpha = h.masks[3] != 0
+	return nil
+}
+
+// stride is the bytes of a row.
+func (h *Header) stride() int { return (h.Width*h.bits + 31) / 32 * 4 }
+
+// Decode gives the pixels of a file whose header this is. It takes no more of the meter than the header says.
+func Decode(h *Header, meter *program.Meter) (image.Image, error) {
+	if err := meter.Hold(h.Bytes); err != nil {
+		return nil, err
+	}
+	if err := meter.Spend(int64(len(h.data)) * readSteps / 2); err != nil {
+		return nil, err
+	}
+	r := image.Rect(0, 0, h.Width, h.Height)
+	if h.bits > 8 {
+		return h.direct(r, meter)
+	}
+	m := image.NewPaletted(r, h.table())
+	if h.compression != plain {
+		return m, h.runs(m, meter)
+	}
+	used := (h.Width*h.bits + 7) / 8
+	mask := byte(1<<h.bits - 1)
+	for y := range h.Height {
+		row, err := h.row(y, used, meter)
+		if err != nil {
+			return nil, err
+		}
+		out := m.Pix[h.at(y)*m.Stride:][:h.Width]
+		if h.bits == 8 {
+			copy(out, row)
+			continue
+		}
+		for x := range out {
+			at := x * h.bits
+			out[x] = row[at/8] >> (8 - h.bits - at%8) & mask
+		}
+	}
+	return m, nil
+}
+
+// at is where row y of the file is in the image.
+func (h *Header) at(y int) int {
+	if h.downwards {
+		return y
+	}
+	return h.Height - 1 - y
+}
+
+// row is the used bytes of row y of the file. What pads the last one may be left out.
+func (h *Header) row(y, used int, meter *program.Meter) ([]byte, error) {
+	if err := meter.Spend(int64(h.Width) * pixelSteps); err != nil {
+		return nil, err
+	}
+	from := y * h.stride()
+	if from+used > len(h.data) {
+		return nil, damaged("its pixels take %d bytes, and there are %d", (h.Height-1)*h.stride()+used, len(h.data))
+	}
+	return h.data[from:][:used], nil
+}
+
+func (h *Header) table() color.Palette {
+	p := make(color.Palette, len(h.colours)/h.colourBytes)
+	for i := range p {
+		c := h.colours[i*h.colourBytes:]
+		p[i] = color.NRGBA{R: c[2], G: c[1], B: c[0], A: 255}
+	}
+	return p
+}
+
+// direct decodes colours.
+func (h *Header) direct(r image.Rectangle, meter *program.Meter) (image.Image, error) {
+	pix := make([]byte, 4*h.Width*h.Height)
+	wide := h.bits / 8
+	var channels [4]channel
+	for i, m := range h.masks {
+		channels[i] = channelOf(m)
+	}
+	usual := h.bits >= 24 && h.masks == [4]uint32{0xff0000, 0xff00, 0xff, 0}
+	for y := range h.Height {
+		row, err := h.row(y, h.Width*wide, meter)
+		if err != nil {
+			return nil, err
+		}
+		out := pix[4*h.at(y)*h.Width:][:4*h.Width]
+		for x := range h.Width {
+			px, to := row[x*wide:][:wide], out[4*x:][:4]
+			if usual {
+				to[0], to[1], to[2], to[3] = px[2], px[1], px[0], 255
+				continue
+			}
+			v := uint32(px[0]) | uint32(px[1])<<8
+			for k := 2; k < wide; k++ {
+				v |= uint32(px[k]) << (8 * k)
+			}
+			for c := range channels {
+				to[c] = channels[c].of(v)
+			}
+			if !h.Alpha {
+				to[3] = 255
+			}
+		}
+	}
+	if h.Alpha {
+		return &image.NRGBA{Pix: pix, Stride: 4 * h.Width, Rect: r}, nil
+	}
+	return &image.RGBA{Pix: pix, Stride: 4 * h.Width, Rect: r}, nil
+}
+
+// channel is where a channel is in a pixel.
+type channel struct {
+	mask       uint32
+	down, wide int
+}
+
+func channelOf(mask uint32) channel {
+	return channel{mask, bits.TrailingZeros32(mask) & 31, bits.OnesCount32(mask)}
+}
+
+// of is the channel's value of 8 bits.
+func (c *channel) of(v uint32) byte {
+	v = v & c.mask >> c.down
+	switch {
+	case c.wide == 0:
+		return 0
+	case c.wide > 8:
+		return byte(v >> (c.wide - 8))
+	}
+	return byte(v * 255 / (1<<c.wide - 1))
+}

@@ -1,0 +1,294 @@
+package tiff
+
+import (
+	"encoding/binary"
+	"image"
+	"image/color"
+	"math"
+)
+
+// predicted undoes the prediction of a row of samples by those before.
+func (d *decoder) predicted(row []byte, across int) {
+	per := d.samples
+	if d.planar {
+		per = 1
+	}
+	switch wide := d.bits / 8; {
+	case d.predictor == 3:
+		d.floats(row[:across*wide], per)
+	case d.predictor != 2:
+	case wide == 1:
+		for i := per; i < across*per; i++ {
+			row[i] += row[i-per]
+		}
+	case wide == 2:
+		for i := 2 * per; i < 2*across*per; i += 2 {
+			d.order.PutUint16(row[i:], d.order.Uint16(row[i:])+d.order.Uint16(row[i-2*per:]))
+		}
+	case wide == 4:
+		for i := 4 * per; i < 4*across*per; i += 4 {
+			d.order.PutUint32(row[i:], d.order.Uint32(row[i:])+d.order.Uint32(row[i-4*per:]))
+		}
+	case wide == 8:
+		for i := 8 * per; i < 8*across*per; i += 8 {
+			d.order.PutUint64(row[i:], d.order.Uint64(row[i:])+d.order.Uint64(row[i-8*per:]))
+		}
+	}
+}
+
+// target is the image that is made.
+type target struct {
+	grey   *image.Gray
+	grey16 *image.Gray16
+	index  *image.Paletted
+	rgb    *image.RGBA
+	rgba   *image.NRGBA
+	rgb16  *image.RGBA64
+	rgba16 *image.NRGBA64
+	cmyk   *image.CMYK
+}
+
+func (t *target) begin(h *Header) error {
+	r := image.Rect(0, 0, h.Width, h.Height)
+	switch {
+	case h.Layout == Grey && h.Deep:
+		t.grey16 = image.NewGray16(r)
+	case h.Layout == Grey, h.Layout == Number:
+		t.grey = image.NewGray(r)
+	case h.Layout == Palette:
+		colours, n := h.dir.tag(tagColours), int64(1)<<h.bits
+		if colours.n < 3*n || colours.kind != 3 {
+			return damaged("its palette has %d numbers of %d", colours.n, 3*n)
+		}
+		p := make(color.Palette, n)
+		for i := range p {
+			at := func(c int64) uint8 { return uint8(colours.at(c*n+int64(i), 0) >> 8) }
+			p[i] = color.NRGBA{R: at(0), G: at(1), B: at(2), A: 255}
+		}
+		t.index = image.NewPaletted(r, p)
+	case h.Layout == Colours && h.Deep:
+		t.rgb16 = image.NewRGBA64(r)
+	case h.Layout == Colours:
+		t.rgb = image.NewRGBA(r)
+	case h.Layout == ColoursAlpha && h.Deep:
+		t.rgba16 = image.NewNRGBA64(r)
+	case h.Layout == ColoursAlpha:
+		t.rgba = image.NewNRGBA(r)
+	default:
+		t.cmyk = image.NewCMYK(r)
+	}
+	return nil
+}
+
+func (t *target) image() image.Image {
+	switch {
+	case t.grey != nil:
+		return t.grey
+	case t.grey16 != nil:
+		return t.grey16
+	case t.index != nil:
+		return t.index
+	case t.rgb != nil:
+		return t.rgb
+	case t.rgba != nil:
+		return t.rgba
+	case t.rgb16 != nil:
+		return t.rgb16
+	case t.rgba16 != nil:
+		return t.rgba16
+	}
+	return t.cmyk
+}
+
+// row puts n pixels from (x, y) on.
+func (t *target) row(h *Header, in []byte, x, y, n int) {
+	invert := byte(0)
+	if h.photometric == photoWhiteIsZero {
+		invert = 0xff
+	}
+	switch {
+	case h.Layout == Number:
+		numbers(h, in, t.grey.Pix[t.grey.PixOffset(x, y):][:n])
+	case t.grey != nil:
+		out := t.grey.Pix[t.grey.PixOffset(x, y):][:n]
+		small(in, h.bits, h.samples, out, 255/(1<<h.bits-1))
+		for i := range out {
+			out[i] ^= invert
+		}
+	case t.index != nil:
+		small(in, h.bits, h.samples, t.index.Pix[t.index.PixOffset(x, y):][:n], 1)
+	case t.grey16 != nil:
+		out := t.grey16.Pix[t.grey16.PixOffset(x, y):]
+		for i := range n {
+			v := h.order.Uint16(in[2*i*h.samples:])
+			out[2*i], out[2*i+1] = byte(v>>8)^invert, byte(v)^invert
+		}
+	case t.cmyk != nil:
+		wide := h.bits / 8
+		high := h.high()
+		out := t.cmyk.Pix[t.cmyk.PixOffset(x, y):]
+		for i := range n {
+			for c := range 4 {
+				out[4*i+c] = in[(i*h.samples+c)*wide+high]
+			}
+		}
+	case h.Deep:
+		t.deep(h, in, x, y, n, invert)
+	default:
+		var out []byte
+		if t.rgb != nil {
+			out = t.rgb.Pix[t.rgb.PixOffset(x, y):][:4*n]
+		} else {
+			out = t.rgba.Pix[t.rgba.PixOffset(x, y):][:4*n]
+		}
+		for i := range n {
+			px, to := in[i*h.samples:][:h.samples], out[4*i:][:4]
+			if h.photometric <= photoBlackIsZero {
+				v := px[0] ^ invert
+				to[0], to[1], to[2], to[3] = v, v, v, px[1]
+			} else {
+				to[0], to[1], to[2], to[3] = px[0], px[1], px[2], 255
+				if t.rgba != nil {
+					to[3] = px[3]
+				}
+			}
+			if h.associated {
+				divided(to)
+			}
+		}
+	}
+}
+
+// high is which byte of a sample is the higher one, of those with two.
+func (h *Header) high() int {
+	if h.bits == 16 && h.order == binary.LittleEndian {
+		return 1
+	}
+	return 0
+}
+
+// deep puts pixels of 16 bits a channel; those of the result have the higher byte first.
+func (t *target) deep(h *Header, in []byte, x, y, n int, invert byte) {
+	var out []byte
+	if t.rgb16 != nil {
+		out = t.rgb16.Pix[t.rgb16.PixOffset(x, y):][:8*n]
+	} else {
+		out = t.rgba16.Pix[t.rgba16.PixOffset(x, y):][:8*n]
+	}
+	high := h.high()
+	for i := range n {
+		px, to := in[2*i*h.samples:][:2*h.samples], out[8*i:][:8]
+		for c := range 4 {
+			from, mask := c, byte(0)
+			switch {
+			case t.rgb16 != nil && c == 3:
+				to[6], to[7] = 255, 255
+				continue
+			case h.photometric <= photoBlackIsZero:
+				from, mask = c/3, invert
+				if c == 3 {
+					mask = 0
+				}
+			}
+			to[2*c], to[2*c+1] = px[2*from+high]^mask, px[2*from+1-high]^mask
+		}
+		if h.associated {
+			divided16(to)
+		}
+	}
+}
+
+// divided undoes the multiplication of colours by alpha, as Pillow does.
+func divided(px []byte) {
+	a := int(px[3])
+	if a == 255 {
+		return
+	}
+	for c := range 3 {
+		if a == 0 {
+			px[c] = 0
+			continue
+		}
+		px[c] = byte(min(int(px[c])*255/a, 255))
+	}
+}
+
+// divided16 does so with 16 bits.
+func divided16(px []byte) {
+	a := int(binary.BigEndian.Uint16(px[6:]))
+	for c := range 3 {
+		v := 0
+		if a > 0 {
+			v = min(int(binary.BigEndian.Uint16(px[2*c:]))*65535/a, 65535)
+		}
+		binary.BigEndian.PutUint16(px[2*c:], uint16(v))
+	}
+}
+
+// small takes samples of 1 to 8 bits, times scale; of several of 8 bits the first.
+func small(in []byte, bits, samples int, out []byte, scale int) {
+	if bits == 8 {
+		for i := range out {
+			out[i] = in[i*samples]
+		}
+		return
+	}
+	mask := byte(1<<bits - 1)
+	for i := range out {
+		at := i * bits
+		out[i] = in[at/8] >> (8 - bits - at%8) & mask * byte(scale)
+	}
+}
+
+// numbers makes bytes of numbers as Pillow does: what is below 0 is 0, what is above 255 is 255, and fractions are left
+// out.
+func numbers(h *Header, in []byte, out []byte) {
+	for i := range out {
+		var v float64
+		switch {
+		case h.bits == 16:
+			v = float64(int16(h.order.Uint16(in[2*i:])))
+		case h.bits == 64:
+			v = math.Float64frombits(h.order.Uint64(in[8*i:]))
+		case h.format == 3:
+			v = float64(math.Float32frombits(h.order.Uint32(in[4*i:])))
+		case h.format == 2:
+			v = float64(int32(h.order.Uint32(in[4*i:])))
+		default:
+			v = float64(h.order.Uint32(in[4*i:]))
+		}
+		if v > 0 { // no number is not
+			out[i] = byte(min(v, 255))
+		}
+	}
+}
+
+// floats undoes the prediction of floating-point numbers: their bytes lie in planes, the highest first, each
+// byte as the difference from the one before.
+func (d *decoder) floats(row []byte, per int) {
+	for i := per; i < len(row); i++ {
+		row[i] += row[i-per]
+	}
+	wide := d.bits / 8
+	n := len(row) / wide
+	copy(d.scratch(len(row)), row)
+	planes := d.data[:len(row)]
+	for i := range n {
+		for k := range wide {
+			at := k
+			if d.order == binary.LittleEndian {
+				at = wide - 1 - k
+			}
+			row[i*wide+at] = planes[k*n+i]
+		}
+	}
+}
+
+// scratch is n bytes beside the block.
+func (d *decoder) scratch(n int) []byte {
+	if cap(d.data) < n {
+		d.data = make([]byte, n)
+	}
+	d.data = d.data[:cap(d.data)]
+	return d.data[:n]
+}
