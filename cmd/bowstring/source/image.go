@@ -2,20 +2,20 @@ package source
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"image"
-	_ "image/gif"  // decoder
-	_ "image/jpeg" // decoder
-	_ "image/png"  // decoder
 	"io"
-	"math"
 	"slices"
+	"strings"
 
-	_ "golang.org/x/image/bmp"  // decoder
-	_ "golang.org/x/image/tiff" // decoder
-	_ "golang.org/x/image/webp" // decoder
+	"github.com/dustin/go-humanize"
+	"golang.org/x/sync/semaphore"
+
+	"bowstring/fetch/operators/images/codec"
+	"bowstring/fetch/operators/program"
 )
 
 // Verify says how closely images are looked at.
@@ -24,12 +24,12 @@ type Verify string
 const (
 	// VerifyNone takes any bytes; width, height and format are null where the header makes no sense.
 	VerifyNone Verify = "none"
-	// VerifyHeader wants a header that decodes, and the mark at which the format
-	// ends: EOI of JPEG, IEND of PNG, the trailer of GIF, the length of WebP and
+	// VerifyHeader wants a header that the operators' decoders read, and the mark at which the format
+	// ends: EOI of JPEG, IEND of PNG, the trailer of GIF or the end of a frame, the length of WebP and
 	// BMP. A file cut short lacks it. TIFF has none, so of it the header is all
 	// that is checked. What lies between is not.
 	VerifyHeader Verify = "header"
-	// VerifyDecode decodes every pixel as well, of images whose header does not claim
+	// VerifyDecode decodes every pixel as well, as the operators do, of images whose header does not claim
 	// more of them than fit in a gigabyte.
 	VerifyDecode Verify = "decode"
 )
@@ -46,6 +46,7 @@ func isAudioName(name string) bool { return slices.Contains(audioExtensions, ext
 type imageInfo struct {
 	Width, Height int32
 	Format        string // jpeg, png, gif, webp, bmp, tiff
+	Orientation   int32  // Exif's, 1 to 8: how the pixels are to be turned
 }
 
 // errCut is what a file lacks that was cut short.
@@ -56,43 +57,77 @@ func inspect(b []byte, v Verify) (imageInfo, error) {
 	if len(b) == 0 {
 		return imageInfo{}, errors.New("empty")
 	}
-	cfg, format, err := decodeConfig(b)
-	if err != nil {
-		if errors.Is(err, image.ErrFormat) {
-			return imageInfo{}, errors.New("not an image: neither JPEG, PNG, GIF, WebP, BMP nor TIFF")
-		}
-		if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) {
-			return imageInfo{}, fmt.Errorf("%w: it ends within the image header", errCut)
-		}
+	var h codec.Header
+	err := guarded(func() (err error) {
+		h, err = codec.Read(b)
+		return err
+	})
+	switch {
+	case errors.Is(err, codec.ErrUnknown):
+		return imageInfo{}, errors.New("not an image: neither JPEG, PNG, GIF, WebP, BMP nor TIFF")
+	case errors.Is(err, program.ErrNotSupported):
+		return imageInfo{}, err
+	case errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF):
+		return imageInfo{}, fmt.Errorf("%w: it ends within the image header", errCut)
+	case err != nil:
 		return imageInfo{}, fmt.Errorf("image header: %w", err)
 	}
-	info := imageInfo{int32(min(max(cfg.Width, 0), math.MaxInt32)), int32(min(max(cfg.Height, 0), math.MaxInt32)),
-		format}
+	info := imageInfo{int32(h.Width), int32(h.Height), strings.ToLower(h.Format.String()), int32(h.Orientation)}
 	if v == VerifyNone {
 		return info, nil
 	}
-	if cfg.Width <= 0 || cfg.Height <= 0 || cfg.Width > math.MaxInt32 || cfg.Height > math.MaxInt32 {
-		return info, fmt.Errorf("%s header: the image is %d × %d pixels", format, cfg.Width, cfg.Height)
-	}
-	if err := checkEnd(b, format); err != nil {
+	if err := checkEnd(b, info.Format); err != nil {
 		return info, err
 	}
 	if v == VerifyDecode {
-		if err := decodeAll(b, format, cfg); err != nil {
+		if err := decodeAll(b, h); err != nil {
 			return info, err
 		}
 	}
 	return info, nil
 }
 
-// decodeConfig reads an image's header.
-func decodeConfig(b []byte) (cfg image.Config, format string, err error) {
+// guarded calls f, and makes an error of a panic: the libraries that decode are not ours.
+func guarded(f func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("the decoder failed: %v", r)
 		}
 	}()
-	return image.DecodeConfig(bytes.NewReader(b))
+	return f()
+}
+
+// maxDecoded bounds the memory that decoding takes, of one image and of all
+// images that are being decoded. What an image takes is known from its header.
+const maxDecoded = 1 << 30
+
+// decoding is what is left of maxDecoded.
+var decoding = semaphore.NewWeighted(maxDecoded)
+
+// decodeAll decodes every pixel of an image whose header this is, by the decoder that serves. It waits for
+// memory that other decoders have.
+func decodeAll(b []byte, h codec.Header) error {
+	name := strings.ToLower(h.Format.String())
+	if h.Bytes > maxDecoded {
+		return fmt.Errorf("the %s claims %s × %s pixels, which take %s to decode; the limit is %s (--verify header "+
+			"takes it without decoding)", name, humanize.Comma(int64(h.Width)), humanize.Comma(int64(h.Height)),
+			humanize.IBytes(uint64(h.Bytes)), humanize.IBytes(maxDecoded))
+	}
+	// Holders wait for nothing, so that this ends.
+	if err := decoding.Acquire(context.Background(), h.Bytes); err != nil {
+		return err
+	}
+	defer decoding.Release(h.Bytes)
+	cost := program.Cost{Working: program.Count(h.Bytes), Steps: program.Count(h.Steps)}
+	err := guarded(func() error {
+		var d codec.Decoder
+		return d.Decode(b, h, codec.Unchanged, image.Rect(0, 0, h.Width, h.Height),
+			program.NewMeter(context.Background(), cost))
+	})
+	if err != nil && !errors.Is(err, program.ErrNotSupported) {
+		return fmt.Errorf("decode %s: %w", name, err)
+	}
+	return err
 }
 
 // checkEnd looks for the mark at which a whole image ends.
@@ -114,8 +149,8 @@ func checkEnd(b []byte, format string) error {
 		if want := 8 + int64(binary.LittleEndian.Uint32(b[4:])); int64(len(b)) < want {
 			return fmt.Errorf("%w: %d bytes of a WebP of %d", errCut, len(b), want)
 		}
-	case "bmp":
-		if want := int64(binary.LittleEndian.Uint32(b[2:])); int64(len(b)) < want {
+	case "bmp": // its header was held against the pixels that there are, but for those of run lengths
+		if want := int64(binary.LittleEndian.Uint32(b[2:])); int64(len(b)) < want && b[14] >= 40 && b[30]-1 < 2 {
 			return fmt.Errorf("%w: %d bytes of a BMP of %d", errCut, len(b), want)
 		}
 	}
@@ -124,10 +159,7 @@ func checkEnd(b []byte, format string) error {
 
 // jpegEnds walks the segments of a JPEG to its end-of-image marker (ITU-T T.81,
 // annex B): bytes may follow it, and the thumbnail in a segment has one of its own.
-func jpegEnds(b []byte) bool { return jpegSegments(b, func(byte) {}) }
-
-// jpegSegments tells each of the markers of a JPEG that have a length, and says whether an end marker comes.
-func jpegSegments(b []byte, segment func(marker byte)) (ends bool) {
+func jpegEnds(b []byte) bool {
 	for i := 2; ; {
 		// To the next marker: within entropy-coded data FF is followed by 00 or
 		// a restart marker, and any number of FF may fill up before a marker.
@@ -146,7 +178,6 @@ func jpegSegments(b []byte, segment func(marker byte)) (ends bool) {
 			if i+3 > len(b) {
 				return false
 			}
-			segment(m)
 			i += 1 + int(binary.BigEndian.Uint16(b[i+1:]))
 		}
 	}
@@ -166,7 +197,7 @@ func pngEnds(b []byte) bool {
 	return false
 }
 
-// gifEnds walks the blocks of a GIF to its trailer.
+// gifEnds walks the blocks of a GIF to its trailer, which some programs leave out: then a frame is the end.
 func gifEnds(b []byte) bool {
 	colours := func(flags byte) int {
 		if flags&0x80 == 0 {
@@ -177,7 +208,7 @@ func gifEnds(b []byte) bool {
 	if len(b) < 13 {
 		return false
 	}
-	i := 13 + colours(b[10])
+	i, frames := 13+colours(b[10]), 0
 	for i < len(b) {
 		switch b[i] {
 		case 0x3b:
@@ -189,6 +220,7 @@ func gifEnds(b []byte) bool {
 				return false
 			}
 			i += 10 + colours(b[i+9]) + 1
+			frames++
 		default:
 			return false
 		}
@@ -197,5 +229,5 @@ func gifEnds(b []byte) bool {
 		}
 		i++ // the empty sub-block
 	}
-	return false
+	return i == len(b) && frames > 0
 }

@@ -183,7 +183,8 @@ func blobName(ext string, manyImages bool) (name, media string) {
 	case name == "":
 		name = media
 	}
-	return freeName(name, slices.Concat([]string{"label", schema.PathColumn, "width", "height", "format", "json"},
+	return freeName(name, slices.Concat([]string{"label", schema.PathColumn, "width", "height", "format",
+		"json"},
 		intExtensions, textExtensions)), media
 }
 

@@ -26,6 +26,9 @@ import (
 // ErrFormat says that bytes are no image that the package decodes.
 var ErrFormat = errors.New("image")
 
+// ErrUnknown is an ErrFormat of bytes that begin as no format that is known, be it read or not.
+var ErrUnknown = fmt.Errorf("%w: no format that is known", ErrFormat)
+
 // Mode says what pixels are wanted.
 type Mode uint8
 
@@ -156,7 +159,7 @@ func Read(cell []byte) (Header, error) {
 	if name := otherFormat(cell); name != "" {
 		return Header{}, fmt.Errorf("%w: %s; %s can be read", program.ErrNotSupported, name, formats)
 	}
-	return Header{}, fmt.Errorf("%w: the first bytes are %q, and none of %s", ErrFormat, cell[:min(len(cell), 8)], formats)
+	return Header{}, fmt.Errorf("%w: the first bytes are %q, and %s can be read", ErrUnknown, cell[:min(len(cell), 8)], formats)
 }
 
 const formats = "JPEG, PNG, GIF, WebP, TIFF and BMP"

@@ -3,6 +3,7 @@ package jpeg
 import (
 	"encoding/binary"
 	"fmt"
+	"io"
 
 	"bowstring/fetch/operators/program"
 )
@@ -16,6 +17,11 @@ const (
 	markAPP2, markAPP14          = 0xE2, 0xEE
 	markTEM                      = 0x01
 )
+
+// cut is damaged of data that ends too early.
+func cut(format string, values ...any) error {
+	return fmt.Errorf("%w: %w", damaged(format, values...), io.ErrUnexpectedEOF)
+}
 
 // otherFrames are those that are not decoded.
 var otherFrames = map[byte]string{
@@ -97,7 +103,7 @@ func (p *parser) marker() (byte, []byte, error) {
 			p.at++
 		}
 		if p.at >= len(p.data) {
-			return 0, nil, damaged("the data ends before its end marker")
+			return 0, nil, cut("the data ends before its end marker")
 		}
 		m = p.data[p.at]
 		p.at++
@@ -106,11 +112,15 @@ func (p *parser) marker() (byte, []byte, error) {
 		return m, nil, nil
 	}
 	if len(p.data)-p.at < 2 {
-		return 0, nil, damaged("marker %#x has no length", m)
+		return 0, nil, cut("marker %#x has no length", m)
 	}
 	n := int(binary.BigEndian.Uint16(p.data[p.at:]))
 	if n < 2 || n > len(p.data)-p.at {
-		return 0, nil, damaged("marker %#x says that it has %d bytes, there are %d", m, n, len(p.data)-p.at)
+		err := damaged("marker %#x says that it has %d bytes, there are %d", m, n, len(p.data)-p.at)
+		if n >= 2 {
+			err = cut("marker %#x has %d bytes, there are %d", m, n, len(p.data)-p.at)
+		}
+		return 0, nil, err
 	}
 	segment := p.data[p.at+2 : p.at+n]
 	p.at += n

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"image"
 	"image/color"
+	"io"
 	"math/bits"
 
 	"bowstring/fetch/operators/program"
@@ -84,7 +85,7 @@ func Read(cell []byte) (Header, error) {
 	}
 	at, size := binary.LittleEndian.Uint32(cell[10:]), int(binary.LittleEndian.Uint32(cell[fileHeader:]))
 	if len(cell) < fileHeader+size {
-		return h, damaged("it ends in its header")
+		return h, fmt.Errorf("%w: %w", ErrFormat, io.ErrUnexpectedEOF)
 	}
 	b, entries := cell[fileHeader:][:size], uint32(0)
 	if size == coreHeader {
@@ -113,6 +114,9 @@ func Read(cell []byte) (Header, error) {
 		return h, damaged("its pixels lie beyond its end")
 	}
 	h.data = cell[at:]
+	if need := (h.Height-1)*h.stride() + h.used(); need > len(h.data) && (h.compression == plain || h.compression >= masked) {
+		return h, damaged("its pixels take %d bytes, and there are %d", need, len(h.data))
+	}
 	pixels, each := program.Count(int64(h.Width)).Times(int64(h.Height)), int64(4)
 	if h.bits <= 8 {
 		each = 1
@@ -207,6 +211,9 @@ func (h *Header) palette(cell []byte, size int, entries uint32, at *uint32) erro
 // stride is the bytes of a row.
 func (h *Header) stride() int { return (h.Width*h.bits + 31) / 32 * 4 }
 
+// used is the bytes of a row that have pixels.
+func (h *Header) used() int { return (h.Width*h.bits + 7) / 8 }
+
 // Decode gives the pixels of a file whose header this is. It takes no more of the meter than the header says.
 func Decode(h *Header, meter *program.Meter) (image.Image, error) {
 	if err := meter.Hold(h.Bytes); err != nil {
@@ -223,10 +230,9 @@ func Decode(h *Header, meter *program.Meter) (image.Image, error) {
 	if h.compression != plain {
 		return m, h.runs(m, meter)
 	}
-	used := (h.Width*h.bits + 7) / 8
 	mask := byte(1<<h.bits - 1)
 	for y := range h.Height {
-		row, err := h.row(y, used, meter)
+		row, err := h.row(y, meter)
 		if err != nil {
 			return nil, err
 		}
@@ -252,15 +258,11 @@ func (h *Header) at(y int) int {
 }
 
 // row is the used bytes of row y of the file. What pads the last one may be left out.
-func (h *Header) row(y, used int, meter *program.Meter) ([]byte, error) {
+func (h *Header) row(y int, meter *program.Meter) ([]byte, error) {
 	if err := meter.Spend(int64(h.Width) * pixelSteps); err != nil {
 		return nil, err
 	}
-	from := y * h.stride()
-	if from+used > len(h.data) {
-		return nil, damaged("its pixels take %d bytes, and there are %d", (h.Height-1)*h.stride()+used, len(h.data))
-	}
-	return h.data[from:][:used], nil
+	return h.data[y*h.stride():][:h.used()], nil
 }
 
 func (h *Header) table() color.Palette {
@@ -282,7 +284,7 @@ func (h *Header) direct(r image.Rectangle, meter *program.Meter) (image.Image, e
 	}
 	usual := h.bits >= 24 && h.masks == [4]uint32{0xff0000, 0xff00, 0xff, 0}
 	for y := range h.Height {
-		row, err := h.row(y, h.Width*wide, meter)
+		row, err := h.row(y, meter)
 		if err != nil {
 			return nil, err
 		}

@@ -1,6 +1,10 @@
 package tiff
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+	"fmt"
+	"io"
+)
 
 // directory is the tags of an image. Nothing of it is copied.
 type directory struct {
@@ -46,13 +50,13 @@ func (d *directory) open(cell []byte) error {
 		}
 		at = d.order.Uint64(cell[8:])
 		if at >= uint64(len(cell)) || len(cell)-int(at) < 8 {
-			return damaged("its first directory is not there")
+			return fmt.Errorf("%w: its first directory is not there: %w", ErrFormat, io.ErrUnexpectedEOF)
 		}
 		n = d.order.Uint64(cell[at:])
 		at += 8
 	} else {
 		if at >= uint64(len(cell)) || len(cell)-int(at) < 2 {
-			return damaged("its first directory is not there")
+			return fmt.Errorf("%w: its first directory is not there: %w", ErrFormat, io.ErrUnexpectedEOF)
 		}
 		n = uint64(d.order.Uint16(cell[at:]))
 		at += 2

@@ -50,7 +50,7 @@ type chunks struct{ rest []byte }
 // next gives a chunk. Data that the file does not have in full is cut off.
 func (c *chunks) next() (name string, data []byte, whole bool, err error) {
 	if len(c.rest) < 8 {
-		return "", nil, false, wrong("it has no pixels")
+		return "", nil, false, fmt.Errorf("%w: it has no pixels: %w", ErrFormat, io.ErrUnexpectedEOF)
 	}
 	name = string(c.rest[:4])
 	n := int64(binary.LittleEndian.Uint32(c.rest[4:]))
