@@ -28,6 +28,7 @@ func (r *Reader) addImageColumns(own []arrow.Field) {
 	add("width", arrow.PrimitiveTypes.Int32, func(i imageInfo) any { return i.Width })
 	add("height", arrow.PrimitiveTypes.Int32, func(i imageInfo) any { return i.Height })
 	add("format", arrow.BinaryTypes.String, func(i imageInfo) any { return i.Format })
+	add("orientation", arrow.PrimitiveTypes.Int32, func(i imageInfo) any { return i.Orientation })
 }
 
 // addSoundColumns adds what headers of sound say. They are null where a header is none

@@ -42,7 +42,7 @@ type ReadOptions struct {
 }
 
 // Reader reads the samples of a Source in order, with several workers, and adds
-// the columns width, height and format of the image column (of several the one
+// the columns width, height, format and orientation of the image column (of several the one
 // called image, or else the first), and duration, sampling_rate and channels of the audio column, where the source has
 // no columns of these names. It holds at most 96 MiB of samples,
 // or one larger sample.

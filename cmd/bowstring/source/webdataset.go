@@ -183,7 +183,7 @@ func blobName(ext string, manyImages bool) (name, media string) {
 	case name == "":
 		name = media
 	}
-	return freeName(name, slices.Concat([]string{"label", schema.PathColumn, "width", "height", "format",
+	return freeName(name, slices.Concat([]string{"label", schema.PathColumn, "width", "height", "format", "orientation",
 		"json"},
 		intExtensions, textExtensions)), media
 }
