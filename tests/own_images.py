@@ -93,9 +93,7 @@ def png(values: npt.NDArray[Any], colour: int, interlaced: bool = False) -> byte
         if part.size:
             rows += b"".join(b"\0" + row.astype(row.dtype.newbyteorder(">")).tobytes() for row in part)
     header = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, int(interlaced))
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
-    )
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
 def bmp(
@@ -160,7 +158,7 @@ def pngs() -> dict[str, Kind]:
     return kinds
 
 
-def higher(values: npt.NDArray[np.uint16]) -> Array:
+def higher(values: npt.NDArray[Any]) -> Array:
     """The higher bytes, as RGB: Pillow makes white of all numbers above 255."""
     byte = (values >> 8).astype(np.uint8)
     return np.stack([byte] * 3, -1) if byte.ndim == 2 else byte
@@ -260,7 +258,7 @@ def tiffs() -> dict[str, Kind]:
     kinds: dict[str, Kind] = {}
     for mode, picture in modes.items():
         for how in ("raw", "tiff_lzw", "tiff_adobe_deflate", "tiff_deflate", "packbits", "group3", "group4", "jpeg"):
-            if how.startswith("group") and mode != "1" or how == "jpeg" and mode not in ("L", "RGB", "CMYK"):
+            if (how.startswith("group") and mode != "1") or (how == "jpeg" and mode not in ("L", "RGB", "CMYK")):
                 continue
             data = saved(picture, "TIFF", compression=how)
             kinds[f"{mode}-{how}.tif"] = Kind(data, pillow(data))
@@ -271,7 +269,9 @@ def tiffs() -> dict[str, Kind]:
     kinds["RGB-jpeg-strips.tif"] = Kind(data, pillow(data))
     deep = np.random.default_rng(4).integers(0, 65536, (HEIGHT, WIDTH)).astype(np.uint16)
     kinds["I16.tif"] = Kind(saved(Image.fromarray(deep), "TIFF"), higher(deep))
-    kinds["fax.tif"] = Kind(saved(image.convert("1"), "TIFF", compression="tiff_ccitt"), refused="CCITT RLE compression")
+    kinds["fax.tif"] = Kind(
+        saved(image.convert("1"), "TIFF", compression="tiff_ccitt"), refused="CCITT RLE compression"
+    )
     kinds["lab.tif"] = Kind(saved(image.convert("LAB"), "TIFF"), refused="photometric interpretation 8")
     kinds["ycbcr.tif"] = Kind(saved(image.convert("YCbCr"), "TIFF"), refused="YCbCr pixels")
     old = saved(image, "TIFF").replace(struct.pack("<HHII", 259, 3, 1, 1), struct.pack("<HHII", 259, 3, 1, 6))
@@ -352,7 +352,7 @@ def main() -> None:
         if len(kind.data) > 4800 or name.endswith((".png", "deflate.tif")):
             continue
         (out / name).write_bytes(kind.data)
-        sums[name] = kind.refused or hashlib.sha256(kind.rgb.tobytes()).hexdigest()
+        sums[name] = kind.refused or hashlib.sha256(np.asarray(kind.rgb).tobytes()).hexdigest()
     (out.parent / "kinds.json").write_text(json.dumps(sums, indent=0) + "\n")
 
 

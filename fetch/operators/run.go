@@ -31,6 +31,12 @@ func (f *FaultError) Error() string {
 // Unwrap is the cause.
 func (f *FaultError) Unwrap() error { return f.err }
 
+// unsupported is a schema.ErrNotSupported in the words of the program, which has the same ones for it.
+type unsupported struct{ error }
+
+// Unwrap is what it is, and the cause.
+func (u unsupported) Unwrap() []error { return []error{schema.ErrNotSupported, u.error} }
+
 // faultOf makes a FaultError of what a program said, in the words of package schema. Whoever
 // says no step was reading the header, which the first one does.
 func (c *Column) faultOf(err error) error {
@@ -43,7 +49,7 @@ func (c *Column) faultOf(err error) error {
 	case errors.Is(err, program.ErrUnavailable):
 		f.err = fmt.Errorf("%w: %w", schema.ErrUnavailable, err)
 	case errors.Is(err, program.ErrNotSupported):
-		f.err = fmt.Errorf("%w: %w", schema.ErrNotSupported, err)
+		f.err = unsupported{err}
 	case errors.Is(err, program.ErrTooLarge):
 		f.err = fmt.Errorf("%w: %w", schema.ErrLimit, err)
 	default:
