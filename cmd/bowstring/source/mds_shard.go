@@ -3,7 +3,6 @@ package source
 import (
 	"bufio"
 	"bytes"
-	"compress/bzip2"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -13,10 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/andybalholm/brotli"
-	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/snappy"
-	"github.com/klauspost/compress/zstd"
 )
 
 type mdsShard struct {
@@ -75,25 +71,7 @@ func openShard(p mdsPart, sh mdsShard) (r io.Reader, close func() error, err err
 	if !compressed {
 		return in, f.Close, nil
 	}
-	algorithm, _, _ := strings.Cut(sh.Compression, ":")
-	switch algorithm {
-	case "zstd":
-		z, err := zstd.NewReader(in, zstdOptions...)
-		if err != nil {
-			return nil, nil, errors.Join(err, f.Close())
-		}
-		return z, func() error { z.Close(); return f.Close() }, nil
-	case "gz":
-		z, err := gzip.NewReader(in)
-		if err != nil {
-			return nil, nil, errors.Join(err, f.Close())
-		}
-		return z, f.Close, nil
-	case "br":
-		return brotli.NewReader(in), f.Close, nil
-	case "bz2":
-		return bzip2.NewReader(in), f.Close, nil
-	case "snappy": // one block, which has to be in memory
+	if algorithm, _, _ := strings.Cut(sh.Compression, ":"); algorithm == "snappy" { // one block, which has to be in memory
 		if name.Bytes > maxBlob || sh.Raw.Bytes > maxBlob {
 			return nil, nil, errors.Join(fmt.Errorf("a snappy shard of %d bytes is too large, more than %d",
 				sh.Raw.Bytes, int64(maxBlob)), f.Close())
@@ -115,8 +93,11 @@ func openShard(p mdsPart, sh mdsShard) (r io.Reader, close func() error, err err
 		}
 		return bytes.NewReader(block), f.Close, nil
 	}
-	return nil, nil, errors.Join(fmt.Errorf("compression %q; want zstd, gz, br, bz2 or snappy", sh.Compression),
-		f.Close())
+	z, stop, err := decompress(in, sh.Compression)
+	if err != nil {
+		return nil, nil, errors.Join(err, f.Close())
+	}
+	return z, func() error { stop(); return f.Close() }, nil
 }
 
 // readShard hands each sample of a shard to visit: its number there, a buffer that then is visit's,
@@ -165,6 +146,13 @@ func (s *mds) readShard(ctx context.Context, p mdsPart, sh mdsShard, visit func(
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
+	}
+	// A compressed shard tells only at its end whether it is whole.
+	switch n, err := io.CopyN(io.Discard, r, 1); {
+	case n > 0:
+		return fmt.Errorf("%w: bytes follow the last of %d samples, which ends at byte %d", errJunk, sh.Samples, at)
+	case !errors.Is(err, io.EOF):
+		return fmt.Errorf("behind the last of %d samples: %w", sh.Samples, err)
 	}
 	return nil
 }

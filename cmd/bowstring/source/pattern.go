@@ -12,7 +12,8 @@ import (
 )
 
 func isTarName(name string) bool {
-	for _, suffix := range []string{".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.zstd"} {
+	for _, suffix := range []string{".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.zstd", ".tar.bz2", ".tbz2", ".tbz",
+		".tar.xz", ".txz"} {
 		if strings.HasSuffix(strings.ToLower(name), suffix) {
 			return true
 		}

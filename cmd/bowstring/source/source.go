@@ -117,7 +117,7 @@ type format struct {
 
 var formats = []format{
 	{"mds", "index.json in the directory or in its subdirectories (MosaicML MDS)", (*layout).looksMDS, openMDS},
-	{"webdataset", "*.tar, *.tar.gz, *.tgz or *.tar.zst (WebDataset)", (*layout).looksWebDataset, openWebDataset},
+	{"webdataset", "*.tar, *.tar.gz, *.tgz, *.tar.zst or *.tar.bz2 (WebDataset)", (*layout).looksWebDataset, openWebDataset},
 	{"parquet", "*.parquet, also in data/ (Hugging Face)", (*layout).looksParquet, openParquet},
 	{"imagefolder", "image files in folders", (*layout).looksImageFolder, openImageFolder},
 	{"audiofolder", "audio files in folders, also LibriSpeech's", (*layout).looksAudioFolder, openAudioFolder},

@@ -12,83 +12,128 @@ import (
 	"strings"
 	"unicode"
 
-	"github.com/klauspost/compress/gzip"
-	"github.com/klauspost/compress/zstd"
+	"golang.org/x/text/unicode/norm"
 )
 
 // maxMemberName bounds the name of a member, in bytes. Keys are kept in memory.
 const maxMemberName = 4096
 
-// zstdOptions bound what a frame may make its reader hold: the window of zstd --long=27.
-var zstdOptions = []zstd.DOption{zstd.WithDecoderMaxWindow(128 << 20), zstd.WithDecoderConcurrency(1),
-	zstd.WithDecoderLowmem(true)}
-
-// tarReader reads a tar, compressed or not.
+// tarReader reads a tar, compressed or not. Tars that were joined by cat are read as one: the mark at which a tar ends
+// says nothing about what follows.
 type tarReader struct {
-	*tar.Reader
-	zeros trailingZeros
-	close func() error
+	members *tar.Reader // of the tar that is being read
+	in      *tarInput
+	seek    io.Seeker // set where members that are not read are passed over
+	ended   bool      // the last tar's end mark was read, and what follows it not yet
+	dataEnd int64     // where the last member's content ends, padding included; 0 if that is not known
+	close   func() error
 }
 
 // openTar opens a tar. If seek is set and the tar is not compressed, members
 // that are not read are passed over without reading; its end is then not checked.
-func openTar(name string, seek bool) (*tarReader, error) {
+func openTar(name string, seek bool) (_ *tarReader, err error) {
 	f, err := openFile(name)
 	if err != nil {
 		return nil, err
 	}
-	t := &tarReader{close: f.Close}
-	var in io.Reader = bufio.NewReaderSize(f, 32<<10)
-	switch {
-	case strings.HasSuffix(strings.ToLower(name), "gz"):
-		z, err := gzip.NewReader(in)
+	in := bufio.NewReaderSize(f, 32<<10)
+	t := &tarReader{in: &tarInput{r: in}, close: f.Close}
+	defer func() {
 		if err != nil {
-			return nil, errors.Join(err, f.Close())
+			err = errors.Join(err, f.Close())
 		}
-		in = z
-		t.close = func() error { return errors.Join(z.Close(), f.Close()) }
-	case strings.HasSuffix(strings.ToLower(name), "zst"), strings.HasSuffix(strings.ToLower(name), "zstd"):
-		z, err := zstd.NewReader(in, zstdOptions...)
-		if err != nil {
-			return nil, errors.Join(err, f.Close())
+	}()
+	algorithm := compressionOf(in)
+	if algorithm == "" && seek {
+		if _, err := f.Seek(0, io.SeekStart); err != nil {
+			return nil, err
 		}
-		in = z
-		t.close = func() error { z.Close(); return f.Close() }
-	case seek:
-		t.Reader = tar.NewReader(f)
-		return t, nil
+		t.in.r, t.seek = f, f
 	}
-	t.zeros.r = in
-	t.Reader = tar.NewReader(&t.zeros)
+	if algorithm != "" {
+		r, stop, err := decompress(in, algorithm)
+		if err != nil {
+			return nil, err
+		}
+		t.in.r = r
+		t.close = func() error { stop(); return f.Close() }
+	}
+	t.begin(nil)
 	return t, nil
 }
 
-// checkEnd reads on to the end of the file and looks whether there was the mark at which
-// a tar ends, two blocks of zeros. tar.Reader does without.
-func (t *tarReader) checkEnd() error {
-	if _, err := io.Copy(io.Discard, &t.zeros); err != nil {
-		return err
+// Read reads the content of the member whose header was read last.
+func (t *tarReader) Read(p []byte) (int, error) { return t.members.Read(p) }
+
+// begin begins to read a tar, whose first block may have been read.
+func (t *tarReader) begin(first []byte) {
+	t.in.again = first
+	if t.seek != nil {
+		t.members = tar.NewReader(&seekableTar{t.in, t.seek})
+	} else {
+		t.members = tar.NewReader(t.in)
 	}
-	if t.zeros.n < 1024 {
+}
+
+// header returns the next member's header, also that of a tar behind the end mark of another.
+func (t *tarReader) header() (*tar.Header, error) {
+	for {
+		if t.ended {
+			if err := t.nextTar(); err != nil {
+				return nil, err
+			}
+		}
+		h, err := t.members.Next()
+		if errors.Is(err, tar.ErrHeader) && t.in.before >= tarBlock && t.in.zeros < tarBlock {
+			// Some programs end a tar with a single block of zeros: another tar may stand behind it.
+			t.begin(bytes.Clone(t.in.last[:]))
+			h, err = t.members.Next()
+		}
+		switch {
+		case errors.Is(err, io.EOF):
+			t.ended = true
+		case errors.Is(err, tar.ErrHeader):
+			return nil, fmt.Errorf("at byte %d stands no header of a tar: %w", max(t.in.n-tarBlock, 0), err)
+		case err != nil:
+			return nil, err
+		default:
+			t.dataEnd = 0
+			if !isSparse(h) {
+				t.dataEnd = t.in.n + (h.Size+tarBlock-1)/tarBlock*tarBlock
+			}
+			return h, nil
+		}
+	}
+}
+
+// nextTar reads on behind an end mark. io.EOF if only zeros follow, which is how tars are padded.
+func (t *tarReader) nextTar() error {
+	for {
+		at, block := t.in.n, make([]byte, tarBlock)
+		n, err := io.ReadFull(t.in, block)
+		if n > 0 && t.in.zeros < int64(n) {
+			_, bad := tar.NewReader(bytes.NewReader(block[:n])).Next()
+			if n < tarBlock || errors.Is(bad, tar.ErrHeader) {
+				return fmt.Errorf("%w: at byte %d, behind the mark at which a tar ends, stands no header of a further "+
+					"one", errJunk, at)
+			}
+			t.ended = false
+			t.begin(block)
+			return nil
+		}
+		if err != nil {
+			return t.in.err // which io.ReadFull may have replaced
+		}
+	}
+}
+
+// checkEnd looks, once all was read, whether there was the mark at which a tar ends, two blocks of zeros. tar.Reader
+// does without.
+func (t *tarReader) checkEnd() error {
+	if t.in.zeros < 2*tarBlock || t.in.n-t.dataEnd < 2*tarBlock {
 		return fmt.Errorf("%w: no end-of-archive mark", errCut)
 	}
 	return nil
-}
-
-// trailingZeros counts the zeros that what was read ends with.
-type trailingZeros struct {
-	r io.Reader
-	n int
-}
-
-func (t *trailingZeros) Read(p []byte) (int, error) {
-	n, err := t.r.Read(p)
-	if rest := len(bytes.TrimRight(p[:n], "\x00")); rest > 0 {
-		t.n = n - rest
-	} else {
-		t.n += n
-	}
-	return n, err
 }
 
 // tarMember is a member of a tar that belongs to a sample.
@@ -96,7 +141,7 @@ type tarMember struct {
 	name    string // cleaned
 	size    int64
 	key     string // of the sample: the name up to the first dot behind the last slash
-	ext     string // what follows that dot, in lower case
+	ext     string // what follows that dot, in lower case and composed (NFC)
 	problem string // why it cannot be imported, "" if it can
 }
 
@@ -104,7 +149,7 @@ type tarMember struct {
 // extension, hidden ones and those that begin with __ belong to none.
 func (t *tarReader) next() (m tarMember, err error) {
 	for {
-		h, err := t.Next()
+		h, err := t.header()
 		if err != nil {
 			return tarMember{}, err
 		}
@@ -119,7 +164,7 @@ func (t *tarReader) next() (m tarMember, err error) {
 			strings.HasPrefix(base, "__") || strings.HasPrefix(dir, "__MACOSX") {
 			continue
 		}
-		m = tarMember{name: name, size: h.Size, key: dir + stem, ext: strings.ToLower(ext)}
+		m = tarMember{name: name, size: h.Size, key: dir + stem, ext: norm.NFC.String(strings.ToLower(ext))}
 		switch {
 		case h.Typeflag == tar.TypeLink || h.Typeflag == tar.TypeSymlink:
 			m.problem = fmt.Sprintf("member %s is a link to %s, not a file; tar --hard-dereference --dereference "+
@@ -159,6 +204,7 @@ func isExtension(ext string) bool {
 		letter := false
 		for _, r := range word {
 			switch {
+			case unicode.IsMark(r) && !first: // what is not composed, such as an accent
 			case unicode.IsLetter(r) && r != unicode.ReplacementChar:
 				letter = true
 			case r == '_':

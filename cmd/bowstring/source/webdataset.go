@@ -26,7 +26,8 @@ const (
 //	wav, flac and other audio      blob column audio
 //	cls                            label, an int64; other whole numbers: cls2, index, inx
 //	txt, text, caption, transcript a utf8 column of that name
-//	json                           a column for each key, see parseObject
+//	json, jsn                      a column for each key of an object, see parseObject; anything else: json
+//	note.txt, count.cls, info.json a column note or count, columns info_KEY or info
 //	anything else                  a blob column of that name
 //
 // A key whose members lie apart is a bad sample, wherever they lie: read as they come, they would
@@ -41,9 +42,9 @@ type webDataset struct {
 
 	blobs   []arrow.Field
 	meta    []arrow.Field
-	members map[string]member    // by extension
-	json    map[string]*inferred // by key
-	jsonAt  map[string]int       // metadata column of a key
+	members map[string]member // by extension
+	json    map[jsonKey]*inferred
+	jsonAt  map[jsonKey]int      // metadata column
 	label   bool                 // there are cls members, so each sample must have one
 	pathAt  int                  // metadata column of the name of the first blob's member
 	refused map[string]string    // extensions that become no column, and why
@@ -69,7 +70,22 @@ const (
 var (
 	intExtensions  = []string{"cls", "cls2", "index", "inx"}
 	textExtensions = []string{"txt", "text", "caption", "transcript"}
+	jsonExtensions = []string{"json", "jsn"}
 )
+
+// kindOf tells by the last word of an extension what members with it hold, and by the words before, what they name.
+func kindOf(ext string) (kind memberKind, words string) {
+	words = strings.ReplaceAll(firstWords(ext), ".", "_")
+	switch last := ext[strings.LastIndexByte(ext, '.')+1:]; {
+	case slices.Contains(intExtensions, last):
+		return memberInt, words
+	case slices.Contains(textExtensions, last):
+		return memberText, words
+	case slices.Contains(jsonExtensions, last):
+		return memberJSON, words
+	}
+	return memberBlob, words
+}
 
 func openWebDataset(ctx context.Context, pattern string, opts Options) (Source, error) {
 	all, err := findTars(pattern, opts)
@@ -108,12 +124,14 @@ func (s *webDataset) survey(ctx context.Context) error {
 
 // makeColumns decides on the columns: label first, then text and numbers, then JSON keys.
 func (s *webDataset) makeColumns(found *survey) error {
-	s.members, s.jsonAt = map[string]member{}, map[string]int{}
+	s.members, s.jsonAt = map[string]member{}, map[jsonKey]int{}
 	blobAt := map[string]int{}
 	var taken []string
-	for _, ext := range slices.Sorted(maps.Keys(found.extensions)) {
-		if slices.Contains(intExtensions, ext) || slices.Contains(textExtensions, ext) || ext == "json" ||
-			s.refused[ext] != "" {
+	extensions := slices.DeleteFunc(slices.Sorted(maps.Keys(found.extensions)), func(ext string) bool {
+		return s.refused[ext] != ""
+	})
+	for _, ext := range extensions {
+		if kind, _ := kindOf(ext); kind != memberBlob {
 			continue
 		}
 		name, media := blobName(ext, found.manyImages)
@@ -132,29 +150,31 @@ func (s *webDataset) makeColumns(found *survey) error {
 		return len(s.meta) - 1
 	}
 	for _, ext := range slices.Concat(intExtensions, textExtensions) {
-		if !found.extensions[ext] {
+		if !slices.Contains(extensions, ext) {
 			continue
 		}
-		f, kind := arrow.Field{Name: ext, Type: arrow.PrimitiveTypes.Int64, Nullable: true}, memberInt
-		switch {
-		case ext == "cls":
-			f.Name, s.label = "label", true
-		case slices.Contains(textExtensions, ext):
-			f.Type, kind = arrow.BinaryTypes.String, memberText
+		name := ext
+		if ext == "cls" {
+			name, s.label = "label", true
 		}
-		s.members[ext] = member{kind, addMeta(f)}
+		s.addMember(ext, name, addMeta)
 	}
 	s.pathAt = addMeta(arrow.Field{Name: schema.PathColumn, Type: arrow.BinaryTypes.String, Nullable: true})
-	if found.extensions["json"] {
-		s.members["json"] = member{memberJSON, 0}
+	for _, ext := range extensions {
+		switch kind, words := kindOf(ext); {
+		case kind == memberJSON:
+			s.members[ext] = member{memberJSON, 0}
+		case kind != memberBlob && words != "":
+			s.addMember(ext, freeName(words, taken), addMeta)
+		}
 	}
-	for _, k := range slices.Sorted(maps.Keys(s.json)) {
-		name := k
+	for _, k := range slices.SortedFunc(maps.Keys(s.json), jsonKey.compare) {
+		name := k.column()
 		for name == "" || freeName(name, taken) != name {
 			name = "json_" + name
 		}
-		if name != k {
-			s.notes = append(s.notes, fmt.Sprintf("the JSON key %q is kept as %q", k, name))
+		if name != k.column() {
+			s.notes = append(s.notes, fmt.Sprintf("the JSON key %q is kept as %q", k.column(), name))
 		}
 		s.jsonAt[k] = addMeta(arrow.Field{Name: name, Type: s.json[k].dataType(), Nullable: true})
 	}
@@ -162,6 +182,16 @@ func (s *webDataset) makeColumns(found *survey) error {
 		s.blobs[0].Nullable = false
 	}
 	return nil
+}
+
+// addMember adds the column of members that hold a number or a text.
+func (s *webDataset) addMember(ext, name string, add func(arrow.Field) int) {
+	f := arrow.Field{Name: name, Type: arrow.PrimitiveTypes.Int64, Nullable: true}
+	kind, _ := kindOf(ext)
+	if kind == memberText {
+		f.Type = arrow.BinaryTypes.String
+	}
+	s.members[ext] = member{kind, add(f)}
 }
 
 // blobName returns the column of members with an extension, and its media.
@@ -183,9 +213,8 @@ func blobName(ext string, manyImages bool) (name, media string) {
 	case name == "":
 		name = media
 	}
-	return freeName(name, slices.Concat([]string{"label", schema.PathColumn, "width", "height", "format", "orientation",
-		"json"},
-		intExtensions, textExtensions)), media
+	return freeName(name, slices.Concat([]string{"label", schema.PathColumn, "width", "height", "format", "orientation"},
+		intExtensions, textExtensions, jsonExtensions)), media
 }
 
 func (s *webDataset) Fields() (meta, blobs []arrow.Field) { return s.meta, s.blobs }

@@ -1,6 +1,7 @@
 package source
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,7 +28,7 @@ func (r *tarSamples) describe(err error) string {
 		err = fmt.Errorf("%w: %w", errCut, err)
 	}
 	what := fmt.Sprintf("after %d samples", r.done)
-	if r.key != "" {
+	if r.has != nil {
 		what += ", at " + Quoted(r.key)
 	}
 	return what + ": " + err.Error()
@@ -54,6 +55,9 @@ func (r *tarSamples) read(ctx context.Context) (err error) {
 				return err
 			}
 			return r.end()
+		}
+		if errors.Is(err, errJunk) { // behind an end mark, so that the sample is whole
+			return cmp.Or(r.end(), err)
 		}
 		if err != nil {
 			return err
@@ -183,14 +187,14 @@ func (r *tarSamples) metadata(m member, ext string, data []byte) {
 	case memberText:
 		r.sample.Meta[m.column] = string(data)
 	case memberJSON:
-		object, err := parseObject(data)
+		values, err := parseJSONMember(ext, data)
 		if err != nil {
 			r.bad("%s", err)
 			return
 		}
 		// What it becomes takes more than its text; it is done with before the sample ends.
 		r.sample.Size += valueBytes(data)
-		for k, v := range object {
+		for k, v := range values {
 			r.sample.Meta[r.source.jsonAt[k]] = r.source.json[k].convert(v)
 		}
 	}

@@ -23,7 +23,7 @@ type survey struct {
 	extensions map[string]bool
 	prefixes   map[string]*surveyed // what comes before the last dot of an extension
 	manyImages bool                 // some sample has members jpg and png, say
-	json       map[string]*inferred
+	json       map[jsonKey]*inferred
 
 	keys map[string]*foundKey // by split and key
 	sets map[string]string    // of extensions, each held once
@@ -54,7 +54,7 @@ func (g *group) takes(m tarMember) bool { return g.has != nil && g.key == m.key 
 
 func newSurvey(shards []shard) *survey {
 	return &survey{shards: shards, extensions: map[string]bool{}, prefixes: map[string]*surveyed{},
-		json: map[string]*inferred{}, keys: map[string]*foundKey{}, sets: map[string]string{}}
+		json: map[jsonKey]*inferred{}, keys: map[string]*foundKey{}, sets: map[string]string{}}
 }
 
 // read reads one tar. What is wrong with it shows again, and is reported, when
@@ -74,7 +74,7 @@ func (f *survey) read(ctx context.Context, n int) error {
 		m, err := t.next()
 		if err != nil {
 			exts := f.note(g)
-			if errors.Is(err, io.EOF) { // what breaks off is not read
+			if errors.Is(err, io.EOF) || errors.Is(err, errJunk) { // what breaks off is not read
 				f.place(n, g, exts)
 			}
 			return nil
@@ -87,21 +87,21 @@ func (f *survey) read(ctx context.Context, n int) error {
 			continue
 		}
 		g.has[m.ext] = true
-		if m.ext != "json" || m.size > maxText {
+		if kind, _ := kindOf(m.ext); kind != memberJSON || m.size > maxText {
 			continue
 		}
-		if err := f.readJSON(t); err != nil {
+		if err := f.readJSON(t, m.ext); err != nil {
 			return err
 		}
 	}
 }
 
-func (f *survey) readJSON(t *tarReader) error {
-	var object map[string]any
+func (f *survey) readJSON(t *tarReader, ext string) error {
+	var values map[jsonKey]any
 	if data, err := io.ReadAll(t); err == nil { // else the next member shows it as well
-		object, _ = parseObject(data) // what is wrong with it, its sample says
+		values, _ = parseJSONMember(ext, data) // what is wrong with it, its sample says
 	}
-	for k, v := range object {
+	for k, v := range values {
 		if f.json[k] == nil {
 			f.json[k] = &inferred{}
 		}

@@ -1,0 +1,145 @@
+package source
+
+import (
+	"bufio"
+	"bytes"
+	"compress/bzip2"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/andybalholm/brotli"
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+)
+
+// zstdOptions bound what a frame may make its reader hold: the window of zstd --long=27.
+var zstdOptions = []zstd.DOption{zstd.WithDecoderMaxWindow(128 << 20), zstd.WithDecoderConcurrency(1),
+	zstd.WithDecoderLowmem(true)}
+
+// errJunk is what follows the end of an archive or of a compressed stream and is no further one.
+var errJunk = errors.New("unknown bytes behind the end")
+
+// compressionOf tells a compression by the first bytes of a file: gz, zstd, bz2, xz, or "" for none that is known.
+func compressionOf(in *bufio.Reader) string {
+	head, _ := in.Peek(512) // a shorter file shows when it is read
+	switch {
+	case len(head) > 262 && string(head[257:262]) == "ustar":
+	case bytes.HasPrefix(head, []byte{0x1f, 0x8b}):
+		return "gz"
+	case bytes.HasPrefix(head, []byte{0x28, 0xb5, 0x2f, 0xfd}), // a frame
+		len(head) > 3 && head[0]&0xf0 == 0x50 && bytes.HasPrefix(head[1:], []byte{0x2a, 0x4d, 0x18}): // one to skip
+		return "zstd"
+	case len(head) > 9 && string(head[:3]) == "BZh" && (string(head[4:10]) == "1AY&SY" ||
+		string(head[4:10]) == "\x17\x72\x45\x38\x50\x90"):
+		return "bz2"
+	case bytes.HasPrefix(head, []byte("\xfd7zXZ\x00")):
+		return "xz" // which decompress refuses by name
+	}
+	return ""
+}
+
+// decompress reads a stream that is compressed by gz, zstd, bz2 or br. A stream may be several that follow each other:
+// files joined by cat are read as one. Zeros behind the last member of gz are padding, anything else is an error.
+// What follows a colon in the name is a level.
+func decompress(in *bufio.Reader, name string) (io.Reader, func(), error) {
+	switch algorithm, _, _ := strings.Cut(name, ":"); algorithm {
+	case "gz":
+		r, err := newGzipMembers(in)
+		return r, func() {}, err
+	case "zstd":
+		z, err := zstd.NewReader(in, zstdOptions...)
+		if err != nil {
+			return nil, nil, err
+		}
+		return &streamEnd{in: z, name: "zstd frame"}, z.Close, nil
+	case "bz2":
+		return &streamEnd{in: bzip2.NewReader(in), name: "bzip2 stream"}, func() {}, nil
+	case "br":
+		return brotli.NewReader(in), func() {}, nil
+	}
+	return nil, nil, fmt.Errorf("compression %q; want zstd, gz, br, bz2 or snappy", name)
+}
+
+// gzipMembers reads the members of a gzip stream one after the other.
+type gzipMembers struct {
+	in      *bufio.Reader
+	z       *gzip.Reader
+	members int
+	err     error // that ended it
+}
+
+func newGzipMembers(in *bufio.Reader) (*gzipMembers, error) {
+	z, err := gzip.NewReader(in)
+	if err != nil {
+		return nil, err
+	}
+	z.Multistream(false)
+	return &gzipMembers{in: in, z: z, members: 1}, nil
+}
+
+func (g *gzipMembers) Read(p []byte) (int, error) {
+	for g.err == nil {
+		n, err := g.z.Read(p)
+		if errors.Is(err, io.EOF) {
+			err = g.next()
+		}
+		if g.err = err; n > 0 {
+			return n, err
+		}
+	}
+	return 0, g.err
+}
+
+// next goes on to the next member. io.EOF if there is none.
+func (g *gzipMembers) next() error {
+	err := skipZeros(g.in)
+	if err == nil {
+		err = g.z.Reset(g.in)
+	}
+	switch {
+	case err == nil:
+		g.z.Multistream(false)
+		g.members++
+		return nil
+	case errors.Is(err, io.EOF):
+		return io.EOF
+	case errors.Is(err, gzip.ErrHeader):
+		return fmt.Errorf("%w: what follows gzip member %d is none", errJunk, g.members)
+	}
+	return err
+}
+
+// skipZeros reads zeros. io.EOF if nothing else follows.
+func skipZeros(in *bufio.Reader) error {
+	for {
+		b, err := in.ReadByte()
+		if err != nil {
+			return err
+		}
+		if b != 0 {
+			return in.UnreadByte()
+		}
+	}
+}
+
+// streamEnd says what it means that a decoder finds no further stream behind the ones that it has decoded.
+type streamEnd struct {
+	in   io.Reader
+	name string
+	n    int64 // bytes decoded
+}
+
+func (s *streamEnd) Read(p []byte) (int, error) {
+	n, err := s.in.Read(p)
+	s.n += int64(n)
+	var structural bzip2.StructuralError
+	switch {
+	case s.n == 0:
+	case errors.Is(err, zstd.ErrMagicMismatch), errors.As(err, &structural) && bytes.Contains([]byte(structural),
+		[]byte("magic")):
+		err = fmt.Errorf("%w: what follows the last %s, behind %d decoded bytes, is none", errJunk, s.name, s.n)
+	}
+	return n, err
+}
