@@ -1,6 +1,7 @@
 package source
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -67,6 +68,9 @@ func openMDS(ctx context.Context, root string, opts Options) (Source, error) {
 			}
 			s.rows += sh.Samples
 		}
+	}
+	if err := s.survey(ctx); err != nil {
+		return nil, err
 	}
 	return s, s.makeFields(s.firstSample(ctx))
 }
@@ -158,7 +162,7 @@ func (s *mds) addColumns(p mdsPart, sh mdsShard) error {
 	}
 	var columns []mdsColumn
 	for i, name := range sh.Names {
-		c := mdsColumn{name: name, encoding: sh.Encodings[i], size: -1, blob: -1}
+		c := mdsColumn{name: name, encoding: sh.Encodings[i], size: -1}
 		if sh.Sizes[i] != nil {
 			c.size = *sh.Sizes[i]
 		}
@@ -209,6 +213,9 @@ func (s *mds) makeFields(samples [][]byte) error {
 			s.notes = append(s.notes, fmt.Sprintf("column %q is kept as %q", c.name, name))
 		}
 		typ, decode, err := mdsDecoder(c.encoding)
+		if c.survey != nil {
+			typ, decode, c.images, err = c.survey.decide()
+		}
 		if err != nil {
 			return fmt.Errorf("%w: column %q: %w", schema.ErrInvalid, c.name, err)
 		}
@@ -217,7 +224,12 @@ func (s *mds) makeFields(samples [][]byte) error {
 			s.meta = append(s.meta, arrow.Field{Name: name, Type: typ, Nullable: true})
 			continue
 		}
-		c.blob = len(s.blobs)
+		if c.survey != nil {
+			for n := range c.images {
+				s.blobs = append(s.blobs, schema.BlobField(fmt.Sprintf("%s_%d", name, n), schema.MediaImage, false))
+			}
+			continue
+		}
 		media := schema.MediaImage
 		if c.encoding == "bytes" {
 			media = mediaOf("", samples[i])
@@ -268,6 +280,18 @@ func (s *mds) sample(key, split string, buf []byte, columns [][]byte, err error)
 		return out
 	}
 	for i, c := range s.columns {
+		if c.survey != nil && c.decode == nil {
+			images, err := mdsImages(c.encoding, columns[i])
+			if err == nil && len(images) != c.images {
+				err = fmt.Errorf("%d images, not %d as before", len(images), c.images)
+			}
+			if err != nil {
+				out.Bad = cmp.Or(out.Bad, fmt.Sprintf("%s: %v", Quoted(c.name), err))
+				images = make([][]byte, c.images)
+			}
+			out.Blobs = append(out.Blobs, images...)
+			continue
+		}
 		if c.decode == nil {
 			out.Blobs = append(out.Blobs, columns[i])
 			continue

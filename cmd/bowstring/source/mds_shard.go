@@ -37,8 +37,9 @@ type mdsFile struct {
 type mdsColumn struct {
 	name, encoding string
 	size           int64 // fixed, or -1
-	blob           int   // ordinal, or -1
 	decode         func([]byte) (any, error)
+	survey         mdsSurvey // where all values tell what the column becomes
+	images         int       // of a sample, in a list of them
 }
 
 // Bounds of what an index and a shard may claim. A shard that the library writes has 64 MB.

@@ -29,10 +29,6 @@ func mdsDecoder(encoding string) (arrow.DataType, func([]byte) (any, error), err
 			}
 			return string(b), nil
 		}, nil
-	case "str_int":
-		return arrow.PrimitiveTypes.Int64, func(b []byte) (any, error) {
-			return strconv.ParseInt(string(b), 10, 64)
-		}, nil
 	case "str_float":
 		return arrow.PrimitiveTypes.Float64, func(b []byte) (any, error) {
 			return strconv.ParseFloat(string(b), 64)
@@ -44,8 +40,9 @@ func mdsDecoder(encoding string) (arrow.DataType, func([]byte) (any, error), err
 	case "pkl":
 		return nil, nil, errors.New("encoding pkl is pickle, which runs whatever code it holds, and is refused; " +
 			"write the column as json, bytes or ndarray")
-	case "pil":
-		return nil, nil, errors.New("encoding pil is bare pixels; write the column as png or jpeg")
+	case "pil", "list[pil]":
+		return nil, nil, fmt.Errorf("encoding %s is bare pixels; write the column as png or jpeg, or as list[png] or "+
+			"list[jpeg]", encoding)
 	}
 	if s, ok := mdsScalars[name]; ok {
 		return s.typ, func(b []byte) (any, error) {
@@ -55,9 +52,9 @@ func mdsDecoder(encoding string) (arrow.DataType, func([]byte) (any, error), err
 			return s.read(b), nil
 		}, nil
 	}
-	return nil, nil, fmt.Errorf("encoding %q cannot be imported; want bytes, jpeg, png, str, json, int, str_int, "+
-		"str_float, str_decimal, "+
-		"int8 to int64, uint8 to uint64, float16 to float64, or ndarray:DTYPE:SHAPE", encoding)
+	return nil, nil, fmt.Errorf("encoding %q cannot be imported; want bytes, jpeg, png, list[jpeg], list[png], "+
+		"jpeg_array, str, json, int, str_int, str_float, str_decimal, int8 to int64, uint8 to uint64, float16 to "+
+		"float64, ndarray, ndarray:DTYPE or ndarray:DTYPE:SHAPE", encoding)
 }
 
 type mdsScalar struct {
