@@ -8,6 +8,9 @@ import (
 	"github.com/apache/arrow/go/v17/arrow"
 )
 
+// Features returns the value of the schema metadata key "huggingface" of a table with these columns; see features.
+func Features(fields []arrow.Field) string { return string(features(fields)) }
+
 // features returns the value of the schema metadata key "huggingface": the
 // description of the columns that the datasets library writes and reads. Its
 // versions name a list "Sequence" (until 3) or "List" (from 4), but all of them

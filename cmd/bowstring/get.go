@@ -14,13 +14,14 @@ import (
 	"github.com/schollz/progressbar/v3"
 
 	"bowstring/cmd/bowstring/export"
+	"bowstring/fetch/ingest"
 	"bowstring/schema"
 )
 
 // GetCmd is bowstring get.
 type GetCmd struct {
 	To     string `required:"" placeholder:"PATH" help:"File or folder to write. FILE.parquet, FILE.arrow and DIR/ tell the format."`
-	Format string `enum:",parquet,arrow,folder" default:"" placeholder:"FORMAT" help:"Format, where the name does not tell it: parquet, arrow or folder (files by class, with metadata.jsonl)."`
+	Format string `enum:",parquet,arrow,folder" default:"" placeholder:"FORMAT" help:"Format, where the name does not tell it: parquet, arrow or folder (files by class, with metadata.parquet)."`
 	requestFlags
 	Operators opsFlag `placeholder:"FILE|JSON" help:"What becomes of samples before they are sent, as the field operators of a request has it: a file with JSON, or the JSON itself."`
 	Layout    string  `enum:"large_binary,binary,huggingface" default:"large_binary" help:"Form of blob columns in files: ${enum}."`
@@ -105,14 +106,16 @@ func (c *GetCmd) Run(ctx context.Context, app *App) error {
 		request := c.request()
 		request.Layout, request.OnError, request.Operators = schema.Layout(c.Layout), c.OnError, c.Operators.operators
 		splits := false
-		if c.format() == "folder" {
+		if c.format() == "folder" || len(c.Columns) == 0 && c.Source.Split == "" && request.Operators == nil {
 			d, err := describe(ctx, client, c.Source.datasetRef)
 			if err != nil {
 				return err
 			}
 			request.Snapshot, request.Tag = d.Snapshot, ""
-			request.Columns = folderColumns(&d, c.Columns)
 			splits = c.Source.Split == "" && len(d.Splits) > 1
+			if c.format() == "folder" || splits || len(d.Splits) == 1 && d.Splits[0].Name != ingest.DefaultSplit {
+				request.Columns = exportColumns(&d, c.Columns)
+			}
 		}
 		info, err := client.GetFlightInfo(ctx, &arrowflight.FlightDescriptor{Type: arrowflight.DescriptorCMD,
 			Cmd: request.Marshal()})
@@ -123,9 +126,8 @@ func (c *GetCmd) Run(ctx context.Context, app *App) error {
 	})
 }
 
-// folderColumns are the columns that a folder is made of: those asked for, the
-// id and the split.
-func folderColumns(d *description, asked []string) []string {
+// exportColumns are the columns that tell all of a dataset: those asked for, the id and the split.
+func exportColumns(d *description, asked []string) []string {
 	columns := slices.Clone(asked)
 	if len(columns) == 0 {
 		for _, col := range d.Columns {

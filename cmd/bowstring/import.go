@@ -25,7 +25,7 @@ type ImportCmd struct {
 	Path    string `arg:"" help:"Directory, file or pattern to import: folders of images, Hugging Face Parquet, WebDataset tars (train-{0000..0011}.tar), MosaicML MDS, or a table of paths."`
 	Dataset string `arg:"" optional:"" help:"Dataset to import into (default: PATH's last part, without an extension)."`
 
-	Format     string        `enum:"auto,imagefolder,audiofolder,parquet,webdataset,mds,commonvoice,list" default:"auto" help:"Format of PATH: ${enum}."`
+	Format     string        `enum:"auto,folder,imagefolder,audiofolder,parquet,webdataset,mds,commonvoice,list" default:"auto" help:"Format of PATH: ${enum}."`
 	Mode       string        `enum:"create,append,replace" default:"replace" help:"What becomes of samples that are there: create fails if there is a snapshot, append keeps them, replace makes a snapshot of just the new ones, and none if it would be the same (${default})."`
 	Split      string        `placeholder:"NAME" help:"Split of all samples if the source tells no splits (default: train); otherwise the one to import."`
 	PathColumn string        `placeholder:"NAME" help:"Column of a table that holds paths (default: path, file_name, filename or file)."`

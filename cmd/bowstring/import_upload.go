@@ -60,7 +60,7 @@ func openUpload(ctx context.Context, app *App, c *ImportCmd, src source.Source,
 	reader *source.Reader) (_ sink, err error) {
 	put := putOptions{Dataset: c.Dataset, Split: c.Split, Mode: c.Mode, Source: src.Describe(), Commit: "message"}
 	columns, splits := reader.Schema(), src.Splits()
-	several := len(splits) > 1 && c.Split == ""
+	several := len(splits) != 1 && c.Split == "" // also where only the samples tell
 	switch {
 	case several:
 		field := arrow.Field{Name: schema.SplitColumn, Type: arrow.BinaryTypes.String}

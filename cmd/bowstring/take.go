@@ -26,7 +26,7 @@ type TakeCmd struct {
 	ID        []sampleID `name:"id" placeholder:"UUID" help:"Ids of the samples, instead of positions."`
 	Columns   []string   `placeholder:"NAME" help:"Columns, in this order (default: position and the metadata, with --to also the blobs)."`
 	JSON      bool       `name:"json" help:"Print a JSON array."`
-	To        string     `placeholder:"DIR" help:"Write the blobs to files in this folder, with their metadata in metadata.jsonl."`
+	To        string     `placeholder:"DIR" help:"Write the blobs to files in this folder, with their metadata in metadata.parquet."`
 	Force     bool       `short:"f" help:"Replace the folder, if it is one that take or get made."`
 }
 
@@ -57,7 +57,7 @@ func (c *TakeCmd) Run(ctx context.Context, app *App) error {
 		}
 		columns := c.Columns
 		if c.To != "" {
-			columns = folderColumns(&d, columns)
+			columns = exportColumns(&d, columns)
 		} else if len(columns) == 0 {
 			columns = []string{schema.PositionColumn}
 			for _, col := range d.Columns {

@@ -15,6 +15,7 @@ import (
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
 	"github.com/apache/arrow/go/v17/arrow/memory"
+	"github.com/apache/arrow/go/v17/parquet/pqarrow"
 	"go.uber.org/goleak"
 
 	"bowstring/cmd/bowstring/export"
@@ -121,6 +122,33 @@ func tree(t *testing.T, dir string) []string {
 	return files
 }
 
+// metadataLines reads the metadata of an export: each row as JSON.
+func metadataLines(t *testing.T, path string) (lines []string) {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	all, err := pqarrow.ReadTable(t.Context(), f, nil, pqarrow.ArrowReadProperties{}, memory.DefaultAllocator)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer all.Release()
+	rows := array.NewTableReader(all, -1)
+	defer rows.Release()
+	for rows.Next() {
+		for row := range int(rows.Record().NumRows()) {
+			line, err := json.Marshal(export.Row(rows.Record(), row))
+			if err != nil {
+				t.Fatal(err)
+			}
+			lines = append(lines, string(line))
+		}
+	}
+	return lines
+}
+
 func TestFolder(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "out")
 	sink, err := export.Folder(dir, sampleSchema(), export.Options{SplitFolders: true})
@@ -137,7 +165,7 @@ func TestFolder(t *testing.T) {
 	))
 	want := []string{
 		"train/%2Ehidden/" + id(3) + ".jpg",
-		"train/metadata.jsonl",
+		"train/metadata.parquet",
 		"train/n%2Fa/" + id(2) + ".png",
 		"train/tench/" + id(4) + ".jpg",
 		"train/tench/a.JPEG",
@@ -145,7 +173,7 @@ func TestFolder(t *testing.T) {
 		"train/tench/b.jpg",
 		"valid/" + id(8) + ".txt",
 		"valid/loose.png",
-		"valid/metadata.jsonl",
+		"valid/metadata.parquet",
 		"valid/tench/a.JPEG",
 	}
 	slices.Sort(want)
@@ -156,19 +184,13 @@ func TestFolder(t *testing.T) {
 		!bytes.Equal(got, []byte{0, 1, 2, 3}) {
 		t.Errorf("content: %v, %v", got, err)
 	}
-	data, err := os.ReadFile(filepath.Join(dir, "train/metadata.jsonl"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
-	first := `{"file_name":"tench/a.JPEG","mask_file_name":"tench/a.mask.png","label":"tench","width":100}`
+	lines := metadataLines(t, filepath.Join(dir, "train/metadata.parquet"))
+	first := `{"file_name":"tench/a.JPEG","mask_file_name":"tench/a.mask.png","id":"` + id(0) +
+		`","file_name_":"train/tench/a.JPEG","label":0,"width":100,"split":"train"}`
 	if len(lines) != 5 || lines[0] != first {
-		t.Errorf("metadata of train:\n%s\nwant 5 lines, the first\n%s", data, first)
+		t.Errorf("metadata of train:\n%s\nwant 5 lines, the first\n%s", lines, first)
 	}
-	if data, err = os.ReadFile(filepath.Join(dir, "valid/metadata.jsonl")); err != nil {
-		t.Fatal(err)
-	}
-	for i, line := range strings.Split(strings.TrimSpace(string(data)), "\n") {
+	for i, line := range metadataLines(t, filepath.Join(dir, "valid/metadata.parquet")) {
 		var row map[string]any
 		if err := json.Unmarshal([]byte(line), &row); err != nil {
 			t.Fatal(err)
@@ -205,16 +227,15 @@ func TestFolderOfHostileNames(t *testing.T) {
 		if !strings.HasPrefix(file, "out/train/") {
 			t.Errorf("written to %q", file)
 		}
-		if strings.HasPrefix(filepath.Base(file), "metadata.") && file != "out/train/metadata.jsonl" {
+		if strings.HasPrefix(filepath.Base(file), "metadata.") && file != "out/train/metadata.parquet" {
 			t.Errorf("written as metadata: %q", file)
 		}
 	}
 	if len(files) != 2*len(names)+1 {
 		t.Errorf("%d files, want 2 of each row and the metadata: %q", len(files), files)
 	}
-	data, err := os.ReadFile(filepath.Join(dir, "train/metadata.jsonl"))
-	if err != nil || bytes.Count(data, []byte("\n")) != len(names) {
-		t.Errorf("%d lines, %v", bytes.Count(data, []byte("\n")), err)
+	if lines := metadataLines(t, filepath.Join(dir, "train/metadata.parquet")); len(lines) != len(names) {
+		t.Errorf("%d lines, want %d", len(lines), len(names))
 	}
 }
 
@@ -252,13 +273,13 @@ func TestFolderOfOneSplit(t *testing.T) {
 		sample{"train/tench/a.jpg", 0, jpeg, nil, "train"},
 		sample{"tench/deep/b.jpg", 0, jpeg, nil, "train"},
 	))
-	want := []string{"metadata.jsonl", "tench/deep/b.jpg", "train/metadata.jsonl", "train/tench/a.jpg"}
+	want := []string{"metadata.parquet", "tench/deep/b.jpg", "train/metadata.parquet", "train/tench/a.jpg"}
 	if got := tree(t, dir); !slices.Equal(got, want) {
 		t.Errorf("files: %v, want %v", got, want)
 	}
-	data, err := os.ReadFile(filepath.Join(dir, "train/metadata.jsonl"))
-	if err != nil || !strings.HasPrefix(string(data), `{"file_name":"tench/a.jpg"`) {
-		t.Errorf("metadata of train: %s, %v", data, err)
+	lines := metadataLines(t, filepath.Join(dir, "train/metadata.parquet"))
+	if len(lines) != 1 || !strings.HasPrefix(lines[0], `{"file_name":"tench/a.jpg"`) {
+		t.Errorf("metadata of train: %s", lines)
 	}
 }
 

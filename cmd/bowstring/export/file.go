@@ -2,17 +2,25 @@ package export
 
 import (
 	"bufio"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
+	"github.com/apache/arrow/go/v17/arrow/flight"
 	"github.com/apache/arrow/go/v17/arrow/ipc"
+	"github.com/apache/arrow/go/v17/arrow/memory"
 	"github.com/apache/arrow/go/v17/parquet"
 	"github.com/apache/arrow/go/v17/parquet/compress"
 	"github.com/apache/arrow/go/v17/parquet/pqarrow"
+
+	"bowstring/cmd/bowstring/storedtype"
+	"bowstring/schema"
 )
 
 // A row group of a Parquet file is closed at this many rows or bytes of
@@ -146,18 +154,56 @@ func Parquet(path string, s *arrow.Schema, opts Options) (Sink, error) {
 			parquet.WithStatsFor(leaf, false))
 	}
 	return newFile(path, opts, func(w io.Writer) (encoder, error) {
-		out, err := pqarrow.NewFileWriter(s, w, parquet.NewWriterProperties(properties...),
-			pqarrow.NewArrowWriterProperties(pqarrow.WithStoreSchema()))
-		return &parquetEncoder{out: out}, err
+		return newParquetEncoder(s, w, parquet.NewWriterProperties(properties...))
 	})
 }
 
 type parquetEncoder struct {
-	out   *pqarrow.FileWriter
-	bytes int64 // of content in the open row group
+	out    *pqarrow.FileWriter
+	stored *arrow.Schema // of what the file holds
+	bytes  int64         // of content in the open row group
+}
+
+func newParquetEncoder(s *arrow.Schema, w io.Writer, properties *parquet.WriterProperties) (encoder, error) {
+	fields := slices.Clone(s.Fields())
+	for i := range fields {
+		fields[i].Type = storedtype.Of(fields[i].Type)
+	}
+	meta := s.Metadata()
+	e := &parquetEncoder{stored: arrow.NewSchema(fields, &meta)}
+	var err error
+	if e.out, err = pqarrow.NewFileWriter(e.stored, w, properties, pqarrow.DefaultWriterProps()); err != nil {
+		return nil, err
+	}
+	// By this readers restore the types that Parquet lacks.
+	serialized := flight.SerializeSchema(s, memory.DefaultAllocator)
+	return e, e.out.AppendKeyValueMetadata("ARROW:schema", base64.StdEncoding.EncodeToString(serialized))
+}
+
+// converted returns a record with the types that the file holds.
+func (e *parquetEncoder) converted(rec arrow.Record) (arrow.Record, error) {
+	columns := make([]arrow.Array, 0, rec.NumCols())
+	defer func() {
+		for _, c := range columns {
+			c.Release()
+		}
+	}()
+	for i, f := range e.stored.Fields() {
+		c, err := storedtype.Convert(rec.Column(i), f.Type)
+		if err != nil {
+			return nil, fmt.Errorf("%w: column %q cannot be written as Parquet: %w", schema.ErrInvalid, f.Name, err)
+		}
+		columns = append(columns, c)
+	}
+	return array.NewRecord(e.stored, columns, rec.NumRows()), nil
 }
 
 func (e *parquetEncoder) write(rec arrow.Record) error {
+	rec, err := e.converted(rec)
+	if err != nil {
+		return err
+	}
+	defer rec.Release()
 	// A record is small beside a row group unless a row is large by itself, so
 	// that a group exceeds its bound by little.
 	size := recordBytes(rec)

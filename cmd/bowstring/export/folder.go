@@ -1,7 +1,6 @@
 package export
 
 import (
-	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,6 +8,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/apache/arrow/go/v17/arrow"
@@ -18,27 +18,25 @@ import (
 	"bowstring/schema"
 )
 
-// metadataFile is where ImageFolder readers look for the columns of each file.
-const metadataFile = "metadata.jsonl"
+// MetadataFile is where readers of an ImageFolder look for the columns of each file.
+const MetadataFile = "metadata.parquet"
 
 // reserved are the names of all files that they look in: content under such a name would be read as metadata.
-var reserved = []string{metadataFile, "metadata.csv", "metadata.parquet"}
+var reserved = []string{MetadataFile, "metadata.csv", "metadata.jsonl"}
 
 // Folder returns a sink that lays rows out as an ImageFolder:
 //
 //	[SPLIT/][CLASS/]FILE
-//	[SPLIT/]metadata.jsonl
+//	[SPLIT/]metadata.parquet
 //
 // A file keeps the path it had at its source, the column file_name, where that
 // is a path within the folder of its split (with Options.SplitFolders) and
-// class; for ids are made from paths, so that an import of the folder gives
-// the same ids. Otherwise SPLIT is the column "split", CLASS the class name
+// class. Otherwise SPLIT is the column "split", CLASS the class name
 // that the first column with class names gives, FILE the base of the column
 // file_name or else the id with an ending by content.
 //
-// metadata.jsonl has a line for each row: file_name relative to it, for each
-// further blob column NAME_file_name, and the metadata columns, labels by name.
-// The id is not among them: importers make it from the path.
+// metadata.parquet has a row for each row: the path of each blob, relative to it, and all other columns with their
+// types and classes, so that an import makes the same rows of it; see folderSchema.
 //
 // The schema needs the id column; the files are those of the blob columns. A
 // null blob has a null file name and no file.
@@ -74,6 +72,7 @@ type folder struct {
 	root                   *os.Root // nothing is written outside of it, whatever the names in the data
 	id, split, class, name int      // columns; -1 if there is none
 	blobs                  []int
+	lines                  *arrow.Schema        // of the metadata
 	metadata               map[string]*metadata // by folder, "" or that of a split
 	// Files are synced while they are open, as the one who writes is told of what
 	// the disk fails to store, and many at once, as each waits for the disk.
@@ -84,14 +83,8 @@ type folder struct {
 // syncing is how many files are synced at once.
 const syncing = 16
 
-// metadata is an open metadata.jsonl.
-type metadata struct {
-	f *os.File
-	w *bufio.Writer
-}
-
 // replaceable says whether dir is something that Force may replace: an empty
-// folder, or one that holds metadata.jsonl, itself or in a folder of a split.
+// folder, or one that holds the metadata of an export, itself or in a folder of a split.
 func replaceable(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && len(entries) == 0 {
@@ -100,13 +93,19 @@ func replaceable(dir string) error {
 	if err != nil {
 		return err
 	}
-	for _, pattern := range []string{metadataFile, "*/" + metadataFile} {
-		if found, err := fs.Glob(os.DirFS(dir), pattern); err != nil || len(found) > 0 {
+	for _, pattern := range []string{MetadataFile, "*/" + MetadataFile} {
+		found, err := fs.Glob(os.DirFS(dir), pattern)
+		if err != nil {
 			return err
 		}
+		for _, name := range found {
+			if IsFolderMetadata(filepath.Join(dir, name)) {
+				return nil
+			}
+		}
 	}
-	return fmt.Errorf("%w: %s holds other things than an export (no %s), so that --force does not replace it",
-		schema.ErrExists, dir, metadataFile)
+	return fmt.Errorf("%w: %s holds other things than an export (no %s of one), so that --force does not replace it",
+		schema.ErrExists, dir, MetadataFile)
 }
 
 func (o *folder) open() (err error) {
@@ -128,6 +127,7 @@ func (o *folder) open() (err error) {
 			o.class = i
 		}
 	}
+	o.lines = folderSchema(o.schema, o.blobs)
 	if o.id < 0 {
 		return fmt.Errorf("%w: a folder needs the column %q", schema.ErrInvalid, schema.IDColumn)
 	}
@@ -138,99 +138,80 @@ func (o *folder) open() (err error) {
 	return err
 }
 
-// Write writes the files of the rows and their lines of metadata.
+// Write writes the files of the rows and their rows of metadata.
 func (o *folder) Write(rec arrow.Record) error {
+	byFolder := map[string]*lines{}
+	var order []string
 	for row := range int(rec.NumRows()) {
-		if err := o.writeRow(rec, row); err != nil {
+		dir, names, err := o.writeRow(rec, row)
+		if err != nil {
+			return err
+		}
+		l := byFolder[dir]
+		if l == nil {
+			l = &lines{}
+			byFolder[dir], order = l, append(order, dir)
+		}
+		l.rows, l.files = append(l.rows, row), append(l.files, names)
+	}
+	for _, dir := range order {
+		if err := o.writeLines(dir, rec, byFolder[dir]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (o *folder) writeRow(rec arrow.Record, row int) error {
+// writeRow writes the files of a row. It returns the folder of its metadata, and the paths in that of the files, "" for
+// a null blob.
+func (o *folder) writeRow(rec arrow.Record, row int) (dir string, names []string, err error) {
 	ids, ok := rec.Column(o.id).(*array.FixedSizeBinary)
 	if !ok || len(ids.Value(row)) != len(schema.ID{}) {
-		return fmt.Errorf("%w: column %q has type %s, want fixed_size_binary[16]", schema.ErrInvalid, schema.IDColumn,
-			rec.Column(o.id).DataType())
+		return "", nil, fmt.Errorf("%w: column %q has type %s, want fixed_size_binary[16]", schema.ErrInvalid,
+			schema.IDColumn, rec.Column(o.id).DataType())
 	}
-	id := schema.FormatID(schema.ID(ids.Value(row)))
 	split := text(rec, o.split, row)
 	if split != "" {
 		if err := schema.CheckName("split", split); err != nil {
-			return err
+			return "", nil, err
 		}
 	}
 	class, err := o.className(rec, row)
 	if err != nil {
-		return err
+		return "", nil, err
 	}
-	at := home{class: folderName(class), name: sourceName(text(rec, o.name, row)), id: id}
+	at := home{class: folderName(class), name: sourceName(text(rec, o.name, row)),
+		id: schema.FormatID(schema.ID(ids.Value(row)))}
 	if o.opts.SplitFolders {
-		at.split = split
+		at.split, dir = split, split
 	}
-	dir := at.split
-	var line Object
 	for i, column := range o.blobs {
-		key, suffix := schema.PathColumn, ""
+		suffix := ""
 		if i > 0 {
-			name := o.schema.Field(column).Name
-			key, suffix = name+"_"+schema.PathColumn, "."+folderName(name)
+			suffix = "." + folderName(o.schema.Field(column).Name)
 		}
 		data, null, err := blob(rec.Column(column), row)
 		if err != nil {
-			return err
+			return "", nil, err
 		}
-		if null {
-			line.Add(key, nil)
-			continue
+		name := ""
+		if !null {
+			if name, err = o.writeBlob(at.paths(suffix, data), data); err != nil {
+				return "", nil, err
+			}
 		}
-		file, err := o.writeBlob(at.paths(suffix, data), data)
-		if err != nil {
-			return err
-		}
-		if rest, ok := strings.CutPrefix(file, split+"/"); ok && split != "" {
-			dir, file = split, rest
-		}
-		line.Add(key, file)
+		names = append(names, name)
 	}
-	for i, f := range o.schema.Fields() {
-		switch {
-		case i == o.id, i == o.split, i == o.name && len(o.blobs) > 0, isBlob(f):
-		case i == o.class && class != "":
-			line.Add(f.Name, class)
-		default:
-			line.Add(f.Name, Value(f, rec.Column(i), row))
+	// Readers that take the folder for a split look there for its metadata.
+	inSplit := func(name string) bool { return name == "" || split != "" && strings.HasPrefix(name, split+"/") }
+	if dir != "" || slices.ContainsFunc(names, func(n string) bool { return n != "" }) && !slices.ContainsFunc(names,
+		func(n string) bool { return !inSplit(n) }) {
+		dir = split
+		for i := range names {
+			names[i] = strings.TrimPrefix(names[i], split+"/")
 		}
 	}
-	m, err := o.lines(dir)
-	if err != nil {
-		return err
-	}
-	data, err := line.MarshalJSON()
-	if err != nil {
-		return fmt.Errorf("sample %s: %w", id, err)
-	}
-	_, err = m.w.Write(append(data, '\n'))
-	return err
-}
-
-// lines returns the metadata file of a folder, which it makes for its first row.
-func (o *folder) lines(dir string) (*metadata, error) {
-	if m := o.metadata[dir]; m != nil {
-		return m, nil
-	}
-	name := path.Join(dir, metadataFile)
-	if err := o.root.MkdirAll(path.Dir(name), 0o777); err != nil {
-		return nil, err
-	}
-	f, err := o.root.Create(name)
-	if err != nil {
-		return nil, err
-	}
-	m := &metadata{f, bufio.NewWriter(f)}
-	o.metadata[dir] = m
-	return m, nil
+	return dir, names, nil
 }
 
 // className returns the name of a row's class, "" if it has none.
@@ -274,7 +255,7 @@ func (o *folder) writeBlob(paths []string, data []byte) (string, error) {
 // stable storage: only then may what was there go.
 func (o *folder) Commit() error {
 	for dir, m := range o.metadata {
-		err := errors.Join(m.w.Flush(), o.sync(m.f), m.f.Close())
+		err := errors.Join(m.rows.close(), m.w.Flush(), o.sync(m.f), m.f.Close())
 		delete(o.metadata, dir)
 		if err != nil {
 			return err

@@ -69,7 +69,7 @@ func TestFolderIsSynced(t *testing.T) {
 		t.Fatal(err)
 	}
 	slices.Sort(all.names)
-	want := []string{"", "/a", "/a/b", "/a/b/two.jpg", "/a/one.jpg", "/metadata.jsonl"}
+	want := []string{"", "/a", "/a/b", "/a/b/two.jpg", "/a/one.jpg", "/metadata.parquet"}
 	if !slices.Equal(all.names, want) {
 		t.Errorf("synced were %q, want %q", all.names, want)
 	}

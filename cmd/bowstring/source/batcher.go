@@ -49,7 +49,11 @@ func (b *batcher) add(s *slot) error {
 	}
 	b.split = b.r.splitOf(s)
 	b.keys = append(b.keys, s.Key)
-	b.ids = append(b.ids, schema.SampleID(b.r.opts.Dataset, s.Key))
+	if s.ID != nil {
+		b.ids = append(b.ids, *s.ID)
+	} else {
+		b.ids = append(b.ids, schema.SampleID(b.r.opts.Dataset, s.Key))
+	}
 	values := slices.Clip(s.Meta)
 	for _, value := range b.r.added {
 		values = append(values, value(s))

@@ -58,7 +58,9 @@ type parquetSource struct {
 	fields []arrow.Field    // of the files
 	meta   []metaColumn
 	blobs  []blobColumn
-	paths  int // blob column whose paths are the column file_name, or -1
+	paths  int         // blob column whose paths are the column file_name, or -1
+	own    *ownColumns // of a file that Bowstring wrote
+	asked  string      // the split to read
 }
 
 type metaColumn struct {
@@ -77,7 +79,8 @@ func openParquet(ctx context.Context, path string, opts Options) (Source, error)
 	if err != nil {
 		return nil, err
 	}
-	s := &parquetSource{about: about{format: "parquet", path: absolute(path)}, broken: map[string]error{}, paths: -1}
+	s := &parquetSource{about: about{format: "parquet", path: absolute(path)}, broken: map[string]error{}, paths: -1,
+		asked: opts.Split}
 	s.shards, s.splits = arrangeShards(all, opts.Split)
 	if len(s.shards) == 0 {
 		return nil, fmt.Errorf("%w: there is no *.parquet file", schema.ErrInvalid)
@@ -108,6 +111,8 @@ func (s *parquetSource) readSchemas(ctx context.Context) error {
 		fields := plainFields(f.schema.Fields())
 		if first == "" {
 			first, s.fields = sh.rel, fields
+			s.own = ownColumnsOf(f.stored, fields)
+			s.exact = s.own != nil
 			s.classify(f.schema, sniffColumns(ctx, f, fields))
 		} else if diff := fieldsDiff(s.fields, fields); diff != "" {
 			s.broken[sh.rel] = fmt.Errorf("its columns are not those of %s: %s", Quoted(first), diff)
@@ -183,6 +188,12 @@ func (s *parquetSource) classify(file *arrow.Schema, samples map[int][]byte) {
 	known := features(file)
 	var taken []string
 	for i, f := range s.fields {
+		if s.own != nil {
+			if i != s.own.id && i != s.own.split {
+				s.addOwn(i)
+			}
+			continue
+		}
 		empty := array.MakeArrayOfNull(memory.DefaultAllocator, f.Type, 0)
 		content, _ := blobArrays(empty)
 		if content != nil {
@@ -200,6 +211,9 @@ func (s *parquetSource) classify(file *arrow.Schema, samples map[int][]byte) {
 			f = schema.ClassField(f.Name, names)
 		}
 		s.meta = append(s.meta, metaColumn{f, i})
+	}
+	if s.own != nil {
+		return
 	}
 	s.rename(taken)
 	if !slices.ContainsFunc(s.meta, func(m metaColumn) bool { return m.field.Name == schema.PathColumn }) {
@@ -296,6 +310,11 @@ func (s *parquetSource) readShard(ctx context.Context, sh shard,
 		for i := range int(rec.NumRows()) {
 			sample := s.sample(sh, row, rec, i)
 			sample.Size = max(sample.Size, share) // of the record, which stays as long as a row of it does
+			if s.own.leavesOut(sample.Split, s.asked) {
+				sample.Release()
+				row++
+				continue
+			}
 			if !yield(sample, nil) {
 				return false, nil
 			}
@@ -309,7 +328,7 @@ func (s *parquetSource) sample(sh shard, row int64, rec arrow.Record, i int) Sam
 	out := Sample{Key: fmt.Sprintf("%s#%d", sh.rel, row), Split: sh.split, Release: rec.Release}
 	for _, m := range s.meta {
 		column := storage(rec.Column(m.index))
-		if column.IsNull(i) && schema.Classes(m.field) != nil {
+		if column.IsNull(i) && schema.Classes(m.field) != nil && s.own == nil {
 			out.Bad = m.field.Name + " missing"
 		}
 		out.Meta = append(out.Meta, Cell{column, i})
@@ -338,6 +357,9 @@ func (s *parquetSource) sample(sh shard, row int64, rec arrow.Record, i int) Sam
 	}
 	if s.paths >= 0 {
 		out.Meta = append(out.Meta, file)
+	}
+	if s.own != nil {
+		s.own.tell(&out, func(column int) Cell { return Cell{storage(rec.Column(column)), i} })
 	}
 	return out
 }

@@ -42,6 +42,7 @@ type parquetFile struct {
 	file   *file.Reader
 	arrow  *pqarrow.FileReader
 	schema *arrow.Schema
+	stored *arrow.Schema // what the file's ARROW:schema says, or nil
 }
 
 func openParquetFile(path string) (f *parquetFile, err error) {
@@ -60,6 +61,10 @@ func openParquetFile(path string) (f *parquetFile, err error) {
 	if f.arrow, err = pqarrow.NewFileReader(r, pqarrow.ArrowReadProperties{BatchSize: rowsAtATime(r)},
 		memory.DefaultAllocator); err == nil {
 		f.schema, err = f.arrow.Schema()
+	}
+	if text := r.MetaData().KeyValueMetadata().FindValue("ARROW:schema"); err == nil && text != nil {
+		f.stored = storedSchema(*text)
+		f.schema = restoredTypes(f.schema, f.stored)
 	}
 	if err != nil {
 		return nil, errors.Join(err, r.Close())

@@ -144,10 +144,13 @@ func (r *parquetRecords) next() (_ arrow.Record, err error) {
 			a.Release()
 		}
 	}()
-	for _, c := range r.columns {
+	for i, c := range r.columns {
 		a, err := c.next(r.batch)
 		if err != nil {
 			return nil, err
+		}
+		if a, err = restored(a, r.schema.Field(i).Type); err != nil {
+			return nil, fmt.Errorf("column %q: %w", r.schema.Field(i).Name, err)
 		}
 		columns = append(columns, a)
 	}

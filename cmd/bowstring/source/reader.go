@@ -44,7 +44,7 @@ type ReadOptions struct {
 // Reader reads the samples of a Source in order, with several workers, and adds
 // the columns width, height, format and orientation of the image column (of several the one
 // called image, or else the first), and duration, sampling_rate and channels of the audio column, where the source has
-// no columns of these names. It holds at most 96 MiB of samples,
+// no columns of these names, and is no export, which has the columns of its dataset. It holds at most 96 MiB of samples,
 // or one larger sample.
 type Reader struct {
 	src    Source
@@ -91,10 +91,12 @@ func NewReader(src Source, opts ReadOptions) (*Reader, error) {
 		}
 	}
 	own := slices.Clone(r.meta)
-	if r.image >= 0 {
+	exact, ok := src.(interface{ Exact() bool })
+	adds := !ok || !exact.Exact()
+	if r.image >= 0 && adds {
 		r.addImageColumns(own)
 	}
-	if r.sound >= 0 {
+	if r.sound >= 0 && adds {
 		r.addSoundColumns(own)
 	}
 	var err error

@@ -49,6 +49,7 @@ type about struct {
 	splits []string
 	rows   int64
 	notes  []string
+	exact  bool // its columns are all that there are to be, as in an export
 }
 
 func (a *about) Format() string   { return a.format }
@@ -56,6 +57,7 @@ func (a *about) Describe() string { return a.format + " " + a.path }
 func (a *about) Splits() []string { return a.splits }
 func (a *about) Rows() int64      { return a.rows }
 func (a *about) Notes() []string  { return a.notes }
+func (a *about) Exact() bool      { return a.exact }
 
 // Sample is one row of a Source.
 type Sample struct {
@@ -63,6 +65,8 @@ type Sample struct {
 	// does not change with the place of the source or the order of its files.
 	Key   string
 	Split string // "" where the source tells no splits
+	// ID is the sample's id where the source tells it, as exports do; nil where it is made from the key.
+	ID *schema.ID
 	// Meta are the values of the metadata columns: nil (null), bool, int64, uint64,
 	// float64, string, []byte, []any, map[string]any or a Cell.
 	Meta []any
@@ -116,6 +120,7 @@ type format struct {
 }
 
 var formats = []format{
+	{exportFormat, "metadata.parquet of an export (bowstring get --to DIR/)", (*layout).looksExport, openExport},
 	{"mds", "index.json in the directory or in its subdirectories (MosaicML MDS)", (*layout).looksMDS, openMDS},
 	{"webdataset", "*.tar, *.tar.gz, *.tgz, *.tar.zst or *.tar.bz2 (WebDataset)", (*layout).looksWebDataset, openWebDataset},
 	{"parquet", "*.parquet, also in data/ (Hugging Face)", (*layout).looksParquet, openParquet},
@@ -167,9 +172,13 @@ func choose(path string, opts Options) (*format, error) {
 	}
 	var found []*format
 	for i := range formats {
-		if formats[i].detect(l) {
-			found = append(found, &formats[i])
+		if !formats[i].detect(l) {
+			continue
 		}
+		if formats[i].name == exportFormat { // which nothing else looks like
+			return &formats[i], nil
+		}
+		found = append(found, &formats[i])
 	}
 	switch len(found) {
 	case 1:

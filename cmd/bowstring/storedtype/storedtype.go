@@ -1,0 +1,245 @@
+// Package storedtype says in which types a Parquet file holds values of types that Parquet lacks, and converts between
+// the two. The file's ARROW:schema names the types that the values have: pyarrow restores them by it, too.
+package storedtype
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
+	"github.com/apache/arrow/go/v17/arrow/bitutil"
+	"github.com/apache/arrow/go/v17/arrow/memory"
+)
+
+// millisecondsADay is what a date64 is a multiple of.
+const millisecondsADay = 24 * 60 * 60 * 1000
+
+// Of returns the type that values of type t are stored in: t itself, unless Parquet lacks it.
+func Of(t arrow.DataType) arrow.DataType {
+	switch t := t.(type) {
+	case *arrow.DurationType:
+		return arrow.PrimitiveTypes.Int64
+	case *arrow.Date64Type:
+		return arrow.FixedWidthTypes.Date32
+	case *arrow.Time32Type:
+		if t.Unit == arrow.Second {
+			return arrow.FixedWidthTypes.Time32ms
+		}
+	case *arrow.TimestampType:
+		if t.Unit == arrow.Second {
+			return &arrow.TimestampType{Unit: arrow.Millisecond, TimeZone: t.TimeZone}
+		}
+	case *arrow.FixedSizeListType: // which Parquet's writer takes without nulls only
+		f := t.ElemField()
+		f.Type = Of(f.Type)
+		return arrow.ListOfField(f)
+	case arrow.NestedType:
+		return nested(t, Of)
+	}
+	return t
+}
+
+// nested returns a list or a struct with other types within it.
+func nested(t arrow.NestedType, within func(arrow.DataType) arrow.DataType) arrow.DataType {
+	inner := func(f arrow.Field) arrow.Field {
+		f.Type = within(f.Type)
+		return f
+	}
+	switch t := t.(type) {
+	case *arrow.ListType:
+		return arrow.ListOfField(inner(t.ElemField()))
+	case *arrow.LargeListType:
+		return arrow.LargeListOfField(inner(t.ElemField()))
+	case *arrow.FixedSizeListType:
+		return arrow.FixedSizeListOfField(t.Len(), inner(t.ElemField()))
+	case *arrow.StructType:
+		fields := make([]arrow.Field, t.NumFields())
+		for i, f := range t.Fields() {
+			fields[i] = inner(f)
+		}
+		return arrow.StructOf(fields...)
+	}
+	return t
+}
+
+// Restored returns the type that values read as type read have, where the file's ARROW:schema names the type said: said
+// where it differs by what Parquet lacks alone, and read where it names something else.
+func Restored(read, said arrow.DataType) arrow.DataType {
+	switch said := said.(type) {
+	case *arrow.DurationType, *arrow.Date64Type, *arrow.Time32Type:
+		if arrow.TypeEqual(read, Of(said)) {
+			return said
+		}
+	case *arrow.TimestampType:
+		got, ok := read.(*arrow.TimestampType)
+		if ok && said.Unit == arrow.Second && got.Unit == arrow.Millisecond && (got.TimeZone == "") ==
+			(said.TimeZone == "") {
+			return said
+		}
+	case arrow.NestedType:
+		got, ok := read.(arrow.NestedType)
+		if !ok || got.ID() != said.ID() || len(got.Fields()) != len(said.Fields()) {
+			return read
+		}
+		i := -1
+		return nested(got, func(t arrow.DataType) arrow.DataType {
+			i++
+			return Restored(t, said.Fields()[i].Type)
+		})
+	}
+	return read
+}
+
+// Convert returns the values of a as type to, which is that of a but for what Of changes. It is an error if a value does
+// not fit.
+func Convert(a arrow.Array, to arrow.DataType) (arrow.Array, error) {
+	data, err := convert(a.Data(), to)
+	if err != nil {
+		return nil, err
+	}
+	defer data.Release()
+	return array.MakeFromData(data), nil
+}
+
+func convert(d arrow.ArrayData, to arrow.DataType) (arrow.ArrayData, error) {
+	from := d.DataType()
+	if arrow.TypeEqual(from, to) {
+		d.Retain()
+		return d, nil
+	}
+	switch t := to.(type) {
+	case *arrow.DurationType, *arrow.Int64Type:
+		return array.NewData(to, d.Len(), d.Buffers(), nil, d.NullN(), d.Offset()), nil
+	case *arrow.Date32Type:
+		return scale(d, to, 8, 4, func(v int64) (int64, bool) {
+			return v / millisecondsADay, v%millisecondsADay == 0 && v/millisecondsADay == int64(int32(v/millisecondsADay))
+		})
+	case *arrow.Date64Type:
+		return scale(d, to, 4, 8, func(v int64) (int64, bool) { return v * millisecondsADay, true })
+	case *arrow.Time32Type:
+		if t.Unit == arrow.Second {
+			return scale(d, to, 4, 4, func(v int64) (int64, bool) { return v / 1000, v%1000 == 0 })
+		}
+		return scale(d, to, 4, 4, func(v int64) (int64, bool) { return v * 1000, v*1000 == int64(int32(v*1000)) })
+	case *arrow.TimestampType:
+		if t.Unit == arrow.Second {
+			return scale(d, to, 8, 8, func(v int64) (int64, bool) { return v / 1000, v%1000 == 0 })
+		}
+		return scale(d, to, 8, 8, func(v int64) (int64, bool) {
+			return v * 1000, v <= math.MaxInt64/1000 && v >= math.MinInt64/1000
+		})
+	case *arrow.ListType:
+		if d.DataType().ID() == arrow.FIXED_SIZE_LIST {
+			return listOfFixed(d, t)
+		}
+		return convertNested(d, t)
+	case arrow.NestedType:
+		return convertNested(d, t)
+	}
+	return nil, fmt.Errorf("no way from %s to %s", from, to)
+}
+
+// listOfFixed makes lists of lists of fixed size. A null one has slots, and the list that it becomes has none.
+func listOfFixed(d arrow.ArrayData, to *arrow.ListType) (arrow.ArrayData, error) {
+	fixed := array.NewFixedSizeListData(d)
+	defer fixed.Release()
+	size := int(d.DataType().(*arrow.FixedSizeListType).Len())
+	offsets := make([]byte, 4*(d.Len()+1))
+	var parts []arrow.Array
+	defer func() {
+		for _, p := range parts {
+			p.Release()
+		}
+	}()
+	n, first := 0, 0 // elements, and the row at which a run of lists begins
+	run := func(end int) {
+		if end > first {
+			from := (d.Offset() + first) * size
+			parts = append(parts, array.NewSlice(fixed.ListValues(), int64(from), int64(from+(end-first)*size)))
+		}
+	}
+	for row := range d.Len() {
+		if fixed.IsNull(row) {
+			run(row)
+			first = row + 1
+		} else {
+			n += size
+		}
+		if n > math.MaxInt32 {
+			return nil, fmt.Errorf("more than %d elements in a batch", math.MaxInt32)
+		}
+		binary.LittleEndian.PutUint32(offsets[4*(row+1):], uint32(n))
+	}
+	run(d.Len())
+	if parts == nil {
+		parts = append(parts, array.NewSlice(fixed.ListValues(), 0, 0))
+	}
+	elements, err := array.Concatenate(parts, memory.DefaultAllocator)
+	if err != nil {
+		return nil, err
+	}
+	defer elements.Release()
+	child, err := convert(elements.Data(), to.Elem())
+	if err != nil {
+		return nil, err
+	}
+	defer child.Release()
+	var valid *memory.Buffer
+	if d.NullN() > 0 {
+		bits := make([]byte, bitutil.BytesForBits(int64(d.Len())))
+		for row := range d.Len() {
+			bitutil.SetBitTo(bits, row, fixed.IsValid(row))
+		}
+		valid = memory.NewBufferBytes(bits)
+	}
+	return array.NewData(to, d.Len(), []*memory.Buffer{valid, memory.NewBufferBytes(offsets)},
+		[]arrow.ArrayData{child}, d.NullN(), 0), nil
+}
+
+func convertNested(d arrow.ArrayData, to arrow.NestedType) (arrow.ArrayData, error) {
+	children := make([]arrow.ArrayData, len(d.Children()))
+	for i, child := range d.Children() {
+		c, err := convert(child, to.Fields()[i].Type)
+		if err != nil {
+			return nil, err
+		}
+		defer c.Release()
+		children[i] = c
+	}
+	return array.NewData(to, d.Len(), d.Buffers(), children, d.NullN(), d.Offset()), nil
+}
+
+// scale makes integers of other size out of integers, in bytes. Slots of nulls hold anything.
+func scale(d arrow.ArrayData, to arrow.DataType, from, size int, by func(int64) (int64, bool)) (arrow.ArrayData, error) {
+	end := d.Offset() + d.Len()
+	out := make([]byte, end*size)
+	var values, valid []byte
+	if b := d.Buffers()[0]; b != nil {
+		valid = b.Bytes()
+	}
+	if b := d.Buffers()[1]; b != nil {
+		values = b.Bytes()
+	}
+	for i := d.Offset(); i < end; i++ {
+		if valid != nil && !bitutil.BitIsSet(valid, i) {
+			continue
+		}
+		v := int64(int32(binary.LittleEndian.Uint32(values[i*from:])))
+		if from == 8 {
+			v = int64(binary.LittleEndian.Uint64(values[i*from:]))
+		}
+		w, ok := by(v)
+		if !ok {
+			return nil, fmt.Errorf("the value %d of type %s has no equal of type %s", v, d.DataType(), to)
+		}
+		if size == 8 {
+			binary.LittleEndian.PutUint64(out[i*size:], uint64(w))
+		} else {
+			binary.LittleEndian.PutUint32(out[i*size:], uint32(w))
+		}
+	}
+	buffers := []*memory.Buffer{d.Buffers()[0], memory.NewBufferBytes(out)}
+	return array.NewData(to, d.Len(), buffers, nil, d.NullN(), d.Offset()), nil
+}
