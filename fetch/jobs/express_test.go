@@ -43,7 +43,7 @@ func TestExpressionErrors(t *testing.T) {
 		"no text": {`"operators": {"made": {"expression": 7}}`,
 			"operators.made.expression: got 7, want an expression over metadata columns"},
 		"another contract": {`"operators": {"made": {"expression": "label", "contract": "expression/0"}}`,
-			`operators.made.contract: got "expression/0", want "expression/1"`},
+			`operators.made.contract: got "expression/0", want "expression/2"`},
 		"another field": {`"operators": {"made": {"expresion": "label"}}`, `did you mean "expression"?`},
 	} {
 		req, err := schema.ParseRequest([]byte(`{"dataset": "d", ` + c.request + `}`))

@@ -1,13 +1,16 @@
 package where
 
 import (
+	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"time"
 	"unsafe"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
+	"github.com/apache/arrow/go/v17/arrow/decimal128"
 	"github.com/expr-lang/expr/types"
 
 	"bowstring/schema"
@@ -94,7 +97,12 @@ func valuesOf(a arrow.Array) getter {
 		return ints(a.Uint32Values())
 	case *array.Uint64:
 		v := a.Uint64Values()
-		return func(i int) any { return boxInt(int(min(v[i], math.MaxInt64))) }
+		return func(i int) any {
+			if v[i] > math.MaxInt64 {
+				return v[i]
+			}
+			return boxInt(int(v[i]))
+		}
 	case *array.Float16:
 		return func(i int) any { return float64(a.Value(i).Float32()) }
 	case *array.Float32:
@@ -105,7 +113,7 @@ func valuesOf(a arrow.Array) getter {
 		return func(i int) any { return v[i] }
 	case *array.Decimal128:
 		scale := a.DataType().(*arrow.Decimal128Type).Scale
-		return func(i int) any { return a.Value(i).ToFloat64(scale) }
+		return func(i int) any { return decimalFloat(a.Value(i), scale) }
 	case *array.String:
 		return func(i int) any { return a.Value(i) }
 	case *array.LargeString:
@@ -129,16 +137,14 @@ func valuesOf(a arrow.Array) getter {
 		return func(i int) any { return time.Duration(a.Value(i)) * unit }
 	case *array.Duration:
 		unit := a.DataType().(*arrow.DurationType).Unit.Multiplier()
-		return func(i int) any { return time.Duration(a.Value(i)) * unit }
+		return func(i int) any { return durationOf(int64(a.Value(i)), unit) }
 	case array.ListLike:
 		get := getterOf(a.ListValues())
 		return func(i int) any {
 			from, to := a.ValueOffsets(i)
 			items := make([]any, 0, to-from)
 			for ; from < to; from++ {
-				if v := get(int(from)); v != nil {
-					items = append(items, v)
-				}
+				items = append(items, get(int(from)))
 			}
 			return items
 		}
@@ -161,6 +167,26 @@ func valuesOf(a arrow.Array) getter {
 
 func ints[T int8 | int16 | int32 | int64 | uint8 | uint16 | uint32](v []T) getter {
 	return func(i int) any { return boxInt(int(v[i])) }
+}
+
+// durationOf is so many units, or the longest duration that an expression has: 292 years.
+func durationOf(n int64, unit time.Duration) time.Duration {
+	switch most := math.MaxInt64 / int64(unit); {
+	case n > most:
+		return math.MaxInt64
+	case n < -most:
+		return math.MinInt64
+	}
+	return time.Duration(n) * unit
+}
+
+// decimalFloat is the float64 next to a decimal: the one that is written as it is.
+func decimalFloat(n decimal128.Num, scale int32) float64 {
+	if small := n.HighBits() == 0 && n.LowBits() < 1<<floatBits; small && scale >= 0 && scale <= 22 {
+		return float64(n.LowBits()) / math.Pow10(int(scale)) // of two floats that are exact
+	}
+	f, _ := strconv.ParseFloat(fmt.Sprintf("%se%d", n.BigInt(), -scale), 64)
+	return f
 }
 
 // smallInts spares an allocation for each of the integers that most cells hold.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -84,9 +85,10 @@ type compilation struct {
 	columns columns
 	guarded bool // with tests for nulls
 
-	config  *conf.Config
-	tree    *parser.Tree
-	program *vm.Program
+	config   *conf.Config
+	literals literals
+	tree     *parser.Tree
+	program  *vm.Program
 }
 
 // recovered runs a pass. The library panics on some trees that it does not expect.
@@ -122,10 +124,11 @@ func (c *compilation) read() (err error) {
 		delete(c.config.Builtins, name)
 	}
 	c.config.Check()
-	if c.tree, err = parse(c.text, c.config); err != nil {
+	if c.tree, err = parse(c.text, c.config, &c.literals); err != nil {
 		return err
 	}
-	p := &prepare{text: c.text, columns: &c.columns, used: map[string]bool{}, patterns: &c.patterns}
+	p := &prepare{text: c.text, columns: &c.columns, used: map[string]bool{}, patterns: &c.patterns,
+		literals: &c.literals}
 	if err := p.walk(&c.tree.Node, 0, 0); err != nil {
 		return err
 	}
@@ -137,6 +140,7 @@ func (c *compilation) read() (err error) {
 	}
 	c.config.WithEnv(env)
 	maps.Copy(c.config.Functions, c.patterns.functions())
+	maps.Copy(c.config.Functions, exactFunctions)
 	return nil
 }
 
@@ -154,15 +158,24 @@ func (c *compilation) rewrite() error {
 		return err
 	}
 	g := &guard{columns: &c.columns}
+	shapes := shapesOf(&c.columns, &c.literals, c.tree.Node)
+	if root := shapes.of[c.tree.Node]; c.value && kind != nil && kind.Kind() == reflect.Int &&
+		root.ints > intBits && !root.negative {
+		c.made = reflect.TypeFor[uint64]()
+	}
+	if !c.guarded && !c.value {
+		d := &deciding{g: g, shapes: shapes}
+		c.decide = d.condition(c.tree.Node)
+		c.named, c.deciding = d.names, d.size
+	}
+	if err := makeExact(c.text, shapes, &c.tree.Node); err != nil {
+		return err
+	}
 	switch {
 	case c.guarded && c.value:
 		c.tree.Node = g.value(c.tree.Node, kind)
-	case c.guarded:
+	case c.guarded || contains(c.tree.Node, mayBeNull):
 		c.tree.Node = g.condition(c.tree.Node)
-	case !c.value:
-		d := &deciding{g: g}
-		c.decide = d.condition(c.tree.Node)
-		c.named, c.deciding = d.names, d.size
 	}
 	if c.nodes, err = checkSize(c.text, c.tree.Node); err != nil {
 		return err

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/apache/arrow/go/v17/arrow"
@@ -263,6 +264,10 @@ func (m *meter) call(n ast.Node, name string, args []ast.Node) extent {
 		m.add(all, values[i].size, 1)
 	}
 	m.spend(constant(4), 1)
+	if strings.HasPrefix(name, exactPrefix) &&
+		!slices.ContainsFunc(args, func(a ast.Node) bool { return !scalar(a.Type()) }) {
+		return one()
+	}
 	switch name {
 	case "date":
 		// One layout is tried after the other; a time zone is looked up in files.

@@ -45,11 +45,12 @@ type place struct {
 // deciding makes conditions of the checked tree of an expression, before it is rewritten: they mean what
 // the tree means, with nulls and errors. Nothing is kept of the tree.
 type deciding struct {
-	g     *guard
-	names []string       // columns, each once
-	at    map[string]int // of names
-	size  int            // of what is made, in nodes and literals
-	bound map[string]valuation
+	g      *guard
+	shapes *shapes
+	names  []string       // columns, each once
+	at     map[string]int // of names
+	size   int            // of what is made, in nodes and literals
+	bound  map[string]valuation
 }
 
 // condition mirrors guard.condition: what it does not know by itself is a test.
@@ -219,8 +220,7 @@ func (d *deciding) comparison(n *ast.BinaryNode) condition {
 
 // compare tells what comparing any value of a with any of b may come to.
 func compare(operator string, a, b span) outcome {
-	a, b, ok := sameKind(a, b)
-	if !ok {
+	if a.kind != b.kind || a.kind == kindOther {
 		return either
 	}
 	s := span{nulls: a.nulls || b.nulls, some: a.some && b.some}
@@ -255,7 +255,7 @@ func (d *deciding) membership(n *ast.BinaryNode) condition {
 	}
 	var items []span
 	for _, item := range array.Nodes {
-		c, ok := constantOf(item)
+		c, ok := d.constantOf(item)
 		if !ok {
 			return nil
 		}
@@ -310,7 +310,7 @@ func (d *deciding) total(n ast.Node) bool {
 	case *ast.MemberNode:
 		return d.g.isPath(n)
 	case *ast.UnaryNode:
-		return all(n.Node)
+		return !d.shapes.overflows(n) && all(n.Node)
 	case *ast.ArrayNode:
 		return all(n.Nodes...)
 	case *ast.ConditionalNode:
@@ -326,7 +326,7 @@ func (d *deciding) total(n ast.Node) bool {
 			"??":
 			return all(n.Left, n.Right)
 		case "+", "-", "*", "/":
-			return isNumber(n.Left) && isNumber(n.Right) && all(n.Left, n.Right)
+			return isNumber(n.Left) && isNumber(n.Right) && !d.shapes.overflows(n) && all(n.Left, n.Right)
 		}
 	}
 	return false

@@ -17,13 +17,20 @@
 //
 //	Arrow type                                     value
 //	bool                                           bool
-//	int8 to int64, uint8 to uint64                 int (a uint64 beyond 2^63-1 counts as 2^63-1)
-//	float16 to float64, decimal128                 float
+//	int8 to int64, uint8 to uint64                 int
+//	float16 to float64, decimal128                 float (of a decimal the nearest one)
 //	utf8, large_utf8, binary, fixed_size_binary    string
 //	timestamp, date32, date64                      time, as date("2024-01-31") makes one; UTC
-//	time32, time64, duration                       duration, as duration("1h30m") makes one
-//	list, fixed_size_list                          array, its null items left out
+//	time32, time64, duration                       duration, as duration("1h30m") makes one; 292 years at most
+//	list, fixed_size_list                          array; an item of it may be null
 //	struct                                         its fields, by name: box.width
+//
+// # Numbers
+//
+// Numbers are compared as what they are, whatever their types: no integer is rounded to a float for it, and integers
+// reach from -2^63 to 2^64-1. A literal beyond that can be compared, and no more. Sums, differences, products and
+// remainders of integers are exact. A result that an int64 does not hold is an error of the row; where a uint64 takes
+// part, the result is at most 2^64-1. So is int(x) of what an int64 does not hold. x / y, x ** y and means are floats.
 //
 // # Null
 //
@@ -32,6 +39,11 @@
 // is not (x in [1, 2]). x == nil and x != nil tell
 // nulls apart, and x ?? 0 puts another value in their place.
 //
+// A list has its null items as any others: len counts them, an index finds them, x in list passes over them, and
+// nil in list looks for one. Within any(list, …) and its like # is null for such an item, and so is what map makes of
+// it. An item by index that is null is null as a column is; so is what first, last, find, findIndex and their like
+// give where there is none, and what max and min give of nothing. sum, mean, median, max and min leave nulls out.
+//
 // # Ranges
 //
 // x in 1..9 means x >= 1 and x <= 9, and 1 < x < 9 means 1 < x and x < 9; x is evaluated once. A range is good for
@@ -39,7 +51,8 @@
 //
 // # Columns that are made
 //
-// [CompileColumn] takes any expression of which the value is a bool, an int, a float, a
+// [CompileColumn] takes any expression of which the value is a bool, an int (an int64, or a uint64 where the values may
+// be beyond it and none is negative), a float, a
 // string, a time or a duration: it makes a column of them for rows that are served. A value is
 // null where a column is that it needs; a test is false there, as in a selection.
 //

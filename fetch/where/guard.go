@@ -11,7 +11,10 @@ import (
 // guard rewrites an expression so that no operation ever sees a null. In the
 // place of a condition, each test that needs columns that may be null comes to
 // be (column != nil and test).
-type guard struct{ columns *columns }
+type guard struct {
+	columns *columns
+	orNils  map[ast.Node]bool // forms that orNil made
+}
 
 // condition rewrites a node that is a condition.
 func (g *guard) condition(n ast.Node) ast.Node {
@@ -50,7 +53,11 @@ func (g *guard) value(n ast.Node, t reflect.Type) ast.Node {
 		return g.condition(n)
 	}
 	g.inner(n)
-	need := g.needs(n)
+	return g.chosen(n, g.needs(n))
+}
+
+// chosen is a value where it can be computed, and nil elsewhere.
+func (g *guard) chosen(n ast.Node, need []ast.Node) ast.Node {
 	if len(need) == 0 {
 		return n
 	}
@@ -58,6 +65,26 @@ func (g *guard) value(n ast.Node, t reflect.Type) ast.Node {
 	c.SetLocation(n.Location())
 	return c
 }
+
+func isPointer(n ast.Node) bool { _, ok := n.(*ast.PointerNode); return ok }
+
+// mayBeNull reports whether a value may be null although nothing is that it is computed from: an item of a list, or one
+// that is looked for. Columns and their fields are not among them.
+func mayBeNull(n ast.Node) bool {
+	switch n := n.(type) {
+	case *ast.MemberNode:
+		return true
+	case *ast.BuiltinNode:
+		return slices.Contains(finding, n.Name)
+	case *ast.CallNode:
+		name, _ := callOf(n)
+		return name == exactPrefix+"max" || name == exactPrefix+"min" // of nothing but nulls
+	}
+	return false
+}
+
+// finding are the functions that give an item of a list or its place, or null.
+var finding = []string{"find", "findLast", "findIndex", "findLastIndex", "first", "last"}
 
 // guarded is a test where it can be made, and false elsewhere.
 func guarded(need []ast.Node, test ast.Node) ast.Node {
@@ -100,6 +127,11 @@ func (g *guard) inner(n ast.Node) {
 		for _, a := range n.Arguments {
 			if p, ok := a.(*ast.PredicateNode); ok && slices.Contains(predicates, n.Name) {
 				p.Node = g.condition(p.Node)
+			} else if ok { // of map: null where an item is that it needs
+				g.inner(p.Node)
+				p.Node = g.chosen(p.Node, slices.DeleteFunc(g.needs(p.Node), func(n ast.Node) bool {
+					return !contains(n, isPointer)
+				}))
 			} else {
 				g.inner(a)
 			}
@@ -164,8 +196,20 @@ func (d *needed) of(n ast.Node) {
 		d.tests = append(d.tests, c)
 	case *ast.PredicateNode:
 	default:
-		d.add(children(n)...)
+		d.below(n)
 	}
+	if mayBeNull(n) {
+		d.tests = append(d.tests, tests([]ast.Node{n})...)
+	}
+}
+
+// below adds what the values below a node need.
+func (d *needed) below(n ast.Node) {
+	if b, ok := n.(*ast.BuiltinNode); ok {
+		d.builtin(b)
+		return
+	}
+	d.add(children(n)...)
 }
 
 // path adds that parts of a path are not null.
@@ -222,7 +266,7 @@ func (d *needed) builtin(n *ast.BuiltinNode) {
 		case slices.Contains(predicates, n.Name): // guarded in itself
 		default:
 			for _, need := range d.needs(p.Node) {
-				if !contains(need, func(n ast.Node) bool { _, ok := n.(*ast.PointerNode); return ok }) {
+				if !contains(need, isPointer) {
 					d.tests = append(d.tests, need)
 				}
 			}
@@ -231,13 +275,15 @@ func (d *needed) builtin(n *ast.BuiltinNode) {
 }
 
 // prefixes returns the parts of a path such as a.b.c that may be null, the
-// shortest first; nil if n is no path or no part of it can be null.
+// shortest first; nil if n is no path or no part of it can be null. It may begin at the item of a predicate.
 func (g *guard) prefixes(n ast.Node) []ast.Node {
 	switch n := n.(type) {
 	case *ast.IdentifierNode:
 		if g.columns.isNullable(n.Value) {
 			return []ast.Node{n}
 		}
+	case *ast.PointerNode:
+		return []ast.Node{n}
 	case *ast.ChainNode:
 		return g.prefixes(n.Node)
 	case *ast.MemberNode:
@@ -265,54 +311,6 @@ func (g *guard) isStruct(n ast.Node) bool {
 	return false
 }
 
-// nilTest reports whether a node compares a value with nil, and lets the value
-// be null.
-func (g *guard) nilTest(n *ast.BinaryNode) (ok bool) {
-	if n.Operator != "==" && n.Operator != "!=" {
-		return false
-	}
-	if _, isNil := n.Right.(*ast.NilNode); isNil {
-		n.Left, ok = g.lenient(n.Left)
-	} else if _, isNil := n.Left.(*ast.NilNode); isNil {
-		n.Right, ok = g.lenient(n.Right)
-	}
-	return ok
-}
-
-// lenient returns a form of n that can be computed whatever is null, and is nil
-// if its own value is: a?.b for a.b. ok is false if there is none.
-func (g *guard) lenient(n ast.Node) (form ast.Node, ok bool) {
-	switch n := n.(type) {
-	case *ast.IdentifierNode, *ast.PointerNode, *ast.NilNode, *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode,
-		*ast.StringNode:
-		return n, true
-	case *ast.ChainNode:
-		m, ok := n.Node.(*ast.MemberNode)
-		if !ok || !g.isPath(m) {
-			return n, false
-		}
-		return g.lenient(m) // a?.b.c is a?.b?.c here
-	case *ast.MemberNode:
-		if !g.isPath(n) {
-			return n, false
-		}
-		chain := &ast.ChainNode{Node: optional(n)}
-		chain.SetLocation(n.Location())
-		return chain, true
-	case *ast.BinaryNode:
-		if n.Operator != "??" {
-			return n, false
-		}
-		left, okLeft := g.lenient(n.Left)
-		right, okRight := g.lenient(n.Right)
-		if !okLeft || !okRight {
-			return n, false
-		}
-		return binary(n, "??", left, right), true
-	}
-	return n, false
-}
-
 // isPath reports whether n is a field of a struct, by a path such as a.b.c.
 func (g *guard) isPath(n ast.Node) bool {
 	m, ok := n.(*ast.MemberNode)
@@ -321,17 +319,6 @@ func (g *guard) isPath(n ast.Node) bool {
 	}
 	_, ok = m.Property.(*ast.StringNode)
 	return ok && g.isStruct(m.Node)
-}
-
-// optional makes a?.b?.c of the path a.b.c.
-func optional(n ast.Node) ast.Node {
-	m, ok := n.(*ast.MemberNode)
-	if !ok {
-		return n
-	}
-	out := &ast.MemberNode{Node: optional(m.Node), Property: m.Property, Optional: true}
-	out.SetLocation(m.Location())
-	return out
 }
 
 // tests returns "n != nil" for each node.

@@ -38,6 +38,7 @@ type prepare struct {
 	bound   int // values that have a name
 
 	patterns *patterns // of matches
+	literals *literals
 }
 
 func (p *prepare) walk(node *ast.Node, inPredicates, conditionals int) error {
@@ -65,9 +66,19 @@ func (p *prepare) walk(node *ast.Node, inPredicates, conditionals int) error {
 		*ast.PointerNode, *ast.ConstantNode:
 		return nil
 	case *ast.IdentifierNode:
+		if literal := p.literals.node(n); literal != nil {
+			*node = literal
+			return nil
+		}
 		return p.column(n)
 	case *ast.UnaryNode:
-		return each(&n.Node)
+		if err := each(&n.Node); err != nil {
+			return err
+		}
+		if literal := p.literals.negated(n); literal != nil {
+			*node = literal
+		}
+		return nil
 	case *ast.BinaryNode:
 		return p.binary(node, n, each)
 	case *ast.ChainNode:
@@ -208,7 +219,7 @@ func (p *prepare) binary(node *ast.Node, n *ast.BinaryNode, each func(...*ast.No
 
 func (p *prepare) call(node *ast.Node, n *ast.CallNode, list func([]ast.Node) error) error {
 	id, ok := n.Callee.(*ast.IdentifierNode)
-	if !ok {
+	if !ok || p.literals.node(id) != nil {
 		return fail(p.text, n, "only functions can be called; there are %s", strings.Join(functions, ", "))
 	}
 	if !slices.Contains(functions, id.Value) {

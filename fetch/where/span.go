@@ -17,8 +17,7 @@ type kind uint8
 const (
 	kindOther kind = iota // null or not is all that is known
 	kindBool              // 0 and 1
-	kindInt
-	kindFloat
+	kindNumber
 	kindText
 	kindTime
 	kindDuration
@@ -26,16 +25,16 @@ const (
 
 // scalarValue is a value of one of the kinds.
 type scalarValue struct {
-	i int64 // also of a bool and a duration
-	f float64
+	i int64 // of a bool and a duration
+	n number
 	s string
 	t time.Time
 }
 
 func (v scalarValue) less(w scalarValue, k kind) bool {
 	switch k {
-	case kindFloat:
-		return v.f < w.f
+	case kindNumber:
+		return v.n.compare(w.n) < 0
 	case kindText:
 		return v.s < w.s
 	case kindTime:
@@ -71,29 +70,13 @@ func (s span) test(yes, no bool) (out outcome) {
 	return out
 }
 
-// sameKind brings numbers to the kind that they are compared as.
-func sameKind(a, b span) (span, span, bool) {
-	if a.kind == kindInt && b.kind == kindFloat {
-		a = a.float()
-	} else if a.kind == kindFloat && b.kind == kindInt {
-		b = b.float()
-	}
-	return a, b, a.kind == b.kind && a.kind != kindOther
-}
-
-// float is the span as a comparison with a float64 sees it. Rounding keeps the order.
-func (s span) float() span {
-	s.kind, s.low.f, s.high.f = kindFloat, float64(s.low.i), float64(s.high.i)
-	return s
-}
-
 // valuation tells the span of a value in a page; ok is false if nothing is known.
 type valuation func(*facts) (s span, ok bool)
 
 // value is the valuation of a column, a field of its structs, a literal, or one of them in
 // the place of nulls of another; nil of all else. None of them can fail.
 func (d *deciding) value(n ast.Node) valuation {
-	if c, ok := constantOf(n); ok {
+	if c, ok := d.constantOf(n); ok {
 		return func(*facts) (span, bool) { return c, true }
 	}
 	if b, ok := n.(*ast.BinaryNode); ok && b.Operator == "??" {
@@ -166,8 +149,8 @@ func (d *deciding) column(name string, path []string) valuation {
 	switch name {
 	case schema.PositionColumn:
 		return func(f *facts) (span, bool) {
-			low, high := scalarValue{i: f.start}, scalarValue{i: f.start + f.rows - 1}
-			return span{kind: kindInt, low: low, high: high, some: true}, true
+			low, high := scalarValue{n: intNumber(f.start)}, scalarValue{n: intNumber(f.start + f.rows - 1)}
+			return span{kind: kindNumber, low: low, high: high, some: true}, true
 		}
 	case schema.SplitColumn:
 		return func(f *facts) (span, bool) {
@@ -195,7 +178,7 @@ func (d *deciding) column(name string, path []string) valuation {
 		if !ok {
 			return span{}, false
 		}
-		s := span{kind: kindInt, nulls: c.Nulls > 0, some: c.Nulls < c.Rows, nan: c.NaN}
+		s := span{kind: kindNumber, nulls: c.Nulls > 0, some: c.Nulls < c.Rows, nan: c.NaN}
 		switch p.part {
 		case schema.SizePart:
 			s.bounds(c, arrow.PrimitiveTypes.Uint64)
@@ -228,11 +211,22 @@ func (s *span) bounds(c schema.ColumnStatistics, t arrow.DataType) {
 	s.kind, s.low, s.high = kindOf(t), low, high
 	if s.some && (!known || !alsoKnown) {
 		s.open = true
-		if s.kind == kindFloat && s.nan && c.Min == nil && c.Max == nil { // there is none that is a number
+		if s.nan && c.Min == nil && c.Max == nil { // there is none that is a number
 			s.open = false
-			s.low.f, s.high.f = math.Inf(1), math.Inf(-1)
+			s.low.n, s.high.n = floatNumber(math.Inf(1)), floatNumber(math.Inf(-1))
 		}
 	}
+	if t, ok := t.(*arrow.Decimal128Type); ok && t != nil {
+		s.low.n, s.high.n = widened(s.low.n, -1), widened(s.high.n, 1)
+	}
+}
+
+// widened is a bound of decimals, which statistics have to some bits of their floats.
+func widened(n number, sign float64) number {
+	if n.isFloat {
+		n.float += sign * math.Abs(n.float) * (1.0 / (1 << 48))
+	}
+	return n
 }
 
 func kindOf(t arrow.DataType) kind {
@@ -241,9 +235,9 @@ func kindOf(t arrow.DataType) kind {
 		return kindBool
 	case *arrow.Int8Type, *arrow.Int16Type, *arrow.Int32Type, *arrow.Int64Type,
 		*arrow.Uint8Type, *arrow.Uint16Type, *arrow.Uint32Type, *arrow.Uint64Type:
-		return kindInt
+		return kindNumber
 	case *arrow.Float16Type, *arrow.Float32Type, *arrow.Float64Type, *arrow.Decimal128Type:
-		return kindFloat
+		return kindNumber
 	case *arrow.StringType, *arrow.LargeStringType, *arrow.BinaryType, *arrow.FixedSizeBinaryType:
 		return kindText
 	case *arrow.TimestampType, *arrow.Date32Type, *arrow.Date64Type:
@@ -262,10 +256,10 @@ const farthest = 1 << 55
 func valueOf(bound any, t arrow.DataType) (v scalarValue, ok bool) {
 	switch bound := bound.(type) {
 	case uint64:
-		v.i = int64(min(bound, math.MaxInt64))
+		v.i, v.n = int64(min(bound, math.MaxInt64)), uintNumber(bound)
 		return v, true
 	case float64:
-		v.f = bound
+		v.n = floatNumber(bound)
 		return v, true
 	case string:
 		v.s = bound
@@ -277,7 +271,7 @@ func valueOf(bound any, t arrow.DataType) (v scalarValue, ok bool) {
 }
 
 func integerOf(n int64, t arrow.DataType) (v scalarValue, ok bool) {
-	v.i = n
+	v.i, v.n = n, intNumber(n)
 	in := func(unit arrow.TimeUnit) bool {
 		v.i = n * int64(unit.Multiplier())
 		return n == 0 || v.i/n == int64(unit.Multiplier())
@@ -303,16 +297,14 @@ func integerOf(n int64, t arrow.DataType) (v scalarValue, ok bool) {
 }
 
 // constantOf is the span of a literal, or of sums and products of numbers.
-func constantOf(n ast.Node) (s span, ok bool) {
+func (d *deciding) constantOf(n ast.Node) (s span, ok bool) {
 	s = span{some: true}
 	switch n := n.(type) {
-	case *ast.IntegerNode:
-		s.kind, s.low.i = kindInt, int64(n.Value)
-		if t := n.Type(); t != nil && t.Kind() == reflect.Float64 {
-			s.kind, s.low.f = kindFloat, float64(n.Value)
+	case *ast.IntegerNode, *ast.FloatNode, *ast.UnaryNode:
+		s.kind = kindNumber
+		if s.low.n, ok = d.shapes.literals.number(n); !ok {
+			return s, false
 		}
-	case *ast.FloatNode:
-		s.kind, s.low.f = kindFloat, n.Value
 	case *ast.BoolNode:
 		s.kind = kindBool
 		if n.Value {
@@ -329,46 +321,49 @@ func constantOf(n ast.Node) (s span, ok bool) {
 		default:
 			return s, false
 		}
-	case *ast.UnaryNode:
-		of, known := constantOf(n.Node)
-		if !known || n.Operator != "-" || of.kind != kindInt && of.kind != kindFloat {
-			return s, false
-		}
-		s.kind, s.low.i, s.low.f = of.kind, -of.low.i, -of.low.f
 	case *ast.BinaryNode:
-		if s.kind, s.low, ok = arithmetic(n); !ok {
+		s.kind = kindNumber
+		if s.low.n, ok = d.arithmetic(n); !ok {
 			return s, false
 		}
 	default:
 		return s, false
 	}
 	s.high = s.low
-	return s, s.low.f == s.low.f
+	return s, !s.low.n.isNaN()
 }
 
-// arithmetic computes sums, differences and products of literals.
-func arithmetic(n *ast.BinaryNode) (k kind, v scalarValue, ok bool) {
+// arithmetic computes sums, differences and products of literals, as the expression does.
+func (d *deciding) arithmetic(n *ast.BinaryNode) (out number, ok bool) {
 	if n.Operator != "+" && n.Operator != "-" && n.Operator != "*" {
-		return k, v, false
+		return out, false
 	}
-	a, okA := constantOf(n.Left)
-	b, okB := constantOf(n.Right)
+	a, okA := d.constantOf(n.Left)
+	b, okB := d.constantOf(n.Right)
+	if !okA || !okB || a.kind != kindNumber || b.kind != kindNumber {
+		return out, false
+	}
+	x, y := a.low.n, b.low.n
+	if x.isFloat || y.isFloat {
+		return floatNumber(computeFloats(n.Operator, x.nearest(), y.nearest())), true
+	}
+	i, okA := x.value().(int)
+	j, okB := y.value().(int)
 	if !okA || !okB {
-		return k, v, false
+		return out, false
 	}
-	if a, b, ok = sameKind(a, b); !ok || a.kind != kindInt && a.kind != kindFloat {
-		return k, v, false
-	}
-	x, y := a.low, b.low
-	switch n.Operator {
+	v, ok := computeInts(n.Operator, i, j)
+	return intNumber(int64(v)), ok
+}
+
+func computeFloats(operator string, a, b float64) float64 {
+	switch operator {
 	case "+":
-		v.i, v.f = x.i+y.i, x.f+y.f
+		return a + b
 	case "-":
-		v.i, v.f = x.i-y.i, x.f-y.f
-	default:
-		v.i, v.f = x.i*y.i, x.f*y.f
+		return a - b
 	}
-	return a.kind, v, true
+	return a * b
 }
 
 // isNumber reports whether arithmetic with n is on numbers.

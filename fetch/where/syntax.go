@@ -20,13 +20,13 @@ func CheckSyntax(text string) error {
 	}
 	config := conf.CreateNew()
 	config.Strict, config.MaxNodes = false, 0
-	_, err := parse(text, config)
+	_, err := parse(text, config, &literals{})
 	return err
 }
 
 // parse makes a tree of a text. Its words are looked at before: the parser would bind an error in one of them to the
-// text again for each bracket that is open.
-func parse(text string, config *conf.Config) (*parser.Tree, error) {
+// text again for each bracket that is open. wide are the integers that the parser does not take.
+func parse(text string, config *conf.Config, wide *literals) (*parser.Tree, error) {
 	l := lexer.New()
 	l.Reset(file.NewSource(text))
 	for open := 0; ; {
@@ -36,6 +36,9 @@ func parse(text string, config *conf.Config) (*parser.Tree, error) {
 		}
 		if t.Kind == lexer.EOF {
 			break
+		}
+		if t.Kind == lexer.Number {
+			wide.note(text, t)
 		}
 		if t.Kind != lexer.Bracket {
 			continue
@@ -49,9 +52,11 @@ func parse(text string, config *conf.Config) (*parser.Tree, error) {
 			open--
 		}
 	}
-	tree, err := parser.ParseWithConfig(text, config)
+	tree, err := parser.ParseWithConfig(wide.replaced(text), config)
 	if err != nil {
-		return nil, located(text, err)
+		e := located(text, err)
+		e.Message = wide.written(e.Message)
+		return nil, e
 	}
 	return tree, nil
 }
