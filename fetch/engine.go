@@ -223,6 +223,9 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	if w, ok := s.(store.UseWatcher); ok {
 		w.SetInUse(e.jobs.InUse)
 	}
+	if opts.Spill != nil {
+		opts.Spill.SetInUse(e.jobs.NamesInUse)
+	}
 	return e, nil
 }
 

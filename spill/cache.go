@@ -31,8 +31,7 @@ type Cache struct {
 	mu      sync.Mutex // guards what follows; never held over I/O, nor together with space.mu, which is
 	table   table
 	chooser *Chooser
-	sets    []*dataset // by number; [0] is that of no dataset
-	numbers map[string]uint32
+	named   numbering
 	payers  payers
 	offered map[schema.Key]*offer // those that wait in offers
 	refused int64                 // offers that came to nothing
@@ -73,8 +72,7 @@ func open(opts Options) (_ *Cache, err error) {
 		opts:    opts,
 		table:   newTable(),
 		chooser: NewChooser(opts.Policy, opts.Candidates, opts.Seed),
-		sets:    []*dataset{{}},
-		numbers: map[string]uint32{},
+		named:   newNumbering(),
 		offered: map[schema.Key]*offer{},
 		offers:  make(chan *offer, maxOffers),
 	}
@@ -109,7 +107,7 @@ func open(opts Options) (_ *Cache, err error) {
 	if err := c.recover(); err != nil {
 		opts.Logger.Warn("the spill cannot be read and begins anew", "directory", opts.Dir, "error", err)
 		c.table = newTable()
-		c.sets, c.numbers = []*dataset{{}}, map[string]uint32{}
+		c.named.sets, c.named.numbers = newNumbering().sets, newNumbering().numbers
 		c.elsewhere.segments, c.elsewhere.unswept = nil, false
 		if err := emptyDirectory(opts.Dir); err != nil {
 			return nil, err
@@ -169,50 +167,6 @@ func (c *Cache) Close() error {
 	}
 	err := c.index.close(clean)
 	return errors.Join(err, c.space.dir.Close(), unlockDirectory(c.lock))
-}
-
-// MaxDatasets is how many datasets and snapshots a cache knows by a number, those included whose blobs it no longer
-// has.
-const MaxDatasets = 1 << 16
-
-// Dataset returns the number by which places name a dataset or snapshot. It stays the same as long as the cache does.
-// 0, of none, is that of the ones for which there is no number any more: they are not kept.
-func (c *Cache) Dataset(name string) uint32 { return c.DatasetWithin(name, MaxDatasets) }
-
-// DatasetWithin is Dataset where a name that is new gets a number only if there are fewer than so many.
-func (c *Cache) DatasetWithin(name string, most int) uint32 {
-	c.life.RLock()
-	defer c.life.RUnlock()
-	c.mu.Lock()
-	n, ok := c.numbers[name]
-	if !ok && name != "" && len(c.sets) < most && !c.closed.Load() {
-		n = uint32(len(c.sets))
-		c.sets = append(c.sets, &dataset{name: name})
-		c.numbers[name] = n
-	}
-	c.mu.Unlock()
-	if !ok && n != 0 {
-		c.index.note(change{number: n, name: name})
-	}
-	return n
-}
-
-// DatasetName returns the name of the dataset or snapshot that has a number; nothing if none has.
-func (c *Cache) DatasetName(number uint32) string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if number == 0 || int(number) >= len(c.sets) {
-		return ""
-	}
-	return c.sets[number].name
-}
-
-// set returns the counters of a place's dataset. c.mu is held.
-func (c *Cache) set(number uint32) *dataset {
-	if int(number) < len(c.sets) {
-		return c.sets[number]
-	}
-	return c.sets[0]
 }
 
 // Has reports whether a blob is in the cache, or about to be. It counts for nothing.

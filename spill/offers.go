@@ -16,6 +16,7 @@ const maxOffers = 4096
 type offer struct {
 	ref   schema.BlobRef
 	at    Place
+	set   *dataset // of its place; guarded by Cache.mu
 	cost  time.Duration
 	blob  schema.Blob
 	holds atomic.Int32 // grows under Cache.mu only while it is in offered
@@ -50,6 +51,8 @@ func (c *Cache) Offer(ref schema.BlobRef, at Place, cost time.Duration, blob sch
 		select {
 		case c.offers <- o:
 			c.offered[ref.Key] = o
+			o.set = c.set(at.Dataset)
+			o.set.claims.Add(1)
 			c.mu.Unlock()
 			return true
 		default:
@@ -158,6 +161,7 @@ func (w *offerWriter) write(c *Cache) {
 	c.refused += int64(len(w.batch) - len(w.begun))
 	for _, o := range w.batch {
 		delete(c.offered, o.ref.Key)
+		o.set.claims.Add(-1)
 	}
 	c.mu.Unlock()
 	for _, o := range w.batch {

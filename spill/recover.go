@@ -29,15 +29,7 @@ func (c *Cache) recover() (err error) {
 		return err
 	}
 	clean, err := c.index.load(
-		func(number uint32, name string) {
-			if number < 1<<24 {
-				for int(number) >= len(c.sets) {
-					c.sets = append(c.sets, &dataset{})
-				}
-				c.sets[number].name = name
-				c.numbers[name] = number
-			}
-		},
+		c.named.recovered,
 		func(key *schema.Key, value *[entrySize]byte) {
 			var s slot
 			decodeEntry(value, &s)

@@ -2,6 +2,7 @@ package spill
 
 import (
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 )
@@ -15,6 +16,8 @@ type counters struct {
 // dataset counts for one dataset, since the cache was opened; entries and bytes are what is there now.
 type dataset struct {
 	name                                   string
+	asked                                  Time         // when its number was asked for last; guarded by Cache.mu
+	claims                                 atomic.Int64 // blobs that are being stored, or wait for it
 	hits, hitBytes, misses, missBytes      atomic.Int64
 	stored, storedBytes, bypassed, evicted atomic.Int64
 	entries, bytes                         atomic.Int64
@@ -46,9 +49,11 @@ type Stats struct {
 	Damaged      int64 `json:"damaged"`       // blobs whose checksum was wrong
 	ReadErrors   int64 `json:"read_errors"`
 	WriteErrors  int64 `json:"write_errors"`
-	DiskFull     int64 `json:"disk_full"`  // blobs not stored as the disk was full
-	Busy         int64 `json:"busy"`       // blobs offered and not stored as the disk was too slow
-	IndexLost    bool  `json:"index_lost"` // the index could not be written: what is there will not be after a restart
+	DiskFull     int64 `json:"disk_full"` // blobs not stored as the disk was full
+	Busy         int64 `json:"busy"`      // blobs offered and not stored as the disk was too slow
+	// Unnamed is how often a snapshot got no number, as all are in use: its blobs are not stored.
+	Unnamed   int64 `json:"unnamed"`
+	IndexLost bool  `json:"index_lost"` // the index could not be written: what is there will not be after a restart
 
 	Datasets map[string]DatasetStats `json:"datasets"` // by name
 }
@@ -76,6 +81,16 @@ func (d *dataset) stats() DatasetStats {
 	}
 }
 
+// take adds what another one has counted, of which nothing is there.
+func (d *dataset) take(o *dataset) {
+	for _, c := range []struct{ to, from *atomic.Int64 }{
+		{&d.hits, &o.hits}, {&d.hitBytes, &o.hitBytes}, {&d.misses, &o.misses}, {&d.missBytes, &o.missBytes},
+		{&d.stored, &o.stored}, {&d.storedBytes, &o.storedBytes}, {&d.bypassed, &o.bypassed}, {&d.evicted, &o.evicted},
+	} {
+		c.to.Add(c.from.Load())
+	}
+}
+
 func (d *DatasetStats) add(o DatasetStats) {
 	d.Entries += o.Entries
 	d.Bytes += o.Bytes
@@ -96,11 +111,12 @@ func (c *Cache) Stats() Stats {
 		WrittenBytes: c.count.written.Load(), MovedBytes: c.count.moved.Load(),
 		Damaged: c.count.damaged.Load(), ReadErrors: c.count.readErrors.Load(), WriteErrors: c.count.writeErrors.Load(),
 		DiskFull: c.count.diskFull.Load(), Busy: c.count.busy.Load(), IndexLost: c.index.lost(),
+		Unnamed:  c.named.unnamed.Load(),
 		Datasets: map[string]DatasetStats{},
 	}
 	st.Segments, st.ElsewhereBytes = int(c.space.files.Load()), c.elsewhere.bytes.Load()
 	c.mu.Lock()
-	sets := c.sets
+	sets := slices.Clone(c.named.sets)
 	c.mu.Unlock()
 	for _, d := range sets {
 		one := d.stats()
@@ -129,6 +145,22 @@ type reported struct {
 const reportInterval = Time(10e9)
 
 func (t *trouble) report(what string, err error) {
+	if skipped, ok := t.due(what); ok {
+		t.log.Warn("trouble with the disk of the spill; streams go on from the store", "what", what, "error", err,
+			"not_logged_before", skipped)
+	}
+}
+
+// full reports that a name got none of so many numbers.
+func (t *trouble) full(name string, numbers int) {
+	if skipped, ok := t.due("numbers"); ok {
+		t.log.Warn("all numbers of snapshots are in use: blobs of further snapshots are not kept in the spill",
+			"snapshot", name, "numbers", numbers, "not_logged_before", skipped)
+	}
+}
+
+// due reports whether something is logged now, and how often it was not before.
+func (t *trouble) due(what string) (skipped int64, ok bool) {
 	now := t.clock()
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -142,9 +174,8 @@ func (t *trouble) report(what string, err error) {
 	}
 	if now-r.at < reportInterval {
 		r.skipped++
-		return
+		return 0, false
 	}
-	t.log.Warn("trouble with the disk of the spill; streams go on from the store", "what", what, "error", err,
-		"not_logged_before", r.skipped)
-	r.at, r.skipped = now, 0
+	skipped, r.at, r.skipped = r.skipped, now, 0
+	return skipped, true
 }

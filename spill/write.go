@@ -54,6 +54,7 @@ func (c *Cache) begin(ref schema.BlobRef, at Place, cost time.Duration, n int64)
 		return p, false
 	}
 	i, s := c.table.add(&ref.Key, writing)
+	ds.claims.Add(1)
 	s.sum, s.dataset, s.tenant, s.position, s.length = ref.Sum, at.Dataset, at.Tenant, at.Position, uint32(n)
 	c.payers.count(s.tenant, need)
 	s.mark(spare, isSpare)
@@ -86,6 +87,7 @@ func (c *Cache) finish(p *pending, err error) {
 	c.mu.Lock()
 	s.state = live
 	c.set(s.dataset).enter(s)
+	p.set.claims.Add(-1)
 	c.backoff = 0
 	c.mu.Unlock()
 	p.set.stored.Add(1)
@@ -137,6 +139,7 @@ const (
 // abandon takes back a blob that could not be stored.
 func (c *Cache) abandon(p pending, err error) {
 	p.set.bypassed.Add(1)
+	p.set.claims.Add(-1)
 	failed := !errors.Is(err, errBypassed) && (!errors.Is(err, schema.ErrLimit) || errors.Is(err, unix.ENOSPC))
 	c.mu.Lock()
 	c.payers.count(p.slot.tenant, -c.footprint(int64(p.slot.length)))

@@ -133,6 +133,15 @@ func New(s store.Store, read func(context.Context, schema.BlobRef) (schema.Blob,
 // InUse lists the snapshots that somebody uses.
 func (js *Jobs) InUse() []*schema.Snapshot { return js.snapshots.inUse() }
 
+// NamesInUse are the names of the snapshots that somebody uses, as of SnapshotName.
+func (js *Jobs) NamesInUse() map[string]bool {
+	names := map[string]bool{}
+	for _, s := range js.InUse() {
+		names[snapshotKey{s.Dataset, s.Number}.String()] = true
+	}
+	return names
+}
+
 // OpenSnapshots is how many snapshots are open, used or not.
 func (js *Jobs) OpenSnapshots() int { return js.snapshots.open() }
 

@@ -236,7 +236,7 @@ func (a *Ahead) Dataset(j *jobs.Job) uint32 {
 }
 
 // mostNamed is how many snapshots the spill may know by the time that another node names one more. Nobody has looked
-// whether there is one of that name, and the spill forgets none.
+// whether there is one of that name.
 const (
 	mostNamed   = spill.MaxDatasets / 2
 	mostNameLen = 2 * schema.MaxNameLen

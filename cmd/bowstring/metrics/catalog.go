@@ -180,6 +180,8 @@ var (
 	spillErrors = counter("spill_errors_total", "What went wrong with the disk of the spill: `read`, `write`, "+
 		"`damaged` (a wrong checksum), `disk_full` and `busy` (blobs not stored as there was no room, or no time).",
 		"kind")
+	spillUnnamed = counter("spill_unnamed_total", "Times that a snapshot got no number in the spill, as all 65,536 are "+
+		"in use: its blobs are not stored there.")
 	spillLost = gauge("spill_index_lost", "1 if the index could not be written: what is in the spill will not be "+
 		"after a restart; else 0.")
 

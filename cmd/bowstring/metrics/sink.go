@@ -169,6 +169,7 @@ func (ch sink) spill(s *fetch.SpillStats) {
 	for m, v := range map[*metric]int64{
 		spillBudget: s.BudgetBytes, spillHeld: s.HeldBytes, spillAbroad: s.ElsewhereBytes, spillBlobs: s.Entries, spillFiles: int64(s.Segments),
 		spillBypassed: s.Bypassed, spillWritten: s.WrittenBytes, spillMoved: s.MovedBytes,
+		spillUnnamed: s.Unnamed,
 	} {
 		ch.send(m, float64(v))
 	}
