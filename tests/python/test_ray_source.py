@@ -55,6 +55,24 @@ def test_repeated_tasks_give_the_same_blocks(served: Served) -> None:
     assert all(a.equals(b) for a, b in zip(first, second, strict=True))
 
 
+def test_filters_of_what_is_shuffled_stay_with_ray(served: Served) -> None:
+    """The server would put the rows that are left in another order."""
+    meets = col("label") > 3
+    plain = BowstringDatasource(served.dataset)
+    assert plain.apply_predicate(meets) is not plain
+    for dataset in (served.dataset.shuffle(3), served.dataset.options(on_error="skip")):
+        source = BowstringDatasource(dataset)
+        assert source.apply_predicate(meets) is source
+
+
+def test_batches_of_like_length_have_no_effect(served: Served) -> None:
+    bucketed = served.dataset.columns(["key"]).shuffle(3).options(bucket_by_length="image", batch_bytes=1 << 20)
+    found = [
+        k for task in BowstringDatasource(bucketed).get_read_tasks(3) for b in task() for k in b["key"].to_pylist()
+    ]
+    assert found == [k for b in served.dataset.columns(["key"]).shuffle(3).batches() for k in b["key"].to_pylist()]
+
+
 def test_a_broken_stream_goes_on_by_ticket(binary: Path, tmp_path: Path) -> None:
     with Node(binary, tmp_path / "store", log=tmp_path / "log") as node:
         client = bowstring.connect(node.url)

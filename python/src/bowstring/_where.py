@@ -13,8 +13,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -160,6 +161,14 @@ class Column:
         if is_blob(self.field) or not (pa.types.is_list(t) or pa.types.is_fixed_size_list(t)):
             return ""
         return Column(t.value_field).kind
+
+
+def keeps_order(request: Mapping[str, Any]) -> bool:
+    """Whether the rows that meet a condition come in the same order, and as the same, if the server alone serves them.
+
+    A shuffle puts rows in an order that depends on how many there are, and `on_error="skip"` draws from them.
+    """
+    return "shuffle" not in request and request.get("on_error") != "skip"
 
 
 def is_blob(field: pa.Field) -> bool:

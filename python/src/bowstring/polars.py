@@ -5,7 +5,9 @@
 - **Columns**: those that the query uses.
 - **Rows of `head` and `limit`**: as many as asked for, where no filter stands before them.
 - **Filters** over metadata, as a `where` that the server evaluates. What it cannot evaluate, Polars does; and Polars
-  applies the whole filter in any case, so that what comes out is what Polars says.
+  applies the whole filter in any case, so that what comes out is what Polars says. Filters of a dataset that is
+  shuffled are Polars' alone: the server would put the rows that are left in another order. `where` chooses rows before
+  they are shuffled.
 - **Bytes of the samples that are left**: where a filter cannot be left to the server as it is, its metadata columns are
   read first, Polars filters them, and then blobs and all else are fetched for the rows that passed.
 
@@ -25,7 +27,7 @@ from polars.io.plugins import register_io_source
 
 from bowstring import _where
 from bowstring._polars_filters import conjuncts, every, translate
-from bowstring._source import opened
+from bowstring._source import opened, whole
 from bowstring._where import Rows
 from bowstring.dataset import INLINE
 from bowstring.errors import InvalidRequest, ServerError
@@ -57,7 +59,8 @@ def scan(
     """A dataset as a lazy frame. Nothing is read before the query is collected.
 
     The frame is of the snapshot that is the newest now, or that `snapshot` names, whatever is imported later. Rows come
-    in the order of the dataset: by position, or as it is shuffled.
+    in the order of the dataset: by position, or as it is shuffled. There are no batches, so `bucket_by_length` has no
+    effect.
 
     ```python
     frame = bowstring.polars.scan("grpc://127.0.0.1:8815", "photos", split="train")
@@ -125,8 +128,7 @@ class _Scan:
     """What Polars calls for each scan of a query. It is pickled with the query."""
 
     def __init__(self, dataset: Dataset, references: bool = False) -> None:
-        # All rows, in the order of the plan: what is read of them at different times has to fit together.
-        self._dataset = dataset.options(order="strict", remainder="uneven")
+        self._dataset = whole(dataset)
         self._references = references
 
     def __call__(
@@ -169,7 +171,9 @@ class _Query:
         self._references = references
         self._shuffled = "shuffle" in dataset.request()
         self._view, exact = dataset, False
-        if predicate is not None and rows is None:  # of the first rows, some are chosen: the server would choose first
+        # Of the first rows, some are chosen, where the server would choose first. Of an order that depends on which rows
+        # there are, some are left out, where the server would make another one.
+        if predicate is not None and rows is None and _where.keeps_order(dataset.request()):
             early, late = (every(translate(p, schema) for p in side).true for side in (self._early, self._late))
             self._view, taken = _pushed(dataset, early & late)
             exact = taken and early.exact

@@ -4,7 +4,9 @@
 read tasks, and each task redeems its endpoint's ticket over its worker's own connection.
 
 - **Columns** that later steps do not need are not read, and **filters** by expression become a `where` of the server,
-  as far as it can evaluate them; the rest of them is applied in the read task. A filter by function stays with Ray.
+  as far as it can evaluate them; the rest of them is applied in the read task. A filter by function stays with Ray,
+  and so does each filter of what is shuffled: the server would put the rows that are left in another order. `where`
+  chooses rows before they are shuffled, and no more than those are read.
 - **Row counts** are exact and known beforehand, so that `count()` reads nothing. Sizes are those of the values.
 - **Blocks** stay near Ray's `target_max_block_size`.
 - **Places**: with `assign="local"` on a cluster each task reads what the node beside it owns: Ray runs it on the node
@@ -36,7 +38,7 @@ from ray.data.expressions import Expr
 from bowstring import _where
 from bowstring._making import kind_of
 from bowstring._ray_filters import columns_of, translate
-from bowstring._source import opened
+from bowstring._source import opened, whole
 from bowstring.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -178,8 +180,7 @@ class BowstringDatasource(Datasource):
 
     def __init__(self, dataset: Dataset, *, epoch: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        # All rows; and in the plan's order, as a task that Ray repeats has to give the same blocks.
-        self._dataset = dataset.options(order="strict", remainder="uneven")
+        self._dataset = whole(dataset)  # in the plan's order, as a task that Ray repeats has to give the same blocks
         self._epoch = epoch
         self._projection_map: dict[str, str] | None = None
         self._residual: Expr | None = None  # what of the filters the server does not apply
@@ -232,6 +233,8 @@ class BowstringDatasource(Datasource):
 
     def apply_predicate(self, predicate_expr: Expr) -> BowstringDatasource:
         """A source of the rows that meet a condition, or this one if the server can do nothing about it."""
+        if not _where.keeps_order(self._dataset.request()):
+            return self
         rows = translate(predicate_expr, self._dataset.schema).true
         taken = len(self._dataset.request().get("where", "").encode()) + len("() and ()\n")
         if rows.text is None or taken + len(rows.text.encode()) > _where.MAX_BYTES:
