@@ -36,6 +36,8 @@ func actions() []action {
 			(*Server).untag},
 		{"tags",
 			`Names of snapshots, one result each. Body: {"dataset": NAME or "PREFIX*"}, optional. Result: {"dataset", "tag", "snapshot"}.`, (*Server).tags},
+		{"alter",
+			`Changes columns and rows of a dataset by a new snapshot, of which blobs keep their keys. Body: {"dataset", "drop_columns": [NAME], "rename_columns": {OLD: NEW}, "delete_where": EXPRESSION, "source"}, all but the first optional. Result: {"dataset", "snapshot", "changed", "rows", "deleted"}.`, (*Server).alterDataset},
 		{"drop",
 			`Removes a snapshot that has no tag, or without a number the dataset. Body: {"dataset", "snapshot": N, optional}. Result: {"dataset", "dropped": [N]}.`, (*Server).drop},
 		{"gc",

@@ -103,6 +103,7 @@ func (s *Server) denied(ctx context.Context, dataset string, err error) error {
 
 const (
 	auditWrite   = audit.Write
+	auditAlter   = audit.Alter
 	auditSelect  = audit.Select
 	auditDrop    = audit.Drop
 	auditTag     = audit.Tag

@@ -31,25 +31,16 @@ type putCommand struct {
 	Media   map[string]string `json:"media"`
 	Source  string            `json:"source"`
 	Commit  string            `json:"commit"`
+	// On and Missing are for the modes merge and delete, of which the first finds rows by the column On.
+	On          string   `json:"on"`
+	Missing     string   `json:"missing"`
+	DropColumns []string `json:"drop_columns"`
 }
 
 // selectionCommand says of which snapshot the positions are.
 type selectionCommand struct {
 	snapshotRef
 }
-
-// commitMessage is the JSON of the metadata message that commits a put which
-// asked for one.
-type commitMessage struct {
-	Commit bool   `json:"commit"`
-	Rows   *int64 `json:"rows"`
-}
-
-// Values of putCommand.Commit.
-const (
-	commitAtEnd     = "end"
-	commitByMessage = "message"
-)
 
 // batchAck is the JSON of the result for a batch: sums over the call.
 type batchAck struct {
@@ -64,6 +55,11 @@ type putAck struct {
 	Snapshot int64  `json:"snapshot"`
 	Rows     int64  `json:"rows"`
 	Changed  bool   `json:"changed"`
+}
+
+// noteAck is the JSON of a result that tells what a put means for those who read the dataset.
+type noteAck struct {
+	Note string `json:"note"`
 }
 
 // selectionAck is the JSON of the result for a selection.
@@ -117,7 +113,8 @@ func parsePut(d *flight.FlightDescriptor) (putRequest, error) {
 }
 
 func (p *putCommand) check() error {
-	for field, n := range map[string]int{"put.blobs": len(p.Blobs), "put.media": len(p.Media)} {
+	for field, n := range map[string]int{"put.blobs": len(p.Blobs), "put.media": len(p.Media),
+		"put.drop_columns": len(p.DropColumns)} {
 		if n > schema.MaxColumns {
 			return &schema.FieldError{Field: field, Got: fmt.Sprintf("%d names", n),
 				Want: fmt.Sprintf("at most %d", schema.MaxColumns)}
@@ -129,8 +126,12 @@ func (p *putCommand) check() error {
 	if err := schema.CheckName("put.split", p.Split); err != nil {
 		return err
 	}
-	if _, err := ingest.ParseMode(p.Mode); err != nil {
-		return &schema.FieldError{Field: "put.mode", Got: schema.Quote(p.Mode), Want: `"create", "append" or "replace"`}
+	if _, err := ingest.ParseMode(p.Mode); err != nil && !p.alters() {
+		return &schema.FieldError{Field: "put.mode", Got: schema.Quote(p.Mode),
+			Want: `"create", "append", "replace", "merge" or "delete"`}
+	}
+	if err := p.checkAlters(); err != nil {
+		return err
 	}
 	if p.Commit != commitAtEnd && p.Commit != commitByMessage {
 		return &schema.FieldError{Field: "put.commit", Got: schema.Quote(p.Commit), Want: `"end" or "message"`}
@@ -178,34 +179,13 @@ func (s *Server) DoPut(stream flight.FlightService_DoPutServer) error {
 // putRows stores one batch after the other; a client that is faster than the
 // store is held back by gRPC's flow control.
 func (s *Server) putRows(ctx context.Context, put *putCommand, in *incoming, out *results) (err error) {
-	var commit *commitMessage
-	in.onMetadata = func(b []byte) error {
-		if put.Commit != commitByMessage {
-			return nil // a note without rows means nothing to us
-		}
-		if commit != nil {
-			return &schema.FieldError{Field: "commit", Got: "it a second time",
-				Want: "one message, after the last batch"}
-		}
-		commit = &commitMessage{}
-		if err := schema.DecodeJSON("metadata", b, commit); err != nil {
-			return err
-		}
-		if !commit.Commit {
-			return &schema.FieldError{Field: "commit", Got: "false or nothing",
-				Want: "true; to give up, cancel the call"}
-		}
-		return nil
-	}
-	in.onData = func() error {
-		if commit != nil {
-			return &schema.FieldError{Field: "stream", Got: "a batch after the commit", Want: "its end"}
-		}
-		return nil
-	}
+	commit := expectCommit(put, in)
 	batches, err := in.batches()
 	if err != nil {
 		return err
+	}
+	if put.alters() {
+		return s.putAltered(ctx, put, in, out, batches, commit)
 	}
 	up, err := newUpload(put, batches.schema)
 	if err != nil {
@@ -225,6 +205,7 @@ func (s *Server) putRows(ctx context.Context, put *putCommand, in *incoming, out
 	}
 	w, err := s.ingest(ctx, ingest.Options{
 		Dataset: put.Dataset, Split: put.Split, Source: put.Source, Schema: up.schema, Mode: mode, Mem: s.mem,
+		Drop: put.DropColumns,
 		Turn: func(piece func() error) error {
 			return in.turn(func(*admission.Turn) error { return piece() })
 		},
@@ -238,44 +219,50 @@ func (s *Server) putRows(ctx context.Context, put *putCommand, in *incoming, out
 		}
 	}()
 
-	var ack batchAck
-	chunk := in.kept.another() // of the metadata that waits for its chunk to be full
-	defer chunk.release()
-	for ; ; ack.Batch++ {
-		rec, err := batches.next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err == nil {
-			err = s.storeBatch(ctx, in, up, w, rec, chunk, &ack)
-		}
-		if err != nil {
-			return fmt.Errorf("batch %d: %w", ack.Batch, err)
-		}
-		if err := out.add(ack); err != nil {
-			return err
-		}
+	ack, err := s.storeBatches(ctx, in, out, up, batches, w)
+	if err != nil {
+		return err
 	}
-	if put.Commit == commitByMessage {
-		if commit == nil {
-			return &schema.FieldError{Field: "stream", Got: "its end",
-				Want: `the metadata message {"commit": true} before it; nothing was committed`}
-		}
-		if commit.Rows != nil && *commit.Rows != ack.Rows {
-			return &schema.FieldError{Field: "commit.rows", Got: fmt.Sprint(*commit.Rows),
-				Want: fmt.Sprintf("%d, the rows that came; nothing was committed", ack.Rows)}
-		}
+	if err := commit.check(ack.Rows); err != nil {
+		return err
 	}
 	snap, changed, err := s.commit(ctx, put.Dataset, w, ack)
 	if err != nil {
 		return err
 	}
+	for _, note := range w.Notes() {
+		if err := out.add(noteAck{note}); err != nil {
+			return err
+		}
+	}
 	return out.add(putAck{Dataset: snap.Dataset, Snapshot: snap.Number, Rows: ack.Rows, Changed: changed})
+}
+
+// storeBatches stores the rows of all batches of a stream.
+func (s *Server) storeBatches(ctx context.Context, in *incoming, out *results, up *upload, batches *batches,
+	w rowWriter) (ack batchAck, err error) {
+	chunk := in.kept.another() // of the metadata that waits for its chunk to be full
+	defer chunk.release()
+	for ; ; ack.Batch++ {
+		rec, err := batches.next()
+		if errors.Is(err, io.EOF) {
+			return ack, nil
+		}
+		if err == nil {
+			err = s.storeBatch(ctx, in, up, w, rec, chunk, &ack)
+		}
+		if err != nil {
+			return ack, fmt.Errorf("batch %d: %w", ack.Batch, err)
+		}
+		if err := out.add(ack); err != nil {
+			return ack, err
+		}
+	}
 }
 
 // storeBatch stores the rows of a batch behind those of ack, and adds them to it.
 // chunk counts the metadata that the writer gathers.
-func (s *Server) storeBatch(ctx context.Context, in *incoming, up *upload, w *ingest.Writer, rec *batch, chunk *lease,
+func (s *Server) storeBatch(ctx context.Context, in *incoming, up *upload, w rowWriter, rec *batch, chunk *lease,
 	ack *batchAck) error {
 	if err := rowsTake(in.lease, rec.rows, rowCost(len(up.blobFrom), up.splitFrom != nil)); err != nil {
 		return err

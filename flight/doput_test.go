@@ -102,7 +102,7 @@ func TestPutModes(t *testing.T) {
 	wantCode(t, err, codes.InvalidArgument, schema.FormatID(schema.SampleID("d", "000008.jpg")))
 	_, err = f.put(command(`{"put": {"dataset": "d", "key": "file_name", "mode": "append"}}`), samples(9, 10))
 	wantCode(t, err, codes.InvalidArgument, "image")
-	_, err = f.put(command(`{"put": {"dataset": "d", "key": "file_name", "mode": "replace"}}`), samples(0, 0))
+	_, err = f.put(command(`{"put": {"dataset": "d", "key": "file_name", "mode": "replace", "media": {"image": "image"}}}`), samples(0, 0))
 	wantCode(t, err, codes.InvalidArgument, "no rows came to replace those of dataset d")
 	_, err = f.put(command(`{"put": {"dataset": "none", "mode": "append"}}`), samples(9, 10))
 	wantCode(t, err, codes.NotFound, "none")
@@ -148,7 +148,7 @@ func TestPutRefuses(t *testing.T) {
 		{"bad split", path("a", "/"), samples(0, 1), "put.split"},
 		{"no JSON", command(`put`), samples(0, 1), "JSON"},
 		{"unknown field", command(`{"put": {"dataset": "d", "spilt": "x"}}`), samples(0, 1),
-			`put.spilt: got an unknown field, want one of dataset, split, mode, key, blobs, media, source, commit (did you mean "split"?)`},
+			`put.spilt: got an unknown field, want one of dataset, split, mode, key, blobs, media, source, commit, on, missing, drop_columns (did you mean "split"?)`},
 		{"neither", command(`{}`), samples(0, 1), `either "put" or "selection"`},
 		{"both", command(`{"put": {"dataset": "d"}, "selection": {"dataset": "d"}}`), samples(0, 1),
 			`either "put" or "selection"`},

@@ -108,6 +108,10 @@ func wrongWays() []way {
 		{door: "DoPut", name: "create", do: put(`{"put": {"dataset": %q, "key": "file_name"}}`)},
 		{door: "DoPut", name: "append", do: put(`{"put": {"dataset": %q, "key": "file_name", "mode": "append"}}`)},
 		{door: "DoPut", name: "replace", do: put(`{"put": {"dataset": %q, "key": "file_name", "mode": "replace"}}`)},
+		{door: "DoPut", name: "merge", do: put(`{"put": {"dataset": %q, "on": "file_name", "mode": "merge"}}`)},
+		{door: "DoPut", name: "delete", do: put(`{"put": {"dataset": %q, "on": "file_name", "mode": "delete"}}`)},
+		{door: "DoAction/alter", name: "column", do: act("alter", `{"dataset": "%s", "drop_columns": ["label"]}`)},
+		{door: "DoAction/alter", name: "rows", do: act("alter", `{"dataset": "%s", "delete_where": "label == 3"}`)},
 		{door: "DoPut", name: "path", do: func(a as, x string) outcome {
 			rec := samples(0, 2)
 			defer rec.Release()

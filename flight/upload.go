@@ -10,7 +10,6 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/memory"
 
 	"bowstring/fetch/admission"
-	"bowstring/fetch/ingest"
 	"bowstring/schema"
 )
 
@@ -23,6 +22,7 @@ type upload struct {
 	meta    *arrow.Schema // its metadata columns
 
 	first int64 // rows that the split has already
+	found bool  // rows are found by a column: without a column id they have none
 
 	id        *source // nil: ids are derived
 	key       *source // what they are derived from; nil: the row's number
@@ -59,15 +59,24 @@ type run struct {
 	start, end int
 }
 
+// rowWriter takes rows, as an ingest.Writer does.
+type rowWriter interface {
+	Write(ctx context.Context, split string, ids []schema.ID, meta arrow.Record, blobs [][][]byte) error
+}
+
 // write stores the rows, run by run.
-func (r *uploadedRows) write(ctx context.Context, w *ingest.Writer) error {
+func (r *uploadedRows) write(ctx context.Context, w rowWriter) error {
 	for _, run := range r.runs {
 		meta := r.meta.NewSlice(int64(run.start), int64(run.end))
 		blobs := make([][][]byte, len(r.blobs))
 		for c := range blobs {
 			blobs[c] = r.blobs[c][run.start:run.end]
 		}
-		err := w.Write(ctx, run.split, r.ids[run.start:run.end], meta, blobs)
+		var ids []schema.ID
+		if r.ids != nil {
+			ids = r.ids[run.start:run.end]
+		}
+		err := w.Write(ctx, run.split, ids, meta, blobs)
 		meta.Release()
 		if err != nil {
 			return err
@@ -164,6 +173,9 @@ func (u *upload) rows(mem memory.Allocator, lease *lease, rec *batch, first int6
 
 	if r.runs, err = u.splits(columns, n); err != nil {
 		return nil, err
+	}
+	if u.found && u.id == nil {
+		return r, nil
 	}
 	r.ids, err = u.ids(columns, n, first, turn)
 	return r, err

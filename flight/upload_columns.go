@@ -26,7 +26,10 @@ type incomingField struct {
 // names, else those whose field metadata says so, else every binary and
 // large_binary one; columns in the Hugging Face layout always are.
 func newUpload(put *putCommand, in *arrow.Schema) (*upload, error) {
-	u := &upload{dataset: put.Dataset, split: put.Split}
+	u := &upload{dataset: put.Dataset, split: put.Split, found: put.alters()}
+	if u.found {
+		u.split = "" // samples stay in theirs
+	}
 	hints := huggingFaceHints(in)
 	var meta, blobs []incomingField
 	var path *incomingField
@@ -98,7 +101,7 @@ func newUpload(put *putCommand, in *arrow.Schema) (*upload, error) {
 		return nil, &schema.FieldError{Field: "put.key", Got: fmt.Sprintf("%q", put.Key),
 			Want: "no key, as the upload has a column \"id\""}
 	}
-	if u.splitFrom != nil && u.id == nil && u.key == nil {
+	if u.splitFrom != nil && u.id == nil && u.key == nil && !u.found {
 		return nil, &schema.FieldError{Field: fmt.Sprintf("column %q", schema.SplitColumn), Got: "it without ids",
 			Want: "a column \"id\" or put.key beside it: rows of several splits are not numbered"}
 	}

@@ -63,6 +63,9 @@ func (w *Writer) commit(ctx context.Context) (*schema.Snapshot, bool, error) {
 		}
 		done, err := w.in.Commit(ctx, *snap)
 		if err == nil {
+			if w.opts.Mode == Replace {
+				w.notes = notesOf(w.base, done)
+			}
 			return done, true, nil
 		}
 		if !errors.Is(err, schema.ErrConflict) {
@@ -75,6 +78,10 @@ func (w *Writer) commit(ctx context.Context) (*schema.Snapshot, bool, error) {
 	return nil, false, fmt.Errorf("commit to %s: %w: other writers were first %d times in a row", w.opts.Dataset,
 		schema.ErrConflict, rebases)
 }
+
+// Notes tell what a committed Replace means for those who read the snapshot before: splits that are gone, classes that
+// have other numbers.
+func (w *Writer) Notes() []string { return w.notes }
 
 // snapshot puts together what is to be committed, on the present base.
 func (w *Writer) snapshot() *schema.Snapshot {

@@ -10,7 +10,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 
 	"github.com/apache/arrow/go/v17/arrow"
@@ -68,33 +67,24 @@ type Options struct {
 	// Turn runs a piece of work that occupies a processor for some milliseconds,
 	// when it may, and returns its error; nil runs it at once.
 	Turn func(piece func() error) error
+	// Drop names columns of the newest snapshot that a Replace may leave out or make another of. Any other one
+	// that it would is an error, as everyone who reads it would lose it.
+	Drop []string
 }
 
 // Writer writes one snapshot. It is not safe for concurrent use. It holds one
 // manifest chunk and 16 bytes for each row written.
 type Writer struct {
-	store store.Store
-	in    store.Ingest
-	opts  Options
-	meta  []arrow.Field // metadata columns
-	blobs []arrow.Field // blob columns
+	output // of the rows written; its splits count from the first of them
+	store  store.Store
+	opts   Options
+	meta   []arrow.Field // metadata columns
+	blobs  []arrow.Field // blob columns
 
-	base    *schema.Snapshot // newest snapshot when the writer was opened, or nil
-	builder *schema.ChunkBuilder
-	chunks  []schema.Chunk
-	pages   schema.PageList // of the chunk being built
-	splits  []schema.Split  // positions counted from the first row written
-	ids     []schema.ID     // of all rows; Commit sorts them
-	rows    int64           // written so far
-
-	cells []cell // reused between calls
-	err   error  // why the writer can no longer be used
-}
-
-// cell is a blob on its way into the store.
-type cell struct {
-	data []byte
-	ref  schema.BlobRef
+	base  *schema.Snapshot // newest snapshot when the writer was opened, or nil
+	ids   []schema.ID      // of all rows; Commit sorts them
+	notes []string         // of a commit
+	err   error            // why the writer can no longer be used
 }
 
 // New opens a Writer. The caller must Close it.
@@ -114,15 +104,6 @@ func New(ctx context.Context, store store.Store, opts Options) (*Writer, error) 
 	if err := schema.CheckSchema(opts.Schema); err != nil {
 		return nil, err
 	}
-	if opts.Workers <= 0 {
-		opts.Workers = 2 * runtime.GOMAXPROCS(0)
-	}
-	if opts.Mem == nil {
-		opts.Mem = memory.DefaultAllocator
-	}
-	if opts.PageRows <= 0 {
-		opts.PageRows = schema.PageRows
-	}
 	w := &Writer{store: store, opts: opts}
 	for _, f := range opts.Schema.Fields()[1:] {
 		if schema.IsBlob(f) {
@@ -138,8 +119,7 @@ func New(ctx context.Context, store store.Store, opts Options) (*Writer, error) 
 	if err != nil {
 		return nil, fmt.Errorf("open an ingest into %s: %w", opts.Dataset, err)
 	}
-	w.in = in
-	w.builder = schema.NewChunkBuilder(opts.Mem, opts.Schema)
+	w.output = newOutput(in, outputOptions{opts.Schema, opts.Mem, opts.PageRows, opts.Workers, opts.Turn})
 	return w, nil
 }
 
@@ -166,6 +146,12 @@ func (w *Writer) findBase(ctx context.Context) error {
 			return fmt.Errorf("%w: the rows do not fit dataset %s: %s", schema.ErrInvalid, w.opts.Dataset, diff)
 		}
 	case Replace:
+		if base == nil {
+			break
+		}
+		if err := checkReplaced(base, w.opts.Schema, w.opts.Drop); err != nil {
+			return err
+		}
 	default:
 		return &schema.FieldError{Field: "mode", Got: w.opts.Mode.String(), Want: "create, append or replace"}
 	}
@@ -213,20 +199,8 @@ func describeField(f arrow.Field) string {
 // Close ends the ingest. Without a Commit nothing of it can be seen. It may be
 // called again, and after Commit.
 func (w *Writer) Close() error {
-	if w.builder != nil {
-		w.builder.Release()
-		w.builder = nil
-	}
 	if w.err == nil {
 		w.err = errors.New("the writer is closed")
 	}
-	if w.in == nil {
-		return nil
-	}
-	in := w.in
-	w.in = nil
-	if err := in.Close(); err != nil {
-		return fmt.Errorf("close the ingest: %w", err)
-	}
-	return nil
+	return w.close()
 }

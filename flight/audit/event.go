@@ -6,6 +6,7 @@ import "time"
 const (
 	Read    = "read"    // rows, or what can be told of them, went to the caller
 	Write   = "write"   // a snapshot is committed
+	Alter   = "alter"   // rows or columns of a dataset are changed, by a snapshot
 	Select  = "select"  // a selection is saved
 	Drop    = "drop"    // a snapshot or a dataset is dropped
 	Tag     = "tag"     // a snapshot is named

@@ -1,0 +1,173 @@
+package ingest
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/memory"
+
+	"bowstring/fetch/store"
+	"bowstring/schema"
+)
+
+// output builds the manifest of a snapshot and stores it by an ingest, with the blobs of its rows. It is not safe for
+// concurrent use.
+type output struct {
+	putter
+	opts    outputOptions
+	builder *schema.ChunkBuilder
+	chunks  []schema.Chunk
+	pages   schema.PageList // of the chunk being built
+	splits  []schema.Split
+	rows    int64 // added so far
+}
+
+// outputOptions are those of Options that an output needs.
+type outputOptions struct {
+	schema   *arrow.Schema
+	mem      memory.Allocator
+	pageRows int
+	workers  int
+	turn     func(piece func() error) error
+}
+
+// newOutput returns an output, which owns the ingest from then on. Options that are zero have their defaults.
+func newOutput(in store.Ingest, opts outputOptions) output {
+	if opts.mem == nil {
+		opts.mem = memory.DefaultAllocator
+	}
+	if opts.pageRows <= 0 {
+		opts.pageRows = schema.PageRows
+	}
+	return output{putter: newPutter(in, opts.workers), opts: opts,
+		builder: schema.NewChunkBuilder(opts.mem, opts.schema)}
+}
+
+// close ends the ingest. It may be called again.
+func (o *output) close() error {
+	o.release()
+	return o.end()
+}
+
+// release gives the memory of the page being built back.
+func (o *output) release() {
+	if o.builder != nil {
+		o.builder.Release()
+		o.builder = nil
+	}
+}
+
+// turn runs a piece of work on n rows when it may.
+func (o *output) turn(n int, piece func() error) error {
+	if o.opts.turn == nil || n <= rowsAtOnce {
+		return piece()
+	}
+	return o.opts.turn(piece)
+}
+
+// add adds rows. Pages and chunks are cut at the same rows whatever the calls were.
+func (o *output) add(ctx context.Context, ids []schema.ID, meta arrow.Record, refs [][]*schema.BlobRef) error {
+	o.rows += int64(len(ids))
+	for start := 0; start < len(ids); {
+		end := start + o.builder.Room(meta, start, len(ids), o.opts.pageRows)
+		if err := o.appendRows(ids, meta, refs, start, end); err != nil {
+			return err
+		}
+		start = end
+		if o.builder.Full(o.opts.pageRows) {
+			if err := o.flushPage(ctx); err != nil {
+				return err
+			}
+		}
+		if o.pages.Len() == schema.ChunkPages {
+			if err := o.flush(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (o *output) appendRows(ids []schema.ID, meta arrow.Record, refs [][]*schema.BlobRef, start, end int) error {
+	part := make([][]*schema.BlobRef, len(refs))
+	for c := range refs {
+		part[c] = refs[c][start:end]
+	}
+	if meta != nil {
+		meta = meta.NewSlice(int64(start), int64(end))
+		defer meta.Release()
+	}
+	return o.turn(end-start, func() error { return o.builder.AppendBatch(ids[start:end], meta, part) })
+}
+
+// flush stores the chunk that was being built.
+func (o *output) flush(ctx context.Context) error {
+	if err := o.flushPage(ctx); err != nil || o.pages.Len() == 0 {
+		return err
+	}
+	data, chunk := o.pages.Finish()
+	if data != nil {
+		var err error
+		if chunk.BlobRef, err = o.in.Put(ctx, data); err != nil {
+			return fmt.Errorf("store the index of manifest chunk %d: %w", len(o.chunks), err)
+		}
+	}
+	o.chunks = append(o.chunks, chunk)
+	return nil
+}
+
+// flushPage stores the page that was being built.
+func (o *output) flushPage(ctx context.Context) error {
+	if o.builder.Rows() == 0 {
+		return nil
+	}
+	var data []byte
+	var page schema.Chunk
+	err := o.turn(o.builder.Rows(), func() (err error) {
+		data, page, err = o.builder.Finish()
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("build a page of manifest chunk %d: %w", len(o.chunks), err)
+	}
+	if page.BlobRef, err = o.in.Put(ctx, data); err != nil {
+		return fmt.Errorf("store a page of manifest chunk %d: %w", len(o.chunks), err)
+	}
+	o.pages.Add(page)
+	return nil
+}
+
+// extend adds n rows, which are about to be added, to the end of a split.
+func (o *output) extend(split string, n int64) error {
+	o.splits = addRange(o.splits, split, schema.Range{Start: o.rows, End: o.rows + n})
+	return checkRanges(o.splits)
+}
+
+// addRange adds r, which lies behind all ranges of all splits, to the named one.
+func addRange(splits []schema.Split, name string, r schema.Range) []schema.Split {
+	i := slices.IndexFunc(splits, func(s schema.Split) bool { return s.Name == name })
+	if i < 0 {
+		return append(splits, schema.Split{Name: name, Ranges: []schema.Range{r}})
+	}
+	s := &splits[i]
+	if n := len(s.Ranges); n > 0 && s.Ranges[n-1].End == r.Start {
+		s.Ranges[n-1].End = r.End
+	} else {
+		s.Ranges = append(s.Ranges, r)
+	}
+	return splits
+}
+
+func checkRanges(splits []schema.Split) error {
+	n := 0
+	for _, s := range splits {
+		n += len(s.Ranges)
+	}
+	if n > maxRanges {
+		return fmt.Errorf("%w: the splits change more than %d times; write the rows split by split", schema.ErrLimit,
+			maxRanges)
+	}
+	return nil
+}
