@@ -72,3 +72,6 @@ def test_the_lines_in_the_protocol(start: StartNode) -> None:
     assert set(names["seen"]) == {3, 4, 5}
     assert all(sorted(epoch) == list(range(3 * 2048)) for epoch in names["seen"].values())
     assert names["act"]("list", dataset="imagenet")[0]["newest"] == 3
+    assert (names["merged"]["snapshot"], names["merged"]["matched"]) == (2, 2)
+    altered = json.loads(names["altered"].body.to_pybytes())
+    assert (altered["snapshot"], altered["rows"], altered["deleted"]) == (4, 1, 1)

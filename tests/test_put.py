@@ -75,6 +75,27 @@ def test_create_append_replace(client: fl.FlightClient) -> None:
     assert act(client, "list", dataset="life")[0]["snapshots"] == [1, 2, 3]
 
 
+def test_merge(client: fl.FlightClient) -> None:
+    """Columns by key, with nothing but pyarrow, as docs/protocol.md shows it."""
+    whole = table(0, 500)
+    put(client, whole, dataset="merged", key="name")
+    graded = pa.table({"name": ["row-000003", "row-000400"], "grade": ["a", "b"]})
+    done = put(client, graded, dataset="merged", mode="merge", on="name")
+    assert done == {
+        "dataset": "merged", "snapshot": 2, "rows": 2, "changed": True, "matched": 2, "inserted": 0, "ignored": 0,
+        "deleted": 0,
+    }  # fmt: skip
+    grades = read(client, dataset="merged", columns=["grade"])["grade"].to_pylist()
+    assert [(n, g) for n, g in enumerate(grades) if g] == [(3, "a"), (400, "b")]
+    assert stored(client, "merged").equals(whole)
+    done = put(client, graded.select(["name"]), dataset="merged", mode="delete", on="name")
+    assert (done["snapshot"], done["deleted"]) == (3, 2)
+    (done,) = act(client, "alter", dataset="merged", drop_columns=["grade"], delete_where="score >= 10")
+    assert (done["snapshot"], done["rows"], done["deleted"]) == (4, 19, 479)
+    with pytest.raises(pa.ArrowInvalid, match='would drop "image"'):
+        put(client, whole.select(["name", "score"]), dataset="merged", mode="replace", key="name")
+
+
 def test_repeating_an_upload_changes_nothing(client: fl.FlightClient) -> None:
     rows = table(0, 100)
     put(client, rows, dataset="again", key="name")

@@ -16,7 +16,7 @@ their names, which the extras `[torch]`, `[ray]` and `[polars]` install.
 from importlib.metadata import PackageNotFoundError, version
 
 from bowstring._tls import Tls
-from bowstring._upload import IngestResult
+from bowstring._upload import AlterResult, IngestResult
 from bowstring.client import Client, DatasetInfo, Datasets, WarmResult, connect
 from bowstring.connection import Connection
 from bowstring.dataset import Dataset
@@ -49,6 +49,7 @@ except PackageNotFoundError:  # from the source tree
 
 __all__ = [
     "AlreadyExists",
+    "AlterResult",
     "Batches",
     "BowstringError",
     "Cancelled",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
+import re
 import threading
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,18 +25,55 @@ _MESSAGE_BYTES = 8 << 20  # of one batch of an upload
 
 @dataclass(frozen=True)
 class IngestResult:
-    """What an upload has made. `changed` is false if the newest snapshot already was exactly this."""
+    """What an upload has made.
+
+    Attributes:
+        dataset: The dataset.
+        snapshot: Its newest snapshot.
+        rows: Rows that were sent.
+        bytes: Bytes of their blobs.
+        changed: False if the newest snapshot already was exactly this.
+        matched: Rows for which `merge` or `delete` found a sample.
+        inserted: Rows that `merge` has added as new samples.
+        ignored: Rows that were left out, as no sample has their key.
+        deleted: Samples that `delete` has deleted.
+    """
 
     dataset: str
     snapshot: int
     rows: int
     bytes: int
     changed: bool
+    matched: int = 0
+    inserted: int = 0
+    ignored: int = 0
+    deleted: int = 0
+
+
+@dataclass(frozen=True)
+class AlterResult:
+    """What [Client.alter][bowstring.Client.alter] has made.
+
+    Attributes:
+        dataset: The dataset.
+        snapshot: Its newest snapshot.
+        changed: False if there was nothing to change.
+        rows: Rows of the snapshot.
+        deleted: Rows that were deleted.
+    """
+
+    dataset: str
+    snapshot: int
+    changed: bool
+    rows: int
+    deleted: int
 
 
 def upload(connection: Connection, put: dict[str, Any], reader: Any, *, progress: bool) -> IngestResult:
     """Send what a reader gives as one upload."""
     schema, batches, total = _plain(*_batches_of(reader))
+    if put["mode"] in ("merge", "delete"):
+        schema, batches = _without_index(schema, batches)
     return _Upload(connection, put, schema, total, progress).run(batches)
 
 
@@ -96,6 +135,15 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
+def _without_index(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """Rows without the numbers that pandas gives to rows that were filtered: they would become a column of all rows."""
+    names = [name for name in schema.names if not re.fullmatch(r"__index_level_\d+__", name)]
+    if len(names) == len(schema.names) or not names:
+        return schema, batches
+    kept = pa.schema([schema.field(name) for name in names], schema.metadata)
+    return kept, (batch.select(names) for batch in batches)
+
+
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Cut a batch into messages of a size that a connection carries well."""
     rows = batch.num_rows
@@ -118,6 +166,7 @@ class _Upload:
             progress_bar(progress, "stored", None, "B"),
         )
         self._stored = 0  # bytes of blobs that the server has acknowledged
+        self._notes: list[str] = []  # of the server, for the user
         self._results: queue.SimpleQueue[dict[str, Any] | BowstringError | None] = queue.SimpleQueue()
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> IngestResult:
@@ -154,7 +203,12 @@ class _Upload:
                 raise last
             if last is None or "snapshot" not in last:
                 raise ServerError(f"the upload ended without a result: {last}")
-            return IngestResult(last["dataset"], last["snapshot"], last["rows"], self._stored, last["changed"])
+            for note in self._notes:
+                warnings.warn(f"ingest into {last['dataset']}: {note}", stacklevel=4)
+            counts = {name: last[name] for name in ("matched", "inserted", "ignored", "deleted") if name in last}
+            return IngestResult(
+                last["dataset"], last["snapshot"], last["rows"], self._stored, last["changed"], **counts
+            )
 
     def _send(self, writer: Any, batches: Iterator[pa.RecordBatch]) -> int:
         sent = 0
@@ -176,6 +230,8 @@ class _Upload:
                 if message is None:
                     break
                 last = decoded(message)
+                if "note" in last:
+                    self._notes.append(last["note"])
                 if "batch" in last:
                     rows.update(last["rows"] - rows.n)
                     size.update(last["bytes"] - self._stored)

@@ -10,7 +10,7 @@ from typing import Any
 
 from bowstring._request import snapshot_named
 from bowstring._tls import Tls
-from bowstring._upload import IngestResult, upload
+from bowstring._upload import AlterResult, IngestResult, upload
 from bowstring._wire import progress_bar
 from bowstring.connection import Connection
 from bowstring.dataset import Dataset
@@ -119,26 +119,85 @@ class Client(Connection):
         blobs: Iterable[str] | None = None,
         media: dict[str, str] | None = None,
         source: str | None = None,
+        on: str | None = None,
+        missing: str | None = None,
+        drop_columns: Iterable[str] | None = None,
         progress: bool = True,
     ) -> IngestResult:
         """Upload rows as a new snapshot of a dataset: all of them, or, whatever fails, none.
+
+        With `merge`, rows change samples that are there, and their blobs need not be sent again:
+
+        ```python
+        scores = pa.table({"file_name": names, "score": scores})
+        client.ingest("photos", scores, mode="merge", on="file_name")
+        ```
+
+        Columns that the dataset has are changed in the samples that rows are found for, and a null in the frame makes
+        them null; columns that it does not have are added, and are null in all other samples. Values have to fit the
+        dataset's type as they are. Names of classes that are new get numbers behind the others. Of blob columns, a null
+        leaves the blob as it is. Samples stay at their positions, and in their splits unless a column `split` names
+        another one. Earlier snapshots are what they were. It takes the rights to read and to write the dataset.
 
         Args:
             name: The dataset.
             reader: A `pyarrow.Table`, a `RecordBatchReader`, an iterable of record batches or tables, or anything with
                 `__arrow_c_stream__`, such as a frame of Polars or pandas, or a query of DuckDB.
             split: The split of the rows, unless they have a column `split`.
-            mode: `create` a dataset, `append` to its newest snapshot, or `replace` that.
+            mode: `create` a dataset, `append` to its newest snapshot, or `replace` that; `merge` the columns of rows
+                into the samples with their keys, or `delete` the samples with the keys of the rows.
             key: The column whose value identifies a row; its id is derived from it.
             blobs: The binary columns that hold samples' bytes; without it, all of them.
             media: What is in them: `{"image": "image"}`, or `"audio"`.
             source: Free text that is kept with the snapshot.
+            on: The column by which `merge` and `delete` find samples: `id` (without it), or one of integers, text or
+                bytes whose values are unique.
+            missing: What becomes of rows whose key no sample has: `error` (the default of `merge`), `insert` them as
+                new samples behind all others, or `ignore` them (the default of `delete`).
+            drop_columns: Columns that `replace` may take away or make others of; it is an error that it would of any
+                other one. `merge` drops them before it adds those of the rows.
             progress: Whether to show a progress bar.
         """
         put: dict[str, Any] = {"dataset": name, "split": split, "mode": mode, "commit": "message"}
-        given = {"key": key, "blobs": None if blobs is None else list(blobs), "media": media, "source": source}
+        given = {
+            "key": key,
+            "blobs": None if blobs is None else list(blobs),
+            "media": media,
+            "source": source,
+            "on": on,
+            "missing": missing,
+            "drop_columns": None if drop_columns is None else list(drop_columns),
+        }
         put.update({field: value for field, value in given.items() if value is not None})
         return upload(self, put, reader, progress=progress)
+
+    def alter(
+        self,
+        name: str,
+        *,
+        drop_columns: Iterable[str] = (),
+        rename_columns: dict[str, str] | None = None,
+        delete_where: str | None = None,
+        source: str | None = None,
+    ) -> AlterResult:
+        """Change columns and rows of a dataset by a new snapshot. Nothing is sent, and blobs stay as they are.
+
+        [ingest][bowstring.Client.ingest] with `mode="merge"` adds and changes columns by rows that have a key, and with
+        `mode="delete"` deletes them. It takes the rights to read and to write the dataset.
+
+        Args:
+            name: The dataset.
+            drop_columns: Columns to drop, those of blobs included.
+            rename_columns: New names of columns, by the old ones.
+            delete_where: An expression, as `Dataset.where` takes it, over the columns as they were; rows that meet it
+                are deleted.
+            source: Free text that is kept with the snapshot, instead of that of the one before.
+        """
+        body: dict[str, Any] = {"dataset": name, "drop_columns": list(drop_columns)}
+        given = {"rename_columns": rename_columns, "delete_where": delete_where, "source": source}
+        body.update({field: value for field, value in given.items() if value is not None})
+        (made,) = self._results("alter", json.dumps(body).encode(), stream=True)
+        return AlterResult(**{field: made[field] for field in ("dataset", "snapshot", "changed", "rows", "deleted")})
 
     def warm(self, dataset: Dataset, *, epoch: int = 0, progress: bool = True) -> WarmResult:
         """Bring what an epoch will use into the server's spill, in the order in which it will use it.
