@@ -3,6 +3,7 @@ package samenode
 import (
 	"context"
 	"fmt"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,8 +13,9 @@ import (
 	"bowstring/schema"
 )
 
-// align is what slots are aligned to, and so buffers: as Arrow wants them.
-const align = 64
+// align is what slots are aligned to: a page. A client maps a ring copy-on-write, and drops its own copies of a slot's
+// pages when the slot comes to it anew. So no two slots share a page.
+var align = int64(os.Getpagesize())
 
 // Ring is memory that the server shares with one client. It is safe for concurrent use.
 //

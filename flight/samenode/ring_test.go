@@ -22,7 +22,7 @@ func TestRingNeverOverlaps(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 1))
-	r := testRing(1 << 14)
+	r := testRing(16 * align)
 	type held struct {
 		slot *Slot
 		mark byte
@@ -33,7 +33,7 @@ func TestRingNeverOverlaps(t *testing.T) {
 		case 0, 1:
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel() // nobody lets go meanwhile
-			slot, ok, err := r.Reserve(ctx, 1+rng.Uint64N(3), 1+rng.Int64N(1<<11))
+			slot, ok, err := r.Reserve(ctx, 1+rng.Uint64N(3), 1+rng.Int64N(3*align))
 			if err != nil || !ok {
 				continue
 			}

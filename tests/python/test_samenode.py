@@ -228,7 +228,7 @@ def test_a_slot_is_taken_before_its_call_ends(shared: Node) -> None:
             return real.send(data, flags)
 
     real, ring._socket = ring._socket, cast("socket.socket", Full())
-    lease = ring.take(7)
+    lease = ring.take({"slot": 7, "buffers": []})
     ring.flush()
     assert b"".join(sent)[::16] == bytes([1, 3])
     del lease
@@ -274,7 +274,7 @@ def test_a_slot_that_is_taken_as_streams_let_go_is_kept_for_the_child(shared: No
     class Late:
         def _let_go(self) -> None:
             if not leases:
-                leases.append(ring.take(1))
+                leases.append(ring.take({"slot": 1, "buffers": []}))
 
     late = Late()
     _fork.hold(late)

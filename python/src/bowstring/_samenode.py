@@ -1,8 +1,13 @@
 """Memory that a server on this node shares, so that blobs come without a copy through TCP.
 
 A server that serves so says where its socket is. Each stream borrows a ring of the process: memory that the server
-writes and this process can only read. A batch's metadata says where in it the large buffers lie. A slot is the server's
-to write again when the last buffer over it is collected.
+writes. A batch's metadata says where in it the large buffers lie. A slot is the server's to write again when the last
+buffer over it is collected.
+
+The ring is mapped copy-on-write. A program that changes a batch in place, as torch allows for all tensors, changes a
+copy of the page that the kernel makes for this process; the server and other processes do not see it. Such a copy would
+hide what the server writes there next. So each slot that comes is looked at, and copies of its pages are dropped. A
+slot has pages of its own, so that no other batch loses its changes.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ import struct
 import sys
 import threading
 import weakref
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +36,10 @@ _RECORD = struct.Struct("<B7xQ")
 _TAKEN, _RELEASED, _ENDED = 1, 2, 3
 _PATIENCE = 2.0  # seconds for the server to hand a ring over, or to take what it is told
 _MOST_RECORDS = 256  # of a message to the server
+_PAGE = mmap.PAGESIZE
+# By the highest byte of an entry of /proc/self/pagemap: whether a page is there, or swapped out, and is not the file's.
+_COPIED = np.array([byte & 0xC0 != 0 and byte & 0x20 == 0 for byte in range(256)])
+_HIGHEST = slice(7 if sys.byteorder == "little" else 0, None, 8)
 
 
 class _Lease:
@@ -58,7 +68,7 @@ class _Lease:
 class _Mapped:
     """A file of the server's, mapped for reading as far as it may ever reach."""
 
-    __slots__ = ("_end", "_known", "address", "length")
+    __slots__ = ("_end", "address", "length")
 
     def __init__(self, descriptor: int, length: int) -> None:
         # Not by `mmap`: that wants a file to be as long as it is mapped already.
@@ -67,12 +77,10 @@ class _Mapped:
             raise OSError(ctypes.get_errno(), f"a file of the server's of {length} bytes cannot be mapped")
         self.address: int = address
         self.length = length
-        self._end, self._known = _libc.munmap, _spans  # are there as long as this is, also when the interpreter ends
-        _spans[address] = address + length
+        self._end = _libc.munmap  # is there as long as this is, also when the interpreter ends
 
     def __del__(self) -> None:
         if hasattr(self, "address"):
-            self._known.pop(self.address, None)
             self._end(self.address, self.length)
 
 
@@ -87,7 +95,38 @@ if sys.platform == "linux":
         ctypes.c_int,
         ctypes.c_long,
     )
-    _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    _libc.munmap.argtypes = _libc.munlock.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+
+
+def _writable(descriptor: int, length: int) -> mmap.mmap:
+    """A ring, mapped so that a write goes to a copy of this process's own."""
+    # Not reserved: few programs change batches in place, and those change few at a time.
+    flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x4000)
+    return mmap.mmap(descriptor, length, flags, mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+class _Pages:
+    """What the kernel says of pages that are mapped at an address."""
+
+    def __init__(self, address: int) -> None:
+        self._first = address // _PAGE
+        try:
+            self._map: int = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:  # a sandbox without it
+            self._map = -1
+
+    def copied(self, offset: int, length: int) -> bool:
+        """Whether a page may be a copy of this process's own. True where the kernel does not say."""
+        pages = length // _PAGE
+        try:
+            said = os.pread(self._map, 8 * pages, 8 * (self._first + offset // _PAGE))
+        except OSError:
+            return True
+        return len(said) < 8 * pages or bool(_COPIED[np.frombuffer(said, np.uint8)[_HIGHEST]].any())
+
+    def __del__(self) -> None:
+        if self._map >= 0:
+            os.close(self._map)
 
 
 class Ring(_keeper.Tended):
@@ -121,16 +160,14 @@ class Ring(_keeper.Tended):
             try:
                 if "ring" not in said or len(descriptors) != 1:
                     raise OSError(str(said.get("error", "the server shares no memory")))
-                self._memory = mmap.mmap(descriptors[0], said["bytes"], mmap.MAP_SHARED, mmap.PROT_READ)
+                self._memory = _writable(descriptors[0], said["bytes"])
             finally:
                 for descriptor in descriptors:
                     os.close(descriptor)
             self.name: str = said["ring"]
             self._socket.setblocking(False)
             self._address: int = pa.py_buffer(self._memory).address
-            _spans[self._address] = self._address + len(self._memory)
-            self._spanned = weakref.finalize(self, _spans.pop, self._address, None)
-            self._spanned.atexit = False
+            self._pages = _Pages(self._address)
             _rings.add(self)
         except BaseException:
             self._socket.close()
@@ -151,11 +188,31 @@ class Ring(_keeper.Tended):
         """Nothing more is taken of the calls so far."""
         self.say(_ENDED, self._calls)
 
-    def take(self, number: int, refers: bool = False) -> _Lease:
+    def take(self, shared: dict[str, Any]) -> _Lease:
         """The slot of a batch that has come. The server is told with what is said next, or before it is waited for."""
+        number = shared["slot"]
         if self._pid == os.getpid():
             self._unsaid.append(_RECORD.pack(_TAKEN, number))
-        return _Lease(self, number, refers)
+        lease = _Lease(self, number, "references" in shared)
+        self._fresh(shared)
+        return lease
+
+    def _fresh(self, shared: dict[str, Any]) -> None:
+        """Drop the copies of a slot's pages that were made as an earlier batch was changed in place."""
+        parts = [(offset, length) for _, offset, length in shared["buffers"]]
+        for said in shared.get("references", ()):
+            parts += [said["views"], said["data"], said["table"]]
+        first = min((offset for offset, length in parts if length), default=0) // _PAGE * _PAGE
+        end = max((offset + length for offset, length in parts if length), default=0)
+        if not 0 <= first <= end <= len(self._memory):
+            raise OSError(f"the server names {end - first} bytes at {first} of {len(self._memory)} that it shares")
+        length = min(-(-end // _PAGE) * _PAGE, len(self._memory)) - first
+        if length and self._pages.copied(first, length):
+            try:
+                self._memory.madvise(mmap.MADV_DONTNEED, first, length)
+            except OSError:  # the process has locked its memory
+                _libc.munlock(self._address + first, length)
+                self._memory.madvise(mmap.MADV_DONTNEED, first, length)
 
     def forget(self, number: int) -> None:
         """A slot that refers to files is let go."""
@@ -291,19 +348,10 @@ class Ring(_keeper.Tended):
         """Let go of the memory, of which this process has no slot: the server counts it as long as a process has it."""
         with contextlib.suppress(BufferError, ValueError):
             self._memory.close()
-            self._spanned()
 
 
 # All rings of the process: what a fork has to know of.
 _rings: weakref.WeakSet[Ring] = weakref.WeakSet()
-
-# Where they lie: from an address to the one behind it.
-_spans: dict[int, int] = {}
-
-
-def is_shared(address: int) -> bool:
-    """Whether memory lies in a ring, and so can only be read: whoever writes to it dies of SIGSEGV."""
-    return bool(_spans) and any(first <= address < end for first, end in list(_spans.items()))
 
 
 def _before_fork() -> None:

@@ -170,22 +170,36 @@ def is_ragged(field: pa.Field) -> bool:
     return made is not None and None in json.loads(made).get("shape", [])
 
 
-def arrays(batch: pa.RecordBatch) -> dict[str, Any]:
+def arrays(batch: pa.RecordBatch, *, writable: bool = False) -> dict[str, Any]:
     """The tensors of a batch by column, as arrays of NumPy that point to its memory.
 
     Tensors of one shape are one array, the samples along its first axis; of a null it has zeros. Tensors of different
     shapes are a list, with None for a null. Each has `__dlpack__`, which JAX, CuPy and others take. Columns that hold
     no tensors are left out.
+
+    Args:
+        batch: A record batch, or a part of one.
+        writable: Copy them. **Arrays that point to the batch's memory can only be read**: NumPy raises ValueError where
+            one is written to.
     """
     return {
-        field.name: tensors(column, field)
+        field.name: tensors(column, field, writable=writable)
         for field, column in zip(batch.schema, batch.columns, strict=True)
         if is_ragged(field) or isinstance(field.type, pa.FixedShapeTensorType)
     }
 
 
-def tensors(column: pa.Array, field: pa.Field) -> npt.NDArray[Any] | list[npt.NDArray[Any] | None]:
+def tensors(
+    column: pa.Array, field: pa.Field, *, writable: bool = False
+) -> npt.NDArray[Any] | list[npt.NDArray[Any] | None]:
     """One column of tensors: see [arrays][bowstring.operators.arrays]."""
+    found = _tensors(column, field)
+    if not writable:
+        return found
+    return [one if one is None else one.copy() for one in found] if isinstance(found, list) else found.copy()
+
+
+def _tensors(column: pa.Array, field: pa.Field) -> npt.NDArray[Any] | list[npt.NDArray[Any] | None]:
     if not is_ragged(field):
         storage, shape = column.storage, column.type.shape
         values = storage.values  # flatten() would leave nulls out

@@ -184,7 +184,7 @@ class Batches(Iterator[pa.RecordBatch]):
                 place: dict[str, Any] = json.loads(chunk.app_metadata.to_pybytes())
                 shared = place.pop("shared", None)
                 refers = shared is not None and "references" in shared
-                lease = None if shared is None or ring is None else ring.take(shared["slot"], refers)
+                lease = None if shared is None or ring is None else ring.take(shared)
                 if shared is not None and (lease is None or self._ring is not ring):
                     # Closed from another thread, or let go for a fork, before the slot was taken: the server may write
                     # it anew. The batch was not given, and comes again where the stream goes on.

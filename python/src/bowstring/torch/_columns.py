@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from bowstring import _samenode
 from bowstring.operators import is_ragged
 
 Column = Any  # a tensor, Blobs, a list, or a dict of columns
@@ -39,8 +38,7 @@ class Blobs:
     ```
 
     Attributes:
-        data: All bytes, `uint8`. Not to be changed in place: they may lie in memory that the server shares, where a
-            write ends the process. A `clone` of them can be changed.
+        data: All bytes, `uint8`.
         offsets: Where each sample begins in `data`, and where the last one ends, `int64`.
     """
 
@@ -186,9 +184,9 @@ def batch_of(record: pa.RecordBatch) -> Batch:
 def column_of(array: pa.Array) -> Column:
     """An array of Arrow as a tensor that points to its memory, where torch allows it.
 
-    Copied are booleans, which Arrow packs to bits, columns with nulls, offsets of 32 bits, and what lies in memory that
-    the server shares with this process, but for blobs: that cannot be written. Text and lists of varying length become
-    lists of Python's.
+    Copied are booleans, which Arrow packs to bits, columns with nulls, and offsets of 32 bits. Text and lists of
+    varying length become lists of Python's. The tensors may be changed in place: the memory is this process's own, or
+    is copied page by page as it is written.
     """
     if isinstance(array.type, pa.FixedShapeTensorType):
         return _tensors(array)
@@ -213,7 +211,7 @@ def column_of(array: pa.Array) -> Column:
     if pa.types.is_fixed_size_binary(kind) and not array.null_count:
         width = kind.byte_width
         flat = _bytes(array.buffers()[1], array.offset * width, len(array) * width)
-        return _writable(flat).reshape(len(array), width)
+        return flat.reshape(len(array), width)
     if pa.types.is_fixed_size_list(kind) and not array.null_count:
         values = column_of(array.flatten())
         if isinstance(values, torch.Tensor):
@@ -246,16 +244,11 @@ def _numbers(array: pa.Array) -> torch.Tensor:
     if not len(array):
         return from_dlpack(pa.array([0], array.type))[:0]
     # DLPack, as torch warns of memory that it takes to be read-only. It is not: a batch that came over the network is
-    # this process's own, and nobody else's.
+    # this process's own, and memory that a server shares is mapped copy-on-write.
     tensor = from_dlpack(array)
     if tensor.data_ptr() % tensor.element_size():
         return tensor.clone()  # a long message may begin at any address
-    return _writable(tensor)
-
-
-def _writable(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a copy where it lies in memory that a server shares: a write there would end the process."""
-    return tensor.clone() if _samenode.is_shared(tensor.data_ptr()) else tensor
+    return tensor
 
 
 def _bytes(buffer: pa.Buffer | None, start: int, length: int) -> torch.Tensor:
