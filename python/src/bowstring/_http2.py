@@ -26,7 +26,7 @@ import hpack
 from bowstring import _keeper
 from bowstring._status import of_header
 from bowstring._tls import Encrypted
-from bowstring.errors import BowstringError, Cancelled, ServerError, Unavailable, by_number
+from bowstring.errors import CUT_OFF, BowstringError, Cancelled, ServerError, Unavailable, by_number
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PUSH_PROMISE, _PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = (
@@ -39,8 +39,8 @@ _AHEAD = 32 << 20  # bytes that a server may send ahead of what was taken in
 _LARGEST_HEADERS = 1 << 20  # bytes
 _LARGEST_CONTROL = 1 << 16  # bytes of a frame that has no message
 # HTTP/2's reasons why a stream ends, where they say more than INTERNAL, as gRPC's codes.
-_RESETS = {0x7: 14, 0x8: 1, 0xB: 8, 0xC: 7}
-_STATUS = {"400": 13, "401": 16, "403": 7, "404": 12, "429": 14, "502": 14, "503": 14, "504": 14}
+_RESETS = {0xB: 8, 0xC: 7, **dict.fromkeys(CUT_OFF, 14)}
+_STATUS = {"400": 13, "401": 16, "403": 7, "404": 12, "408": 14, "429": 14, "502": 14, "503": 14, "504": 14}
 
 CONNECT = 20.0  # seconds to connect
 
@@ -283,7 +283,7 @@ class Link:
         if flags & _PADDED:
             self._taken += 1 + padding
         if flags & _END_STREAM and stream == self._stream:
-            self._ended(partial(ServerError, "the server ended the stream without a status"))
+            self._ended(partial(Unavailable, "the stream was cut off on its way: it ended without a status"))
 
     def _allow(self) -> None:
         """Let the server send as much as was taken in."""

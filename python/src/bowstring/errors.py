@@ -148,6 +148,10 @@ _NUMBERS: dict[int, type[BowstringError]] = {
     15: DataLoss,
     16: Unauthenticated,
 }
+# HTTP/2's reasons of a reset for which a stream is opened again: NO_ERROR, INTERNAL_ERROR, SETTINGS_TIMEOUT,
+# STREAM_CLOSED, REFUSED_STREAM, CANCEL and CONNECT_ERROR. A server of gRPC's ends a stream by a status; a proxy resets
+# it, where it has been idle for long, or where the proxy or what is behind it ends.
+CUT_OFF = frozenset((0x0, 0x2, 0x4, 0x5, 0x7, 0x8, 0xA))
 # For what comes without such words, as from the client's own library.
 _CLASSES: list[tuple[type[BaseException], type[BowstringError]]] = [
     (fl.FlightUnavailableError, Unavailable),
@@ -166,6 +170,11 @@ _WORDING = re.compile(
     r"(?:(?:Flight|gRPC) returned (?:an? )?(?P<word>[a-z -]+?) error,|Flight (?P<call>cancelled) call,"
     r"|Flight RPC (?P<rpc>failed)) with message: (?P<text>.*)",
     re.DOTALL,
+)
+# How gRPC words what was cut off: it counts as INTERNAL, CANCELLED or UNKNOWN there.
+_CUT = re.compile(
+    r"(?:Stream removed \()?"
+    r"(?:Received RST_STREAM with error code (?P<reason>\d+)|Data frame with END_STREAM flag received)"
 )
 _CONTEXT = re.compile(r"\.? gRPC client debug context: .*|\.? Client context: .*|\.? Detail: [A-Z]\w*$", re.DOTALL)
 
@@ -187,13 +196,20 @@ def translated(error: BaseException) -> BowstringError | None:
     # pyarrow's words come first: the server's text after them may hold the same ones.
     found = _WORDING.match(str(error)) if isinstance(error, (pa.ArrowException, OSError)) else None
     if found and (word := found["word"] or found["call"] or found["rpc"]) in _WORDS:
-        return _WORDS[word](_CONTEXT.sub("", found["text"]))
+        text = _CONTEXT.sub("", found["text"])
+        return Unavailable(text) if _cut_off(text) else _WORDS[word](text)
     for theirs, ours in _CLASSES:
         if isinstance(error, theirs):
             return ours(_CONTEXT.sub("", str(error)))
     if type(error) is OSError:  # pyarrow's ArrowIOError: a broken connection; a missing file has a class of its own
         return Unavailable(_CONTEXT.sub("", str(error)))
     return None
+
+
+def _cut_off(text: str) -> bool:
+    """Whether gRPC says of a call that something on the way to the server has cut it off."""
+    found = _CUT.match(text)
+    return found is not None and int(found["reason"] or 0) in CUT_OFF
 
 
 class translate(contextlib.ContextDecorator):  # noqa: N801
