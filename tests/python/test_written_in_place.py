@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import bowstring
 import numpy as np
@@ -82,7 +82,9 @@ def test_a_kernel_that_says_nothing_of_pages(shared: Node, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("layout", ["binary", "huggingface"])
-def test_each_column_of_numbers_and_bytes_can_be_changed(shared: Node, layout: str) -> None:
+def test_each_column_of_numbers_and_bytes_can_be_changed(
+    shared: Node, layout: Literal["binary", "huggingface"]
+) -> None:
     dataset = bowstring.connect(shared.url).dataset("photos").options(layout=layout).shuffle(2)
     rows = list(dataset.batches(16, epochs=2))
     again = list(dataset.batches(16, epochs=2))
