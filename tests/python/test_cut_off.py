@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import bowstring
+import pyarrow.flight as fl
 import pytest
 from bowstring.errors import translated
 from cutter import Cut, Cutter, end_of_data, goes_away, nothing, reset
@@ -40,7 +41,7 @@ def test_a_stream_that_is_cut_off_goes_on(node: Node, ending: str) -> None:
     cut = Cut(2 << 20, 3, ENDINGS[ending], closes="close" in ending)
     seen: Counter[int] = Counter()
     bytes_of: dict[int, str] = {}
-    with Cutter(node.port, cut) as proxy, photos(bowstring.connect(proxy.url, retries=2)).batches(16) as batches:
+    with Cutter(node.port, cut) as proxy, photos(bowstring.connect(proxy.url, retries=3)).batches(16) as batches:
         for batch in batches:
             found = digests(batch)
             seen.update(found.keys())
@@ -74,7 +75,7 @@ def test_a_take_that_is_cut_off_is_repeated(node: Node) -> None:
 
 
 def test_what_the_server_itself_says_is_no_reset() -> None:
-    error = bowstring.errors.fl.FlightInternalError(
+    error = fl.FlightInternalError(
         "Flight returned internal error, with message: the column Received RST_STREAM with error code 2 is damaged"
     )
     assert isinstance(translated(error), bowstring.ServerError)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -149,7 +150,8 @@ def test_details_say_when_to_try_again(nodes: tuple[Node, Node]) -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.usefixtures("way")
-def test_a_stream_goes_on_where_the_cluster_is(nodes: tuple[Node, Node]) -> None:
+def test_a_stream_goes_on_where_the_cluster_is(nodes: tuple[Node, Node], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "bowstring.connection")
     one, other = nodes
     one.ends(UNAVAILABLE, "this node leaves", moved(other.uri))
     one.nodes = ["grpc://127.0.0.1:1", other.uri]
@@ -157,6 +159,9 @@ def test_a_stream_goes_on_where_the_cluster_is(nodes: tuple[Node, Node]) -> None
     assert (type(error), str(error)) == (bowstring.DataLoss, "here")
     (headers,) = (headers for method, headers in other.calls if method == "DoGet")
     assert headers["authorization"] == f"Bearer {KEPT}"
+    moves = [record.getMessage() for record in caplog.records if "from now on" in record.getMessage()]
+    assert moves == [f"{one.uri} leaves its cluster, and {other.uri} is called from now on"]
+    assert KEPT not in caplog.text
 
 
 @pytest.mark.timeout(60)

@@ -307,6 +307,13 @@ class Door:
         """Whether streams can be opened by it. Else pyarrow has to: it knows proxies, and other certificates."""
         return self._direct and time.monotonic() - self._doubted >= _BELIEF
 
+    @property
+    def why(self) -> str:
+        """Why it is not usable."""
+        if self._direct:
+            return "its certificate is none that Python trusts"
+        return "a proxy is to be asked for it, it has no port, or BOWSTRING_HTTP2=off is set"
+
     def get(self, ticket: bytes, headers: list[tuple[bytes, bytes]]) -> Reader | None:
         """Make a call, and wait until the server answers. None where it proves not to be usable."""
         sent = [

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import logging
 import os
 import socket
 import stat
@@ -28,6 +29,7 @@ import pyarrow.flight as fl
 from bowstring import _samenode  # noqa: F401
 from bowstring.errors import BowstringError
 
+_LOG = logging.getLogger("bowstring.fork")
 _LULL = 0.01  # seconds
 _ANSWER = 0.5  # seconds for the servers of calls under way to answer
 _PATIENCE = 3.0  # seconds for gRPC's threads to end; they take 2 to 4 ms where the machine has time for them
@@ -127,6 +129,8 @@ def _before() -> None:
     if _state.others is None:  # nothing was ever connected here, by this package
         _state.suspect = bool(_threads())
         return
+    if _state.holders:
+        _LOG.debug("the process forks: its connections are dropped, and its streams go on by new ones")
     for holder in list(_state.holders):
         holder._let_go()
     if _state.uploads:
@@ -134,7 +138,8 @@ def _before() -> None:
     silent = set() if _answered(_ANSWER) else _cut_off()
     if not _quiet(0.1, silent):
         gc.collect()  # the traceback of an error may still hold a call
-        _quiet(_PATIENCE, silent)
+        if not _quiet(_PATIENCE, silent):
+            _LOG.warning("the process forks while gRPC has threads of its own: a child may have to be ended")
     # Another gRPC, such as Ray's, does no harm; a FlightClient of the user's own does. A child finds out.
     _state.others = _threads()
     _state.suspect = bool(_state.others)
@@ -176,6 +181,8 @@ def _cut_off() -> set[int]:
     while time.monotonic() < end:
         for call in list(_state.calls):
             if call.again and call.mark not in kept:
+                if not call.cut:
+                    _LOG.info("a call whose server is silent is cut off for a fork, and made again after it")
                 call.cut = True
                 silent.add(call.mark)
         _shut(silent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import logging
 import os
 import socket
 import sys
@@ -16,6 +17,7 @@ from bowstring import _keeper
 from bowstring._greeting import VERSION, Place, StandInError
 from bowstring._samenode import Ring
 
+_LOG = logging.getLogger("bowstring.samenode")
 _REST = 60.0  # seconds that a ring is kept without a stream: others may need its memory
 
 
@@ -30,6 +32,7 @@ class Rings(_keeper.Tended):
         self._free: collections.deque[Ring] = collections.deque()
         self._server: Place | None = None
         self._asked = False
+        self._said: set[str] = set()  # why there was no memory, as it was logged
 
     def known(self, answer: list[dict[str, Any]]) -> bool:
         """What the server has answered when asked for its socket. Whether that is new."""
@@ -62,6 +65,9 @@ class Rings(_keeper.Tended):
             self._asked = False  # it may be another server by now
             if isinstance(error, StandInError):
                 warnings.warn(f"{error}; batches come by TCP", RuntimeWarning, stacklevel=2)
+            elif (why := str(error)) not in self._said:
+                self._said.add(why)
+                _LOG.info("batches come by TCP, as memory by %s cannot be had: %s", place.path, why)
             return None
 
     def back(self, ring: Ring) -> None:

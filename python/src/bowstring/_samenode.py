@@ -32,6 +32,7 @@ from bowstring import _keeper
 from bowstring._greeting import Place, greet, received
 from bowstring.errors import Unavailable
 
+LARGE = 64 << 10  # bytes of a buffer that goes by shared memory
 _RECORD = struct.Struct("<B7xQ")
 _TAKEN, _RELEASED, _ENDED = 1, 2, 3
 _PATIENCE = 2.0  # seconds for the server to hand a ring over, or to take what it is told

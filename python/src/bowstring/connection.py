@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from bowstring.errors import BowstringError, LimitExceeded, Unavailable, transla
 if TYPE_CHECKING:
     from typing import Self
 
+_LOG = logging.getLogger("bowstring.connection")
 _SCHEMES = ("grpc", "grpc+tcp", "grpc+tls", "grpc+unix")
 _OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),  # a connection for each client: two clients read twice as fast as one
@@ -101,6 +103,7 @@ class Connection:
         self._mark = 0  # of its sockets
         self._pid = os.getpid()
         self._door: _doget.Door | None = None  # that streams were last opened by
+        self._said: set[str] = set()  # addresses whose streams come by pyarrow, which was logged
         self.rings = Rings()
 
     def __repr__(self) -> str:
@@ -141,6 +144,7 @@ class Connection:
                 return False
             self._nodes = [*named[1:], *(uri for uri in (*self._nodes, left) if uri not in named)]
             self._call(named[0])
+        _LOG.info("%s leaves its cluster, and %s is called from now on", left, named[0])
         return True
 
     def learn(self, locations: Iterable[str]) -> None:
@@ -159,9 +163,12 @@ class Connection:
     def turn(self, left: str) -> None:
         """Call the next of the nodes that are known, if there are several and the one at `left` cannot be reached."""
         with _fork.connecting():
-            if self._nodes and self.uri == left:
-                self._nodes.append(left)
-                self._call(self._nodes.pop(0))
+            if not self._nodes or self.uri != left:
+                return
+            self._nodes.append(left)
+            self._call(self._nodes.pop(0))
+            now = self.uri
+        _LOG.info("%s cannot be reached, and %s is called from now on", left, now)
 
     def _call(self, uri: str) -> None:
         """Call another server from now on. The connection to this one is not closed: streams of it may go on."""
@@ -284,7 +291,11 @@ class Connection:
             if door is None or door.uri != opened.uri:
                 door = self._door = _doget.Door(opened.uri, self._tls, self._known)
                 _fork.hold(self)
-        return door.get(ticket, headers) if door.usable else None
+        reader = door.get(ticket, headers) if door.usable else None
+        if reader is None and door.uri not in self._said:
+            self._said.add(door.uri)
+            _LOG.info("streams of %s come by pyarrow's connection: %s", door.uri, door.why)
+        return reader
 
     def _read(self, opened: Opened, ticket: bytes, headers: list[tuple[bytes, bytes]]) -> Any:
         """The call of a stream, by pyarrow. None if all has moved to a server that does not know the ring."""

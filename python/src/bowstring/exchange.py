@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import threading
 import time
@@ -18,6 +19,7 @@ import pyarrow.flight as fl
 from bowstring import _fork
 from bowstring._opening import Opening
 from bowstring._rows import rows_of
+from bowstring._shown import shown
 from bowstring._wire import decoded, keep_forever
 from bowstring.connection import Connection
 from bowstring.errors import (
@@ -31,6 +33,7 @@ from bowstring.errors import (
 )
 from bowstring.stream import retrying, worth_retrying
 
+_LOG = logging.getLogger("bowstring.exchange")
 _PATIENCE = 1.0  # seconds for a take that is under way to be answered, before it is given up
 
 _Call = tuple[Any, Any]  # a writer and a reader
@@ -81,6 +84,7 @@ class Exchange:
                 if not self._connection.retries or not worth_retrying(error):
                     raise
                 failed = error
+            _LOG.warning("a take broke off at %s, and is repeated: %s", self._connection.uri, shown(failed))
             table: pa.Table = retrying(self._connection.retries, failed)(self._take, column, batch, closes)
             return table
 

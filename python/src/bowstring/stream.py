@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import threading
 import time
@@ -17,7 +18,8 @@ import tenacity
 
 from bowstring import _fork
 from bowstring._opening import Opening
-from bowstring._samenode import Ring
+from bowstring._samenode import LARGE, Ring
+from bowstring._shown import shown
 from bowstring._views import with_shared, with_views
 from bowstring._wire import keep_forever
 from bowstring.connection import Connection, Opened
@@ -25,6 +27,7 @@ from bowstring.errors import BowstringError, Cancelled, LimitExceeded, ServerErr
 
 T = TypeVar("T")
 
+_LOG = logging.getLogger("bowstring.stream")
 # How often a stream moves from node to node without a batch: nodes that leave may name each other.
 _MOST_MOVES = 8
 _PATIENCE = 1.0  # seconds for another thread that reads to let go of its call before a fork
@@ -104,6 +107,7 @@ class Batches(Iterator[pa.RecordBatch]):
         self._reader: Any = None
         self._opening: Opening[Any] | None = None  # of the call, while its server has not answered
         self._ring: Ring | None = None
+        self._overflowed = False  # a batch came by TCP for want of room in a ring
         self._rings = connection.rings  # that the ring is of
         self._pid = os.getpid()
         self._lock = threading.RLock()  # held while a batch is read
@@ -132,10 +136,24 @@ class Batches(Iterator[pa.RecordBatch]):
                 if not self._connection.retries or not worth_retrying(error):
                     raise
                 failed = error
+            _LOG.warning("%s: it broke off at %s, and is opened again: %s", self._named(), self._uri, shown(failed))
             return retrying(self._connection.retries, failed, self._sleep)(self._next)
         finally:
             failed = None  # its traceback has this frame, and those that have the batch
             self.waited += time.perf_counter() - start
+
+    def _named(self) -> str:
+        """What messages call this stream."""
+        ticket = self._resume
+        return f"stream of {ticket.get('dataset')}@{ticket.get('snapshot')}, rank {ticket.get('rank', 0)}"
+
+    def _overflow(self, batch: pa.RecordBatch, ring: Ring) -> None:
+        """Say once that a batch found no room in a ring."""
+        sizes = (buffer.size for column in batch.columns for buffer in column.buffers() if buffer is not None)
+        if max(sizes, default=0) >= LARGE:
+            self._overflowed = True
+            text = "%s: the memory that %s shares has no room, and batches come by TCP meanwhile; %d are kept here"
+            _LOG.info(text, self._named(), self._uri, ring.leases)
 
     def _sleep(self, seconds: float) -> None:
         """Wait before another attempt."""
@@ -204,6 +222,8 @@ class Batches(Iterator[pa.RecordBatch]):
                 for kind, microseconds in place["wait"].items():
                     self.waits[kind] = self.waits.get(kind, 0.0) + microseconds / 1e6
                 place["transport"] = "tcp" if shared is None else "referenced" if refers else "shared"
+                if shared is None and ring is not None and not self._overflowed:
+                    self._overflow(batch, ring)
                 self.place = place
                 self._moves = 0
                 self._resume = resume  # last: until then the batch was not given
@@ -222,11 +242,15 @@ class Batches(Iterator[pa.RecordBatch]):
                 return self._connection.move(self._uri, named)
             if named := self._at().allowed(self._uri, named):
                 self._places[at] = named[0]
+                _LOG.info("%s: it goes on at %s: %s", self._named(), named[0], shown(error))
                 return True
         if own:
             self._connection.turn(self._uri)  # the next try may be at another node
         self._turn += 1
-        return self._turn % len(self._places) > 0
+        if self._turn % len(self._places) == 0:
+            return False
+        _LOG.info("%s: it goes on at %s, as %s cannot be reached: %s", self._named(), self.uri, self._uri, shown(error))
+        return True
 
     def _renew(self) -> None:
         """Forget what is the parent's, if this is a child whose fork was hidden from Python."""
