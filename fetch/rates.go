@@ -108,12 +108,9 @@ func (e *Engine) storeSeen(r *Rates, at, calibrated time.Time, size float64) boo
 		}
 		seen = e.reader.Past(since, at.Add(ratesNear))
 	}
+	// The latency alone, as any read shows it, would have the store carry as much as may ever be in flight.
 	if seen.Full < ratesFull {
-		if r.Known() || seen.Latency == 0 {
-			return false
-		}
-		r.Store.LatencyMS = ms(seen.Latency)
-		return true
+		return false
 	}
 	now, ok := seenOf(r.Store, &seen, size)
 	r.Store = now

@@ -45,7 +45,7 @@ func actions() []action {
 		{"warm",
 			`Fills the server's spill with the samples of a request, in the order in which it uses them, until all are there or it would keep no more. Body: a request, as in a CMD descriptor. Results, a few a second and one at the end: {"job", "rows", "seen", "there", "stored", "bytes", "failed", "full", "done", "nodes": [{"node", "there", "stored", "bytes", "failed", "full", "done", "error"}] of a cluster}.`, (*Server).warm},
 		{"explain",
-			`How a job will run, before it does and beside what is measured while it does. Body: a request, as in a CMD descriptor, and "pace_ms", "epochs", "nodes", "cache_bytes", "window_bytes", "look_ms", "rates", each optional. Result: {"job", "plan", "dataset", "conditions", "prediction", "running", "rates", "rates_from"}.`, (*Server).explain},
+			`How a job will run, before it does and beside what is measured while it does. Body: a request, as in a CMD descriptor, and "pace_ms", "epochs", "nodes", "cache_bytes", "window_bytes", "look_ms", "rates", each optional. Result: {"job", "plan", "dataset", "conditions", "prediction", "unknown", "running", "rates", "rates_from"}.`, (*Server).explain},
 		{"calibrate",
 			`Measures the store and the disk of the spill, or sets rates, for explain. Body: {"dataset", "seconds", "busy", "rates"}, each optional. Result: {"store", "spill", "node", "network", "uncertainty", "reads", "bytes", "dataset", "cpu_ns"}.`, (*Server).calibrate},
 		{"stats", `Counters of server, store and engine, limits, running streams. Body: none.`, (*Server).stats},

@@ -77,9 +77,11 @@ type Explained struct {
 	Dataset    string              `json:"dataset"`
 	Conditions Circumstances       `json:"conditions"`
 	Prediction *predict.Prediction `json:"prediction"`
-	Running    *Running            `json:"running,omitempty"`
-	Rates      *fetch.Rates        `json:"rates,omitempty"`
-	RatesFrom  *fetch.RatesFrom    `json:"rates_from,omitempty"`
+	// Unknown are the parts of the way whose rates are not known, and that the prediction takes to limit nothing.
+	Unknown   []string         `json:"unknown"`
+	Running   *Running         `json:"running,omitempty"`
+	Rates     *fetch.Rates     `json:"rates,omitempty"`
+	RatesFrom *fetch.RatesFrom `json:"rates_from,omitempty"`
 }
 
 // Circumstances are those that a prediction is for.
@@ -150,14 +152,15 @@ func (s *Server) explain(ctx context.Context, b []byte, send func([]byte) error)
 		rates = req.Rates.Over(rates)
 	}
 	if !rates.Known() {
-		return fmt.Errorf("%w: nothing is known of how fast this server's store is; an operator measures it by the "+
-			"action calibrate, "+
-			"streams show it as they run, or the field \"rates\" says it", schema.ErrNotFound)
+		return fmt.Errorf("%w: this server was not calibrated: nothing is known of how fast its store is; an operator "+
+			"measures it by the action calibrate (bowstring calibrate), streams that keep the store busy for a second "+
+			"show it, or the field \"rates\" says it", schema.ErrNotFound)
 	}
 	answer := Explained{Job: job.Group(), Plan: job.ID(), Dataset: job.SnapshotName(), Conditions: circumstancesOf(&c)}
 	if answer.Prediction, err = predict.Of(rates, c); err != nil {
 		return err
 	}
+	answer.Unknown = rates.Unknown(&c)
 	if answer.Running, err = s.running(ctx, job, &c, req, rates, shown); err != nil {
 		return err
 	}

@@ -5,10 +5,12 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/apache/arrow/go/v17/arrow/flight"
 	"google.golang.org/grpc/codes"
 
 	"bowstring/fetch"
@@ -98,6 +100,26 @@ func TestExplain(t *testing.T) {
 	if got := explain(t, f, `{"dataset": "d", "columns": ["label"], `+someRates+
 		`}`); got.Prediction.First.HitShare != 1 {
 		t.Errorf("%+v", got.Prediction.First)
+	}
+}
+
+// Reads of the store show how long one takes, and not how many it carries: nothing is predicted by that alone.
+func TestExplainUncalibrated(t *testing.T) {
+	f := serve(t, Options{})
+	f.fill("d", 200)
+	if _, err := f.get(&flight.Ticket{Ticket: []byte(`{"dataset": "d"}`)}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := f.act("explain", `{"dataset": "d"}`)
+	wantCode(t, err, codes.NotFound, "this server was not calibrated")
+	// What the caller knows is believed, and the rest is named.
+	got := explain(t, f, `{"dataset": "d", "nodes": 2, `+someRates+`}`)
+	if !slices.Equal(got.Unknown, []string{"node", "network"}) {
+		t.Errorf("%q is not known", got.Unknown)
+	}
+	got = explain(t, f, `{"dataset": "d", "cache_bytes": 100000000, "rates": {"store": {"latency_ms": 3}}}`)
+	if !slices.Equal(got.Unknown, []string{"store", "spill", "node"}) {
+		t.Errorf("%q is not known", got.Unknown)
 	}
 }
 

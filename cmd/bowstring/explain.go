@@ -155,6 +155,10 @@ func printExplained(w io.Writer, e *flight.Explained) error {
 	fmt.Fprintf(w, "limited by the %s: %s\n", p.Limit, printable(p.Because))
 	fmt.Fprintf(w, "first batch after %s, %s samples/s in all, %s, %s of them waiting\n\n",
 		millis(p.FirstBatchMS), rateOf(p.SamplesPerSec), seconds(p.Seconds), seconds(p.WaitSeconds))
+	if len(e.Unknown) > 0 {
+		fmt.Fprintf(w, "not measured, and taken to limit nothing: %s; calibrate measures it\n\n",
+			printable(strings.Join(e.Unknown, ", ")))
+	}
 	t := table{numbers: []bool{false, false, true, true, true, true, false}}
 	t.add("NODES", "EPOCH", "SAMPLES/S", "SECONDS", "WAITS", "HITS", "LIMIT")
 	row := func(nodes int64, name string, e *predict.Epoch) {

@@ -96,6 +96,26 @@ func (r Rates) Known() bool {
 	return s.LatencyMS > 0 || s.ReadsPerS > 0 || s.BytesPerSec > 0
 }
 
+// Unknown names the parts of the way of a job whose rates are not known: a prediction takes them to limit nothing.
+func (r Rates) Unknown(j *Job) []string {
+	unknown := []string{}
+	for _, part := range []struct {
+		limit Limit
+		used  bool
+		rate  float64
+	}{
+		{ByStore, j.RowReads > 0, r.Store.ReadsPerS + r.Store.BytesPerSec},
+		{BySpill, j.RowReads > 0 && j.CacheBytes > 0, r.Spill.ReadBytesPerSec},
+		{ByNode, true, r.Node.Cores},
+		{ByNetwork, j.Nodes > 1, r.Network.BytesPerSec},
+	} {
+		if part.used && part.rate == 0 {
+			unknown = append(unknown, string(part.limit))
+		}
+	}
+	return unknown
+}
+
 // Over returns r with what is not known taken from other.
 func (r Rates) Over(other Rates) Rates {
 	theirs := other.fields()

@@ -222,11 +222,15 @@ def test_explain(imported: Path, binary: Path, tmp_path: Path) -> None:
     with Node(binary, store, log=tmp_path / "log") as node:
         client = bowstring.connect(node.url)
         photos = client.dataset("photos", split="train").columns(["image"]).shuffle(2)
-        with pytest.raises(bowstring.NotFound, match="nothing is known"):
+        for _ in photos.columns(["image"]).batches(16):  # so that reads of the store have shown how long one takes
+            pass
+        with pytest.raises(bowstring.NotFound, match="this server was not calibrated"):
             client.explain(photos)
         said = client.explain(photos, batch=16, world_size=2, epochs=3, pace=0.01, cache_bytes=0, nodes=2, rates=rates)
         assert said.limit == "link"
         assert said.because == "store.bytes_per_s"
+        assert said.unknown == ("node", "network")
+        assert "not measured, and taken to limit nothing: node, network" in str(said)
         assert said.running is None
         assert said.answer["conditions"]["rows"] == 270
         assert said.first_batch_s > 0.005

@@ -232,7 +232,8 @@ class Client(Connection):
     ) -> Forecast:
         """How a job will run, by measured rates; and if one of the same request runs, what it does.
 
-        [NotFound][bowstring.NotFound] if the server knows no rates yet: `bowstring calibrate` measures them.
+        [NotFound][bowstring.NotFound] if the server was not calibrated, and no stream has kept its store busy for a
+        second: `bowstring calibrate` measures its rates. What was not measured is in `unknown` of the forecast.
 
         Args:
             dataset: What the job reads, in which order.
@@ -327,7 +328,8 @@ def connect(
     """A client of the server at `uri`. Nothing is sent before it is used.
 
     Args:
-        uri: `grpc://HOST:PORT`, `grpc+tls://HOST:PORT`, or `grpc+unix:///PATH`.
+        uri: `grpc://HOST:PORT`, `grpc+tls://HOST:PORT`, or `grpc+unix:///PATH`. Without a port it is 8815, on which
+            servers listen unless they are told otherwise. An IPv6 address has brackets: `grpc://[::1]:8815`.
         token: Sent with every call as `authorization: Bearer TOKEN`; without it, what the environment has in
             `BOWSTRING_TOKEN`. That belongs to the server of `BOWSTRING_SERVER`, where the environment names one, and is
             sent to no other. An empty text is no token.

@@ -19,6 +19,8 @@ class Forecast:
         wait_s: Seconds of these that each rank waits.
         smallest_cache_bytes: The least spill of each node with which later epochs do not wait; None if there is none.
         smallest_window_bytes: The least window memory with which nobody waits for its sake; None if there is none.
+        unknown: What was not measured, of `store`, `spill`, `node` and `network`, and so is taken to limit nothing.
+            What is predicted can be far too much then: `bowstring calibrate` measures it.
         running: What the job does beside what was predicted, if it runs on the server; else None.
         answer: All that the server said, as the protocol has it.
     """
@@ -31,6 +33,7 @@ class Forecast:
     wait_s: float
     smallest_cache_bytes: int | None
     smallest_window_bytes: int | None
+    unknown: tuple[str, ...]
     running: dict[str, Any] | None
     answer: dict[str, Any]
 
@@ -46,6 +49,7 @@ class Forecast:
             wait_s=said["wait_s"],
             smallest_cache_bytes=said["smallest_cache_bytes"],
             smallest_window_bytes=said["smallest_window_bytes"],
+            unknown=tuple(answer.get("unknown") or ()),
             running=answer.get("running"),
             answer=answer,
         )
@@ -55,6 +59,8 @@ class Forecast:
             f"{_rate(self.samples_per_s)} samples/s, limited by the {self.limit} ({self.because}); first batch after "
             f"{self.first_batch_s:.2f} s; {self.wait_s:,.1f} of {self.seconds:,.1f} s are waited"
         )
+        if self.unknown:
+            text += f"; not measured, and taken to limit nothing: {', '.join(self.unknown)}"
         if self.running:
             text += (
                 f"; it runs: {self.running['samples_per_s']:,.0f} samples/s of "

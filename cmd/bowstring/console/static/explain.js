@@ -60,6 +60,7 @@ function show(answer, got) {
       ["Smallest spill that is enough", p.smallest_cache_bytes === null ? "none, of whatever size" : bytes(p.smallest_cache_bytes) + " a node"],
       ["Smallest window that is enough", p.smallest_window_bytes === null ? "none, of whatever size" : bytes(p.smallest_window_bytes) + " a node"],
       ["Here now", bytes(c.cache_bytes) + " spill, " + bytes(c.window_bytes) + " window, " + bytes(c.held_bytes) + " of the job held"],
+      ...(got.unknown.length ? [["Not measured, and taken to limit nothing", got.unknown.join(", ")]] : []),
     ])),
     got.running ? running(got.running) : null,
     card("Epochs, and more nodes", table(["#Nodes", "Epoch", "#Samples/s", "#Takes", "#Waits", "#Hits", "Limit"], rows)));
