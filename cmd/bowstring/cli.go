@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/alecthomas/kong"
 )
@@ -121,8 +122,11 @@ func (c *CLI) AfterApply(ctx *kong.Context, app *App) error {
 	return nil
 }
 
+// serverPort is what serve listens on where nothing is said, and so what an address without a port means.
+const serverPort = "8815"
+
 // serverAddr turns grpc://host:port into host:port, and says whether the
-// connection is to be encrypted.
+// connection is to be encrypted. Without a port, it is that of serve.
 func serverAddr(s string) (addr string, encrypted bool, err error) {
 	u, err := url.Parse(s)
 	if err == nil && u.Scheme == "grpc+unix" {
@@ -133,8 +137,13 @@ func serverAddr(s string) (addr string, encrypted bool, err error) {
 		if host, port, err := net.SplitHostPort(u.Host); err == nil && host != "" && port != "" {
 			return u.Host, u.Scheme == "grpc+tls", nil
 		}
+		// A host of several colons is an IPv6 address without its brackets.
+		if host := u.Hostname(); host != "" && (u.Host == host && !strings.Contains(host, ":") || u.Host == "["+host+"]") {
+			return net.JoinHostPort(host, serverPort), u.Scheme == "grpc+tls", nil
+		}
 	}
-	return "", false, fmt.Errorf("got %q, want grpc://HOST:PORT or grpc+tls://HOST:PORT", s)
+	return "", false, fmt.Errorf("got %q, want grpc://HOST:PORT or grpc+tls://HOST:PORT, without :PORT for %s",
+		s, serverPort)
 }
 
 // logger builds the logger the flags ask for.

@@ -13,6 +13,8 @@ import bowstring
 import pyarrow.flight as fl
 import pytest
 
+KEPT = "secret"
+
 
 class Guard(fl.ServerMiddlewareFactory):  # type: ignore[misc]
     """Lets only calls with the token in."""
@@ -116,3 +118,41 @@ def test_mutual_tls(tmp_path: Path) -> None:
         assert [d.name for d in bowstring.connect(uri, tls=tls).datasets()] == ["fake"]
         with pytest.raises(bowstring.Unavailable):
             bowstring.connect(uri, tls=bowstring.Tls(root_certs=cert, server_name="data.example")).datasets()
+
+
+ADDRESSES = {
+    "host": "grpc://host:8815",
+    "host:1": "grpc://host:1",
+    "grpc://host": "grpc://host:8815",
+    "grpc://host/": "grpc://host:8815",
+    "grpc+tcp://host": "grpc+tcp://host:8815",
+    "grpc+tls://host.example": "grpc+tls://host.example:8815",
+    "grpc+tls://10.0.0.1:443": "grpc+tls://10.0.0.1:443",
+    "[::1]": "grpc://[::1]:8815",
+    "grpc://[2001:db8::1]": "grpc://[2001:db8::1]:8815",
+    "grpc+tls://[::1]:9": "grpc+tls://[::1]:9",
+    "grpc+unix:///run/b": "grpc+unix:///run/b",
+}
+
+
+@pytest.mark.parametrize("given", ADDRESSES)
+def test_an_address_without_a_port_is_that_of_serve(given: str) -> None:
+    assert bowstring.connect(given).uri == ADDRESSES[given]
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["", "grpc://", "grpc://:1", "grpc://host:0", "grpc://host:99999", "grpc://host:x", "grpc://::1", "grpc://[::1",
+     "grpc://user@host", "grpc://host/path", "grpc://host?x", "http://host", "grpc+unix://path"],
+)  # fmt: skip
+def test_what_is_no_address_is_refused(given: str) -> None:
+    with pytest.raises(ValueError, match=r"uri: got '.*', want grpc://HOST"):
+        bowstring.connect(given)
+
+
+def test_a_token_belongs_to_an_address_with_and_without_its_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOWSTRING_TOKEN", KEPT)
+    monkeypatch.setenv("BOWSTRING_SERVER", "grpc+tls://host")
+    assert bowstring.connect("grpc+tls://host:8815")._token == KEPT
+    with pytest.raises(ValueError, match="belongs to the server of BOWSTRING_SERVER"):
+        bowstring.connect("grpc+tls://host:443")

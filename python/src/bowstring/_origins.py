@@ -12,7 +12,8 @@ import pyarrow.flight as fl
 
 NODES = "bowstring-nodes"  # a header ahead of a stream: the addresses of the cluster's other nodes
 _MOST = 4096  # addresses that are remembered of a cluster
-_TLS, _PLAIN = "grpc+tls", ("grpc", "grpc+tcp")
+_TLS, _PLAIN, _UNIX = "grpc+tls", ("grpc", "grpc+tcp"), "grpc+unix"
+PORT = 8815  # that servers listen on, where nothing is said
 
 
 def on_this_machine(parts: SplitResult) -> bool:
@@ -30,9 +31,32 @@ def plaintext_allowed() -> bool:
     return os.environ.get("BOWSTRING_PLAINTEXT_TOKEN", "").lower() in ("1", "true", "yes")
 
 
+def addressed(uri: str) -> str:
+    """A server's address with what it leaves out: the scheme, and the port, which is the one that servers listen on.
+
+    ValueError where it is none.
+    """
+    given, uri = uri, uri if "://" in uri else f"grpc://{uri}"
+    scheme, _, rest = uri.partition("://")
+    if scheme == _UNIX and rest.startswith("/"):
+        return uri
+    try:
+        parts = urlsplit(uri)
+        host, port = parts.hostname, parts.port
+    except ValueError:  # a port that is none, or brackets that do not match
+        host = port = None
+    rest = "" if host is None else rest.removesuffix("/")
+    if scheme not in (_TLS, *_PLAIN) or not host or rest != parts.netloc or "@" in rest or port == 0:
+        raise ValueError(
+            f"uri: got {given!r}, want grpc://HOST, grpc+tls://HOST, both with :PORT where it is not {PORT} and with "
+            "brackets around an IPv6 address, such as grpc://[::1]:8815, or grpc+unix:///PATH"
+        )
+    return f"{scheme}://{rest}" if port is not None else f"{scheme}://{rest.removesuffix(':')}:{PORT}"
+
+
 def origin(uri: str) -> tuple[str, str | None, int | None, str]:
     """What a token belongs to: the scheme, the host, the port, or the path of a socket."""
-    parts = urlsplit(uri if "://" in uri else f"grpc://{uri}")
+    parts = urlsplit(addressed(uri))
     scheme = "grpc" if parts.scheme in _PLAIN else parts.scheme
     return scheme, parts.hostname, parts.port, parts.path.rstrip("/")
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from bowstring import _doget, _fork
-from bowstring._origins import Known, follows, on_this_machine, plaintext_allowed, token_of_environment
+from bowstring._origins import Known, addressed, follows, on_this_machine, plaintext_allowed, token_of_environment
 from bowstring._rings import Rings, here
 from bowstring._samenode import Ring
 from bowstring._tls import Tls
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from typing import Self
 
 _LOG = logging.getLogger("bowstring.connection")
-_SCHEMES = ("grpc", "grpc+tcp", "grpc+tls", "grpc+unix")
 _OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),  # a connection for each client: two clients read twice as fast as one
     ("grpc.initial_reconnect_backoff_ms", 100),  # a server that restarts is found soon
@@ -71,11 +70,7 @@ class Connection:
         retries: int = 5,
         plaintext_token: bool | None = None,
     ) -> None:
-        if "://" not in uri:
-            uri = f"grpc://{uri}"
-        scheme, _, rest = uri.partition("://")
-        if scheme not in _SCHEMES or not rest:
-            raise ValueError(f"uri: got {uri!r}, want grpc://HOST:PORT, grpc+tls://HOST:PORT or grpc+unix:///PATH")
+        scheme, _, rest = addressed(uri).partition("://")
         if tls is None and scheme == "grpc+tls":
             tls = Tls.from_environment()
         if tls is not None and scheme in ("grpc", "grpc+tcp"):
