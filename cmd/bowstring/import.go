@@ -29,6 +29,8 @@ type ImportCmd struct {
 	Mode       string        `enum:"create,append,replace" default:"replace" help:"What becomes of samples that are there: create fails if there is a snapshot, append keeps them, replace makes a snapshot of just the new ones, and none if it would be the same (${default})."`
 	Split      string        `placeholder:"NAME" help:"Split of all samples if the source tells no splits (default: train); otherwise the one to import."`
 	PathColumn string        `placeholder:"NAME" help:"Column of a table that holds paths (default: path, file_name, filename or file)."`
+	Columns    []string      `placeholder:"NAME" help:"Columns of the source to read (default: all). A * stands for any text."`
+	LeaveOut   []string      `placeholder:"NAME" help:"Columns not to read, or not to make, such as width. A * stands for any text."`
 	Verify     source.Verify `enum:"none,header,decode" default:"header" help:"How images are checked: not at all, by header and end mark, or by decoding them (${default})."`
 	Outside    bool          `name:"allow-outside" help:"Take files outside of the folder of PATH, to which links in it and paths in its tables lead."`
 	Limit      int64         `placeholder:"N" help:"Import the first N samples only."`
@@ -46,13 +48,13 @@ func (c *ImportCmd) Run(ctx context.Context, app *App) (err error) {
 	}
 	begun := time.Now()
 	src, err := source.Open(ctx, c.Path, source.Options{Format: c.Format, Split: c.Split, PathColumn: c.PathColumn,
-		Outside: c.Outside})
+		Outside: c.Outside, Columns: c.Columns, LeaveOut: c.LeaveOut})
 	if err != nil {
 		return err
 	}
 	reader, err := source.NewReader(src, source.ReadOptions{
 		Dataset: c.Dataset, Split: cmp.Or(c.Split, ingest.DefaultSplit), Verify: c.Verify, Workers: c.Workers,
-		Limit: c.Limit,
+		Limit: c.Limit, LeaveOut: c.LeaveOut,
 	})
 	if err != nil {
 		return err

@@ -8,9 +8,13 @@ import (
 	"bowstring/fetch/operators/audio/codec"
 )
 
-// add adds a column, unless it is among the source's own.
+// addedColumns are what is added to the columns of a source.
+var addedColumns = []string{"width", "height", "format", "duration", "sampling_rate", "channels"}
+
+// add adds a column, unless it is left out, or it is among the source's own.
 func (r *Reader) add(own []arrow.Field, name string, dt arrow.DataType, value func(*slot) any) {
-	if !slices.ContainsFunc(own, func(f arrow.Field) bool { return f.Name == name }) {
+	out := slices.ContainsFunc(r.opts.LeaveOut, func(pattern string) bool { return matches(pattern, name) })
+	if !out && !slices.ContainsFunc(own, func(f arrow.Field) bool { return f.Name == name }) {
 		r.meta = append(r.meta, arrow.Field{Name: name, Type: dt, Nullable: true})
 		r.added = append(r.added, value)
 	}

@@ -59,7 +59,9 @@ func openCommonVoice(ctx context.Context, root string, opts Options) (Source, er
 	if err != nil {
 		return nil, err
 	}
+	s.paths = opts.choice.keeps("path", schema.PathColumn)
 	column := table.remove(table.find("path"))
+	table.choose(opts.choice)
 	for row := range table.rows {
 		s.files = append(s.files, clip(text(column, row)))
 		s.split = append(s.split, strings.TrimSuffix(table.lines[row].file, ".tsv"))

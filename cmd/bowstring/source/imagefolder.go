@@ -33,6 +33,8 @@ type imageFolder struct {
 	isMedia func(name string) bool // whether a file is a sample
 	split   string                 // the only one to read, if told apart
 	in      *bounds
+	choice  *choice
+	paths   bool     // there is a column file_name
 	classes []string // sorted; nil if there are none
 
 	meta  *table // joined columns, or nil
@@ -56,7 +58,7 @@ func openFolder(ctx context.Context, root string, opts Options, s *imageFolder) 
 	if resolved, err = filepath.Abs(resolved); err != nil {
 		return nil, err
 	}
-	s.path, s.split, s.label = resolved, opts.Split, -1
+	s.path, s.split, s.label, s.choice = resolved, opts.Split, -1, opts.choice
 	if s.in, err = boundsOf(resolved, opts); err != nil {
 		return nil, err
 	}
@@ -66,6 +68,10 @@ func openFolder(ctx context.Context, root string, opts Options, s *imageFolder) 
 	if err := s.readMetadata(ctx); err != nil {
 		return nil, err
 	}
+	if s.classes != nil && !s.choice.keeps("label") {
+		s.classes = nil
+	}
+	s.paths = s.choice.keeps(schema.PathColumn)
 	return s, nil
 }
 
@@ -210,6 +216,7 @@ func (s *imageFolder) readMetadata(ctx context.Context) error {
 		}
 		s.byRel[rel] = row
 	}
+	t.choose(s.choice)
 	s.notes = append(s.notes, t.rename("file_name", s.media)...)
 	if s.label = t.find("label"); s.label >= 0 {
 		if err := t.classes(s.label); err != nil {
@@ -228,7 +235,9 @@ func (s *imageFolder) Fields() (meta, blobs []arrow.Field) {
 	case s.classes != nil:
 		meta = append(meta, schema.ClassField("label", s.classes))
 	}
-	meta = append(meta, arrow.Field{Name: "file_name", Type: arrow.BinaryTypes.String})
+	if s.paths {
+		meta = append(meta, arrow.Field{Name: schema.PathColumn, Type: arrow.BinaryTypes.String})
+	}
 	if s.meta != nil {
 		for i, f := range s.meta.fields {
 			if i != s.label {

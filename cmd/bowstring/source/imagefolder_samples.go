@@ -129,7 +129,9 @@ func (s *imageFolder) sample(rel, p, split string, seen []bool) Sample {
 	if sample.Bad == "" && len(s.splits) > 0 && split == "" {
 		sample.Bad = "it lies in none of the split folders " + strings.Join(s.splits, ", ")
 	}
-	sample.Meta = append(sample.Meta, rel)
+	if s.paths {
+		sample.Meta = append(sample.Meta, rel)
+	}
 	if s.meta != nil && row >= 0 {
 		for i, c := range s.meta.columns {
 			if i != s.label {

@@ -27,7 +27,8 @@ type list struct {
 	split []string // likewise; nil if there is no column
 	order []int    // rows to read
 	meta  *table
-	label int // column of meta, or -1
+	label int  // column of meta, or -1
+	paths bool // there is a column file_name
 	blob  arrow.Field
 }
 
@@ -53,11 +54,12 @@ func openList(ctx context.Context, path string, opts Options) (Source, error) {
 		return nil, fmt.Errorf("%w: no column of paths (%s), only %s; say which with --path-column",
 			schema.ErrInvalid, strings.Join(names, ", "), quotedList(fieldNames(t.fields)))
 	}
+	s.paths = opts.choice.keeps(t.fields[i].Name, schema.PathColumn)
 	column := t.remove(i)
 	for row := range t.rows {
 		s.files = append(s.files, text(column, row))
 	}
-	if i := t.find("split"); i >= 0 {
+	if i := t.find("split"); i >= 0 && opts.choice.keeps("split") {
 		column := t.remove(i)
 		for row := range t.rows {
 			s.split = append(s.split, text(column, row))
@@ -65,6 +67,7 @@ func openList(ctx context.Context, path string, opts Options) (Source, error) {
 	}
 	s.arrange(opts.Split)
 	s.blob = s.media()
+	t.choose(opts.choice)
 	s.notes = t.rename(schema.PathColumn, s.blob.Name)
 	if s.label = t.find("label"); s.label >= 0 {
 		if err := t.classes(s.label); err != nil {
@@ -114,7 +117,9 @@ func (s *list) media() arrow.Field {
 }
 
 func (s *list) Fields() (meta, blobs []arrow.Field) {
-	meta = append(meta, arrow.Field{Name: schema.PathColumn, Type: arrow.BinaryTypes.String})
+	if s.paths {
+		meta = append(meta, arrow.Field{Name: schema.PathColumn, Type: arrow.BinaryTypes.String})
+	}
 	return append(meta, s.meta.fields...), []arrow.Field{s.blob}
 }
 
@@ -165,7 +170,10 @@ func (s *list) sample(row int, first map[string]int) Sample {
 	if s.split != nil {
 		out.Split = s.split[row]
 	}
-	out.Meta = append([]any{key}, s.meta.cells(row)...)
+	if s.paths {
+		out.Meta = append(out.Meta, key)
+	}
+	out.Meta = append(out.Meta, s.meta.cells(row)...)
 	return out
 }
 

@@ -31,6 +31,7 @@ import (
 // Shards are read front to back, so that a compressed one needs no room.
 type mds struct {
 	about
+	choice  *choice
 	parts   []mdsPart // one per split, or one
 	columns []mdsColumn
 	meta    []arrow.Field
@@ -53,7 +54,7 @@ func openMDS(ctx context.Context, root string, opts Options) (Source, error) {
 	if filepath.Base(root) == "index.json" {
 		root = filepath.Dir(root)
 	}
-	s := &mds{about: about{format: "mds", path: absolute(root)}}
+	s := &mds{about: about{format: "mds", path: absolute(root)}, choice: opts.choice}
 	in, err := boundsOf(s.path, opts)
 	if err != nil {
 		return nil, err
@@ -209,6 +210,9 @@ func (s *mds) makeFields(samples [][]byte) error {
 	for i := range s.columns {
 		c := &s.columns[i]
 		name := freeName(c.name, nil)
+		if c.left = !s.choice.wants(c.name, name); c.left {
+			continue
+		}
 		if name != c.name {
 			s.notes = append(s.notes, fmt.Sprintf("column %q is kept as %q", c.name, name))
 		}
@@ -280,6 +284,9 @@ func (s *mds) sample(key, split string, buf []byte, columns [][]byte, err error)
 		return out
 	}
 	for i, c := range s.columns {
+		if c.left {
+			continue
+		}
 		if c.survey != nil && c.decode == nil {
 			images, err := mdsImages(c.encoding, columns[i])
 			if err == nil && len(images) != c.images {

@@ -40,6 +40,7 @@ type mdsColumn struct {
 	decode         func([]byte) (any, error)
 	survey         mdsSurvey // where all values tell what the column becomes
 	images         int       // of a sample, in a list of them
+	left           bool      // out: it is not read
 }
 
 // Bounds of what an index and a shard may claim. A shard that the library writes has 64 MB.

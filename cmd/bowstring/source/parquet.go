@@ -54,6 +54,7 @@ func features(s *arrow.Schema) map[string]feature {
 type parquetSource struct {
 	about
 	shards []shard
+	choice *choice
 	broken map[string]error // shards that cannot be opened, by rel
 	fields []arrow.Field    // of the files
 	meta   []metaColumn
@@ -79,8 +80,8 @@ func openParquet(ctx context.Context, path string, opts Options) (Source, error)
 	if err != nil {
 		return nil, err
 	}
-	s := &parquetSource{about: about{format: "parquet", path: absolute(path)}, broken: map[string]error{}, paths: -1,
-		asked: opts.Split}
+	s := &parquetSource{about: about{format: "parquet", path: absolute(path)}, choice: opts.choice,
+		broken: map[string]error{}, paths: -1, asked: opts.Split}
 	s.shards, s.splits = arrangeShards(all, opts.Split)
 	if len(s.shards) == 0 {
 		return nil, fmt.Errorf("%w: there is no *.parquet file", schema.ErrInvalid)
@@ -189,9 +190,12 @@ func (s *parquetSource) classify(file *arrow.Schema, samples map[int][]byte) {
 	var taken []string
 	for i, f := range s.fields {
 		if s.own != nil {
-			if i != s.own.id && i != s.own.split {
+			if i != s.own.id && i != s.own.split && s.choice.wants(f.Name) {
 				s.addOwn(i)
 			}
+			continue
+		}
+		if !s.choice.wants(f.Name, freeName(f.Name, nil)) {
 			continue
 		}
 		empty := array.MakeArrayOfNull(memory.DefaultAllocator, f.Type, 0)
@@ -216,8 +220,10 @@ func (s *parquetSource) classify(file *arrow.Schema, samples map[int][]byte) {
 		return
 	}
 	s.rename(taken)
-	if !slices.ContainsFunc(s.meta, func(m metaColumn) bool { return m.field.Name == schema.PathColumn }) {
-		s.paths = slices.IndexFunc(s.blobs, func(b blobColumn) bool { return b.nested })
+	nested := slices.IndexFunc(s.blobs, func(b blobColumn) bool { return b.nested })
+	named := slices.ContainsFunc(s.meta, func(m metaColumn) bool { return m.field.Name == schema.PathColumn })
+	if !named && nested >= 0 && s.choice.keeps(schema.PathColumn) {
+		s.paths = nested
 	}
 }
 

@@ -38,7 +38,9 @@ type ReadOptions struct {
 	Verify  Verify // VerifyHeader if empty
 	Workers int    // samples loaded and checked at a time; 2 × GOMAXPROCS if 0
 	Limit   int64  // read at most that many samples; all if 0
-	Mem     memory.Allocator
+	// LeaveOut are columns that are not added to those of the source, as in Options.
+	LeaveOut []string
+	Mem      memory.Allocator
 }
 
 // Reader reads the samples of a Source in order, with several workers, and adds

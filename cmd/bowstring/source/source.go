@@ -108,6 +108,14 @@ type Options struct {
 	// Outside takes files outside of the folder of the data set, to which its links and paths lead. The author of the
 	// data set names them, and has not handed them over.
 	Outside bool
+	// Columns are the columns of the source that are read; empty means all of them. A * stands for any text. What
+	// samples are found by (a table's paths and splits) is read in any case, as are the files that a table or a folder
+	// names, and the columns that an importer makes are made.
+	Columns []string
+	// LeaveOut are columns that are not read, or not made, whatever Columns says.
+	LeaveOut []string
+
+	choice *choice // Columns and LeaveOut, of the source that Open opens
 }
 
 // format is one way to lay out a data set.
@@ -147,7 +155,11 @@ func Open(ctx context.Context, path string, opts Options) (Source, error) {
 	if err != nil {
 		return nil, err
 	}
+	opts.choice = newChoice(opts)
 	s, err := f.open(ctx, path, opts)
+	if err == nil {
+		err = opts.choice.check()
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read %s as %s: %w", Quoted(path), f.name, err)
 	}

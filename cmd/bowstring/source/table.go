@@ -234,6 +234,15 @@ func (t *table) find(names ...string) int {
 	return -1
 }
 
+// choose removes the columns that are not wanted.
+func (t *table) choose(c *choice) {
+	for i := len(t.fields) - 1; i >= 0; i-- {
+		if name := t.fields[i].Name; !c.wants(name, freeName(name, nil)) {
+			t.remove(i)
+		}
+	}
+}
+
 // remove takes a column out.
 func (t *table) remove(i int) arrow.Array {
 	c := t.columns[i]

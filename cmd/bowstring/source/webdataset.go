@@ -39,6 +39,7 @@ const (
 type webDataset struct {
 	about
 	shards []shard
+	choice *choice
 
 	blobs   []arrow.Field
 	meta    []arrow.Field
@@ -46,7 +47,7 @@ type webDataset struct {
 	json    map[jsonKey]*inferred
 	jsonAt  map[jsonKey]int      // metadata column
 	label   bool                 // there are cls members, so each sample must have one
-	pathAt  int                  // metadata column of the name of the first blob's member
+	pathAt  int                  // metadata column of the name of the first blob's member, or -1
 	refused map[string]string    // extensions that become no column, and why
 	keys    map[string]*foundKey // of all samples
 	run     int32                // how often the samples were read
@@ -61,7 +62,8 @@ type member struct {
 type memberKind int
 
 const (
-	memberBlob memberKind = iota
+	memberLeft memberKind = iota // out: it is not read
+	memberBlob
 	memberInt
 	memberText
 	memberJSON
@@ -92,7 +94,7 @@ func openWebDataset(ctx context.Context, pattern string, opts Options) (Source, 
 	if err != nil {
 		return nil, err
 	}
-	s := &webDataset{about: about{format: "webdataset", path: absolute(pattern)}}
+	s := &webDataset{about: about{format: "webdataset", path: absolute(pattern)}, choice: opts.choice}
 	s.shards, s.splits = arrangeShards(all, opts.Split)
 	if err := s.survey(ctx); err != nil {
 		return nil, err
@@ -102,7 +104,7 @@ func openWebDataset(ctx context.Context, pattern string, opts Options) (Source, 
 
 // survey reads the tars for the columns of their samples.
 func (s *webDataset) survey(ctx context.Context) error {
-	found := newSurvey(s.shards)
+	found := newSurvey(s.shards, s.choice)
 	for n, sh := range s.shards {
 		if sh.missing != "" {
 			continue
@@ -135,6 +137,10 @@ func (s *webDataset) makeColumns(found *survey) error {
 			continue
 		}
 		name, media := blobName(ext, found.manyImages)
+		if !s.choice.wants(name, ext) {
+			s.members[ext] = member{kind: memberLeft}
+			continue
+		}
 		at, ok := blobAt[name]
 		if !ok {
 			at = len(s.blobs)
@@ -153,13 +159,17 @@ func (s *webDataset) makeColumns(found *survey) error {
 		if !slices.Contains(extensions, ext) {
 			continue
 		}
-		name := ext
 		if ext == "cls" {
-			name, s.label = "label", true
+			s.addMember(ext, "label", addMeta)
+			s.label = s.members[ext].kind != memberLeft
+			continue
 		}
-		s.addMember(ext, name, addMeta)
+		s.addMember(ext, ext, addMeta)
 	}
-	s.pathAt = addMeta(arrow.Field{Name: schema.PathColumn, Type: arrow.BinaryTypes.String, Nullable: true})
+	s.pathAt = -1
+	if s.choice.keeps(schema.PathColumn) {
+		s.pathAt = addMeta(arrow.Field{Name: schema.PathColumn, Type: arrow.BinaryTypes.String, Nullable: true})
+	}
 	for _, ext := range extensions {
 		switch kind, words := kindOf(ext); {
 		case kind == memberJSON:
@@ -186,6 +196,10 @@ func (s *webDataset) makeColumns(found *survey) error {
 
 // addMember adds the column of members that hold a number or a text.
 func (s *webDataset) addMember(ext, name string, add func(arrow.Field) int) {
+	if !s.choice.wants(name, ext) {
+		s.members[ext] = member{kind: memberLeft}
+		return
+	}
 	f := arrow.Field{Name: name, Type: arrow.PrimitiveTypes.Int64, Nullable: true}
 	kind, _ := kindOf(ext)
 	if kind == memberText {

@@ -135,6 +135,8 @@ func (r *tarSamples) member(t *tarReader, found tarMember) error {
 	case !ok:
 		r.bad("unknown member %s: the tar changed while it was read", Quoted(found.name))
 		return nil
+	case m.kind == memberLeft:
+		return nil
 	case m.kind != memberBlob && found.size > maxText:
 		r.bad("member %s has %d bytes, more than the %d that metadata may have", Quoted(found.name), found.size,
 			maxText)
@@ -163,7 +165,7 @@ func (r *tarSamples) member(t *tarReader, found tarMember) error {
 	r.buffers = append(r.buffers, buf)
 	r.sample.Blobs[m.column] = buf
 	r.sample.Size += found.size
-	if m.column == 0 {
+	if m.column == 0 && r.source.pathAt >= 0 {
 		r.sample.Meta[s.pathAt] = found.name
 	}
 	return nil
@@ -195,7 +197,9 @@ func (r *tarSamples) metadata(m member, ext string, data []byte) {
 		// What it becomes takes more than its text; it is done with before the sample ends.
 		r.sample.Size += valueBytes(data)
 		for k, v := range values {
-			r.sample.Meta[r.source.jsonAt[k]] = r.source.json[k].convert(v)
+			if at, ok := r.source.jsonAt[k]; ok {
+				r.sample.Meta[at] = r.source.json[k].convert(v)
+			}
 		}
 	}
 }

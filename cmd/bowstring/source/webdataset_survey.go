@@ -19,6 +19,7 @@ const maxExtensions = 1000
 // survey is what a first reading of tars found.
 type survey struct {
 	shards     []shard
+	choice     *choice
 	samples    int64
 	extensions map[string]bool
 	prefixes   map[string]*surveyed // what comes before the last dot of an extension
@@ -52,8 +53,8 @@ type group struct {
 // takes says whether a member belongs to the group.
 func (g *group) takes(m tarMember) bool { return g.has != nil && g.key == m.key && !g.has[m.ext] }
 
-func newSurvey(shards []shard) *survey {
-	return &survey{shards: shards, extensions: map[string]bool{}, prefixes: map[string]*surveyed{},
+func newSurvey(shards []shard, choice *choice) *survey {
+	return &survey{shards: shards, choice: choice, extensions: map[string]bool{}, prefixes: map[string]*surveyed{},
 		json: map[jsonKey]*inferred{}, keys: map[string]*foundKey{}, sets: map[string]string{}}
 }
 
@@ -103,6 +104,9 @@ func (f *survey) readJSON(t *tarReader, ext string) error {
 	}
 	for k, v := range values {
 		if f.json[k] == nil {
+			if !f.choice.wants(k.column(), "json_"+k.column()) {
+				continue
+			}
 			f.json[k] = &inferred{}
 		}
 		f.json[k].observe(v)

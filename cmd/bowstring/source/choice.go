@@ -1,0 +1,94 @@
+package source
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"bowstring/schema"
+)
+
+// choice is what Options.Columns and Options.LeaveOut say of the columns of a source. nil takes all. It is used by
+// one goroutine, while the source is opened.
+type choice struct {
+	only, out []string
+	used      map[string]bool // those of only and out that name a column
+	known     []string        // columns that were asked for by name
+}
+
+func newChoice(opts Options) *choice {
+	return &choice{only: opts.Columns, out: opts.LeaveOut, used: map[string]bool{}}
+}
+
+// wants says whether a column of the source is taken. It is named as the source has it; also are the names that it may
+// have in the dataset.
+func (c *choice) wants(name string, also ...string) bool {
+	return c.keeps(name, also...) && (c == nil || len(c.only) == 0 || c.hit(c.only, append(also, name)))
+}
+
+// keeps is wants for a column that the importer makes, which Options.Columns does not have to name.
+func (c *choice) keeps(name string, also ...string) bool {
+	if c == nil {
+		return true
+	}
+	names := append(also, name)
+	if !slices.Contains(c.known, name) && len(c.known) < schema.MaxColumns {
+		c.known = append(c.known, name)
+	}
+	c.hit(c.only, names)
+	return !c.hit(c.out, names)
+}
+
+// hit says whether one of the patterns matches one of the names, and notes all that do.
+func (c *choice) hit(patterns, names []string) bool {
+	found := false
+	for _, p := range patterns {
+		if slices.ContainsFunc(names, func(name string) bool { return matches(p, name) }) {
+			c.used[p] = true
+			found = true
+		}
+	}
+	return found
+}
+
+// check finds names that no column has.
+func (c *choice) check() error {
+	for _, list := range []struct {
+		flag  string
+		names []string
+	}{{"--columns", c.only}, {"--leave-out", c.out}} {
+		for _, name := range list.names {
+			if c.used[name] || slices.ContainsFunc(addedColumns, func(a string) bool { return matches(name, a) }) {
+				continue
+			}
+			near := ""
+			if n := schema.Nearest(name, c.known); n != "" {
+				near = fmt.Sprintf("; did you mean %s?", Quoted(n))
+			}
+			return fmt.Errorf("%w: %s: there is no column %s, only %s%s", schema.ErrInvalid, list.flag, Quoted(name),
+				quotedList(c.known), near)
+		}
+	}
+	return nil
+}
+
+// matches says whether a name is of a pattern, in which * stands for any text.
+func matches(pattern, name string) bool {
+	parts := strings.Split(pattern, "*")
+	if len(parts) == 1 {
+		return pattern == name
+	}
+	first, last := parts[0], parts[len(parts)-1]
+	if len(name) < len(first)+len(last) || !strings.HasPrefix(name, first) || !strings.HasSuffix(name, last) {
+		return false
+	}
+	name = name[len(first) : len(name)-len(last)]
+	for _, part := range parts[1 : len(parts)-1] {
+		i := strings.Index(name, part)
+		if i < 0 {
+			return false
+		}
+		name = name[i+len(part):]
+	}
+	return true
+}
