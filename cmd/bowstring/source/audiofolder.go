@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"fmt"
-	"io"
 	"strings"
 
 	"bowstring/schema"
@@ -47,7 +46,7 @@ func (s *imageFolder) isMetadata(name string) bool {
 
 // readTranscripts reads lines of an utterance's name and what is said in it. The
 // utterance is a FLAC beside the file.
-func (t *looseTable) readTranscripts(file string, r io.Reader) error {
+func (t *looseTable) readTranscripts(file string, r *bufio.Reader) error {
 	name, transcript := t.column("file_name"), t.column("transcript")
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, 1<<20)
@@ -57,10 +56,10 @@ func (t *looseTable) readTranscripts(file string, r io.Reader) error {
 			continue
 		}
 		t.lines = append(t.lines, place{file, n})
-		if err := t.set(name, id+".flac"); err != nil {
+		if err := t.set(name, textOf(id+".flac")); err != nil {
 			return err
 		}
-		if err := t.set(transcript, strings.TrimSpace(said)); err != nil {
+		if err := t.set(transcript, textOf(strings.TrimSpace(said))); err != nil {
 			return err
 		}
 	}

@@ -28,17 +28,17 @@ func TestChoice(t *testing.T) {
 		columns, leave []string
 		want           string // the columns of the dataset but id
 	}{
-		"table":                 {with("t.csv", table), "t.csv", nil, nil, "file_name label source_id note image width height format"},
-		"some of a table":       {with("t.csv", table), "t.csv", []string{"note"}, nil, "file_name note image width height format"},
-		"a table's paths":       {with("t.csv", table), "t.csv", nil, []string{"path", "label", "format"}, "source_id note image width height"},
-		"by the dataset's name": {with("t.csv", table), "t.csv", []string{"source_id", "note"}, []string{"n*"}, "file_name source_id image width height format"},
+		"table":                 {with("t.csv", table), "t.csv", nil, nil, "file_name label source_id note image width height format orientation"},
+		"some of a table":       {with("t.csv", table), "t.csv", []string{"note"}, nil, "file_name note image width height format orientation"},
+		"a table's paths":       {with("t.csv", table), "t.csv", nil, []string{"path", "label", "format"}, "source_id note image width height orientation"},
+		"by the dataset's name": {with("t.csv", table), "t.csv", []string{"source_id", "note"}, []string{"n*"}, "file_name source_id image width height format orientation"},
 		"folders":               {map[string]string{"x/a.jpg": jpg(t, 1)}, ".", nil, []string{"label", "file_name", "*t*"}, "image"},
 		"metadata": {map[string]string{"x/a.jpg": jpg(t, 1), "metadata.csv": "file_name,label,n\nx/a.jpg,cat,1\n"}, ".",
-			[]string{"n"}, []string{"width"}, "label file_name n image height format"},
+			[]string{"n"}, []string{"width"}, "label file_name n image height format orientation"},
 		"voice":      {voice, ".", []string{"sentence"}, []string{"duration", "file_name"}, "sentence audio sampling_rate channels"},
-		"webdataset": {tars, ".", nil, nil, "label file_name k m_x m_y image npy width height format"},
+		"webdataset": {tars, ".", nil, nil, "label file_name k m_x m_y image npy width height format orientation"},
 		"some of tars": {tars, ".", nil, []string{"cls", "npy", "m_*", "file_name"},
-			"k image width height format"},
+			"k image width height format orientation"},
 		"metadata of tars": {tars, ".", []string{"m_y", "label"}, nil, "label file_name m_y"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -75,7 +75,8 @@ func TestChoiceOfParquet(t *testing.T) {
 		{Name: "pic", Type: arrow.BinaryTypes.Binary}, {Name: "n", Type: arrow.PrimitiveTypes.Int32},
 		{Name: "m", Type: arrow.MapOf(arrow.BinaryTypes.String, arrow.BinaryTypes.String)}},
 		jsonText(t, []any{picture(t, "png", 1, 1, 1)}), "[1]", `[[{"key": "a", "value": "b"}]]`)
-	r := readAll(t, root, Options{LeaveOut: []string{"m"}}, ReadOptions{LeaveOut: []string{"width", "height", "format"}})
+	r := readAll(t, root, Options{LeaveOut: []string{"m"}}, ReadOptions{LeaveOut: []string{"width", "height", "format",
+		"orientation"}})
 	if got := fieldNames(r.schema.Fields()); !slices.Equal(got, []string{"id", "n", "pic"}) || len(r.rows) != 1 {
 		t.Errorf("columns %q, rows %q", got, r.rows)
 	}

@@ -4,13 +4,11 @@ import (
 	"bufio"
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"path"
 	"path/filepath"
 	"slices"
 	"strings"
-	"unicode/utf8"
 
 	"bowstring/schema"
 )
@@ -43,16 +41,21 @@ func openCommonVoice(ctx context.Context, root string, opts Options) (Source, er
 	if s.in, err = boundsOf(s.dir, opts); err != nil {
 		return nil, err
 	}
-	t := &looseTable{index: map[string]int{}}
+	t := newLooseTable(tableOptions{choice: opts.choice, text: []string{"path"}, typed: votes})
 	for _, split := range splits {
 		file := split + ".tsv"
 		if err := s.in.check(filepath.Join(s.dir, file)); err != nil {
 			return nil, err
 		}
-		if err := readFile(filepath.Join(s.dir, file), func(r io.Reader) error {
-			return t.readVoice(ctx, file, r)
+		// Quotation marks are text: one in a sentence may be the first character of it.
+		if err := readFile(filepath.Join(s.dir, file), func(in *bufio.Reader) error {
+			return t.readDelimited(ctx, file, "voice", true, in)
 		}); err != nil {
 			return nil, fmt.Errorf("%s: %w", Quoted(file), err)
+		}
+		if _, ok := t.index["path"]; !ok {
+			return nil, fmt.Errorf("%w: %s: there is no column path, only %s", schema.ErrInvalid, Quoted(file),
+				quotedList(t.names))
 		}
 	}
 	table, err := t.build()
@@ -66,10 +69,13 @@ func openCommonVoice(ctx context.Context, root string, opts Options) (Source, er
 		s.files = append(s.files, clip(text(column, row)))
 		s.split = append(s.split, strings.TrimSuffix(table.lines[row].file, ".tsv"))
 	}
+	table.bad = slices.DeleteFunc(table.bad, func(r badRow) bool {
+		return opts.Split != "" && r.at.file != opts.Split+".tsv"
+	})
 	s.arrange(opts.Split)
 	s.splits = splits
 	s.blob = schema.BlobField(schema.MediaAudio, schema.MediaAudio, false)
-	s.notes = append(s.notes, table.rename(schema.PathColumn, s.blob.Name, "label")...)
+	s.notes = append(append(s.notes, table.notes...), table.rename(schema.PathColumn, s.blob.Name, "label")...)
 	s.meta = table
 	return s, nil
 }
@@ -106,66 +112,6 @@ func clip(name string) string {
 		name += ".mp3"
 	}
 	return path.Join(clipsFolder, filepath.ToSlash(name))
-}
-
-// readVoice reads values that tabs separate, as they are: a quotation mark in a sentence is one.
-func (t *looseTable) readVoice(ctx context.Context, file string, r io.Reader) error {
-	lines := bufio.NewScanner(r)
-	lines.Buffer(nil, 16<<20)
-	var columns []int
-	for n := 1; lines.Scan(); n++ {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		line := strings.TrimSuffix(lines.Text(), "\r")
-		if !utf8.ValidString(line) {
-			return fmt.Errorf("%w: line %d is not valid UTF-8", schema.ErrInvalid, n)
-		}
-		cells := strings.Split(strings.TrimPrefix(line, "\ufeff"), "\t")
-		if columns == nil {
-			if len(cells) > maxColumns {
-				return fmt.Errorf("%w: %d columns; a table has %d at most", schema.ErrLimit, len(cells), maxColumns)
-			}
-			for _, name := range cells {
-				c := t.column(strings.TrimSpace(name))
-				if slices.Contains(columns, c) {
-					return fmt.Errorf("%w: two columns are named %q", schema.ErrInvalid, name)
-				}
-				columns = append(columns, c)
-			}
-			if !slices.Contains(columns, t.column("path")) {
-				return fmt.Errorf("%w: there is no column path, only %s", schema.ErrInvalid, quotedList(t.names))
-			}
-			continue
-		}
-		if line == "" {
-			continue
-		}
-		if len(cells) != len(columns) {
-			return fmt.Errorf("%w: line %d has %d values; the first line names %d columns", schema.ErrInvalid, n,
-				len(cells), len(columns))
-		}
-		t.lines = append(t.lines, place{file, n})
-		for i, c := range columns {
-			var v any
-			switch {
-			case slices.Contains(votes, t.names[c]):
-				v = textValue(cells[i])
-			case cells[i] != "":
-				v = cells[i]
-			}
-			if err := t.set(c, v); err != nil {
-				return err
-			}
-		}
-	}
-	if err := lines.Err(); err != nil {
-		return fmt.Errorf("%w: %w", schema.ErrInvalid, err)
-	}
-	if columns == nil {
-		return fmt.Errorf("%w: the file is empty, want a line with the names of the columns", schema.ErrInvalid)
-	}
-	return nil
 }
 
 func (l *layout) looksCommonVoice() bool {

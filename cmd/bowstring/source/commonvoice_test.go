@@ -1,6 +1,7 @@
 package source
 
 import (
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -54,16 +55,21 @@ func TestCommonVoice(t *testing.T) {
 		t.Errorf("dev: %v, %v", s, err)
 	}
 	for name, c := range map[string]struct{ table, why string }{
-		"too few values": {columns + "07ab\ta.mp3\n", "line 2 has 2 values"},
+		"too few values": {columns + "07ab\ta.mp3\n", "train.tsv:2: the number of its cells is 2, and that of columns 10"},
 		"nothing":        {"", "the file is empty"},
 		"no paths":       {"sentence\nJes\n", "no column path, only"},
-		"no text":        {columns + row("a.mp3", "\xff"), "line 2 is not valid UTF-8"},
-		"one name twice": {"path\tpath\n", "two columns"},
+		"no text":        {columns + row("a.mp3", "\xff"), "train.tsv:2: cell 3 is not valid UTF-8"},
 	} {
 		files["train.tsv"] = c.table
-		if _, err := Open(t.Context(), tree(t, files), Options{Split: "train"}); err == nil ||
-			!strings.Contains(err.Error(), c.why) {
-			t.Errorf("%s: %v, want %q", name, err, c.why)
+		s, err := Open(t.Context(), tree(t, files), Options{Split: "train"})
+		why := fmt.Sprint(err)
+		if err == nil {
+			for sample, err := range s.Samples(t.Context()) {
+				why = fmt.Sprintf("%s: %s, %v", sample.Key, sample.Bad, err)
+			}
+		}
+		if !strings.Contains(why, c.why) {
+			t.Errorf("%s: %s, want %q", name, why, c.why)
 		}
 	}
 }

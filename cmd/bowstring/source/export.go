@@ -47,7 +47,7 @@ func openExport(ctx context.Context, root string, opts Options) (Source, error) 
 		}
 		files[i] = filepath.ToSlash(f)
 	}
-	if s.meta, err = readTable(ctx, s.path, files); err != nil {
+	if s.meta, err = readTable(ctx, s.path, files, tableOptions{}); err != nil {
 		return nil, err
 	}
 	stored, err := storedFields(filepath.Join(s.path, files[0]), len(s.meta.fields))

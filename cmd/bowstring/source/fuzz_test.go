@@ -3,7 +3,6 @@ package source
 import (
 	"archive/tar"
 	"bytes"
-	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
@@ -227,27 +226,6 @@ func FuzzPatterns(f *testing.F) {
 		for _, sh := range addMissing([]shard{{rel: s}}, nil)[1:] {
 			if sh.missing == "" || len(sh.missing) > 20*longestName {
 				t.Errorf("missing %q", sh.missing)
-			}
-		}
-	})
-}
-
-func FuzzParseObject(f *testing.F) {
-	for _, s := range []string{`{"a": {"b": [1, 2.5, null, {"c": true}]}, "d": "x"}`, `{"a": 1, "a": 2}`, `{"a": [1,]}`,
-		`{"a" "b"}`, `{} {}`, `[]`, `{"\ud800": "\ud800"}`} {
-		f.Add([]byte(s))
-	}
-	f.Fuzz(func(t *testing.T, data []byte) {
-		object, err := parseObject(data)
-		if err != nil {
-			return
-		}
-		if !json.Valid(data) {
-			t.Errorf("taken for JSON: %q", data)
-		}
-		for name, v := range object {
-			if !utf8.ValidString(name) || !validText(v) {
-				t.Errorf("%q: %v", name, v)
 			}
 		}
 	})

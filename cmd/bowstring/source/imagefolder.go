@@ -199,7 +199,7 @@ func (s *imageFolder) readMetadata(ctx context.Context) error {
 		}
 		dirs[path.Dir(f)] = f
 	}
-	t, err := readTable(ctx, s.path, s.files)
+	t, err := readTable(ctx, s.path, s.files, tableOptions{choice: s.choice, text: []string{schema.PathColumn}})
 	if err != nil {
 		return err
 	}
@@ -217,7 +217,7 @@ func (s *imageFolder) readMetadata(ctx context.Context) error {
 		s.byRel[rel] = row
 	}
 	t.choose(s.choice)
-	s.notes = append(s.notes, t.rename("file_name", s.media)...)
+	s.notes = append(append(s.notes, t.notes...), t.rename("file_name", s.media)...)
 	if s.label = t.find("label"); s.label >= 0 {
 		if err := t.classes(s.label); err != nil {
 			return err

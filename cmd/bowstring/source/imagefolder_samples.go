@@ -147,10 +147,18 @@ func (s *imageFolder) unseen(seen []bool, tops []string, yield func(Sample, erro
 	if s.meta == nil {
 		return
 	}
+	asked := func(rel string) bool {
+		top, _ := folders(rel)
+		return slices.Contains(tops, "") || slices.Contains(tops, top)
+	}
+	for _, row := range s.meta.bad {
+		if asked(row.at.file) && !yield(row.sample(), nil) {
+			return
+		}
+	}
 	var missing []string
 	for rel, row := range s.byRel {
-		top, _ := folders(rel)
-		if !seen[row] && (slices.Contains(tops, "") || slices.Contains(tops, top)) {
+		if !seen[row] && asked(rel) {
 			missing = append(missing, rel)
 		}
 	}

@@ -1,75 +1,118 @@
 package source
 
 import (
-	"encoding/json"
-	"fmt"
+	"math/bits"
 	"strconv"
 	"strings"
 
 	"github.com/apache/arrow/go/v17/arrow"
 )
 
-// kind is what a column of values without declared types can hold, from narrow to wide.
+// kind is what a column of written values holds.
 type kind int
 
 const (
-	kindNull kind = iota // no value seen
+	kindText kind = iota // anything, as it is written; also where no value was seen
 	kindBool
 	kindInt
+	kindUint
 	kindFloat
 	kindList
-	kindText // holds anything, in writing
 )
 
-// inferred is the narrowest type that holds all values seen: bool, int64,
-// float64, a list of one of these, or else utf8. The zero value has seen none.
+// inferred is the narrowest type that loses nothing of the values seen: bool, int64, uint64, float64, a list of one of
+// these, or else utf8. A number that is written in digits alone is never rounded; one with a point or an exponent is,
+// to the nearest float64, but not to an infinity. The zero value has seen none.
 type inferred struct {
-	kind kind
-	elem *inferred // of a list
+	seen     uint16 // forms, a bit each
+	negative bool   // a whole number is below 0
+	large    bool   // one is beyond int64
+	huge     bool   // one is beyond int64 and uint64
+	inexact  bool   // one is no float64
+	infinite bool   // a decimal is beyond float64
+	elem     *inferred
 }
 
-// observe widens the type so that it holds v: nil, bool, int64, float64, string
-// or []any of these.
-func (t *inferred) observe(v any) {
-	switch v := v.(type) {
-	case nil:
-	case bool:
-		t.widen(kindBool)
-	case int64:
-		t.widen(kindInt)
-	case float64:
-		t.widen(kindFloat)
-	case []any:
-		t.widen(kindList)
+// observe widens the type so that it holds v.
+func (t *inferred) observe(v written) {
+	t.seen |= 1 << v.form
+	if t.seen&(1<<formText) != 0 {
+		return
+	}
+	switch v.form {
+	case formWhole:
+		t.observeWhole(v.text)
+	case formDecimal:
+		if _, err := strconv.ParseFloat(v.text, 64); err != nil {
+			t.infinite = true
+		}
+	case formList:
 		if t.elem == nil {
 			t.elem = &inferred{}
 		}
-		for _, e := range v {
+		for e := range elements(v.text) {
 			t.elem.observe(e)
 		}
-	default:
-		t.widen(kindText)
 	}
 }
 
-func (t *inferred) widen(k kind) {
+func (t *inferred) observeWhole(s string) {
+	unsigned, negative := strings.CutPrefix(s, "-")
+	u, err := strconv.ParseUint(unsigned, 10, 64)
+	const most = 1 << 63 // of int64, but for the sign
 	switch {
-	case t.kind == k || k == kindNull:
-	case t.kind == kindNull:
-		t.kind = k
-	case t.kind == kindInt && k == kindFloat || t.kind == kindFloat && k == kindInt:
-		t.kind = kindFloat
-	default:
-		t.kind = kindText
+	case err != nil || negative && u > most:
+		t.huge = true
+	case negative:
+		t.negative = true
+	case u >= most:
+		t.large = true
 	}
+	if err != nil || bits.Len64(u)-bits.TrailingZeros64(u) > 53 && u != 0 {
+		t.inexact = true
+	}
+}
+
+// empty says whether no value was seen.
+func (t *inferred) empty() bool { return t.seen&^(1<<formNull|1<<formEmpty) == 0 }
+
+func (t *inferred) kind() kind {
+	has := func(forms ...form) bool { // nothing but these
+		rest := t.seen &^ (1<<formNull | 1<<formEmpty)
+		for _, f := range forms {
+			rest &^= 1 << f
+		}
+		return rest == 0
+	}
+	switch {
+	case t.empty():
+		return kindText
+	case has(formBool):
+		return kindBool
+	case has(formList):
+		return kindList
+	case has(formWhole) && t.huge, has(formWhole) && t.large && t.negative:
+		return kindText
+	case has(formWhole) && t.large:
+		return kindUint
+	case has(formWhole):
+		return kindInt
+	case has(formWord): // nan may be a word of some language
+		return kindText
+	case has(formWhole, formDecimal, formWord) && !t.inexact && !t.infinite:
+		return kindFloat
+	}
+	return kindText
 }
 
 func (t *inferred) dataType() arrow.DataType {
-	switch t.kind {
+	switch t.kind() {
 	case kindBool:
 		return arrow.FixedWidthTypes.Boolean
 	case kindInt:
 		return arrow.PrimitiveTypes.Int64
+	case kindUint:
+		return arrow.PrimitiveTypes.Uint64
 	case kindFloat:
 		return arrow.PrimitiveTypes.Float64
 	case kindList:
@@ -79,61 +122,44 @@ func (t *inferred) dataType() arrow.DataType {
 	}
 }
 
-// convert turns an observed value into what appendValue takes for the type.
-func (t *inferred) convert(v any) any {
+// convert turns a value that was observed into what appendValue takes for the type.
+func (t *inferred) convert(v written) any {
+	k := t.kind()
 	switch {
-	case v == nil:
+	case v.form == formNull:
 		return nil
-	case t.kind == kindFloat:
-		if i, ok := v.(int64); ok {
-			return float64(i)
-		}
-	case t.kind == kindList:
-		list := make([]any, 0)
-		for _, e := range v.([]any) {
-			list = append(list, t.elem.convert(e))
-		}
-		return list
-	case t.kind == kindText:
-		if _, ok := v.(string); !ok {
-			return writing(v)
-		}
+	case k == kindText:
+		return v.text
+	case v.form == formEmpty:
+		return nil
 	}
-	return v
+	switch k {
+	case kindBool:
+		return parsed(strconv.ParseBool, v.text)
+	case kindInt:
+		return parsed(func(s string) (int64, error) { return strconv.ParseInt(s, 10, 64) }, v.text)
+	case kindUint:
+		return parsed(func(s string) (uint64, error) { return strconv.ParseUint(s, 10, 64) }, v.text)
+	case kindFloat:
+		return parsed(func(s string) (float64, error) { return strconv.ParseFloat(s, 64) }, v.text)
+	}
+	if v.form != formList {
+		return v.text
+	}
+	list := []any{}
+	for e := range elements(v.text) {
+		list = append(list, t.elem.convert(e))
+	}
+	return list
 }
 
-// writing returns a value as JSON writes it.
-func writing(v any) string {
-	b, err := json.Marshal(v)
+// parsed returns the text as it is where it does not parse: it was not observed, and appendValue refuses it.
+func parsed[T any](parse func(string) (T, error), s string) any {
+	v, err := parse(s)
 	if err != nil {
-		return fmt.Sprint(v) // a float that JSON lacks
-	}
-	return string(b)
-}
-
-// textValue reads a cell of a CSV file: empty is null; true and false, integers and
-// decimal fractions are what they look like, but that 007 stays text.
-func textValue(s string) any {
-	switch {
-	case s == "":
-		return nil
-	case strings.EqualFold(s, "true"):
-		return true
-	case strings.EqualFold(s, "false"):
-		return false
-	}
-	digits := strings.TrimPrefix(s, "-")
-	if digits == "" || digits[0] != '.' && (digits[0] < '0' || digits[0] > '9') ||
-		len(digits) > 1 && digits[0] == '0' && digits[1] >= '0' && digits[1] <= '9' || strings.ContainsAny(s, "_xXpP") {
 		return s
 	}
-	if i, err := strconv.ParseInt(s, 10, 64); err == nil {
-		return i
-	}
-	if f, err := strconv.ParseFloat(s, 64); err == nil {
-		return f
-	}
-	return s
+	return v
 }
 
 // valueBytes bounds the memory of what parseObject makes of a text: a list of single digits

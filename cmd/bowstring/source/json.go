@@ -1,11 +1,14 @@
 package source
 
 import (
-	"bytes"
-	"encoding/json"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
+	"iter"
+	"strings"
+	"unicode/utf16"
+	"unicode/utf8"
 )
 
 const (
@@ -15,143 +18,360 @@ const (
 	maxColumnName = 1024
 )
 
-// parseObject reads a JSON object; objects within become columns of their own,
+// property is a value of an object of JSON, and its name.
+type property struct {
+	name  string
+	value written
+}
+
+// parseObject reads a JSON object, in its order; objects within become columns of their own,
 // "place": {"lat": 1} being place_lat. A key that comes twice is an error, as
-// nobody can tell which value was meant.
-func parseObject(data []byte) (map[string]any, error) {
-	dec := json.NewDecoder(bytes.NewReader(data))
-	dec.UseNumber()
-	flat := map[string]any{}
-	first, err := dec.Token()
-	if err == nil {
-		if first != json.Delim('{') {
-			return nil, fmt.Errorf("bad JSON: got %.40s, want an object", bytes.TrimSpace(data))
-		}
-		err = readColumns(dec, flat, "", 1)
-	}
+// it does not say which value was meant.
+func parseObject(text string) ([]property, error) {
+	p := jsonParser{in: text}
+	out, err := p.object()
 	if err != nil {
-		return nil, badJSON(err)
+		return nil, fmt.Errorf("bad JSON: %w", err)
 	}
-	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("bad JSON: more than one value")
+	seen := map[string]bool{}
+	for _, m := range out {
+		if seen[m.name] {
+			return nil, fmt.Errorf("bad JSON: two values for column %s", Quoted(m.name))
+		}
+		seen[m.name] = true
 	}
-	return flat, nil
+	return out, nil
 }
 
-func badJSON(err error) error {
-	if errors.Is(err, io.EOF) {
-		err = io.ErrUnexpectedEOF
+// elements yields what is in a list, the text of which was read before.
+func elements(list string) iter.Seq[written] {
+	return func(yield func(written) bool) {
+		p := jsonParser{in: list}
+		_ = p.list(1, yield)
 	}
-	return fmt.Errorf("bad JSON: %w", err)
 }
 
-// readColumns reads an object, behind its opening brace, into columns.
-func readColumns(dec *json.Decoder, into map[string]any, prefix string, depth int) error {
-	for {
-		token, err := dec.Token()
-		if err != nil {
-			return err
+// jsonParser reads JSON as it is written: numbers as their digits, and objects within lists as text. It takes NaN,
+// Infinity and -Infinity, as Python writes them, and refuses text that is not UTF-8.
+type jsonParser struct {
+	in string
+	at int
+}
+
+var (
+	errDeep    = fmt.Errorf("it is nested more than %d deep", maxDepth)
+	errJSONEnd = io.ErrUnexpectedEOF
+)
+
+// wrong is the error of what is at the present place.
+func (p *jsonParser) wrong(want string) error {
+	if p.at >= len(p.in) {
+		return errJSONEnd
+	}
+	r, _ := utf8.DecodeRuneInString(p.in[p.at:])
+	return fmt.Errorf("got %q at byte %d, want %s", r, p.at+1, want)
+}
+
+// peek returns the next byte that is no space, 0 at the end.
+func (p *jsonParser) peek() byte {
+	for ; p.at < len(p.in); p.at++ {
+		switch c := p.in[p.at]; c {
+		case ' ', '\t', '\n', '\r':
+		default:
+			return c
 		}
-		key, ok := token.(string)
-		if !ok {
-			return nil // the closing brace
-		}
+	}
+	return 0
+}
+
+// take steps over a byte, if it is the next.
+func (p *jsonParser) take(c byte) bool {
+	if p.peek() != c || p.at >= len(p.in) {
+		return false
+	}
+	p.at++
+	return true
+}
+
+// object reads an object that is all there is.
+func (p *jsonParser) object() ([]property, error) {
+	if p.peek() != '{' {
+		return nil, p.wrong("an object")
+	}
+	out, err := p.columns(nil, "", 1)
+	return out, cmp.Or(err, p.end())
+}
+
+// whole reads a value that is all there is.
+func (p *jsonParser) whole() (written, error) {
+	v, err := p.value(1)
+	return v, cmp.Or(err, p.end())
+}
+
+// end is the error of what follows a value that is all there is.
+func (p *jsonParser) end() error {
+	if p.peek(); p.at < len(p.in) {
+		return errors.New("more than one value")
+	}
+	return nil
+}
+
+// columns reads an object into properties whose names begin with prefix.
+func (p *jsonParser) columns(into []property, prefix string, depth int) ([]property, error) {
+	err := p.keys(func(key string) (err error) {
 		name := prefix + key
 		if len(name) > maxColumnName {
 			return fmt.Errorf("a column would have a name of %d bytes, more than %d: %s", len(name), maxColumnName,
 				Quoted(name))
 		}
-		if token, err = dec.Token(); err != nil {
-			return err
-		}
-		if token == json.Delim('{') {
+		if p.peek() == '{' {
 			if depth == maxDepth {
 				return errDeep
 			}
-			if err := readColumns(dec, into, name+"_", depth+1); err != nil {
-				return err
-			}
-			continue
-		}
-		if _, twice := into[name]; twice {
-			return fmt.Errorf("two values for column %s", Quoted(name))
-		}
-		if into[name], err = readValue(dec, token, depth); err != nil {
+			into, err = p.columns(into, name+"_", depth+1)
 			return err
 		}
-	}
+		v, err := p.value(depth)
+		into = append(into, property{name, v})
+		return err
+	})
+	return into, err
 }
 
-var errDeep = fmt.Errorf("it is nested more than %d deep", maxDepth)
-
-// readValue reads what begins with a token: nil, bool, int64, float64, string, or []any of
-// these; objects in lists in writing.
-func readValue(dec *json.Decoder, token json.Token, depth int) (any, error) {
-	v, err := readRaw(dec, token, depth)
-	return plain(v), err
-}
-
-// readRaw reads what begins with a token as encoding/json does, but no deeper and no key twice.
-func readRaw(dec *json.Decoder, token json.Token, depth int) (any, error) {
-	open, ok := token.(json.Delim)
-	if !ok {
-		return token, nil
+// keys reads an object: value is called behind each key.
+func (p *jsonParser) keys(value func(key string) error) error {
+	p.at++ // the brace
+	if p.take('}') {
+		return nil
 	}
-	if depth == maxDepth {
-		return nil, errDeep
-	}
-	list, object := []any{}, map[string]any{}
 	for {
-		token, err := dec.Token()
+		if p.peek() != '"' {
+			return p.wrong("a key")
+		}
+		key, err := p.str()
 		if err != nil {
-			return nil, err
+			return err
 		}
-		if token == json.Delim(']') {
-			return list, nil
+		if !p.take(':') {
+			return p.wrong(`":"`)
 		}
-		if token == json.Delim('}') {
-			return object, nil
+		if err := value(key); err != nil {
+			return err
 		}
-		key, _ := token.(string)
-		if open == '{' {
-			if _, twice := object[key]; twice {
-				return nil, fmt.Errorf("two values for %s", Quoted(key))
-			}
-			if token, err = dec.Token(); err != nil {
-				return nil, err
-			}
+		if p.take('}') {
+			return nil
 		}
-		v, err := readRaw(dec, token, depth+1)
-		if err != nil {
-			return nil, err
-		}
-		if open == '{' {
-			object[key] = v
-		} else {
-			list = append(list, v)
+		if !p.take(',') {
+			return p.wrong(`"," or "}"`)
 		}
 	}
 }
 
-// plain replaces json.Number by int64 or float64, and writes out objects in lists.
-func plain(v any) any {
-	switch v := v.(type) {
-	case json.Number:
-		if i, err := v.Int64(); err == nil {
-			return i
-		}
-		if f, err := v.Float64(); err == nil {
-			return f
-		}
-		return v.String()
-	case []any:
-		for i := range v {
-			v[i] = plain(v[i])
-		}
-		return v
-	case map[string]any:
-		return writing(v)
-	default:
-		return v
+// list reads a list; each is called with its elements, until it returns false.
+func (p *jsonParser) list(depth int, each func(written) bool) error {
+	if p.peek() != '[' {
+		return p.wrong("a list")
 	}
+	p.at++
+	if p.take(']') {
+		return nil
+	}
+	for {
+		v, err := p.value(depth)
+		if err != nil || !each(v) {
+			return err
+		}
+		if p.take(']') {
+			return nil
+		}
+		if !p.take(',') {
+			return p.wrong(`"," or "]"`)
+		}
+	}
+}
+
+// value reads one value.
+func (p *jsonParser) value(depth int) (written, error) {
+	c := p.peek()
+	start := p.at
+	switch c {
+	case '"':
+		s, err := p.str()
+		if s == "NaN" || s == "Infinity" || s == "-Infinity" {
+			return written{s, formWord}, err
+		}
+		return textOf(s), err
+	case '{', '[':
+		if depth == maxDepth {
+			return written{}, errDeep
+		}
+		if c == '[' {
+			err := p.list(depth+1, func(written) bool { return true })
+			return written{p.in[start:p.at], formList}, err
+		}
+		seen := map[string]bool{}
+		err := p.keys(func(key string) error {
+			if seen[key] {
+				return fmt.Errorf("two values for %s", Quoted(key))
+			}
+			seen[key] = true
+			_, err := p.value(depth + 1)
+			return err
+		})
+		return textOf(p.in[start:p.at]), err
+	}
+	for _, word := range jsonWords {
+		if c == word.text[0] && strings.HasPrefix(p.in[p.at:], word.text) {
+			p.at += len(word.text)
+			if word.form == formNull {
+				return written{}, nil
+			}
+			return word, nil
+		}
+	}
+	return p.number()
+}
+
+// jsonWords are the values that are words.
+var jsonWords = []written{{"null", formNull}, {"true", formBool}, {"false", formBool}, {"NaN", formDecimal},
+	{"Infinity", formDecimal}, {"-Infinity", formDecimal}}
+
+func (p *jsonParser) number() (written, error) {
+	start := p.at
+	p.skip('-')
+	n := digits(p.in[p.at:])
+	if n == 0 || n > 1 && p.in[p.at] == '0' {
+		return written{}, p.wrong("a value")
+	}
+	p.at += n
+	f := formWhole
+	if p.skip('.') {
+		f = formDecimal
+		if n = digits(p.in[p.at:]); n == 0 {
+			return written{}, p.wrong("a digit")
+		}
+		p.at += n
+	}
+	if p.skip('e') || p.skip('E') {
+		f = formDecimal
+		_ = p.skip('+') || p.skip('-')
+		if n = digits(p.in[p.at:]); n == 0 {
+			return written{}, p.wrong("a digit")
+		}
+		p.at += n
+	}
+	return written{p.in[start:p.at], f}, nil
+}
+
+// skip steps over a byte that comes at once.
+func (p *jsonParser) skip(c byte) bool {
+	if p.at >= len(p.in) || p.in[p.at] != c {
+		return false
+	}
+	p.at++
+	return true
+}
+
+// str reads a string, whose quotation mark is next.
+func (p *jsonParser) str() (string, error) {
+	p.at++
+	start := p.at
+	for p.at < len(p.in) {
+		switch c := p.in[p.at]; {
+		case c == '"':
+			s := p.in[start:p.at]
+			p.at++
+			return validString(s)
+		case c == '\\':
+			return p.escaped(start)
+		case c < ' ':
+			return "", p.wrong("an escape in its place")
+		}
+		p.at++
+	}
+	return "", errJSONEnd
+}
+
+var errNotUTF8 = errors.New("a string is not valid UTF-8")
+
+func validString(s string) (string, error) {
+	if !utf8.ValidString(s) {
+		return "", errNotUTF8
+	}
+	return s, nil
+}
+
+// escaped reads the rest of a string that has escapes.
+func (p *jsonParser) escaped(start int) (string, error) {
+	out := []byte(p.in[start:p.at])
+	for p.at < len(p.in) {
+		c := p.in[p.at]
+		switch {
+		case c == '"':
+			p.at++
+			return validString(string(out))
+		case c < ' ':
+			return "", p.wrong("an escape in its place")
+		case c != '\\':
+			out = append(out, c)
+			p.at++
+			continue
+		}
+		p.at++
+		if p.at >= len(p.in) {
+			break
+		}
+		i := strings.IndexByte(`"\/bfnrt`, p.in[p.at])
+		if i >= 0 {
+			out = append(out, "\"\\/\b\f\n\r\t"[i])
+			p.at++
+			continue
+		}
+		if p.in[p.at] != 'u' {
+			return "", p.wrong("a known escape")
+		}
+		r, err := p.unicode()
+		if err != nil {
+			return "", err
+		}
+		out = utf8.AppendRune(out, r)
+	}
+	return "", errJSONEnd
+}
+
+// unicode reads what follows a backslash: u and four digits, or the two halves of a pair.
+func (p *jsonParser) unicode() (rune, error) {
+	r, err := p.unit()
+	if err != nil || !utf16.IsSurrogate(r) {
+		return r, err
+	}
+	if strings.HasPrefix(p.in[p.at:], `\u`) {
+		p.at++
+		low, err := p.unit()
+		if err != nil {
+			return 0, err
+		}
+		if pair := utf16.DecodeRune(r, low); pair != utf8.RuneError {
+			return pair, nil
+		}
+	}
+	return 0, fmt.Errorf(`the escape \u%04x is half of a character, which is no text`, r)
+}
+
+// unit reads u and four hexadecimal digits.
+func (p *jsonParser) unit() (rune, error) {
+	p.at++
+	var r rune
+	for range 4 {
+		if p.at >= len(p.in) {
+			return 0, errJSONEnd
+		}
+		i := strings.IndexByte("0123456789abcdef", p.in[p.at]|0x20)
+		if i < 0 || p.in[p.at] < '0' {
+			return 0, p.wrong("four hexadecimal digits")
+		}
+		r = r<<4 | rune(i)
+		p.at++
+	}
+	return r, nil
 }

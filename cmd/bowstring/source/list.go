@@ -38,16 +38,17 @@ func openList(ctx context.Context, path string, opts Options) (Source, error) {
 		return nil, fmt.Errorf("%w: want a file named .%s", schema.ErrInvalid, strings.Join(tableExtensions, ", ."))
 	}
 	s := &list{about: about{format: "list", path: abs}, dir: filepath.Dir(abs)}
-	t, err := readTable(ctx, s.dir, []string{filepath.Base(abs)})
+	names := pathColumns
+	if opts.PathColumn != "" {
+		names = []string{opts.PathColumn}
+	}
+	t, err := readTable(ctx, s.dir, []string{filepath.Base(abs)}, tableOptions{choice: opts.choice, paths: names,
+		text: []string{"split"}})
 	if err != nil {
 		return nil, err
 	}
 	if s.in, err = boundsOf(s.dir, opts); err != nil {
 		return nil, err
-	}
-	names := pathColumns
-	if opts.PathColumn != "" {
-		names = []string{opts.PathColumn}
 	}
 	i := t.find(names...)
 	if i < 0 {
@@ -68,7 +69,7 @@ func openList(ctx context.Context, path string, opts Options) (Source, error) {
 	s.arrange(opts.Split)
 	s.blob = s.media()
 	t.choose(opts.choice)
-	s.notes = t.rename(schema.PathColumn, s.blob.Name)
+	s.notes = append(t.notes, t.rename(schema.PathColumn, s.blob.Name)...)
 	if s.label = t.find("label"); s.label >= 0 {
 		if err := t.classes(s.label); err != nil {
 			return nil, err
@@ -135,6 +136,11 @@ func (s *list) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 				return
 			}
 		}
+		for _, row := range s.meta.bad {
+			if !yield(row.sample(), nil) {
+				return
+			}
+		}
 	}
 }
 
@@ -182,8 +188,10 @@ func (l *layout) looksList() bool {
 		return false
 	}
 	switch extension(l.path) {
-	case "csv", "tsv", "jsonl":
+	case "csv", "tsv", "jsonl", "ndjson":
 		return true
+	case "json":
+		return filepath.Base(l.path) != "index.json" // of MDS
 	case "parquet": // of paths, not of blobs
 		f, err := openParquetFile(l.path)
 		if err != nil {

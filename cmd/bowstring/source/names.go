@@ -1,14 +1,84 @@
 package source
 
 import (
+	"crypto/sha256"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"bowstring/schema"
 )
 
 // longestName is how much of a name a message holds, in bytes.
 const longestName = 240
+
+// freeName returns the name in a dataset of a column of the source: another one where its own is empty, too long, one
+// of Bowstring's own, or among taken.
+func freeName(name string, taken []string) string { return freeNameAs("source_", name, taken) }
+
+// freeNameAs is freeName with what another name begins with.
+func freeNameAs(prefix, name string, taken []string) string {
+	if name == "" {
+		name = "unnamed"
+	}
+	name = shortName(name, "")
+	if name == schema.IDColumn || name == schema.PositionColumn || name == schema.SplitColumn ||
+		slices.Contains(taken, name) {
+		name = shortName(prefix+name, "")
+	}
+	return name
+}
+
+// freeNames returns the names in a dataset of all columns of a source, each once. Those that may keep theirs do.
+func freeNames(prefix string, names, taken []string) []string {
+	used := map[string]bool{}
+	for _, name := range taken {
+		used[name] = true
+	}
+	for _, name := range names {
+		if freeNameAs(prefix, name, taken) == name {
+			used[name] = true
+		}
+	}
+	given := map[string]bool{}
+	var out []string
+	for _, name := range names {
+		free := freeNameAs(prefix, name, taken)
+		if free != name || given[name] {
+			free = nextFree(free, used)
+			used[free] = true
+		}
+		given[free] = true
+		out = append(out, free)
+	}
+	return out
+}
+
+// nextFree returns the name, or the first of NAME_2, NAME_3 … that is not used.
+func nextFree(name string, used map[string]bool) string {
+	free := name
+	for n := 2; used[free]; n++ {
+		free = shortName(name, fmt.Sprintf("_%d", n))
+	}
+	return free
+}
+
+// shortName returns a name with its end, shortened to what a column's name may have. What is left out of it shows in
+// digits that tell it from others.
+func shortName(name, end string) string {
+	if len(name)+len(end) <= schema.MaxNameLen {
+		return name + end
+	}
+	sum := sha256.Sum256([]byte(name))
+	end = fmt.Sprintf("_%x%s", sum[:4], end)
+	n := schema.MaxNameLen - len(end)
+	for n > 0 && !utf8.RuneStart(name[n]) {
+		n--
+	}
+	return name[:n] + end
+}
 
 // Quoted returns a name from the data as a message says it: as it is, or, where
 // that could be mistaken for something else or do something to a terminal, as a Go
@@ -30,6 +100,15 @@ func Quoted(name string) string {
 		shown += fmt.Sprintf("… (%d bytes)", len(name))
 	}
 	return shown
+}
+
+// keptAs notes that a column has another name in the dataset. what is a column or a key.
+func keptAs(what, name, as string) string {
+	shown := Quoted(name)
+	if !strings.HasPrefix(shown, `"`) {
+		shown = `"` + shown + `"`
+	}
+	return fmt.Sprintf("%s %s is kept as %q", what, shown, as)
 }
 
 // quotedList lists names, the first few of many.

@@ -3,15 +3,9 @@ package source
 import (
 	"bufio"
 	"context"
-	"encoding/csv"
 	"errors"
 	"fmt"
-	"io"
-	"maps"
-	"path/filepath"
 	"slices"
-	"strings"
-	"unicode/utf8"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
@@ -26,10 +20,25 @@ type table struct {
 	columns []arrow.Array // one chunk each
 	rows    int
 	lines   []place // where each row stands, for messages
+	bad     []badRow
+	notes   []string
 }
 
-// maxColumns bounds the columns that come from the keys of JSON objects.
-const maxColumns = 1000
+// badRow is a row that cannot be read, and why.
+type badRow struct {
+	at     place
+	reason string
+}
+
+// sample is the row as a bad sample.
+func (r *badRow) sample() Sample { return Sample{Key: r.at.String(), Bad: r.reason} }
+
+const (
+	// maxColumns bounds the columns that come from the keys of JSON objects.
+	maxColumns = 1000
+	// maxBadRows bounds the rows that cannot be read: a file with more of them is no table.
+	maxBadRows = 1 << 20
+)
 
 // place is a row in a file.
 type place struct {
@@ -39,11 +48,21 @@ type place struct {
 
 func (p place) String() string { return fmt.Sprintf("%s:%d", Quoted(p.file), p.line) }
 
-var tableExtensions = []string{"csv", "tsv", "jsonl", "parquet"}
+var tableExtensions = []string{"csv", "tsv", "jsonl", "ndjson", "json", "parquet"}
+
+// tableOptions say how a table is read.
+type tableOptions struct {
+	choice *choice
+	// text are columns whose cells are text, whatever they look like, and which are read whatever choice says. Of those
+	// in paths only the first that there is holds text.
+	paths, text []string
+	// typed are the columns that may be other than text; nil means all.
+	typed []string
+}
 
 // readTable reads files of one kind as one table: Parquet with the same columns,
 // the others with any. files are relative to root.
-func readTable(ctx context.Context, root string, files []string) (*table, error) {
+func readTable(ctx context.Context, root string, files []string, opts tableOptions) (*table, error) {
 	kind := extension(files[0])
 	for _, f := range files[1:] {
 		if extension(f) != kind {
@@ -54,18 +73,9 @@ func readTable(ctx context.Context, root string, files []string) (*table, error)
 	if kind == "parquet" {
 		return readParquetTable(ctx, root, files)
 	}
-	t := &looseTable{index: map[string]int{}}
+	t := newLooseTable(opts)
 	for _, f := range files {
-		read := t.readCSV
-		switch kind {
-		case "tsv":
-			read = t.readTSV
-		case "jsonl":
-			read = t.readJSONL
-		case "txt":
-			read = t.readTranscripts
-		}
-		if err := readFile(filepath.Join(root, f), func(r io.Reader) error { return read(f, r) }); err != nil {
+		if err := t.readFile(ctx, root, f, kind); err != nil {
 			return nil, fmt.Errorf("%s: %w", Quoted(f), err)
 		}
 	}
@@ -75,7 +85,8 @@ func readTable(ctx context.Context, root string, files []string) (*table, error)
 // maxTable bounds a table that is read into memory, by the bytes of its file.
 const maxTable = 2 << 30
 
-func readFile(path string, read func(io.Reader) error) error {
+// readFile opens a file of text for read, which gets UTF-8.
+func readFile(path string, read func(*bufio.Reader) error) error {
 	f, err := openFile(path)
 	if err != nil {
 		return errors.New(reason(err))
@@ -86,142 +97,11 @@ func readFile(path string, read func(io.Reader) error) error {
 		}
 		return errors.Join(err, f.Close())
 	}
-	return errors.Join(read(bufio.NewReaderSize(f, 1<<16)), f.Close())
-}
-
-// maxGaps bounds the cells that no row wrote: a few bytes of a new key in each row would
-// make as many columns as there are rows.
-const maxGaps = 1 << 26
-
-// looseTable collects rows whose columns and types show only as they are read.
-type looseTable struct {
-	names  []string
-	index  map[string]int // of names
-	values [][]any        // by column, shorter where the last rows have none
-	lines  []place
-	gaps   int // cells that no row wrote
-}
-
-func (t *looseTable) column(name string) int {
-	c, ok := t.index[name]
-	if !ok {
-		c = len(t.names)
-		t.index[name] = c
-		t.names = append(t.names, name)
-		t.values = append(t.values, nil)
+	in, err := asUTF8(bufio.NewReaderSize(f, 1<<16))
+	if err == nil {
+		err = read(in)
 	}
-	return c
-}
-
-func (t *looseTable) set(column int, v any) error {
-	row := len(t.lines) - 1
-	t.gaps += row - len(t.values[column])
-	if t.gaps > maxGaps {
-		return fmt.Errorf("%w: line %d: more than %d cells are empty in the lines before, as few of them have "+
-			"the same keys", schema.ErrLimit, t.lines[row].line, maxGaps)
-	}
-	if missing := row - len(t.values[column]); missing > 0 {
-		t.values[column] = append(t.values[column], make([]any, missing)...)
-	}
-	t.values[column] = append(t.values[column], v)
-	return nil
-}
-
-func (t *looseTable) readCSV(file string, r io.Reader) error { return t.readDelimited(file, r, ',') }
-func (t *looseTable) readTSV(file string, r io.Reader) error { return t.readDelimited(file, r, '\t') }
-
-func (t *looseTable) readDelimited(file string, r io.Reader, comma rune) error {
-	in := csv.NewReader(r)
-	in.Comma, in.ReuseRecord = comma, true
-	header, err := in.Read()
-	if errors.Is(err, io.EOF) {
-		return fmt.Errorf("%w: the file is empty, want a line with the names of the columns", schema.ErrInvalid)
-	}
-	if err != nil {
-		return fmt.Errorf("%w: %w", schema.ErrInvalid, err)
-	}
-	var columns []int
-	for i, name := range header {
-		if i == 0 {
-			name = strings.TrimPrefix(name, "\ufeff") // byte order mark
-		}
-		name = strings.TrimSpace(name)
-		c := t.column(name)
-		if slices.Contains(columns, c) {
-			return fmt.Errorf("%w: two columns are named %q", schema.ErrInvalid, name)
-		}
-		columns = append(columns, c)
-	}
-	for {
-		cells, err := in.Read()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("%w: %w", schema.ErrInvalid, err)
-		}
-		line, _ := in.FieldPos(0)
-		t.lines = append(t.lines, place{file, line})
-		for i, c := range columns {
-			if !utf8.ValidString(cells[i]) {
-				return fmt.Errorf("%w: line %d: column %s is not valid UTF-8", schema.ErrInvalid, line,
-					Quoted(t.names[c]))
-			}
-			if err := t.set(c, textValue(cells[i])); err != nil {
-				return err
-			}
-		}
-	}
-}
-
-func (t *looseTable) readJSONL(file string, r io.Reader) error {
-	in := bufio.NewScanner(r)
-	in.Buffer(nil, 64<<20)
-	for line := 1; in.Scan(); line++ {
-		if len(strings.TrimSpace(in.Text())) == 0 {
-			continue
-		}
-		object, err := parseObject(in.Bytes())
-		if err != nil {
-			return fmt.Errorf("%w: line %d: %w", schema.ErrInvalid, line, err)
-		}
-		t.lines = append(t.lines, place{file, line})
-		for _, name := range slices.Sorted(maps.Keys(object)) {
-			if err := t.set(t.column(name), object[name]); err != nil {
-				return err
-			}
-		}
-		if len(t.names) > maxColumns {
-			return fmt.Errorf("%w: line %d: there are more than %d different keys, which would each be a column",
-				schema.ErrLimit, line, maxColumns)
-		}
-	}
-	return in.Err()
-}
-
-// build finds each column's type and makes its array.
-func (t *looseTable) build() (*table, error) {
-	out := &table{rows: len(t.lines), lines: t.lines}
-	for c, name := range t.names {
-		var typ inferred
-		for _, v := range t.values[c] {
-			typ.observe(v)
-		}
-		b := array.NewBuilder(memory.DefaultAllocator, typ.dataType())
-		for row := range out.rows {
-			var v any
-			if row < len(t.values[c]) {
-				v = typ.convert(t.values[c][row])
-			}
-			if err := appendValue(b, v); err != nil {
-				return nil, fmt.Errorf("%s, column %q: %w", t.lines[row], name, err)
-			}
-		}
-		out.fields = append(out.fields, arrow.Field{Name: name, Type: typ.dataType(), Nullable: true})
-		out.columns = append(out.columns, b.NewArray())
-		t.values[c] = nil
-	}
-	return out, nil
+	return errors.Join(err, f.Close())
 }
 
 // find returns the index of the first of the columns that there is, or -1.
@@ -278,26 +158,16 @@ func (t *table) classes(i int) error {
 	return nil
 }
 
-// rename gives names that are not free another one, source_NAME, and says so.
+// rename gives columns whose names cannot be those of the dataset others, and says so.
 func (t *table) rename(taken ...string) (notes []string) {
+	names := freeNames("source_", fieldNames(t.fields), taken)
 	for i, f := range t.fields {
-		name := freeName(f.Name, taken)
-		if name != f.Name {
-			notes = append(notes, fmt.Sprintf("column %q is kept as %q", f.Name, name))
-			t.fields[i].Name = name
+		if names[i] != f.Name {
+			notes = append(notes, keptAs("column", f.Name, names[i]))
+			t.fields[i].Name = names[i]
 		}
 	}
 	return notes
-}
-
-// freeName returns a name for a column of the source that is not one of
-// Bowstring's own nor among taken.
-func freeName(name string, taken []string) string {
-	if name == schema.IDColumn || name == schema.PositionColumn || name == schema.SplitColumn ||
-		slices.Contains(taken, name) {
-		return "source_" + name
-	}
-	return name
 }
 
 // cells returns a row as values of a sample.

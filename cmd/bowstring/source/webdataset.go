@@ -178,15 +178,17 @@ func (s *webDataset) makeColumns(found *survey) error {
 			s.addMember(ext, freeName(words, taken), addMeta)
 		}
 	}
-	for _, k := range slices.SortedFunc(maps.Keys(s.json), jsonKey.compare) {
-		name := k.column()
-		for name == "" || freeName(name, taken) != name {
-			name = "json_" + name
+	keys := slices.SortedFunc(maps.Keys(s.json), jsonKey.compare)
+	var columns []string
+	for _, k := range keys {
+		columns = append(columns, k.column())
+	}
+	names := freeNames("json_", columns, taken)
+	for i, k := range keys {
+		if names[i] != columns[i] {
+			s.notes = append(s.notes, keptAs("the JSON key", columns[i], names[i]))
 		}
-		if name != k.column() {
-			s.notes = append(s.notes, fmt.Sprintf("the JSON key %q is kept as %q", k.column(), name))
-		}
-		s.jsonAt[k] = addMeta(arrow.Field{Name: name, Type: s.json[k].dataType(), Nullable: true})
+		s.jsonAt[k] = addMeta(arrow.Field{Name: names[i], Type: s.json[k].dataType(), Nullable: true})
 	}
 	if len(s.blobs) == 1 {
 		s.blobs[0].Nullable = false

@@ -1,12 +1,8 @@
 package source
 
 import (
-	"bytes"
 	"cmp"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 )
 
 // jsonKey names a value of JSON members: a key of the objects that members with an extension hold, or the whole of
@@ -41,29 +37,21 @@ func (k jsonKey) compare(other jsonKey) int {
 
 // parseJSONMember reads a member that holds JSON: the keys of an object as parseObject has them, or a list, a text, a
 // number or a truth value as one. null holds nothing.
-func parseJSONMember(ext string, data []byte) (map[jsonKey]any, error) {
-	values := map[jsonKey]any{}
-	if text := bytes.TrimLeft(data, " \t\r\n"); len(text) == 0 || text[0] == '{' {
-		object, err := parseObject(data)
-		for k, v := range object {
-			values[jsonKey{ext: ext, key: k}] = v
+func parseJSONMember(ext, text string) (map[jsonKey]written, error) {
+	values := map[jsonKey]written{}
+	p := jsonParser{in: text}
+	if c := p.peek(); c == 0 || c == '{' {
+		object, err := parseObject(text)
+		for _, m := range object {
+			values[jsonKey{ext: ext, key: m.name}] = m.value
 		}
 		return values, err
 	}
-	dec := json.NewDecoder(bytes.NewReader(data))
-	dec.UseNumber()
-	first, err := dec.Token()
-	var v any
-	if err == nil {
-		v, err = readValue(dec, first, 1)
-	}
+	v, err := p.whole()
 	if err != nil {
-		return nil, badJSON(err)
+		return nil, fmt.Errorf("bad JSON: %w", err)
 	}
-	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("bad JSON: more than one value")
-	}
-	if v != nil {
+	if v.form != formNull {
 		values[jsonKey{ext: ext, whole: true}] = v
 	}
 	return values, nil

@@ -21,13 +21,13 @@ func TestJSONMembers(t *testing.T) {
 		"of all kinds": {[]string{`json={"a": 1}`, `json=[1]`, `json="x"`},
 			[]string{"json=(null) a=1", "json=[1] a=(null)", "json=x a=(null)"}, ""},
 		"a key of that name": {[]string{`json={"json": 1}`, `json=[1]`},
-			[]string{"json=(null) json_json=1", "json=[1] json_json=(null)"}, ""},
+			[]string{"json=(null) json_2=1", "json=[1] json_2=(null)"}, ""},
 		"info.json": {[]string{`info.json={"a": 1, "b": {"c": "x"}}|json={"a": "y"}`, `info.json=[2]|json={"a": "z"}`},
 			[]string{"a=y info=(null) info_a=1 info_b_c=x", "a=z info=[2] info_a=(null) info_b_c=(null)"}, ""},
 		"the same names": {[]string{`info.json={"a": 1}|json={"info_a": "y", "info": {"a": 1.5}}`}, nil,
 			`two values for column info_a`},
 		"one name from two": {[]string{`info.json={"a": 1}|json={"info_a": "y"}`},
-			[]string{"info_a=y json_info_a=1"}, ""},
+			[]string{"info_a=y info_a_2=1"}, ""},
 		"jsn": {[]string{`jsn={"a": 1}`}, []string{"a=1"}, ""},
 		"texts and numbers": {[]string{`en.txt=one|de.txt=eins|count.cls=3|txt=none`, `de.txt=zwei|count.cls= 4`},
 			[]string{"count=3 de=eins en=one", "count=4 de=zwei en=(null)"}, ""},
@@ -37,7 +37,7 @@ func TestJSONMembers(t *testing.T) {
 		"nothing":       {[]string{`json= `}, nil, "bad JSON: unexpected EOF"},
 		"deep":          {[]string{`json=` + strings.Repeat("[", 40) + strings.Repeat("]", 40)}, nil, "nested more than 16"},
 		"no number":     {[]string{`count.cls=three`}, nil, `member .count.cls holds "three", want a whole number`},
-		"mixed in list": {[]string{`json=[1, "a", {"b": 2}]`}, []string{`json=["1","a","{\"b\":2}"]`}, ""},
+		"mixed in list": {[]string{`json=[1, "a", {"b": 2}]`}, []string{`json=["1","a","{\"b\": 2}"]`}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			entries := []entry{{"zz.jpg", jpg(t, 1)}} // is good, whatever the others are

@@ -189,7 +189,7 @@ func (r *tarSamples) metadata(m member, ext string, data []byte) {
 	case memberText:
 		r.sample.Meta[m.column] = string(data)
 	case memberJSON:
-		values, err := parseJSONMember(ext, data)
+		values, err := parseJSONMember(ext, string(data))
 		if err != nil {
 			r.bad("%s", err)
 			return

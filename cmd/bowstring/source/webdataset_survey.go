@@ -98,9 +98,9 @@ func (f *survey) read(ctx context.Context, n int) error {
 }
 
 func (f *survey) readJSON(t *tarReader, ext string) error {
-	var values map[jsonKey]any
+	var values map[jsonKey]written
 	if data, err := io.ReadAll(t); err == nil { // else the next member shows it as well
-		values, _ = parseJSONMember(ext, data) // what is wrong with it, its sample says
+		values, _ = parseJSONMember(ext, string(data)) // what is wrong with it, its sample says
 	}
 	for k, v := range values {
 		if f.json[k] == nil {

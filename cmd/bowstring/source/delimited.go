@@ -1,0 +1,227 @@
+package source
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+)
+
+const (
+	// maxLine bounds a line of a table, in bytes.
+	maxLine = 64 << 20
+	// maxCell bounds a cell in quotation marks, which may have several lines.
+	maxCell = 16 << 20
+)
+
+// lineReader reads the lines of a text. They end with LF, or with CR where the text begins without an LF, and may be
+// put back.
+type lineReader struct {
+	in     *bufio.Reader
+	end    byte
+	number int // of the line read last, from 1
+	back   []string
+	seen   func(line string) // is called with each line once, if not nil
+}
+
+func newLineReader(in *bufio.Reader) *lineReader {
+	r := &lineReader{in: in, end: '\n'}
+	head, _ := in.Peek(in.Size()) // an error shows again
+	if bytes.IndexByte(head, '\n') < 0 && bytes.IndexByte(head, '\r') >= 0 {
+		r.end = '\r'
+	}
+	return r
+}
+
+// next reads a line with its end; io.EOF behind the last.
+func (r *lineReader) next() (string, error) {
+	if n := len(r.back); n > 0 {
+		line := r.back[n-1]
+		r.back = r.back[:n-1]
+		r.number++
+		return line, nil
+	}
+	var long []byte
+	for {
+		part, err := r.in.ReadSlice(r.end)
+		switch {
+		case errors.Is(err, bufio.ErrBufferFull):
+			if long = append(long, part...); len(long) > maxLine {
+				return "", fmt.Errorf("line %d has more than %d MiB", r.number+1, maxLine>>20)
+			}
+			continue
+		case errors.Is(err, io.EOF) && len(part)+len(long) > 0:
+		case err != nil:
+			return "", err
+		}
+		r.number++
+		line := string(part)
+		if long != nil {
+			line = string(append(long, part...))
+		}
+		if r.seen != nil {
+			r.seen(line)
+		}
+		return line, nil
+	}
+}
+
+// unread puts back the lines read last, in their order.
+func (r *lineReader) unread(lines []string) {
+	for i := len(lines) - 1; i >= 0; i-- {
+		r.back = append(r.back, lines[i])
+	}
+	r.number -= len(lines)
+}
+
+// withoutEnd returns a line without what ends it.
+func withoutEnd(line string) string {
+	if line, ok := strings.CutSuffix(line, "\n"); ok {
+		return strings.TrimSuffix(line, "\r")
+	}
+	return strings.TrimSuffix(line, "\r")
+}
+
+// blank says whether there is nothing on a line. A tab separates two cells.
+func blank(line string) bool { return strings.Trim(line, " \r\n") == "" }
+
+// delimited reads records of cells that a byte separates, as RFC 4180 has them. A quotation mark within a cell that
+// does not begin with one is text.
+type delimited struct {
+	lines   *lineReader
+	comma   byte
+	literal bool // quotation marks are text everywhere
+
+	line  int       // where the record begins
+	cells []rawCell // of the record, until the next
+	bare  bool      // a quotation mark was met in a cell that does not begin with one
+	spans bool      // a cell of several lines was met
+}
+
+// rawCell is a cell, and whether it was in quotation marks.
+type rawCell struct {
+	text   string
+	quoted bool
+}
+
+// next reads a record; io.EOF behind the last. If there is something wrong with its quotation marks, it says what,
+// and goes on at the next line.
+func (d *delimited) next() (bad string, err error) {
+	var line string
+	for {
+		if line, err = d.lines.next(); err != nil {
+			return "", err
+		}
+		if !blank(line) {
+			break
+		}
+	}
+	d.line, d.cells = d.lines.number, d.cells[:0]
+	var more []string // lines of the record behind the first
+	for {
+		if !d.literal && strings.HasPrefix(line, `"`) {
+			c, rest, read, bad := d.quoted(line)
+			more = append(more, read...)
+			if bad != "" {
+				d.lines.unread(more)
+				return bad, nil
+			}
+			d.cells = append(d.cells, rawCell{c, true})
+			if rest == "" || rest[0] != d.comma {
+				return "", nil
+			}
+			line = rest[1:]
+			continue
+		}
+		text, rest, separated := strings.Cut(line, string(d.comma))
+		if !separated {
+			text = withoutEnd(text)
+		}
+		d.bare = d.bare || !d.literal && strings.Contains(text, `"`)
+		d.cells = append(d.cells, rawCell{text, false})
+		if !separated {
+			return "", nil
+		}
+		line = rest
+	}
+}
+
+// quoted reads a cell that begins with a quotation mark, and further lines where it goes on there. What comes behind
+// it is a separator, an end of line, or nothing.
+func (d *delimited) quoted(line string) (text, rest string, more []string, bad string) {
+	var b strings.Builder
+	line = line[1:]
+	for {
+		part, behind, closed := strings.Cut(line, `"`)
+		if closed && b.Len() == 0 && !strings.HasPrefix(behind, `"`) {
+			text, rest = part, behind // the usual one takes no copy
+			break
+		}
+		b.WriteString(part)
+		switch {
+		case !closed && b.Len() > maxCell:
+			return "", "", more, fmt.Sprintf("a cell in quotation marks has more than %d MiB", maxCell>>20)
+		case !closed:
+			next, err := d.lines.next()
+			if err != nil { // which shows again
+				return "", "", more, "a quotation mark opens a cell that does not end"
+			}
+			more = append(more, next)
+			line = next
+			continue
+		case strings.HasPrefix(behind, `"`):
+			b.WriteByte('"')
+			line = behind[1:]
+			continue
+		}
+		text, rest = b.String(), behind
+		break
+	}
+	if withoutEnd(rest) != "" && rest[0] != d.comma {
+		return "", "", more, "there is text behind the quotation mark that ends a cell; within it, a quotation mark " +
+			`is written as ""`
+	}
+	d.spans = d.spans || len(more) > 0
+	return text, rest, more, ""
+}
+
+// separator guesses what separates the cells of a CSV file by its first line: a comma, unless there is none and there
+// is another that programs use.
+func separator(header string) byte {
+	if !strings.Contains(header, ",") {
+		for _, c := range []byte(";\t|") {
+			if strings.IndexByte(header, c) >= 0 {
+				return c
+			}
+		}
+	}
+	return ','
+}
+
+// quotesAreText looks whether the quotation marks of a table with tabs are text: they do not fit the rules of CSV
+// somewhere, or cells would have several lines although each line has as many cells as the first.
+func quotesAreText(in *bufio.Reader) (bool, error) {
+	tabs, even := -1, true
+	lines := newLineReader(in)
+	lines.seen = func(line string) {
+		n := strings.Count(line, "\t")
+		if tabs < 0 {
+			tabs = n
+		}
+		even = even && (n == tabs || blank(line))
+	}
+	d := &delimited{lines: lines, comma: '\t'}
+	for {
+		bad, err := d.next()
+		switch {
+		case errors.Is(err, io.EOF):
+			return d.spans && even && tabs > 0, nil
+		case err != nil:
+			return false, err
+		case bad != "" || d.bare:
+			return true, nil
+		}
+	}
+}
