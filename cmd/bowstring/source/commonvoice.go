@@ -38,13 +38,15 @@ func openCommonVoice(ctx context.Context, root string, opts Options) (Source, er
 	if len(others) > 0 {
 		s.notes = append(s.notes, quotedList(others)+" were not read; --split takes one of them")
 	}
-	if s.in, err = boundsOf(s.dir, opts); err != nil {
+	in, err := boundsOf(s.dir, opts)
+	if err != nil {
 		return nil, err
 	}
+	s.found = &namer{dir: s.dir, in: in}
 	t := newLooseTable(tableOptions{choice: opts.choice, text: []string{"path"}, typed: votes})
 	for _, split := range splits {
 		file := split + ".tsv"
-		if err := s.in.check(filepath.Join(s.dir, file)); err != nil {
+		if err := in.check(filepath.Join(s.dir, file)); err != nil {
 			return nil, err
 		}
 		// Quotation marks are text: one in a sentence may be the first character of it.

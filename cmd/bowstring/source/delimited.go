@@ -96,8 +96,10 @@ type delimited struct {
 
 	line  int       // where the record begins
 	cells []rawCell // of the record, until the next
-	bare  bool      // a quotation mark was met in a cell that does not begin with one
-	spans bool      // a cell of several lines was met
+	// What was met in the records so far:
+	bare    bool // a quotation mark in a cell that does not begin with one
+	spans   bool // a cell of several lines
+	doubled bool // a quotation mark that is written as two
 }
 
 // rawCell is a cell, and whether it was in quotation marks.
@@ -173,6 +175,7 @@ func (d *delimited) quoted(line string) (text, rest string, more []string, bad s
 			continue
 		case strings.HasPrefix(behind, `"`):
 			b.WriteByte('"')
+			d.doubled = true
 			line = behind[1:]
 			continue
 		}
@@ -201,7 +204,8 @@ func separator(header string) byte {
 }
 
 // quotesAreText looks whether the quotation marks of a table with tabs are text: they do not fit the rules of CSV
-// somewhere, or cells would have several lines although each line has as many cells as the first.
+// somewhere, or cells would have several lines although each line has as many cells as the first, and no program has
+// doubled a mark.
 func quotesAreText(in *bufio.Reader) (bool, error) {
 	tabs, even := -1, true
 	lines := newLineReader(in)
@@ -217,7 +221,7 @@ func quotesAreText(in *bufio.Reader) (bool, error) {
 		bad, err := d.next()
 		switch {
 		case errors.Is(err, io.EOF):
-			return d.spans && even && tabs > 0, nil
+			return d.spans && !d.doubled && even && tabs > 0, nil
 		case err != nil:
 			return false, err
 		case bad != "" || d.bare:

@@ -37,11 +37,10 @@ type imageFolder struct {
 	paths   bool     // there is a column file_name
 	classes []string // sorted; nil if there are none
 
-	meta  *table // joined columns, or nil
-	label int    // column of meta that is the label, or -1
-	byRel map[string]int
-	twice map[string]bool // files with two rows
-	files []string        // metadata files
+	meta  *table   // joined columns, or nil
+	label int      // column of meta that is the label, or -1
+	join  *joined  // the rows of meta
+	files []string // metadata files
 }
 
 func openImageFolder(ctx context.Context, root string, opts Options) (Source, error) {
@@ -208,13 +207,10 @@ func (s *imageFolder) readMetadata(ctx context.Context) error {
 		return fmt.Errorf("%w: %s has no column file_name", schema.ErrInvalid, Quoted(s.files[0]))
 	}
 	column := t.remove(names)
-	s.byRel, s.twice = map[string]int{}, map[string]bool{}
+	s.join = newJoined(s.path, s.files)
 	for row := range t.rows {
-		rel := path.Join(path.Dir(t.lines[row].file), path.Clean(filepath.ToSlash(text(column, row))))
-		if _, ok := s.byRel[rel]; ok {
-			s.twice[rel] = true
-		}
-		s.byRel[rel] = row
+		dir, name := path.Dir(t.lines[row].file), text(column, row)
+		s.join.add(path.Join(dir, path.Clean(name)), path.Join(canonical(dir), path.Clean(canonical(name))))
 	}
 	t.choose(s.choice)
 	s.notes = append(append(s.notes, t.notes...), t.rename("file_name", s.media)...)

@@ -98,16 +98,14 @@ func (s *imageFolder) sample(rel, p, split string, seen []bool) Sample {
 	}
 	row := -1
 	if s.meta != nil {
-		var ok bool
-		if row, ok = s.byRel[rel]; ok {
+		var why string
+		if row, why = s.join.find(rel); row >= 0 {
 			seen[row] = true
 		}
 		switch {
 		case sample.Bad != "":
-		case !ok:
-			sample.Bad = "no row of the metadata (" + quotedList(s.files) + ") names it"
-		case s.twice[rel]:
-			sample.Bad = "two rows of the metadata name it"
+		case why != "":
+			sample.Bad = why
 		case s.label >= 0 && s.meta.columns[s.label].IsNull(row):
 			sample.Bad = fmt.Sprintf("label missing in %s", s.meta.lines[row])
 		}
@@ -157,14 +155,14 @@ func (s *imageFolder) unseen(seen []bool, tops []string, yield func(Sample, erro
 		}
 	}
 	var missing []string
-	for rel, row := range s.byRel {
+	for rel, row := range s.join.rows {
 		if !seen[row] && asked(rel) {
 			missing = append(missing, rel)
 		}
 	}
 	slices.Sort(missing)
 	for _, rel := range missing {
-		if !yield(Sample{Key: rel, Bad: fmt.Sprintf("%s names it and there is no such %s", s.meta.lines[s.byRel[rel]],
+		if !yield(Sample{Key: rel, Bad: fmt.Sprintf("%s names it and there is no such %s", s.meta.lines[s.join.rows[rel]],
 			s.media)}, nil) {
 			return
 		}

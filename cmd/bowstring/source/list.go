@@ -22,7 +22,7 @@ var pathColumns = []string{"path", "file_name", "filename", "file"}
 type list struct {
 	about
 	dir   string
-	in    *bounds
+	found *namer
 	files []string // by row of the table
 	split []string // likewise; nil if there is no column
 	order []int    // rows to read
@@ -47,9 +47,11 @@ func openList(ctx context.Context, path string, opts Options) (Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.in, err = boundsOf(s.dir, opts); err != nil {
+	in, err := boundsOf(s.dir, opts)
+	if err != nil {
 		return nil, err
 	}
+	s.found = &namer{dir: s.dir, in: in}
 	i := t.find(names...)
 	if i < 0 {
 		return nil, fmt.Errorf("%w: no column of paths (%s), only %s; say which with --path-column",
@@ -147,11 +149,8 @@ func (s *list) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 // sample makes the sample of a row; first holds the row of each file so far.
 func (s *list) sample(row int, first map[string]int) Sample {
 	name := s.files[row]
-	key := filepath.ToSlash(filepath.Clean(name))
-	at, file := s.meta.lines[row], filepath.FromSlash(name)
-	if !filepath.IsAbs(file) {
-		file = filepath.Join(s.dir, file)
-	}
+	at := s.meta.lines[row]
+	file, key, why := s.found.find(name)
 	var out Sample
 	other, twice := first[key]
 	switch {
@@ -163,12 +162,10 @@ func (s *list) sample(row int, first map[string]int) Sample {
 		out = Sample{Key: key, Bad: fmt.Sprintf("label missing in %s", at)}
 	case s.splits != nil && s.split[row] == "":
 		out = Sample{Key: key, Bad: fmt.Sprintf("split missing in %s", at)}
+	case why != "":
+		out = Sample{Key: key, Bad: why}
 	default:
-		if why := s.in.outside(file); why != "" {
-			out = Sample{Key: key, Bad: why}
-		} else {
-			out = fileSample(key, file)
-		}
+		out = fileSample(key, file)
 	}
 	if !twice {
 		first[key] = row

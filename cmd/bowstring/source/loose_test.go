@@ -211,7 +211,7 @@ func TestRandomTables(t *testing.T) {
 		}
 		return strconv.FormatUint(u, 10)
 	}
-	for range 300 {
+	for range 100 {
 		columns, rows := 1+rnd.IntN(4), 1+rnd.IntN(8)
 		var cells [][]string
 		for range rows {
@@ -225,8 +225,22 @@ func TestRandomTables(t *testing.T) {
 			}
 			cells = append(cells, row)
 		}
-		for kind, content := range map[string]string{"csv": writeTable(cells, ",", rnd), "tsv": writeTable(cells, "\t", rnd),
-			"jsonl": writeJSONLines(cells)} {
+		tabs := slices.Clone(cells)
+		for i := range tabs {
+			// A line of a cell may have as many tabs as the others: then nothing tells that it is no row.
+			tabs[i] = slices.Clone(cells[i])
+			for c, s := range tabs[i] {
+				if strings.Contains(s, "\n") {
+					tabs[i][c] = strings.ReplaceAll(s, "\t", "")
+				}
+			}
+		}
+		for kind, content := range map[string]string{"csv": writeTable(cells, ",", rnd),
+			"tsv": writeTable(tabs, "\t", rnd), "jsonl": writeJSONLines(cells)} {
+			cells := cells
+			if kind == "tsv" {
+				cells = tabs
+			}
 			table, err := tableOf(t, "x."+kind, content)
 			if err != nil {
 				t.Fatalf("%v in\n%s", err, content)
