@@ -2,7 +2,6 @@ package console
 
 import (
 	"encoding/json"
-	"math"
 	"net/http"
 	"strconv"
 	"strings"
@@ -105,10 +104,6 @@ func shown(v any) any {
 		return short(v)
 	case []byte:
 		return v[:min(len(v), maxCell)]
-	case float64:
-		return float(v)
-	case float32:
-		return float(float64(v))
 	case int64:
 		if v > maxExact || v < -maxExact {
 			return strconv.FormatInt(v, 10)
@@ -134,11 +129,4 @@ func short(text string) string {
 		return text
 	}
 	return strings.ToValidUTF8(text[:maxCell], "") + "…"
-}
-
-func float(v float64) any {
-	if math.IsNaN(v) || math.IsInf(v, 0) {
-		return strconv.FormatFloat(v, 'g', -1, 64)
-	}
-	return v
 }

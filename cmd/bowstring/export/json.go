@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"math"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
@@ -27,7 +28,8 @@ func Row(rec arrow.Record, row int) Object {
 	return o
 }
 
-// Value returns a cell as it is put in JSON, nil for null.
+// Value returns a cell as it is put in JSON, nil for null. Numbers that JSON does not have are the texts "NaN",
+// "Infinity" and "-Infinity", also within lists and structs.
 func Value(f arrow.Field, column arrow.Array, row int) any {
 	if column.IsNull(row) {
 		return nil
@@ -36,7 +38,52 @@ func Value(f arrow.Field, column arrow.Array, row int) any {
 		len(id.Value(row)) == len(schema.ID{}) {
 		return schema.FormatID(schema.ID(id.Value(row)))
 	}
+	return plain(column, row)
+}
+
+// plain is Value but for ids.
+func plain(column arrow.Array, row int) any {
+	if column.IsNull(row) {
+		return nil
+	}
+	switch c := column.(type) {
+	case *array.Float16:
+		v := c.Value(row).Float32()
+		return number(v, float64(v))
+	case *array.Float32:
+		return number(c.Value(row), float64(c.Value(row)))
+	case *array.Float64:
+		return number(c.Value(row), c.Value(row))
+	case *array.Struct:
+		fields := map[string]any{}
+		for i, f := range c.DataType().(*arrow.StructType).Fields() {
+			fields[f.Name] = plain(c.Field(i), row)
+		}
+		return fields
+	case array.ListLike:
+		elements := []any{}
+		for i, end := c.ValueOffsets(row); i < end; i++ {
+			elements = append(elements, plain(c.ListValues(), int(i)))
+		}
+		text, err := json.Marshal(elements)
+		if err == nil {
+			return json.RawMessage(text)
+		}
+	}
 	return column.GetOneForMarshal(row)
+}
+
+// number is a float as JSON writes it: v is its value, and number what is written of it if JSON can.
+func number(number any, v float64) any {
+	switch {
+	case math.IsNaN(v):
+		return "NaN"
+	case math.IsInf(v, 1):
+		return "Infinity"
+	case math.IsInf(v, -1):
+		return "-Infinity"
+	}
+	return number
 }
 
 // Add appends a member.
