@@ -14,30 +14,41 @@ type choice struct {
 	only, out []string
 	used      map[string]bool // those of only and out that name a column
 	known     []string        // columns that were asked for by name
+	decided   map[string]bool // by name: whether it is wanted
 }
 
 func newChoice(opts Options) *choice {
-	return &choice{only: opts.Columns, out: opts.LeaveOut, used: map[string]bool{}}
+	return &choice{only: opts.Columns, out: opts.LeaveOut, used: map[string]bool{}, decided: map[string]bool{}}
 }
 
 // wants says whether a column of the source is taken. It is named as the source has it; also are the names that it may
 // have in the dataset.
-func (c *choice) wants(name string, also ...string) bool {
-	return c.keeps(name, also...) && (c == nil || len(c.only) == 0 || c.hit(c.only, append(also, name)))
-}
+func (c *choice) wants(name string, also ...string) bool { return c.decide(name, also, true) }
 
 // keeps is wants for a column that the importer makes, which Options.Columns does not have to name.
-func (c *choice) keeps(name string, also ...string) bool {
+func (c *choice) keeps(name string, also ...string) bool { return c.decide(name, also, false) }
+
+func (c *choice) decide(name string, also []string, named bool) bool {
 	if c == nil {
 		return true
 	}
-	names := append(also, name)
-	if !slices.Contains(c.known, name) && len(c.known) < schema.MaxColumns {
+	if wanted, ok := c.decided[name]; ok && named {
+		return wanted
+	}
+	if len(c.known) < maxDecided {
 		c.known = append(c.known, name)
 	}
-	c.hit(c.only, names)
-	return !c.hit(c.out, names)
+	names := append(also, name)
+	asked := c.hit(c.only, names) || len(c.only) == 0 || !named
+	wanted := !c.hit(c.out, names) && asked
+	if named && len(c.decided) < maxDecided {
+		c.decided[name] = wanted
+	}
+	return wanted
 }
+
+// maxDecided bounds the names that are remembered.
+const maxDecided = 1 << 16
 
 // hit says whether one of the patterns matches one of the names, and notes all that do.
 func (c *choice) hit(patterns, names []string) bool {
@@ -61,6 +72,8 @@ func (c *choice) check() error {
 			if c.used[name] || slices.ContainsFunc(addedColumns, func(a string) bool { return matches(name, a) }) {
 				continue
 			}
+			slices.Sort(c.known)
+			c.known = slices.Compact(c.known)
 			near := ""
 			if n := schema.Nearest(name, c.known); n != "" {
 				near = fmt.Sprintf("; did you mean %s?", Quoted(n))

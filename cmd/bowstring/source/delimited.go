@@ -193,11 +193,15 @@ func (d *delimited) quoted(line string) (text, rest string, more []string, bad s
 // separator guesses what separates the cells of a CSV file by its first line: a comma, unless there is none and there
 // is another that programs use.
 func separator(header string) byte {
-	if !strings.Contains(header, ",") {
-		for _, c := range []byte(";\t|") {
-			if strings.IndexByte(header, c) >= 0 {
-				return c
-			}
+	var found [256]bool
+	for i, part := range strings.Split(header, `"`) {
+		for _, c := range []byte(part) {
+			found[c] = found[c] || i%2 == 0 // each second part is in quotation marks
+		}
+	}
+	for _, c := range []byte(",;\t|") {
+		if found[c] {
+			return c
 		}
 	}
 	return ','

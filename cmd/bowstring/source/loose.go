@@ -186,10 +186,6 @@ func (t *looseTable) header(d *delimited) (columns []int, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: line %d: %w", schema.ErrInvalid, d.line, err)
 	}
-	if len(d.cells) > schema.MaxColumns {
-		return nil, fmt.Errorf("%w: %d columns; a table has %d at most", schema.ErrLimit, len(d.cells),
-			schema.MaxColumns)
-	}
 	used := map[string]bool{}
 	var names []string
 	for _, c := range d.cells {
@@ -213,6 +209,10 @@ func (t *looseTable) header(d *delimited) (columns []int, err error) {
 		}
 		used[name], first[name] = true, true
 		columns = append(columns, t.column(name))
+		if len(t.names) > schema.MaxColumns {
+			return nil, fmt.Errorf("%w: it has %d columns, more than the %d that a dataset may have; --columns or "+
+				"--leave-out choose among them", schema.ErrLimit, len(d.cells), schema.MaxColumns)
+		}
 	}
 	return columns, nil
 }

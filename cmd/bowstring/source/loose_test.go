@@ -87,6 +87,7 @@ func TestTables(t *testing.T) {
 		"a CR in a cell":          {"x.csv", "a,b\nx\ry,2\n", `a utf8 "x\ry"|b int64 2`},
 		"semicolons":              {"x.csv", "a;b\n1;\"x;y\"\n", `a int64 1|b utf8 "x;y"|x.csv: its cells are separated by ";"`},
 		"as Excel says":           {"x.csv", "sep=;\r\na;b,c\r\n1;2\r\n", `a int64 1|b,c int64 2|x.csv: its cells are separated by ";"`},
+		"a comma in a name":       {"x.csv", "\"a,b\";c\n1;2\n", `a,b int64 1|c int64 2|x.csv: its cells are separated by ";"`},
 		"a byte order mark":       {"x.csv", "\ufeffa,b\n1,\ufeffx\n", "a int64 1|b utf8 \"\\ufeffx\""},
 		"a mark and a quotation":  {"x.csv", "\ufeff\"a\",b\n1,x\n", `a int64 1|b utf8 "x"`},
 		"UTF-16, little":          {"x.csv", utf16Of("a,é\n1,😀\n", true), `a int64 1|é utf8 "😀"`},
@@ -135,6 +136,39 @@ func TestTables(t *testing.T) {
 		if table, err := tableOf(t, c.file, c.content); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, %v; want %q", name, table, err, c.want)
 		}
+	}
+}
+
+// TestWideTable takes some of more columns than a dataset may have.
+func TestWideTable(t *testing.T) {
+	var head, row []string
+	for i := range 20_000 {
+		head, row = append(head, fmt.Sprintf("c%d", i)), append(row, strconv.Itoa(i))
+	}
+	root := tree(t, map[string]string{"a.jpg": jpg(t, 1), "t.csv": "path," + strings.Join(head, ",") + "\na.jpg," +
+		strings.Join(row, ",") + "\n"})
+	path := filepath.Join(root, "t.csv")
+	if _, err := Open(t.Context(), path, Options{}); !errors.Is(err, schema.ErrLimit) ||
+		!strings.Contains(err.Error(), "it has 20001 columns, more than the 4096") {
+		t.Errorf("%v", err)
+	}
+	r := readAll(t, path, Options{Columns: []string{"c19999", "c1999*"}}, ReadOptions{})
+	if len(r.rows) != 1 || !strings.Contains(r.rows[0], "c19999=19999") || r.schema.HasField("c0") {
+		t.Errorf("%q", r.rows)
+	}
+}
+
+// TestPathsAndSplitsAreText: they may look like numbers.
+func TestPathsAndSplitsAreText(t *testing.T) {
+	root := tree(t, map[string]string{"007": jpg(t, 1), "8": jpg(t, 2), "t.csv": "path,split,label\n007,1,1.10\n8,2,1.1\n",
+		"t.jsonl": `{"path": 8, "split": 2, "label": true}`})
+	r := readAll(t, filepath.Join(root, "t.csv"), Options{}, ReadOptions{})
+	if !slices.Equal(r.keys, []string{"007", "8"}) || !slices.Equal(r.splits, []string{"1", "2"}) {
+		t.Errorf("%q in %q, bad %v", r.keys, r.splits, r.bad)
+	}
+	r = readAll(t, filepath.Join(root, "t.jsonl"), Options{}, ReadOptions{})
+	if !slices.Equal(r.keys, []string{"8"}) || !slices.Equal(r.splits, []string{"2"}) {
+		t.Errorf("%q in %q, bad %v", r.keys, r.splits, r.bad)
 	}
 }
 
