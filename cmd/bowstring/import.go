@@ -31,6 +31,7 @@ type ImportCmd struct {
 	PathColumn string        `placeholder:"NAME" help:"Column of a table that holds paths (default: path, file_name, filename or file)."`
 	Columns    []string      `placeholder:"NAME" help:"Columns of the source to read (default: all). A * stands for any text."`
 	LeaveOut   []string      `placeholder:"NAME" help:"Columns not to read, or not to make, such as width. A * stands for any text."`
+	Text       []string      `placeholder:"NAME" help:"Columns of text tables, and keys of JSON, whose values are text whatever they look like. A * stands for any text."`
 	Verify     source.Verify `enum:"none,header,decode" default:"header" help:"How images are checked: not at all, by header and end mark, or by decoding them (${default})."`
 	Outside    bool          `name:"allow-outside" help:"Take files outside of the folder of PATH, to which links in it and paths in its tables lead."`
 	Limit      int64         `placeholder:"N" help:"Import the first N samples only."`
@@ -48,7 +49,7 @@ func (c *ImportCmd) Run(ctx context.Context, app *App) (err error) {
 	}
 	begun := time.Now()
 	src, err := source.Open(ctx, c.Path, source.Options{Format: c.Format, Split: c.Split, PathColumn: c.PathColumn,
-		Outside: c.Outside, Columns: c.Columns, LeaveOut: c.LeaveOut})
+		Outside: c.Outside, Columns: c.Columns, LeaveOut: c.LeaveOut, Text: c.Text})
 	if err != nil {
 		return err
 	}

@@ -2,23 +2,30 @@ package source
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
 	"bowstring/schema"
 )
 
-// choice is what Options.Columns and Options.LeaveOut say of the columns of a source. nil takes all. It is used by
-// one goroutine, while the source is opened.
+// choice is what Options.Columns, Options.LeaveOut and Options.Text say of the columns of a source. nil takes all. It
+// is used by one goroutine, while the source is opened.
 type choice struct {
-	only, out []string
-	used      map[string]bool // those of only and out that name a column
-	known     []string        // columns that were asked for by name
-	decided   map[string]bool // by name: whether it is wanted
+	only, out, text []string
+	used            map[string]bool // of only and out, by the list and the name: it names a column
+	known           []string        // columns that were asked for by name
+	decided         map[string]bool // by name: whether it is wanted
 }
 
 func newChoice(opts Options) *choice {
-	return &choice{only: opts.Columns, out: opts.LeaveOut, used: map[string]bool{}, decided: map[string]bool{}}
+	return &choice{only: opts.Columns, out: opts.LeaveOut, text: opts.Text, used: map[string]bool{},
+		decided: map[string]bool{}}
+}
+
+// isText says whether a column holds text, whatever it looks like.
+func (c *choice) isText(name string, also ...string) bool {
+	return c != nil && c.hit("--text", append(also, name))
 }
 
 // wants says whether a column of the source is taken. It is named as the source has it; also are the names that it may
@@ -39,8 +46,8 @@ func (c *choice) decide(name string, also []string, named bool) bool {
 		c.known = append(c.known, name)
 	}
 	names := append(also, name)
-	asked := c.hit(c.only, names) || len(c.only) == 0 || !named
-	wanted := !c.hit(c.out, names) && asked
+	asked := c.hit("--columns", names) || len(c.only) == 0 || !named
+	wanted := !c.hit("--leave-out", names) && asked
 	if named && len(c.decided) < maxDecided {
 		c.decided[name] = wanted
 	}
@@ -50,12 +57,17 @@ func (c *choice) decide(name string, also []string, named bool) bool {
 // maxDecided bounds the names that are remembered.
 const maxDecided = 1 << 16
 
-// hit says whether one of the patterns matches one of the names, and notes all that do.
-func (c *choice) hit(patterns, names []string) bool {
+// flags are the lists of patterns, by the flags that give them.
+func (c *choice) flags() map[string][]string {
+	return map[string][]string{"--columns": c.only, "--leave-out": c.out, "--text": c.text}
+}
+
+// hit says whether one of the patterns of a flag matches one of the names, and notes all that do.
+func (c *choice) hit(flag string, names []string) bool {
 	found := false
-	for _, p := range patterns {
+	for _, p := range c.flags()[flag] {
 		if slices.ContainsFunc(names, func(name string) bool { return matches(p, name) }) {
-			c.used[p] = true
+			c.used[flag+" "+p] = true
 			found = true
 		}
 	}
@@ -64,13 +76,15 @@ func (c *choice) hit(patterns, names []string) bool {
 
 // check finds names that no column has.
 func (c *choice) check() error {
-	for _, list := range []struct {
-		flag  string
-		names []string
-	}{{"--columns", c.only}, {"--leave-out", c.out}} {
-		for _, name := range list.names {
-			if c.used[name] || slices.ContainsFunc(addedColumns, func(a string) bool { return matches(name, a) }) {
+	flags := c.flags()
+	for _, flag := range slices.Sorted(maps.Keys(flags)) {
+		for _, name := range flags[flag] {
+			added := slices.ContainsFunc(addedColumns, func(a string) bool { return matches(name, a) })
+			if c.used[flag+" "+name] || added && flag != "--text" {
 				continue
+			}
+			if flag == "--text" {
+				return fmt.Errorf("%w: --text: no column %s is read from text", schema.ErrInvalid, Quoted(name))
 			}
 			slices.Sort(c.known)
 			c.known = slices.Compact(c.known)
@@ -78,7 +92,7 @@ func (c *choice) check() error {
 			if n := schema.Nearest(name, c.known); n != "" {
 				near = fmt.Sprintf("; did you mean %s?", Quoted(n))
 			}
-			return fmt.Errorf("%w: %s: there is no column %s, only %s%s", schema.ErrInvalid, list.flag, Quoted(name),
+			return fmt.Errorf("%w: %s: there is no column %s, only %s%s", schema.ErrInvalid, flag, Quoted(name),
 				quotedList(c.known), near)
 		}
 	}

@@ -68,6 +68,27 @@ func TestChoice(t *testing.T) {
 	}
 }
 
+// TestChoiceOfText: what looks like numbers is text where it is said to be.
+func TestChoiceOfText(t *testing.T) {
+	root := tree(t, map[string]string{"a.jpg": jpg(t, 1), "b.jpg": jpg(t, 2),
+		"t.csv": "path,label,n,m\na.jpg,1.10,1.50,1.50\nb.jpg,1.1,2,2\n",
+		"x.tar": makeTar(t, entry{"a.jpg", jpg(t, 1)}, entry{"a.json", `{"n": 1.50, "m": 1.50, "l": [1.50]}`})})
+	text := []string{"label", "n"}
+	r := readAll(t, filepath.Join(root, "t.csv"), Options{Text: text}, ReadOptions{})
+	if got := strings.Join(r.rows, "\n"); !strings.Contains(got, "label=1 n=1.50 m=1.5 ") ||
+		!strings.Contains(got, "label=0 n=2 m=2 ") {
+		t.Errorf("%s", got)
+	}
+	r = readAll(t, filepath.Join(root, "x.tar"), Options{Text: []string{"n", "l"}}, ReadOptions{})
+	if got := strings.Join(r.rows, "\n"); !strings.Contains(got, "l=[1.50] m=1.5 n=1.50") {
+		t.Errorf("%s", got)
+	}
+	if _, err := Open(t.Context(), filepath.Join(root, "t.csv"), Options{Text: []string{"width"}}); err == nil ||
+		!strings.Contains(err.Error(), "--text: no column width is read from text") {
+		t.Errorf("%v", err)
+	}
+}
+
 // TestChoiceOfParquet leaves out a column that cannot be stored.
 func TestChoiceOfParquet(t *testing.T) {
 	root := t.TempDir()

@@ -1,6 +1,7 @@
 package source
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"iter"
@@ -55,7 +56,7 @@ func openList(ctx context.Context, path string, opts Options) (Source, error) {
 	i := t.find(names...)
 	if i < 0 {
 		return nil, fmt.Errorf("%w: no column of paths (%s), only %s; say which with --path-column",
-			schema.ErrInvalid, strings.Join(names, ", "), quotedList(fieldNames(t.fields)))
+			schema.ErrInvalid, strings.Join(names, ", "), cmp.Or(quotedList(fieldNames(t.fields)), "none"))
 	}
 	s.paths = opts.choice.keeps(t.fields[i].Name, schema.PathColumn)
 	column := t.remove(i)

@@ -253,7 +253,7 @@ func (t *looseTable) build() (*table, error) {
 			t.note("a column without a name is kept as %q", name)
 		}
 		if slices.Contains(t.opts.text, name) || path >= 0 && name == t.opts.paths[path] ||
-			t.opts.typed != nil && !slices.Contains(t.opts.typed, name) {
+			t.opts.typed != nil && !slices.Contains(t.opts.typed, name) || t.opts.choice.isText(name, freeName(name, nil)) {
 			typ.observe(textOf(""))
 		}
 		b := array.NewBuilder(memory.DefaultAllocator, typ.dataType())

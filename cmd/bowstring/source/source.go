@@ -114,8 +114,10 @@ type Options struct {
 	Columns []string
 	// LeaveOut are columns that are not read, or not made, whatever Columns says.
 	LeaveOut []string
+	// Text are columns of text tables and keys of JSON whose values are text, whatever they look like.
+	Text []string
 
-	choice *choice // Columns and LeaveOut, of the source that Open opens
+	choice *choice // Columns, LeaveOut and Text, of the source that Open opens
 }
 
 // format is one way to lay out a data set.
