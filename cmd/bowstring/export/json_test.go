@@ -19,7 +19,8 @@ func TestRowOfNumbers(t *testing.T) {
 	s := arrow.NewSchema([]arrow.Field{
 		{Name: "half", Type: arrow.FixedWidthTypes.Float16}, {Name: "single", Type: arrow.PrimitiveTypes.Float32},
 		{Name: "double", Type: f64}, {Name: "none", Type: f64, Nullable: true},
-		{Name: "list", Type: arrow.ListOf(f64)}, {Name: "fixed", Type: arrow.FixedSizeListOf(2, arrow.PrimitiveTypes.Float32)},
+		{Name: "list", Type: arrow.ListOf(f64)}, {Name: "fixed", Type: arrow.FixedSizeListOf(2,
+			arrow.PrimitiveTypes.Float32)},
 		{Name: "nested", Type: arrow.ListOf(arrow.StructOf(arrow.Field{Name: "x", Type: f64}))},
 		{Name: "struct", Type: arrow.StructOf(arrow.Field{Name: "x", Type: f64}, arrow.Field{Name: "l",
 			Type: arrow.ListOf(f64)})},

@@ -28,11 +28,15 @@ func TestChoice(t *testing.T) {
 		columns, leave []string
 		want           string // the columns of the dataset but id
 	}{
-		"table":                 {with("t.csv", table), "t.csv", nil, nil, "file_name label source_id note image width height format orientation"},
-		"some of a table":       {with("t.csv", table), "t.csv", []string{"note"}, nil, "file_name note image width height format orientation"},
-		"a table's paths":       {with("t.csv", table), "t.csv", nil, []string{"path", "label", "format"}, "source_id note image width height orientation"},
-		"by the dataset's name": {with("t.csv", table), "t.csv", []string{"source_id", "note"}, []string{"n*"}, "file_name source_id image width height format orientation"},
-		"folders":               {map[string]string{"x/a.jpg": jpg(t, 1)}, ".", nil, []string{"label", "file_name", "*t*"}, "image"},
+		"table": {with("t.csv", table), "t.csv", nil, nil,
+			"file_name label source_id note image width height format orientation"},
+		"some of a table": {with("t.csv", table), "t.csv", []string{"note"}, nil,
+			"file_name note image width height format orientation"},
+		"a table's paths": {with("t.csv", table), "t.csv", nil, []string{"path", "label", "format"},
+			"source_id note image width height orientation"},
+		"by the dataset's name": {with("t.csv", table), "t.csv", []string{"source_id", "note"}, []string{"n*"},
+			"file_name source_id image width height format orientation"},
+		"folders": {map[string]string{"x/a.jpg": jpg(t, 1)}, ".", nil, []string{"label", "file_name", "*t*"}, "image"},
 		"metadata": {map[string]string{"x/a.jpg": jpg(t, 1), "metadata.csv": "file_name,label,n\nx/a.jpg,cat,1\n"}, ".",
 			[]string{"n"}, []string{"width"}, "label file_name n image height format orientation"},
 		"voice":      {voice, ".", []string{"sentence"}, []string{"duration", "file_name"}, "sentence audio sampling_rate channels"},

@@ -55,10 +55,11 @@ func TestCommonVoice(t *testing.T) {
 		t.Errorf("dev: %v, %v", s, err)
 	}
 	for name, c := range map[string]struct{ table, why string }{
-		"too few values": {columns + "07ab\ta.mp3\n", "train.tsv:2: the number of its cells is 2, and that of columns 10"},
-		"nothing":        {"", "the file is empty"},
-		"no paths":       {"sentence\nJes\n", "no column path, only"},
-		"no text":        {columns + row("a.mp3", "\xff"), "train.tsv:2: cell 3 is not valid UTF-8"},
+		"too few values": {columns + "07ab\ta.mp3\n",
+			"train.tsv:2: the number of its cells is 2, and that of columns 10"},
+		"nothing":  {"", "the file is empty"},
+		"no paths": {"sentence\nJes\n", "no column path, only"},
+		"no text":  {columns + row("a.mp3", "\xff"), "train.tsv:2: cell 3 is not valid UTF-8"},
 	} {
 		files["train.tsv"] = c.table
 		s, err := Open(t.Context(), tree(t, files), Options{Split: "train"})

@@ -162,7 +162,8 @@ func (s *imageFolder) unseen(seen []bool, tops []string, yield func(Sample, erro
 	}
 	slices.Sort(missing)
 	for _, rel := range missing {
-		if !yield(Sample{Key: rel, Bad: fmt.Sprintf("%s names it and there is no such %s", s.meta.lines[s.join.rows[rel]],
+		if !yield(Sample{Key: rel, Bad: fmt.Sprintf("%s names it and there is no such %s",
+			s.meta.lines[s.join.rows[rel]],
 			s.media)}, nil) {
 			return
 		}

@@ -140,6 +140,23 @@ func TestJSONValues(t *testing.T) {
 	}
 }
 
+// TestValuesOfTars: the JSON of two tars has one type, and loses nothing.
+func TestValuesOfTars(t *testing.T) {
+	root := tree(t, map[string]string{
+		"train-0.tar": makeTar(t, entry{"a.jpg", jpg(t, 1)},
+			entry{"a.json", `{"id": 18446744073709551615, "big": 123456789012345678901, "v": 1.10, "n": 9007199254740993}`}),
+		"train-1.tar": makeTar(t, entry{"b.jpg", jpg(t, 2)},
+			entry{"b.json", `{"id": 18446744073709551614, "big": 123456789012345678902, "v": true, "n": NaN}`}),
+	})
+	r := readAll(t, root, Options{}, ReadOptions{})
+	for _, want := range []string{"id: uint64", "big: utf8", "id=18446744073709551615", "id=18446744073709551614",
+		"big=123456789012345678901", "big=123456789012345678902", "v=1.10", "v=true", "n=9007199254740993", "n=NaN"} {
+		if !strings.Contains(r.text(), want) {
+			t.Errorf("no %s in\n%s", want, r.text())
+		}
+	}
+}
+
 // TestJSONText reads JSON that is right, and refuses what is not.
 func TestJSONText(t *testing.T) {
 	for text, want := range map[string]string{

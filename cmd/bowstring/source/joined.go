@@ -17,8 +17,9 @@ type joined struct {
 const severalRows = -1
 
 func newJoined(root string, files []string) *joined {
-	return &joined{root: root, files: quotedList(files), rows: map[string]int{}, twice: map[string]bool{}, alike: map[string]int{},
-		used: map[int]string{}}
+	return &joined{root: root, files: quotedList(files), rows: map[string]int{}, twice: map[string]bool{},
+		alike: map[string]int{},
+		used:  map[int]string{}}
 }
 
 // add adds the next row, which names a file, and canonically so.

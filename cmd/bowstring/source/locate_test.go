@@ -19,17 +19,28 @@ func TestNamesWrittenOtherwise(t *testing.T) {
 		keys  []string // of the list
 		bad   []string // part of the bad samples of the list, then of the folder
 	}{
-		"as they are":       {[]string{"a/1.jpg", nfd + ".jpg", `b\2.jpg`}, []string{"a/1.jpg", nfd + ".jpg", `b\2.jpg`}, []string{"a/1.jpg", nfd + ".jpg", `b\2.jpg`}, nil},
-		"a table in NFC":    {[]string{nfd + "/" + nfd + ".jpg"}, []string{nfc + "/" + nfc + ".jpg"}, []string{nfc + "/" + nfc + ".jpg"}, nil},
-		"a table in NFD":    {[]string{nfc + "/a" + nfc + ".jpg"}, []string{nfd + "/a" + nfd + ".jpg"}, []string{nfd + "/a" + nfd + ".jpg"}, nil},
-		"both ways":         {[]string{nfc + "/" + nfd + ".jpg"}, []string{nfd + "/" + nfc + ".jpg"}, []string{nfd + "/" + nfc + ".jpg"}, nil},
-		"backslashes":       {[]string{"a/b/1.jpg", "2.jpg"}, []string{`a\b\1.jpg`, `.\2.jpg`}, []string{"a/b/1.jpg", "2.jpg"}, nil},
-		"both":              {[]string{"a/" + nfd + ".jpg"}, []string{`a\` + nfc + ".jpg"}, []string{"a/" + nfc + ".jpg"}, nil},
-		"two files":         {[]string{nfc + ".jpg", nfd + ".jpg"}, []string{nfc + ".jpg", nfd + ".jpg"}, []string{nfc + ".jpg", nfd + ".jpg"}, nil},
-		"one row of two":    {[]string{nfc + ".jpg", nfd + ".jpg"}, []string{nfc + ".jpg"}, []string{nfc + ".jpg"}, []string{"", "no row of the metadata"}},
-		"two rows of one":   {[]string{nfc + ".jpg"}, []string{nfc + ".jpg", nfd + ".jpg"}, []string{nfc + ".jpg", nfd + ".jpg"}, []string{"", "there is no such image"}},
-		"named twice":       {[]string{"a/1.jpg"}, []string{`a\1.jpg`, "a/1.jpg"}, []string{"a/1.jpg"}, []string{"duplicate", "there is no such image"}},
-		"out of the folder": {[]string{"1.jpg"}, []string{"1.jpg", `..\..\1.jpg`}, []string{"1.jpg"}, []string{"no such file", "there is no such image"}},
+		"as they are": {[]string{"a/1.jpg", nfd + ".jpg", `b\2.jpg`}, []string{"a/1.jpg", nfd + ".jpg",
+			`b\2.jpg`}, []string{"a/1.jpg", nfd + ".jpg", `b\2.jpg`}, nil},
+		"a table in NFC": {[]string{nfd + "/" + nfd + ".jpg"}, []string{nfc + "/" + nfc + ".jpg"}, []string{nfc +
+			"/" + nfc + ".jpg"}, nil},
+		"a table in NFD": {[]string{nfc + "/a" + nfc + ".jpg"}, []string{nfd + "/a" + nfd + ".jpg"}, []string{nfd +
+			"/a" + nfd + ".jpg"}, nil},
+		"both ways": {[]string{nfc + "/" + nfd + ".jpg"}, []string{nfd + "/" + nfc + ".jpg"}, []string{nfd +
+			"/" + nfc + ".jpg"}, nil},
+		"backslashes": {[]string{"a/b/1.jpg", "2.jpg"}, []string{`a\b\1.jpg`, `.\2.jpg`}, []string{"a/b/1.jpg",
+			"2.jpg"}, nil},
+		"both": {[]string{"a/" + nfd + ".jpg"}, []string{`a\` + nfc + ".jpg"}, []string{"a/" + nfc +
+			".jpg"}, nil},
+		"two files": {[]string{nfc + ".jpg", nfd + ".jpg"}, []string{nfc + ".jpg", nfd + ".jpg"},
+			[]string{nfc + ".jpg", nfd + ".jpg"}, nil},
+		"one row of two": {[]string{nfc + ".jpg", nfd + ".jpg"}, []string{nfc + ".jpg"}, []string{nfc + ".jpg"},
+			[]string{"", "no row of the metadata"}},
+		"two rows of one": {[]string{nfc + ".jpg"}, []string{nfc + ".jpg", nfd + ".jpg"}, []string{nfc + ".jpg",
+			nfd + ".jpg"}, []string{"", "there is no such image"}},
+		"named twice": {[]string{"a/1.jpg"}, []string{`a\1.jpg`, "a/1.jpg"}, []string{"a/1.jpg"},
+			[]string{"duplicate", "there is no such image"}},
+		"out of the folder": {[]string{"1.jpg"}, []string{"1.jpg", `..\..\1.jpg`}, []string{"1.jpg"},
+			[]string{"no such file", "there is no such image"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			files := map[string]string{}

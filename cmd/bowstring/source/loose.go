@@ -190,7 +190,8 @@ func (t *looseTable) header(d *delimited) (columns []int, err error) {
 	var names []string
 	for _, c := range d.cells {
 		if !utf8.ValidString(c.text) {
-			return nil, fmt.Errorf("%w: line %d is not valid UTF-8; convert the file, such as by iconv -f latin1 -t utf8",
+			return nil, fmt.Errorf("%w: line %d is not valid UTF-8; convert the file, such as by iconv -f latin1 "+
+				"-t utf8",
 				schema.ErrInvalid, d.line)
 		}
 		name := strings.TrimSpace(c.text)
@@ -253,7 +254,8 @@ func (t *looseTable) build() (*table, error) {
 			t.note("a column without a name is kept as %q", name)
 		}
 		if slices.Contains(t.opts.text, name) || path >= 0 && name == t.opts.paths[path] ||
-			t.opts.typed != nil && !slices.Contains(t.opts.typed, name) || t.opts.choice.isText(name, freeName(name, nil)) {
+			t.opts.typed != nil && !slices.Contains(t.opts.typed, name) || t.opts.choice.isText(name, freeName(name,
+			nil)) {
 			typ.observe(textOf(""))
 		}
 		b := array.NewBuilder(memory.DefaultAllocator, typ.dataType())

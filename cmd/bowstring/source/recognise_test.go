@@ -38,7 +38,8 @@ func TestList(t *testing.T) {
 		t.Errorf("absolute path: bad items %v", r.bad)
 	}
 	for name, message := range map[string]string{
-		"x.tsv":        "no column of paths (path, file_name, filename, file), only name, n; say which with --path-column",
+		"x.tsv": "no column of paths (path, file_name, filename, file), only name, n; say which with " +
+			"--path-column",
 		"quote.csv":    "quote.csv:2: a quotation mark opens a cell that does not end",
 		"empty.csv":    "the file is empty",
 		"ragged.csv":   "ragged.csv:2: the number of its cells is 1, and that of columns 2",

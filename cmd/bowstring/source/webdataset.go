@@ -188,7 +188,7 @@ func (s *webDataset) makeColumns(found *survey) error {
 		if names[i] != columns[i] {
 			s.notes = append(s.notes, keptAs("the JSON key", columns[i], names[i]))
 		}
-		if s.choice.isText(k, names[i]) {
+		if s.choice.isText(columns[i], names[i]) {
 			s.json[k].observe(textOf(""))
 		}
 		s.jsonAt[k] = addMeta(arrow.Field{Name: names[i], Type: s.json[k].dataType(), Nullable: true})
