@@ -19,6 +19,7 @@ import pyarrow as pa
 
 import bowstring
 from bowstring import _dial, _landing
+from bowstring._collected import collected
 from bowstring._http2 import CONNECT, Filling, Link
 from bowstring._origins import NODES, Known
 from bowstring._tls import Encrypted, Tls, context
@@ -252,6 +253,7 @@ class Reader:
         """End the call. The server is told."""
         self._file.cancel()
 
+    @collected
     def __del__(self) -> None:
         if hasattr(self, "_file"):
             self.cancel()
@@ -369,6 +371,7 @@ class Door:
             while True:
                 self._free.pop().cancel()
 
+    @collected
     def __del__(self) -> None:
         self.close()
 

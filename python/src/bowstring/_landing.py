@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
+from bowstring._collected import collected
+
 SMALL = 256 << 10  # bytes: what is smaller has memory of Arrow's
 _GRAIN = 64 << 10  # bytes
 _IDLE = 3  # blocks that a stream keeps though nothing is in them
@@ -54,6 +56,7 @@ class _Lease:
         self._blocks = blocks
         self._block = block
 
+    @collected
     def __del__(self) -> None:
         if hasattr(self, "_block"):  # else a signal ended it as it was made
             self._blocks.give(self._block)

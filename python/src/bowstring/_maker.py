@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from bowstring._collected import collected
 from bowstring._wire import to_numpy
 from bowstring.errors import (
     BowstringError,
@@ -186,6 +187,7 @@ class Maker:
         if end is not None:
             os.close(end)
 
+    @collected
     def __del__(self) -> None:
         if getattr(self, "_process", None) is not None:
             self.close()

@@ -29,6 +29,7 @@ import numpy as np
 import pyarrow as pa
 
 from bowstring import _keeper
+from bowstring._collected import collected
 from bowstring._greeting import Place, greet, received
 from bowstring.errors import Unavailable
 
@@ -57,6 +58,7 @@ class _Lease:
         if refers:
             ring.referring.add(number)
 
+    @collected
     def __del__(self) -> None:
         if self._forks == self._ring.forks:
             self._ring.leases -= 1
@@ -80,6 +82,7 @@ class _Mapped:
         self.length = length
         self._end = _libc.munmap  # is there as long as this is, also when the interpreter ends
 
+    @collected
     def __del__(self) -> None:
         if hasattr(self, "address"):
             self._end(self.address, self.length)
@@ -110,11 +113,9 @@ class _Pages:
     """What the kernel says of pages that are mapped at an address."""
 
     def __init__(self, address: int) -> None:
-        self._first = address // _PAGE
-        try:
-            self._map: int = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # a sandbox without it
-            self._map = -1
+        self._first, self._map = address // _PAGE, -1
+        with contextlib.suppress(OSError):  # a sandbox without it
+            self._map = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
 
     def copied(self, offset: int, length: int) -> bool:
         """Whether a page may be a copy of this process's own. True where the kernel does not say."""
@@ -125,6 +126,7 @@ class _Pages:
             return True
         return len(said) < 8 * pages or bool(_COPIED[np.frombuffer(said, np.uint8)[_HIGHEST]].any())
 
+    @collected
     def __del__(self) -> None:
         if self._map >= 0:
             os.close(self._map)

@@ -17,6 +17,7 @@ import pyarrow as pa
 import tenacity
 
 from bowstring import _fork
+from bowstring._collected import collected
 from bowstring._opening import Opening
 from bowstring._samenode import LARGE, Ring
 from bowstring._shown import shown
@@ -347,6 +348,7 @@ class Batches(Iterator[pa.RecordBatch]):
     ) -> None:
         self.close()
 
+    @collected
     def __del__(self) -> None:
         if getattr(self, "_reader", None) is not None:
             self.close()
