@@ -38,8 +38,11 @@ def _set(connected: socket.socket) -> None:
 
 
 def direct(parts: SplitResult) -> bool:
-    """Whether a server is reached by its address alone. `BOWSTRING_HTTP2=off` says that it is not."""
-    if os.environ.get("BOWSTRING_HTTP2") == "off":
+    """Whether a server is reached by its address alone, by a socket of Python's: on Windows these lack what it takes.
+
+    `BOWSTRING_HTTP2=off` says that it is not.
+    """
+    if os.environ.get("BOWSTRING_HTTP2") == "off" or not hasattr(socket, "MSG_DONTWAIT"):
         return False
     if on_this_machine(parts):
         return parts.scheme == "grpc+unix" or _port(parts) is not None  # no proxy is on the way

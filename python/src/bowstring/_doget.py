@@ -314,7 +314,7 @@ class Door:
         """Why it is not usable."""
         if self._direct:
             return "its certificate is none that Python trusts"
-        return "a proxy is to be asked for it, it has no port, or BOWSTRING_HTTP2=off is set"
+        return "a proxy is to be asked for it, BOWSTRING_HTTP2=off is set, or this is Windows"
 
     def get(self, ticket: bytes, headers: list[tuple[bytes, bytes]]) -> Reader | None:
         """Make a call, and wait until the server answers. None where it proves not to be usable."""

@@ -18,6 +18,8 @@ from bowstring._collected import collected
 SMALL = 256 << 10  # bytes: what is smaller has memory of Arrow's
 _GRAIN = 64 << 10  # bytes
 _IDLE = 3  # blocks that a stream keeps though nothing is in them
+# Windows has one kind of memory that is no file's.
+_MAPPED: dict[str, Any] = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 # Linux backs memory with pages of 2 MiB where it is asked to, and where there are some.
 _HUGE = getattr(mmap, "MADV_HUGEPAGE", None)
 
@@ -70,7 +72,7 @@ class _Private:
     def __init__(self, size: int) -> None:
         self.size = -(-size // _GRAIN) * _GRAIN
         try:
-            self._memory = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._memory = mmap.mmap(-1, self.size, **_MAPPED)
         except OSError as error:
             raise MemoryError(f"no memory for {size} bytes of a batch") from error
         if _HUGE is not None:

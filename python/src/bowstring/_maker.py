@@ -7,7 +7,6 @@ one process; a forked child starts its own.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import select
@@ -24,6 +23,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 from bowstring._collected import collected
 from bowstring._wire import to_numpy
@@ -81,6 +85,11 @@ class Maker:
         self.columns = sorted(operators)
         self._pid = os.getpid()
         self._pipes = threading.RLock()  # held while they are written and read, and when they are closed
+        if fcntl is None:
+            raise Unsupported(
+                "place: operators at the client need pipes that can be waited for, which Windows does not have; use "
+                'place="server"'
+            )
         self._program = program()
         self._end: int | None = None  # readable when the process has ended
         try:
@@ -97,7 +106,7 @@ class Maker:
             raise self._unfit(str(error)) from error
         for pipe in (self._process.stdin, self._process.stdout):
             os.set_blocking(pipe.fileno(), False)  # type: ignore[union-attr]
-            with contextlib.suppress(OSError):  # it is only slower
+            with contextlib.suppress(OSError, AttributeError):  # it is only slower: macOS has no such call
                 fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE)  # type: ignore[arg-type]
         with contextlib.suppress(OSError, AttributeError):  # an old kernel, or another one
             self._end = os.pidfd_open(self._process.pid)  # the end of a pipe does not tell: others may hold it
@@ -264,7 +273,8 @@ def _forked() -> None:
         maker._leave()
 
 
-os.register_at_fork(before=_starting.acquire, after_in_parent=_starting.release, after_in_child=_forked)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_starting.acquire, after_in_parent=_starting.release, after_in_child=_forked)
 
 
 def _blobs(column: pa.Array) -> tuple[npt.NDArray[np.int64], memoryview]:

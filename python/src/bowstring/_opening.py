@@ -38,7 +38,8 @@ class _Thread:
 
 
 _idle: collections.deque[_Thread] = collections.deque()
-os.register_at_fork(after_in_child=_idle.clear)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_idle.clear)
 
 
 def _idle_thread() -> _Thread:

@@ -88,8 +88,8 @@ class _Mapped:
             self._end(self.address, self.length)
 
 
-_libc = ctypes.CDLL(None, use_errno=True)
 if sys.platform == "linux":
+    _libc = ctypes.CDLL(None, use_errno=True)
     _libc.mmap.restype = ctypes.c_void_p
     _libc.mmap.argtypes = (
         ctypes.c_void_p,
@@ -370,4 +370,5 @@ def _in_child() -> None:
             ring.unmap()
 
 
-os.register_at_fork(before=_before_fork, after_in_child=_in_child)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_child=_in_child)

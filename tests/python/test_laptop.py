@@ -1,0 +1,98 @@
+"""The package on macOS and Windows, by taking away from Python what it lacks there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from node import Node
+
+pytestmark = pytest.mark.timeout(180)
+SYSTEMS = ["darwin", "win32"]
+
+
+def on(system: str, program: str, *args: str, **environment: str) -> str:
+    """What a program prints there."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "laptop.py"), system, program, *args],
+        env=os.environ | environment,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+READS = """
+import hashlib
+import bowstring, pyarrow as pa
+client = bowstring.connect(sys.argv[1])
+photos = client.dataset("photos", split="train").where("width > 0").select(range(100)).shuffle(3)
+seen = set()
+with photos.batches(16, epoch=1) as batches:
+    for batch in batches:
+        seen |= {hashlib.sha256(image.as_py()).hexdigest() for image in batch["image"]}
+        assert batches.place["transport"] == "tcp", batches.place
+with photos.batches(16, epoch=1, connections=2) as batches:
+    assert sum(batch.num_rows for batch in batches) == 100
+assert photos.take([5, 3]).num_rows == 2
+assert photos.plan().rows == 100 and repr(photos.head())
+name = f"of-{sys.platform}"
+assert client.ingest(name, pa.table({"n": [1, 2], "b": [b"a", b"b"]}), progress=False).rows == 2
+client.drop(name)
+print(len(seen))
+"""
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_it_reads_and_writes(node: Node, system: str) -> None:
+    assert on(system, READS, node.url) == "100\n"
+
+
+MODULES = """
+import importlib, pathlib
+for name in ("torch", "polars"):
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        continue
+    importlib.import_module("bowstring." + name)
+import bowstring
+for path in sorted(pathlib.Path(bowstring.__file__).parent.glob("*.py")):
+    if path.stem not in ("ray", "polars", "dali", "_ray_filters", "_polars_filters"):
+        importlib.import_module("bowstring." + path.stem)
+print("all")
+"""
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_each_module_can_be_imported(system: str) -> None:
+    assert on(system, MODULES) == "all\n"
+
+
+PLACED = """
+import bowstring
+crops = [{"Decode": {}}, {"CenterCrop": {"size": [8, 8]}}]
+photos = bowstring.connect(sys.argv[1]).dataset("photos").operators(image=crops)
+try:
+    with photos.options(place="client").batches(16) as batches:
+        print(next(batches).equals(next(photos.batches(16))), batches.place["place"])
+except bowstring.Unsupported as error:
+    print(error)
+"""
+
+
+def test_operators_run_at_the_client_on_macos(node: Node, binary: Path) -> None:
+    assert on("darwin", PLACED, node.url, BOWSTRING_PROGRAM=str(binary)) == "True client\n"
+
+
+def test_operators_at_the_client_are_refused_by_name_on_windows(node: Node, binary: Path) -> None:
+    said = on("win32", PLACED, node.url, BOWSTRING_PROGRAM=str(binary))
+    assert "which Windows does not have" in said
+    assert 'use place="server"' in said
