@@ -8,7 +8,7 @@ import queue
 import re
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,11 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from bowstring import _fork
+from bowstring._shown import shown
+from bowstring._storable import stored, stored_type
 from bowstring._wire import decoded, progress_bar
 from bowstring.connection import Connection
-from bowstring.errors import BowstringError, ServerError, translate
+from bowstring.errors import BowstringError, InvalidRequest, ServerError, translate
 
 _MESSAGE_BYTES = 8 << 20  # of one batch of an upload
 
@@ -71,14 +73,17 @@ class AlterResult:
 
 def upload(connection: Connection, put: dict[str, Any], reader: Any, *, progress: bool) -> IngestResult:
     """Send what a reader gives as one upload."""
-    schema, batches, total = _plain(*_batches_of(reader))
-    if put["mode"] in ("merge", "delete"):
-        schema, batches = _without_index(schema, batches)
-    return _Upload(connection, put, schema, total, progress).run(batches)
+    with contextlib.ExitStack() as ending:
+        schema, batches, total = _batches_of(reader, ending)
+        if put["mode"] in ("merge", "delete"):
+            schema, batches = _without_index(schema, batches)
+        known = _known(connection, put) if pa.null() in schema.types else {}
+        schema, batches = _stored(schema, batches, put.get("blobs"), known)
+        return _Upload(connection, put, schema, total, progress).run(batches)
 
 
-def _batches_of(reader: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch], int | None]:
-    """Schema, batches and, if it is known, number of rows of what is to be uploaded."""
+def _batches_of(reader: Any, ending: contextlib.ExitStack) -> tuple[pa.Schema, Iterator[pa.RecordBatch], int | None]:
+    """Schema, batches and, if it is known, number of rows of what is to be uploaded. `ending` lets go of it."""
     if isinstance(reader, pa.RecordBatch):
         reader = pa.Table.from_batches([reader])
     if isinstance(reader, pa.Table):
@@ -87,7 +92,14 @@ def _batches_of(reader: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch], int |
         return reader.schema, iter(reader), None
     if hasattr(reader, "__arrow_c_stream__"):
         total = len(reader) if hasattr(reader, "__len__") else None
-        stream = pa.RecordBatchReader.from_stream(reader)
+        try:
+            stream = pa.RecordBatchReader.from_stream(reader)
+        except pa.ArrowInvalid as error:
+            raise InvalidRequest(
+                f"reader: pyarrow cannot read what {type(reader).__name__} gives{_odd(reader)}: {error}"
+            ) from error
+        # A query of DuckDB has its connection until it is read or closed, and a traceback may keep the stream.
+        ending.callback(stream.close)
         return stream.schema, iter(stream), total
     if isinstance(reader, (str, bytes, dict)) or not isinstance(reader, Iterable):
         raise TypeError(
@@ -113,26 +125,49 @@ def _batches_of(reader: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch], int |
     return first.schema, batches(), None
 
 
-def _plain(
-    schema: pa.Schema, batches: Iterator[pa.RecordBatch], total: int | None
-) -> tuple[pa.Schema, Iterator[pa.RecordBatch], int | None]:
-    """The types that a server stores, in place of those that only some libraries have in memory, such as Polars."""
-    plain = pa.schema([field.with_type(_plain_type(field.type)) for field in schema], schema.metadata)
+def _known(connection: Connection, put: dict[str, Any]) -> dict[str, pa.DataType]:
+    """The types of the dataset's columns, for those of the upload that have no value and so say no type."""
+    if put["mode"] == "create":
+        return {}
+    descriptor = fl.FlightDescriptor.for_command(json.dumps({"dataset": put["dataset"]}))
+    with contextlib.suppress(BowstringError), translate():  # the upload itself says what is wrong
+        schema = connection.call("get_schema", descriptor, connection.options()).schema
+        return {field.name: getattr(field.type, "storage_type", field.type) for field in schema}
+    return {}
+
+
+def _odd(reader: Any) -> str:
+    """Which columns of a frame of Polars are of types that Arrow has none of."""
+    kinds = getattr(reader, "schema", None)
+    if not isinstance(kinds, Mapping):
+        return ""
+    odd = [f"column {shown(name)} is {kind}" for name, kind in kinds.items() if str(kind) in ("Int128", "UInt128")]
+    return f"; {', '.join(odd)}, which Arrow does not have: cast to Decimal(38, 0) or to text" if odd else ""
+
+
+def _stored(
+    schema: pa.Schema, batches: Iterator[pa.RecordBatch], blobs: list[str] | None, known: Mapping[str, pa.DataType]
+) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """What a server stores, in place of what only some libraries have in memory, such as Polars."""
+    plain = pa.schema(
+        [
+            field.with_type(
+                known[field.name]
+                if pa.types.is_null(field.type) and field.name in known
+                else stored_type(field.type, field.name, blob=blobs is None or field.name in blobs)
+            )
+            for field in schema
+        ],
+        schema.metadata,
+    )
     if plain.types == schema.types:
-        return schema, batches, total
-    return plain, (batch.cast(plain) for batch in batches), total
-
-
-def _plain_type(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_string_view(kind):
-        return pa.utf8()
-    if pa.types.is_binary_view(kind):
-        return pa.large_binary()
-    if pa.types.is_large_list(kind) or pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_plain_type(kind.value_type)))
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_plain_type(field.type)) for field in kind])
-    return kind
+        return schema, batches
+    return plain, (
+        pa.RecordBatch.from_arrays(
+            [stored(column, field.type) for column, field in zip(batch.columns, plain, strict=True)], schema=plain
+        )
+        for batch in batches
+    )
 
 
 def _without_index(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:

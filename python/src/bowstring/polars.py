@@ -11,12 +11,14 @@
 - **Bytes of the samples that are left**: where a filter cannot be left to the server as it is, its metadata columns are
   read first, Polars filters them, and then blobs and all else are fetched for the rows that passed.
 
-Tensors of one shape are an `Array` of that shape. Polars has no type for UUIDs: `id` is 16 bytes of `Binary`.
-`position`, a number, is as good a name for a row of a snapshot.
+Tensors of one shape are an `Array` of that shape. Timestamps of a zone that Polars does not know, such as `+02:00`, are
+the same instants in UTC. Polars has no type for UUIDs: `id` is 16 bytes of `Binary`. `position`, a number, is as good a
+name for a row of a snapshot.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, cast
@@ -97,11 +99,36 @@ def _schema(schema: pa.Schema) -> pl.Schema:
 def _frame(data: pa.Table | pa.RecordBatch) -> pl.DataFrame:
     table = data if isinstance(data, pa.Table) else pa.Table.from_batches([data])
     for i, field in enumerate(table.schema):
+        if (known := _known_type(field.type)) != field.type:
+            table = table.set_column(i, field.with_type(known), table.column(i).cast(known))
         if isinstance(field.type, pa.FixedShapeTensorType):
             chunks = [_nested(chunk) for chunk in table.column(i).chunks]
             nested = pa.chunked_array(chunks, _nested_type(field.type))
             table = table.set_column(i, field.name, nested)
     return cast(pl.DataFrame, pl.from_arrow(table, rechunk=False))
+
+
+def _known_type(kind: pa.DataType) -> pa.DataType:
+    """A type whose time zones Polars knows: it panics at others, such as +05:30. The instants are the same in UTC."""
+    if pa.types.is_timestamp(kind):
+        return kind if kind.tz is None or _is_zone(kind.tz) else pa.timestamp(kind.unit, "UTC")
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_known_type(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_known_type(kind.value_type)))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(kind.value_field.with_type(_known_type(kind.value_type)), kind.list_size)
+    return kind
+
+
+@functools.lru_cache
+def _is_zone(name: str) -> bool:
+    """Whether Polars knows a time zone by its name."""
+    try:
+        pl.Series([None], dtype=pl.Datetime("us", name))
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
+        return False
+    return not name.startswith(("+", "-"))  # it takes some offsets for zones of other names
 
 
 def _nested_type(tensor: pa.FixedShapeTensorType) -> pa.DataType:
