@@ -54,11 +54,11 @@ check: go-check python-check ## Between two edits: lint, and the short tests of 
 
 .PHONY: test
 test: go-check cc-check python-check ## Everything that has to pass: lint, every test once, against Cassandra and other real clients.
-	@tests/cassandra/cassandra.sh beside $(STAGES) $(BESIDE) test-python lint test-race test-cassandra test-go
+	@tests/cassandra/cassandra.sh beside $(STAGES) $(BESIDE) test-python test-lowest lint test-race test-cassandra test-go
 
 .PHONY: nightly
 nightly: go-check cc-check python-check ## What repeats, hours of it: all under the race detector and without, gocql itself, fuzzing, soak.
-	@$(STAGES) $(BESIDE) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-vulnerabilities nightly-go nightly-race nightly-spec nightly-wheels nightly-sbom nightly-image nightly-helm nightly-dali nightly-kubernetes nightly-clients test-cassandra test-gocql test-faults nightly-churn test-python nightly-fuzz nightly-soak
+	@$(STAGES) $(BESIDE) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-vulnerabilities nightly-go nightly-race nightly-spec nightly-wheels nightly-sbom nightly-image nightly-helm nightly-dali nightly-pythons nightly-kubernetes nightly-clients test-cassandra test-gocql test-faults nightly-churn test-python nightly-fuzz nightly-soak
 
 .PHONY: lint
 lint: lint-go lint-python lint-vulnerabilities docs ## golangci-lint with the import rule, ruff and mypy, known vulnerabilities, the documents' references.
@@ -147,6 +147,21 @@ test-python: $(VENV)/.package $(LINT) build ## pytest with pyarrow and other rea
 .PHONY: test-quick
 test-quick: $(VENV)/.package build ## The part of pytest that takes no more than a minute.
 	@$(STAGE) test-quick $(PYTEST) -m 'not slow and not soak and not image and not clients and not kubernetes and not helm' --junitxml=build/stages/test-quick.xml
+
+# Files of tests that need no package but those of tests/pythons.sh: no pandas, torch or Ray.
+
+PLAIN_TESTS := $(addprefix tests/python/test_,arrays.py core.py dtypes.py polars.py client_doors.py collected.py cut_off.py errors.py forks.py laptop.py logged.py moving.py polars_filters.py receiving.py several.py silent.py stream.py)
+# The oldest Python first, which is the one that the lowest versions have wheels for.
+PYTHONS := 3.10 3.11 3.12 3.13
+
+.PHONY: test-lowest
+test-lowest: $(VENV)/.package build ## The Python package with the lowest version of each dependency, and without pandas.
+	@$(STAGE) test-lowest tests/pythons.sh $(firstword $(PYTHONS)) $(REQ)/lowest.txt --junitxml=build/stages/test-lowest.xml tests/python/test_arrays.py tests/python/test_core.py
+
+.PHONY: nightly-pythons
+nightly-pythons: $(VENV)/.package build ## The Python package with each Python that it supports, as far as they can be had, and with the lowest versions.
+	@for v in $(PYTHONS); do $(STAGE) nightly-python-$$v tests/pythons.sh $$v $(REQ)/pythons.txt $(PLAIN_TESTS) || failed="$$failed $$v"; done; \
+	  $(STAGE) nightly-lowest tests/pythons.sh $(firstword $(PYTHONS)) $(REQ)/lowest.txt $(PLAIN_TESTS) || failed="$$failed lowest"; test -z "$$failed"
 
 .PHONY: test-gocql
 test-gocql: go-check ## fetch/store/cql with gocql itself, without its replacement, against a real Cassandra.
@@ -370,3 +385,5 @@ lock: $(VENV)/.uv ## Resolve python/requirements/*.in again, with hashes.
 	done
 	cd $(REQ) && ../../$(VENV)/bin/uv pip compile --quiet --upgrade --no-deps --universal --python-version 3.10 \
 	  --generate-hashes mosaicml.in -o mosaicml.txt
+	cd $(REQ) && ../../$(VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.10 --generate-hashes ../pyproject.toml --extra polars pythons.in -o pythons.txt
+	cd $(REQ) && ../../$(VENV)/bin/uv pip compile --quiet --upgrade --resolution lowest-direct --only-binary :all: --python-version 3.10 --generate-hashes ../pyproject.toml --extra polars lowest.in -o lowest.txt

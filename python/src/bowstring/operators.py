@@ -219,7 +219,8 @@ def _tensors(column: pa.Array, field: pa.Field) -> npt.NDArray[Any] | list[npt.N
 
 
 def _numbers(values: pa.Array, start: int, length: int) -> npt.NDArray[Any]:
-    dtype = np.dtype(values.type.to_pandas_dtype())
+    kind = str(values.type)  # not by to_pandas_dtype, for which some versions of pyarrow import pandas
+    dtype = np.dtype({"halffloat": "float16", "float": "float32", "double": "float64"}.get(kind, kind))
     buffer = values.buffers()[1]
     if buffer is None or not length:
         return np.empty(0, dtype)
