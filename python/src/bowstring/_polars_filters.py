@@ -155,7 +155,7 @@ class _Reader:
         if kind == "Cast":
             column = self._column(body["expr"])
             dtype = body["dtype"]["Literal"]
-            signed = {"Int8": 8, "Int16": 16, "Int32": 32, "Int64": 64}
+            signed = {"Int8": 8, "Int16": 16, "Int32": 32, "Int64": 64, "Int128": 128}
             unsigned = {"UInt8": 8, "UInt16": 16, "UInt32": 32, "UInt64": 64}
             ours = str(column.field.type)  # such as int32
             if column.kind == "int" and not column.as_float:

@@ -21,7 +21,6 @@ import pyarrow as pa
 
 MAX_BYTES = 16_384  # of an expression, as the server takes it
 EXACT_FLOAT = 1 << 53  # up to here every integer is a float
-_MAX_INT = (1 << 63) - 1
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KEYWORDS = frozenset(
     [
@@ -193,17 +192,17 @@ def compare(column: Column, op: str, value: Value, *, nan_is_greatest: bool) -> 
         case "int", int():
             if column.as_float and abs(value) >= EXACT_FLOAT:
                 return UNKNOWN
-            return _compare_int(column, op, value)
+            return _by_opposite(name, op, str(value))
         case "int", float():
             if not abs(value) < EXACT_FLOAT:  # a NaN, too
                 return UNKNOWN
             if value.is_integer():
-                return _compare_int(column, op, int(value))
+                return _by_opposite(name, op, str(int(value)))
             if op in ("==", "!="):
                 known = f"{name} != nil"
                 return exactly("false", known) if op == "==" else exactly(known, "false")
             # x > 2.5 is x > 2, x >= 2.5 is x > 2, x < 2.5 is x <= 2
-            return _compare_int(column, ">" if op[0] == ">" else "<=", math.floor(value))
+            return _by_opposite(name, ">" if op[0] == ">" else "<=", str(math.floor(value)))
         case "float", (int() | float()) if not isinstance(value, bool):
             return _compare_float(column, op, value, nan_is_greatest)
         case "str", str():
@@ -216,8 +215,6 @@ def compare(column: Column, op: str, value: Value, *, nan_is_greatest: bool) -> 
 def compare_columns(left: Column, op: str, right: Column) -> Condition:
     """`left op right`, both of them columns."""
     if left.kind != right.kind or left.kind not in ("int", "str", "time") or left.as_float or right.as_float:
-        return UNKNOWN
-    if pa.types.is_uint64(left.field.type) or pa.types.is_uint64(right.field.type):
         return UNKNOWN
     if left.kind == "time" and left.field.type != right.field.type:
         return UNKNOWN
@@ -248,7 +245,7 @@ def is_in(column: Column, values: Iterable[Value]) -> Condition:
         match column.kind, value:
             case "int", bool():
                 return UNKNOWN
-            case "int", int() if _fits(column, value) and not column.as_float:
+            case "int", int() if not column.as_float:
                 texts.append(str(value))
             case "str", str() if (text := _string(value)) is not None:
                 texts.append(text)
@@ -268,7 +265,7 @@ def has_item(column: Column, value: Value) -> Condition:
     match column.listed, value:
         case "int", bool():
             pass
-        case "int", int() if abs(value) < _MAX_INT:
+        case "int", int():
             text = str(value)
         case "str", str():
             text = _string(value)
@@ -291,15 +288,6 @@ def string_test(column: Column, test: str, value: Value) -> Condition:
 def _by_opposite(left: str, op: str, right: str) -> Condition:
     """A comparison of which nulls alone are neither true nor false."""
     return exactly(f"{left} {op} {right}", f"{left} {_OPPOSITE[op]} {right}")
-
-
-def _fits(column: Column, value: int) -> bool:
-    # A uint64 beyond what an int64 holds counts as the greatest int64.
-    return -_MAX_INT <= value < _MAX_INT if pa.types.is_uint64(column.field.type) else abs(value) <= _MAX_INT
-
-
-def _compare_int(column: Column, op: str, value: int) -> Condition:
-    return _by_opposite(column.text, op, str(value)) if _fits(column, value) else UNKNOWN
 
 
 def _compare_float(column: Column, op: str, value: float, nan_is_greatest: bool) -> Condition:

@@ -70,7 +70,7 @@ class Dataset(Request):
         """The rows that meet an expression over metadata columns, such as `label < 10 and width >= 400`.
 
         Several of them all have to hold. The server evaluates it at once: a mistake in it is told here, with its place.
-        Rows are chosen before they are put in order, wherever `shuffle` stands: the order depends on how many there are.
+        Rows are chosen before they are shuffled, wherever `shuffle` stands: the order depends on how many there are.
         """
         if not isinstance(expression, str):
             raise TypeError(f"expression: got {type(expression).__name__}, want str, such as 'width >= 400'")

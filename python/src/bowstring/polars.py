@@ -198,8 +198,8 @@ class _Query:
         self._references = references
         self._shuffled = "shuffle" in dataset.request()
         self._view, exact = dataset, False
-        # Of the first rows, some are chosen, where the server would choose first. Of an order that depends on which rows
-        # there are, some are left out, where the server would make another one.
+        # Of the first rows, some are chosen, where the server would choose first. Of an order that depends on how many
+        # rows there are, some are left out, where the server would make another one.
         if predicate is not None and rows is None and _where.keeps_order(dataset.request()):
             early, late = (every(translate(p, schema) for p in side).true for side in (self._early, self._late))
             self._view, taken = _pushed(dataset, early & late)
