@@ -101,6 +101,9 @@ def test_state_of_another_dataset() -> None:
         {"where": "width > 3"},
         {"selection": {"positions": [1]}},
         {"batch": 32},
+        {"remainder": "pad"},
+        {"bucket_by_length": {"column": "n"}},
+        {"a field of a later server": 1},
         {"shuffle": {"seed": 4, "epoch": 0}},
     ]
     for change in changes:
@@ -112,8 +115,8 @@ def test_state_of_another_dataset() -> None:
     for wrong in no_states:
         with pytest.raises(StateMismatch, match="no state of a BowstringDataset"):
             check(wrong, REQUEST)
-    with pytest.raises(StateMismatch, match="version 2"):
-        check({**state, "bowstring": 2}, REQUEST)
+    with pytest.raises(StateMismatch, match="version 3"):
+        check({**state, "bowstring": 3}, REQUEST)
 
 
 def test_state_of_another_worker() -> None:

@@ -8,7 +8,24 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-VERSION = 1
+VERSION = 2
+# What of a request has no part in which samples a step holds: how they are served, and to whom. All else has, also
+# what a later server may take.
+WITHOUT_PART = frozenset(
+    [
+        "columns",
+        "layout",
+        "operators",
+        "place",
+        "batch_bytes",
+        "world",
+        "order",
+        "on_error",
+        "assign",
+        "owners",
+        "ranks",
+    ]
+)
 State = dict[str, Any]
 
 
@@ -18,9 +35,9 @@ class StateMismatch(ValueError):  # noqa: N818 - as the exceptions of the core a
 
 def digest(request: Mapping[str, Any]) -> str:
     """A name of what determines which samples a step holds."""
-    fields = ("dataset", "snapshot", "split", "where", "selection", "batch", "remainder")
-    known = {name: request[name] for name in fields if name in request}
-    known["seed"] = request["shuffle"]["seed"] if "shuffle" in request else None
+    known = {name: value for name, value in request.items() if name not in WITHOUT_PART}
+    if "shuffle" in known:
+        known["shuffle"] = {name: value for name, value in known["shuffle"].items() if name != "epoch"}
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -32,7 +49,12 @@ def title(request: Mapping[str, Any]) -> str:
     parts += ["selection"] if "selection" in request else []
     if "shuffle" in request:
         parts.append(f"seed {request['shuffle']['seed']}")
-    return ", ".join([*parts, f"batch {request['batch']}"])
+    parts.append(f"batch {request['batch']}")
+    if "bucket_by_length" in request:
+        parts.append(f"of like {request['bucket_by_length']['column']}"[:100])
+    if "remainder" in request:
+        parts.append(f"remainder {request['remainder']}")
+    return ", ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -97,6 +119,8 @@ def of_worker(request: Mapping[str, Any], share: Share, place: Place) -> State:
         state["served"] = place.served
     if (order := request.get("order", "strict")) != "strict":
         state["order"] = order
+    if (assign := request.get("assign", "plan")) != "plan":
+        state["assign"] = assign
     return state
 
 
@@ -113,6 +137,11 @@ def check(state: Any, request: Mapping[str, Any]) -> State:
         raise StateMismatch(f"the state is of version {state['bowstring']}, this package reads version {VERSION}")
     if state["digest"] != digest(request):
         raise StateMismatch(f"the state is of ({state['of']}), this dataset is ({title(request)})")
+    theirs, ours = state.get("assign", "plan"), request.get("assign", "plan")
+    if state.get("row", 0) and theirs != ours:
+        raise StateMismatch(
+            f"the state is of assign {theirs!r}, within a step; with {ours!r} this rank has other samples of that step"
+        )
     if state.get("served") is not None and request.get("order", "strict") == "strict":
         raise StateMismatch(
             f"the state is of order {state.get('order', 'free')!r}, in which samples of later steps are done already; "
