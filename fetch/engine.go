@@ -53,6 +53,9 @@ type Options struct {
 	// Resident is up to how many bytes a manifest may have to be read whole when its
 	// snapshot is opened, and stay in memory; negative for none. Default 16 MiB.
 	Resident int64
+	// MaxSelections is how many selections of a dataset one caller may have that have not expired; negative for any
+	// number. Default 10,000.
+	MaxSelections int
 	// Terms say what a tenant gets of all that is here: see [Engine.SetTerms]. Default:
 	// all get the same, without ceilings.
 	Terms func(tenant string) Terms
@@ -191,7 +194,7 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	}
 	e.jobs, errs[1] = jobs.New(catalog, e.reader.Get, e.ledger, e.work, jobs.Options{
 		IdleSnapshots: opts.IdleSnapshots, Resident: opts.Resident, ReadPage: e.readPage, Layouts: opts.Layouts,
-		Kinds: opts.Kinds, Logger: opts.Logger,
+		Kinds: opts.Kinds, Logger: opts.Logger, MaxSelections: opts.MaxSelections,
 	})
 	if opts.Spill != nil {
 		opts.Operators.Cache = opts.Spill
@@ -368,8 +371,8 @@ func (e *Engine) TotalBytes(ctx context.Context, j *Job) (int64, error) {
 	return n, err
 }
 
-// SaveSelection stores a set of positions of a snapshot under the hash of its
-// content, which it returns: the name by which requests select it.
+// SaveSelection stores a set of positions of a snapshot under a hash of both, which it returns: the name by which
+// requests select it.
 func (e *Engine) SaveSelection(ctx context.Context, dataset string, snapshot int64,
 	positions []int64) (name string, err error) {
 	return e.jobs.SaveSelection(ctx, dataset, snapshot, positions)

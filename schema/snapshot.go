@@ -1,6 +1,8 @@
 package schema
 
 import (
+	"crypto/sha256"
+	"fmt"
 	"time"
 
 	"github.com/apache/arrow/go/v17/arrow"
@@ -82,6 +84,9 @@ type Selection struct {
 	Owner string `json:"owner,omitempty"`
 	// Expires is when it may go; zero if never. Use moves it on.
 	Expires time.Time `json:"expires,omitzero"`
+	// Most is how many the owner may have in the dataset that have not expired, where it is saved; 0: any number. It is
+	// not stored.
+	Most int `json:"-"`
 }
 
 // Expired reports whether the selection's time is over.
@@ -97,5 +102,13 @@ func (s *Selection) Extend(until time.Time) bool {
 	return true
 }
 
-// Name is what requests call the selection: the hexadecimal hash of its bitmap.
-func (s *Selection) Name() string { return s.Bitmap.Key.String() }
+// Key is a hash of the snapshot and of the positions: the same positions of another snapshot are another selection.
+func (s *Selection) Key() Key {
+	h := sha256.New()
+	_, _ = fmt.Fprintf(h, "selection\x00%s\x00%d\x00", s.Dataset, s.Snapshot)
+	_, _ = h.Write(s.Bitmap.Key[:])
+	return Key(h.Sum(nil))
+}
+
+// Name is what requests call the selection: its key in hexadecimal digits.
+func (s *Selection) Name() string { return s.Key().String() }

@@ -32,6 +32,7 @@ type ServeCmd struct {
 	MaxConnectionsPerPeer int           `setting:"" default:"1024" placeholder:"N" help:"Connections that one address may have open at once (default: ${default})."`
 	RequestTimeout        time.Duration `setting:"" default:"10s" placeholder:"DURATION" help:"How long a connection may take to begin, and a call to say what it wants (default: ${default})."`
 	UploadMemory          size          `setting:"" default:"512MiB" placeholder:"SIZE" help:"Memory for what clients send and is being decoded, all together; one address may take three quarters (default: ${default})."`
+	MaxSelections         int           `setting:"" default:"10000" placeholder:"N" help:"Selections of a dataset that one caller may have uploaded and not let expire (default: ${default})."`
 	MaxReads              int           `setting:"" default:"4096" placeholder:"N" help:"Most reads in flight to the store, over all streams; how many there are is measured (default: ${default})."`
 	ReadTimeout           time.Duration `setting:"" default:"30s" placeholder:"DURATION" help:"How long a read of a sample takes at most, whatever the store does, before its stream ends as unavailable; a second more for each mebibyte (default: ${default})."`
 	MaxRequest            size          `setting:"" default:"2MiB" placeholder:"SIZE" help:"Largest descriptor, ticket or action body accepted (default: ${default})."`
@@ -61,7 +62,7 @@ func (c *ServeCmd) Validate() error {
 		return fmt.Errorf("--listen: got %q, want HOST:PORT", c.Listen)
 	}
 	for name, n := range map[string]int{
-		"--max-streams": c.MaxStreams, "--max-reads": c.MaxReads,
+		"--max-streams": c.MaxStreams, "--max-reads": c.MaxReads, "--max-selections": c.MaxSelections,
 		"--max-connections": c.MaxConnections, "--max-connections-per-peer": c.MaxConnectionsPerPeer,
 	} {
 		if n < 1 {
@@ -118,9 +119,10 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 		return err
 	}
 	l := limits{
-		windowBytes: int64(c.WindowMemory),
-		maxReads:    c.MaxReads,
-		readTimeout: c.ReadTimeout,
+		windowBytes:   int64(c.WindowMemory),
+		maxReads:      c.MaxReads,
+		maxSelections: c.MaxSelections,
+		readTimeout:   c.ReadTimeout,
 		flight: flight.Options{
 			MaxStreams:            c.MaxStreams,
 			MaxStreamsPerPeer:     c.MaxStreamsPerPeer,

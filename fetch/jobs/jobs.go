@@ -15,6 +15,9 @@ import (
 	"bowstring/schema"
 )
 
+// DefaultMaxSelections is the default of Options.MaxSelections.
+const DefaultMaxSelections = 10_000
+
 // Options tunes Jobs. The zero value of each field stands for its default.
 type Options struct {
 	// IdleSnapshots is how many snapshots nobody reads stay open, so that the
@@ -23,6 +26,9 @@ type Options struct {
 	// SelectionLifetime is for how long an uploaded selection is kept after it was
 	// used last, to a day. Default 30 days.
 	SelectionLifetime time.Duration
+	// MaxSelections is how many selections of a dataset one caller may have uploaded that have not expired; negative for
+	// any number. Default 10,000.
+	MaxSelections int
 	// Resident is up to how many bytes a manifest may have to be read whole when it is
 	// opened, and stay in memory; negative for none. Default 16 MiB.
 	Resident int64
@@ -46,6 +52,9 @@ func (o *Options) EnsureDefaults() {
 	}
 	if o.SelectionLifetime == 0 {
 		o.SelectionLifetime = 30 * 24 * time.Hour
+	}
+	if o.MaxSelections == 0 {
+		o.MaxSelections = DefaultMaxSelections
 	}
 	if o.Worthwhile == 0 {
 		o.Worthwhile = 5 * time.Millisecond
@@ -113,7 +122,8 @@ func New(s store.Store, read func(context.Context, schema.BlobRef) (schema.Blob,
 		assigning: computations[*stepShare]{logger: opts.Logger},
 		layouts:   opts.Layouts, kinds: opts.Kinds, sharings: map[string]*sharing{},
 		renewals: renewals{store: s, logger: opts.Logger, lifetime: opts.SelectionLifetime,
-			due: map[string]time.Time{}},
+			most: max(opts.MaxSelections, 0),
+			due:  map[string]time.Time{}},
 	}
 	if opts.ReadPage == nil {
 		opts.ReadPage = func(ctx context.Context, ref schema.BlobRef, _ manifest.Place) (schema.Blob, error) {

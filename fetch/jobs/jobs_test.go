@@ -363,7 +363,7 @@ func TestSelectionDroppedMeanwhile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err = f.SaveSelection(t.Context(), "d", snap.Number, []int64{1, 5}); err != nil {
+	if req.Selection.Name, err = f.SaveSelection(t.Context(), "d", snap.Number, []int64{1, 5}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := f.Open(t.Context(), req); !errors.Is(err, schema.ErrDataLoss) {

@@ -24,6 +24,7 @@ type renewals struct {
 	store    store.Store
 	logger   *slog.Logger
 	lifetime time.Duration
+	most     int // of an owner in a dataset; 0: any number
 
 	mu  sync.Mutex
 	due map[string]time.Time // when a selection is to be looked at again, by dataset and name; guarded by mu

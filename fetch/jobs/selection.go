@@ -245,8 +245,8 @@ func bitmapOf(rows int64, positions []int64) (*plan.Bitmap, error) {
 	return b, nil
 }
 
-// SaveSelection stores a set of positions of a snapshot under the hash of its
-// content, which it returns: the name by which requests select it. It names
+// SaveSelection stores a set of positions of a snapshot under a hash of both, which it returns: the name by which
+// requests select it. It names
 // the caller that ctx carries as its first uploader, which gives no right, and expires when it was not used for
 // Options.SelectionLifetime. Saving it again only puts that off.
 func (js *Jobs) SaveSelection(ctx context.Context, dataset string, snapshot int64,
@@ -275,7 +275,7 @@ func (js *Jobs) SaveSelection(ctx context.Context, dataset string, snapshot int6
 	}
 	sel := schema.Selection{Dataset: dataset, Snapshot: snap.key.number, Rows: b.Len(), Bitmap: ref,
 		Created: time.Now().UTC(),
-		Owner:   store.CallerFrom(ctx).Principal, Expires: js.renewals.expiry()}
+		Owner:   store.CallerFrom(ctx).Principal, Expires: js.renewals.expiry(), Most: js.renewals.most}
 	if err := js.store.SaveSelection(ctx, in, sel); err != nil {
 		return "", fmt.Errorf("saving a selection of %s: %w", snap.key, err)
 	}

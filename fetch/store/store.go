@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"fmt"
+	"iter"
 	"time"
 
 	"bowstring/schema"
@@ -128,6 +129,29 @@ type Stats struct {
 func SelectionExpired(sel *schema.Selection) error {
 	return fmt.Errorf("%w: selection %s of dataset %q, which expired on %s; upload it again", schema.ErrNotFound,
 		sel.Name(), sel.Dataset, sel.Expires.UTC().Format(time.RFC3339))
+}
+
+// SelectionLimit is the error for a selection whose owner has as many of the others as he may; nil if he has fewer.
+func SelectionLimit(sel *schema.Selection, others iter.Seq[*schema.Selection], now time.Time) error {
+	if sel.Most == 0 {
+		return nil
+	}
+	n := 0
+	for other := range others {
+		if other.Owner == sel.Owner && !other.Expired(now) {
+			n++
+		}
+	}
+	if n < sel.Most {
+		return nil
+	}
+	owner := "callers without a name have"
+	if sel.Owner != "" {
+		owner = schema.Quote(sel.Owner) + " has"
+	}
+	return fmt.Errorf("%w: --max-selections: %s %d selections of dataset %q, at most %d are allowed: one goes when it "+
+		"was not used for 30 days, and with its snapshot; up to 1,024 positions need none, as selection.positions",
+		schema.ErrLimit, owner, n, sel.Dataset, sel.Most)
 }
 
 // Mapper is a Store that may hand out bytes of files that are mapped on this node. Reading them once more costs little,

@@ -154,7 +154,8 @@ class Filters:
                     return C("codes").list.contains(rng.choice([1, 2, 9]))
                 return C("tags").list.contains(rng.choice(WORDS))
             case 12:
-                pairs = ["word other", "label big", "label position", "day taken", "score single", "huge label", "huge big"]
+                pairs = ["word other", "label big", "label position", "day taken", "single score", "huge label"]
+                pairs.append("huge big")
                 left, right = rng.choice(pairs).split()
                 return self.compare(C(left), C(right))
             case _:

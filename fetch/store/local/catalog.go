@@ -158,7 +158,7 @@ func (s *Store) Drop(ctx context.Context, dataset string, number int64) error {
 	c := change{}
 	for _, sel := range selections {
 		if number == 0 || sel.Snapshot == number {
-			c[string(selectionKey(dataset, sel.Bitmap.Key))] = nil
+			c[string(selectionKey(dataset, sel.Key()))] = nil
 		}
 	}
 	if number != 0 {
@@ -244,7 +244,7 @@ func (s *Store) putSelection(sel *schema.Selection) error {
 	if err != nil {
 		return fmt.Errorf("encode the selection: %w", err)
 	}
-	return s.update(change{string(selectionKey(sel.Dataset, sel.Bitmap.Key)): record})
+	return s.update(change{string(selectionKey(sel.Dataset, sel.Key())): record})
 }
 
 func decodeSelection(v []byte) (*schema.Selection, error) {

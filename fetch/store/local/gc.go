@@ -157,7 +157,7 @@ func (c *collection) dropExpired(opts store.GCOptions,
 			kept = append(kept, sel)
 			continue
 		}
-		key := selectionKey(sel.Dataset, sel.Bitmap.Key)
+		key := selectionKey(sel.Dataset, sel.Key())
 		v, err := s.value(key)
 		if err != nil {
 			return nil, err

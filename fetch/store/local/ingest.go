@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -240,7 +241,7 @@ func (s *Store) SaveSelection(ctx context.Context, in store.Ingest, sel schema.S
 	if v == nil {
 		return s.missing(sel.Dataset, sel.Snapshot)
 	}
-	key := selectionKey(sel.Dataset, sel.Bitmap.Key)
+	key := selectionKey(sel.Dataset, sel.Key())
 	if v, err = s.value(key); err != nil {
 		return err
 	}
@@ -249,12 +250,20 @@ func (s *Store) SaveSelection(ctx context.Context, in store.Ingest, sel schema.S
 		if err != nil {
 			return err
 		}
-		// The same positions of another snapshot: the name is of the last one.
-		if old.Snapshot == sel.Snapshot && !old.Expired(time.Now()) {
+		if !old.Expired(time.Now()) {
 			if !old.Extend(sel.Expires) {
 				return nil
 			}
 			return s.putSelection(old)
+		}
+	}
+	if sel.Most > 0 {
+		others, err := s.selections(s.db, namePrefix(prefixSelection, sel.Dataset))
+		if err != nil {
+			return err
+		}
+		if err := store.SelectionLimit(&sel, slices.Values(others), time.Now()); err != nil {
+			return err
 		}
 	}
 	if sel.Created.IsZero() {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	"bowstring/fetch/store"
@@ -154,12 +155,13 @@ func (in *Ingest) SaveSelection(ctx context.Context, sel schema.Selection) error
 			return nil
 		}
 		saved := sel
-		// The same positions of another snapshot: the name is of the last one.
-		if old := d.selections[sel.Name()]; old != nil && old.Snapshot == sel.Snapshot && !old.Expired(s.env.Now()) {
+		if old := d.selections[sel.Name()]; old != nil && !old.Expired(s.env.Now()) {
 			if !old.Extend(sel.Expires) {
 				return nil
 			}
 			saved = *old
+		} else if err := store.SelectionLimit(&sel, maps.Values(d.selections), s.env.Now()); err != nil {
+			return err
 		}
 		e.put(rowSelection+sel.Name(), saved)
 		return nil

@@ -1,6 +1,7 @@
 package storetest
 
 import (
+	"strings"
 	"time"
 
 	"bowstring/schema"
@@ -47,16 +48,49 @@ func selections(b *bench) {
 	b.fails(b.store.SaveSelection(b.ctx, in, nowhere), schema.ErrNotFound, "save a selection of an absent snapshot")
 	b.ok(in.Close(), "close the ingest")
 
-	// The same positions of a later snapshot go by the same name.
+	// The same positions of a later snapshot are another selection.
 	b.ingest("s", 1, blobsOf("t", 8, 100))
-	b.saveSelection("s", 2, blobOf("bits", 8))
-	got, err = b.store.Selection(b.ctx, "s", sel.Name())
-	b.ok(err, "selection")
-	b.that(got.Snapshot == 2, "the selection is of snapshot %d, want the one it was last saved for", got.Snapshot)
+	later := b.saveSelection("s", 2, blobOf("bits", 8))
+	b.that(later.Name() != sel.Name(), "the same positions of two snapshots have one name")
+	for _, want := range []schema.Selection{sel, later} {
+		got, err = b.store.Selection(b.ctx, "s", want.Name())
+		b.ok(err, "selection")
+		b.that(got.Snapshot == want.Snapshot, "the selection is of snapshot %d, want %d", got.Snapshot, want.Snapshot)
+	}
+	b.ok(b.store.Drop(b.ctx, "s", 2), "drop the later snapshot")
+	_, err = b.store.Selection(b.ctx, "s", later.Name())
+	b.fails(err, schema.ErrNotFound, "selection of a dropped snapshot")
+	_, err = b.store.Selection(b.ctx, "s", sel.Name())
+	b.ok(err, "selection of the snapshot that is left")
 
 	b.ok(b.store.Drop(b.ctx, "s", 0), "drop the dataset")
 	_, err = b.store.Selection(b.ctx, "s", sel.Name())
 	b.fails(err, schema.ErrNotFound, "selection of a dropped dataset")
+}
+
+// selectionsAreLimited: an owner has so many that have not expired, in each dataset.
+func selectionsAreLimited(b *bench) {
+	b.ingest("l", 0, blobsOf("l", 8, 100))
+	b.ingest("other", 0, blobsOf("l", 8, 100))
+	soon := time.Now().Add(time.Hour)
+	save := func(dataset, owner, bits string, expires time.Time) error {
+		in := b.begin(dataset)
+		defer func() { b.ok(in.Close(), "close the ingest") }()
+		return b.store.SaveSelection(b.ctx, in, schema.Selection{Dataset: dataset, Snapshot: 1, Rows: 3,
+			Bitmap: b.put(in, blobOf(bits, 8)), Owner: owner, Expires: expires, Most: 2})
+	}
+	b.ok(save("l", "ann", "1", soon), "the first")
+	b.ok(save("l", "ann", "2", time.Now().Add(-time.Minute)), "one that has expired")
+	b.ok(save("l", "ann", "3", soon), "the second")
+	err := save("l", "ann", "4", soon)
+	b.fails(err, schema.ErrLimit, "the third")
+	b.that(strings.Contains(err.Error(), "--max-selections") && strings.Contains(err.Error(), `"ann" has 2`),
+		"the error does not say what the limit is: %v", err)
+	b.ok(save("l", "ann", "3", soon.Add(time.Hour)), "one that there is")
+	b.ok(save("l", "bob", "3", soon), "one of another owner's")
+	b.ok(save("l", "bob", "4", soon), "another owner's first")
+	b.ok(save("l", "", "5", soon), "one of nobody")
+	b.ok(save("other", "ann", "1", soon), "one of another dataset")
 }
 
 // selectionsExpire: a selection lives until it expires, which use and uploading it

@@ -49,6 +49,7 @@ func Cases() []Case {
 	add("tags", tags)
 	add("selections", selections)
 	add("selections expire", selectionsExpire)
+	add("selections are limited", selectionsAreLimited)
 	add("gc frees what is dead", gcFrees)
 	add("gc dry run", gcDryRun)
 	add("gc spares open ingests", gcOpenIngest)
