@@ -21,6 +21,7 @@ type CLI struct {
 
 	Serve     ServeCmd     `cmd:"" help:"Serve a store to Arrow Flight clients."`
 	Import    ImportCmd    `cmd:"" help:"Import samples into a dataset."`
+	Alter     AlterCmd     `cmd:"" help:"Change columns and rows of a dataset by key, without importing it again."`
 	Ls        LsCmd        `cmd:"" help:"List datasets and their splits."`
 	Describe  DescribeCmd  `cmd:"" help:"Describe a dataset: columns, classes, splits, snapshots."`
 	Get       GetCmd       `cmd:"" help:"Copy samples to a Parquet file, an Arrow file or a folder."`

@@ -27,6 +27,7 @@ type ImportCmd struct {
 
 	Format     string        `enum:"auto,folder,imagefolder,audiofolder,parquet,webdataset,mds,commonvoice,list" default:"auto" help:"Format of PATH: ${enum}."`
 	Mode       string        `enum:"create,append,replace" default:"replace" help:"What becomes of samples that are there: create fails if there is a snapshot, append keeps them, replace makes a snapshot of just the new ones, and none if it would be the same (${default})."`
+	DropColumn []string      `sep:"none" placeholder:"NAME" help:"Column of the dataset that --mode replace may take away or make another of; it is an error that it would of any other. Repeatable."`
 	Split      string        `placeholder:"NAME" help:"Split of all samples if the source tells no splits (default: train); otherwise the one to import."`
 	PathColumn string        `placeholder:"NAME" help:"Column of a table that holds paths (default: path, file_name, filename or file)."`
 	Columns    []string      `placeholder:"NAME" help:"Columns of the source to read (default: all). A * stands for any text."`
@@ -184,6 +185,7 @@ func (c *ImportCmd) open(ctx context.Context, app *App, src source.Source, reade
 	}
 	w, err := ingest.New(ctx, store, ingest.Options{
 		Dataset: c.Dataset, Source: src.Describe(), Schema: reader.Schema(), Mode: mode, Workers: c.Workers,
+		Drop: c.DropColumn,
 	})
 	if err != nil {
 		return nil, errors.Join(err, store.Close())

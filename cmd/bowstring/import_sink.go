@@ -34,7 +34,7 @@ func (s *storeSink) Commit(ctx context.Context, sum *summary) error {
 	if err != nil {
 		return err
 	}
-	sum.Snapshot, sum.Changed = snap.Number, changed
+	sum.Snapshot, sum.Changed, sum.Notes = snap.Number, changed, append(sum.Notes, s.w.Notes()...)
 	// Manifest chunks are blobs, too, and count where all is there already.
 	dedups := min(s.store.Stats().BlobDedups-s.before.BlobDedups, sum.Blobs)
 	sum.Dedups = &dedups

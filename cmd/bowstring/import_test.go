@@ -175,6 +175,9 @@ func TestImport(t *testing.T) {
   SIZE,
   "dedups": 3,
   "bad": 0,
+  "notes": [
+    "splits that are gone: val (3 rows)"
+  ],
   TIME,
   TIME
 }

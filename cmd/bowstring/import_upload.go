@@ -32,14 +32,23 @@ type uploadSink struct {
 
 // putEnd is how the server ended the call.
 type putEnd struct {
-	last putResult
-	err  error
+	last  putResult
+	notes []string
+	err   error
 }
 
 // putResult is the last result of DoPut. Acknowledgements of batches lack these fields.
 type putResult struct {
-	Snapshot int64 `json:"snapshot"`
-	Changed  bool  `json:"changed"`
+	Dataset  string `json:"dataset"`
+	Snapshot int64  `json:"snapshot"`
+	Rows     int64  `json:"rows"`
+	Changed  bool   `json:"changed"`
+	Note     string `json:"note"` // in a result of its own
+	// Of a call that changes rows that are there.
+	Matched  int64 `json:"matched"`
+	Inserted int64 `json:"inserted"`
+	Ignored  int64 `json:"ignored"`
+	Deleted  int64 `json:"deleted"`
 }
 
 // putCommand is the descriptor of the call.
@@ -53,12 +62,17 @@ type putOptions struct {
 	Mode    string `json:"mode"`
 	Source  string `json:"source"`
 	Commit  string `json:"commit"`
+
+	On          string   `json:"on,omitempty"`
+	Missing     string   `json:"missing,omitempty"`
+	DropColumns []string `json:"drop_columns,omitempty"`
 }
 
 // openUpload begins a DoPut.
 func openUpload(ctx context.Context, app *App, c *ImportCmd, src source.Source,
 	reader *source.Reader) (_ sink, err error) {
-	put := putOptions{Dataset: c.Dataset, Split: c.Split, Mode: c.Mode, Source: src.Describe(), Commit: "message"}
+	put := putOptions{Dataset: c.Dataset, Split: c.Split, Mode: c.Mode, Source: src.Describe(), Commit: "message",
+		DropColumns: c.DropColumn}
 	columns, splits := reader.Schema(), src.Splits()
 	several := len(splits) != 1 && c.Split == "" // also where only the samples tell
 	switch {
@@ -68,11 +82,21 @@ func openUpload(ctx context.Context, app *App, c *ImportCmd, src source.Source,
 	case len(splits) == 1:
 		put.Split = splits[0]
 	}
-	command, err := json.Marshal(putCommand{put})
+	client, err := app.connect(ctx, false)
 	if err != nil {
 		return nil, err
 	}
-	client, err := app.connect(ctx, false)
+	s, err := beginUpload(ctx, client, put, columns)
+	if err != nil {
+		return nil, errors.Join(err, client.Close())
+	}
+	s.splits = several
+	return s, nil
+}
+
+// beginUpload begins a DoPut of batches with a schema. The sink owns the client from then on.
+func beginUpload(ctx context.Context, client *client, put putOptions, columns *arrow.Schema) (*uploadSink, error) {
+	command, err := json.Marshal(putCommand{put})
 	if err != nil {
 		return nil, err
 	}
@@ -80,10 +104,9 @@ func openUpload(ctx context.Context, app *App, c *ImportCmd, src source.Source,
 	stream, err := client.DoPut(ctx)
 	if err != nil {
 		cancel()
-		return nil, errors.Join(err, client.Close())
+		return nil, err
 	}
-	s := &uploadSink{client: client, cancel: cancel, stream: stream, schema: columns, splits: several,
-		ended: make(chan putEnd, 1)}
+	s := &uploadSink{client: client, cancel: cancel, stream: stream, schema: columns, ended: make(chan putEnd, 1)}
 	s.w = arrowflight.NewRecordWriter(stream, ipc.WithSchema(s.schema))
 	s.w.SetFlightDescriptor(&arrowflight.FlightDescriptor{Type: arrowflight.DescriptorCMD, Cmd: command})
 	go s.receive()
@@ -100,7 +123,11 @@ func (s *uploadSink) receive() {
 			break
 		}
 		if err == nil {
+			end.last = putResult{}
 			err = json.Unmarshal(r.GetAppMetadata(), &end.last)
+		}
+		if end.last.Note != "" {
+			end.notes = append(end.notes, end.last.Note)
 		}
 		if err != nil {
 			end.err = err
@@ -113,6 +140,11 @@ func (s *uploadSink) receive() {
 func (s *uploadSink) Write(_ context.Context, b *source.Batch) error {
 	rec := s.record(b)
 	defer rec.Release()
+	return s.send(rec)
+}
+
+// send sends a batch.
+func (s *uploadSink) send(rec arrow.Record) error {
 	if err := s.w.Write(rec); err != nil {
 		return s.failed(err)
 	}
@@ -179,29 +211,38 @@ func (s *uploadSink) failed(err error) error {
 }
 
 func (s *uploadSink) Commit(_ context.Context, sum *summary) error {
-	message, err := json.Marshal(map[string]any{"commit": true, "rows": s.rows})
+	end, err := s.finish()
 	if err != nil {
 		return err
 	}
+	sum.Snapshot, sum.Changed, sum.Notes = end.last.Snapshot, end.last.Changed, append(sum.Notes, end.notes...)
+	return nil
+}
+
+// finish ends the upload in good order, and returns what the server says of it.
+func (s *uploadSink) finish() (putEnd, error) {
+	message, err := json.Marshal(map[string]any{"commit": true, "rows": s.rows})
+	if err != nil {
+		return putEnd{}, err
+	}
 	if err := s.w.WriteMetadata(message); err != nil {
-		return s.failed(err)
+		return putEnd{}, s.failed(err)
 	}
 	if err := s.w.Close(); err != nil {
-		return s.failed(err)
+		return putEnd{}, s.failed(err)
 	}
 	if err := s.stream.CloseSend(); err != nil {
-		return err
+		return putEnd{}, err
 	}
 	end := <-s.ended
 	s.ended <- end
 	if end.err != nil {
-		return end.err
+		return end, end.err
 	}
 	if end.last.Snapshot == 0 {
-		return errors.New("the server ended the upload without saying which snapshot it is")
+		return end, errors.New("the server ended the upload without saying which snapshot it is")
 	}
-	sum.Snapshot, sum.Changed = end.last.Snapshot, end.last.Changed
-	return nil
+	return end, nil
 }
 
 func (s *uploadSink) Close() error {

@@ -1,0 +1,102 @@
+package source
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
+	"github.com/apache/arrow/go/v17/arrow/memory"
+
+	"bowstring/schema"
+)
+
+// Frame is a table whose cells are all that there is: none is a path to a file that would be read.
+type Frame struct {
+	Schema  *arrow.Schema
+	Columns []arrow.Array
+	Rows    int
+}
+
+// ReadFrame reads a .csv, .tsv, .jsonl or .parquet file into memory. The columns that are named by text are text, as
+// they are written. In files that have no types, cells tell the types of the others.
+func ReadFrame(ctx context.Context, path string, text []string) (*Frame, error) {
+	if !slices.Contains(tableExtensions, extension(path)) {
+		return nil, fmt.Errorf("%w: %s is no table: want a file that ends in .csv, .tsv, .jsonl or .parquet",
+			schema.ErrInvalid, Quoted(path))
+	}
+	t, err := readTable(ctx, filepath.Dir(path), []string{filepath.Base(path)})
+	if err != nil {
+		return nil, err
+	}
+	for i, f := range t.fields {
+		if slices.Contains(text, f.Name) && f.Type.ID() != arrow.STRING && f.Type.ID() != arrow.LARGE_STRING {
+			if t.columns[i], err = asWritten(f.Name, t.columns[i]); err != nil {
+				return nil, err
+			}
+			t.fields[i].Type = arrow.BinaryTypes.String
+		}
+	}
+	return &Frame{arrow.NewSchema(t.fields, nil), t.columns, t.rows}, nil
+}
+
+// asWritten makes text of a column that was taken for whole numbers, which are written in one way only.
+func asWritten(name string, a arrow.Array) (arrow.Array, error) {
+	numbers, ok := a.(*array.Int64)
+	if !ok {
+		return nil, fmt.Errorf("%w: column %s looks like %s and is text in the dataset: write it as Parquet, which has types",
+			schema.ErrInvalid, Quoted(name), schema.ShownType(a.DataType()))
+	}
+	b := array.NewStringBuilder(memory.DefaultAllocator)
+	defer b.Release()
+	for i := range numbers.Len() {
+		if numbers.IsNull(i) {
+			b.AppendNull()
+		} else {
+			b.Append(numbers.ValueStr(i))
+		}
+	}
+	return b.NewArray(), nil
+}
+
+// frameMessage is how many bytes of a frame a batch has, about.
+const frameMessage = 8 << 20
+
+// Batches cuts the frame into batches of a size that a connection carries well.
+func (f *Frame) Batches(yield func(arrow.Record) bool) {
+	var size int64
+	for _, c := range f.Columns {
+		size += sizeOf(c.Data())
+	}
+	step := max(1, int(int64(f.Rows)*frameMessage/max(size, frameMessage)))
+	for start := 0; start < f.Rows; start += step {
+		end := min(start+step, f.Rows)
+		columns := make([]arrow.Array, len(f.Columns))
+		for i, c := range f.Columns {
+			columns[i] = array.NewSlice(c, int64(start), int64(end))
+		}
+		rec := array.NewRecord(f.Schema, columns, int64(end-start))
+		for _, c := range columns {
+			c.Release()
+		}
+		more := yield(rec)
+		rec.Release()
+		if !more {
+			return
+		}
+	}
+}
+
+func sizeOf(d arrow.ArrayData) (n int64) {
+	for _, b := range d.Buffers() {
+		if b != nil {
+			n += int64(b.Len())
+		}
+	}
+	for _, c := range d.Children() {
+		n += sizeOf(c)
+	}
+	return n
+}
