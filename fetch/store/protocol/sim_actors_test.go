@@ -175,6 +175,9 @@ func (a *actor) commits(in *Ingest) bool {
 		snap.Parent = parent.Number
 		if w.chance(2) {
 			snap.Chunks = append(snap.Chunks, parent.Chunks...)
+			if w.chance(2) && !a.alters(ctx, in, &snap) {
+				return false
+			}
 		}
 	}
 	snap.Chunks = append(snap.Chunks, schema.Chunk{BlobRef: ref, Rows: int64(len(chunk) / len(schema.Key{})),
@@ -185,6 +188,36 @@ func (a *actor) commits(in *Ingest) bool {
 	got, err := in.Commit(ctx, snap)
 	a.outcome(in.dataset, mark, got, err)
 	return !a.failed("commit", err, schema.ErrConflict)
+}
+
+// alters replaces the chunks of a snapshot, which are the parent's, by one that refers to some of their blobs, which are
+// not put again.
+func (a *actor) alters(ctx context.Context, in *Ingest, snap *schema.Snapshot) bool {
+	var chunk []byte
+	for _, c := range snap.Chunks {
+		blob, err := (&client{a.p, a.w.db}).Read(ctx, c.BlobRef)
+		if err != nil { // the parent may have been dropped and collected
+			a.failed("read the parent", err, schema.ErrNotFound)
+			return false
+		}
+		for _, key := range keysIn(blob.Bytes()) {
+			if !a.w.chance(4) {
+				chunk = append(chunk, key[:]...)
+			}
+		}
+		blob.Release()
+	}
+	snap.Chunks = nil
+	if chunk == nil {
+		return true
+	}
+	a.pass()
+	ref, err := in.Put(ctx, chunk)
+	if a.failed("put", err) {
+		return false
+	}
+	snap.Chunks = []schema.Chunk{{BlobRef: ref, Rows: int64(len(chunk) / len(schema.Key{})), BlobBytes: []int64{0}}}
+	return true
 }
 
 // outcome compares what a commit said with what it did.

@@ -39,6 +39,20 @@ const pagesOfAChunk = 2
 // Put stores blobs and a manifest with a row for each, in pages of at most
 // pageRows rows, two to a chunk, and returns the snapshot to commit.
 func Put(ctx context.Context, in store.Ingest, blobs [][]byte, pageRows int) (_ schema.Snapshot, err error) {
+	refs := make([]schema.BlobRef, len(blobs))
+	for i, blob := range blobs {
+		if refs[i], err = in.Put(ctx, blob); err != nil {
+			return schema.Snapshot{}, err
+		}
+		if want := schema.RefOf(blob); refs[i] != want {
+			return schema.Snapshot{}, fmt.Errorf("put of %d bytes returned %+v, want %+v", len(blob), refs[i], want)
+		}
+	}
+	return refer(ctx, in, refs, pageRows)
+}
+
+// refer stores a manifest with a row for each reference, as Put does.
+func refer(ctx context.Context, in store.Ingest, refs []schema.BlobRef, pageRows int) (_ schema.Snapshot, err error) {
 	sc, err := schema.NewSchema(nil, []arrow.Field{schema.BlobField("data", "", false)})
 	if err != nil {
 		return schema.Snapshot{}, err
@@ -70,14 +84,7 @@ func Put(ctx context.Context, in store.Ingest, blobs [][]byte, pageRows int) (_ 
 		snap.Chunks = append(snap.Chunks, c)
 		return nil
 	}
-	for i, blob := range blobs {
-		ref, err := in.Put(ctx, blob)
-		if err != nil {
-			return snap, err
-		}
-		if want := schema.RefOf(blob); ref != want {
-			return snap, fmt.Errorf("put of %d bytes returned %+v, want %+v", len(blob), ref, want)
-		}
+	for i, ref := range refs {
 		if err := builder.Append(schema.SampleID("storetest", fmt.Sprint(i)), nil, 0,
 			[]*schema.BlobRef{&ref}); err != nil {
 			return snap, err
@@ -91,8 +98,8 @@ func Put(ctx context.Context, in store.Ingest, blobs [][]byte, pageRows int) (_ 
 	if err := finish(0); err != nil {
 		return snap, err
 	}
-	if len(blobs) > 0 {
-		snap.Splits = []schema.Split{{Name: "train", Ranges: []schema.Range{{Start: 0, End: int64(len(blobs))}}}}
+	if len(refs) > 0 {
+		snap.Splits = []schema.Split{{Name: "train", Ranges: []schema.Range{{Start: 0, End: int64(len(refs))}}}}
 	}
 	return snap, nil
 }

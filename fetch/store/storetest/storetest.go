@@ -58,6 +58,8 @@ func Cases() []Case {
 	add("gc removes expired selections", gcExpires)
 	add("gc under pinned readers", gcPinned)
 	add("gc during imports", gcDuringImports)
+	add("gc spares what the parent refers to", gcParent)
+	add("gc during alterations", gcDuringAlterations)
 	add("snapshots are restored", restore)
 	add("ingests adopt", adopt)
 	add("repair", repair)

@@ -1,0 +1,122 @@
+package storetest
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+
+	"bowstring/fetch/store"
+	"bowstring/schema"
+)
+
+func refsOf(blobs [][]byte) []schema.BlobRef {
+	refs := make([]schema.BlobRef, len(blobs))
+	for i, b := range blobs {
+		refs[i] = schema.RefOf(b)
+	}
+	return refs
+}
+
+// gcParent: a manifest may refer to what its parent refers to, without that being put again. It lives as long as one of
+// the two does, and where the parent is not the newest any more, nothing is committed.
+func gcParent(b *bench) {
+	blobs := blobsOf("parent", 10, gcBlob)
+	b.ingest("g", 0, blobs)
+	b.gc(store.GCOptions{}) // what was put since the last one may be kept
+	in := b.begin("g")
+	b.gc(store.GCOptions{})
+	kept := slices.Concat(blobs[7:], blobs[:3])
+	snap, err := refer(b.ctx, in, refsOf(kept), 4)
+	b.ok(err, "put a manifest of the parent's blobs")
+	b.gc(store.GCOptions{})
+	snap.Parent = 1
+	_, err = in.Commit(b.ctx, snap)
+	b.ok(err, "commit a manifest of the parent's blobs")
+	b.ok(in.Close(), "close the ingest")
+	b.ok(b.store.Drop(b.ctx, "g", 1), "drop the parent")
+	b.gc(store.GCOptions{})
+	b.gc(store.GCOptions{})
+	b.holds(b.snapshot("g", 0), kept)
+	for _, data := range blobs[3:7] {
+		b.lacks(data)
+	}
+
+	// Another one is committed and the parent is collected before the commit.
+	in = b.begin("g")
+	snap, err = refer(b.ctx, in, refsOf(kept[:4]), 4)
+	b.ok(err, "put a manifest")
+	other := blobsOf("other", 3, gcBlob)
+	b.ingest("g", 2, other)
+	b.ok(b.store.Drop(b.ctx, "g", 2), "drop")
+	b.gc(store.GCOptions{})
+	snap.Parent = 2
+	_, err = in.Commit(b.ctx, snap)
+	b.that(errors.Is(err, schema.ErrConflict), "commit on a parent that is gone: %v, want ErrConflict", err)
+	b.ok(in.Close(), "close the ingest")
+	b.gc(store.GCOptions{})
+	b.holds(b.snapshot("g", 0), other)
+}
+
+// gcDuringAlterations makes snapshots that take over all but one of the blobs of the one before, which is dropped, while
+// collections run.
+func gcDuringAlterations(b *bench) {
+	const rounds, window = 12, 30
+	pool := blobsOf("altered", rounds+window, 4000)
+	want := func(number int64) [][]byte { return pool[number-1 : number-1+window] }
+	b.ingest("turn", 0, want(1))
+	done := make(chan struct{})
+	g, ctx := errgroup.WithContext(b.ctx)
+	g.Go(func() error {
+		defer close(done)
+		for n := int64(1); n < rounds; n++ {
+			err := func() (err error) {
+				in, err := b.store.Begin(ctx, "turn")
+				if err != nil {
+					return err
+				}
+				defer func() { err = errors.Join(err, in.Close()) }()
+				blobs := want(n + 1)
+				refs := refsOf(blobs)
+				if refs[window-1], err = in.Put(ctx, blobs[window-1]); err != nil {
+					return err
+				}
+				snap, err := refer(ctx, in, refs, 8)
+				if err != nil {
+					return err
+				}
+				snap.Parent = n
+				made, err := in.Commit(ctx, snap)
+				if err != nil {
+					return err
+				}
+				if err := b.store.Drop(ctx, "turn", n); err != nil {
+					return fmt.Errorf("drop: %w", err)
+				}
+				return holds(ctx, b.store, made, blobs)
+			}()
+			if err != nil {
+				return fmt.Errorf("alteration %d: %w", n, err)
+			}
+		}
+		return nil
+	})
+	g.Go(func() error {
+		for {
+			if _, err := b.store.GC(ctx, store.GCOptions{}, nil); err != nil {
+				return fmt.Errorf("gc: %w", err)
+			}
+			select {
+			case <-done:
+				return nil
+			default:
+			}
+		}
+	})
+	b.ok(g.Wait(), "collect during alterations")
+	b.gc(store.GCOptions{})
+	b.gc(store.GCOptions{})
+	b.holds(b.snapshot("turn", 0), want(rounds))
+	b.lacks(pool[0])
+}
