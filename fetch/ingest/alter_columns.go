@@ -31,6 +31,8 @@ type columnPlan struct {
 	from int
 	// rows is its index among the metadata or blob columns of the rows; -1 if they do not have it.
 	rows int
+	// key says that rows are found by it, so that their values are those of their samples.
+	key bool
 }
 
 // plan finds out what the new snapshot's columns are.
@@ -149,7 +151,8 @@ func (a *Alteration) mergeColumns(p *alterPlan) error {
 		}
 		c := &p.meta[at]
 		c.rows = i
-		if a.opts.On == f.Name { // it is the same, but where samples are inserted
+		if a.opts.On == f.Name {
+			c.key = true
 			continue
 		}
 		field, err := a.withClasses(c.field, f, i)

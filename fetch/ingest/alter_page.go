@@ -155,7 +155,7 @@ func (w *application) differs(p *schema.Page) (bool, error) {
 		}
 	}
 	for _, c := range w.meta {
-		if c.rows < 0 || c.from < 0 {
+		if c.rows < 0 || c.from < 0 || c.key {
 			continue
 		}
 		column, err := w.column(c, p)
@@ -173,7 +173,7 @@ func (w *application) differs(p *schema.Page) (bool, error) {
 func (w *application) column(c columnPlan, p *schema.Page) (arrow.Array, error) {
 	b := schema.NewColumnBuilder(c.field)
 	n := len(w.hits)
-	isBase := func(i int) bool { return !w.gone[i] && (w.hits[i] < 0 || c.rows < 0) }
+	isBase := func(i int) bool { return !w.gone[i] && (w.hits[i] < 0 || c.rows < 0 || c.key) }
 	for i := 0; i < n; {
 		j := i + 1
 		var err error
