@@ -18,6 +18,7 @@ import (
 type fileRows struct {
 	about
 	in    *bounds
+	found *namer // of files that may be written otherwise; nil where names are exact
 	asked string // the split to read, if they are told apart
 	meta  *table // the columns that name no files
 	files []fileColumn
@@ -93,6 +94,9 @@ func (s *fileRows) sample(row int, first map[string]int, named map[string]bool) 
 			continue
 		}
 		rel := path.Join(path.Dir(at.file), path.Clean(filepath.ToSlash(text(f.paths, row))))
+		if s.found != nil {
+			rel = s.found.rel(rel)
+		}
 		names, named[rel] = append(names, rel), true
 		paths[i] = filepath.Join(s.path, filepath.FromSlash(rel))
 		why := s.in.outside(paths[i])

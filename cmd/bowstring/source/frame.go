@@ -27,7 +27,7 @@ func ReadFrame(ctx context.Context, path string, text []string) (*Frame, error) 
 		return nil, fmt.Errorf("%w: %s is no table: want a file that ends in .csv, .tsv, .jsonl or .parquet",
 			schema.ErrInvalid, Quoted(path))
 	}
-	t, err := readTable(ctx, filepath.Dir(path), []string{filepath.Base(path)})
+	t, err := readTable(ctx, filepath.Dir(path), []string{filepath.Base(path)}, tableOptions{text: text})
 	if err != nil {
 		return nil, err
 	}

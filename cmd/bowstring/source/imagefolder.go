@@ -64,8 +64,12 @@ func openFolder(ctx context.Context, root string, opts Options, s *imageFolder) 
 	if err := s.survey(ctx); err != nil {
 		return nil, err
 	}
-	if err := s.readMetadata(ctx); err != nil {
+	rows, err := s.readMetadata(ctx)
+	if err != nil {
 		return nil, err
+	}
+	if rows != nil {
+		return rows, nil
 	}
 	if s.classes != nil && !s.choice.keeps("label") {
 		s.classes = nil
@@ -182,29 +186,33 @@ func (s *imageFolder) rel(p string) string {
 	return filepath.ToSlash(rel)
 }
 
-// readMetadata reads the metadata files into one table.
-func (s *imageFolder) readMetadata(ctx context.Context) error {
+// readMetadata reads the metadata files into one table. If that names files in other columns than file_name, the rows
+// are the samples.
+func (s *imageFolder) readMetadata(ctx context.Context) (*fileRows, error) {
 	if len(s.files) == 0 {
-		return nil
+		return nil, nil //nolint:nilnil // no metadata
 	}
 	dirs := map[string]string{}
 	for _, f := range s.files {
 		if why := s.in.outside(filepath.Join(s.path, f)); why != "" {
-			return fmt.Errorf("%w: %s is %s", schema.ErrInvalid, Quoted(f), why)
+			return nil, fmt.Errorf("%w: %s is %s", schema.ErrInvalid, Quoted(f), why)
 		}
 		if other, ok := dirs[path.Dir(f)]; ok {
-			return fmt.Errorf("%w: %s and %s: two metadata files in one folder", schema.ErrInvalid, Quoted(other),
+			return nil, fmt.Errorf("%w: %s and %s: two metadata files in one folder", schema.ErrInvalid, Quoted(other),
 				Quoted(f))
 		}
 		dirs[path.Dir(f)] = f
 	}
 	t, err := readTable(ctx, s.path, s.files, tableOptions{choice: s.choice, text: []string{schema.PathColumn}})
 	if err != nil {
-		return err
+		return nil, err
+	}
+	if rows, err := s.fileRows(t); rows != nil || err != nil {
+		return rows, err
 	}
 	names := t.find("file_name")
 	if names < 0 {
-		return fmt.Errorf("%w: %s has no column file_name", schema.ErrInvalid, Quoted(s.files[0]))
+		return nil, fmt.Errorf("%w: %s has no column file_name", schema.ErrInvalid, Quoted(s.files[0]))
 	}
 	column := t.remove(names)
 	s.join = newJoined(s.path, s.files)
@@ -216,12 +224,12 @@ func (s *imageFolder) readMetadata(ctx context.Context) error {
 	s.notes = append(append(s.notes, t.notes...), t.rename("file_name", s.media)...)
 	if s.label = t.find("label"); s.label >= 0 {
 		if err := t.classes(s.label); err != nil {
-			return err
+			return nil, err
 		}
 		s.classes = nil
 	}
 	s.meta = t
-	return nil
+	return nil, nil //nolint:nilnil // the files are the samples
 }
 
 func (s *imageFolder) Fields() (meta, blobs []arrow.Field) {

@@ -56,6 +56,15 @@ func (n *namer) find(name string) (file, key, bad string) {
 	return file, filepath.ToSlash(filepath.Clean(name)), bad
 }
 
+// rel returns the path in the folder of the table of the file that a table names.
+func (n *namer) rel(name string) string {
+	file, key, _ := n.find(name)
+	if rel, err := filepath.Rel(n.dir, file); err == nil {
+		return filepath.ToSlash(rel)
+	}
+	return key
+}
+
 // at returns the place of a file, and why it is not to be read.
 func (n *namer) at(name string) (file, bad string) {
 	file = filepath.FromSlash(name)
