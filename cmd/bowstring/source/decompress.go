@@ -96,7 +96,11 @@ func (g *gzipMembers) Read(p []byte) (int, error) {
 func (g *gzipMembers) next() error {
 	err := skipZeros(g.in)
 	if err == nil {
-		err = g.z.Reset(g.in)
+		if magic, _ := g.in.Peek(2); !bytes.HasPrefix([]byte{0x1f, 0x8b}, magic) {
+			err = gzip.ErrHeader
+		} else {
+			err = g.z.Reset(g.in)
+		}
 	}
 	switch {
 	case err == nil:

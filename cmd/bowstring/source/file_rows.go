@@ -25,8 +25,8 @@ type fileRows struct {
 	ids   arrow.Array // nil where ids are made of keys
 	split []string    // of each row; nil if none is told
 	label int         // column of meta that each row has a value in, or -1
-	// named are the files that a row names; those of unnamed are in the folder, and no row names them.
-	unnamed func(ctx context.Context, named map[string]bool) iter.Seq2[string, error]
+	// unnamed yields what is in the folder and not among the files that rows name, as bad samples. It may be nil.
+	unnamed func(ctx context.Context, named map[string]bool) iter.Seq2[Sample, error]
 }
 
 // fileColumn is a blob column, and the paths of its files relative to the folder of their metadata.
@@ -75,8 +75,8 @@ func (s *fileRows) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 		if s.unnamed == nil {
 			return
 		}
-		for rel, err := range s.unnamed(ctx, named) {
-			if !yield(Sample{Key: rel, Bad: "no row of the metadata names it"}, err) || err != nil {
+		for bad, err := range s.unnamed(ctx, named) {
+			if !yield(bad, err) || err != nil {
 				return
 			}
 		}

@@ -187,28 +187,31 @@ func (s *imageFolder) splitOf(t *table, row int, files []fileColumn) string {
 	return ""
 }
 
-// unnamed yields the files that no row of the metadata names.
-func (s *imageFolder) unnamed(ctx context.Context, named map[string]bool) iter.Seq2[string, error] {
-	return func(yield func(string, error) bool) {
+// unnamed yields the files that no row of the metadata names, as bad samples.
+func (s *imageFolder) unnamed(ctx context.Context, named map[string]bool) iter.Seq2[Sample, error] {
+	return func(yield func(Sample, error) bool) {
 		err := filepath.WalkDir(s.path, func(p string, d fs.DirEntry, err error) error {
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
-			rel := s.rel(p)
-			switch top, _ := folders(rel); {
-			case err != nil || p == s.path: // what cannot be read was told of by the rows
-			case hidden(d.Name()) && d.IsDir(), d.IsDir() && s.split != "" && top == "" && slices.Contains(s.splits,
-				rel) && rel != s.split:
+			bad := Sample{Key: s.rel(p)}
+			switch {
+			case err != nil:
+				bad.Bad = reason(err)
+			case p == s.path:
+			case d.IsDir() && (hidden(d.Name()) || s.split != "" && bad.Key != s.split && slices.Contains(s.splits,
+				bad.Key)):
 				return fs.SkipDir
-			case !d.IsDir() && !hidden(d.Name()) && s.isMedia(d.Name()) && !named[rel]:
-				if !yield(rel, nil) {
-					return errStop
-				}
+			case !d.IsDir() && !hidden(d.Name()) && s.isMedia(d.Name()) && !named[bad.Key]:
+				bad.Bad = "no row of the metadata (" + quotedList(s.files) + ") names it"
+			}
+			if bad.Bad != "" && !yield(bad, nil) {
+				return errStop
 			}
 			return nil
 		})
 		if err != nil && !errors.Is(err, errStop) {
-			yield("", err)
+			yield(Sample{}, err)
 		}
 	}
 }

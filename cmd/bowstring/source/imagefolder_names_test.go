@@ -34,7 +34,7 @@ func TestFileNameColumns(t *testing.T) {
 {"file_name": "images/2.jpg", "depth_file_name": null}
 `}, blobs: "image:image depth: speech:audio",
 			rows: []string{"images/1.jpg+x.npy+s.wav: file_name=images/1.jpg", "images/2.jpg: file_name=images/2.jpg"},
-			bad:  []string{"no row of the metadata names it", "no row of the metadata names it"}},
+			bad:  []string{"no row of the metadata (metadata.jsonl) names it", "no row of the metadata"}},
 		"one original in two rows": {files: map[string]string{"o.jpg": jpg(t, 1), "a.jpg": jpg(t, 2), "b.jpg": jpg(t, 3)},
 			metadata: map[string]string{"metadata.csv": "original_file_name,edited_file_name\no.jpg,a.jpg\no.jpg,b.jpg\no.jpg,a.jpg\n"},
 			blobs:    "original:image edited:image",

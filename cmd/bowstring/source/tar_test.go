@@ -55,6 +55,8 @@ func TestJoinedTars(t *testing.T) {
 		"second is cut":           {"x.tar", a + b[:len(b)-2048], "a", "x.tar: after 1 samples, at b: cut short"},
 		"second has no mark":      {"x.tar", a + b[:len(b)-2*tarBlock], "a", "x.tar: after 1 samples, at b: cut short: no end-of-archive mark"},
 		"junk behind gzip":        {"x.tgz", gzipped(t, a) + gzipped(t, b) + "a text that is no gzip", "ab", "x.tgz: after 2 samples: unknown bytes behind the end: what follows gzip member 2 is none"},
+		"few bytes behind gzip":   {"x.tgz", gzipped(t, a) + "ab", "a", "x.tgz: after 1 samples: unknown bytes behind"},
+		"gzip member cut at once": {"x.tgz", gzipped(t, a) + gzipped(t, b)[:5], "", "x.tgz: after 0 samples, at a: cut"},
 		"junk behind zstd":        {"x.tar.zst", zstandard(t, a) + "a text that is none", "a", "x.tar.zst: after 1 samples: unknown bytes behind the end: what follows the last zstd frame"},
 		"second gzip is cut":      {"x.tgz", gzipped(t, a) + gzCut, "a", "x.tgz: after 1 samples, at b: cut short"},
 		"zstd is cut":             {"x.tar.zst", zstandard(t, a) + zstandard(t, b)[:50], "", "x.tar.zst: after 0 samples, at a: cut short"},
