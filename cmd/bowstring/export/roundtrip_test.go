@@ -268,8 +268,14 @@ func cell(a arrow.Array, row int) string {
 	}
 	switch a := a.(type) {
 	case *array.Float64:
+		if math.IsNaN(a.Value(row)) { // of which readers keep no more
+			return "NaN"
+		}
 		return fmt.Sprintf("%x", math.Float64bits(a.Value(row)))
 	case *array.Float32:
+		if math.IsNaN(float64(a.Value(row))) {
+			return "NaN"
+		}
 		return fmt.Sprintf("%x", math.Float32bits(a.Value(row)))
 	case *array.Float16:
 		return fmt.Sprintf("%x", a.Value(row).Uint16())

@@ -187,7 +187,8 @@ func listOfFixed(d arrow.ArrayData, to *arrow.ListType) (arrow.ArrayData, error)
 	}
 	defer child.Release()
 	var valid *memory.Buffer
-	if d.NullN() > 0 {
+	nulls := fixed.NullN() // which d may not know
+	if nulls > 0 {
 		bits := make([]byte, bitutil.BytesForBits(int64(d.Len())))
 		for row := range d.Len() {
 			bitutil.SetBitTo(bits, row, fixed.IsValid(row))
@@ -195,7 +196,7 @@ func listOfFixed(d arrow.ArrayData, to *arrow.ListType) (arrow.ArrayData, error)
 		valid = memory.NewBufferBytes(bits)
 	}
 	return array.NewData(to, d.Len(), []*memory.Buffer{valid, memory.NewBufferBytes(offsets)},
-		[]arrow.ArrayData{child}, d.NullN(), 0), nil
+		[]arrow.ArrayData{child}, nulls, 0), nil
 }
 
 func convertNested(d arrow.ArrayData, to arrow.NestedType) (arrow.ArrayData, error) {
