@@ -105,8 +105,32 @@ func Arrow(path string, s *arrow.Schema, opts Options) (Sink, error) {
 
 type arrowEncoder struct{ out *ipc.FileWriter }
 
-func (e arrowEncoder) write(rec arrow.Record) error { return e.out.Write(rec) }
-func (e arrowEncoder) close() error                 { return e.out.Close() }
+func (e arrowEncoder) write(rec arrow.Record) error {
+	columns := make([]arrow.Array, 0, rec.NumCols())
+	defer func() {
+		for _, c := range columns {
+			c.Release()
+		}
+	}()
+	for _, c := range rec.Columns() {
+		if _, nested := c.DataType().(arrow.NestedType); !nested {
+			c.Retain()
+			columns = append(columns, c)
+			continue
+		}
+		// The library panics where the lists in a part of a record are empty, and those behind it are not.
+		whole, err := array.Concatenate([]arrow.Array{c}, memory.DefaultAllocator)
+		if err != nil {
+			return err
+		}
+		columns = append(columns, whole)
+	}
+	out := array.NewRecord(rec.Schema(), columns, rec.NumRows())
+	defer out.Release()
+	return e.out.Write(out)
+}
+
+func (e arrowEncoder) close() error { return e.out.Close() }
 
 // positioned knows how much was written to it, which is all that the encoder
 // of Arrow files wants of a Seeker.
