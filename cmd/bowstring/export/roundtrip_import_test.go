@@ -97,7 +97,8 @@ func importBack(t *testing.T, path string) (dataset, string) {
 	if err != nil {
 		return dataset{}, "read: " + err.Error()
 	}
-	fields := append(slices.Clone(r.Schema().Fields()), arrow.Field{Name: schema.SplitColumn, Type: arrow.BinaryTypes.String})
+	fields := append(slices.Clone(r.Schema().Fields()),
+		arrow.Field{Name: schema.SplitColumn, Type: arrow.BinaryTypes.String})
 	out := dataset{schema: arrow.NewSchema(fields, nil)}
 	var parts [][]arrow.Array
 	for b, err := range r.Batches(t.Context()) {

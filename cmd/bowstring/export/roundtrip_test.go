@@ -157,13 +157,15 @@ func (g generator) value(b array.Builder) {
 }
 
 // oddNames are names of classes and splits' folders that file systems, readers or people may take for another.
-var oddNames = []string{"", "cat", "Cat", "CAT", "a/b", "a%2Fb", "..", ".hidden", "-1", "0", "007", "1.0", "true", "null",
+var oddNames = []string{"", "cat", "Cat", "CAT", "a/b", "a%2Fb", "..", ".hidden", "-1", "0", "007", "1.0", "true",
+	"null",
 	"größe", "gro\u0308\u00dfe", "日本", " ", "a\nb", "metadata.parquet", "metadata.jsonl", "train", "test",
 	"x.jpg", `back\slash`, "a\x00b", strings.Repeat("n", 300), "__MACOSX", "CON", "é", "e\u0301"}
 
 // sourceNames are what file_name may say.
-var sourceNames = []string{"a.jpg", "cat/a.jpg", "train/cat/a.jpg", "../x.jpg", "/etc/passwd", "", "b", "A.JPG", "a.mask.jpg",
-	"metadata.parquet", ".hidden.jpg", "größe.png", "gro\u0308\u00dfe.png", "x\x00.jpg", `c\d.jpg`, "dir.jpg/e.jpg", "dir.jpg"}
+var sourceNames = []string{"a.jpg", "cat/a.jpg", "train/cat/a.jpg", "../x.jpg", "/etc/passwd", "", "b", "A.JPG",
+	"a.mask.jpg", "metadata.parquet", ".hidden.jpg", "größe.png", "gro\u0308\u00dfe.png", "x\x00.jpg", `c\d.jpg`, "dir.jpg/e.jpg",
+	"dir.jpg"}
 
 // dataset is a schema and its rows.
 type dataset struct {
@@ -174,8 +176,8 @@ type dataset struct {
 // dataset makes a random one. fields are as a projection has them, of all columns and the split.
 func (g generator) dataset(t *testing.T) dataset {
 	fields := []arrow.Field{schema.IDField()}
-	names := []string{"n", "text", "label_file_name", "image_file_name", "file_names", "width", "größe", "gro\u0308\u00dfe", "A", "a",
-		"x y", "source_id", "path", strings.Repeat("n", 128), "id_", "mask_x", "split_", "bytes", "a.b", "format"}
+	names := []string{"n", "text", "label_file_name", "image_file_name", "file_names", "width", "größe", "gro\u0308\u00dfe", "A",
+		"a", "x y", "source_id", "path", strings.Repeat("n", 128), "id_", "mask_x", "split_", "bytes", "a.b", "format"}
 	g.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
 	for _, name := range names[:g.IntN(6)] {
 		fields = append(fields, arrow.Field{Name: name, Type: g.dataType(2), Nullable: true})

@@ -92,8 +92,8 @@ func Restored(read, said arrow.DataType) arrow.DataType {
 	return read
 }
 
-// Convert returns the values of a as type to, which is that of a but for what Of changes. It is an error if a value does
-// not fit.
+// Convert returns the values of a as type to, which is that of a but for what Of changes. It is an error if a value
+// does not fit.
 func Convert(a arrow.Array, to arrow.DataType) (arrow.Array, error) {
 	data, err := convert(a.Data(), to)
 	if err != nil {
@@ -213,7 +213,8 @@ func convertNested(d arrow.ArrayData, to arrow.NestedType) (arrow.ArrayData, err
 }
 
 // scale makes integers of other size out of integers, in bytes. Slots of nulls hold anything.
-func scale(d arrow.ArrayData, to arrow.DataType, from, size int, by func(int64) (int64, bool)) (arrow.ArrayData, error) {
+func scale(d arrow.ArrayData, to arrow.DataType, from, size int, by func(int64) (int64, bool)) (arrow.ArrayData,
+	error) {
 	end := d.Offset() + d.Len()
 	out := make([]byte, end*size)
 	var values, valid []byte
