@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"hash/maphash"
+	"iter"
 	"maps"
 	"slices"
 	"sync"
@@ -292,9 +293,21 @@ func (m *ram) SaveSelection(ctx context.Context, in store.Ingest, sel schema.Sel
 	if old := m.selections[sel.Dataset+"/"+sel.Name()]; old != nil && !old.Expired(time.Now()) {
 		sel.Owner = old.Owner
 		sel.Extend(old.Expires)
+	} else if err := store.SelectionLimit(&sel, m.selectionsLocked(sel.Dataset), time.Now()); err != nil {
+		return err
 	}
 	m.selections[sel.Dataset+"/"+sel.Name()] = &sel
 	return nil
+}
+
+func (m *ram) selectionsLocked(dataset string) iter.Seq[*schema.Selection] {
+	return func(yield func(*schema.Selection) bool) {
+		for _, sel := range m.selections {
+			if sel.Dataset == dataset && !yield(sel) {
+				return
+			}
+		}
+	}
 }
 
 // Selection implements store.Store.
