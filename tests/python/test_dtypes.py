@@ -86,7 +86,7 @@ def _arrow() -> dict[str, pa.Array]:
     text, bits, numbers = ["a", "b", None], [b"a", b"b", None], [1, 2, None]
     lists = [[1], None, [2, 3]]
     made = {
-        str(kind): pa.array(numbers, kind)
+        str(kind): pa.array([1000, 2000, None] if "ns" in str(kind) else numbers, kind)
         for kind in (
             pa.int8(), pa.uint64(), pa.float32(), pa.date32(), pa.time32("s"), pa.time32("ms"),
             pa.time64("us"), pa.time64("ns"), pa.duration("s"), pa.timestamp("s"), pa.timestamp("us", "+05:30"),
