@@ -46,7 +46,7 @@ _MOST = 2**31 - 1  # bytes of a batch that the process takes
 _PATIENCE = 10.0  # seconds for a process that was killed to be gone
 _POLL = 200  # milliseconds between two looks at a process, where the kernel does not tell of its end
 _CODES: dict[str, type[BowstringError]] = {
-    e.code: e for e in (InvalidRequest, LimitExceeded, DataLoss, Unavailable, ServerError)
+    e.code: e for e in (InvalidRequest, LimitExceeded, DataLoss, Unsupported, Unavailable, ServerError)
 }
 
 Json = dict[str, Any]
