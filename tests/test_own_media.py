@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
+import tifffile
 from conftest import StartNode
 from node import Node
 from own_images import Kind, all_images, photo, saved
@@ -104,6 +106,25 @@ def test_samples(samples: dict[str, dict[str, Any]], name: str) -> None:
         assert 10 * np.log10(np.square(want.astype(float)).mean() / noise) >= sound.decibels
     assert row["channels"] == want.shape[0]
     assert row["duration"] == pytest.approx(want.shape[1] / row["sampling_rate"])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["float32.tif", "float32-motorola.tif", "float64.tif", "int16.tif", "F-raw.tif", "F-tiff_lzw.tif", "I-raw.tif"],
+)
+def test_numbers(served: str, name: str) -> None:
+    """Values come as they are with mode F."""
+    with fl.connect(served) as client:
+        operators = {"image": [{"Decode": {"mode": "F"}}]}
+        table = read(client, dataset="pictures", columns=["image"], where=f"file_name == '{name}'", operators=operators)
+    cell = table["image"].to_pylist()[0]
+    if name[0] in "FI":
+        with Image.open(io.BytesIO(IMAGES[name].data)) as image:
+            want = np.asarray(image)
+    else:
+        want = tifffile.imread(io.BytesIO(IMAGES[name].data))
+    got = np.array(cell["data"], np.float32).reshape(cell["shape"])
+    np.testing.assert_array_equal(got, want.astype(np.float32)[:, :, None])
 
 
 def test_bad_images_are_those_that_are_not_supported(imports: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ type tiffFile struct {
 	bits, samples int
 	compression   int
 	predictor     int
+	format        int // of samples; 0 for whole numbers
 	tile          int // its side; 0 for strips
 	rows          int // of a strip; 0 for all
 	blocks        [][]byte
@@ -63,6 +64,9 @@ func (f tiffFile) bytes() []byte {
 	}
 	if f.samples == 4 {
 		fields = append(fields, field{338, []uint32{1}}) // alpha
+	}
+	if f.format > 0 {
+		fields = append(fields, field{339, []uint32{uint32(f.format)}})
 	}
 	order := binary.LittleEndian
 	file := order.AppendUint32([]byte("II*\x00"), from)
@@ -161,6 +165,8 @@ func TestBytesOfTIFF(t *testing.T) {
 		"tiles": {tiffFile: tiffFile{bits: 8, samples: 3, compression: deflate, tile: 512, predictor: 2},
 			n: 4},
 		"tiles of 16 bits": {tiffFile: tiffFile{bits: 16, samples: 4, compression: deflate, tile: 512}, n: 4},
+		"numbers":          {tiffFile: tiffFile{bits: 32, samples: 1, compression: deflate, format: 3, predictor: 3}},
+		"long numbers":     {tiffFile: tiffFile{bits: 64, samples: 1, compression: none, format: 3}},
 		"fax":              {tiffFile: tiffFile{bits: 1, samples: 1, compression: fax}, n: 1},
 		// What a strip holds beyond its pixels is read all the same.
 		"too much": {tiffFile: tiffFile{bits: 8, samples: 1, compression: deflate}, stored: 8 << 20},

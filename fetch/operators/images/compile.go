@@ -49,7 +49,7 @@ type builder struct {
 	channels int
 	planar   bool
 	dtype    program.DType
-	wide     bool // pixels have 16 bits a channel
+	wide     int // bytes of a channel of pixels that have more than one; else 0
 	table    *floats
 	stages   []stage
 	erasures []stage
@@ -217,10 +217,18 @@ func (b *builder) bytes() *program.StepError {
 	if b.table != nil {
 		return b.fail("it takes uint8; put it before ToDtype")
 	}
-	if b.wide {
-		return b.fail("it takes uint8, and Decode gives uint16 here; what moves pixels as they are takes both")
+	if b.wide > 0 {
+		return b.fail("it takes uint8, and Decode gives %s here; what moves pixels as they are takes both", b.wideType())
 	}
 	return nil
+}
+
+// wideType is the type of what Decode gives that is wider than a byte.
+func (b *builder) wideType() string {
+	if b.wide == 4 {
+		return "float32"
+	}
+	return "uint16"
 }
 
 // moves reports whether an operator moves pixels as they are, whatever is in them.
@@ -242,7 +250,7 @@ func moves(o operator) bool {
 
 // pixels adds an operator on pixels of bytes.
 func (b *builder) pixels(o operator, random bool) *program.StepError {
-	if !b.wide || !moves(o) {
+	if b.wide == 0 || !moves(o) {
 		if err := b.bytes(); err != nil {
 			return err
 		}

@@ -8,6 +8,7 @@ import (
 	"image"
 	"image/color"
 	"image/png"
+	"math"
 	"strings"
 	"testing"
 
@@ -122,6 +123,63 @@ func TestDeep(t *testing.T) {
 	if s, ok := compiledOf(t, `[{"name":"Decode","params":{"mode":"I;16"}},{"name":"RandomHorizontalFlip"}]`).(program.Splitter); ok {
 		if _, _, ok := s.Split(); ok {
 			t.Error("pixels of 16 bits are split")
+		}
+	}
+}
+
+// TestNumbers holds that floating-point numbers come as they are in the file, wherever steps put them.
+func TestNumbers(t *testing.T) {
+	const width, height = 9, 4
+	at := func(x, y int) float32 { return float32(x)*1.25 - float32(y*y)*300 }
+	var block []byte
+	for y := range height {
+		for x := range width {
+			block = binary.LittleEndian.AppendUint32(block, math.Float32bits(at(x, y)))
+		}
+	}
+	file := tiffFile{width: width, height: height, bits: 32, samples: 1, format: 3, blocks: [][]byte{block}}.bytes()
+	for list, where := range map[string]func(x, y int) (int, int){
+		``:                    func(x, y int) (int, int) { return x, y },
+		`,{"name":"ToImage"}`: func(x, y int) (int, int) { return x, y },
+		`,{"name":"RandomHorizontalFlip","params":{"p":1}},{"name":"ToDtype","params":{"dtype":"float32"}}`: func(x, y int) (int, int) {
+			return width - 1 - x, y
+		},
+		`,{"name":"CenterCrop","params":{"size":[2,5]}},{"name":"RandomVerticalFlip","params":{"p":1}}`: func(x, y int) (int, int) {
+			return x + 2, 2 - y
+		},
+		`,{"name":"Resize","params":{"size":[8,18],"interpolation":"nearest"}}`: func(x, y int) (int, int) { return x / 2, y / 2 },
+	} {
+		p := compiledOf(t, `[{"name":"Decode","params":{"mode":"F"}}`+list+`]`)
+		out, o, err := result(p, file, program.Draws{Key: draw.Key{Seed: 1}, Column: "image"})
+		if f := p.Result(); err != nil || f.Type != program.Float32 {
+			t.Fatalf("%s: %+v, %v", list, f, err)
+		}
+		if cost, err := p.Cost(file, program.Limits{}); err != nil || cost.Result.Int64() < int64(len(out)) {
+			t.Errorf("%s: %d bytes, bound by %+v, %v", list, len(out), cost, err)
+		}
+		h, w := o.Dims[0], o.Dims[1]
+		if strings.Contains(list, "ToImage") {
+			h, w = o.Dims[1], o.Dims[2]
+		}
+		for y := range h {
+			for x := range w {
+				want := at(where(x, y))
+				if got := math.Float32frombits(binary.LittleEndian.Uint32(out[4*(y*w+x):])); got != want {
+					t.Fatalf("%s: %g at %d, %d; want %g", list, got, x, y, want)
+				}
+			}
+		}
+	}
+	// Bytes are asked of it as Pillow makes them, and pixels of 8 bits are no numbers.
+	out, _, err := result(compiledOf(t, `[{"name":"Decode","params":{"mode":"L"}}]`), file, program.Draws{})
+	if want := []byte{0, 1, 2, 3, 5, 6, 7, 8, 10, 0}; err != nil || !bytes.Equal(out[:10], want) {
+		t.Errorf("%v, %v; want %v", out[:10], err, want)
+	}
+	numbers := compiledOf(t, `[{"name":"Decode","params":{"mode":"F"}}]`)
+	for _, name := range []string{"rgba.png", "420-17x33.jpg", "lzw.tif"} {
+		if _, _, err := result(numbers, corpus(t)[name], program.Draws{}); !errors.Is(err, program.ErrDamaged) ||
+			!strings.Contains(err.Error(), "the mode takes grey of floating-point numbers") {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }

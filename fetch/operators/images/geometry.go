@@ -22,7 +22,7 @@ type decode struct {
 }
 
 func newDecode(b *builder, p *params) *program.StepError {
-	mode := p.word("mode", "RGB", "RGB", "L", "UNCHANGED", "I;16", "RGB;16")
+	mode := p.word("mode", "RGB", "RGB", "L", "UNCHANGED", "I;16", "RGB;16", "F")
 	o := &decode{orient: p.boolean("apply_exif_orientation", false), profile: p.word("icc_profile", "ignore", "ignore",
 		"fail", "srgb"), mask: b.mask}
 	if o.profile == "srgb" && mode != "RGB" && !b.mask {
@@ -34,9 +34,11 @@ func newDecode(b *builder, p *params) *program.StepError {
 	case mode == "RGB":
 		o.mode, b.channels = codec.RGB, 3
 	case mode == "I;16":
-		o.mode, b.channels, b.wide, b.dtype = codec.Grey16, 1, true, program.Uint16
+		o.mode, b.channels, b.wide, b.dtype = codec.Grey16, 1, 2, program.Uint16
 	case mode == "RGB;16":
-		o.mode, b.channels, b.wide, b.dtype = codec.RGB16, 3, true, program.Uint16
+		o.mode, b.channels, b.wide, b.dtype = codec.RGB16, 3, 2, program.Uint16
+	case mode == "F":
+		o.mode, b.channels, b.wide, b.dtype = codec.Float, 1, 4, program.Float32
 	case mode == "UNCHANGED":
 		o.mode, b.channels = codec.Unchanged, program.Unknown
 	default:
@@ -63,7 +65,7 @@ func (o *decode) apply(c *canvas, _ *draw.Source) ([]program.Value, error) {
 		}
 	}
 	c.view(h.Width, h.Height)
-	c.channels = map[codec.Mode]int{codec.RGB: 3, codec.L: 1, codec.Grey16: 2, codec.RGB16: 6}[o.mode] // otherwise known with the pixels
+	c.channels = map[codec.Mode]int{codec.RGB: 3, codec.L: 1, codec.Grey16: 2, codec.RGB16: 6, codec.Float: 4}[o.mode] // otherwise known with the pixels
 	if o.mask {
 		// How many channels there are is known with the pixels, and a mask may have one.
 		if c.raster(); c.err == nil && c.channels != 1 {

@@ -158,7 +158,7 @@ func TestFlipped(t *testing.T) {
 	programs := []program.Program{
 		compiledOf(t, everything),
 		compiledOf(t, `[{"name":"Decode","params":{"mode":"UNCHANGED","apply_exif_orientation":true}}]`),
-		compiledOf(t, converted), compiledOf(t, deep),
+		compiledOf(t, converted), compiledOf(t, deep), compiledOf(t, numbers),
 	}
 	rounds := 60
 	if testing.Short() {
@@ -200,7 +200,7 @@ func FuzzRun(f *testing.F) {
 	for _, cell := range hostileFiles(f) {
 		f.Add(cell, uint64(1))
 	}
-	programs := []program.Program{compiledOf(f, everything), compiledOf(f, converted), compiledOf(f, deep),
+	programs := []program.Program{compiledOf(f, everything), compiledOf(f, converted), compiledOf(f, deep), compiledOf(f, numbers),
 		compiledOf(f, `[{"name":"Decode","params":{"mode":"UNCHANGED","apply_exif_orientation":true}}]`)}
 	f.Fuzz(func(t *testing.T, cell []byte, position uint64) {
 		for _, p := range programs {
@@ -253,4 +253,5 @@ const (
 	converted = `[{"name":"Decode","params":{"icc_profile":"srgb","apply_exif_orientation":true}}]`
 	deep      = `[{"name":"Decode","params":{"mode":"RGB;16"}},{"name":"RandomCrop","params":{"size":9,"pad_if_needed":true}},
 		{"name":"RandomHorizontalFlip"},{"name":"ToImage"}]`
+	numbers = `[{"name":"Decode","params":{"mode":"F"}},{"name":"RandomHorizontalFlip"},{"name":"ToImage"}]`
 )

@@ -15,7 +15,7 @@ type output struct {
 	planar        bool
 	dtype         program.DType
 	table         *table
-	wide          bool // pixels have 16 bits a channel
+	wide          int // bytes of a channel of pixels that have more than one; else 0
 }
 
 // table has a value for each byte, for each channel or for all: its bits as they lie
@@ -45,8 +45,8 @@ func (t *table) of(channel int) *[256]uint32 {
 // Row lays out one row.
 func (o *output) Row(y int, pixels []byte) {
 	n := o.width * o.channels
-	if o.wide {
-		o.deep(y, pixels[:2*n])
+	if o.wide > 0 {
+		o.deep(y, pixels[:o.wide*n])
 		return
 	}
 	pixels = pixels[:n]
@@ -60,7 +60,7 @@ func (o *output) Row(y int, pixels []byte) {
 	}
 }
 
-// deep lays out one row of 16 bits a channel.
+// deep lays out one row of 16 bits a channel, or of numbers of one channel.
 func (o *output) deep(y int, pixels []byte) {
 	if !o.planar || o.channels == 1 {
 		copy(o.dst[y*len(pixels):], pixels)

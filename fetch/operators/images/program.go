@@ -23,7 +23,7 @@ type compiled struct {
 	erasures      []stage // after the result is laid out
 	encoder       *encodeJPEG
 	planar        bool
-	wide          bool // pixels have 16 bits a channel; so extents count two for each
+	wide          int // bytes of a channel of pixels that have more than one, for each of which extents count one; else 0
 	dtype         program.DType
 	table         *table
 	result        program.Form
@@ -70,7 +70,7 @@ func (p *compiled) opened(cell []byte, limits program.Limits) (extent, program.C
 		return e, cost, about(p.from, p.steps[0].Name, program.ErrTooLarge,
 			fmt.Errorf("the %v is %d x %d, %d pixels, and may have %d", header.Format, e.w, e.h, pixels, most))
 	}
-	if p.wide {
+	if p.wide == 2 {
 		e.channels = 6
 	}
 	cost.Working, cost.Steps = program.Count(header.Bytes), program.Count(header.Steps)
@@ -88,7 +88,7 @@ func (p *compiled) costFrom(e extent, cost program.Cost, from int, limits progra
 		return cost, err
 	}
 	cost.Result = e.bytes().Times(int64(sizeOf(p.dtype)))
-	if p.wide {
+	if p.wide > 0 {
 		cost.Result = e.bytes()
 	}
 	// What was put off, the result's elements, and those that are erased.
@@ -255,8 +255,8 @@ var _ resample.Sink = (*begin)(nil)
 func (t *begin) Row(y int, pixels []byte) {
 	if y == 0 {
 		t.o.channels = t.c.channels
-		if t.o.wide {
-			t.o.channels /= 2
+		if t.o.wide > 0 {
+			t.o.channels /= t.o.wide
 		}
 		n := t.o.width * t.o.height * t.o.channels * sizeOf(t.o.dtype)
 		if t.o.dst = t.alloc(n); len(t.o.dst) < n {

@@ -18,7 +18,7 @@ type split struct {
 
 // Split implements program.Splitter. Pixels lie between; elements are laid out by tail.
 func (p *compiled) Split() (head, tail program.Program, ok bool) {
-	if p.in.Kind != program.Encoded || p.wide || p.deterministic >= len(p.steps) {
+	if p.in.Kind != program.Encoded || p.wide > 0 || p.deterministic >= len(p.steps) {
 		return nil, nil, false
 	}
 	at := split{whole: p}

@@ -123,8 +123,8 @@ func newToDtype(b *builder, p *params) *program.StepError {
 		p.raw["dtype"] = []byte(`"` + s[len(`"torch.`):])
 	}
 	names := []string{"uint8", "float16", "float32"}
-	if b.wide {
-		names = []string{"uint16"}
+	if b.wide > 0 {
+		names = []string{b.wideType()}
 	}
 	to := dtypes[p.word("dtype", names[0], names...)]
 	scale := p.boolean("scale", false)
@@ -138,7 +138,7 @@ func newToDtype(b *builder, p *params) *program.StepError {
 		return err
 	}
 	if b.table == nil {
-		if to == program.Uint8 || b.wide {
+		if to == program.Uint8 || b.wide > 0 {
 			return nil
 		}
 		b.table = identity()

@@ -44,6 +44,9 @@ const (
 	Grey16
 	// RGB16 is three of these.
 	RGB16
+	// Float is one channel of single precision, little-endian. Files of grey have it whose numbers are no pixels of 8 or
+	// 16 bits.
+	Float
 )
 
 // Deep reports whether a mode gives 16 bits a channel.
@@ -91,6 +94,8 @@ type Header struct {
 	Space Space
 	// Deep says that there are 16 bits a channel.
 	Deep bool
+	// Number says that its pixels are floating-point numbers, or whole ones that are signed or of 32 bits.
+	Number bool
 	// Bytes bounds what decoding holds at once, and Steps its work without the rows that are asked for afterwards.
 	Bytes, Steps int64
 
@@ -143,7 +148,7 @@ func Read(cell []byte) (Header, error) {
 	case tiff.Recognised(cell):
 		t, err := tiff.Read(cell)
 		h := Header{Format: TIFF, Width: t.Width, Height: t.Height, Orientation: t.Orientation, Profile: t.Profile != nil,
-			Space: SpaceColour, Deep: t.Deep && t.Layout != tiff.CMYK, Bytes: t.Bytes, Steps: t.Steps, tiff: t}
+			Space: SpaceColour, Deep: t.Deep && t.Layout != tiff.CMYK, Number: t.Layout == tiff.Number, Bytes: t.Bytes, Steps: t.Steps, tiff: t}
 		switch t.Layout {
 		case tiff.Grey, tiff.Number:
 			h.Space = SpaceGrey

@@ -79,6 +79,6 @@ func FuzzDecode(f *testing.F) {
 		if int64(h.Width)*int64(h.Height) > 1<<16 || h.Bytes > 64<<20 || h.Steps > 1<<32 {
 			return
 		}
-		decode(t, cell, h, Mode(mode%5))
+		decode(t, cell, h, Mode(mode%6))
 	})
 }

@@ -86,6 +86,8 @@ func channelsOf(mode Mode, natural int) int {
 		return 2
 	case RGB16:
 		return 6
+	case Float:
+		return 4
 	default:
 		return natural
 	}
@@ -94,6 +96,9 @@ func channelsOf(mode Mode, natural int) int {
 // gives fails if a mode of 16 bits is wanted of a file that has none, or of colours.
 func (h *Header) gives(mode Mode) error {
 	switch {
+	case mode == Float && !h.Number:
+		return errors.New("its pixels have 8 or 16 bits a channel, and the mode takes grey of floating-point numbers, or of " +
+			"signed or 32-bit whole ones")
 	case !mode.Deep():
 		return nil
 	case !h.Deep:

@@ -1,14 +1,18 @@
 package codec
 
 import (
+	"encoding/binary"
 	"image"
 	"image/color"
+	"math"
+
+	"bowstring/fetch/operators/images/codec/tiff"
 )
 
 // channelsIn is how many channels an image has: one of grey or indices, three, or four with alpha.
 func channelsIn(m image.Image, f Format) int {
 	switch m := m.(type) {
-	case *image.Gray, *image.Gray16, *image.Paletted:
+	case *image.Gray, *image.Gray16, *image.Paletted, *tiff.Numbers:
 		return 1
 	case *image.YCbCr:
 		return 3
@@ -38,6 +42,8 @@ func (d *Decoder) rowOther(y int, out []byte) {
 	n := d.region.Dx()
 	x, y := d.other.Bounds().Min.X+d.region.Min.X, d.other.Bounds().Min.Y+y
 	switch m := d.other.(type) {
+	case *tiff.Numbers:
+		d.numbers(m.Pix[y*m.Rect.Dx()+x:][:n], out)
 	case *image.Gray:
 		recode(m.Pix[m.PixOffset(x, y):][:n], 1, out, d.channels)
 	case *image.Gray16:
@@ -80,6 +86,25 @@ func (d *Decoder) rowOther(y int, out []byte) {
 			fromAlpha([]byte{c.R, c.G, c.B, c.A}, 1, out[i*d.channels:], d.channels)
 		}
 	}
+}
+
+// numbers gives a row of numbers: as they are, or as Pillow makes bytes of them. What is below 0 is 0, what is above 255 is
+// 255, and fractions are left out.
+func (d *Decoder) numbers(in []float32, out []byte) {
+	if d.mode == Float {
+		for i, v := range in {
+			binary.LittleEndian.PutUint32(out[4*i:], math.Float32bits(v))
+		}
+		return
+	}
+	row := d.spareRow(len(in))
+	for i, v := range in {
+		row[i] = 0
+		if v > 0 { // NaN is not
+			row[i] = byte(min(v, 255))
+		}
+	}
+	recode(row, 1, out, d.channels)
 }
 
 func (d *Decoder) spareRow(n int) []byte {

@@ -17,7 +17,7 @@ const (
 	Colours
 	ColoursAlpha
 	CMYK
-	// Number is grey of numbers of more than 16 bits: it becomes 0 to 255, as Pillow has it.
+	// Number is grey of floating-point numbers, or of whole ones that are signed or of 32 bits.
 	Number
 )
 
@@ -248,7 +248,7 @@ func (h *Header) blocks() error {
 
 // pixelBytes is what a pixel has in the image that is made.
 func (h *Header) pixelBytes() int64 {
-	n := map[Layout]int64{Grey: 1, Palette: 1, Number: 1, Colours: 4, ColoursAlpha: 4, CMYK: 4}[h.Layout]
+	n := map[Layout]int64{Grey: 1, Palette: 1, Number: 4, Colours: 4, ColoursAlpha: 4, CMYK: 4}[h.Layout]
 	if h.Deep && h.Layout != CMYK {
 		n *= 2
 	}

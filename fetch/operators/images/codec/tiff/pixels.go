@@ -46,6 +46,8 @@ type target struct {
 	rgb16  *image.RGBA64
 	rgba16 *image.NRGBA64
 	cmyk   *image.CMYK
+
+	numbers *Numbers
 }
 
 func (t *target) begin(h *Header) error {
@@ -53,7 +55,9 @@ func (t *target) begin(h *Header) error {
 	switch {
 	case h.Layout == Grey && h.Deep:
 		t.grey16 = image.NewGray16(r)
-	case h.Layout == Grey, h.Layout == Number:
+	case h.Layout == Number:
+		t.numbers = &Numbers{make([]float32, h.Width*h.Height), r}
+	case h.Layout == Grey:
 		t.grey = image.NewGray(r)
 	case h.Layout == Palette:
 		colours, n := h.dir.tag(tagColours), int64(1)<<h.bits
@@ -86,6 +90,8 @@ func (t *target) image() image.Image {
 		return t.grey
 	case t.grey16 != nil:
 		return t.grey16
+	case t.numbers != nil:
+		return t.numbers
 	case t.index != nil:
 		return t.index
 	case t.rgb != nil:
@@ -108,7 +114,7 @@ func (t *target) row(h *Header, in []byte, x, y, n int) {
 	}
 	switch {
 	case h.Layout == Number:
-		numbers(h, in, t.grey.Pix[t.grey.PixOffset(x, y):][:n])
+		numbers(h, in, t.numbers.Pix[y*h.Width+x:][:n])
 	case t.grey != nil:
 		out := t.grey.Pix[t.grey.PixOffset(x, y):][:n]
 		small(in, h.bits, h.samples, out, 255/(1<<h.bits-1))
@@ -240,25 +246,41 @@ func small(in []byte, bits, samples int, out []byte, scale int) {
 	}
 }
 
-// numbers makes bytes of numbers as Pillow does: what is below 0 is 0, what is above 255 is 255, and fractions are left
-// out.
-func numbers(h *Header, in []byte, out []byte) {
+// Numbers is an image of one channel of numbers, whatever they mean.
+type Numbers struct {
+	Pix  []float32
+	Rect image.Rectangle
+}
+
+// Bounds implements image.Image.
+func (m *Numbers) Bounds() image.Rectangle { return m.Rect }
+
+// ColorModel implements image.Image.
+func (m *Numbers) ColorModel() color.Model { return color.GrayModel }
+
+// At implements image.Image.
+func (m *Numbers) At(x, y int) color.Color {
+	v := m.Pix[y*m.Rect.Dx()+x]
+	if v > 0 {
+		return color.Gray{Y: byte(min(v, 255))}
+	}
+	return color.Gray{}
+}
+
+// numbers reads numbers.
+func numbers(h *Header, in []byte, out []float32) {
 	for i := range out {
-		var v float64
 		switch {
 		case h.bits == 16:
-			v = float64(int16(h.order.Uint16(in[2*i:])))
+			out[i] = float32(int16(h.order.Uint16(in[2*i:])))
 		case h.bits == 64:
-			v = math.Float64frombits(h.order.Uint64(in[8*i:]))
+			out[i] = float32(math.Float64frombits(h.order.Uint64(in[8*i:])))
 		case h.format == 3:
-			v = float64(math.Float32frombits(h.order.Uint32(in[4*i:])))
+			out[i] = math.Float32frombits(h.order.Uint32(in[4*i:]))
 		case h.format == 2:
-			v = float64(int32(h.order.Uint32(in[4*i:])))
+			out[i] = float32(int32(h.order.Uint32(in[4*i:])))
 		default:
-			v = float64(h.order.Uint32(in[4*i:]))
-		}
-		if v > 0 { // no number is not
-			out[i] = byte(min(v, 255))
+			out[i] = float32(h.order.Uint32(in[4*i:]))
 		}
 	}
 }
