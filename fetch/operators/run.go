@@ -13,8 +13,8 @@ import (
 	"bowstring/schema"
 )
 
-// FaultError is why operators could make nothing of a cell: schema.ErrDataLoss, schema.ErrNotSupported or schema.ErrLimit where the
-// cell is at fault, schema.ErrUnavailable where another try may succeed.
+// FaultError is why operators could make nothing of a cell: schema.ErrDataLoss, schema.ErrNotSupported or
+// schema.ErrLimit where the cell is at fault, schema.ErrUnavailable where another try may succeed.
 type FaultError struct {
 	// Operator is the name of the step, where it is known.
 	Operator string

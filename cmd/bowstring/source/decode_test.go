@@ -259,7 +259,9 @@ func FuzzDecode(f *testing.F) {
 
 // TestOrientation holds that what Exif says of an image is known.
 func TestOrientation(t *testing.T) {
-	for name, want := range map[string]int32{"exif-2.jpg": 2, "exif-5.jpg": 5, "exif-6.jpg": 6, "444.jpg": 1, "lzw.tif": 1} {
+	for name, want := range map[string]int32{
+		"exif-2.jpg": 2, "exif-5.jpg": 5, "exif-6.jpg": 6, "444.jpg": 1, "lzw.tif": 1,
+	} {
 		b, err := os.ReadFile("../../../fetch/operators/images/testdata/" + name)
 		if err != nil {
 			t.Fatal(err)

@@ -141,13 +141,12 @@ func TestNumbers(t *testing.T) {
 	for list, where := range map[string]func(x, y int) (int, int){
 		``:                    func(x, y int) (int, int) { return x, y },
 		`,{"name":"ToImage"}`: func(x, y int) (int, int) { return x, y },
-		`,{"name":"RandomHorizontalFlip","params":{"p":1}},{"name":"ToDtype","params":{"dtype":"float32"}}`: func(x, y int) (int, int) {
-			return width - 1 - x, y
-		},
-		`,{"name":"CenterCrop","params":{"size":[2,5]}},{"name":"RandomVerticalFlip","params":{"p":1}}`: func(x, y int) (int, int) {
-			return x + 2, 2 - y
-		},
-		`,{"name":"Resize","params":{"size":[8,18],"interpolation":"nearest"}}`: func(x, y int) (int, int) { return x / 2, y / 2 },
+		`,{"name":"RandomHorizontalFlip","params":{"p":1}},
+			{"name":"ToDtype","params":{"dtype":"float32"}}`: func(x, y int) (int, int) { return width - 1 - x, y },
+		`,{"name":"CenterCrop","params":{"size":[2,5]}},
+			{"name":"RandomVerticalFlip","params":{"p":1}}`: func(x, y int) (int, int) { return x + 2, 2 - y },
+		`,{"name":"Resize","params":{"size":[8,18],
+			"interpolation":"nearest"}}`: func(x, y int) (int, int) { return x / 2, y / 2 },
 	} {
 		p := compiledOf(t, `[{"name":"Decode","params":{"mode":"F"}}`+list+`]`)
 		out, o, err := result(p, file, program.Draws{Key: draw.Key{Seed: 1}, Column: "image"})

@@ -65,7 +65,8 @@ func (o *decode) apply(c *canvas, _ *draw.Source) ([]program.Value, error) {
 		}
 	}
 	c.view(h.Width, h.Height)
-	c.channels = map[codec.Mode]int{codec.RGB: 3, codec.L: 1, codec.Grey16: 2, codec.RGB16: 6, codec.Float: 4}[o.mode] // otherwise known with the pixels
+	// Otherwise they are known with the pixels.
+	c.channels = map[codec.Mode]int{codec.RGB: 3, codec.L: 1, codec.Grey16: 2, codec.RGB16: 6, codec.Float: 4}[o.mode]
 	if o.mask {
 		// How many channels there are is known with the pixels, and a mask may have one.
 		if c.raster(); c.err == nil && c.channels != 1 {

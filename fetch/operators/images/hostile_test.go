@@ -200,7 +200,8 @@ func FuzzRun(f *testing.F) {
 	for _, cell := range hostileFiles(f) {
 		f.Add(cell, uint64(1))
 	}
-	programs := []program.Program{compiledOf(f, everything), compiledOf(f, converted), compiledOf(f, deep), compiledOf(f, numbers),
+	programs := []program.Program{compiledOf(f, everything), compiledOf(f, converted), compiledOf(f, deep),
+		compiledOf(f, numbers),
 		compiledOf(f, `[{"name":"Decode","params":{"mode":"UNCHANGED","apply_exif_orientation":true}}]`)}
 	f.Fuzz(func(t *testing.T, cell []byte, position uint64) {
 		for _, p := range programs {

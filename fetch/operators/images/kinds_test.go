@@ -29,8 +29,8 @@ func kinds(t testing.TB) map[string][]byte {
 	return all
 }
 
-// TestKinds holds that each decodes to the pixels that its library reads, or is refused by name: it is not supported, and
-// not damaged.
+// TestKinds holds that each decodes to the pixels that its library reads, or is refused by name: it is not supported,
+// and not damaged.
 func TestKinds(t *testing.T) {
 	text, err := os.ReadFile("testdata/kinds.json")
 	if err != nil {

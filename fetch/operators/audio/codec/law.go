@@ -19,8 +19,8 @@ var laws = func() (t [3][256]float32) {
 	return t
 }()
 
-// muLaw is the value of 16 bits of a byte, all of whose bits are inverted: a sign, three bits of the segment and four of
-// the step.
+// muLaw is the value of 16 bits of a byte, all of whose bits are inverted: a sign, three bits of the segment and four
+// of the step.
 func muLaw(b byte) int {
 	b = ^b
 	v := (int(b&15)<<3+0x84)<<(b>>4&7) - 0x84

@@ -148,7 +148,8 @@ func Read(cell []byte) (Header, error) {
 	case tiff.Recognised(cell):
 		t, err := tiff.Read(cell)
 		h := Header{Format: TIFF, Width: t.Width, Height: t.Height, Orientation: t.Orientation, Profile: t.Profile != nil,
-			Space: SpaceColour, Deep: t.Deep && t.Layout != tiff.CMYK, Number: t.Layout == tiff.Number, Bytes: t.Bytes, Steps: t.Steps, tiff: t}
+			Space: SpaceColour, Deep: t.Deep && t.Layout != tiff.CMYK, Number: t.Layout == tiff.Number,
+			Bytes: t.Bytes, Steps: t.Steps, tiff: t}
 		switch t.Layout {
 		case tiff.Grey, tiff.Number:
 			h.Space = SpaceGrey
@@ -164,7 +165,8 @@ func Read(cell []byte) (Header, error) {
 	if name := otherFormat(cell); name != "" {
 		return Header{}, fmt.Errorf("%w: %s; %s can be read", program.ErrNotSupported, name, formats)
 	}
-	return Header{}, fmt.Errorf("%w: the first bytes are %q, and %s can be read", ErrUnknown, cell[:min(len(cell), 8)], formats)
+	return Header{}, fmt.Errorf("%w: the first bytes are %q, and %s can be read", ErrUnknown, cell[:min(len(cell), 8)],
+		formats)
 }
 
 const formats = "JPEG, PNG, GIF, WebP, TIFF and BMP"

@@ -97,8 +97,8 @@ func channelsOf(mode Mode, natural int) int {
 func (h *Header) gives(mode Mode) error {
 	switch {
 	case mode == Float && !h.Number:
-		return errors.New("its pixels have 8 or 16 bits a channel, and the mode takes grey of floating-point numbers, or of " +
-			"signed or 32-bit whole ones")
+		return errors.New("its pixels have 8 or 16 bits a channel, and the mode takes grey of floating-point numbers, or " +
+			"of signed or 32-bit whole ones")
 	case !mode.Deep():
 		return nil
 	case !h.Deep:

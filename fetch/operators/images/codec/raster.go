@@ -88,8 +88,8 @@ func (d *Decoder) rowOther(y int, out []byte) {
 	}
 }
 
-// numbers gives a row of numbers: as they are, or as Pillow makes bytes of them. What is below 0 is 0, what is above 255 is
-// 255, and fractions are left out.
+// numbers gives a row of numbers: as they are, or as Pillow makes bytes of them. What is below 0 is 0, what is above 255
+// is 255, and fractions are left out.
 func (d *Decoder) numbers(in []float32, out []byte) {
 	if d.mode == Float {
 		for i, v := range in {

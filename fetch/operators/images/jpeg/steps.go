@@ -87,7 +87,8 @@ func (sc *scan) steps(units, blocks int) int64 {
 func Bound(width, height, components int, before []byte) (held, steps int64) {
 	const own = 16 // tables
 	h := Header{Width: width, Height: height, Components: components}
-	blocks := int64(ceil(width, 8*maxFactor)) * int64(ceil(height, 8*maxFactor)) * maxFactor * maxFactor * int64(components)
+	blocks := int64(ceil(width, 8*maxFactor)) * int64(ceil(height, 8*maxFactor)) * maxFactor * maxFactor
+	blocks *= int64(components)
 	tables := int64(own + len(before)/leastTable)
 	return h.Bytes(), blocks*(blockSteps+blockSize*coefficientSteps+transformSteps) + tables*tableSteps +
 		int64(len(before)+64)*byteSteps

@@ -114,7 +114,8 @@ func Read(cell []byte) (Header, error) {
 		return h, damaged("its pixels lie beyond its end")
 	}
 	h.data = cell[at:]
-	if need := (h.Height-1)*h.stride() + h.used(); need > len(h.data) && (h.compression == plain || h.compression >= masked) {
+	runs := h.compression == rle8 || h.compression == rle4
+	if need := (h.Height-1)*h.stride() + h.used(); need > len(h.data) && !runs {
 		return h, damaged("its pixels take %d bytes, and there are %d", need, len(h.data))
 	}
 	pixels, each := program.Count(int64(h.Width)).Times(int64(h.Height)), int64(4)

@@ -94,7 +94,8 @@ func Decode(h *Header, meter *program.Meter) (image.Image, error) {
 func (d *decoder) place(i int64, plane, x, y int) error {
 	g := &d.grid
 	down, across := min(g.down, d.Height-y), min(g.across, d.Width-x)
-	if err := d.meter.Spend(blockSteps + g.row*int64(g.down)*madeSteps + int64(down)*int64(across)*pixelSteps); err != nil {
+	steps := blockSteps + g.row*int64(g.down)*madeSteps + int64(down)*int64(across)*pixelSteps
+	if err := d.meter.Spend(steps); err != nil {
 		return err
 	}
 	from, n := g.offsets.at(i, 0), g.counts.at(i, g.size)

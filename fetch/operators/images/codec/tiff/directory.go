@@ -78,7 +78,9 @@ type values struct {
 }
 
 // widths are the bytes of values, by their types.
-var widths = [...]int{1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
+var widths = [...]int{
+	1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8,
+}
 
 // tag finds the values of a tag; of none there are no values. What the file does not have of them is left out.
 func (d *directory) tag(tag uint16) (v values) {

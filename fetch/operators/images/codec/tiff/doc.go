@@ -2,7 +2,8 @@
 //
 // It reads strips and tiles, of chunky and planar pixels, without compression and by PackBits, LZW, Deflate, CCITT
 // groups 3 and 4, and JPEG. Pixels are grey of 1 to 16 bits, palettes, RGB and CMYK of 8 and 16 bits, with alpha or
-// without, and grey of whole and floating-point numbers of 32 and 64 bits. What else a TIFF may have is refused by name.
+// without, and grey of whole and floating-point numbers of 32 and 64 bits. What else a TIFF may have is refused by
+// name.
 //
 // Sources: TIFF 6.0; Adobe's technical note 2 of 1995 (JPEG) and 3 of 2005 (floating-point predictor).
 package tiff
@@ -78,7 +79,8 @@ var otherCompressions = map[int64]string{
 	2: "CCITT RLE compression", 6: "old-style JPEG compression", 9: "JBIG compression", 10: "JBIG compression",
 	32766: "NeXT compression", 32771: "CCITT RLE compression", 32809: "ThunderScan compression", 34661: "JBIG compression",
 	33003: "JPEG 2000 compression", 33005: "JPEG 2000 compression", 34712: "JPEG 2000 compression",
-	34676: "SGI Log compression", 34677: "SGI Log compression", 34887: "LERC compression", 34892: "lossy JPEG compression of DNG",
+	34676: "SGI Log compression", 34677: "SGI Log compression", 34887: "LERC compression",
+	34892: "lossy JPEG compression of DNG",
 	34925: "LZMA compression", 50000: "Zstandard compression", 50001: "WebP compression", 50002: "JPEG XL compression",
 	52546: "JPEG XL compression",
 }

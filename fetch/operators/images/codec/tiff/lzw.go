@@ -1,7 +1,7 @@
 package tiff
 
-// lzw decompresses TIFF's LZW: codes of 9 to 12 bits, the highest first, which become longer one code early. What a code
-// stands for has come before: it is a place in what was made, and a length.
+// lzw decompresses TIFF's LZW: codes of 9 to 12 bits, the highest first, which become longer one code early. What a
+// code stands for has come before: it is a place in what was made, and a length.
 type lzw struct {
 	at, n [4096]int32
 }
