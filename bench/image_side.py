@@ -68,7 +68,7 @@ def dali(rng: random.Random) -> Callable[[bytes], Any]:
 
     @pipeline_def(batch_size=size, num_threads=1, device_id=None, prefetch_queue_depth=1, seed=rng.randrange(1 << 30))  # type: ignore[untyped-decorator]
     def crops() -> Any:
-        files = fn.external_source(name="files", batch=True)
+        files = fn.external_source(name="files", global_batch_size=True)
         images = fn.decoders.image_random_crop(files, random_area=[0.08, 1.0], random_aspect_ratio=[3 / 4, 4 / 3])
         flips = fn.random.coin_flip()
         return fn.flip(fn.resize(images, size=[SIZE, SIZE]), horizontal=flips)

@@ -140,7 +140,7 @@ def loader_of(spec: dict[str, Any]) -> tuple[DataLoader[Any], Any]:
         columns=[spec["media"]],
         operators={spec["media"]: OPERATORS[spec["media"]]},
         shuffle=7,
-        batch_size=spec["batch"],
+        global_batch_size=spec["batch"],
         rank=0,
         world_size=1,
     )

@@ -58,7 +58,7 @@ def dali(count: int) -> Pass:
 
     @pipeline_def(batch_size=count, num_threads=1, device_id=None, prefetch_queue_depth=1)  # type: ignore[untyped-decorator]
     def bands() -> Any:
-        files = fn.external_source(name="files", batch=True, dtype=types.UINT8)
+        files = fn.external_source(name="files", global_batch_size=True, dtype=types.UINT8)
         sound, _ = fn.decoders.audio(files, dtype=types.FLOAT, downmix=True)
         power = fn.spectrogram(sound, nfft=400, window_length=400, window_step=160)
         mel = fn.mel_filter_bank(power, sample_rate=16000, nfilter=80, normalize=False, mel_formula="htk")

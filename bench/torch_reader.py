@@ -55,7 +55,7 @@ def main() -> None:
         from bowstring.torch import BowstringDataset
 
         dataset = BowstringDataset(
-            place, "bench", columns=["id", "label", "image"], shuffle=7, batch_size=BATCH, rank=0, world_size=1
+            place, "bench", columns=["id", "label", "image"], shuffle=7, global_batch_size=BATCH, rank=0, world_size=1
         )
         loader = DataLoader(dataset, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
     else:

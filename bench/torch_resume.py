@@ -25,7 +25,7 @@ def main() -> None:
 
     def made() -> BowstringDataset:
         return BowstringDataset(
-            url, "million", columns=["id", "label", "image"], shuffle=7, batch_size=BATCH, rank=0, world_size=1
+            url, "million", columns=["id", "label", "image"], shuffle=7, global_batch_size=BATCH, rank=0, world_size=1
         )
 
     def loader(dataset: BowstringDataset) -> StatefulDataLoader[object]:

@@ -99,10 +99,12 @@ def main() -> int:
         held = client.dataset(args.dataset, split="val").columns(columns)
         classes = photos.classes("label") or []
         dataset = BowstringDataset(
-            photos, operators={"image": training_operators(args.side)}, shuffle=args.seed, batch_size=args.batch
+            photos, operators={"image": training_operators(args.side)}, shuffle=args.seed, global_batch_size=args.batch
         )
         loader = DataLoader(dataset, batch_size=None)
-        evaluation = list(BowstringDataset(held, operators={"image": evaluation_operators(args.side)}, batch_size=64))
+        evaluation = list(
+            BowstringDataset(held, operators={"image": evaluation_operators(args.side)}, global_batch_size=64)
+        )
 
         model = resnet(len(classes))
         steps = args.epochs * len(dataset)

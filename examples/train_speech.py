@@ -94,8 +94,10 @@ def main() -> int:
         columns = ["position", "audio", "label"]
         train = client.dataset(args.dataset, split="train").columns(columns)
         held = client.dataset(args.dataset, split="val").columns(columns)
-        dataset = BowstringDataset(train, operators={"audio": TRAINING}, shuffle=args.seed, batch_size=args.batch)
-        evaluation = list(BowstringDataset(held, operators={"audio": EVALUATION}, batch_size=64))
+        dataset = BowstringDataset(
+            train, operators={"audio": TRAINING}, shuffle=args.seed, global_batch_size=args.batch
+        )
+        evaluation = list(BowstringDataset(held, operators={"audio": EVALUATION}, global_batch_size=64))
 
         words = train.classes("label") or []
         model = Keywords(len(words))

@@ -27,7 +27,8 @@ def seen(loader: Any) -> list[list[int]]:
 
 
 def small(photos: bowstring.Dataset, **more: Any) -> BowstringDataset:
-    return BowstringDataset(photos, columns=["position"], **{"batch_size": BATCH, "rank": 0, "world_size": 1, **more})
+    given = {"global_batch_size": BATCH, "rank": 0, "world_size": 1, **more}
+    return BowstringDataset(photos, columns=["position"], **given)
 
 
 def job(**spec: Any) -> subprocess.Popen[bytes]:

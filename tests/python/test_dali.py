@@ -29,7 +29,7 @@ def rows(source: bowstring.dali.ExternalSource) -> list[tuple[bytes, int, int]]:
 
 
 def test_epochs_have_every_sample_once(node: Node) -> None:
-    source = external_source(node.url, "photos", columns=COLUMNS, shuffle=7, batch=16)
+    source = external_source(node.url, "photos", columns=COLUMNS, shuffle=7, global_batch_size=16)
     first, second = rows(source), rows(source)
     with bowstring.connect(node.url) as client:
         table = client.dataset("photos").columns(COLUMNS).to_arrow()
@@ -41,26 +41,54 @@ def test_epochs_have_every_sample_once(node: Node) -> None:
 
 def test_ranks_share_an_epoch(node: Node) -> None:
     shares = [
-        rows(external_source(node.url, "photos", columns=COLUMNS, shuffle=7, batch=16, rank=rank, world_size=2))
+        rows(
+            external_source(
+                node.url, "photos", columns=COLUMNS, shuffle=7, global_batch_size=16, rank=rank, world_size=2
+            )
+        )
         for rank in range(2)
     ]
-    alone = rows(external_source(node.url, "photos", columns=COLUMNS, shuffle=7, batch=16))
+    alone = rows(external_source(node.url, "photos", columns=COLUMNS, shuffle=7, global_batch_size=16))
     assert sorted(shares[0] + shares[1]) == sorted(alone)
     assert not {p for *_, p in shares[0]} & {p for *_, p in shares[1]}
 
 
-def test_reset_begins_the_epoch_again(node: Node) -> None:
-    source = external_source(node.url, "photos", columns=COLUMNS, shuffle=7, batch=16)
+def test_the_launcher_says_the_rank(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = external_source(node.url, "photos", columns=COLUMNS, global_batch_size=16, rank=1, world_size=2)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    found = external_source(node.url, "photos", columns=COLUMNS, global_batch_size=16)
+    assert rows(found) == rows(given)
+
+
+def test_reset_begins_the_next_epoch(node: Node) -> None:
+    source, other = (
+        external_source(node.url, "photos", columns=COLUMNS, shuffle=7, global_batch_size=16) for _ in range(2)
+    )
+    source.reset()
+    assert source.epoch == 0
     source()
     source.reset()
-    assert len(rows(source)) == len(rows(source))
+    assert source.epoch == 1
+    other.set_epoch(1)
+    assert rows(source) == rows(other)
+    source.set_epoch(1)
+    other.set_epoch(1)
+    assert rows(source) == rows(other)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"), [({"batch": 0}, "batch: got 0"), ({"batch": 1, "rank": 2, "world_size": 2}, "rank: got 2")]
+    ("arguments", "said"),
+    [
+        ({"global_batch_size": 0}, "global_batch_size: got 0"),
+        ({"global_batch_size": 1, "rank": 0, "world_size": 2}, "global_batch_size: got 1"),
+        ({"global_batch_size": 1, "rank": 2, "world_size": 2}, "rank: got rank 2 of 2"),
+        ({"rank": 0}, "rank, world_size: want both"),
+        ({"batch": 16}, "batch: got 16; the argument is global_batch_size now"),
+    ],
 )
 def test_wrong_arguments(node: Node, arguments: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises((ValueError, TypeError), match=said):
         external_source(node.url, "photos", **arguments)
 
 
@@ -73,7 +101,7 @@ def test_a_pipeline_decodes_what_it_is_given(node: Node) -> None:
         images, labels, positions = fn.external_source(source, num_outputs=3, batch=True)
         return fn.decoders.image(images), labels, positions
 
-    pipeline = photos(external_source(node.url, "photos", columns=COLUMNS, shuffle=7, batch=16))
+    pipeline = photos(external_source(node.url, "photos", columns=COLUMNS, shuffle=7, global_batch_size=16))
     pipeline.build()
     seen: set[int] = set()
     with bowstring.connect(node.url) as client:

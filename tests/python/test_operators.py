@@ -72,13 +72,15 @@ def test_tensors(photos: bowstring.Dataset) -> None:
     assert len(found) == ROWS
     assert not found.pop(ROWS - 1).any()
 
-    loaded = BowstringDataset(photos.columns(["position", "image"]), operators={"image": CROP}, shuffle=5, batch_size=6)
+    loaded = BowstringDataset(
+        photos.columns(["position", "image"]), operators={"image": CROP}, shuffle=5, global_batch_size=6
+    )
     loaded.set_epoch(3)
     for batch in loaded:
         assert batch["image"].dtype == torch.uint8
         for position, image in zip(batch["position"].tolist(), batch["image"], strict=True):
             assert position not in found or np.array_equal(image.numpy(), found[position])
-    exchanged = BowstringDataset(loaded.dataset, output="dlpack", batch_size=6)
+    exchanged = BowstringDataset(loaded.dataset, output="dlpack", global_batch_size=6)
     exchanged.set_epoch(3)
     for batch in exchanged:
         image = np.from_dlpack(batch["image"])
@@ -108,7 +110,7 @@ def test_ragged(photos: bowstring.Dataset) -> None:
                 array = np.moveaxis(array, 0, 2)
             assert np.array_equal(array, want)
     assert seen == ROWS
-    for batch in BowstringDataset(made, batch_size=5):
+    for batch in BowstringDataset(made, global_batch_size=5):
         assert all(t is None or (isinstance(t, torch.Tensor) and t.ndim == 3) for t in batch["image"])
 
 
@@ -177,7 +179,7 @@ def test_expressions(photos: bowstring.Dataset, binary: Path, monkeypatch: pytes
     for row in only.exchange().take([3, 0, 3]).to_pylist():
         check(row)
     found = 0
-    for batch in BowstringDataset(only, batch_size=6):
+    for batch in BowstringDataset(only, global_batch_size=6):
         assert batch["number"].dtype == torch.int64
         assert batch["size"].dtype == torch.float64
         assert batch["odd"].dtype == torch.bool

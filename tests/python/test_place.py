@@ -182,7 +182,7 @@ def test_workers_of_torch(photos: bowstring.Dataset, method: str) -> None:
     made = photos.columns(["image", "position"]).operators(image=CROP).options(on_error="null", place="client")
     next(made.batches(7))  # this process has one of its own, too
     want = {int(p): x for b in made.batches(7) for p, x in zip(b["position"].to_pylist(), images(b), strict=True)}
-    loaded = BowstringDataset(made, batch_size=6)
+    loaded = BowstringDataset(made, global_batch_size=6)
     seen = 0
     for batch in DataLoader(loaded, batch_size=None, num_workers=2, multiprocessing_context=method):
         for position, image in zip(batch["position"].tolist(), batch["image"], strict=True):

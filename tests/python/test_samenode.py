@@ -290,7 +290,7 @@ CHANGED = """
 import sys, torch, bowstring
 from bowstring.torch import BowstringDataset
 crop = [{"Decode": {}}, {"Resize": {"size": [64, 64]}}]
-made = {"operators": {"image": crop}, "batch_size": 32}
+made = {"operators": {"image": crop}, "global_batch_size": 32}
 dataset = BowstringDataset(sys.argv[1], "photos", columns=["position", "image"], **made)
 batches = dataset.dataset.batches(32)
 batch = next(batches)
@@ -332,7 +332,7 @@ def digests(batch):
     return list(zip(batch["position"].tolist(), images))
 
 def main():
-    dataset = BowstringDataset(sys.argv[1], "photos", columns=["position", "image"], shuffle=3, batch_size=16)
+    dataset = BowstringDataset(sys.argv[1], "photos", columns=["position", "image"], shuffle=3, global_batch_size=16)
     alone = sorted(d for batch in dataset for d in digests(batch))
     loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context=sys.argv[2])
     assert sorted(d for batch in loader for d in digests(batch)) == alone

@@ -37,7 +37,7 @@ pytestmark = [
     ("workers", "context"), [(0, None), (2, "fork"), (4, "fork"), (2, "spawn"), (4, "spawn"), (2, "forkserver")]
 )
 def test_every_sample_in_order(photos: bowstring.Dataset, workers: int, context: str | None) -> None:
-    dataset = BowstringDataset(photos, batch_size=BATCH, columns=["position", "id", "label", "image"])
+    dataset = BowstringDataset(photos, global_batch_size=BATCH, columns=["position", "id", "label", "image"])
     loader = DataLoader(
         dataset,
         batch_size=None,
@@ -67,7 +67,7 @@ def test_every_sample_in_order(photos: bowstring.Dataset, workers: int, context:
 
 def test_batches_stay_as_they_are_while_others_come(photos: bowstring.Dataset) -> None:
     """What the main process holds is not written over, though workers use their memory again."""
-    dataset = BowstringDataset(photos, batch_size=8, columns=["position", "image"], rank=0, world_size=1)
+    dataset = BowstringDataset(photos, global_batch_size=8, columns=["position", "image"], rank=0, world_size=1)
     loader = DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=True)
     kept, sums = [], []
     rng = random.Random(4)
@@ -83,7 +83,7 @@ def test_batches_stay_as_they_are_while_others_come(photos: bowstring.Dataset) -
 
 
 def test_a_fork_does_not_free_the_parents_batches(photos: bowstring.Dataset) -> None:
-    dataset = BowstringDataset(photos, batch_size=8, columns=["image"], rank=0, world_size=1)
+    dataset = BowstringDataset(photos, global_batch_size=8, columns=["image"], rank=0, world_size=1)
     loader = iter(DataLoader(dataset, batch_size=None, num_workers=1, prefetch_factor=1))
     batch = next(loader)
     before = batch["image"].data.sum()
@@ -155,7 +155,7 @@ def test_what_it_says_of_padding(photos: bowstring.Dataset) -> None:
 def test_fewer_samples_than_ranks(photos: bowstring.Dataset, rows: int) -> None:
     few = photos.select(photos.positions()[:rows])
     for output in ("batches", "samples"):
-        ranks = [small(few, batch_size=8, rank=r, world_size=4, output=output) for r in range(4)]
+        ranks = [small(few, global_batch_size=8, rank=r, world_size=4, output=output) for r in range(4)]
         found = [list(DataLoader(dataset, batch_size=None, num_workers=3)) for dataset in ranks]
         assert {len(rank) for rank in found} == {len(dataset) for dataset in ranks}
         assert len(found[0]) == (rows > 0) * (1 if output == "batches" else 2)
@@ -171,7 +171,7 @@ def test_a_batch_that_nothing_is_left_of(start: StartNode) -> None:
     def ranks(dataset: bowstring.Dataset, world: int) -> list[Any]:
         return [
             BowstringDataset(
-                dataset, batch_size=2, decode="pillow", on_decode_error="skip", rank=rank, world_size=world
+                dataset, global_batch_size=2, decode="pillow", on_decode_error="skip", rank=rank, world_size=world
             )
             for rank in range(world)
         ]
@@ -199,7 +199,7 @@ def test_len(photos: bowstring.Dataset) -> None:
     # Of the last ten samples not every rank has one, nor as many of each batch before where they are 256 of 130.
     for batch in (260, 256):
         uneven = photos.options(remainder="uneven")
-        ranks = [small(uneven, batch_size=batch, rank=rank, world_size=130) for rank in (0, 12, 13, 64, 129)]
+        ranks = [small(uneven, global_batch_size=batch, rank=rank, world_size=130) for rank in (0, 12, 13, 64, 129)]
         assert [len(dataset) for dataset in ranks] == [len(list(dataset)) for dataset in ranks], batch
         assert {len(dataset) for dataset in ranks} == {1, 2}, batch
 
@@ -207,10 +207,10 @@ def test_len(photos: bowstring.Dataset) -> None:
 def test_rank_from_the_environment(photos: bowstring.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    dataset = BowstringDataset(photos, columns=["position"], batch_size=BATCH)
+    dataset = BowstringDataset(photos, columns=["position"], global_batch_size=BATCH)
     assert (dataset.rank, dataset.world_size) == (1, 2)
     assert [len(p) for p in seen(DataLoader(dataset, batch_size=None))] == [16] * 9
-    uneven = BowstringDataset(photos.options(remainder="uneven"), columns=["position"], batch_size=BATCH)
+    uneven = BowstringDataset(photos.options(remainder="uneven"), columns=["position"], global_batch_size=BATCH)
     assert [len(p) for p in seen(DataLoader(uneven, batch_size=None))] == [16] * 8 + [7]
     for rank in ("2", "-1"):
         monkeypatch.setenv("RANK", rank)
@@ -226,10 +226,12 @@ def test_wrong_arguments(photos: bowstring.Dataset) -> None:
         ({"rank": 2, "world_size": 2}, "rank: got rank 2 of 2, want one from 0 to 1"),
         ({"rank": 0, "world_size": 0}, "rank: got rank 0 of 0"),
         ({"rank": 0, "world_size": None}, "rank, world_size: want both or none"),
-        ({"batch_size": 0}, "^batch_size: got 0"),
+        ({"global_batch_size": 0}, "^global_batch_size: got 0"),
         ({"global_batch_size": 2.0}, r"^global_batch_size: got 2\.0"),
-        ({"batch_size": 8, "global_batch_size": 8}, "global_batch_size, batch_size: got 8 and 8, want one of them"),
-        ({"batch_size": 2, "rank": 0, "world_size": 3}, "leaves some of 3 ranks without samples; want 3 or more"),
+        (
+            {"global_batch_size": 2, "rank": 0, "world_size": 3},
+            "leaves some of 3 ranks without samples; want 3 or more",
+        ),
         ({"loader_batch_size": 4}, "loader_batch_size: goes with output='samples'"),
         ({"output": "samples", "loader_batch_size": 0}, "loader_batch_size: got 0"),
         ({"output": "samples", "loader_batch_size": 10}, "got 64, want a multiple of 10"),
@@ -254,9 +256,12 @@ def test_wrong_arguments(photos: bowstring.Dataset) -> None:
         with pytest.raises(ValueError, match=message):
             BowstringDataset(photos, **arguments)
     dataset = BowstringDataset(photos, global_batch_size=48)
-    assert (dataset.global_batch_size, dataset.batch_size) == (48, 48)
+    assert dataset.global_batch_size == 48
+    with pytest.raises(TypeError, match="batch_size: got 8; the argument is global_batch_size now"):
+        BowstringDataset(photos, batch_size=8)  # type: ignore[arg-type]
     assert BowstringDataset(photos).global_batch_size == 64
-    assert type(BowstringDataset(photos, batch_size=column_of(pa.array([8])).numpy()[0]).batch_size) is int
+    size = column_of(pa.array([8])).numpy()[0]
+    assert type(BowstringDataset(photos, global_batch_size=size).global_batch_size) is int
     for workers in (0, 1):
         for loader in (
             DataLoader(dataset, num_workers=workers),
@@ -274,7 +279,7 @@ def test_wrong_arguments(photos: bowstring.Dataset) -> None:
 
 def test_from_an_address(node: Node) -> None:
     dataset = BowstringDataset(
-        node.url, "photos", split="val", columns=["position"], where="label == 1", shuffle=5, batch_size=2
+        node.url, "photos", split="val", columns=["position"], where="label == 1", shuffle=5, global_batch_size=2
     )
     assert sorted(itertools.chain(*seen(DataLoader(dataset, batch_size=None)))) == sorted(
         bowstring.connect(node.url).dataset("photos", split="val").where("label == 1").positions().tolist()
@@ -296,9 +301,9 @@ def test_set_epoch_reaches_workers_that_persist(photos: bowstring.Dataset) -> No
 def test_an_iteration_that_is_left_early(photos: bowstring.Dataset) -> None:
     dataset = small(photos)
     loader = DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=True)
-    for stop in (1, 4, 2):
-        assert seen(itertools.islice(loader, stop)) == positions(photos)[:stop]
-    assert seen(loader) == positions(photos)
+    for epoch, stop in enumerate((1, 4, 2)):
+        assert seen(itertools.islice(loader, stop)) == positions(photos, epoch)[:stop]
+    assert seen(loader) == positions(photos, 3)
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
@@ -309,7 +314,7 @@ def test_single_samples(photos: bowstring.Dataset, workers: int, batch: int, kno
     """As many batches as the loader says, all of them full but for the last one, in the plan's order."""
     dataset = BowstringDataset(
         photos,
-        batch_size=BATCH,
+        global_batch_size=BATCH,
         columns=["position", "image"],
         output="samples",
         loader_batch_size=batch if known else None,

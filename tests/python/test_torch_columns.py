@@ -127,7 +127,7 @@ def test_what_data_loader_does_to_pin_memory() -> None:
 
 
 def test_to_a_device(photos: bowstring.Dataset) -> None:
-    batch = next(iter(BowstringDataset(photos, columns=["label", "image", "file_name"], batch_size=4)))
+    batch = next(iter(BowstringDataset(photos, columns=["label", "image", "file_name"], global_batch_size=4)))
     moved = batch.to("meta", non_blocking=True)
     assert moved["label"].device.type == moved["image"].data.device.type == "meta"
     assert moved["file_name"] == batch["file_name"]
@@ -141,23 +141,23 @@ def test_to_a_device(photos: bowstring.Dataset) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_decoded_in_the_worker(photos: bowstring.Dataset, decode: str, workers: int) -> None:
     columns = ["image", "width", "height", "label"]
-    dataset = BowstringDataset(photos, columns=columns, batch_size=16, decode=decode)
+    dataset = BowstringDataset(photos, columns=columns, global_batch_size=16, decode=decode)
     for batch in itertools.islice(DataLoader(dataset, batch_size=None, num_workers=workers), 3):
         assert list(batch) == columns
         for image, width, height in zip(batch["image"], batch["width"], batch["height"], strict=True):
             assert image.shape == (3, height, width)
             assert image.dtype == torch.uint8
-    small = BowstringDataset(photos, columns=columns, batch_size=16, decode=decode, transform=size)
+    small = BowstringDataset(photos, columns=columns, global_batch_size=16, decode=decode, transform=size)
     for batch in itertools.islice(DataLoader(small, batch_size=None, num_workers=workers), 3):
         assert batch["image"].shape == (16, 3)
         assert batch["label"].shape == (16,)
-    listed = BowstringDataset(photos, columns=columns, batch_size=16, decode=decode, collate=len)
+    listed = BowstringDataset(photos, columns=columns, global_batch_size=16, decode=decode, collate=len)
     assert list(listed) == [16] * 16 + [14]
 
 
 def test_decoders_agree(photos: bowstring.Dataset) -> None:
     one, other = (
-        next(iter(BowstringDataset(photos, columns=["image"], batch_size=8, decode=d)))["image"]
+        next(iter(BowstringDataset(photos, columns=["image"], global_batch_size=8, decode=d)))["image"]
         for d in ("torchvision", "pillow")
     )
     for a, b in zip(one, other, strict=True):
@@ -177,12 +177,12 @@ def test_damaged_images(start: StartNode) -> None:
     damaged = client.dataset("damaged")
     for decode in ("pillow", "auto"):
         with pytest.raises(DecodeError, match=r"position 1, id [0-9a-f-]{36}, column image: .+"):
-            list(BowstringDataset(damaged, decode=decode, batch_size=5))
-        skipped = BowstringDataset(damaged, decode=decode, batch_size=2, on_decode_error="skip")
+            list(BowstringDataset(damaged, decode=decode, global_batch_size=5))
+        skipped = BowstringDataset(damaged, decode=decode, global_batch_size=2, on_decode_error="skip")
         kept = [label for batch in skipped for label in batch["label"].tolist()]
         assert [label for label in kept if label != 3] == [0, 2, 4]  # a decoder may fill in what is missing
-    loader = DataLoader(BowstringDataset(damaged, decode="pillow", batch_size=2), batch_size=None, num_workers=2)
+    loader = DataLoader(BowstringDataset(damaged, decode="pillow", global_batch_size=2), batch_size=None, num_workers=2)
     with pytest.raises(DecodeError, match="position 1"):
         list(loader)
-    singles = BowstringDataset(damaged, decode="pillow", batch_size=2, on_decode_error="skip", output="samples")
+    singles = BowstringDataset(damaged, decode="pillow", global_batch_size=2, on_decode_error="skip", output="samples")
     assert [int(sample["label"]) for sample in singles] == [0, 2, 4]

@@ -75,6 +75,52 @@ def test_map_style_decoded(photos: bowstring.Dataset) -> None:
         BowstringMapDataset(photos, on_decode_error="skip")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+def test_random_operators_draw_anew_in_each_epoch(photos: bowstring.Dataset, workers: int, persistent: bool) -> None:
+    """As many augmentations as epochs, for each sample; and `set_epoch` repeats them."""
+    crops = photos.columns(["position", "image"]).operators(
+        image=[{"Decode": {}}, {"RandomResizedCrop": {"size": [8, 8]}}]
+    )
+    rows = BowstringMapDataset(crops.select(photos.positions()[:40]))
+    sampler = BatchSampler(RandomSampler(rows), 8, drop_last=False)
+    loader = DataLoader(rows, sampler=sampler, batch_size=None, num_workers=workers, persistent_workers=persistent)
+
+    def epoch() -> dict[int, bytes]:
+        return {
+            int(position): image.numpy().tobytes()
+            for batch in loader
+            for position, image in zip(batch["position"], batch["image"], strict=True)
+        }
+
+    found = [epoch() for _ in range(3)]
+    assert rows.epoch == 2
+    assert all(len({one[position] for one in found}) == 3 for position in found[0])
+    rows.set_epoch(1)
+    assert epoch() == found[1]
+    assert epoch() == found[2]
+
+
+def test_positions_that_follow_one_another_are_not_read(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    everything = bowstring.connect(node.url).dataset("photos")
+    read: list[int] = []
+    stream = bowstring.Dataset._stream
+    monkeypatch.setattr(
+        bowstring.Dataset, "_stream", lambda self, ticket, **more: read.append(1) or stream(self, ticket, **more)
+    )
+    rows = BowstringMapDataset(everything)
+    assert rows.positions.tolist() == list(range(everything.num_rows))
+    assert rows[[5, -1]]["label"].tolist() == everything.take([5, everything.num_rows - 1])["label"].to_pylist()
+    assert read == []
+    # Of the others two are, to see; few are read at once.
+    monkeypatch.setattr("bowstring.dataset._FEW", 20)
+    middle = everything.select(range(100, 140))
+    assert BowstringMapDataset(middle).positions.tolist() == list(range(100, 140))
+    assert len(read) == 2
+    with_a_gap = everything.select([*range(100, 140), 141])
+    assert BowstringMapDataset(with_a_gap).positions.tolist() == [*range(100, 140), 141]
+    assert with_a_gap.positions().tolist() == [*range(100, 140), 141]
+
+
 def test_pandas_is_not_imported(node: Node) -> None:
     """Its import takes most of a second, and pyarrow's to_numpy does it."""
     script = f"""

@@ -134,7 +134,7 @@ def test_what_is_kept_stays_as_it_came(node: Node, monkeypatch: pytest.MonkeyPat
         p: i for b in images(node) for p, i in zip(b["position"].to_pylist(), b["image"].to_pylist(), strict=True)
     }
     dataset = BowstringDataset(
-        node.url, "photos", columns=["position", "image"], batch_size=16, shuffle=3, rank=0, world_size=1
+        node.url, "photos", columns=["position", "image"], global_batch_size=16, shuffle=3, rank=0, world_size=1
     )
     loader = DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=persistent)
     kept: list[Batch] = []

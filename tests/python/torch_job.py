@@ -26,7 +26,7 @@ def main(spec: dict[str, Any]) -> None:
             "gloo", init_method=spec["group"], rank=spec["rank"], world_size=spec["world"]
         )
     dataset = BowstringDataset(
-        spec["url"], "photos", split="train", columns=["position"], shuffle=3, batch_size=spec["batch"]
+        spec["url"], "photos", split="train", columns=["position"], shuffle=3, global_batch_size=spec["batch"]
     )
     loader = StatefulDataLoader(
         dataset,

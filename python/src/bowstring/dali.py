@@ -12,7 +12,8 @@ def photos(source):
     images, labels = fn.external_source(source, num_outputs=2, batch=True)
     return fn.decoders.image(images), labels
 
-pipeline = photos(external_source("grpc://127.0.0.1:8815", "photos", columns=["image", "label"], shuffle=7, batch=64))
+pipeline = photos(external_source("grpc://127.0.0.1:8815", "photos", columns=["image", "label"], shuffle=7,
+                                  global_batch_size=64))
 ```
 
 The module imports no DALI: the pipeline that calls it is its user's.
@@ -27,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from bowstring._launcher import check_given, check_name, check_rank, resolved
 from bowstring._source import opened
 from bowstring.errors import InvalidRequest
 
@@ -45,50 +47,59 @@ class ExternalSource:
     """A callable that gives the next batch of a rank, and ends an epoch by `StopIteration`, as DALI expects.
 
     A batch is a list of columns, each of which is a list of arrays, one for each sample: `uint8` of one dimension for
-    a blob, of none for a number. The call after the end of an epoch begins the next one, in another order if the
-    dataset is shuffled. Arrays of blobs lie in the batch as it was received, without a copy; DALI copies them as it
-    takes them over. It is for one thread at a time.
+    a blob, of none for a number. The call after the end of an epoch, or after `reset`, begins the next one, in another
+    order if the dataset is shuffled. Arrays of blobs lie in the batch as it was received, without a copy; DALI copies
+    them as it takes them over. It is for one thread at a time.
 
     Attributes:
         epoch: The epoch that the next batch is of.
     """
 
-    def __init__(self, dataset: Dataset, batch: int, rank: int, world_size: int) -> None:
-        if not 0 <= rank < world_size:
-            raise ValueError(f"rank: got {rank!r}, want 0 to {world_size - 1}, as there are {world_size}")
-        if batch < 1:
-            raise ValueError(f"batch: got {batch!r}, want 1 or more")
+    def __init__(self, dataset: Dataset, size: int, rank: int | None, world_size: int | None) -> None:
+        check_given(rank, world_size)
+        if rank is not None and world_size is not None:
+            check_rank(rank, world_size, "rank")
+        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < max(world_size or 1, 1):
+            raise ValueError(f"global_batch_size: got {size!r}, want an integer, a row or more for each rank")
         self.epoch = 0
-        self._dataset, self._batch, self._rank, self._world_size = dataset, batch, rank, world_size
+        self._dataset, self._size, self._rank, self._world_size = dataset, int(size), rank, world_size
+        self._most = int(size)  # rows of a batch, of the rank that has most
         self._batches: Batches | None = None
 
     def __call__(self) -> list[list[Cell]]:
         """The columns of the next batch."""
         if self._batches is None:
-            self._batches = self._dataset.batches(
-                self._batch * self._world_size, rank=self._rank, world_size=self._world_size, epoch=self.epoch
-            )
+            rank, world_size = resolved(self._rank, self._world_size)
+            self._most = -(-self._size // world_size)
+            self._batches = self._dataset.batches(self._size, rank=rank, world_size=world_size, epoch=self.epoch)
         try:
             records = [next(self._batches)]
             while self._batches.place is not None and not self._batches.place["last"]:  # a step comes in several
                 records.append(next(self._batches))
         except StopIteration:
             self.reset()
-            self.epoch += 1
             raise
         found: list[list[Cell]] = [[] for _ in records[0].columns]
         for record in records:
             for index, column in enumerate(record.columns):
                 found[index] += _cells(record.schema.field(index).name, column)
-        if len(found[0]) > self._batch:
-            raise InvalidRequest(f"batch: {len(found[0])} rows came, and DALI takes {self._batch}")
+        if len(found[0]) > self._most:
+            raise InvalidRequest(f"global_batch_size: {len(found[0])} rows came, and DALI takes {self._most}")
         return found
 
+    def set_epoch(self, epoch: int) -> None:
+        """Give up the epoch that is being read; the next call begins this one."""
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch < 2**63:
+            raise ValueError(f"epoch: got {epoch!r}, want an integer, 0 or more")
+        self.reset()
+        self.epoch = epoch
+
     def reset(self) -> None:
-        """Give up the epoch that is being read; the next call begins `epoch`."""
+        """Give up the epoch that is being read, if one is; the next call begins the one after it."""
         if self._batches is not None:
             self._batches.close()
             self._batches = None
+            self.epoch += 1
 
 
 def _cells(name: str, column: pa.Array) -> list[Cell]:
@@ -112,9 +123,9 @@ def external_source(
     source: Dataset | Client | str,
     name: str | None = None,
     *,
-    batch: int,
-    rank: int = 0,
-    world_size: int = 1,
+    global_batch_size: int = 64,
+    rank: int | None = None,
+    world_size: int | None = None,
     split: str | None = None,
     snapshot: int | str | None = None,
     columns: Iterable[str] | None = None,
@@ -122,14 +133,17 @@ def external_source(
     shuffle: int | None = None,
     token: str | None = None,
     tls: Tls | None = None,
+    batch: None = None,
 ) -> ExternalSource:
     """What `nvidia.dali.fn.external_source` takes as its `source`, with `batch=True` and `num_outputs` the columns.
 
     Args:
         source: A [Dataset][bowstring.Dataset]; or a client, or an address.
         name: The dataset's name, if the source is a client or an address.
-        batch: Samples of a batch of this rank, at least DALI's `batch_size` being as many.
-        rank: Which shard this is, as of `shard_id` in DALI's readers.
+        global_batch_size: Samples of a step, all ranks together. DALI's `batch_size` has to be what a rank gets of
+            them, or more: this, divided by the number of ranks, and rounded up.
+        rank: Which rank this is, as of `shard_id` in DALI's readers. Without it, what torch.distributed says if it is
+            initialised; else the environment variables RANK and WORLD_SIZE; else there is only one.
         world_size: How many there are, as of `num_shards`.
         split: Which split of the dataset.
         snapshot: Which snapshot, by number or tag; without it, the newest one now.
@@ -138,8 +152,10 @@ def external_source(
         shuffle: The seed of the global shuffle. Without it, as the source is.
         token: As of [connect][bowstring.connect], if the source is an address.
         tls: Likewise.
+        batch: What a rank's part of a step was called once.
     """
+    check_name("batch", batch)
     dataset = opened(source, name, split=split, snapshot=snapshot, columns=columns, where=where, token=token, tls=tls)
     if shuffle is not None:
         dataset = dataset.shuffle(shuffle)
-    return ExternalSource(dataset, batch, rank, world_size)
+    return ExternalSource(dataset, global_batch_size, rank, world_size)

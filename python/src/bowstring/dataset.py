@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.flight as fl
 
+from bowstring._launcher import check_name, resolved
 from bowstring._making import MadeBatches, kind_of
 from bowstring._request import Request
 from bowstring._rows import rows_of
@@ -26,6 +27,7 @@ from bowstring.preview import Explanation, Preview, explained, schema_html, size
 from bowstring.stream import Batches
 
 _TAKEN = ("layout", "batch_bytes", "operators", "shuffle")  # what a request has, and an exchange, too
+_FEW = 10_000  # positions that are read rather than asked about
 INLINE = 1000  # positions that go with each request; more are uploaded once
 
 
@@ -234,21 +236,26 @@ class Dataset(Request):
 
     def batches(
         self,
-        batch_size: int | None = None,
+        global_batch_size: int | None = None,
         *,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
         epoch: int = 0,
         epochs: int = 1,
         step: int = 0,
         references: bool = False,
         connections: int = 1,
+        batch_size: None = None,
     ) -> Batches:
         """The record batches of an epoch, or of one rank's share of it.
 
+        Each call is of the epoch that it says: a loop over epochs says which. On several ranks of a launcher, such as
+        torchrun, each reads its share; `rank=0, world_size=1` reads all, as `to_arrow`, `reader` and `take` always do.
+
         Args:
-            batch_size: Rows of a global batch, all ranks together. Without it, 64, or 65,536 if no column holds bytes.
-            rank: Whose share.
+            global_batch_size: Rows of a step, all ranks together. Without it, 64, or 65,536 if no column holds bytes.
+            rank: Whose share. Without it, what torch.distributed says if it is initialised; else the environment
+                variables RANK and WORLD_SIZE; else there is only one.
             world_size: How many ranks there are.
             epoch: Which epoch of the shuffle.
             epochs: How many, one after another; the first batch of each is read ahead while the one before is used.
@@ -261,9 +268,14 @@ class Dataset(Request):
                 processor of the client's reads about 3 GB a second. What comes, its order, and `ticket` are those of
                 one connection. The server counts each as a stream. Where it shares its memory, one reads. More than one
                 pays only where the client has idle processors: see the guide.
+            batch_size: What `global_batch_size` was called once.
         """
+        check_name("batch_size", batch_size)
+        rank, world_size = resolved(rank, world_size)
         return self._stream(
-            self.ticket(batch=batch_size, rank=rank, world_size=world_size, epoch=epoch, epochs=epochs, step=step),
+            self.ticket(
+                batch=global_batch_size, rank=rank, world_size=world_size, epoch=epoch, epochs=epochs, step=step
+            ),
             references=references,
             connections=connections,
         )
@@ -311,8 +323,27 @@ class Dataset(Request):
     def positions(self) -> Positions:
         """The positions of its rows in the snapshot, in order: what `take` and `select` go by."""
         narrow = self._but(_columns=("position",), _seed=None, _options={})
-        parts = [to_numpy(batch.column(0)) for batch in narrow.batches()]
+        if (found := narrow._range()) is not None:
+            return np.arange(found.start, found.stop)
+        parts = [to_numpy(batch.column(0)) for batch in narrow._whole()]
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def _range(self) -> range | None:
+        """Its positions, if they follow one another and are not worth reading: they are in order, so two tell."""
+        if self._split is None and not self._where and self._selection is None:
+            return range(self._total)
+        rows = self.num_rows
+        if rows <= _FEW:
+            return None
+        ends: list[int] = []
+        for step in (0, rows - 1):
+            with self._stream(self._but(_columns=("position",)).ticket(batch=1, step=step, stop=step + 1)) as batches:
+                ends += [int(batch.column(0)[0].as_py()) for batch in batches]
+        return range(ends[0], ends[-1] + 1) if ends[-1] - ends[0] == rows - 1 else None
+
+    def _whole(self, batch: int | None = None, *, references: bool = False) -> Batches:
+        """All rows, whatever rank this is."""
+        return self._stream(self.ticket(batch=batch), references=references)
 
     def take(self, rows: Any, *, columns: Iterable[str] | None = None) -> pa.Table:
         """Single rows, in the order asked for, repeats included.
@@ -341,14 +372,14 @@ class Dataset(Request):
 
     def reader(self) -> pa.RecordBatchReader:
         """All rows, as a reader of record batches: what DuckDB, Polars and others take."""
-        return pa.RecordBatchReader.from_batches(self.schema, self.batches())
+        return pa.RecordBatchReader.from_batches(self.schema, self._whole())
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         return self.reader().__arrow_c_stream__(requested_schema)
 
     def to_arrow(self) -> pa.Table:
         """All rows, in memory."""
-        return pa.Table.from_batches(self.batches(), self.schema)
+        return pa.Table.from_batches(self._whole(), self.schema)
 
     def head(self, n: int = 5) -> Preview:
         """The first rows, to look at: a notebook shows images as thumbnails."""

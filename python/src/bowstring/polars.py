@@ -227,7 +227,7 @@ class _Query:
         """All rows, or as many as Polars wants."""
         view = self._view._but(_columns=tuple(columns))
         if self._rows is None:
-            stream = view.batches(self._batch_rows, references=self._references)
+            stream = view._whole(self._batch_rows, references=self._references)
         else:
             stream = view.resume(view.ticket(batch=self._rows, stop=1), references=self._references)
         with stream:
@@ -239,7 +239,7 @@ class _Query:
         if not rows.height:
             return
         chosen = plain.select(rows["position"])
-        with chosen.batches(self._batch_rows, references=self._references) as batches:
+        with chosen._whole(self._batch_rows, references=self._references) as batches:
             pieces: Iterator[pl.DataFrame] = map(_frame, batches)
             if self._shuffled:  # the server sends them in order of position
                 sent = pl.concat(pieces, rechunk=False)

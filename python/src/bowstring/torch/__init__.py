@@ -15,6 +15,7 @@ from bowstring.torch._decode import DecodeError
 from bowstring.torch._iterator import DatasetIterator
 from bowstring.torch._map import BowstringMapDataset
 from bowstring.torch._rows import collate
+from bowstring.torch._sharded import ShardedTwice
 from bowstring.torch._state import StateMismatch, portable_state
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "BowstringMapDataset",
     "DatasetIterator",
     "DecodeError",
+    "ShardedTwice",
     "StateMismatch",
     "collate",
     "portable_state",

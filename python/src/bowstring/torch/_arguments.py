@@ -12,15 +12,9 @@ from bowstring.dataset import Dataset
 _SIZE = 64  # of a global batch, if nothing is said
 
 
-def global_size(global_batch_size: int | None, batch_size: int | None) -> int:
-    """The samples of a step, all ranks together, by either of its names."""
-    if global_batch_size is not None and batch_size is not None:
-        raise ValueError(
-            f"global_batch_size, batch_size: got {global_batch_size!r} and {batch_size!r}, want one of them: both "
-            "are the samples of a step, all ranks together"
-        )
-    given = "global_batch_size" if batch_size is None else "batch_size"
-    return _size_of(next((size for size in (global_batch_size, batch_size) if size is not None), _SIZE), given)
+def global_size(global_batch_size: int | None) -> int:
+    """The samples of a step, all ranks together."""
+    return _size_of(_SIZE if global_batch_size is None else global_batch_size, "global_batch_size")
 
 
 def loader_size(loader_batch_size: int | None, output: str) -> int | None:

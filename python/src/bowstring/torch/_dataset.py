@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
-import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from bowstring._launcher import check_given, check_name, check_rank, ranks
 from bowstring._source import opened
 from bowstring._tls import Tls
 from bowstring.client import Client
 from bowstring.dataset import Dataset
 from bowstring.preview import Explanation
-from bowstring.torch import _share
 from bowstring.torch._arguments import check_output, global_size, loader_size, of_images
 from bowstring.torch._columns import Batch, tune_malloc
 from bowstring.torch._decode import Decode
+from bowstring.torch._epochs import Epochs, Said
 from bowstring.torch._iterator import DatasetIterator, Job
-from bowstring.torch._ranks import check_rank, check_shares, ranks_of_torch
+from bowstring.torch._ranks import check_shares
 from bowstring.torch._rows import steps_for
+from bowstring.torch._sharded import check_caller
 from bowstring.torch._state import Place, Share, State, check, place_for, portable
 from bowstring.torch._state import portable_state as portable_state_of
-
-_WORKERS = 1024  # that a loader may have
-_EPOCH, _EXPLICIT, _LOADS, _ITERATED, _USED = range(5)  # of what processes share; from _USED on, one for each worker
 
 
 class BowstringDataset(IterableDataset[Any]):
@@ -55,7 +54,6 @@ class BowstringDataset(IterableDataset[Any]):
         name: The dataset's name, if the source is a client or an address.
         global_batch_size: Samples of a step, all ranks together; 64 without it. Where it is no multiple of the number
             of ranks, their batches differ by one sample.
-        batch_size: Another name for it.
         split: Which split of it.
         snapshot: Which snapshot, by number or tag; without it, the newest one now.
         columns: Which columns.
@@ -84,6 +82,7 @@ class BowstringDataset(IterableDataset[Any]):
         tune_malloc: Whether workers let glibc keep its memory between batches. It applies to them alone.
         token: As of [connect][bowstring.connect], if the source is an address.
         tls: Likewise.
+        batch_size: What `global_batch_size` was called once.
     """
 
     def __init__(
@@ -92,7 +91,6 @@ class BowstringDataset(IterableDataset[Any]):
         name: str | None = None,
         *,
         global_batch_size: int | None = None,
-        batch_size: int | None = None,
         split: str | None = None,
         snapshot: int | str | None = None,
         columns: Iterable[str] | None = None,
@@ -112,8 +110,10 @@ class BowstringDataset(IterableDataset[Any]):
         bucket_by_length: str | Mapping[str, Any] | None = None,
         token: str | None = None,
         tls: Tls | None = None,
+        batch_size: None = None,
     ) -> None:
-        size = global_size(global_batch_size, batch_size)
+        check_name("batch_size", batch_size)
+        size = global_size(global_batch_size)
         loader_batch_size = loader_size(loader_batch_size, output)
         check_output(output, decode, transform, collate)
         dataset = opened(
@@ -129,23 +129,22 @@ class BowstringDataset(IterableDataset[Any]):
             dataset = dataset.options(assign=assign)
         if bucket_by_length is not None:
             dataset = dataset.options(bucket_by_length=bucket_by_length)
-        if (rank is None) != (world_size is None):
-            raise ValueError("rank, world_size: want both or none")
+        check_given(rank, world_size)
         self.global_batch_size = size
         self.output = output
         self._loader_batch = loader_batch_size
         self._dataset, self._steps = steps_for(dataset, decode, transform, collate, on_decode_error)
         self._steps.dlpack = output == "dlpack"
         self._ranks = None if rank is None or world_size is None else (rank, world_size)
+        self._pinned: tuple[int, tuple[int, int]] | None = None  # the ranks of a process that this was sent from
         self._tune = tune_malloc
         if output == "samples" and not self._strict:
             raise ValueError("order: single samples come in strict order only; output='batches' takes the others, too")
         # How many ranks there are is asked for when it is needed; what is wrong for one is wrong for all.
         self._check_ranks(*(self._ranks or (0, 1)), "rank")
-        # One for all processes: a worker that persists learns of the next epoch here.
-        self._shared = _share.shared(torch.zeros(_USED + _WORKERS, dtype=torch.int64))
-        self._pending: State | None = None
-        self._loads = 0  # how often a state was loaded, when this object was copied to a worker
+        self._epochs = Epochs()
+        # A state that was loaded, the word by which it is to be used, and what `set_epoch` had said before.
+        self._pending: tuple[State, Said | None, int | None] | None = None
         self._iterator: DatasetIterator | None = None
         self._lengths: dict[tuple[int, int], int] = {}  # by rank and number of ranks
 
@@ -155,11 +154,6 @@ class BowstringDataset(IterableDataset[Any]):
     def dataset(self) -> Dataset:
         """What is read."""
         return self._dataset
-
-    @property
-    def batch_size(self) -> int:
-        """Another name for `global_batch_size`, the samples of a step, all ranks together."""
-        return self.global_batch_size
 
     @property
     def remainder(self) -> str:
@@ -179,7 +173,10 @@ class BowstringDataset(IterableDataset[Any]):
     def _resolved(self) -> tuple[int, int]:
         if self._ranks is not None:
             return self._ranks
-        found, name = ranks_of_torch()
+        parent = multiprocessing.parent_process()
+        if get_worker_info() is not None and parent is not None and self._pinned and self._pinned[0] == parent.pid:
+            return self._pinned[1]
+        found, name = ranks()
         self._check_ranks(*found, name)
         return found
 
@@ -242,28 +239,34 @@ class BowstringDataset(IterableDataset[Any]):
         return True
 
     def __getstate__(self) -> dict[str, Any]:
-        # A worker that is not forked does not know of torch.distributed.
-        return {**self.__dict__, "_ranks": self._resolved(), "_iterator": None}
+        # A worker that is not forked does not know of torch.distributed; a rank's own process knows better than this.
+        return {**self.__dict__, "_pinned": (os.getpid(), self._resolved()), "_iterator": None}
 
     # --- epochs -----------------------------------------------------------
 
     @property
     def epoch(self) -> int:
         """The epoch that the next iteration is of."""
-        return int(self._shared[_EPOCH])
+        return self._epochs.next
 
     def set_epoch(self, epoch: int) -> None:
-        """Say of which epoch the next iteration is; call it in each, before the loop, as with `DistributedSampler`.
+        """Say of which epoch the next iteration is, as with `DistributedSampler`. Those after it go on from there.
 
-        Workers that persist are told. Without it every iteration has the order of epoch 0. A state that was loaded
-        into the dataset is forgotten, unless it is of this epoch.
+        Without it the first iteration is of epoch 0, or that of the state that was loaded, and each other of the next
+        epoch, however far the one before it got. Workers that persist are told. A state that was loaded into the
+        dataset is forgotten, unless it is of this epoch.
         """
         if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch < 2**63:
             raise ValueError(f"epoch: got {epoch!r}, want an integer, 0 or more")
-        self._shared[_EPOCH] = epoch
-        self._shared[_EXPLICIT] = 1
-        if self._pending is not None and self._pending["epoch"] != epoch:
-            self._pending = None  # workers that were started have taken it
+        if self.world_size > 1:
+            check_caller()
+        if self._pending is not None:
+            state, before, _ = self._pending
+            if before is None or self._epochs.heard(before) or state["epoch"] != epoch:
+                self._pending = None
+        said = self._epochs.say(epoch)
+        if self._pending is not None:
+            self._pending = self._pending[0], said, epoch
 
     # --- iteration --------------------------------------------------------
 
@@ -286,18 +289,19 @@ class BowstringDataset(IterableDataset[Any]):
 
     def __iter__(self) -> DatasetIterator:
         share = self._share_of()
-        if share.workers > _WORKERS:
-            raise ValueError(f"num_workers: got {share.workers}, want {_WORKERS} at most")
         self._check_ranks(share.rank, share.world, "rank")
-        if get_worker_info() is not None:
-            self._shared[_ITERATED] = 1
-            if self._tune and not any(name.startswith("MALLOC_") for name in os.environ):
-                tune_malloc()
-        state = self._taken(share)
+        if share.world > 1:
+            check_caller()
+        if get_worker_info() is not None and self._tune and not any(name.startswith("MALLOC_") for name in os.environ):
+            tune_malloc()
+        began = self._epochs.begin()
+        state, told = self._taken(began.said)
+        if state is not None and state["epoch"] != began.epoch:
+            began = self._epochs.correct(began, state["epoch"])
         if share.idle:
-            place = Place(self.epoch, 0)
+            place = Place(began.epoch, 0)
         else:
-            place = Place(self.epoch, share.worker, share.workers) if state is None else place_for(state, share)
+            place = Place(began.epoch, share.worker, share.workers) if state is None else place_for(state, share)
         job = Job(
             self._read_by(share.world),
             self._request(),
@@ -305,27 +309,22 @@ class BowstringDataset(IterableDataset[Any]):
             self._steps,
             samples=self.output == "samples",
             even=self._even(share.world),
-            told=self._told,
         )
-        self._iterator = DatasetIterator(job, share, place, late=self._loads != int(self._shared[_LOADS]))
+        self._iterator = DatasetIterator(job, share, place, self._epochs, began, told=told, late=self._epochs.late)
         return self._iterator
 
-    def _told(self) -> int | None:
-        """The epoch that `set_epoch` has said, if it has."""
-        return int(self._shared[_EPOCH]) if self._shared[_EXPLICIT] else None
-
-    def _taken(self, share: Share) -> State | None:
-        """The state that was loaded, if this is the first iteration since."""
-        loads = int(self._shared[_LOADS])
-        if self._loads == -1:  # loaded in this process, by a loader
-            state, self._pending, self._loads = self._pending, None, loads
-            return state
-        if self._loads != loads:  # which the iterator says: a worker that persists does not survive an error here
-            return None
-        if self._pending is None or int(self._shared[_USED + share.worker]) == loads:
-            return None
-        self._shared[_USED + share.worker] = loads
-        return self._pending
+    def _taken(self, said: Said | None) -> tuple[State | None, int | None]:
+        """The state that this iteration goes on from, if it is one; and the epoch that `set_epoch` has said for it."""
+        told = None if said is None else said.epoch
+        if self._pending is None:
+            return None, told
+        state, word, before = self._pending
+        if word is None:  # loaded in this process, by a loader
+            self._pending = None
+            return state, told
+        if said is not None and said.number == word.number:
+            return state, before
+        return None, told
 
     # --- states -----------------------------------------------------------
 
@@ -338,7 +337,7 @@ class BowstringDataset(IterableDataset[Any]):
         return bool(self._dataset.request().get("order", "strict") == "strict")
 
     def state_at(self, step: int, epoch: int | None = None) -> State:
-        """The state of a job that has done the steps before `step`.
+        """The state of a job that has done the steps before `step` of an epoch: without it, of the current iteration.
 
         A training loop that counts its steps needs no other: it works with every loader and trainer. It takes strict
         order, in which a step's number says which samples were used.
@@ -351,7 +350,7 @@ class BowstringDataset(IterableDataset[Any]):
                 f"step {step} does not say which were used; take the state_dict of a StatefulDataLoader, which goes on "
                 "with as many ranks and workers, or use options(order='strict')"
             )
-        return portable(self._request(), self.epoch if epoch is None else epoch, step)
+        return portable(self._request(), self._epochs.current if epoch is None else epoch, step)
 
     def state_after(self, batch: Batch) -> State:
         """The state of a job that has done all steps up to the one of a batch."""
@@ -366,12 +365,12 @@ class BowstringDataset(IterableDataset[Any]):
         """
         if self._iterator is not None:
             return self._iterator.state_dict()
-        if get_worker_info() is None and self._shared[_ITERATED]:
+        if get_worker_info() is None and self._epochs.read:
             raise RuntimeError(
                 "the workers read, and this process does not know how much of it was used: take the state_dict of a "
                 "StatefulDataLoader, or state_at(step) of this dataset"
             )
-        pending = None if self._pending is None else dict(self._pending)
+        pending = None if self._pending is None else dict(self._pending[0])
         return pending or portable(self._request(), self.epoch, 0)
 
     def load_state_dict(self, state: Mapping[str, Any] | list[Any]) -> None:
@@ -384,15 +383,12 @@ class BowstringDataset(IterableDataset[Any]):
         whole = isinstance(state, list) or "bowstring" not in state
         found = check(portable_state_of(state) if whole else state, self._request())
         if get_worker_info() is not None:
-            self._pending, self._loads = found, -1
+            self._pending = found, None, None
             return
         if "worker" in found:  # of an iterator: for this very share, or of all there is
             share = self._share_of()
             theirs = Share(found["rank"], found["world"], found["worker"], found["workers"])
             if theirs != share:
                 found = check(portable_state_of(found), self._request())
-        self._loads = int(self._shared[_LOADS]) + 1
-        self._shared[_LOADS] = self._loads
-        self._pending = found
-        if not self._shared[_EXPLICIT]:
-            self._shared[_EPOCH] = found["epoch"]
+        told = self._epochs.told
+        self._pending = found, self._epochs.say(found["epoch"], load=True), told

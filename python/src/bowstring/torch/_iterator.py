@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from bowstring.dataset import Dataset
 from bowstring.errors import ServerError
 from bowstring.stream import Batches
 from bowstring.torch._decode import DecodeError
+from bowstring.torch._epochs import Began, Epochs
 from bowstring.torch._rows import Steps
 from bowstring.torch._state import Place, Share, State, check, of_idle, of_worker, place_for
 
@@ -27,7 +28,6 @@ class Job:
         steps: What is done with the rows.
         samples: Whether samples are given one by one.
         even: Whether each rank gives as many batches as the others.
-        told: The epoch that `set_epoch` has said, if it has.
     """
 
     dataset: Dataset
@@ -36,7 +36,6 @@ class Job:
     steps: Steps
     samples: bool
     even: bool
-    told: Callable[[], int | None]
 
     @property
     def strict(self) -> bool:
@@ -47,10 +46,23 @@ class Job:
 class DatasetIterator(Iterator[Any]):
     """One process's share of an epoch. Made by `iter` of a [BowstringDataset][bowstring.torch.BowstringDataset]."""
 
-    def __init__(self, job: Job, share: Share, place: Place, *, late: bool = False) -> None:
+    def __init__(
+        self,
+        job: Job,
+        share: Share,
+        place: Place,
+        epochs: Epochs,
+        began: Began,
+        *,
+        told: int | None = None,
+        late: bool = False,
+    ) -> None:
         self._job = job
         self._share = share
         self._place = place
+        self._epochs = epochs
+        self._began = began
+        self._told = told  # the epoch that `set_epoch` has said for this iteration, if it has
         self._restored = False
         self._late = late  # whether a state was loaded that this process does not know of
         self._stream: Batches | None = None
@@ -123,9 +135,10 @@ class DatasetIterator(Iterator[Any]):
 
     def _check_epoch(self) -> None:
         self._restored = False
-        told = self._job.told()
-        if told not in (None, self._place.epoch):
-            raise ValueError(f"epoch: the loader's state is within epoch {self._place.epoch}, set_epoch said {told}")
+        if self._told not in (None, self._place.epoch):
+            raise ValueError(
+                f"epoch: the loader's state is within epoch {self._place.epoch}, set_epoch said {self._told}"
+            )
 
     def _after(self) -> Place:
         stream = self._stream
@@ -176,3 +189,5 @@ class DatasetIterator(Iterator[Any]):
         place = place_for(found, self._share)
         self.close()
         self._place, self._rest, self._ended, self._restored = place, [], self._share.idle, True
+        if place.epoch != self._began.epoch:
+            self._began = self._epochs.correct(self._began, place.epoch)

@@ -16,6 +16,7 @@ from bowstring.dataset import Dataset
 from bowstring.exchange import Exchange
 from bowstring.torch import _share
 from bowstring.torch._decode import Decode
+from bowstring.torch._epochs import Draws
 from bowstring.torch._rows import steps_for
 
 
@@ -72,9 +73,12 @@ class BowstringMapDataset(TorchDataset[Any]):
             source, name, split=split, snapshot=snapshot, columns=columns, where=where, token=token, tls=tls
         )
         self._dataset, self._steps = steps_for(dataset, decode, transform, collate, on_decode_error)
-        # Shared, so that workers do not each have a copy.
-        self._positions: torch.Tensor = _share.shared(torch.from_numpy(np.array(dataset.positions())))
+        # Read only where they do not follow one another; and shared, so that workers do not each have a copy.
+        known = dataset._but(_columns=("position",), _seed=None, _options={})._range()
+        self._positions = known or _share.shared(torch.from_numpy(dataset.positions()))
+        self._epochs = Draws(len(self)) if "operators" in self._dataset.request() else None
         self._exchange: Exchange | None = None
+        self._exchanged = 0  # the epoch that it is of
 
     @property
     def dataset(self) -> Dataset:
@@ -84,13 +88,30 @@ class BowstringMapDataset(TorchDataset[Any]):
     @property
     def positions(self) -> torch.Tensor:
         """The position in the snapshot of each index."""
-        return self._positions
+        rows = self._positions
+        return torch.arange(rows.start, rows.stop) if isinstance(rows, range) else rows
 
     def __repr__(self) -> str:
         return f"<BowstringMapDataset of {self._dataset!r}>"
 
     def __len__(self) -> int:
         return len(self._positions)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that random operators of the server's draw of, 0 without such."""
+        return 0 if self._epochs is None else self._epochs.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say of which epoch random operators of the server's draw from now on; workers that persist are told.
+
+        Without it, an index that comes again begins the next epoch: with a sampler that gives each index once, that is
+        each iteration. The order is the sampler's.
+        """
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch < 2**31:
+            raise ValueError(f"epoch: got {epoch!r}, want an integer from 0 to 2^31-1")
+        if self._epochs is not None:
+            self._epochs.say(epoch)
 
     def __getitem__(self, index: int | Sequence[int] | torch.Tensor) -> Any:
         if isinstance(index, (list, tuple, torch.Tensor, np.ndarray)) and np.ndim(index):
@@ -103,15 +124,24 @@ class BowstringMapDataset(TorchDataset[Any]):
 
     def _take(self, indices: Any) -> Any:
         wanted = torch.as_tensor(indices, dtype=torch.int64)
-        size = len(self._positions)
+        size = len(self)
         if not len(wanted):
             raise IndexError("got no index")
         if int(wanted.min()) < -size or int(wanted.max()) >= size:
             bad = next(i for i in wanted.tolist() if not -size <= i < size)
             raise IndexError(f"index: got {bad}, there are {size} samples")
+        wanted = wanted % size
+        epoch = 0 if self._epochs is None else self._epochs.drawn(wanted)
+        if self._exchange is not None and epoch != self._exchanged:
+            self._exchange.close()
+            self._exchange = None
         if self._exchange is None:
-            self._exchange = self._dataset.exchange()
-        table = self._exchange.take(self._positions[wanted].numpy())
+            # Operators draw by seed and epoch; without a seed there is no place for an epoch.
+            seeded = self._dataset if epoch == 0 or self._dataset._seed is not None else self._dataset.shuffle(0)
+            self._exchange, self._exchanged = seeded.exchange(epoch=epoch), epoch
+        rows = self._positions
+        positions = wanted + rows.start if isinstance(rows, range) else rows[wanted]
+        table = self._exchange.take(positions.numpy())
         return table.combine_chunks().to_batches()[0]
 
     def __getstate__(self) -> dict[str, Any]:

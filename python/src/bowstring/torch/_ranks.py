@@ -1,29 +1,6 @@
-"""Which rank of how many this process is, and what a number of ranks takes."""
+"""What a number of ranks takes of a dataset."""
 
 from __future__ import annotations
-
-import os
-
-import torch.distributed
-
-
-def ranks_of_torch() -> tuple[tuple[int, int], str]:
-    """Rank and number of ranks as torch.distributed says, or else the environment; and who says it."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return (torch.distributed.get_rank(), torch.distributed.get_world_size()), "torch.distributed"
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        rank, world = os.environ["RANK"], os.environ["WORLD_SIZE"]
-        try:
-            return (int(rank), int(world)), "RANK"
-        except ValueError:
-            raise ValueError(f"RANK, WORLD_SIZE: got {rank!r}, {world!r}, want integers") from None
-    return (0, 1), "rank"
-
-
-def check_rank(rank: int, world: int, name: str) -> None:
-    """Say whether there is such a rank."""
-    if world < 1 or not 0 <= rank < world:
-        raise ValueError(f"{name}: got rank {rank} of {world}, want one from 0 to {max(world, 1) - 1}")
 
 
 def check_shares(size: int, world: int, *, samples: bool, loader: int | None, even: bool, skip: bool) -> None:

@@ -1,0 +1,54 @@
+"""Which rank of how many this process is, as whatever started it says."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def ranks() -> tuple[tuple[int, int], str]:
+    """Rank and number of ranks as torch.distributed says, or else the environment; and what says it.
+
+    torch is not imported for it: a process that has not done so has no process group.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return (distributed.get_rank(), distributed.get_world_size()), "torch.distributed"
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        rank, world = os.environ["RANK"], os.environ["WORLD_SIZE"]
+        try:
+            return (int(rank), int(world)), "RANK"
+        except ValueError:
+            raise ValueError(f"RANK, WORLD_SIZE: got {rank!r}, {world!r}, want integers") from None
+    return (0, 1), "rank"
+
+
+def resolved(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """The rank and number of ranks that are given, both; or without them, those of the launcher."""
+    check_given(rank, world_size)
+    name = "rank"
+    if rank is None or world_size is None:
+        (rank, world_size), name = ranks()
+    check_rank(rank, world_size, name)
+    return rank, world_size
+
+
+def check_given(rank: int | None, world_size: int | None) -> None:
+    """Say whether rank and number of ranks are given both, or none of them."""
+    if (rank is None) != (world_size is None):
+        raise ValueError("rank, world_size: want both or none")
+
+
+def check_rank(rank: int, world: int, name: str) -> None:
+    """Say whether there is such a rank."""
+    if world < 1 or not 0 <= rank < world:
+        raise ValueError(f"{name}: got rank {rank} of {world}, want one from 0 to {max(world, 1) - 1}")
+
+
+def check_name(old: str, given: object) -> None:
+    """Refuse an argument by a name that it had once."""
+    if given is not None:
+        raise TypeError(
+            f"{old}: got {given!r}; the argument is global_batch_size now: rows of a step, all ranks together, which "
+            "is the batch of one rank times the number of ranks"
+        )
