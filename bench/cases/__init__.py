@@ -25,6 +25,7 @@ from . import (
     fairness,
     faults,
     first_batch,
+    frameworks,
     hostile,
     image_ops,
     image_same,
@@ -124,4 +125,5 @@ CASES: dict[str, Callable[[Context], Result]] = {
     "kubernetes": kubernetes.run,
     "python": python.run,
     "python_malloc": python_malloc.run,
+    "frameworks": frameworks.run,
 }

@@ -347,3 +347,18 @@ def test_tensor_columns(served: Served) -> None:
     assert got.keys() == want.keys() == set(range(len(files)))
     assert all(np.array_equal(got[position], want[position]) for position in want)
     assert tuple(tensors["image"].shape) == (len(files), 3, 24, 32)
+
+
+def test_each_run_is_of_the_next_epoch(served: Served) -> None:
+    """As a loop over `iter_batches` makes them; what is not shuffled has one order."""
+    shuffled = served.dataset.columns(["key"]).shuffle(5)
+
+    def runs(rows: ray.data.Dataset) -> list[list[str]]:
+        return [[key for batch in rows.iter_batches(batch_size=None) for key in batch["key"]] for _ in range(2)]
+
+    def epoch(number: int) -> list[str]:
+        return [key for batch in shuffled.batches(epoch=number) for key in batch["key"].to_pylist()]
+
+    assert runs(bowstring.ray.read(shuffled, epoch=2, parallelism=1)) == [epoch(2), epoch(3)]
+    plain = runs(bowstring.ray.read(served.dataset, columns=["key"], parallelism=1))
+    assert plain[0] == plain[1]

@@ -203,7 +203,8 @@ def test_states_say_the_epoch(photos: bowstring.Dataset, order: Order) -> None:
     seen(itertools.islice(loader, 2))
     state = portable_state(loader.state_dict())
     assert (state["epoch"], state["step"]) == (1, 2)
-    assert dataset.state_at(2) == state
+    assert dataset.state_at(2) == dataset.state_after_steps(STEPS + 2) == state
+    assert dataset.state_after_steps(2 * STEPS) == dataset.state_at(0, epoch=2)
     assert dataset.epoch == 2
     other = made(photos)
     other.load_state_dict(state)

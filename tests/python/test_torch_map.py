@@ -6,6 +6,7 @@ import itertools
 import pickle
 import subprocess
 import sys
+from typing import Any
 
 import bowstring
 import pytest
@@ -104,15 +105,18 @@ def test_positions_that_follow_one_another_are_not_read(node: Node, monkeypatch:
     everything = bowstring.connect(node.url).dataset("photos")
     read: list[int] = []
     stream = bowstring.Dataset._stream
-    monkeypatch.setattr(
-        bowstring.Dataset, "_stream", lambda self, ticket, **more: read.append(1) or stream(self, ticket, **more)
-    )
+
+    def counted(self: bowstring.Dataset, ticket: dict[str, Any], **more: Any) -> Any:
+        read.append(1)
+        return stream(self, ticket, **more)
+
+    monkeypatch.setattr(bowstring.Dataset, "_stream", counted)
     rows = BowstringMapDataset(everything)
     assert rows.positions.tolist() == list(range(everything.num_rows))
     assert rows[[5, -1]]["label"].tolist() == everything.take([5, everything.num_rows - 1])["label"].to_pylist()
     assert read == []
     # Of the others two are, to see; few are read at once.
-    monkeypatch.setattr("bowstring.dataset._FEW", 20)
+    monkeypatch.setattr("bowstring._positions.FEW", 20)
     middle = everything.select(range(100, 140))
     assert BowstringMapDataset(middle).positions.tolist() == list(range(100, 140))
     assert len(read) == 2

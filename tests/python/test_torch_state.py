@@ -127,6 +127,21 @@ def test_state_of_another_worker() -> None:
         portable_state(state)
 
 
+def test_state_of_another_rank() -> None:
+    """Ranks are at the same step: of whole ones any rank's state will do, which is what trainers keep."""
+    place = Place(3, 5, 2)
+    state = of_worker(REQUEST, Share(0, 4, 1, 2), place)
+    assert place_for(state, Share(3, 4, 1, 2)) == place
+    others = [
+        of_worker(REQUEST, Share(0, 4, 1, 2), Place(3, 5, 2, row=7)),
+        of_worker(REQUEST | {"order": "free"}, Share(0, 4, 1, 2), place),
+        of_worker(REQUEST, Share(0, 2, 1, 2), place),
+    ]
+    for other in others:
+        with pytest.raises(StateMismatch, match=r"on rank 0 of \d, this is worker 1 of 2 on rank 3 of 4"):
+            place_for(other, Share(3, 4, 1, 2))
+
+
 def test_ranks_that_are_not_at_the_same_step() -> None:
     a, b = portable(REQUEST, 2, 7), portable(REQUEST, 2, 9)
     with pytest.raises(StateMismatch, match="steps 7 and 9"):

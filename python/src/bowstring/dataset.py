@@ -13,6 +13,7 @@ import pyarrow.flight as fl
 
 from bowstring._launcher import check_name, resolved
 from bowstring._making import MadeBatches, kind_of
+from bowstring._positions import check, in_order, range_of
 from bowstring._request import Request
 from bowstring._rows import rows_of
 from bowstring._several import SeveralBatches
@@ -27,7 +28,6 @@ from bowstring.preview import Explanation, Preview, explained, schema_html, size
 from bowstring.stream import Batches
 
 _TAKEN = ("layout", "batch_bytes", "operators", "shuffle")  # what a request has, and an exchange, too
-_FEW = 10_000  # positions that are read rather than asked about
 INLINE = 1000  # positions that go with each request; more are uploaded once
 
 
@@ -102,7 +102,7 @@ class Dataset(Request):
             positions = self._masked(chosen)
         elif pa.types.is_integer(chosen.type) or pa.types.is_null(chosen.type):
             positions = np.sort(to_numpy(chosen))
-            self._check(positions)
+            check(positions, self._total)
         else:  # ids, which the server knows the positions of
             named = self._but(_split=None, _where=(), _selection={"name": self._upload(chosen, "id")})
             if self._selection is None:
@@ -118,22 +118,7 @@ class Dataset(Request):
     def _masked(self, mask: pa.Array) -> Positions:
         if len(mask) != self.num_rows:
             raise InvalidRequest(f"select: got a mask of {len(mask)} booleans for {self.num_rows} rows")
-        if mask.null_count:
-            mask = pc.fill_null(mask, False)
-        return self.positions()[to_numpy(pc.indices_nonzero(mask))]
-
-    def _check(self, positions: Positions) -> None:
-        """Say what is wrong with positions, in order, before they are sent."""
-        if not len(positions):
-            return
-        for p in (int(positions[0]), int(positions[-1])):
-            if not 0 <= p < self._total:
-                raise InvalidRequest(f"select: got position {p}, want 0 to {self._total - 1}, those of the snapshot")
-        twice = np.flatnonzero(positions[1:] == positions[:-1])
-        if len(twice):
-            raise InvalidRequest(
-                f"select: got position {positions[twice[0]]} twice; a selection is a set, `take` gives rows repeatedly"
-            )
+        return self.positions()[to_numpy(pc.indices_nonzero(pc.fill_null(mask, False)))]
 
     def _upload(self, rows: pa.Array, column: str) -> str:
         """Store a selection on the server; its name."""
@@ -322,24 +307,10 @@ class Dataset(Request):
 
     def positions(self) -> Positions:
         """The positions of its rows in the snapshot, in order: what `take` and `select` go by."""
-        narrow = self._but(_columns=("position",), _seed=None, _options={})
-        if (found := narrow._range()) is not None:
+        if (found := range_of(self)) is not None:
             return np.arange(found.start, found.stop)
-        parts = [to_numpy(batch.column(0)) for batch in narrow._whole()]
+        parts = [to_numpy(batch.column(0)) for batch in in_order(self)._whole()]
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
-
-    def _range(self) -> range | None:
-        """Its positions, if they follow one another and are not worth reading: they are in order, so two tell."""
-        if self._split is None and not self._where and self._selection is None:
-            return range(self._total)
-        rows = self.num_rows
-        if rows <= _FEW:
-            return None
-        ends: list[int] = []
-        for step in (0, rows - 1):
-            with self._stream(self._but(_columns=("position",)).ticket(batch=1, step=step, stop=step + 1)) as batches:
-                ends += [int(batch.column(0)[0].as_py()) for batch in batches]
-        return range(ends[0], ends[-1] + 1) if ends[-1] - ends[0] == rows - 1 else None
 
     def _whole(self, batch: int | None = None, *, references: bool = False) -> Batches:
         """All rows, whatever rank this is."""

@@ -95,7 +95,8 @@ def read(
         where: Which rows, in the server's language.
         shuffle: The seed of a global shuffle. Blocks arrive as they are ready: for the order itself, set
             `preserve_order` in Ray's execution options.
-        epoch: Which epoch of the shuffle.
+        epoch: Which epoch of the shuffle the first run is of. Each run of the dataset that ends is followed by one of
+            the next epoch, as of a loop over `iter_batches`, or of `iter_torch_batches` in Ray Train.
         assign: `local` on a cluster: each task reads what a node of it owns, on the node of Ray beside it if there is
             one. Blocks come node by node then, each with its share of every 262,144 rows of the order.
         parallelism: How many read tasks. Without it, four for each processor, or more where each would read more than
@@ -184,7 +185,7 @@ class BowstringDatasource(Datasource):
         self._epoch = epoch
         self._projection_map: dict[str, str] | None = None
         self._residual: Expr | None = None  # what of the filters the server does not apply
-        self._plans: dict[int, Plan] = {}
+        self._plans: dict[tuple[int, int], Plan] = {}  # by ranks and epoch
         self._part: tuple[int, frozenset[int]] | None = None  # of how many ranks it reads which; None for all
 
     def split(self, tasks: int, nodes: dict[str, str]) -> list[tuple[str | None, BowstringDatasource, int]]:
@@ -269,15 +270,17 @@ class BowstringDatasource(Datasource):
         """How many rows a global batch has at most."""
         return MAX_LOCAL_BATCH if self._dataset.request().get("assign") == "local" else MAX_BATCH
 
-    def _plan(self, ranks: int) -> Plan:
+    def _plan(self, ranks: int, runs: int = 0) -> Plan:
+        """The plan of the epoch that comes after so many runs of the dataset."""
         if self._part is not None:
             ranks = self._part[0]
-        if ranks not in self._plans:
+        epoch = self._epoch + (runs if "shuffle" in self._dataset.request() else 0)
+        if (ranks, epoch) not in self._plans:
             view = self._view()
             # One global batch of all rows, so that each rank has one piece of the order. The server cuts it by bytes.
             rows = min(max(1, view.num_rows), self._most)
-            self._plans[ranks] = view.plan(batch=rows, world_size=min(ranks, rows), epoch=self._epoch)
-        return self._plans[ranks]
+            self._plans[ranks, epoch] = view.plan(batch=rows, world_size=min(ranks, rows), epoch=epoch)
+        return self._plans[ranks, epoch]
 
     def estimate_inmemory_data_size(self) -> int:
         """Bytes of all values. With a filter of which the server does not apply all, more than come."""
@@ -294,7 +297,8 @@ class BowstringDatasource(Datasource):
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: DataContext | None = None
     ) -> list[ReadTask]:
         """One task for each endpoint of as many ranks as Ray asks for, but none without rows."""
-        plan = self._plan(max(1, parallelism))
+        # Ray counts the runs of a dataset that have ended, as for its own shuffles of files.
+        plan = self._plan(max(1, parallelism), getattr(data_context, "_execution_idx", 0))
         names = self._names()
         schema = pa.schema([plan.schema.field(name) for name in names], plan.schema.metadata)
         target = (data_context or DataContext.get_current()).target_max_block_size or MAX_BATCH_BYTES * BATCHES_A_BLOCK

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -10,7 +9,7 @@ from typing import Any, Literal
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from bowstring._launcher import check_given, check_name, check_rank, ranks
+from bowstring._launcher import check_given, check_name, check_rank
 from bowstring._source import opened
 from bowstring._tls import Tls
 from bowstring.client import Client
@@ -21,7 +20,7 @@ from bowstring.torch._columns import Batch, tune_malloc
 from bowstring.torch._decode import Decode
 from bowstring.torch._epochs import Epochs, Said
 from bowstring.torch._iterator import DatasetIterator, Job
-from bowstring.torch._ranks import check_shares
+from bowstring.torch._ranks import check_shares, ranks_here
 from bowstring.torch._rows import steps_for
 from bowstring.torch._sharded import check_caller
 from bowstring.torch._state import Place, Share, State, check, place_for, portable
@@ -35,10 +34,11 @@ class BowstringDataset(IterableDataset[Any]):
     dataset = BowstringDataset("grpc://127.0.0.1:8815", "photos", split="train", shuffle=7, global_batch_size=256)
     loader = StatefulDataLoader(dataset, batch_size=None, num_workers=2)
     for epoch in range(10):
-        dataset.set_epoch(epoch)
         for batch in loader:
             train(batch["image"], batch["label"])
     ```
+
+    Each iteration is of the next epoch, however far the one before it got; `set_epoch` says another.
 
     Give the DataLoader `batch_size=None`: the batches are made by the server. Step k of an epoch is the same samples
     with any number of ranks and workers; a rank gets its part of them. Worker w of N serves the steps w, w + N, and so
@@ -140,10 +140,10 @@ class BowstringDataset(IterableDataset[Any]):
         self._tune = tune_malloc
         if output == "samples" and not self._strict:
             raise ValueError("order: single samples come in strict order only; output='batches' takes the others, too")
-        # How many ranks there are is asked for when it is needed; what is wrong for one is wrong for all.
+        # What is wrong for one rank is wrong for all; how many there are is asked for when it is needed.
         self._check_ranks(*(self._ranks or (0, 1)), "rank")
         self._epochs = Epochs()
-        # A state that was loaded, the word by which it is to be used, and what `set_epoch` had said before.
+        # A state, the word by which it is to be used, and what `set_epoch` had said before.
         self._pending: tuple[State, Said | None, int | None] | None = None
         self._iterator: DatasetIterator | None = None
         self._lengths: dict[tuple[int, int], int] = {}  # by rank and number of ranks
@@ -173,10 +173,7 @@ class BowstringDataset(IterableDataset[Any]):
     def _resolved(self) -> tuple[int, int]:
         if self._ranks is not None:
             return self._ranks
-        parent = multiprocessing.parent_process()
-        if get_worker_info() is not None and parent is not None and self._pinned and self._pinned[0] == parent.pid:
-            return self._pinned[1]
-        found, name = ranks()
+        found, name = ranks_here(self._pinned)
         self._check_ranks(*found, name)
         return found
 
@@ -258,15 +255,13 @@ class BowstringDataset(IterableDataset[Any]):
         """
         if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch < 2**63:
             raise ValueError(f"epoch: got {epoch!r}, want an integer, 0 or more")
-        if self.world_size > 1:
-            check_caller()
+        check_caller(self.world_size)
         if self._pending is not None:
             state, before, _ = self._pending
             if before is None or self._epochs.heard(before) or state["epoch"] != epoch:
                 self._pending = None
         said = self._epochs.say(epoch)
-        if self._pending is not None:
-            self._pending = self._pending[0], said, epoch
+        self._pending = None if self._pending is None else (self._pending[0], said, epoch)
 
     # --- iteration --------------------------------------------------------
 
@@ -290,8 +285,7 @@ class BowstringDataset(IterableDataset[Any]):
     def __iter__(self) -> DatasetIterator:
         share = self._share_of()
         self._check_ranks(share.rank, share.world, "rank")
-        if share.world > 1:
-            check_caller()
+        check_caller(share.world)
         if get_worker_info() is not None and self._tune and not any(name.startswith("MALLOC_") for name in os.environ):
             tune_malloc()
         began = self._epochs.begin()
@@ -316,15 +310,14 @@ class BowstringDataset(IterableDataset[Any]):
     def _taken(self, said: Said | None) -> tuple[State | None, int | None]:
         """The state that this iteration goes on from, if it is one; and the epoch that `set_epoch` has said for it."""
         told = None if said is None else said.epoch
-        if self._pending is None:
-            return None, told
-        state, word, before = self._pending
-        if word is None:  # loaded in this process, by a loader
+        state, word, before = self._pending or (None, None, None)
+        if state is not None and word is None:  # loaded in this process, by a loader
             self._pending = None
-            return state, told
-        if said is not None and said.number == word.number:
-            return state, before
-        return None, told
+        elif word is not None and said is not None and said.number == word.number:
+            told = before
+        else:
+            state = None
+        return state, told
 
     # --- states -----------------------------------------------------------
 
@@ -352,6 +345,21 @@ class BowstringDataset(IterableDataset[Any]):
             )
         return portable(self._request(), self._epochs.current if epoch is None else epoch, step)
 
+    def state_after_steps(self, steps: int) -> State:
+        """The state of a job that has done so many steps, all epochs together: what trainers count.
+
+        ```python
+        dataset.load_state_dict(dataset.state_after_steps(trainer.global_step))
+        ```
+
+        A step is a batch of each rank. It holds where each epoch before was read to its end.
+        """
+        batches = len(self)
+        if self.output == "samples":
+            batches = self._read_by(self.world_size).plan(batch=self.global_batch_size).steps
+        epoch, step = divmod(steps, max(1, batches))
+        return self.state_at(step, epoch)
+
     def state_after(self, batch: Batch) -> State:
         """The state of a job that has done all steps up to the one of a batch."""
         if not isinstance(batch, Batch) or batch.step < 0:
@@ -370,8 +378,7 @@ class BowstringDataset(IterableDataset[Any]):
                 "the workers read, and this process does not know how much of it was used: take the state_dict of a "
                 "StatefulDataLoader, or state_at(step) of this dataset"
             )
-        pending = None if self._pending is None else dict(self._pending[0])
-        return pending or portable(self._request(), self.epoch, 0)
+        return dict(self._pending[0]) if self._pending else portable(self._request(), self.epoch, 0)
 
     def load_state_dict(self, state: Mapping[str, Any] | list[Any]) -> None:
         """Go on where a job was, in the next iteration; in those after it, from the beginning.
@@ -390,5 +397,4 @@ class BowstringDataset(IterableDataset[Any]):
             theirs = Share(found["rank"], found["world"], found["worker"], found["workers"])
             if theirs != share:
                 found = check(portable_state_of(found), self._request())
-        told = self._epochs.told
-        self._pending = found, self._epochs.say(found["epoch"], load=True), told
+        self._pending = found, *self._epochs.load(found["epoch"])

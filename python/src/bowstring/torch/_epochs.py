@@ -68,8 +68,10 @@ class Owned:
     """
 
     _pid: int
+    _files: bool  # whether the memory is in files that have descriptors here
 
     def _shares(self, **memory: torch.Tensor) -> None:
+        self._files = torch.multiprocessing.get_sharing_strategy() == "file_descriptor"  # type: ignore[no-untyped-call]
         self.__dict__.update({name: _share.shared(tensor) for name, tensor in memory.items()})
         self._pid = os.getpid()
         _all.add(self)
@@ -85,16 +87,16 @@ class Owned:
         self.__dict__.update(state)
         if not all(_is_shared(tensor) for tensor in self._tensors().values()):  # a plain copy
             self._copy()
-        _all.add(self)
+        else:
+            _all.add(self)
 
     def own(self) -> None:
         """Have memory of this process's own, if it is no worker: its iterations are no others' business."""
         if self._pid != os.getpid() and get_worker_info() is None:
             self._copy()
-            self._pid = os.getpid()
 
     def _copy(self) -> None:
-        self.__dict__.update({name: _share.shared(tensor.clone()) for name, tensor in self._tensors().items()})
+        self._shares(**{name: tensor.clone() for name, tensor in self._tensors().items()})
 
 
 class Epochs(Owned):
@@ -135,20 +137,20 @@ class Epochs(Owned):
         self._said = Said(self._said.number + 1, epoch, load)
         self._numbers[_EPOCH] = epoch
         self._numbers[_SAID] = self._said.number
-        if load:
-            self._loads += 1
-            self._numbers[_LOADS] = self._loads
         return self._said
+
+    def load(self, epoch: int) -> tuple[Said, int | None]:
+        """A state of this epoch was loaded; the word for it, and what `set_epoch` had said for the next iteration."""
+        told = None if self._said.load or self.heard(self._said) else self._said.epoch
+        said = self.say(epoch, load=True)
+        self._loads += 1
+        self._numbers[_LOADS] = self._loads
+        return said, told
 
     def heard(self, said: Said) -> bool:
         """Whether an iteration has begun by a word, or after it."""
         last = self._last()
         return (0 if last is None else last[_HEARD]) >= said.number
-
-    @property
-    def told(self) -> int | None:
-        """What `set_epoch` has said for the next iteration, if that was the last word."""
-        return None if self._said.load or self.heard(self._said) else self._said.epoch
 
     @property
     def late(self) -> bool:
@@ -221,7 +223,9 @@ class Epochs(Owned):
     def _alone(self) -> Iterator[None]:
         """No other process or thread looks for a row meanwhile, where the system can see to it."""
         with _threads:
-            file = _file(self._memory)
+            file: int | None = None
+            if fcntl is not None and self._files:
+                file = self._memory.untyped_storage()._share_fd_cpu_()[0]
             if file is not None:
                 fcntl.lockf(file, fcntl.LOCK_EX)  # ends with its process
             try:
@@ -237,15 +241,6 @@ class Epochs(Owned):
 
 def _is_shared(tensor: torch.Tensor) -> bool:
     return bool(tensor.is_shared())  # type: ignore[no-untyped-call]
-
-
-def _file(memory: torch.Tensor) -> int | None:
-    """The file that shared memory is in, if it has a descriptor."""
-    strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
-    if fcntl is None or strategy != "file_descriptor":
-        return None
-    file: int = memory.untyped_storage()._share_fd_cpu_()[0]
-    return file
 
 
 def _sum(row: list[int]) -> int:

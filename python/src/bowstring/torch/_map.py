@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset as TorchDataset
 
+from bowstring._positions import range_of
 from bowstring._source import opened
 from bowstring._tls import Tls
 from bowstring.client import Client
@@ -74,8 +75,7 @@ class BowstringMapDataset(TorchDataset[Any]):
         )
         self._dataset, self._steps = steps_for(dataset, decode, transform, collate, on_decode_error)
         # Read only where they do not follow one another; and shared, so that workers do not each have a copy.
-        known = dataset._but(_columns=("position",), _seed=None, _options={})._range()
-        self._positions = known or _share.shared(torch.from_numpy(dataset.positions()))
+        self._positions = range_of(dataset) or _share.shared(torch.from_numpy(dataset.positions()))
         self._epochs = Draws(len(self)) if "operators" in self._dataset.request() else None
         self._exchange: Exchange | None = None
         self._exchanged = 0  # the epoch that it is of

@@ -2,6 +2,20 @@
 
 from __future__ import annotations
 
+import multiprocessing
+
+from torch.utils.data import get_worker_info
+
+from bowstring import _launcher
+
+
+def ranks_here(sent: tuple[int, tuple[int, int]] | None) -> tuple[tuple[int, int], str]:
+    """Rank and number of ranks, and what says it: in a worker, its process, which has sent them with its id."""
+    parent = multiprocessing.parent_process()
+    if get_worker_info() is not None and parent is not None and sent is not None and sent[0] == parent.pid:
+        return sent[1], "rank"
+    return _launcher.ranks()
+
 
 def check_shares(size: int, world: int, *, samples: bool, loader: int | None, even: bool, skip: bool) -> None:
     """Say whether a global batch can be shared out among so many ranks, and their workers.

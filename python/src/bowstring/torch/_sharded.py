@@ -19,8 +19,10 @@ class ShardedTwice(RuntimeError):  # noqa: N818 - as the exceptions of the core 
     """A trainer would share out among the ranks what the dataset shares out already: most samples would be lost."""
 
 
-def check_caller() -> None:
-    """Say so if the caller's caller, or the loader of this worker, shares out what it is given."""
+def check_caller(world: int) -> None:
+    """Say so if the caller's caller, or the loader of this worker, shares out one of several ranks' shares."""
+    if world == 1:
+        return
     info = get_worker_info()
     suspects: list[Any] = [] if info is None else [info.dataset]
     frame = sys._getframe(1).f_back

@@ -1,0 +1,41 @@
+"""frameworks: the trainers that people use, on two ranks: each sample once an epoch, orders that differ, exact resumes.
+
+The programs are those of examples/trainers, as they are. Each runs until it is stopped in the middle of its second
+epoch, and then goes on in new processes to the end of it.
+"""
+
+from __future__ import annotations
+
+from harness import Context, Figure, Result, emit
+from node import Node
+from programs import PROGRAMS, Found, judged, run_program, trained_on
+from samples import image_folder
+
+COUNT, SIZE = 600, 4_000
+BATCH = 50  # so that there are 12 steps, and none is padded
+STOP = 15  # steps
+
+
+def run(context: Context) -> Result:
+    """Each framework, one after another."""
+    store, source = context.folder / "store-frameworks", context.folder / "images-frameworks"
+    image_folder(source, COUNT, SIZE)
+    context.bowstring("import", "--store", store, source / "images", "small")
+    found: dict[str, Found] = {}
+    with Node(context.binary, store) as node:
+        wanted = set(range(COUNT))
+        for name, program in PROGRAMS.items():
+            folder = context.folder / f"trainer-{program}"
+            for stop in (STOP, -1):
+                run_program(program, node.url, "small", folder, stop, batch=BATCH, split="")
+            found[name] = judged(trained_on(folder), wanted)
+            emit(case="frameworks", framework=name, **vars(found[name]))
+    return Result(
+        "frameworks",
+        [
+            Figure("lost", sum(f.lost for f in found.values()), at_most=0),
+            Figure("doubled", sum(f.doubled for f in found.values()), at_most=0),
+            Figure("same_order_epochs", sum(f.same_order_epochs for f in found.values()), at_most=0),
+            Figure("frameworks", len(found), at_least=len(PROGRAMS)),
+        ],
+    )

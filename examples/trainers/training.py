@@ -1,0 +1,67 @@
+"""What the examples beside this have in common: arguments, samples, a model, and a record of what was trained on."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from bowstring.torch import Batch, BowstringDataset
+from torch import nn
+
+SIDE = 16
+
+
+def arguments(about: str | None) -> argparse.Namespace:
+    """SERVER, DATASET, and how far the job goes."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("server", help="such as grpc://127.0.0.1:8815")
+    parser.add_argument("dataset")
+    parser.add_argument("folder", type=Path, help="where checkpoints are; a job that finds one goes on from it")
+    parser.add_argument("--split", default="train")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=64, help="samples of a step, all ranks together")
+    parser.add_argument("--workers", type=int, default=2, help="of each rank's loader")
+    parser.add_argument("--stop", type=int, default=-1, help="end after so many steps, as a job does whose time is up")
+    args = parser.parse_args()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    return args
+
+
+def samples(args: argparse.Namespace) -> BowstringDataset:
+    """Each rank's share of photographs that the server decodes and crops, in another order in each epoch."""
+    return BowstringDataset(
+        args.server,
+        args.dataset,
+        split=args.split or None,
+        columns=["position", "image", "label"],
+        operators={"image": [{"Decode": {}}, {"RandomResizedCrop": {"size": [SIDE, SIDE]}}]},
+        shuffle=7,
+        global_batch_size=args.batch,
+    )
+
+
+class Classifier(nn.Module):
+    """A linear classifier of small images."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(SIDE * SIDE * 3, classes)
+
+    def forward(self, image: torch.Tensor, label: torch.Tensor) -> dict[str, torch.Tensor]:
+        scores = self.layer(image.flatten(1).float() / 255)
+        return {"loss": nn.functional.cross_entropy(scores, label), "logits": scores}
+
+
+class Record:
+    """A line for each batch of a rank: its epoch, its step, and the samples."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._file = (folder / f"seen-{rank}.jsonl").open("a")
+
+    def __call__(self, batch: Batch | Any) -> None:
+        line = {"epoch": batch.epoch, "step": batch.step, "positions": batch["position"].tolist()}
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()

@@ -1,0 +1,49 @@
+"""Positions of rows: what is wrong with some, and which a dataset has without reading them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bowstring._wire import Positions
+from bowstring.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from bowstring.dataset import Dataset
+
+FEW = 10_000  # positions that are read rather than asked about
+
+
+def check(positions: Positions, total: int) -> None:
+    """Say what is wrong with positions, in order, before they are sent."""
+    if not len(positions):
+        return
+    for p in (int(positions[0]), int(positions[-1])):
+        if not 0 <= p < total:
+            raise InvalidRequest(f"select: got position {p}, want 0 to {total - 1}, those of the snapshot")
+    twice = np.flatnonzero(positions[1:] == positions[:-1])
+    if len(twice):
+        raise InvalidRequest(
+            f"select: got position {positions[twice[0]]} twice; a selection is a set, `take` gives rows repeatedly"
+        )
+
+
+def in_order(dataset: Dataset) -> Dataset:
+    """The same rows, of which only the position is read, in order of it."""
+    return dataset._but(_columns=("position",), _seed=None, _options={})
+
+
+def range_of(dataset: Dataset) -> range | None:
+    """The positions of a dataset, if they follow one another and are not worth reading: in order, two of them tell."""
+    if dataset._split is None and not dataset._where and dataset._selection is None:
+        return range(dataset._total)
+    plain = in_order(dataset)
+    rows = plain.num_rows
+    if rows <= FEW:
+        return None
+    ends: list[int] = []
+    for step in (0, rows - 1):
+        with plain._stream(plain.ticket(batch=1, step=step, stop=step + 1)) as batches:
+            ends += [int(batch.column(0)[0].as_py()) for batch in batches]
+    return range(ends[0], ends[-1] + 1) if ends[-1] - ends[0] == rows - 1 else None
