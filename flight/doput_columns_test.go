@@ -51,6 +51,13 @@ func TestPutColumns(t *testing.T) {
 			want: "thumb metadata binary; a blob:image large_binary",
 		},
 		{
+			name:    "no blobs, it says",
+			options: `, "blobs": []`,
+			columns: []col{{arrow.Field{Name: "hashes", Type: arrow.ListOf(arrow.BinaryTypes.Binary)},
+				`[["eA=="], []]`}},
+			want: "hashes metadata list<item: binary, nullable>",
+		},
+		{
 			name: "blobs marked",
 			columns: []col{{marked, `["eA==", "eQ=="]`}, {arrow.Field{Name: "raw", Type: arrow.BinaryTypes.Binary},
 				`["eA==", "eQ=="]`}},

@@ -208,9 +208,14 @@ func classes(f arrow.Field, hints map[string]feature) arrow.Metadata {
 	return arrow.Metadata{}
 }
 
-// isBlob decides whether a column holds blobs.
+// isBlob decides whether a column holds blobs. A column of lists or structs of bytes is refused where the command does not
+// say what blobs are: as metadata it would have no checksums and no operators.
 func (p *putCommand) isBlob(f arrow.Field, in *arrow.Schema) (bool, error) {
 	switch {
+	case p.Blobs == nil && !slices.ContainsFunc(in.Fields(), schema.IsBlob) && schema.HoldsBytes(f.Type):
+		return false, &schema.FieldError{Field: fmt.Sprintf("column %q", f.Name), Got: schema.ShownType(f.Type),
+			Want: "a blob column for each of its blobs, such as " + f.Name + "_0 and " + f.Name +
+				"_1, or put.blobs: with that, columns that it does not name are metadata"}
 	case p.Blobs != nil:
 		if !slices.Contains(p.Blobs, f.Name) {
 			return false, nil

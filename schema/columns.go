@@ -166,7 +166,7 @@ func NewSchema(meta []arrow.Field, blobs []arrow.Field) (*arrow.Schema, error) {
 //     not those of virtual columns;
 //   - a metadata field is a bool, an integer, a float, a utf8 or large_utf8, a
 //     binary or fixed_size_binary, a date, a time, a timestamp, a duration, a
-//     decimal128, or a list, fixed_size_list or struct of these.
+//     decimal128 or decimal256, or a list, fixed_size_list or struct of these.
 func CheckSchema(s *arrow.Schema) error {
 	if s == nil || s.NumFields() == 0 {
 		return fmt.Errorf("%w: schema has no fields, want %q first", ErrInvalid, IDColumn)
@@ -243,7 +243,7 @@ func checkMetaType(name string, dt arrow.DataType, depth int) error {
 		*arrow.Float16Type, *arrow.Float32Type, *arrow.Float64Type,
 		*arrow.StringType, *arrow.LargeStringType, *arrow.BinaryType,
 		*arrow.Date32Type, *arrow.Date64Type, *arrow.Time32Type, *arrow.Time64Type,
-		*arrow.TimestampType, *arrow.DurationType, *arrow.Decimal128Type:
+		*arrow.TimestampType, *arrow.DurationType, *arrow.Decimal128Type, *arrow.Decimal256Type:
 		return nil
 	case *arrow.FixedSizeBinaryType:
 		if dt.ByteWidth < 1 {
@@ -270,7 +270,16 @@ func checkMetaType(name string, dt arrow.DataType, depth int) error {
 	}
 	return fmt.Errorf("%w: column %q has type %s, want bool, int8 to int64, uint8 to uint64, float16 to float64, "+
 		"utf8, large_utf8, binary, fixed_size_binary, date32, date64, time32, time64, timestamp, duration, decimal128, "+
-		"or list, fixed_size_list or struct of these", ErrInvalid, name, ShownType(dt))
+		"decimal256, or list, fixed_size_list or struct of these", ErrInvalid, name, ShownType(dt))
+}
+
+// HoldsBytes reports whether binary values stand within the lists or structs of a type. Who writes such a column means
+// blobs more often than metadata.
+func HoldsBytes(dt arrow.DataType) bool {
+	nested, ok := dt.(arrow.NestedType)
+	return ok && slices.ContainsFunc(nested.Fields(), func(f arrow.Field) bool {
+		return f.Type.ID() == arrow.BINARY || f.Type.ID() == arrow.LARGE_BINARY || HoldsBytes(f.Type)
+	})
 }
 
 // CheckName reports a FieldError unless name is fit for a dataset or a split:

@@ -9,6 +9,7 @@ import (
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
 	"github.com/apache/arrow/go/v17/arrow/decimal128"
+	"github.com/apache/arrow/go/v17/arrow/decimal256"
 	"github.com/apache/arrow/go/v17/arrow/float16"
 	"github.com/apache/arrow/go/v17/arrow/memory"
 )
@@ -26,7 +27,7 @@ func everyField() []arrow.Field {
 		arrow.FixedWidthTypes.Date32, arrow.FixedWidthTypes.Date64,
 		arrow.FixedWidthTypes.Time32s, arrow.FixedWidthTypes.Time64us,
 		&arrow.TimestampType{Unit: arrow.Microsecond, TimeZone: "UTC"}, arrow.FixedWidthTypes.Duration_ms,
-		&arrow.Decimal128Type{Precision: 20, Scale: 3},
+		&arrow.Decimal128Type{Precision: 20, Scale: 3}, &arrow.Decimal256Type{Precision: 60, Scale: 2},
 		arrow.ListOf(arrow.BinaryTypes.String),
 		arrow.FixedSizeListOf(3, arrow.PrimitiveTypes.Float32),
 		arrow.FixedSizeListOf(2, arrow.FixedWidthTypes.Boolean),
@@ -111,6 +112,8 @@ func appendRandom(r *rand.Rand, b array.Builder, nullable bool) {
 		b.Append(arrow.Timestamp(r.Int64N(1 << 50)))
 	case *array.DurationBuilder:
 		b.Append(arrow.Duration(r.Int64N(1 << 50)))
+	case *array.Decimal256Builder:
+		b.Append(decimal256.FromI64(-r.Int64N(1 << 50)))
 	case *array.Decimal128Builder:
 		b.Append(decimal128.FromI64(r.Int64N(1 << 50)))
 	case *array.ListBuilder:

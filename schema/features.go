@@ -89,6 +89,8 @@ func dtypeOf(dt arrow.DataType) string {
 		return "timestamp[" + dt.Unit.String() + "]"
 	case *arrow.Decimal128Type:
 		return fmt.Sprintf("decimal128(%d, %d)", dt.Precision, dt.Scale)
+	case *arrow.Decimal256Type:
+		return fmt.Sprintf("decimal256(%d, %d)", dt.Precision, dt.Scale)
 	case *arrow.FixedSizeBinaryType:
 		return "binary"
 	}

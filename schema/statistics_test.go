@@ -58,7 +58,7 @@ func plainValue(a arrow.Array, i int) any {
 		return float64(a.Value(i).Float32())
 	case *array.Decimal128:
 		return a.Value(i).ToFloat64(a.DataType().(*arrow.Decimal128Type).Scale)
-	case array.ListLike, *array.Struct:
+	case array.ListLike, *array.Struct, *array.Decimal256:
 		return nil
 	}
 	v := reflect.ValueOf(a).MethodByName("Value").Call([]reflect.Value{reflect.ValueOf(i)})[0]

@@ -25,22 +25,24 @@ type ImportCmd struct {
 	Path    string `arg:"" help:"Directory, file or pattern to import: folders of images, Hugging Face Parquet, WebDataset tars (train-{0000..0011}.tar), MosaicML MDS, or a table of paths."`
 	Dataset string `arg:"" optional:"" help:"Dataset to import into (default: PATH's last part, without an extension)."`
 
-	Format     string        `enum:"auto,folder,imagefolder,audiofolder,parquet,webdataset,mds,commonvoice,list" default:"auto" help:"Format of PATH: ${enum}."`
-	Mode       string        `enum:"create,append,replace" default:"replace" help:"What becomes of samples that are there: create fails if there is a snapshot, append keeps them, replace makes a snapshot of just the new ones, and none if it would be the same (${default})."`
-	DropColumn []string      `sep:"none" placeholder:"NAME" help:"Column of the dataset that --mode replace may take away or make another of; it is an error that it would of any other. Repeatable."`
-	Split      string        `placeholder:"NAME" help:"Split of all samples if the source tells no splits (default: train); otherwise the one to import."`
-	PathColumn string        `placeholder:"NAME" help:"Column of a table that holds paths (default: path, file_name, filename or file)."`
-	Columns    []string      `placeholder:"NAME" help:"Columns of the source to read (default: all). A * stands for any text."`
-	LeaveOut   []string      `placeholder:"NAME" help:"Columns not to read, or not to make, such as width. A * stands for any text."`
-	Text       []string      `placeholder:"NAME" help:"Columns of text tables, and keys of JSON, whose values are text whatever they look like. A * stands for any text."`
-	Verify     source.Verify `enum:"none,header,decode" default:"header" help:"How images are checked: not at all, by header and end mark, or by decoding them (${default})."`
-	Outside    bool          `name:"allow-outside" help:"Take files outside of the folder of PATH, to which links in it and paths in its tables lead."`
-	Limit      int64         `placeholder:"N" help:"Import the first N samples only."`
-	DryRun     bool          `help:"Read and check everything, and import nothing."`
-	SkipBad    bool          `help:"Import what is good, and list what is not."`
-	BadList    string        `type:"path" placeholder:"FILE" help:"Write what cannot be imported to FILE, as JSON lines (with --skip-bad default: DATASET-bad.jsonl)."`
-	Workers    int           `placeholder:"N" help:"Samples read at a time, and stored at a time (default: twice the processors)."`
-	JSON       bool          `name:"json" help:"Print the summary as a JSON object."`
+	Format     string         `enum:"auto,folder,imagefolder,audiofolder,parquet,webdataset,mds,commonvoice,list" default:"auto" help:"Format of PATH: ${enum}."`
+	Mode       string         `enum:"create,append,replace" default:"replace" help:"What becomes of samples that are there: create fails if there is a snapshot, append keeps them, replace makes a snapshot of just the new ones, and none if it would be the same (${default})."`
+	DropColumn []string       `sep:"none" placeholder:"NAME" help:"Column of the dataset that --mode replace may take away or make another of; it is an error that it would of any other. Repeatable."`
+	Split      string         `placeholder:"NAME" help:"Split of all samples if the source tells no splits (default: train); otherwise the one to import."`
+	PathColumn string         `placeholder:"NAME" help:"Column of a table that holds paths (default: path, file_name, filename or file)."`
+	Columns    []string       `placeholder:"NAME" help:"Columns of the source to read (default: all). A * stands for any text."`
+	LeaveOut   []string       `placeholder:"NAME" help:"Columns not to read, or not to make, such as width. A * stands for any text."`
+	Text       []string       `placeholder:"NAME" help:"Columns of text tables, and keys of JSON, whose values are text whatever they look like. A * stands for any text."`
+	Spread     map[string]int `placeholder:"NAME=N" help:"Make N blob columns of a column of lists of blobs in Parquet: NAME_0, NAME_1 and so on. A row with more is bad."`
+	AsMetadata []string       `placeholder:"NAME" help:"Columns of Parquet whose lists or structs hold bytes, and which are metadata all the same."`
+	Verify     source.Verify  `enum:"none,header,decode" default:"header" help:"How images are checked: not at all, by header and end mark, or by decoding them (${default})."`
+	Outside    bool           `name:"allow-outside" help:"Take files outside of the folder of PATH, to which links in it and paths in its tables lead."`
+	Limit      int64          `placeholder:"N" help:"Import the first N samples only."`
+	DryRun     bool           `help:"Read and check everything, and import nothing."`
+	SkipBad    bool           `help:"Import what is good, and list what is not."`
+	BadList    string         `type:"path" placeholder:"FILE" help:"Write what cannot be imported to FILE, as JSON lines (with --skip-bad default: DATASET-bad.jsonl)."`
+	Workers    int            `placeholder:"N" help:"Samples read at a time, and stored at a time (default: twice the processors)."`
+	JSON       bool           `name:"json" help:"Print the summary as a JSON object."`
 }
 
 // Run imports.
@@ -50,7 +52,8 @@ func (c *ImportCmd) Run(ctx context.Context, app *App) (err error) {
 	}
 	begun := time.Now()
 	src, err := source.Open(ctx, c.Path, source.Options{Format: c.Format, Split: c.Split, PathColumn: c.PathColumn,
-		Outside: c.Outside, Columns: c.Columns, LeaveOut: c.LeaveOut, Text: c.Text})
+		Outside: c.Outside, Columns: c.Columns, LeaveOut: c.LeaveOut, Text: c.Text,
+		Spread: c.Spread, AsMetadata: c.AsMetadata})
 	if err != nil {
 		return err
 	}

@@ -61,7 +61,9 @@ type putOptions struct {
 	Split   string `json:"split,omitempty"`
 	Mode    string `json:"mode"`
 	Source  string `json:"source"`
-	Commit  string `json:"commit"`
+	// Blobs names all blob columns, so that no other column of bytes is taken for one.
+	Blobs  []string `json:"blobs"`
+	Commit string   `json:"commit"`
 
 	On          string   `json:"on,omitempty"`
 	Missing     string   `json:"missing,omitempty"`
@@ -71,8 +73,12 @@ type putOptions struct {
 // openUpload begins a DoPut.
 func openUpload(ctx context.Context, app *App, c *ImportCmd, src source.Source,
 	reader *source.Reader) (_ sink, err error) {
-	put := putOptions{Dataset: c.Dataset, Split: c.Split, Mode: c.Mode, Source: src.Describe(), Commit: "message",
-		DropColumns: c.DropColumn}
+	blobs := []string{}
+	for _, f := range schema.BlobFields(reader.Schema()) {
+		blobs = append(blobs, f.Name)
+	}
+	put := putOptions{Dataset: c.Dataset, Blobs: blobs, Split: c.Split, Mode: c.Mode, Source: src.Describe(),
+		Commit: "message", DropColumns: c.DropColumn}
 	columns, splits := reader.Schema(), src.Splits()
 	several := len(splits) != 1 && c.Split == "" // also where only the samples tell
 	switch {

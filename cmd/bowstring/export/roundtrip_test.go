@@ -47,9 +47,6 @@ func (g generator) dataType(depth int) arrow.DataType {
 	case 0:
 		return arrow.ListOf(g.dataType(depth - 1))
 	case 1:
-		if depth < 2 && !nullFixedLists { // it may be within a null
-			return arrow.ListOf(g.dataType(depth - 1))
-		}
 		return arrow.FixedSizeListOf(int32(1+g.IntN(3)), g.dataType(depth-1))
 	}
 	var fields []arrow.Field
@@ -60,10 +57,6 @@ func (g generator) dataType(depth int) arrow.DataType {
 }
 
 func pick[T any](g generator, values ...T) T { return values[g.IntN(len(values))] }
-
-// nullFixedLists says whether lists of fixed size may be null: arrow/go v17 writes them since they become lists, and
-// panics as it reads them.
-const nullFixedLists = false
 
 // integer is often an extreme one.
 func (g generator) integer() int64 {
@@ -77,7 +70,7 @@ func (g generator) text() string {
 
 // value appends a random value. Times are within what their type can mean.
 func (g generator) value(b array.Builder) {
-	if _, fixed := b.(*array.FixedSizeListBuilder); g.IntN(5) == 0 && (!fixed || nullFixedLists) {
+	if g.IntN(5) == 0 {
 		b.AppendNull()
 		return
 	}

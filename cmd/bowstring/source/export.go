@@ -10,6 +10,7 @@ import (
 	"github.com/apache/arrow/go/v17/arrow"
 
 	"bowstring/cmd/bowstring/export"
+	"bowstring/cmd/bowstring/storedtype"
 	"bowstring/schema"
 )
 
@@ -28,7 +29,8 @@ func exportMetadata(root string, files []string) []string {
 func (l *layout) looksExport() bool { return l.dir && len(exportMetadata(l.path, l.files)) > 0 }
 
 func openExport(ctx context.Context, root string, opts Options) (Source, error) {
-	s := &fileRows{about: about{format: exportFormat, path: absolute(root), exact: true}, asked: opts.Split, label: -1}
+	s := &fileRows{about: about{format: exportFormat, path: absolute(root), exact: true}, asked: opts.Split, label: -1,
+		choice: opts.choice}
 	l, err := look(root, opts)
 	if err != nil {
 		return nil, err
@@ -50,39 +52,34 @@ func openExport(ctx context.Context, root string, opts Options) (Source, error) 
 	if s.meta, err = readTable(ctx, s.path, files, tableOptions{}); err != nil {
 		return nil, err
 	}
-	stored, err := storedFields(filepath.Join(s.path, files[0]), len(s.meta.fields))
+	stored, err := storedFields(filepath.Join(s.path, files[0]))
 	if err != nil {
 		return nil, err
 	}
 	return s, s.arrangeExport(stored)
 }
 
-// storedFields returns the fields of a Parquet file as they were in Arrow, with their metadata.
-func storedFields(name string, want int) ([]arrow.Field, error) {
-	f, err := openParquetFile(name)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", schema.ErrInvalid, err)
-	}
-	stored := f.stored
-	if err := f.close(); err != nil {
-		return nil, err
-	}
-	if stored == nil || stored.NumFields() != want {
-		return nil, fmt.Errorf("%w: %s does not say what its columns are", schema.ErrInvalid, Quoted(name))
-	}
-	return stored.Fields(), nil
-}
-
 // arrangeExport finds out what the columns of the metadata are.
 func (s *fileRows) arrangeExport(stored []arrow.Field) error {
 	t := &table{rows: s.meta.rows, lines: s.meta.lines}
-	for i, f := range stored {
-		column := s.meta.columns[i]
+	for i, read := range s.meta.fields {
+		at := slices.IndexFunc(stored, func(f arrow.Field) bool { return f.Name == read.Name })
+		if at < 0 {
+			return fmt.Errorf("%w: the metadata does not say what its column %q is", schema.ErrInvalid, read.Name)
+		}
+		f := stored[at]
+		f.Type = storedtype.Restored(read.Type, f.Type)
+		column, err := storedtype.Convert(s.meta.columns[i], f.Type)
+		if err != nil {
+			return fmt.Errorf("%w: column %q: %w", schema.ErrInvalid, read.Name, err)
+		}
 		if name, media, ok := export.FolderFile(f); ok {
+			if !s.choice.wants(name) {
+				continue
+			}
 			s.files = append(s.files, fileColumn{schema.BlobField(name, media, true), column})
 			continue
 		}
-		f.Type, f.Nullable = s.meta.fields[i].Type, true
 		switch f.Name = export.FolderColumn(f); f.Name {
 		case schema.IDColumn:
 			s.ids = column
@@ -94,7 +91,9 @@ func (s *fileRows) arrangeExport(stored []arrow.Field) error {
 			s.notes = append(s.notes, positionNote)
 			continue
 		}
-		t.fields, t.columns = append(t.fields, ownMeta(f)), append(t.columns, column)
+		if s.choice.wants(f.Name) {
+			t.fields, t.columns = append(t.fields, ownMeta(f)), append(t.columns, column)
+		}
 	}
 	if len(s.files) == 0 || s.ids == nil {
 		return fmt.Errorf("%w: the metadata has no column of files, or none of ids", schema.ErrInvalid)

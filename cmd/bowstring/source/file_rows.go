@@ -17,14 +17,15 @@ import (
 // fileRows is a folder whose metadata names, in each row, the files of one or more blob columns.
 type fileRows struct {
 	about
-	in    *bounds
-	found *namer // of files that may be written otherwise; nil where names are exact
-	asked string // the split to read, if they are told apart
-	meta  *table // the columns that name no files
-	files []fileColumn
-	ids   arrow.Array // nil where ids are made of keys
-	split []string    // of each row; nil if none is told
-	label int         // column of meta that each row has a value in, or -1
+	in     *bounds
+	choice *choice
+	found  *namer // of files that may be written otherwise; nil where names are exact
+	asked  string // the split to read, if they are told apart
+	meta   *table // the columns that name no files
+	files  []fileColumn
+	ids    arrow.Array // nil where ids are made of keys
+	split  []string    // of each row; nil if none is told
+	label  int         // column of meta that each row has a value in, or -1
 	// unnamed yields what is in the folder and not among the files that rows name, as bad samples. It may be nil.
 	unnamed func(ctx context.Context, named map[string]bool) iter.Seq2[Sample, error]
 }

@@ -70,8 +70,12 @@ func (s *imageFolder) fileRows(t *table) (*fileRows, error) {
 	for _, i := range slices.Backward(at) {
 		t.remove(i)
 	}
+	out.files, out.unnamed = slices.DeleteFunc(files, func(f fileColumn) bool { return !s.choice.wants(f.field.Name) }),
+		s.unnamed
+	if len(out.files) == 0 {
+		return nil, fmt.Errorf("%w: no column of files is left", schema.ErrInvalid)
+	}
 	t.choose(s.choice)
-	out.files, out.unnamed = files, s.unnamed
 	out.notes = append(append(s.notes, t.notes...), t.rename(append(names, schema.PathColumn)...)...)
 	if out.label = t.find("label"); out.label >= 0 {
 		if err := t.classes(out.label); err != nil {
@@ -163,8 +167,6 @@ func (s *imageFolder) fileLists(t *table, name string, i int) ([]fileColumn, err
 	}
 	return columns, nil
 }
-
-func isText(t arrow.DataType) bool { return t.ID() == arrow.STRING || t.ID() == arrow.LARGE_STRING }
 
 func isListOfText(t arrow.DataType) bool {
 	list, ok := t.(arrow.ListLikeType)

@@ -195,18 +195,23 @@ func (l *layout) looksList() bool {
 		if err != nil {
 			return false
 		}
-		defer func() { _ = f.close() }()
+		defer func() { _ = f.Close() }()
 		paths := pathColumns
 		if l.opts.PathColumn != "" {
 			paths = []string{l.opts.PathColumn}
 		}
+		columns, err := f.Columns(func(string) bool { return false })
+		if err != nil {
+			return false
+		}
 		has := false
-		for _, field := range f.schema.Fields() {
-			switch field.Type.ID() {
-			case arrow.BINARY, arrow.LARGE_BINARY, arrow.STRUCT:
+		for _, c := range columns {
+			switch {
+			case c.Err != nil:
+			case isBytes(c.Type) || c.Type.ID() == arrow.STRUCT:
 				return false
-			case arrow.STRING, arrow.LARGE_STRING:
-				has = has || slices.Contains(paths, field.Name)
+			case isText(c.Type):
+				has = has || slices.Contains(paths, c.Name)
 			}
 		}
 		return has

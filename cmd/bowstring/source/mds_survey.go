@@ -86,7 +86,7 @@ func (s *surveyedInts) decide() (arrow.DataType, func([]byte) (any, error), int,
 	switch {
 	case s.text || s.signed && s.unsigned:
 		return arrow.BinaryTypes.String, func(b []byte) (any, error) {
-			if text := string(b); isWhole(text) {
+			if text := string(b); isWholeText(text) {
 				return text, nil
 			}
 			return nil, fmt.Errorf("%.40q is no whole number", b)
@@ -101,8 +101,8 @@ func (s *surveyedInts) decide() (arrow.DataType, func([]byte) (any, error), int,
 	}, 0, nil
 }
 
-// isWhole says whether a text is digits, behind a sign or none.
-func isWhole(text string) bool {
+// isWholeText says whether a text is digits, behind a sign or none.
+func isWholeText(text string) bool {
 	digits := strings.TrimLeft(text, "+-")
 	return digits != "" && len(text)-len(digits) <= 1 && strings.Trim(digits, "0123456789") == ""
 }

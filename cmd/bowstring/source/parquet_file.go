@@ -10,10 +10,8 @@ import (
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
 	"github.com/apache/arrow/go/v17/arrow/memory"
-	"github.com/apache/arrow/go/v17/parquet"
-	"github.com/apache/arrow/go/v17/parquet/file"
-	"github.com/apache/arrow/go/v17/parquet/pqarrow"
 
+	"bowstring/cmd/bowstring/source/parquet"
 	"bowstring/schema"
 )
 
@@ -24,108 +22,132 @@ const (
 	parquetBytes = 16 << 20
 )
 
-// rowsAtATime is how many rows of a file are decoded at a time, by what its row groups say of their size.
-func rowsAtATime(r *file.Reader) int64 {
-	rows := int64(parquetRows)
-	for i := range r.NumRowGroups() {
-		g := r.MetaData().RowGroup(i)
-		if n, size := g.NumRows(), g.TotalByteSize(); n > 0 && size > 0 {
-			rows = min(rows, max(parquetBytes/(size/n+1), 1))
-		}
-	}
-	return rows
-}
-
-// parquetFile is an open Parquet file. Its methods turn the decoder's panics
-// about malformed pages into errors.
-type parquetFile struct {
-	file   *file.Reader
-	arrow  *pqarrow.FileReader
-	schema *arrow.Schema
-	stored *arrow.Schema // what the file's ARROW:schema says, or nil
-}
-
-func openParquetFile(path string) (f *parquetFile, err error) {
-	defer caught(&err)
-	props := parquet.NewReaderProperties(memory.DefaultAllocator)
-	props.BufferedStreamEnabled = true
+func openParquetFile(path string) (*parquet.File, error) {
 	in, err := openFile(path)
 	if err != nil {
 		return nil, errors.New(reason(err))
 	}
-	r, err := file.NewParquetReader(in, file.WithReadProps(props))
+	return parquet.Open(in)
+}
+
+// parquetRecords reads the rows of a file as those of a layout.
+type parquetRecords struct {
+	file    *parquet.File
+	records *parquet.Records
+	fields  []arrow.Field // as the rows are handed out
+}
+
+// openRecords opens a file whose columns the layout has been told of.
+func (l *parquetLayout) openRecords(path string) (_ *parquetRecords, err error) {
+	f, err := openParquetFile(path)
 	if err != nil {
-		return nil, errors.Join(err, in.Close())
+		return nil, err
 	}
-	f = &parquetFile{file: r}
-	if f.arrow, err = pqarrow.NewFileReader(r, pqarrow.ArrowReadProperties{BatchSize: rowsAtATime(r)},
-		memory.DefaultAllocator); err == nil {
-		f.schema, err = f.arrow.Schema()
-	}
-	if text := r.MetaData().KeyValueMetadata().FindValue("ARROW:schema"); err == nil && text != nil {
-		f.stored = storedSchema(*text)
-		f.schema = restoredTypes(f.schema, f.stored)
-	}
-	if err != nil {
-		return nil, errors.Join(err, r.Close())
-	}
-	return f, nil
-}
-
-func (f *parquetFile) close() error { return f.file.Close() }
-
-func (f *parquetFile) records(ctx context.Context) (r *parquetRecords, err error) {
-	defer caught(&err)
-	return newParquetRecords(ctx, f)
-}
-
-func caught(err *error) {
-	if r := recover(); r != nil {
-		*err = fmt.Errorf("malformed Parquet: %v", r)
-	}
-}
-
-// readParquetTable reads Parquet files with the same columns into memory.
-func readParquetTable(ctx context.Context, root string, files []string) (*table, error) {
-	t := &table{}
-	var parts [][]arrow.Array
-	for _, name := range files {
-		err := func() error {
-			f, err := openParquetFile(filepath.Join(root, name))
-			if err != nil {
-				return fmt.Errorf("%w: %w", schema.ErrInvalid, err)
-			}
-			defer func() { _ = f.close() }()
-			if parts == nil {
-				t.fields = plainFields(f.schema.Fields())
-				parts = make([][]arrow.Array, len(t.fields))
-			} else if diff := fieldsDiff(t.fields, plainFields(f.schema.Fields())); diff != "" {
-				return fmt.Errorf("%w: not the columns of %s: %s", schema.ErrInvalid, Quoted(files[0]), diff)
-			}
-			records, err := f.records(ctx)
-			if err != nil {
-				return err
-			}
-			defer records.release()
-			for line := 0; ; {
-				rec, err := records.next()
-				if errors.Is(err, io.EOF) {
-					return nil
-				}
-				if err != nil {
-					return err
-				}
-				for c, column := range rec.Columns() {
-					column.Retain()
-					parts[c] = append(parts[c], column)
-				}
-				for range rec.NumRows() {
-					t.lines = append(t.lines, place{name, line})
-					line++
-				}
-			}
-		}()
+	r := &parquetRecords{file: f, fields: l.fields}
+	defer func() {
 		if err != nil {
+			err = errors.Join(err, f.Close())
+		}
+	}()
+	columns, err := f.Columns(func(string) bool { return false })
+	if err != nil {
+		return nil, err
+	}
+	var (
+		at    []int
+		micro []bool
+	)
+	for _, want := range l.fields {
+		i := columnNamed(columns, want.Name)
+		if i < 0 {
+			return nil, fmt.Errorf("column %q is gone", want.Name)
+		}
+		at, micro = append(at, i), append(micro, l.micro(want.Name))
+	}
+	rows := int64(parquetRows)
+	if n := f.RowBytes(); n > 0 {
+		rows = min(rows, max(parquetBytes/n, 1))
+	}
+	r.records, err = f.Records(at, micro, int(rows))
+	return r, err
+}
+
+func (r *parquetRecords) close() error { return r.file.Close() }
+
+// next returns the next record, which is the caller's to release, or io.EOF. bad says of rows why they are not of the
+// columns' types; what the record has in their place is null.
+func (r *parquetRecords) next(ctx context.Context) (_ arrow.Record, bad map[int]string, err error) {
+	rec, err := r.records.Next(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer rec.Release()
+	var columns []arrow.Array
+	defer func() {
+		for _, c := range columns {
+			c.Release()
+		}
+	}()
+	for i, f := range r.fields {
+		wide, err := widen(ctx, rec.Column(i), f.Type)
+		if err != nil {
+			if bad == nil {
+				bad = map[int]string{}
+			}
+			if wide, err = widenRows(ctx, rec.Column(i), f, bad); err != nil {
+				return nil, nil, err
+			}
+		}
+		columns = append(columns, wide)
+	}
+	return array.NewRecord(arrow.NewSchema(r.fields, nil), columns, rec.NumRows()), bad, nil
+}
+
+// widenRows is widen row by row. Rows of which it makes nothing become null, and are noted in bad.
+func widenRows(ctx context.Context, a arrow.Array, f arrow.Field, bad map[int]string) (arrow.Array, error) {
+	var parts []arrow.Array
+	defer func() {
+		for _, p := range parts {
+			p.Release()
+		}
+	}()
+	for row := range a.Len() {
+		one := array.NewSlice(a, int64(row), int64(row)+1)
+		// Without the values of other rows, which lists leave in memory.
+		alone, err := array.Concatenate([]arrow.Array{one}, memory.DefaultAllocator)
+		if err == nil {
+			var wide arrow.Array
+			if wide, err = widen(ctx, alone, f.Type); err == nil {
+				parts = append(parts, wide)
+			}
+			alone.Release()
+		}
+		if err != nil {
+			bad[row] = fmt.Sprintf("%s: %s of type %s is none of %s, which other files need", Quoted(f.Name),
+				one.ValueStr(0), schema.ShownType(a.DataType()), schema.ShownType(f.Type))
+			parts = append(parts, array.MakeArrayOfNull(memory.DefaultAllocator, f.Type, 1))
+		}
+		one.Release()
+	}
+	return array.Concatenate(parts, memory.DefaultAllocator)
+}
+
+// readParquetTable reads Parquet files into memory, whose columns are of one layout.
+func readParquetTable(ctx context.Context, root string, files []string, choice *choice) (*table, error) {
+	t := &table{}
+	l := newParquetLayout(choice)
+	for _, name := range files {
+		if err := l.look(name, filepath.Join(root, name)); err != nil {
+			return nil, fmt.Errorf("%w: %s: %w", schema.ErrInvalid, Quoted(name), err)
+		}
+	}
+	for name, err := range l.settle() {
+		return nil, fmt.Errorf("%w: %s: %w", schema.ErrInvalid, Quoted(name), err)
+	}
+	t.fields = l.fields
+	parts := make([][]arrow.Array, len(t.fields))
+	for _, name := range files {
+		if err := t.readParquet(ctx, l, root, name, parts); err != nil {
 			return nil, fmt.Errorf("%s: %w", Quoted(name), err)
 		}
 	}
@@ -147,49 +169,34 @@ func readParquetTable(ctx context.Context, root string, files []string) (*table,
 	return t, nil
 }
 
-// plainFields leaves out what Parquet notes on fields, such as their ids there.
-func plainFields(fields []arrow.Field) []arrow.Field {
-	var out []arrow.Field
-	for _, f := range fields {
-		out = append(out, arrow.Field{Name: f.Name, Type: plainType(f.Type), Nullable: true})
+func (t *table) readParquet(ctx context.Context, l *parquetLayout, root, name string, parts [][]arrow.Array) error {
+	records, err := l.openRecords(filepath.Join(root, name))
+	if err != nil {
+		return err
 	}
-	return out
-}
-
-func plainType(t arrow.DataType) arrow.DataType {
-	inner := func(f arrow.Field) arrow.Field {
-		return arrow.Field{Name: f.Name, Type: plainType(f.Type), Nullable: f.Nullable}
-	}
-	switch t := t.(type) {
-	case *arrow.ListType:
-		return arrow.ListOfField(inner(t.ElemField()))
-	case *arrow.FixedSizeListType:
-		return arrow.FixedSizeListOfField(t.Len(), inner(t.ElemField()))
-	case *arrow.StructType:
-		var fields []arrow.Field
-		for _, f := range t.Fields() {
-			fields = append(fields, inner(f))
+	defer func() { _ = records.close() }()
+	for line := 0; ; {
+		rec, bad, err := records.next(ctx)
+		if errors.Is(err, io.EOF) {
+			return nil
 		}
-		return arrow.StructOf(fields...)
-	case arrow.ExtensionType:
-		return plainType(t.StorageType())
-	}
-	return t
-}
-
-func fieldsDiff(want, got []arrow.Field) string {
-	for i := range max(len(want), len(got)) {
-		switch {
-		case i >= len(got):
-			return fmt.Sprintf("%q is missing", want[i].Name)
-		case i >= len(want):
-			return fmt.Sprintf("%q is one more", got[i].Name)
-		case want[i].Name != got[i].Name || !arrow.TypeEqual(want[i].Type, got[i].Type):
-			return fmt.Sprintf("%q of type %s in the place of %q of type %s", got[i].Name, got[i].Type, want[i].Name,
-				want[i].Type)
+		if err != nil {
+			return err
 		}
+		for row, why := range bad {
+			rec.Release()
+			return fmt.Errorf("%w: row %d: %s", schema.ErrInvalid, line+row, why)
+		}
+		for c, column := range rec.Columns() {
+			column.Retain()
+			parts[c] = append(parts[c], column)
+		}
+		for range rec.NumRows() {
+			t.lines = append(t.lines, place{name, line})
+			line++
+		}
+		rec.Release()
 	}
-	return ""
 }
 
 // recordBytes is the memory that a record holds.
@@ -201,9 +208,6 @@ func recordBytes(rec arrow.Record) (n int64) {
 }
 
 func dataBytes(d arrow.ArrayData) (n int64) {
-	if d == nil {
-		return 0
-	}
 	for _, b := range d.Buffers() {
 		if b != nil {
 			n += int64(b.Len())
@@ -212,12 +216,5 @@ func dataBytes(d arrow.ArrayData) (n int64) {
 	for _, child := range d.Children() {
 		n += dataBytes(child)
 	}
-	return n + dictionaryBytes(d)
-}
-
-func dictionaryBytes(d arrow.ArrayData) int64 {
-	if dict, ok := d.Dictionary().(*array.Data); ok && dict != nil {
-		return dataBytes(dict)
-	}
-	return 0
+	return n
 }

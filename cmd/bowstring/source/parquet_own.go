@@ -2,6 +2,8 @@ package source
 
 import (
 	"encoding/base64"
+	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/apache/arrow/go/v17/arrow"
@@ -31,28 +33,6 @@ func storedSchema(text string) (s *arrow.Schema) {
 	return s
 }
 
-// restoredTypes is a file's schema with the types that Parquet lacks, where stored tells of them.
-func restoredTypes(read, stored *arrow.Schema) *arrow.Schema {
-	if stored == nil || stored.NumFields() != read.NumFields() {
-		return read
-	}
-	fields := slices.Clone(read.Fields())
-	for i := range fields {
-		fields[i].Type = storedtype.Restored(fields[i].Type, stored.Field(i).Type)
-	}
-	meta := read.Metadata()
-	return arrow.NewSchema(fields, &meta)
-}
-
-// restored makes a column the type that restoredTypes gave it. It takes over a.
-func restored(a arrow.Array, to arrow.DataType) (arrow.Array, error) {
-	if arrow.TypeEqual(a.DataType(), to) {
-		return a, nil
-	}
-	defer a.Release()
-	return storedtype.Convert(a, to)
-}
-
 // ownColumns says what the columns of a file are that Bowstring wrote, or that another program wrote of what Bowstring
 // served.
 type ownColumns struct {
@@ -60,14 +40,24 @@ type ownColumns struct {
 	id, split int           // of the file's columns, or -1
 }
 
-// ownColumnsOf returns nil for other files: Bowstring says of blob columns that they are ones.
-func ownColumnsOf(stored *arrow.Schema, read []arrow.Field) *ownColumns {
-	if stored == nil || stored.NumFields() != len(read) || !slices.ContainsFunc(stored.Fields(), schema.IsBlob) {
-		return nil
+// ownColumnsOf returns nil for other files: Bowstring says of blob columns that they are ones. read are the columns that
+// are read.
+func ownColumnsOf(path string, read []arrow.Field) (*ownColumns, error) {
+	stored, err := storedFields(path)
+	if err != nil || !slices.ContainsFunc(stored, schema.IsBlob) {
+		return nil, err
 	}
 	own := &ownColumns{id: -1, split: -1}
-	for i, f := range stored.Fields() {
-		f.Type, f.Nullable = read[i].Type, true
+	for i, column := range read {
+		at := slices.IndexFunc(stored, func(f arrow.Field) bool { return f.Name == column.Name })
+		if at < 0 {
+			return nil, nil //nolint:nilnil // of another file
+		}
+		f := stored[at]
+		f.Nullable = true
+		if f.Type = storedtype.Restored(column.Type, f.Type); schema.IsBlob(f) {
+			f.Type = column.Type
+		}
 		own.fields = append(own.fields, f)
 		switch id := f.Type.ID(); {
 		case f.Name == schema.IDColumn && (arrow.TypeEqual(f.Type, schema.IDField().Type) || id == arrow.STRING):
@@ -76,7 +66,42 @@ func ownColumnsOf(stored *arrow.Schema, read []arrow.Field) *ownColumns {
 			own.split = i
 		}
 	}
-	return own
+	return own, nil
+}
+
+// storedFields returns the fields of a Parquet file as they were in Arrow, with their metadata; nil if it does not tell.
+func storedFields(path string) (fields []arrow.Field, err error) {
+	f, err := openParquetFile(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	if stored := storedSchema(f.Metadata("ARROW:schema")); stored != nil {
+		fields = stored.Fields()
+	}
+	return fields, nil
+}
+
+// restore gives the columns of a record, which it takes over, the types that they had in the dataset.
+func (o *ownColumns) restore(rec arrow.Record) (arrow.Record, error) {
+	if o == nil {
+		return rec, nil
+	}
+	defer rec.Release()
+	columns := make([]arrow.Array, 0, len(o.fields))
+	defer func() {
+		for _, c := range columns {
+			c.Release()
+		}
+	}()
+	for i, f := range o.fields {
+		c, err := storedtype.Convert(rec.Column(i), f.Type)
+		if err != nil {
+			return nil, fmt.Errorf("column %s: %w", Quoted(f.Name), err)
+		}
+		columns = append(columns, c)
+	}
+	return array.NewRecord(arrow.NewSchema(o.fields, nil), columns, rec.NumRows()), nil
 }
 
 // tell sets the id and the split of a sample.
@@ -124,9 +149,12 @@ const positionNote = `column "position" is that of the dataset that was exported
 // addOwn adds a column as it was in the dataset.
 func (s *parquetSource) addOwn(i int) {
 	f := s.own.fields[i]
+	if i == s.own.id || i == s.own.split {
+		return
+	}
 	if schema.IsBlob(f) {
-		_, nested := f.Type.(*arrow.StructType)
-		s.blobs = append(s.blobs, blobColumn{schema.BlobField(f.Name, schema.Media(f), true), i, nested})
+		s.blobs = append(s.blobs, blobColumn{field: schema.BlobField(f.Name, schema.Media(f), true), index: i,
+			nested: !isBytes(f.Type), element: -1})
 		return
 	}
 	if f.Name == schema.PositionColumn {

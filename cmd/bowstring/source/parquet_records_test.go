@@ -6,10 +6,15 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
+	"github.com/apache/arrow/go/v17/arrow/memory"
+	"github.com/apache/arrow/go/v17/parquet/file"
+	"github.com/apache/arrow/go/v17/parquet/pqarrow"
 )
 
 // nestedFields are columns of each shape.
@@ -40,42 +45,71 @@ func writeNested(t *testing.T) string {
 	return path
 }
 
-// TestParquetRecords holds what is read to what Arrow's own reader makes of it.
-func TestParquetRecords(t *testing.T) {
-	f, err := openParquetFile(writeNested(t))
+// oldReader is the reader of the Arrow version that the rest of the program uses.
+func oldReader(t *testing.T, path string) *pqarrow.FileReader {
+	t.Helper()
+	r, err := file.OpenParquetFile(path, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = f.close() }()
-	for _, rows := range []int64{1, 3, 64} {
-		f.arrow.Props.BatchSize = rows
-		want, err := f.arrow.GetRecordReader(t.Context(), nil, nil)
+	t.Cleanup(func() { _ = r.Close() })
+	f, err := pqarrow.NewFileReader(r, pqarrow.ArrowReadProperties{BatchSize: 4}, memory.DefaultAllocator)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// TestParquetRecords holds what is read to what Arrow's own reader makes of it.
+func TestParquetRecords(t *testing.T) {
+	path := writeNested(t)
+	whole, err := oldReader(t, path).ReadTable(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer whole.Release()
+	lines := func(rec arrow.Record) []string {
+		var b bytes.Buffer
+		if err := array.RecordToJSON(rec, &b); err != nil {
+			t.Fatal(err)
+		}
+		return strings.Split(strings.TrimSpace(b.String()), "\n")
+	}
+	table := array.NewTableReader(whole, 0)
+	defer table.Release()
+	table.Next()
+	want := lines(table.Record())
+	for _, rows := range []int{1, 3, 64} {
+		f, err := openParquetFile(path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := f.records(t.Context())
+		columns := make([]int, len(nestedFields))
+		for i := range columns {
+			columns[i] = i
+		}
+		records, err := f.Records(columns, make([]bool, len(columns)), rows)
 		if err != nil {
 			t.Fatal(err)
 		}
-		read := int64(0)
+		var got []string
 		for {
-			rec, err := got.next()
+			rec, err := records.Next(t.Context())
 			if errors.Is(err, io.EOF) {
 				break
 			}
 			if err != nil {
 				t.Fatal(err)
 			}
-			if !want.Next() || !array.RecordEqual(rec, want.Record()) {
-				t.Fatalf("%d rows at a time, after %d: %v, want %v", rows, read, rec, want.Record())
-			}
-			read += rec.NumRows()
+			got = append(got, lines(rec)...)
+			rec.Release()
 		}
-		if read != 4 || want.Next() {
-			t.Errorf("%d rows at a time: %d rows were read, want 4", rows, read)
+		if !slices.Equal(got, want) {
+			t.Errorf("%d rows at a time: %q, want %q", rows, got, want)
 		}
-		want.Release()
-		got.release()
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }
 
@@ -87,12 +121,9 @@ func TestParquetPagesWithoutHeaders(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f, err := openParquetFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	group := f.file.MetaData().RowGroup(0)
-	leaves := f.file.MetaData().Schema.NumColumns()
+	data := oldReader(t, path).ParquetReader().MetaData()
+	group := data.RowGroup(0)
+	leaves := data.Schema.NumColumns()
 	var pages []int64
 	for i := range leaves {
 		chunk, err := group.ColumnChunk(i)
@@ -100,9 +131,6 @@ func TestParquetPagesWithoutHeaders(t *testing.T) {
 			t.Fatal(err)
 		}
 		pages = append(pages, chunk.DataPageOffset())
-	}
-	if err := f.close(); err != nil {
-		t.Fatal(err)
 	}
 	for leaf, at := range pages {
 		damaged := bytes.Clone(whole)
@@ -113,19 +141,21 @@ func TestParquetPagesWithoutHeaders(t *testing.T) {
 		if err := os.WriteFile(path, damaged, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		f, err := openParquetFile(path)
+		l := newParquetLayout(nil)
+		if err := l.look("x", path); err != nil {
+			t.Fatal(err)
+		}
+		for _, err := range l.settle() {
+			t.Fatal(err)
+		}
+		records, err := l.openRecords(path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		records, err := f.records(t.Context())
-		if err == nil {
-			_, err = records.next()
-			records.release()
-		}
-		if err == nil || errors.Is(err, io.EOF) {
+		if _, _, err = records.next(t.Context()); err == nil || errors.Is(err, io.EOF) {
 			t.Errorf("leaf %d: %v", leaf, err)
 		}
-		if err := f.close(); err != nil {
+		if err := records.close(); err != nil {
 			t.Error(err)
 		}
 	}

@@ -6,18 +6,8 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/apache/arrow/go/v17/arrow"
-	"github.com/apache/arrow/go/v17/arrow/array"
-
 	"bowstring/schema"
 )
-
-func storage(a arrow.Array) arrow.Array {
-	if e, ok := a.(array.ExtensionArray); ok {
-		return storage(e.Storage())
-	}
-	return a
-}
 
 // findShards lists the files below a directory that match, or the one file.
 func findShards(path string, opts Options, match func(name string) bool) ([]shard, error) {

@@ -116,6 +116,10 @@ type Options struct {
 	LeaveOut []string
 	// Text are columns of text tables and keys of JSON whose values are text, whatever they look like.
 	Text []string
+	// Spread makes as many blob columns of a column of lists of blobs, by its name.
+	Spread map[string]int
+	// AsMetadata are columns whose lists or structs hold bytes and which are metadata all the same.
+	AsMetadata []string
 
 	choice *choice // Columns, LeaveOut and Text, of the source that Open opens
 }

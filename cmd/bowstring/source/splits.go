@@ -6,6 +6,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"bowstring/schema"
 )
 
 // splitWords are the names by which folders and files tell a split.
@@ -46,6 +48,10 @@ func splitOfFile(rel string) string {
 		}
 	}
 	for dir := path.Dir(rel); dir != "." && dir != "/"; dir = path.Dir(dir) {
+		// As a table says it that is written in parts: split=train.
+		if name, ok := strings.CutPrefix(path.Base(dir), schema.SplitColumn+"="); ok && name != "" {
+			return name
+		}
 		if isSplitWord(path.Base(dir)) {
 			return path.Base(dir)
 		}

@@ -60,7 +60,7 @@ type tableOptions struct {
 	typed []string
 }
 
-// readTable reads files of one kind as one table: Parquet with the same columns,
+// readTable reads files of one kind as one table: Parquet with columns of the same names,
 // the others with any. files are relative to root.
 func readTable(ctx context.Context, root string, files []string, opts tableOptions) (*table, error) {
 	kind := extension(files[0])
@@ -71,7 +71,7 @@ func readTable(ctx context.Context, root string, files []string, opts tableOptio
 		}
 	}
 	if kind == "parquet" {
-		return readParquetTable(ctx, root, files)
+		return readParquetTable(ctx, root, files, nil)
 	}
 	t := newLooseTable(opts)
 	for _, f := range files {

@@ -72,6 +72,10 @@ func Restored(read, said arrow.DataType) arrow.DataType {
 		if arrow.TypeEqual(read, Of(said)) {
 			return said
 		}
+	case *arrow.BinaryType:
+		if read.ID() == arrow.LARGE_BINARY {
+			return said
+		}
 	case *arrow.TimestampType:
 		got, ok := read.(*arrow.TimestampType)
 		if ok && said.Unit == arrow.Second && got.Unit == arrow.Millisecond && (got.TimeZone == "") ==
@@ -112,6 +116,8 @@ func convert(d arrow.ArrayData, to arrow.DataType) (arrow.ArrayData, error) {
 	switch t := to.(type) {
 	case *arrow.DurationType, *arrow.Int64Type:
 		return array.NewData(to, d.Len(), d.Buffers(), nil, d.NullN(), d.Offset()), nil
+	case *arrow.BinaryType:
+		return smallOffsets(d)
 	case *arrow.Date32Type:
 		return scale(d, to, 8, 4, func(v int64) (int64, bool) {
 			return v / millisecondsADay, v%millisecondsADay == 0 && v/millisecondsADay == int64(int32(v/millisecondsADay))
@@ -210,6 +216,29 @@ func convertNested(d arrow.ArrayData, to arrow.NestedType) (arrow.ArrayData, err
 		children[i] = c
 	}
 	return array.NewData(to, d.Len(), d.Buffers(), children, d.NullN(), d.Offset()), nil
+}
+
+// smallOffsets makes binary of large_binary.
+func smallOffsets(d arrow.ArrayData) (arrow.ArrayData, error) {
+	large := array.NewLargeBinaryData(d)
+	defer large.Release()
+	b := array.NewBinaryBuilder(memory.DefaultAllocator, arrow.BinaryTypes.Binary)
+	defer b.Release()
+	for row, total := 0, 0; row < large.Len(); row++ {
+		if large.IsNull(row) {
+			b.AppendNull()
+			continue
+		}
+		value := large.Value(row)
+		if total += len(value); total > math.MaxInt32 {
+			return nil, fmt.Errorf("its values have more than %d bytes together", math.MaxInt32)
+		}
+		b.Append(value)
+	}
+	a := b.NewArray()
+	defer a.Release()
+	a.Data().Retain()
+	return a.Data(), nil
 }
 
 // scale makes integers of other size out of integers, in bytes. Slots of nulls hold anything.

@@ -1,0 +1,228 @@
+package parquet
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/apache/arrow/go/v17/arrow/memory"
+	pq "github.com/apache/arrow/go/v17/parquet"
+	"github.com/apache/arrow/go/v17/parquet/file"
+)
+
+// leaf reads the levels and the values of a leaf, row group by row group. It holds those that were read and are not
+// yet part of an array.
+type leaf struct {
+	node   *node
+	file   *file.Reader
+	group  int // that is read next
+	chunk  file.ColumnChunkReader
+	def    []int16
+	rep    []int16 // empty if there is no list around the leaf
+	values values
+	rows   int // that begin in rep
+	ended  bool
+}
+
+// values are the values of a leaf that are not null, in the order of the file.
+type values interface {
+	// read reads n levels at most, with the values that they have.
+	read(chunk file.ColumnChunkReader, n int64, def, rep []int16) (levels, read int, err error)
+	len() int
+	drop(n int)
+}
+
+// dense are values of one type.
+type dense[T any] struct {
+	v       []T
+	batchOf func(file.ColumnChunkReader) func(int64, []T, []int16, []int16) (int64, int, error)
+}
+
+func (d *dense[T]) len() int { return len(d.v) }
+
+func (d *dense[T]) drop(n int) {
+	rest := copy(d.v, d.v[n:])
+	clear(d.v[rest:])
+	d.v = d.v[:rest]
+}
+
+func (d *dense[T]) read(chunk file.ColumnChunkReader, n int64, def, rep []int16) (int, int, error) {
+	have := len(d.v)
+	d.v = append(d.v, make([]T, n)...)
+	levels, read, err := d.batchOf(chunk)(n, d.v[have:], def, rep)
+	if read < 0 || read > int(n) || levels < int64(read) || levels > n {
+		return 0, 0, fmt.Errorf("%d values for %d levels of %d", read, levels, n)
+	}
+	clear(d.v[have+read:])
+	d.v = d.v[:have+read]
+	return int(levels), read, err
+}
+
+func newValues(t pq.Type) (values, error) {
+	switch t {
+	case pq.Types.Boolean:
+		return &dense[bool]{batchOf: func(c file.ColumnChunkReader) func(int64, []bool, []int16, []int16) (int64, int,
+			error) {
+			return c.(*file.BooleanColumnChunkReader).ReadBatch
+		}}, nil
+	case pq.Types.Int32:
+		return &dense[int32]{batchOf: func(c file.ColumnChunkReader) func(int64, []int32, []int16, []int16) (int64,
+			int, error) {
+			return c.(*file.Int32ColumnChunkReader).ReadBatch
+		}}, nil
+	case pq.Types.Int64:
+		return &dense[int64]{batchOf: func(c file.ColumnChunkReader) func(int64, []int64, []int16, []int16) (int64,
+			int, error) {
+			return c.(*file.Int64ColumnChunkReader).ReadBatch
+		}}, nil
+	case pq.Types.Int96:
+		return &dense[pq.Int96]{batchOf: func(c file.ColumnChunkReader) func(int64, []pq.Int96, []int16,
+			[]int16) (int64, int, error) {
+			return c.(*file.Int96ColumnChunkReader).ReadBatch
+		}}, nil
+	case pq.Types.Float:
+		return &dense[float32]{batchOf: func(c file.ColumnChunkReader) func(int64, []float32, []int16,
+			[]int16) (int64, int, error) {
+			return c.(*file.Float32ColumnChunkReader).ReadBatch
+		}}, nil
+	case pq.Types.Double:
+		return &dense[float64]{batchOf: func(c file.ColumnChunkReader) func(int64, []float64, []int16,
+			[]int16) (int64, int, error) {
+			return c.(*file.Float64ColumnChunkReader).ReadBatch
+		}}, nil
+	case pq.Types.ByteArray:
+		return &dense[pq.ByteArray]{batchOf: func(c file.ColumnChunkReader) func(int64, []pq.ByteArray, []int16,
+			[]int16) (int64, int, error) {
+			return c.(*file.ByteArrayColumnChunkReader).ReadBatch
+		}}, nil
+	case pq.Types.FixedLenByteArray:
+		return &dense[pq.FixedLenByteArray]{batchOf: func(c file.ColumnChunkReader) func(int64,
+			[]pq.FixedLenByteArray, []int16, []int16) (int64, int, error) {
+			return c.(*file.FixedLenByteArrayColumnChunkReader).ReadBatch
+		}}, nil
+	}
+	return nil, fmt.Errorf("it has the physical type %s", t)
+}
+
+// leaf opens a leaf at its first row. It is called for leaves that can be read.
+func (f *File) leaf(n *node) *leaf {
+	v, err := newValues(n.column.PhysicalType())
+	if err != nil {
+		panic(err) // leafType has refused it
+	}
+	return &leaf{node: n, file: f.reader, values: v}
+}
+
+// read reads n levels, fewer at the end of a row group. It says whether there may be more.
+func (l *leaf) read(n int) (more bool, err error) {
+	for l.chunk == nil {
+		if l.group >= l.file.NumRowGroups() {
+			l.ended = true
+			return false, nil
+		}
+		pages, err := l.file.RowGroup(l.group).GetColumnPageReader(l.node.first)
+		if err != nil {
+			return false, err
+		}
+		l.chunk = file.NewColumnReader(l.node.column, &plainPages{PageReader: pages, column: l.node.column},
+			memory.DefaultAllocator, l.file.BufferPool())
+		l.group++
+	}
+	have := len(l.def)
+	l.def = append(l.def, make([]int16, n)...)
+	var def, rep []int16
+	if l.node.def > 0 {
+		def = l.def[have:]
+	}
+	if l.node.at.rep > 0 {
+		l.rep = append(l.rep, make([]int16, n)...)
+		rep = l.rep[have:]
+	}
+	levels, read, err := l.values.read(l.chunk, int64(n), def, rep)
+	if err == nil {
+		err = l.chunk.Err()
+	}
+	if err != nil {
+		return false, err
+	}
+	l.def = l.def[:have+levels]
+	if rep != nil {
+		l.rep = l.rep[:have+levels]
+	}
+	if levels == 0 {
+		l.chunk = nil
+	}
+	return true, l.check(have, read)
+}
+
+// check looks whether the levels from one on are possible, and as many values were read as they say.
+func (l *leaf) check(from, read int) error {
+	there := 0
+	for i, d := range l.def[from:] {
+		if d < 0 || d > l.node.def {
+			return fmt.Errorf("a definition level of %d, where there are %d", d, l.node.def)
+		}
+		if d == l.node.def {
+			there++
+		}
+		if len(l.rep) == 0 {
+			continue
+		}
+		switch r := l.rep[from+i]; {
+		case r < 0 || r > l.node.at.rep:
+			return fmt.Errorf("a repetition level of %d, where there are %d", r, l.node.at.rep)
+		case r == 0:
+			l.rows++
+		case from+i == 0:
+			return errors.New("a row that begins within a list")
+		}
+	}
+	if there != read {
+		return fmt.Errorf("%d values, where the levels say %d", read, there)
+	}
+	return nil
+}
+
+// fill reads until n rows are there, or all that there are. It returns how many levels they have.
+func (l *leaf) fill(n int) (levels int, err error) {
+	for !l.ended {
+		want := 0
+		if l.node.at.rep == 0 {
+			want = n - len(l.def)
+		} else if l.rows <= n { // the end of a row is where the next one begins
+			want = max(n, len(l.def))
+		}
+		if want <= 0 {
+			break
+		}
+		if _, err := l.read(want); err != nil {
+			return 0, err
+		}
+	}
+	if l.node.at.rep == 0 {
+		return min(n, len(l.def)), nil
+	}
+	seen := 0
+	for i, r := range l.rep {
+		if r != 0 {
+			continue
+		}
+		if seen++; seen > n {
+			return i, nil
+		}
+	}
+	return len(l.rep), nil
+}
+
+// drop forgets the first levels and values.
+func (l *leaf) drop(levels, values int) {
+	if len(l.rep) > 0 {
+		for _, r := range l.rep[:levels] {
+			if r == 0 {
+				l.rows--
+			}
+		}
+		l.rep = l.rep[:copy(l.rep, l.rep[levels:])]
+	}
+	l.def = l.def[:copy(l.def, l.def[levels:])]
+	l.values.drop(values)
+}
