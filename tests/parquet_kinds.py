@@ -124,10 +124,8 @@ def duck(options: str) -> Kind:
 
 def duck_parts(root: Path) -> pa.Table:
     with duckdb.connect() as db:
-        db.execute(
-            f"copy (select range as n, range % 2 as half, 'w' || range % 3 as word from range(20)) to '{root}' "
-            "(format parquet, partition_by (half, word), overwrite_or_ignore)"
-        )
+        rows = db.sql("select range as n, range % 2 as half, 'w' || range % 3 as word from range(20)")
+        rows.to_parquet(str(root), partition_by=["half", "word"], overwrite=True)
     table = pq.read_table(root)
     return table.set_column(table.schema.get_field_index("half"), "half", table["half"].cast(pa.int64()))
 
@@ -198,7 +196,7 @@ KINDS: dict[str, Kind] = {
     "split floats": written(use_dictionary=False, use_byte_stream_split=["f", "f4"]),
     "split floats, v2": written(use_dictionary=False, use_byte_stream_split=["f", "f4"], data_page_version="2.0"),
     "split integers": written(
-        use_dictionary=False, column_encoding={c: "BYTE_STREAM_SPLIT" for c in ("i", "i4", "fixed", "l.list.element")}
+        use_dictionary=False, column_encoding=dict.fromkeys(("i", "i4", "fixed", "l.list.element"), "BYTE_STREAM_SPLIT")
     ),
     "delta integers": written(
         use_dictionary=False, column_encoding={"i": "DELTA_BINARY_PACKED", "i4": "DELTA_BINARY_PACKED"}

@@ -152,8 +152,9 @@ func FuzzMDSValue(f *testing.F) {
 }
 
 func FuzzParquet(f *testing.F) {
-	for _, name := range []string{"train-00000-of-00002.parquet", "test-00000-of-00001.parquet"} {
-		b, err := os.ReadFile(filepath.Join("testdata/huggingface/data", name))
+	for _, name := range []string{"huggingface/data/train-00000-of-00002.parquet",
+		"huggingface/data/test-00000-of-00001.parquet", "parquet/pages-1.parquet", "parquet/pages-2.parquet"} {
+		b, err := os.ReadFile(filepath.Join("testdata", name))
 		if err != nil {
 			f.Fatal(err)
 		}
@@ -167,6 +168,14 @@ func FuzzParquet(f *testing.F) {
 		}
 	}
 	f.Add([]byte("PAR1PAR1"))
+	// Levels and pages that Arrow's library does not come to the end of, and a schema that asks for 240 GB.
+	for _, name := range []string{"levels", "header", "schema"} {
+		b, err := os.ReadFile(filepath.Join("testdata/parquet/damaged", name+".parquet"))
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		readFuzzed(t, writeFuzzed(t, map[string][]byte{"x.parquet": b}), "parquet")
 	})

@@ -8,7 +8,7 @@ import (
 // maxDeltas bounds the integers of a page: those that are all alike take no bytes.
 const maxDeltas = 1 << 24
 
-var errDelta = errors.New("malformed values with the encoding DELTA_BYTE_ARRAY")
+var errDelta = errors.New("malformed values with a delta encoding")
 
 // undelta makes plain values of a fixed length of those with the encoding DELTA_BYTE_ARRAY: how many bytes each has in
 // common with the one before, how many more it has, and these.

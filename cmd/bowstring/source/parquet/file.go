@@ -8,14 +8,12 @@
 package parquet
 
 import (
-	"bytes"
-	"encoding/base64"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 
 	"github.com/apache/arrow/go/v17/arrow"
-	"github.com/apache/arrow/go/v17/arrow/ipc"
 	"github.com/apache/arrow/go/v17/arrow/memory"
 	pq "github.com/apache/arrow/go/v17/parquet"
 	"github.com/apache/arrow/go/v17/parquet/file"
@@ -32,9 +30,17 @@ type Column struct {
 	Micro arrow.DataType
 }
 
+// input is where the bytes of a file come from.
+type input struct {
+	from io.ReaderAt
+	size int64
+	mem  memory.Allocator // for what is decoded
+}
+
 // File is an open file. Its methods are for one goroutine at a time.
 type File struct {
 	reader  *file.Reader
+	in      input
 	columns []*node
 	leaves  []*node // by number of the leaf
 }
@@ -47,13 +53,18 @@ func Open(in *os.File) (f *File, err error) {
 		}
 	}()
 	defer caught(&err)
-	props := pq.NewReaderProperties(memory.DefaultAllocator)
+	info, err := in.Stat()
+	if err != nil {
+		return nil, err
+	}
+	mem := boundedBy(info.Size())
+	props := pq.NewReaderProperties(mem)
 	props.BufferedStreamEnabled = true
 	r, err := file.NewParquetReader(in, file.WithReadProps(props))
 	if err != nil {
 		return nil, err
 	}
-	f = &File{reader: r}
+	f = &File{reader: r, in: input{in, info.Size(), mem}}
 	if err := f.grow(); err != nil {
 		return nil, err
 	}
@@ -137,27 +148,6 @@ func (f *File) grow() error {
 		return errors.New("it has no columns")
 	}
 	return nil
-}
-
-// origin is the Arrow schema that writers put into the metadata: it says more of types than Parquet does. It is nil if
-// there is none.
-func (f *File) origin() (*arrow.Schema, error) {
-	text := f.reader.MetaData().KeyValueMetadata().FindValue("ARROW:schema")
-	if text == nil {
-		return nil, nil //nolint:nilnil // none
-	}
-	b, err := base64.StdEncoding.DecodeString(*text)
-	if err != nil {
-		if b, err = base64.RawStdEncoding.DecodeString(*text); err != nil {
-			return nil, fmt.Errorf("its ARROW:schema: %w", err)
-		}
-	}
-	r, err := ipc.NewReader(bytes.NewReader(b))
-	if err != nil {
-		return nil, fmt.Errorf("its ARROW:schema: %w", err)
-	}
-	defer r.Release()
-	return r.Schema(), nil
 }
 
 // caught makes an error of a panic of the decoder.

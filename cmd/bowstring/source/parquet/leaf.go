@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/apache/arrow/go/v17/arrow/memory"
 	pq "github.com/apache/arrow/go/v17/parquet"
 	"github.com/apache/arrow/go/v17/parquet/file"
 )
@@ -14,6 +13,7 @@ import (
 type leaf struct {
 	node   *node
 	file   *file.Reader
+	in     input
 	group  int // that is read next
 	chunk  file.ColumnChunkReader
 	def    []int16
@@ -109,7 +109,7 @@ func (f *File) leaf(n *node) *leaf {
 	if err != nil {
 		panic(err) // leafType has refused it
 	}
-	return &leaf{node: n, file: f.reader, values: v}
+	return &leaf{node: n, file: f.reader, in: f.in, values: v}
 }
 
 // read reads n levels, fewer at the end of a row group. It says whether there may be more.
@@ -119,12 +119,9 @@ func (l *leaf) read(n int) (more bool, err error) {
 			l.ended = true
 			return false, nil
 		}
-		pages, err := l.file.RowGroup(l.group).GetColumnPageReader(l.node.first)
-		if err != nil {
+		if l.chunk, err = l.openChunk(l.group); err != nil {
 			return false, err
 		}
-		l.chunk = file.NewColumnReader(l.node.column, &plainPages{PageReader: pages, column: l.node.column},
-			memory.DefaultAllocator, l.file.BufferPool())
 		l.group++
 	}
 	have := len(l.def)

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
+	"math/bits"
 	"slices"
 
 	"github.com/apache/arrow/go/v17/arrow/memory"
@@ -15,8 +17,10 @@ import (
 // byteStreamSplit is the number of the encoding BYTE_STREAM_SPLIT.
 const byteStreamSplit pq.Encoding = 9
 
+var errLevels = errors.New("a page with fewer levels than values")
+
 // plainPages turns pages with encodings that the library does not decode into plain ones: BYTE_STREAM_SPLIT, and
-// DELTA_BYTE_ARRAY of values of a fixed length.
+// DELTA_BYTE_ARRAY of values of a fixed length. Pages that the library would not come to the end of are errors.
 type plainPages struct {
 	file.PageReader
 	column *schema.Column
@@ -31,15 +35,20 @@ func (p *plainPages) Next() bool {
 		return false
 	}
 	page := p.PageReader.Page()
-	values := p.decoder(pq.Encoding(page.Encoding()))
-	if values == nil {
-		return true
-	}
+	var levels int
 	switch page := page.(type) {
 	case *file.DataPageV1:
-		p.plain, p.err = p.first(page, values)
+		levels, p.err = p.first(page)
 	case *file.DataPageV2:
-		p.plain, p.err = p.second(page, values)
+		levels, p.err = p.second(page)
+	default:
+		return true
+	}
+	if p.err == nil {
+		p.err = p.enough(page, page.Data()[levels:])
+	}
+	if values := p.decoder(pq.Encoding(page.Encoding())); values != nil && p.err == nil {
+		p.plain, p.err = replaced(page, levels, values)
 	}
 	return p.err == nil
 }
@@ -66,9 +75,8 @@ func (p *plainPages) Page() file.Page {
 // Err says why Next has found none.
 func (p *plainPages) Err() error { return errors.Join(p.err, p.PageReader.Err()) }
 
-// first makes a page of version 1, whose levels say how long they are.
-func (p *plainPages) first(page *file.DataPageV1, values func([]byte) ([]byte, error)) (file.Page, error) {
-	data, levels := page.Data(), 0
+// first returns how long the levels of a page of version 1 are: they say it themselves.
+func (p *plainPages) first(page *file.DataPageV1) (levels int, err error) {
 	for _, l := range []struct {
 		most     int16
 		encoding pq.Encoding
@@ -77,48 +85,111 @@ func (p *plainPages) first(page *file.DataPageV1, values func([]byte) ([]byte, e
 		if l.most == 0 {
 			continue
 		}
-		if l.encoding != pq.Encodings.RLE {
-			return nil, fmt.Errorf("levels with the encoding %s beside values with %s", l.encoding,
-				pq.Encoding(page.Encoding()))
+		rest, width := page.Data()[levels:], bits.Len16(uint16(l.most))
+		switch l.encoding {
+		case pq.Encodings.BitPacked:
+			n := (int64(page.NumValues())*int64(width) + 7) / 8
+			if n > int64(len(rest)) {
+				return 0, errLevels
+			}
+			levels += int(n)
+		case pq.Encodings.RLE:
+			if len(rest) < 4 {
+				return 0, errLevels
+			}
+			n := int64(binary.LittleEndian.Uint32(rest))
+			if n > int64(len(rest)-4) || !hasLevels(rest[4:4+n], width, int64(page.NumValues())) {
+				return 0, errLevels
+			}
+			levels += int(n) + 4
+		default:
+			return 0, fmt.Errorf("levels with the encoding %s", l.encoding)
 		}
-		if len(data)-levels < 4 {
-			return nil, errors.New("a page that is too small for its levels")
-		}
-		n := int64(binary.LittleEndian.Uint32(data[levels:])) + 4
-		if n > int64(len(data)-levels) {
-			return nil, errors.New("a page that is too small for its levels")
-		}
-		levels += int(n)
 	}
-	joined, err := behind(data[:levels], data[levels:], values)
-	if err != nil {
-		return nil, err
-	}
-	return file.NewDataPageV1(joined, page.NumValues(), pq.Encodings.Plain, page.DefinitionLevelEncoding(),
-		page.RepetitionLevelEncoding(), page.UncompressedSize()), nil
+	return levels, nil
 }
 
-// second makes a page of version 2, whose header says how long the levels are.
-func (p *plainPages) second(page *file.DataPageV2, values func([]byte) ([]byte, error)) (file.Page, error) {
-	levels := int64(page.RepetitionLevelByteLen()) + int64(page.DefinitionLevelByteLen())
-	if levels > int64(len(page.Data())) {
-		return nil, errors.New("a page that is too small for its levels")
+// second returns how long the levels of a page of version 2 are: its header says it.
+func (p *plainPages) second(page *file.DataPageV2) (levels int, err error) {
+	data, n := page.Data(), int64(page.NumValues())
+	rep, def := int64(page.RepetitionLevelByteLen()), int64(page.DefinitionLevelByteLen())
+	if rep < 0 || def < 0 || rep+def > int64(len(data)) {
+		return 0, errLevels
 	}
-	joined, err := behind(page.Data()[:levels], page.Data()[levels:], values)
-	if err != nil {
-		return nil, err
+	if most := p.column.MaxRepetitionLevel(); most > 0 && !hasLevels(data[:rep], bits.Len16(uint16(most)), n) {
+		return 0, errLevels
 	}
-	return file.NewDataPageV2(joined, page.NumValues(), page.NumNulls(), page.NumRows(), pq.Encodings.Plain,
-		page.DefinitionLevelByteLen(), page.RepetitionLevelByteLen(), page.UncompressedSize(), false), nil
+	if most := p.column.MaxDefinitionLevel(); most > 0 &&
+		!hasLevels(data[rep:rep+def], bits.Len16(uint16(most)), n) {
+		return 0, errLevels
+	}
+	return int(rep + def), nil
 }
 
-// behind puts values behind levels.
-func behind(levels, data []byte, values func([]byte) ([]byte, error)) (*memory.Buffer, error) {
-	plain, err := values(data)
+// hasLevels says whether runs of levels hold so many: the library goes on forever to look for those that are missing.
+func hasLevels(data []byte, width int, want int64) bool {
+	for have := int64(0); have < want; {
+		head, n := binary.Uvarint(data)
+		if n <= 0 || head>>1 > math.MaxInt32 {
+			return false
+		}
+		data = data[n:]
+		count, size := int64(head>>1), int64(width+7)/8
+		if head&1 == 1 { // groups of eight, of which the last may be cut short
+			size = count * int64(width)
+			count = min(size, int64(len(data))) * 8 / int64(width)
+			size = min(size, int64(len(data)))
+		}
+		if size > int64(len(data)) {
+			return false
+		}
+		have += count
+		data = data[size:]
+	}
+	return true
+}
+
+// enough looks whether a page of a column without levels has as many values as it says, where the values say how many
+// there are: the library goes on forever to look for those that are missing.
+func (p *plainPages) enough(page file.Page, values []byte) error {
+	if p.column.MaxDefinitionLevel() > 0 {
+		return nil
+	}
+	switch pq.Encoding(page.Encoding()) {
+	case pq.Encodings.DeltaBinaryPacked, pq.Encodings.DeltaLengthByteArray, pq.Encodings.DeltaByteArray:
+	default:
+		return nil
+	}
+	var count uint64
+	for range 3 { // the size of a block, its parts, the values
+		v, n := binary.Uvarint(values)
+		if n <= 0 {
+			return errDelta
+		}
+		count, values = v, values[n:]
+	}
+	if count != uint64(page.NumValues()) {
+		return fmt.Errorf("a page of %d values that holds %d", page.NumValues(), count)
+	}
+	return nil
+}
+
+// replaced is a page with plain values in the place of its own.
+func replaced(page file.Page, levels int, values func([]byte) ([]byte, error)) (file.Page, error) {
+	plain, err := values(page.Data()[levels:])
 	if err != nil {
 		return nil, err
 	}
-	return memory.NewBufferBytes(slices.Concat(levels, plain)), nil
+	whole := memory.NewBufferBytes(slices.Concat(page.Data()[:levels], plain))
+	switch page := page.(type) {
+	case *file.DataPageV1:
+		return file.NewDataPageV1(whole, page.NumValues(), pq.Encodings.Plain, page.DefinitionLevelEncoding(),
+			page.RepetitionLevelEncoding(), page.UncompressedSize()), nil
+	case *file.DataPageV2:
+		return file.NewDataPageV2(whole, page.NumValues(), page.NumNulls(), page.NumRows(), pq.Encodings.Plain,
+			page.DefinitionLevelByteLen(), page.RepetitionLevelByteLen(), page.UncompressedSize(), false), nil
+	}
+	return nil, fmt.Errorf("a page of type %T", page)
 }
 
 // join puts the bytes of each value together: the first bytes of all values stand first, then the second ones.

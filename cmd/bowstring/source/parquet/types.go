@@ -70,8 +70,8 @@ func int32Type(logical schema.LogicalType) (arrow.DataType, error) {
 	case schema.NoLogicalType, schema.UnknownLogicalType:
 		return arrow.PrimitiveTypes.Int32, nil
 	case *schema.IntLogicalType:
-		if l.BitWidth() <= 32 {
-			return intType(l), nil
+		if t := intType(l); t != nil && l.BitWidth() <= 32 {
+			return t, nil
 		}
 	case schema.DateLogicalType:
 		return arrow.FixedWidthTypes.Date32, nil
@@ -91,7 +91,9 @@ func int64Type(logical schema.LogicalType, as arrow.DataType) (arrow.DataType, e
 		}
 		return arrow.PrimitiveTypes.Int64, nil
 	case *schema.IntLogicalType:
-		return intType(l), nil
+		if t := intType(l); t != nil {
+			return t, nil
+		}
 	case *schema.TimeLogicalType:
 		switch l.TimeUnit() {
 		case schema.TimeUnitMicros:
@@ -126,6 +128,7 @@ func timestampType(l *schema.TimestampLogicalType, as arrow.DataType) (arrow.Dat
 	return t, nil
 }
 
+// intType is nil for a number of bits that no type has.
 func intType(l *schema.IntLogicalType) arrow.DataType {
 	types := map[int8][2]arrow.DataType{
 		8:  {arrow.PrimitiveTypes.Uint8, arrow.PrimitiveTypes.Int8},
