@@ -87,7 +87,7 @@ func int64Type(logical schema.LogicalType, as arrow.DataType) (arrow.DataType, e
 	switch l := logical.(type) {
 	case schema.NoLogicalType, schema.UnknownLogicalType:
 		if was, ok := as.(*arrow.DurationType); ok {
-			return &arrow.DurationType{Unit: arrow.TimeUnit(was.Unit)}, nil
+			return &arrow.DurationType{Unit: was.Unit}, nil
 		}
 		return arrow.PrimitiveTypes.Int64, nil
 	case *schema.IntLogicalType:
