@@ -173,6 +173,7 @@ _WORDING = re.compile(
 )
 # How gRPC words what was cut off: it counts as INTERNAL, CANCELLED or UNKNOWN there.
 _CUT = re.compile(
+    r"Stream removed$|"  # older ones say no more
     r"(?:Stream removed \()?"
     r"(?:Received RST_STREAM with error code (?P<reason>\d+)|Data frame with END_STREAM flag received)"
 )
