@@ -160,7 +160,7 @@ def near(root: Path) -> None:
 
 
 def hive(root: Path) -> pa.Table:
-    rows = []
+    rows: list[dict[str, Any]] = []
     for year, word in ((2023, "a b"), (2024, "c"), (2024, None)):
         folder = root / f"year={year}" / f"word={'__HIVE_DEFAULT_PARTITION__' if word is None else word}"
         folder.mkdir(parents=True)

@@ -56,7 +56,7 @@ def picture(n: int, form: str = "PNG") -> bytes:
 # --- WebDataset ----------------------------------------------------------------------------------------------------
 
 # What a sample has besides its picture, and the columns that it becomes.
-WDS = {
+WDS: dict[str, tuple[list[dict[str, Any]], dict[str, list[Any]]]] = {
     "an object": ([{"json": {"a": 1, "b": {"c": "x"}}}], {"a": [1], "b_c": ["x"]}),
     "a list": ([{"json": [1, 2]}, {"json": []}], {"json": [[1, 2], []]}),
     "a text": ([{"json": json.dumps("ä")}, {"json": json.dumps("1.10")}], {"json": ["ä", "1.10"]}),
@@ -104,7 +104,8 @@ def zstd(data: bytes) -> bytes:
     out = pa.BufferOutputStream()
     with pa.CompressedOutputStream(out, "zstd") as stream:
         stream.write(data)
-    return out.getvalue().to_pybytes()
+    compressed: bytes = out.getvalue().to_pybytes()
+    return compressed
 
 
 JOINED = {

@@ -78,7 +78,8 @@ def cells(column: pa.ChunkedArray) -> list[Any]:
     """The cells of a column, in a form in which those that are equal compare so."""
     if pa.types.is_temporal(column.type):
         width = pa.int32() if column.type.bit_width == 32 else pa.int64()
-        return column.cast(width).to_pylist()
+        found: list[Any] = column.cast(width).to_pylist()
+        return found
     return [value(v, column.type) for v in column.to_pylist()]
 
 

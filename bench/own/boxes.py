@@ -84,7 +84,9 @@ def wds_json_list(folder: Path) -> Made:
     rows = [{"__key__": f"s{i}", "png": encoded(i), "cls": i, "json": [i, "word"]} for i in range(3)]
     path = shard(folder / "t.tar", rows)
     found = webdataset.WebDataset(str(path), shardshuffle=False, empty_check=False)
-    return Made(path, [{"label": int(r["cls"]), "json": [str(v) for v in json.loads(r["json"])]} for r in found], key="label")
+    return Made(
+        path, [{"label": int(r["cls"]), "json": [str(v) for v in json.loads(r["json"])]} for r in found], key="label"
+    )
 
 
 @kind(KINDS)

@@ -242,8 +242,6 @@ def parquet_several_pictures_a_row(folder: Path) -> Made:
     return Made(folder / "t.parquet", found, args=["--spread", "images=2"])
 
 
-
-
 def shards(name: str, first: dict[str, Any], second: dict[str, Any]) -> None:
     """Two files that differ harmlessly."""
 

@@ -45,14 +45,15 @@ def here(url: str) -> bowstring.Client:
 
 @pytest.fixture
 def name(here: bowstring.Client, request: pytest.FixtureRequest) -> str:
-    name = request.node.name.split("[")[0] + "." + uuid.uuid4().hex[:8]
+    name: str = request.node.name.split("[")[0] + "." + uuid.uuid4().hex[:8]
     here.ingest(name, samples(), key="name", media={"image": "image"}, progress=False)
     return name
 
 
 def read(client: bowstring.Client, name: str, *columns: str) -> dict[str, list[Any]]:
     dataset = client.dataset(name)
-    return (dataset.columns(list(columns)) if columns else dataset).to_arrow().to_pydict()
+    found: dict[str, list[Any]] = (dataset.columns(list(columns)) if columns else dataset).to_arrow().to_pydict()
+    return found
 
 
 SOURCES: dict[str, Any] = {

@@ -81,7 +81,7 @@ def client(tmp_path_factory: pytest.TempPathFactory, binary: Path) -> Iterator[b
         client.ingest("steps", rows("first"), key="key", progress=False)
         client.ingest("steps", rows("second", ROWS + 9), key="key", progress=False, mode="replace")
         client.ingest("others", rows("others"), key="key", progress=False)
-        client.dataset("steps").client.tag("steps", "two", snapshot=2)
+        client.tag("steps", "two", snapshot=2)
         yield client
 
 
@@ -134,7 +134,7 @@ def test_a_state_goes_on_in_its_own_batches_alone(client: bowstring.Client) -> N
     lengths = plain.options(bucket_by_length="n")
 
     def job(dataset: bowstring.Dataset) -> BowstringDataset:
-        return BowstringDataset(dataset, batch_size=16)
+        return BowstringDataset(dataset, global_batch_size=16)
 
     state = job(lengths).state_at(4)
     job(lengths).load_state_dict(state)

@@ -130,10 +130,10 @@ def test_arrays_of_several_shapes_are_read_only_or_copies(shared: Node) -> None:
 def test_datasets_of_torch_can_be_changed(shared: Node) -> None:
     source = bowstring.connect(shared.url).dataset("photos").operators(image=CROPS).shuffle(1)
     for output in ("batches", "dlpack"):
-        for batch in BowstringDataset(source, batch_size=32, output=output):
+        for batch in BowstringDataset(source, global_batch_size=32, output=output):
             for column in batch.values():
                 _zero(column)
-    for sample in BowstringDataset(source, batch_size=32, output="samples"):
+    for sample in BowstringDataset(source, global_batch_size=32, output="samples"):
         sample["image"].zero_()
     rows = BowstringMapDataset(source)
     rows[[0, 5]]["image"].zero_()

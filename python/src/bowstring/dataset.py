@@ -35,9 +35,7 @@ class Dataset(Request):
     """Rows and columns of a snapshot, in an order. Each method that narrows or orders it returns a new one.
 
     A dataset never changes: it is of one snapshot, it may be pickled, and it may be read by many at once. Nothing is
-    read before `batches`, `take`, `to_arrow`, `reader` or `head`.
-
-    Made by [Client.dataset][bowstring.Client.dataset].
+    read before `batches`, `take`, `to_arrow`, `reader` or `head`. [Client.dataset][bowstring.Client.dataset] makes it.
     """
 
     def classes(self, column: str) -> list[str] | None:
@@ -80,7 +78,7 @@ class Dataset(Request):
         if not self._where:
             _ = narrowed.num_rows
         else:
-            # By itself, so that one that is wrong alone, such as `a) or (b`, does not become right among the others.
+            # By itself: one that is wrong alone, such as `a) or (b`, does not become right among the others.
             self._but(_where=(expression,)).plan()
         return narrowed
 
