@@ -74,11 +74,11 @@ func openCommonVoice(ctx context.Context, root string, opts Options) (Source, er
 	table.bad = slices.DeleteFunc(table.bad, func(r badRow) bool {
 		return opts.Split != "" && r.at.file != opts.Split+".tsv"
 	})
+	s.meta = table
 	s.arrange(opts.Split)
 	s.splits = splits
-	s.blob = schema.BlobField(schema.MediaAudio, schema.MediaAudio, false)
-	s.notes = append(append(s.notes, table.notes...), table.rename(schema.PathColumn, s.blob.Name, "label")...)
-	s.meta = table
+	s.blobs = audioBlob()
+	s.notes = append(append(s.notes, table.notes...), table.rename(schema.PathColumn, schema.MediaAudio, "label")...)
 	return s, nil
 }
 

@@ -19,18 +19,18 @@ var pathColumns = []string{"path", "file_name", "filename", "file"}
 
 // list is a table of paths, absolute or relative to the table's folder, in which the files lie. A column
 // split tells the split, label the class: a number, or a name of which the
-// sorted ones are the classes. The other columns are metadata.
+// sorted ones are the classes. The other columns are metadata. A table that names no files has rows without blobs.
 type list struct {
 	about
 	dir   string
 	found *namer
-	files []string // by row of the table
+	files []string // by row of the table; nil if it names none
 	split []string // likewise; nil if there is no column
 	order []int    // rows to read
 	meta  *table
-	label int  // column of meta, or -1
-	paths bool // there is a column file_name
-	blob  arrow.Field
+	label int           // column of meta, or -1
+	paths bool          // there is a column file_name
+	blobs []arrow.Field // of the files
 }
 
 func openList(ctx context.Context, path string, opts Options) (Source, error) {
@@ -54,14 +54,20 @@ func openList(ctx context.Context, path string, opts Options) (Source, error) {
 	}
 	s.found = &namer{dir: s.dir, in: in}
 	i := t.find(names...)
-	if i < 0 {
+	switch {
+	case i >= 0:
+		s.paths = opts.choice.keeps(t.fields[i].Name, schema.PathColumn)
+		column := t.remove(i)
+		s.files = make([]string, t.rows)
+		for row := range t.rows {
+			s.files[row] = text(column, row)
+		}
+		s.blobs = s.media()
+	case opts.PathColumn != "" || len(t.fields) == 0 || t.namesMedia():
 		return nil, fmt.Errorf("%w: no column of paths (%s), only %s; say which with --path-column",
 			schema.ErrInvalid, strings.Join(names, ", "), cmp.Or(quotedList(fieldNames(t.fields)), "none"))
-	}
-	s.paths = opts.choice.keeps(t.fields[i].Name, schema.PathColumn)
-	column := t.remove(i)
-	for row := range t.rows {
-		s.files = append(s.files, text(column, row))
+	default:
+		s.notes = append(s.notes, fmt.Sprintf("no column of paths (%s): the rows have no files", strings.Join(names, ", ")))
 	}
 	if i := t.find("split"); i >= 0 && opts.choice.keeps("split") {
 		column := t.remove(i)
@@ -69,16 +75,15 @@ func openList(ctx context.Context, path string, opts Options) (Source, error) {
 			s.split = append(s.split, text(column, row))
 		}
 	}
+	s.meta = t
 	s.arrange(opts.Split)
-	s.blob = s.media()
 	t.choose(opts.choice)
-	s.notes = append(t.notes, t.rename(schema.PathColumn, s.blob.Name)...)
+	s.notes = append(append(s.notes, t.notes...), t.rename(append(fieldNames(s.blobs), schema.PathColumn)...)...)
 	if s.label = t.find("label"); s.label >= 0 {
 		if err := t.classes(s.label); err != nil {
 			return nil, err
 		}
 	}
-	s.meta = t
 	return s, nil
 }
 
@@ -93,7 +98,7 @@ func fieldNames(fields []arrow.Field) []string {
 // arrange orders the rows split by split, in the order in which the splits occur.
 func (s *list) arrange(asked string) {
 	bySplit := map[string][]int{}
-	for row := range s.files {
+	for row := range s.meta.rows {
 		split := ""
 		if s.split != nil {
 			split = s.split[row]
@@ -112,19 +117,35 @@ func (s *list) arrange(asked string) {
 }
 
 // media says by the names of the files what they hold.
-func (s *list) media() arrow.Field {
+func (s *list) media() []arrow.Field {
 	audio := len(s.files) > 0 && !slices.ContainsFunc(s.files, func(f string) bool { return !isAudioName(f) })
 	if audio {
-		return schema.BlobField("audio", schema.MediaAudio, false)
+		return audioBlob()
 	}
-	return schema.BlobField("image", schema.MediaImage, false)
+	return []arrow.Field{schema.BlobField("image", schema.MediaImage, false)}
+}
+
+func audioBlob() []arrow.Field {
+	return []arrow.Field{schema.BlobField("audio", schema.MediaAudio, false)}
+}
+
+// namesMedia says whether a column of text has the name of an image or of sound: it may be meant as one of paths.
+func (t *table) namesMedia() bool {
+	for i, f := range t.fields {
+		for row := 0; isText(f.Type) && row < t.rows; row++ {
+			if name := text(t.columns[i], row); isImageName(name) || isAudioName(name) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 func (s *list) Fields() (meta, blobs []arrow.Field) {
 	if s.paths {
 		meta = append(meta, arrow.Field{Name: schema.PathColumn, Type: arrow.BinaryTypes.String})
 	}
-	return append(meta, s.meta.fields...), []arrow.Field{s.blob}
+	return append(meta, s.meta.fields...), s.blobs
 }
 
 func (s *list) Samples(ctx context.Context) iter.Seq2[Sample, error] {
@@ -149,13 +170,16 @@ func (s *list) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 
 // sample makes the sample of a row; first holds the row of each file so far.
 func (s *list) sample(row int, first map[string]int) Sample {
-	name := s.files[row]
 	at := s.meta.lines[row]
-	file, key, why := s.found.find(name)
+	name, file, key, why := "", "", fmt.Sprintf("%s#%d", filepath.Base(s.path), row), ""
+	if s.files != nil {
+		name = s.files[row]
+		file, key, why = s.found.find(name)
+	}
 	var out Sample
 	other, twice := first[key]
 	switch {
-	case name == "":
+	case s.files != nil && name == "":
 		out = Sample{Key: at.String(), Bad: "path missing"}
 	case twice:
 		out = Sample{Key: key, Bad: fmt.Sprintf("duplicate: %s and %s name it", s.meta.lines[other], at)}
@@ -165,6 +189,8 @@ func (s *list) sample(row int, first map[string]int) Sample {
 		out = Sample{Key: key, Bad: fmt.Sprintf("split missing in %s", at)}
 	case why != "":
 		out = Sample{Key: key, Bad: why}
+	case s.files == nil:
+		out = Sample{Key: key}
 	default:
 		out = fileSample(key, file)
 	}
