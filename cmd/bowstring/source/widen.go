@@ -213,6 +213,8 @@ func widen(ctx context.Context, a arrow.Array, to arrow.DataType) (arrow.Array, 
 		if err := kid(a.ListValues(), to.(arrow.ListLikeType).Elem()); err != nil {
 			return nil, err
 		}
+	case *array.Float16:
+		return widenHalves(a, to)
 	case *array.List:
 		if err := kid(a.ListValues(), to.(arrow.ListLikeType).Elem()); err != nil {
 			return nil, err
@@ -233,4 +235,27 @@ func fixedOffsets(a *array.FixedSizeList) *memory.Buffer {
 		offsets[i] = int32(i) * n
 	}
 	return memory.NewBufferBytes(arrow.Int32Traits.CastToBytes(offsets))
+}
+
+// widenHalves makes wider floats of halves, which the library does not cast.
+func widenHalves(a *array.Float16, to arrow.DataType) (arrow.Array, error) {
+	b := array.NewBuilder(memory.DefaultAllocator, to)
+	defer b.Release()
+	var add func(float32)
+	switch b := b.(type) {
+	case *array.Float32Builder:
+		add = b.Append
+	case *array.Float64Builder:
+		add = func(v float32) { b.Append(float64(v)) }
+	default:
+		return nil, fmt.Errorf("%s is no wider than float16", to)
+	}
+	for i := range a.Len() {
+		if a.IsNull(i) {
+			b.AppendNull()
+		} else {
+			add(a.Value(i).Float32())
+		}
+	}
+	return b.NewArray(), nil
 }
