@@ -105,6 +105,10 @@ func (a *Alteration) findKey(p *alterPlan) error {
 		return &schema.FieldError{Field: "on", Got: fmt.Sprintf("column %s of type %s", schema.Quote(got.Name),
 			schema.ShownType(got.Type)), Want: "the dataset's type, " + schema.ShownType(have.Type)}
 	}
+	if names := schema.Classes(got); names != nil && !slices.Equal(names, schema.Classes(have)) {
+		return &schema.FieldError{Field: "on", Got: fmt.Sprintf("column %s with other classes than the dataset's",
+			schema.Quote(got.Name)), Want: "the same classes, as rows are found by their numbers"}
+	}
 	return nil
 }
 
