@@ -224,3 +224,35 @@ func TestAlterTakesReading(t *testing.T) {
 		t.Errorf("%+v", events)
 	}
 }
+
+// TestAlterTellsNothingHidden: a caller from whom rows and columns are hidden is refused in the same words whether a
+// key, a value or a column that he names is there or not.
+func TestAlterTellsNothingHidden(t *testing.T) {
+	r := serveRules(t, "rules:\n  - {principals: [ada], datasets: ['*'], rights: [read, write]}\n"+
+		"  - {principals: [eve], datasets: ['*'], rights: [read], where: 'label < 3', columns: [id, file_name]}\n"+
+		"  - {principals: [eve], datasets: ['*'], rights: [write]}\n", Options{})
+	rec := samples(0, 10)
+	defer rec.Release()
+	if o := r.as("ada").put(command(`{"put": {"dataset": "shared", "key": "file_name"}}`), rec); o.err != nil {
+		t.Fatal(o.err)
+	}
+	eve := r.as("eve")
+	said := map[string]bool{}
+	for _, name := range []string{"000007.jpg", "000001.jpg", "none.jpg"} {
+		keys := columnsOf(t, []arrow.Field{textField("file_name")}, `["`+name+`"]`)
+		for _, mode := range []string{"merge", "delete"} {
+			err := eve.put(command(`{"put": {"dataset": "shared", "mode": "%s", "on": "file_name"}}`, mode), keys).err
+			wantCode(t, err, codes.PermissionDenied, "")
+			said[err.Error()] = true
+		}
+	}
+	for _, body := range []string{`"drop_columns": ["label"]`, `"drop_columns": ["nothing"]`,
+		`"delete_where": "label == 7"`, `"delete_where": "nothing == 7"`} {
+		err := eve.act("alter", `{"dataset": "shared", `+body+`}`).err
+		wantCode(t, err, codes.PermissionDenied, "")
+		said[err.Error()] = true
+	}
+	if len(said) != 1 {
+		t.Errorf("refusals differ: %v", said)
+	}
+}
