@@ -80,10 +80,13 @@ def test_any_history(
     for _ in range(length):
         act = rng.choice(["all", "all", "part", "say", "resume"])
         if act == "say":
-            epoch, start = rng.randrange(6), 0
-            dataset.set_epoch(epoch)
+            said = rng.randrange(6)
+            dataset.set_epoch(said)
+            epoch, start = said, start if said == epoch else 0  # a state of this epoch is kept
         assert dataset.epoch == epoch
-        stop = STEPS if act in ("all", "say") else rng.randint(start, STEPS)
+        # Workers that a plain DataLoader starts may end before they begin, where no batch is asked for.
+        least = start if stateful or not workers else min(start + 1, STEPS)
+        stop = STEPS if act in ("all", "say") else rng.randint(least, STEPS)
         iterator = iter(batches)
         found = list(itertools.islice(iterator, stop - start))
         assert [batch["position"].tolist() for batch in found] == order(epoch)[start:stop], (act, epoch, start)
