@@ -320,8 +320,8 @@ def test_single_samples(photos: bowstring.Dataset, workers: int, batch: int, kno
         loader_batch_size=batch if known else None,
     )
     loader = DataLoader(dataset, batch_size=batch, num_workers=workers, collate_fn=collate, drop_last=drop_last)
-    flat = list(itertools.chain(*positions(photos)))
-    for _ in range(2):
+    for epoch in range(2):
+        flat = list(itertools.chain(*positions(photos, epoch)))
         found = [batch["position"].tolist() for batch in loader]
         assert len(found) == len(loader) == (len(flat) // batch if drop_last else -(-len(flat) // batch))
         assert all(len(positions) == batch for positions in found[:-1])
