@@ -200,8 +200,8 @@ nightly-image: $(VENV)/.package build ## The container image, run by runc: a rea
 	@$(STAGE) nightly-image sh -e -c '$(MAKE) image; $(PY) -m pytest -m image tests/test_image.py'
 
 .PHONY: nightly-clients
-nightly-clients: $(VENV)/.test build ## Flight clients in Java and Rust, from Maven Central and crates.io, through the doors (needs a JDK 17, Maven and Rust).
-	@$(STAGE) nightly-clients $(PY) -m pytest -m clients tests/test_clients.py tests/python/test_ray_nodes.py
+nightly-clients: $(VENV)/.test build ## Flight clients in Java and Rust, from Maven Central and crates.io, through the doors; more trainers (needs a JDK 17, Maven and Rust).
+	@$(STAGE) nightly-clients $(PY) -m pytest -m clients tests/test_clients.py tests/python/test_ray_nodes.py tests/python/test_trainers.py
 
 # A program that renders the chart by Helm's own library; three minutes of processor time, once.
 RENDER := build/helm/render

@@ -25,7 +25,15 @@ BATCH = 90  # three steps, none of which is padded
 STOP = 4  # in the second epoch
 
 
-@pytest.mark.parametrize("name", ["StatefulDataLoader", "Lightning", "Accelerate", "HF Trainer"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "torch",
+        "Lightning",
+        "Accelerate",
+        *(pytest.param(name, marks=pytest.mark.clients) for name in ("StatefulDataLoader", "HF Trainer", "Ray Train")),
+    ],
+)
 def test_two_ranks_stop_and_go_on(node: Node, photos: bowstring.Dataset, tmp_path: Path, name: str) -> None:
     """The program of examples/trainers, as it is: two epochs, ended within the second, and begun again."""
     for stop in (STOP, -1):
@@ -36,13 +44,6 @@ def test_two_ranks_stop_and_go_on(node: Node, photos: bowstring.Dataset, tmp_pat
         epoch: [sorted(step) for step in steps] for epoch, steps in wanted.items()
     }
     assert judged(found, set(photos.positions().tolist())) == Found(0, 0, 0)
-
-
-@pytest.mark.clients
-def test_ray_train(node: Node, photos: bowstring.Dataset, tmp_path: Path) -> None:
-    for stop in (STOP, -1):
-        run_program(PROGRAMS["Ray Train"], node.url, "photos", tmp_path, stop, batch=BATCH, workers=1)
-    assert judged(trained_on(tmp_path), set(photos.positions().tolist())) == Found(0, 0, 0)
 
 
 def prepared(loader: DataLoader[Any], rank: int, **more: Any) -> Any:
