@@ -62,7 +62,7 @@ type putOptions struct {
 	Mode    string `json:"mode"`
 	Source  string `json:"source"`
 	// Blobs names all blob columns, so that no other column of bytes is taken for one.
-	Blobs  []string `json:"blobs"`
+	Blobs  []string `json:"blobs,omitzero"`
 	Commit string   `json:"commit"`
 
 	On          string   `json:"on,omitempty"`

@@ -161,13 +161,17 @@ func (w *Writer) findBase(ctx context.Context) error {
 
 // schemaDiff says how two logical schemas differ, or "".
 func schemaDiff(have, got *arrow.Schema) string {
-	for i := range max(have.NumFields(), got.NumFields()) {
-		switch {
-		case i >= got.NumFields():
-			return fmt.Sprintf("column %q is missing", have.Field(i).Name)
-		case i >= have.NumFields():
-			return fmt.Sprintf("it has no column %q", got.Field(i).Name)
+	for _, f := range got.Fields() {
+		if !have.HasField(f.Name) {
+			return fmt.Sprintf("it has no column %q; leave the column out, or add it by a merge first", f.Name)
 		}
+	}
+	for _, f := range have.Fields() {
+		if !got.HasField(f.Name) {
+			return fmt.Sprintf("column %q is missing", f.Name)
+		}
+	}
+	for i := range have.NumFields() {
 		h, g := have.Field(i), got.Field(i)
 		switch {
 		case h.Name != g.Name:

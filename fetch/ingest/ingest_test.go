@@ -140,7 +140,8 @@ func TestAppendOtherSchema(t *testing.T) {
 			`it has no column "x"`},
 		"classes": {[]arrow.Field{label, metaFields[1]}, blobFields, `of the 2 classes ["ant" "cat"]`},
 		"name": {[]arrow.Field{metaFields[0], {Name: "title", Type: arrow.BinaryTypes.String}}, blobFields,
-			`is "name", not "title"`},
+			`it has no column "title"; leave the column out`},
+		"order": {[]arrow.Field{metaFields[1], metaFields[0]}, blobFields, `column 0 is "label", not "name"`},
 	} {
 		s, err := schema.NewSchema(c.meta, c.blobs)
 		if err != nil {

@@ -121,10 +121,14 @@ def test_reads_agree(here: bowstring.Client, client: fl.FlightClient) -> None:
     assert photos.reader().read_all().equals(expected)
     assert pa.table(photos).equals(expected)
     assert photos.positions().tolist() == expected["position"].to_pylist()
-    import duckdb
     import polars as pl
 
     assert pl.DataFrame(photos).shape == (30, 3)
+
+
+def test_duckdb_reads(here: bowstring.Client) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    photos = here.dataset("photos", split="val").columns(["position", "label", "image"])
     rows = photos.reader()  # noqa: F841 - DuckDB finds it by its name
     found = duckdb.sql("select count(*), max(position) from rows")
     assert found is not None

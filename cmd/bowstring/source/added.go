@@ -9,7 +9,7 @@ import (
 )
 
 // addedColumns are what is added to the columns of a source.
-var addedColumns = []string{"width", "height", "format", "duration", "sampling_rate", "channels"}
+var addedColumns = []string{"width", "height", "format", "orientation", "duration", "sampling_rate", "channels"}
 
 // add adds a column, unless it is left out, or it is among the source's own.
 func (r *Reader) add(own []arrow.Field, name string, dt arrow.DataType, value func(*slot) any) {

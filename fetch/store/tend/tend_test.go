@@ -160,7 +160,7 @@ func TestVerifySaysWhatIsDamagedAndWhoHasIt(t *testing.T) {
 			{Dataset: "d", Snapshot: 2, What: "column data", Rows: []int64{79}, Count: 1},
 			{Dataset: "e", Snapshot: 1, What: "column data", Rows: []int64{9}, Count: 1},
 		},
-		sel.Name(): {{Dataset: "d", Snapshot: 2, What: "selection " + sel.Name(), Rows: []int64{}}},
+		sel.Bitmap.Key.String(): {{Dataset: "d", Snapshot: 2, What: "selection " + sel.Name(), Rows: []int64{}}},
 	}
 	for _, memory := range []int64{0, 10_000, 700} {
 		scope := scopeOf(t, s, memory)
