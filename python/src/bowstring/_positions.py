@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 
+from bowstring._request import Request
 from bowstring._wire import Positions
 from bowstring.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from bowstring.dataset import Dataset
+from bowstring.stream import Batches
 
 FEW = 10_000  # positions that are read rather than asked about
+Rows = TypeVar("Rows", bound=Request)
 
 
 def check(positions: Positions, total: int) -> None:
@@ -29,13 +30,16 @@ def check(positions: Positions, total: int) -> None:
         )
 
 
-def in_order(dataset: Dataset) -> Dataset:
+def in_order(dataset: Rows) -> Rows:
     """The same rows, of which only the position is read, in order of it."""
     return dataset._but(_columns=("position",), _seed=None, _options={})
 
 
-def range_of(dataset: Dataset) -> range | None:
-    """The positions of a dataset, if they follow one another and are not worth reading: in order, two of them tell."""
+def range_of(dataset: Request, opens: Callable[[dict[str, Any]], Batches]) -> range | None:
+    """The positions of a dataset, if they follow one another and are not worth reading: in order, two of them tell.
+
+    `opens` is what opens the stream of a ticket.
+    """
     if dataset._split is None and not dataset._where and dataset._selection is None:
         return range(dataset._total)
     plain = in_order(dataset)
@@ -44,6 +48,6 @@ def range_of(dataset: Dataset) -> range | None:
         return None
     ends: list[int] = []
     for step in (0, rows - 1):
-        with plain._stream(plain.ticket(batch=1, step=step, stop=step + 1)) as batches:
+        with opens(plain.ticket(batch=1, step=step, stop=step + 1)) as batches:
             ends += [int(batch.column(0)[0].as_py()) for batch in batches]
     return range(ends[0], ends[-1] + 1) if ends[-1] - ends[0] == rows - 1 else None

@@ -305,7 +305,7 @@ class Dataset(Request):
 
     def positions(self) -> Positions:
         """The positions of its rows in the snapshot, in order: what `take` and `select` go by."""
-        if (found := range_of(self)) is not None:
+        if (found := range_of(self, self._stream)) is not None:
             return np.arange(found.start, found.stop)
         parts = [to_numpy(batch.column(0)) for batch in in_order(self)._whole()]
         return np.concatenate(parts) if parts else np.empty(0, np.int64)

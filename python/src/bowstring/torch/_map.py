@@ -75,7 +75,7 @@ class BowstringMapDataset(TorchDataset[Any]):
         )
         self._dataset, self._steps = steps_for(dataset, decode, transform, collate, on_decode_error)
         # Read only where they do not follow one another; and shared, so that workers do not each have a copy.
-        self._positions = range_of(dataset) or _share.shared(torch.from_numpy(dataset.positions()))
+        self._positions = range_of(dataset, dataset._stream) or _share.shared(torch.from_numpy(dataset.positions()))
         self._epochs = Draws(len(self)) if "operators" in self._dataset.request() else None
         self._exchange: Exchange | None = None
         self._exchanged = 0  # the epoch that it is of
