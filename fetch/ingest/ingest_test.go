@@ -141,7 +141,7 @@ func TestAppendOtherSchema(t *testing.T) {
 		"classes": {[]arrow.Field{label, metaFields[1]}, blobFields, `of the 2 classes ["ant" "cat"]`},
 		"name": {[]arrow.Field{metaFields[0], {Name: "title", Type: arrow.BinaryTypes.String}}, blobFields,
 			`it has no column "title"; leave the column out`},
-		"order": {[]arrow.Field{metaFields[1], metaFields[0]}, blobFields, `column 0 is "label", not "name"`},
+		"order": {[]arrow.Field{metaFields[1], metaFields[0]}, blobFields, `column 1 is "label", not "name"`},
 	} {
 		s, err := schema.NewSchema(c.meta, c.blobs)
 		if err != nil {
