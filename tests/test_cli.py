@@ -39,9 +39,10 @@ def test_get_to_parquet(bowstring: Bowstring, target: list[str], table: pa.Table
     done = bowstring("get", "photos", "--to", out, *target)
     assert done.stdout == ""  # standard output carries data only
     got = pq.read_table(out)
-    assert got.column_names == table.column_names
+    assert got.column_names == [*table.column_names, "split"]  # there are several
+    assert set(got["split"].to_pylist()) == {"train", "val"}
     assert got["image"].to_pylist() == table["image"].to_pylist()
-    assert got.drop_columns(["image", "id"]).to_pylist() == table.drop_columns(["image", "id"]).to_pylist()
+    assert got.drop_columns(["image", "id", "split"]).to_pylist() == table.drop_columns(["image", "id"]).to_pylist()
     frame = pl.read_parquet(out, columns=["label", "width", "image"])
     assert frame["image"].to_list() == table["image"].to_pylist()
     assert frame["width"].to_list() == table["width"].to_pylist()

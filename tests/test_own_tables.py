@@ -175,7 +175,7 @@ def test_a_kind_of_table(client: fl.FlightClient, kind: str) -> None:
     index = {"column_1"} if file.endswith(("csv", "tsv")) and kind.startswith("pandas") else set()
     if kind in ("pandas without index", "pandas, metadata"):
         index = set()
-    made = {"id", "file_name", "image", "width", "height", "format", "label"}
+    made = {"id", "file_name", "image", "width", "height", "format", "orientation", "label"}
     assert set(table.schema.names) - made == set(written) | index
 
 
@@ -245,7 +245,17 @@ def test_messy_tables(bowstring: Callable[..., Any], tmp_path: Path) -> None:
     assert table["size_2"].to_pylist() == [1, 2]
     (short,) = (name for name in table.schema.names if name.startswith("nnn"))
     assert len(short) <= 128
-    assert set(table.schema.names) == {"id", "file_name", "size", "size_2", short, "height", "format", "image"}
+    assert set(table.schema.names) == {
+        "id",
+        "file_name",
+        "size",
+        "size_2",
+        short,
+        "height",
+        "format",
+        "orientation",
+        "image",
+    }
     assert any(long in note and short in note for note in summary["notes"])
     refused = bowstring(
         "import", tmp_path / "x.csv", "d", "--store", tmp_path / "store", "--leave-out", "jank", status=1

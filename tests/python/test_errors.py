@@ -177,11 +177,6 @@ FAILURES: dict[str, tuple[Callable[[bowstring.Client], Any], type[Exception], st
     "where type": (lambda c: photos(c).where("width"), bowstring.InvalidRequest, "where"),
     "column": (lambda c: photos(c).columns(["lable"]), bowstring.InvalidRequest, 'columns[0]: got "lable", want one'),
     "order": (lambda c: photos(c).options(order="x"), bowstring.InvalidRequest, 'order: got "x", want "strict"'),
-    "rank": (
-        lambda c: next(photos(c).batches(rank=3, world_size=2)),
-        bowstring.InvalidRequest,
-        "rank: got 3, want",
-    ),
     "position": (lambda c: photos(c).take([300]), bowstring.InvalidRequest, "request 0: position, row 0: got 300"),
     "id": (lambda c: photos(c).take([b"x" * 16]), bowstring.NotFound, "request 0: not found: id, row 0: no sample"),
     "action": (lambda c: c.action("dance"), bowstring.NotFound, 'not found: action "dance"'),
