@@ -7,6 +7,7 @@ import multiprocessing
 from pathlib import Path
 
 import bowstring
+import pyarrow.flight as fl
 import pytest
 from conftest import StartNode
 from cutter import Cut, Cutter, reset
@@ -102,4 +103,18 @@ def test_a_fork_is_said_once(node: Node, caplog: Logged) -> None:
         for _ in batches:
             pass
     assert said(caplog, logging.DEBUG, "the process forks") == 1
+    assert [r for r in caplog.records if r.levelno > logging.DEBUG] == []
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_beside_another_grpc_is_no_warning(node: Node, caplog: Logged) -> None:
+    """A program that starts Ray, or another process, has no text on its screen for it."""
+    bowstring.connect(node.url)
+    with fl.connect(node.url) as other:
+        list(other.list_actions())
+        child = multiprocessing.get_context("fork").Process(target=int)
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+    assert said(caplog, logging.DEBUG, "threads that are not") == 1
     assert [r for r in caplog.records if r.levelno > logging.DEBUG] == []

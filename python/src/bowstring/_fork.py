@@ -139,7 +139,8 @@ def _before() -> None:
     if not _quiet(0.1, silent):
         gc.collect()  # the traceback of an error may still hold a call
         if not _quiet(_PATIENCE, silent):
-            _LOG.warning("the process forks while gRPC has threads of its own: a child may have to be ended")
+            # No warning: those may be Ray's, and in a child that cannot connect an error says why.
+            _LOG.debug("the process forks while gRPC has threads that are not of this package's connections")
     # Another gRPC, such as Ray's, does no harm; a FlightClient of the user's own does. A child finds out.
     _state.others = _threads()
     _state.suspect = bool(_state.others)
