@@ -73,6 +73,11 @@ func (s *fileRows) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 				return
 			}
 		}
+		for _, row := range s.meta.bad {
+			if !yield(row.sample(), nil) {
+				return
+			}
+		}
 		if s.unnamed == nil {
 			return
 		}

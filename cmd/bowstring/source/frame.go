@@ -8,7 +8,6 @@ import (
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
-	"github.com/apache/arrow/go/v17/arrow/memory"
 
 	"bowstring/schema"
 )
@@ -31,34 +30,11 @@ func ReadFrame(ctx context.Context, path string, text []string) (*Frame, error) 
 	if err != nil {
 		return nil, err
 	}
-	for i, f := range t.fields {
-		if slices.Contains(text, f.Name) && f.Type.ID() != arrow.STRING && f.Type.ID() != arrow.LARGE_STRING {
-			if t.columns[i], err = asWritten(f.Name, t.columns[i]); err != nil {
-				return nil, err
-			}
-			t.fields[i].Type = arrow.BinaryTypes.String
-		}
+	if len(t.bad) > 0 {
+		return nil, fmt.Errorf("%w: %d rows cannot be read; the first is %s: %s", schema.ErrInvalid, len(t.bad), t.bad[0].at,
+			t.bad[0].reason)
 	}
 	return &Frame{arrow.NewSchema(t.fields, nil), t.columns, t.rows}, nil
-}
-
-// asWritten makes text of a column that was taken for whole numbers, which are written in one way only.
-func asWritten(name string, a arrow.Array) (arrow.Array, error) {
-	numbers, ok := a.(*array.Int64)
-	if !ok {
-		return nil, fmt.Errorf("%w: column %s looks like %s and is text in the dataset: write it as Parquet, which has types",
-			schema.ErrInvalid, Quoted(name), schema.ShownType(a.DataType()))
-	}
-	b := array.NewStringBuilder(memory.DefaultAllocator)
-	defer b.Release()
-	for i := range numbers.Len() {
-		if numbers.IsNull(i) {
-			b.AppendNull()
-		} else {
-			b.Append(numbers.ValueStr(i))
-		}
-	}
-	return b.NewArray(), nil
 }
 
 // frameMessage is how many bytes of a frame a batch has, about.
