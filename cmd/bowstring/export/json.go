@@ -41,7 +41,7 @@ func Value(f arrow.Field, column arrow.Array, row int) any {
 	return plain(column, row)
 }
 
-// plain is Value but for ids.
+// plain is the value of a column that holds no ids.
 func plain(column arrow.Array, row int) any {
 	if column.IsNull(row) {
 		return nil

@@ -192,7 +192,7 @@ func columnsOf(s *arrow.Schema, b *source.Batch) (columns []arrow.Array) {
 	return append(columns, splits.NewArray())
 }
 
-// differ says in what two datasets differ but for the order of rows.
+// differ describes the difference of two datasets, whose rows may be in any order; "" if there is none.
 func differ(want, got dataset) string {
 	shown := func(s *arrow.Schema) (fields []string) {
 		for _, f := range s.Fields() {

@@ -263,7 +263,7 @@ func cell(a arrow.Array, row int) string {
 	}
 	switch a := a.(type) {
 	case *array.Float64:
-		if math.IsNaN(a.Value(row)) { // of which readers keep no more
+		if math.IsNaN(a.Value(row)) { // readers do not keep its other bits
 			return "NaN"
 		}
 		return fmt.Sprintf("%x", math.Float64bits(a.Value(row)))

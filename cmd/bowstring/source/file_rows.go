@@ -20,11 +20,11 @@ type fileRows struct {
 	in     *bounds
 	choice *choice
 	found  *namer // of files that may be written otherwise; nil where names are exact
-	asked  string // the split to read, if they are told apart
+	asked  string // the split to read; "" reads all
 	meta   *table // the columns that name no files
 	files  []fileColumn
 	ids    arrow.Array // nil where ids are made of keys
-	split  []string    // of each row; nil if none is told
+	split  []string    // the split of each row; nil if the source has none
 	label  int         // column of meta that each row has a value in, or -1
 	// unnamed yields what is in the folder and not among the files that rows name, as bad samples. It may be nil.
 	unnamed func(ctx context.Context, named map[string]bool) iter.Seq2[Sample, error]

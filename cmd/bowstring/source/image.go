@@ -149,7 +149,7 @@ func checkEnd(b []byte, format string) error {
 		if want := 8 + int64(binary.LittleEndian.Uint32(b[4:])); int64(len(b)) < want {
 			return fmt.Errorf("%w: %d bytes of a WebP of %d", errCut, len(b), want)
 		}
-	case "bmp": // its header was held against the pixels that there are, but for those of run lengths
+	case "bmp": // the size of pixels in run lengths is not in the header
 		if want := int64(binary.LittleEndian.Uint32(b[2:])); int64(len(b)) < want && b[14] >= 40 && b[30]-1 < 2 {
 			return fmt.Errorf("%w: %d bytes of a BMP of %d", errCut, len(b), want)
 		}

@@ -145,7 +145,7 @@ func (s *imageFolder) fileLists(t *table, name string, i int) ([]fileColumn, err
 		length = to - from
 	}
 	if length < 1 || length > maxImages {
-		return nil, fmt.Errorf("%w: the lists in column %q are of %d files; want 1 to %d, each of which is a column",
+		return nil, fmt.Errorf("%w: the lists in column %q are of %d files; want 1 to %d: each file is a column",
 			schema.ErrInvalid, t.fields[i].Name, max(length, 0), maxImages)
 	}
 	if name == "" {

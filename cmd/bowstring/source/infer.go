@@ -59,7 +59,7 @@ func (t *inferred) observe(v written) {
 func (t *inferred) observeWhole(s string) {
 	unsigned, negative := strings.CutPrefix(s, "-")
 	u, err := strconv.ParseUint(unsigned, 10, 64)
-	const most = 1 << 63 // of int64, but for the sign
+	const most = 1 << 63 // the magnitude of the least int64
 	switch {
 	case err != nil || negative && u > most:
 		t.huge = true

@@ -214,7 +214,8 @@ func TestJSONText(t *testing.T) {
 	}
 }
 
-// FuzzParseObject: what is taken is JSON (but for NaN and Infinity), and fits the type that is found for it.
+// FuzzParseObject checks that parseObject takes only JSON, NaN and Infinity, and that the inferred type holds each
+// value.
 func FuzzParseObject(f *testing.F) {
 	for _, s := range []string{`{"a": {"b": [1, 2.5, null, {"c": true}]}, "d": "x"}`, `{"a": 1, "a": 2}`, `{"a": [1,]}`,
 		`{"a" "b"}`, `{} {}`, `[]`, `{"\ud800": "\ud800"}`, `{"a": {"b": 1}, "a_b": 2}`, `{"x": 1e999}`,

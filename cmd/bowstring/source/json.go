@@ -43,7 +43,7 @@ func parseObject(text string) ([]property, error) {
 	return out, nil
 }
 
-// elements yields what is in a list, the text of which was read before.
+// elements yields the values of a list whose text the parser has accepted.
 func elements(list string) iter.Seq[written] {
 	return func(yield func(written) bool) {
 		p := jsonParser{in: list}

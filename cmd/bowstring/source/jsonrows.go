@@ -12,7 +12,7 @@ import (
 	"bowstring/schema"
 )
 
-// readJSON reads objects, each of which is a row: one a line, or those of a list.
+// readJSON reads one object per line, or the objects of one list. Each object is a row.
 func (t *looseTable) readJSON(ctx context.Context, file string, in *bufio.Reader) error {
 	head, err := in.Peek(in.Size())
 	if err != nil && !errors.Is(err, io.EOF) {

@@ -194,7 +194,7 @@ func (s *list) sample(row int, first map[string]int) Sample {
 	default:
 		out = fileSample(key, file)
 	}
-	if !twice {
+	if s.files != nil && !twice {
 		first[key] = row
 	}
 	if s.split != nil {

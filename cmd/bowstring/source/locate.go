@@ -94,7 +94,7 @@ func (n *namer) written(file string) string {
 	return at
 }
 
-// folder reads a folder once. Of two names that are written alike, neither is told.
+// folder reads a folder once. Two names with one normal form are both left out: the table cannot choose between them.
 func (n *namer) folder(dir string) map[string]string {
 	if known, ok := n.names[dir]; ok {
 		return known

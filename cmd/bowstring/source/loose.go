@@ -115,7 +115,7 @@ func (t *looseTable) note(format string, args ...any) {
 	}
 }
 
-// readDelimited reads CSV, or TSV, the quotation marks of which may be text.
+// readDelimited reads CSV or TSV. With literal, quotation marks are text.
 func (t *looseTable) readDelimited(ctx context.Context, file, kind string, literal bool, in *bufio.Reader) error {
 	d := &delimited{lines: newLineReader(in), comma: '\t', literal: literal}
 	if literal && kind == "tsv" {

@@ -208,7 +208,7 @@ func TestManyBadRows(t *testing.T) {
 	}
 }
 
-// TestOpenMarks reads lines each of which opens a cell that does not end: a line is not read again for each of them.
+// TestOpenMarks reads many cells whose quotation does not end. The reader does not read the rest of the file for each.
 func TestOpenMarks(t *testing.T) {
 	in := strings.NewReader("a,b\n" + strings.Repeat("\"x,1\n\"\"\"y,2\n\"\"z,3\n", 100_000))
 	d := &delimited{lines: newLineReader(bufio.NewReader(in)), comma: ','}

@@ -116,7 +116,7 @@ func isMDSImages(encoding string) bool {
 	return false
 }
 
-// maxImages bounds the images of a sample, each of which is a column.
+// maxImages bounds the images of a sample: each image is a column.
 const maxImages = 256
 
 // surveyedImages are lists of images. A row has one blob in each column, so that they become as many columns as each
@@ -191,8 +191,8 @@ func mdsImages(encoding string, b []byte) ([][]byte, error) {
 var mdsDtypes = map[byte]string{8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32",
 	33: "int32", 34: "float32", 64: "uint64", 65: "int64", 66: "float64"}
 
-// surveyedArrays are arrays each of which says its shape, and its type unless dtype does. They become nested lists, if
-// all have as many dimensions and one type.
+// surveyedArrays are arrays that state their own shapes, and their types unless dtype states it. They become nested
+// lists, if all have as many dimensions and one type.
 type surveyedArrays struct {
 	dtype string // "" where each array has its own
 	seen  bool

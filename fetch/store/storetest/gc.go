@@ -1,6 +1,7 @@
 package storetest
 
 import (
+	"context"
 	"bytes"
 	"fmt"
 	"slices"
@@ -179,6 +180,20 @@ func gcPinned(b *bench) {
 	}
 }
 
+// collectUntil collects again and again until done is closed.
+func collectUntil(ctx context.Context, s store.Store, done <-chan struct{}) error {
+	for {
+		if _, err := s.GC(ctx, store.GCOptions{}, nil); err != nil {
+			return fmt.Errorf("gc: %w", err)
+		}
+		select {
+		case <-done:
+			return nil
+		default:
+		}
+	}
+}
+
 // gcDuringImports collects again and again while one writer replaces a
 // dataset's content, another drops what is old, and readers read the newest.
 func gcDuringImports(b *bench) {
@@ -205,18 +220,7 @@ func gcDuringImports(b *bench) {
 		}
 		return nil
 	})
-	g.Go(func() error {
-		for {
-			if _, err := b.store.GC(ctx, store.GCOptions{}, nil); err != nil {
-				return fmt.Errorf("gc: %w", err)
-			}
-			select {
-			case <-done:
-				return nil
-			default:
-			}
-		}
-	})
+	g.Go(func() error { return collectUntil(ctx, b.store, done) })
 	b.ok(g.Wait(), "collect during imports")
 	b.gc(store.GCOptions{})
 	b.holds(b.snapshot("turn", 0), want(rounds))

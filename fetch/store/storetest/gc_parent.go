@@ -102,18 +102,7 @@ func gcDuringAlterations(b *bench) {
 		}
 		return nil
 	})
-	g.Go(func() error {
-		for {
-			if _, err := b.store.GC(ctx, store.GCOptions{}, nil); err != nil {
-				return fmt.Errorf("gc: %w", err)
-			}
-			select {
-			case <-done:
-				return nil
-			default:
-			}
-		}
-	})
+	g.Go(func() error { return collectUntil(ctx, b.store, done) })
 	b.ok(g.Wait(), "collect during alterations")
 	b.gc(store.GCOptions{})
 	b.gc(store.GCOptions{})

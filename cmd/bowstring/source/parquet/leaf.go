@@ -27,7 +27,6 @@ type leaf struct {
 type values interface {
 	// read reads n levels at most, with the values that they have.
 	read(chunk file.ColumnChunkReader, n int64, def, rep []int16) (levels, read int, err error)
-	len() int
 	drop(n int)
 }
 
@@ -36,8 +35,6 @@ type dense[T any] struct {
 	v       []T
 	batchOf func(file.ColumnChunkReader) func(int64, []T, []int16, []int16) (int64, int, error)
 }
-
-func (d *dense[T]) len() int { return len(d.v) }
 
 func (d *dense[T]) drop(n int) {
 	rest := copy(d.v, d.v[n:])
