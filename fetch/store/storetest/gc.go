@@ -1,8 +1,8 @@
 package storetest
 
 import (
-	"context"
 	"bytes"
+	"context"
 	"fmt"
 	"slices"
 	"time"
