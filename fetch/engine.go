@@ -12,15 +12,15 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 
 	"bowstring/fetch/admission"
-	"bowstring/fetch/jobs"
 	"bowstring/fetch/lineage"
 	"bowstring/fetch/lookahead"
 	"bowstring/fetch/manifest"
 	"bowstring/fetch/operators"
 	"bowstring/fetch/peers"
+	"bowstring/fetch/prefetch"
+	"bowstring/fetch/read"
+	"bowstring/fetch/resolve"
 	"bowstring/fetch/store"
-	"bowstring/fetch/streams"
-	"bowstring/fetch/tiers"
 	"bowstring/schema"
 	"bowstring/spill"
 )
@@ -90,7 +90,7 @@ func (o *Options) EnsureDefaults() {
 	o.Memory.Windows = o.WindowBytes
 	o.Memory.EnsureDefaults()
 	if o.ReadTimeout == 0 {
-		o.ReadTimeout = tiers.DefaultReadTimeout
+		o.ReadTimeout = read.DefaultReadTimeout
 	}
 	if o.Future == nil {
 		o.Future = &spill.Future{}
@@ -115,19 +115,19 @@ func (o *Options) Validate() error {
 // What the engine hands out.
 type (
 	// Job is a request resolved against a snapshot.
-	Job = jobs.Job
+	Job = resolve.Job
 	// Layouts says which node owns what.
-	Layouts = jobs.Layouts
+	Layouts = resolve.Layouts
 	// Outline is what a request means as far as its snapshot's record tells.
-	Outline = jobs.Outline
+	Outline = resolve.Outline
 	// Stream serves a ticket.
-	Stream = streams.Stream
+	Stream = prefetch.Stream
 	// Batch is one record batch of a stream.
-	Batch = streams.Batch
+	Batch = prefetch.Batch
 	// Wait says where the time of a batch went.
-	Wait = streams.Wait
+	Wait = prefetch.Wait
 	// Fault is a sample that could not be read.
-	Fault = streams.Fault
+	Fault = prefetch.Fault
 	// WarmProgress is how far a Warm is.
 	WarmProgress = lookahead.WarmProgress
 	// Caller is on whose behalf something is done.
@@ -148,11 +148,11 @@ type Engine struct {
 	store  store.Store
 	ledger *admission.Ledger
 	work   *admission.Work
-	reader *tiers.Reader
-	jobs   *jobs.Jobs
+	reader *read.Reader
+	jobs   *resolve.Jobs
 	ahead  *lookahead.Ahead // nil without a spill
 	stage  *operators.Stage
-	set    *streams.Set
+	set    *prefetch.Set
 
 	calibrated calibrated
 }
@@ -166,9 +166,9 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	}
 	catalog := store.Patient(s, opts.ReadTimeout)
 	e := &Engine{opts: opts, store: catalog, ledger: admission.NewLedger(opts.Memory), work: admission.NewWork(0)}
-	var list []tiers.Tier
+	var list []read.Tier
 	if opts.Spill != nil {
-		list = append(list, tiers.Spill(opts.Spill))
+		list = append(list, read.Spill(opts.Spill))
 	}
 	var mine func(schema.Key) bool         // nil: all are
 	var onward func(schema.Key, bool) bool // nil: nobody is asked for another
@@ -183,16 +183,16 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 		}
 	}
 	var errs [5]error
-	e.reader, errs[0] = tiers.New(append(list, tiers.Store(s)), tiers.Options{
+	e.reader, errs[0] = read.New(append(list, read.Store(s)), read.Options{
 		MaxReads: opts.MaxReads, ReadTimeout: opts.ReadTimeout, NoHedge: opts.NoHedge, Keeps: mine, Sharers: sharers,
 		Logger: opts.Logger,
-		More:   func() tiers.Attempt { return e.set.More() },
+		More:   func() read.Attempt { return e.set.More() },
 		Freed:  func() { e.set.Freed() },
 	})
 	if errs[0] != nil {
 		return nil, errs[0]
 	}
-	e.jobs, errs[1] = jobs.New(catalog, e.reader.Get, e.ledger, e.work, jobs.Options{
+	e.jobs, errs[1] = resolve.New(catalog, e.reader.Get, e.ledger, e.work, resolve.Options{
 		IdleSnapshots: opts.IdleSnapshots, Resident: opts.Resident, ReadPage: e.readPage, Layouts: opts.Layouts,
 		Kinds: opts.Kinds, Logger: opts.Logger, MaxSelections: opts.MaxSelections,
 	})
@@ -211,7 +211,7 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 			Demand:  func() spill.Demand { return e.set.Demand() },
 		})
 	}
-	e.set, errs[3] = streams.NewSet(streams.Options{
+	e.set, errs[3] = prefetch.NewSet(prefetch.Options{
 		WindowBytes: opts.WindowBytes, Ledger: e.ledger, Reader: e.reader, Stage: e.stage, Ahead: e.ahead,
 		MaxAhead: opts.MaxAhead,
 		Told:     opts.Peers != nil, Onward: onward, Astray: astray, Lineage: opts.Lineage,
@@ -300,7 +300,7 @@ func (e *Engine) Open(ctx context.Context, req schema.Request) (*Job, error) {
 	return j, err
 }
 
-// OpenEarly opens a job of which nothing may be told before its Confirm: see [jobs.Jobs.OpenEarly].
+// OpenEarly opens a job of which nothing may be told before its Confirm: see [resolve.Jobs.OpenEarly].
 func (e *Engine) OpenEarly(ctx context.Context, req schema.Request) (*Job, error) {
 	ctx, span := begin(ctx, "plan", attribute.String("bowstring.dataset", req.Dataset))
 	j, err := e.jobs.OpenEarly(ctx, req)
@@ -308,20 +308,20 @@ func (e *Engine) OpenEarly(ctx context.Context, req schema.Request) (*Job, error
 	return j, err
 }
 
-// OpenAhead opens datasets that will probably be asked for: see [jobs.Jobs.OpenAhead].
+// OpenAhead opens datasets that will probably be asked for: see [resolve.Jobs.OpenAhead].
 func (e *Engine) OpenAhead() <-chan struct{} { return e.jobs.OpenAhead() }
 
-// Pin puts the number of a snapshot in the place of its tag: see [jobs.Jobs.Pin].
+// Pin puts the number of a snapshot in the place of its tag: see [resolve.Jobs.Pin].
 func (e *Engine) Pin(ctx context.Context, req schema.Request) (schema.Request, error) {
 	return e.jobs.Pin(ctx, req)
 }
 
-// PlanID is what Job.ID would be of a request: see [jobs.Jobs.ID].
+// PlanID is what Job.ID would be of a request: see [resolve.Jobs.ID].
 func (e *Engine) PlanID(ctx context.Context, req schema.Request) (string, error) {
 	return e.jobs.ID(ctx, req)
 }
 
-// Outline resolves a request without opening a manifest: see [jobs.Jobs.Outline].
+// Outline resolves a request without opening a manifest: see [resolve.Jobs.Outline].
 func (e *Engine) Outline(ctx context.Context, snap *schema.Snapshot, req schema.Request) (*Outline, error) {
 	return e.jobs.Outline(ctx, snap, req)
 }
@@ -332,7 +332,7 @@ func (e *Engine) Schema(ctx context.Context, snap *schema.Snapshot, req schema.R
 }
 
 // KnownBytes is what TotalBytes would be of an outline, if that is known: see
-// [jobs.Jobs.KnownBytes].
+// [resolve.Jobs.KnownBytes].
 func (e *Engine) KnownBytes(o *Outline) (int64, bool) { return e.jobs.KnownBytes(o) }
 
 // Stream starts to serve a ticket of the job. The stream ends with ctx.
@@ -340,7 +340,7 @@ func (e *Engine) Stream(ctx context.Context, j *Job, t schema.Ticket) (*Stream, 
 	return e.set.Open(ctx, j, t)
 }
 
-// Take starts to serve the samples at the given positions: see [streams.Set.Take].
+// Take starts to serve the samples at the given positions: see [prefetch.Set.Take].
 func (e *Engine) Take(ctx context.Context, j *Job, positions []int64) (*Stream, error) {
 	return e.set.Take(ctx, j, positions)
 }
@@ -348,14 +348,14 @@ func (e *Engine) Take(ctx context.Context, j *Job, positions []int64) (*Stream, 
 // What other nodes read by way of this one.
 type (
 	// Loan is a blob that another node wants.
-	Loan = streams.Loan
+	Loan = prefetch.Loan
 	// Answer is what became of a loan.
-	Answer = streams.Answer
+	Answer = prefetch.Answer
 	// Borrower is another node.
-	Borrower = streams.Borrower
+	Borrower = prefetch.Borrower
 )
 
-// Borrow makes a borrower: see [streams.Set.Borrow].
+// Borrow makes a borrower: see [prefetch.Set.Borrow].
 func (e *Engine) Borrow(answer func(Answer)) *Borrower { return e.set.Borrow(answer) }
 
 // Warm fills the spill with what a job will use: see [lookahead.Ahead.Warm].
@@ -363,7 +363,7 @@ func (e *Engine) Warm(ctx context.Context, j *Job, progress func(WarmProgress)) 
 	return e.ahead.Warm(ctx, j, store.CallerFrom(ctx).Tenant, progress)
 }
 
-// TotalBytes is the size of everything that the plan serves: see [jobs.Jobs.TotalBytes].
+// TotalBytes is the size of everything that the plan serves: see [resolve.Jobs.TotalBytes].
 func (e *Engine) TotalBytes(ctx context.Context, j *Job) (int64, error) {
 	ctx, span := begin(ctx, "count bytes")
 	n, err := e.jobs.TotalBytes(ctx, j)

@@ -15,7 +15,7 @@ import (
 type Progress = peers.Progress
 
 // Progress lists what the streams of this node do, for other nodes to know what
-// they will use next: see [streams.Set.Progress].
+// they will use next: see [prefetch.Set.Progress].
 func (e *Engine) Progress() []Progress { return e.set.Progress() }
 
 // Wants is how many bytes the jobs read that this node knows of, by snapshot: see [lookahead.Ahead.Wants].

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"bowstring/fetch/lineage"
+	"bowstring/fetch/prefetch"
 	"bowstring/fetch/store"
-	"bowstring/fetch/streams"
 	"bowstring/schema"
 )
 
@@ -40,10 +40,10 @@ type Share struct {
 }
 
 // Unrecorded returns a context whose streams are not put on record.
-func Unrecorded(ctx context.Context) context.Context { return streams.Unrecorded(ctx) }
+func Unrecorded(ctx context.Context) context.Context { return prefetch.Unrecorded(ctx) }
 
-// CheckedLate returns a context whose streams leave checksums to whoever copies their blobs: see [streams.CheckedLate].
-func CheckedLate(ctx context.Context) context.Context { return streams.CheckedLate(ctx) }
+// CheckedLate returns a context whose streams leave checksums to whoever copies their blobs: see [prefetch.CheckedLate].
+func CheckedLate(ctx context.Context) context.Context { return prefetch.CheckedLate(ctx) }
 
 // Recorded returns what was recorded of the streams that match tells, in the order in which they began. ok is false if
 // no record is kept. The caller has counted [LineageBytes] in.
@@ -143,7 +143,7 @@ func (e *Engine) share(ctx context.Context, jobs map[string]*Job, p *Piece, epoc
 		}
 		jobs[name] = j
 	}
-	h, err := streams.HeldBy(ctx, j, p, epoch, step)
+	h, err := prefetch.HeldBy(ctx, j, p, epoch, step)
 	if err != nil || h == nil {
 		return nil, err
 	}
@@ -177,7 +177,7 @@ func (e *Engine) LastEpoch(ctx context.Context, p *Piece) (uint64, error) {
 		return 0, err
 	}
 	defer j.Close()
-	return streams.LastEpoch(j, p)
+	return prefetch.LastEpoch(j, p)
 }
 
 // sharedBy names how a step is shared out.

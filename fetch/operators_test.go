@@ -16,8 +16,8 @@ import (
 	"bowstring/fetch/ingest"
 	"bowstring/fetch/operators"
 	"bowstring/fetch/operators/draw"
-	"bowstring/fetch/operators/operatorstest"
 	"bowstring/fetch/operators/program"
+	"bowstring/internal/operatorstest"
 	"bowstring/schema"
 )
 

@@ -13,7 +13,7 @@ import (
 	"bowstring/fetch/admission"
 	"bowstring/fetch/calibrate"
 	"bowstring/fetch/predict"
-	"bowstring/fetch/tiers"
+	"bowstring/fetch/read"
 	"bowstring/schema"
 )
 
@@ -119,7 +119,7 @@ func (e *Engine) storeSeen(r *Rates, at, calibrated time.Time, size float64) boo
 
 // seenOf is what was known of the store, made good by what was seen of it while the way there was
 // full, and whether that says anything of blobs of a size.
-func seenOf(s predict.Store, seen *tiers.Spell, size float64) (predict.Store, bool) {
+func seenOf(s predict.Store, seen *read.Spell, size float64) (predict.Store, bool) {
 	known := s != predict.Store{}
 	mean := float64(seen.Bytes) / float64(max(seen.Reads, 1))
 	if known && (mean > ratesAlike*size || mean < size/ratesAlike) {
@@ -151,7 +151,7 @@ func seenOf(s predict.Store, seen *tiers.Spell, size float64) (predict.Store, bo
 func (e *Engine) hereSeen(r *Rates, from *RatesFrom) {
 	st := e.reader.Stats()
 	for _, tier := range e.reader.Times() {
-		// Eight are read at once: see tiers.Spill.
+		// Eight are read at once: see read.Spill.
 		if tier.Tier == "spill" && tier.Count >= ratesReads && tier.Sum > 0 && from.Spill == "" {
 			r.Spill.ReadBytesPerSec = 8 * float64(st.UpperBytes) / tier.Sum.Seconds()
 			from.Spill = FromStreams

@@ -6,21 +6,21 @@ import (
 	"time"
 
 	"bowstring/fetch/predict"
-	"bowstring/fetch/tiers"
+	"bowstring/fetch/read"
 )
 
 // What streams have seen of a store tells by how much it is faster or slower than it was
 // measured to be, for blobs that are alike, and of others nothing.
 func TestSeen(t *testing.T) {
 	measured := predict.Store{LatencyMS: 20, ReadsPerS: 10_000, BytesPerSec: 100e6}
-	spell := func(size, rate float64) *tiers.Spell {
-		return &tiers.Spell{Full: 10 * time.Second, Latency: 30 * time.Millisecond, Reads: int64(10 * rate / size),
+	spell := func(size, rate float64) *read.Spell {
+		return &read.Spell{Full: 10 * time.Second, Latency: 30 * time.Millisecond, Reads: int64(10 * rate / size),
 			Bytes: int64(10 * rate)}
 	}
 	for _, c := range []struct {
 		name       string
 		known      predict.Store
-		seen       *tiers.Spell
+		seen       *read.Spell
 		size       float64
 		want       predict.Store
 		saysOfThis bool

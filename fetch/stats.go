@@ -6,8 +6,8 @@ import (
 	"bowstring/fetch/admission"
 	"bowstring/fetch/lookahead"
 	"bowstring/fetch/operators"
-	"bowstring/fetch/streams"
-	"bowstring/fetch/tiers"
+	"bowstring/fetch/prefetch"
+	"bowstring/fetch/read"
 	"bowstring/spill"
 )
 
@@ -61,7 +61,7 @@ type (
 	// JobStats is where the blobs of a job came from.
 	JobStats = lookahead.JobStats
 	// WindowStats describes what a stream has ahead of its consumer.
-	WindowStats = streams.WindowStats
+	WindowStats = prefetch.WindowStats
 	// OperatorStats are those of operators.
 	OperatorStats = operators.Stats
 	// SpillStats are those of the cache.
@@ -70,13 +70,13 @@ type (
 	SpillDataset = spill.DatasetStats
 )
 
-// Times says how long the reads of a tier took: see [tiers.Times].
-type Times = tiers.Times
+// Times says how long the reads of a tier took: see [read.Times].
+type Times = read.Times
 
 // What the buckets of Times are.
 const (
-	TimesSchema = tiers.TimesSchema
-	TimesFirst  = tiers.TimesFirst
+	TimesSchema = read.TimesSchema
+	TimesFirst  = read.TimesFirst
 )
 
 // Times returns how long reads took, of each tier in their order, since the engine was made.
@@ -99,7 +99,7 @@ type Path struct {
 
 // ReadReasons are all reasons for reads of the store, by which Stats count them: own, lent, ahead, page, astray,
 // unreachable, refused, hedge and retry.
-func ReadReasons() []string { return tiers.ReasonNames() }
+func ReadReasons() []string { return read.ReasonNames() }
 
 // Stats returns the engine's counters.
 func (e *Engine) Stats() Stats {

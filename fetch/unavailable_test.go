@@ -10,8 +10,8 @@ import (
 	"testing"
 
 	"bowstring/fetch"
-	"bowstring/fetch/operators/operatorstest"
 	"bowstring/fetch/operators/program"
+	"bowstring/internal/operatorstest"
 	"bowstring/schema"
 )
 

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"bowstring/flight/door"
+	"bowstring/flight/auth"
 )
 
 // refusalsLogged is how often refused connections are logged.
@@ -46,7 +46,7 @@ func (l *gatherListener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		host := door.Host(c.RemoteAddr().String())
+		host := auth.Host(c.RemoteAddr().String())
 		if why := l.admit(host); why != "" {
 			l.refuse(c, why)
 			continue

@@ -11,7 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"bowstring/fetch/store"
-	"bowstring/flight/rules"
+	"bowstring/flight/policy"
 	"bowstring/schema"
 )
 
@@ -235,7 +235,7 @@ func (s *Server) describe(ctx context.Context, b []byte, send func([]byte) error
 	if err != nil {
 		return err
 	}
-	snap, d, err := s.snapshot(ctx, ref, rules.List)
+	snap, d, err := s.snapshot(ctx, ref, policy.List)
 	if err != nil {
 		return err
 	}
@@ -315,14 +315,14 @@ func (s *Server) warm(ctx context.Context, b []byte, send func([]byte) error) er
 	if err != nil {
 		return err
 	}
-	if _, err := s.may(ctx, req.Dataset, rules.Read); err != nil {
+	if _, err := s.may(ctx, req.Dataset, policy.Read); err != nil {
 		return err
 	}
 	if !s.hasSpill() {
 		return fmt.Errorf("%w: this server has no spill to warm; it is served with one by --spill DIR",
 			schema.ErrNotFound)
 	}
-	job, err := s.open(ctx, req, rules.Read)
+	job, err := s.open(ctx, req, policy.Read)
 	if err != nil {
 		return err
 	}
@@ -341,7 +341,7 @@ func (s *Server) renewFlightEndpoint(ctx context.Context, b []byte, send func([]
 	if err != nil {
 		return err
 	}
-	if _, err := s.exists(ctx, snapshotRef{t.Dataset, t.Snapshot, t.Tag}, rules.Read); err != nil {
+	if _, err := s.exists(ctx, snapshotRef{t.Dataset, t.Snapshot, t.Tag}, policy.Read); err != nil {
 		return err
 	}
 	e.ExpirationTime = s.expiration()

@@ -10,7 +10,7 @@ import (
 
 	"bowstring/fetch"
 	"bowstring/flight/audit"
-	"bowstring/flight/rules"
+	"bowstring/flight/policy"
 	"bowstring/schema"
 )
 
@@ -21,8 +21,8 @@ type access struct {
 	snapshot int64
 	plan     string
 	group    string // what is the same in the plans of all epochs
-	right    rules.Right
-	decision rules.Decision
+	right    policy.Right
+	decision policy.Decision
 	refused  bool // it was not let do it
 	early    bool // and it is not certain yet that it is of the snapshot that was asked for
 }
@@ -72,7 +72,7 @@ func (r *registry) beginsRead(c *call) bool {
 
 // reads reports whether it is certain that a call reads: of an upload, the snapshot is on record.
 func (a *access) reads(c *call) bool {
-	return !a.refused && !a.early && a.right == rules.Read && !strings.HasSuffix(c.method, "/DoPut")
+	return !a.refused && !a.early && a.right == policy.Read && !strings.HasSuffix(c.method, "/DoPut")
 }
 
 // readEvent is that of a call that was let read.

@@ -25,9 +25,9 @@ import (
 
 	"bowstring/fetch/store"
 	"bowstring/fetch/store/local"
-	"bowstring/flight/door"
-	"bowstring/flight/samenode"
-	"bowstring/flight/samenode/samenodetest"
+	"bowstring/flight/auth"
+	"bowstring/flight/shm"
+	"bowstring/internal/shmtest"
 	"bowstring/schema"
 )
 
@@ -64,7 +64,7 @@ type kept struct {
 // breaking breaks off streams of a server.
 type breaking struct {
 	*fixture
-	local  *samenode.Server
+	local  *shm.Server
 	remote *remoteStore // nil over an embedded store
 }
 
@@ -261,7 +261,7 @@ func (b *breaking) ways() map[string]func() {
 			}
 		},
 		"ring": func() {
-			g, err := samenodetest.Visit(b.local.Path(), "", b.local.Key(""))
+			g, err := shmtest.Visit(b.local.Path(), "", b.local.Key(""))
 			if err != nil {
 				b.t.Fatal(err)
 			}
@@ -308,7 +308,7 @@ func newBreaking(t *testing.T, name string) *breaking {
 	b := &breaking{}
 	opts := Options{MaxCallsPerConnection: 100}
 	var err error
-	if b.local, err = samenode.Listen(samenode.Options{Path: filepath.Join(t.TempDir(), "s"), RingBytes: 9 << 20,
+	if b.local, err = shm.Listen(shm.Options{Path: filepath.Join(t.TempDir(), "s"), RingBytes: 9 << 20,
 		References: true, Logger: slog.New(slog.DiscardHandler)}); err != nil {
 		t.Fatal(err)
 	}
@@ -320,7 +320,7 @@ func newBreaking(t *testing.T, name string) *breaking {
 	opts.SameNode = b.local
 	switch name {
 	case "tls":
-		b.fixture, _ = newDoors(t, func(o *door.Options) { o.Poll, o.Recheck = time.Hour, time.Hour }).serve(opts)
+		b.fixture, _ = newDoors(t, func(o *auth.Options) { o.Poll, o.Recheck = time.Hour, time.Hour }).serve(opts)
 	case "remote":
 		b.fixture = serveOver(t, opts, func(s *local.Store) store.Store {
 			b.remote = &remoteStore{Store: s}

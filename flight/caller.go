@@ -8,8 +8,8 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"bowstring/fetch"
-	"bowstring/flight/door"
-	"bowstring/flight/rules"
+	"bowstring/flight/auth"
+	"bowstring/flight/policy"
 	"bowstring/schema"
 )
 
@@ -29,15 +29,15 @@ var traceForm = regexp.MustCompile(`^[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-
 // store. known says that callers have to say who they are: those who had not to
 // for this call are on nobody's account then.
 // tenants, if not nil, say on whose account those are who do not say so themselves.
-func withCaller(ctx context.Context, known bool, tenants *rules.Tenants) (context.Context, fetch.Caller, error) {
+func withCaller(ctx context.Context, known bool, tenants *policy.Tenants) (context.Context, fetch.Caller, error) {
 	var c fetch.Caller
-	id := door.IdentityFrom(ctx)
+	id := auth.IdentityFrom(ctx)
 	if id != nil {
 		c.Principal, c.Groups, c.Tenant = id.Principal, id.Groups, id.Tenant
 	}
 	md, _ := metadata.FromIncomingContext(ctx)
 	if v := md.Get(tenantHeader); len(v) > 0 && (id != nil || !known) {
-		if len(v) > 1 || !door.TenantForm(v[0]) {
+		if len(v) > 1 || !auth.TenantForm(v[0]) {
 			return ctx, c, &schema.FieldError{
 				Field: "header " + tenantHeader, Got: schema.Quote(v[0]),
 				Want: "one name of up to 128 letters, digits and . _ @ : / -",

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"bowstring/fetch"
-	"bowstring/flight/door"
+	"bowstring/flight/auth"
 	"bowstring/schema"
 )
 
@@ -48,9 +48,9 @@ func TestCaller(t *testing.T) {
 // Where callers are known, what let one in says who it is, and the header chooses
 // among its tenants.
 func TestKnownCaller(t *testing.T) {
-	alice := &door.Identity{Principal: "alice", Groups: []string{"ml"}, Tenant: "vision", Tenants: []string{"audio"}}
+	alice := &auth.Identity{Principal: "alice", Groups: []string{"ml"}, Tenant: "vision", Tenants: []string{"audio"}}
 	for _, tt := range []struct {
-		id     *door.Identity
+		id     *auth.Identity
 		header string
 		want   fetch.Caller
 		err    error
@@ -58,12 +58,12 @@ func TestKnownCaller(t *testing.T) {
 		{alice, "", fetch.Caller{Principal: "alice", Groups: []string{"ml"}, Tenant: "vision"}, nil},
 		{alice, "audio", fetch.Caller{Principal: "alice", Groups: []string{"ml"}, Tenant: "audio"}, nil},
 		{alice, "text", fetch.Caller{}, schema.ErrDenied},
-		{&door.Identity{Principal: "bob"}, "vision", fetch.Caller{}, schema.ErrDenied},
+		{&auth.Identity{Principal: "bob"}, "vision", fetch.Caller{}, schema.ErrDenied},
 		{nil, "vision", fetch.Caller{}, nil}, // a health check is on nobody's account
 	} {
 		ctx := t.Context()
 		if tt.id != nil {
-			ctx = door.WithIdentity(ctx, tt.id)
+			ctx = auth.WithIdentity(ctx, tt.id)
 		}
 		if tt.header != "" {
 			ctx = metadata.NewIncomingContext(ctx, metadata.Pairs(tenantHeader, tt.header))

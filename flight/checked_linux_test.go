@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 
-	"bowstring/flight/samenode"
+	"bowstring/flight/shm"
 	"bowstring/schema"
 )
 
@@ -26,7 +26,7 @@ import (
 func TestWrongBytesNeverLeave(t *testing.T) {
 	for name, ring := range map[string]int64{"by the ring": 32 << 20, "no room": 1 << 20, "no ring": 0} {
 		t.Run(name, func(t *testing.T) {
-			local, err := samenode.Listen(samenode.Options{Path: filepath.Join(t.TempDir(), "s"),
+			local, err := shm.Listen(shm.Options{Path: filepath.Join(t.TempDir(), "s"),
 				RingBytes: max(ring, 1<<20), Logger: slog.New(slog.DiscardHandler)})
 			if err != nil {
 				t.Fatal(err)

@@ -10,7 +10,7 @@ import (
 
 	"bowstring/fetch"
 	"bowstring/fetch/admission"
-	"bowstring/flight/rules"
+	"bowstring/flight/policy"
 	"bowstring/schema"
 )
 
@@ -144,7 +144,7 @@ func (s *Server) openTake(ctx context.Context, d *flight.FlightDescriptor) (*fet
 		Dataset: cmd.Take.Dataset, Snapshot: cmd.Take.Snapshot, Tag: cmd.Take.Tag, Columns: cmd.Take.Columns,
 		Layout: schema.Layout(cmd.Take.Layout), BatchBytes: cmd.Take.BatchBytes,
 		Operators: cmd.Take.Operators, Place: cmd.Take.Place, Shuffle: cmd.Take.Shuffle,
-	}, rules.Read)
+	}, policy.Read)
 }
 
 // readRequests starts a stream for each incoming batch. The last thing it sends

@@ -9,8 +9,8 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/flight"
 
 	"bowstring/fetch"
-	"bowstring/fetch/jobs"
-	"bowstring/flight/rules"
+	"bowstring/fetch/resolve"
+	"bowstring/flight/policy"
 	"bowstring/schema"
 )
 
@@ -68,7 +68,7 @@ func (s *Server) DoGet(ticket *flight.Ticket, stream flight.FlightService_DoGetS
 	// As late as in sender.prepare: what was checked is copied to the client next, while the processor's cache has it.
 	ctx = fetch.CheckedLate(ctx)
 	job, batches, err := s.serveTicket(ctx, t, s.openEarly)
-	if errors.Is(err, jobs.ErrSuperseded) {
+	if errors.Is(err, resolve.ErrSuperseded) {
 		job, batches, err = s.serveTicket(ctx, t, s.open)
 	}
 	if err != nil {
@@ -87,10 +87,10 @@ func (s *Server) DoGet(ticket *flight.Ticket, stream flight.FlightService_DoGetS
 }
 
 // serveTicket starts to serve a ticket: it opens a job, counts the call in as its stream, and begins to read. The
-// stream is counted out with the call. jobs.ErrSuperseded says that the job was opened early, and is the wrong one.
+// stream is counted out with the call. resolve.ErrSuperseded says that the job was opened early, and is the wrong one.
 func (s *Server) serveTicket(ctx context.Context, t schema.Ticket,
-	open func(context.Context, schema.Request, rules.Right) (*fetch.Job, error)) (*fetch.Job, *fetch.Stream, error) {
-	job, err := open(ctx, t.Request, rules.Read)
+	open func(context.Context, schema.Request, policy.Right) (*fetch.Job, error)) (*fetch.Job, *fetch.Stream, error) {
+	job, err := open(ctx, t.Request, policy.Read)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -12,39 +12,39 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
-	"bowstring/flight/door"
-	"bowstring/flight/door/doortest"
+	"bowstring/flight/auth"
+	"bowstring/internal/authtest"
 )
 
 // doors are all ways into a server at once, over TLS.
 type doors struct {
 	t         testing.TB
 	dir       string
-	authority *doortest.Authority // of servers and clients
-	provider  *doortest.Provider
+	authority *authtest.Authority // of servers and clients
+	provider  *authtest.Provider
 	tokens    string // the file
-	door      *door.Door
+	door      *auth.Door
 	log       *lockedBuffer
 }
 
 const audience = "bowstring"
 
 // newDoors opens all doors; change, if not nil, changes their options before.
-func newDoors(t testing.TB, change func(*door.Options)) *doors {
+func newDoors(t testing.TB, change func(*auth.Options)) *doors {
 	t.Helper()
-	d := &doors{t: t, dir: t.TempDir(), authority: doortest.NewAuthority(t, "authority"),
-		provider: doortest.NewProvider(t), log: &lockedBuffer{}}
+	d := &doors{t: t, dir: t.TempDir(), authority: authtest.NewAuthority(t, "authority"),
+		provider: authtest.NewProvider(t), log: &lockedBuffer{}}
 	d.tokens = filepath.Join(d.dir, "tokens.json")
-	d.token(door.Token{Principal: "somebody"}) // makes the file
+	d.token(auth.Token{Principal: "somebody"}) // makes the file
 	d.exchange(d.authority.Server(t))
-	opts := door.Options{
-		TLS: door.TLSOptions{
+	opts := auth.Options{
+		TLS: auth.TLSOptions{
 			Cert: filepath.Join(d.dir, "server.pem"), Key: filepath.Join(d.dir, "server.key"),
-			ClientCA: doortest.Write(t, d.dir, "clients.pem", d.authority.PEM),
+			ClientCA: authtest.Write(t, d.dir, "clients.pem", d.authority.PEM),
 		},
 		Tokens: d.tokens,
-		OIDC: door.OIDCOptions{
-			Issuer: d.provider.Issuer, Audience: audience, CA: doortest.Write(t, d.dir, "provider.pem", d.provider.CA),
+		OIDC: auth.OIDCOptions{
+			Issuer: d.provider.Issuer, Audience: audience, CA: authtest.Write(t, d.dir, "provider.pem", d.provider.CA),
 			TenantClaim: "tenants",
 		},
 		WrongBurst: 1 << 20, Poll: 20 * time.Millisecond, Recheck: 10 * time.Millisecond,
@@ -54,7 +54,7 @@ func newDoors(t testing.TB, change func(*door.Options)) *doors {
 		change(&opts)
 	}
 	var err error
-	if d.door, err = door.New(t.Context(), opts); err != nil {
+	if d.door, err = auth.New(t.Context(), opts); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -71,7 +71,7 @@ func newDoors(t testing.TB, change func(*door.Options)) *doors {
 // serve starts a server behind the doors, whose clients bring a token of alice's.
 func (d *doors) serve(opts Options) (f *fixture, token string) {
 	d.t.Helper()
-	token = d.token(door.Token{Principal: "alice", Groups: []string{"ml"}, Tenant: "vision",
+	token = d.token(auth.Token{Principal: "alice", Groups: []string{"ml"}, Tenant: "vision",
 		Tenants: []string{"audio"}})
 	// The door has to have seen it before anybody comes.
 	d.await(func() bool { return d.known(token) })
@@ -101,9 +101,9 @@ func (d *doors) await(happened func() bool) {
 }
 
 // token makes a token, and adds it to the file.
-func (d *doors) token(t door.Token) string {
+func (d *doors) token(t auth.Token) string {
 	d.t.Helper()
-	secret, err := door.AddToken(d.tokens, &t)
+	secret, err := auth.AddToken(d.tokens, &t)
 	if err != nil {
 		d.t.Fatal(err)
 	}
@@ -111,14 +111,14 @@ func (d *doors) token(t door.Token) string {
 }
 
 // exchange writes another certificate and key.
-func (d *doors) exchange(p doortest.Pair) {
-	doortest.Write(d.t, d.dir, "server.key", p.Key)
-	doortest.Write(d.t, d.dir, "server.pem", p.Cert)
+func (d *doors) exchange(p authtest.Pair) {
+	authtest.Write(d.t, d.dir, "server.key", p.Key)
+	authtest.Write(d.t, d.dir, "server.pem", p.Cert)
 }
 
 // trust connects to servers of the authority, with a client's certificate if
 // there is one; change changes how.
-func (d *doors) trust(own *doortest.Pair, change func(*tls.Config)) grpc.DialOption {
+func (d *doors) trust(own *authtest.Pair, change func(*tls.Config)) grpc.DialOption {
 	d.t.Helper()
 	config := &tls.Config{RootCAs: x509.NewCertPool(), MinVersion: tls.VersionTLS13}
 	if !config.RootCAs.AppendCertsFromPEM(d.authority.PEM) {

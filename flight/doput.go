@@ -11,7 +11,7 @@ import (
 
 	"bowstring/fetch/admission"
 	"bowstring/fetch/ingest"
-	"bowstring/flight/rules"
+	"bowstring/flight/policy"
 	"bowstring/schema"
 )
 
@@ -195,11 +195,11 @@ func (s *Server) putRows(ctx context.Context, put *putCommand, in *incoming, out
 	if err != nil {
 		return err
 	}
-	granted, err := s.may(ctx, put.Dataset, rules.Write)
+	granted, err := s.may(ctx, put.Dataset, policy.Write)
 	if err != nil {
 		return err
 	}
-	used(ctx, access{dataset: put.Dataset, right: rules.Write, decision: granted})
+	used(ctx, access{dataset: put.Dataset, right: policy.Write, decision: granted})
 	if up.first, err = s.rowsBefore(ctx, put, mode); err != nil {
 		return err
 	}
@@ -303,7 +303,7 @@ func (s *Server) rowsBefore(ctx context.Context, put *putCommand, mode ingest.Mo
 	if mode != ingest.Append {
 		return 0, nil
 	}
-	snap, _, err := s.snapshot(ctx, snapshotRef{Dataset: put.Dataset}, rules.Write)
+	snap, _, err := s.snapshot(ctx, snapshotRef{Dataset: put.Dataset}, policy.Write)
 	if err != nil {
 		return 0, err
 	}
@@ -322,7 +322,7 @@ const keptPositionCost = 24
 func (s *Server) putSelection(ctx context.Context, cmd *selectionCommand, in *incoming, out *results) error {
 	req := cmd.request()
 	req.Columns = []string{schema.PositionColumn}
-	job, err := s.open(ctx, req, rules.Read)
+	job, err := s.open(ctx, req, policy.Read)
 	if err != nil {
 		return err
 	}

@@ -8,7 +8,7 @@ import (
 
 	"bowstring/fetch"
 	"bowstring/fetch/predict"
-	"bowstring/flight/rules"
+	"bowstring/flight/policy"
 	"bowstring/schema"
 )
 
@@ -133,7 +133,7 @@ func (s *Server) explain(ctx context.Context, b []byte, send func([]byte) error)
 	if err != nil {
 		return err
 	}
-	job, err := s.open(ctx, req.Request, rules.Read)
+	job, err := s.open(ctx, req.Request, policy.Read)
 	if err != nil {
 		return err
 	}
@@ -379,7 +379,7 @@ func (s *Server) calibrate(ctx context.Context, b []byte, send func([]byte) erro
 
 // ownRates are the rates that are known now, for who runs the server.
 func (s *Server) ownRates(ctx context.Context) (fetch.Rates, error) {
-	if err := s.mayServer(ctx, rules.Admin, "rates"); err != nil {
+	if err := s.mayServer(ctx, policy.Admin, "rates"); err != nil {
 		return fetch.Rates{}, err
 	}
 	r, _ := s.ratesAt(time.Now(), &predict.Job{})

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
-	"bowstring/flight/door"
+	"bowstring/flight/auth"
 )
 
 var floodFlag = flag.Int("flood", 500, "how many wrong tokens TestFloodOfWrongTokens sends")
@@ -20,7 +20,7 @@ var floodFlag = flag.Int("flood", 500, "how many wrong tokens TestFloodOfWrongTo
 // Whoever sends wrong tokens as fast as the server answers gets nothing, fills neither log
 // nor memory, and keeps nobody out whose token is right, from the same address as well.
 func TestFloodOfWrongTokens(t *testing.T) {
-	d := newDoors(t, func(o *door.Options) { o.WrongBurst = 30 })
+	d := newDoors(t, func(o *auth.Options) { o.WrongBurst = 30 })
 	f, good := d.serve(Options{})
 	f.fill("d", 10)
 	client, _ := f.connect(d.trust(nil, nil))

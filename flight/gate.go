@@ -10,9 +10,9 @@ import (
 
 	"bowstring/fetch"
 	"bowstring/fetch/ingest"
-	"bowstring/fetch/jobs"
+	"bowstring/fetch/resolve"
 	"bowstring/fetch/store"
-	"bowstring/flight/rules"
+	"bowstring/flight/policy"
 	"bowstring/schema"
 )
 
@@ -20,22 +20,22 @@ import (
 // whatever names a dataset goes through the rules here, for the caller that the context
 // carries. TestGate holds the other files to that.
 
-func (s *Server) rules() *rules.Rules {
+func (s *Server) rules() *policy.Rules {
 	if s.opts.Rules == nil {
 		return nil
 	}
 	return s.opts.Rules()
 }
 
-func whoOf(c fetch.Caller) rules.Who { return rules.Who{Principal: c.Principal, Groups: c.Groups} }
+func whoOf(c fetch.Caller) policy.Who { return policy.Who{Principal: c.Principal, Groups: c.Groups} }
 
 // decide says what the caller may do with a dataset.
-func (s *Server) decide(ctx context.Context, dataset string) rules.Decision {
+func (s *Server) decide(ctx context.Context, dataset string) policy.Decision {
 	return s.rules().Decide(whoOf(fetch.CallerFrom(ctx)), dataset)
 }
 
 // mayServer fails unless the caller has a right to the server as a whole.
-func (s *Server) mayServer(ctx context.Context, right rules.Right, what string) error {
+func (s *Server) mayServer(ctx context.Context, right policy.Right, what string) error {
 	if s.rules().Server(whoOf(fetch.CallerFrom(ctx))).May(right) {
 		return nil
 	}
@@ -46,16 +46,16 @@ func (s *Server) mayServer(ctx context.Context, right rules.Right, what string) 
 // may fails unless the caller has a right on a dataset. Of one that he may not even see
 // he is told that there is none, whether there is or not; but for writing, where there
 // need not be one.
-func (s *Server) may(ctx context.Context, dataset string, right rules.Right) (rules.Decision, error) {
+func (s *Server) may(ctx context.Context, dataset string, right policy.Right) (policy.Decision, error) {
 	// also for those who would only be told that there is none: it is recorded
 	if err := schema.CheckName("dataset", dataset); err != nil {
-		return rules.Decision{}, err
+		return policy.Decision{}, err
 	}
 	d := s.decide(ctx, dataset)
 	switch {
 	case d.May(right):
 		return d, nil
-	case d.May(rules.List) || right&rules.Write != 0:
+	case d.May(policy.List) || right&policy.Write != 0:
 		return d, s.denied(ctx, dataset, fmt.Errorf("%w: what you may do with dataset %q: %s; this takes %s",
 			schema.ErrDenied, dataset, d.Rights, right))
 	}
@@ -88,7 +88,7 @@ func (s *Server) datasets(ctx context.Context) ([]store.Dataset, error) {
 	}
 	var seen []store.Dataset
 	for _, d := range all {
-		if s.decide(ctx, d.Name).May(rules.List) {
+		if s.decide(ctx, d.Name).May(policy.List) {
 			seen = append(seen, d)
 		}
 	}
@@ -98,7 +98,7 @@ func (s *Server) datasets(ctx context.Context) ([]store.Dataset, error) {
 // snapshot looks a snapshot up that the caller has a right to, by number or by tag, the
 // newest if neither is given.
 func (s *Server) snapshot(ctx context.Context, ref snapshotRef,
-	right rules.Right) (*schema.Snapshot, rules.Decision, error) {
+	right policy.Right) (*schema.Snapshot, policy.Decision, error) {
 	dataset := ref.Dataset
 	d, err := s.may(ctx, dataset, right)
 	if err != nil {
@@ -121,7 +121,7 @@ func (s *Server) snapshot(ctx context.Context, ref snapshotRef,
 
 // exists looks a snapshot up as snapshot does, and fails also if the rule's where does
 // not fit it. Whoever counts its rows by view need not ask.
-func (s *Server) exists(ctx context.Context, ref snapshotRef, right rules.Right) (*schema.Snapshot, error) {
+func (s *Server) exists(ctx context.Context, ref snapshotRef, right policy.Right) (*schema.Snapshot, error) {
 	snap, d, err := s.snapshot(ctx, ref, right)
 	if err == nil {
 		err = s.shows(ctx, d, snap)
@@ -130,7 +130,7 @@ func (s *Server) exists(ctx context.Context, ref snapshotRef, right rules.Right)
 }
 
 // fits fails if the rule shows no column of a snapshot.
-func (s *Server) fits(ctx context.Context, d rules.Decision, snap *schema.Snapshot) error {
+func (s *Server) fits(ctx context.Context, d policy.Decision, snap *schema.Snapshot) error {
 	if d.Restriction.Visible(snap.Schema).NumFields() > 0 {
 		return nil
 	}
@@ -140,7 +140,7 @@ func (s *Server) fits(ctx context.Context, d rules.Decision, snap *schema.Snapsh
 }
 
 // shows fails if the rule shows no column of a snapshot, or its where does not fit it.
-func (s *Server) shows(ctx context.Context, d rules.Decision, snap *schema.Snapshot) error {
+func (s *Server) shows(ctx context.Context, d policy.Decision, snap *schema.Snapshot) error {
 	if err := s.fits(ctx, d, snap); err != nil || !d.Restriction.HidesRows() {
 		return err
 	}
@@ -158,8 +158,8 @@ func (s *Server) shows(ctx context.Context, d rules.Decision, snap *schema.Snaps
 
 // misfit reports whether an error is that of a rule that does not fit a dataset, which is
 // for the log alone.
-func (s *Server) misfit(ctx context.Context, d rules.Decision, err error) bool {
-	fault, ok := errors.AsType[*jobs.RestrictionError](err)
+func (s *Server) misfit(ctx context.Context, d policy.Decision, err error) bool {
+	fault, ok := errors.AsType[*resolve.RestrictionError](err)
 	if ok {
 		s.log.LogAttrs(ctx, slog.LevelWarn, "a rule does not fit a dataset, which does not exist for those "+
 			"whom it is for",
@@ -169,24 +169,24 @@ func (s *Server) misfit(ctx context.Context, d rules.Decision, err error) bool {
 }
 
 // open opens a job with what the caller may see.
-func (s *Server) open(ctx context.Context, req schema.Request, right rules.Right) (*fetch.Job, error) {
+func (s *Server) open(ctx context.Context, req schema.Request, right policy.Right) (*fetch.Job, error) {
 	return s.openBy(ctx, req, right, s.engine.Open)
 }
 
 // openEarly opens a job of which the caller is told nothing before confirm.
-func (s *Server) openEarly(ctx context.Context, req schema.Request, right rules.Right) (*fetch.Job, error) {
+func (s *Server) openEarly(ctx context.Context, req schema.Request, right policy.Right) (*fetch.Job, error) {
 	return s.openBy(ctx, req, right, s.engine.OpenEarly)
 }
 
 // confirm waits until it is certain that a job that was opened early is of the snapshot that the request means.
-// jobs.ErrSuperseded if it is not.
+// resolve.ErrSuperseded if it is not.
 func (s *Server) confirm(ctx context.Context, job *fetch.Job, req schema.Request) error {
 	err := job.Confirm(ctx)
 	switch {
 	case err == nil:
 		certain(ctx)
 		return s.beginRead(ctx)
-	case errors.Is(err, jobs.ErrSuperseded):
+	case errors.Is(err, resolve.ErrSuperseded):
 		mistaken(ctx)
 		return err
 	}
@@ -194,7 +194,7 @@ func (s *Server) confirm(ctx context.Context, job *fetch.Job, req schema.Request
 }
 
 // openBy opens a job by what opens jobs.
-func (s *Server) openBy(ctx context.Context, req schema.Request, right rules.Right,
+func (s *Server) openBy(ctx context.Context, req schema.Request, right policy.Right,
 	by func(context.Context, schema.Request) (*fetch.Job, error)) (*fetch.Job, error) {
 	d, err := s.may(ctx, req.Dataset, right)
 	if err != nil {
@@ -227,7 +227,7 @@ func (s *Server) openBy(ctx context.Context, req schema.Request, right rules.Rig
 // notFor is what the caller is told where something went wrong that he has a right to.
 // Errors of the store name all datasets, and one of the rule's own is not for him. Where
 // the rule does not fit, none is: whatever he asks for, there is no such dataset.
-func (s *Server) notFor(ctx context.Context, d rules.Decision, dataset string, number int64, err error) error {
+func (s *Server) notFor(ctx context.Context, d policy.Decision, dataset string, number int64, err error) error {
 	if d.Rule == nil {
 		return err
 	}
@@ -257,7 +257,7 @@ func (s *Server) notFor(ctx context.Context, d rules.Decision, dataset string, n
 
 // unless returns an error, but for a snapshot that does not exist for the caller, or
 // could not be looked at, the error of that.
-func (s *Server) unless(ctx context.Context, d rules.Decision, snap *schema.Snapshot, looking, err error) error {
+func (s *Server) unless(ctx context.Context, d policy.Decision, snap *schema.Snapshot, looking, err error) error {
 	if looking == nil && d.Restriction != nil {
 		looking = s.shows(ctx, d, snap)
 	}
@@ -270,7 +270,7 @@ func (s *Server) unless(ctx context.Context, d rules.Decision, snap *schema.Snap
 // planID is what the plan of a request is called for the caller.
 func (s *Server) planID(ctx context.Context, req schema.Request) (string, error) {
 	if req.Snapshot == 0 || req.Batch == 0 { // the snapshot is looked up
-		snap, err := s.exists(ctx, snapshotRef{req.Dataset, req.Snapshot, req.Tag}, rules.List)
+		snap, err := s.exists(ctx, snapshotRef{req.Dataset, req.Snapshot, req.Tag}, policy.List)
 		if err != nil {
 			return "", err
 		}
@@ -295,7 +295,7 @@ func (s *Server) saveSelection(ctx context.Context, job *fetch.Job, positions []
 // dropSnapshot drops a snapshot, or with number 0 the dataset, and returns the numbers.
 func (s *Server) dropSnapshot(ctx context.Context, ref snapshotRef) ([]int64, error) {
 	dataset := ref.Dataset
-	d, err := s.may(ctx, dataset, rules.Drop)
+	d, err := s.may(ctx, dataset, policy.Drop)
 	if err != nil {
 		return nil, err
 	}
@@ -312,7 +312,7 @@ func (s *Server) dropSnapshot(ctx context.Context, ref snapshotRef) ([]int64, er
 		}
 		dropped = all.Snapshots
 	}
-	used(ctx, access{dataset: dataset, snapshot: number, right: rules.Drop, decision: d})
+	used(ctx, access{dataset: dataset, snapshot: number, right: policy.Drop, decision: d})
 	err = s.audited(ctx, change{event: auditDrop, dataset: dataset, snapshot: number}, func(*change) error {
 		return s.engine.Drop(ctx, dataset, number)
 	})
@@ -324,7 +324,7 @@ func (s *Server) dropSnapshot(ctx context.Context, ref snapshotRef) ([]int64, er
 
 // collect collects garbage, which is of all datasets.
 func (s *Server) collect(ctx context.Context, opts store.GCOptions) (report store.GCReport, err error) {
-	if err := s.mayServer(ctx, rules.Admin, "collecting garbage"); err != nil {
+	if err := s.mayServer(ctx, policy.Admin, "collecting garbage"); err != nil {
 		return report, err
 	}
 	if opts.DryRun {
@@ -351,7 +351,7 @@ func (s *Server) ingest(ctx context.Context, opts ingest.Options) (*ingest.Write
 func (s *Server) commit(ctx context.Context, dataset string, w *ingest.Writer,
 	ack batchAck) (snap *schema.Snapshot, changed bool, err error) {
 	// It may have taken long, and the rules may have changed.
-	if _, err := s.may(ctx, dataset, rules.Write); err != nil {
+	if _, err := s.may(ctx, dataset, policy.Write); err != nil {
 		return nil, false, err
 	}
 	err = s.audited(ctx, change{event: auditWrite, dataset: dataset, rows: ack.Rows, bytes: ack.Bytes},
@@ -371,10 +371,10 @@ func (s *Server) hasSpill() bool { return s.engine.Stats().Spill != nil }
 // that he has the right admin to, and all if he has it to the server.
 func (s *Server) mine(ctx context.Context) func(*call) bool {
 	rs, who := s.rules(), whoOf(fetch.CallerFrom(ctx))
-	everything := rs.Server(who).May(rules.Admin)
+	everything := rs.Server(who).May(policy.Admin)
 	return func(c *call) bool {
 		return everything || c.caller.Principal == who.Principal ||
-			c.access.dataset != "" && rs.Decide(who, c.access.dataset).May(rules.Admin)
+			c.access.dataset != "" && rs.Decide(who, c.access.dataset).May(policy.Admin)
 	}
 }
 

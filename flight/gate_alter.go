@@ -5,13 +5,13 @@ import (
 	"fmt"
 
 	"bowstring/fetch/ingest"
-	"bowstring/flight/rules"
+	"bowstring/flight/policy"
 	"bowstring/schema"
 )
 
 // alterRights are what it takes to change rows and columns that are there. What becomes of rows, and what is said of
 // them, tells which keys and values there are: so who may not read them may not change them.
-const alterRights = rules.Read | rules.Write
+const alterRights = policy.Read | policy.Write
 
 // alterable looks up the newest snapshot of a dataset that the caller may alter.
 func (s *Server) alterable(ctx context.Context, dataset string) (*schema.Snapshot, error) {
@@ -23,7 +23,7 @@ func (s *Server) alterable(ctx context.Context, dataset string) (*schema.Snapsho
 }
 
 // unrestricted fails where rows or columns are hidden from the caller: he would change what he may not see.
-func (s *Server) unrestricted(ctx context.Context, dataset string, d rules.Decision) error {
+func (s *Server) unrestricted(ctx context.Context, dataset string, d policy.Decision) error {
 	if d.Restriction == nil {
 		return nil
 	}

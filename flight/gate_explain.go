@@ -8,7 +8,7 @@ import (
 
 	"bowstring/fetch"
 	"bowstring/fetch/predict"
-	"bowstring/flight/rules"
+	"bowstring/flight/policy"
 	"bowstring/schema"
 )
 
@@ -28,7 +28,7 @@ func (s *Server) conditions(ctx context.Context, job *fetch.Job) (predict.Job, e
 
 // seesAll reports whether the caller may see what all callers do.
 func (s *Server) seesAll(ctx context.Context) bool {
-	return s.rules().Server(whoOf(fetch.CallerFrom(ctx))).May(rules.Admin)
+	return s.rules().Server(whoOf(fetch.CallerFrom(ctx))).May(policy.Admin)
 }
 
 // ratesAt are the engine's rates at a time, for a job. What is predicted by them is for all, and
@@ -54,7 +54,7 @@ func (s *Server) jobReads(group string) (all, spill int64) {
 // server.
 func (s *Server) runCalibration(ctx context.Context, dataset string,
 	opts fetch.CalibrateOptions) (found *fetch.Calibration, name string, err error) {
-	if err := s.mayServer(ctx, rules.Admin, "measuring rates"); err != nil {
+	if err := s.mayServer(ctx, policy.Admin, "measuring rates"); err != nil {
 		return nil, "", err
 	}
 	if dataset == "" {
@@ -62,7 +62,7 @@ func (s *Server) runCalibration(ctx context.Context, dataset string,
 			return nil, "", err
 		}
 	}
-	job, err := s.open(ctx, schema.Request{Dataset: dataset, Shuffle: &schema.Shuffle{}}, rules.Read)
+	job, err := s.open(ctx, schema.Request{Dataset: dataset, Shuffle: &schema.Shuffle{}}, policy.Read)
 	if err != nil {
 		return nil, "", err
 	}
@@ -83,7 +83,7 @@ func (s *Server) runCalibration(ctx context.Context, dataset string,
 
 // setRates has the engine go by rates that were measured elsewhere.
 func (s *Server) setRates(ctx context.Context, r fetch.Rates) error {
-	if err := s.mayServer(ctx, rules.Admin, "setting rates"); err != nil {
+	if err := s.mayServer(ctx, policy.Admin, "setting rates"); err != nil {
 		return err
 	}
 	if err := r.Check("rates."); err != nil {

@@ -20,14 +20,14 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"bowstring/fetch"
-	"bowstring/flight/rules"
+	"bowstring/flight/policy"
 	"bowstring/schema"
 )
 
 // ruled is a server with rules, whose callers say by a header who they are.
 type ruled struct {
 	*fixture
-	rules atomic.Pointer[rules.Rules]
+	rules atomic.Pointer[policy.Rules]
 }
 
 func serveRules(t *testing.T, text string, opts Options) *ruled {
@@ -49,7 +49,7 @@ func serveRules(t *testing.T, text string, opts Options) *ruled {
 
 func (r *ruled) set(t *testing.T, text string) {
 	t.Helper()
-	rs, err := rules.Parse("rules.yaml", []byte(text))
+	rs, err := policy.Parse("rules.yaml", []byte(text))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,7 +9,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"bowstring/fetch"
-	"bowstring/flight/peering"
+	"bowstring/flight/peer"
 	"bowstring/schema"
 )
 
@@ -40,7 +40,7 @@ func (s *Server) refuseNode(ctx context.Context, why string) error {
 // meet gets to know the node that makes a call, before anything is done for it. It has
 // as long for that as a call has to say what it wants. The call ends when the key that
 // the node has proven to know is accepted no longer; stop ends that.
-func (s *Server) meet(ss grpc.ServerStream, method string) (hello peering.Hello, stop func() bool, err error) {
+func (s *Server) meet(ss grpc.ServerStream, method string) (hello peer.Hello, stop func() bool, err error) {
 	ctx, c := ss.Context(), callFrom(ss.Context())
 	timeout := s.opts.RequestTimeout
 	late := time.AfterFunc(timeout, func() {
@@ -48,7 +48,7 @@ func (s *Server) meet(ss grpc.ServerStream, method string) (hello peering.Hello,
 			schema.ErrLimit, timeout))
 	})
 	defer late.Stop()
-	way := peering.Way{
+	way := peer.Way{
 		Method: method,
 		Receive: func() ([]byte, error) {
 			var m wrapperspb.BytesValue
@@ -61,7 +61,7 @@ func (s *Server) meet(ss grpc.ServerStream, method string) (hello peering.Hello,
 		return hello, nil, err
 	}
 	cluster := s.opts.Cluster
-	host := peering.Host{Cluster: cluster.Name, Node: cluster.Node, Keys: cluster.Keys, Protocol: cluster.Protocol,
+	host := peer.Host{Cluster: cluster.Name, Node: cluster.Node, Keys: cluster.Keys, Protocol: cluster.Protocol,
 		Refuse: func(why string) error { return s.refuseNode(ctx, why) }}
 	if cluster.Address != nil {
 		host.Address = cluster.Address()
@@ -86,7 +86,7 @@ func bindingOf(ctx context.Context) ([]byte, error) {
 	if !ok {
 		return nil, nil
 	}
-	b, err := peering.Binding(sealed.ConnectionState())
+	b, err := peer.Binding(sealed.ConnectionState())
 	if err != nil {
 		return nil, fmt.Errorf("%w: nodes use TLS 1.3: %w", schema.ErrInvalid, err)
 	}

@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	"bowstring/fetch"
-	"bowstring/flight/rules"
+	"bowstring/flight/policy"
 	"bowstring/schema"
 )
 
@@ -17,7 +17,7 @@ func (s *Server) onRecord(ctx context.Context) func(*fetch.PieceHead) bool {
 	if rs == nil {
 		return func(*fetch.PieceHead) bool { return true }
 	}
-	decisions := map[string]rules.Decision{}
+	decisions := map[string]policy.Decision{}
 	return func(h *fetch.PieceHead) bool {
 		dataset := h.Ticket.Dataset
 		d, known := decisions[dataset]
@@ -25,7 +25,7 @@ func (s *Server) onRecord(ctx context.Context) func(*fetch.PieceHead) bool {
 			d = rs.Decide(who, dataset)
 			decisions[dataset] = d
 		}
-		return d.May(rules.Read) && (h.Principal == who.Principal || d.May(rules.Admin))
+		return d.May(policy.Read) && (h.Principal == who.Principal || d.May(policy.Admin))
 	}
 }
 
@@ -82,7 +82,7 @@ func (s *Server) shown(ctx context.Context) func(snapshotRef) (exists, whole boo
 	return func(ref snapshotRef) (bool, bool, error) {
 		a, ok := known[ref]
 		if !ok {
-			_, err := s.exists(ctx, ref, rules.Read)
+			_, err := s.exists(ctx, ref, policy.Read)
 			if err != nil && !errors.Is(err, schema.ErrNotFound) {
 				return false, false, err
 			}
@@ -170,7 +170,7 @@ func (s *Server) heldStep(ctx context.Context, c *course, epoch uint64, step int
 	rank int) ([]fetch.Share, *fetch.Job, error) {
 	first := &c.first.Ticket
 	see, err := s.open(ctx, schema.Request{Dataset: first.Dataset, Snapshot: first.Snapshot,
-		Columns: []string{schema.PositionColumn}}, rules.Read)
+		Columns: []string{schema.PositionColumn}}, policy.Read)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -4,20 +4,20 @@ import (
 	"context"
 
 	"bowstring/fetch/store"
-	"bowstring/flight/rules"
+	"bowstring/flight/policy"
 )
 
 // giveTag names a snapshot, which takes the right to write its dataset, and returns its
 // number.
 func (s *Server) giveTag(ctx context.Context, ref snapshotRef, name string) (int64, error) {
-	if _, err := s.may(ctx, ref.Dataset, rules.Write); err != nil {
+	if _, err := s.may(ctx, ref.Dataset, policy.Write); err != nil {
 		return 0, err
 	}
 	tagger, err := store.TaggerOf(s.engine.Store())
 	if err != nil {
 		return 0, err
 	}
-	snap, _, err := s.snapshot(ctx, ref, rules.Write)
+	snap, _, err := s.snapshot(ctx, ref, policy.Write)
 	if err != nil {
 		return 0, err
 	}
@@ -29,7 +29,7 @@ func (s *Server) giveTag(ctx context.Context, ref snapshotRef, name string) (int
 
 // removeTag removes a name from the snapshot that has it, whose number it returns.
 func (s *Server) removeTag(ctx context.Context, dataset, name string) (int64, error) {
-	d, err := s.may(ctx, dataset, rules.Write)
+	d, err := s.may(ctx, dataset, policy.Write)
 	if err != nil {
 		return 0, err
 	}

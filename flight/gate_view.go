@@ -9,9 +9,9 @@ import (
 
 	"bowstring/fetch"
 	"bowstring/fetch/admission"
-	"bowstring/fetch/jobs"
+	"bowstring/fetch/resolve"
 	"bowstring/fetch/store"
-	"bowstring/flight/rules"
+	"bowstring/flight/policy"
 	"bowstring/schema"
 )
 
@@ -21,15 +21,15 @@ type seen struct {
 	within *schema.Restriction
 	schema *arrow.Schema // what is visible of the snapshot's
 	rows   int64
-	splits []jobs.SeenSplit
+	splits []resolve.SeenSplit
 }
 
 // view counts what the caller may see of a snapshot. Where not all rows are, they are
 // looked at; otherwise its record is enough.
-func (s *Server) view(ctx context.Context, snap *schema.Snapshot, d rules.Decision) (*seen, error) {
+func (s *Server) view(ctx context.Context, snap *schema.Snapshot, d policy.Decision) (*seen, error) {
 	v := &seen{snap: snap, within: d.Restriction, schema: d.Restriction.Visible(snap.Schema)}
 	if !d.Restriction.HidesRows() {
-		v.rows, v.splits = snap.Rows(), jobs.SeenSplits(snap, nil)
+		v.rows, v.splits = snap.Rows(), resolve.SeenSplits(snap, nil)
 		return v, nil
 	}
 	job, err := s.engine.Open(ctx, schema.Request{Dataset: snap.Dataset, Snapshot: snap.Number,
@@ -74,7 +74,7 @@ func (s *Server) eachNewest(ctx context.Context, f datasetFilter, visit func(sto
 		if !pinned {
 			ref.Snapshot = d.Snapshots[len(d.Snapshots)-1]
 		}
-		snap, decision, err := s.snapshot(ctx, ref, rules.List)
+		snap, decision, err := s.snapshot(ctx, ref, policy.List)
 		var v *seen
 		if err == nil {
 			v, err = s.view(ctx, snap, decision)
@@ -166,7 +166,7 @@ func (s *Server) datasetOf(ctx context.Context, dataset string) (store.Dataset, 
 // statistics are the store's and the engine's, which tell of all that is done: they are
 // for who has the right admin to the server. Others get zeroes.
 func (s *Server) statistics(ctx context.Context) (store.Stats, fetch.Stats, bool) {
-	if !s.rules().Server(whoOf(fetch.CallerFrom(ctx))).May(rules.Admin) {
+	if !s.rules().Server(whoOf(fetch.CallerFrom(ctx))).May(policy.Admin) {
 		return store.Stats{}, noStats(), false
 	}
 	stored, engine := s.counters()

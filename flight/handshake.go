@@ -9,7 +9,7 @@ import (
 	gen "github.com/apache/arrow/go/v17/arrow/flight/gen/flight"
 	"google.golang.org/grpc/metadata"
 
-	"bowstring/flight/door"
+	"bowstring/flight/auth"
 )
 
 const handshakeMethod = "/" + flightService + "/Handshake"
@@ -36,7 +36,7 @@ func (s *Server) letIn(ctx context.Context, c *call) (context.Context, error) {
 	}
 	c.identity = id
 	c.leave = d.Watch(id, func(why error) { s.calls.killCall(c, why) })
-	return door.WithIdentity(ctx, id), nil
+	return auth.WithIdentity(ctx, id), nil
 }
 
 // Handshake answers a client that sends a name and a token as its password, in

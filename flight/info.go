@@ -12,7 +12,7 @@ import (
 
 	"bowstring/fetch"
 	"bowstring/fetch/store"
-	"bowstring/flight/rules"
+	"bowstring/flight/policy"
 	"bowstring/schema"
 )
 
@@ -80,7 +80,7 @@ func (s *Server) flightInfo(ctx context.Context, d *flight.FlightDescriptor,
 	if err := s.checkAnswer(req); err != nil {
 		return nil, err
 	}
-	job, err := s.open(ctx, req, rules.Read)
+	job, err := s.open(ctx, req, policy.Read)
 	if err != nil {
 		return nil, err
 	}
@@ -225,7 +225,7 @@ func (s *Server) GetSchema(ctx context.Context, d *flight.FlightDescriptor) (*fl
 	if err != nil {
 		return nil, err
 	}
-	snap, granted, err := s.snapshot(ctx, snapshotRef{req.Dataset, req.Snapshot, req.Tag}, rules.List)
+	snap, granted, err := s.snapshot(ctx, snapshotRef{req.Dataset, req.Snapshot, req.Tag}, policy.List)
 	if err != nil {
 		return nil, err
 	}

@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 
-	"bowstring/flight/door"
-	"bowstring/flight/peering"
+	"bowstring/flight/auth"
+	"bowstring/flight/peer"
 	"bowstring/schema"
 )
 
@@ -21,17 +21,17 @@ const (
 // KeysFile is the file of a cluster's keys, one a line. It is read again when it changes.
 type KeysFile struct {
 	file watchedFile[[][]byte]
-	keys *peering.Keys
+	keys *peer.Keys
 }
 
 // OpenKeys reads a file of keys, which must be right.
-func OpenKeys(path string, sources *door.Sources, log *slog.Logger) (*KeysFile, error) {
+func OpenKeys(path string, sources *auth.Sources, log *slog.Logger) (*KeysFile, error) {
 	f := &KeysFile{file: watchedFile[[][]byte]{what: "keys of the cluster", path: path, log: log, parse: parseKeys,
 		size: func(keys *[][]byte) int { return len(*keys) }}}
 	if err := f.file.open(sources); err != nil {
 		return nil, err
 	}
-	f.keys = peering.NewKeys(*f.file.current.Load()...)
+	f.keys = peer.NewKeys(*f.file.current.Load()...)
 	return f, nil
 }
 
@@ -60,7 +60,7 @@ func parseKeys(file string, text []byte) (*[][]byte, error) {
 }
 
 // Keys returns the keys, which change as the file does.
-func (f *KeysFile) Keys() *peering.Keys { return f.keys }
+func (f *KeysFile) Keys() *peer.Keys { return f.keys }
 
 // Watch looks at the file every second until ctx ends.
 func (f *KeysFile) Watch(ctx context.Context) { f.file.Watch(ctx, f.exchange) }

@@ -16,7 +16,7 @@ import (
 	"bowstring/fetch"
 	"bowstring/fetch/admission"
 	"bowstring/fetch/peers"
-	"bowstring/flight/peering"
+	"bowstring/flight/peer"
 	"bowstring/schema"
 )
 
@@ -30,7 +30,7 @@ type Cluster struct {
 	// Keys are what the nodes know each other by: whoever has one reads any blob whose
 	// key it knows, without being asked for rules. No key lets anybody in where there are
 	// neither rules nor callers that are to be known, and else nobody.
-	Keys *peering.Keys
+	Keys *peer.Keys
 	// Protocol is the only one that is spoken with other nodes; 0 for those of this program.
 	Protocol int
 	// Met is told the name of each node that has called and was let in; nil for nobody. It must not block.
@@ -45,8 +45,8 @@ type Cluster struct {
 }
 
 const (
-	lendMethod = "/" + peering.Service + "/" + peering.Method
-	warmMethod = "/" + peering.Service + "/" + peering.WarmMethod
+	lendMethod = "/" + peer.Service + "/" + peer.Method
+	warmMethod = "/" + peer.Service + "/" + peer.WarmMethod
 	// lendBytes and lendAnswers are how much goes into one message, of what is there.
 	lendBytes   = 1 << 20
 	lendAnswers = 256
@@ -60,16 +60,16 @@ const (
 
 // lendService describes the service by which other nodes read blobs.
 var lendService = grpc.ServiceDesc{
-	ServiceName: peering.Service,
+	ServiceName: peer.Service,
 	HandlerType: (*interface {
 		lend(grpc.ServerStream) error
 		warmFor(grpc.ServerStream) error
 	})(nil),
 	Streams: []grpc.StreamDesc{{
-		StreamName: peering.Method, ServerStreams: true, ClientStreams: true,
+		StreamName: peer.Method, ServerStreams: true, ClientStreams: true,
 		Handler: func(srv any, ss grpc.ServerStream) error { return srv.(*Server).lend(ss) },
 	}, {
-		StreamName: peering.WarmMethod, ServerStreams: true, ClientStreams: true,
+		StreamName: peer.WarmMethod, ServerStreams: true, ClientStreams: true,
 		Handler: func(srv any, ss grpc.ServerStream) error { return srv.(*Server).warmFor(ss) },
 	}},
 }
@@ -152,7 +152,7 @@ func (l *lending) receive(ctx context.Context, borrower *fetch.Borrower) error {
 			return err
 		}
 		what := m.GetValue()
-		if len(what) > 0 && what[0] == peering.KindProgress {
+		if len(what) > 0 && what[0] == peer.KindProgress {
 			var list []fetch.Progress
 			if err := json.Unmarshal(what[1:], &list); err != nil {
 				return &schema.FieldError{Field: "progress", Got: fmt.Sprintf("%d bytes", len(what)),
@@ -166,7 +166,7 @@ func (l *lending) receive(ctx context.Context, borrower *fetch.Borrower) error {
 			l.doing <- list // there is room: nobody else sends
 			continue
 		}
-		err := peering.ParseAsks(what, func(a peering.Ask) error {
+		err := peer.ParseAsks(what, func(a peer.Ask) error {
 			if err := l.admit(ctx); err != nil {
 				return err
 			}

@@ -14,20 +14,20 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/peer"
+	grpcpeer "google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"bowstring/fetch/peers"
-	"bowstring/flight/door"
-	"bowstring/flight/peering"
+	"bowstring/flight/auth"
+	"bowstring/flight/peer"
 	"bowstring/schema"
 )
 
 // introduce has the stream of a lender meet the server.
-func introduce(stream grpc.ClientStream, method string, keys *peering.Keys,
-	hello peering.Hello) (peering.Hello, error) {
-	way := peering.Way{
+func introduce(stream grpc.ClientStream, method string, keys *peer.Keys,
+	hello peer.Hello) (peer.Hello, error) {
+	way := peer.Way{
 		Method: method,
 		Send:   func(b []byte) error { return stream.SendMsg(&wrapperspb.BytesValue{Value: b}) },
 		Receive: func() ([]byte, error) {
@@ -36,15 +36,15 @@ func introduce(stream grpc.ClientStream, method string, keys *peering.Keys,
 			return m, err
 		},
 	}
-	if p, ok := peer.FromContext(stream.Context()); ok {
+	if p, ok := grpcpeer.FromContext(stream.Context()); ok {
 		if secure, ok := p.AuthInfo.(credentials.TLSInfo); ok {
 			var err error
-			if way.Binding, err = peering.Binding(secure.State); err != nil {
+			if way.Binding, err = peer.Binding(secure.State); err != nil {
 				return hello, err
 			}
 		}
 	}
-	guest := peering.Guest{Hello: hello, Keys: keys}
+	guest := peer.Guest{Hello: hello, Keys: keys}
 	other, _, err := guest.Meet(way)
 	return other, err
 }
@@ -53,16 +53,16 @@ func introduce(stream grpc.ClientStream, method string, keys *peering.Keys,
 // told no more, and no more often, than who guesses tokens.
 func TestLendIsGuarded(t *testing.T) {
 	r := serveRules(t, "rules: []", Options{Cluster: &Cluster{Node: "b"}})
-	if got, err := say(t, r.lender(), helloOf(peering.Protocol)); status.Code(err) != codes.Unauthenticated ||
+	if got, err := say(t, r.lender(), helloOf(peer.Protocol)); status.Code(err) != codes.Unauthenticated ||
 		len(got) > 0 {
 		t.Errorf("without a key, beside rules: %d messages came, and %v", len(got), err)
 	}
-	d := newDoors(t, func(o *door.Options) { o.WrongBurst, o.WrongPerMinute = 3, 1 })
-	f := serve(t, Options{Door: d.door, Cluster: &Cluster{Node: "b", Keys: peering.NewKeys(clusterKey)}},
+	d := newDoors(t, func(o *auth.Options) { o.WrongBurst, o.WrongPerMinute = 3, 1 })
+	f := serve(t, Options{Door: d.door, Cluster: &Cluster{Node: "b", Keys: peer.NewKeys(clusterKey)}},
 		d.trust(nil, nil))
-	guess := peering.NewKeys([]byte("guess"))
+	guess := peer.NewKeys([]byte("guess"))
 	for i := range 6 {
-		_, err := introduce(f.lender(), lendMethod, guess, peering.Hello{Node: "x"})
+		_, err := introduce(f.lender(), lendMethod, guess, peer.Hello{Node: "x"})
 		want := codes.Unauthenticated
 		if i >= 3 {
 			want = codes.ResourceExhausted
@@ -71,7 +71,7 @@ func TestLendIsGuarded(t *testing.T) {
 			t.Errorf("guess %d: %v, want %s", i, err, want)
 		}
 	}
-	other, err := introduce(f.lender(), lendMethod, peering.NewKeys(clusterKey), peering.Hello{Node: "x"})
+	other, err := introduce(f.lender(), lendMethod, peer.NewKeys(clusterKey), peer.Hello{Node: "x"})
 	if err != nil || other.Node != "b" {
 		t.Errorf("the key, after guesses: %+v, %v", other, err)
 	}
@@ -81,9 +81,9 @@ func TestLendIsGuarded(t *testing.T) {
 // even who may do everything, nor who sends the key itself, as nodes of older versions do.
 func TestLendWrongWays(t *testing.T) {
 	d := newDoors(t, nil)
-	f := serve(t, Options{Door: d.door, Cluster: &Cluster{Node: "b", Keys: peering.NewKeys(clusterKey)}},
+	f := serve(t, Options{Door: d.door, Cluster: &Cluster{Node: "b", Keys: peer.NewKeys(clusterKey)}},
 		d.trust(nil, nil))
-	token := d.token(door.Token{Principal: "admin"})
+	token := d.token(auth.Token{Principal: "admin"})
 	for _, method := range []string{lendMethod, warmMethod} {
 		for name, test := range map[string]struct {
 			headers []string
@@ -98,11 +98,11 @@ func TestLendWrongWays(t *testing.T) {
 			"a caller's, and another key": {[]string{"authorization", "Bearer " + token}, []byte("guess"),
 				codes.Unauthenticated},
 		} {
-			var keys *peering.Keys
+			var keys *peer.Keys
 			if test.key != nil {
-				keys = peering.NewKeys(test.key)
+				keys = peer.NewKeys(test.key)
 			}
-			_, err := introduce(f.callOf(method, test.headers...), method, keys, peering.Hello{Node: "x"})
+			_, err := introduce(f.callOf(method, test.headers...), method, keys, peer.Hello{Node: "x"})
 			if status.Code(err) != test.code {
 				t.Errorf("%s, %s: %v, want %s", method, name, err, test.code)
 			}
@@ -115,8 +115,8 @@ func TestLendWrongWays(t *testing.T) {
 		if got, err := say(t, old, helloOf(2, 1)); status.Code(err) != codes.InvalidArgument || len(got) > 0 {
 			t.Errorf("%s, an older node: %d messages, %v", method, len(got), err)
 		}
-		if other, err := introduce(f.callOf(method), method, peering.NewKeys(clusterKey),
-			peering.Hello{Node: "x"}); err != nil || other.Node != "b" {
+		if other, err := introduce(f.callOf(method), method, peer.NewKeys(clusterKey),
+			peer.Hello{Node: "x"}); err != nil || other.Node != "b" {
 			t.Errorf("%s, with a proof: %+v, %v", method, other, err)
 		}
 	}
@@ -134,11 +134,11 @@ func TestLendWrongWays(t *testing.T) {
 // and learns nothing by which he could be.
 func TestLendIsNotPassedOn(t *testing.T) {
 	d := newDoors(t, nil)
-	f := serve(t, Options{Door: d.door, Cluster: &Cluster{Node: "b", Keys: peering.NewKeys(clusterKey)}},
+	f := serve(t, Options{Door: d.door, Cluster: &Cluster{Node: "b", Keys: peer.NewKeys(clusterKey)}},
 		d.trust(nil, nil))
 	to := f.lender()
-	guest := peering.Guest{Hello: peering.Hello{Node: "x", Other: "b"}, Keys: peering.NewKeys(clusterKey)}
-	_, _, err := guest.Meet(peering.Way{Method: lendMethod, Binding: []byte("of the connection to who passes it on"),
+	guest := peer.Guest{Hello: peer.Hello{Node: "x", Other: "b"}, Keys: peer.NewKeys(clusterKey)}
+	_, _, err := guest.Meet(peer.Way{Method: lendMethod, Binding: []byte("of the connection to who passes it on"),
 		Send: func(b []byte) error { return to.SendMsg(&wrapperspb.BytesValue{Value: b}) },
 		Receive: func() ([]byte, error) {
 			var m raw
@@ -149,12 +149,12 @@ func TestLendIsNotPassedOn(t *testing.T) {
 		t.Errorf("what was passed on: %v, want UNAUTHENTICATED", err)
 	}
 	// Where there is no TLS, the address that the node has dialled tells.
-	plain := serve(t, Options{Cluster: &Cluster{Node: "b", Keys: peering.NewKeys(clusterKey),
+	plain := serve(t, Options{Cluster: &Cluster{Node: "b", Keys: peer.NewKeys(clusterKey),
 		Address: func() string { return "10.0.0.1:8815" }}})
 	for address, code := range map[string]codes.Code{"10.0.0.9:8815": codes.InvalidArgument, "10.0.0.1:8815": codes.OK,
 		"": codes.OK} {
-		_, err := introduce(plain.lender(), lendMethod, peering.NewKeys(clusterKey),
-			peering.Hello{Node: "x", Address: address})
+		_, err := introduce(plain.lender(), lendMethod, peer.NewKeys(clusterKey),
+			peer.Hello{Node: "x", Address: address})
 		if status.Code(err) != code {
 			t.Errorf("a node that has dialled %q: %v, want %s", address, err, code)
 		}
@@ -164,8 +164,8 @@ func TestLendIsNotPassedOn(t *testing.T) {
 // A node that says nothing of the key has as long as any call has to say what it wants.
 func TestProofInTime(t *testing.T) {
 	f := serve(t, Options{RequestTimeout: 50 * time.Millisecond,
-		Cluster: &Cluster{Node: "b", Keys: peering.NewKeys(clusterKey)}})
-	hello, err := json.Marshal(peering.Hello{Node: "x", Protocols: []int{peering.Protocol}, Nonce: make([]byte, 32)})
+		Cluster: &Cluster{Node: "b", Keys: peer.NewKeys(clusterKey)}})
+	hello, err := json.Marshal(peer.Hello{Node: "x", Protocols: []int{peer.Protocol}, Nonce: make([]byte, 32)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -190,18 +190,18 @@ func TestProofInTime(t *testing.T) {
 // and asks nothing.
 func TestLendByTLS(t *testing.T) {
 	d := newDoors(t, nil)
-	token := d.token(door.Token{Principal: "somebody"})
+	token := d.token(auth.Token{Principal: "somebody"})
 	d.await(func() bool { return d.known(token) })
-	f := serve(t, Options{Door: d.door, Cluster: &Cluster{Name: "c", Node: "b", Keys: peering.NewKeys(clusterKey)}},
+	f := serve(t, Options{Door: d.door, Cluster: &Cluster{Name: "c", Node: "b", Keys: peer.NewKeys(clusterKey)}},
 		d.trust(nil, nil), grpc.WithPerRPCCredentials(withHeaders{"authorization": "Bearer " + token}))
 	f.fill("d", 10)
-	dial := func(secret []byte) *peering.Link {
+	dial := func(secret []byte) *peer.Link {
 		config := &tls.Config{RootCAs: x509.NewCertPool(), MinVersion: tls.VersionTLS13}
 		if !config.RootCAs.AppendCertsFromPEM(d.authority.PEM) {
 			t.Fatal("no certificate of the authority")
 		}
-		link, err := peering.Dial(f.addr, peering.Options{Cluster: "c", Node: "a", Other: "b", TLS: config,
-			Keys: peering.NewKeys(secret), Logger: slog.New(slog.DiscardHandler)})
+		link, err := peer.Dial(f.addr, peer.Options{Cluster: "c", Node: "a", Other: "b", TLS: config,
+			Keys: peer.NewKeys(secret), Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -223,7 +223,7 @@ func TestLendByTLS(t *testing.T) {
 	}
 	b.Release()
 	var said []byte
-	err = link.Warm(t.Context(), peering.Warm{Request: schema.Request{Dataset: "d", Snapshot: 1}.Marshal()},
+	err = link.Warm(t.Context(), peer.Warm{Request: schema.Request{Dataset: "d", Snapshot: 1}.Marshal()},
 		func(b []byte) { said = b })
 	// The server has no spill to warm: it has understood what it is to do.
 	if err == nil || !strings.Contains(err.Error(), "spill") {

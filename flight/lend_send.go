@@ -10,7 +10,7 @@ import (
 
 	"bowstring/fetch"
 	"bowstring/fetch/peers"
-	"bowstring/flight/peering"
+	"bowstring/flight/peer"
 	"bowstring/flight/usage"
 	"bowstring/schema"
 )
@@ -129,22 +129,22 @@ func cloneSmall(answers []fetch.Answer) [][]byte {
 
 // answersFrame makes a message of answers, whose blobs it takes over. small is what cloneSmall has made of them.
 func answersFrame(answers []fetch.Answer, small [][]byte) *frame {
-	head := make([]peering.Answer, len(answers))
+	head := make([]peer.Answer, len(answers))
 	blobs := make([]schema.Blob, 0, len(answers))
 	pieces := make([]piece, 1, 1+len(answers))
 	held := int32(0)
 	for i, a := range answers {
-		head[i] = peering.Answer{ID: a.ID, Status: peering.Here, Size: len(a.Blob.Bytes())}
+		head[i] = peer.Answer{ID: a.ID, Status: peer.Here, Size: len(a.Blob.Bytes())}
 		if a.Err != nil {
 			why := []byte(schema.Quote(a.Err.Error()))
-			head[i].Status, head[i].Size = peering.Failed, len(why)
+			head[i].Status, head[i].Size = peer.Failed, len(why)
 			switch {
 			case errors.Is(a.Err, schema.ErrDataLoss), errors.Is(a.Err, schema.ErrNotFound):
-				head[i].Status = peering.Lost
+				head[i].Status = peer.Lost
 			case errors.Is(a.Err, peers.ErrNotHeld):
-				head[i].Status = peering.NotHeld
+				head[i].Status = peer.NotHeld
 			case errors.Is(a.Err, peers.ErrFull):
-				head[i].Status = peering.Full
+				head[i].Status = peer.Full
 			}
 			pieces = append(pieces, piece{bytes: why})
 			continue
@@ -158,7 +158,7 @@ func answersFrame(answers []fetch.Answer, small [][]byte) *frame {
 		}
 		blobs = append(blobs, a.Blob)
 	}
-	pieces[0].bytes = peering.AppendAnswers(nil, head)
+	pieces[0].bytes = peer.AppendAnswers(nil, head)
 	batch := &schema.Batch{Blobs: [][]schema.Blob{blobs}}
 	f := newFrame(pieces, batch, held)
 	if f.batch != nil {

@@ -21,7 +21,7 @@ import (
 
 	"bowstring/fetch/admission"
 	"bowstring/fetch/peers"
-	"bowstring/flight/peering"
+	"bowstring/flight/peer"
 	"bowstring/schema"
 )
 
@@ -88,7 +88,7 @@ func say(t *testing.T, stream grpc.ClientStream, messages ...[]byte) (got []raw,
 }
 
 func helloOf(protocols ...int) []byte {
-	b, err := json.Marshal(peering.Hello{Node: "x", Protocols: protocols})
+	b, err := json.Marshal(peer.Hello{Node: "x", Protocols: protocols})
 	if err != nil {
 		panic(err)
 	}
@@ -98,7 +98,7 @@ func helloOf(protocols ...int) []byte {
 // A server that is in no cluster has no such method.
 func TestLendAlone(t *testing.T) {
 	f := serve(t, Options{})
-	if got, err := say(t, f.lender(), helloOf(peering.Protocol)); status.Code(err) != codes.Unimplemented ||
+	if got, err := say(t, f.lender(), helloOf(peer.Protocol)); status.Code(err) != codes.Unimplemented ||
 		len(got) > 0 {
 		t.Errorf("%d messages came, and %v; want none, and UNIMPLEMENTED", len(got), err)
 	}
@@ -107,8 +107,8 @@ func TestLendAlone(t *testing.T) {
 // What a node says wrong ends its stream with what is wrong, and harms nothing.
 func TestLendHostile(t *testing.T) {
 	f := serve(t, Options{Cluster: &Cluster{Node: "b"}})
-	hello := helloOf(peering.Protocol)
-	asks := peering.AppendAsks(nil, []peering.Ask{{ID: 1, Ask: peers.Ask{Ref: schema.RefOf(content(1))}}})
+	hello := helloOf(peer.Protocol)
+	asks := peer.AppendAsks(nil, []peer.Ask{{ID: 1, Ask: peers.Ask{Ref: schema.RefOf(content(1))}}})
 	for name, messages := range map[string][][]byte{
 		"no hello":             {asks},
 		"another protocol":     {helloOf(99)},
@@ -117,14 +117,14 @@ func TestLendHostile(t *testing.T) {
 		"another kind":         {hello, []byte("z")},
 		"half an ask":          {hello, asks[:len(asks)-1]},
 		"more than it says":    {hello, append(asks[:len(asks):len(asks)], 0)},
-		"names without an end": {hello, {peering.KindAsks, 255, 255}},
+		"names without an end": {hello, {peer.KindAsks, 255, 255}},
 		"protocols of before":  {helloOf(2, 1)},
-		"a long hello":         {append(helloOf(peering.Protocol), bytes.Repeat([]byte(" "), 64<<10)...)},
-		"progress":             {hello, append([]byte{peering.KindProgress}, "{}"...)},
-		"progress, cut":        {hello, append([]byte{peering.KindProgress}, `[{"id":1`...)},
-		"a blob too large": {hello, peering.AppendAsks(nil,
-			[]peering.Ask{{Ask: peers.Ask{Ref: schema.BlobRef{Size: peers.MaxBlob + 1}}}})},
-		"a position too small": {hello, peering.AppendAsks(nil, []peering.Ask{{Ask: peers.Ask{Position: -1}}})},
+		"a long hello":         {append(helloOf(peer.Protocol), bytes.Repeat([]byte(" "), 64<<10)...)},
+		"progress":             {hello, append([]byte{peer.KindProgress}, "{}"...)},
+		"progress, cut":        {hello, append([]byte{peer.KindProgress}, `[{"id":1`...)},
+		"a blob too large": {hello, peer.AppendAsks(nil,
+			[]peer.Ask{{Ask: peers.Ask{Ref: schema.BlobRef{Size: peers.MaxBlob + 1}}}})},
+		"a position too small": {hello, peer.AppendAsks(nil, []peer.Ask{{Ask: peers.Ask{Position: -1}}})},
 	} {
 		if _, err := say(t, f.lender(), messages...); status.Code(err) != codes.InvalidArgument {
 			t.Errorf("%s: %v, want INVALID_ARGUMENT", name, err)
@@ -132,7 +132,7 @@ func TestLendHostile(t *testing.T) {
 	}
 	of := serve(t, Options{Cluster: &Cluster{Name: "mine", Node: "b"}})
 	for name, code := range map[string]codes.Code{"mine": codes.OK, "": codes.OK, "other": codes.InvalidArgument} {
-		hello, err := json.Marshal(peering.Hello{Cluster: name, Node: "x", Protocols: []int{peering.Protocol}})
+		hello, err := json.Marshal(peer.Hello{Cluster: name, Node: "x", Protocols: []int{peer.Protocol}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -145,7 +145,7 @@ func TestLendHostile(t *testing.T) {
 		}
 	}
 	// Streams that there cannot be are not followed, and the way stays.
-	progress := append([]byte{peering.KindProgress}, `[{"id":1,"ticket":{"dataset":"none"}},{"id":2,"ticket":17}]`...)
+	progress := append([]byte{peer.KindProgress}, `[{"id":1,"ticket":{"dataset":"none"}},{"id":2,"ticket":17}]`...)
 	if got, err := say(t, f.lender(), hello, progress, asks); !errors.Is(err, io.EOF) || len(got) < 1 {
 		t.Errorf("after progress of streams that there cannot be, %d messages and %v; want a hello and the end",
 			len(got), err)
@@ -161,20 +161,20 @@ func TestLendStatuses(t *testing.T) {
 	f.fill("d", 10)
 	ask := func(held bool) []byte {
 		what := peers.Ask{Ref: schema.RefOf(content(1)), Held: held}
-		return peering.AppendAsks(nil, []peering.Ask{{ID: 1, Ask: what}})
+		return peer.AppendAsks(nil, []peer.Ask{{ID: 1, Ask: what}})
 	}
 	for name, test := range map[string]struct {
 		zone   string
 		ask    []byte
-		status peering.Status
+		status peer.Status
 	}{
-		"what there is": {"", ask(false), peering.Here},
-		"what is held":  {"", ask(true), peering.NotHeld},
-		"of a full one": {"far", ask(false), peering.Full},
+		"what there is": {"", ask(false), peer.Here},
+		"what is held":  {"", ask(true), peer.NotHeld},
+		"of a full one": {"far", ask(false), peer.Full},
 	} {
 		stream := f.lender()
-		other, err := introduce(stream, lendMethod, nil, peering.Hello{Node: "y", Zone: test.zone})
-		if err != nil || !slices.Equal(other.Protocols, []int{peering.Protocol}) {
+		other, err := introduce(stream, lendMethod, nil, peer.Hello{Node: "y", Zone: test.zone})
+		if err != nil || !slices.Equal(other.Protocols, []int{peer.Protocol}) {
 			t.Fatalf("%s: %+v, %v", name, other, err)
 		}
 		if err := stream.SendMsg(&wrapperspb.BytesValue{Value: test.ask}); err != nil {
@@ -188,7 +188,7 @@ func TestLendStatuses(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		if got := peering.Status(binary.LittleEndian.Uint32(m[8:])); got != test.status {
+		if got := peer.Status(binary.LittleEndian.Uint32(m[8:])); got != test.status {
 			t.Errorf("%s: the answer has status %d, want %d", name, got, test.status)
 		}
 		if err := stream.CloseSend(); err != nil {
@@ -202,19 +202,19 @@ func TestLendToADeafNode(t *testing.T) {
 	f := serve(t, Options{Cluster: &Cluster{Node: "b"}})
 	f.fill("d", 1000)
 	stream, cancel := f.callToCancel(lendMethod)
-	if err := stream.SendMsg(&wrapperspb.BytesValue{Value: helloOf(peering.Protocol)}); err != nil {
+	if err := stream.SendMsg(&wrapperspb.BytesValue{Value: helloOf(peer.Protocol)}); err != nil {
 		t.Fatal(err)
 	}
 	asked := make(chan struct{})
 	go func() { // until it is read from no further
 		defer close(asked)
 		for id := uint32(0); id < 20_000; {
-			asks := make([]peering.Ask, 200)
+			asks := make([]peer.Ask, 200)
 			for i := range asks {
 				id++
-				asks[i] = peering.Ask{ID: id, Ask: peers.Ask{Ref: schema.RefOf(content(int(id) % 1000))}}
+				asks[i] = peer.Ask{ID: id, Ask: peers.Ask{Ref: schema.RefOf(content(int(id) % 1000))}}
 			}
-			if err := stream.SendMsg(&wrapperspb.BytesValue{Value: peering.AppendAsks(nil, asks)}); err != nil {
+			if err := stream.SendMsg(&wrapperspb.BytesValue{Value: peer.AppendAsks(nil, asks)}); err != nil {
 				return
 			}
 		}
@@ -259,9 +259,9 @@ func TestRefusalsAreBounded(t *testing.T) {
 		const perMessage, messages = 256, 100
 		full := admission.NewEgress(admission.EgressLimits{All: 1})
 		full.Admit("y", "", "", 1, 1<<40)
-		asks := make([]peering.Ask, perMessage)
+		asks := make([]peer.Ask, perMessage)
 		l := &lending{
-			server: &Server{egress: full}, ss: &deaf{message: peering.AppendAsks(nil, asks), left: messages},
+			server: &Server{egress: full}, ss: &deaf{message: peer.AppendAsks(nil, asks), left: messages},
 			ready: make(chan struct{}, 1), sent: make(chan struct{}, 1), doing: make(chan []peers.Progress, 1),
 		}
 		ended := make(chan error, 1)

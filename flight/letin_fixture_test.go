@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 
-	"bowstring/flight/door"
+	"bowstring/flight/auth"
 )
 
 // forged makes a token with a key, its ID, and other headers.
@@ -70,7 +70,7 @@ func swapLast(token string) string {
 
 func hashIn(t *testing.T, path, id string) string {
 	t.Helper()
-	list, err := door.ReadTokens(path)
+	list, err := auth.ReadTokens(path)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,8 +23,8 @@ import (
 	"google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/grpc/status"
 
-	"bowstring/flight/door"
-	"bowstring/flight/door/doortest"
+	"bowstring/flight/auth"
+	"bowstring/internal/authtest"
 )
 
 // incoming1 is the context of a call with headers.
@@ -91,16 +91,16 @@ func TestWrongWaysIn(t *testing.T) {
 	f, good := d.serve(Options{})
 	f.fill("d", 10)
 
-	revoked := d.token(door.Token{Principal: "bob"})
-	if _, err := door.RevokeToken(d.tokens, tokenID(revoked)); err != nil {
+	revoked := d.token(auth.Token{Principal: "bob"})
+	if _, err := auth.RevokeToken(d.tokens, tokenID(revoked)); err != nil {
 		t.Fatal(err)
 	}
-	soon := d.token(door.Token{Principal: "bob", Expires: time.Now().Add(time.Second)})
-	last := d.token(door.Token{Principal: "dave"})
+	soon := d.token(auth.Token{Principal: "bob", Expires: time.Now().Add(time.Second)})
+	last := d.token(auth.Token{Principal: "dave"})
 	d.await(func() bool { return d.known(last) && !d.known(soon) && !d.known(revoked) })
 
 	p := d.provider
-	other := doortest.NewProvider(t)
+	other := authtest.NewProvider(t)
 	key := p.Key()
 	public, err := x509.MarshalPKIXPublicKey(key.Public().Key)
 	if err != nil {
@@ -150,10 +150,10 @@ func TestWrongWaysIn(t *testing.T) {
 		"JWT, other provider": {"authorization", "Bearer " + other.Sign(other.Claims(audience, nil))},
 		"JWT, wrong key":      {"authorization", "Bearer " + other.Sign(p.Claims(audience, nil))},
 		"JWT, key under its ID": {"authorization",
-			"Bearer " + doortest.SignWith(t, jose.SigningKey{Algorithm: jose.RS256,
+			"Bearer " + authtest.SignWith(t, jose.SigningKey{Algorithm: jose.RS256,
 				Key: jose.JSONWebKey{Key: other.Key().Key, KeyID: key.KeyID}}, p.Claims(audience, nil))},
 		"JWT, key confusion": {"authorization",
-			"Bearer " + doortest.SignWith(t, jose.SigningKey{Algorithm: jose.HS256,
+			"Bearer " + authtest.SignWith(t, jose.SigningKey{Algorithm: jose.HS256,
 				Key: jose.JSONWebKey{Key: public, KeyID: key.KeyID}}, p.Claims(audience, nil))},
 		"JWT, changed claims": {"authorization", "Bearer " + parts[0] + "." +
 			encode([]byte(`{"iss":"`+p.Issuer+`","aud":"`+audience+`","sub":"root","exp":99999999999}`)) + "." +
@@ -312,7 +312,7 @@ func TestWrongWaysIn(t *testing.T) {
 	}
 
 	// Connections that come to nothing.
-	strange := doortest.NewAuthority(t, "another")
+	strange := authtest.NewAuthority(t, "another")
 	ofAnother := strange.Client(t, "alice", nil)
 	expired := d.authority.Client(t, "alice", func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) })
 	early := d.authority.Client(t, "alice", func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Hour) })

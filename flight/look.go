@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"bowstring/fetch"
-	"bowstring/flight/rules"
+	"bowstring/flight/policy"
 )
 
 // Look is what Stats says at a moment, taken once to be shown to several: each sees of it
@@ -101,7 +101,7 @@ func (l *Look) All() Sight {
 // he has it to, as the action stats would tell him.
 func (v *Visitor) Sees(l *Look) Sight {
 	rs, who := v.server.rules(), whoOf(v.caller)
-	if rs.Server(who).May(rules.Admin) {
+	if rs.Server(who).May(policy.Admin) {
 		return l.All()
 	}
 	sight := Sight{At: l.At, Stats: Stats{Limits: l.stats.Limits, Streams: []StreamInfo{}, Tenants: []TenantInfo{}}}
@@ -110,7 +110,7 @@ func (v *Visitor) Sees(l *Look) Sight {
 	for i := range l.calls {
 		c, s := &l.calls[i], &l.stats.Streams[i]
 		if c.caller.Principal != who.Principal && (c.access.dataset == "" ||
-			!rs.Decide(who, c.access.dataset).May(rules.Admin)) {
+			!rs.Decide(who, c.access.dataset).May(policy.Admin)) {
 			continue
 		}
 		sight.Streams, sight.More = append(sight.Streams, *s), append(sight.More, c.more)

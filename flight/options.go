@@ -9,9 +9,9 @@ import (
 
 	"bowstring/fetch/admission"
 	"bowstring/flight/audit"
-	"bowstring/flight/door"
-	"bowstring/flight/rules"
-	"bowstring/flight/samenode"
+	"bowstring/flight/auth"
+	"bowstring/flight/policy"
+	"bowstring/flight/shm"
 	"bowstring/flight/usage"
 	"bowstring/schema"
 )
@@ -72,9 +72,9 @@ type Options struct {
 	Ledger *admission.Ledger
 	// Door recognises callers and encrypts, the caller's to close after Shutdown.
 	// Default none: anybody may call, on whatever account they say.
-	Door *door.Door
+	Door *auth.Door
 	// Sources says whether it can be read who may call and what callers may do; nil if that is not to be read.
-	Sources *door.Sources
+	Sources *auth.Sources
 	// NoReflection keeps the methods from being listed. With a Door that
 	// authenticates, only callers that it knows may list them anyway, unless its
 	// OpenReflection is set.
@@ -93,11 +93,11 @@ type Options struct {
 	Observer Observer
 	// Rules returns the rules that hold now: who may do what with which dataset. nil
 	// allows everything to everybody. It is called several times for each call.
-	Rules func() *rules.Rules
+	Rules func() *policy.Rules
 	// Tenants returns those that there are now: on whose account each caller is, and what
 	// it gets. nil has callers name tenants as they like, which all get the same. It is
 	// called several times for each call. See [Server.EnforceTenants].
-	Tenants func() *rules.Tenants
+	Tenants func() *policy.Tenants
 	// Audit is the record of who read, wrote and dropped what; nil for none. It stays
 	// the caller's to close, after Shutdown.
 	Audit *audit.Log
@@ -106,7 +106,7 @@ type Options struct {
 	Cluster *Cluster
 	// SameNode shares memory with clients on this node; nil if there is none. It stays the
 	// caller's to close, after Shutdown.
-	SameNode *samenode.Server
+	SameNode *shm.Server
 	// Usage is the book of what tenants have used; nil for none. It stays the caller's to
 	// close, after Shutdown, and to have written: see [Server.CountUsage].
 	Usage *usage.Book

@@ -15,7 +15,7 @@ import (
 
 	"github.com/apache/arrow/go/v17/arrow"
 
-	"bowstring/flight/samenode"
+	"bowstring/flight/shm"
 	"bowstring/schema"
 )
 
@@ -77,7 +77,7 @@ func referable(t *testing.T, rng *rand.Rand, file *os.File, rows int, out *atomi
 // sharingFixture is a call of a client that can do with references.
 func sharingFixture(t *testing.T) (s *shared, memory []byte) {
 	t.Helper()
-	local, err := samenode.Listen(samenode.Options{Path: filepath.Join(t.TempDir(), "s"), RingBytes: 32 << 20,
+	local, err := shm.Listen(shm.Options{Path: filepath.Join(t.TempDir(), "s"), RingBytes: 32 << 20,
 		References: true, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)

@@ -16,8 +16,8 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
-	"bowstring/flight/door"
-	"bowstring/flight/door/doortest"
+	"bowstring/flight/auth"
+	"bowstring/internal/authtest"
 )
 
 // Each right way in names the caller as it should, and the tenant.
@@ -27,13 +27,13 @@ func TestRightWaysIn(t *testing.T) {
 	client, _ := f.connect(d.trust(nil, nil))
 	p := d.provider
 	id := mustURL(t, "spiffe://cluster/ns/ml/sa/train")
-	cert := func(change func(*x509.Certificate)) *doortest.Pair {
+	cert := func(change func(*x509.Certificate)) *authtest.Pair {
 		pair := d.authority.Client(t, "carol", change)
 		return &pair
 	}
 	for name, tt := range map[string]struct {
 		headers []string
-		cert    *doortest.Pair
+		cert    *authtest.Pair
 		want    string // in the log
 		refused codes.Code
 	}{
@@ -143,7 +143,7 @@ func TestRevokedStream(t *testing.T) {
 		running, _, _, _ := f.server.calls.snapshot(func(*call) bool { return true }, true)
 		return len(running) == 1
 	})
-	if _, err := door.RevokeToken(d.tokens, tokenID(token)); err != nil {
+	if _, err := auth.RevokeToken(d.tokens, tokenID(token)); err != nil {
 		t.Fatal(err)
 	}
 	for err == nil {

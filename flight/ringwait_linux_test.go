@@ -13,15 +13,15 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/flight"
 	"google.golang.org/grpc/metadata"
 
-	"bowstring/flight/samenode"
-	"bowstring/flight/samenode/samenodetest"
+	"bowstring/flight/shm"
+	"bowstring/internal/shmtest"
 )
 
 // What a client takes for its steps shows as time of the consumer also where it has a ring, of which the messages are
 // so small that the connection never waits.
 func TestStepsByRingAreTheConsumers(t *testing.T) {
 	const step = 100 * time.Millisecond
-	local, err := samenode.Listen(samenode.Options{Path: filepath.Join(t.TempDir(), "s"), RingBytes: 9 << 20,
+	local, err := shm.Listen(shm.Options{Path: filepath.Join(t.TempDir(), "s"), RingBytes: 9 << 20,
 		Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
@@ -33,7 +33,7 @@ func TestStepsByRingAreTheConsumers(t *testing.T) {
 	}()
 	f := serve(t, Options{SameNode: local})
 	f.fillLarge("big")
-	g, err := samenodetest.Visit(local.Path(), "", local.Key(""))
+	g, err := shmtest.Visit(local.Path(), "", local.Key(""))
 	if err != nil {
 		t.Fatal(err)
 	}

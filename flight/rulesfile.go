@@ -7,8 +7,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"bowstring/flight/door"
-	"bowstring/flight/rules"
+	"bowstring/flight/auth"
+	"bowstring/flight/policy"
 	"bowstring/schema"
 )
 
@@ -25,7 +25,7 @@ type watchedFile[T any] struct {
 	what    string // "rules", "tenants"
 	path    string
 	log     *slog.Logger
-	noted   *door.Source // is told whether the file can be read
+	noted   *auth.Source // is told whether the file can be read
 	parse   func(file string, text []byte) (*T, error)
 	size    func(*T) int
 	current atomic.Pointer[T]
@@ -36,32 +36,32 @@ type watchedFile[T any] struct {
 }
 
 // RulesFile is a file of rules that is read again when it changes.
-type RulesFile struct{ watchedFile[rules.Rules] }
+type RulesFile struct{ watchedFile[policy.Rules] }
 
 // OpenRules reads a file of rules, which must be right.
-func OpenRules(path string, sources *door.Sources, log *slog.Logger) (*RulesFile, error) {
-	f := &RulesFile{watchedFile[rules.Rules]{what: "rules", path: path, log: log, parse: rules.Parse,
-		size: func(rs *rules.Rules) int { return len(rs.List()) }}}
+func OpenRules(path string, sources *auth.Sources, log *slog.Logger) (*RulesFile, error) {
+	f := &RulesFile{watchedFile[policy.Rules]{what: "rules", path: path, log: log, parse: policy.Parse,
+		size: func(rs *policy.Rules) int { return len(rs.List()) }}}
 	return f, f.open(sources)
 }
 
 // Rules returns the rules that hold now.
-func (f *RulesFile) Rules() *rules.Rules { return f.current.Load() }
+func (f *RulesFile) Rules() *policy.Rules { return f.current.Load() }
 
 // TenantsFile is a file of tenants that is read again when it changes.
-type TenantsFile struct{ watchedFile[rules.Tenants] }
+type TenantsFile struct{ watchedFile[policy.Tenants] }
 
 // OpenTenants reads a file of tenants, which must be right.
-func OpenTenants(path string, sources *door.Sources, log *slog.Logger) (*TenantsFile, error) {
-	f := &TenantsFile{watchedFile[rules.Tenants]{what: "tenants", path: path, log: log, parse: rules.ParseTenants,
-		size: func(ts *rules.Tenants) int { return len(ts.List()) }}}
+func OpenTenants(path string, sources *auth.Sources, log *slog.Logger) (*TenantsFile, error) {
+	f := &TenantsFile{watchedFile[policy.Tenants]{what: "tenants", path: path, log: log, parse: policy.ParseTenants,
+		size: func(ts *policy.Tenants) int { return len(ts.List()) }}}
 	return f, f.open(sources)
 }
 
 // Tenants returns the tenants that there are now.
-func (f *TenantsFile) Tenants() *rules.Tenants { return f.current.Load() }
+func (f *TenantsFile) Tenants() *policy.Tenants { return f.current.Load() }
 
-func (f *watchedFile[T]) open(sources *door.Sources) error {
+func (f *watchedFile[T]) open(sources *auth.Sources) error {
 	f.noted = sources.Add("the file of "+f.what, true)
 	text, v, err := f.read()
 	if err != nil {
@@ -75,7 +75,7 @@ func (f *watchedFile[T]) open(sources *door.Sources) error {
 // read reads the whole of the file, however it is put in place: it may be a link that
 // is changed to another file.
 func (f *watchedFile[T]) read() (string, *T, error) {
-	text, err := door.ReadFile(f.path, rules.MaxBytes)
+	text, err := auth.ReadFile(f.path, policy.MaxBytes)
 	if err != nil {
 		return "", nil, fmt.Errorf("%s: %w", f.what, err)
 	}

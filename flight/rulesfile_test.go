@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"bowstring/flight/door"
-	"bowstring/flight/rules"
+	"bowstring/flight/auth"
+	"bowstring/flight/policy"
 )
 
 // A file of rules is taken when it has changed and was read twice; one that is wrong
@@ -38,7 +38,7 @@ func TestRulesFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rights := func() string { return f.Rules().Decide(rules.Who{Principal: "ada"}, "d").Rights.String() }
+	rights := func() string { return f.Rules().Decide(policy.Who{Principal: "ada"}, "d").Rights.String() }
 	if f.Check(t.Context()) || rights() != "list, read" {
 		t.Error("it has not changed")
 	}
@@ -82,7 +82,7 @@ func TestRulesFileThatChangesAlways(t *testing.T) {
 		}
 	}
 	log := slog.New(slog.DiscardHandler)
-	sources := door.NewSources(0, log)
+	sources := auth.NewSources(0, log)
 	write(0)
 	f, err := OpenRules(name, sources, log)
 	if err != nil {

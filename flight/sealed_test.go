@@ -15,8 +15,8 @@ import (
 
 	"github.com/apache/arrow/go/v17/arrow/flight"
 
-	"bowstring/flight/door"
-	"bowstring/flight/door/doortest"
+	"bowstring/flight/auth"
+	"bowstring/internal/authtest"
 )
 
 // Certificates may be exchanged while streams run: each of them goes on, new
@@ -67,7 +67,7 @@ func TestCertificatesExchanged(t *testing.T) {
 
 	// What is no pair changes nothing.
 	now := f.shown(t)
-	doortest.Write(t, d.dir, "server.pem", d.authority.Server(t).Cert)
+	authtest.Write(t, d.dir, "server.pem", d.authority.Server(t).Cert)
 	d.await(func() bool { return d.log.has("what was read before stays in force") })
 	if !f.shown(t).Equal(now) {
 		t.Error("a certificate whose key is not there is shown")
@@ -80,7 +80,7 @@ func TestCertificatesExchanged(t *testing.T) {
 	if _, err := client.GetFlightInfo(t.Context(), command(`{"dataset":"d"}`)); err != nil {
 		t.Fatal(err)
 	}
-	doortest.Write(t, d.dir, "clients.pem", doortest.NewAuthority(t, "another").PEM)
+	authtest.Write(t, d.dir, "clients.pem", authtest.NewAuthority(t, "another").PEM)
 	d.await(func() bool {
 		_, err := client.GetFlightInfo(t.Context(), command(`{"dataset":"d"}`))
 		return err != nil
@@ -117,7 +117,7 @@ func TestResumedSession(t *testing.T) {
 	if n := shown.Load(); n != 1 {
 		t.Errorf("the certificate was shown %d times", n)
 	}
-	doortest.Write(t, d.dir, "clients.pem", doortest.NewAuthority(t, "another").PEM)
+	authtest.Write(t, d.dir, "clients.pem", authtest.NewAuthority(t, "another").PEM)
 	d.await(func() bool { return d.log.has("clients.pem") })
 	if err := call(); err == nil {
 		t.Error("a session of an authority that is trusted no more was resumed")
@@ -165,7 +165,7 @@ func sealedPair(t testing.TB) (*gatherConn, *tls.Conn) {
 	if err = errors.Join(err, failed); err != nil {
 		t.Fatal(err)
 	}
-	if _, ok := peer.(*door.Peer); !ok {
+	if _, ok := peer.(*auth.Peer); !ok {
 		t.Fatalf("the peer is a %T", peer)
 	}
 	t.Cleanup(func() {

@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"bowstring/fetch"
-	"bowstring/flight/samenode"
+	"bowstring/flight/shm"
 	"bowstring/schema"
 )
 
@@ -27,7 +27,7 @@ const (
 // shared is the ring of a call, by which it sends the large buffers of its batches. It is
 // used by one goroutine. nil shares nothing.
 type shared struct {
-	ring   *samenode.Ring
+	ring   *shm.Ring
 	call   uint64
 	refers bool   // to blobs where they lie
 	todo   copies // of the batch at hand
@@ -40,7 +40,7 @@ func (s *Server) sharing(ctx context.Context) (*shared, error) {
 	if len(named) == 0 || s.opts.SameNode == nil {
 		return nil, nil
 	}
-	id, call, err := samenode.ParseCall(named[0])
+	id, call, err := shm.ParseCall(named[0])
 	if err != nil {
 		return nil, err
 	}
@@ -69,7 +69,7 @@ type lies struct {
 	// References are of columns whose blobs lie elsewhere.
 	References []*references `json:"references,omitempty"`
 
-	slot   *samenode.Slot
+	slot   *shm.Slot
 	waited time.Duration // for the client to let go of another
 }
 
@@ -198,7 +198,7 @@ func (s *Server) sameNode(ctx context.Context, b []byte, send func([]byte) error
 		UID     int    `json:"uid"` // that the socket's program has, as the kernel reports it
 		Caller  string `json:"caller"`
 		Key     string `json:"key"`
-	}{samenode.Version, local.Name(), local.Path(), os.Geteuid(), caller, hex.EncodeToString(local.Key(caller))})
+	}{shm.Version, local.Name(), local.Path(), os.Geteuid(), caller, hex.EncodeToString(local.Key(caller))})
 	if err != nil {
 		return err
 	}

@@ -15,15 +15,15 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
-	"bowstring/flight/samenode"
-	"bowstring/flight/samenode/samenodetest"
+	"bowstring/flight/shm"
+	"bowstring/internal/shmtest"
 	"bowstring/schema"
 )
 
 // ringClient is a client on the server's node: it has a ring's name, and maps the ring.
-func ringClient(t *testing.T, s *samenode.Server) (name string, memory []byte) {
+func ringClient(t *testing.T, s *shm.Server) (name string, memory []byte) {
 	t.Helper()
-	g, err := samenodetest.Visit(s.Path(), "", s.Key(""))
+	g, err := shmtest.Visit(s.Path(), "", s.Key(""))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +58,7 @@ func bodyOf(t *testing.T, f *frame) (body, metadata []byte) {
 func TestSharedIsTheSameBatch(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
-	local, err := samenode.Listen(samenode.Options{Path: filepath.Join(t.TempDir(), "s"), RingBytes: 32 << 20,
+	local, err := shm.Listen(shm.Options{Path: filepath.Join(t.TempDir(), "s"), RingBytes: 32 << 20,
 		Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)

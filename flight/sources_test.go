@@ -9,14 +9,14 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/health/grpc_health_v1"
 
-	"bowstring/flight/door"
-	"bowstring/flight/peering"
+	"bowstring/flight/auth"
+	"bowstring/flight/peer"
 )
 
 // A server that cannot read who may call lets in no calls, and ends those that run, until it can.
 func TestSourcesCloseTheServer(t *testing.T) {
 	t.Parallel()
-	sources := door.NewSources(1, slog.New(slog.DiscardHandler)) // a nanosecond
+	sources := auth.NewSources(1, slog.New(slog.DiscardHandler)) // a nanosecond
 	f := serve(t, Options{Sources: sources})
 	f.fillLarge("big")
 	running := f.stalled(t.Context(), `{"dataset": "big", "batch": 4}`)
@@ -49,11 +49,11 @@ func TestSourcesCloseTheServer(t *testing.T) {
 // Nor does it let other nodes in: the file that cannot be read may be that of the cluster's keys.
 func TestSourcesCloseTheDoorForNodes(t *testing.T) {
 	t.Parallel()
-	sources := door.NewSources(1, slog.New(slog.DiscardHandler)) // a nanosecond
-	f := serve(t, Options{Sources: sources, Cluster: &Cluster{Node: "b", Keys: peering.NewKeys(clusterKey)}})
+	sources := auth.NewSources(1, slog.New(slog.DiscardHandler)) // a nanosecond
+	f := serve(t, Options{Sources: sources, Cluster: &Cluster{Node: "b", Keys: peer.NewKeys(clusterKey)}})
 	meet := func() (grpc.ClientStream, error) {
 		call := f.lender()
-		_, err := introduce(call, lendMethod, peering.NewKeys(clusterKey), peering.Hello{Node: "a"})
+		_, err := introduce(call, lendMethod, peer.NewKeys(clusterKey), peer.Hello{Node: "a"})
 		return call, err
 	}
 	running, err := meet()
@@ -77,7 +77,7 @@ func TestSourcesCloseTheDoorForNodes(t *testing.T) {
 }
 
 // closedNow waits for the nanosecond to pass.
-func closedNow(s *door.Sources) bool {
+func closedNow(s *auth.Sources) bool {
 	for range 1 << 20 {
 		if s.Closed() != nil {
 			return true

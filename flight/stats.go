@@ -9,7 +9,7 @@ import (
 
 	"bowstring/fetch"
 	"bowstring/fetch/store"
-	"bowstring/flight/samenode"
+	"bowstring/flight/shm"
 )
 
 // Stats are a server's counters since it was made, and what runs now.
@@ -22,7 +22,7 @@ type Stats struct {
 	Tenants []TenantInfo `json:"tenants"` // that made calls of late, by name, and last what all others did
 	Scale   any          `json:"spill_scale,omitempty"`
 	// SameNode is of memory shared with clients on this node; left out where there is none.
-	SameNode *samenode.Stats `json:"samenode,omitempty"`
+	SameNode *shm.Stats `json:"samenode,omitempty"`
 	// that it is a node of: its name, the nodes that this one knows of
 	Cluster any `json:"cluster,omitempty"`
 }

@@ -10,7 +10,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"bowstring/fetch"
-	"bowstring/flight/door"
+	"bowstring/flight/auth"
 	"bowstring/flight/usage"
 	"bowstring/schema"
 )
@@ -25,7 +25,7 @@ type call struct {
 	caller  fetch.Caller // on whose behalf, set before the handler runs
 
 	// who makes it, if anybody had to say; set before the handler runs, or by the handler of a handshake
-	identity *door.Identity
+	identity *auth.Identity
 	leave    func() // ends the watch over the identity, or nil; set before the handler runs
 
 	incoming *lease // of what came in last, set before the handler runs
@@ -123,7 +123,7 @@ func (r *registry) begin(ctx context.Context, method, peer string) (context.Cont
 	if r.draining != nil && isFlight(method) {
 		return nil, nil, r.draining
 	}
-	host := door.Host(peer)
+	host := auth.Host(peer)
 	p := r.peers[host]
 	if p == nil {
 		p = &peerCalls{}

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 
-	"bowstring/flight/rules"
+	"bowstring/flight/policy"
 	"bowstring/schema"
 )
 
@@ -74,7 +74,7 @@ func (s *Server) tags(ctx context.Context, b []byte, send func([]byte) error) er
 			continue
 		}
 		// A rule that does not fit a dataset hides it.
-		if _, err := s.exists(ctx, snapshotRef{Dataset: d.Name}, rules.List); errors.Is(err, schema.ErrNotFound) {
+		if _, err := s.exists(ctx, snapshotRef{Dataset: d.Name}, policy.List); errors.Is(err, schema.ErrNotFound) {
 			continue
 		} else if err != nil {
 			return err

@@ -7,12 +7,12 @@ import (
 
 	"bowstring/fetch"
 	"bowstring/fetch/admission"
-	"bowstring/flight/rules"
+	"bowstring/flight/policy"
 	"bowstring/schema"
 )
 
 // tenants are those of now, nil if there is no file of them.
-func (s *Server) tenants() *rules.Tenants {
+func (s *Server) tenants() *policy.Tenants {
 	if s.opts.Tenants == nil {
 		return nil
 	}

@@ -18,14 +18,14 @@ import (
 	"google.golang.org/grpc/status"
 
 	"bowstring/flight/audit"
-	"bowstring/flight/rules"
+	"bowstring/flight/policy"
 	"bowstring/flight/usage"
 )
 
 // tenanted is a server with tenants.
 type tenanted struct {
 	*ruled
-	tenants atomic.Pointer[rules.Tenants]
+	tenants atomic.Pointer[policy.Tenants]
 	book    *usage.Book
 }
 
@@ -68,7 +68,7 @@ func serveTenants(t *testing.T, text string, opts Options) *tenanted {
 
 func (s *tenanted) set(t *testing.T, text string) {
 	t.Helper()
-	ts, err := rules.ParseTenants("tenants.yaml", []byte(text))
+	ts, err := policy.ParseTenants("tenants.yaml", []byte(text))
 	if err != nil {
 		t.Fatal(err)
 	}

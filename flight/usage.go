@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"bowstring/fetch"
-	"bowstring/flight/rules"
+	"bowstring/flight/policy"
 	"bowstring/flight/usage"
 	"bowstring/schema"
 )
@@ -89,7 +89,7 @@ func (s *Server) usage(ctx context.Context, b []byte, send func([]byte) error) e
 		return err
 	}
 	if req.Dataset != "" && req.Dataset != usage.Other {
-		if _, err := s.may(ctx, req.Dataset, rules.List); err != nil {
+		if _, err := s.may(ctx, req.Dataset, policy.List); err != nil {
 			return err
 		}
 	}
@@ -98,11 +98,11 @@ func (s *Server) usage(ctx context.Context, b []byte, send func([]byte) error) e
 			schema.ErrNotFound)
 	}
 	caller := fetch.CallerFrom(ctx)
-	all := s.rules().Server(whoOf(caller)).May(rules.Admin)
+	all := s.rules().Server(whoOf(caller)).May(policy.Admin)
 	f := usage.Filter{Tenant: req.Tenant, Dataset: req.Dataset, Since: req.Since, Until: req.Until}
 	if !all {
 		if req.Tenant != "" && req.Tenant != caller.Tenant {
-			return s.mayServer(ctx, rules.Admin, "what other tenants have used")
+			return s.mayServer(ctx, policy.Admin, "what other tenants have used")
 		}
 		f.Tenant = caller.Tenant
 	}
@@ -145,7 +145,7 @@ func (s *Server) existing(ctx context.Context) (func(dataset string) (bool, erro
 			return is, nil
 		}
 		if is = whole[dataset]; is && s.decide(ctx, dataset).Restriction != nil {
-			_, err := s.exists(ctx, snapshotRef{Dataset: dataset}, rules.List)
+			_, err := s.exists(ctx, snapshotRef{Dataset: dataset}, policy.List)
 			if is = err == nil; ctx.Err() != nil {
 				return false, context.Cause(ctx)
 			}

@@ -11,7 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"bowstring/fetch"
-	"bowstring/flight/peering"
+	"bowstring/flight/peer"
 	"bowstring/schema"
 )
 
@@ -164,7 +164,7 @@ func (s *Server) warmFor(ss grpc.ServerStream) error {
 	if err := ss.RecvMsg(&first); err != nil {
 		return err
 	}
-	var what peering.Warm
+	var what peer.Warm
 	if err := json.Unmarshal(first.GetValue(), &what); err != nil {
 		return &schema.FieldError{Field: "warm", Got: schema.Quote(string(first.GetValue())),
 			Want: "a request and a tenant as JSON"}

@@ -207,7 +207,7 @@ def attacked(context: Context, attacker: Path, folder: Path) -> Seen:
 def run(context: Context) -> Result:
     """Read alone, under attack, and after it."""
     attacker = context.folder / "attacker"
-    subprocess.run(["go", "build", "-o", attacker, "./flight/hostile/attacker"], cwd=context.root, check=True)  # noqa: S607
+    subprocess.run(["go", "build", "-o", attacker, "./internal/hostile/attacker"], cwd=context.root, check=True)  # noqa: S607
     with tempfile.TemporaryDirectory(prefix="hostile-", dir=context.folder) as folder:
         seen = attacked(context, attacker, Path(folder))
     stream, watch = seen.stream, seen.watch

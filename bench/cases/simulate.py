@@ -48,7 +48,7 @@ def imagenet() -> Json:
 def table(context: Context) -> list[dict[str, Any]]:
     """Yang and Cong's speedups: published, by their formulas, by the model of explain, and simulated."""
     done = subprocess.run(
-        ["go", "test", "-run", "^$", "-bench", "^BenchmarkHiPC$", "-benchtime", "1x", "./cmd/bowstring/simulate"],  # noqa: S607
+        ["go", "test", "-run", "^$", "-bench", "^BenchmarkHiPC$", "-benchtime", "1x", "./internal/simulate"],  # noqa: S607
         cwd=context.root,
         check=True,
         capture_output=True,

@@ -18,7 +18,7 @@ import (
 	"bowstring/fetch"
 	"bowstring/fetch/admission"
 	ourflight "bowstring/flight"
-	"bowstring/flight/door"
+	"bowstring/flight/auth"
 	"bowstring/schema"
 )
 
@@ -296,7 +296,7 @@ func TestAlertsFire(t *testing.T) {
 		expect(t, o, o.flat(), "BowstringCertificateEnds", "BowstringCollectionOverdue")
 	})
 	t.Run("source unreadable", func(t *testing.T) {
-		sources := door.NewSources(time.Hour, quiet)
+		sources := auth.NewSources(time.Hour, quiet)
 		sources.Add("tokens", true).Note(t.Context(), os.ErrPermission)
 		o := newObserved(t, observedOptions{sources: func() map[string]bool { return unreadable(sources) }})
 		expect(t, o, o.flat(), "BowstringSourceUnreadable")

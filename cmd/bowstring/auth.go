@@ -10,7 +10,7 @@ import (
 	"github.com/dustin/go-humanize"
 
 	"bowstring/fetch"
-	"bowstring/flight/rules"
+	"bowstring/flight/policy"
 	"bowstring/schema"
 )
 
@@ -37,13 +37,13 @@ func (*guardFlags) path(app *App, flag, setting string) (string, error) {
 }
 
 // rules reads the file of rules; nil if there is none.
-func (f *guardFlags) rules(app *App) (string, *rules.Rules, error) {
-	return readGuard(app, f, f.Rules, "rules", rules.Parse)
+func (f *guardFlags) rules(app *App) (string, *policy.Rules, error) {
+	return readGuard(app, f, f.Rules, "rules", policy.Parse)
 }
 
 // tenants reads the file of tenants; nil if there is none.
-func (f *guardFlags) tenants(app *App) (string, *rules.Tenants, error) {
-	return readGuard(app, f, f.Tenants, "tenants", rules.ParseTenants)
+func (f *guardFlags) tenants(app *App) (string, *policy.Tenants, error) {
+	return readGuard(app, f, f.Tenants, "tenants", policy.ParseTenants)
 }
 
 func readGuard[T any](app *App, f *guardFlags, flag, what string,
@@ -79,8 +79,8 @@ func (f *guardFlags) read(app *App) (guards, error) {
 // guards are the files; nil where there is none.
 type guards struct {
 	rulesPath, tenantsPath string
-	rules                  *rules.Rules
-	tenants                *rules.Tenants
+	rules                  *policy.Rules
+	tenants                *policy.Tenants
 }
 
 // AuthCheckCmd is bowstring auth check.
@@ -100,7 +100,7 @@ func (c *AuthCheckCmd) Run(app *App) error {
 	if err != nil {
 		return err
 	}
-	who := rules.Who{Principal: c.Principal, Groups: c.Group}
+	who := policy.Who{Principal: c.Principal, Groups: c.Group}
 	if who.Principal == "anonymous" {
 		who.Principal = ""
 	}
@@ -123,7 +123,7 @@ func (c *AuthCheckCmd) Run(app *App) error {
 	}
 	server := g.rules.Server(who)
 	out = append(out, [2]string{"server", fmt.Sprintf("%s (collect garbage, see all counters: %t)", server.Rights,
-		server.May(rules.Admin))})
+		server.May(policy.Admin))})
 	if g.tenants != nil {
 		tenant := g.tenants.Of(who, "")
 		out = append(out, [2]string{"tenant", tenant + ", unless its token names another"},
@@ -169,7 +169,7 @@ func (c *AuthLintCmd) Run(app *App) error {
 	if err != nil {
 		return err
 	}
-	show := func(path, what string, n int, found []rules.Finding) error {
+	show := func(path, what string, n int, found []policy.Finding) error {
 		for _, f := range found {
 			if err := app.Printf("%s:%d: %s\n", path, f.Line, printable(f.Message)); err != nil {
 				return err

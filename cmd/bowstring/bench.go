@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"bowstring/fetch/store/cql"
-	"bowstring/fetch/store/delay"
+	"bowstring/internal/delay"
 )
 
 // BenchCmd is bowstring bench.

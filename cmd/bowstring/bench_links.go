@@ -5,7 +5,7 @@ import (
 	"errors"
 	"os"
 
-	"bowstring/cmd/bowstring/links"
+	"bowstring/internal/links"
 )
 
 // BenchLinksCmd is bowstring bench links.

@@ -18,8 +18,8 @@ import (
 	"bowstring/fetch/peers"
 	"bowstring/fetch/store"
 	"bowstring/flight"
-	"bowstring/flight/door"
-	"bowstring/flight/peering"
+	"bowstring/flight/auth"
+	"bowstring/flight/peer"
 	"bowstring/schema"
 	"bowstring/spill"
 )
@@ -60,8 +60,8 @@ func (f *clusterFlags) check() error {
 	if f.HandoverTimeout <= 0 {
 		return fmt.Errorf("--handover-timeout: got %s, want more than 0", f.HandoverTimeout)
 	}
-	if f.PeerProtocol < 0 || f.PeerProtocol > peering.Protocol {
-		return fmt.Errorf("--peer-protocol: got %d, want 1 to %d", f.PeerProtocol, peering.Protocol)
+	if f.PeerProtocol < 0 || f.PeerProtocol > peer.Protocol {
+		return fmt.Errorf("--peer-protocol: got %d, want 1 to %d", f.PeerProtocol, peer.Protocol)
 	}
 	if _, err := f.egress(); err != nil {
 		return err
@@ -91,7 +91,7 @@ func (f *clusterFlags) egress() (admission.EgressLimits, error) {
 }
 
 // part is what a server takes on as a node; nil if it is none.
-func (f *clusterFlags) part(d *door.Door, sources *door.Sources, log *slog.Logger) (*clusterPart, error) {
+func (f *clusterFlags) part(d *auth.Door, sources *auth.Sources, log *slog.Logger) (*clusterPart, error) {
 	if f.Cluster == "" {
 		return nil, nil
 	}
@@ -171,7 +171,7 @@ func (p *clusterPart) join(n *node, to *flight.Options, log *slog.Logger) (err e
 		log.Info("blobs are not read from other nodes, nor by them", "key", p.keys != nil, "spill", n.spill != nil)
 		return nil
 	}
-	var keys *peering.Keys
+	var keys *peer.Keys
 	if p.keys != nil {
 		keys = p.keys.Keys()
 	}

@@ -17,17 +17,17 @@ import (
 
 	"bowstring/cmd/bowstring/metrics"
 	"bowstring/flight"
-	"bowstring/flight/samenode"
+	"bowstring/flight/shm"
 	"bowstring/schema"
 )
 
 // sameNode shares memory with clients; nil where there is none to share.
-func sameNode(t *testing.T) *samenode.Server {
+func sameNode(t *testing.T) *shm.Server {
 	t.Helper()
-	if !samenode.Supported {
+	if !shm.Supported {
 		return nil
 	}
-	s, err := samenode.Listen(samenode.Options{Path: filepath.Join(t.TempDir(), "s"), Logger: quiet})
+	s, err := shm.Listen(shm.Options{Path: filepath.Join(t.TempDir(), "s"), Logger: quiet})
 	if err != nil {
 		t.Fatal(err)
 	}

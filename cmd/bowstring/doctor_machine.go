@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"bowstring/fetch/store"
-	"bowstring/flight/rules"
+	"bowstring/flight/policy"
 )
 
 // setup is this machine, and what a server on it is configured with, as far as doctor looks at it.
@@ -285,7 +285,7 @@ func (s *setup) lookAtRules(f *store.Findings) {
 		f.Problem(checkRules, "name a file by serve.rules", "%v", err)
 		return
 	}
-	rs, err := rules.Parse(s.rules, text)
+	rs, err := policy.Parse(s.rules, text)
 	if err != nil {
 		f.Problem(checkRules, "a server does not start with it, and one that runs keeps the rules it had", "%v", err)
 		return

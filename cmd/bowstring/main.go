@@ -27,7 +27,7 @@ import (
 	"golang.org/x/term"
 
 	"bowstring/fetch/operators/audio/sndfile"
-	"bowstring/fetch/store/delay"
+	"bowstring/internal/delay"
 )
 
 // Exit statuses.

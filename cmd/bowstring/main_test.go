@@ -30,7 +30,7 @@ import (
 	"bowstring/cmd/bowstring/export"
 	"bowstring/fetch/ingest"
 	"bowstring/fetch/store/local"
-	"bowstring/flight/door/doortest"
+	"bowstring/internal/authtest"
 	"bowstring/schema"
 )
 
@@ -93,11 +93,11 @@ func makeCertificates(t *testing.T, dir string) error {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return err
 	}
-	a := doortest.NewAuthority(t, "authority")
-	doortest.Write(t, dir, "ca.pem", a.PEM)
-	for name, pair := range map[string]doortest.Pair{"server": a.Server(t), "client": a.Client(t, "carol", nil)} {
-		doortest.Write(t, dir, name+".pem", pair.Cert)
-		doortest.Write(t, dir, name+".key", pair.Key)
+	a := authtest.NewAuthority(t, "authority")
+	authtest.Write(t, dir, "ca.pem", a.PEM)
+	for name, pair := range map[string]authtest.Pair{"server": a.Server(t), "client": a.Client(t, "carol", nil)} {
+		authtest.Write(t, dir, name+".pem", pair.Cert)
+		authtest.Write(t, dir, name+".key", pair.Key)
 	}
 	return nil
 }

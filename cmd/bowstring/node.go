@@ -17,8 +17,8 @@ import (
 	"bowstring/fetch/members"
 	"bowstring/fetch/peers"
 	"bowstring/fetch/store"
-	"bowstring/fetch/store/delay"
 	"bowstring/flight"
+	"bowstring/internal/delay"
 	"bowstring/spill"
 	"bowstring/spill/scale"
 )

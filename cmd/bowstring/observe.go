@@ -21,7 +21,7 @@ import (
 	"bowstring/cmd/bowstring/tracing"
 	"bowstring/fetch"
 	"bowstring/flight"
-	"bowstring/flight/door"
+	"bowstring/flight/auth"
 	"bowstring/schema"
 )
 
@@ -86,7 +86,7 @@ type observation struct {
 }
 
 // open makes ready what is to look at a server. Its listener answers from start on.
-func (c *observeFlags) open(ctx context.Context, app *App, d *door.Door, sources *door.Sources,
+func (c *observeFlags) open(ctx context.Context, app *App, d *auth.Door, sources *auth.Sources,
 	collectEvery time.Duration) (_ *observation, err error) {
 	o := &observation{app: app, flags: c}
 	defer func() {
@@ -173,7 +173,7 @@ func (c *observeFlags) open(ctx context.Context, app *App, d *door.Door, sources
 }
 
 // unreadable says of each source whether it cannot be read just now.
-func unreadable(sources *door.Sources) map[string]bool {
+func unreadable(sources *auth.Sources) map[string]bool {
 	now := map[string]bool{}
 	for _, one := range sources.List() {
 		now[one.What] = !one.Since.IsZero()
@@ -182,7 +182,7 @@ func unreadable(sources *door.Sources) map[string]bool {
 }
 
 // token returns what reads the token; nil if there is none.
-func (c *observeFlags) token(sources *door.Sources) (func() ([]byte, error), error) {
+func (c *observeFlags) token(sources *auth.Sources) (func() ([]byte, error), error) {
 	if c.AdminTokenFile != "" {
 		return admin.LoadToken(c.AdminTokenFile, sources.Add("the admin listener's token", false))
 	}

@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"time"
 
-	"bowstring/flight/samenode"
+	"bowstring/flight/shm"
 )
 
 // sameNodeFlags share memory with clients on the server's node.
@@ -75,16 +75,16 @@ func (c *ServeCmd) checkReferences(far bool, spill *spillConfig) error {
 }
 
 // options are those of the socket. spill is the budget of the spill, 0 if there is none.
-func (f *sameNodeFlags) options(log *slog.Logger, spill int64) (samenode.Options, error) {
+func (f *sameNodeFlags) options(log *slog.Logger, spill int64) (shm.Options, error) {
 	mode, err := f.mode()
 	if err != nil {
-		return samenode.Options{}, err
+		return shm.Options{}, err
 	}
 	path, err := filepath.Abs(f.Local)
 	if err != nil {
-		return samenode.Options{}, fmt.Errorf("--local: %w", err)
+		return shm.Options{}, fmt.Errorf("--local: %w", err)
 	}
-	o := samenode.Options{Path: path, Mode: mode, UIDs: f.LocalUID, RingBytes: int64(f.LocalRing),
+	o := shm.Options{Path: path, Mode: mode, UIDs: f.LocalUID, RingBytes: int64(f.LocalRing),
 		Memory: int64(f.LocalMemory), UserMemory: int64(f.LocalUserMemory), Lease: f.LocalLease, Logger: log,
 		References: f.LocalReferences, PinnedBytes: int64(f.LocalPinned), AllPinnedBytes: int64(f.LocalAllPinned)}
 	if o.AllPinnedBytes == 0 && spill > 0 {
@@ -92,14 +92,14 @@ func (f *sameNodeFlags) options(log *slog.Logger, spill int64) (samenode.Options
 	}
 	o.EnsureDefaults()
 	if err := o.Validate(); err != nil {
-		return samenode.Options{}, fmt.Errorf("--local, --local-ring, --local-memory, --local-user-memory, "+
+		return shm.Options{}, fmt.Errorf("--local, --local-ring, --local-memory, --local-user-memory, "+
 			"--local-pinned, --local-all-pinned and --local-lease: %w", err)
 	}
 	return o, nil
 }
 
 // open makes the socket; nil if there is to be none.
-func (f *sameNodeFlags) open(log *slog.Logger, spill int64) (*samenode.Server, error) {
+func (f *sameNodeFlags) open(log *slog.Logger, spill int64) (*shm.Server, error) {
 	if f.Local == "" {
 		return nil, nil
 	}
@@ -107,7 +107,7 @@ func (f *sameNodeFlags) open(log *slog.Logger, spill int64) (*samenode.Server, e
 	if err != nil {
 		return nil, err
 	}
-	s, err := samenode.Listen(o)
+	s, err := shm.Listen(o)
 	if err != nil {
 		return nil, fmt.Errorf("--local: %w", err)
 	}

@@ -17,7 +17,7 @@ import (
 	"bowstring/fetch/admission"
 	"bowstring/fetch/store/cql"
 	"bowstring/flight"
-	"bowstring/flight/door"
+	"bowstring/flight/auth"
 )
 
 // ServeCmd is bowstring serve.
@@ -144,7 +144,7 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 	if err := c.checkReferences(app.Link != nil || cql.IsURI(app.cli.Globals.Store), &l.spill); err != nil {
 		return errors.Join(err, closeLink(app.Link))
 	}
-	l.flight.Sources = door.NewSources(c.SourceGrace, app.Log)
+	l.flight.Sources = auth.NewSources(c.SourceGrace, app.Log)
 	if l.flight.Door, err = c.doorFlags.open(ctx, app, l.flight.Sources, c.Listen); err != nil {
 		return errors.Join(err, closeLink(app.Link))
 	}

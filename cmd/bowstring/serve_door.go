@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"bowstring/flight/door"
+	"bowstring/flight/auth"
 )
 
 // doorFlags say how callers come in.
@@ -32,14 +32,14 @@ type doorFlags struct {
 }
 
 // options are the door that the flags ask for.
-func (f *doorFlags) options(app *App) door.Options {
-	o := door.Options{
-		TLS: door.TLSOptions{
+func (f *doorFlags) options(app *App) auth.Options {
+	o := auth.Options{
+		TLS: auth.TLSOptions{
 			Cert: f.TLSCert, Key: f.TLSKey, ClientCA: f.TLSClientCA, RequireClientCert: f.TLSRequireClient,
 			MinVersion: tls.VersionTLS13,
 		},
 		Tokens: f.Tokens,
-		OIDC: door.OIDCOptions{
+		OIDC: auth.OIDCOptions{
 			Issuer: f.OIDCIssuer, Audience: f.OIDCAudience, PrincipalClaim: f.OIDCPrincipal, GroupsClaim: f.OIDCGroups,
 			TenantClaim: f.OIDCTenant, Prefix: f.OIDCPrefix, Skew: f.OIDCSkew, CA: f.OIDCCA,
 		},
@@ -53,7 +53,7 @@ func (f *doorFlags) options(app *App) door.Options {
 }
 
 // open opens the door of a server that listens on addr; nil if it has none.
-func (f *doorFlags) open(ctx context.Context, app *App, sources *door.Sources, addr string) (*door.Door, error) {
+func (f *doorFlags) open(ctx context.Context, app *App, sources *auth.Sources, addr string) (*auth.Door, error) {
 	o := f.options(app)
 	o.Sources = sources
 	if err := o.CheckExposed(addr); err != nil {
@@ -63,11 +63,11 @@ func (f *doorFlags) open(ctx context.Context, app *App, sources *door.Sources, a
 		app.Log.WarnContext(ctx, "other machines can reach this server, and --insecure says not to mind", "reason",
 			err.Error())
 	}
-	if o.TLS == (door.TLSOptions{MinVersion: o.TLS.MinVersion}) && !o.Authenticates() {
+	if o.TLS == (auth.TLSOptions{MinVersion: o.TLS.MinVersion}) && !o.Authenticates() {
 		return nil, nil
 	}
 	withoutCore(ctx, app)
-	return door.New(ctx, o)
+	return auth.New(ctx, o)
 }
 
 // noCore is the limit under which the kernel writes no core of a process, neither to a file,

@@ -10,7 +10,7 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/google/renameio/v2"
 
-	"bowstring/cmd/bowstring/simulate"
+	"bowstring/internal/simulate"
 )
 
 // SimulateCmd is bowstring simulate.

@@ -13,8 +13,8 @@ import (
 
 	"bowstring/fetch/store"
 	"bowstring/fetch/store/cql"
-	"bowstring/fetch/store/delay"
 	"bowstring/fetch/store/local"
+	"bowstring/internal/delay"
 	"bowstring/schema"
 )
 

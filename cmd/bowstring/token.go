@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"bowstring/flight/door"
+	"bowstring/flight/auth"
 	"bowstring/schema"
 )
 
@@ -53,14 +53,14 @@ func (c *TokenCreateCmd) Run(app *App) error {
 	if err != nil {
 		return err
 	}
-	t := door.Token{Principal: c.Principal, Groups: c.Group}
+	t := auth.Token{Principal: c.Principal, Groups: c.Group}
 	if len(c.Tenant) > 0 {
 		t.Tenant, t.Tenants = c.Tenant[0], c.Tenant[1:]
 	}
 	if c.Expires > 0 {
 		t.Expires = time.Now().Add(time.Duration(c.Expires)).UTC().Truncate(time.Second)
 	}
-	token, err := door.AddToken(path, &t)
+	token, err := auth.AddToken(path, &t)
 	if err != nil {
 		return err
 	}
@@ -84,7 +84,7 @@ func (c *TokenRevokeCmd) Run(app *App) error {
 	if err != nil {
 		return err
 	}
-	t, err := door.RevokeToken(path, c.ID)
+	t, err := auth.RevokeToken(path, c.ID)
 	if err != nil {
 		return err
 	}
@@ -104,7 +104,7 @@ func (c *TokenListCmd) Run(app *App) error {
 	if err != nil {
 		return err
 	}
-	tokens, err := door.ReadTokens(path)
+	tokens, err := auth.ReadTokens(path)
 	if err != nil {
 		return err
 	}

@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"bowstring/fetch/tiers"
+	"bowstring/fetch/read"
 	"bowstring/schema"
 	"bowstring/spill"
 )
@@ -17,7 +17,7 @@ type Options struct {
 	Cache  *spill.Cache
 	Future *spill.Future
 	// Reader reads what is missing.
-	Reader *tiers.Reader
+	Reader *read.Reader
 	// Idle reports whether no stream has a use for the way to the store, Streams
 	// how many there are, and Demand what they have asked for since the engine was
 	// made. They must not block.

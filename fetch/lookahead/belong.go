@@ -4,7 +4,7 @@ import (
 	"slices"
 	"time"
 
-	"bowstring/fetch/jobs"
+	"bowstring/fetch/resolve"
 	"bowstring/spill"
 )
 
@@ -18,7 +18,7 @@ const allRanks = -1
 // findLocked returns the running job that a stream of a rank which begins at an index of its epoch belongs to, nil if
 // there is none, and which of the job's epochs that is: the job that is near there, or the one in which that epoch is
 // the rank's turn. Where nothing is shuffled, one epoch is like the other, and it is the nearest.
-func (a *Ahead) findLocked(j *jobs.Job, rank int, index int64) (found *running, epoch int64) {
+func (a *Ahead) findLocked(j *resolve.Job, rank int, index int64) (found *running, epoch int64) {
 	for _, l := range a.jobs {
 		if l.group != j.Group() {
 			continue
@@ -64,7 +64,7 @@ func (l *running) noteLocked(rank int, epoch int64) {
 
 // beginLocked makes a job of a stream, or of what will be one, and tells the
 // spill; nil if there are too many.
-func (a *Ahead) beginLocked(j *jobs.Job, number uint32, mean, index, epochs int64, now time.Time) *running {
+func (a *Ahead) beginLocked(j *resolve.Job, number uint32, mean, index, epochs int64, now time.Time) *running {
 	if len(a.jobs) >= maxJobs {
 		return nil
 	}

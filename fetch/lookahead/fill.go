@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"bowstring/fetch/tiers"
+	"bowstring/fetch/read"
 	"bowstring/schema"
 	"bowstring/spill"
 )
@@ -33,9 +33,9 @@ type filler struct {
 	ahead   *Ahead
 	ctx     context.Context //nolint:containedctx // what the filler looks up ends with it
 	cancel  context.CancelFunc
-	wake    chan struct{}      // told when the way may have room
-	results chan tiers.Outcome // of reads under way
-	blocked atomic.Bool        // it has something to read, and no room
+	wake    chan struct{}     // told when the way may have room
+	results chan read.Outcome // of reads under way
+	blocked atomic.Bool       // it has something to read, and no room
 
 	// of what is under way, or came and is being kept; changed with Ahead.mu locked
 	places map[schema.BlobRef]spill.Place
@@ -46,7 +46,7 @@ type filler struct {
 func (a *Ahead) newFiller() *filler {
 	ctx, cancel := context.WithCancel(context.Background())
 	f := &filler{
-		ahead: a, ctx: ctx, cancel: cancel, wake: make(chan struct{}, 1), results: make(chan tiers.Outcome, maxFills),
+		ahead: a, ctx: ctx, cancel: cancel, wake: make(chan struct{}, 1), results: make(chan read.Outcome, maxFills),
 		places: map[schema.BlobRef]spill.Place{},
 	}
 	a.mu.Lock()
@@ -55,13 +55,13 @@ func (a *Ahead) newFiller() *filler {
 	return f
 }
 
-// Receive implements tiers.Receiver. There is room for each outcome.
-func (f *filler) Receive(_ tiers.Token, o tiers.Outcome) { f.results <- o }
+// Receive implements read.Receiver. There is room for each outcome.
+func (f *filler) Receive(_ read.Token, o read.Outcome) { f.results <- o }
 
 // close gives up the reads under way.
 func (f *filler) close() {
 	f.cancel()
-	f.reads -= f.ahead.opts.Reader.Leave(func(to tiers.Receiver, _ tiers.Token) bool { return to == tiers.Receiver(f) })
+	f.reads -= f.ahead.opts.Reader.Leave(func(to read.Receiver, _ read.Token) bool { return to == read.Receiver(f) })
 	for ; f.reads > 0; f.reads-- { // what has just come
 		o := <-f.results
 		o.Blob.Release()
@@ -107,10 +107,10 @@ func (f *filler) try(c *candidate) tried {
 	}
 	// While there are streams the way is half full at most, so that what they want
 	// next does not wait for long.
-	switch v, first := a.opts.Reader.TryIdle(&tiers.Want{Ref: c.ref, At: c.at, To: f}, a.opts.Streams() > 0); v {
-	case tiers.Full:
+	switch v, first := a.opts.Reader.TryIdle(&read.Want{Ref: c.ref, At: c.at, To: f}, a.opts.Streams() > 0); v {
+	case read.Full:
 		return noRoom
-	case tiers.Begun:
+	case read.Begun:
 		f.setBlocked(false)
 		a.mu.Lock()
 		f.places[c.ref] = c.at
@@ -147,7 +147,7 @@ func (a *Ahead) coming(ref schema.BlobRef) bool {
 
 // keep puts a blob that has come into the spill. kept says whether it is there
 // now.
-func (f *filler) keep(o tiers.Outcome) (kept bool) {
+func (f *filler) keep(o read.Outcome) (kept bool) {
 	f.reads--
 	at := f.places[o.Ref]
 	cache := f.ahead.opts.Cache

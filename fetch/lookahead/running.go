@@ -6,10 +6,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"bowstring/fetch/jobs"
 	"bowstring/fetch/layout"
 	"bowstring/fetch/plan"
-	"bowstring/fetch/tiers"
+	"bowstring/fetch/read"
+	"bowstring/fetch/resolve"
 	"bowstring/schema"
 	"bowstring/spill"
 )
@@ -52,7 +52,7 @@ type running struct {
 // epochOrder is the order of a job's epochs, for the ranks that are served here.
 // It keeps the plans of two epochs. It is safe for concurrent use.
 type epochOrder struct {
-	job   *jobs.Job // whose snapshot the running job keeps open
+	job   *resolve.Job // whose snapshot the running job keeps open
 	plans [2]atomic.Pointer[lapPlan]
 	ranks atomic.Pointer[[]bool] // by rank; replaced, never changed
 	nodes atomic.Pointer[[]bool] // of the job's layout, if it has one: those beside which there is such a rank
@@ -64,7 +64,7 @@ type lapPlan struct {
 	*plan.Plan
 }
 
-func newEpochOrder(j *jobs.Job) *epochOrder {
+func newEpochOrder(j *resolve.Job) *epochOrder {
 	o := &epochOrder{job: j}
 	o.setRanks([]bool{})
 	return o
@@ -178,16 +178,16 @@ type Part struct {
 // Follow has a stream of a rank belong to the job that runs, which begins with it
 // if it must. at is the index in the epoch's order where the stream begins, epochs
 // how many it was asked for, 0 if nothing was said.
-func (a *Ahead) Follow(j *jobs.Job, tenant uint16, rank int, at, epochs int64) *Part {
+func (a *Ahead) Follow(j *resolve.Job, tenant uint16, rank int, at, epochs int64) *Part {
 	return a.follow(j, tenant, rank, at, epochs, func(l *running) *int { return &l.streams })
 }
 
 // FollowElsewhere is Follow for a stream of another node.
-func (a *Ahead) FollowElsewhere(j *jobs.Job, tenant uint16, rank int, at, epochs int64) *Part {
+func (a *Ahead) FollowElsewhere(j *resolve.Job, tenant uint16, rank int, at, epochs int64) *Part {
 	return a.follow(j, tenant, rank, at, epochs, func(l *running) *int { return &l.elsewhere })
 }
 
-func (a *Ahead) follow(j *jobs.Job, tenant uint16, rank int, at, epochs int64, count func(*running) *int) *Part {
+func (a *Ahead) follow(j *resolve.Job, tenant uint16, rank int, at, epochs int64, count func(*running) *int) *Part {
 	if a == nil || j.Plan().Rows() == 0 {
 		return nil
 	}
@@ -210,7 +210,7 @@ func (a *Ahead) follow(j *jobs.Job, tenant uint16, rank int, at, epochs int64, c
 
 // join finds or begins the running job that a stream of a rank, or a Warm (allRanks), belongs to, and
 // has it count that in while the lock is held. l is nil if there are too many.
-func (a *Ahead) join(j *jobs.Job, number uint32, rank int, at, epochs int64,
+func (a *Ahead) join(j *resolve.Job, number uint32, rank int, at, epochs int64,
 	count func(l *running, epoch int64)) (l *running, epoch int64, ended []*running) {
 	mean := j.MeanBytes() // touches pages, so without the lock
 	now := time.Now()
@@ -228,7 +228,7 @@ func (a *Ahead) join(j *jobs.Job, number uint32, rank int, at, epochs int64,
 
 // Dataset is the number by which the spill knows the job's snapshot; 0 if there
 // is none.
-func (a *Ahead) Dataset(j *jobs.Job) uint32 {
+func (a *Ahead) Dataset(j *resolve.Job) uint32 {
 	if a == nil {
 		return 0
 	}
@@ -299,19 +299,19 @@ func (p *Part) Advance(lap, index int64) {
 }
 
 // Count counts a blob that came.
-func (p *Part) Count(bytes int64, from tiers.From) {
+func (p *Part) Count(bytes int64, from read.From) {
 	if p == nil {
 		return
 	}
 	l := p.job
 	switch from {
-	case tiers.FromWindow:
+	case read.FromWindow:
 		l.windowReads.Add(1)
 		l.windowBytes.Add(bytes)
-	case tiers.FromSpill:
+	case read.FromSpill:
 		l.spillReads.Add(1)
 		l.spillBytes.Add(bytes)
-	case tiers.FromPeer:
+	case read.FromPeer:
 		l.peerReads.Add(1)
 		l.peerBytes.Add(bytes)
 	default:

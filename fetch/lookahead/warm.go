@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"time"
 
-	"bowstring/fetch/jobs"
-	"bowstring/fetch/tiers"
+	"bowstring/fetch/read"
+	"bowstring/fetch/resolve"
 	"bowstring/schema"
 	"bowstring/spill"
 )
@@ -37,7 +37,7 @@ type WarmProgress struct {
 // progress, if not nil, is called a few times a second and at the end, by the
 // caller's goroutine. Samples that cannot be read are counted and logged, and are
 // no error.
-func (a *Ahead) Warm(ctx context.Context, j *jobs.Job, tenant string, progress func(WarmProgress)) error {
+func (a *Ahead) Warm(ctx context.Context, j *resolve.Job, tenant string, progress func(WarmProgress)) error {
 	w, err := a.newWarmer(j, a.Tenant(tenant))
 	if err != nil {
 		return err
@@ -70,7 +70,7 @@ func (a *Ahead) Warm(ctx context.Context, j *jobs.Job, tenant string, progress f
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-a.closing:
-			return tiers.ErrClosing()
+			return read.ErrClosing()
 		}
 	}
 	if ctx.Err() != nil {
@@ -85,7 +85,7 @@ func (a *Ahead) Warm(ctx context.Context, j *jobs.Job, tenant string, progress f
 type warmer struct {
 	WarmProgress
 	ahead   *Ahead
-	job     *jobs.Job
+	job     *resolve.Job
 	dataset uint32
 	tenant  uint16
 	filler  *filler
@@ -117,7 +117,7 @@ func (w *warmer) lookUp(ctx context.Context) bool {
 }
 
 // newWarmer has the spill know of the job, as if it ran.
-func (a *Ahead) newWarmer(j *jobs.Job, tenant uint16) (*warmer, error) {
+func (a *Ahead) newWarmer(j *resolve.Job, tenant uint16) (*warmer, error) {
 	if a == nil {
 		return nil, fmt.Errorf("%w: this server has no spill that could be warmed: serve --spill gives it one",
 			schema.ErrInvalid)
@@ -125,7 +125,7 @@ func (a *Ahead) newWarmer(j *jobs.Job, tenant uint16) (*warmer, error) {
 	a.mu.Lock()
 	if a.closed {
 		a.mu.Unlock()
-		return nil, tiers.ErrClosing()
+		return nil, read.ErrClosing()
 	}
 	a.filling.Add(1)
 	a.mu.Unlock()
@@ -192,7 +192,7 @@ func (w *warmer) next(ctx context.Context) *candidate {
 }
 
 // keep counts a blob that has come.
-func (w *warmer) keep(o tiers.Outcome) {
+func (w *warmer) keep(o read.Outcome) {
 	switch {
 	case w.filler.keep(o):
 		w.Stored++

@@ -70,7 +70,7 @@ func (l *layouts) claim(c claim, name string) {
 	l.claims[c] = name
 }
 
-// Layout implements jobs.Layouts: a layout by its name.
+// Layout implements resolve.Layouts: a layout by its name.
 func (m *Members) Layout(ctx context.Context, name string) (*layout.Layout, error) {
 	if l := m.layouts.get(name); l != nil {
 		return l, nil
@@ -97,7 +97,7 @@ func (m *Members) Layout(ctx context.Context, name string) (*layout.Layout, erro
 	return l, nil
 }
 
-// Claim implements jobs.Layouts: the layout of an epoch of a plan. Where none was claimed, it is made of the
+// Claim implements resolve.Layouts: the layout of an epoch of a plan. Where none was claimed, it is made of the
 // view. Where the store is out of reach, there is no answer but an error: two nodes could give two.
 func (m *Members) Claim(ctx context.Context, plan string, epoch uint64, size int64,
 	ranks []string) (*layout.Layout, error) {

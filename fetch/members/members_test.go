@@ -18,8 +18,8 @@ import (
 
 	"bowstring/fetch/layout"
 	"bowstring/fetch/members"
-	"bowstring/fetch/members/memshared"
-	"bowstring/fetch/members/sharedtest"
+	"bowstring/internal/memshared"
+	"bowstring/internal/sharedtest"
 	"bowstring/schema"
 )
 

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"bowstring/fetch/store"
-	"bowstring/fetch/store/storetest"
+	"bowstring/internal/storetest"
 	"bowstring/schema"
 )
 

@@ -9,8 +9,8 @@ import (
 	"github.com/apache/arrow/go/v17/arrow"
 
 	"bowstring/fetch/operators"
-	"bowstring/fetch/operators/operatorstest"
 	"bowstring/fetch/operators/program"
+	"bowstring/internal/operatorstest"
 	"bowstring/schema"
 )
 

@@ -12,8 +12,8 @@ import (
 
 	"bowstring/fetch/admission"
 	"bowstring/fetch/operators"
-	"bowstring/fetch/operators/operatorstest"
 	"bowstring/fetch/operators/program"
+	"bowstring/internal/operatorstest"
 	"bowstring/schema"
 	"bowstring/spill"
 )

@@ -15,8 +15,8 @@ import (
 
 	"bowstring/fetch/admission"
 	"bowstring/fetch/operators"
-	"bowstring/fetch/operators/operatorstest"
 	"bowstring/fetch/operators/program"
+	"bowstring/internal/operatorstest"
 	"bowstring/schema"
 
 	"github.com/apache/arrow/go/v17/arrow"

@@ -13,8 +13,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"bowstring/fetch/read"
 	"bowstring/fetch/store"
-	"bowstring/fetch/tiers"
 	"bowstring/schema"
 	"bowstring/spill"
 )
@@ -130,7 +130,7 @@ func (o *Options) Validate() error {
 	return nil
 }
 
-// Tier is the tier that the other nodes are: see [tiers.Tier]. It is safe for
+// Tier is the tier that the other nodes are: see [read.Tier]. It is safe for
 // concurrent use.
 type Tier struct {
 	opts Options
@@ -155,16 +155,16 @@ func New(opts Options) (*Tier, error) {
 	return t, nil
 }
 
-// Name implements tiers.Tier.
+// Name implements read.Tier.
 func (*Tier) Name() string { return "peer" }
 
-// Traits implements tiers.Tier. How many reads may be under way is measured.
-func (*Tier) Traits() tiers.Traits { return tiers.Traits{Remote: true, Checked: true} }
+// Traits implements read.Tier. How many reads may be under way is measured.
+func (*Tier) Traits() read.Traits { return read.Traits{Remote: true, Checked: true} }
 
 // MaxBlob is how long a blob may be, in bytes, that another node is asked for.
 const MaxBlob = 64 << 20
 
-// Has implements tiers.Tier: whether another node has the blob, or owns it, and can be asked.
+// Has implements read.Tier: whether another node has the blob, or owns it, and can be asked.
 func (t *Tier) Has(ref schema.BlobRef) bool {
 	r := t.opts.Directory.Route(ref.Key)
 	if len(r.Ask) == 0 || ref.Size > MaxBlob {
@@ -182,7 +182,7 @@ func (t *Tier) Has(ref schema.BlobRef) bool {
 // errNobody says that there is nobody to ask for a blob.
 var errNobody = fmt.Errorf("%w: no other node can be asked", schema.ErrUnavailable)
 
-// Get implements tiers.Tier.
+// Get implements read.Tier.
 func (t *Tier) Get(ctx context.Context, ref schema.BlobRef, at spill.Place) (schema.Blob, error) {
 	r := t.opts.Directory.Route(ref.Key)
 	if loan, _ := ctx.Value(loanKey{}).(bool); loan && !r.Keep {
@@ -225,7 +225,7 @@ func (t *Tier) node(name string) (*node, error) {
 		return n, nil
 	}
 	if t.closed {
-		return nil, tiers.ErrClosing()
+		return nil, read.ErrClosing()
 	}
 	link, err := t.opts.Dial(name)
 	if err != nil {

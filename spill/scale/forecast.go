@@ -7,8 +7,8 @@ import (
 	"math/rand/v2"
 	"slices"
 
+	"bowstring/internal/replay"
 	"bowstring/spill"
-	"bowstring/spill/replay"
 )
 
 const (

@@ -14,7 +14,7 @@ import (
 
 	"bowstring/cmd/bowstring/apply"
 	"bowstring/fetch"
-	"bowstring/fetch/operators/operatorstest"
+	"bowstring/internal/operatorstest"
 	"bowstring/schema"
 )
 

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/time/rate"
 
 	"bowstring/fetch/plan"
+	"bowstring/internal/replay"
 	"bowstring/spill"
-	"bowstring/spill/replay"
 )
 
 const (

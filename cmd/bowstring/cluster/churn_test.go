@@ -21,9 +21,9 @@ import (
 	"bowstring/cmd/bowstring/cluster"
 	"bowstring/fetch/ingest"
 	"bowstring/fetch/layout"
-	"bowstring/fetch/members/memshared"
 	"bowstring/fetch/store"
 	"bowstring/fetch/store/local"
+	"bowstring/internal/memshared"
 	"bowstring/schema"
 )
 

@@ -16,7 +16,7 @@ import (
 	"bowstring/fetch/layout"
 	"bowstring/fetch/members"
 	"bowstring/fetch/peers"
-	"bowstring/flight/peering"
+	"bowstring/flight/peer"
 	"bowstring/schema"
 )
 
@@ -39,7 +39,7 @@ type Options struct {
 	// Zone is where it is.
 	Zone string
 	// Keys are what the nodes know each other by; nil for none.
-	Keys *peering.Keys
+	Keys *peer.Keys
 	// TLS is how the others are reached whose address is grpc+tls://.
 	TLS *tls.Config
 	// Plaintext says that others are asked whose address is grpc://.
@@ -60,7 +60,7 @@ type Cluster struct {
 	nodes []layout.Node // as they were last looked at
 	known bool          // they were
 	met   bool          // somebody has called who was not among them
-	links map[string]*peering.Link
+	links map[string]*peer.Link
 }
 
 // directory is the members as the tier wants them.
@@ -74,7 +74,7 @@ func New(opts Options) (*Cluster, error) {
 	if opts.Logger == nil {
 		opts.Logger = slog.Default()
 	}
-	c := &Cluster{opts: opts, links: map[string]*peering.Link{}}
+	c := &Cluster{opts: opts, links: map[string]*peer.Link{}}
 	var err error
 	c.tier, err = peers.New(peers.Options{
 		Directory: directory{opts.Members}, Dial: c.dial, SnapshotName: opts.SnapshotName, Logger: opts.Logger,
@@ -104,7 +104,7 @@ func (c *Cluster) dial(id string) (peers.Link, error) {
 		return c.opts.Dial(node)
 	}
 	address := node.Address
-	opts := peering.Options{Cluster: c.opts.Name, Node: c.opts.Node, Other: id, Zone: c.opts.Zone, Keys: c.opts.Keys,
+	opts := peer.Options{Cluster: c.opts.Name, Node: c.opts.Node, Other: id, Zone: c.opts.Zone, Keys: c.opts.Keys,
 		Protocol: c.opts.Protocol, Logger: c.opts.Logger}
 	where, err := url.Parse(address)
 	if err != nil || where.Port() == "" {
@@ -121,7 +121,7 @@ func (c *Cluster) dial(id string) (peers.Link, error) {
 			opts.TLS = &tls.Config{MinVersion: tls.VersionTLS13}
 		}
 	}
-	link, err := peering.Dial(where.Host, opts)
+	link, err := peer.Dial(where.Host, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -136,7 +136,7 @@ func (c *Cluster) dial(id string) (peers.Link, error) {
 func (c *Cluster) WarmOthers(ctx context.Context, request []byte, tenant string,
 	progress func(node string, said []byte, err error)) {
 	c.mu.Lock()
-	links := map[string]*peering.Link{}
+	links := map[string]*peer.Link{}
 	for _, n := range c.nodes {
 		if n.ID != c.opts.Node && c.links[n.ID] != nil {
 			links[n.ID] = c.links[n.ID]
@@ -152,7 +152,7 @@ func (c *Cluster) WarmOthers(ctx context.Context, request []byte, tenant string,
 				defer mu.Unlock()
 				progress(id, said, err)
 			}
-			err := link.Warm(ctx, peering.Warm{Request: request, Tenant: tenant}, func(said []byte) { tell(said, nil) })
+			err := link.Warm(ctx, peer.Warm{Request: request, Tenant: tenant}, func(said []byte) { tell(said, nil) })
 			if err != nil && ctx.Err() == nil {
 				tell(nil, err)
 			}
@@ -253,7 +253,7 @@ func (c *Cluster) Look() error {
 	err = errors.Join(err, c.tier.SetNodes(others))
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	maps.DeleteFunc(c.links, func(id string, _ *peering.Link) bool { return !slices.Contains(others, id) })
+	maps.DeleteFunc(c.links, func(id string, _ *peer.Link) bool { return !slices.Contains(others, id) })
 	return err
 }
 

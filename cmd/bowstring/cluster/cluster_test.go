@@ -8,7 +8,7 @@ import (
 	"bowstring/cmd/bowstring/cluster"
 	"bowstring/fetch/layout"
 	"bowstring/fetch/members"
-	"bowstring/fetch/members/memshared"
+	"bowstring/internal/memshared"
 	"bowstring/schema"
 )
 

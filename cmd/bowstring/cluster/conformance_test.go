@@ -12,9 +12,9 @@ import (
 	"bowstring/fetch/peers"
 	"bowstring/fetch/store"
 	"bowstring/fetch/store/local"
-	"bowstring/fetch/tiers/tiertest"
 	"bowstring/flight"
-	"bowstring/flight/peering"
+	"bowstring/flight/peer"
+	"bowstring/internal/readtest"
 	"bowstring/schema"
 	"bowstring/spill"
 )
@@ -61,49 +61,49 @@ func (e everything) Route(schema.Key) peers.Route { return peers.Route{Ask: e} }
 // Another node, reached by a connection, is a tier as any other.
 func TestPeerConformance(t *testing.T) {
 	quiet := slog.New(slog.DiscardHandler)
-	tiertest.Run(t, func(t testing.TB) tiertest.Opener {
-		return func() (tiertest.Subject, error) {
+	readtest.Run(t, func(t testing.TB) readtest.Opener {
+		return func() (readtest.Subject, error) {
 			ctx := context.WithoutCancel(t.Context())
 			s, err := local.Open(t.TempDir(), local.Options{Logger: quiet})
 			if err != nil {
-				return tiertest.Subject{}, err
+				return readtest.Subject{}, err
 			}
 			in, err := s.Begin(ctx, "d")
 			if err != nil {
-				return tiertest.Subject{}, errors.Join(err, s.Close())
+				return readtest.Subject{}, errors.Join(err, s.Close())
 			}
 			g := &gated{Store: s}
 			e, err := fetch.NewEngine(g, fetch.Options{Logger: quiet})
 			if err != nil {
-				return tiertest.Subject{}, err
+				return readtest.Subject{}, err
 			}
 			lis, err := net.Listen("tcp", "127.0.0.1:0")
 			if err != nil {
-				return tiertest.Subject{}, err
+				return readtest.Subject{}, err
 			}
 			server := flight.New(e, flight.Options{Cluster: &flight.Cluster{Node: "b"}, Logger: quiet})
 			served := make(chan error, 1)
 			go func() { served <- server.Serve(lis) }()
-			link, err := peering.Dial(lis.Addr().String(), peering.Options{Node: "a", Logger: quiet})
+			link, err := peer.Dial(lis.Addr().String(), peer.Options{Node: "a", Logger: quiet})
 			if err != nil {
-				return tiertest.Subject{}, err
+				return readtest.Subject{}, err
 			}
 			tier, err := peers.New(peers.Options{
 				Directory: everything{"b"}, SnapshotName: func(uint32) string { return "d@1" }, Logger: quiet,
 				Dial: func(string) (peers.Link, error) { return link, nil },
 			})
 			if err != nil {
-				return tiertest.Subject{}, err
+				return readtest.Subject{}, err
 			}
 			if err := tier.SetNodes([]string{"b"}); err != nil {
-				return tiertest.Subject{}, err
+				return readtest.Subject{}, err
 			}
 			for !link.Up() { // it is on its way
 				if err := t.Context().Err(); err != nil {
-					return tiertest.Subject{}, err
+					return readtest.Subject{}, err
 				}
 			}
-			return tiertest.Subject{
+			return readtest.Subject{
 				Tier: tier, At: spill.Place{Dataset: 1, Position: 3}, Hang: g.stop,
 				Put: func(ctx context.Context, data []byte) (schema.BlobRef, error) { return in.Put(ctx, data) },
 				Close: func() error {

@@ -20,9 +20,9 @@ import (
 	"bowstring/fetch/admission"
 	"bowstring/fetch/layout"
 	"bowstring/fetch/members"
-	"bowstring/fetch/members/memshared"
 	"bowstring/fetch/store"
 	"bowstring/flight"
+	"bowstring/internal/memshared"
 	"bowstring/schema"
 	"bowstring/spill"
 )

@@ -10,7 +10,7 @@ import (
 	"bowstring/cmd/bowstring/cluster"
 	"bowstring/fetch/layout"
 	"bowstring/fetch/members"
-	"bowstring/fetch/members/memshared"
+	"bowstring/internal/memshared"
 )
 
 // A node that calls is known soon, though the leases are hardly ever read.

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"bowstring/fetch/peers"
-	"bowstring/flight/peering"
+	"bowstring/flight/peer"
 	"bowstring/schema"
 )
 
@@ -66,7 +66,7 @@ func TestOwnerThatWaits(t *testing.T) {
 	s := newStore(t, 1)
 	s.gate = make(chan struct{})
 	c := newNodes(t, s, 1, clusterOptions{})
-	link, err := peering.Dial(c.list[0].addr, peering.Options{Node: "x"})
+	link, err := peer.Dial(c.list[0].addr, peer.Options{Node: "x"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,7 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"bowstring/fetch/peers"
-	"bowstring/flight/peering"
+	"bowstring/flight/peer"
 	"bowstring/schema"
 )
 
@@ -31,14 +31,14 @@ func (c rawCodec) Marshal(v any) (mem.BufferSlice, error) {
 
 // serveHostile is a node that answers what it is asked for with whatever answer returns, or ends the stream with
 // its error. It returns its address, and how often it was asked.
-func serveHostile(t *testing.T, hello peering.Hello,
-	answer func(asks []peering.Ask) ([][]byte, error)) (address string, heard *atomic.Int64) {
+func serveHostile(t *testing.T, hello peer.Hello,
+	answer func(asks []peer.Ask) ([][]byte, error)) (address string, heard *atomic.Int64) {
 	t.Helper()
 	heard = &atomic.Int64{}
 	serve := func(_ any, ss grpc.ServerStream) error {
 		var m wrapperspb.BytesValue
-		host := peering.Host{Cluster: hello.Cluster, Node: hello.Node}
-		if _, _, err := host.Meet(peering.Way{
+		host := peer.Host{Cluster: hello.Cluster, Node: hello.Node}
+		if _, _, err := host.Meet(peer.Way{
 			Receive: func() ([]byte, error) { err := ss.RecvMsg(&m); return m.GetValue(), err },
 			Send:    func(b []byte) error { return ss.SendMsg(b) },
 		}); err != nil {
@@ -48,12 +48,12 @@ func serveHostile(t *testing.T, hello peering.Hello,
 			if err := ss.RecvMsg(&m); err != nil {
 				return err
 			}
-			if m.GetValue()[0] == peering.KindProgress {
+			if m.GetValue()[0] == peer.KindProgress {
 				continue
 			}
 			heard.Add(1)
-			var asks []peering.Ask
-			if err := peering.ParseAsks(m.GetValue(), func(a peering.Ask) error {
+			var asks []peer.Ask
+			if err := peer.ParseAsks(m.GetValue(), func(a peer.Ask) error {
 				asks = append(asks, a)
 				return nil
 			}); err != nil {
@@ -71,9 +71,9 @@ func serveHostile(t *testing.T, hello peering.Hello,
 		}
 	}
 	g := grpc.NewServer(grpc.ForceServerCodecV2(rawCodec{encoding.GetCodecV2("proto")}))
-	g.RegisterService(&grpc.ServiceDesc{ServiceName: peering.Service, HandlerType: (*any)(nil),
+	g.RegisterService(&grpc.ServiceDesc{ServiceName: peer.Service, HandlerType: (*any)(nil),
 		Streams: []grpc.StreamDesc{{
-			StreamName: peering.Method, ServerStreams: true, ClientStreams: true, Handler: serve,
+			StreamName: peer.Method, ServerStreams: true, ClientStreams: true, Handler: serve,
 		}}}, nil)
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -86,72 +86,72 @@ func serveHostile(t *testing.T, hello peering.Hello,
 }
 
 // answers is a message of answers that have those bytes.
-func answers(asks []peering.Ask, is peering.Status, bytes func(peering.Ask) []byte) []byte {
-	var head []peering.Answer
+func answers(asks []peer.Ask, is peer.Status, bytes func(peer.Ask) []byte) []byte {
+	var head []peer.Answer
 	var body []byte
 	for _, a := range asks {
 		b := bytes(a)
-		head = append(head, peering.Answer{ID: a.ID, Status: is, Size: len(b)})
+		head = append(head, peer.Answer{ID: a.ID, Status: is, Size: len(b)})
 		body = append(body, b...)
 	}
-	return append(peering.AppendAnswers(nil, head), body...)
+	return append(peer.AppendAnswers(nil, head), body...)
 }
 
 // Whatever a node that owns everything says, who asks it has each sample, with its bytes, from the store.
 func TestHostileOwner(t *testing.T) {
 	const n = 200
-	zeros := func(more int) func(peering.Ask) []byte {
-		return func(a peering.Ask) []byte { return make([]byte, a.Ref.Size+int64(more)) }
+	zeros := func(more int) func(peer.Ask) []byte {
+		return func(a peer.Ask) []byte { return make([]byte, a.Ref.Size+int64(more)) }
 	}
 	forged := map[schema.Key][]byte{}
 	for i := range n {
 		forged[schema.RefOf(content(i)).Key] = forgedContent(i)
 	}
-	is := peering.Hello{Node: "hostile", Protocols: []int{peering.Protocol}}
-	for name, what := range map[string]func(asks []peering.Ask) ([][]byte, error){
-		"wrong bytes": func(asks []peering.Ask) ([][]byte, error) {
-			return [][]byte{answers(asks, peering.Here, zeros(0))}, nil
+	is := peer.Hello{Node: "hostile", Protocols: []int{peer.Protocol}}
+	for name, what := range map[string]func(asks []peer.Ask) ([][]byte, error){
+		"wrong bytes": func(asks []peer.Ask) ([][]byte, error) {
+			return [][]byte{answers(asks, peer.Here, zeros(0))}, nil
 		},
-		"bytes with the right checksum": func(asks []peering.Ask) ([][]byte, error) {
-			return [][]byte{answers(asks, peering.Here, func(a peering.Ask) []byte {
+		"bytes with the right checksum": func(asks []peer.Ask) ([][]byte, error) {
+			return [][]byte{answers(asks, peer.Here, func(a peer.Ask) []byte {
 				if b := forged[a.Ref.Key]; b != nil && a.Ref.Check(b) == nil {
 					return b
 				}
 				return zeros(0)(a)
 			})}, nil
 		},
-		"a byte more": func(asks []peering.Ask) ([][]byte, error) {
-			return [][]byte{answers(asks, peering.Here, zeros(1))}, nil
+		"a byte more": func(asks []peer.Ask) ([][]byte, error) {
+			return [][]byte{answers(asks, peer.Here, zeros(1))}, nil
 		},
-		"a byte less": func(asks []peering.Ask) ([][]byte, error) {
-			return [][]byte{answers(asks, peering.Here, zeros(-1))}, nil
+		"a byte less": func(asks []peer.Ask) ([][]byte, error) {
+			return [][]byte{answers(asks, peer.Here, zeros(-1))}, nil
 		},
-		"nothing at all": func([]peering.Ask) ([][]byte, error) { return nil, nil },
-		"an end":         func([]peering.Ask) ([][]byte, error) { return nil, fmt.Errorf("no more") },
-		"no message":     func([]peering.Ask) ([][]byte, error) { return [][]byte{{1, 2}}, nil },
-		"more than came": func([]peering.Ask) ([][]byte, error) { return [][]byte{{255, 255, 0, 0}}, nil },
-		"half of it": func(asks []peering.Ask) ([][]byte, error) {
-			m := answers(asks, peering.Here, zeros(0))
+		"nothing at all": func([]peer.Ask) ([][]byte, error) { return nil, nil },
+		"an end":         func([]peer.Ask) ([][]byte, error) { return nil, fmt.Errorf("no more") },
+		"no message":     func([]peer.Ask) ([][]byte, error) { return [][]byte{{1, 2}}, nil },
+		"more than came": func([]peer.Ask) ([][]byte, error) { return [][]byte{{255, 255, 0, 0}}, nil },
+		"half of it": func(asks []peer.Ask) ([][]byte, error) {
+			m := answers(asks, peer.Here, zeros(0))
 			return [][]byte{m[:len(m)/2]}, nil
 		},
-		"what nobody asked for": func(asks []peering.Ask) ([][]byte, error) {
+		"what nobody asked for": func(asks []peer.Ask) ([][]byte, error) {
 			for i := range asks {
 				asks[i].ID += 1 << 20
 			}
-			return [][]byte{answers(asks, peering.Here, zeros(0))}, nil
+			return [][]byte{answers(asks, peer.Here, zeros(0))}, nil
 		},
-		"it is lost, at length": func(asks []peering.Ask) ([][]byte, error) {
-			return [][]byte{answers(asks, peering.Lost, func(peering.Ask) []byte {
+		"it is lost, at length": func(asks []peer.Ask) ([][]byte, error) {
+			return [][]byte{answers(asks, peer.Lost, func(peer.Ask) []byte {
 				return []byte(strings.Repeat("lost ", 20_000))
 			})}, nil
 		},
-		"another state": func(asks []peering.Ask) ([][]byte, error) {
+		"another state": func(asks []peer.Ask) ([][]byte, error) {
 			return [][]byte{answers(asks, 77, zeros(0))}, nil
 		},
-		"that it is there, a thousand times": func([]peering.Ask) ([][]byte, error) {
+		"that it is there, a thousand times": func([]peer.Ask) ([][]byte, error) {
 			list := make([][]byte, 1000)
 			for i := range list {
-				list[i] = answers(nil, peering.Here, nil)
+				list[i] = answers(nil, peer.Here, nil)
 			}
 			return list, nil
 		},
@@ -201,17 +201,17 @@ func TestHostileOwner(t *testing.T) {
 
 // A node at whose address another one is now, or one of another cluster, is asked for nothing.
 func TestAnotherNodeIsThere(t *testing.T) {
-	for _, there := range []peering.Hello{
-		{Node: "x", Protocols: []int{peering.Protocol}},
-		{Cluster: "other", Node: "b", Protocols: []int{peering.Protocol}},
+	for _, there := range []peer.Hello{
+		{Node: "x", Protocols: []int{peer.Protocol}},
+		{Cluster: "other", Node: "b", Protocols: []int{peer.Protocol}},
 	} {
-		addr, _ := serveHostile(t, there, func([]peering.Ask) ([][]byte, error) { return nil, nil })
+		addr, _ := serveHostile(t, there, func([]peer.Ask) ([][]byte, error) { return nil, nil })
 		for _, want := range []bool{false, true} {
-			o := peering.Options{Cluster: "mine", Node: "a", Other: "b"}
+			o := peer.Options{Cluster: "mine", Node: "a", Other: "b"}
 			if want {
 				o.Cluster, o.Other = there.Cluster, there.Node
 			}
-			link, err := peering.Dial(addr, o)
+			link, err := peer.Dial(addr, o)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -21,9 +21,9 @@ import (
 	"bowstring/cmd/bowstring/cluster"
 	"bowstring/fetch/layout"
 	"bowstring/fetch/members"
-	"bowstring/fetch/members/memshared"
 	"bowstring/fetch/peers"
-	"bowstring/flight/peering"
+	"bowstring/flight/peer"
+	"bowstring/internal/memshared"
 	"bowstring/schema"
 )
 
@@ -49,7 +49,7 @@ func TestKeyIsRotated(t *testing.T) {
 	s := newStore(t, n)
 	s.delay = 200 * time.Microsecond
 	c := newNodes(t, s, 3, clusterOptions{key: firstKey})
-	stale, err := peering.Dial(c.list[0].addr, peering.Options{Node: "y", Keys: peering.NewKeys(firstKey),
+	stale, err := peer.Dial(c.list[0].addr, peer.Options{Node: "y", Keys: peer.NewKeys(firstKey),
 		Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
@@ -104,7 +104,7 @@ func TestKeyIsRotated(t *testing.T) {
 		}
 	}
 	for name, key := range map[string][]byte{"old": firstKey, "new": secondKey} {
-		link, err := peering.Dial(c.list[0].addr, peering.Options{Node: "x", Keys: peering.NewKeys(key),
+		link, err := peer.Dial(c.list[0].addr, peer.Options{Node: "x", Keys: peer.NewKeys(key),
 			Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			t.Fatal(err)
@@ -184,8 +184,8 @@ func TestListenerGetsNothing(t *testing.T) {
 	node := c.list[0]
 	node.at.Store(node.addr)
 	l := listen(t, node.addr)
-	ask := func(address, other string) (*peering.Link, error) {
-		return peering.Dial(address, peering.Options{Node: "x", Other: other, Keys: peering.NewKeys(firstKey),
+	ask := func(address, other string) (*peer.Link, error) {
+		return peer.Dial(address, peer.Options{Node: "x", Other: other, Keys: peer.NewKeys(firstKey),
 			Logger: slog.New(slog.DiscardHandler)})
 	}
 	right, err := ask(node.addr, "a")
@@ -312,7 +312,7 @@ func TestPlaintextIsRefused(t *testing.T) {
 		a := join("a", "grpc+tls://127.0.0.1:1")
 		var log bytes.Buffer
 		c, err := cluster.New(cluster.Options{Node: "a", Members: a, SnapshotName: func(uint32) string { return "" },
-			Keys: peering.NewKeys(firstKey), Plaintext: plaintext, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+			Keys: peer.NewKeys(firstKey), Plaintext: plaintext, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 		if err != nil {
 			t.Fatal(err)
 		}

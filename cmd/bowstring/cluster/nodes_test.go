@@ -28,7 +28,7 @@ import (
 	"bowstring/fetch/store"
 	"bowstring/fetch/store/local"
 	"bowstring/flight"
-	"bowstring/flight/peering"
+	"bowstring/flight/peer"
 	"bowstring/schema"
 	"bowstring/schema/checksum/forge"
 	"bowstring/spill"
@@ -149,8 +149,8 @@ type node struct {
 	spill  *spill.Cache
 	tier   *peers.Tier
 	server *flight.Server
-	keys   *peering.Keys // of the server, and of the ways to the others
-	at     atomic.Value  // where it says that it is reached; nothing if that is not known
+	keys   *peer.Keys   // of the server, and of the ways to the others
+	at     atomic.Value // where it says that it is reached; nothing if that is not known
 	served chan error
 	addr   string
 	once   sync.Once
@@ -236,11 +236,11 @@ func (c *nodes) start(s store.Store, name string, names []string, i int, o clust
 		Logger: log})
 	check()
 	if o.key != nil {
-		n.keys = peering.NewKeys(o.key)
+		n.keys = peer.NewKeys(o.key)
 	}
 	keys := n.keys
 	if i == 0 && o.wrongKey != nil {
-		keys = peering.NewKeys(o.wrongKey)
+		keys = peer.NewKeys(o.wrongKey)
 	}
 	n.tier, err = peers.New(peers.Options{
 		Directory: n.dir, SnapshotName: n.spill.DatasetName, Logger: log,
@@ -249,7 +249,7 @@ func (c *nodes) start(s store.Store, name string, names []string, i int, o clust
 			c.mu.Lock()
 			addr := c.addr[name]
 			c.mu.Unlock()
-			return peering.Dial(addr, peering.Options{Node: n.name, Keys: keys, Logger: log})
+			return peer.Dial(addr, peer.Options{Node: n.name, Keys: keys, Logger: log})
 		},
 	})
 	check()

@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"bowstring/fetch/layout"
-	"bowstring/fetch/members/memshared"
 	"bowstring/fetch/store"
+	"bowstring/internal/memshared"
 	"bowstring/schema"
 )
 

@@ -21,7 +21,7 @@ import (
 
 	"bowstring/fetch/operators/images/codec"
 	"bowstring/fetch/operators/program"
-	"bowstring/fetch/operators/program/programtest"
+	"bowstring/internal/programtest"
 )
 
 // The test binary runs itself as another process, whose memory is limited.

@@ -10,7 +10,7 @@ import (
 	"bowstring/cmd/bowstring/watch"
 	"bowstring/fetch"
 	"bowstring/flight"
-	"bowstring/flight/samenode"
+	"bowstring/flight/shm"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -116,7 +116,7 @@ func TestCacheAndTenants(t *testing.T) {
 func TestSameNode(t *testing.T) {
 	from := time.Now()
 	look := func(at time.Duration, n int64) *watch.Look {
-		return &watch.Look{At: from.Add(at), Stats: flight.Stats{SameNode: &samenode.Stats{Rings: 2, Bytes: 64, Held: 7,
+		return &watch.Look{At: from.Add(at), Stats: flight.Stats{SameNode: &shm.Stats{Rings: 2, Bytes: 64, Held: 7,
 			Sent: 100 * n, Waits: 2 * n, Inline: n, Refused: 3, Abandoned: 1, Pinned: 5, Referred: 20 * n, Copied: 4 * n}}}
 	}
 	want := watch.SameNode{Rings: 2, Bytes: 64, Held: 7, SentPerSec: 150, WaitsPerSec: 3, InlinePerS: 1.5, Refused: 3,

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"bowstring/fetch/operators/program"
-	"bowstring/fetch/operators/program/programtest"
+	"bowstring/internal/programtest"
 )
 
 // wav is a file of n samples of 8 bits of each channel.

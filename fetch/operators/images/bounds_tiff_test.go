@@ -10,7 +10,7 @@ import (
 
 	"bowstring/fetch/operators/images/codec"
 	"bowstring/fetch/operators/program"
-	"bowstring/fetch/operators/program/programtest"
+	"bowstring/internal/programtest"
 )
 
 // tiffFile is a little-endian TIFF of one image. Its tags are those that the decoder looks at.

@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"bowstring/fetch/operators/program"
-	"bowstring/fetch/operators/program/programtest"
+	"bowstring/internal/programtest"
 )
 
 // hostileFiles are small files that would have a decoder allocate, or work, far beyond their size.

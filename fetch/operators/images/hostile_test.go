@@ -16,7 +16,7 @@ import (
 	"bowstring/fetch/operators/draw"
 	"bowstring/fetch/operators/images/codec/tiff"
 	"bowstring/fetch/operators/program"
-	"bowstring/fetch/operators/program/programtest"
+	"bowstring/internal/programtest"
 )
 
 // bombs are files of some bytes that say they are 40,000 x 40,000 pixels.

@@ -23,8 +23,8 @@ import (
 	"bowstring/fetch/store"
 	"bowstring/fetch/store/backup"
 	"bowstring/fetch/store/local"
-	"bowstring/fetch/store/storetest"
 	"bowstring/fetch/store/tend"
+	"bowstring/internal/storetest"
 	"bowstring/schema"
 )
 

@@ -10,9 +10,9 @@ import (
 
 	"bowstring/fetch/store"
 	"bowstring/fetch/store/backup"
-	"bowstring/fetch/store/cql/cassandratest"
 	"bowstring/fetch/store/local"
 	"bowstring/fetch/store/tend"
+	"bowstring/internal/cassandratest"
 	"bowstring/schema"
 )
 

@@ -9,8 +9,8 @@ import (
 
 	"github.com/gocql/gocql"
 
-	"bowstring/fetch/store/cql/cassandratest"
 	"bowstring/fetch/store/tend"
+	"bowstring/internal/cassandratest"
 	"bowstring/schema"
 )
 

@@ -16,7 +16,7 @@ import (
 	"github.com/gocql/gocql"
 
 	"bowstring/fetch/store"
-	"bowstring/fetch/store/cql/cassandratest"
+	"bowstring/internal/cassandratest"
 	"bowstring/schema"
 )
 

@@ -14,8 +14,8 @@ import (
 	"github.com/gocql/gocql"
 
 	"bowstring/fetch/store"
-	"bowstring/fetch/store/cql/cassandratest"
-	"bowstring/fetch/store/storetest"
+	"bowstring/internal/cassandratest"
+	"bowstring/internal/storetest"
 	"bowstring/schema"
 )
 

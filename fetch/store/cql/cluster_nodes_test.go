@@ -11,8 +11,8 @@ import (
 
 	"bowstring/fetch/layout"
 	"bowstring/fetch/members"
-	"bowstring/fetch/members/sharedtest"
-	"bowstring/fetch/store/cql/cassandratest"
+	"bowstring/internal/cassandratest"
+	"bowstring/internal/sharedtest"
 	"bowstring/schema"
 )
 

@@ -18,8 +18,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"bowstring/fetch"
-	"bowstring/fetch/store/cql/cassandratest"
-	"bowstring/fetch/store/storetest"
+	"bowstring/internal/cassandratest"
+	"bowstring/internal/storetest"
 	"bowstring/schema"
 )
 

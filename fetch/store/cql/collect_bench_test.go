@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"bowstring/fetch/store"
-	"bowstring/fetch/store/cql/cassandratest"
-	"bowstring/fetch/store/delay"
+	"bowstring/internal/cassandratest"
+	"bowstring/internal/delay"
 )
 
 // BenchmarkCollect collects a store that is 150 ms away and has very many snapshots, each

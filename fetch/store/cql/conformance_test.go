@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"bowstring/fetch/store"
-	"bowstring/fetch/store/cql/cassandratest"
-	"bowstring/fetch/store/storetest"
+	"bowstring/internal/cassandratest"
+	"bowstring/internal/storetest"
 )
 
 func TestConformance(t *testing.T) {

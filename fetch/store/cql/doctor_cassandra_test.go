@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"bowstring/fetch/store"
-	"bowstring/fetch/store/cql/cassandratest"
+	"bowstring/internal/cassandratest"
 )
 
 // TestExamine looks at a real server, before and after a store is made, and when

@@ -9,7 +9,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"bowstring/fetch/store/cql/cassandratest"
+	"bowstring/internal/cassandratest"
 )
 
 func TestMain(m *testing.M) {

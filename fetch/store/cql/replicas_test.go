@@ -20,8 +20,8 @@ import (
 	"bowstring/fetch"
 	importing "bowstring/fetch/ingest"
 	"bowstring/fetch/store"
-	"bowstring/fetch/store/delay"
 	"bowstring/fetch/store/local"
+	"bowstring/internal/delay"
 	"bowstring/schema"
 )
 

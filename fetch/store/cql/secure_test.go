@@ -13,7 +13,7 @@ import (
 	"testing"
 
 	"bowstring/fetch/store"
-	"bowstring/fetch/store/cql/cassandratest"
+	"bowstring/internal/cassandratest"
 	"bowstring/schema"
 )
 

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"bowstring/fetch/store"
-	"bowstring/fetch/store/cql/cassandratest"
-	"bowstring/fetch/store/storetest"
+	"bowstring/internal/cassandratest"
+	"bowstring/internal/storetest"
 	"bowstring/schema"
 )
 

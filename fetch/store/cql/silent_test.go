@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"bowstring/fetch/tiers"
+	"bowstring/fetch/read"
 	"bowstring/schema"
 )
 
@@ -20,7 +20,7 @@ func TestReadOfSilentServersEnds(t *testing.T) {
 			return deed{hang: true}
 		})
 		s := mockStore(t, "cql://"+m.addr+"/k?timeout=1h&connect=1h")
-		r, err := tiers.New([]tiers.Tier{tiers.Store(s)}, tiers.Options{
+		r, err := read.New([]read.Tier{read.Store(s)}, read.Options{
 			ReadTimeout: 1500 * time.Millisecond, NoHedge: true, Logger: quiet})
 		if err != nil {
 			t.Fatal(err)

@@ -18,8 +18,8 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"bowstring/fetch/store"
-	"bowstring/fetch/store/cql/cassandratest"
-	"bowstring/fetch/store/storetest"
+	"bowstring/internal/cassandratest"
+	"bowstring/internal/storetest"
 	"bowstring/schema"
 )
 

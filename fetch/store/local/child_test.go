@@ -20,7 +20,7 @@ import (
 	"go.uber.org/goleak"
 
 	"bowstring/fetch/store"
-	"bowstring/fetch/store/storetest"
+	"bowstring/internal/storetest"
 	"bowstring/schema"
 )
 

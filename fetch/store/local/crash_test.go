@@ -15,7 +15,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"bowstring/fetch/store"
-	"bowstring/fetch/store/storetest"
+	"bowstring/internal/storetest"
 	"bowstring/schema"
 	"bowstring/spill/segment"
 )

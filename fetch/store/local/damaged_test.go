@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"bowstring/fetch/store/storetest"
+	"bowstring/internal/storetest"
 )
 
 // committed is what a store has: the source of each snapshot, by name and number,

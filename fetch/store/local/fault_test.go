@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"bowstring/fetch/store/storetest"
+	"bowstring/internal/storetest"
 	"bowstring/schema"
 	"bowstring/spill/segment"
 )

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"bowstring/fetch/store"
-	"bowstring/fetch/store/storetest"
+	"bowstring/internal/storetest"
 	"bowstring/schema"
 	"bowstring/spill/segment"
 )

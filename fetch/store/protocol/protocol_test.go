@@ -6,7 +6,7 @@ import (
 	"go.uber.org/goleak"
 
 	"bowstring/fetch/store"
-	"bowstring/fetch/store/storetest"
+	"bowstring/internal/storetest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -12,8 +12,8 @@ import (
 
 	"bowstring/fetch/store"
 	"bowstring/fetch/store/local"
-	"bowstring/fetch/store/storetest"
 	"bowstring/fetch/store/tend"
+	"bowstring/internal/storetest"
 	"bowstring/schema"
 )
 

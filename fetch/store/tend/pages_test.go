@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"bowstring/fetch/store"
-	"bowstring/fetch/store/storetest"
 	"bowstring/fetch/store/tend"
+	"bowstring/internal/storetest"
 	"bowstring/schema"
 )
 

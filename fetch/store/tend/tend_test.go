@@ -17,8 +17,8 @@ import (
 
 	"bowstring/fetch/store"
 	"bowstring/fetch/store/local"
-	"bowstring/fetch/store/storetest"
 	"bowstring/fetch/store/tend"
+	"bowstring/internal/storetest"
 	"bowstring/schema"
 	"bowstring/spill/segment"
 )

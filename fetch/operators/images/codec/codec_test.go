@@ -11,7 +11,7 @@ import (
 
 	"bowstring/fetch/operators/images/codec/tiff"
 	"bowstring/fetch/operators/program"
-	"bowstring/fetch/operators/program/programtest"
+	"bowstring/internal/programtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

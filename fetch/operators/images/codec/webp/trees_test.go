@@ -12,7 +12,7 @@ import (
 	library "golang.org/x/image/webp"
 
 	"bowstring/fetch/operators/program"
-	"bowstring/fetch/operators/program/programtest"
+	"bowstring/internal/programtest"
 )
 
 // writer writes a bit-stream, the lowest bit first.
@@ -206,7 +206,7 @@ func TestClaims(t *testing.T) {
 func TestWriteSeed(t *testing.T) {
 	want := manyTrees(24)
 	for _, path := range []string{"../../testdata/hostile/trees.webp",
-		"../../../../../flight/hostile/testdata/trees.webp"} {
+		"../../../../../internal/hostile/testdata/trees.webp"} {
 		if os.Getenv("BOWSTRING_UPDATE") != "" {
 			if err := os.WriteFile(path, want, 0o644); err != nil {
 				t.Fatal(err)

@@ -1,0 +1,219 @@
+package prefetch
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+
+	"bowstring/fetch/admission"
+	"bowstring/fetch/peers"
+	"bowstring/fetch/read"
+	"bowstring/fetch/store"
+	"bowstring/schema"
+	"bowstring/spill"
+)
+
+// Loan is a blob that another node reads by way of this one.
+type Loan struct {
+	ID     uint32 // the other node's
+	Tenant string // on whose account
+	Ref    schema.BlobRef
+	// Snapshot and Position say where the other node found it to be wanted; no
+	// Snapshot if that is nowhere in particular.
+	Snapshot string
+	Position int64
+	// Onward says that the other node takes this one for one that acts for others, and may ask
+	// the blob's first owner.
+	Onward bool
+	// Held says that it is wanted only if it is held here.
+	Held bool
+}
+
+// Answer is what became of a loan. The blob is the receiver's to release; until
+// then its bytes count in the ledger.
+type Answer struct {
+	ID   uint32
+	Blob schema.Blob
+	Err  error
+	// Loan is what was asked for.
+	Loan Loan
+	// Stored says that the blob was read from the store for it.
+	Stored bool
+}
+
+// Borrower is another node, as far as it reads by way of this one. Each tenant that
+// it reads for has a place among the streams, as one job more. It is safe for
+// concurrent use.
+type Borrower struct {
+	set    *Set
+	answer func(Answer)
+	// of the memory for loans, so much at once: a node that reads slowly leaves some to others
+	own  *semaphore.Weighted
+	most int64 // what own has in all
+
+	mu     sync.Mutex
+	closed bool
+	places map[string]*place // by tenant
+	out    sync.WaitGroup    // loans whose answer was not given; grows under mu only while not closed
+}
+
+// place is what a tenant has among the streams.
+type place struct {
+	*admission.Stream[queued]
+	tenant  *tenant
+	account read.Account // on which what it reads from the store counts, within the tenant's ceiling
+}
+
+// loan is a Loan under way.
+type loan struct {
+	Loan
+	held *lent
+}
+
+// lent is the memory that a loan takes, of all and of its borrower's part.
+type lent struct {
+	hold *admission.Hold
+	own  *semaphore.Weighted
+	part int64
+}
+
+func (l *lent) release() {
+	l.hold.Release()
+	l.own.Release(l.part)
+}
+
+// maxTenants is how many tenants one borrower may read for at once. The places of
+// those that nothing waits for are given up where there are more.
+const maxTenants = 1024
+
+// Borrow makes a borrower. answer is called once for each loan, by a goroutine of
+// the reader; it must not block for long.
+func (s *Set) Borrow(answer func(Answer)) *Borrower {
+	most := max(s.opts.Ledger.Limit(admission.Loans)/2, 1)
+	return &Borrower{set: s, answer: answer, own: semaphore.NewWeighted(most), most: most, places: map[string]*place{}}
+}
+
+// Lend begins to read a blob. It waits for memory for it: who asks for more than
+// there is room for is read from no further meanwhile. The context is for that
+// alone.
+func (b *Borrower) Lend(ctx context.Context, l Loan) error {
+	if l.Ref.Size < 0 {
+		return fmt.Errorf("%w: a blob of %d bytes", schema.ErrInvalid, l.Ref.Size)
+	}
+	if (l.Held || l.Onward && b.set.opts.Astray != nil && b.set.opts.Astray(l.Ref.Key)) &&
+		!b.set.opts.Ahead.Holds(l.Ref) {
+		b.answer(Answer{ID: l.ID, Err: peers.ErrNotHeld, Loan: l})
+		return nil
+	}
+	part := min(read.Cost(l.Ref.Size), b.most)
+	if err := b.own.Acquire(ctx, part); err != nil {
+		return err
+	}
+	hold, err := b.set.opts.Ledger.Reserve(ctx, admission.Loans, read.Cost(l.Ref.Size))
+	if err != nil {
+		b.own.Release(part)
+		return err
+	}
+	held := &lent{hold, b.own, part}
+	at := b.set.opts.Ahead.Place(l.Snapshot, l.Position)
+	if at != (spill.Place{}) {
+		at.Tenant = b.set.opts.Ahead.Tenant(l.Tenant)
+	}
+	caller := store.CallerFrom(ctx)
+	caller.Tenant = l.Tenant
+	want := read.Want{
+		Ref: l.Ref, At: at, Context: peers.WithLoan(store.WithCaller(context.WithoutCancel(ctx), caller)), To: b,
+		Since: time.Now(),
+		Token: read.Token{Of: &loan{l, held}},
+		Here:  l.Held || b.set.opts.Onward == nil || !b.set.opts.Onward(l.Ref.Key, l.Onward),
+	}
+	b.mu.Lock()
+	if b.closed {
+		b.mu.Unlock()
+		held.release()
+		return read.ErrClosing()
+	}
+	of := b.places[l.Tenant]
+	if of == nil {
+		b.trimLocked()
+		of = b.set.borrowFor(l.Tenant)
+		b.places[l.Tenant] = of
+	}
+	want.Account = &of.account
+	b.out.Add(1)
+	of.Put(queued{Want: want})
+	b.mu.Unlock()
+	b.set.plans.read() // and not here, where the other node's connection is read
+	return nil
+}
+
+// trimLocked gives up places where there are too many. Their tenants get others.
+func (b *Borrower) trimLocked() {
+	if len(b.places) < maxTenants {
+		return
+	}
+	for tenant, p := range b.places {
+		if p.Idle() {
+			b.set.borrowsNoMore(p)
+			delete(b.places, tenant)
+		}
+	}
+}
+
+// Receive implements read.Receiver.
+func (b *Borrower) Receive(t read.Token, o read.Outcome) {
+	l := t.Of.(*loan)
+	if o.Err != nil {
+		l.held.release()
+		b.answer(Answer{ID: l.ID, Err: o.Err, Loan: l.Loan})
+	} else {
+		b.answer(Answer{ID: l.ID, Loan: l.Loan, Stored: o.Tier == b.set.opts.Reader.Tiers()-1,
+			Blob: schema.NewBlob(o.Blob.Bytes(), &lentBlob{o.Blob, l.held})})
+	}
+	b.out.Done()
+}
+
+// lentBlob is the owner of a blob that was lent.
+type lentBlob struct {
+	blob schema.Blob
+	held *lent
+}
+
+// Unpin implements schema.Owner.
+func (l *lentBlob) Unpin() {
+	l.blob.Release()
+	l.held.release()
+}
+
+// Close gives up what the borrower waits for, and waits for answers that are just
+// being given. Further calls do nothing.
+func (b *Borrower) Close() {
+	b.mu.Lock()
+	if b.closed {
+		b.mu.Unlock()
+		return
+	}
+	b.closed = true
+	var left []*loan
+	for _, p := range b.places {
+		p.Drop(func(q *queued) bool { left = append(left, q.Token.Of.(*loan)); return true })
+		b.set.borrowsNoMore(p)
+	}
+	b.mu.Unlock()
+	b.set.opts.Reader.Leave(func(to read.Receiver, t read.Token) bool {
+		if to != read.Receiver(b) {
+			return false
+		}
+		left = append(left, t.Of.(*loan))
+		return true
+	})
+	for _, l := range left {
+		l.held.release()
+		b.out.Done()
+	}
+	b.out.Wait()
+	b.set.plans.read() // others may have what it had
+}

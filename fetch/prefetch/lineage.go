@@ -1,0 +1,226 @@
+package prefetch
+
+import (
+	"context"
+	"fmt"
+	"math/bits"
+
+	"bowstring/fetch/lineage"
+	"bowstring/fetch/resolve"
+	"bowstring/fetch/store"
+	"bowstring/schema"
+)
+
+type unrecorded struct{}
+
+// Unrecorded returns a context whose streams are not put on record: of who only looks at data.
+func Unrecorded(ctx context.Context) context.Context {
+	return context.WithValue(ctx, unrecorded{}, true)
+}
+
+// lineageHead is what the record of the stream begins with.
+func (s *Stream) lineageHead(ctx context.Context) lineage.Head {
+	caller := store.CallerFrom(ctx)
+	return lineage.Head{
+		Job: s.job.Course(), Group: s.job.Group(), Plan: s.job.ID(), Ticket: s.ticket,
+		Principal: caller.Principal, Tenant: caller.Tenant,
+	}
+}
+
+// lineageOf is what is recorded of a batch.
+func lineageOf(p *part, faults []Fault) lineage.Batch {
+	b := lineage.Batch{Rows: int64(len(p.positions)), Seqs: p.seqs, Next: p.resume}
+	for i, f := range faults {
+		b.Faults = append(b.Faults, lineage.Fault{
+			Row: int64(p.faults[i].row), Position: f.Position, Column: f.Column, Cause: f.Cause,
+			Substitute: f.Substitute,
+		})
+	}
+	return b
+}
+
+// Held is what a piece of a stream handed out as a rank's share of a step.
+type Held struct {
+	Row       int64   // of the share, where it begins
+	Of        int64   // rows that the share has in all
+	Positions []int64 // of the samples, in the order in which they were handed out
+	Faults    []Fault // without ids; a substitute is among Positions, and a cell that was null is not
+	FaultRows []int64 // the row of the share that each fault is of
+}
+
+// HeldBy says what a piece of a stream of the job handed out in a step of an epoch; nil if nothing. Where nothing is
+// shuffled and the stream went round several times, it is the last time. The job is opened with what the stream's
+// caller could see.
+func HeldBy(ctx context.Context, j *resolve.Job, p *lineage.Piece, epoch uint64, step int64) (*Held, error) {
+	t := p.Head.Ticket
+	c, err := newCover(j, t)
+	if err != nil {
+		return nil, err
+	}
+	lap, ok := c.lapOf(epoch, p.Rows)
+	if !ok || !c.has(lap, step) {
+		return nil, nil //nolint:nilnil // there is nothing
+	}
+	w := c.at(lap, step)
+	n := w.hi - w.lo
+	// rows that were handed out before the share, negative if a part of it was before the piece
+	first := c.before(lap, step) - c.gone
+	from, to := max(first, 0), min(first+n, p.Rows)
+	if from >= to {
+		return nil, nil //nolint:nilnil // likewise
+	}
+	h := &Held{Row: from - first, Of: n, Positions: make([]int64, 0, to-from)}
+	ranges, err := p.Served(from, to)
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range ranges {
+		if h.Positions, err = c.positions(ctx, r, h.Positions); err != nil {
+			return nil, err
+		}
+	}
+	if int64(len(h.Positions)) != to-from {
+		return nil, fmt.Errorf("%w: the record of step %d has %d rows and says that it has %d", schema.ErrDataLoss,
+			step, len(h.Positions), to-from)
+	}
+	for _, f := range p.Faults {
+		if f.Row < from || f.Row >= to {
+			continue
+		}
+		if f.Substitute != nil {
+			h.Positions[f.Row-from] = *f.Substitute
+		}
+		h.Faults = append(h.Faults, Fault{Position: f.Position, Column: f.Column, Cause: f.Cause,
+			Substitute: f.Substitute})
+		h.FaultRows = append(h.FaultRows, f.Row-first)
+	}
+	return h, nil
+}
+
+// LastEpoch is the epoch of the last row that a piece handed out, of a stream of the job that shuffles.
+func LastEpoch(j *resolve.Job, p *lineage.Piece) (uint64, error) {
+	c, err := newCover(j, p.Head.Ticket)
+	if err != nil {
+		return 0, err
+	}
+	return c.t.Shuffle.Epoch + uint64(c.lastLap(p.Rows)), nil
+}
+
+// cover is what a ticket covers, by numbers of rows: 0 is row t.Row of step t.Step, in the plan's order. It counts and
+// does not walk, so that a step at the end of an epoch costs what the first one does.
+type cover struct {
+	walk walk // where the ticket begins
+	t    schema.Ticket
+	gone int64 // rows that were handed out before the stream began, beside those before t.Row of t.Step
+	lap0 int64 // rows of the first epoch
+	laps int64 // rows of each later one
+}
+
+func newCover(j *resolve.Job, t schema.Ticket) (*cover, error) {
+	w, err := newWalk(j, t)
+	if err != nil {
+		return nil, err
+	}
+	c := &cover{walk: w, t: t}
+	for _, b := range t.Served {
+		c.gone += int64(bits.OnesCount8(b))
+	}
+	c.lap0 = c.rowsTo(w.step, w.stop) - t.Row
+	c.laps = c.rowsTo(w.first, w.stop)
+	return c, nil
+}
+
+// rowsTo is how many rows the shares of the steps from one on have before another.
+func (c *cover) rowsTo(from, to int64) int64 {
+	if from >= to {
+		return 0
+	}
+	return c.walk.plan.RowsFrom(from, c.walk.rank, c.walk.stride, to)
+}
+
+// lapOf is which of the ticket's epochs has a number, as far as rows rows of it were handed out.
+func (c *cover) lapOf(epoch uint64, rows int64) (lap int64, ok bool) {
+	if c.t.Shuffle != nil {
+		lap = int64(epoch - c.t.Shuffle.Epoch)
+		return lap, epoch >= c.t.Shuffle.Epoch && lap < c.walk.laps
+	}
+	if epoch != 0 {
+		return 0, false
+	}
+	return c.lastLap(rows), true
+}
+
+// lastLap is the epoch that the last one of so many rows is of.
+func (c *cover) lastLap(rows int64) int64 {
+	if left := rows + c.gone - c.lap0; left > 0 && c.laps > 0 {
+		return min((left+c.laps-1)/c.laps, c.walk.laps-1)
+	}
+	return 0
+}
+
+// has reports whether the ticket covers a step.
+func (c *cover) has(lap, step int64) bool {
+	from := c.walk.first
+	if lap == 0 {
+		from = c.walk.step
+	}
+	return step >= from && step < c.walk.stop && (step-from)%c.walk.stride == 0
+}
+
+// at is a walk that stands at the beginning of a share.
+func (c *cover) at(lap, step int64) walk {
+	w := c.walk
+	w.lap, w.step, w.plan = lap, step, w.job.PlanOf(lap)
+	w.share()
+	return w
+}
+
+// before is the number of a share's first row.
+func (c *cover) before(lap, step int64) int64 {
+	if lap == 0 {
+		return c.rowsTo(c.walk.step, step) - c.t.Row
+	}
+	return c.lap0 + (lap-1)*c.laps + c.rowsTo(c.walk.first, step)
+}
+
+// find is a walk that stands at a row.
+func (c *cover) find(row int64) walk {
+	lap, from := int64(0), c.walk.step
+	row += c.t.Row // counted from the beginning of the epoch's first share
+	if all := c.lap0 + c.t.Row; row >= all && c.laps > 0 {
+		lap, from = 1+(row-all)/c.laps, c.walk.first
+		row = (row - all) % c.laps
+	}
+	// Shares of whole steps have the same length, and only the last step of an epoch may be shorter.
+	lo, hi := c.walk.plan.Share(from, c.walk.rank)
+	steps, full := (c.walk.stop-1-from)/c.walk.stride, hi-lo
+	if full > 0 {
+		steps = min(row/full, steps)
+	}
+	w := c.at(lap, from+steps*c.walk.stride)
+	w.at += row - steps*full
+	return w
+}
+
+// positions appends the positions of rows in the plan's order.
+func (c *cover) positions(ctx context.Context, r lineage.Range, to []int64) ([]int64, error) {
+	for r.From < r.To {
+		w := c.find(r.From)
+		n := min(r.To-r.From, w.left())
+		if n < 1 {
+			return nil, fmt.Errorf("%w: row %d of a stream is none of its ticket's", schema.ErrDataLoss, r.From)
+		}
+		shared, known := w.shared()
+		if !known {
+			var err error
+			if shared, err = w.job.Shared(ctx, w.lap, w.step); err != nil {
+				return nil, err
+			}
+		}
+		some := make([]int64, n)
+		w.positions(shared, some)
+		to = append(to, some...)
+		r.From += n
+	}
+	return to, nil
+}

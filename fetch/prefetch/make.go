@@ -1,0 +1,326 @@
+package prefetch
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"bowstring/fetch/operators"
+	"bowstring/fetch/operators/draw"
+	"bowstring/fetch/read"
+	"bowstring/schema"
+	"bowstring/spill"
+)
+
+// What operators make of cells is made between their arrival and the batch. A cell that has
+// come goes to the stage, and counts as in flight until its result is there. Its row was
+// counted in with the blob and with the result: that of a column of tensors of one shape is
+// known; another is guessed by what was made before, and known when the stage has read the
+// cell's header. Where there is no room for more than was guessed, the task is hungry: it
+// waits for what batches give back, and nothing new is read.
+
+const (
+	// makingAhead is how many cells for each worker a window has room for at least.
+	makingAhead = 4
+	// firstRatio is how much larger a tensor is taken to be than its blob at first.
+	firstRatio = 4
+)
+
+// ratio is how many bytes were made of how many. It is guarded by Stream.mu.
+type ratio struct{ made, of int64 }
+
+// making is what a stream knows of a task.
+type making struct {
+	run  *run
+	cell int
+	from read.From // where the blob came from
+}
+
+// madeBytes is how many bytes are made of a blob of n, as far as is known.
+func (c *blobColumn) madeBytes(n int64) int64 {
+	if size := c.made.Form.CellBytes(); size >= 0 {
+		return size
+	}
+	switch {
+	case c.ratio.of > 0:
+		return int64(float64(n) * float64(c.ratio.made) / float64(c.ratio.of))
+	case c.made.Form.Encoded():
+		return n
+	}
+	return firstRatio * n
+}
+
+// openStage gives the stream its place in the stage, before anything is read.
+func (s *Stream) openStage() {
+	s.stage = s.set.opts.Stage.Open(s.tenant.name, s.job.Group())
+	if sh := s.job.Request().Shuffle; sh != nil {
+		s.seed = sh.Seed
+	}
+}
+
+// widenLocked has the window hold what keeps the stage's workers busy.
+func (s *Stream) widenLocked() {
+	if s.stage == nil {
+		return
+	}
+	row := s.job.MeanBytes()
+	for i := range s.columns {
+		if c := &s.columns[i]; c.made != nil {
+			row += max(c.made.Form.CellBytes(), 0)
+		}
+	}
+	w := &s.window
+	w.least = max(w.least, makingAhead*int64(s.set.opts.Stage.Workers())*row)
+	w.size = min(max(w.size, w.least), w.limit)
+}
+
+// draws says where the numbers of a sample come from.
+func (s *Stream) draws(lap, position int64) draw.Key {
+	return draw.Key{Seed: s.seed, Epoch: s.epochOf(lap), Position: uint64(position)}
+}
+
+// task is the making of a column's cell.
+func (s *Stream) task(column int, lap, position int64, blob schema.Blob) *operators.Task {
+	made := s.columns[column].made
+	return &operators.Task{
+		Column: made, Cell: blob, Draws: made.Draws(s.draws(lap, position)),
+		Context: s.context(), Tenant: s.tenant.name, To: s, Trace: s.traceMade,
+	}
+}
+
+// makeLocked has a cell made that has come.
+func (s *Stream) makeLocked(r *run, cell int, blob schema.Blob, from read.From) {
+	row, column := cell/len(s.columns), cell%len(s.columns)
+	t := s.task(column, r.lap, r.positions[row], blob)
+	t.Of, t.Guess = &making{r, cell, from}, r.guess[cell]
+	if ref, ok, err := r.rows[row].TryBlob(s.columns[column].ordinal); err == nil && ok {
+		t.Ref, t.At = ref, spill.Place{Dataset: s.dataset, Tenant: s.payer, Position: r.positions[row]}
+	}
+	s.stage.Put(t)
+}
+
+// Room implements operators.Receiver.
+func (s *Stream) Room(t *operators.Task, bytes int64) bool {
+	m := t.Of.(*making)
+	s.mu.Lock()
+	if s.gone || m.run.dropped {
+		s.mu.Unlock()
+		t.Cell.Release()
+		return false
+	}
+	defer s.mu.Unlock()
+	a := &s.ahead
+	if extra := bytes - m.run.guess[m.cell]; extra > 0 && (len(a.hungry) > 0 || !s.hold.TryGrow(extra)) {
+		a.hungry = append(a.hungry, t)
+		slices.SortFunc(a.hungry, func(x, y *operators.Task) int {
+			x1, y1 := x.Of.(*making), y.Of.(*making)
+			return cmp.Or(cmp.Compare(x1.run.seq, y1.run.seq), cmp.Compare(x1.cell, y1.cell))
+		})
+		if s.waiting && a.idle() {
+			s.wakeLocked()
+		}
+		return false
+	} else if extra > 0 {
+		s.grownLocked(m, extra)
+	}
+	return true
+}
+
+// grownLocked notes that a result is larger than was guessed. The ledger has counted it in.
+func (s *Stream) grownLocked(m *making, extra int64) {
+	row := m.cell / len(s.columns)
+	m.run.guess[m.cell] += extra
+	m.run.state[row].size += extra
+	s.ahead.bytes += extra
+	s.window.used += extra
+}
+
+// feedLocked gives room to what is hungry, the first in the plan first, as far as there is some. The place of a stream
+// that is gone takes nothing: closeStage has what is hungry then.
+func (s *Stream) feedLocked() {
+	a := &s.ahead
+	for !s.gone && len(a.hungry) > 0 && !a.reserving {
+		m := a.hungry[0].Of.(*making)
+		extra := a.hungry[0].ResultBytes() - m.run.guess[m.cell]
+		if !s.hold.TryGrow(extra) {
+			return
+		}
+		s.fedLocked(m, extra)
+	}
+}
+
+// fedLocked has the first of what is hungry made.
+func (s *Stream) fedLocked(m *making, extra int64) {
+	a := &s.ahead
+	t := a.hungry[0]
+	a.hungry = slices.Delete(a.hungry, 0, 1)
+	s.grownLocked(m, extra)
+	s.stage.Again(t)
+}
+
+// starvedLocked waits for room for what is hungry, where nothing else goes on. What was read
+// ahead beyond the first run is given back, to be read again.
+func (s *Stream) starvedLocked() error {
+	s.giveBackLocked(0, 1)
+	s.feedLocked()
+	a := &s.ahead
+	if len(a.hungry) == 0 || !a.idle() {
+		return nil
+	}
+	first := a.hungry[0]
+	m := first.Of.(*making)
+	extra := first.ResultBytes() - m.run.guess[m.cell]
+	more, err := s.obtainLocked(extra)
+	if err != nil {
+		if s.context().Err() != nil {
+			return context.Cause(s.context())
+		}
+		row, column := m.cell/len(s.columns), m.cell%len(s.columns)
+		err = s.sampleError(m.run.positions[row], m.run.rows[row], s.columns[column].name, err)
+		err = errNoMemory(err, "making the next sample")
+		s.fail(err)
+		return err
+	}
+	if s.gone {
+		more.Release() // nobody would
+		return context.Cause(s.context())
+	}
+	s.hold.Take(more)
+	s.fedLocked(m, extra)
+	return nil
+}
+
+// Made implements operators.Receiver.
+func (s *Stream) Made(t *operators.Task, o operators.Outcome) {
+	m := t.Of.(*making)
+	r, row, column := m.run, m.cell/len(s.columns), m.cell%len(s.columns)
+	raw := int64(len(t.Cell.Bytes()))
+	size := int64(len(o.Blob.Bytes()))
+	t.Cell.Release()
+	s.mu.Lock()
+	if s.gone || r.dropped {
+		s.mu.Unlock()
+		o.Blob.Release()
+		return
+	}
+	s.ahead.inFlight--
+	r.inFlight--
+	if o.Err != nil {
+		s.faultLocked(r, row, column, o.Err)
+		size = r.guess[m.cell] // of what may come in its place
+	} else {
+		r.cells[m.cell] = o.Blob
+		if c := &s.columns[column]; raw > 0 {
+			c.ratio.made, c.ratio.of = c.ratio.made+size, c.ratio.of+raw
+		}
+		s.window.completed(time.Now(), size, s.path.Slow, s.waiting && !s.woken)
+	}
+	s.settleLocked(m, raw, size)
+	s.processor += o.Processor
+	s.from, s.making = m.from, o.Queued+o.Took
+	s.backLocked(r, row)
+	s.refillLocked()
+	s.mu.Unlock()
+	s.set.pump()
+}
+
+// settleLocked counts the blob out that something was made of, and what was guessed beyond its size.
+func (s *Stream) settleLocked(m *making, raw, size int64) {
+	r, row := m.run, m.cell/len(s.columns)
+	less := r.guess[m.cell] - size
+	r.guess[m.cell] = size
+	r.state[row].size -= less
+	r.raw[row] -= raw
+	s.ahead.bytes -= less
+	s.window.used -= less + raw
+	s.hold.Shrink(less + raw)
+}
+
+// faultLocked notes that a cell cannot be had. A store that does not answer, or an engine that is not there, is no fault
+// of the sample: that ends the stream, whatever on_error is, and a client that goes on by its last ticket gets the
+// sample. Otherwise an outage would fill a training set with nulls, and each substitute would wait for the whole time
+// of a read.
+func (s *Stream) faultLocked(r *run, row, column int, err error) {
+	name := s.columns[column].name
+	if !s.job.Tolerant() || passes(err) {
+		s.fail(s.sampleError(r.positions[row], r.rows[row], name, err))
+	}
+	r.faults = append(r.faults, fault{row, name, err})
+}
+
+// passes reports whether an error may pass by itself: the store, or what makes something of a cell, is not there now.
+func passes(err error) bool {
+	return errors.Is(err, schema.ErrUnavailable) && !errors.Is(err, schema.ErrDataLoss)
+}
+
+// idle reports whether nothing is in flight that comes by itself.
+func (a *ahead) idle() bool { return a.inFlight == len(a.hungry) }
+
+// unmakeLocked takes back what waits to be made of runs that were dropped.
+func (s *Stream) unmakeLocked() {
+	if s.stage == nil {
+		return
+	}
+	of := func(t *operators.Task) bool {
+		r := t.Of.(*making).run
+		return r != nil && r.dropped
+	}
+	for _, t := range s.stage.Drop(of) {
+		t.Cell.Release()
+	}
+	s.ahead.hungry = slices.DeleteFunc(s.ahead.hungry, func(t *operators.Task) bool {
+		if !of(t) {
+			return false
+		}
+		t.Cell.Release()
+		return true
+	})
+}
+
+// closeStage gives up what waits to be made. The stream is gone.
+func (s *Stream) closeStage() {
+	if s.stage == nil {
+		return
+	}
+	for _, t := range s.stage.Close() {
+		// Somebody may wait for it.
+		t.To.Made(t, operators.Outcome{Err: context.Canceled})
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, t := range s.ahead.hungry {
+		t.Cell.Release()
+	}
+	s.ahead.hungry = nil
+}
+
+// instant is a Receiver of one cell that somebody waits for.
+type instant chan operators.Outcome
+
+// Room implements operators.Receiver: the cell takes the place of another.
+func (instant) Room(*operators.Task, int64) bool { return true }
+
+// Made implements operators.Receiver.
+func (c instant) Made(t *operators.Task, o operators.Outcome) {
+	t.Cell.Release()
+	c <- o
+}
+
+// makeNow makes a cell out of turn of the window, and takes its blob over.
+func (s *Stream) makeNow(column int, lap, position int64, blob schema.Blob) (schema.Blob, error) {
+	done := make(instant, 1)
+	t := s.task(column, lap, position, blob)
+	t.To, t.Of = done, &making{}
+	s.mu.Lock()
+	if s.gone {
+		s.mu.Unlock()
+		blob.Release()
+		return schema.Blob{}, context.Cause(s.context())
+	}
+	s.stage.Put(t)
+	s.mu.Unlock()
+	o := <-done
+	return o.Blob, o.Err
+}

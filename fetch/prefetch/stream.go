@@ -1,0 +1,263 @@
+package prefetch
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math/bits"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"bowstring/fetch/admission"
+	"bowstring/fetch/lineage"
+	"bowstring/fetch/lookahead"
+	"bowstring/fetch/operators"
+	"bowstring/fetch/read"
+	"bowstring/fetch/resolve"
+	"bowstring/fetch/store"
+	"bowstring/schema"
+)
+
+// Stream serves a ticket: its samples are read ahead of its consumer, while the
+// window has room. Next is for one goroutine at a time; Close may be called from
+// another.
+//
+// Single cells are asked for in the plan's order; whichever comes back first is
+// kept until a batch is whole. A stream has no goroutine: see plans for what is planned where memory is given back.
+type Stream struct {
+	set       *Set
+	job       *resolve.Job
+	ticket    schema.Ticket
+	columns   []blobColumn
+	order     order
+	call      atomic.Pointer[call]
+	unwatch   func() bool
+	seed      uint64 // that operators draw by
+	late      bool   // its consumer checks blobs; see CheckedLate
+	closing   sync.Once
+	place     *admission.Stream[queued]
+	stage     *operators.Place // nil where no column has operators
+	part      *lookahead.Part
+	id        uint64 // its number among those of the set
+	named     []byte // the ticket as JSON, if anybody asks
+	caller    store.Caller
+	tenant    *tenant      // set before it is read by anybody else
+	account   read.Account // what was read for it
+	dataset   uint32       // the spill's number of the snapshot
+	payer     uint16       // the spill's number of the tenant
+	opened    time.Time    // when it began
+	steps     int64        // of an epoch, 0 if there is no plan
+	queued    atomic.Int64 // cells that wait for their turn
+	still     atomic.Bool  // its consumer has not come for long; changes under mu, and the set shares anew then
+	told      told
+	due       bool              // it waits to be planned; guarded by plans.mu
+	record    *lineage.Recorder // of what is handed out; nil if nobody keeps it
+	trace     *read.Trace       // nil if nobody traces it, as is the next one
+	traceMade *operators.Trace
+	first     trace.Span // until the first batch, if somebody does; nil otherwise
+
+	mu        lock
+	cond      sync.Cond // told when Next may go on
+	window    window
+	hold      *admission.Hold // what the window, and batches that were not released, have of the ledger
+	path      read.Path       // as it was when Next was last called
+	ahead     ahead
+	slot      walk // how far was delivered
+	sizer     sizer
+	wanted    wanted    // what Next waits for, while waiting
+	asked     bool      // Next waits for a batch, or takes it
+	left      time.Time // when Next returned last, or the stream was opened
+	waiting   bool
+	woken     bool          // while waiting: what it waits for is there, and it is only a processor that it needs
+	from      read.From     // where what came back last came from
+	processor time.Duration // of operators, since the last batch
+	making    time.Duration // what operators took for it
+	gone      bool          // closed
+
+	fullSince time.Time     // since when reading stands still for want of room, zero if it does not
+	fullFor   time.Duration // how long it did since the last batch
+	waited    Wait          // sums of all batches
+}
+
+// call is what a stream serves: a context that it can end. A stream lets go of it
+// when it is closed: it leads to what a transport has, and a consumer may keep a
+// batch, which leads to its stream, for long.
+type call struct {
+	ctx    context.Context //nolint:containedctx // a stream is a call under way
+	cancel context.CancelCauseFunc
+}
+
+func newCall(ctx context.Context) *call {
+	ctx, cancel := context.WithCancelCause(ctx)
+	return &call{ctx, cancel}
+}
+
+// context is that of the call.
+func (s *Stream) context() context.Context { return s.call.Load().ctx }
+
+// fail ends the stream with an error.
+func (s *Stream) fail(err error) { s.call.Load().cancel(err) }
+
+// blobColumn is a blob column that the stream reads.
+type blobColumn struct {
+	ordinal int // among the snapshot's blob columns
+	name    string
+	made    *operators.Column // nil where its cells are served as they are
+	ratio   ratio             // of what is made of them; guarded by Stream.mu
+}
+
+// Open starts to serve a ticket of the job. The stream ends with ctx.
+func (s *Set) Open(ctx context.Context, j *resolve.Job, t schema.Ticket) (*Stream, error) {
+	w, err := newWalk(j, t)
+	if err != nil {
+		return nil, err
+	}
+	t.Request = j.Request() // with the snapshot's number, for the resume tickets
+	st := &Stream{set: s, job: j, ticket: t, order: orderOf(t.Request), slot: w}
+	st.mu.stream = st
+	st.ahead.init(w, t.Served, s.opts.MaxAhead)
+	if n := len(t.Served); n > 0 {
+		last := w
+		if !last.skip(int64(8*n - bits.LeadingZeros8(t.Served[n-1]))) {
+			return nil, &schema.FieldError{Field: "served", Got: fmt.Sprintf("%d bytes of bits", n),
+				Want: "no bit for a row after the epoch's end"}
+		}
+		for _, b := range t.Served {
+			st.slot.skip(int64(bits.OnesCount8(b)))
+		}
+	}
+	return st, s.start(ctx, st)
+}
+
+// Take starts to serve the samples at the given positions, in their order,
+// repeats included. Each batch's Row is its offset in positions; Resume is not
+// set.
+func (s *Set) Take(ctx context.Context, j *resolve.Job, positions []int64) (*Stream, error) {
+	for i, p := range positions {
+		if !j.Sees(p) {
+			return nil, j.CheckPosition(fmt.Sprintf("position[%d]", i), p)
+		}
+	}
+	w := walk{job: j, list: positions, hi: int64(len(positions)), stride: 1, laps: 1}
+	st := &Stream{set: s, job: j, ticket: schema.Ticket{Request: j.Request()}, slot: w}
+	st.mu.stream = st
+	st.ahead.init(w, nil, s.opts.MaxAhead)
+	return st, s.start(ctx, st)
+}
+
+func (s *Set) start(ctx context.Context, st *Stream) error {
+	j := st.job
+	st.sizer = newSizer(j)
+	st.cond.L = &st.mu
+	blobs := schema.BlobFields(j.Manifest().Snapshot().Schema)
+	for _, ordinal := range j.Projection().BlobColumns() {
+		name := blobs[ordinal].Name
+		st.columns = append(st.columns, blobColumn{ordinal: ordinal, name: name, made: j.Operators().Column(name)})
+	}
+	st.opened = time.Now()
+	st.left = st.opened
+	st.call.Store(newCall(ctx))
+	if st.slot.list == nil {
+		st.steps = j.Plan().Steps()
+		if s.opts.Told {
+			named := st.ticket
+			named.Served = nil // which may be long, and says little of what comes
+			st.named = named.Marshal()
+		}
+	}
+	if st.slot.list == nil && ctx.Value(unrecorded{}) == nil {
+		st.record = s.opts.Lineage.Begin(st.lineageHead(ctx), j.Request().Within)
+	}
+	st.late = ctx.Value(checkedLate{}) != nil && !j.Tolerant()
+	st.id = s.ids.Add(1)
+	if st.trace, st.traceMade = read.NewTrace(ctx), operators.NewTrace(ctx); st.trace != nil {
+		_, st.first = trace.SpanFromContext(ctx).TracerProvider().Tracer("bowstring/fetch").Start(ctx, "first batch")
+	}
+	st.slot.settle()
+	st.caller = store.CallerFrom(ctx)
+	st.hold, _ = s.opts.Ledger.TryFor(admission.Windows, st.caller.Tenant, 0)
+	j.Retain()
+	if err := s.add(st); err != nil {
+		st.fail(nil)
+		st.endFirst()
+		j.Release()
+		return err
+	}
+	if len(st.columns) > 0 {
+		st.dataset, st.payer = s.opts.Ahead.Dataset(j), s.opts.Ahead.Tenant(st.tenant.name)
+		if st.slot.list == nil {
+			st.part = s.opts.Ahead.Follow(j, st.payer, st.ticket.Rank, st.slot.at, st.ticket.Epochs)
+		}
+		st.account.Tenant = st.tenant.reads
+		if j.Operators() != nil {
+			st.openStage()
+		}
+		st.place = s.queue.Open(st.tenant.name, s.weightFor(st.tenant.name), j.Group())
+		path := s.opts.Reader.Path()
+		st.mu.Lock() // others look already what it could give back
+		st.path = path
+		st.window.init(st.opened, path, st.tenant.share.Load())
+		st.widenLocked()
+		st.mu.Unlock()
+	}
+	st.unwatch = context.AfterFunc(st.context(), func() {
+		st.mu.Lock()
+		defer st.mu.Unlock()
+		st.cond.Broadcast()
+	})
+	st.refill()
+	s.pump()
+	return nil
+}
+
+// Close ends the stream, gives up its reads, and releases what was not
+// delivered. Further calls do nothing.
+func (s *Stream) Close() {
+	s.closing.Do(func() {
+		cause := context.Canceled
+		if ctx := s.context(); ctx.Err() != nil {
+			cause = context.Cause(ctx)
+		}
+		s.fail(context.Canceled)
+		s.endFirst()
+		s.unwatch()
+		s.unwatch = nil
+		ended := newCall(context.Background())
+		ended.cancel(cause)
+		s.call.Store(ended)
+		s.mu.Lock()
+		s.gone = true
+		lap, index := s.readsLocked()
+		s.mu.Unlock()
+		if s.place != nil {
+			s.place.Close()
+			s.set.opts.Reader.Leave(func(to read.Receiver, _ read.Token) bool { return to == read.Receiver(s) })
+			s.closeStage()
+			s.part.Advance(lap, index)
+		}
+		s.mu.Lock()
+		s.releaseLocked()
+		s.mu.Unlock()
+		s.part.Leave()
+		s.set.remove(s)
+		s.job.Release()
+		s.set.pump() // others may have what it had
+		s.set.live.Done()
+	})
+}
+
+// sampleError says which sample failed. Its id lies in the manifest, which may be what cannot be read.
+func (s *Stream) sampleError(position int64, row schema.Row, column string, err error) error {
+	var id schema.ID
+	shown := "of unreadable id"
+	if schema.Guard(func() error {
+		id = row.ID()
+		return nil
+	}) == nil {
+		shown = cmp.Or(s.job.ShownID(id), "of hidden id")
+	}
+	return fmt.Errorf("sample %s (position %d of %s), column %q: %w", shown, position, s.job.SnapshotName(), column, err)
+}

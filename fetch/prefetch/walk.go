@@ -1,0 +1,189 @@
+package prefetch
+
+import (
+	"fmt"
+
+	"bowstring/fetch/plan"
+	"bowstring/fetch/resolve"
+	"bowstring/schema"
+)
+
+// walk goes through the rows that a stream serves, in the plan's order: share
+// after share of its rank, and epoch after epoch where the ticket asks for
+// several. A stream has two: one where it reads, and one where it delivers. It
+// is a plain value; a copy walks on by itself.
+type walk struct {
+	job  *resolve.Job
+	list []int64 // the positions to serve in the place of a plan, if not nil
+
+	plan   *plan.Plan
+	rank   int
+	first  int64 // step that every epoch but the first begins with
+	stop   int64 // first step not served
+	stride int64
+	laps   int64 // epochs to serve
+
+	lap        int64 // epochs before this one
+	step       int64
+	lo, at, hi int64 // the share of step in the epoch's order, and how far it is used
+}
+
+// newWalk checks a ticket against the plan, and begins where it says.
+func newWalk(j *resolve.Job, t schema.Ticket) (walk, error) {
+	steps := j.Plan().Steps()
+	if t.Rank < 0 || int64(t.Rank) >= j.Request().WorldSize() {
+		return walk{}, &schema.FieldError{Field: "rank", Got: fmt.Sprint(t.Rank),
+			Want: fmt.Sprintf("0 to %d, as world.size is %d", j.Request().WorldSize()-1, j.Request().WorldSize())}
+	}
+	if t.Step < 0 || t.Step > steps && max(t.Stride, 1) == 1 {
+		return walk{}, &schema.FieldError{Field: "step", Got: fmt.Sprint(t.Step),
+			Want: fmt.Sprintf("0 to %d, as the epoch has %d steps", steps, steps)}
+	}
+	w := walk{
+		job: j, plan: j.Plan(), rank: t.Rank, stop: steps,
+		step: t.Step, stride: max(t.Stride, 1), laps: max(t.Epochs, 1),
+	}
+	w.first = w.step % w.stride
+	if t.Stop != nil {
+		w.stop = min(w.stop, *t.Stop)
+	}
+	if w.plan.RowsFrom(w.first, w.rank, w.stride, w.stop) == 0 {
+		w.laps = 1 // no epoch has a row for it
+	}
+	w.share()
+	if t.Row < 0 || t.Row > w.hi-w.lo {
+		return walk{}, &schema.FieldError{Field: "row", Got: fmt.Sprint(t.Row),
+			Want: fmt.Sprintf("0 to %d, the rows of rank %d in step %d", w.hi-w.lo, t.Rank, t.Step)}
+	}
+	w.at = w.lo + t.Row
+	return w, nil
+}
+
+// share goes to the beginning of the step's share, which is empty from stop on.
+func (w *walk) share() {
+	w.lo, w.hi = 0, 0
+	if w.step < w.stop {
+		w.lo, w.hi = w.plan.Share(w.step, w.rank)
+	}
+	w.at = w.lo
+}
+
+// settle goes on to the next share that has a row left, false at the end.
+func (w *walk) settle() bool {
+	for w.at == w.hi {
+		switch {
+		case w.list != nil:
+			return false
+		case w.nextStep():
+		case w.lap+1 < w.laps: // every epoch has a row, or laps would be 1
+			w.lap++
+			w.plan = w.job.PlanOf(w.lap)
+			w.step = w.first
+			w.share()
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// nextStep goes on to the next step of the epoch in which the rank has rows;
+// false if there is none. It is computed and not searched for: where the share of
+// a whole step is empty, which it is if ranks outnumber rows, those of all are,
+// and only the last step may be shorter and have a row for this rank.
+func (w *walk) nextStep() bool {
+	next := w.step + w.stride
+	if next >= w.stop || next < 0 {
+		return false
+	}
+	last := w.plan.Steps() - 1
+	if next < last {
+		if lo, hi := w.plan.Share(next, w.rank); lo < hi {
+			w.step = next
+			w.share()
+			return true
+		}
+		next += (last - next) / w.stride * w.stride
+	}
+	if next != last || next >= w.stop {
+		return false
+	}
+	w.step = next
+	w.share()
+	return w.at < w.hi
+}
+
+// skip goes on by n rows, false if the epoch has fewer.
+func (w *walk) skip(n int64) bool {
+	for lap := w.lap; n > 0; {
+		if !w.settle() || w.lap != lap {
+			return false
+		}
+		k := min(n, w.left())
+		w.at += k
+		n -= k
+	}
+	return true
+}
+
+// left is the number of rows that the share still has.
+func (w *walk) left() int64 { return w.hi - w.at }
+
+// row is where the walk is in the share.
+func (w *walk) row() int64 { return w.at - w.lo }
+
+// shared is what resolve.Job.Shared says of the step, if it is known already.
+func (w *walk) shared() (rows []int32, ok bool) {
+	if w.list != nil {
+		return nil, true
+	}
+	return w.job.TryShared(w.lap, w.step)
+}
+
+// positions puts the positions of the next rows of the share into to, which has room for no
+// more than there are. shared is what resolve.Job.Shared says of the step.
+func (w *walk) positions(shared []int32, to []int64) {
+	var start int64
+	if shared != nil {
+		start, _ = w.plan.Batch(w.step)
+	}
+	for i := range to {
+		at := w.at + int64(i)
+		switch {
+		case w.list != nil:
+			to[i] = w.list[at]
+		case shared != nil:
+			to[i] = w.plan.Position(start + int64(shared[at-start]))
+		default:
+			to[i] = w.plan.Position(at)
+		}
+	}
+}
+
+// ordinal counts the steps of this epoch that the stream could serve before
+// the one it is at.
+func (w *walk) ordinal() int64 { return w.step / w.stride }
+
+// ticket is t, changed to go on from here.
+func (w *walk) ticket(t schema.Ticket) schema.Ticket {
+	lap, step, row := w.lap, w.step, w.row()
+	if w.at == w.hi {
+		step, row = step+w.stride, 0
+		switch {
+		case t.Stop != nil:
+			step = min(step, *t.Stop)
+		case step >= w.stop && lap+1 < w.laps:
+			lap, step = lap+1, w.first
+		}
+	}
+	t.Step, t.Row, t.Served = step, row, nil
+	if lap > 0 {
+		t.Epochs = w.laps - lap
+		if t.Shuffle != nil {
+			shuffle := *t.Shuffle
+			shuffle.Epoch += uint64(lap)
+			t.Shuffle = &shuffle
+		}
+	}
+	return t
+}

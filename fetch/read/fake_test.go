@@ -1,0 +1,104 @@
+package read_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+
+	"bowstring/fetch/read"
+	"bowstring/fetch/store"
+	"bowstring/schema"
+	"bowstring/spill"
+)
+
+// blobs is how many blobs fakes have.
+const blobs = 300
+
+// fake is a tier, and what read.Store makes one of, that has all blobs, does as it is told, and counts.
+type fake struct {
+	store.Store // nil: nothing of it but Get is asked
+
+	traits read.Traits
+	has    func(schema.BlobRef) bool // nil: all
+	// do is what is done before the n-th Get, counted from 0, returns its bytes; nil: nothing. What it returns is
+	// returned.
+	do func(ctx context.Context, n int64, data []byte) ([]byte, error)
+
+	known map[schema.Key][]byte
+	gets  atomic.Int64
+	out   atomic.Int64 // blobs that were not released
+}
+
+// newFake returns a fake, all of whose blobs the test has to release.
+func newFake(t testing.TB) *fake {
+	f := &fake{known: map[schema.Key][]byte{}}
+	for i := range blobs {
+		data, ref := content(i)
+		f.known[ref.Key] = data
+	}
+	t.Cleanup(func() {
+		if n := f.out.Load(); n != 0 {
+			t.Errorf("%d blobs are out", n)
+		}
+	})
+	return f
+}
+
+func (f *fake) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
+	n := f.gets.Add(1) - 1
+	data, ok := f.known[ref.Key]
+	if !ok {
+		return schema.Blob{}, fmt.Errorf("%w: no blob %s", schema.ErrNotFound, ref.Key)
+	}
+	data = bytes.Clone(data)
+	if f.do != nil {
+		var err error
+		if data, err = f.do(ctx, n, data); err != nil {
+			return schema.Blob{}, err
+		}
+	}
+	f.out.Add(1)
+	return schema.NewBlob(data, &lent{f, data}), nil
+}
+
+// lent is the owner of a blob that a fake has handed out.
+type lent struct {
+	fake *fake
+	data []byte
+}
+
+func (l *lent) Unpin() {
+	clear(l.data) // so that who uses it afterwards finds out
+	l.fake.out.Add(-1)
+}
+
+// peer is the tier that a fake is in the middle.
+type peer struct{ *fake }
+
+func (p peer) Name() string        { return "peer" }
+func (p peer) Traits() read.Traits { return p.traits }
+
+func (p peer) Has(ref schema.BlobRef) bool { return p.has == nil || p.has(ref) }
+
+func (p peer) Get(ctx context.Context, ref schema.BlobRef, _ spill.Place) (schema.Blob, error) {
+	return p.fake.Get(ctx, ref)
+}
+
+// hang waits until the read is over.
+func hang(ctx context.Context, _ int64, _ []byte) ([]byte, error) {
+	<-ctx.Done()
+	return nil, context.Cause(ctx)
+}
+
+// requireBlob requires a blob, right and from some tier, which it releases.
+func requireBlob(t testing.TB, o read.Outcome, i, tier int) {
+	t.Helper()
+	data, _ := content(i)
+	if o.Err != nil || o.Tier != tier || !bytes.Equal(o.Blob.Bytes(), data) {
+		t.Errorf("blob %d: %d bytes of tier %d, error %v; want %d of tier %d", i, len(o.Blob.Bytes()), o.Tier, o.Err,
+			len(data), tier)
+	}
+	o.Blob.Release()
+}

@@ -1,0 +1,62 @@
+package read_test
+
+import (
+	"testing"
+
+	"bowstring/fetch/read"
+	"bowstring/schema"
+	"bowstring/spill"
+)
+
+// Of what another node owns nothing is kept here but pages of manifests, which nobody is asked for.
+func TestPagesAreKept(t *testing.T) {
+	near, far := newFake(t), newFake(t)
+	near.traits.Remote = true
+	cache := newSpill(t, t.TempDir())
+	others := func(schema.Key) bool { return false }
+	r := newReader(t, read.Options{NoHedge: true, Keeps: others}, read.Spill(cache), peer{near}, read.Store(far))
+	dataset := cache.Dataset("d@1")
+	for i, c := range []struct {
+		at   spill.Place
+		kept bool
+	}{{spill.PageAt(dataset, 0), true}, {spill.PageAt(dataset, 4096), true},
+		{spill.Place{Dataset: dataset, Position: 7}, false}, {spill.Place{}, false}} {
+		_, ref := content(i)
+		b, err := r.GetAt(t.Context(), ref, c.at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Release()
+		if cache.Has(ref) != c.kept {
+			t.Errorf("%+v: it is kept: %v, want %v", c.at, !c.kept, c.kept)
+		}
+	}
+	if n := near.gets.Load(); n != 0 {
+		t.Errorf("another node was asked %d times", n)
+	}
+}
+
+// The store stands in where a blob is for another node to keep, and not where who wants it keeps it himself.
+func TestStoodIn(t *testing.T) {
+	for _, mine := range []bool{true, false} {
+		r := newReader(t, read.Options{NoHedge: true, Keeps: func(schema.Key) bool {
+			return mine
+		}}, read.Store(newFake(t)))
+		_, ref := content(1)
+		result := make(outcomes, 1)
+		want := read.Want{Ref: ref, At: spill.Place{Dataset: 1, Position: 7}, Context: t.Context(), To: result}
+		v, first := r.TryIdle(&want, false)
+		if v != read.Begun {
+			t.Fatalf("nothing was begun: %v", v)
+		}
+		r.Start(first)
+		o := <-result
+		if o.Err != nil {
+			t.Fatal(o.Err)
+		}
+		o.Blob.Release()
+		if n := r.Stats().StoodIn; (n == 0) != mine {
+			t.Errorf("of a blob that is this node's to keep (%v) the store has stood in %d times", mine, n)
+		}
+	}
+}

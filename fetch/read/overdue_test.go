@@ -1,0 +1,194 @@
+package read_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"bowstring/fetch/read"
+	"bowstring/schema"
+)
+
+// grace is what may pass between the end of a read's time and its error: the timer's period, and the time that is given
+// for the bytes of a small blob.
+const grace = 100 * time.Millisecond
+
+// placed is a store that says where it is.
+type placed struct{ *fake }
+
+func (placed) Where() string { return "keyspace k at 10.0.0.7:9042" }
+
+// A read ends when its time is over, whatever the store does: it says nothing, it does not even return when it is told
+// to, or it fails now and then beside attempts that hang.
+func TestReadEndsInTime(t *testing.T) {
+	release := make(chan struct{}) // made outside of the bubbles: replaced in each
+	for name, do := range map[string]func(ctx context.Context, n int64, b []byte) ([]byte, error){
+		"silent": hang,
+		"deaf": func(_ context.Context, _ int64, _ []byte) ([]byte, error) {
+			<-release
+			return nil, fmt.Errorf("%w: released", schema.ErrUnavailable)
+		},
+		"bringing late": func(_ context.Context, _ int64, b []byte) ([]byte, error) {
+			<-release
+			return b, nil
+		},
+		"failing beside": func(ctx context.Context, n int64, b []byte) ([]byte, error) {
+			if n%2 == 0 {
+				return hang(ctx, n, b)
+			}
+			time.Sleep(300 * time.Millisecond)
+			return nil, fmt.Errorf("%w: a node is down", schema.ErrUnavailable)
+		},
+	} {
+		for _, near := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s,near=%t", name, near), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					release = make(chan struct{})
+					far := newFake(t)
+					far.do = do
+					list := []read.Tier{read.Store(placed{far})}
+					if near {
+						other := newFake(t)
+						other.traits.Remote = true
+						other.do = do
+						list = append([]read.Tier{peer{other}}, list...)
+					}
+					const limit = 8 * time.Second
+					r := newReader(t, read.Options{ReadTimeout: limit}, list...)
+					to := newTold()
+					_, ref := content(0)
+					began := time.Now()
+					want(t, r, read.Want{Ref: ref, To: to})
+					o := to.next(t)
+					took := time.Since(began)
+					if !errors.Is(o.Err, schema.ErrUnavailable) || took < limit-2*time.Second || took > limit+grace {
+						t.Errorf("after %s: %v; want an error after %s", took, o.Err, limit)
+					}
+					if name != "failing beside" || took >= limit {
+						for _, part := range []string{ref.Key.String(), "keyspace k at 10.0.0.7:9042", "8.0", "check"} {
+							if !strings.Contains(o.Err.Error(), part) {
+								t.Errorf("the error does not say %q: %v", part, o.Err)
+							}
+						}
+					}
+					if s := r.Stats(); s.InFlight != 0 || s.Held != 0 || s.GivenUp != 1 {
+						t.Errorf("afterwards %d reads are in flight, %d held, %d given up", s.InFlight, s.Held, s.GivenUp)
+					}
+					close(release)
+					r.Close() // waits for what was left behind; newFake finds blobs that are not given back
+				})
+			})
+		}
+	}
+}
+
+// A blob that its store sends for longer than ReadTimeout comes, if it is as large.
+func TestLargeBlobHasTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		far := newFake(t)
+		data := make([]byte, 5<<20)
+		ref := schema.RefOf(data)
+		far.known[ref.Key] = data
+		far.do = func(_ context.Context, _ int64, b []byte) ([]byte, error) {
+			time.Sleep(5 * time.Second)
+			return b, nil
+		}
+		r := newReader(t, read.Options{ReadTimeout: time.Second}, read.Store(far))
+		b, err := r.Get(t.Context(), ref)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Release()
+		r.Close()
+	})
+}
+
+// What waits for its turn behind reads that the store does not answer has no time of its own after theirs. A blob that
+// is wanted anew has, as the store may answer again.
+func TestWaitingForATurnIsPartOfTheTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		far := newFake(t)
+		far.do = hang
+		const limit = 8 * time.Second
+		r := newReader(t, read.Options{ReadTimeout: limit}, read.Store(far))
+		began := time.Now()
+		try := func(i int, since time.Time, to told) time.Duration {
+			_, ref := content(i)
+			want(t, r, read.Want{Ref: ref, To: to, Since: since})
+			if o := to.next(t); !errors.Is(o.Err, schema.ErrUnavailable) {
+				t.Error(o.Err)
+			}
+			return time.Since(began)
+		}
+		if took := try(0, began, newTold()); took < limit || took > limit+grace {
+			t.Errorf("the first read ends after %s, want %s", took, limit)
+		}
+		if took := try(1, began, newTold()); took > limit+2*grace {
+			t.Errorf("one that was wanted at the same time ends after %s, want %s", took, limit)
+		}
+		at := time.Now()
+		if took := try(2, at, newTold()) - at.Sub(began); took < limit || took > limit+grace {
+			t.Errorf("one that was wanted afterwards ends after %s, want %s", took, limit)
+		}
+		// The store answers again: what has waited for long is read.
+		far.do = nil
+		to := newTold()
+		_, ref := content(3)
+		want(t, r, read.Want{Ref: ref, To: to, Since: began})
+		requireBlob(t, to.next(t), 3, 0)
+		r.Close()
+	})
+}
+
+// Where other nodes bring all, that the store was not heard for long says nothing of it.
+func TestStoreThatIsNotAskedIsNotSilent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		near, far := newFake(t), newFake(t)
+		near.traits.Remote = true
+		near.do = func(_ context.Context, _ int64, b []byte) ([]byte, error) {
+			time.Sleep(time.Second)
+			return b, nil
+		}
+		r := newReader(t, read.Options{ReadTimeout: 8 * time.Second, NoHedge: true}, peer{near}, read.Store(far))
+		began := time.Now()
+		for i := range 20 {
+			to := newTold()
+			_, ref := content(i)
+			want(t, r, read.Want{Ref: ref, To: to, Since: began})
+			requireBlob(t, to.next(t), i, 0)
+		}
+		r.Close()
+	})
+}
+
+// A store whose calls never return does not take a thread for each read without end.
+func TestAttemptsThatNeverEndAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		far := newFake(t)
+		far.do = func(_ context.Context, _ int64, _ []byte) ([]byte, error) {
+			<-release
+			return nil, fmt.Errorf("%w: released", schema.ErrUnavailable)
+		}
+		r := newReader(t, read.Options{ReadTimeout: 100 * time.Millisecond}, read.Store(far))
+		var last error
+		for i := range 2000 {
+			to := newTold()
+			_, ref := content(i % blobs)
+			want(t, r, read.Want{Ref: ref, To: to})
+			last = to.next(t).Err
+		}
+		if n := far.gets.Load(); n > 1100 {
+			t.Errorf("%d calls are under way after 2000 reads that were given up", n)
+		}
+		if last == nil || !strings.Contains(last.Error(), "have not ended") {
+			t.Errorf("the last read ends with %v", last)
+		}
+		close(release)
+		r.Close()
+	})
+}

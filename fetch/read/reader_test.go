@@ -1,0 +1,351 @@
+package read_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"slices"
+	"sync"
+	"testing"
+
+	"bowstring/fetch/read"
+	"bowstring/fetch/store"
+	"bowstring/schema"
+	"bowstring/spill"
+)
+
+// A tier in the middle that brings nothing, or what is wrong, costs one look: the blob comes from the store, once, and
+// the tier above keeps it.
+func TestMiddleTier(t *testing.T) {
+	const n = 20
+	for name, c := range map[string]struct {
+		do   func(ctx context.Context, n int64, data []byte) ([]byte, error)
+		tier int // where blobs come from
+	}{
+		"right":       {nil, 1},
+		"lost":        {func(context.Context, int64, []byte) ([]byte, error) { return nil, schema.ErrNotFound }, 2},
+		"unavailable": {func(context.Context, int64, []byte) ([]byte, error) { return nil, schema.ErrUnavailable }, 2},
+		"other error": {func(context.Context, int64, []byte) ([]byte, error) { return nil, io.ErrUnexpectedEOF }, 2},
+		"wrong bytes": {func(_ context.Context, _ int64, b []byte) ([]byte, error) {
+			b[len(b)/2] ^= 1
+			return b, nil
+		}, 2},
+		"short": {func(_ context.Context, _ int64, b []byte) ([]byte, error) { return b[:len(b)-1], nil }, 2},
+		"empty": {func(context.Context, int64, []byte) ([]byte, error) { return nil, nil }, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			near, far := newFake(t), newFake(t)
+			cache := newSpill(t, t.TempDir()) // holds what was offered until it is closed
+			near.do = c.do
+			attempts := make(chan int, n)
+			far.do = func(ctx context.Context, _ int64, b []byte) ([]byte, error) {
+				attempts <- store.AttemptFrom(ctx)
+				return b, nil
+			}
+			at := spill.Place{Dataset: cache.Dataset("d@1")}
+			r := newReader(t, read.Options{NoHedge: true}, read.Spill(cache), peer{near}, read.Store(far))
+			for i := range n {
+				to := newTold()
+				_, ref := content(i)
+				if l := r.Look(&read.Want{Ref: ref}); l != 1 {
+					t.Fatalf("blob %d is looked for in tier %d", i, l)
+				}
+				want(t, r, read.Want{Ref: ref, At: at, To: to})
+				requireBlob(t, to.next(t), i, c.tier)
+				if !cache.Has(ref) {
+					t.Errorf("blob %d was not offered to the tier above", i)
+				}
+			}
+			below := int64(c.tier-1) * n
+			if near.gets.Load() != n || far.gets.Load() != below {
+				t.Errorf("%d blobs were asked of the peer %d times, and of the store %d times", n, near.gets.Load(),
+					far.gets.Load())
+			}
+			close(attempts)
+			for a := range attempts {
+				if a != 0 {
+					t.Errorf("the store's first read is attempt %d", a)
+				}
+			}
+			st := r.Stats()
+			if st.Reads != below || st.UpperReads != n-below || st.FailedReads != 0 || st.Retries != 0 ||
+				st.InFlight != 0 {
+				t.Errorf("%+v", st)
+			}
+			if d := cache.Stats().Datasets["d@1"]; d.Misses != n {
+				t.Errorf("the spill counts %d misses of %d", d.Misses, n)
+			}
+		})
+	}
+}
+
+// A tier in the middle that is silent is not waited for, whether it gives up then or brings the blob too late.
+func TestSlowMiddleTier(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		t.Run(fmt.Sprint("late=", late), func(t *testing.T) {
+			near, far := newFake(t), newFake(t)
+			near.has = func(ref schema.BlobRef) bool { _, slow := content(0); return ref == slow }
+			near.do = func(ctx context.Context, _ int64, b []byte) ([]byte, error) {
+				<-ctx.Done()
+				if late {
+					return b, nil
+				}
+				return nil, context.Cause(ctx)
+			}
+			r := newReader(t, read.Options{}, peer{near}, read.Store(far))
+			for i := 1; i < blobs; i++ { // so that it is known what slow is
+				_, ref := content(i)
+				b, err := r.Get(t.Context(), ref)
+				if err != nil {
+					t.Fatal(err)
+				}
+				b.Release()
+			}
+			to := newTold()
+			_, ref := content(0)
+			want(t, r, read.Want{Ref: ref, To: to})
+			requireBlob(t, to.next(t), 0, 1)
+			r.Close()
+			st := r.Stats()
+			if more := st.Hedges + st.Retries; more == 0 || far.gets.Load() != blobs-1+more {
+				t.Errorf("the store was asked %d times for %d blobs and %d times more", far.gets.Load(), blobs-1, more)
+			}
+			if near.gets.Load() != 1 || len(to) != 0 || st.Reads != blobs || st.InFlight != 0 || st.Held != 0 {
+				t.Errorf("the peer was asked %d times, %d more outcomes; %+v", near.gets.Load(), len(to), st)
+			}
+		})
+	}
+}
+
+// What one holds another gets without a read, and it is forgotten with its last hold.
+func TestHeld(t *testing.T) {
+	far := newFake(t)
+	r := newReader(t, read.Options{NoHedge: true}, read.Store(far))
+	_, ref := content(7)
+	try := func(want read.Verdict) read.Outcome {
+		t.Helper()
+		to := newTold()
+		w := read.Want{Ref: ref, Context: t.Context(), To: to}
+		v, first, held := r.Try(&w, r.Look(&read.Want{Ref: ref}))
+		if v != want {
+			t.Fatalf("the verdict is %d, want %d", v, want)
+		}
+		if v == read.Held {
+			return read.Outcome{Ref: ref, Blob: held}
+		}
+		r.Start(first)
+		return to.next(t)
+	}
+	for round := range int64(3) {
+		first := try(read.Begun)
+		if l := r.Look(&read.Want{Ref: ref}); l != read.InWindow {
+			t.Errorf("a blob that is held is looked for in tier %d", l)
+		}
+		second := try(read.Held)
+		requireBlob(t, first, 7, 0)
+		third := try(read.Held)
+		requireBlob(t, second, 7, 0)
+		if st := r.Stats(); st.Held != 1 || far.out.Load() != 1 {
+			t.Errorf("%d blobs are held, %d are out", st.Held, far.out.Load())
+		}
+		requireBlob(t, third, 7, 0)
+		if st := r.Stats(); st.Held != 0 || far.out.Load() != 0 || far.gets.Load() != round+1 {
+			t.Errorf("after the last hold %d blobs are held, %d are out, %d were read", st.Held, far.out.Load(),
+				far.gets.Load())
+		}
+		w := read.Want{Ref: ref, To: newTold()}
+		if v, _, _ := r.Try(&w, read.InWindow); v != read.Elsewhere {
+			t.Errorf("what no window holds any more has verdict %d", v)
+		}
+	}
+}
+
+// The store sees on whose behalf it is read, that of the one who wanted the blob first, and which attempt it is.
+func TestContextReachesTheStore(t *testing.T) {
+	near, far := newFake(t), newFake(t)
+	near.do = func(context.Context, int64, []byte) ([]byte, error) { return nil, schema.ErrUnavailable }
+	type seen struct {
+		caller  store.Caller
+		attempt int
+	}
+	var mu sync.Mutex
+	var all []seen
+	joined := make(chan struct{})
+	far.do = func(ctx context.Context, n int64, b []byte) ([]byte, error) {
+		<-joined
+		mu.Lock()
+		defer mu.Unlock()
+		all = append(all, seen{store.CallerFrom(ctx), store.AttemptFrom(ctx)})
+		if n < 2 {
+			return nil, schema.ErrUnavailable
+		}
+		return b, nil
+	}
+	r := newReader(t, read.Options{NoHedge: true}, peer{near}, read.Store(far))
+	_, ref := content(3)
+	to := newTold()
+	first := store.Caller{Principal: "ada", Tenant: "vision", Trace: "1"}
+	if v := want(t, r, read.Want{Ref: ref, Context: store.WithCaller(t.Context(), first), To: to}); v != read.Begun {
+		t.Fatalf("verdict %d", v)
+	}
+	other := store.WithCaller(t.Context(), store.Caller{Principal: "bob"})
+	if v := want(t, r, read.Want{Ref: ref, Context: other, To: to}); v != read.Joined {
+		t.Fatalf("verdict %d", v)
+	}
+	close(joined)
+	one, two := to.next(t), to.next(t)
+	requireBlob(t, one, 3, 1)
+	requireBlob(t, two, 3, 1)
+	r.Close()
+	if wanted := []seen{{first, 0}, {first, 1}, {first, 2}}; !reflect.DeepEqual(all, wanted) {
+		t.Errorf("the store saw %+v, want %+v", all, wanted)
+	}
+}
+
+// Of several who wait some leave: the others are told. With the last one the read ends, and goes down to no other tier.
+func TestLeave(t *testing.T) {
+	near, far := newFake(t), newFake(t)
+	answer, asked := make(chan struct{}), make(chan struct{}, 10)
+	near.do = func(ctx context.Context, _ int64, b []byte) ([]byte, error) {
+		asked <- struct{}{}
+		select {
+		case <-answer:
+			return b, nil
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+	r := newReader(t, read.Options{NoHedge: true}, peer{near}, read.Store(far))
+	_, ref := content(1)
+	_, given := content(2)
+	to := newTold()
+	for n := range 4 {
+		want(t, r, read.Want{Ref: ref, To: to, Token: read.Token{N: n}})
+	}
+	want(t, r, read.Want{Ref: given, To: to, Token: read.Token{N: 9}})
+	<-asked
+	<-asked
+	leave := func(ns ...int) int {
+		return r.Leave(func(of read.Receiver, tk read.Token) bool {
+			return of == read.Receiver(to) && slices.Contains(ns, tk.N)
+		})
+	}
+	if n := leave(0, 2); n != 2 { // the first of them, and one in the middle
+		t.Errorf("%d have left", n)
+	}
+	if n := leave(0, 2, 5); n != 0 {
+		t.Errorf("%d have left who do not wait", n)
+	}
+	if n := leave(9); n != 1 {
+		t.Errorf("%d have left", n)
+	}
+	until(t, "the read that nobody wants has ended", func() bool { return r.Stats().Held == 1 })
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(io.ErrUnexpectedEOF)
+	if _, err := r.Get(ctx, ref); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("Get with a context that has ended: %v", err)
+	}
+	close(answer)
+	one, two := to.next(t), to.next(t)
+	requireBlob(t, one, 1, 0)
+	requireBlob(t, two, 1, 0)
+	r.Close()
+	if n := far.gets.Load(); n != 0 || len(to) != 0 {
+		t.Errorf("%d reads of the store, %d more outcomes", n, len(to))
+	}
+	if n := near.gets.Load(); n != 2 {
+		t.Errorf("two blobs were read %d times", n)
+	}
+}
+
+// A reader that closes ends what hangs, whichever tier it hangs in, and what waits to be tried again, and tells all who
+// wait.
+func TestClose(t *testing.T) {
+	near, far := newFake(t), newFake(t)
+	_, silent := content(1)
+	near.has = func(ref schema.BlobRef) bool { return ref == silent }
+	near.do = hang
+	_, hangs := content(2)
+	var failing sync.Once
+	failed := make(chan struct{})
+	far.do = func(ctx context.Context, n int64, b []byte) ([]byte, error) {
+		if len(b) == int(hangs.Size) {
+			return hang(ctx, n, b)
+		}
+		failing.Do(func() { close(failed) })
+		return nil, schema.ErrUnavailable
+	}
+	r := newReader(t, read.Options{NoHedge: true}, peer{near}, read.Store(far))
+	to := newTold()
+	_, fails := content(3)
+	for _, ref := range []schema.BlobRef{silent, hangs, fails} {
+		for range 2 {
+			want(t, r, read.Want{Ref: ref, To: to})
+		}
+	}
+	<-failed
+	until(t, "both hang", func() bool { return near.gets.Load() == 1 && far.gets.Load() >= 2 })
+	r.Close()
+	if len(to) != 6 {
+		t.Fatalf("%d of 6 were told", len(to))
+	}
+	for range 6 {
+		if o := to.next(t); !errors.Is(o.Err, schema.ErrUnavailable) {
+			t.Errorf("told of %v", o.Err)
+		}
+	}
+	r.Close() // again, which does nothing
+	w := read.Want{Ref: fails, To: to}
+	if v, _, _ := r.Try(&w, r.Look(&w)); v != read.Full {
+		t.Errorf("a reader that is closed has the verdict %d", v)
+	}
+	if _, err := r.Get(t.Context(), fails); !errors.Is(err, schema.ErrUnavailable) {
+		t.Errorf("a reader that is closed: %v", err)
+	}
+	if st := r.Stats(); st.Held != 0 || st.InFlight != 0 || st.BytesInFlight != 0 {
+		t.Errorf("%+v", st)
+	}
+}
+
+// A tier with a number of reads takes no more at once, and keeps none from the way to the store.
+func TestParallel(t *testing.T) {
+	near, far := newFake(t), newFake(t)
+	near.traits.Parallel = 2
+	near.has = func(ref schema.BlobRef) bool { _, there := far.known[ref.Key]; return there && ref.Key[0]%2 == 0 }
+	near.do = hang
+	r := newReader(t, read.Options{NoHedge: true}, peer{near}, read.Store(far))
+	begun, full := 0, 0
+	to := newTold()
+	for i := range 40 {
+		_, ref := content(i)
+		if !near.has(ref) {
+			other := newTold()
+			if v := want(t, r, read.Want{Ref: ref, To: other}); v != read.Begun {
+				t.Fatalf("a read of the store has verdict %d", v)
+			}
+			requireBlob(t, other.next(t), i, 1)
+			continue
+		}
+		switch v := want(t, r, read.Want{Ref: ref, To: to}); v {
+		case read.Begun:
+			begun++
+		case read.Full:
+			full++
+		default:
+			t.Fatalf("verdict %d", v)
+		}
+	}
+	if begun != 2 || full == 0 {
+		t.Errorf("%d reads were begun, %d times it was full", begun, full)
+	}
+	if n := r.Leave(func(read.Receiver, read.Token) bool { return true }); n != 2 {
+		t.Errorf("%d have left", n)
+	}
+}
+
+// outcomes is a Receiver that has room for what comes.
+type outcomes chan read.Outcome
+
+func (c outcomes) Receive(_ read.Token, o read.Outcome) { c <- o }

@@ -1,0 +1,373 @@
+package resolve
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	"bowstring/fetch/admission"
+	"bowstring/fetch/layout"
+	"bowstring/fetch/plan"
+	"bowstring/fetch/store"
+	"bowstring/schema"
+)
+
+// Layouts says which node owns what. It is safe for concurrent use.
+type Layouts interface {
+	// Layout returns a layout by name; schema.ErrNotFound if there is none.
+	Layout(ctx context.Context, name string) (*layout.Layout, error)
+	// Claim returns the layout of an epoch of a plan. Whoever asks first decides: it is
+	// made of the nodes that are there, for size bytes of blobs and for ranks beside those
+	// nodes, if they are not nil. Whoever asks later gets the same.
+	Claim(ctx context.Context, plan string, epoch uint64, size int64, ranks []string) (*layout.Layout, error)
+}
+
+// lone are the layouts of a server that is in no cluster.
+type lone struct{}
+
+// Layout implements Layouts.
+func (lone) Layout(_ context.Context, name string) (*layout.Layout, error) {
+	if l := layout.Lone(); name == l.Name() {
+		return l, nil
+	}
+	return nil, fmt.Errorf("%w: layout %s; this server is in no cluster: serve --cluster makes it a node of one, and "+
+		"a request without owners works anywhere", schema.ErrNotFound, name)
+}
+
+// Claim implements Layouts.
+func (lone) Claim(context.Context, string, uint64, int64, []string) (*layout.Layout, error) {
+	return layout.Lone(), nil
+}
+
+// local is how a job's batches are shared out where its ranks get what their nodes own.
+type local struct {
+	layout *layout.Layout
+	nodes  []int32 // of the layout, by rank
+	column int     // ordinal of the blob column by whose keys samples are owned
+}
+
+// localize finds the layout of a request that has its defaults filled in. The request that it
+// returns names it, and no ranks that the layout names itself. It is nil where ranks get what
+// the plan gives them.
+func (js *Jobs) localize(ctx context.Context, snap *schema.Snapshot,
+	req schema.Request) (schema.Request, *local, error) {
+	if req.Assign != schema.AssignLocal {
+		return req, nil, nil
+	}
+	if req.Batch > schema.MaxLocalBatch { // it may be the default
+		return req, nil, req.Check()
+	}
+	column, size, err := heaviest(snap, req.Within)
+	if err != nil {
+		return req, nil, err
+	}
+	x := &local{column: column}
+	if req.Owners == "" {
+		x.layout, err = js.layouts.Claim(ctx, digest(withEpoch(req, 0)), epochOf(req), size, req.Ranks)
+	} else {
+		x.layout, err = js.layouts.Layout(ctx, req.Owners)
+	}
+	if err != nil {
+		return req, nil, err
+	}
+	x.nodes = x.layout.NodesOf(int(req.WorldSize()))
+	if req.Ranks != nil {
+		record := x.layout.Record()
+		placed, err := record.Placement(req.Ranks)
+		if err != nil {
+			return req, nil, err
+		}
+		same := true
+		for r, n := range placed {
+			same = same && x.nodes[r] == int32(n)
+			x.nodes[r] = int32(n)
+		}
+		if same {
+			req.Ranks = nil
+		}
+	}
+	req.Owners = x.layout.Name()
+	return req, x, nil
+}
+
+// epochOf is the number of a request's epoch, 0 where nothing is shuffled.
+func epochOf(req schema.Request) uint64 {
+	if req.Shuffle == nil {
+		return 0
+	}
+	return req.Shuffle.Epoch
+}
+
+// heaviest is the blob column of a snapshot that has most bytes, of those that a restriction
+// shows, as its ordinal, and how many. It does not depend on which columns are served, so that all that read an
+// epoch share it out alike.
+func heaviest(snap *schema.Snapshot, within *schema.Restriction) (column int, size int64, err error) {
+	column = -1
+	for i, f := range schema.BlobFields(snap.Schema) {
+		if within.Hides(snap.Schema, f.Name) {
+			continue
+		}
+		var n int64
+		for _, c := range snap.Chunks {
+			if i < len(c.BlobBytes) { // what is broken, who reads the rows is told
+				n += c.BlobBytes[i]
+			}
+		}
+		if column < 0 || n > size {
+			column, size = i, n
+		}
+	}
+	if column < 0 {
+		return 0, 0, &schema.FieldError{Field: "assign", Got: fmt.Sprintf("%q", schema.AssignLocal),
+			Want: fmt.Sprintf("%q, as %s@%d has no blob column by which a node could own a sample", schema.AssignPlan,
+				snap.Dataset, snap.Number)}
+	}
+	return column, size, nil
+}
+
+// Layout is the layout by which batches are shared out; nil where ranks get what the plan gives
+// them.
+func (j *Job) Layout() *layout.Layout {
+	if j.local == nil {
+		return nil
+	}
+	return j.local.layout
+}
+
+// Layout is as that of a job.
+func (o *Outline) Layout() *layout.Layout {
+	if o.local == nil {
+		return nil
+	}
+	return o.local.layout
+}
+
+// NodeOf is the node of the layout that a rank runs beside.
+func (o *Outline) NodeOf(rank int) int { return int(o.local.nodes[rank]) }
+
+// NodeOf is the node of the layout that a rank runs beside.
+func (j *Job) NodeOf(rank int) int { return int(j.local.nodes[rank]) }
+
+// Owners are the owners of the sample at a position, as far as it is known in which slot it
+// lies. The job has a layout.
+func (j *Job) Owners(position int64) (o layout.Owners, known bool) {
+	var slot [1]uint16
+	if !j.sharing.table.slots.tryGet([]int64{position}, slot[:]) {
+		return o, false
+	}
+	return j.local.layout.Owners(slot[0]), true
+}
+
+// Slots puts the slots in which the samples at some positions lie into to, which has room for as many. Owners knows
+// them from then on.
+func (j *Job) Slots(ctx context.Context, positions []int64, to []uint16) error {
+	return j.sharing.table.slots.get(ctx, j.Manifest(), positions, to)
+}
+
+// SlotOwners are the owners of a slot by the job's layout.
+func (j *Job) SlotOwners(slot uint16) layout.Owners { return j.local.layout.Owners(slot) }
+
+// SlotColumn is the ordinal of the blob column by whose keys samples lie in slots.
+func (j *Job) SlotColumn() int { return j.local.column }
+
+const (
+	// keptShares is how many bytes of steps that were shared out are kept for a job, and leastShares
+	// how many steps at least: its ranks are about as far, and want the same ones.
+	keptShares  = 1 << 20
+	leastShares = 4
+	mostShares  = 256
+	// sharesAtOnce is how many steps of a job are shared out at the same time.
+	sharesAtOnce = 4
+	// shareBytes is what a row of a step takes while that is shared out.
+	shareBytes = 32
+)
+
+// sharing shares the steps of a job out, for all who read it here.
+type sharing struct {
+	jobs     *Jobs
+	key      string
+	locality *plan.Locality
+	table    *result // of slots
+	memory   *admission.Hold
+	turns    chan struct{}
+	most     int // steps kept
+
+	refs int // guarded by Jobs.sharingsMu
+
+	mu    sync.Mutex
+	kept  map[shareKey]*stepShare
+	order []shareKey // of kept, the oldest first
+}
+
+// shareKey names a step.
+type shareKey struct {
+	epoch uint64
+	step  int64
+}
+
+// stepShare is who gets which row of a step: as plan.Locality.Assign says it.
+type stepShare struct {
+	nothing
+	rows []int32
+}
+
+// share returns the sharing of a job, with a hold for the caller.
+func (js *Jobs) share(ctx context.Context, snap *openSnapshot, o *Outline) (*sharing, error) {
+	key := digest(withEpoch(o.Request, 0))
+	if s := js.sharingOf(key, nil); s != nil {
+		return s, nil
+	}
+	// Nothing is locked while it waits for the table: each job that ends gives its sharing up.
+	table, err := js.slotTable(ctx, snap, o.local.column)
+	if err != nil {
+		return nil, err
+	}
+	batch := min(o.Request.Batch, max(o.Plan.Rows(), 1))
+	s := &sharing{
+		jobs: js, key: key, locality: plan.NewLocality(o.local.layout, o.local.nodes), table: table, refs: 1,
+		turns: make(chan struct{}, sharesAtOnce), most: int(min(max(keptShares/(4*batch), leastShares), mostShares)),
+		kept: map[shareKey]*stepShare{},
+	}
+	if s.memory, err = js.results.reserve(store.CallerFrom(ctx).Tenant,
+		batch*(4*int64(s.most)+sharesAtOnce*shareBytes)); err != nil {
+		table.Release()
+		return nil, fmt.Errorf("sharing out batches of %d rows: %w", batch, err)
+	}
+	if first := js.sharingOf(key, s); first != s {
+		s.end() // another job of these rows came at the same time
+		return first, nil
+	}
+	return s, nil
+}
+
+// sharingOf returns the sharing of a key, with a hold for the caller; made, which has one already, if there is none.
+func (js *Jobs) sharingOf(key string, made *sharing) *sharing {
+	js.sharingsMu.Lock()
+	defer js.sharingsMu.Unlock()
+	if s := js.sharings[key]; s != nil {
+		s.refs++
+		return s
+	}
+	if made != nil {
+		js.sharings[key] = made
+	}
+	return made
+}
+
+// release gives a hold up.
+func (s *sharing) release() {
+	if s.leave() {
+		s.end()
+	}
+}
+
+// leave counts a hold out, and reports whether it was the last one.
+func (s *sharing) leave() bool {
+	s.jobs.sharingsMu.Lock()
+	defer s.jobs.sharingsMu.Unlock()
+	if s.refs--; s.refs > 0 {
+		return false
+	}
+	delete(s.jobs.sharings, s.key)
+	return true
+}
+
+// end gives back what it has.
+func (s *sharing) end() {
+	s.memory.Release()
+	s.table.Release()
+}
+
+// try returns what is kept of a step.
+func (s *sharing) try(k shareKey) *stepShare {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.kept[k]
+}
+
+// keep keeps it.
+func (s *sharing) keep(k shareKey, x *stepShare) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.kept[k] != nil {
+		return
+	}
+	if len(s.order) >= s.most {
+		delete(s.kept, s.order[0])
+		s.order = slices.Delete(s.order, 0, 1)
+	}
+	s.kept[k], s.order = x, append(s.order, k)
+}
+
+// Shared says which row of a step stands in which place: the sample of place at of the epoch's
+// order, in [lo, hi) of plan.Share, is that of index start + rows[at-start], where start is the first of
+// the step. nil stands for the plan's own order. It reads of the manifest the keys of
+// all rows of the step that nobody has asked for before. lap counts epochs from the job's own. The slice
+// is not to be changed.
+func (j *Job) Shared(ctx context.Context, lap, step int64) ([]int32, error) {
+	rows, ok := j.TryShared(lap, step)
+	if ok {
+		return rows, nil
+	}
+	s, k := j.sharing, j.shareKey(lap, step)
+	x, err := s.jobs.assigning.do(ctx, fmt.Sprintf("%s %d %d", s.key, k.epoch, k.step), j,
+		func(ctx context.Context) (*stepShare, error) {
+			if x := s.try(k); x != nil {
+				return x, nil // since it was looked for
+			}
+			select {
+			case s.turns <- struct{}{}:
+				defer func() { <-s.turns }()
+			case <-ctx.Done():
+				return nil, context.Cause(ctx)
+			}
+			x, err := j.assign(ctx, lap, step)
+			if err != nil {
+				return nil, fmt.Errorf("sharing out step %d of %s: %w", step, j.SnapshotName(), err)
+			}
+			s.keep(k, x)
+			return x, nil
+		})
+	if err != nil {
+		return nil, err
+	}
+	return x.rows, nil
+}
+
+// TryShared is Shared where that needs no computation.
+func (j *Job) TryShared(lap, step int64) (rows []int32, ok bool) {
+	if j.local == nil {
+		return nil, true
+	}
+	if x := j.sharing.try(j.shareKey(lap, step)); x != nil {
+		return x.rows, true
+	}
+	return nil, false
+}
+
+// shareKey names a step of an epoch. Where nothing is shuffled all epochs are alike.
+func (j *Job) shareKey(lap, step int64) shareKey {
+	if j.request.Shuffle == nil {
+		lap = 0
+	}
+	return shareKey{j.EpochNumber() + uint64(lap), step}
+}
+
+func (j *Job) assign(ctx context.Context, lap, step int64) (*stepShare, error) {
+	p := j.PlanOf(lap)
+	start, size := p.Batch(step)
+	positions, slots := make([]int64, size), make([]uint16, size)
+	for i := range positions {
+		positions[i] = p.Position(start + int64(i))
+	}
+	if err := j.sharing.table.slots.get(ctx, j.Manifest(), positions, slots); err != nil {
+		return nil, err
+	}
+	x := &stepShare{}
+	err := j.sharing.jobs.turn(ctx, func() error {
+		x.rows = j.sharing.locality.Assign(slots)
+		return nil
+	})
+	return x, err
+}

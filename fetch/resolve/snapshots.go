@@ -1,0 +1,285 @@
+package resolve
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"bowstring/fetch/manifest"
+	"bowstring/fetch/plan"
+	"bowstring/fetch/store"
+	"bowstring/schema"
+)
+
+// trust is for how many times the time that the catalog took to answer the
+// answer is believed.
+const trust = 10
+
+// openSnapshot is a snapshot whose manifest is open, shared by all jobs on it.
+type openSnapshot struct {
+	key      snapshotKey
+	manifest *manifest.Manifest
+	cache    *snapshotCache
+
+	splitsMu sync.Mutex
+	splits   map[string]plan.Selection // those asked for so far; guarded by splitsMu
+
+	believed time.Time // until when the catalog need not be asked whether it is there; guarded by cache.mu
+	newest   time.Time // when it was asked that called it the newest last; guarded by cache.mu
+	refs     int       // jobs, streams and batches that use it; guarded by cache.mu
+	lastUsed int64     // cache.clock when refs last became 0; guarded by cache.mu
+}
+
+type snapshotKey struct {
+	dataset string
+	number  int64
+}
+
+func (k snapshotKey) String() string { return fmt.Sprintf("%s@%d", k.dataset, k.number) }
+
+// Retain adds a hold to one that the caller has.
+func (s *openSnapshot) Retain() {
+	s.cache.mu.Lock()
+	s.refs++
+	s.cache.mu.Unlock()
+}
+
+// Release gives up a hold.
+func (s *openSnapshot) Release() { s.cache.release(s) }
+
+// snapshotCache keeps manifests open while somebody uses them, and a few more.
+type snapshotCache struct {
+	store      store.Store
+	pages      *manifest.Cache
+	maxIdle    int
+	opening    computations[*openSnapshot]
+	worthwhile time.Duration // as Options say
+
+	// of jobs that were opened early; grows under mu only while not closed
+	questions sync.WaitGroup
+	closing   context.Context //nolint:containedctx // ends them
+	end       context.CancelFunc
+
+	mu     sync.Mutex
+	byKey  map[snapshotKey]*openSnapshot // guarded by mu
+	clock  int64                         // guarded by mu
+	doubts int64                         // drops so far; guarded by mu
+	took   time.Duration                 // by the catalog, to answer last; guarded by mu
+	closed bool                          // guarded by mu: idle snapshots are not kept any more
+}
+
+func (c *snapshotCache) init(store store.Store, pages *manifest.Cache, opts Options) {
+	c.store, c.pages, c.maxIdle, c.opening.logger = store, pages, opts.IdleSnapshots, opts.Logger
+	c.worthwhile, c.byKey = opts.Worthwhile, map[snapshotKey]*openSnapshot{}
+	c.closing, c.end = context.WithCancel(context.Background())
+}
+
+// get opens a snapshot, or shares the open one; number 0 is the newest. The
+// store is asked, so that a dropped snapshot is not found, however many streams
+// still read it; but of a snapshot named by number not again for ten times as
+// long as the answer took, as a client that has just been told of it should not
+// wait for another round trip.
+func (c *snapshotCache) get(ctx context.Context, dataset string, number int64) (*openSnapshot, error) {
+	asked := time.Now()
+	if s := c.shared(snapshotKey{dataset, number}, asked, answer{}); s != nil {
+		return s, nil
+	}
+	c.mu.Lock()
+	doubts, closed := c.doubts, c.closed
+	c.mu.Unlock()
+	if closed {
+		return nil, errClosing()
+	}
+	snap, err := c.store.Snapshot(ctx, dataset, number)
+	if err != nil {
+		return nil, err
+	}
+	key := snapshotKey{snap.Dataset, snap.Number}
+	took := time.Since(asked)
+	there := answer{until: asked.Add((1 + trust) * took), doubts: doubts, took: took}
+	if number == 0 {
+		there.newest = asked
+	}
+	if s := c.shared(key, time.Time{}, there); s != nil {
+		return s, nil
+	}
+	s, err := c.opening.do(ctx, key.String(), nothing{}, func(ctx context.Context) (*openSnapshot, error) {
+		return c.add(ctx, key, snap, there)
+	})
+	switch {
+	case err == nil:
+		return s, nil
+	case ctx.Err() != nil: // whatever became of the snapshot, its caller has gone
+		return nil, context.Cause(ctx)
+	}
+	// It may have been dropped and collected since it was looked up.
+	if _, err := c.store.Snapshot(ctx, key.dataset, key.number); err != nil {
+		return nil, err
+	}
+	return nil, fmt.Errorf("opening snapshot %s: %w", key, err)
+}
+
+// answer is what the catalog says of a snapshot that is there: believed until
+// then, unless something was dropped since it was asked.
+type answer struct {
+	until  time.Time
+	newest time.Time     // when it was asked, if it was for the newest one
+	took   time.Duration // to answer
+	doubts int64         // snapshotCache.doubts before it was asked
+}
+
+// shared takes a hold of a snapshot that is open, and believed to be there at
+// that time; from now on it is as the answer says. Otherwise, and once closed, it returns nil.
+func (c *snapshotCache) shared(key snapshotKey, at time.Time, there answer) *openSnapshot {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.byKey[key]
+	if s == nil || c.closed || s.believed.Before(at) {
+		return nil
+	}
+	c.believeLocked(s, there)
+	s.refs++
+	return s
+}
+
+func (c *snapshotCache) believeLocked(s *openSnapshot, there answer) {
+	if there.until.IsZero() {
+		return // nobody was asked
+	}
+	c.took = there.took
+	if there.doubts != c.doubts {
+		return
+	}
+	if there.until.After(s.believed) {
+		s.believed = there.until
+	}
+	if there.newest.After(s.newest) {
+		s.newest = there.newest
+	}
+}
+
+// doubt has the catalog asked about the snapshots of a dataset, those included
+// that are being opened.
+func (c *snapshotCache) doubt(dataset string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.doubts++
+	for key, s := range c.byKey {
+		if key.dataset == dataset {
+			s.believed = time.Time{}
+		}
+	}
+}
+
+// add opens a snapshot, and returns it with a hold.
+func (c *snapshotCache) add(ctx context.Context, key snapshotKey, snap *schema.Snapshot,
+	there answer) (*openSnapshot, error) {
+	if s := c.shared(key, time.Time{}, there); s != nil {
+		return s, nil // it was opened since it was looked for
+	}
+	m, err := c.pages.Open(ctx, snap)
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		m.Close()
+		return nil, errClosing()
+	}
+	// One that was given up may have come to its end all the same.
+	s := c.byKey[key]
+	if s != nil {
+		m.Close()
+	} else {
+		s = &openSnapshot{key: key, manifest: m, cache: c}
+		c.byKey[key] = s
+	}
+	c.believeLocked(s, there)
+	s.refs++
+	return s, nil
+}
+
+func (c *snapshotCache) release(s *openSnapshot) {
+	c.mu.Lock()
+	s.refs--
+	if s.refs == 0 {
+		c.clock++
+		s.lastUsed = c.clock
+	}
+	idle := c.takeIdleLocked(c.maxIdle)
+	c.mu.Unlock()
+	closeAll(idle)
+}
+
+// takeIdleLocked removes the idle snapshots but for the keep last used.
+func (c *snapshotCache) takeIdleLocked(keep int) []*openSnapshot {
+	if c.closed {
+		keep = 0
+	}
+	var taken []*openSnapshot
+	for {
+		var oldest *openSnapshot
+		idle := 0
+		for _, s := range c.byKey {
+			if s.refs == 0 {
+				idle++
+				if oldest == nil || s.lastUsed < oldest.lastUsed {
+					oldest = s
+				}
+			}
+		}
+		if idle <= keep {
+			return taken
+		}
+		delete(c.byKey, oldest.key)
+		taken = append(taken, oldest)
+	}
+}
+
+func closeAll(list []*openSnapshot) {
+	for _, s := range list {
+		s.manifest.Close()
+	}
+}
+
+// closeIdle closes every snapshot that nobody uses, and lets go of their pages.
+func (c *snapshotCache) closeIdle() {
+	c.mu.Lock()
+	idle := c.takeIdleLocked(0)
+	c.mu.Unlock()
+	closeAll(idle)
+	c.pages.Trim()
+}
+
+// close closes idle snapshots, now and whenever one becomes idle.
+func (c *snapshotCache) close() {
+	c.mu.Lock()
+	c.closed = true
+	c.mu.Unlock()
+	c.opening.close()
+	c.end()
+	c.questions.Wait()
+	c.closeIdle()
+	c.pages.Close()
+}
+
+// inUse lists the snapshots that somebody uses.
+func (c *snapshotCache) inUse() []*schema.Snapshot {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var list []*schema.Snapshot
+	for _, s := range c.byKey {
+		if s.refs > 0 {
+			list = append(list, s.manifest.Snapshot())
+		}
+	}
+	return list
+}
+
+func (c *snapshotCache) open() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.byKey)
+}

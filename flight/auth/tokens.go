@@ -1,0 +1,219 @@
+package auth
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+// A token is bow_ID_SECRET. The ID is no secret: it finds the record, and is
+// what logs and `token revoke` call the token by. The secret is 256 random
+// bits, kept as its SHA-256: a slow hash such as bcrypt protects what people
+// think up from being guessed, and nobody guesses 256 bits; it would only
+// cost a tenth of a second for each call, which anybody could ask for.
+const (
+	tokenPrefix = "bow_"
+	secretBytes = 32
+	idBytes     = 8
+)
+
+var tokenForm = regexp.MustCompile(`^bow_([0-9a-f]{16})_([A-Za-z0-9_-]{43})$`)
+
+// Why a token is not known. None of these reaches a client.
+var (
+	errToken   = errors.New("there is no such token")
+	errRevoked = errors.New("the token was revoked")
+	errExpired = errors.New("the token has expired")
+	errChanged = errors.New("the token is another's by now")
+)
+
+// Token is what is kept of a token.
+type Token struct {
+	ID        string    `json:"id"`
+	Hash      string    `json:"sha256"` // of the secret, in hexadecimal
+	Principal string    `json:"principal"`
+	Groups    []string  `json:"groups,omitempty"`
+	Tenant    string    `json:"tenant,omitempty"`
+	Tenants   []string  `json:"tenants,omitempty"` // others that it may choose
+	Created   time.Time `json:"created"`
+	Expires   time.Time `json:"expires,omitzero"` // never if zero
+	Revoked   time.Time `json:"revoked,omitzero"` // not if zero
+}
+
+// State is "valid", "expired" or "revoked".
+func (t *Token) State(now time.Time) string {
+	switch err := t.end(now); {
+	case err == nil:
+		return "valid"
+	case errors.Is(err, errExpired):
+		return "expired"
+	default:
+		return "revoked"
+	}
+}
+
+// end says why a token is over, nil if it is not.
+func (t *Token) end(now time.Time) error {
+	switch {
+	case !t.Revoked.IsZero():
+		return errRevoked
+	case !t.Expires.IsZero() && !now.Before(t.Expires):
+		return errExpired
+	}
+	return nil
+}
+
+// identity is who has the token.
+func (t *Token) identity() Identity {
+	return Identity{
+		Principal: t.Principal, Groups: t.Groups, Tenant: t.Tenant, Tenants: t.Tenants,
+		By: ByToken, ID: t.ID, Expires: t.Expires,
+	}
+}
+
+// same reports whether two records let in the same caller by the same secret.
+func (t *Token) same(u *Token) bool {
+	return t.Hash == u.Hash && t.Principal == u.Principal && t.Tenant == u.Tenant && t.Expires.Equal(u.Expires) &&
+		slices.Equal(t.Groups, u.Groups) && slices.Equal(t.Tenants, u.Tenants)
+}
+
+// NewToken makes a token for t's principal, groups, tenants and expiry, and
+// fills in the rest. The secret is in what it returns, and nowhere else.
+func NewToken(t *Token, now time.Time) (secret string, err error) {
+	id, key := make([]byte, idBytes), make([]byte, secretBytes)
+	_, _ = rand.Read(id) // never fails; it would end the process
+	_, _ = rand.Read(key)
+	text := base64.RawURLEncoding.EncodeToString(key)
+	t.ID, t.Created = hex.EncodeToString(id), now.UTC().Truncate(time.Second)
+	t.Hash = hashOf(text)
+	who := t.identity()
+	if err := who.valid(); err != nil {
+		return "", err
+	}
+	if !t.Expires.IsZero() && !t.Expires.After(now) {
+		return "", fmt.Errorf("expires: got %s, want a moment to come", t.Expires.UTC().Format(time.RFC3339))
+	}
+	return tokenPrefix + t.ID + "_" + text, nil
+}
+
+func hashOf(secret string) string {
+	h := sha256.Sum256([]byte(secret))
+	return hex.EncodeToString(h[:])
+}
+
+// tokenFile is the file of tokens, as JSON.
+type tokenFile struct {
+	Version int     `json:"version"`
+	Tokens  []Token `json:"tokens"`
+}
+
+const tokenFileVersion = 1
+
+// parseTokens reads the file, and checks everything in it.
+func parseTokens(b []byte) ([]Token, error) {
+	var f tokenFile
+	dec := json.NewDecoder(strings.NewReader(string(b)))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&f); err != nil {
+		return nil, fmt.Errorf("it is no file of tokens: %w", err)
+	}
+	if dec.More() {
+		return nil, errors.New("it is no file of tokens: something follows its end")
+	}
+	if f.Version != tokenFileVersion {
+		return nil, fmt.Errorf("version: got %d, want %d", f.Version, tokenFileVersion)
+	}
+	seen := map[string]bool{}
+	for i := range f.Tokens {
+		t := &f.Tokens[i]
+		hash, err := hex.DecodeString(t.Hash)
+		switch {
+		case !tokenForm.MatchString(tokenPrefix + t.ID + "_" + strings.Repeat("A", 43)):
+			err = fmt.Errorf("id: got %.40q, want 16 hexadecimal digits", t.ID)
+		case seen[t.ID]:
+			err = fmt.Errorf("id %s is there twice", t.ID)
+		case err != nil || len(hash) != sha256.Size:
+			err = fmt.Errorf("sha256 of %s: want 64 hexadecimal digits", t.ID) // what stands there may be a secret
+		default:
+			who := t.identity()
+			if err = who.valid(); err != nil {
+				err = fmt.Errorf("token %s: %w", t.ID, err)
+			}
+		}
+		if err != nil {
+			return nil, err
+		}
+		seen[t.ID] = true
+	}
+	return f.Tokens, nil
+}
+
+// tokens are those that are known. It is safe for concurrent use.
+type tokens struct {
+	table atomic.Pointer[map[string]*Token] // by ID
+}
+
+// load takes over what the file says.
+func (t *tokens) load(contents [][]byte) error {
+	list, err := parseTokens(contents[0])
+	if err != nil {
+		return err
+	}
+	table := make(map[string]*Token, len(list))
+	for i := range list {
+		table[list[i].ID] = &list[i]
+	}
+	t.table.Store(&table)
+	return nil
+}
+
+// nobody's hash is compared where there is no such token, so that it takes as long.
+var nobody = Token{Hash: strings.Repeat("0", 2*sha256.Size)}
+
+// identify finds the owner of a token. The identity ends when the token is
+// revoked, taken out of the file, or changed.
+func (t *tokens) identify(token string, now time.Time) (Identity, error) {
+	parts := tokenForm.FindStringSubmatch(token)
+	if parts == nil {
+		return Identity{}, errToken
+	}
+	id := parts[1]
+	known, there := (*t.table.Load())[id]
+	if !there {
+		known = &nobody
+	}
+	// Hashes, so their length is that of the kept one, and how far they agree says
+	// nothing about the secret; even so, in constant time.
+	right := subtle.ConstantTimeCompare([]byte(hashOf(parts[2])), []byte(known.Hash)) == 1
+	if !right || !there {
+		return Identity{}, errToken
+	}
+	if err := known.end(now); err != nil {
+		return Identity{}, fmt.Errorf("token %s: %w", id, err)
+	}
+	who := known.identity()
+	who.check = func() error {
+		current := (*t.table.Load())[id]
+		switch {
+		case current == nil || !current.Revoked.IsZero():
+			return errRevoked
+		case !current.same(known):
+			return errChanged
+		}
+		return nil
+	}
+	return who, nil
+}
+
+// isOurs reports whether a token has the form of those that are made here.
+func isOurs(token string) bool { return strings.HasPrefix(token, tokenPrefix) }

@@ -1,0 +1,143 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"bowstring/fetch/admission"
+	"bowstring/schema"
+)
+
+const someTenants = `
+version: 1
+tenants:
+  - name: vision
+    principals: [ada, "vision-*", anonymous]
+    groups: [team-vision]
+    weight: 4
+    ceilings: {streams: 64, bytes_per_second: 500MB, windows: 50%, spill: 30%, evaluation: 25%, workers: 12.5%, reads: 40%}
+  - {name: audio, principals: [bob, vision-bob], groups: ["team-*"]}
+  - {name: batch}
+`
+
+func parsed(t *testing.T, text string) *Tenants {
+	t.Helper()
+	ts, err := ParseTenants("tenants.yaml", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ts
+}
+
+func TestTenantsOf(t *testing.T) {
+	ts := parsed(t, someTenants)
+	for _, c := range []struct {
+		who         Who
+		named, want string
+	}{
+		{Who{Principal: "ada"}, "", "vision"},
+		{Who{Principal: "vision-x"}, "", "vision"},
+		{Who{Principal: "vision-bob"}, "", "vision"}, // the first in the file
+		{Who{Principal: "bob"}, "", "audio"},
+		{Who{Principal: "eve", Groups: []string{"team-vision"}}, "", "vision"},
+		{Who{Principal: "eve", Groups: []string{"team-x", "team-vision"}}, "", "vision"},
+		{Who{Principal: "eve", Groups: []string{"team-x"}}, "", "audio"},
+		{Who{Principal: "eve"}, "", "default"},
+		{Who{}, "", "vision"},
+		{Who{Principal: "anonymous"}, "", "default"},
+		{Who{Principal: "ada"}, "batch", "batch"},
+		{Who{Principal: "ada"}, "gone", "vision"},
+		{Who{Principal: "eve"}, "gone", "default"},
+	} {
+		if got := ts.Of(c.who, c.named); got != c.want {
+			t.Errorf("%+v, named %q: got %s, want %s", c.who, c.named, got, c.want)
+		}
+	}
+	want := admission.Terms{Weight: 4, Streams: 64, BytesPerSecond: 500_000_000, Windows: 0.5, Spill: 0.3,
+		Evaluation: 0.25, Workers: 0.125, Reads: 0.4, Several: true}
+	if got := ts.Terms("vision"); got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	if got := ts.Terms("gone"); got != ts.Terms(DefaultTenant) || got.Weight != 1 {
+		t.Errorf("a tenant that is gone gets %+v", got)
+	}
+	if !ts.Has("audio", Who{Principal: "bob"}) || ts.Has("audio", Who{Principal: "ada"}) ||
+		ts.Has("gone", Who{Principal: "ada"}) {
+		t.Error("who may call on whose account")
+	}
+	var none *Tenants
+	if none.Of(Who{Principal: "ada"}, "x") != "x" || none.Terms("x") != (admission.Terms{}) {
+		t.Error("without a file")
+	}
+}
+
+func TestTenantsWrong(t *testing.T) {
+	for text, want := range map[string]string{
+		"":                                  "the file is empty",
+		"a: [":                              "this is no YAML",
+		"version: 1":                        `there is no "tenants:"`,
+		"tenants: x":                        "want a list",
+		"tenants: [x]":                      "a tenant: want fields",
+		"tenants: [{weight: 1}]":            "has no name",
+		"tenants: [{name: 'a b'}]":          "want up to 128 letters",
+		"tenants: [{name: a, wieght: 2}]":   `did you mean "weight"?`,
+		"tenants: [{name: a}, {name: a}]":   "a second tenant",
+		"tenants: [{name: a, weight: 0}]":   "from 1 to 1000",
+		"tenants: [{name: a, weight: 1.5}]": "from 1 to 1000",
+		"tenants: [{name: a, principals: [b, b]}]":               "again",
+		"tenants: [{name: a, principals: []}]":                   "an empty list",
+		"tenants: [{name: a, ceilings: {streams: 0}}]":           "streams: got",
+		"tenants: [{name: a, ceilings: {windows: 0.5}}]":         "such as 25%",
+		"tenants: [{name: a, ceilings: {windows: 0%}}]":          "more than 0%",
+		"tenants: [{name: a, ceilings: {reads: NaN%}}]":          "more than 0%",
+		"tenants: [{name: a, ceilings: {spill: 101%}}]":          "up to 100%",
+		"tenants: [{name: a, ceilings: {bytes_per_second: -1}}]": "a size such as",
+		"tenants: [{name: a, ceilings: {memory: 5%}}]":           "unknown field",
+	} {
+		_, err := ParseTenants("tenants.yaml", []byte(text))
+		var fault *Error
+		if !errors.As(err, &fault) || !errors.Is(err, schema.ErrInvalid) || !strings.Contains(err.Error(), want) ||
+			!strings.HasPrefix(err.Error(), "tenants.yaml:") {
+			t.Errorf("%q: got %v, want %q", text, err, want)
+		}
+	}
+}
+
+// Very many principals cost a look-up each, and no look at each of the others.
+func TestTenantsOfManyPrincipals(t *testing.T) {
+	var b strings.Builder
+	b.WriteString("tenants:\n")
+	for i := range 100 {
+		fmt.Fprintf(&b, "  - {name: t%d, principals: [", i)
+		for j := range 100 {
+			fmt.Fprintf(&b, "p%d, ", 100*i+j)
+		}
+		b.WriteString("'*-x']}\n")
+	}
+	ts := parsed(t, b.String())
+	for i := range 10_000 {
+		if got, want := ts.Of(Who{Principal: fmt.Sprintf("p%d", i)}, ""), fmt.Sprintf("t%d", i/100); got != want {
+			t.Fatalf("p%d: got %s, want %s", i, got, want)
+		}
+	}
+	if got := ts.Of(Who{Principal: "p-x"}, ""); got != "t0" {
+		t.Errorf("by pattern: %s", got)
+	}
+}
+
+func TestTenantsLint(t *testing.T) {
+	found := parsed(t, someTenants+"  - {name: default, principals: [ada]}\n").Lint()
+	var all []string
+	for _, f := range found {
+		all = append(all, fmt.Sprintf("%d: %s", f.Line, f.Message))
+	}
+	got := strings.Join(all, "\n")
+	for _, want := range []string{`10: tenant "batch" names nobody`,
+		`11: tenant "default" names principal "ada", who is in tenant "vision" before`, `it need name nobody`} {
+		if !strings.Contains(got, want) {
+			t.Errorf("it does not say %q:\n%s", want, got)
+		}
+	}
+}

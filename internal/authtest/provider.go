@@ -1,0 +1,196 @@
+package authtest
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"encoding/json"
+	"encoding/pem"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+)
+
+// Provider is an OpenID Connect provider: its configuration and its keys, over
+// TLS. It serves until the test ends.
+type Provider struct {
+	Issuer string
+	CA     []byte // of its certificate, as PEM
+
+	t testing.TB
+
+	mu      sync.Mutex
+	keys    []jose.JSONWebKey // those it signs with, the current one last; guarded by mu
+	fetches int               // of its keys; guarded by mu
+	broken  bool              // guarded by mu
+	asked   chan struct{}     // closed by the first question that is held back; guarded by mu
+	held    chan struct{}     // answers wait until it is closed; nil: they do not; guarded by mu
+	endless bool              // answers do not end; guarded by mu
+}
+
+// NewProvider starts a provider.
+func NewProvider(t testing.TB) *Provider {
+	t.Helper()
+	p := &Provider{t: t}
+	mux := http.NewServeMux()
+	mux.HandleFunc("/.well-known/openid-configuration", func(w http.ResponseWriter, _ *http.Request) {
+		p.answer(w, map[string]any{
+			"issuer": p.Issuer, "jwks_uri": p.Issuer + "/keys", "authorization_endpoint": p.Issuer + "/auth",
+			"token_endpoint": p.Issuer + "/token", "id_token_signing_alg_values_supported": []string{"RS256", "ES256"},
+			"response_types_supported": []string{"code"}, "subject_types_supported": []string{"public"},
+		})
+	})
+	mux.HandleFunc("/keys", func(w http.ResponseWriter, _ *http.Request) {
+		p.mu.Lock()
+		p.fetches++
+		set := jose.JSONWebKeySet{}
+		for _, k := range p.keys {
+			set.Keys = append(set.Keys, k.Public())
+		}
+		p.mu.Unlock()
+		p.answer(w, set)
+	})
+	server := httptest.NewTLSServer(mux)
+	t.Cleanup(server.Close)
+	p.Issuer = server.URL
+	p.CA = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+	p.Rotate(jose.RS256)
+	return p
+}
+
+func (p *Provider) answer(w http.ResponseWriter, v any) {
+	p.mu.Lock()
+	broken, held, endless := p.broken, p.held, p.endless
+	if p.asked != nil {
+		close(p.asked)
+		p.asked = nil
+	}
+	p.mu.Unlock()
+	if held != nil {
+		<-held
+	}
+	if broken {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	for spaces := bytes.Repeat([]byte(" "), 64<<10); endless; {
+		if _, err := w.Write(spaces); err != nil {
+			return // whoever asked has hung up
+		}
+	}
+	if err := json.NewEncoder(w).Encode(v); err != nil {
+		p.t.Errorf("answering: %v", err)
+	}
+}
+
+// Break makes the provider answer with errors, or properly again.
+func (p *Provider) Break(broken bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.broken = broken
+}
+
+// Hold keeps answers back until release is called. asked is closed when one is kept.
+func (p *Provider) Hold() (asked <-chan struct{}, release func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	told, held := make(chan struct{}), make(chan struct{})
+	p.asked, p.held = told, held
+	return told, func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.held = nil
+		close(held)
+	}
+}
+
+// Endless makes answers never end, or as they should again.
+func (p *Provider) Endless(endless bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.endless = endless
+}
+
+// Fetches is how often the keys were asked for.
+func (p *Provider) Fetches() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.fetches
+}
+
+// Rotate makes a new key the current one, and forgets all others.
+func (p *Provider) Rotate(algorithm jose.SignatureAlgorithm) {
+	p.t.Helper()
+	var key crypto.Signer
+	var err error
+	if algorithm == jose.ES256 {
+		key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	} else {
+		key, err = rsa.GenerateKey(rand.Reader, 2048)
+	}
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	id := strconv.FormatInt(time.Now().UnixNano(), 36)
+	p.keys = []jose.JSONWebKey{{Key: key, KeyID: id, Algorithm: string(algorithm), Use: "sig"}}
+}
+
+// Key is the current key.
+func (p *Provider) Key() jose.JSONWebKey {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.keys[len(p.keys)-1]
+}
+
+// Claims are those of a token that is right, for an audience, with others in
+// place of them; nil takes one out.
+func (p *Provider) Claims(audience string, others map[string]any) map[string]any {
+	now := time.Now()
+	c := map[string]any{
+		"iss": p.Issuer, "aud": audience, "sub": "carol", "groups": []string{"ml", "ops"},
+		"iat": now.Add(-time.Minute).Unix(), "exp": now.Add(time.Hour).Unix(),
+	}
+	maps.Copy(c, others)
+	maps.DeleteFunc(c, func(_ string, v any) bool { return v == nil })
+	return c
+}
+
+// Sign makes a token with the current key.
+func (p *Provider) Sign(claims map[string]any) string {
+	k := p.Key()
+	return SignWith(p.t, jose.SigningKey{Algorithm: jose.SignatureAlgorithm(k.Algorithm), Key: k}, claims)
+}
+
+// SignWith makes a token with any key.
+func SignWith(t testing.TB, key jose.SigningKey, claims map[string]any) string {
+	t.Helper()
+	signer, err := jose.NewSigner(key, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	payload, err := json.Marshal(claims)
+	if err != nil {
+		t.Fatal(err)
+	}
+	signed, err := signer.Sign(payload)
+	if err != nil {
+		t.Fatal(err)
+	}
+	token, err := signed.CompactSerialize()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return token
+}

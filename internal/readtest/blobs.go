@@ -1,0 +1,265 @@
+package readtest
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+
+	"golang.org/x/sync/errgroup"
+
+	"bowstring/fetch/read"
+	"bowstring/schema"
+)
+
+// blobOf makes n bytes that depend on the name alone.
+func blobOf(name string, n int) []byte {
+	var seed [32]byte
+	copy(seed[:], name)
+	binary.LittleEndian.PutUint64(seed[24:], uint64(n))
+	b := make([]byte, n)
+	_, _ = rand.NewChaCha8(seed).Read(b) // never fails
+	return b
+}
+
+func (b *bench) put(data []byte) schema.BlobRef {
+	ref, err := b.Put(b.ctx, data)
+	b.ok(err, "put %d bytes", len(data))
+	b.that(ref == schema.RefOf(data), "put of %d bytes returned %+v, want %+v", len(data), ref, schema.RefOf(data))
+	return ref
+}
+
+func (b *bench) has(ref schema.BlobRef) (has bool) {
+	b.ends("Has", func() error { has = b.Tier.Has(ref); return nil })
+	return has
+}
+
+func (b *bench) tryGet(ctx context.Context, ref schema.BlobRef) (blob schema.Blob, err error) {
+	b.ends("Get", func() error { blob, err = b.Tier.Get(ctx, ref, b.At); return nil })
+	b.that(err == nil || len(blob.Bytes()) == 0, "Get returns %d bytes with the error %w", len(blob.Bytes()), err)
+	return blob, err
+}
+
+// get requires that the tier has a blob, which it returns.
+func (b *bench) get(data []byte) schema.Blob {
+	ref := schema.RefOf(data)
+	b.that(b.has(ref), "Has says that a blob of %d bytes is not there, which is", len(data))
+	blob, err := b.tryGet(b.ctx, ref)
+	b.ok(err, "get a blob of %d bytes", len(data))
+	b.right(&blob, data)
+	return blob
+}
+
+// right requires that a blob that is held has its bytes.
+func (b *bench) right(blob *schema.Blob, want []byte) {
+	b.that(bytes.Equal(blob.Bytes(), want), "a blob of %d bytes has other bytes, %d", len(want), len(blob.Bytes()))
+}
+
+func traits(b *bench) {
+	b.ok(read.Validate([]read.Tier{b.Tier, read.Store(nil)}), "validate")
+	name, was := b.Tier.Name(), b.Tier.Traits()
+	b.that(name != "", "the tier has no name")
+	same := func(after string) {
+		b.that(b.Tier.Name() == name, "after %s the tier is named %q, and was %q", after, b.Tier.Name(), name)
+		b.that(b.Tier.Traits() == was, "after %s the traits are %+v, and were %+v", after, b.Tier.Traits(), was)
+	}
+	data := blobOf("traits", 1000)
+	b.put(data)
+	same("a put")
+	blob := b.get(data)
+	blob.Release()
+	same("a get")
+	b.churn()
+	same("changes")
+	b.close()
+	same("it was closed")
+}
+
+func (b *bench) churn() {
+	if b.Churn != nil {
+		b.ok(b.Churn(), "churn")
+	}
+}
+
+func there(b *bench) {
+	for _, n := range []int{0, 1, 63, 64, 65, 4096, 110_000, 1 << 20} {
+		data := blobOf("there", n)
+		b.put(data)
+		first, second := b.get(data), b.get(data)
+		first.Release()
+		b.right(&second, data) // each has a hold of its own
+		second.Release()
+		third := b.get(data)
+		third.Release()
+	}
+}
+
+func notThere(b *bench) {
+	lacks := func(what string, ref schema.BlobRef) error {
+		b.has(ref)
+		blob, err := b.tryGet(b.ctx, ref)
+		if err == nil {
+			blob.Release()
+			b.failf("Get of %s is no error", what)
+		}
+		return err
+	}
+	unknown := schema.RefOf(blobOf("unknown", 100))
+	err := lacks("a blob that is not there", unknown)
+	b.that(errors.Is(err, schema.ErrNotFound), "Get of a blob that is not there: got the error %q, want one "+
+		"that wraps %q", err, schema.ErrNotFound)
+	data := blobOf("known", 1000)
+	ref := b.put(data)
+	_ = lacks("a blob that is not there, while another is", unknown)
+	if b.Tier.Traits().Checked {
+		other := ref
+		other.Sum++
+		_ = lacks("a blob of another checksum", other)
+		other = ref
+		other.Size++
+		_ = lacks("a blob of another size", other)
+	}
+	blob := b.get(data) // which the others have not harmed
+	blob.Release()
+}
+
+// held has blobs that are held while the tier changes, and is closed.
+func held(b *bench) {
+	var blobs []schema.Blob
+	var contents [][]byte
+	for i, n := range []int{1, 100, 5000, 110_000, 300_000} {
+		data := blobOf(fmt.Sprint("held", i), n)
+		b.put(data)
+		blobs, contents = append(blobs, b.get(data)), append(contents, data)
+	}
+	stay := func() {
+		for i := range blobs {
+			b.right(&blobs[i], contents[i])
+		}
+	}
+	b.churn()
+	stay()
+	b.close()
+	stay()
+	for i := range blobs {
+		blobs[i].Release()
+	}
+}
+
+// ends has a Get that waits given up.
+func ends(b *bench) {
+	if b.Hang == nil {
+		return
+	}
+	data := blobOf("waits", 5000)
+	ref := b.put(data)
+	ctx, cancel := context.WithCancel(b.ctx)
+	release := b.Hang()
+	defer release()
+	cancelled := make(chan struct{})
+	go func() { // while it waits, or just before
+		defer close(cancelled)
+		cancel()
+	}()
+	blob, err := b.tryGet(ctx, ref)
+	<-cancelled
+	if err == nil {
+		blob.Release()
+		b.failf("Get returns a blob, though nothing answers and its context has ended")
+	}
+	release()
+	blob = b.get(data)
+	blob.Release()
+}
+
+// hasDoesNotWait asks while the tier waits for something.
+func hasDoesNotWait(b *bench) {
+	data := blobOf("has", 5000)
+	ref := b.put(data)
+	if b.Hang == nil {
+		b.that(b.has(ref), "Has says that a blob is not there, which is")
+		return
+	}
+	ctx, cancel := context.WithCancel(b.ctx)
+	release := b.Hang()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if blob, err := b.Tier.Get(ctx, ref, b.At); err == nil {
+			blob.Release()
+		}
+	}()
+	defer func() {
+		cancel()
+		release()
+		if !b.stuck {
+			<-done
+		}
+	}()
+	for range 100 {
+		b.that(b.has(ref), "Has says that a blob is not there, which is")
+	}
+}
+
+func concurrent(b *bench) {
+	const workers, each, pool = 6, 100, 20
+	const seed = 11
+	var contents [][]byte
+	for i := range pool {
+		contents = append(contents, blobOf(fmt.Sprint("pool", i), 97*i+i%3))
+		b.put(contents[i])
+	}
+	work := func(w int) error {
+		r := rand.New(rand.NewPCG(seed, uint64(w)))
+		for range each {
+			data := contents[r.IntN(pool)]
+			ref := schema.RefOf(data)
+			if !b.Tier.Has(ref) {
+				return fmt.Errorf("a blob is not there: %s", ref.Key)
+			}
+			blob, err := b.Tier.Get(b.ctx, ref, b.At)
+			if err != nil {
+				return err
+			}
+			same := bytes.Equal(blob.Bytes(), data)
+			blob.Release()
+			if !same {
+				return fmt.Errorf("a blob has other bytes: %s", ref.Key)
+			}
+		}
+		return nil
+	}
+	b.ends(fmt.Sprintf("getting at once, with seed %d,", seed), func() error {
+		var g errgroup.Group
+		for w := range workers {
+			g.Go(func() error { return work(w) })
+		}
+		return g.Wait()
+	})
+}
+
+// checked damages what is there: a tier that checks returns the right bytes or none.
+func checked(b *bench) {
+	if !b.Tier.Traits().Checked || b.Spoil == nil {
+		return
+	}
+	var contents [][]byte
+	for i, n := range []int{1000, 5000, 40_000, 110_000} {
+		contents = append(contents, blobOf(fmt.Sprint("spoilt", i), n))
+		b.put(contents[i])
+	}
+	b.ok(b.Spoil(), "spoil")
+	wrong := 0
+	for _, data := range contents {
+		blob, err := b.tryGet(b.ctx, schema.RefOf(data))
+		if err != nil {
+			wrong++
+			continue
+		}
+		b.right(&blob, data)
+		blob.Release()
+	}
+	b.that(wrong > 0, "nothing was spoilt")
+}

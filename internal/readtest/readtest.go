@@ -1,0 +1,167 @@
+// Package readtest is the conformance suite of read.Tier and read.Keeper: what
+// every tier does, wherever its blobs are.
+//
+// A tier's own tests call [Run]. [Cases] gives the same as functions, so that it
+// can be tested that the suite finds what is wrong with a tier.
+package readtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"testing"
+	"time"
+
+	"bowstring/fetch/read"
+	"bowstring/schema"
+	"bowstring/spill"
+)
+
+// Subject is a tier under test, and what is around it.
+type Subject struct {
+	Tier read.Tier
+	// At is where blobs are found to be wanted.
+	At spill.Place
+	// Put has the tier have a blob when it returns.
+	Put func(ctx context.Context, data []byte) (schema.BlobRef, error)
+	// Close closes what the tier is made of. It is called once.
+	Close func() error
+
+	// Churn has the tier change as much as it can: it evicts, collects, moves. nil
+	// if there is no such thing.
+	Churn func() error
+	// Spoil damages the bytes of all that was put. nil if that cannot be done; a
+	// tier that says it is Checked should have it.
+	Spoil func() error
+	// Hang has whatever the tier waits for not answer until the function is called
+	// that it returns, which may be called again. nil if the tier waits for nothing.
+	Hang func() (release func())
+}
+
+// Opener opens a tier that is empty.
+type Opener func() (Subject, error)
+
+// Case is one property of a tier. Check returns what is wrong, and leaves no tier
+// open. What does not end is found when ctx does.
+type Case struct {
+	Name  string
+	Check func(ctx context.Context, open Opener) error
+}
+
+// Cases returns the suite. What a tier cannot do is left out of it when it runs.
+func Cases() []Case {
+	var cases []Case
+	add := func(name string, check func(*bench)) {
+		cases = append(cases, Case{name, func(ctx context.Context, open Opener) error { return run(ctx, open, check) }})
+	}
+	add("name and traits", traits)
+	add("blobs that are there", there)
+	add("blobs that are not there", notThere)
+	add("held blobs stay", held)
+	add("get ends with its context", ends)
+	add("has does not wait", hasDoesNotWait)
+	add("concurrent gets", concurrent)
+	add("checked bytes are right", checked)
+	add("offers are released once", offersReleased)
+	add("offers are found", offersFound)
+	add("offers do not wait", offersDoNotWait)
+	add("misses do not disturb", missed)
+	return cases
+}
+
+// patience is how long a case may take.
+const patience = time.Minute
+
+// Run tests a tier. fresh makes an Opener, whose tiers last until the end of the
+// test it is given at most.
+func Run(t *testing.T, fresh func(t testing.TB) Opener) {
+	t.Helper()
+	for _, c := range Cases() {
+		t.Run(c.Name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			if err := c.Check(ctx, fresh(t)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// bench is where a case works on a tier. Its methods end the case at the first
+// thing that is wrong; only the goroutine of the case may call them.
+type bench struct {
+	Subject
+	ctx    context.Context //nolint:containedctx // of the call to Check that this is
+	keeper read.Keeper     // the tier, if it is one
+	closed bool
+	stuck  bool // something has not ended, and may use the tier for ever
+}
+
+// failure is what ends a case.
+type failure struct{ err error }
+
+func run(ctx context.Context, open Opener, check func(*bench)) (err error) {
+	s, err := open()
+	if err != nil {
+		return fmt.Errorf("open: %w", err)
+	}
+	b := &bench{ctx: ctx, Subject: s}
+	b.keeper, _ = s.Tier.(read.Keeper)
+	defer func() {
+		switch f := recover().(type) {
+		case nil:
+		case failure:
+			err = f.err
+		default:
+			err = fmt.Errorf("panic: %v\n%s", f, debug.Stack())
+		}
+		if !b.closed && !b.stuck {
+			err = errors.Join(err, b.Close())
+		}
+	}()
+	check(b)
+	return nil
+}
+
+func (b *bench) failf(format string, args ...any) { panic(failure{fmt.Errorf(format, args...)}) }
+
+// ok requires that there is no error.
+func (b *bench) ok(err error, doing string, args ...any) {
+	if err != nil {
+		b.failf("%s: %w", fmt.Sprintf(doing, args...), err)
+	}
+}
+
+// that requires a condition.
+func (b *bench) that(ok bool, format string, args ...any) {
+	if !ok {
+		b.failf(format, args...)
+	}
+}
+
+// ends requires that something returns no error, and does not panic, before the case's context ends.
+func (b *bench) ends(doing string, do func() error) {
+	done := make(chan error, 1)
+	go func() {
+		defer func() {
+			if p := recover(); p != nil {
+				done <- fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+			}
+		}()
+		done <- do()
+	}()
+	select {
+	case err := <-done:
+		b.ok(err, "%s", doing)
+	case <-b.ctx.Done():
+		b.stuck = true
+		b.failf("%s does not return", doing)
+	}
+}
+
+// close closes the tier.
+func (b *bench) close() {
+	b.closed = true
+	b.ends("close", b.Close)
+}

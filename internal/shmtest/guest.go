@@ -1,0 +1,132 @@
+// Package shmtest has a client of the sockets of flight/shm, for tests. It is written after docs/protocol.md
+// and shares no code with the server, so that a mistake of the one is not a mistake of the other.
+package shmtest
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Guest is a client at the socket.
+type Guest struct {
+	Conn *net.UnixConn
+	// Ring and Bytes are what it was given, File what it may map. Ring is empty if it was given none: Refused says why.
+	Ring    string
+	Bytes   int64
+	File    *os.File
+	Refused string
+}
+
+// nonce is as good as any for a test: nothing is kept from anybody.
+var nonce = strings.Repeat("0f", 16)
+
+// Message is whatever either end says before there is a ring.
+type Message struct {
+	Version int    `json:"version,omitempty"`
+	Caller  string `json:"caller,omitempty"`
+	Server  string `json:"server,omitempty"`
+	Nonce   string `json:"nonce,omitempty"`
+	Proof   string `json:"proof,omitempty"`
+	Ring    string `json:"ring,omitempty"`
+	Bytes   int64  `json:"bytes,omitempty"`
+	Error   string `json:"error,omitempty"`
+}
+
+// Proof is what an end shows, server or client.
+func Proof(key []byte, end, ofClient, ofServer string) string {
+	h := hmac.New(sha256.New, key)
+	_, _ = fmt.Fprintf(h, "bowstring samenode 2 %s %s %s", end, ofClient, ofServer)
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// Dial connects.
+func Dial(path string) (*net.UnixConn, error) {
+	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: path, Net: "unixpacket"})
+	if err != nil {
+		return nil, err
+	}
+	return c, c.SetDeadline(time.Now().Add(time.Minute))
+}
+
+// Say sends a message.
+func Say(c *net.UnixConn, m Message) error {
+	b, err := json.Marshal(m)
+	if err == nil {
+		_, err = c.Write(b)
+	}
+	return err
+}
+
+// Hear receives one, with the descriptor that comes beside it, nil if none does.
+func Hear(c *net.UnixConn) (m Message, file *os.File, err error) {
+	said, rights := make([]byte, 4096), make([]byte, unix.CmsgSpace(4))
+	n, rn, _, _, err := c.ReadMsgUnix(said, rights)
+	if err != nil {
+		return m, nil, err
+	}
+	if rn > 0 {
+		messages, err := unix.ParseSocketControlMessage(rights[:rn])
+		if err != nil || len(messages) != 1 {
+			return m, nil, fmt.Errorf("%d control messages: %w", len(messages), err)
+		}
+		fds, err := unix.ParseUnixRights(&messages[0])
+		if err != nil || len(fds) != 1 {
+			return m, nil, fmt.Errorf("%d descriptors: %w", len(fds), err)
+		}
+		file = os.NewFile(uintptr(fds[0]), "ring")
+	}
+	return m, file, json.Unmarshal(said[:n], &m)
+}
+
+// Visit connects as a caller who has a key, and takes a ring. A server that does not know the key is an error.
+func Visit(path, caller string, key []byte) (g *Guest, err error) {
+	c, err := Dial(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			_ = c.Close()
+		}
+	}()
+	if err := Say(c, Message{Version: 2, Caller: caller, Nonce: nonce}); err != nil {
+		return nil, err
+	}
+	shown, _, err := Hear(c)
+	if err != nil {
+		return nil, err
+	}
+	if shown.Error != "" {
+		return &Guest{Conn: c, Refused: shown.Error}, nil
+	}
+	if shown.Proof != Proof(key, "server", nonce, shown.Nonce) {
+		return nil, errors.New("the server does not know the key")
+	}
+	if err := Say(c, Message{Proof: Proof(key, "client", nonce, shown.Nonce)}); err != nil {
+		return nil, err
+	}
+	given, file, err := Hear(c)
+	if err != nil {
+		return nil, err
+	}
+	return &Guest{Conn: c, Ring: given.Ring, Bytes: given.Bytes, File: file, Refused: given.Error},
+		c.SetDeadline(time.Time{})
+}
+
+// Close ends the socket, and lets go of the descriptor. What was mapped stays so.
+func (g *Guest) Close() {
+	_ = g.Conn.Close()
+	if g.File != nil {
+		_ = g.File.Close()
+	}
+}
