@@ -114,7 +114,7 @@ docs: $(VENV)/.docs ## Build the documentation of the Python package in build/do
 GO_TEST := $(GO) test -json -vet=off
 # Packages without goroutines: the race detector slows arithmetic tenfold, and finds nothing there. And one that bounds
 # the memory of a server, of which the detector takes several times as much.
-ALONE := bowstring/fetch/operators/images bowstring/fetch/operators/images/codec/webp bowstring/fetch/operators/audio bowstring/fetch/operators/audio/dsp bowstring/fetch/operators/audio/vorbis bowstring/schema bowstring/fetch/layout bowstring/fetch/plan bowstring/fetch/where bowstring/internal/replay bowstring/internal/hostile
+ALONE := bowstring/fetch/operators/images bowstring/fetch/operators/images/codec/webp bowstring/fetch/operators/audio bowstring/fetch/operators/audio/dsp bowstring/fetch/operators/audio/vorbis bowstring/schema bowstring/fetch/layout bowstring/fetch/plan bowstring/fetch/where bowstring/spill/replay bowstring/internal/hostile
 # Tests that compute, or kill processes of their own, far more than they synchronise. The others of their packages are raced.
 PLAIN := TestKill|TestPowerLoss|TestEveryOrderServesEachSampleOnce|TestAnyCalls|TestMetamorphic|TestSimulation|TestSimulationRepeats|TestPlanted|TestFlippedDatabase|TestFlippedJournal|TestTableOfGaps|TestMergeShares
 PLAIN_IN = $(shell grep -rlE 'func ($(PLAIN))[^A-Za-z0-9_]' --include=*_test.go cmd fetch flight spill | xargs -r -n 1 dirname | sort -u | sed 's|^|./|')

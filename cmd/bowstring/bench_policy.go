@@ -10,7 +10,7 @@ import (
 	"sync/atomic"
 
 	"bowstring/fetch/plan"
-	"bowstring/internal/replay"
+	"bowstring/spill/replay"
 	"bowstring/schema"
 	"bowstring/spill"
 )

@@ -7,7 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 
-	"bowstring/internal/replay"
+	"bowstring/spill/replay"
 	"bowstring/spill"
 )
 

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"bowstring/fetch/plan"
-	"bowstring/internal/replay"
+	"bowstring/spill/replay"
 	"bowstring/spill"
 )
 
