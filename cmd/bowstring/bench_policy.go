@@ -10,9 +10,9 @@ import (
 	"sync/atomic"
 
 	"bowstring/fetch/plan"
-	"bowstring/spill/replay"
 	"bowstring/schema"
 	"bowstring/spill"
+	"bowstring/spill/replay"
 )
 
 // BenchPolicyCmd is bowstring bench policy.

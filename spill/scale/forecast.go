@@ -7,8 +7,8 @@ import (
 	"math/rand/v2"
 	"slices"
 
-	"bowstring/spill/replay"
 	"bowstring/spill"
+	"bowstring/spill/replay"
 )
 
 const (

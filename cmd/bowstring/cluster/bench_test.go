@@ -12,8 +12,8 @@ import (
 	"golang.org/x/time/rate"
 
 	"bowstring/fetch/plan"
-	"bowstring/spill/replay"
 	"bowstring/spill"
+	"bowstring/spill/replay"
 )
 
 const (
