@@ -94,7 +94,7 @@ def test_a_fork_does_not_wait_for_threads_that_wait_for_it(
     """Threads whose calls are let go make them again, which has to wait until the fork is over."""
     monkeypatch.setattr(stream, "_PATIENCE", 3600.0)
     monkeypatch.setenv("BOWSTRING_LOCAL", "off")
-    with here.dataset("photos").columns(["position"]).shuffle(3).batches(2, epochs=50, connections=3) as batches:
+    with here.dataset("photos").columns(["position"]).shuffle(3).batches(2, epochs=50) as batches:
         for _ in range(10):
             next(batches)
             pid = os.fork()

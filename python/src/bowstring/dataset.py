@@ -16,7 +16,6 @@ from bowstring._making import MadeBatches, kind_of
 from bowstring._positions import check, in_order, range_of
 from bowstring._request import Request
 from bowstring._rows import rows_of
-from bowstring._several import SeveralBatches
 from bowstring._shown import listed, shown
 from bowstring._taking import MadeExchange
 from bowstring._wire import Positions, decoded, to_arrow, to_numpy
@@ -227,7 +226,6 @@ class Dataset(Request):
         epochs: int = 1,
         step: int = 0,
         references: bool = False,
-        connections: int = 1,
         batch_size: None = None,
     ) -> Batches:
         """The record batches of an epoch, or of one rank's share of it.
@@ -247,10 +245,6 @@ class Dataset(Request):
                 --local-references`), without any copy. Columns of bytes are `binary_view` then, whatever way a batch
                 came. What of them is kept, the server cannot evict, so it is bounded, and the rest is copied. Arrow
                 computes little on views: `column.cast(pa.large_binary())` makes what it was, by a copy.
-            connections: How many connections read, each by a thread of this process, from a server on another node: one
-                processor of the client's reads about 3 GB a second. What comes, its order, and `ticket` are those of
-                one connection. The server counts each as a stream. Where it shares its memory, one reads. More than one
-                pays only where the client has idle processors: see the guide.
             batch_size: What `global_batch_size` was called once.
         """
         check_name("batch_size", batch_size)
@@ -260,31 +254,22 @@ class Dataset(Request):
                 batch=global_batch_size, rank=rank, world_size=world_size, epoch=epoch, epochs=epochs, step=step
             ),
             references=references,
-            connections=connections,
         )
 
-    def resume(self, ticket: dict[str, Any], *, references: bool = False, connections: int = 1) -> Batches:
+    def resume(self, ticket: dict[str, Any], *, references: bool = False) -> Batches:
         """Go on from a ticket that [Batches.ticket][bowstring.Batches] gave, here or in another process.
 
-        `references` and `connections` are as for [batches][bowstring.Dataset.batches]. The connections need not be as
-        many as before.
+        `references` is as for [batches][bowstring.Dataset.batches].
         """
         if ticket.get("dataset") != self._name or ticket.get("snapshot") != self._snapshot:
             theirs = f"{ticket.get('dataset')}@{ticket.get('snapshot')}"
             raise InvalidRequest(f"ticket: got one of {shown(theirs)}, want one of {self._name}@{self._snapshot}")
-        return self._stream(dict(ticket), references=references, connections=connections)
+        return self._stream(dict(ticket), references=references)
 
-    def _stream(self, ticket: dict[str, Any], *, references: bool = False, connections: int = 1) -> Batches:
+    def _stream(self, ticket: dict[str, Any], *, references: bool = False) -> Batches:
         """The batches of a ticket, from where it is best redeemed."""
         kind = kind_of(ticket)
         options: dict[str, Any] = {}
-        if connections != 1:
-            if kind is MadeBatches:
-                raise InvalidRequest(
-                    f"connections: got {connections} with operators at the client, want 1: these have a process, which "
-                    "one connection keeps busy"
-                )
-            kind, options["connections"] = SeveralBatches, connections
         if references:
             if kind is MadeBatches:
                 raise InvalidRequest(

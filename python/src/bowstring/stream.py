@@ -39,7 +39,7 @@ def worth_retrying(error: BaseException) -> bool:
     return isinstance(error, Unavailable) or (isinstance(error, LimitExceeded) and error.retry_after is not None)
 
 
-def retrying(retries: int, failed: BaseException, sleep: Callable[[float], None] | None = None) -> tenacity.Retrying:
+def retrying(retries: int, failed: BaseException) -> tenacity.Retrying:
     """Try again what failed as the server could not be reached: at once, after 0.25 s, three times that, and so on.
 
     The five attempts that are usual take about ten seconds, which is longer than a server needs to start. Where the
@@ -52,11 +52,10 @@ def retrying(retries: int, failed: BaseException, sleep: Callable[[float], None]
         after = error.retry_after if isinstance(error, LimitExceeded) else None
         return usual(state) if after is None else after
 
-    sleep = sleep or time.sleep
     if isinstance(failed, LimitExceeded):
-        sleep(failed.retry_after or 0)
+        time.sleep(failed.retry_after or 0)
     return tenacity.Retrying(
-        sleep=sleep,
+        sleep=time.sleep,
         retry=tenacity.retry_if_exception(worth_retrying),
         stop=tenacity.stop_after_attempt(retries),
         wait=wait,
@@ -138,7 +137,7 @@ class Batches(Iterator[pa.RecordBatch]):
                     raise
                 failed = error
             _LOG.warning("%s: it broke off at %s, and is opened again: %s", self._named(), self._uri, shown(failed))
-            return retrying(self._connection.retries, failed, self._sleep)(self._next)
+            return retrying(self._connection.retries, failed)(self._next)
         finally:
             failed = None  # its traceback has this frame, and those that have the batch
             self.waited += time.perf_counter() - start
@@ -155,10 +154,6 @@ class Batches(Iterator[pa.RecordBatch]):
             self._overflowed = True
             text = "%s: the memory that %s shares has no room, and batches come by TCP meanwhile; %d are kept here"
             _LOG.info(text, self._named(), self._uri, ring.leases)
-
-    def _sleep(self, seconds: float) -> None:
-        """Wait before another attempt."""
-        time.sleep(seconds)
 
     def _next(self) -> pa.RecordBatch:
         try:
