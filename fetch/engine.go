@@ -118,8 +118,8 @@ type (
 	Job = resolve.Job
 	// Layouts says which node owns what.
 	Layouts = resolve.Layouts
-	// Outline is what a request means as far as its snapshot's record tells.
-	Outline = resolve.Outline
+	// Resolved is what a request means as far as its snapshot's record tells.
+	Resolved = resolve.Resolved
 	// Stream serves a ticket.
 	Stream = prefetch.Stream
 	// Batch is one record batch of a stream.
@@ -149,7 +149,7 @@ type Engine struct {
 	ledger *admission.Ledger
 	work   *admission.Work
 	reader *read.Reader
-	jobs   *resolve.Jobs
+	jobs   *resolve.Resolver
 	ahead  *lookahead.Ahead // nil without a spill
 	stage  *operators.Stage
 	set    *prefetch.Set
@@ -300,7 +300,7 @@ func (e *Engine) Open(ctx context.Context, req schema.Request) (*Job, error) {
 	return j, err
 }
 
-// OpenEarly opens a job of which nothing may be told before its Confirm: see [resolve.Jobs.OpenEarly].
+// OpenEarly opens a job of which nothing may be told before its Confirm: see [resolve.Resolver.OpenEarly].
 func (e *Engine) OpenEarly(ctx context.Context, req schema.Request) (*Job, error) {
 	ctx, span := begin(ctx, "plan", attribute.String("bowstring.dataset", req.Dataset))
 	j, err := e.jobs.OpenEarly(ctx, req)
@@ -308,22 +308,22 @@ func (e *Engine) OpenEarly(ctx context.Context, req schema.Request) (*Job, error
 	return j, err
 }
 
-// OpenAhead opens datasets that will probably be asked for: see [resolve.Jobs.OpenAhead].
+// OpenAhead opens datasets that will probably be asked for: see [resolve.Resolver.OpenAhead].
 func (e *Engine) OpenAhead() <-chan struct{} { return e.jobs.OpenAhead() }
 
-// Pin puts the number of a snapshot in the place of its tag: see [resolve.Jobs.Pin].
+// Pin puts the number of a snapshot in the place of its tag: see [resolve.Resolver.Pin].
 func (e *Engine) Pin(ctx context.Context, req schema.Request) (schema.Request, error) {
 	return e.jobs.Pin(ctx, req)
 }
 
-// PlanID is what Job.ID would be of a request: see [resolve.Jobs.ID].
+// PlanID is what Job.ID would be of a request: see [resolve.Resolver.ID].
 func (e *Engine) PlanID(ctx context.Context, req schema.Request) (string, error) {
 	return e.jobs.ID(ctx, req)
 }
 
-// Outline resolves a request without opening a manifest: see [resolve.Jobs.Outline].
-func (e *Engine) Outline(ctx context.Context, snap *schema.Snapshot, req schema.Request) (*Outline, error) {
-	return e.jobs.Outline(ctx, snap, req)
+// Resolve resolves a request without opening a manifest: see [resolve.Resolver.Resolve].
+func (e *Engine) Resolve(ctx context.Context, snap *schema.Snapshot, req schema.Request) (*Resolved, error) {
+	return e.jobs.Resolve(ctx, snap, req)
 }
 
 // Schema is what batches of a request look like, of a snapshot whose manifest need not be open.
@@ -332,8 +332,8 @@ func (e *Engine) Schema(ctx context.Context, snap *schema.Snapshot, req schema.R
 }
 
 // KnownBytes is what TotalBytes would be of an outline, if that is known: see
-// [resolve.Jobs.KnownBytes].
-func (e *Engine) KnownBytes(o *Outline) (int64, bool) { return e.jobs.KnownBytes(o) }
+// [resolve.Resolver.KnownBytes].
+func (e *Engine) KnownBytes(o *Resolved) (int64, bool) { return e.jobs.KnownBytes(o) }
 
 // Stream starts to serve a ticket of the job. The stream ends with ctx.
 func (e *Engine) Stream(ctx context.Context, j *Job, t schema.Ticket) (*Stream, error) {
@@ -363,7 +363,7 @@ func (e *Engine) Warm(ctx context.Context, j *Job, progress func(WarmProgress)) 
 	return e.ahead.Warm(ctx, j, store.CallerFrom(ctx).Tenant, progress)
 }
 
-// TotalBytes is the size of everything that the plan serves: see [resolve.Jobs.TotalBytes].
+// TotalBytes is the size of everything that the plan serves: see [resolve.Resolver.TotalBytes].
 func (e *Engine) TotalBytes(ctx context.Context, j *Job) (int64, error) {
 	ctx, span := begin(ctx, "count bytes")
 	n, err := e.jobs.TotalBytes(ctx, j)

@@ -26,7 +26,7 @@ func (f fixedLayouts) Layout(_ context.Context, name string) (*layout.Layout, er
 	return nil, fmt.Errorf("%w: layout %s", schema.ErrNotFound, name)
 }
 
-func (f fixedLayouts) Claim(context.Context, string, uint64, int64, []string) (*layout.Layout, error) {
+func (f fixedLayouts) Reserve(context.Context, string, uint64, int64, []string) (*layout.Layout, error) {
 	return f[0], nil
 }
 

@@ -101,7 +101,7 @@ func (s *Server) schemaOf(ctx context.Context, snap *schema.Snapshot, within *sc
 
 // outline says what a request for all of a split, or all rows, means, and its bytes where
 // that is known, or else -1.
-func (s *Server) outline(ctx context.Context, v *seen, split string) (*fetch.Outline, int64, error) {
+func (s *Server) outline(ctx context.Context, v *seen, split string) (*fetch.Resolved, int64, error) {
 	req := schema.Request{Dataset: v.snap.Dataset, Snapshot: v.snap.Number, Split: split, Within: v.within}
 	if v.within.HidesRows() {
 		job, err := s.engine.Open(ctx, req)
@@ -109,10 +109,10 @@ func (s *Server) outline(ctx context.Context, v *seen, split string) (*fetch.Out
 			return nil, 0, err
 		}
 		defer job.Close()
-		return &fetch.Outline{Request: job.Request(), ID: job.ID(), Plan: job.Plan(), Projection: job.Projection()}, -1,
+		return &fetch.Resolved{Request: job.Request(), ID: job.ID(), Plan: job.Plan(), Projection: job.Projection()}, -1,
 			nil
 	}
-	o, err := s.engine.Outline(ctx, v.snap, req)
+	o, err := s.engine.Resolve(ctx, v.snap, req)
 	if err != nil {
 		return nil, 0, err
 	}

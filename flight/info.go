@@ -99,7 +99,7 @@ func (s *Server) flightInfo(ctx context.Context, d *flight.FlightDescriptor,
 		return nil, fmt.Errorf("an answer with %d endpoints: %w", req.WorldSize(), err)
 	}
 	context.AfterFunc(ctx, release)
-	return s.infoOf(ctx, d, job.Outline(), bytes, nil)
+	return s.infoOf(ctx, d, job.Resolved(), bytes, nil)
 }
 
 // maxAnswerBytes bounds the answer of a GetFlightInfo. As many ranks as there may
@@ -133,7 +133,7 @@ func (s *Server) checkAnswer(req schema.Request) error {
 }
 
 // infoOf says what an outline means, with an endpoint for each rank.
-func (s *Server) infoOf(ctx context.Context, d *flight.FlightDescriptor, o *fetch.Outline, bytes int64,
+func (s *Server) infoOf(ctx context.Context, d *flight.FlightDescriptor, o *fetch.Resolved, bytes int64,
 	tags []store.Tag) (*flight.FlightInfo, error) {
 	req, plan := o.Request, o.Plan
 	ranks := req.WorldSize()
@@ -173,7 +173,7 @@ func (s *Server) infoOf(ctx context.Context, d *flight.FlightDescriptor, o *fetc
 const endpointsAtOnce = 1024
 
 // endpoints makes those of the ranks from one on and before another.
-func endpoints(info *flight.FlightInfo, o *fetch.Outline, from, to int64, expires *timestamppb.Timestamp) error {
+func endpoints(info *flight.FlightInfo, o *fetch.Resolved, from, to int64, expires *timestamppb.Timestamp) error {
 	for rank := from; rank < to; rank++ {
 		node, locations := locationsOf(o, int(rank))
 		share, err := encodeJSON(rankInfo{Rank: rank, Rows: o.Plan.RankRows(int(rank)), Steps: o.Plan.Steps(), Node: node})
@@ -198,7 +198,7 @@ const maxLocations = 4
 // ones that follow in the layout when that is gone. Without a layout, or where nodes have no
 // address, there is no location: the ticket is redeemed on the connection it came by, whatever name the
 // client knows this server under.
-func locationsOf(o *fetch.Outline, rank int) (node string, locations []*flight.Location) {
+func locationsOf(o *fetch.Resolved, rank int) (node string, locations []*flight.Location) {
 	l := o.Layout()
 	if l == nil {
 		return "", nil

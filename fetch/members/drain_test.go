@@ -174,7 +174,7 @@ func TestClaimsAreBounded(t *testing.T) {
 		made := 0
 		var err error
 		for epoch := range uint64(3000) {
-			if _, err = a.Claim(t.Context(), "p", epoch, 1, nil); err != nil {
+			if _, err = a.Reserve(t.Context(), "p", epoch, 1, nil); err != nil {
 				break
 			}
 			made++
@@ -183,11 +183,11 @@ func TestClaimsAreBounded(t *testing.T) {
 		if !ok || limit.After <= 0 || made != 1000 {
 			t.Fatalf("%d claims were made, then %v", made, err)
 		}
-		if _, err := a.Claim(t.Context(), "p", 5, 1, nil); err != nil {
+		if _, err := a.Reserve(t.Context(), "p", 5, 1, nil); err != nil {
 			t.Errorf("what was claimed before: %v", err)
 		}
 		time.Sleep(limit.After)
-		if _, err := a.Claim(t.Context(), "p", 5000, 1, nil); err != nil {
+		if _, err := a.Reserve(t.Context(), "p", 5000, 1, nil); err != nil {
 			t.Errorf("after the time that was said: %v", err)
 		}
 	})

@@ -97,9 +97,9 @@ func (m *Members) Layout(ctx context.Context, name string) (*layout.Layout, erro
 	return l, nil
 }
 
-// Claim implements resolve.Layouts: the layout of an epoch of a plan. Where none was claimed, it is made of the
+// Reserve implements resolve.Layouts: the layout of an epoch of a plan. Where none was claimed, it is made of the
 // view. Where the store is out of reach, there is no answer but an error: two nodes could give two.
-func (m *Members) Claim(ctx context.Context, plan string, epoch uint64, size int64,
+func (m *Members) Reserve(ctx context.Context, plan string, epoch uint64, size int64,
 	ranks []string) (*layout.Layout, error) {
 	c := claim{plan, epoch}
 	name := m.layouts.claimed(c)

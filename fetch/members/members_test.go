@@ -261,7 +261,7 @@ func TestClaims(t *testing.T) {
 		for i, m := range all {
 			wg.Go(func() {
 				for range 1000 {
-					l, err := m.Claim(t.Context(), "plan", epoch, 1<<20, nil)
+					l, err := m.Reserve(t.Context(), "plan", epoch, 1<<20, nil)
 					if err == nil {
 						names[i] = l.Name()
 						return
@@ -284,7 +284,7 @@ func TestClaims(t *testing.T) {
 func TestLayouts(t *testing.T) {
 	s := memshared.New()
 	a := started(t, s, "a")
-	l, err := a.Claim(t.Context(), "p", 1, 1<<20, []string{"a", "a"})
+	l, err := a.Reserve(t.Context(), "p", 1, 1<<20, []string{"a", "a"})
 	if err != nil || l.Record().Nodes[0].Weight != 2 {
 		t.Fatalf("%+v, %v", l, err)
 	}
@@ -300,17 +300,17 @@ func TestLayouts(t *testing.T) {
 	if _, err := a.Layout(t.Context(), strings.Repeat("1", 64)); !errors.Is(err, schema.ErrDataLoss) {
 		t.Errorf("a layout under a wrong name: %v", err)
 	}
-	if _, err := a.Claim(t.Context(), "p", 2, 1<<20, []string{"b"}); !errors.Is(err, schema.ErrInvalid) {
+	if _, err := a.Reserve(t.Context(), "p", 2, 1<<20, []string{"b"}); !errors.Is(err, schema.ErrInvalid) {
 		t.Errorf("a rank beside no node: %v", err)
 	}
 	s.Inject(func(string, string) (error, error) { return errAway, nil })
-	if again, err := a.Claim(t.Context(), "p", 1, 1<<20, nil); err != nil || again.Name() != l.Name() {
+	if again, err := a.Reserve(t.Context(), "p", 1, 1<<20, nil); err != nil || again.Name() != l.Name() {
 		t.Errorf("what is known, while the store is away: %v, %v", again, err)
 	}
-	if _, err := a.Claim(t.Context(), "p", 3, 1<<20, nil); !errors.Is(err, schema.ErrUnavailable) {
+	if _, err := a.Reserve(t.Context(), "p", 3, 1<<20, nil); !errors.Is(err, schema.ErrUnavailable) {
 		t.Errorf("what is not known, while the store is away: %v", err)
 	}
-	if _, err := member(t, memshared.New()).Claim(t.Context(), "p", 3, 1<<20, nil); !errors.Is(err,
+	if _, err := member(t, memshared.New()).Reserve(t.Context(), "p", 3, 1<<20, nil); !errors.Is(err,
 		schema.ErrUnavailable) {
 		t.Errorf("without a node: %v", err)
 	}

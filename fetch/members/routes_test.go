@@ -184,7 +184,7 @@ func TestWantsAtOnce(t *testing.T) {
 func TestOwnersKeep(t *testing.T) {
 	for _, wants := range []int64{1 << 30, 3 << 30, 4 << 30} { // of caches of 4 GiB
 		all := zoned(t, 1, 4, wants)
-		l, err := all["n00"].Claim(t.Context(), "p", 0, 1<<30, nil)
+		l, err := all["n00"].Reserve(t.Context(), "p", 0, 1<<30, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

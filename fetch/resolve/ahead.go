@@ -26,30 +26,30 @@ func (a *ahead) end() {
 // that for some round trips. Where there are more datasets than stay open while nobody reads them, nobody
 // knows which of them will be wanted, and none is opened. What cannot be opened is left to who asks for it. It is called
 // once at most, before Close, which ends it. The channel is closed when it has ended.
-func (js *Jobs) OpenAhead() (ended <-chan struct{}) {
+func (rv *Resolver) OpenAhead() (ended <-chan struct{}) {
 	done := make(chan struct{})
-	namer, ok := js.store.(store.Namer)
+	namer, ok := rv.store.(store.Namer)
 	if !ok {
 		close(done)
 		return done
 	}
-	js.ahead.running.Go(func() {
+	rv.ahead.running.Go(func() {
 		defer close(done)
-		ctx := js.ahead.context
+		ctx := rv.ahead.context
 		names, err := namer.Names(ctx)
 		if err != nil {
-			js.logger.DebugContext(ctx, "no dataset is opened ahead of its use", "error", err)
+			rv.logger.DebugContext(ctx, "no dataset is opened ahead of its use", "error", err)
 			return
 		}
-		if len(names) > js.snapshots.maxIdle {
+		if len(names) > rv.snapshots.maxIdle {
 			return
 		}
 		var opening sync.WaitGroup
 		defer opening.Wait()
 		for _, name := range names {
 			opening.Go(func() {
-				if err := js.openAhead(ctx, name); err != nil {
-					js.logger.DebugContext(ctx, "a dataset is not opened ahead of its use", "dataset", name, "error", err)
+				if err := rv.openAhead(ctx, name); err != nil {
+					rv.logger.DebugContext(ctx, "a dataset is not opened ahead of its use", "dataset", name, "error", err)
 				}
 			})
 		}
@@ -57,9 +57,9 @@ func (js *Jobs) OpenAhead() (ended <-chan struct{}) {
 	return done
 }
 
-func (js *Jobs) openAhead(ctx context.Context, dataset string) (err error) {
-	defer recovered(ctx, js.logger, &err)
-	s, err := js.snapshots.get(ctx, dataset, 0)
+func (rv *Resolver) openAhead(ctx context.Context, dataset string) (err error) {
+	defer recovered(ctx, rv.logger, &err)
+	s, err := rv.snapshots.get(ctx, dataset, 0)
 	if err == nil {
 		s.Release() // it stays open
 	}

@@ -61,18 +61,18 @@ func measures(t arrow.DataType) bool { return arrow.IsInteger(t.ID()) || arrow.I
 
 // buckets returns the buckets of a request that has its defaults filled in; nil if it has none. The
 // result, which has the lengths, and the memory are for the job to hold.
-func (js *Jobs) buckets(ctx context.Context, snap *openSnapshot,
+func (rv *Resolver) buckets(ctx context.Context, snap *openSnapshot,
 	req schema.Request) (*plan.Buckets, *result, *admission.Hold, error) {
 	by := req.BucketByLength
 	if by == nil {
 		return nil, nil, nil, nil
 	}
-	lengths, err := js.lengths(ctx, snap, req.Within, by.Column)
+	lengths, err := rv.lengths(ctx, snap, req.Within, by.Column)
 	if err != nil {
 		return nil, nil, nil, err
 	}
 	rows := by.Window * req.Batch
-	memory, err := js.results.reserve(store.CallerFrom(ctx).Tenant, plan.BucketsBytes(rows))
+	memory, err := rv.results.reserve(store.CallerFrom(ctx).Tenant, plan.BucketsBytes(rows))
 	if err == nil {
 		var b *plan.Buckets
 		if b, err = plan.NewBuckets(lengths.lengths, rows); err == nil {
@@ -85,7 +85,7 @@ func (js *Jobs) buckets(ctx context.Context, snap *openSnapshot,
 }
 
 // lengths returns how long the samples of a snapshot are, with a hold for the caller.
-func (js *Jobs) lengths(ctx context.Context, snap *openSnapshot, within *schema.Restriction,
+func (rv *Resolver) lengths(ctx context.Context, snap *openSnapshot, within *schema.Restriction,
 	name string) (*result, error) {
 	ordinal, blob, err := lengthColumn(snap.manifest.Snapshot(), within, name)
 	if err != nil {
@@ -96,17 +96,17 @@ func (js *Jobs) lengths(ctx context.Context, snap *openSnapshot, within *schema.
 			return nil, err
 		}
 	}
-	return js.derive(ctx, snap.key, fmt.Sprintf("lengths\x00%t\x00%d", blob, ordinal), snap,
+	return rv.derive(ctx, snap.key, fmt.Sprintf("lengths\x00%t\x00%d", blob, ordinal), snap,
 		func(ctx context.Context) (*result, error) {
 			rows := snap.manifest.Rows()
 			// On nobody's account: whoever reads the snapshot by length uses it.
-			memory, err := js.results.reserve("", 4*rows)
+			memory, err := rv.results.reserve("", 4*rows)
 			if err != nil {
 				return nil, fmt.Errorf("bucket_by_length keeps four bytes for each of %d rows: %w", rows, err)
 			}
 			found := make(plan.Lengths, rows)
 			err = snap.manifest.Walk(ctx, 0, rows, nil, func(_ context.Context, start int64, p *schema.Page) error {
-				return js.turn(ctx, func() error {
+				return rv.turn(ctx, func() error {
 					return schema.Guard(func() error {
 						to := found[start : start+int64(p.Rows())] // pages are visited at once, each has its own rows
 						if blob {

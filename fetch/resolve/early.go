@@ -22,20 +22,20 @@ type question struct {
 // OpenEarly opens a job as Open does, but where the catalog takes long it does not wait for its answer: it takes the
 // snapshot that is probably meant, if that one is open, and asks meanwhile. Nothing of the job may be told to anybody
 // before Confirm.
-func (js *Jobs) OpenEarly(ctx context.Context, req schema.Request) (*Job, error) {
+func (rv *Resolver) OpenEarly(ctx context.Context, req schema.Request) (*Job, error) {
 	if err := req.Check(); err != nil {
 		return nil, err
 	}
-	req, err := js.Pin(ctx, req)
+	req, err := rv.Pin(ctx, req)
 	if err != nil {
 		return nil, err
 	}
 	if req.Assign == schema.AssignLocal && req.Owners == "" {
 		// Its layout is claimed, which is written for good, and asks the catalog itself.
-		return js.open(ctx, req)
+		return rv.open(ctx, req)
 	}
-	if snap, asked := js.snapshots.early(ctx, req.Dataset, req.Snapshot); snap != nil {
-		j, err := js.resolve(ctx, snap, req)
+	if snap, asked := rv.snapshots.early(ctx, req.Dataset, req.Snapshot); snap != nil {
+		j, err := rv.openOn(ctx, snap, req)
 		if err == nil {
 			j.asked = asked
 			return j, nil
@@ -44,7 +44,7 @@ func (js *Jobs) OpenEarly(ctx context.Context, req schema.Request) (*Job, error)
 		asked.cancel()
 		snap.Release()
 	}
-	return js.open(ctx, req)
+	return rv.open(ctx, req)
 }
 
 // Confirm waits until it is certain that the job is of the snapshot that its request means. ErrSuperseded if it is not:

@@ -166,8 +166,8 @@ type claims struct {
 // Layout implements resolve.Layouts.
 func (*claims) Layout(context.Context, string) (*layout.Layout, error) { return layout.Lone(), nil }
 
-// Claim implements resolve.Layouts.
-func (c *claims) Claim(_ context.Context, plan string, _ uint64, _ int64, _ []string) (*layout.Layout, error) {
+// Reserve implements resolve.Layouts.
+func (c *claims) Reserve(_ context.Context, plan string, _ uint64, _ int64, _ []string) (*layout.Layout, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.made[plan]++

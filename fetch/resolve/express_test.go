@@ -128,8 +128,8 @@ func TestExpressionsAreCompiledByTurns(t *testing.T) {
 	for name, open := range map[string]func(context.Context) error{
 		"a column": func(ctx context.Context) error { return opened(f.Open(ctx, made)) },
 		"where":    func(ctx context.Context) error { return opened(f.Open(ctx, matching)) },
-		"its outline": func(ctx context.Context) error {
-			_, err := f.Outline(ctx, snap, made)
+		"its resolution": func(ctx context.Context) error {
+			_, err := f.Resolve(ctx, snap, made)
 			return err
 		},
 		"its schema": func(ctx context.Context) error {

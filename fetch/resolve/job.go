@@ -59,24 +59,24 @@ func (h *holdings) release() {
 
 // Open resolves a request. Errors wrap schema.ErrInvalid or ErrNotFound where
 // the request is at fault.
-func (js *Jobs) Open(ctx context.Context, req schema.Request) (*Job, error) {
+func (rv *Resolver) Open(ctx context.Context, req schema.Request) (*Job, error) {
 	if err := req.Check(); err != nil {
 		return nil, err
 	}
-	req, err := js.Pin(ctx, req)
+	req, err := rv.Pin(ctx, req)
 	if err != nil {
 		return nil, err
 	}
-	return js.open(ctx, req)
+	return rv.open(ctx, req)
 }
 
 // open resolves a request that was checked and names no tag.
-func (js *Jobs) open(ctx context.Context, req schema.Request) (*Job, error) {
-	snap, err := js.snapshots.get(ctx, req.Dataset, req.Snapshot)
+func (rv *Resolver) open(ctx context.Context, req schema.Request) (*Job, error) {
+	snap, err := rv.snapshots.get(ctx, req.Dataset, req.Snapshot)
 	if err != nil {
 		return nil, err
 	}
-	j, err := js.resolve(ctx, snap, req)
+	j, err := rv.openOn(ctx, snap, req)
 	if err != nil {
 		snap.Release()
 		return nil, err
@@ -84,12 +84,12 @@ func (js *Jobs) open(ctx context.Context, req schema.Request) (*Job, error) {
 	return j, nil
 }
 
-func (js *Jobs) resolve(ctx context.Context, snap *openSnapshot, req schema.Request) (*Job, error) {
-	sees, err := js.visible(ctx, snap, req.Within)
+func (rv *Resolver) openOn(ctx context.Context, snap *openSnapshot, req schema.Request) (*Job, error) {
+	sees, err := rv.visible(ctx, snap, req.Within)
 	if err != nil {
 		return nil, err
 	}
-	o, has, err := js.outline(ctx, snap, req, sees)
+	o, has, err := rv.resolved(ctx, snap, req, sees)
 	if err != nil {
 		if sees != nil {
 			sees.Release()
@@ -99,7 +99,7 @@ func (js *Jobs) resolve(ctx context.Context, snap *openSnapshot, req schema.Requ
 	has.sees = sees
 	var shared *sharing
 	if o.local != nil {
-		if shared, err = js.share(ctx, snap, o); err != nil {
+		if shared, err = rv.share(ctx, snap, o); err != nil {
 			has.release()
 			return nil, err
 		}
@@ -107,19 +107,19 @@ func (js *Jobs) resolve(ctx context.Context, snap *openSnapshot, req schema.Requ
 	j := &Job{
 		local: o.local, sharing: shared, request: o.Request, id: o.ID, group: digest(withEpoch(o.Request, 0)),
 		snapshot: snap, selection: o.Plan.Config().Selection, plan: o.Plan, projection: o.Projection,
-		operators: o.Operators, makers: o.makers, turn: js.turn, holdings: has,
+		operators: o.Operators, makers: o.makers, turn: rv.turn, holdings: has,
 	}
 	j.holds.Store(1)
 	return j, nil
 }
 
-func (js *Jobs) outline(ctx context.Context, snap *openSnapshot, req schema.Request,
-	sees *result) (o *Outline, has holdings, err error) {
-	req, s, err := js.fill(ctx, snap.manifest.Snapshot(), req)
+func (rv *Resolver) resolved(ctx context.Context, snap *openSnapshot, req schema.Request,
+	sees *result) (o *Resolved, has holdings, err error) {
+	req, s, err := rv.fill(ctx, snap.manifest.Snapshot(), req)
 	if err != nil {
 		return nil, has, err
 	}
-	req, local, err := js.localize(ctx, snap.manifest.Snapshot(), req)
+	req, local, err := rv.localize(ctx, snap.manifest.Snapshot(), req)
 	if err != nil {
 		return nil, has, err
 	}
@@ -128,18 +128,18 @@ func (js *Jobs) outline(ctx context.Context, snap *openSnapshot, req schema.Requ
 			has.release()
 		}
 	}()
-	if has.makers, err = s.keep(ctx, &js.results); err != nil {
+	if has.makers, err = s.keep(ctx, &rv.results); err != nil {
 		return nil, has, err
 	}
 	var selection plan.Selection
-	if selection, has.result, err = js.selection(ctx, snap, req, sees.bitmapIn()); err != nil {
+	if selection, has.result, err = rv.selection(ctx, snap, req, sees.bitmapIn()); err != nil {
 		return nil, has, err
 	}
 	var buckets *plan.Buckets
-	if buckets, has.lengths, has.windows, err = js.buckets(ctx, snap, req); err != nil {
+	if buckets, has.lengths, has.windows, err = rv.buckets(ctx, snap, req); err != nil {
 		return nil, has, err
 	}
-	if o, err = newOutline(req, s, selection, buckets); err != nil {
+	if o, err = newResolved(req, s, selection, buckets); err != nil {
 		return nil, has, err
 	}
 	o.local = local
@@ -170,12 +170,12 @@ func withEpoch(r schema.Request, epoch uint64) schema.Request {
 }
 
 // PlanOf returns the plan of the epoch that comes so many after the job's own.
-func (j *Job) PlanOf(lap int64) *plan.Plan {
+func (j *Job) PlanOf(offset int64) *plan.Plan {
 	cfg := j.plan.Config()
-	if lap == 0 || !cfg.Shuffle {
+	if offset == 0 || !cfg.Shuffle {
 		return j.plan
 	}
-	cfg.Epoch += uint64(lap)
+	cfg.Epoch += uint64(offset)
 	p, err := plan.New(cfg)
 	if err != nil {
 		panic(err) // all but the epoch was checked, and any epoch will do

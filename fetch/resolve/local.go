@@ -17,10 +17,10 @@ import (
 type Layouts interface {
 	// Layout returns a layout by name; schema.ErrNotFound if there is none.
 	Layout(ctx context.Context, name string) (*layout.Layout, error)
-	// Claim returns the layout of an epoch of a plan. Whoever asks first decides: it is
+	// Reserve returns the layout of an epoch of a plan. Whoever asks first decides: it is
 	// made of the nodes that are there, for size bytes of blobs and for ranks beside those
 	// nodes, if they are not nil. Whoever asks later gets the same.
-	Claim(ctx context.Context, plan string, epoch uint64, size int64, ranks []string) (*layout.Layout, error)
+	Reserve(ctx context.Context, plan string, epoch uint64, size int64, ranks []string) (*layout.Layout, error)
 }
 
 // lone are the layouts of a server that is in no cluster.
@@ -35,8 +35,8 @@ func (lone) Layout(_ context.Context, name string) (*layout.Layout, error) {
 		"a request without owners works anywhere", schema.ErrNotFound, name)
 }
 
-// Claim implements Layouts.
-func (lone) Claim(context.Context, string, uint64, int64, []string) (*layout.Layout, error) {
+// Reserve implements Layouts.
+func (lone) Reserve(context.Context, string, uint64, int64, []string) (*layout.Layout, error) {
 	return layout.Lone(), nil
 }
 
@@ -50,7 +50,7 @@ type local struct {
 // localize finds the layout of a request that has its defaults filled in. The request that it
 // returns names it, and no ranks that the layout names itself. It is nil where ranks get what
 // the plan gives them.
-func (js *Jobs) localize(ctx context.Context, snap *schema.Snapshot,
+func (rv *Resolver) localize(ctx context.Context, snap *schema.Snapshot,
 	req schema.Request) (schema.Request, *local, error) {
 	if req.Assign != schema.AssignLocal {
 		return req, nil, nil
@@ -64,9 +64,9 @@ func (js *Jobs) localize(ctx context.Context, snap *schema.Snapshot,
 	}
 	x := &local{column: column}
 	if req.Owners == "" {
-		x.layout, err = js.layouts.Claim(ctx, digest(withEpoch(req, 0)), epochOf(req), size, req.Ranks)
+		x.layout, err = rv.layouts.Reserve(ctx, digest(withEpoch(req, 0)), epochOf(req), size, req.Ranks)
 	} else {
-		x.layout, err = js.layouts.Layout(ctx, req.Owners)
+		x.layout, err = rv.layouts.Layout(ctx, req.Owners)
 	}
 	if err != nil {
 		return req, nil, err
@@ -136,7 +136,7 @@ func (j *Job) Layout() *layout.Layout {
 }
 
 // Layout is as that of a job.
-func (o *Outline) Layout() *layout.Layout {
+func (o *Resolved) Layout() *layout.Layout {
 	if o.local == nil {
 		return nil
 	}
@@ -144,7 +144,7 @@ func (o *Outline) Layout() *layout.Layout {
 }
 
 // NodeOf is the node of the layout that a rank runs beside.
-func (o *Outline) NodeOf(rank int) int { return int(o.local.nodes[rank]) }
+func (o *Resolved) NodeOf(rank int) int { return int(o.local.nodes[rank]) }
 
 // NodeOf is the node of the layout that a rank runs beside.
 func (j *Job) NodeOf(rank int) int { return int(j.local.nodes[rank]) }
@@ -185,7 +185,7 @@ const (
 
 // sharing shares the steps of a job out, for all who read it here.
 type sharing struct {
-	jobs     *Jobs
+	jobs     *Resolver
 	key      string
 	locality *plan.Locality
 	table    *result // of slots
@@ -193,7 +193,7 @@ type sharing struct {
 	turns    chan struct{}
 	most     int // steps kept
 
-	refs int // guarded by Jobs.sharingsMu
+	refs int // guarded by Resolver.sharingsMu
 
 	mu    sync.Mutex
 	kept  map[shareKey]*stepShare
@@ -213,28 +213,28 @@ type stepShare struct {
 }
 
 // share returns the sharing of a job, with a hold for the caller.
-func (js *Jobs) share(ctx context.Context, snap *openSnapshot, o *Outline) (*sharing, error) {
+func (rv *Resolver) share(ctx context.Context, snap *openSnapshot, o *Resolved) (*sharing, error) {
 	key := digest(withEpoch(o.Request, 0))
-	if s := js.sharingOf(key, nil); s != nil {
+	if s := rv.sharingOf(key, nil); s != nil {
 		return s, nil
 	}
 	// Nothing is locked while it waits for the table: each job that ends gives its sharing up.
-	table, err := js.slotTable(ctx, snap, o.local.column)
+	table, err := rv.slotTable(ctx, snap, o.local.column)
 	if err != nil {
 		return nil, err
 	}
 	batch := min(o.Request.Batch, max(o.Plan.Rows(), 1))
 	s := &sharing{
-		jobs: js, key: key, locality: plan.NewLocality(o.local.layout, o.local.nodes), table: table, refs: 1,
+		jobs: rv, key: key, locality: plan.NewLocality(o.local.layout, o.local.nodes), table: table, refs: 1,
 		turns: make(chan struct{}, sharesAtOnce), most: int(min(max(keptShares/(4*batch), leastShares), mostShares)),
 		kept: map[shareKey]*stepShare{},
 	}
-	if s.memory, err = js.results.reserve(store.CallerFrom(ctx).Tenant,
+	if s.memory, err = rv.results.reserve(store.CallerFrom(ctx).Tenant,
 		batch*(4*int64(s.most)+sharesAtOnce*shareBytes)); err != nil {
 		table.Release()
 		return nil, fmt.Errorf("sharing out batches of %d rows: %w", batch, err)
 	}
-	if first := js.sharingOf(key, s); first != s {
+	if first := rv.sharingOf(key, s); first != s {
 		s.end() // another job of these rows came at the same time
 		return first, nil
 	}
@@ -242,15 +242,15 @@ func (js *Jobs) share(ctx context.Context, snap *openSnapshot, o *Outline) (*sha
 }
 
 // sharingOf returns the sharing of a key, with a hold for the caller; made, which has one already, if there is none.
-func (js *Jobs) sharingOf(key string, made *sharing) *sharing {
-	js.sharingsMu.Lock()
-	defer js.sharingsMu.Unlock()
-	if s := js.sharings[key]; s != nil {
+func (rv *Resolver) sharingOf(key string, made *sharing) *sharing {
+	rv.sharingsMu.Lock()
+	defer rv.sharingsMu.Unlock()
+	if s := rv.sharings[key]; s != nil {
 		s.refs++
 		return s
 	}
 	if made != nil {
-		js.sharings[key] = made
+		rv.sharings[key] = made
 	}
 	return made
 }
@@ -303,14 +303,14 @@ func (s *sharing) keep(k shareKey, x *stepShare) {
 // Shared says which row of a step stands in which place: the sample of place at of the epoch's
 // order, in [lo, hi) of plan.Share, is that of index start + rows[at-start], where start is the first of
 // the step. nil stands for the plan's own order. It reads of the manifest the keys of
-// all rows of the step that nobody has asked for before. lap counts epochs from the job's own. The slice
+// all rows of the step that nobody has asked for before. offset counts epochs from the job's own. The slice
 // is not to be changed.
-func (j *Job) Shared(ctx context.Context, lap, step int64) ([]int32, error) {
-	rows, ok := j.TryShared(lap, step)
+func (j *Job) Shared(ctx context.Context, offset, step int64) ([]int32, error) {
+	rows, ok := j.TryShared(offset, step)
 	if ok {
 		return rows, nil
 	}
-	s, k := j.sharing, j.shareKey(lap, step)
+	s, k := j.sharing, j.shareKey(offset, step)
 	x, err := s.jobs.assigning.do(ctx, fmt.Sprintf("%s %d %d", s.key, k.epoch, k.step), j,
 		func(ctx context.Context) (*stepShare, error) {
 			if x := s.try(k); x != nil {
@@ -322,7 +322,7 @@ func (j *Job) Shared(ctx context.Context, lap, step int64) ([]int32, error) {
 			case <-ctx.Done():
 				return nil, context.Cause(ctx)
 			}
-			x, err := j.assign(ctx, lap, step)
+			x, err := j.assign(ctx, offset, step)
 			if err != nil {
 				return nil, fmt.Errorf("sharing out step %d of %s: %w", step, j.SnapshotName(), err)
 			}
@@ -336,26 +336,26 @@ func (j *Job) Shared(ctx context.Context, lap, step int64) ([]int32, error) {
 }
 
 // TryShared is Shared where that needs no computation.
-func (j *Job) TryShared(lap, step int64) (rows []int32, ok bool) {
+func (j *Job) TryShared(offset, step int64) (rows []int32, ok bool) {
 	if j.local == nil {
 		return nil, true
 	}
-	if x := j.sharing.try(j.shareKey(lap, step)); x != nil {
+	if x := j.sharing.try(j.shareKey(offset, step)); x != nil {
 		return x.rows, true
 	}
 	return nil, false
 }
 
 // shareKey names a step of an epoch. Where nothing is shuffled all epochs are alike.
-func (j *Job) shareKey(lap, step int64) shareKey {
+func (j *Job) shareKey(offset, step int64) shareKey {
 	if j.request.Shuffle == nil {
-		lap = 0
+		offset = 0
 	}
-	return shareKey{j.EpochNumber() + uint64(lap), step}
+	return shareKey{j.EpochNumber() + uint64(offset), step}
 }
 
-func (j *Job) assign(ctx context.Context, lap, step int64) (*stepShare, error) {
-	p := j.PlanOf(lap)
+func (j *Job) assign(ctx context.Context, offset, step int64) (*stepShare, error) {
+	p := j.PlanOf(offset)
 	start, size := p.Batch(step)
 	positions, slots := make([]int64, size), make([]uint16, size)
 	for i := range positions {

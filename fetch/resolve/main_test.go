@@ -25,9 +25,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fixture is Jobs over a store of its own.
+// fixture is a Resolver over a store of its own.
 type fixture struct {
-	*resolve.Jobs
+	*resolve.Resolver
 	store  *counting
 	ledger *admission.Ledger
 	work   *admission.Work
@@ -73,7 +73,7 @@ func newFixture(t *testing.T, opts resolve.Options, limits admission.Limits) *fi
 	limits.EnsureDefaults()
 	f := &fixture{store: &counting{Store: s}, ledger: admission.NewLedger(limits), work: admission.NewWork(1)}
 	opts.Logger = slog.New(slog.DiscardHandler)
-	if f.Jobs, err = resolve.New(f.store, f.read, f.ledger, f.work, opts); err != nil {
+	if f.Resolver, err = resolve.New(f.store, f.read, f.ledger, f.work, opts); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

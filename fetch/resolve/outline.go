@@ -13,9 +13,9 @@ import (
 	"bowstring/schema"
 )
 
-// Outline is what a request means as far as the record of its snapshot tells:
+// Resolved is what a request means as far as the record of its snapshot tells:
 // all but the rows.
-type Outline struct {
+type Resolved struct {
 	Request    schema.Request // with the snapshot's number, never a tag, and the defaults filled in
 	ID         string         // as Job.ID
 	Plan       *plan.Plan     // without buckets, which change neither counts nor sizes, where no rows were read
@@ -25,20 +25,20 @@ type Outline struct {
 	local      *local         // as of a job
 }
 
-// Outline is what the job is an outline of, and more.
-func (j *Job) Outline() *Outline {
-	return &Outline{Request: j.request, ID: j.id, Plan: j.plan, Projection: j.projection, Operators: j.operators,
+// Resolved is the job without what it holds.
+func (j *Job) Resolved() *Resolved {
+	return &Resolved{Request: j.request, ID: j.id, Plan: j.plan, Projection: j.projection, Operators: j.operators,
 		makers: j.makers, local: j.local}
 }
 
-// Outline resolves a request against a snapshot without opening its manifest. The
+// Resolve resolves a request against a snapshot without opening its manifest. The
 // request has neither where nor a selection, and its caller may see all rows: else the
 // rows are needed.
-func (js *Jobs) Outline(ctx context.Context, snap *schema.Snapshot, req schema.Request) (*Outline, error) {
+func (rv *Resolver) Resolve(ctx context.Context, snap *schema.Snapshot, req schema.Request) (*Resolved, error) {
 	if req.Where != "" || req.Selection != nil || req.Within.HidesRows() {
-		return nil, fmt.Errorf("%w: an outline of where or a selection", schema.ErrInvalid)
+		return nil, fmt.Errorf("%w: a resolved request of where or a selection", schema.ErrInvalid)
 	}
-	req, shown, err := js.fill(ctx, snap, req)
+	req, shown, err := rv.fill(ctx, snap, req)
 	if err != nil {
 		return nil, err
 	}
@@ -46,30 +46,30 @@ func (js *Jobs) Outline(ctx context.Context, snap *schema.Snapshot, req schema.R
 	if err != nil {
 		return nil, err
 	}
-	return newOutline(req, shown, selection, nil)
+	return newResolved(req, shown, selection, nil)
 }
 
 // ID is what Job.ID would be of the request: it depends on no row. A request that
 // names snapshot and batch, as those of resolved jobs do, need not be looked up,
 // and may be of a snapshot that was dropped.
-func (js *Jobs) ID(ctx context.Context, req schema.Request) (string, error) {
+func (rv *Resolver) ID(ctx context.Context, req schema.Request) (string, error) {
 	if err := req.Check(); err != nil {
 		return "", err
 	}
-	req, err := js.Pin(ctx, req)
+	req, err := rv.Pin(ctx, req)
 	if err != nil {
 		return "", err
 	}
 	if req.Snapshot == 0 || req.Batch == 0 || req.BucketByLength != nil && req.BucketByLength.Window == 0 ||
 		!req.Operators.Resolved() || req.Assign == schema.AssignLocal && req.Owners == "" {
-		snap, err := js.store.Snapshot(ctx, req.Dataset, req.Snapshot)
+		snap, err := rv.store.Snapshot(ctx, req.Dataset, req.Snapshot)
 		if err != nil {
 			return "", err
 		}
-		if req, _, err = js.fill(ctx, snap, req); err != nil {
+		if req, _, err = rv.fill(ctx, snap, req); err != nil {
 			return "", err
 		}
-		if req, _, err = js.localize(ctx, snap, req); err != nil {
+		if req, _, err = rv.localize(ctx, snap, req); err != nil {
 			return "", err
 		}
 	}
@@ -77,8 +77,8 @@ func (js *Jobs) ID(ctx context.Context, req schema.Request) (string, error) {
 }
 
 // Schema is what batches of a request look like.
-func (js *Jobs) Schema(ctx context.Context, snap *schema.Snapshot, req schema.Request) (*arrow.Schema, error) {
-	_, s, err := js.fill(ctx, snap, req)
+func (rv *Resolver) Schema(ctx context.Context, snap *schema.Snapshot, req schema.Request) (*arrow.Schema, error) {
+	_, s, err := rv.fill(ctx, snap, req)
 	if err != nil {
 		return nil, err
 	}
@@ -94,16 +94,16 @@ type shown struct {
 
 // fill puts the snapshot's number and the defaults that depend on its columns in, and operators
 // as they are written in full.
-func (js *Jobs) fill(ctx context.Context, snap *schema.Snapshot, req schema.Request) (schema.Request, shown, error) {
+func (rv *Resolver) fill(ctx context.Context, snap *schema.Snapshot, req schema.Request) (schema.Request, shown, error) {
 	req.Snapshot, req.Tag = snap.Number, ""
 	var s shown
 	var err error
 	if req.Operators != nil {
-		if s.operators, err = operators.CompileSet(js.kinds, snap.Schema, req.Within, req.Operators); err != nil {
+		if s.operators, err = operators.CompileSet(rv.kinds, snap.Schema, req.Within, req.Operators); err != nil {
 			return req, s, err
 		}
 		req.Operators = s.operators.Canonical()
-		if err := s.express(ctx, js.turn, snap, req); err != nil {
+		if err := s.express(ctx, rv.turn, snap, req); err != nil {
 			return req, s, err
 		}
 		if len(req.Operators.Columns()) == 0 {
@@ -176,7 +176,7 @@ func checkShown(snap *schema.Snapshot, req schema.Request, p *schema.Projection)
 	return nil
 }
 
-func newOutline(req schema.Request, s shown, selection plan.Selection, buckets *plan.Buckets) (*Outline, error) {
+func newResolved(req schema.Request, s shown, selection plan.Selection, buckets *plan.Buckets) (*Resolved, error) {
 	cfg := plan.Config{Selection: selection, Batch: req.Batch, World: int(req.WorldSize()), Buckets: buckets}
 	if req.Shuffle != nil {
 		cfg.Shuffle, cfg.Seed, cfg.Epoch = true, req.Shuffle.Seed, req.Shuffle.Epoch
@@ -189,6 +189,6 @@ func newOutline(req schema.Request, s shown, selection plan.Selection, buckets *
 	if err != nil {
 		return nil, err
 	}
-	return &Outline{Request: req, ID: digest(req), Plan: p, Projection: s.projection, Operators: s.operators,
+	return &Resolved{Request: req, ID: digest(req), Plan: p, Projection: s.projection, Operators: s.operators,
 		makers: s.makers}, nil
 }

@@ -18,7 +18,7 @@ import (
 // DefaultMaxSelections is the default of Options.MaxSelections.
 const DefaultMaxSelections = 10_000
 
-// Options tunes Jobs. The zero value of each field stands for its default.
+// Options tunes a Resolver. The zero value of each field stands for its default.
 type Options struct {
 	// IdleSnapshots is how many snapshots nobody reads stay open, so that the
 	// next job need not open them again. Default 8.
@@ -87,8 +87,8 @@ func (o *Options) Validate() error {
 // retries there are. Its user releases the blob.
 type ReadFunc func(context.Context, schema.BlobRef) (schema.Blob, error)
 
-// Jobs opens jobs over the snapshots of a store. It is safe for concurrent use.
-type Jobs struct {
+// Resolver opens jobs over the snapshots of a store. It is safe for concurrent use.
+type Resolver struct {
 	store     store.Store
 	read      ReadFunc
 	work      *admission.Work
@@ -106,16 +106,16 @@ type Jobs struct {
 	sharings   map[string]*sharing // by what is the same in all epochs
 }
 
-// New returns Jobs over a store, which stays the caller's. read reads blobs;
+// New returns a Resolver over a store, which stays the caller's. read reads blobs;
 // memory is counted in the ledger, and long work done by turns. The error is of
 // opts.Validate.
 func New(s store.Store, read func(context.Context, schema.BlobRef) (schema.Blob, error), ledger *admission.Ledger,
-	work *admission.Work, opts Options) (*Jobs, error) {
+	work *admission.Work, opts Options) (*Resolver, error) {
 	opts.EnsureDefaults()
 	if err := opts.Validate(); err != nil {
 		return nil, err
 	}
-	j := &Jobs{
+	j := &Resolver{
 		store: s, read: read, work: work, logger: opts.Logger,
 		results:   results{ledger: ledger, kept: map[string]*result{}},
 		computing: computations[*result]{logger: opts.Logger},
@@ -141,56 +141,56 @@ func New(s store.Store, read func(context.Context, schema.BlobRef) (schema.Blob,
 }
 
 // InUse lists the snapshots that somebody uses.
-func (js *Jobs) InUse() []*schema.Snapshot { return js.snapshots.inUse() }
+func (rv *Resolver) InUse() []*schema.Snapshot { return rv.snapshots.inUse() }
 
 // NamesInUse are the names of the snapshots that somebody uses, as of SnapshotName.
-func (js *Jobs) NamesInUse() map[string]bool {
+func (rv *Resolver) NamesInUse() map[string]bool {
 	names := map[string]bool{}
-	for _, s := range js.InUse() {
+	for _, s := range rv.InUse() {
 		names[snapshotKey{s.Dataset, s.Number}.String()] = true
 	}
 	return names
 }
 
 // OpenSnapshots is how many snapshots are open, used or not.
-func (js *Jobs) OpenSnapshots() int { return js.snapshots.open() }
+func (rv *Resolver) OpenSnapshots() int { return rv.snapshots.open() }
 
 // CloseIdle closes every snapshot that nobody uses.
-func (js *Jobs) CloseIdle() { js.snapshots.closeIdle() }
+func (rv *Resolver) CloseIdle() { rv.snapshots.closeIdle() }
 
 // Doubt has the catalog asked about the snapshots of a dataset, before one is
 // used again.
-func (js *Jobs) Doubt(dataset string) { js.snapshots.doubt(dataset) }
+func (rv *Resolver) Doubt(dataset string) { rv.snapshots.doubt(dataset) }
 
 // Close ends what is being computed, waits for it, and closes the snapshots that
 // nobody uses, now and whenever one is used no more. No job can be opened
 // afterwards.
-func (js *Jobs) Close() {
-	js.ahead.end()
-	js.computing.close()
-	js.assigning.close()
-	js.snapshots.close()
-	js.results.close()
+func (rv *Resolver) Close() {
+	rv.ahead.end()
+	rv.computing.close()
+	rv.assigning.close()
+	rv.snapshots.close()
+	rv.results.close()
 }
 
 // derive returns a result over a snapshot, with a hold for the caller: the one
 // that is kept under what, or else computed. The caller has a hold of reads.
 // compute returns the result with nothing but its value and memory set.
-func (js *Jobs) derive(ctx context.Context, key snapshotKey, what string, reads held,
+func (rv *Resolver) derive(ctx context.Context, key snapshotKey, what string, reads held,
 	compute func(context.Context) (*result, error)) (*result, error) {
 	name := resultKey(key, what)
-	if r := js.results.get(name); r != nil {
+	if r := rv.results.get(name); r != nil {
 		return r, nil
 	}
-	return js.computing.do(ctx, name, reads, func(ctx context.Context) (*result, error) {
-		if r := js.results.get(name); r != nil {
+	return rv.computing.do(ctx, name, reads, func(ctx context.Context) (*result, error) {
+		if r := rv.results.get(name); r != nil {
 			return r, nil // it was added since it was looked for
 		}
 		r, err := compute(ctx)
 		if err != nil {
 			return nil, err
 		}
-		return js.results.add(name, r), nil
+		return rv.results.add(name, r), nil
 	})
 }
 
@@ -202,9 +202,9 @@ func resultKey(key snapshotKey, what string) string {
 
 // turn runs a short piece of long work when it is the caller's turn. A panic in
 // it, in whatever goroutine, is an error.
-func (js *Jobs) turn(ctx context.Context, piece func() error) error {
-	return js.work.Do(ctx, store.CallerFrom(ctx).Tenant, func() (err error) {
-		defer recovered(ctx, js.logger, &err)
+func (rv *Resolver) turn(ctx context.Context, piece func() error) error {
+	return rv.work.Do(ctx, store.CallerFrom(ctx).Tenant, func() (err error) {
+		defer recovered(ctx, rv.logger, &err)
 		return piece()
 	})
 }

@@ -27,11 +27,11 @@ func (e *RestrictionError) Error() string {
 
 // visible computes which samples a restriction shows. The result, of which the caller
 // gets a hold, is nil if it shows all.
-func (js *Jobs) visible(ctx context.Context, snap *openSnapshot, within *schema.Restriction) (*result, error) {
+func (rv *Resolver) visible(ctx context.Context, snap *openSnapshot, within *schema.Restriction) (*result, error) {
 	if !within.HidesRows() {
 		return nil, nil //nolint:nilnil // nobody needs a bitmap of all rows
 	}
-	r, err := js.matches(ctx, snap, nil, nil, within.Where)
+	r, err := rv.matches(ctx, snap, nil, nil, within.Where)
 	if fault, ok := errors.AsType[*where.Error](err); ok {
 		return nil, &RestrictionError{snap.key.String(), fault}
 	}

@@ -16,7 +16,7 @@ import (
 // selection, a where expression; of the samples that its caller may see, all if sees is
 // nil. The result, of which the caller gets a hold, keeps the selection in memory; it is
 // nil where that takes next to none.
-func (js *Jobs) selection(ctx context.Context, snap *openSnapshot, req schema.Request,
+func (rv *Resolver) selection(ctx context.Context, snap *openSnapshot, req schema.Request,
 	sees *plan.Bitmap) (plan.Selection, *result, error) {
 	if sees != nil {
 		if err := checkSplit(snap.manifest.Snapshot(), req.Split, sees); err != nil {
@@ -29,7 +29,7 @@ func (js *Jobs) selection(ctx context.Context, snap *openSnapshot, req schema.Re
 	}
 	ref := req.Selection
 	if ref != nil && ref.Name != "" {
-		if err := js.renewals.use(ctx, snap.key.dataset, ref.Name); err != nil {
+		if err := rv.renewals.use(ctx, snap.key.dataset, ref.Name); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -41,16 +41,16 @@ func (js *Jobs) selection(ctx context.Context, snap *openSnapshot, req schema.Re
 		sel, err := listed(snap.manifest.Rows(), ref.Positions, sees, split)
 		return sel, nil, err
 	case req.Where == "" && ref == nil && req.Split == "":
-		r, err = js.visible(ctx, snap, req.Within)
+		r, err = rv.visible(ctx, snap, req.Within)
 	case req.Split == "" && ref == nil:
-		r, err = js.matches(ctx, snap, req.Within, sees, req.Where)
+		r, err = rv.matches(ctx, snap, req.Within, sees, req.Where)
 	case req.Split == "" && req.Where == "" && sees == nil:
-		r, err = js.saved(ctx, snap, ref.Name)
+		r, err = rv.saved(ctx, snap, ref.Name)
 	default:
 		what := schema.Request{Split: req.Split, Where: req.Where, Selection: ref}
-		r, err = js.derive(ctx, snap.key, string(within(req, "all of\x00"+string(what.Marshal()))), snap,
+		r, err = rv.derive(ctx, snap.key, string(within(req, "all of\x00"+string(what.Marshal()))), snap,
 			func(ctx context.Context) (*result, error) {
-				return js.intersect(ctx, snap, req, sees, split)
+				return rv.intersect(ctx, snap, req, sees, split)
 			})
 	}
 	if err != nil {
@@ -61,14 +61,14 @@ func (js *Jobs) selection(ctx context.Context, snap *openSnapshot, req schema.Re
 
 // intersect computes what a split, a selection, the matches of an expression and what
 // can be seen have in common.
-func (js *Jobs) intersect(ctx context.Context, snap *openSnapshot, req schema.Request, sees *plan.Bitmap,
+func (rv *Resolver) intersect(ctx context.Context, snap *openSnapshot, req schema.Request, sees *plan.Bitmap,
 	split plan.Selection) (*result, error) {
 	var parts []*plan.Bitmap
 	if sees != nil {
 		parts = append(parts, sees)
 	}
 	if req.Where != "" {
-		r, err := js.matches(ctx, snap, req.Within, sees, req.Where)
+		r, err := rv.matches(ctx, snap, req.Within, sees, req.Where)
 		if err != nil {
 			return nil, err
 		}
@@ -85,15 +85,15 @@ func (js *Jobs) intersect(ctx context.Context, snap *openSnapshot, req schema.Re
 			sel, err := listed(rows, ref.Positions, sees, others...)
 			return &result{selection: sel}, err
 		}
-		r, err := js.saved(ctx, snap, ref.Name)
+		r, err := rv.saved(ctx, snap, ref.Name)
 		if err != nil {
 			return nil, err
 		}
 		defer r.Release()
 		parts = append(parts, r.selection.(*plan.Bitmap))
 	}
-	return js.results.within(ctx, plan.BitmapSize(rows), 0, func() (sel plan.Selection, err error) {
-		err = js.turn(ctx, func() error {
+	return rv.results.within(ctx, plan.BitmapSize(rows), 0, func() (sel plan.Selection, err error) {
+		err = rv.turn(ctx, func() error {
 			sel = split
 			for _, b := range parts {
 				sel = b.And(sel)
@@ -107,20 +107,20 @@ func (js *Jobs) intersect(ctx context.Context, snap *openSnapshot, req schema.Re
 // matches evaluates an expression over the samples that a caller may see: the columns
 // that a restriction shows, of the rows of sees, all if it is nil. The result's selection
 // is a bitmap.
-func (js *Jobs) matches(ctx context.Context, snap *openSnapshot, restriction *schema.Restriction, sees *plan.Bitmap,
+func (rv *Resolver) matches(ctx context.Context, snap *openSnapshot, restriction *schema.Restriction, sees *plan.Bitmap,
 	text string) (*result, error) {
 	what := string(within(schema.Request{Within: restriction}, "where\x00"+text))
-	return js.derive(ctx, snap.key, what, snap, func(ctx context.Context) (*result, error) {
+	return rv.derive(ctx, snap.key, what, snap, func(ctx context.Context) (*result, error) {
 		m := snap.manifest
-		expr, err := where.Compile(ctx, text, restriction.Visible(m.Snapshot().Schema), js.turn)
+		expr, err := where.Compile(ctx, text, restriction.Visible(m.Snapshot().Schema), rv.turn)
 		if err == nil {
 			err = checkHidden(expr, m.Snapshot(), restriction)
 		}
 		if err != nil {
 			return nil, err
 		}
-		return js.results.within(ctx, plan.BitmapSize(m.Rows()), where.Scratch, func() (plan.Selection, error) {
-			found, err := expr.EvalWithin(ctx, m, sees, js.turn)
+		return rv.results.within(ctx, plan.BitmapSize(m.Rows()), where.Scratch, func() (plan.Selection, error) {
+			found, err := expr.EvalWithin(ctx, m, sees, rv.turn)
 			if err != nil {
 				return nil, fmt.Errorf("evaluating where over snapshot %s: %w", snap.key, err)
 			}
@@ -130,9 +130,9 @@ func (js *Jobs) matches(ctx context.Context, snap *openSnapshot, restriction *sc
 }
 
 // saved reads an uploaded selection. The result's selection is a bitmap.
-func (js *Jobs) saved(ctx context.Context, snap *openSnapshot, name string) (*result, error) {
-	return js.derive(ctx, snap.key, "selection\x00"+name, snap, func(ctx context.Context) (*result, error) {
-		saved, err := js.store.Selection(ctx, snap.key.dataset, name)
+func (rv *Resolver) saved(ctx context.Context, snap *openSnapshot, name string) (*result, error) {
+	return rv.derive(ctx, snap.key, "selection\x00"+name, snap, func(ctx context.Context) (*result, error) {
+		saved, err := rv.store.Selection(ctx, snap.key.dataset, name)
 		if err != nil {
 			return nil, err
 		}
@@ -142,11 +142,11 @@ func (js *Jobs) saved(ctx context.Context, snap *openSnapshot, name string) (*re
 					"mean other samples", snap.key.number, saved.Snapshot)}
 		}
 		rows := snap.manifest.Rows()
-		return js.results.within(ctx, plan.BitmapSize(rows), 0, func() (plan.Selection, error) {
-			b, err := js.readBitmap(ctx, rows, saved.Bitmap)
+		return rv.results.within(ctx, plan.BitmapSize(rows), 0, func() (plan.Selection, error) {
+			b, err := rv.readBitmap(ctx, rows, saved.Bitmap)
 			if errors.Is(err, schema.ErrDataLoss) {
 				// It may have been dropped since it was looked up, and collected: nothing holds it.
-				if _, gone := js.store.Selection(ctx, snap.key.dataset, name); errors.Is(gone, schema.ErrNotFound) {
+				if _, gone := rv.store.Selection(ctx, snap.key.dataset, name); errors.Is(gone, schema.ErrNotFound) {
 					return nil, gone
 				}
 			}
@@ -158,13 +158,13 @@ func (js *Jobs) saved(ctx context.Context, snap *openSnapshot, name string) (*re
 	})
 }
 
-func (js *Jobs) readBitmap(ctx context.Context, rows int64, ref schema.BlobRef) (bitmap *plan.Bitmap, err error) {
-	b, err := js.read(ctx, ref)
+func (rv *Resolver) readBitmap(ctx context.Context, rows int64, ref schema.BlobRef) (bitmap *plan.Bitmap, err error) {
+	b, err := rv.read(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
 	defer b.Release()
-	err = js.turn(ctx, func() (err error) {
+	err = rv.turn(ctx, func() (err error) {
 		bitmap, err = plan.BitmapFromBytes(rows, b.Bytes())
 		return err
 	})
@@ -249,9 +249,9 @@ func bitmapOf(rows int64, positions []int64) (*plan.Bitmap, error) {
 // requests select it. It names
 // the caller that ctx carries as its first uploader, which gives no right, and expires when it was not used for
 // Options.SelectionLifetime. Saving it again only puts that off.
-func (js *Jobs) SaveSelection(ctx context.Context, dataset string, snapshot int64,
+func (rv *Resolver) SaveSelection(ctx context.Context, dataset string, snapshot int64,
 	positions []int64) (name string, err error) {
-	snap, err := js.snapshots.get(ctx, dataset, snapshot)
+	snap, err := rv.snapshots.get(ctx, dataset, snapshot)
 	if err != nil {
 		return "", err
 	}
@@ -260,7 +260,7 @@ func (js *Jobs) SaveSelection(ctx context.Context, dataset string, snapshot int6
 	if err != nil {
 		return "", err
 	}
-	in, err := js.store.Begin(ctx, dataset)
+	in, err := rv.store.Begin(ctx, dataset)
 	if err != nil {
 		return "", err
 	}
@@ -275,8 +275,8 @@ func (js *Jobs) SaveSelection(ctx context.Context, dataset string, snapshot int6
 	}
 	sel := schema.Selection{Dataset: dataset, Snapshot: snap.key.number, Rows: b.Len(), Bitmap: ref,
 		Created: time.Now().UTC(),
-		Owner:   store.CallerFrom(ctx).Principal, Expires: js.renewals.expiry(), Most: js.renewals.most}
-	if err := js.store.SaveSelection(ctx, in, sel); err != nil {
+		Owner:   store.CallerFrom(ctx).Principal, Expires: rv.renewals.expiry(), Most: rv.renewals.most}
+	if err := rv.store.SaveSelection(ctx, in, sel); err != nil {
 		return "", fmt.Errorf("saving a selection of %s: %w", snap.key, err)
 	}
 	return sel.Name(), nil

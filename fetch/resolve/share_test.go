@@ -14,18 +14,18 @@ import (
 
 // While the table of slots that a job shares its batches out by is being made, other jobs end.
 func TestJobsEndWhileOneIsShared(t *testing.T) {
-	js := &Jobs{sharings: map[string]*sharing{}, computing: computations[*result]{logger: slog.New(slog.DiscardHandler)}}
-	js.results = results{ledger: admission.NewLedger(admission.Limits{Evaluation: 1 << 20}), kept: map[string]*result{}}
+	rv := &Resolver{sharings: map[string]*sharing{}, computing: computations[*result]{logger: slog.New(slog.DiscardHandler)}}
+	rv.results = results{ledger: admission.NewLedger(admission.Limits{Evaluation: 1 << 20}), kept: map[string]*result{}}
 	snap := &openSnapshot{key: snapshotKey{"d", 1}}
 	name := resultKey(snap.key, "slots\x000")
-	other := &sharing{jobs: js, key: "other", refs: 1, table: js.results.add("other", &result{})}
-	js.sharings["other"] = other
+	other := &sharing{jobs: rv, key: "other", refs: 1, table: rv.results.add("other", &result{})}
+	rv.sharings["other"] = other
 
 	finish, made := make(chan struct{}), make(chan error, 1)
 	go func() {
-		r, err := js.computing.do(t.Context(), name, nothing{}, func(context.Context) (*result, error) {
+		r, err := rv.computing.do(t.Context(), name, nothing{}, func(context.Context) (*result, error) {
 			<-finish
-			return js.results.add(name, &result{slots: newSlotTable(4, 0)}), nil
+			return rv.results.add(name, &result{slots: newSlotTable(4, 0)}), nil
 		})
 		if err == nil {
 			r.Release()
@@ -33,9 +33,9 @@ func TestJobsEndWhileOneIsShared(t *testing.T) {
 		made <- err
 	}()
 	waiters := func() int {
-		js.computing.mu.Lock()
-		defer js.computing.mu.Unlock()
-		if p := js.computing.byKey[name]; p != nil {
+		rv.computing.mu.Lock()
+		defer rv.computing.mu.Unlock()
+		if p := rv.computing.byKey[name]; p != nil {
 			return p.waiters
 		}
 		return 0
@@ -50,12 +50,12 @@ func TestJobsEndWhileOneIsShared(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := &Outline{Request: schema.Request{Dataset: "d", Snapshot: 1, Batch: 2}, Plan: p,
+	o := &Resolved{Request: schema.Request{Dataset: "d", Snapshot: 1, Batch: 2}, Plan: p,
 		local: &local{layout: layout.Lone(), nodes: []int32{0}}}
 	shared := make(chan *sharing, 2)
 	for range cap(shared) {
 		go func() {
-			s, err := js.share(t.Context(), snap, o)
+			s, err := rv.share(t.Context(), snap, o)
 			if err != nil {
 				t.Error(err)
 			}
@@ -84,11 +84,11 @@ func TestJobsEndWhileOneIsShared(t *testing.T) {
 	a.release()
 	b.release()
 	<-ended
-	if n := len(js.sharings); n != 0 {
+	if n := len(rv.sharings); n != 0 {
 		t.Errorf("%d sharings are left", n)
 	}
-	js.results.close()
-	if a := js.results.ledger.Accounts()[admission.Evaluation]; a.Used != 0 {
+	rv.results.close()
+	if a := rv.results.ledger.Accounts()[admission.Evaluation]; a.Used != 0 {
 		t.Errorf("%d bytes are not given back", a.Used)
 	}
 }

@@ -40,11 +40,11 @@ func newSlotTable(rows int64, column int) *slotTable {
 }
 
 // slotTable returns the table of a blob column of a snapshot, with a hold for the caller.
-func (js *Jobs) slotTable(ctx context.Context, snap *openSnapshot, column int) (*result, error) {
-	return js.derive(ctx, snap.key, fmt.Sprintf("slots\x00%d", column), snap, func(context.Context) (*result, error) {
+func (rv *Resolver) slotTable(ctx context.Context, snap *openSnapshot, column int) (*result, error) {
+	return rv.derive(ctx, snap.key, fmt.Sprintf("slots\x00%d", column), snap, func(context.Context) (*result, error) {
 		rows := snap.manifest.Rows()
 		// On nobody's account: whoever shares out batches of the snapshot uses it.
-		memory, err := js.results.reserve("", slotBytes(rows))
+		memory, err := rv.results.reserve("", slotBytes(rows))
 		if err != nil {
 			return nil, fmt.Errorf("assign %q keeps two bytes for each of %d rows: %w", schema.AssignLocal, rows, err)
 		}

@@ -23,13 +23,13 @@ import (
 // offsets, bitmaps, padding, headers. It is -1 where operators make cells whose sizes are
 // not known before they are made, and where an expression makes a column that may have nulls or texts. Where they are known it counts every cell that is no null in the
 // snapshot; on_error may make nulls of some.
-func (js *Jobs) TotalBytes(ctx context.Context, j *Job) (int64, error) {
+func (rv *Resolver) TotalBytes(ctx context.Context, j *Job) (int64, error) {
 	if !j.sized() {
 		return -1, nil
 	}
-	total, err := js.selectedBytes(ctx, j)
+	total, err := rv.selectedBytes(ctx, j)
 	if err == nil && j.plan.Padded()+j.plan.Dropped() > 0 {
-		total, err = js.servedBytes(ctx, j, total)
+		total, err = rv.servedBytes(ctx, j, total)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("adding up the bytes of %s: %w", j.snapshot.key, err)
@@ -55,13 +55,13 @@ func (j *Job) sized() bool {
 	return true
 }
 
-// KnownBytes is what TotalBytes would be of an outline, if it is known without
+// KnownBytes is what TotalBytes would be of a resolved request, if it is known without
 // reading any row: because it was asked for not long ago.
-func (js *Jobs) KnownBytes(o *Outline) (int64, bool) {
+func (rv *Resolver) KnownBytes(o *Resolved) (int64, bool) {
 	if o.Plan.Padded()+o.Plan.Dropped() > 0 {
 		return 0, false
 	}
-	r := js.results.get(resultKey(snapshotKey{o.Request.Dataset, o.Request.Snapshot}, selectedKey(o.Request)))
+	r := rv.results.get(resultKey(snapshotKey{o.Request.Dataset, o.Request.Snapshot}, selectedKey(o.Request)))
 	if r == nil {
 		return 0, false
 	}
@@ -79,16 +79,16 @@ func selectedKey(req schema.Request) string {
 }
 
 // selectedBytes is the size of all rows that are selected.
-func (js *Jobs) selectedBytes(ctx context.Context, j *Job) (int64, error) {
-	return js.derivedSum(ctx, j, selectedKey(j.request), func(ctx context.Context, sizes *cellSizes) (int64, error) {
-		return js.sumSelected(ctx, sizes, j.selection)
+func (rv *Resolver) selectedBytes(ctx context.Context, j *Job) (int64, error) {
+	return rv.derivedSum(ctx, j, selectedKey(j.request), func(ctx context.Context, sizes *cellSizes) (int64, error) {
+		return rv.sumSelected(ctx, sizes, j.selection)
 	})
 }
 
 // servedBytes is the size of all rows that are served, where those selected have
 // that size, and some are left out or repeated.
-func (js *Jobs) servedBytes(ctx context.Context, j *Job, selected int64) (int64, error) {
-	return js.derivedSum(ctx, j, string(within(j.request, "served\x00"+string(j.request.Marshal()))),
+func (rv *Resolver) servedBytes(ctx context.Context, j *Job, selected int64) (int64, error) {
+	return rv.derivedSum(ctx, j, string(within(j.request, "served\x00"+string(j.request.Marshal()))),
 		func(ctx context.Context, sizes *cellSizes) (int64, error) {
 			n, cfg := j.selection.Len(), j.plan.Config()
 			cfg.Buckets = nil // they move nothing into the epoch, nor out of it
@@ -98,7 +98,7 @@ func (js *Jobs) servedBytes(ctx context.Context, j *Job, selected int64) (int64,
 				if err != nil {
 					return 0, err
 				}
-				more, err := js.sum(ctx, sizes, padded%n, func(i int64) int64 { return order.Position(n + i) })
+				more, err := rv.sum(ctx, sizes, padded%n, func(i int64) int64 { return order.Position(n + i) })
 				return selected + padded/n*selected + more, err
 			}
 			dropped := j.plan.Dropped()
@@ -107,16 +107,16 @@ func (js *Jobs) servedBytes(ctx context.Context, j *Job, selected int64) (int64,
 			if err != nil {
 				return 0, err
 			}
-			less, err := js.sum(ctx, sizes, dropped, func(i int64) int64 { return whole.Position(n - dropped + i) })
+			less, err := rv.sum(ctx, sizes, dropped, func(i int64) int64 { return whole.Position(n - dropped + i) })
 			return selected - less, err
 		})
 }
 
 // derivedSum computes a sum once. It goes on as long as somebody waits for it, and
 // holds the job until it has ended.
-func (js *Jobs) derivedSum(ctx context.Context, j *Job, what string, compute func(context.Context, *cellSizes) (int64,
+func (rv *Resolver) derivedSum(ctx context.Context, j *Job, what string, compute func(context.Context, *cellSizes) (int64,
 	error)) (int64, error) {
-	r, err := js.derive(ctx, j.snapshot.key, what, j, func(ctx context.Context) (*result, error) {
+	r, err := rv.derive(ctx, j.snapshot.key, what, j, func(ctx context.Context) (*result, error) {
 		sizes, err := newCellSizes(j)
 		if err != nil {
 			return nil, err
@@ -142,7 +142,7 @@ const (
 
 // sumSelected adds up the rows of a selection. A page all of whose rows are selected is not read if
 // what is known of it suffices, and so is a whole chunk.
-func (js *Jobs) sumSelected(ctx context.Context, sizes *cellSizes, selection plan.Selection) (int64, error) {
+func (rv *Resolver) sumSelected(ctx context.Context, sizes *cellSizes, selection plan.Selection) (int64, error) {
 	var total atomic.Int64
 	need := func(start int64, run *schema.Chunk) bool {
 		switch selection.CountIn(start, start+run.Rows) {
@@ -163,7 +163,7 @@ func (js *Jobs) sumSelected(ctx context.Context, sizes *cellSizes, selection pla
 				rows = append(rows, pos)
 			}
 		}
-		n, err := js.sumPage(ctx, sizes, start, p, rows)
+		n, err := rv.sumPage(ctx, sizes, start, p, rows)
 		total.Add(n)
 		return err
 	}
@@ -172,7 +172,7 @@ func (js *Jobs) sumSelected(ctx context.Context, sizes *cellSizes, selection pla
 }
 
 // sum adds up n rows, which are in any order.
-func (js *Jobs) sum(ctx context.Context, sizes *cellSizes, n int64, at func(int64) int64) (int64, error) {
+func (rv *Resolver) sum(ctx context.Context, sizes *cellSizes, n int64, at func(int64) int64) (int64, error) {
 	var total atomic.Int64
 	outer := ctx
 	g, ctx := errgroup.WithContext(outer)
@@ -184,7 +184,7 @@ func (js *Jobs) sum(ctx context.Context, sizes *cellSizes, n int64, at func(int6
 				positions[i] = at(first + int64(i))
 			}
 			return sizes.manifest.Visit(ctx, positions, func(start int64, p *schema.Page, wanted []int64) error {
-				n, err := js.sumPage(ctx, sizes, start, p, wanted)
+				n, err := rv.sumPage(ctx, sizes, start, p, wanted)
 				total.Add(n)
 				return err
 			})
@@ -198,11 +198,11 @@ func (js *Jobs) sum(ctx context.Context, sizes *cellSizes, n int64, at func(int6
 }
 
 // sumPage adds up rows of a page that begins at start.
-func (js *Jobs) sumPage(ctx context.Context, sizes *cellSizes, start int64, p *schema.Page, rows []int64) (
+func (rv *Resolver) sumPage(ctx context.Context, sizes *cellSizes, start int64, p *schema.Page, rows []int64) (
 	total int64, err error,
 ) {
 	for len(rows) > 0 && err == nil {
-		err = js.turn(ctx, func() error {
+		err = rv.turn(ctx, func() error {
 			var n int64
 			var done int
 			n, done, err = sizes.some(start, p, rows)

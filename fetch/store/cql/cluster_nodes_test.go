@@ -63,7 +63,7 @@ func TestClusterMembers(t *testing.T) {
 	}
 	var first string
 	for _, m := range all {
-		l, err := m.Claim(t.Context(), "plan", 7, 1<<20, nil)
+		l, err := m.Reserve(t.Context(), "plan", 7, 1<<20, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

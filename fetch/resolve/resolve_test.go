@@ -284,8 +284,8 @@ func TestID(t *testing.T) {
 	}
 }
 
-// An outline is what a job would be, and opens nothing.
-func TestOutline(t *testing.T) {
+// A resolved request is what a job would be, and opens nothing.
+func TestResolve(t *testing.T) {
 	f := newFixture(t, resolve.Options{}, admission.Limits{})
 	f.put(t, "d", 100)
 	snap, err := f.store.Snapshot(t.Context(), "d", 0)
@@ -296,7 +296,7 @@ func TestOutline(t *testing.T) {
 		{Dataset: "d", Columns: []string{"label"}, Batch: 7}} {
 		f.CloseIdle()
 		before := f.OpenSnapshots() // what was computed for the job before may still end
-		o, err := f.Outline(t.Context(), snap, req)
+		o, err := f.Resolve(t.Context(), snap, req)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -320,7 +320,7 @@ func TestOutline(t *testing.T) {
 		}
 		j.Close()
 	}
-	if _, err := f.Outline(t.Context(), snap, schema.Request{Dataset: "d", Where: "label < 1"}); !errors.Is(err, schema.ErrInvalid) {
+	if _, err := f.Resolve(t.Context(), snap, schema.Request{Dataset: "d", Where: "label < 1"}); !errors.Is(err, schema.ErrInvalid) {
 		t.Errorf("where: %v", err)
 	}
 }
